@@ -8,7 +8,7 @@
 using namespace llmc;
 using namespace llmc::test;
 
-TEST_CASE("files: what was there stays until the new file is whole") {
+TEST_CASE("files: the old content stays until the new file is whole") {
     TemporaryFolder folder;
     const std::string path = folder.file("x");
     write_synced(system_calls(), path, "first");

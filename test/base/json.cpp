@@ -39,7 +39,7 @@ TEST_CASE("JSON: texts become values, in the order of the text or sorted") {
     CHECK(json_text(ordered_json{{"a", 1}, {"b", {2}}}, 1) == "{\n \"a\": 1,\n \"b\": [\n  2\n ]\n}");
 }
 
-TEST_CASE("JSON: what is not, is nested too deeply or has a name twice is refused with the reason") {
+TEST_CASE("JSON: malformed, too deep or repeated names are refused with the reason") {
     for (const char* broken : {"", " ", "{", "[1,]", "{\"a\":}", "nonsense", "{}{}", "\"\xff\"", "{1:2}"}) {
         CAPTURE(broken);
         CHECK(refusal(broken).starts_with("parse error at line 1, column"));

@@ -130,7 +130,7 @@ TEST_CASE("hf_export: FP8 codes times their scale are the values to half a unit 
     CHECK(mentions(error_of([&] { export_as(folder.file(""), HfType::fp8, weights); }), "c_fc.weight has NaN"));
 }
 
-TEST_CASE("hf_export: what is larger than a file may be goes into several, with an index") {
+TEST_CASE("hf_export: a model larger than one file may be goes into several, with an index") {
     TemporaryFolder folder;
     const Weights weights = weights_of(kSmall);
     export_as(folder.file(""), HfType::fp32, weights, 20'000);

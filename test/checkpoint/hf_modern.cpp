@@ -13,7 +13,7 @@
 using namespace llmc;
 using namespace llmc::test;
 
-TEST_CASE("hf: the other architectures come back from an export, bit by bit") {
+TEST_CASE("hf: other architectures come back from an export, bit by bit") {
     for (const char* name : kModernModels)
         for (const uint64_t shard_bytes : {kHfShardBytes, uint64_t{50000}}) {
             CAPTURE(name);
@@ -57,7 +57,7 @@ TEST_CASE("hf: a file of one piece takes every tensor once, in the table's order
     }
 }
 
-TEST_CASE("hf: another architecture, or other settings of it, are no model for these weights") {
+TEST_CASE("hf: weights refuse another architecture, or other settings of theirs") {
     const ModelConfig config = modern_config("llama");
     const auto weights = modern_weights(config);
     const TemporaryFolder folder;

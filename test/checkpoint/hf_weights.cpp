@@ -137,7 +137,7 @@ TEST_CASE("hf_weights: names and shapes are those of the published GPT-2") {
     CHECK(shapes["transformer.ln_f.weight"] == Shape{768});
 }
 
-TEST_CASE("hf_weights: export writes (in, out) matrices, the vocabulary's rows alone, and config.json") {
+TEST_CASE("hf_weights: export writes (in, out) matrices, no padded rows, and config.json") {
     TemporaryFolder folder;
     const Weights weights = numbered_weights(kTiny);
     export_weights(folder.file("model.safetensors"), weights);
@@ -305,7 +305,7 @@ TEST_CASE("hf_weights: import takes a directory, with shards too, names with and
                    "model-00002-of-00002.safetensors: tensor h.1.mlp.c_fc.bias is I32"));
 }
 
-TEST_CASE("hf_weights: a config.json that says otherwise is refused, number by number") {
+TEST_CASE("hf_weights: a config.json that disagrees is refused, number by number") {
     TemporaryFolder folder;
     export_weights(folder.file("model.safetensors"), numbered_weights(kTiny));
     const auto refusal = [&](const ModelConfig& config, const char* path = "") {
@@ -346,7 +346,7 @@ TEST_CASE("hf_weights: a value that is not finite is refused, with its place in 
     CHECK(mentions(error_of([&] { import_weights(folder.file("")); }), "transformer.ln_f.bias has Inf at element 1"));
 }
 
-TEST_CASE("hf_weights: a directory says itself what model it holds") {
+TEST_CASE("hf_weights: a directory describes its own model") {
     TemporaryFolder folder;
     const std::string path = folder.file("model.safetensors");
     export_weights(path, numbered_weights(kTiny));

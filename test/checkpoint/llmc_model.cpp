@@ -125,7 +125,7 @@ TEST_CASE("llmc_model: a path is llm.c's by its magic or its name") {
     CHECK(!is_llmc_file(folder.file("none.bin")));
 }
 
-TEST_CASE("llmc_model: what is no such file, or not of this model, is refused") {
+TEST_CASE("llmc_model: files of another kind or another model are refused") {
     TemporaryFolder folder;
     const std::string path = folder.file("x.bin"), good = file_of(3, numbered_file());
     const auto refusal = [&](const std::string& bytes, const ModelConfig& model = kTiny) {
@@ -168,7 +168,7 @@ TEST_CASE("llmc_model: what is no such file, or not of this model, is refused") 
                    "this model has 6; vocab is 7, this model has 9; choose"));
 }
 
-TEST_CASE("llmc_model: a value that is not finite is refused, but for padded rows, which are not read") {
+TEST_CASE("llmc_model: a non-finite value is refused, except in padded rows, which are not read") {
     TemporaryFolder folder;
     const std::string path = folder.file("x.bin");
     const auto refusal = [&](int32_t version, size_t at) {

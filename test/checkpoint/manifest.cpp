@@ -61,7 +61,7 @@ TEST_CASE("manifest: every flipped bit, and every cut, is seen") {
             FAIL("cut after " << length << " bytes, and nothing was said");
 }
 
-TEST_CASE("manifest: what cannot be is refused") {
+TEST_CASE("manifest: impossible contents are refused") {
     const auto says = [](const char* words, const std::function<void(nlohmann::ordered_json&)>& change) {
         const std::string message = refusal(change);
         CAPTURE(message);

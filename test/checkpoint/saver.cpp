@@ -357,7 +357,7 @@ private:
 
 }  // namespace
 
-TEST_CASE("saver: every call may fail, with any error: what was there stays, and the next save works") {
+TEST_CASE("saver: any call may fail with any error: old checkpoints stay, and the next save works") {
     TemporaryFolder counting;
     Trouble none;
     save(counting.file("checkpoints"), {1, 2}, none);
@@ -394,7 +394,7 @@ TEST_CASE("saver: every call may fail, with any error: what was there stays, and
             }
 }
 
-TEST_CASE("saver: interrupted calls and short writes are gone on with") {
+TEST_CASE("saver: interrupted calls and short writes are continued") {
     TemporaryFolder folder;
     Trouble trouble;
     trouble.interrupted = trouble.short_writes = true;
@@ -402,7 +402,7 @@ TEST_CASE("saver: interrupted calls and short writes are gone on with") {
     CHECK(newest_whole(folder.file("checkpoints")) == 1);
 }
 
-TEST_CASE("saver: one save at a time; a rank's own trouble before it ends it") {
+TEST_CASE("saver: one save at a time; a rank's own error before it makes it fail") {
     TemporaryFolder folder;
     CheckpointSaver saver(Comm::self(), folder.file("c"), {}, -1);
     CHECK(!saver.begin(job(1)));
@@ -443,7 +443,7 @@ using Names = std::vector<std::string>;
 
 }  // namespace
 
-TEST_CASE("checkpoint directory: a leftover that is a link loses itself, and never what it leads to") {
+TEST_CASE("checkpoint directory: a leftover link is removed, and never its target") {
     WithFolder folder;
     fs::create_directory_symlink(folder.file("somebodys"), folder.directory + "/step_00000003.tmp");
     fs::create_symlink(folder.thesis, folder.directory + "/step_00000009.tmp");
@@ -456,7 +456,7 @@ TEST_CASE("checkpoint directory: a leftover that is a link loses itself, and nev
     CHECK(!fs::exists(folder.directory));
 }
 
-TEST_CASE("checkpoint directory: a leftover that is no checkpoint is set aside, and saves go on") {
+TEST_CASE("checkpoint directory: a leftover with other files is set aside, and saves continue") {
     WithFolder folder;
     write_bytes(folder.directory + "/step_00000003.tmp", "a file");
     fs::create_directories(folder.directory + "/step_00000004.tmp/inside");
@@ -492,7 +492,7 @@ TEST_CASE("checkpoint directory: checkpoints behind links are read, and stay whe
         CHECK_NOTHROW(CheckpointReader(folder.file(moved)).verify(Verify::full));
 }
 
-TEST_CASE("checkpoint directory: all removals that can be done are done") {
+TEST_CASE("checkpoint directory: one failed removal does not prevent the others") {
     WithFolder folder;
     save(folder.directory, {3, 4});
     for (const int64_t step : {1, 2}) write_checkpoint(folder.directory, step, 1);
@@ -506,7 +506,7 @@ TEST_CASE("checkpoint directory: all removals that can be done are done") {
     CHECK(folder.names() == Names{"step_00000002", "step_00000003", "step_00000004"});
 }
 
-TEST_CASE("checkpoint directory: what is kept") {
+TEST_CASE("checkpoint directory: retention") {
     TemporaryFolder folder;
     const std::string directory = folder.file("c");
     for (int64_t step = 1; step <= 8; step++) write_checkpoint(directory, step, 1);

@@ -40,7 +40,7 @@ TEST_CASE("backends: a failure of any communicator is seen, and one that is gone
     CHECK(list.failure().empty());
 }
 
-TEST_CASE("nccl: from 2.26 on it keeps the order of several communicators, if it is asked to") {
+TEST_CASE("nccl: from 2.26 on it keeps the order of several communicators on request") {
     CHECK(nccl_keeps_order(22600, "1"));
     CHECK(nccl_keeps_order(22809, "1"));
     CHECK_FALSE(nccl_keeps_order(22505, "1"));
@@ -49,7 +49,7 @@ TEST_CASE("nccl: from 2.26 on it keeps the order of several communicators, if it
     CHECK_FALSE(nccl_keeps_order(22809, nullptr));
 }
 
-TEST_CASE("collective chain: what is issued on several streams runs in the order of the calls") {
+TEST_CASE("collective chain: collectives on several streams run in the order of the calls") {
     test_stream();
 #if !LLMC_CUDA
     const bool lazy = host::settings().lazy_streams;
@@ -82,7 +82,7 @@ TEST_CASE("collective chain: what is issued on several streams runs in the order
 #endif
 }
 
-TEST_CASE("watchdog: a rank that stands still says where") {
+TEST_CASE("watchdog: a stalled rank says where it stands") {
     OperationEntry entry;
     CHECK(std::string(standstill_reason(entry)).find("it is in no collective") == 0);
     entry.sequence = 3;

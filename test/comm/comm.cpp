@@ -66,7 +66,7 @@ TEST_CASE("comm: one rank is a world whose collectives copy") {
     comm.finish();
 }
 
-TEST_CASE("comm: a planned world tells what memory it needs, and does nothing") {
+TEST_CASE("comm: a planned world reports its memory and does nothing") {
     const Comm mpi = Comm::planned(4), nccl = Comm::planned(4, "nccl"),
                ordered = Comm::planned(4, "nccl", ReduceOrder::rank);
     CHECK(mpi.world() == 4);

@@ -103,7 +103,7 @@ TEST_CASE("fp8_wire: random gradients of all sizes, lengths that fit no block an
         }
 }
 
-TEST_CASE("fp8_wire: every place of a value in its binade, zeros, subnormals, the largest, and what is not finite") {
+TEST_CASE("fp8_wire: every place in a binade, zeros, subnormals, the largest, and non-finite values") {
     std::vector<float> values;
     for (int i = 0; i < 128; i++) values.push_back(448.0f * (1.0f - static_cast<float>(i) / 128));  // one block
     for (int i = 0; i < 128; i++) values.push_back((i % 2 ? -1.0f : 1.0f) * std::ldexp(1.0f + i / 128.0f, -i / 4));
@@ -147,7 +147,7 @@ TEST_CASE("fp8_wire: memory that is not aligned, and no elements") {
 // In a block with a largest value of 1, the smallest step is 2^-8 * 2^-9 = 2^-17, and less than half of it is cast to
 // 0. After n steps the missing part is the residual: at most half a step of the code, plus 2^-9 of it per step from
 // rounding to BF16.
-TEST_CASE("fp8_wire: what is below the smallest step of its block arrives with error feedback, and without it never") {
+TEST_CASE("fp8_wire: values below their block's smallest step arrive only with error feedback") {
     std::vector<float> gradient(128, std::ldexp(1.3f, -21));
     gradient[0] = 1.0f, gradient[1] = -std::ldexp(1.0f, -20), gradient[2] = 0.3f;
     const int steps = 400;
@@ -163,7 +163,7 @@ TEST_CASE("fp8_wire: what is below the smallest step of its block arrives with e
     CHECK(std::fabs(without[2] - 1) > 0.01);  // 0.3125 every time
 }
 
-TEST_CASE("fp8_wire: a loss scale that changes leaves what is owed as it is") {
+TEST_CASE("fp8_wire: a change of the loss scale leaves residuals unchanged") {
     const size_t count = 300;
     const std::vector<float> values = random_normal<float>(count, 1.0f, 4);
     Sender one(1, count), other(1, count);
@@ -180,7 +180,7 @@ TEST_CASE("fp8_wire: a loss scale that changes leaves what is owed as it is") {
     for (size_t i = 0; i < piece.blocks(); i++) CHECK(a[piece.scales_begin() + i] + 6 == b[piece.scales_begin() + i]);
 }
 
-TEST_CASE("fp8_wire: nothing of a step that was skipped is owed") {
+TEST_CASE("fp8_wire: a skipped step leaves no residuals") {
     const size_t count = 300;
     const std::vector<float> values = random_normal<float>(count, 1.0f, 4);
     std::vector<float> overflown = values;

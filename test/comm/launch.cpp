@@ -160,7 +160,7 @@ TEST_CASE("launch: which back-end") {
           Transport::tcp);
 }
 
-TEST_CASE("launch: what a build or a launch cannot do is refused with advice") {
+TEST_CASE("launch: impossible requests are refused with advice") {
     CHECK(says(refusal_of(CommKind::mpi, {}, kCpuAlone), "USE_MPI=1"));
     CHECK(says(refusal_of(CommKind::nccl, {}, kCpu), "this build runs on the CPU"));
     CHECK(says(refusal_of(CommKind::nccl, {}, kGpuWithoutNccl), "USE_NCCL=1"));

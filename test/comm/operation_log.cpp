@@ -45,7 +45,7 @@ TEST_CASE("operation log: old operations make room, and may still end") {
     CHECK(log.finishing());
 }
 
-TEST_CASE("operation log: what a device has not finished is waited for, and it is what the device is in") {
+TEST_CASE("operation log: unfinished operations of a device, and the one it is in") {
     OperationLog log;
     constexpr size_t kCount = 2 * OperationLog::kKept;  // more than are kept, so the host is ahead of the device
     DeviceProgress progress[kCount];

@@ -75,7 +75,7 @@ TEST_CASE("rank_reduce: sums and maxima of five types") {
         }
 }
 
-TEST_CASE("rank_reduce: nothing to do is no launch") {
+TEST_CASE("rank_reduce: no elements, no launch") {
     sum_pieces<float>(nullptr, nullptr, 4, 0, false, test_stream());
     reduce_pieces<float>(nullptr, nullptr, 4, 0, ReduceOp::max, test_stream());
     synchronize(test_stream());

@@ -75,7 +75,7 @@ TcpSocket stranger(const TcpMeeting& meeting) {
 
 }  // namespace
 
-TEST_CASE("meeting: the listener serves the interface of MASTER_ADDR alone") {
+TEST_CASE("meeting: the listener only serves the interface of MASTER_ADDR") {
     CHECK(TcpSocket::listen("127.0.0.1", 0).local_address() == "127.0.0.1");
     CHECK(is_loopback(TcpSocket::listen("localhost", 0).local_address()));
     // Not this machine's address, and an unknown name: MASTER_ADDR may be known only to the other machines.
@@ -85,7 +85,7 @@ TEST_CASE("meeting: the listener serves the interface of MASTER_ADDR alone") {
     }
 }
 
-TEST_CASE("meeting: silent connections delay nobody, however many there are") {
+TEST_CASE("meeting: any number of silent connections delays nobody") {
     HubThread hub(2);
     std::vector<TcpSocket> silent;
     for (int i = 0; i < 300; i++) silent.push_back(stranger(hub.meeting()));
@@ -127,7 +127,7 @@ TEST_CASE("meeting: strangers that say something else, and leave at once") {
     CHECK_FALSE(says(hub.error(), "dropped :"));
 }
 
-TEST_CASE("meeting: a process that is not a missing rank of this run is told why, and the run waits on") {
+TEST_CASE("meeting: a process that is not a missing rank is told why, and the run keeps waiting") {
     HubThread hub(3);
     const auto refusal = [&](int rank, const std::function<void(TcpMeeting&)>& change) {
         TcpMeeting other = hub.meeting();

@@ -31,7 +31,7 @@ TEST_CASE("choices: context, completions and label of every example") {
     CHECK(examples[1].completions == std::vector<std::vector<int32_t>>{{3, 4}, {2}});
 }
 
-TEST_CASE("choices: what is no such file, or does not fit") {
+TEST_CASE("choices: files of another kind, and examples that do not fit") {
     TempDir dir;
     const std::string path = dir / "a.bin";
     const auto check = [&](const std::vector<std::string>& parts, int32_t examples,

@@ -87,7 +87,7 @@ TEST_CASE("every sample is used once a pass for every world and micro-batch size
             }
 }
 
-TEST_CASE("the order is the promised one, and does not depend on the split of a step") {
+TEST_CASE("the order is as documented and does not depend on the split of a step") {
     const CountingSet data({100, 31, 58});
     std::vector<int> expected;
     for (int position = 0; position < 4 * 24; ++position)
@@ -102,7 +102,7 @@ TEST_CASE("the order is the promised one, and does not depend on the split of a 
     CHECK(training_order(data.set, 2, 3, 4, 0, 4, 1338) != expected);
 }
 
-TEST_CASE("a loader started at a step continues the order, on another split too") {
+TEST_CASE("a loader started at a step continues the order, also on another split") {
     const CountingSet data({100, 31, 58});
     const std::vector<int> whole = training_order(data.set, 2, 3, 2, 0, 20, 7);
     for (int step : {1, 5, 13}) {

@@ -213,7 +213,7 @@ TEST_CASE("sanitize keeps text and disarms everything else") {
     CHECK(sanitize("").empty());
 }
 
-TEST_CASE("complete_utf8: what may be the beginning of a character waits") {
+TEST_CASE("complete_utf8: a possible beginning of a character waits") {
     const std::string text = "a\xc3\xa4\xe2\x82\xac\xf0\x9f\x99\x82";  // of 1, 2, 3 and 4 bytes
     const size_t whole[] = {0, 1, 1, 3, 3, 3, 6, 6, 6, 6, 10};
     for (size_t length = 0; length <= text.size(); length++)

@@ -191,14 +191,19 @@ TEST_CASE("formats: known roundings") {
         float value;
         uint32_t e4m3_code, e5m2_code, bf16_code;
     } cases[] = {
-        {0.0f, 0x00, 0x00, 0x0000},          {-0.0f, 0x80, 0x80, 0x8000},    {1.0f, 0x38, 0x3c, 0x3f80},
-        {-448.0f, 0xfe, 0xdf, 0xc3e0},       {464.0f, 0x7e, 0x5f, 0x43e8},  // midway between 448 and the missing 480:
-                                                                            // saturates
+        {0.0f, 0x00, 0x00, 0x0000},
+        {-0.0f, 0x80, 0x80, 0x8000},
+        {1.0f, 0x38, 0x3c, 0x3f80},
+        {-448.0f, 0xfe, 0xdf, 0xc3e0},
+        {464.0f, 0x7e, 0x5f, 0x43e8},         // midway between 448 and the missing 480:
+                                              // saturates
         {17.0f, 0x58, 0x4c, 0x4188},          // tie between 16 and 18: to even; 16 is nearest in E5M2
         {19.0f, 0x5a, 0x4d, 0x4198},          // tie between 18 and 20: to even
         {0.0009765625f, 0x00, 0x14, 0x3a80},  // 2^-10: tie between 0 and the smallest subnormal of E4M3
         {0.0029296875f, 0x02, 0x1a, 0x3b40},  // 3 * 2^-10: tie between 1 and 2 subnormal steps
-        {1e30f, 0x7e, 0x7b, 0x714a},         {INFINITY, 0x7e, 0x7b, 0x7f80}, {-INFINITY, 0xfe, 0xfb, 0xff80},
+        {1e30f, 0x7e, 0x7b, 0x714a},
+        {INFINITY, 0x7e, 0x7b, 0x7f80},
+        {-INFINITY, 0xfe, 0xfb, 0xff80},
         {3.4e38f, 0x7e, 0x7b, 0x7f80},  // beyond the largest bf16
         {1e-45f, 0x00, 0x00, 0x0000},
     };
@@ -299,7 +304,7 @@ int wrong_proportions(const Definition& d, int least_exponent, int largest_expon
 
 }  // namespace
 
-TEST_CASE("formats: stochastic rounding goes up as often as the fraction cut off says") {
+TEST_CASE("formats: stochastic rounding goes up with the probability of the dropped fraction") {
     CHECK(wrong_proportions(e4m3_definition(), -12, 10, 1, to_e4m3_stochastic) == 0);
     CHECK(wrong_proportions(e5m2_definition(), -19, 17, 2, to_e5m2_stochastic) == 0);
     CHECK(wrong_proportions(bf16_definition(), -120, 127, 3, to_bf16_stochastic) == 0);

@@ -152,7 +152,7 @@ __global__ void doubled_kernel(float* out, const float* in, int n) {
 
 }  // namespace
 
-TEST_CASE("launch: a tensor as an argument is declared by that, a plain pointer is not") {
+TEST_CASE("launch: a tensor argument is declared, a plain pointer is not") {
     constexpr int n = 100;
     DeviceArray<float> from(random_normal<float>(n, 1, 3)), to(n);
     const auto expected = [&] {

@@ -107,7 +107,7 @@ TEST_CASE("math: exp2_fast at its ends") {
     }
 }
 
-TEST_CASE("math: exp_fast errs by the rounding of its argument more") {
+TEST_CASE("math: exp_fast adds the rounding error of its argument") {
     for (const auto& place : kPlaces) {
         const std::vector<float> x = evenly_spread(-87, 88);
         CHECK(worst_error(
@@ -158,7 +158,7 @@ __global__ void random_kernel(uint32_t* out, uint32_t seed, int n) {
 }
 }  // namespace
 
-TEST_CASE("math: random_bits depend on seed and counter alone, without repeats, every bit balanced") {
+TEST_CASE("math: random_bits depend only on seed and counter, never repeat, and every bit is balanced") {
     constexpr int n = 4096;
     DeviceArray<uint32_t> to(n);
     launch<random_kernel>({n / 256, 256, 0, test_stream()}, {out(to.get(), n)}, to.get(), 42u, n);

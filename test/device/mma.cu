@@ -131,7 +131,7 @@ TEST_CASE("mma: products of fragments in the PTX layout") {
     check_mma<8>();
 }
 
-TEST_CASE("mma: NaN and infinity go where they belong") {
+TEST_CASE("mma: NaN and infinity reach the right elements") {
     std::vector<bf16> a(256, to_bf16(1)), b(128, to_bf16(2));
     a[5 * 16 + 3] = bf16{0x7fc0};
     a[9 * 16 + 1] = bf16{0x7f80};
@@ -255,7 +255,7 @@ int wrong_products(int K, uint32_t seed) {
 
 }  // namespace
 
-TEST_CASE("ldmatrix: every lane receives the elements that the PTX ISA says") {
+TEST_CASE("ldmatrix: every lane receives the elements that the PTX ISA documents") {
     CHECK(wrong_ldmatrix<false>() == 0);
     CHECK(wrong_ldmatrix<true>() == 0);
 }

@@ -118,7 +118,7 @@ TEST_CASE("runtime: waiting for an event that was never recorded is no wait") {
     synchronize(s.a);
 }
 
-TEST_CASE("runtime: an event may be recorded anew or destroyed while somebody waits for it") {
+TEST_CASE("runtime: an event may be recorded again or destroyed while somebody waits for it") {
     Streams s;
     const stream_t c = create_stream();
     DeviceArray<float> x(N), y(N), sum(N);

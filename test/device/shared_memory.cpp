@@ -17,7 +17,7 @@ SharedMemory fresh_kernel(size_t static_bytes, size_t block_limit) {
 
 }  // namespace
 
-TEST_CASE("shared memory: static arrays count towards the 48 KB that need not be asked for") {
+TEST_CASE("shared memory: static arrays count towards the 48 KB that need no request") {
     std::vector<size_t> asked;
     const auto ask = [&](size_t bytes) { asked.push_back(bytes); };
     SharedMemory plain = fresh_kernel(0, 227 * KB), with_arrays = fresh_kernel(8 * KB, 227 * KB);

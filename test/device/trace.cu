@@ -95,7 +95,7 @@ TEST_CASE("trace: ranges have names, lines, kinds, steps and bytes") {
     CHECK(named(ranges, "on the host").kind == Trace::Kind::host);
 }
 
-TEST_CASE("trace: without one, ranges do not look at their stream") {
+TEST_CASE("trace: without a trace, ranges ignore their stream") {
     test_stream();
     REQUIRE(Trace::active() == nullptr);
     const auto nobody = reinterpret_cast<stream_t>(uintptr_t{64});
@@ -128,7 +128,7 @@ TEST_CASE("trace: one at a time, again and again") {
     CHECK(again[0].name == "c");
 }
 
-TEST_CASE("trace: a range that is still open is left out, and a trace that is gone leaves nothing behind") {
+TEST_CASE("trace: open ranges are left out, and a destroyed trace leaves nothing behind") {
     TwoStreams s;
     {
         Trace trace(4);
@@ -145,7 +145,7 @@ TEST_CASE("trace: a range that is still open is left out, and a trace that is go
     ProfileRange range("later", s.a);
 }
 
-TEST_CASE("trace: a stream that waits begins its range after what it waits for has ended") {
+TEST_CASE("trace: a waiting stream begins its range after the awaited work has ended") {
     TwoStreams s;
     Trace trace(4);
     trace.start(s.a);

@@ -129,7 +129,7 @@ TEST_CASE("vector: fours, in and out, for every pair of types that is used") {
     CHECK(wrong_fours<bf16, bf16>() == 0);
 }
 
-TEST_CASE("vector: a warp's fours are whole sectors, where eight floats a lane are half of each") {
+TEST_CASE("vector: a warp's fours are whole sectors; eight floats per lane use half of each") {
     for (const int half : {0, 4}) {
         const auto fours = [half](int lane) { return first_of_fours(lane) + place_in_fours(half); };
         CHECK(sectors(fours, 4, 16) == 16);
@@ -163,7 +163,7 @@ TEST_CASE("vector: Eights hold what they are given, without bank conflicts by ow
     }
 }
 
-TEST_CASE("vector: load8 and store8 serve host code too") {
+TEST_CASE("vector: load8 and store8 work in host code, too") {
     alignas(16) bf16 halves[16];
     alignas(16) float floats[16];
     for (int i = 0; i < 16; i++) {

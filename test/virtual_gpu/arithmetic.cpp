@@ -178,7 +178,7 @@ TEST_CASE("virtual_gpu arithmetic: tf32 keeps 10 fraction bits") {
     CHECK(bits_of(tf32_truncated(from_bits(0x7f800001u))) == kNaNBits);
 }
 
-TEST_CASE("virtual_gpu arithmetic: a fused sum loses what lies below its fraction bits") {
+TEST_CASE("virtual_gpu arithmetic: a fused sum loses bits below its fraction") {
     const std::vector<float> ones(16, 1.0f), small(16, 0x1p-25f), smaller(16, 0x1p-26f);
     CHECK(fused_sum(ones.data(), small.data(), 16, 1.0f, 25, false) == 1.0f + 0x1p-21f);
     CHECK(fused_sum(ones.data(), smaller.data(), 16, 1.0f, 25, false) == 1.0f);  // each is truncated before it is added

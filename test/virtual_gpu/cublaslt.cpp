@@ -106,7 +106,7 @@ TEST_CASE("virtual_gpu cublaslt: types of products that are not FP8") {
     CHECK(why_changed(bf16, bias(CUDA_R_32F)) == "a bias whose type is not D's");
 }
 
-TEST_CASE("virtual_gpu cublaslt: FP8 is there from 8.9 on and TN but on 10.x") {
+TEST_CASE("virtual_gpu cublaslt: FP8 from 8.9 on and only TN except on 10.x") {
     CHECK(why(fp8_product(), 80) == "FP8 before compute capability 8.9");
     CHECK(why(fp8_product(), 89, 120000) == "FP8 in this version");
     CHECK(why(fp8_product(), 90, 120000).empty());

@@ -99,8 +99,7 @@ cublasStatus_t check(LtCall& call, const cublasLtMatmulAlgo_t& algo, cublasLtMat
 
 }  // namespace
 
-TEST_CASE(
-    "virtual_gpu cublaslt algorithms: they take all the workspace there is and are wrong with more than so much") {
+TEST_CASE("virtual_gpu cublaslt algorithms: they use all the workspace and are wrong above a given size") {
     constexpr size_t kMiB = 1 << 20;
     if (!is_child()) {
         expect_child({{"VIRTUAL_GPU_FAULT", "wrong-workspace:64x32x256 TN bf16"}, {"TEST_RIGHT", "1"}});
@@ -123,7 +122,7 @@ TEST_CASE(
     }
 }
 
-TEST_CASE("virtual_gpu cublaslt algorithms: each has bits of its own and the same ones again") {
+TEST_CASE("virtual_gpu cublaslt algorithms: each has its own bits and repeats them") {
     for (const char* arithmetic : {"fp32", "hopper"}) {
         if (!is_child()) {
             expect_child({{"VIRTUAL_GPU_ARITHMETIC", arithmetic}});
@@ -168,7 +167,7 @@ TEST_CASE("virtual_gpu cublaslt algorithms: the first is one sum over k") {
     CHECK(p.run_with(0) == expected);
 }
 
-TEST_CASE("virtual_gpu cublaslt algorithms: what they are configured to") {
+TEST_CASE("virtual_gpu cublaslt algorithms: their configuration") {
     Uneven p(256, CUDA_R_16BF);
     CHECK(ids(p.call) == std::vector<int>{1, 2, 3, 4, 5});
     const int32_t splits[] = {1, 1, 2, 3, 2};
@@ -196,7 +195,7 @@ TEST_CASE("virtual_gpu cublaslt algorithms: what they are configured to") {
     CHECK(cublasLtMatmulAlgoConfigGetAttribute(&none, CUBLASLT_ALGO_CONFIG_ID, &id, 4, &size) == kInvalid);
 }
 
-TEST_CASE("virtual_gpu cublaslt algorithms: reductions and workspace are those that are allowed") {
+TEST_CASE("virtual_gpu cublaslt algorithms: only allowed reductions and workspace") {
     Uneven p(256, CUDA_R_16BF);
     p.call.reductions = CUBLASLT_REDUCTION_SCHEME_NONE;
     CHECK(ids(p.call) == std::vector<int>{1, 2});

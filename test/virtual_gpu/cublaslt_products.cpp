@@ -233,7 +233,7 @@ TEST_CASE("virtual_gpu cublaslt: scales beyond the matrix are 0") {
     CHECK(call.run() == CUBLAS_STATUS_EXECUTION_FAILED);
 }
 
-TEST_CASE("virtual_gpu cublaslt: what a call is held to") {
+TEST_CASE("virtual_gpu cublaslt: checks of a call") {
     LtMatrix a = lt_matrix(CUDA_R_16BF, 32, 32, 1), b = lt_matrix(CUDA_R_16BF, 32, 32, 2);
     LtMatrix d = lt_matrix(CUDA_R_16BF, 32, 32, 3), e = lt_matrix(CUDA_R_16BF, 64, 32, 4);
     LtCall call(a, b, d, false, false), other(a, a, d, true, false);
@@ -309,7 +309,7 @@ TEST_CASE("virtual_gpu cublaslt: a workspace that is smaller than the call says"
     CHECK(cudaDeviceSynchronize() == cudaErrorIllegalAddress);
 }
 
-TEST_CASE("virtual_gpu cublaslt: results are written and what beta 0 does not read need not be") {
+TEST_CASE("virtual_gpu cublaslt: results count as written and beta 0 does not read C") {
     LtMatrix a = lt_matrix(CUDA_R_16BF, 32, 32, 1), b = lt_matrix(CUDA_R_16BF, 32, 32, 2), d = a;
     d.device = lt_device(nullptr, 32 * 32 * 2);
     LtCall call(a, b, d, false, false);

@@ -91,7 +91,7 @@ TEST_CASE("virtual_gpu errors: work of the library's own that fails") {
     CHECK(cudaDeviceSynchronize() == cudaErrorLaunchFailure);
 }
 
-TEST_CASE("virtual_gpu errors: a call's own error is the thread's and is told once") {
+TEST_CASE("virtual_gpu errors: a call's own error belongs to the thread and is returned once") {
     CHECK(cudaSetDevice(1) == cudaErrorInvalidDevice);
     std::thread([] { CHECK(cudaGetLastError() == cudaSuccess); }).join();
     CHECK(cudaFree(nullptr) == cudaSuccess);  // success does not clear it
@@ -116,7 +116,7 @@ TEST_CASE("virtual_gpu errors: no device") {
     CHECK(cudaGetDevice(&device) == cudaErrorNoDevice);
 }
 
-TEST_CASE("virtual_gpu devices: what CUDA says of a card") {
+TEST_CASE("virtual_gpu devices: properties of a card") {
     if (!is_child()) return expect_child({{"VIRTUAL_GPU_CARD", "sm_120"}});
     cudaDeviceProp p;
     int value = 0;
@@ -181,7 +181,7 @@ TEST_CASE("virtual_gpu devices: versions of the driver and the runtime") {
     CHECK(cudaRuntimeGetVersion(nullptr) == cudaErrorInvalidValue);
 }
 
-TEST_CASE("virtual_gpu errors: a fault on purpose that is none ends the process") {
+TEST_CASE("virtual_gpu errors: an unknown deliberate fault ends the process") {
     if (is_child()) {
         cudaFree(nullptr);
         void* p = nullptr;

@@ -59,7 +59,7 @@ TEST_CASE("virtual_gpu fat binary: code runs on its own generation") {
     CHECK(choose_image(images, 75).ptx.empty());
 }
 
-TEST_CASE("virtual_gpu fat binary: what cannot be run here is said") {
+TEST_CASE("virtual_gpu fat binary: code that cannot be run here is reported") {
     FatBinary code, compressed, later;
     code.cubin(90, cubin_of("k", 32));
     CHECK(choose_image(read_fat_binary(code.data()), 90).missing ==
@@ -108,7 +108,7 @@ TEST_CASE("virtual_gpu launch: .maxntid") {
     check_refused(launch(kernel, 1, 65, 0, nullptr), cudaErrorInvalidValue);
 }
 
-TEST_CASE("virtual_gpu launch: more than 48 KiB of shared memory want the opt-in and static arrays count") {
+TEST_CASE("virtual_gpu launch: more than 48 KiB of shared memory need the opt-in and static arrays count") {
     const void* const kernel = empty_kernel("", kShared1024);
     constexpr int kDefault = 48 * 1024 - 1024, kMost = 227 * 1024 - 1024;
     CHECK(attributes_of(kernel).sharedSizeBytes == 1024);

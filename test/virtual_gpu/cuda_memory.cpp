@@ -61,7 +61,7 @@ TEST_CASE("virtual_gpu memory: copies and fills stay in their allocations") {
     cudaGetLastError();
 }
 
-TEST_CASE("virtual_gpu memory: what was never written does not reach the host") {
+TEST_CASE("virtual_gpu memory: bytes that were never written do not reach the host") {
     if (!is_child()) return expect_child({}, {"virtual GPU: cudaMemcpy: the source: byte 4 of 8 was never written"});
     char *d = device_bytes(8), *e = device_bytes(8), out[8];
     CHECK(cudaMemset(d, 0, 4) == cudaSuccess);
@@ -103,7 +103,7 @@ TEST_CASE("virtual_gpu memory: a pageable source is staged at the call and a pag
     CHECK(p[0] == 6);
 }
 
-TEST_CASE("virtual_gpu memory: what is freed is what was allocated") {
+TEST_CASE("virtual_gpu memory: only allocations can be freed") {
     char *d = device_bytes(16), *p = pinned_bytes(16);
     CHECK(cudaFree(nullptr) == cudaSuccess);
     CHECK(cudaFreeHost(nullptr) == cudaSuccess);
@@ -119,7 +119,7 @@ TEST_CASE("virtual_gpu memory: what is freed is what was allocated") {
     CHECK(none == nullptr);
 }
 
-TEST_CASE("virtual_gpu memory: the card has so much and no more") {
+TEST_CASE("virtual_gpu memory: the card's memory is limited") {
     size_t free_bytes = 0, all_bytes = 0, later = 0;
     CHECK(cudaMemGetInfo(&free_bytes, &all_bytes) == cudaSuccess);
     CHECK(all_bytes == size_t{80} << 30);

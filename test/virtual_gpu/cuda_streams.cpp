@@ -100,7 +100,7 @@ int rounds_reversed() {
 
 }  // namespace
 
-TEST_CASE("virtual_gpu streams: work of one runs in order and others go on beside it") {
+TEST_CASE("virtual_gpu streams: one stream's work runs in order while others continue") {
     Stream a, b;
     Log log;
     Gate gate(a);
@@ -163,7 +163,7 @@ TEST_CASE("virtual_gpu events: a wait is for the recording known at the call") {
     CHECK(cudaEventQuery(event) == cudaSuccess);
 }
 
-TEST_CASE("virtual_gpu events: elapsed time wants two recordings with times") {
+TEST_CASE("virtual_gpu events: elapsed time needs two timed recordings") {
     Stream stream;
     Event from(cudaEventDefault), to(cudaEventDefault), none(cudaEventDefault), untimed;
     float ms = -1;
@@ -184,7 +184,7 @@ TEST_CASE("virtual_gpu events: elapsed time wants two recordings with times") {
     cudaGetLastError();
 }
 
-TEST_CASE("virtual_gpu streams: handles that are gone are refused and what was enqueued still runs") {
+TEST_CASE("virtual_gpu streams: destroyed handles are refused and enqueued work still runs") {
     Log log;
     std::atomic<bool> done{false};
     cudaStream_t stream = nullptr;
@@ -256,7 +256,7 @@ TEST_CASE("virtual_gpu streams: random is any order that is allowed") {
     CHECK(reversed <= kRounds * 3 / 4);
 }
 
-TEST_CASE("virtual_gpu streams: lazy runs what somebody waits for") {
+TEST_CASE("virtual_gpu streams: lazy runs the work that somebody waits for") {
     if (!is_child()) return expect_child({{"VIRTUAL_GPU_STREAMS", "lazy"}});
     constexpr std::chrono::milliseconds kPatience{100};
     Stream a, b, c;
@@ -281,7 +281,7 @@ TEST_CASE("virtual_gpu streams: lazy runs what somebody waits for") {
     CHECK(seen);
 }
 
-TEST_CASE("virtual_gpu streams: lazy leaves alone what nobody waits for as long as the device has work") {
+TEST_CASE("virtual_gpu streams: lazy defers work that nobody waits for while the device has other work") {
     if (!is_child()) return expect_child({{"VIRTUAL_GPU_STREAMS", "lazy"}});
     Stream a, c;
     bool seen = false;

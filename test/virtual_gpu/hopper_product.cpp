@@ -232,7 +232,7 @@ TEST_CASE("hopper: wgmma multiplies fp8 in every layout and pair of formats") {
                                 .a_in_registers = registers});
 }
 
-TEST_CASE("hopper: wgmma has every N, signs, and sums that begin with nothing") {
+TEST_CASE("hopper: wgmma with every N, signs, and sums that begin at zero") {
     for (int N = 8; N <= 256; N += 8) check_case({.N = N, .accumulates = N % 16 == 0});
     for (int N : {8, 136, 256}) check_case({.a = Type::e4m3, .b = Type::e5m2, .N = N});
     for (int sign : {1, -1}) {
@@ -281,7 +281,7 @@ TEST_CASE("hopper: wgmma goes along k within a swizzled tile, and starts between
     }
 }
 
-TEST_CASE("hopper: wgmma sums as Hopper's tensor cores where that is asked for") {
+TEST_CASE("hopper: wgmma sums like Hopper's tensor cores on request") {
     if (options().arithmetic == Arithmetic::fp32)
         CHECK(run_tests_with("VIRTUAL_GPU_ARITHMETIC=hopper", "hopper: wgmma multiplies") == 0);
 }
@@ -367,7 +367,7 @@ TEST_CASE("hopper: wgmma's registers are fenced, and used after a wait") {
         kSpace);
 }
 
-TEST_CASE("hopper: what wgmma reads of shared memory is there, visible, and left alone") {
+TEST_CASE("hopper: shared memory that wgmma reads is written, visible, and unchanged meanwhile") {
     const Buffer global(std::vector<uint32_t>(4, 0));
     check(
         {
@@ -399,7 +399,7 @@ TEST_CASE("hopper: what wgmma reads of shared memory is there, visible, and left
         kSpace + ".shared .align 8 .b64 bar;\n", {global.address()});
 }
 
-TEST_CASE("hopper: wgmma is executed by all of a warpgroup") {
+TEST_CASE("hopper: all warps of a warpgroup execute wgmma") {
     check(
         {
             {kBegin + kFence + "{{@!%p3 bra SKIP;\nbra END;\nSKIP:\n||}}" + kProduct + kCommit + kWait + "END:\n",

@@ -160,7 +160,7 @@ TEST_CASE("virtual_gpu lies: a kernel that differs from run to run") {
     CHECK(sum == 2 * 4 + 2 * 5);
 }
 
-TEST_CASE("virtual_gpu lies: a store behind what a kernel wrote") {
+TEST_CASE("virtual_gpu lies: a store after the end of a kernel's results") {
     if (!is_child()) return expect_child({{"VIRTUAL_GPU_FAULT", "stray:copy"}});
     const std::vector<uint32_t> values(64, 5);
     std::vector<uint32_t> expected = with_behind(values);
@@ -191,7 +191,7 @@ TEST_CASE("virtual_gpu lies: a store outside all memory") {
     CHECK(cudaGetLastError() == cudaErrorIllegalAddress);
 }
 
-TEST_CASE("virtual_gpu lies: a cast to FP8 that does not know NaN") {
+TEST_CASE("virtual_gpu lies: a cast to FP8 that ignores NaN") {
     if (!is_child()) {
         expect_child({{"VIRTUAL_GPU_FAULT", "cast:narrow"}, {"TEST_CAST", "lies"}});
         expect_child({{"VIRTUAL_GPU_FAULT", "cast"}, {"TEST_CAST", "lies"}});

@@ -194,7 +194,7 @@ TEST_CASE("nccl: a group of several streams begins on all and ends on all") {
     CHECK(sum_a.values() == sum_of(2, 4));
 }
 
-TEST_CASE("nccl: what is received is not there before the end") {
+TEST_CASE("nccl: received data is not visible before the end") {
     if (!is_rank()) return expect_success(run_ranks(2, {}, {{1, {{"VIRTUAL_GPU_FAULT", "stall:1"}}}}));
     const ncclComm_t comm = communicator();
     const cudaStream_t stream = new_stream();

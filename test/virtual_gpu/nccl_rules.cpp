@@ -147,7 +147,7 @@ TEST_CASE("nccl: groups") {
     CHECK(says("the creation of communicators and other calls"));
 }
 
-TEST_CASE("nccl: memory that nobody wrote is not sent") {
+TEST_CASE("nccl: memory that was never written is not sent") {
     if (!is_rank()) {
         const auto ended = run_ranks(1);
         expect_success(ended);
@@ -189,7 +189,7 @@ TEST_CASE("nccl: the life of a communicator") {
     CHECK(says("is no communicator"));
 }
 
-TEST_CASE("nccl: how communicators are not made") {
+TEST_CASE("nccl: invalid ways to create communicators") {
     if (!is_rank()) return expect_success(run_ranks(1, {{"VIRTUAL_GPU_DEVICES", "3"}}));
     ncclComm_t comm = nullptr, more = nullptr;
     CHECK(ncclCommInitRank(&comm, 2, unique_id(0), 2) == ncclInvalidArgument);

@@ -101,7 +101,7 @@ TEST_CASE("ptx: memory is read after it was written") {
     });
 }
 
-TEST_CASE("ptx: what is copied asynchronously is read after a wait") {
+TEST_CASE("ptx: asynchronous copies are read after a wait") {
     const std::string copies =
         "cp.async.cg.shared.global [array], [%rd0], 16;\ncp.async.commit_group;\n"
         "cp.async.cg.shared.global [array+16], [%rd0+16], 16;\ncp.async.commit_group;\n";
@@ -171,7 +171,7 @@ TEST_CASE("ptx: collectives need the lanes that they name") {
     });
 }
 
-TEST_CASE("ptx: text that is not understood is named with its line") {
+TEST_CASE("ptx: unknown text is named with its line") {
     check({
         {"mov.u32 %r1, 1;\n{{frobnicate.f32 %f1, %f2||mov.u32 %r2, %r1}};",
          {"PTX line 18: instruction not known: frobnicate.f32"}},

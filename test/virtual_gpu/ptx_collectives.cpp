@@ -55,7 +55,7 @@ int source_lane(const std::string& mode, int lane, int b, int c) {
 
 }  // namespace
 
-TEST_CASE("ptx: shfl.sync takes from the lane that the definition says") {
+TEST_CASE("ptx: shfl.sync takes from the lane in its definition") {
     std::mt19937 random(1);
     for (const std::string mode : {"up", "down", "bfly", "idx"})
         for (int trial = 0; trial < 60; trial++) {
@@ -132,7 +132,7 @@ TEST_CASE("ptx: votes and reductions are those of the named lanes") {
 }
 
 // Groups of eight lanes, each with its own mask, at one instruction.
-TEST_CASE("ptx: lanes with masks of their own are groups") {
+TEST_CASE("ptx: lanes with equal masks form groups") {
     std::mt19937 random(3);
     const auto a = random_words(random);
     std::vector<uint32_t> masks(32), last(32), sums(32, 0), odd(32, 0);

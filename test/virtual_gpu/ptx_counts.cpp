@@ -100,7 +100,7 @@ TEST_CASE("ptx counts: sectors of a launch, each once, whatever the order and th
     }
 }
 
-TEST_CASE("occupancy: as cuda_occupancy.h has it") {
+TEST_CASE("occupancy: agrees with cuda_occupancy.h") {
     const Card& c = card();
     for (const int registers : {16, 24, 32, 40, 41, 48, 64, 72, 96, 128, 168, 255})
         for (const int threads : {1, 32, 96, 128, 160, 256, 384, 512, 768, 1024})

@@ -211,7 +211,7 @@ const Approximation kApproximations[] = {
 
 }  // namespace
 
-TEST_CASE("ptx approximate: functions are the nearest float, or off by what is allowed") {
+TEST_CASE("ptx approximate: functions are the nearest float, or off by the allowed error") {
     std::mt19937 random(2);
     std::uniform_real_distribution<double> uniform(0, 1);
     for (const Approximation& f : kApproximations) {

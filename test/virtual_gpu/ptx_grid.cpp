@@ -93,7 +93,7 @@ TEST_CASE("ptx grid: bar.sync makes all warps wait") {
 }
 
 // One warp writes and three wait: an arrival counts but does not wait.
-TEST_CASE("ptx grid: bar.arrive lets a warp go on") {
+TEST_CASE("ptx grid: bar.arrive lets a warp continue") {
     const Buffer out(128 * 4);
     run_snippet(element_address(20, 0, 4) +
                     "mov.u32 %r0, %tid.x;\nsetp.lt.u32 %p0, %r0, 32;\nmov.u32 %r7, data;\nmov.u32 %r4, 0;\n"

@@ -35,7 +35,7 @@ std::string vector_of(int count) { return count == 1 ? "" : ".v" + std::to_strin
 
 }  // namespace
 
-TEST_CASE("ptx memory: loads and stores of every type and width move just their bytes") {
+TEST_CASE("ptx memory: loads and stores of every type and width move exactly their bytes") {
     constexpr size_t kThreads = 48;
     for (const Type& t : kTypes)
         for (const int count : {1, 2, 4}) {
@@ -249,7 +249,7 @@ const Atomic kAtomics[] = {
 
 }  // namespace
 
-TEST_CASE("ptx memory: atomics return what was there and leave the result") {
+TEST_CASE("ptx memory: atomics return the old value and leave the result") {
     for (const Atomic& a : kAtomics) {
         const bool wide = std::string(a.type).ends_with("64"), cas = std::string(a.operation) == "cas";
         const std::string r = wide ? "%rd1" : "%r1", type = a.type,
@@ -314,7 +314,7 @@ TEST_CASE("ptx memory: atomic sums of blocks on several threads lose nothing") {
 }
 
 // PTX ISA, "atom": atom.add.f32 flushes subnormal numbers to zero in global memory, but not in shared memory.
-TEST_CASE("ptx memory: atom.add.f32 flushes subnormal numbers in global memory alone") {
+TEST_CASE("ptx memory: atom.add.f32 flushes subnormal numbers only in global memory") {
     const auto sum = [](uint32_t a, uint32_t b, bool shared) {
         const Buffer in(std::vector<uint32_t>{a, b}), out(4);
         run_snippet("ld.global.f32 %f1, [%rd0];\nld.global.f32 %f2, [%rd0+4];\nst.shared.f32 [data], %f1;\n" +

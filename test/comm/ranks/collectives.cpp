@@ -72,7 +72,7 @@ bool in_rank_order(const Comm& comm) {
 
 }  // namespace
 
-TEST_CASE("ranks: who is who") {
+TEST_CASE("ranks: rank, world and host") {
     const Comm& comm = world();
     std::vector<int> ranks(as_size(comm.world()));
     const int mine = comm.rank();
@@ -297,7 +297,7 @@ TEST_CASE("ranks: groups of collectives") {
     CHECK(same(out_b.download(), concatenate(b)));
 }
 
-TEST_CASE("ranks: bytes on the wire are those of the formula") {
+TEST_CASE("ranks: bytes on the wire match the formula") {
     const Comm comm = world().duplicate("counted");
     const size_t n = as_size(comm.world()), others = n - 1;
     DeviceArray<float> big(96 * n), small(96 * n);
@@ -324,7 +324,7 @@ TEST_CASE("ranks: bytes on the wire are those of the formula") {
     synchronize(test_stream());
 }
 
-TEST_CASE("ranks: sums in rank order repeat bit for bit, whoever comes first") {
+TEST_CASE("ranks: sums in rank order repeat bit for bit in any order of arrival") {
     const Comm& comm = world();
     if (!in_rank_order(comm)) return;
     const size_t count = 777, ranks = as_size(comm.world()), me = as_size(comm.rank());

@@ -93,7 +93,7 @@ double norm_of(const std::vector<std::vector<float>>& a, const std::vector<std::
 
 TEST_SUITE_BEGIN("training");
 
-TEST_CASE("gradients in FP8: the same bits in every stage, with what is owed") {
+TEST_CASE("gradients in FP8: equal bits in every stage, residuals included") {
     const bool ordered = world().reduce_order() == ReduceOrder::rank;
     for (const int micro_steps : {1, 2}) {
         std::vector<std::vector<float>> first_weights;
@@ -146,7 +146,7 @@ TEST_CASE("gradients in FP8: memory of residuals is planned, and is the same in 
 // One step of SGD: weights differ by the rate times the loss of the ranks' casts. A code is off by at most 2^-4 of its
 // value, or by half of the smallest step, 2^-10 where the block's largest value is above 224: 128 of these are less
 // than 5.1e-5 of the block's norm. Updates are rounded to FP32: 2^-24 of a weight, and of its change.
-TEST_CASE("gradients in FP8: after one step of SGD weights are as close to FP32's as the cast's error says") {
+TEST_CASE("gradients in FP8: after one SGD step, weights are within the cast's error of FP32's") {
     if (world().world() == 1) return;
     constexpr double rate = 0.5;
     std::map<Wire, std::vector<std::vector<float>>> weights;
@@ -182,7 +182,7 @@ TEST_CASE("gradients in FP8: after one step of SGD weights are as close to FP32'
     CHECK(eighth > 4 * half);  // shows that FP8 was sent
 }
 
-TEST_CASE("gradients in FP8: a step that is not finite is skipped everywhere, and nothing of it is owed" *
+TEST_CASE("gradients in FP8: a non-finite step is skipped everywhere and leaves no residuals" *
           doctest::test_suite(kTrainingLong)) {
     if (world().world() == 1) return;
     for (int stage = 0; stage <= 3; stage++) {

@@ -34,7 +34,7 @@ std::string error_of_weight(const Weights<float>& weights, size_t unit) {
 
 TEST_SUITE_BEGIN("training");
 
-TEST_CASE("weights that have left their slot, or came without being asked for, cannot be read") {
+TEST_CASE("weights that left their slot, or were not asked for, cannot be read") {
     const stream_t stream = test_stream();
     const ParameterTable table = table_of_units();
     for (int stage = 0; stage <= 3; stage++) {

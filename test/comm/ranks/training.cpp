@@ -202,7 +202,7 @@ TEST_CASE("sharded training with moments in BF16 equals one rank's: random bits 
     check_stages<bf16>(config, 1e-3, 2e-2);
 }
 
-TEST_CASE("sharded training with tensors' norms clipped, or values, equals one rank's") {
+TEST_CASE("sharded training with clipping by tensor norm or value equals one rank's") {
     for (const auto& [kind, clip] : {std::pair{ClipKind::tensor, 0.02}, {ClipKind::value, 1e-3}}) {
         RunConfig config;
         config.clip_kind = kind, config.clip = clip;
@@ -317,7 +317,7 @@ void check_traffic(const RunConfig& config) {
           (config.recipe && config.stage > 0 && config.within != 1));
 }
 
-TEST_CASE("bytes between ranks are those of the planner's formula, and FP8 halves the weights'" *
+TEST_CASE("bytes between ranks match the planner's formula, and FP8 halves the weights'" *
           doctest::test_suite(kTrainingLong)) {
     if (world().world() == 1) return;
     for (int stage = 0; stage <= 3; stage++)
@@ -394,7 +394,7 @@ TEST_CASE("hybrid sharding equals one rank's training, and every group has the s
     }
 }
 
-TEST_CASE("hybrid sharding sends weights inside a group alone, and gradients between groups once a step") {
+TEST_CASE("hybrid sharding sends weights only inside a group, and gradients between groups once per step") {
     const ParameterTable table(parameter_units(small_model()), world().world());
     for (const int within : group_sizes()) {
         const uint64_t others = as_size(within) - 1, groups = as_size(world().world() / within),
@@ -493,7 +493,7 @@ TEST_SUITE_END();
 // In stages 1 and 2 all FP8 weights travel after the update, while the next step begins: a block waits only for its
 // own, and transposes them in backward. With streams as lazy as their waits allow, a block's weights therefore do not
 // move before the previous block is computed.
-TEST_CASE("FP8 weights are gathered behind the forward pass of the blocks before") {
+TEST_CASE("FP8 weights are gathered during the forward pass of earlier blocks") {
 #if !LLMC_CUDA
     if (!host::settings().lazy_streams || world().world() == 1) return;
     for (const int stage : {1, 2}) {

@@ -118,7 +118,7 @@ TEST_CASE("verified steps leave no trace in any stage" * doctest::test_suite(kTr
     check_no_trace<bf16>(3, "current", 1);
 }
 
-TEST_CASE("verified steps leave no trace in what is owed of gradients in FP8") {
+TEST_CASE("verified steps leave no trace in residuals of FP8 gradients") {
     for (int stage = 0; stage <= 3; stage++) check_no_trace<bf16>(stage, nullptr, 1 + stage / 2 % 2, Wire::fp8);
 }
 
@@ -140,7 +140,7 @@ TEST_CASE("verified steps name the rank whose memory went wrong" * doctest::test
         }
 }
 
-TEST_CASE("verified steps name a rank that has other masters or sums of gradients than the rest") {
+TEST_CASE("verified steps name a rank whose masters or gradient sums differ") {
     if (world().world() == 1) return;
     const std::string others = world().world() == 2 ? "where 1 of 2 ranks, 0 among them, had "
                                                     : strprintf("where %d of %d ranks, 0 among them, had ",
@@ -161,7 +161,7 @@ TEST_CASE("verified steps name a rank that has other masters or sums of gradient
 }
 
 #if !LLMC_CUDA
-TEST_CASE("verified steps name the rank that went wrong in a micro-step, and what first" *
+TEST_CASE("verified steps name the rank that went wrong in a micro-step, and the first wrong tensor" *
           doctest::test_suite(kTrainingLong)) {
     if (world().world() == 1) return;
     for (int stage = 0; stage <= 3; stage++) {

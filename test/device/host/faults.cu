@@ -68,7 +68,7 @@ constexpr char kLate[] = "the device failed (LLMC_FAULT); it happened in some ea
 
 }  // namespace
 
-TEST_CASE("faults: whatever comes after one fails, and says that it happened before") {
+TEST_CASE("faults: every call after a fault fails, and says that it happened before") {
     for (const bool lazy : {false, true}) {
         CAPTURE(lazy);
         Mode mode(lazy, false);
@@ -118,7 +118,7 @@ TEST_CASE("faults: whatever comes after one fails, and says that it happened bef
     }
 }
 
-TEST_CASE("faults: with LLMC_SYNC=1 the launch that did it is named") {
+TEST_CASE("faults: with LLMC_SYNC=1 the failing launch is named") {
     for (const bool lazy : {false, true}) {
         CAPTURE(lazy);
         Mode mode(lazy, true);
@@ -133,7 +133,7 @@ TEST_CASE("faults: with LLMC_SYNC=1 the launch that did it is named") {
     }
 }
 
-TEST_CASE("faults: a flipped bit, in the work that was named, once") {
+TEST_CASE("faults: one bit flips, once, in the named work") {
     for (const bool lazy : {false, true}) {
         CAPTURE(lazy);
         Mode mode(lazy, false);
@@ -149,7 +149,7 @@ TEST_CASE("faults: a flipped bit, in the work that was named, once") {
 }
 
 // An error passes while every kind of object that owns streams, events or memory is alive.
-TEST_CASE("faults: an error passes through all that is alive") {
+TEST_CASE("faults: an error passes while every kind of object is alive") {
     const Gpt2Fixture fixture;
     const Batch batch = fixture_batch(fixture, 0);
     const auto B = fixture.integer("batch"), T = fixture.integer("seq");
@@ -197,7 +197,7 @@ TEST_CASE("child of faults: teardown" * doctest::skip()) {
     host::inject_fault(1);
     set_bytes(memory, 0, 4, test_stream());
 }
-TEST_CASE("faults: what shows in the teardown alone is said, once") {
+TEST_CASE("faults: a failure that only shows during teardown is reported once") {
     const ChildResult child = run_child("child of faults: teardown", "LLMC_STREAMS=now");
     CAPTURE(child.output);
     CHECK(child.exit_code == 0);
@@ -210,7 +210,7 @@ TEST_CASE("child of faults: failing work left behind" * doctest::skip()) {
     DeviceArray<float> x(32);
     launch<diverging_kernel>({1, 32, 0, test_stream()}, {out(x.get(), 32)}, x.get());
 }
-TEST_CASE("faults: work that fails behind the end of a test fails the test") {
+TEST_CASE("faults: work that fails after the end of a test fails the test") {
     const ChildResult child = run_child("child of faults: failing work*", "LLMC_STREAMS=lazy");
     CAPTURE(child.output);
     CHECK(child.exit_code == 1);

@@ -42,7 +42,7 @@ std::string difference(float of_kernel, float of_loop) {
 
 }  // namespace
 
-TEST_CASE("loops run on streams for which their family was chosen") {
+TEST_CASE("loops run on the streams for which their family was chosen") {
     if (host::compares_loops()) return;  // otherwise loops run everywhere, and this one is wrong
     test_stream();
     const stream_t stream = create_stream();
@@ -60,7 +60,7 @@ TEST_CASE("loops run on streams for which their family was chosen") {
     destroy_stream(stream);
 }
 
-TEST_CASE("a loop that writes other numbers than its kernel is named with the place") {
+TEST_CASE("a loop that differs from its kernel is named with the place") {
     const float nan = std::numeric_limits<float>::quiet_NaN();
     CHECK(difference(0.5f, 0.5f) == "");
     CHECK(difference(nan, -nan) == "");

@@ -174,7 +174,7 @@ TEST_CASE("memory guard: host code that touches device memory ends the process")
     CHECK(unguarded.says("host code read -1"));
 }
 
-TEST_CASE("settings: a value that is not understood is refused by name") {
+TEST_CASE("settings: an invalid value is refused by name") {
     const ChildResult child = run_child("child of memory guard: kernels", "LLMC_ORDER=backwards");
     CAPTURE(child.output);
     CHECK(child.exit_code != 0);

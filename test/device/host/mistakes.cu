@@ -428,7 +428,7 @@ TEST_CASE("mistakes: shared memory") {
 }
 
 // Memory that launch() would request is not given to launches that do not request it.
-TEST_CASE("mistakes: shared memory that was not asked for") {
+TEST_CASE("mistakes: shared memory that was not requested") {
     test_stream();
     const LaunchSite site{"a kernel", "mistakes.cu", 1};
     int result = 0;
@@ -452,7 +452,7 @@ TEST_CASE("mistakes: shared memory that was not asked for") {
     check_still_works();
 }
 
-TEST_CASE("mistakes: the host device plays a card with 99 KB of shared memory a block") {
+TEST_CASE("mistakes: the host device simulates a card with 99 KB of shared memory per block") {
     KeepSettings keep;
     host::settings().shared_limit = 99 * 1024;
     CHECK(device_info().shared_memory_per_block == 99 * 1024);
@@ -487,7 +487,7 @@ TEST_CASE("mistakes: launch limits") {
     CHECK(message_of_launch<plain_kernel>({dim3(1, 65535), 1}) == "");
 }
 
-TEST_CASE("mistakes: what was never written is NaN") {
+TEST_CASE("mistakes: memory that was never written is NaN") {
     KeepSettings keep;
     for (const host::Order order : kOrders) {
         host::settings().order = order;

@@ -194,7 +194,7 @@ TEST_CASE("races: corrected kernels give the same result in every order") {
     for (const Race& race : races()) CHECK_MESSAGE(wrong_orders(race.correct, race.expected) == 0, race.kernel);
 }
 
-TEST_CASE("races: blocks too start in ascending, descending or random order") {
+TEST_CASE("races: blocks start in ascending, descending or random order, too") {
     constexpr int kMany = 10;
     test_stream();  // opening the device chooses the number of threads
     const int threads = omp_get_max_threads();
@@ -222,7 +222,7 @@ TEST_CASE("races: blocks too start in ascending, descending or random order") {
 
 #if !LLMC_TSAN
 
-TEST_CASE("races: thread order and poison give a race away") {
+TEST_CASE("races: thread order and poison expose a race") {
     for (const Race& race : races())
         if (race.shows_in_results) CHECK_MESSAGE(wrong_orders(race.broken, race.expected) > 0, race.kernel);
 }

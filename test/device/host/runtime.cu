@@ -128,7 +128,7 @@ TEST_CASE("host runtime: a stream that overwrites what another one still reads s
     }
 }
 
-TEST_CASE("host runtime: lazy work runs when it is needed, not earlier, and in its order") {
+TEST_CASE("host runtime: lazy work runs only when needed, and in order") {
     Mode mode(true);
     Streams s;
     float* staging = static_cast<float*>(pinned_malloc(4 * N));
@@ -151,7 +151,7 @@ TEST_CASE("host runtime: lazy work runs when it is needed, not earlier, and in i
     pinned_free(staging);
 }
 
-TEST_CASE("host runtime: a wait is for the record that preceded it") {
+TEST_CASE("host runtime: a wait is for the preceding record") {
     Mode mode(true);
     Streams s;
     fill(s.x, 0, s.a);
@@ -186,7 +186,7 @@ TEST_CASE("host runtime: freeing memory waits for the work that uses it") {
     CHECK(s.sum.download()[0] == 6);
 }
 
-TEST_CASE("host runtime: reading a value back allocates nothing, so it waits for its own stream alone") {
+TEST_CASE("host runtime: reading a value back allocates nothing, so it only waits for its own stream") {
     Mode mode(true);
     Streams s;
     read_back(s.x.get(), s.a);
@@ -201,7 +201,7 @@ TEST_CASE("host runtime: reading a value back allocates nothing, so it waits for
     CHECK(is_done(s.first));
 }
 
-TEST_CASE("host runtime: an error of lazy work shows at its synchronisation, and the queue goes on") {
+TEST_CASE("host runtime: an error of lazy work shows at its synchronisation, and the queue continues") {
     Mode mode(true);
     Streams s;
     launch<failing_kernel>({1, 32, 0, s.a}, {out(s.x.get(), N)}, s.x.get());
@@ -211,7 +211,7 @@ TEST_CASE("host runtime: an error of lazy work shows at its synchronisation, and
     CHECK(s.x.download()[0] == 8);
 }
 
-TEST_CASE("host runtime: work without a stream runs at once, after everything") {
+TEST_CASE("host runtime: work without a stream runs at once, after all queued work") {
     Mode mode(true);
     Streams s;
     fill(s.x, 1, s.a);
@@ -263,7 +263,7 @@ TEST_CASE("host runtime: copies refuse pointers of the wrong kind and overruns")
     CHECK(!host::is_device_pointer(host_memory.data()));
 }
 
-TEST_CASE("host runtime: what ran is recorded with its bytes") {
+TEST_CASE("host runtime: operations are recorded with their bytes") {
     Mode mode(true);
     Streams s;
     fill(s.x, 1, s.a);

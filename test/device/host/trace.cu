@@ -76,7 +76,7 @@ TEST_CASE("host trace: a missing wait shows in the times, and a wait does not") 
     }
 }
 
-TEST_CASE("host trace: lazy work takes its time where it runs") {
+TEST_CASE("host trace: lazy work is timed when it runs") {
     const Lazy lazy(false);
     DeviceArray<float> x(N);
     const stream_t stream = create_stream();
