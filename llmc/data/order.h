@@ -8,7 +8,7 @@
 #include <bit>
 #include <cstdint>
 
-#include "llmc/device/random.cuh"
+#include "llmc/device/math.cuh"
 
 namespace llmc {
 

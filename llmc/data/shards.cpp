@@ -26,7 +26,7 @@
 #include "llmc/base/input_file.h"
 #include "llmc/base/json.h"
 #include "llmc/data/llmc_magic.h"
-#include "llmc/device/random.cuh"
+#include "llmc/device/math.cuh"
 
 namespace llmc {
 namespace {

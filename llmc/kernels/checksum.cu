@@ -3,9 +3,9 @@
 
 #include <algorithm>
 
-#include "llmc/device/block_sum.cuh"
 #include "llmc/device/kernel.cuh"
-#include "llmc/device/random.cuh"
+#include "llmc/device/math.cuh"
+#include "llmc/device/warp.cuh"
 
 namespace llmc {
 

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "llmc/device/block_sum.cuh"
+#include "llmc/device/warp.cuh"
 #include "llmc/kernels/host/loops.h"
 #include "llmc/kernels/update.cuh"
 

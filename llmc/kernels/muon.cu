@@ -1,7 +1,7 @@
 // Kernels of Muon and NorMuon besides matrix products (muon.h).
 #include "llmc/kernels/muon.h"
 
-#include "llmc/device/block_sum.cuh"
+#include "llmc/device/warp.cuh"
 #include "llmc/kernels/host/loops.h"
 #include "llmc/kernels/update.cuh"
 

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
-#include "llmc/device/block_sum.cuh"
 #include "llmc/device/kernel.cuh"
+#include "llmc/device/warp.cuh"
 #include "llmc/kernels/check_shape.h"
 
 namespace llmc {

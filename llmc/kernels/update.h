@@ -20,7 +20,7 @@
 #include <cstdint>
 
 #include "llmc/device/formats.cuh"
-#include "llmc/device/random.cuh"
+#include "llmc/device/math.cuh"
 #include "llmc/device/runtime.h"
 #include "llmc/kernels/fp8_state.h"
 #include "llmc/kernels/step_state.h"

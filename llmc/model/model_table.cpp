@@ -5,7 +5,7 @@
 #include <bit>
 #include <cmath>
 
-#include "llmc/device/random.cuh"
+#include "llmc/device/math.cuh"
 #include "llmc/model/config.h"
 
 namespace llmc {

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "llmc/device/random.cuh"
+#include "llmc/device/math.cuh"
 
 namespace llmc {
 namespace {

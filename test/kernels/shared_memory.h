@@ -1,7 +1,7 @@
 // Tests of kernels that ask for more shared memory with every shape.
 #pragma once
 #if !LLMC_CUDA
-#include "llmc/device/host/shared_limits.h"
+#include "llmc/device/host/settings.h"
 #endif
 
 namespace llmc::test {

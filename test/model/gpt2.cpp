@@ -1,7 +1,7 @@
 // The whole model against PyTorch in FP64 (dev/reference/), and against itself: recompute levels, accumulation, chunks.
 #include "llmc/model/transformer.h"
 
-#include "llmc/device/random.cuh"
+#include "llmc/device/math.cuh"
 #include "test/model/gpt2_fixture.h"
 #include "test/suites.h"
 

@@ -1,5 +1,5 @@
 // The reserved address range of device memory, its allocator, and its protection.
-#include "llmc/device/host/device_memory.h"
+#include "llmc/device/host/runtime.h"
 
 #include <signal.h>
 #include <sys/mman.h>
@@ -8,8 +8,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-
-#include "llmc/device/host/executor.h"
 
 namespace llmc::host {
 namespace {

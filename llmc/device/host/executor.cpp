@@ -12,7 +12,7 @@
 #include <string>
 #include <utility>
 
-#include "llmc/device/host/shared_limits.h"
+#include "llmc/device/host/settings.h"
 #include "llmc/device/shared_memory.h"
 
 namespace llmc::host {

@@ -19,7 +19,6 @@
 #include <random>
 #include <vector>
 
-#include "llmc/device/host/device_memory.h"
 #include "llmc/device/memory_ledger.h"
 #include "llmc/device/pci.h"
 #include "llmc/device/stream_kernels.h"

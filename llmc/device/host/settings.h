@@ -1,10 +1,35 @@
-// How the host device runs kernels. The settings are read once from the environment; tests change the fields.
+// How the host device runs kernels: its settings from the environment, a kernel's limits of shared memory, and the
+// messages to AddressSanitizer and ThreadSanitizer.
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <string>
 
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#define LLMC_ASAN 1
+#else
+#define LLMC_ASAN 0
+#endif
+
+#if defined(__SANITIZE_THREAD__)
+#include <sanitizer/tsan_interface.h>
+#define LLMC_TSAN 1
+extern "C" {
+void AnnotateIgnoreReadsBegin(const char*, int);
+void AnnotateIgnoreReadsEnd(const char*, int);
+void AnnotateIgnoreWritesBegin(const char*, int);
+void AnnotateIgnoreWritesEnd(const char*, int);
+}
+#else
+#define LLMC_TSAN 0
+#endif
+
 namespace llmc::host {
+
+// ---- settings: read once from the environment; tests change the fields ----------------------------------------------
 
 enum class Order { ascending, descending, random };
 
@@ -29,5 +54,78 @@ Settings& settings();
 // The value of an environment variable, which must be set. Throws Error(bad_flags) unless it is a whole number from
 // `least` to `most`.
 long number_from_environment(const char* name, long least, long most);
+
+// ---- shared memory --------------------------------------------------------------------------------------------------
+
+// A kernel's shared memory as a GPU's driver tracks it (shared_memory.h): the size of its static arrays, and the
+// dynamic bytes requested for it.
+//
+// A GPU knows the static bytes from the binary, before the first launch. The host device sees them only when blocks
+// run, so it repeats the decisions of the launch whenever a block has more static bytes than any before.
+class SharedLimits {
+public:
+    static SharedLimits& of(const void* kernel);
+    // Forgets all kernels. Otherwise one launch's request would hide from tests that another launch makes none.
+    static void forget_all();
+
+    // Does what launch() does on a GPU before a launch with dynamic memory, and marks this kernel as one that asks.
+    void ask_for(size_t dynamic_bytes);
+    // True if a block may have both. Remembers static bytes that are new for this kernel.
+    bool admits(size_t static_bytes, size_t dynamic_bytes);
+    // The static bytes known so far.
+    size_t static_bytes();
+
+private:
+    void ask(size_t dynamic_bytes);
+    size_t granted_now() const;
+
+    std::mutex mutex_;
+    size_t static_bytes_ = 0;  // the most of any block so far
+    size_t asked_ = 0;         // the requested dynamic bytes; 0 before the first request
+    bool asks_ = false;
+};
+
+// ---- sanitizers: in an ordinary build all of this is empty ----------------------------------------------------------
+
+// While a Quiet lives, the race detector ignores accesses: the scheduler's own accesses are not the kernel's.
+#if LLMC_TSAN
+inline constinit thread_local int quiet_depth = 0;  // of the running context
+inline void end_ignoring() {
+    AnnotateIgnoreWritesEnd("", 0);
+    AnnotateIgnoreReadsEnd("", 0);
+}
+struct Quiet {
+    Quiet() {
+        AnnotateIgnoreReadsBegin("", 0);
+        AnnotateIgnoreWritesBegin("", 0);
+        quiet_depth++;
+    }
+    ~Quiet() {
+        quiet_depth--;
+        end_ignoring();
+    }
+    Quiet(const Quiet&) = delete;
+    Quiet& operator=(const Quiet&) = delete;
+};
+inline void sync_release(void* address) { __tsan_release(address); }
+inline void sync_acquire(void* address) { __tsan_acquire(address); }
+#else
+struct Quiet {
+    Quiet() {}
+};
+inline void sync_release(void*) {}
+inline void sync_acquire(void*) {}
+#endif
+
+inline void asan_poison([[maybe_unused]] const void* p, [[maybe_unused]] size_t bytes) {
+#if LLMC_ASAN
+    __asan_poison_memory_region(p, bytes);
+#endif
+}
+inline void asan_unpoison([[maybe_unused]] const void* p, [[maybe_unused]] size_t bytes) {
+#if LLMC_ASAN
+    __asan_unpoison_memory_region(p, bytes);
+#endif
+}
 
 }  // namespace llmc::host

@@ -11,7 +11,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "llmc/device/host/sanitizers.h"
+#include "llmc/device/host/settings.h"
 
 namespace llmc::test {
 
