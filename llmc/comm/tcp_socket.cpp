@@ -1,5 +1,5 @@
-// TCP sockets with deadlines, name resolution and listening (tcp_socket.h).
-#include "llmc/comm/tcp_socket.h"
+// TCP sockets with deadlines, name resolution and listening (tcp.h).
+#include "llmc/comm/tcp.h"
 
 #include <arpa/inet.h>
 #include <fcntl.h>
