@@ -10,7 +10,7 @@
 #include "llmc/checkpoint/weight_source.h"
 #include "llmc/commands/loaded_model.h"
 #include "llmc/commands/parse.h"
-#include "llmc/data/hf_tokenizer.h"
+#include "llmc/data/tokenizer.h"
 
 namespace llmc {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "llmc/base/error.h"
 #include "llmc/base/input_file.h"
-#include "llmc/data/llmc_magic.h"
+#include "llmc/data/shards.h"
 
 namespace llmc {
 namespace {

@@ -1,5 +1,4 @@
 // Hugging Face's tokenizer.json: reading byte-level BPE models for samples, and writing one for an export.
-#include "llmc/data/hf_tokenizer.h"
 
 #include <algorithm>
 #include <filesystem>

@@ -25,7 +25,6 @@
 #include "llmc/base/error.h"
 #include "llmc/base/input_file.h"
 #include "llmc/base/json.h"
-#include "llmc/data/llmc_magic.h"
 #include "llmc/device/math.cuh"
 
 namespace llmc {
@@ -417,6 +416,32 @@ void ShardSet::check_vocabulary(int vocab, int64_t full_scan_bytes) const {
                 strprintf("the sidecar of %s says its largest id is %lld, beyond the vocabulary of %d, but no token "
                           "is: they do not belong together; prepare the shard again or remove the sidecar",
                           shard.path.c_str(), llong{*max_token}, vocab));
+    }
+}
+
+const char* name_of_magic(int32_t magic) {
+    switch (magic) {
+        case 20240520:
+        case 20240801:
+            return " (a token shard: give it to --train)";
+        case kLlmcModelMagic:
+            return " (an llm.c model checkpoint: give it to --init-from)";
+        case 20240803:
+            return " (an llm.c checkpoint of Llama 3)";
+        case 20240327:
+            return " (an llm.c debug state)";
+        case 20240328:
+            return " (an llm.c tokenizer: give it to --tokenizer)";
+        case 20240522:
+            return " (an llm.c evaluation file)";
+        case 20240527:
+            return " (an llm.c training state)";
+        case 0x2e4e4942:
+            return " (an llmq shard: prepare the text again with data/prepare)";  // "BIN."
+        case 0x04034b50:
+            return " (a zip file, as PyTorch's pytorch_model.bin is: use the model.safetensors of that model)";  // "PK"
+        default:
+            return "";
     }
 }
 

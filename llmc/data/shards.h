@@ -98,4 +98,11 @@ private:
     int64_t total_tokens_ = 0;
 };
 
+// ---- the magic numbers of llm.c's and llmq's files ------------------------------------------------------------------
+
+constexpr int32_t kLlmcModelMagic = 20240326;
+// The kind of file that begins with this number, for the error message when a file of the wrong kind is given. "" if it
+// is unknown.
+const char* name_of_magic(int32_t magic);
+
 }  // namespace llmc

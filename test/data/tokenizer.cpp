@@ -1,7 +1,6 @@
 // Tokenizers: the three kinds of vocabulary, broken files, byte-pair merges by hand, and safe terminal output.
 #include "llmc/data/tokenizer.h"
 
-#include "llmc/data/hf_tokenizer.h"
 #include "test/data/shard_files.h"
 
 using namespace llmc;
