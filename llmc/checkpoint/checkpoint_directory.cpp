@@ -11,7 +11,7 @@
 #include <filesystem>
 #include <optional>
 
-#include "llmc/checkpoint/state_tensors.h"
+#include "llmc/checkpoint/state_file.h"
 
 namespace llmc {
 namespace {

@@ -10,9 +10,9 @@
 #include "llmc/base/error.h"
 #include "llmc/base/files.h"
 #include "llmc/base/json.h"
-#include "llmc/checkpoint/finite.h"
 #include "llmc/checkpoint/hf_weights.h"
 #include "llmc/checkpoint/safetensors.h"
+#include "llmc/checkpoint/weight_source.h"
 #include "llmc/device/formats.cuh"
 #include "llmc/model/model_file.h"
 

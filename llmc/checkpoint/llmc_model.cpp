@@ -9,8 +9,8 @@
 
 #include "llmc/base/error.h"
 #include "llmc/base/files.h"
-#include "llmc/checkpoint/finite.h"
-#include "llmc/data/llmc_magic.h"
+#include "llmc/checkpoint/weight_source.h"
+#include "llmc/data/shards.h"
 #include "llmc/device/formats.cuh"
 
 namespace llmc {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "llmc/checkpoint/state_tensors.h"
+#include "llmc/checkpoint/state_file.h"
 
 namespace llmc {
 

@@ -1,12 +1,15 @@
-// Opens weights of any format, imports them, and describes how two models differ.
+// Opens weights of any format, imports them, and describes how two models differ. Also reads the weights of training
+// checkpoints.
 #include "llmc/checkpoint/weight_source.h"
 
 #include <algorithm>
+#include <cmath>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
-#include "llmc/checkpoint/checkpoint_weights.h"
+#include "llmc/checkpoint/checkpoint_directory.h"
 #include "llmc/checkpoint/hf_weights.h"
 #include "llmc/checkpoint/llmc_model.h"
 #include "llmc/model/model_file.h"
@@ -88,6 +91,91 @@ std::string differences(const ModelConfig& there, const ModelConfig& here, const
                           json_text(value).c_str(), json_text(mine).c_str());
     }
     return text;
+}
+
+// ---- training checkpoints -------------------------------------------------------------------------------------------
+
+namespace {
+
+ModelConfig model_of(const CheckpointReader& reader) {
+    const nlohmann::ordered_json& config = reader.manifest().config;
+    const auto number = [&](const char* name) {
+        const auto found = config.find(name);
+        const bool is_number = found != config.end() && found->is_number_unsigned() && *found < (1 << 30);
+        return is_number ? found->get<int>() : 0;
+    };
+    ModelConfig model;
+    model.name = "checkpoint";
+    model.layers = number("layers");
+    model.heads = number("heads");
+    model.channels = number("channels");
+    model.vocab = number("vocab");
+    model.context = number("context");
+    // The flags only describe GPT-2; the manifest describes other architectures.
+    const nlohmann::ordered_json& run = reader.manifest().run;
+    if (run.contains("model")) try {
+            model = model_from_json(nlohmann::json(run["model"]), reader.directory());
+            model.name = "checkpoint";
+        } catch (const Error& error) {
+            throw Error(ExitCode::checkpoint, error.what());
+        }
+    require_numbers(reader.directory(), model);
+    return model;
+}
+
+}  // namespace
+
+std::string checkpoint_at(const std::string& path) {
+    std::error_code ignored;
+    if (std::filesystem::exists(path + "/" + kManifestName, ignored)) return path;
+    if (std::filesystem::exists(path + "/model.safetensors", ignored)) return "";
+    for (const FoundCheckpoint& found : find_checkpoints(path + "/checkpoints"))
+        if (found.has_manifest) return found.path;
+    return "";
+}
+
+CheckpointWeights::CheckpointWeights(const std::string& checkpoint) : reader_(checkpoint), model_(model_of(reader_)) {
+    reader_.verify(Verify::full);
+}
+
+CheckpointWeights::CheckpointWeights(const std::string& checkpoint, const ModelConfig& model)
+    : CheckpointWeights(checkpoint) {
+    const std::string other = differences(model_, model, {"layers", "heads", "channels", "context", "vocab"});
+    if (!other.empty())
+        throw Error(ExitCode::checkpoint, strprintf("%s holds another model: %s", checkpoint.c_str(), other.c_str()));
+    model_ = model;
+}
+
+int CheckpointWeights::end_token() const {
+    const auto data = reader_.manifest().run.find("data");
+    const bool known = data != reader_.manifest().run.end() && data->is_object() && data->contains("end_token");
+    return known && data->at("end_token").is_number_unsigned() ? data->at("end_token").get<int>() : -1;
+}
+
+// Fetches the tensor with its padded rows.
+std::vector<float> CheckpointWeights::fetch(const std::string& name) const {
+    std::vector<float> values(reader_.tensor(name).elements());
+    reader_.read(name, "master", 0, values.size(), values.data());
+    require_finite(reader_.directory(), name, reader_.tensor(name).shape, values);
+    return values;
+}
+
+// ---- weights that are not finite ------------------------------------------------------------------------------------
+
+void require_finite(const std::string& path, const std::string& tensor, const std::vector<int64_t>& shape,
+                    const std::vector<float>& values) {
+    const auto found = std::find_if(values.begin(), values.end(), [](float value) { return !std::isfinite(value); });
+    if (found == values.end()) return;
+    const char* const what = std::isnan(*found) ? "NaN" : *found > 0 ? "Inf" : "-Inf";
+    const int64_t at = found - values.begin(), rows = std::max<int64_t>(shape.empty() ? 1 : shape[0], 1);
+    const int64_t columns = std::max<int64_t>(static_cast<int64_t>(values.size()) / rows, 1);
+    const std::string place = shape.size() < 2
+                                  ? strprintf("element %lld", static_cast<long long>(at))
+                                  : strprintf("row %lld, column %lld", static_cast<long long>(at / columns),
+                                              static_cast<long long>(at % columns));
+    throw Error(ExitCode::checkpoint,
+                strprintf("%s: %s has %s at %s; a run that starts from it would compute nothing but NaN", path.c_str(),
+                          tensor.c_str(), what, place.c_str()));
 }
 
 }  // namespace llmc

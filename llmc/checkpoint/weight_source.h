@@ -2,11 +2,13 @@
 // (llmc_model.h) or a training checkpoint. The tensors have our names and layout (model_table.h), no padded rows, and
 // only finite values.
 #pragma once
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "llmc/checkpoint/checkpoint_reader.h"
 #include "llmc/model/config.h"
 
 namespace llmc {
@@ -50,5 +52,35 @@ struct NamesOfNumbers {
     const char *layers, *heads, *channels, *context, *vocab;
 };
 std::string differences(const ModelConfig& there, const ModelConfig& here, const NamesOfNumbers& names);
+
+// ---- training checkpoints -------------------------------------------------------------------------------------------
+
+// The checkpoint that a path names: itself, or a run's newest complete checkpoint. "" if there is none, or if the run
+// has finished and left a model.safetensors.
+std::string checkpoint_at(const std::string& path);
+
+// The FP32 master weights of a training checkpoint, for --init-from and export.
+class CheckpointWeights : public WeightSource {
+public:
+    // Both constructors check every byte first. The second refuses a checkpoint of another model.
+    explicit CheckpointWeights(const std::string& checkpoint);
+    CheckpointWeights(const std::string& checkpoint, const ModelConfig& model);
+
+    const ModelConfig& model() const override { return model_; }
+    std::vector<float> fetch(const std::string& name) const override;
+    int end_token() const override;
+
+private:
+    const CheckpointReader reader_;
+    ModelConfig model_;
+};
+
+// ---- weights that are not finite ------------------------------------------------------------------------------------
+
+// Refuses NaN and Inf when weights are read: one such value would turn every loss into NaN, steps later.
+// Throws Error(checkpoint) at the first non-finite value: "FILE: h.3.fc.weight has NaN at row 5, column 7". Rows and
+// columns count from 0 in the tensor's shape in the file; the column index combines all dimensions but the first.
+void require_finite(const std::string& path, const std::string& tensor, const std::vector<int64_t>& shape,
+                    const std::vector<float>& values);
 
 }  // namespace llmc

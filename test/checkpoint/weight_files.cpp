@@ -1,6 +1,6 @@
 // The files of a model: one file, a directory with one file, a directory with shards and their index, and their
 // defects.
-#include "llmc/checkpoint/weight_files.h"
+#include "llmc/checkpoint/hf_weights.h"
 
 #include <doctest/doctest.h>
 

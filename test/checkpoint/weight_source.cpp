@@ -1,5 +1,5 @@
-// Non-finite weights are refused, with their place.
-#include "llmc/checkpoint/finite.h"
+// Weights from a source: non-finite values are refused, with their place.
+#include "llmc/checkpoint/weight_source.h"
 
 #include <doctest/doctest.h>
 
