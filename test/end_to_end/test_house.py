@@ -18,6 +18,7 @@ SOURCE = (".cpp", ".cu", ".cuh", ".h", ".py", ".sh")
 LONGEST_FILE = 800  # lines
 LONGEST_FUNCTION = 100  # lines between its braces
 MOST_PARAMETERS = 10  # but for kernels and their launchers
+MOST_HEADERS_OF_ONE_FILE = 50  # see headers_of_one_file(); lower it with each that joins its file
 LARGEST_FILE = 256 << 10  # bytes
 LARGEST_FIXTURE = 2 << 20  # reference values in test/fixtures/
 
@@ -65,6 +66,23 @@ def forbidden_includes(path, text):
         elif parts[0] in ("test", "dev", "data", "..", "."):
             wrong.append(include)
     return wrong
+
+
+def headers_of_one_file(sources):
+    """{header: the only file in its folder that includes it, or None} for the headers of {path: text}. Tests and a header's
+    own source do not count. A header that another folder includes is a public face of its folder, and is left out."""
+    users = {}
+    for path, text in sources.items():
+        for include in includes_of(text):
+            users.setdefault(include, set()).add(path)
+    found = {}
+    for header in sources:
+        if header.endswith((".h", ".cuh")):
+            stem = os.path.splitext(header)[0]
+            others = sorted(users.get(header, set()) - {stem + ".cpp", stem + ".cu"})
+            if not others or len(others) == 1 and os.path.dirname(others[0]) == os.path.dirname(header):
+                found[header] = others[0] if others else None
+    return found
 
 
 def without_comments(text):
@@ -150,6 +168,17 @@ class House(unittest.TestCase):
         for path in self.sources:
             if path.endswith((".h", ".cuh")):
                 self.assertIn("#pragma once", read(path), path)
+
+    def test_headers_of_one_file_belong_in_that_file(self):
+        product = [path for path in self.sources if path == "train_gpt.cu" or path.startswith("llmc/")]
+        found = headers_of_one_file({path: read(path) for path in product if not path.endswith((".py", ".sh"))})
+        self.assertLessEqual(len(found), MOST_HEADERS_OF_ONE_FILE, found)
+
+    def test_headers_of_one_file_are_found(self):
+        include = '#include "llmc/data/%s"\n'
+        sources = {"llmc/data/a.h": "", "llmc/data/a.cpp": include % "a.h", "llmc/data/b.h": include % "a.h" + include % "c.h",
+                   "llmc/data/c.h": "", "llmc/data/d.h": "", "llmc/run/e.cpp": include % "b.h" + include % "c.h"}
+        self.assertEqual(headers_of_one_file(sources), {"llmc/data/a.h": "llmc/data/b.h", "llmc/data/d.h": None})
 
     def test_length_of_files(self):
         for path in self.sources:
