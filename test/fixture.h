@@ -1,4 +1,4 @@
-// The reference values of dev/reference/, for tests. Tests run from the repository root; LLMC_FIXTURES names another
+// The reference values of dev/reference/ for tests. Tests run from the repository root; LLMC_FIXTURES names another
 // folder of fixtures.
 #pragma once
 #include <cstdint>

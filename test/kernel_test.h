@@ -1,4 +1,4 @@
-// What kernel tests share: device arrays, seeded random inputs, and comparisons that a NaN cannot pass.
+// Shared by kernel tests: device arrays, seeded random inputs, and comparisons that NaN cannot pass.
 #pragma once
 #include <doctest/doctest.h>
 
@@ -17,10 +17,10 @@
 
 namespace llmc::test {
 
-// What test_stream() opens: a rank's tests have another card than the first.
+// The device that test_stream() opens; tests of several ranks use another card than the first.
 inline int test_device = 0;
 
-// The stream every kernel test uses.
+// The stream of all kernel tests.
 inline stream_t test_stream() {
     static stream_t stream = [] {
         open_device(test_device);
@@ -29,7 +29,7 @@ inline stream_t test_stream() {
     return stream;
 }
 
-// For destructors: what fails in one fails the test, unless an error is on its way already.
+// For destructors: a failure in `action` fails the test, unless another error is already on its way.
 template <class Action>
 void tear_down_in_test(Action&& action) noexcept {
     try {
@@ -99,7 +99,8 @@ double max_relative_error(const std::vector<Real>& actual, const std::vector<dou
     return worst;
 }
 
-// Largest |actual - expected| in units of its bound, which one rounding to Real widens; infinite if anything is NaN.
+// The largest |actual - expected| in units of its bound, which one rounding to Real widens; infinite if anything is
+// NaN.
 template <class Real>
 double worst_of_bounds(const std::vector<Real>& actual, const std::vector<double>& expected,
                        const std::vector<double>& bounds) {

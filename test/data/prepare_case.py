@@ -1,4 +1,4 @@
-"""What tests of data/prepare share: a directory, the command line called in this process, and shards read back."""
+"""Shared by the tests of data/prepare: a directory, the command line called in this process, and shards read back."""
 
 import contextlib
 import importlib.util
@@ -15,7 +15,7 @@ from prepare import report, shard
 
 
 def needs(*packages):
-    """Skips a test where a package is missing; not in CI, where all have to be there."""
+    """Skips a test if a package is missing; not in CI, which must have all of them."""
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     return unittest.skipIf(missing and os.environ.get("CI") != "true", f"not installed: {', '.join(missing)}")
 
@@ -39,7 +39,7 @@ class TestCase(unittest.TestCase):
             return file.read()
 
     def prepare(self, *args):
-        """Exit code, and what was printed to stdout and stderr."""
+        """Returns the exit code and the output on stdout and stderr."""
         with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as error, \
                 mock.patch.object(report, "draw", self.draw):
             code = command_line.main([str(arg) for arg in args])
@@ -47,16 +47,16 @@ class TestCase(unittest.TestCase):
 
     @staticmethod
     def draw(*_):
-        """Pictures take longer than all the rest."""
+        """Replaces the drawing of pictures, which takes longer than everything else."""
 
     def prepared(self, *args):
-        """What was printed by a command that must succeed."""
+        """The output of a command that must succeed."""
         code, out, error = self.prepare(*args)
         self.assertEqual(code, 0, error)
         return out + error
 
     def refused(self, *args):
-        """The message, of one line, of a command that must fail."""
+        """The one-line message of a command that must fail."""
         code, _, error = self.prepare(*args)
         if error.startswith("prepare: continues"):
             error = error.split("\n", 1)[1]
@@ -75,5 +75,5 @@ class TestCase(unittest.TestCase):
     def documents(self, split, out="out", end_token=256):
         """The texts of a split of byte tokens."""
         text = b"".join(bytes([token]) if token != end_token else b"\xff" for token in self.shards(split, out)[0])
-        self.assertTrue(text.startswith(b"\xff") or not text)  # no byte of UTF-8
+        self.assertTrue(text.startswith(b"\xff") or not text)  # not a byte of UTF-8
         return [document.decode() for document in text.split(b"\xff")[1:]]

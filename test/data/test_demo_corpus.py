@@ -1,4 +1,4 @@
-"""Tests of data/demo_corpus.py: its entropy is right, its language is what it says, and its files are what they say.
+"""Tests of data/demo_corpus.py: its entropy is right, its language follows its description, and so do its files.
 
 Run: python3 -m unittest discover -s test/data
 """
@@ -20,7 +20,9 @@ from prepare.shard import read_shard
 
 
 def derivations(grammar, words):
-    """(number, total probability) of the derivations of a list of words: a general parser that assumes nothing."""
+    """Returns (number, total probability) of the derivations of a list of words, with a general parser that assumes
+    nothing.
+    """
 
     @functools.cache
     def parse(part, start):  # {end: (number, probability)} of what `part` can produce from `start` on
@@ -43,7 +45,7 @@ def derivations(grammar, words):
 
 
 def enumerate_sentences(grammar):
-    """{sentence: probability} by writing out every derivation."""
+    """Returns {sentence: probability} by writing out every derivation."""
 
     def expand(parts):
         if not parts:

@@ -1,5 +1,5 @@
-"""Tests of data/prepare but for `prepare text` (test_prepare_text.py): shards and sidecars byte by byte, tokenizers,
-Tiny Shakespeare, HellaSwag, inspect, validate and merge, training a tokenizer, and what users read when it fails.
+"""Tests of data/prepare except `prepare text` (test_prepare_text.py): shards and sidecars byte by byte, tokenizers,
+Tiny Shakespeare, HellaSwag, inspect, validate and merge, training a tokenizer, and error messages.
 
 Run: .venv/bin/python -m unittest discover -s test/data
 """
@@ -156,7 +156,7 @@ class BytesTokenizer(TestCase):
 
 
 def rank_file(merges=()):
-    """A file of GPT-2's size: the bytes, some merges, and filler that no text reaches."""
+    """A file of GPT-2's size: the bytes, some merges, and entries that no text uses."""
     tokens = [bytes([byte]) for byte in range(256)] + list(merges)
     tokens += [b"\xff\xfe%d" % i for i in range(50256 - len(tokens))]
     return b"".join(base64.b64encode(token) + b" %d\n" % rank for rank, token in enumerate(tokens))

@@ -1,5 +1,5 @@
-"""Tests of what `prepare text` drops, changes, mixes and reports: rules on both sides of their limits, duplicates,
-decontamination, mixtures, and the report.
+"""Tests of how `prepare text` drops, changes, mixes and reports documents: rules on both sides of their limits,
+duplicates, decontamination, mixtures, and the report.
 
 Run: .venv/bin/python -m unittest discover -s test/data
 """
@@ -20,7 +20,7 @@ DRAW = report.draw  # TestCase replaces it
 
 
 def words(count, seed=1, length=5):
-    """Made-up words of which none comes twice."""
+    """Made-up words, all different."""
     letters = str.maketrans("0123456789", "ghijklmnop")
     return [f"{n:0{length}x}".translate(letters) for n in random.Random(seed).sample(range(16**length), count)]
 
@@ -122,7 +122,7 @@ class Gopher(unittest.TestCase):
         for n, most in ((2, 0.20), (3, 0.18), (4, 0.16)):
             gram = text[:n]
             for share, reason in ((most * 0.9, None), (most * 1.2, f"Gopher: one {n}-gram again and again")):
-                # k times n of the words; between them other words, so that nothing longer repeats.
+                # k repetitions of n words, with other words in between, so that nothing longer repeats.
                 k = round(share * 90 / n)
                 rest = iter(["the", "and"] + text[n:])
                 mixed = [word for i in range(k) for word in (*gram, next(rest), next(rest))]
@@ -136,7 +136,7 @@ class Gopher(unittest.TestCase):
         self.assertEqual(rules.repeated_ngram_characters("a b c d".split(), 2), 0)
         text = words(100)
         self.assertIsNone(self.reason(" ".join(["the", "and"] + text + text[:9])))
-        # 10 of 110 words are in a 10-gram that came before; 12 of 112 are more than a tenth.
+        # 10 of 110 words are in a repeated 10-gram; 12 of 112 are more than a tenth.
         self.assertIsNone(self.reason(" ".join(["the", "and"] + text[:98] + text[:10])))
         self.assertEqual(self.reason(" ".join(["the", "and"] + text[:98] + text[:12])), "Gopher: repeated 10-grams")
         self.assertEqual(self.reason(" ".join(["the", "and"] + text[:48] + text[:9])), "Gopher: repeated 5-grams")
@@ -193,7 +193,8 @@ class Dropped(TestCase):
     @needs("datasketch")
     def test_near_duplicates(self):
         texts = [" ".join(words(400, seed)) for seed in range(20)]
-        # A word replaced takes 5 of 396 5-grams: with 4 the Jaccard similarity is 376 / 416 = 0.90, with 60 about 0.14.
+        # Replacing a word changes 5 of 396 5-grams: with 4 the Jaccard similarity is 376 / 416 = 0.90, with 60 about
+        # 0.14.
         documents = texts + [near(texts[3], 4), texts[5], near(texts[7], 60)]
         expected = texts + [near(texts[7], 60)]
         for workers in (1, 2):
@@ -266,7 +267,7 @@ class Mixture(TestCase):
         return documents, [sum(document[0] == source for document in documents) for source in "ab"]
 
     def close(self, found, expected):
-        # Documents are drawn by their hashes: five standard deviations of a binomial of 600.
+        # Documents are drawn by their hashes; this allows five standard deviations of a binomial of 600.
         for value, goal in zip(found, expected):
             self.assertLessEqual(abs(value - goal), 5 * (600 / 4)**0.5, (found, expected))
 

@@ -1,5 +1,5 @@
-"""Tests of `prepare text`: what is read, what is refused, what goes, that neither workers nor a kill change the output,
-and the report. The documents of the larger ones are real, from /usr/share/doc.
+"""Tests of `prepare text`: its inputs, refusals and dropped documents, the report, and that neither workers nor a kill
+change the output. The larger documents are real, from /usr/share/doc.
 
 Run: .venv/bin/python -m unittest discover -s test/data
 """
@@ -31,7 +31,7 @@ DOC_BYTES = 2000
 
 @functools.cache
 def real_documents(count=DOCUMENTS, size=DOC_BYTES, root="/usr/share/doc"):
-    """Different pieces of texts that the machine has, with invalid UTF-8 here and there."""
+    """Different pieces of this machine's texts, with invalid UTF-8 in some places."""
     found = {}
     for folder, folders, names in os.walk(root):
         folders.sort()
@@ -78,7 +78,7 @@ class Read(TestCase):
         self.assertEqual(self.out(self.path("a.jsonl", self.lines())), self.TEXTS)
         self.assertEqual(self.out(self.path("a.jsonl", self.lines(column="body")), column="body"), self.TEXTS)
         self.assertEqual(self.out(self.path("a.jsonl.gz", gzip.compress(self.lines()))), self.TEXTS)
-        for size in (1, 7, 60, 100, 1000):  # lines begin in one part alone, wherever it is cut
+        for size in (1, 7, 60, 100, 1000):  # a line belongs to one part only, wherever it is cut
             with mock.patch.object(readers, "PART_BYTES", size):
                 lines = self.lines()[:-1] if size == 7 else self.lines()
                 self.assertEqual(self.out(self.path("b.jsonl", lines)), self.TEXTS)
@@ -180,7 +180,7 @@ class Read(TestCase):
 
 
 class LongInput(TestCase):
-    """Memory does not grow with lines, documents or what archives unpack to."""
+    """Memory does not grow with lines, documents or decompressed archives."""
 
     def setUp(self):
         super().setUp()
@@ -219,7 +219,7 @@ class LongInput(TestCase):
 
     def test_long_documents_between_separators(self):
         documents = [b"one", b"x" * 9000, b"", b"two", b"y" * 3000]
-        for size in (1, 7, 1 << 20):  # the separator may lie across two pieces
+        for size in (1, 7, 1 << 20):  # the separator may cross two pieces
             content = b"<|end|>".join(documents)
             pieces = [content[i:i + size] for i in range(0, len(content), size)]
             self.assertEqual(list(readers.split_at(b"<|end|>", pieces)), [b"one", None, b"", b"two", None])
@@ -357,7 +357,7 @@ class BadInput(TestCase):
         self.assertIn("magic", self.refused("inspect", self.path("short", b"abc")))
 
     def test_full_disk(self):
-        """Linux's full device stands in for the file, in each of the steps that write."""
+        """Linux's full device replaces the file in each of the steps that write."""
         if not os.path.exists("/dev/full"):
             self.skipTest("no /dev/full")
         args = ("text", self.path("a", b"text\n" * 9000), "--out", self.path("out"), "--val-fraction", "0")
@@ -417,12 +417,13 @@ class Split(TestCase):
         val = self.documents("val", "all")
         self.assertEqual(self.documents("val", "half"), [text for text in documents[:1003:-1] if text in val])
         self.assertEqual(sorted(val + self.documents("train", "all")), sorted(documents))
-        # Binomial: 400 documents with a standard deviation of 18; beyond six of them once in 10^9 corpora.
+        # Binomial: 400 documents with a standard deviation of 18; a deviation of more than six occurs once in 10^9
+        # corpora.
         self.assertLess(abs(len(val) - 400), 108)
 
 
 class Workers(TestCase):
-    """The bytes of the output follow from the inputs and flags alone."""
+    """The bytes of the output depend only on the inputs and flags."""
 
     def setUp(self):
         super().setUp()
@@ -432,13 +433,13 @@ class Workers(TestCase):
         lines = "".join(json.dumps({"text": document.decode(errors="replace")}) + "\n" for document in documents[200:])
         self.path("in/rest.jsonl", lines.encode())
         self.args = ("text", self.path("in"), "--shard-tokens", "100k", "--val-fraction", "0.1", "--dedup", "exact")
-        for name in ("CHUNK_BYTES", "PART_BYTES"):  # so that there are many chunks
+        for name in ("CHUNK_BYTES", "PART_BYTES"):  # to get many chunks
             patch = mock.patch.object(chunks if name == "CHUNK_BYTES" else readers, name, 100_000)
             patch.start()
             self.addCleanup(patch.stop)
 
     def digest(self, out):
-        """Everything but speeds."""
+        """Everything except speeds."""
         files = {name: hashlib.sha256(self.read(f"{out}/{name}")).hexdigest() for name in os.listdir(self.path(out))
                  if "report" not in name}
         facts = json.loads(self.read(f"{out}/report.json"))
@@ -455,7 +456,9 @@ class Workers(TestCase):
         self.assertEqual(self.digest("out4"), one)
 
     def killed_at(self, count, out):
-        """Runs it in a process that kills itself before the count-th file gets its name. False: it got to the end."""
+        """Runs the command in a process that kills itself before the count-th file gets its name. Returns False if it
+        finished.
+        """
         sys.stdout.flush()
         child = os.fork()
         if child == 0:
@@ -478,11 +481,11 @@ class Workers(TestCase):
             count += 6
         self.assertGreater(count, 24)
         speed = json.loads(self.read(f"out{count - 6}/report.json"))["speed"]
-        self.assertEqual(speed["documents_per_s"], 0)  # all of them had been done by the run that was killed
-        self.assertGreaterEqual(resumed, count // 6 - 1)  # all but where the plan itself was not there yet
+        self.assertEqual(speed["documents_per_s"], 0)  # the killed run had done all of them
+        self.assertGreaterEqual(resumed, count // 6 - 1)  # except where the plan itself did not exist yet
 
     def test_killed_while_it_cleans_up(self):
-        """The output is in its place; the same command says so, and removes what is left of the work."""
+        """The output is in place. The same command says so and removes the rest of the work."""
         self.prepared(*self.args, "--out", self.path("whole"))
         whole, finished, count = self.digest("whole"), 0, 1
 
@@ -524,7 +527,7 @@ class Workers(TestCase):
             with open(f"/proc/{process.pid}/task/{process.pid}/children") as file:
                 children = file.read().split()
             time.sleep(0.005)
-        # A semaphore with a name would stay if all processes were killed at once.
+        # A named semaphore would remain if all processes were killed at once.
         with open(f"/proc/{process.pid}/maps") as file:
             mapped = {int(line.split()[4]) for line in file if "/dev/shm/sem" in line}
         named = [entry.name for entry in os.scandir("/dev/shm") if entry.name.startswith("sem.")

@@ -168,8 +168,8 @@ TEST_CASE("math: random_bits depend only on seed and counter, never repeat, and 
     CHECK(wrong == 0);
     CHECK(std::set<uint32_t>(device.begin(), device.end()).size() == n);  // a bijection of the counter
 
-    // Of n fair bits, n/2 +- 6 standard deviations are set. The same holds for differences between neighbouring
-    // counters and between neighbouring seeds.
+    // About half of n fair bits are set, within 6 standard deviations. The same holds for differences between
+    // neighbouring counters and between neighbouring seeds.
     for (int bit = 0; bit < 32; bit++) {
         int ones = 0, changed_by_counter = 0, changed_by_seed = 0;
         for (uint32_t i = 0; i < n; i++) {

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Draws runs at random, and what must not change their bits: ranks, stages of ZeRO, a stop and a resumption, streams and
-threads in other orders, guarded memory, recomputation, verification, profiling. Each is compared with one process (with
-gradients in FP8: as many, at stage 0) that does it in one go: losses, norms, validations, FP8's amaxes and scales, and weights have the same bits.
+"""Draws random runs and changes that must not change their bits: ranks, stages of ZeRO, a stop and a resume, other
+orders of streams and threads, guarded memory, recomputation, verification, profiling. Each is compared with one process
+that makes the whole run at once (with gradients in FP8: as many processes, at stage 0). Losses, norms, validations,
+FP8's amaxes and scales, and weights must have the same bits.
 
     python3 test/end_to_end/combinations.py --cases 200 --seed 1        # one of them again: --first N --cases 1
 
-What two flags forbid each other is no failure, but has to be said with exit code 2.
+If two flags exclude each other, the program must say so with exit code 2; that is not a failure.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from test_run_architectures import SHAPE, described
 from test_run_ranks import ENVIRONMENT, ONE_THREAD, command
 from trainer import BLOCK_RECIPES, FP8_RECIPES, PROGRAM, TENSOR_RECIPES, corpus, new_path, read_safetensors, workspace
 
-SAMPLES = 6  # a step: 1, 2 and 3 ranks share them
+SAMPLES = 6  # per step; 1, 2 and 3 ranks can share them
 
 
 class Draw(random.Random):
@@ -70,7 +71,7 @@ def optimizer(draw):
 
 
 def training(draw):
-    """Flags of a run, its steps, and the most that --zero can be."""
+    """Returns the flags of a run, its steps, and the largest value that --zero may have."""
     precision = draw.choice(["fp32", "bf16", "fp8", "fp8", "fp8"])
     recipe = draw.choice(FP8_RECIPES) if precision == "fp8" else None
     blocks = recipe in BLOCK_RECIPES
@@ -96,7 +97,7 @@ def training(draw):
 
 
 def change(draw, most_zero, whole, choices):
-    """(ranks, flags, environment) under which a run has the same bits."""
+    """Returns (ranks, flags, environment) under which a run has the same bits."""
     ranks = draw.choice(choices)
     flags = ["--val-batches", SAMPLES // ranks, *draw.flag(0.3, "--recompute", "none", "gelu", "norm", "block"),
              *draw.flag(0.3, "--verify-every", 1, 2), *draw.flag(0.3, "--fp8-probe-every", 1, 2)]
@@ -119,14 +120,14 @@ def run(directory, ranks, flags, environment):
 
 
 def numbers(directory):
-    """What two runs must have in common, by name."""
+    """The numbers that two runs must have in common, by name."""
     found = {}
     with open(os.path.join(directory, "metrics.jsonl"), encoding="utf-8") as file:
         for record in map(json.loads, file):
             for key in ("loss", "norm", "lr", "tokens", "skipped", "loss_scale", "batch_hash"):
                 if key in record:
                     found[f"{key} of step {record['step']}"] = record[key]
-            if "val_loss" in record and record["step"] % 2 == 0:  # a stop adds one of its own
+            if "val_loss" in record and record["step"] % 2 == 0:  # a stop adds a validation of its own
                 found[f"validation of step {record['step']}"] = record["val_loss"]
             for tensor in record.get("fp8", []):
                 found[f"{tensor['tensor']} in step {record['step']}"] = tensor["amax"], tensor["scale"]
@@ -135,10 +136,10 @@ def numbers(directory):
 
 
 def check(draw):
-    """("equal" or "refused", "") or (what is wrong, the runs)."""
+    """Returns ("equal" or "refused", ""), or (the difference, the runs)."""
     flags, steps, most_zero = training(draw)
     one, other = new_path(), new_path()
-    # In FP8 gradients depend on how many ranks send them, and on nothing else.
+    # In FP8, gradients depend on the number of ranks that send them, and on nothing else.
     sender = draw.choice([2, 3]) if draw.random() < 0.2 else None
     flags += ["--reduce", "fp8"] if sender else []
     done = run(one, sender or 1, ["--val-batches", SAMPLES // (sender or 1), *flags, *(["--zero", 0] if sender else [])], {})
@@ -177,7 +178,7 @@ def main():
             if name.startswith("run"):
                 shutil.rmtree(os.path.join(workspace(), name), ignore_errors=True)
     print(f"{args.cases} cases: {dict(results)}")
-    # A generator whose runs are mostly refused looks at nothing.
+    # A generator whose runs are mostly refused tests nothing.
     return 1 if results["failed"] or results["refused"] > results["equal"] else 0
 
 

@@ -1,7 +1,7 @@
-"""The core types that OpenBLAS can play on this CPU: each has products of its own, which sum in an order of their own, so one
-machine shows what others would compute.
+"""The core types that OpenBLAS can use on this CPU. Each has its own products, which sum in their own order, so one
+machine shows the results of others.
 
-    python3 test/end_to_end/core_types.py             # one a line, this machine's own first
+    python3 test/end_to_end/core_types.py             # one per line, this machine's own first
     python3 test/end_to_end/core_types.py --fastest   # the one to test with
 """
 
@@ -11,13 +11,13 @@ import sys
 
 from trainer import run, tiny_flags
 
-# Of x86-64, from the oldest on. Some CPUs cannot play some: they lack the instructions.
+# For x86-64, oldest first. A CPU cannot use a type whose instructions it lacks.
 WITHOUT_AVX = ("Prescott", "Core2", "Nehalem")
 CANDIDATES = (*WITHOUT_AVX, "Sandybridge", "Haswell", "Zen", "SkylakeX", "Cooperlake", "SapphireRapids")
 
 
 def core_of(name):
-    """The core type that a run has with OPENBLAS_CORETYPE=name, where it is not None; None: the run failed."""
+    """The core type that a run uses with OPENBLAS_CORETYPE=name (if not None). None if the run failed."""
     environment = {"OPENBLAS_CORETYPE": name} if name else {}
     done = run(*tiny_flags("--max-steps", "1", "--precision", "fp32"), env={"OPENBLAS_VERBOSE": "2", **environment})
     found = re.findall(r"^Core: (\w+)$", done.out + done.err, re.MULTILINE)
@@ -26,14 +26,18 @@ def core_of(name):
 
 @functools.cache
 def core_types():
-    """[name]: this machine's own, unless OPENBLAS_CORETYPE says otherwise, and those it can play."""
+    """The names of this machine's own type, unless OPENBLAS_CORETYPE sets another, and of the other types that it can
+    use.
+    """
     own = core_of(None)
     played = [name for name in CANDIDATES if name != own and core_of(name) == name]
     return [own, *played] if own else played
 
 
 def fastest():
-    """This machine's own; the newest that it can play where OpenBLAS is older than the CPU and takes it for one without AVX."""
+    """This machine's own type. If OpenBLAS is older than the CPU and takes it for one without AVX: the newest type that
+    works.
+    """
     own = core_of(None)
     return core_types()[-1] if own in WITHOUT_AVX else own or ""
 

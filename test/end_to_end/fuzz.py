@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Feeds broken files to the trainer: shards, sidecars, weights and configurations with bytes changed at random, and pipes,
-directories and devices in their places.
+"""Feeds broken files to the trainer: shards, sidecars, weights and configurations with randomly changed bytes, and
+pipes, directories and devices instead of files.
 
     TRAIN_GPT=build/cpu-native-address/train_gpt_cpu python3 test/end_to_end/fuzz.py --cases 200 --seed 1
 
-Each must end as a run or as an error with its own exit code and message; never by a crash, a hang, or exit code 1.
+Each case must end as a run, or as an error with its own exit code and message; never with a crash, a hang, or exit code
+1.
 """
 
 import argparse
@@ -15,12 +16,12 @@ import sys
 
 from trainer import FinishedRun, new_path, run, tiny_flags, write_shard
 
-EXPECTED = {0, 2, 3, 4, 5, 6, 75}  # 6: weights may become too large for the numbers
+EXPECTED = {0, 2, 3, 4, 5, 6, 75}  # 6: changed weights may be too large for the numbers
 INTERESTING = [0, 1, 0x7F, 0x80, 0xFF]
 
 
 def break_bytes(rng, data, head):
-    """Changes `data` in one of the ways in which files break; mostly near the beginning, where headers are."""
+    """Changes `data` in one of the ways in which files break, mostly near the beginning, where headers are."""
     data = bytearray(data)
     for _ in range(rng.choice([1, 1, 1, 2, 8])):
         at = rng.randrange(min(len(data), head) if rng.random() < 0.8 else len(data))
@@ -101,7 +102,7 @@ def main():
         rng = random.Random(f"{args.seed} {number}")
         kind, flags = cases.flags(rng)
         broken = next(f for f in flags if os.path.exists(f))
-        # Last, so that a broken configuration cannot make it a long run, or write anywhere.
+        # Last, so that a broken configuration can neither make the run long nor make it write anywhere.
         result = run(*tiny_flags(*flags, "--max-steps", "1", "--batch", "1", "--val-every", "0", "--max-minutes", "0.2"))
         codes[kind, result.code] = codes.get((kind, result.code), 0) + 1
         silent = result.code != 0 and not result.err.startswith("train_gpt: ")

@@ -1,13 +1,13 @@
-"""Processes at the port of a run that do not belong there, and a rank that lies. Two genuine ranks of a tiny model train
-over TCP meanwhile.
+"""Strangers at the port of a run, and a rank that lies, while two genuine ranks train a tiny model over TCP.
 
     python3 test/end_to_end/hostile_peers.py [--quick] [--seed N]
 
-Strangers (silent, slow, noisy, leaving in the middle) must change nothing: the ranks end with the losses of a run that
-nobody disturbed. Under a secret, a process that does not know it is such a stranger. A lying rank sits between rank 0 and
-a genuine rank 1, passes their meeting on and then changes messages: lengths, kinds, contents. The run must then end with
-an exit code of the program's own and without a finding of a sanitizer. TRAIN_GPT names the program, best one that was
-built with AddressSanitizer."""
+Strangers (silent, slow, noisy, leaving in the middle) must change nothing: the ranks end with the losses of an
+undisturbed run. With a secret, a process that does not know it is such a stranger. A lying rank sits between rank 0 and
+a genuine rank 1, forwards their meeting and then changes messages: lengths, kinds, contents. The run must then end with
+one of the program's exit codes and without a sanitizer's report. TRAIN_GPT names the program, preferably one built with
+AddressSanitizer.
+"""
 
 import argparse
 import contextlib
@@ -24,7 +24,7 @@ import time
 from test_ranks import ENVIRONMENT, free_port
 from trainer import PROGRAM, new_path, tiny_flags, workspace
 
-LIMIT = 240  # seconds for a run, on a busy machine too
+LIMIT = 240  # seconds per run, also on a busy machine
 # The messages of the meeting, in bytes (tcp_meeting.cpp), and the header of all later ones (transport_tcp.cpp).
 CHALLENGE, HELLO, VERDICT = 24, 64, 256
 HEADER = struct.Struct("<IIQQ")  # magic, kind, sequence, bytes
@@ -40,7 +40,7 @@ def start_rank(rank, port, out, env=None, limit=60):
 
 
 def finish(processes):
-    """(exit codes, output); nothing is left running."""
+    """Returns (exit codes, output); leaves no process running."""
     try:
         outputs = [process.communicate(timeout=LIMIT)[0] for process in processes]
     finally:
@@ -89,7 +89,7 @@ def speak(port, data, leave=False, reset=False):
 
 
 def slow(port, interval):
-    """A byte at a time, for as long as the other side takes it."""
+    """Sends one byte at a time, for as long as the other side accepts them."""
     def stranger(kept):
         connection = connect(port)
         kept.append(connection)
@@ -121,7 +121,7 @@ def strangers(port, rng):
 
 
 def check_strangers(rng, names=None):
-    """Each kind alone, then all at once; rank 1 comes a moment after them."""
+    """Tests each kind alone, then all at once; rank 1 comes a moment after them."""
     reference = new_path()
     port = free_port()
     codes, output = finish([start_rank(rank, port, reference) for rank in range(2)])
@@ -169,7 +169,7 @@ def receive(connection, count):
 
 
 def pass_on(source, target, count=None):
-    """So many bytes, or all until the end."""
+    """Forwards `count` bytes, or all until the end."""
     with contextlib.suppress(OSError):
         while count is None or count > 0:
             data = source.recv(65536 if count is None else count)
@@ -200,8 +200,9 @@ LIES = {
 
 
 def lying_proxy(listener, port, turn, lie, rng, from_rank_0=False):
-    """Stands between rank 1, which connects to the listener, and rank 0 at the port. Message number `turn` of rank 1 (or
-    of rank 0) is replaced; the connection ends if that was only half of one."""
+    """Stands between rank 1, which connects to the listener, and rank 0 at the port. Replaces message number `turn` of
+    rank 1 (or of rank 0), and closes the connection if the replacement is only half a message.
+    """
     with contextlib.suppress(OSError):
         spoke, _ = listener.accept()
         hub = connect(port)

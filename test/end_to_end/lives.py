@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Runs that die at random moments, again and again, and end with the bits of a run that nothing happened to.
+"""Runs that are killed at random moments, again and again, and end with the bits of an undisturbed run.
 
     python3 test/end_to_end/lives.py --lives 200 --seed 1        # one of its runs again: --first N --runs 1
 
-Each run has a random configuration (combinations.py). Every one of its lives is another process, or up to three over
-TCP, that begins with --resume auto and is ended by SIGKILL to all ranks or to one, by SIGTERM or SIGINT, or by
---max-minutes, somewhere between its start and its end. The last life is left alone. BRIEF=1 makes a dozen lives.
+Each run has a random configuration (combinations.py). Every life of it is a new process, or up to three over TCP, that
+begins with --resume auto. It ends by SIGKILL to all ranks or to one, by SIGTERM or SIGINT, or by --max-minutes,
+somewhere between its start and its end. The last life is not disturbed. BRIEF=1 makes a dozen lives.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from trainer import BRIEF, PROGRAM, corpus, new_path, workspace
 
 STEPS = 24
 DONE, REFUSED, LOST, STOPPED = 0, 2, 7, 75
-LIMIT = 180  # seconds of one life
+LIMIT = 180  # seconds per life
 
 
 def free_port():
@@ -36,7 +36,7 @@ def free_port():
 
 
 class Life:
-    """One process for each rank, in the run directory."""
+    """One process per rank, in the run directory."""
 
     def __init__(self, directory, ranks, flags, environment):
         flags = ["--train", corpus().train, "--val", corpus().val, "--val-every", 2, "--fp8-log-every", 2,
@@ -51,7 +51,7 @@ class Life:
                     env={name: str(value) for name, value in variables.items()}))
 
     def end(self):
-        """Exit codes, after all ranks have ended."""
+        """The exit codes, once all ranks have ended."""
         try:
             deadline = time.monotonic() + LIMIT
             return [rank.wait(timeout=max(0, deadline - time.monotonic())) for rank in self.ranks]
@@ -66,7 +66,7 @@ class Life:
 
 
 def interrupt(draw, life, way, seconds):
-    """Ends a life after a random time. Returns the exit codes that are right then."""
+    """Ends a life after a random time. Returns the acceptable exit codes."""
     time.sleep(draw.uniform(0, seconds))
     killed = life.ranks if way == "kill all" else [draw.choice(life.ranks)]
     for rank in killed:
@@ -76,15 +76,18 @@ def interrupt(draw, life, way, seconds):
             rank.send_signal(draw.choice([signal.SIGTERM, signal.SIGINT]))
     if way == "kill one" and len(life.ranks) > 1:
         return {DONE, -signal.SIGKILL, LOST}
-    # A signal that comes before the program is ready for it ends the program.
+    # A signal that arrives before the program is ready for it kills the program.
     return {DONE, -signal.SIGKILL} if way.startswith("kill") else {DONE, STOPPED, -signal.SIGTERM, -signal.SIGINT, LOST}
 
 
 def live_through(draw, lives, endings):
-    """(result, number of lives, details) of one run. `lives`: how many may be interrupted. Counts in `endings`."""
+    """Returns (result, number of lives, details) of one run. At most `lives` of its lives are interrupted. Counts in
+    `endings`.
+    """
     flags, _, most_zero = training(draw)
     flags += ["--max-steps", STEPS]
-    ranks = draw.choice([2, 3]) if draw.random() < 0.2 else None  # FP8 gradients depend on how many ranks send them
+    # FP8 gradients depend on the number of ranks that send them.
+    ranks = draw.choice([2, 3]) if draw.random() < 0.2 else None
     flags += ["--reduce", "fp8"] if ranks else []
     whole, directory = new_path(), new_path()
     began = time.monotonic()

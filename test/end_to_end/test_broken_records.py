@@ -14,10 +14,10 @@ from test_scripts import ROOT, InDirectory, load, write_records, write_run
 
 
 class BrokenRecords(InDirectory):
-    """Files that were damaged, or that another program has written: a message or a note, and never a traceback."""
+    """Damaged files, or files of another program, lead to a message or a note, and never to a traceback."""
 
     def shown(self, name, *runs):
-        """Exit code and all that a script says of these runs; exceptions are its own."""
+        """The exit code and everything that a script prints about these runs; exceptions are passed on."""
         module = load(name)
         module.draw = lambda *_: None
         with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
@@ -25,7 +25,7 @@ class BrokenRecords(InDirectory):
         return code, out.getvalue()
 
     def damaged(self, change, name="bad"):
-        """A run whose records `change` was called with."""
+        """A run whose records `change` has modified."""
         directory = write_run(self, name, precision="fp8")
         records = load("runs").read_records(os.path.join(directory, "metrics.jsonl"))
         change(records)
@@ -84,7 +84,7 @@ class BrokenRecords(InDirectory):
         def change(records):
             for _ in range(rng.choice([1, 1, 3, 9])):
                 inside = rng.choice(records)
-                for value in list(inside.values()):  # of the record, or of what it holds
+                for value in list(inside.values()):  # of the record, or inside it
                     if isinstance(value, list) and value and isinstance(value[0], dict) and rng.random() < 0.5:
                         inside = rng.choice(value)
                     elif isinstance(value, dict) and rng.random() < 0.3:
@@ -113,7 +113,7 @@ class BrokenRecords(InDirectory):
 
 
 class OtherPython(InDirectory):
-    """Scripts that need a package continue with the Python of .venv, or say where the package comes from."""
+    """Scripts that need a package continue with the Python of .venv, or say where to get the package."""
 
     def run_script(self, name, *arguments):
         for script in ("runs", "plot_run", "plot_scaling", "compare_runs", "steps_to_loss"):

@@ -1,7 +1,9 @@
-"""The card check, end to end: on the host device, and on virtual GPUs that are honest or lie in one thing each
-(dev/virtual_gpu/cuda/README.md, "Faults that stay"), with what a run then falls back to, or why there is none.
+"""The card check, end to end: on the host device, and on virtual GPUs that are correct or have one fault each
+(dev/virtual_gpu/cuda/README.md, "Faults that stay"), with the fallback that a run then uses, or the reason why there is
+none.
 
-The programs are those of `make virtual train_gpt_cpu`; without the first, the tests that need it are skipped."""
+The programs are those of `make virtual train_gpt_cpu`; without the first, the tests that need it are skipped.
+"""
 
 import json
 import os
@@ -13,17 +15,17 @@ import test_run_ranks
 import trainer
 from trainer import FinishedRun, new_path, recipe_flags, tiny_flags
 
-# The card that is played. One without FP8 is checked for a run in BF16.
+# The simulated card. A card without FP8 is checked for a run in BF16.
 CARD = os.environ.get("VIRTUAL_GPU_CARD", "sm_90a")
 HAS_FP8 = CARD not in ("sm_80", "sm_86")
 needs_fp8 = unittest.skipUnless(HAS_FP8, f"{CARD}, the card that is played, has no FP8")
-# The cards whose products have these recipes' scales.
+# The cards that support these recipes' scales natively.
 NATIVE = {"block": ["sm_90a"], "mxfp8": ["sm_100", "sm_120"]}
 VIRTUAL = os.path.join(trainer.ROOT, os.environ.get("VIRTUAL_PROGRAMS", "build/virtual"), "train_gpt")
 RANKS = 3
 SHAPE = [*trainer.TINY_MODEL, *trainer.TINY_BATCH, "--vocab", "257"]
 QUICK = ["--tune", "0", "--timeout-check", "20"]
-# N x C x OC of the tiny model: 256 tokens, 64 channels. As cuBLASLt sees it: m = columns, n = rows.
+# N x C x OC of the tiny model: 256 tokens, 64 channels. In cuBLASLt's terms: m = columns, n = rows.
 FC = "256x256x64"  # fc, forward: 256 tokens by 256 outputs, over 64 inputs
 
 
@@ -32,7 +34,7 @@ def cache():
 
 
 def card_flags(recipe):
-    """Flags of a run with the recipe, or of one in BF16 where the card that is played has no FP8."""
+    """Flags of a run with the recipe, or of a run in BF16 if the simulated card has no FP8."""
     if not HAS_FP8:
         return ["--precision", "bf16"]
     native = recipe not in NATIVE or CARD in NATIVE[recipe]
@@ -40,7 +42,7 @@ def card_flags(recipe):
 
 
 def check(*flags, fault="", env=None, program=VIRTUAL):
-    """`train_gpt check` for a tiny model; nothing is kept from other checks."""
+    """Runs `train_gpt check` for a tiny model; no results of other checks are reused."""
     with mock.patch.object(trainer, "PROGRAM", program):
         return trainer.run("check", *SHAPE, *QUICK, *flags,
                            env={**cache(), "VIRTUAL_GPU_FAULT": fault, **(env or {})})
@@ -56,7 +58,7 @@ def tiny(architecture, **more):
 
 
 def counts(text):
-    """(right, all, fell back) of the last line."""
+    """Returns (correct, all, fallbacks) from the last line."""
     return tuple(int(n) for n in re.search(r"(\d+) of (\d+) right, (\d+) fell back", text).groups())
 
 
@@ -89,7 +91,7 @@ class OnHost(unittest.TestCase):
                 self.assertRegex(done.out, r"matmuls +\d+ of")
 
     def test_rates(self):
-        """What was measured stands in the table, in check.json and in run.json; without --tune nothing is."""
+        """Measured rates are in the table, in check.json and in run.json; without --tune nothing is measured."""
         table = check("--card-check", "force", "--tune", "2", program=trainer.PROGRAM).out
         self.assertRegex(table, r"memory +1 of +1 right   GB/s: copy [\d.e+]+\n")
         self.assertRegex(table, r"matmuls .* right   up to TFLOP/s: bf16 [\d.e-]+, fp8 [\d.e-]+\n")
@@ -107,7 +109,7 @@ class OnHost(unittest.TestCase):
         self.assertIn("\n  copy: copy[", done.err)
 
     def test_nothing_is_chosen_where_there_is_no_choice(self):
-        """The host device has one way of making a product: a run that resumes has nothing to say about it."""
+        """The host device has one way of making a product, so a resumed run has nothing to report about it."""
         flags = ["--precision", "bf16", *QUICK, "--card-check", "force", "--max-steps", "2"]
         begun = FinishedRun(*flags, "--stop-after", "1", env=cache())
         self.assertEqual(json.loads(begun.read("run.json"))["products"], {})
@@ -116,7 +118,9 @@ class OnHost(unittest.TestCase):
         self.assertNotIn("note: card check", rest.out)
 
     def test_kept_results(self):
-        """Known at the second time; found anew for another shape, by force, and where the file is damaged."""
+        """Results are reused the second time, and measured again for another shape, on request, and if the file is
+        damaged.
+        """
         env = cache()
         directory = os.path.join(env["XDG_CACHE_HOME"], "train_gpt")
 
@@ -151,7 +155,7 @@ class OnHost(unittest.TestCase):
         self.assertNotIn("checked on", plain.result.out)
 
     def test_mfu_of_a_card_in_no_table(self):
-        """It is the share of what the check measured."""
+        """It is the fraction of the measured rate."""
         done = FinishedRun("--precision", "bf16", "--card-check", "force", env=cache())
         measured = json.loads(done.read("run.json"))["card_check"]["tflops"]["bf16"]
         self.assertIn(f"MFU is relative to {measured:.3g} TFLOP/s", done.result.out)
@@ -180,7 +184,7 @@ class OnVirtualGpu(unittest.TestCase):
                 right, items, fell_back = counts(done.out)
                 self.assertEqual((right, fell_back), (items, 0), done.out)
 
-    # fault: what is said of it
+    # fault: the message about it
     GIVES_WAY = {
         "wrong-kernel:gelu_forward_fp8_kernel": r"gelu_fp8 falls back to the plain activation and quantize",
         "unsteady-kernel:layernorm_forward_fp8": r"layernorm_fp8 falls back to",
@@ -208,7 +212,7 @@ class OnVirtualGpu(unittest.TestCase):
                 self.assertRegex(done.out, said)
 
     def test_a_smaller_workspace(self):
-        """Where no algorithm with the whole workspace is right, one with less is used, and counted."""
+        """If no algorithm with the whole workspace is correct, one with less is used, and counted."""
         flags, fault = ["--precision", "bf16", *QUICK], f"wrong-workspace:{FC} TN bf16*bf16->bf16 bias@4"
         lying = run(*flags, env={**cache(), "VIRTUAL_GPU_FAULT": fault})
         whole = run(*flags, "--card-check", "off", env=cache())
@@ -225,7 +229,7 @@ class OnVirtualGpu(unittest.TestCase):
         self.assertEqual(strict.code, 5, strict.out)
         self.assertRegex(strict.err, r"--strict.*\n.*attempt 1: ")
 
-    # fault: code, what is said of it
+    # fault: code, the message about it
     NOTHING_IS_LEFT = {
         "wrong-kernel:adamw_kernel": (5, r"adamw_update"),
         "hang-kernel:embedding_forward": (5, r"embedding_forward.*did not end within 3 s"),
@@ -240,7 +244,7 @@ class OnVirtualGpu(unittest.TestCase):
                 self.assertEqual(done.code, code, done.out + done.err)
                 self.assertRegex(done.err, said)
 
-    # architecture: {fault of a fused kernel: (item that finds it, what gives way)}, {fault of a plain one: item}
+    # architecture: {fault of a fused kernel: (item that finds it, its fallback)}, {fault of a plain kernel: item}
     MODERN = {
         "llama": ({"wrong-kernel:layernorm_forward_fp8": ("rmsnorm_forward_fp8 C=64:", "layernorm_fp8"),
                    "wrong-kernel:layernorm_backward_fp8": ("rmsnorm_backward_fp8 e5m2 C=64:", "layernorm_backward_fp8"),
@@ -278,12 +282,12 @@ class OnVirtualGpu(unittest.TestCase):
                 for item in plain.values():
                     self.assertIn(f"\n  {item} ", hopeless.err)
 
-    # Kernels that set numbers to what they start from, and what counts spikes of the loss.
+    # Kernels that set initial values, and the kernel that counts spikes of the loss.
     UNCHECKED = {"fp8_reset_kernel", "fp8_clear_counts_kernel", "reset_loss_scale_kernel", "reset_spikes_kernel",
                  "update_spikes_kernel"}
 
     def test_everything_that_a_run_uses_is_checked(self):
-        """The kernels that a run's steps launch, as the virtual GPU counts them, were launched by its check."""
+        """The check launches every kernel that the run's steps launch, by the counts of the virtual GPU."""
         def launched(path):
             with open(path, encoding="utf-8") as file:
                 return {count["kernel"] for count in map(json.loads, file) if "kernel" in count}
@@ -304,7 +308,7 @@ class OnVirtualGpu(unittest.TestCase):
 
     @needs_fp8
     def test_a_run_with_what_gave_way(self):
-        """SwiGLU's plain kernels and quantize() give the codes of the fused ones: the same run."""
+        """SwiGLU's plain kernels and quantize() give the same codes as the fused ones, so the run is the same."""
         flags = [*tiny("llama"), *card_flags("delayed"), *QUICK]
         whole = run(*flags, "--card-check", "off", env=cache())
         fault = "wrong-kernel:swiglu_forward_fp8,wrong-kernel:swiglu_backward_fp8"
@@ -319,7 +323,7 @@ class OnVirtualGpu(unittest.TestCase):
         self.assertRegex(done.err, r"--strict.*\n.*gelu_forward_fp8")
 
     def test_bits(self):
-        """What was found, what was kept, the library's own choice where that is right: the same run."""
+        """Found, reused and default algorithms that are correct give the same run."""
         env, flags = cache(), [*card_flags("delayed"), *QUICK]
         found, kept, off = (run(*flags, *more, env=env) for more in ([], [], ["--card-check", "off"]))
         self.assertIn("(known;", kept.result.out)
@@ -327,7 +331,7 @@ class OnVirtualGpu(unittest.TestCase):
         self.assertEqual(found.losses, off.losses)
 
     def test_plans_go_by_what_was_measured(self):
-        """Rates that are kept for this card take the place of the table's, those of a card that is named do not."""
+        """Rates kept for this card replace the table's; rates kept for a named card do not."""
         env, measured = cache(), {"bf16": 6e14, "copy": 4e12, "all_gather": 2e11, "reduce_scatter": 1e11}
 
         def plan(*flags):
@@ -353,11 +357,11 @@ class OnVirtualGpu(unittest.TestCase):
         self.assertIn("The card's rates are from the table of cards.", plan("--gpu", "h200"))
 
     def test_a_resumed_run_keeps_its_products(self):
-        """Where the library proposes other algorithms first, whose sums have other bits."""
+        """Also if the library now proposes other algorithms first, whose sums have other bits."""
         other = {"VIRTUAL_GPU_HEURISTIC": "reversed"}
         flags = ["--precision", "bf16", *QUICK, "--max-steps", "6"]
         whole, different = run(*flags, env=cache()), run(*flags, env={**cache(), **other})
-        self.assertNotEqual(whole.losses, different.losses)  # or nothing would be shown
+        self.assertNotEqual(whole.losses, different.losses)  # otherwise this test would show nothing
         begun = run(*flags, "--stop-after", "3", env=cache())
         with mock.patch.object(trainer, "PROGRAM", VIRTUAL):
             rest = trainer.run(*tiny_flags("--out", begun.directory, *flags, "--resume", "latest"), env={**cache(), **other})
@@ -377,7 +381,7 @@ class OnVirtualGpu(unittest.TestCase):
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertIn("checked between ranks: all_gather", done.stdout)
             self.assertEqual("(known;" in done.stdout, known)
-        for path in files_in(os.path.join(directory["XDG_CACHE_HOME"], "train_gpt")):  # a card's each
+        for path in files_in(os.path.join(directory["XDG_CACHE_HOME"], "train_gpt")):  # one per card
             links = read_json(path)["findings"][f"links of {RANKS} ranks"]
             self.assertEqual(set(links["rates"]), {"all_gather", "reduce_scatter"})
         losses = [re.findall(r"^step .* loss (\S+)", done.stdout, re.MULTILINE) for done in (honest, kept)]

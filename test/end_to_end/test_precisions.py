@@ -1,12 +1,12 @@
-"""FP8 training follows BF16: whole runs of about a million parameters in each FP8 recipe beside the same run in BF16,
-judged by scripts/compare_runs.py, and runs that it must refuse.
+"""FP8 training follows BF16: whole runs of about a million parameters in each FP8 recipe, compared with the same run in
+BF16 by scripts/compare_runs.py, and runs that it must refuse to compare.
 
     python3 test/end_to_end/test_precisions.py
     COMPARE_SEEDS="1 2 3" COMPARE_RECIPES=all TINYSHAKESPEARE=DIR python3 test/end_to_end/test_precisions.py
 
-COMPARE_SEEDS, COMPARE_RECIPES: a run of each recipe for each seed. COMPARE_MODELS: gpt2, llama, qwen3 or nano, several or
-all. COMPARE_STEPS: of a run; COMPARE_BATCH: sequences of 128 tokens a step. TINYSHAKESPEARE: the folder with the shards that
-`data/prepare/tinyshakespeare.py` makes; without it those runs are skipped.
+COMPARE_SEEDS and COMPARE_RECIPES make a run of each recipe for each seed. COMPARE_MODELS is gpt2, llama, qwen3 or nano,
+several or all. COMPARE_STEPS is the length of a run, COMPARE_BATCH the number of sequences of 128 tokens per step.
+TINYSHAKESPEARE is a folder with the shards of `data/prepare/tinyshakespeare.py`; without it those runs are skipped.
 """
 
 import functools
@@ -28,15 +28,16 @@ if MODELS == ["all"]:
     MODELS = ["gpt2", "llama", "qwen3", "nano"]
 SHAKESPEARE = os.path.abspath(os.environ["TINYSHAKESPEARE"]) if os.environ.get("TINYSHAKESPEARE") else None
 STEPS = int(os.environ.get("COMPARE_STEPS", "300"))
-LIMIT = 900  # seconds a run, on a busy machine
+LIMIT = 900  # seconds per run, on a busy machine
 MAX_GAP = 0.005
-# 512 tokens a step (make soak: 1024). GPT-2 has 0.84 M parameters; the others have two layers, and two heads that read the
-# keys and values of one.
+# 512 tokens per step (make soak: 1024). GPT-2 has 0.84 M parameters. The other models have two layers, and two heads
+# that share keys and values.
 BATCH = ["--seq", "128", "--batch", os.environ.get("COMPARE_BATCH", "4")]
 LAYERS = {"gpt2": 4, "llama": 2, "qwen3": 2, "nano": 2}
-# Gentle: at higher rates this model's gradient begins to ring at a loss of about 2.1, in BF16 as in FP8, with norms that
-# leap from 2 to 14 and back, and from there on runs part that differ in nothing but rounding: with 1e-3 (seed 1337) BF16
-# in two micro-steps instead of one ends 0.37 % away from BF16 and is 2.3 % away at step 150; FP32 0.16 %, FP8 0.05 %.
+# A low rate: at higher rates this model's gradient begins to oscillate at a loss of about 2.1, in BF16 as in FP8, with
+# norms that jump from 2 to 14 and back. From there on, runs that differ only in rounding diverge: with 1e-3 (seed 1337)
+# BF16 in two micro-steps instead of one ends 0.37 % away from BF16 and is 2.3 % away at step 150; FP32 0.16 %, FP8 0.05
+# %.
 TRAINING = ["--max-steps", STEPS, "--lr", "1.2e-4", "--warmup", "30", "--val-every", STEPS // 2,
             "--val-batches", "40" if STEPS >= 300 else "10"]
 
@@ -77,7 +78,7 @@ def trained(corpus, model, kind, seed):
 
 
 def compare(*arguments):
-    """Exit code and output of scripts/compare_runs.py."""
+    """The exit code and output of scripts/compare_runs.py."""
     result = subprocess.run([sys.executable, os.path.join(ROOT, "scripts", "compare_runs.py"), *map(str, arguments),
                              "--out", new_path("picture") + ".png"], capture_output=True, text=True)
     print(result.stdout, result.stderr)
@@ -106,7 +107,7 @@ class FollowsBf16(unittest.TestCase):
 
 
 class Refused(unittest.TestCase):
-    """Runs that are not what they are compared as; the comparison must say so."""
+    """Runs that do not match their description; the comparison must say so."""
 
     SHORT = ["--max-steps", "20", "--val-every", "10", "--val-batches", "2"]
 
@@ -123,7 +124,7 @@ class Refused(unittest.TestCase):
         fp8 = self.short("--precision", "fp8")
         self.assertEqual(compare(bf16.directory, fp8.directory)[0], 0)
         self.assert_refused(bf16, self.short("--precision", "fp8", "--seed", "2"), "did not start with the weights")
-        # The same weights, but other batches: another seed orders other samples.
+        # Equal weights but other batches, since another seed orders the samples differently.
         start = self.short("--precision", "bf16", "--max-steps", "1").path("model.safetensors")
         a, b = (self.short("--precision", "bf16", "--init-from", start, "--seed", seed) for seed in (1, 2))
         code, text = compare(a.directory, b.directory)

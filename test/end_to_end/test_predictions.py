@@ -1,4 +1,4 @@
-"""The arithmetic of predicted times and of the table of counts (dev/virtual_gpu/): no program runs."""
+"""The arithmetic of predicted times and of the table of counts (dev/virtual_gpu/); runs no program."""
 
 import os
 import sys
@@ -32,8 +32,9 @@ class Resources(unittest.TestCase):
         self.assertAlmostEqual(seconds, 2e9 / (0.9 * 3.35e12), delta=1e-9)
 
     def test_pipes(self):
-        # A warp instruction takes a quarter clock to issue, and 2 on a pipe of 16 lanes; 132 multiprocessors.
-        n = 132 * 1.98e9 * 1e-3  # warp instructions for a millisecond at one a clock
+        # A warp instruction takes a quarter clock to issue, and 2 clocks on a pipe of 16 lanes; there are 132
+        # multiprocessors.
+        n = 132 * 1.98e9 * 1e-3  # warp instructions in a millisecond at one per clock
         self.assertAlmostEqual(self.seconds(instructions={"control": n})[0], 0.25e-3)
         self.assertAlmostEqual(self.seconds(instructions={"special": n})[0], 2e-3)
         self.assertEqual(self.seconds(instructions={"special": n, "float32": n})[1], "special")
@@ -67,7 +68,9 @@ class Resources(unittest.TestCase):
 
 
 class Scaling(unittest.TestCase):
-    """Counts that are a + b layers + c sequences + d both, and those of the start, come back as those of the whole model."""
+    """Counts of the form a + b layers + c sequences + d both, plus those of the start, are recovered for the whole
+    model.
+    """
 
     @staticmethod
     def lines(model, precision, layers, batch, steps, ids=predict.SMALL):

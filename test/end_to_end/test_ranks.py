@@ -1,7 +1,8 @@
-"""Several processes: the collectives under every launcher, what is refused at the start, and ranks that die, stop or
-stand still in the middle of a run. All others have to leave within seconds, with a line that says where they stood.
+"""Several processes: the collectives under every launcher, refusals at the start, and ranks that die, stop or stall in
+the middle of a run. All other ranks must exit within seconds, with a line that says where they stood.
 
-The program is build/cpu-native/test_ranks (make test-ranks-binary), or what TEST_RANKS says."""
+The program is build/cpu-native/test_ranks (make test-ranks-binary), or the value of TEST_RANKS.
+"""
 
 import glob
 import json
@@ -19,13 +20,13 @@ ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
 PROGRAM = os.path.abspath(os.environ.get("TEST_RANKS", os.path.join(ROOT, "build", "cpu-native", "test_ranks")))
 MPIRUN = shutil.which("mpirun")
 BRIEF = ["--test-suite-exclude=*long"] if os.environ.get("BRIEF") else []  # scripts/test.sh without --all
-LIMIT = 1.25  # seconds of the watchdog
-PATIENCE = 5  # what may pass beyond it
-HANGS = 240  # seconds after which a run is one that hangs, on a busy machine too
+LIMIT = 1.25  # seconds, for the watchdog
+PATIENCE = 5  # seconds allowed beyond that
+HANGS = 240  # seconds after which a run counts as hanging, also on a busy machine
 OPERATIONS = ["all_gather", "reduce_scatter", "all_to_all", "all_to_all_v", "all_reduce", "broadcast", "barrier", "host_max",
               "split"]
 
-# What a launcher above us may have left.
+# Variables that a launcher around this test may have set.
 FOREIGN = re.compile(r"OMPI_|PMI|SLURM_|RANK$|WORLD_SIZE$|MASTER_|TORCHELASTIC_")
 ENVIRONMENT = {**{k: v for k, v in os.environ.items() if not FOREIGN.match(k)}, "OMP_NUM_THREADS": "1",
                "OMP_WAIT_POLICY": "passive", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -41,7 +42,7 @@ def free_port():
 
 
 class Ended:
-    """Processes that have ended: exit codes by rank ({0: mpirun's} under mpirun), output, and how long it took."""
+    """Processes that have ended: exit codes by rank (under mpirun {0: mpirun's}), output, and duration."""
 
     def __init__(self, codes, output, seconds):
         self.codes, self.output, self.seconds = codes, output, seconds
@@ -63,7 +64,7 @@ def mpirun(ranks, *arguments, env=None, limit=HANGS):
 
 
 def tcp(ranks, *arguments, env=None, limit=HANGS, variables=None, without=()):
-    """The ranks as torchrun would start them. `without`: ranks that do not end by themselves; they are killed."""
+    """Starts ranks as torchrun does. Ranks in `without` do not end by themselves; they are killed."""
     port = free_port()
     start = time.monotonic()
     with tempfile.TemporaryFile("w+", errors="replace") as output:
@@ -88,12 +89,12 @@ def tcp(ranks, *arguments, env=None, limit=HANGS, variables=None, without=()):
 
 
 def victim_of(operation):
-    """The rank to stop: a broadcast is over for whoever has sent it, so its root."""
+    """The rank to stop. A broadcast ends for each rank that has sent it, so its root."""
     return 0 if operation == "broadcast" else 1
 
 
 def left_over(mark):
-    """Live processes with this argument."""
+    """The live processes with this argument."""
     found = []
     for path in glob.glob("/proc/[0-9]*/cmdline"):
         try:
@@ -130,7 +131,7 @@ class Collectives(unittest.TestCase):
 
     @needs_mpi
     def test_shared_device(self):
-        """What a build for one GPU can do: ranks that share it, through host memory."""
+        """A build for one GPU: ranks share it, through host memory."""
         self.check(mpirun(2, "--comm", "mpi"))
         self.check(tcp(2, "--comm", "tcp"))
 
@@ -153,8 +154,9 @@ class Collectives(unittest.TestCase):
 
 
 class Training(unittest.TestCase):
-    """Training steps in every stage of sharding, over TCP: ranks that wait there sleep, under MPI they take turns on the
-    cores. TRAINING_RANKS: with how many ranks, under mpirun."""
+    """Training steps in every sharding stage, over TCP: there waiting ranks sleep, while under MPI they take turns on
+    the cores. TRAINING_RANKS sets the number of ranks under mpirun.
+    """
 
     def test_equals_one_rank(self):
         launch = mpirun if "TRAINING_RANKS" in os.environ else tcp
@@ -172,7 +174,7 @@ class Training(unittest.TestCase):
         self.assertRegex(ended.output, r"test cases:\s+2 \|\s+2 passed", ended)
 
     def test_muon_on_any_number_of_ranks(self):
-        for ranks in (1, 2, 5, 8):  # with three it is among the others
+        for ranks in (1, 2, 5, 8):  # three ranks are tested with the others
             with self.subTest(ranks=ranks):
                 ended = tcp(ranks, "--training", "--order", "rank", "--test-case=muon*", limit=120)
                 self.assertEqual(set(ended.codes.values()), {0}, ended)
@@ -187,7 +189,7 @@ class Training(unittest.TestCase):
 
 class Faults(unittest.TestCase):
     def scenario(self, *flags, limit=LIMIT):
-        """Arguments of a run with a directory for reports and a mark of its own."""
+        """Arguments of a run with its own directory for reports and its own mark."""
         self.directory = tempfile.mkdtemp(prefix="train_gpt_ranks_")
         self.addCleanup(shutil.rmtree, self.directory, ignore_errors=True)
         self.mark = f"mark{os.getpid()}_{time.monotonic_ns()}"
@@ -209,7 +211,7 @@ class Faults(unittest.TestCase):
         return found
 
     def check_reports_of_loss(self, victim):
-        """How many ranks have left a report which says that another one was lost."""
+        """Returns the number of ranks whose report says that another rank was lost."""
         reports = self.reports()
         for rank, report in reports.items():
             self.assertNotEqual(rank, victim)
@@ -218,11 +220,11 @@ class Faults(unittest.TestCase):
         return len(reports)
 
     def assert_stuck_in(self, ended, operation):
-        """The lines and reports of ranks that waited for another one."""
+        """Checks the lines and reports of ranks that waited for another one."""
         self.assertRegex(ended.output, rf"rank \d on \S+: nothing moved for \d\.\d s \(--timeout-step {LIMIT}\): it waits for "
                          rf"other ranks in a collective; step 5, last operation: {operation} #\d+ \(\S+, \d+ bytes, "
                          r"step 5, running for \d\.\d s\)\. Leaving with exit code 7", ended)
-        # Not those of ranks that only noticed that another one had left.
+        # Leaves out ranks that only noticed that another one had exited.
         reports = [r for r in self.reports().values()
                    if r["last_operation"]["state"] == "running" and r["problem"].startswith("nothing moved")]
         self.assertGreater(len(reports), 0, ended)
@@ -242,7 +244,7 @@ class Faults(unittest.TestCase):
 
     @needs_mpi
     def test_mpi_exit_code_of_ranks_that_stop_together(self):
-        """Stopped after saving: what a batch script requeues on."""
+        """Stopped after saving: a batch script requeues on this code."""
         for _ in range(3):
             self.assertEqual(mpirun(4, *self.scenario("--exit", 75)).code, 75)
 
@@ -254,13 +256,15 @@ class Faults(unittest.TestCase):
                 self.assertNotEqual(ended.code, 0, ended)
                 self.assertRegex(ended.output, f"rank {victim} .*exited on signal 9")
                 self.assertRegex(ended.output, rf"rank \d on \S+: rank {victim} on \S+ is gone: its process \d+ has ended; step 5")
-                self.assertEqual(ended.code, 128 + signal.SIGKILL)  # mpirun's choice, whatever the others leave with
+                # mpirun's choice, whatever codes the other ranks exit with.
+                self.assertEqual(ended.code, 128 + signal.SIGKILL)
                 self.assertGreater(self.check_reports_of_loss(victim), 0)
                 self.assert_left_in_time(ended)
 
     @needs_mpi
     def test_mpi_rank_stopped(self):
-        for operation in ("all_gather", "broadcast", "barrier"):  # of each kind over TCP, below, where waiting costs nothing
+        # One of each kind; the others are tested over TCP below, where waiting is cheap.
+        for operation in ("all_gather", "broadcast", "barrier"):
             with self.subTest(operation=operation):
                 ended = mpirun(3, *self.scenario("--operation", operation, "--victim", victim_of(operation),
                                                  "--action", "stop"))
@@ -272,7 +276,7 @@ class Faults(unittest.TestCase):
     def test_mpi_rank_that_stands_still_names_itself(self):
         for action, phase in (("sleep", "step"), ("save", "save")):
             with self.subTest(action=action):
-                # Its own limit passes first: it is the one that began to wait first.
+                # Its own limit expires first, because it began to wait first.
                 ended = mpirun(3, *self.scenario("--victim", 1, "--action", action, "--limit1", LIMIT / 2))
                 self.assertEqual(ended.code, 7, ended)
                 self.assertRegex(ended.output, rf"rank 1 on \S+: nothing moved for \d\.\d s \(--timeout-{phase} "
@@ -280,7 +284,7 @@ class Faults(unittest.TestCase):
                 self.assert_left_in_time(ended)
 
     def test_run_that_is_suspended_as_a_whole_goes_on(self):
-        """The watchdog's clock stands still with the process, whose main thread computes when it wakes."""
+        """The watchdog's clock stops with the process; after waking up, its main thread computes."""
         arguments = self.scenario("--steps", 8, "--operation", "host_max", "--compute", 0.3, limit=5)
         port = str(free_port())
         processes = [subprocess.Popen([PROGRAM, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -330,7 +334,7 @@ class Faults(unittest.TestCase):
                 self.assert_left_in_time(ended)
 
     def test_tcp_rank_killed_while_the_others_do_something_else(self):
-        """Nobody is in a collective: the watchdogs notice that the connection is gone."""
+        """No rank is in a collective: the watchdogs notice that the connection is closed."""
         ended = tcp(3, *self.scenario("--victim", 1, "--action", "kill", "--others", "sleep", limit=30))
         self.assertEqual(ended.codes, {0: 7, 1: -signal.SIGKILL, 2: 7}, ended)
         self.assertRegex(ended.output, r"rank 0 on \S+: rank 1 on \S+ is gone: its connection was closed; step 5", ended)
@@ -354,7 +358,7 @@ class Faults(unittest.TestCase):
 
 
 class Starts(unittest.TestCase):
-    """What is refused before anything is trained."""
+    """Refusals before anything is trained."""
 
     def start(self, *flags, **variables):
         start = time.monotonic()
@@ -428,7 +432,7 @@ class Starts(unittest.TestCase):
         self.assertEqual(tcp(2, "--scenario", "loop", env={"LLMC_SECRET": "ours"}).codes, {0: 0, 1: 0})
 
     def test_without_a_secret_on_a_network(self):
-        """A warning, once, unless all ranks are on this machine or know a secret."""
+        """Warns once, unless all ranks are on this machine or know a secret."""
         warning = "warning: every process that reaches port"
         network = {r: {"MASTER_ADDR": socket.gethostname()} for r in range(2)}
         for expected, variables, env in ((1, network, {}), (0, network, {"LLMC_SECRET": "ours"}), (0, {}, {})):

@@ -1,5 +1,6 @@
-"""scripts/report.py: what its page says of runs, and the page itself in a headless Chromium: no errors, every curve
-there, keyboard, contrast and labels. Run it with .venv/bin/python; without Chromium the browser's part is skipped."""
+"""scripts/report.py: the content of its page, and the page itself in a headless Chromium: no errors, all curves,
+keyboard, contrast and labels. Run it with .venv/bin/python; without Chromium the browser's part is skipped.
+"""
 
 import contextlib
 import functools
@@ -37,7 +38,7 @@ def make(*runs):
 
 
 def shown(value):
-    """As the page writes a number."""
+    """A number in the page's format."""
     return f"{float(f'{value:.6g}'):.5g}"
 
 
@@ -171,7 +172,7 @@ class Contents(unittest.TestCase):
     def test_what_differs_is_said(self):
         a, b = (write_records([step(1)], dict(config={"lr": lr, "seed": 1, "out": lr}, device="x")) for lr in (0.5, 0.25))
         differing = re.findall(r"<tr class=differs>.*?</tr>", text_of(make(a, b)))
-        self.assertEqual(len(differing), 2)  # once by itself, once among all
+        self.assertEqual(len(differing), 2)  # once alone, once in the full list
         self.assertIn("≠ lr</th><td>0.5</td><td>0.25</td>", differing[0])
         self.assertTrue("Nothing differs" in text_of(make(a, a)))
 
@@ -194,7 +195,7 @@ class Contents(unittest.TestCase):
 
 # ---- in a browser --------------------------------------------------------------------------------------------------
 
-# Contrast of every text in the drawings, which axe leaves out, by WCAG's definition: the smallest, with its text.
+# The lowest contrast of all texts in the drawings, which axe does not check, by WCAG's definition, and that text.
 CONTRAST_IN_DRAWINGS = """() => {
   const rgb = (text) => text.match(/[\\d.]+/g).map(Number);
   const light = (c) => { const [r, g, b] = c.map((v) => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
@@ -215,7 +216,7 @@ class InBrowser(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.playwright = sync_playwright().start()
-        # Its sandbox is not to be had in containers, and the pages are our own.
+        # Containers do not support its sandbox, and the pages are our own.
         cls.browser = cls.playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
 
     @classmethod
@@ -224,7 +225,7 @@ class InBrowser(unittest.TestCase):
         cls.playwright.stop()
 
     def open(self, page, width=WIDE, scheme="light"):
-        """The page in a window, with what went wrong in `self.errors` and what it asked for in `self.requests`."""
+        """Opens the page in a window. Collects errors in `self.errors` and network requests in `self.requests`."""
         self.errors, self.requests = [], []
         window = self.browser.new_page(viewport=dict(width=width, height=900), color_scheme=scheme)
         self.addCleanup(window.close)
@@ -239,7 +240,7 @@ class InBrowser(unittest.TestCase):
         return [(v["id"], v["nodes"][0]["html"][:150]) for v in found.response["violations"]]
 
     def drawn(self, window):
-        """{curve: numbers in its path}"""
+        """Returns {curve: numbers in its path}."""
         paths = window.eval_on_selector_all("[data-curve]", "all => all.map(e => [e.dataset.curve, e.getAttribute('d')])")
         return {name: [tuple(map(float, point)) for point in re.findall(r"[ML]([\d.-]+) ([\d.-]+)", d)] for name, d in paths}
 
@@ -321,7 +322,7 @@ class InBrowser(unittest.TestCase):
         for page, width, scheme in ((page_of_two(), WIDE, "light"), (alone, NARROW, "dark")):
             with self.subTest(width=width, scheme=scheme):
                 window = self.open(page, width, scheme)
-                # Of the many tables of curves and of maps one: they are made alike.
+                # One of the many tables of curves and maps, since all are made alike.
                 window.eval_on_selector_all("section:not(#curves, #maps) details, figure:has(#chart-loss) details, "
                                             "figure:has(canvas) details", "all => all.forEach((e) => (e.open = true))")
                 window.wait_for_selector("#curves tbody tr, #maps tbody tr")

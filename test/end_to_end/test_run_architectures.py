@@ -1,4 +1,5 @@
-"""Models of other architectures than GPT-2, from their description to text: training, resuming, exporting, evaluating."""
+"""Models of architectures other than GPT-2, from their description to text: training, resuming, exporting, evaluating.
+"""
 
 import json
 import os
@@ -12,7 +13,7 @@ SHAPE = {"layers": 2, "heads": 4, "kv_heads": 2, "channels": 64, "head_dim": 32,
 
 
 def described(architecture, **more):
-    """A model file."""
+    """Writes a model file."""
     path = new_path() + ".json"
     with open(path, "w", encoding="utf-8") as file:
         json.dump({"architecture": architecture, **SHAPE, **more}, file)
@@ -48,7 +49,7 @@ class Architectures(unittest.TestCase):
         with open(os.path.join(whole, "config.json"), encoding="utf-8") as file:
             self.assertEqual(json.load(file)["architectures"], [hf_class])
         self.assert_same_weights(parts, whole)
-        # The same weights from a checkpoint, which says what it holds, and from Hugging Face's form of it.
+        # The same weights from a checkpoint, which describes its model, and from its Hugging Face form.
         checkpoint = os.path.join(parts, "checkpoints", sorted(os.listdir(os.path.join(parts, "checkpoints")))[-1])
         directory = new_path()
         self.succeeded("export", "--from", checkpoint, "--to", directory)
@@ -84,7 +85,7 @@ class Architectures(unittest.TestCase):
         directories = new_path(), new_path()
         same = flags(described("llama"), "--precision", "fp8", "--fp8-layers", "all,+lm_head", "--reduce-order", "rank",
                      "--total-batch", "512", "--verify-every", "2")
-        env = {"OMP_NUM_THREADS": "1"}  # OpenBLAS sums in another order with more
+        env = {"OMP_NUM_THREADS": "1"}  # with more threads OpenBLAS sums in another order
         self.succeeded(*same, "--out", directories[0], env=env)
         done = run_ranks(2, *same, "--zero", "3", "--out", directories[1], env=env)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)

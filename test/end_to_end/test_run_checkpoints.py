@@ -1,5 +1,5 @@
-"""Nothing is lost: runs that are killed, stopped, moved to other ranks or stages, or out of luck with their disk go on
-from their checkpoints with the bits they would have had.
+"""Nothing is lost: runs that are killed, stopped, moved to other ranks or stages, or hit by disk errors continue from
+their checkpoints with the bits they would have had.
 
 CHECKPOINT_MATRIX=1 (make soak) kills more often, at every system call, with every recipe, and on several ranks.
 """
@@ -37,7 +37,7 @@ def micro_flags(*flags):
 
 
 class Directory:
-    """A run directory, and what is in it."""
+    """A run directory and its contents."""
 
     def __init__(self, path=None):
         self.path = path or new_path()
@@ -62,7 +62,7 @@ class Directory:
 
     @property
     def checkpoints(self):
-        """{step: path} of what looks complete."""
+        """Returns {step: path} of the checkpoints that look complete."""
         parent = self.file("checkpoints")
         names = os.listdir(parent) if os.path.isdir(parent) else []
         return {int(name[5:]): os.path.join(parent, name) for name in sorted(names) if name[5:].isdigit()}
@@ -72,7 +72,7 @@ class Directory:
             return json.load(file)["manifest"]
 
     def state(self, step):
-        """{(tensor, part): values' bytes}, from all files."""
+        """Returns {(tensor, part): values' bytes}, from all files."""
         manifest, parts = self.manifest(step), {}
         for file in manifest["files"]:
             tensors = read_safetensors(os.path.join(self.checkpoints[step], file["name"]))
@@ -81,7 +81,7 @@ class Directory:
         return {name: b"".join(data for _, data in sorted(slices.items())) for name, slices in parts.items()}
 
     def records(self):
-        """What a run has to say of its numbers, and nothing of clocks."""
+        """The records of the run's numbers, without those of clocks."""
         with open(self.file("metrics.jsonl"), encoding="utf-8") as file:
             records = [json.loads(line) for line in file]
         return [{k: v for k, v in r.items() if k not in TIME_FIELDS} for r in records if "memory" not in r]
@@ -116,13 +116,13 @@ class Case(unittest.TestCase):
         self.assertEqual(run_.state(step), other.state(step))
         for name in ("run", "state"):
             a, b = run_.manifest(step)[name], other.manifest(step)[name]
-            a.pop("files", None), b.pop("files", None)  # lengths of lines with times in them
+            a.pop("files", None), b.pop("files", None)  # their lines contain times
             self.assertEqual(a, b)
 
 
 @functools.cache
 def llama():
-    """Its shape, a file."""
+    """A file that describes a small Llama."""
     path = new_path() + ".json"
     with open(path, "w", encoding="utf-8") as file:
         json.dump({"architecture": "llama", "layers": 1, "heads": 1, "channels": 32, "hidden": 32, "context": 16}, file)
@@ -131,7 +131,7 @@ def llama():
 
 @functools.cache
 def whole_run(*flags):
-    """The run that nothing happens to."""
+    """The undisturbed run."""
     directory = Directory()
     result = directory.run(*flags)
     assert result.code == 0, result.out + result.err
@@ -140,13 +140,14 @@ def whole_run(*flags):
 
 class Resume(Case):
     def test_same_bits(self):
-        """In every precision; FP8's histories come back (Megatron-Bridge#1730, TransformerEngine#982), with
-        accumulation."""
+        """In every precision, with accumulation. FP8's histories are restored, too (Megatron-Bridge#1730,
+        TransformerEngine#982).
+        """
         kinds = [["--precision", "fp32"], ["--precision", "bf16"]]
         kinds += [[*recipe_flags(r), "--batch", "8", "--fp8-probe-every", "1"] for r in FP8_RECIPES]
         kinds.append(["--precision", "bf16", "--adam-moments", "bf16"])
         kinds.append(["--precision", "fp8", "--fp8-fallback", "0.5,0.0001,3", "--total-batch", "128", "--skip-spikes",
-                      "--model", llama()])  # whose records have gate and up, too
+                      "--model", llama()])  # its records have gate and up, too
         for kind in kinds:
             with self.subTest(kind=kind):
                 stopped = Directory()
@@ -157,7 +158,7 @@ class Resume(Case):
                 self.same_run(stopped, whole_run(*kind))
 
     def test_killed_at_random_moments(self):
-        """SIGKILL, whenever: at most the steps since the last checkpoint are done again."""
+        """SIGKILL at any time: at most the steps since the last checkpoint are repeated."""
         rng = random.Random(20240520)
         kinds = [["--precision", "fp8", "--total-batch", "128"]]
         if MATRIX:
@@ -175,26 +176,28 @@ class Resume(Case):
                     killed = Directory()
                     for _ in range(10 if MATRIX else 4):
                         process = killed.start(*flags, "--resume", "auto", ranks=ranks)
-                        for _ in range(rng.randrange(4, 24)):  # lines that it has printed
+                        for _ in range(rng.randrange(4, 24)):  # lines of output before the kill
                             process.stdout.readline()
                         time.sleep(rng.uniform(0, 0.02))
                         process.kill()
                         process.communicate()
-                        if ranks > 1:  # mpirun's children end when they see that it is gone
+                        if ranks > 1:  # mpirun's children end when they notice that it is gone
                             subprocess.run(["pkill", "-9", "-f", "--", killed.path])
                             time.sleep(0.2)
                     self.assertTrue(killed.checkpoints, "some of it was done by runs that were killed")
                     last = self.succeeds(killed.run(*flags, "--resume", "auto", ranks=ranks))
                     self.same_run(killed, whole, 40)
-                    if "checkpoint of step 40 written" in last.out:  # else it was complete, and kills left older ones
+                    # Otherwise it was complete, and kills left older ones.
+                    if "checkpoint of step 40 written" in last.out:
                         self.assertEqual(sorted(os.listdir(killed.file("checkpoints"))),
                                          [os.path.basename(path) for path in killed.checkpoints.values()][-2:])
 
     def test_later_epochs(self):
-        """In a later epoch (transformers#40691), exactly at an epoch's end (verl#7401), and the place counted once
-        (Megatron-Bridge#4601)."""
+        """In a later epoch (transformers#40691), exactly at an epoch's end (verl#7401), and with the place counted once
+        (Megatron-Bridge#4601).
+        """
         rng = random.Random(3)
-        shard = write_shard([rng.randrange(257) for _ in range(16 * 4 * 5 + 1)])  # 5 steps an epoch
+        shard = write_shard([rng.randrange(257) for _ in range(16 * 4 * 5 + 1)])  # 5 steps per epoch
         flags = ["--train", shard, "--vocab", "257", "--max-steps", "13", "--val-every", "0"]
         whole = whole_run(*flags)
         hashes = [r["batch_hash"] for r in whole.records() if "loss" in r]
@@ -216,7 +219,7 @@ class Resume(Case):
         self.assertEqual(done.records(), before)
 
     def test_with_the_configuration_of_its_run_json(self):
-        """`-o RUN --resume latest` alone is the same run."""
+        """`-o RUN --resume latest` alone makes the same run."""
         stopped = Directory()
         self.succeeds(stopped.run("--stop-after", "5"))
         result = self.succeeds(run("-o", stopped.path, "--resume", "latest", env=ONE_THREAD))
@@ -226,7 +229,8 @@ class Resume(Case):
         self.assertIn("nothing to do: step 12 is past --max-steps 7", result.out)
 
     def test_state_does_not_grow(self):
-        """With steps (TransformerEngine#231); and a resumed run takes no more memory than a new one (nanoGPT#236)."""
+        """Not with steps (TransformerEngine#231), and a resumed run uses no more memory than a new one (nanoGPT#236).
+        """
         sizes = {}
         for steps in ("4", "40"):
             run_ = Directory()
@@ -274,7 +278,7 @@ class Resume(Case):
         self.assertEqual(list(run_.checkpoints), [5, 7, 9])
 
     def test_a_damaged_newer_one_costs_no_good_one(self):
-        """It is out of the way, so neither counted as one that is kept, nor taken by a later resume."""
+        """It is set aside, so it neither counts towards --keep nor is used by a later resume."""
         run_ = Directory()
         for stop in ("3", "6"):
             self.succeeds(run_.run("--stop-after", stop, "--resume", "auto"))
@@ -286,7 +290,7 @@ class Resume(Case):
         self.assertEqual(run_.state(12), whole_run().state(12))
 
     def test_into_another_directory_and_stopped_at_once(self):
-        """The new directory has a checkpoint of its own before the run says that it was saved."""
+        """The new directory has its own checkpoint before the run says that it was saved."""
         first, second = Directory(), Directory()
         self.succeeds(first.run("--stop-after", "6"))
         self.succeeds(second.run("--resume", first.path, "--stop-after", "6"))
@@ -317,7 +321,7 @@ class Resume(Case):
         self.assertEqual(list(run_.checkpoints), [4, 8])
 
     def test_another_reader(self):
-        """A reader of the description alone finds the same numbers."""
+        """A reader that only knows the description finds the same numbers."""
         sys.path.insert(0, os.path.join(ROOT, "scripts"))
         from read_checkpoint import Checkpoint, newest
         checkpoint = Checkpoint(newest(whole_run().path))
@@ -354,8 +358,9 @@ class Resume(Case):
 
 @unittest.skipUnless(MPIRUN, "no mpirun")
 class Ranks(Case):
-    """Saved on some ranks, resumed on others: slices that do not fit each other (torchtitan#1702), and the place in the
-    data (torchtitan#816)."""
+    """Saved on some ranks, resumed on others: slices that do not match (torchtitan#1702), and the place in the data
+    (torchtitan#816).
+    """
     FLAGS = ["--batch", "1", "--total-batch", "384", "--reduce-order", "rank", "--precision", "fp8"]
 
     def test_another_number_of_ranks_and_another_stage(self):
@@ -367,18 +372,19 @@ class Ranks(Case):
         self.check_pairs(pairs, self.FLAGS)
 
     def test_what_one_rank_keeps_of_a_whole_matrix(self):
-        """NorMuon's second moments belong to the owner of a matrix, which another number of ranks changes. The momentum
-        goes on growing where it was."""
+        """NorMuon's second moments belong to a matrix's owner, which changes with the number of ranks. The momentum
+        continues unchanged.
+        """
         self.check_pairs([((3, 2), (1, 0)), ((1, 0), (2, 3))],
                          [*self.FLAGS, "--optimizer", "normuon", "--muon-momentum-warmup", "8", "--muon-cautious-decay",
                           "--adam-moments", "bf16"])
 
     def test_random_bits_belong_to_elements(self):
-        """Not to where a rank has them: moments in BF16 are rounded alike everywhere."""
+        """They do not depend on which rank holds an element: moments in BF16 round the same everywhere."""
         self.check_pairs([((3, 1), (2, 3))], [*self.FLAGS, "--adam-moments", "bf16"])
 
     def check_pairs(self, pairs, flags):
-        """Saved by (ranks, stage) and resumed by others: everything is as in a run on one rank."""
+        """Runs saved by (ranks, stage) and resumed by others equal a run on one rank."""
         whole = Directory()
         self.succeeds(whole.run(*flags, ranks=1))
         for (n, stage), (m, other) in pairs:
@@ -389,14 +395,14 @@ class Ranks(Case):
                 self.succeeds(run_.run(*flags, "--zero", str(other), "--resume", "latest", ranks=m))
                 state, expected = run_.state(12), whole.state(12)
                 self.assertEqual(state.keys(), expected.keys())
-                # By name: unittest would take minutes to show how two long values differ.
+                # Compares names, because unittest would take minutes to show how two long values differ.
                 self.assertEqual([name for name in state if state[name] != expected[name]], [])
                 for field in ("loss", "norm", "batch_hash"):
                     self.assertEqual([r[field] for r in run_.records() if "loss" in r],
                                      [r[field] for r in whole.records() if "loss" in r])
 
     def test_the_first_rank_decides_what_there_is(self):
-        """A file system may show other ranks something else (KempnerForge#49)."""
+        """A file system may show other ranks something different (KempnerForge#49)."""
         run_ = Directory()
         flags = ["--total-batch", "384", "--zero", "2"]
         self.succeeds(run_.run(*flags, "--stop-after", "3", ranks=2))
@@ -406,7 +412,7 @@ class Ranks(Case):
         self.assertIn("step 3 is done", done.stdout)
 
     def test_no_two_ranks_write_to_one_file(self):
-        """Which NFS makes wait for each other for a day (NeMo-RL#3504)."""
+        """NFS would make them wait for each other for a day (NeMo-RL#3504)."""
         flags = micro_flags("--out", Directory().path, *self.FLAGS, "--zero", "2", "-n", "2", "--stop-after", "4")
         lists = [new_path("opened") for _ in range(3)]
         done = run_with_disks(flags, *(f"DISK_OPENED={path}" for path in lists))
@@ -420,7 +426,7 @@ class Ranks(Case):
             self.assertEqual(one & other, set())
 
     def test_a_failure_of_one_is_a_failure_of_all(self):
-        """Rank 1's disk is full: no checkpoint, and the run goes on; or stops."""
+        """Rank 1's disk is full: there is no checkpoint, and the run continues or stops, as configured."""
         for policy in ("continue", "stop"):
             with self.subTest(policy=policy):
                 run_ = Directory()
@@ -431,7 +437,7 @@ class Ranks(Case):
                 self.assertIn("rank 1: ", text)
                 self.assertIn(os.strerror(errno.ENOSPC), text)
                 self.assertEqual(run_.checkpoints, {})
-                self.assertEqual(done.returncode, NO_RESOURCES, text)  # the last one could not be written either
+                self.assertEqual(done.returncode, NO_RESOURCES, text)  # the last checkpoint could not be written either
                 if policy == "continue":
                     self.assertIn("training continues", text)
                     self.assertEqual(len([r for r in run_.records() if "loss" in r]), 11)
@@ -446,7 +452,7 @@ class Refused(Case):
             self.succeeds(self.run_.run("--stop-after", stop, "--resume", "auto", *flags))
 
     def test_nothing_to_resume(self):
-        """An explicit resume that finds nothing is an error, never step 0 (torchtitan#3732)."""
+        """An explicit resume that finds nothing is an error and never starts at step 0 (torchtitan#3732)."""
         self.refused(self.run_.run("--resume", "latest"), CHECKPOINT, "no checkpoint", "--resume auto")
         self.refused(self.run_.run("--resume", self.run_.file("nowhere")), CHECKPOINT, "nowhere")
         self.succeeds(self.run_.run("--resume", "auto", "--stop-after", "2"))
@@ -486,7 +492,7 @@ class Refused(Case):
         self.assertIn("--lr 0.0001 from here on; until now it was 0.001", result.out)
 
     def test_moments_in_another_format(self):
-        """They are converted, and that is said. From BF16 to FP32 nothing is lost."""
+        """They are converted, with a message. From BF16 to FP32 nothing is lost."""
         self.save()
         result = self.succeeds(self.run_.run("--resume", "latest", "--adam-moments", "bf16", "--stop-after", "7"))
         self.assertIn("--adam-moments bf16 from here on; until now it was fp32", result.out)
@@ -497,8 +503,9 @@ class Refused(Case):
         self.assertEqual(len(self.run_.state(8)[name]), len(self.run_.state(6)[name]))
 
     def test_damaged_checkpoints_are_passed_over(self):
-        """A cut file (Lightning#688, metaseq#53), a missing one (cosmos-rl#550), a flipped bit, a link (unsloth#6796); and
-        not deleted either."""
+        """A truncated file (Lightning#688, metaseq#53), a missing one (cosmos-rl#550), a flipped bit, a link
+        (unsloth#6796). None of them is deleted.
+        """
         def flip(path):
             damage(os.path.join(path, "rank_00000.safetensors"), 5000)
 
@@ -558,7 +565,7 @@ class Refused(Case):
 
 
 class ValidationWatch(Case):
-    """A rate that falls, and an end, by validation losses: with a rate of nothing there are no better ones."""
+    """Lowering the rate and stopping by validation losses: with a rate of zero they never improve."""
 
     FLAGS = ["--lr", "1e-30", "--schedule", "constant", "--max-steps", "10", "--val-every", "1"]
 
@@ -597,7 +604,7 @@ class ValidationWatch(Case):
 
 class Signals(Case):
     def stop(self, ready, number, *flags, env=None):
-        """Sends a signal when a line of output says that the run is ready for it."""
+        """Sends a signal once a line of output shows that the run is ready for it."""
         run_ = Directory()
         process = run_.start("--max-steps", "100000", *flags, env=env)
         try:
@@ -633,7 +640,7 @@ class Signals(Case):
                                            str(max(run_.checkpoints) + 1)))
 
     def test_a_long_validation_is_given_up(self):
-        """One of minutes, and made up for by who goes on."""
+        """A validation of minutes is abandoned, and the resumed run repeats it."""
         path, example = os.path.join(workspace(), "choices.bin"), [65535, 38, 0, 0, 4, 2, 5, 6] + 4 * [2, 7, 8]
         with open(path, "wb") as file:
             file.write(struct.pack("<4i", 20240522, 1, 65535, 2 * len(example)).ljust(1024, b"\0"))
@@ -672,7 +679,7 @@ class Signals(Case):
                 self.assertEqual(list(run_.checkpoints), [2])
 
     def test_a_stop_keeps_what_was_due(self):
-        """What follows a step is made up for by who goes on, so that no record is missing."""
+        """The resumed run does the work that follows the step, so no record is missing."""
         flags = ["--precision", "fp8", "--max-steps", "10", "--val-every", "1", "--fp8-log-every", "1"]
         stopped = Directory()
         for last in range(5):
@@ -683,7 +690,7 @@ class Signals(Case):
 
 @functools.cache
 def disk_trouble():
-    """The library to be preloaded."""
+    """The library to preload."""
     library = os.path.join(workspace(), "disk_trouble.so")
     source = os.path.join(ROOT, "test", "end_to_end", "disk_trouble.c")
     subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
@@ -691,7 +698,7 @@ def disk_trouble():
 
 
 def run_with_disks(flags, *disks):
-    """A rank for each of `disks`: what disk_trouble.c is to do to it, or None."""
+    """Starts a rank for each of `disks`: disk_trouble.c's instructions for it, or None."""
     command_line = list(LAUNCH)
     for disk in disks:
         settings = ["env", f"LD_PRELOAD={disk_trouble()}", *disk.split()] if disk else []
@@ -703,15 +710,16 @@ class Disk(Case):
     FLAGS = ["-n", "4", "--keep", "1", "--val-every", "0", "--max-steps", "8"]
 
     def calls(self):
-        """How many there are in such a run."""
+        """The number of calls in such a run."""
         count = new_path("count")
         self.succeeds(Directory().run(*self.FLAGS, env={"LD_PRELOAD": disk_trouble(), "DISK_COUNT": count}))
         with open(count, encoding="utf-8") as file:
             return int(file.read())
 
     def test_killed_at_system_calls(self):
-        """Whichever call is the last, what is complete loads, and equals what it was at its step (speculators#739); and
-        the next run is not held up (Automodel#3261)."""
+        """After a kill at any call, complete checkpoints load and equal the state at their step (speculators#739), and
+        the next run is not held up (Automodel#3261).
+        """
         whole = Directory()
         self.succeeds(whole.run("--keep", "0", "--val-every", "0", "--max-steps", "8", "--stop-after", "4"))
         self.succeeds(whole.run("--keep", "0", "--val-every", "0", "--max-steps", "8", "--resume", "latest"))
@@ -731,7 +739,7 @@ class Disk(Case):
                 self.assertFalse([n for n in os.listdir(run_.file("checkpoints")) if n.endswith(".tmp")])
 
     def test_calls_that_fail(self):
-        """The run goes on, what was saved stays, and the message says what the disk said."""
+        """The run continues, saved checkpoints stay, and the message includes the disk's error."""
         calls = self.calls()
         for error, code in ((errno.ENOSPC, NO_RESOURCES), (errno.EDQUOT, NO_RESOURCES), (errno.EIO, CHECKPOINT)):
             at = random.Random(error).sample(range(1, calls + 1), calls if MATRIX else 3)
@@ -741,14 +749,14 @@ class Disk(Case):
                     result = run_.run(*self.FLAGS, env={"LD_PRELOAD": disk_trouble(), "DISK_FAIL_AT": str(call),
                                                         "DISK_ERRNO": str(error)})
                     self.assertIn(os.strerror(error), result.err)
-                    self.assertIn(result.code, (0, code), result.err)  # 0: an old one could not be deleted
+                    self.assertIn(result.code, (0, code), result.err)  # 0: an old checkpoint could not be deleted
                     self.assertEqual(len(run_.records()), 8, "all steps were made")
                     whole = [p for p in run_.checkpoints.values() if os.path.exists(os.path.join(p, "manifest.json"))]
                     if whole:
                         self.succeeds(run_.run(*self.FLAGS, "--resume", "latest"))
 
     def test_a_slow_disk_does_not_hold_up_steps(self):
-        """Saving takes seconds; the steps in between do not (NVRx#373)."""
+        """Saving takes seconds, but the steps in between do not (NVRx#373)."""
         run_, slow = Directory(), 4
         process = run_.start("-n", "2", "--val-every", "0", "--max-steps", "12",
                              env={"LD_PRELOAD": disk_trouble(), "DISK_SLOW": str(slow)})
@@ -759,12 +767,12 @@ class Disk(Case):
         err = process.communicate()[1]
         self.assertEqual(process.returncode, 0, err)
         self.assertIn("step 4: no checkpoint, because the last one is still being written\n", lines)
-        # The lines of steps 3 to 6 come while the file of step 2 is on its way to the disk.
+        # The lines of steps 3 to 6 appear while the file of step 2 is still being written.
         self.assertLess(seen["step     6"] - seen["step     2"], slow)
         self.assertIn(12, run_.checkpoints)
 
     def test_a_full_file_system(self):
-        """A real one, of a megabyte."""
+        """A real file system of one megabyte."""
         mount = new_path("tmpfs")
         os.mkdir(mount)
         if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", mount], capture_output=True).returncode:
@@ -782,7 +790,7 @@ class Disk(Case):
         self.succeeds(run_.run("--resume", "latest", "--keep", "1"))
 
     def test_memory_and_local_disk(self):
-        """--checkpoint-local writes to another disk first, and takes no memory (marin#8508)."""
+        """--checkpoint-local first writes to another disk, and uses no memory (marin#8508)."""
         local = Directory()
         self.succeeds(local.run("-n", "4", "--checkpoint-local", local.file("local")))
         self.assertEqual(local.state(12), whole_run().state(12))

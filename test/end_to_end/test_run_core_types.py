@@ -1,9 +1,10 @@
-"""What is right on this machine is right with the products of another: OpenBLAS plays another CPU, whose sums have another
-order and other roundings, and oneDNN one without instructions for BF16, whose BF16 and FP8 products are OpenBLAS's.
+"""Results that are right on this machine are right with the products of another. OpenBLAS simulates another CPU, whose
+sums have another order and other roundings, and oneDNN one without instructions for BF16, whose BF16 and FP8 products
+are OpenBLAS's.
 
-    CORE_TYPES=all python3 test/end_to_end/test_run_core_types.py     # every one that this CPU can play
+    CORE_TYPES=all python3 test/end_to_end/test_run_core_types.py     # every type that this CPU can use
 
-TEST_CPU: the test binary, build/cpu-native/test_cpu unless said otherwise.
+TEST_CPU names the test binary (default: build/cpu-native/test_cpu).
 """
 
 import os
@@ -14,7 +15,7 @@ from core_types import core_types
 from trainer import ENVIRONMENT, ROOT, FinishedRun, corpus
 
 TEST_CPU = os.path.abspath(os.environ.get("TEST_CPU", os.path.join(ROOT, "build", "cpu-native", "test_cpu")))
-# Those with other products, of which the last is the newest.
+# Types with other products; the last is the newest.
 OTHERS = core_types()[1:]
 PLAYED = OTHERS if os.environ.get("CORE_TYPES") == "all" else OTHERS[-2:-1]
 
@@ -26,7 +27,7 @@ def played(core):
 @unittest.skipIf(len(OTHERS) < 2, "this CPU can play no other")
 class OtherCoreTypes(unittest.TestCase):
     FLAGS = ["--max-steps", "8", "--lr", "1e-4", "--val-every", "8", "--val-batches", "2"]
-    # Of a loss: FP32 sums of a few hundred terms, and what BF16's and FP8's steps make of a value on a boundary.
+    # Bounds of losses: FP32 sums of a few hundred terms, and values that BF16 and FP8 round the other way.
     BOUNDS = {"fp32": 1e-5, "bf16": 1e-3, "fp8": 1e-3}
 
     def test_products_and_gradients(self):

@@ -1,4 +1,5 @@
-"""A run loses nothing that a user has: checkpoints on another disk, links, other programs' files, logs that are moved."""
+"""A run loses nothing that a user has: checkpoints on another disk, links, other programs' files, logs that were moved.
+"""
 
 import errno
 import os
@@ -16,7 +17,7 @@ from trainer import new_path, workspace
 class RunDirectory(Case):
     @classmethod
     def setUpClass(cls):
-        """A run with checkpoints of steps 3 and 6, and without model.safetensors, which a killed run does not have."""
+        """A run with checkpoints of steps 3 and 6, and without model.safetensors, like a killed run."""
         cls.whole = Directory()
         result = cls.whole.run("-n", "3", "--stop-after", "6")
         assert result.code == 0, result.err
@@ -27,7 +28,7 @@ class RunDirectory(Case):
         self.elsewhere = new_path("elsewhere")
 
     def files(self):
-        """{path: contents} of all files and links."""
+        """Returns {path: contents} of all files and links."""
         found = {}
         for parent, directories, names in os.walk(self.run_.path):
             for path in (os.path.join(parent, name) for name in directories + names):
@@ -42,7 +43,7 @@ class RunDirectory(Case):
         shutil.move(self.run_.file("checkpoints"), self.elsewhere)
 
     def somebodys(self):
-        """A folder with a text."""
+        """A folder with a user's file."""
         folder = new_path("somebodys")
         os.mkdir(folder)
         with open(os.path.join(folder, "thesis"), "w", encoding="utf-8") as file:
@@ -55,7 +56,7 @@ class RunDirectory(Case):
 
 
 class Auto(RunDirectory):
-    """--resume auto begins a new run only where nothing says that there was a checkpoint."""
+    """--resume auto begins a new run only if there is no sign of an earlier checkpoint."""
 
     def refuses(self, *words):
         before = self.files()
@@ -85,7 +86,7 @@ class Auto(RunDirectory):
         self.refuses("checkpoints/step_00000006.set_aside is there", "rename a .set_aside directory")
 
     def test_killed_before_the_first_checkpoint(self):
-        """Only the records of steps were lost anyhow, and they are kept."""
+        """Only the records of steps were lost anyway, and they are kept."""
         self.run_ = Directory()
         process = self.run_.start("--max-steps", "100000", "--checkpoint-minutes", "0", "-n", "90000")
         while not process.stdout.readline().startswith("step     2/"):
@@ -99,7 +100,8 @@ class Auto(RunDirectory):
             self.assertIn('"step":2,"loss"', file.read())
 
     def test_a_start_that_failed_is_not_in_the_way(self):
-        for fault, kept in (("20", []), ("60", []), ("100", ["before-1"])):  # before, after run.json; after a validation
+        # Before run.json; after it; after a validation.
+        for fault, kept in (("20", []), ("60", []), ("100", ["before-1"])):
             self.run_ = Directory()
             self.succeeds(self.run_.run(env={"LLMC_FAULT": fault}), 1)
             self.assertEqual(os.path.exists(self.run_.file("run.json")), fault != "20")
@@ -109,7 +111,7 @@ class Auto(RunDirectory):
 
 class Links(RunDirectory):
     def test_a_checkpoint_on_another_disk(self):
-        """It is read through its link, and retention removes the link alone."""
+        """It is read through its link, and retention only removes the link."""
         shutil.move(self.run_.checkpoints[6], self.elsewhere)
         os.symlink(self.elsewhere, self.run_.file("checkpoints", "step_00000006"))
         result = self.succeeds(self.run_.run("--resume", "latest", "-n", "1", "--keep", "1", "--stop-after", "9"))
@@ -163,7 +165,7 @@ class Names(RunDirectory):
 
     def test_files_of_another_program(self):
         folder = self.somebodys()
-        self.succeeds(Directory(folder).run("--stop-after", "1"))  # nothing there has a name of ours
+        self.succeeds(Directory(folder).run("--stop-after", "1"))  # nothing there has one of our names
         self.assert_untouched(folder)
         for name in ("config.json", "main.log", "model-00001-of-00002.safetensors"):
             self.run_ = Directory(self.somebodys())
@@ -176,7 +178,7 @@ class Names(RunDirectory):
 
 
 class LocalDisk(Case):
-    """--checkpoint-local: nothing has a name there while it is written, so that nothing can be left behind by a kill."""
+    """--checkpoint-local: files have no name there while they are written, so a kill leaves nothing behind."""
 
     def test_nothing_has_a_name_there(self):
         run_, seen = Directory(), 0
@@ -198,7 +200,7 @@ class LocalDisk(Case):
 
 class Logs(RunDirectory):
     def test_moved_away_during_a_run(self):
-        """Checkpoints are written all the same, and later records go to a new file."""
+        """Checkpoints are still written, and later records go to a new file."""
         process = self.run_.start("--max-steps", "100000", "-n", "5", "--resume", "latest")
         self.addCleanup(process.kill)
 
@@ -226,7 +228,7 @@ class Logs(RunDirectory):
         self.assertEqual([r["step"] for r in self.run_.records() if "loss" in r], [last + 1, last + 2])
 
     def test_a_disk_that_is_full_for_a_while(self):
-        """The run goes on, saves when there is room again, and lacks no record."""
+        """The run continues, saves when there is room again, and loses no record."""
         mount = new_path("tmpfs")
         os.mkdir(mount)
         if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", mount], capture_output=True).returncode:
@@ -236,7 +238,7 @@ class Logs(RunDirectory):
         process = run_.start("--max-steps", "100000", "-n", "50", "--keep", "1")
         self.addCleanup(process.stderr.close)
         self.addCleanup(process.kill)
-        threading.Thread(target=process.stdout.read, daemon=True).start()  # which must not fill its pipe
+        threading.Thread(target=process.stdout.read, daemon=True).start()  # its pipe must not fill up
         lines = []
 
         def wait_for(text):

@@ -1,5 +1,6 @@
-"""train_gpt eval, and HellaSwag: the numbers of the run that made the weights, scores as Python computes them, the same
-on several ranks, and what is refused."""
+"""train_gpt eval and HellaSwag: the numbers of the run that made the weights, scores as Python computes them, equality
+on several ranks, and refusals.
+"""
 
 import json
 import math
@@ -17,7 +18,7 @@ SMALL = ["--layers", "1", "--channels", "32", "--heads", "1", "--precision", "fp
 
 
 class Gpt2:
-    """GPT-2's forward in Python's doubles, of a model of one head."""
+    """GPT-2's forward in Python's doubles, for a model with one head."""
 
     def __init__(self, path):
         self.tensors = {}
@@ -61,7 +62,7 @@ class Gpt2:
 
 
 def write_choices(examples):
-    """[(label, context, completions)] in llm.c's format, by its definition alone."""
+    """Writes [(label, context, completions)] in llm.c's format, using only its definition."""
     path, stream, longest = new_path("choices") + ".bin", [], 0
     for index, (label, context, completions) in enumerate(examples):
         words = [65535, 0, index, label, len(completions), len(context), *context]
@@ -77,7 +78,7 @@ def write_choices(examples):
 
 
 def evaluate(source, *flags, ranks=None):
-    """What eval writes as JSON."""
+    """The JSON that eval writes."""
     path = new_path() + ".json"
     arguments = ["eval", "--from", source, "-b", "4", "-t", "64", "--precision", "fp32", "-o", path, *flags]
     done = run_ranks(ranks, *arguments) if ranks else run(*arguments)
@@ -90,7 +91,7 @@ def evaluate(source, *flags, ranks=None):
 class Eval(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        """A small model, and examples scored in Python whose answers do not hang on rounding."""
+        """A small model, and examples scored in Python whose answers do not depend on rounding."""
         cls.trained = FinishedRun(*SMALL, "--val", corpus().val, "--val", "train=" + corpus().train, "--val-batches", "3")
         model, chance = Gpt2(cls.trained.path("model.safetensors")), random.Random(1)
         cls.examples, cls.answers = [], []
@@ -143,7 +144,7 @@ class Eval(unittest.TestCase):
         self.assertNotIn(b"tel:", done.read("main.log"))
 
     def test_the_loss_of_the_run(self):
-        """From a checkpoint, from model.safetensors and from llm.c's file: the bits of the run's last validation."""
+        """From a checkpoint, model.safetensors and llm.c's file, eval gives the bits of the run's last validation."""
         last = [r for r in self.trained.records if "val_loss" in r][-1]
         tensors, values = read_safetensors(self.trained.path("model.safetensors")), {}
         for name, transposed, count in llmc_tensors(SHAPE):

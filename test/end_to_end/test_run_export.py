@@ -1,4 +1,4 @@
-"""train_gpt export: models from one program's files to another's and back, and what it refuses."""
+"""train_gpt export: models from one program's files to another's and back, and refusals."""
 
 import json
 import os
@@ -19,7 +19,7 @@ def read(path):
 
 
 def bf16(data):
-    """The BF16 of FP32 numbers, to nearest even."""
+    """FP32 numbers as BF16, rounded to nearest even."""
     bits = struct.unpack(f"<{len(data) // 4}I", data)
     return struct.pack(f"<{len(bits)}H", *(b + 0x7fff + (b >> 16 & 1) >> 16 for b in bits))
 
@@ -44,7 +44,7 @@ class Export(unittest.TestCase):
             self.assertIn(part, result.err)
 
     def llmc_file(self):
-        """The run's weights as llm.c's, from a writer of this test's own."""
+        """The run's weights as an llm.c file, written by this test itself."""
         values = {}
         for name, transposed, count in llmc_tensors(SHAPE):
             _, shape, data = self.tensors["transformer." + name]
@@ -69,7 +69,8 @@ class Export(unittest.TestCase):
         self.assertEqual(read(os.path.join(inside, "model.bin")), expected)
         back = self.export(path)
         self.assertEqual(read_safetensors(os.path.join(back, "model.safetensors")), self.tensors)
-        ours = dict(json.loads(self.trained.read("config.json")), bos_token_id=None, eos_token_id=None)  # llm.c has none
+        # llm.c's files have none.
+        ours = dict(json.loads(self.trained.read("config.json")), bos_token_id=None, eos_token_id=None)
         self.assertEqual(json.loads(read(os.path.join(back, "config.json"))), ours)
 
     def test_bf16(self):
@@ -81,7 +82,7 @@ class Export(unittest.TestCase):
             self.assertEqual(data, bf16(self.tensors[name][2]), name)
         config = json.loads(read(os.path.join(directory, "config.json")))
         self.assertEqual((config["torch_dtype"], config["n_head"]), ("bfloat16", 2))
-        # The same numbers as llm.c's, and a run that starts from either is the same.
+        # The same numbers as llm.c's; a run that starts from either is the same.
         path = self.export(directory, "--format", "llmc", "--dtype", "bf16", to=new_path() + ".bin")
         self.assertEqual(len(read(path)), 1024 + (os.path.getsize(self.llmc_file()) - 1024) // 2)
         losses = [FinishedRun("--max-steps", "2", "--init-from", source).losses for source in (directory, path)]
@@ -152,9 +153,9 @@ class Export(unittest.TestCase):
         self.assertEqual(read_safetensors(self.trained.path("model.safetensors")), self.tensors)
 
     def test_tokenizer(self):
-        """tokenizer.json of a table: its merges, in their order, cut words as the table's ranks do."""
+        """The merges in tokenizer.json, in their order, split words like the table's ranks."""
         words = [b"low", b"lower", b"newest", b"widest", "wörter".encode(), b"x\n\t"]
-        pieces = [bytes([byte]) for byte in reversed(range(256))]  # not in GPT-2's order of bytes either
+        pieces = [bytes([byte]) for byte in reversed(range(256))]  # also not in GPT-2's order of bytes
         pieces += [b"lo", b"low", b"es", b"est", b"er", "ö".encode(), b"we", b"ne", b"new", b"wer", b"dest"]
         table = new_path() + ".bin"
         with open(table, "wb") as file:
@@ -174,7 +175,7 @@ class Export(unittest.TestCase):
         vocab, merges = tokenizer["model"]["vocab"], [tuple(pair) for pair in tokenizer["model"]["merges"]]
         self.assertEqual(sorted(vocab.values()), list(range(len(pieces) + 1)))
         self.assertEqual((vocab["<|endoftext|>"], len(merges)), (len(pieces), len(pieces) - 256))
-        # GPT-2's characters of bytes, from its own description: what is printable stands for itself.
+        # GPT-2's characters for bytes, by its own description: printable bytes stand for themselves.
         printable = [*range(0x21, 0x7f), *range(0xa1, 0xad), *range(0xae, 0x100)]
         others = [byte for byte in range(256) if byte not in printable]
         letter = {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
@@ -211,11 +212,13 @@ class Export(unittest.TestCase):
                      "has 268 tokens, but the vocabulary has 257")
         with open(table, "r+b") as file:
             file.seek(1024 + 2 * 256)
-            file.write(b"\2zq")  # "lo", of which neither part comes later
+            file.write(b"\2zq")  # "lo", neither part of which comes later
         self.refused(DATA, ["--from", model, "--to", new_path(), "--tokenizer", table], "token 257", "no merge of two")
 
     def test_end_token(self):
-        """generate() stops at the token between documents: as the run's data says, or the tokenizer, or its name."""
+        """generate() stops at the token between documents: from the run's data, else from the tokenizer, else by its
+        name.
+        """
         def ends(directory, *texts):
             ids = [json.loads(read(os.path.join(directory, name)))[key] for key in ("eos_token_id", "bos_token_id")
                    for name in ("config.json", "generation_config.json")]

@@ -1,4 +1,5 @@
-"""A device that is lost in the middle of a run (LLMC_FAULT): the message, the exit code, and what LLMC_SYNC=1 adds."""
+"""A device that is lost in the middle of a run (LLMC_FAULT): the message, the exit code, and the effect of LLMC_SYNC=1.
+"""
 
 import unittest
 

@@ -1,4 +1,4 @@
-"""What a run prints and writes, how it ends, and what can be done with what it wrote."""
+"""The output and files of a run, how it ends, and the uses of its files."""
 
 import json
 import math
@@ -102,7 +102,7 @@ class Files(unittest.TestCase):
         self.assertRegex(info["weights_hash"], "^[0-9a-f]{16}$")
 
     def test_versions(self):
-        """What a run can be explained by later: the checkout, and the library that made its products."""
+        """The facts that explain a run later: the checkout, and the library of its products."""
         versions = json.loads(self.done.read("run.json"))["versions"]
         names = ["train_gpt", "git", "built_for", "compiler", "openblas", "openblas_core"]
         self.assertIn(list(versions), [names, [*names, "onednn"]])  # which not every build and CPU has
@@ -132,7 +132,7 @@ class Files(unittest.TestCase):
         self.assertEqual(len([x for x in self.done.result.out.splitlines() if x.startswith("val ")]), 4)
 
     def output_in_a_terminal(self, **variables):
-        """What a run prints when its output is a terminal."""
+        """The output of a run in a terminal."""
         ours = re.compile(r"NO_COLOR$|TERM$|OMPI_|PMI|SLURM_|RANK$|WORLD_SIZE$")
         env = {k: v for k, v in ENVIRONMENT.items() if not ours.match(k)}
         terminal, inside = pty.openpty()
@@ -319,7 +319,7 @@ class Configuration(unittest.TestCase):
 
 
 class Fingerprints(unittest.TestCase):
-    """What tells whether two runs may be compared."""
+    """The fingerprint that decides if two runs may be compared."""
 
     @staticmethod
     def of(*flags):

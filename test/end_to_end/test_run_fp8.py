@@ -72,7 +72,7 @@ class Fp8(unittest.TestCase):
         self.assertEqual(in_use(of_threads), on_every_card)
         self.assertEqual(of_threads.losses, fused.losses)
         self.assertEqual(of_threads.read("model.safetensors"), fused.read("model.safetensors"))
-        # What casts attention's output gives the bits of attention and a cast.
+        # The fused cast of attention's output gives the bits of attention and a separate cast.
         names = [name for name in in_use(fused) if name != "attention_fp8"]
         without = FinishedRun(*flags, "--kernels", ",".join(names))
         self.assertEqual(in_use(without), names)
@@ -103,7 +103,7 @@ class Fp8(unittest.TestCase):
                 self.assertLess(worst, 1e-3)
 
     def test_products_of_chosen_layers(self):
-        # Three products a layer; what stays in BF16 is counted there, beside the head's three.
+        # Three products per layer. Layers in BF16 are counted there, next to the head's three.
         for layers, expected in (("all", 8), ("all,-first", 4), ("all,-last,-fc_proj", 3), ("none,fc", 2),
                                  ("none,block1.qkv", 1), ("none", 0)):
             with self.subTest(layers=layers):

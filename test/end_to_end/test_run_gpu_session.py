@@ -1,4 +1,4 @@
-"""The GPU session (dev/gpu/): all its parts on the host device in tiny sizes, and that it sees what is wrong."""
+"""The GPU session (dev/gpu/): all its parts on the host device in tiny sizes, and the errors that it must notice."""
 
 import contextlib
 import copy
@@ -66,7 +66,7 @@ class Dry(unittest.TestCase):
                 self.assertEqual(part["part"], number)
                 for field in ("date", "command", "card", "driver"):
                     self.assertIn(field, part)
-                self.assertFalse(part["measured"])  # the host device's numbers are no GPU's
+                self.assertFalse(part["measured"])  # the host device's numbers are not a GPU's
 
     def test_products(self):
         probe = self.parts[1]["items"]["probe"]
@@ -143,7 +143,7 @@ class Dry(unittest.TestCase):
         self.assertGreaterEqual(part["items"]["training"]["tests"]["passed"], 1)
         for name in several_ranks.SHARDED:
             self.assertEqual(part["items"][name]["different"], {str(stage): [] for stage in range(4)})
-        # And what is not the same is named.
+        # And differences are named.
         run = os.path.join(self.out, "ranks")
         self.assertEqual(several_ranks.same_run(os.path.join(run, "bf16_one"), os.path.join(run, "fp32_one")),
                          ["losses", "norms", "weights"])
@@ -190,7 +190,7 @@ class Dry(unittest.TestCase):
         self.assertTrue(part["skipped"])
 
     def test_another_device_than_the_hosts_is_seen(self):
-        """Positive control of part 3: the reference is not what this program computes."""
+        """A positive control of part 3: the reference differs from the results of this program."""
         pack = trainer.new_path("pack")
         shutil.copytree(self.pack, pack, symlinks=True)
         metrics = os.path.join(pack, "references", "bf16", "metrics.jsonl")

@@ -1,4 +1,4 @@
-"""make install and make dist: what they leave runs elsewhere, and what they took is gone again."""
+"""make install and make dist: their results run elsewhere, and temporary files are removed."""
 
 import glob
 import os
@@ -23,7 +23,7 @@ def run(*command, directory):
 
 class Packages(unittest.TestCase):
     def check_programs(self, package):
-        """The program says what it is, trains, and a script that is there reads what it left."""
+        """The program prints its version and trains, and an installed script reads its run."""
         program = os.path.join(package, "train_gpt_cpu")
         version = run(program, "--version", directory=package)
         self.assertRegex(version, r"(?m)^train_gpt \d+\.\d+\.\d+ ")
@@ -47,12 +47,12 @@ class Packages(unittest.TestCase):
         self.assertEqual(os.path.realpath(link), os.path.join(os.path.realpath(installed), "lib/train_gpt/train_gpt_cpu"))
         self.check_programs(os.path.join(installed, "lib", "train_gpt"))
         self.assertEqual(glob.glob(os.path.join(installed, "**", "__pycache__"), recursive=True), [])
-        make("install", f"DESTDIR={root}", "PREFIX=/opt/there")  # over what is there
+        make("install", f"DESTDIR={root}", "PREFIX=/opt/there")  # over the existing files
         make("uninstall", f"DESTDIR={root}", "PREFIX=/opt/there")
         self.assertEqual([files for _, _, files in os.walk(root) if files], [])
 
     def test_dist(self):
-        """Without the CUDA build, and the host's as it is here: those of other machines take long to make."""
+        """Without the CUDA build, and with the host build for this machine only, because other builds take long."""
         said = make("dist", "NVCC=", "DIST_OPTIONS=").stdout
         path, = re.findall(r"build/dist/train_gpt-\d+\.\d+\.\d+-linux-\w+\.tar\.gz", said)
         place = new_path()

@@ -1,4 +1,4 @@
-"""scripts/pretrain: the runs of GPT-2 and GPT-3. Their flags, what they are started with, and a run in small."""
+"""scripts/pretrain: the runs of GPT-2 and GPT-3, with their flags, their launch commands, and a small run."""
 
 import importlib.util
 import json
@@ -34,7 +34,7 @@ def config(*flags, **environment):
 
 class Pretraining(unittest.TestCase):
     def test_predicted_times(self):
-        """The README's are those of the program as it is."""
+        """The README's times are those of the present program."""
         with open(os.path.join(SCRIPTS, "README.md"), encoding="utf-8") as file:
             lines = file.read().splitlines()
         for script in pretrain_table.scripts():
@@ -89,7 +89,7 @@ class Pretraining(unittest.TestCase):
         self.assertEqual(losses[0], losses[1])
 
     def test_several_machines(self):
-        """The last command that each way comes to, with stand-ins for mpirun and sbatch."""
+        """The final command of each way to launch, with stand-ins for mpirun and sbatch."""
         commands, data = new_path(), self.shards()
         os.makedirs(commands)
         for name in ("mpirun", "sbatch"):

@@ -1,5 +1,6 @@
-"""--profile-steps: a trace of every rank that holds each unit's compute, gathers and reductions, in an order that the
-streams' waits allow; the same training with it and without; and what is refused."""
+"""--profile-steps: a trace of every rank that contains each unit's compute, gathers and reductions, in an order that
+the streams' waits allow; the same training with and without it; and refusals.
+"""
 
 import collections
 import json
@@ -13,13 +14,13 @@ from trainer import ROOT, FinishedRun, new_path, run, tiny_flags
 
 LAYERS = 4
 UNITS = ["embedding", *(f"block {i}" for i in range(LAYERS)), "final norm"]
-# Four micro-steps a step in one process, two each in two.
+# Four micro-steps per step in one process, two each in two processes.
 FLAGS = ["--layers", LAYERS, "--batch", 2, "--total-batch", 512, "--max-steps", 6]
 HOST, COMPUTE, WEIGHTS, GRADIENTS = range(4)
 
 
 class Trace:
-    """A file as a viewer reads it: times in whole nanoseconds."""
+    """A trace file as a viewer reads it, with times in whole nanoseconds."""
 
     def __init__(self, path):
         with open(path, encoding="utf-8") as file:
@@ -52,7 +53,7 @@ class Base(unittest.TestCase):
         self.assertTrue(trace.ranges)
         for r in trace.ranges:
             self.assertGreaterEqual(r["end"], r["begin"], r)
-        for tid in (COMPUTE, WEIGHTS, GRADIENTS):  # what the ranges of one stream are named for comes one by one
+        for tid in (COMPUTE, WEIGHTS, GRADIENTS):  # ranges of one stream come one after the other
             self.assertEqual(overlapping([r for r in trace.line(tid) if r["name"] != "sum over groups"]), [])
 
     def check_compute(self, trace, steps, micro_steps):
@@ -130,8 +131,9 @@ class OneProcess(Base):
 @unittest.skipUnless(MPIRUN, "no mpirun")
 class Ranks(Base):
     def check_order(self, trace, slots):
-        """Weights are there before compute reads them, and gradients are complete before they leave; a slot is not
-        filled while its unit is read."""
+        """Weights arrive before compute reads them, gradients are complete before they leave, and a slot is not filled
+        while its unit is read.
+        """
         for i, unit in enumerate(UNITS):
             compute = trace.named(unit + " forward") + trace.named(unit + " backward")
             gathers, reductions = trace.named("gather " + unit), trace.named("reduce " + unit)
@@ -175,7 +177,7 @@ class Ranks(Base):
         self.assertIn("hidden behind compute", profiled.result.stdout)
         return flags, profiled
 
-    # Two blocks fit into the slots, so a pass begins with what the one before it ended with.
+    # Two blocks fit into the slots, so a pass begins with the blocks with which the previous one ended.
     STAGE3 = {"embedding": 1, "block 0": 3, "block 1": 3, "block 2": 2, "block 3": 2, "final norm": 1}
 
     def test_stage_3(self):
@@ -218,7 +220,7 @@ class Ranks(Base):
         self.assertEqual(sorted(trace.processes), [0, 1])
         parts = [Trace(done.path(f"trace-rank{rank}.json")) for rank in range(2)]
         self.assertEqual(len(trace.ranges), sum(len(part.ranges) for part in parts))
-        # On one machine the clocks agree: what one rank reduces, the other does at the same time.
+        # On one machine the clocks agree, so ranks reduce at the same time.
         for a, b in zip(parts[0].named("reduce block 1"), parts[1].named("reduce block 1")):
             self.assertLess(max(a["begin"], b["begin"]), min(a["end"], b["end"]))
         empty = subprocess.run([*script, new_path(), "-o", merged], capture_output=True, text=True)

@@ -1,5 +1,6 @@
-"""train_gpt as several processes: the same training as one process, in every stage of sharding; one set of files; a stop
-that all agree on; and starts that are refused."""
+"""train_gpt as several processes: the same training as one process in every sharding stage, one set of files, a common
+decision to stop, and refused starts.
+"""
 
 import json
 import os
@@ -43,7 +44,7 @@ def worst(a, b):
     return max(abs(x / y - 1) for x, y in zip(a, b))
 
 
-# OpenBLAS rounds otherwise with another number of threads: every process of these tests has one.
+# OpenBLAS rounds differently with another number of threads, so every process of these tests has one.
 ONE_THREAD = {"OMP_NUM_THREADS": ENVIRONMENT["OMP_NUM_THREADS"]}
 
 
@@ -57,7 +58,7 @@ def check_same_run(test, run, other):
 
 @unittest.skipUnless(MPIRUN, "no mpirun")
 class Ranks(unittest.TestCase):
-    # 6 samples a step: one process of 6, three of 2, or two of 1 with three micro-steps.
+    # 6 samples per step: one process with 6, three with 2, or two with 1 and three micro-steps.
     FLAGS = ["--total-batch", "384", "--max-steps", "20", "--lr", "1e-3", "--warmup", "5", "--reduce-order", "rank"]
 
     def flags(self, *more):
@@ -65,7 +66,7 @@ class Ranks(unittest.TestCase):
 
     def check_all_stages(self, precision, bound):
         one = FinishedRun(*self.flags("--batch", "6", "--val-batches", "2", *precision))
-        # Micro-batches of another size round otherwise, on one rank as well. Of the same size, summed in rank order,
+        # Micro-batches of another size round differently, even on one rank. With the same size and sums in rank order,
         # one rank and three agree to the bit.
         same_size = FinishedRun(*self.flags("--batch", "2", *precision, "--val-batches", "6"), env=ONE_THREAD)
         for stage in range(4):
@@ -145,9 +146,10 @@ class Ranks(unittest.TestCase):
 
 @unittest.skipUnless(MPIRUN and os.environ.get("RANK_MATRIX"), "RANK_MATRIX names no numbers of ranks")
 class Matrix(unittest.TestCase):
-    """Every stage with every number of ranks in RANK_MATRIX, two micro-steps a step, beside one rank that does the same
-    micro-batches: 20 steps that are the same to the bit when gradients are summed in rank order, and else within
-    bounds; memory."""
+    """Every stage with every number of ranks in RANK_MATRIX, with two micro-steps per step, compared with one rank on
+    the same micro-batches: 20 steps that agree to the bit if gradients are summed in rank order, otherwise within
+    bounds; and memory.
+    """
 
     BOUNDS = {"fp32": 1e-5, "bf16": 1e-3, "fp8": 1e-3}
 
@@ -195,7 +197,7 @@ class OverTcp(unittest.TestCase):
         hostile_peers.check_lie(0, "text without an end", random.Random(1))
 
     def test_ranks_that_do_not_meet(self):
-        """The meeting says what is wrong before the watchdog, which has the same limit, says that nothing moves."""
+        """The meeting reports the problem before the watchdog, which has the same limit, reports that nothing moves."""
         for rank, address, message in (
                 (1, "no.such.host.invalid", "rank 1: could not reach rank 0 at no.such.host.invalid:"),
                 (1, "127.0.0.1", "Connection refused; are MASTER_ADDR and MASTER_PORT right"),
@@ -208,7 +210,7 @@ class OverTcp(unittest.TestCase):
                 self.assertNotIn("nothing moved", error)
 
     def test_rank_killed(self):
-        """The other one ends with code 7, a line that names it, and a report."""
+        """The other rank ends with code 7, a line that names the lost one, and a report."""
         directory, port = new_path(), free_port()
         ranks = [self.start(rank, port, directory, "--max-steps", "1000000") for rank in range(2)]
         deadline = time.monotonic() + 60
@@ -233,7 +235,7 @@ class Planning(unittest.TestCase):
         return done.stdout if code == 0 else done.stderr
 
     def rows(self, text):
-        """The table of stages: {stage: its cells}."""
+        """The table of stages as {stage: its cells}."""
         table = text.split("Sharding: ")[1]
         return {int(row[0]): row[1:] for row in re.findall(
             r"^  (\d) +(\S+ \S+) +(\S+ \S+) +(\S+ \S+) +(\S+ \S+) +(\S+ \S+) +([\d.]+) ms +([\d.]+) ms",
@@ -244,11 +246,11 @@ class Planning(unittest.TestCase):
         text = self.plan(*flags, "--zero", "2")
         rows = self.rows(text)
         self.assertEqual(list(rows), [0, 1, 2, 3])
-        for stage in rows:  # each row is what a run with that stage plans
+        for stage in rows:  # each row is the plan of a run with that stage
             memory = self.plan(*flags, "--zero", stage).split("Predicted step")[0]
             for name, cell in zip(("weights", "gradients", "optimizer", "total"), rows[stage]):
                 self.assertRegex(memory, rf"{name} +{re.escape(cell)}")
-            self.assertLess(float(rows[stage][5]), 0.2 * float(rows[stage][6]))  # most of it hides
+            self.assertLess(float(rows[stage][5]), 0.2 * float(rows[stage][6]))  # most of it is hidden
         self.assertRegex(text, r"(?m)^  2 .* this run$")
         self.assertNotRegex(text, r"(?m)^  [013] .*this run")
         self.assertRegex(text, r"(?m)^  1 .* recommended$")
@@ -260,7 +262,7 @@ class Planning(unittest.TestCase):
             return float(amount) * {"MiB": 1, "GiB": 1024}[unit]
         self.assertGreater(sent("--precision", "bf16"), sent() + 50)
         self.assertLess(sent("--reduce", "bf16"), sent() - 200)
-        # A byte, and 1/128 for scales, in place of two: of 7/8 of the parameters' gradients.
+        # A byte plus 1/128 for scales, instead of two bytes: for 7/8 of the parameters' gradients.
         padded = 124475904
         self.assertAlmostEqual(sent("--reduce", "bf16") - sent("--reduce", "fp8"), padded * 7 / 8 * (1 - 1 / 128) / 2**20,
                                delta=0.5)

@@ -1,5 +1,6 @@
-"""train_gpt sample: the same text with the cache and without it, from every kind of weights; a terminal's prompts; and
-what is refused."""
+"""train_gpt sample: the same text with and without the cache, from every kind of weights; prompts from a terminal; and
+refusals.
+"""
 
 import json
 import os
@@ -44,7 +45,7 @@ class Sample(unittest.TestCase):
         self.assertEqual(len(seeds), 4)
 
     def test_what_a_run_prints(self):
-        """While training and afterwards: one sampler."""
+        """The sampler is the same during training and afterwards."""
         ((_, text),) = self.trained.result.samples
         result = self.sample("--prompt", "dan ", "--tokens", "12", "--seed", "1337")
         self.assertEqual(result.out.splitlines()[0], text)
@@ -60,7 +61,7 @@ class Sample(unittest.TestCase):
         self.assertEqual(texts, {run("sample", "--from", exported, *flags).out})
 
     def test_several_samples(self):
-        """Seeds follow each other; without a prompt, and no terminal to ask, a document begins."""
+        """Samples use consecutive seeds. Without a prompt and a terminal, a document begins."""
         several = self.sample("--num-samples", "3", "--tokens", "30", "--seed", "5").out.split("\n---\n")
         alone = [self.sample("--tokens", "30", "--seed", str(seed)).out for seed in (5, 6, 7)]
         self.assertEqual([text.rstrip("\n") for text in several], [text.rstrip("\n") for text in alone])
@@ -104,7 +105,9 @@ class Sample(unittest.TestCase):
         self.refused(DATA, [*source[:-1], table], "301 tokens", "257")
 
     def test_the_tokenizer_is_found(self):
-        """In the run, in a checkpoint's run, in a Hugging Face directory, next to the training data; or ids are printed."""
+        """In the run, in a checkpoint's run, in a Hugging Face directory, or next to the training data. Otherwise ids
+        are printed.
+        """
         flags = ["--prompt", "dan ", "--tokens", "20", "--temperature", "0"]
         expected = self.sample(*flags).out
         exported = new_path()
@@ -129,7 +132,7 @@ class Sample(unittest.TestCase):
 
 
 def table(pieces, end):
-    """llm.c's tokenizer file."""
+    """Builds llm.c's tokenizer file."""
     head = struct.pack("<4i", 20240328, 2, len(pieces), end).ljust(1024, b"\0")
     return head + b"".join(bytes([len(piece)]) + piece for piece in pieces)
 
@@ -141,7 +144,7 @@ class WhileTraining(unittest.TestCase):
     """Samples of a run whose shards were not made with the byte vocabulary."""
 
     def shards(self, **files):
-        """A folder with the corpus and these files; its sidecar names a tokenizer.json that is not there."""
+        """A folder with the corpus and these files. Its sidecar names a tokenizer.json that does not exist."""
         folder = new_path("data")
         os.makedirs(folder)
         os.symlink(corpus().train, os.path.join(folder, "train_000000.bin"))
@@ -167,7 +170,7 @@ class WhileTraining(unittest.TestCase):
         self.assertRegex(trained.result.samples[0][1], r"^(\d+ ){10}$")
 
     def test_next_to_the_shards(self):
-        """The same text as with the tokenizer given. The run keeps it, and goes on with its copy."""
+        """The same text as with an explicit tokenizer. The run keeps a copy and resumes with it."""
         expected = self.train(self.shards(), "--tokenizer", "bytes").result.samples[0][1]
         folder = self.shards(tokenizer_bin=table(BYTES, 256))
         trained = self.train(folder)
@@ -182,7 +185,7 @@ class WhileTraining(unittest.TestCase):
 
     @unittest.skipUnless(HAS_TOKENIZERS, "the Python package tokenizers is not in .venv")
     def test_a_tokenizer_json_of_ones_own(self):
-        """Prompts are encoded, and text is decoded, as the tokenizers package does it."""
+        """Prompts are encoded and text is decoded exactly like by the tokenizers package."""
         folder = new_path("own")
         for command in (["train-tokenizer", "README.md", "--vocab", "400", "--out", folder + "/tok.json"],
                         ["text", "README.md", "--val-fraction", "0", "--tokenizer", folder + "/tok.json", "--out", folder]):

@@ -34,7 +34,7 @@ class Learning(unittest.TestCase):
         run = FinishedRun("--train", shard, "--vocab", VOCAB, "--batch", "2", "--max-steps", "120", "--lr", "3e-3")
         self.assertGreater(run.losses[0], 5)
         self.assertLess(run.losses[-1], 0.1)
-        # What the loss then is, is known where the target is to have a probability of 1 - 0.2 + 0.2 / V.
+        # The loss is then known, because the target should have a probability of 1 - 0.2 + 0.2 / V.
         smoothed = FinishedRun("--train", shard, "--vocab", VOCAB, "--batch", "2", "--max-steps", "120", "--lr", "3e-3",
                                "--label-smoothing", "0.2")
         self.assertEqual(smoothed.losses[0], run.losses[0], "the loss is reported without it")
@@ -43,7 +43,7 @@ class Learning(unittest.TestCase):
     def test_z_loss_is_trained_and_not_reported(self):
         without, with_it = (FinishedRun("--max-steps", "2", *flags).steps for flags in ([], ["--z-loss", "1"]))
         self.assertEqual(with_it[0]["loss"], without[0]["loss"])
-        # Of fresh weights log Z is about log V: the term's gradient is larger than the loss's own.
+        # With fresh weights log Z is about log V, so the term's gradient is larger than the loss's own.
         self.assertGreater(with_it[0]["norm"], 2 * without[0]["norm"])
         self.assertNotEqual(with_it[1]["loss"], without[1]["loss"])
 
@@ -80,7 +80,7 @@ class SameNumbers(unittest.TestCase):
                 strict = FinishedRun(*flags, env={"LLMC_STREAMS": "lazy", "LLMC_GUARD": "1"})
                 self.assert_same(plain, strict)
                 self.assertEqual(len(plain.result.samples), 2)
-                # What is printed may have line breaks, where the result's are cut.
+                # Printed samples may have line breaks, where the recorded ones are cut.
                 recorded = [(r["step"], r["sample"].split("\n")[0]) for r in plain.records if "sample" in r]
                 self.assertEqual(recorded, plain.result.samples)
                 self.assertEqual(plain.result.samples, strict.result.samples)

@@ -159,7 +159,7 @@ class Setup(InDirectory):
         self.assertIn("setup: installing doctest-dev", result.stdout)
 
     def pip_installs(self, *arguments, venv=VENV):
-        """What pip is asked to install, and what is said, where no package of the system is missing."""
+        """The packages that pip is asked to install, and the output, if no system package is missing."""
         log = os.path.join(self.directory, "log")
         result = self.setup_on(*arguments, dpkg_query='for p in "${@:3}"; do echo "installed $p"; done',
                                apt_get="exit 9", python3=f'echo "$@" >>{log}\n{venv}')
@@ -212,7 +212,7 @@ class GpuArch(InDirectory):
         return subprocess.run(command + list(arguments), capture_output=True, text=True, env=environment)
 
     def built_for(self, *arguments, **nvidia_smi):
-        """What the flags say, and the directory."""
+        """The architectures in the flags, and the directory."""
         result = self.make(*arguments, **nvidia_smi)
         self.assertEqual((result.returncode, result.stderr), (0, ""))
         found, flags, directory = result.stdout.split("\n")[:3]

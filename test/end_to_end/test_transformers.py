@@ -1,6 +1,7 @@
-"""Hugging Face's transformers beside this program: what one has written gives the other the same losses.
+"""Hugging Face's transformers and this program give the same losses for weights that the other has written.
 
-Needs the Python packages torch and transformers, which scripts/setup.sh does not install; skipped without them."""
+Needs the Python packages torch and transformers, which scripts/setup.sh does not install; skipped without them.
+"""
 
 import importlib.util
 import json
@@ -14,7 +15,7 @@ from trainer import corpus, new_path, run
 BATCH, LENGTH = 4, 32
 PACKAGES = ("torch", "transformers")
 
-# Sums of at most some hundred terms of order 1, added in two orders: each errs by 2^-24 times their number at most.
+# Sums of at most a few hundred terms of order 1, added in two orders: each errs by at most 2^-24 times their number.
 SAME = 2e-5
 
 
@@ -64,7 +65,7 @@ class Transformers(unittest.TestCase):
         theirs.save_pretrained(back)
         self.assertIn("model.safetensors", os.listdir(back))
         self.assertLess(abs(self.their_loss(theirs) - self.our_loss(back)), SAME)
-        # What was trained, not what a fresh model of the shape would be.
+        # Trained weights, not those of a fresh model of the same shape.
         fresh = type(theirs)(theirs.config)
         self.assertGreater(abs(self.their_loss(fresh) - self.their_loss(theirs)), 100 * SAME)
 

@@ -1,8 +1,9 @@
-"""The CUDA build, end to end, on the virtual GPU (dev/virtual_gpu/README.md): it trains as the host device does, its
-gradients are the same tensor by tensor, ranks over NCCL agree to the bit with one rank, and no order of streams and blocks
+"""The CUDA build, end to end, on the virtual GPU (dev/virtual_gpu/README.md): it trains like the host device, its
+gradients agree tensor by tensor, ranks over NCCL agree to the bit with one rank, and no order of streams and blocks
 changes anything.
 
-The programs are those of `make virtual train_gpt_cpu gradients-cpu`."""
+The programs are those of `make virtual train_gpt_cpu gradients-cpu`.
+"""
 
 import contextlib
 import json
@@ -20,9 +21,9 @@ VIRTUAL = os.path.join(trainer.ROOT, "build", "virtual")
 HOST_GRADIENTS = os.path.join(trainer.ROOT, "build", "cpu-native", "gradients_cpu")
 RANKS = 3
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-NO_CHECK = ["--card-check", "off"]  # test_card_check.py has it
-# Largest |virtual / host - 1| of a loss. In FP32 the two differ in the order of a few sums and in exp2; elsewhere a value
-# that is rounded the other way now and then carries on.
+NO_CHECK = ["--card-check", "off"]  # test_card_check.py tests it
+# The largest allowed |virtual / host - 1| of a loss. In FP32 the two differ in the order of a few sums and in exp2. In
+# other precisions a value that rounds the other way propagates.
 BOUNDS = {"fp32": 1e-5, "bf16": 1e-3, "delayed": 1e-3, "current": 1e-3, "block": 1e-3}
 STEPS = ["--max-steps", "20", "--lr", "3e-4", "--warmup", "5"]
 
@@ -33,7 +34,7 @@ def flags_of(name):
 
 @contextlib.contextmanager
 def on_virtual_gpu():
-    """Runs of `trainer`, and of several ranks, are the virtual GPU's meanwhile."""
+    """Meanwhile, runs of `trainer` and of several ranks use the virtual GPU."""
     program = os.path.join(VIRTUAL, "train_gpt")
     with mock.patch.object(trainer, "PROGRAM", program), mock.patch.object(test_run_ranks, "PROGRAM", program):
         yield
@@ -73,8 +74,8 @@ class FollowsHost(unittest.TestCase):
                 self.assertLess(test_run_ranks.worst(virtual.losses, host.losses), BOUNDS[precision])
 
     def test_gradients_of_every_tensor(self):
-        # By its norm and by its projection on a fixed direction, as fractions of the norm. BF16 has 8 bits, FP8 4 or 3;
-        # what is summed rounds in another order.
+        # Compares the norm and the projection on a fixed direction, as fractions of the norm. BF16 has 8 bits, FP8 has
+        # 4 or 3, and sums round in another order.
         for name, bound in {"fp32": 1e-5, "bf16": 1e-2, "delayed": 5e-2}.items():
             with self.subTest(name):
                 host = self.gradients(HOST_GRADIENTS, name)
@@ -100,7 +101,7 @@ class FollowsHost(unittest.TestCase):
 
 class Orders(unittest.TestCase):
     def test_no_order_changes_anything(self):
-        """Work as late as its waits allow, in random order, blocks and warps in random order, by several threads."""
+        """Work as late as its waits allow, in random order, and blocks and warps in random order on several threads."""
         flags = [*flags_of("delayed"), "--total-batch", "512", "--max-steps", "4", "--val", corpus().val, "--val-every", "2",
                  "--val-batches", "2"]
         first = virtual_run(*flags)
@@ -114,7 +115,7 @@ class Orders(unittest.TestCase):
 
 @unittest.skipUnless(test_run_ranks.MPIRUN, "no mpirun")
 class Ranks(unittest.TestCase):
-    """Over NCCL, a card for each rank."""
+    """Ranks over NCCL, each with its own card."""
 
     FLAGS = ["--total-batch", "384", "--batch", "2", "--max-steps", "4", "--lr", "1e-3", "--warmup", "2",
              "--reduce-order", "rank"]
@@ -133,13 +134,15 @@ class Ranks(unittest.TestCase):
         self.check_stages("delayed", [1, 2, 3])
 
     def test_other_optimizers(self):
-        """A slice may begin at any of a thread's eight places, where nvcc could have fused other products."""
+        """A slice may begin at any of a thread's eight places, where nvcc might fuse other products."""
         for optimizer in ("muon", "normuon", "lion", "sgd"):
             self.check_stages("fp32", [1], "--optimizer", optimizer)
 
     def test_lazy_and_random_streams(self):
-        """Four layers share two places for weights, and for gradients. First with gradients in FP8, what ranks owe, and a
-        probe, whose collectives come between those of weights; then with none but the gradients' in a backward pass."""
+        """Four layers share two slots for weights and for gradients. The first runs have FP8 gradients with residuals,
+        and a probe, whose collectives come between those of weights. The second have only the gradients' collectives in
+        a backward pass.
+        """
         flags = [*self.FLAGS, "--layers", "4"]
         for more, orders in (([*flags_of("delayed"), "--zero", "3", "--reduce", "fp8", "--fp8-probe-every", "1"],
                               ("lazy", "random")), ([*flags_of("bf16"), "--zero", "2"], ("lazy",))):
@@ -150,7 +153,7 @@ class Ranks(unittest.TestCase):
                     test_run_ranks.check_same_run(self, check, first)
 
     def test_collectives(self):
-        """Every collective of the project, by test_ranks."""
+        """Runs test_ranks with every collective of the project."""
         done = subprocess.run([*test_run_ranks.LAUNCH, "-np", str(RANKS), os.path.join(VIRTUAL, "test_ranks")],
                               capture_output=True, text=True, timeout=120,
                               env={**test_run_ranks.ENVIRONMENT, "VIRTUAL_GPU_DEVICES": str(RANKS)})
@@ -165,7 +168,7 @@ class Ranks(unittest.TestCase):
         self.assertRegex(done.stderr, r"rank \d.*(all_gather|reduce_scatter|all_reduce|broadcast|all_to_all)")
 
 
-# NVML's functions that a run calls: of cards on the virtual GPU's bus, and each reading is 3 J more than the last.
+# The NVML functions that a run calls, for cards on the virtual GPU's bus; each reading is 3 J more than the last.
 NVML = """
 #include <string.h>
 int nvmlInit_v2(void) { return 0; }
@@ -198,7 +201,7 @@ class Power(unittest.TestCase):
 
 
 class Faults(unittest.TestCase):
-    """What goes wrong on a card, and what the program says and does."""
+    """Faults of a card, and the program's messages and reactions."""
 
     def run_with(self, fault, *flags):
         with on_virtual_gpu():
@@ -224,7 +227,9 @@ class Faults(unittest.TestCase):
         self.assertIn("has 1.0 MiB", result.err)
 
     def test_a_workspace_that_there_is_no_memory_for(self):
-        """Products are made with a smaller one, or none, which is said. (A run that has so little is refused before.)"""
+        """Products use a smaller workspace, or none, with a message. (A run with that little memory is refused
+        earlier.)
+        """
         for left, workspace in ((4096, None), (24, 4), (3, 0)):
             result = subprocess.run(
                 [os.path.join(VIRTUAL, "test_gpu"), "--no-colors", "-tc=An algorithm that the library does not have*"],
@@ -235,7 +240,7 @@ class Faults(unittest.TestCase):
             self.assertEqual(said, [] if workspace is None else [str(workspace)])
 
     def test_a_product_that_is_refused(self):
-        """The matmul runs in BF16, and a note says so."""
+        """The matmul runs in BF16, with a note."""
         refused, whole = self.run_with("refuse:1"), self.run_with("memory:4096")
         self.assertEqual((refused.code, whole.code), (0, 0), refused.err + whole.err)
         self.assertIn("CUBLAS_STATUS_NOT_SUPPORTED); the same values are multiplied in BF16 instead", refused.out + refused.err)

@@ -1,7 +1,7 @@
-"""Runs the real trainer for the end-to-end tests: a tiny corpus, tiny models, and what a run leaves behind.
+"""Runs the real trainer for the end-to-end tests: a tiny corpus, tiny models, and the files of a run.
 
-The program is ./train_gpt_cpu, or what the environment variable TRAIN_GPT says. As a script it makes a short run, for
-builds with a sanitizer, or looks at how a run ended:
+The program is ./train_gpt_cpu, or the value of the environment variable TRAIN_GPT. As a script it makes a short run,
+for sanitizer builds, or checks how a run ended:
 
     python3 test/end_to_end/trainer.py --short-run build/cpu-native-address/train_gpt_cpu
     python3 test/end_to_end/trainer.py --near-floor out/demo/fp8 1.2
@@ -24,17 +24,18 @@ PROGRAM = os.path.abspath(os.environ.get("TRAIN_GPT", os.path.join(ROOT, "train_
 VOCAB = 257
 HEADER_BYTES = 1024
 
-# 2 layers, 64 channels: fractions of a millisecond a token.
+# 2 layers, 64 channels: fractions of a millisecond per token.
 TINY_MODEL = ["--layers", "2", "--channels", "64", "--heads", "2", "--context", "64"]
 TINY_BATCH = ["--batch", "4", "--seq", "64"]
-# Threads that wait asleep: the tests may share the cores.
+# Threads wait by sleeping, since the tests may share the cores.
 ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", **os.environ}
 TIME_FIELDS = ("ms", "tokens_per_s", "time", "elapsed", "watts", "joules_per_token")
-# scripts/test.sh without --all: fewer of what --all has beside these.
+# scripts/test.sh without --all tests less.
 BRIEF = bool(os.environ.get("BRIEF"))
-# Every --fp8-recipe: what is tested of one is tested of all.
-TENSOR_RECIPES = ("delayed", "current")[:1 if BRIEF else 2]  # a scale a tensor
-BLOCK_RECIPES = ("mxfp8", "block")[:1 if BRIEF else 2]  # scales for blocks; `block` needs channels in multiples of 128
+# Every --fp8-recipe, so that each is tested everywhere.
+TENSOR_RECIPES = ("delayed", "current")[:1 if BRIEF else 2]  # one scale per tensor
+# One scale per block; `block` needs channels in multiples of 128.
+BLOCK_RECIPES = ("mxfp8", "block")[:1 if BRIEF else 2]
 FP8_RECIPES = TENSOR_RECIPES + BLOCK_RECIPES
 
 
@@ -74,7 +75,7 @@ def corpus():
 
 
 def write_shard(tokens, *, magic=20240520, version=1, count=None, cut=0, extra=b"", wide=False):
-    """A shard without a sidecar, with what is asked for wrong in it."""
+    """Writes a shard without a sidecar, with the requested defects."""
     path = new_path("shard") + ".bin"
     count = len(tokens) if count is None else count
     body = struct.pack(f"<{len(tokens)}{'I' if wide else 'H'}", *tokens)
@@ -92,7 +93,7 @@ class Result:
 
     @property
     def samples(self):
-        """[(step, text)]; text that has line breaks is cut at the first."""
+        """Returns [(step, text)]; text with line breaks is cut at the first."""
         found = re.findall(r"^sample after step (\d+):\n(.*)$", self.out, re.MULTILINE)
         return [(int(step), text) for step, text in found]
 
@@ -110,7 +111,7 @@ def tiny_flags(*flags):
 
 
 def recipe_flags(recipe):
-    """FP8 with this recipe, and a tiny model that it can take."""
+    """Flags for FP8 with this recipe and a tiny model that supports it."""
     size = ["--channels", "128", "--heads", "2"] if recipe in BLOCK_RECIPES else []
     return ["--precision", "fp8", "--fp8-recipe", recipe, *size]
 
@@ -140,7 +141,7 @@ class FinishedRun:
         return [r for r in self.records if "loss" in r]
 
     def check_memory(self, test):
-        """What every rank has taken of each kind of memory is what was planned."""
+        """Checks that every rank uses exactly the planned memory of each kind."""
         (memory,) = (r["memory"] for r in self.records if "memory" in r)
         for kind, sizes in memory.items():
             with test.subTest(kind=kind, **sizes):
@@ -149,7 +150,7 @@ class FinishedRun:
         test.assertGreater(memory["optimizer"]["planned"], 0)
 
     def scales_at(self, step):
-        """{tensor: scale} after that step; nothing without FP8."""
+        """Returns {tensor: scale} after that step; {} without FP8."""
         return {t["tensor"]: t["scale"] for r in self.records if "fp8" in r and r["step"] == step for t in r["fp8"]}
 
     @property
@@ -162,17 +163,17 @@ class FinishedRun:
 
     @property
     def validations(self):
-        """{step: loss}"""
+        """Returns {step: loss}."""
         return {r["step"]: r["val_loss"] for r in self.records if "val_loss" in r}
 
     @property
     def timeless(self):
-        """All records without what depends on the clock, or on how memory is aligned."""
+        """All records without fields that depend on the clock or on the alignment of memory."""
         return [{k: v for k, v in r.items() if k not in TIME_FIELDS} for r in self.records if "memory" not in r]
 
 
 def read_safetensors(path):
-    """{name: (dtype, shape, bytes)}, by the format's definition alone."""
+    """Returns {name: (dtype, shape, bytes)}, using only the format's definition."""
     with open(path, "rb") as file:
         data = file.read()
     (length,) = struct.unpack("<Q", data[:8])
@@ -192,7 +193,7 @@ def read_safetensors(path):
 
 
 def write_safetensors(path, tensors):
-    """The reverse."""
+    """Writes such a file."""
     header, end = {}, 0
     for name, (dtype, shape, data) in tensors.items():
         header[name] = dict(dtype=dtype, shape=shape, data_offsets=[end, end + len(data)])
@@ -203,7 +204,7 @@ def write_safetensors(path, tensors):
 
 
 def llmc_tensors(model):
-    """[(Hugging Face's name, whether it is stored transposed, elements)] in the order of llm.c's model files."""
+    """Returns [(Hugging Face's name, True if stored transposed, elements)] in the order of llm.c's model files."""
     C, L = model["channels"], model["layers"]
     blocks = [("ln_1.weight", C), ("ln_1.bias", C), ("attn.c_attn.weight", 3 * C * C), ("attn.c_attn.bias", 3 * C),
               ("attn.c_proj.weight", C * C), ("attn.c_proj.bias", C), ("ln_2.weight", C), ("ln_2.bias", C),
@@ -216,7 +217,8 @@ def llmc_tensors(model):
 
 
 def write_llmc_model(path, model, values):
-    """llm.c's model file in FP32, by the format's definition alone. values: {name: numbers as (out, in)}."""
+    """Writes llm.c's model file in FP32, using only the format's definition. `values` is {name: numbers as (out, in)}.
+    """
     header = [20240326, 3, model["context"], model["vocab"], model["layers"], model["heads"], model["channels"]]
     padded = -(-model["vocab"] // 128) * 128
     with open(path, "wb") as file:
@@ -229,7 +231,7 @@ def write_llmc_model(path, model, values):
 
 
 def short_run(program):
-    """Everything a run does, as little of it as possible: for slow builds."""
+    """Uses every feature of a run as briefly as possible, for slow builds."""
     for precision in ("fp8", "bf16", "fp32"):
         directory = new_path()
         subprocess.run([os.path.abspath(program), "--train", corpus().train, "--val", corpus().val, "--out", directory,
@@ -245,8 +247,9 @@ def short_run(program):
 
 
 def near_floor(directory, factor):
-    """Whether a run's last validation loss is below its corpus's entropy floor times `factor`, and not below the floor
-    itself by more than chance."""
+    """True if a run's last validation loss is below its corpus's entropy floor times `factor`, and not below the floor
+    itself by more than chance.
+    """
     with open(os.path.join(directory, "run.json"), encoding="utf-8") as file:
         (val,) = json.load(file)["config"]["val"]
     with open(os.path.join(ROOT, val + ".json"), encoding="utf-8") as file:

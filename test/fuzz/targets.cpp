@@ -1,3 +1,5 @@
+// The inputs to fuzz: each target feeds bytes to one reader of files, and any exception other than llmc::Error is a
+// bug.
 // build: fuzzed
 #include "test/fuzz/targets.h"
 
@@ -24,7 +26,7 @@
 namespace llmc::test {
 namespace {
 
-// Bytes as a file, in memory.
+// Bytes as a file in memory.
 class MemoryFile {
 public:
     explicit MemoryFile(const std::string& bytes) : fd_(::memfd_create("fuzz", 0)) {
@@ -47,9 +49,9 @@ void expect_no_more_than_errors(Read&& read) {
     }
 }
 
-// ---- what is read --------------------------------------------------------------------------------------------------
+// ---- the readers ---------------------------------------------------------------------------------------------------
 
-// Behind its checksum: what a changed text could do if that were right.
+// Adds the right checksum, to find out what a changed text could do.
 void read_manifest(const std::string& bytes) {
     expect_no_more_than_errors([&] { parse_manifest("manifest.json", bytes); });
     const std::string whole = strprintf("{\"checksum\": \"%016llx\",\n\"manifest\": ",
@@ -57,7 +59,7 @@ void read_manifest(const std::string& bytes) {
                               bytes + "}\n";
     expect_no_more_than_errors([&] {
         const Manifest manifest = parse_manifest("manifest.json", whole);
-        parse_manifest("manifest.json", manifest_text(manifest));  // what was read can be written
+        parse_manifest("manifest.json", manifest_text(manifest));  // a manifest that was read can be written
         state_from_json(manifest.state);
     });
 }
@@ -73,7 +75,7 @@ void read_safetensors(const std::string& bytes) {
     expect_no_more_than_errors([&] {
         const SafetensorsFile opened(file.path());
         for (const TensorInfo& tensor : opened.tensors()) {
-            std::vector<char> values(tensor.bytes());  // at most the file's
+            std::vector<char> values(tensor.bytes());  // no more than the file has
             opened.read(tensor.name, values.data(), values.size());
         }
     });
@@ -100,7 +102,7 @@ std::string shard(int32_t magic, int32_t version) {
     return bytes;
 }
 
-// Of a shard as it should be.
+// The sidecar of a valid shard.
 void read_sidecar(const std::string& bytes) {
     static const TemporaryDirectory directory;
     const std::string path = directory / "shard.bin";
@@ -128,7 +130,7 @@ void read_choice_file(const std::string& bytes) {
     expect_no_more_than_errors([&] { check_choices(read_choices(file.path()), 300, 64, file.path()); });
 }
 
-// A run.json, or a configuration alone: with what follows from its values, and written again.
+// A run.json, or only its configuration: resolves its values and writes it again.
 void read_run_json(const std::string& bytes) {
     const MemoryFile file(bytes);
     ResolveInputs inputs;
@@ -150,7 +152,7 @@ void read_model(const std::string& bytes) {
     });
 }
 
-// ---- files as they should be ---------------------------------------------------------------------------------------
+// ---- valid files ---------------------------------------------------------------------------------------------------
 
 std::vector<std::string> manifests() {
     std::vector<std::string> bodies;
