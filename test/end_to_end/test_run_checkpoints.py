@@ -141,8 +141,7 @@ def whole_run(*flags):
 class Resume(Case):
     def test_same_bits(self):
         """In every precision, with accumulation. FP8's histories are restored, too (Megatron-Bridge#1730,
-        TransformerEngine#982).
-        """
+        TransformerEngine#982)."""
         kinds = [["--precision", "fp32"], ["--precision", "bf16"]]
         kinds += [[*recipe_flags(r), "--batch", "8", "--fp8-probe-every", "1"] for r in FP8_RECIPES]
         kinds.append(["--precision", "bf16", "--adam-moments", "bf16"])
@@ -194,8 +193,7 @@ class Resume(Case):
 
     def test_later_epochs(self):
         """In a later epoch (transformers#40691), exactly at an epoch's end (verl#7401), and with the place counted once
-        (Megatron-Bridge#4601).
-        """
+        (Megatron-Bridge#4601)."""
         rng = random.Random(3)
         shard = write_shard([rng.randrange(257) for _ in range(16 * 4 * 5 + 1)])  # 5 steps per epoch
         flags = ["--train", shard, "--vocab", "257", "--max-steps", "13", "--val-every", "0"]
@@ -359,8 +357,7 @@ class Resume(Case):
 @unittest.skipUnless(MPIRUN, "no mpirun")
 class Ranks(Case):
     """Saved on some ranks, resumed on others: slices that do not match (torchtitan#1702), and the place in the data
-    (torchtitan#816).
-    """
+    (torchtitan#816)."""
     FLAGS = ["--batch", "1", "--total-batch", "384", "--reduce-order", "rank", "--precision", "fp8"]
 
     def test_another_number_of_ranks_and_another_stage(self):
@@ -373,8 +370,7 @@ class Ranks(Case):
 
     def test_what_one_rank_keeps_of_a_whole_matrix(self):
         """NorMuon's second moments belong to a matrix's owner, which changes with the number of ranks. The momentum
-        continues unchanged.
-        """
+        continues unchanged."""
         self.check_pairs([((3, 2), (1, 0)), ((1, 0), (2, 3))],
                          [*self.FLAGS, "--optimizer", "normuon", "--muon-momentum-warmup", "8", "--muon-cautious-decay",
                           "--adam-moments", "bf16"])
@@ -504,8 +500,7 @@ class Refused(Case):
 
     def test_damaged_checkpoints_are_passed_over(self):
         """A truncated file (Lightning#688, metaseq#53), a missing one (cosmos-rl#550), a flipped bit, a link
-        (unsloth#6796). None of them is deleted.
-        """
+        (unsloth#6796). None of them is deleted."""
         def flip(path):
             damage(os.path.join(path, "rank_00000.safetensors"), 5000)
 
@@ -718,8 +713,7 @@ class Disk(Case):
 
     def test_killed_at_system_calls(self):
         """After a kill at any call, complete checkpoints load and equal the state at their step (speculators#739), and
-        the next run is not held up (Automodel#3261).
-        """
+        the next run is not held up (Automodel#3261)."""
         whole = Directory()
         self.succeeds(whole.run("--keep", "0", "--val-every", "0", "--max-steps", "8", "--stop-after", "4"))
         self.succeeds(whole.run("--keep", "0", "--val-every", "0", "--max-steps", "8", "--resume", "latest"))
