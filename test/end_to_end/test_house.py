@@ -18,7 +18,7 @@ SOURCE = (".cpp", ".cu", ".cuh", ".h", ".py", ".sh")
 LONGEST_FILE = 800  # lines
 LONGEST_FUNCTION = 100  # lines between its braces
 MOST_PARAMETERS = 10  # but for kernels and their launchers
-MOST_HEADERS_OF_ONE_FILE = 50  # see headers_of_one_file(); lower it with each that joins its file
+MOST_HEADERS_OF_ONE_FILE = 42  # see headers_of_one_file(); lower it with each that joins its file
 LARGEST_FILE = 256 << 10  # bytes
 LARGEST_FIXTURE = 2 << 20  # reference values in test/fixtures/
 
@@ -462,11 +462,11 @@ class Words(unittest.TestCase):
 
 # Folders whose comments are plain English throughout; in all others together there may be MOST_FRAGMENTS turns of phrase to
 # decode, and MOST_WITHOUT_OPENING sources without an opening comment. Lower these with every folder that is rewritten.
-PLAIN_FOLDERS = ["llmc/base", "llmc/device", "llmc/data", "llmc/comm", "llmc/checkpoint", "data", "data/prepare", "dev",
+PLAIN_FOLDERS = ["llmc/base", "llmc/device", "llmc/kernels", "llmc/data", "llmc/comm", "llmc/optim", "llmc/checkpoint", "data", "data/prepare", "dev",
                  "dev/gpu", "dev/probe", "dev/reference", "dev/virtual_gpu", "test", "test/base", "test/checkpoint",
                  "test/comm", "test/data", "test/device", "test/fuzz", "test/virtual_gpu"]
-MOST_FRAGMENTS = 460
-MOST_WITHOUT_OPENING = 88
+MOST_FRAGMENTS = 230
+MOST_WITHOUT_OPENING = 36
 
 # Fragments that comments must not contain, besides DIALECT, each with the form to write.
 FRAGMENTS = {
@@ -502,8 +502,8 @@ def fragments_in(text):
 
 
 def opens_with_a_comment(text):
-    """True if the first line of a source, after a shebang, is a comment or a docstring."""
-    return re.match(r'(#![^\n]*\n)?(//|# |""")', text) is not None
+    """True if the first line of a source, after a shebang, is a docstring or a comment other than a mark for the build."""
+    return re.match(r'(#![^\n]*\n)?(//(?! build:)|# |""")', text) is not None
 
 
 def folder_of(path):
@@ -553,6 +553,7 @@ class Comments(unittest.TestCase):
         self.assertTrue(opens_with_a_comment("#!/bin/bash\n# Runs it."))
         self.assertTrue(opens_with_a_comment('"""Runs it."""'))
         self.assertFalse(opens_with_a_comment('#include "a.h"\n// Runs it.'))
+        self.assertFalse(opens_with_a_comment("// build: optimized\n// Runs it."))
 
 
 if __name__ == "__main__":
