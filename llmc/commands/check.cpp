@@ -13,7 +13,7 @@
 #include "llmc/flags/trainer_config.h"
 #include "llmc/kernels/variants.h"
 #include "llmc/log/versions.h"
-#include "llmc/plan/gpu_table.h"
+#include "llmc/plan/cards.h"
 
 namespace llmc {
 namespace {

@@ -10,7 +10,7 @@
 #include "llmc/check/card_check.h"
 #include "llmc/check/collectives.h"
 #include "llmc/flags/options.h"
-#include "llmc/plan/card_rates.h"
+#include "llmc/plan/cards.h"
 #include "llmc/run/ranks.h"
 #include "llmc/run/resume.h"
 #include "llmc/train/trainer.h"
@@ -25,7 +25,7 @@ struct Admission {
     Rates rates;                      // that were reached on this rank's card; empty: nothing was timed
 };
 
-// What MFU is a share of: the data sheet's peak (gpu_table.h), or for a card that is in no table the most that the
+// What MFU is a share of: the data sheet's peak (cards.h), or for a card that is in no table the most that the
 // check saw a product of this precision reach.
 std::optional<double> peak_tflops(const DeviceInfo& device, Precision precision, const Admission& admission);
 

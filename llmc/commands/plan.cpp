@@ -12,7 +12,7 @@
 #include "llmc/commands/check.h"
 #include "llmc/flags/trainer_config.h"
 #include "llmc/log/metrics.h"
-#include "llmc/plan/scaling.h"
+#include "llmc/plan/plan.h"
 #include "llmc/run/ranks.h"
 #include "llmc/run/summary.h"
 
@@ -42,22 +42,8 @@ PlannedCard required_card(const Options& o) {
     throw Error(ExitCode::bad_flags, "--estimate-scaling: no card of the table is here; name one with --gpu: " + names);
 }
 
-PlanInputs inputs_of(const Options& o, const PlannedCard& card) {
-    return {card.gpu,
-            o.batch,
-            o.seq,
-            o.micro_steps,
-            o.world > 1 ? o.world : 1,
-            o.zero,
-            o.shard_within,
-            word_of(o.precision),
-            o.fp8_layers,
-            word_of(o.recompute),
-            word_of(o.optimizer),
-            word_of(o.muon_ns),
-            word_of(o.adam_moments),
-            word_of(o.reduce),
-            card.measured};
+PlannedRun run_of(const Options& o, const PlannedCard& card) {
+    return {trainer_config(o), o.precision, std::max(o.world, 1), card.gpu, card.measured};
 }
 
 StagePlan plan_stage(Options o, int ranks, int stage) {
@@ -157,19 +143,18 @@ std::string describe_remedies(const std::vector<Remedy>& remedies) {
 
 // ---- --dry-run -----------------------------------------------------------------------------------------------------
 
-double predicted_ms(const Options& o, const PlanInputs& in, const StagePlan& plan) {
-    return in.ranks > 1 ? predict_step(o.model_config, in, plan).step()
-                        : ideal_step_time(o.model_config, in, in.precision, plan.slices).total();
+double predicted_ms(const PlannedRun& run, const StagePlan& plan) {
+    return run.ranks > 1 ? predict_step(run, plan).step() : ideal_step_time(run, run.precision, plan.slices).total();
 }
 
-RunLength length_of(const Options& o, const PlanInputs& in, const StagePlan& plan) {
+RunLength length_of(const Options& o, const PlannedRun& run, const StagePlan& plan) {
     RunLength length;
     if (o.max_steps <= 0) return length;
     length.steps = o.max_steps;
     length.tokens = o.batches.tokens_until(o.max_steps);
-    if (!no_prediction_because(in).empty()) return length;
+    if (!no_prediction_because(run).empty()) return length;
     length.hours =
-        predicted_ms(o, in, plan) * static_cast<double>(length.tokens) / static_cast<double>(in.tokens()) / 3.6e6;
+        predicted_ms(run, plan) * static_cast<double>(length.tokens) / static_cast<double>(run.tokens()) / 3.6e6;
     return length;
 }
 
@@ -182,35 +167,35 @@ nlohmann::ordered_json memory_json(const StagePlan& plan) {
 }
 
 // Bytes, milliseconds and hours. Times are predicted.
-std::string plan_json(const Options& o, const PlanInputs& in, const StagePlan& plan,
+std::string plan_json(const Options& o, const PlannedRun& run, const StagePlan& plan,
                       const std::vector<StagePlan>& stages, const std::vector<Remedy>& remedies) {
     const ModelConfig& m = o.model_config;
-    const bool known = no_prediction_because(in).empty();
+    const bool known = no_prediction_because(run).empty();
     nlohmann::ordered_json json = {{"model", m.name},
                                    {"parameters", m.parameters()},
-                                   {"flops_per_token", m.flops_per_token(in.seq)},
-                                   {"gpu", in.gpu.match},
-                                   {"precision", in.precision},
-                                   {"ranks", in.ranks},
+                                   {"flops_per_token", m.flops_per_token(o.seq)},
+                                   {"gpu", run.gpu.match},
+                                   {"precision", word_of(o.precision)},
+                                   {"ranks", run.ranks},
                                    {"zero", plan.stage},
-                                   {"batch", in.batch},
-                                   {"seq", in.seq},
-                                   {"micro_steps", in.micro_steps},
-                                   {"tokens_per_step", in.tokens()},
+                                   {"batch", o.batch},
+                                   {"seq", o.seq},
+                                   {"micro_steps", o.micro_steps},
+                                   {"tokens_per_step", run.tokens()},
                                    {"memory", memory_json(plan)},
-                                   {"available", in.available()},
-                                   {"fits", plan.bytes() <= in.available()}};
+                                   {"available", run.available()},
+                                   {"fits", plan.bytes() <= run.available()}};
     if (known) {
-        const double ms = predicted_ms(o, in, plan);
+        const double ms = predicted_ms(run, plan);
         json["step_ms"] = ms;
-        json["tokens_per_s"] = 1e3 * static_cast<double>(in.tokens()) / ms;
+        json["tokens_per_s"] = 1e3 * static_cast<double>(run.tokens()) / ms;
     }
-    if (const RunLength length = length_of(o, in, plan); length.steps > 0) {
+    if (const RunLength length = length_of(o, run, plan); length.steps > 0) {
         json["steps"] = length.steps;
         json["tokens"] = length.tokens;
         if (length.hours) {
             json["hours"] = *length.hours;
-            json["gpu_hours"] = length.gpu_hours(in.ranks);
+            json["gpu_hours"] = length.gpu_hours(run.ranks);
         }
     }
     for (const StagePlan& stage : stages)
@@ -223,23 +208,23 @@ std::string plan_json(const Options& o, const PlanInputs& in, const StagePlan& p
 // Returns no_resources if the run does not fit.
 ExitCode dry_run(const Options& o) {
     const std::optional<PlannedCard> card = card_to_plan_for(o);
-    const PlanInputs in = inputs_of(o, card ? *card : PlannedCard{*find_gpu_by_short_name("h200")});
-    const StagePlan plan = plan_rank(o, planned_ranks(o, in.ranks));
+    const PlannedRun run = run_of(o, card ? *card : PlannedCard{*find_gpu_by_short_name("h200")});
+    const StagePlan plan = plan_rank(o, planned_ranks(o, run.ranks));
     std::vector<StagePlan> stages;
-    for (int stage = 0; stage <= 3 && in.ranks > 1; stage++) stages.push_back(plan_stage(o, in.ranks, stage));
-    const bool fits = plan.bytes() <= in.available();
+    for (int stage = 0; stage <= 3 && run.ranks > 1; stage++) stages.push_back(plan_stage(o, run.ranks, stage));
+    const bool fits = plan.bytes() <= run.available();
     std::vector<Remedy> remedies;
-    if (!fits) remedies = Remedies(o, in.ranks, in.available()).find();
+    if (!fits) remedies = Remedies(o, run.ranks, run.available()).find();
     std::string text;
     if (o.json) {
-        text = plan_json(o, in, plan, stages, remedies);
+        text = plan_json(o, run, plan, stages, remedies);
     } else {
         for (const std::string& note : o.notes)
             if (note.starts_with("--depth")) text += "note: " + note + "\n";  // others are of the machine at hand
-        text += describe_plan(o.model_config, in, plan.memory, plan.reserve, plan.slices);
-        if (const RunLength length = length_of(o, in, plan); length.steps > 0)
-            text += describe_length(length, in.ranks);
-        if (!stages.empty()) text += describe_sharding(o.model_config, in, stages);
+        text += describe_plan(run, plan.memory, plan.reserve, plan.slices);
+        if (const RunLength length = length_of(o, run, plan); length.steps > 0)
+            text += describe_length(length, run.ranks);
+        if (!stages.empty()) text += describe_sharding(run, stages);
         if (!fits) text += describe_remedies(remedies);
     }
     std::fputs(text.c_str(), stdout);
@@ -247,18 +232,18 @@ ExitCode dry_run(const Options& o) {
 }
 
 void print_scaling(const Options& o, int zero) {
-    PlanInputs in = inputs_of(o, required_card(o));
-    in.zero = zero < 0 ? 1 : zero;
+    PlannedRun run = run_of(o, required_card(o));
+    const int stage = run.config.sharding.stage = zero < 0 ? 1 : zero;
     const std::vector<ScalingPoint> points =
-        estimate_scaling(o.model_config, in, [&](int gpus) { return plan_stage(o, gpus, in.zero); });
-    std::fputs(describe_scaling(o.model_config, in, points).c_str(), stdout);
+        estimate_scaling(run, [&](int gpus) { return plan_stage(o, gpus, stage); });
+    std::fputs(describe_scaling(run, points).c_str(), stdout);
     if (o.out.empty()) return;
     std::error_code ignored;
     std::filesystem::create_directories(o.out, ignored);
     if (!std::filesystem::is_directory(o.out, ignored))
         throw Error(ExitCode::bad_flags, "cannot write into " + o.out + ": it is not a directory");
     const std::string path = o.out + "/scaling.json";
-    write_file(path, scaling_json(o.model_config, in, points));
+    write_file(path, scaling_json(run, points));
     std::printf("written to %s; scripts/plot_scaling.py draws it\n", path.c_str());
 }
 
@@ -293,9 +278,9 @@ std::optional<double> predicted_seconds(const Options& o, const StagePlan& plan,
     const std::optional<PlannedCard> card = card_to_plan_for(o);
     if (!card || o.precision == Precision::fp32 || (o.precision == Precision::fp8 && card->gpu.fp8_tflops == 0))
         return std::nullopt;
-    PlanInputs in = inputs_of(o, *card);
-    in.ranks = comm.world();
-    return 1e-3 * ideal_step_time(o.model_config, in, in.precision, plan.slices).total();
+    PlannedRun run = run_of(o, *card);
+    run.ranks = comm.world();
+    return 1e-3 * ideal_step_time(run, o.precision, plan.slices).total();
 }
 
 ExitCode plan_run(const Options& o, int zero) {

@@ -3,7 +3,7 @@
 #include "llmc/comm/comm.h"
 #include "llmc/device/runtime.h"
 #include "llmc/flags/options.h"
-#include "llmc/plan/sharding_plan.h"
+#include "llmc/plan/plan.h"
 
 namespace llmc {
 

@@ -18,7 +18,7 @@
 #include "llmc/log/profile.h"
 #include "llmc/log/validation_watch.h"
 #include "llmc/optim/loss_scale.h"
-#include "llmc/plan/gpu_table.h"
+#include "llmc/plan/cards.h"
 
 namespace llmc {
 namespace {

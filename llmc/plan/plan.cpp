@@ -1,3 +1,4 @@
+// The plan of one rank: memory, and the time of a step on a named card.
 #include "llmc/plan/plan.h"
 
 #include <algorithm>
@@ -21,29 +22,31 @@ constexpr AttentionRates kHeadDim64 = {{265, 371}, {218, 308}};
 constexpr AttentionRates kHeadDim128 = {{423, 560}, {219, 346}};
 constexpr double kAttentionPeak = 989.4;  // of the card they were measured on
 
-// Bytes that element-wise kernels move per token and layer, in units of C, when all that can be fused into the products
-// is (bias, residual, GELU and its gradient, bias gradients). The activation's: in units of the channels that it reads
-// and writes (GELU: 4C each).
+// Bytes that element-wise kernels move per token and layer, if everything that can be fused into the products is (bias,
+// residual, GELU and its gradient, bias gradients). They are in units of C, those of the activation in units of the
+// channels that it reads and writes (GELU: 4C each).
 constexpr double kNormForward = 4;        // read 2, write 2
-constexpr double kNormBackward = 8;       // read dy, x and the residual gradient, write that
+constexpr double kNormBackward = 8;       // read dy, x and the residual gradient, write the latter
 constexpr double kActivationForward = 2;  // read 2, write 2 each
-// In FP8 a layer's input and its output's gradient leave their producer in two layouts, one byte each: GELU and its
-// gradient become kernels of their own, and backward norms also write the quantized residual gradient. Attention's
-// outputs are quantized as they leave.
-constexpr double kActivationBackward = 4;  // of what it read: read x, write 1 + 1; and dy, 2 of what it wrote
-constexpr double kRope = 8;                // of queries and keys, forward and backward: read 2, write 2
+// In FP8, the producer of a layer's input or output gradient writes it in two layouts of one byte each. GELU and its
+// gradient become separate kernels, and backward norms also write the quantized residual gradient. Attention quantizes
+// its output as it writes it.
+constexpr double kActivationBackward = 4;  // per channel that it read: read x, write 1 + 1 (dy: kActivationForward)
+constexpr double kRope = 8;                // queries and keys, forward and backward: read 2, write 2
 constexpr double kNormBackwardFp8 = 2;
 constexpr double kEmbedding = 26;  // embedding forward, wte and wpe backward (FP32), final norm
-// Optimizer bytes a parameter: gradient twice (norm, update), master read and written, BF16 copy, a moment read and
-// written. And for AdamW another moment, for Muon directions that are written and read twice in BF16. AdamW's moments
-// in BF16 are half as large.
-double optimizer_bytes(const PlanInputs& in) {
-    if (in.optimizer == "adamw" && in.adam_moments == "bf16") return 4 + 4 + 8 + 2 + 2 * 4;
-    return 4 + 4 + 8 + 2 + 8 + (in.optimizer == "lion" || in.optimizer == "sgd" ? 0 : 8);
-}
-bool is_muon(const std::string& optimizer) { return optimizer == "muon" || optimizer == "normuon"; }
 
-// FLOPs of a step of Newton-Schulz, of all matrices.
+// Bytes per parameter in an optimizer step: the gradient is read twice (norm, update), the master is read and written,
+// the BF16 copy is written, and a moment is read and written. AdamW has a second moment; in BF16 both are half as
+// large. Muon writes and reads its directions twice in BF16.
+double optimizer_bytes(const OptimizerConfig& optimizer) {
+    if (optimizer.kind == OptimizerKind::adamw && optimizer.adam_moments == MomentFormat::bf16)
+        return 4 + 4 + 8 + 2 + 2 * 4;
+    const bool one_moment = optimizer.kind == OptimizerKind::lion || optimizer.kind == OptimizerKind::sgd;
+    return 4 + 4 + 8 + 2 + 8 + (one_moment ? 0 : 8);
+}
+
+// FLOPs of one Newton-Schulz step over all matrices.
 double newton_schulz_flops(const ModelConfig& model) {
     double flops = 0;
     for (const TensorRow& row : all_tensors(model)) {
@@ -85,54 +88,58 @@ std::string model_section(const ModelConfig& m, int T) {
     return text;
 }
 
-std::string batch_section(const PlanInputs& in) {
-    return strprintf("Step: %s\n  %s x %s x %s x %s\n", plural(in.tokens(), "token").c_str(),
-                     plural(in.batch, "sequence").c_str(), plural(in.seq, "token").c_str(),
-                     plural(in.ranks, "rank").c_str(), plural(in.micro_steps, "micro-step").c_str());
+std::string batch_section(const PlannedRun& run) {
+    return strprintf("Step: %s\n  %s x %s x %s x %s\n", plural(run.tokens(), "token").c_str(),
+                     plural(run.config.batch, "sequence").c_str(), plural(run.config.seq, "token").c_str(),
+                     plural(run.ranks, "rank").c_str(), plural(run.config.micro_steps, "micro-step").c_str());
 }
 
-std::string memory_section(const PlanInputs& in, const MemoryByKind& m, size_t reserve) {
+std::string memory_section(const PlannedRun& run, const MemoryByKind& m, size_t reserve) {
+    const TrainerConfig& config = run.config;
+    const OptimizerConfig& optimizer = config.optimizer;
     const size_t total = m.total() + reserve;
-    std::string text = in.ranks == 1 ? "Memory\n" : "Memory, each rank\n";
+    std::string text = run.ranks == 1 ? "Memory\n" : "Memory, each rank\n";
     text += row("weights", format_bytes(m.weights));
     text += row("gradients", format_bytes(m.gradients),
-                in.reduce == "fp8" && in.ranks > 1
+                config.sharding.wire == Wire::fp8 && run.ranks > 1
                     ? "with the residuals of --reduce fp8: 2 bytes per parameter on every rank"
                     : "");
-    text +=
-        row("optimizer", format_bytes(m.optimizer), in.optimizer + (in.adam_moments == "bf16" ? ", moments BF16" : ""));
-    text += row("activations", format_bytes(m.activations), strprintf("-b %d, -r %s", in.batch, in.recompute.c_str()));
+    text += row(
+        "optimizer", format_bytes(m.optimizer),
+        std::string(word_of(optimizer.kind)) + (optimizer.adam_moments == MomentFormat::bf16 ? ", moments BF16" : ""));
+    text += row("activations", format_bytes(m.activations),
+                strprintf("-b %d, -r %s", config.batch, word_of(config.recompute)));
     text += row("workspace", format_bytes(m.workspace));
     text += row("libraries", format_bytes(reserve),
-                std::string("reserved, an estimate: CUDA, cuBLASLt") + (in.ranks == 1 ? "" : ", NCCL"));
+                std::string("reserved, an estimate: CUDA, cuBLASLt") + (run.ranks == 1 ? "" : ", NCCL"));
     text += row("total", format_bytes(total),
-                strprintf("%s %s, which has %s", total <= in.available() ? "fits into" : "DOES NOT FIT into",
-                          in.gpu.match.c_str(), format_bytes(in.available()).c_str()));
+                strprintf("%s %s, which has %s", total <= run.available() ? "fits into" : "DOES NOT FIT into",
+                          run.gpu.match.c_str(), format_bytes(run.available()).c_str()));
     return text +
            row("host memory", format_bytes(m.staging), "pinned, a checkpoint's copy; none with --checkpoint-local");
 }
 
-std::string speed_line(const ModelConfig& model, const PlanInputs& in, const std::string& precision, double ms) {
-    const bool fp8 = precision == "fp8";
-    const double tokens_per_s = static_cast<double>(in.tokens()) / ms * 1000;
-    const double mfu = model_flops_utilization(model.flops_per_token(in.seq), tokens_per_s,
-                                               fp8 ? in.gpu.fp8_tflops : in.gpu.bf16_tflops, in.ranks);
-    return strprintf("  %-18s %s tok/s, MFU %.1f%% of the %s peak%s\n", precision.c_str(),
+std::string speed_line(const PlannedRun& run, Precision precision, double ms) {
+    const bool fp8 = precision == Precision::fp8;
+    const double tokens_per_s = static_cast<double>(run.tokens()) / ms * 1000;
+    const double mfu = model_flops_utilization(run.config.model.flops_per_token(run.config.seq), tokens_per_s,
+                                               fp8 ? run.gpu.fp8_tflops : run.gpu.bf16_tflops, run.ranks);
+    return strprintf("  %-18s %s tok/s, MFU %.1f%% of the %s peak%s\n", word_of(precision),
                      with_commas(std::llround(tokens_per_s)).c_str(), 100 * mfu, fp8 ? "FP8" : "BF16",
-                     precision == in.precision ? "; this run" : "");
+                     precision == run.precision ? "; this run" : "");
 }
 
-std::string time_section(const ModelConfig& model, const PlanInputs& in, int slices) {
-    if (in.precision == "fp32") return "Predicted step time: only known for bf16 and fp8 (this is fp32)\n";
-    std::vector<std::string> precisions = {"bf16"};
-    if (in.gpu.fp8_tflops > 0) precisions.push_back("fp8");
+std::string time_section(const PlannedRun& run, int slices) {
+    if (run.precision == Precision::fp32) return "Predicted step time: only known for bf16 and fp8 (this is fp32)\n";
+    std::vector<Precision> precisions = {Precision::bf16};
+    if (run.gpu.fp8_tflops > 0) precisions.push_back(Precision::fp8);
     std::vector<StepTime> times;
-    const CardRates card(in.gpu, in.measured);
+    const CardRates card(run.gpu, run.measured);
     std::string text = strprintf("Predicted step time on %s: each kernel alone at the best %s for its kind\n%18s",
-                                 in.gpu.match.c_str(), in.measured.rates.empty() ? "public rate" : "rate known", "");
-    for (const std::string& precision : precisions) {
-        times.push_back(ideal_step_time(model, in, precision, slices));
-        text += strprintf(" %14s", precision.c_str());
+                                 run.gpu.match.c_str(), run.measured.rates.empty() ? "public rate" : "rate known", "");
+    for (const Precision precision : precisions) {
+        times.push_back(ideal_step_time(run, precision, slices));
+        text += strprintf(" %14s", word_of(precision));
     }
     const auto line = [&](const char* name, const auto& part) {
         text += strprintf("\n  %-18s", name);
@@ -144,23 +151,23 @@ std::string time_section(const ModelConfig& model, const PlanInputs& in, int sli
     line("optimizer", &StepTime::optimizer);
     line("total", &StepTime::total);
     text += "\n";
-    for (size_t i = 0; i < times.size(); i++) text += speed_line(model, in, precisions[i], times[i].total());
-    if (in.gpu.fp8_tflops == 0)
-        text += strprintf("  %s has no FP8%s\n", in.gpu.match.c_str(),
-                          in.precision == "fp8" ? ": use --precision bf16 there" : "");
+    for (size_t i = 0; i < times.size(); i++) text += speed_line(run, precisions[i], times[i].total());
+    if (run.gpu.fp8_tflops == 0)
+        text += strprintf("  %s has no FP8%s\n", run.gpu.match.c_str(),
+                          run.precision == Precision::fp8 ? ": use --precision bf16 there" : "");
     return text +
            strprintf(
                "  Matmuls at %.0f TFLOP/s in bf16 and %.0f in fp8, attention at FlashAttention-3's share of the\n"
                "  peak, the rest at %.1f TB/s. Without gaps, overlap or communication, and not measured: real\n"
                "  runs are slower.\n",
                card.bf16_tflops, card.fp8_tflops, card.bandwidth_gbs / 1e3) +
-           "  " + wrap(describe_rates(in.measured, in.gpu.fp8_tflops > 0), 2, 110) + "\n";
+           "  " + wrap(describe_rates(run.measured, run.gpu.fp8_tflops > 0), 2, 110) + "\n";
 }
 
-// What differs between blocks, bytes a token and layer.
+// Bytes per token and layer that depend on the kind of block.
 struct ElementWise {
     double activation_forward, activation_backward, rope = 0;
-    bool fuses;  // products can take the activation in
+    bool fuses;  // the activation can be fused into products
 
     explicit ElementWise(const ModelConfig& model) {
         const ModelTable table = model.table();
@@ -174,24 +181,26 @@ struct ElementWise {
         if (table.activation != Activation::gelu)
             rope = kRope * (model.heads + model.key_value_heads()) * model.head_dim();
     }
-    // Of the activations, the share that are kernels of their own.
+    // The share of the activations that are kernels of their own.
     double share_alone(double fp8_share) const { return fuses ? fp8_share : 1; }
 };
 
 }  // namespace
 
-StepTime ideal_step_time(const ModelConfig& model, const PlanInputs& in, const std::string& precision, int slices) {
-    const double L = model.layers, C = model.channels, T = in.seq;
-    const double tokens = T * in.batch * in.micro_steps;  // of a step, on this rank
-    const CardRates card(in.gpu, in.measured);
-    const double peak = card.peak_tflops * 1e9, bytes = card.bandwidth_gbs * 1e6;  // a ms
+StepTime ideal_step_time(const PlannedRun& run, Precision precision, int slices) {
+    const TrainerConfig& config = run.config;
+    const ModelConfig& model = config.model;
+    const double L = model.layers, C = model.channels, T = config.seq;
+    const double tokens = T * config.batch * config.micro_steps;  // of a step, on this rank
+    const CardRates card(run.gpu, run.measured);
+    const double peak = card.peak_tflops * 1e9, bytes = card.bandwidth_gbs * 1e6;  // per millisecond
     const double flops[2] = {card.bf16_tflops * 1e9, card.fp8_tflops * 1e9};
     const std::vector<std::string> linear = linear_names(model);
-    const Fp8Layers fp8(precision == "fp8" ? in.fp8_layers : "none", model.layers, linear);
-    const bool fp8_head = fp8.is_fp8(kHeadLayer), again = in.recompute == "block";
+    const Fp8Layers fp8(precision == Precision::fp8 ? config.fp8_layers : "none", model.layers, linear);
+    const bool fp8_head = fp8.is_fp8(kHeadLayer), again = config.recompute == Recompute::block;
     const double fp8_share = (fp8.count() - fp8_head) / (L * static_cast<double>(linear.size()));
 
-    // Milliseconds a token: forward, of which backward does twice as much.
+    // Milliseconds per token in forward; backward takes twice as long.
     double products = 0;
     for (const TensorRow& row : all_tensors(model))
         if (row.is_matrix() && row.block >= 0)
@@ -214,27 +223,30 @@ StepTime ideal_step_time(const ModelConfig& model, const PlanInputs& in, const s
                        bytes_of.share_alone(fp8_share) * bytes_of.activation_backward) /
                       bytes;
     if (again) backward += forward;
-    if (in.recompute == "gelu" || in.recompute == "norm") backward += L * bytes_of.activation_forward / bytes;
-    if (in.recompute == "norm") backward += L * C * 2 * kNormForward / bytes;
+    const bool norms = config.recompute == Recompute::norm;
+    if (config.recompute == Recompute::gelu || norms) backward += L * bytes_of.activation_forward / bytes;
+    if (norms) backward += L * C * 2 * kNormForward / bytes;
     const double rest = (4.0 * model.padded_vocab() + C * kEmbedding) / bytes;  // logits are read and written in place
 
     StepTime t;
     t.products = tokens * ((3 + again) * products + 3 * head);
     t.attention = tokens * ((1 + again) * attention_forward + attention_backward);
     t.elementwise = tokens * (forward + backward + rest);
-    t.optimizer = static_cast<double>(model.padded_parameters()) / slices * optimizer_bytes(in) / bytes;
-    const int newton_schulz_steps = in.muon_ns == "s" ? 12 : 5;
-    const int sharing = in.shard_within > 0 ? in.shard_within : in.ranks;  // the matrices, in every stage
-    if (is_muon(in.optimizer)) t.optimizer += newton_schulz_steps * newton_schulz_flops(model) / flops[0] / sharing;
+    t.optimizer = static_cast<double>(model.padded_parameters()) / slices * optimizer_bytes(config.optimizer) / bytes;
+    const int sharing =
+        config.sharding.within > 0 ? config.sharding.within : run.ranks;  // Muon's matrices, in every stage
+    if (is_muon(config.optimizer.kind)) {
+        const size_t steps = newton_schulz_steps(config.optimizer.muon.newton_schulz).steps.size();
+        t.optimizer += static_cast<double>(steps) * newton_schulz_flops(model) / flops[0] / sharing;
+    }
     t.blocks_forward = tokens * (products + attention_forward + forward);
     t.blocks_backward = t.total() - t.optimizer - tokens * (3 * head + rest) - t.blocks_forward;
     return t;
 }
 
-std::string describe_plan(const ModelConfig& model, const PlanInputs& in, const MemoryByKind& memory, size_t reserve,
-                          int slices) {
-    return model_section(model, in.seq) + batch_section(in) + memory_section(in, memory, reserve) +
-           time_section(model, in, slices);
+std::string describe_plan(const PlannedRun& run, const MemoryByKind& memory, size_t reserve, int slices) {
+    return model_section(run.config.model, run.config.seq) + batch_section(run) + memory_section(run, memory, reserve) +
+           time_section(run, slices);
 }
 
 std::string describe_length(const RunLength& length, int ranks) {

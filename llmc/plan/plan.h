@@ -1,64 +1,68 @@
-// What --dry-run prints: the size of a run in parameters, FLOPs and memory, and the shortest time that a step could
-// take on a named card. Also the check that a run fits into memory, made before anything is allocated.
+// The plan of a run that has not started: its size in parameters and FLOPs, the memory and traffic of a rank in each
+// ZeRO stage, and the shortest time that a step could take on a card. --dry-run and --estimate-scaling print it, and
+// every run checks that it fits into memory before it allocates anything.
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <optional>
+#include <set>
 #include <string>
+#include <vector>
 
-#include "llmc/fp8/recipe.h"
-#include "llmc/model/config.h"
-#include "llmc/plan/card_rates.h"
-#include "llmc/plan/gpu_table.h"
-#include "llmc/shard/arena.h"
+#include "llmc/linear/matmul.h"
+#include "llmc/plan/cards.h"
+#include "llmc/shard/layout.h"
+#include "llmc/train/trainer.h"
 
 namespace llmc {
 
-// What libraries take of a GPU beside the arenas, and only when they are first used: the modules of kernels that CUDA
-// and cuBLASLt load, NCCL's buffers. Estimates that leave room, not measured; a run notes what was taken
-// (memory_outside).
+// ---- memory --------------------------------------------------------------------------------------------------------
+
+// GPU memory that libraries take in addition to the arenas, and only when they are first used: modules of kernels that
+// CUDA and cuBLASLt load, and NCCL's buffers. These are generous estimates, not measured; a run records what was really
+// taken (memory_outside).
 constexpr size_t kLibraryReserve = size_t{1} << 30;
 constexpr size_t kCommunicatorReserve = size_t{1} << 29;
 constexpr size_t memory_reserve(int communicators) {
     return kLibraryReserve + kCommunicatorReserve * static_cast<size_t>(communicators);
 }
-// That a rank has over NCCL: the world's, one for weights, one for gradients, and one between groups where there are
-// several. `shard_ranks`: of a group; 0: all.
+// How many NCCL communicators a rank has: one for the world, one for weights, one for gradients, and one between groups
+// if there are several. `shard_ranks`: ranks of a group; 0: all.
 int nccl_communicators(int ranks, int shard_ranks);
 
-// Throws Error(no_resources) when `needed` and `reserve` are more than `available` (0 = not known: never).
+// Throws Error(no_resources) if `needed` and `reserve` are more than `available`. 0: unknown, so it never throws.
 void check_memory(const MemoryByKind& needed, size_t reserve, size_t available, const std::string& device_name);
 
-// A run, and the card to plan for.
-struct PlanInputs {
-    GpuSpec gpu;
-    int batch = 4, seq = 1024, micro_steps = 1, ranks = 1;
-    int zero = 0, shard_within = 0;
-    std::string precision = "bf16";
-    std::string fp8_layers = "all";  // which linear layers an FP8 step has in FP8
-    std::string recompute = "gelu";
-    std::string optimizer = "adamw", muon_ns = "k", adam_moments = "fp32";
-    std::string reduce = "fp32";
+// A run to plan, and the card to plan it for.
+struct PlannedRun {
+    TrainerConfig config;
+    Precision precision = Precision::bf16;
+    int ranks = 1;
+    GpuSpec gpu = {};
     MeasuredRates measured = {};
-    int64_t tokens() const { return int64_t{batch} * seq * micro_steps * ranks; }  // of a step
+    int64_t tokens() const { return int64_t{config.batch} * config.seq * config.micro_steps * ranks; }  // of a step
     size_t available() const { return static_cast<size_t>(gpu.memory_gib * (size_t{1} << 30)); }
 };
 
-// Milliseconds of one optimizer step on one rank, with every kernel alone at the rate that is known for its kind
-// (card_rates.h): products at their FLOPs, attention at FlashAttention-3's rates, everything else at its bytes. No
-// gaps, no overlap, no communication. Recomputation is in the kinds that it repeats.
+// ---- time ----------------------------------------------------------------------------------------------------------
+
+// Milliseconds of one optimizer step on one rank, if every kernel ran alone at the best rate known for its kind
+// (CardRates): products by their FLOPs, attention at FlashAttention-3's rates, everything else by its bytes. There are
+// no gaps, no overlap and no communication. Recomputation counts in the kinds that it repeats.
 struct StepTime {
     double products = 0, attention = 0, elementwise = 0, optimizer = 0;
-    double blocks_forward = 0, blocks_backward = 0;  // of the above, what communication can hide behind
+    double blocks_forward = 0, blocks_backward = 0;  // the part of the above that communication can hide behind
     double total() const { return products + attention + elementwise + optimizer; }
 };
 
-// `precision`: "bf16" or "fp8": the linear layers of inputs.fp8_layers run at the FP8 rate and their operands are
-// quantized, in both layouts, by the kernels that produce them; attention and lm_head are as in BF16. `slices`: of the
-// optimizer's work, of which a rank does one.
-StepTime ideal_step_time(const ModelConfig& model, const PlanInputs& inputs, const std::string& precision, int slices);
+// `precision`: bf16 or fp8, whatever the run has. In FP8 the linear layers of config.fp8_layers run at the FP8 rate,
+// and the kernels that produce their operands quantize them in both layouts; attention and lm_head are as in BF16.
+// `slices`: the parts into which the optimizer's work is divided; a rank does one of them.
+StepTime ideal_step_time(const PlannedRun& run, Precision precision, int slices);
 
-// How long a run is. `hours` are predicted; absent if they cannot be.
+// How long a run is. `hours` is a prediction, and absent if there is none.
 struct RunLength {
     int64_t steps = 0, tokens = 0;
     std::optional<double> hours;
@@ -66,7 +70,74 @@ struct RunLength {
 };
 std::string describe_length(const RunLength& length, int ranks);
 
-std::string describe_plan(const ModelConfig& model, const PlanInputs& inputs, const MemoryByKind& memory,
-                          size_t reserve, int slices);
+std::string describe_plan(const PlannedRun& run, const MemoryByKind& memory, size_t reserve, int slices);
+
+// ---- the stages of --zero: what a rank holds, sends and waits for ---------------------------------------------------
+
+// Bytes and calls with which a rank sends to others in a step, as Comm counts them; the mean if ranks differ. Sums of
+// single values (loss, norm, amaxes: kilobytes) are left out.
+struct Sent {
+    struct Kind {
+        double calls = 0, bytes = 0;
+    };
+    Kind weights, gradients;          // among the ranks of a group, which share the slices of a unit
+    Kind between_groups;              // gradients between groups, if --shard-within makes several
+    Kind optimizer;                   // Muon's directions, among the ranks of a group
+    double first = 0;                 // share of the embedding and the first block in all of it
+    int group = 1, groups = 1;        // ranks of a group; number of groups
+    bool exchanged = false;           // every rank sends gradients to every other, instead of around a ring
+    int forwards = 0, backwards = 0;  // passes of a step in which something is sent
+    double bytes() const { return weights.bytes + gradients.bytes + between_groups.bytes + optimizer.bytes; }
+};
+// `element`: bytes per working weight.
+Sent sent_in_step(const ShardLayout& layout, int micro_steps, size_t element);
+
+// A rank of a run with this stage, as its Trainer plans it.
+struct StagePlan {
+    int stage = 0;
+    std::string refused;  // why such a run is refused; "" if it is not
+    MemoryByKind memory;
+    size_t reserve = 0;  // for libraries
+    int slices = 1;      // into which a unit is divided
+    Sent sent;
+    std::map<Product, std::set<std::string>> products;  // of a micro-step, and which kinds of layers need them
+    size_t bytes() const { return memory.total() + reserve; }
+};
+
+// Milliseconds of a step: every kernel at its best, and the time in which the model waits for other ranks.
+struct StepPrediction {
+    double compute = 0, waits = 0;
+    double step() const { return compute + waits; }
+};
+// Communication hides behind the blocks' compute in the same passes. The embedding and the first block are the
+// exception: their weights are needed first, and their gradients leave last.
+StepPrediction predict_step(const PlannedRun& run, const StagePlan& plan);
+// Why there is no prediction for this run; "" if there is one.
+std::string no_prediction_because(const PlannedRun& run);
+
+// The lowest stage whose step takes at most 1 % longer than the shortest, among those that run and fit.
+std::optional<int> recommend_stage(const PlannedRun& run, const std::vector<StagePlan>& stages);
+
+std::string describe_sharding(const PlannedRun& run, const std::vector<StagePlan>& stages);
+
+// ---- --estimate-scaling: the same run on 1 to 1024 GPUs, each with the same batch (weak scaling)
+// ----------------------
+
+struct ScalingPoint {
+    int gpus = 1;
+    double tokens_per_s = 0;
+    double efficiency = 1;  // tokens per second and GPU, relative to one GPU alone
+    StepPrediction step;
+    StagePlan plan;
+    bool fits = true;
+};
+
+// `plan(gpus)` plans a rank among so many. `run.ranks` does not matter; batch and micro-steps are those of every rank.
+// Throws Error(bad_flags) if there is no prediction for the run.
+std::vector<ScalingPoint> estimate_scaling(PlannedRun run, const std::function<StagePlan(int)>& plan);
+
+std::string describe_scaling(const PlannedRun& run, const std::vector<ScalingPoint>& points);
+std::string scaling_json(const PlannedRun& run,
+                         const std::vector<ScalingPoint>& points);  // for scripts/plot_scaling.py
 
 }  // namespace llmc

@@ -102,17 +102,18 @@ TEST_CASE("transformer: layers, units, exports and the planner know another bloc
     CHECK(hf_tensors(model)[4].spec.name == "transformer.h.0.mlp.up.weight");
     CHECK(hf_tensors(model)[4].spec.shape == std::vector<int64_t>{128, 64});
 
-    PlanInputs inputs;
-    inputs.batch = 2, inputs.seq = 32;
-    inputs.gpu = *find_gpu_by_short_name("h100");
-    const StepTime time = ideal_step_time(model, inputs, "bf16", 1);
+    PlannedRun run;
+    run.config.model = model;
+    run.config.batch = 2, run.config.seq = 32;
+    run.gpu = *find_gpu_by_short_name("h100");
+    const StepTime time = ideal_step_time(run, Precision::bf16, 1);
     CHECK(time.attention == 0);
-    ModelConfig gpt2 = model;
-    gpt2.architecture = &kGpt2;
-    const StepTime other = ideal_step_time(gpt2, inputs, "bf16", 1);
+    PlannedRun gpt2 = run;
+    gpt2.config.model.architecture = &kGpt2;
+    const StepTime other = ideal_step_time(gpt2, Precision::bf16, 1);
     CHECK(other.attention > 0);
     CHECK(time.optimizer < other.optimizer);
-    CHECK(describe_plan(model, inputs, {}, 0, 1).find("58,560") != std::string::npos);
+    CHECK(describe_plan(run, {}, 0, 1).find("58,560") != std::string::npos);
 }
 
 // What the shared codes of another layer would do to a gradient nobody would see.

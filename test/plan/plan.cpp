@@ -17,12 +17,14 @@ bool contains(const std::string& text, const std::string& part) { return text.fi
 constexpr size_t kMiB = size_t{1} << 20, kGiB = size_t{1} << 30;
 
 // 524,288 tokens a step.
-PlanInputs inputs(int batch, int seq, const char* gpu = "h200") {
-    PlanInputs in;
-    in.batch = batch, in.seq = seq, in.micro_steps = 524288 / (batch * seq);
-    in.recompute = "none";
-    in.gpu = *find_gpu_by_short_name(gpu);
-    return in;
+PlannedRun run_of(const ModelConfig& model, int batch, int seq, const char* gpu = "h200") {
+    PlannedRun run;
+    run.config.model = model;
+    run.config.batch = batch, run.config.seq = seq, run.config.micro_steps = 524288 / (batch * seq);
+    run.config.recompute = Recompute::none;
+    run.config.sharding.stage = 0;
+    run.gpu = *find_gpu_by_short_name(gpu);
+    return run;
 }
 
 doctest::Approx near(double x) { return doctest::Approx(x).epsilon(1e-4); }
@@ -48,7 +50,7 @@ TEST_CASE("plan: ideal step time against a separate roofline calculation") {
         CAPTURE(e.seq);
         ModelConfig model = find_model(e.model);
         model.context = e.seq;
-        const StepTime t = ideal_step_time(model, inputs(e.batch, e.seq), "bf16", 1);
+        const StepTime t = ideal_step_time(run_of(model, e.batch, e.seq), Precision::bf16, 1);
         const double rest = e.elementwise + e.cross_entropy + e.embedding;
         CHECK(t.products == near(e.blocks + e.head));
         CHECK(t.attention == near(e.attention));
@@ -57,7 +59,7 @@ TEST_CASE("plan: ideal step time against a separate roofline calculation") {
         CHECK(t.total() == near(e.blocks + e.head + e.attention + rest + e.optimizer));
         CHECK(t.blocks_forward + t.blocks_backward == near(e.blocks + e.attention + e.elementwise));
         CHECK(t.blocks_backward > 1.5 * t.blocks_forward);
-        CHECK(ideal_step_time(model, inputs(e.batch, e.seq), "bf16", 8).optimizer == near(e.optimizer / 8));
+        CHECK(ideal_step_time(run_of(model, e.batch, e.seq), Precision::bf16, 8).optimizer == near(e.optimizer / 8));
     }
 }
 
@@ -78,90 +80,86 @@ TEST_CASE("plan: an FP8 step against the same calculation") {
         CAPTURE(e.model);
         ModelConfig model = find_model(e.model);
         model.context = e.seq;
-        PlanInputs in = inputs(e.batch, e.seq);
-        const StepTime fp8 = ideal_step_time(model, in, "fp8", 1), bf16 = ideal_step_time(model, in, "bf16", 1);
+        PlannedRun run = run_of(model, e.batch, e.seq);
+        const StepTime fp8 = ideal_step_time(run, Precision::fp8, 1), bf16 = ideal_step_time(run, Precision::bf16, 1);
         CHECK(fp8.total() == near(e.total));
         CHECK(fp8.blocks_forward + fp8.blocks_backward == near(e.blocks + e.elementwise + fp8.attention));
         CHECK(fp8.attention == bf16.attention);
         // Layers that stay in BF16 cost what they cost there.
-        in.fp8_layers = "none";
-        CHECK(ideal_step_time(model, in, "fp8", 1).total() == near(bf16.total()));
-        in.fp8_layers = "all,-first";
-        CHECK(ideal_step_time(model, in, "fp8", 1).total() ==
+        run.config.fp8_layers = "none";
+        CHECK(ideal_step_time(run, Precision::fp8, 1).total() == near(bf16.total()));
+        run.config.fp8_layers = "all,-first";
+        CHECK(ideal_step_time(run, Precision::fp8, 1).total() ==
               near(fp8.total() + (bf16.total() - fp8.total()) / model.layers));
-        in.fp8_layers = "all,+lm_head";
+        run.config.fp8_layers = "all,+lm_head";
         const double head = 3 * 2 * 524288.0 * model.channels * 50304 / 1e9;  // GFLOP
-        CHECK(fp8.products - ideal_step_time(model, in, "fp8", 1).products == near(head / 750 - head / 1350));
+        CHECK(fp8.products - ideal_step_time(run, Precision::fp8, 1).products == near(head / 750 - head / 1350));
     }
 }
 
 TEST_CASE("plan: recomputation, ranks and lengths") {
     const ModelConfig model = find_model("gpt2");
-    PlanInputs in = inputs(64, 1024);
-    const auto step = [&](const char* recompute) {
-        in.recompute = recompute;
-        return ideal_step_time(model, in, "bf16", 1);
+    PlannedRun run = run_of(model, 64, 1024);
+    const auto step = [&](Recompute recompute) {
+        run.config.recompute = recompute;
+        return ideal_step_time(run, Precision::bf16, 1);
     };
-    const StepTime none = step("none"), block = step("block");
+    const StepTime none = step(Recompute::none), block = step(Recompute::block);
     // 16C bytes a token and layer at 4.2 TB/s.
-    CHECK(step("gelu").total() - none.total() == near(1e3 * 524288.0 * 12 * 16 * 768 / 4.2e12));
-    CHECK(step("norm").total() - none.total() == near(1e3 * 524288.0 * 12 * 24 * 768 / 4.2e12));
+    CHECK(step(Recompute::gelu).total() - none.total() == near(1e3 * 524288.0 * 12 * 16 * 768 / 4.2e12));
+    CHECK(step(Recompute::norm).total() - none.total() == near(1e3 * 524288.0 * 12 * 24 * 768 / 4.2e12));
     CHECK(block.products - none.products == near(356.2418 / 3));
     CHECK(block.blocks_forward == near(none.blocks_forward));
     CHECK(block.blocks_backward == near(none.blocks_backward + none.blocks_forward));
 
-    in = inputs(64, 1024);
-    in.ranks = 8;  // a step of eight times the tokens
-    CHECK(in.tokens() == 8 * 524288);
-    CHECK(ideal_step_time(model, in, "bf16", 1).total() == near(none.total()));
+    run = run_of(model, 64, 1024);
+    run.ranks = 8;  // a step of eight times the tokens
+    CHECK(run.tokens() == 8 * 524288);
+    CHECK(ideal_step_time(run, Precision::bf16, 1).total() == near(none.total()));
     // Attention rates are held outside 1024..2048, so its time per token grows with T there and in proportion.
-    CHECK(ideal_step_time(model, inputs(128, 512), "bf16", 1).attention == near(150.8236 / 2));
+    CHECK(ideal_step_time(run_of(model, 128, 512), Precision::bf16, 1).attention == near(150.8236 / 2));
 }
 
 TEST_CASE("plan: AdamW's moments in BF16 move 8 bytes a parameter less") {
-    const ModelConfig model = find_model("d12");
-    PlanInputs in;
-    in.gpu = *find_gpu_by_short_name("h200");
-    const double fp32 = ideal_step_time(model, in, "bf16", 1).optimizer;
-    in.adam_moments = "bf16";
-    CHECK(ideal_step_time(model, in, "bf16", 1).optimizer == doctest::Approx(fp32 * 26 / 34));
-    CHECK(describe_plan(model, in, {}, 0, 1).find("adamw, moments BF16\n") != std::string::npos);
+    PlannedRun run = run_of(find_model("d12"), 4, 1024);
+    const double fp32 = ideal_step_time(run, Precision::bf16, 1).optimizer;
+    run.config.optimizer.adam_moments = MomentFormat::bf16;
+    CHECK(ideal_step_time(run, Precision::bf16, 1).optimizer == doctest::Approx(fp32 * 26 / 34));
+    CHECK(describe_plan(run, {}, 0, 1).find("adamw, moments BF16\n") != std::string::npos);
 }
 
 TEST_CASE("plan: an optimizer with one moment moves 8 bytes a parameter less than AdamW") {
-    const ModelConfig model = find_model("gpt2");
-    PlanInputs in = inputs(4, 1024);
-    const double adamw = ideal_step_time(model, in, "bf16", 1).optimizer;
-    for (const char* name : {"lion", "sgd"}) {
-        in.optimizer = name;
-        CHECK(ideal_step_time(model, in, "bf16", 1).optimizer == doctest::Approx(adamw * 26 / 34));
+    PlannedRun run = run_of(find_model("gpt2"), 4, 1024);
+    const double adamw = ideal_step_time(run, Precision::bf16, 1).optimizer;
+    for (const OptimizerKind kind : {OptimizerKind::lion, OptimizerKind::sgd}) {
+        run.config.optimizer.kind = kind;
+        CHECK(ideal_step_time(run, Precision::bf16, 1).optimizer == doctest::Approx(adamw * 26 / 34));
     }
 }
 
 TEST_CASE("plan: Muon's products are those of 300 C^3 a block, divided among the ranks that share") {
-    const ModelConfig model = find_model("gpt2");  // 12 blocks of 768 channels
-    PlanInputs in = inputs(4, 1024);
-    const double adamw = ideal_step_time(model, in, "bf16", 1).optimizer;
+    PlannedRun run = run_of(find_model("gpt2"), 4, 1024);  // 12 blocks of 768 channels
+    const double adamw = ideal_step_time(run, Precision::bf16, 1).optimizer;
     const double five = 12 * 300.0 * 768 * 768 * 768 / (750e12 * 1e-3);
-    for (const char* name : {"muon", "normuon"}) {
-        in.optimizer = name, in.muon_ns = "k";
-        CHECK(ideal_step_time(model, in, "bf16", 1).optimizer == doctest::Approx(adamw + five).epsilon(1e-3));
-        in.ranks = 8;
-        CHECK(ideal_step_time(model, in, "bf16", 8).optimizer == doctest::Approx((adamw + five) / 8).epsilon(1e-3));
-        CHECK(ideal_step_time(model, in, "bf16", 1).optimizer == doctest::Approx(adamw + five / 8).epsilon(1e-3));
-        in.shard_within = 4;
-        CHECK(ideal_step_time(model, in, "bf16", 4).optimizer == doctest::Approx((adamw + five) / 4).epsilon(1e-3));
-        in.ranks = 1, in.shard_within = 0;
-        in.muon_ns = "s";
-        CHECK(ideal_step_time(model, in, "bf16", 1).optimizer == doctest::Approx(adamw + five * 12 / 5).epsilon(1e-3));
+    for (const OptimizerKind kind : {OptimizerKind::muon, OptimizerKind::normuon}) {
+        run.config.optimizer.kind = kind, run.config.optimizer.muon.newton_schulz = 'k';
+        CHECK(ideal_step_time(run, Precision::bf16, 1).optimizer == doctest::Approx(adamw + five).epsilon(1e-3));
+        run.ranks = 8;
+        CHECK(ideal_step_time(run, Precision::bf16, 8).optimizer == doctest::Approx((adamw + five) / 8).epsilon(1e-3));
+        CHECK(ideal_step_time(run, Precision::bf16, 1).optimizer == doctest::Approx(adamw + five / 8).epsilon(1e-3));
+        run.config.sharding.within = 4;
+        CHECK(ideal_step_time(run, Precision::bf16, 4).optimizer == doctest::Approx((adamw + five) / 4).epsilon(1e-3));
+        run.ranks = 1, run.config.sharding.within = 0;
+        run.config.optimizer.muon.newton_schulz = 's';
+        CHECK(ideal_step_time(run, Precision::bf16, 1).optimizer ==
+              doctest::Approx(adamw + five * 12 / 5).epsilon(1e-3));
     }
 }
 
 TEST_CASE("plan: what is printed") {
-    const ModelConfig model = find_model("gpt2");
     const MemoryByKind memory = {237 * kMiB, 475 * kMiB, 1424 * kMiB, 20000 * kMiB, 64 * kMiB, 1500 * kMiB};
-    PlanInputs in = inputs(64, 1024);
-    const auto text = [&](size_t reserve = kGiB) { return describe_plan(model, in, memory, reserve, 1); };
+    PlannedRun run = run_of(find_model("gpt2"), 64, 1024);
+    const auto text = [&](size_t reserve = kGiB) { return describe_plan(run, memory, reserve, 1); };
     for (const std::string part : {"12 layers",
                                    "12 heads of 64",
                                    "124,439,808",
@@ -190,15 +188,15 @@ TEST_CASE("plan: what is printed") {
         CHECK(contains(text(), part));
     }
     CHECK(!contains(text(), " \n"));
-    const size_t left = in.available() - memory.total();
+    const size_t left = run.available() - memory.total();
     CHECK(contains(text(left), "  fits into H200"));
     CHECK(contains(text(left + 1), "DOES NOT FIT into H200, which has 139.8 GiB"));
-    in.batch = 1;
+    run.config.batch = 1;
     CHECK(contains(text(), "  1 sequence x 1,024 tokens"));
-    in.precision = "fp32";
+    run.precision = Precision::fp32;
     CHECK(contains(text(), "only known for bf16 and fp8 (this is fp32)"));
-    in = inputs(64, 1024, "a100");
-    in.precision = "fp8";
+    run = run_of(find_model("gpt2"), 64, 1024, "a100");
+    run.precision = Precision::fp8;
     CHECK(contains(text(), "A100-SXM4-80GB has no FP8: use --precision bf16 there"));
 }
 

@@ -1,7 +1,7 @@
 // Llama, Qwen3 and nano over ranks: every stage computes what one rank computes.
 #include <optional>
 
-#include "llmc/plan/sharding_plan.h"
+#include "llmc/plan/plan.h"
 #include "test/comm/ranks/ranks.h"
 #include "test/model/modern_fixture.h"
 

@@ -9,7 +9,7 @@
 #include "llmc/device/host/settings.h"
 #endif
 #include "llmc/device/trace.h"
-#include "llmc/plan/sharding_plan.h"
+#include "llmc/plan/plan.h"
 #include "llmc/train/trainer.h"
 #include "test/comm/ranks/ranks.h"
 #include "test/model/all_weights.h"

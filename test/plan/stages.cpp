@@ -1,13 +1,12 @@
 // What a step sends, by hand for a small table (test/comm/ranks/training.cpp holds it against real runs), what it waits
 // for that, the table of stages and that of --estimate-scaling.
-#include "llmc/plan/sharding_plan.h"
+#include "llmc/plan/plan.h"
 
 #include <doctest/doctest.h>
 
 #include <sstream>
 
 #include "llmc/base/error.h"
-#include "llmc/plan/scaling.h"
 
 using namespace llmc;
 
@@ -42,12 +41,14 @@ Sent sent(const Sharding& sharding, int micro_steps = 1, ReduceOrder order = Red
     return sent_in_step(ShardLayout(small_table(), Comm::planned(4, "mpi", order), sharding), micro_steps, 2);
 }
 
-PlanInputs inputs(const char* gpu = "h200", const char* precision = "bf16") {
-    PlanInputs in;
-    in.batch = 8, in.seq = 1024, in.ranks = 8, in.zero = 1;
-    in.precision = precision;
-    in.gpu = *find_gpu_by_short_name(gpu);
-    return in;
+PlannedRun gpt2_run(const char* gpu = "h200", Precision precision = Precision::bf16) {
+    PlannedRun run;
+    run.config.model = find_model("gpt2");
+    run.config.batch = 8, run.config.seq = 1024, run.config.sharding.stage = 1;
+    run.ranks = 8;
+    run.precision = precision;
+    run.gpu = *find_gpu_by_short_name(gpu);
+    return run;
 }
 
 // A stage of 8 ranks with so much memory that waits so many ms: for the embedding and the first block, at 350 GB/s.
@@ -67,16 +68,16 @@ std::vector<StagePlan> plans(double ms0, double ms1, double ms2, double ms3) {
 }
 
 std::optional<int> advice(const std::vector<StagePlan>& stages, const char* gpu = "h200",
-                          const char* precision = "bf16") {
-    return recommend_stage(find_model("gpt2"), inputs(gpu, precision), stages);
+                          Precision precision = Precision::bf16) {
+    return recommend_stage(gpt2_run(gpu, precision), stages);
 }
 
 double waits(const Sent& sent, int stage, int micro_steps = 1) {
-    PlanInputs in = inputs();
-    in.micro_steps = micro_steps;
+    PlannedRun run = gpt2_run();
+    run.config.micro_steps = micro_steps;
     StagePlan p;
     p.stage = stage, p.sent = sent;
-    return predict_step(find_model("gpt2"), in, p).waits;
+    return predict_step(run, p).waits;
 }
 
 }  // namespace
@@ -144,7 +145,7 @@ TEST_CASE("sharding plan: groups of ranks that share slices") {
 }
 
 TEST_CASE("sharding plan: waiting is what compute does not cover, by hand") {
-    const StepTime ideal = ideal_step_time(find_model("gpt2"), inputs(), "bf16", 1);
+    const StepTime ideal = ideal_step_time(gpt2_run(), Precision::bf16, 1);
     const double forward = ideal.blocks_forward, backward = ideal.blocks_backward;
     Sent s;
     s.group = 8, s.first = 0.25, s.forwards = 1, s.backwards = 1;
@@ -197,13 +198,13 @@ TEST_CASE("sharding plan: the recommended stage") {
     std::vector<StagePlan> some = plans(0, 0, 0, 0);
     some[1].refused = "not this one";
     CHECK(advice(some) == 2);
-    CHECK(advice(plans(5, 0, 0, 0), "h200", "fp32") == 0);  // times are not known
+    CHECK(advice(plans(5, 0, 0, 0), "h200", Precision::fp32) == 0);  // times are not known
 }
 
 TEST_CASE("sharding plan: what is printed") {
     std::vector<StagePlan> stages = plans(12, 5, 5, 5);
     stages[2].refused = "not with this recipe";
-    const std::string text = describe_sharding(find_model("gpt2"), inputs(), stages);
+    const std::string text = describe_sharding(gpt2_run(), stages);
     CAPTURE(text);
     for (const char* part :
          {"each of 8 ranks", "--zero    weights  gradients  optimizer      total       sent",
@@ -217,26 +218,25 @@ TEST_CASE("sharding plan: what is printed") {
         CHECK(line.size() <= 120);
         CHECK((line.empty() || line.back() != ' '));
     }
-    const auto described = [&](const char* gpu, const char* precision = "bf16") {
-        return describe_sharding(find_model("gpt2"), inputs(gpu, precision), stages);
+    const auto described = [&](const char* gpu, Precision precision = Precision::bf16) {
+        return describe_sharding(gpt2_run(gpu, precision), stages);
     };
     CHECK(contains(described("h100"), "does not fit"));
     CHECK(contains(described("l4"), "no stage fits"));
     CHECK(contains(described("l40s"), "PCIe at 20 GB/s"));
-    CHECK(contains(described("h200", "fp32"), "bf16 and fp8 alone"));
-    CHECK(contains(described("a100", "fp8"), "A100-SXM4-80GB has no FP8"));
+    CHECK(contains(described("h200", Precision::fp32), "bf16 and fp8 alone"));
+    CHECK(contains(described("a100", Precision::fp8), "A100-SXM4-80GB has no FP8"));
 }
 
 TEST_CASE("scaling: tokens per second and efficiency, by hand") {
-    const ModelConfig model = find_model("gpt2");
-    PlanInputs in = inputs();
-    in.zero = 0, in.micro_steps = 3;
-    const auto points = estimate_scaling(model, in, [](int gpus) { return plan(0, 30, gpus > 1 ? 1.0 : 0.0); });
+    PlannedRun run = gpt2_run();
+    run.config.sharding.stage = 0, run.config.micro_steps = 3;
+    const auto points = estimate_scaling(run, [](int gpus) { return plan(0, 30, gpus > 1 ? 1.0 : 0.0); });
     REQUIRE(points.size() == 11);
     CHECK(points.front().gpus == 1);
     CHECK(points.back().gpus == 1024);
     const double compute = points[0].step.compute;
-    CHECK(compute == near(ideal_step_time(model, in, "bf16", 1).total()));
+    CHECK(compute == near(ideal_step_time(run, Precision::bf16, 1).total()));
     for (const ScalingPoint& p : points) {
         CAPTURE(p.gpus);
         const double step = compute + (p.gpus > 1 ? 1 : 0);
@@ -244,7 +244,7 @@ TEST_CASE("scaling: tokens per second and efficiency, by hand") {
         CHECK(p.efficiency == near(compute / step));
         CHECK(p.fits);
     }
-    const std::string text = describe_scaling(model, in, points), json = scaling_json(model, in, points);
+    const std::string text = describe_scaling(run, points), json = scaling_json(run, points);
     CAPTURE(text);
     for (const char* part :
          {"Predicted scaling of gpt2 on H200, bf16, --zero 0: nothing here is measured",
@@ -255,9 +255,9 @@ TEST_CASE("scaling: tokens per second and efficiency, by hand") {
 }
 
 TEST_CASE("scaling: runs that cannot be predicted") {
-    const auto message = [](const PlanInputs& in, const char* refused) -> std::string {
+    const auto message = [](const PlannedRun& run, const char* refused) -> std::string {
         try {
-            estimate_scaling(find_model("gpt2"), in, [&](int) {
+            estimate_scaling(run, [&](int) {
                 StagePlan p = plan(1, 30, 0);
                 p.refused = refused;
                 return p;
@@ -268,8 +268,8 @@ TEST_CASE("scaling: runs that cannot be predicted") {
         }
         return "(nothing was thrown)";
     };
-    CHECK(contains(message(inputs("h200", "fp32"), ""), "bf16 and fp8 alone"));
-    CHECK(contains(message(inputs("a100", "fp8"), ""), "has no FP8: use --precision bf16"));
-    CHECK(contains(message(inputs(), "not with this recipe"), "not with this recipe"));
-    CHECK(contains(message(inputs(), ""), "(nothing was thrown)"));
+    CHECK(contains(message(gpt2_run("h200", Precision::fp32), ""), "bf16 and fp8 alone"));
+    CHECK(contains(message(gpt2_run("a100", Precision::fp8), ""), "has no FP8: use --precision bf16"));
+    CHECK(contains(message(gpt2_run(), "not with this recipe"), "not with this recipe"));
+    CHECK(contains(message(gpt2_run(), ""), "(nothing was thrown)"));
 }

@@ -1,0 +1,66 @@
+// What cards can do: the peaks of their data sheets, which MFU refers to, and the rates that predictions use. A rate is
+// the one that the card check measured on this card, or else a usual share of the data sheet's peak.
+#pragma once
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "llmc/check/findings.h"
+#include "llmc/device/runtime.h"
+#include "llmc/train/words.h"
+
+namespace llmc {
+
+enum class Link { nvlink, pcie };
+
+struct GpuSpec {
+    std::string match;       // the part of the driver's device name that identifies the card
+    std::string short_name;  // for --gpu
+    double bf16_tflops;      // dense tensor-core peak with FP32 accumulation; data sheets often print the sparse one
+    double fp8_tflops;       // the same for FP8; 0: the card has none
+    double bandwidth_gbs;    // memory, 1e9 bytes a second
+    double memory_gib;       // as the driver reports it, before anything is allocated
+    Link link;               // what joins all GPUs of a node of eight
+    double link_gbs;  // its rate a GPU and direction, 1e9 bytes a second; data sheets often print both directions
+};
+
+// The card with this device name ("NVIDIA H100 80GB HBM3"), by its longest match. Nothing for unknown cards, and for
+// laptop, power-limited and MIG variants, whose peaks differ from those of the card that they are named after.
+std::optional<GpuSpec> find_gpu(std::string_view device_name);
+
+// The card a user means by "h200", "H100 PCIe" or "rtx4090"; case, spaces and dashes do not matter.
+std::optional<GpuSpec> find_gpu_by_short_name(std::string_view name);
+std::vector<std::string> gpu_short_names();
+
+// The peak for a run in this precision on this device, for MFU; nothing for unknown cards.
+std::optional<double> peak_tflops(const DeviceInfo& device, Precision precision);
+
+// The rates that the card check measured on the card that is planned for; empty if it has not checked that card.
+struct MeasuredRates {
+    Rates rates;
+    std::string date;  // of the newest rate
+};
+
+struct CardRates {
+    CardRates(const GpuSpec& gpu, const MeasuredRates& measured);
+
+    double bf16_tflops, fp8_tflops;             // large matrix products
+    double peak_tflops;                         // BF16 peak; attention reaches a share of it
+    double bandwidth_gbs;                       // memory, bytes read and written
+    double all_gather_gbs, reduce_scatter_gbs;  // per direction, between the GPUs of a node
+};
+
+// Says which rates of products and memory were measured, and which are from the table, in a sentence each.
+std::string describe_rates(const MeasuredRates& measured, bool has_fp8);
+// Says what the rates between GPUs are, measured or assumed, and what is assumed about nodes, in a sentence.
+std::string describe_links(const GpuSpec& gpu, const MeasuredRates& measured);
+
+// A card that is not in the table: its measured rates serve as peaks, and its links are assumed to be PCIe. Nothing if
+// the rate of BF16 products or of memory is unknown.
+std::optional<GpuSpec> measured_card(const DeviceInfo& device, const MeasuredRates& measured);
+
+constexpr int kNodeGpus = 8;
+constexpr double kNicRate = 50e9;  // bytes per second and GPU to other nodes: the line rate of a 400 Gb/s NIC
+
+}  // namespace llmc

@@ -1,0 +1,227 @@
+// Cards: the names that drivers report and people type, and the rates that predictions use.
+#include "llmc/plan/cards.h"
+
+#include <doctest/doctest.h>
+
+#include <filesystem>
+#include <set>
+
+#include "llmc/check/kept_results.h"
+#include "llmc/plan/plan.h"
+
+using namespace llmc;
+
+namespace {
+
+std::string short_name_of(const char* device) {
+    const auto gpu = find_gpu(device);
+    return gpu ? gpu->short_name : "(unknown)";
+}
+
+}  // namespace
+
+TEST_CASE("gpu table: names that drivers report") {
+    CHECK(short_name_of("NVIDIA H100 80GB HBM3") == "h100");
+    CHECK(short_name_of("NVIDIA H100 PCIe") == "h100-pcie");
+    CHECK(short_name_of("NVIDIA H100 NVL") == "h100-nvl");
+    CHECK(short_name_of("NVIDIA H200") == "h200");
+    CHECK(short_name_of("NVIDIA H200 NVL") == "h200-nvl");  // the longest match wins
+    CHECK(short_name_of("NVIDIA A100-SXM4-40GB") == "a100-40gb");
+    CHECK(short_name_of("NVIDIA A100-SXM4-80GB") == "a100");
+    CHECK(short_name_of("NVIDIA A100 80GB PCIe") == "a100-pcie");
+    CHECK(short_name_of("NVIDIA L4") == "l4");
+    CHECK(short_name_of("NVIDIA L40S") == "l40s");
+    CHECK(short_name_of("NVIDIA GeForce RTX 3090") == "rtx3090");
+    CHECK(short_name_of("NVIDIA GeForce RTX 4090") == "rtx4090");
+    CHECK(short_name_of("NVIDIA GeForce RTX 4090 D") == "rtx4090d");
+    CHECK(short_name_of("NVIDIA GeForce RTX 5090") == "rtx5090");
+    CHECK(short_name_of("NVIDIA RTX A6000") == "a6000");
+    CHECK(short_name_of("NVIDIA B200") == "b200");
+    CHECK(short_name_of("NVIDIA GB200") == "gb200");
+    CHECK(short_name_of("NVIDIA B300 SXM6 AC") == "b300");
+    CHECK(short_name_of("NVIDIA GH200 480GB") == "gh200");
+    CHECK(short_name_of("NVIDIA GeForce RTX 5080") == "rtx5080");
+    CHECK(short_name_of("NVIDIA GeForce RTX 5070") == "rtx5070");
+    CHECK(short_name_of("NVIDIA GeForce RTX 5070 Ti") == "rtx5070ti");
+    CHECK(short_name_of("NVIDIA GeForce RTX 5060 Ti") == "rtx5060ti");
+    CHECK(short_name_of("NVIDIA RTX PRO 6000 Blackwell Workstation Edition") == "rtxpro6000");
+}
+
+TEST_CASE("gpu table: look-alikes are unknown") {
+    CHECK(short_name_of("NVIDIA GeForce RTX 4090 Laptop GPU") == "(unknown)");
+    CHECK(short_name_of("NVIDIA H200 MIG 1g.18gb") == "(unknown)");
+    CHECK(short_name_of("NVIDIA RTX A4000") == "(unknown)");  // holds the letters A40
+    CHECK(short_name_of("NVIDIA A100X") == "(unknown)");
+    CHECK(short_name_of("NVIDIA GB300") == "(unknown)");  // holds the letters B300
+    CHECK(short_name_of("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition") == "(unknown)");
+    CHECK(short_name_of("NVIDIA RTX PRO 6000 Blackwell Server Edition") == "(unknown)");
+    CHECK(short_name_of("NVIDIA GH200 144G HBM3e") == "(unknown)");
+    CHECK(short_name_of("Tesla T4") == "(unknown)");
+    CHECK(short_name_of("host (2 threads)") == "(unknown)");
+    CHECK(short_name_of("") == "(unknown)");
+}
+
+TEST_CASE("gpu table: short names in any spelling") {
+    CHECK(find_gpu_by_short_name("h200")->short_name == "h200");
+    CHECK(find_gpu_by_short_name("H100-PCIe")->short_name == "h100-pcie");
+    CHECK(find_gpu_by_short_name("h100 pcie")->short_name == "h100-pcie");
+    CHECK(find_gpu_by_short_name("RTX 4090")->short_name == "rtx4090");
+    CHECK(find_gpu_by_short_name("NVIDIA H100 80GB HBM3")->short_name == "h100");
+    CHECK(find_gpu_by_short_name("GeForce rtx4090")->short_name == "rtx4090");
+    CHECK(find_gpu_by_short_name("l4")->short_name == "l4");
+    CHECK(!find_gpu_by_short_name("h300"));
+    CHECK(!find_gpu_by_short_name(""));
+    std::set<std::string> seen;
+    for (const std::string& name : gpu_short_names()) {
+        CAPTURE(name);
+        CHECK(seen.insert(name).second);
+        REQUIRE(find_gpu_by_short_name(name));
+        CHECK(find_gpu_by_short_name(name)->short_name == name);
+    }
+}
+
+TEST_CASE("gpu table: numbers are dense and plausible") {
+    const GpuSpec h100 = *find_gpu_by_short_name("h100"), h200 = *find_gpu_by_short_name("h200");
+    CHECK(h100.bf16_tflops == 989.4);
+    CHECK(h100.fp8_tflops == 1978.9);
+    CHECK(h100.bandwidth_gbs == doctest::Approx(3350).epsilon(0.001));
+    CHECK(h200.bf16_tflops == h100.bf16_tflops);
+    CHECK(h200.bandwidth_gbs == 4800);
+    CHECK(find_gpu_by_short_name("a100")->fp8_tflops == 0);
+    CHECK((h200.link == Link::nvlink && h200.link_gbs == 450));
+    CHECK((find_gpu_by_short_name("h100-pcie")->link == Link::pcie));
+    for (const std::string& name : gpu_short_names()) {
+        CAPTURE(name);
+        const GpuSpec gpu = *find_gpu_by_short_name(name);
+        // Every FP8 tensor core so far has twice the BF16 rate.
+        if (gpu.fp8_tflops > 0) CHECK(gpu.fp8_tflops == doctest::Approx(2 * gpu.bf16_tflops).epsilon(0.015));
+        CHECK(gpu.memory_gib > 10);
+        CHECK((gpu.link == Link::nvlink ? gpu.link_gbs >= 300 && gpu.link_gbs <= 900
+                                        : gpu.link_gbs == 32 || gpu.link_gbs == 64));
+        CHECK(gpu.memory_gib < 300);
+        CHECK(gpu.bandwidth_gbs >= 300);
+        CHECK(gpu.bandwidth_gbs <= 8000);
+    }
+}
+
+namespace llmc::test {
+namespace {
+
+// Wherever lines are broken.
+bool contains(std::string text, const std::string& part) {
+    for (size_t at; (at = text.find("\n  ")) != std::string::npos;) text.replace(at, 3, " ");
+    return text.find(part) != std::string::npos;
+}
+
+const Rates kAll = {{"bf16", 6e14}, {"fp8", 9e14}, {"copy", 4e12}, {"all_gather", 2e11}, {"reduce_scatter", 1e11}};
+
+PlannedRun run_with(const Rates& rates) {
+    PlannedRun run;
+    run.config.model = find_model("gpt2");
+    run.config.batch = 8, run.config.seq = 1024;
+    run.precision = Precision::fp8;
+    run.gpu = *find_gpu_by_short_name("h200");
+    run.measured = {rates, "2026-01-02"};
+    return run;
+}
+
+}  // namespace
+
+TEST_CASE("card rates: what was measured, else the table's") {
+    const GpuSpec gpu = *find_gpu_by_short_name("h200");
+    const CardRates table(gpu, {}), all(gpu, {kAll, ""}), some(gpu, {{{"fp8", 9e14}, {"all_gather", 2e11}}, ""});
+    CHECK(table.bf16_tflops == doctest::Approx(750));
+    CHECK(table.fp8_tflops == doctest::Approx(1350));
+    CHECK(table.peak_tflops == 989.4);
+    CHECK(table.bandwidth_gbs == doctest::Approx(4200));
+    CHECK(table.all_gather_gbs == doctest::Approx(350));
+    CHECK(table.reduce_scatter_gbs == table.all_gather_gbs);
+    CHECK(all.bf16_tflops == doctest::Approx(600));
+    CHECK(all.fp8_tflops == doctest::Approx(900));
+    CHECK(all.peak_tflops == doctest::Approx(600 * 989.4 / 750));  // attention is slower as products are
+    CHECK(all.bandwidth_gbs == doctest::Approx(4000));
+    CHECK(all.all_gather_gbs == doctest::Approx(200));
+    CHECK(all.reduce_scatter_gbs == doctest::Approx(100));
+    CHECK(some.bf16_tflops == table.bf16_tflops);
+    CHECK(some.fp8_tflops == doctest::Approx(900));
+    CHECK(some.peak_tflops == table.peak_tflops);
+    CHECK(some.bandwidth_gbs == table.bandwidth_gbs);
+    CHECK(some.all_gather_gbs == doctest::Approx(200));
+    CHECK(some.reduce_scatter_gbs == table.reduce_scatter_gbs);
+}
+
+TEST_CASE("card rates: a step takes the time that follows from them, and the plan says where they are from") {
+    const StepTime before = ideal_step_time(run_with({}), Precision::bf16, 1);
+    const auto times = [&](const Rates& rates) { return ideal_step_time(run_with(rates), Precision::bf16, 1); };
+    CHECK(times({{"bf16", 3.75e14}}).products == doctest::Approx(2 * before.products));
+    CHECK(times({{"bf16", 3.75e14}}).attention == doctest::Approx(2 * before.attention));
+    CHECK(times({{"bf16", 3.75e14}}).elementwise == before.elementwise);
+    CHECK(times({{"copy", 2.1e12}}).elementwise == doctest::Approx(2 * before.elementwise));
+    CHECK(times({{"copy", 2.1e12}}).optimizer == doctest::Approx(2 * before.optimizer));
+    CHECK(times({{"copy", 2.1e12}}).products == before.products);
+    CHECK(times({{"fp8", 1e12}, {"all_gather", 1e9}}).total() == before.total());
+    const auto said = [&](const Rates& rates) { return describe_plan(run_with(rates), {}, 0, 1); };
+    CHECK(contains(said({}), " The card's rates are from the table of cards.\n"));
+    CHECK(contains(said({}), "best public rate"));
+    CHECK(contains(said(kAll),
+                   "Measured by the card check on this card (2026-01-02): matmuls in bf16, matmuls in fp8, memory.\n"));
+    CHECK(contains(said(kAll), "Matmuls at 600 TFLOP/s in bf16 and 900 in fp8"));
+    CHECK(contains(said(kAll), "4.0 TB/s"));
+    CHECK(contains(said({{"copy", 4e12}}), "(2026-01-02): memory. From the table of cards: matmuls in bf16, matmuls"));
+    PlannedRun old = run_with({{"copy", 4e12}, {"bf16", 6e14}});
+    old.gpu = *find_gpu_by_short_name("a100");
+    CHECK(!contains(describe_plan(old, {}, 0, 1), "From the table of cards"));  // it has no FP8
+}
+
+TEST_CASE("card rates: waits for other ranks") {
+    StagePlan plan;
+    plan.stage = 1;
+    plan.sent.group = 8;
+    plan.sent.first = 1;  // all of it is waited for
+    plan.sent.forwards = plan.sent.backwards = 1;
+    const auto waits = [&](double weights, double gradients, const Rates& rates) {
+        plan.sent.weights = {0, weights}, plan.sent.gradients = {0, gradients};
+        return predict_step(run_with(rates), plan).waits;
+    };
+    CHECK(waits(35e9, 0, {}) == doctest::Approx(100));
+    CHECK(waits(35e9, 0, kAll) == doctest::Approx(175));
+    CHECK(waits(0, 35e9, kAll) == doctest::Approx(350));
+    const GpuSpec gpu = run_with({}).gpu;
+    CHECK(contains(describe_links(gpu, {}), "Links are assumed: NVLink at 350 GB/s"));
+    CHECK(contains(describe_links(gpu, {kAll, "2026-01-02"}), "all_gather 200 GB/s, reduce_scatter 100 GB/s per rank"));
+    CHECK(!contains(describe_links(gpu, {kAll, "2026-01-02"}), "Links are assumed"));
+    const auto title = [&](const Rates& rates) { return describe_scaling(run_with(rates), {}); };
+    CHECK(contains(title({}), "nothing here is measured"));
+    CHECK(contains(title(kAll), "from rates that were measured"));
+    CHECK(contains(title(kAll), "Links were measured"));
+}
+
+TEST_CASE("card rates: a card in no table is what was measured of it") {
+    DeviceInfo device;
+    device.name = "NVIDIA N1", device.total_memory = size_t{48} << 30;
+    const std::optional<GpuSpec> card = measured_card(device, {kAll, ""});
+    REQUIRE(card.has_value());
+    CHECK(card->match == "NVIDIA N1");
+    CHECK(card->memory_gib == 48);
+    CHECK(card->fp8_tflops == doctest::Approx(900));
+    CHECK(CardRates(*card, {kAll, ""}).bandwidth_gbs == doctest::Approx(4000));
+    CHECK(contains(describe_links(*card, {}), "PCIe at 20 GB/s"));
+    CHECK(!measured_card(device, {{{"fp8", 9e14}, {"bf16", 6e14}}, ""}));
+    CHECK(!measured_card(device, {{{"fp8", 9e14}, {"copy", 4e12}}, ""}));
+    CHECK(measured_card(device, {{{"bf16", 6e14}, {"copy", 4e12}}, ""})->fp8_tflops == 0);
+}
+
+TEST_CASE("card rates: those of kept results, and their date") {
+    const std::filesystem::path directory =
+        std::filesystem::temp_directory_path() / ("rates-" + std::to_string(getpid()));
+    const KeptResults kept(directory.string(), {{"device", "A"}});
+    CHECK(kept.date() == "");
+    CHECK(kept.add({{"copy", {"memory", "", "", 0, {}, {{"copy", 4e12}}}}}) == "");
+    CHECK(kept.add({{"links of 8 ranks", {"between ranks", "", "", 0, {}, {{"all_gather", 2e11}}}}}) == "");
+    CHECK(kept.date().size() == std::string("2026-01-02").size());
+    CHECK(rates_of(kept.load()) == Rates{{"copy", 4e12}, {"all_gather", 2e11}});
+    CHECK(KeptResults(directory.string(), {{"device", "B"}}).date() == "");
+    std::filesystem::remove_all(directory);
+}
+
+}  // namespace llmc::test
