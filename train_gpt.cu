@@ -64,18 +64,20 @@ ExitCode print(const std::string& text) {
 ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
     ParsedOptions parsed = parse_options(argc, argv);
     if (parsed.text) return print(*parsed.text);
-    Options& o = parsed.options;
-    if (o.bench) only_bench(o);
+    Options& given = parsed.options;
+    if (given.bench) only_bench(given);
     install_signal_handlers();
-    Inputs inputs(o);
-    const int zero = o.zero;
-    Ranks ranks(o, launch);
-    const bool planning = o.dry_run || o.estimate_scaling || o.print_config;  // works on a machine without a GPU
-    planning ? ranks.plan(o) : ranks.connect(o, launch);
+    Inputs inputs(given);
+    const int zero = given.zero;
+    Ranks ranks(given, launch);
+    const bool planning =
+        given.dry_run || given.estimate_scaling || given.print_config;  // works on a machine without a GPU
+    planning ? ranks.plan(given) : ranks.connect(given, launch);
     ResolveInputs surroundings;
     inputs.describe(surroundings);
     ranks.describe(surroundings);
-    resolve(o, surroundings);
+    resolve(given, surroundings);
+    const Options& o = given;
     inputs.check(o);
     if (o.print_config) return print(config_json(o) + "\n");
     if (planning) return plan_run(o, zero);
@@ -94,12 +96,13 @@ ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
     if (directory.active() && !admission.findings.is_null())
         write_file(directory.file("check.json"), json_text(admission.findings, 1) + "\n");
     const RunOutlook outlook{surroundings.train_tokens, resumed ? resumed->position.step + 1 : 1,
-                             predicted_seconds(o, plan, comm, ranks.device)};
-    if (comm.is_main()) std::fputs(describe_start(o, ranks, outlook).c_str(), stdout);
+                             predicted_seconds(admission.options, plan, comm, ranks.device)};
+    if (comm.is_main()) std::fputs(describe_start(admission.options, ranks, outlook).c_str(), stdout);
     ExitCode code = ExitCode::failure;
     try {
-        code = o.precision == Precision::fp32 ? train<float>(o, inputs, admission, ranks, directory, resumed)
-                                              : train<bf16>(o, inputs, admission, ranks, directory, resumed);
+        code = o.precision == Precision::fp32
+                   ? train<float>(admission.options, inputs, admission, ranks, directory, resumed)
+                   : train<bf16>(admission.options, inputs, admission, ranks, directory, resumed);
     } catch (const Error& error) {
         ranks.watchdog.report_loss(error);
         throw;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
-#include <type_traits>
 
 namespace llmc {
 namespace {
@@ -36,71 +35,6 @@ Product product_from_json(const Json& j) {
             j.at(5),
             j.at(6),
             static_cast<Fp8Scaling>(j.at(7).get<int>())};
-}
-
-// f(name, field) for every field of a KernelUse, or of a const one: one more does not compile before it is named here.
-template <class Use, class F>
-void each_field(Use& use, F&& f) {
-    auto& [bf16, fp8, scaling, e4m3_gradients, current_scaling, loops, smooth, probe, several_ranks, fp8_wire,
-           optimizer, adam_moments, clip_kind, documents, document_positions, loss, channels, heads, kv_heads, head_dim,
-           window, hidden, vocab, padded_vocab, layer_norm, rms_norm, rms_norm_without_gains, biases,
-           position_embedding, qk_norm, qk_gains, activation, logit_cap] = use;
-    f("bf16", bf16);
-    f("fp8", fp8);
-    f("scaling", scaling);
-    f("e4m3_gradients", e4m3_gradients);
-    f("current_scaling", current_scaling);
-    f("loops", loops);
-    f("smooth", smooth);
-    f("probe", probe);
-    f("several_ranks", several_ranks);
-    f("fp8_wire", fp8_wire);
-    f("optimizer", optimizer);
-    f("adam_moments", adam_moments);
-    f("clip_kind", clip_kind);
-    f("documents", documents);
-    f("document_positions", document_positions);
-    f("z_loss", loss.z_loss);
-    f("label_smoothing", loss.label_smoothing);
-    f("channels", channels);
-    f("heads", heads);
-    f("kv_heads", kv_heads);
-    f("head_dim", head_dim);
-    f("window", window);
-    f("hidden", hidden);
-    f("vocab", vocab);
-    f("padded_vocab", padded_vocab);
-    f("layer_norm", layer_norm);
-    f("rms_norm", rms_norm);
-    f("rms_norm_without_gains", rms_norm_without_gains);
-    f("biases", biases);
-    f("position_embedding", position_embedding);
-    f("qk_norm", qk_norm);
-    f("qk_gains", qk_gains);
-    f("activation", activation);
-    f("logit_cap", logit_cap);
-}
-
-Json use_json(const KernelUse& use) {
-    Json json;
-    each_field(use, [&](const char* name, const auto& field) {
-        if constexpr (std::is_enum_v<std::remove_cvref_t<decltype(field)>>)
-            json[name] = static_cast<int>(field);
-        else
-            json[name] = field;
-    });
-    return json;
-}
-KernelUse use_from_json(const Json& json) {
-    KernelUse use;
-    each_field(use, [&](const char* name, auto& field) {
-        using Field = std::remove_cvref_t<decltype(field)>;
-        if constexpr (std::is_enum_v<Field>)
-            field = static_cast<Field>(json.at(name).get<int>());
-        else
-            field = json.at(name).get<Field>();
-    });
-    return use;
 }
 
 }  // namespace
@@ -153,7 +87,7 @@ Rates rates_of(const Findings& findings) {
 
 Json request_json(const CheckRequest& r) {
     Json json = {{"device", r.device},
-                 {"use", use_json(r.use)},
+                 {"run", r.run},
                  {"tf32", r.tf32},
                  {"fast_accumulation", static_cast<int>(r.fast_accumulation)},
                  {"tune", r.tune},
@@ -168,7 +102,7 @@ Json request_json(const CheckRequest& r) {
 CheckRequest request_from_json(const Json& json) {
     CheckRequest r;
     r.device = json.at("device");
-    r.use = use_from_json(json.at("use"));
+    r.run = json.at("run");
     r.tf32 = json.at("tf32");
     r.fast_accumulation = static_cast<FastAccumulation>(json.at("fast_accumulation").get<int>());
     r.tune = json.at("tune");

@@ -30,14 +30,15 @@ Rates rates_of(const Findings& findings);  // the highest of each
 // Everything that a run will use, on one card.
 struct CheckRequest {
     int device = 0;
-    KernelUse use;
+    KernelUse use;    // not in the JSON: the worker derives it from `run`
+    std::string run;  // the run's configuration, which the worker's program reads (see check_worker())
     std::vector<Product> products;
     bool tf32 = false;
     FastAccumulation fast_accumulation = FastAccumulation::forward;
-    int tune = 8;                                  // ways of a product that are timed; 0 or 1: none
-    std::map<std::string, std::string> preferred;  // algorithms that are kept if they are right, by Matmul::key()
+    int tune = 8;                                  // number of algorithms per product that are timed; 0 or 1: none
+    std::map<std::string, std::string> preferred;  // algorithms to keep if they are right, by Matmul::key()
     double item_seconds = 60;                      // an item that takes longer has failed
-    Findings found;                                // not to be found again; of products also trials that are over
+    Findings found;                                // what is known already; of products also trials that are over
 
     std::string key(const Product& product) const;  // see Matmul::key()
 };

@@ -7,6 +7,7 @@
 
 #include "llmc/check/families.h"
 #include "llmc/kernels/variants.h"
+#include "llmc/train/trainer.h"
 
 namespace llmc {
 
@@ -115,6 +116,27 @@ std::vector<int> example_documents(const KernelUse& use, int B, int T) {
 }
 
 }  // namespace check
+
+KernelUse::KernelUse(const TrainerConfig& config, Precision precision, int ranks) {
+    bf16 = precision != Precision::fp32;
+    fp8 = config.fp8.has_value();
+    scaling = config.fp8_scaling();
+    e4m3_gradients = fp8 && config.fp8->e4m3_gradients;
+    current_scaling = fp8 && config.fp8->recipe == Fp8Recipe::current;
+    smooth = fp8 && config.fp8->smooth;
+    probe = fp8 && config.fp8->probe;
+    for (const KernelVariantEntry& entry : kernel_variants())
+        loops |= entry.last_card == kHostDevice && config.kernels.has(entry.variant);
+    several_ranks = ranks > 1;
+    fp8_wire = several_ranks && config.sharding.wire == Wire::fp8;
+    optimizer = config.optimizer.kind;
+    adam_moments = config.optimizer.adam_moments;
+    clip_kind = config.optimizer.clip_kind;
+    documents = config.end_token.has_value();
+    document_positions = config.document_positions;
+    loss = config.loss;
+    set_model(config.model);
+}
 
 void KernelUse::set_model(const ModelConfig& model) {
     channels = model.channels, heads = model.heads, kv_heads = model.key_value_heads(), head_dim = model.head_dim();

@@ -9,32 +9,35 @@
 #include "llmc/kernels/fp8_state.h"
 #include "llmc/model/config.h"
 #include "llmc/optim/config.h"
+#include "llmc/train/words.h"
 
 namespace llmc {
 
-// What of the kernels a run uses.
+struct TrainerConfig;
+
+// Which kernels a run uses, and at which sizes.
 struct KernelUse {
     bool bf16 = true;  // activations; else float
-    bool fp8 = false;  // some linear layers
+    bool fp8 = false;  // in some linear layers
     Fp8Scaling scaling = Fp8Scaling::tensor;
     bool e4m3_gradients = false;
-    bool current_scaling = false;  // measured first, then written
-    bool loops = false;            // the host device's own loops do the work of kernels
-    bool smooth = false;           // channels of SwiGLU's output have factors
-    bool probe = false;            // products in FP8 are compared with BF16's
+    bool current_scaling = false;  // producers measure the amax first, then write
+    bool loops = false;            // the host device's own loops replace kernels
+    bool smooth = false;           // --fp8-smooth
+    bool probe = false;            // FP8 products are compared with BF16 products
     bool several_ranks = false;
-    bool fp8_wire = false;  // between them
+    bool fp8_wire = false;  // --reduce fp8
     OptimizerKind optimizer = OptimizerKind::adamw;
     MomentFormat adam_moments = MomentFormat::fp32;
     ClipKind clip_kind = ClipKind::norm;
-    bool documents = false;  // attention stays inside them
+    bool documents = false;  // attention stays inside documents
     bool document_positions = false;
     TrainedLoss loss;
 
-    // Of the model; GPT-2's where nothing is said.
+    // The model. The defaults are GPT-2's.
     int channels = 0, heads = 0, kv_heads = 0, head_dim = 0;
-    int window = 0;  // of attention's short layers; 0: there is none
-    int hidden = 0;  // channels inside the MLP, behind the activation
+    int window = 0;  // keys of attention in the short layers; 0: there are none
+    int hidden = 0;  // channels inside the MLP, after the activation
     int vocab = 0, padded_vocab = 0;
     bool layer_norm = true, rms_norm = false, rms_norm_without_gains = false;
     bool biases = true;              // of linear layers
@@ -43,7 +46,10 @@ struct KernelUse {
     Activation activation = Activation::gelu;
     float logit_cap = 0;  // 0: none
 
-    // Takes the shape and what follows from the table of a model's tensors.
+    KernelUse() = default;
+    // The kernels of a run with this configuration, among so many ranks.
+    KernelUse(const TrainerConfig& config, Precision precision, int ranks);
+    // Sets the model's fields, from its shape and from the table of its tensors.
     void set_model(const ModelConfig& model);
 
     AttentionHeads attention_heads() const { return {heads, kv_heads, head_dim}; }

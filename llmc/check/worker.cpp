@@ -95,11 +95,12 @@ void make_products(const CheckRequest& request, stream_t stream) {
 
 }  // namespace
 
-ExitCode check_worker() {
+ExitCode check_worker(const std::function<KernelUse(const std::string& run)>& use_of) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);  // whoever asked is gone: nobody wants to know
     const std::string text{std::istreambuf_iterator<char>(std::cin), {}};
-    const CheckRequest request = request_from_json(parse_json<Json>(text));
+    CheckRequest request = request_from_json(parse_json<Json>(text));
     open_device(request.device);
+    request.use = use_of(request.run);
     const stream_t stream = create_stream();
     say({{"device", device_info().name}});
     make_items(request, stream);

@@ -17,8 +17,8 @@ namespace llmc {
 
 constexpr const char* kWorkerArgument = "--worker";  // of `train_gpt check`
 
-// The worker's main().
-ExitCode check_worker();
+// The worker's main(). `use_of` derives the kernels to check from CheckRequest::run.
+ExitCode check_worker(const std::function<KernelUse(const std::string& run)>& use_of);
 
 // Runs workers, one after the other, until every item has been made: an item, or a way of making a product, in which
 // the worker ends or stands still for `item_seconds` has that for a problem, and another worker goes on behind it.

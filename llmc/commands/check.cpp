@@ -1,3 +1,4 @@
+// The card check of a run: what it asks for, what it replaces, and what it prints.
 #include "llmc/commands/check.h"
 
 #include <algorithm>
@@ -30,38 +31,15 @@ std::string program_fingerprint() {
     return strprintf("%016llx", static_cast<unsigned long long>(checksum(program.data(), program.size())));
 }
 
-// Everything that results depend on, beside what is checked.
+// Everything that results depend on, in addition to the items themselves.
 Json identity_of(const DeviceInfo& device) {
     Json json = {{"device", device.name},
                  {"uuid", device.uuid},
                  {"compute_capability", device.compute_capability},
                  {"program", program_fingerprint()}};
     json.update(versions_json());
-    json.erase("nccl");  // which is there only once it is in use
+    json.erase("nccl");  // its version is known only once it is in use
     return json;
-}
-
-KernelUse use_of(const TrainerConfig& config, bool fp32, int ranks) {
-    KernelUse use;
-    use.bf16 = !fp32;
-    use.fp8 = config.fp8.has_value();
-    use.scaling = config.fp8_scaling();
-    use.e4m3_gradients = config.fp8 && config.fp8->e4m3_gradients;
-    use.current_scaling = config.fp8 && config.fp8->recipe == Fp8Recipe::current;
-    use.smooth = config.fp8 && config.fp8->smooth;
-    use.probe = config.fp8 && config.fp8->probe;
-    for (const KernelVariantEntry& entry : kernel_variants())
-        use.loops |= entry.last_card == kHostDevice && config.kernels.has(entry.variant);
-    use.several_ranks = ranks > 1;
-    use.fp8_wire = ranks > 1 && config.sharding.wire == Wire::fp8;
-    use.optimizer = config.optimizer.kind;
-    use.adam_moments = config.optimizer.adam_moments;
-    use.clip_kind = config.optimizer.clip_kind;
-    use.documents = config.end_token.has_value();
-    use.document_positions = config.document_positions;
-    use.loss = config.loss;
-    use.set_model(config.model);
-    return use;
 }
 
 std::map<std::string, std::string> algorithms_of(const ProductChoices& choices) {
@@ -70,7 +48,7 @@ std::map<std::string, std::string> algorithms_of(const ProductChoices& choices) 
     return algorithms;
 }
 
-// Other kernels than the checkpoint's run had may round otherwise.
+// Notes that the kernels differ from those of the checkpoint's run, which may round differently.
 void compare_kernels(const Options& o, const Resumed* resumed, std::vector<std::string>& notes) {
     if (!resumed) return;
     const Json then = resumed->checkpoint->manifest().run.value("kernels", Json());
@@ -81,7 +59,7 @@ void compare_kernels(const Options& o, const Resumed* resumed, std::vector<std::
                       json_text(then).c_str(), json_text(now).c_str()));
 }
 
-// The products of the checkpoint's run, if they were made by this version of the library.
+// The products of the checkpoint's run, if the library has the same version.
 ProductChoices products_of(const Resumed* resumed, std::vector<std::string>& notes) {
     if (!resumed) return {};
     const Manifest& manifest = resumed->checkpoint->manifest();
@@ -94,10 +72,10 @@ ProductChoices products_of(const Resumed* resumed, std::vector<std::string>& not
     return {};
 }
 
-// ---- what gives way ------------------------------------------------------------------------------------------------
+// ---- fallbacks -----------------------------------------------------------------------------------------------------
 
 struct Fallbacks {
-    std::vector<std::string> lines;  // what was done
+    std::vector<std::string> lines;
     int count = 0;
 };
 
@@ -112,18 +90,19 @@ void leave_out_kernels(Options& o, const std::set<std::string>& wrong, Fallbacks
     }
 }
 
-void go_on_in_bf16(Options& o, int card, Fallbacks& fallbacks) {
+void fall_back_to_bf16(Options& o, Fallbacks& fallbacks) {
     fallbacks.lines.push_back("FP8 falls back to BF16 altogether: --precision bf16");
     fallbacks.count++;
     o.precision = Precision::bf16;
-    o.kernel_set = kernel_set_from_text(o.kernels, card, false);
+    for (const KernelVariantEntry& entry : kernel_variants())
+        if (entry.fp8) o.kernel_set.remove(entry.variant);
 }
 
-// False: nothing had to.
-bool give_way(Options& o, const CardCheckResult& result, const StagePlan& plan, int card, Fallbacks& fallbacks) {
+// Replaces what is wrong. Returns false if nothing was.
+bool replace_wrong(Options& o, const CardCheckResult& result, const StagePlan& plan, Fallbacks& fallbacks) {
     const int before = fallbacks.count;
     if (result.wrong_variants.count(kAllOfFp8)) {
-        go_on_in_bf16(o, card, fallbacks);
+        fall_back_to_bf16(o, fallbacks);
         return true;
     }
     leave_out_kernels(o, result.wrong_variants, fallbacks);
@@ -135,9 +114,9 @@ bool give_way(Options& o, const CardCheckResult& result, const StagePlan& plan, 
         fallbacks.count++;
         o.fp8_layers += ",-" + kind;
     }
-    const TrainerConfig config = trainer_config(o);
-    if (!kinds.empty() && Fp8Layers(o.fp8_layers, config.model.layers, linear_names(config.model)).empty())
-        go_on_in_bf16(o, card, fallbacks);
+    const ModelConfig& model = o.model_config;
+    if (!kinds.empty() && Fp8Layers(o.fp8_layers, model.layers, linear_names(model)).empty())
+        fall_back_to_bf16(o, fallbacks);
     return fallbacks.count > before;
 }
 
@@ -147,7 +126,7 @@ bool give_way(Options& o, const CardCheckResult& result, const StagePlan& plan, 
     throw Error(ExitCode::no_resources, text);
 }
 
-void require_what_nothing_replaces(const CardCheckResult& result) {
+void require_irreplaceable(const CardCheckResult& result) {
     if (!result.refusals.empty()) refuse(result, "this run needs kernels that are wrong on this card:");
     for (const Product& product : result.wrong_products) {
         if (is_fp8(product.type)) continue;
@@ -157,7 +136,7 @@ void require_what_nothing_replaces(const CardCheckResult& result) {
     }
 }
 
-// ---- what is said --------------------------------------------------------------------------------------------------
+// ---- the check -----------------------------------------------------------------------------------------------------
 
 std::string device_text(const DeviceInfo& device) {
     std::string text;
@@ -169,11 +148,11 @@ std::string device_text(const DeviceInfo& device) {
 }
 
 struct Checked {
-    CheckRequest request;  // the last one, of what is used
-    MemoryByKind memory;   // that this takes
+    Options options;      // that are correct on these cards
+    MemoryByKind memory;  // of a run with these options
     CardCheckResult result;
-    bool kept = true;    // all of it was known
-    double seconds = 0;  // that it took
+    bool kept = true;    // all results were known
+    double seconds = 0;  // duration of all checks
     Fallbacks fallbacks;
     std::vector<std::string> notes;
     std::optional<KeptResults> kept_in;
@@ -187,9 +166,11 @@ std::string summary_line(const Checked& checked, const DeviceInfo& device) {
                      checked.kept_in->path().empty() ? "" : ("; " + checked.kept_in->path()).c_str());
 }
 
-// Checks and gives way until what is left is right. `device` is this rank's.
-Checked check_until_right(Options& o, Ranks& ranks, const Resumed* resumed) {
+// Checks and replaces until everything that is left is correct.
+Checked check_until_right(const Options& options, Ranks& ranks, const Resumed* resumed) {
     Checked checked;
+    checked.options = options;
+    Options& o = checked.options;
     CardCheck check;
     check.identity = identity_of(ranks.device);
     check.cache = cache_directory();
@@ -203,14 +184,14 @@ Checked check_until_right(Options& o, Ranks& ranks, const Resumed* resumed) {
         const TrainerConfig config = trainer_config(o);
         check.request = {};
         check.request.device = device_of_rank(ranks.comm, device_count());
-        check.request.use = use_of(config, o.precision == Precision::fp32, ranks.comm.world());
+        check.request.use = KernelUse(config, o.precision, ranks.comm.world());
+        check.request.run = checked_run_text(o, ranks.comm.world());
         for (const auto& [product, kinds] : plan.products) check.request.products.push_back(product);
         check.request.tf32 = config.tf32;
         check.request.fast_accumulation = config.fast_accumulation;
         check.request.tune = o.tune;
         check.request.preferred = preferred;
         check.request.item_seconds = o.timeout_check;
-        checked.request = check.request;
         checked.memory = plan.memory;
         checked.result = check_card(check, ranks.comm);
         checked.kept = checked.kept && checked.result.kept;
@@ -218,9 +199,9 @@ Checked check_until_right(Options& o, Ranks& ranks, const Resumed* resumed) {
         for (const std::string& note : checked.result.notes)
             if (std::find(checked.notes.begin(), checked.notes.end(), note) == checked.notes.end())
                 checked.notes.push_back(note);
-        require_what_nothing_replaces(checked.result);
-        if (!give_way(o, checked.result, plan, ranks.device.compute_capability, checked.fallbacks)) break;
-        check.force = false;  // what is right by now need not be looked at again
+        require_irreplaceable(checked.result);
+        if (!replace_wrong(o, checked.result, plan, checked.fallbacks)) break;
+        check.force = false;  // what is known to be correct need not be checked again
     }
     for (const auto& [key, choice] : checked.result.choices) {
         if (choice.separate_bias)
@@ -247,7 +228,7 @@ void print_notes(const Checked& checked) {
         std::printf("note: the card check's results cannot be stored: %s\n", checked.result.keeping_problem.c_str());
 }
 
-// Of products, in TFLOP/s; of what moves bytes, in GB/s.
+// Rates of products in TFLOP/s, or the other rates in GB/s.
 Json rates_json(const Rates& rates, bool of_products) {
     Json json = Json::object();
     for (const auto& [name, rate] : rates)
@@ -287,7 +268,7 @@ void note_links(const Rates& rates, const Comm& comm, Admission& admission) {
     admission.summary["gb_per_s"] = rates_json(admission.rates, false);
     bool one_node = true;
     for (int rank = 1; rank < comm.world(); rank++) one_node &= comm.host(rank) == comm.host(0);
-    if (one_node && std::string(comm.name()) == "nccl")  // or these are no rates of the card's links
+    if (one_node && std::string(comm.name()) == "nccl")  // otherwise these are not the rates of the card's links
         admission.kept->add({{strprintf("links of %d ranks", comm.world()), {"between ranks", "", "", 0, {}, rates}}});
 }
 
@@ -297,8 +278,9 @@ std::optional<double> peak_tflops(const DeviceInfo& device, Precision precision,
     return measured == admission.rates.end() ? std::nullopt : std::optional(measured->second * 1e-12);
 }
 
-Admission admit(Options& o, Ranks& ranks, const Resumed* resumed) {
+Admission admit(const Options& o, Ranks& ranks, const Resumed* resumed) {
     Admission admission;
+    admission.options = o;
     if (!checks_cards(o, ranks.device)) {
         std::vector<std::string> notes;
         admission.products = products_of(resumed, notes);
@@ -309,7 +291,8 @@ Admission admit(Options& o, Ranks& ranks, const Resumed* resumed) {
     }
     Checked checked = check_until_right(o, ranks, resumed);
     check_memory(checked.memory, ranks.libraries_to_come(o), ranks.device.free_memory, ranks.device.name);
-    compare_kernels(o, resumed, checked.notes);
+    admission.options = checked.options;
+    compare_kernels(admission.options, resumed, checked.notes);
     admission.products = checked.result.choices;
     admission.findings = findings_json(checked.result.findings);
     admission.rates = rates_of(checked.result.findings);
@@ -325,8 +308,9 @@ Admission admit(Options& o, Ranks& ranks, const Resumed* resumed) {
     if (ranks.comm.is_main()) {
         print_notes(checked);
         std::fputs(summary_line(checked, ranks.device).c_str(), stdout);
-        const std::optional<double> peak = peak_tflops(ranks.device, o.precision, admission);
-        if (peak && !peak_tflops(ranks.device, o.precision))
+        const Precision precision = admission.options.precision;
+        const std::optional<double> peak = peak_tflops(ranks.device, precision, admission);
+        if (peak && !peak_tflops(ranks.device, precision))
             std::printf(
                 "note: this card is not in the table of cards, so MFU is relative to %.3g TFLOP/s, the highest matmul "
                 "rate that the card check measured\n",
@@ -335,7 +319,23 @@ Admission admit(Options& o, Ranks& ranks, const Resumed* resumed) {
     return admission;
 }
 
-ExitCode check_cards(Options& o, Ranks& ranks) {
+std::string checked_run_text(const Options& o, int ranks) {
+    return json_text(
+        Json{{"config", parse_json<Json>(config_json(o))}, {"ranks", ranks}, {"kernels", o.kernel_set.names()}});
+}
+
+KernelUse kernel_use_from_text(const std::string& text) {
+    const Json run = parse_json<Json>(text);
+    Options o = options_from_json(json_text(run.at("config")));
+    ResolveInputs surroundings;
+    surroundings.ranks = run.at("ranks");
+    resolve(o, surroundings);
+    o.kernel_set = {};
+    for (const std::string name : run.at("kernels")) o.kernel_set.add(kernel_variant(name).variant);
+    return KernelUse(trainer_config(o), o.precision, surroundings.ranks);
+}
+
+ExitCode check_cards(const Options& o, Ranks& ranks) {
     const Checked checked = check_until_right(o, ranks, nullptr);
     Admission admission;
     admission.kept = checked.kept_in;

@@ -1,6 +1,6 @@
-// Before a run begins: what it is to use is checked on the cards that are here (llmc/check), and what is not right
-// gives way to what is. Kernels to their plain counterparts, products to other algorithms or to a bias of their own,
-// layers to BF16; if nothing right is left, there is no run. All of it is said.
+// The card check of a run: before the run starts, everything that it will use is checked on these cards (llmc/check).
+// What is wrong is replaced and reported: kernels by their plain counterparts, products by other algorithms or a
+// separate bias, FP8 layers by BF16. If nothing correct is left, the run does not start.
 #pragma once
 #include <map>
 #include <nlohmann/json.hpp>
@@ -18,31 +18,36 @@
 namespace llmc {
 
 struct Admission {
-    std::optional<KeptResults> kept;  // where results are kept; nothing: nothing was checked
-    ProductChoices products;          // how they are to be made
-    nlohmann::ordered_json summary;   // for run.json; null: nothing was checked
-    nlohmann::ordered_json findings;  // for check.json: of this rank's card
-    Rates rates;                      // that were reached on this rank's card; empty: nothing was timed
+    Options options;                  // the run's options, without the kernels and FP8 layers that are wrong here
+    ProductChoices products;          // algorithms of products
+    std::optional<KeptResults> kept;  // where results are kept; nothing if nothing was checked
+    nlohmann::ordered_json summary;   // for run.json; null if nothing was checked
+    nlohmann::ordered_json findings;  // for check.json: the results of this rank's card
+    Rates rates;                      // measured on this rank's card; empty if nothing was timed
 };
 
-// What MFU is a share of: the data sheet's peak (cards.h), or for a card that is in no table the most that the
-// check saw a product of this precision reach.
+// The peak that MFU refers to: the data sheet's (cards.h), or the highest rate of products in this precision that the
+// check measured, if the card is not in the table.
 std::optional<double> peak_tflops(const DeviceInfo& device, Precision precision, const Admission& admission);
 
-// What earlier checks have measured of this card and kept.
+// The rates that earlier checks measured on this card.
 MeasuredRates kept_rates(const DeviceInfo& device);
 
-// Whether this run is one that is checked.
+// True if --card-check asks for a check of this run.
 bool checks_cards(const Options& options, const DeviceInfo& device);
-// Said, and kept where the card's other results are.
+// Prints the rates between ranks and keeps them with the card's other results.
 void note_links(const Rates& rates, const Comm& comm, Admission& admission);
 
-// A collective. Changes `options` where something has to give way. `resumed`: its products are made as they were, if
-// that is right here. Error(no_resources): nothing right is left, or with --strict something would have had to give
-// way.
-Admission admit(Options& options, Ranks& ranks, const Resumed* resumed);
+// Checks the cards for a run with these options, if it is to be checked. A collective. `resumed`: products use the
+// algorithms of the checkpoint's run, if those are correct here. Throws Error(no_resources) if nothing correct is left,
+// or with --strict if anything would have to be replaced.
+Admission admit(const Options& options, Ranks& ranks, const Resumed* resumed);
 
-// The communicators of a run with several ranks, before its first step. A collective.
+// The run's configuration as the card check's worker gets it, and the kernels that the worker derives from it.
+std::string checked_run_text(const Options& options, int ranks);
+KernelUse kernel_use_from_text(const std::string& text);
+
+// Checks the communicators of a run with several ranks, before its first step. A collective.
 template <class Real>
 void check_communicators(const Options& options, Trainer<Real>& trainer, const Ranks& ranks, Admission& admission) {
     if (trainer.comm().world() == 1 || !checks_cards(options, ranks.device)) return;
@@ -57,7 +62,7 @@ void check_communicators(const Options& options, Trainer<Real>& trainer, const R
     note_links(check_collectives(comms, trainer.comm()), trainer.comm(), admission);
 }
 
-// train_gpt check: the same for a run with these flags, as a table.
-ExitCode check_cards(Options& options, Ranks& ranks);
+// train_gpt check: the same check for a run with these flags, printed as a table.
+ExitCode check_cards(const Options& options, Ranks& ranks);
 
 }  // namespace llmc

@@ -3,6 +3,7 @@
 #include <cstdio>
 
 #include "llmc/check/worker.h"
+#include "llmc/commands/check.h"
 #include "llmc/commands/eval.h"
 #include "llmc/commands/export.h"
 #include "llmc/commands/sample.h"
@@ -24,7 +25,8 @@ std::optional<ExitCode> run_command(const std::vector<std::string>& arguments, L
     if (arguments.empty()) return std::nullopt;
     if (arguments[0] == "--help-markdown") return print_flags_page(launch);
     const std::vector<std::string> flags(arguments.begin() + 1, arguments.end());
-    if (arguments[0] == "check" && !flags.empty() && flags[0] == kWorkerArgument) return check_worker();
+    if (arguments[0] == "check" && !flags.empty() && flags[0] == kWorkerArgument)
+        return check_worker(kernel_use_from_text);
     if (arguments[0] == "export") return export_weights(flags);
     if (arguments[0] == "sample") return sample_text(flags);
     if (arguments[0] != "eval") return std::nullopt;

@@ -267,6 +267,8 @@ Options read_config_file(const std::string& path) {
     return options_of(of_run ? file["config"] : file, path);
 }
 
+Options options_from_json(const std::string& text) { return options_of(parse_json<ordered_json>(text), "of the run"); }
+
 Precision default_precision() { return value_of_word<Precision>(LLMC_DEFAULT_PRECISION).value(); }
 
 ValSet parse_val_set(const std::string& text) {

@@ -256,6 +256,9 @@ std::string config_json(const Options& options);
 // The flags of one invocation that all ranks must have been given alike, for a comparison.
 std::string collective_flags(const Options& options);
 
+// The options of a configuration as config_json() writes it.
+Options options_from_json(const std::string& text);
+
 // The pieces, for tests.
 Options read_config_file(const std::string& path);
 std::string version_text();  // what --version prints

@@ -9,6 +9,9 @@
 
 #include "llmc/check/families.h"
 #include "llmc/check/trial.h"
+#include "llmc/commands/check.h"
+#include "llmc/flags/flags.h"
+#include "llmc/flags/trainer_config.h"
 #include "llmc/kernels/variants.h"
 #include "test/kernel_test.h"
 #include "test/suites.h"
@@ -514,4 +517,30 @@ TEST_CASE("heads of a check: grouped as the run's, and few") {
     CHECK(heads(32, 8) == "HD=64 NH=8 NKV=2");
     CHECK(heads(6, 3) == "HD=64 NH=4 NKV=2");
     CHECK(heads(32, 1) == "HD=64 NH=4 NKV=1");
+}
+
+TEST_CASE("kernel checks: the worker derives the kernels of the run from its configuration") {
+    const auto names = [](const KernelUse& use) {
+        std::vector<std::string> names;
+        for (const CheckItem& item : kernel_checks(use)) names.push_back(item.name + " " + item.variant);
+        return names;
+    };
+    using Flags = std::vector<std::pair<const char*, const char*>>;
+    std::set<std::vector<std::string>> seen;
+    for (const Flags& flags :
+         {Flags{}, Flags{{"precision", "bf16"}}, Flags{{"precision", "fp32"}, {"optimizer", "lion"}},
+          Flags{{"fp8-recipe", "mxfp8"}, {"reduce", "fp8"}, {"z-loss", "1e-4"}},
+          Flags{{"fp8-recipe", "current"}, {"fp8-grad", "e4m3"}, {"doc-mask", "true"}},
+          Flags{{"model", "llama3.2-1b"}, {"fp8-smooth", "true"}, {"fp8-probe-every", "5"}},
+          Flags{{"model", "nano-d4"}, {"optimizer", "normuon"}, {"kernels", "host_norm"}}}) {
+        Options o;
+        o.precision = Precision::fp8;
+        for (const auto& [flag, value] : flags) find_flag(flag)->set(o, value);
+        ResolveInputs inputs;
+        inputs.ranks = 3;
+        resolve(o, inputs);
+        const KernelUse use(trainer_config(o), o.precision, 3);
+        CHECK(names(kernel_use_from_text(checked_run_text(o, 3))) == names(use));
+        CHECK(seen.insert(names(use)).second);
+    }
 }
