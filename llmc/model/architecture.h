@@ -2,7 +2,6 @@
 // architecture defines its entries, and architecture.cpp lists them. Nothing else names them.
 #pragma once
 #include <memory>
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -25,12 +24,12 @@ using MakeBlock = std::unique_ptr<Block<Real>> (*)(ModelContext<Real>& context, 
 struct ModelDescription {
     const char* hf_type;   // "gpt2", of config.json
     const char* hf_class;  // "GPT2LMHeadModel"
-    // Throws for settings that the block does not support.
-    void (*read_hf)(const ModelFields& file, ModelConfig& config);
-    void (*write_hf)(nlohmann::ordered_json& file, const ModelConfig& config);
+    // The fields of config.json, read or written. Reading throws for settings that the block does not support.
+    void (*fields)(const ModelFields& file, ModelConfig& config);
     // Fills in the fields that a description leaves open. Layers, heads and channels are set.
     void (*set_defaults)(ModelConfig& config);
 };
+extern const ModelDescription kGpt2Description, kLlamaDescription, kQwen3Description, kNanoDescription;
 
 struct Architecture {
     const char* name;

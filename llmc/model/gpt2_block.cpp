@@ -8,7 +8,6 @@
 #include "llmc/kernels/quantize.h"
 #include "llmc/model/architecture.h"
 #include "llmc/model/decoder_block.h"
-#include "llmc/model/gpt2_config.h"
 
 namespace llmc {
 namespace {

@@ -11,7 +11,6 @@
 #include "llmc/kernels/rope.h"
 #include "llmc/model/architecture.h"
 #include "llmc/model/decoder_block.h"
-#include "llmc/model/llama_config.h"
 
 namespace llmc {
 namespace {

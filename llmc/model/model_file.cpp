@@ -1,103 +1,359 @@
+// The fields of models in our own files and in config.json, read and written.
 // build: fuzzed
 #include "llmc/model/model_file.h"
 
 #include <algorithm>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
 #include "llmc/base/error.h"
 #include "llmc/base/input_file.h"
 #include "llmc/base/json.h"
+#include "llmc/base/text.h"
 #include "llmc/data/tokenizer.h"
-#include "llmc/model/model_fields.h"
 
 namespace llmc {
-namespace {
 
 using nlohmann::json;
 using nlohmann::ordered_json;
+
+// ---- a file --------------------------------------------------------------------------------------------------------
+
+void ModelFields::refuse(const std::string& problem) const {
+    throw Error(ExitCode::bad_flags, strprintf("model file %s: %s", path_.c_str(), problem.c_str()));
+}
+
+ModelFields ModelFields::inside(const char* key) const {
+    if (writes()) return ModelFields((*written_)[key] = ordered_json::object());
+    const json& value = (*read_)[key];
+    if (!value.is_object()) refuse(strprintf("\"%s\" is %s; it must be an object", key, json_text(value).c_str()));
+    return {value, path_};
+}
+
+void ModelFields::set(const char* key, const ordered_json& value) const {
+    if (writes()) (*written_)[key] = value;
+}
+
+void ModelFields::positive(std::initializer_list<const char*> keys, int& field, int fallback) const {
+    if (writes()) return set(*keys.begin(), field);
+    for (const char* key : keys) {
+        if (!has(key)) continue;
+        constexpr double kMost = 1e8;  // far above any real model, and products of it still fit into an int
+        const json& value = (*read_)[key];
+        if (!value.is_number_integer() || value.get<double>() < 1 || value.get<double>() > kMost)
+            refuse(strprintf("\"%s\" is %s; it must be a positive whole number", key, json_text(value).c_str()));
+        field = value.get<int>();
+        return;
+    }
+    if (fallback == kRequired)
+        refuse(
+            strprintf("\"%s\" is missing; the fields are layers, heads, channels, vocab and context (or Hugging Face's "
+                      "n_layer, n_head, n_embd, vocab_size, n_positions)",
+                      *keys.begin()));
+    field = fallback;
+}
+
+void ModelFields::number(const char* key, double& field, double fallback) const {
+    if (writes()) return set(key, field);
+    field = fallback;
+    if (!has(key)) return;
+    const json& value = (*read_)[key];
+    if (!value.is_number() || !(value.get<double>() > 0))
+        refuse(strprintf("\"%s\" is %s; it must be a number above 0", key, json_text(value).c_str()));
+    field = value.get<double>();
+}
+
+void ModelFields::boolean(const char* key, bool& field, bool fallback) const {
+    if (writes()) return set(key, field);
+    field = fallback;
+    if (!has(key)) return;
+    const json& value = (*read_)[key];
+    if (!value.is_boolean()) refuse(strprintf("\"%s\" is %s; it must be true or false", key, json_text(value).c_str()));
+    field = value.get<bool>();
+}
+
+void ModelFields::text(const char* key, std::string& field, const std::string& fallback) const {
+    if (writes()) return set(key, field);
+    field = fallback;
+    if (!has(key)) return;
+    const json& value = (*read_)[key];
+    if (!value.is_string()) refuse(strprintf("\"%s\" is %s; it must be a word", key, json_text(value).c_str()));
+    field = value.get<std::string>();
+}
+
+void ModelFields::fixed(const char* key, std::initializer_list<json> allowed, const char* architecture) const {
+    set(key, *allowed.begin());
+    require(key, allowed, architecture);
+}
+
+void ModelFields::require(const char* key, std::initializer_list<json> allowed, const char* architecture) const {
+    if (!has(key)) return;
+    const json& value = (*read_)[key];
+    if (std::find(allowed.begin(), allowed.end(), value) == allowed.end())
+        refuse(strprintf("\"%s\" is %s, which is not the %s architecture (%s)", key, json_text(value).c_str(),
+                         architecture, allowed.begin()->dump().c_str()));
+}
+
+namespace {
+
+// ---- GPT-2's config.json -------------------------------------------------------------------------------------------
+
+// Hugging Face files hold many settings. Those that would make a different architecture must have GPT-2's value.
+void gpt2_fields(const ModelFields& file, ModelConfig& config) {
+    const char* const gpt2 = "GPT-2";
+    file.positive({"n_layer", "layers"}, config.layers);
+    file.positive({"n_head", "heads"}, config.heads);
+    file.positive({"n_embd", "channels"}, config.channels);
+    file.positive({"n_positions", "n_ctx", "context"}, config.context, 0);
+    file.set("n_ctx", config.context);
+    file.positive({"vocab_size", "vocab"}, config.vocab, 0);
+    file.fixed("activation_function", {"gelu_new", "gelu_pytorch_tanh"}, gpt2);
+    file.fixed("layer_norm_epsilon", {1e-5}, gpt2);
+    file.fixed("tie_word_embeddings", {true}, gpt2);
+    file.require("scale_attn_by_inverse_layer_idx", {false}, gpt2);
+    file.require("n_inner", {4 * config.channels}, gpt2);
+    for (const char* dropout : {"attn_pdrop", "embd_pdrop", "resid_pdrop"}) file.set(dropout, 0.0);
+}
+
+void gpt2_defaults(ModelConfig&) {}
+
+// ---- config.json of Llama and its relatives ------------------------------------------------------------------------
+
+const char *const kFull = "full_attention", *const kSliding = "sliding_attention";
+
+void scaling_fields(const ModelFields& file, RopeConfig& rope) {
+    std::string type = rope.factor > 0 ? "llama3" : "default";
+    if (!file.writes()) file.text("type", type, "default");  // its older name
+    file.text("rope_type", type, type);
+    if (type == "default") return;
+    if (type != "llama3")
+        file.refuse("its rotary positions are of type \"" + type + "\"; supported are \"default\" and \"llama3\"");
+    file.number("factor", rope.factor, 8);
+    file.number("low_freq_factor", rope.low_freq, 1);
+    file.number("high_freq_factor", rope.high_freq, 4);
+    file.positive("original_max_position_embeddings", rope.old_context, 8192);
+    if (rope.high_freq <= rope.low_freq)
+        file.refuse("\"high_freq_factor\" must be above \"low_freq_factor\" in its rotary positions");
+}
+
+// transformers 5 has rotary positions in rope_parameters, version 4 in rope_theta and rope_scaling. Both are written.
+void rope_fields(const ModelFields& file, RopeConfig& rope) {
+    if (!file.writes()) rope = {};
+    file.number("rope_theta", rope.theta, rope.theta);
+    file.set("rope_scaling", nullptr);
+    if (file.writes() ? rope.factor > 0 : file.has("rope_scaling")) scaling_fields(file.inside("rope_scaling"), rope);
+    if (!file.writes() && !file.has("rope_parameters")) return;
+    const ModelFields parameters = file.inside("rope_parameters");
+    scaling_fields(parameters, rope);
+    parameters.number("rope_theta", rope.theta, rope.theta);
+}
+
+// "layer_types" gives each layer's kind. An older file has the window from layer max_window_layers on.
+void read_windows(const ModelFields& file, ModelConfig& config) {
+    bool windows = false;
+    file.boolean("use_sliding_window", windows, false);
+    windows &= file.has("sliding_window");
+    std::string layers;
+    if (file.has("layer_types")) {
+        for (const json& type : file.object()["layer_types"]) {
+            if (type != kFull && type != kSliding)
+                file.refuse(strprintf("\"layer_types\" has %s; there are \"%s\" and \"%s\"", json_text(type).c_str(),
+                                      kFull, kSliding));
+            layers += type == kSliding ? 'S' : 'L';
+        }
+        if (static_cast<int>(layers.size()) != config.layers)
+            file.refuse(strprintf("\"layer_types\" has %zu layers of %d", layers.size(), config.layers));
+    } else if (windows) {
+        const json first = file.object().value("max_window_layers", json(28));
+        if (!first.is_number_integer() || first < 0)
+            file.refuse("\"max_window_layers\" is " + json_text(first) + "; it counts layers");
+        for (int layer = 0; layer < config.layers; layer++) layers += layer < first ? 'L' : 'S';
+    }
+    if (layers.find('S') == std::string::npos) return;
+    if (!windows)
+        file.refuse(strprintf(
+            "\"layer_types\" has \"%s\", but \"use_sliding_window\" and \"sliding_window\" set no window", kSliding));
+    file.positive("sliding_window", config.window);
+    config.window_layers = layers;
+}
+
+// `head_dim`: 0: the heads share the channels.
+void common_fields(const ModelFields& file, ModelConfig& config, const char* architecture, const char* activation,
+                   int head_dim = 0) {
+    file.positive("num_hidden_layers", config.layers);
+    file.positive("num_attention_heads", config.heads);
+    file.positive("num_key_value_heads", config.kv_heads, config.heads);
+    file.positive("head_dim", config.own_head_dim, head_dim);
+    file.positive("hidden_size", config.channels);
+    file.positive("intermediate_size", config.hidden);
+    file.positive("max_position_embeddings", config.context, 0);
+    file.positive("vocab_size", config.vocab, 0);
+    file.fixed("hidden_act", {activation}, architecture);
+    file.number("rms_norm_eps", config.norm_eps, 1e-6);
+    file.boolean("tie_word_embeddings", config.tied, false);
+    file.fixed("attention_bias", {false}, architecture);
+    file.set("attention_dropout", 0.0);
+    file.require("mlp_bias", {false}, architecture);
+    file.require("partial_rotary_factor", {1, 1.0}, architecture);
+    rope_fields(file, config.rope);
+    if (file.writes()) return;
+    if (config.own_head_dim * config.heads == config.channels) config.own_head_dim = 0;
+    read_windows(file, config);
+}
+
+// Three matrices of two thirds of the usual width have as many parameters as two, rounded to whole pieces for products.
+int swiglu_hidden(int channels) { return (8 * channels / 3 + 255) / 256 * 256; }
+
+void llama_fields(const ModelFields& file, ModelConfig& config) {
+    common_fields(file, config, "Llama", "silu");
+    file.set("mlp_bias", false);
+}
+
+void llama_defaults(ModelConfig& config) {
+    config.hidden = swiglu_hidden(config.channels);
+    config.tied = false;
+    config.rope.theta = 500000;
+}
+
+void qwen3_fields(const ModelFields& file, ModelConfig& config) {
+    common_fields(file, config, "Qwen3", "silu", 128);
+    std::vector<std::string> types;
+    for (int layer = 0; layer < config.layers; layer++) types.push_back(config.window_of(layer) > 0 ? kSliding : kFull);
+    file.set("use_sliding_window", config.window > 0);
+    file.set("sliding_window", config.window > 0 ? ordered_json(config.window) : ordered_json());
+    file.set("layer_types", types);
+}
+
+void qwen3_defaults(ModelConfig& config) {
+    config.hidden = swiglu_hidden(config.channels);
+    config.tied = false;
+    config.norm_eps = 1e-6;
+    config.rope.theta = 1000000;
+}
+
+void nano_fields(const ModelFields& file, ModelConfig& config) {
+    common_fields(file, config, "NanoChat", "relu2");
+    file.require("tie_word_embeddings", {false}, "NanoChat");
+    const char* const cap = "final_logit_softcapping";
+    if (file.writes() && config.logit_cap == 0) return file.set(cap, nullptr);
+    const bool is_off = !file.writes() && file.object().contains(cap) && !file.has(cap);
+    file.number(cap, config.logit_cap, is_off ? 0 : 15);
+}
+
+void nano_defaults(ModelConfig& config) {
+    config.hidden = 4 * config.channels;
+    config.tied = false;
+    config.norm_eps = 1e-6;
+    config.rope.theta = 100000;
+    config.logit_cap = 15;
+}
+
+// ---- our own files -------------------------------------------------------------------------------------------------
 
 const char* const kOfAll[] = {"architecture", "name", "layers", "heads", "channels", "vocab", "context"};
 const char* const kBeyondGpt2[] = {"kv_heads",   "head_dim",     "hidden",    "tied",   "norm_eps",
                                    "rope_theta", "rope_scaling", "logit_cap", "window", "window_layers"};
 
-constexpr InputKind kModelFile = {"model file", "a JSON file that describes a model, such as config.json",
-                                  ExitCode::bad_flags, 16};
+void gpt2_own_fields(const ModelFields& file, ModelConfig& config) {
+    file.positive("layers", config.layers);
+    file.positive("heads", config.heads);
+    file.positive("channels", config.channels);
+    file.positive("vocab", config.vocab, 0);
+    file.positive("context", config.context, 0);
+}
+
+void other_own_fields(const ModelFields& file, ModelConfig& config) {
+    file.positive("kv_heads", config.kv_heads, config.kv_heads);
+    file.positive("head_dim", config.own_head_dim, config.own_head_dim);
+    file.positive("hidden", config.hidden, config.hidden);
+    file.boolean("tied", config.tied, config.tied);
+    file.number("norm_eps", config.norm_eps, config.norm_eps);
+    file.number("rope_theta", config.rope.theta, config.rope.theta);
+    if (file.writes() ? config.rope.factor > 0 : file.has("rope_scaling")) {
+        const ModelFields scaling = file.inside("rope_scaling");
+        scaling.number("factor", config.rope.factor, 8);
+        scaling.number("low_freq", config.rope.low_freq, 1);
+        scaling.number("high_freq", config.rope.high_freq, 4);
+        scaling.positive("old_context", config.rope.old_context, 8192);
+    }
+    if (!file.writes() || config.logit_cap > 0) file.number("logit_cap", config.logit_cap, config.logit_cap);
+    if (!file.writes() || config.window > 0) file.positive("window", config.window, config.window);
+    if (!file.writes() || !config.window_layers.empty())
+        file.text("window_layers", config.window_layers, config.window_layers);
+}
 
 bool is_one_of(const std::string& key, const auto& keys) {
     return std::find(std::begin(keys), std::end(keys), key) != std::end(keys);
 }
 
 std::string fields_of(const Architecture& architecture) {
-    std::vector<const char*> fields(std::begin(kOfAll), std::end(kOfAll));
+    std::vector<std::string> fields(std::begin(kOfAll), std::end(kOfAll));
     if (&architecture != &kGpt2) fields.insert(fields.end(), std::begin(kBeyondGpt2), std::end(kBeyondGpt2));
-    std::string text;
-    for (const char* field : fields) text += (text.empty() ? "" : ", ") + std::string(field);
-    return text;
+    return joined(fields);
 }
 
-const Architecture* architecture_by(const std::string& word, const char* (*name_of)(const Architecture&)) {
+using NameOf = const char* (*)(const Architecture&);
+const char* own_name(const Architecture& a) { return a.name; }
+const char* hf_name(const Architecture& a) { return a.description->hf_type; }
+
+const Architecture* architecture_by(const std::string& word, NameOf name_of) {
     for (const Architecture* architecture : architectures())
         if (name_of(*architecture) == word) return architecture;
     return nullptr;
 }
 
-const char* own_name(const Architecture& a) { return a.name; }
-const char* hf_name(const Architecture& a) { return a.description->hf_type; }
-
-std::string names(const char* (*name_of)(const Architecture&)) {
-    std::string text;
-    for (const Architecture* a : architectures()) text += (text.empty() ? "" : ", ") + std::string(name_of(*a));
-    return text;
+std::string names(NameOf name_of) {
+    std::vector<std::string> all;
+    for (const Architecture* architecture : architectures()) all.push_back(name_of(*architecture));
+    return joined(all);
 }
 
 void read_own_fields(const ModelFields& file, ModelConfig& config) {
-    const std::string name = file.text("architecture", kGpt2.name);
+    std::string name;
+    file.text("architecture", name, kGpt2.name);
     config.architecture = architecture_by(name, own_name);
     if (!config.architecture)
         file.refuse(strprintf("unknown architecture \"%s\"; there are %s", name.c_str(), names(own_name).c_str()));
-    for (const auto& item : file.json().items()) {
-        if (is_one_of(item.key(), kOfAll)) continue;
-        if (config.architecture != &kGpt2 && is_one_of(item.key(), kBeyondGpt2)) continue;
+    const bool is_gpt2 = config.architecture == &kGpt2;
+    for (const auto& item : file.object().items()) {
+        if (is_one_of(item.key(), kOfAll) || (!is_gpt2 && is_one_of(item.key(), kBeyondGpt2))) continue;
         if (is_one_of(item.key(), kBeyondGpt2))
             file.refuse(strprintf("\"%s\" is not for the architecture gpt2; add \"architecture\", one of %s",
                                   item.key().c_str(), names(own_name).c_str()));
         file.refuse(strprintf("unknown field \"%s\"; the fields are %s", item.key().c_str(),
                               fields_of(*config.architecture).c_str()));
     }
-    config.layers = file.positive({"layers"});
-    config.heads = file.positive({"heads"});
-    config.channels = file.positive({"channels"});
-    config.vocab = file.positive({"vocab"}, 0);
-    config.context = file.positive({"context"}, 0);
+    gpt2_own_fields(file, config);
     config.architecture->description->set_defaults(config);
-    config.kv_heads = file.positive({"kv_heads"}, config.kv_heads);
-    config.own_head_dim = file.positive({"head_dim"}, config.own_head_dim);
-    config.hidden = file.positive({"hidden"}, config.hidden);
-    config.tied = file.boolean("tied", config.tied);
-    config.norm_eps = file.number("norm_eps", config.norm_eps);
-    config.rope.theta = file.number("rope_theta", config.rope.theta);
-    config.logit_cap = file.number("logit_cap", config.logit_cap);
-    config.window = file.positive({"window"}, config.window);
-    config.window_layers = file.text("window_layers", config.window_layers);
-    if (!file.has("rope_scaling")) return;
-    const ModelFields scaling = file.inside("rope_scaling");
-    config.rope.factor = scaling.number("factor", 8);
-    config.rope.low_freq = scaling.number("low_freq", 1);
-    config.rope.high_freq = scaling.number("high_freq", 4);
-    config.rope.old_context = scaling.positive({"old_context"}, 8192);
+    if (!is_gpt2) other_own_fields(file, config);
 }
 
 void read_hf_fields(const ModelFields& file, ModelConfig& config) {
-    const std::string type = file.text("model_type", kGpt2.description->hf_type);
+    std::string type;
+    file.text("model_type", type, kGpt2.description->hf_type);
     config.architecture = architecture_by(type, hf_name);
     if (!config.architecture)
         file.refuse(strprintf("\"model_type\" is \"%s\", which is not one of the supported architectures (%s)",
                               type.c_str(), names(hf_name).c_str()));
-    config.architecture->description->read_hf(file, config);
+    config.architecture->description->fields(file, config);
 }
 
+// The configuration with every value spelled out, as files have it.
+ModelConfig spelled_out(ModelConfig config) {
+    const int kv_heads = config.key_value_heads(), head_dim = config.head_dim(), hidden = config.mlp_channels();
+    config.kv_heads = kv_heads, config.own_head_dim = head_dim, config.hidden = hidden;
+    return config;
+}
+
+constexpr InputKind kModelFile = {"model file", "a JSON file that describes a model, such as config.json",
+                                  ExitCode::bad_flags, 16};
+
 }  // namespace
+
+constinit const ModelDescription kGpt2Description = {"gpt2", "GPT2LMHeadModel", gpt2_fields, gpt2_defaults};
+constinit const ModelDescription kLlamaDescription = {"llama", "LlamaForCausalLM", llama_fields, llama_defaults};
+constinit const ModelDescription kQwen3Description = {"qwen3", "Qwen3ForCausalLM", qwen3_fields, qwen3_defaults};
+// nanochat as of October 2025.
+constinit const ModelDescription kNanoDescription = {"nanochat", "NanoChatForCausalLM", nano_fields, nano_defaults};
 
 ModelConfig model_from_json(const json& json, const std::string& path) {
     const ModelFields file(json, path);
@@ -129,34 +385,20 @@ ModelConfig read_model_file(const std::string& path) {
 }
 
 ordered_json model_json(const ModelConfig& config) {
-    ordered_json file = {{"layers", config.layers},
-                         {"heads", config.heads},
-                         {"channels", config.channels},
-                         {"vocab", config.vocab},
-                         {"context", config.context}};
+    ordered_json file = ordered_json::object();
+    ModelConfig model = spelled_out(config);
+    gpt2_own_fields(ModelFields(file), model);
     if (config.architecture == &kGpt2) return file;
     file["architecture"] = config.architecture->name;
-    file.update({{"kv_heads", config.key_value_heads()},
-                 {"head_dim", config.head_dim()},
-                 {"hidden", config.mlp_channels()},
-                 {"tied", config.tied},
-                 {"norm_eps", config.norm_eps},
-                 {"rope_theta", config.rope.theta}});
-    if (config.rope.factor > 0)
-        file["rope_scaling"] = {{"factor", config.rope.factor},
-                                {"low_freq", config.rope.low_freq},
-                                {"high_freq", config.rope.high_freq},
-                                {"old_context", config.rope.old_context}};
-    if (config.logit_cap > 0) file["logit_cap"] = config.logit_cap;
-    if (config.window > 0) file["window"] = config.window;
-    if (!config.window_layers.empty()) file["window_layers"] = config.window_layers;
+    other_own_fields(ModelFields(file), model);
     return file;
 }
 
 ordered_json hf_model_json(const ModelConfig& config) {
     const ModelDescription& description = *config.architecture->description;
     ordered_json file = {{"architectures", {description.hf_class}}, {"model_type", description.hf_type}};
-    description.write_hf(file, config);
+    ModelConfig model = spelled_out(config);
+    description.fields(ModelFields(file), model);
     return file;
 }
 

@@ -1,6 +1,8 @@
-// Files that describe a model: our own fields, or Hugging Face's config.json. Both ways.
+// Files that describe a model: our own fields, or Hugging Face's config.json. One list of fields serves both
+// directions.
 #pragma once
-#include <nlohmann/json_fwd.hpp>
+#include <initializer_list>
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "llmc/model/config.h"
@@ -9,12 +11,50 @@ namespace llmc {
 
 // Throws Error(bad_flags).
 ModelConfig read_model_file(const std::string& path);
-// `path`: for messages.
+// `path` is for messages.
 ModelConfig model_from_json(const nlohmann::json& file, const std::string& path);
 
-// Our own fields, without the name. Of GPT-2 the five that it has.
+// Our own fields without the name. GPT-2 has only five of them.
 nlohmann::ordered_json model_json(const ModelConfig& config);
-// config.json, but for what it says about the files beside it.
+// config.json, without what it says about the files next to it.
 nlohmann::ordered_json hf_model_json(const ModelConfig& config);
+
+// A JSON object that a list of fields either reads or writes. Each field is named once; reading refuses a wrong value
+// with the file, the field and the value.
+class ModelFields {
+public:
+    // Reads `json`, which the file at `path` holds.
+    ModelFields(const nlohmann::json& json, const std::string& path) : read_(&json), path_(path) {}
+    // Writes into `json`.
+    explicit ModelFields(nlohmann::ordered_json& json) : written_(&json) {}
+
+    bool writes() const { return written_ != nullptr; }
+    bool has(const char* key) const { return read_ && read_->contains(key) && !(*read_)[key].is_null(); }
+    const nlohmann::json& object() const { return *read_; }  // that is read
+    ModelFields inside(const char* key) const;               // an object in this one; new if it is written
+
+    // Fields. Reading takes the first of `keys` that is there, or else the fallback; writing takes the first key.
+    static constexpr int kRequired = -1;  // a fallback: the field must be there
+    void positive(std::initializer_list<const char*> keys, int& field, int fallback = kRequired) const;
+    void positive(const char* key, int& field, int fallback = kRequired) const { positive({key}, field, fallback); }
+    void number(const char* key, double& field, double fallback) const;  // above 0
+    void boolean(const char* key, bool& field, bool fallback) const;
+    void text(const char* key, std::string& field, const std::string& fallback) const;
+
+    // A field that this architecture leaves no choice of. Reading refuses other values than these; writing takes the
+    // first.
+    void fixed(const char* key, std::initializer_list<nlohmann::json> allowed, const char* architecture) const;
+    // The same, for a field that is not written.
+    void require(const char* key, std::initializer_list<nlohmann::json> allowed, const char* architecture) const;
+    // A field that is not read.
+    void set(const char* key, const nlohmann::ordered_json& value) const;
+
+    [[noreturn]] void refuse(const std::string& problem) const;
+
+private:
+    const nlohmann::json* read_ = nullptr;
+    nlohmann::ordered_json* written_ = nullptr;
+    const std::string path_ = {};
+};
 
 }  // namespace llmc
