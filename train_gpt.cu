@@ -7,15 +7,14 @@
 #include "llmc/commands/command.h"      // run_command
 #include "llmc/commands/plan.h"         // plan_rank, plan_run, predicted_seconds
 #include "llmc/flags/trainer_config.h"  // trainer_config
-#include "llmc/log/metrics.h"           // RunDirectory, write_file
-#include "llmc/run/bench.h"             // only_bench, bench_tokens
-#include "llmc/run/inputs.h"            // Inputs
+#include "llmc/log/run_directory.h"     // RunDirectory, write_file
+#include "llmc/run/inputs.h"            // Inputs, only_bench, bench_tokens
 #include "llmc/run/ranks.h"             // Ranks
+#include "llmc/run/reports.h"           // describe_start, RunOutlook
 #include "llmc/run/resume.h"            // find_checkpoint, Resumed
 #include "llmc/run/run.h"               // Run, CardFacts
 #include "llmc/run/signals.h"           // install_signal_handlers
 #include "llmc/run/start.h"             // prepare_directory
-#include "llmc/run/summary.h"           // describe_start, RunOutlook
 #include "llmc/train/trainer.h"         // Trainer
 
 using namespace llmc;

@@ -14,7 +14,7 @@
 #include "llmc/log/metrics.h"
 #include "llmc/plan/plan.h"
 #include "llmc/run/ranks.h"
-#include "llmc/run/summary.h"
+#include "llmc/run/reports.h"
 
 namespace llmc {
 namespace {

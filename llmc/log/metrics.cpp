@@ -1,73 +1,19 @@
-// Turns records into lines, and writes the files of the run directory.
+// Turns the numbers of a run into records, and writes them.
 #include "llmc/log/metrics.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <chrono>
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "llmc/base/error.h"
-#include "llmc/base/input_file.h"
 #include "llmc/base/json.h"
 #include "llmc/base/text.h"
-#include "llmc/comm/agreement.h"
-#include "llmc/log/earlier_run.h"
-#include "llmc/log/versions.h"
-#include "llmc/model/model_file.h"
 
 namespace llmc {
-namespace {
 
-namespace fs = std::filesystem;
 using nlohmann::ordered_json;
-
-bool disk_is_full(int error) { return error == ENOSPC || error == EDQUOT || error == EFBIG; }
-
-const auto process_start = std::chrono::steady_clock::now();
-
-[[noreturn]] void fail_to_prepare(const std::string& path, int error) {
-    throw Error(disk_is_full(error) ? ExitCode::no_resources : ExitCode::bad_flags,
-                strprintf("cannot write to the run directory %s: %s; choose another with --out", path.c_str(),
-                          std::strerror(error)));
-}
-
-}  // namespace
-
-ordered_json read_run_json(const std::string& directory) {
-    constexpr InputKind kind = {"description of the run", "the run.json of a run", ExitCode::checkpoint, 16};
-    return read_json_or_null<ordered_json>((fs::path(directory) / "run.json").string(), kind);
-}
-
-double seconds_since_start() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - process_start).count();
-}
-
-void fail_to_write(const std::string& file, int error) {
-    throw Error(disk_is_full(error) ? ExitCode::no_resources : ExitCode::failure,
-                strprintf("cannot write %s: %s", file.c_str(), std::strerror(error)));
-}
-
-void write_file(const std::string& file, const std::string& text) {
-    const std::string temporary = file + ".tmp";
-    std::FILE* stream = std::fopen(temporary.c_str(), "w");
-    if (stream == nullptr) fail_to_write(temporary, errno);
-    errno = 0;
-    const bool written = std::fwrite(text.data(), 1, text.size(), stream) == text.size() && std::fflush(stream) == 0;
-    const int error = errno;
-    std::fclose(stream);
-    if (!written) {
-        std::remove(temporary.c_str());
-        fail_to_write(file, error);
-    }
-    if (std::rename(temporary.c_str(), file.c_str()) != 0) fail_to_write(file, errno);
-}
 
 void put_number(ordered_json& record, const std::string& key, double value) {
     if (std::isfinite(value)) {
@@ -82,7 +28,7 @@ double ValLoss::perplexity() const { return std::exp(static_cast<double>(loss));
 
 namespace {
 
-ordered_json json_of(const StepRecord& r) {
+ordered_json metrics_json(const StepRecord& r) {
     ordered_json line;
     line["step"] = r.step;
     put_number(line, "loss", r.loss);
@@ -113,7 +59,7 @@ ordered_json json_of(const StepRecord& r) {
     return line;
 }
 
-ordered_json json_of(const ValRecord& r) {
+ordered_json metrics_json(const ValRecord& r) {
     ordered_json line;
     line["step"] = r.step;
     for (const ValLoss& set : r.losses) {
@@ -131,8 +77,8 @@ ordered_json json_of(const ValRecord& r) {
 
 }  // namespace
 
-std::string metrics_line(const StepRecord& r) { return json_text(json_of(r)); }
-std::string metrics_line(const ValRecord& r) { return json_text(json_of(r)); }
+std::string metrics_line(const StepRecord& r) { return json_text(metrics_json(r)); }
+std::string metrics_line(const ValRecord& r) { return json_text(metrics_json(r)); }
 
 std::string main_log_line(const StepRecord& r) {
     return strprintf("s:%lld trl:%.4f lr:%.6f norm:%.2f", static_cast<long long>(r.step - 1), unsigned_nan(r.loss),
@@ -147,136 +93,168 @@ std::string main_log_line(const ValRecord& r) {
     return text;
 }
 
-RunDirectory::RunDirectory(const std::string& path) : path_(path) {
-    if (path.empty()) return;
-    std::error_code error;
-    fs::create_directories(path, error);
-    if (error) fail_to_prepare(path, error.value());
-    if (!fs::is_directory(path, error)) fail_to_prepare(path, ENOTDIR);
-    lock();
+// ---- records --------------------------------------------------------------------------------------------------------
+
+void record_step(const StepRecord& record, RunDirectory& directory) {
+    directory.append(metrics_json(record));
+    directory.append_main_log(main_log_line(record));
 }
 
-RunDirectory::~RunDirectory() {
-    if (lock_ >= 0) ::close(lock_);
+void record_validation(const ValRecord& record, RunDirectory& directory) {
+    if (record.empty()) return;
+    directory.append(metrics_json(record));
+    directory.append_main_log(main_log_line(record));
 }
 
-// Locks the open file. Such a lock ends with the process, and network file systems support it.
-void RunDirectory::lock() {
-    const std::string name = file("lock");
-    lock_ = ::open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
-    if (lock_ < 0 && errno == ELOOP)
-        throw Error(ExitCode::bad_flags, name +
-                                             " is a symbolic link, and the file that it leads to would be "
-                                             "overwritten; delete the link, or choose another directory with --out");
-    if (lock_ < 0) fail_to_prepare(path_, errno);
-    struct flock whole {};
-    whole.l_type = F_WRLCK;
-    whole.l_whence = SEEK_SET;
-    char host[256] = "", owner[320] = "";
-    if (::fcntl(lock_, F_OFD_SETLK, &whole) != 0) {
-        if (errno != EACCES && errno != EAGAIN) return;  // a file system without locks
-        const ssize_t length = ::pread(lock_, owner, sizeof owner - 1, 0);
-        while (length > 0 && std::strchr("\n", owner[std::strlen(owner) - 1])) owner[std::strlen(owner) - 1] = '\0';
-        ::close(std::exchange(lock_, -1));
-        throw Error(ExitCode::bad_flags, strprintf("the run directory %s is in use by another run (%s); choose another "
-                                                   "with --out, or wait for that run's end",
-                                                   path_.c_str(), owner));
+void record_end(int64_t step, const std::string& why, RunDirectory& directory) {
+    directory.append_main_log(strprintf("s:%lld end:1 ", static_cast<long long>(step - 1)) + why);
+}
+
+// Adds the outlier statistics that are defined; the kurtosis of zeros is not.
+static void put_outliers(ordered_json& tensor, Fp8Role role, const Fp8Outliers& outliers) {
+    if (role == Fp8Role::x && std::isfinite(outliers.kurtosis())) tensor["kurtosis"] = outliers.kurtosis();
+    if (role != Fp8Role::w || !std::isfinite(outliers.alignment[0])) return;
+    tensor["alignment"] = outliers.alignment[0];
+    tensor["largest_alignment"] = outliers.alignment[1];
+}
+
+void record_fp8(int64_t step, Fp8Registry& fp8, stream_t stream, RunDirectory& directory) {
+    const Fp8Saved now = fp8.read_state(stream);
+    ordered_json record{{"step", step}, {"fp8", ordered_json::array()}};
+    for (int i = 0; i < fp8.count(); i++) {
+        if (fp8.has_left(i / kFp8Roles)) continue;
+        const Fp8State& state = now.tensors[static_cast<size_t>(i)].state;
+        ordered_json tensor{{"tensor", fp8.name(i)}};
+        put_number(tensor, "amax", state.last_amax);
+        put_number(tensor, "scale", state.scale);
+        tensor["elements"] = state.elements;
+        tensor["saturated"] = state.saturated;
+        tensor["underflowed"] = state.underflowed;
+        tensor["nonfinite"] = state.nonfinite;
+        const std::string& smoothing = now.tensors[static_cast<size_t>(i)].smoothing;
+        if (!smoothing.empty())
+            tensor["smallest_factor"] = std::ldexp(1.0, 'a' - *std::max_element(smoothing.begin(), smoothing.end()));
+        put_outliers(tensor, role_of(i), now.outliers[static_cast<size_t>(i / kFp8Roles)]);
+        record["fp8"].push_back(tensor);
     }
-    ::gethostname(host, sizeof host - 1);
-    const std::string text = strprintf("process %d on %s\n", static_cast<int>(::getpid()), host);
-    if (::ftruncate(lock_, 0) != 0 || ::pwrite(lock_, text.data(), text.size(), 0) < 0) fail_to_prepare(path_, errno);
+    directory.append(record);
+    fp8.clear_counts(stream);
 }
 
-// If somebody deletes the lock file, a second run could use this directory.
-void RunDirectory::check_lock() {
-    struct stat named {
-    }, held{};
-    if (lock_ < 0 || ::fstat(lock_, &held) != 0) return;
-    if (::stat(file("lock").c_str(), &named) == 0 && named.st_ino == held.st_ino) return;
-    std::fprintf(stderr, "train_gpt: %s was deleted or replaced: nothing keeps another run out of this directory\n",
-                 file("lock").c_str());
-    ::close(std::exchange(lock_, -1));
-}
-
-void RunDirectory::begin(bool overwrite, bool restart) {
-    if (!active()) return;
-    if (overwrite) {
-        remove_earlier_run(path_);
-        return go_on({});
-    }
-    const EarlierRun earlier = find_earlier_run(path_);
-    if (!earlier.somebody_elses.empty())
-        throw Error(ExitCode::bad_flags,
-                    strprintf("the run directory %s holds files that no run has written and that this one would "
-                              "replace (%s); choose another with --out, or replace them with --overwrite",
-                              path_.c_str(), earlier.somebody_elses.c_str()));
-    std::string sign = earlier.why_not_restart();
-    if (!restart && sign.empty()) sign = earlier.steps;
-    if (!sign.empty())
-        throw Error(ExitCode::bad_flags, strprintf("the run directory %s already holds a run (%s); choose another with "
-                                                   "--out, continue that run with --resume latest, or replace it "
-                                                   "with --overwrite",
-                                                   path_.c_str(), sign.c_str()));
-    if (const std::string aside = move_records_aside(path_); !aside.empty())
-        std::printf("note: the records of an earlier run, which wrote no checkpoint, are now in %s\n", aside.c_str());
-    go_on({});
-}
-
-void RunDirectory::go_on(const RunFileSizes& sizes) {
-    if (!active()) return;
-    metrics_.open(file("metrics.jsonl"), sizes.metrics);
-    main_log_.open(file("main.log"), sizes.main_log);
-}
-
-RunFileSizes RunDirectory::sizes() const { return {metrics_.size(), main_log_.size()}; }
-
-std::function<void()> RunDirectory::synchronizer() const {
-    if (!active()) return {};
-    return [metrics = metrics_.synchronizer(), main_log = main_log_.synchronizer()] {
-        metrics();
-        main_log();
-    };
-}
-
-std::string RunDirectory::file(const std::string& name) const { return (fs::path(path_) / name).string(); }
-
-void RunDirectory::note_checkpoint(int64_t step) {
-    if (!active()) return;
-    check_lock();
-    if (noted_) return;
-    try {
-        auto run = read_run_json(path_);
-        if (run.is_object() && run["first_checkpoint"].is_null()) {
-            run["first_checkpoint"] = step;
-            write_file(file("run.json"), json_text(run, 2) + "\n");
+void record_fp8_errors(int64_t step, const Fp8Registry& fp8, stream_t stream, RunDirectory& directory) {
+    const std::vector<Fp8RankSums::Row> sums = fp8.laboratory().read_probed(stream);
+    ordered_json record{{"step", step}, {"fp8_errors", ordered_json::array()}};
+    for (int l = 0; l < fp8.layers(); l++) {
+        ordered_json layer{{"layer", fp8.layer_name(l)}};
+        for (int product = 0; product < kFp8Probed; product++) {
+            const double error = probed_error(sums[Fp8Laboratory::probed_row(l, static_cast<Fp8Probed>(product))]);
+            if (std::isfinite(error)) layer[kFp8ProbedNames[product]] = error;
         }
-        noted_ = true;
-    } catch (const Error& error) {
-        std::fprintf(stderr, "train_gpt: cannot note the checkpoint in run.json: %s\n", error.what());
+        if (layer.size() > 1) record["fp8_errors"].push_back(layer);
     }
+    directory.append(record);
 }
 
-void RunDirectory::record(const StepRecord& r) {
-    append(json_of(r));
-    main_log_.append(main_log_line(r));
+void record_sample(int64_t step, const std::string& text, RunDirectory& directory) {
+    directory.append({{"step", step}, {"sample", text}});
 }
 
-void RunDirectory::record(const ValRecord& r) {
-    if (r.empty()) return;
-    append(json_of(r));
-    main_log_.append(main_log_line(r));
+void record_memory(int64_t step, const MemoryByKind& plan, const Comm& comm, RunDirectory& directory) {
+    std::array<uint64_t, kMemoryKinds> mine;
+    for (size_t kind = 0; kind < kMemoryKinds; kind++) mine[kind] = device_memory_use(MemoryKind(kind)).peak;
+    std::vector<std::array<uint64_t, kMemoryKinds>> all(static_cast<size_t>(comm.world()));
+    comm.host_all_gather(all.data(), &mine, sizeof mine);
+    ordered_json memory;
+    for (size_t kind = 0; kind < kMemoryKinds; kind++) {
+        std::vector<uint64_t> peaks;
+        for (const auto& rank : all) peaks.push_back(rank[kind]);
+        const auto [least, most] = std::minmax_element(peaks.begin(), peaks.end());
+        memory[kMemoryKindNames[kind]] = {
+            {"planned", plan[MemoryKind(kind)]}, {"least_peak", *least}, {"most_peak", *most}};
+    }
+    directory.append({{"step", step}, {"memory", memory}});
 }
 
-void RunDirectory::append(const ordered_json& r) {
-    if (!active()) return;
-    ordered_json line = r;
-    line["time"] = utc_now();
-    line["elapsed"] = std::round(1e3 * seconds_since_start()) / 1e3;
-    metrics_.append(json_text(line));
+size_t memory_outside(size_t free_before, size_t free_now, size_t arenas) {
+    const size_t gone = free_before > free_now ? free_before - free_now : 0;
+    return gone > arenas ? gone - arenas : 0;
 }
 
-void RunDirectory::record_end(int64_t step, const std::string& why) {
-    main_log_.append(strprintf("s:%lld end:1 ", static_cast<long long>(step - 1)) + why);
+void record_memory_outside(int64_t step, const DeviceInfo& opened, size_t reserve, const Comm& comm,
+                           RunDirectory& directory) {
+    if (opened.is_host) return;
+    const size_t free_now = device_info().free_memory;
+    const size_t taken = memory_outside(opened.free_memory, free_now, device_bytes_in_use());
+    if (comm.is_main())
+        std::printf("memory after step %lld: %s free; libraries have taken %s, %s were reserved%s\n",
+                    static_cast<long long>(step), format_bytes(free_now).c_str(), format_bytes(taken).c_str(),
+                    format_bytes(reserve).c_str(), taken > reserve ? ": less than they need" : "");
+    directory.append(
+        {{"step", step}, {"memory_outside", {{"free", free_now}, {"taken", taken}, {"reserved", reserve}}}});
+}
+
+void report_verdict(int64_t step, ValidationWatch::Verdict verdict, const ValidationWatch& watch,
+                    RunDirectory& directory, const Comm& comm) {
+    if (verdict == ValidationWatch::Verdict::none || !comm.is_main()) return;
+    const bool stops = verdict == ValidationWatch::Verdict::stop;
+    std::printf("step %lld: no better validation loss in %s: %s\n", static_cast<long long>(step),
+                plural(watch.since_best(), "validation").c_str(),
+                stops
+                    ? "the run ends here (--early-stop)"
+                    : strprintf("the learning rate continues at %g times the schedule (--plateau)", watch.rate_factor())
+                          .c_str());
+    if (!stops) directory.append({{"step", step}, {"rate_factor", watch.rate_factor()}});
+}
+
+void report_fallback(int64_t step, const Fp8Fallback& fallback, const Fp8Registry& fp8, const Comm& comm,
+                     RunDirectory& directory) {
+    const std::string& layer = fp8.layer_name(fallback.layer);
+    const char* role = name_of(fallback.role);
+    const char* reason = fallback.reason == Fp8Reason::saturated ? "saturated" : "underflowed";
+    if (comm.is_main())
+        std::printf("step %lld: %s falls back to BF16: its %s %s in %.3g %% of its elements, above the limit for %s\n",
+                    static_cast<long long>(step), layer.c_str(), role, reason, 100.0 * fallback.fraction,
+                    plural(fp8.config().fallback.steps, "step").c_str());
+    ordered_json entry{{"layer", layer}, {"tensor", role}, {"reason", reason}};
+    put_number(entry, "fraction", fallback.fraction);
+    directory.append({{"step", step}, {"fp8_fallback", ordered_json::array({entry})}});
+}
+
+// ---- numbers that end a run -----------------------------------------------------------------------------------------
+
+void require_fp8_products(const ProductCounts& products, int64_t expected, bool emulation_allowed) {
+    if (products.fp8 != expected)
+        throw Error(ExitCode::bad_numbers,
+                    strprintf("a micro-step ran %lld FP8 matmuls instead of the %lld of its FP8 layers",
+                              static_cast<long long>(products.fp8), static_cast<long long>(expected)));
+    if (expected > 0 && products.emulated == expected && !emulation_allowed)
+        throw Error(ExitCode::bad_numbers,
+                    strprintf("cuBLASLt refused all %lld FP8 matmuls of a micro-step on this GPU, so they ran in BF16: "
+                              "use --precision bf16, which does less work, or --fp8-emulation to continue like this",
+                              static_cast<long long>(expected)));
+}
+
+std::string why_skipped(const StepRecord& record, const Fp8Registry* fp8) {
+    const bool bad_loss = !std::isfinite(record.loss);
+    if (fp8 && record.bad_tensor > 0) {
+        const int tensor = record.bad_tensor - 1;
+        if (role_of(tensor) != Fp8Role::dout || !bad_loss)
+            return strprintf("the first FP8 tensor with a value that is not finite was %s", fp8->name(tensor).c_str());
+    }
+    if (bad_loss) return strprintf("the loss was %f", unsigned_nan(record.loss));
+    if (!std::isfinite(record.norm)) return strprintf("the gradient norm was %f", unsigned_nan(record.norm));
+    if (record.spike.loss)
+        return strprintf("the loss was a spike, %.6g where %.6g is the limit", record.loss, *record.spike.loss);
+    return strprintf("the gradient norm was a spike, %.6g where %.6g is the limit", record.norm,
+                     record.spike.norm.value_or(0));
+}
+
+void check_skips(const StepRecord& record, int max_skips, const Fp8Registry* fp8) {
+    if (max_skips == 0 || record.consecutive_skips < max_skips) return;
+    throw Error(ExitCode::bad_numbers,
+                strprintf("%s skipped in a row; in the last, step %lld, %s; lower -l, or see --max-skips",
+                          plural(record.consecutive_skips, "step").c_str(), static_cast<long long>(record.step),
+                          why_skipped(record, fp8).c_str()));
 }
 
 }  // namespace llmc

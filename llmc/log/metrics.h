@@ -1,15 +1,17 @@
-// The run directory: run.json (how the run was configured), metrics.jsonl (its numbers, for programs) and main.log (the
-// same in llm.c's format, for its plotting scripts). It is active on rank 0 only.
+// Everything that is written to metrics.jsonl, one JSON object per line, and to main.log in llm.c's format. Every rank
+// calls the functions record_*() and report_*(), because some of them collect numbers from all ranks; rank 0 writes.
 #pragma once
 #include <cstdint>
-#include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "llmc/log/log_file.h"
+#include "llmc/comm/comm.h"
+#include "llmc/fp8/registry.h"
+#include "llmc/log/run_directory.h"
+#include "llmc/log/validation_watch.h"
+#include "llmc/shard/arena.h"
 #include "llmc/train/step_record.h"
 
 namespace llmc {
@@ -24,7 +26,7 @@ struct ValLoss {
     double perplexity() const;
 };
 
-// Fraction of multiple-choice examples that the model answers correctly (llmc/run/choice_scores.h).
+// Fraction of multiple-choice examples that the model answers correctly (llmc/run/evaluation.cpp).
 struct ChoiceScores {
     int64_t examples = 0;
     double accuracy = 0;            // completions scored by the sum of their log-probabilities
@@ -53,68 +55,54 @@ std::string main_log_line(const StepRecord& record);
 // Only the first validation set, because the format has no names, and a separate line for HellaSwag per token.
 std::string main_log_line(const ValRecord& record);
 
-// How long this process has been running.
-double seconds_since_start();
+// ---- records --------------------------------------------------------------------------------------------------------
 
-// The run.json in `directory`, or null if there is none or it is not JSON. Throws Error(checkpoint) if it is not a
-// regular file.
-nlohmann::ordered_json read_run_json(const std::string& directory);
+void record_step(const StepRecord& record, RunDirectory& directory);
+void record_validation(const ValRecord& record, RunDirectory& directory);  // nothing if the record is empty
 
-// Writes a whole file, under a temporary name until it is complete. Throws Error(no_resources) if the disk is full,
-// else Error(failure).
-void write_file(const std::string& file, const std::string& text);
-// Throws the Error for errno `error`: no_resources if the disk is full, else failure.
-[[noreturn]] void fail_to_write(const std::string& file, int error);
+// Says in main.log why the run ends in this step: "s:19 end:1" and the text.
+void record_end(int64_t step, const std::string& why, RunDirectory& directory);
 
-// Sizes of the logs in bytes.
-struct RunFileSizes {
-    int64_t metrics = 0, main_log = 0;
-};
+// Records amax, scale, counts since the last such record, and outliers of every FP8 tensor, over all ranks. Waits for
+// the device.
+void record_fp8(int64_t step, Fp8Registry& fp8, stream_t stream, RunDirectory& directory);
 
-class RunDirectory {
-public:
-    RunDirectory() = default;  // writes nothing
-    // Creates `path` ("" = writes nothing) and locks it against other runs, also on other machines that share it.
-    // Throws Error(bad_flags) if it cannot be written or another run has locked it.
-    explicit RunDirectory(const std::string& path);
-    ~RunDirectory();
-    RunDirectory(const RunDirectory&) = delete;
-    RunDirectory& operator=(const RunDirectory&) = delete;
+// Records how far the FP8 products of each layer were from BF16 products in a probed step. Waits for the device.
+void record_fp8_errors(int64_t step, const Fp8Registry& fp8, stream_t stream, RunDirectory& directory);
 
-    // Call begin() or go_on() before anything is written. begin() starts a new run. It throws Error(bad_flags) if the
-    // directory holds a run that made steps, or files that no run has written. `overwrite` replaces that run with its
-    // checkpoints and its exported model. `restart` allows to restart a run that wrote no checkpoint, and moves its
-    // records aside. go_on() continues the run in the directory, whose logs had these sizes.
-    void begin(bool overwrite, bool restart = false);
-    void go_on(const RunFileSizes& sizes);
+void record_sample(int64_t step, const std::string& text, RunDirectory& directory);
 
-    bool active() const { return !path_.empty(); }
-    const std::string& path() const { return path_; }
-    std::string file(const std::string& name) const;  // path()/name
-    std::string checkpoints() const { return file("checkpoints"); }
-    RunFileSizes sizes() const;
-    // Returns a function that flushes both logs to the disk, for any thread.
-    std::function<void()> synchronizer() const;
+// Records memory by kind: the plan, and the smallest and largest peak of all ranks.
+void record_memory(int64_t step, const MemoryByKind& plan, const Comm& comm, RunDirectory& directory);
 
-    // Notes in run.json that there is a checkpoint, so that a restart that cannot see it does not begin at step 1. Also
-    // warns if the lock is gone. Never throws.
-    void note_checkpoint(int64_t step);
-    void record(const StepRecord& record);
-    void record(const ValRecord& record);
-    // Appends any other line to metrics.jsonl. Every line ends with "time" (ISO 8601, UTC) and "elapsed"
-    // (seconds_since_start()).
-    void append(const nlohmann::ordered_json& record);
-    // Says in main.log why the run ends in this step: "s:19 end:1" and the text.
-    void record_end(int64_t step, const std::string& why);
+// Memory that libraries took: what is used since `free_before` bytes were free, minus the arenas. 0 if the result would
+// be negative, which happens if another process shares the device.
+size_t memory_outside(size_t free_before, size_t free_now, size_t arenas);
 
-private:
-    void lock();
-    void check_lock();
+// Prints and records free memory and the memory that libraries took, to compare with `reserve`, after the first step on
+// a GPU. `opened` describes this rank's GPU before anything was allocated. Does nothing on the host device.
+void record_memory_outside(int64_t step, const DeviceInfo& opened, size_t reserve, const Comm& comm,
+                           RunDirectory& directory);
 
-    std::string path_;
-    int lock_ = -1;
-    bool noted_ = false;  // the first checkpoint, in run.json
-    LogFile metrics_, main_log_;
-};
+// Prints and records that the learning rate is lowered (--plateau) or that the run ends (--early-stop).
+void report_verdict(int64_t step, ValidationWatch::Verdict verdict, const ValidationWatch& watch,
+                    RunDirectory& directory, const Comm& comm);
+
+// Prints and records that a layer leaves FP8 because of its counts in `step`.
+void report_fallback(int64_t step, const Fp8Fallback& fallback, const Fp8Registry& fp8, const Comm& comm,
+                     RunDirectory& directory);
+
+// ---- numbers that end a run -----------------------------------------------------------------------------------------
+
+// Throws Error(bad_numbers) if a micro-step made fewer FP8 products than `expected`, or emulated all of them without
+// --fp8-emulation: such a run would be a slower BF16 run that calls itself FP8.
+void require_fp8_products(const ProductCounts& products, int64_t expected, bool emulation_allowed);
+
+// Names what went wrong first in a skipped step: the forward pass comes before the loss, and the loss before the
+// backward pass. "the first FP8 tensor with a value that is not finite was h.3.fc_proj.dout". `fp8` may be nullptr.
+std::string why_skipped(const StepRecord& record, const Fp8Registry* fp8);
+
+// Throws Error(bad_numbers) after `max_skips` skipped steps in a row (0: never).
+void check_skips(const StepRecord& record, int max_skips, const Fp8Registry* fp8);
 
 }  // namespace llmc

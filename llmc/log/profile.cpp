@@ -9,7 +9,6 @@
 
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
-#include "llmc/log/metrics.h"
 
 namespace llmc {
 namespace {
@@ -19,7 +18,7 @@ using nlohmann::ordered_json;
 constexpr int64_t kWarmup = 2;       // steps: the first one calibrates FP8, and finds algorithms and clocks
 constexpr int64_t kMostSteps = 100;  // every range is kept in memory until the end
 
-// ---- sets of time --------------------------------------------------------------------------------------------------
+// ---- sets of time ---------------------------------------------------------------------------------------------------
 
 struct Interval {
     int64_t begin, end;
@@ -68,7 +67,7 @@ int64_t length(const Intervals& all) {
     return sum;
 }
 
-// ---- the file ------------------------------------------------------------------------------------------------------
+// ---- the file -------------------------------------------------------------------------------------------------------
 
 const char* category(Trace::Kind kind) {
     return kind == Trace::Kind::compute ? "compute" : kind == Trace::Kind::communication ? "communication" : "host";
@@ -164,7 +163,7 @@ std::string trace_json(const TraceProcess& process, const std::vector<Trace::Ran
     return text + "]}\n";
 }
 
-// ---- in the training loop ------------------------------------------------------------------------------------------
+// ---- in the training loop -------------------------------------------------------------------------------------------
 
 Profiler::Profiler(const Comm& comm, const std::optional<Setup>& setup) : comm_(comm), setup_(setup) {
     if (!setup_) return;

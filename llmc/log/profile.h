@@ -10,7 +10,7 @@
 
 #include "llmc/comm/comm.h"
 #include "llmc/device/trace.h"
-#include "llmc/log/metrics.h"
+#include "llmc/log/run_directory.h"
 
 namespace llmc {
 

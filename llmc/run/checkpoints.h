@@ -9,7 +9,7 @@
 #include "llmc/comm/watchdog.h"
 #include "llmc/data/shards.h"
 #include "llmc/flags/options.h"
-#include "llmc/log/metrics.h"
+#include "llmc/log/run_directory.h"
 #include "llmc/run/resume.h"
 #include "llmc/train/staging.h"
 #include "llmc/train/trainer.h"

@@ -7,7 +7,7 @@
 #include "llmc/data/tokenizer.h"
 #include "llmc/log/metrics.h"
 #include "llmc/run/inputs.h"
-#include "llmc/run/step_reports.h"
+#include "llmc/run/signals.h"
 #include "llmc/train/trainer.h"
 
 namespace llmc {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "llmc/flags/options.h"
-#include "llmc/log/metrics.h"
+#include "llmc/log/run_directory.h"
 
 namespace llmc {
 

@@ -112,4 +112,30 @@ void Inputs::keep_tokenizer(const RunDirectory& directory) const {
     write_file(to, {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()});
 }
 
+void only_bench(Options& o) {
+    if (o.stop_after == 0) o.stop_after = kBenchSteps;
+    if (o.stop_after <= kBenchWarmup)
+        throw Error(ExitCode::bad_flags,
+                    strprintf("--bench leaves out %lld steps of warm-up: use a --stop-after above that, or none",
+                              static_cast<long long>(kBenchWarmup)));
+    if (o.train.empty() && o.max_steps < 0 && o.depth == 0) o.max_steps = o.warmup + o.stop_after;
+    o.val.clear();
+    o.sample_every = o.checkpoint_every = o.early_stop = 0;
+    o.checkpoint_minutes = 0;
+    o.plateau = Options().plateau;
+    o.rewind = o.skip_data = 0;
+    if (o.train.empty()) o.epochs = 0;
+    o.new_data = false;
+    o.track = Options().track;
+    for (std::string Options::*path :
+         {&Options::out, &Options::hellaswag, &Options::resume, &Options::checkpoint_local})
+        (o.*path).clear();
+}
+
+ShardSet bench_tokens(const Options& o) {
+    constexpr int64_t kMost = 1 << 24;  // a longer run reads them several times
+    const int64_t needed = o.batches.tokens_until(o.stop_after);
+    return ShardSet::random(o.model_config.vocab, std::max<int64_t>(std::min(needed, kMost), o.seq) + 1, o.seed);
+}
+
 }  // namespace llmc

@@ -9,7 +9,7 @@
 #include "llmc/data/shards.h"
 #include "llmc/data/tokenizer.h"
 #include "llmc/flags/options.h"
-#include "llmc/log/metrics.h"
+#include "llmc/log/run_directory.h"
 
 namespace llmc {
 
@@ -28,5 +28,16 @@ struct Inputs {
     // Fills in the facts about the shards that resolve() needs.
     void describe(ResolveInputs& surroundings) const;
 };
+
+// ---- --bench: measures the time of a step; it needs neither data nor a run directory --------------------------------
+
+constexpr int64_t kBenchSteps = 25, kBenchWarmup = 5;
+
+// Makes the options those of a bench: it ends after kBenchSteps (or --stop-after), and does not validate, sample,
+// resume or write anything. So --bench can be appended to any command.
+void only_bench(Options& options);
+
+// Random tokens for a bench without --train, the same on every rank.
+ShardSet bench_tokens(const Options& options);
 
 }  // namespace llmc

@@ -7,7 +7,6 @@
 #include "llmc/comm/connect.h"
 #include "llmc/linear/matmul.h"
 #include "llmc/plan/plan.h"
-#include "llmc/run/signals.h"
 
 namespace llmc {
 
@@ -29,19 +28,6 @@ void Ranks::connect(const Options& o, const LaunchInfo& launch) {
     comm.attach_device();
     watchdog.watch(comm, o.out);
     device = device_info();
-}
-
-bool StopPoll::operator()() {
-    if (calls_left_-- > 0) return false;
-    constexpr int64_t kSecond = 1'000'000, kStop = int64_t{1} << 62;
-    const Clock::time_point now = Clock::now();
-    const bool stops = stop_requested() || (deadline_ && now > *deadline_);
-    const int64_t passed = std::chrono::duration_cast<std::chrono::microseconds>(now - last_).count();
-    const int64_t slowest = comm_.host_max(stops ? kStop : passed / interval_);  // microseconds per piece
-    if (comm_.world() > 1) interval_ = std::clamp<int64_t>(kSecond / std::max<int64_t>(slowest, 1), 1, 4 * interval_);
-    calls_left_ = interval_ - 1;
-    last_ = now;
-    return slowest == kStop;
 }
 
 void Ranks::plan(const Options& o) {

@@ -1,8 +1,5 @@
 // The ranks of a run: the Comm that joins them, the watchdog over it, and this rank's device.
 #pragma once
-#include <chrono>
-#include <cstdint>
-#include <optional>
 #include <string>
 
 #include "llmc/comm/comm.h"
@@ -32,25 +29,6 @@ struct Ranks {
 
 private:
     bool planned_ = false;
-};
-
-// Asks between pieces of work (a batch of a validation, a token of a sample) if a signal has told some rank to stop, or
-// a rank's deadline has passed. Asking is a collective, so several ranks ask about once a second, in an interval that
-// they agree on. One rank asks after every piece.
-class StopPoll {
-public:
-    using Clock = std::chrono::steady_clock;
-    explicit StopPoll(const Comm& comm, std::optional<Clock::time_point> deadline = {})
-        : comm_(comm), deadline_(deadline) {}
-
-    // Every rank calls it before each piece. Returns true on all ranks if the work should end here.
-    bool operator()();
-
-private:
-    const Comm& comm_;
-    const std::optional<Clock::time_point> deadline_;
-    Clock::time_point last_ = Clock::now();
-    int64_t interval_ = 1, calls_left_ = 0;
 };
 
 // A Comm of `world` ranks that do not exist, on GPUs that are connected as the options say.

@@ -12,7 +12,6 @@
 #include "llmc/checkpoint/checkpoint_directory.h"
 #include "llmc/comm/agreement.h"
 #include "llmc/data/tokenizer.h"
-#include "llmc/log/earlier_run.h"
 #include "llmc/log/fingerprint.h"
 #include "llmc/model/model_file.h"
 

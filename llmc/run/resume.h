@@ -11,7 +11,7 @@
 #include "llmc/comm/comm.h"
 #include "llmc/data/shards.h"
 #include "llmc/flags/options.h"
-#include "llmc/log/metrics.h"
+#include "llmc/log/run_directory.h"
 #include "llmc/log/validation_watch.h"
 #include "llmc/run/ranks.h"
 

@@ -6,9 +6,8 @@
 #include <utility>
 
 #include "llmc/base/json.h"
-#include "llmc/log/records.h"
+#include "llmc/run/reports.h"
 #include "llmc/run/start.h"
-#include "llmc/run/summary.h"
 #include "llmc/train/state.h"
 
 namespace llmc {
@@ -74,7 +73,7 @@ void Run<Real>::begin() {
     stop_ = agree({stop_reason(std::nullopt)}).stop;
 }
 
-// ---- a step --------------------------------------------------------------------------------------------------------
+// ---- a step ---------------------------------------------------------------------------------------------------------
 
 template <class Real>
 StepKind Run<Real>::begin_step() {
@@ -154,7 +153,7 @@ void Run<Real>::check_first_step() {
     record_memory_outside(position_.step, ranks_.device, ranks_.libraries_to_come(options_), comm_, directory_);
 }
 
-// ---- between two steps ---------------------------------------------------------------------------------------------
+// ---- between two steps ----------------------------------------------------------------------------------------------
 
 template <class Real>
 typename Run<Real>::Evaluations Run<Real>::due_evaluations() const {
@@ -219,7 +218,7 @@ void Run<Real>::save() {
     interrupted_ = true;
 }
 
-// ---- the end -------------------------------------------------------------------------------------------------------
+// ---- the end --------------------------------------------------------------------------------------------------------
 
 template <class Real>
 ExitCode Run<Real>::finish() {

@@ -28,8 +28,8 @@
 #include "llmc/run/follower.h"
 #include "llmc/run/inputs.h"
 #include "llmc/run/ranks.h"
+#include "llmc/run/reports.h"
 #include "llmc/run/resume.h"
-#include "llmc/run/step_reports.h"
 #include "llmc/train/trainer.h"
 
 namespace llmc {

@@ -6,8 +6,10 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 
 namespace llmc {
@@ -88,6 +90,41 @@ void clear_stop_request() {
     stop = false;
     first_signal = 0;
     interrupts = 0;
+}
+
+Deadline deadline_after(double minutes) {
+    constexpr double kLongest = 1e7;  // 19 years; the clock can represent more
+    if (minutes <= 0) return std::nullopt;
+    return std::chrono::steady_clock::now() +
+           std::chrono::milliseconds(static_cast<int64_t>(60e3 * std::min(minutes, kLongest)));
+}
+
+StopReason stop_reason(const Deadline& deadline) {
+    if (stop_requested()) return StopReason::signal;
+    return deadline && std::chrono::steady_clock::now() > *deadline ? StopReason::out_of_time : StopReason::none;
+}
+
+void print_stop(int64_t step, StopReason reason) {
+    if (reason == StopReason::none) return;
+    std::printf("stopping after step %lld: %s\n", static_cast<long long>(step), stop_name(reason).c_str());
+}
+
+std::string stop_name(StopReason reason) {
+    if (reason == StopReason::out_of_time) return "--max-minutes reached";
+    return stop_requested() ? stop_signal_name() : "another rank was told to";
+}
+
+bool StopPoll::operator()() {
+    if (calls_left_-- > 0) return false;
+    constexpr int64_t kSecond = 1'000'000, kStop = int64_t{1} << 62;
+    const Clock::time_point now = Clock::now();
+    const bool stops = stop_requested() || (deadline_ && now > *deadline_);
+    const int64_t passed = std::chrono::duration_cast<std::chrono::microseconds>(now - last_).count();
+    const int64_t slowest = comm_.host_max(stops ? kStop : passed / interval_);  // microseconds per piece
+    if (comm_.world() > 1) interval_ = std::clamp<int64_t>(kSecond / std::max<int64_t>(slowest, 1), 1, 4 * interval_);
+    calls_left_ = interval_ - 1;
+    last_ = now;
+    return slowest == kStop;
 }
 
 }  // namespace llmc

@@ -1,4 +1,6 @@
-// Stopping a run by signals. SIGINT, SIGTERM, SIGHUP (a closed terminal), SIGUSR1 and SIGUSR2 (Slurm can send one of
+// Stopping a run before its last step, by signals and by --max-minutes.
+//
+// SIGINT, SIGTERM, SIGHUP (a closed terminal), SIGUSR1 and SIGUSR2 (Slurm can send one of
 // them before a time limit) ask for a clean stop after the current step; one rank that gets a signal is enough. A
 // second signal ends the process immediately with the exit code that shells expect (128 + its number). Within two
 // seconds this needs two SIGINTs, because launchers and batch systems may deliver one order as two signals.
@@ -6,6 +8,12 @@
 // SIGPIPE and SIGXFSZ are ignored, so that the writing call fails instead of the process. A run whose output nobody
 // reads continues, and a file above the limit of `ulimit -f` is reported with its name.
 #pragma once
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "llmc/comm/comm.h"
 
 namespace llmc {
 
@@ -30,5 +38,36 @@ const char* stop_signal_name();  // "SIGTERM"; "none"
 // For tests: ask for a stop like a signal, and forget all signals.
 void request_stop();
 void clear_stop_request();
+
+// ---- stopping between steps and within long work --------------------------------------------------------------------
+
+// Why a run ends before its last step.
+enum class StopReason : int64_t { none, out_of_time, signal };
+// Time limit on the steady clock, or nothing.
+using Deadline = std::optional<std::chrono::steady_clock::time_point>;
+Deadline deadline_after(double minutes);  // 0 means no limit
+// Why this rank wants to stop now.
+StopReason stop_reason(const Deadline& deadline);
+void print_stop(int64_t step, StopReason reason);  // prints nothing for `none`
+std::string stop_name(StopReason reason);          // "SIGTERM", "--max-minutes reached"
+
+// Asks between pieces of work (a batch of a validation, a token of a sample) if a signal has told some rank to stop, or
+// a rank's deadline has passed. Asking is a collective, so several ranks ask about once a second, in an interval that
+// they agree on. One rank asks after every piece.
+class StopPoll {
+public:
+    using Clock = std::chrono::steady_clock;
+    explicit StopPoll(const Comm& comm, std::optional<Clock::time_point> deadline = {})
+        : comm_(comm), deadline_(deadline) {}
+
+    // Every rank calls it before each piece. Returns true on all ranks if the work should end here.
+    bool operator()();
+
+private:
+    const Comm& comm_;
+    const std::optional<Clock::time_point> deadline_;
+    Clock::time_point last_ = Clock::now();
+    int64_t interval_ = 1, calls_left_ = 0;
+};
 
 }  // namespace llmc

@@ -10,7 +10,6 @@
 #include "llmc/base/text.h"
 #include "llmc/check/findings.h"
 #include "llmc/checkpoint/checkpoint_directory.h"
-#include "llmc/log/earlier_run.h"
 #include "llmc/log/fingerprint.h"
 #include "llmc/log/versions.h"
 #include "llmc/model/model_file.h"

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "llmc/flags/options.h"
-#include "llmc/log/metrics.h"
+#include "llmc/log/run_directory.h"
 #include "llmc/run/ranks.h"
 #include "llmc/run/resume.h"
 #include "llmc/train/trainer.h"

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "llmc/base/error.h"
-#include "llmc/log/records.h"
+#include "llmc/log/metrics.h"
 
 using namespace llmc;
 

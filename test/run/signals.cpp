@@ -9,8 +9,6 @@
 
 #include <string>
 
-#include "llmc/run/ranks.h"
-
 using namespace llmc;
 
 namespace {

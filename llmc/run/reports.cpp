@@ -1,12 +1,15 @@
-// Builds the text at the start and the end of a run.
-#include "llmc/run/summary.h"
+// Completes and writes the records of steps, and builds the text at the start and the end of a run.
+#include "llmc/run/reports.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <nlohmann/json.hpp>
 
 #include "llmc/base/error.h"
 #include "llmc/base/text.h"
+#include "llmc/log/fingerprint.h"
+#include "llmc/run/inputs.h"
 
 namespace llmc {
 namespace {
@@ -77,6 +80,8 @@ bool ends_badly(const RunResults& seen) {
 
 }  // namespace
 
+// ---- the start ------------------------------------------------------------------------------------------------------
+
 std::string describe_start(const Options& o, const Ranks& ranks, const RunOutlook& outlook) {
     const Comm& comm = ranks.comm;
     std::string text;
@@ -95,6 +100,111 @@ double predicted_cpu_seconds(const Options& o, int threads) {
     constexpr double kFlopsPerThread = 50e9;
     return o.model_config.flops_per_token(o.seq) * static_cast<double>(o.total_batch) / (kFlopsPerThread * threads);
 }
+
+// ---- steps ----------------------------------------------------------------------------------------------------------
+
+std::string describe_pass_end(const TokenSchedule& batches, int64_t tokens_per_pass, int64_t step, int64_t data_step) {
+    if (tokens_per_pass <= batches.tokens_of(data_step)) return "";
+    const int64_t passes = batches.tokens_until(data_step) / tokens_per_pass;
+    if (passes == batches.tokens_until(data_step - 1) / tokens_per_pass) return "";
+    return strprintf("step %lld: pass %lld over the training data is complete", static_cast<long long>(step),
+                     static_cast<long long>(passes));
+}
+
+// Equal logits give a loss of ln(V). Logits of C normalised channels and a head from N(0, s), with s = 0.02 in GPT-2,
+// have a variance of C * s^2, which adds half of that.
+FreshLoss fresh_loss(const ModelConfig& model) {
+    const double ln_vocab = std::log(model.vocab);
+    const ModelTable table = model.table();
+    const double deviation = initial_deviation(model, model.tied ? table.embedding.front() : table.final.back());
+    return {ln_vocab, ln_vocab + 0.5 * model.channels * deviation * deviation};
+}
+
+StepReports::StepReports(const Options& options, const ProgressSetup& setup, const PassOverData& pass,
+                         const Fp8Registry* fp8, const Comm& comm, RunDirectory& directory)
+    : options_(options),
+      fp8_(fp8),
+      directory_(directory),
+      nowhere_(std::fopen("/dev/null", "w"), std::fclose),
+      setup_(setup),
+      pass_(pass),
+      progress_(comm.is_main() ? stdout : nowhere_.get(), setup) {}
+
+void StepReports::add_facts(StepRecord& record, uint64_t batch_hash, const Energy& energy) const {
+    const int64_t length = options_.sequences.tokens_of(record.step);
+    record.tokens = options_.batches.tokens_until(record.step);
+    if (!options_.sequences.stages().empty()) record.seq = length;
+    record.flops_per_token = options_.model_config.flops_per_token(static_cast<int>(length));
+    record.batch_hash = fingerprint_text(batch_hash);
+    if (std::isfinite(energy.watts)) {
+        record.watts = energy.watts;
+        record.joules_per_token = energy.joules / static_cast<double>(options_.batches.tokens_of(record.step));
+    }
+    if (record.step == 1 && options_.init_from.empty()) record.fresh = fresh_loss(options_.model_config);
+}
+
+void StepReports::report(StepRecord record) {
+    record.tokens_per_s = static_cast<double>(options_.batches.tokens_of(record.step)) / record.ms * 1e3;
+    record_step(record, directory_);
+    progress_.step(record, device_bytes_in_use());
+    results_.train = {record.step, record.loss};
+    if (const std::string note =
+            describe_pass_end(options_.batches, pass_.tokens, record.step, record.step + pass_.steps_ahead);
+        !note.empty())
+        progress_.print(note);
+    if (options_.bench) benched_.push_back(record);
+    if (record.verified) check_bits(record);
+    check_skips(record, options_.max_skips, fp8_);
+}
+
+void StepReports::check_bits(const StepRecord& record) {
+    const std::string& difference = record.verified->difference;
+    if (difference.empty()) return;
+    const std::string text = strprintf(
+        "step %lld: silent data corruption: %s. Nothing was saved from this step on: test or replace that card, and "
+        "continue with --resume latest",
+        static_cast<long long>(record.step), difference.c_str());
+    directory_.append({{"step", record.step}, {"corruption", difference}});
+    record_end(record.step, text, directory_);
+    throw Error(ExitCode::bad_numbers, text);
+}
+
+void StepReports::report(const ValRecord& record) {
+    record_validation(record, directory_);
+    progress_.validation(record);
+    if (record.losses.empty()) return;
+    results_.val = {record.step, record.losses[0].loss};
+    if (!results_.best_val || results_.val->loss < results_.best_val->loss) results_.best_val = results_.val;
+}
+
+void StepReports::print_bench() {
+    if (options_.bench) progress_.print(format_bench(benched_, setup_, device_bytes_in_use()));
+}
+
+std::string format_bench(const std::vector<StepRecord>& steps, const ProgressSetup& setup, size_t memory) {
+    std::vector<StepRecord> timed;
+    for (const StepRecord& step : steps)
+        if (step.step > kBenchWarmup) timed.push_back(step);
+    if (timed.empty()) return "bench: it ended before the warm-up did";
+    std::sort(timed.begin(), timed.end(), [](const StepRecord& a, const StepRecord& b) { return a.ms < b.ms; });
+    const StepRecord& median = timed[timed.size() / 2];
+    std::string text =
+        strprintf("bench: %.1f ms per step (median of %zu after %lld of warm-up; %.1f to %.1f), %s tok/s", median.ms,
+                  timed.size(), static_cast<long long>(kBenchWarmup), timed.front().ms, timed.back().ms,
+                  with_commas(std::llround(median.tokens_per_s)).c_str());
+    if (setup.ranks > 1)
+        text += strprintf(", %s of each of %d ranks",
+                          with_commas(std::llround(median.tokens_per_s / setup.ranks)).c_str(), setup.ranks);
+    if (setup.peak_tflops)
+        text += strprintf(
+            ", MFU %.1f%% of %.0f TFLOP/s",
+            100 * model_flops_utilization(median.flops_per_token, median.tokens_per_s, *setup.peak_tflops, setup.ranks),
+            *setup.peak_tflops);
+    if (median.joules_per_token) text += strprintf(", %.3g J per token", *median.joules_per_token);
+    return text + ", mem " + format_bytes(memory);
+}
+
+// ---- the end --------------------------------------------------------------------------------------------------------
 
 std::string describe_end(const Options& o, const RunEnd& end) {
     if (o.bench) return "";

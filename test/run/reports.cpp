@@ -1,10 +1,12 @@
-// What a run says at its start and its end, and the exit code that goes with it.
-#include "llmc/run/summary.h"
+// Text at the start and the end of a run, the summary of --bench, and the exit code.
+#include "llmc/run/reports.h"
 
 #include <doctest/doctest.h>
 
 #include <cmath>
 #include <set>
+
+#include "llmc/run/inputs.h"
 
 using namespace llmc;
 
@@ -35,6 +37,20 @@ std::string start(const Options& o, const DeviceInfo& device, const RunOutlook& 
     Ranks ranks(o, LaunchInfo());
     ranks.device = device;
     return describe_start(o, ranks, outlook);
+}
+
+// The warm-up, then `ms`.
+std::vector<StepRecord> steps_of(const std::vector<double>& ms) {
+    std::vector<StepRecord> steps;
+    for (int64_t i = 0; i < kBenchWarmup + static_cast<int64_t>(ms.size()); i++) {
+        StepRecord record;
+        record.step = i + 1;
+        record.ms = i < kBenchWarmup ? 5000 : ms[static_cast<size_t>(i - kBenchWarmup)];
+        record.tokens_per_s = 1e6 / record.ms;
+        record.flops_per_token = 1e9;
+        steps.push_back(record);
+    }
+    return steps;
 }
 
 }  // namespace
@@ -126,4 +142,18 @@ TEST_CASE("summary: a run whose numbers went bad at its end has failed") {
     end.results.val->loss = INFINITY;
     CHECK(exit_code_of(end) == ExitCode::bad_numbers);
     CHECK(contains(problem_of(o, end), "the last validation loss is inf"));
+}
+
+TEST_CASE("bench: the median of the steps after the warm-up") {
+    ProgressSetup setup;
+    CHECK(format_bench(steps_of({120, 100, 90, 3000, 80}), setup, size_t{3} << 30) ==
+          "bench: 100.0 ms per step (median of 5 after 5 of warm-up; 80.0 to 3000.0), 10,000 tok/s, mem 3.0 GiB");
+    setup.peak_tflops = 20;
+    setup.ranks = 2;
+    std::vector<StepRecord> steps = steps_of({100});
+    steps.back().joules_per_token = 0.0125;
+    CHECK(format_bench(steps, setup, size_t{3} << 30) ==
+          "bench: 100.0 ms per step (median of 1 after 5 of warm-up; 100.0 to 100.0), 10,000 tok/s, 5,000 of each of 2 "
+          "ranks, MFU 25.0% of 20 TFLOP/s, 0.0125 J per token, mem 3.0 GiB");
+    CHECK(format_bench(steps_of({}), setup, 0) == "bench: it ended before the warm-up did");
 }

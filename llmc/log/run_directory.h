@@ -1,0 +1,128 @@
+// The run directory: run.json (how the run was configured), metrics.jsonl (its numbers, for programs), main.log (the
+// same in llm.c's format, for its plotting scripts), and checkpoints. It is active on rank 0 only.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+
+namespace llmc {
+
+// How long this process has been running.
+double seconds_since_start();
+
+// The run.json in `directory`, or null if there is none or it is not JSON. Throws Error(checkpoint) if it is not a
+// regular file.
+nlohmann::ordered_json read_run_json(const std::string& directory);
+
+// Writes a whole file, under a temporary name until it is complete. Throws Error(no_resources) if the disk is full,
+// else Error(failure).
+void write_file(const std::string& file, const std::string& text);
+// Throws the Error for errno `error`: no_resources if the disk is full, else failure.
+[[noreturn]] void fail_to_write(const std::string& file, int error);
+
+// ---- what a directory holds before the run begins -------------------------------------------------------------------
+
+// Signs of an earlier run in the directory that --out names, and files that no run has written. Without --overwrite, a
+// new run replaces nothing that somebody could miss.
+struct EarlierRun {
+    std::string saved;           // sign that checkpoints or final weights were written; "" if there is none
+    std::string steps;           // names the log that has steps; "" if none has
+    bool never_saved = false;    // run.json says that no checkpoint was ever completed
+    std::string somebody_elses;  // a file that a run would replace but that no run has written; "" if there is none
+
+    // The reason why --resume auto must not begin a new run if it finds no checkpoint; "" if it may.
+    std::string why_not_restart() const { return !saved.empty() || never_saved ? saved : steps; }
+};
+EarlierRun find_earlier_run(const std::string& directory);
+
+// Moves the records of a run into a new directory DIR/before-N. Returns its path, or "" if there are no records.
+std::string move_records_aside(const std::string& directory);
+
+// Deletes the files of the run in the directory, and nothing else.
+void remove_earlier_run(const std::string& directory);
+
+// Throws unless DIR/checkpoints can be written to: a link must lead to a directory.
+void require_checkpoint_directory(const std::string& path);
+
+// ---- the directory of this run --------------------------------------------------------------------------------------
+
+// A file of lines that a run appends to: metrics.jsonl, main.log. Every line is written immediately. A file that cannot
+// be written does not end the run: the problem is reported once, and lines wait in memory. If somebody moves the file
+// away, the next lines go to a new file of the same name.
+class LogFile {
+public:
+    LogFile() = default;  // ignores all lines until open()
+    ~LogFile();
+    LogFile(const LogFile&) = delete;
+    LogFile& operator=(const LogFile&) = delete;
+
+    // Truncates the file to `bytes`: the lines after that are of steps that will be repeated. Warns and only appends if
+    // this is not the file that once had `bytes` bytes. Throws Error if the file cannot be written.
+    void open(const std::string& path, int64_t bytes);
+    void append(const std::string& line);
+    int64_t size() const;  // bytes up to the end of the last line, including lines that wait
+    // Returns a function that flushes the written lines to the disk, for any thread at any time. It warns on failure.
+    std::function<void()> synchronizer() const;
+
+private:
+    void follow_path();
+    void write_waiting();
+    void cut(int64_t size, int64_t bytes);
+
+    std::string path_;
+    int fd_ = -1;
+    std::string waiting_;  // lines, or the rest of a line, that are not written yet
+    bool failing_ = false;
+    int64_t left_out_ = 0;  // number of lines dropped because too many were waiting
+};
+
+// Sizes of the logs in bytes.
+struct RunFileSizes {
+    int64_t metrics = 0, main_log = 0;
+};
+
+class RunDirectory {
+public:
+    RunDirectory() = default;  // writes nothing
+    // Creates `path` ("" = writes nothing) and locks it against other runs, also on other machines that share it.
+    // Throws Error(bad_flags) if it cannot be written or another run has locked it.
+    explicit RunDirectory(const std::string& path);
+    ~RunDirectory();
+    RunDirectory(const RunDirectory&) = delete;
+    RunDirectory& operator=(const RunDirectory&) = delete;
+
+    // Call begin() or go_on() before anything is written. begin() starts a new run. It throws Error(bad_flags) if the
+    // directory holds a run that made steps, or files that no run has written. `overwrite` replaces that run with its
+    // checkpoints and its exported model. `restart` allows to restart a run that wrote no checkpoint, and moves its
+    // records aside. go_on() continues the run in the directory, whose logs had these sizes.
+    void begin(bool overwrite, bool restart = false);
+    void go_on(const RunFileSizes& sizes);
+
+    bool active() const { return !path_.empty(); }
+    const std::string& path() const { return path_; }
+    std::string file(const std::string& name) const;  // path()/name
+    std::string checkpoints() const { return file("checkpoints"); }
+    RunFileSizes sizes() const;
+    // Returns a function that flushes both logs to the disk, for any thread.
+    std::function<void()> synchronizer() const;
+
+    // Notes in run.json that there is a checkpoint, so that a restart that cannot see it does not begin at step 1. Also
+    // warns if the lock is gone. Never throws.
+    void note_checkpoint(int64_t step);
+    // Appends a record to metrics.jsonl, with "time" (ISO 8601, UTC) and "elapsed" (seconds_since_start()).
+    void append(const nlohmann::ordered_json& record);
+    // Appends a line to main.log.
+    void append_main_log(const std::string& line) { main_log_.append(line); }
+
+private:
+    void lock();
+    void check_lock();
+
+    std::string path_;
+    int lock_ = -1;
+    bool noted_ = false;  // the first checkpoint, in run.json
+    LogFile metrics_, main_log_;
+};
+
+}  // namespace llmc

@@ -1,0 +1,115 @@
+// What a run tells a person: text at its start, steps and validations as they happen, text at its end. Also the exit
+// code, which says the same to a script.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "llmc/comm/comm.h"
+#include "llmc/flags/options.h"
+#include "llmc/fp8/registry.h"
+#include "llmc/log/energy.h"
+#include "llmc/log/metrics.h"
+#include "llmc/log/progress.h"
+#include "llmc/run/ranks.h"
+#include "llmc/run/signals.h"
+#include "llmc/train/step_record.h"
+
+namespace llmc {
+
+// ---- the start ------------------------------------------------------------------------------------------------------
+
+// Facts that are known before the first step, in addition to the options.
+struct RunOutlook {
+    int64_t train_tokens = 0;                     // tokens of the training set
+    int64_t first_step = 1;                       // above 1 if the run resumes
+    std::optional<double> seconds_per_step = {};  // predicted
+};
+
+// "d12 on NVIDIA H100, fp8: 124,475,904 parameters", the length of the run in steps, tokens and passes over the data,
+// the predicted time, and the notes. Several lines.
+std::string describe_start(const Options& options, const Ranks& ranks, const RunOutlook& outlook);
+
+// Seconds per step at 50 GFLOP/s per thread, the best that matrix products on a CPU reach.
+double predicted_cpu_seconds(const Options& options, int threads);
+
+// ---- steps ----------------------------------------------------------------------------------------------------------
+
+FreshLoss fresh_loss(const ModelConfig& model);  // expected loss of a freshly initialised model
+
+struct SeenLoss {
+    int64_t step = 0;
+    double loss = 0;
+};
+// The losses that a run ends with. Validation losses are those of the first set.
+struct RunResults {
+    std::optional<SeenLoss> train, val, best_val;
+};
+
+// Length of a pass over the training data.
+struct PassOverData {
+    int64_t tokens = 0;       // tokens of a pass; 0 if unknown
+    int64_t steps_ahead = 0;  // data steps ahead of the counted ones, after --skip-data
+};
+
+// "step 120: pass 1 over the training data is complete"; "" if no pass ends in the step that takes the data of
+// `data_step` (from 1), or if a step takes a whole pass.
+std::string describe_pass_end(const TokenSchedule& batches, int64_t tokens_per_pass, int64_t step, int64_t data_step);
+
+class StepReports {
+public:
+    // `fp8` names tensors; nullptr without FP8.
+    StepReports(const Options& options, const ProgressSetup& setup, const PassOverData& pass, const Fp8Registry* fp8,
+                const Comm& comm, RunDirectory& directory);
+
+    // Adds to the record of a step what the run knows of it: its batch, the tokens so far, energy.
+    void add_facts(StepRecord& record, uint64_t batch_hash, const Energy& energy) const;
+    // Reports a step. Throws Error(bad_numbers) if too many steps in a row were skipped, or if bits differ.
+    void report(StepRecord record);
+    void report(const ValRecord& record);
+    // Prints the summary of --bench.
+    void print_bench();
+    const RunResults& results() const { return results_; }
+
+private:
+    void check_bits(const StepRecord& record);
+
+    const Options& options_;
+    const Fp8Registry* const fp8_;
+    RunDirectory& directory_;
+    const std::unique_ptr<std::FILE, int (*)(std::FILE*)> nowhere_;
+    const ProgressSetup setup_;
+    const PassOverData pass_;
+    RunResults results_;
+    Progress progress_;
+    std::vector<StepRecord> benched_;  // with --bench, all steps
+};
+
+// Summarises the steps after kBenchWarmup: median time with its range, then throughput, MFU and energy of the median
+// step. `memory`: bytes in use on this rank's device.
+std::string format_bench(const std::vector<StepRecord>& steps, const ProgressSetup& setup, size_t memory);
+
+// ---- the end --------------------------------------------------------------------------------------------------------
+
+// How a run ended.
+struct RunEnd {
+    int64_t first_step = 1, step = 0;  // first and last step of this process; none if `step` < `first_step`
+    StopReason stop = StopReason::none;
+    bool resumable = false;  // a checkpoint exists to continue from
+    double seconds = 0;      // duration of this process
+    RunResults results = {};
+};
+
+// Several lines for the terminal.
+std::string describe_end(const Options& options, const RunEnd& end);
+// The problem of a run that made all its steps, or was stopped and cannot be continued; "" if there is none.
+std::string problem_of(const Options& options, const RunEnd& end);
+ExitCode exit_code_of(const RunEnd& end);
+// Prints describe_end() on stdout and problem_of() on stderr.
+void print_end(const Options& options, const RunEnd& end);
+
+}  // namespace llmc

@@ -1,0 +1,339 @@
+// The run directory: what it refuses, what it writes, and how its logs survive full disks and moved files.
+#include "llmc/log/run_directory.h"
+
+#include <doctest/doctest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <regex>
+
+#include "llmc/base/error.h"
+#include "llmc/base/json.h"
+#include "llmc/log/metrics.h"
+#include "llmc/log/versions.h"
+#include "llmc/run/start.h"
+#include "test/temporary_directory.h"
+
+using namespace llmc;
+using llmc::test::read_file;
+using llmc::test::TemporaryDirectory;
+using nlohmann::json;
+namespace fs = std::filesystem;
+
+namespace {
+
+struct BegunDirectory : RunDirectory {
+    BegunDirectory(const std::string& path, bool overwrite) : RunDirectory(path) { begin(overwrite); }
+};
+
+ExitCode code_of(auto call) {
+    try {
+        call();
+    } catch (const Error& error) {
+        return error.code();
+    }
+    return ExitCode::ok;
+}
+
+StepRecord example() {
+    StepRecord r;
+    r.step = 7;
+    r.loss = 10.9876543f;
+    r.lr = 3e-4f;
+    r.norm = 1.2345678f;
+    r.tokens = 28672;
+    r.ms = 82.125;
+    r.tokens_per_s = 49875.9;
+    r.products = {0, 150, 3};
+    r.skipped = 2;
+    r.loss_scale = 65536;
+    return r;
+}
+
+}  // namespace
+
+TEST_CASE("run directory: none given, nothing written") {
+    BegunDirectory run("", false);
+    CHECK(!run.active());
+    record_step(example(), run);
+    record_validation(ValRecord{1, {{"", 1.0f}}}, run);
+    run.append({{"a", 1}});
+    write_run_json(run, {}, {});
+    CHECK(!RunDirectory().active());
+}
+
+TEST_CASE("run directory: lines are on disk as soon as they are recorded") {
+    TemporaryDirectory base;
+    BegunDirectory run(base / "a/b", false);
+    CHECK(run.active());
+    record_validation(ValRecord{0, {{"", 11.0f}}}, run);
+    record_step(example(), run);
+    run.append({{"step", 7}, {"fp8", json::array()}});
+    record_validation(ValRecord{7, {}}, run);  // nothing to say
+    // Each line ends with the time, and with the seconds since the start of the process.
+    const std::string lines = read_file(base / "a/b/metrics.jsonl");
+    const std::regex times(R"(,"time":"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ","elapsed":\d+\.\d{1,3}\}\n)");
+    CHECK(std::regex_replace(lines, times, "}\n") ==
+          metrics_line(ValRecord{0, {{"", 11.0f}}}) + "\n" + metrics_line(example()) + "\n{\"step\":7,\"fp8\":[]}\n");
+    CHECK(read_file(base / "a/b/main.log") == "s:0 tel:11.0000\n" + main_log_line(example()) + "\n");
+}
+
+TEST_CASE("run directory: run.json") {
+    TemporaryDirectory base;
+    Options options;
+    options.train = "data/*.bin";
+    options.prompt = "caf\xe9";  // not UTF-8
+    options.seed = 18446744073709551615u;
+    options.command_line = "train_gpt -i 'data/*.bin'";
+    options.precision = Precision::fp8;
+    options.kernels = "gelu_fp8";
+    resolve(options, {});
+    BegunDirectory run(base / "a", false);
+    write_run_json(run, options, {4, "NVIDIA H200", "0123456789abcdef", "feedbeef", -1});
+    const json file = parse_json<json>(read_file(base / "a/run.json"));
+    CHECK(file["world"] == 4);
+    CHECK(file["device"] == "NVIDIA H200");
+    CHECK(file["command"] == options.command_line);
+    CHECK(file["kernels"] == json{"gelu_fp8"});
+    CHECK(file["config"]["kernels"] == "gelu_fp8");
+    json versions{{"train_gpt", version_number()}};
+    for (const auto& [name, version] : build_and_library_versions()) versions[name] = version;
+    CHECK(versions.size() > 3);
+    CHECK(file["versions"] == versions);
+    CHECK(file["model"]["parameters"] == 124439808);
+    CHECK(file["config"]["train"] == "data/*.bin");
+    CHECK(file["config"]["seed"] == 18446744073709551615u);
+    CHECK(file["micro_steps"] == 1);
+    CHECK(file["weights_hash"] == "0123456789abcdef");
+    CHECK(file["date"].get<std::string>().size() == std::string("2024-01-01T00:00:00Z").size());
+    CHECK(!fs::exists(base / "a/run.json.tmp"));
+}
+
+TEST_CASE("run directory: run.json of a run that is resumed, whatever has become of it") {
+    for (const std::string before : {"", "[]", "{\"resumed\": \"yes\"}", "{\"resumed\": [{\"step\": 2}]}"}) {
+        CAPTURE(before);
+        TemporaryDirectory base;
+        BegunDirectory run(base / "a", false);
+        std::ofstream(base / "a/run.json") << before;
+        RunFacts facts;
+        facts.resumed_at = 4;
+        write_run_json(run, {}, facts);
+        const json file = parse_json<json>(read_file(base / "a/run.json"));
+        CHECK(file["resumed"].back()["step"] == 4);
+        CHECK(file["resumed"].size() == (before.ends_with("]}") ? 2 : 1));
+        CHECK(file["config"]["lr"] == 3e-4);
+    }
+}
+
+TEST_CASE("run directory: a run is not replaced unless asked") {
+    for (const char* precious : {"run.json", "metrics.jsonl", "model.safetensors"}) {
+        CAPTURE(precious);
+        TemporaryDirectory base;
+        fs::create_directories(base.path);
+        std::ofstream(base / precious) << "old";
+        std::ofstream(base / "notes.txt") << "mine";
+        std::ofstream(base / "trace-rank11.json") << "{}";
+        fs::create_directories(base / "tensorboard/old");
+        CHECK(code_of([&] { BegunDirectory(base.path.string(), false); }) == ExitCode::bad_flags);
+        CHECK(read_file(base / precious) == "old");
+        CHECK(!fs::exists(base / "main.log"));
+        BegunDirectory run(base.path.string(), true);
+        CHECK(read_file(base / precious) == "");
+        CHECK(fs::exists(base / "model.safetensors") == false);
+        CHECK(fs::exists(base / "trace-rank11.json") == false);
+        CHECK(fs::exists(base / "tensorboard") == false);
+        CHECK(read_file(base / "notes.txt") == "mine");
+    }
+    // A directory with something else in it is welcome.
+    TemporaryDirectory base;
+    fs::create_directories(base.path);
+    std::ofstream(base / "notes.txt") << "mine";
+    CHECK_NOTHROW(BegunDirectory(base.path.string(), false));
+}
+
+TEST_CASE("run directory: places that cannot be written") {
+    TemporaryDirectory base;
+    fs::create_directories(base.path);
+    std::ofstream(base / "file") << "x";
+    CHECK(code_of([&] { BegunDirectory(base / "file", false); }) == ExitCode::bad_flags);
+    CHECK(code_of([&] { BegunDirectory(base / "file/inside", false); }) == ExitCode::bad_flags);
+    fs::create_directories(base / "dir/metrics.jsonl/inside");  // cannot be opened as a file
+    CHECK(code_of([&] { BegunDirectory(base / "dir", true); }) == ExitCode::bad_flags);
+}
+
+namespace {
+
+// Runs in a directory, as begin() sees them.
+struct Place : TemporaryDirectory {
+    Place() { fs::create_directories(path); }
+    void put(const char* name, const std::string& text) const {
+        fs::create_directories(fs::path(*this / name).parent_path());
+        std::ofstream(*this / name) << text;
+    }
+    ExitCode start(bool restart = false) const {
+        return code_of([&] {
+            RunDirectory run(path.string());
+            run.begin(false, restart);
+        });
+    }
+};
+
+const std::string kStep = metrics_line(example()) + "\n";
+const char* const kNeverSaved = R"({"run_id": "7", "first_checkpoint": null})";
+
+}  // namespace
+
+TEST_CASE("run directory: a run that died before its first step is begun again") {
+    Place place;
+    place.put("run.json", kNeverSaved);
+    place.put("metrics.jsonl", "");
+    place.put("main.log", "");
+    fs::create_directory(place / "checkpoints");
+    CHECK(place.start() == ExitCode::ok);
+    place.put("metrics.jsonl", metrics_line(ValRecord{0, {{"", 11.0f}}}) + "\n");
+    CHECK(place.start() == ExitCode::ok);
+    CHECK(read_file(place / "before-1/metrics.jsonl") == metrics_line(ValRecord{0, {{"", 11.0f}}}) + "\n");
+    CHECK(read_file(place / "before-1/run.json") == kNeverSaved);
+    CHECK(read_file(place / "metrics.jsonl") == "");
+}
+
+TEST_CASE("run directory: a restart begins again only a run that never saved, and keeps its records") {
+    Place place;
+    for (const int round : {1, 2}) {
+        place.put("run.json", kNeverSaved);
+        place.put("metrics.jsonl", kStep);
+        CHECK(place.start() == ExitCode::bad_flags);
+        CHECK(place.start(true) == ExitCode::ok);
+        CHECK(read_file(place / strprintf("before-%d/metrics.jsonl", round).c_str()) == kStep);
+    }
+    for (const char* run : {R"({"run_id": "7", "first_checkpoint": 60})", R"({"run_id": "7", "resumed": [{}]})",
+                            R"({"run_id": "of an earlier version"})", ""}) {
+        CAPTURE(run);
+        place.put("run.json", run);
+        place.put("metrics.jsonl", kStep);
+        CHECK(find_earlier_run(place.path.string()).why_not_restart() != "");
+        CHECK(place.start(true) == ExitCode::bad_flags);
+        CHECK(read_file(place / "metrics.jsonl") == kStep);
+    }
+}
+
+TEST_CASE("run directory: a place for checkpoints that says that there were some") {
+    const auto sign = [](auto make) {
+        Place place;
+        place.put("run.json", kNeverSaved);
+        make(place / "checkpoints", place.path);
+        return find_earlier_run(place.path.string()).why_not_restart();
+    };
+    CHECK(sign([](const auto&, const auto&) {}) == "");
+    CHECK(sign([](const auto& path, const auto&) { fs::create_directories(path + "/step_00000003.tmp"); }) == "");
+    CHECK(sign([](const auto& path, const auto& there) { fs::create_directory_symlink(there / ".", path); }) ==
+          "checkpoints/checkpoints is there");
+    for (const char* name : {"step_00000003", "step_00000003.set_aside", "mine"})
+        CHECK(sign([&](const auto& path, const auto&) { fs::create_directories(path + "/" + name); }) ==
+              strprintf("checkpoints/%s is there", name));
+    CHECK(sign([](const auto& path, const auto&) { fs::create_symlink("/nowhere", path); }) ==
+          "checkpoints is a link that leads nowhere");
+    CHECK(sign([](const auto& path, const auto&) { std::ofstream(path) << "x"; }) == "checkpoints is a file");
+}
+
+TEST_CASE("run directory: files of somebody else are not replaced unless asked, and others never deleted") {
+    for (const char* name : {"config.json", "main.log", "metrics.jsonl", "run.json", "model.safetensors",
+                             "model-00001-of-00002.safetensors", "model.safetensors.index.json"}) {
+        CAPTURE(name);
+        Place place;
+        place.put(name, "mine");
+        place.put("notes.txt", "mine too");
+        CHECK(place.start() == ExitCode::bad_flags);
+        CHECK(place.start(true) == ExitCode::bad_flags);
+        CHECK(read_file(place / name) == "mine");
+        CHECK_NOTHROW(BegunDirectory(place.path.string(), true));
+        CHECK(read_file(place / "notes.txt") == "mine too");
+        CHECK(read_file(place / "model-00001-of-00002.safetensors") ==
+              (std::string(name).starts_with("model-") ? "mine" : ""));
+    }
+}
+
+TEST_CASE("run directory: a link to where checkpoints go survives --overwrite") {
+    Place place;
+    place.put("big/step_00000003/manifest.json", "{}");
+    place.put("big/notes", "mine");
+    fs::create_directory_symlink(place / "big", place / "checkpoints");
+    BegunDirectory run(place.path.string(), true);
+    CHECK(fs::is_symlink(place / "checkpoints"));
+    CHECK(fs::is_directory(place / "checkpoints"));
+    CHECK(!fs::exists(place / "big/step_00000003"));
+    CHECK(read_file(place / "big/notes") == "mine");
+    CHECK_NOTHROW(require_checkpoint_directory(place / "checkpoints"));
+    CHECK_NOTHROW(require_checkpoint_directory(place / "none"));
+    fs::remove_all(place / "big");
+    CHECK(code_of([&] { require_checkpoint_directory(place / "checkpoints"); }) == ExitCode::checkpoint);
+}
+
+TEST_CASE("run directory: the lock is no link, and a lost lock is harmless") {
+    Place place;
+    place.put("thesis", "mine");
+    fs::create_symlink("thesis", place / "lock");
+    CHECK(place.start() == ExitCode::bad_flags);
+    CHECK(read_file(place / "thesis") == "mine");
+    fs::remove(place / "lock");
+    BegunDirectory run(place.path.string(), false);
+    place.put("run.json", kNeverSaved);
+    fs::remove(place / "lock");
+    run.note_checkpoint(7);
+    run.note_checkpoint(8);
+    CHECK(parse_json<json>(read_file(place / "run.json"))["first_checkpoint"] == 7);
+}
+
+TEST_CASE("log file: a disk that takes nothing does not end the run, and lines come later") {
+    Place place;
+    if (!fs::exists("/dev/full")) return;
+    fs::create_symlink("/dev/full", place / "log");
+    {
+        LogFile log;
+        log.open(place / "log", 0);
+        log.append("one");
+        log.append("two");
+        CHECK(log.size() == 8);
+        log.synchronizer()();
+        fs::remove(place / "log");  // there is room again
+        log.append("three");
+        CHECK(read_file(place / "log") == "one\ntwo\nthree\n");
+        CHECK(log.size() == 14);
+    }
+    CHECK(read_file(place / "log") == "one\ntwo\nthree\n");
+}
+
+TEST_CASE("log file: lines follow the name when the file is moved away or cut") {
+    Place place;
+    LogFile log;
+    log.open(place / "log", 0);
+    log.append("one");
+    fs::rename(place / "log", place / "log.1");
+    const auto synchronize = log.synchronizer();
+    log.append("two");
+    synchronize();
+    CHECK(read_file(place / "log.1") == "one\n");
+    CHECK(read_file(place / "log") == "two\n");
+    CHECK(log.size() == 4);
+    fs::resize_file(place / "log", 0);
+    log.append("three");
+    CHECK(read_file(place / "log") == "three\n");
+}
+
+TEST_CASE("log file: going on cuts at the checkpoint's length, and copes with another file of that name") {
+    Place place;
+    const auto after = [&](const char* before, int64_t bytes) {
+        place.put("log", before);
+        LogFile log;
+        log.open(place / "log", bytes);
+        log.append("new");
+        return read_file(place / "log");
+    };
+    CHECK(after("one\ntwo\n", 4) == "one\nnew\n");
+    CHECK(after("one\ntwo\n", 0) == "new\n");
+    CHECK(after("one\n", 100) == "one\nnew\n");
+    CHECK(after("one\ntw", 4) == "one\nnew\n");
+    CHECK(after("one\ntw", 100) == "one\ntw\nnew\n");
+    CHECK(after("one\ntwo\n", 6) == "one\ntwo\nnew\n");
+}

@@ -1,0 +1,38 @@
+// --bench reduces the options to those of a bench.
+#include "llmc/run/inputs.h"
+
+#include <doctest/doctest.h>
+
+#include "llmc/base/error.h"
+
+using namespace llmc;
+
+TEST_CASE("bench: any command, and nothing that it would write") {
+    Options o;
+    o.out = o.resume = o.hellaswag = o.checkpoint_local = "x";
+    o.val = {{"", "y"}};
+    o.sample_every = o.checkpoint_every = o.early_stop = o.rewind = o.skip_data = 1;
+    o.plateau = {"0.5,3", {0.5, 3}};
+    o.track = {"wandb", {"wandb"}};
+    o.new_data = true;
+    o.warmup = 700;
+    only_bench(o);
+    CHECK(o.stop_after == kBenchSteps);
+    CHECK(o.max_steps == 725);
+    Options expected;
+    expected.stop_after = kBenchSteps;
+    expected.max_steps = 725;
+    expected.warmup = 700;
+    expected.checkpoint_minutes = 0;
+    CHECK(o == expected);
+
+    Options given;
+    given.train = "z";
+    given.stop_after = 8;
+    only_bench(given);
+    CHECK(given.train == "z");
+    CHECK(given.stop_after == 8);
+    CHECK(given.max_steps == -1);  // an epoch of it
+    given.stop_after = kBenchWarmup;
+    CHECK_THROWS_AS(only_bench(given), Error);
+}
