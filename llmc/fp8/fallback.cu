@@ -58,20 +58,20 @@ LaunchConfig one_thread_each(int count, stream_t stream, const char* file = __bu
 }  // namespace
 
 void fp8_pack_counts(float* packed, Fp8Watch* watches, const Fp8State* states, int count, stream_t stream) {
-    const size_t n = static_cast<size_t>(count);
+    const size_t n = count;
     launch<fp8_pack_counts_kernel>(one_thread_each(count, stream), out(packed, 3 * n), inout(watches, n), in(states, n),
                                    count);
 }
 
 void fp8_judge(Fp8Verdict* verdicts, Fp8Watch* watches, const float* packed, const int* bad_flag, int count,
                const Fp8FallbackRule& rule, stream_t stream) {
-    const size_t n = static_cast<size_t>(count);
+    const size_t n = count;
     launch<fp8_judge_kernel>(one_thread_each(count, stream), out(verdicts, n), inout(watches, n), in(packed, 3 * n),
                              in(bad_flag, 1), count, rule);
 }
 
 void fp8_keep_watched_counts(Fp8Watch* watches, const Fp8State* states, int count, stream_t stream) {
-    const size_t n = static_cast<size_t>(count);
+    const size_t n = count;
     launch<fp8_keep_watched_counts_kernel>(one_thread_each(count, stream), inout(watches, n), in(states, n), count);
 }
 

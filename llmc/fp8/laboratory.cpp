@@ -23,7 +23,7 @@ void Fp8RankSums::clear(stream_t stream) {
 std::vector<Fp8RankSums::Row> Fp8RankSums::read(const Comm& comm, stream_t stream) const {
     if (rows_ == 0) return {};
     const std::vector<double> mine = read_back(sums_, 3 * rows_, stream);
-    std::vector<double> all(mine.size() * static_cast<size_t>(comm.world()));
+    std::vector<double> all(mine.size() * comm.world());
     comm.host_all_gather(all.data(), mine.data(), mine.size() * sizeof(double));
     std::vector<Row> rows(rows_, Row{});
     for (size_t row = 0; row < rows_; row++)

@@ -59,10 +59,10 @@ int Fp8Registry::find(const std::string& wanted) const {
 }
 
 void Fp8Registry::plan(Arena& arena) {
-    const size_t n = static_cast<size_t>(count());
+    const size_t n = count();
     arena.plan(&states_, n);
     arena.plan(&evaluation_, n);
-    arena.plan(&history_, n * static_cast<size_t>(config_.history));
+    arena.plan(&history_, n * config_.history);
     arena.plan(&bad_flag_, 1);
     laboratory_.plan(arena);
     if (comm_.world() > 1) {
@@ -83,7 +83,7 @@ void Fp8Registry::allocate(stream_t stream) {
     fp8_reset(evaluation_, history_, count(), config_, stream);
     laboratory_.allocate(stream);
     if (!falls_back()) return;
-    const size_t n = static_cast<size_t>(count());
+    const size_t n = count();
     set_bytes(watches_, 0, n * sizeof(Fp8Watch), stream);
     for (VerdictSlot& slot : verdict_slots_) {
         slot.values = static_cast<Fp8Verdict*>(pinned_malloc(n * sizeof(Fp8Verdict)));
@@ -121,7 +121,7 @@ void Fp8Registry::check(stream_t stream) {
 
 // Sums the counts of this step over the ranks and judges them.
 void Fp8Registry::watch(stream_t stream) {
-    const size_t n = static_cast<size_t>(count());
+    const size_t n = count();
     fp8_pack_counts(packed_counts_, watches_, states_, count(), stream);
     if (comm_.world() > 1) {
         const CommRange range("sum FP8 counts", comm_, stream);
@@ -152,7 +152,7 @@ std::vector<Fp8Fallback> Fp8Registry::take_fallbacks() {
         const Fp8Reason reason = static_cast<Fp8Reason>(slot.values[i].reason);
         const int layer = i / kFp8Roles;
         if (reason == Fp8Reason::none || has_left(layer)) continue;
-        left_[static_cast<size_t>(layer)] = true;
+        left_[layer] = true;
         fallbacks.push_back({layer, role_of(i), reason, slot.values[i].fraction});
     }
     return fallbacks;
@@ -189,7 +189,7 @@ Fp8Saved Fp8Registry::read_state(stream_t stream) const {
     saved.watched = watched_ > taken_;
     for (int l = 0; l < layers(); l++)
         if (has_left(l)) saved.left.push_back(layer_name(l));
-    const size_t n = static_cast<size_t>(count()), length = static_cast<size_t>(config_.history);
+    const size_t n = count(), length = config_.history;
     if (n == 0) return saved;
     saved.tensors.resize(n);
     const std::vector<float> history = read_back(history_, n * length, stream);
@@ -221,7 +221,7 @@ void Fp8Registry::add_counts(std::vector<Fp8State>& states, std::vector<Fp8Watch
     };
     if (comm_.world() == 1) return;
     const size_t n = states.size();
-    std::vector<Counts> mine, all(n * static_cast<size_t>(comm_.world()));
+    std::vector<Counts> mine, all(n * comm_.world());
     for (size_t i = 0; i < n; i++)
         mine.push_back({states[i].elements,
                         states[i].saturated,
@@ -246,14 +246,14 @@ void Fp8Registry::add_counts(std::vector<Fp8State>& states, std::vector<Fp8Watch
 void Fp8Registry::mark_left(const std::vector<std::string>& layers_left) {
     for (const std::string& layer : layers_left)
         for (int l = 0; l < layers(); l++)
-            if (layer_name(l) == layer) left_[static_cast<size_t>(l)] = true;
+            if (layer_name(l) == layer) left_[l] = true;
 }
 
 // True if the saved state has the tensors and the rule of this run.
 bool Fp8Registry::is_of(const Fp8Saved& saved) const {
     if (saved.rule != rule() || saved.tensors.size() != static_cast<size_t>(count())) return false;
     for (int i = 0; i < count(); i++)
-        if (saved.tensors[static_cast<size_t>(i)].name != name(i)) return false;
+        if (saved.tensors[i].name != name(i)) return false;
     return true;
 }
 
@@ -262,7 +262,7 @@ void Fp8Registry::restore_factors(const Fp8Saved& saved, stream_t stream) {
     if (!is_of(saved)) return;
     for (int layer = 0; layer < layers(); layer++) {
         if (!laboratory_.is_smooth(layer)) continue;
-        const Fp8SavedTensor& x = saved.tensors[static_cast<size_t>(tensor(layer, Fp8Role::x))];
+        const Fp8SavedTensor& x = saved.tensors[tensor(layer, Fp8Role::x)];
         if (!laboratory_.set_factors(layer, x.smoothing, stream))
             throw Error(ExitCode::checkpoint,
                         x.name + ": the checkpoint's smoothing factors are for another number of channels");
@@ -270,7 +270,7 @@ void Fp8Registry::restore_factors(const Fp8Saved& saved, stream_t stream) {
 }
 
 bool Fp8Registry::restore(const Fp8Saved& saved, stream_t stream) {
-    const size_t n = static_cast<size_t>(count()), length = static_cast<size_t>(config_.history);
+    const size_t n = count(), length = config_.history;
     if (!is_of(saved)) return false;
     std::vector<Fp8State> states(n);
     std::vector<Fp8Watch> watches(n);

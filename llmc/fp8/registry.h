@@ -53,7 +53,7 @@ public:
     void allocate(stream_t stream);  // after the arena
 
     int layers() const { return static_cast<int>(names_.size()); }
-    const std::string& layer_name(int layer) const { return names_[static_cast<size_t>(layer)]; }
+    const std::string& layer_name(int layer) const { return names_[layer]; }
     int count() const { return layers() * kFp8Roles; }  // number of tensors
     static int tensor(int layer, Fp8Role role) { return layer * kFp8Roles + static_cast<int>(role); }
     std::string name(int tensor) const;       // "h.3.fc_proj.dout"
@@ -105,7 +105,7 @@ public:
     // The layers that have to leave FP8, as decided one step before the last finish_step(), so that the host does not
     // wait for the device. All ranks get the same layers, and each layer once: has_left() is true from then on.
     std::vector<Fp8Fallback> take_fallbacks();
-    bool has_left(int layer) const { return left_[static_cast<size_t>(layer)]; }
+    bool has_left(int layer) const { return left_[layer]; }
     void clear_counts(stream_t stream);
     // Copies the states to `copy` (count()) and back, for a micro-step that is repeated.
     void put_aside(Fp8State* copy, stream_t stream) const;

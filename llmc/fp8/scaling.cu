@@ -186,10 +186,9 @@ void fp8_set_current(Fp8State* states, int first, int count, const Fp8Config& co
 void fp8_finish_step(Fp8State* states, float* history, int count, const Fp8Config& config, const float* change,
                      stream_t stream) {
     check_history(config);
-    const size_t n = static_cast<size_t>(count);
-    launch<fp8_finish_step_kernel>(one_thread_each(count, stream), inout(states, n),
-                                   inout(history, n * static_cast<size_t>(config.history)), count, scale_rule(config),
-                                   in(change, 1));
+    const size_t n = count;
+    launch<fp8_finish_step_kernel>(one_thread_each(count, stream), inout(states, n), inout(history, n * config.history),
+                                   count, scale_rule(config), in(change, 1));
 }
 
 void fp8_any_bad(int* flag, const Fp8State* states, int count, stream_t stream) {
@@ -198,20 +197,20 @@ void fp8_any_bad(int* flag, const Fp8State* states, int count, stream_t stream) 
 }
 
 void fp8_pack_amaxes(float* packed, const Fp8State* states, int count, bool now, stream_t stream) {
-    const size_t n = static_cast<size_t>(count);
+    const size_t n = count;
     launch<fp8_pack_amaxes_kernel>(one_thread_each(count, stream), out(packed, 2 * n), in(states, n), count, now);
 }
 
 void fp8_unpack_amaxes(Fp8State* states, const float* packed, int count, bool now, stream_t stream) {
-    const size_t n = static_cast<size_t>(count);
+    const size_t n = count;
     launch<fp8_unpack_amaxes_kernel>(one_thread_each(count, stream), inout(states, n), in(packed, 2 * n), count, now);
 }
 
 void fp8_reset(Fp8State* states, float* history, int count, const Fp8Config& config, stream_t stream) {
     check_history(config);
-    const size_t n = static_cast<size_t>(count);
-    launch<fp8_reset_kernel>(one_thread_each(count, stream), out(states, n),
-                             out(history, n * static_cast<size_t>(config.history)), count, config.history);
+    const size_t n = count;
+    launch<fp8_reset_kernel>(one_thread_each(count, stream), out(states, n), out(history, n * config.history), count,
+                             config.history);
 }
 
 void fp8_clear_counts(Fp8State* states, int count, stream_t stream) {

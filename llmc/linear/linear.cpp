@@ -58,7 +58,7 @@ Linear<Real>::Linear(LinearLayers<Real>& layers, const std::string& name, int ro
 
 template <class Real>
 void Linear<Real>::plan_codes() {
-    const size_t N = static_cast<size_t>(rows_), C = static_cast<size_t>(inputs_), OC = static_cast<size_t>(outputs_);
+    const size_t N = rows_, C = inputs_, OC = outputs_;
     Arena& activations = layers_.activations_;
     if (input_goes_through_source()) activations.plan_shared("source", &layers_.source_, N * C);
     activations.plan_shared("x", &layers_.x_.row, N * C);
@@ -73,7 +73,7 @@ void Linear<Real>::plan_codes() {
 
 template <class Real>
 void Linear<Real>::plan_scales() {
-    const size_t N = static_cast<size_t>(rows_), C = static_cast<size_t>(inputs_), OC = static_cast<size_t>(outputs_);
+    const size_t N = rows_, C = inputs_, OC = outputs_;
     const bool mx = layers_.fp8_->scaling() == Fp8Scaling::mx;
     const ScaleLayout rows = mx ? ScaleLayout::mx : ScaleLayout::vectors;
     Arena& activations = layers_.activations_;

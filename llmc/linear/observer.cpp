@@ -13,12 +13,8 @@ namespace {
 using Layer = Linear<bf16>;
 using Layers = LinearLayers<bf16>;
 
-size_t input_count(const Layer& layer, int rows) {
-    return static_cast<size_t>(rows) * static_cast<size_t>(layer.inputs());
-}
-size_t output_count(const Layer& layer, int rows) {
-    return static_cast<size_t>(rows) * static_cast<size_t>(layer.outputs());
-}
+size_t input_count(const Layer& layer, int rows) { return static_cast<size_t>(rows) * layer.inputs(); }
+size_t output_count(const Layer& layer, int rows) { return static_cast<size_t>(rows) * layer.outputs(); }
 size_t weight_count(const Layer& layer) { return input_count(layer, layer.outputs()); }
 
 // ---- outliers -------------------------------------------------------------------------------------------------------

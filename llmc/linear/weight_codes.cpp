@@ -27,7 +27,7 @@ void WeightCodes::add(const ParameterTable::Place& place, const std::string& kin
 
 void WeightCodes::plan_scales(Matrix& m) {
     const ScaleLayout layout = fp8_.scaling() == Fp8Scaling::mx ? ScaleLayout::mx : ScaleLayout::tiles;
-    const size_t OC = static_cast<size_t>(m.outputs), C = static_cast<size_t>(m.inputs);
+    const size_t OC = m.outputs, C = m.inputs;
     arena_.plan(&m.own.row_scales, scale_bytes(layout, OC, C));
     arena_.plan(&m.own.transposed_scales, scale_bytes(layout, C, OC));
 }
@@ -63,7 +63,7 @@ std::vector<NamedMemory> WeightCodes::memory() const {
     std::vector<NamedMemory> codes;
     for (const Matrix& m : matrices_) {
         if (m.left || travels(m)) continue;
-        const size_t count = static_cast<size_t>(m.inputs) * static_cast<size_t>(m.outputs);
+        const size_t count = static_cast<size_t>(m.inputs) * m.outputs;
         codes.push_back({m.name + " in FP8", m.own.rows, count});
         codes.push_back({m.name + " in FP8, transposed", m.own.transposed, count});
     }

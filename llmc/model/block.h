@@ -31,7 +31,7 @@ struct ModelContext {
     LinearLayers<Real>& linear;
     Arena& activations;
 
-    size_t N() const { return static_cast<size_t>(B) * static_cast<size_t>(T); }
+    size_t N() const { return static_cast<size_t>(B) * T; }
     size_t C() const { return static_cast<size_t>(config.channels); }
     // Memory of this block if it is kept until backward, otherwise the same memory for all blocks.
     template <class T_>

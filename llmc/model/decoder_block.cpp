@@ -48,9 +48,9 @@ DecoderBlock<Real>::DecoderBlock(ModelContext<Real>& c, int layer, const Attenti
                 .smooth = c.config.table().activation == Activation::swiglu}),
       ln1_(c, block_prefix(layer) + "ln1", c.recompute < Recompute::block),
       ln2_(c, block_prefix(layer) + "ln2", c.recompute < Recompute::block) {
-    const size_t N = c.N(), C = c.C(), rows_of_lse = N * static_cast<size_t>(heads_.NH);
-    const size_t qkv = static_cast<size_t>(qkv_.outputs()), width = static_cast<size_t>(heads_.width());
-    const size_t hidden = static_cast<size_t>(fc_.outputs()), F = static_cast<size_t>(fc_proj_.inputs());
+    const size_t N = c.N(), C = c.C(), rows_of_lse = N * heads_.NH;
+    const size_t qkv = qkv_.outputs(), width = heads_.width();
+    const size_t hidden = fc_.outputs(), F = fc_proj_.inputs();
     const bool keeps = level_ < Recompute::block;
     c.activations.plan(&residual_, N * C);
     if (qkv_.reads_values()) c.plan(level_ < Recompute::norm, "ln1", &ln1_out_, N * C);
@@ -91,7 +91,7 @@ void DecoderBlock<Real>::forward_to_activation(const ResidualStream<Real>& in, c
 
 template <class Real>
 ResidualStream<Real> DecoderBlock<Real>::decode(const ResidualStream<Real>& in, int first, const Pass& pass) {
-    const size_t begin = static_cast<size_t>(first) * static_cast<size_t>(config_.channels);
+    const size_t begin = static_cast<size_t>(first) * config_.channels;
     Real *const residual = residual_ + begin, *const mid = residual_mid_ + begin, *const branch = branch_ + begin;
     const Real* const in_branch = in.branch ? in.branch + begin : nullptr;
     make_qkv(ln1_.forward(qkv_, ln1_out_, residual, in.residual + begin, in_branch, pass), first, pass);

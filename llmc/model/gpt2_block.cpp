@@ -78,12 +78,12 @@ size_t Gpt2Block<Real>::scratch(const ModelConfig& config, int B, int T) {
 
 template <class Real>
 void Gpt2Block<Real>::make_qkv(const Operand<Real>& normed, int first, const Pass& pass) {
-    qkv_.forward(qkv_out_ + static_cast<size_t>(first) * static_cast<size_t>(heads_.qkv_width()), normed, pass);
+    qkv_.forward(qkv_out_ + static_cast<size_t>(first) * heads_.qkv_width(), normed, pass);
 }
 
 template <class Real>
 void Gpt2Block<Real>::write_activation(Real* out, const Pass& pass) {
-    gelu_forward(out, fc_out_, static_cast<size_t>(pass.N()) * static_cast<size_t>(fc_.outputs()), pass.stream);
+    gelu_forward(out, fc_out_, static_cast<size_t>(pass.N()) * fc_.outputs(), pass.stream);
 }
 
 template <class Real>

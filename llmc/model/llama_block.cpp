@@ -142,7 +142,7 @@ LlamaBlock<Real>::LlamaBlock(ModelContext<Real>& c, int layer)
       gradients_(c.gradients),
       query_gain_(c.weights.table().look_up(block_prefix(layer) + "q_norm.weight")),
       key_gain_(c.weights.table().look_up(block_prefix(layer) + "k_norm.weight")) {
-    const size_t qkv = static_cast<size_t>(qkv_.outputs());
+    const size_t qkv = qkv_.outputs();
     if (has_qk_norm_) c.plan(this->keeps_rows(), "unrotated", &unrotated_, c.N() * qkv);
     const size_t angles = static_cast<size_t>(positions_) * static_cast<size_t>(heads_.HD / 2);
     c.plan(false, "rope cos", &cos_, angles);
@@ -174,7 +174,7 @@ void LlamaBlock<Real>::allocated(stream_t stream) {
 
 template <class Real>
 void LlamaBlock<Real>::make_qkv(const Operand<Real>& normed, int first, const Pass& pass) {
-    const size_t begin = static_cast<size_t>(first) * static_cast<size_t>(heads_.qkv_width());
+    const size_t begin = static_cast<size_t>(first) * heads_.qkv_width();
     Real* const out = qkv_out_ + begin;
     if (!has_qk_norm_) {
         qkv_.forward(out, normed, pass);
@@ -197,7 +197,7 @@ void LlamaBlock<Real>::write_activation(Real* out, const Pass& pass) {
     if (is_gated_)
         swiglu_forward(out, fc_out_, N, F, pass.stream);
     else
-        relu2_forward(out, fc_out_, static_cast<size_t>(N) * static_cast<size_t>(F), pass.stream);
+        relu2_forward(out, fc_out_, static_cast<size_t>(N) * F, pass.stream);
 }
 
 template <class Real>
@@ -240,7 +240,7 @@ void LlamaBlock<Real>::write_activation_gradient(const Pass& pass) {
     if (is_gated_)
         swiglu_backward(dhidden_, dactive_, fc_out_, N, F, pass.stream);
     else
-        relu2_backward(dhidden_, dactive_, fc_out_, static_cast<size_t>(N) * static_cast<size_t>(F), pass.stream);
+        relu2_backward(dhidden_, dactive_, fc_out_, static_cast<size_t>(N) * F, pass.stream);
 }
 
 template <class Real>

@@ -54,7 +54,7 @@ Transformer<Real>::Transformer(const ModelSetup& setup, Weights<Real>& weights, 
     for (Real** tensor : {&residual_final_, &lnf_, &dresidual_}) activations_.plan(tensor, N * C);
     activations_.plan_shared("dbranch", &dlnf_, N * C);  // free again before the blocks' backward
     activations_.plan(&losses_, N);
-    workspace_.plan(&logits_, static_cast<size_t>(head_.rows()) * static_cast<size_t>(config_.padded_vocab()));
+    workspace_.plan(&logits_, static_cast<size_t>(head_.rows()) * config_.padded_vocab());
     const int shortest = setup.shortest > 0 ? setup.shortest : T_;
     const auto scratch = config_.architecture->scratch;
     workspace_.plan(&scratch_, std::max(scratch(config_, B_, T_), scratch(config_, n / shortest, shortest)));
@@ -121,7 +121,7 @@ int64_t Transformer<Real>::fp8_products() const {
 template <class Real>
 void Transformer<Real>::upload(const MicroBatch& batch, const Pass& pass) {
     const int n = pass.N();
-    const size_t count = static_cast<size_t>(n), sort_size = token_sort_size(n);
+    const size_t count = n, sort_size = token_sort_size(n);
     Staging& staging = staging_[next_staging_];
     next_staging_ ^= 1;
     synchronize(staging.copied);  // waits for the copies of two micro-batches ago
@@ -175,8 +175,7 @@ void Transformer<Real>::embed(int first, int positions, const int* documents, co
     const Real* const wpe = wpe_ ? weights_.weight(*wpe_) + begin : nullptr;
     embedding_forward(embedded, tokens_, weights_.weight(wte_), wpe, pass.B, positions, config_.channels,
                       config_.padded_vocab(), pass.stream, documents);
-    const size_t rows = static_cast<size_t>(pass.B) * static_cast<size_t>(positions),
-                 all = static_cast<size_t>(pass.N());
+    const size_t rows = static_cast<size_t>(pass.B) * positions, all = pass.N();
     if (rows < all) set_bytes(embedded + rows * C, 0, (all - rows) * C * sizeof(Real), pass.stream);
     if (embedding_norm_) embedding_norm_->forward(residual, nullptr, embedded, nullptr, pass);
 }

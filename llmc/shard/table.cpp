@@ -33,7 +33,7 @@ ParameterTable::ParameterTable(std::vector<Unit> units, int world) : units_(std:
             parameters_ += tensor.count();
         }
         if (decaying) unit.decay_count = at;
-        unit.count = round_up(at, kSliceAlignment * static_cast<size_t>(world));
+        unit.count = round_up(at, kSliceAlignment * world);
         count_ += unit.count;
     }
 }

@@ -310,7 +310,7 @@ typename Trainer<Real>::LossSum Trainer<Real>::evaluate(const int* tokens, const
 template <class Real>
 std::vector<float> Trainer<Real>::token_losses(const int* tokens, const int* targets) {
     model_.evaluate(tokens, targets, true, stream_);
-    return read_back(model_.losses(), static_cast<size_t>(config_.batch) * static_cast<size_t>(config_.seq), stream_);
+    return read_back(model_.losses(), static_cast<size_t>(config_.batch) * config_.seq, stream_);
 }
 
 template class Trainer<float>;

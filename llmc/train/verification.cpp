@@ -121,7 +121,7 @@ std::optional<VerifiedStep> StepChecksums::take(int64_t step) {
 
 // Compares the checksums of all ranks, on every rank, so that all of them report the same.
 std::string StepChecksums::difference_in(const Round& round) const {
-    std::vector<Pair> all(round.count * static_cast<size_t>(comm_.world()));
+    std::vector<Pair> all(round.count * comm_.world());
     comm_.host_all_gather(all.data(), round.host, round.count * sizeof(Pair));
     for (size_t kind = 0; kind < kVerifiedKinds; kind++)
         for (const Row& row : round.rows[kind]) {
@@ -163,10 +163,9 @@ std::string StepChecksums::rank_and_card(int rank) const {
     const std::string identity = device_identity();
     std::snprintf(mine, sizeof mine, "%s%s%s", device_info().name.c_str(), identity.empty() ? "" : ", ",
                   identity.c_str());
-    std::vector<char> all(sizeof mine * static_cast<size_t>(comm_.world()));
+    std::vector<char> all(sizeof mine * comm_.world());
     comm_.host_all_gather(all.data(), mine, sizeof mine);
-    return strprintf("rank %d on %s (%s)", rank, comm_.host(rank).c_str(),
-                     all.data() + sizeof mine * static_cast<size_t>(rank));
+    return strprintf("rank %d on %s (%s)", rank, comm_.host(rank).c_str(), all.data() + sizeof mine * rank);
 }
 
 // ---- what is compared in a step -------------------------------------------------------------------------------------
