@@ -47,7 +47,7 @@ static LaunchConfig element_blocks(const char* launcher, size_t n, int vectors, 
         throw Error(ExitCode::failure,
                     strprintf("%s: n=%zu is not a positive multiple of 8 (16-byte accesses)", launcher, n));
     }
-    return {dim3(static_cast<unsigned>(div_up<size_t>(n, vectors * kThreads * 8))), dim3(kThreads), 0, stream};
+    return {dim3(div_up<size_t>(n, vectors * kThreads * 8)), dim3(kThreads), 0, stream};
 }
 
 template <class Real>
@@ -175,7 +175,7 @@ static LaunchConfig swiglu_blocks(const char* launcher, int N, int F, stream_t s
         throw Error(ExitCode::failure, strprintf("%s: N=%d rows of F=%d are too many for 32-bit places; use a smaller "
                                                  "micro-batch",
                                                  launcher, N, F));
-    return {dim3(static_cast<unsigned>(blocks)), dim3(kThreads), 0, stream};
+    return {dim3(blocks), dim3(kThreads), 0, stream};
 }
 
 template <class Real>

@@ -117,7 +117,7 @@ static void decode(Real* out, Real* out_low, const Real* qkv, int first, int row
     if (first < 0 || rows < 1)
         throw Error(ExitCode::failure, strprintf("attention_decode: %d rows from row %d on", rows, first));
     check_shape(1, first + rows, heads);
-    const dim3 grid(static_cast<unsigned>(div_up(rows, kDecodeRows)), static_cast<unsigned>(heads.NH), 1);
+    const dim3 grid(div_up(rows, kDecodeRows), heads.NH, 1);
     const float scale_log2 = heads.softmax_scale() * kLog2E;
     with_head_dimension(heads.HD, [&]<int HD>() {
         launch_decode<HD>(out, out_low, qkv, first, rows, heads, grid, scale_log2, stream);

@@ -161,9 +161,7 @@ static __global__ void __launch_bounds__(kThreads)
     dv.store(dqkv + first_head.value + own * first_head.qkv_stride);
 }
 
-static dim3 fp32_grid(int B, int T, int heads) {
-    return dim3(static_cast<unsigned>(div_up(T, kBlockRows)), static_cast<unsigned>(heads), static_cast<unsigned>(B));
-}
+static dim3 fp32_grid(int B, int T, int heads) { return dim3(div_up(T, kBlockRows), heads, B); }
 
 template <int HD>
 static void launch_forward_fp32(float* result, float* lse, const float* qkv, int B, int T, const AttentionHeads& heads,

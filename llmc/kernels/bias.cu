@@ -93,10 +93,9 @@ void add_bias(Real* out, const Real* bias, int N, int OC, stream_t stream) {
     check_rows("add_bias", N, OC);
     constexpr int kMostBlocks = 2048;  // along the rows: enough to fill any card
     const int threads = std::min(256, div_up(OC / 8, 32) * 32);
-    const dim3 grid(static_cast<unsigned>(div_up(OC / 8, threads)),
-                    static_cast<unsigned>(std::min(div_up(N, kRowsOfThread), kMostBlocks)));
-    launch<add_bias_kernel<Real>>({grid, dim3(static_cast<unsigned>(threads)), 0, stream},
-                                  inout(out, static_cast<size_t>(N) * OC), in(bias, static_cast<size_t>(OC)), N, OC);
+    const dim3 grid(div_up(OC / 8, threads), std::min(div_up(N, kRowsOfThread), kMostBlocks));
+    launch<add_bias_kernel<Real>>({grid, dim3(threads), 0, stream}, inout(out, static_cast<size_t>(N) * OC),
+                                  in(bias, OC), N, OC);
 }
 
 // ---- gradient ------------------------------------------------------------------------------------------------------

@@ -58,8 +58,7 @@ void global_norm_partials(double* partials, const float* grad, size_t n, stream_
     require_aligned("global_norm_partials", grad);
     const size_t blocks = global_norm_blocks(n);
     host::launch_or_loop<global_norm_kernel, host::global_norm>(
-        KernelVariant::host_sums, {dim3{static_cast<unsigned>(blocks)}, kThreads, 0, stream}, out(partials, blocks),
-        in(grad, n), n);
+        KernelVariant::host_sums, {dim3(blocks), kThreads, 0, stream}, out(partials, blocks), in(grad, n), n);
 }
 
 // ---- clipping ------------------------------------------------------------------------------------------------------
@@ -104,7 +103,7 @@ static __global__ void __launch_bounds__(kThreads)
     factors[i] = static_cast<float>(norm > clip ? clip / norm : 1.0);
 }
 
-static dim3 blocks_for(size_t n, size_t per_block) { return dim3{static_cast<unsigned>(div_up(n, per_block))}; }
+static dim3 blocks_for(size_t n, size_t per_block) { return dim3(div_up(n, per_block)); }
 
 void clip_values(float* grad, size_t n, double clip, const float* loss_scale, stream_t stream) {
     if (n == 0) return;

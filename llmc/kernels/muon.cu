@@ -50,8 +50,8 @@ void muon_momentum(float* m, Real* u, const float* grad, size_t count, const Muo
             throw Error(ExitCode::failure, strprintf("muon_momentum: pointer %p is not 16-byte aligned", p));
     const size_t blocks = div_up<size_t>(count, kThreads * kUpdatePerThread);
     host::launch_or_loop<muon_momentum_kernel<Real>, host::muon_momentum<Real>>(
-        KernelVariant::host_optimizer, {dim3{static_cast<unsigned>(blocks)}, kThreads, 0, stream}, inout(m, count),
-        out(u, count), in(grad, count), count, momentum, nesterov, in(state, 1));
+        KernelVariant::host_optimizer, {dim3(blocks), kThreads, 0, stream}, inout(m, count), out(u, count),
+        in(grad, count), count, momentum, nesterov, in(state, 1));
 }
 
 // ---- norm ----------------------------------------------------------------------------------------------------------
@@ -87,8 +87,7 @@ template <class Real>
 void muon_inverse_norm(float* inverse, double* partials, const Real* x, size_t count, double factor, stream_t stream) {
     const size_t blocks = muon_norm_blocks(count);
     host::launch_or_loop<muon_norm_kernel<Real>, host::muon_norm<Real>>(
-        KernelVariant::host_optimizer, {dim3{static_cast<unsigned>(blocks)}, kThreads, 0, stream},
-        out(partials, blocks), in(x, count), count);
+        KernelVariant::host_optimizer, {dim3(blocks), kThreads, 0, stream}, out(partials, blocks), in(x, count), count);
     launch<muon_inverse_norm_kernel>({1, kThreads, 0, stream}, out(inverse, 1), in(partials, blocks), blocks, factor);
 }
 
@@ -129,7 +128,7 @@ void copy_matrix(Real* out, const Real* inp, int rows, int columns, bool transpo
                           : factor_of == FactorOf::matrix ? 1
                           : factor_of == FactorOf::row    ? rows
                                                           : columns;
-    const dim3 grid{static_cast<unsigned>(div_up(columns, kTile)), static_cast<unsigned>(div_up(rows, kTile))};
+    const dim3 grid(div_up(columns, kTile), div_up(rows, kTile));
     host::launch_or_loop<copy_matrix_kernel<Real>, host::copy_matrix<Real>>(
         KernelVariant::host_optimizer, {grid, kThreads, 0, stream}, llmc::out(out, count), in(inp, count), rows,
         columns, transpose, in(n_factors > 0 ? factors : nullptr, n_factors), factor_of);
@@ -203,12 +202,12 @@ void normuon_factors(float* factors, float* second, float* squares, const Real* 
     const int lines = by_rows ? rows : columns;
     if (by_rows)
         host::launch_or_loop<row_squares_kernel<Real>, host::row_squares<Real>>(
-            KernelVariant::host_optimizer, {dim3{static_cast<unsigned>(div_up(rows, kWarps))}, kThreads, 0, stream},
-            out(squares, rows), in(x, count), rows, columns);
+            KernelVariant::host_optimizer, {dim3(div_up(rows, kWarps)), kThreads, 0, stream}, out(squares, rows),
+            in(x, count), rows, columns);
     else
         host::launch_or_loop<column_squares_kernel<Real>, host::column_squares<Real>>(
-            KernelVariant::host_optimizer, {dim3{static_cast<unsigned>(div_up(columns, 32))}, kThreads, 0, stream},
-            out(squares, columns), in(x, count), rows, columns);
+            KernelVariant::host_optimizer, {dim3(div_up(columns, 32)), kThreads, 0, stream}, out(squares, columns),
+            in(x, count), rows, columns);
     launch<normuon_factors_kernel>({1, kThreads, 0, stream}, out(factors, lines), inout(second, lines),
                                    in(squares, lines), lines, static_cast<float>(beta2),
                                    static_cast<float>(1.0 - beta2), in(state, 1));

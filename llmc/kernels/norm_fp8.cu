@@ -158,9 +158,7 @@ static void launch_norm_forward_fp8(const char* launcher, const Quantized<e4m3>&
     with_row_shape(C, [&]<int Rows, int Vectors>() {
         host::launch_or_loop<layernorm_forward_fp8_kernel<norm, Rows, Vectors>,
                              host::norm_forward_fp8<norm == NormKind::layer>>(
-            KernelVariant::host_norm,
-            {dim3(static_cast<unsigned>(div_up(N, plan.rows))), dim3(static_cast<unsigned>(plan.threads())),
-             plan.shared_bytes(), stream},
+            KernelVariant::host_norm, {dim3(div_up(N, plan.rows)), dim3(plan.threads()), plan.shared_bytes(), stream},
             out(row, n), out(transposed, n), state_access(to.state, pass), out(mean, rows), out(rstd, rows),
             out(residual, n), in(inp1, n), in(inp2, n), in(weight, columns), in(shift, columns), eps, N, C,
             plan.warps_per_row, plan.rows, plan.stride, pass);
@@ -342,11 +340,10 @@ static void launch_norm_backward_fp8(const char* launcher, const Quantized<F8>& 
     const int stride = code_stride(C), sums = norm == NormKind::layer ? plan.warps * 32 * 32 : 0;
     const size_t shared_bytes = static_cast<size_t>(plan.rows) * stride * 4 + static_cast<size_t>(sums);
     host::launch_or_loop<layernorm_backward_fp8_kernel<norm, F8>, host::norm_backward_fp8<norm == NormKind::layer, F8>>(
-        KernelVariant::host_norm,
-        {dim3(static_cast<unsigned>(plan.blocks)), dim3(static_cast<unsigned>(32 * plan.warps)), shared_bytes, stream},
-        out(row, n), out(transposed, n), state_access(to.state, pass), out(bias_parts, plan.parts() * columns),
-        out(dinp, n), in(dresidual, n), out(parts, plan.parts() * gradients), in(dout, n), in(inp, n),
-        in(weight, columns), in(mean, rows), in(rstd, rows), N, C, plan.rows, stride, pass);
+        KernelVariant::host_norm, {dim3(plan.blocks), dim3(32 * plan.warps), shared_bytes, stream}, out(row, n),
+        out(transposed, n), state_access(to.state, pass), out(bias_parts, plan.parts() * columns), out(dinp, n),
+        in(dresidual, n), out(parts, plan.parts() * gradients), in(dout, n), in(inp, n), in(weight, columns),
+        in(mean, rows), in(rstd, rows), N, C, plan.rows, stride, pass);
     if (parts != nullptr)
         reduce_column_parts(dweight, dshift, parts, plan.blocks, static_cast<int>(gradients), C, accumulate, stream);
 }

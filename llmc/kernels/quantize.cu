@@ -64,7 +64,7 @@ void quantize_weight(const Quantized<e4m3>& to, const float* master, int R, int 
     const QuantizeLaunch<e4m3> l("quantize_weight", to, nullptr, nullptr, R, C, pass, stream);
     host::launch_or_loop<quantize_weight_kernel, host::quantize_weight>(
         KernelVariant::host_quantize, l.config, out(l.row, l.elements), out(l.transposed, l.elements),
-        state_access(to.state, pass), in(master, l.elements), in(factors, static_cast<size_t>(C)), R, C, pass);
+        state_access(to.state, pass), in(master, l.elements), in(factors, C), R, C, pass);
 }
 
 // ---- a slice of a weight, and the transposition of codes -----------------------------------------------------------

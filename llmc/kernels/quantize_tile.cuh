@@ -239,7 +239,7 @@ struct QuantizeLaunch {
           parts(writes_fp8(pass) && dbias != nullptr ? scratch : nullptr),
           elements(static_cast<size_t>(N) * C),
           part_count(div_up(N, kTileRows)),
-          config(dim3(static_cast<unsigned>(part_count * div_up(C, kTileColumns))), dim3(kQuantizeThreads), 0, stream) {
+          config(dim3(part_count * div_up(C, kTileColumns)), dim3(kQuantizeThreads), 0, stream) {
         check_quantize(launcher, to.state, N, C);
         if (dbias != nullptr && scratch == nullptr) {
             throw Error(ExitCode::failure, strprintf("%s: a bias gradient needs scratch", launcher));

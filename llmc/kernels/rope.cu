@@ -255,7 +255,7 @@ static size_t qkv_size(int N, const AttentionHeads& heads) {
 }
 template <int HD>
 static dim3 grid_of_heads(int N, int heads) {
-    return dim3(static_cast<unsigned>(div_up<size_t>(static_cast<size_t>(N) * heads, HeadShare<HD>::heads_at_once)));
+    return dim3(div_up<size_t>(static_cast<size_t>(N) * heads, HeadShare<HD>::heads_at_once));
 }
 
 template <bool Back, class Real>
@@ -320,7 +320,7 @@ void qk_norm_rope_backward(Real* dqkv, const QkGains<float>& dgains, float* scra
     const int blocks = qk_norm_backward_blocks(N, heads);
     with_head_dimension(heads.HD, [&]<int HD>() {
         host::launch_or_loop<qk_norm_rope_backward_kernel<Real, HD>, host::qk_norm_rope_backward<Real, HD>>(
-            KernelVariant::host_rope, {dim3(static_cast<unsigned>(blocks)), dim3(kThreads), 0, stream}, inout(dqkv, n),
+            KernelVariant::host_rope, {dim3(blocks), dim3(kThreads), 0, stream}, inout(dqkv, n),
             out(scratch, qk_norm_backward_scratch(N, heads)), in(qkv, n), in(gains.query, columns),
             in(gains.key, columns), in(table.cos, angles), in(table.sin, angles), first, N, T, heads.NH, heads.NKV,
             eps);

@@ -146,7 +146,7 @@ inline void check_update(const char* name, size_t count, size_t decay_count,
 inline LaunchConfig update_blocks(size_t count, bool measures, stream_t stream) {
     const size_t groups = measures ? kUpdateMeasuredGroups : 1;
     const size_t blocks = div_up<size_t>(count, groups * kUpdateThreads * kUpdatePerThread);
-    return {dim3{static_cast<unsigned>(blocks)}, kUpdateThreads, 0, stream};
+    return {dim3(blocks), kUpdateThreads, 0, stream};
 }
 
 // `moment` is nullptr if the Rule keeps none; `working` and `fp8` may be nullptr.
