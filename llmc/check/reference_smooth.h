@@ -1,10 +1,10 @@
-// The factors of --fp8-smooth (llmc/kernels/smooth.h), channel by channel. For the card check and for tests.
+// The factors of --fp8-smooth (llmc/kernels/outliers.h), channel by channel. For the card check and for tests.
 #pragma once
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
-#include "llmc/kernels/smooth.h"
+#include "llmc/kernels/outliers.h"
 
 namespace llmc::reference {
 

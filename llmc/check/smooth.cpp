@@ -1,5 +1,5 @@
 // The kernels of --fp8-smooth at the run's hidden width: all of it is exact.
-#include "llmc/kernels/smooth.h"
+#include "llmc/kernels/outliers.h"
 
 #include "llmc/check/families.h"
 #include "llmc/check/reference_smooth.h"

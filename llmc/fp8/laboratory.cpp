@@ -7,7 +7,7 @@
 #include "llmc/base/error.h"
 #include "llmc/comm/comm_range.h"
 #include "llmc/device/transfer.h"
-#include "llmc/kernels/smooth.h"
+#include "llmc/kernels/outliers.h"
 
 namespace llmc {
 

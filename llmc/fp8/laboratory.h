@@ -1,7 +1,7 @@
 // Instruments for research on FP8: what they keep on the device, per layer, and in checkpoints. linear/laboratory.h has
 // the observers of linear layers that fill and use it. No other part of a step reads it.
 //
-//   --fp8-smooth        a factor for each channel of some layers' inputs (llmc/kernels/smooth.h)
+//   --fp8-smooth        a factor for each channel of some layers' inputs (llmc/kernels/outliers.h)
 //   outliers            kurtosis of inputs and alignment of gates, in steps that are recorded (llmc/kernels/outliers.h)
 //   --fp8-probe-every   how far FP8 products are from the same products in BF16
 #pragma once

@@ -1,14 +1,15 @@
-// Kernels that convert and add arrays. A thread takes eight elements in 16-byte accesses, so they run at the speed of
-// memory.
+// Kernels that convert and add arrays, and checksums of device memory. A thread takes eight elements in 16-byte
+// accesses, so these kernels run at the speed of memory.
 #pragma once
 #include <cstddef>
+#include <cstdint>
 
 #include "llmc/device/formats.cuh"
 #include "llmc/device/runtime.h"
 
 namespace llmc {
 
-// All pointers are 16-byte aligned. Any n, including 0.
+// Pointers of cast() and add() are 16-byte aligned. Any n, including 0.
 
 // out[i] = inp[i], rounded to nearest even. (To, From) = (bf16, float) or (float, bf16). Moves 6 bytes per element.
 template <class To, class From>
@@ -17,5 +18,12 @@ void cast(To* out, const From* inp, size_t n, stream_t stream);
 // out[i] = a[i] + b[i], added in FP32 and rounded once. `out` may be a or b. Moves 3 * sizeof(Real) bytes per element.
 template <class Real>
 void add(Real* out, const Real* a, const Real* b, size_t n, stream_t stream);
+
+// Adds a checksum, which tells whether two results have the same bits: *sum += sum over all 8-byte words of mix(word,
+// place of the word), modulo 2^64. The last word is filled up with zeros. For every place, mix is a bijection of the
+// word (the finalizer of SplitMix64, by D. Stafford). So any change within one word changes the sum; other differences
+// go unseen once in 2^64. Deterministic, because sums of integers do not depend on their order. `data` is 8-byte
+// aligned. Any number of bytes; each is read once.
+void checksum(uint64_t* sum, const void* data, size_t bytes, stream_t stream);
 
 }  // namespace llmc

@@ -1,4 +1,4 @@
-// Kernels that measure outliers and differences (outliers.h).
+// Kernels that measure outliers and differences, and those of Smooth-SwiGLU (outliers.h).
 #include "llmc/kernels/outliers.h"
 
 #include <algorithm>
@@ -30,54 +30,52 @@ LLMC_DEVICE void load_values(const e4m3* p, float (&x)[8]) {
     for (int i = 0; i < 8; i++) x[i] = to_float(e4m3{static_cast<uint8_t>(load_word(p + (i & 4)) >> (8 * (i & 3)))});
 }
 
-// ---- kurtosis ------------------------------------------------------------------------------------------------------
+// ---- kurtosis and differences
+// ------------------------------------------------------------------------------------------------------
+
+// The block's part of two sums over n elements: add(sums, i) adds the terms of the eight elements from i on.
+template <class Add>
+LLMC_DEVICE void sum_pairs(double* parts, size_t n, const Add& add) {
+    LLMC_SHARED(double, shared, [kThreads]);
+    const size_t stride = static_cast<size_t>(gridDim.x) * kThreads * 8;
+    double sums[kMoments] = {};
+    for (size_t i = (static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x) * 8; i < n; i += stride) add(sums, i);
+    sums[0] = block_sum(shared, threadIdx.x, sums[0]);
+    __syncthreads();
+    sums[1] = block_sum(shared, threadIdx.x, sums[1]);
+    if (threadIdx.x != 0) return;
+    parts[kMoments * blockIdx.x] = sums[0];
+    parts[kMoments * blockIdx.x + 1] = sums[1];
+}
 
 template <class T>
 static __global__ void __launch_bounds__(kThreads) moments_kernel(double* parts, const T* values, size_t n) {
-    LLMC_SHARED(double, shared, [kThreads]);
-    const size_t stride = static_cast<size_t>(gridDim.x) * kThreads * 8;
-    double squares = 0, fourths = 0;
-    for (size_t i = (static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x) * 8; i < n; i += stride) {
+    sum_pairs(parts, n, [=](double(&sums)[kMoments], size_t i) {
         float x[8];
         load_values(values + i, x);
         LLMC_UNROLL
         for (int k = 0; k < 8; k++) {
             const double square = static_cast<double>(x[k]) * static_cast<double>(x[k]);
-            squares += square;
-            fourths += square * square;
+            sums[0] += square;
+            sums[1] += square * square;
         }
-    }
-    squares = block_sum(shared, threadIdx.x, squares);
-    __syncthreads();
-    fourths = block_sum(shared, threadIdx.x, fourths);
-    if (threadIdx.x != 0) return;
-    parts[kMoments * blockIdx.x] = squares;
-    parts[kMoments * blockIdx.x + 1] = fourths;
+    });
 }
 
 template <class T>
 static __global__ void __launch_bounds__(kThreads)
     differences_kernel(double* parts, const T* actual, const T* expected, size_t n) {
-    LLMC_SHARED(double, shared, [kThreads]);
-    const size_t stride = static_cast<size_t>(gridDim.x) * kThreads * 8;
-    double differences = 0, squares = 0;
-    for (size_t i = (static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x) * 8; i < n; i += stride) {
+    sum_pairs(parts, n, [=](double(&sums)[kMoments], size_t i) {
         float x[8], y[8];
         load_values(actual + i, x);
         load_values(expected + i, y);
         LLMC_UNROLL
         for (int k = 0; k < 8; k++) {
             const double difference = static_cast<double>(x[k]) - static_cast<double>(y[k]);
-            differences += difference * difference;
-            squares += static_cast<double>(y[k]) * static_cast<double>(y[k]);
+            sums[0] += difference * difference;
+            sums[1] += static_cast<double>(y[k]) * static_cast<double>(y[k]);
         }
-    }
-    differences = block_sum(shared, threadIdx.x, differences);
-    __syncthreads();
-    squares = block_sum(shared, threadIdx.x, squares);
-    if (threadIdx.x != 0) return;
-    parts[kMoments * blockIdx.x] = differences;
-    parts[kMoments * blockIdx.x + 1] = squares;
+    });
 }
 
 static __global__ void __launch_bounds__(kThreads)
@@ -107,28 +105,22 @@ template <class T>
 void add_moments(double* sums, double* parts, const T* values, size_t n, const Fp8State* state, stream_t stream) {
     if (n == 0) return;
     const size_t blocks = checked_blocks("add_moments", n);
-    launch<moments_kernel<T>>({dim3(static_cast<unsigned>(blocks)), dim3(kThreads), 0, stream},
-                              out(parts, kMoments * blocks), in(values, n), n);
+    launch<moments_kernel<T>>({dim3(blocks), dim3(kThreads), 0, stream}, out(parts, kMoments * blocks), in(values, n),
+                              n);
     launch<add_moments_kernel>({dim3(1), dim3(kThreads), 0, stream}, inout(sums, size_t{3}),
                                in(parts, kMoments * blocks), static_cast<int>(blocks), n, in(state, 1));
 }
-
-template void add_moments(double*, double*, const e4m3*, size_t, const Fp8State*, stream_t);
-template void add_moments(double*, double*, const bf16*, size_t, const Fp8State*, stream_t);
 
 template <class T>
 void add_differences(double* sums, double* parts, const T* actual, const T* expected, size_t n, stream_t stream) {
     if (n == 0) return;
     const size_t blocks = checked_blocks("add_differences", n);
-    launch<differences_kernel<T>>({dim3(static_cast<unsigned>(blocks)), dim3(kThreads), 0, stream},
-                                  out(parts, kMoments * blocks), in(actual, n), in(expected, n), n);
+    launch<differences_kernel<T>>({dim3(blocks), dim3(kThreads), 0, stream}, out(parts, kMoments * blocks),
+                                  in(actual, n), in(expected, n), n);
     launch<add_moments_kernel>({dim3(1), dim3(kThreads), 0, stream}, inout(sums, size_t{3}),
                                in(parts, kMoments * blocks), static_cast<int>(blocks), n,
                                in(static_cast<const Fp8State*>(nullptr), 1));
 }
-
-template void add_differences(double*, double*, const bf16*, const bf16*, size_t, stream_t);
-template void add_differences(double*, double*, const float*, const float*, size_t, stream_t);
 
 // ---- alignment -----------------------------------------------------------------------------------------------------
 
@@ -179,13 +171,108 @@ template <class T>
 void gate_alignment(float* alignment, float* cosines, const T* weight, int F, int C, stream_t stream) {
     check_rows("gate_alignment", F, C);
     const size_t rows = static_cast<size_t>(F), elements = 2 * rows * static_cast<size_t>(C);
-    launch<cosines_kernel<T>>({dim3(static_cast<unsigned>(div_up(F, kWarps))), dim3(kThreads), 0, stream},
-                              out(cosines, rows), in(weight, elements), F, C);
+    launch<cosines_kernel<T>>({dim3(div_up(F, kWarps)), dim3(kThreads), 0, stream}, out(cosines, rows),
+                              in(weight, elements), F, C);
     launch<alignment_kernel>({dim3(1), dim3(kThreads), 0, stream}, out(alignment, size_t{2}), in(cosines, rows), F);
 }
 
+// ---- smoothing -----------------------------------------------------------------------------------------------------
+
+constexpr int kColumns = 32 * 8, kRows = 32 * kWarps;  // per block; a warp takes every eighth row
+
+LLMC_DEVICE void raise_amax(float* amax, const float (&largest)[8]) {
+    LLMC_UNROLL
+    for (int i = 0; i < 8; i++)
+        if (largest[i] > 0.0f) atomicMax(reinterpret_cast<int*>(amax + i), static_cast<int>(float_bits(largest[i])));
+}
+
+template <class Real>
+static __global__ void __launch_bounds__(kThreads)
+    scale_columns_kernel(Real* values, float* amax, const float* factors, bool divide, int N, int C) {
+    const int column = static_cast<int>(blockIdx.x) * kColumns + static_cast<int>(threadIdx.x) % 32 * 8;
+    if (column >= C) return;
+    float factor[8], largest[8] = {};
+    load8(factors + column, factor);
+    LLMC_UNROLL
+    for (int i = 0; i < 8; i++) factor[i] = divide ? 1.0f / factor[i] : factor[i];
+    const int first = static_cast<int>(blockIdx.y) * kRows + static_cast<int>(threadIdx.x) / 32;
+    const int end = first + kRows < N ? first + kRows : N;
+    for (int row = first; row < end; row += kWarps) {
+        Real* const at = values + static_cast<size_t>(row) * C + column;
+        float x[8];
+        load8(at, x);
+        LLMC_UNROLL
+        for (int i = 0; i < 8; i++) {
+            const float magnitude = abs_float(x[i]);
+            if (magnitude > largest[i] && is_finite(magnitude)) largest[i] = magnitude;
+            x[i] *= factor[i];
+        }
+        store8(at, x);
+    }
+    if (amax != nullptr) raise_amax(amax + column, largest);
+}
+
+template <class Real>
+void scale_columns(Real* values, float* amax, const float* factors, bool divide, int N, int C, stream_t stream) {
+    check_rows("scale_columns", N, C);
+    const size_t columns = static_cast<size_t>(C);
+    const dim3 grid(div_up(C, kColumns), div_up(N, kRows));
+    launch<scale_columns_kernel<Real>>({grid, dim3(kThreads), 0, stream},
+                                       inout(values, static_cast<size_t>(N) * columns), inout(amax, columns),
+                                       in(factors, columns), divide, N, C);
+}
+
+constexpr int kExponents = 256;
+
+// The biased exponent; 0 if the channel has no amax.
+LLMC_DEVICE int exponent_of(float amax) { return static_cast<int>(float_bits(amax) >> 23); }
+
+// One block per layer counts the layer's channels by exponent.
+static __global__ void __launch_bounds__(kThreads) smoothing_factors_kernel(float* factors, float* amax, int C) {
+    LLMC_SHARED(int, counts, [kExponents]);
+    LLMC_SHARED(int, found, [2]);  // E and M
+    float* const own_factors = factors + static_cast<size_t>(blockIdx.x) * C;
+    float* const own_amax = amax + static_cast<size_t>(blockIdx.x) * C;
+    const int thread = static_cast<int>(threadIdx.x);
+    counts[thread] = 0;
+    __syncthreads();
+    for (int c = thread; c < C; c += kThreads) atomicAdd(&counts[exponent_of(own_amax[c])], 1);
+    __syncthreads();
+    if (thread == 0) {
+        const int half = (C - counts[0] + 1) / 2;
+        found[0] = found[1] = 0;
+        for (int exponent = kExponents - 1, above = 0; exponent > 0 && above < half; exponent--) {
+            if (counts[exponent] > 0 && above == 0) found[0] = exponent;
+            above += counts[exponent];
+            found[1] = exponent;
+        }
+    }
+    __syncthreads();
+    for (int c = thread; c < C; c += kThreads) {
+        const int exponent = exponent_of(own_amax[c]), middle = found[1];
+        const int shift = (found[0] - (exponent > middle ? exponent : middle)) / 2;
+        own_amax[c] = 0.0f;
+        if (found[0] > 0)
+            own_factors[c] =
+                float_from_bits(static_cast<uint32_t>(127 - (shift < kMostSmoothing ? shift : kMostSmoothing)) << 23);
+    }
+}
+
+void smoothing_factors(float* factors, float* amax, int layers, int C, stream_t stream) {
+    check_rows("smoothing_factors", layers, C);
+    const size_t n = static_cast<size_t>(layers) * static_cast<size_t>(C);
+    launch<smoothing_factors_kernel>({dim3(layers), dim3(kThreads), 0, stream}, inout(factors, n), inout(amax, n), C);
+}
+
+template void add_moments(double*, double*, const e4m3*, size_t, const Fp8State*, stream_t);
+template void add_moments(double*, double*, const bf16*, size_t, const Fp8State*, stream_t);
 template void gate_alignment(float*, float*, const e4m3*, int, int, stream_t);
-template void gate_alignment(float*, float*, const bf16*, int, int, stream_t);
-template void gate_alignment(float*, float*, const float*, int, int, stream_t);
+#define LLMC_INSTANTIATE(Real)                                                                   \
+    template void add_differences(double*, double*, const Real*, const Real*, size_t, stream_t); \
+    template void gate_alignment(float*, float*, const Real*, int, int, stream_t);               \
+    template void scale_columns(Real*, float*, const float*, bool, int, int, stream_t);
+LLMC_INSTANTIATE(float)
+LLMC_INSTANTIATE(bf16)
+#undef LLMC_INSTANTIATE
 
 }  // namespace llmc

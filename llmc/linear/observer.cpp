@@ -4,7 +4,6 @@
 #include "llmc/device/trace.h"
 #include "llmc/kernels/elementwise.h"
 #include "llmc/kernels/outliers.h"
-#include "llmc/kernels/smooth.h"
 #include "llmc/linear/linear.h"
 
 namespace llmc {

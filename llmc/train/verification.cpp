@@ -7,7 +7,7 @@
 
 #include "llmc/device/pci.h"
 #include "llmc/device/trace.h"
-#include "llmc/kernels/checksum.h"
+#include "llmc/kernels/elementwise.h"
 
 namespace llmc {
 namespace {

@@ -1,5 +1,5 @@
-// Tests of llmc/kernels/checksum against its definition, and that it sees every bit and every place.
-#include "llmc/kernels/checksum.h"
+// Tests of checksum() (llmc/kernels/elementwise.h) against its definition, and that it sees every bit and every place.
+#include "llmc/kernels/elementwise.h"
 
 #include <cstring>
 #include <random>

@@ -1,5 +1,5 @@
 // Factors of channels, what they do to values, and what that is worth to an FP8 product.
-#include "llmc/kernels/smooth.h"
+#include "llmc/kernels/outliers.h"
 
 #include "llmc/check/compare.h"
 #include "llmc/check/reference_smooth.h"
