@@ -31,19 +31,19 @@ constexpr double kSpikeSigmas = 6.0;
 constexpr double kSpikeLeastSigma = 0.01;  // as a fraction of the mean
 constexpr int kSpikesOfNewLevel = 10;      // in a row
 
-// One a run, in device memory, begun by reset_spikes(); belongs into a checkpoint.
+// The state of a run's spike detection, in device memory; reset_spikes() initialises it. Checkpoints contain it.
 struct SpikeState {
-    double loss[kSpikeWindow], norm[kSpikeWindow];  // rings: value n stands at n % kSpikeWindow
-    int64_t accepted;                               // values that have entered, each window, since its start
-    int64_t in_a_row;                               // spikes since the last value that entered
-    double loss_limit, norm_limit;                  // of the next step; infinite below kSpikeMinimum values
+    double loss[kSpikeWindow], norm[kSpikeWindow];  // rings: value n is at n % kSpikeWindow
+    int64_t accepted;                               // values added to each window since its start
+    int64_t in_a_row;                               // spikes since the last added value
+    double loss_limit, norm_limit;                  // for the next step; infinite below kSpikeMinimum values
 };
 
 void reset_spikes(SpikeState* spikes, stream_t stream);
 
-// Once a step, after its prepare_step(): the step's loss sum and norm enter the windows unless the step was skipped or
-// a spike, and the limits follow. Losses are sums over the step's targets, whose number must stay the same during a
-// run. Sums are added in a fixed order: the same values give the same limits.
+// Call once per step, after its prepare_step(). Adds the step's loss sum and norm to the windows, unless the step was
+// skipped or a spike, and computes the limits. Losses are sums over the step's targets, whose number must stay the same
+// during a run. Sums use a fixed order, so equal values give equal limits.
 void update_spikes(SpikeState* spikes, const StepState* step, stream_t stream);
 
 // ---- the numbers of a step ------------------------------------------------------------------------------------------
