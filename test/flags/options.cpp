@@ -124,7 +124,7 @@ std::string sample_text(const Flag& flag) {
     const double min = flag.range.min, max = flag.range.max;
     const auto position = std::to_string(100 + (&flag - all_flags().data()));
     // Large counts show that no digit is lost on the way; a field of 32 bits cannot hold them.
-    for (const std::string text :
+    for (const std::string& text :
          {"4294967" + position, "1234567" + position + ".5", "1" + position, json_text(json(min + (max - min) / 3)),
           json_text(json(max)), json_text(json(min)), std::to_string(std::isinf(max) ? 1 : std::llround(max)),
           std::to_string(std::llround(min))})
@@ -136,7 +136,8 @@ std::string sample_text(const Flag& flag) {
 json sample_json(const Flag& flag, const std::string& text) {
     if (flag.is_switch()) return true;
     if (flag.long_name == "val") return json{text};
-    const bool is_number = flag.get(parse({"-i", "x"}).options).is_number();
+    const auto by_default = flag.get(parse({"-i", "x"}).options);  // null: resolve() would compute a number
+    const bool is_number = by_default.is_number() || (by_default.is_null() && json::accept(text));
     return is_number ? parse_json<json>(text) : json(text);
 }
 
