@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "test/virtual_gpu/ptx_program.h"
+
 namespace virtual_gpu::test {
 
 class CountsFile {
@@ -39,5 +41,15 @@ public:
 private:
     std::string path_;
 };
+
+// The line about the last kernel that a child process writes which runs this program's test case of that name.
+inline nlohmann::json counts_of(const std::string& name, const std::string& variables = "VIRTUAL_GPU_THREADS=1") {
+    const CountsFile file;
+    CHECK(run_tests_with(variables + " VIRTUAL_GPU_COUNTS=" + file.path(), name) == 0);
+    nlohmann::json found = file.lines("kernel").back();
+    found.erase("seconds");
+    for (nlohmann::json& shape : found["shapes"]) shape.erase("seconds");
+    return found;
+}
 
 }  // namespace virtual_gpu::test

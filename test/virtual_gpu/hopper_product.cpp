@@ -5,6 +5,8 @@
 #include "dev/virtual_gpu/arithmetic/formats.h"
 #include "dev/virtual_gpu/arithmetic/fused_sum.h"
 #include "dev/virtual_gpu/options.h"
+#include "dev/virtual_gpu/work.h"
+#include "test/virtual_gpu/counts_file.h"
 #include "test/virtual_gpu/hopper_program.h"
 
 namespace virtual_gpu::test {
@@ -217,6 +219,15 @@ TEST_CASE("hopper: wgmma multiplies bf16 in every layout") {
         for (bool tb : {false, true})
             check_case({.N = 128, .swizzle_b = swizzle, .a_in_registers = true, .transposed_b = tb});
     }
+}
+
+// Run by the case below, with counts.
+TEST_CASE("hopper counted: a product" * doctest::skip()) {
+    run({}, random_operands({}));
+    if (counting()) write_counts(options().counts);
+}
+TEST_CASE("hopper: a warpgroup's product is counted once, not once per warp") {
+    CHECK(counts_of("hopper counted: a product")["tensor_operations"] == nlohmann::json{{"bf16", 2 * 64 * 64 * 16}});
 }
 
 TEST_CASE("hopper: wgmma multiplies fp8 in every layout and pair of formats") {

@@ -15,16 +15,6 @@ namespace {
 
 using nlohmann::json;
 
-// The line about the kernel that a child process writes when it runs the test case of that name.
-json counts_of(const std::string& name, const std::string& variables) {
-    const CountsFile file;
-    CHECK(run_tests_with(variables + " VIRTUAL_GPU_COUNTS=" + file.path(), name) == 0);
-    json found = file.lines("kernel").back();
-    found.erase("seconds");
-    for (json& shape : found["shapes"]) shape.erase("seconds");
-    return found;
-}
-
 cudaOccDeviceProp properties_of(const Card& c) {
     cudaOccDeviceProp p;
     p.computeMajor = c.capability / 10;

@@ -32,13 +32,17 @@ void add_to(OpCounts& to, const OpCounts& c) {
 // "meet" and "low half" are not in the PTX text.
 bool is_instruction(const Code& code, size_t i) { return code.opcodes[i] != "meet" && code.opcodes[i] != "low half"; }
 
-// For "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32": 2 * 16 * 8 * 16, and the first operand's type. decode()
-// accepts no other form.
+// The operand type and the additions and multiplications of one warp's product: 2 m n k of mma.sync, and a quarter of
+// that of wgmma, which four warps issue together. Zero for the other wgmma instructions. decode() accepts no other
+// form.
 std::pair<std::string, uint64_t> tensor_operation(const std::string& opcode) {
     unsigned m = 0, n = 0, k = 0;
     char type[8] = "";
-    std::sscanf(opcode.c_str(), "mma.sync.aligned.m%un%uk%u.row.col.f32.%7[a-z0-9]", &m, &n, &k, type);
-    return {type, uint64_t{2} * m * n * k};
+    if (std::sscanf(opcode.c_str(), "mma.sync.aligned.m%un%uk%u.row.col.f32.%7[a-z0-9]", &m, &n, &k, type) == 4)
+        return {type, uint64_t{2} * m * n * k};
+    if (std::sscanf(opcode.c_str(), "wgmma.mma_async.sync.aligned.m%un%uk%u.f32.%7[a-z0-9]", &m, &n, &k, type) == 4)
+        return {type, uint64_t{2} * m * n * k / 4};
+    return {type, 0};
 }
 
 struct Sums {
@@ -179,7 +183,7 @@ LaunchCounter::~LaunchCounter() {
         sums.kinds[static_cast<size_t>(code.ops[i].kind)] += ops_[i].runs;
         if (code.ops[i].kind != Kind::tensor) continue;
         const auto& [type, operations] = tensor_operation(code.opcodes[i]);
-        sums.tensor_operations[type] += operations * ops_[i].runs;
+        if (operations > 0) sums.tensor_operations[type] += operations * ops_[i].runs;
     }
     sums.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
     k.shapes[{launch_.grid[0], launch_.grid[1], launch_.grid[2], launch_.block[0], launch_.block[1], launch_.block[2],
