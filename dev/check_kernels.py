@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Checks what ptxas reported about the kernels: none may spill registers, and those in dev/kernel_resources.txt must
-exist and stay within their registers.
+"""Checks what ptxas reported about the kernels: none may spill registers or have its wgmma products
+serialized, and those in dev/kernel_resources.txt must exist and stay within their registers.
 
     python3 dev/check_kernels.py build/cuda-sm_90a build/cuda-sm_80
     python3 dev/check_kernels.py --list build/cuda-sm_90a      # all kernels and what they use
@@ -34,6 +34,15 @@ def parse_report(text, file=""):
                 kernels.append(Kernel(registers=int(found[1]), **entry))
             entry = None
     return kernels
+
+
+# The notes of ptxas that it makes wgmma instructions wait for each other. (C7519 only inserts a fence.)
+SERIALIZED = re.compile(r"\(C75(?:08|1[0-8])\).*?in (?:the )?function '(\w+)'")
+
+
+def serialized(text):
+    """The kernels of one report whose wgmma instructions ptxas serializes, each with the line that says so."""
+    return [(found[1], line.strip()) for line in text.splitlines() if (found := SERIALIZED.search(line))]
 
 
 def demangle(names):
@@ -117,10 +126,12 @@ def main(argv=None):
     args = parser.parse_args(argv)
     table, failed = read_table(TABLE), False
     for directory in args.builds:
-        kernels = []
+        kernels, slow = [], []
         for path in find_reports(directory):
             with open(path, encoding="utf-8", errors="replace") as file:
-                kernels += parse_report(file.read(), os.path.relpath(path, directory))
+                text = file.read()
+            kernels += parse_report(text, os.path.relpath(path, directory))
+            slow += serialized(text)
         if not kernels:
             print(f"{directory}: no report of ptxas names a kernel; build it first (make test-gpu)")
             failed = True
@@ -131,6 +142,7 @@ def main(argv=None):
                 print(f"{kernel.registers:4d} registers {kernel.spilled:5d} spilled {kernel.stack:5d} stack  "
                       f"{kernel.arch}  {short_signature(names[kernel.mangled])}")
         problems = check(kernels, names, table)
+        problems += [f"{short_signature(names.get(kernel, kernel))}: ptxas serializes wgmma: {line}" for kernel, line in slow]
         failed |= bool(problems)
         print(f"{directory}: {len(kernels)} kernels, {len(problems)} problems")
         for problem in problems:

@@ -9,7 +9,7 @@ namespace llmc::check {
 namespace {
 
 constexpr int kBatch = 2;
-constexpr int kLength = 149;  // two tiles of 64 and a part, one of 128 and a part
+constexpr int kLength = 277;  // several tiles of 64 and of 128 rows, and a part of one
 
 Bounded with_floor(const std::vector<double>& values, const std::vector<double>& bounds) {
     return Bounded(values, bounds).widened(0, reference::kAttentionFloor);

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "llmc/check/families.h"
+#include "llmc/kernels/hopper/attention.h"
 #include "llmc/kernels/variants.h"
 #include "llmc/train/trainer.h"
 
@@ -47,32 +48,36 @@ constexpr Family kFamilies[] = {{check::add_casts},
                                 {check::add_fused_gelu, V::host_activation},
                                 {check::add_fused_activation, V::host_activation}};
 
-// The same item once more, of the loops that take the kernels' place.
-CheckItem in_loops(const CheckItem& item, V loops) {
-    CheckItem with_loops = item;
-    with_loops.name += " in loops";
-    with_loops.variant = kernel_variant(loops).name;
-    with_loops.rate = {};
-    with_loops.run = [run = item.run](stream_t stream) {
+// The same item once more, on a stream that runs these kernels. `variant` is blamed if it fails.
+CheckItem with_kernels(const CheckItem& item, const char* suffix, V variant, const KernelSet& kernels) {
+    CheckItem again = item;
+    again.name += suffix;
+    again.variant = kernel_variant(variant).name;
+    again.rate = {};
+    again.run = [run = item.run, kernels](stream_t stream) {
         struct Chosen {
             stream_t stream;
-            explicit Chosen(stream_t s) : stream(s) {
-                choose_kernels(s, kernel_set_from_text("auto", kHostDevice, true));
-            }
+            Chosen(stream_t s, const KernelSet& set) : stream(s) { choose_kernels(s, set); }
             ~Chosen() { choose_kernels(stream, {}); }
-        } chosen(stream);
+        } chosen(stream, kernels);
         return run(stream);
     };
-    return with_loops;
+    return again;
 }
 
 std::vector<CheckItem> all_checks(const KernelUse& use) {
+    const KernelSet loops = kernel_set_from_text("auto", kHostDevice, true);
+    KernelSet hopper_kernels;
+    if (use.hopper_attention && hopper::can_run(use.attention_heads())) hopper_kernels.add(V::hopper_attention);
     check::Items items;
     for (const Family& family : kFamilies) {
         const size_t first = items.size();
         family.add(items, use);
-        if (!use.loops || !family.loops) continue;
-        for (size_t i = first, end = items.size(); i < end; i++) items.push_back(in_loops(items[i], *family.loops));
+        const size_t end = items.size();
+        for (size_t i = first; use.loops && family.loops && i < end; i++)
+            items.push_back(with_kernels(items[i], " in loops", *family.loops, loops));
+        for (size_t i = first; hopper_kernels != KernelSet() && family.loops == V::host_attention && i < end; i++)
+            items.push_back(with_kernels(items[i], " on Hopper", V::hopper_attention, hopper_kernels));
     }
     return items;
 }
@@ -127,6 +132,7 @@ KernelUse::KernelUse(const TrainerConfig& config, Precision precision, int ranks
     probe = fp8 && config.fp8->probe;
     for (const KernelVariantEntry& entry : kernel_variants())
         loops |= entry.last_card == kHostDevice && config.kernels.has(entry.variant);
+    hopper_attention = config.kernels.has(V::hopper_attention);
     several_ranks = ranks > 1;
     fp8_wire = several_ranks && config.sharding.wire == Wire::fp8;
     optimizer = config.optimizer.kind;

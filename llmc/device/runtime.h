@@ -68,6 +68,8 @@ void open_device(int index);
 int device_count();
 DeviceInfo device_info();
 size_t shared_memory_per_block();  // the field of device_info(), without its cost
+// True if the driver encodes tensor maps, which kernels with TMA need (device/hopper.cuh). False on the host device.
+bool has_tensor_maps();
 
 // Device memory is aligned to device_alignment() bytes: 256, or 4096 with LLMC_GUARD=1. Its contents are undefined.
 enum class MemoryKind { weights, gradients, optimizer, activations, workspace };

@@ -1,5 +1,5 @@
-// On the host device each stream stores a set of bits that tells launchers which kernel variants to use
-// (choose_kernels() in llmc/kernels/variants.h). A new stream has no bits set. On a GPU these functions do nothing.
+// Each stream stores a set of bits that tells launchers which kernel variants to use (choose_kernels() in
+// llmc/kernels/variants.h). A new stream has no bits set.
 #pragma once
 #include "llmc/device/runtime.h"
 

@@ -242,6 +242,7 @@ struct ResolveInputs {
     bool fp8_supported = true;           // the card has FP8 tensor cores; the host device computes exactly
     std::string device_name;             // for messages
     std::optional<int> card;             // see variants.h; unset: of a plan
+    bool tensor_maps = true;             // the driver encodes tensor maps, which Hopper's kernels need
     // Why the card computes all products of an FP8 recipe in BF16; "", or unset, if it has FP8 products.
     std::function<std::string(Fp8Recipe)> fp8_emulated_because;
 };

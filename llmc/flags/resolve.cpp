@@ -320,6 +320,12 @@ void note_fp8_flags_without_effect(Options& o) {
 void resolve_kernels(Options& o, const ResolveInputs& inputs) {
     const bool fp8 = o.precision == Precision::fp8 && scaling_of(o.fp8_recipe) == Fp8Scaling::tensor;
     o.kernel_set = kernel_set_from_text(o.kernels, inputs.card, fp8);
+    if (!inputs.tensor_maps && o.kernel_set.has(KernelVariant::hopper_attention)) {
+        o.kernel_set.remove(KernelVariant::hopper_attention);
+        add_note(o,
+                 "hopper_attention falls back to attention_forward: this driver cannot encode tensor maps; use one for "
+                 "CUDA 12 or later");
+    }
 }
 
 }  // namespace

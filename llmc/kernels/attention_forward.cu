@@ -1,7 +1,9 @@
 // Causal flash attention forward in BF16 on mma.sync (sm_80 and later); see attention.h.
+#include "llmc/device/stream_kernels.h"
 #include "llmc/kernels/attention.h"
 #include "llmc/kernels/attention_quantize.cuh"
 #include "llmc/kernels/attention_softmax.cuh"
+#include "llmc/kernels/hopper/attention.h"
 #include "llmc/kernels/host/loops.h"
 
 namespace llmc {
@@ -24,27 +26,6 @@ struct ForwardTiles {
     static constexpr size_t shared_bytes = 2 * stage_rows * kRowBytes<HD>;
     static_assert(query_rows == stage_rows);
 };
-
-// Quantizes the block's output, which lies in `high` and `low`, to `row` and `transposed`.
-template <int HD>
-LLMC_DEVICE void quantize_output(e4m3* row, e4m3* transposed, Fp8State* state, bf16* high, const bf16* low,
-                                 int first_query, int b, int h, int T, int NH, QuantizePass pass) {
-    using Tiles = ForwardTiles<HD>;
-    const size_t width = static_cast<size_t>(NH) * HD, tokens = static_cast<size_t>(gridDim.z) * T;
-    const size_t channel = static_cast<size_t>(h) * HD, token = static_cast<size_t>(b) * T;
-    QuantizeTally tally;
-    float unused[2][8] = {};
-    __syncthreads();  // the whole tile is complete and has been written to out
-    quantize_tile_rows<e4m3, HD, Tiles::query_rows, Tiles::threads>(row ? row + token * width + channel : nullptr,
-                                                                    width, high, low, tally, unused, state->scale,
-                                                                    first_query, T, pass);
-    const bool counts_elements = blockIdx.x + blockIdx.y + blockIdx.z + threadIdx.x == 0;
-    commit_tally(state, tally, counts_elements ? tokens * width : 0, pass);
-    if (transposed == nullptr) return;
-    __syncthreads();
-    store_tile_columns<e4m3, HD, Tiles::query_rows, Tiles::threads>(transposed + channel * tokens + token, tokens, high,
-                                                                    first_query, T);
-}
 
 // kFp8: the output also goes to `row` and `transposed`.
 template <int HD, bool kDocuments, bool kFp8>
@@ -135,7 +116,8 @@ static __global__ void __launch_bounds__(ForwardTiles<HD>::threads)
     if (out) store_rows<HD, Tiles::warp_rows>(out + offset, stride, high, warp_query, T);
     if (out_low) store_rows<HD, Tiles::warp_rows>(out_low + offset, stride, low, warp_query, T);
     if constexpr (kFp8)
-        quantize_output<HD>(row, transposed, fp8, shared, shared + stage_size, first_query, b, h, T, NH, pass);
+        quantize_output<HD, Tiles::query_rows, threads>(row, transposed, fp8, shared, shared + stage_size, first_query,
+                                                        b, h, T, NH, pass, [] { __syncthreads(); });
 }
 
 template <int HD, bool kFp8>
@@ -143,6 +125,10 @@ static void launch_forward(const Quantized<e4m3>& to, bf16* result, bf16* result
                            int B, int T, const AttentionHeads& heads, QuantizePass pass, stream_t stream,
                            const int* documents) {
     using Tiles = ForwardTiles<HD>;
+#if LLMC_ON_GPU
+    if (KernelSet::has(stream_kernels(stream), KernelVariant::hopper_attention) && hopper::can_run(heads))
+        return hopper::attention_forward(to, result, result_low, lse, qkv, B, T, heads, pass, stream, documents);
+#endif
     const size_t n = elements(B, T, heads.NH, HD);
     const dim3 grid(static_cast<unsigned>(div_up(T, Tiles::query_rows)), static_cast<unsigned>(heads.NH),
                     static_cast<unsigned>(B));

@@ -76,6 +76,25 @@ LLMC_DEVICE void store_tile_columns(F8* to, size_t pitch, const bf16* tile, int 
     }
 }
 
+// Quantizes a block's output, which lies in `high` and `low`, to `row` and `transposed`: both stages. `meet` is a
+// barrier of the Threads threads that call this.
+template <int HD, int Rows, int Threads, class Meet>
+LLMC_DEVICE void quantize_output(e4m3* row, e4m3* transposed, Fp8State* state, bf16* high, const bf16* low,
+                                 int first_query, int b, int h, int T, int NH, QuantizePass pass, Meet&& meet) {
+    const size_t width = static_cast<size_t>(NH) * HD, tokens = static_cast<size_t>(gridDim.z) * T;
+    const size_t channel = static_cast<size_t>(h) * HD, token = static_cast<size_t>(b) * T;
+    QuantizeTally tally;
+    float unused[2][8] = {};
+    meet();  // the whole tile is complete and has been written to out
+    quantize_tile_rows<e4m3, HD, Rows, Threads>(row ? row + token * width + channel : nullptr, width, high, low, tally,
+                                                unused, state->scale, first_query, T, pass);
+    const bool counts_elements = blockIdx.x + blockIdx.y + blockIdx.z + threadIdx.x == 0;
+    commit_tally(state, tally, counts_elements ? tokens * width : 0, pass);
+    if (transposed == nullptr) return;
+    meet();
+    store_tile_columns<e4m3, HD, Rows, Threads>(transposed + channel * tokens + token, tokens, high, first_query, T);
+}
+
 // Column sums go through shared memory, HD * rows_at_once floats (64 bytes per thread): `put` before the barrier, `get`
 // after it. `part` gets the sums over the tile's tokens. Threads add in a fixed order.
 template <int HD, int Threads>

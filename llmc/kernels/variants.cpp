@@ -30,6 +30,8 @@ constexpr KernelVariantEntry kEntries[] = {
      "the plain activation's gradient and quantize"},
     {V::attention_backward_fp8, "attention_backward_fp8", kOldestCard, kAnyLaterCard, true, true,
      "codes and delta to the bit; sums over tokens in another order", "attention_backward and quantize"},
+    {V::hopper_attention, "hopper_attention", 90, 90, false, false, "FP64 bounds; the same bits on every run",
+     "attention_forward"},
     {V::host_attention, "host_attention", kHostDevice, kHostDevice, true, false, kSameBits, "attention's kernels"},
     {V::host_classifier, "host_classifier", kHostDevice, kHostDevice, true, false, kSameBits,
      "the classifier's kernel"},

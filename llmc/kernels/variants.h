@@ -21,6 +21,7 @@ enum class KernelVariant {
     layernorm_backward_fp8,
     gelu_backward_fp8,
     attention_backward_fp8,
+    hopper_attention,  // kernels/hopper/
     // Families of the host device's own loops (host/launch.h).
     host_attention,
     host_classifier,

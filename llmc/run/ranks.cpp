@@ -44,6 +44,7 @@ void Ranks::describe(ResolveInputs& surroundings) const {
     surroundings.device_name = device.name;
     if (planned_) return;
     surroundings.card = device.compute_capability;
+    surroundings.tensor_maps = device.is_host || has_tensor_maps();
     surroundings.fp8_emulated_because = [](Fp8Recipe recipe) { return Matmul::emulated_because(scaling_of(recipe)); };
 }
 

@@ -289,6 +289,12 @@ class KernelReport(InDirectory):
         problems = self.check(report(self.ADD, 255, spilled=16) + report(self.SUM, 40), {})
         self.assertEqual(problems, ["add_kernel<float> (sm_90a) spills 32 bytes of registers"])
 
+    def test_serialized_products(self):
+        said = "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized due to " \
+            f"... in the function '{self.ADD}'"
+        fence = f"ptxas info    : (C7519) warpgroup.arrive is injected in around line 5 by compiler in function '{self.SUM}'"
+        self.assertEqual(self.module.serialized(said + "\n" + fence), [(self.ADD, said)])
+
     def test_several_architectures_in_one_report(self):
         text = report(self.ADD, 30, arch="sm_80") + report(self.ADD, 34, arch="sm_90a", spilled=4) + \
             report(self.ADD, 30, arch="sm_120")

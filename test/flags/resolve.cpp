@@ -310,13 +310,16 @@ TEST_CASE("resolve: FP8 products that the card has to emulate are refused, unles
 TEST_CASE("resolve: --kernels means what the card and the precision have use for") {
     Options o;
     o.precision = Precision::fp8;
-    ResolveInputs hopper, turing;
-    hopper.card = 90, turing.card = 75;
-    CHECK(resolved(o, hopper).kernel_set == KernelSet::common());
-    CHECK(resolved(o).kernel_set == KernelSet::common());
+    ResolveInputs hopper, ada, turing;
+    hopper.card = 90, ada.card = 89, turing.card = 75;
+    KernelSet with_hopper = KernelSet::common();
+    with_hopper.add(KernelVariant::hopper_attention);
+    CHECK(resolved(o, hopper).kernel_set == with_hopper);
+    CHECK(resolved(o).kernel_set == with_hopper);
+    CHECK(resolved(o, ada).kernel_set == KernelSet::common());
     CHECK(resolved(o, turing).kernel_set == KernelSet());
     o.fp8_recipe = Fp8Recipe::current;
-    CHECK(resolved(o, hopper).kernel_set == KernelSet::common());
+    CHECK(resolved(o, hopper).kernel_set == with_hopper);
     o.kernels = "portable";
     CHECK(resolved(o, hopper).kernel_set == KernelSet());
     o.kernels = "gelu_fp8";
@@ -326,8 +329,11 @@ TEST_CASE("resolve: --kernels means what the card and the precision have use for
         o.fp8_recipe = recipe;
         CHECK(resolved(o, hopper).kernel_set == KernelSet());
     }
-    o.fp8_recipe = Fp8Recipe::delayed, o.precision = Precision::bf16;
+    o.fp8_recipe = Fp8Recipe::delayed, o.precision = Precision::bf16, o.kernels = "auto";
+    CHECK(resolved(o, hopper).kernel_set.names() == std::vector<std::string>{"hopper_attention"});
+    hopper.tensor_maps = false;
     CHECK(resolved(o, hopper).kernel_set == KernelSet());
+    CHECK(contains(resolved(o, hopper).notes.at(0), "hopper_attention falls back to attention_forward: this driver"));
 }
 
 // A batch of validation is a third of a micro-step: batches / 3 < 5 % of steps * micro_steps.

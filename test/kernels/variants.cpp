@@ -52,16 +52,22 @@ TEST_CASE("variants: a set holds what was put into it") {
 TEST_CASE("variants: portable, auto, and lists") {
     CHECK(kernel_set_from_text("portable", 90, true) == KernelSet());
     const KernelSet all = kernel_set_from_text("auto", 90, true);
-    CHECK(KernelSet::common() == all);
+    KernelSet with_hopper = KernelSet::common();
+    with_hopper.add(KernelVariant::hopper_attention);
+    CHECK(all == with_hopper);
+    CHECK(kernel_set_from_text("auto", 89, true) == KernelSet::common());
+    CHECK(kernel_set_from_text("auto", 100, true) == KernelSet::common());
     const KernelSet on_host = kernel_set_from_text("auto", kHostDevice, true);
-    CHECK(on_host.names().size() == kernel_variants().size());
+    CHECK(on_host.names().size() == kernel_variants().size() - 1);
+    CHECK(!on_host.has(KernelVariant::hopper_attention));
     CHECK(on_host.has(KernelVariant::attention_fp8));
     CHECK(on_host.has(KernelVariant::host_attention));
     CHECK(!all.has(KernelVariant::host_attention));
     CHECK(kernel_set_from_text("auto", kHostDevice, false).has(KernelVariant::host_attention));
     CHECK(kernel_set_from_text("auto", std::nullopt, true) == all);
     CHECK(kernel_set_from_text("auto", 75, true) == KernelSet());  // older than all
-    CHECK(kernel_set_from_text("auto", 90, false) == KernelSet());
+    CHECK(kernel_set_from_text("auto", 90, false).names() == Names{"hopper_attention"});
+    CHECK(kernel_set_from_text("auto", 80, false) == KernelSet());
     const Names two{"layernorm_fp8", "gelu_backward_fp8"};
     CHECK(kernel_set_from_text("gelu_backward_fp8,layernorm_fp8", 90, true).names() == two);
     CHECK(kernel_set_from_text("gelu_backward_fp8,layernorm_fp8", std::nullopt, true).names() == two);
@@ -71,7 +77,8 @@ TEST_CASE("variants: portable, auto, and lists") {
 TEST_CASE("variants: names that are none are answered with those that are") {
     const std::string all =
         "auto, portable, layernorm_fp8, gelu_fp8, attention_fp8, layernorm_backward_fp8, gelu_backward_fp8, "
-        "attention_backward_fp8, host_attention, host_classifier, host_norm, host_activation, host_rope, "
+        "attention_backward_fp8, hopper_attention, host_attention, host_classifier, host_norm, host_activation, "
+        "host_rope, "
         "host_quantize, "
         "host_embedding, host_optimizer, host_sums";
     CHECK(refusal("gleu_fp8") == "--kernels 'gleu_fp8' is not one of " + all);

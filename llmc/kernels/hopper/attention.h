@@ -1,0 +1,16 @@
+// Attention on Hopper (compute capability 9.0): variants of attention_forward() and attention_forward_fp8() on TMA and
+// wgmma. Same arguments, same rules, other orders of sums: results agree with the portable kernels within the bounds of
+// the FP64 reference, not to the bit. Each gives the same bits on every run.
+#pragma once
+#include "llmc/kernels/attention.h"
+
+namespace llmc::hopper {
+
+// True if these kernels can run such heads; other shapes take the portable kernel.
+inline bool can_run(const AttentionHeads& heads) { return heads.HD == 64 || heads.HD == 128; }
+
+// Forward; see attention_forward() and attention_forward_fp8(). `to.state` is nullptr if no FP8 output is wanted.
+void attention_forward(const Quantized<e4m3>& to, bf16* out, bf16* out_low, float* lse, const bf16* qkv, int B, int T,
+                       const AttentionHeads& heads, QuantizePass pass, stream_t stream, const int* documents);
+
+}  // namespace llmc::hopper

@@ -1,0 +1,410 @@
+// Causal flash attention forward in BF16 for Hopper: TMA loads, mbarriers and wgmma; see hopper/attention.h.
+//
+// A block owns 64 queries of a head per consumer warpgroup and walks over the keys that they see, 128 at a time, from
+// the last to the first. One thread of the producer warpgroup loads; each consumer warpgroup multiplies and keeps its
+// scores, probabilities and output in registers. While the tensor cores compute the scores of the next tile, and the
+// product of this tile's probabilities with its values, the softmax of the next tile runs (FlashAttention-3, arXiv
+// 2407.08608). A warpgroup skips tiles of which it sees no key.
+#include "llmc/kernels/hopper/attention.h"
+
+#if LLMC_ON_GPU
+#include "llmc/device/hopper.cuh"
+#include "llmc/kernels/attention_quantize.cuh"
+
+namespace llmc {
+namespace hopper {
+
+// Sizes by head dimension. Registers: the launch gives each thread the same number, the producers hand most of theirs
+// to the consumers. 512 threads x 128 = 128 x 32 + 384 x 160; 384 threads x 168 = 128 x 24 + 256 x 240.
+template <int HD>
+struct ForwardTiles {
+    static constexpr int consumers = HD == 64 ? 3 : 2;  // warpgroups
+    static constexpr int consumer_threads = 128 * consumers, threads = consumer_threads + 128;
+    static constexpr int query_rows = 64 * consumers, key_rows = 128, stages = 2;
+    static constexpr int panels = HD / 64;  // tiles of 64 columns side by side
+    static constexpr int producer_registers = HD == 64 ? 32 : 24, consumer_registers = HD == 64 ? 160 : 240;
+};
+
+// Shared memory: 91 KB for HD 64, 161 KB for HD 128. After the last product the keys and values make room for `out`
+// and `out_low` on their way to memory, rows padded as in attention_tiles.cuh, and then for the codes.
+template <int HD>
+struct ForwardShared {
+    using Tiles = ForwardTiles<HD>;
+    struct alignas(kTileAlignment) Queries {
+        bf16 panel[Tiles::panels][Tiles::query_rows * kTileColumns];
+    };
+    struct alignas(kTileAlignment) Keys {
+        bf16 panel[Tiles::panels][Tiles::key_rows * kTileColumns];
+    };
+    Queries queries;
+    Keys keys[Tiles::stages], values[Tiles::stages];
+    Barrier queries_full, keys_full[Tiles::stages], keys_empty[Tiles::stages], values_full[Tiles::stages],
+        values_empty[Tiles::stages];
+    int windows[Tiles::query_rows];  // with documents
+
+    static constexpr int output_elements = Tiles::query_rows * attention::kStride<HD>;
+    static_assert(2 * output_elements * sizeof(bf16) <= 2 * Tiles::stages * sizeof(Keys));
+    LLMC_DEVICE bf16* out() { return keys[0].panel[0]; }
+    LLMC_DEVICE bf16* out_low() { return out() + output_elements; }
+};
+
+// ---- the producer --------------------------------------------------------------------------------------------------
+
+// The first columns of the block's heads in a row of qkv.
+struct HeadColumns {
+    int query, key, value;
+};
+
+// Loads `rows` rows from `first_row` on into tiles of 64 columns; the tensor map's box has 64 rows.
+template <int Panels, int Rows>
+LLMC_DEVICE void load_panels(bf16 (&panels)[Panels][Rows * kTileColumns], const CUtensorMap& map, Barrier& full,
+                             int column, int first_row, int batch) {
+    arrive_and_expect(full, Panels * Rows * kTileRowBytes);
+    LLMC_UNROLL
+    for (int p = 0; p < Panels; p++) {
+        LLMC_UNROLL
+        for (int r = 0; r < Rows; r += 64)
+            load_tile(panels[p] + r * kTileColumns, map, full, column + p * kTileColumns, first_row + r, batch);
+    }
+}
+
+// Loads the queries, then keys and values tile by tile, from the last to the first, as stages become free.
+template <int HD>
+LLMC_DEVICE void produce(ForwardShared<HD>& shared, const CUtensorMap& qkv, const HeadColumns& columns, int batch,
+                         int first_query, int first_key, int tiles) {
+    using Tiles = ForwardTiles<HD>;
+    load_panels<Tiles::panels, Tiles::query_rows>(shared.queries.panel, qkv, shared.queries_full, columns.query,
+                                                  first_query, batch);
+    RingPosition<Tiles::stages> at;
+    for (int tile = tiles - 1; tile >= 0; tile--, at.advance()) {
+        const int row = first_key + tile * Tiles::key_rows;
+        wait(shared.keys_empty[at.stage], at.parity ^ 1);
+        load_panels<Tiles::panels, Tiles::key_rows>(shared.keys[at.stage].panel, qkv, shared.keys_full[at.stage],
+                                                    columns.key, row, batch);
+        wait(shared.values_empty[at.stage], at.parity ^ 1);
+        load_panels<Tiles::panels, Tiles::key_rows>(shared.values[at.stage].panel, qkv, shared.values_full[at.stage],
+                                                    columns.value, row, batch);
+    }
+}
+
+// ---- a consumer warpgroup ------------------------------------------------------------------------------------------
+
+// The registers of a thread. Index 0 is row g of its warp's 16 rows, index 1 row g + 8, with g = lane / 4.
+template <int HD>
+struct ForwardState {
+    float output[HD / 64][32];  // not yet divided by rounded_sum
+    float maximum[2];           // of the raw scores seen so far
+    float sum[2];               // of this thread's unrounded probabilities, for lse
+    // Of the probabilities as rounded to BF16. Dividing by it makes the weights of V's rows add up to exactly 1, so
+    // that a component common to all of V passes without rounding errors, which would bias the backward's delta.
+    float rounded_sum[2];
+};
+
+// scores (64, 128) = the warpgroup's queries times a tile of keys.
+template <int HD>
+LLMC_DEVICE void multiply_keys(float (&scores)[64], const bf16* queries, int query_rows,
+                               const typename ForwardShared<HD>::Keys& keys) {
+    LLMC_UNROLL
+    for (int p = 0; p < HD / 64; p++) {
+        const uint64_t a = tile_descriptor(queries + p * query_rows * kTileColumns), b = tile_descriptor(keys.panel[p]);
+        LLMC_UNROLL
+        for (int k = 0; k < 4; k++) multiply_rows(scores, a + k * kSixteenColumns, b + k * kSixteenColumns, p + k > 0);
+    }
+}
+
+// output (64, HD) += probabilities (64, 128) times a tile of values.
+template <int HD>
+LLMC_DEVICE void multiply_values(float (&output)[HD / 64][32], const uint32_t (&probabilities)[8][4],
+                                 const typename ForwardShared<HD>::Keys& values) {
+    LLMC_UNROLL
+    for (int p = 0; p < HD / 64; p++) {
+        const uint64_t b = tile_descriptor(values.panel[p]);
+        LLMC_UNROLL
+        for (int k = 0; k < 8; k++) multiply_registers(output[p], probabilities[k], b + k * kSixteenRows);
+    }
+}
+
+// Turns raw scores into probabilities relative to the row's maximum so far, in base 2. `correction` is what everything
+// summed under the previous maximum must be multiplied by. `diagonal` is (this thread's first query) - (its first key);
+// a row sees keys 0 to windows[row] - 1 places before it.
+template <bool Masked>
+LLMC_DEVICE void softmax(float (&scores)[64], float (&maximum)[2], float (&sum)[2], float (&correction)[2],
+                         float scale_log2, int diagonal, const int (&windows)[2]) {
+    const float minus_infinity = float_from_bits(0xff800000u);
+    float offset[2], previous[2] = {maximum[0], maximum[1]};
+    LLMC_UNROLL
+    for (int i = 0; i < 64; i++) {
+        const int half = i >> 1 & 1;
+        if (Masked && !attention::in_window(diagonal + 8 * half - (i >> 2) * 8 - (i & 1), windows[half]))
+            scores[i] = minus_infinity;
+        maximum[half] = max_float(maximum[half], scores[i]);
+    }
+    quad_max_each(maximum);
+    LLMC_UNROLL
+    for (int half = 0; half < 2; half++) {
+        // A row that has seen no key yet keeps the maximum -infinity, and 0 takes its place.
+        const float base = Masked && maximum[half] == minus_infinity ? 0.0f : maximum[half];
+        correction[half] = exp2_fast((previous[half] - base) * scale_log2);
+        offset[half] = base * scale_log2;
+        sum[half] *= correction[half];
+    }
+    LLMC_UNROLL
+    for (int i = 0; i < 64; i++) {
+        const int half = i >> 1 & 1;
+        scores[i] = exp2_fast(scores[i] * scale_log2 - offset[half]);
+        sum[half] += scores[i];
+    }
+}
+
+// Probabilities as the A operand of the next product, rounded to BF16, and their sums.
+LLMC_DEVICE void round_probabilities(uint32_t (&rounded)[8][4], float (&rounded_sum)[2], const float (&scores)[64]) {
+    LLMC_UNROLL
+    for (int i = 0; i < 32; i++) {
+        const uint32_t pair = pack_bf16x2(scores[2 * i], scores[2 * i + 1]);
+        rounded[i / 4][i % 4] = pair;
+        rounded_sum[i & 1] += bf16x2_low(pair) + bf16x2_high(pair);
+    }
+}
+
+// How much of a tile of keys a warpgroup sees.
+enum class Sight { nothing, part, all };
+
+// Walks over the block's tiles. sight_of(key) judges the tile that starts with `key`. `query` is the thread's first
+// row.
+template <int HD, class SightOf>
+LLMC_DEVICE void consume(ForwardState<HD>& state, ForwardShared<HD>& shared, int warpgroup, int first_key, int tiles,
+                         float scale_log2, int query, const int (&windows)[2], SightOf&& sight_of) {
+    using Tiles = ForwardTiles<HD>;
+    const int lane = static_cast<int>(threadIdx.x & 31);
+    const bf16* const queries = shared.queries.panel[0] + warpgroup * 64 * kTileColumns;
+    RingPosition<Tiles::stages> keys, values;
+    int key = first_key + (tiles - 1) * Tiles::key_rows, left = tiles;  // the next tile, and how many are left
+    const auto skip = [&] {
+        for (; left > 0 && sight_of(key) == Sight::nothing; left--, key -= Tiles::key_rows) {
+            wait(shared.keys_full[keys.stage], keys.parity);
+            if (lane == 0) arrive(shared.keys_empty[keys.stage]);
+            keys.advance();
+            wait(shared.values_full[values.stage], values.parity);
+            if (lane == 0) arrive(shared.values_empty[values.stage]);
+            values.advance();
+        }
+    };
+    wait(shared.queries_full, 0);
+    skip();  // tiles beyond the warpgroup's last query
+    if (left == 0) return;
+
+    float scores[64], correction[2];
+    uint32_t probabilities[8][4];
+    wait(shared.keys_full[keys.stage], keys.parity);
+    begin_products();
+    multiply_keys<HD>(scores, queries, Tiles::query_rows, shared.keys[keys.stage]);
+    commit_products();
+    wait_for_products<0>();
+    fence_accumulators(scores);
+    if (lane == 0) arrive(shared.keys_empty[keys.stage]);
+    keys.advance();
+    softmax<true>(scores, state.maximum, state.sum, correction, scale_log2, query - key - (lane & 3) * 2, windows);
+    round_probabilities(probabilities, state.rounded_sum, scores);
+    left--, key -= Tiles::key_rows;
+
+    // Multiplies the next tile of keys and, at the same time, the last tile's probabilities with its values.
+    const auto step = [&]<bool Masked>() {
+        wait(shared.keys_full[keys.stage], keys.parity);
+        fence_accumulators(scores);
+        LLMC_UNROLL
+        for (int p = 0; p < HD / 64; p++) fence_accumulators(state.output[p]);
+        begin_products();
+        multiply_keys<HD>(scores, queries, Tiles::query_rows, shared.keys[keys.stage]);
+        commit_products();
+        wait(shared.values_full[values.stage], values.parity);
+        multiply_values<HD>(state.output, probabilities, shared.values[values.stage]);
+        commit_products();
+        wait_for_products<1>();
+        fence_accumulators(scores);
+        if (lane == 0) arrive(shared.keys_empty[keys.stage]);
+        keys.advance();
+        softmax<Masked>(scores, state.maximum, state.sum, correction, scale_log2, query - key - (lane & 3) * 2,
+                        windows);
+        wait_for_products<0>();
+        LLMC_UNROLL
+        for (int p = 0; p < HD / 64; p++) fence_accumulators(state.output[p]);
+        if (lane == 0) arrive(shared.values_empty[values.stage]);
+        values.advance();
+        LLMC_UNROLL
+        for (int half = 0; half < 2; half++) state.rounded_sum[half] *= correction[half];
+        round_probabilities(probabilities, state.rounded_sum, scores);
+        LLMC_UNROLL
+        for (int p = 0; p < HD / 64; p++) {
+            LLMC_UNROLL
+            for (int i = 0; i < 32; i++) state.output[p][i] *= correction[i >> 1 & 1];
+        }
+    };
+    LLMC_NO_UNROLL
+    for (; left > 0; left--, key -= Tiles::key_rows) {
+        const Sight sight = sight_of(key);
+        if (sight == Sight::nothing) break;  // before the first query's window, and so is all that follows
+        if (sight == Sight::part)
+            step.template operator()<true>();
+        else
+            step.template operator()<false>();
+    }
+
+    wait(shared.values_full[values.stage], values.parity);
+    LLMC_UNROLL
+    for (int p = 0; p < HD / 64; p++) fence_accumulators(state.output[p]);
+    begin_products();
+    multiply_values<HD>(state.output, probabilities, shared.values[values.stage]);
+    commit_products();
+    wait_for_products<0>();
+    LLMC_UNROLL
+    for (int p = 0; p < HD / 64; p++) fence_accumulators(state.output[p]);
+    if (lane == 0) arrive(shared.values_empty[values.stage]);
+    values.advance();
+    skip();  // tiles before the window of the warpgroup's first query
+}
+
+// Rounds a warp's finished output into its 16 rows of two tiles: `high`, and `low`, which is what rounding left.
+template <int HD>
+LLMC_DEVICE void split_rows(bf16* high, bf16* low, const ForwardState<HD>& state, const float (&inverse)[2]) {
+    const int lane = static_cast<int>(threadIdx.x & 31);
+    LLMC_UNROLL
+    for (int half = 0; half < 2; half++) {
+        const int corner = (8 * half + (lane >> 2)) * attention::kStride<HD> + (lane & 3) * 2;
+        LLMC_UNROLL
+        for (int j = 0; j < HD / 8; j++) {
+            const float a = state.output[j / 8][j % 8 * 4 + 2 * half] * inverse[half];
+            const float b = state.output[j / 8][j % 8 * 4 + 2 * half + 1] * inverse[half];
+            const uint32_t pair = pack_bf16x2(a, b);
+            store_word(high + corner + j * 8, pair);
+            store_word(low + corner + j * 8, pack_bf16x2(a - bf16x2_low(pair), b - bf16x2_high(pair)));
+        }
+    }
+}
+
+// ---- the kernel ----------------------------------------------------------------------------------------------------
+
+// Grid: (query tiles, NH, B), the last queries, which see most keys, first. kFp8: the output goes to `row` and
+// `transposed` too.
+template <int HD, bool kDocuments, bool kFp8>
+static __global__ void __launch_bounds__(ForwardTiles<HD>::threads, 1)
+    hopper_attention_forward_kernel(bf16* __restrict__ out, bf16* __restrict__ out_low, float* __restrict__ lse,
+                                    const __grid_constant__ CUtensorMap qkv, e4m3* __restrict__ row,
+                                    e4m3* __restrict__ transposed, Fp8State* __restrict__ fp8, int T, int NH, int NKV,
+                                    float scale, int window, QuantizePass pass, const int* __restrict__ documents) {
+#if LLMC_HOPPER
+    using namespace attention;
+    using Tiles = ForwardTiles<HD>;
+    extern __shared__ __align__(kTileAlignment) unsigned char hopper_shared[];
+    ForwardShared<HD>& shared = *reinterpret_cast<ForwardShared<HD>*>(hopper_shared);
+    const int h = static_cast<int>(blockIdx.y), b = static_cast<int>(blockIdx.z), kv = h / (NH / NKV);
+    const int first_query = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Tiles::query_rows;
+    const Windows<kDocuments> window_of{window, documents, b * T, T};
+    const int first_key = first_seen_key(first_query, window_of(first_query), Tiles::key_rows);
+    const int seen_keys = first_query + Tiles::query_rows < T ? first_query + Tiles::query_rows : T;
+    const int tiles = (seen_keys - first_key + Tiles::key_rows - 1) / Tiles::key_rows;
+
+    if (threadIdx.x == 0) {
+        init(shared.queries_full, 1);
+        for (int i = 0; i < Tiles::stages; i++) {
+            init(shared.keys_full[i], 1);
+            init(shared.values_full[i], 1);
+            init(shared.keys_empty[i], 4 * Tiles::consumers);  // one arrival a warp
+            init(shared.values_empty[i], 4 * Tiles::consumers);
+        }
+        publish_barriers();
+    }
+    __syncthreads();
+    const int warpgroup = same_in_warp(static_cast<int>(threadIdx.x) / 128);
+    if (warpgroup == Tiles::consumers) {
+        give_registers<Tiles::producer_registers>();
+        if (threadIdx.x == Tiles::consumer_threads)
+            produce(shared, qkv, HeadColumns{h * HD, (NH + kv) * HD, (NH + NKV + kv) * HD}, b, first_query, first_key,
+                    tiles);
+        return;
+    }
+    take_registers<Tiles::consumer_registers>();
+    const int lane = static_cast<int>(threadIdx.x & 31), warp = static_cast<int>(threadIdx.x) / 32;
+    const int group_query = first_query + warpgroup * 64, last_query = group_query + 63;
+    const int query = first_query + warp * 16 + (lane >> 2);
+    const int windows[2] = {window_of(query), window_of(query + 8)};
+    const int first_window = window_of(group_query), last_window = window_of(last_query);
+    ForwardState<HD> state;
+    LLMC_UNROLL
+    for (int p = 0; p < HD / 64; p++) {
+        LLMC_UNROLL
+        for (int i = 0; i < 32; i++) state.output[p][i] = 0.0f;
+    }
+    LLMC_UNROLL
+    for (int half = 0; half < 2; half++) {
+        state.maximum[half] = float_from_bits(0xff800000u);
+        state.sum[half] = state.rounded_sum[half] = 0.0f;
+    }
+    consume<HD>(state, shared, warpgroup, first_key, tiles, scale * kLog2E, query, windows, [&](int key) {
+        const int last_key = key + Tiles::key_rows - 1;
+        if (group_query >= T || key > last_query || group_query - last_key >= first_window) return Sight::nothing;
+        return last_key > group_query || last_query - key >= last_window ? Sight::part : Sight::all;
+    });
+
+    // Store, through shared memory for 16-byte accesses.
+    quad_sum_each(state.sum);
+    quad_sum_each(state.rounded_sum);
+    float inverse[2];
+    LLMC_UNROLL
+    for (int half = 0; half < 2; half++) {
+        inverse[half] = 1.0f / state.rounded_sum[half];
+        if ((lane & 3) == 0 && query + 8 * half < T)
+            lse[row_statistics_offset(b, h, T, NH) + query + 8 * half] =
+                state.maximum[half] * scale + logf(state.sum[half]);
+    }
+    const auto meet = [] { named_barrier<1, Tiles::consumer_threads>(); };
+    meet();  // all are done with the keys and values
+    bf16* const high = shared.out() + warp * 16 * kStride<HD>;
+    bf16* const low = shared.out_low() + warp * 16 * kStride<HD>;
+    split_rows<HD>(high, low, state, inverse);
+    __syncwarp();
+    const size_t offset = head_offset<HD>(b, h, T, NH), stride = static_cast<size_t>(NH) * HD;
+    if (out) store_rows<HD, 16>(out + offset, stride, high, first_query + warp * 16, T);
+    if (out_low) store_rows<HD, 16>(out_low + offset, stride, low, first_query + warp * 16, T);
+    if constexpr (kFp8)
+        quantize_output<HD, Tiles::query_rows, Tiles::consumer_threads>(
+            row, transposed, fp8, shared.out(), shared.out_low(), first_query, b, h, T, NH, pass, meet);
+#endif
+}
+
+template <int HD, bool kFp8>
+static void launch_forward(const Quantized<e4m3>& to, bf16* result, bf16* result_low, float* lse, const bf16* qkv,
+                           int B, int T, const AttentionHeads& heads, QuantizePass pass, stream_t stream,
+                           const int* documents) {
+    using Tiles = ForwardTiles<HD>;
+    const size_t n = attention::elements(B, T, heads.NH, HD);
+    const CUtensorMap map = tensor_map(qkv, B, T, static_cast<size_t>(heads.qkv_width()), 64);
+    const dim3 grid(static_cast<unsigned>(div_up(T, Tiles::query_rows)), static_cast<unsigned>(heads.NH),
+                    static_cast<unsigned>(B));
+    attention::with_documents(documents, [&]<bool kDocuments>() {
+        launch<hopper_attention_forward_kernel<HD, kDocuments, kFp8>>(
+            {grid, dim3(Tiles::threads), sizeof(ForwardShared<HD>), stream},
+            {out(result, n), out(result_low, n), out(lse, n / HD), in(qkv, attention::elements(B, T, heads.rows(), HD)),
+             out(to.row, n), out(to.transposed, n), state_access(to.state, pass),
+             in(documents, attention::tokens(B, T))},
+            result, result_low, lse, map, to.row, to.transposed, to.state, T, heads.NH, heads.NKV,
+            heads.softmax_scale(), heads.window_in(T), pass, documents);
+    });
+}
+
+void attention_forward(const Quantized<e4m3>& to, bf16* out, bf16* out_low, float* lse, const bf16* qkv, int B, int T,
+                       const AttentionHeads& heads, QuantizePass pass, stream_t stream, const int* documents) {
+    const auto run = [&]<int HD>() {
+        if (to.state)
+            launch_forward<HD, true>(to, out, out_low, lse, qkv, B, T, heads, pass, stream, documents);
+        else
+            launch_forward<HD, false>(to, out, out_low, lse, qkv, B, T, heads, pass, stream, documents);
+    };
+    if (heads.HD == 64)
+        run.template operator()<64>();
+    else
+        run.template operator()<128>();
+}
+
+}  // namespace hopper
+}  // namespace llmc
+#endif
