@@ -1,3 +1,4 @@
+// Fills arrays with seeded values of each type.
 // build: optimized
 #include "llmc/check/random_values.h"
 

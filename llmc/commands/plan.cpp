@@ -1,3 +1,4 @@
+// Prints the plan of --dry-run and the table of --estimate-scaling.
 // build: per device
 #include "llmc/commands/plan.h"
 

@@ -1,3 +1,4 @@
+// The formulas behind --depth.
 // build: fuzzed
 #include "llmc/flags/depth.h"
 

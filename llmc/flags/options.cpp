@@ -1,3 +1,4 @@
+// Parses the command line and configuration files into Options, row by row of the table of flags.
 // build: per device, addresses, fuzzed
 #include "llmc/flags/options.h"
 

@@ -1,3 +1,4 @@
+// The rules of cuBLASLt's documentation for FP8 products, by card and version.
 // build: per device
 #include "llmc/linear/product_support.h"
 

@@ -1,3 +1,4 @@
+// The table of published models, the parameters and FLOPs of a shape, and the checks of a model's fields.
 // build: fuzzed
 #include "llmc/model/config.h"
 

@@ -1,3 +1,4 @@
+// Fills the table of a model's tensors, and writes their first values.
 // build: per device, optimized
 #include "llmc/model/model_table.h"
 

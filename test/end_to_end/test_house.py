@@ -240,6 +240,12 @@ const int table[] = {1, 2};
             for number, line in enumerate(text.splitlines(), 1):
                 self.assertIsNone(MACHINE_PATH.search(line), f"{path}:{number}: {line.strip()}")
 
+    def test_marks_for_the_build_are_known(self):
+        """A line "// build: ..." has marks that the Makefile or dev/build.mk explains, and each of those is in use."""
+        marks = {mark for path in self.sources
+                 for line in re.findall(r"^// build: (.*)$", read(path), re.MULTILINE) for mark in line.split(", ")}
+        self.assertEqual(marks, {"per device", "optimized", "threads", "addresses", "gpu test", "fuzzed"})
+
     def test_every_family_of_kernels_has_a_test(self):
         """A test in test/kernels/ includes each header that declares launchers."""
         tested = {include for path in self.sources if path.startswith("test/kernels/") for include in includes_of(read(path))}
@@ -553,6 +559,7 @@ class Comments(unittest.TestCase):
         self.assertTrue(opens_with_a_comment("#!/bin/bash\n# Runs it."))
         self.assertTrue(opens_with_a_comment('"""Runs it."""'))
         self.assertFalse(opens_with_a_comment('#include "a.h"\n// Runs it.'))
+        self.assertFalse(opens_with_a_comment("// build: per device\n// Runs it."))
         self.assertFalse(opens_with_a_comment("// build: optimized\n// Runs it."))
 
 
