@@ -298,7 +298,7 @@ Matmul::~Matmul() {
     MemoryLedger::instance().remove(backend_.get());
     try {
         synchronize_device();  // queued products use this object's buffers
-    } catch (...) {            // an error in queued work has been or will be reported by whoever waits for it
+    } catch (...) {            // the call that waits for queued work reports its errors
     }
 }
 

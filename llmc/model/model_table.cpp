@@ -20,8 +20,8 @@ uint64_t hash_name(const std::string& name) {
     return h;
 }
 
-// Logarithm and cosine from additions and multiplications alone: the same bits with every C library, in loops that
-// vectorise. Both err by a few units in the last place of a double, which the rounding to float hides.
+// Logarithm and cosine from additions and multiplications alone, so that every C library gives the same bits and loops
+// vectorise. Their errors are a few units in the last place of a double, which rounding to float hides.
 inline double logarithm(double u) {  // u is positive and normal
     constexpr uint64_t kRootOfHalf = 0x3fe6a09e667f3bcdull;
     const uint64_t bits = std::bit_cast<uint64_t>(u);
@@ -65,7 +65,7 @@ inline double cosine(uint32_t turn) {  // a full turn is 2^32
     cos = (c[6] - (c[8] - cos * square) * square), sin = (c[7] - (c[9] - sin * square) * square);
     cos = (c[2] - (c[4] - cos * square) * square), sin = (c[3] - (c[5] - sin * square) * square);
     cos = c[0] - cos * square, sin = c[1] - sin * square;
-    // Chosen and negated by their bits: the loop around it has no branch, and vectorises.
+    // Selects and negates by bits, without a branch, so that the loop around it vectorises.
     const uint64_t odd = 0 - static_cast<uint64_t>(quarter & 1u);
     const uint64_t negative = static_cast<uint64_t>((quarter + 1u) >> 1 & 1u) << 63;
     const uint64_t value = (std::bit_cast<uint64_t>(sin * x) & odd) | (std::bit_cast<uint64_t>(cos) & ~odd);
@@ -84,7 +84,7 @@ void fill_normal(float* values, uint64_t key, uint64_t first, size_t count, floa
     for (size_t i = 0; i < count; i++) values[i] = deviation * normal(key, first + i);
 }
 
-// Those with weight decay first, as ParameterTable wants them.
+// Tensors with weight decay come first, as ParameterTable requires.
 Unit unit_of(const std::string& name, const std::string& prefix, const std::vector<TensorRow>& rows) {
     Unit unit;
     unit.name = name;

@@ -1,4 +1,4 @@
-// The registry of FP8 tensors: names, numbers, what it refuses, and which layers leave FP8.
+// The registry of FP8 tensors: names, numbers, refusals, and layers that leave FP8.
 #include "llmc/fp8/registry.h"
 
 #include "test/kernel_test.h"

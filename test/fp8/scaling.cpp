@@ -22,7 +22,7 @@ bool same_state(const Fp8State& a, const Fp8State& b) { return std::memcmp(&a, &
 // The rules once more, in double and with a deque.
 struct Simulated {
     Fp8State state{};
-    std::deque<float> history;  // what has entered, newest last
+    std::deque<float> history;  // amaxes that have entered, the newest last
     Fp8Role role;
 
     explicit Simulated(int index) : role(static_cast<Fp8Role>(index % 3)) { state.scale = state.scale_inv = 1.0f; }
@@ -68,7 +68,7 @@ struct Simulated {
     }
 };
 
-// The table on the device beside its simulation.
+// The table on the device and its simulation.
 struct Table {
     Fp8Config config;
     DeviceArray<Fp8State> states;
@@ -230,7 +230,7 @@ TEST_CASE("random steps against the simulation") {
 
 TEST_CASE("a changed loss scale moves the gradients' scales and histories exactly") {
     for (const Fp8Config& config : configurations()) {
-        // The same steps with gradients half as large from the third on give the same scales for what is left of them.
+        // If gradients are half as large from the third step on, the same steps give the same scales.
         Table plain(config), halved(config);
         std::mt19937 engine(3);
         for (int step = 0; step < 20; step++) {

@@ -1,4 +1,4 @@
-// How a product is made when the library refuses algorithms: which is tried when, what is kept, and what comes last.
+// Products whose library refuses algorithms: the order of attempts, the choice that is kept, and emulation as the last.
 #include "llmc/linear/product_way.h"
 
 #include <doctest/doctest.h>

@@ -48,7 +48,7 @@ struct ExactSums {
     }
 };
 
-// The largest |actual - exact| as a part of what is allowed; above 1 is wrong, and NaN is infinite.
+// The largest |actual - exact| divided by the allowed error. Above 1 is wrong; NaN counts as infinite.
 //
 // However n products are summed, the result is within n u sum|a b| of the exact one (Higham, Accuracy and Stability of
 // Numerical Algorithms, section 3.1), u being what one addition may lose. Four operations more are allowed for: two

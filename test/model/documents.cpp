@@ -44,7 +44,8 @@ struct Trained {
     std::vector<std::vector<float>> gradients;
 
     // Of `batch`, B rows, with the loss weight of `weighed` tokens.
-    // `own_positions`: learned ones begin anew with each document. Otherwise they are 0, and their gradient left out.
+    // `own_positions`: learned positions start again with each document. Otherwise they are 0 and their gradient is
+    // ignored.
     Trained(const std::string& name, const Batch& batch, int B, float weighed, std::optional<int> end_token,
             Recompute recompute = Recompute::gelu, bool own_positions = false) {
         const size_t count = batch.tokens.size();

@@ -61,7 +61,7 @@ struct Fp8Training {
     }
 };
 
-// Channel `channel` of every row of the tensor times `factor`; what it was.
+// Multiplies channel `channel` of every row of the tensor by `factor`. Returns the old values.
 inline std::vector<float> enlarge_channel(Fp8Training& run, const char* name, size_t channel, float factor) {
     const auto place = run.test.table.find(name);
     const std::vector<float> before = run.test.weights.get_tensor(place.unit, place.tensor, run.test.stream);

@@ -23,7 +23,8 @@ void check_gradients(const Fp8Config& config, const std::string& layers) {
     Fp8Training run(config, "off", Recompute::gelu, layers);
     const Batch batch = fixture_batch(run.fixture, 0);
     for (int i = 0; i < 2; i++) {  // twice, so that delayed scaling has its scales from a step before
-        for (size_t u = 0; u < run.test.table.units().size(); u++) {  // what is left of the first must not serve again
+        for (size_t u = 0; u < run.test.table.units().size();
+             u++) {  // clears the first pass's results, so that they cannot be reused
             run.test.gradients.acquire(u, run.test.stream);
             set_bytes(run.test.gradients.gradient(u, 0), 0xFF, run.test.table.unit(u).count * sizeof(float),
                       run.test.stream);

@@ -1,4 +1,5 @@
-// --fp8-smooth in a model: gradients beside a channel of SwiGLU's output that would drown the others.
+// --fp8-smooth in a model: gradients next to a channel of SwiGLU's output that is so large that FP8 would lose the
+// others.
 #include "test/model/fp8_training.h"
 #include "test/model/modern_fixture.h"
 #include "test/suites.h"

@@ -1,4 +1,4 @@
-// A second type of block, to show that nothing but a block's own file and table knows what is in it: a norm and an MLP
+// A second type of block, which shows that only a block's own file and table know its contents: a norm and an MLP
 // twice as wide as the stream, without attention.
 #pragma once
 #include <algorithm>

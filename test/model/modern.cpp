@@ -115,7 +115,7 @@ TEST_CASE_TEMPLATE("modern blocks: every recompute level gives the same bits", R
     }
 }
 
-// A step's first micro-step overwrites what is there, the next adds to it.
+// A step's first micro-step overwrites the gradients, the next adds to them.
 TEST_CASE("modern blocks: gradients of the first micro-step and of later ones") {
     for (const char* name : kModernModels) {
         CAPTURE(name);

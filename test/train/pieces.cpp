@@ -1,4 +1,4 @@
-// Sequences that are cut into pieces (--seq-schedule) are so many shorter ones.
+// --seq-schedule: a sequence that is cut into pieces trains like that many shorter sequences.
 #include "test/model/modern_fixture.h"
 #include "test/suites.h"
 

@@ -159,7 +159,7 @@ TEST_CASE("verification: a bit of the masters or moments that flips between two 
         CHECK(found.find(device_info().name) != std::string::npos);
         CHECK(found.find(moment + std::string(" of h.1.fc.weight had checksum ")) != std::string::npos);
         CHECK(found.find(" after the optimizer of the step before, and ") != std::string::npos);
-        // Without verification nobody sees it, and it changes what is trained.
+        // Without verification the flip goes unnoticed and changes the training.
         CHECK(!blind.step().verified);
         clean.step();
         CHECK(!same_bits(all_weights(blind.weights, blind.stream), all_weights(clean.weights, clean.stream)));
