@@ -7,7 +7,7 @@
 #include <ctime>
 #include <nlohmann/json.hpp>
 
-#include "test/temporary_directory.h"
+#include "test/helpers.h"
 
 using namespace llmc;
 using nlohmann::json;
@@ -81,7 +81,6 @@ TEST_CASE("JSON: parsing takes time in proportion to the text") {
 
 TEST_CASE("JSON: a file that does not exist or is not JSON is null") {
     const test::TemporaryDirectory directory;
-    std::filesystem::create_directory(directory.path);
     const InputKind kind = {"recipe", "a recipe", ExitCode::bad_data};
     const std::string path = directory / "a";
     CHECK(read_json_or_null<json>(path, kind).is_null());

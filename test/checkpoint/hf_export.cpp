@@ -12,7 +12,7 @@
 
 #include "llmc/base/json.h"
 #include "llmc/checkpoint/hf_weights.h"
-#include "test/checkpoint/checkpoint_test_util.h"
+#include "test/helpers.h"
 
 using namespace llmc;
 using namespace llmc::test;
@@ -63,40 +63,40 @@ double half_ulp(double value, int fraction_bits, int smallest_exponent) {
 }
 
 nlohmann::json config_in(const std::string& folder) {
-    return parse_json<nlohmann::json>(read_bytes(folder + "/config.json"));
+    return parse_json<nlohmann::json>(read_file(folder + "/config.json"));
 }
 
 }  // namespace
 
 TEST_CASE("hf_export: FP32 is exact, BF16 within half a unit, and both are read back") {
-    TemporaryFolder folder;
+    TemporaryDirectory folder;
     const Weights weights = weights_of(kSmall);
-    export_as(folder.file(""), HfType::fp32, weights);
-    CHECK(import_from(folder.file("")) == weights);
-    CHECK(config_in(folder.file(""))["torch_dtype"] == "float32");
+    export_as(folder / "", HfType::fp32, weights);
+    CHECK(import_from(folder / "") == weights);
+    CHECK(config_in(folder / "")["torch_dtype"] == "float32");
 
-    export_as(folder.file(""), HfType::bf16, weights);
-    const Weights rounded = import_from(folder.file(""));
-    CHECK(config_in(folder.file(""))["torch_dtype"] == "bfloat16");
+    export_as(folder / "", HfType::bf16, weights);
+    const Weights rounded = import_from(folder / "");
+    CHECK(config_in(folder / "")["torch_dtype"] == "bfloat16");
     CHECK(rounded != weights);
     for (const auto& [name, values] : weights)
         for (size_t i = 0; i < values.size(); i++)
             REQUIRE(std::fabs(double{rounded.at(name)[i]} - values[i]) <= half_ulp(values[i], 7, -126));
-    const SafetensorsFile file(folder.file("model.safetensors"));
+    const SafetensorsFile file(folder / "model.safetensors");
     for (const TensorInfo& tensor : file.tensors()) CHECK(tensor.dtype == "BF16");
 }
 
 TEST_CASE("hf_export: FP8 codes times their scale are the values to half a unit of E4M3") {
-    TemporaryFolder folder;
+    TemporaryDirectory folder;
     Weights weights = weights_of(kSmall);
     weights["h.0.fc.weight"].assign(weights["h.0.fc.weight"].size(), 0.0f);
     weights["h.1.fc.weight"].assign(weights["h.1.fc.weight"].size(), 3 * std::numeric_limits<float>::denorm_min());
     weights["h.1.qkv.weight"][5] = -3e38f;
-    export_as(folder.file(""), HfType::fp8, weights);
-    const SafetensorsFile file(folder.file("model.safetensors"));
+    export_as(folder / "", HfType::fp8, weights);
+    const SafetensorsFile file(folder / "model.safetensors");
     CHECK(file.metadata().at("format") == "pt");
-    CHECK(mentions(file.metadata().at("fp8"), "weight (F8_E4M3) * weight_scale (F32"));
-    CHECK(config_in(folder.file(""))["quantization_config"]["quant_method"] == "compressed-tensors");
+    CHECK(contains(file.metadata().at("fp8"), "weight (F8_E4M3) * weight_scale (F32"));
+    CHECK(config_in(folder / "")["quantization_config"]["quant_method"] == "compressed-tensors");
 
     size_t codes_seen = 0;
     for (const HfTensor& tensor : hf_tensors(kSmall)) {
@@ -124,22 +124,22 @@ TEST_CASE("hf_export: FP8 codes times their scale are the values to half a unit 
         codes_seen += codes.size();
     }
     CHECK(codes_seen == 2 * 12 * 32 * 32);
-    CHECK(mentions(error_of([&] { import_from(folder.file("")); }), "c_attn.weight is F8_E4M3"));
+    CHECK(contains(checkpoint_error([&] { import_from(folder / ""); }), "c_attn.weight is F8_E4M3"));
 
     weights["h.0.fc.weight"][7] = NAN;
-    CHECK(mentions(error_of([&] { export_as(folder.file(""), HfType::fp8, weights); }), "c_fc.weight has NaN"));
+    CHECK(contains(checkpoint_error([&] { export_as(folder / "", HfType::fp8, weights); }), "c_fc.weight has NaN"));
 }
 
 TEST_CASE("hf_export: a model larger than one file may be goes into several, with an index") {
-    TemporaryFolder folder;
+    TemporaryDirectory folder;
     const Weights weights = weights_of(kSmall);
-    export_as(folder.file(""), HfType::fp32, weights, 20'000);
-    CHECK(!std::filesystem::exists(folder.file("model.safetensors")));
-    const nlohmann::json index = parse_json<nlohmann::json>(read_bytes(folder.file("model.safetensors.index.json")));
+    export_as(folder / "", HfType::fp32, weights, 20'000);
+    CHECK(!std::filesystem::exists(folder / "model.safetensors"));
+    const nlohmann::json index = parse_json<nlohmann::json>(read_file(folder / "model.safetensors.index.json"));
     CHECK(index["metadata"]["total_size"] == 4 * kSmall.parameters());
     CHECK(index["weight_map"].size() == hf_tensors(kSmall).size());
     size_t shards = 0, tensors = 0;
-    for (const auto& entry : std::filesystem::directory_iterator(folder.file(""))) {
+    for (const auto& entry : std::filesystem::directory_iterator(folder / "")) {
         if (entry.path().extension() != ".safetensors") continue;
         const SafetensorsFile file(entry.path().string());
         uint64_t bytes = 0;
@@ -153,13 +153,13 @@ TEST_CASE("hf_export: a model larger than one file may be goes into several, wit
     // Up to h.0.qkv.weight there are 19,712 bytes, with its bias 20,096. Then h.0.fc, h.0.fc_proj, h.1.qkv and so on
     // begin a file each.
     CHECK(shards == 7);
-    CHECK(std::filesystem::exists(folder.file("model-00001-of-00007.safetensors")));
+    CHECK(std::filesystem::exists(folder / "model-00001-of-00007.safetensors"));
     CHECK(tensors == hf_tensors(kSmall).size());
-    CHECK(import_from(folder.file("")) == weights);
+    CHECK(import_from(folder / "") == weights);
 
-    TemporaryFolder other;
-    export_as(other.file(""), HfType::fp8, weights, 9'000);
-    const nlohmann::json fp8 = parse_json<nlohmann::json>(read_bytes(other.file("model.safetensors.index.json")));
+    TemporaryDirectory other;
+    export_as(other / "", HfType::fp8, weights, 9'000);
+    const nlohmann::json fp8 = parse_json<nlohmann::json>(read_file(other / "model.safetensors.index.json"));
     const std::string name = "transformer.h.1.mlp.c_fc.weight";
     CHECK(fp8["weight_map"][name] == fp8["weight_map"][name + "_scale"]);
     CHECK(fp8["metadata"]["total_size"] == 2 * kSmall.parameters() - 2 * 12 * 32 * 32 + 8 * 4);

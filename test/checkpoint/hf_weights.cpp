@@ -13,8 +13,8 @@
 
 #include "llmc/base/json.h"
 #include "llmc/checkpoint/hf_export.h"
-#include "test/checkpoint/checkpoint_test_util.h"
 #include "test/fixture.h"
+#include "test/helpers.h"
 
 using namespace llmc;
 using namespace llmc::test;
@@ -138,10 +138,10 @@ TEST_CASE("hf_weights: names and shapes are those of the published GPT-2") {
 }
 
 TEST_CASE("hf_weights: export writes (in, out) matrices, no padded rows, and config.json") {
-    TemporaryFolder folder;
+    TemporaryDirectory folder;
     const Weights weights = numbered_weights(kTiny);
-    export_weights(folder.file("model.safetensors"), weights);
-    const SafetensorsFile file(folder.file("model.safetensors"));
+    export_weights(folder / "model.safetensors", weights);
+    const SafetensorsFile file(folder / "model.safetensors");
     CHECK(file.metadata().at("format") == "pt");
     CHECK(file.tensors().size() == hf_tensors(kTiny).size());
 
@@ -160,7 +160,7 @@ TEST_CASE("hf_weights: export writes (in, out) matrices, no padded rows, and con
     CHECK(wte.size() == 28);
     CHECK(std::equal(wte.begin(), wte.end(), weights.at("wte").begin()));
 
-    const nlohmann::json config = parse_json<nlohmann::json>(read_bytes(folder.file("config.json")));
+    const nlohmann::json config = parse_json<nlohmann::json>(read_file(folder / "config.json"));
     CHECK(config["model_type"] == "gpt2");
     CHECK(config["architectures"][0] == "GPT2LMHeadModel");
     CHECK(config["n_layer"] == 2);
@@ -172,12 +172,12 @@ TEST_CASE("hf_weights: export writes (in, out) matrices, no padded rows, and con
     CHECK(config["layer_norm_epsilon"] == 1e-5);
     CHECK(config["tie_word_embeddings"] == true);
     CHECK(config["eos_token_id"].is_null());  // 50256 is not a token of this vocabulary
-    CHECK(!std::filesystem::exists(folder.file("config.json.tmp")));
+    CHECK(!std::filesystem::exists(folder / "config.json.tmp"));
 }
 
 TEST_CASE("hf_weights: export then import gives the same weights") {
-    TemporaryFolder folder;
-    const std::string path = folder.file("model.safetensors");
+    TemporaryDirectory folder;
+    const std::string path = folder / "model.safetensors";
     const Weights weights = numbered_weights(kTiny);
     export_weights(path, weights);
     CHECK(import_weights(path) == unpadded(weights));
@@ -185,9 +185,9 @@ TEST_CASE("hf_weights: export then import gives the same weights") {
     // Wider than a transposition tile, not a multiple of it, and not square.
     const ModelConfig wide = {.layers = 1, .heads = 2, .channels = 38, .vocab = 3, .context = 2};
     Weights wide_weights = numbered_weights(wide);
-    export_weights(folder.file("wide.safetensors"), wide_weights, wide);
+    export_weights(folder / "wide.safetensors", wide_weights, wide);
     wide_weights["wte"].resize(3 * 38);
-    CHECK(import_weights(folder.file("wide.safetensors"), wide) == wide_weights);
+    CHECK(import_weights(folder / "wide.safetensors", wide) == wide_weights);
 
     const Gpt2Fixture fixture;
     const ModelConfig config = {.layers = fixture.integer("layers"),
@@ -197,13 +197,13 @@ TEST_CASE("hf_weights: export then import gives the same weights") {
                                 .context = fixture.integer("context")};
     Weights reference;
     for (const HfTensor& tensor : hf_tensors(config)) reference[tensor.row.name] = fixture.weight(tensor.row.name);
-    export_weights(folder.file("fixture.safetensors"), reference, config);
-    CHECK(import_weights(folder.file("fixture.safetensors"), config) == reference);
+    export_weights(folder / "fixture.safetensors", reference, config);
+    CHECK(import_weights(folder / "fixture.safetensors", config) == reference);
 }
 
 TEST_CASE("hf_weights: import takes bare names, BF16 and F16, a tied head and mask buffers") {
-    TemporaryFolder folder;
-    const std::string path = folder.file("model.safetensors");
+    TemporaryDirectory folder;
+    const std::string path = folder / "model.safetensors";
     const Weights weights = numbered_weights(kTiny);
     export_weights(path, weights);
     std::vector<Raw> tensors = load_raw(path);
@@ -234,15 +234,15 @@ TEST_CASE("hf_weights: import takes bare names, BF16 and F16, a tied head and ma
 }
 
 TEST_CASE("hf_weights: a file that does not fit the model is refused before anything is stored") {
-    TemporaryFolder folder;
-    const std::string path = folder.file("model.safetensors");
+    TemporaryDirectory folder;
+    const std::string path = folder / "model.safetensors";
     export_weights(path, numbered_weights(kTiny));
-    std::filesystem::remove(folder.file("config.json"));  // otherwise it would be the first mismatch
+    std::filesystem::remove(folder / "config.json");  // otherwise it would be the first mismatch
     const std::vector<Raw> good = load_raw(path);
     const auto refusal = [&](const std::vector<Raw>& tensors, const ModelConfig& config = kTiny) {
         save_raw(path, tensors);
         int stored = 0;
-        const std::string message = error_of([&] {
+        const std::string message = checkpoint_error([&] {
             import_weights(HfWeights(path, config), [&](const std::string&, const std::vector<float>&) { ++stored; });
         });
         CHECK(stored == 0);
@@ -251,135 +251,137 @@ TEST_CASE("hf_weights: a file that does not fit the model is refused before anyt
 
     std::vector<Raw> bad = good;
     std::erase_if(bad, [](const Raw& tensor) { return tensor.spec.name == "transformer.h.1.mlp.c_fc.bias"; });
-    CHECK(mentions(refusal(bad), "has no tensor transformer.h.1.mlp.c_fc.bias (16)"));
+    CHECK(contains(refusal(bad), "has no tensor transformer.h.1.mlp.c_fc.bias (16)"));
 
     bad = good;
     find_raw(bad, "transformer.h.1.attn.c_attn.weight").spec.shape = {12, 4};  // not transposed
-    CHECK(mentions(refusal(bad), "transformer.h.1.attn.c_attn.weight is (12, 4), this model needs (4, 12)"));
+    CHECK(contains(refusal(bad), "transformer.h.1.attn.c_attn.weight is (12, 4), this model needs (4, 12)"));
 
     bad = good;
     find_raw(bad, "transformer.ln_f.bias").spec.dtype = "I32";
-    CHECK(mentions(refusal(bad), "tensor transformer.ln_f.bias is I32"));
+    CHECK(contains(refusal(bad), "tensor transformer.ln_f.bias is I32"));
 
     bad = good;
     bad.push_back({{"lm_head.weight", "F32", {7, 4}}, std::string(7 * 4 * 4, '\0')});
-    CHECK(mentions(refusal(bad), "lm_head.weight differs from wte"));
+    CHECK(contains(refusal(bad), "lm_head.weight differs from wte"));
 
     ModelConfig other = kTiny;
     other.vocab = 8;
-    CHECK(mentions(refusal(good, other), "transformer.wte.weight is (7, 4), this model needs (8, 4)"));
+    CHECK(contains(refusal(good, other), "transformer.wte.weight is (7, 4), this model needs (8, 4)"));
     other = kTiny;
     other.layers = 1;
-    CHECK(mentions(refusal(good, other), "transformer.h.1."));
+    CHECK(contains(refusal(good, other), "transformer.h.1."));
     other.layers = 3;
-    CHECK(mentions(refusal(good, other), "has no tensor transformer.h.2.ln_1.weight (4)"));
+    CHECK(contains(refusal(good, other), "has no tensor transformer.h.2.ln_1.weight (4)"));
     other = kTiny;
     other.heads = 3;
-    CHECK(mentions(refusal(good, other), "channels a multiple of heads"));
-    CHECK(mentions(error_of([&] { import_weights(folder.file("none")); }), "No such file"));
+    CHECK(contains(refusal(good, other), "channels a multiple of heads"));
+    CHECK(contains(checkpoint_error([&] { import_weights(folder / "none"); }), "No such file"));
 }
 
 TEST_CASE("hf_weights: import takes a directory, with shards too, names with and without the prefix") {
-    TemporaryFolder folder;
+    TemporaryDirectory folder;
     const Weights weights = numbered_weights(kTiny);
-    export_weights(folder.file("model.safetensors"), weights);
-    CHECK(import_weights(folder.file("")) == unpadded(weights));
+    export_weights(folder / "model.safetensors", weights);
+    CHECK(import_weights(folder / "") == unpadded(weights));
 
     std::vector<Raw> shards[2];
     nlohmann::json index;
-    for (Raw& tensor : load_raw(folder.file("model.safetensors"))) {
+    for (Raw& tensor : load_raw(folder / "model.safetensors")) {
         const size_t shard = shards[0].size() > shards[1].size();
         if (shard == 1) tensor.spec.name = tensor.spec.name.substr(std::string("transformer.").size());
         index["weight_map"][tensor.spec.name] = strprintf("model-%05zu-of-00002.safetensors", shard + 1);
         shards[shard].push_back(tensor);
     }
-    std::filesystem::remove(folder.file("model.safetensors"));
-    for (size_t i = 0; i < 2; ++i)
-        save_raw(folder.file(strprintf("model-%05zu-of-00002.safetensors", i + 1)), shards[i]);
-    write_bytes(folder.file("model.safetensors.index.json"), json_text(index));
-    CHECK(import_weights(folder.file("")) == unpadded(weights));
+    std::filesystem::remove(folder / "model.safetensors");
+    for (size_t i = 0; i < 2; ++i) save_raw(folder / (strprintf("model-%05zu-of-00002.safetensors", i + 1)), shards[i]);
+    make_file(folder / "model.safetensors.index.json", json_text(index));
+    CHECK(import_weights(folder / "") == unpadded(weights));
 
     find_raw(shards[1], "h.1.mlp.c_fc.bias").spec.dtype = "I32";
-    save_raw(folder.file("model-00002-of-00002.safetensors"), shards[1]);
-    CHECK(mentions(error_of([&] { import_weights(folder.file("")); }),
+    save_raw(folder / "model-00002-of-00002.safetensors", shards[1]);
+    CHECK(contains(checkpoint_error([&] { import_weights(folder / ""); }),
                    "model-00002-of-00002.safetensors: tensor h.1.mlp.c_fc.bias is I32"));
 }
 
 TEST_CASE("hf_weights: a config.json that disagrees is refused, number by number") {
-    TemporaryFolder folder;
-    export_weights(folder.file("model.safetensors"), numbered_weights(kTiny));
+    TemporaryDirectory folder;
+    export_weights(folder / "model.safetensors", numbered_weights(kTiny));
     const auto refusal = [&](const ModelConfig& config, const char* path = "") {
-        return error_of([&] { import_weights(folder.file(path), config); });
+        return checkpoint_error([&] { import_weights(folder / path, config); });
     };
     // The tensors have the same shapes with one head.
     const ModelConfig other_heads = {.layers = 2, .heads = 1, .channels = 4, .vocab = 7, .context = 5};
-    CHECK(mentions(refusal(other_heads), "config.json: n_head is 2, this model has 1; choose the model that the file"));
-    CHECK(mentions(refusal(other_heads, "model.safetensors"), "n_head is 2, this model has 1"));
-    CHECK(mentions(refusal({.layers = 3, .heads = 2, .channels = 8, .vocab = 9, .context = 6}),
+    CHECK(contains(refusal(other_heads), "config.json: n_head is 2, this model has 1; choose the model that the file"));
+    CHECK(contains(refusal(other_heads, "model.safetensors"), "n_head is 2, this model has 1"));
+    CHECK(contains(refusal({.layers = 3, .heads = 2, .channels = 8, .vocab = 9, .context = 6}),
                    "n_layer is 2, this model has 3; n_embd is 4, this model has 8; n_positions is 5, this model has 6; "
                    "vocab_size is 7, this model has 9; choose"));
 
-    nlohmann::json config = parse_json<nlohmann::json>(read_bytes(folder.file("config.json")));
+    nlohmann::json config = parse_json<nlohmann::json>(read_file(folder / "config.json"));
     config["model_type"] = "mistral";
-    write_bytes(folder.file("config.json"), json_text(config));
-    CHECK(mentions(
+    make_file(folder / "config.json", json_text(config));
+    CHECK(contains(
         refusal(kTiny),
         R"("model_type" is "mistral", which is not one of the supported architectures (gpt2, llama, qwen3, nanochat))"));
-    write_bytes(folder.file("config.json"), "{");
-    CHECK(mentions(refusal(kTiny), "config.json is not JSON: parse error at line 1"));
-    write_bytes(folder.file("config.json"), "[]");
-    CHECK(mentions(refusal(kTiny), "config.json is not a JSON object"));
-    std::filesystem::remove(folder.file("config.json"));
-    CHECK(refusal(other_heads) == "<no error>");
+    make_file(folder / "config.json", "{");
+    CHECK(contains(refusal(kTiny), "config.json is not JSON: parse error at line 1"));
+    make_file(folder / "config.json", "[]");
+    CHECK(contains(refusal(kTiny), "config.json is not a JSON object"));
+    std::filesystem::remove(folder / "config.json");
+    CHECK(refusal(other_heads) == "");
 }
 
 TEST_CASE("hf_weights: a value that is not finite is refused, with its place in the file") {
-    TemporaryFolder folder;
+    TemporaryDirectory folder;
     Weights weights = numbered_weights(kTiny);
     weights["h.1.fc.weight"][3 * 4 + 2] = NAN;  // (out 3, in 2) of ours
-    export_weights(folder.file("model.safetensors"), weights);
-    CHECK(mentions(error_of([&] { import_weights(folder.file("")); }),
+    export_weights(folder / "model.safetensors", weights);
+    CHECK(contains(checkpoint_error([&] { import_weights(folder / ""); }),
                    "model.safetensors: transformer.h.1.mlp.c_fc.weight has NaN at row 2, column 3"));
     weights = numbered_weights(kTiny);
     weights["lnf.bias"][1] = std::numeric_limits<float>::infinity();
-    export_weights(folder.file("model.safetensors"), weights);
-    CHECK(mentions(error_of([&] { import_weights(folder.file("")); }), "transformer.ln_f.bias has Inf at element 1"));
+    export_weights(folder / "model.safetensors", weights);
+    CHECK(
+        contains(checkpoint_error([&] { import_weights(folder / ""); }), "transformer.ln_f.bias has Inf at element 1"));
 }
 
 TEST_CASE("hf_weights: a directory describes its own model") {
-    TemporaryFolder folder;
-    const std::string path = folder.file("model.safetensors");
+    TemporaryDirectory folder;
+    const std::string path = folder / "model.safetensors";
     export_weights(path, numbered_weights(kTiny));
-    CHECK(differences(open_weights(folder.file(""))->model(), kTiny, {"", "", "", "", ""}) == "");
+    CHECK(differences(open_weights(folder / "")->model(), kTiny, {"", "", "", "", ""}) == "");
     CHECK(open_weights(path)->fetch("h.1.qkv.weight") == numbered_weights(kTiny)["h.1.qkv.weight"]);
 
-    nlohmann::json config = parse_json<nlohmann::json>(read_bytes(folder.file("config.json")));
+    nlohmann::json config = parse_json<nlohmann::json>(read_file(folder / "config.json"));
     config.erase("vocab_size");
     config.erase("n_positions");
     config.erase("n_ctx");
-    write_bytes(folder.file("config.json"), json_text(config));
+    make_file(folder / "config.json", json_text(config));
     CHECK(HfWeights(path).model().vocab == 7);
     CHECK(HfWeights(path).model().context == 5);
-    std::filesystem::remove(folder.file("config.json"));
-    CHECK(mentions(error_of([&] { open_weights(path); }), "there is no config.json next to the weights"));
+    std::filesystem::remove(folder / "config.json");
+    CHECK(contains(checkpoint_error([&] { open_weights(path); }), "there is no config.json next to the weights"));
 }
 
 TEST_CASE("hf_weights: an export that fails leaves nothing behind") {
-    TemporaryFolder folder;
-    const std::string path = folder.file("model.safetensors");
+    TemporaryDirectory folder;
+    const std::string path = folder / "model.safetensors";
     Weights weights = numbered_weights(kTiny);
     weights["h.1.fc.bias"].pop_back();
-    CHECK(mentions(error_of([&] { export_weights(path, weights); }), "h.1.fc.bias has 15 elements, 16 are needed"));
+    CHECK(contains(checkpoint_error([&] { export_weights(path, weights); }),
+                   "h.1.fc.bias has 15 elements, 16 are needed"));
     weights = numbered_weights(kTiny);
     weights["lnf.weight"].resize(8);  // only wte may be padded
-    CHECK(mentions(error_of([&] { export_weights(path, weights); }), "lnf.weight has 8 elements, 4 are needed"));
+    CHECK(
+        contains(checkpoint_error([&] { export_weights(path, weights); }), "lnf.weight has 8 elements, 4 are needed"));
     weights = numbered_weights(kTiny);
     weights["wte"].resize(24);  // fewer rows than the vocabulary
-    CHECK(mentions(error_of([&] { export_weights(path, weights); }), "wte has 24 elements, 28 are needed"));
-    CHECK(std::filesystem::is_empty(folder.file("")));
+    CHECK(contains(checkpoint_error([&] { export_weights(path, weights); }), "wte has 24 elements, 28 are needed"));
+    CHECK(std::filesystem::is_empty(folder / ""));
 
-    std::filesystem::create_directory(folder.file("config.json"));
-    CHECK(mentions(error_of([&] { export_weights(path, numbered_weights(kTiny)); }),
+    std::filesystem::create_directory(folder / "config.json");
+    CHECK(contains(checkpoint_error([&] { export_weights(path, numbered_weights(kTiny)); }),
                    "config.json: cannot rename the finished file to it"));
-    CHECK(!std::filesystem::exists(folder.file("config.json.tmp")));
+    CHECK(!std::filesystem::exists(folder / "config.json.tmp"));
 }

@@ -10,7 +10,7 @@
 #include <map>
 
 #include "llmc/device/formats.cuh"
-#include "test/checkpoint/checkpoint_test_util.h"
+#include "test/helpers.h"
 
 using namespace llmc;
 using namespace llmc::test;
@@ -80,12 +80,12 @@ Weights import_file(const std::string& path, const ModelConfig& model = kTiny) {
 }  // namespace
 
 TEST_CASE("llmc_model: every tensor is read from its place and written to it, in FP32 and BF16") {
-    TemporaryFolder folder;
+    TemporaryDirectory folder;
     const std::vector<float> all = numbered_file();
     for (const int32_t version : {3, 5}) {
         CAPTURE(version);
-        const std::string path = folder.file("model.bin"), bytes = file_of(version, all);
-        write_bytes(path, bytes);
+        const std::string path = folder / "model.bin", bytes = file_of(version, all);
+        make_file(path, bytes);
         CHECK(import_file(path) == split(all));
         const ModelConfig described = open_weights(path)->model();
         CHECK(differences(described, kTiny, {"", "", "", "", ""}) == "");
@@ -93,107 +93,107 @@ TEST_CASE("llmc_model: every tensor is read from its place and written to it, in
 
         Weights weights = split(all);
         weights["wte"].resize(128 * 4, 3.0f);  // any values in the rows after the vocabulary
-        export_llmc(folder.file("again.bin"), kTiny, version == 3 ? LlmcType::fp32 : LlmcType::bf16,
+        export_llmc(folder / "again.bin", kTiny, version == 3 ? LlmcType::fp32 : LlmcType::bf16,
                     [&](const std::string& name, std::vector<float>& out) { out = weights.at(name); });
-        CHECK(read_bytes(folder.file("again.bin")) == bytes);
+        CHECK(read_file(folder / "again.bin") == bytes);
     }
 }
 
 TEST_CASE("llmc_model: BF16 is rounded to nearest even") {
-    TemporaryFolder folder;
+    TemporaryDirectory folder;
     Weights weights = split(numbered_file());
     weights["lnf.bias"] = {1.0f + 0x1p-8f, 1.0f + 3 * 0x1p-8f, -1.0f - 0x1p-8f - 0x1p-20f, 0x1p-140f};
-    const std::string path = folder.file("x.bin");
+    const std::string path = folder / "x.bin";
     export_llmc(path, kTiny, LlmcType::bf16,
                 [&](const std::string& name, std::vector<float>& out) { out = weights.at(name); });
     CHECK(import_file(path)["lnf.bias"] == std::vector<float>{1.0f, 1.0f + 0x1p-6f, -1.0f - 0x1p-7f, 0.0f});
 }
 
 TEST_CASE("llmc_model: a path is llm.c's by its magic or its name") {
-    TemporaryFolder folder;
+    TemporaryDirectory folder;
     const std::string bytes = file_of(3, numbered_file());
     for (const char* name : {"model.bin", "model", "model.safetensors"}) {
-        write_bytes(folder.file(name), bytes);
-        CHECK(is_llmc_file(folder.file(name)));
-        CHECK(import_file(folder.file(name)) == split(numbered_file()));
+        make_file(folder / name, bytes);
+        CHECK(is_llmc_file(folder / name));
+        CHECK(import_file(folder / name) == split(numbered_file()));
     }
-    write_bytes(folder.file("other"), "{}");
-    CHECK(!is_llmc_file(folder.file("other")));
-    write_bytes(folder.file("other.bin"), "{}");
-    CHECK(is_llmc_file(folder.file("other.bin")));
-    CHECK(!is_llmc_file(folder.file("")));
-    CHECK(!is_llmc_file(folder.file("none.bin")));
+    make_file(folder / "other", "{}");
+    CHECK(!is_llmc_file(folder / "other"));
+    make_file(folder / "other.bin", "{}");
+    CHECK(is_llmc_file(folder / "other.bin"));
+    CHECK(!is_llmc_file(folder / ""));
+    CHECK(!is_llmc_file(folder / "none.bin"));
 }
 
 TEST_CASE("llmc_model: files of another kind or another model are refused") {
-    TemporaryFolder folder;
-    const std::string path = folder.file("x.bin"), good = file_of(3, numbered_file());
+    TemporaryDirectory folder;
+    const std::string path = folder / "x.bin", good = file_of(3, numbered_file());
     const auto refusal = [&](const std::string& bytes, const ModelConfig& model = kTiny) {
-        write_bytes(path, bytes);
-        return error_of([&] { open_weights(path, model); });
+        make_file(path, bytes);
+        return checkpoint_error([&] { open_weights(path, model); });
     };
     const auto with = [&](size_t at, int32_t value) {
         std::string bytes = good;
         std::memcpy(bytes.data() + 4 * at, &value, 4);
         return bytes;
     };
-    CHECK(refusal(good) == "<no error>");
-    CHECK(mentions(refusal(""), "is not an llm.c model file: its magic is 0, a model's is 20240326"));
-    CHECK(mentions(refusal(with(0, 20240520)), "its magic is 20240520 (a token shard: give it to --train)"));
-    CHECK(mentions(refusal(with(0, 20240527)), "20240527 (an llm.c training state)"));
-    CHECK(mentions(refusal("PK\3\4"), "pytorch_model.bin"));
-    CHECK(mentions(refusal(good.substr(0, 1000)), "1000 bytes, fewer than the 1024 of a header: it is truncated"));
-    CHECK(mentions(refusal(with(1, 1)), "is of version 1; 3 (FP32) and 5 (BF16)"));
-    CHECK(mentions(refusal(with(1, 4)), "is of version 4"));
+    CHECK(refusal(good) == "");
+    CHECK(contains(refusal(""), "is not an llm.c model file: its magic is 0, a model's is 20240326"));
+    CHECK(contains(refusal(with(0, 20240520)), "its magic is 20240520 (a token shard: give it to --train)"));
+    CHECK(contains(refusal(with(0, 20240527)), "20240527 (an llm.c training state)"));
+    CHECK(contains(refusal("PK\3\4"), "pytorch_model.bin"));
+    CHECK(contains(refusal(good.substr(0, 1000)), "1000 bytes, fewer than the 1024 of a header: it is truncated"));
+    CHECK(contains(refusal(with(1, 1)), "is of version 1; 3 (FP32) and 5 (BF16)"));
+    CHECK(contains(refusal(with(1, 4)), "is of version 4"));
     for (const size_t at : {2, 3, 4, 5, 6})
-        for (const int32_t value : {0, -3}) CHECK(mentions(refusal(with(at, value)), "is not a GPT-2"));
-    CHECK(mentions(refusal(with(4, 1 << 30)), "is not a GPT-2"));
-    CHECK(mentions(refusal(with(5, 3)), "channels a multiple of heads"));
-    CHECK(mentions(refusal(with(7, 6)), "pads a vocabulary of 7 to 6"));
-    CHECK(mentions(refusal(with(7, 256)),
+        for (const int32_t value : {0, -3}) CHECK(contains(refusal(with(at, value)), "is not a GPT-2"));
+    CHECK(contains(refusal(with(4, 1 << 30)), "is not a GPT-2"));
+    CHECK(contains(refusal(with(5, 3)), "channels a multiple of heads"));
+    CHECK(contains(refusal(with(7, 6)), "pads a vocabulary of 7 to 6"));
+    CHECK(contains(refusal(with(7, 256)),
                    "is truncated: a model of 2 layers, 4 channels, a context of 5 and a "
                    "vocabulary of 7 (256 padded) takes 7184 bytes, the file has 5136"));
-    CHECK(mentions(refusal(with(7, std::numeric_limits<int32_t>::max())), "is truncated"));
-    CHECK(mentions(refusal(good.substr(0, good.size() - 1)), "is truncated"));
-    CHECK(mentions(refusal(good + '\0'), "is too long"));
-    CHECK(mentions(refusal(with(1, 5)), "is too long"));
+    CHECK(contains(refusal(with(7, std::numeric_limits<int32_t>::max())), "is truncated"));
+    CHECK(contains(refusal(good.substr(0, good.size() - 1)), "is truncated"));
+    CHECK(contains(refusal(good + '\0'), "is too long"));
+    CHECK(contains(refusal(with(1, 5)), "is too long"));
     ModelConfig other = kTiny;
     other.heads = 1;
-    CHECK(mentions(refusal(good, other),
+    CHECK(contains(refusal(good, other),
                    "heads is 2, this model has 1; choose the model that the file holds: --layers 2 "
                    "--heads 2 --channels 4 --context 5 --vocab 7"));
     other = {.layers = 3, .heads = 2, .channels = 8, .vocab = 9, .context = 6};
-    CHECK(mentions(refusal(good, other),
+    CHECK(contains(refusal(good, other),
                    "layers is 2, this model has 3; channels is 4, this model has 8; context is 5, "
                    "this model has 6; vocab is 7, this model has 9; choose"));
 }
 
 TEST_CASE("llmc_model: a non-finite value is refused, except in padded rows, which are not read") {
-    TemporaryFolder folder;
-    const std::string path = folder.file("x.bin");
+    TemporaryDirectory folder;
+    const std::string path = folder / "x.bin";
     const auto refusal = [&](int32_t version, size_t at) {
         std::vector<float> all = numbered_file();
         all[at] = NAN;
-        write_bytes(path, file_of(version, all));
-        return error_of([&] { import_file(path); });
+        make_file(path, file_of(version, all));
+        return checkpoint_error([&] { import_file(path); });
     };
     for (const int32_t version : {3, 5}) {
-        CHECK(mentions(refusal(version, 7 * 4 - 1), "x.bin: wte has NaN at row 6, column 3"));
-        CHECK(refusal(version, 7 * 4) == "<no error>");
+        CHECK(contains(refusal(version, 7 * 4 - 1), "x.bin: wte has NaN at row 6, column 3"));
+        CHECK(refusal(version, 7 * 4) == "");
         // wte, wpe, ln1 of two layers, h.0.qkv.weight; then row 5, column 2 of h.1's.
-        CHECK(mentions(refusal(version, 512 + 20 + 16 + 48 + 5 * 4 + 2), "h.1.qkv.weight has NaN at row 5, column 2"));
-        CHECK(mentions(refusal(version, kElements - 1), "lnf.bias has NaN at element 3"));
+        CHECK(contains(refusal(version, 512 + 20 + 16 + 48 + 5 * 4 + 2), "h.1.qkv.weight has NaN at row 5, column 2"));
+        CHECK(contains(refusal(version, kElements - 1), "lnf.bias has NaN at element 3"));
     }
 }
 
 TEST_CASE("llmc_model: an export that fails leaves nothing behind") {
-    TemporaryFolder folder;
+    TemporaryDirectory folder;
     Weights weights = split(numbered_file());
     weights["h.1.fc.bias"].pop_back();
-    CHECK(mentions(error_of([&] {
-                       export_llmc(folder.file("x.bin"), kTiny, LlmcType::fp32,
+    CHECK(contains(checkpoint_error([&] {
+                       export_llmc(folder / "x.bin", kTiny, LlmcType::fp32,
                                    [&](const std::string& name, std::vector<float>& out) { out = weights.at(name); });
                    }),
                    "h.1.fc.bias has 15 elements, 16 are needed"));
-    CHECK(std::filesystem::is_empty(folder.file("")));
+    CHECK(std::filesystem::is_empty(folder / ""));
 }

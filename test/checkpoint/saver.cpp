@@ -145,7 +145,7 @@ public:
             if (!fs::exists(fs::path(root + "/" + path).parent_path())) continue;
             const auto safe = left.safe_files_.find(path);
             const bool whole = unsynced == Unsynced::kept || unsynced == Unsynced::manifests_back;
-            write_bytes(root + "/" + path, whole ? bytes : safe == left.safe_files_.end() ? "" : safe->second);
+            make_file(root + "/" + path, whole ? bytes : safe == left.safe_files_.end() ? "" : safe->second);
         }
     }
 
@@ -249,8 +249,8 @@ bool in_every_place() { return std::getenv("CHECKPOINT_MATRIX") != nullptr; }
 }  // namespace
 
 TEST_CASE("saver: steps come and go") {
-    TemporaryFolder folder;
-    const std::string directory = folder.file("checkpoints");
+    TemporaryDirectory folder;
+    const std::string directory = folder / "checkpoints";
     const auto outcomes = save(directory, {1, 2, 3, 4});
     CHECK(outcomes.size() == 4);
     for (const SaveOutcome& outcome : outcomes) CHECK(outcome.problem == "");
@@ -265,9 +265,9 @@ TEST_CASE("saver: steps come and go") {
 TEST_CASE(
     "saver: a crash at any point leaves the newest complete checkpoint, and nothing that only looks like one, "
     "and the next save clears up") {
-    TemporaryFolder folder;
-    Recorder recorder(folder.file(""));
-    const std::string directory = folder.file("checkpoints");
+    TemporaryDirectory folder;
+    Recorder recorder(folder / "");
+    const std::string directory = folder / "checkpoints";
     // Three saves. The last one deletes the first, with an incomplete directory in its way.
     save(directory, {1, 2}, recorder);
     const size_t second_done = recorder.changes.size();
@@ -289,18 +289,18 @@ TEST_CASE(
             if (last > 0) cut_disk.apply(change, cut);
             for (const Unsynced unsynced :
                  {Unsynced::kept, Unsynced::bytes_lost, Unsynced::names_lost, Unsynced::manifests_back}) {
-                TemporaryFolder after;
-                cut_disk.materialize(after.file(""), unsynced);
+                TemporaryDirectory after;
+                cut_disk.materialize(after / "", unsynced);
                 CAPTURE(change.path);
                 CAPTURE(change.kind);
                 CAPTURE(done);
                 CAPTURE(cut);
                 CAPTURE(static_cast<int>(unsynced));
-                const int64_t newest = newest_whole(after.file("checkpoints"));
+                const int64_t newest = newest_whole(after / "checkpoints");
                 const int64_t least = done > second_done ? 2 : -1;
                 CHECK((newest >= least && newest <= 3));
-                save(after.file("checkpoints"), {4});
-                CHECK(left_over(after.file("checkpoints"), {4, newest}) == std::vector<std::string>{});
+                save(after / "checkpoints", {4});
+                CHECK(left_over(after / "checkpoints", {4, newest}) == std::vector<std::string>{});
                 points++;
             }
         }
@@ -308,9 +308,9 @@ TEST_CASE(
         done++;
     }
     CHECK(points > 150);
-    TemporaryFolder after;  // rebuilt from the recording alone
-    disk.materialize(after.file(""), Unsynced::names_lost);
-    CHECK(newest_whole(after.file("checkpoints")) == 3);
+    TemporaryDirectory after;  // rebuilt from the recording alone
+    disk.materialize(after / "", Unsynced::names_lost);
+    CHECK(newest_whole(after / "checkpoints") == 3);
 }
 
 namespace {
@@ -358,11 +358,11 @@ private:
 }  // namespace
 
 TEST_CASE("saver: any call may fail with any error: old checkpoints stay, and the next save works") {
-    TemporaryFolder counting;
+    TemporaryDirectory counting;
     Trouble none;
-    save(counting.file("checkpoints"), {1, 2}, none);
+    save(counting / "checkpoints", {1, 2}, none);
     const int before = none.calls;
-    save(counting.file("checkpoints"), {3}, none);
+    save(counting / "checkpoints", {3}, none);
     const int all = none.calls - before;
     REQUIRE(all > 15);
     for (const int error : {ENOSPC, EIO, EDQUOT})
@@ -371,8 +371,8 @@ TEST_CASE("saver: any call may fail with any error: old checkpoints stay, and th
                 CAPTURE(error);
                 CAPTURE(at);
                 CAPTURE(once);
-                TemporaryFolder folder;
-                const std::string directory = folder.file("checkpoints");
+                TemporaryDirectory folder;
+                const std::string directory = folder / "checkpoints";
                 save(directory, {1, 2});
                 Trouble trouble;
                 trouble.error = error, trouble.at = at, trouble.once = once;
@@ -380,11 +380,11 @@ TEST_CASE("saver: any call may fail with any error: old checkpoints stay, and th
                 if (outcome.problem.empty()) {
                     CHECK(newest_whole(directory) ==
                           3);  // a failed deletion of an old checkpoint, or a failed last close()
-                    const bool of_old_ones = mentions(outcome.prune_problem, std::strerror(error));
+                    const bool of_old_ones = contains(outcome.prune_problem, std::strerror(error));
                     CHECK((of_old_ones || outcome.prune_problem.empty()));
                     CHECK(at > all / 2);
                 } else {
-                    CHECK(mentions(outcome.problem, std::strerror(error)));
+                    CHECK(contains(outcome.problem, std::strerror(error)));
                     CHECK(outcome.code == (error == EIO ? ExitCode::checkpoint : ExitCode::no_resources));
                     CHECK(newest_whole(directory) >= 2);
                 }
@@ -395,16 +395,16 @@ TEST_CASE("saver: any call may fail with any error: old checkpoints stay, and th
 }
 
 TEST_CASE("saver: interrupted calls and short writes are continued") {
-    TemporaryFolder folder;
+    TemporaryDirectory folder;
     Trouble trouble;
     trouble.interrupted = trouble.short_writes = true;
-    CHECK(save(folder.file("checkpoints"), {1}, trouble)[0].problem == "");
-    CHECK(newest_whole(folder.file("checkpoints")) == 1);
+    CHECK(save(folder / "checkpoints", {1}, trouble)[0].problem == "");
+    CHECK(newest_whole(folder / "checkpoints") == 1);
 }
 
 TEST_CASE("saver: one save at a time; a rank's own error before it makes it fail") {
-    TemporaryFolder folder;
-    CheckpointSaver saver(Comm::self(), folder.file("c"), {}, -1);
+    TemporaryDirectory folder;
+    CheckpointSaver saver(Comm::self(), folder / "c", {}, -1);
     CHECK(!saver.begin(job(1)));
     CHECK(saver.is_active());
     CHECK(error_of([&] { saver.begin(job(2)); }, ExitCode::failure) ==
@@ -419,24 +419,24 @@ TEST_CASE("saver: one save at a time; a rank's own error before it makes it fail
     SaveJob other = job(3);
     other.checksums = {1};
     CHECK(!saver.begin(std::move(other)));
-    CHECK(mentions(saver.wait()->problem, "its values changed while they were copied"));
-    CHECK(newest_whole(folder.file("c")) == 1);
+    CHECK(contains(saver.wait()->problem, "its values changed while they were copied"));
+    CHECK(newest_whole(folder / "c") == 1);
 }
 
 namespace {
 
 // Checkpoints of steps 1 and 2, and a folder with a user's file.
-struct WithFolder : TemporaryFolder {
+struct WithFolder : TemporaryDirectory {
     WithFolder() {
         save(directory, {1, 2});
-        fs::create_directory(file("somebodys"));
-        write_bytes(thesis, "a thesis");
-        write_bytes(file("somebodys/rank_00000.safetensors"), "numbers");
-        write_bytes(file("somebodys/manifest.json"), "a list");
+        fs::create_directory(somebodys);
+        make_file(thesis, "a thesis");
+        make_file(somebodys + "/rank_00000.safetensors", "numbers");
+        make_file(somebodys + "/manifest.json", "a list");
     }
-    const std::string directory = file("c"), thesis = file("somebodys/thesis");
+    const std::string directory = *this / "c", somebodys = *this / "somebodys", thesis = somebodys + "/thesis";
     std::vector<std::string> names() const { return names_in(directory); }
-    bool is_untouched() const { return names_in(file("somebodys")).size() == 3 && read_bytes(thesis) == "a thesis"; }
+    bool is_untouched() const { return names_in(somebodys).size() == 3 && read_file(thesis) == "a thesis"; }
 };
 
 using Names = std::vector<std::string>;
@@ -445,12 +445,12 @@ using Names = std::vector<std::string>;
 
 TEST_CASE("checkpoint directory: a leftover link is removed, and never its target") {
     WithFolder folder;
-    fs::create_directory_symlink(folder.file("somebodys"), folder.directory + "/step_00000003.tmp");
+    fs::create_directory_symlink(folder / "somebodys", folder.directory + "/step_00000003.tmp");
     fs::create_symlink(folder.thesis, folder.directory + "/step_00000009.tmp");
     CHECK(save(folder.directory, {3})[0].problem == "");
     CHECK(folder.is_untouched());
     CHECK(folder.names() == Names{"step_00000002", "step_00000003"});
-    fs::create_directory_symlink(folder.file("somebodys"), folder.directory + "/step_00000009.tmp");
+    fs::create_directory_symlink(folder / "somebodys", folder.directory + "/step_00000009.tmp");
     remove_all_checkpoints(system_calls(), folder.directory);
     CHECK(folder.is_untouched());
     CHECK(!fs::exists(folder.directory));
@@ -458,27 +458,27 @@ TEST_CASE("checkpoint directory: a leftover link is removed, and never its targe
 
 TEST_CASE("checkpoint directory: a leftover with other files is set aside, and saves continue") {
     WithFolder folder;
-    write_bytes(folder.directory + "/step_00000003.tmp", "a file");
+    make_file(folder.directory + "/step_00000003.tmp", "a file");
     fs::create_directories(folder.directory + "/step_00000004.tmp/inside");
     fs::create_directories(folder.directory + "/step_00000005.tmp/rank_00000.safetensors");
     fs::create_directories(folder.directory + "/step_00000006.tmp");
-    write_bytes(folder.directory + "/step_00000006.tmp/notes", "mine");
-    write_bytes(folder.directory + "/step_00000006.tmp/rank_00000.safetensors", "half of it");
+    make_file(folder.directory + "/step_00000006.tmp/notes", "mine");
+    make_file(folder.directory + "/step_00000006.tmp/rank_00000.safetensors", "half of it");
     CHECK(save(folder.directory, {3, 4})[0].problem == "");
     CHECK(folder.names() == Names{"step_00000003", "step_00000003.tmp.set_aside", "step_00000004",
                                   "step_00000004.tmp.set_aside", "step_00000005.tmp.set_aside",
                                   "step_00000006.tmp.set_aside"});
     CHECK(names_in(folder.directory + "/step_00000006.tmp.set_aside") == Names{"notes"});
     remove_all_checkpoints(system_calls(), folder.directory);
-    CHECK(read_bytes(folder.directory + "/step_00000006.tmp.set_aside/notes") == "mine");
+    CHECK(read_file(folder.directory + "/step_00000006.tmp.set_aside/notes") == "mine");
 }
 
 TEST_CASE("checkpoint directory: checkpoints behind links are read, and stay when the links are removed") {
     WithFolder folder;
     for (const int64_t step : {1, 2}) {
         const std::string path = checkpoint_path(folder.directory, step);
-        fs::rename(path, folder.file("moved" + std::to_string(step)));
-        fs::create_directory_symlink(folder.file("moved" + std::to_string(step)), path);
+        fs::rename(path, folder / ("moved" + std::to_string(step)));
+        fs::create_directory_symlink(folder / ("moved" + std::to_string(step)), path);
     }
     fs::create_directory_symlink("/nowhere", checkpoint_path(folder.directory, 7));
     const std::vector<FoundCheckpoint> found = find_checkpoints(folder.directory);
@@ -488,8 +488,7 @@ TEST_CASE("checkpoint directory: checkpoints behind links are read, and stay whe
     CHECK(newest_whole(folder.directory) == 2);
     CHECK(save(folder.directory, {3})[0].removed == Names{checkpoint_path(folder.directory, 1)});
     CHECK(folder.names() == Names{"step_00000002", "step_00000003", "step_00000007"});
-    for (const char* moved : {"moved1", "moved2"})
-        CHECK_NOTHROW(CheckpointReader(folder.file(moved)).verify(Verify::full));
+    for (const char* moved : {"moved1", "moved2"}) CHECK_NOTHROW(CheckpointReader(folder / moved).verify(Verify::full));
 }
 
 TEST_CASE("checkpoint directory: one failed removal does not prevent the others") {
@@ -499,20 +498,20 @@ TEST_CASE("checkpoint directory: one failed removal does not prevent the others"
     // The directory of step 2 cannot be renamed, so it stays.
     struct Stubborn : FileCalls {
         int rename(const char* from, const char* to) override {
-            return mentions(from, "step_00000002") ? (errno = EACCES, -1) : FileCalls::rename(from, to);
+            return contains(from, "step_00000002") ? (errno = EACCES, -1) : FileCalls::rename(from, to);
         }
     } calls;
-    CHECK(mentions(error_of([&] { prune_checkpoints(calls, folder.directory, {2, 0}, -1); }), "step_00000002"));
+    CHECK(contains(checkpoint_error([&] { prune_checkpoints(calls, folder.directory, {2, 0}, -1); }), "step_00000002"));
     CHECK(folder.names() == Names{"step_00000002", "step_00000003", "step_00000004"});
 }
 
 TEST_CASE("checkpoint directory: retention") {
-    TemporaryFolder folder;
-    const std::string directory = folder.file("c");
+    TemporaryDirectory folder;
+    const std::string directory = folder / "c";
     for (int64_t step = 1; step <= 8; step++) write_checkpoint(directory, step, 1);
     fs::remove(checkpoint_path(directory, 2) + "/manifest.json");  // for a person to inspect
     fs::create_directory(directory + "/step_x");
-    write_bytes(directory + "/step_00000009", "a file");
+    make_file(directory + "/step_00000009", "a file");
     CHECK(find_checkpoints(directory).size() == 8);
     prune_checkpoints(system_calls(), directory, {0, 0}, -1);
     CHECK(find_checkpoints(directory).size() == 8);

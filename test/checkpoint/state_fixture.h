@@ -6,13 +6,13 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint_test_util.h"
 #include "llmc/checkpoint/checkpoint_directory.h"
 #include "llmc/checkpoint/checkpoint_reader.h"
 #include "llmc/checkpoint/manifest.h"
 #include "llmc/checkpoint/saver.h"
 #include "llmc/checkpoint/state_file.h"
 #include "llmc/device/formats.cuh"
+#include "test/helpers.h"
 
 namespace llmc::test {
 

@@ -6,12 +6,14 @@
 #include <cstring>
 
 #include "llmc/comm/backend.h"
+#include "test/helpers.h"
 
 namespace llmc {
 Comm connect_transport(std::shared_ptr<Transport> transport, bool nccl, ReduceOrder order);  // comm.cpp
 }
 
 using namespace llmc;
+using namespace llmc::test;
 
 namespace {
 
@@ -56,14 +58,8 @@ TEST_CASE("comm: a host name without an end, and a difference of configurations 
     liar->lie = [](char* data, size_t bytes) {
         if (bytes == 1024) fill(data, bytes);
     };
-    try {
-        comm.require_equal("configuration", "anything");
-        FAIL("accepted");
-    } catch (const Error& error) {
-        CHECK(error.code() == ExitCode::bad_flags);
-        CHECK(std::string(error.what()) ==
-              std::string(1024, 'x') + "; start every rank with the same program and the same flags");
-    }
+    CHECK(error_of([&] { comm.require_equal("configuration", "anything"); }, ExitCode::bad_flags) ==
+          std::string(1024, 'x') + "; start every rank with the same program and the same flags");
 }
 
 TEST_CASE("agreement: lengths of texts are bounded by what all ranks announced") {

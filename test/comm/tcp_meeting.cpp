@@ -13,15 +13,15 @@
 #include <thread>
 
 #include "llmc/comm/operation_log.h"
+#include "test/helpers.h"
 
 using namespace llmc;
+using namespace llmc::test;
 
 namespace {
 
-bool says(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
 // The error that the call throws, as "CODE text", or "" if it returns.
-std::string error_of(const std::function<void()>& call) {
+std::string ending_of(const std::function<void()>& call) {
     try {
         call();
     } catch (const Error& error) {
@@ -44,8 +44,8 @@ class HubThread {
 public:
     explicit HubThread(int world, double timeout = 20)
         : listener_(TcpSocket::listen("127.0.0.1", 0)), meeting_(meeting_of(world, listener_.port(), timeout)) {
-        thread_ =
-            std::thread([this] { error_ = error_of([this] { meet_as_hub(std::move(listener_), meeting_, peers_); }); });
+        thread_ = std::thread(
+            [this] { error_ = ending_of([this] { meet_as_hub(std::move(listener_), meeting_, peers_); }); });
     }
     ~HubThread() {
         if (thread_.joinable()) thread_.join();
@@ -121,10 +121,10 @@ TEST_CASE("meeting: strangers that say something else, and leave at once") {
         socket.send_without_waiting(text.data(), text.size());
     }
     const TcpSocket rank_1 = meet_as_spoke(1, hub.meeting());
-    CHECK(says(hub.error(), "7 rank 2 did not connect"));
-    CHECK(says(hub.error(), "; dropped 127.0.0.1: it is not a rank of this program"));
-    CHECK(says(hub.error(), "; dropped 127.0.0.1: it left without saying which rank it is"));
-    CHECK_FALSE(says(hub.error(), "dropped :"));
+    CHECK(contains(hub.error(), "7 rank 2 did not connect"));
+    CHECK(contains(hub.error(), "; dropped 127.0.0.1: it is not a rank of this program"));
+    CHECK(contains(hub.error(), "; dropped 127.0.0.1: it left without saying which rank it is"));
+    CHECK_FALSE(contains(hub.error(), "dropped :"));
 }
 
 TEST_CASE("meeting: a process that is not a missing rank is told why, and the run keeps waiting") {
@@ -132,20 +132,20 @@ TEST_CASE("meeting: a process that is not a missing rank is told why, and the ru
     const auto refusal = [&](int rank, const std::function<void(TcpMeeting&)>& change) {
         TcpMeeting other = hub.meeting();
         change(other);
-        return error_of([&] { meet_as_spoke(rank, other); });
+        return ending_of([&] { meet_as_spoke(rank, other); });
     };
-    CHECK(says(refusal(1, [](TcpMeeting& m) { m.secret = "guessed"; }), "2 rank 0 at 127.0.0.1:"));
-    CHECK(
-        says(refusal(1, [](TcpMeeting& m) { m.secret = "guessed"; }), "set LLMC_SECRET to the same text on all ranks"));
-    CHECK(says(refusal(1, [](TcpMeeting& m) { m.secret = ""; }), "its secret is not rank 0's"));
-    CHECK(says(refusal(1, [](TcpMeeting& m) { m.world = 4; }), "it is rank 1 of 4, but rank 0 expects 3 ranks"));
-    CHECK(says(refusal(3, [](TcpMeeting&) {}), "it is rank 3 of 3"));
-    CHECK(says(refusal(0, [](TcpMeeting&) {}), "it is rank 0 of 3"));
-    CHECK(says(refusal(-7, [](TcpMeeting&) {}), "it is rank -7 of 3"));
-    CHECK(says(refusal(1, [](TcpMeeting& m) { m.program = "another"; }), "another build of the program"));
+    CHECK(contains(refusal(1, [](TcpMeeting& m) { m.secret = "guessed"; }), "2 rank 0 at 127.0.0.1:"));
+    CHECK(contains(refusal(1, [](TcpMeeting& m) { m.secret = "guessed"; }),
+                   "set LLMC_SECRET to the same text on all ranks"));
+    CHECK(contains(refusal(1, [](TcpMeeting& m) { m.secret = ""; }), "its secret is not rank 0's"));
+    CHECK(contains(refusal(1, [](TcpMeeting& m) { m.world = 4; }), "it is rank 1 of 4, but rank 0 expects 3 ranks"));
+    CHECK(contains(refusal(3, [](TcpMeeting&) {}), "it is rank 3 of 3"));
+    CHECK(contains(refusal(0, [](TcpMeeting&) {}), "it is rank 0 of 3"));
+    CHECK(contains(refusal(-7, [](TcpMeeting&) {}), "it is rank -7 of 3"));
+    CHECK(contains(refusal(1, [](TcpMeeting& m) { m.program = "another"; }), "another build of the program"));
     const TcpSocket rank_1 = meet_as_spoke(1, hub.meeting());
-    CHECK(says(refusal(1, [](TcpMeeting&) {}),
-               "rank 1 has already connected, from 127.0.0.1; two processes have RANK=1"));
+    CHECK(contains(refusal(1, [](TcpMeeting&) {}),
+                   "rank 1 has already connected, from 127.0.0.1; two processes have RANK=1"));
     const TcpSocket rank_2 = meet_as_spoke(2, hub.meeting());
     CHECK(hub.error() == "");
 }
@@ -156,8 +156,8 @@ TEST_CASE("meeting: a rank that leaves before all have connected may come again"
     std::optional<TcpSocket> again;
     for (int i = 0; i < 50 && !again; i++) {  // until rank 0 has noticed
         usleep(50'000);
-        const std::string refused = error_of([&] { again = meet_as_spoke(1, hub.meeting()); });
-        CHECK((refused.empty() || says(refused, "already connected")));
+        const std::string refused = ending_of([&] { again = meet_as_spoke(1, hub.meeting()); });
+        CHECK((refused.empty() || contains(refused, "already connected")));
     }
     REQUIRE(again);
     const TcpSocket rank_2 = meet_as_spoke(2, hub.meeting());
@@ -170,21 +170,21 @@ TEST_CASE("meeting: rank 0 names the ranks that are missing and the connections 
     TcpMeeting other = hub.meeting();
     other.world = 5;
     CHECK_THROWS_AS(meet_as_spoke(1, other), Error);
-    CHECK(says(hub.error(), "7 ranks 1, 3 did not connect to 127.0.0.1:"));
-    CHECK(says(hub.error(), "within 1.5 s (--timeout-start); dropped 127.0.0.1: it is rank 1 of 5"));
-    CHECK_FALSE(says(hub.error(), "rank 0 waited"));
+    CHECK(contains(hub.error(), "7 ranks 1, 3 did not connect to 127.0.0.1:"));
+    CHECK(contains(hub.error(), "within 1.5 s (--timeout-start); dropped 127.0.0.1: it is rank 1 of 5"));
+    CHECK_FALSE(contains(hub.error(), "rank 0 waited"));
 }
 
 TEST_CASE("meeting: no listener, and a listener of another program") {
     int port = 0;
     { port = TcpSocket::listen("127.0.0.1", 0).port(); }
-    CHECK(says(
-        error_of([&] { meet_as_spoke(1, meeting_of(2, port, 0.3)); }),
+    CHECK(contains(
+        ending_of([&] { meet_as_spoke(1, meeting_of(2, port, 0.3)); }),
         strprintf("7 could not reach rank 0 at 127.0.0.1:%d within 0.3 s (--timeout-start): Connection refused; are "
                   "MASTER_ADDR and MASTER_PORT right",
                   port)));
     TcpSocket other = TcpSocket::listen("127.0.0.1", 0);
-    CHECK(says(error_of([&] { meet_as_spoke(1, meeting_of(2, other.port(), 0.3)); }), "it does not answer"));
+    CHECK(contains(ending_of([&] { meet_as_spoke(1, meeting_of(2, other.port(), 0.3)); }), "it does not answer"));
 }
 
 // ---- after the meeting ---------------------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ std::string exchange_with_liar(const std::vector<size_t>& announced) {
     int port = 0;
     { port = TcpSocket::listen("127.0.0.1", 0).port(); }
     std::thread rank_0([&] {
-        error = error_of([&] {
+        error = ending_of([&] {
             const auto transport = make_tcp_transport(0, meeting_of(2, port));
             std::vector<char> in(16), out(16);
             transport->all_to_all_v(out.data(), {8, 8}, in.data(), {8, 8});
@@ -231,7 +231,7 @@ std::string exchange_with_liar(const std::vector<size_t>& announced) {
     const bool answered = liar.receive_until(monotonic_seconds() + 1, &answer, sizeof answer);
     liar.close();
     rank_0.join();
-    CHECK(answered != says(error, "was lost"));
+    CHECK(answered != contains(error, "was lost"));
     return error;
 }
 
@@ -239,11 +239,11 @@ std::string exchange_with_liar(const std::vector<size_t>& announced) {
 
 TEST_CASE("tcp: sizes of all_to_all_v that another rank announces are checked before they are used") {
     CHECK(exchange_with_liar({8, 8}) == "");
-    CHECK(says(exchange_with_liar({size_t{1} << 63, (size_t{1} << 63) + 16}), "7 ranks are out of step"));
-    CHECK(says(exchange_with_liar({8, ~size_t{0} - 7}),
-               "7 ranks are out of step: rank 1 has 8 bytes for rank 0, which expects 8, "
-               "and at least"));
-    CHECK(says(exchange_with_liar({9, 7}), "7 ranks are out of step"));
+    CHECK(contains(exchange_with_liar({size_t{1} << 63, (size_t{1} << 63) + 16}), "7 ranks are out of step"));
+    CHECK(contains(exchange_with_liar({8, ~size_t{0} - 7}),
+                   "7 ranks are out of step: rank 1 has 8 bytes for rank 0, which expects 8, "
+                   "and at least"));
+    CHECK(contains(exchange_with_liar({9, 7}), "7 ranks are out of step"));
     // A plausible size: memory grows with the data that arrives, and the rank is lost before the rest.
-    CHECK(says(exchange_with_liar({8, size_t{1} << 40}), "7 rank 1 was lost during all_to_all_v"));
+    CHECK(contains(exchange_with_liar({8, size_t{1} << 40}), "7 rank 1 was lost during all_to_all_v"));
 }

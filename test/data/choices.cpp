@@ -10,8 +10,8 @@ namespace {
 // Writes a file of these words, using only the format's definition.
 std::string write_words(const std::string& path, int32_t examples, const std::vector<uint16_t>& words,
                         int32_t magic = 20240522, int32_t version = 1) {
-    return write_file(path, shard_header(magic, version, examples) +
-                                std::string(reinterpret_cast<const char*>(words.data()), words.size() * 2));
+    return make_file(path, shard_header(magic, version, examples) +
+                               std::string(reinterpret_cast<const char*>(words.data()), words.size() * 2));
 }
 
 // Two examples of two completions.
@@ -20,7 +20,7 @@ const std::vector<uint16_t> kWords = {65535, 22, 0, 1, 2, 1, 7, 1, 8, 1, 9, 6553
 }  // namespace
 
 TEST_CASE("choices: context, completions and label of every example") {
-    TempDir dir;
+    TemporaryDirectory dir;
     const std::vector<Choices> examples = read_choices(write_words(dir / "a.bin", 2, kWords));
     REQUIRE(examples.size() == 2);
     CHECK(examples[0].label == 1);
@@ -32,7 +32,7 @@ TEST_CASE("choices: context, completions and label of every example") {
 }
 
 TEST_CASE("choices: files of another kind, and examples that do not fit") {
-    TempDir dir;
+    TemporaryDirectory dir;
     const std::string path = dir / "a.bin";
     const auto check = [&](const std::vector<std::string>& parts, int32_t examples,
                            const std::vector<uint16_t>& words) {
@@ -53,7 +53,7 @@ TEST_CASE("choices: files of another kind, and examples that do not fit") {
     check({"example 0", "has 1 completions"}, 2, one_wrong(4, 1));
     check({"example 0", "without tokens"}, 2, one_wrong(5, 0));
     check({"example 1", "ends inside"}, 2, one_wrong(22, 9));
-    write_file(path, "short");
+    make_file(path, "short");
     check_error(ExitCode::bad_data, {"a.bin", "not a file of multiple-choice examples"}, [&] { read_choices(path); });
     write_words(path, 2, kWords, 20240520);
     check_error(ExitCode::bad_data, {"20240520 (a token shard"}, [&] { read_choices(path); });

@@ -21,7 +21,7 @@ constexpr int vocab = 60000;
 
 // Three shards in which token values are positions, so the first token of a sample identifies it.
 struct CountingSet {
-    TempDir dir;
+    TemporaryDirectory dir;
     std::vector<int> first_tokens;  // of every sample
     ShardSet set;
 
@@ -120,7 +120,7 @@ TEST_CASE("fewer samples than a batch: rows repeat after a pass, never inside on
 }
 
 TEST_CASE("an error of the prefetch thread reaches next(), after the batches before it") {
-    TempDir dir;
+    TemporaryDirectory dir;
     const int good = 40;                              // micro-batches before the bad one, more than the ring holds
     std::vector<uint16_t> tokens = counting(0, 301);  // 100 samples
     const int bad = static_cast<int>(sample_at(good, 100, 6)) * T + 1;
@@ -138,7 +138,7 @@ TEST_CASE("an error of the prefetch thread reaches next(), after the batches bef
 }
 
 TEST_CASE("a shard cut while training stops the loader with its name") {
-    TempDir dir;
+    TemporaryDirectory dir;
     const std::string path = write_shard<uint16_t>(dir / "a.bin", counting(0, 3001));
     const ShardSet set({path});
     std::filesystem::resize_file(path, 2000);

@@ -1,36 +1,16 @@
-// Files for the data tests: a directory that removes itself, shards written by hand instead of by the code under test,
+// Files for the data tests: shards written by hand instead of by the code under test,
 // and a check of errors by code and words.
 #pragma once
 #include <doctest/doctest.h>
-#include <stdlib.h>
-#include <unistd.h>
 
 #include <cstdint>
-#include <filesystem>
-#include <fstream>
 #include <functional>
 #include <string>
 #include <vector>
 
-#include "llmc/base/error.h"
+#include "test/helpers.h"
 
-struct TempDir {
-    std::string path;
-    TempDir() {
-        std::string name = (std::filesystem::temp_directory_path() / "llmc_data_XXXXXX").string();
-        REQUIRE(mkdtemp(name.data()) != nullptr);
-        path = name;
-    }
-    ~TempDir() { std::filesystem::remove_all(path); }
-    TempDir(const TempDir&) = delete;
-    TempDir& operator=(const TempDir&) = delete;
-    std::string operator/(const std::string& name) const { return path + "/" + name; }
-};
-
-inline std::string write_file(const std::string& path, const std::string& content) {
-    std::ofstream(path, std::ios::binary) << content;
-    return path;
-}
+using llmc::test::make_file, llmc::test::TemporaryDirectory;
 
 // The 1024 bytes before the tokens.
 inline std::string shard_header(int32_t magic, int32_t version, int32_t tokens) {
@@ -44,7 +24,7 @@ std::string write_shard(const std::string& path, const std::vector<Token>& token
     const std::string header = sizeof(Token) == 2 ? shard_header(20240520, 1, static_cast<int32_t>(tokens.size()))
                                                   : shard_header(20240801, 7, static_cast<int32_t>(tokens.size()));
     const std::string body(reinterpret_cast<const char*>(tokens.data()), tokens.size() * sizeof(Token));
-    return write_file(path, header + body);
+    return make_file(path, header + body);
 }
 
 // first, first+1, ...: a token's value is its position in the whole set.
@@ -57,17 +37,11 @@ inline std::vector<uint16_t> counting(int first, int count) {
 // Checks that `action` throws llmc::Error with this code and a message that contains all the words.
 inline void check_error(llmc::ExitCode code, const std::vector<std::string>& words,
                         const std::function<void()>& action) {
-    try {
-        action();
-    } catch (const llmc::Error& error) {
-        const std::string message = error.what();
-        CAPTURE(message);
-        CHECK(static_cast<int>(error.code()) == static_cast<int>(code));
-        for (const std::string& word : words) {
-            CAPTURE(word);
-            CHECK(message.find(word) != std::string::npos);
-        }
-        return;
+    const std::string message = llmc::test::error_of(action, code);
+    CAPTURE(message);
+    CHECK(message != "");
+    for (const std::string& word : words) {
+        CAPTURE(word);
+        CHECK(llmc::test::contains(message, word));
     }
-    FAIL_CHECK("no error was thrown");
 }

@@ -8,8 +8,8 @@
 using namespace llmc;
 
 TEST_CASE("expand_glob sorts, leaves sidecars out and refuses an empty match") {
-    TempDir dir;
-    for (const char* name : {"b.bin", "a.bin", "a.bin.json", "c.txt", "lone.json"}) write_file(dir / name, "x");
+    TemporaryDirectory dir;
+    for (const char* name : {"b.bin", "a.bin", "a.bin.json", "c.txt", "lone.json"}) make_file(dir / name, "x");
     CHECK(expand_glob(dir / "*.bin") == std::vector<std::string>{dir / "a.bin", dir / "b.bin"});
     CHECK(expand_glob(dir / "a*") == std::vector<std::string>{dir / "a.bin"});
     CHECK(expand_glob(dir / "lone*") == std::vector<std::string>{dir / "lone.json"});
@@ -18,28 +18,28 @@ TEST_CASE("expand_glob sorts, leaves sidecars out and refuses an empty match") {
 }
 
 TEST_CASE("a path that names no shard gets the pattern that does") {
-    TempDir dir;
+    TemporaryDirectory dir;
     write_shard<uint16_t>(dir / "val_000000.bin", counting(0, 5));
     write_shard<uint16_t>(dir / "train_000000.bin", counting(0, 5));
     write_shard<uint16_t>(dir / "train_000001.bin", counting(0, 5));
-    write_file(dir / "atrain_.bin", "no shard");
-    const std::string train = "the directory has train_000000.bin: use '" + dir.path + "/*train_*.bin'";
+    make_file(dir / "atrain_.bin", "no shard");
+    const std::string train = "the directory has train_000000.bin: use '" + dir.path.string() + "/*train_*.bin'";
     check_error(ExitCode::bad_data, {"no file matches", train}, [&] { ShardSet({dir / "*_train.bin"}); });
-    check_error(ExitCode::bad_data, {"is a directory", train}, [&] { ShardSet({dir.path}); });
-    check_error(ExitCode::bad_data, {"val_000000.bin: use '" + dir.path + "/*val_*.bin'"},
+    check_error(ExitCode::bad_data, {"is a directory", train}, [&] { ShardSet({dir.path.string()}); });
+    check_error(ExitCode::bad_data, {"val_000000.bin: use '" + dir.path.string() + "/*val_*.bin'"},
                 [&] { ShardSet({dir / "fineweb_val_*.bin"}); });
-    TempDir shakespeare;
+    TemporaryDirectory shakespeare;
     write_shard<uint16_t>(shakespeare / "tiny_train.bin", counting(0, 5));
-    check_error(ExitCode::bad_data, {"use '" + shakespeare.path + "/tiny_train.bin'"},
+    check_error(ExitCode::bad_data, {"use '" + shakespeare.path.string() + "/tiny_train.bin'"},
                 [&] { ShardSet({shakespeare / "train_*.bin"}); });
     for (const std::string& text :
          {std::string("Call me"), std::string(5000, 'x'), std::string("Gr\xc3\xbc\xc3\x9f\n")})
         check_error(ExitCode::bad_data, {"looks like text", "`python3 -m data.prepare text`"},
-                    [&] { ShardSet({write_file(dir / "book.txt", text)}); });
+                    [&] { ShardSet({make_file(dir / "book.txt", text)}); });
 }
 
 TEST_CASE("samples of one and several shards, uint16") {
-    TempDir dir;
+    TemporaryDirectory dir;
     write_shard<uint16_t>(dir / "s0.bin", counting(0, 11));   // T=5: 2 samples exactly
     write_shard<uint16_t>(dir / "s1.bin", counting(11, 10));  // 1 sample, 4 tokens unused
     write_shard<uint16_t>(dir / "s2.bin", counting(21, 6));   // 1 sample
@@ -64,7 +64,7 @@ TEST_CASE("samples of one and several shards, uint16") {
 }
 
 TEST_CASE("uint32 shards keep large ids") {
-    TempDir dir;
+    TemporaryDirectory dir;
     write_shard<uint32_t>(dir / "a.bin", {1, 128000, 70000, 0x7fffffff, 5});
     const ShardSet set({dir / "a.bin"});
     CHECK(set.token_bytes() == 4);
@@ -94,7 +94,7 @@ TEST_CASE("random tokens: of the whole vocabulary in either width, the same for 
 }
 
 TEST_CASE("no sample of T tokens is an error") {
-    TempDir dir;
+    TemporaryDirectory dir;
     write_shard<uint16_t>(dir / "a.bin", counting(0, 64));
     const ShardSet set({dir / "a.bin"});
     CHECK(set.samples(63) == 1);
@@ -103,14 +103,14 @@ TEST_CASE("no sample of T tokens is an error") {
 }
 
 TEST_CASE("malformed files are refused with what is wrong") {
-    TempDir dir;
+    TemporaryDirectory dir;
     const std::string path = dir / "bad.bin";
     const auto refused = [&](const std::string& content, const std::vector<std::string>& words) {
-        write_file(path, content);
+        make_file(path, content);
         check_error(ExitCode::bad_data, words, [&] { ShardSet({path}); });
     };
     const std::string ten(20, 'x');
-    write_file(path, shard_header(20240520, 1, 10) + ten);
+    make_file(path, shard_header(20240520, 1, 10) + ten);
     CHECK_NOTHROW(ShardSet({path}));
     refused("", {path, "0 bytes"});
     refused(std::string(1023, '\0'), {"1023", "1024"});
@@ -128,30 +128,30 @@ TEST_CASE("malformed files are refused with what is wrong") {
 }
 
 TEST_CASE("shards of one set have one width, one tokenizer and are named once") {
-    TempDir dir;
+    TemporaryDirectory dir;
     write_shard<uint16_t>(dir / "a.bin", counting(0, 9));
     write_shard<uint32_t>(dir / "b.bin", {1, 2, 3});
     check_error(ExitCode::bad_data, {dir / "b.bin", dir / "a.bin", "width"}, [&] { ShardSet({dir / "*.bin"}); });
     check_error(ExitCode::bad_data, {dir / "a.bin", "twice"}, [&] { ShardSet({dir / "a.bin", dir / "a*"}); });
     write_shard<uint16_t>(dir / "b.bin", counting(0, 9));
-    write_file(dir / "a.bin.json", R"({"tokenizer": "gpt2"})");
+    make_file(dir / "a.bin.json", R"({"tokenizer": "gpt2"})");
     CHECK_NOTHROW(ShardSet({dir / "*.bin"}));
-    write_file(dir / "b.bin.json", R"({"tokenizer": "bytes"})");
+    make_file(dir / "b.bin.json", R"({"tokenizer": "bytes"})");
     check_error(ExitCode::bad_data, {"gpt2", "bytes"}, [&] { ShardSet({dir / "*.bin"}); });
-    write_file(dir / "b.bin.json", R"({"tokenizer": "gpt2", "tokenizer_hash": "sha256:b"})");
+    make_file(dir / "b.bin.json", R"({"tokenizer": "gpt2", "tokenizer_hash": "sha256:b"})");
     CHECK_NOTHROW(ShardSet({dir / "*.bin"}));
-    write_file(dir / "a.bin.json", R"({"tokenizer": "gpt2", "tokenizer_hash": "sha256:a"})");
+    make_file(dir / "a.bin.json", R"({"tokenizer": "gpt2", "tokenizer_hash": "sha256:a"})");
     check_error(ExitCode::bad_data, {"one name, gpt2", "sha256:a", "sha256:b"}, [&] { ShardSet({dir / "*.bin"}); });
 }
 
 TEST_CASE("sidecars: read, absent, partial, contradicting, broken") {
-    TempDir dir;
+    TemporaryDirectory dir;
     const std::string path = write_shard<uint16_t>(dir / "a.bin", counting(0, 9));
     const Sidecar none = ShardSet({path}).sidecar();
     CHECK_FALSE((none.tokenizer || none.vocab || none.max_token || none.documents || none.tokens || none.checksum ||
                  none.entropy_floor));
 
-    write_file(path + ".json", R"({"tokenizer": "bytes", "vocab": 257, "max_token": 8, "documents": 1, "tokens": 9,
+    make_file(path + ".json", R"({"tokenizer": "bytes", "vocab": 257, "max_token": 8, "documents": 1, "tokens": 9,
                                    "checksum": "sha256:00", "entropy_floor": 1.0625, "note": [1, 2]})");
     const Sidecar full = ShardSet({path}).sidecar();
     CHECK(full.tokenizer == "bytes");
@@ -163,27 +163,27 @@ TEST_CASE("sidecars: read, absent, partial, contradicting, broken") {
     CHECK(full.entropy_floor == 1.0625);
     CHECK_FALSE(full.bytes.has_value());
 
-    write_file(path + ".json", R"({"vocab": 300, "entropy_floor": null})");
+    make_file(path + ".json", R"({"vocab": 300, "entropy_floor": null})");
     const Sidecar partial = ShardSet({path}).sidecar();
     CHECK(partial.vocab == 300);
     CHECK_FALSE(partial.entropy_floor.has_value());
 
-    write_file(path + ".json", R"({"tokens": 10})");
+    make_file(path + ".json", R"({"tokens": 10})");
     check_error(ExitCode::bad_data, {"a.bin.json", "10 tokens", "has 9"}, [&] { ShardSet({path}); });
-    write_file(path + ".json", R"({"tokens": )");
+    make_file(path + ".json", R"({"tokens": )");
     check_error(ExitCode::bad_data, {"a.bin.json", "not valid"}, [&] { ShardSet({path}); });
     for (const char* tokens : {"\"nine\"", "9.5", "9e40", "18446744073709551625"}) {
         CAPTURE(tokens);
-        write_file(path + ".json", strprintf(R"({"tokens": %s})", tokens));
+        make_file(path + ".json", strprintf(R"({"tokens": %s})", tokens));
         check_error(ExitCode::bad_data, {"a.bin.json", "not valid", "tokens is"}, [&] { ShardSet({path}); });
     }
 }
 
 TEST_CASE("the token that begins documents: the sidecar's, its tokenizer's, or llm.c's") {
-    const TempDir dir;
+    const TemporaryDirectory dir;
     const std::string path = write_shard(dir / "a.bin", counting(0, 100));
     const auto end_token = [&](const std::string& sidecar) {
-        write_file(path + ".json", sidecar);
+        make_file(path + ".json", sidecar);
         return ShardSet({path}).end_token();
     };
     CHECK(ShardSet({path}).end_token() == 50256);
@@ -196,19 +196,19 @@ TEST_CASE("the token that begins documents: the sidecar's, its tokenizer's, or l
 }
 
 TEST_CASE("bytes per token: of all shards together, where every sidecar knows them") {
-    TempDir dir;
+    TemporaryDirectory dir;
     write_shard<uint16_t>(dir / "a.bin", counting(0, 10));
     write_shard<uint16_t>(dir / "b.bin", counting(0, 30));
     const std::string set = dir / "*.bin";
     CHECK_FALSE(ShardSet({set}).bytes_per_token().has_value());
-    write_file(dir / "a.bin.json", R"({"bytes": 50})");
+    make_file(dir / "a.bin.json", R"({"bytes": 50})");
     CHECK_FALSE(ShardSet({set}).bytes_per_token().has_value());
-    write_file(dir / "b.bin.json", R"({"bytes": 130})");
+    make_file(dir / "b.bin.json", R"({"bytes": 130})");
     CHECK(ShardSet({set}).bytes_per_token() == 4.5);
 }
 
 TEST_CASE("check_vocabulary scans without sidecars and names shard, position, id and vocabulary") {
-    TempDir dir;
+    TemporaryDirectory dir;
     std::vector<uint16_t> tokens(600000, 7);  // more than one read of the scan
     tokens[599998] = 50257;
     write_shard<uint16_t>(dir / "s0.bin", {1, 2, 3});
@@ -224,18 +224,18 @@ TEST_CASE("check_vocabulary scans without sidecars and names shard, position, id
 }
 
 TEST_CASE("check_vocabulary believes a sidecar's largest id") {
-    TempDir dir;
+    TemporaryDirectory dir;
     const std::string path = write_shard<uint16_t>(dir / "a.bin", {1, 9, 3});
-    write_file(path + ".json", R"({"max_token": 3})");  // a lie, which shows that nothing was scanned
+    make_file(path + ".json", R"({"max_token": 3})");  // a lie, which shows that nothing was scanned
     CHECK_NOTHROW(ShardSet({path}).check_vocabulary(5));
-    write_file(path + ".json", R"({"max_token": 9})");
+    make_file(path + ".json", R"({"max_token": 9})");
     check_error(ExitCode::bad_data, {path, "token 1", "id 9", "9 ids"}, [&] { ShardSet({path}).check_vocabulary(9); });
-    write_file(path + ".json", R"({"max_token": 99})");
+    make_file(path + ".json", R"({"max_token": 99})");
     check_error(ExitCode::bad_data, {path, "99", "50"}, [&] { ShardSet({path}).check_vocabulary(50); });
 }
 
 TEST_CASE("read_sample refuses ids outside the vocabulary, also those beyond int32") {
-    TempDir dir;
+    TemporaryDirectory dir;
     write_shard<uint32_t>(dir / "a.bin", {1, 2, 3, 4, 0xfffffff0u});
     const ShardSet set({dir / "a.bin"});
     int32_t out[3];
@@ -246,7 +246,7 @@ TEST_CASE("read_sample refuses ids outside the vocabulary, also those beyond int
 }
 
 TEST_CASE("a shard cut after opening is an error, not old memory") {
-    TempDir dir;
+    TemporaryDirectory dir;
     const std::string path = write_shard<uint16_t>(dir / "a.bin", counting(0, 100));
     const ShardSet set({path});
     std::filesystem::resize_file(path, 1024 + 2 * 50);
@@ -256,7 +256,7 @@ TEST_CASE("a shard cut after opening is an error, not old memory") {
 }
 
 TEST_CASE("sets of more shards than are kept open, moved around") {
-    TempDir dir;
+    TemporaryDirectory dir;
     for (int i = 0; i < 300; ++i) write_shard<uint16_t>(dir / strprintf("s%03d.bin", i), counting(3 * i, 3));
     ShardSet first({dir / "s*.bin"});
     ShardSet set = std::move(first);
@@ -278,7 +278,7 @@ TEST_CASE("sets of more shards than are kept open, moved around") {
 template <typename Token>
 static std::string sparse_shard(const std::string& path, int32_t magic, int32_t version, int32_t tokens,
                                 const std::vector<Token>& marks) {
-    write_file(path, shard_header(magic, version, tokens));
+    make_file(path, shard_header(magic, version, tokens));
     const int64_t size = 1024 + int64_t{tokens} * static_cast<int64_t>(sizeof(Token));
     std::filesystem::resize_file(path, static_cast<uintmax_t>(size));
     std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
@@ -289,7 +289,7 @@ static std::string sparse_shard(const std::string& path, int32_t magic, int32_t 
 }
 
 TEST_CASE("shards beyond 2 GiB and 4 GiB (sparse)") {
-    TempDir dir;
+    TemporaryDirectory dir;
     const int32_t tokens = 1300000000;  // 2.6e9 bytes as uint16, 5.2e9 as uint32
     const int T = 4;
     int32_t out[T + 1];

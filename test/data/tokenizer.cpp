@@ -30,10 +30,10 @@ TEST_CASE("byte vocabulary") {
 }
 
 TEST_CASE("tiktoken file: decoding and merges by rank") {
-    TempDir dir;
+    TemporaryDirectory dir;
     // a b c " " ab bc " a" " ab"
     const std::string text = "YQ== 0\nYg== 1\nYw== 2\nIA== 3\nYmM= 4\nYWI= 5\r\nIGE= 6\nIGFi 7\n";
-    const TokenDecoder decoder = TokenDecoder::open(write_file(dir / "small.tiktoken", text));
+    const TokenDecoder decoder = TokenDecoder::open(make_file(dir / "small.tiktoken", text));
     CHECK(decoder.vocab() == 8);
     CHECK(decoder.end_token() == -1);
     CHECK(decoder.decode({5, 7, 4, 3, 2}) == "ab abbc c");
@@ -47,9 +47,9 @@ TEST_CASE("tiktoken file: decoding and merges by rank") {
 }
 
 TEST_CASE("llm.c tokenizer, version 2") {
-    TempDir dir;
+    TemporaryDirectory dir;
     const std::string path =
-        write_file(dir / "t.bin", llmc_tokenizer(2, 3, {"a", "b", "ab", "abab", std::string("\0\xff", 2), ""}));
+        make_file(dir / "t.bin", llmc_tokenizer(2, 3, {"a", "b", "ab", "abab", std::string("\0\xff", 2), ""}));
     const TokenDecoder decoder = TokenDecoder::open(path);
     CHECK(decoder.vocab() == 6);
     CHECK(decoder.end_token() == 3);
@@ -58,25 +58,25 @@ TEST_CASE("llm.c tokenizer, version 2") {
 }
 
 TEST_CASE("llm.c tokenizer, version 1, ends with 50256") {
-    TempDir dir;
+    TemporaryDirectory dir;
     std::vector<std::string> pieces(50257, "x");
     pieces[50256] = "<|endoftext|>";
-    const std::string path = write_file(dir / "t.bin", llmc_tokenizer(1, 0, pieces));
+    const std::string path = make_file(dir / "t.bin", llmc_tokenizer(1, 0, pieces));
     CHECK(TokenDecoder::open(path).end_token() == 50256);
     CHECK(TokenDecoder::open(path).decode({50256}) == "<|endoftext|>");
     pieces.pop_back();
-    write_file(path, llmc_tokenizer(1, 0, pieces));
+    make_file(path, llmc_tokenizer(1, 0, pieces));
     check_error(ExitCode::bad_data, {"50256"}, [&] { TokenDecoder::open(path); });
 }
 
 TEST_CASE("GPT-2's size of tiktoken file gets its end token") {
-    TempDir dir;
+    TemporaryDirectory dir;
     std::string text;
     const std::string digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     for (int i = 0; i < 50256; ++i)
         text += std::string{digits[i >> 12 & 63], digits[i >> 6 & 63], digits[i & 63], 'A'} + " " + std::to_string(i) +
                 "\n";
-    const TokenDecoder decoder = TokenDecoder::open(write_file(dir / "gpt2", text));
+    const TokenDecoder decoder = TokenDecoder::open(make_file(dir / "gpt2", text));
     CHECK(decoder.vocab() == 50257);
     CHECK(decoder.end_token() == 50256);
     CHECK(decoder.decode({50256}) == "<|endoftext|>");
@@ -85,10 +85,10 @@ TEST_CASE("GPT-2's size of tiktoken file gets its end token") {
 }
 
 TEST_CASE("broken tokenizer files") {
-    TempDir dir;
+    TemporaryDirectory dir;
     const std::string path = dir / "broken";
     const auto refused = [&](const std::string& content, const std::vector<std::string>& words) {
-        write_file(path, content);
+        make_file(path, content);
         check_error(ExitCode::bad_data, words, [&] { TokenDecoder::open(path); });
     };
     check_error(ExitCode::bad_data, {"cannot open the tokenizer file " + path}, [&] { TokenDecoder::open(path); });
@@ -101,7 +101,7 @@ TEST_CASE("broken tokenizer files") {
     refused("YQ== 999999999\n", {"line 1"});
     refused("YQ== 0\nYQ== 1\n", {"line 2", "repeats"});
     const std::string good = llmc_tokenizer(2, 0, {"a", "bc"});
-    write_file(path, good);
+    make_file(path, good);
     CHECK_NOTHROW(TokenDecoder::open(path));
     refused(good.substr(0, 500), {"500 bytes"});
     refused(good.substr(0, good.size() - 1), {"token 1 of 2", "truncated"});
@@ -124,10 +124,10 @@ static std::string small_json(const std::string& merges, const std::string& more
 }
 
 TEST_CASE("tokenizer.json: both spellings of merges, by rank") {
-    TempDir dir;
+    TemporaryDirectory dir;
     for (const char* merges :
          {R"(["Ã ©", "b c", "a b", "Ġ ab"])", R"([["Ã","©"], ["b","c"], ["a","b"], ["Ġ","ab"]])"}) {
-        const TokenDecoder decoder = TokenDecoder::open(write_file(dir / "tokenizer.json", small_json(merges)));
+        const TokenDecoder decoder = TokenDecoder::open(make_file(dir / "tokenizer.json", small_json(merges)));
         CHECK(decoder.vocab() == 11);
         CHECK(decoder.end_token() == 9);
         CHECK(decoder.decode({10, 8, 9, 3}) == " abé<|endoftext|> ");
@@ -135,7 +135,7 @@ TEST_CASE("tokenizer.json: both spellings of merges, by rank") {
         CHECK(TokenDecoder::open(dir / "").encode("ab") == std::vector<int>{4});
     }
     const auto refused = [&](const std::string& content, const std::vector<std::string>& words) {
-        const std::string path = write_file(dir / "other.json", content);
+        const std::string path = make_file(dir / "other.json", content);
         check_error(ExitCode::bad_data, words, [&] { TokenDecoder::open(path); });
     };
     refused(small_json("[]", R"("type": "Unigram", )"), {"other.json", "Unigram", "byte-level BPE"});
@@ -148,13 +148,13 @@ TEST_CASE("tokenizer.json: both spellings of merges, by rank") {
 }
 
 TEST_CASE("tokenizer.json: an export is read back as the table that it came from") {
-    TempDir dir;
+    TemporaryDirectory dir;
     std::vector<std::string> pieces;
     for (int byte = 255; byte >= 0; byte--) pieces.emplace_back(1, static_cast<char>(byte));
     for (const char* piece : {"th", "the", " the", "\xc3\xa4", "\n\n"}) pieces.emplace_back(piece);
     pieces.insert(pieces.begin() + 258, "");
     pieces[258] = "<|endoftext|>";
-    const TokenDecoder table = TokenDecoder::open(write_file(dir / "t.bin", llmc_tokenizer(2, 258, pieces)));
+    const TokenDecoder table = TokenDecoder::open(make_file(dir / "t.bin", llmc_tokenizer(2, 258, pieces)));
     CHECK(table.as_llmc() == llmc_tokenizer(2, 258, pieces));
     CHECK(write_hf_tokenizer(dir / "t.bin", {dir / "", 300, 64}) == 258);
     const TokenDecoder back = TokenDecoder::open(dir / "tokenizer.json");
@@ -164,7 +164,7 @@ TEST_CASE("tokenizer.json: an export is read back as the table that it came from
     for (int id = 0; id < table.vocab(); id++) CHECK(back.decode({id}) == table.decode({id}));
     for (const char* text : {"the other\n\n the", "\xc3\xa4\xff 7"}) CHECK(back.encode(text) == table.encode(text));
     std::swap(pieces[3], pieces[4]);
-    const TokenDecoder other = TokenDecoder::open(write_file(dir / "o.bin", llmc_tokenizer(2, 258, pieces)));
+    const TokenDecoder other = TokenDecoder::open(make_file(dir / "o.bin", llmc_tokenizer(2, 258, pieces)));
     check_error(ExitCode::bad_data, {"o.bin", "token 3", "tokenizer.json"}, [&] { other.require_same(back); });
 }
 
@@ -177,14 +177,14 @@ TEST_CASE("token ids stand in for an unknown tokenizer") {
 }
 
 TEST_CASE("find_tokenizer: the first file that can be read and fits") {
-    TempDir dir;
+    TemporaryDirectory dir;
     CHECK(find_tokenizer({dir / ""}, 300).problem.find("tokenizer.json, tokenizer.bin or .tiktoken") !=
           std::string::npos);
     check_error(ExitCode::bad_data, {"directory without"}, [&] { TokenDecoder::open(dir / ""); });
-    write_file(dir / "b.tiktoken", "YQ== 0\n");
-    write_file(dir / "c.tiktoken", "YQ== 500\n");
+    make_file(dir / "b.tiktoken", "YQ== 0\n");
+    make_file(dir / "c.tiktoken", "YQ== 500\n");
     CHECK(find_tokenizer({dir / "none", dir / ""}, 300).tokenizer->name().ends_with("b.tiktoken"));
-    write_file(dir / "tokenizer.bin", llmc_tokenizer(2, 0, {"a", "bc"}));
+    make_file(dir / "tokenizer.bin", llmc_tokenizer(2, 0, {"a", "bc"}));
     CHECK(find_tokenizer({dir / ""}, 300).tokenizer->vocab() == 2);
     CHECK(find_tokenizer({dir / ""}, 600, 400).tokenizer->vocab() == 501);
     const TokenizerSearch none = find_tokenizer({dir / ""}, 900, 800);

@@ -5,7 +5,10 @@
 
 #include <vector>
 
+#include "test/helpers.h"
+
 using namespace llmc;
+using namespace llmc::test;
 
 namespace {
 
@@ -17,8 +20,6 @@ std::vector<int> capabilities_of(const std::string& architectures) {
         if (has_code_for(architectures, capability)) result.push_back(capability);
     return result;
 }
-
-bool mentions(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 }  // namespace
 
@@ -56,6 +57,6 @@ TEST_CASE("gpu_code: the message names the GPU, what the build holds, and the co
     CHECK(no_code_message("sm_90a", "NVIDIA L40S", 89) ==
           "this build has no code for NVIDIA L40S (compute capability 8.9), only for sm_90a; build it for this GPU: "
           "make train_gpt GPU_ARCH=sm_89");
-    CHECK(mentions(no_code_message("sm_80 sm_90a", "NVIDIA B200", 100), "10.0), only for sm_80 sm_90a; "));
-    CHECK(mentions(no_code_message("sm_90a", "Tesla T4", 75), "there is none for it: train_gpt runs on 8.0 to 9.0"));
+    CHECK(contains(no_code_message("sm_80 sm_90a", "NVIDIA B200", 100), "10.0), only for sm_80 sm_90a; "));
+    CHECK(contains(no_code_message("sm_90a", "Tesla T4", 75), "there is none for it: train_gpt runs on 8.0 to 9.0"));
 }

@@ -7,8 +7,10 @@
 #include <sstream>
 
 #include "llmc/base/error.h"
+#include "test/helpers.h"
 
 using namespace llmc;
+using namespace llmc::test;
 
 namespace {
 
@@ -26,12 +28,7 @@ Options resolved(const std::string& flags, int data_vocab = 0) {
 }
 
 std::string refusal(const std::string& flags) {
-    try {
-        resolved(flags);
-    } catch (const Error& error) {
-        return error.what();
-    }
-    return "";
+    return error_of([&] { resolved(flags); });
 }
 
 // The flags that the note names.

@@ -6,8 +6,10 @@
 #include <set>
 
 #include "llmc/flags/flags.h"
+#include "test/helpers.h"
 
 using namespace llmc;
+using namespace llmc::test;
 
 TEST_CASE("llm.c flags: each is answered by name") {
     for (const char* flag :
@@ -60,8 +62,6 @@ std::vector<FlagName> known_flags() {
 }
 
 std::string answer(const std::string& flag) { return unknown_flag_text(flag, known_flags(), "SEE"); }
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 }  // namespace
 

@@ -7,8 +7,10 @@
 
 #include "llmc/base/error.h"
 #include "llmc/flags/flags.h"
+#include "test/helpers.h"
 
 using namespace llmc;
+using namespace llmc::test;
 
 namespace {
 
@@ -21,16 +23,8 @@ Options resolved(const Options& options, const ResolveInputs& inputs = {}) {
 }
 
 std::string refusal(const Options& options, const ResolveInputs& inputs = {}) {
-    try {
-        resolved(options, inputs);
-    } catch (const Error& error) {
-        CHECK(error.code() == ExitCode::bad_flags);
-        return error.what();
-    }
-    return "(nothing was thrown)";
+    return error_of([&] { resolved(options, inputs); }, ExitCode::bad_flags);
 }
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 ResolveInputs with_ranks(int ranks) {
     ResolveInputs inputs;
@@ -101,12 +95,10 @@ TEST_CASE("resolve: the vocabulary comes from the flag, the file, the data, or i
     CHECK(resolved(o, with_data(300)).vocab == 512);
     CHECK(contains(refusal(o, with_data(513)), "--vocab 513"));
 
-    const std::string path =
-        (std::filesystem::temp_directory_path() / ("llmc_resolve_" + std::to_string(::getpid()) + ".json")).string();
+    const TemporaryDirectory directory;
     auto from_file = [&](const std::string& text, int data_vocab) {
-        std::ofstream(path) << text;
         Options with_file;
-        with_file.model = path;
+        with_file.model = make_file(directory / "model.json", text);
         return resolved(with_file, with_data(data_vocab));
     };
     CHECK(from_file(R"({"layers": 1, "heads": 1, "channels": 64, "vocab": 400})", 300).vocab == 400);
@@ -114,7 +106,6 @@ TEST_CASE("resolve: the vocabulary comes from the flag, the file, the data, or i
     CHECK(from_file(R"({"layers": 1, "heads": 1, "channels": 64})", 0).vocab == 50257);
     CHECK(from_file(R"({"layers": 1, "heads": 1, "channels": 64})", 0).context == 1024);
     CHECK(from_file(R"({"layers": 1, "heads": 1, "channels": 64, "context": 48})", 0).seq == 48);
-    std::filesystem::remove(path);
 }
 
 TEST_CASE("resolve: sequences fit the context") {

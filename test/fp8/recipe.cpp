@@ -7,8 +7,10 @@
 #include <set>
 
 #include "llmc/base/error.h"
+#include "test/helpers.h"
 
 using namespace llmc;
+using namespace llmc::test;
 
 namespace {
 
@@ -31,13 +33,7 @@ std::set<Layer> layers_of(const std::string& text, int blocks) {
 }
 
 std::string refusal(const std::string& text, int blocks = 4) {
-    try {
-        parse(text, blocks);
-    } catch (const Error& error) {
-        CHECK(error.code() == ExitCode::bad_flags);
-        return error.what();
-    }
-    return "";
+    return error_of([&] { parse(text, blocks); }, ExitCode::bad_flags);
 }
 
 }  // namespace

@@ -21,7 +21,7 @@
 #include "llmc/model/model_file.h"
 #include "llmc/train/state.h"
 #include "test/checkpoint/state_fixture.h"
-#include "test/temporary_directory.h"
+#include "test/helpers.h"
 
 namespace llmc::test {
 namespace {
@@ -105,9 +105,7 @@ std::string shard(int32_t magic, int32_t version) {
 // The sidecar of a valid shard.
 void read_sidecar(const std::string& bytes) {
     static const TemporaryDirectory directory;
-    const std::string path = directory / "shard.bin";
-    if (std::filesystem::create_directory(directory.path))
-        std::ofstream(path, std::ios::binary) << shard<uint16_t>(20240520, 1);
+    static const std::string path = make_file(directory / "shard.bin", shard<uint16_t>(20240520, 1));
     std::ofstream(path + ".json", std::ios::binary) << bytes;
     expect_no_more_than_errors([&] {
         const ShardSet set({path});

@@ -4,6 +4,7 @@
 #include "llmc/kernels/quantize.h"
 #include "llmc/kernels/quantize_blocks.h"
 #include "llmc/linear/matmul.h"
+#include "test/helpers.h"
 #include "test/linear/sums.h"
 
 using namespace llmc;
@@ -117,18 +118,10 @@ TEST_CASE("products with block scales refuse what has no whole blocks") {
     DeviceArray<bf16> out(128 * 128);
     Matmul blocks(false, FastAccumulation::none, Fp8Scaling::block);
     blocks.reserve(128, 128, 128);
-    const auto message = [&](auto&& call) {
-        try {
-            call();
-        } catch (const Error& error) {
-            return std::string(error.what());
-        }
-        return std::string();
-    };
-    CHECK(message([&] {
+    CHECK(error_of([&] {
               blocks.forward_fp8(out, a, scales, b, scales, nullptr, 64, 128, 128, test_stream());
           }).find("with block scales N=64 C=128 OC=128: N=64 is not a multiple of 128") != std::string::npos);
-    CHECK(message([&] {
+    CHECK(error_of([&] {
               blocks.dgrad_fp8<e5m2>(out, gradient, scales, b, scales, 128, 128, 128, test_stream());
           }).find("block scales are for E4M3") != std::string::npos);
 }

@@ -11,8 +11,10 @@
 
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
+#include "test/helpers.h"
 
 using namespace llmc;
+using namespace llmc::test;
 using nlohmann::json;
 
 namespace {
@@ -177,14 +179,8 @@ TEST_CASE("skips: too many in a row stop the run") {
     CHECK_NOTHROW(check_skips(result, 0, nullptr));  // any number
     CHECK_NOTHROW(check_skips(result, 21, nullptr));
     for (const int most : {20, 1}) {
-        try {
-            check_skips(result, most, nullptr);
-            FAIL("nothing was thrown");
-        } catch (const Error& error) {
-            CHECK(error.code() == ExitCode::bad_numbers);
-            CHECK(std::string(error.what()) ==
-                  "20 steps skipped in a row; in the last, step 37, the loss was nan; lower -l, or see --max-skips");
-        }
+        CHECK(error_of([&] { check_skips(result, most, nullptr); }, ExitCode::bad_numbers) ==
+              "20 steps skipped in a row; in the last, step 37, the loss was nan; lower -l, or see --max-skips");
     }
     StepRecord fine = result;
     fine.consecutive_skips = 0;

@@ -10,23 +10,18 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
+#include "test/helpers.h"
 #include "test/kernel_test.h"
-#include "test/temporary_directory.h"
 
 using namespace llmc;
+using namespace llmc::test;
 
 namespace {
 
 using Kind = Trace::Kind;
 
 std::string refusal(const std::string& text) {
-    try {
-        profile_steps_from_text(text);
-    } catch (const Error& error) {
-        CHECK(error.code() == ExitCode::bad_flags);
-        return error.what();
-    }
-    return "(accepted)";
+    return error_of([&] { profile_steps_from_text(text); }, ExitCode::bad_flags);
 }
 
 Trace::Range range(const std::string& line, Kind kind, int64_t begin, int64_t end) {
@@ -140,7 +135,8 @@ TEST_CASE("profile: the file") {
 
 TEST_CASE("profile: begins and ends with its steps") {
     const stream_t stream = test::test_stream();
-    const auto directory = std::filesystem::temp_directory_path() / ("profile" + std::to_string(getpid()));
+    const TemporaryDirectory base;
+    const std::filesystem::path directory = base.path / "profile";
     const Comm comm = Comm::self();
     const Profiler::Setup setup{{2, 3}, directory.string(), 4, {{"compute", stream}, {"weights", stream_t{}}}};
     const auto steps = [&](Profiler& profiler, int64_t first, int64_t last) {

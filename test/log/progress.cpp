@@ -9,11 +9,12 @@
 #include <cstdio>
 #include <string>
 
+#include "test/helpers.h"
+
 using namespace llmc;
+using namespace llmc::test;
 
 namespace {
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 ProgressLine example() {
     ProgressLine line;

@@ -13,11 +13,10 @@
 #include "llmc/log/metrics.h"
 #include "llmc/log/versions.h"
 #include "llmc/run/start.h"
-#include "test/temporary_directory.h"
+#include "test/helpers.h"
 
 using namespace llmc;
-using llmc::test::read_file;
-using llmc::test::TemporaryDirectory;
+using namespace llmc::test;
 using nlohmann::json;
 namespace fs = std::filesystem;
 

@@ -13,33 +13,24 @@
 
 #include "llmc/base/error.h"
 #include "llmc/model/model_file.h"
+#include "test/helpers.h"
 
 using namespace llmc;
+using namespace llmc::test;
 
 namespace {
 
 // The message of the bad_flags error that `call` must throw.
 template <class Call>
 std::string refusal(Call call) {
-    try {
-        call();
-    } catch (const Error& error) {
-        CHECK(error.code() == ExitCode::bad_flags);
-        return error.what();
-    }
-    return "(nothing was thrown)";
+    return error_of(call, ExitCode::bad_flags);
 }
 
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
 struct ModelFile {
-    std::filesystem::path path;
-    explicit ModelFile(const std::string& text, const std::string& name = "tiny.json") {
-        path = std::filesystem::temp_directory_path() / ("llmc_model_" + std::to_string(::getpid())) / name;
-        std::filesystem::create_directories(path.parent_path());
-        std::ofstream(path) << text;
-    }
-    ~ModelFile() { std::filesystem::remove_all(path.parent_path()); }
+    const TemporaryDirectory directory;
+    const std::filesystem::path path;
+    explicit ModelFile(const std::string& text, const std::string& name = "tiny.json")
+        : path(make_file(directory / name, text)) {}
 };
 
 }  // namespace

@@ -7,6 +7,8 @@
 
 #include "test/model/gpt2_fixture.h"
 
+#include "test/helpers.h"
+
 using namespace llmc;
 using namespace llmc::test;
 
@@ -188,14 +190,9 @@ TEST_CASE("gpt2 fp8 blocks: shapes without whole blocks are refused, with the la
     const auto message = [](Fp8Recipe recipe, int channels, int tokens) {
         ModelConfig config;
         config.layers = 1, config.heads = 1, config.channels = channels, config.vocab = 64, config.context = 64;
-        try {
-            const Fp8Config fp8 = with_recipe(recipe);
-            Trainer<bf16>(trainer_config(config, 1, tokens, Recompute::gelu, &fp8), Comm::self());
-        } catch (const Error& error) {
-            CHECK(error.code() == ExitCode::bad_flags);
-            return std::string(error.what());
-        }
-        return std::string();
+        const Fp8Config fp8 = with_recipe(recipe);
+        const TrainerConfig trainer = trainer_config(config, 1, tokens, Recompute::gelu, &fp8);
+        return error_of([&] { Trainer<bf16>(trainer, Comm::self()); }, ExitCode::bad_flags);
     };
     CHECK(message(Fp8Recipe::block, 256, 128) == "");
     CHECK(message(Fp8Recipe::block, 1600, 128) ==

@@ -11,8 +11,8 @@
 #include "llmc/checkpoint/hf_weights.h"
 #include "llmc/model/model_file.h"
 #include "test/fixture.h"
+#include "test/helpers.h"
 #include "test/model/gpt2_fixture.h"
-#include "test/temporary_directory.h"
 
 namespace llmc::test {
 

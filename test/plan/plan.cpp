@@ -7,12 +7,12 @@
 
 #include "llmc/base/error.h"
 #include "llmc/log/metrics.h"
+#include "test/helpers.h"
 
 using namespace llmc;
+using namespace llmc::test;
 
 namespace {
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 constexpr size_t kMiB = size_t{1} << 20, kGiB = size_t{1} << 30;
 
@@ -215,14 +215,8 @@ TEST_CASE("plan: memory check") {
     CHECK_NOTHROW(check_memory(needed, 0, 49 * kGiB, "card"));
     CHECK_NOTHROW(check_memory(needed, kGiB, 0, "card"));  // not known
     CHECK_NOTHROW(check_memory(needed, kGiB, 50 * kGiB, "card"));
-    auto message = [&](size_t available, size_t reserve = 0) -> std::string {
-        try {
-            check_memory(needed, reserve, available, "card");
-        } catch (const Error& error) {
-            CHECK(error.code() == ExitCode::no_resources);
-            return error.what();
-        }
-        return "(nothing was thrown)";
+    const auto message = [&](size_t available, size_t reserve = 0) {
+        return error_of([&] { check_memory(needed, reserve, available, "card"); }, ExitCode::no_resources);
     };
     CHECK(contains(message(49 * kGiB - 1), "needs 49.0 GiB and card has"));
     CHECK(contains(message(48 * kGiB), "activations 30.0 GiB"));

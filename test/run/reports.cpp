@@ -7,12 +7,12 @@
 #include <set>
 
 #include "llmc/run/inputs.h"
+#include "test/helpers.h"
 
 using namespace llmc;
+using namespace llmc::test;
 
 namespace {
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 Options options() {
     Options o;

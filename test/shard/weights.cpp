@@ -1,6 +1,7 @@
 // The ranges of a unit that the optimizer updates: together they are the unit, each with its own decay and FP8 state.
 #include "llmc/shard/weights.h"
 
+#include "test/helpers.h"
 #include "test/kernel_test.h"
 
 using namespace llmc;
@@ -17,16 +18,6 @@ ParameterTable example_table(int units = 2) {
         all.push_back(unit);
     }
     return ParameterTable(all, 1);
-}
-
-template <class Call>
-std::string error_of(Call call) {
-    try {
-        call();
-    } catch (const Error& error) {
-        return error.what();
-    }
-    return "(nothing was thrown)";
 }
 
 }  // namespace

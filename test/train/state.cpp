@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/train/staging.h"
-#include "test/checkpoint/checkpoint_test_util.h"
+#include "test/helpers.h"
 #include "test/model/gpt2_fixture.h"
 #include "test/suites.h"
 
@@ -264,34 +264,34 @@ TEST_CASE("state: what is missing or of another kind is named") {
                 changed[name] = bad;
             if (name == "fp8" && bad.is_null()) continue;  // a run without
             CAPTURE(json_text(changed));
-            CHECK(mentions(error_of([&] { state_from_json(changed); }), "manifest.json: its \"state\""));
+            CHECK(contains(checkpoint_error([&] { state_from_json(changed); }), "manifest.json: its \"state\""));
         }
     }
     nlohmann::ordered_json changed = good;
     changed["spikes"]["loss"].erase(0);
-    CHECK(mentions(error_of([&] { state_from_json(changed); }), "127 losses"));
+    CHECK(contains(checkpoint_error([&] { state_from_json(changed); }), "127 losses"));
     changed = good;
     changed["fp8"]["outliers"].push_back({1, 2, 3, 4});
-    CHECK(mentions(error_of([&] { state_from_json(changed); }), "three sums and two alignments"));
+    CHECK(contains(checkpoint_error([&] { state_from_json(changed); }), "three sums and two alignments"));
     changed = good;
     changed["fp8"]["probed"].push_back({1, 2});
-    CHECK(mentions(error_of([&] { state_from_json(changed); }), "three sums of each product"));
+    CHECK(contains(checkpoint_error([&] { state_from_json(changed); }), "three sums of each product"));
     changed["fp8"].erase("outliers"), changed["fp8"].erase("probed");  // of a program that had none
     CHECK(state_from_json(changed).fp8->outliers.empty());
 }
 
 TEST_CASE("staging: memory, none of it, or a local file give the same bytes") {
-    TemporaryFolder folder;
+    TemporaryDirectory folder;
     TestModel<float> test(config_of(nullptr));
     test.trainer.initialize(1);
     step(test, 0);
     const auto values = slices_of(test);
     Staging memory(test.trainer.state_slices(), "", size_t{1} << 30), none(test.trainer.state_slices(), "", 1000),
-        file(test.trainer.state_slices(), folder.file("local"), 0);
+        file(test.trainer.state_slices(), folder / "local", 0);
     CHECK(memory.is_apart());
     CHECK(memory.note() == "");
     CHECK(!none.is_apart());
-    CHECK(mentions(none.note(), "host memory"));
+    CHECK(contains(none.note(), "host memory"));
     CHECK(file.is_apart());
     const SliceBytes taken[] = {none.take(test.stream), memory.take(test.stream), file.take(test.stream)};
     Staging* const stagings[] = {&none, &memory, &file};
@@ -307,9 +307,9 @@ TEST_CASE("staging: memory, none of it, or a local file give the same bytes") {
         }
     }
     CHECK(available_host_memory() > size_t{1} << 20);
-    CHECK(std::filesystem::is_empty(folder.file("local")));  // although it is in use
-    write_bytes(folder.file("text"), "mine");
-    for (const std::string& place : {folder.file("text"), folder.file("text/below"), std::string("/proc")})
-        CHECK(mentions(error_of([&] { Staging(test.trainer.state_slices(), place, 0); }, ExitCode::bad_flags),
+    CHECK(std::filesystem::is_empty(folder / "local"));  // although it is in use
+    make_file(folder / "text", "mine");
+    for (const std::string& place : {folder / "text", folder / "text/below", std::string("/proc")})
+        CHECK(contains(error_of([&] { Staging(test.trainer.state_slices(), place, 0); }, ExitCode::bad_flags),
                        "--checkpoint-local " + place + ": cannot create a file in it: "));
 }

@@ -8,6 +8,7 @@
 #include "llmc/check/reference_fp8_wire.h"
 #include "llmc/kernels/elementwise.h"
 #include "test/comm/ranks/ranks.h"
+#include "test/helpers.h"
 
 using namespace llmc;
 using namespace llmc::test;
@@ -416,13 +417,8 @@ TEST_CASE("ranks: host collectives") {
         comm.barrier();
         comm.require_equal("configuration", "batch=4\nlr=1");
         if (comm.world() == 1) return;
-        std::string message;
-        try {
-            comm.require_equal("configuration", comm.rank() == 1 ? "batch=4\nlr=2" : "batch=4\nlr=1");
-        } catch (const Error& error) {
-            message = error.what();
-            CHECK(error.code() == ExitCode::bad_flags);
-        }
+        const char* mine = comm.rank() == 1 ? "batch=4\nlr=2" : "batch=4\nlr=1";
+        const std::string message = error_of([&] { comm.require_equal("configuration", mine); }, ExitCode::bad_flags);
         CHECK(message.find("rank 1 on ") == 0);
         CHECK(message.find("another configuration than rank 0: 'lr=2' against 'lr=1'") != std::string::npos);
     });

@@ -4,6 +4,7 @@
 
 #include "llmc/shard/weights.h"
 #include "test/comm/ranks/ranks.h"
+#include "test/helpers.h"
 
 using namespace llmc;
 using namespace llmc::test;
@@ -22,12 +23,7 @@ ParameterTable table_of_units() {
 }
 
 std::string error_of_weight(const Weights<float>& weights, size_t unit) {
-    try {
-        weights.weight(unit, 1);
-    } catch (const Error& error) {
-        return error.what();
-    }
-    return "";
+    return error_of([&] { weights.weight(unit, 1); });
 }
 
 }  // namespace
