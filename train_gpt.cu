@@ -1,4 +1,5 @@
-// train_gpt: pretrains a GPT from token shards. main() turns flags into a run, train() is the training loop.
+// train_gpt: pretrains a GPT from token shards. train() is the training loop, run_program() turns flags into a run, and
+// main() turns errors into exit codes.
 #include <cstdio>
 
 #include "llmc/base/json.h"             // json_text
@@ -66,40 +67,48 @@ ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
     Options& given = parsed.options;
     if (given.bench) only_bench(given);
     install_signal_handlers();
+
+    // Open the data and meet the other ranks, which together with the flags decide all defaults.
     Inputs inputs(given);
     const int zero = given.zero;
     Ranks ranks(given, launch);
-    const bool planning =
-        given.dry_run || given.estimate_scaling || given.print_config;  // works on a machine without a GPU
-    planning ? ranks.plan(given) : ranks.connect(given, launch);
+    const bool planning = given.dry_run || given.estimate_scaling || given.print_config;
+    if (planning)
+        ranks.plan(given);  // works on a machine without a GPU
+    else
+        ranks.connect(given, launch);
     ResolveInputs surroundings;
     inputs.describe(surroundings);
     ranks.describe(surroundings);
     resolve(given, surroundings);
-    const Options& o = given;
-    inputs.check(o);
-    if (o.print_config) return print(config_json(o) + "\n");
-    if (planning) return plan_run(o, zero);
-    if (!inputs.train && o.bench) inputs.train = std::make_unique<ShardSet>(bench_tokens(o));
-    const StagePlan plan = plan_rank(o, ranks.comm);  // or says why there is no such run
-    const Comm& comm = ranks.comm;
-    comm.require_equal("configuration", config_json(o));
-    comm.require_equal("command line", collective_flags(o));
-    check_memory(plan.memory, ranks.libraries_to_come(o), ranks.device.free_memory, ranks.device.name);
-    if (o.checking) return check_cards(o, ranks);
+    const Options& options = given;
+    inputs.check(options);
+    if (options.print_config) return print(config_json(options) + "\n");
+    if (planning) return plan_run(options, zero);
+    if (!inputs.train && options.bench) inputs.train = std::make_unique<ShardSet>(bench_tokens(options));
 
-    RunDirectory directory(comm.is_main() ? o.out : "");
-    std::optional<Resumed> resumed = find_checkpoint(o, *inputs.train, ranks);
-    Admission admission = admit(o, ranks, resumed ? &*resumed : nullptr);
-    prepare_directory(directory, o, resumed);
+    // Refuse what cannot run: a model that does not fit, ranks that disagree.
+    const StagePlan plan = plan_rank(options, ranks.comm);
+    const Comm& comm = ranks.comm;
+    comm.require_equal("configuration", config_json(options));
+    comm.require_equal("command line", collective_flags(options));
+    check_memory(plan.memory, ranks.libraries_to_come(options), ranks.device.free_memory, ranks.device.name);
+    if (options.checking) return check_cards(options, ranks);
+
+    // Find the checkpoint to resume from, and check the card; admission.options are without what is wrong on it.
+    RunDirectory directory(comm.is_main() ? options.out : "");
+    std::optional<Resumed> resumed = find_checkpoint(options, *inputs.train, ranks);
+    Admission admission = admit(options, ranks, resumed ? &*resumed : nullptr);
+    prepare_directory(directory, options, resumed);
     if (directory.active() && !admission.findings.is_null())
         write_file(directory.file("check.json"), json_text(admission.findings, 1) + "\n");
     const RunOutlook outlook{surroundings.train_tokens, resumed ? resumed->position.step + 1 : 1,
                              predicted_seconds(admission.options, plan, comm, ranks.device)};
     if (comm.is_main()) std::fputs(describe_start(admission.options, ranks, outlook).c_str(), stdout);
+
     ExitCode code = ExitCode::failure;
     try {
-        code = o.precision == Precision::fp32
+        code = options.precision == Precision::fp32
                    ? train<float>(admission.options, inputs, admission, ranks, directory, resumed)
                    : train<bf16>(admission.options, inputs, admission, ranks, directory, resumed);
     } catch (const Error& error) {

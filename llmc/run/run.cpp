@@ -222,6 +222,8 @@ void Run<Real>::save() {
 
 template <class Real>
 ExitCode Run<Real>::finish() {
+    // The order matters: numbers first, because they may end the run with an error; then the checkpoint, from which the
+    // run can continue; then the weights; and last, any error of the checkpoint.
     const int64_t step = position_.step;
     report_steps(0);
     reports_.print_bench();
