@@ -28,6 +28,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 ACCEPTED = ROOT / "dev/mutation_accepted.txt"
+# Files of llmc/check/ that need the model, other processes or matrix products.
+NO_SPECIFICATIONS = ("card_check.cpp", "collectives.cpp", "findings.cpp", "kept_results.cpp", "kernel_checks.cpp",
+                     "product_checks.cpp", "step.cpp", "worker.cpp")
 ORDERS = ("ascending", "descending", "random")
 COMMON = "-std=c++20 -I. -fopenmp -fno-math-errno -w -DLLMC_CUDA=0 -MMD"
 FLAGS = {"plain": "-O2", "tsan": "-O1 -g -fsanitize=thread"}
@@ -129,18 +132,21 @@ class Build:
     def __init__(self, tree, kind, jobs):
         self.tree, self.kind, self.folder = tree, kind, tree / "build" / kind
         self.folder.mkdir(parents=True)
-        kernels = sorted(str(p.relative_to(tree)) for p in (tree / "llmc/kernels").glob("*.cu"))
+        # Linked where a test needs them: kernels, and their specifications.
+        parts = sorted(str(p.relative_to(tree)) for pattern in ("kernels/*.cu", "comm/rank_reduce.cu", "comm/fp8_wire.cu",
+                                                                "check/*.cpp")
+                       for p in (tree / "llmc").glob(pattern) if p.name not in NO_SPECIFICATIONS)
         base = sorted(str(p.relative_to(tree)) for pattern in ("device/host/*.cpp", "device/faults.cpp", "device/transfer.cpp",
-                                                               "check/reference_*.cpp", "check/compare.cpp",
-                                                               "check/random_values.cpp", "kernels/*.cpp",
+                                                               "kernels/*.cpp",
                                                                "linear/matmul.cpp", "linear/matmul_host.cpp")
-                      for p in (tree / "llmc").glob(pattern)) + ["test/main.cpp"]
-        self.tests = sorted(str(p.relative_to(tree)) for p in (tree / "test/kernels").glob("*.cpp")) + ["test/device/warp.cu"]
+                      for p in (tree / "llmc").glob(pattern)) + ["test/main.cpp", "test/kernels/specifications.cpp"]
+        self.tests = sorted(str(p.relative_to(tree)) for p in (tree / "test/kernels").glob("*.cpp")
+                            if p.name != "specifications.cpp") + ["test/device/warp.cu"]
         with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-            self.object = dict(pool.map(lambda s: (s, self.compile(tree, s, self.folder)), kernels + base + self.tests))
+            self.object = dict(pool.map(lambda s: (s, self.compile(tree, s, self.folder)), parts + base + self.tests))
         self.base = [self.object[s] for s in base]
         self.archive = self.folder / "kernels.a"
-        self.must(f"ar rcs {self.archive} {' '.join(str(self.object[s]) for s in kernels)}")
+        self.must(f"ar rcs {self.archive} {' '.join(str(self.object[s]) for s in parts)}")
         self.parts = {test: self.link(test, self.folder / f"{Path(test).stem}.test") for test in self.tests}
 
     def must(self, command, tree=None):

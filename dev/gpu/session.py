@@ -125,10 +125,10 @@ def part1(session):
 FOLDERS = ("device", "kernels", "linear", "fp8", "comm", "model", "optim", "train", "run", "shard")
 SANITIZED = {
     "memcheck": ["test/kernels/*", "test/device/*", "test/optim/*", "test/fp8/*"],
-    "racecheck": [f"test/kernels/{name}*" for name in ("attention", "layernorm", "quantize", "classifier", "gelu",
-                                                       "embedding", "elementwise")],
+    "racecheck": [f"test/kernels/{name}*" for name in ("attention", "norms", "quantize", "classifier", "activations",
+                                                       "embedding", "sums")],
     "synccheck": ["test/kernels/*"],
-    "initcheck": ["test/kernels/layernorm*", "test/kernels/gelu*", "test/kernels/quantize.cpp"],
+    "initcheck": ["test/kernels/norms.cpp", "test/kernels/activations.cpp", "test/kernels/quantize.cpp"],
 }
 
 

@@ -1,79 +1,256 @@
-// Attention at the run's head dimension, with several heads and a length that fills no tile, against FP64.
-#include "llmc/kernels/attention.h"
+// Attention, plain and quantizing.
+#include <set>
 
 #include "llmc/check/families.h"
-#include "llmc/check/reference_attention.h"
-#include "llmc/check/trial.h"
+#include "llmc/check/quantized_results.h"
+#include "llmc/kernels/attention.h"
 
 namespace llmc::check {
 namespace {
 
-constexpr int kBatch = 2;
-constexpr int kLength = 277;  // several tiles of 64 and of 128 rows, and a part of one
+struct Shape : reference::AttentionShape {
+    float deviation = 1.0f;  // of qkv: larger ones make peaked probabilities
+    bool bad = false;        // one value is infinite
+
+    Shape(const reference::AttentionShape& s, float d = 1.0f, bool b = false)
+        : reference::AttentionShape(s), deviation(d), bad(b) {}
+    std::vector<Axis> elements_of(int width) const { return {{"b", B}, {"t", T}, {"", width}}; }
+    std::vector<Axis> rows_of() const { return {{"b", B}, {"h", NH}, {"t", T}}; }
+};
+
+// Outputs of the forward pass.
+template <class Real>
+struct Outputs {
+    Real *out, *low;
+    float* lse;
+    Outputs(Trial& t, const Shape& s)
+        : out(t.result<Real>("out", {{"b", s.B}, {"t", s.T}, {"h", s.NH}, {"", s.HD}})),
+          low(sizeof(Real) == 2 ? t.result<Real>("out_low", s.elements_of(s.width())) : nullptr),
+          lse(t.result<float>("lse", s.rows_of())) {}
+};
 
 Bounded with_floor(const std::vector<double>& values, const std::vector<double>& bounds) {
     return Bounded(values, bounds).widened(0, reference::kAttentionFloor);
 }
 
-void compare_norms(Trial& trial, const reference::AttentionShape& s, const std::vector<double>& dqkv,
-                   const reference::Attention& expected, double u) {
-    const reference::AttentionNorms norms = reference::attention_norms(u);
+// ---- plain ---------------------------------------------------------------------------------------------------------
+
+// Errors of dQ, dK and dV as a whole, where there is more than one key: a single key's dS is 0.
+void compare_norms(Trial& t, const Shape& s, const std::vector<double>& dqkv, const reference::Attention& expected,
+                   const reference::AttentionNorms& norms) {
     for (const auto& [name, which, limit] :
          {std::tuple{"dq", 0, norms.dq_dk}, {"dk", 1, norms.dq_dk}, {"dv", 2, norms.dv}})
-        trial.note(norm_not_within({name, {}}, reference::part_of_dqkv(dqkv, s, which),
+        if (s.T > 1 || which == 2)
+            t.note(norm_not_within({name, {}}, reference::part_of_dqkv(dqkv, s, which),
                                    reference::part_of_dqkv(expected.dqkv, s, which), limit));
 }
 
 template <class Real>
-std::string check_attention(const reference::AttentionShape& s, stream_t stream) {
-    const size_t B = static_cast<size_t>(s.B), T = static_cast<size_t>(s.T), NH = static_cast<size_t>(s.NH),
-                 HD = static_cast<size_t>(s.HD);
+void attention(Trial& t, const Shape& s) {
     constexpr bool narrow = sizeof(Real) == 2;
     const double u = reference::attention_rounding(narrow);
-    const auto qkv = reference::random_normal<Real>(s.qkv_elements(), 1.0f, 11),
-               dout = reference::random_normal<Real>(s.elements(), 1.0f, 12);
-    const auto expected = reference::attention(s, reference::to_doubles(qkv), reference::to_doubles(dout), u,
-                                               reference::attention_slack(narrow));
-    Trial trial(stream);
-    const Real *device_qkv = trial.input(qkv), *device_dout = trial.input(dout);
-    const int* documents = trial.input_or_none(s.documents);
-    const std::vector<Axis> elements = {{"b", B}, {"t", T}, {"h", NH}, {"", HD}},
-                            rows = {{"b", B}, {"h", NH}, {"t", T}};
-    Real *out = trial.result<Real>("out", elements), *low = narrow ? trial.result<Real>("out_low", elements) : nullptr;
-    float *lse = trial.result<float>("lse", rows), *delta = trial.result<float>("delta", rows);
-    Real* dqkv =
-        trial.result<Real>("dqkv", {{"b", B}, {"t", T}, {"head", static_cast<size_t>(s.heads().rows())}, {"", HD}});
-    trial.run_twice([&] {
-        attention_forward<Real>(out, low, lse, device_qkv, s.B, s.T, s.heads(), stream, documents);
-        attention_backward<Real>(dqkv, delta, device_dout, device_qkv, out, low, lse, s.B, s.T, s.heads(), stream,
+    const auto qkv = t.normal<Real>(s.qkv_elements(), s.deviation), dout = t.normal<Real>(s.elements(), 1.0f);
+    const auto expected = reference::attention(s, qkv.doubles(), dout.doubles(), u, reference::attention_slack(narrow));
+    const auto documents = t.input_or_none(s.documents);
+    const Outputs<Real> to(t, s);
+    Real* alone = narrow ? t.result<Real>("out without out_low", s.elements_of(s.width())) : nullptr;
+    float* delta = t.result<float>("delta", s.rows_of());
+    Real* dqkv = t.result<Real>("dqkv", {{"b", s.B}, {"t", s.T}, {"head", s.heads().rows()}, {"", s.HD}});
+    t.run_twice([&] {
+        if (alone) attention_forward<Real>(alone, nullptr, to.lse, qkv, s.B, s.T, s.heads(), t.stream(), documents);
+        attention_forward<Real>(to.out, to.low, to.lse, qkv, s.B, s.T, s.heads(), t.stream(), documents);
+        attention_backward<Real>(dqkv, delta, dout, qkv, to.out, to.low, to.lse, s.B, s.T, s.heads(), t.stream(),
                                  documents);
     });
-
-    trial.within(out, with_floor(expected.out, expected.out_bound));
-    std::vector<double> sum = reference::to_doubles(trial.read(out));
+    t.within(to.out, with_floor(expected.out, expected.out_bound));
+    std::vector<double> sum = reference::to_doubles(t.read(to.out));
     if (narrow) {
-        const std::vector<double> rest = reference::to_doubles(trial.read(low));
+        const reference::AttentionNorms norms = reference::attention_norms(u);
+        t.note(norm_not_within({"out", {}}, sum, expected.out, norms.out));
+        const std::vector<double> rest = reference::to_doubles(t.read(to.low));
         for (size_t i = 0; i < sum.size(); i++) sum[i] += rest[i];
+        t.equal(alone, t.read(to.out));
     }
-    const ArrayShape whole{"out + out_low", elements};
-    trial.note(not_within(whole, sum, with_floor(expected.out, expected.out_sum_bound)));
-    trial.note(norm_not_within(whole, sum, expected.out, reference::attention_norms(u).out_sum));
-    trial.within(lse, Bounded(expected.lse, reference::kAttentionLseError, 1.0));
-    trial.within(delta, with_floor(expected.delta, expected.delta_bound));
-    trial.within(dqkv, with_floor(expected.dqkv, expected.dqkv_bound));
-    compare_norms(trial, s, reference::to_doubles(trial.read(dqkv)), expected, u);
-    return trial.problem();
+    const ArrayShape whole{"out + out_low", t.shape_of(to.out).axes};
+    t.note(not_within(whole, sum, with_floor(expected.out, expected.out_sum_bound)));
+    t.note(norm_not_within(whole, sum, expected.out, reference::attention_norms(u).out_sum));
+    t.within(to.lse, Bounded(expected.lse, reference::kAttentionLseError, 1.0));
+    t.within(delta, with_floor(expected.delta, expected.delta_bound));
+    t.within(dqkv, with_floor(expected.dqkv, expected.dqkv_bound));
+    compare_norms(t, s, reference::to_doubles(t.read(dqkv)), expected, reference::attention_norms(u));
+}
+
+// ---- quantizing: attention and quantize(), byte by byte ------------------------------------------------------------
+
+constexpr float kOutputScale = 250.0f, kGradientScale = 2000.0f;
+
+Input<bf16> qkv_of(Trial& t, const Shape& s) {
+    std::vector<bf16> qkv = t.random<bf16>(s.qkv_elements(), s.deviation);
+    if (s.bad) qkv[reference::AttentionLayout{s}.qkv(0, 20, 2, 0) + 5] = to<bf16>(INFINITY);
+    return t.input(qkv);
+}
+
+void forward_fp8(Trial& t, const Shape& s, const Passes& passes) {
+    const auto qkv = qkv_of(t, s);
+    const auto documents = t.input_or_none(s.documents);
+    const Outputs<bf16> plain(t, s);
+    t.run_twice([&] {
+        attention_forward<bf16>(plain.out, plain.low, plain.lse, qkv, s.B, s.T, s.heads(), t.stream(), documents);
+    });
+    each_pass<e4m3>(t, passes, s.tokens(), s.width(), kOutputScale,
+                    [&](Trial& trial, const auto& to, QuantizePass pass) {
+                        const auto own = trial.input(qkv.values);
+                        const Outputs<bf16> fused(trial, s);
+                        // Without a copy of the output for a backward pass, in one of the calls.
+                        const bool keeps = to.layouts != Layouts::row;
+                        trial.run_twice([&] {
+                            attention_forward_fp8(to.target(), keeps ? fused.out : nullptr, keeps ? fused.low : nullptr,
+                                                  fused.lse, own, s.B, s.T, s.heads(), pass, t.stream(), documents);
+                        });
+                        keeps ? trial.equal(fused.out, t.read(plain.out)) : trial.untouched(fused.out);
+                        keeps ? trial.equal(fused.low, t.read(plain.low)) : trial.untouched(fused.low);
+                        trial.equal(fused.lse, t.read(plain.lse));
+                        to.compare_with_cast(plain.out, plain.low, pass);
+                    });
+}
+
+// The bias gradient of the qkv layer comes with it: alone, accumulated, or left out, which layouts alone try.
+template <class F8>
+void backward_fp8(Trial& t, const Shape& s, const Passes& passes) {
+    const auto qkv = qkv_of(t, s), dout = t.normal<bf16>(s.elements(), 0.1f, 0.02f);
+    const auto documents = t.input_or_none(s.documents);
+    const int width = s.qkv_width();
+    const Outputs<bf16> forward(t, s);
+    bf16* dqkv = t.result<bf16>("dqkv", s.elements_of(width));
+    float* plain_delta = t.result<float>("delta", s.rows_of());
+    t.run_twice([&] {
+        attention_forward<bf16>(forward.out, forward.low, forward.lse, qkv, s.B, s.T, s.heads(), t.stream(), documents);
+        attention_backward<bf16>(dqkv, plain_delta, dout, qkv, forward.out, forward.low, forward.lse, s.B, s.T,
+                                 s.heads(), t.stream(), documents);
+    });
+    const auto sums = reference::column_sums(reference::to_floats(t.read(dqkv)), width);
+    const auto before = t.random<float>(static_cast<size_t>(width), 3.0f);
+    each_pass<F8>(t, passes, s.tokens(), width, kGradientScale, [&](Trial& trial, const auto& to, QuantizePass pass) {
+        float* delta = trial.result<float>("delta", s.rows_of());
+        float *dbias = nullptr, *alone = nullptr, *scratch = nullptr;
+        const bool accumulate = to.layouts == Layouts::row;
+        if (to.layouts != Layouts::transposed) {
+            dbias = accumulate ? trial.result("dbias", line(width), before) : trial.result<float>("dbias", line(width));
+            alone = accumulate ? trial.result<float>("dbias alone", line(width)) : nullptr;
+            scratch = trial.scratch<float>(attention_backward_fp8_scratch(s.B, s.T, s.heads()));
+        }
+        const auto run = [&](const Quantized<F8>& target, float* bias, bool add, QuantizePass how) {
+            attention_backward_fp8<F8>(target, bias, scratch, delta, dout, qkv, forward.out, forward.low, forward.lse,
+                                       s.B, s.T, s.heads(), add, how, t.stream(), documents);
+        };
+        trial.run_twice([&] {
+            if (alone) run({nullptr, nullptr, to.state}, alone, false, QuantizePass::replay);
+            run(to.target(), dbias, accumulate, pass);
+        });
+        if (!s.bad) trial.equal(delta, t.read(plain_delta));  // a NaN may have other bits
+        to.compare_with_cast(dqkv, nullptr, pass);
+        if (!dbias) return;
+        std::vector<double> expected = sums;
+        for (size_t c = 0; c < before.size() && accumulate; c++) expected[c] += static_cast<double>(before[c]);
+        trial.within(dbias, Bounded(expected, reference::kColumnSumError, accumulate ? 3.0 : 1.0));
+        if (alone) trial.within(alone, Bounded(sums, reference::kColumnSumError, 1.0));
+    });
+}
+
+// ---- items ---------------------------------------------------------------------------------------------------------
+
+template <class Real>
+void add_plain(Items& items, const Shape& s, const std::string& name) {
+    add_kernel(items, strprintf("attention %s %s", type_name<Real>(), name.c_str()),
+               [s](Trial& t) { attention<Real>(t, s); });
+}
+void add_forward_fp8(Items& items, const Shape& s, const std::string& name, const Passes& passes) {
+    add_kernel(
+        items, "attention_forward_fp8 " + name, [=](Trial& t) { forward_fp8(t, s, passes); }, "attention_fp8");
+}
+template <class F8>
+void add_backward_fp8(Items& items, const Shape& s, const std::string& name, const Passes& passes) {
+    add_kernel(
+        items, std::string("attention_backward_fp8 ") + (std::is_same_v<F8, e4m3> ? "e4m3 " : "e5m2 ") + name,
+        [=](Trial& t) { backward_fp8<F8>(t, s, passes); }, "attention_backward_fp8");
+}
+
+// Rows of T tokens, cut into documents of these lengths; the rest of a row is one more document.
+std::vector<int> cut(int T, const std::vector<std::vector<int>>& rows) {
+    std::vector<int> documents;
+    for (const std::vector<int>& lengths : rows) {
+        const size_t end = documents.size() + static_cast<size_t>(T);
+        int begin = 0;
+        for (const int length : lengths)
+            documents.insert(documents.end(), static_cast<size_t>(length), begin), begin += length;
+        documents.resize(end, begin);
+    }
+    return documents;
 }
 
 template <class Real>
-void add(Items& items, const KernelUse& use) {
-    for (const reference::AttentionShape& s : example_shapes(use, kBatch, kLength))
-        items.push_back({strprintf("attention %s %s", type_name<Real>(), name_of(s).c_str()), "kernels", "",
-                         [s](stream_t stream) { return check_attention<Real>(s, stream); }});
+void add_plain_tests(Items& items) {
+    const auto add = [&](const Shape& s) { add_plain<Real>(items, s, s.text()); };
+    for (const int HD : {32, 64, 128}) {
+        for (const auto& [B, T, NH] :
+             {std::tuple{1, 1, 1}, {2, 17, 3}, {1, 63, 2}, {2, 64, 1}, {1, 65, 2}, {1, 128, 3}})
+            add({{B, T, NH, HD}});
+        add({{2, 200, 1, HD}}), add({{1, 200, 2, HD}, 2.5f});
+        for (const auto& [B, T, NH, NKV] : {std::tuple{1, 1, 2, 1}, {2, 17, 6, 2}, {1, 65, 4, 1}, {1, 140, 4, 2}})
+            add({{B, T, NH, HD, NKV}});
+        for (const int window : {1, 7, 64, 65, 130}) add({{1, 210, 2, HD, 1, 0, window}});
+        // Documents of a token, of less than a tile and of several; boundaries on the edges of tiles (of 8, 32, 64 and
+        // 128), one before and one behind them; and no boundary.
+        const std::vector<std::vector<int>> cuts[] = {
+            {{64, 64, 32, 1, 1, 40}}, {{1, 1, 30, 31, 66}}, {{128}}, {{127, 2, 3}}, {{205, 4}}, {{}}};
+        for (const auto& rows : cuts) add({{1, 210, 2, HD, 1, 0, 0, cut(210, rows)}});
+        for (const int window : {1, 7, 65}) add({{1, 210, 2, HD, 2, 0, window, cut(210, cuts[0])}});
+        if (HD == 32) continue;  // which Hopper's variant does not take; below are its largest tiles
+        add({{2, 392, 4, HD, 2}}), add({{1, 456, 1, HD, 1, 0, 150}});
+        add({{1, 456, 1, HD, 1, 0, 0, cut(456, {{152, 152}})}});
+    }
+    add({{1, 70, 4, 64, 2, 0.3f}, 0.7f});                            // another scale of scores
+    add({{3, 70, 4, 64, 2, 0.3f, 0, cut(70, {{5}, {64, 1}, {}})}});  // each row has its own documents
 }
 
 }  // namespace
 
-void add_attention(Items& items, const KernelUse& use) { use.bf16 ? add<bf16>(items, use) : add<float>(items, use); }
+void add_attention(Items& items, const KernelUse& use) {
+    // Several tiles of 64 and of 128 rows, and a part of one.
+    for (const reference::AttentionShape& s : example_shapes(use, 2, 277))
+        use.bf16 ? add_plain<bf16>(items, s, name_of(s)) : add_plain<float>(items, s, name_of(s));
+    if (!use.fp8 || use.scaling != Fp8Scaling::tensor || use.current_scaling) return;
+    // Fills no tile, but pieces of 8 tokens; 304 tokens are a multiple of 16.
+    for (const reference::AttentionShape& s : example_shapes(use, 2, 152)) {
+        add_forward_fp8(items, s, name_of(s), kWritingPasses);
+        if (!use.position_embedding) continue;  // RoPE turns the gradient back before it is cast
+        use.e4m3_gradients ? add_backward_fp8<e4m3>(items, s, name_of(s), kWritingPasses)
+                           : add_backward_fp8<e5m2>(items, s, name_of(s), kWritingPasses);
+    }
+}
+
+void add_attention_tests(Items& items) {
+    add_plain_tests<float>(items), add_plain_tests<bf16>(items);
+    // Less than a tile, whole tiles and not; pieces of 8 tokens that do not make 16 in a sequence.
+    std::vector<Shape> shapes;
+    for (const int HD : {32, 64, 128}) {
+        for (const auto& [B, T, NH] :
+             {std::tuple{1, 16, 1}, {2, 8, 2}, {2, 40, 3}, {1, 80, 2}, {2, 72, 1}, {1, 128, 1}, {2, 136, 2}})
+            shapes.push_back({{B, T, NH, HD}});
+        shapes.push_back({{1, 80, 4, HD, 2}}), shapes.push_back({{2, 136, 3, HD, 1, 0, 50}});
+        shapes.push_back({{2, 136, 3, HD, 1, 0, 50, cut(136, {{37, 37, 37}, {37, 37, 37}})}});
+        shapes.push_back({{1, 208, 1, HD, 1, 0, 0, cut(208, {{136}})}});  // with tiles inside a document
+    }
+    for (size_t i = 0; i < shapes.size(); i++) {
+        // One pass, another for the next shape; all of them with documents, on tiles of every kind.
+        const Shape& s = shapes[i];
+        const Passes passes = s.documents.empty() ? Passes{kWritingPasses[i % kWritingPasses.size()]} : kWritingPasses;
+        add_forward_fp8(items, s, s.text(), passes);
+        add_backward_fp8<e4m3>(items, s, s.text(), passes), add_backward_fp8<e5m2>(items, s, s.text(), passes);
+    }
+    const Shape bad({1, 48, 2, 32}, 1.0f, true);
+    add_forward_fp8(items, bad, bad.text() + " with infinity", {QuantizePass::train});
+    add_backward_fp8<e5m2>(items, bad, bad.text() + " with infinity", {QuantizePass::train});
+}
 
 }  // namespace llmc::check

@@ -1,119 +1,223 @@
-// Softmax cross-entropy over the run's vocabulary against FP64, with a target to be ignored and a logit that is not
-// finite; and the sum of losses.
+// Softmax cross-entropy over the run's vocabulary, and the sum of losses.
 #include "llmc/kernels/classifier.h"
 
 #include "llmc/check/families.h"
-#include "llmc/check/reference_rows.h"
-#include "llmc/check/trial.h"
 
 namespace llmc::check {
 namespace {
 
-constexpr int kRows = 5, kIgnoredRow = 2, kBadRow = 3;
-constexpr float kLossGradient = 1.0f / kRows, kLossScale = 4096.0f;
+constexpr float kLossScale = 4096.0f;
 
-// Padding holds NaN: it must not be used.
+struct Shape {
+    int rows, V, padded_V;
+    LogitShaping shaping;
+    float deviation = 3.0f;
+    enum Rows { usual, with_bad, extreme, beyond_cap } special = usual;
+
+    size_t width() const { return static_cast<size_t>(padded_V); }
+    double cap() const { return static_cast<double>(shaping.soft_cap); }
+};
+
+// ---- reference -----------------------------------------------------------------------------------------------------
+
+// Caps logits in place; returns the derivative of each by what it was.
+std::vector<double> cap_logits(std::vector<double>& logits, double cap) {
+    std::vector<double> slope(logits.size(), 1.0);
+    for (size_t i = 0; i < logits.size() && cap > 0; i++) {
+        const double tanh = std::tanh(logits[i] / cap), cosh = std::cosh(logits[i] / cap);
+        logits[i] = cap * tanh;
+        slope[i] = 1 / (cosh * cosh);
+    }
+    return slope;
+}
+
+// Losses leave out z-loss and label smoothing; the gradient has them.
+struct Exact {
+    std::vector<double> losses, gradient;
+};
+Exact exact_values(const Shape& s, std::vector<double> logits, const std::vector<int>& targets, double dloss) {
+    const std::vector<double> slope = cap_logits(logits, s.cap());
+    Exact e{{}, std::vector<double>(logits.size())};
+    const double smoothing = static_cast<double>(s.shaping.trained.label_smoothing);
+    for (size_t row = 0; row < targets.size(); row++) {
+        double* const x = &logits[row * s.width()];
+        double max = -1e300, sum = 0;
+        for (int v = 0; v < s.V; v++) max = std::max(max, x[v]);
+        for (int v = 0; v < s.V; v++) sum += std::exp(x[v] - max);
+        const int target = targets[row];
+        const double log_z = max + std::log(sum),
+                     z_gradient = 2 * static_cast<double>(s.shaping.trained.z_loss) * log_z;
+        e.losses.push_back(target < 0 ? 0.0 : log_z - x[target]);
+        for (int v = 0; v < s.V && target >= 0; v++) {
+            const size_t at = row * s.width() + static_cast<size_t>(v);
+            const double wanted = (1 - smoothing) * (v == target) + smoothing / s.V;
+            e.gradient[at] = (std::exp(x[v] - max) / sum * (1 + z_gradient) - wanted) * dloss * slope[at];
+        }
+    }
+    return e;
+}
+
+// Of losses, relative to |loss| + 1. Of gradients, relative to each value, down to a floor of 1e-6 of the largest,
+// before the rounding to Real, in units of u = 2^-24: 3u |x - max| from the exponent, at most 14 above that floor; 5u
+// for ex2.approx.f32 (2 ulp from correctly rounded, PTX ISA), as much for the sum's terms; some 50u for its additions:
+// 6e-6.
+constexpr double kLossError = 2e-6, kGradientError = 1e-5, kGradientFloor = 1e-6;
+// On top of both where logits are capped: a capped one errs by 10u of the cap (the tanh by 8u, then two roundings), and
+// so does the largest. A gradient has that error twice, of its own exponential and of the sum.
+double soft_cap_error(double cap) { return 2 * 10 * reference::kUnit * cap; }
+
+// ---- specifications ------------------------------------------------------------------------------------------------
+
+// Padding holds NaN: it must not be used. Row 2 is ignored (target -1).
 template <class Real>
-std::vector<Real> example_logits(int V, int padded_V, float cap) {
-    const size_t width = static_cast<size_t>(padded_V);
-    auto logits = reference::random_normal<Real>(kRows * width, cap > 0 ? cap / 2 : 3.0f, 61);  // many near the cap
-    for (size_t row = 0; row < kRows; row++)
-        for (size_t v = static_cast<size_t>(V); v < width; v++) logits[row * width + v] = to<Real>(std::nanf(""));
-    logits[kBadRow * width + static_cast<size_t>(V) / 3] = to<Real>(std::nanf(""));
+std::vector<Real> example_logits(Trial& t, const Shape& s) {
+    auto logits = t.random<Real>(static_cast<size_t>(s.rows) * s.width(), s.deviation);
+    for (int row = 0; row < s.rows; row++) {
+        Real* const x = &logits[static_cast<size_t>(row) * s.width()];
+        for (int v = 0; v < s.V; v++) {
+            const float large[] = {v % 2 ? 1e4f : -1e4f, -1e4f, 0, -1e4f + 100.0f * static_cast<float>(v % 200),
+                                   v == s.V / 3 ? 1e4f : -1e4f + static_cast<float>(v % 7)};
+            if (s.special == Shape::extreme && row < 5 && row != 2) x[v] = to<Real>(large[row]);
+            if (s.special == Shape::beyond_cap && row == 1)
+                x[v] = to<Real>(v % 3 == 0 ? 1e4f : v % 3 == 1 ? -1e4f : 0.5f);
+        }
+        for (int v = s.V; v < s.padded_V; v++) x[v] = to<Real>(std::nanf(""));
+        if (s.special == Shape::with_bad && row == 3) x[s.V / 3] = to<Real>(std::nanf(""));
+    }
     return logits;
 }
 
-std::vector<int> example_targets(int V) {
-    std::vector<int> targets = {V - 1, V / 2, -1, 0, V / 3};
-    return targets;
-}
-
 template <class Real>
-std::string check_cross_entropy(int V, int padded_V, const LogitShaping& shaping, stream_t stream) {
-    const size_t width = static_cast<size_t>(padded_V);
-    const auto before = example_logits<Real>(V, padded_V, shaping.soft_cap);
-    const auto targets = example_targets(V);
-    const double dloss = static_cast<double>(kLossGradient) * static_cast<double>(kLossScale);
-    const auto expected = reference::cross_entropy(reference::to_doubles(before), targets, V, padded_V, dloss, shaping);
-    const double of_cap = reference::soft_cap_error(static_cast<double>(shaping.soft_cap));
-    Bounded losses(expected.losses, reference::kLossError + of_cap, 1.0);
-    // What smoothing takes off may leave next to nothing.
-    const double of_all = static_cast<double>(shaping.trained.label_smoothing) / V;
-    Bounded gradient(expected.gradient, reference::rounding_error<Real>() + reference::kLogitGradientError + 2 * of_cap,
-                     (reference::kLogitGradientFloor + of_all) * dloss);
-    losses.values[kBadRow] = std::nan("");
-    for (size_t v = 0; v < width; v++)
-        if (v < static_cast<size_t>(V)) gradient.values[kBadRow * width + v] = std::nan("");
-    for (size_t row = 0; row < kRows; row++)
-        for (size_t v = 0; v < width; v++)
-            if (v >= static_cast<size_t>(V) || row == kIgnoredRow) gradient.bounds[row * width + v] = 0;
-    losses.bounds[kIgnoredRow] = 0;
-
-    Trial trial(stream);
-    const int* device_targets = trial.input(targets);
-    const float* scale = trial.input(std::vector<float>{kLossScale});
-    const std::vector<Axis> axes = {{"row", kRows}, {"", width}};
-    Real* dlogits = trial.result<Real>("dlogits", axes, before);
-    Real* logits = trial.result<Real>("logits without gradient", axes, before);
-    float* loss = trial.result<float>("loss", {{"row", kRows}});
-    float* evaluated = trial.result<float>("evaluated loss", {{"row", kRows}});
-    trial.run_twice([&] {
-        softmax_cross_entropy<Real>(dlogits, loss, device_targets, kLossGradient, scale, kRows, V, padded_V, true,
-                                    stream, shaping);
-        softmax_cross_entropy<Real>(logits, evaluated, device_targets, 1.0f, nullptr, kRows, V, padded_V, false, stream,
-                                    shaping);
+void cross_entropy(Trial& t, const Shape& s) {
+    const auto before = example_logits<Real>(t, s);
+    std::vector<int> targets;
+    for (int row = 0; row < s.rows; row++) {
+        const int first[] = {s.V - 1, s.V / 2, -1, 0, s.V / 3};
+        targets.push_back(row < 5 ? first[row] : row * 7919 % s.V);
+    }
+    const float loss_gradient = 1.0f / static_cast<float>(s.rows);
+    const double dloss = static_cast<double>(loss_gradient) * static_cast<double>(kLossScale);
+    const Exact expected = exact_values(s, reference::to_doubles(before), targets, dloss);
+    const double of_cap = soft_cap_error(s.cap());
+    Bounded losses(expected.losses, kLossError + of_cap, 1.0);
+    // Smoothing may leave next to nothing of a gradient; beyond the cap, terms cancel that have the error of the
+    // largest.
+    double floor = (kGradientFloor + static_cast<double>(s.shaping.trained.label_smoothing) / s.V) * dloss;
+    for (const double g : expected.gradient)
+        if (s.special == Shape::beyond_cap) floor = std::max(floor, 1e-2 * std::fabs(g));
+    Bounded gradient(expected.gradient, reference::rounding_error<Real>() + kGradientError + 2 * of_cap, floor);
+    for (size_t row = 0; row < targets.size(); row++) {
+        const bool bad = s.special == Shape::with_bad && row == 3;
+        if (targets[row] < 0) losses.bounds[row] = 0;
+        if (bad) losses.values[row] = std::nan("");
+        for (size_t v = 0, at = row * s.width(); v < s.width(); v++, at++) {
+            if (v >= static_cast<size_t>(s.V) || targets[row] < 0) gradient.bounds[at] = 0;
+            if (bad && v < static_cast<size_t>(s.V)) gradient.values[at] = std::nan("");
+        }
+    }
+    const auto device_targets = t.input(targets);
+    const auto scale = t.input(std::vector<float>{kLossScale});
+    const std::vector<Axis> axes = {{"row", s.rows}, {"", s.width()}};
+    Real *dlogits = t.result<Real>("dlogits", axes, before),
+         *logits = t.result<Real>("logits without gradient", axes, before),
+         *unscaled = t.result<Real>("dlogits without loss scale", axes, before);
+    float *loss = t.result<float>("loss", {{"row", s.rows}}), *again = t.result<float>("loss again", {{"row", s.rows}}),
+          *evaluated = t.result<float>("evaluated loss", {{"row", s.rows}});
+    const auto run = [&](Real* to, float* losses_to, float of_each, const float* by, bool write,
+                         const LogitShaping& how) {
+        softmax_cross_entropy<Real>(to, losses_to, device_targets, of_each, by, s.rows, s.V, s.padded_V, write,
+                                    t.stream(), how);
+    };
+    t.run_twice([&] {
+        run(dlogits, loss, loss_gradient, scale, true, s.shaping);
+        run(unscaled, again, loss_gradient, nullptr, true, s.shaping);
+        run(logits, evaluated, 1.0f, nullptr, false,
+            {s.shaping.soft_cap, {}});  // z-loss and smoothing are not reported
     });
-    trial.within(loss, losses);
-    trial.within(evaluated, losses);
-    trial.within(dlogits, gradient);
-    trial.equal(logits, before);
-    return trial.problem();
+    t.within(loss, losses);
+    t.equal(evaluated, t.read(loss)), t.equal(again, t.read(loss));
+    t.within(dlogits, gradient);
+    t.equal(logits, before);
+    if (s.special != Shape::usual) return;
+    std::vector<Real> scaled;  // a power of two moves the gradient exactly
+    for (const Real g : t.read(unscaled)) scaled.push_back(to<Real>(to_float(g) * kLossScale));
+    t.equal(dlogits, scaled);
 }
 
-std::string check_sum_losses(stream_t stream) {
-    constexpr int n = 1031;
-    auto losses = reference::random_normal<float>(n, 1.0f, 62, 5.0f);
-    std::vector<int> targets(n);
+void losses_of(Trial& t, int n) {
+    auto losses = t.random<float>(static_cast<size_t>(n), 1.0f, 5.0f);
+    std::vector<int> targets;
     double sum = 0;
     int counted = 0;
     for (int i = 0; i < n; i++) {
-        const size_t at = static_cast<size_t>(i);
-        targets[at] = i % 5 == 3 ? -1 : i;
-        if (targets[at] < 0) losses[at] = 0.0f;
-        sum += static_cast<double>(losses[at]);
-        counted += targets[at] >= 0;
+        targets.push_back(i % 5 == 3 ? -1 : i);
+        if (targets.back() < 0) losses[static_cast<size_t>(i)] = 0.0f;
+        sum += static_cast<double>(losses[static_cast<size_t>(i)]);
+        counted += targets.back() >= 0;
     }
-    Trial trial(stream);
-    const float* device_losses = trial.input(losses);
-    const int* device_targets = trial.input(targets);
-    double* total = trial.result<double>("total", {{"", 1}});
-    int* count = trial.result<int>("count", {{"", 1}});
-    trial.run_twice([&] {
+    const auto device_losses = t.input(losses);
+    const auto device_targets = t.input(targets);
+    double* total = t.result<double>("total", line(1));
+    int* count = t.result<int>("count", line(1));
+    t.run_twice([&] {
         for (const bool accumulate : {false, true})
-            sum_losses(total, count, device_losses, device_targets, n, accumulate, stream);
+            sum_losses(total, count, device_losses, device_targets, n, accumulate, t.stream());
     });
-    Bounded expected(0);
+    Bounded expected;
     expected.push_back(2 * sum, 1e-14 * n * sum);  // FP64 sums of positive numbers
-    trial.note(not_within(trial.shape_of(total), trial.read(total), expected));
-    trial.equal(count, {2 * counted});
-    return trial.problem();
+    t.note(not_within(t.shape_of(total), t.read(total), expected));
+    t.equal(count, {2 * counted});
+}
+
+// ---- items ---------------------------------------------------------------------------------------------------------
+
+template <class Real>
+void add_cross_entropy(Items& items, const Shape& s) {
+    std::string name = strprintf("softmax_cross_entropy %s N=%d V=%d/%d", type_name<Real>(), s.rows, s.V, s.padded_V);
+    if (s.shaping.soft_cap > 0) name += strprintf(" capped at %g", s.cap());
+    if (s.shaping.trained.z_loss > 0) name += strprintf(" with z-loss %g", s.shaping.trained.z_loss);
+    if (s.shaping.trained.label_smoothing > 0)
+        name += strprintf(" with labels smoothed by %g", s.shaping.trained.label_smoothing);
+    add_kernel(items, name, [s](Trial& t) { cross_entropy<Real>(t, s); });
+}
+void add_sum_losses(Items& items, int n) {
+    add_kernel(items, strprintf("sum_losses n=%d", n), [n](Trial& t) { losses_of(t, n); });
 }
 
 template <class Real>
-void add(Items& items, const KernelUse& use) {
-    const int V = use.vocab, padded_V = use.padded_vocab;
-    const LogitShaping shaping{use.logit_cap, use.loss};
-    std::string name = strprintf("softmax_cross_entropy %s V=%d/%d", type_name<Real>(), V, padded_V);
-    if (use.logit_cap > 0) name += strprintf(" capped at %g", use.logit_cap);
-    if (use.loss.z_loss > 0) name += strprintf(" with z-loss %g", use.loss.z_loss);
-    if (use.loss.label_smoothing > 0) name += strprintf(" with labels smoothed by %g", use.loss.label_smoothing);
-    items.push_back(
-        {name, "kernels", "", [=](stream_t s) { return check_cross_entropy<Real>(V, padded_V, shaping, s); }});
-    items.push_back({"sum_losses", "kernels", "", check_sum_losses});
+void add_tests(Items& items) {
+    for (const auto& [rows, V, padded_V] : {std::tuple{1, 1, 8},
+                                            {7, 8, 8},
+                                            {33, 257, 384},
+                                            {250, 257, 384},
+                                            {5, 1000, 1000},
+                                            {7, 3001, 3072},
+                                            {3, 8200, 8320},
+                                            {3, 50257, 50304}})
+        add_cross_entropy<Real>(items, {rows, V, padded_V, {}});
+    for (const auto& [V, padded_V] : {std::pair{257, 384}, {3001, 3072}, {50257, 50304}}) {
+        add_cross_entropy<Real>(items, {5, V, padded_V, {}, 1.0f, Shape::extreme});
+        for (const LogitShaping& shaping :
+             {LogitShaping{15.0f, {}}, {0, {0.01f}}, {30.0f, {1e-4f}}, {0, {0, 0.2f}}, {15.0f, {1e-4f, 0.1f}}}) {
+            add_cross_entropy<Real>(items, {5, V, padded_V, shaping, 10.0f, Shape::beyond_cap});
+            add_cross_entropy<Real>(
+                items, {5, V, padded_V, shaping, shaping.soft_cap > 0 ? shaping.soft_cap / 2 : 3.0f, Shape::with_bad});
+        }
+    }
 }
 
 }  // namespace
 
-void add_classifier(Items& items, const KernelUse& use) { use.bf16 ? add<bf16>(items, use) : add<float>(items, use); }
+void add_classifier(Items& items, const KernelUse& use) {
+    const float deviation = use.logit_cap > 0 ? use.logit_cap / 2 : 3.0f;  // many near the cap
+    const Shape s{5, use.vocab, use.padded_vocab, {use.logit_cap, use.loss}, deviation, Shape::with_bad};
+    use.bf16 ? add_cross_entropy<bf16>(items, s) : add_cross_entropy<float>(items, s);
+    add_sum_losses(items, 1031);
+}
+
+void add_classifier_tests(Items& items) {
+    add_tests<float>(items), add_tests<bf16>(items);
+    for (const int n : {0, 1, 255, 256, 10007}) add_sum_losses(items, n);
+}
 
 }  // namespace llmc::check

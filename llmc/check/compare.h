@@ -21,6 +21,8 @@ namespace llmc {
 struct Axis {
     const char* name;
     size_t extent;
+    template <class Number>
+    Axis(const char* n, Number e) : name(n), extent(static_cast<size_t>(e)) {}
 };
 struct ArrayShape {
     std::string name;
@@ -123,7 +125,7 @@ public:
         const double largest = reference::magnitudes<F8>().back();
         for (size_t i = 0; i < values.values.size(); i++) {
             const double value = values.values[i], bound = values.bounds[i];
-            const bool exact = bound == 0;
+            const bool exact = bound == 0 || !std::isfinite(value);
             // The scaled value is rounded to FP32 before it is cast.
             const auto scaled = [&](double x, double sign) {
                 if (exact) return static_cast<double>(static_cast<float>(x) * scale);
@@ -152,8 +154,14 @@ public:
         }
         return actual.size() == least_.size() ? wrong.text(actual.size()) : shape.name + " has another size";
     }
-    StateRange after(const Fp8State& before, QuantizePass pass) const {
-        return {reference::state_after(before, range_.least, pass), reference::state_after(before, range_.most, pass)};
+    // The state after these passes, one after the other.
+    StateRange after(const Fp8State& before, const std::vector<QuantizePass>& passes) const {
+        StateRange after{before, before};
+        for (const QuantizePass pass : passes) {
+            after.least = reference::state_after(after.least, range_.least, pass);
+            after.most = reference::state_after(after.most, range_.most, pass);
+        }
+        return after;
     }
 
 private:

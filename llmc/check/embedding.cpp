@@ -1,104 +1,120 @@
-// Embeddings at the run's width: tokens that are rare, and one that is long enough for a whole block.
+// Token and position embeddings: rare tokens, and one that is frequent enough for a whole block.
 #include "llmc/kernels/embedding.h"
 
 #include <random>
 
 #include "llmc/check/families.h"
-#include "llmc/check/reference_rows.h"
-#include "llmc/check/trial.h"
 
 namespace llmc::check {
 namespace {
 
-constexpr int kBatch = 2, kLength = 149, kTokens = kBatch * kLength;
-constexpr size_t kTokenCount = kTokens, kPositions = kLength;
-constexpr int kMostIds = 251;  // rows of the table that are tried
+struct Shape {
+    int B, T, C, V;
+    bool positions = true, favourite = true;  // every second token is the same
+    std::vector<int> documents = {};          // (B, T); empty: none
 
-// Every second token the same.
-std::vector<int> example_tokens(int V) {
+    size_t tokens() const { return size_t{1} * B * T; }
+    size_t position_of(size_t token) const {
+        return token % static_cast<size_t>(T) - static_cast<size_t>(documents.empty() ? 0 : documents[token]);
+    }
+    std::string text() const {
+        return strprintf(" B=%d T=%d C=%d V=%d%s%s", B, T, C, V, positions ? "" : " without positions",
+                         positions && !documents.empty() ? " in documents" : "");
+    }
+};
+
+std::vector<int> example_tokens(const Shape& s) {
     std::mt19937 engine(51);
-    std::vector<int> tokens(kTokenCount);
-    for (size_t i = 0; i < kTokenCount; i++)
-        tokens[i] = i % 2 ? V / 2 : static_cast<int>(engine() % static_cast<uint32_t>(V));
-    tokens[0] = V - 1;
+    std::vector<int> tokens(s.tokens());
+    for (size_t i = 0; i < tokens.size(); i++)
+        tokens[i] = i % 2 && s.favourite ? s.V / 2 : static_cast<int>(engine() % static_cast<uint32_t>(s.V));
+    tokens[0] = s.V - 1;
     return tokens;
 }
 
-size_t position_of(size_t token, const std::vector<int>& documents) {
-    return token % kPositions - static_cast<size_t>(documents.empty() ? 0 : documents[token]);
-}
-
 template <class Real>
-std::string check_forward(int channels, int V, bool positions, const std::vector<int>& documents, stream_t stream) {
-    const size_t C = static_cast<size_t>(channels);
-    const auto ids = example_tokens(V);
-    const auto wte = reference::random_normal<Real>(static_cast<size_t>(V) * C, 1.0f, 52),
-               wpe = reference::random_normal<Real>(kPositions * C, 0.5f, 53);
-    Trial trial(stream);
-    const int* tokens = trial.input(ids);
-    const Real *tokens_table = trial.input(wte), *positions_table = positions ? trial.input(wpe) : nullptr;
-    const int* begins = trial.input_or_none(documents);
-    Real* out = trial.result<Real>("out", {{"b", kBatch}, {"t", kPositions}, {"", C}});
-    trial.run_twice([&] {
-        embedding_forward<Real>(out, tokens, tokens_table, positions_table, kBatch, kLength, channels, V, stream,
-                                begins);
-    });
-    Bounded expected(0);
-    for (size_t n = 0; n < kTokenCount; n++)
+void forward(Trial& t, const Shape& s) {
+    const size_t C = static_cast<size_t>(s.C);
+    const auto ids = t.input(example_tokens(s));
+    const auto wte = t.normal<Real>(s.V * C, 1.0f), wpe = s.positions ? t.normal<Real>(s.T * C, 0.5f) : Input<Real>();
+    const auto documents = t.input_or_none(s.documents);
+    Real* out = t.result<Real>("out", {{"b", s.B}, {"t", s.T}, {"", C}});
+    t.run_twice([&] { embedding_forward<Real>(out, ids, wte, wpe, s.B, s.T, s.C, s.V, t.stream(), documents); });
+    Bounded expected;
+    for (size_t n = 0; n < s.tokens(); n++)
         for (size_t c = 0; c < C; c++) {
-            double sum = static_cast<double>(to_float(wte[static_cast<size_t>(ids[n]) * C + c]));
-            if (positions) sum += static_cast<double>(to_float(wpe[position_of(n, documents) * C + c]));
-            expected.push_back(sum, positions ? reference::rounding_error<Real>() * (std::fabs(sum) + 1e-3) : 0.0);
+            double sum = static_cast<double>(to_float(wte.values[static_cast<size_t>(ids.values[n]) * C + c]));
+            if (s.positions) sum += static_cast<double>(to_float(wpe.values[s.position_of(n) * C + c]));
+            expected.push_back(sum, s.positions ? reference::rounding_error<Real>() * (std::fabs(sum) + 1e-3) : 0.0);
         }
-    trial.within(out, expected);
-    return trial.problem();
+    t.within(out, expected);
+}
+
+std::vector<int> sorted(const std::vector<int>& tokens) {
+    std::vector<int> packed(token_sort_size(static_cast<int>(tokens.size())));
+    sort_tokens(packed.data(), tokens.data(), static_cast<int>(tokens.size()));
+    return packed;
+}
+
+// The gradients are added to what both tables hold.
+template <class Real>
+void backward(Trial& t, const Shape& s) {
+    const size_t C = static_cast<size_t>(s.C);
+    const std::vector<int> ids = example_tokens(s);
+    std::vector<int> places;
+    for (size_t n = 0; n < s.documents.size(); n++) places.push_back(static_cast<int>(s.position_of(n)));
+    const auto by_id = t.input(sorted(ids));
+    const auto by_position = s.documents.empty() ? Input<int>() : t.input(sorted(places));
+    const auto dout = t.normal<Real>(s.tokens() * C, 1.0f, 0.25f);
+    const auto before = t.random<float>(s.V * C, 1.0f), positions_before = t.random<float>(s.T * C, 1.0f);
+    float *dwte = t.result("dwte", {{"id", s.V}, {"", C}}, before),
+          *dwpe = s.positions ? t.result("dwpe", {{"t", s.T}, {"", C}}, positions_before) : nullptr;
+    t.run_twice(
+        [&] { embedding_backward<Real>(dwte, dwpe, by_id, dout, s.B, s.T, s.C, s.V, t.stream(), by_position); });
+    std::vector<double> tokens(before.begin(), before.end()),
+        positions(positions_before.begin(), positions_before.end());
+    for (size_t i = 0; i < dout.values.size(); i++) {
+        const double d = static_cast<double>(to_float(dout.values[i]));
+        tokens[static_cast<size_t>(ids[i / C]) * C + i % C] += d;
+        positions[s.position_of(i / C) * C + i % C] += d;
+    }
+    // Relative to |sum| + what its terms may have in common.
+    const double error = 2e-6, of_tokens = 1.0 + 0.25 * static_cast<double>(s.tokens());
+    t.within(dwte, Bounded(tokens, error, of_tokens));
+    if (s.positions) t.within(dwpe, Bounded(positions, error, s.documents.empty() ? 1.0 + s.B : of_tokens));
 }
 
 template <class Real>
-std::string check_backward(int channels, int V, bool positions, const std::vector<int>& documents, stream_t stream) {
-    const size_t C = static_cast<size_t>(channels);
-    const auto ids = example_tokens(V);
-    std::vector<int> packed(token_sort_size(kTokens)), places, packed_places;
-    sort_tokens(packed.data(), ids.data(), kTokens);
-    for (size_t n = 0; n < documents.size(); n++) places.push_back(static_cast<int>(position_of(n, documents)));
-    if (!documents.empty())
-        packed_places.resize(packed.size()), sort_tokens(packed_places.data(), places.data(), kTokens);
-    const auto g = reference::random_normal<Real>(kTokenCount * C, 1.0f, 54, 0.25f);
-    const auto before = reference::random_normal<float>(static_cast<size_t>(V) * C, 1.0f, 55),
-               positions_before = reference::random_normal<float>(kPositions * C, 1.0f, 56);
-    Trial trial(stream);
-    const int *sorted = trial.input(packed), *sorted_positions = trial.input_or_none(packed_places);
-    const Real* dout = trial.input(g);
-    float* dwte = trial.result<float>("dwte", {{"id", static_cast<size_t>(V)}, {"", C}}, before);
-    float* dwpe = positions ? trial.result<float>("dwpe", {{"t", kPositions}, {"", C}}, positions_before) : nullptr;
-    trial.run_twice([&] {
-        embedding_backward<Real>(dwte, dwpe, sorted, dout, kBatch, kLength, channels, V, stream, sorted_positions);
-    });
-    const auto expected = reference::embedding_gradient(before, positions_before, ids, reference::to_doubles(g),
-                                                        kLength, channels, documents);
-    trial.within(dwte, Bounded(expected.dwte, reference::kEmbeddingSumError, 1.0 + 0.25 * kTokens));
-    const double rows_of_a_position = documents.empty() ? kBatch : 0.25 * kTokens;
-    if (positions) trial.within(dwpe, Bounded(expected.dwpe, reference::kEmbeddingSumError, 1.0 + rows_of_a_position));
-    return trial.problem();
-}
-
-template <class Real>
-void add(Items& items, const KernelUse& use) {
-    const int C = use.channels, V = std::min(use.vocab, kMostIds);
-    const bool positions = use.position_embedding;
-    const auto documents = use.document_positions ? example_documents(use, kBatch, kLength) : std::vector<int>{};
-    const std::string suffix = strprintf(" %s C=%d V=%d%s", type_name<Real>(), C, V,
-                                         !positions           ? " without positions"
-                                         : !documents.empty() ? " in documents"
-                                                              : "");
-    items.push_back({"embedding_forward" + suffix, "kernels", "",
-                     [=](stream_t s) { return check_forward<Real>(C, V, positions, documents, s); }});
-    items.push_back({"embedding_backward" + suffix, "kernels", "",
-                     [=](stream_t s) { return check_backward<Real>(C, V, positions, documents, s); }});
+void add(Items& items, const Shape& s) {
+    const std::string suffix = std::string(" ") + type_name<Real>() + s.text();
+    add_kernel(items, "embedding_forward" + suffix, [s](Trial& t) { forward<Real>(t, s); });
+    add_kernel(items, "embedding_backward" + suffix, [s](Trial& t) { backward<Real>(t, s); });
 }
 
 }  // namespace
 
-void add_embedding(Items& items, const KernelUse& use) { use.bf16 ? add<bf16>(items, use) : add<float>(items, use); }
+void add_embedding(Items& items, const KernelUse& use) {
+    constexpr int kMostIds = 251;  // rows of the table that are tried
+    Shape s{2, 149, use.channels, std::min(use.vocab, kMostIds), use.position_embedding};
+    if (use.document_positions) s.documents = example_documents(use, s.B, s.T);
+    use.bf16 ? add<bf16>(items, s) : add<float>(items, s);
+}
+
+void add_embedding_tests(Items& items) {
+    KernelUse with_documents;
+    with_documents.documents = true;
+    for (const auto& [B, T, C, V] : {std::tuple{1, 1, 8, 3},
+                                     {2, 7, 64, 11},
+                                     {3, 33, 128, 257},
+                                     {5, 50, 192, 300},
+                                     {2, 125, 768, 997},
+                                     {3, 11, 1600, 50},
+                                     {4, 125, 264, 4}})
+        for (Shape s : {Shape{B, T, C, V},
+                        {B, T, C, V, true, false},
+                        {B, T, C, V, false},
+                        {B, T, C, V, true, true, example_documents(with_documents, B, T)}})
+            add<float>(items, s), add<bf16>(items, s);
+}
 
 }  // namespace llmc::check

@@ -1,41 +1,54 @@
-// The parts of kernel_checks(), a file each.
+// The families of kernels. A family's file holds one specification for each of its kernels: inputs, the kernel's call,
+// an FP64 reference and bounds. add_FAMILY() lists the specifications at the shapes of a run, for the card check;
+// add_FAMILY_tests() lists them at small, odd and large shapes, for test/kernels/.
 #pragma once
+#include <functional>
+#include <string>
 #include <vector>
 
 #include "llmc/check/kernel_checks.h"
 #include "llmc/check/random_values.h"
 #include "llmc/check/reference_attention.h"
+#include "llmc/check/trial.h"
 
 namespace llmc::check {
 
 using Items = std::vector<CheckItem>;
 
-void add_casts(Items& items, const KernelUse& use);
-void add_tensor_cores(Items& items, const KernelUse& use);
-void add_memory(Items& items, const KernelUse& use);
+// Adds an item that runs `specification` on a trial of its own. `variant`: see CheckItem.
+inline void add_kernel(Items& items, const std::string& name, const std::function<void(Trial&)>& specification,
+                       const char* variant = "", const char* family = "kernels") {
+    items.push_back({name, family, variant, [specification](stream_t stream) {
+                         Trial trial(stream);
+                         specification(trial);
+                         return trial.problem();
+                     }});
+}
+
+void add_hardware(Items& items, const KernelUse& use);  // casts, copies, tensor cores
 void add_embedding(Items& items, const KernelUse& use);
-void add_layernorm(Items& items, const KernelUse& use);
-void add_rmsnorm(Items& items, const KernelUse& use);
+void add_embedding_tests(Items& items);
+void add_norms(Items& items, const KernelUse& use);
+void add_norm_tests(Items& items);
 void add_rope(Items& items, const KernelUse& use);  // with QK-norm
+void add_rope_tests(Items& items);
 void add_attention(Items& items, const KernelUse& use);
-void add_gelu(Items& items, const KernelUse& use);
-void add_swiglu(Items& items, const KernelUse& use);
-void add_relu2(Items& items, const KernelUse& use);
+void add_attention_tests(Items& items);
+void add_activations(Items& items, const KernelUse& use);
+void add_activation_tests(Items& items);
 void add_classifier(Items& items, const KernelUse& use);
-void add_sums(Items& items, const KernelUse& use);      // bias gradients, norms, sums over ranks
-void add_fp8_wire(Items& items, const KernelUse& use);  // gradients between ranks
+void add_classifier_tests(Items& items);
+void add_sums(Items& items, const KernelUse& use);  // biases, norms, sums over ranks
+void add_sum_tests(Items& items);
 void add_optimizer(Items& items, const KernelUse& use);
-void add_muon(Items& items, const KernelUse& use);
+void add_optimizer_tests(Items& items);
 void add_step(Items& items, const KernelUse& use);
-void add_quantize(Items& items, const KernelUse& use);  // one scale a tensor
+void add_quantize(Items& items, const KernelUse& use);  // one scale per tensor
+void add_quantize_tests(Items& items);
 void add_quantize_blocks(Items& items, const KernelUse& use);
-void add_outliers(Items& items, const KernelUse& use);  // of FP8's records
-void add_smooth(Items& items, const KernelUse& use);    // of --fp8-smooth
-void add_fused_attention(Items& items, const KernelUse& use);
-void add_fused_layernorm(Items& items, const KernelUse& use);
-void add_fused_rmsnorm(Items& items, const KernelUse& use);
-void add_fused_gelu(Items& items, const KernelUse& use);
-void add_fused_activation(Items& items, const KernelUse& use);  // SwiGLU or ReLU squared
+void add_quantize_blocks_tests(Items& items);
+void add_observers(Items& items, const KernelUse& use);  // of FP8: outliers, probes, smoothing
+void add_observer_tests(Items& items);
 
 // The run's heads, as few as show how they are told apart: three, or two that are read by up to four others each.
 AttentionHeads few_heads(const KernelUse& use);

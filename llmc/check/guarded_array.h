@@ -1,5 +1,5 @@
-// Device memory for checks: an array between two guard zones, in which every byte is 0xFF before it is written, a NaN
-// in all formats. A kernel that writes beside its array changes a guard; one that leaves elements out leaves NaN.
+// Device memory for checks: an array between two guard zones. Every byte is 0xFF at first, a NaN in all formats. A
+// kernel that writes outside its array changes a guard; a kernel that skips elements leaves NaN.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -13,9 +13,9 @@ namespace llmc {
 
 class GuardedMemory {
 public:
-    GuardedMemory(size_t bytes, stream_t stream) : bytes_(bytes), stream_(stream) {
-        memory_ = static_cast<char*>(device_malloc(bytes + 2 * kGuard));
-        set_bytes(memory_, 0xFF, bytes + 2 * kGuard, stream);
+    GuardedMemory(size_t bytes, stream_t stream) : zone_(zone()), bytes_(bytes), stream_(stream) {
+        memory_ = static_cast<char*>(device_malloc(std::max<size_t>(1, bytes + 2 * zone_)));
+        set_bytes(memory_, 0xFF, bytes + 2 * zone_, stream);
     }
     ~GuardedMemory() {
         tear_down([&] { synchronize(stream_); });
@@ -24,24 +24,30 @@ public:
     GuardedMemory(const GuardedMemory&) = delete;
     GuardedMemory& operator=(const GuardedMemory&) = delete;
 
-    char* data() const { return memory_ + kGuard; }
+    char* data() const { return memory_ + zone_; }
     size_t bytes() const { return bytes_; }
     stream_t stream() const { return stream_; }
 
-    // What was written beside the array: "writes 3 bytes behind its end"; "" if nothing.
+    // Describes a write outside the array, "writes 3 bytes past the end of its result"; "" if there was none.
     std::string trespass() const {
-        const std::vector<char> before = read_back(memory_, kGuard, stream_),
-                                behind = read_back(memory_ + kGuard + bytes_, kGuard, stream_);
-        for (size_t i = 0; i < kGuard; i++)
+        const std::vector<char> before = read_back(memory_, zone_, stream_),
+                                behind = read_back(memory_ + zone_ + bytes_, zone_, stream_);
+        for (size_t i = 0; i < zone_; i++)
             if (behind[i] != '\xFF') return strprintf("writes %zu bytes past the end of its result", i + 1);
-        for (size_t i = 0; i < kGuard; i++)
-            if (before[i] != '\xFF') return strprintf("writes %zu bytes before its result", kGuard - i);
+        for (size_t i = 0; i < zone_; i++)
+            if (before[i] != '\xFF') return strprintf("writes %zu bytes before its result", zone_ - i);
         return "";
     }
 
+    // Bytes on either side of arrays made from now on; a multiple of device_malloc()'s alignment. Tests set it to 0
+    // where a sanitizer or the virtual GPU watches the bounds of allocations.
+    static size_t& zone() {
+        static size_t bytes = 4096;
+        return bytes;
+    }
+
 private:
-    static constexpr size_t kGuard = 4096;  // bytes on either side; keeps the alignment of device_malloc()
-    size_t bytes_;
+    size_t zone_, bytes_;
     stream_t stream_;
     char* memory_;
 };

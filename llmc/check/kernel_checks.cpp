@@ -21,32 +21,19 @@ struct Family {
     void (*add)(check::Items&, const KernelUse&);
     std::optional<V> loops = {};
 };
-constexpr Family kFamilies[] = {{check::add_casts},
-                                {check::add_tensor_cores},
-                                {check::add_memory},
+constexpr Family kFamilies[] = {{check::add_hardware},
                                 {check::add_embedding, V::host_embedding},
-                                {check::add_layernorm, V::host_norm},
-                                {check::add_rmsnorm, V::host_norm},
+                                {check::add_norms, V::host_norm},
                                 {check::add_rope, V::host_rope},
                                 {check::add_attention, V::host_attention},
-                                {check::add_gelu, V::host_activation},
-                                {check::add_swiglu, V::host_activation},
-                                {check::add_relu2, V::host_activation},
+                                {check::add_activations, V::host_activation},
                                 {check::add_classifier, V::host_classifier},
                                 {check::add_sums, V::host_sums},
-                                {check::add_fp8_wire},
                                 {check::add_optimizer, V::host_optimizer},
-                                {check::add_muon, V::host_optimizer},
                                 {check::add_step},
                                 {check::add_quantize, V::host_quantize},
                                 {check::add_quantize_blocks, V::host_quantize},
-                                {check::add_outliers},
-                                {check::add_smooth},
-                                {check::add_fused_attention, V::host_attention},
-                                {check::add_fused_layernorm, V::host_norm},
-                                {check::add_fused_rmsnorm, V::host_norm},
-                                {check::add_fused_gelu, V::host_activation},
-                                {check::add_fused_activation, V::host_activation}};
+                                {check::add_observers}};
 
 // The same item once more, on a stream that runs these kernels. `variant` is blamed if it fails.
 CheckItem with_kernels(const CheckItem& item, const char* suffix, V variant, const KernelSet& kernels) {
@@ -87,40 +74,6 @@ bool has(const std::vector<TensorRow>& rows, const std::string& name) {
 }
 
 }  // namespace
-
-namespace check {
-
-AttentionHeads few_heads(const KernelUse& use) {
-    const int group = use.heads / use.kv_heads, kv_heads = std::min(use.kv_heads, group > 1 ? 2 : 3);
-    return {std::min(group, 4) * kv_heads, kv_heads, use.head_dim};
-}
-
-std::string name_of(const AttentionHeads& heads) {
-    return strprintf("HD=%d NH=%d", heads.HD, heads.NH) + (heads.NKV < heads.NH ? strprintf(" NKV=%d", heads.NKV) : "");
-}
-
-std::vector<reference::AttentionShape> example_shapes(const KernelUse& use, int B, int T) {
-    const AttentionHeads heads = few_heads(use);
-    std::vector<reference::AttentionShape> shapes;
-    for (const int window : std::set{0, std::min(use.window, T / 4)})
-        shapes.push_back({B, T, heads.NH, heads.HD, heads.NKV, 0, window, example_documents(use, B, T)});
-    return shapes;
-}
-
-std::string name_of(const reference::AttentionShape& shape) {
-    return name_of(shape.heads()) + (shape.window > 0 ? strprintf(" window=%d", shape.window) : "") +
-           (shape.documents.empty() ? "" : " in documents");
-}
-
-std::vector<int> example_documents(const KernelUse& use, int B, int T) {
-    std::vector<int> begins;
-    for (int b = 0; use.documents && b < B; b++)
-        for (int begin = 0, length = 1; begin < T; begin += length * length * (b + 1), length++)
-            begins.resize(static_cast<size_t>(b * T + std::min(T, begin + length * length * (b + 1))), begin);
-    return begins;
-}
-
-}  // namespace check
 
 KernelUse::KernelUse(const TrainerConfig& config, Precision precision, int ranks) {
     bf16 = precision != Precision::fp32;

@@ -1,9 +1,11 @@
 // The checks of everything but products: casts, tensor cores, and the kernels that a run uses, each against its plain
 // counterpart, at the run's head dimension and width and at odd lengths, twice with the same bits.
 #pragma once
+#include <functional>
+#include <string>
 #include <vector>
 
-#include "llmc/check/item.h"
+#include "llmc/device/runtime.h"
 #include "llmc/kernels/attention.h"
 #include "llmc/kernels/classifier.h"
 #include "llmc/kernels/fp8_state.h"
@@ -14,6 +16,22 @@
 namespace llmc {
 
 struct TrainerConfig;
+
+// The variant of items without which a run falls back from FP8 to BF16 altogether.
+constexpr const char* kAllOfFp8 = "fp8";
+
+struct CheckItem {
+    // Names the kernel and everything its result depends on except the card and the program, because results are
+    // stored under it: "layernorm_forward bf16 N=149 C=768".
+    std::string name;
+    std::string family;  // "casts", "tensor cores", "kernels", "products": a line of the table
+    // The variant that the run drops if this is wrong (kernels/variants.h), or kAllOfFp8; "" if nothing replaces it.
+    std::string variant;
+    // Returns the first problem with place, found and expected numbers, "" if there is none. May throw device errors.
+    std::function<std::string(stream_t)> run;
+    // Measures a rate per second, for items that have one; 0 if it could not be timed.
+    std::function<double(stream_t)> rate = {};
+};
 
 // Which kernels a run uses, and at which sizes.
 struct KernelUse {

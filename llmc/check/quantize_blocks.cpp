@@ -1,22 +1,18 @@
-// Quantization with a scale for every block, at the run's width, against the definition of block and cast; and back.
+// Quantization with a scale for every block, held to the definition of block and cast; and back.
 #include "llmc/kernels/quantize_blocks.h"
 
 #include <set>
 
 #include "llmc/check/families.h"
 #include "llmc/check/quantized_results.h"
-#include "llmc/check/reference_rows.h"
 #include "llmc/kernels/quantize.h"
 
 namespace llmc::check {
-
 namespace {
 
 using reference::BlockReference;
 
-constexpr QuantizePass kPasses[] = {QuantizePass::train_counted, QuantizePass::replay};
-
-// A matrix's codes and scales in both layouts.
+// Codes and scales of a matrix in both layouts.
 struct BlockResults {
     Trial& trial;
     ScaleLayout layout;
@@ -25,94 +21,116 @@ struct BlockResults {
     char *row_scales, *transposed_scales;
     Fp8State* state;
 
-    BlockResults(Trial& t, ScaleLayout l, int N, int C) : trial(t), layout(l) {
-        const size_t n = static_cast<size_t>(N), c = static_cast<size_t>(C);
-        row = trial.result<e4m3>("codes", {{"n", n}, {"", c}});
-        transposed = trial.result<e4m3>("transposed codes", {{"", c}, {"n", n}});
-        row_scales = trial.result<char>("scales", {{"byte ", scale_bytes(layout, n, c)}});
-        transposed_scales = trial.result<char>("transposed scales", {{"byte ", scale_bytes(layout, c, n)}});
-        state = trial.result<Fp8State>("state", {{"", 1}}, std::vector<Fp8State>{before});
+    BlockResults(Trial& t, ScaleLayout l, size_t N, size_t C) : trial(t), layout(l) {
+        row = trial.result<e4m3>("codes", matrix(N, C));
+        transposed = trial.result<e4m3>("transposed codes", matrix(C, N));
+        row_scales = trial.result<char>("scales", {{"byte ", scale_bytes(layout, N, C)}});
+        transposed_scales = trial.result<char>("transposed scales", {{"byte ", scale_bytes(layout, C, N)}});
+        state = trial.result<Fp8State>("state", line(1), std::vector<Fp8State>{before});
     }
     Quantized<e4m3> both() const { return {row, transposed, state, row_scales, transposed_scales}; }
+    Quantized<e4m3> rows() const { return {row, nullptr, state, row_scales, nullptr}; }
 
-    void compare(const BlockReference& rows, const BlockReference& columns, QuantizePass pass) const {
-        compare_codes(row, rows), compare_codes(transposed, columns);
-        compare_scales(row_scales, rows), compare_scales(transposed_scales, columns);
+    // `columns` is nullptr if only rows() were asked for.
+    void compare(const BlockReference& rows, const BlockReference* columns, QuantizePass pass) const {
+        compare_layout(row, row_scales, rows);
+        if (columns)
+            compare_layout(transposed, transposed_scales, *columns);
+        else
+            trial.untouched(transposed), trial.untouched(transposed_scales);
         const Fp8State expected = rows.after(before, pass);
         trial.note(wrong_state(trial.read(state)[0], {expected, expected}));
     }
 
 private:
-    void compare_codes(const e4m3* codes, const BlockReference& reference) const {
+    void compare_layout(const e4m3* codes, const char* scales, const BlockReference& reference) const {
         std::vector<e4m3> expected;
         for (const reference::NearestCode& nearest : reference.codes) expected.push_back({nearest.code});
         trial.equal(codes, expected);
-    }
-    void compare_scales(const char* scales, const BlockReference& reference) const {
         const size_t wrong = reference::wrong_scales(trial.read(scales), layout, reference);
         if (wrong > 0) trial.note(strprintf("%s: %zu are wrong", trial.shape_of(scales).name.c_str(), wrong));
     }
 };
 
-struct BlockShape {
+struct Shape {
     int N, C;
     Fp8Scaling scaling;
+    bool bad = false;  // NaN and infinity among the values
+
     int length() const { return scaling == Fp8Scaling::mx ? kMxVector : kScaleVector; }
     ScaleLayout layout() const { return scaling == Fp8Scaling::mx ? ScaleLayout::mx : ScaleLayout::vectors; }
+    std::string text() const {
+        return strprintf(" %s N=%d C=%d%s", scaling == Fp8Scaling::mx ? "mx" : "block", N, C,
+                         bad ? " with NaN and infinity" : "");
+    }
 };
 
-// What both layouts of a matrix should be.
+// Both layouts of a matrix as they should be.
 struct References {
     BlockReference rows, columns;
-    References(const std::vector<bf16>& values, const BlockShape& s)
+    References(const std::vector<bf16>& values, const Shape& s)
         : rows(reference::to_floats(values), s.N, s.C, 1, s.length()),
           columns(reference::turned(reference::to_floats(values), s.N, s.C), s.C, s.N, 1, s.length()) {}
 };
 
-std::string check_blocks(const BlockShape& s, stream_t stream) {
-    const auto values = reference::uneven_values<bf16>(s.N, s.C, 101);
+void blocks(Trial& t, const Shape& s) {
+    const auto values = reference::uneven_values<bf16>(s.N, s.C, static_cast<uint32_t>(s.N + 3 * s.C));
     const References expected(values, s);
-    return each_pass(kPasses, stream, [&](Trial& trial, QuantizePass pass) {
-        const bf16* inp = trial.input(values);
+    const auto run = [&](Trial& trial, QuantizePass pass, bool rows_alone) {
+        const auto inp = trial.input(values);
         const BlockResults to(trial, s.layout(), s.N, s.C);
-        trial.run_twice(
-            [&] { quantize_blocks(to.both(), nullptr, nullptr, inp, s.N, s.C, s.scaling, false, pass, stream); });
-        to.compare(expected.rows, expected.columns, pass);
-    });
+        trial.run_twice([&] {
+            quantize_blocks(rows_alone ? to.rows() : to.both(), nullptr, nullptr, inp, s.N, s.C, s.scaling, false, pass,
+                            t.stream());
+        });
+        to.compare(expected.rows, rows_alone ? nullptr : &expected.columns, pass);
+    };
+    for (const QuantizePass pass : kWritingPasses) t.nested([&](Trial& trial) { run(trial, pass, false); });
+    // An evaluation needs no transposed copy.
+    t.nested([&](Trial& trial) { run(trial, QuantizePass::replay, true); });
 }
 
-std::string check_bias_gradient(const BlockShape& s, stream_t stream) {
-    const size_t C = static_cast<size_t>(s.C);
-    const auto values = reference::random_normal<bf16>(static_cast<size_t>(s.N) * C, 1.0f, 102, 0.2f);
+void bias_gradient(Trial& t, const Shape& s) {
+    auto values = t.random<bf16>(size_t{1} * s.N * s.C, 1.0f, 0.2f);
+    if (s.bad)
+        values[5] = to<bf16>(INFINITY), values[values.size() - 7] = to<bf16>(-INFINITY),
+        values[99] = to<bf16>(std::nanf(""));
     const References expected(values, s);
-    Trial trial(stream);
-    const bf16* inp = trial.input(values);
-    const BlockResults to(trial, s.layout(), s.N, s.C);
-    float *dbias = trial.result<float>("dbias", {{"", C}}), *scratch = trial.scratch<float>(quantize_scratch(s.N, s.C));
-    trial.run_twice([&] {
-        quantize_blocks(to.both(), dbias, scratch, inp, s.N, s.C, s.scaling, false, QuantizePass::train, stream);
+    const auto inp = t.input(values);
+    const BlockResults to(t, s.layout(), s.N, s.C);
+    const auto before = t.random<float>(static_cast<size_t>(s.C), 1.0f);
+    float *dbias = t.result<float>("dbias", line(s.C)), *accumulated = t.result("accumulated dbias", line(s.C), before),
+          *scratch = t.scratch<float>(quantize_scratch(s.N, s.C));
+    Fp8State* other_state = t.scratch<Fp8State>(1);
+    t.run_twice([&] {
+        quantize_blocks(to.both(), dbias, scratch, inp, s.N, s.C, s.scaling, false, QuantizePass::train, t.stream());
+        Quantized<e4m3> rows = to.rows();
+        rows.state = other_state;
+        quantize_blocks(rows, accumulated, scratch, inp, s.N, s.C, s.scaling, true, QuantizePass::replay, t.stream());
     });
-    to.compare(expected.rows, expected.columns, QuantizePass::train);
-    trial.within(dbias, Bounded(reference::column_sums(reference::to_floats(values), s.C), reference::kColumnSumError,
-                                1.0 + 0.2 * s.N));
-    return trial.problem();
+    to.compare(expected.rows, &expected.columns, QuantizePass::train);
+    std::vector<double> sums = reference::column_sums(reference::to_floats(values), s.C);
+    t.within(dbias, Bounded(sums, reference::kColumnSumError, 1.0 + 0.2 * s.N));
+    for (size_t c = 0; c < sums.size(); c++) sums[c] += static_cast<double>(before[c]);
+    t.within(accumulated, Bounded(sums, reference::kColumnSumError, 1.0 + 0.2 * s.N));
 }
 
-std::string check_tiles(int R, int C, stream_t stream) {
-    auto values = reference::uneven_values<float>(R, C, 103);
-    for (size_t i = 0; i < 128 * static_cast<size_t>(C); i++) values[i] *= 1e-6f;  // tiles differ
-    const BlockReference rows(values, R, C, kScaleVector, kScaleVector),
-        columns(reference::turned(values, R, C), C, R, kScaleVector, kScaleVector);
-    return each_pass(kPasses, stream, [&](Trial& trial, QuantizePass pass) {
-        const float* master = trial.input(values);
-        const BlockResults to(trial, ScaleLayout::tiles, R, C);
-        trial.run_twice([&] { quantize_weight_tiles(to.both(), master, R, C, pass, stream); });
-        to.compare(rows, columns, pass);
-    });
+void weight_tiles(Trial& t, const Shape& s) {
+    auto values = reference::uneven_values<float>(s.N, s.C, static_cast<uint32_t>(3 * s.N + s.C));
+    for (size_t i = 0; i < size_t{128} * s.C; i++) values[i] *= i % s.C < 128 ? 1e-6f : 1.0f;  // tiles differ
+    const BlockReference rows(values, s.N, s.C, kScaleVector, kScaleVector),
+        columns(reference::turned(values, s.N, s.C), s.C, s.N, kScaleVector, kScaleVector);
+    for (const QuantizePass pass : kWritingPasses)
+        t.nested([&](Trial& trial) {
+            const auto master = trial.input(values);
+            const BlockResults to(trial, ScaleLayout::tiles, s.N, s.C);
+            trial.run_twice([&] { quantize_weight_tiles(to.both(), master, s.N, s.C, pass, t.stream()); });
+            to.compare(rows, &columns, pass);
+        });
 }
 
-// Of the codes and scales that the definition gives. Every value is a BF16 number: nothing is rounded.
-std::string check_dequantize(const BlockShape& s, stream_t stream) {
+// Codes and scales are as the definition gives them, and every value is a BF16 number: nothing is rounded.
+void dequantize(Trial& t, const Shape& s) {
     const auto values = reference::to_floats(reference::uneven_values<bf16>(s.N, s.C, 104));
     const BlockReference rows(values, s.N, s.C, 1, s.length());
     std::vector<e4m3> codes;
@@ -123,13 +141,26 @@ std::string check_dequantize(const BlockShape& s, stream_t stream) {
             const double code = reference::value_of<e4m3>(codes.back().bits);
             expected.push_back(reference::nearest_bf16(std::ldexp(code, rows.exponent(r, k))));
         }
-    Trial trial(stream);
-    const e4m3* inp = trial.input(codes);
-    const char* scales = trial.input(reference::scale_table(s.layout(), rows));
-    bf16* out = trial.result<bf16>("values", {{"n", static_cast<size_t>(s.N)}, {"", static_cast<size_t>(s.C)}});
-    trial.run_twice([&] { dequantize_blocks(out, inp, scales, s.layout(), s.N, s.C, stream); });
-    trial.equal(out, expected);
-    return trial.problem();
+    const auto inp = t.input(codes);
+    const auto scales = t.input(reference::scale_table(s.layout(), rows));
+    bf16* out = t.result<bf16>("values", matrix(s.N, s.C));
+    t.run_twice([&] { dequantize_blocks(out, inp, scales.data, s.layout(), s.N, s.C, t.stream()); });
+    t.equal(out, expected);
+}
+
+// ---- items ---------------------------------------------------------------------------------------------------------
+
+void add_blocks(Items& items, const Shape& s) {
+    add_kernel(items, "quantize_blocks" + s.text(), [s](Trial& t) { blocks(t, s); });
+}
+void add_bias_gradient(Items& items, const Shape& s) {
+    add_kernel(items, "quantize_blocks with bias gradient" + s.text(), [s](Trial& t) { bias_gradient(t, s); });
+}
+void add_dequantize(Items& items, const Shape& s) {
+    add_kernel(items, "dequantize_blocks" + s.text(), [s](Trial& t) { dequantize(t, s); });
+}
+void add_weight_tiles(Items& items, const Shape& s) {
+    add_kernel(items, strprintf("quantize_weight_tiles N=%d C=%d", s.N, s.C), [s](Trial& t) { weight_tiles(t, s); });
 }
 
 }  // namespace
@@ -137,22 +168,31 @@ std::string check_dequantize(const BlockShape& s, stream_t stream) {
 void add_quantize_blocks(Items& items, const KernelUse& use) {
     if (!use.fp8 || use.scaling == Fp8Scaling::tensor) return;
     const bool mx = use.scaling == Fp8Scaling::mx;
-    const char* const name = mx ? "mx" : "block";
-    const BlockShape narrow{mx ? 160 : 256, use.channels, use.scaling};
+    const Shape narrow{mx ? 160 : 256, use.channels, use.scaling};
     for (const int C : std::set{use.channels, use.fc_channels()}) {
-        const BlockShape s{narrow.N, C, use.scaling};
-        if (use.biases)
-            items.push_back({strprintf("quantize_blocks %s with bias gradient C=%d", name, C), "kernels", "",
-                             [s](stream_t stream) { return check_bias_gradient(s, stream); }});
-        if (!use.biases || C == narrow.C)
-            items.push_back({strprintf("quantize_blocks %s C=%d", name, C), "kernels", "",
-                             [s](stream_t stream) { return check_blocks(s, stream); }});
+        const Shape s{narrow.N, C, use.scaling};
+        if (use.biases) add_bias_gradient(items, s);
+        if (!use.biases || C == narrow.C) add_blocks(items, s);
     }
-    items.push_back({strprintf("dequantize_blocks %s C=%d", name, narrow.C), "kernels", "",
-                     [narrow](stream_t stream) { return check_dequantize(narrow, stream); }});
-    if (!mx)
-        items.push_back({strprintf("quantize_weight_tiles C=%d", narrow.C), "kernels", "",
-                         [narrow](stream_t stream) { return check_tiles(narrow.N, narrow.C, stream); }});
+    add_dequantize(items, narrow);
+    if (!mx) add_weight_tiles(items, narrow);
+}
+
+void add_quantize_blocks_tests(Items& items) {
+    for (const Shape& s : {Shape{128, 128, Fp8Scaling::block},
+                           {384, 128, Fp8Scaling::block},
+                           {128, 640, Fp8Scaling::block},
+                           {256, 384, Fp8Scaling::block},
+                           {32, 32, Fp8Scaling::mx},
+                           {32, 160, Fp8Scaling::mx},
+                           {96, 64, Fp8Scaling::mx},
+                           {160, 128, Fp8Scaling::mx},
+                           {288, 352, Fp8Scaling::mx}}) {
+        add_blocks(items, s), add_bias_gradient(items, s), add_dequantize(items, s);
+        if (s.scaling == Fp8Scaling::block) add_weight_tiles(items, s);
+    }
+    add_bias_gradient(items, {128, 256, Fp8Scaling::block, true});
+    add_bias_gradient(items, {128, 256, Fp8Scaling::mx, true});
 }
 
 }  // namespace llmc::check

@@ -1,4 +1,5 @@
-// Where a quantizing kernel under check writes: both layouts and the state; and the comparison of all three.
+// The output of a kernel that quantizes, codes in both layouts and the state, and its comparisons; and the loop over
+// quantize passes that every such kernel's specification runs.
 #pragma once
 #include <string>
 #include <vector>
@@ -8,10 +9,13 @@
 
 namespace llmc::check {
 
-constexpr QuantizePass kAllPasses[] = {QuantizePass::train, QuantizePass::train_counted, QuantizePass::measure,
-                                       QuantizePass::write, QuantizePass::write_counted, QuantizePass::replay};
-constexpr QuantizePass kWritingPasses[] = {QuantizePass::train, QuantizePass::train_counted, QuantizePass::write,
-                                           QuantizePass::write_counted, QuantizePass::replay};
+using Passes = std::vector<QuantizePass>;
+inline const Passes kAllPasses = {QuantizePass::train, QuantizePass::train_counted, QuantizePass::measure,
+                                  QuantizePass::write, QuantizePass::write_counted, QuantizePass::replay};
+inline const Passes kWritingPasses = {QuantizePass::train, QuantizePass::train_counted, QuantizePass::write,
+                                      QuantizePass::write_counted, QuantizePass::replay};
+// Of a gradient's producer, which runs once.
+inline const Passes kTrainingPasses = {QuantizePass::train, QuantizePass::train_counted, QuantizePass::measure};
 
 inline const char* name_of(QuantizePass pass) {
     switch (pass) {
@@ -31,66 +35,71 @@ inline const char* name_of(QuantizePass pass) {
     return "";
 }
 
-// Runs `check` on a fresh trial for each pass, up to the first problem.
-template <class Passes, class Check>
-std::string each_pass(const Passes& passes, stream_t stream, const Check& check) {
-    for (const QuantizePass pass : passes) {
-        Trial trial(stream);
-        check(trial, pass);
-        if (!trial.problem().empty()) return std::string("pass ") + name_of(pass) + ": " + trial.problem();
-    }
-    return "";
-}
+// Which layouts a kernel is asked for; the pointers to the others are null.
+enum class Layouts { both, row, transposed, neither };
 
 template <class F8>
 struct QuantizedResults {
     Trial& trial;
     int N, C;
+    Layouts layouts;
     Fp8State before;
     F8 *row, *transposed;
     Fp8State* state;
 
-    QuantizedResults(Trial& t, int rows, int columns, float scale)
-        : trial(t), N(rows), C(columns), before(reference::used_state(scale)) {
-        const size_t n = static_cast<size_t>(N), c = static_cast<size_t>(C);
-        row = trial.template result<F8>("codes", {{"n", n}, {"", c}});
-        transposed = trial.template result<F8>("transposed codes", {{"", c}, {"n", n}});
-        state = trial.template result<Fp8State>("state", {{"", 1}}, std::vector<Fp8State>{before});
+    QuantizedResults(Trial& t, int rows, int columns, float scale, Layouts asked = Layouts::both)
+        : trial(t), N(rows), C(columns), layouts(asked), before(reference::used_state(scale)) {
+        row = trial.template result<F8>("codes", matrix(N, C));
+        transposed = trial.template result<F8>("transposed codes", matrix(C, N));
+        state = trial.template result<Fp8State>("state", line(1), std::vector<Fp8State>{before});
     }
-    Quantized<F8> both() const { return {row, transposed, state}; }
+    bool has_row() const { return layouts == Layouts::both || layouts == Layouts::row; }
+    bool has_transposed() const { return layouts == Layouts::both || layouts == Layouts::transposed; }
+    // What the kernel gets.
+    Quantized<F8> target() const { return {has_row() ? row : nullptr, has_transposed() ? transposed : nullptr, state}; }
 
-    // Against what the values should become.
-    void compare(const CodeRanges<F8>& expected, QuantizePass pass) const {
-        trial.note(wrong_state(trial.read(state)[0], expected.after(before, pass)));
-        if (pass == QuantizePass::measure) return untouched();
-        const std::vector<F8> codes = trial.read(row);
-        trial.note(expected.wrong_codes(trial.shape_of(row), codes));
-        trial.equal(transposed, reference::turned(codes, N, C));
+    // Compares with the codes of values that are known up to bounds, after these passes.
+    void compare(const CodeRanges<F8>& expected, const Passes& passes) const {
+        trial.note(wrong_state(trial.read(state)[0], expected.after(before, passes)));
+        if (!has_row() || passes.back() == QuantizePass::measure) trial.untouched(row);
+        if (!has_transposed() || passes.back() == QuantizePass::measure) trial.untouched(transposed);
+        if (passes.back() == QuantizePass::measure || layouts == Layouts::neither) return;
+        const F8* const array = has_row() ? row : transposed;
+        const std::vector<F8> codes = has_row() ? trial.read(row) : reference::turned(trial.read(transposed), C, N);
+        trial.note(expected.wrong_codes({trial.shape_of(array).name, matrix(N, C)}, codes));
+        if (layouts == Layouts::both) trial.equal(transposed, reference::turned(codes, N, C));
     }
-    // Byte by byte against the plain kernel's.
-    void compare(const QuantizedResults& plain) const {
-        trial.equal(row, plain.trial.read(plain.row));
-        trial.equal(transposed, plain.trial.read(plain.transposed));
-        same_state(plain);
-    }
-    // Byte by byte against what quantize() makes of values (N, C).
-    void compare_with_cast(const bf16* values, QuantizePass pass) const {
+    // Compares byte by byte with quantize() of values (N, C), and of `low`, what was lost when they were rounded.
+    void compare_with_cast(const bf16* values, const bf16* low, QuantizePass pass) const {
         Trial plain_trial(trial.stream());
         const QuantizedResults plain(plain_trial, N, C, before.scale);
         plain_trial.run_twice(
-            [&] { quantize<F8>(plain.both(), nullptr, nullptr, values, nullptr, N, C, false, pass, trial.stream()); });
-        compare(plain);
+            [&] { quantize<F8>(plain.target(), nullptr, nullptr, values, low, N, C, false, pass, trial.stream()); });
         trial.note(plain_trial.problem());
-    }
-    void same_state(const QuantizedResults& plain) const {
-        const Fp8State expected = plain.trial.read(plain.state)[0];
+        has_row() ? trial.equal(row, plain_trial.read(plain.row)) : trial.untouched(row);
+        has_transposed() ? trial.equal(transposed, plain_trial.read(plain.transposed)) : trial.untouched(transposed);
+        const Fp8State expected = plain_trial.read(plain.state)[0];
         trial.note(wrong_state(trial.read(state)[0], {expected, expected}));
     }
-    void untouched() const {
-        const std::vector<F8> poison(trial.shape_of(row).count(), F8{0xFF});
-        trial.equal(row, poison);
-        trial.equal(transposed, poison);
-    }
 };
+
+// Calls run(trial, to, pass) with a fresh trial and results (N, C) for each pass; in the first also with each layout
+// alone, and when measuring also without any. Notes the first problem in `outer`.
+template <class F8, class Run>
+void each_pass(Trial& outer, const Passes& passes, int N, int C, float scale, const Run& run) {
+    const auto try_pass = [&](QuantizePass pass, Layouts layouts, const char* text) {
+        if (!outer.problem().empty()) return;
+        Trial trial(outer.stream());
+        run(trial, QuantizedResults<F8>(trial, N, C, scale, layouts), pass);
+        if (!trial.problem().empty()) outer.note(std::string("pass ") + name_of(pass) + text + trial.problem());
+    };
+    for (const QuantizePass pass : passes) {
+        try_pass(pass, Layouts::both, ": ");
+        if (pass == QuantizePass::measure) try_pass(pass, Layouts::neither, ", no output: ");
+        if (pass != passes.front()) continue;
+        try_pass(pass, Layouts::row, ", rows alone: ");
+        try_pass(pass, Layouts::transposed, ", columns alone: ");
+    }
+}
 
 }  // namespace llmc::check

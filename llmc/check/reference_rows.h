@@ -1,13 +1,9 @@
-// Layer norm, GELU, cross-entropy, embeddings' gradients, sums of columns and AdamW in FP64, each with how far a
-// correct kernel may be from it. For the card check and for tests.
+// Norms, activations, sums of columns and smoothing factors in FP64, each with the largest error of a correct kernel.
 #pragma once
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <vector>
-
-#include "llmc/kernels/classifier.h"
-#include "llmc/kernels/update.h"
 
 namespace llmc::reference {
 
@@ -17,28 +13,32 @@ constexpr double rounding_error() {
     return sizeof(Real) == 2 ? 1.0 / 256 : 6e-8;
 }
 
-// ---- layer norm ----------------------------------------------------------------------------------------------------
+// ---- layer norm and RMS norm ---------------------------------------------------------------------------------------
 
+// Of each of N rows; RMS norm's mean is 0.
 struct RowStatistics {
     std::vector<double> mean, rstd;
 };
-RowStatistics row_statistics(const std::vector<double>& x, int N, int C);
+RowStatistics layernorm_statistics(const std::vector<double>& x, int N, int C);            // eps is 1e-5
+RowStatistics rmsnorm_statistics(const std::vector<double>& x, int N, int C, double eps);  // 1 / sqrt(mean(x^2) + eps)
 
-// Of mean relative to |mean| + 1, and of rstd: 2^-22.9 for rsqrt.approx.f32, says the PTX ISA, and half of what the sum
-// of squares errs: at most 20 additions one after the other and three roundings of a term, 2^-24 each. Together 1.0e-6.
+// The mean's error is relative to |mean| + 1. Of rstd: 2^-22.9 for rsqrt.approx.f32 (PTX ISA), and half the error of
+// the sum of squares: at most 20 additions in a row and three roundings of a term, 2^-24 each. Together 1.0e-6.
 constexpr double kMeanError = 1e-6, kRstdError = 2e-6;
-// What FP32 arithmetic may cost before the rounding to Real, relative to |value| + a floor for what cancels.
-constexpr double kLayernormError = 5e-6, kNormedFloor = 0.5, kLayernormGradientFloor = 0.2;
-constexpr double kLayernormSumError = 2e-6;  // of dweight and dshift, relative to |value| + 1 + N
+// The error of FP32 arithmetic before the rounding to Real, relative to |value| + a floor for terms that cancel.
+constexpr double kNormError = 5e-6, kNormedFloor = 0.5, kNormGradientFloor = 0.2;
+constexpr double kNormSumError = 2e-6;  // of dweight and dshift, relative to |value| + 1 + N
 
+// (x - mean) rstd weight + shift. An empty weight is 1, an empty shift 0.
 std::vector<double> normed_rows(const std::vector<double>& x, const RowStatistics& statistics,
                                 const std::vector<double>& weight, const std::vector<double>& shift);
 
-struct LayernormGradient {
+struct NormGradient {
     std::vector<double> dinp, dweight, dshift;  // dinp without the residual's gradient
 };
-LayernormGradient layernorm_gradient(const std::vector<double>& x, const std::vector<double>& dout,
-                                     const std::vector<double>& weight, const RowStatistics& statistics);
+// `centered`: of layer norm, whose mean depends on x.
+NormGradient norm_gradient(const std::vector<double>& x, const std::vector<double>& dout,
+                           const std::vector<double>& weight, const RowStatistics& statistics, bool centered);
 
 // ---- GELU ----------------------------------------------------------------------------------------------------------
 
@@ -64,60 +64,36 @@ struct Gelu {
     explicit Gelu(double x);
 };
 
+// ---- SwiGLU --------------------------------------------------------------------------------------------------------
+
+// inp (N, 2F): rows of F of gate, then F of up; dout (N, F).
+//
+// Bounds of FP32 arithmetic (activation.cuh), in units of u = 2^-24, from the same sources as GELU's.
+//   e           exp(-gate): 2u |gate| from the exponent (a product with a rounded constant), and 5u
+//   sigmoid     1 / (1 + e): an error of e weighs 1 - sigmoid; the sum errs by u, the division by 5u
+//   out         silu and up: two products more
+//   dup         the same with dout in up's place
+//   dgate       dout up (s + gate s (1 - s)): the error of s times its derivative 1 + gate (1 - 2s); u of 1 - s and two
+//               products, 3u of the second term; u of the sum, 2u of the last two products
+// Results below 2^-126 may be flushed, and a division by more than 2^126 may give 0.
+struct Swiglu {
+    std::vector<double> out, dinp, out_bound, dinp_bound;
+};
+Swiglu swiglu(const std::vector<double>& inp, const std::vector<double>& dout, int F);
+
+// ---- sums of columns ------------------------------------------------------------------------------------------------
+
 // How many roundings a value of a column can meet on its way into the sum (column_sums.cuh): a thread's rows, at most
 // 20 for the shapes that are tried; those that lie side by side in a block, 256 by 2048 / C; at most 9 parts. Zeros
 // cost nothing.
 inline int column_additions(int N, int C) { return std::min(N, 32 + std::max(8, 2048 / C)); }
 
-// ---- the rest ------------------------------------------------------------------------------------------------------
-
-struct CrossEntropy {
-    std::vector<double> losses, gradient;
-};
-// logits (rows, padded_V) in FP64; targets below 0 are ignored. The losses leave out z-loss and label smoothing,
-// the gradient has them.
-CrossEntropy cross_entropy(std::vector<double> logits, const std::vector<int>& targets, int V, int padded_V,
-                           double dloss, const LogitShaping& shaping = {});
-// Of losses, relative to |loss| + 1. Of gradients, relative to each value, down to 1e-6 of the largest, before the
-// rounding to Real: in units of u = 2^-24: 3u |x - max| from the exponent, 14 or less above that floor; 5u for
-// ex2.approx.f32 (2 ulp from correctly rounded, says the PTX ISA), as much for the sum's terms; some 50u for its
-// additions: 6e-6.
-constexpr double kLossError = 2e-6, kLogitGradientError = 1e-5, kLogitGradientFloor = 1e-6;
-// On top of both errors where logits are capped: a capped one errs by 10u of the cap (classifier.cu: the tanh by 8u,
-// then two roundings), and stands beside the largest, which does, too. A gradient has that error twice, of its own
-// exponential and of the sum.
-constexpr double soft_cap_error(double cap) { return 2 * 10 * 0x1p-24 * cap; }
-
-// Gradients on top of what dwte and dwpe hold.
-struct EmbeddingGradient {
-    std::vector<double> dwte, dwpe;
-};
-EmbeddingGradient embedding_gradient(const std::vector<float>& dwte, const std::vector<float>& dwpe,
-                                     const std::vector<int>& tokens, const std::vector<double>& dout, int T, int C,
-                                     const std::vector<int>& documents = {});
-
-constexpr double kEmbeddingSumError = 2e-6;  // relative to |sum| + what its terms may have in common
-
 std::vector<double> column_sums(const std::vector<float>& x, int C);
 constexpr double kColumnSumError = 1e-6;  // relative to |sum| + 1 + the mean of its terms times their number
 
-struct AdamW {
-    std::vector<double> master, m, v;
-};
-// PyTorch's formula. Errors of FP32 arithmetic: relative to |value| + a floor of 1e-3 (master), 1e-2 (m) and 1e-6 (v).
-AdamW adamw(const std::vector<float>& master, const std::vector<float>& m, const std::vector<float>& v,
-            const std::vector<float>& grad, size_t decay_count, const AdamWConfig& config, const StepState& state);
-constexpr double kAdamWError = 3e-7, kMasterFloor = 1e-3, kFirstMomentFloor = 1e-2, kSecondMomentFloor = 1e-6;
+// ---- factors of --fp8-smooth ---------------------------------------------------------------------------------------
 
-struct Updated {
-    std::vector<double> master, m;
-};
-// Lion, arXiv 2302.06675, and torch.optim.SGD's formula with decoupled decay. Errors as AdamW's, but for SGD's moment,
-// whose terms may cancel: relative to |value| + 1 where neither is above 1.
-Updated lion(const std::vector<float>& master, const std::vector<float>& m, const std::vector<float>& grad,
-             size_t decay_count, const LionConfig& config, const StepState& state);
-Updated sgd(const std::vector<float>& master, const std::vector<float>& m, const std::vector<float>& grad,
-            size_t decay_count, const SgdConfig& config, const StepState& state);
-constexpr double kSumMomentFloor = 1;
+// Of one layer, from the largest magnitude of each channel (llmc/kernels/outliers.h); `before` if no channel has any.
+std::vector<float> smoothing(const std::vector<float>& amax, const std::vector<float>& before);
 
 }  // namespace llmc::reference

@@ -1,37 +1,161 @@
-// RoPE, alone or with QK-norm, at the run's head dimension against FP64.
+// RoPE, alone or with QK-norm.
 #include "llmc/kernels/rope.h"
 
+#include <array>
+
 #include "llmc/check/families.h"
-#include "llmc/check/reference_rope.h"
-#include "llmc/check/trial.h"
 
 namespace llmc::check {
 namespace {
 
-constexpr int kBatch = 2, kLength = 149, kRows = kBatch * kLength;
-constexpr float kTheta = 10000.0f, kEps = 0.01f;  // large enough for its absence to show
+// ---- reference -----------------------------------------------------------------------------------------------------
 
-// Inputs on the host, and the table on the device.
-template <class Real>
-struct Inputs {
-    reference::RopeRows rows;
-    std::vector<Real> qkv, dqkv;
-    RopeTable table;
-    std::vector<Axis> axes;
+// Of FP32, relative to the magnitudes of the terms: two products and a sum; before them a norm, as layer norm's.
+constexpr double kRotationError = 2 * 0x1.01p-24, kQkNormError = reference::kNormError + kRotationError;
+// Of the gradients of gains, relative to the magnitudes of all terms.
+constexpr double kQkGainError = 1e-5;
 
-    Inputs(Trial& trial, const AttentionHeads& heads)
-        : rows{heads, 0, kLength, rope_values(kTheta, {}, heads.HD, kLength)},
-          qkv(reference::random_normal<Real>(elements(heads), 1.5f, 151, 0.2f)),
-          dqkv(reference::random_normal<Real>(elements(heads), 1.0f, 152, 0.1f)),
-          table{trial.input(rows.table.cos), trial.input(rows.table.sin), kLength},
-          axes{{"n", kRows}, {"head", static_cast<size_t>(heads.rows())}, {"", static_cast<size_t>(heads.HD)}} {}
+// How rows of qkv lie and turn: row n is position first + n % T.
+struct RopeRows {
+    AttentionHeads heads;
+    int first, T;
+    RopeValues table;
 
-    static size_t elements(const AttentionHeads& heads) { return kRows * static_cast<size_t>(heads.qkv_width()); }
+    // f(0 for a head of queries or 1 for one of keys, where it begins, its position) for all heads that turn.
+    template <class F>
+    void each_head(size_t elements, F&& f) const {
+        const size_t row = static_cast<size_t>(heads.qkv_width()), HD = static_cast<size_t>(heads.HD);
+        for (size_t n = 0; n * row < elements; n++)
+            for (int h = 0; h < heads.NH + heads.NKV; h++)
+                f(h < heads.NH ? 0 : 1, n * row + static_cast<size_t>(h) * HD, first + static_cast<int>(n) % T);
+    }
+    // Turns a head in place, or back; `magnitude`: of the terms of each result.
+    void rotate(double* head, double* magnitude, int position, bool back) const;
 };
 
-// As stored; what passes through keeps its bits.
+// Bounds are 0 where values pass through.
+struct Rotated {
+    std::vector<double> values, bounds;
+};
+using QkNormGains = std::array<std::vector<double>, 2>;  // of queries and keys; empty: 1
+
+struct QkNormGradient {
+    Rotated dqkv;
+    QkNormGains dgains, dgains_bounds;
+};
+
+void RopeRows::rotate(double* head, double* magnitude, int position, bool back) const {
+    const size_t half = static_cast<size_t>(heads.HD / 2);
+    for (size_t i = 0; i < half; i++) {
+        const size_t at = static_cast<size_t>(position) * half + i;
+        const double c = static_cast<double>(table.cos[at]), sine = static_cast<double>(table.sin[at]);
+        const double s = back ? -sine : sine, x = head[i], y = head[i + half];
+        head[i] = x * c - y * s;
+        head[i + half] = y * c + x * s;
+        magnitude[i] = std::fabs(x * c) + std::fabs(y * s);
+        magnitude[i + half] = std::fabs(y * c) + std::fabs(x * s);
+    }
+}
+
+void scale(std::vector<double>& values, double factor) {
+    for (double& value : values) value *= factor;
+}
+
+Rotated rope_values_of(const RopeRows& rows, const std::vector<double>& qkv, bool back) {
+    Rotated r{qkv, std::vector<double>(qkv.size())};
+    rows.each_head(qkv.size(),
+                   [&](int, size_t at, int position) { rows.rotate(&r.values[at], &r.bounds[at], position, back); });
+    scale(r.bounds, kRotationError);
+    return r;
+}
+
+Rotated qk_norm_rope(const RopeRows& rows, const std::vector<double>& qkv, const QkNormGains& gains, double eps) {
+    const int HD = rows.heads.HD;
+    Rotated r{qkv, std::vector<double>(qkv.size())};
+    rows.each_head(qkv.size(), [&](int side, size_t at, int position) {
+        const std::vector<double> head(&qkv[at], &qkv[at] + HD);
+        const auto normed = reference::normed_rows(head, reference::rmsnorm_statistics(head, 1, HD, eps),
+                                                   gains[static_cast<size_t>(side)], {});
+        std::copy(normed.begin(), normed.end(), &r.values[at]);
+        rows.rotate(&r.values[at], &r.bounds[at], position, false);
+    });
+    scale(r.bounds, kQkNormError);
+    return r;
+}
+
+QkNormGradient qk_norm_rope_gradient(const RopeRows& rows, const std::vector<double>& qkv,
+                                     const std::vector<double>& dout, const QkNormGains& gains, double eps) {
+    const int HD = rows.heads.HD;
+    const size_t columns = static_cast<size_t>(HD);
+    QkNormGradient r{{dout, std::vector<double>(dout.size())}, {}, {}};
+    for (auto* sums : {&r.dgains, &r.dgains_bounds}) sums->fill(std::vector<double>(columns));
+    rows.each_head(qkv.size(), [&](int side, size_t at, int position) {
+        const std::vector<double>& gain = gains[static_cast<size_t>(side)];
+        std::vector<double>&dgain = r.dgains[static_cast<size_t>(side)],
+        &dgain_size = r.dgains_bounds[static_cast<size_t>(side)], terms(columns);
+        rows.rotate(&r.dqkv.values[at], terms.data(), position, true);
+        const std::vector<double> head(&qkv[at], &qkv[at] + HD), d(&r.dqkv.values[at], &r.dqkv.values[at] + HD);
+        const reference::RowStatistics statistics = reference::rmsnorm_statistics(head, 1, HD, eps);
+        const double rstd = statistics.rstd[0];
+        const reference::NormGradient gradient = reference::norm_gradient(head, d, gain, statistics, false);
+        double largest = 0;
+        for (size_t c = 0; c < columns; c++) {
+            largest = std::max(largest, std::fabs(d[c] * (gain.empty() ? 1.0 : gain[c])));
+            dgain[c] += gradient.dweight[c];
+            dgain_size[c] += (std::fabs(d[c]) + terms[c]) * std::fabs(head[c] * rstd);
+        }
+        std::copy(gradient.dinp.begin(), gradient.dinp.end(), &r.dqkv.values[at]);
+        // dx = rstd (g - norm mean(g norm)): |norm| <= sqrt(HD), and the mean is at most the largest |g|.
+        for (size_t c = 0; c < columns; c++) r.dqkv.bounds[at + c] = rstd * largest * (1 + std::fabs(head[c] * rstd));
+    });
+    scale(r.dqkv.bounds, kQkNormError);
+    for (auto& sizes : r.dgains_bounds) scale(sizes, kQkGainError);
+    return r;
+}
+
+// ---- specifications ------------------------------------------------------------------------------------------------
+
+constexpr float kTheta = 10000.0f, kEps = 0.01f;  // large enough that a kernel without it is wrong
+
+struct Shape {
+    AttentionHeads heads;
+    int N, T, first = 0;  // row n has position first + n % T
+    bool gains = true;    // of QK-norm
+
+    size_t elements() const { return size_t{1} * N * heads.qkv_width(); }
+    std::vector<Axis> axes() const { return {{"n", N}, {"head", heads.rows()}, {"", heads.HD}}; }
+    std::string text() const {
+        return strprintf(" %s N=%d T=%d%s", name_of(heads).c_str(), N, T, gains ? "" : " without gains");
+    }
+};
+
+// Inputs, and the table of angles on the device. A head of zeros, a small one, and a large one in the last row.
 template <class Real>
-Bounded stored(const reference::Rotated& rotated) {
+struct Inputs {
+    RopeRows rows;
+    std::vector<Real> qkv, dqkv;
+    Input<float> cos, sin;
+    RopeTable table;
+
+    Inputs(Trial& t, const Shape& s)
+        : rows{s.heads, s.first, s.T, rope_values(kTheta, {}, s.heads.HD, s.first + s.T)},
+          qkv(t.random<Real>(s.elements(), 1.5f, 0.2f)),
+          dqkv(t.random<Real>(s.elements(), 1.0f, 0.1f)),
+          cos(t.input(rows.table.cos)),
+          sin(t.input(rows.table.sin)),
+          table{cos, sin, s.first + s.T} {
+        const size_t HD = static_cast<size_t>(s.heads.HD), last = qkv.size() - static_cast<size_t>(s.heads.qkv_width());
+        for (size_t c = 0; c < HD; c++) {
+            Real &small = qkv[s.heads.NH * HD + c], &large = qkv[last + c];
+            qkv[c] = to<Real>(0.0f), small = to<Real>(1e-3f * to_float(small));
+            if (last > 0) large = to<Real>(1e4f * to_float(large));
+        }
+    }
+};
+
+// As stored; values that pass through keep their bits.
+template <class Real>
+Bounded stored(const Rotated& rotated) {
     Bounded result = rounded<Real>(Bounded(rotated.values, rotated.bounds));
     for (size_t i = 0; i < result.bounds.size(); i++)
         if (rotated.bounds[i] == 0) result.bounds[i] = 0;
@@ -39,72 +163,94 @@ Bounded stored(const reference::Rotated& rotated) {
 }
 
 template <class Real>
-std::string check_rope(const AttentionHeads& heads, stream_t stream) {
-    Trial trial(stream);
-    const Inputs<Real> inputs(trial, heads);
-    Real *qkv = trial.result("qkv", inputs.axes, inputs.qkv), *dqkv = trial.result("dqkv", inputs.axes, inputs.dqkv);
-    trial.run_twice([&] {
-        rope_forward<Real>(qkv, inputs.table, 0, kRows, kLength, heads, stream);
-        rope_backward<Real>(dqkv, inputs.table, 0, kRows, kLength, heads, stream);
+void rope(Trial& t, const Shape& s) {
+    const Inputs<Real> inputs(t, s);
+    Real *qkv = t.result("qkv", s.axes(), inputs.qkv), *dqkv = t.result("dqkv", s.axes(), inputs.dqkv);
+    t.run_twice([&] {
+        rope_forward<Real>(qkv, inputs.table, s.first, s.N, s.T, s.heads, t.stream());
+        rope_backward<Real>(dqkv, inputs.table, s.first, s.N, s.T, s.heads, t.stream());
     });
-    trial.within(qkv, stored<Real>(reference::rope(inputs.rows, reference::to_doubles(inputs.qkv), false)));
-    trial.within(dqkv, stored<Real>(reference::rope(inputs.rows, reference::to_doubles(inputs.dqkv), true)));
-    return trial.problem();
+    t.within(qkv, stored<Real>(rope_values_of(inputs.rows, reference::to_doubles(inputs.qkv), false)));
+    t.within(dqkv, stored<Real>(rope_values_of(inputs.rows, reference::to_doubles(inputs.dqkv), true)));
 }
 
 template <class Real>
-std::string check_qk_norm(const AttentionHeads& heads, bool has_gains, stream_t stream) {
-    const size_t HD = static_cast<size_t>(heads.HD);
-    Trial trial(stream);
-    const Inputs<Real> inputs(trial, heads);
-    const Real* inp = trial.input(inputs.qkv);
-    Real *out = trial.result<Real>("out", inputs.axes), *dqkv = trial.result("dqkv", inputs.axes, inputs.dqkv);
-    reference::QkNormGains host_gains;
-    QkGains<const Real> gains{nullptr, nullptr};
-    QkGains<float> dgains{nullptr, nullptr};
-    float* scratch = nullptr;
-    if (has_gains) {
-        const auto query = reference::random_normal<Real>(HD, 1.0f, 153, 0.5f),
-                   key = reference::random_normal<Real>(HD, 1.0f, 154, 0.5f);
-        host_gains = {reference::to_doubles(query), reference::to_doubles(key)};
-        gains = {trial.input(query), trial.input(key)};
-        dgains = {trial.result<float>("dgain of queries", {{"", HD}}),
-                  trial.result<float>("dgain of keys", {{"", HD}})};
-        scratch = trial.scratch<float>(qk_norm_backward_scratch(kRows, heads));
+void qk_norm(Trial& t, const Shape& s) {
+    const size_t HD = static_cast<size_t>(s.heads.HD);
+    const Inputs<Real> inputs(t, s);
+    const auto inp = t.input(inputs.qkv);
+    Real *out = t.result<Real>("out", s.axes()), *over = t.result("out in place", s.axes(), inputs.qkv),
+         *dqkv = t.result("dqkv", s.axes(), inputs.dqkv), *again = t.result("dqkv again", s.axes(), inputs.dqkv);
+    QkNormGains host_gains;
+    Input<Real> gains[2];  // of both signs, and two that are 0
+    float *dgains[2] = {}, *accumulated[2] = {}, *scratch = nullptr;
+    const auto before = t.random<float>(HD, 10.0f);
+    for (const int side : {0, 1}) {
+        if (!s.gains) break;
+        auto gain = t.random<Real>(HD, 1.0f, 0.5f);
+        gain[3] = gain[HD - 1] = to<Real>(0.0f);
+        host_gains[static_cast<size_t>(side)] = reference::to_doubles(gain);
+        gains[side] = t.input(gain);
+        dgains[side] = t.result<float>(side == 0 ? "dgain of queries" : "dgain of keys", line(HD));
+        accumulated[side] =
+            t.result(side == 0 ? "accumulated dgain of queries" : "accumulated dgain of keys", line(HD), before);
+        if (!scratch) scratch = t.scratch<float>(qk_norm_backward_scratch(s.N, s.heads));
     }
-    trial.run_twice([&] {
-        qk_norm_rope_forward<Real>(out, inp, gains, inputs.table, 0, kRows, kLength, heads, kEps, stream);
-        qk_norm_rope_backward<Real>(dqkv, dgains, scratch, inp, gains, inputs.table, 0, kRows, kLength, heads, kEps,
-                                    false, stream);
+    const QkGains<const Real> both{gains[0], gains[1]};
+    const auto forward = [&](Real* to, const Real* from) {
+        qk_norm_rope_forward<Real>(to, from, both, inputs.table, s.first, s.N, s.T, s.heads, kEps, t.stream());
+    };
+    const auto backward = [&](Real* to, float* const* sums, bool accumulate) {
+        qk_norm_rope_backward<Real>(to, {sums[0], sums[1]}, scratch, inp, both, inputs.table, s.first, s.N, s.T,
+                                    s.heads, kEps, accumulate, t.stream());
+    };
+    t.run_twice([&] {
+        forward(out, inp), forward(over, over);
+        backward(dqkv, dgains, false), backward(again, accumulated, true);
     });
     const auto x = reference::to_doubles(inputs.qkv);
     const double eps = static_cast<double>(kEps);
-    trial.within(out, stored<Real>(reference::qk_norm_rope(inputs.rows, x, host_gains, eps)));
-    const auto gradient =
-        reference::qk_norm_rope_gradient(inputs.rows, x, reference::to_doubles(inputs.dqkv), host_gains, eps);
-    trial.within(dqkv, stored<Real>(gradient.dqkv));
-    if (!has_gains) return trial.problem();
-    trial.within(dgains.query, Bounded(gradient.dgains[0], gradient.dgains_bounds[0]));
-    trial.within(dgains.key, Bounded(gradient.dgains[1], gradient.dgains_bounds[1]));
-    return trial.problem();
+    t.within(out, stored<Real>(qk_norm_rope(inputs.rows, x, host_gains, eps)));
+    t.equal(over, t.read(out));
+    const auto gradient = qk_norm_rope_gradient(inputs.rows, x, reference::to_doubles(inputs.dqkv), host_gains, eps);
+    t.within(dqkv, stored<Real>(gradient.dqkv));
+    t.equal(again, t.read(dqkv));
+    for (const size_t side : {0, 1}) {
+        if (!s.gains) break;
+        Bounded expected(gradient.dgains[side], gradient.dgains_bounds[side]);
+        t.within(dgains[side], expected);
+        for (size_t c = 0; c < HD; c++) {
+            expected.values[c] += static_cast<double>(before[c]);
+            expected.bounds[c] += 1e-6 * std::fabs(static_cast<double>(before[c]));
+        }
+        t.within(accumulated[side], expected);
+    }
 }
 
 template <class Real>
-void add(Items& items, const KernelUse& use) {
-    const AttentionHeads heads = few_heads(use);
-    const bool gains = use.qk_gains;
-    const std::string suffix = strprintf(" %s %s", type_name<Real>(), name_of(heads).c_str());
-    if (use.qk_norm)
-        items.push_back({"qk_norm_rope" + suffix + (gains ? "" : " without gains"), "kernels", "",
-                         [=](stream_t s) { return check_qk_norm<Real>(heads, gains, s); }});
-    else
-        items.push_back({"rope" + suffix, "kernels", "", [heads](stream_t s) { return check_rope<Real>(heads, s); }});
+void add(Items& items, const Shape& s, bool norm) {
+    const std::string suffix = std::string(" ") + type_name<Real>() + s.text();
+    norm ? add_kernel(items, "qk_norm_rope" + suffix, [s](Trial& t) { qk_norm<Real>(t, s); })
+         : add_kernel(items, "rope" + suffix, [s](Trial& t) { rope<Real>(t, s); });
 }
 
 }  // namespace
 
 void add_rope(Items& items, const KernelUse& use) {
-    if (!use.position_embedding) use.bf16 ? add<bf16>(items, use) : add<float>(items, use);
+    if (use.position_embedding) return;
+    const Shape s{few_heads(use), 2 * 149, 149, 0, use.qk_gains || !use.qk_norm};
+    use.bf16 ? add<bf16>(items, s, use.qk_norm) : add<float>(items, s, use.qk_norm);
+}
+
+void add_rope_tests(Items& items) {
+    for (const AttentionHeads& heads :
+         {AttentionHeads{2, 2, 64}, AttentionHeads{4, 2, 128}, AttentionHeads{6, 1, 32}, AttentionHeads{3, 3, 128}}) {
+        for (const Shape& s : {Shape{heads, 1, 1}, Shape{heads, 14, 7}, Shape{heads, 33, 33, 5}})
+            add<float>(items, s, false), add<bf16>(items, s, false);
+        const int N = heads.HD == 32 ? 180 : 22;  // several turns of a block
+        for (const bool gains : {true, false})
+            add<float>(items, {heads, N, 11, 3, gains}, true), add<bf16>(items, {heads, N, 11, 3, gains}, true);
+    }
 }
 
 }  // namespace llmc::check

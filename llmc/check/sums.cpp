@@ -1,10 +1,9 @@
-// Sums: biases and their gradients at the run's widths, squares of gradients, and pieces of several ranks.
-#include <algorithm>
+// Biases and their gradients, element-wise sums, squares of gradients, and pieces of several ranks, in FP32, BF16 and
+// FP8.
 #include <set>
 
 #include "llmc/check/families.h"
-#include "llmc/check/reference_rows.h"
-#include "llmc/check/trial.h"
+#include "llmc/check/reference_fp8_wire.h"
 #include "llmc/comm/rank_reduce.h"
 #include "llmc/kernels/bias.h"
 #include "llmc/kernels/clip.h"
@@ -13,127 +12,196 @@
 namespace llmc::check {
 namespace {
 
-constexpr int kRows = 149;
-
 template <class Real>
-std::string check_add_bias(int columns, stream_t stream) {
-    const size_t C = static_cast<size_t>(columns);
-    const auto before = reference::random_normal<Real>(kRows * C, 3.0f, 78),
-               b = reference::random_normal<Real>(C, 1.0f, 79);
-    Trial trial(stream);
-    const Real* bias = trial.input(b);
-    Real* out = trial.result("out", {{"n", kRows}, {"", C}}, before);
-    trial.run_twice([&] { add_bias<Real>(out, bias, kRows, columns, stream); });
+void bias(Trial& t, int N, int C) {
+    const auto before = t.random<Real>(size_t{1} * N * C, 3.0f);
+    const auto bias = t.normal<Real>(static_cast<size_t>(C), 1.0f);
+    Real* out = t.result("out", matrix(N, C), before);
+    t.run_twice([&] { add_bias<Real>(out, bias, N, C, t.stream()); });
     std::vector<Real> expected(before.size());
-    for (size_t i = 0; i < expected.size(); i++) expected[i] = reference::stored_sum(before[i], b[i % C]);
-    trial.equal(out, expected);
-    return trial.problem();
+    for (size_t i = 0; i < expected.size(); i++)
+        expected[i] = reference::stored_sum(before[i], bias.values[i % static_cast<size_t>(C)]);
+    t.equal(out, expected);
 }
 
 template <class Real>
-std::string check_bias_gradient(int columns, stream_t stream) {
-    const size_t C = static_cast<size_t>(columns);
-    const auto g = reference::random_normal<Real>(kRows * C, 1.0f, 71, 0.5f);
-    Trial trial(stream);
-    const Real* dout = trial.input(g);
-    float* dbias = trial.result<float>("dbias", {{"", C}});
-    float* scratch = trial.scratch<float>(bias_gradient_scratch(kRows, columns));
-    trial.run_twice([&] {
-        for (const bool accumulate : {false, true})
-            bias_gradient<Real>(dbias, scratch, dout, kRows, columns, accumulate, stream);
+void bias_gradients(Trial& t, int N, int C) {
+    const auto dout = t.normal<Real>(size_t{1} * N * C, 1.0f, 0.5f);
+    const auto before = t.random<float>(static_cast<size_t>(C), 10.0f);
+    float *dbias = t.result<float>("dbias", line(C)), *accumulated = t.result("accumulated dbias", line(C), before),
+          *scratch = t.scratch<float>(bias_gradient_scratch(N, C));
+    t.run_twice([&] {
+        bias_gradient<Real>(dbias, scratch, dout, N, C, false, t.stream());
+        bias_gradient<Real>(accumulated, scratch, dout, N, C, true, t.stream());
     });
-    std::vector<double> expected = reference::column_sums(reference::to_floats(g), columns);
-    for (double& sum : expected) sum *= 2;
-    trial.within(dbias, Bounded(expected, reference::kColumnSumError, 2.0 + kRows));
-    return trial.problem();
+    std::vector<double> expected = reference::column_sums(reference::to_floats(dout.values), C);
+    t.within(dbias, Bounded(expected, reference::kColumnSumError, 1.0 + 0.5 * N));
+    for (size_t c = 0; c < expected.size(); c++) expected[c] += static_cast<double>(before[c]);
+    t.within(accumulated, Bounded(expected, reference::kColumnSumError, 10.0 + 0.5 * N));
 }
 
-std::string check_global_norm(stream_t stream) {
-    constexpr size_t n = 70001;  // three blocks, whose threads take several strides, and a tail of one element
-    const auto grad = reference::random_normal<float>(n, 0.01f, 72, 0.002f);
-    Trial trial(stream);
-    const float* device_grad = trial.input(grad);
-    double* partials = trial.result<double>("partials", {{"", global_norm_blocks(n)}});
-    trial.run_twice([&] { global_norm_partials(partials, device_grad, n, stream); });
-    Bounded expected(1);
-    for (const float g : grad) expected.values[0] += static_cast<double>(g) * static_cast<double>(g);
-    // Eight squares are added in FP32, all positive: at most eight roundings of each.
-    expected.bounds[0] = 8 * reference::kUnit * expected.values[0];
-    double sum = 0;
-    for (const double part : trial.read(partials)) sum += part;
-    trial.note(not_within({"sum of partials", {{"", 1}}}, {sum}, expected));
-    return trial.problem();
+// Tensors one after the other in an array of partial sums.
+void global_norm(Trial& t, const std::vector<size_t>& sizes) {
+    size_t blocks = 0;
+    for (const size_t n : sizes) blocks += global_norm_blocks(n);
+    std::vector<Input<float>> grads;
+    for (const size_t n : sizes) grads.push_back(t.normal<float>(n, 0.01f, 0.002f));
+    double* partials = t.result<double>("partials", line(blocks));
+    t.run_twice([&] {
+        size_t offset = 0;
+        for (const auto& grad : grads) {
+            global_norm_partials(partials + offset, grad, grad.values.size(), t.stream());
+            offset += global_norm_blocks(grad.values.size());
+        }
+    });
+    const std::vector<double> parts = t.read(partials);
+    auto part = parts.begin();
+    for (const auto& grad : grads) {
+        double sum = 0, expected = 0;
+        for (size_t i = 0; i < global_norm_blocks(grad.values.size()); i++) sum += *part++;
+        for (const double g : grad.doubles()) expected += g * g;
+        // Eight squares are added in FP32, all positive: at most eight roundings of each.
+        t.note(not_within({"sum of partials", {}}, {sum}, Bounded({expected}, 8 * reference::kUnit, 0)));
+    }
+}
+
+template <class Real>
+void sum(Trial& t, size_t n) {
+    const auto a = t.normal<Real>(n, 1.0f), b = t.normal<Real>(n, 10.0f);
+    Real *out = t.result<Real>("sum", line(n)), *over = t.result("sum in place", line(n), a.values);
+    t.run_twice([&] {
+        add<Real>(out, a, b, n, t.stream());
+        add<Real>(over, over, b, n, t.stream());
+    });
+    std::vector<Real> expected(n);
+    for (size_t i = 0; i < n; i++) expected[i] = reference::stored_sum(a.values[i], b.values[i]);
+    t.equal(out, expected), t.equal(over, expected);
 }
 
 // ---- several ranks -------------------------------------------------------------------------------------------------
 
 constexpr size_t kWorld = 3;
-constexpr size_t kCounts[] = {4099, 4096};  // element by element, and in 16-byte accesses
+constexpr float kLossScale = 1024.0f;
 
 template <class T>
-std::string check_sum_pieces(stream_t stream) {
-    for (const size_t count : kCounts) {
-        const auto pieces = reference::random_normal<T>(kWorld * count, 100.0f, 73);
-        std::vector<float> sums = reference::random_normal<float>(count, 100.0f, 74);
-        Trial trial(stream);
-        const T* inp = trial.input(pieces);
-        float* out = trial.result<float>("sum", {{"", count}}, sums);
-        trial.run_twice([&] { sum_pieces<T>(out, inp, kWorld, count, true, stream); });
-        for (size_t r = 0; r < kWorld; r++)
-            for (size_t i = 0; i < count; i++) sums[i] += to_float(pieces[r * count + i]);
-        trial.equal(out, sums);
-        if (!trial.problem().empty()) return trial.problem();
-    }
-    return "";
+void summed_pieces(Trial& t, size_t count) {
+    const auto pieces = t.normal<T>(kWorld * count, 100.0f);
+    std::vector<float> sums = t.random<float>(count, 100.0f);
+    float* out = t.result<float>("sum", line(count), sums);
+    t.run_twice([&] { sum_pieces<T>(out, pieces, kWorld, count, true, t.stream()); });
+    for (size_t i = 0; i < kWorld * count; i++) sums[i % count] += to_float(pieces.values[i]);
+    t.equal(out, sums);
 }
 
-std::string check_largest_piece(stream_t stream) {
-    const size_t count = kCounts[0];
-    const auto pieces = reference::random_normal<float>(kWorld * count, 100.0f, 75);
-    Trial trial(stream);
-    const float* inp = trial.input(pieces);
-    float* out = trial.result<float>("max", {{"", count}});
-    trial.run_twice([&] { reduce_pieces<float>(out, inp, kWorld, count, ReduceOp::max, stream); });
-    std::vector<float> largest(pieces.begin(), pieces.begin() + static_cast<long>(count));
-    for (size_t i = 0; i < pieces.size(); i++) largest[i % count] = std::max(largest[i % count], pieces[i]);
-    trial.equal(out, largest);
-    return trial.problem();
+void largest_piece(Trial& t) {
+    const size_t count = 4099;
+    const auto pieces = t.normal<float>(kWorld * count, 100.0f);
+    float* out = t.result<float>("max", line(count));
+    t.run_twice([&] { reduce_pieces<float>(out, pieces, kWorld, count, ReduceOp::max, t.stream()); });
+    std::vector<float> largest(count, -INFINITY);
+    for (size_t i = 0; i < pieces.values.size(); i++)
+        largest[i % count] = std::max(largest[i % count], pieces.values[i]);
+    t.equal(out, largest);
 }
 
-std::string check_add(stream_t stream) {
-    constexpr size_t n = 5003;
-    const auto a = reference::random_normal<float>(n, 1.0f, 76), b = reference::random_normal<float>(n, 10.0f, 77);
-    Trial trial(stream);
-    const float* inp = trial.input(b);
-    float* out = trial.result<float>("sum", {{"", n}}, a);
-    trial.run_twice([&] { add(out, out, inp, n, stream); });
-    std::vector<float> sum = a;
-    for (size_t i = 0; i < n; i++) sum[i] += b[i];
-    trial.equal(out, sum);
-    return trial.problem();
+// Gradients of other sizes from block to block.
+std::vector<float> uneven_gradients(Trial& t, size_t n) {
+    std::vector<float> values = t.random<float>(n, 1.0f);
+    for (size_t i = 0; i < n; i++) values[i] *= power_of_two(static_cast<int>(i / 100 % 60) - 40);
+    return values;
+}
+
+// The cast with what it owes, where something in one block is not finite.
+void cast_to_wire(Trial& t, size_t count) {
+    const size_t n = kWorld * count;
+    std::vector<float> values = uneven_gradients(t, n);
+    values[n / 2] = INFINITY;
+    const auto owed = t.random<bf16>(n, 1e-6f);
+    const reference::CastPieces expected = reference::cast_pieces(values, owed, kWorld, count, kLossScale);
+    const auto inp = t.input(values), loss_scale = t.input(std::vector<float>{kLossScale});
+    const auto skips = t.input(std::vector<int32_t>{0});
+    uint8_t* pieces = t.result<uint8_t>("pieces", {{"byte ", expected.pieces.size()}});
+    bf16* residual = t.result("residual", line(n), owed);
+    t.run_twice([&] { cast_pieces(pieces, inp, kWorld, count, {residual, loss_scale, skips}, t.stream()); });
+    t.equal(pieces, expected.pieces);
+    t.equal(residual, expected.residual);
+}
+
+void sum_of_wire(Trial& t, size_t count) {
+    const size_t n = kWorld * count;
+    const auto pieces =
+        t.input(reference::cast_pieces(uneven_gradients(t, n), std::vector<bf16>(n), kWorld, count, 1).pieces);
+    const auto before = t.random<float>(count, 1.0f);
+    float* sum = t.result("sum", line(count), before);
+    t.run_twice([&] { sum_fp8_pieces(sum, pieces, kWorld, count, true, t.stream()); });
+    t.equal(sum, reference::sum_fp8_pieces(pieces.values, kWorld, count, before));
+}
+
+// ---- items ---------------------------------------------------------------------------------------------------------
+
+template <class Real>
+void add_bias_item(Items& items, int N, int C) {
+    add_kernel(items, strprintf("add_bias %s N=%d C=%d", type_name<Real>(), N, C),
+               [=](Trial& t) { bias<Real>(t, N, C); });
+}
+template <class Real>
+void add_bias_gradient(Items& items, int N, int C) {
+    add_kernel(items, strprintf("bias_gradient %s N=%d C=%d", type_name<Real>(), N, C),
+               [=](Trial& t) { bias_gradients<Real>(t, N, C); });
+}
+template <class Real>
+void add_sum(Items& items, size_t n) {
+    add_kernel(items, strprintf("add %s n=%zu", type_name<Real>(), n), [n](Trial& t) { sum<Real>(t, n); });
+}
+void add_global_norm(Items& items, const std::vector<size_t>& sizes) {
+    add_kernel(items, "global_norm_partials", [sizes](Trial& t) { global_norm(t, sizes); });
+}
+
+// Element by element, and in 16-byte accesses.
+void add_pieces(Items& items, const char* name, void (*check)(Trial&, size_t)) {
+    add_kernel(items, name, [check](Trial& t) {
+        for (const size_t count : {4099, 4096}) t.nested([&](Trial& trial) { check(trial, count); });
+    });
 }
 
 template <class Real>
 void add_biases(Items& items, const KernelUse& use) {
     const int qkv = use.attention_heads().qkv_width();
-    for (const int width : std::set{use.channels, qkv, use.fc_channels()})
-        items.push_back({strprintf("add_bias %s C=%d", type_name<Real>(), width), "kernels", "",
-                         [width](stream_t s) { return check_add_bias<Real>(width, s); }});
-    for (const int width : std::set{use.channels, qkv})
-        items.push_back({strprintf("bias_gradient %s C=%d", type_name<Real>(), width), "kernels", "",
-                         [width](stream_t s) { return check_bias_gradient<Real>(width, s); }});
+    for (const int width : std::set{use.channels, qkv, use.fc_channels()}) add_bias_item<Real>(items, 149, width);
+    for (const int width : std::set{use.channels, qkv}) add_bias_gradient<Real>(items, 149, width);
+}
+
+template <class Real>
+void add_tests(Items& items) {
+    // More columns than a block has, more than eight rows a thread, several parts and slabs with tails in both.
+    std::vector<std::pair<int, int>> sizes = {{3, 2056}, {17000, 8}, {5000, 24}, {1031, 264}};
+    for (const int N : {1, 7, 33, 250})
+        for (const int C : {8, 64, 128, 192, 768, 1600}) sizes.push_back({N, C});
+    for (const auto& [N, C] : sizes) add_bias_item<Real>(items, N, C), add_bias_gradient<Real>(items, N, C);
+    // One element, a part of a group, whole groups, whole blocks, and one more than each.
+    for (const size_t n : {1, 7, 8, 9, 2048, 2049, 5003}) add_sum<Real>(items, n);
 }
 
 }  // namespace
 
 void add_sums(Items& items, const KernelUse& use) {
     if (use.biases) use.bf16 ? add_biases<bf16>(items, use) : add_biases<float>(items, use);
-    items.push_back({"global_norm_partials", "kernels", "", check_global_norm});
-    if (!use.several_ranks) return;
-    items.push_back({"sum_pieces fp32", "kernels", "", check_sum_pieces<float>});
-    if (use.bf16) items.push_back({"sum_pieces bf16", "kernels", "", check_sum_pieces<bf16>});
-    items.push_back({"reduce_pieces max", "kernels", "", check_largest_piece});
-    items.push_back({"add fp32", "kernels", "", check_add});
+    add_global_norm(items, {70001});
+    if (use.several_ranks) {
+        add_pieces(items, "sum_pieces fp32", summed_pieces<float>);
+        if (use.bf16) add_pieces(items, "sum_pieces bf16", summed_pieces<bf16>);
+        add_kernel(items, "reduce_pieces max", largest_piece);
+        add_sum<float>(items, 5003);
+    }
+    if (!use.fp8_wire) return;
+    add_pieces(items, "cast_pieces fp8", cast_to_wire);
+    add_pieces(items, "sum_fp8_pieces", sum_of_wire);
+}
+
+void add_sum_tests(Items& items) {
+    add_tests<float>(items), add_tests<bf16>(items);
+    // 70001: three blocks, whose threads take several strides, and a tail of one element.
+    add_global_norm(items, {1, 7, 8, 2051, 32768, 70001});
 }
 
 }  // namespace llmc::check

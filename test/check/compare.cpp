@@ -94,7 +94,7 @@ TEST_CASE("codes of values that are known exactly: one code each, and one state"
         CHECK(expected.wrong_codes(shape, codes).find(shape.place(i) + " is code ") == 0);
     }
     const Fp8State before = reference::used_state(1.0f);
-    const StateRange after = expected.after(before, QuantizePass::train_counted);
+    const StateRange after = expected.after(before, {QuantizePass::train_counted});
     Fp8State state = before;
     state.amax = 500.0f, state.bad = 1;
     state.elements += 8, state.saturated += 2, state.underflowed += 1, state.nonfinite += 2;
@@ -132,7 +132,7 @@ TEST_CASE("codes of values that are known up to bounds: the ends' codes and all 
           "codes[1] is code 39, expected 38 (1 of 5 wrong)");
     CHECK(expected.wrong_codes(shape, {{0x38}, {0x38}, {0x7f}, {0x01}, {0}}) != "");
     CHECK(expected.wrong_codes(shape, {{0xb8}, {0x38}, {0x7e}, {0x01}, {0}}) != "");
-    const StateRange after = expected.after(Fp8State{}, QuantizePass::train_counted);
+    const StateRange after = expected.after(Fp8State{}, {QuantizePass::train_counted});
     CHECK(after.least.saturated == 0);
     CHECK(after.most.saturated == 1);
     CHECK(after.least.underflowed == 0);

@@ -246,22 +246,22 @@ class OnVirtualGpu(unittest.TestCase):
 
     # architecture: {fault of a fused kernel: (item that finds it, its fallback)}, {fault of a plain kernel: item}
     MODERN = {
-        "llama": ({"wrong-kernel:layernorm_forward_fp8": ("rmsnorm_forward_fp8 C=64:", "layernorm_fp8"),
-                   "wrong-kernel:layernorm_backward_fp8": ("rmsnorm_backward_fp8 e5m2 C=64:", "layernorm_backward_fp8"),
-                   "stray:swiglu_forward_fp8": ("swiglu_forward_fp8 F=96:", "gelu_fp8"),
-                   "wrong-kernel:swiglu_backward_fp8": ("swiglu_backward_fp8 e5m2 F=96:", "gelu_backward_fp8")},
-                  {"wrong-kernel:layernorm_forward_kernel": "rmsnorm_forward bf16 C=64:",
-                   "wrong-kernel:layernorm_backward_kernel": "rmsnorm_backward bf16 C=64:",
-                   "wrong-kernel:rope_kernel": "rope bf16 HD=32 NH=2 NKV=1:",
-                   "stray:swiglu_forward_kernel": "swiglu bf16 F=96:",
+        "llama": ({"wrong-kernel:layernorm_forward_fp8": ("rmsnorm_forward_fp8 N=144 C=64:", "layernorm_fp8"),
+                   "wrong-kernel:layernorm_backward_fp8": ("rmsnorm_backward_fp8 e5m2 N=144 C=64:", "layernorm_backward_fp8"),
+                   "stray:swiglu_forward_fp8": ("swiglu_forward_fp8 N=144 F=96:", "gelu_fp8"),
+                   "wrong-kernel:swiglu_backward_fp8": ("swiglu_backward_fp8 e5m2 N=144 F=96:", "gelu_backward_fp8")},
+                  {"wrong-kernel:layernorm_forward_kernel": "rmsnorm_forward bf16 N=149 C=64:",
+                   "wrong-kernel:layernorm_backward_kernel": "rmsnorm_backward bf16 N=149 C=64:",
+                   "wrong-kernel:rope_kernel": "rope bf16 HD=32 NH=2 NKV=1 N=298 T=149:",
+                   "stray:swiglu_forward_kernel": "swiglu_forward bf16 N=149 F=96:",
                    "stray:attention_key_gradient": "attention bf16 HD=32 NH=2 NKV=1:",
-                   "wrong-kernel:embedding_forward": "embedding_forward bf16 C=64 V=251 without positions:"}),
-        "nano": ({"wrong-kernel:layernorm_forward_fp8": ("rmsnorm_forward_fp8 C=64 without gains:", "layernorm_fp8"),
-                  "wrong-kernel:relu2_fp8_kernel<llmc::e4m3": ("relu2_forward_fp8 F=96:", "gelu_fp8"),
-                  "stray:relu2_fp8_kernel<llmc::e5m2": ("relu2_backward_fp8 e5m2 F=96:", "gelu_backward_fp8")},
-                 {"wrong-kernel:qk_norm_rope_backward": "qk_norm_rope bf16 HD=32 NH=2 NKV=1 without gains:",
-                  "wrong-kernel:relu2_forward_kernel": "relu2 bf16 F=96:",
-                  "wrong-kernel:softmax_cross_entropy": "softmax_cross_entropy bf16 V=257/384 capped at 15:"}),
+                   "wrong-kernel:embedding_forward": "embedding_forward bf16 B=2 T=149 C=64 V=251 without positions:"}),
+        "nano": ({"wrong-kernel:layernorm_forward_fp8": ("rmsnorm_forward_fp8 N=144 C=64 without gains:", "layernorm_fp8"),
+                  "wrong-kernel:relu2_fp8_kernel<llmc::e4m3": ("relu2_forward_fp8 N=144 F=96:", "gelu_fp8"),
+                  "stray:relu2_fp8_kernel<llmc::e5m2": ("relu2_backward_fp8 e5m2 N=144 F=96:", "gelu_backward_fp8")},
+                 {"wrong-kernel:qk_norm_rope_backward": "qk_norm_rope bf16 HD=32 NH=2 NKV=1 N=298 T=149 without gains:",
+                  "wrong-kernel:relu2_forward_kernel": "relu2_forward bf16 N=149 F=96:",
+                  "wrong-kernel:softmax_cross_entropy": "softmax_cross_entropy bf16 N=5 V=257/384 capped at 15:"}),
     }
 
     @needs_fp8

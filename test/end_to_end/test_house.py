@@ -246,12 +246,21 @@ const int table[] = {1, 2};
                  for line in re.findall(r"^// build: (.*)$", read(path), re.MULTILINE) for mark in line.split(", ")}
         self.assertEqual(marks, {"per device", "optimized", "threads", "addresses", "gpu test", "fuzzed"})
 
-    def test_every_family_of_kernels_has_a_test(self):
-        """A test in test/kernels/ includes each header that declares launchers."""
-        tested = {include for path in self.sources if path.startswith("test/kernels/") for include in includes_of(read(path))}
+    def test_every_kernel_has_a_specification_or_a_test(self):
+        """A specification in llmc/check/ or a test in test/kernels/ includes each header that declares launchers."""
+        tested = {include for path in self.sources if path.startswith(("llmc/check/", "test/kernels/"))
+                  for include in includes_of(read(path))}
         for path in self.files:
             if re.fullmatch(r"llmc/kernels/\w+\.h", path) and path[:-2] + ".cu" in self.files:
                 self.assertIn(path, tested)
+
+    def test_specifications_are_checked_on_cards_and_in_unit_tests(self):
+        declared = re.findall(r"void (add_\w+)\(Items& items(?:, const KernelUse& use)?\);", read("llmc/check/families.h"))
+        checks = read("llmc/check/kernel_checks.cpp")
+        tests = "".join(read(path) for path in self.files if path.startswith("test/kernels/"))
+        self.assertGreater(len(declared), 20)
+        for name in declared:
+            self.assertIn(f"check::{name}", tests if name.endswith("_tests") else checks)
 
     def test_scripts_are_executable(self):
         for path in self.files:

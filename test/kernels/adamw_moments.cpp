@@ -1,7 +1,7 @@
 // Tests of AdamW with moments in BF16: what they are rounded to, by which random bits, and that nothing is lost on
 // average.
 #include "llmc/kernels/update.h"
-#include "test/kernels/updates.h"
+#include "test/kernel_test.h"
 
 using namespace llmc;
 using namespace llmc::test;
@@ -10,10 +10,18 @@ namespace {
 
 constexpr AdamWConfig kConfig{0.9, 0.95, 1e-8, 0.1};
 constexpr uint64_t kKey = 0x123456789abcdef0u;
+constexpr size_t kPoison = 16;  // elements behind the tensors of an update, which it must leave as they are
+
+std::vector<float> poisoned_behind(std::vector<float> values) {
+    values.resize(values.size() + kPoison, NAN);
+    return values;
+}
 
 StepState state_of(int64_t applied) {
-    StepState state = example_step();
+    StepState state = {};
     state.applied = applied;
+    state.learning_rate = 2e-3;
+    state.grad_scale = 0.25f;
     state.bias_correction1 = state.bias_correction2 = 1.5f;
     return state;
 }

@@ -1,12 +1,13 @@
-// Attention against a double-precision reference, with error bounds that follow from the arithmetic: see
-// reference_attention.h.
+// Attention: its specifications at many shapes, and what a specification cannot express: bytes that depend on
+// nothing they should not, and inputs that are made to expose a bias.
 #include <algorithm>
-#include <array>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "test/kernels/attention_run.h"
+#include "test/kernels/specifications.h"
+#include "test/suites.h"
 
 namespace llmc {
 namespace {
@@ -16,29 +17,12 @@ using test::DeviceArray;
 using test::random_normal;
 using test::to_doubles;
 using test::attention::bytes_of;
-using test::attention::check_against_reference;
 using test::attention::norm_error;
 using test::attention::Run;
 
 using Reference = reference::Attention;
 using Layout = reference::AttentionLayout;
 using Shape = reference::AttentionShape;
-
-template <class Real>
-void check_repeatable(const Shape& shape) {
-    INFO(shape.text());
-    const std::vector<Real> qkv = random_normal<Real>(shape.qkv_elements(), 1.0f, 7);
-    const std::vector<Real> dout = random_normal<Real>(shape.elements(), 1.0f, 8);
-    Run<Real> first(shape, qkv, dout), second(shape, qkv, dout);
-    for (Run<Real>* run : {&first, &second}) run->forward(), run->backward();
-    CHECK(bytes_of(first.out) == bytes_of(second.out));
-    CHECK(bytes_of(first.lse) == bytes_of(second.lse));
-    CHECK(bytes_of(first.dqkv) == bytes_of(second.dqkv));
-    const std::vector<uint8_t> out = bytes_of(first.out), dqkv = bytes_of(first.dqkv);
-    first.forward(), first.backward();  // over its own earlier results
-    CHECK(bytes_of(first.out) == out);
-    CHECK(bytes_of(first.dqkv) == dqkv);
-}
 
 // Against as many heads of keys and values as of queries, with the group's repeated: the forward's and dQ's arithmetic
 // is the same, and dK and dV are the group's sums, but for what FP32 and one rounding to Real lose.
@@ -84,56 +68,6 @@ void check_repeated_keys(const Shape& s) {
     CHECK(worst <= 1);
 }
 
-// A tensor in the middle of an array of NaN: reading beside it shows in the results, writing beside it in the margins.
-template <class T>
-struct Framed {
-    static constexpr size_t margin = 4096;
-    DeviceArray<T> array;
-    size_t count;
-    explicit Framed(size_t n) : array(n + 2 * margin), count(n) {}
-    explicit Framed(const std::vector<T>& values) : Framed(values.size()) {
-        std::vector<T> all = array.download();
-        std::copy(values.begin(), values.end(), all.begin() + margin);
-        array.upload(all);
-    }
-    T* get() { return array.get() + margin; }
-    std::vector<T> values() const {
-        const std::vector<T> all = array.download();
-        return std::vector<T>(all.begin() + margin, all.end() - margin);
-    }
-    bool margins_untouched() const {
-        const std::vector<uint8_t> all = bytes_of(array);
-        const auto untouched = [](uint8_t byte) { return byte == 0xFF; };
-        return std::all_of(all.begin(), all.begin() + margin * sizeof(T), untouched) &&
-               std::all_of(all.end() - margin * sizeof(T), all.end(), untouched);
-    }
-};
-
-template <class Real>
-void check_stays_inside(const Shape& s) {
-    INFO(s.text());
-    const std::vector<Real> qkv_values = random_normal<Real>(s.qkv_elements(), 1.0f, 17);
-    const std::vector<Real> dout_values = random_normal<Real>(s.elements(), 1.0f, 18);
-    Run<Real> expected(s, qkv_values, dout_values);
-    expected.forward();
-    expected.backward();
-
-    Framed<Real> qkv(qkv_values), dout(dout_values), out(s.elements()), out_low(s.elements()), dqkv(s.qkv_elements());
-    Framed<float> lse(s.rows()), delta(s.rows());
-    attention_forward<Real>(out.get(), out_low.get(), lse.get(), qkv.get(), s.B, s.T, s.heads(), test::test_stream());
-    attention_backward<Real>(dqkv.get(), delta.get(), dout.get(), qkv.get(), out.get(), out_low.get(), lse.get(), s.B,
-                             s.T, s.heads(), test::test_stream());
-    CHECK(to_doubles(out.values()) == to_doubles(expected.out.download()));
-    CHECK(lse.values() == expected.lse.download());
-    CHECK(delta.values() == expected.delta.download());
-    CHECK(to_doubles(dqkv.values()) == to_doubles(expected.dqkv.download()));
-    CHECK(out.margins_untouched());
-    CHECK(out_low.margins_untouched());
-    CHECK(lse.margins_untouched());
-    CHECK(delta.margins_untouched());
-    CHECK(dqkv.margins_untouched());
-}
-
 // Inputs that make a delta from the rounded output biased (arXiv 2510.04212). All values have a large component in
 // common and lie on bf16's grid. Every query attends to its own key (score 1.5 * 63 / 8 = 11.8; others' have
 // deviation 1.5), but for half a percent, most of which goes to key 0 (score 6 to 6.6), whose value is larger by 0.5.
@@ -173,39 +107,9 @@ double mean_of_score_gradients(const Reference& exact, const std::vector<float>&
 
 }  // namespace
 
-TEST_CASE("attention bf16: forward and backward against double precision") {
-    uint32_t seed = 100;
-    for (int HD : {32, 64, 128}) {
-        for (const auto& [B, T, NH] :
-             {std::array{1, 1, 1}, std::array{2, 17, 3}, std::array{1, 63, 2}, std::array{2, 64, 1},
-              std::array{1, 65, 2}, std::array{1, 128, 3}, std::array{2, 200, 1}})
-            check_against_reference<bf16>({B, T, NH, HD}, 1.0f, seed += 2);
-        check_against_reference<bf16>({1, 200, 2, HD}, 2.5f, seed += 2);  // peaked probabilities, moving maxima
-    }
-}
-
-TEST_CASE("attention fp32: forward and backward against double precision") {
-    uint32_t seed = 500;
-    for (int HD : {32, 64, 128})
-        for (const auto& [B, T, NH] :
-             {std::array{1, 1, 1}, std::array{2, 17, 3}, std::array{1, 65, 2}, std::array{1, 100, 1}})
-            check_against_reference<float>({B, T, NH, HD}, 1.5f, seed += 2);
-}
-
-TEST_CASE_TEMPLATE("attention: groups of query heads share keys and values", Real, float, bf16) {
-    uint32_t seed = 900;
-    for (int HD : {32, 64, 128})
-        for (const auto& [B, T, NH, NKV] :
-             {std::array{1, 1, 2, 1}, std::array{2, 17, 6, 2}, std::array{1, 65, 4, 1}, std::array{1, 140, 4, 2}})
-            check_against_reference<Real>({B, T, NH, HD, NKV}, 1.0f, seed += 2);
-    check_against_reference<Real>({1, 70, 4, 64, 2, 0.3f}, 0.7f, seed);  // another scale
-}
-
-TEST_CASE_TEMPLATE("attention: a query sees a window of the last keys", Real, float, bf16) {
-    uint32_t seed = 1100;
-    for (int HD : {32, 64, 128})
-        for (const int window : {1, 7, 64, 65, 130})
-            check_against_reference<Real>({1, 210, 2, HD, 1, 0, window}, 1.0f, seed += 2);
+TEST_CASE("attention, plain and quantizing, meets its specifications" *
+          doctest::test_suite(test::kNotUnderSanitizers)) {
+    test::check_specifications(check::add_attention_tests);
 }
 
 TEST_CASE_TEMPLATE("attention: a window that covers all keys changes no bit, and one of a key gives its value", Real,
@@ -238,32 +142,6 @@ TEST_CASE_TEMPLATE("attention: a window that covers all keys changes no bit, and
 
 TEST_CASE_TEMPLATE("attention: a group has the bits of heads with repeated keys and values", Real, float, bf16) {
     for (int HD : {32, 64, 128}) check_repeated_keys<Real>({2, 100, 6, HD, 2});
-}
-
-TEST_CASE("attention: two runs give the same bits") {
-    for (int HD : {32, 64, 128}) check_repeatable<bf16>({2, 150, 2, HD});
-    check_repeatable<bf16>({2, 150, 4, 64, 2});
-    check_repeatable<bf16>({1, 150, 2, 64, 2, 0, 40});
-    check_repeatable<float>({2, 70, 4, 64, 1});
-    check_repeatable<float>({2, 70, 2, 64});
-}
-
-TEST_CASE("attention: nothing outside the tensors is read or written") {
-    for (int HD : {32, 64, 128}) {
-        for (int T : {1, 65, 130}) check_stays_inside<bf16>({2, T, 2, HD});
-        check_stays_inside<bf16>({2, 65, 4, HD, 2});
-        check_stays_inside<float>({2, 37, 2, HD});
-        check_stays_inside<float>({2, 37, 4, HD, 2});
-    }
-}
-
-TEST_CASE("attention: without out_low the output is the same") {
-    const Shape s{1, 70, 2, 64};
-    Run<bf16> run(s, random_normal<bf16>(s.qkv_elements(), 1.0f, 27), random_normal<bf16>(s.elements(), 1.0f, 28));
-    run.forward();
-    const std::vector<uint8_t> out = bytes_of(run.out);
-    attention_forward<bf16>(run.out, nullptr, run.lse, run.qkv, s.B, s.T, s.heads(), test::test_stream());
-    CHECK(bytes_of(run.out) == out);
 }
 
 TEST_CASE("attention: delta is unbiased where the output's rounding is one-sided, and biased from the rounded output") {

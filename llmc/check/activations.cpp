@@ -1,0 +1,246 @@
+// GELU, SwiGLU and squared ReLU, plain and quantizing.
+#include "llmc/check/families.h"
+#include "llmc/check/quantized_results.h"
+#include "llmc/kernels/activation.h"
+
+namespace llmc::check {
+namespace {
+
+struct Shape {
+    int N, F;
+    Activation kind;
+    bool bad = false;      // NaN and infinity stand in the input and in the gradient
+    float scale = 100.0f;  // of E4M3 codes of the output: some saturate
+
+    bool is(Activation a) const { return kind == a; }
+    int columns() const { return is(Activation::swiglu) ? 2 * F : F; }  // gates, then values that they scale
+    size_t outputs() const { return size_t{1} * N * F; }
+    size_t inputs() const { return size_t{1} * N * columns(); }
+    const char* name() const { return is(Activation::gelu) ? "gelu" : is(Activation::swiglu) ? "swiglu" : "relu2"; }
+    std::string text() const { return strprintf(" N=%d F=%d%s", N, F, bad ? " with NaN and infinity" : ""); }
+};
+
+// Every size matters to the exponential: some inputs are large, tiny or 0.
+template <class Real>
+std::vector<Real> inputs_of(Trial& t, const Shape& s) {
+    auto x = t.random<Real>(s.inputs(), 2.0f);
+    constexpr float kEdges[] = {100.0f, -100.0f, 0.0f, 20.0f, -20.0f, 1e-3f, -88.0f, 88.0f, 8.0f, -8.0f, -60.0f};
+    for (size_t i = 0; i < x.size(); i += 37) x[i] = to<Real>(kEdges[i / 37 % std::size(kEdges)]);
+    if (s.bad) x[5] = to<Real>(std::nanf("")), x[s.inputs() - 44] = to<Real>(INFINITY);
+    return x;
+}
+template <class Real>
+std::vector<Real> with_bad(std::vector<Real> dout, const Shape& s) {
+    if (s.bad) dout[s.outputs() / 2 + 7] = to<Real>(-INFINITY), dout[s.outputs() / 3] = to<Real>(std::nanf(""));
+    return dout;
+}
+
+// Output and gradient before the rounding to Real, with bounds of FP32 arithmetic. Squared ReLU is one rounding to FP32
+// and one to Real, so exact.
+struct Exact {
+    Bounded out, dinp;
+};
+template <class Real>
+Exact exact_values(const Shape& s, const std::vector<Real>& inp, const std::vector<Real>& dout) {
+    if (s.is(Activation::swiglu)) {
+        const auto r = reference::swiglu(reference::to_doubles(inp), reference::to_doubles(dout), s.F);
+        return {Bounded(r.out, r.out_bound), Bounded(r.dinp, r.dinp_bound)};
+    }
+    Exact exact;
+    for (size_t i = 0; i < inp.size(); i++) {
+        const float x = to_float(inp[i]), d = to_float(dout[i]), positive = std::max(x, 0.0f);
+        if (s.is(Activation::relu2)) {
+            exact.out.push_back(static_cast<double>(to_float(to<Real>(positive * positive))), 0);
+            exact.dinp.push_back(static_cast<double>(to_float(to<Real>(d * (2.0f * positive)))), 0);
+            continue;
+        }
+        const reference::Gelu gelu(static_cast<double>(x));
+        const double g = static_cast<double>(d), gradient = g * gelu.derivative;
+        exact.out.push_back(gelu.value, gelu.value_bound);
+        exact.dinp.push_back(gradient, std::fabs(g) * gelu.derivative_bound + reference::kUnit * std::fabs(gradient));
+    }
+    return exact;
+}
+template <class Real>
+Bounded stored(const Shape& s, const Bounded& exact) {
+    return s.is(Activation::relu2) ? exact : rounded<Real>(exact);
+}
+
+// Sums of the columns of GELU's gradient, on top of `before` (F) if it is not empty.
+Bounded bias_gradient(const Shape& s, const Bounded& gradient, const std::vector<float>& before) {
+    const size_t F = static_cast<size_t>(s.F);
+    const int additions = reference::column_additions(s.N, s.F);
+    Bounded sums(F);
+    for (size_t i = 0; i < gradient.values.size(); i++) {
+        sums.values[i % F] += gradient.values[i];
+        sums.bounds[i % F] += gradient.bounds[i] + additions * reference::kUnit * std::fabs(gradient.values[i]);
+    }
+    for (size_t f = 0; f < before.size(); f++) {
+        sums.values[f] += static_cast<double>(before[f]);
+        sums.bounds[f] += 1.01 * reference::kUnit * std::fabs(sums.values[f]);
+    }
+    return sums;
+}
+
+// ---- plain ---------------------------------------------------------------------------------------------------------
+
+template <class Real>
+void run_forward(const Shape& s, Real* out, const Real* inp, stream_t stream) {
+    if (s.is(Activation::swiglu)) return swiglu_forward<Real>(out, inp, s.N, s.F, stream);
+    s.is(Activation::gelu) ? gelu_forward<Real>(out, inp, s.outputs(), stream)
+                           : relu2_forward<Real>(out, inp, s.outputs(), stream);
+}
+// `dbias` and `scratch` are GELU's.
+template <class Real>
+void run_backward(const Shape& s, Real* dinp, float* dbias, float* scratch, const Real* dout, const Real* inp,
+                  bool accumulate, stream_t stream) {
+    if (s.is(Activation::swiglu)) return swiglu_backward<Real>(dinp, dout, inp, s.N, s.F, stream);
+    s.is(Activation::gelu) ? gelu_backward<Real>(dinp, dbias, scratch, dout, inp, s.N, s.F, accumulate, stream)
+                           : relu2_backward<Real>(dinp, dout, inp, s.outputs(), stream);
+}
+
+template <class Real>
+void forward(Trial& t, const Shape& s) {
+    const auto inp = t.input(inputs_of<Real>(t, s));
+    Real* out = t.result<Real>("out", matrix(s.N, s.F));
+    const bool in_place = !s.is(Activation::swiglu);
+    Real* over = in_place ? t.result("out in place", matrix(s.N, s.F), inp.values) : nullptr;
+    t.run_twice([&] {
+        run_forward<Real>(s, out, inp, t.stream());
+        if (in_place) run_forward<Real>(s, over, over, t.stream());
+    });
+    t.within(out, stored<Real>(s, exact_values(s, inp.values, std::vector<Real>(s.outputs())).out));
+    if (in_place) t.equal(over, t.read(out));
+}
+
+template <class Real>
+void backward(Trial& t, const Shape& s) {
+    const auto inp = t.input(inputs_of<Real>(t, s)),
+               dout = t.input(with_bad(t.random<Real>(s.outputs(), 1.0f, 0.3f), s));
+    const bool gelu = s.is(Activation::gelu), over_dout = !s.is(Activation::swiglu);
+    const auto before = t.random<float>(static_cast<size_t>(s.F), 10.0f);
+    Real *dinp = t.result<Real>("dinp", matrix(s.N, s.columns())),
+         *over_inp = t.result("dinp over inp", matrix(s.N, s.columns()), inp.values),
+         *over = over_dout ? t.result("dinp over dout", matrix(s.N, s.F), dout.values) : nullptr;
+    float *dbias = nullptr, *again = nullptr, *accumulated = nullptr, *scratch = nullptr;
+    if (gelu) {
+        dbias = t.result<float>("dbias", line(s.F)), again = t.result<float>("dbias again", line(s.F));
+        accumulated = t.result("accumulated dbias", line(s.F), before);
+        scratch = t.scratch<float>(gelu_backward_scratch(s.N, s.F));
+    }
+    t.run_twice([&] {
+        run_backward<Real>(s, dinp, dbias, scratch, dout, inp, false, t.stream());
+        run_backward<Real>(s, over_inp, again, scratch, dout, over_inp, false, t.stream());
+        if (over_dout) run_backward<Real>(s, over, accumulated, scratch, over, inp, true, t.stream());
+    });
+    const Bounded gradient = exact_values(s, inp.values, dout.values).dinp;
+    t.within(dinp, stored<Real>(s, gradient));
+    t.equal(over_inp, t.read(dinp));
+    if (over_dout) t.equal(over, t.read(dinp));
+    if (!gelu) return;
+    t.within(dbias, bias_gradient(s, gradient, {}));
+    t.equal(again, t.read(dbias));
+    t.within(accumulated, bias_gradient(s, gradient, before));
+}
+
+// ---- quantizing: squared ReLU and SwiGLU are the plain kernel and quantize(); GELU casts values in FP32 ------------
+
+void forward_fp8(Trial& t, const Shape& s) {
+    const auto inp = t.input(inputs_of<bf16>(t, s));
+    bf16* values = t.result<bf16>("out", matrix(s.N, s.F));
+    if (!s.is(Activation::gelu)) t.run_twice([&] { run_forward<bf16>(s, values, inp, t.stream()); });
+    const CodeRanges<e4m3> expected(exact_values(s, inp.values, std::vector<bf16>(s.outputs())).out, s.scale);
+    each_pass<e4m3>(t, kAllPasses, s.N, s.F, s.scale, [&](Trial& trial, const auto& to, QuantizePass pass) {
+        const auto own = trial.input(inp.values);
+        trial.run_twice([&] {
+            if (s.is(Activation::gelu)) return gelu_forward_fp8(to.target(), own, s.N, s.F, pass, t.stream());
+            s.is(Activation::swiglu) ? swiglu_forward_fp8(to.target(), own, s.N, s.F, pass, t.stream())
+                                     : relu2_forward_fp8(to.target(), own, s.N, s.F, pass, t.stream());
+        });
+        s.is(Activation::gelu) ? to.compare(expected, {pass}) : to.compare_with_cast(values, nullptr, pass);
+    });
+}
+
+template <class F8>
+void backward_fp8(Trial& t, const Shape& s) {
+    const auto inp = t.input(inputs_of<bf16>(t, s));
+    const auto dout = t.input(with_bad(reference::wide_values<bf16>(s.outputs(), static_cast<uint32_t>(s.N + s.F)), s));
+    const float scale = std::is_same_v<F8, e4m3> ? 16.0f : 700.0f;  // some saturate, some vanish
+    const bool gelu = s.is(Activation::gelu);
+    bf16* values = t.result<bf16>("dinp", matrix(s.N, s.columns()));
+    if (!gelu) t.run_twice([&] { run_backward<bf16>(s, values, nullptr, nullptr, dout, inp, false, t.stream()); });
+    const Bounded gradient = exact_values(s, inp.values, dout.values).dinp;
+    const CodeRanges<F8> expected(gradient, scale);
+    const auto before = t.random<float>(static_cast<size_t>(s.F), 10.0f);
+    each_pass<F8>(t, kAllPasses, s.N, s.columns(), scale, [&](Trial& trial, const auto& to, QuantizePass pass) {
+        const auto own = trial.input(inp.values), own_dout = trial.input(dout.values);
+        if (!gelu) {
+            trial.run_twice([&] {
+                s.is(Activation::swiglu)
+                    ? swiglu_backward_fp8<F8>(to.target(), own_dout, own, s.N, s.F, pass, t.stream())
+                    : relu2_backward_fp8<F8>(to.target(), own_dout, own, s.N, s.F, pass, t.stream());
+            });
+            return to.compare_with_cast(values, nullptr, pass);
+        }
+        const bool accumulate = to.layouts == Layouts::both, no_bias = to.layouts == Layouts::row;
+        float* dbias = no_bias ? nullptr : trial.result("dbias", line(s.F), before);
+        float* scratch = no_bias ? nullptr : trial.scratch<float>(quantize_scratch(s.N, s.F));
+        trial.run_twice([&] {
+            gelu_backward_fp8<F8>(to.target(), dbias, scratch, own_dout, own, s.N, s.F, accumulate, pass, t.stream());
+        });
+        to.compare(expected, {pass});
+        if (no_bias) return;
+        if (pass == QuantizePass::measure) return trial.equal(dbias, before);
+        trial.within(dbias, bias_gradient(s, gradient, accumulate ? before : std::vector<float>()));
+    });
+}
+
+// ---- items ---------------------------------------------------------------------------------------------------------
+
+template <class Real>
+void add_plain(Items& items, const Shape& s) {
+    const std::string suffix = std::string(" ") + type_name<Real>() + s.text();
+    add_kernel(items, std::string(s.name()) + "_forward" + suffix, [s](Trial& t) { forward<Real>(t, s); });
+    add_kernel(items, std::string(s.name()) + "_backward" + suffix, [s](Trial& t) { backward<Real>(t, s); });
+}
+void add_forward_fp8(Items& items, const Shape& s) {
+    add_kernel(
+        items, std::string(s.name()) + "_forward_fp8" + s.text(), [s](Trial& t) { forward_fp8(t, s); }, "gelu_fp8");
+}
+template <class F8>
+void add_backward_fp8(Items& items, const Shape& s) {
+    const char* const format = std::is_same_v<F8, e4m3> ? " e4m3" : " e5m2";
+    add_kernel(
+        items, std::string(s.name()) + "_backward_fp8" + format + s.text(), [s](Trial& t) { backward_fp8<F8>(t, s); },
+        "gelu_backward_fp8");
+}
+
+}  // namespace
+
+void add_activations(Items& items, const KernelUse& use) {
+    const Shape s{149, use.hidden, use.activation}, whole_tiles{144, use.hidden, use.activation};
+    use.bf16 ? add_plain<bf16>(items, s) : add_plain<float>(items, s);
+    if (!use.fp8 || use.scaling != Fp8Scaling::tensor) return;
+    add_forward_fp8(items, whole_tiles);
+    use.e4m3_gradients ? add_backward_fp8<e4m3>(items, whole_tiles) : add_backward_fp8<e5m2>(items, whole_tiles);
+}
+
+void add_activation_tests(Items& items) {
+    for (const Activation kind : {Activation::gelu, Activation::swiglu, Activation::relu2}) {
+        // Element-wise kernels: less than a block, a whole one, several and a tail.
+        std::vector<std::pair<int, int>> sizes = {{1, 2056}, {2, 2048}, {1, 3 * 4096 + 2064}, {1031, 264}};
+        for (const int N : {1, 7, 33, 250})
+            for (const int F : {8, 64, 128, 192, 768, 1600}) sizes.push_back({N, F});
+        for (const auto& [N, F] : sizes) add_plain<float>(items, {N, F, kind}), add_plain<bf16>(items, {N, F, kind});
+        add_plain<float>(items, {40, 64, kind, true}), add_plain<bf16>(items, {40, 64, kind, true});
+        // Smaller and larger than a tile, and no multiple of it. Half a tile is 64 columns of SwiGLU's gates.
+        for (const auto& [N, F] :
+             {std::pair{16, 16}, {48, 64}, {80, 144}, {144, 128}, {16, 1600}, {272, 144}, {48, 768}, {32, 208}}) {
+            add_forward_fp8(items, {N, F, kind}), add_forward_fp8(items, {N, F, kind, false, 0.01f});  // underflows
+            add_backward_fp8<e4m3>(items, {N, F, kind}), add_backward_fp8<e5m2>(items, {N, F, kind});
+        }
+        add_forward_fp8(items, {48, 144, kind, true, 8.0f}), add_backward_fp8<e5m2>(items, {48, 144, kind, true});
+    }
+}
+
+}  // namespace llmc::check

@@ -1,0 +1,402 @@
+// Layer norm and RMS norm, plain and quantizing.
+#include "llmc/check/families.h"
+#include "llmc/check/quantized_results.h"
+#include "llmc/kernels/norm.h"
+
+namespace llmc::check {
+namespace {
+
+using reference::rounding_error, reference::to_doubles;
+
+constexpr float kEps = 0.01f;  // of RMS norm; large enough that a kernel without it is wrong
+
+enum class Kind { layer, rms, rms_without_gains };
+
+struct Shape {
+    int N, C;
+    Kind kind;
+    bool add = true;       // forward: inp2 and the residual; backward: the residual's gradient
+    float bad = 0;         // stands once in the middle row, if it is not 0
+    float scale = 100.0f;  // of E4M3 codes of the output: some saturate
+    bool once = false;     // backward: one pass alone
+
+    size_t n() const { return size_t{1} * N * C; }
+    bool centered() const { return kind == Kind::layer; }
+    bool has_gains() const { return kind != Kind::rms_without_gains; }
+    std::vector<Axis> elements() const { return matrix(N, C); }
+    std::string text() const {
+        return strprintf(" N=%d C=%d%s%s", N, C, has_gains() ? "" : " without gains", add ? "" : " without residual") +
+               (bad != 0 ? strprintf(" with %g", static_cast<double>(bad)) : "");
+    }
+    const char* name() const { return centered() ? "layernorm" : "rmsnorm"; }
+};
+
+// Input rows. RMS norm also gets a row of zeros, one of 1e4, and one so small that eps decides.
+template <class Real>
+std::vector<Real> rows_of(Trial& t, const Shape& s, float deviation, float mean, bool special = true) {
+    std::vector<Real> x = t.random<Real>(s.n(), deviation, mean);
+    const size_t C = static_cast<size_t>(s.C);
+    for (size_t i = 0; i < 3 * C && s.N > 8 && !s.centered(); i++)
+        x[i] = to<Real>(!special || i < C ? 0.0f : i < 2 * C ? (i % 3 ? 1e4f : -1e4f) : (i % 2 ? 1e-3f : -2e-3f));
+    if (s.bad != 0 && special) x[static_cast<size_t>(s.N / 2) * C + C / 2] = to<Real>(s.bad);
+    return x;
+}
+
+template <class Real>
+struct Gains {
+    Input<Real> weight, shift;
+    Gains(Trial& t, const Shape& s) {
+        if (s.has_gains()) weight = t.normal<Real>(static_cast<size_t>(s.C), 0.3f, 1.0f);
+        if (s.centered()) shift = t.normal<Real>(static_cast<size_t>(s.C), 0.3f);
+    }
+};
+
+reference::RowStatistics statistics_of(const std::vector<double>& x, const Shape& s) {
+    return s.centered() ? reference::layernorm_statistics(x, s.N, s.C)
+                        : reference::rmsnorm_statistics(x, s.N, s.C, static_cast<double>(kEps));
+}
+
+// ---- forward -------------------------------------------------------------------------------------------------------
+
+struct RowResults {
+    float *mean, *rstd;
+    RowResults(Trial& t, const Shape& s, const char* mean_name = "mean", const char* rstd_name = "rstd")
+        : mean(s.centered() ? t.result<float>(mean_name, {{"n", s.N}}) : nullptr),
+          rstd(t.result<float>(rstd_name, {{"n", s.N}})) {}
+    RowResults() : mean(nullptr), rstd(nullptr) {}
+    void equal(Trial& t, const Trial& other_trial, const RowResults& other) const {
+        if (mean) t.equal(mean, other_trial.read(other.mean));
+        t.equal(rstd, other_trial.read(other.rstd));
+    }
+};
+
+template <class Real>
+void run_forward(const Shape& s, const Gains<Real>& gains, Real* normed, const RowResults& rows, Real* residual,
+                 const Real* inp1, const Real* inp2, stream_t stream) {
+    if (s.centered())
+        layernorm_forward<Real>(normed, rows.mean, rows.rstd, residual, inp1, inp2, gains.weight, gains.shift, s.N, s.C,
+                                stream);
+    else
+        rmsnorm_forward<Real>(normed, rows.rstd, residual, inp1, inp2, gains.weight, s.N, s.C, kEps, stream);
+}
+
+template <class Real>
+void forward(Trial& t, const Shape& s) {
+    const auto inp1 = t.input(rows_of<Real>(t, s, 1.0f, 1.0f)), inp2 = t.input(rows_of<Real>(t, s, 0.7f, 0, false));
+    const Gains<Real> gains(t, s);
+    const RowResults rows(t, s), rows_in_place(t, s, "mean in place", "rstd in place");
+    Real *residual = t.result<Real>("residual", s.elements()), *normed = t.result<Real>("normed", s.elements());
+    Real* again = t.result<Real>("normed again", s.elements());
+    Real *over1 = t.result("residual over inp1", s.elements(), inp1.values),
+         *over2 = t.result("normed over inp2", s.elements(), inp2.values);
+    t.run_twice([&] {
+        run_forward<Real>(s, gains, normed, rows, residual, inp1, inp2, t.stream());
+        // The stored residual alone, as in a recomputation, and without statistics.
+        run_forward<Real>(s, gains, again, {}, nullptr, residual, nullptr, t.stream());
+        run_forward<Real>(s, gains, over2, rows_in_place, over1, over1, over2, t.stream());
+    });
+    std::vector<Real> sum(s.n());
+    for (size_t i = 0; i < sum.size(); i++) sum[i] = reference::stored_sum(inp1.values[i], inp2.values[i]);
+    t.equal(residual, sum);
+    const auto x = to_doubles(sum);
+    const auto expected = statistics_of(x, s);
+    if (rows.mean) t.within(rows.mean, Bounded(expected.mean, reference::kMeanError, 1.0));
+    t.within(rows.rstd, Bounded(expected.rstd, reference::kRstdError, 0.0));
+    t.within(normed,
+             Bounded(reference::normed_rows(x, expected, gains.weight.doubles(), gains.shift.doubles()),
+                     rounding_error<Real>() + reference::kNormError, s.centered() ? reference::kNormedFloor : 0.0));
+    t.equal(again, t.read(normed));
+    t.equal(over1, sum);
+    t.equal(over2, t.read(normed));
+    rows_in_place.equal(t, t, rows);
+}
+
+// The residual and the statistics are the plain kernel's, byte by byte. RMS norm's codes are quantize() of the plain
+// kernel's output; layer norm's are of values in FP32, so any code between the bounds' is right.
+void forward_fp8(Trial& t, const Shape& s) {
+    const auto inp1 = rows_of<bf16>(t, s, 1.0f, 0.5f), inp2 = rows_of<bf16>(t, s, 0.7f, 0, false);
+    const Gains<bf16> gains(t, s);
+    const RowResults rows(t, s);
+    bf16 *normed = s.centered() ? t.scratch<bf16>(s.n()) : t.result<bf16>("normed", s.elements()),
+         *sum = s.add ? t.result<bf16>("residual", s.elements()) : nullptr;
+    const auto first = t.input(inp1), second = s.add ? t.input(inp2) : Input<bf16>();
+    t.run_twice([&] { run_forward<bf16>(s, gains, normed, rows, sum, first, second, t.stream()); });
+    const std::vector<bf16> residual = s.add ? t.read(sum) : inp1;
+    const auto x = to_doubles(residual);
+    const CodeRanges<e4m3> expected(
+        Bounded(reference::normed_rows(x, statistics_of(x, s), gains.weight.doubles(), gains.shift.doubles()),
+                reference::kNormError, reference::kNormedFloor),
+        s.scale);
+    const auto run = [&](const Quantized<e4m3>& to, const RowResults& own, bf16* residual_to, const bf16* a,
+                         const bf16* b, QuantizePass pass) {
+        if (s.centered())
+            layernorm_forward_fp8(to, own.mean, own.rstd, residual_to, a, b, gains.weight, gains.shift, s.N, s.C, pass,
+                                  t.stream());
+        else
+            rmsnorm_forward_fp8(to, own.rstd, residual_to, a, b, gains.weight, s.N, s.C, kEps, pass, t.stream());
+    };
+    each_pass<e4m3>(t, kAllPasses, s.N, s.C, s.scale, [&](Trial& trial, const auto& to, QuantizePass pass) {
+        const RowResults own(trial, s);
+        bf16* stored = s.add ? trial.result<bf16>("residual", s.elements()) : nullptr;
+        const auto a = trial.input(inp1), b = s.add ? trial.input(inp2) : Input<bf16>();
+        trial.run_twice([&] { run(to.target(), own, stored, a, b, pass); });
+        if (stored) pass == QuantizePass::measure ? trial.untouched(stored) : trial.equal(stored, residual);
+        own.equal(trial, t, rows);
+        s.centered() ? to.compare(expected, {pass}) : to.compare_with_cast(normed, nullptr, pass);
+    });
+    if (!s.add) return;
+    // Measured first, then written, with the residual over an input.
+    for (const bool over_first : {true, false})
+        t.nested([&](Trial& trial) {
+            const QuantizedResults<e4m3> to(trial, s.N, s.C, s.scale);
+            bf16* over = trial.result("residual in place", s.elements(), over_first ? inp1 : inp2);
+            const bf16* other = trial.input(over_first ? inp2 : inp1);
+            const Passes passes = {QuantizePass::measure, QuantizePass::measure, QuantizePass::write_counted};
+            trial.run_twice([&] {
+                for (const QuantizePass pass : passes)
+                    run(to.target(), {}, over, over_first ? over : other, over_first ? other : over, pass);
+            });
+            trial.equal(over, residual);
+            if (s.centered()) to.compare(expected, passes);
+        });
+}
+
+// ---- backward ------------------------------------------------------------------------------------------------------
+
+// Inputs of the backward pass, and the FP64 gradients: dinp of the norm alone, and with the residual's added.
+template <class Real>
+struct Gradient {
+    std::vector<Real> inp, dout, dresidual;
+    Gains<Real> gains;
+    std::vector<float> mean, rstd;
+    reference::NormGradient expected;
+    std::vector<double> total;
+
+    Gradient(Trial& t, const Shape& s)
+        : inp(t.random<Real>(s.n(), 2.0f, 0.5f)),
+          dout(t.random<Real>(s.n(), 1.0f, 0.2f)),
+          dresidual(t.random<Real>(s.n(), 1.0f, 0.3f)),
+          gains(t, s) {
+        if (s.bad != 0) dresidual[5] = to<Real>(s.bad), dresidual[s.n() / 2] = to<Real>(std::nanf(""));
+        const auto x = to_doubles(inp);
+        const auto statistics = statistics_of(x, s);
+        mean.assign(statistics.mean.begin(), statistics.mean.end());
+        rstd.assign(statistics.rstd.begin(), statistics.rstd.end());
+        expected = reference::norm_gradient(x, to_doubles(dout), gains.weight.doubles(), statistics, s.centered());
+        total = expected.dinp;
+        for (size_t i = 0; i < s.n(); i++) total[i] += static_cast<double>(to_float(dresidual[i]));
+    }
+};
+
+// Gradients of gains and shift, over the rows and times `count`, on top of `before`.
+struct Sums {
+    float *dweight = nullptr, *dshift = nullptr;
+
+    Sums(Trial& t, const Shape& s, const char* weight_name, const char* shift_name,
+         const std::vector<float>& before = {}) {
+        const auto make = [&](const char* name) {
+            return before.empty() ? t.result<float>(name, line(s.C)) : t.result(name, line(s.C), before);
+        };
+        if (s.has_gains()) dweight = make(weight_name);
+        if (s.centered()) dshift = make(shift_name);
+    }
+    void within(Trial& t, const Shape& s, const reference::NormGradient& expected,
+                const std::vector<float>& before = {}) const {
+        const auto compare = [&](const float* array, std::vector<double> sums) {
+            for (size_t c = 0; c < before.size(); c++) sums[c] += static_cast<double>(before[c]);
+            if (array) t.within(array, Bounded(sums, reference::kNormSumError, 1.0 + s.N + (before.empty() ? 0 : 10)));
+        };
+        compare(dweight, expected.dweight), compare(dshift, expected.dshift);
+    }
+    void equal(Trial& t, const Sums& other) const {
+        if (dweight) t.equal(dweight, t.read(other.dweight));
+        if (dshift) t.equal(dshift, t.read(other.dshift));
+    }
+};
+
+template <class Real>
+void backward(Trial& t, const Shape& s) {
+    const Gradient<Real> g(t, s);
+    const auto inp = t.input(g.inp), gradient = t.input(g.dout), dresidual = t.input(g.dresidual);
+    const auto mean = t.input(g.mean), rstd = t.input(g.rstd);
+    const auto before = t.random<float>(static_cast<size_t>(s.C), 10.0f);
+    Real *alone = t.result<Real>("dinp without dresidual", s.elements()), *dinp = t.result<Real>("dinp", s.elements());
+    Real *over_residual = t.result("dinp over dresidual", s.elements(), g.dresidual),
+         *over_dout = t.result("dinp over dout", s.elements(), g.dout);
+    const Sums sums(t, s, "dweight", "dshift"), again(t, s, "dweight again", "dshift again"),
+        accumulated(t, s, "accumulated dweight", "accumulated dshift", before),
+        of_dout(t, s, "dweight over dout", "dshift over dout");
+    float* scratch = !s.has_gains() ? nullptr
+                                    : t.scratch<float>(s.centered() ? layernorm_backward_scratch(s.N, s.C)
+                                                                    : rmsnorm_backward_scratch(s.N, s.C));
+    const auto run = [&](Real* to, const Real* residual_gradient, const Sums& into, const Real* from, bool accumulate) {
+        if (s.centered())
+            layernorm_backward<Real>(to, residual_gradient, into.dweight, into.dshift, scratch, from, inp,
+                                     g.gains.weight, mean, rstd, s.N, s.C, accumulate, t.stream());
+        else
+            rmsnorm_backward<Real>(to, residual_gradient, into.dweight, scratch, from, inp, g.gains.weight, rstd, s.N,
+                                   s.C, accumulate, t.stream());
+    };
+    t.run_twice([&] {
+        run(alone, nullptr, sums, gradient, false);
+        run(dinp, dresidual, again, gradient, false);
+        run(over_residual, over_residual, accumulated, gradient, true);
+        run(over_dout, nullptr, of_dout, over_dout, false);
+    });
+    const double relative = rounding_error<Real>() + reference::kNormError;
+    t.within(alone, Bounded(g.expected.dinp, relative, reference::kNormGradientFloor));
+    t.within(dinp, Bounded(g.total, relative, reference::kNormedFloor));
+    t.equal(over_residual, t.read(dinp));
+    t.equal(over_dout, t.read(alone));
+    sums.within(t, s, g.expected);
+    again.equal(t, sums), of_dout.equal(t, sums);
+    accumulated.within(t, s, g.expected, before);
+}
+
+// The gradient is held to FP64; codes, counts and the bias gradient of the layer before follow from its BF16 values.
+template <class F8>
+void backward_fp8(Trial& t, const Shape& s) {
+    const Gradient<bf16> g(t, s);
+    const float scale = std::is_same_v<F8, e4m3> ? 300.0f : 30000.0f;  // some saturate
+    const auto before = t.random<float>(static_cast<size_t>(s.C), 10.0f);
+    const auto try_pass = [&](Trial& trial, const QuantizedResults<F8>& to, QuantizePass pass, bool in_place) {
+        const auto inp = trial.input(g.inp), gradient = trial.input(g.dout), dresidual = trial.input(g.dresidual);
+        const auto mean = trial.input(g.mean), rstd = trial.input(g.rstd);
+        const Sums sums(trial, s, "dweight", "dshift", in_place ? before : std::vector<float>());
+        bf16* dinp = in_place ? trial.result("dinp in place", s.elements(), s.add ? g.dresidual : g.dout)
+                              : trial.result<bf16>("dinp", s.elements());
+        const bf16* const from = in_place && !s.add ? dinp : gradient;
+        const bf16* const added = !s.add ? nullptr : in_place ? dinp : dresidual;
+        float *parts = nullptr, *dbias = nullptr, *scratch = nullptr;
+        if (s.centered()) {
+            parts = trial.scratch<float>(layernorm_backward_fp8_bias_parts(s.N, s.C));
+            dbias = trial.result("dbias", line(s.C), before);
+        }
+        if (s.has_gains())
+            scratch = trial.scratch<float>(s.centered() ? layernorm_backward_fp8_scratch(s.N, s.C)
+                                                        : rmsnorm_backward_fp8_scratch(s.N, s.C));
+        const bool writes = pass != QuantizePass::measure;
+        trial.run_twice([&] {
+            if (!s.centered())
+                return rmsnorm_backward_fp8<F8>(to.target(), dinp, added, sums.dweight, scratch, from, inp,
+                                                g.gains.weight, rstd, s.N, s.C, in_place, pass, t.stream());
+            layernorm_backward_fp8<F8>(to.target(), parts, dinp, added, sums.dweight, sums.dshift, scratch, from, inp,
+                                       g.gains.weight, mean, rstd, s.N, s.C, in_place, pass, t.stream());
+            if (writes) finish_bias_gradient(dbias, parts, s.N, s.C, in_place, t.stream());
+        });
+        trial.within(dinp, Bounded(s.add ? g.total : g.expected.dinp, rounding_error<bf16>() + reference::kNormError,
+                                   reference::kNormedFloor));
+        sums.within(trial, s, g.expected, in_place ? before : std::vector<float>());
+        to.compare_with_cast(dinp, nullptr, pass);
+        if (!dbias || s.bad != 0) return;
+        auto columns = reference::column_sums(reference::to_floats(trial.read(dinp)), s.C);
+        for (size_t c = 0; c < before.size() && in_place; c++) columns[c] += static_cast<double>(before[c]);
+        writes ? trial.within(dbias, Bounded(columns, reference::kColumnSumError, (in_place ? 10 : 1) + 0.3 * s.N))
+               : trial.equal(dbias, before);
+    };
+    if (s.once)
+        return t.nested([&](Trial& trial) { try_pass(trial, {trial, s.N, s.C, scale}, QuantizePass::train, false); });
+    each_pass<F8>(t, kTrainingPasses, s.N, s.C, scale,
+                  [&](Trial& trial, const auto& to, QuantizePass pass) { try_pass(trial, to, pass, false); });
+    t.nested([&](Trial& trial) { try_pass(trial, {trial, s.N, s.C, scale}, QuantizePass::train, true); });
+}
+
+// ---- items ---------------------------------------------------------------------------------------------------------
+
+template <class Real>
+void add_plain(Items& items, const Shape& s) {
+    const std::string suffix = std::string(" ") + type_name<Real>() + s.text();
+    add_kernel(items, std::string(s.name()) + "_forward" + suffix, [s](Trial& t) { forward<Real>(t, s); });
+    if (s.bad == 0)
+        add_kernel(items, std::string(s.name()) + "_backward" + suffix, [s](Trial& t) { backward<Real>(t, s); });
+}
+void add_forward_fp8(Items& items, const Shape& s) {
+    add_kernel(
+        items, std::string(s.name()) + "_forward_fp8" + s.text(), [s](Trial& t) { forward_fp8(t, s); },
+        "layernorm_fp8");
+}
+template <class F8>
+void add_backward_fp8(Items& items, const Shape& s) {
+    const char* const format = std::is_same_v<F8, e4m3> ? "e4m3" : "e5m2";
+    add_kernel(
+        items, std::string(s.name()) + "_backward_fp8 " + format + s.text(), [s](Trial& t) { backward_fp8<F8>(t, s); },
+        "layernorm_backward_fp8");
+}
+
+}  // namespace
+
+void add_norms(Items& items, const KernelUse& use) {
+    for (const auto& [kind, used] : {std::pair{Kind::layer, use.layer_norm},
+                                     {Kind::rms, use.rms_norm},
+                                     {Kind::rms_without_gains, use.rms_norm_without_gains}}) {
+        if (!used) continue;
+        const Shape s{149, use.channels, kind};
+        use.bf16 ? add_plain<bf16>(items, s) : add_plain<float>(items, s);
+        if (!use.fp8 || use.scaling != Fp8Scaling::tensor) continue;
+        const Shape whole_tiles{144, use.channels, kind};
+        add_forward_fp8(items, whole_tiles);
+        if (use.channels > kWidestFusedGradient) continue;
+        use.e4m3_gradients ? add_backward_fp8<e4m3>(items, whole_tiles) : add_backward_fp8<e5m2>(items, whole_tiles);
+    }
+}
+
+void add_norm_tests(Items& items) {
+    const float nan = std::nanf(""), inf = INFINITY;
+    for (const Kind kind : {Kind::layer, Kind::rms, Kind::rms_without_gains}) {
+        // Less and more than a block's worth of rows; rows narrower than a warp, of whole and odd vectors a thread, of
+        // every number of warps, and the widest.
+        std::vector<std::pair<int, int>> sizes = {{9, 256},  {9, 512},  {9, 1024}, {6, 2048},
+                                                  {6, 2056}, {5, 4096}, {5, 5000}, {3, 12288}};
+        for (const int N : {1, 7, 33, 250})
+            for (const int C : {8, 64, 128, 192, 768, 1600}) sizes.push_back({N, C});
+        for (const auto& [N, C] : sizes) add_plain<float>(items, {N, C, kind}), add_plain<bf16>(items, {N, C, kind});
+        for (const int C : {64, 768, 2304}) add_plain<bf16>(items, {9, C, kind, true, nan});
+        // Whole blocks of rows and not. The last widths need 48 KB of shared memory with the static arrays alone.
+        for (const auto& [N, C] : {std::pair{16, 16},
+                                   {48, 64},
+                                   {80, 144},
+                                   {32, 512},
+                                   {48, 768},
+                                   {16, 1600},
+                                   {272, 144},
+                                   {32, 256},
+                                   {16, 1024},
+                                   {16, 2048},
+                                   {16, 2064},
+                                   {16, 4112},
+                                   {16, 8208},
+                                   {16, 1296},
+                                   {16, 1536},
+                                   {16, 2576},
+                                   {16, 3072}}) {
+            add_forward_fp8(items, {N, C, kind, false, 0, 64.0f});
+            if (N * C <= 40000) add_forward_fp8(items, {N, C, kind, true, 0, 250.0f});
+        }
+        add_forward_fp8(items, {48, 768, kind, true, 0, 0.01f}),
+            add_forward_fp8(items, {16, 2064, kind, true, 0, 0.01f});
+        for (const int C : {144, 2064}) add_forward_fp8(items, {48, C, kind, true, inf});
+        for (const auto& [N, C] : {std::pair{16, 16},
+                                   {48, 64},
+                                   {80, 144},
+                                   {64, 256},
+                                   {48, 272},
+                                   {112, 768},
+                                   {16, 1600},
+                                   {48, 2064},
+                                   {32, 4096},
+                                   {16, 2320},
+                                   {16, 2432}})
+            for (const bool add : {true, false}) {
+                add_backward_fp8<e4m3>(items, {N, C, kind, add}), add_backward_fp8<e5m2>(items, {N, C, kind, add});
+            }
+        add_backward_fp8<e5m2>(items, {48, 144, kind, true, inf});
+    }
+    // A block with a second tile must not write its codes before the first tile's have been read. One warp with tiles
+    // of 32 rows has the most blocks, nine with tiles of 16 the fewest.
+    for (const auto& [rows, C] : {std::pair{32, 16}, {16, 2064}}) {
+        const int blocks = static_cast<int>(layernorm_backward_fp8_scratch(1 << 20, C) / (size_t{2} * C));
+        add_backward_fp8<e5m2>(items, {rows * blocks + 16, C, Kind::layer, false, 0, 0, true});
+    }
+}
+
+}  // namespace llmc::check

@@ -1,0 +1,510 @@
+// Optimizers' updates with the working copy and the amax that they leave, Muon's kernels, and clipping. Muon's matrix
+// products are among the run's.
+#include "llmc/check/families.h"
+#include "llmc/kernels/clip.h"
+#include "llmc/kernels/muon.h"
+#include "llmc/kernels/update.h"
+
+namespace llmc::check {
+namespace {
+
+using reference::kUnit;
+
+// ---- element-wise updates ------------------------------------------------------------------------------------------
+
+enum class Rule { adamw, lion, sgd, muon };
+
+struct Update {
+    Rule rule = Rule::adamw;
+    size_t count = 4101, decay_count = 1500;
+    bool skip = false, measured = false;
+    bool bf16_moments = false;         // AdamW
+    SgdConfig sgd = {0.9, true, 0.1};  // SGD
+    MuonUpdate muon = {2.5, 0.1};      // Muon, which decays every weight
+    size_t largest = 0;                // the place of the largest weight
+    float bad = 0;                     // stands there instead, if it is not 0
+
+    bool has_moment() const { return rule != Rule::muon && !(rule == Rule::sgd && sgd.momentum == 0); }
+    size_t decayed() const { return rule == Rule::muon ? count : decay_count; }
+    std::string text() const;
+};
+
+constexpr AdamWConfig kAdamW{0.9, 0.95, 1e-8, 0.1};
+constexpr LionConfig kLion{0.9, 0.99, 0.1};
+constexpr MomentRounding kRounding{12345, 4096};
+
+std::string Update::text() const {
+    const char* const names[] = {"adamw_update", "lion_update", "sgd_update", "muon_update"};
+    std::string text = std::string(names[static_cast<int>(rule)]) + (bf16_moments ? ", moments bf16" : "");
+    if (rule == Rule::sgd && (sgd.momentum == 0 || !sgd.nesterov))
+        text += strprintf(", momentum %g%s", sgd.momentum, sgd.nesterov ? " Nesterov" : "");
+    if (muon.cautious) text += ", cautious";
+    if (skip) text += ", skipped step";
+    if (bad != 0) text += strprintf(", with %g", static_cast<double>(bad));
+    return text + strprintf(", %zu of %zu decay,", decayed(), count);
+}
+
+StepState example_state(bool skip = false) {
+    StepState state = {};
+    state.applied = 3;
+    state.learning_rate = 2e-3;
+    state.grad_scale = 0.25f;
+    state.bias_correction1 = static_cast<float>(1 / (1 - std::pow(kAdamW.beta1, 3)));
+    state.bias_correction2 = static_cast<float>(1 / (1 - std::pow(kAdamW.beta2, 3)));
+    state.skip = skip;
+    return state;
+}
+
+// Tensors before an update. Where Muon's direction and the weight have opposite signs, a cautious update does not
+// decay.
+template <class Real>
+struct Before {
+    std::vector<float> master, m, v, grad;
+    std::vector<Real> direction;
+
+    Before(Trial& t, const Update& u)
+        : master(t.random<float>(u.count, 0.5f)),
+          m(t.random<float>(u.count, 0.01f)),
+          grad(t.random<float>(u.count, 0.2f)),
+          direction(t.random<Real>(u.count, 0.3f)) {
+        constexpr float kWeights[] = {2, 2, -2, -2, 0, 2, -2, 1e-30f, -1e-30f, 3},
+                        kDirections[] = {1, -1, 1, -1, 1, 0, 0, -0x1p-100f, 0x1p-100f, 0.5f};
+        for (size_t i = 0; i + 10 <= u.count && i < 10; i++) {
+            master[i] = kWeights[i], direction[i] = to<Real>(kDirections[i]);
+            if (i < 3) m[i] = grad[i] = 0;  // Lion's sign is 0
+        }
+        if (u.largest < u.count) master[u.largest] = u.bad != 0 ? u.bad : -5.0f - static_cast<float>(u.count);
+        for (const float g : grad) v.push_back(1e-4f + g * g * 0.01f);
+    }
+};
+
+// After an update, with bounds of FP32 arithmetic: relative to |value| + a floor.
+struct After {
+    Bounded master, m, v;
+};
+constexpr double kUpdateError = 3e-7, kMasterFloor = 1e-3, kFirstMomentFloor = 1e-2, kSecondMomentFloor = 1e-6,
+                 kSumMomentFloor = 1;  // of SGD's moment, whose terms may cancel
+
+// AdamW as PyTorch has it; Lion, arXiv 2302.06675; SGD as torch.optim.SGD with decoupled decay; Muon's step along a
+// direction.
+template <class Real>
+After expected_update(const Update& u, const Before<Real>& b) {
+    const StepState state = example_state();
+    const double rate = state.learning_rate, steps = static_cast<double>(state.applied);
+    After after;
+    for (size_t i = 0; i < u.count; i++) {
+        const double g = static_cast<double>(b.grad[i]) * static_cast<double>(state.grad_scale);
+        const double m = static_cast<double>(b.m[i]), v = static_cast<double>(b.v[i]);
+        double p = static_cast<double>(b.master[i]), new_m = 0, new_v = 0, step = 0, floor = kMasterFloor;
+        double decay = i < u.decayed() ? 0.1 : 0;
+        if (u.rule == Rule::adamw) {
+            new_m = kAdamW.beta1 * m + (1 - kAdamW.beta1) * g;
+            new_v = kAdamW.beta2 * v + (1 - kAdamW.beta2) * g * g;
+            const double m_hat = new_m / (1 - std::pow(kAdamW.beta1, steps));
+            step = m_hat / (std::sqrt(new_v / (1 - std::pow(kAdamW.beta2, steps))) + kAdamW.eps);
+        } else if (u.rule == Rule::lion) {
+            const double c = kLion.beta1 * m + (1 - kLion.beta1) * g;
+            step = (c > 0) - (c < 0);
+            new_m = kLion.beta2 * m + (1 - kLion.beta2) * g;
+        } else if (u.rule == Rule::sgd) {
+            new_m = u.sgd.momentum * m + g;
+            step = u.sgd.nesterov ? g + u.sgd.momentum * new_m : new_m;
+        } else {
+            const double d = static_cast<double>(to_float(b.direction[i]));
+            step = u.muon.scale * d;
+            const bool away = (p > 0 && d < 0) || (p < 0 && d > 0);
+            decay = u.muon.cautious && away ? 0 : u.muon.weight_decay;
+            // Of the rate, of the sum of both terms, and of the result.
+            const double bound = kUnit * 6 * rate * (std::fabs(p) + std::fabs(step));
+            floor = bound / kUpdateError;
+        }
+        p = p * (1 - rate * decay) - rate * step;
+        after.master.push_back(p, (u.rule == Rule::muon ? kUnit : kUpdateError) * std::fabs(p) + kUpdateError * floor);
+        const double m_floor = u.rule == Rule::sgd ? kSumMomentFloor : kFirstMomentFloor;
+        after.m.push_back(new_m, kUpdateError * (std::fabs(new_m) + m_floor));
+        after.v.push_back(new_v, kUpdateError * (std::fabs(new_v) + kSecondMomentFloor));
+    }
+    return after;
+}
+
+// To one of its neighbours in BF16: away from 0 where what is lost and `random` / 65536 make up a step.
+double rounded_by(double x, uint32_t random) {
+    if (x == 0) return 0;
+    const double step = std::ldexp(1.0, std::max(std::ilogb(x), -126) - 7), steps = std::fabs(x) / step;
+    const double lost = steps - std::floor(steps);
+    return std::copysign((std::floor(steps) + (lost + random / 65536.0 >= 1)) * step, x);
+}
+
+// A moment known up to bounds, in its format. `shift`: where its random bits begin among an element's.
+template <class Moment>
+Bounded stored(const Bounded& exact, int shift) {
+    if (std::is_same_v<Moment, float>) return exact;
+    Bounded range;
+    for (size_t i = 0; i < exact.values.size(); i++) {
+        const uint64_t bits = moment_bits(kRounding.key, example_state().applied, kRounding.first + i / 2 * 2);
+        const uint32_t random = bits >> (static_cast<int>(i % 2) * 32 + shift) & 0xffff;
+        const double low = rounded_by(exact.values[i] - exact.bounds[i], random);
+        const double high = rounded_by(exact.values[i] + exact.bounds[i], random);
+        range.push_back((low + high) / 2, (high - low) / 2);
+    }
+    return range;
+}
+
+// Values that Moment has; `values` become those, too.
+template <class Moment>
+std::vector<Moment> narrowed(std::vector<float>& values) {
+    std::vector<Moment> narrow;
+    for (float& value : values) narrow.push_back(to<Moment>(value)), value = to_float(narrow.back());
+    return narrow;
+}
+
+// The working copy is the new masters, rounded; the state gets their amax and nothing else, infinite where one is not
+// finite.
+template <class Real>
+void compare_copies(Trial& t, const Update& u, const float* master, const Real* working, const Fp8State* fp8,
+                    Fp8State state) {
+    std::vector<Real> rounded;
+    for (const float weight : t.read(master)) {
+        if constexpr (sizeof(Real) == 2)
+            rounded.push_back(reference::nearest_bf16(static_cast<double>(weight)));
+        else
+            rounded.push_back(weight);
+        if (!u.skip) state.amax_now = std::max(state.amax_now, std::isfinite(weight) ? std::fabs(weight) : INFINITY);
+    }
+    u.skip ? t.untouched(working) : t.equal(working, rounded);
+    if (fp8) t.note(wrong_state(t.read(fp8)[0], {state, state}));
+}
+
+template <class Real, class Moment>
+void update(Trial& t, const Update& u) {
+    Before<Real> before(t, u);
+    const auto m_before = narrowed<Moment>(before.m), v_before = narrowed<Moment>(before.v);
+    const auto grad = t.input(before.grad);
+    const auto direction = t.input(before.direction);
+    const auto state = t.input(std::vector<StepState>{example_state(u.skip)});
+    Fp8State fp8_before{};
+    fp8_before.scale = 3.0f, fp8_before.amax = 0.5f, fp8_before.amax_now = 0.25f, fp8_before.elements = 7;
+    struct Tensors {
+        float* master;
+        Moment *m = nullptr, *v = nullptr;
+        Real* working = nullptr;
+    };
+    const auto make = [&](const char* master, const char* m, const char* v) {
+        Tensors to{t.result(master, line(u.count), before.master)};
+        if (u.has_moment()) to.m = t.result(m, line(u.count), m_before);
+        if (u.rule == Rule::adamw) to.v = t.result(v, line(u.count), v_before);
+        return to;
+    };
+    Tensors whole = make("master", "m", "v"), sliced = make("master in slices", "m in slices", "v in slices");
+    whole.working = t.result<Real>("working", line(u.count));
+    Fp8State* fp8 = u.measured ? t.result("state", line(1), std::vector<Fp8State>{fp8_before}) : nullptr;
+    const auto run = [&](const Tensors& to, size_t begin, size_t count, Fp8State* amax) {
+        const size_t decayed = std::min(count, u.decay_count - std::min(begin, u.decay_count));
+        Moment* const m = to.m ? to.m + begin : nullptr;
+        Real* const working = to.working ? to.working + begin : nullptr;
+        float* const master = to.master + begin;
+        if (u.rule == Rule::adamw)
+            return adamw_update<Real, Moment>(master, m, to.v + begin, working, amax, grad + begin, count, decayed,
+                                              kAdamW, state, t.stream(), {kRounding.key, kRounding.first + begin});
+        if (u.rule == Rule::muon)
+            return muon_update<Real>(master, working, amax, direction + begin, count, u.muon, state, t.stream());
+        if constexpr (std::is_same_v<Moment, float>)
+            u.rule == Rule::lion
+                ? lion_update<Real>(master, m, working, amax, grad + begin, count, decayed, kLion, state, t.stream())
+                : sgd_update<Real>(master, m, working, amax, grad + begin, count, decayed, u.sgd, state, t.stream());
+    };
+    // A slice begins on 16 bytes of a BF16 moment.
+    const size_t cut = u.count / 4 / 8 * 8;
+    t.run_twice([&] {
+        run(whole, 0, u.count, fp8);
+        if (cut > 0) run(sliced, 0, cut, nullptr);
+        run(sliced, cut, u.count - cut, nullptr);
+    });
+    t.equal(sliced.master, t.read(whole.master));
+    if (whole.m) t.equal(sliced.m, t.read(whole.m));
+    if (whole.v) t.equal(sliced.v, t.read(whole.v));
+    if (u.skip) {
+        t.equal(whole.master, before.master);
+        if (whole.m) t.equal(whole.m, m_before);
+        if (whole.v) t.equal(whole.v, v_before);
+    } else {
+        const After expected = expected_update(u, before);
+        t.within(whole.master, expected.master);
+        if (whole.m) t.within(whole.m, stored<Moment>(expected.m, 0));
+        if (whole.v) t.within(whole.v, stored<Moment>(expected.v, 16));
+    }
+    compare_copies(t, u, whole.master, whole.working, fp8, fp8_before);
+}
+
+// ---- Muon ----------------------------------------------------------------------------------------------------------
+
+constexpr double kSafety = 1.02, kBeta2 = 0.9;
+
+// What rounding to Real loses, relative.
+template <class Real>
+constexpr double kRealUnit = sizeof(Real) == 2 ? 0x1p-8 : kUnit;
+
+struct Momentum {
+    size_t count;
+    bool nesterov = true, skip = false;
+    // A quarter of the way from 0.85 to 0.95: of 400 updates, 100 have gone before this one.
+    MuonMomentum config = {0.95, 400};
+    int64_t applied = 101;
+    double beta = 0.875;
+};
+
+template <class Real>
+void muon_average(Trial& t, const Momentum& s) {
+    const auto before = t.random<float>(s.count, 0.01f);
+    const auto grad = t.normal<float>(s.count, 0.2f);
+    StepState host_state = example_state(s.skip);
+    host_state.applied = s.applied;
+    const auto state = t.input(std::vector<StepState>{host_state});
+    float* m = t.result("m", line(s.count), before);
+    Real* u = t.result<Real>("u", line(s.count));
+    t.run_twice([&] { muon_momentum<Real>(m, u, grad, s.count, s.config, s.nesterov, state, t.stream()); });
+    if (s.skip) return t.equal(m, before);
+    Bounded momentum, direction;
+    for (size_t i = 0; i < s.count; i++) {
+        const double old = s.beta * static_cast<double>(before[i]), g = 0.25 * static_cast<double>(grad.values[i]);
+        const double now = old + (1 - s.beta) * g, terms = std::fabs(old) + std::fabs(g);
+        const double ahead = s.nesterov ? (1 - s.beta) * g + s.beta * now : now;
+        momentum.push_back(now, 4 * kUnit * terms);
+        direction.push_back(ahead, 8 * kUnit * terms + kRealUnit<Real> * std::fabs(ahead));
+    }
+    t.within(m, momentum);
+    t.within(u, direction);
+}
+
+struct Matrix {
+    int rows = 72, columns = 209;
+    float size = 1.0f;
+    bool by_rows = false, skip = false;
+
+    size_t count() const { return size_t{1} * rows * columns; }
+};
+
+template <class Real>
+void inverse_norm(Trial& t, const Matrix& s) {
+    const auto x = t.normal<Real>(s.count(), s.size);
+    double* partials = t.scratch<double>(muon_norm_blocks(s.count()));
+    float* inverse = t.result<float>("inverse norm", line(1));
+    t.run_twice([&] { muon_inverse_norm<Real>(inverse, partials, x, s.count(), kSafety, t.stream()); });
+    double sum = 0;
+    for (const double value : x.doubles()) sum += value * value;
+    // The floor of 1e-7 is rounded to FP32, too.
+    t.within(inverse, Bounded({1 / std::max(kSafety * std::sqrt(sum), 1e-7)}, (sum > 0 ? 2 : 4) * kUnit, 0));
+}
+
+template <class Real>
+void matrix_copy(Trial& t, const Matrix& s, bool transpose, FactorOf of) {
+    const auto x = t.normal<Real>(s.count(), s.size);
+    const auto factors = t.normal<float>(static_cast<size_t>(std::max(s.rows, s.columns)), 1.0f);
+    Real* out = t.result<Real>("copy", line(s.count()));
+    t.run_twice([&] { copy_matrix<Real>(out, x, s.rows, s.columns, transpose, factors, of, t.stream()); });
+    std::vector<Real> expected;
+    for (size_t i = 0; i < s.count(); i++) {
+        const int row = static_cast<int>(i) / s.columns, column = static_cast<int>(i) % s.columns;
+        const int place = of == FactorOf::row ? row : of == FactorOf::column ? column : 0;
+        const float value = to_float(x.values[i]);
+        expected.push_back(to<Real>(of == FactorOf::none ? value : value * factors.values[place]));
+    }
+    t.equal(out, transpose ? reference::turned(expected, s.rows, s.columns) : expected);
+}
+
+// NorMuon: lines become alike, and the norm stays.
+template <class Real>
+void line_factors(Trial& t, const Matrix& s) {
+    const auto x = t.normal<Real>(s.count(), s.size);
+    const auto state = t.input(std::vector<StepState>{example_state(s.skip)});
+    const int lines = s.by_rows ? s.rows : s.columns, length = s.by_rows ? s.columns : s.rows;
+    const std::vector<float> before(static_cast<size_t>(lines), 0.5f);
+    float *factors = t.result<float>("factors", line(lines)), *squares = t.scratch<float>(lines),
+          *second = t.result("second moment", line(lines), before);
+    t.run_twice([&] {
+        normuon_factors<Real>(factors, second, squares, x, s.rows, s.columns, s.by_rows, kBeta2, state, t.stream());
+    });
+    if (s.skip) return t.equal(second, before);
+    std::vector<double> sums(lines);
+    for (size_t i = 0; i < s.count(); i++) {
+        const double value = static_cast<double>(to_float(x.values[i]));
+        sums[static_cast<int>(i) / (s.by_rows ? s.columns : 1) % lines] += value * value;
+    }
+    Bounded average, expected;
+    double sum = 0, weighted = 0;
+    for (const double of_line : sums) {
+        const double second_moment = kBeta2 * 0.5 + (1 - kBeta2) * of_line / length;
+        average.push_back(second_moment, (length + 8) * kUnit * second_moment);
+        sum += of_line, weighted += of_line / second_moment;
+    }
+    for (const double second_moment : average.values) {
+        const double factor = std::sqrt(sum / weighted / second_moment);
+        expected.push_back(factor, 2 * (length + 8) * kUnit * factor);
+    }
+    t.within(second, average);
+    t.within(factors, expected);
+}
+
+// ---- clipping ------------------------------------------------------------------------------------------------------
+
+constexpr double kClip = 0.2;
+
+void clipped_values(Trial& t, size_t count, float loss_scale) {
+    std::vector<float> before = t.random<float>(count, 0.2f * loss_scale);
+    before[count / 2] = -0.0f;
+    const auto scale = t.input(std::vector<float>{loss_scale});
+    float* grad = t.result("gradient", line(count), before);
+    t.run_twice([&] { clip_values(grad, count, kClip, scale, t.stream()); });
+    const float limit = static_cast<float>(kClip) * loss_scale;
+    for (float& g : before) g = std::clamp(g, -limit, limit);
+    t.equal(grad, before);
+}
+
+// A gradient whose norm is `size` times the bound; the parts of a sum of squares add up to it.
+void clipped_tensor(Trial& t, size_t count, float loss_scale, double size) {
+    const size_t parts = 700;
+    const auto before = t.random<float>(count, 1.0f);
+    const double norm = size * kClip * static_cast<double>(loss_scale);
+    const auto scale = t.input(std::vector<float>{loss_scale});
+    const auto partials = t.input(std::vector<double>(parts, norm * norm / static_cast<double>(parts)));
+    double* square = t.result<double>("square", line(1));
+    float* factor = t.result<float>("factor", line(1));
+    float* grad = t.result("gradient", line(count), before);
+    t.run_twice([&] {
+        add_partials(square, partials, parts, t.stream());
+        clip_factors(factor, square, 1, kClip, scale, t.stream());
+        scale_gradient(grad, count, factor, t.stream());
+    });
+    Bounded expected;  // the norm and the factor are rounded to FP32, the gradient too
+    for (const float g : before)
+        expected.push_back(static_cast<double>(g) / std::max(size, 1.0),
+                           size < 1 ? 0 : 4 * kUnit * std::fabs(static_cast<double>(g)));
+    t.within(grad, expected);
+}
+
+// ---- items ---------------------------------------------------------------------------------------------------------
+
+template <class Real>
+void add_update(Items& items, const Update& u) {
+    const std::string name = u.text() + " " + type_name<Real>() + (u.measured ? " with amax" : "");
+    u.bf16_moments ? add_kernel(items, name, [u](Trial& t) { update<Real, bf16>(t, u); })
+                   : add_kernel(items, name, [u](Trial& t) { update<Real, float>(t, u); });
+}
+template <class Real>
+void add_momentum(Items& items, const Momentum& s) {
+    add_kernel(items,
+               strprintf("muon_momentum %s n=%zu applied=%d", type_name<Real>(), s.count, static_cast<int>(s.applied)),
+               [s](Trial& t) { muon_average<Real>(t, s); });
+}
+template <class Real>
+void add_matrix(Items& items, const Matrix& s) {
+    const std::string suffix =
+        strprintf(" %s %d x %d of %g", type_name<Real>(), s.rows, s.columns, static_cast<double>(s.size));
+    add_kernel(items, "muon_inverse_norm" + suffix, [s](Trial& t) { inverse_norm<Real>(t, s); });
+    if (s.size != 1) return;
+    add_kernel(items, "muon copy_matrix" + suffix, [s](Trial& t) {
+        for (const bool transpose : {false, true})
+            for (const FactorOf of : {FactorOf::none, FactorOf::matrix, FactorOf::row, FactorOf::column})
+                t.nested([&](Trial& trial) { matrix_copy<Real>(trial, s, transpose, of); });
+    });
+    for (const bool skip : {false, true})
+        for (const bool by_rows : {false, true}) {
+            const Matrix lines{s.rows, s.columns, s.size, by_rows, skip};
+            add_kernel(items,
+                       std::string("muon normuon_factors of ") + (by_rows ? "rows" : "columns") +
+                           (skip ? ", skipped step," : "") + suffix,
+                       [lines](Trial& t) { line_factors<Real>(t, lines); });
+        }
+}
+
+template <class Real>
+void add_run(Items& items, const KernelUse& use) {
+    const bool casts = use.fp8 && use.scaling == Fp8Scaling::tensor;  // but not every tensor is cast
+    const bool muon = is_muon(use.optimizer);
+    Update u;
+    u.rule = use.optimizer == OptimizerKind::lion  ? Rule::lion
+             : use.optimizer == OptimizerKind::sgd ? Rule::sgd
+                                                   : Rule::adamw;
+    u.bf16_moments = u.rule == Rule::adamw && use.adam_moments == MomentFormat::bf16;
+    for (const bool measured : {false, true})
+        for (const bool skip : {false, true})
+            if (casts || !measured) u.measured = measured, u.skip = skip, add_update<Real>(items, u);
+    if (!muon) return;
+    u = {Rule::muon};
+    u.measured = casts;
+    add_update<Real>(items, u);
+    add_momentum<Real>(items, {15048}), add_matrix<Real>(items, {});
+}
+
+template <class Real>
+void add_tests(Items& items) {
+    for (const Rule rule : {Rule::adamw, Rule::lion, Rule::sgd, Rule::muon}) {
+        Update u{rule};
+        for (const size_t count : {1, 7, 8, 33, 1024, 2048, 4101, 8200, 20001}) {
+            u.count = count, u.measured = true;
+            for (const size_t decayed : {size_t{0}, count / 2, count})
+                u.decay_count = decayed, u.largest = count - 1 - decayed / 2, add_update<Real>(items, u);
+        }
+        u.count = 4101, u.decay_count = 1500, u.largest = 2077;
+        u.skip = true, add_update<Real>(items, u);
+        u.skip = false, u.measured = false, add_update<Real>(items, u);
+        u.measured = true;
+        if (rule == Rule::muon) continue;
+        for (const float bad : {NAN, INFINITY, -INFINITY}) u.bad = bad, add_update<Real>(items, u);
+    }
+    for (const SgdConfig& config : {SgdConfig{0.9, false, 0.1}, SgdConfig{0, false, 0.1}}) {
+        Update u{Rule::sgd};
+        u.sgd = config, add_update<Real>(items, u);
+    }
+    Update u{Rule::muon};
+    u.muon.cautious = true, u.measured = true, add_update<Real>(items, u);
+    u = {Rule::adamw};
+    u.bf16_moments = u.measured = true;
+    for (const size_t count : {1, 7, 8, 2048, 9101})
+        u.count = count, u.decay_count = count / 2, add_update<Real>(items, u);
+    u.skip = true, add_update<Real>(items, u);
+
+    for (const size_t count : {1, 7, 2048, 4101})
+        for (const bool nesterov : {false, true})
+            add_momentum<Real>(items, {count, nesterov}), add_momentum<Real>(items, {count, nesterov, true});
+    // The published schedules, by (it / N) with `it` from 0 on.
+    for (const auto& [config, applied, beta] : {std::tuple{MuonMomentum{0.95, 300}, 1, 0.85},
+                                                {{0.95, 300}, 151, 0.90},
+                                                {{0.95, 300}, 300, 0.85 * 1 / 300 + 0.95 * 299 / 300},
+                                                {{0.95, 300}, 301, 0.95},
+                                                {{0.95, 300}, 5000, 0.95},
+                                                {{0.97, 400}, 101, 0.88},
+                                                {{0.95, 0}, 1, 0.95},
+                                                {{0.95, 1}, 1, 0.85},
+                                                {{0.95, 1}, 2, 0.95}})
+        add_momentum<Real>(items, {2051, true, false, config, applied, beta});
+    for (const auto& [rows, columns] : {std::pair{1, 1}, {33, 31}, {64, 96}, {5, 200}, {24, 70}})
+        add_matrix<Real>(items, {rows, columns});
+    for (const int columns : {1, 700, 40000})
+        for (const float size : {1e-6f, 1e4f, 0.0f}) add_matrix<Real>(items, {1, columns, size});
+}
+
+}  // namespace
+
+void add_optimizer(Items& items, const KernelUse& use) {
+    if (use.clip_kind == ClipKind::value)
+        add_kernel(items, "clip_values", [](Trial& t) { clipped_values(t, 4101, 1024.0f); });
+    if (use.clip_kind == ClipKind::tensor)
+        add_kernel(items, "clip_tensors", [](Trial& t) {
+            for (const double size : {0.4, 3.0})
+                t.nested([&](Trial& trial) { clipped_tensor(trial, 4101, 1024.0f, size); });
+        });
+    use.bf16 ? add_run<bf16>(items, use) : add_run<float>(items, use);
+}
+
+void add_optimizer_tests(Items& items) {
+    for (const size_t count : {1, 7, 2048, 4101})
+        for (const float scale : {1.0f, 1024.0f}) {
+            add_kernel(items, "clip_values", [=](Trial& t) { clipped_values(t, count, scale); });
+            for (const double size : {0.4, 3.0})
+                add_kernel(items, "clip_tensors", [=](Trial& t) { clipped_tensor(t, count, scale, size); });
+        }
+    add_tests<float>(items), add_tests<bf16>(items);
+}
+
+}  // namespace llmc::check

@@ -1,0 +1,158 @@
+// GELU, SwiGLU and squared ReLU: their specifications at many shapes, and what a specification cannot express.
+#include "llmc/kernels/activation.h"
+#include "test/kernels/quantized.h"
+#include "test/kernels/specifications.h"
+
+using namespace llmc;
+using namespace llmc::test;
+
+TEST_CASE("activations, plain and quantizing, meet their specifications") {
+    check_specifications(check::add_activation_tests);
+}
+
+TEST_CASE("gelu_forward and relu2 at the ends of FP32") {
+    const float inf = std::numeric_limits<float>::infinity();
+    DeviceArray<float> x(std::vector<float>{inf, -inf, -1e4f, 1e4f, 0.0f, -0.0f, 1e-30f, 1e30f}), y(8), d(8),
+        dout(std::vector<float>(8, 1.0f));
+    gelu_forward<float>(y, x.get(), 8, test_stream());
+    const auto gelu = y.download();
+    CHECK(gelu[0] == inf);
+    for (const size_t i : {2, 4, 5}) CHECK(gelu[i] == 0.0f);
+    const reference::Gelu large(1e4);
+    CHECK(std::fabs(static_cast<double>(gelu[3]) - 1e4) <= large.value_bound);
+    CHECK(std::fabs(gelu[6] - 0.5e-30) <= 0.5e-30 * (9.5 + 1) * reference::kUnit);
+    relu2_forward<float>(y, x.get(), 8, test_stream());
+    relu2_backward<float>(d, dout.get(), x.get(), 8, test_stream());
+    CHECK(y.download() == std::vector<float>{inf, 0, 0, 1e8f, 0, 0, 0, inf});
+    CHECK(d.download() == std::vector<float>{inf, 0, 0, 2e4f, 0, 0, 2e-30f, 2e30f});
+}
+
+// Arithmetic as in the kernels, with an exponential and a division that are wrong by a number of units in the last
+// place: every value is within its bound at the documented 2.5, and some are not at four times as much.
+namespace {
+
+struct Worst {
+    double value, gradient;
+};
+
+float wrong_by(double exact, double ulps) { return static_cast<float>(exact * (1.0 + ulps * 0x1p-23)); }
+
+// worst(ulps of the exponential, ulps of the division)
+void check_bounds(const std::function<Worst(double, double)>& worst) {
+    for (const double exp : {-1.0, 1.0})
+        for (const double division : {-1.0, 1.0}) {
+            // Half a unit more comes from the conversion to float.
+            const Worst documented = worst(2.0 * exp, 2.0 * division);
+            CHECK(documented.value <= 1);
+            CHECK(documented.gradient <= 1);
+            for (const Worst more : {worst(10.0 * exp, 0.0), worst(0.0, 10.0 * division)}) {
+                CHECK(more.value > 1);
+                CHECK(more.gradient > 1);
+            }
+        }
+}
+
+std::vector<float> ramp(size_t n) {
+    std::vector<float> x(n);
+    for (size_t i = 0; i < n; i++) x[i] = -10.0f + 20.0f * static_cast<float>(i) / static_cast<float>(n);
+    return x;
+}
+
+}  // namespace
+
+TEST_CASE("bounds of GELU hold where exponential and division err as documented, and fail at four times as much") {
+    check_bounds([](double ulps_of_exp, double ulps_of_division) -> Worst {
+        std::vector<float> values, derivatives;
+        std::vector<double> expected_values, value_bounds, expected_derivatives, derivative_bounds;
+        for (const float x : ramp(4096)) {
+            const float e = wrong_by(std::exp2(x * (-2.3022081985f + -0.1029432393f * x * x)), ulps_of_exp);
+            const float gate = wrong_by(1.0 / (1.0f + e), ulps_of_division);
+            values.push_back(x * gate);
+            derivatives.push_back(gate + x * gate * (1.0f - gate) * (1.5957691216f + 0.2140644488f * x * x));
+            const reference::Gelu gelu(x);
+            expected_values.push_back(gelu.value), value_bounds.push_back(gelu.value_bound);
+            expected_derivatives.push_back(gelu.derivative), derivative_bounds.push_back(gelu.derivative_bound);
+        }
+        return {worst_of_bounds(values, expected_values, value_bounds),
+                worst_of_bounds(derivatives, expected_derivatives, derivative_bounds)};
+    });
+}
+
+TEST_CASE("bounds of SwiGLU hold where exponential and division err as documented, and fail at four times as much") {
+    const int F = 4096;
+    std::vector<float> x = ramp(F);
+    x.resize(2 * F, 1.5f);
+    const std::vector<float> dout(F, 1.25f);
+    const auto expected = reference::swiglu(to_doubles(x), to_doubles(dout), F);
+    check_bounds([&](double ulps_of_exp, double ulps_of_division) -> Worst {
+        std::vector<float> out(F), dinp(2 * F);
+        for (int i = 0; i < F; i++) {
+            const float gate = x[i], up = x[F + i];
+            const float e = wrong_by(std::exp2(-gate * 1.4426950408889634f), ulps_of_exp);
+            const float s = wrong_by(1.0 / (1.0f + e), ulps_of_division);
+            out[i] = gate * s * up;
+            dinp[i] = dout[i] * up * (s + gate * s * (1.0f - s));
+            dinp[F + i] = dout[i] * (gate * s);
+        }
+        return {worst_of_bounds(out, expected.out, expected.out_bound),
+                worst_of_bounds(dinp, expected.dinp, expected.dinp_bound)};
+    });
+}
+
+// Rows of gate and up that agree, times a thousand: the product grows quadratically (arXiv 2409.12517). With s a power
+// of two, s h and W / s have the bits of h and W except for their exponents, so a channel may be scaled before the cast
+// and scaled back behind it.
+TEST_CASE("SwiGLU's channels scaled by powers of two keep their bits, and then outliers do not saturate") {
+    const int N = 32, F = 64;
+    const size_t n = size_t{1} * N * F;
+    auto x = random_normal<bf16>(2 * n, 1.0f, 3);
+    for (int c = 0; c < F; c += 16) {
+        bf16* const gate = &x[size_t{14} * F + c];
+        gate[0] = gate[F] = to_bf16(1000.0f + 100.0f * std::fabs(to_float(gate[0])));
+    }
+    const auto saturated = [&](std::vector<bf16>& out) {
+        DeviceArray<bf16> inp(x), y(n);
+        QuantizedArrays<e4m3> codes(n, used_state(64.0f));
+        swiglu_forward<bf16>(y, inp, N, F, test_stream());
+        swiglu_forward_fp8(codes.both(), inp, N, F, QuantizePass::train_counted, test_stream());
+        out = y.download();
+        return codes.state.download()[0].saturated - used_state(64.0f).saturated;
+    };
+    std::vector<bf16> plain, scaled;
+    const uint64_t before = saturated(plain);
+    CHECK(before > 0);
+    for (int row = 0; row < N; row++)  // up times 2^-20 where there are outliers
+        for (int column = 0; column < F; column += 16) {
+            bf16& up = x[static_cast<size_t>(row * 2 + 1) * F + column];
+            up = to_bf16(to_float(up) * 0x1p-20f);
+        }
+    CHECK(saturated(scaled) < before);
+    for (size_t i = 0; i < n; i++) REQUIRE(to_float(scaled[i]) * (i % 16 == 0 ? 0x1p20f : 1.0f) == to_float(plain[i]));
+}
+
+TEST_CASE("activations refuse what they cannot do") {
+    DeviceArray<float> x(64), y(64);
+    CHECK_THROWS_AS(gelu_forward<float>(x, x.get(), 7, test_stream()), Error);
+    CHECK_THROWS_AS(gelu_backward<float>(x, y, y, x.get(), x.get(), 1, 60, false, test_stream()), Error);
+    CHECK_THROWS_AS(relu2_forward<float>(y, x.get(), 7, test_stream()), Error);
+    CHECK_THROWS_AS(relu2_backward<float>(y, x.get(), x.get(), 0, test_stream()), Error);
+    CHECK_THROWS_AS(swiglu_forward<float>(y, x, 1, 12, test_stream()), Error);
+    CHECK_THROWS_AS(swiglu_backward<float>(x, y, x, 0, 8, test_stream()), Error);
+
+    DeviceArray<bf16> inp(2048);
+    DeviceArray<float> dbias(32);
+    QuantizedArrays<e4m3> to(2048, used_state(1.0f));
+    const auto pass = QuantizePass::train;
+    const auto refused = [](auto&& call, const char* text) { CHECK(refusal(call).find(text) != std::string::npos); };
+    refused([&] { gelu_forward_fp8(to.both(), inp, 24, 16, pass, test_stream()); }, "gelu_forward_fp8: N=24");
+    refused([&] { relu2_forward_fp8(to.both(), inp, 24, 16, pass, test_stream()); }, "relu2_forward_fp8: N=24");
+    refused([&] { swiglu_forward_fp8(to.both(), inp, 24, 16, pass, test_stream()); }, "swiglu_forward_fp8: N=24");
+    refused([&] { relu2_backward_fp8<e4m3>(to.both(), inp, inp, 16, 24, pass, test_stream()); },
+            "relu2_backward_fp8: C=24");
+    refused([&] { swiglu_backward_fp8<e4m3>(to.both(), inp, inp, 16, 24, pass, test_stream()); },
+            "swiglu_backward_fp8: C=24");
+    refused([&] { gelu_backward_fp8<e4m3>(to.both(), nullptr, nullptr, inp, inp, 16, 24, false, pass, test_stream()); },
+            "gelu_backward_fp8: C=24");
+    refused([&] { gelu_backward_fp8<e4m3>(to.both(), dbias, nullptr, inp, inp, 16, 16, false, pass, test_stream()); },
+            "scratch");
+}

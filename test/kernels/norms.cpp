@@ -1,0 +1,198 @@
+// Layer norm and RMS norm: their specifications at many shapes, and what a specification cannot express.
+// build: per device
+#include "llmc/kernels/norm.h"
+#if !LLMC_CUDA
+#include "llmc/device/host/settings.h"
+#endif
+#include "test/kernels/quantized.h"
+#include "test/kernels/specifications.h"
+
+using namespace llmc;
+using namespace llmc::test;
+
+TEST_CASE("norms, plain and quantizing, meet their specifications") { check_specifications(check::add_norm_tests); }
+
+TEST_CASE("layernorm_forward keeps its precision far from zero") {
+    const int N = 5, C = 768;
+    const auto x = random_normal<float>(size_t{1} * N * C, 1.0f, 1, 1000.0f);
+    DeviceArray<float> inp(x), normed(x.size()), mean(N), rstd(N), weight(random_normal<float>(C, 0.3f, 2, 1.0f));
+    // sum(x^2) - mean^2 in FP32 would lose everything here.
+    layernorm_forward<float>(normed, mean, rstd, nullptr, inp, nullptr, weight, weight, N, C, test_stream());
+    CHECK(max_relative_error(rstd.download(), reference::layernorm_statistics(to_doubles(x), N, C).rstd, 0.0) < 1e-5);
+}
+
+TEST_CASE("backward passes of norms are the derivatives of their forward passes") {
+    const int N = 3, C = 64;
+    const size_t n = size_t{1} * N * C;
+    const float eps = 1e-5f;
+    const auto x = random_normal<float>(n, 2.0f, 1, 0.5f), g = random_normal<float>(n, 1.0f, 2, 0.2f),
+               w = random_normal<float>(C, 0.3f, 3, 1.0f);
+    for (const bool centered : {true, false}) {
+        CAPTURE(centered);
+        const auto statistics_of = [&](const std::vector<double>& values) {
+            return centered ? reference::layernorm_statistics(values, N, C)
+                            : reference::rmsnorm_statistics(values, N, C, static_cast<double>(eps));
+        };
+        const auto loss = [&](const std::vector<double>& values) {  // the sum of dout times the output
+            const auto y = reference::normed_rows(values, statistics_of(values), to_doubles(w), {});
+            double sum = 0;
+            for (size_t i = 0; i < n; i++) sum += static_cast<double>(g[i]) * y[i];
+            return sum;
+        };
+        const auto s = statistics_of(to_doubles(x));
+        const DeviceArray<float> inp(x), dout(g), weight(w), mean(std::vector<float>(s.mean.begin(), s.mean.end())),
+            rstd(std::vector<float>(s.rstd.begin(), s.rstd.end()));
+        DeviceArray<float> dinp(n), dweight(C), dshift(C), scratch(layernorm_backward_scratch(N, C));
+        if (centered)
+            layernorm_backward<float>(dinp, nullptr, dweight, dshift, scratch, dout.get(), inp.get(), weight.get(),
+                                      mean.get(), rstd.get(), N, C, false, test_stream());
+        else
+            rmsnorm_backward<float>(dinp, nullptr, dweight, scratch, dout.get(), inp.get(), weight.get(), rstd.get(), N,
+                                    C, false, test_stream());
+        check_derivative(to_doubles(x), dinp.download(), loss);
+    }
+}
+
+#if !LLMC_CUDA
+// Cards with less shared memory per block put fewer rows in a block from C=5760 (99 KB) or 9856 (163 KB) on.
+TEST_CASE("layernorm_forward_fp8 gives the same bytes with any amount of shared memory") {
+    size_t& limit = host::settings().shared_limit;
+    const size_t usual = limit;
+    for (const int C : {1536, 5760, 5776, 9872, 11648}) {
+        CAPTURE(C);
+        const int N = 32;
+        const size_t n = size_t{1} * N * C;
+        DeviceArray<bf16> inp1(random_normal<bf16>(n, 1.0f, 1, 0.5f)), inp2(random_normal<bf16>(n, 0.7f, 2)),
+            weight(random_normal<bf16>(C, 0.3f, 3, 1.0f)), shift(random_normal<bf16>(C, 0.3f, 4));
+        DeviceArray<float> mean(N), rstd(N);
+        const auto run = [&](QuantizedArrays<e4m3>& to) {
+            DeviceArray<bf16> residual(n);
+            layernorm_forward_fp8(to.both(), mean, rstd, residual, inp1, inp2, weight, shift, N, C, QuantizePass::train,
+                                  test_stream());
+            return residual.download();
+        };
+        limit = 227 * 1024;
+        QuantizedArrays<e4m3> expected(n, used_state(64.0f));
+        const auto residual = run(expected);
+        CHECK(not_transposed(expected.row.download(), expected.transposed.download(), N, C) == 0);
+        for (const size_t kilobytes : {163, 99}) {
+            CAPTURE(kilobytes);
+            limit = kilobytes * 1024;
+            QuantizedArrays<e4m3> to(n, used_state(64.0f));
+            CHECK(same_bits(run(to), residual));
+            CHECK(same_bits(to.row.download(), expected.row.download()));
+            CHECK(same_bits(to.transposed.download(), expected.transposed.download()));
+            CHECK(same_bits(to.state.download(), expected.state.download()));
+        }
+        limit = usual;
+    }
+    limit = 99 * 1024;
+    DeviceArray<bf16> x(size_t{16} * 11664);
+    QuantizedArrays<e4m3> to(x.size(), used_state(1.0f));
+    const std::string message = refusal([&] {
+        layernorm_forward_fp8(to.both(), nullptr, nullptr, nullptr, x.get(), nullptr, x.get(), x.get(), 16, 11664,
+                              QuantizePass::train, test_stream());
+    });
+    limit = usual;
+    CAPTURE(message);
+    CHECK(message.find("C=11664 need ") != std::string::npos);
+    CHECK(message.find("a block 101376") != std::string::npos);
+}
+#endif
+
+// A multiprocessor holds 16 warps of these kernels' 128 registers, in whole blocks. The scratch's size tells how many
+// blocks a kernel has.
+TEST_CASE("backward passes of layer norm: one full wave of blocks on an H100") {
+    const auto check_wave = [](int C, size_t scratch, int warps) {
+        CAPTURE(C);
+        const size_t blocks = scratch / (2 * static_cast<size_t>(C));
+        CHECK(blocks % 132 == 0);
+        CHECK(static_cast<int>(blocks / 132) == 16 / warps);
+    };
+    for (const int C : {256, 768, 1024, 1280, 1600, 2048, 4096, 5120, 12288}) {
+        const int width = C > 4096 ? 768 : 256;
+        check_wave(C, layernorm_backward_scratch(1 << 20, C), (C + width - 1) / width);
+        if (C <= kWidestFusedGradient) check_wave(C, layernorm_backward_fp8_scratch(1 << 20, C), (C + 255) / 256);
+    }
+}
+
+TEST_CASE("plain norms refuse what they cannot do") {
+    DeviceArray<float> x(12304);
+    const auto layernorm = [&](float* mean, float* residual, const float* inp2, int N, int C) {
+        layernorm_forward<float>(x, mean, x, residual, x.get(), inp2, x.get(), x.get(), N, C, test_stream());
+    };
+    const auto rmsnorm = [&](float* residual, const float* inp2, int N, int C) {
+        rmsnorm_forward<float>(x, x, residual, x, inp2, x, N, C, 1e-5f, test_stream());
+    };
+    CHECK_THROWS_WITH_AS(rmsnorm(nullptr, nullptr, 1, 12), doctest::Contains("rmsnorm_forward: C=12"), Error);
+    for (const auto& [N, C] : {std::pair{1, 12}, {0, 8}, {1, 12296}}) {
+        CHECK_THROWS_AS(layernorm(x, nullptr, nullptr, N, C), Error);
+        CHECK_THROWS_AS(rmsnorm(nullptr, nullptr, N, C), Error);
+    }
+    CHECK_THROWS_AS(layernorm(x, x, nullptr, 1, 8), Error);
+    CHECK_THROWS_AS(layernorm(x, nullptr, x, 1, 8), Error);
+    CHECK_THROWS_AS(layernorm(nullptr, nullptr, nullptr, 1, 8), Error);
+    CHECK_THROWS_AS(rmsnorm(x, nullptr, 1, 8), Error);
+    CHECK_THROWS_AS(rmsnorm(nullptr, x, 1, 8), Error);
+    CHECK_THROWS_AS(layernorm_backward<float>(x, nullptr, x, x, x, x.get(), x.get(), x.get(), x.get(), x.get(), 1, 12,
+                                              false, test_stream()),
+                    Error);
+    const auto backward = [&](float* dweight, const float* weight, int C) {
+        rmsnorm_backward<float>(x, nullptr, dweight, x, x, x, weight, x, 1, C, false, test_stream());
+    };
+    CHECK_THROWS_AS(backward(x, x, 12), Error);
+    CHECK_THROWS_AS(backward(x, nullptr, 8), Error);
+    CHECK_THROWS_AS(backward(nullptr, x, 8), Error);
+}
+
+TEST_CASE("quantizing norms refuse what they cannot do") {
+    DeviceArray<bf16> x(512);
+    DeviceArray<float> f(512);
+    QuantizedArrays<e4m3> to(512, used_state(1.0f));
+    QuantizedArrays<e5m2> gradient(512, used_state(1.0f));
+    const auto layernorm = [&](float* mean, bf16* residual, const bf16* inp2, int N, int C) {
+        return refusal([&] {
+            layernorm_forward_fp8(to.both(), mean, f, residual, x.get(), inp2, x.get(), x.get(), N, C,
+                                  QuantizePass::train, test_stream());
+        });
+    };
+    const auto rmsnorm = [&](bf16* residual, const bf16* inp2, int N, int C) {
+        return refusal([&] {
+            rmsnorm_forward_fp8(to.both(), f, residual, x, inp2, x, N, C, 1e-5f, QuantizePass::train, test_stream());
+        });
+    };
+    CHECK(layernorm(f, nullptr, nullptr, 16, 16) == "");
+    CHECK(layernorm(f, nullptr, nullptr, 24, 16).find("N=24") != std::string::npos);
+    CHECK(layernorm(f, nullptr, nullptr, 16, 24).find("C=24") != std::string::npos);
+    CHECK(layernorm(f, nullptr, nullptr, 16, 12304).find("C=12304") != std::string::npos);
+    CHECK(layernorm(f, x, nullptr, 16, 16) != "");
+    CHECK(layernorm(f, nullptr, x, 16, 16) != "");
+    CHECK(layernorm(nullptr, nullptr, nullptr, 16, 16) != "");
+    CHECK(rmsnorm(nullptr, nullptr, 16, 16) == "");
+    CHECK(rmsnorm(nullptr, nullptr, 24, 16).find("rmsnorm_forward_fp8: N=24") != std::string::npos);
+    CHECK(rmsnorm(nullptr, nullptr, 16, 12304).find("C=12304") != std::string::npos);
+    CHECK(rmsnorm(x, nullptr, 16, 16) != "");
+    CHECK(rmsnorm(nullptr, x, 16, 16) != "");
+
+    const auto layernorm_gradient = [&](int N, int C, QuantizePass pass) {
+        return refusal([&] {
+            layernorm_backward_fp8<e5m2>(gradient.both(), f, x, nullptr, f, f, f, x.get(), x.get(), x.get(), f.get(),
+                                         f.get(), N, C, false, pass, test_stream());
+        });
+    };
+    CHECK(layernorm_gradient(24, 16, QuantizePass::train).find("N=24") != std::string::npos);
+    CHECK(layernorm_gradient(16, 24, QuantizePass::train).find("C=24") != std::string::npos);
+    CHECK(layernorm_gradient(16, 4112, QuantizePass::train).find("C=4112") != std::string::npos);
+    CHECK(layernorm_gradient(16, 16, QuantizePass::write).find("runs once") != std::string::npos);
+    CHECK(layernorm_gradient(16, 16, QuantizePass::replay).find("runs once") != std::string::npos);
+    const auto rmsnorm_gradient = [&](float* dweight, int C, QuantizePass pass) {
+        return refusal([&] {
+            rmsnorm_backward_fp8<e4m3>(to.both(), x, nullptr, dweight, f, x, x, x, f, 16, C, false, pass,
+                                       test_stream());
+        });
+    };
+    CHECK(rmsnorm_gradient(f, 16, QuantizePass::train) == "");
+    CHECK(rmsnorm_gradient(f, 4112, QuantizePass::train).find("rmsnorm_backward_fp8: C=4112") != std::string::npos);
+    CHECK(rmsnorm_gradient(f, 16, QuantizePass::write).find("runs once") != std::string::npos);
+    CHECK(rmsnorm_gradient(nullptr, 16, QuantizePass::train).find("go together") != std::string::npos);
+}

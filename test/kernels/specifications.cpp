@@ -1,0 +1,39 @@
+// Runs specifications one after the other (specifications.h).
+// build: per device
+#include "test/kernels/specifications.h"
+
+#include "test/kernels/shared_memory.h"
+
+namespace llmc::test {
+namespace {
+
+// No guard zones where the virtual GPU or AddressSanitizer sees every access outside an allocation.
+class Zones {
+public:
+    Zones() {
+#ifndef __SANITIZE_ADDRESS__
+        if (device_info().is_host) return;
+#endif
+        GuardedMemory::zone() = 0;
+    }
+    ~Zones() { GuardedMemory::zone() = usual_; }
+
+private:
+    const size_t usual_ = GuardedMemory::zone();
+};
+
+}  // namespace
+
+void check_specifications(void (*add_tests)(check::Items&)) {
+    test_stream();
+    const Zones zones;
+    check::Items items;
+    add_tests(items);
+    for (const CheckItem& item : items) {
+        CAPTURE(item.name);
+        forget_shared_memory();
+        CHECK(item.run(test_stream()) == "");
+    }
+}
+
+}  // namespace llmc::test
