@@ -138,7 +138,7 @@ $(CUDA_DIR)/%.cu.o: %.cu Makefile  # ptxas reports registers and spills into a f
 	@echo $(NVCC) ... -c $<
 	@$(CCACHE) $(NVCC) $(NVCCFLAGS) -MMD -MP -MF $(@:.o=.d) -MT $@ -c $< -o $@ 2> $@.ptxas || { cat $@.ptxas >&2; exit 1; }
 	@grep -E "warning|error" $@.ptxas || true
-# What --version and run.json call "git". Rewritten only when it changes.
+# The value of "git" in --version and run.json. Rewritten only when it changes.
 build/git_version.cpp: FORCE
 	@mkdir -p $(@D)
 	@echo 'namespace llmc { extern const char kGitVersion[]; const char kGitVersion[] = "$(GIT_VERSION)"; }' > $@.$$PPID

@@ -374,7 +374,7 @@ SINKS = {"tensorboard": (TensorBoard, "tensorboard"), "prometheus": (Prometheus,
 
 
 class Sinks:
-    """What was asked for. One that fails is reported and left out, and the others go on."""
+    """The requested outputs. A failing one is reported and left out, and the others continue."""
 
     def __init__(self, args):
         self.failed = False

@@ -18,7 +18,7 @@ SOURCE = (".cpp", ".cu", ".cuh", ".h", ".py", ".sh")
 LONGEST_FILE = 800  # lines
 LONGEST_FUNCTION = 100  # lines between its braces
 MOST_PARAMETERS = 10  # but for kernels and their launchers
-MOST_HEADERS_OF_ONE_FILE = 42  # see headers_of_one_file(); lower it with each that joins its file
+MOST_HEADERS_OF_ONE_FILE = 38  # see headers_of_one_file(); lower it with each that joins its file
 LARGEST_FILE = 256 << 10  # bytes
 LARGEST_FIXTURE = 2 << 20  # reference values in test/fixtures/
 
@@ -475,13 +475,16 @@ class Words(unittest.TestCase):
         self.assertIsNone(first_command("# T\nwords\n"))
 
 
-# Folders whose comments are plain English throughout; in all others together there may be MOST_FRAGMENTS turns of phrase to
-# decode, and MOST_WITHOUT_OPENING sources without an opening comment. Lower these with every folder that is rewritten.
-PLAIN_FOLDERS = ["llmc/base", "llmc/device", "llmc/kernels", "llmc/data", "llmc/comm", "llmc/optim", "llmc/checkpoint", "data", "data/prepare", "dev",
-                 "dev/gpu", "dev/probe", "dev/reference", "dev/virtual_gpu", "test", "test/base", "test/checkpoint",
-                 "test/comm", "test/data", "test/device", "test/fuzz", "test/virtual_gpu"]
-MOST_FRAGMENTS = 230
-MOST_WITHOUT_OPENING = 36
+# Folders whose comments are plain English throughout; in all others together there may be MOST_FRAGMENTS turns of phrase
+# to decode, and MOST_WITHOUT_OPENING sources without an opening comment. Lower these with every folder that is rewritten.
+PLAIN_FOLDERS = [
+    *(f"llmc/{folder}" for folder in ("base", "device", "kernels", "data", "comm", "optim", "checkpoint")),
+    *(f"test/{folder}" for folder in ("base", "checkpoint", "comm", "data", "device", "end_to_end", "flags", "fp8", "fuzz",
+                                      "linear", "log", "model", "optim", "plan", "run", "shard", "train", "virtual_gpu")),
+    "Makefile", "data", "data/prepare", "dev", "dev/gpu", "dev/probe", "dev/reference", "dev/virtual_gpu", "scripts",
+    "scripts/multi_node", "scripts/pretrain", "test"]
+MOST_FRAGMENTS = 175
+MOST_WITHOUT_OPENING = 34
 
 # Fragments that comments must not contain, besides DIALECT, each with the form to write.
 FRAGMENTS = {

@@ -76,7 +76,9 @@ class Verification(unittest.TestCase):
 
 @unittest.skipUnless(MPIRUN, "no mpirun")
 class EveryChecksum(unittest.TestCase):
-    """Most of them for each tensor: matrices alone, codes of all weights beside working copies, and sums over ranks."""
+    """Runs with the most checksums per tensor: matrices alone, codes of all weights next to working copies, and sums
+    over ranks.
+    """
 
     def test_blocks_of_codes_over_ranks(self):
         model = described("nano", channels=128, hidden=128)

@@ -150,7 +150,7 @@ class Names(unittest.TestCase):
 class TensorBoard(Following):
     def assert_equal_to_metrics(self, finished, **options):
         """Each number of metrics.jsonl is there once, and nothing else is."""
-        finished.__dict__.pop("records", None)  # read anew
+        finished.__dict__.pop("records", None)  # read again
         expected = {(tag, record["step"]): value for record in finished.records
                     for tag, value in scalars(record, **options).items()}
         found = {key: values for key, values in read_events(finished.path("tensorboard")).items()
@@ -469,7 +469,7 @@ class WeightsAndBiases(Following):
 
 
 class Missing(unittest.TestCase):
-    """What is not installed is named, and the run goes on without it."""
+    """A missing package is named, and the run continues without it."""
 
     def python(self, text):
         directory = new_path("bin")

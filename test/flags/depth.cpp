@@ -1,5 +1,5 @@
-// --depth: the numbers of nanochat's base_train.py, computed from its formulas by hand for four runs; which flags win;
-// and that the flags it prints are the run.
+// --depth: the numbers of nanochat's base_train.py, computed from its formulas by hand for four runs, the precedence of
+// flags, and that the printed flags give the same run.
 #include "llmc/flags/depth.h"
 
 #include <doctest/doctest.h>
@@ -31,7 +31,7 @@ std::string refusal(const std::string& flags) {
     return error_of([&] { resolved(flags); });
 }
 
-// The flags that the note names.
+// The flags in the note.
 std::string spelled_out(const Options& o) {
     for (const std::string& note : o.notes)
         if (const size_t at = note.find(" stands for "); at != std::string::npos) return note.substr(at + 12);

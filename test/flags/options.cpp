@@ -1,4 +1,4 @@
-// The command line and configuration files: every value reaches its variable, every mistake is answered.
+// The command line and configuration files: every value reaches its variable, and every mistake gets an answer.
 #include "llmc/flags/options.h"
 #include "llmc/base/json.h"
 
@@ -35,7 +35,7 @@ ParsedOptions parse(Arguments arguments) {
     return parse_options(static_cast<int>(arguments.size()), arguments.data());
 }
 
-// Parsed with training data given, so that a test need not.
+// Parsed with training data added, so that tests need not give any.
 Options options(Arguments arguments) {
     arguments.insert(arguments.begin(), {"-i", "data"});
     ParsedOptions parsed = parse(arguments);
@@ -53,7 +53,7 @@ struct ConfigFile {
     explicit ConfigFile(const std::string& text) : path(make_file(directory / "config.json", text)) {}
 };
 
-// What the configuration file `text` is refused with.
+// The error for the configuration file `text`.
 std::string config_refusal(const std::string& text) {
     const ConfigFile file(text);
     const std::string message = refusal({"--config", file.path.c_str()});
@@ -94,7 +94,7 @@ TEST_CASE("options: defaults are the promised ones") {
 
 namespace {
 
-// A value for the flag, other than its default, as the command line has it. No two numbers are alike.
+// A value for the flag, other than its default, in command line form. No two numbers are equal.
 std::string sample_text(const Flag& flag) {
     const std::map<std::string, std::string> with_notation = {{"fp8-fallback", "0.01,0.5,10"},
                                                               {"loss-scale", "256"},
@@ -113,7 +113,7 @@ std::string sample_text(const Flag& flag) {
         if (word != by_default) return word;
     const double min = flag.range.min, max = flag.range.max;
     const auto position = std::to_string(100 + (&flag - all_flags().data()));
-    // Large counts show that no digit is lost on the way; a field of 32 bits cannot hold them.
+    // Large counts show that no digit is lost; a field of 32 bits could not hold them.
     for (const std::string& text :
          {"4294967" + position, "1234567" + position + ".5", "1" + position, json_text(json(min + (max - min) / 3)),
           json_text(json(max)), json_text(json(min)), std::to_string(std::isinf(max) ? 1 : std::llround(max)),
@@ -131,7 +131,7 @@ json sample_json(const Flag& flag, const std::string& text) {
     return is_number ? parse_json<json>(text) : json(text);
 }
 
-// What a flag asks for beside itself.
+// Other flags that the flag requires.
 Arguments beside(const std::string& flag) {
     Arguments arguments = {"-i", "data"};
     if (flag == "gpu" || flag == "json") arguments.push_back("--dry-run");
@@ -148,7 +148,7 @@ TEST_CASE("options: every long flag reaches its variable, and no other" * doctes
     for (const Flag& flag : all_flags()) {
         CAPTURE(flag.long_name);
         if (flag.long_name == "help" || flag.long_name == "help-all" || flag.long_name == "version")
-            continue;  // a text and no options
+            continue;  // takes a text and no options
         const std::string text = flag.long_name == "config" ? empty.path : sample_text(flag);
         const std::string argument = "--" + flag.long_name + "=" + text;
         CAPTURE(argument);
@@ -209,7 +209,8 @@ TEST_CASE("options: short forms, attached values, the command, repeated flags") 
     CHECK(options({"--prompt=--lr"}).prompt == "--lr");
     CHECK(options({"--prompt", "-dash"}).prompt == "-dash");
     CHECK(options({"--prompt", ""}).prompt == "");
-    const Options empty = options({"--prompt", "x", "--prompt=", "--lr", "1"});  // nothing is not the next argument
+    // The empty value is not followed by the next argument.
+    const Options empty = options({"--prompt", "x", "--prompt=", "--lr", "1"});
     CHECK(empty.prompt == "");
     CHECK(empty.lr == 1);
     CHECK(options({"--prompt", "[a,b]"}).prompt == "[a,b]");
@@ -258,7 +259,7 @@ TEST_CASE("options: unknown flags name the nearest") {
     CHECK(contains(refusal({"-i", "a.bin", "b.bin"}), "quote the pattern"));
 }
 
-// What the shell makes of patterns without quotes. One file is what a pattern may well stand for.
+// The shell expands patterns without quotes. A single file may be meant.
 TEST_CASE("options: patterns that the shell has expanded are answered with what to type") {
     CHECK(options({"-i", "data/a.bin", "-j", "data/b.bin"}).train == "data/a.bin");
     CHECK(
@@ -484,12 +485,12 @@ TEST_CASE("options: --resume continues with the configuration of the run's run.j
     CHECK(o.out == out);
     CHECK(o.stop_after == 0);  // limits of the last command
     CHECK(o.max_minutes == 0);
-    CHECK(o.zero == -1);  // on one rank it meant nothing
+    CHECK(o.zero == -1);  // on one rank it has no effect
     CHECK(o.checkpoint_minutes == 7);
     CHECK(contains(o.notes.at(0), out + "/run.json"));
     write(R"(, "resumed": [{"world": 2}])");
     CHECK(parse({"-o", out.c_str(), "--resume", "auto"}).options.zero == 0);
-    // Not used: by a new run, with --config, and by a command that has training data.
+    // The configuration in the directory is ignored by a new run, with --config, and by a command with training data.
     CHECK(parse({"-o", out.c_str(), "-i", "x"}).options.batch == 4);
     const ConfigFile config("{\"train\": \"u\"}");
     CHECK(parse({"-o", out.c_str(), "--resume", "latest", "--config", config.path.c_str()}).options.batch == 4);
@@ -662,7 +663,7 @@ TEST_CASE("options: --help-all shows every flag with its true default") {
         CHECK(long_names.insert(flag.long_name).second);
         if (flag.short_name != 0) CHECK(short_names.insert(flag.short_name).second);
     }
-    // As people write them.
+    // In the form that people write them.
     CHECK(defaults.lr == 3e-4);
     CHECK(default_text(*find_flag("lr")) == "3e-4");
     CHECK(default_text(*find_flag("eps")) == "1e-8");

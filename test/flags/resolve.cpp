@@ -1,4 +1,4 @@
-// Values checked against each other, and what follows from them.
+// Checks between values, and values that follow from others.
 #include <doctest/doctest.h>
 #include <unistd.h>
 
@@ -74,12 +74,12 @@ TEST_CASE("resolve: the model's shape") {
     own.layers = 2, own.heads = 2, own.channels = 64;
     CHECK(resolved(own).context == 1024);
     own.seq = 96;
-    CHECK(resolved(own).context == 96);  // follows -t
+    CHECK(resolved(own).context == 96);  // it follows -t
     own.context = 128;
     CHECK(resolved(own).context == 128);
     CHECK(resolved(own).seq == 96);
     own.seq = 0;
-    CHECK(resolved(own).seq == 128);  // 1024, or the context where that is shorter
+    CHECK(resolved(own).seq == 128);  // 1024, or the context if that is shorter
 
     own.heads = 3;
     CHECK(contains(refusal(own), "cannot be divided by heads=3"));
@@ -291,7 +291,7 @@ TEST_CASE("resolve: FP8 products that the card has to emulate are refused, unles
     o.fp8_recipe = Fp8Recipe::delayed;
     CHECK(resolved(o, ada).notes.empty());
 
-    // A CPU needs no flag, and a note says it.
+    // A CPU needs no flag, and a note says so.
     ResolveInputs host;
     host.host_device = true;
     o.precision = Precision::fp8;
@@ -338,7 +338,7 @@ TEST_CASE("resolve: validation costs less than 5 % of the steps between, and har
     CHECK(validation_interval(0, 1) == 1);
     CHECK(validation_interval(200, 1) == 1500);
     CHECK(validation_interval(14, 1) == 95);
-    CHECK(validation_interval(15, 1) == 150);  // 101
+    CHECK(validation_interval(15, 1) == 150);  // 101 would suffice
     for (int64_t batches = 1; batches < 3000; batches += 7)
         for (int64_t micro_steps = 1; micro_steps < 700; micro_steps += 13) {
             const int64_t steps = validation_interval(batches, micro_steps);
@@ -353,7 +353,7 @@ TEST_CASE("resolve: validation costs less than 5 % of the steps between, and har
 
 TEST_CASE("resolve: how often a run validates by itself") {
     Options o;
-    CHECK(resolved(o).val_every == -1);  // nothing to validate on
+    CHECK(resolved(o).val_every == -1);  // no validation data
     CHECK(config_json(resolved(o)).find("\"val-every\": null") != std::string::npos);
     o.val = {{"", "v"}};
     CHECK(resolved(o).val_every == 150);
@@ -389,7 +389,7 @@ TEST_CASE("resolve: --epochs is a number of steps") {
     o.epochs = 3;
     const Options three = resolved(o, with_data(257, 2561));  // 10 steps of 256 tokens, and the last target
     CHECK(three.max_steps == 30);
-    CHECK(three.epochs == 0);  // run.json says it in steps alone
+    CHECK(three.epochs == 0);  // run.json only has the steps
     CHECK(contains(refusal(o), "--epochs counts passes over the training data; add --train"));
     CHECK(contains(refusal(o, with_data(257, 50)), "less than one step"));
     o.max_steps = 5;
@@ -407,5 +407,5 @@ TEST_CASE("resolve: a step larger than the training set is noted") {
     };
     CHECK(is_noted(256));
     CHECK(!is_noted(257));
-    CHECK(!is_noted(0));  // not known
+    CHECK(!is_noted(0));  // the number is unknown
 }

@@ -1,5 +1,4 @@
-// Stages of --batch-schedule and --seq-schedule: what a step takes, what all steps so far took, and texts that are
-// none.
+// Stages of --batch-schedule and --seq-schedule: the tokens of a step and of all steps so far, and invalid texts.
 #include "llmc/flags/token_schedule.h"
 
 #include <doctest/doctest.h>

@@ -1,4 +1,4 @@
-// From flags to a TrainerConfig: every word has a meaning, and the right one; every number arrives in its own place.
+// From flags to a TrainerConfig: every word has the right meaning, and every number arrives in its own place.
 #include "llmc/flags/trainer_config.h"
 
 #include <doctest/doctest.h>
@@ -100,7 +100,7 @@ TEST_CASE("trainer config: numbers and switches arrive in their own places") {
     o.loss_scale_growth_interval = 11, o.shard_within = 4;
     o.kernels = "gelu_fp8";
     resolve(o, {});
-    o.zero = 2, o.fp8_smooth = true;  // as among several ranks, and with SwiGLU
+    o.zero = 2, o.fp8_smooth = true;  // as with several ranks, and with SwiGLU
     const TrainerConfig c = trainer_config(o);
     CHECK(c.model == o.model_config);
     CHECK(c.batch == 2);
@@ -202,7 +202,7 @@ TEST_CASE("trainer config: numbers and switches arrive in their own places") {
                          "--momentum 0.8 is below 0.85, where --muon-momentum-warmup begins; leave the warm-up out",
                          Error);
 
-    // One switch at a time, so that none stands for another.
+    // One switch at a time, so that none can be mistaken for another.
     for (const auto on : {&Options::tf32, &Options::fp8_pow2_scales, &Options::skip_spikes}) {
         Options one = o;
         one.*on = true;

@@ -1,4 +1,4 @@
-// When layers leave FP8: the kernels against the rule written down once more, over random counts of several ranks.
+// When layers leave FP8: the kernels against the rule, written a second time, on random counts of several ranks.
 #include "llmc/fp8/fallback.h"
 
 #include <random>
@@ -16,7 +16,7 @@ TEST_CASE("fp8 fallback: streaks and verdicts are those of a simulation") {
     std::vector<Fp8State> states(kCount);
     std::vector<Fp8Watch> watches(kCount, Fp8Watch{});
     std::vector<int> saturating(kCount), underflowing(kCount);
-    std::vector<double> pending[3];  // counted, but not looked at yet
+    std::vector<double> pending[3];  // counted but not evaluated yet
     for (auto& list : pending) list.resize(kCount);
     int fired[3] = {}, cleared = 0;
     const stream_t stream = test_stream();

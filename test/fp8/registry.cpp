@@ -59,7 +59,7 @@ TEST_CASE("fp8 registry: a layer leaves once, two steps after it has lost too mu
     Fp8State* states = const_cast<Fp8State*>(registry.states());
     for (int step = 0; step < 4; step++) {
         CAPTURE(step);
-        for (const char* name : {"b.w", "b.dout"}) {  // half of 8 elements saturate, step after step
+        for (const char* name : {"b.w", "b.dout"}) {  // half of 8 elements saturate in every step
             Fp8State state = read_back(states + registry.find(name), test_stream());
             state.elements += 8;
             state.saturated += 4;

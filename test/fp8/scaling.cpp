@@ -1,4 +1,4 @@
-// The table of FP8 tensors against a simulation on the host: scales, histories, and what never enters them.
+// The table of FP8 tensors against a simulation on the host: scales, histories, and values that never enter them.
 #include "llmc/fp8/scaling.h"
 
 #include <algorithm>
@@ -19,7 +19,7 @@ constexpr int kTensors = 12 * kFp8Roles;
 
 bool same_state(const Fp8State& a, const Fp8State& b) { return std::memcmp(&a, &b, sizeof a) == 0; }
 
-// The rules once more, in double and with a deque.
+// The rules written a second time, in double and with a deque.
 struct Simulated {
     Fp8State state{};
     std::deque<float> history;  // amaxes that have entered, the newest last
@@ -81,7 +81,7 @@ struct Table {
         for (int i = 0; i < kTensors; i++) expected.emplace_back(i);
     }
     template <class F>
-    void change(F&& f) {  // f(state, index) to both
+    void change(F&& f) {  // applies f(state, index) to both
         std::vector<Fp8State> now = states.download();
         for (int i = 0; i < kTensors; i++) {
             f(now[static_cast<size_t>(i)], i);
@@ -93,13 +93,14 @@ struct Table {
         fp8_set_current(states, first, count, config, test_stream());
         for (int i = first; i < first + count; i++) expected[static_cast<size_t>(i)].set_current(config);
     }
-    // Without `change` a null pointer is given.
+    // Without `change` it passes a null pointer.
     void finish_step(float change = 0.0f) {
         DeviceArray<float> on_device(std::vector<float>{change});
         fp8_finish_step(states, history, kTensors, config, change != 0.0f ? on_device.get() : nullptr, test_stream());
         for (Simulated& s : expected) s.finish_step(config, change != 0.0f ? change : 1.0f);
     }
-    // Tensors whose state or history differs. Scales may be an ulp off: the simulation rounds once, the kernel twice.
+    // The number of tensors with a different state or history. Scales may be one ulp off: the simulation rounds once,
+    // the kernel twice.
     int wrong() {
         const std::vector<Fp8State> now = states.download();
         const std::vector<float> entries = history.download();
@@ -114,7 +115,7 @@ struct Table {
                  now[i].scale_inv == 1.0f / now[i].scale && (!config.pow2_scales || now[i].scale == want.scale);
             want.scale = now[i].scale, want.scale_inv = now[i].scale_inv;
             ok = ok && same_state(now[i], want);
-            expected[i].state = want;  // an ulp is not carried along
+            expected[i].state = want;  // an ulp must not accumulate
             count += !ok;
         }
         return count;
@@ -143,7 +144,7 @@ Fp8Config config_of(int margin, bool pow2) {
     return c;
 }
 
-// The scale that an amax gives to a tensor.
+// The scale that a tensor gets for an amax.
 float scale_for(float amax, Fp8Role role, const Fp8Config& config) {
     Table t(config);
     const int tensor = 6 * kFp8Roles + static_cast<int>(role);
@@ -280,9 +281,9 @@ TEST_CASE("an outlier leaves the window after its length in steps, and not by wa
     CHECK(step(448.0f, 0) == 1.0f);
     CHECK(step(1.0f, 0) == 1.0f);
     CHECK(step(0.0f, 0) == 1.0f);  // not used: no roll
-    CHECK(step(1e4f, 1) == 1.0f);  // held Inf or NaN: its finite part does not enter either
+    CHECK(step(1e4f, 1) == 1.0f);  // contained Inf or NaN: its finite part is not accepted either
     CHECK(step(1.0f, 0) == 1.0f);
-    CHECK(step(1.0f, 0) == 448.0f);  // the outlier has gone
+    CHECK(step(1.0f, 0) == 448.0f);  // the outlier has left the window
     CHECK(step(std::numeric_limits<float>::infinity(), 0) == 448.0f);
     CHECK(step(std::numeric_limits<float>::quiet_NaN(), 0) == 448.0f);
 }
@@ -349,7 +350,7 @@ TEST_CASE("fp8_any_bad finds any one tensor") {
 
 TEST_CASE("fp8_any_bad names the first one in the order of a step") {
     constexpr int kLayers = 120, kCount = kLayers * kFp8Roles;
-    // Every pair: the later one alone, then both.
+    // Every pair: only the later one, then both.
     const auto tensor = [](int layer, Fp8Role role) { return layer * kFp8Roles + static_cast<int>(role); };
     const int order[] = {tensor(0, Fp8Role::w),      tensor(119, Fp8Role::w),   tensor(0, Fp8Role::x),
                          tensor(2, Fp8Role::x),      tensor(116, Fp8Role::x),   tensor(119, Fp8Role::dout),

@@ -12,7 +12,7 @@ using namespace llmc::test;
 
 namespace {
 
-// A matrix (R, C) in both layouts, and what its codes mean.
+// A matrix (R, C) in both layouts, and the values of its codes.
 struct Operand {
     ScaleLayout layout;
     int R, C;

@@ -11,7 +11,7 @@ using namespace llmc::test;
 
 namespace {
 
-// On a GPU without FP8 there is nothing to test.
+// True on a GPU without FP8, where there is nothing to test.
 bool no_fp8() {
     test_stream();
     return !device_info().has_fp8;
@@ -25,7 +25,7 @@ struct Scale {
     static Fp8State with(float scale_inv) {
         Fp8State state = {};
         state.scale_inv = scale_inv;
-        state.scale = NAN;  // not for a product
+        state.scale = NAN;  // products must not use it
         return state;
     }
     void set(float scale_inv) {
@@ -77,7 +77,7 @@ void check_products(int N, int C, int OC, FastAccumulation fast = FastAccumulati
     CHECK(part_of_allowed(dweight.download(), wgrad.twice(), u) <= 1);
 }
 
-// All 256 codes, those that are no finite number replaced by zero.
+// All 256 codes, with non-finite ones replaced by zero.
 template <class F8>
 std::vector<F8> all_codes() {
     std::vector<F8> codes;
@@ -253,7 +253,7 @@ TEST_CASE("planned_bytes foretells reserved_bytes") {
         // The largest of all inp and dout, of all weights and inp, and of all out and dinp: (16, 1008) and (64, 128).
         const size_t first = 16 * 1008, second = 1008 * 32, result = 16 * 1008;
         const size_t widened = (first + second + result) * sizeof(float);
-        if (planned[false] == widened)  // without BF16 instructions: everything in FP32
+        if (planned[false] == widened)  // without BF16 instructions everything is FP32
             CHECK(planned[true] == widened);
         else
             CHECK(planned[true] >= planned[false] + (first + second) * sizeof(bf16));

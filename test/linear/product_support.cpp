@@ -1,4 +1,4 @@
-// Which FP8 products cuBLASLt has, by version and compute capability.
+// Which FP8 products cuBLASLt supports, by version and compute capability.
 #include "llmc/linear/product_support.h"
 
 #include <doctest/doctest.h>

@@ -11,7 +11,7 @@ using namespace llmc;
 
 namespace {
 
-// A library that refuses some of its algorithms, and a count of what was made by other means.
+// A library that refuses some of its algorithms, and a count of products made by other means.
 struct Library {
     std::set<int> refused;
     std::vector<int> asked;
@@ -35,7 +35,7 @@ TEST_CASE("product way: the first algorithm that runs is kept") {
     CHECK(library.make(way));
     CHECK(library.asked == std::vector<int>{0, 1, 2, 3});
     CHECK(way.algorithm() == 3);
-    library.refused.clear();  // what was refused is not asked again: its bits would differ
+    library.refused.clear();  // a refused algorithm is not tried again, because its bits would differ
     library.asked.clear();
     CHECK(library.make(way));
     CHECK(library.asked == std::vector<int>{3});

@@ -7,8 +7,8 @@
 
 namespace llmc::test {
 
-// (rows, columns) dot products of `terms` terms each, in FP64, and the sums of the terms' magnitudes: where terms
-// cancel, a computed sum is as wrong as its terms are large, not as it is itself.
+// (rows, columns) dot products of `terms` terms each, in FP64, and the sums of the terms' magnitudes. If terms cancel,
+// the error of a computed sum depends on their magnitudes, not on its own.
 struct ExactSums {
     int terms;
     std::vector<double> values, magnitudes;
@@ -50,10 +50,10 @@ struct ExactSums {
 
 // The largest |actual - exact| divided by the allowed error. Above 1 is wrong; NaN counts as infinite.
 //
-// However n products are summed, the result is within n u sum|a b| of the exact one (Higham, Accuracy and Stability of
-// Numerical Algorithms, section 3.1), u being what one addition may lose. Four operations more are allowed for: two
-// scales, a bias, the sum so far. Then the result is rounded to Real, once: a second rounding would exceed the bound
-// where the sum is exact to much more than Real's digits.
+// In whatever order n products are summed, the result is within n u sum|a b| of the exact one (Higham, Accuracy and
+// Stability of Numerical Algorithms, section 3.1), where u is the error of one addition. Four more operations are
+// allowed: two scales, a bias, and the previous sum. Then the result is rounded to Real once. A second rounding would
+// exceed the bound if the sum is exact to many more digits than Real has.
 template <class Real>
 double part_of_allowed(const std::vector<Real>& actual, const ExactSums& exact, double u) {
     if (actual.size() != exact.values.size()) return std::numeric_limits<double>::infinity();
@@ -69,13 +69,13 @@ double part_of_allowed(const std::vector<Real>& actual, const ExactSums& exact, 
     return worst;
 }
 
-// u of FP32 sums: they are rounded to nearest by a CPU, and may be cut off by a tensor core.
+// u for FP32 sums: a CPU rounds to nearest, a tensor core may truncate.
 inline double fp32_unit() { return device_info().is_host ? 0x1p-24 : 0x1p-23; }
-// u of sums of FP8 products: Hopper's tensor cores keep 13 bits behind the point of the largest term (DeepSeek-V3,
+// u for sums of FP8 products: Hopper's tensor cores keep 13 bits after the point of the largest term (DeepSeek-V3,
 // arXiv 2412.19437).
 inline double fp8_unit() { return device_info().is_host ? 0x1p-24 : 0x1p-13; }
 
-// (columns, rows) of (rows, columns).
+// Transposes (rows, columns) to (columns, rows).
 template <class T>
 std::vector<T> transposed(const std::vector<T>& values, int rows, int columns) {
     std::vector<T> result(values.size());

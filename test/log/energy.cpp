@@ -72,7 +72,7 @@ TEST_CASE("energy: joules and watts since the last reading") {
     CHECK(is_unknown(meter.since_last()));
     nvml.set(1007);
     CHECK(meter.since_last().joules == doctest::Approx(1));
-    fs::remove(nvml.path / "energy");  // a card that does not say
+    fs::remove(nvml.path / "energy");  // a card that gives no reading
     CHECK(is_unknown(meter.since_last()));
     nvml.set(2007);
     CHECK(is_unknown(meter.since_last()));

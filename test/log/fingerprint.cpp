@@ -1,4 +1,4 @@
-// Fingerprints of batches and weights: what must not change them, and what must.
+// Fingerprints of batches and weights: changes that must not affect them, and changes that must.
 // build: gpu test
 #include "llmc/log/fingerprint.h"
 

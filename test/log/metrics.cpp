@@ -1,5 +1,5 @@
-// Records as lines: every number reads back, and what is not finite is named. Steps that are skipped, and FP8 products
-// that are missing.
+// Records as lines: every number reads back exactly, and values that are not finite are named. Skipped steps, and the
+// counts of FP8 products with which a run may continue.
 #include "llmc/log/metrics.h"
 
 #include <doctest/doctest.h>
@@ -146,7 +146,7 @@ TEST_CASE("metrics: validation records and llm.c's log lines") {
 
 TEST_CASE("records: an FP8 run has the FP8 products of its layers, and does not emulate all of them unasked") {
     CHECK_NOTHROW(require_fp8_products({48, 3, 0, 0}, 48, false));
-    CHECK_NOTHROW(require_fp8_products({48, 3, 0, 47}, 48, false));  // single ones: said, and counted
+    CHECK_NOTHROW(require_fp8_products({48, 3, 0, 47}, 48, false));  // a few missing products are reported and counted
     CHECK_NOTHROW(require_fp8_products({48, 3, 0, 48}, 48, true));
     CHECK_NOTHROW(require_fp8_products({0, 51, 0, 0}, 0, false));  // --fp8-layers none
     CHECK_THROWS_WITH_AS(require_fp8_products({47, 4, 0, 0}, 48, true),
@@ -163,7 +163,7 @@ TEST_CASE("skips: the reason is what went wrong first") {
     CHECK(why_skipped(skipped(3.0, kInf, dout), &fp8) == tensor + "dout");
     CHECK(why_skipped(skipped(3.0, 1.0, dout), &fp8) == tensor + "dout");
     CHECK(why_skipped(skipped(NAN, NAN, x), &fp8) == tensor + "x");
-    // A loss that is not finite comes before any gradient.
+    // A non-finite loss is reported before any gradient.
     CHECK(why_skipped(skipped(-NAN, NAN, dout), &fp8) == "the loss was nan");
     CHECK(why_skipped(skipped(kInf, NAN), &fp8) == "the loss was inf");
     CHECK(why_skipped(skipped(3.0, kInf), &fp8) == "the gradient norm was inf");

@@ -1,4 +1,4 @@
-// Profiles: which steps, what is hidden behind what, and the file.
+// Profiles: the selected steps, the overlap of communication and compute, and the file.
 // build: gpu test
 #include "llmc/log/profile.h"
 #include "llmc/base/json.h"
@@ -70,7 +70,7 @@ TEST_CASE("profile: what compute hides") {
     check(
         {range("c", Kind::compute, 0, 100), range("c", Kind::communication, 40, 60), range("d", Kind::compute, 50, 70)},
         20, 10, 90);
-    // The host's own time is neither.
+    // The host's own time counts as neither.
     check({range("host", Kind::host, 0, 100), range("w", Kind::communication, 5, 25)}, 20, 0, 0);
 }
 
@@ -128,7 +128,7 @@ TEST_CASE("profile: the file") {
     CHECK(complete[1] == parse_json<nlohmann::json>(R"({"ph":"X","pid":3,"tid":2,"ts":3.234,"dur":0.001,
         "name":"gather block 1","cat":"communication","args":{"step":4,"bytes":42}})"));
     CHECK(parse_json<nlohmann::json>(trace_json(process, {})).contains("traceEvents"));
-    // Before `base`, which rounding towards 0 would move.
+    // Before `base`; rounding towards 0 would move it.
     CHECK(trace_json({0, "", {}, -5, 0}, {{"x", "host", Kind::host, 0, 1, 0, 1}}).find("\"ts\":-0.005") !=
           std::string::npos);
 }

@@ -78,7 +78,7 @@ TEST_CASE("progress: colour marks trouble and adds nothing else") {
     CHECK(colour(true, {{"NO_COLOR", ""}, {"TERM", "xterm-256color"}}));
     CHECK(!colour(true, {{"NO_COLOR", "1"}}));
     CHECK(!colour(true, {{"TERM", "dumb"}}));
-    // A launcher's terminal is nobody's.
+    // Nobody looks at a launcher's terminal.
     CHECK(!colour(true, {{"OMPI_COMM_WORLD_RANK", "0"}}));
     CHECK(!colour(true, {{"OMPI_COMM_WORLD_SIZE", "1"}, {"OMPI_COMM_WORLD_RANK", "0"}}));
     CHECK(!colour(true, {{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}}));

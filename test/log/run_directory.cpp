@@ -1,4 +1,4 @@
-// The run directory: what it refuses, what it writes, and how its logs survive full disks and moved files.
+// The run directory: refusals, contents, and logs that survive full disks and moved files.
 #include "llmc/log/run_directory.h"
 
 #include <doctest/doctest.h>
@@ -144,7 +144,7 @@ TEST_CASE("run directory: a run is not replaced unless asked") {
         CHECK(fs::exists(base / "tensorboard") == false);
         CHECK(read_file(base / "notes.txt") == "mine");
     }
-    // A directory with something else in it is welcome.
+    // A directory with other files in it is fine.
     TemporaryDirectory base;
     fs::create_directories(base.path);
     std::ofstream(base / "notes.txt") << "mine";
@@ -163,7 +163,7 @@ TEST_CASE("run directory: places that cannot be written") {
 
 namespace {
 
-// Runs in a directory, as begin() sees them.
+// Runs in a directory, as begin() finds them.
 struct Place : TemporaryDirectory {
     Place() { fs::create_directories(path); }
     void put(const char* name, const std::string& text) const {

@@ -1,4 +1,4 @@
-// What follows from validation losses: PyTorch's ReduceLROnPlateau and an early end, worked out by hand.
+// The consequences of validation losses: PyTorch's ReduceLROnPlateau and an early end, worked out by hand.
 #include "llmc/log/validation_watch.h"
 #include "llmc/base/json.h"
 
@@ -31,7 +31,7 @@ TEST_CASE("plateau: the rate falls after more than `patience` losses that are no
     CHECK(verdicts(watch, {5, 4, 4, 4, 4, 4, 4, 3, 3, 3, 3}, "0.5,2") ==
           std::vector{none, none, none, none, lower, none, none, none, none, none, lower});
     CHECK(watch.rate_factor() == 0.25);
-    // 0: at once.
+    // A patience of 0 acts at once.
     ValidationWatch hasty;
     CHECK(verdicts(hasty, {5, 5, 4, 5}, "0.1,0") == std::vector{none, lower, none, lower});
     CHECK(hasty.rate_factor() == doctest::Approx(0.01).epsilon(1e-12));

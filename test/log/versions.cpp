@@ -1,4 +1,4 @@
-// What a program says of itself and its libraries.
+// The versions that a program reports for itself and its libraries.
 // build: per device, gpu test
 #include "llmc/log/versions.h"
 

@@ -6,7 +6,7 @@
 
 namespace llmc::test {
 
-// Tensor after tensor. A collective, where ranks keep slices.
+// Returns them tensor after tensor. A collective if ranks keep slices.
 template <class Real>
 std::vector<std::vector<float>> all_weights(const Weights<Real>& weights, stream_t stream) {
     std::vector<std::vector<float>> all;

@@ -110,7 +110,7 @@ TEST_CASE("model config: JSON files") {
         CHECK(find_model(file.path.string()) == ModelConfig{"tiny", 2, 2, 64, 300, 32});
     }
     {
-        ModelFile file(R"({"layers": 2, "heads": 2, "channels": 64})");  // vocab and context come from elsewhere
+        ModelFile file(R"({"layers": 2, "heads": 2, "channels": 64})");  // vocab and context come from other sources
         CHECK(find_model(file.path.string()) == ModelConfig{"tiny", 2, 2, 64, 0, 0});
     }
     {
@@ -133,7 +133,7 @@ TEST_CASE("model config: bad files and names") {
     CHECK(contains(message(R"({"heads": 2, "channels": 64})"), "\"layers\" is missing"));
     CHECK(contains(message(R"({"layers": "2", "heads": 2, "channels": 64})"), "\"layers\" is \"2\""));
     CHECK(contains(message(R"({"layers": 0, "heads": 2, "channels": 64})"), "\"layers\" is 0"));
-    // Eight times as many, of which SwiGLU's width is a third, are no int.
+    // Eight times as many channels do not fit into an int, nor does a third of that, SwiGLU's width.
     CHECK(contains(message(R"({"architecture": "llama", "layers": 2, "heads": 2, "channels": 409128256})"),
                    "\"channels\" is 409128256"));
     CHECK(
@@ -165,7 +165,7 @@ TEST_CASE("model config: other architectures, published parameter counts") {
     const ModelConfig llama = find_model("llama3-8b"), tied = find_model("llama3.2-1b"),
                       qwen = find_model("qwen3-0.6b");
     const int64_t block = int64_t{4096} * (4096 + 2 * 1024) + int64_t{4096} * 4096 + 3 * int64_t{4096} * 14336;
-    CHECK(llama.matrix_parameters() == 32 * block + int64_t{128256} * 4096);  // of embedding and head, the head
+    CHECK(llama.matrix_parameters() == 32 * block + int64_t{128256} * 4096);  // of embedding and head, only the head
     CHECK(llama.flops_per_token(8192) - llama.flops_per_token(4096) == 6.0 * 32 * 4096 * 4096);
     CHECK(llama.padded_vocab() == 128256);
     for (ModelConfig m : {llama, tied}) {
@@ -200,7 +200,7 @@ TEST_CASE("model config: Hugging Face's rotary positions of version 4 and 5, and
     CHECK(read(nlohmann::json::object()).kv_heads == 2);
     CHECK(!read(nlohmann::json::object()).tied);
     CHECK(read({{"rms_norm_eps", 1e-5}}).norm_eps == 1e-5);
-    // Written, it has both.
+    // A written model has both.
     const nlohmann::json written = hf_model_json(v4);
     CHECK(written.at("architectures")[0] == "LlamaForCausalLM");
     CHECK(written.at("rope_theta") == 500000.0);
@@ -243,11 +243,11 @@ TEST_CASE("model config: windows, as Qwen3's file has them and as ours has") {
     const nlohmann::json types = {"sliding_attention", "sliding_attention", "full_attention", "sliding_attention"};
     CHECK(windows(read(with({{"layer_types", types}}))) == Windows{8, 8, 0, 8});
     CHECK(windows(read(with({{"max_window_layers", 3}}))) == Windows{0, 0, 0, 8});
-    // What the file calls full is full, and what it says of windows without using them is nothing.
+    // Layers that the file calls full are full, and unused window settings are ignored.
     CHECK(read(with({{"max_window_layers", 4}})).window == 0);
     CHECK(read({{"use_sliding_window", false}, {"sliding_window", 8}}).window == 0);
 
-    // Ours, there and back, and in the other's form.
+    // Our form, written and read back, and in the other program's form.
     ModelConfig model = read(nlohmann::json::object());
     model.window = 8, model.window_layers = "SL";
     CHECK(windows(model) == Windows{8, 0, 8, 0});
@@ -260,12 +260,12 @@ TEST_CASE("model config: windows, as Qwen3's file has them and as ours has") {
     model.window_layers = "";
     CHECK(windows(model) == Windows(4, 8));
 
-    // Useful work: a query of W of T keys, at 4 NH HD each and layer in the forward pass, but for the first W queries,
-    // which have fewer; as a full layer is counted, half a key more or less is left out.
+    // Useful work: a query attends to W of T keys, at 4 NH HD each per layer in the forward pass, except the first W
+    // queries, which have fewer. As for full layers, half a key more or less is ignored.
     model.window_layers = "LLSL";
     const double full = 6.0 * 64 * 64, one = 12.0 * 64 * (8 - 8.0 * 8 / (2 * 64));
     CHECK(model.attention_flops_per_token(64) == doctest::Approx(3 * full + one));
-    CHECK(model.attention_flops_per_token(8) == doctest::Approx(4 * 6.0 * 64 * 8));  // all see all
+    CHECK(model.attention_flops_per_token(8) == doctest::Approx(4 * 6.0 * 64 * 8));  // every query sees every key
 
     const auto refused = [&](nlohmann::json more) { return refusal([&] { read(more); }); };
     CHECK(contains(refused(with({{"layer_types", {"sliding_attention"}}})), "has 1 layers of 4"));

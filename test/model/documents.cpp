@@ -1,4 +1,4 @@
-// Documents in packed rows: where they begin, and that a row of two of them trains as two rows with one each.
+// Documents in packed rows: their beginnings, and that a row of two documents trains like two rows with one each.
 #include "llmc/model/transformer.h"
 
 #include <numeric>
@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kEnd = 100;
 
-// A row of T tokens whose second document begins at `cut`; 0: it is one document, which begins before the row.
+// A row of T tokens whose second document begins at `cut`. With 0 it is one document, which begins before the row.
 Batch packed_row(int T, int cut) {
     Batch batch;
     for (int t = 0; t <= T; t++) batch.tokens.push_back((t * t + 7 * t + 3) % 97);
@@ -28,8 +28,8 @@ Batch part_of(const Batch& batch, int begin, int end) {
             {batch.targets.begin() + begin, batch.targets.begin() + end}};
 }
 
-// GPT-2's positions go on over documents if they are not told otherwise: without position embeddings there are none to
-// tell a row's end from its beginning.
+// GPT-2's positions continue over documents unless told otherwise. Without position embeddings nothing distinguishes a
+// row's end from its beginning.
 ModelConfig config_of(const std::string& name) {
     if (name != "gpt2") return modern_config(name);
     ModelConfig config;
@@ -68,13 +68,13 @@ struct Trained {
         gradients = test.all_gradients();
         const auto wpe = test.table.look_up("wpe");
         if (wpe && !own_positions)
-            gradients.erase(gradients.begin() + static_cast<long>(wpe->tensor));  // of other rows
+            gradients.erase(gradients.begin() + static_cast<long>(wpe->tensor));  // for other rows
     }
 };
 
 double norm(const std::vector<float>& x) { return std::sqrt(std::inner_product(x.begin(), x.end(), x.begin(), 0.0)); }
 
-// How far the losses of `packed` and its gradients are from those of two rows, relative to their norms.
+// How far the losses and gradients of `packed` are from those of two rows, relative to their norms.
 template <class Real>
 struct Distance {
     double losses = 0, gradients = 0;
@@ -103,10 +103,10 @@ TEST_CASE("documents: the end token is the first of its document") {
     CHECK(documents == std::vector<int>(10, 0));
 }
 
-// The arithmetic differs in the order of sums, by where a row's tiles begin, and with RoPE in angles, which at position
-// p are off by up to 1.2e-7 p. Either way gradients are within 1e-4 of their norm from exact ones in FP32, and within
-// 3e-2 in BF16 (see modern.cpp, whose weights these are like): from each other they are within twice that. What a token
-// would see beside its own document is far above.
+// The arithmetic differs in the order of sums, because a row's tiles begin elsewhere, and with RoPE in angles, which at
+// position p are off by up to 1.2e-7 p. Either way gradients are within 1e-4 of their norm from exact ones in FP32, and
+// within 3e-2 in BF16 (see modern.cpp, which has similar weights), so they are within twice that of each other. Seeing
+// tokens of another document would change far more.
 TEST_CASE_TEMPLATE("documents: a row of two has the losses and the gradients of two rows", Real, float, bf16) {
     constexpr int T = 32, cut = 13;
     const double bound = 2 * (sizeof(Real) == 4 ? 1e-4 : 3e-2);
@@ -130,13 +130,13 @@ TEST_CASE_TEMPLATE("documents: with learned positions that begin anew a row of t
     const auto trained = [](const Batch& batch, std::optional<int> end_token, bool own_positions) {
         return Trained<Real>("gpt2", batch, 1, T, end_token, Recompute::gelu, own_positions);
     };
-    // A row of its own has positions of its own, whatever is said.
+    // A row of its own always has its own positions.
     const Trained<Real> first = trained(part_of(row, 0, cut), kEnd, true),
                         second = trained(part_of(row, cut, T), kEnd, true);
     const Distance<Real> anew(trained(row, kEnd, true), first, second);
     CHECK(anew.losses < bound);
     CHECK(anew.gradients < bound);
-    CHECK(first.gradients.size() == all_tensors(config_of("gpt2")).size());  // wpe's is among them
+    CHECK(first.gradients.size() == all_tensors(config_of("gpt2")).size());  // wpe's gradient is among them
 }
 
 TEST_CASE_TEMPLATE("documents: rows without an end token inside have the bits of a model without documents", Real,
@@ -184,8 +184,8 @@ TEST_CASE_TEMPLATE("documents: in evaluation no bit depends on the tokens of ano
     }
 }
 
-// Attention's forms that cast to FP8 at once (from the second step on) know documents as the others do. Bias gradients
-// have their sums in another order there.
+// Attention kernels that also cast to FP8 (used from the second step on) treat documents like the others. Their bias
+// gradients are summed in another order.
 TEST_CASE("documents: in FP8 attention that casts gives the bits of attention that does not") {
     const Fp8Config fp8;
     ModelConfig model = config_of("gpt2");

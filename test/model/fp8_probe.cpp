@@ -1,5 +1,5 @@
-// The probe of layers in FP8: its errors against FP64 products of operands that the test casts itself, the range that
-// the format gives for random operands, and an outlier that only scales for blocks keep to itself.
+// The probe of layers in FP8: its errors against FP64 products of operands that the test casts itself, the format's
+// range for random operands, and an outlier that only spoils its own block if scales are per block.
 #include <cmath>
 
 #include "llmc/check/reference_quantize.h"
@@ -35,7 +35,7 @@ std::vector<double> in_bf16(const std::vector<float>& values) {
     return rounded;
 }
 
-// What the codes with one scale for all values mean.
+// The values of the codes with one scale for all values.
 template <class F8>
 std::vector<double> in_fp8(const std::vector<double>& values, const Fp8State& state) {
     std::vector<double> rounded;
@@ -102,8 +102,8 @@ struct ProbedLayer {
     }
 };
 
-// ||fp8 - bf16|| / ||bf16||, and how far from it the probe may be: sums in FP32, in whatever order, may move a result
-// within its bound, and to BF16's neighbour where that crosses a boundary of rounding.
+// Checks ||fp8 - bf16|| / ||bf16|| and the allowed error of the probe: sums in FP32, in any order, may move a result
+// within its bound, and to BF16's neighbour if that crosses a rounding boundary.
 void check_error(double error, const ExactSums& fp8, const ExactSums& bf16_, bool rounded) {
     double differences = 0, squares = 0, moved = 0;
     const auto stored = [&](double value) {
@@ -127,8 +127,8 @@ void check_error(double error, const ExactSums& fp8, const ExactSums& bf16_, boo
     CHECK(std::fabs(error - expected) <= bound);
 }
 
-// Of a value in [2^e, 2^(e+1)) the error of rounding to M mantissa bits is evenly spread over +-2^(e-M-1): its mean
-// square lies between 2^(-2M-2)/12 and four times that, over the value's square. Errors of both operands are
+// For a value in [2^e, 2^(e+1)) the error of rounding to M mantissa bits is evenly distributed over +-2^(e-M-1): its
+// mean square is between 2^(-2M-2)/12 and four times that, relative to the value's square. Errors of both operands are
 // independent of each other and of the values, so their squares add up in a product.
 struct Range {
     double least, most;
@@ -175,9 +175,9 @@ TEST_CASE("fp8 probe: errors of random operands are as large as the formats say"
     }
 }
 
-// One input is 2^30 and meets weights of 0, so that no product knows of it. Under a scale for the whole tensor all
-// other inputs become 0: nothing of the output is left. Under scales for blocks only its own block does: 128 of a row's
-// 128 channels, or 32 of them, in one row of 128.
+// One input is 2^30 and meets weights of 0, so it affects no product. With one scale for the tensor all other inputs
+// become 0, and nothing of the output is left. With scales per block only its own block does: 128 of a row's 128
+// channels, or 32 of them, in one row of 128.
 TEST_CASE("fp8 probe: an outlier spoils a tensor with one scale, and of blocks its own") {
     const auto forward_error = [](Fp8Recipe recipe) {
         ProbedLayer run(probed(recipe));

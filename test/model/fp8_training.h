@@ -1,4 +1,4 @@
-// A few steps of training in FP8 on the fixture, for the tests of model/.
+// A few training steps in FP8 on the fixture, for the tests of model/.
 #pragma once
 #include <cstring>
 #include <string>
@@ -29,7 +29,7 @@ inline TrainerConfig training_config(const Gpt2Fixture& fixture, const Fp8Config
     return training;
 }
 
-// Training on the fixture's batches. lr_factor 0: the weights stay as they are.
+// Training on the fixture's batches. With lr_factor 0 the weights do not change.
 struct Fp8Training {
     Gpt2Fixture fixture;
     int B = fixture.integer("batch"), T = fixture.integer("seq");

@@ -1,5 +1,5 @@
-// Token after token: with the cache and without it the bits of every logit are the same, and so the tokens are, in
-// every precision; the logits are those of the ordinary forward; and the cache saves what it is for.
+// Generation token by token: with and without the cache every logit has the same bits, in every precision. The logits
+// are those of the ordinary forward, and the cache saves work.
 #include "llmc/model/sampler.h"
 
 #include <cstring>
@@ -19,7 +19,7 @@ ModelConfig small_model(int context) {
     return config;
 }
 
-// Large weights, so that logits differ by far more than rounding, and differ with every token before.
+// Large weights, so that logits differ by far more than rounding, and depend on every previous token.
 template <class Real>
 void set_weights(TestModel<Real>& test) {
     for (const TensorRow& row : all_tensors(test.config)) {
@@ -40,7 +40,7 @@ Batch some_batch(int count) {
 
 struct Sample {
     std::vector<int> tokens;
-    std::vector<uint32_t> logits;  // their bits, of every call
+    std::vector<uint32_t> logits;  // the bits of every call's logits
     bool operator==(const Sample&) const = default;
 };
 
@@ -63,13 +63,13 @@ Sample sample(TestModel<Real>& test, const SamplerSettings& settings, int count,
     return result;
 }
 
-// A context that the samples outgrow, whose last piece is 8 rows (T = 40, not in FP8) or reaches past it.
+// A context that the samples outgrow, whose last piece has 8 rows (T = 40, not in FP8) or extends past it.
 template <class Real>
 void check_same_tokens(const Fp8Config* fp8, bool calibrated) {
     const int B = fp8 ? 16 : 1, T = fp8 ? 24 : 40;
     TestModel<Real> with(small_model(T), B, T, Recompute::norm, fp8),
         without(small_model(T), B, T, Recompute::norm, fp8);
-    // Its blocks share their rows, so that there is nothing to be cached.
+    // Its blocks share their rows, so nothing can be cached.
     TestModel<Real> shared(small_model(T), B, T, Recompute::block, fp8);
     const Batch batch = some_batch(B * T);
     for (TestModel<Real>* test : {&with, &without, &shared}) {
@@ -113,9 +113,9 @@ TEST_CASE("generate: nor in FP8, whatever the recipe" * doctest::test_suite(kOnc
     }
 }
 
-// -log p of every next token, by generation's logits and by evaluation's loss. In FP32 the two sum in other orders: the
-// products' shapes differ. In BF16 both round at the same places to 2^-9, and what they sum differs in a few of them:
-// the mean stays within 1 %, as the model's loss does of PyTorch's FP64 one.
+// -log p of every next token, from generation's logits and from evaluation's loss. In FP32 the two sum in different
+// orders, because the products' shapes differ. In BF16 both round to 2^-9 at the same places, and a few of the rounded
+// values differ: the mean stays within 1 %, like the model's loss compared with PyTorch's FP64 one.
 TEST_CASE_TEMPLATE("generate: logits are those of the ordinary forward", Real, float, bf16) {
     const int T = 40;
     TestModel<Real> test(small_model(T), 1, T, Recompute::norm);
@@ -138,7 +138,7 @@ TEST_CASE("generate: a token costs its own piece, and what is not known any more
     TestModel<float> test(small_model(T), 1, T, Recompute::norm);
     set_weights(test);
     std::vector<int> tokens = some_batch(T).tokens;
-    const auto pieces = [&](int length) {  // of 16 rows, of which the call computes so many
+    const auto pieces = [&](int length) {  // the number of pieces of 16 rows that the call computes
         test.matmul.reset_counts();
         test.model.next_token_logits(tokens.data(), length, test.stream);
         return (test.matmul.counts().fp32 - 1) / (4 * layers);
@@ -149,8 +149,8 @@ TEST_CASE("generate: a token costs its own piece, and what is not known any more
     CHECK(pieces(48) == 1);
     CHECK(pieces(49) == 1);
     CHECK(pieces(64) == 1);
-    CHECK(pieces(20) == 1);  // of what is known
-    CHECK(pieces(64) == 3);  // of which 20 were left
+    CHECK(pieces(20) == 1);  // for the known tokens
+    CHECK(pieces(64) == 3);  // 20 were left of them
     tokens[20] = 1;
     CHECK(pieces(64) == 3);
     tokens[15] = 1;

@@ -38,7 +38,7 @@ void check_gradients(double max_error, double min_cosine) {
         for (const ParameterTensor& tensor : unit.tensors) {
             CAPTURE(tensor.name);
             std::vector<float> expected = fixture.gradient(tensor.name);
-            expected.resize(tensor.count(), 0.0f);  // the padded rows of wte have no gradient at all
+            expected.resize(tensor.count(), 0.0f);  // the padded rows of wte have no gradient
             const std::vector<float>& actual = gradients[i++];
             CHECK(relative_norm_error(actual, to_doubles(expected)) < max_error);
             CHECK(dot(actual, expected) / std::sqrt(dot(actual, actual) * dot(expected, expected)) > min_cosine);
@@ -178,7 +178,7 @@ TEST_CASE("gpt2: initial values depend on the seed and the name alone, and have 
     REQUIRE(wte.size() == 384 * 128);
     for (size_t i = 257 * 128; i < wte.size(); i++) REQUIRE(wte[i] == 0.0f);
     CHECK(wte[257 * 128 - 1] != 0.0f);
-    // A rank makes those of its slices alone: within the used rows, across their end, in the padding, none.
+    // A rank initialises only its slices: within the used rows, across their end, in the padding, or none.
     const TensorRow row = all_tensors(config).front();
     const size_t used = 257 * 128;
     for (const auto& [begin, end] :

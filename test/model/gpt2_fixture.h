@@ -40,7 +40,7 @@ inline Batch fixture_batch(const Gpt2Fixture& fixture, int index) {
     return batch;
 }
 
-// How many values the FP8 tensor of this number has in a pass over N tokens.
+// The number of values that the FP8 tensor with this number has in a pass over N tokens.
 template <class Real>
 uint64_t fp8_elements(const LinearLayers<Real>& linear, Fp8Registry& fp8, int tensor, int N) {
     const Linear<Real>& layer = linear.find(fp8.layer_name(tensor / kFp8Roles));
@@ -61,7 +61,7 @@ inline TrainerConfig trainer_config(const ModelConfig& model, int B, int T, Reco
     return config;
 }
 
-// A trainer of a small model, and its parts under short names.
+// A trainer of a small model, with short names for its parts.
 template <class Real>
 struct TestModel {
     Trainer<Real> trainer;
@@ -80,7 +80,7 @@ struct TestModel {
         stream = trainer.stream();
         if (fp8) fp8->count_losses(true);
     }
-    // fp8: run the blocks' linear layers in FP8 (bf16 models only).
+    // fp8 runs the blocks' linear layers in FP8 (BF16 models only).
     TestModel(const ModelConfig& model, int B, int T, Recompute recompute, const Fp8Config* fp8 = nullptr,
               const std::string& fp8_layers = "all")
         : TestModel(trainer_config(model, B, T, recompute, fp8, fp8_layers)) {}
@@ -88,7 +88,7 @@ struct TestModel {
         tear_down_in_test([&] { synchronize(stream); });
     }
 
-    // A whole step of one micro-batch, and what the device has found; `weight` as in Trainer::micro_step().
+    // Makes a step of one micro-batch and returns its record; `weight` is as in Trainer::micro_step().
     StepRecord step(const Batch& batch, float weight = 1.0f) {
         begin_step();
         trainer.micro_step(batch.tokens.data(), batch.targets.data(), weight);
@@ -101,7 +101,7 @@ struct TestModel {
     }
     std::vector<Fp8Fallback> left_fp8;  // by the last step
 
-    // The fixture's weights; wte's padded rows are 0.
+    // Loads the fixture's weights; wte's padded rows are 0.
     void load(const Gpt2Fixture& fixture) {
         for (const Unit& unit : table.units())
             for (const ParameterTensor& tensor : unit.tensors)
@@ -128,7 +128,7 @@ struct TestModel {
     double mean_eval_loss() { return read(model.eval_loss_sum()) / static_cast<double>(read(model.eval_loss_count())); }
 };
 
-// -log p of every next token of one sequence, by generation's logits.
+// -log p of every next token of one sequence, from generation's logits.
 template <class Real>
 std::vector<double> generation_losses(TestModel<Real>& test, const Batch& batch) {
     std::vector<double> losses;

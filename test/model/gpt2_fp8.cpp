@@ -1,5 +1,5 @@
-// The model with its linear layers in FP8: against PyTorch's FP64 gradients, against itself in BF16, and the rules of
-// scaling that only a whole step can show.
+// The model with its linear layers in FP8: against PyTorch's FP64 gradients, against itself in BF16, and rules of
+// scaling that only a whole step shows.
 #include <cstring>
 #include <limits>
 
@@ -16,7 +16,7 @@ double dot(const std::vector<float>& a, const std::vector<float>& b) {
     return sum;
 }
 
-// Every gradient of the fixture's first batch, with the scales of a step before.
+// Checks every gradient of the fixture's first batch, with scales from a previous step.
 void check_gradients(const Fp8Config& config, const std::string& layers) {
     CAPTURE(static_cast<int>(config.recipe));
     CAPTURE(layers);
@@ -50,9 +50,8 @@ void check_gradients(const Fp8Config& config, const std::string& layers) {
 
 }  // namespace
 
-// A coarse check on the fixture whose weights are large, so that rounding errors add up undiluted over all products
-// between the loss and the first block; gpt2_fp8_reference.cpp has the fine one. Seen: cosine 0.9812, norms within 6.2
-// %.
+// A coarse check on the fixture, whose weights are large, so that rounding errors add up over all products between the
+// loss and the first block; gpt2_fp8_reference.cpp has the fine check. Observed: cosine 0.9812, norms within 6.2 %.
 TEST_CASE("gpt2 fp8: gradients of every parameter point the way of PyTorch's FP64 ones") {
     for (const Fp8Recipe kind : {Fp8Recipe::delayed, Fp8Recipe::current}) check_gradients(recipe(kind), "all");
 }
@@ -64,9 +63,8 @@ TEST_CASE("gpt2 fp8: gradients are right whichever neighbours are in BF16") {
     for (const char* layers : {"all,-attn_proj", "none,fc_proj"}) check_gradients(recipe(Fp8Recipe::current), layers);
 }
 
-// Products take tokens in blocks of 16, 32 or 128, so the last ones of a context of another length need padding that
-// has no positions. It must not show: a model with positions to spare, where the padding is token 0, gives the same
-// bits.
+// Products take tokens in blocks of 16, 32 or 128, so the last ones of other contexts need padding without positions.
+// It must not affect the results: a model with spare positions, whose padding is token 0, gives the same bits.
 TEST_CASE("gpt2 fp8: the next token is predicted up to the end of any context") {
     ModelConfig narrow = fixture_config(Gpt2Fixture());
     narrow.channels = 128, narrow.heads = 2, narrow.context = 24;
@@ -84,11 +82,11 @@ TEST_CASE("gpt2 fp8: the next token is predicted up to the end of any context") 
             for (const TensorRow& row : all_tensors(narrow)) {
                 std::vector<float> values = initial_values(narrow, row, 7);
                 if (row.name == "wte") std::fill_n(values.begin(), narrow.channels, 0.0f);  // token 0
-                test->trainer.set_weight(row.name, values);                                 // positions to spare are 0
+                test->trainer.set_weight(row.name, values);                                 // spare positions are 0
             }
             test->trainer.weights_are_set();
             test->model.train_micro_step({tokens.data(), targets.data()}, 1.0f / (B * T), nullptr, true, test->stream);
-            test->fp8->finish_step(nullptr, test->stream);  // delayed scaling has its scales
+            test->fp8->finish_step(nullptr, test->stream);  // gives delayed scaling its scales
         }
         for (const int length : {1, 16, 17, 23, 24}) {
             CAPTURE(length);
@@ -99,7 +97,7 @@ TEST_CASE("gpt2 fp8: the next token is predicted up to the end of any context") 
     }
 }
 
-// Sequences that attention cannot cast on its own, because they do not fill pieces of a transposed row.
+// Sequences that attention cannot cast itself, because they do not fill pieces of a transposed row.
 TEST_CASE("gpt2 fp8: sequences of any length train, as long as the tokens of a micro-batch come in sixteens") {
     const Gpt2Fixture fixture;
     const Fp8Config config = recipe(Fp8Recipe::delayed);
@@ -129,7 +127,7 @@ TEST_CASE("gpt2 fp8: twelve products a block, less what is excluded, plus what i
         return run.test.matmul.counts();
     };
     CHECK(products(Recompute::gelu, "all").fp8 == 12 * blocks);
-    CHECK(products(Recompute::gelu, "all").bf16 == 3);  // the head
+    CHECK(products(Recompute::gelu, "all").bf16 == 3);  // the head's products
     CHECK(products(Recompute::block, "all").fp8 == (12 + 3) * blocks);
     CHECK(products(Recompute::gelu, "all,-first").fp8 == 12 * (blocks - 1));
     CHECK(products(Recompute::gelu, "all,-fc_proj").fp8 == 9 * blocks);
@@ -171,7 +169,7 @@ TEST_CASE("gpt2 fp8: losses are counted in the steps that ask for it, and nothin
     falling_back.fallback = {0.5f, 0.5f, 2};
     Fp8Training watched(falling_back, "off");
     watched.step(0, false);
-    CHECK(watched.states()[0].elements > 0);  // a rule wants to know every step
+    CHECK(watched.states()[0].elements > 0);  // a rule needs counts of every step
 }
 
 TEST_CASE("gpt2 fp8: every recompute level gives the same bits") {
@@ -219,7 +217,7 @@ TEST_CASE("gpt2 fp8: weight scales come from the optimizer's update and are thos
     for (int i = 0; i < 4; i++) {
         updated.step(i);
         measured.step(i);
-        // The same weights, set by hand: they have to be measured again.
+        // The same weights, set by hand, must be measured again.
         for (size_t u = 0; u < measured.test.table.units().size(); u++)
             for (size_t t = 0; t < measured.test.table.unit(u).tensors.size(); t++)
                 measured.test.weights.set_tensor(u, t, measured.test.weights.get_tensor(u, t, measured.test.stream),
@@ -262,7 +260,7 @@ TEST_CASE("gpt2 fp8: a non-finite activation skips the step, leaves weights alon
         Fp8Training run(recipe(Fp8Recipe::delayed), "dynamic");
         for (int i = 0; i < 2; i++) run.step(i);
         const auto before = run.weights();
-        // A position embedding that is not finite reaches every layer norm. Its master value is put back afterwards.
+        // A non-finite position embedding reaches every layer norm. Afterwards its master value is restored.
         const auto place = run.test.table.find("wpe");
         const std::vector<float> good = run.test.weights.get_tensor(place.unit, place.tensor, run.test.stream);
         std::vector<float> broken = good;

@@ -1,4 +1,4 @@
-// The model with block scales (recipes block and mxfp8) against a simulation of it in PyTorch
+// The model with block scales (recipes block and mxfp8) against a simulation in PyTorch
 // (dev/reference/make_fp8_fixture.py), and the rules that hold for every recipe.
 // build: per device
 #include <algorithm>
@@ -14,7 +14,7 @@ using namespace llmc::test;
 
 namespace {
 
-// As in gpt2_fp8_reference.cpp; seen on the host: 1.8e-3, of which the fixture's BF16 is most.
+// As in gpt2_fp8_reference.cpp. Observed on the host: 1.8e-3, mostly from the fixture's BF16.
 constexpr double kGradientError = LLMC_CUDA ? 0.2 : 1e-2;
 constexpr double kLossError = LLMC_CUDA ? 2e-3 : 1e-5;
 

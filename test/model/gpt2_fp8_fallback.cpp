@@ -1,4 +1,4 @@
-// Layers that leave FP8 because a tensor of theirs keeps losing values.
+// Layers that leave FP8 because one of their tensors keeps losing values.
 #include "test/model/fp8_training.h"
 #include "test/suites.h"
 
@@ -13,8 +13,8 @@ Fp8Config falling_back(float saturated, float underflowed, int steps) {
     return config;
 }
 
-// One channel of a norm's output is a million times as large, and the weights that read it a millionth: the same model,
-// but an FP8 scale for that channel leaves the others with nothing.
+// One channel of a norm's output becomes a million times larger, and the weights that read it a millionth. The model is
+// the same, but an FP8 scale for that channel leaves the other channels at zero.
 void put_outlier(Fp8Training& run) {
     enlarge_channel(run, "h.1.ln1.weight", 3, 1e6f);
     enlarge_channel(run, "h.1.ln1.bias", 3, 1e6f);
@@ -58,10 +58,10 @@ TEST_CASE("gpt2 fp8 fallback: an outlier that stays moves its layer to BF16 afte
         } else {
             CHECK(run.test.matmul.counts().fp8 == 21);
             CHECK(run.test.matmul.counts().bf16 == 3 + 3);
-            if (i > kSteps + 1) CHECK(gap < 0.01);  // the windows of other layers end with the step before
+            if (i > kSteps + 1) CHECK(gap < 0.01);  // the windows of other layers end with the previous step
         }
         REQUIRE(run.test.left_fp8.size() ==
-                (i == kSteps ? 1 : 0));  // decided on step kSteps, counted from 1; done after the next
+                (i == kSteps ? 1 : 0));  // decided on step kSteps, counted from 1; applied after the next
         if (i != kSteps) continue;
         CHECK(run.test.fp8->layer_name(run.test.left_fp8[0].layer) == "h.1.qkv");
         CHECK(run.test.left_fp8[0].role == Fp8Role::x);
@@ -76,7 +76,7 @@ TEST_CASE("gpt2 fp8 fallback: layers that have left train on from their master w
     for (const Fp8Recipe kind : {Fp8Recipe::delayed, Fp8Recipe::current}) {
         Fp8Config config = falling_back(1, 1e-6f, 2);
         config.recipe = kind;
-        config.margin = 8;  // so that every tensor loses something
+        config.margin = 8;  // so that every tensor loses values
         Fp8Training run(config, "dynamic");
         run.test.weights.gather(block_unit(1), run.test.stream);
         const std::vector<ParameterTensor>& tensors = run.test.table.unit(block_unit(1)).tensors;

@@ -1,5 +1,5 @@
-// Training in FP8 follows training in BF16, and one scale that is wrong by 2^8 is enough for it not to: the check that
-// the comparison of whole runs (test/end_to_end/test_precisions.py) can see such a thing at all.
+// Training in FP8 follows training in BF16, and a single scale that is wrong by 2^8 breaks that. This shows that the
+// comparison of whole runs (test/end_to_end/test_precisions.py) can notice such an error.
 #include <cmath>
 #include <random>
 
@@ -12,7 +12,7 @@ using namespace llmc::test;
 namespace {
 
 constexpr int kB = 8, kT = 32, kSteps = 50, kLast = 10;
-constexpr double kMaxGap = 0.0005;  // seen: 0.00024, and 0.0012 and more for the mistakes
+constexpr double kMaxGap = 0.0005;  // observed: 0.00024, and 0.0012 or more for the mistakes
 
 ModelConfig small_model() {
     ModelConfig config;
@@ -21,7 +21,7 @@ ModelConfig small_model() {
     return config;
 }
 
-// Sequences in which a token depends on the two before it, and on chance.
+// Sequences in which a token depends on the two previous ones, and on chance.
 Batch batch_of(int step) {
     std::mt19937 random(static_cast<uint32_t>(step));
     Batch batch;
@@ -38,7 +38,7 @@ Batch batch_of(int step) {
     return batch;
 }
 
-// Between two steps: changes one tensor's state on the device.
+// Changes one tensor's state on the device between two steps.
 using Tamper = void (*)(Fp8State& state);
 
 void tamper_with(TestModel<bf16>& test, const char* tensor, Tamper tamper) {
@@ -48,7 +48,7 @@ void tamper_with(TestModel<bf16>& test, const char* tensor, Tamper tamper) {
     write_through(device, state, test.stream);
 }
 
-// Mean loss of the last steps; `fp8`: nullptr for BF16.
+// The mean loss of the last steps; `fp8` is nullptr for BF16.
 double final_loss(const Fp8Config* fp8, const char* tensor = "", Tamper tamper = nullptr) {
     TrainerConfig config = trainer_config(small_model(), kB, kT, Recompute::gelu, fp8);
     config.schedule = {ScheduleKind::cosine, 2e-3, 10, kSteps, 0.1};
@@ -81,7 +81,7 @@ TEST_CASE("gpt2 fp8: follows BF16, but not with one scale wrong by 2^8" * doctes
         CHECK(loss != bf16_loss);
         CHECK(std::fabs(loss / bf16_loss - 1) < kMaxGap);
     }
-    const Fp8Config delayed;  // its scales live from step to step
+    const Fp8Config delayed;  // its scales persist from step to step
     const struct {
         std::string what;
         const char* tensor;

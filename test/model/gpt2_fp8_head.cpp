@@ -1,5 +1,5 @@
-// The head in FP8 (--fp8-layers all,+lm_head): its three products, a chunk of rows at a time, with one scale each over
-// all chunks, and a weight that is the embedding's too.
+// The head in FP8 (--fp8-layers all,+lm_head): its three products, one chunk of rows at a time, each with one scale
+// over all chunks, and a weight that is shared with the embedding.
 #include <cstring>
 
 #include "test/model/fp8_training.h"
@@ -28,7 +28,7 @@ struct HeadRun {
     TestModel<bf16> test;
     std::vector<int> tokens, targets;
 
-    // chunk: so many rows of logits exist at once; 0: all.
+    // `chunk` is the number of rows of logits that exist at once; 0 for all.
     HeadRun(Fp8Recipe kind, const char* layers, bool e4m3_gradients = false, int chunk = 0)
         : fp8(with_format(recipe(kind), e4m3_gradients)), test(configured(layers, chunk)) {
         test.trainer.initialize(3);
@@ -44,7 +44,7 @@ struct HeadRun {
     void micro_step(bool first = true) {
         test.model.train_micro_step({tokens.data(), targets.data()}, 1.0f / kN, nullptr, first, test.stream);
     }
-    // Two steps with the same weights: the second one has the scales of the first.
+    // Makes two steps with the same weights; the second uses the scales of the first.
     void two_steps() {
         for (int i = 0; i < 2; i++) {
             micro_step();
@@ -102,7 +102,7 @@ TEST_CASE("gpt2 fp8 head: amaxes and counts are those of whole tensors, and thre
     run.test.fp8->clear_counts(run.test.stream);
     chunked.two_steps();
     chunked.test.fp8->clear_counts(chunked.test.stream);
-    // The same scales from here on; in the first step every chunk had its own.
+    // From here on the scales are shared; in the first step every chunk had its own.
     for (const Fp8Role role : {Fp8Role::x, Fp8Role::w, Fp8Role::dout}) {
         CAPTURE(name_of(role));
         CHECK(run.state(role).last_amax == doctest::Approx(chunked.state(role).last_amax).epsilon(0.02));
@@ -118,9 +118,9 @@ TEST_CASE("gpt2 fp8 head: amaxes and counts are those of whole tensors, and thre
     const Fp8State x = chunked.state(Fp8Role::x), w = chunked.state(Fp8Role::w), d = chunked.state(Fp8Role::dout);
     CHECK(x.elements == kN * 64);
     CHECK(d.elements == kN * 128);  // padding included
-    CHECK(w.elements == 0);         // once a step, not a micro-step
+    CHECK(w.elements == 0);         // once per step, not per micro-step
     CHECK(x.amax == run.state(Fp8Role::x).amax);
-    // The largest dlogit may lie in any chunk: one over the batch, less a probability.
+    // The largest dlogit may be in any chunk: one over the batch, minus a probability.
     CHECK(d.amax > 0.9f / kN);
     CHECK(d.amax <= 1.0f / kN);
 
@@ -135,7 +135,7 @@ TEST_CASE("gpt2 fp8 head: chunks change no logit, and sums alone in the weight's
     HeadRun chunked(Fp8Recipe::delayed, "none,lm_head", false, 128);
     whole.two_steps();
     chunked.two_steps();
-    // The scales of one for both.
+    // Both runs use one run's scales.
     std::vector<Fp8State> states = read_back(whole.test.fp8->states(), 3, whole.test.stream);
     write_through(const_cast<Fp8State*>(chunked.test.fp8->states()), states.data(), states.size(), whole.test.stream);
     whole.micro_step();

@@ -1,5 +1,5 @@
-// What outliers and values that are not finite do to training in FP8: outliers saturate for one step, until the window
-// has seen them, and leave no trace once it has let them go; anything that is not finite costs one step and no more.
+// The effect of outliers and non-finite values on training in FP8. Outliers saturate for one step, until the window
+// contains them, and leave no trace when they have left it. A non-finite value costs exactly one step.
 #include <limits>
 
 #include "test/model/fp8_training.h"
@@ -13,8 +13,8 @@ namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNotFinite[] = {kInfinity, -kInfinity, std::numeric_limits<float>::quiet_NaN()};
 
-// One channel of `name` is 1000 times as large for two steps, which `tensor` sees. Weights do not move, the batch is
-// always the same, and no other FP8 tensor before this one changes, so that its values repeat bit for bit.
+// One channel of `name` is 1000 times larger for two steps, which affects `tensor`. Weights do not move, the batch is
+// always the same, and no earlier FP8 tensor changes, so its values repeat bit for bit.
 void check_outlier(const char* name, const char* tensor) {
     CAPTURE(name);
     constexpr int kWindow = 4;
@@ -34,9 +34,9 @@ void check_outlier(const char* name, const char* tensor) {
     CHECK(first.scale == kE4M3Max / first.last_amax);
     run.step(0);
     const Fp8State second = run.states()[index];
-    CHECK(second.saturated == first.saturated);  // of both steps together: none in this one
+    CHECK(second.saturated == first.saturated);  // the sum of both steps: none in this one
     CHECK(second.elements > first.elements);
-    CHECK(second.scale <= first.scale);  // an input may grow again, once what is before it no longer saturates
+    CHECK(second.scale <= first.scale);  // an input may grow again once its producer no longer saturates
 
     const auto place = run.test.table.find(name);
     run.test.weights.set_tensor(place.unit, place.tensor, before, run.test.stream);
@@ -59,8 +59,8 @@ std::vector<std::vector<float>> training_state(Fp8Training& run) {
     return all;
 }
 
-// Two good steps, one that `spoil(run)` runs all but the optimizer's part of, and one good step. `bad`: what the casts
-// see first, "" for nothing, nullptr for whatever.
+// Two good steps, one in which `spoil(run)` does everything except the optimizer's part, and one good step. `bad` is
+// the tensor in which casts first see it, "" for none, nullptr for any.
 template <class F>
 void check_skipped(const char* bad, F&& spoil) {
     Fp8Training run(recipe(Fp8Recipe::delayed), "dynamic");
@@ -72,7 +72,7 @@ void check_skipped(const char* bad, F&& spoil) {
     if (bad) CHECK(run.test.read(run.test.fp8->bad_flag()) == (*bad ? run.test.fp8->find(bad) + 1 : 0));
     CHECK(run.test.read(run.optimizer.state()).skip == 1);
     CHECK(run.test.read(run.optimizer.state()).skipped == 1);
-    CHECK(std::isfinite(run.test.mean_train_loss()));  // it was not the loss that told
+    CHECK(std::isfinite(run.test.mean_train_loss()));  // the loss is finite, so something else was noticed
     CHECK(same_bits(training_state(run), before));
     run.step(3);
     CHECK(run.test.read(run.optimizer.state()).skip == 0);
@@ -95,7 +95,7 @@ TEST_CASE("gpt2 fp8 outliers: a channel x1000 saturates for one step, and is for
     check_outlier("wpe", "h.0.qkv.x");
 }
 
-// A product whose scale is not finite leaves nothing finite in BF16: GELU's gradient, from which fc's dout is cast.
+// A product with a non-finite scale leaves nothing finite in BF16: GELU's gradient, which is cast to fc's dout.
 TEST_CASE("gpt2 fp8 outliers: a BF16 gradient between two FP8 layers that is not finite skips the step") {
     for (const float value : kNotFinite)
         check_skipped("h.1.fc.dout", [&](Fp8Training& run) {
@@ -112,7 +112,7 @@ TEST_CASE("gpt2 fp8 outliers: dlogits that are not finite skip the step") {
 TEST_CASE("gpt2 fp8 outliers: one FP32 gradient that is not finite, wherever it is, skips the step") {
     for (const char* name : {"wte", "wpe", "h.0.qkv.weight", "h.1.fc_proj.bias", "lnf.bias"})
         for (const float value : kNotFinite) {
-            if (name != std::string("wte") && value == value) continue;  // elsewhere NaN alone
+            if (name != std::string("wte") && value == value) continue;  // in other tensors only NaN
             CAPTURE(name);
             check_skipped("", [&](Fp8Training& run) {
                 run.micro_step(2, 1.0f);

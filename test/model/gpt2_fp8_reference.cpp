@@ -1,5 +1,5 @@
-// The model with its linear layers in FP8 against a simulation of it in PyTorch (dev/reference/make_fp8_fixture.py):
-// gradients, scales and loss of one micro-batch; and against the FP64 gradients, on weights of the size that GPT-2 has.
+// The model with its linear layers in FP8 against a simulation in PyTorch (dev/reference/make_fp8_fixture.py):
+// gradients, scales and loss of one micro-batch. Also against the FP64 gradients, on weights of GPT-2's size.
 // build: per device
 #include <algorithm>
 #include <cmath>
@@ -12,19 +12,19 @@ using namespace llmc::test;
 
 namespace {
 
-// Largest relative errors against the simulation. Both sides round the same values at the same places, so that most
-// gradients agree to 1e-7, but they sum products in different orders, and now and then a value falls to the other side
-// of a rounding boundary. On the host that is seen to cost 1.6e-4 (first block's qkv).
+// The largest relative errors against the simulation. Both sides round the same values at the same places, so most
+// gradients agree to 1e-7. But they sum products in different orders, and sometimes a value falls on the other side of
+// a rounding boundary. On the host this costs up to 1.6e-4 (first block's qkv).
 //
-// A GPU's FP8 products are far less exact than FP32 (fast accumulation), and every value behind them rounds
-// anew. With errors of 1e-4 in its products the simulation is up to 0.13 (gradients), 0.11 (scales) and 7e-4 (loss)
-// away from itself: as far as FP8 is from FP64. There the comparison finds gross errors only.
+// A GPU's FP8 products are far less exact than FP32 (fast accumulation), and every later value is rounded again. With
+// errors of 1e-4 in its products, the simulation is up to 0.13 (gradients), 0.11 (scales) and 7e-4 (loss) away from
+// itself: as far as FP8 is from FP64. There the comparison only finds gross errors.
 constexpr bool kExactProducts = !LLMC_CUDA;
 constexpr double kGradientError = kExactProducts ? 1e-2 : 0.2;
 constexpr double kScaleError = kExactProducts ? 1e-3 : 0.2;
 constexpr double kLossError = kExactProducts ? 1e-4 : 2e-3;
-// Against FP64: what rounding to FP8 may do. The fixture's script holds the simulation to the same numbers; with other
-// roundings of the same model it stays within 0.990 and 0.034.
+// Against FP64: the allowed effect of rounding to FP8. The fixture's script checks the simulation with the same
+// numbers; with other roundings of the same model it stays within 0.990 and 0.034.
 constexpr double kCosine = kExactProducts ? 0.99 : 0.985;
 constexpr double kNormError = kExactProducts ? 0.02 : 0.06;
 
@@ -98,7 +98,7 @@ struct Fp8Run {
             [&](const std::string& name, size_t count) { test.trainer.set_weight(name, fixture.padded(name, count)); });
         test.trainer.weights_are_set();
         micro_step();
-        if (recipe == Fp8Recipe::delayed) {  // the second one uses the scales that the first one has left
+        if (recipe == Fp8Recipe::delayed) {  // the second step uses the scales that the first one left
             test.fp8->finish_step(nullptr, test.stream);
             micro_step();
         }
@@ -112,7 +112,7 @@ struct Fp8Run {
             for (const ParameterTensor& tensor : unit.tensors) f(tensor.name, tensor.count());
     }
 
-    // Every gradient that the fixture has under `prefix`; says how many that were.
+    // Checks every gradient that the fixture has under `prefix`; returns their number.
     int check_simulated(const std::string& prefix) {
         int compared = 0;
         size_t i = 0;
@@ -173,7 +173,7 @@ TEST_CASE("gpt2 fp8 reference: with gradients in E4M3 as well") {
     Fp8Run run(Fp8Recipe::current, true);
     CHECK(run.check_simulated("grad_fp8_e4m3.") == 4);  // the first block's weights
     run.check_scales("scale_e4m3.");
-    // Not the other format's gradients: if those were as near, the comparison would show nothing.
+    // Gradients of the other format must be farther away, or the comparison would show nothing.
     for (const char* name : {"h.0.qkv.weight", "h.0.attn_proj.weight", "h.0.fc.weight", "h.0.fc_proj.weight"}) {
         CAPTURE(name);
         const auto& file = run.fixture.file;

@@ -1,5 +1,5 @@
-// Runs without some of the variants against runs with all of them: the same bits where a variant gives its
-// counterpart's, gradients of the same quality where it rounds once less, and nothing else that changes.
+// Runs without some of the variants, compared with runs that use all: equal bits if a variant promises them, gradients
+// of the same quality if it rounds once less, and no other changes.
 #include <cmath>
 
 #include "test/model/fp8_training.h"
@@ -19,8 +19,8 @@ KernelSet all_but(KernelVariant variant) {
 }
 const KernelSet kPortable;
 
-// Three steps on one batch whose weights stay as they are, so that a difference in one gradient cannot enter the
-// others; with delayed scaling the last two have their scales from the steps before.
+// Three steps on one batch with constant weights, so that a difference in one gradient cannot affect the others. With
+// delayed scaling the last two steps have scales from earlier ones.
 struct Run {
     Fp8Training training;
     double loss;
@@ -36,7 +36,7 @@ struct Run {
     }
 };
 
-// PyTorch's, in FP64, of the fixture's first batch.
+// PyTorch's FP64 gradients of the fixture's first batch.
 AllGradients exact_gradients(const ParameterTable& table) {
     const Gpt2Fixture fixture;
     AllGradients all;
@@ -91,13 +91,13 @@ TEST_CASE("gpt2 fp8 variants: attention that does not cast gives the same bits, 
         }
 }
 
-// What the headers promise to the bit is so in every tensor but those whose sums are made in another order. Sums over N
-// rows are within N u of the sum of their terms' magnitudes, u = 2^-24, either way; that is below N times the sum
-// unless the terms cancel like no random ones do (those leave a sum of 1 / sqrt(N) of it).
+// The bits that the headers promise hold in every tensor except those whose sums use another order. Sums over N rows
+// are within N u of the sum of their terms' magnitudes, u = 2^-24, in either order. That is less than N times the sum,
+// unless the terms cancel more than random ones do (random ones leave a sum of 1 / sqrt(N) of it).
 TEST_CASE("gpt2 fp8 variants: backward kernels that do not cast change the order of some sums, and nothing else") {
     const struct {
         KernelVariant variant;
-        const char *layer, *part;  // of the tensors that may differ: "h.0.qkv", ".bias"
+        const char *layer, *part;  // tensors that may differ: "h.0.qkv", ".bias"
     } rows[] = {{KernelVariant::layernorm_backward_fp8, "ln", ".weight"},
                 {KernelVariant::attention_backward_fp8, "qkv", ".bias"}};
     for (const Fp8Recipe kind : {Fp8Recipe::delayed, Fp8Recipe::current}) {
@@ -121,9 +121,9 @@ TEST_CASE("gpt2 fp8 variants: backward kernels that do not cast change the order
     }
 }
 
-// The others round to BF16 before they cast, so that some codes are others: one value in 128 crosses a boundary between
-// two codes, and what comes behind it is rounded to others in turn. In the end two runs may be as far from each other
-// as two that round independently, sqrt(2) of what either is off.
+// The other variants round to BF16 before they cast, so some codes differ: one value in 128 crosses a boundary between
+// two codes, and later values change as well. In the end two runs may be as far apart as two that round independently:
+// sqrt(2) times the error of either.
 TEST_CASE("gpt2 fp8 variants: without those that save a rounding, gradients are as good as with them") {
     for (const Fp8Recipe kind : {Fp8Recipe::delayed, Fp8Recipe::current}) {
         const Run fused(kind, KernelSet::common());
@@ -140,9 +140,9 @@ TEST_CASE("gpt2 fp8 variants: without those that save a rounding, gradients are 
                 CHECK(distance(plain.gradients[i], fused.gradients[i]) < 2 * distance(fused.gradients[i], exact[i]));
             }
         }
-        // Its own control: one channel of 64 of one norm that is eight times as large.
+        // A control: one of 64 channels of one norm is eight times larger.
         CHECK(distance(Run(kind, kPortable, 8.0f).gradients, fused.gradients) > std::sqrt(2) * off);
-        // GELU's backward is not read before its own gradient.
+        // GELU's backward is not used before its own gradient.
         CHECK(Run(kind, all_but(KernelVariant::gelu_backward_fp8)).loss == fused.loss);
     }
 }
@@ -184,7 +184,7 @@ TEST_CASE("gpt2 fp8 variants: scales of blocks know none of them") {
 TEST_CASE("gpt2 fp8 variants: layers that leave FP8 without any of them") {
     Fp8Config config = recipe(Fp8Recipe::delayed);
     config.fallback = {1, 1e-6f, 2};
-    config.margin = 8;  // so that every tensor loses something
+    config.margin = 8;  // so that every tensor loses values
     Fp8Training run(config, "dynamic", Recompute::gelu, "all", 1, kPortable);
     Fp8Training plain(recipe(Fp8Recipe::delayed), "dynamic", Recompute::gelu, "all", 1, kPortable);
     size_t left = 0;
@@ -198,7 +198,7 @@ TEST_CASE("gpt2 fp8 variants: layers that leave FP8 without any of them") {
     CHECK(run.test.mean_train_loss() == doctest::Approx(plain.test.mean_train_loss()).epsilon(0.02));
 }
 
-// Values that nobody keeps need room for those of one layer at a time, the widest: GELU's.
+// Values that are only cast need memory for one layer at a time, the widest: GELU's.
 TEST_CASE("gpt2 fp8 variants: values on their way to a cast take the memory of one layer") {
     const Gpt2Fixture fixture;
     const auto bytes = [&](const KernelSet& kernels) {
@@ -211,5 +211,5 @@ TEST_CASE("gpt2 fp8 variants: values on their way to a cast take the memory of o
     CHECK(bytes(all_but(KernelVariant::layernorm_fp8)) == fused + 2 * N * C);
     CHECK(bytes(all_but(KernelVariant::gelu_fp8)) == fused + 2 * N * 4 * C);
     CHECK(bytes(all_but(KernelVariant::attention_fp8)) == fused);
-    CHECK(bytes(all_but(KernelVariant::layernorm_backward_fp8)) < fused);  // no parts of the bias gradient
+    CHECK(bytes(all_but(KernelVariant::layernorm_backward_fp8)) < fused);  // no partial sums of the bias gradient
 }

@@ -11,8 +11,8 @@ namespace {
 
 constexpr size_t kLoud = 3;  // the channel of SwiGLU's output
 
-// Llama's weights, in every block with a row of up so many times as large and the column behind it as much smaller: the
-// same function.
+// Llama's weights, with a row of up `times` times larger and the column that reads it smaller by the same factor, in
+// every block: the same function.
 std::unique_ptr<TestModel<bf16>> with_outlier(float times, const Fp8Config* fp8, Recompute recompute) {
     TrainerConfig config = modern_training("llama", fp8, recompute);
     config.fp8_layers = "none,fc_proj";
@@ -31,7 +31,7 @@ std::unique_ptr<TestModel<bf16>> with_outlier(float times, const Fp8Config* fp8,
     return test;
 }
 
-// The second step's: the first one finds the factors.
+// Makes two steps; the first one finds the factors.
 void take_two_steps(TestModel<bf16>& test) {
     for (int step = 0; step < 2; step++) {
         test.begin_step();
@@ -43,7 +43,7 @@ void take_two_steps(TestModel<bf16>& test) {
     }
 }
 
-// ||a - b|| / ||b|| of a gradient of block 0, the loud channel's column left out (of fc: its rows of gate and up).
+// ||a - b|| / ||b|| for a gradient of block 0, without the loud channel's column (for fc: its rows of gate and up).
 double apart(TestModel<bf16>& test, TestModel<bf16>& reference, const std::string& layer) {
     const auto place = test.table.find(block_prefix(0) + layer + ".weight");
     const auto a = test.gradients.get_gradient(place.unit, place.tensor, test.stream),
@@ -62,8 +62,8 @@ double apart(TestModel<bf16>& test, TestModel<bf16>& reference, const std::strin
 
 }  // namespace
 
-// Roundings to E4M3 and E5M2 are 2^-4 and 2^-3 of a number at most, and mostly cancel in sums: an eighth of the norm.
-// A factor that is missing somewhere is 2^5 or more.
+// Roundings to E4M3 and E5M2 are at most 2^-4 and 2^-3 of a number, and mostly cancel in sums: an eighth of the norm is
+// allowed. A missing factor would be 2^5 or more.
 TEST_CASE("llama fp8 smooth: gradients are BF16's, where without factors the other channels' are lost" *
           doctest::test_suite(kNotUnderSanitizers)) {
     test_stream();

@@ -21,10 +21,10 @@ std::unique_ptr<TestModel<Real>> ran(const std::string& name, Recompute recomput
     return test;
 }
 
-// Each gradient's norm, and its product with a pattern, of Hugging Face's tensors. Sums of products of a few hundred
-// terms in FP32 stay within 1e-4 of a gradient's norm; in BF16, whose values are off by 2^-9 each and meet some twenty
-// roundings on their way, within 3e-2, as GPT-2's gradients do. A product with the pattern is at most the norm times
-// the pattern's, 0.58 an element.
+// Compares each gradient's norm, and its product with a pattern, for Hugging Face's tensors. Sums of products of a few
+// hundred terms in FP32 stay within 1e-4 of a gradient's norm. In BF16, whose values are off by 2^-9 each and are
+// rounded about twenty times, they stay within 3e-2, like GPT-2's gradients. A product with the pattern is at most the
+// norm times the pattern's, 0.58 per element.
 template <class Real>
 void check_gradients(const std::string& name, double bound) {
     CAPTURE(name);
@@ -80,7 +80,7 @@ TEST_CASE("modern blocks: Hugging Face's names and shapes") {
     }
 }
 
-// Of the last position, O(1), in FP32 on both sides.
+// Logits of the last position are O(1), in FP32 on both sides.
 TEST_CASE("modern blocks: logits against Hugging Face's classes") {
     for (const char* name : kModernModels) {
         CAPTURE(name);
@@ -137,8 +137,8 @@ TEST_CASE("modern blocks: gradients of the first micro-step and of later ones") 
     }
 }
 
-// The bounds of another block's training (transformer.cpp). Llama in every recipe, its MLP widened to
-// what `block` takes.
+// The bounds are those of another block's training (transformer.cpp). Llama trains in every recipe, with its MLP
+// widened as `block` requires.
 TEST_CASE("modern blocks: train in every precision" * doctest::test_suite(kOnce)) {
     const int steps = 20;
     for (const char* name : {"llama", "qwen3", "nano"}) {
@@ -193,9 +193,9 @@ TEST_CASE("modern blocks: take the memory that is planned") {
         }
 }
 
-// Kernels that cast as they go, and the plain ones with quantize() behind them. Sums of gains come in another order:
-// nano has none, so all of its bits are the same, but for the norm's gradient, of which a GPU's compiler fuses a
-// product with a sum in one of the two.
+// Fused kernels that cast against plain ones followed by quantize(). Sums of gains use another order. nano has no
+// gains, so all its bits are the same, except the norm's gradient, where a GPU's compiler fuses a product with a sum in
+// one of the two.
 TEST_CASE("modern blocks: without fused kernels the same bits" * doctest::test_suite(kNotUnderSanitizers)) {
     for (const char* name : {"nano", "qwen3"})
         for (const Fp8Recipe recipe : {Fp8Recipe::delayed, Fp8Recipe::current}) {
@@ -221,7 +221,7 @@ TEST_CASE("modern blocks: without fused kernels the same bits" * doctest::test_s
         }
 }
 
-// As test/model/generate.cpp has it for GPT-2: past the first piece, and past the context.
+// Like test/model/generate.cpp for GPT-2: past the first piece, and past the context.
 TEST_CASE_TEMPLATE("modern blocks: the cache changes no bit of a logit" * doctest::test_suite(kNotUnderSanitizers),
                    Real, float, bf16) {
     for (const char* name : kModernModels) {
@@ -243,7 +243,7 @@ TEST_CASE_TEMPLATE("modern blocks: the cache changes no bit of a logit" * doctes
     }
 }
 
-// And the logits are those of training: their losses are.
+// Generation's logits give the losses of training.
 TEST_CASE("modern blocks: generation's logits are those of the ordinary forward") {
     for (const char* name : kModernModels) {
         CAPTURE(name);

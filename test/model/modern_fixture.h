@@ -1,4 +1,4 @@
-// What Hugging Face's classes compute for small models of the other architectures
+// The results of Hugging Face's classes for small models of architectures other than GPT-2
 // (dev/reference/make_modern_fixture.py), and their weights.
 #pragma once
 #include <fstream>
@@ -43,7 +43,7 @@ inline std::vector<double> pattern(const std::string& name, size_t count) {
     return values;
 }
 
-// Of one of Hugging Face's tensors.
+// The values of one of Hugging Face's tensors.
 inline std::vector<float> modern_values(const HfTensor& tensor) {
     std::vector<float> values;
     for (const double x : pattern(tensor.spec.name, tensor.elements()))
@@ -51,7 +51,7 @@ inline std::vector<float> modern_values(const HfTensor& tensor) {
     return values;
 }
 
-// By our names.
+// The weights by our names.
 inline std::map<std::string, std::vector<float>> modern_weights(const ModelConfig& config) {
     std::map<std::string, std::vector<float>> weights;
     for (const HfTensor& tensor : hf_tensors(config)) {
@@ -76,7 +76,7 @@ inline Batch modern_batch(const std::string& name) {
     return {{tokens.begin(), tokens.end() - 1}, {tokens.begin() + 1, tokens.end()}};
 }
 
-// Sequences whose every token says what the next one is.
+// Sequences in which every token determines the next one.
 inline Batch some_modern_batch(int index, int count) {
     Batch batch;
     for (int i = 0; i < count; i++) batch.tokens.push_back((index * 17 + i * i) % 101);

@@ -1,3 +1,4 @@
+// Sampling: temperature, top-k, top-p and seeds.
 #include "llmc/model/sampler.h"
 
 #include <doctest/doctest.h>

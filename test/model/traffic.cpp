@@ -1,5 +1,5 @@
-// What a training step in FP8 moves, counted from what every launch declares: that under delayed scaling producers cast
-// as they go, and that nothing is kept or written in BF16 that nobody needs there. Host device only.
+// The traffic of a training step in FP8, counted from the declarations of every launch: under delayed scaling producers
+// cast their output themselves, and nothing unneeded is kept or written in BF16. Host device only.
 // build: per device
 #include "llmc/kernels/fp8_state.h"
 
@@ -53,7 +53,7 @@ struct RecordedStep {
         activation_bytes = test.model.activation_bytes();
     }
 
-    // Of all kernels whose name contains `part`.
+    // The sum over all kernels whose name contains `part`.
     host::OperationRecord of(const std::string& part) const {
         host::OperationRecord sum;
         for (const auto& [name, row] : operations)
@@ -66,7 +66,7 @@ struct RecordedStep {
     }
 };
 
-// A layer's own share: what two more of them add.
+// A layer's own share: the increase from two more layers.
 double per_token_and_layer(const Fp8Config* fp8, Recompute recompute = Recompute::none) {
     const RecordedStep four(4, fp8, recompute), two(2, fp8, recompute);
     return (four.element_wise - two.element_wise) / 2 / kTokens / kC;
@@ -83,16 +83,16 @@ TEST_SUITE_BEGIN(kOnce);
 
 TEST_CASE("traffic: element-wise kernels move 76 C bytes a token and layer under delayed scaling") {
     // Two norms forward: 2 residual terms and the sum, FP8 twice (8 each); GELU (16) and its gradient (24); two norms
-    // backward: gradient, input, residual's gradient in and out, FP8 twice (10 each). Beyond: statistics, partial sums
-    // of weights' and biases' gradients, which shrink with longer micro-batches.
+    // backward: gradient, input, residual's gradient in and out, FP8 twice (10 each). In addition: statistics, and
+    // partial sums of weights' and biases' gradients, which shrink with longer micro-batches.
     const Fp8Config delayed = recipe(Fp8Recipe::delayed), current = recipe(Fp8Recipe::current);
     const double bytes = per_token_and_layer(&delayed);
     MESSAGE("delayed: " << bytes << " C");
     CHECK(bytes > 76.0);
     CHECK(bytes < 79.0);
-    // Recomputing GELU: what that costs, and no more.
+    // The cost of recomputing GELU, and no more.
     CHECK(per_token_and_layer(&delayed, Recompute::gelu) - bytes == doctest::Approx(16).epsilon(0.01));
-    // Measuring first: every producer reads its inputs twice, and attention's results and gradients go through BF16.
+    // Current scaling: every producer reads its inputs twice, and attention's results and gradients go through BF16.
     CHECK(per_token_and_layer(&current) > 100.0);
 }
 
@@ -104,8 +104,9 @@ TEST_CASE("traffic: under delayed scaling every tensor is cast by its producer")
     CHECK(step.of("layernorm_forward_fp8_kernel").count == 2 * layers);
     CHECK(step.of("gelu_forward_fp8_kernel").count == layers);
     CHECK(step.of("gelu_backward_fp8_kernel").count == layers);
-    CHECK(step.of("layernorm_backward_fp8_kernel").count == 2 * layers);  // the last norm's for the first, and so on
-    CHECK(step.of("layernorm_backward_kernel").count == 1);  // the first norm's gradient is the embedding's
+    // The last norm's kernel also casts for the first, and so on.
+    CHECK(step.of("layernorm_backward_fp8_kernel").count == 2 * layers);
+    CHECK(step.of("layernorm_backward_kernel").count == 1);  // the first norm's gradient goes to the embedding
     for (const auto& [name, row] : step.operations)
         if (name.find("attention_forward") != std::string::npos || name.find("_gradient_kernel") != std::string::npos) {
             CAPTURE(name);
@@ -120,7 +121,7 @@ TEST_CASE("traffic: under delayed scaling every tensor is cast by its producer")
 }
 
 TEST_CASE("traffic: a variant that is left out falls back to its counterpart and a cast, and all others run on") {
-    using Name = std::pair<const char*, const char*>;  // what a kernel's name contains and how it ends
+    using Name = std::pair<const char*, const char*>;  // a part of a kernel's name, and its end
     const struct {
         KernelVariant variant;
         Name fused, plain;

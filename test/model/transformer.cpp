@@ -1,5 +1,4 @@
-// The transformer over a block that is not GPT-2's: everything that follows from a model's table follows from this
-// one's.
+// The transformer over a block that is not GPT-2's: everything that depends on a model's table works with this one's.
 #include "llmc/model/transformer.h"
 
 #include <doctest/doctest.h>
@@ -37,7 +36,7 @@ std::vector<double> train(const TrainerConfig& config, int steps) {
 
 }  // namespace
 
-// d loss / d weight of every tensor, by differences in FP32: the check that needs nothing but the forward pass.
+// Computes d loss / d weight of every tensor by differences in FP32, which needs nothing but the forward pass.
 TEST_CASE("transformer: gradients of another block are those of its loss") {
     const TrainerConfig config = mlp_config(nullptr);
     Trainer<float> trainer(config, Comm::self());
@@ -96,7 +95,7 @@ TEST_CASE("transformer: layers, units, exports and the planner know another bloc
     CHECK(model.matrix_parameters() == 3 * 4 * C * C + 101 * C);
     CHECK(model.flops_per_token(32) == 6.0 * static_cast<double>(model.matrix_parameters()));  // no attention
     CHECK(linear_names(model) == std::vector<std::string>{"up", "down"});
-    CHECK(parameter_units(model)[1].tensors[1].name == "h.0.down.weight");  // those with weight decay first
+    CHECK(parameter_units(model)[1].tensors[1].name == "h.0.down.weight");  // tensors with weight decay come first
     CHECK(Fp8Layers("all,-first,-block1.up", 3, linear_names(model)).count() == 3);
     for (const HfTensor& tensor : hf_tensors(model)) CHECK(!tensor.transposed);
     CHECK(hf_tensors(model)[4].spec.name == "transformer.h.0.mlp.up.weight");
@@ -116,7 +115,7 @@ TEST_CASE("transformer: layers, units, exports and the planner know another bloc
     CHECK(describe_plan(run, {}, 0, 1).find("58,560") != std::string::npos);
 }
 
-// What the shared codes of another layer would do to a gradient nobody would see.
+// Reading another layer's codes would spoil a gradient without a visible error.
 TEST_CASE("transformer: a layer that reads codes which another has overwritten is an error") {
     const Fp8Config fp8;
     Trainer<bf16> trainer(mlp_config(&fp8), Comm::self());

@@ -1,4 +1,4 @@
-// Attention in windows, layer by layer: what a token's loss knows of, in training and in generation.
+// Attention in windows, layer by layer: the tokens that a token's loss depends on, in training and in generation.
 #include "llmc/model/sampler.h"
 #include "test/model/modern_fixture.h"
 #include "test/suites.h"
@@ -30,7 +30,7 @@ TEST_CASE_TEMPLATE("windows: a token's loss knows as far back as layers reach, a
     const Batch batch = some_modern_batch(1, kTokens);
     Batch other = batch;
     other.tokens[changed] = (other.tokens[changed] + 50) % 101;
-    // Two layers: each of W keys reaches W - 1 tokens further back than what is above it.
+    // Two layers: each with W keys reaches W - 1 tokens further back than the layer above.
     const struct {
         int window;
         const char* layers;
@@ -59,7 +59,7 @@ TEST_CASE("windows: as wide as the sequence, the bits of none; narrower, others"
     CHECK(losses_of<bf16>(with_windows(kTokens - 1, ""), batch) != whole);
 }
 
-// As for models without (test/model/modern.cpp).
+// Like for models without windows (test/model/modern.cpp).
 TEST_CASE("windows: generation's logits are those of the ordinary forward") {
     const Batch batch = some_modern_batch(3, kTokens);
     for (const char* layers : {"S", "SL", "LS"}) {

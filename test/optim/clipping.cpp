@@ -1,5 +1,5 @@
-// Clipping by values and by tensors, against FP64, in whole updates of plain SGD: what the weights move by is the
-// clipped gradient.
+// Clipping by values and by tensors, against FP64, in whole updates of plain SGD, whose weights move by the clipped
+// gradient.
 #include "llmc/optim/optimizer.h"
 
 #include "llmc/device/transfer.h"
@@ -17,7 +17,7 @@ std::vector<Unit> units() {
     return all;
 }
 
-// Each tensor's gradients have a size of their own.
+// Gradients of different magnitude for each tensor.
 std::vector<float> gradient_of(size_t unit, size_t tensor, size_t count, float scale) {
     const size_t number = 2 * unit + tensor;
     std::vector<float> values =
@@ -102,7 +102,7 @@ TEST_CASE("clipping: each kind bounds what it says, at any loss scale, and the n
                 const double g = static_cast<double>(gradients[i][k]), moved = static_cast<double>(found.moved[i][k]);
                 const double expected =
                     kind == ClipKind::value ? std::clamp(g, -clip, clip) : g * std::min(1.0, clip / norm);
-                // Sums of squares err by 8 roundings of FP32, norm, factor and product by one each.
+                // Sums of squares err by 8 roundings of FP32; norm, factor and product by one each.
                 wrong += std::fabs(moved - expected) > 8 * 0x1p-24 * std::fabs(g);
             }
             CHECK(wrong == 0);

@@ -36,7 +36,7 @@ TEST_CASE("a skip halves the scale, growth_interval clean steps double it, limit
         float scale, change;
         int clean_steps;
     } sequence[] = {
-        {false, 64, 1, 1},  {false, 64, 1, 2},   {true, 32, 0.5f, 0},  // counted anew
+        {false, 64, 1, 1},  {false, 64, 1, 2},   {true, 32, 0.5f, 0},  // the count restarts
         {true, 32, 1, 0},                                              // the smallest
         {false, 32, 1, 1},  {false, 32, 1, 2},   {false, 64, 2, 0},   {false, 64, 1, 1},  {false, 64, 1, 2},
         {false, 128, 2, 0}, {false, 128, 1, 1},  {false, 128, 1, 2},  {false, 128, 1, 0},  // the largest
@@ -58,7 +58,7 @@ TEST_CASE("dynamic scaling follows a simulation, and the changes multiply up to 
     int exponent = 16, clean = 0;
     double product = 65536;
     for (int i = 0; i < 400; i++) {
-        // Stretches in which skips are rare reach the largest scale, others the smallest.
+        // In stretches with few skips the scale reaches the largest value, in others the smallest.
         const bool skip = random() % 100 < (i / 100 % 2 ? 70 : 2);
         if (skip) {
             clean = 0;

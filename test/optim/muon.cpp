@@ -37,7 +37,8 @@ struct Exact {
     double operator()(double x) const { return x; }
 };
 
-// What FP32 may make of a result: one of its two neighbours, by chance (D. S. Parker, "Monte Carlo Arithmetic", 1997).
+// Simulates FP32 by random rounding: a result becomes one of its two neighbours by chance (D. S. Parker, "Monte Carlo
+// Arithmetic", 1997).
 class FP32ByChance {
 public:
     explicit FP32ByChance(uint32_t seed) : engine_(seed) {}
@@ -127,7 +128,7 @@ std::vector<Real> rounded(const std::vector<double>& values) {
     return result;
 }
 
-// By the kernels and products that Muon uses.
+// Uses the kernels and products of Muon.
 template <class Real>
 std::vector<Real> orthogonalized(const std::vector<Real>& values, int rows, int columns, const NewtonSchulzSteps& set) {
     const int m = std::min(rows, columns), n = std::max(rows, columns);
@@ -156,9 +157,9 @@ const std::pair<int, int> kShapes[] = {{48, 48}, {96, 40}, {24, 72}, {1, 64}, {6
 
 }  // namespace
 
-// How far from FP64 a result in FP32 may be, in whatever order a library sums: four times as far as the worse of two
-// runs whose roundings are twice as large and go by chance. Plain FP32 is 2e-7 (`s`) to 2e-6 (`p`) away, and 1e-5 for
-// one row with `p`, whose first step is 8 - 22 + 16 there: NumPy's products as far as ours.
+// The allowed distance of an FP32 result from FP64, for any order in which a library sums: four times that of the worse
+// of two runs whose roundings are twice as large and random. Plain FP32 is 2e-7 (`s`) to 2e-6 (`p`) away, and 1e-5 for
+// one row with `p`, whose first step is 8 - 22 + 16 there; NumPy's products are as far away as ours.
 double rounding_bound(const Matrix& u, const NewtonSchulzSteps& steps) {
     const Matrix exact = newton_schulz(u, steps);
     double worst = 0;
@@ -178,7 +179,7 @@ TEST_CASE("Newton-Schulz in FP32 is the polynomial in FP64, of every shape and s
             const Matrix in(rows, columns, u);
             const double bound = rounding_bound(in, steps);
             CHECK(relative_norm_error(o, newton_schulz(in, steps).values) < bound);
-            // Another polynomial is seen.
+            // Shows that another polynomial is noticed.
             NewtonSchulzSteps other = steps;
             other.steps.back().c *= 1.001;
             CHECK(relative_norm_error(o, newton_schulz(in, other).values) > bound);
@@ -222,7 +223,7 @@ TEST_CASE("Newton-Schulz in BF16 is near the polynomial, and singular values lan
             CHECK(inner.at(i, i) < high + 0.03);
         }
     }
-    // Other sets' bands are not met: the bands tell them apart.
+    // Results of other sets are outside the bands, so the bands tell them apart.
     const Matrix k(64, 32, orthogonalized(u, 64, 32, newton_schulz_steps('k')));
     const Matrix inner = product(transposed(known.u), product(k, known.v));
     double least = 1;
@@ -267,7 +268,7 @@ TEST_CASE_TEMPLATE("Newton-Schulz: zeros stay zeros, powers of two change no bit
 
 namespace {
 
-// An embedding, two blocks with a fused tensor and matrices of all orientations, a norm with a head.
+// An embedding, two blocks with a fused tensor and matrices of all orientations, and a norm with a head.
 std::vector<Unit> units_of(bool fused) {
     std::vector<Unit> units(4);
     units[0] = {"embedding", {{"wte", {32, 16}, true}}};
@@ -341,7 +342,7 @@ std::vector<std::vector<float>> weights_after(const StepOptions& o) {
     return after;
 }
 
-// Muon as published, matrix by matrix; NorMuon's lines too.
+// Muon as published, matrix by matrix, with NorMuon's lines.
 void simulate_matrix(const MuonMatrix& m, const StepOptions& o, std::vector<double>& unit) {
     Matrix momentum(m.rows, m.columns);
     const bool by_rows = m.rows >= m.columns;
@@ -376,7 +377,7 @@ void simulate_matrix(const MuonMatrix& m, const StepOptions& o, std::vector<doub
         for (size_t i = 0; i < m.count(); i++) {
             double& p = unit[m.begin + i];
             const double agreement = direction.values[i] * p;
-            if (o.muon.cautious_decay) REQUIRE(std::fabs(agreement) > 1e-7);  // no sign hangs on a rounding
+            if (o.muon.cautious_decay) REQUIRE(std::fabs(agreement) > 1e-7);  // no sign depends on a rounding
             const double decay = o.muon.cautious_decay && agreement < 0 ? 0 : o.muon.weight_decay;
             p = p * (1 - rate * decay) - rate * muon_scale(o.muon.scale, m.rows, m.columns) * direction.values[i];
         }
@@ -417,7 +418,7 @@ std::vector<std::vector<double>> simulated(const StepOptions& o) {
     return units;
 }
 
-// The largest of the units' errors. Padding is not looked at.
+// The largest of the units' errors. Ignores padding.
 double step_error(const StepOptions& run, const StepOptions& reference) {
     const auto after = weights_after<float>(run);
     const auto expected = simulated(reference);
@@ -458,7 +459,8 @@ TEST_CASE("Muon's whole step is the published one, with every setting") {
     for (size_t i = 0; i < all.size(); i++) {
         CAPTURE(i);
         CHECK(step_error(all[i], all[i]) < 1e-6);
-        if (i > 0) CHECK(step_error(all[i], i == all.size() - 1 ? all[i - 1] : all[0]) > 1e-4);  // every setting counts
+        // Every setting matters.
+        if (i > 0) CHECK(step_error(all[i], i == all.size() - 1 ? all[i - 1] : all[0]) > 1e-4);
     }
 }
 
@@ -526,7 +528,7 @@ TEST_CASE("Muon's plan: all ranks have work, no more than their part and one mat
             }
             CHECK(units_in_round <= blocks);
             for (const double work : load) {
-                CHECK(work <= all / ranks + largest);  // what this way of dealing out promises
+                CHECK(work <= all / ranks + largest);  // the promise of this distribution of work
                 CHECK(work > 0);
             }
         }

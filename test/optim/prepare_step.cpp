@@ -18,7 +18,7 @@ namespace {
 constexpr AdamWConfig kAdamW{0.9, 0.95, 1e-8, 0.1};
 const ScheduleConfig kSchedule{ScheduleKind::cosine, 1e-2, 5, 20, 0.1};
 
-// Two tensors (units) of parameters with their optimizer, driven as a trainer would.
+// Two tensors (units) of parameters with their optimizer, driven like a trainer does.
 struct Trainer {
     static constexpr size_t kSizes[2] = {40001, 515};
     static constexpr size_t kDecayed[2] = {39900, 0};
@@ -62,7 +62,7 @@ std::vector<float> gradient(int unit, int step, float size = 1.0f) {
     return random_normal<float>(Trainer::kSizes[unit], 1e-2f * size, 100 * step + unit, 1e-3f * size);
 }
 
-// The same in FP64, straight from the definitions.
+// The same in FP64, directly from the definitions.
 struct Simulation {
     std::vector<double> p[2], m[2], v[2];
     int applied = 0;

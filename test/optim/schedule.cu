@@ -74,11 +74,11 @@ TEST_CASE("wsd: the length of the cooldown, and one in a line") {
     CHECK(near(learning_rate(config, 150), 5.5e-4));
     CHECK(near(learning_rate(config, 199), 1e-4 + 9e-4 * 0.01));
     CHECK(near(learning_rate(config, 200), 1e-4));
-    // A cooldown of everything begins behind the warm-up.
+    // A cooldown over everything begins after the warm-up.
     const ScheduleConfig all{ScheduleKind::wsd, 1e-3, 10, 110, 0, 1.0};
     CHECK(near(learning_rate(all, 10), 1e-3));
     CHECK(near(learning_rate(all, 35), 0.5e-3));
-    // A fifth is the same as ever: from the fourth fifth's end, rounded down.
+    // A cooldown of a fifth starts at the end of the fourth fifth, rounded down.
     for (int64_t steps = 1; steps <= 2000; steps++) {
         const ScheduleConfig fifth{ScheduleKind::wsd, 1.0, 0, steps, 0};
         const int64_t start = steps * 4 / 5;

@@ -1,5 +1,5 @@
-// Spikes of loss and norm: the limits against a plain calculation in FP64, what enters the windows and what does not,
-// and that a skipped spike leaves no trace in a run.
+// Spikes of loss and norm: the limits against a plain calculation in FP64, the values that enter the windows, and that
+// a skipped spike leaves no trace in a run.
 #include "llmc/optim/prepare_step.h"
 
 #include <cmath>
@@ -17,7 +17,7 @@ namespace {
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
-// The optimizer's part of a step, with a loss and a norm to choose.
+// The optimizer's part of a step, with a chosen loss and norm.
 struct Detector {
     bool skip;
     DeviceArray<SpikeState> spikes{1};
@@ -47,7 +47,7 @@ double limit(std::vector<double> values) {
     return mean + 6 * std::max(std::sqrt(square), 0.01 * std::fabs(mean));
 }
 
-// Whether the windows and their limits are the same.
+// True if the windows and their limits are equal.
 bool same_windows(const SpikeState& a, const SpikeState& b) {
     return std::memcmp(a.loss, b.loss, sizeof a.loss) == 0 && std::memcmp(a.norm, b.norm, sizeof a.norm) == 0 &&
            a.accepted == b.accepted && a.loss_limit == b.loss_limit && a.norm_limit == b.norm_limit;
@@ -77,7 +77,7 @@ TEST_CASE("spikes: limits are mean + 6 sigma of the last 128 values, none below 
         if (i < kSpikeMinimum)
             CHECK(std::isinf(state.loss_limit));
         else
-            CHECK(std::fabs(state.loss_limit / limit(losses) - 1) < 1e-6);  // of the values before
+            CHECK(std::fabs(state.loss_limit / limit(losses) - 1) < 1e-6);  // of the previous values
         losses.push_back(loss);
         norms.push_back(state.norm);
         const SpikeState window = detector.window();
@@ -108,7 +108,7 @@ TEST_CASE("spikes: silent after 63 values, seen after 64, each of loss and norm 
     CHECK(edge.window().norm_limit == kNormLimit);
     CHECK(edge.step(5.51f, 1).spike == kLossSpike);
     CHECK(edge.step(5.5f, 1.749f).spike == 0);
-    CHECK(edge.step(-1000, 1).spike == 0);  // a fall is none
+    CHECK(edge.step(-1000, 1).spike == 0);  // a fall is not a spike
 }
 
 TEST_CASE("spikes: reported without --skip-spikes, skipped with it, and never what they are compared to") {
@@ -147,7 +147,7 @@ TEST_CASE("spikes: ten in a row are a new level, from which the windows start ag
         Detector detector(skip);
         fill(detector, 100);
         for (int i = 0; i < 9; i++) detector.step(100, 1);
-        CHECK(detector.step(kNaN, 1).spike == 0);          // neither one more nor the end of the row
+        CHECK(detector.step(kNaN, 1).spike == 0);          // neither counts as one more nor ends the row
         CHECK(detector.step(100, 1).spike == kLossSpike);  // the tenth
         CHECK(detector.window().accepted == 0);
         for (int i = 0; i < 70; i++) {
@@ -157,7 +157,7 @@ TEST_CASE("spikes: ten in a row are a new level, from which the windows start ag
         }
         CHECK(detector.window().loss_limit < 110);
         CHECK(detector.step(150, 1).spike == kLossSpike);
-        // Nine, a value that is fine, and nine again are spikes of the same level.
+        // Nine spikes, a normal value, and nine more are not a new level.
         Detector other(skip);
         fill(other, 100);
         for (int i = 0; i < 19; i++) CHECK(other.step(i == 9 ? 4 : 100, 1).spike == (i == 9 ? 0 : kLossSpike));
@@ -175,7 +175,7 @@ TEST_CASE("spikes: what is not finite is no spike, is skipped as ever, and stays
             CHECK(detector.step(4, bad).spike == 0);
             CHECK(detector.step(bad, bad).skip == 1);
         }
-        const StepState cast = detector.step(100, 50, 7);  // a bad cast, with values that would be spikes
+        const StepState cast = detector.step(100, 50, 7);  // a bad cast, with values that would otherwise be spikes
         CHECK(cast.spike == 0);
         CHECK(cast.skip == 1);
         CHECK(cast.bad_tensor == 7);

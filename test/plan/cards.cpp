@@ -1,4 +1,5 @@
-// Cards: the names that drivers report and people type, and the rates that predictions use.
+// The names of cards, as drivers report them and as people type them, and the rates that predictions use: each measured
+// rate replaces the table's.
 #include "llmc/plan/cards.h"
 
 #include <doctest/doctest.h>
@@ -107,7 +108,7 @@ TEST_CASE("gpu table: numbers are dense and plausible") {
 namespace llmc::test {
 namespace {
 
-// Wherever lines are broken.
+// Ignores line breaks.
 bool contains(std::string text, const std::string& part) {
     for (size_t at; (at = text.find("\n  ")) != std::string::npos;) text.replace(at, 3, " ");
     return text.find(part) != std::string::npos;
@@ -170,14 +171,14 @@ TEST_CASE("card rates: a step takes the time that follows from them, and the pla
     CHECK(contains(said({{"copy", 4e12}}), "(2026-01-02): memory. From the table of cards: matmuls in bf16, matmuls"));
     PlannedRun old = run_with({{"copy", 4e12}, {"bf16", 6e14}});
     old.gpu = *find_gpu_by_short_name("a100");
-    CHECK(!contains(describe_plan(old, {}, 0, 1), "From the table of cards"));  // it has no FP8
+    CHECK(!contains(describe_plan(old, {}, 0, 1), "From the table of cards"));  // the card has no FP8
 }
 
 TEST_CASE("card rates: waits for other ranks") {
     StagePlan plan;
     plan.stage = 1;
     plan.sent.group = 8;
-    plan.sent.first = 1;  // all of it is waited for
+    plan.sent.first = 1;  // nothing of it is hidden
     plan.sent.forwards = plan.sent.backwards = 1;
     const auto waits = [&](double weights, double gradients, const Rates& rates) {
         plan.sent.weights = {0, weights}, plan.sent.gradients = {0, gradients};

@@ -16,7 +16,7 @@ namespace {
 
 constexpr size_t kMiB = size_t{1} << 20, kGiB = size_t{1} << 30;
 
-// 524,288 tokens a step.
+// 524,288 tokens per step.
 PlannedRun run_of(const ModelConfig& model, int batch, int seq, const char* gpu = "h200") {
     PlannedRun run;
     run.config.model = model;
@@ -64,8 +64,8 @@ TEST_CASE("plan: ideal step time against a separate roofline calculation") {
 }
 
 TEST_CASE("plan: an FP8 step against the same calculation") {
-    // Block products, element-wise kernels and the whole step; the rest is as in BF16. (The script also has gpt2's
-    // smallest product wait for memory, 0.27 ms, which the plan leaves out.)
+    // Block products, element-wise kernels and the whole step; the rest is as in BF16. (In the script, gpt2's smallest
+    // product also waits for memory, 0.27 ms, which the plan leaves out.)
     struct Expected {
         const char* model;
         int batch, seq;
@@ -85,7 +85,7 @@ TEST_CASE("plan: an FP8 step against the same calculation") {
         CHECK(fp8.total() == near(e.total));
         CHECK(fp8.blocks_forward + fp8.blocks_backward == near(e.blocks + e.elementwise + fp8.attention));
         CHECK(fp8.attention == bf16.attention);
-        // Layers that stay in BF16 cost what they cost there.
+        // Layers in BF16 cost the same as in a BF16 run.
         run.config.fp8_layers = "none";
         CHECK(ideal_step_time(run, Precision::fp8, 1).total() == near(bf16.total()));
         run.config.fp8_layers = "all,-first";

@@ -1,5 +1,5 @@
-// What a step sends, by hand for a small table (test/comm/ranks/training.cpp holds it against real runs), what it waits
-// for that, the table of stages and that of --estimate-scaling.
+// The bytes that a step sends, computed by hand for a small table (test/comm/ranks/training.cpp compares with real
+// runs), the waits for them, the table of stages, and that of --estimate-scaling.
 #include "llmc/plan/plan.h"
 
 #include <doctest/doctest.h>
@@ -51,7 +51,7 @@ PlannedRun gpt2_run(const char* gpu = "h200", Precision precision = Precision::b
     return run;
 }
 
-// A stage of 8 ranks with so much memory that waits so many ms: for the embedding and the first block, at 350 GB/s.
+// A stage on 8 ranks with this memory (GiB) and wait (ms): for the embedding and the first block, at 350 GB/s.
 StagePlan plan(int stage, double gib, double ms) {
     StagePlan p;
     p.stage = stage;
@@ -86,9 +86,9 @@ TEST_CASE("sharding plan: bytes and calls of the stages, by hand") {
     REQUIRE(small_table().count() == 1024 + 3 * 768 + 256);
     const Sent none = sent(stage(0));
     CHECK(none.weights.bytes == 0);
-    CHECK(none.gradients.bytes == 2 * 10752);  // 3 / 4 of 3584 values, 4 bytes each, there and back
+    CHECK(none.gradients.bytes == 2 * 10752);  // 3 / 4 of 3584 values, 4 bytes each, in both directions
     CHECK(none.gradients.calls == 10);
-    CHECK(sent(stage(0), 7).bytes() == none.bytes());  // micro-steps add up before
+    CHECK(sent(stage(0), 7).bytes() == none.bytes());  // micro-steps are added up first
     CHECK(sent(stage(0), 7, ReduceOrder::rank).gradients.bytes == 8 * 10752);
     CHECK(none.first == near((1024.0 + 768) / 3584));
 
@@ -106,7 +106,7 @@ TEST_CASE("sharding plan: bytes and calls of the stages, by hand") {
     CHECK(two.gradients.bytes == 3 * 10752);
     CHECK(two.gradients.calls == 15);
 
-    // The embedding, the final norm, and block 1 three times, block 2 once, block 3 twice.
+    // The embedding, the final norm, block 1 three times, block 2 once, block 3 twice.
     const Sent three = sent(stage(3), 2);
     CHECK(three.weights.bytes == 1.5 * (1024 + 256 + 6 * 768));
     CHECK(three.weights.calls == 8);
@@ -137,7 +137,7 @@ TEST_CASE("sharding plan: groups of ranks that share slices") {
     CHECK(sent(stage(1, Wire::bf16, 2)).between_groups.bytes == 0.5 * 1792 * (2 + 4));
     CHECK(sent(stage(1, Wire::fp8, 2)).gradients.bytes == 528 + 3 * 400 + 144);
     CHECK(sent(stage(1, Wire::fp8, 2)).between_groups.bytes == 0.5 * 1792 * (2 + 4));
-    const Sent steps = sent(stage(3, Wire::fp32, 2), 2);  // between groups once a step
+    const Sent steps = sent(stage(3, Wire::fp32, 2), 2);  // between groups, once per step
     CHECK(steps.gradients.bytes == 4 * 3584);
     CHECK(steps.between_groups.bytes == half.between_groups.bytes);
     CHECK(sent(stage(2, Wire::fp32, 1)).weights.bytes == 0);
@@ -155,12 +155,12 @@ TEST_CASE("sharding plan: waiting is what compute does not cover, by hand") {
     s.gradients = ms(2 + 2 * (forward + backward));
     const double all = 3 + 2 * (forward + backward);
     CHECK(waits(s, 1) == near(all - (forward + backward)));
-    s.forwards = s.backwards = 2;  // as much again to hide behind
+    s.forwards = s.backwards = 2;  // as much again to overlap with
     CHECK(waits(s, 2, 2) == near(0.25 * all));
-    s.gradients = ms(2), s.weights = ms(4);  // gathered in four passes, of which the first waits
+    s.gradients = ms(2), s.weights = ms(4);  // gathered in four passes, the first of which waits
     CHECK(waits(s, 3, 2) == near(0.25 * (1 + 2)));
 
-    // Latencies: a call, and a step to each other rank; exchanged, all at once.
+    // Latencies: a call, and a step to each other rank; or an exchange with all at once.
     Sent calls;
     calls.group = 8, calls.first = 1;
     calls.gradients = {1000, 0};
@@ -172,7 +172,7 @@ TEST_CASE("sharding plan: waiting is what compute does not cover, by hand") {
     calls.exchanged = false;
     CHECK(waits(calls, 1) == near(6.6 + 14 * 0.6 + 2.7));
 
-    // Between nodes: round a ring through all eight NICs of 50 GB/s, exchanged each through its own.
+    // Between nodes: in a ring through all eight NICs of 50 GB/s, or an exchange of each rank through its own NIC.
     Sent nodes;
     nodes.group = 16, nodes.first = 1, nodes.gradients = ms(7);
     CHECK(waits(nodes, 1) == near(7));  // the link is slower
@@ -198,7 +198,7 @@ TEST_CASE("sharding plan: the recommended stage") {
     std::vector<StagePlan> some = plans(0, 0, 0, 0);
     some[1].refused = "not this one";
     CHECK(advice(some) == 2);
-    CHECK(advice(plans(5, 0, 0, 0), "h200", Precision::fp32) == 0);  // times are not known
+    CHECK(advice(plans(5, 0, 0, 0), "h200", Precision::fp32) == 0);  // times are unknown
 }
 
 TEST_CASE("sharding plan: what is printed") {

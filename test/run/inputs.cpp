@@ -32,7 +32,7 @@ TEST_CASE("bench: any command, and nothing that it would write") {
     only_bench(given);
     CHECK(given.train == "z");
     CHECK(given.stop_after == 8);
-    CHECK(given.max_steps == -1);  // an epoch of it
+    CHECK(given.max_steps == -1);  // one epoch
     given.stop_after = kBenchWarmup;
     CHECK_THROWS_AS(only_bench(given), Error);
 }

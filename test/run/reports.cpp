@@ -39,7 +39,7 @@ std::string start(const Options& o, const DeviceInfo& device, const RunOutlook& 
     return describe_start(o, ranks, outlook);
 }
 
-// The warm-up, then `ms`.
+// The warm-up steps, then steps of `ms`.
 std::vector<StepRecord> steps_of(const std::vector<double>& ms) {
     std::vector<StepRecord> steps;
     for (int64_t i = 0; i < kBenchWarmup + static_cast<int64_t>(ms.size()); i++) {

@@ -13,7 +13,7 @@ using namespace llmc;
 
 namespace {
 
-// The exit status of a child that runs `body` (what it returns) with handlers installed and a silent stderr.
+// The exit status of a child that runs `body` with handlers installed and a silent stderr; `body` returns the status.
 template <class Body>
 int in_child(Body body) {
     const pid_t child = fork();
@@ -28,7 +28,7 @@ int in_child(Body body) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
 }
 
-// ThreadSanitizer holds signals back until its next blocking call, so two in a row do not arrive as they are sent.
+// ThreadSanitizer delays signals until the next blocking call, so two in a row may arrive together.
 #if defined(__SANITIZE_THREAD__)
 constexpr bool kSignalsAreLate = true;
 #else

@@ -1,4 +1,4 @@
-// One allocation for everything of a kind.
+// One allocation for everything of one kind.
 #include "llmc/shard/arena.h"
 
 #include "test/kernel_test.h"

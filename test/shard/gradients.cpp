@@ -1,4 +1,4 @@
-// Gradients on one rank, which keeps and sums everything in place: it is held to what ranks that share buffers need.
+// Gradients on one rank, which keeps and sums everything in place but must obey the rules of ranks that share buffers.
 #include "llmc/shard/gradients.h"
 
 #include "test/helpers.h"
@@ -33,9 +33,9 @@ TEST_CASE("gradients can be had between acquire and reduce alone") {
               "the gradient of unit 2 was asked for (b), which is not acquired, or has been reduced");
         gradients.acquire(2, stream);
         CHECK_NOTHROW(gradients.gradient(2, 0));
-        gradients.acquire(2, stream);  // again: nothing new
+        gradients.acquire(2, stream);  // again: no effect
         gradients.acquire(3, stream);  // in the other slot
-        gradients.acquire(0, stream);  // the first and the last unit have slots of their own
+        gradients.acquire(0, stream);  // the first and the last unit have their own slots
         gradients.acquire(kUnits - 1, stream);
         for (const size_t unit : {size_t{0}, size_t{2}, size_t{3}, kUnits - 1}) CHECK_NOTHROW(gradient(unit)());
 

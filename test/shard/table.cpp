@@ -1,3 +1,4 @@
+// The table of a model's parameters: offsets, padding and lookups.
 #include "llmc/shard/table.h"
 
 #include <doctest/doctest.h>

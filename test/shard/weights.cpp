@@ -1,4 +1,4 @@
-// The ranges of a unit that the optimizer updates: together they are the unit, each with its own decay and FP8 state.
+// The ranges of a unit that the optimizer updates: together they cover the unit, each with its own decay and FP8 state.
 #include "llmc/shard/weights.h"
 
 #include "test/helpers.h"
@@ -48,7 +48,7 @@ TEST_CASE("tensors in FP8 are ranges of their own, the rest lies between them") 
         for (const auto& range : weights.ranges(0)) {
             CHECK(range.begin == at);
             CHECK(range.count > 0);
-            CHECK(range.begin % 16 == 0);  // so that slices begin at 16 bytes
+            CHECK(range.begin % 16 == 0);  // slices begin at a multiple of 16 bytes
             at += range.count, decay += range.decay_count;
         }
         CHECK(at == count);
@@ -73,7 +73,7 @@ TEST_CASE("weights are measured at the start and when they were set") {
     CHECK(weights.to_be_measured());
     weights.keep_in_fp8(0, 1, &state);
     weights.set_measured();
-    weights.keep_in_fp8(0, 1, &state);  // nothing new
+    weights.keep_in_fp8(0, 1, &state);  // no effect
     CHECK(!weights.to_be_measured());
     weights.set_tensor(0, 0, std::vector<float>(256), test_stream());  // not in FP8
     CHECK(!weights.to_be_measured());
@@ -84,7 +84,7 @@ TEST_CASE("weights are measured at the start and when they were set") {
     CHECK(weights.to_be_measured());
 }
 
-// One rank keeps everything everywhere and could answer any of this; stage 3 could not, so none may.
+// One rank keeps everything and could answer all of these; stage 3 could not, so none may.
 TEST_CASE("weights can be had between gather and release alone") {
     const stream_t stream = test_stream();
     const ParameterTable table = example_table(6);
@@ -96,9 +96,9 @@ TEST_CASE("weights can be had between gather and release alone") {
     weights.gather(2, stream);
     CHECK_NOTHROW(weights.weight(2, 1));
     CHECK_NOTHROW(weights.weight(2, 3));
-    weights.gather(2, stream);  // again: nothing new
+    weights.gather(2, stream);  // again: no effect
     weights.gather(3, stream);  // in the other slot
-    weights.gather(0, stream);  // the first and the last unit have slots of their own
+    weights.gather(0, stream);  // the first and the last unit have their own slots
     weights.gather(5, stream);
     for (const size_t unit : {0, 2, 3, 5}) CHECK_NOTHROW(weights.weight(unit, 1));
 

@@ -36,7 +36,7 @@ template <class Real>
 void check_pieces(const TrainerConfig& config, int seq) {
     const auto cut = trained<Real>(config, 1, 2 * seq, {seq, seq});
     CHECK(same_bits(cut, trained<Real>(config, 2, seq, {0, 0})));
-    CHECK(!same_bits(cut, trained<Real>(config, 1, 2 * seq, {0, 0})));  // as far as attention goes it is another step
+    CHECK(!same_bits(cut, trained<Real>(config, 1, 2 * seq, {0, 0})));  // for attention this is a different step
     CHECK(!same_bits(cut, trained<Real>(config, 1, 2 * seq, {seq, 0})));
 }
 

@@ -1,5 +1,5 @@
-// What a trainer remembers between two steps: it goes through text and files without losing a bit, and a trainer that
-// begins from it makes the steps that would have come.
+// A trainer's state between two steps: text and files preserve every bit, and a trainer that begins from it makes the
+// same steps as one that continues.
 #include "llmc/train/state.h"
 #include "llmc/base/json.h"
 
@@ -101,7 +101,7 @@ TEST_CASE_TEMPLATE("state: a restored trainer makes the same steps" * doctest::t
             CHECK(state_text(begun) == state_text(whole));
             CHECK(slices_of(begun) == slices_of(whole));
         }
-        // Its own controls: without the step's number in the state, or with another moment, the bits differ.
+        // A control: without the step's number in the state, or with another moment, the bits differ.
         TestModel<Real> other(config_of(fp8));
         restore(other, whole);
         const auto parts = other.trainer.state_slices();
@@ -262,7 +262,7 @@ TEST_CASE("state: what is missing or of another kind is named") {
                 changed.erase(name);
             else
                 changed[name] = bad;
-            if (name == "fp8" && bad.is_null()) continue;  // a run without
+            if (name == "fp8" && bad.is_null()) continue;  // a run without FP8
             CAPTURE(json_text(changed));
             CHECK(contains(checkpoint_error([&] { state_from_json(changed); }), "manifest.json: its \"state\""));
         }
@@ -276,7 +276,7 @@ TEST_CASE("state: what is missing or of another kind is named") {
     changed = good;
     changed["fp8"]["probed"].push_back({1, 2});
     CHECK(contains(checkpoint_error([&] { state_from_json(changed); }), "three sums of each product"));
-    changed["fp8"].erase("outliers"), changed["fp8"].erase("probed");  // of a program that had none
+    changed["fp8"].erase("outliers"), changed["fp8"].erase("probed");  // as in states of a program without them
     CHECK(state_from_json(changed).fp8->outliers.empty());
 }
 
@@ -298,7 +298,7 @@ TEST_CASE("staging: memory, none of it, or a local file give the same bytes") {
     for (int i = 0; i < 3; i++) {
         const Staging* staging = stagings[i];
         const SliceBytes& bytes = taken[i];
-        if (staging->is_apart()) step(test, 1);  // what was taken stays
+        if (staging->is_apart()) step(test, 1);  // the copy does not change
         for (size_t s = 0; s < staging->slices().size(); s++) {
             const StateSlice& slice = staging->slices()[s];
             const std::vector<float>& expected = values.at(slice.name());
@@ -307,7 +307,7 @@ TEST_CASE("staging: memory, none of it, or a local file give the same bytes") {
         }
     }
     CHECK(available_host_memory() > size_t{1} << 20);
-    CHECK(std::filesystem::is_empty(folder / "local"));  // although it is in use
+    CHECK(std::filesystem::is_empty(folder / "local"));  // although the file is in use
     make_file(folder / "text", "mine");
     for (const std::string& place : {folder / "text", folder / "text/below", std::string("/proc")})
         CHECK(contains(error_of([&] { Staging(test.trainer.state_slices(), place, 0); }, ExitCode::bad_flags),

@@ -1,5 +1,5 @@
-// A trainer as a whole: its steps are made in one order, it takes the memory that it has planned, and what lies between
-// two steps leaves no trace in them.
+// A trainer as a whole: its steps come in one order, it uses the memory that it has planned, and work between two steps
+// leaves no trace in them.
 #include "llmc/train/trainer.h"
 
 #include "test/model/gpt2_fixture.h"
@@ -53,7 +53,7 @@ TEST_CASE("trainer: a step has as many micro-steps as were asked for") {
     }
     step(test, 0);
     CHECK(test.trainer.steps() == 1);
-    CHECK(test.trainer.products().fp32 == 3 * (4 * 2 + 1));  // of a micro-step, GELU recomputed without one
+    CHECK(test.trainer.products().fp32 == 3 * (4 * 2 + 1));  // per micro-step; GELU is recomputed without a product
 }
 
 TEST_CASE_TEMPLATE("trainer: takes the memory that it has planned", Real, float, bf16) {
@@ -108,7 +108,7 @@ TEST_CASE("trainer: what does not train changes nothing" * doctest::test_suite(k
             step(watched, i);
         }
         CHECK(same_bits(all_weights(plain.weights, plain.stream), all_weights(watched.weights, watched.stream)));
-        // Its own control: another batch does change it.
+        // A control: another batch does change it.
         step(plain, 3);
         step(watched, 4);
         CHECK(!same_bits(all_weights(plain.weights, plain.stream), all_weights(watched.weights, watched.stream)));

@@ -17,11 +17,11 @@ namespace {
 
 constexpr int kVocab = 101;
 
-// `recipe`: of FP8; nullptr: none. Every second step is verified, or none.
+// `recipe` is an FP8 recipe, or nullptr for a run without FP8. If `verified`, every second step is verified.
 TrainerConfig config_of(const char* recipe, bool verified, int micro_steps = 1, Recompute recompute = Recompute::gelu) {
     ModelConfig model;
     model.name = "small";
-    const bool block = recipe && recipe == std::string("block");  // which wants 128 channels and tokens
+    const bool block = recipe && recipe == std::string("block");  // needs 128 channels and tokens
     const int tokens = block ? 128 : 32;
     model.layers = 2, model.heads = 2, model.channels = block ? 128 : 64, model.vocab = kVocab, model.context = tokens;
     Fp8Config fp8;
@@ -35,9 +35,9 @@ TrainerConfig config_of(const char* recipe, bool verified, int micro_steps = 1, 
     return config;
 }
 
-// Micro-batch `index`.
+// The micro-batch with this index.
 Batch batch_of(int index) {
-    Batch batch;  // enough for any of them
+    Batch batch;  // large enough for any of them
     for (int i = 0; i < 128; i++) batch.tokens.push_back((index * 31 + i * i + 7) % kVocab);
     for (const int token : batch.tokens) batch.targets.push_back((token * 3 + 1) % kVocab);
     return batch;
@@ -62,7 +62,7 @@ struct Run : TestModel<Real> {
         numbers.push_back(result.norm);
         return result;
     }
-    // A bit of the byte `byte` of the element in the middle.
+    // Flips a bit of byte `byte` of the middle element.
     template <class T>
     void flip(const T* memory, size_t count, size_t byte = 0) {
         T* middle = const_cast<T*>(memory) + count / 2;
@@ -96,7 +96,7 @@ void check_no_trace(const char* recipe, int micro_steps, Recompute recompute) {
     }
     CHECK(plain.numbers == verified.numbers);
     CHECK(same_bits(all_weights(plain.weights, plain.stream), all_weights(verified.weights, verified.stream)));
-    // Scales, histories and counts too.
+    // Also scales, histories and counts.
     CHECK(state_json(plain.trainer.read_state()) == state_json(verified.trainer.read_state()));
 }
 
@@ -132,7 +132,7 @@ TEST_CASE("verification: Muon's momentum and NorMuon's second moments") {
     });
     CHECK(momentum.find("m of h.1.fc.weight had checksum ") != std::string::npos);
     const std::string second = difference_after([](Run<bf16>& run) {
-        const auto lines = run.optimizer.muon()->second_moments()[2];  // V's of the first block
+        const auto lines = run.optimizer.muon()->second_moments()[2];  // V of the first block
         run.flip(lines.values, lines.lines, 2);
     });
     CHECK(second.find("second of h.0.qkv.weight.lines.2 had checksum ") != std::string::npos);
@@ -143,7 +143,7 @@ TEST_CASE("verification: a bit of the masters or moments that flips between two 
         CAPTURE(moment);
         Run<bf16> run(config_of(nullptr, true)), blind(config_of(nullptr, false)), clean(config_of(nullptr, false));
         const bool master = moment == std::string("master");
-        const auto flip = [&](Run<bf16>& r) {  // of a master a bit too low to show in the working copy
+        const auto flip = [&](Run<bf16>& r) {  // a bit of a master that is too low to show in the working copy
             const ParameterTable::Place place = r.table.find("h.1.fc.weight");
             const ParameterTensor& tensor = r.table.tensor(place);
             const size_t at = r.trainer.layout().slice_index(place.unit) + tensor.offset;
@@ -225,7 +225,7 @@ TEST_CASE("verification: begins anew with other weights, and whatever comes betw
 #if !LLMC_CUDA
 namespace {
 
-// In step 2 a bit flips in what the n-th such work writes.
+// In step 2, flips a bit in the output of the n-th such operation.
 template <class Real>
 std::string found_after_flip(const char* recipe, const char* work, uint64_t n, int micro_steps = 1) {
     Run<Real> run(config_of(recipe, true, micro_steps)), blind(config_of(recipe, false, micro_steps));
@@ -247,7 +247,8 @@ TEST_CASE("verification: a bit of an activation or a gradient that flips in one 
         CHECK(found.find("): " + what + " had checksum ") != std::string::npos);
         CHECK(found.find(" in the first micro-step, and ") != std::string::npos);
     };
-    // Two norms a block and the last one: the third of a pass is ln1 of block 1, whose error shows where block 1 ends.
+    // Two norms per block and the last one: the third of a pass is ln1 of block 1, whose error shows at the end of
+    // block 1.
     for (const uint64_t first : {0, 5}) {
         CAPTURE(first);
         says(found_after_flip<float>(nullptr, "embedding_forward", first / 5 + 1), "output of embedding");
