@@ -483,8 +483,8 @@ PLAIN_FOLDERS = [
                                       "linear", "log", "model", "optim", "plan", "run", "shard", "train", "virtual_gpu")),
     "Makefile", "data", "data/prepare", "dev", "dev/gpu", "dev/probe", "dev/reference", "dev/virtual_gpu", "scripts",
     "scripts/multi_node", "scripts/pretrain", "test"]
-MOST_FRAGMENTS = 175
-MOST_WITHOUT_OPENING = 34
+MOST_FRAGMENTS = 144
+MOST_WITHOUT_OPENING = 22
 
 # Fragments that comments must not contain, besides DIALECT, each with the form to write.
 FRAGMENTS = {

@@ -43,7 +43,7 @@ struct Trained {
     std::vector<float> losses;
     std::vector<std::vector<float>> gradients;
 
-    // Of `batch`, B rows, with the loss weight of `weighed` tokens.
+    // Runs `batch`, B rows, with the loss weight of `weighed` tokens.
     // `own_positions`: learned positions start again with each document. Otherwise they are 0 and their gradient is
     // ignored.
     Trained(const std::string& name, const Batch& batch, int B, float weighed, std::optional<int> end_token,
