@@ -64,7 +64,7 @@ void relu2_forward(Real* out, const Real* inp, size_t n, stream_t stream) {
         n);
 }
 
-// ---- backward: GELU, with the bias gradient ------------------------------------------------------------------------
+// ---- backward with a bias gradient: GELU ---------------------------------------------------------------------------
 
 template <class Real>
 struct GeluBackwardRows {
@@ -104,19 +104,24 @@ void gelu_backward(Real* dinp, float* dbias, float* scratch, const Real* dout, c
     if (dbias) reduce_column_parts(dbias, nullptr, scratch, plan.parts, C, C, accumulate, stream);
 }
 
-// ---- backward: ReLU squared ----------------------------------------------------------------------------------------
+// ---- backward without a bias: ReLU squared -------------------------------------------------------------------------
 
-template <class Real>
-static __global__ void __launch_bounds__(kThreads)
-    relu2_backward_kernel(Real* dinp, const Real* dout, const Real* inp, size_t n) {
+template <class Activation, class Real>
+LLMC_DEVICE void activate_backward(Real* dinp, const Real* dout, const Real* inp, size_t n) {
     const size_t at = (static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x) * 8;
     if (at >= n) return;
     float x[8], d[8];
     load8(inp + at, x);
     load8(dout + at, d);
     LLMC_UNROLL
-    for (int i = 0; i < 8; i++) d[i] *= Relu2::derivative(x[i]);
+    for (int i = 0; i < 8; i++) d[i] *= Activation::derivative(x[i]);
     store8(dinp + at, d);
+}
+
+template <class Real>
+static __global__ void __launch_bounds__(kThreads)
+    relu2_backward_kernel(Real* dinp, const Real* dout, const Real* inp, size_t n) {
+    activate_backward<Relu2>(dinp, dout, inp, n);
 }
 
 template <class Real>

@@ -170,11 +170,9 @@ inline void check_shape(int B, int T, const AttentionHeads& heads) {
 }
 
 // Elements of (B, T, heads, HD).
-inline size_t elements(int B, int T, int heads, int HD) {
-    return static_cast<size_t>(B) * static_cast<size_t>(T) * static_cast<size_t>(heads) * static_cast<size_t>(HD);
-}
+inline size_t elements(int B, int T, int heads, int HD) { return static_cast<size_t>(B) * T * heads * HD; }
 
-inline size_t tokens(int B, int T) { return static_cast<size_t>(B) * static_cast<size_t>(T); }
+inline size_t tokens(int B, int T) { return static_cast<size_t>(B) * T; }
 
 constexpr float kLog2E = 1.4426950408889634f;
 

@@ -260,7 +260,7 @@ static __global__ void __launch_bounds__(kThreads) smoothing_factors_kernel(floa
 
 void smoothing_factors(float* factors, float* amax, int layers, int C, stream_t stream) {
     check_rows("smoothing_factors", layers, C);
-    const size_t n = static_cast<size_t>(layers) * static_cast<size_t>(C);
+    const size_t n = static_cast<size_t>(layers) * C;
     launch<smoothing_factors_kernel>({dim3(layers), dim3(kThreads), 0, stream}, inout(factors, n), inout(amax, n), C);
 }
 

@@ -152,7 +152,7 @@ static __global__ void __launch_bounds__(kQuantizeThreads)
 void transpose_codes(e4m3* transposed, const e4m3* codes, int R, int C, stream_t stream) {
     if (R < 16 || R % 16 != 0 || C < 16 || C % 16 != 0)
         throw Error(ExitCode::failure, strprintf("transpose_codes: %d x %d are not multiples of 16", R, C));
-    const size_t n = static_cast<size_t>(R) * static_cast<size_t>(C);
+    const size_t n = static_cast<size_t>(R) * C;
     const unsigned blocks = static_cast<unsigned>(div_up(R, kTileRows) * div_up(C, kTileColumns));
     launch<transpose_codes_kernel>({dim3(blocks), dim3(kQuantizeThreads), 0, stream}, out(transposed, n), in(codes, n),
                                    R, C);

@@ -370,7 +370,7 @@ void dequantize_blocks(bf16* to, const e4m3* codes, const void* scales, ScaleLay
                        stream_t stream) {
     if (rows < 1 || K < 16 || K % 16 != 0)
         throw Error(ExitCode::failure, strprintf("dequantize_blocks: K=%d is not a multiple of 16", K));
-    const size_t elements = static_cast<size_t>(rows) * static_cast<size_t>(K);
+    const size_t elements = static_cast<size_t>(rows) * K;
     const unsigned blocks = static_cast<unsigned>(div_up(elements, static_cast<size_t>(kQuantizeThreads) * 16));
     const size_t bytes = scale_bytes(layout, static_cast<size_t>(rows), static_cast<size_t>(K));
     launch<dequantize_blocks_kernel>({dim3(blocks), dim3(kQuantizeThreads), 0, stream}, out(to, elements),

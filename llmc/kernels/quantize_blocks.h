@@ -42,11 +42,11 @@ LLMC_HD int block_exponent(float amax) {
 LLMC_HD float power_of_two(int exponent) { return float_from_bits(static_cast<uint32_t>(exponent + 127) << 23); }
 
 LLMC_HD size_t vector_scale_index(int rows, int r, int k) {
-    return static_cast<size_t>(k / kScaleVector) * static_cast<size_t>(rows) + static_cast<size_t>(r);
+    return static_cast<size_t>(k / kScaleVector) * rows + static_cast<size_t>(r);
 }
 LLMC_HD size_t tile_scale_index(int K, int r, int k) {
     const int pitch = (div_up(K, kScaleVector) + 3) / 4 * 4;
-    return static_cast<size_t>(r / kScaleVector) * static_cast<size_t>(pitch) + static_cast<size_t>(k / kScaleVector);
+    return static_cast<size_t>(r / kScaleVector) * pitch + static_cast<size_t>(k / kScaleVector);
 }
 // Index of the byte with the scale of (r, k).
 LLMC_HD size_t mx_scale_index(int K, int r, int k) {

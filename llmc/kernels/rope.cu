@@ -41,12 +41,12 @@ std::vector<float> rope_frequencies(float theta, const RopeScaling& scaling, int
 RopeValues rope_values(float theta, const RopeScaling& scaling, int HD, int positions) {
     const std::vector<float> frequencies = rope_frequencies(theta, scaling, HD);
     const int half = HD / 2;
-    const size_t n = static_cast<size_t>(positions) * static_cast<size_t>(half);
+    const size_t n = static_cast<size_t>(positions) * half;
     RopeValues values{std::vector<float>(n), std::vector<float>(n)};
     for (int position = 0; position < positions; position++) {
         for (int i = 0; i < half; i++) {
             const float angle = product(static_cast<float>(position), frequencies[static_cast<size_t>(i)]);
-            const size_t at = static_cast<size_t>(position) * static_cast<size_t>(half) + static_cast<size_t>(i);
+            const size_t at = static_cast<size_t>(position) * half + static_cast<size_t>(i);
             values.cos[at] = std::cos(angle);
             values.sin[at] = std::sin(angle);
         }
@@ -243,16 +243,12 @@ static void check_rope(const char* launcher, const RopeTable& table, int first, 
     if (N < 1 || T < 1 || first < 0 || first + std::min(N, T) > table.positions)
         refuse(strprintf("%d rows of sequences of %d, from position %d on, and a table of %d positions", N, T, first,
                          table.positions));
-    if (static_cast<size_t>(N) * static_cast<size_t>(heads.rows()) > 0x7fffffffu)
+    if (static_cast<size_t>(N) * heads.rows() > 0x7fffffffu)
         refuse(strprintf("%d rows of %d heads are too many; use a smaller micro-batch", N, heads.rows()));
 }
 
-static size_t table_size(const RopeTable& table, int HD) {
-    return static_cast<size_t>(table.positions) * static_cast<size_t>(HD) / 2;
-}
-static size_t qkv_size(int N, const AttentionHeads& heads) {
-    return static_cast<size_t>(N) * static_cast<size_t>(heads.qkv_width());
-}
+static size_t table_size(const RopeTable& table, int HD) { return static_cast<size_t>(table.positions) * HD / 2; }
+static size_t qkv_size(int N, const AttentionHeads& heads) { return static_cast<size_t>(N) * heads.qkv_width(); }
 template <int HD>
 static dim3 grid_of_heads(int N, int heads) {
     return dim3(div_up<size_t>(static_cast<size_t>(N) * heads, HeadShare<HD>::heads_at_once));

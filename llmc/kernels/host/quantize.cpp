@@ -101,7 +101,7 @@ template <class F8>
 void quantize_rows(const CodeTarget<F8>& to, Tally& tally, const float* values, size_t stride, int rows, int columns,
                    float scale, QuantizePass pass) {
     thread_local std::vector<uint8_t> codes;
-    codes.resize(static_cast<size_t>(rows) * static_cast<size_t>(columns));
+    codes.resize(static_cast<size_t>(rows) * columns);
     for (int r = 0; r < rows; r++) {
         const float* x = values + static_cast<size_t>(r) * stride;
         if (changes_state(pass)) note_row<F8>(tally, x, columns, scale, pass);
