@@ -120,8 +120,8 @@ FreshLoss fresh_loss(const ModelConfig& model) {
     return {ln_vocab, ln_vocab + 0.5 * model.channels * deviation * deviation};
 }
 
-StepReports::StepReports(const Options& options, const ProgressSetup& setup, const PassOverData& pass,
-                         const Fp8Registry* fp8, const Comm& comm, RunDirectory& directory)
+Reports::Reports(const Options& options, const ProgressSetup& setup, const PassOverData& pass, const Fp8Registry* fp8,
+                 const Comm& comm, RunDirectory& directory)
     : options_(options),
       fp8_(fp8),
       directory_(directory),
@@ -130,7 +130,7 @@ StepReports::StepReports(const Options& options, const ProgressSetup& setup, con
       pass_(pass),
       progress_(comm.is_main() ? stdout : nowhere_.get(), setup) {}
 
-void StepReports::add_facts(StepRecord& record, uint64_t batch_hash, const Energy& energy) const {
+void Reports::add_facts(StepRecord& record, uint64_t batch_hash, const Energy& energy) const {
     const int64_t length = options_.sequences.tokens_of(record.step);
     record.tokens = options_.batches.tokens_until(record.step);
     if (!options_.sequences.stages().empty()) record.seq = length;
@@ -143,7 +143,7 @@ void StepReports::add_facts(StepRecord& record, uint64_t batch_hash, const Energ
     if (record.step == 1 && options_.init_from.empty()) record.fresh = fresh_loss(options_.model_config);
 }
 
-void StepReports::report(StepRecord record) {
+void Reports::report(StepRecord record) {
     record.tokens_per_s = static_cast<double>(options_.batches.tokens_of(record.step)) / record.ms * 1e3;
     record_step(record, directory_);
     progress_.step(record, device_bytes_in_use());
@@ -157,7 +157,7 @@ void StepReports::report(StepRecord record) {
     check_skips(record, options_.max_skips, fp8_);
 }
 
-void StepReports::check_bits(const StepRecord& record) {
+void Reports::check_bits(const StepRecord& record) {
     const std::string& difference = record.verified->difference;
     if (difference.empty()) return;
     const std::string text = strprintf(
@@ -169,7 +169,7 @@ void StepReports::check_bits(const StepRecord& record) {
     throw Error(ExitCode::bad_numbers, text);
 }
 
-void StepReports::report(const ValRecord& record) {
+void Reports::report(const ValRecord& record) {
     record_validation(record, directory_);
     progress_.validation(record);
     if (record.losses.empty()) return;
@@ -177,7 +177,7 @@ void StepReports::report(const ValRecord& record) {
     if (!results_.best_val || results_.val->loss < results_.best_val->loss) results_.best_val = results_.val;
 }
 
-void StepReports::print_bench() {
+void Reports::print_bench() {
     if (options_.bench) progress_.print(format_bench(benched_, setup_, device_bytes_in_use()));
 }
 

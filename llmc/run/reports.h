@@ -60,11 +60,12 @@ struct PassOverData {
 // `data_step` (from 1), or if a step takes a whole pass.
 std::string describe_pass_end(const TokenSchedule& batches, int64_t tokens_per_pass, int64_t step, int64_t data_step);
 
-class StepReports {
+// Reports steps and validations to the terminal and to metrics.jsonl, and keeps the losses that the run ends with.
+class Reports {
 public:
     // `fp8` names tensors; nullptr without FP8.
-    StepReports(const Options& options, const ProgressSetup& setup, const PassOverData& pass, const Fp8Registry* fp8,
-                const Comm& comm, RunDirectory& directory);
+    Reports(const Options& options, const ProgressSetup& setup, const PassOverData& pass, const Fp8Registry* fp8,
+            const Comm& comm, RunDirectory& directory);
 
     // Adds to the record of a step what the run knows of it: its batch, the tokens so far, energy.
     void add_facts(StepRecord& record, uint64_t batch_hash, const Energy& energy) const;

@@ -105,7 +105,7 @@ private:
     Checkpoints<Real> checkpoints_;
     TrainLoader loader_;
     Evaluation<Real> evaluation_;
-    StepReports reports_;
+    Reports reports_;
     Profiler profiler_;
     EnergyMeter meter_;
     std::optional<Follower> follower_;  // --track

@@ -1,9 +1,9 @@
 // Stopping a run before its last step, by signals and by --max-minutes.
 //
-// SIGINT, SIGTERM, SIGHUP (a closed terminal), SIGUSR1 and SIGUSR2 (Slurm can send one of
-// them before a time limit) ask for a clean stop after the current step; one rank that gets a signal is enough. A
-// second signal ends the process immediately with the exit code that shells expect (128 + its number). Within two
-// seconds this needs two SIGINTs, because launchers and batch systems may deliver one order as two signals.
+// SIGINT, SIGTERM, SIGHUP (a closed terminal), SIGUSR1 and SIGUSR2 (Slurm can send one of them before a time limit) ask
+// for a clean stop after the current step; one rank that gets a signal is enough. A second signal ends the process
+// immediately with the exit code that shells expect (128 + its number). Within two seconds this needs two SIGINTs,
+// because launchers and batch systems may deliver one order as two signals.
 //
 // SIGPIPE and SIGXFSZ are ignored, so that the writing call fails instead of the process. A run whose output nobody
 // reads continues, and a file above the limit of `ulimit -f` is reported with its name.
