@@ -1,3 +1,4 @@
+// Finds the command that the first argument names, and runs it.
 #include "llmc/commands/command.h"
 
 #include <cstdio>

@@ -1,4 +1,4 @@
-// The commands other than training and its check, by the word in front of the flags: eval, export, sample.
+// The commands besides training and its check: eval, export and sample, named by the first argument.
 #pragma once
 #include <optional>
 #include <string>

@@ -1,3 +1,4 @@
+// The eval command: its arguments, and the losses and accuracies that it prints.
 #include "llmc/commands/eval.h"
 
 #include <algorithm>

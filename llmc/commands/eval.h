@@ -1,4 +1,4 @@
-// train_gpt eval: what a model that is there is worth, on validation sets and HellaSwag.
+// train_gpt eval measures an existing model on validation sets and HellaSwag.
 #pragma once
 #include <string>
 #include <vector>

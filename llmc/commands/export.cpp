@@ -1,3 +1,4 @@
+// The export command: its arguments, and the files that it writes and replaces.
 #include "llmc/commands/export.h"
 
 #include <algorithm>
@@ -63,7 +64,7 @@ bool is_same_place(const fs::path& a, const fs::path& b) {
     return fs::weakly_canonical(a, ignored) == fs::weakly_canonical(b, ignored);
 }
 
-// What an earlier export, or a run, has left of a model.
+// True for files that an earlier export or a run wrote for a model.
 bool is_model_file(const std::string& name) {
     const bool shard = name.starts_with("model-") && name.ends_with(".safetensors");
     return shard || name == "model.safetensors" || name == "model.safetensors.index.json" || name == "config.json" ||
@@ -90,7 +91,7 @@ void make_directory(const Request& request) {
         if (is_model_file(path.filename().string())) fs::remove(path, error);
 }
 
-// Where --format llmc writes: FILE.bin, or model.bin in a directory.
+// The file that --format llmc writes: FILE.bin, or model.bin in a directory.
 std::string llmc_file(const Request& request) {
     std::error_code error;
     fs::path file(request.to);

@@ -1,4 +1,4 @@
-// train_gpt export: weights of a model from one program's files to another's.
+// train_gpt export converts a model's weights from one program's files to another's.
 #pragma once
 #include <string>
 #include <vector>

@@ -1,3 +1,4 @@
+// Finds the tokenizer of a model's weights, and resolves the options of a command that loads the model.
 #include "llmc/commands/loaded_model.h"
 
 #include <filesystem>

@@ -15,7 +15,7 @@ namespace llmc {
 // the one of the training data.
 TokenizerSearch find_tokenizer(const std::string& given, const std::string& from, const WeightSource& weights);
 
-// resolve() for the model that the weights are of; `surroundings` beside the ranks'.
+// Calls resolve() for the model of the weights, with `surroundings` and the number of ranks.
 void resolve_for(const ModelConfig& model, Options& options, ResolveInputs surroundings, const Ranks& ranks);
 
 // A Trainer of resolved options that evaluates alone, with the weights. A collective.

@@ -1,3 +1,4 @@
+// Parses the arguments of commands, and checks values that several of them share.
 #include "llmc/commands/parse.h"
 
 #include <algorithm>

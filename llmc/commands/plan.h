@@ -1,4 +1,4 @@
-// --dry-run and --estimate-scaling: what a run would need and take, printed without a GPU.
+// --dry-run and --estimate-scaling print a run's predicted memory and time, without a GPU.
 #pragma once
 #include "llmc/comm/comm.h"
 #include "llmc/device/runtime.h"

@@ -1,3 +1,4 @@
+// The sample command: its arguments, and generation of text token by token.
 #include "llmc/commands/sample.h"
 
 #include <unistd.h>
@@ -55,10 +56,10 @@ bool parse(const std::vector<std::string>& arguments, Request& request) {
     return true;
 }
 
-// What of a longer context is used: its rows are in memory from the start.
+// The most tokens of a longer context that are used, because memory for them is allocated at the start.
 constexpr int kMostRows = 8192;
 
-// One sequence as long as the model can take, or FP8 products can of it.
+// Chooses one sequence, as long as the model and FP8 products allow.
 void choose_shape(const ModelConfig& model, Options& o) {
     const int multiple = o.precision == Precision::bf16 || o.precision == Precision::fp32 ? 1
                          : model.context >= 128                                           ? 128

@@ -1,4 +1,4 @@
-// train_gpt sample: text from a model, as it is made.
+// train_gpt sample prints text from a model as it is generated.
 #pragma once
 #include <string>
 #include <vector>

@@ -1,5 +1,5 @@
-// --depth N, nanochat's one dial (https://github.com/karpathy/nanochat, scripts/base_train.py): a model of N layers,
-// and with it the tokens to train on, the batch and the rates that follow from its size.
+// --depth N, the one setting of nanochat (https://github.com/karpathy/nanochat, scripts/base_train.py): a model of N
+// layers, whose size determines the number of training tokens, the batch and the learning rates.
 #pragma once
 #include "llmc/flags/options.h"
 

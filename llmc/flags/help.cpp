@@ -1,3 +1,4 @@
+// Builds the help of all flags as text, wrapped to the width of the terminal, and as Markdown.
 #include "llmc/flags/help.h"
 
 #include <sys/ioctl.h>

@@ -283,7 +283,7 @@ ValSet parse_val_set(const std::string& text) {
     return {name, text.substr(equals + 1)};
 }
 
-// What -e list prints.
+// The text that -e list prints.
 static std::string models_text() {
     return wrap("Models for -e: " + joined(model_names()) + "; nano-dN for any N; or a JSON file that describes one.",
                 2, help_width()) +

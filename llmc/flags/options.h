@@ -72,7 +72,7 @@ struct Options {
     // Data and output
     std::string train;        // glob
     std::vector<ValSet> val;  // any number
-    std::string out;          // run directory; "": nothing is written
+    std::string out;          // run directory; nothing is written if empty
     bool overwrite = false;
     Parsed<std::vector<std::string>> track = {"off", {}};  // TARGET or TARGET=VALUE of scripts/follow.py
 
@@ -178,7 +178,7 @@ struct Options {
     // Validation and samples
     int64_t val_every = -1;    // 0 = never; -1 = not given = what costs less than 5 % (validation_interval)
     int64_t val_batches = 20;  // 0 = never, -1 = all
-    std::string hellaswag;     // file; "": none
+    std::string hellaswag;     // file; may be empty
     int64_t sample_every = 0;  // 0 = never
     int sample_tokens = 64;    // 0 = no samples
     std::string tokenizer;
@@ -200,7 +200,7 @@ struct Options {
     int world = 0;                       // ranks to plan for; 0 = not given
     std::string gpu;                     // short name of the card to plan for
     std::string config_file;             // where --config values came from
-    Parsed<ProfileSteps> profile_steps;  // "": none
+    Parsed<ProfileSteps> profile_steps;  // may be empty
 
     std::set<std::string> given;  // long names of flags that the command line or --config has
     bool checking = false;        // train_gpt check: no run
@@ -227,10 +227,10 @@ struct ParsedOptions {
 
 ParsedOptions parse_options(int argc, const char* const* argv);
 
-// What resolve() needs to know about the surroundings.
+// The facts about the surroundings that resolve() needs.
 struct ResolveInputs {
     int ranks = 1;
-    const ModelConfig* model = nullptr;  // of weights that are there, in place of --model's
+    const ModelConfig* model = nullptr;  // of existing weights, used instead of --model's
     int data_vocab = 0;                  // from the shards' sidecar; 0 = unknown
     int end_token = -1;                  // of the shards; -1 = unknown
     int64_t train_tokens = 0;            // for one epoch; 0 = unknown
@@ -264,9 +264,9 @@ Options options_from_json(const std::string& text);
 Options read_config_file(const std::string& path);
 std::string version_text();  // what --version prints
 ValSet parse_val_set(const std::string& text);
-// The interval in steps at which validating on so many batches (of a rank) takes less than 5 % of the time of the steps
-// between. A batch is a forward pass; backward is twice that, so a micro-step is three. Rounded up to two digits of
-// which the second is 0 or 5.
+// The interval in steps at which validating on this number of batches per rank takes less than 5 % of the time of the
+// steps in between. A batch costs one forward pass, and a micro-step costs three, because backward is twice forward.
+// The result is rounded up to two digits, the second of which is 0 or 5.
 int64_t validation_interval(int64_t batches, int64_t micro_steps);
 
 }  // namespace llmc

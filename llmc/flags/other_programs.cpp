@@ -1,3 +1,4 @@
+// Tables of llm.c's and other programs' flags, with the answer to each.
 #include "llmc/flags/other_programs.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Parses schedules of batch sizes and sequence lengths, and looks up their values at a step.
 #include "llmc/flags/token_schedule.h"
 
 #include <algorithm>

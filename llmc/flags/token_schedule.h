@@ -1,4 +1,4 @@
-// How many tokens an optimizer step takes, and a sequence has. Large runs begin with small batches, as GPT-3's (arXiv
+// The number of tokens per optimizer step and per sequence. Large runs begin with small batches, as GPT-3's (arXiv
 // 2005.14165) and DeepSeek-V3's (arXiv 2412.19437) did: early gradients agree, and a small batch learns as much from
 // fewer tokens. Short sequences to begin with make early steps cheaper and steadier (arXiv 2108.06084).
 #pragma once

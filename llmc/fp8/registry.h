@@ -68,7 +68,7 @@ public:
     // the histories.
     bool uses_history() const { return config_.recipe == Fp8Recipe::delayed && calibrated_; }
 
-    // Whether casts of training passes count the elements that they lose, which costs time. Off at first; always on
+    // Lets casts of training passes count the elements that they lose, which costs time. Off at first, and always on
     // with a fallback rule. Values that are not finite are always counted.
     void count_losses(bool on) {
         count_losses_ = on || falls_back();

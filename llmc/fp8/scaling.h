@@ -33,7 +33,7 @@ constexpr Fp8Role role_of(int tensor) { return static_cast<Fp8Role>(tensor % kFp
 // scale unchanged. amax_now raises amax, or marks the tensor as bad if it is not finite, and is cleared.
 void fp8_set_current(Fp8State* states, int first, int count, const Fp8Config& config, stream_t stream);
 // Rolls histories and computes scales of all tensors except weights, and clears amax and bad. If the loss scale changes
-// by *change (a power of two; nullptr: it does not), gradients' histories and scales change with it exactly.
+// by *change (a power of two; unchanged if nullptr), gradients' histories and scales change with it exactly.
 void fp8_finish_step(Fp8State* states, float* history, int count, const Fp8Config& config, const float* change,
                      stream_t stream);
 // *flag = 1 + the index of the first tensor in which this step met a value that is not finite, or 0. The order is that

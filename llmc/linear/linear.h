@@ -37,7 +37,7 @@ constexpr bool kCanBeFp8 = std::is_same_v<Real, bf16>;
 template <class Real>
 class Linear;
 
-// What the linear layers of a model share: matrix products, the FP8 recipe, and memory for codes. Each layer adds
+// The parts that a model's linear layers share: matrix products, the FP8 recipe, and memory for codes. Each layer adds
 // itself when it is constructed; then comes finish_planning().
 template <class Real>
 class LinearLayers {

@@ -32,7 +32,8 @@ public:
 
     // True if producers must also write the values of this layer's input and of its output's gradient.
     virtual bool wants_values(const Layer&, const Pass&) const { return false; }
-    // Where to write the values of an input (N, C) that would otherwise only exist in FP8, if this observer wants them.
+    // Returns memory for the values of an input (N, C) that would otherwise only exist in FP8, or nullptr if this
+    // observer does not want them.
     virtual Real* input_values(const Layer&, const Pass&) { return nullptr; }
     // True if the input has to be written as values first, for change_input().
     virtual bool changes_input(const Layer&) const { return false; }

@@ -1,5 +1,5 @@
-// What layers hand to each other: the pass that runs, and the operands of products, in the activations' own type or as
-// FP8 codes. The kernel that computes an operand returns it as a value.
+// The values that layers pass to each other: the current pass, and operands of products, in the activations' own type
+// or as FP8 codes. The kernel that computes an operand returns it as a value.
 #pragma once
 #include "llmc/device/runtime.h"
 #include "llmc/kernels/fp8_state.h"

@@ -1,4 +1,4 @@
-// Which FP8 products cuBLASLt has, by its version and the card, as far as that is known without calling it. This code
+// The FP8 products that cuBLASLt supports, by its version and the card, as far as known without calling it. This code
 // needs no CUDA, so that it is tested without a GPU.
 #pragma once
 #include <cstddef>

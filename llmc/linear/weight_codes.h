@@ -6,8 +6,8 @@
 //                                 transposed when dgrad first needs them.
 //   lm_head, and recipe mxfp8     both layouts from the working copy, which every rank has
 //
-// ParameterTensor::codes says which weights have codes and what they are made from. Layers are known by their numbers
-// in Fp8Registry.
+// ParameterTensor::codes says which weights have codes, and whether codes come from masters or the working copy. Layers
+// are identified by their numbers in Fp8Registry.
 #pragma once
 #include <cstdint>
 #include <deque>

@@ -88,7 +88,7 @@ bool has_bytes(const std::string& path) {
     return exists(path) && (error || bytes > 0);
 }
 
-// What the lines of a log say about the run.
+// Facts about a run that the lines of its log show.
 struct Log {
     bool is_ours = false;  // its first line looks like a run's
     bool has_steps = false;

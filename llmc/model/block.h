@@ -19,7 +19,7 @@ enum class Recompute {
     block,  // keep only a block's input and run its forward again
 };
 
-// What the parts of a model share while it is constructed. Each part plans its own memory and adds its own layers.
+// Data that the parts of a model share while it is constructed. Each part plans its own memory and adds its own layers.
 template <class Real>
 struct ModelContext {
     const ModelConfig& config;

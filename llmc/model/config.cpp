@@ -126,7 +126,7 @@ std::string possible_heads(int channels) {
     return text;
 }
 
-// What somebody who comes from llm.c probably meant by `name`.
+// A suggestion for users of llm.c, whose models have other names than `name` here.
 std::string hint_for_unknown(const std::string& name) {
     if (name.rfind("gpt2:", 0) == 0) return strprintf("; llm.c's %s is %s here", name.c_str(), name.c_str() + 5);
     if (name.rfind("gpt3:", 0) == 0) {
@@ -143,7 +143,7 @@ std::string hint_for_unknown(const std::string& name) {
     return "";
 }
 
-// Where a head has C / NH channels.
+// For models whose heads have C / NH channels.
 void validate_heads(const ModelConfig& m) {
     if (m.channels % m.heads != 0) {
         refuse(strprintf("model %s: channels=%d cannot be divided by heads=%d; use %s", m.name.c_str(), m.channels,
@@ -157,8 +157,8 @@ void validate_heads(const ModelConfig& m) {
     }
 }
 
-// Of the architectures here, Qwen3 alone has a class that knows windows: another one's weights would be read as a model
-// that sees all keys.
+// Only Qwen3's published class supports windows. With another architecture, other programs would read the weights as a
+// model that sees all keys.
 void validate_window(const ModelConfig& m) {
     if (m.window == 0 && m.window_layers.empty()) return;
     if (m.architecture != &kQwen3)

@@ -28,7 +28,7 @@ struct ModelConfig {
     int context = 0;   // longest sequence; 0 in a file that leaves it to -t
     const Architecture* architecture = &kGpt2;
 
-    // What GPT-2 leaves no choice of.
+    // Settings that GPT-2 does not have.
     int kv_heads = 0;      // NKV, of keys and values: each is read by NH / NKV heads; 0: NH
     int own_head_dim = 0;  // HD where it is not C / NH; 0: it is
     int hidden = 0;        // F, channels inside the MLP; 0: 4C
@@ -37,7 +37,7 @@ struct ModelConfig {
     RopeConfig rope = {};
     double logit_cap = 0;  // logits are cap * tanh(logits / cap); 0: as they are
     int window = 0;        // keys that a query sees in short layers, its own and those before it; 0: no layer is short
-    std::string window_layers = {};  // S (short) or L (long: all keys) a layer, begun anew until all have one; empty: S
+    std::string window_layers = {};  // S (short) or L (long: all keys) per layer, repeated over the layers; empty: S
 
     ModelTable table() const { return architecture->table(*this); }
 

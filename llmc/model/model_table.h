@@ -74,8 +74,8 @@ inline size_t embedding_unit() { return 0; }
 inline size_t block_unit(int layer) { return static_cast<size_t>(layer) + 1; }
 size_t final_unit(const ModelConfig& config);
 std::vector<Unit> parameter_units(const ModelConfig& config);
-// Decides which weights have FP8 codes and what they are made from (ParameterTensor::codes). The head's come from its
-// working copy, because it may share its weight with the embedding, which reads that.
+// Decides which weights have FP8 codes, from masters or the working copy (ParameterTensor::codes). The head's come from
+// the working copy, because it may share its weight with the embedding, which reads that copy.
 void choose_fp8_weights(std::vector<Unit>& units, const Fp8Layers& layers, Fp8Scaling scaling);
 std::string block_prefix(int layer);  // "h.3.", with which names of a block's tensors and layers start
 

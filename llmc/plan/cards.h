@@ -1,5 +1,5 @@
-// What cards can do: the peaks of their data sheets, which MFU refers to, and the rates that predictions use. A rate is
-// the one that the card check measured on this card, or else a usual share of the data sheet's peak.
+// The speed of cards: peaks from their data sheets, which MFU refers to, and the rates that predictions use. The card
+// check measures rates on this card. Without one, a rate is a typical share of the data sheet's peak.
 #pragma once
 #include <optional>
 #include <string>

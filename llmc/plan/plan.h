@@ -132,8 +132,8 @@ struct ScalingPoint {
     bool fits = true;
 };
 
-// `plan(gpus)` plans a rank among so many. `run.ranks` does not matter; batch and micro-steps are those of every rank.
-// Throws Error(bad_flags) if there is no prediction for the run.
+// `plan(gpus)` plans one rank of a run on that many GPUs. `run.ranks` does not matter; batch and micro-steps are those
+// of every rank. Throws Error(bad_flags) if there is no prediction for the run.
 std::vector<ScalingPoint> estimate_scaling(PlannedRun run, const std::function<StagePlan(int)>& plan);
 
 std::string describe_scaling(const PlannedRun& run, const std::vector<ScalingPoint>& points);

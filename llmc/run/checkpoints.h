@@ -24,7 +24,7 @@ public:
                 const RunPosition& position);
 
     bool enabled() const { return saver_.has_value(); }
-    // What this rank tells the others at the end of a step.
+    // This rank's state, which it tells the others at the end of a step.
     bool is_writing() const { return saver_ && saver_->is_working(); }
     bool is_time() const;  // --checkpoint-minutes have passed; always false on ranks other than 0
 

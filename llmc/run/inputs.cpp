@@ -31,7 +31,7 @@ void check_end_token(const ShardSet& set, const Options& o) {
                          o.end_token));
 }
 
-// The tokenizer that --tokenizer names, or the one that the shards were made with: a tokenizer file in their directory,
+// The tokenizer that --tokenizer names, or else the shards' tokenizer: a tokenizer file in their directory,
 // or the byte vocabulary if their sidecar names it. A resumed run also looks in its own directory. A given tokenizer
 // that differs from theirs is refused.
 TokenizerSearch tokenizer_of(const ShardSet& shards, const Options& o) {

@@ -1,5 +1,5 @@
-// What a run tells a person: text at its start, steps and validations as they happen, text at its end. Also the exit
-// code, which says the same to a script.
+// A run's messages to people: text at its start, steps and validations as they happen, and text at its end. Also the
+// exit code, which tells scripts the same.
 #pragma once
 #include <cstddef>
 #include <cstdint>

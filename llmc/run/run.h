@@ -69,7 +69,7 @@ public:
     ExitCode finish();
 
 private:
-    // What the ranks tell each other at the end of a step: a stop on one rank is a stop on all, after the same step.
+    // Values that the ranks exchange at the end of a step. A stop on one rank stops all ranks after the same step.
     struct Agreement {
         StopReason stop = StopReason::none;  // the most urgent reason of all ranks
         uint64_t batch_hash = 0;             // sum over the ranks
@@ -110,7 +110,7 @@ private:
     EnergyMeter meter_;
     std::optional<Follower> follower_;  // --track
 
-    // Of the current step.
+    // State of the current step.
     int micro_steps_ = 0, micro_step_ = 0;
     BatchFingerprint fingerprint_;
     Agreement agreed_;

@@ -27,7 +27,7 @@ template <class Real>
 void begin_records(RunDirectory& directory, const Trainer<Real>& trainer, const Options& options,
                    const nlohmann::ordered_json& card_check, const Ranks& ranks, const RunPosition& position);
 
-// What run.json contains in addition to the options.
+// The contents of run.json besides the options.
 struct RunFacts {
     int world = 1;
     std::string device;                                     // "NVIDIA H200", "host (2 threads)"

@@ -13,7 +13,7 @@
 
 namespace llmc {
 
-// What the FP8 codes of a weight are made from. The working copy of a weight with codes from its masters is not used.
+// The source of a weight's FP8 codes. If codes come from the masters, the working copy is not used.
 enum class CodesFrom {
     nothing,  // no codes: its layer is not in FP8, or it belongs to no linear layer
     masters,

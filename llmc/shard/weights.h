@@ -158,7 +158,7 @@ private:
 template <class Real>
 class UnitInUse {
 public:
-    // `name`: under which profiles show the work of this scope, without the wait for the weights; nullptr: none.
+    // Profiles show the work of this scope, without the wait for the weights, under `name` if it is not nullptr.
     UnitInUse(Weights<Real>& weights, size_t unit, stream_t stream, const char* name = nullptr)
         : weights_(weights), unit_(unit), stream_(stream) {
         weights_.gather(unit_, stream_);

@@ -62,7 +62,7 @@ struct TrainerConfig {
     Fp8Scaling fp8_scaling() const { return fp8 ? scaling_of(fp8->recipe) : Fp8Scaling::tensor; }
 };
 
-// What is special about one step.
+// Properties of a single step.
 struct StepKind {
     bool continues = false;     // the previous step was the last work on the stream
     bool count_losses = false;  // FP8 casts count the elements that saturate or underflow

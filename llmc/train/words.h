@@ -11,7 +11,7 @@
 
 namespace llmc {
 
-// What a run computes in: FP8 in some linear layers and BF16 elsewhere, BF16, or FP32.
+// The number formats of a run: FP8 in some linear layers and BF16 elsewhere, BF16, or FP32.
 enum class Precision {
     fp8,
     bf16,

@@ -374,7 +374,7 @@ TEST_CASE("a check needs no more than the run has") {
     CHECK(variants(use).count("attention_fp8") == 0);
     use.scaling = Fp8Scaling::block;
     CHECK(variants(use) == std::set<std::string>{"", kAllOfFp8});
-    // What a run in BF16 needs too stays when FP8 goes.
+    // Kernels that a BF16 run also needs stay without FP8.
     for (const CheckItem& item : kernel_checks(use)) {
         if (item.name == "quantize_weight_tiles N=256 C=64") CHECK(item.variant == kAllOfFp8);
         if (item.name == "attention bf16 HD=32 NH=2") CHECK(item.variant.empty());
@@ -388,7 +388,7 @@ TEST_CASE("a check needs no more than the run has") {
     }
 }
 
-// Of words that tell architectures apart, those that a name of an item has.
+// Architectures differ in the words below; a model's items must contain exactly its own words.
 TEST_CASE("a check needs what the model's table says, and nothing else") {
     using Words = std::set<std::string>;
     const Words all = {"layernorm_forward bf16",

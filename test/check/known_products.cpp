@@ -156,7 +156,7 @@ TEST_CASE("Every product of an honest device is right, in the first way that is 
         ProductChecks checks(matmul, test_stream());
         const std::vector<ProductChoice> ways = checks.ways(product, "", 4);
         REQUIRE(!ways.empty());
-        // What is for want of better ways comes behind these: less workspace, then the bias apart.
+        // Ways that are only used without better ones come last: with less workspace, then with a separate bias.
         CHECK(std::is_sorted(ways.begin(), ways.end(), [](const ProductChoice& a, const ProductChoice& b) {
             return falls_back(a) < falls_back(b) ||
                    (falls_back(a) == falls_back(b) && a.separate_bias < b.separate_bias);

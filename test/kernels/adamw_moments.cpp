@@ -1,5 +1,4 @@
-// Tests of AdamW with moments in BF16: what they are rounded to, by which random bits, and that nothing is lost on
-// average.
+// Tests of AdamW with moments in BF16: their rounding, the random bits that decide it, and an average without bias.
 #include "llmc/kernels/update.h"
 #include "test/kernel_test.h"
 
@@ -67,7 +66,7 @@ double rounded(double x, uint32_t random) {
     const double lost = steps - std::floor(steps);
     return std::copysign((std::floor(steps) + (lost + random / 65536.0 >= 1)) * step, x);
 }
-// Of moment 0 (m) or 1 (v).
+// The random bits of moment 0 (m) or 1 (v).
 uint32_t bits_of(int moment, size_t place, int64_t applied = 3, uint64_t key = kKey) {
     return moment_bits(key, applied, place & ~size_t{1}) >> (place % 2 * 32 + static_cast<size_t>(moment) * 16) &
            0xffff;

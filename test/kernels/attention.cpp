@@ -152,7 +152,7 @@ TEST_CASE("attention: delta is unbiased where the output's rounding is one-sided
     Run<bf16> run(s, qkv, dout);
     run.forward();
     run.backward();
-    // What is left: P's rounding errors, times the spread of the values (half a percent of 0.5), of either sign.
+    // The rest is P's rounding errors times the spread of the values (half a percent of 0.5), of either sign.
     CHECK(std::fabs(mean_of_score_gradients(exact, run.delta.download())) < 2e-6);
 
     run.out_low.upload(std::vector<bf16>(s.elements()));  // zeros: delta = rowsum(dout * bf16(O))

@@ -58,8 +58,7 @@ struct Result {
     std::vector<Real> out, out_low;
 };
 
-// `qkv` and the results stand in frames of NaN: what is read beside the one shows, and so does what is written beside
-// the others.
+// `qkv` and the results are framed by NaN: reads outside `qkv` and writes outside the results show.
 template <class Real>
 Result<Real> run(const Shape& s, const std::vector<Real>& qkv) {
     constexpr size_t kFrame = 4096;

@@ -16,7 +16,7 @@ namespace {
 
 using Shape = reference::AttentionShape;
 
-// Documents of so many tokens each.
+// Adds documents of `length` tokens each.
 Shape with_documents(Shape s, int length) {
     for (int t = 0; t < s.tokens(); t++) s.documents.push_back(t % s.T / length * length);
     return s;

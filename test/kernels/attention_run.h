@@ -46,7 +46,7 @@ struct Run {
         attention_backward<Real>(dqkv, delta, dout, qkv, out, out_low, lse, shape.B, shape.T, shape.heads(),
                                  test_stream(), documents_or_none());
     }
-    // What the backward takes the output to be.
+    // The output that the backward pass uses.
     std::vector<double> output() const {
         std::vector<double> sum = to_doubles(out.download());
         if (sizeof(Real) == sizeof(float)) return sum;

@@ -39,7 +39,7 @@ struct Classifier {
         }
         targets[0] = V - 1;
     }
-    // Whether columns [begin, end) of the row are exactly 0.
+    // True if columns [begin, end) of the row are exactly 0.
     bool zeros(int row, int begin, int end) {
         for (int v = begin; v < end; v++) {
             if (!(to_float(at(row, v)) == 0.0f)) return false;

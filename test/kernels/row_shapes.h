@@ -1,4 +1,4 @@
-// What the tests of row kernels share: the shapes they try, where a NaN may go, and derivatives.
+// Shared code of the tests of row kernels: shapes, places for a NaN, and derivatives.
 #pragma once
 #include <cstring>
 #include <vector>
@@ -28,7 +28,7 @@ bool all_nan(const std::vector<Real>& values, size_t begin, size_t end) {
     return true;
 }
 
-// Of loss(x) at x, in FP64 by central differences, at some of its places.
+// Compares `gradient` with the derivative of loss(x), in FP64 by central differences, at some places.
 template <class Loss>
 void check_derivative(const std::vector<double>& x, const std::vector<float>& gradient, const Loss& loss) {
     for (size_t i = 0; i < x.size(); i += 17) {

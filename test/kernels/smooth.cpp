@@ -47,7 +47,7 @@ TEST_CASE("smoothing_factors: half of an outlier's distance; quiet channels as t
 namespace {
 
 constexpr int kN = 32, kC = 64, kOC = 48;
-constexpr size_t kLoud = 5;  // the channel that is so many times as large as the others
+constexpr size_t kLoud = 5;  // the channel that is many times as large as the others
 
 // x (N, C) of +-[1, 2), but for the loud channel; weight (OC, C) of +-[1, 2), 0 for the loud channel in every other
 // row, which there tells nothing of the others' loss.
