@@ -1,3 +1,4 @@
+// The ranks' agreement after the card check: which kernels to replace, and the ways to make products.
 #include "llmc/check/card_check.h"
 
 #include <algorithm>
@@ -12,8 +13,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Another way has to be so much faster than the library's first to be taken: between ways that are about as fast,
-// chance does not decide.
+// Another way replaces the library's first only if its time is below this share, so that chance does not decide
+// between ways of about the same speed.
 constexpr double kWorthChanging = 0.95;
 
 // "rank 3 on node7: ", or nothing where there is one rank.
@@ -64,7 +65,7 @@ bool was_tried(const Finding& finding, const ProductChoice& way) {
                        [&](const ProductTrial& trial) { return trial.way == way; });
 }
 
-// The way that a product is to be made in, of those that nobody objects to; nullptr: none.
+// The best way to make a product among those that no rank refused, or nullptr if there is none.
 const ProductTrial* best_way(const Finding& finding, const std::string& preferred,
                              const std::vector<ProductChoice>& refused) {
     const ProductTrial* best = nullptr;
@@ -77,7 +78,7 @@ const ProductTrial* best_way(const Finding& finding, const std::string& preferre
     return best;
 }
 
-// What rank 0 proposes for all, and what the others object to.
+// Rank 0's proposal for all ranks, with the objections of the others.
 struct Proposal {
     ProductChoices choices;
     std::set<std::string> hopeless;  // products, by key
@@ -146,7 +147,7 @@ std::vector<std::string> gather_lines(const Comm& comm, const std::vector<std::s
     return all;
 }
 
-// What is wrong on this card: kernels that others take the place of, and those that nothing does.
+// Sorts what is wrong on this card into kernels that others can replace and kernels that nothing can.
 void sort_problems(const CheckRequest& request, const Comm& comm, CardCheckResult& result) {
     std::vector<std::string> variants, notes, refusals;
     for (const CheckItem& item : kernel_checks(request.use)) {

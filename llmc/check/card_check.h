@@ -1,6 +1,7 @@
-// The card check: whether what a run will use is right on these very cards, and how its products are best made. Every
-// rank has its own card checked, by a worker process, or finds that it was; then all agree: what is wrong on one is
-// used on none, and products are made on all in the way that rank 0 has found fastest, so that all sum alike.
+// The card check tests whether everything that a run will use is right on its own cards, and finds the best way to make
+// its products. A worker process checks each rank's card, unless kept results exist. Then the ranks agree: no rank uses
+// what is wrong on one of them, and all make products in the way that rank 0 found fastest, so that all sums have the
+// same order.
 #pragma once
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -23,7 +24,7 @@ struct CardCheck {
     std::function<void()> alive = [] {};
 };
 
-// What came of it, the same on all ranks but for `findings`.
+// The result of the check, the same on all ranks except `findings`.
 struct CardCheckResult {
     Findings findings;         // of this rank's card, of the items asked for
     int right = 0, items = 0;  // of them

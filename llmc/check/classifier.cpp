@@ -57,10 +57,10 @@ Exact exact_values(const Shape& s, std::vector<double> logits, const std::vector
     return e;
 }
 
-// Of losses, relative to |loss| + 1. Of gradients, relative to each value, down to a floor of 1e-6 of the largest,
-// before the rounding to Real, in units of u = 2^-24: 3u |x - max| from the exponent, at most 14 above that floor; 5u
-// for ex2.approx.f32 (2 ulp from correctly rounded, PTX ISA), as much for the sum's terms; some 50u for its additions:
-// 6e-6.
+// Errors of losses, relative to |loss| + 1. Errors of gradients, relative to each value, down to a floor of 1e-6 of the
+// largest, before the rounding to Real, in units of u = 2^-24: 3u |x - max| from the exponent, at most 14 above that
+// floor; 5u for ex2.approx.f32 (2 ulp from correctly rounded, PTX ISA), as much for the sum's terms; some 50u for its
+// additions: 6e-6.
 constexpr double kLossError = 2e-6, kGradientError = 1e-5, kGradientFloor = 1e-6;
 // On top of both where logits are capped: a capped one errs by 10u of the cap (the tanh by 8u, then two roundings), and
 // so does the largest. A gradient has that error twice, of its own exponential and of the sum.

@@ -1,3 +1,4 @@
+// The known pattern, the operations that it goes through, and the comparison of every byte.
 #include "llmc/check/collectives.h"
 
 #include <algorithm>
@@ -110,7 +111,7 @@ public:
     }
 
 private:
-    // What rank `from` has for `to` in all_to_all_v: nothing, half or all of a row.
+    // The count that rank `from` sends to `to` in all_to_all_v: nothing, half or all of a row.
     size_t between(int from, int to) const { return count_ * static_cast<size_t>((from + 2 * to) % 3) / 2; }
     std::vector<size_t> bytes_between(bool sent) const {
         std::vector<size_t> sizes;

@@ -1,6 +1,6 @@
-// The card check's part between ranks: a known pattern through every operation of every communicator that a run uses,
-// one after the other, then through all communicators at once, each on a stream of its own; every byte is looked at.
-// One that never ends is the watchdog's.
+// The card check's part between ranks: it sends a known pattern through every operation of every communicator of a run,
+// one after the other, then through all communicators at once, each on its own stream, and compares every byte. The
+// watchdog stops an operation that never ends.
 #pragma once
 #include <string>
 #include <vector>

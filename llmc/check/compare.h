@@ -106,7 +106,7 @@ std::string not_equal(const ArrayShape& shape, const std::vector<T>& actual, con
     return wrong.text(actual.size());
 }
 
-// What differs between two runs on the same inputs.
+// Describes the difference between two runs on the same inputs.
 std::string not_repeated(const ArrayShape& shape, const std::vector<char>& first, const std::vector<char>& second);
 
 // An FP8 state: every bit but that amax and amax_now lie in a range, and counts between two. Where a cast's input is
@@ -116,8 +116,8 @@ struct StateRange {
 };
 std::string wrong_state(const Fp8State& actual, const StateRange& expected);
 
-// What quantizing values that are known up to bounds may give: all codes between those of the ends, and a range of
-// states. Exactly known FP32 values: bounds of 0.
+// The allowed results of quantizing values that are known up to bounds: all codes between those of the ends, and a
+// range of states. For exactly known FP32 values the bounds are 0.
 template <class F8>
 class CodeRanges {
 public:

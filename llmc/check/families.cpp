@@ -1,4 +1,4 @@
-// What several families need of a run: few heads, and documents (families.h).
+// Helpers for several families: runs with fewer heads, and documents (families.h).
 #include "llmc/check/families.h"
 
 #include <algorithm>

@@ -62,7 +62,7 @@ std::string name_of(const reference::AttentionShape& shape);  // that of its hea
 // none.
 std::vector<int> example_documents(const KernelUse& use, int B, int T);
 
-// Of an RMS norm; empty: it has none.
+// Example gains of an RMS norm; empty if it has none.
 template <class Real>
 std::vector<Real> example_gains(size_t C, bool gains) {
     return gains ? reference::random_normal<Real>(C, 0.3f, 164, 1.0f) : std::vector<Real>();

@@ -1,3 +1,4 @@
+// Requests and findings of the card check as JSON.
 #include "llmc/check/findings.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// What a card check asks of its worker process, and what it finds: as values, and as JSON between processes and in the
-// file where results are kept.
+// The request of a card check to its worker process, and its findings: as values, and as JSON between processes and in
+// the file of kept results.
 #pragma once
 #include <map>
 #include <nlohmann/json_fwd.hpp>
@@ -11,14 +11,14 @@
 
 namespace llmc {
 
-// What was reached a second, by name: "fp32", "bf16" and "fp8" are the FLOPs of products, "copy" the bytes that a copy
-// of memory reads and writes, "all_gather" and "reduce_scatter" the bytes that a rank gets to others.
+// Measured rates per second, by name: "fp32", "bf16" and "fp8" are FLOPs of products, "copy" counts bytes that a copy
+// of memory reads and writes, "all_gather" and "reduce_scatter" count bytes that a rank sends to others.
 using Rates = std::map<std::string, double>;
 bool is_of_products(const std::string& rate);
 
 struct Finding {
     std::string family, variant;  // of the item; see item.h
-    std::string problem;          // "": it is right
+    std::string problem;          // empty if it is right
     double seconds = 0;
     std::vector<ProductTrial> trials;  // of a product
     Rates rates = {};

@@ -1,4 +1,4 @@
-// What a card does by itself: casts of all values, copies within its memory, and a warp's matrix product by way of
+// Checks of a card's own instructions: casts of all values, copies within its memory, and a warp's matrix product with
 // cp.async, ldmatrix and mma.
 #include <random>
 
@@ -144,7 +144,7 @@ constexpr int kPitch = 64 + 8;  // elements from one row in shared memory to the
 constexpr int kValidRows = 11;  // of a: the rest is filled with zeros, and never read
 constexpr int kHalf = kDepth / 2;
 
-// Where element i (0 to 3) of a lane's C fragment lies (PTX ISA, "Matrix Fragments for mma.m16n8k16").
+// The place of element i (0 to 3) of a lane's C fragment (PTX ISA, "Matrix Fragments for mma.m16n8k16").
 LLMC_HD int row_in_c(int lane, int i) { return lane / 4 + (i < 2 ? 0 : 8); }
 LLMC_HD int column_in_c(int lane, int i) { return lane % 4 * 2 + i % 2; }
 

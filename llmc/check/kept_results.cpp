@@ -1,3 +1,4 @@
+// Reads and writes the file of kept results, under a lock.
 #include "llmc/check/kept_results.h"
 
 #include <fcntl.h>
@@ -18,7 +19,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 constexpr uint64_t kLargestFile = uint64_t{64} << 20;
 
-// Held by whoever changes the file. A file system without locks costs at most somebody's results.
+// A process holds this lock while it changes the file. On a file system without locks some results may get lost.
 class Lock {
 public:
     explicit Lock(const std::string& path) : fd_(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644)) {
@@ -67,7 +68,7 @@ Findings KeptResults::load() const {
     try {
         const Json json = read();
         if (!json.is_null()) return findings_from_json(json.at("findings"));
-    } catch (const std::exception&) {  // as if there were none: it is written anew
+    } catch (const std::exception&) {  // treated as missing; it will be written again
     }
     return {};
 }

@@ -1,6 +1,6 @@
 // Results of card checks, kept from one run to the next: a readable JSON file for each card, driver, set of libraries
 // and program, in $XDG_CACHE_HOME/train_gpt or ~/.cache/train_gpt. Several processes, and several machines with one
-// home directory, may write at the same time: what each has found is added to what is there.
+// home directory, may write at the same time: each adds its findings.
 #pragma once
 #include <nlohmann/json.hpp>
 #include <string>
@@ -19,11 +19,11 @@ public:
     KeptResults(const std::string& directory, const nlohmann::ordered_json& identity);
 
     const std::string& path() const { return path_; }
-    // What is kept; nothing where there is no such file, or one that cannot be read or is of something else.
+    // The kept results; empty if there is no such file, or if it is unreadable or belongs to something else.
     Findings load() const;
-    // The day on which something was added last; "" where load() has nothing.
+    // The day of the last addition; empty if load() returns nothing.
     std::string date() const;
-    // Adds findings, newer ones in place of older ones. Returns what went wrong, in words: a run goes on without.
+    // Adds findings; newer ones replace older ones. Returns a description of an error, which does not stop a run.
     std::string add(const Findings& findings) const;
 
 private:

@@ -66,7 +66,7 @@ struct KernelUse {
     float logit_cap = 0;  // 0: none
 
     KernelUse() = default;
-    // The kernels of a run with this configuration, among so many ranks.
+    // The kernels of a run with this configuration and number of ranks.
     KernelUse(const TrainerConfig& config, Precision precision, int ranks);
     // Sets the model's fields, from its shape and from the table of its tensors.
     void set_model(const ModelConfig& model);

@@ -25,7 +25,7 @@ LLMC_HD int integer_at(KnownNumbers numbers, size_t index) {
 }
 LLMC_HD int scale_exponent_at(uint32_t seed, size_t cell) { return static_cast<int>(mix(seed + 77, cell) & 1u); }
 
-// The bits of a number in a format with so many of mantissa and so large a bias of the exponent, made without any cast.
+// The bits of a number in a format with this many mantissa bits and this exponent bias, made without any cast.
 LLMC_HD uint32_t encode_integer(int value, int mantissa_bits, int bias, int bits) {
     if (value == 0) return 0;
     const uint32_t size = static_cast<uint32_t>(value < 0 ? -value : value);

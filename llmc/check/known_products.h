@@ -1,7 +1,7 @@
-// Operands of which every product is known exactly, whatever the order and the width of the sums: whole numbers so
-// small that all partial sums are exact, also in the 13 bits that Hopper keeps of sums of FP8 (arXiv 2412.19437,
-// section 3.3.2), times powers of two. What an element should be follows from its place alone, and is computed by a
-// plain kernel that shares nothing with the product but the definition.
+// Operands whose products are known exactly, for any order and width of the sums: integers so small that all partial
+// sums are exact, even in the 13 bits that Hopper keeps of FP8 sums (arXiv 2412.19437, section 3.3.2), times powers of
+// two. The right value of an element follows from its place alone. A plain kernel computes it, and shares only the
+// definition with the product.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -10,14 +10,14 @@
 
 namespace llmc {
 
-// Which numbers an operand holds. `largest` 0: real numbers of about 1 in place of whole ones, to see whether sums of
-// what has to be rounded come out the same twice.
+// The numbers in an operand. With `largest` 0 they are real numbers of about 1 instead of integers, to test whether
+// rounded sums repeat their bits.
 struct KnownNumbers {
     uint32_t seed = 0;
     int largest = 0;
 };
 
-// Of a product: its shape, and what its operands hold. Passed to kernels by value.
+// The shape of a product, and the numbers in its operands. Passed to kernels by value.
 struct KnownProduct {
     explicit KnownProduct(const Product& product);
 

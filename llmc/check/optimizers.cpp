@@ -114,7 +114,7 @@ After expected_update(const Update& u, const Before<Real>& b) {
             step = u.muon.scale * d;
             const bool away = (p > 0 && d < 0) || (p < 0 && d > 0);
             decay = u.muon.cautious && away ? 0 : u.muon.weight_decay;
-            // Of the rate, of the sum of both terms, and of the result.
+            // Roundings of the rate, of the sum of both terms, and of the result.
             const double bound = kUnit * 6 * rate * (std::fabs(p) + std::fabs(step));
             floor = bound / kUpdateError;
         }
@@ -240,7 +240,7 @@ void update(Trial& t, const Update& u) {
 
 constexpr double kSafety = 1.02, kBeta2 = 0.9;
 
-// What rounding to Real loses, relative.
+// The relative error of rounding to Real.
 template <class Real>
 constexpr double kRealUnit = sizeof(Real) == 2 ? 0x1p-8 : kUnit;
 

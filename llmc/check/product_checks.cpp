@@ -1,3 +1,4 @@
+// Runs products on known operands, compares samples of the results, and times them.
 #include "llmc/check/product_checks.h"
 
 #include <algorithm>
@@ -24,7 +25,7 @@ uint32_t bits_of(float value, Product::Element element) {
 
 }  // namespace
 
-// What a product reads and writes, and what its samples should be.
+// The buffers that a product reads and writes, and the right values of its samples.
 struct ProductChecks::Operands {
     Operands(const Product& p, stream_t stream)
         : product(p),
@@ -57,7 +58,7 @@ struct ProductChecks::Operands {
         fill_known(first.data(), product.first_element(), gemm.first_size(), numbers(known.first), stream);
         fill_known(second.data(), product.second_element(), gemm.second_size(), numbers(known.second), stream);
     }
-    // NaN where a product writes, or what it is to add to.
+    // Fills the result with NaN, or with the numbers that the product adds to.
     void clear_result(stream_t stream) const {
         if (product.accumulate)
             fill_known(result.data(), product.result_element(), gemm.result_size(), known.before, stream);

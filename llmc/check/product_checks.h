@@ -1,6 +1,6 @@
-// The matrix products of a run, each tried in the ways in which it can be made, until some are found that are right on
-// this card, and the fastest of those. Right: on known operands (known_products.h), into a result full of NaN, every
-// sample is exact, nothing is left out and nothing is written beside it; and on real numbers the same bits come twice.
+// Tries each matrix product of a run in different ways, until some are found that are right on this card, and finds the
+// fastest of those. A way is right if, with known operands (known_products.h) and a result full of NaN, every sample is
+// exact, nothing is left out and nothing is written outside the result, and if real numbers give the same bits twice.
 #pragma once
 #include <optional>
 #include <string>
@@ -11,27 +11,27 @@
 
 namespace llmc {
 
-// Whether a way is for want of better ones alone.
+// True for ways that are only used if there is no better one.
 inline bool falls_back(const ProductChoice& way) { return way.separate_bias || way.emulated || way.workspace; }
 
-// A way of making a product, tried.
+// The result of trying one way to make a product.
 struct ProductTrial {
     ProductChoice way;
-    std::string problem;  // "": it is right
-    double ms = 0;        // once, with nothing in the caches; 0: not timed
+    std::string problem;  // empty if it is right
+    double ms = 0;        // one product with cold caches; 0: not timed
 };
 
 class ProductChecks {
 public:
-    // `matmul` is given other choices with every trial.
+    // Every trial gives `matmul` other choices.
     ProductChecks(Matmul& matmul, stream_t stream);
     ~ProductChecks();
 
-    // In the order in which they are to be tried, the most wanted first: `preferred`, what the library proposes, at
-    // most `limit`; what it proposes for smaller workspaces; then, where the product has a bias, all of that without
-    // one and a kernel that adds it. Or the one way of products that this card makes with BF16 units.
+    // The ways to try, the most preferred first: `preferred`, the library's proposals, at most `limit`, and its
+    // proposals for smaller workspaces; then, if the product has a bias, all of them again with a separate kernel that
+    // adds it. Only one way for products that this card makes with BF16 units.
     std::vector<ProductChoice> ways(const Product& product, const std::string& preferred, int limit);
-    // Holds one way against what is known. Faults of the device are thrown, all else is in `problem`.
+    // Compares one way with the known results. Throws errors of the device, and puts all others into `problem`.
     ProductTrial hold(const Product& product, const ProductChoice& way, bool timed);
 
 private:

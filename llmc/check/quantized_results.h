@@ -14,7 +14,7 @@ inline const Passes kAllPasses = {QuantizePass::train, QuantizePass::train_count
                                   QuantizePass::write, QuantizePass::write_counted, QuantizePass::replay};
 inline const Passes kWritingPasses = {QuantizePass::train, QuantizePass::train_counted, QuantizePass::write,
                                       QuantizePass::write_counted, QuantizePass::replay};
-// Of a gradient's producer, which runs once.
+// The passes of a gradient's producer, which runs once.
 inline const Passes kTrainingPasses = {QuantizePass::train, QuantizePass::train_counted, QuantizePass::measure};
 
 inline const char* name_of(QuantizePass pass) {
@@ -55,7 +55,7 @@ struct QuantizedResults {
     }
     bool has_row() const { return layouts == Layouts::both || layouts == Layouts::row; }
     bool has_transposed() const { return layouts == Layouts::both || layouts == Layouts::transposed; }
-    // What the kernel gets.
+    // The argument for the kernel.
     Quantized<F8> target() const { return {has_row() ? row : nullptr, has_transposed() ? transposed : nullptr, state}; }
 
     // Compares with the codes of values that are known up to bounds, after these passes.

@@ -34,8 +34,8 @@ struct AttentionShape {
     }
 };
 
-// Where a head's row begins in qkv (B, T, NH + 2 NKV, HD), out (B, T, NH, HD) and lse (B, NH, T). Of qkv: head h of the
-// queries (0), keys (1) or values (2).
+// The first index of a head's row in qkv (B, T, NH + 2 NKV, HD), out (B, T, NH, HD) and lse (B, NH, T). In qkv, `which`
+// selects queries (0), keys (1) or values (2).
 struct AttentionLayout {
     AttentionShape s;
     size_t qkv(int b, int t, int which, int h) const {

@@ -1,5 +1,5 @@
-// What gradients between ranks in FP8 should be (llmc/comm/fp8_wire.h): from the definitions in FP64. For the card
-// check and for tests.
+// Reference values for gradients that ranks send in FP8 (llmc/comm/fp8_wire.h), from the definitions in FP64. For the
+// card check and for tests.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -51,8 +51,8 @@ inline CastPieces cast_pieces(const std::vector<float>& in, const std::vector<bf
     return result;
 }
 
-// Of pieces as they are sent, in FP32 and in the order of the ranks, onto `start` (count) or, where that is empty,
-// alone.
+// The sum of pieces as they are sent, in FP32 and in the order of the ranks, added to `start` (count) unless that is
+// empty.
 inline std::vector<float> sum_fp8_pieces(const std::vector<uint8_t>& pieces, int world, size_t count,
                                          const std::vector<float>& start) {
     const Fp8Piece piece{count};

@@ -1,5 +1,5 @@
-// What a cast to FP8, and the kernels that quantize, should give: from the formats' definition in FP64, with nothing of
-// the conversions that kernels use. For the card check and for tests.
+// Reference values for casts to FP8 and for kernels that quantize, from the formats' definition in FP64, without the
+// conversions that kernels use. For the card check and for tests.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -31,7 +31,7 @@ const std::vector<double>& magnitudes() {
     return table;
 }
 
-// What a code means; codes above the largest finite one are Inf (E5M2's first) and NaN.
+// The value of a code; codes above the largest finite one are Inf (E5M2's first) and NaN.
 template <class F8>
 double value_of(uint8_t code) {
     const std::vector<double>& table = magnitudes<F8>();
@@ -96,7 +96,7 @@ inline Fp8State state_after(const Fp8State& before, const Fp8State& counted, Qua
     return state;
 }
 
-// What quantizing x (N, C) with this scale should give.
+// The right result of quantizing x (N, C) with this scale.
 template <class F8>
 struct QuantizedReference {
     std::vector<NearestCode> row;
@@ -178,7 +178,7 @@ struct BlockReference {
     Fp8State after(const Fp8State& before, QuantizePass pass) const { return state_after(before, counted, pass); }
 };
 
-// Where the documentation of cuBLASLt ("1D/2D block scaling") puts the scale of (r, k), written out anew.
+// The place of the scale of (r, k) in the documentation of cuBLASLt ("1D/2D block scaling"), written independently.
 inline size_t documented_place(ScaleLayout layout, int rows, int K, int r, int k) {
     const int l = k / 128, vectors = (K + 127) / 128;
     if (layout == ScaleLayout::vectors) return static_cast<size_t>(l * rows + r);  // M-major, M x L

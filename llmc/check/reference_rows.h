@@ -15,7 +15,7 @@ constexpr double rounding_error() {
 
 // ---- layer norm and RMS norm ---------------------------------------------------------------------------------------
 
-// Of each of N rows; RMS norm's mean is 0.
+// The statistics of each of N rows; RMS norm's mean is 0.
 struct RowStatistics {
     std::vector<double> mean, rstd;
 };
@@ -93,7 +93,8 @@ constexpr double kColumnSumError = 1e-6;  // relative to |sum| + 1 + the mean of
 
 // ---- factors of --fp8-smooth ---------------------------------------------------------------------------------------
 
-// Of one layer, from the largest magnitude of each channel (llmc/kernels/outliers.h); `before` if no channel has any.
+// The smoothing factors of one layer, from the largest magnitude of each channel (llmc/kernels/outliers.h), or `before`
+// if all magnitudes are 0.
 std::vector<float> smoothing(const std::vector<float>& amax, const std::vector<float>& before);
 
 }  // namespace llmc::reference

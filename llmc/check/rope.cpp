@@ -12,7 +12,7 @@ namespace {
 
 // Of FP32, relative to the magnitudes of the terms: two products and a sum; before them a norm, as layer norm's.
 constexpr double kRotationError = 2 * 0x1.01p-24, kQkNormError = reference::kNormError + kRotationError;
-// Of the gradients of gains, relative to the magnitudes of all terms.
+// The error of the gains' gradients, relative to the magnitudes of all terms.
 constexpr double kQkGainError = 1e-5;
 
 // How rows of qkv lie and turn: row n is position first + n % T.

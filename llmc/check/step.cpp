@@ -45,7 +45,7 @@ Step run_step(Trial& trial, const std::vector<double>& squares, const ScheduleCo
     return {trial.read(state)[0], trial.read(scale)[0]};
 }
 
-// What is exact, field by field, and then every bit.
+// Compares the exact fields one by one, and then every bit.
 void compare_rest(Trial& trial, const Step& after, StepState expected, const LossScaleState& loss_scale) {
     const StepState& state = after.state;
     expected.spike = expected.bad_tensor = 0;

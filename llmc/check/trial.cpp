@@ -21,7 +21,7 @@ void Trial::restore(const Array& array) const {
         write_through(array.memory.data(), array.before.data(), array.before.size(), stream_);
 }
 
-// What an array holds after a run, with what can be wrong about it whatever the kernel.
+// Reads an array back after a run, and notes problems that any kernel may have.
 std::vector<char> Trial::take(const Array& array) {
     const std::string trespass = array.memory.trespass();
     if (!trespass.empty()) note("next to " + array.shape.name + ": " + trespass);

@@ -61,7 +61,7 @@ void make_items(const CheckRequest& request, stream_t stream) {
     }
 }
 
-// Ways are tried until one is right; with `tune`, so many of the library's own are, and timed.
+// Tries ways until one is right. With `tune` it tries and times that many of the library's own.
 Finding try_product(const CheckRequest& request, ProductChecks& checks, const Product& product, const std::string& key,
                     const std::vector<ProductTrial>& over) {
     Finding finding{kProductFamily, "", "", 0, over};
@@ -110,7 +110,7 @@ void make_products(const CheckRequest& request, stream_t stream) {
 }  // namespace
 
 ExitCode check_worker(const std::function<KernelUse(const std::string& run)>& use_of) {
-    prctl(PR_SET_PDEATHSIG, SIGKILL);  // whoever asked is gone: nobody wants to know
+    prctl(PR_SET_PDEATHSIG, SIGKILL);  // ends with the process that asked
     const std::string text{std::istreambuf_iterator<char>(std::cin), {}};
     CheckRequest request = request_from_json(parse_json<Json>(text));
     open_device(request.device);
@@ -166,7 +166,7 @@ public:
     Worker& operator=(const Worker&) = delete;
 
     enum class Read { line, end, timeout };
-    // The next line; gives up after so many seconds.
+    // Reads the next line; gives up after `seconds`.
     Read read(std::string& line, double seconds) {
         for (;;) {
             if (const size_t end = buffer_.find('\n'); end != std::string::npos) {
@@ -242,7 +242,7 @@ private:
     std::string buffer_;
 };
 
-// What the lines of one worker say, taken into the findings.
+// Adds the reports of one worker, line by line, to the findings.
 struct Progress {
     Findings& found;
     const std::map<std::string, CheckItem>& items;
@@ -268,7 +268,7 @@ struct Progress {
             done = true;
         }
     }
-    // What was begun has this problem.
+    // Records this problem for the item, or the way, that was begun.
     void lose(const std::string& problem) {
         Finding& finding = found[item];
         if (way) {

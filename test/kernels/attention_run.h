@@ -1,4 +1,4 @@
-// What the tests of attention share beside the specifications: a run on the device with its buffers.
+// A run of attention on the device with its buffers, for tests besides the specifications.
 #pragma once
 #include <doctest/doctest.h>
 

@@ -1,4 +1,4 @@
-// What tests of quantizing kernels share beside the specifications: arrays for codes and state, and comparisons.
+// Arrays for codes and state, and comparisons, for tests of quantizing kernels besides the specifications.
 #pragma once
 #include "llmc/check/random_values.h"
 #include "llmc/check/reference_quantize.h"
