@@ -18,7 +18,7 @@
 #include "llmc/comm/agreement.h"
 #include "llmc/comm/backend.h"
 #include "llmc/comm/rank_reduce.h"
-#include "llmc/device/pci.h"
+#include "llmc/device/runtime.h"
 #include "llmc/kernels/elementwise.h"
 
 namespace llmc {

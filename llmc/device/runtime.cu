@@ -13,9 +13,7 @@
 #include "llmc/device/cuda_calls.h"
 #include "llmc/device/gpu_code.h"
 #include "llmc/device/memory_ledger.h"
-#include "llmc/device/pci.h"
 #include "llmc/device/shared_memory.h"
-#include "llmc/device/stream_kernels.h"
 
 namespace llmc {
 

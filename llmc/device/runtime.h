@@ -71,6 +71,15 @@ size_t shared_memory_per_block();  // the field of device_info(), without its co
 // True if the driver encodes tensor maps, which kernels with TMA need (device/hopper.cuh). False on the host device.
 bool has_tensor_maps();
 
+// PCI bus address, for example "00000000:3b:00.0", for libraries other than CUDA's runtime. "" on the host device.
+std::string device_pci_bus_id();
+// An identity that is unique on its machine: "00000000:3b:00.0 GPU-...". MIG slices of one card share the bus address
+// and differ in the UUID. "" on the host device.
+inline std::string device_identity() {
+    const std::string bus = device_pci_bus_id();
+    return bus.empty() ? bus : bus + " " + device_info().uuid;
+}
+
 // Device memory is aligned to device_alignment() bytes: 256, or 4096 with LLMC_GUARD=1. Its contents are undefined.
 enum class MemoryKind { weights, gradients, optimizer, activations, workspace };
 constexpr size_t kMemoryKinds = 5;
@@ -101,6 +110,11 @@ StreamPriority stream_priority(stream_t stream);
 void destroy_stream(stream_t stream);
 void synchronize(stream_t stream);
 void synchronize_device();
+
+// Each stream stores a set of bits that tells launchers which kernel variants to use (choose_kernels() in
+// llmc/kernels/variants.h). A new stream has no bits set.
+void set_stream_kernels(stream_t stream, uint64_t kernels);
+uint64_t stream_kernels(stream_t stream);  // 0 for nullptr
 
 event_t create_event(bool timing = false);
 void destroy_event(event_t event);

@@ -1,5 +1,5 @@
 // Causal flash attention forward in BF16 on mma.sync (sm_80 and later); see attention.h.
-#include "llmc/device/stream_kernels.h"
+#include "llmc/device/runtime.h"
 #include "llmc/kernels/attention.h"
 #include "llmc/kernels/attention_quantize.cuh"
 #include "llmc/kernels/attention_softmax.cuh"

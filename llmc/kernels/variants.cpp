@@ -4,7 +4,7 @@
 #include <sstream>
 
 #include "llmc/base/error.h"
-#include "llmc/device/stream_kernels.h"
+#include "llmc/device/runtime.h"
 
 namespace llmc {
 namespace {

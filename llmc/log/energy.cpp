@@ -6,7 +6,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "llmc/device/pci.h"
+#include "llmc/device/runtime.h"
 
 namespace llmc {
 

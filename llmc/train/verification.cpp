@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "llmc/device/pci.h"
+#include "llmc/device/runtime.h"
 #include "llmc/device/trace.h"
 #include "llmc/kernels/elementwise.h"
 

@@ -20,8 +20,7 @@
 #include <vector>
 
 #include "llmc/device/memory_ledger.h"
-#include "llmc/device/pci.h"
-#include "llmc/device/stream_kernels.h"
+#include "llmc/device/runtime.h"
 #include "llmc/device/vector.cuh"
 
 namespace llmc::host {

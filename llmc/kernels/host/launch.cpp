@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "llmc/device/formats.cuh"
-#include "llmc/device/stream_kernels.h"
+#include "llmc/device/runtime.h"
 
 namespace llmc::host {
 

@@ -2,7 +2,7 @@
 #include "llmc/kernels/host/launch.h"
 
 #include "llmc/device/kernel.cuh"
-#include "llmc/device/stream_kernels.h"
+#include "llmc/device/runtime.h"
 #include "test/kernel_test.h"
 
 using namespace llmc;
