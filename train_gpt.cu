@@ -2,21 +2,20 @@
 // main() turns errors into exit codes.
 #include <cstdio>
 
-#include "llmc/base/json.h"             // json_text
-#include "llmc/comm/connect.h"          // connect, leave, launch_environment
-#include "llmc/commands/check.h"        // admit, check_cards, check_communicators, Admission
-#include "llmc/commands/command.h"      // run_command
-#include "llmc/commands/plan.h"         // plan_rank, plan_run, predicted_seconds
-#include "llmc/flags/trainer_config.h"  // trainer_config
-#include "llmc/log/run_directory.h"     // RunDirectory, write_file
-#include "llmc/run/inputs.h"            // Inputs, only_bench, bench_tokens
-#include "llmc/run/ranks.h"             // Ranks
-#include "llmc/run/reports.h"           // describe_start, RunOutlook
-#include "llmc/run/resume.h"            // find_checkpoint, Resumed
-#include "llmc/run/run.h"               // Run, CardFacts
-#include "llmc/run/signals.h"           // install_signal_handlers
-#include "llmc/run/start.h"             // prepare_directory
-#include "llmc/train/trainer.h"         // Trainer
+#include "llmc/base/json.h"          // json_text
+#include "llmc/comm/connect.h"       // connect, leave, launch_environment
+#include "llmc/commands/check.h"     // admit, check_cards, check_communicators, Admission
+#include "llmc/commands/commands.h"  // run_command, plan_rank, plan_run, predicted_seconds
+#include "llmc/flags/options.h"      // Options, parse_options, resolve, trainer_config
+#include "llmc/log/run_directory.h"  // RunDirectory, write_file
+#include "llmc/run/inputs.h"         // Inputs, only_bench, bench_tokens
+#include "llmc/run/ranks.h"          // Ranks
+#include "llmc/run/reports.h"        // describe_start, RunOutlook
+#include "llmc/run/resume.h"         // find_checkpoint, Resumed
+#include "llmc/run/run.h"            // Run, CardFacts
+#include "llmc/run/signals.h"        // install_signal_handlers
+#include "llmc/run/start.h"          // prepare_directory
+#include "llmc/train/trainer.h"      // Trainer
 
 using namespace llmc;
 

@@ -12,7 +12,7 @@
 #include "llmc/data/loader.h"
 #include "llmc/device/math.cuh"
 #include "llmc/device/transfer.h"
-#include "llmc/flags/trainer_config.h"
+#include "llmc/flags/options.h"
 
 using namespace llmc;
 using nlohmann::ordered_json;

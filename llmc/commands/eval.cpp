@@ -1,5 +1,5 @@
 // The eval command: its arguments, and the losses and accuracies that it prints.
-#include "llmc/commands/eval.h"
+#include "llmc/commands/commands.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -7,8 +7,7 @@
 
 #include "llmc/base/json.h"
 #include "llmc/base/text.h"
-#include "llmc/commands/loaded_model.h"
-#include "llmc/commands/parse.h"
+#include "llmc/commands/model_command.h"
 #include "llmc/flags/flags.h"
 #include "llmc/run/evaluation.h"
 

@@ -1,5 +1,5 @@
 // The export command: its arguments, and the files that it writes and replaces.
-#include "llmc/commands/export.h"
+#include "llmc/commands/commands.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -9,8 +9,7 @@
 #include "llmc/checkpoint/hf_export.h"
 #include "llmc/checkpoint/llmc_model.h"
 #include "llmc/checkpoint/weight_source.h"
-#include "llmc/commands/loaded_model.h"
-#include "llmc/commands/parse.h"
+#include "llmc/commands/model_command.h"
 #include "llmc/data/tokenizer.h"
 
 namespace llmc {

@@ -1,6 +1,6 @@
 // Prints the plan of --dry-run and the table of --estimate-scaling.
 // build: per device
-#include "llmc/commands/plan.h"
+#include "llmc/commands/commands.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -11,7 +11,6 @@
 #include "llmc/base/json.h"
 #include "llmc/base/text.h"
 #include "llmc/commands/check.h"
-#include "llmc/flags/trainer_config.h"
 #include "llmc/log/metrics.h"
 #include "llmc/plan/plan.h"
 #include "llmc/run/ranks.h"

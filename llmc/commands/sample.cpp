@@ -1,5 +1,5 @@
 // The sample command: its arguments, and generation of text token by token.
-#include "llmc/commands/sample.h"
+#include "llmc/commands/commands.h"
 
 #include <unistd.h>
 
@@ -8,8 +8,7 @@
 #include <cstdio>
 #include <iostream>
 
-#include "llmc/commands/loaded_model.h"
-#include "llmc/commands/parse.h"
+#include "llmc/commands/model_command.h"
 #include "llmc/data/tokenizer.h"
 #include "llmc/flags/flags.h"
 #include "llmc/model/sampler.h"

@@ -1,7 +1,5 @@
-// The formulas behind --depth.
-// build: fuzzed
-#include "llmc/flags/depth.h"
-
+// --depth N, nanochat's one dial (https://github.com/karpathy/nanochat, scripts/base_train.py): a model of N layers,
+// and the tokens to train on, the batch and the learning rates that follow from its size. build: fuzzed
 #include <cmath>
 #include <nlohmann/json.hpp>
 
@@ -13,13 +11,13 @@
 namespace llmc {
 namespace {
 
-// nanochat's values, tuned at 12 layers. Left out are its cosine of the weight decay, which falls to 0, and the
-// momentum that falls again at the end; AdamW's numbers, of which it has some for embeddings and others for the head,
-// are those of modded-nanogpt's track 3.
+// nanochat's values, tuned at 12 layers. Two of its schedules are left out: weight decay falls to 0 along a cosine, and
+// momentum falls again at the end. AdamW has the numbers of modded-nanogpt's track 3, while nanochat has different ones
+// for embeddings and for the head.
 constexpr int kReferenceDepth = 12;
-constexpr double kTokensPerParameter = 12;  // of the blocks' matrices and the head
+constexpr double kTokensPerParameter = 12;  // counting the blocks' matrices and the head
 constexpr double kReferenceBatch = 1 << 19;
-constexpr double kBatchExponent = 0.383;  // of the tokens: Power Lines (arXiv 2505.13738)
+constexpr double kBatchExponent = 0.383;  // the batch grows with this power of the tokens: arXiv 2505.13738
 constexpr double kMatrixRate = 0.02, kEmbeddingRate = 0.3, kHeadRate = 0.008, kReferenceChannels = 768;
 constexpr double kWeightDecay = 0.28;
 
@@ -31,7 +29,7 @@ double tokens_for(const ModelConfig& m) {
     return std::floor(kTokensPerParameter * static_cast<double>(m.matrix_parameters()));
 }
 
-// Sets what was not given, and remembers it as it would be typed.
+// Sets the options that were not given, and records them as flags.
 class Fill {
 public:
     explicit Fill(Options& options) : options_(options) {}
@@ -109,7 +107,7 @@ void resolve_depth(Options& o) {
     fill("muon-scale", &Options::muon_scale, MuonScale::spectral);
     fill("muon-momentum-warmup", &Options::muon_momentum_warmup, 400);
     fill("muon-cautious-decay", &Options::muon_cautious_decay, true);
-    if (!o.given.contains("adamw-lr")) {  // their default else
+    if (!o.given.contains("adamw-lr")) {  // otherwise it is their default
         fill("embedding-lr", &Options::embedding_lr, kEmbeddingRate * width_rate);
         fill("head-lr", &Options::head_lr, kHeadRate * width_rate);
     }

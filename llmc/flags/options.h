@@ -21,7 +21,7 @@
 
 namespace llmc {
 
-// One validation set: `--val GLOB` has an empty name and is reported as val_loss, `--val name=GLOB` as val_loss_name.
+// A validation set. `--val GLOB` has an empty name and is reported as val_loss, `--val name=GLOB` as val_loss_name.
 struct ValSet {
     std::string name;
     std::string glob;
@@ -78,14 +78,14 @@ struct Options {
 
     // Model
     std::string model;                        // name or file; "" = not given = d12
-    int depth = 0;                            // 0 = not given; else see depth.h
+    int depth = 0;                            // 0 = not given; see resolve_depth()
     int layers = 0, heads = 0, channels = 0;  // 0 = not given
     int vocab = 0, context = 0;               // 0 = not given
     std::string init_from;                    // "": random weights
 
     // Batch and length
     int batch = 4;               // B, sequences per micro-step and rank
-    int seq = 0;                 // T; 0 = not given = 1024, or the context where that is shorter
+    int seq = 0;                 // T; 0 = not given = 1024, or the context if that is shorter
     bool doc_mask = false;       // attention does not cross documents
     bool doc_positions = false;  // positions start at 0 in each document
     int64_t total_batch = 0;     // tokens per step over all ranks; 0 = not given = B*T*ranks
@@ -131,25 +131,25 @@ struct Options {
     bool strict = false;
     double timeout_check = 60;  // seconds
     Recompute recompute = Recompute::gelu;
-    std::string kernels = "auto";  // names of variants; resolve() makes kernel_set of them
+    std::string kernels = "auto";  // names of variants; see kernel_set
 
     // FP8 (with --precision fp8)
     Fp8Recipe fp8_recipe = Fp8Recipe::delayed;
     std::string fp8_layers = "all";  // see Fp8Layers
     Fp8Grad fp8_grad = Fp8Grad::e5m2;
     int fp8_history = 16;  // optimizer steps
-    int fp8_margin = 0;    // powers of two of head-room
+    int fp8_margin = 0;    // headroom in powers of two
     AmaxAlgorithm fp8_amax_algo = AmaxAlgorithm::max;
     bool fp8_pow2_scales = false;
     FastAccumulation fp8_fast_accum = FastAccumulation::forward;
-    bool fp8_smooth = false;      // factors of SwiGLU's channels
-    bool fp8_emulation = false;   // on a GPU
+    bool fp8_smooth = false;      // factors for the channels of SwiGLU's output
+    bool fp8_emulation = false;   // allow a GPU to emulate FP8 products
     int64_t fp8_log_every = 10;   // 0 = never
     int64_t fp8_probe_every = 0;  // 0 = never
     Parsed<Fp8FallbackRule> fp8_fallback = {"off", {}};
     Parsed<LossScaleConfig> loss_scale;  // "" = not given = dynamic in fp8, else off
     int loss_scale_growth_interval = 1000;
-    int max_skips = 20;        // in a row; 0 = any number
+    int max_skips = 20;        // skipped steps in a row; 0 = no limit
     bool skip_spikes = false;  // skip steps whose loss or norm is far above those of past steps
 
     // Several processes
@@ -176,14 +176,14 @@ struct Options {
     bool new_data = false;
 
     // Validation and samples
-    int64_t val_every = -1;    // 0 = never; -1 = not given = what costs less than 5 % (validation_interval)
+    int64_t val_every = -1;    // steps; 0 = never; -1 = not given = see validation_interval()
     int64_t val_batches = 20;  // 0 = never, -1 = all
     std::string hellaswag;     // file; may be empty
     int64_t sample_every = 0;  // 0 = never
     int sample_tokens = 64;    // 0 = no samples
     std::string tokenizer;
     std::string prompt;
-    double temperature = 1.0;  // 0 = the likeliest token
+    double temperature = 1.0;  // 0 = always the most likely token
     int top_k = 0;             // 0 = off
     double top_p = 1.0;
 
@@ -199,27 +199,27 @@ struct Options {
     bool help = false, help_all = false, help_markdown = false, version = false;
     int world = 0;                       // ranks to plan for; 0 = not given
     std::string gpu;                     // short name of the card to plan for
-    std::string config_file;             // where --config values came from
+    std::string config_file;             // of --config
     Parsed<ProfileSteps> profile_steps;  // may be empty
 
-    std::set<std::string> given;  // long names of flags that the command line or --config has
-    bool checking = false;        // train_gpt check: no run
+    std::set<std::string> given;  // long names of the flags that the command line or --config has
+    bool checking = false;        // train_gpt check instead of a run
     std::string command_line;     // as given, quoted for a shell
     std::string program;          // its first word
 
     // Filled by resolve()
     ModelConfig model_config;
-    KernelSet kernel_set;            // that --kernels means on this card
-    int end_token = -1;              // begins every document, for doc_mask; -1: there is no data
+    KernelSet kernel_set;            // what --kernels means on this card
+    int end_token = -1;              // token that begins every document; -1 without data
     int micro_steps = 0;             // per step: total_batch / (B*T*ranks)
-    TokenSchedule batches;           // of total_batch and batch_schedule
-    TokenSchedule sequences;         // of seq and seq_schedule
-    std::vector<std::string> notes;  // worth telling the user once
+    TokenSchedule batches;           // from total_batch and batch_schedule
+    TokenSchedule sequences;         // from seq and seq_schedule
+    std::vector<std::string> notes;  // printed at the start of the run
 
     bool operator==(const Options&) const = default;
 };
 
-// `text`: printed by --help or --version, after which the program exits with code 0; absent for a run.
+// `text` is what --help, --version or -e list prints before the program exits with code 0. It is absent for a run.
 struct ParsedOptions {
     Options options;
     std::optional<std::string> text;
@@ -231,33 +231,44 @@ ParsedOptions parse_options(int argc, const char* const* argv);
 struct ResolveInputs {
     int ranks = 1;
     const ModelConfig* model = nullptr;  // of existing weights, used instead of --model's
-    int data_vocab = 0;                  // from the shards' sidecar; 0 = unknown
+    int data_vocab = 0;                  // from the sidecar of the shards; 0 = unknown
     int end_token = -1;                  // of the shards; -1 = unknown
-    int64_t train_tokens = 0;            // for one epoch; 0 = unknown
+    int64_t train_tokens = 0;            // of one epoch; 0 = unknown
     std::vector<int64_t> val_tokens;     // of each validation set; empty: unknown
-    std::string trained_on;              // a shard of --val that is one of --train, too; "": there is none
+    std::string trained_on;              // a shard that --val and --train share; "" if there is none
     int64_t hellaswag_rows = 0;          // completions
     bool host_device = false;            // the CPU build
     bool bf16_supported = true;          // for --precision auto
     bool fp8_supported = true;           // the card has FP8 tensor cores; the host device computes exactly
     std::string device_name;             // for messages
-    std::optional<int> card;             // see variants.h; unset: of a plan
+    std::optional<int> card;             // see variants.h; unset for a plan
     bool tensor_maps = true;             // the driver encodes tensor maps, which Hopper's kernels need
     // Why the card computes all products of an FP8 recipe in BF16; "", or unset, if it has FP8 products.
     std::function<std::string(Fp8Recipe)> fp8_emulated_because;
 };
 
-// Call it once, on what parse_options() returned: values it fills in count as given afterwards.
+// Call it once, on what parse_options() returned. Values that it fills in count as given afterwards.
 void resolve(Options& options, const ResolveInputs& inputs);
 
-// The configuration as JSON that --config accepts: keys are long flag names. Flags that are about one invocation are
-// left out.
+// The parts of resolve() that are about --depth, nanochat's one dial (depth.cpp). The first one names the model, before
+// it is looked up; it refuses another one. The second one needs the model and its vocabulary. It sets the other flags
+// that
+// --depth stands for, unless they were given, and notes all of them.
+void resolve_depth_model(Options& options);
+void resolve_depth(Options& options);
+
+// The configuration of a Trainer for resolved options.
+struct TrainerConfig;
+TrainerConfig trainer_config(const Options& options, const ProductChoices& products = {});
+
+// The configuration as JSON that --config accepts: keys are long flag names. Flags that concern one invocation are left
+// out.
 std::string config_json(const Options& options);
 
-// The flags of one invocation that all ranks must have been given alike, for a comparison.
+// The flags of one invocation that must be equal on all ranks, as a text to compare.
 std::string collective_flags(const Options& options);
 
-// The options of a configuration as config_json() writes it.
+// The options of a configuration that config_json() wrote.
 Options options_from_json(const std::string& text);
 
 // The pieces, for tests.

@@ -1,4 +1,4 @@
-// The second half of options.h: values checked against each other, derived ones filled in.
+// resolve(): checks the options against each other and fills in those that follow from others.
 // build: fuzzed
 #include <algorithm>
 #include <limits>
@@ -7,7 +7,6 @@
 
 #include "llmc/base/error.h"
 #include "llmc/base/text.h"
-#include "llmc/flags/depth.h"
 #include "llmc/flags/flags.h"
 #include "llmc/flags/options.h"
 #include "llmc/fp8/recipe.h"
@@ -22,8 +21,8 @@ constexpr int kDefaultVocab = 50257;  // GPT-2's
 
 [[noreturn]] void refuse(const std::string& message) { throw Error(ExitCode::bad_flags, message); }
 
-// The shape: -e's, with the fields changed that flags name. Without -e, a shape given by flags is the user's own and
-// its context follows -t.
+// The shape of -e, with the fields that flags change. Without -e, a shape given by flags is the user's own, and its
+// context follows -t.
 void resolve_model(Options& o, const ResolveInputs& inputs) {
     const bool own_shape = o.model.empty() && (o.layers > 0 || o.heads > 0 || o.channels > 0);
     if (o.model.empty()) o.model = "d12";
@@ -69,7 +68,7 @@ void check_positions(const Options& o) {
 }
 
 void resolve_total_batch(Options& o, int ranks) {
-    constexpr int64_t kMostTokens = std::numeric_limits<int>::max();  // kernels count them in an int
+    constexpr int64_t kMostTokens = std::numeric_limits<int>::max();  // kernels count tokens in an int
     if (int64_t{o.batch} * o.seq > kMostTokens)
         refuse(strprintf("-b %d x -t %d = %lld tokens per micro-batch exceed the limit of %lld; use -b %lld", o.batch,
                          o.seq, static_cast<long long>(int64_t{o.batch} * o.seq), static_cast<long long>(kMostTokens),
@@ -127,7 +126,7 @@ void resolve_seq_schedule(Options& o) {
     if (end > 0) o.notes.push_back(strprintf("--seq-schedule: %sthen of %d", text.c_str(), o.seq));
 }
 
-// A step of more tokens than the whole training set has is rarely meant.
+// A step with more tokens than the whole training set is rarely intended.
 void note_large_batch(Options& o, int64_t train_tokens) {
     const int64_t tokens = o.batches.tokens_of(o.max_steps);
     if (train_tokens <= 0 || tokens < train_tokens) return;
@@ -153,7 +152,7 @@ void resolve_epochs(Options& o, int64_t train_tokens) {
 void resolve_steps(Options& o, int64_t train_tokens) {
     resolve_epochs(o, train_tokens);
     if (o.max_steps == -1 && train_tokens > 0) {
-        o.max_steps = o.batches.steps_within(train_tokens - 1);  // the last target needs one token more
+        o.max_steps = o.batches.steps_within(train_tokens - 1);  // the last target needs one more token
         if (o.max_steps == 0) {
             refuse(strprintf(
                 "the training set has %s tokens, and one step needs %s (-d) plus one; use a smaller -d, -b or "
@@ -173,7 +172,7 @@ void resolve_steps(Options& o, int64_t train_tokens) {
     }
 }
 
-// How many batches of a rank one validation takes; nothing where that is not known.
+// How many batches of a rank one validation takes; nothing if that is unknown.
 std::optional<int64_t> batches_of_a_validation(const Options& o, const ResolveInputs& inputs) {
     const int64_t per_batch = int64_t{o.batch} * inputs.ranks;
     int64_t batches = (inputs.hellaswag_rows + per_batch - 1) / per_batch;
@@ -260,7 +259,7 @@ void resolve_zero(Options& o, int ranks) {
     if (o.zero < 0 || ranks == 1) o.zero = ranks > 1 ? 1 : 0;
 }
 
-// An FP8 run on BF16 units would be a slower BF16 run under a wrong name. A CPU has no faster units to promise.
+// An FP8 run whose products run in BF16 would be a slower BF16 run with a wrong name. A CPU always emulates them.
 void resolve_emulation(Options& o, const ResolveInputs& inputs) {
     if (inputs.host_device)
         add_note(o, "FP8 is emulated on the CPU: matmuls read FP8 values and compute in BF16 or FP32");
@@ -305,7 +304,7 @@ void resolve_precision(Options& o, const ResolveInputs& inputs) {
     }
 }
 
-// Notes FP8 flags with another value than the default in a run without FP8. A run.json holds the defaults as well.
+// Notes FP8 flags that differ from the default in a run without FP8. A run.json also holds the defaults.
 void note_fp8_flags_without_effect(Options& o) {
     if (o.precision == Precision::fp8) return;
     std::vector<std::string> names;
@@ -333,7 +332,7 @@ void resolve_kernels(Options& o, const ResolveInputs& inputs) {
 int64_t validation_interval(int64_t batches, int64_t micro_steps) {
     constexpr int64_t kShare = 20;  // 1 / 5 %
     const int64_t steps = batches * kShare / (3 * micro_steps) + 1;
-    int64_t unit = 1;  // of the first digit, then half of it
+    int64_t unit = 1;  // the value of the first digit, then half of it
     while (unit * 10 <= steps) unit *= 10;
     if (unit > 1) unit /= 2;
     return (steps + unit - 1) / unit * unit;

@@ -23,7 +23,7 @@ public:
 
     const TokenStages& stages() const { return stages_; }
     int64_t tokens_of(int64_t step) const;  // steps are counted from 1
-    // Where they are those of a step: of steps 1 to `step` together, and how many steps take no more than `tokens`.
+    // For tokens per step: the tokens of steps 1 to `step`, and the number of steps that take at most `tokens`.
     int64_t tokens_until(int64_t step) const;
     int64_t steps_within(int64_t tokens) const;
     bool grows_after(int64_t step) const { return tokens_of(step + 1) != last_; }
@@ -35,8 +35,8 @@ private:
     int64_t last_ = 1;
 };
 
-// --batch-schedule and --seq-schedule TOKENS:STEPS,..., each stage with more tokens than the one before; "off": none.
-// Throw Error(bad_flags).
+// Read --batch-schedule and --seq-schedule: TOKENS:STEPS,..., each stage with more tokens than the one before, or
+// "off". They throw Error(bad_flags).
 TokenStages batch_stages_from_text(const std::string& text);
 TokenStages seq_stages_from_text(const std::string& text);
 

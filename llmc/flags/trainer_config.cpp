@@ -1,5 +1,6 @@
 // From resolved options to the configuration of a Trainer.
-#include "llmc/flags/trainer_config.h"
+#include "llmc/flags/options.h"
+#include "llmc/train/trainer.h"
 
 namespace llmc {
 namespace {

@@ -11,8 +11,8 @@
 #include "llmc/check/trial.h"
 #include "llmc/commands/check.h"
 #include "llmc/flags/flags.h"
-#include "llmc/flags/trainer_config.h"
 #include "llmc/kernels/variants.h"
+#include "llmc/train/trainer.h"
 #include "test/kernel_test.h"
 #include "test/suites.h"
 

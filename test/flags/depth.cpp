@@ -1,6 +1,6 @@
 // --depth: the numbers of nanochat's base_train.py, computed from its formulas by hand for four runs, the precedence of
 // flags, and that the printed flags give the same run.
-#include "llmc/flags/depth.h"
+#include "llmc/flags/options.h"
 
 #include <doctest/doctest.h>
 

@@ -1,5 +1,5 @@
 // From flags to a TrainerConfig: every word has the right meaning, and every number arrives in its own place.
-#include "llmc/flags/trainer_config.h"
+#include "llmc/train/trainer.h"
 
 #include <doctest/doctest.h>
 

@@ -1,17 +1,22 @@
-// Parses the arguments of commands, and checks values that several of them share.
-#include "llmc/commands/parse.h"
+// Arguments of eval, sample and export, and the model that they load.
+#include "llmc/commands/model_command.h"
 
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
+#include <filesystem>
+#include <nlohmann/json.hpp>
 
 #include "llmc/base/error.h"
 #include "llmc/base/text.h"
 #include "llmc/flags/help.h"
 #include "llmc/flags/other_programs.h"
+#include "llmc/log/metrics.h"
 
 namespace llmc {
 namespace {
+
+// ---- arguments -----------------------------------------------------------------------------------------------------
 
 // "-g, --tokens"
 std::string names_of(const CLI::Option& option) {
@@ -120,6 +125,50 @@ bool parse_arguments(CLI::App& app, const std::vector<std::string>& arguments) {
     } catch (const CLI::ParseError& error) {
         refuse(app, error.what());
     }
+}
+
+// ---- the model -----------------------------------------------------------------------------------------------------
+
+namespace {
+
+namespace fs = std::filesystem;
+
+// The directory of the weights, the run directory that a checkpoint belongs to, and the directory of its shards.
+std::vector<std::string> directories_of(const std::string& from) {
+    std::error_code ignored;
+    const fs::path path = fs::absolute(from, ignored).lexically_normal();
+    const fs::path directory = fs::is_directory(path, ignored) && path.has_filename() ? path : path.parent_path();
+    std::vector<std::string> directories{directory.string()};
+    if (directory.parent_path().filename() == "checkpoints")
+        directories.push_back(directory.parent_path().parent_path().string());
+    const nlohmann::ordered_json run = read_run_json(directories.back());
+    const auto train = nlohmann::ordered_json::json_pointer("/config/train");
+    if (run.is_object() && run.contains(train) && run[train].is_string())
+        directories.push_back(fs::path(run[train].get<std::string>()).parent_path().string());
+    return directories;
+}
+
+}  // namespace
+
+TokenizerSearch find_tokenizer(const std::string& given, const std::string& from, const WeightSource& weights) {
+    const int vocab = weights.model().vocab;
+    TokenizerSearch search;
+    if (given.empty()) {
+        search = find_tokenizer(directories_of(from), vocab);
+    } else {
+        search.tokenizer = TokenDecoder::open(given);
+        require_tokens_fit(given, search.tokenizer->vocab(), vocab);
+    }
+    if (search.tokenizer && weights.end_token() >= 0) search.tokenizer->set_end_token(weights.end_token());
+    return search;
+}
+
+void resolve_for(const ModelConfig& model, Options& o, ResolveInputs surroundings, const Ranks& ranks) {
+    o.layers = model.layers, o.heads = model.heads, o.channels = model.channels;
+    o.vocab = model.vocab, o.context = model.context;
+    surroundings.model = &model;
+    ranks.describe(surroundings);
+    resolve(o, surroundings);
 }
 
 }  // namespace llmc

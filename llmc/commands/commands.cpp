@@ -1,13 +1,10 @@
 // Finds the command that the first argument names, and runs it.
-#include "llmc/commands/command.h"
+#include "llmc/commands/commands.h"
 
 #include <cstdio>
 
 #include "llmc/check/worker.h"
 #include "llmc/commands/check.h"
-#include "llmc/commands/eval.h"
-#include "llmc/commands/export.h"
-#include "llmc/commands/sample.h"
 #include "llmc/flags/help.h"
 
 namespace llmc {

@@ -1,14 +1,27 @@
-// A model for a command that does not train: its weights, its shape and its tokenizer.
+// Code that eval, sample and export share: it reads their arguments, with --help and refusals like those of training's
+// flags, and loads a model, its shape and its tokenizer.
 #pragma once
+#include <CLI/CLI.hpp>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "llmc/checkpoint/weight_source.h"
 #include "llmc/data/tokenizer.h"
-#include "llmc/flags/trainer_config.h"
+#include "llmc/flags/options.h"
 #include "llmc/plan/plan.h"
 #include "llmc/run/ranks.h"
+#include "llmc/train/trainer.h"
 
 namespace llmc {
+
+// Checks of a command's own options.
+CLI::Validator one_of(const std::vector<std::string>& words);
+CLI::Validator whole_number_from(int lowest);
+
+// Reads the arguments of `app`, which is called "train_gpt COMMAND". Returns false if --help or --help-markdown was
+// given, and printed. Throws Error(bad_flags) if an argument is wrong or missing.
+bool parse_arguments(CLI::App& app, const std::vector<std::string>& arguments);
 
 // The tokenizer `given` with --tokenizer, or the one found with the weights: in the run directory, the Hugging Face
 // directory or the directory of the file that `from` names, or next to the training data of the run. Its end token is
