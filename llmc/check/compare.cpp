@@ -54,7 +54,7 @@ std::string norm_not_within(const ArrayShape& shape, const std::vector<double>& 
         difference += (actual[i] - expected[i]) * (actual[i] - expected[i]);
         norm += expected[i] * expected[i];
     }
-    const double error = std::sqrt(difference / norm);
+    const double error = std::sqrt(difference / (norm > 0 ? norm : 1));
     if (actual.size() == expected.size() && error <= limit) return "";
     return strprintf("%s is off by %.3g of its norm, expected at most %.3g", shape.name.c_str(), error, limit);
 }

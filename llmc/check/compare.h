@@ -131,7 +131,8 @@ public:
                 if (exact) return static_cast<double>(static_cast<float>(x) * scale);
                 return x * static_cast<double>(scale) * (1 + sign * (x < 0 ? -1 : 1) * 0x1p-24);
             };
-            const double low = scaled(value - bound, -1), high = scaled(value + bound, 1);
+            const double low = scaled(exact ? value : value - bound, -1),
+                         high = scaled(exact ? value : value + bound, 1);
             least_.push_back(reference::nearest_code<F8>(low).code);
             most_.push_back(exact ? least_.back() : reference::nearest_code<F8>(high).code);
             count(value, bound, low, high, largest, least_.back(), most_.back());
