@@ -349,6 +349,15 @@ void add_norm_tests(Items& items) {
                                                   {6, 2056}, {5, 4096}, {5, 5000}, {3, 12288}};
         for (const int N : {1, 7, 33, 250})
             for (const int C : {8, 64, 128, 192, 768, 1600}) sizes.push_back({N, C});
+        if (kind == Kind::rms_without_gains) {  // the same kernels with one product less
+            for (const auto& [N, C] : {std::pair{1, 8}, {33, 192}, {9, 1024}, {6, 2056}, {3, 12288}})
+                add_plain<float>(items, {N, C, kind}), add_plain<bf16>(items, {N, C, kind});
+            for (const auto& [N, C] : {std::pair{48, 64}, {16, 1600}, {16, 4112}}) {
+                add_forward_fp8(items, {N, C, kind, false, 0, 0.01f});
+                if (C <= kWidestFusedGradient) add_backward_fp8<e4m3>(items, {N, C, kind, false});
+            }
+            continue;
+        }
         for (const auto& [N, C] : sizes) add_plain<float>(items, {N, C, kind}), add_plain<bf16>(items, {N, C, kind});
         for (const int C : {64, 768, 2304}) add_plain<bf16>(items, {9, C, kind, true, nan});
         // Whole blocks of rows and not. The last widths need 48 KB of shared memory with the static arrays alone.
