@@ -322,8 +322,8 @@ void line_factors(Trial& t, const Matrix& s) {
     const auto state = t.input(std::vector<StepState>{example_state(s.skip)});
     const int lines = s.by_rows ? s.rows : s.columns, length = s.by_rows ? s.columns : s.rows;
     const std::vector<float> before(static_cast<size_t>(lines), 0.5f);
-    float *factors = t.result<float>("factors", line(lines)), *squares = t.scratch<float>(lines),
-          *second = t.result("second moment", line(lines), before);
+    float *factors = s.skip ? t.scratch<float>(lines) : t.result<float>("factors", line(lines)),
+          *squares = t.scratch<float>(lines), *second = t.result("second moment", line(lines), before);
     t.run_twice([&] {
         normuon_factors<Real>(factors, second, squares, x, s.rows, s.columns, s.by_rows, kBeta2, state, t.stream());
     });
