@@ -80,13 +80,13 @@ CXXFLAGS_HOST := $(CXXFLAGS) -fopenmp -fno-math-errno -ffp-contract=off -march=$
 CXXFLAGS_CPU    = $(CXXFLAGS_HOST) $(LEVEL) $(if $(findstring clang,$(CXX)),,--param max-completely-peel-times=7)
 CXXFLAGS_SHARED = $(CXXFLAGS) -Werror=undef $(LEVEL) -fopenmp -MMD -MP  # with LLMC_CUDA a file does not compile
 CXXFLAGS_CUDA   = $(CXXFLAGS) $(LEVEL) -fopenmp -MMD -MP -DLLMC_CUDA=1 -I$(CUDA_HOME)/include
-# Not -gencode, which ccache takes for -g. -O1 is for host code: device code always has -O3. "all" adds PTX of the newest
-# architecture, from which drivers of later GPUs make code.
+# Not -gencode, which ccache takes for -g. -O1 is for host code: device code always has -O3. fmt assumes that nvcc does
+# not know constexpr. "all" adds PTX of the newest architecture, from which drivers of later GPUs make code.
 ARCHS     := $(if $(filter all,$(ARCH_NAMES)),$(GPU_ARCHS) compute_120,$(ARCH_NAMES))
 code_of    = $(if $(filter 1,$(PTX)),[$1$(comma)$(1:sm_%=compute_%)],$1)
 GENCODE   := $(foreach arch,$(ARCHS),--generate-code=arch=$(arch:sm_%=compute_%)$(comma)code=$(call code_of,$(arch)))
 NVCCFLAGS := -std=c++20 -I. -O1 -DLLMC_CUDA=1 $(GENCODE) $(if $(filter 1,$(PTX)),--compress-mode=none) -Xptxas -v \
-             --expt-relaxed-constexpr -Xcompiler -fopenmp,-Wall
+             -DFMT_USE_CONSTEXPR=1 --expt-relaxed-constexpr -Xcompiler -fopenmp,-Wall
 # Defines for .cpp files, and libraries. MPI's are those of mpicxx, without its C++ bindings.
 MPI_FLAGS := $(if $(filter 1,$(USE_MPI)),-DLLMC_USE_MPI=1 $(shell $(MPICXX) -show 2>/dev/null))
 MPI_LIBS  := $(filter-out -lmpi_cxx -lmpicxx -lmpichcxx,$(filter -L% -l% -Wl$(comma)%,$(MPI_FLAGS)))

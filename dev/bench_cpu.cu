@@ -156,11 +156,11 @@ void add_launches(Table& table, const Buffers& buffers) {
     table.add({"launch of 1 block of 32", "launches", 1e3, [=] { many_launches(1); }, true});
     table.add({"launch of 2 blocks of 32 (forks OS threads)", "launches", 1e3, [=] { many_launches(2); }, true});
     for (const unsigned block : {32u, 256u, 1024u})
-        table.add({strprintf("empty thread, block of %u", block), "threads", 2e3 * block, [=] {
+        table.add({fmt::format("empty thread, block of {}", block), "threads", 2e3 * block, [=] {
                        launch<empty_kernel>({2000, block, 0, stream}, {out(y, 1)}, y);
                    }});
     for (const unsigned block : {32u, 256u, 1024u})
-        table.add({strprintf("thread with a barrier and shared memory, %u", block), "threads", 2e3 * block, [=] {
+        table.add({fmt::format("thread with a barrier and shared memory, {}", block), "threads", 2e3 * block, [=] {
                        launch<shared_block_kernel>({2000, block, 0, stream}, {out(y, 1024)}, y, 1);
                    }});
 }
@@ -183,9 +183,10 @@ void add_collective(Table& table, const Buffers& buffers, const char* name, unsi
     float* y = buffers.y;
     const stream_t stream = buffers.stream;
     const int repeats = static_cast<int>(32000 / block);
-    table.add({strprintf("%s, block of %u", name, block), element, 8.0 * repeats * (block / 32) * elements_a_warp, [=] {
-                   launch<kernel>({8, block, 0, stream}, {out(y, 1024)}, y, repeats);
-               }});
+    table.add(
+        {fmt::format("{}, block of {}", name, block), element, 8.0 * repeats * (block / 32) * elements_a_warp, [=] {
+             launch<kernel>({8, block, 0, stream}, {out(y, 1024)}, y, repeats);
+         }});
 }
 
 void add_collectives(Table& table, const Buffers& buffers) {

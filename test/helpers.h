@@ -62,7 +62,7 @@ std::string error_of(const Call& call, std::optional<ExitCode> code = {}) {
         call();
     } catch (const Error& error) {
         if (!code || error.code() == *code) return error.what();
-        return strprintf("(exit code %d)", static_cast<int>(error.code()));
+        return fmt::format("(exit code {})", static_cast<int>(error.code()));
     }
     return "";
 }

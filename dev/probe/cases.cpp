@@ -75,7 +75,7 @@ std::vector<Case> combinations(const Layer& layer, int N) {
 Shapes shapes_from_name(const std::string& name) {
     if (name == "layers") return Shapes::layers;
     if (name == "tiny") return Shapes::tiny;
-    throw Error(ExitCode::bad_flags, strprintf("--shapes %s: expected layers or tiny", name.c_str()));
+    throw Error(ExitCode::bad_flags, "--shapes {}: expected layers or tiny", name);
 }
 
 const char* Case::mode() const { return !is_fp8(product.type) ? "-" : fast ? "fast" : "split"; }
@@ -89,9 +89,8 @@ double Case::flops() const { return 2.0 * product.N * product.C * product.OC; }
 
 std::string Case::key() const {
     const Product& p = product;
-    return strprintf("%s %s %s %s N=%d C=%d OC=%d %s beta=%d %s %s", model.c_str(), layer.c_str(), kind(),
-                     name_of(p.type), p.N, p.C, p.OC, p.bias ? "bias" : "none", p.accumulate ? 1 : 0, mode(),
-                     scaling());
+    return fmt::format("{} {} {} {} N={} C={} OC={} {} beta={} {} {}", model, layer, kind(), name_of(p.type), p.N, p.C,
+                       p.OC, p.bias ? "bias" : "none", p.accumulate ? 1 : 0, mode(), scaling());
 }
 
 bool Case::in_matmul() const {

@@ -128,7 +128,7 @@ std::string LtDirect::version() { return lt_version_text(cublasLtGetVersion()); 
 LtDirect::LtDirect() : state_(new State) {
     const cublasStatus_t status = cublasLtCreate(&state_->handle);
     if (status != CUBLAS_STATUS_SUCCESS)
-        throw Error(ExitCode::no_resources, strprintf("cublasLtCreate: %s", cublasLtGetStatusName(status)));
+        throw Error(ExitCode::no_resources, "cublasLtCreate: {}", cublasLtGetStatusName(status));
     state_->workspace = device_malloc(kLtWorkspaceBytes);
 }
 LtDirect::~LtDirect() {

@@ -19,7 +19,7 @@ using nlohmann::ordered_json;
 constexpr const char* kEnd = "\n]}\n";
 
 [[noreturn]] void refuse(const std::string& path, const std::string& why) {
-    throw Error(ExitCode::failure, strprintf("%s: %s", path.c_str(), why.c_str()));
+    throw Error(ExitCode::failure, "{}: {}", path, why);
 }
 
 // The header's object as text, up to and including "records":[
@@ -41,9 +41,9 @@ ResultFile::ResultFile(const std::string& path, const ordered_json& header, cons
         if (!found.contains("records")) refuse(path, "is not a file of results; name another");
         for (const std::string& field : same)
             if (found.value(field, ordered_json()) != header.value(field, ordered_json()))
-                refuse(path, strprintf("has results with %s %s, and this is %s; name another file", field.c_str(),
-                                       json_text(found.value(field, ordered_json())).c_str(),
-                                       json_text(header.value(field, ordered_json())).c_str()));
+                refuse(path, fmt::format("has results with {} {}, and this is {}; name another file", field,
+                                         json_text(found.value(field, ordered_json())),
+                                         json_text(header.value(field, ordered_json()))));
         first = line;
         continued_ = true;
         while (std::getline(old, line)) {
@@ -55,11 +55,11 @@ ResultFile::ResultFile(const std::string& path, const ordered_json& header, cons
     }
     const std::string fresh = path + ".new";
     file_ = open(fresh.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-    if (file_ < 0) refuse(fresh, strprintf("cannot be written: %s", std::strerror(errno)));
+    if (file_ < 0) refuse(fresh, fmt::format("cannot be written: {}", std::strerror(errno)));
     std::string text = first;
     for (size_t i = 0; i < records.size(); i++) text += (i ? ",\n" : "\n") + records[i];
     write_at_end(text);
-    if (std::rename(fresh.c_str(), path.c_str()) != 0) refuse(path, strprintf("%s", std::strerror(errno)));
+    if (std::rename(fresh.c_str(), path.c_str()) != 0) refuse(path, std::strerror(errno));
 }
 
 ResultFile::~ResultFile() { close(file_); }
@@ -69,7 +69,7 @@ void ResultFile::write_at_end(const std::string& text) {
     const std::string all = text + kEnd;
     for (size_t done = 0; done < all.size();) {
         const ssize_t n = pwrite(file_, all.data() + done, all.size() - done, static_cast<off_t>(end_ + done));
-        if (n < 0) refuse(path_, strprintf("cannot be written: %s", std::strerror(errno)));
+        if (n < 0) refuse(path_, fmt::format("cannot be written: {}", std::strerror(errno)));
         done += static_cast<size_t>(n);
     }
     end_ += text.size();

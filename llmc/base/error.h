@@ -1,10 +1,11 @@
 // Errors that end the program. Code throws llmc::Error with the exit code its caller should see; main prints the
 // message and leaves with that code. A message says what is wrong, with the value, and what to do.
 #pragma once
-#include <cstdarg>
-#include <cstdio>
+#include <fmt/core.h>
+
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace llmc {
 
@@ -23,23 +24,21 @@ enum class ExitCode : int {
 class Error : public std::runtime_error {
 public:
     Error(ExitCode code, const std::string& message) : std::runtime_error(message), code_(code) {}
+    // The message is fmt::format(format, first, rest...).
+    template <class First, class... Rest>
+    Error(ExitCode code, fmt::format_string<First, Rest...> format, First&& first, Rest&&... rest)
+        : Error(code, fmt::format(format, std::forward<First>(first), std::forward<Rest>(rest)...)) {}
     ExitCode code() const { return code_; }
 
 private:
     ExitCode code_;
 };
 
-// printf into a std::string.
-[[gnu::format(printf, 1, 2)]] inline std::string strprintf(const char* format, ...) {
-    va_list args, again;
-    va_start(args, format);
-    va_copy(again, args);
-    const int length = std::vsnprintf(nullptr, 0, format, args);
-    va_end(args);
-    std::string text(length > 0 ? static_cast<size_t>(length) : 0, '\0');
-    if (length > 0) std::vsnprintf(text.data(), text.size() + 1, format, again);
-    va_end(again);
-    return text;
+// Throws an error about flags or configuration.
+[[noreturn]] inline void refuse(const std::string& message) { throw Error(ExitCode::bad_flags, message); }
+template <class First, class... Rest>
+[[noreturn]] void refuse(fmt::format_string<First, Rest...> format, First&& first, Rest&&... rest) {
+    throw Error(ExitCode::bad_flags, format, std::forward<First>(first), std::forward<Rest>(rest)...);
 }
 
 }  // namespace llmc

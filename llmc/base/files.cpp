@@ -21,8 +21,7 @@ namespace {
 constexpr size_t kMostIoBytes = size_t{1} << 30;  // one call moves less than 2 GiB on Linux
 
 [[noreturn]] void fail_to_read(const std::string& path, const std::string& action) {
-    throw Error(ExitCode::checkpoint,
-                strprintf("%s: cannot %s: %s", path.c_str(), action.c_str(), std::strerror(errno)));
+    throw Error(ExitCode::checkpoint, "{}: cannot {}: {}", path, action, std::strerror(errno));
 }
 
 }  // namespace
@@ -49,7 +48,7 @@ void fail_to_write(const std::string& path, const char* action) {
     const bool no_room = error == ENOSPC || error == EDQUOT || error == EFBIG;
     const char* hint = no_room ? "; free space there or choose another directory" : "";
     throw Error(no_room ? ExitCode::no_resources : ExitCode::checkpoint,
-                strprintf("%s: cannot %s: %s%s", path.c_str(), action, std::strerror(error), hint));
+                fmt::format("{}: cannot {}: {}{}", path, action, std::strerror(error), hint));
 }
 
 NewFile::NewFile(FileCalls& calls, const std::string& path) : calls_(calls), path_(path) {
@@ -127,7 +126,7 @@ std::vector<std::string> names_in(const std::string& directory) {
     for (fs::directory_iterator entry(directory, error), end; !error && entry != end; entry.increment(error))
         names.push_back(entry->path().filename().string());
     if (error && error != std::errc::no_such_file_or_directory && error != std::errc::not_a_directory)
-        throw Error(ExitCode::checkpoint, strprintf("cannot list %s: %s", directory.c_str(), error.message().c_str()));
+        throw Error(ExitCode::checkpoint, "cannot list {}: {}", directory, error.message());
     std::sort(names.begin(), names.end());
     return names;
 }
@@ -161,9 +160,7 @@ void RegularFile::read(uint64_t offset, void* to, size_t bytes) const {
 std::string read_whole(const std::string& path, uint64_t limit) {
     const RegularFile file(path);
     if (file.bytes() > limit)
-        throw Error(ExitCode::checkpoint,
-                    strprintf("%s: has %llu bytes; it should have at most %llu", path.c_str(),
-                              static_cast<unsigned long long>(file.bytes()), static_cast<unsigned long long>(limit)));
+        throw Error(ExitCode::checkpoint, "{}: has {} bytes; it should have at most {}", path, file.bytes(), limit);
     std::string text(file.bytes(), '\0');
     file.read(0, text.data(), text.size());
     return text;

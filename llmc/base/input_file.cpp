@@ -26,11 +26,10 @@ InputFile::InputFile(const std::string& path, const InputKind& kind)
     : path_(path), kind_(kind), fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY)) {
     struct stat status = {};
     if (fd_ < 0 || ::fstat(fd_, &status) != 0) fail(std::strerror(errno));
-    if (!S_ISREG(status.st_mode)) fail(strprintf("it is %s, not a regular file", type_name(status.st_mode)));
+    if (!S_ISREG(status.st_mode)) fail(fmt::format("it is {}, not a regular file", type_name(status.st_mode)));
     bytes_ = static_cast<uint64_t>(status.st_size);
     if (kind.largest_mib > 0 && bytes_ > kind.largest_mib << 20)
-        fail(strprintf("it has %llu bytes, and the limit is %llu MiB", static_cast<unsigned long long>(bytes_),
-                       static_cast<unsigned long long>(kind.largest_mib)));
+        fail(fmt::format("it has {} bytes, and the limit is {} MiB", bytes_, kind.largest_mib));
 }
 
 InputFile::~InputFile() {
@@ -40,15 +39,14 @@ InputFile::~InputFile() {
 // Closes the file itself: when the constructor throws, the destructor does not run.
 void InputFile::fail(const std::string& reason) const {
     if (fd_ >= 0) ::close(fd_);
-    throw Error(kind_.code,
-                strprintf("cannot open the %s %s: %s; give %s", kind_.name, path_.c_str(), reason.c_str(), kind_.hint));
+    throw Error(kind_.code, fmt::format("cannot open the {} {}: {}; give {}", kind_.name, path_, reason, kind_.hint));
 }
 
 size_t InputFile::read_at(uint64_t offset, void* to, size_t bytes) const {
     const ssize_t got = pread_fully(fd_, to, bytes, offset);
     if (got < 0)
-        throw Error(kind_.code, strprintf("reading the %s %s at byte %llu failed: %s", kind_.name, path_.c_str(),
-                                          static_cast<unsigned long long>(offset), std::strerror(errno)));
+        throw Error(kind_.code, fmt::format("reading the {} {} at byte {} failed: {}", kind_.name, path_, offset,
+                                            std::strerror(errno)));
     return static_cast<size_t>(got);
 }
 

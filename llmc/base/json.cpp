@@ -34,7 +34,7 @@ public:
     bool key(std::string& name) override {
         Container& object = open_.back();
         if (!object.names.insert(name).second)
-            throw JsonError(strprintf("an object has the name \"%s\" twice", name.c_str()));
+            throw JsonError(fmt::format("an object has the name \"{}\" twice", name));
         object.name = std::move(name);
         return true;
     }
@@ -54,7 +54,7 @@ private:
 
     bool open(Json&& empty) {
         if (open_.size() >= kDeepestJson)
-            throw JsonError(strprintf("it is nested deeper than %d levels", kDeepestJson));
+            throw JsonError(fmt::format("it is nested deeper than {} levels", kDeepestJson));
         open_.push_back({std::move(empty), {}, {}});
         return true;
     }

@@ -27,7 +27,7 @@ std::string format_count(int64_t number) {
     double value = static_cast<double>(number) / 1e6;
     int unit = 0;
     for (; value >= 999.5 && unit < 2; unit++) value /= 1000;
-    return strprintf(value < 9.995 ? "%.2f %s" : value < 99.95 ? "%.1f %s" : "%.0f %s", value, units[unit]);
+    return fmt::format("{:.{}f} {}", value, value < 9.995 ? 2 : value < 99.95 ? 1 : 0, units[unit]);
 }
 
 std::string counted(int64_t number, const std::string& noun) {
@@ -38,17 +38,17 @@ std::string format_duration(double seconds) {
     if (!(seconds >= 0) || seconds > 1e10) return "?";
     const long long total = std::llround(seconds);
     const long long days = total / 86400, hours = total / 3600 % 24, minutes = total / 60 % 60;
-    if (days > 0) return strprintf("%lldd %02lld:%02lld", days, hours, minutes);
-    if (hours > 0) return strprintf("%lld:%02lld:%02lld", hours, minutes, total % 60);
-    return strprintf("%lld:%02lld", minutes, total % 60);
+    if (days > 0) return fmt::format("{}d {:02}:{:02}", days, hours, minutes);
+    if (hours > 0) return fmt::format("{}:{:02}:{:02}", hours, minutes, total % 60);
+    return fmt::format("{}:{:02}", minutes, total % 60);
 }
 
 std::string format_scaled(double number) {
     const char* const units[] = {"", " k", " M", " G", " T", " P", " E"};
     int unit = 0;
     for (; std::fabs(number) >= 999.95 && unit < 6; unit++) number /= 1000;
-    if (unit == 0 && number == std::floor(number)) return strprintf("%.0f", number);
-    return strprintf("%.1f%s", number, units[unit]);
+    if (unit == 0 && number == std::floor(number)) return fmt::format("{:.0f}", number);
+    return fmt::format("{:.1f}{}", number, units[unit]);
 }
 
 double unsigned_nan(double number) { return std::isnan(number) ? std::numeric_limits<double>::quiet_NaN() : number; }

@@ -14,11 +14,11 @@ namespace llmc {
 // "512 B", "3.2 KiB", "1.2 GiB".
 inline std::string format_bytes(size_t bytes) {
     const char* const units[] = {"KiB", "MiB", "GiB", "TiB"};
-    if (bytes < 1024) return strprintf("%zu B", bytes);
+    if (bytes < 1024) return fmt::format("{} B", bytes);
     double value = static_cast<double>(bytes) / 1024;
     int unit = 0;
     for (; value >= 1023.95 && unit < 3; unit++) value /= 1024;  // 1023.95 would print as 1024.0
-    return strprintf("%.1f %s", value, units[unit]);
+    return fmt::format("{:.1f} {}", value, units[unit]);
 }
 
 std::string with_commas(int64_t number);                       // 1234567 -> "1,234,567"

@@ -17,7 +17,7 @@ struct Shape {
     size_t outputs() const { return size_t{1} * N * F; }
     size_t inputs() const { return size_t{1} * N * columns(); }
     const char* name() const { return is(Activation::gelu) ? "gelu" : is(Activation::swiglu) ? "swiglu" : "relu2"; }
-    std::string text() const { return strprintf(" N=%d F=%d%s", N, F, bad ? " with NaN and infinity" : ""); }
+    std::string text() const { return fmt::format(" N={} F={}{}", N, F, bad ? " with NaN and infinity" : ""); }
 };
 
 // Every size matters to the exponential: some inputs are large, tiny or 0.

@@ -161,7 +161,7 @@ void backward_fp8(Trial& t, const Shape& s, const Passes& passes) {
 
 template <class Real>
 void add_plain(Items& items, const Shape& s, const std::string& name) {
-    add_kernel(items, strprintf("attention %s %s", type_name<Real>(), name.c_str()),
+    add_kernel(items, fmt::format("attention {} {}", type_name<Real>(), name),
                [s](Trial& t) { attention<Real>(t, s); });
 }
 void add_forward_fp8(Items& items, const Shape& s, const std::string& name, const Passes& passes) {

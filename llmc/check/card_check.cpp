@@ -19,7 +19,7 @@ constexpr double kWorthChanging = 0.95;
 
 // "rank 3 on node7: ", or nothing where there is one rank.
 std::string who(const Comm& comm) {
-    return comm.world() == 1 ? "" : strprintf("rank %d on %s: ", comm.rank(), comm.host(comm.rank()).c_str());
+    return comm.world() == 1 ? "" : fmt::format("rank {} on {}: ", comm.rank(), comm.host(comm.rank()));
 }
 
 // ---- one card ------------------------------------------------------------------------------------------------------
@@ -181,9 +181,9 @@ void describe_products(const CheckRequest& request, const Comm& comm, const Prop
         for (size_t i = 0; i < finding.trials.size(); i++) {
             const ProductTrial& trial = finding.trials[i];
             if (!trial.problem.empty())
-                notes.push_back(strprintf("%s%s, attempt %zu%s: %s", who(comm).c_str(), key.c_str(), i + 1,
-                                          trial.way.separate_bias ? ", bias added by a separate kernel" : "",
-                                          trial.problem.c_str()));
+                notes.push_back(fmt::format("{}{}, attempt {}{}: {}", who(comm), key, i + 1,
+                                            trial.way.separate_bias ? ", bias added by a separate kernel" : "",
+                                            trial.problem));
         }
         if (finding.trials.empty()) notes.push_back(who(comm) + key + ": " + finding.problem);
         if (!agreed.hopeless.count(key)) result.right++;

@@ -172,15 +172,15 @@ void losses_of(Trial& t, int n) {
 
 template <class Real>
 void add_cross_entropy(Items& items, const Shape& s) {
-    std::string name = strprintf("softmax_cross_entropy %s N=%d V=%d/%d", type_name<Real>(), s.rows, s.V, s.padded_V);
-    if (s.shaping.soft_cap > 0) name += strprintf(" capped at %g", s.cap());
-    if (s.shaping.trained.z_loss > 0) name += strprintf(" with z-loss %g", s.shaping.trained.z_loss);
+    std::string name = fmt::format("softmax_cross_entropy {} N={} V={}/{}", type_name<Real>(), s.rows, s.V, s.padded_V);
+    if (s.shaping.soft_cap > 0) name += fmt::format(" capped at {:g}", s.cap());
+    if (s.shaping.trained.z_loss > 0) name += fmt::format(" with z-loss {:g}", s.shaping.trained.z_loss);
     if (s.shaping.trained.label_smoothing > 0)
-        name += strprintf(" with labels smoothed by %g", s.shaping.trained.label_smoothing);
+        name += fmt::format(" with labels smoothed by {:g}", s.shaping.trained.label_smoothing);
     add_kernel(items, name, [s](Trial& t) { cross_entropy<Real>(t, s); });
 }
 void add_sum_losses(Items& items, int n) {
-    add_kernel(items, strprintf("sum_losses n=%d", n), [n](Trial& t) { losses_of(t, n); });
+    add_kernel(items, fmt::format("sum_losses n={}", n), [n](Trial& t) { losses_of(t, n); });
 }
 
 template <class Real>

@@ -34,8 +34,8 @@ std::string difference(const std::vector<T>& found, const std::vector<T>& expect
     for (size_t i = found.size(); i-- > 0;)
         if (std::memcmp(&found[i], &expected[i], sizeof(T)) != 0) wrong++, first = i;
     if (wrong == 0) return "";
-    return strprintf("element %zu is %.9g, must be %.9g (%zu of %zu are wrong)", first,
-                     static_cast<double>(found[first]), static_cast<double>(expected[first]), wrong, found.size());
+    return fmt::format("element {} is {:.9g}, must be {:.9g} ({} of {} are wrong)", first,
+                       static_cast<double>(found[first]), static_cast<double>(expected[first]), wrong, found.size());
 }
 
 // The operations of one communicator, on one stream: enqueued first, looked at later.
@@ -96,7 +96,7 @@ public:
         const auto look = [&](const char* operation, const auto& array, const auto& expected) {
             std::string problem = difference(array.read(), expected);
             if (problem.empty()) problem = array.trespass();
-            if (text.empty() && !problem.empty()) text = strprintf("%s: %s", operation, problem.c_str());
+            if (text.empty() && !problem.empty()) text = fmt::format("{}: {}", operation, problem);
         };
         look("all_gather", gathered_, gathered);
         look("all_to_all", exchanged_, exchanged);
@@ -107,7 +107,7 @@ public:
         look("reduce_scatter in fp8, accumulating", added_in_fp8_, added);
         look("all_reduce", reduced_, reduced);
         look("all_reduce of maxima", largest_, std::vector<uint32_t>(count_, static_cast<uint32_t>(world - 1) + 7u));
-        return text.empty() ? "" : strprintf("%s over %s: %s", name_.c_str(), comm_.name(), text.c_str());
+        return text.empty() ? "" : fmt::format("{} over {}: {}", name_, comm_.name(), text);
     }
 
 private:
@@ -155,8 +155,7 @@ private:
 void look_at(const Patterns& patterns, const Comm& world, const char* how) {
     const std::string problem = patterns.problem();
     if (!problem.empty())
-        throw Error(ExitCode::communication,
-                    strprintf("card check: on %s, %s%s", world.host(world.rank()).c_str(), problem.c_str(), how));
+        throw Error(ExitCode::communication, "card check: on {}, {}{}", world.host(world.rank()), problem, how);
 }
 
 template <class Operation>

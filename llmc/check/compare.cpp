@@ -30,8 +30,7 @@ Bounded Bounded::widened(double relative, double absolute) const {
 
 std::string not_within(const ArrayShape& shape, const std::vector<double>& actual, const Bounded& expected) {
     if (actual.size() != expected.values.size() || actual.size() != expected.bounds.size())
-        return strprintf("%s has %zu elements, expected %zu", shape.name.c_str(), actual.size(),
-                         expected.values.size());
+        return fmt::format("{} has {} elements, expected {}", shape.name, actual.size(), expected.values.size());
     Wrong wrong(shape);
     for (size_t i = 0; i < actual.size(); i++) {
         const double want = expected.values[i], bound = expected.bounds[i];
@@ -39,8 +38,8 @@ std::string not_within(const ArrayShape& shape, const std::vector<double>& actua
             std::isnan(want) ? std::isnan(actual[i]) : actual[i] == want || std::fabs(actual[i] - want) <= bound;
         if (right) continue;
         if (wrong.is_first())
-            wrong.add(i, strprintf("is %.6g, expected %.6g within %.2g", std::isnan(actual[i]) ? NAN : actual[i], want,
-                                   bound));  // never "-nan"
+            wrong.add(i, fmt::format("is {:.6g}, expected {:.6g} within {:.2g}",
+                                     std::isnan(actual[i]) ? NAN : actual[i], want, bound));  // never "-nan"
         else
             wrong.add();
     }
@@ -56,7 +55,7 @@ std::string norm_not_within(const ArrayShape& shape, const std::vector<double>& 
     }
     const double error = std::sqrt(difference / (norm > 0 ? norm : 1));
     if (actual.size() == expected.size() && error <= limit) return "";
-    return strprintf("%s is off by %.3g of its norm, expected at most %.3g", shape.name.c_str(), error, limit);
+    return fmt::format("{} is off by {:.3g} of its norm, expected at most {:.3g}", shape.name, error, limit);
 }
 
 std::string not_repeated(const ArrayShape& shape, const std::vector<char>& first, const std::vector<char>& second) {
@@ -71,12 +70,11 @@ std::string not_repeated(const ArrayShape& shape, const std::vector<char>& first
 std::string wrong_state(const Fp8State& actual, const StateRange& expected) {
     const auto amax = [&](const char* name, float found, float least, float most) {
         if (least <= found && found <= most) return std::string();
-        return strprintf("state.%s is %.9g, expected %.9g to %.9g", name, found, least, most);
+        return fmt::format("state.{} is {:.9g}, expected {:.9g} to {:.9g}", name, found, least, most);
     };
     const auto counted = [&](const char* name, uint64_t found, uint64_t least, uint64_t most) {
         if (least <= found && found <= most) return std::string();
-        return strprintf("state.%s is %llu, expected %llu to %llu", name, static_cast<unsigned long long>(found),
-                         static_cast<unsigned long long>(least), static_cast<unsigned long long>(most));
+        return fmt::format("state.{} is {}, expected {} to {}", name, found, least, most);
     };
     const Fp8State &least = expected.least, &most = expected.most;
     for (const std::string& problem : {amax("amax", actual.amax, least.amax, most.amax),

@@ -70,7 +70,7 @@ public:
     }
     void add() { count_++; }
     std::string text(size_t of) const {
-        return count_ == 0 ? "" : first_ + strprintf(" (%zu of %zu wrong)", count_, of);
+        return count_ == 0 ? "" : first_ + fmt::format(" ({} of {} wrong)", count_, of);
     }
 
 private:
@@ -85,11 +85,11 @@ std::string not_within(const ArrayShape& shape, const std::vector<double>& actua
 std::string norm_not_within(const ArrayShape& shape, const std::vector<double>& actual,
                             const std::vector<double>& expected, double limit);
 
-inline std::string shown(float value) { return strprintf("%.9g (bits %08x)", value, float_bits(value)); }
-inline std::string shown(bf16 value) { return strprintf("%.6g (bits %04x)", to_float(value), value.bits); }
-inline std::string shown(e4m3 value) { return strprintf("code %02x", value.bits); }
-inline std::string shown(e5m2 value) { return strprintf("code %02x", value.bits); }
-inline std::string shown(double value) { return strprintf("%.17g", value); }
+inline std::string shown(float value) { return fmt::format("{:.9g} (bits {:08x})", value, float_bits(value)); }
+inline std::string shown(bf16 value) { return fmt::format("{:.6g} (bits {:04x})", to_float(value), value.bits); }
+inline std::string shown(e4m3 value) { return fmt::format("code {:02x}", value.bits); }
+inline std::string shown(e5m2 value) { return fmt::format("code {:02x}", value.bits); }
+inline std::string shown(double value) { return fmt::format("{:.17g}", value); }
 template <class T>
 requires std::is_integral_v<T> std::string shown(T value) { return std::to_string(value); }
 
@@ -97,7 +97,7 @@ requires std::is_integral_v<T> std::string shown(T value) { return std::to_strin
 template <class T>
 std::string not_equal(const ArrayShape& shape, const std::vector<T>& actual, const std::vector<T>& expected) {
     if (actual.size() != expected.size())
-        return strprintf("%s has %zu elements, expected %zu", shape.name.c_str(), actual.size(), expected.size());
+        return fmt::format("{} has {} elements, expected {}", shape.name, actual.size(), expected.size());
     Wrong wrong(shape);
     for (size_t i = 0; i < actual.size(); i++)
         if (std::memcmp(&actual[i], &expected[i], sizeof(T)) != 0)
@@ -149,9 +149,9 @@ public:
                 wrong.add();
                 continue;
             }
-            std::string expected = strprintf("%02x", least_[i]);
-            if (least_[i] != most_[i]) expected += strprintf(" to %02x", most_[i]);
-            wrong.add(i, strprintf("is code %02x, expected %s", actual[i].bits, expected.c_str()));
+            std::string expected = fmt::format("{:02x}", least_[i]);
+            if (least_[i] != most_[i]) expected += fmt::format(" to {:02x}", most_[i]);
+            wrong.add(i, fmt::format("is code {:02x}, expected {}", actual[i].bits, expected));
         }
         return actual.size() == least_.size() ? wrong.text(actual.size()) : shape.name + " has another size";
     }

@@ -18,8 +18,8 @@ struct Shape {
         return token % static_cast<size_t>(T) - static_cast<size_t>(documents.empty() ? 0 : documents[token]);
     }
     std::string text() const {
-        return strprintf(" B=%d T=%d C=%d V=%d%s%s", B, T, C, V, positions ? "" : " without positions",
-                         positions && !documents.empty() ? " in documents" : "");
+        return fmt::format(" B={} T={} C={} V={}{}{}", B, T, C, V, positions ? "" : " without positions",
+                           positions && !documents.empty() ? " in documents" : "");
     }
 };
 

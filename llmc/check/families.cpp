@@ -12,7 +12,8 @@ AttentionHeads few_heads(const KernelUse& use) {
 }
 
 std::string name_of(const AttentionHeads& heads) {
-    return strprintf("HD=%d NH=%d", heads.HD, heads.NH) + (heads.NKV < heads.NH ? strprintf(" NKV=%d", heads.NKV) : "");
+    return fmt::format("HD={} NH={}", heads.HD, heads.NH) +
+           (heads.NKV < heads.NH ? fmt::format(" NKV={}", heads.NKV) : "");
 }
 
 std::vector<reference::AttentionShape> example_shapes(const KernelUse& use, int B, int T) {
@@ -24,7 +25,7 @@ std::vector<reference::AttentionShape> example_shapes(const KernelUse& use, int 
 }
 
 std::string name_of(const reference::AttentionShape& shape) {
-    return name_of(shape.heads()) + (shape.window > 0 ? strprintf(" window=%d", shape.window) : "") +
+    return name_of(shape.heads()) + (shape.window > 0 ? fmt::format(" window={}", shape.window) : "") +
            (shape.documents.empty() ? "" : " in documents");
 }
 

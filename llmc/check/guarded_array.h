@@ -33,9 +33,9 @@ public:
         const std::vector<char> before = read_back(memory_, zone_, stream_),
                                 behind = read_back(memory_ + zone_ + bytes_, zone_, stream_);
         for (size_t i = 0; i < zone_; i++)
-            if (behind[i] != '\xFF') return strprintf("writes %zu bytes past the end of its result", i + 1);
+            if (behind[i] != '\xFF') return fmt::format("writes {} bytes past the end of its result", i + 1);
         for (size_t i = 0; i < zone_; i++)
-            if (before[i] != '\xFF') return strprintf("writes %zu bytes before its result", zone_ - i);
+            if (before[i] != '\xFF') return fmt::format("writes {} bytes before its result", zone_ - i);
         return "";
     }
 

@@ -52,9 +52,7 @@ std::string cache_directory() {
 
 KeptResults::KeptResults(const std::string& directory, const Json& identity) : identity_(identity) {
     const std::string text = json_text(identity);
-    if (!directory.empty())
-        path_ = directory +
-                strprintf("/check-%016llx.json", static_cast<unsigned long long>(checksum(text.data(), text.size())));
+    if (!directory.empty()) path_ = directory + fmt::format("/check-{:016x}.json", checksum(text.data(), text.size()));
 }
 
 // The file of this identity; null where there is none.

@@ -25,8 +25,9 @@ struct Shape {
     bool has_gains() const { return kind != Kind::rms_without_gains; }
     std::vector<Axis> elements() const { return matrix(N, C); }
     std::string text() const {
-        return strprintf(" N=%d C=%d%s%s", N, C, has_gains() ? "" : " without gains", add ? "" : " without residual") +
-               (bad != 0 ? strprintf(" with %g", static_cast<double>(bad)) : "");
+        return fmt::format(" N={} C={}{}{}", N, C, has_gains() ? "" : " without gains",
+                           add ? "" : " without residual") +
+               (bad != 0 ? fmt::format(" with {:g}", bad) : "");
     }
     const char* name() const { return centered() ? "layernorm" : "rmsnorm"; }
 };

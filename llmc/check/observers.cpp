@@ -147,24 +147,24 @@ constexpr const char* kFormat = std::is_same_v<T, e4m3> ? "e4m3"
 
 template <class T>
 void add_moments_item(Items& items, size_t n) {
-    add_kernel(items, strprintf("add_moments %s n=%zu", kFormat<T>, n), [n](Trial& t) { moments<T>(t, n); });
+    add_kernel(items, fmt::format("add_moments {} n={}", kFormat<T>, n), [n](Trial& t) { moments<T>(t, n); });
 }
 template <class T>
 void add_differences_item(Items& items, size_t n) {
-    add_kernel(items, strprintf("add_differences %s n=%zu", kFormat<T>, n), [n](Trial& t) { differences<T>(t, n); });
+    add_kernel(items, fmt::format("add_differences {} n={}", kFormat<T>, n), [n](Trial& t) { differences<T>(t, n); });
 }
 template <class T>
 void add_alignment(Items& items, int F, int C) {
-    add_kernel(items, strprintf("gate_alignment %s F=%d C=%d", kFormat<T>, F, C),
+    add_kernel(items, fmt::format("gate_alignment {} F={} C={}", kFormat<T>, F, C),
                [=](Trial& t) { alignment<T>(t, F, C); });
 }
 template <class Real>
 void add_columns(Items& items, int N, int C) {
-    add_kernel(items, strprintf("scale_columns %s N=%d C=%d", kFormat<Real>, N, C),
+    add_kernel(items, fmt::format("scale_columns {} N={} C={}", kFormat<Real>, N, C),
                [=](Trial& t) { columns<Real>(t, N, C); });
 }
 void add_factors(Items& items, int C) {
-    add_kernel(items, strprintf("smoothing_factors C=%d", C), [C](Trial& t) { factors(t, C); });
+    add_kernel(items, fmt::format("smoothing_factors C={}", C), [C](Trial& t) { factors(t, C); });
 }
 
 }  // namespace

@@ -37,11 +37,11 @@ std::string Update::text() const {
     const char* const names[] = {"adamw_update", "lion_update", "sgd_update", "muon_update"};
     std::string text = std::string(names[static_cast<int>(rule)]) + (bf16_moments ? ", moments bf16" : "");
     if (rule == Rule::sgd && (sgd.momentum == 0 || !sgd.nesterov))
-        text += strprintf(", momentum %g%s", sgd.momentum, sgd.nesterov ? " Nesterov" : "");
+        text += fmt::format(", momentum {:g}{}", sgd.momentum, sgd.nesterov ? " Nesterov" : "");
     if (muon.cautious) text += ", cautious";
     if (skip) text += ", skipped step";
-    if (bad != 0) text += strprintf(", with %g", static_cast<double>(bad));
-    return text + strprintf(", %zu of %zu decay,", decayed(), count);
+    if (bad != 0) text += fmt::format(", with {:g}", bad);
+    return text + fmt::format(", {} of {} decay,", decayed(), count);
 }
 
 StepState example_state(bool skip = false) {
@@ -395,14 +395,12 @@ void add_update(Items& items, const Update& u) {
 }
 template <class Real>
 void add_momentum(Items& items, const Momentum& s) {
-    add_kernel(items,
-               strprintf("muon_momentum %s n=%zu applied=%d", type_name<Real>(), s.count, static_cast<int>(s.applied)),
+    add_kernel(items, fmt::format("muon_momentum {} n={} applied={}", type_name<Real>(), s.count, s.applied),
                [s](Trial& t) { muon_average<Real>(t, s); });
 }
 template <class Real>
 void add_matrix(Items& items, const Matrix& s) {
-    const std::string suffix =
-        strprintf(" %s %d x %d of %g", type_name<Real>(), s.rows, s.columns, static_cast<double>(s.size));
+    const std::string suffix = fmt::format(" {} {} x {} of {:g}", type_name<Real>(), s.rows, s.columns, s.size);
     add_kernel(items, "muon_inverse_norm" + suffix, [s](Trial& t) { inverse_norm<Real>(t, s); });
     if (s.size != 1) return;
     add_kernel(items, "muon copy_matrix" + suffix, [s](Trial& t) {

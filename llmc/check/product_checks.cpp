@@ -147,8 +147,8 @@ std::string ProductChecks::problem_of(const Product& product, bool separate_bias
     const Operands& o = operands_of(product);
     const Product::Element element = product.result_element();
     const auto place_text = [&](uint32_t index) {
-        return strprintf("[%d, %d]", static_cast<int>(index / static_cast<uint32_t>(o.gemm.columns)),
-                         static_cast<int>(index % static_cast<uint32_t>(o.gemm.columns)));
+        return fmt::format("[{}, {}]", index / static_cast<uint32_t>(o.gemm.columns),
+                           index % static_cast<uint32_t>(o.gemm.columns));
     };
     uint32_t* const place = reinterpret_cast<uint32_t*>(o.place.data());
     const auto count_at = [&] { return read_back(place, 2, stream_); };
@@ -162,8 +162,8 @@ std::string ProductChecks::problem_of(const Product& product, bool separate_bias
         if (const std::string problem = memory->trespass(); !problem.empty()) return problem;
     find_nan(place, o.result.data(), element, o.gemm.result_size(), stream_);
     if (const std::vector<uint32_t> nan = count_at(); nan[0] > 0)
-        return strprintf("%u of %zu elements are NaN, the first is %s", nan[0], o.gemm.result_size(),
-                         place_text(nan[1]).c_str());
+        return fmt::format("{} of {} elements are NaN, the first is {}", nan[0], o.gemm.result_size(),
+                           place_text(nan[1]));
     uint32_t* const device_found = reinterpret_cast<uint32_t*>(o.found.data());
     read_samples(device_found, o.result.data(), element, o.known, stream_);
     const std::vector<uint32_t> found = read_back(device_found, o.samples, stream_);
@@ -185,9 +185,8 @@ std::string ProductChecks::problem_of(const Product& product, bool separate_bias
     if (wrong > 0) {
         const Sample at =
             sample_of_tile(o.known, static_cast<int>(first_wrong) / across, static_cast<int>(first_wrong) % across);
-        return strprintf("[%d, %d] is %.9g, must be %.9g (%zu of %zu samples are wrong)", at.row, at.column,
-                         static_cast<double>(value_of(found[first_wrong], element)),
-                         static_cast<double>(value_of(first_expected, element)), wrong, o.samples);
+        return fmt::format("[{}, {}] is {:.9g}, must be {:.9g} ({} of {} samples are wrong)", at.row, at.column,
+                           value_of(found[first_wrong], element), value_of(first_expected, element), wrong, o.samples);
     }
 
     o.fill(true, stream_);
@@ -196,8 +195,8 @@ std::string ProductChecks::problem_of(const Product& product, bool separate_bias
     multiply();
     find_difference(place, o.again.data(), o.result.data(), element, o.gemm.result_size(), stream_);
     if (const std::vector<uint32_t> other = count_at(); other[0] > 0)
-        return strprintf("%u of %zu elements differ when it is computed again, the first is %s", other[0],
-                         o.gemm.result_size(), place_text(other[1]).c_str());
+        return fmt::format("{} of {} elements differ when it is computed again, the first is {}", other[0],
+                           o.gemm.result_size(), place_text(other[1]));
     return "";
 }
 

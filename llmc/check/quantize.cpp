@@ -17,7 +17,7 @@ struct Shape {
     float deviation = 0;  // 0: values over 24 binary orders of magnitude
 
     size_t n() const { return size_t{1} * N * C; }
-    std::string text() const { return strprintf(" N=%d C=%d%s", N, C, bad ? " with NaN and infinity" : ""); }
+    std::string text() const { return fmt::format(" N={} C={}{}", N, C, bad ? " with NaN and infinity" : ""); }
     float scale_or(float usual) const { return scale > 0 ? scale : usual; }
 };
 
@@ -117,9 +117,10 @@ void add_activation(Items& items, const Shape& s, bool with_low) {
 }
 template <class F8>
 void add_gradient(Items& items, const Shape& s, bool bias) {
-    add_kernel(items,
-               strprintf("quantize %s %s", format_name<F8>(), bias ? "with bias gradient" : "of gradients") + s.text(),
-               [=](Trial& t) { gradient<F8>(t, s, bias); });
+    add_kernel(
+        items,
+        fmt::format("quantize {} {}", format_name<F8>(), bias ? "with bias gradient" : "of gradients") + s.text(),
+        [=](Trial& t) { gradient<F8>(t, s, bias); });
 }
 void add_weight(Items& items, const Shape& s) {
     add_kernel(items, "quantize_weight" + s.text(), [s](Trial& t) { weight(t, s); });

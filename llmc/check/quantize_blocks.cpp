@@ -48,7 +48,7 @@ private:
         for (const reference::NearestCode& nearest : reference.codes) expected.push_back({nearest.code});
         trial.equal(codes, expected);
         const size_t wrong = reference::wrong_scales(trial.read(scales), layout, reference);
-        if (wrong > 0) trial.note(strprintf("%s: %zu are wrong", trial.shape_of(scales).name.c_str(), wrong));
+        if (wrong > 0) trial.note(fmt::format("{}: {} are wrong", trial.shape_of(scales).name, wrong));
     }
 };
 
@@ -60,8 +60,8 @@ struct Shape {
     int length() const { return scaling == Fp8Scaling::mx ? kMxVector : kScaleVector; }
     ScaleLayout layout() const { return scaling == Fp8Scaling::mx ? ScaleLayout::mx : ScaleLayout::vectors; }
     std::string text() const {
-        return strprintf(" %s N=%d C=%d%s", scaling == Fp8Scaling::mx ? "mx" : "block", N, C,
-                         bad ? " with NaN and infinity" : "");
+        return fmt::format(" {} N={} C={}{}", scaling == Fp8Scaling::mx ? "mx" : "block", N, C,
+                           bad ? " with NaN and infinity" : "");
     }
 };
 
@@ -160,7 +160,7 @@ void add_dequantize(Items& items, const Shape& s) {
     add_kernel(items, "dequantize_blocks" + s.text(), [s](Trial& t) { dequantize(t, s); });
 }
 void add_weight_tiles(Items& items, const Shape& s) {
-    add_kernel(items, strprintf("quantize_weight_tiles N=%d C=%d", s.N, s.C), [s](Trial& t) { weight_tiles(t, s); });
+    add_kernel(items, fmt::format("quantize_weight_tiles N={} C={}", s.N, s.C), [s](Trial& t) { weight_tiles(t, s); });
 }
 
 }  // namespace

@@ -125,7 +125,7 @@ struct Shape {
     size_t elements() const { return size_t{1} * N * heads.qkv_width(); }
     std::vector<Axis> axes() const { return {{"n", N}, {"head", heads.rows()}, {"", heads.HD}}; }
     std::string text() const {
-        return strprintf(" %s N=%d T=%d%s", name_of(heads).c_str(), N, T, gains ? "" : " without gains");
+        return fmt::format(" {} N={} T={}{}", name_of(heads), N, T, gains ? "" : " without gains");
     }
 };
 

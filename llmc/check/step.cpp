@@ -151,11 +151,11 @@ std::string check_scales(bool e4m3_gradients, stream_t stream) {
         const double scale = bad ? 1.0 : largest / static_cast<double>(amax);
         Fp8State expected{};
         expected.amax = amax, expected.bad = bad;
-        compare_scale(trial, strprintf("tensor %d: ", i), current[static_cast<size_t>(i)], expected, scale);
+        compare_scale(trial, fmt::format("tensor {}: ", i), current[static_cast<size_t>(i)], expected, scale);
         // Gradients are half as large from the next step on, so their scale doubles.
         const double next = (weight || bad ? scale : scale / 4) * (gradient ? 2 : 1);
         expected.amax = 0.0f, expected.bad = 0, expected.last_amax = amax;
-        compare_scale(trial, strprintf("tensor %d after the step: ", i), finished[static_cast<size_t>(i)], expected,
+        compare_scale(trial, fmt::format("tensor {} after the step: ", i), finished[static_cast<size_t>(i)], expected,
                       next);
         // The window moves on but for weights and bad tensors.
         float* const window = &windows[static_cast<size_t>(i * kHistory)];

@@ -141,17 +141,17 @@ void sum_of_wire(Trial& t, size_t count) {
 
 template <class Real>
 void add_bias_item(Items& items, int N, int C) {
-    add_kernel(items, strprintf("add_bias %s N=%d C=%d", type_name<Real>(), N, C),
+    add_kernel(items, fmt::format("add_bias {} N={} C={}", type_name<Real>(), N, C),
                [=](Trial& t) { bias<Real>(t, N, C); });
 }
 template <class Real>
 void add_bias_gradient(Items& items, int N, int C) {
-    add_kernel(items, strprintf("bias_gradient %s N=%d C=%d", type_name<Real>(), N, C),
+    add_kernel(items, fmt::format("bias_gradient {} N={} C={}", type_name<Real>(), N, C),
                [=](Trial& t) { bias_gradients<Real>(t, N, C); });
 }
 template <class Real>
 void add_sum(Items& items, size_t n) {
-    add_kernel(items, strprintf("add %s n=%zu", type_name<Real>(), n), [n](Trial& t) { sum<Real>(t, n); });
+    add_kernel(items, fmt::format("add {} n={}", type_name<Real>(), n), [n](Trial& t) { sum<Real>(t, n); });
 }
 void add_global_norm(Items& items, const std::vector<size_t>& sizes) {
     add_kernel(items, "global_norm_partials", [sizes](Trial& t) { global_norm(t, sizes); });

@@ -191,9 +191,9 @@ public:
         while (waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
         }
         pid_ = -1;
-        std::string text = WIFSIGNALED(status) ? strprintf("ended its process by signal %d (%s)", WTERMSIG(status),
-                                                           strsignal(WTERMSIG(status)))
-                                               : strprintf("ended its process with code %d", WEXITSTATUS(status));
+        std::string text = WIFSIGNALED(status) ? fmt::format("ended its process by signal {} ({})", WTERMSIG(status),
+                                                             strsignal(WTERMSIG(status)))
+                                               : fmt::format("ended its process with code {}", WEXITSTATUS(status));
         if (const std::string last = last_error(); !last.empty()) text += ": " + last;
         return text;
     }
@@ -207,8 +207,8 @@ public:
 
 private:
     [[noreturn]] static void fail(const char* call) {
-        throw Error(ExitCode::failure, strprintf("card check: %s failed: %s; --card-check off skips the check", call,
-                                                 std::strerror(errno)));
+        throw Error(ExitCode::failure, "card check: {} failed: {}; --card-check off skips the check", call,
+                    std::strerror(errno));
     }
     // A worker that is gone already is noticed when it is read.
     static void send(int fd, const std::string& text) {
@@ -301,7 +301,7 @@ Findings supervise(const CheckRequest& request, const std::string& program, cons
         }
         if (progress.done) return rest.found;
         const std::string problem = read == Worker::Read::timeout
-                                        ? strprintf("did not end within %g s", request.item_seconds)
+                                        ? fmt::format("did not end within {:g} s", request.item_seconds)
                                         : worker.how_it_ended();
         if (progress.item.empty())
             throw Error(ExitCode::no_resources, "card check: the worker " + problem +

@@ -91,7 +91,7 @@ int64_t step_in_name(const std::string& path) {
 }
 
 std::string checkpoint_path(const std::string& directory, int64_t step) {
-    return directory + "/" + kPrefix + strprintf("%08lld", static_cast<long long>(step));
+    return directory + "/" + kPrefix + fmt::format("{:08}", step);
 }
 
 std::string unfinished_path(const std::string& directory, int64_t step) {

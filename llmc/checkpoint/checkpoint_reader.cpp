@@ -35,9 +35,8 @@ CheckpointReader::CheckpointReader(const std::string& directory, const std::stri
       open_(manifest_.files.size()) {
     const int64_t step = step_in_name(directory);
     if (step >= 0 && step != manifest_.step)
-        fail(directory,
-             strprintf("holds step %lld, which its name does not say; rename it to %s",
-                       static_cast<long long>(manifest_.step), checkpoint_path("", manifest_.step).c_str() + 1));
+        fail(directory, fmt::format("holds step {}, which its name does not say; rename it to {}", manifest_.step,
+                                    checkpoint_path("", manifest_.step).c_str() + 1));
     index_slices();
 }
 
@@ -57,7 +56,8 @@ const StateTensor& CheckpointReader::tensor(const std::string& name) const {
 
 uint64_t CheckpointReader::size_of(const StateFile& file) const {
     struct stat status;
-    if (::lstat(path(file).c_str(), &status) != 0) fail(path(file), strprintf("is missing: %s", std::strerror(errno)));
+    if (::lstat(path(file).c_str(), &status) != 0)
+        fail(path(file), fmt::format("is missing: {}", std::strerror(errno)));
     if (!S_ISREG(status.st_mode)) fail(path(file), "is not a regular file");
     return static_cast<uint64_t>(status.st_size);
 }
@@ -75,13 +75,12 @@ const SafetensorsFile& CheckpointReader::open(size_t index) const {
     auto candidate = std::make_unique<SafetensorsFile>(path(file));
     if (candidate->tensors().size() != file.slices.size())
         fail(path(file),
-             strprintf("holds %zu tensors, the manifest lists %zu", candidate->tensors().size(), file.slices.size()));
+             fmt::format("holds {} tensors, the manifest lists {}", candidate->tensors().size(), file.slices.size()));
     for (const StateSlice& slice : file.slices) {
         const TensorInfo& info = candidate->info(slice.name());
         if (info.dtype != slice.dtype || info.bytes() != slice.bytes())
-            fail(path(file), strprintf("%s is %s %s, the manifest lists %llu values in %s", slice.name().c_str(),
-                                       info.dtype.c_str(), shape_text(info.shape).c_str(),
-                                       static_cast<unsigned long long>(slice.count), slice.dtype.c_str()));
+            fail(path(file), fmt::format("{} is {} {}, the manifest lists {} values in {}", slice.name(), info.dtype,
+                                         shape_text(info.shape), slice.count, slice.dtype));
     }
     opened = std::move(candidate);
     open_files_++;
@@ -115,9 +114,8 @@ void CheckpointReader::check_bytes(const StateFile& file, const Alive& alive) co
             what = tensor_at(SafetensorsFile(path(file)), begin, begin + bytes);
         } catch (const Error&) {  // the header itself is damaged
         }
-        fail(path(file), strprintf("is damaged between bytes %llu and %llu (%s): the checksum does not match",
-                                   static_cast<unsigned long long>(begin),
-                                   static_cast<unsigned long long>(begin + bytes), what.c_str()));
+        fail(path(file), fmt::format("is damaged between bytes {} and {} ({}): the checksum does not match", begin,
+                                     begin + bytes, what));
     }
 }
 
@@ -126,9 +124,7 @@ void CheckpointReader::verify(Verify how, size_t first, size_t stride, const Ali
     for (size_t f = first; f < manifest_.files.size(); f += stride) {
         const StateFile& file = manifest_.files[f];
         const uint64_t bytes = size_of(file);
-        if (bytes != file.bytes)
-            fail(path(file), strprintf("has %llu bytes, %llu were written", static_cast<unsigned long long>(bytes),
-                                       static_cast<unsigned long long>(file.bytes)));
+        if (bytes != file.bytes) fail(path(file), fmt::format("has {} bytes, {} were written", bytes, file.bytes));
         if (how == Verify::full) check_bytes(file, alive);
         open(f);
     }
@@ -140,8 +136,7 @@ void CheckpointReader::read(const std::string& tensor_name, const std::string& p
     const auto found = places_.find(wanted.name());
     const uint64_t elements = tensor(tensor_name).elements();
     if (found == places_.end() || start > elements || count > elements - start)
-        fail(directory_, strprintf("holds no elements %llu to %llu of %s", static_cast<unsigned long long>(start),
-                                   static_cast<unsigned long long>(start + count), wanted.name().c_str()));
+        fail(directory_, fmt::format("holds no elements {} to {} of {}", start, start + count, wanted.name()));
     for (const Place& place : found->second) {
         const uint64_t from = std::max(start, place.start), to = std::min(start + count, place.start + place.count);
         if (from >= to) continue;

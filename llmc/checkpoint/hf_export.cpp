@@ -174,7 +174,7 @@ void export_hf_directory(const std::string& directory, const ModelConfig& model,
     std::vector<std::string> names;
     for (size_t i = 0; i < shards.size(); i++) {
         names.push_back(shards.size() == 1 ? "model.safetensors"
-                                           : strprintf("model-%05zu-of-%05zu.safetensors", i + 1, shards.size()));
+                                           : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size()));
         write_file(folder + names.back(), shards[i], format.type, fetch);
     }
     if (shards.size() > 1) write_index(folder, shards, names);

@@ -44,8 +44,8 @@ std::map<std::string, std::string> read_index(const std::string& path) {
     for (const auto& [tensor, file] : index["weight_map"].items()) {
         const std::string name = file.is_string() ? file.get<std::string>() : "";
         if (name.empty() || name == ".." || fs::path(name).filename() != name)
-            fail(path, strprintf("says that tensor %s is in %s, which is not the name of a file next to it",
-                                 tensor.c_str(), json_text(file).c_str()));
+            fail(path, fmt::format("says that tensor {} is in {}, which is not the name of a file next to it", tensor,
+                                   json_text(file)));
         files[tensor] = name;
     }
     return files;
@@ -54,10 +54,10 @@ std::map<std::string, std::string> read_index(const std::string& path) {
 [[noreturn]] void fail_without_weights(const std::string& directory) {
     const bool older = is_there(fs::path(directory) / "pytorch_model.bin") ||
                        is_there(fs::path(directory) / "pytorch_model.bin.index.json");
-    fail(directory, strprintf("holds neither %s nor %s%s", kSingle, kIndex,
-                              older ? "; pytorch_model.bin is not read: save the model again with "
-                                      "save_pretrained(DIR, safe_serialization=True)"
-                                    : ""));
+    fail(directory, fmt::format("holds neither {} nor {}{}", kSingle, kIndex,
+                                older ? "; pytorch_model.bin is not read: save the model again with "
+                                        "save_pretrained(DIR, safe_serialization=True)"
+                                      : ""));
 }
 
 }  // namespace
@@ -84,27 +84,24 @@ void WeightFiles::open_shards(const std::string& index_path) {
     std::set<std::string> names;
     for (const auto& [tensor, file] : placed) names.insert(file);
     for (const std::string& name : names)
-        if (!is_there(folder / name)) fail(index_path, strprintf("names %s, which does not exist", name.c_str()));
+        if (!is_there(folder / name)) fail(index_path, fmt::format("names {}, which does not exist", name));
     for (const std::string& name : names) add_file((folder / name).string());
     for (const auto& [tensor, file] : placed)
         if (!contains(tensor) || file_with(tensor).path() != (folder / file).string())
-            fail(index_path,
-                 strprintf("says that tensor %s is in %s, which does not hold it", tensor.c_str(), file.c_str()));
+            fail(index_path, fmt::format("says that tensor {} is in {}, which does not hold it", tensor, file));
 }
 
 void WeightFiles::add_file(const std::string& path) {
     files_.push_back(std::make_unique<SafetensorsFile>(path));
     for (const TensorInfo& tensor : files_.back()->tensors()) {
         const auto [found, added] = tensors_.emplace(tensor.name, files_.back().get());
-        if (!added)
-            fail(path,
-                 strprintf("holds tensor %s, which %s holds too", tensor.name.c_str(), found->second->path().c_str()));
+        if (!added) fail(path, fmt::format("holds tensor {}, which {} holds too", tensor.name, found->second->path()));
     }
 }
 
 const SafetensorsFile& WeightFiles::file_with(const std::string& name) const {
     const auto found = tensors_.find(name);
-    if (found == tensors_.end()) fail(path_, strprintf("has no tensor %s", name.c_str()));
+    if (found == tensors_.end()) fail(path_, fmt::format("has no tensor {}", name));
     return *found->second;
 }
 
@@ -137,22 +134,20 @@ std::vector<std::string> match_tensors(const WeightFiles& file, const std::vecto
         const std::string name = name_in_file(file, spec.name);
         const std::string wanted = shape_text(spec.shape);
         if (name.empty()) {
-            throw Error(ExitCode::checkpoint, strprintf("%s: has no tensor %s %s, which this model needs; choose the "
-                                                        "model that the file holds (-e, or --layers "
-                                                        "--heads --channels)",
-                                                        file.path().c_str(), spec.name.c_str(), wanted.c_str()));
+            throw Error(ExitCode::checkpoint,
+                        "{}: has no tensor {} {}, which this model needs; choose the model that the file holds (-e, or "
+                        "--layers --heads --channels)",
+                        file.path(), spec.name, wanted);
         }
         const TensorInfo& info = file.info(name);
         if (info.shape != spec.shape) {
             throw Error(ExitCode::checkpoint,
-                        strprintf("%s: tensor %s is %s, this model needs %s; choose the model that the file holds",
-                                  file.file_with(name).path().c_str(), name.c_str(), shape_text(info.shape).c_str(),
-                                  wanted.c_str()));
+                        "{}: tensor {} is {}, this model needs {}; choose the model that the file holds",
+                        file.file_with(name).path(), name, shape_text(info.shape), wanted);
         }
         if (info.dtype != "F32" && info.dtype != "BF16" && info.dtype != "F16" && info.dtype != "F64") {
-            throw Error(ExitCode::checkpoint,
-                        strprintf("%s: tensor %s is %s; F32, BF16, F16 or F64 is needed",
-                                  file.file_with(name).path().c_str(), name.c_str(), info.dtype.c_str()));
+            throw Error(ExitCode::checkpoint, "{}: tensor {} is {}; F32, BF16, F16 or F64 is needed",
+                        file.file_with(name).path(), name, info.dtype);
         }
         names.push_back(name);
     }
@@ -160,8 +155,8 @@ std::vector<std::string> match_tensors(const WeightFiles& file, const std::vecto
     for (const auto& [name, where] : file.tensors()) {
         if (known.count(name) || is_ignored(name)) continue;
         throw Error(ExitCode::checkpoint,
-                    strprintf("%s: tensor %s %s has no place in this model; choose the model that the file holds",
-                              where->path().c_str(), name.c_str(), shape_text(file.info(name).shape).c_str()));
+                    "{}: tensor {} {} has no place in this model; choose the model that the file holds", where->path(),
+                    name, shape_text(file.info(name).shape));
     }
     return names;
 }
@@ -179,8 +174,7 @@ void check_described(const std::string& path, const ModelConfig& config) {
     const std::string apart =
         differences(described, config, {"n_layer", "n_head", "n_embd", "n_positions", "vocab_size"});
     if (apart.empty()) return;
-    throw Error(ExitCode::checkpoint, strprintf("%s: %s; choose the model that the file holds: -e %s", path.c_str(),
-                                                apart.c_str(), path.c_str()));
+    throw Error(ExitCode::checkpoint, "{}: {}; choose the model that the file holds: -e {}", path, apart, path);
 }
 
 // Our head is wte. A file with a different head would silently load as a different model.
@@ -188,17 +182,16 @@ void check_tied(const WeightFiles& file, const std::vector<float>& wte) {
     if (!file.contains("lm_head.weight")) return;
     const std::vector<float> head = file.read_floats("lm_head.weight");
     if (head.size() == wte.size() && std::memcmp(head.data(), wte.data(), wte.size() * sizeof(float)) == 0) return;
-    throw Error(ExitCode::checkpoint,
-                strprintf("%s: lm_head.weight differs from wte; the model's head is tied to it", file.path().c_str()));
+    throw Error(ExitCode::checkpoint, "{}: lm_head.weight differs from wte; the model's head is tied to it",
+                file.path());
 }
 
 // The model that a directory's config.json describes. Shapes of wte and wpe fill in what it leaves out.
 ModelConfig described_model(const WeightFiles& file) {
     if (file.config_path().empty())
-        throw Error(
-            ExitCode::checkpoint,
-            strprintf("%s: there is no config.json next to the weights, which says how many heads the model has",
-                      file.path().c_str()));
+        throw Error(ExitCode::checkpoint,
+                    "{}: there is no config.json next to the weights, which says how many heads the model has",
+                    file.path());
     ModelConfig model;
     try {
         model = find_model(file.config_path());
@@ -303,8 +296,7 @@ int HfWeights::end_token() const {
 
 std::vector<float> HfWeights::fetch(const std::string& name) const {
     const auto found = tensors_.find(name);
-    if (found == tensors_.end())
-        throw Error(ExitCode::checkpoint, strprintf("%s: has no tensor %s", files_.path().c_str(), name.c_str()));
+    if (found == tensors_.end()) throw Error(ExitCode::checkpoint, "{}: has no tensor {}", files_.path(), name);
     std::vector<float> ours(static_cast<size_t>(found->second.front().second.row.count()));
     for (const auto& [name_there, tensor] : found->second) {
         const std::vector<float> values = files_.read_floats(name_there);

@@ -80,23 +80,21 @@ LlmcWeights::LlmcWeights(const std::string& path) : path_(path), file_(path, kLl
 LlmcWeights::LlmcWeights(const std::string& path, const ModelConfig& model) : LlmcWeights(path) {
     const std::string apart = differences(model_, model, kNames);
     if (!apart.empty())
-        fail(path,
-             strprintf("%s; choose the model that the file holds: --layers %d --heads %d --channels %d --context %d "
-                       "--vocab %d",
-                       apart.c_str(), model_.layers, model_.heads, model_.channels, model_.context, model_.vocab));
+        fail(path, fmt::format("{}; choose the model that the file holds: --layers {} --heads {} --channels {} "
+                               "--context {} --vocab {}",
+                               apart, model_.layers, model_.heads, model_.channels, model_.context, model_.vocab));
 }
 
 void LlmcWeights::read_header() {
     int32_t header[kHeaderInts] = {};
     const llong got = static_cast<llong>(file_.read_at(0, header, sizeof header));
     if (got < 4 || header[0] != kLlmcModelMagic)
-        fail(path_, strprintf("is not an llm.c model file: its magic is %d%s, a model's is %d", header[0],
-                              name_of_magic(header[0]), kLlmcModelMagic));
+        fail(path_, fmt::format("is not an llm.c model file: its magic is {}{}, a model's is {}", header[0],
+                                name_of_magic(header[0]), kLlmcModelMagic));
     if (got < kHeaderBytes)
-        fail(path_,
-             strprintf("has %lld bytes, fewer than the %lld of a header: it is truncated", got, llong{kHeaderBytes}));
+        fail(path_, fmt::format("has {} bytes, fewer than the {} of a header: it is truncated", got, kHeaderBytes));
     if (header[1] != kVersionFp32 && header[1] != kVersionBf16)
-        fail(path_, strprintf("is of version %d; 3 (FP32) and 5 (BF16) can be read", header[1]));
+        fail(path_, fmt::format("is of version {}; 3 (FP32) and 5 (BF16) can be read", header[1]));
     element_bytes_ = header[1] == kVersionFp32 ? sizeof(float) : sizeof(bf16);
     model_.name = std::filesystem::path(path_).stem().string();
     model_.context = header[2];
@@ -107,7 +105,7 @@ void LlmcWeights::read_header() {
     padded_vocab_ = header[7];
     require_numbers(path_, model_);
     if (padded_vocab_ < model_.vocab)
-        fail(path_, strprintf("pads a vocabulary of %d to %lld", model_.vocab, llong{padded_vocab_}));
+        fail(path_, fmt::format("pads a vocabulary of {} to {}", model_.vocab, padded_vocab_));
 }
 
 void LlmcWeights::check_size() {
@@ -115,11 +113,10 @@ void LlmcWeights::check_size() {
     const int64_t needed = kHeaderBytes + (last.first + last.elements) * static_cast<int64_t>(element_bytes_);
     const int64_t size = static_cast<int64_t>(file_.bytes());
     if (size == needed) return;
-    fail(path_,
-         strprintf("is %s: a model of %d layers, %d channels, a context of %d and a vocabulary of %d (%lld padded) "
-                   "takes %lld bytes, the file has %lld",
-                   size < needed ? "truncated" : "too long", model_.layers, model_.channels, model_.context,
-                   model_.vocab, llong{padded_vocab_}, llong{needed}, llong{size}));
+    fail(path_, fmt::format("is {}: a model of {} layers, {} channels, a context of {} and a vocabulary of {} ({} "
+                            "padded) takes {} bytes, the file has {}",
+                            size < needed ? "truncated" : "too long", model_.layers, model_.channels, model_.context,
+                            model_.vocab, padded_vocab_, needed, size));
 }
 
 std::vector<float> LlmcWeights::fetch(const std::string& name) const {
@@ -146,8 +143,8 @@ void export_llmc(const std::string& path, const ModelConfig& model, LlmcType typ
                                          model.layers,    model.heads,
                                          model.channels,  model.padded_vocab()};
     if (model.architecture != &kGpt2)
-        fail(path, strprintf("llm.c's model files hold GPT-2; this model is of the architecture %s",
-                             model.architecture->name));
+        fail(path, fmt::format("llm.c's model files hold GPT-2; this model is of the architecture {}",
+                               model.architecture->name));
     AtomicFile file(system_calls(), path);
     file.append(header, sizeof header);
     std::vector<float> values;

@@ -18,7 +18,6 @@ namespace llmc {
 namespace {
 
 using Json = nlohmann::ordered_json;
-using llong = long long;
 
 constexpr const char* kFormat = "train_gpt checkpoint";
 // The text is  {"checksum": "0123456789abcdef",\n"manifest": BODY}\n  with the checksum of BODY's bytes.
@@ -27,7 +26,7 @@ constexpr const char* kBeforeBody = "\",\n\"manifest\": ";
 constexpr const char* kBehindBody = "}\n";
 constexpr size_t kHexDigits = 16;
 
-std::string hex(uint64_t value) { return strprintf("%016llx", static_cast<unsigned long long>(value)); }
+std::string hex(uint64_t value) { return fmt::format("{:016x}", value); }
 
 // Reads the fields of a manifest; its errors begin with the path of the file.
 class Parser {
@@ -39,34 +38,34 @@ public:
     }
 
     const Json& field(const Json& object, const char* name) const {
-        if (!object.is_object() || !object.contains(name)) fail(strprintf("has no \"%s\"", name));
+        if (!object.is_object() || !object.contains(name)) fail(fmt::format("has no \"{}\"", name));
         return object.at(name);
     }
     std::string text(const Json& object, const char* name) const {
         const Json& value = field(object, name);
-        if (!value.is_string()) fail(strprintf("\"%s\" is not text", name));
+        if (!value.is_string()) fail(fmt::format("\"{}\" is not text", name));
         return value.get<std::string>();
     }
     uint64_t number(const Json& value, const char* name) const {
-        if (!value.is_number_unsigned()) fail(strprintf("\"%s\" is not a whole number of 0 or more", name));
+        if (!value.is_number_unsigned()) fail(fmt::format("\"{}\" is not a whole number of 0 or more", name));
         const uint64_t n = value.get<uint64_t>();
         if (n > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))
-            fail(strprintf("\"%s\" is too large", name));
+            fail(fmt::format("\"{}\" is too large", name));
         return n;
     }
     uint64_t number(const Json& object, const char* name, uint64_t least, uint64_t most) const {
         const uint64_t n = number(field(object, name), name);
-        if (n < least || n > most) fail(strprintf("\"%s\" is %llu", name, static_cast<unsigned long long>(n)));
+        if (n < least || n > most) fail(fmt::format("\"{}\" is {}", name, n));
         return n;
     }
     const Json& list(const Json& object, const char* name) const {
         const Json& value = field(object, name);
-        if (!value.is_array()) fail(strprintf("\"%s\" is not a list", name));
+        if (!value.is_array()) fail(fmt::format("\"{}\" is not a list", name));
         return value;
     }
     const Json& object(const Json& parent, const char* name) const {
         const Json& value = field(parent, name);
-        if (!value.is_object()) fail(strprintf("\"%s\" is not an object", name));
+        if (!value.is_object()) fail(fmt::format("\"{}\" is not an object", name));
         return value;
     }
 
@@ -91,13 +90,11 @@ public:
         file.name = text(entry, "name");
         // A save writes only this name, so no name can lead out of the directory.
         if (file.name != state_file_name(static_cast<int>(index)))
-            fail(strprintf("names a file %s where %s belongs", file.name.c_str(),
-                           state_file_name(static_cast<int>(index)).c_str()));
+            fail(fmt::format("names a file {} where {} belongs", file.name, state_file_name(static_cast<int>(index))));
         file.bytes = number(entry, "bytes", 1, uint64_t{1} << 60);
         for (const Json& sum : list(entry, "checksums")) file.checksums.push_back(checksum_of(sum, file.name));
         if (file.checksums.size() != (file.bytes + chunk_bytes - 1) / chunk_bytes)
-            fail(strprintf("has %zu checksums for the %llu bytes of %s", file.checksums.size(),
-                           static_cast<unsigned long long>(file.bytes), file.name.c_str()));
+            fail(fmt::format("has {} checksums for the {} bytes of {}", file.checksums.size(), file.bytes, file.name));
         for (const Json& slice : list(entry, "slices")) {
             file.slices.push_back({text(slice, "tensor"), text(slice, "part"),
                                    number(slice, "start", 0, uint64_t{1} << 60),
@@ -139,14 +136,12 @@ public:
                 uint64_t at = 0;
                 for (const Range& range : covered) {
                     if (range.first != at)
-                        fail(strprintf("%s %s at element %llu", range.first > at ? "no file holds" : "two files hold",
-                                       name.c_str(), static_cast<unsigned long long>(std::min(at, range.first))));
+                        fail(fmt::format("{} {} at element {}", range.first > at ? "no file holds" : "two files hold",
+                                         name, std::min(at, range.first)));
                     at = range.second;
                 }
                 if (at != tensor.elements())
-                    fail(strprintf("%s has %llu elements, its slices end at %llu", name.c_str(),
-                                   static_cast<unsigned long long>(tensor.elements()),
-                                   static_cast<unsigned long long>(at)));
+                    fail(fmt::format("{} has {} elements, its slices end at {}", name, tensor.elements(), at));
             }
     }
 
@@ -165,7 +160,7 @@ private:
 
 uint64_t checksum(const void* data, size_t bytes) { return XXH3_64bits(data, bytes); }
 
-std::string state_file_name(int rank) { return strprintf("rank_%05d.safetensors", rank); }
+std::string state_file_name(int rank) { return fmt::format("rank_{:05}.safetensors", rank); }
 
 uint64_t StateTensor::elements() const {
     uint64_t n = 1;
@@ -225,13 +220,13 @@ Manifest parse_manifest(const std::string& path, const std::string& text) {
     try {
         json = parse_json<Json>(body);
     } catch (const JsonError& error) {
-        parser.fail(strprintf("is not valid JSON (%s)", error.what()));
+        parser.fail(fmt::format("is not valid JSON ({})", error.what()));
     }
     if (parser.text(json, "format") != kFormat) parser.fail("is not a checkpoint manifest");
     const uint64_t version = parser.number(parser.field(json, "version"), "version");
     if (version != kCheckpointVersion)
-        parser.fail(strprintf("has format version %llu, this program reads version %d; use the program that wrote it",
-                              static_cast<unsigned long long>(version), kCheckpointVersion));
+        parser.fail(fmt::format("has format version {}, this program reads version {}; use the program that wrote it",
+                                version, kCheckpointVersion));
     Manifest m;
     m.run_id = parser.text(json, "run_id");
     m.step = static_cast<int64_t>(parser.number(json, "step", 0, uint64_t{1} << 60));
@@ -246,7 +241,7 @@ Manifest parse_manifest(const std::string& path, const std::string& text) {
     for (const Json& file : parser.list(json, "files"))
         m.files.push_back(parser.file(file, m.files.size(), m.chunk_bytes));
     if (m.files.size() != static_cast<size_t>(m.world))
-        parser.fail(strprintf("lists %zu files of %d ranks", m.files.size(), m.world));
+        parser.fail(fmt::format("lists {} files of {} ranks", m.files.size(), m.world));
     parser.check_cover(m);
     return m;
 }

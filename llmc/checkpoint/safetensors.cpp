@@ -44,8 +44,8 @@ bool tensor_bytes(const std::vector<int64_t>& shape, size_t element_bytes, uint6
 
 uint64_t unsigned_field(const std::string& path, const std::string& name, const char* field, const Json& value) {
     if (!value.is_number_unsigned()) {
-        fail(path, strprintf("tensor %s: %s holds %s, which is not a whole number >= 0", name.c_str(), field,
-                             json_text(value).c_str()));
+        fail(path,
+             fmt::format("tensor {}: {} holds {}, which is not a whole number >= 0", name, field, json_text(value)));
     }
     return value.get<uint64_t>();
 }
@@ -55,14 +55,13 @@ TensorInfo parse_tensor(const std::string& path, const std::string& name, const 
                           entry.contains("shape") && entry["shape"].is_array() && entry.contains("data_offsets") &&
                           entry["data_offsets"].is_array() && entry["data_offsets"].size() == 2;
     if (!complete) {
-        fail(path, strprintf("tensor %s lacks a proper dtype, shape or data_offsets in the header", name.c_str()));
+        fail(path, fmt::format("tensor {} lacks a proper dtype, shape or data_offsets in the header", name));
     }
     TensorInfo tensor{name, entry["dtype"].get<std::string>(), {}, 0, 0};
     for (const Json& extent : entry["shape"]) {
         const uint64_t value = unsigned_field(path, name, "shape", extent);
         if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
-            fail(path,
-                 strprintf("tensor %s: shape holds %s, which is too large", name.c_str(), json_text(extent).c_str()));
+            fail(path, fmt::format("tensor {}: shape holds {}, which is too large", name, json_text(extent)));
         }
         tensor.shape.push_back(static_cast<int64_t>(value));
     }
@@ -75,22 +74,19 @@ TensorInfo parse_tensor(const std::string& path, const std::string& name, const 
 void check_tensor(const std::string& path, const TensorInfo& tensor, uint64_t data_bytes) {
     const char* name = tensor.name.c_str();
     const size_t element_bytes = dtype_bytes(tensor.dtype);
-    if (element_bytes == 0) fail(path, strprintf("tensor %s has the unknown dtype %s", name, tensor.dtype.c_str()));
+    if (element_bytes == 0) fail(path, fmt::format("tensor {} has the unknown dtype {}", name, tensor.dtype));
     if (tensor.begin > tensor.end || tensor.end > data_bytes) {
-        fail(path,
-             strprintf("tensor %s claims bytes %llu to %llu of %llu bytes of data; the file is truncated or damaged",
-                       name, static_cast<unsigned long long>(tensor.begin), static_cast<unsigned long long>(tensor.end),
-                       static_cast<unsigned long long>(data_bytes)));
+        fail(path, fmt::format("tensor {} claims bytes {} to {} of {} bytes of data; the file is truncated or damaged",
+                               name, tensor.begin, tensor.end, data_bytes));
     }
     uint64_t needed = 0;
     const std::string shape = shape_text(tensor.shape);
     if (!tensor_bytes(tensor.shape, element_bytes, &needed)) {
-        fail(path, strprintf("tensor %s has a shape beyond 64 bits: %s", name, shape.c_str()));
+        fail(path, fmt::format("tensor {} has a shape beyond 64 bits: {}", name, shape));
     }
     if (needed != tensor.bytes()) {
-        fail(path, strprintf("tensor %s of shape %s and dtype %s needs %llu bytes, its offsets give %llu", name,
-                             shape.c_str(), tensor.dtype.c_str(), static_cast<unsigned long long>(needed),
-                             static_cast<unsigned long long>(tensor.bytes())));
+        fail(path, fmt::format("tensor {} of shape {} and dtype {} needs {} bytes, its offsets give {}", name, shape,
+                               tensor.dtype, needed, tensor.bytes()));
     }
 }
 
@@ -138,15 +134,14 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path), file_(p
 
 // Finds the start of the data and returns the JSON text before it.
 std::string SafetensorsFile::read_header() {
-    using ull = unsigned long long;
     const uint64_t file_bytes = file_.bytes();
     uint64_t length = 0;
     if (file_.read_at(0, &length, kLengthBytes) < kLengthBytes)
-        fail(path_, strprintf("has %llu bytes, too few for a safetensors file", ull{file_bytes}));
+        fail(path_, fmt::format("has {} bytes, too few for a safetensors file", file_bytes));
     if (length > file_bytes - kLengthBytes || length > kMaxHeaderBytes) {
-        fail(path_, strprintf("says its header has %llu bytes, the file has %llu (and the format allows %llu); it is "
-                              "truncated or not a safetensors file",
-                              ull{length}, ull{file_bytes}, ull{kMaxHeaderBytes}));
+        fail(path_, fmt::format("says its header has {} bytes, the file has {} (and the format allows {}); it is "
+                                "truncated or not a safetensors file",
+                                length, file_bytes, kMaxHeaderBytes));
     }
     std::string header(length, '\0');
     if (file_.read_at(kLengthBytes, header.data(), length) < length) fail(path_, "was truncated while it was read");
@@ -159,7 +154,7 @@ void SafetensorsFile::parse_header(const std::string& header) {
     try {
         root = parse_json<Json>(header);
     } catch (const JsonError& error) {
-        fail(path_, strprintf("its header is not valid JSON (%s)", error.what()));
+        fail(path_, fmt::format("its header is not valid JSON ({})", error.what()));
     }
     if (!root.is_object()) fail(path_, "its header is not a JSON object");
     for (const auto& [name, entry] : root.items()) {
@@ -169,7 +164,7 @@ void SafetensorsFile::parse_header(const std::string& header) {
         }
         if (!entry.is_object()) fail(path_, "__metadata__ is not a JSON object");
         for (const auto& [key, value] : entry.items()) {
-            if (!value.is_string()) fail(path_, strprintf("__metadata__ %s is not a string", key.c_str()));
+            if (!value.is_string()) fail(path_, fmt::format("__metadata__ {} is not a string", key));
             metadata_[key] = value.get<std::string>();
         }
     }
@@ -186,33 +181,31 @@ void SafetensorsFile::check_layout() {
     for (size_t i = 0; i < tensors_.size(); ++i) {
         const TensorInfo& tensor = tensors_[i];
         if (tensor.begin < expected) {
-            fail(path_, strprintf("tensors %s and %s overlap", tensors_[i - 1].name.c_str(), tensor.name.c_str()));
+            fail(path_, fmt::format("tensors {} and {} overlap", tensors_[i - 1].name, tensor.name));
         }
         if (tensor.begin > expected) {
-            fail(path_, strprintf("%llu bytes before tensor %s belong to no tensor",
-                                  static_cast<unsigned long long>(tensor.begin - expected), tensor.name.c_str()));
+            fail(path_,
+                 fmt::format("{} bytes before tensor {} belong to no tensor", tensor.begin - expected, tensor.name));
         }
         expected = tensor.end;
         index_[tensor.name] = i;
     }
     if (expected != data_bytes) {
-        fail(path_, strprintf("%llu bytes at its end belong to no tensor",
-                              static_cast<unsigned long long>(data_bytes - expected)));
+        fail(path_, fmt::format("{} bytes at its end belong to no tensor", data_bytes - expected));
     }
 }
 
 const TensorInfo& SafetensorsFile::info(const std::string& name) const {
     const auto found = index_.find(name);
-    if (found == index_.end()) fail(path_, strprintf("has no tensor %s", name.c_str()));
+    if (found == index_.end()) fail(path_, fmt::format("has no tensor {}", name));
     return tensors_[found->second];
 }
 
 void SafetensorsFile::read(const std::string& name, void* dst, size_t bytes) const {
     const TensorInfo& tensor = info(name);
     if (bytes != tensor.bytes()) {
-        fail(path_,
-             strprintf("tensor %s %s %s has %llu bytes, %zu were asked for", name.c_str(), tensor.dtype.c_str(),
-                       shape_text(tensor.shape).c_str(), static_cast<unsigned long long>(tensor.bytes()), bytes));
+        fail(path_, fmt::format("tensor {} {} {} has {} bytes, {} were asked for", name, tensor.dtype,
+                                shape_text(tensor.shape), tensor.bytes(), bytes));
     }
     read_range(name, 0, dst, bytes);
 }
@@ -220,12 +213,11 @@ void SafetensorsFile::read(const std::string& name, void* dst, size_t bytes) con
 void SafetensorsFile::read_range(const std::string& name, uint64_t offset, void* dst, size_t bytes) const {
     const TensorInfo& tensor = info(name);
     if (offset > tensor.bytes() || bytes > tensor.bytes() - offset) {
-        fail(path_, strprintf("tensor %s has %llu bytes, %zu from byte %llu on were asked for", name.c_str(),
-                              static_cast<unsigned long long>(tensor.bytes()), bytes,
-                              static_cast<unsigned long long>(offset)));
+        fail(path_, fmt::format("tensor {} has {} bytes, {} from byte {} on were asked for", name, tensor.bytes(),
+                                bytes, offset));
     }
     if (file_.read_at(data_start_ + tensor.begin + offset, dst, bytes) < bytes)
-        fail(path_, strprintf("ended inside tensor %s: it was truncated while open", name.c_str()));
+        fail(path_, fmt::format("ended inside tensor {}: it was truncated while open", name));
 }
 
 std::vector<float> SafetensorsFile::read_floats(const std::string& name) const {
@@ -244,8 +236,7 @@ std::vector<float> SafetensorsFile::read_floats(const std::string& name) const {
         std::transform(bits.begin(), bits.end(), values.begin(),
                        tensor.dtype == "BF16" ? float_from_bf16 : float_from_f16);
     } else {
-        fail(path_, strprintf("tensor %s has dtype %s; F32, BF16, F16 or F64 is needed here", name.c_str(),
-                              tensor.dtype.c_str()));
+        fail(path_, fmt::format("tensor {} has dtype {}; F32, BF16, F16 or F64 is needed here", name, tensor.dtype));
     }
     return values;
 }
@@ -269,9 +260,9 @@ SafetensorsLayout lay_out_safetensors(const std::string& path, const std::vector
     std::set<std::string> names = {kMetadataKey};
     for (const TensorSpec& spec : specs) {
         if (dtype_bytes(spec.dtype) == 0)
-            fail(path, strprintf("cannot write tensor %s: unknown dtype %s", spec.name.c_str(), spec.dtype.c_str()));
+            fail(path, fmt::format("cannot write tensor {}: unknown dtype {}", spec.name, spec.dtype));
         if (!names.insert(spec.name).second)
-            fail(path, strprintf("cannot write tensor %s: the name is taken", spec.name.c_str()));
+            fail(path, fmt::format("cannot write tensor {}: the name is taken", spec.name));
         layout.tensors.push_back({spec.name, spec.dtype, spec.shape, 0, 0});
     }
     std::stable_sort(layout.tensors.begin(), layout.tensors.end(), [](const TensorInfo& a, const TensorInfo& b) {
@@ -286,8 +277,8 @@ SafetensorsLayout lay_out_safetensors(const std::string& path, const std::vector
         tensor.begin = position;
         if (!tensor_bytes(tensor.shape, dtype_bytes(tensor.dtype), &bytes) ||
             __builtin_add_overflow(position, bytes, &position))
-            fail(path, strprintf("cannot write tensor %s: impossible shape %s", tensor.name.c_str(),
-                                 shape_text(tensor.shape).c_str()));
+            fail(path,
+                 fmt::format("cannot write tensor {}: impossible shape {}", tensor.name, shape_text(tensor.shape)));
         tensor.end = position;
         root[tensor.name] = {
             {"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {tensor.begin, tensor.end}}};
@@ -296,7 +287,7 @@ SafetensorsLayout lay_out_safetensors(const std::string& path, const std::vector
     try {
         header = root.dump();  // unlike json_text(), this throws
     } catch (const Json::exception& error) {
-        fail(path, strprintf("cannot write its header: a name or metadata text is not UTF-8 (%s)", error.what()));
+        fail(path, fmt::format("cannot write its header: a name or metadata text is not UTF-8 ({})", error.what()));
     }
     header.resize((header.size() + 7) / 8 * 8, ' ');
     const uint64_t length = header.size();
@@ -307,13 +298,12 @@ SafetensorsLayout lay_out_safetensors(const std::string& path, const std::vector
 
 void SafetensorsWriter::write(const std::string& name, const void* data, size_t bytes) {
     const auto found = slots_.find(name);
-    if (!file_) fail(path_, strprintf("cannot write tensor %s: the file is finished", name.c_str()));
-    if (found == slots_.end()) fail(path_, strprintf("cannot write tensor %s: it was not announced", name.c_str()));
+    if (!file_) fail(path_, fmt::format("cannot write tensor {}: the file is finished", name));
+    if (found == slots_.end()) fail(path_, fmt::format("cannot write tensor {}: it was not announced", name));
     Slot& slot = found->second;
-    if (slot.written) fail(path_, strprintf("tensor %s is written twice", name.c_str()));
+    if (slot.written) fail(path_, fmt::format("tensor {} is written twice", name));
     if (bytes != slot.end - slot.begin) {
-        fail(path_, strprintf("tensor %s has %llu bytes, %zu were given", name.c_str(),
-                              static_cast<unsigned long long>(slot.end - slot.begin), bytes));
+        fail(path_, fmt::format("tensor {} has {} bytes, {} were given", name, slot.end - slot.begin, bytes));
     }
     file_->write_at(data_start_ + slot.begin, data, bytes);
     slot.written = true;
@@ -322,7 +312,7 @@ void SafetensorsWriter::write(const std::string& name, const void* data, size_t 
 void SafetensorsWriter::finish() {
     if (!file_) fail(path_, "is finished already");
     for (const auto& [name, slot] : slots_) {
-        if (!slot.written) fail(path_, strprintf("tensor %s was never written", name.c_str()));
+        if (!slot.written) fail(path_, fmt::format("tensor {} was never written", name));
     }
     file_->finish();
     file_.reset();

@@ -46,9 +46,8 @@ void CheckpointSaver::check_room() const {
     for (const StateTensor& tensor : job_.manifest.tensors) elements += tensor.elements() * tensor.parts.size();
     const uint64_t needed = elements * sizeof(float), room = free_bytes(directory_);
     if (room >= needed) return;
-    throw Error(ExitCode::no_resources,
-                strprintf("%s: a checkpoint takes %s, and %s are free; free space there, or see --keep",
-                          directory_.c_str(), format_bytes(needed).c_str(), format_bytes(room).c_str()));
+    throw Error(ExitCode::no_resources, "{}: a checkpoint takes {}, and {} are free; free space there, or see --keep",
+                directory_, format_bytes(needed), format_bytes(room));
 }
 
 std::optional<SaveOutcome> CheckpointSaver::begin(SaveJob job) {

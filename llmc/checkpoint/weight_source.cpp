@@ -40,8 +40,8 @@ void fetch_exactly(const std::string& path, const TensorRow& row, const FetchTen
     fetch(row.name, out);
     const bool padded = row.padded_rows > 0 && out.size() > count && out.size() % static_cast<size_t>(row.columns) == 0;
     if (out.size() != count && !padded)
-        throw Error(ExitCode::checkpoint, strprintf("%s: parameter %s has %zu elements, %zu are needed", path.c_str(),
-                                                    row.name.c_str(), out.size(), count));
+        throw Error(ExitCode::checkpoint, "{}: parameter {} has {} elements, {} are needed", path, row.name, out.size(),
+                    count);
     out.resize(count);
 }
 
@@ -51,9 +51,9 @@ void require_numbers(const std::string& path, const ModelConfig& model) {
                           model.context > 0 && (model.own_head_dim > 0 || model.channels % model.heads == 0);
     if (positive && model.layers <= kMost && model.channels <= kMost) return;
     throw Error(ExitCode::checkpoint,
-                strprintf("%s: layers=%d channels=%d heads=%d vocab=%d context=%d is not a GPT-2: all must be positive "
-                          "and channels a multiple of heads",
-                          path.c_str(), model.layers, model.channels, model.heads, model.vocab, model.context));
+                "{}: layers={} channels={} heads={} vocab={} context={} is not a GPT-2: all must be positive and "
+                "channels a multiple of heads",
+                path, model.layers, model.channels, model.heads, model.vocab, model.context);
 }
 
 namespace {
@@ -74,11 +74,11 @@ std::string differences(const ModelConfig& there, const ModelConfig& here, const
     std::string text;
     if (there.architecture != here.architecture)
         text =
-            strprintf("the architecture is %s, this model has %s", there.architecture->name, here.architecture->name);
+            fmt::format("the architecture is {}, this model has {}", there.architecture->name, here.architecture->name);
     for (const auto& number : numbers) {
         if (number.there == number.here || number.there == 0) continue;
-        text += strprintf("%s%s is %d, this model has %d", text.empty() ? "" : "; ", number.name, number.there,
-                          number.here);
+        text += fmt::format("{}{} is {}, this model has {}", text.empty() ? "" : "; ", number.name, number.there,
+                            number.here);
     }
     if (there.architecture != here.architecture) return text;
     const nlohmann::ordered_json ours = model_json(here), theirs = model_json(there);
@@ -87,8 +87,8 @@ std::string differences(const ModelConfig& there, const ModelConfig& here, const
             std::any_of(std::begin(kOfAll), std::end(kOfAll), [&](const char* n) { return name == n; });
         const nlohmann::ordered_json mine = ours.value(name, nlohmann::ordered_json());
         if (is_number_above || value == mine) continue;
-        text += strprintf("%s%s is %s, this model has %s", text.empty() ? "" : "; ", name.c_str(),
-                          json_text(value).c_str(), json_text(mine).c_str());
+        text += fmt::format("{}{} is {}, this model has {}", text.empty() ? "" : "; ", name, json_text(value),
+                            json_text(mine));
     }
     return text;
 }
@@ -141,8 +141,7 @@ CheckpointWeights::CheckpointWeights(const std::string& checkpoint) : reader_(ch
 CheckpointWeights::CheckpointWeights(const std::string& checkpoint, const ModelConfig& model)
     : CheckpointWeights(checkpoint) {
     const std::string other = differences(model_, model, {"layers", "heads", "channels", "context", "vocab"});
-    if (!other.empty())
-        throw Error(ExitCode::checkpoint, strprintf("%s holds another model: %s", checkpoint.c_str(), other.c_str()));
+    if (!other.empty()) throw Error(ExitCode::checkpoint, "{} holds another model: {}", checkpoint, other);
     model_ = model;
 }
 
@@ -169,13 +168,10 @@ void require_finite(const std::string& path, const std::string& tensor, const st
     const char* const what = std::isnan(*found) ? "NaN" : *found > 0 ? "Inf" : "-Inf";
     const int64_t at = found - values.begin(), rows = std::max<int64_t>(shape.empty() ? 1 : shape[0], 1);
     const int64_t columns = std::max<int64_t>(static_cast<int64_t>(values.size()) / rows, 1);
-    const std::string place = shape.size() < 2
-                                  ? strprintf("element %lld", static_cast<long long>(at))
-                                  : strprintf("row %lld, column %lld", static_cast<long long>(at / columns),
-                                              static_cast<long long>(at % columns));
-    throw Error(ExitCode::checkpoint,
-                strprintf("%s: %s has %s at %s; a run that starts from it would compute nothing but NaN", path.c_str(),
-                          tensor.c_str(), what, place.c_str()));
+    const std::string place =
+        shape.size() < 2 ? fmt::format("element {}", at) : fmt::format("row {}, column {}", at / columns, at % columns);
+    throw Error(ExitCode::checkpoint, "{}: {} has {} at {}; a run that starts from it would compute nothing but NaN",
+                path, tensor, what, place);
 }
 
 }  // namespace llmc

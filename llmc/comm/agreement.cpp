@@ -15,9 +15,8 @@ constexpr int64_t kLongestText = int64_t{64} << 20;
 int64_t longest_text(const Comm& comm, size_t mine) {
     const int64_t longest = comm.host_max(static_cast<int64_t>(mine));
     if (longest < 0 || longest > kLongestText)
-        throw Error(ExitCode::communication,
-                    strprintf("ranks exchange a text of %lld bytes, and %lld is the most",
-                              static_cast<long long>(longest), static_cast<long long>(kLongestText)));
+        throw Error(ExitCode::communication, "ranks exchange a text of {} bytes, and {} is the most", longest,
+                    kLongestText);
     return longest;
 }
 
@@ -38,8 +37,7 @@ std::vector<std::string> gather_texts(const Comm& comm, const std::string& mine)
         std::memcpy(&bytes, all.data() + r * row, sizeof bytes);
         if (bytes > static_cast<uint64_t>(longest))
             throw Error(ExitCode::communication,
-                        strprintf("rank %zu announces a text of %llu bytes, and the longest of all ranks has %lld", r,
-                                  static_cast<unsigned long long>(bytes), static_cast<long long>(longest)));
+                        "rank {} announces a text of {} bytes, and the longest of all ranks has {}", r, bytes, longest);
         texts.emplace_back(all.data() + r * row + sizeof bytes, bytes);
     }
     return texts;
@@ -59,7 +57,7 @@ Failure first_failure(const Comm& comm, const Failure& mine) {
         gather_texts(comm, mine ? std::to_string(static_cast<int>(mine.code)) + " " + mine.text : "");
     for (size_t r = 0; r < texts.size(); r++) {
         if (texts[r].empty()) continue;
-        const std::string rank = texts.size() > 1 ? strprintf("rank %zu: ", r) : "";
+        const std::string rank = texts.size() > 1 ? fmt::format("rank {}: ", r) : "";
         const int code = std::atoi(texts[r].c_str());
         return {code > 0 && code < 256 ? static_cast<ExitCode>(code) : ExitCode::failure,
                 rank + texts[r].substr(texts[r].find(' ') + 1)};

@@ -60,7 +60,7 @@ struct Comm::State {
         entry.bytes += bytes;
     }
     void refuse_group(const char* what) const {
-        if (group_depth) throw Error(ExitCode::failure, strprintf("%s cannot be part of a Group", what));
+        if (group_depth) throw Error(ExitCode::failure, "{} cannot be part of a Group", what);
     }
     // Runs a collective on host memory after everything submitted so far, in the same order as on every other rank.
     template <class Function>
@@ -210,11 +210,9 @@ Comm Comm::split(int color, const std::string& label) const {
 
 static void require_division(int world, int n) {
     if (n < 1 || world % n != 0)
-        throw Error(
-            ExitCode::bad_flags,
-            strprintf("%d ranks cannot be divided into groups of %d; the size of a group must divide the number "
-                      "of ranks",
-                      world, n));
+        throw Error(ExitCode::bad_flags,
+                    "{} ranks cannot be divided into groups of {}; the size of a group must divide the number of ranks",
+                    world, n);
 }
 
 Comm Comm::neighbours(int n, const std::string& label) const {
@@ -275,10 +273,9 @@ void Comm::all_to_all_v(void* out, const std::vector<size_t>& receive, const voi
     State& s = *state_;
     const size_t ranks = static_cast<size_t>(s.world), me = static_cast<size_t>(s.rank);
     if (receive.size() != ranks || send.size() != ranks || receive[me] != send[me])
-        throw Error(ExitCode::failure,
-                    strprintf("all_to_all_v: sizes of %zu and %zu pieces, own ones of %zu and %zu bytes, for %zu ranks",
-                              receive.size(), send.size(), receive.size() > me ? receive[me] : 0,
-                              send.size() > me ? send[me] : 0, ranks));
+        throw Error(
+            ExitCode::failure, "all_to_all_v: sizes of {} and {} pieces, own ones of {} and {} bytes, for {} ranks",
+            receive.size(), send.size(), receive.size() > me ? receive[me] : 0, send.size() > me ? send[me] : 0, ranks);
     const size_t total = std::accumulate(send.begin(), send.end(), size_t{0});
     if (out == in && total) throw Error(ExitCode::failure, "all_to_all_v cannot work in place");
     s.count(s.traffic.all_to_all, total - send[me]);
@@ -291,7 +288,7 @@ void Comm::all_to_all_v(void* out, const std::vector<size_t>& receive, const voi
 void Comm::broadcast(void* data, size_t bytes, int root, stream_t stream) const {
     State& s = *state_;
     if (root < 0 || root >= s.world)
-        throw Error(ExitCode::failure, strprintf("broadcast from rank %d of %d ranks", root, s.world));
+        throw Error(ExitCode::failure, "broadcast from rank {} of {} ranks", root, s.world);
     s.count(s.traffic.broadcast, s.rank == root ? s.others() * bytes : 0);
     if (bytes && s.world > 1) s.device().broadcast(data, bytes, root, stream);
 }
@@ -444,7 +441,7 @@ std::string first_difference(const std::string& a, const std::string& b) {
         if (!std::getline(lines_a, line_a)) line_a.clear();
         if (!std::getline(lines_b, line_b)) line_b.clear();
     } while (line_a == line_b && (lines_a || lines_b));
-    return strprintf("'%s' against '%s'", line_a.substr(0, 200).c_str(), line_b.substr(0, 200).c_str());
+    return fmt::format("'{}' against '{}'", line_a.substr(0, 200), line_b.substr(0, 200));
 }
 
 }  // namespace
@@ -466,7 +463,7 @@ void Comm::require_equal(const std::string& what, const std::string& text) const
         if (!different++) message = peer_text(one, sizeof mine);
     }
     if (!different) return;
-    if (different > 1) message += strprintf(" (and %d more ranks)", different - 1);
+    if (different > 1) message += fmt::format(" (and {} more ranks)", different - 1);
     throw Error(ExitCode::bad_flags, message + "; start every rank with the same program and the same flags");
 }
 
@@ -485,9 +482,9 @@ void Comm::attach_device() const {
             const auto [other, fresh] = owners.emplace(host(r) + " GPU " + gpu, r);
             if (!fresh)
                 throw Error(ExitCode::bad_flags,
-                            strprintf("ranks %d and %d share one GPU (%s), which NCCL does not allow: start one rank a "
-                                      "GPU, or use --comm mpi",
-                                      other->second, r, other->first.c_str()));
+                            "ranks {} and {} share one GPU ({}), which NCCL does not allow: start one rank a GPU, or "
+                            "use --comm mpi",
+                            other->second, r, other->first);
         }
     }
     s.attach();
@@ -508,7 +505,7 @@ std::string Comm::failure() const {
     // A dead process has left the world's connections too. Connections of a split close whenever a rank is done with
     // it.
     if (const int lost = s.transport->lost_peer(); lost >= 0)
-        return strprintf("rank %d on %s is gone: its connection was closed", lost, host(lost).c_str());
+        return fmt::format("rank {} on {} is gone: its connection was closed", lost, host(lost));
     return s.backends->failure();
 }
 
@@ -517,7 +514,7 @@ std::string Comm::ended_neighbour() const {
     if (!s.transport || s.log->finishing()) return {};
     for (const auto& [rank, pid] : s.neighbours)
         if (kill(pid, 0) != 0 && errno == ESRCH)
-            return strprintf("rank %d on %s is gone: its process %d has ended", rank, host(rank).c_str(), pid);
+            return fmt::format("rank {} on {} is gone: its process {} has ended", rank, host(rank), pid);
     return {};
 }
 

@@ -26,21 +26,19 @@ std::string program_hash() {
     static unsigned char buffer[1 << 16];
     for (size_t n; (n = std::fread(buffer, 1, sizeof buffer, f)) > 0;) hash = XXH64(buffer, n, hash);
     std::fclose(f);
-    return strprintf("%016llx", static_cast<unsigned long long>(hash));
+    return fmt::format("{:016x}", hash);
 }
 
 void check_mpi_world(const LaunchInfo& launch, int world) {
     if (launch.world == 0 || launch.world == world) return;
     if (launch.launcher == "srun")
-        throw Error(
-            ExitCode::bad_flags,
-            strprintf("srun started %d tasks, but MPI sees %d: they would train alone, on top of each other. Use "
-                      "srun --mpi=pmix (or pmi2; srun --mpi=list shows which), or mpirun, or set MASTER_ADDR and "
-                      "MASTER_PORT",
-                      launch.world, world));
-    throw Error(ExitCode::bad_flags, strprintf("mpirun started %d ranks, but MPI sees %d: this program was built with "
-                                               "another MPI than that mpirun's",
-                                               launch.world, world));
+        throw Error(ExitCode::bad_flags,
+                    "srun started {} tasks, but MPI sees {}: they would train alone, on top of each other. Use srun "
+                    "--mpi=pmix (or pmi2; srun --mpi=list shows which), or mpirun, or set MASTER_ADDR and MASTER_PORT",
+                    launch.world, world);
+    throw Error(ExitCode::bad_flags,
+                "mpirun started {} ranks, but MPI sees {}: this program was built with another MPI than that mpirun's",
+                launch.world, world);
 }
 
 }  // namespace

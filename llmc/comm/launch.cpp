@@ -26,8 +26,7 @@ public:
         char* end = nullptr;
         const long n = std::strtol(value.c_str(), &end, 10);
         if (*end || n < 0 || n > 1'000'000)
-            throw Error(ExitCode::bad_flags,
-                        strprintf("%s=%s in the environment is not a whole number from 0 on", name, value.c_str()));
+            throw Error(ExitCode::bad_flags, "{}={} in the environment is not a whole number from 0 on", name, value);
         return static_cast<int>(n);
     }
 
@@ -37,8 +36,7 @@ private:
 
 void set_ranks(LaunchInfo& info, const char* launcher, int rank, int world) {
     if (world > 0 && rank >= world)
-        throw Error(ExitCode::bad_flags,
-                    strprintf("the environment says rank %d of %d ranks (%s)", rank, world, launcher));
+        throw Error(ExitCode::bad_flags, "the environment says rank {} of {} ranks ({})", rank, world, launcher);
     info.launcher = launcher;
     info.rank = rank;
     info.world = world;
@@ -50,7 +48,7 @@ void read_master(LaunchInfo& info, const Environment& e) {
     // torchrun's own store listens at MASTER_PORT, so use the port after it.
     if (e.text("TORCHELASTIC_USE_AGENT_STORE") == "True") info.port++;
     if (info.port < 1 || info.port > 65535)
-        throw Error(ExitCode::bad_flags, strprintf("MASTER_PORT=%d is not a port (1 to 65535)", info.port));
+        throw Error(ExitCode::bad_flags, "MASTER_PORT={} is not a port (1 to 65535)", info.port);
 }
 
 // Reads RANK and WORLD_SIZE. Returns false if they are not set.
@@ -59,10 +57,10 @@ bool read_rank(LaunchInfo& info, const Environment& e) {
     if (!rank && world.value_or(1) <= 1) return false;
     if (!rank || !world) {
         if (rank == 0) return false;
-        throw Error(ExitCode::bad_flags,
-                    strprintf("the environment has %s but no %s; set RANK, WORLD_SIZE, MASTER_ADDR "
-                              "and MASTER_PORT, or none of them",
-                              rank ? "RANK" : "WORLD_SIZE", rank ? "WORLD_SIZE" : "RANK"));
+        throw Error(
+            ExitCode::bad_flags,
+            "the environment has {} but no {}; set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or none of them",
+            rank ? "RANK" : "WORLD_SIZE", rank ? "WORLD_SIZE" : "RANK");
     }
     set_ranks(info, "environment", *rank, *world);
     return true;
@@ -137,33 +135,30 @@ CommChoice::Transport choose_transport(const LaunchInfo& launch, const BuildFeat
     if (!launch.address.empty() && launch.world > 0) return Transport::tcp;
     if (launch.mpi)
         throw Error(ExitCode::bad_flags,
-                    strprintf("started by %s, but this build has no MPI: %s, or set MASTER_ADDR and "
-                              "MASTER_PORT for ranks that meet over TCP",
-                              by, kGetMpi));
+                    "started by {}, but this build has no MPI: {}, or set MASTER_ADDR and MASTER_PORT for ranks that "
+                    "meet over TCP",
+                    by, kGetMpi);
     throw Error(ExitCode::bad_flags,
-                strprintf("RANK=%d and WORLD_SIZE=%d are set but MASTER_ADDR is not: set it to a name "
-                          "or address of rank 0's machine, or start the ranks with mpirun",
-                          launch.rank, launch.world));
+                "RANK={} and WORLD_SIZE={} are set but MASTER_ADDR is not: set it to a name or address of rank 0's "
+                "machine, or start the ranks with mpirun",
+                launch.rank, launch.world);
 }
 
 }  // namespace
 
 CommChoice choose_comm(CommKind requested, const LaunchInfo& launch, const BuildFeatures& build) {
     using Transport = CommChoice::Transport;
-    const auto refuse = [](const std::string& text) { throw Error(ExitCode::bad_flags, text); };
     CommChoice choice;
-    if (requested == CommKind::mpi && !build.mpi) refuse(strprintf("--comm mpi: this build has no MPI; %s", kGetMpi));
+    if (requested == CommKind::mpi && !build.mpi) refuse("--comm mpi: this build has no MPI; {}", kGetMpi);
     if (requested == CommKind::nccl && !build.cuda)
         refuse("--comm nccl: NCCL connects GPUs, and this build runs on the CPU; use --comm auto, or build train_gpt");
-    if (requested == CommKind::nccl && !build.nccl)
-        refuse(strprintf("--comm nccl: this build has no NCCL; %s", kGetNccl));
+    if (requested == CommKind::nccl && !build.nccl) refuse("--comm nccl: this build has no NCCL; {}", kGetNccl);
 
     if (requested == CommKind::self) {
         if (launch.world != 1)
             refuse(
-                strprintf("--comm self: %s started %d ranks, and each would train alone; start one process, or use "
-                          "--comm auto",
-                          launch.launcher.c_str(), launch.world));
+                "--comm self: {} started {} ranks, and each would train alone; start one process, or use --comm auto",
+                launch.launcher, launch.world);
         return choice;
     }
     if (launch.alone() || (launch.world == 1 && !launch.mpi)) {
@@ -185,9 +180,8 @@ CommChoice choose_comm(CommKind requested, const LaunchInfo& launch, const Build
     if (device_collectives_by_nccl && launch.world != 1) {
         if (!build.nccl)
             refuse(
-                strprintf("%d GPUs need NCCL, and this build has none; %s. --comm mpi works without, slowly, through "
-                          "host memory",
-                          launch.world, kGetNccl));
+                "{} GPUs need NCCL, and this build has none; {}. --comm mpi works without, slowly, through host memory",
+                launch.world, kGetNccl);
         choice.nccl = true;
     }
     return choice;

@@ -47,10 +47,8 @@ struct NcclLibrary {
     }
     void check(ncclResult_t status, const char* call, ncclComm_t comm = nullptr) const {
         if (status == ncclSuccess) return;
-        throw Error(
-            ExitCode::communication,
-            strprintf("%s failed: %s (%s)%s", call, GetErrorString(status), GetLastError(comm),
-                      status == ncclSystemError || status == ncclRemoteError ? "; NCCL_DEBUG=INFO says more" : ""));
+        throw Error(ExitCode::communication, "{} failed: {} ({}){}", call, GetErrorString(status), GetLastError(comm),
+                    status == ncclSystemError || status == ncclRemoteError ? "; NCCL_DEBUG=INFO says more" : "");
     }
 
 private:
@@ -58,27 +56,25 @@ private:
         void* handle = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
         if (!handle)
             throw Error(ExitCode::no_resources,
-                        strprintf("several GPUs need NCCL's library: %s; install libnccl2, or add its folder to "
-                                  "LD_LIBRARY_PATH",
-                                  dlerror()));
+                        "several GPUs need NCCL's library: {}; install libnccl2, or add its folder to LD_LIBRARY_PATH",
+                        dlerror());
 #define LLMC_NCCL_LOAD(name) name = reinterpret_cast<decltype(name)>(load(handle, "nccl" #name));
         LLMC_NCCL_FUNCTIONS(LLMC_NCCL_LOAD)
 #undef LLMC_NCCL_LOAD
         check(GetVersion(&version), "ncclGetVersion");
         if (version < kOldest)
-            throw Error(ExitCode::no_resources,
-                        strprintf("NCCL %s is too old: 2.20 or newer is needed (built with %s)",
-                                  version_text(version).c_str(), version_text(NCCL_VERSION_CODE).c_str()));
+            throw Error(ExitCode::no_resources, "NCCL {} is too old: 2.20 or newer is needed (built with {})",
+                        version_text(version), version_text(NCCL_VERSION_CODE));
     }
     static void* load(void* handle, const char* symbol) {
         void* address = dlsym(handle, symbol);
         if (!address)
-            throw Error(ExitCode::no_resources,
-                        strprintf("libnccl.so.2 has no %s: it is too old; 2.20 or newer is needed", symbol));
+            throw Error(ExitCode::no_resources, "libnccl.so.2 has no {}: it is too old; 2.20 or newer is needed",
+                        symbol);
         return address;
     }
     static std::string version_text(int code) {
-        return strprintf("%d.%d.%d", code / 10000, code / 100 % 100, code % 100);
+        return fmt::format("{}.{}.{}", code / 10000, code / 100 % 100, code % 100);
     }
 };
 
@@ -221,7 +217,7 @@ public:
         ncclResult_t status = ncclSuccess;
         if (nccl_.CommGetAsyncError(comm_, &status) != ncclSuccess) return "NCCL does not say how it is";
         if (status == ncclSuccess || status == ncclInProgress) return {};
-        return strprintf("NCCL (%s): %s (%s)", group_.c_str(), nccl_.GetErrorString(status), nccl_.GetLastError(comm_));
+        return fmt::format("NCCL ({}): {} ({})", group_, nccl_.GetErrorString(status), nccl_.GetLastError(comm_));
     }
 
 private:

@@ -30,9 +30,8 @@ std::string OperationEntry::describe() const {
     const double since = monotonic_seconds() - (state == State::done ? ended : began);
     const bool runs = state == State::running && !on_device;
     const char* what = runs ? "running for" : state == State::running ? "running, issued" : state_name(state);
-    return strprintf("%s #%llu (%s, %zu bytes, step %lld, %s %.1f s%s)", name,
-                     static_cast<unsigned long long>(sequence), group.c_str(), bytes, static_cast<long long>(step),
-                     what, since, runs ? "" : " ago");
+    return fmt::format("{} #{} ({}, {} bytes, step {}, {} {:.1f} s{})", name, sequence, group, bytes, step, what, since,
+                       runs ? "" : " ago");
 }
 
 uint64_t OperationLog::begin(const char* name, const std::string& group, size_t bytes) {

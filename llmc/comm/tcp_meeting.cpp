@@ -143,7 +143,7 @@ private:
             else if (n < 0)
                 turn_away(guest, "it left without saying which rank it is");
             else if (monotonic_seconds() >= guest.deadline)
-                turn_away(guest, strprintf("it did not say within %g s which rank it is", meeting_.hello_limit));
+                turn_away(guest, fmt::format("it did not say within {:g} s which rank it is", meeting_.hello_limit));
             else
                 silent.push_back(std::move(guest));
         }
@@ -169,16 +169,16 @@ private:
             return "its secret is not rank 0's: set LLMC_SECRET to the same text on all ranks (without it, the job id "
                    "of torchrun, mpirun or Slurm is the secret), or MASTER_PORT is another run's";
         if (hello.world != meeting_.world || hello.rank < 1 || hello.rank >= meeting_.world)
-            return strprintf(
-                "it is rank %d of %d, but rank 0 expects %d ranks; RANK, WORLD_SIZE or MASTER_PORT is wrong",
+            return fmt::format(
+                "it is rank {} of {}, but rank 0 expects {} ranks; RANK, WORLD_SIZE or MASTER_PORT is wrong",
                 hello.rank, hello.world, meeting_.world);
         if (peer_text(hello.program, sizeof hello.program) != meeting_.program)
-            return strprintf("rank %d runs another build of the program than rank 0; start the same file on all ranks",
-                             hello.rank);
+            return fmt::format(
+                "rank {} runs another build of the program than rank 0; start the same file on all ranks", hello.rank);
         if (const TcpSocket& other = peers_[static_cast<size_t>(hello.rank)]; other.open())
-            return strprintf(
-                "rank %d has already connected, from %s; two processes have RANK=%d, or MASTER_PORT is another run's",
-                hello.rank, other.peer_address().c_str(), hello.rank);
+            return fmt::format(
+                "rank {} has already connected, from {}; two processes have RANK={}, or MASTER_PORT is another run's",
+                hello.rank, other.peer_address(), hello.rank);
         return {};
     }
 
@@ -207,10 +207,10 @@ private:
         const int count = missing();
         int listed = 0;
         for (size_t r = 1; r < peers_.size() && listed < 16; r++)
-            if (!peers_[r].open()) text += strprintf("%s%zu", listed++ ? ", " : "", r);
-        if (count > listed) text += strprintf(" and %d more", count - listed);
-        text = strprintf("rank%s %s did not connect to %s:%d within %g s (--timeout-start)", count == 1 ? "" : "s",
-                         text.c_str(), meeting_.address.host.c_str(), listener_.port(), meeting_.timeout);
+            if (!peers_[r].open()) text += fmt::format("{}{}", listed++ ? ", " : "", r);
+        if (count > listed) text += fmt::format(" and {} more", count - listed);
+        text = fmt::format("rank{} {} did not connect to {}:{} within {:g} s (--timeout-start)", count == 1 ? "" : "s",
+                           text, meeting_.address.host, listener_.port(), meeting_.timeout);
         for (const std::string& one : turned_away_) text += "; dropped " + one;
         throw Error(ExitCode::communication, text);
     }
@@ -239,9 +239,8 @@ std::string introduce(TcpSocket& socket, int rank, const TcpMeeting& meeting, do
         return socket.error();
     const std::string refusal = peer_text(verdict.refusal, sizeof verdict.refusal);
     if (!refusal.empty())
-        throw Error(ExitCode::bad_flags,
-                    strprintf("rank 0 at %s:%d refuses this process: %s", meeting.address.host.c_str(),
-                              meeting.address.port, refusal.c_str()));
+        throw Error(ExitCode::bad_flags, "rank 0 at {}:{} refuses this process: {}", meeting.address.host,
+                    meeting.address.port, refusal);
     return {};
 }
 
@@ -269,11 +268,10 @@ TcpSocket meet_as_spoke(int rank, const TcpMeeting& meeting) {
         if (problem.empty()) return socket;
         usleep(100'000);
     } while (monotonic_seconds() < deadline);
-    throw Error(
-        ExitCode::communication,
-        strprintf("could not reach rank 0 at %s:%d within %g s (--timeout-start): %s; are MASTER_ADDR and MASTER_PORT "
-                  "right, is rank 0 running there, does a firewall block the port?",
-                  address.host.c_str(), address.port, meeting.timeout, problem.c_str()));
+    throw Error(ExitCode::communication,
+                "could not reach rank 0 at {}:{} within {:g} s (--timeout-start): {}; are MASTER_ADDR and MASTER_PORT "
+                "right, is rank 0 running there, does a firewall block the port?",
+                address.host, address.port, meeting.timeout, problem);
 }
 
 }  // namespace llmc

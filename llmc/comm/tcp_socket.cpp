@@ -192,9 +192,8 @@ TcpSocket TcpSocket::listen(const std::string& host, int port) {
     const auto try_address = [&](const sockaddr* address, unsigned size) {
         if (listener.listen_at(address, size)) return true;
         if (errno == EADDRNOTAVAIL || errno == EAFNOSUPPORT) return false;
-        throw Error(
-            ExitCode::communication,
-            strprintf("rank 0 cannot listen on port %d: %s; choose another MASTER_PORT", port, std::strerror(errno)));
+        throw Error(ExitCode::communication, "rank 0 cannot listen on port {}: {}; choose another MASTER_PORT", port,
+                    std::strerror(errno));
     };
     std::string ignored;
     const AddressList found = resolve(host, port, ignored);

@@ -22,7 +22,7 @@ void check_mpi(int status, const char* what) {
     char text[MPI_MAX_ERROR_STRING] = "";
     int length = 0;
     MPI_Error_string(status, text, &length);
-    throw Error(ExitCode::communication, strprintf("%s failed: %s", what, text));
+    throw Error(ExitCode::communication, "{} failed: {}", what, text);
 }
 #define LLMC_CHECK_MPI(call) check_mpi((call), #call)
 

@@ -206,9 +206,8 @@ private:
         if (sizes[0] != to_hub || sum >= kMost)
             throw Error(
                 ExitCode::communication,
-                strprintf("ranks are out of step: rank %d has %zu bytes for rank 0, which expects %zu, and %s%zu "
-                          "bytes in all",
-                          from, sizes[0], to_hub, sum >= kMost ? "at least " : "", std::min(sum, kMost)));
+                "ranks are out of step: rank {} has {} bytes for rank 0, which expects {}, and {}{} bytes in all", from,
+                sizes[0], to_hub, sum >= kMost ? "at least " : "", std::min(sum, kMost));
     }
 
     void receive_header(int from, Kind kind, size_t bytes) {
@@ -223,19 +222,15 @@ private:
         }
         if (header.magic != Header{}.magic || header.kind != static_cast<uint32_t>(kind) ||
             header.sequence != sequence_ || header.bytes != bytes)
-            throw Error(
-                ExitCode::communication,
-                strprintf("ranks are out of step: rank %d is in %s #%llu of %zu bytes, rank %d in %s #%llu of "
-                          "%llu bytes",
-                          rank_, kind_name(static_cast<uint32_t>(kind)), static_cast<unsigned long long>(sequence_),
-                          bytes, from, kind_name(header.kind), static_cast<unsigned long long>(header.sequence),
-                          static_cast<unsigned long long>(header.bytes)));
+            throw Error(ExitCode::communication,
+                        "ranks are out of step: rank {} is in {} #{} of {} bytes, rank {} in {} #{} of {} bytes", rank_,
+                        kind_name(static_cast<uint32_t>(kind)), sequence_, bytes, from, kind_name(header.kind),
+                        header.sequence, header.bytes);
     }
 
     [[noreturn]] void lost(int rank, Kind kind) {
-        throw Error(ExitCode::communication,
-                    strprintf("rank %d was lost during %s #%llu: %s", rank, kind_name(static_cast<uint32_t>(kind)),
-                              static_cast<unsigned long long>(sequence_), peers_[as_size(rank)].error().c_str()));
+        throw Error(ExitCode::communication, "rank {} was lost during {} #{}: {}", rank,
+                    kind_name(static_cast<uint32_t>(kind)), sequence_, peers_[as_size(rank)].error());
     }
 
     void tell_failure(const std::string& text) {

@@ -141,8 +141,8 @@ std::string Watchdog::problem() {
     if (limit <= 0 || waited_ <= limit + grace) return {};
     leave_soon();  // exits soon even if a hanging device does not answer below
     if (comm_) comm_->log().look();
-    return strprintf("nothing moved for %.1f s (--timeout-%s %g): %s", waited_, phase_name(phase_), limit,
-                     comm_ ? standstill_reason(comm_->log().unfinished()) : "the ranks have not met yet");
+    return fmt::format("nothing moved for {:.1f} s (--timeout-{} {:g}): {}", waited_, phase_name(phase_), limit,
+                       comm_ ? standstill_reason(comm_->log().unfinished()) : "the ranks have not met yet");
 }
 
 void Watchdog::leave_soon() {
@@ -158,10 +158,9 @@ void Watchdog::leave_soon() {
 void Watchdog::leave(const std::string& problem) {
     constexpr int code = static_cast<int>(ExitCode::communication);
     leave_soon();
-    write_all(STDERR_FILENO,
-              strprintf("rank %d on %s: %s; step %lld, last operation: %s. Leaving with exit code %d\n", rank_,
-                        comm_ ? comm_->host(comm_->rank()).c_str() : "this machine", problem.c_str(),
-                        static_cast<long long>(step_), last_operation().describe().c_str(), code));
+    write_all(STDERR_FILENO, fmt::format("rank {} on {}: {}; step {}, last operation: {}. Leaving with exit code {}\n",
+                                         rank_, comm_ ? comm_->host(comm_->rank()) : "this machine", problem, step_,
+                                         last_operation().describe(), code));
     write_report(problem);
     std::fflush(stdout);
     // mpirun ends all ranks when the first one exits, so give the others time to notice and report the problem.
@@ -199,7 +198,7 @@ void Watchdog::write_report(const std::string& problem) const {
     report["recent_operations"] = nlohmann::json::array();
     for (const OperationEntry& entry : comm_->log().recent())
         report["recent_operations"].push_back(to_json(entry, now));
-    const std::string path = strprintf("%s/watchdog_rank%05d.json", directory_.c_str(), rank_);
+    const std::string path = fmt::format("{}/watchdog_rank{:05}.json", directory_, rank_);
     // Written under another name, since this process may be killed halfway.
     const std::string temporary = path + ".tmp";
     const int file = open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);

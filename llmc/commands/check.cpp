@@ -27,7 +27,7 @@ std::string program_fingerprint() {
     std::ostringstream read;
     read << std::ifstream(kThisProgram, std::ios::binary).rdbuf();
     const std::string program = read.str();
-    return strprintf("%016llx", static_cast<unsigned long long>(checksum(program.data(), program.size())));
+    return fmt::format("{:016x}", checksum(program.data(), program.size()));
 }
 
 // Everything that results depend on, in addition to the items themselves.
@@ -54,8 +54,8 @@ void compare_kernels(const Options& o, const Resumed* resumed, std::vector<std::
     const Json now = o.kernel_set.names();
     if (then.is_array() && then != now)
         notes.push_back(
-            strprintf("the checkpoint's run used the kernels %s, this run uses %s; results may round differently",
-                      json_text(then).c_str(), json_text(now).c_str()));
+            fmt::format("the checkpoint's run used the kernels {}, this run uses {}; results may round differently",
+                        json_text(then), json_text(now)));
 }
 
 // The products of the checkpoint's run, if the library has the same version.
@@ -66,8 +66,8 @@ ProductChoices products_of(const Resumed* resumed, std::vector<std::string>& not
     if (choices.empty()) return {};
     const std::string now = versions_json().value("cublaslt", ""), then = manifest.versions.value("cublaslt", "");
     if (!now.empty() && then == now) return choices;
-    notes.push_back(strprintf("the checkpoint's matmuls ran in cuBLASLt %s; with this version their bits may differ",
-                              then.c_str()));
+    notes.push_back(
+        fmt::format("the checkpoint's matmuls ran in cuBLASLt {}; with this version their bits may differ", then));
     return {};
 }
 
@@ -84,7 +84,7 @@ void leave_out_kernels(Options& o, const std::set<std::string>& wrong, Fallbacks
         const KernelVariantEntry& entry = kernel_variant(name);
         if (!o.kernel_set.has(entry.variant)) continue;
         o.kernel_set.remove(entry.variant);
-        fallbacks.lines.push_back(strprintf("%s falls back to %s", entry.name, entry.counterpart));
+        fallbacks.lines.push_back(fmt::format("{} falls back to {}", entry.name, entry.counterpart));
         fallbacks.count++;
     }
 }
@@ -159,10 +159,10 @@ struct Checked {
 
 std::string summary_line(const Checked& checked, const DeviceInfo& device) {
     const CardCheckResult& result = checked.result;
-    return strprintf("checked on %s: %d of %d right, %d fell back (%s%s)\n", device_text(device).c_str(), result.right,
-                     result.items, checked.fallbacks.count,
-                     checked.kept ? "known" : strprintf("%.1f s", checked.seconds).c_str(),
-                     checked.kept_in->path().empty() ? "" : ("; " + checked.kept_in->path()).c_str());
+    return fmt::format("checked on {}: {} of {} right, {} fell back ({}{})\n", device_text(device), result.right,
+                       result.items, checked.fallbacks.count,
+                       checked.kept ? "known" : fmt::format("{:.1f} s", checked.seconds),
+                       checked.kept_in->path().empty() ? "" : ("; " + checked.kept_in->path()));
 }
 
 // Checks and replaces until everything that is left is correct.
@@ -242,7 +242,7 @@ std::string rates_text(const Rates& rates) {
         const Json json = rates_json(rates, of_products);
         for (const auto& [name, rate] : json.items())
             text += (text.empty() ? of_products ? "   up to TFLOP/s: " : "   GB/s: " : ", ") + name +
-                    strprintf(" %.3g", rate.get<double>());
+                    fmt::format(" {:.3g}", rate.get<double>());
     }
     return text;
 }
@@ -268,7 +268,8 @@ void note_links(const Rates& rates, const Comm& comm, Admission& admission) {
     bool one_node = true;
     for (int rank = 1; rank < comm.world(); rank++) one_node &= comm.host(rank) == comm.host(0);
     if (one_node && std::string(comm.name()) == "nccl")  // otherwise these are not the rates of the card's links
-        admission.kept->add({{strprintf("links of %d ranks", comm.world()), {"between ranks", "", "", 0, {}, rates}}});
+        admission.kept->add(
+            {{fmt::format("links of {} ranks", comm.world()), {"between ranks", "", "", 0, {}, rates}}});
 }
 
 std::optional<double> peak_tflops(const DeviceInfo& device, Precision precision, const Admission& admission) {

@@ -19,8 +19,6 @@ struct Request {
     Options options;
 };
 
-[[noreturn]] void refuse(const std::string& message) { throw Error(ExitCode::bad_flags, "eval: " + message); }
-
 // Returns false if help was asked for, and printed.
 bool parse(const std::vector<std::string>& arguments, Request& request) {
     CLI::App app("Prints the loss of a model on validation sets, and its HellaSwag scores.", "train_gpt eval");
@@ -34,7 +32,8 @@ bool parse(const std::vector<std::string>& arguments, Request& request) {
                "fp8-recipe", "fp8-layers", "fp8-emulation", "zero", "comm", "timeout-start", "timeout-step"},
               o);
     if (!parse_arguments(app, arguments)) return false;
-    if (o.val.empty() && o.hellaswag.empty()) refuse("nothing to evaluate on; add --val 'GLOB' or --hellaswag FILE");
+    if (o.val.empty() && o.hellaswag.empty())
+        refuse("eval: nothing to evaluate on; add --val 'GLOB' or --hellaswag FILE");
     o.recompute = Recompute::block;  // keeps nothing for a backward pass
     return true;
 }
@@ -55,7 +54,7 @@ void print(const Request& request, const ModelConfig& model, const Ranks& ranks,
         std::printf("%-16s %10s %12s %14s\n", "validation set", "loss", "perplexity", "bits per byte");
     for (const ValLoss& set : record.losses)
         std::printf("%-16s %10.4f %12.3f %14s\n", set.name.empty() ? "val" : set.name.c_str(), set.loss,
-                    set.perplexity(), set.bits_per_byte ? strprintf("%.4f", *set.bits_per_byte).c_str() : "-");
+                    set.perplexity(), set.bits_per_byte ? fmt::format("{:.4f}", *set.bits_per_byte).c_str() : "-");
     if (const std::optional<ChoiceScores>& scores = record.hellaswag)
         std::printf(
             "hellaswag: %.4f right by log-probability, %.4f by log-probability per token (llm.c's number), of "

@@ -22,8 +22,6 @@ struct Request {
     bool overwrite = false;
 };
 
-[[noreturn]] void refuse(const std::string& message) { throw Error(ExitCode::bad_flags, "export: " + message); }
-
 // Returns false if help was asked for, and printed.
 bool parse(const std::vector<std::string>& arguments, Request& request) {
     CLI::App app("Writes the weights of a model for other programs, or for --init-from.", "train_gpt export");
@@ -52,9 +50,9 @@ bool parse(const std::vector<std::string>& arguments, Request& request) {
     app.add_flag("--overwrite", request.overwrite, "replace the model that --to already holds");
     if (!parse_arguments(app, arguments)) return false;
     if (request.format == "llmc" && request.dtype == "fp8")
-        refuse("--dtype fp8 needs --format hf; llm.c's files have fp32 and bf16");
+        refuse("export: --dtype fp8 needs --format hf; llm.c's files have fp32 and bf16");
     if (request.format == "llmc" && !request.tokenizer.empty())
-        refuse("--tokenizer needs --format hf; a model file of llm.c has no tokenizer");
+        refuse("export: --tokenizer needs --format hf; a model file of llm.c has no tokenizer");
     return true;
 }
 
@@ -77,14 +75,14 @@ void make_directory(const Request& request) {
     const bool is_folder = fs::is_directory(from, error);
     if ((is_folder || is_model_file(from.filename().string())) &&
         is_same_place((is_folder ? from : from.parent_path()) / "x", to / "x"))
-        refuse("--to " + request.to + " would replace the model that --from reads");
-    if (fs::exists(to, error) && !fs::is_directory(to, error)) refuse(request.to + " is not a directory");
+        refuse("export: --to " + request.to + " would replace the model that --from reads");
+    if (fs::exists(to, error) && !fs::is_directory(to, error)) refuse("export: " + request.to + " is not a directory");
     fs::create_directories(to, error);
     std::vector<fs::path> there;
     for (const auto& entry : fs::directory_iterator(to, error)) there.push_back(entry.path());
-    if (error) refuse("cannot write into " + request.to + ": " + error.message());
+    if (error) refuse("export: cannot write into " + request.to + ": " + error.message());
     if (!there.empty() && !request.overwrite)
-        refuse(request.to + " is not empty; --overwrite replaces the model in it, or choose another --to");
+        refuse("export: " + request.to + " is not empty; --overwrite replaces the model in it, or choose another --to");
     fs::remove(to / "config.json", error);
     for (const fs::path& path : there)
         if (is_model_file(path.filename().string())) fs::remove(path, error);
@@ -95,11 +93,12 @@ std::string llmc_file(const Request& request) {
     std::error_code error;
     fs::path file(request.to);
     if (file.extension() != ".bin" || fs::is_directory(file, error)) file /= "model.bin";
-    if (is_same_place(request.from, file)) refuse("--to " + request.to + " would replace the model that --from reads");
+    if (is_same_place(request.from, file))
+        refuse("export: --to " + request.to + " would replace the model that --from reads");
     if (fs::exists(file, error) && !request.overwrite)
-        refuse(file.string() + " exists; --overwrite replaces it, or choose another --to");
+        refuse("export: " + file.string() + " exists; --overwrite replaces it, or choose another --to");
     if (file.has_parent_path()) fs::create_directories(file.parent_path(), error);
-    if (error) refuse("cannot write " + file.string() + ": " + error.message());
+    if (error) refuse("export: cannot write " + file.string() + ": " + error.message());
     return file.string();
 }
 

@@ -91,7 +91,7 @@ CLI::Validator whole_number_from(int lowest) {
         if (error == std::errc::invalid_argument || end != text.data() + text.size())
             return "'" + text + "' is not a whole number";
         const bool in_range = error == std::errc{} && value >= lowest;
-        return in_range ? "" : strprintf("%s is out of range; it must be from %d on", text.c_str(), lowest);
+        return in_range ? "" : fmt::format("{} is out of range; it must be from {} on", text, lowest);
     };
     return CLI::Validator(mistake, "");
 }

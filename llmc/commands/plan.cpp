@@ -107,7 +107,7 @@ private:
     }
     // The largest that fits, with as many tokens a step.
     bool smaller_batch(Options o, const std::string& flags) {
-        const std::string total = strprintf(" -d %lld", static_cast<long long>(o.total_batch));
+        const std::string total = fmt::format(" -d {}", o.total_batch);
         while (--o.batch > 0) {
             if (o.total_batch % (int64_t{o.batch} * o.seq * ranks_) != 0) continue;
             if (fits(o, ranks_, flags + "-b " + std::to_string(o.batch) + total)) return true;
@@ -124,7 +124,7 @@ private:
         Options o = options_;
         o.zero = 3;
         for (int ranks = options_.zero == 3 ? 2 * ranks_ : std::max(2, ranks_); ranks <= 1024; ranks *= 2)
-            if (fits(o, ranks, strprintf("--world %d -z 3", ranks))) return;
+            if (fits(o, ranks, fmt::format("--world {} -z 3", ranks))) return;
     }
 
     const Options& options_;
@@ -136,8 +136,7 @@ private:
 std::string describe_remedies(const std::vector<Remedy>& remedies) {
     if (remedies.empty()) return "Nothing that -r, -b, --adam-moments and up to 1024 ranks can change makes it fit.\n";
     std::string text = "What would fit, each by itself\n";
-    for (const Remedy& remedy : remedies)
-        text += strprintf("  %-32s %s\n", remedy.flags.c_str(), format_bytes(remedy.bytes).c_str());
+    for (const Remedy& remedy : remedies) text += fmt::format("  {:32} {}\n", remedy.flags, format_bytes(remedy.bytes));
     return text;
 }
 

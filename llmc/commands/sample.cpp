@@ -23,8 +23,6 @@ struct Request {
     Options options;
 };
 
-[[noreturn]] void refuse(const std::string& message) { throw Error(ExitCode::bad_flags, "sample: " + message); }
-
 // Returns false if help was asked for, and printed.
 bool parse(const std::vector<std::string>& arguments, Request& request) {
     CLI::App app(
@@ -100,8 +98,8 @@ public:
         for (const int token : tokens)
             if (token >= trainer_.config().model.vocab)
                 throw Error(ExitCode::bad_data,
-                            strprintf("the prompt has token id %d, which is outside the model's vocabulary of %d",
-                                      token, trainer_.config().model.vocab));
+                            "the prompt has token id {}, which is outside the model's vocabulary of {}", token,
+                            trainer_.config().model.vocab);
         for (int i = 0; i < request_.num_samples; i++) {
             if (i > 0) std::puts("---");
             write_one(tokens, echo ? prompt : "");
@@ -158,7 +156,7 @@ ExitCode sample_text(const std::vector<std::string>& arguments) {
     Request request;
     if (!parse(arguments, request)) return ExitCode::ok;
     if (const int world = launch_environment().world; world > 1)
-        refuse(strprintf("runs in one process, not in %d; start it without mpirun or srun", world));
+        refuse("sample: runs in one process, not in {}; start it without mpirun or srun", world);
     Options& o = request.options;
     const std::unique_ptr<WeightSource> weights = open_weights(request.from);
     const TokenizerSearch search = find_tokenizer(o.tokenizer, request.from, *weights);

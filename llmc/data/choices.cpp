@@ -42,7 +42,7 @@ public:
         return {first, first + static_cast<std::ptrdiff_t>(count)};
     }
     [[noreturn]] void fail(const std::string& what) const {
-        throw Error(ExitCode::bad_data, strprintf("%s: example %d: %s", path_.c_str(), example_, what.c_str()));
+        throw Error(ExitCode::bad_data, "{}: example {}: {}", path_, example_, what);
     }
 
 private:
@@ -55,19 +55,19 @@ private:
 Choices read_example(Words& words) {
     const size_t begin = words.at();
     if (const int start = words.next(); start != kStart)
-        words.fail(strprintf("begins with %d instead of %d", start, kStart));
+        words.fail(fmt::format("begins with {} instead of {}", start, kStart));
     const int bytes = words.next();
     words.next();  // skips the index
     Choices example;
     example.label = words.next();
     const int completions = words.next();
-    if (completions < 2) words.fail(strprintf("has %d completions; there is nothing to choose", completions));
+    if (completions < 2) words.fail(fmt::format("has {} completions; there is nothing to choose", completions));
     if (example.label >= completions)
-        words.fail(strprintf("its label is %d, but it has %d completions", example.label, completions));
+        words.fail(fmt::format("its label is {}, but it has {} completions", example.label, completions));
     example.context = words.tokens();
     for (int i = 0; i < completions; i++) example.completions.push_back(words.tokens());
     const size_t read = 2 * (words.at() - begin);
-    if (read != static_cast<size_t>(bytes)) words.fail(strprintf("says %d bytes, but has %zu", bytes, read));
+    if (read != static_cast<size_t>(bytes)) words.fail(fmt::format("says {} bytes, but has {}", bytes, read));
     return example;
 }
 
@@ -79,12 +79,10 @@ std::vector<Choices> read_choices(const std::string& path) {
     std::memcpy(head, bytes.data(), std::min(bytes.size(), sizeof head));
     if (bytes.size() < kHeaderBytes || head[0] != kMagic)
         throw Error(ExitCode::bad_data,
-                    strprintf("%s is not a file of multiple-choice examples: it begins with %d%s, not "
-                              "with %d",
-                              path.c_str(), head[0], name_of_magic(head[0]), kMagic));
+                    "{} is not a file of multiple-choice examples: it begins with {}{}, not with {}", path, head[0],
+                    name_of_magic(head[0]), kMagic);
     if (head[1] != kVersion)
-        throw Error(ExitCode::bad_data,
-                    strprintf("%s has version %d; version %d can be read", path.c_str(), head[1], kVersion));
+        throw Error(ExitCode::bad_data, "{} has version {}; version {} can be read", path, head[1], kVersion);
     Words words(path, bytes);
     std::vector<Choices> examples;
     for (int i = 0; i < head[2]; i++) {
@@ -93,9 +91,9 @@ std::vector<Choices> read_choices(const std::string& path) {
     }
     if (examples.empty()) throw Error(ExitCode::bad_data, path + " has no examples");
     if (words.left() > 0 || bytes.size() % 2 != 0)
-        throw Error(ExitCode::bad_data, strprintf("%s has bytes after its last example, number %d: its header and its "
-                                                  "length do not agree",
-                                                  path.c_str(), head[2] - 1));
+        throw Error(ExitCode::bad_data,
+                    "{} has bytes after its last example, number {}: its header and its length do not agree", path,
+                    head[2] - 1);
     return examples;
 }
 
@@ -110,14 +108,14 @@ void check_choices(const std::vector<Choices>& examples, int vocab, int T, const
         }
         if (largest >= vocab)
             throw Error(ExitCode::bad_data,
-                        strprintf("%s: example %zu: token %d is not below the model's vocabulary of %d; the file was "
-                                  "made with another tokenizer",
-                                  path.c_str(), i, largest, vocab));
+                        "{}: example {}: token {} is not below the model's vocabulary of {}; the file was made with "
+                        "another tokenizer",
+                        path, i, largest, vocab);
         const size_t needed = example.context.size() + longest - 1;  // the last token is only a target
         if (needed > static_cast<size_t>(T))
             throw Error(ExitCode::bad_data,
-                        strprintf("%s: example %zu is a sequence of %zu tokens, but -t is %d; use -t %zu or more",
-                                  path.c_str(), i, needed, T, (needed + 15) / 16 * 16));
+                        "{}: example {} is a sequence of {} tokens, but -t is {}; use -t {} or more", path, i, needed,
+                        T, (needed + 15) / 16 * 16);
     }
 }
 

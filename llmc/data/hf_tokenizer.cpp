@@ -144,8 +144,7 @@ TokenDecoder TokenDecoder::from_hf(const std::string& content, const std::string
         for (const char* name : kEndNames)
             if (decoder.end_token_ < 0 && special.contains(name)) decoder.end_token_ = special.at(name);
     } catch (const std::exception& error) {  // a field is missing or has another type
-        throw Error(ExitCode::bad_data,
-                    strprintf("the tokenizer file %s: %s", path.c_str(), sanitize(error.what()).c_str()));
+        throw Error(ExitCode::bad_data, "the tokenizer file {}: {}", path, sanitize(error.what()));
     }
     if (decoder.tokens_.empty()) throw Error(ExitCode::bad_data, "the tokenizer file " + path + ": it has no tokens");
     return decoder;
@@ -164,9 +163,9 @@ ordered_json tokenizer_json(const TokenDecoder& decoder, const std::string& name
         if (piece.size() < 2) continue;
         const std::vector<std::string> parts = decoder.parts_of(id);
         if (parts.size() != 2)
-            refuse(name, strprintf("token %d is no merge of two earlier ones, so this is no byte-pair encoding in the "
-                                   "order of its merges; give Hugging Face's tokenizer.json",
-                                   id));
+            refuse(name, fmt::format("token {} is no merge of two earlier ones, so this is no byte-pair encoding in "
+                                     "the order of its merges; give Hugging Face's tokenizer.json",
+                                     id));
         merges.push_back({as_characters(parts[0]), as_characters(parts[1])});
     }
     ordered_json added = ordered_json::array();
@@ -203,8 +202,7 @@ void copy_to(const fs::path& from, const fs::path& to) {
     std::error_code error;
     fs::copy_file(from, to, fs::copy_options::overwrite_existing, error);
     if (error)
-        throw Error(ExitCode::no_resources, strprintf("cannot copy %s to %s: %s", from.string().c_str(),
-                                                      to.string().c_str(), error.message().c_str()));
+        throw Error(ExitCode::no_resources, "cannot copy {} to {}: {}", from.string(), to.string(), error.message());
 }
 
 constexpr InputKind kTokenizerFile = {"tokenizer file", "a JSON file of a Hugging Face tokenizer", ExitCode::bad_data,

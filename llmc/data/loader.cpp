@@ -16,9 +16,9 @@ namespace {
 void check_shape(int B, int rank, int world, int vocab) {
     if (B < 1 || world < 1 || rank < 0 || rank >= world || vocab < 1)
         throw Error(ExitCode::bad_flags,
-                    strprintf("a loader needs B, ranks and vocabulary of at least 1 and a rank below the ranks; it got "
-                              "B=%d, rank=%d of %d, vocab=%d",
-                              B, rank, world, vocab));
+                    "a loader needs B, ranks and vocabulary of at least 1 and a rank below the ranks; it got B={}, "
+                    "rank={} of {}, vocab={}",
+                    B, rank, world, vocab);
 }
 
 // A sample's T+1 tokens as inputs and as targets one place further.
@@ -42,9 +42,7 @@ TrainLoader::TrainLoader(const ShardSet& shards, int B, int T, int rank, int wor
       vocab_(vocab),
       slot_size_(2 * static_cast<size_t>(B) * T + token_sort_size(B * T)) {
     check_shape(B, rank, world, vocab);
-    if (first_batch < 0)
-        throw Error(ExitCode::bad_flags,
-                    strprintf("first_batch=%lld is negative", static_cast<long long>(first_batch)));
+    if (first_batch < 0) throw Error(ExitCode::bad_flags, "first_batch={} is negative", first_batch);
     ring_ = static_cast<int32_t*>(pinned_malloc(kSlots * slot_size_ * sizeof(int32_t)));
     thread_ = std::thread(&TrainLoader::prefetch, this);
 }
@@ -113,8 +111,7 @@ EvalLoader::EvalLoader(const ShardSet& shards, int B, int T, int rank, int world
     : shards_(shards), B_(B), T_(T), rank_(rank), world_(world), vocab_(vocab), samples_(shards.samples(T)) {
     check_shape(B, rank, world, vocab);
     if (max_batches < -1)
-        throw Error(ExitCode::bad_flags,
-                    strprintf("%lld validation batches: use -1 for all of them", static_cast<long long>(max_batches)));
+        throw Error(ExitCode::bad_flags, "{} validation batches: use -1 for all of them", max_batches);
     const int64_t per_batch = int64_t{B} * world;
     const int64_t all = (samples_ + per_batch - 1) / per_batch;
     batches_ = max_batches < 0 ? all : std::min(all, max_batches);
@@ -122,8 +119,7 @@ EvalLoader::EvalLoader(const ShardSet& shards, int B, int T, int rank, int world
 
 void EvalLoader::read(int64_t batch, int32_t* tokens, int32_t* targets) const {
     if (batch < 0 || batch >= batches_)
-        throw Error(ExitCode::failure, strprintf("validation batch %lld was asked for, there are %lld",
-                                                 static_cast<long long>(batch), static_cast<long long>(batches_)));
+        throw Error(ExitCode::failure, "validation batch {} was asked for, there are {}", batch, batches_);
     std::vector<int32_t> sample(static_cast<size_t>(T_) + 1);
     const int64_t first = (batch * world_ + rank_) * B_;
     for (int64_t b = 0; b < B_; ++b) {

@@ -39,10 +39,6 @@ constexpr int32_t magic_uint32 = 20240801, version_uint32 = 7;
 // Open files per set. A large corpus has a thousand shards, and a process often has only 1024 descriptors.
 constexpr int max_open_files = 256;
 
-[[noreturn]] void bad_data(const std::string& message) { throw Error(ExitCode::bad_data, message); }
-
-using llong = long long;  // for %lld; int64_t is long on Linux
-
 constexpr InputKind kShard = {"token shard", "a shard, or a quoted pattern like 'data/train_*.bin'",
                               ExitCode::bad_data};
 constexpr InputKind kSidecar = {"sidecar", "the .json file that data.prepare wrote for this shard, or remove it",
@@ -51,11 +47,11 @@ constexpr InputKind kSidecar = {"sidecar", "the .json file that data.prepare wro
 void pread_all(int fd, const std::string& path, int64_t offset, int64_t bytes, void* out) {
     const ssize_t got = pread_fully(fd, out, static_cast<size_t>(bytes), static_cast<uint64_t>(offset));
     if (got < 0)
-        bad_data(strprintf("reading %s from byte %lld failed: %s", path.c_str(), llong{offset}, std::strerror(errno)));
+        throw Error(ExitCode::bad_data, "reading {} from byte {} failed: {}", path, offset, std::strerror(errno));
     if (got < bytes)
-        bad_data(
-            strprintf("%s ends at byte %lld, %lld bytes early: it was cut after it was opened; restore it and resume",
-                      path.c_str(), llong{offset} + got, llong{bytes} - got));
+        throw Error(ExitCode::bad_data,
+                    "{} ends at byte {}, {} bytes early: it was cut after it was opened; restore it and resume", path,
+                    offset + got, bytes - got);
 }
 
 struct Header {
@@ -74,37 +70,37 @@ bool looks_like_text(int fd) {
 
 Header read_header(int fd, const std::string& path) {
     struct stat status;
-    if (::fstat(fd, &status) != 0) bad_data(strprintf("cannot stat %s: %s", path.c_str(), std::strerror(errno)));
+    if (::fstat(fd, &status) != 0) throw Error(ExitCode::bad_data, "cannot stat {}: {}", path, std::strerror(errno));
     if (looks_like_text(fd))
-        bad_data(path +
-                 " is not a token shard: it looks like text: `python3 -m data.prepare text` makes shards of text");
+        throw Error(
+            ExitCode::bad_data,
+            path + " is not a token shard: it looks like text: `python3 -m data.prepare text` makes shards of text");
     const int64_t size = status.st_size;
     if (size < header_bytes)
-        bad_data(
-            strprintf("%s has %lld bytes, less than the %lld bytes of a token shard's header: it is truncated or "
-                      "not a shard",
-                      path.c_str(), llong{size}, llong{header_bytes}));
+        throw Error(ExitCode::bad_data,
+                    "{} has {} bytes, less than the {} bytes of a token shard's header: it is truncated or not a shard",
+                    path, size, header_bytes);
 
     int32_t head[3];  // magic, version, tokens
     pread_all(fd, path, 0, sizeof head, head);
     const bool wide = head[0] == magic_uint32;
     if (!wide && head[0] != magic_uint16)
-        bad_data(strprintf("%s is not a token shard: its magic is %d%s, a shard's is %d (uint16 tokens) or %d (uint32)",
-                           path.c_str(), head[0], name_of_magic(head[0]), magic_uint16, magic_uint32));
+        throw Error(ExitCode::bad_data,
+                    "{} is not a token shard: its magic is {}{}, a shard's is {} (uint16 tokens) or {} (uint32)", path,
+                    head[0], name_of_magic(head[0]), magic_uint16, magic_uint32);
     const int32_t version = wide ? version_uint32 : version_uint16;
     if (head[1] != version)
-        bad_data(strprintf("%s has shard version %d; magic %d is read in version %d only", path.c_str(), head[1],
-                           head[0], version));
-    if (head[2] < 0) bad_data(strprintf("%s: its header claims %d tokens", path.c_str(), head[2]));
+        throw Error(ExitCode::bad_data, "{} has shard version {}; magic {} is read in version {} only", path, head[1],
+                    head[0], version);
+    if (head[2] < 0) throw Error(ExitCode::bad_data, "{}: its header claims {} tokens", path, head[2]);
 
     const int token_bytes = wide ? 4 : 2;
     const int64_t expected = header_bytes + int64_t{head[2]} * token_bytes;
     if (size != expected)
-        bad_data(
-            strprintf("%s is %s: its header says %d tokens of %d bytes, so it should have %lld bytes, but it has "
-                      "%lld; write or copy it again",
-                      path.c_str(), size < expected ? "truncated" : "too long", head[2], token_bytes, llong{expected},
-                      llong{size}));
+        throw Error(ExitCode::bad_data,
+                    "{} is {}: its header says {} tokens of {} bytes, so it should have {} bytes, but it has {}; write "
+                    "or copy it again",
+                    path, size < expected ? "truncated" : "too long", head[2], token_bytes, expected, size);
     return {token_bytes, head[2], {status.st_dev, status.st_ino}};
 }
 
@@ -115,7 +111,7 @@ void read_field(const nlohmann::json& object, const char* name, std::optional<Va
     // nlohmann would cut off a fraction, and would wrap around a number that is too large.
     if constexpr (std::is_same_v<Value, int64_t>)
         if (!found->is_number_integer() || std::abs(found->get<double>()) > 1e15)
-            throw JsonError(strprintf("%s is %s, which is not a whole number", name, json_text(*found).c_str()));
+            throw JsonError(fmt::format("{} is {}, which is not a whole number", name, json_text(*found)));
     field = found->get<Value>();
 }
 
@@ -123,8 +119,9 @@ Sidecar read_sidecar(const std::string& shard_path, int64_t tokens) {
     const std::string path = shard_path + ".json";
     if (::access(path.c_str(), F_OK) != 0) return {};
     const auto invalid = [&](const std::exception& error) {
-        bad_data(strprintf("the sidecar %s is not valid: %s; prepare the shard again or remove the sidecar",
-                           path.c_str(), error.what()));
+        throw Error(ExitCode::bad_data,
+                    "the sidecar {} is not valid: {}; prepare the shard again or remove the sidecar", path,
+                    error.what());
     };
     Sidecar sidecar;
     try {
@@ -145,10 +142,10 @@ Sidecar read_sidecar(const std::string& shard_path, int64_t tokens) {
         invalid(error);
     }
     if (sidecar.tokens && *sidecar.tokens != tokens)
-        bad_data(
-            strprintf("the sidecar %s says %lld tokens, its shard has %lld: they do not belong together; prepare "
-                      "the shard again or remove the sidecar",
-                      path.c_str(), llong{*sidecar.tokens}, llong{tokens}));
+        throw Error(ExitCode::bad_data,
+                    "the sidecar {} says {} tokens, its shard has {}: they do not belong together; prepare the shard "
+                    "again or remove the sidecar",
+                    path, *sidecar.tokens, tokens);
     return sidecar;
 }
 
@@ -191,7 +188,7 @@ std::vector<std::string> expand_glob(const std::string& pattern) {
     ::globfree(&found);
     // A folder that does not exist matches nothing; one that cannot be read gets its own message.
     if (rc != 0 && rc != GLOB_NOMATCH && reason != ENOENT)
-        bad_data(strprintf("cannot list the files of '%s': %s", pattern.c_str(), std::strerror(reason)));
+        throw Error(ExitCode::bad_data, "cannot list the files of '{}': {}", pattern, std::strerror(reason));
 
     std::sort(paths.begin(), paths.end());  // sorted by bytes, since the order must not depend on the locale
     const std::set<std::string> matched(paths.begin(), paths.end());
@@ -201,25 +198,27 @@ std::vector<std::string> expand_glob(const std::string& pattern) {
     std::error_code ignored;
     if (paths.size() == 1 && std::filesystem::is_directory(paths[0], ignored)) {
         const std::string hint = suggested_pattern(paths[0], "");
-        bad_data(paths[0] + " is a directory, not a token shard" + (hint.empty() ? " and no shards are in it" : hint));
+        throw Error(ExitCode::bad_data, paths[0] + " is a directory, not a token shard" +
+                                            (hint.empty() ? " and no shards are in it" : hint));
     }
     if (paths.empty()) {
         const std::string hint = suggested_pattern(std::filesystem::path(pattern).parent_path().string(), pattern);
         const char* const usual = "; give the token shards as a path or a quoted pattern like 'data/mine/*train_*.bin'";
-        bad_data(strprintf("no file matches '%s'%s", pattern.c_str(), hint.empty() ? usual : hint.c_str()));
+        throw Error(ExitCode::bad_data, "no file matches '{}'{}", pattern, hint.empty() ? usual : hint);
     }
     return paths;
 }
 
 ShardSet::ShardSet(const std::vector<std::string>& patterns) {
-    if (patterns.empty()) bad_data("a set of token shards needs at least one path or pattern");
+    if (patterns.empty()) throw Error(ExitCode::bad_data, "a set of token shards needs at least one path or pattern");
     std::set<std::string> seen;
     try {
         for (const std::string& pattern : patterns) {
             for (const std::string& path : expand_glob(pattern)) {
                 if (!seen.insert(path).second)
-                    bad_data(strprintf("%s is named twice ('%s' matches it again), so its tokens would count twice",
-                                       path.c_str(), pattern.c_str()));
+                    throw Error(ExitCode::bad_data,
+                                "{} is named twice ('{}' matches it again), so its tokens would count twice", path,
+                                pattern);
                 add_shard(path);
             }
         }
@@ -244,11 +243,11 @@ ShardSet ShardSet::random(int vocab, int64_t tokens, uint64_t seed) {
     for (size_t written = 0; written < bytes.size();) {
         const ssize_t done = ::write(memory, &bytes[written], bytes.size() - written);
         if (done < 0 && errno == EINTR) continue;
-        if (done <= 0) bad_data(strprintf("no memory for random tokens: %s", std::strerror(errno)));
+        if (done <= 0) throw Error(ExitCode::bad_data, "no memory for random tokens: {}", std::strerror(errno));
         written += static_cast<size_t>(done);
     }
     ShardSet set;
-    set.add_shard(strprintf("/proc/self/fd/%d", memory));
+    set.add_shard(fmt::format("/proc/self/fd/{}", memory));
     ::close(memory);
     return set;
 }
@@ -279,18 +278,20 @@ void ShardSet::add_shard(const std::string& path) {
     if (!shards_.empty()) {
         const Shard& first = shards_[0];
         if (header.token_bytes != token_bytes_)
-            bad_data(strprintf("%s has tokens of %d bytes, %s of %d: shards of one set must have one width",
-                               path.c_str(), header.token_bytes, first.path.c_str(), token_bytes_));
+            throw Error(ExitCode::bad_data,
+                        "{} has tokens of {} bytes, {} of {}: shards of one set must have one width", path,
+                        header.token_bytes, first.path, token_bytes_);
         const auto &mine = shard.sidecar.tokenizer, &firsts = first.sidecar.tokenizer;
         if (mine && firsts && *mine != *firsts)
-            bad_data(strprintf("%s was tokenized with '%s', %s with '%s': shards of one set must share a tokenizer",
-                               path.c_str(), mine->c_str(), first.path.c_str(), firsts->c_str()));
+            throw Error(ExitCode::bad_data,
+                        "{} was tokenized with '{}', {} with '{}': shards of one set must share a tokenizer", path,
+                        *mine, first.path, *firsts);
         const auto &my_hash = shard.sidecar.tokenizer_hash, &first_hash = first.sidecar.tokenizer_hash;
         if (my_hash && first_hash && *my_hash != *first_hash)
-            bad_data(strprintf(
-                "%s and %s were made with different tokenizers of one name, %s: their sidecars have "
-                "tokenizer_hash %s and %s; prepare them with one",
-                path.c_str(), first.path.c_str(), mine.value_or("?").c_str(), my_hash->c_str(), first_hash->c_str()));
+            throw Error(ExitCode::bad_data,
+                        "{} and {} were made with different tokenizers of one name, {}: their sidecars have "
+                        "tokenizer_hash {} and {}; prepare them with one",
+                        path, first.path, mine.value_or("?"), *my_hash, *first_hash);
     }
     token_bytes_ = header.token_bytes;
     total_tokens_ += header.tokens;
@@ -341,17 +342,17 @@ uint64_t ShardSet::fingerprint() const {
 }
 
 int64_t ShardSet::samples(int T) const {
-    if (T < 1) throw Error(ExitCode::bad_flags, strprintf("T=%d: a sequence needs at least one token", T));
+    if (T < 1) throw Error(ExitCode::bad_flags, "T={}: a sequence needs at least one token", T);
     int64_t samples = 0, longest = 0;
     for (const Shard& shard : shards_) {
         samples += std::max<int64_t>(shard.tokens - 1, 0) / T;
         longest = std::max(longest, shard.tokens);
     }
     if (samples == 0)
-        bad_data(
-            strprintf("no sequence of T=%d tokens fits into %s%s: it needs %d tokens in one shard, the longest has "
-                      "%lld; use a smaller -t or more data",
-                      T, shards_[0].path.c_str(), shards() > 1 ? " and the other shards" : "", T + 1, llong{longest}));
+        throw Error(ExitCode::bad_data,
+                    "no sequence of T={} tokens fits into {}{}: it needs {} tokens in one shard, the longest has {}; "
+                    "use a smaller -t or more data",
+                    T, shards_[0].path, shards() > 1 ? " and the other shards" : "", T + 1, longest);
     return samples;
 }
 
@@ -370,10 +371,10 @@ void ShardSet::read_tokens(const Shard& shard, int64_t first, int64_t count, uin
 static void check_tokens(const std::string& path, int64_t first, const uint32_t* tokens, int64_t count, int64_t vocab) {
     for (int64_t i = 0; i < count; ++i)
         if (tokens[i] >= vocab)
-            bad_data(
-                strprintf("%s: token %lld has id %u, but the vocabulary has %lld ids: the shards were made with "
-                          "another tokenizer; set --vocab to at least %lld or prepare them again",
-                          path.c_str(), llong{first + i}, tokens[i], llong{vocab}, llong{tokens[i]} + 1));
+            throw Error(ExitCode::bad_data,
+                        "{}: token {} has id {}, but the vocabulary has {} ids: the shards were made with another "
+                        "tokenizer; set --vocab to at least {} or prepare them again",
+                        path, first + i, tokens[i], vocab, tokens[i] + 1);
 }
 
 void ShardSet::read_sample(int64_t sample, int T, int32_t* out, int64_t vocab) const {
@@ -390,8 +391,7 @@ void ShardSet::read_sample(int64_t sample, int T, int32_t* out, int64_t vocab) c
         check_tokens(shard.path, left * T, tokens, int64_t{T} + 1, vocab);
         return;
     }
-    throw Error(ExitCode::failure,
-                strprintf("sample %lld was asked for, the set has %lld of T=%d", llong{sample}, llong{samples(T)}, T));
+    throw Error(ExitCode::failure, "sample {} was asked for, the set has {} of T={}", sample, samples(T), T);
 }
 
 void ShardSet::scan_vocabulary(const Shard& shard, int64_t vocab) const {
@@ -412,10 +412,10 @@ void ShardSet::check_vocabulary(int vocab, int64_t full_scan_bytes) const {
         if (max_token ? *max_token < vocab : !scan_all && !at_an_end) continue;
         scan_vocabulary(shard, vocab);  // the sidecar's largest id is too large, so search for its position
         if (max_token)
-            bad_data(
-                strprintf("the sidecar of %s says its largest id is %lld, beyond the vocabulary of %d, but no token "
-                          "is: they do not belong together; prepare the shard again or remove the sidecar",
-                          shard.path.c_str(), llong{*max_token}, vocab));
+            throw Error(ExitCode::bad_data,
+                        "the sidecar of {} says its largest id is {}, beyond the vocabulary of {}, but no token is: "
+                        "they do not belong together; prepare the shard again or remove the sidecar",
+                        shard.path, *max_token, vocab);
     }
 }
 

@@ -25,7 +25,7 @@ constexpr InputKind kTokenizerFile = {"tokenizer file",
                                       ExitCode::bad_data, 256};
 
 [[noreturn]] void bad_file(const std::string& path, const std::string& reason) {
-    throw Error(ExitCode::bad_data, strprintf("the tokenizer file %s: %s", path.c_str(), reason.c_str()));
+    throw Error(ExitCode::bad_data, "the tokenizer file {}: {}", path, reason);
 }
 
 int base64_value(char c) {
@@ -106,7 +106,7 @@ std::string sanitize(const std::string& text) {
             clean.append(text, i, length);
         } else {
             for (size_t k = 0; k < std::max<size_t>(length, 1); ++k)
-                clean += strprintf("\\x%02x", static_cast<unsigned char>(text[i + k]));
+                clean += fmt::format("\\x{:02x}", static_cast<unsigned char>(text[i + k]));
         }
         i += std::max<size_t>(length, 1);
     }
@@ -115,9 +115,9 @@ std::string sanitize(const std::string& text) {
 
 void require_tokens_fit(const std::string& tokenizer, int tokens, int vocab, int fewest) {
     if (tokens > vocab || tokens < fewest)
-        bad_file(tokenizer, strprintf("it has %d tokens, but the vocabulary has %d: it belongs to a different model; "
-                                      "give the tokenizer that the training data was made with",
-                                      tokens, vocab));
+        bad_file(tokenizer, fmt::format("it has {} tokens, but the vocabulary has {}: it belongs to a different model; "
+                                        "give the tokenizer that the training data was made with",
+                                        tokens, vocab));
 }
 
 std::vector<std::string> tokenizer_files(const std::string& directory) {
@@ -181,36 +181,36 @@ void TokenDecoder::require_same(const TokenDecoder& other) const {
         const std::string &mine = pieces_[id], &theirs = other.pieces_[id];
         const bool both_end = id == end_token_ && id == other.end_token_;  // formats name the end token differently
         if (mine == theirs || mine.empty() || theirs.empty() || both_end) continue;
-        bad_file(name_, strprintf("token %d is '%s', but '%s' in %s: they are different tokenizers; give the tokenizer "
-                                  "that the training data was made with",
-                                  id, sanitize(mine).c_str(), sanitize(theirs).c_str(), other.name_.c_str()));
+        bad_file(name_, fmt::format("token {} is '{}', but '{}' in {}: they are different tokenizers; give the "
+                                    "tokenizer that the training data was made with",
+                                    id, sanitize(mine), sanitize(theirs), other.name_));
     }
 }
 
 // Format: int32 head[256] = {magic, version, tokens, end token (version 2)}, then {uint8 length, bytes} per token.
 TokenDecoder TokenDecoder::from_llmc(const std::string& content, const std::string& path) {
     int32_t head[256];
-    if (content.size() < sizeof head) bad_file(path, strprintf("has %zu bytes, less than its header", content.size()));
+    if (content.size() < sizeof head) bad_file(path, fmt::format("has {} bytes, less than its header", content.size()));
     std::memcpy(head, content.data(), sizeof head);
     const int version = head[1], count = head[2];
     if (version != 1 && version != 2)
-        bad_file(path, strprintf("has version %d; versions 1 and 2 can be read", version));
-    if (count < 1 || count > max_vocab) bad_file(path, strprintf("claims %d tokens", count));
+        bad_file(path, fmt::format("has version {}; versions 1 and 2 can be read", version));
+    if (count < 1 || count > max_vocab) bad_file(path, fmt::format("claims {} tokens", count));
 
     TokenDecoder decoder(path);
     decoder.end_token_ = version == 2 ? head[3] : 50256;  // only GPT-2's tokenizer was written in version 1
     if (decoder.end_token_ < 0 || decoder.end_token_ >= count)
-        bad_file(path, strprintf("its end token %d is not one of its %d tokens", decoder.end_token_, count));
+        bad_file(path, fmt::format("its end token {} is not one of its {} tokens", decoder.end_token_, count));
     size_t at = sizeof head;
     for (int id = 0; id < count; ++id) {
         const size_t length = at < content.size() ? static_cast<unsigned char>(content[at]) : 0;
         if (at >= content.size() || content.size() - at - 1 < length)
-            bad_file(path, strprintf("ends inside token %d of %d: it is truncated", id, count));
+            bad_file(path, fmt::format("ends inside token {} of {}: it is truncated", id, count));
         decoder.pieces_.push_back(content.substr(at + 1, length));
         if (id != decoder.end_token_ && length > 0) decoder.tokens_.emplace(decoder.pieces_.back(), Token{id, id});
         at += 1 + length;
     }
-    if (at != content.size()) bad_file(path, strprintf("has %zu bytes after its last token", content.size() - at));
+    if (at != content.size()) bad_file(path, fmt::format("has {} bytes after its last token", content.size() - at));
     return decoder;
 }
 
@@ -228,14 +228,13 @@ TokenDecoder TokenDecoder::from_tiktoken(const std::string& content, const std::
         const char* end = line.data() + line.size();
         if (space == line.npos || !decode_base64(line.substr(0, space), bytes) ||
             std::from_chars(line.data() + space + 1, end, id).ptr != end || id < 0 || id >= max_vocab)
-            bad_file(path,
-                     strprintf("line %d is not `base64 rank`, and the file is neither an llm.c tokenizer (magic %d) "
-                               "nor a tokenizer.json",
-                               line_number, magic_llmc));
+            bad_file(path, fmt::format("line {} is not `base64 rank`, and the file is neither an llm.c tokenizer "
+                                       "(magic {}) nor a tokenizer.json",
+                                       line_number, magic_llmc));
         if (decoder.pieces_.size() <= static_cast<size_t>(id)) decoder.pieces_.resize(id + 1);
         decoder.pieces_[id] = bytes;
         if (!decoder.tokens_.emplace(bytes, Token{id, id}).second)
-            bad_file(path, strprintf("line %d repeats the bytes of an earlier token", line_number));
+            bad_file(path, fmt::format("line {} repeats the bytes of an earlier token", line_number));
     }
     if (decoder.tokens_.empty()) bad_file(path, "is empty");
     // The file has no special tokens. GPT-2's end token and Llama 3's begin token, which start documents in llm.c's
@@ -261,9 +260,9 @@ std::string TokenDecoder::as_llmc() const {
 std::string TokenDecoder::decode(const std::vector<int>& tokens) const {
     std::string text;
     for (int token : tokens)
-        text += pieces_.empty()                 ? strprintf("%d ", token)
+        text += pieces_.empty()                 ? fmt::format("{} ", token)
                 : token >= 0 && token < vocab() ? pieces_[token]
-                                                : strprintf("<|%d|>", token);
+                                                : fmt::format("<|{}|>", token);
     return text;
 }
 
@@ -337,8 +336,8 @@ void TokenDecoder::encode_word(const std::string& word, std::vector<int>& tokens
     for (const std::string& part : merged(word, max_vocab)) {
         const auto found = tokens_.find(part);
         if (found == tokens_.end())
-            throw Error(ExitCode::bad_data, strprintf("the tokenizer has no token for the prompt's byte 0x%02x",
-                                                      static_cast<unsigned char>(part[0])));
+            throw Error(ExitCode::bad_data, "the tokenizer has no token for the prompt's byte 0x{:02x}",
+                        static_cast<unsigned char>(part[0]));
         tokens.push_back(found->second.id);
     }
 }

@@ -12,8 +12,7 @@ bool& waits_after_work() {
     static bool instance = [] {
         const char* value = std::getenv("LLMC_SYNC");
         if (!value || !std::strcmp(value, "0")) return false;
-        if (std::strcmp(value, "1"))
-            throw Error(ExitCode::bad_flags, strprintf("LLMC_SYNC=%s: expected one of 0, 1", value));
+        if (std::strcmp(value, "1")) throw Error(ExitCode::bad_flags, "LLMC_SYNC={}: expected one of 0, 1", value);
         return true;
     }();
     return instance;
@@ -22,13 +21,12 @@ bool& waits_after_work() {
 Error late_fault(const std::string& call, const std::string& problem) {
     const char* origin = waits_after_work() ? "work that LLMC_SYNC=1 does not wait for, a copy or a collective"
                                             : "some earlier launch; LLMC_SYNC=1 names it";
-    return Error(ExitCode::failure,
-                 strprintf("found at %s: %s; it happened in %s", call.c_str(), problem.c_str(), origin));
+    return Error(ExitCode::failure, "found at {}: {}; it happened in {}", call, problem, origin);
 }
 
 Error named_fault(const LaunchSite& site, const std::string& problem) {
-    const std::string place = site.line ? strprintf(" [launched at %s:%d]", site.file, site.line) : "";
-    return Error(ExitCode::failure, strprintf("%s failed: %s%s", site.kernel, problem.c_str(), place.c_str()));
+    const std::string place = site.line ? fmt::format(" [launched at {}:{}]", site.file, site.line) : "";
+    return Error(ExitCode::failure, "{} failed: {}{}", site.kernel, problem, place);
 }
 
 void note_teardown_failure(const std::exception& failure) noexcept {

@@ -45,8 +45,8 @@ std::string no_code_message(const std::string& architectures, const std::string&
     const std::string arch = gpu_arch_for(capability);
     const std::string advice = arch.empty() ? "there is none for it: train_gpt runs on 8.0 to 9.0, 10.0, 12.0 and later"
                                             : "build it for this GPU: make train_gpt GPU_ARCH=" + arch;
-    return strprintf("this build has no code for %s (compute capability %d.%d), only for %s; %s", gpu.c_str(),
-                     capability / 10, capability % 10, architectures.c_str(), advice.c_str());
+    return fmt::format("this build has no code for {} (compute capability {}.{}), only for {}; {}", gpu,
+                       capability / 10, capability % 10, architectures, advice);
 }
 
 }  // namespace llmc

@@ -46,9 +46,8 @@ CUtensorMap hopper::tensor_map(const bf16* base, int batches, int rows, size_t c
                        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
                        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (result != CUDA_SUCCESS)
-        throw Error(ExitCode::failure,
-                    strprintf("cuTensorMapEncodeTiled failed: error %d for a tensor of %d x %d x %zu",
-                              static_cast<int>(result), batches, rows, columns));
+        throw Error(ExitCode::failure, "cuTensorMapEncodeTiled failed: error {} for a tensor of {} x {} x {}", result,
+                    batches, rows, columns);
     return map;
 }
 

@@ -22,7 +22,7 @@ static __global__ void probe_kernel() {}  // its attributes tell whether this bi
 namespace {
 
 std::string describe(cudaError_t status) {
-    return strprintf("%s (%s)", cudaGetErrorName(status), cudaGetErrorString(status));
+    return fmt::format("{} ({})", cudaGetErrorName(status), cudaGetErrorString(status));
 }
 
 // True for errors of running work, which the next call returns, whichever it is.
@@ -56,7 +56,7 @@ std::string uuid_text(const char (&bytes)[16]) {
     std::string text = "GPU";
     for (int i = 0; i < 16; i++) {
         if (i == 0 || (i >= 4 && i <= 10 && i % 2 == 0)) text += "-";
-        text += strprintf("%02x", static_cast<unsigned char>(bytes[i]));
+        text += fmt::format("{:02x}", static_cast<unsigned char>(bytes[i]));
     }
     return text;
 }
@@ -72,10 +72,10 @@ SharedMemory shared_memory_of(const void* kernel) {
 
 void check_cuda(cudaError_t status, const char* what, const char* file, int line) {
     if (status == cudaSuccess) return;
-    if (is_fault(status)) throw late_fault(strprintf("%s:%d: %s", file, line, what), describe(status));
+    if (is_fault(status)) throw late_fault(fmt::format("{}:{}: {}", file, line, what), describe(status));
     const bool memory = status == cudaErrorMemoryAllocation;
     throw Error(memory ? ExitCode::no_resources : ExitCode::failure,
-                strprintf("%s:%d: %s failed: %s", file, line, what, describe(status).c_str()));
+                fmt::format("{}:{}: {} failed: {}", file, line, what, describe(status)));
 }
 
 void after_work(stream_t stream, const LaunchSite& site) {
@@ -93,10 +93,9 @@ void provide_shared_memory(const void* kernel, size_t dynamic_bytes, const Launc
     if (place == known.end()) place = known.emplace(key, shared_memory_of(kernel)).first;
     SharedMemory& memory = place->second;
     if (!memory.fits(dynamic_bytes))
-        throw Error(ExitCode::failure,
-                    strprintf("%s [kernel %s launched at %s:%d]",
-                              strprintf(kSharedExcess, memory.static_bytes, dynamic_bytes, memory.block_limit).c_str(),
-                              site.kernel, site.file, site.line));
+        throw Error(ExitCode::failure, "{} [kernel {} launched at {}:{}]",
+                    shared_memory_excess(memory.static_bytes, dynamic_bytes, memory.block_limit), site.kernel,
+                    site.file, site.line);
     memory.provide(dynamic_bytes, [&](size_t bytes) {
         check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
                    site.kernel, site.file, site.line);
@@ -114,12 +113,11 @@ void open_device(int index) {
     int count = 0;
     const cudaError_t status = cudaGetDeviceCount(&count);
     if (status != cudaSuccess || count == 0)
-        throw Error(
-            ExitCode::no_resources,
-            strprintf("no usable GPU (%s). On a machine without one, build and run train_gpt_cpu: make train_gpt_cpu",
-                      status == cudaSuccess ? "none found" : cudaGetErrorString(status)));
+        throw Error(ExitCode::no_resources,
+                    "no usable GPU ({}). On a machine without one, build and run train_gpt_cpu: make train_gpt_cpu",
+                    status == cudaSuccess ? "none found" : cudaGetErrorString(status));
     if (index >= count)
-        throw Error(ExitCode::no_resources, strprintf("GPU %d asked for, but this machine shows %d", index, count));
+        throw Error(ExitCode::no_resources, "GPU {} asked for, but this machine shows {}", index, count);
     LLMC_CHECK_CUDA(cudaSetDevice(index));
     waits_after_work();  // reads LLMC_SYNC and refuses invalid values before anything runs
     // Without code for this GPU the first kernel would fail; this gives a clear message instead.
@@ -169,9 +167,8 @@ void* device_malloc(size_t bytes, MemoryKind kind) {
     if (status == cudaErrorMemoryAllocation) {
         cudaGetLastError();
         const DeviceInfo info = device_info();
-        throw Error(ExitCode::no_resources,
-                    strprintf("out of GPU memory: %zu MiB needed, %zu MiB free of %zu MiB on %s", bytes >> 20,
-                              info.free_memory >> 20, info.total_memory >> 20, info.name.c_str()));
+        throw Error(ExitCode::no_resources, "out of GPU memory: {} MiB needed, {} MiB free of {} MiB on {}",
+                    bytes >> 20, info.free_memory >> 20, info.total_memory >> 20, info.name);
     }
     check_cuda(status, "cudaMalloc", __FILE__, __LINE__);
     MemoryLedger::instance().add(p, bytes, kind);

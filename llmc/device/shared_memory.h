@@ -7,14 +7,20 @@
 // lower value.
 #pragma once
 #include <cstddef>
+#include <string>
+
+#include "llmc/base/error.h"
 
 namespace llmc {
 
 constexpr size_t kSharedWithoutAsking = 48 * 1024;
 
-// The printf format of the error for a launch that cannot fit: static bytes, dynamic bytes, and the block's limit.
-constexpr char kSharedExcess[] =
-    "shared memory exceeds the limit: %zu static + %zu dynamic bytes, and this device gives a block %zu";
+// The error of a launch that needs more than `limit`, the largest block that the device allows.
+inline std::string shared_memory_excess(size_t static_bytes, size_t dynamic_bytes, size_t limit) {
+    return fmt::format(
+        "shared memory exceeds the limit: {} static + {} dynamic bytes, and this device gives a block {}", static_bytes,
+        dynamic_bytes, limit);
+}
 
 // The shared memory of one kernel on one device.
 struct SharedMemory {

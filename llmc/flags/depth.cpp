@@ -21,8 +21,6 @@ constexpr double kBatchExponent = 0.383;  // the batch grows with this power of 
 constexpr double kMatrixRate = 0.02, kEmbeddingRate = 0.3, kHeadRate = 0.008, kReferenceChannels = 768;
 constexpr double kWeightDecay = 0.28;
 
-[[noreturn]] void refuse(const std::string& message) { throw Error(ExitCode::bad_flags, message); }
-
 std::string model_of(int depth) { return "nano-d" + std::to_string(depth); }
 
 double tokens_for(const ModelConfig& m) {
@@ -39,7 +37,7 @@ public:
         if (options_.given.contains(name)) return;
         options_.*field = value;
         const Flag& flag = *find_flag(name);
-        text_ += flag.short_name ? strprintf(" -%c", flag.short_name) : strprintf(" --%s", name);
+        text_ += flag.short_name ? fmt::format(" -{:c}", flag.short_name) : fmt::format(" --{}", name);
         const nlohmann::ordered_json json = flag.get(options_);
         if (!flag.is_switch()) text_ += " " + (json.is_string() ? json.get<std::string>() : json_text(json));
     }
@@ -54,12 +52,12 @@ void check_depth(const Options& o) {
     const ModelConfig& m = o.model_config;
     if (m.layers != o.depth)
         refuse(
-            strprintf("--depth %d is a model of %d layers, and this one (--layers, or --init-from's) has %d; leave "
-                      "one of them out",
-                      o.depth, o.depth, m.layers));
+            "--depth {} is a model of {} layers, and this one (--layers, or --init-from's) has {}; leave one of them "
+            "out",
+            o.depth, o.depth, m.layers);
     if (o.given.contains("optimizer") && !is_muon(o.optimizer))
-        refuse(strprintf("--depth %d sets rates for normuon or muon, not for --optimizer %s; use -e %s and give rates",
-                         o.depth, word_of(o.optimizer), model_of(o.depth).c_str()));
+        refuse("--depth {} sets rates for normuon or muon, not for --optimizer {}; use -e {} and give rates", o.depth,
+               word_of(o.optimizer), model_of(o.depth));
     if (o.given.contains("muon-scale") && o.muon_scale != MuonScale::spectral && !o.given.contains("lr"))
         refuse("--depth sets a rate for --muon-scale spectral; with " + std::string(word_of(o.muon_scale)) +
                " give --lr too");
@@ -71,8 +69,7 @@ void resolve_depth_model(Options& o) {
     if (o.depth == 0) return;
     const std::string name = model_of(o.depth);
     if (!o.model.empty() && o.model != name)
-        refuse(strprintf("--depth %d is the model %s, and --model says %s; leave one of them out", o.depth,
-                         name.c_str(), o.model.c_str()));
+        refuse("--depth {} is the model {}, and --model says {}; leave one of them out", o.depth, name, o.model);
     o.model = name;
 }
 
@@ -113,7 +110,7 @@ void resolve_depth(Options& o) {
     }
     fill("adamw-weight-decay", &Options::adamw_weight_decay, 0.001);
     fill("clip", &Options::clip, 0);
-    o.notes.push_back(strprintf("--depth %d stands for -e %s%s", o.depth, o.model.c_str(), fill.text().c_str()));
+    o.notes.push_back(fmt::format("--depth {} stands for -e {}{}", o.depth, o.model, fill.text()));
 }
 
 }  // namespace llmc

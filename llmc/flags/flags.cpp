@@ -25,8 +25,6 @@ namespace {
 
 using nlohmann::ordered_json;
 
-[[noreturn]] void refuse(const std::string& message) { throw Error(ExitCode::bad_flags, message); }
-
 void check_not_empty(const std::string& text) {
     if (text.empty()) refuse("the value is empty");
 }
@@ -98,8 +96,8 @@ void read_number(const std::string& text, const Range& range, T& field) {
 }
 
 std::string range_text(const Range& r) {
-    if (std::isinf(r.max)) return strprintf("%s %g", r.min_open ? "above" : "at least", r.min);
-    return strprintf("in %c%g, %g%c", r.min_open ? '(' : '[', r.min, r.max, r.max_open ? ')' : ']');
+    if (std::isinf(r.max)) return fmt::format("{} {:g}", r.min_open ? "above" : "at least", r.min);
+    return fmt::format("in {:c}{:g}, {:g}{:c}", r.min_open ? '(' : '[', r.min, r.max, r.max_open ? ')' : ']');
 }
 
 void read_number(const std::string& text, const Range& range, double& field) {
@@ -506,7 +504,7 @@ const Flag kRows[] = {
 // ---- to CLI11 ------------------------------------------------------------------------------------------------------
 
 CLI::Option* add(CLI::App& app, const Flag& flag, Options& options) {
-    const std::string names = (flag.short_name ? strprintf("-%c,--", flag.short_name) : "--") + flag.long_name;
+    const std::string names = (flag.short_name ? fmt::format("-{:c},--", flag.short_name) : "--") + flag.long_name;
     if (flag.is_switch()) return app.add_flag(names, options.*flag.switched);
     CLI::Option* option = nullptr;
     if (flag.long_name == "val")
@@ -579,7 +577,7 @@ const Flag* find_flag(char name) {
 }
 
 std::string names_text(const Flag& flag) {
-    return (flag.short_name ? strprintf("-%c, --", flag.short_name) : "--") + flag.long_name;
+    return (flag.short_name ? fmt::format("-{:c}, --", flag.short_name) : "--") + flag.long_name;
 }
 
 std::vector<std::string> set_flags(std::vector<std::string> arguments, Options& options) {

@@ -55,7 +55,7 @@ std::string usage(const std::string& program, size_t width) {
     };
     std::string text = program + ": pretrains GPTs in FP8 from shards of tokens.\n\nUsage: " + program +
                        " [COMMAND] FLAGS\n\nCommands\n";
-    for (const auto& [command, help] : commands) text += two_columns(strprintf("  %s", command), help, 11, width);
+    for (const auto& [command, help] : commands) text += two_columns(fmt::format("  {}", command), help, 11, width);
     const std::string p = "  " + program;
     text += "\nExamples\n" + p + " -i 'data/*train_*.bin' -j 'data/*val_*.bin' -o runs/first\n" + p +
             " --config runs/first/run.json --resume latest\n" + p +
@@ -119,7 +119,7 @@ std::string help_text(const std::string& program, bool all, size_t width) {
         if (const std::vector<HelpRow> rows = rows_of(group, all); !rows.empty())
             text += "\n" + wrap(group, 0, width) + "\n" + help_rows(rows, width);
     if (!all) {
-        const std::string others = strprintf("%s --help-all lists all %zu flags.", program.c_str(), all_flags().size());
+        const std::string others = fmt::format("{} --help-all lists all {} flags.", program, all_flags().size());
         text += "\n" + wrap(others, 0, width) + "\n";
     }
     return text + "\n" + wrap(kExitCodes, 0, width) + "\n";

@@ -24,17 +24,9 @@ namespace {
 
 using nlohmann::ordered_json;
 
-[[noreturn]] void refuse(const std::string& message) { throw Error(ExitCode::bad_flags, message); }
-
 bool is_number(const std::string& text) {
     const size_t digits = text.find_first_not_of("+-.");
     return digits != std::string::npos && text[digits] >= '0' && text[digits] <= '9';
-}
-
-// `format` with the known word that resembles `word` most; "" if none resembles it.
-std::string guess(const char* format, const std::string& word, const std::vector<std::string>& known) {
-    const std::optional<std::string> found = nearest(word, known);
-    return found ? strprintf(format, found->c_str()) : "";
 }
 
 // The flag that `argument` names, as in "--lr", "--lr=1e-3", "-l" or "-l=1e-3"; null if it is no flag.
@@ -82,8 +74,8 @@ std::vector<std::string> prepare(const std::vector<std::string>& given) {
             if (equals != std::string::npos && !argument.ends_with("=true") && !argument.ends_with("=false"))
                 refuse(argument + ": this switch takes no value but =true or =false");
             if (equals == std::string::npos && !next.empty() && next[0] != '-')
-                refuse(strprintf("%s takes no value, and '%s' follows it; use --%s, or --%s=false to switch it off",
-                                 argument.c_str(), next.c_str(), flag->long_name.c_str(), flag->long_name.c_str()));
+                refuse("{} takes no value, and '{}' follows it; use --{}, or --{}=false to switch it off", argument,
+                       next, flag->long_name, flag->long_name);
             arguments.push_back(argument);
         } else if (equals != std::string::npos) {
             arguments.insert(arguments.end(), {argument.substr(0, equals), argument.substr(equals + 1)});
@@ -108,7 +100,7 @@ std::vector<std::string> prepare(const std::vector<std::string>& given) {
     const Flag* flag = at < 2 || rest[0].starts_with("-") ? nullptr : flag_in(arguments[at - 2]);
     const std::string flag_name = flag ? flag->long_name : "";
     if (flag_name != "train" && flag_name != "val")
-        refuse(strprintf("unexpected argument '%s'; flags start with - (--help-all lists all)", rest[0].c_str()));
+        refuse("unexpected argument '{}'; flags start with - (--help-all lists all)", rest[0]);
     std::vector<std::string> words = {arguments[at - 1]};
     for (size_t i = 0; i < rest.size() && rest[i][0] != '-'; i++) words.push_back(rest[i]);
     std::string name = flag_name == "val" ? parse_val_set(words[0]).name : "";
@@ -116,10 +108,9 @@ std::vector<std::string> prepare(const std::vector<std::string>& given) {
     for (std::string& word : words)
         if (word.starts_with(name)) word.erase(0, name.size());
     refuse(
-        strprintf("unexpected argument '%s': --%s takes one pattern, and the shell has made %zu words of it; quote "
-                  "the pattern: --%s %s",
-                  rest[0].c_str(), flag_name.c_str(), words.size(), flag_name.c_str(),
-                  shell_quote(name + pattern_of(words)).c_str()));
+        "unexpected argument '{}': --{} takes one pattern, and the shell has made {} words of it; quote the pattern: "
+        "--{} {}",
+        rest[0], flag_name, words.size(), flag_name, shell_quote(name + pattern_of(words)));
 }
 
 // One entry of a configuration file, as the command line would give it.
@@ -129,21 +120,21 @@ void append_entry(const std::string& key, const ordered_json& value, std::vector
         std::vector<std::string> known;
         for (const Flag& candidate : all_flags())
             if (!candidate.command_line_only) known.push_back(candidate.long_name);
-        refuse("unknown key \"" + key + "\"" + guess(" (did you mean \"%s\"?)", key, known) +
-               "; keys are long flag names without dashes in front");
+        const std::optional<std::string> similar = nearest(key, known);
+        refuse("unknown key \"{}\"{}; keys are long flag names without dashes in front", key,
+               similar ? fmt::format(" (did you mean \"{}\"?)", *similar) : "");
     }
     if (flag->command_line_only) refuse("\"" + key + "\" belongs on the command line");
     if (value.is_null()) return;  // "not given"
     if (flag->is_switch()) {
-        if (!value.is_boolean())
-            refuse(strprintf("\"%s\" is %s; it must be true or false", key.c_str(), json_text(value).c_str()));
+        if (!value.is_boolean()) refuse("\"{}\" is {}; it must be true or false", key, json_text(value));
         arguments.push_back("--" + key + "=" + json_text(value));
         return;
     }
     const bool list = key == "val" && value.is_array();
     for (const ordered_json& item : list ? value : ordered_json::array({value})) {
         if (!item.is_string() && !item.is_number())
-            refuse(strprintf("\"%s\" is %s; it must be a number or a string", key.c_str(), json_text(item).c_str()));
+            refuse("\"{}\" is {}; it must be a number or a string", key, json_text(item));
         arguments.insert(arguments.end(), {"--" + key, item.is_string() ? item.get<std::string>() : json_text(item)});
     }
 }
@@ -157,8 +148,7 @@ void check_weights_survive(const Options& options) {
     const fs::path out = fs::weakly_canonical(fs::path(options.out) / "x", ignored).parent_path();
     const fs::path from = fs::weakly_canonical(fs::path(options.init_from) / "x", ignored).parent_path();
     if (from == out || from.parent_path() == out) {
-        refuse(strprintf("--overwrite would remove the weights that --init-from %s reads; use another --out",
-                         options.init_from.c_str()));
+        refuse("--overwrite would remove the weights that --init-from {} reads; use another --out", options.init_from);
     }
 }
 
@@ -167,8 +157,8 @@ void check_checkpoints_have_a_place(const Options& o) {
     if (!o.out.empty()) return;
     const bool by_time = o.checkpoint_minutes > 0 && o.checkpoint_minutes != Options().checkpoint_minutes;
     if (o.checkpoint_every == 0 && !by_time) return;
-    refuse(strprintf("%s: checkpoints are written into the run directory; add --out DIR",
-                     by_time ? "--checkpoint-minutes" : "-n, --checkpoint-every"));
+    refuse("{}: checkpoints are written into the run directory; add --out DIR",
+           by_time ? "--checkpoint-minutes" : "-n, --checkpoint-every");
 }
 
 void check_complete(const Options& options) {
@@ -200,9 +190,9 @@ ordered_json read_json(const std::string& path) {
         const auto file = parse_json<ordered_json>(content);
         if (file.is_object()) return file;
     } catch (const JsonError& error) {
-        refuse(strprintf("configuration file %s is not JSON: %s", path.c_str(), error.what()));
+        refuse("configuration file {} is not JSON: {}", path, error.what());
     }
-    refuse(strprintf("configuration file %s is not a JSON object", path.c_str()));
+    refuse("configuration file {} is not a JSON object", path);
 }
 
 // `path`: of the configuration's file, for messages.
@@ -214,7 +204,7 @@ Options options_of(const ordered_json& config, const std::string& path) {
         set_flags(arguments, options);
         return options;
     } catch (const Error& error) {
-        refuse(strprintf("configuration file %s: %s", path.c_str(), error.what()));
+        refuse("configuration file {}: {}", path, error.what());
     }
 }
 
@@ -241,9 +231,9 @@ Options read_run_config(const std::string& path) {
         options.notes.push_back("the configuration is that of " + path + ", and flags of this command override it");
         return options;
     } catch (const ordered_json::exception& error) {
-        refuse(strprintf("%s is damaged (%s); give the run's flags with --config FILE", path.c_str(), error.what()));
+        refuse("{} is damaged ({}); give the run's flags with --config FILE", path, error.what());
     } catch (const Error& error) {
-        refuse(strprintf("--resume: %s; give the run's flags with --config FILE", error.what()));
+        refuse("--resume: {}; give the run's flags with --config FILE", error.what());
     }
 }
 
@@ -279,7 +269,7 @@ ValSet parse_val_set(const std::string& text) {
     const char* const allowed = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-";
     const bool is_name = !name.empty() && name.find_first_not_of(allowed) == std::string::npos;
     if (!is_name) return {"", text};  // '=' inside a path
-    if (equals + 1 == text.size()) refuse(strprintf("--val %s: no pattern after the name", text.c_str()));
+    if (equals + 1 == text.size()) refuse("--val {}: no pattern after the name", text);
     return {name, text.substr(equals + 1)};
 }
 
@@ -324,14 +314,13 @@ std::string config_json(const Options& options) {
 }
 
 std::string collective_flags(const Options& o) {
-    return strprintf("--bench %d\n--profile-steps %s\n--resume %s\n--rewind %lld\n--skip-data %lld\n--new-data %d\n",
-                     o.bench, o.profile_steps.text.c_str(), o.resume.c_str(), static_cast<long long>(o.rewind),
-                     static_cast<long long>(o.skip_data), o.new_data);
+    return fmt::format("--bench {:d}\n--profile-steps {}\n--resume {}\n--rewind {}\n--skip-data {}\n--new-data {:d}\n",
+                       o.bench, o.profile_steps.text, o.resume, o.rewind, o.skip_data, o.new_data);
 }
 
 std::string version_text() {
     std::string text =
-        strprintf("train_gpt %s (default precision %s)\n", version_number().c_str(), word_of(default_precision()));
+        fmt::format("train_gpt {} (default precision {})\n", version_number(), word_of(default_precision()));
     for (const auto& [name, version] : build_and_library_versions()) text += name + ": " + version + "\n";
     return text;
 }

@@ -151,18 +151,17 @@ bool is_integer(const std::string& text) {
 std::optional<std::string> answer_llmc_flag(const std::string& flag, const std::string& value) {
     if (flag == "-h") {
         if (!is_integer(value)) return std::nullopt;  // -h is help
-        return strprintf("-h %s is llm.c's HellaSwag evaluation: use --hellaswag FILE; -h alone is help",
-                         value.c_str());
+        return fmt::format("-h {} is llm.c's HellaSwag evaluation: use --hellaswag FILE; -h alone is help", value);
     }
     if (flag == "-y" && (value == "0" || value == "1"))
-        return strprintf(
-            "-y %s is llm.c's; here it is --resume latest, or --resume auto, which starts a new run if there is no "
+        return fmt::format(
+            "-y {} is llm.c's; here it is --resume latest, or --resume auto, which starts a new run if there is no "
             "checkpoint yet; without --resume, every run starts over",
-            value.c_str());
+            value);
     for (const Answer& answer : kAnswers) {
         if (flag == answer.flag)
-            return strprintf("%s is a flag of llm.c (%s) but not of this program: %s", answer.flag, answer.meaning,
-                             answer.here);
+            return fmt::format("{} is a flag of llm.c ({}) but not of this program: {}", answer.flag, answer.meaning,
+                               answer.here);
     }
     return std::nullopt;
 }

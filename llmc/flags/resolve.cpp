@@ -19,8 +19,6 @@ namespace {
 constexpr int kDefaultSeq = 1024;
 constexpr int kDefaultVocab = 50257;  // GPT-2's
 
-[[noreturn]] void refuse(const std::string& message) { throw Error(ExitCode::bad_flags, message); }
-
 // The shape of -e, with the fields that flags change. Without -e, a shape given by flags is the user's own, and its
 // context follows -t.
 void resolve_model(Options& o, const ResolveInputs& inputs) {
@@ -37,8 +35,8 @@ void resolve_model(Options& o, const ResolveInputs& inputs) {
     if (m.vocab == 0) m.vocab = inputs.data_vocab > 0 ? inputs.data_vocab : kDefaultVocab;
     if (o.vocab > 0) m.vocab = o.vocab;
     if (m.vocab < inputs.data_vocab) {
-        refuse(strprintf("--vocab %d is less than the data's %d token ids; use --vocab %d or leave it out", m.vocab,
-                         inputs.data_vocab, inputs.data_vocab));
+        refuse("--vocab {} is less than the data's {} token ids; use --vocab {} or leave it out", m.vocab,
+               inputs.data_vocab, inputs.data_vocab);
     }
 
     if (own_shape) m.context = 0;
@@ -54,8 +52,8 @@ void resolve_seq(Options& o) {
     const int context = o.model_config.context;
     if (o.seq == 0) o.seq = std::min(kDefaultSeq, context);
     if (o.seq > context) {
-        refuse(strprintf("-t %d is above the context %d of model %s; use -t %d or --context %d", o.seq, context,
-                         o.model_config.name.c_str(), context, o.seq));
+        refuse("-t {} is above the context {} of model {}; use -t {} or --context {}", o.seq, context,
+               o.model_config.name, context, o.seq);
     }
 }
 
@@ -70,24 +68,20 @@ void check_positions(const Options& o) {
 void resolve_total_batch(Options& o, int ranks) {
     constexpr int64_t kMostTokens = std::numeric_limits<int>::max();  // kernels count tokens in an int
     if (int64_t{o.batch} * o.seq > kMostTokens)
-        refuse(strprintf("-b %d x -t %d = %lld tokens per micro-batch exceed the limit of %lld; use -b %lld", o.batch,
-                         o.seq, static_cast<long long>(int64_t{o.batch} * o.seq), static_cast<long long>(kMostTokens),
-                         static_cast<long long>(kMostTokens / o.seq)));
+        refuse("-b {} x -t {} = {} tokens per micro-batch exceed the limit of {}; use -b {}", o.batch, o.seq,
+               int64_t{o.batch} * o.seq, kMostTokens, kMostTokens / o.seq);
     const int64_t unit = int64_t{o.batch} * o.seq * ranks;
     if (o.total_batch == 0) o.total_batch = unit;
     if (o.total_batch % unit != 0) {
         const int64_t below = o.total_batch / unit * unit, above = below + unit;
         const std::string choices =
-            below == 0 ? strprintf("-d %lld", static_cast<long long>(above))
-                       : strprintf("-d %lld or -d %lld", static_cast<long long>(below), static_cast<long long>(above));
-        refuse(strprintf("-d %lld is not a multiple of the micro-step's %lld tokens (-b %d x -t %d x %s); use %s",
-                         static_cast<long long>(o.total_batch), static_cast<long long>(unit), o.batch, o.seq,
-                         plural(ranks, "rank").c_str(), choices.c_str()));
+            below == 0 ? fmt::format("-d {}", above) : fmt::format("-d {} or -d {}", below, above);
+        refuse("-d {} is not a multiple of the micro-step's {} tokens (-b {} x -t {} x {}); use {}", o.total_batch,
+               unit, o.batch, o.seq, plural(ranks, "rank"), choices);
     }
     const int64_t micro_steps = o.total_batch / unit;
     if (micro_steps > (1 << 24)) {
-        refuse(strprintf("-d %lld makes %lld micro-steps per step; use a larger -b or a smaller -d",
-                         static_cast<long long>(o.total_batch), static_cast<long long>(micro_steps)));
+        refuse("-d {} makes {} micro-steps per step; use a larger -b or a smaller -d", o.total_batch, micro_steps);
     }
     o.micro_steps = static_cast<int>(micro_steps);
 }
@@ -99,14 +93,12 @@ void resolve_batch_schedule(Options& o, int ranks) {
     o.batches = {o.batch_schedule.value, o.total_batch};
     for (const auto& [tokens, steps] : o.batches.stages()) {
         if (tokens % unit != 0 || tokens >= o.total_batch)
-            refuse(strprintf(
-                "--batch-schedule %s: %lld tokens per step must be below -d %lld and a multiple of the micro-step's "
-                "%lld (-b %d x -t %d x %s)",
-                o.batch_schedule.text.c_str(), static_cast<long long>(tokens), static_cast<long long>(o.total_batch),
-                static_cast<long long>(unit), o.batch, o.seq, plural(ranks, "rank").c_str()));
+            refuse(
+                "--batch-schedule {}: {} tokens per step must be below -d {} and a multiple of the micro-step's {} (-b "
+                "{} x -t {} x {})",
+                o.batch_schedule.text, tokens, o.total_batch, unit, o.batch, o.seq, plural(ranks, "rank"));
         end += steps;
-        text +=
-            strprintf("%s tokens per step up to step %lld, ", with_commas(tokens).c_str(), static_cast<long long>(end));
+        text += fmt::format("{} tokens per step up to step {}, ", with_commas(tokens), end);
     }
     if (end > 0) o.notes.push_back("--batch-schedule: " + text + "then " + with_commas(o.total_batch));
 }
@@ -117,21 +109,20 @@ void resolve_seq_schedule(Options& o) {
     o.sequences = {o.seq_schedule.value, o.seq};
     for (const auto& [tokens, steps] : o.sequences.stages()) {
         if (tokens >= o.seq || o.seq % tokens != 0)
-            refuse(strprintf("--seq-schedule %s: sequences of -t %d tokens cannot be cut into pieces of %lld",
-                             o.seq_schedule.text.c_str(), o.seq, static_cast<long long>(tokens)));
+            refuse("--seq-schedule {}: sequences of -t {} tokens cannot be cut into pieces of {}", o.seq_schedule.text,
+                   o.seq, tokens);
         end += steps;
-        text += strprintf("sequences of %lld tokens up to step %lld, ", static_cast<long long>(tokens),
-                          static_cast<long long>(end));
+        text += fmt::format("sequences of {} tokens up to step {}, ", tokens, end);
     }
-    if (end > 0) o.notes.push_back(strprintf("--seq-schedule: %sthen of %d", text.c_str(), o.seq));
+    if (end > 0) o.notes.push_back(fmt::format("--seq-schedule: {}then of {}", text, o.seq));
 }
 
 // A step with more tokens than the whole training set is rarely intended.
 void note_large_batch(Options& o, int64_t train_tokens) {
     const int64_t tokens = o.batches.tokens_of(o.max_steps);
     if (train_tokens <= 0 || tokens < train_tokens) return;
-    o.notes.push_back(strprintf("a step takes %s tokens, and the training set has %s: every step goes over all of it",
-                                with_commas(tokens).c_str(), with_commas(train_tokens).c_str()));
+    o.notes.push_back(fmt::format("a step takes {} tokens, and the training set has {}: every step goes over all of it",
+                                  with_commas(tokens), with_commas(train_tokens)));
 }
 
 void resolve_epochs(Options& o, int64_t train_tokens) {
@@ -139,13 +130,11 @@ void resolve_epochs(Options& o, int64_t train_tokens) {
     if (o.max_steps != -1) refuse("--epochs and -x both say how long the run is; use one of them");
     if (train_tokens == 0) refuse("--epochs counts passes over the training data; add --train 'GLOB', or use -x");
     if (o.epochs > std::numeric_limits<int64_t>::max() / train_tokens)
-        refuse(strprintf("--epochs %lld of %s tokens are too many", static_cast<long long>(o.epochs),
-                         with_commas(train_tokens).c_str()));
+        refuse("--epochs {} of {} tokens are too many", o.epochs, with_commas(train_tokens));
     o.max_steps = o.batches.steps_within(o.epochs * (train_tokens - 1));
     if (o.max_steps == 0)
-        refuse(strprintf("--epochs %lld: %s tokens are less than one step (%s tokens, -d); use a smaller -d, -b or -t",
-                         static_cast<long long>(o.epochs), with_commas(o.epochs * train_tokens).c_str(),
-                         with_commas(o.batches.tokens_of(1)).c_str()));
+        refuse("--epochs {}: {} tokens are less than one step ({} tokens, -d); use a smaller -d, -b or -t", o.epochs,
+               with_commas(o.epochs * train_tokens), with_commas(o.batches.tokens_of(1)));
     o.epochs = 0;
 }
 
@@ -154,10 +143,10 @@ void resolve_steps(Options& o, int64_t train_tokens) {
     if (o.max_steps == -1 && train_tokens > 0) {
         o.max_steps = o.batches.steps_within(train_tokens - 1);  // the last target needs one more token
         if (o.max_steps == 0) {
-            refuse(strprintf(
-                "the training set has %s tokens, and one step needs %s (-d) plus one; use a smaller -d, -b or "
-                "-t, or set -x to go over the data several times",
-                with_commas(train_tokens).c_str(), with_commas(o.batches.tokens_of(1)).c_str()));
+            refuse(
+                "the training set has {} tokens, and one step needs {} (-d) plus one; use a smaller -d, -b or -t, or "
+                "set -x to go over the data several times",
+                with_commas(train_tokens), with_commas(o.batches.tokens_of(1)));
         }
     }
     if (o.max_steps > 0) note_large_batch(o, train_tokens);
@@ -166,9 +155,8 @@ void resolve_steps(Options& o, int64_t train_tokens) {
     if (o.restart_every > 0 && o.schedule != ScheduleKind::cosine)
         refuse("--restart-every needs --schedule cosine; this run has --schedule " + std::string(word_of(o.schedule)));
     if (o.max_steps > 0 && o.warmup >= o.max_steps) {
-        refuse(strprintf("--warmup %lld leaves none of the %lld steps (-x%s) after it; use a smaller -u",
-                         static_cast<long long>(o.warmup), static_cast<long long>(o.max_steps),
-                         train_tokens > 0 ? ", or one epoch" : ""));
+        refuse("--warmup {} leaves none of the {} steps (-x{}) after it; use a smaller -u", o.warmup, o.max_steps,
+               train_tokens > 0 ? ", or one epoch" : "");
     }
 }
 
@@ -198,12 +186,12 @@ void resolve_optimizer(Options& o) {
     const bool muon = is_muon(o.optimizer);
     if (o.adam_moments != MomentFormat::fp32 && !muon && o.optimizer != OptimizerKind::adamw)
         refuse(
-            strprintf("--adam-moments %s needs AdamW, and this run has --optimizer %s, whose moment is FP32; leave it "
-                      "out or use --optimizer adamw, muon or normuon",
-                      word_of(o.adam_moments), word_of(o.optimizer)));
+            "--adam-moments {} needs AdamW, and this run has --optimizer {}, whose moment is FP32; leave it out or use "
+            "--optimizer adamw, muon or normuon",
+            word_of(o.adam_moments), word_of(o.optimizer));
     if (o.clip_kind != ClipKind::norm && o.clip == 0)
-        refuse(strprintf("--clip-kind %s has no effect with --clip 0, which turns clipping off; give --clip X",
-                         word_of(o.clip_kind)));
+        refuse("--clip-kind {} has no effect with --clip 0, which turns clipping off; give --clip X",
+               word_of(o.clip_kind));
     if (o.momentum < 0) o.momentum = muon ? 0.95 : 0.9;
     if (o.nesterov == Nesterov::by_optimizer) o.nesterov = muon ? Nesterov::on : Nesterov::off;
     for (const auto& [name, rate] : {std::pair{"--adamw-lr", &Options::adamw_lr},
@@ -212,17 +200,16 @@ void resolve_optimizer(Options& o) {
                                      {"--vector-lr", &Options::vector_lr},
                                      {"--adamw-weight-decay", &Options::adamw_weight_decay}})
         if (!muon && o.*rate >= 0)
-            refuse(strprintf(
-                "%s %g is for the parameters that muon leaves to AdamW, and this run has --optimizer %s; use %s", name,
-                o.*rate, word_of(o.optimizer), rate == &Options::adamw_weight_decay ? "--weight-decay" : "--lr"));
+            refuse("{} {:g} is for the parameters that muon leaves to AdamW, and this run has --optimizer {}; use {}",
+                   name, o.*rate, word_of(o.optimizer),
+                   rate == &Options::adamw_weight_decay ? "--weight-decay" : "--lr");
     if (!muon && (o.muon_momentum_warmup > 0 || o.muon_cautious_decay))
-        refuse(strprintf("--%s needs muon, and this run has --optimizer %s; leave it out or use --optimizer muon",
-                         o.muon_momentum_warmup > 0 ? "muon-momentum-warmup" : "muon-cautious-decay",
-                         word_of(o.optimizer)));
+        refuse("--{} needs muon, and this run has --optimizer {}; leave it out or use --optimizer muon",
+               o.muon_momentum_warmup > 0 ? "muon-momentum-warmup" : "muon-cautious-decay", word_of(o.optimizer));
     if (!muon) return;
     if (o.muon_momentum_warmup > 0 && o.momentum < kFirstMuonMomentum)
-        refuse(strprintf("--momentum %g is below %g, where --muon-momentum-warmup begins; leave the warm-up out",
-                         o.momentum, kFirstMuonMomentum));
+        refuse("--momentum {:g} is below {:g}, where --muon-momentum-warmup begins; leave the warm-up out", o.momentum,
+               kFirstMuonMomentum);
     if (o.adamw_lr < 0) o.adamw_lr = o.lr;
     for (double* rate : {&o.embedding_lr, &o.head_lr, &o.vector_lr})
         if (*rate < 0) *rate = o.adamw_lr;
@@ -234,9 +221,8 @@ void check_profiled_steps(const Options& o) {
     const ProfileSteps& steps = o.profile_steps.value;
     const int64_t last = o.stop_after > 0 ? std::min(o.stop_after, o.max_steps) : o.max_steps;
     if (steps.last > last)
-        refuse(strprintf("--profile-steps %s asks for the steps %lld to %lld, but the run ends after step %lld",
-                         o.profile_steps.text.c_str(), static_cast<long long>(steps.first),
-                         static_cast<long long>(steps.last), static_cast<long long>(last)));
+        refuse("--profile-steps {} asks for the steps {} to {}, but the run ends after step {}", o.profile_steps.text,
+               steps.first, steps.last, last);
 }
 
 void check_resume(const Options& o) {
@@ -255,7 +241,7 @@ void add_note(Options& o, const std::string& note) {
 
 void resolve_zero(Options& o, int ranks) {
     if (ranks == 1 && o.zero > 0)
-        add_note(o, strprintf("-z %d has no effect in one process; start several with mpirun or srun", o.zero));
+        add_note(o, fmt::format("-z {} has no effect in one process; start several with mpirun or srun", o.zero));
     if (o.zero < 0 || ranks == 1) o.zero = ranks > 1 ? 1 : 0;
 }
 
@@ -266,10 +252,10 @@ void resolve_emulation(Options& o, const ResolveInputs& inputs) {
     const std::string because = inputs.fp8_emulated_because ? inputs.fp8_emulated_because(o.fp8_recipe) : "";
     if (because.empty()) return;
     if (!o.fp8_emulation)
-        refuse(strprintf(
-            "--fp8-recipe %s: %s. Use another recipe or --precision bf16; --fp8-emulation runs the matmuls in "
-            "BF16 on the same FP8 values, slower than --precision bf16",
-            word_of(o.fp8_recipe), because.c_str()));
+        refuse(
+            "--fp8-recipe {}: {}. Use another recipe or --precision bf16; --fp8-emulation runs the matmuls in BF16 on "
+            "the same FP8 values, slower than --precision bf16",
+            word_of(o.fp8_recipe), because);
     add_note(o, "--fp8-emulation: all FP8 matmuls run in BF16, slower than --precision bf16: " + because);
 }
 
@@ -284,13 +270,13 @@ void resolve_precision(Options& o, const ResolveInputs& inputs) {
     }
     if (o.precision == Precision::fp8) {
         if (!inputs.fp8_supported)
-            refuse(strprintf("--precision fp8: %s has no FP8 (GPUs from sm_89 on have it); use --precision bf16",
-                             inputs.device_name.c_str()));
+            refuse("--precision fp8: {} has no FP8 (GPUs from sm_89 on have it); use --precision bf16",
+                   inputs.device_name);
         if (int64_t{o.batch} * o.seq % 16 != 0)
             refuse(
-                strprintf("-b %d x -t %d = %lld tokens per micro-batch is not a multiple of 16, which FP8 wgrad needs; "
-                          "use -t %d or --precision bf16",
-                          o.batch, o.seq, static_cast<long long>(int64_t{o.batch} * o.seq), (o.seq + 15) / 16 * 16));
+                "-b {} x -t {} = {} tokens per micro-batch is not a multiple of 16, which FP8 wgrad needs; use -t {} "
+                "or --precision bf16",
+                o.batch, o.seq, int64_t{o.batch} * o.seq, (o.seq + 15) / 16 * 16);
     }
     if (o.precision == Precision::fp8) resolve_emulation(o, inputs);
     if (o.precision == Precision::fp8 && o.fp8_smooth && o.model_config.table().activation != Activation::swiglu)

@@ -41,8 +41,8 @@ static TokenStages stages_from_text(const char* flag, const char* example, const
     if (text == "off") return stages;
     const auto refuse = [&](const std::string& problem) {
         throw Error(ExitCode::bad_flags,
-                    strprintf("%s %s: %s; expected off, or TOKENS:STEPS,... with growing numbers of tokens, as in %s",
-                              flag, text.c_str(), problem.c_str(), example));
+                    "{} {}: {}; expected off, or TOKENS:STEPS,... with growing numbers of tokens, as in {}", flag, text,
+                    problem, example);
     };
     constexpr long long kMost = 1LL << 28;  // of each: their products can still be added up
     for (size_t at = 0; at <= text.size();) {

@@ -48,7 +48,7 @@ double probed_error(const Fp8RankSums::Row& sums) { return std::sqrt(sums[1] / s
 void Fp8Laboratory::smooth(int layer, int channels) {
     if (!config_.smooth) return;
     if (smooth_layers_ > 0 && channels != channels_)
-        throw Error(ExitCode::failure, strprintf("smoothed layers of %d and of %d channels", channels_, channels));
+        throw Error(ExitCode::failure, "smoothed layers of {} and of {} channels", channels_, channels);
     channels_ = channels;
     smooth_[layer] = smooth_layers_++;
 }

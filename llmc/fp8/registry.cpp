@@ -176,10 +176,10 @@ void Fp8Registry::put_back(const Fp8State* copy, stream_t stream) {
 
 std::string Fp8Registry::rule() const {
     const char* const algorithms[] = {"max", "most_recent", "ema"};
-    return strprintf("%s %s margin %d%s%s history %d dout %s", kFp8Recipes[static_cast<size_t>(config_.recipe)],
-                     algorithms[static_cast<size_t>(config_.algorithm)], config_.margin,
-                     config_.pow2_scales ? " pow2" : "", config_.smooth ? " smooth" : "", config_.history,
-                     config_.e4m3_gradients ? "e4m3" : "e5m2");
+    return fmt::format("{} {} margin {}{}{} history {} dout {}", kFp8Recipes[static_cast<size_t>(config_.recipe)],
+                       algorithms[static_cast<size_t>(config_.algorithm)], config_.margin,
+                       config_.pow2_scales ? " pow2" : "", config_.smooth ? " smooth" : "", config_.history,
+                       config_.e4m3_gradients ? "e4m3" : "e5m2");
 }
 
 Fp8Saved Fp8Registry::read_state(stream_t stream) const {

@@ -171,8 +171,8 @@ LaunchConfig one_thread_each(int count, stream_t stream, const char* file = __bu
 
 void check_history(const Fp8Config& config) {
     if (config.history < 1 || config.history > kMaxAmaxHistory)
-        throw Error(ExitCode::bad_flags,
-                    strprintf("--fp8-history %d: expected 1 to %d optimizer steps", config.history, kMaxAmaxHistory));
+        throw Error(ExitCode::bad_flags, "--fp8-history {}: expected 1 to {} optimizer steps", config.history,
+                    kMaxAmaxHistory);
 }
 
 }  // namespace

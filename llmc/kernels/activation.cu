@@ -44,8 +44,7 @@ static __global__ void __launch_bounds__(kThreads) relu2_forward_kernel(Real* ou
 
 static LaunchConfig element_blocks(const char* launcher, size_t n, int vectors, stream_t stream) {
     if (n == 0 || n % 8 != 0) {
-        throw Error(ExitCode::failure,
-                    strprintf("%s: n=%zu is not a positive multiple of 8 (16-byte accesses)", launcher, n));
+        throw Error(ExitCode::failure, "{}: n={} is not a positive multiple of 8 (16-byte accesses)", launcher, n);
     }
     return {dim3(div_up<size_t>(n, vectors * kThreads * 8)), dim3(kThreads), 0, stream};
 }
@@ -177,9 +176,8 @@ static LaunchConfig swiglu_blocks(const char* launcher, int N, int F, stream_t s
     check_rows(launcher, N, F);
     const size_t blocks = div_up<size_t>(static_cast<size_t>(N) * F / 8, kThreads);
     if (blocks * kThreads > 0xffffffffu)
-        throw Error(ExitCode::failure, strprintf("%s: N=%d rows of F=%d are too many for 32-bit places; use a smaller "
-                                                 "micro-batch",
-                                                 launcher, N, F));
+        throw Error(ExitCode::failure,
+                    "{}: N={} rows of F={} are too many for 32-bit places; use a smaller micro-batch", launcher, N, F);
     return {dim3(blocks), dim3(kThreads), 0, stream};
 }
 

@@ -42,13 +42,13 @@ struct AttentionHeads {
 inline void check_heads(const char* launcher, const AttentionHeads& heads) {
     if (heads.HD != 32 && heads.HD != 64 && heads.HD != 128)
         throw Error(ExitCode::failure,
-                    strprintf("%s: head dimension %d is not supported; choose the number of heads so that channels / "
-                              "heads is 32, 64 or 128",
-                              launcher, heads.HD));
+                    "{}: head dimension {} is not supported; choose the number of heads so that channels / heads is "
+                    "32, 64 or 128",
+                    launcher, heads.HD);
     if (heads.NH < 1 || heads.NKV < 1 || heads.NH % heads.NKV != 0)
-        throw Error(ExitCode::failure, strprintf("%s: %d query heads cannot share %d key heads evenly; choose a "
-                                                 "divisor of the query heads",
-                                                 launcher, heads.NH, heads.NKV));
+        throw Error(ExitCode::failure,
+                    "{}: {} query heads cannot share {} key heads evenly; choose a divisor of the query heads",
+                    launcher, heads.NH, heads.NKV);
 }
 
 // Calls f.template operator()<HD>() for a head dimension that check_heads() has accepted.
@@ -159,14 +159,13 @@ namespace attention {
 inline void check_shape(int B, int T, const AttentionHeads& heads) {
     check_heads("attention", heads);
     if (B < 1 || B > 65535 || heads.NH > 65535 || T < 1)
-        throw Error(ExitCode::failure,
-                    strprintf("attention: batch %d, heads %d, length %d: batch and heads must be 1 to 65535, the "
-                              "length at least 1",
-                              B, heads.NH, T));
+        throw Error(
+            ExitCode::failure,
+            "attention: batch {}, heads {}, length {}: batch and heads must be 1 to 65535, the length at least 1", B,
+            heads.NH, T);
     if (!(heads.scale >= 0.0f && heads.window >= 0))
-        throw Error(ExitCode::failure,
-                    strprintf("attention: scale %g and window %d must be positive, or 0 for the usual", heads.scale,
-                              heads.window));
+        throw Error(ExitCode::failure, "attention: scale {:g} and window {} must be positive, or 0 for the usual",
+                    heads.scale, heads.window);
 }
 
 // Elements of (B, T, heads, HD).

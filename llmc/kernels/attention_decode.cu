@@ -114,8 +114,7 @@ static void launch_decode(float* result, float*, const float* qkv, int first, in
 template <class Real>
 static void decode(Real* out, Real* out_low, const Real* qkv, int first, int rows, const AttentionHeads& heads,
                    stream_t stream) {
-    if (first < 0 || rows < 1)
-        throw Error(ExitCode::failure, strprintf("attention_decode: %d rows from row %d on", rows, first));
+    if (first < 0 || rows < 1) throw Error(ExitCode::failure, "attention_decode: {} rows from row {} on", rows, first);
     check_shape(1, first + rows, heads);
     const dim3 grid(div_up(rows, kDecodeRows), heads.NH, 1);
     const float scale_log2 = heads.softmax_scale() * kLog2E;

@@ -119,11 +119,10 @@ inline void check_quantized(const char* launcher, const Fp8State* state, int B, 
                             int channels, QuantizePass pass) {
     check_shape(B, T, heads);
     if (T % kQuantizedAttentionTokens != 0)
-        throw Error(ExitCode::failure, strprintf("%s: T=%d is not a multiple of %d; quantize in a kernel of its own",
-                                                 launcher, T, kQuantizedAttentionTokens));
+        throw Error(ExitCode::failure, "{}: T={} is not a multiple of {}; quantize in a kernel of its own", launcher, T,
+                    kQuantizedAttentionTokens);
     check_quantize(launcher, state, B * T, channels);
-    if (!writes_fp8(pass))
-        throw Error(ExitCode::failure, strprintf("%s: measures nothing on its own; use quantize()", launcher));
+    if (!writes_fp8(pass)) throw Error(ExitCode::failure, "{}: measures nothing on its own; use quantize()", launcher);
 }
 
 }  // namespace llmc::attention

@@ -169,16 +169,16 @@ void softmax_cross_entropy(Real* logits, float* losses, const int* targets, floa
                            const LogitShaping& shaping) {
     check_rows("softmax_cross_entropy", rows, padded_V);
     if (V < 1 || V > padded_V) {
-        throw Error(ExitCode::failure,
-                    strprintf("softmax_cross_entropy: V=%d with padded_V=%d; needs 1 <= V <= padded_V", V, padded_V));
+        throw Error(ExitCode::failure, "softmax_cross_entropy: V={} with padded_V={}; needs 1 <= V <= padded_V", V,
+                    padded_V);
     }
     const float soft_cap = shaping.soft_cap, z_loss = shaping.trained.z_loss;
     const float label_smoothing = shaping.trained.label_smoothing;
     if (!(soft_cap >= 0.0f && z_loss >= 0.0f && label_smoothing >= 0.0f && label_smoothing < 1.0f)) {
         throw Error(ExitCode::failure,
-                    strprintf("softmax_cross_entropy: soft cap %g, z-loss %g, label smoothing %g; they must be 0 or "
-                              "more, the last below 1",
-                              soft_cap, z_loss, label_smoothing));
+                    "softmax_cross_entropy: soft cap {:g}, z-loss {:g}, label smoothing {:g}; they must be 0 or more, "
+                    "the last below 1",
+                    soft_cap, z_loss, label_smoothing);
     }
     const size_t n = static_cast<size_t>(rows) * padded_V, count = rows;
     const auto launch_with = [&]<int Threads, bool Capped>() {
@@ -232,7 +232,7 @@ static __global__ void __launch_bounds__(256)
 
 void sum_losses(double* total, int* count, const float* losses, const int* targets, int n, bool accumulate,
                 stream_t stream) {
-    if (n < 0) throw Error(ExitCode::failure, strprintf("sum_losses: n=%d losses", n));
+    if (n < 0) throw Error(ExitCode::failure, "sum_losses: n={} losses", n);
     launch<sum_losses_kernel>({dim3(1), dim3(256), 0, stream}, accumulate ? inout(total, 1) : out(total, 1),
                               accumulate ? inout(count, 1) : out(count, 1), in(losses, n), in(targets, n), n,
                               accumulate);

@@ -13,8 +13,8 @@ constexpr int kThreads = 256, kPerThread = 8;
 
 static void require_aligned(const char* name, const float* grad) {
     if (reinterpret_cast<uintptr_t>(grad) % 16 != 0)
-        throw Error(ExitCode::failure,
-                    strprintf("%s: gradient pointer %p is not 16-byte aligned", name, static_cast<const void*>(grad)));
+        throw Error(ExitCode::failure, "{}: gradient pointer {} is not 16-byte aligned", name,
+                    static_cast<const void*>(grad));
 }
 
 // ---- norm ----------------------------------------------------------------------------------------------------------

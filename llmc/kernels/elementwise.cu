@@ -19,9 +19,8 @@ unsigned blocks_for(size_t n) { return static_cast<unsigned>(div_up<size_t>(n, k
 void require_aligned(const char* what, std::initializer_list<const void*> pointers) {
     for (const void* p : pointers)
         if (reinterpret_cast<uintptr_t>(p) % 16 != 0)
-            throw Error(
-                ExitCode::failure,
-                strprintf("%s: pointer %p is not 16-byte aligned; start tensors at multiples of 16 bytes", what, p));
+            throw Error(ExitCode::failure,
+                        "{}: pointer {} is not 16-byte aligned; start tensors at multiples of 16 bytes", what, p);
 }
 
 }  // namespace
@@ -119,7 +118,7 @@ static __global__ void __launch_bounds__(kThreads, 8)
 void checksum(uint64_t* sum, const void* data, size_t bytes, stream_t stream) {
     if (bytes == 0) return;
     if (reinterpret_cast<uintptr_t>(data) % 8 != 0)
-        throw Error(ExitCode::failure, strprintf("checksum: pointer %p is not 8-byte aligned", data));
+        throw Error(ExitCode::failure, "checksum: pointer {} is not 8-byte aligned", data);
     const size_t blocks = std::clamp<size_t>(bytes / 8 / kWordsPerBlock, 1, kMaxBlocks);
     launch<checksum_kernel>({dim3(blocks), kThreads, 0, stream}, inout(sum, 1),
                             in(static_cast<const uint8_t*>(data), bytes), bytes);

@@ -36,10 +36,10 @@ static __global__ void __launch_bounds__(256)
 static int check_embedding(const char* launcher, int B, int T, int C, int V) {
     check_rows(launcher, B, C);
     check_rows(launcher, T, C);
-    if (V < 1) throw Error(ExitCode::failure, strprintf("%s: V=%d tokens; needs at least 1", launcher, V));
+    if (V < 1) throw Error(ExitCode::failure, "{}: V={} tokens; needs at least 1", launcher, V);
     const long long rows = static_cast<long long>(B) * T;
     if (rows > 1 << 29) {
-        throw Error(ExitCode::failure, strprintf("%s: B*T=%lld; at most 2^29 tokens a micro-step", launcher, rows));
+        throw Error(ExitCode::failure, "{}: B*T={}; at most 2^29 tokens a micro-step", launcher, rows);
     }
     return static_cast<int>(rows);
 }
@@ -65,7 +65,7 @@ void sort_tokens(int* packed, const int* tokens, int n) {
     int largest = 0;
     for (int i = 0; i < n; i++) {
         if (tokens[i] < 0) {
-            throw Error(ExitCode::failure, strprintf("sort_tokens: token %d at position %d is negative", tokens[i], i));
+            throw Error(ExitCode::failure, "sort_tokens: token {} at position {} is negative", tokens[i], i);
         }
         largest = std::max(largest, tokens[i]);
     }

@@ -47,7 +47,7 @@ void muon_momentum(float* m, Real* u, const float* grad, size_t count, const Muo
     if (count == 0) return;
     for (const void* p : {static_cast<const void*>(m), static_cast<const void*>(u), static_cast<const void*>(grad)})
         if (reinterpret_cast<uintptr_t>(p) % 16 != 0)
-            throw Error(ExitCode::failure, strprintf("muon_momentum: pointer %p is not 16-byte aligned", p));
+            throw Error(ExitCode::failure, "muon_momentum: pointer {} is not 16-byte aligned", p);
     const size_t blocks = div_up<size_t>(count, kThreads * kUpdatePerThread);
     host::launch_or_loop<muon_momentum_kernel<Real>, host::muon_momentum<Real>>(
         KernelVariant::host_optimizer, {dim3(blocks), kThreads, 0, stream}, inout(m, count), out(u, count),

@@ -137,10 +137,10 @@ static __global__ void __launch_bounds__(kBlockWarps * 32, 2)
 
 static void check_shared_bytes(const char* launcher, const ForwardPlan& plan, int C) {
     if (plan.all_shared_bytes() <= shared_memory_per_block()) return;
-    throw Error(ExitCode::failure,
-                strprintf("%s: rows of C=%d need %zu bytes of shared memory, and this device gives a "
-                          "block %zu; use --precision bf16",
-                          launcher, C, plan.all_shared_bytes(), shared_memory_per_block()));
+    throw Error(
+        ExitCode::failure,
+        "{}: rows of C={} need {} bytes of shared memory, and this device gives a block {}; use --precision bf16",
+        launcher, C, plan.all_shared_bytes(), shared_memory_per_block());
 }
 
 template <NormKind norm>
@@ -324,12 +324,10 @@ static void launch_norm_backward_fp8(const char* launcher, const Quantized<F8>& 
                                      stream_t stream) {
     check_quantize(launcher, to.state, N, C);
     if (C > kWidestFusedGradient) {
-        throw Error(ExitCode::failure,
-                    strprintf("%s: C=%d; the widest row it holds is %d", launcher, C, kWidestFusedGradient));
+        throw Error(ExitCode::failure, "{}: C={}; the widest row it holds is {}", launcher, C, kWidestFusedGradient);
     }
     if (!raises_amax(pass)) {
-        throw Error(ExitCode::failure,
-                    strprintf("%s: runs once, so pass must be train, train_counted or measure", launcher));
+        throw Error(ExitCode::failure, "{}: runs once, so pass must be train, train_counted or measure", launcher);
     }
     const BackwardPlan plan(N, C);
     const bool writes = writes_fp8(pass);

@@ -38,9 +38,9 @@ void with_row_shape(int C, const Run& run) {
 }
 
 inline void check_norm(const char* launcher, int C, const void* inp2 = nullptr, const void* residual = nullptr) {
-    if (C > 12288) throw Error(ExitCode::failure, strprintf("%s: C=%d; the widest row it holds is 12288", launcher, C));
+    if (C > 12288) throw Error(ExitCode::failure, "{}: C={}; the widest row it holds is 12288", launcher, C);
     if ((inp2 != nullptr) != (residual != nullptr))
-        throw Error(ExitCode::failure, strprintf("%s: inp2 and residual go together", launcher));
+        throw Error(ExitCode::failure, "{}: inp2 and residual go together", launcher);
 }
 
 struct RowTeam {

@@ -97,7 +97,7 @@ static __global__ void __launch_bounds__(kThreads)
 }
 
 static size_t checked_blocks(const char* what, size_t n) {
-    if (n % 8 != 0) throw Error(ExitCode::failure, strprintf("%s: %zu values are not a multiple of 8", what, n));
+    if (n % 8 != 0) throw Error(ExitCode::failure, "{}: {} values are not a multiple of 8", what, n);
     return moment_blocks(n);
 }
 

@@ -151,7 +151,7 @@ static __global__ void __launch_bounds__(kQuantizeThreads)
 
 void transpose_codes(e4m3* transposed, const e4m3* codes, int R, int C, stream_t stream) {
     if (R < 16 || R % 16 != 0 || C < 16 || C % 16 != 0)
-        throw Error(ExitCode::failure, strprintf("transpose_codes: %d x %d are not multiples of 16", R, C));
+        throw Error(ExitCode::failure, "transpose_codes: {} x {} are not multiples of 16", R, C);
     const size_t n = static_cast<size_t>(R) * C;
     const unsigned blocks = static_cast<unsigned>(div_up(R, kTileRows) * div_up(C, kTileColumns));
     launch<transpose_codes_kernel>({dim3(blocks), dim3(kQuantizeThreads), 0, stream}, out(transposed, n), in(codes, n),
@@ -177,7 +177,7 @@ static __global__ void __launch_bounds__(kQuantizeThreads) dequantize_kernel(bf1
 template <class F8>
 void dequantize(bf16* to, const F8* codes, size_t n, stream_t stream) {
     if (n == 0 || n % kPerThread != 0)
-        throw Error(ExitCode::failure, strprintf("dequantize: %zu elements are not a positive multiple of 16", n));
+        throw Error(ExitCode::failure, "dequantize: {} elements are not a positive multiple of 16", n);
     const unsigned blocks = static_cast<unsigned>(div_up<size_t>(n, size_t{kQuantizeThreads} * kPerThread));
     launch<dequantize_kernel<F8>>({blocks, kQuantizeThreads, 0, stream}, out(to, n), in(codes, n), n);
 }

@@ -316,9 +316,9 @@ namespace {
 void check_blocks(const char* launcher, const Fp8State* state, int N, int C, int multiple) {
     for (const auto& [name, value] : {std::pair{"N", N}, {"C", C}})
         if (value < multiple || value % multiple != 0)
-            throw Error(ExitCode::failure, strprintf("%s: %s=%d is not a positive multiple of %d, a block of scales",
-                                                     launcher, name, value, multiple));
-    if (state == nullptr) throw Error(ExitCode::failure, strprintf("%s: the FP8 state is missing", launcher));
+            throw Error(ExitCode::failure, "{}: {}={} is not a positive multiple of {}, a block of scales", launcher,
+                        name, value, multiple);
+    if (state == nullptr) throw Error(ExitCode::failure, "{}: the FP8 state is missing", launcher);
 }
 
 template <class T = char>
@@ -369,7 +369,7 @@ void quantize_weight_tiles(const Quantized<e4m3>& to, const float* master, int R
 void dequantize_blocks(bf16* to, const e4m3* codes, const void* scales, ScaleLayout layout, int rows, int K,
                        stream_t stream) {
     if (rows < 1 || K < 16 || K % 16 != 0)
-        throw Error(ExitCode::failure, strprintf("dequantize_blocks: K=%d is not a multiple of 16", K));
+        throw Error(ExitCode::failure, "dequantize_blocks: K={} is not a multiple of 16", K);
     const size_t elements = static_cast<size_t>(rows) * K;
     const unsigned blocks = static_cast<unsigned>(div_up(elements, static_cast<size_t>(kQuantizeThreads) * 16));
     const size_t bytes = scale_bytes(layout, static_cast<size_t>(rows), static_cast<size_t>(K));

@@ -242,7 +242,7 @@ struct QuantizeLaunch {
           config(dim3(part_count * div_up(C, kTileColumns)), dim3(kQuantizeThreads), 0, stream) {
         check_quantize(launcher, to.state, N, C);
         if (dbias != nullptr && scratch == nullptr) {
-            throw Error(ExitCode::failure, strprintf("%s: a bias gradient needs scratch", launcher));
+            throw Error(ExitCode::failure, "{}: a bias gradient needs scratch", launcher);
         }
         part_elements = static_cast<size_t>(part_count) * C;
     }

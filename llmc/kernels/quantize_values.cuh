@@ -23,14 +23,14 @@ inline Tensor<Fp8State> state_access(Fp8State* state, QuantizePass pass) {
 
 inline void check_quantize(const char* launcher, const Fp8State* state, int N, int C) {
     const auto refuse = [&](const char* what, int value) {
-        throw Error(ExitCode::failure,
-                    strprintf("%s: %s=%d; FP8 matrix products need a positive multiple of 16 (tokens "
-                              "of a micro-batch and channels)",
-                              launcher, what, value));
+        throw Error(
+            ExitCode::failure,
+            "{}: {}={}; FP8 matrix products need a positive multiple of 16 (tokens of a micro-batch and channels)",
+            launcher, what, value);
     };
     if (N < 16 || N % 16 != 0) refuse("N", N);
     if (C < 16 || C % 16 != 0) refuse("C", C);
-    if (state == nullptr) throw Error(ExitCode::failure, strprintf("%s: the FP8 state is missing", launcher));
+    if (state == nullptr) throw Error(ExitCode::failure, "{}: the FP8 state is missing", launcher);
 }
 
 // ---- the limits ----------------------------------------------------------------------------------------------------

@@ -237,14 +237,12 @@ static __global__ void __launch_bounds__(kThreads)
 static void check_rope(const char* launcher, const RopeTable& table, int first, int N, int T,
                        const AttentionHeads& heads) {
     check_heads(launcher, heads);
-    const auto refuse = [&](const std::string& what) {
-        throw Error(ExitCode::failure, strprintf("%s: %s", launcher, what.c_str()));
-    };
+    const auto refuse = [&](const std::string& what) { throw Error(ExitCode::failure, "{}: {}", launcher, what); };
     if (N < 1 || T < 1 || first < 0 || first + std::min(N, T) > table.positions)
-        refuse(strprintf("%d rows of sequences of %d, from position %d on, and a table of %d positions", N, T, first,
-                         table.positions));
+        refuse(fmt::format("{} rows of sequences of {}, from position {} on, and a table of {} positions", N, T, first,
+                           table.positions));
     if (static_cast<size_t>(N) * heads.rows() > 0x7fffffffu)
-        refuse(strprintf("%d rows of %d heads are too many; use a smaller micro-batch", N, heads.rows()));
+        refuse(fmt::format("{} rows of {} heads are too many; use a smaller micro-batch", N, heads.rows()));
 }
 
 static size_t table_size(const RopeTable& table, int HD) { return static_cast<size_t>(table.positions) * HD / 2; }

@@ -169,7 +169,7 @@ void adamw_update(float* master, Moment* m, Moment* v, Real* working, Fp8State* 
     if (count == 0) return;
     check_update("adamw_update", count, decay_count, {master, m, v, working, grad});
     if (rounding.first % 4 != 0)
-        throw Error(ExitCode::failure, strprintf("adamw_update: place %zu is no multiple of 4", rounding.first));
+        throw Error(ExitCode::failure, "adamw_update: place {} is no multiple of 4", rounding.first);
     const AdamWFactors factors{static_cast<float>(config.beta1), static_cast<float>(1.0 - config.beta1),
                                static_cast<float>(config.beta2), static_cast<float>(1.0 - config.beta2),
                                static_cast<float>(config.eps),   static_cast<float>(config.weight_decay)};

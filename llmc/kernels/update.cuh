@@ -136,11 +136,10 @@ void update([[maybe_unused]] const Grid&, float* master, float* moment, Real* wo
 inline void check_update(const char* name, size_t count, size_t decay_count,
                          std::initializer_list<const void*> tensors) {
     if (decay_count > count)
-        throw Error(ExitCode::failure, strprintf("%s: %zu of %zu parameters to decay", name, decay_count, count));
+        throw Error(ExitCode::failure, "{}: {} of {} parameters to decay", name, decay_count, count);
     for (const void* p : tensors)
         if (reinterpret_cast<uintptr_t>(p) % 16 != 0)
-            throw Error(ExitCode::failure,
-                        strprintf("%s: pointer %p is not 16-byte aligned; pad slices to 16 bytes", name, p));
+            throw Error(ExitCode::failure, "{}: pointer {} is not 16-byte aligned; pad slices to 16 bytes", name, p);
 }
 
 inline LaunchConfig update_blocks(size_t count, bool measures, stream_t stream) {

@@ -62,11 +62,11 @@ std::vector<std::string> split(const std::string& text) {
 
 std::string KernelVariantEntry::cards() const {
     if (last_card == kHostDevice) return "CPUs";
-    std::string text = strprintf("compute capability %d.%d", first_card / 10, first_card % 10);
+    std::string text = fmt::format("compute capability {}.{}", first_card / 10, first_card % 10);
     if (last_card == kAnyLaterCard)
         text += " and later";
     else if (last_card != first_card)
-        text += strprintf(" to %d.%d", last_card / 10, last_card % 10);
+        text += fmt::format(" to {}.{}", last_card / 10, last_card % 10);
     return text + (on_host ? ", and CPUs" : "");
 }
 
@@ -117,9 +117,9 @@ KernelSet kernel_set_from_text(const std::string& text, std::optional<int> card,
         if (card && !entry.runs_on(*card)) {
             const std::string here = *card == kHostDevice
                                          ? "a CPU"
-                                         : strprintf("a card of compute capability %d.%d", *card / 10, *card % 10);
-            throw Error(ExitCode::bad_flags, strprintf("--kernels %s: it is for %s, and this is %s; use --kernels auto",
-                                                       entry.name, entry.cards().c_str(), here.c_str()));
+                                         : fmt::format("a card of compute capability {}.{}", *card / 10, *card % 10);
+            throw Error(ExitCode::bad_flags, "--kernels {}: it is for {}, and this is {}; use --kernels auto",
+                        entry.name, entry.cards(), here);
         }
         if (fp8 || !entry.fp8) set.add(variant);
     }

@@ -134,8 +134,8 @@ template <class Real>
 void Linear<Real>::check_holds(const Shared& shared, const char* what) const {
     if (shared.holder == tensors_) return;
     const Fp8Registry& fp8 = *layers_.fp8_;
-    throw Error(ExitCode::failure, strprintf("%s reads its FP8 codes of %s where %s's are", name_.c_str(), what,
-                                             shared.holder < 0 ? "nobody" : fp8.layer_name(shared.holder).c_str()));
+    throw Error(ExitCode::failure, "{} reads its FP8 codes of {} where {}'s are", name_, what,
+                shared.holder < 0 ? "nobody" : fp8.layer_name(shared.holder));
 }
 
 template <class Real>
@@ -256,9 +256,9 @@ void LinearLayers<Real>::check_recipe() const {
     const char* name = kFp8Recipes[static_cast<int>(recipe)];
     if (weights_.layout().is_sliced() && (recipe == Fp8Recipe::block || !weights_.layout().keeps_whole_weights()))
         throw Error(ExitCode::bad_flags,
-                    strprintf("--fp8-recipe %s needs whole weights on every rank, which --zero %d does not keep; use "
-                              "%s or --fp8-recipe delayed",
-                              name, weights_.layout().stage(), recipe == Fp8Recipe::block ? "--zero 0" : "--zero 2"));
+                    "--fp8-recipe {} needs whole weights on every rank, which --zero {} does not keep; use {} or "
+                    "--fp8-recipe delayed",
+                    name, weights_.layout().stage(), recipe == Fp8Recipe::block ? "--zero 0" : "--zero 2");
     const int length = block_length(fp8_->scaling());
     std::vector<std::string> odd_channels, odd_rows;  // kinds of layers
     int channels = 0, rows = 0;
@@ -273,16 +273,15 @@ void LinearLayers<Real>::check_recipe() const {
     }
     if (!odd_channels.empty())
         throw Error(ExitCode::bad_flags,
-                    strprintf("--fp8-recipe %s: %d channels are not a multiple of %d, the length of a block, which %s "
-                              "need; use --fp8-recipe %scurrent or delayed",
-                              name, channels, length, enumeration(odd_channels).c_str(),
-                              recipe == Fp8Recipe::block ? "mxfp8, " : ""));
+                    "--fp8-recipe {}: {} channels are not a multiple of {}, the length of a block, which {} need; use "
+                    "--fp8-recipe {}current or delayed",
+                    name, channels, length, enumeration(odd_channels), recipe == Fp8Recipe::block ? "mxfp8, " : "");
     if (!odd_rows.empty())
-        throw Error(ExitCode::bad_flags,
-                    strprintf("--fp8-recipe %s: %d tokens per micro-batch (batch * seq) are not a multiple of %d, the "
-                              "length of a block, which the weight gradients of %s need; change --batch or --seq, or "
-                              "use --fp8-recipe current or delayed",
-                              name, rows, length, enumeration(odd_rows).c_str()));
+        throw Error(
+            ExitCode::bad_flags,
+            "--fp8-recipe {}: {} tokens per micro-batch (batch * seq) are not a multiple of {}, the length of a block, "
+            "which the weight gradients of {} need; change --batch or --seq, or use --fp8-recipe current or delayed",
+            name, rows, length, enumeration(odd_rows));
 }
 
 template <class Real>

@@ -30,13 +30,13 @@ std::string Product::describe() const {
     const char* scales = !has_block_scales()         ? ""
                          : scaling == Fp8Scaling::mx ? " with mx scales"
                                                      : " with block scales";
-    return strprintf("%s %s%s N=%d C=%d OC=%d%s%s", name(), name_of(type), scales, N, C, OC, bias ? " with bias" : "",
-                     accumulate ? " accumulating" : "");
+    return fmt::format("{} {}{} N={} C={} OC={}{}{}", name(), name_of(type), scales, N, C, OC, bias ? " with bias" : "",
+                       accumulate ? " accumulating" : "");
 }
 
 std::string emulation_note(const Product& product, const std::string& refusal) {
-    return strprintf("note: %s: %s; the same values are multiplied in BF16 instead, counted as `emulated`",
-                     product.describe().c_str(), refusal.c_str());
+    return fmt::format("note: {}: {}; the same values are multiplied in BF16 instead, counted as `emulated`",
+                       product.describe(), refusal);
 }
 
 Product::Element Product::first_element() const {
@@ -98,10 +98,9 @@ void check_shape(const Product& product) {
     if (is_fp8(product.type))
         for (const auto& d : dimensions)
             if (d.value % multiple != 0)
-                refuse(product,
-                       strprintf("%s=%d is not a multiple of %d, as these FP8 matmuls need; change the shape or run "
-                                 "this layer in BF16",
-                                 d.name, d.value, multiple));
+                refuse(product, fmt::format("{}={} is not a multiple of {}, as these FP8 matmuls need; change the "
+                                            "shape or run this layer in BF16",
+                                            d.name, d.value, multiple));
     if (product.has_block_scales() && product.type != OperandType::e4m3)
         refuse(product, "block scales are for E4M3 operands");
     // cuBLASLt 13.1 computes wrong results on Hopper where a row's bytes do not fit an int32.
@@ -109,7 +108,7 @@ void check_shape(const Product& product) {
     const size_t row_bytes = std::max({bytes_of(product.first_element()) * static_cast<size_t>(g.first_columns),
                                        bytes_of(product.second_element()) * static_cast<size_t>(g.second_columns),
                                        bytes_of(product.result_element()) * static_cast<size_t>(g.columns)});
-    if (row_bytes > INT_MAX) refuse(product, strprintf("a row of %zu bytes exceeds 2^31 - 1", row_bytes));
+    if (row_bytes > INT_MAX) refuse(product, fmt::format("a row of {} bytes exceeds 2^31 - 1", row_bytes));
 }
 
 void check_tensors(const Product& product, const ProductTensors& t) {
@@ -120,7 +119,7 @@ void check_tensors(const Product& product, const ProductTensors& t) {
     for (const void* p : {static_cast<const void*>(t.result), t.first, t.second, t.bias, t.first_scale_inv,
                           t.second_scale_inv, t.addend})
         if (reinterpret_cast<uintptr_t>(p) % 16 != 0)
-            refuse(product, strprintf("pointer %p is not 16-byte aligned", p));
+            refuse(product, fmt::format("pointer {} is not 16-byte aligned", p));
     if (!t.result || !t.first || !t.second) refuse(product, "a tensor is null");
     if (is_fp8(product.type) && (!t.first_scale_inv || !t.second_scale_inv)) refuse(product, "a scale is null");
 }

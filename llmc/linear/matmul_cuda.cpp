@@ -27,8 +27,8 @@ namespace {
 void check_lt(cublasStatus_t status, const char* call, const std::string& what, const char* file, int line) {
     if (status == CUBLAS_STATUS_SUCCESS) return;
     throw Error(status == CUBLAS_STATUS_ALLOC_FAILED ? ExitCode::no_resources : ExitCode::failure,
-                strprintf("%s:%d: %s failed: %s (%s) [%s]", file, line, call, cublasLtGetStatusName(status),
-                          cublasLtGetStatusString(status), what.c_str()));
+                fmt::format("{}:{}: {} failed: {} ({}) [{}]", file, line, call, cublasLtGetStatusName(status),
+                            cublasLtGetStatusString(status), what));
 }
 #define LLMC_CHECK_LT(call, what) check_lt((call), #call, what, __FILE__, __LINE__)
 
@@ -165,7 +165,7 @@ void set_pointers(const Plan& plan, const Product& product, const void* bias, co
 // same version of the library" (cuBLAS documentation, cublasLtMatmulAlgo_t).
 std::string text_of(const cublasLtMatmulAlgo_t& algorithm) {
     std::string text;
-    for (const uint64_t word : algorithm.data) text += strprintf("%016llx", static_cast<unsigned long long>(word));
+    for (const uint64_t word : algorithm.data) text += fmt::format("{:016x}", word);
     return text;
 }
 std::optional<cublasLtMatmulAlgo_t> algorithm_of(const std::string& text) {
@@ -234,11 +234,11 @@ bool take_chosen(Plan& plan, const Product& product, cublasLtHandle_t handle, si
 
 std::string refusal_of(const Plan& plan) {
     if (plan.algorithms.empty())
-        return strprintf("cuBLASLt %s has no algorithm for this matmul on this GPU (%s)",
-                         lt_version_text(cublasLtGetVersion()).c_str(), cublasLtGetStatusName(plan.refusal));
-    return strprintf("cuBLASLt %s refuses the %zu algorithms that it proposes for this matmul on this GPU (%s)",
-                     lt_version_text(cublasLtGetVersion()).c_str(), plan.algorithms.size(),
-                     cublasLtGetStatusName(plan.refusal));
+        return fmt::format("cuBLASLt {} has no algorithm for this matmul on this GPU ({})",
+                           lt_version_text(cublasLtGetVersion()), cublasLtGetStatusName(plan.refusal));
+    return fmt::format("cuBLASLt {} refuses the {} algorithms that it proposes for this matmul on this GPU ({})",
+                       lt_version_text(cublasLtGetVersion()), plan.algorithms.size(),
+                       cublasLtGetStatusName(plan.refusal));
 }
 
 }  // namespace
@@ -390,8 +390,8 @@ void Matmul::emulate(const Product& product, ProductTensors t, stream_t stream) 
     needed.cover(g);
     if (needed.bytes() > b.room.bytes()) {
         if (b.lacks_scales)
-            throw Error(ExitCode::failure, strprintf("%s: call Matmul::reserve(%d, %d, %d) before training",
-                                                     product.describe().c_str(), product.N, product.C, product.OC));
+            throw Error(ExitCode::failure, "{}: call Matmul::reserve({}, {}, {}) before training", product.describe(),
+                        product.N, product.C, product.OC);
         b.allocate_room(needed);
     }
     if (product.has_block_scales()) {

@@ -338,8 +338,8 @@ bool Matmul::submit(const Product& product, const ProductTensors& t, stream_t st
     ProductSizes needed;
     needed.cover(product);
     if (narrow && !b.sizes.holds(needed))
-        throw Error(ExitCode::failure, strprintf("%s: call Matmul::reserve(%d, %d, %d) before training",
-                                                 product.describe().c_str(), product.N, product.C, product.OC));
+        throw Error(ExitCode::failure, "{}: call Matmul::reserve({}, {}, {}) before training", product.describe(),
+                    product.N, product.C, product.OC);
     const size_t result_bytes = bytes_of(product.result_element());
     const Access written{t.result, g.result_size() * result_bytes, product.accumulate, true};
     // A scale is one float, or a table of them.

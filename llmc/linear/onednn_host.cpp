@@ -143,7 +143,7 @@ std::string Bf16Products::version() {
     const dnnl_version_t* v = dnnl_version();
     const auto isa = static_cast<unsigned>(dnnl::get_effective_cpu_isa());
     const auto amx = static_cast<unsigned>(dnnl::cpu_isa::avx512_core_amx);
-    return strprintf("%d.%d.%d, %s", v->major, v->minor, v->patch, (isa & amx) == amx ? "AMX" : "AVX512-BF16");
+    return fmt::format("{}.{}.{}, {}", v->major, v->minor, v->patch, (isa & amx) == amx ? "AMX" : "AVX512-BF16");
 }
 
 size_t Bf16Products::workspace_bytes(const Bf16Product& product) {

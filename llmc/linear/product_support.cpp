@@ -34,22 +34,22 @@ const Row& row_of(Fp8Scaling scaling) {
 }  // namespace
 
 std::string lt_version_text(size_t version) {
-    return strprintf("%zu.%zu.%zu", version / 10000, version / 100 % 100, version % 100);
+    return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
 }
 
 std::string why_not_native(Fp8Scaling scaling, const LtVersions& versions, int compute_capability) {
     const Row& row = row_of(scaling);
     if (compute_capability < row.first_capability || compute_capability > row.last_capability)
-        return strprintf("cuBLASLt has %s on %s; this one has %d.%d", row.what, row.cards, compute_capability / 10,
-                         compute_capability % 10);
+        return fmt::format("cuBLASLt has {} on {}; this one has {}.{}", row.what, row.cards, compute_capability / 10,
+                           compute_capability % 10);
     const size_t needed = compute_capability >= 100 ? row.blackwell_version : row.version;
     if (std::min(versions.compiled, versions.loaded) >= needed) return "";
-    const std::string cuda = strprintf("%zu.%zu", needed / 10000, needed / 100 % 100);
+    const std::string cuda = fmt::format("{}.{}", needed / 10000, needed / 100 % 100);
     if (versions.loaded < needed)
-        return strprintf("cuBLASLt has %s on this GPU from CUDA %s on; the library found here is %s", row.what,
-                         cuda.c_str(), lt_version_text(versions.loaded).c_str());
-    return strprintf("cuBLASLt has %s on this GPU from CUDA %s on; this program was built with the headers of %s",
-                     row.what, cuda.c_str(), lt_version_text(versions.compiled).c_str());
+        return fmt::format("cuBLASLt has {} on this GPU from CUDA {} on; the library found here is {}", row.what, cuda,
+                           lt_version_text(versions.loaded));
+    return fmt::format("cuBLASLt has {} on this GPU from CUDA {} on; this program was built with the headers of {}",
+                       row.what, cuda, lt_version_text(versions.compiled));
 }
 
 }  // namespace llmc

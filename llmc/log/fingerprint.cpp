@@ -13,9 +13,7 @@
 
 namespace llmc {
 
-std::string fingerprint_text(uint64_t fingerprint) {
-    return strprintf("%016llx", static_cast<unsigned long long>(fingerprint));
-}
+std::string fingerprint_text(uint64_t fingerprint) { return fmt::format("{:016x}", fingerprint); }
 
 void BatchFingerprint::add(const int* tokens, const int* targets, int B, int T, int64_t first) {
     for (int b = 0; b < B; b++) {

@@ -81,15 +81,15 @@ std::string metrics_line(const StepRecord& r) { return json_text(metrics_json(r)
 std::string metrics_line(const ValRecord& r) { return json_text(metrics_json(r)); }
 
 std::string main_log_line(const StepRecord& r) {
-    return strprintf("s:%lld trl:%.4f lr:%.6f norm:%.2f", static_cast<long long>(r.step - 1), unsigned_nan(r.loss),
-                     r.lr, unsigned_nan(r.norm));
+    return fmt::format("s:{} trl:{:.4f} lr:{:.6f} norm:{:.2f}", r.step - 1, unsigned_nan(r.loss), r.lr,
+                       unsigned_nan(r.norm));
 }
 
 std::string main_log_line(const ValRecord& r) {
     const long long step = r.step;
-    std::string text = r.losses.empty() ? "" : strprintf("s:%lld tel:%.4f", step, unsigned_nan(r.losses[0].loss));
+    std::string text = r.losses.empty() ? "" : fmt::format("s:{} tel:{:.4f}", step, unsigned_nan(r.losses[0].loss));
     if (r.hellaswag)
-        text += strprintf("%ss:%lld eval:%.4f", text.empty() ? "" : "\n", step, r.hellaswag->accuracy_per_token);
+        text += fmt::format("{}s:{} eval:{:.4f}", text.empty() ? "" : "\n", step, r.hellaswag->accuracy_per_token);
     return text;
 }
 
@@ -107,7 +107,7 @@ void record_validation(const ValRecord& record, RunDirectory& directory) {
 }
 
 void record_end(int64_t step, const std::string& why, RunDirectory& directory) {
-    directory.append_main_log(strprintf("s:%lld end:1 ", static_cast<long long>(step - 1)) + why);
+    directory.append_main_log(fmt::format("s:{} end:1 ", step - 1) + why);
 }
 
 // Adds the outlier statistics that are defined; the kurtosis of zeros is not.
@@ -197,12 +197,12 @@ void report_verdict(int64_t step, ValidationWatch::Verdict verdict, const Valida
                     RunDirectory& directory, const Comm& comm) {
     if (verdict == ValidationWatch::Verdict::none || !comm.is_main()) return;
     const bool stops = verdict == ValidationWatch::Verdict::stop;
-    std::printf("step %lld: no better validation loss in %s: %s\n", static_cast<long long>(step),
-                plural(watch.since_best(), "validation").c_str(),
-                stops
-                    ? "the run ends here (--early-stop)"
-                    : strprintf("the learning rate continues at %g times the schedule (--plateau)", watch.rate_factor())
-                          .c_str());
+    std::printf(
+        "step %lld: no better validation loss in %s: %s\n", static_cast<long long>(step),
+        plural(watch.since_best(), "validation").c_str(),
+        stops ? "the run ends here (--early-stop)"
+              : fmt::format("the learning rate continues at {:g} times the schedule (--plateau)", watch.rate_factor())
+                    .c_str());
     if (!stops) directory.append({{"step", step}, {"rate_factor", watch.rate_factor()}});
 }
 
@@ -224,14 +224,13 @@ void report_fallback(int64_t step, const Fp8Fallback& fallback, const Fp8Registr
 
 void require_fp8_products(const ProductCounts& products, int64_t expected, bool emulation_allowed) {
     if (products.fp8 != expected)
-        throw Error(ExitCode::bad_numbers,
-                    strprintf("a micro-step ran %lld FP8 matmuls instead of the %lld of its FP8 layers",
-                              static_cast<long long>(products.fp8), static_cast<long long>(expected)));
+        throw Error(ExitCode::bad_numbers, "a micro-step ran {} FP8 matmuls instead of the {} of its FP8 layers",
+                    products.fp8, expected);
     if (expected > 0 && products.emulated == expected && !emulation_allowed)
         throw Error(ExitCode::bad_numbers,
-                    strprintf("cuBLASLt refused all %lld FP8 matmuls of a micro-step on this GPU, so they ran in BF16: "
-                              "use --precision bf16, which does less work, or --fp8-emulation to continue like this",
-                              static_cast<long long>(expected)));
+                    "cuBLASLt refused all {} FP8 matmuls of a micro-step on this GPU, so they ran in BF16: use "
+                    "--precision bf16, which does less work, or --fp8-emulation to continue like this",
+                    expected);
 }
 
 std::string why_skipped(const StepRecord& record, const Fp8Registry* fp8) {
@@ -239,22 +238,20 @@ std::string why_skipped(const StepRecord& record, const Fp8Registry* fp8) {
     if (fp8 && record.bad_tensor > 0) {
         const int tensor = record.bad_tensor - 1;
         if (role_of(tensor) != Fp8Role::dout || !bad_loss)
-            return strprintf("the first FP8 tensor with a value that is not finite was %s", fp8->name(tensor).c_str());
+            return fmt::format("the first FP8 tensor with a value that is not finite was {}", fp8->name(tensor));
     }
-    if (bad_loss) return strprintf("the loss was %f", unsigned_nan(record.loss));
-    if (!std::isfinite(record.norm)) return strprintf("the gradient norm was %f", unsigned_nan(record.norm));
+    if (bad_loss) return fmt::format("the loss was {:f}", unsigned_nan(record.loss));
+    if (!std::isfinite(record.norm)) return fmt::format("the gradient norm was {:f}", unsigned_nan(record.norm));
     if (record.spike.loss)
-        return strprintf("the loss was a spike, %.6g where %.6g is the limit", record.loss, *record.spike.loss);
-    return strprintf("the gradient norm was a spike, %.6g where %.6g is the limit", record.norm,
-                     record.spike.norm.value_or(0));
+        return fmt::format("the loss was a spike, {:.6g} where {:.6g} is the limit", record.loss, *record.spike.loss);
+    return fmt::format("the gradient norm was a spike, {:.6g} where {:.6g} is the limit", record.norm,
+                       record.spike.norm.value_or(0));
 }
 
 void check_skips(const StepRecord& record, int max_skips, const Fp8Registry* fp8) {
     if (max_skips == 0 || record.consecutive_skips < max_skips) return;
-    throw Error(ExitCode::bad_numbers,
-                strprintf("%s skipped in a row; in the last, step %lld, %s; lower -l, or see --max-skips",
-                          plural(record.consecutive_skips, "step").c_str(), static_cast<long long>(record.step),
-                          why_skipped(record, fp8).c_str()));
+    throw Error(ExitCode::bad_numbers, "{} skipped in a row; in the last, step {}, {}; lower -l, or see --max-skips",
+                plural(record.consecutive_skips, "step"), record.step, why_skipped(record, fp8));
 }
 
 }  // namespace llmc

@@ -75,19 +75,18 @@ const char* category(Trace::Kind kind) {
 
 // Microseconds, down to the nanosecond.
 std::string microseconds(int64_t ns) {
-    return strprintf("%s%lld.%03lld", ns < 0 ? "-" : "", static_cast<long long>(std::abs(ns) / 1000),
-                     static_cast<long long>(std::abs(ns) % 1000));
+    return fmt::format("{}{}.{:03}", ns < 0 ? "-" : "", std::abs(ns) / 1000, std::abs(ns) % 1000);
 }
 
 std::string quoted(const std::string& text) { return json_text(ordered_json(text)); }
 
 std::string name_event(const char* what, int process, size_t line, const std::string& name) {
-    return strprintf(R"({"ph":"M","pid":%d,"tid":%zu,"name":"%s","args":{"name":%s}})", process, line, what,
-                     quoted(name).c_str());
+    return fmt::format(R"({{"ph":"M","pid":{},"tid":{},"name":"{}","args":{{"name":{}}}}})", process, line, what,
+                       quoted(name));
 }
 std::string sort_event(const char* what, int process, size_t line, size_t index) {
-    return strprintf(R"({"ph":"M","pid":%d,"tid":%zu,"name":"%s","args":{"sort_index":%zu}})", process, line, what,
-                     index);
+    return fmt::format(R"({{"ph":"M","pid":{},"tid":{},"name":"{}","args":{{"sort_index":{}}}}})", process, line, what,
+                       index);
 }
 
 }  // namespace
@@ -109,16 +108,13 @@ ProfileSteps profile_steps_from_text(const std::string& text) {
         steps = {first, first > 0 ? end - 1 : 0};
     }
     if (steps.first < 1 || steps.last < steps.first)
-        throw Error(
-            ExitCode::bad_flags,
-            strprintf("'%s' is not a number of steps (3) or a range of them, counted from 1 and without its end "
-                      "(10:13 for the steps 10 to 12)",
-                      text.c_str()));
+        throw Error(ExitCode::bad_flags,
+                    "'{}' is not a number of steps (3) or a range of them, counted from 1 and without its end (10:13 "
+                    "for the steps 10 to 12)",
+                    text);
     if (steps.last - steps.first >= kMostSteps)
-        throw Error(
-            ExitCode::bad_flags,
-            strprintf("'%s' asks for %lld steps; at most %lld can be profiled, and a few are enough", text.c_str(),
-                      static_cast<long long>(steps.last - steps.first + 1), static_cast<long long>(kMostSteps)));
+        throw Error(ExitCode::bad_flags, "'{}' asks for {} steps; at most {} can be profiled, and a few are enough",
+                    text, steps.last - steps.first + 1, kMostSteps);
     return steps;
 }
 
@@ -150,15 +146,14 @@ std::string trace_json(const TraceProcess& process, const std::vector<Trace::Ran
         events.push_back(sort_event("thread_sort_index", rank, number, number));
     }
     for (const Trace::Range& range : ranges) {
-        const std::string bytes = range.bytes ? strprintf(R"(,"bytes":%zu)", range.bytes) : "";
-        events.push_back(
-            strprintf(R"({"ph":"X","pid":%d,"tid":%zu,"ts":%s,"dur":%s,"name":%s,"cat":"%s","args":{"step":%lld%s}})",
-                      rank, line_numbers.at(range.line), microseconds(process.clock + range.begin).c_str(),
-                      microseconds(range.end - range.begin).c_str(), quoted(range.name).c_str(), category(range.kind),
-                      static_cast<long long>(range.step), bytes.c_str()));
+        const std::string bytes = range.bytes ? fmt::format(R"(,"bytes":{})", range.bytes) : "";
+        events.push_back(fmt::format(
+            R"({{"ph":"X","pid":{},"tid":{},"ts":{},"dur":{},"name":{},"cat":"{}","args":{{"step":{}{}}}}})", rank,
+            line_numbers.at(range.line), microseconds(process.clock + range.begin),
+            microseconds(range.end - range.begin), quoted(range.name), category(range.kind), range.step, bytes));
     }
-    std::string text = strprintf("{\"displayTimeUnit\":\"ms\",\"baseTimeNanoseconds\":%lld,\"traceEvents\":[\n",
-                                 static_cast<long long>(process.base));
+    std::string text =
+        fmt::format("{{\"displayTimeUnit\":\"ms\",\"baseTimeNanoseconds\":{},\"traceEvents\":[\n", process.base);
     for (size_t i = 0; i < events.size(); i++) text += events[i] + (i + 1 < events.size() ? ",\n" : "\n");
     return text + "]}\n";
 }
@@ -184,7 +179,7 @@ bool Profiler::begin_step(int64_t step) {
         waited = true;
     }
     if (Trace::active()) Trace::active()->set_step(step);
-    step_name_ = strprintf("step %lld", static_cast<long long>(step));
+    step_name_ = fmt::format("step {}", step);
     step_.emplace(step_name_.c_str());
     return waited;
 }
@@ -194,11 +189,12 @@ std::optional<ordered_json> Profiler::finish(int64_t step) {
     step_.reset();
     const std::vector<Trace::Range> ranges = trace_->finish();
     const int rank = comm_.rank();
-    const TraceProcess process{rank, strprintf("rank %d on %s", rank, comm_.host(rank).c_str()), trace_->lines(),
+    const TraceProcess process{rank, fmt::format("rank {} on {}", rank, comm_.host(rank)), trace_->lines(),
                                trace_->start_of_clock() - base_, base_};
     std::error_code ignored;  // writing says what is wrong
     std::filesystem::create_directories(setup_->directory, ignored);
-    const std::filesystem::path file = std::filesystem::path(setup_->directory) / strprintf("trace-rank%d.json", rank);
+    const std::filesystem::path file =
+        std::filesystem::path(setup_->directory) / fmt::format("trace-rank{}.json", rank);
     write_file(file.string(), trace_json(process, ranges));
     trace_.reset();
 
@@ -219,11 +215,11 @@ std::optional<ordered_json> Profiler::finish(int64_t step) {
 std::string describe_profile(const ordered_json& record) {
     const ordered_json& p = record["profile"];
     std::string text =
-        strprintf("profile of steps %lld to %lld: %.1f ms of compute per step", p["first_step"].get<long long>(),
-                  record["step"].get<long long>(), p["compute_ms"].get<double>());
+        fmt::format("profile of steps {} to {}: {:.1f} ms of compute per step", p["first_step"].get<long long>(),
+                    record["step"].get<long long>(), p["compute_ms"].get<double>());
     if (p["hidden"].is_null()) return text + ", no communication";
-    return text + strprintf(", %.1f ms of communication, %.1f %% of it hidden behind compute",
-                            p["communication_ms"].get<double>(), 100 * p["hidden"].get<double>());
+    return text + fmt::format(", {:.1f} ms of communication, {:.1f} % of it hidden behind compute",
+                              p["communication_ms"].get<double>(), 100 * p["hidden"].get<double>());
 }
 
 void finish_profile(Profiler& profiler, int64_t step, const Comm& comm, RunDirectory& directory) {

@@ -33,7 +33,7 @@ private:
 
 std::string step_field(int64_t step, int64_t last_step) {
     const long long now = step, last = last_step;
-    return last_step > 0 ? strprintf("step %5lld/%lld", now, last) : strprintf("step %5lld", now);
+    return last_step > 0 ? fmt::format("step {:5}/{}", now, last) : fmt::format("step {:5}", now);
 }
 
 }  // namespace
@@ -41,12 +41,12 @@ std::string step_field(int64_t step, int64_t last_step) {
 std::string format_progress(const ProgressLine& line, bool colour) {
     Fields fields(colour);
     fields.add(step_field(line.step, line.last_step));
-    fields.add(strprintf("loss %.4f", unsigned_nan(line.loss)), !std::isfinite(line.loss));
-    fields.add(strprintf("norm %.4f", unsigned_nan(line.norm)), !std::isfinite(line.norm));
-    fields.add(strprintf("lr %.2e", line.lr));
-    fields.add(strprintf(line.ms < 9999.95 ? "%.1f ms" : "%.0f ms", line.ms));
+    fields.add(fmt::format("loss {:.4f}", unsigned_nan(line.loss)), !std::isfinite(line.loss));
+    fields.add(fmt::format("norm {:.4f}", unsigned_nan(line.norm)), !std::isfinite(line.norm));
+    fields.add(fmt::format("lr {:.2e}", line.lr));
+    fields.add(fmt::format("{:.{}f} ms", line.ms, line.ms < 9999.95 ? 1 : 0));
     if (line.tokens_per_s) fields.add(with_commas(std::llround(*line.tokens_per_s)) + " tok/s");
-    if (line.mfu) fields.add(strprintf("MFU %.1f%%", 100 * *line.mfu));
+    if (line.mfu) fields.add(fmt::format("MFU {:.1f}%", 100 * *line.mfu));
     if (line.memory) fields.add("mem " + format_bytes(*line.memory));
     if (line.seconds_left) fields.add("ETA " + format_duration(*line.seconds_left));
     if (line.skipped) fields.add("skipped", true);
@@ -57,34 +57,34 @@ std::string format_spike(const StepRecord& record) {
     std::string what;
     auto add = [&](const char* name, float value, std::optional<float> limit) {
         if (!limit) return;
-        what += strprintf("%s%s %.4f is above %.4f", what.empty() ? "" : " and ", name, value, *limit);
+        what += fmt::format("{}{} {:.4f} is above {:.4f}", what.empty() ? "" : " and ", name, value, *limit);
     };
     add("loss", record.loss, record.spike.loss);
     add("norm", record.norm, record.spike.norm);
-    return strprintf("spike at step %lld: %s, mean + 6 sigma of past steps; %s", static_cast<long long>(record.step),
-                     what.c_str(), record.is_skipped() ? "skipped" : "not skipped (see --skip-spikes)");
+    return fmt::format("spike at step {}: {}, mean + 6 sigma of past steps; {}", record.step, what,
+                       record.is_skipped() ? "skipped" : "not skipped (see --skip-spikes)");
 }
 
 std::string format_fresh_loss(const StepRecord& record) {
     const FreshLoss& fresh = *record.fresh;
     if (std::abs(record.loss - fresh.expected) <= kFreshLossMargin) return "";
-    return strprintf(
-        "note: step %lld: the loss of freshly initialised weights is %.2f, expected was %.2f (ln(V) = %.2f): the "
+    return fmt::format(
+        "note: step {}: the loss of freshly initialised weights is {:.2f}, expected was {:.2f} (ln(V) = {:.2f}): the "
         "model's first pass went wrong, or the data is not what it seems",
-        static_cast<long long>(record.step), unsigned_nan(record.loss), fresh.expected, fresh.ln_vocab);
+        record.step, unsigned_nan(record.loss), fresh.expected, fresh.ln_vocab);
 }
 
 std::string format_validation(const ValRecord& record, bool colour) {
     Fields fields(colour);
-    fields.add(strprintf("val  %5lld", static_cast<long long>(record.step)));
+    fields.add(fmt::format("val  {:5}", record.step));
     for (const ValLoss& set : record.losses) {
         const std::string suffix = set.name.empty() ? "" : "_" + set.name;
-        const std::string bits = set.bits_per_byte ? strprintf(" (%.4f bits per byte)", *set.bits_per_byte) : "";
-        fields.add(strprintf("val_loss%s %.4f%s", suffix.c_str(), unsigned_nan(set.loss), bits.c_str()),
-                   !std::isfinite(set.loss));
+        const std::string bits = set.bits_per_byte ? fmt::format(" ({:.4f} bits per byte)", *set.bits_per_byte) : "";
+        fields.add(fmt::format("val_loss{} {:.4f}{}", suffix, unsigned_nan(set.loss), bits), !std::isfinite(set.loss));
     }
     if (const std::optional<ChoiceScores>& scores = record.hellaswag)
-        fields.add(strprintf("hellaswag %.4f (%.4f per token)", scores->accuracy, scores->accuracy_per_token), false);
+        fields.add(fmt::format("hellaswag {:.4f} ({:.4f} per token)", scores->accuracy, scores->accuracy_per_token),
+                   false);
     return fields.text();
 }
 

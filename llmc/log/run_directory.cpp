@@ -34,9 +34,9 @@ bool disk_is_full(int error) { return error == ENOSPC || error == EDQUOT || erro
 const auto process_start = std::chrono::steady_clock::now();
 
 [[noreturn]] void fail_to_prepare(const std::string& path, int error) {
-    throw Error(disk_is_full(error) ? ExitCode::no_resources : ExitCode::bad_flags,
-                strprintf("cannot write to the run directory %s: %s; choose another with --out", path.c_str(),
-                          std::strerror(error)));
+    throw Error(
+        disk_is_full(error) ? ExitCode::no_resources : ExitCode::bad_flags,
+        fmt::format("cannot write to the run directory {}: {}; choose another with --out", path, std::strerror(error)));
 }
 
 }  // namespace
@@ -52,7 +52,7 @@ double seconds_since_start() {
 
 void fail_to_write(const std::string& file, int error) {
     throw Error(disk_is_full(error) ? ExitCode::no_resources : ExitCode::failure,
-                strprintf("cannot write %s: %s", file.c_str(), std::strerror(error)));
+                fmt::format("cannot write {}: {}", file, std::strerror(error)));
 }
 
 void write_file(const std::string& file, const std::string& text) {
@@ -159,8 +159,8 @@ std::string move_records_aside(const std::string& directory) {
     const std::string dir = directory + "/";
     if (!has_bytes(dir + "metrics.jsonl") && !has_bytes(dir + "main.log")) return "";
     int number = 1;
-    while (exists(dir + strprintf("before-%d", number))) number++;
-    const std::string target = dir + strprintf("before-%d", number);
+    while (exists(dir + fmt::format("before-{}", number))) number++;
+    const std::string target = dir + fmt::format("before-{}", number);
     std::error_code error;
     fs::create_directory(target, error);
     std::vector<std::string> names = {"run.json", "metrics.jsonl", "main.log", "check.json", "tensorboard"};
@@ -181,8 +181,8 @@ void remove_earlier_run(const std::string& directory) {
     for (const std::string& name : names) {
         fs::remove(dir + name, error);
         if (error)
-            throw Error(ExitCode::bad_flags, strprintf("cannot delete %s: %s; choose another directory with --out",
-                                                       (dir + name).c_str(), error.message().c_str()));
+            throw Error(ExitCode::bad_flags, "cannot delete {}: {}; choose another directory with --out", (dir + name),
+                        error.message());
     }
 }
 
@@ -191,9 +191,9 @@ void require_checkpoint_directory(const std::string& path) {
     std::error_code ignored;
     if (!fs::is_symlink(path))
         throw Error(ExitCode::checkpoint, path + " is not a directory, so no checkpoint can be written to it");
-    throw Error(ExitCode::checkpoint, strprintf("%s is a link to %s, which is not there: mount its disk or create the "
-                                                "directory, or remove the link",
-                                                path.c_str(), fs::read_symlink(path, ignored).c_str()));
+    throw Error(ExitCode::checkpoint,
+                "{} is a link to {}, which is not there: mount its disk or create the directory, or remove the link",
+                path, fs::read_symlink(path, ignored).string());
 }
 
 // ---- log files ------------------------------------------------------------------------------------------------------
@@ -224,16 +224,17 @@ void LogFile::open(const std::string& path, int64_t bytes) {
     fd_ = ::open(path.c_str(), kFlags, 0666);
     struct stat status {};
     if (fd_ < 0 || ::fstat(fd_, &status) != 0)
-        throw Error(errno == ENOSPC || errno == EDQUOT || errno == EFBIG ? ExitCode::no_resources : ExitCode::bad_flags,
-                    strprintf("cannot write %s: %s; choose another run directory with --out", path.c_str(),
-                              std::strerror(errno)));
+        throw Error(
+            errno == ENOSPC || errno == EDQUOT || errno == EFBIG ? ExitCode::no_resources : ExitCode::bad_flags,
+            fmt::format("cannot write {}: {}; choose another run directory with --out", path, std::strerror(errno)));
     cut(status.st_size, bytes);
 }
 
 void LogFile::cut(int64_t size, int64_t bytes) {
     if (size < bytes)
-        warn(strprintf("%s has %s, where the checkpoint's run had written %s: the records of some steps are elsewhere",
-                       path_.c_str(), format_bytes(size).c_str(), format_bytes(bytes).c_str()));
+        warn(
+            fmt::format("{} has {}, where the checkpoint's run had written {}: the records of some steps are elsewhere",
+                        path_, format_bytes(size), format_bytes(bytes)));
     if (size > bytes && !ends_line(fd_, bytes))
         warn(path_ + " is not the file that the checkpoint's run wrote: it may come to have some steps twice");
     else if (size > bytes && ::ftruncate(fd_, bytes) == 0)
@@ -273,14 +274,14 @@ void LogFile::write_waiting() {
             continue;
         }
         if (!failing_)
-            warn(strprintf("cannot write %s: %s; the run goes on, and writes the records later if it can",
-                           path_.c_str(), std::strerror(errno)));
+            warn(fmt::format("cannot write {}: {}; the run goes on, and writes the records later if it can", path_,
+                             std::strerror(errno)));
         failing_ = true;
         return;
     }
     if (!failing_) return;
     warn(path_ + " can be written again" +
-         (left_out_ > 0 ? strprintf("; %s lines are lost", with_commas(left_out_).c_str()) : ""));
+         (left_out_ > 0 ? fmt::format("; {} lines are lost", with_commas(left_out_)) : ""));
     failing_ = false;
     left_out_ = 0;
 }
@@ -304,7 +305,7 @@ std::function<void()> LogFile::synchronizer() const {
         } while (result != 0 && errno == EINTR);
         // EINVAL: /dev/null and pipes cannot be flushed.
         if (result != 0 && errno != EINVAL)
-            warn(strprintf("cannot bring %s to the disk: %s", path.c_str(), std::strerror(errno)));
+            warn(fmt::format("cannot bring {} to the disk: {}", path, std::strerror(errno)));
     };
 }
 
@@ -341,12 +342,13 @@ void RunDirectory::lock() {
         const ssize_t length = ::pread(lock_, owner, sizeof owner - 1, 0);
         while (length > 0 && std::strchr("\n", owner[std::strlen(owner) - 1])) owner[std::strlen(owner) - 1] = '\0';
         ::close(std::exchange(lock_, -1));
-        throw Error(ExitCode::bad_flags, strprintf("the run directory %s is in use by another run (%s); choose another "
-                                                   "with --out, or wait for that run's end",
-                                                   path_.c_str(), owner));
+        throw Error(
+            ExitCode::bad_flags,
+            "the run directory {} is in use by another run ({}); choose another with --out, or wait for that run's end",
+            path_, owner);
     }
     ::gethostname(host, sizeof host - 1);
-    const std::string text = strprintf("process %d on %s\n", static_cast<int>(::getpid()), host);
+    const std::string text = fmt::format("process {} on {}\n", ::getpid(), host);
     if (::ftruncate(lock_, 0) != 0 || ::pwrite(lock_, text.data(), text.size(), 0) < 0) fail_to_prepare(path_, errno);
 }
 
@@ -370,16 +372,16 @@ void RunDirectory::begin(bool overwrite, bool restart) {
     const EarlierRun earlier = find_earlier_run(path_);
     if (!earlier.somebody_elses.empty())
         throw Error(ExitCode::bad_flags,
-                    strprintf("the run directory %s holds files that no run has written and that this one would "
-                              "replace (%s); choose another with --out, or replace them with --overwrite",
-                              path_.c_str(), earlier.somebody_elses.c_str()));
+                    "the run directory {} holds files that no run has written and that this one would replace ({}); "
+                    "choose another with --out, or replace them with --overwrite",
+                    path_, earlier.somebody_elses);
     std::string sign = earlier.why_not_restart();
     if (!restart && sign.empty()) sign = earlier.steps;
     if (!sign.empty())
-        throw Error(ExitCode::bad_flags, strprintf("the run directory %s already holds a run (%s); choose another with "
-                                                   "--out, continue that run with --resume latest, or replace it "
-                                                   "with --overwrite",
-                                                   path_.c_str(), sign.c_str()));
+        throw Error(ExitCode::bad_flags,
+                    "the run directory {} already holds a run ({}); choose another with --out, continue that run with "
+                    "--resume latest, or replace it with --overwrite",
+                    path_, sign);
     if (const std::string aside = move_records_aside(path_); !aside.empty())
         std::printf("note: the records of an earlier run, which wrote no checkpoint, are now in %s\n", aside.c_str());
     go_on({});

@@ -101,8 +101,6 @@ const std::vector<ModelConfig>& models() {
 // Limits far above anything sensible: they catch slips of the keyboard before arithmetic overflows.
 constexpr int kMaxChannels = 1 << 16, kMaxVocab = 1 << 24, kMaxContext = 1 << 20;
 
-[[noreturn]] void refuse(const std::string& message) { throw Error(ExitCode::bad_flags, message); }
-
 std::string joined_names() {
     std::string text;
     for (const ModelConfig& model : models()) text += (text.empty() ? "" : ", ") + model.name;
@@ -111,7 +109,7 @@ std::string joined_names() {
 
 void check_range(const ModelConfig& m, const char* field, int value, int limit) {
     if (value < 1 || value > limit) {
-        refuse(strprintf("model %s: %s is %d; it must be from 1 to %d", m.name.c_str(), field, value, limit));
+        refuse("model {}: {} is {}; it must be from 1 to {}", m.name, field, value, limit);
     }
 }
 
@@ -121,19 +119,19 @@ std::string possible_heads(int channels) {
     for (int head_dim : {64, 128, 32}) {
         if (channels % head_dim != 0) continue;
         text +=
-            strprintf("%s--heads %d (head dimension %d)", text.empty() ? "" : " or ", channels / head_dim, head_dim);
+            fmt::format("{}--heads {} (head dimension {})", text.empty() ? "" : " or ", channels / head_dim, head_dim);
     }
     return text;
 }
 
 // A suggestion for users of llm.c, whose models have other names than `name` here.
 std::string hint_for_unknown(const std::string& name) {
-    if (name.rfind("gpt2:", 0) == 0) return strprintf("; llm.c's %s is %s here", name.c_str(), name.c_str() + 5);
+    if (name.rfind("gpt2:", 0) == 0) return fmt::format("; llm.c's {} is {} here", name, name.substr(5));
     if (name.rfind("gpt3:", 0) == 0) {
         const std::string width = name.substr(5);
         for (const ModelConfig& m : models()) {
             if (m.name.rfind("gpt3", 0) == 0 && "c" + std::to_string(m.channels) == width) {
-                return strprintf("; llm.c's %s is %s here", name.c_str(), m.name.c_str());
+                return fmt::format("; llm.c's {} is {} here", name, m.name);
             }
         }
     }
@@ -146,14 +144,13 @@ std::string hint_for_unknown(const std::string& name) {
 // For models whose heads have C / NH channels.
 void validate_heads(const ModelConfig& m) {
     if (m.channels % m.heads != 0) {
-        refuse(strprintf("model %s: channels=%d cannot be divided by heads=%d; use %s", m.name.c_str(), m.channels,
-                         m.heads, possible_heads(m.channels).c_str()));
+        refuse("model {}: channels={} cannot be divided by heads={}; use {}", m.name, m.channels, m.heads,
+               possible_heads(m.channels));
     }
     if (m.head_dim() != 32 && m.head_dim() != 64 && m.head_dim() != 128) {
         refuse(
-            strprintf("model %s: %d channels / %d heads = head dimension %d; the attention kernels have 32, 64 and "
-                      "128. Use %s",
-                      m.name.c_str(), m.channels, m.heads, m.head_dim(), possible_heads(m.channels).c_str()));
+            "model {}: {} channels / {} heads = head dimension {}; the attention kernels have 32, 64 and 128. Use {}",
+            m.name, m.channels, m.heads, m.head_dim(), possible_heads(m.channels));
     }
 }
 
@@ -162,12 +159,12 @@ void validate_heads(const ModelConfig& m) {
 void validate_window(const ModelConfig& m) {
     if (m.window == 0 && m.window_layers.empty()) return;
     if (m.architecture != &kQwen3)
-        refuse(strprintf("model %s: \"window\" is for the architecture %s, whose published class has windows, not %s",
-                         m.name.c_str(), kQwen3.name, m.architecture->name));
+        refuse("model {}: \"window\" is for the architecture {}, whose published class has windows, not {}", m.name,
+               kQwen3.name, m.architecture->name);
     check_range(m, "window", m.window, kMaxContext);
     if (m.window_layers.find_first_not_of("SL") != std::string::npos)
-        refuse(strprintf("model %s: \"window_layers\" is \"%s\"; it has S (the window) and L (all keys), as in SSSL",
-                         m.name.c_str(), m.window_layers.c_str()));
+        refuse("model {}: \"window_layers\" is \"{}\"; it has S (the window) and L (all keys), as in SSSL", m.name,
+               m.window_layers);
 }
 
 }  // namespace
@@ -222,23 +219,20 @@ void ModelConfig::validate() const {
     check_range(*this, "context", context, kMaxContext);
     if (channels % 32 != 0) {
         const int below = channels / 32 * 32, above = below + 32;
-        refuse(strprintf("model %s: channels=%d is not a multiple of 32; use --channels %d", name.c_str(), channels,
-                         below > 0 && channels - below < above - channels ? below : above));
+        refuse("model {}: channels={} is not a multiple of 32; use --channels {}", name, channels,
+               below > 0 && channels - below < above - channels ? below : above);
     }
     if (own_head_dim == 0) validate_heads(*this);
     if (own_head_dim != 0 && own_head_dim != 32 && own_head_dim != 64 && own_head_dim != 128)
-        refuse(strprintf("model %s: head dimension %d; the attention kernels have 32, 64 and 128", name.c_str(),
-                         own_head_dim));
+        refuse("model {}: head dimension {}; the attention kernels have 32, 64 and 128", name, own_head_dim);
     if (heads % key_value_heads() != 0)
-        refuse(
-            strprintf("model %s: %d heads cannot share %d heads of keys and values evenly; --heads must be a "
-                      "multiple of them",
-                      name.c_str(), heads, key_value_heads()));
+        refuse("model {}: {} heads cannot share {} heads of keys and values evenly; --heads must be a multiple of them",
+               name, heads, key_value_heads());
     validate_window(*this);
     check_range(*this, "hidden", mlp_channels(), 4 * kMaxChannels);
     if (mlp_channels() % 32 != 0)
-        refuse(strprintf("model %s: %d channels inside the MLP are not a multiple of 32; make \"hidden\" %d",
-                         name.c_str(), mlp_channels(), (mlp_channels() + 31) / 32 * 32));
+        refuse("model {}: {} channels inside the MLP are not a multiple of 32; make \"hidden\" {}", name,
+               mlp_channels(), (mlp_channels() + 31) / 32 * 32);
 }
 
 std::vector<std::string> model_names() {
@@ -267,10 +261,8 @@ ModelConfig find_model(const std::string& name_or_file) {
     if (json_name || (fs::exists(name_or_file, ignored) && hint_for_unknown(name_or_file).empty())) {
         return read_model_file(name_or_file);
     }
-    refuse(
-        strprintf("unknown model \"%s\"%s. Known models: %s; or a JSON file with layers, heads, channels, vocab and "
-                  "context",
-                  name_or_file.c_str(), hint_for_unknown(name_or_file).c_str(), joined_names().c_str()));
+    refuse("unknown model \"{}\"{}. Known models: {}; or a JSON file with layers, heads, channels, vocab and context",
+           name_or_file, hint_for_unknown(name_or_file), joined_names());
 }
 
 }  // namespace llmc

@@ -19,13 +19,13 @@ using nlohmann::ordered_json;
 // ---- a file --------------------------------------------------------------------------------------------------------
 
 void ModelFields::refuse(const std::string& problem) const {
-    throw Error(ExitCode::bad_flags, strprintf("model file %s: %s", path_.c_str(), problem.c_str()));
+    throw Error(ExitCode::bad_flags, "model file {}: {}", path_, problem);
 }
 
 ModelFields ModelFields::inside(const char* key) const {
     if (writes()) return ModelFields((*written_)[key] = ordered_json::object());
     const json& value = (*read_)[key];
-    if (!value.is_object()) refuse(strprintf("\"%s\" is %s; it must be an object", key, json_text(value).c_str()));
+    if (!value.is_object()) refuse(fmt::format("\"{}\" is {}; it must be an object", key, json_text(value)));
     return {value, path_};
 }
 
@@ -40,15 +40,15 @@ void ModelFields::positive(std::initializer_list<const char*> keys, int& field, 
         constexpr double kMost = 1e8;  // far above any real model, and products of it still fit into an int
         const json& value = (*read_)[key];
         if (!value.is_number_integer() || value.get<double>() < 1 || value.get<double>() > kMost)
-            refuse(strprintf("\"%s\" is %s; it must be a positive whole number", key, json_text(value).c_str()));
+            refuse(fmt::format("\"{}\" is {}; it must be a positive whole number", key, json_text(value)));
         field = value.get<int>();
         return;
     }
     if (fallback == kRequired)
         refuse(
-            strprintf("\"%s\" is missing; the fields are layers, heads, channels, vocab and context (or Hugging Face's "
-                      "n_layer, n_head, n_embd, vocab_size, n_positions)",
-                      *keys.begin()));
+            fmt::format("\"{}\" is missing; the fields are layers, heads, channels, vocab and context (or Hugging "
+                        "Face's n_layer, n_head, n_embd, vocab_size, n_positions)",
+                        *keys.begin()));
     field = fallback;
 }
 
@@ -58,7 +58,7 @@ void ModelFields::number(const char* key, double& field, double fallback) const 
     if (!has(key)) return;
     const json& value = (*read_)[key];
     if (!value.is_number() || !(value.get<double>() > 0))
-        refuse(strprintf("\"%s\" is %s; it must be a number above 0", key, json_text(value).c_str()));
+        refuse(fmt::format("\"{}\" is {}; it must be a number above 0", key, json_text(value)));
     field = value.get<double>();
 }
 
@@ -67,7 +67,7 @@ void ModelFields::boolean(const char* key, bool& field, bool fallback) const {
     field = fallback;
     if (!has(key)) return;
     const json& value = (*read_)[key];
-    if (!value.is_boolean()) refuse(strprintf("\"%s\" is %s; it must be true or false", key, json_text(value).c_str()));
+    if (!value.is_boolean()) refuse(fmt::format("\"{}\" is {}; it must be true or false", key, json_text(value)));
     field = value.get<bool>();
 }
 
@@ -76,7 +76,7 @@ void ModelFields::text(const char* key, std::string& field, const std::string& f
     field = fallback;
     if (!has(key)) return;
     const json& value = (*read_)[key];
-    if (!value.is_string()) refuse(strprintf("\"%s\" is %s; it must be a word", key, json_text(value).c_str()));
+    if (!value.is_string()) refuse(fmt::format("\"{}\" is {}; it must be a word", key, json_text(value)));
     field = value.get<std::string>();
 }
 
@@ -89,8 +89,8 @@ void ModelFields::require(const char* key, std::initializer_list<json> allowed, 
     if (!has(key)) return;
     const json& value = (*read_)[key];
     if (std::find(allowed.begin(), allowed.end(), value) == allowed.end())
-        refuse(strprintf("\"%s\" is %s, which is not the %s architecture (%s)", key, json_text(value).c_str(),
-                         architecture, allowed.begin()->dump().c_str()));
+        refuse(fmt::format("\"{}\" is {}, which is not the {} architecture ({})", key, json_text(value), architecture,
+                           allowed.begin()->dump()));
 }
 
 namespace {
@@ -156,12 +156,12 @@ void read_windows(const ModelFields& file, ModelConfig& config) {
     if (file.has("layer_types")) {
         for (const json& type : file.object()["layer_types"]) {
             if (type != kFull && type != kSliding)
-                file.refuse(strprintf("\"layer_types\" has %s; there are \"%s\" and \"%s\"", json_text(type).c_str(),
-                                      kFull, kSliding));
+                file.refuse(fmt::format("\"layer_types\" has {}; there are \"{}\" and \"{}\"", json_text(type), kFull,
+                                        kSliding));
             layers += type == kSliding ? 'S' : 'L';
         }
         if (static_cast<int>(layers.size()) != config.layers)
-            file.refuse(strprintf("\"layer_types\" has %zu layers of %d", layers.size(), config.layers));
+            file.refuse(fmt::format("\"layer_types\" has {} layers of {}", layers.size(), config.layers));
     } else if (windows) {
         const json first = file.object().value("max_window_layers", json(28));
         if (!first.is_number_integer() || first < 0)
@@ -170,8 +170,8 @@ void read_windows(const ModelFields& file, ModelConfig& config) {
     }
     if (layers.find('S') == std::string::npos) return;
     if (!windows)
-        file.refuse(strprintf(
-            "\"layer_types\" has \"%s\", but \"use_sliding_window\" and \"sliding_window\" set no window", kSliding));
+        file.refuse(fmt::format(
+            "\"layer_types\" has \"{}\", but \"use_sliding_window\" and \"sliding_window\" set no window", kSliding));
     file.positive("sliding_window", config.window);
     config.window_layers = layers;
 }
@@ -312,15 +312,15 @@ void read_own_fields(const ModelFields& file, ModelConfig& config) {
     file.text("architecture", name, kGpt2.name);
     config.architecture = architecture_by(name, own_name);
     if (!config.architecture)
-        file.refuse(strprintf("unknown architecture \"%s\"; there are %s", name.c_str(), names(own_name).c_str()));
+        file.refuse(fmt::format("unknown architecture \"{}\"; there are {}", name, names(own_name)));
     const bool is_gpt2 = config.architecture == &kGpt2;
     for (const auto& item : file.object().items()) {
         if (is_one_of(item.key(), kOfAll) || (!is_gpt2 && is_one_of(item.key(), kBeyondGpt2))) continue;
         if (is_one_of(item.key(), kBeyondGpt2))
-            file.refuse(strprintf("\"%s\" is not for the architecture gpt2; add \"architecture\", one of %s",
-                                  item.key().c_str(), names(own_name).c_str()));
-        file.refuse(strprintf("unknown field \"%s\"; the fields are %s", item.key().c_str(),
-                              fields_of(*config.architecture).c_str()));
+            file.refuse(fmt::format("\"{}\" is not for the architecture gpt2; add \"architecture\", one of {}",
+                                    item.key(), names(own_name)));
+        file.refuse(
+            fmt::format("unknown field \"{}\"; the fields are {}", item.key(), fields_of(*config.architecture)));
     }
     gpt2_own_fields(file, config);
     config.architecture->description->set_defaults(config);
@@ -332,8 +332,8 @@ void read_hf_fields(const ModelFields& file, ModelConfig& config) {
     file.text("model_type", type, kGpt2.description->hf_type);
     config.architecture = architecture_by(type, hf_name);
     if (!config.architecture)
-        file.refuse(strprintf("\"model_type\" is \"%s\", which is not one of the supported architectures (%s)",
-                              type.c_str(), names(hf_name).c_str()));
+        file.refuse(fmt::format("\"model_type\" is \"{}\", which is not one of the supported architectures ({})", type,
+                                names(hf_name)));
     config.architecture->description->fields(file, config);
 }
 
@@ -371,10 +371,9 @@ ModelConfig read_model_file(const std::string& path) {
     try {
         file = parse_json<json>(content);
     } catch (const JsonError& error) {
-        throw Error(ExitCode::bad_flags, strprintf("model file %s is not JSON: %s", path.c_str(), error.what()));
+        throw Error(ExitCode::bad_flags, "model file {} is not JSON: {}", path, error.what());
     }
-    if (!file.is_object())
-        throw Error(ExitCode::bad_flags, strprintf("model file %s is not a JSON object", path.c_str()));
+    if (!file.is_object()) throw Error(ExitCode::bad_flags, "model file {} is not a JSON object", path);
     ModelConfig config = model_from_json(file, path);
     const std::filesystem::path as_path(path);
     const bool in_model_folder = as_path.filename() == "config.json" && as_path.has_parent_path();

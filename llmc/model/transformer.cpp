@@ -351,8 +351,8 @@ std::vector<NamedMemory> Transformer<Real>::activations() const {
 template <class Real>
 std::vector<float> Transformer<Real>::next_token_logits(const int* tokens, int length, stream_t stream) {
     if (length < 1 || length > most_tokens())
-        throw Error(ExitCode::failure, strprintf("cannot run %d tokens through a context of %d (%d reserved)", length,
-                                                 config_.context, B_ * T_));
+        throw Error(ExitCode::failure, "cannot run {} tokens through a context of {} ({} reserved)", length,
+                    config_.context, B_ * T_);
     const auto known = std::mismatch(decoded_.begin(), decoded_.end(), tokens, tokens + length).first;
     const int usable = std::min(static_cast<int>(known - decoded_.begin()), length - 1);
     int first = 0, last = 0;  // the first piece to compute, and the piece of the last token

@@ -28,7 +28,7 @@ NewtonSchulzSteps newton_schulz_steps(char set) {
         case 's':
             return {std::vector<NewtonSchulzStep>(12, {2.0, -1.5, 0.5})};
         default:
-            throw Error(ExitCode::failure, strprintf("no Newton-Schulz steps are called '%c'", set));
+            throw Error(ExitCode::failure, "no Newton-Schulz steps are called '{:c}'", set);
     }
 }
 

@@ -36,9 +36,9 @@ bool is_power_of_two(float x) {
 
 void check_config(const LossScaleConfig& config) {
     for (const float x : {config.initial, config.largest, config.smallest})
-        if (!is_power_of_two(x)) throw Error(ExitCode::failure, strprintf("loss scale %g is not a power of two", x));
+        if (!is_power_of_two(x)) throw Error(ExitCode::failure, "loss scale {:g} is not a power of two", x);
     if (config.growth_interval < 1)
-        throw Error(ExitCode::failure, strprintf("loss scale: growth after %d clean steps", config.growth_interval));
+        throw Error(ExitCode::failure, "loss scale: growth after {} clean steps", config.growth_interval);
 }
 
 }  // namespace
@@ -56,8 +56,8 @@ LossScaleConfig loss_scale_config(const std::string& text) {
     if (text.empty() || *end != '\0' || !is_power_of_two(config.initial) || config.initial < config.smallest ||
         config.initial > config.largest)
         throw Error(ExitCode::bad_flags,
-                    strprintf("--loss-scale %s: expected off, dynamic or a power of two from %.0f to %.0f",
-                              text.c_str(), config.smallest, config.largest));
+                    "--loss-scale {}: expected off, dynamic or a power of two from {:.0f} to {:.0f}", text,
+                    config.smallest, config.largest);
     return config;
 }
 

@@ -28,7 +28,7 @@ public:
     template <class T>
     T* at(size_t moment, size_t unit, size_t position) const {
         if (sizeof(T) != bytes_of(kept_[moment].format))
-            throw Error(ExitCode::failure, strprintf("moment %s has another format", kept_[moment].name));
+            throw Error(ExitCode::failure, "moment {} has another format", kept_[moment].name);
         return reinterpret_cast<T*>(place(moment, unit, position));
     }
 

@@ -25,10 +25,10 @@ void add_matrices(std::vector<MuonMatrix>& matrices, const ParameterTable& table
     for (const int n : rows) {
         matrices.push_back({unit, tensor, begin, n, columns});
         if (n < 1 || begin % kAlignment != 0)
-            throw Error(ExitCode::bad_flags,
-                        strprintf("--optimizer muon: %s has a matrix of %d rows that begins at element %zu, which is "
-                                  "no multiple of %zu",
-                                  info.name.c_str(), n, begin - info.offset, kAlignment));
+            throw Error(
+                ExitCode::bad_flags,
+                "--optimizer muon: {} has a matrix of {} rows that begins at element {}, which is no multiple of {}",
+                info.name, n, begin - info.offset, kAlignment);
         begin = matrices.back().end();
     }
     if (begin != info.offset + info.count())
@@ -73,8 +73,8 @@ std::vector<MuonMatrix> plan_muon(const ParameterTable& table, int ranks) {
 std::string describe(const std::vector<MuonMatrix>& matrices) {
     std::string text;
     for (const MuonMatrix& m : matrices)
-        text += strprintf("unit %zu element %zu, %d x %d, round %zu on rank %d\n", m.unit, m.begin, m.rows, m.columns,
-                          m.round, m.owner);
+        text += fmt::format("unit {} element {}, {} x {}, round {} on rank {}\n", m.unit, m.begin, m.rows, m.columns,
+                            m.round, m.owner);
     return text;
 }
 

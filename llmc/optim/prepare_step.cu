@@ -83,9 +83,8 @@ void prepare_step(StepState* state, const double* partials, size_t n_partials, c
                   const float* loss_scale, const int* bad_flag, const ScheduleConfig& schedule,
                   const AdamWConfig& adamw, double clip, const SpikeCheck& spikes, stream_t stream) {
     if (schedule.steps < 1 || schedule.warmup < 0)
-        throw Error(ExitCode::failure,
-                    strprintf("prepare_step: a schedule of %lld steps with %lld of warm-up",
-                              static_cast<long long>(schedule.steps), static_cast<long long>(schedule.warmup)));
+        throw Error(ExitCode::failure, "prepare_step: a schedule of {} steps with {} of warm-up", schedule.steps,
+                    schedule.warmup);
     launch<prepare_step_kernel>({1, kThreads, 0, stream},
                                 {inout(state, 1), in(partials, n_partials), in(loss_sum, 1), in(loss_scale, 1),
                                  in(bad_flag, 1), in(spikes.state, 1)},

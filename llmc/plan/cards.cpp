@@ -178,24 +178,24 @@ std::string describe_rates(const MeasuredRates& measured, bool has_fp8) {
     if (has_fp8) add("fp8", "matmuls in fp8");
     add("copy", "memory");
     if (here.empty()) return "The card's rates are from the table of cards.";
-    return strprintf("Measured by the card check on this card (%s): %s.", measured.date.c_str(), here.c_str()) +
+    return fmt::format("Measured by the card check on this card ({}): {}.", measured.date, here) +
            (table.empty() ? "" : " From the table of cards: " + table + ".");
 }
 
 std::string describe_links(const GpuSpec& gpu, const MeasuredRates& measured) {
     const CardRates rates(gpu, measured);
-    const std::string rest =
-        strprintf("between nodes a NIC of %.0f GB/s for every GPU; the lowest latencies of NCCL's own model of a ring",
-                  kNicRate / 1e9);
+    const std::string rest = fmt::format(
+        "between nodes a NIC of {:.0f} GB/s for every GPU; the lowest latencies of NCCL's own model of a ring",
+        kNicRate / 1e9);
     if (knows(measured, "all_gather") && knows(measured, "reduce_scatter"))
-        return strprintf(
-                   "Links were measured by the card check on this card (%s): all_gather %.3g GB/s, reduce_scatter %.3g "
-                   "GB/s per rank, in nodes of %d GPUs; the rest is assumed: ",
-                   measured.date.c_str(), rates.all_gather_gbs, rates.reduce_scatter_gbs, kNodeGpus) +
+        return fmt::format(
+                   "Links were measured by the card check on this card ({}): all_gather {:.3g} GB/s, reduce_scatter "
+                   "{:.3g} GB/s per rank, in nodes of {} GPUs; the rest is assumed: ",
+                   measured.date, rates.all_gather_gbs, rates.reduce_scatter_gbs, kNodeGpus) +
                rest;
-    return strprintf("Links are assumed: %s at %.0f GB/s a direction (%.0f %% of %.0f) in nodes of %d GPUs; ",
-                     gpu.link == Link::nvlink ? "NVLink" : "PCIe", link_gbs(gpu), link_gbs(gpu) / gpu.link_gbs * 100,
-                     gpu.link_gbs, kNodeGpus) +
+    return fmt::format("Links are assumed: {} at {:.0f} GB/s a direction ({:.0f} % of {:.0f}) in nodes of {} GPUs; ",
+                       gpu.link == Link::nvlink ? "NVLink" : "PCIe", link_gbs(gpu), link_gbs(gpu) / gpu.link_gbs * 100,
+                       gpu.link_gbs, kNodeGpus) +
            rest;
 }
 

@@ -61,37 +61,37 @@ double newton_schulz_flops(const ModelConfig& model) {
 }
 
 std::string row(const char* name, const std::string& value, const std::string& note = "") {
-    std::string text = strprintf("  %-18s %14s   %s", name, value.c_str(), note.c_str());
+    std::string text = fmt::format("  {:18} {:>14}   {}", name, value, note);
     text.erase(text.find_last_not_of(' ') + 1);
     return text + "\n";
 }
 
 std::string windows(const ModelConfig& m) {
     if (m.short_layers() == 0) return "";
-    return strprintf(", windows of %d tokens in %d of %d layers", m.window, m.short_layers(), m.layers);
+    return fmt::format(", windows of {} tokens in {} of {} layers", m.window, m.short_layers(), m.layers);
 }
 
 std::string model_section(const ModelConfig& m, int T) {
     const double attention = m.attention_flops_per_token(T);
     std::string text =
-        strprintf("Model %s: %d layers, %d heads of %d, %d channels, vocabulary %d (padded to %d), context %d\n",
-                  m.name.c_str(), m.layers, m.heads, m.head_dim(), m.channels, m.vocab, m.padded_vocab(), m.context);
+        fmt::format("Model {}: {} layers, {} heads of {}, {} channels, vocabulary {} (padded to {}), context {}\n",
+                    m.name, m.layers, m.heads, m.head_dim(), m.channels, m.vocab, m.padded_vocab(), m.context);
     if (m.architecture != &kGpt2)
         text +=
-            strprintf("  %s: %d heads of keys and values, %d channels in the MLP, %s head%s\n", m.architecture->name,
-                      m.key_value_heads(), m.mlp_channels(), m.tied ? "tied" : "untied", windows(m).c_str());
+            fmt::format("  {}: {} heads of keys and values, {} channels in the MLP, {} head{}\n", m.architecture->name,
+                        m.key_value_heads(), m.mlp_channels(), m.tied ? "tied" : "untied", windows(m));
     text +=
         row("parameters", with_commas(m.parameters()), m.parameters() < 1000000 ? "" : format_count(m.parameters()));
-    text += row(
-        "FLOPs per token", format_scaled(m.flops_per_token(T)) + "FLOP",
-        strprintf("forward and backward at T=%d; %.0f%% of it attention", T, 100 * attention / m.flops_per_token(T)));
+    text += row("FLOPs per token", format_scaled(m.flops_per_token(T)) + "FLOP",
+                fmt::format("forward and backward at T={}; {:.0f}% of it attention", T,
+                            100 * attention / m.flops_per_token(T)));
     return text;
 }
 
 std::string batch_section(const PlannedRun& run) {
-    return strprintf("Step: %s\n  %s x %s x %s x %s\n", plural(run.tokens(), "token").c_str(),
-                     plural(run.config.batch, "sequence").c_str(), plural(run.config.seq, "token").c_str(),
-                     plural(run.ranks, "rank").c_str(), plural(run.config.micro_steps, "micro-step").c_str());
+    return fmt::format("Step: {}\n  {} x {} x {} x {}\n", plural(run.tokens(), "token"),
+                       plural(run.config.batch, "sequence"), plural(run.config.seq, "token"), plural(run.ranks, "rank"),
+                       plural(run.config.micro_steps, "micro-step"));
 }
 
 std::string memory_section(const PlannedRun& run, const MemoryByKind& m, size_t reserve) {
@@ -108,13 +108,13 @@ std::string memory_section(const PlannedRun& run, const MemoryByKind& m, size_t 
         "optimizer", format_bytes(m.optimizer),
         std::string(word_of(optimizer.kind)) + (optimizer.adam_moments == MomentFormat::bf16 ? ", moments BF16" : ""));
     text += row("activations", format_bytes(m.activations),
-                strprintf("-b %d, -r %s", config.batch, word_of(config.recompute)));
+                fmt::format("-b {}, -r {}", config.batch, word_of(config.recompute)));
     text += row("workspace", format_bytes(m.workspace));
     text += row("libraries", format_bytes(reserve),
                 std::string("reserved, an estimate: CUDA, cuBLASLt") + (run.ranks == 1 ? "" : ", NCCL"));
     text += row("total", format_bytes(total),
-                strprintf("%s %s, which has %s", total <= run.available() ? "fits into" : "DOES NOT FIT into",
-                          run.gpu.match.c_str(), format_bytes(run.available()).c_str()));
+                fmt::format("{} {}, which has {}", total <= run.available() ? "fits into" : "DOES NOT FIT into",
+                            run.gpu.match, format_bytes(run.available())));
     return text +
            row("host memory", format_bytes(m.staging), "pinned, a checkpoint's copy; none with --checkpoint-local");
 }
@@ -124,9 +124,9 @@ std::string speed_line(const PlannedRun& run, Precision precision, double ms) {
     const double tokens_per_s = static_cast<double>(run.tokens()) / ms * 1000;
     const double mfu = model_flops_utilization(run.config.model.flops_per_token(run.config.seq), tokens_per_s,
                                                fp8 ? run.gpu.fp8_tflops : run.gpu.bf16_tflops, run.ranks);
-    return strprintf("  %-18s %s tok/s, MFU %.1f%% of the %s peak%s\n", word_of(precision),
-                     with_commas(std::llround(tokens_per_s)).c_str(), 100 * mfu, fp8 ? "FP8" : "BF16",
-                     precision == run.precision ? "; this run" : "");
+    return fmt::format("  {:18} {} tok/s, MFU {:.1f}% of the {} peak{}\n", word_of(precision),
+                       with_commas(std::llround(tokens_per_s)), 100 * mfu, fp8 ? "FP8" : "BF16",
+                       precision == run.precision ? "; this run" : "");
 }
 
 std::string time_section(const PlannedRun& run, int slices) {
@@ -135,15 +135,15 @@ std::string time_section(const PlannedRun& run, int slices) {
     if (run.gpu.fp8_tflops > 0) precisions.push_back(Precision::fp8);
     std::vector<StepTime> times;
     const CardRates card(run.gpu, run.measured);
-    std::string text = strprintf("Predicted step time on %s: each kernel alone at the best %s for its kind\n%18s",
-                                 run.gpu.match.c_str(), run.measured.rates.empty() ? "public rate" : "rate known", "");
+    std::string text = fmt::format("Predicted step time on {}: each kernel alone at the best {} for its kind\n{:>18}",
+                                   run.gpu.match, run.measured.rates.empty() ? "public rate" : "rate known", "");
     for (const Precision precision : precisions) {
         times.push_back(ideal_step_time(run, precision, slices));
-        text += strprintf(" %14s", word_of(precision));
+        text += fmt::format(" {:>14}", word_of(precision));
     }
     const auto line = [&](const char* name, const auto& part) {
-        text += strprintf("\n  %-18s", name);
-        for (const StepTime& t : times) text += strprintf(" %11.1f ms", std::invoke(part, t));
+        text += fmt::format("\n  {:18}", name);
+        for (const StepTime& t : times) text += fmt::format(" {:>11.1f} ms", std::invoke(part, t));
     };
     line("matmuls", &StepTime::products);
     line("attention", &StepTime::attention);
@@ -153,12 +153,12 @@ std::string time_section(const PlannedRun& run, int slices) {
     text += "\n";
     for (size_t i = 0; i < times.size(); i++) text += speed_line(run, precisions[i], times[i].total());
     if (run.gpu.fp8_tflops == 0)
-        text += strprintf("  %s has no FP8%s\n", run.gpu.match.c_str(),
-                          run.precision == Precision::fp8 ? ": use --precision bf16 there" : "");
+        text += fmt::format("  {} has no FP8{}\n", run.gpu.match,
+                            run.precision == Precision::fp8 ? ": use --precision bf16 there" : "");
     return text +
-           strprintf(
-               "  Matmuls at %.0f TFLOP/s in bf16 and %.0f in fp8, attention at FlashAttention-3's share of the\n"
-               "  peak, the rest at %.1f TB/s. Without gaps, overlap or communication, and not measured: real\n"
+           fmt::format(
+               "  Matmuls at {:.0f} TFLOP/s in bf16 and {:.0f} in fp8, attention at FlashAttention-3's share of the\n"
+               "  peak, the rest at {:.1f} TB/s. Without gaps, overlap or communication, and not measured: real\n"
                "  runs are slower.\n",
                card.bf16_tflops, card.fp8_tflops, card.bandwidth_gbs / 1e3) +
            "  " + wrap(describe_rates(run.measured, run.gpu.fp8_tflops > 0), 2, 110) + "\n";
@@ -252,9 +252,9 @@ std::string describe_plan(const PlannedRun& run, const MemoryByKind& memory, siz
 std::string describe_length(const RunLength& length, int ranks) {
     std::string text = "Run: " + plural(length.steps, "step") + ", " + counted(length.tokens, "token") + "\n";
     if (length.hours)
-        text += row("predicted", format_duration(3600 * *length.hours),
-                    strprintf("%.3g GPU-hours on %s; real runs are slower", length.gpu_hours(ranks),
-                              plural(ranks, "GPU").c_str()));
+        text += row(
+            "predicted", format_duration(3600 * *length.hours),
+            fmt::format("{:.3g} GPU-hours on {}; real runs are slower", length.gpu_hours(ranks), plural(ranks, "GPU")));
     return text;
 }
 
@@ -274,13 +274,12 @@ void check_memory(const MemoryByKind& needed, size_t reserve, size_t available, 
             ? "the model's own state is too large for any -b: share it among more ranks with -z 3, halve AdamW's with "
               "--adam-moments bf16, or use a smaller model or a larger device"
             : "reduce -b, or recompute more with -r norm or -r block";
-    throw Error(ExitCode::no_resources,
-                strprintf("this run needs %s and %s has %s: weights %s, gradients %s, optimizer %s, activations %s, "
-                          "workspace %s%s; %s",
-                          format_bytes(total).c_str(), device_name.c_str(), format_bytes(available).c_str(),
-                          format_bytes(needed.weights).c_str(), format_bytes(needed.gradients).c_str(),
-                          format_bytes(needed.optimizer).c_str(), format_bytes(needed.activations).c_str(),
-                          format_bytes(needed.workspace).c_str(), libraries.c_str(), advice));
+    throw Error(
+        ExitCode::no_resources,
+        "this run needs {} and {} has {}: weights {}, gradients {}, optimizer {}, activations {}, workspace {}{}; {}",
+        format_bytes(total), device_name, format_bytes(available), format_bytes(needed.weights),
+        format_bytes(needed.gradients), format_bytes(needed.optimizer), format_bytes(needed.activations),
+        format_bytes(needed.workspace), libraries, advice);
 }
 
 }  // namespace llmc

@@ -36,15 +36,15 @@ double wire_bytes(size_t count, Wire wire) {
 }
 
 std::string stage_row(const PlannedRun& run, const StagePlan& plan, bool advised) {
-    std::string text = strprintf("  %-6d", plan.stage);
+    std::string text = fmt::format("  {:<6}", plan.stage);
     if (!plan.refused.empty()) return text + "   " + wrap(plan.refused, 11, 110) + "\n";
     const MemoryByKind& m = plan.memory;
     const size_t sent = static_cast<size_t>(std::llround(plan.sent.bytes()));
     for (const size_t part : {m.weights, m.gradients, m.optimizer, plan.bytes(), sent})
-        text += strprintf(" %10s", format_bytes(part).c_str());
+        text += fmt::format(" {:>10}", format_bytes(part));
     if (no_prediction_because(run).empty()) {
         const StepPrediction p = predict_step(run, plan);
-        text += strprintf(" %8.1f ms %8.1f ms", p.waits, p.step());
+        text += fmt::format(" {:>8.1f} ms {:>8.1f} ms", p.waits, p.step());
     }
     if (plan.bytes() > run.available()) text += "  does not fit";
     if (advised) text += "  recommended";
@@ -134,9 +134,10 @@ std::optional<int> recommend_stage(const PlannedRun& run, const std::vector<Stag
 std::string describe_sharding(const PlannedRun& run, const std::vector<StagePlan>& stages) {
     const std::optional<int> advised = recommend_stage(run, stages);
     const std::string why = no_prediction_because(run);
-    std::string text = strprintf("Sharding: each of %d ranks, stage by stage\n  %-6s %10s %10s %10s %10s %10s",
-                                 run.ranks, "--zero", "weights", "gradients", "optimizer", "total", "sent");
-    text += why.empty() ? strprintf(" %11s %11s\n", "waits", "step") : "\n";
+    std::string text =
+        fmt::format("Sharding: each of {} ranks, stage by stage\n  {:6} {:>10} {:>10} {:>10} {:>10} {:>10}", run.ranks,
+                    "--zero", "weights", "gradients", "optimizer", "total", "sent");
+    text += why.empty() ? fmt::format(" {:>11} {:>11}\n", "waits", "step") : "\n";
     for (const StagePlan& plan : stages) text += stage_row(run, plan, plan.stage == advised);
     if (!advised) text += "  no stage fits: use a smaller -b, more recomputation (-r block) or more ranks\n";
     const std::string notes = why.empty() ? "sent: to other ranks per step. waits: predicted, not hidden behind the "
@@ -169,20 +170,20 @@ std::vector<ScalingPoint> estimate_scaling(PlannedRun run, const std::function<S
 std::string describe_scaling(const PlannedRun& run, const std::vector<ScalingPoint>& points) {
     const TrainerConfig& config = run.config;
     const std::string within =
-        config.sharding.within > 0 ? strprintf(" --shard-within %d", config.sharding.within) : "";
-    std::string text = strprintf(
-        "Predicted scaling of %s on %s, %s, --zero %d%s: %s\n"
-        "  Every GPU takes %s x %d tokens x %s per step, however many there are (weak scaling)\n",
-        config.model.name.c_str(), run.gpu.match.c_str(), word_of(run.precision), config.sharding.stage, within.c_str(),
+        config.sharding.within > 0 ? fmt::format(" --shard-within {}", config.sharding.within) : "";
+    std::string text = fmt::format(
+        "Predicted scaling of {} on {}, {}, --zero {}{}: {}\n"
+        "  Every GPU takes {} x {} tokens x {} per step, however many there are (weak scaling)\n",
+        config.model.name, run.gpu.match, word_of(run.precision), config.sharding.stage, within,
         run.measured.rates.empty() ? "nothing here is measured" : "from rates that were measured",
-        plural(config.batch, "sequence").c_str(), config.seq, plural(config.micro_steps, "micro-step").c_str());
-    text += strprintf("  %5s %13s %12s %12s %11s %10s %10s   %s\n", "GPUs", "tokens/s", "efficiency", "compute",
-                      "waits", "sent", "memory", "fits");
+        plural(config.batch, "sequence"), config.seq, plural(config.micro_steps, "micro-step"));
+    text += fmt::format("  {:>5} {:>13} {:>12} {:>12} {:>11} {:>10} {:>10}   {}\n", "GPUs", "tokens/s", "efficiency",
+                        "compute", "waits", "sent", "memory", "fits");
     for (const ScalingPoint& p : points)
-        text += strprintf("  %5d %13s %10.1f %% %9.1f ms %8.1f ms %10s %10s   %s\n", p.gpus,
-                          with_commas(std::llround(p.tokens_per_s)).c_str(), 100 * p.efficiency, p.step.compute,
-                          p.step.waits, format_bytes(static_cast<size_t>(p.plan.sent.bytes())).c_str(),
-                          format_bytes(p.plan.bytes()).c_str(), p.fits ? "yes" : "NO");
+        text += fmt::format("  {:5} {:>13} {:>10.1f} % {:>9.1f} ms {:>8.1f} ms {:>10} {:>10}   {}\n", p.gpus,
+                            with_commas(std::llround(p.tokens_per_s)), 100 * p.efficiency, p.step.compute, p.step.waits,
+                            format_bytes(static_cast<size_t>(p.plan.sent.bytes())), format_bytes(p.plan.bytes()),
+                            p.fits ? "yes" : "NO");
     const std::string notes =
         "efficiency: tokens/s of each GPU, over those of one GPU alone" +
         std::string(config.sharding.stage > 0 ? "; slices of the optimizer's work can lift it above 100 %" : "") +

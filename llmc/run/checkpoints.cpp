@@ -41,9 +41,9 @@ Checkpoints<Real>::Checkpoints(const Options& options, const ShardSet& train, Tr
         const uint64_t room = free_bytes(directory.checkpoints());
         if (room < needed)
             throw Error(ExitCode::no_resources,
-                        strprintf("%s: a checkpoint takes %s, and %s are free; free space there, choose another --out, "
-                                  "or save none with -n 0 --checkpoint-minutes 0",
-                                  directory.path().c_str(), format_bytes(needed).c_str(), format_bytes(room).c_str()));
+                        "{}: a checkpoint takes {}, and {} are free; free space there, choose another --out, or save "
+                        "none with -n 0 --checkpoint-minutes 0",
+                        directory.path(), format_bytes(needed), format_bytes(room));
         const uint64_t at_once = options.keep > 0 ? static_cast<uint64_t>(options.keep) + 1 : 1;
         if (room / at_once < needed)
             std::printf(
@@ -151,7 +151,7 @@ void Checkpoints<Real>::report(const SaveOutcome& outcome, bool last) {
         return;
     }
     const std::string problem =
-        strprintf("the checkpoint of step %lld could not be written: %s", llong{outcome.step}, outcome.problem.c_str());
+        fmt::format("the checkpoint of step {} could not be written: {}", outcome.step, outcome.problem);
     if (last || options_.on_save_error == OnSaveError::stop) throw Error(outcome.code, problem);
     if (is_main)
         std::fprintf(stderr, "train_gpt: %s\ntrain_gpt: training continues; earlier checkpoints are unchanged\n",

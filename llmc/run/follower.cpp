@@ -91,9 +91,9 @@ Follower::~Follower() {
         std::fprintf(stderr, "note: --track: process %d still sends records and will end by itself\n",
                      static_cast<int>(pid_));
     else if (ended == pid_ && WIFSIGNALED(status))
-        warn(strprintf("the follower was killed by signal %d", WTERMSIG(status)));
+        warn(fmt::format("the follower was killed by signal {}", WTERMSIG(status)));
     else if (ended == pid_ && WEXITSTATUS(status) != 0)
-        warn(strprintf("the follower failed with exit code %d", WEXITSTATUS(status)));
+        warn(fmt::format("the follower failed with exit code {}", WEXITSTATUS(status)));
 }
 
 void Follower::warn(const std::string& problem) const {

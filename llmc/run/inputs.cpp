@@ -24,11 +24,11 @@ void check_end_token(const ShardSet& set, const Options& o) {
     if (!token) refuse("which token begins the documents of " + path + " is not known");
     const auto id = static_cast<long long>(*token);
     if (id < 0 || id >= o.model_config.vocab)
-        refuse(strprintf("the documents of %s should begin with token %lld%s, which a vocabulary of %d does not have",
-                         path.c_str(), id, set.sidecar().end_token ? "" : ", as llm.c's do", o.model_config.vocab));
+        refuse(fmt::format("the documents of {} should begin with token {}{}, which a vocabulary of {} does not have",
+                           path, id, set.sidecar().end_token ? "" : ", as llm.c's do", o.model_config.vocab));
     if (id != o.end_token)
-        refuse(strprintf("the documents of %s begin with token %lld, those of the first set with %d", path.c_str(), id,
-                         o.end_token));
+        refuse(fmt::format("the documents of {} begin with token {}, those of the first set with {}", path, id,
+                           o.end_token));
 }
 
 // The tokenizer that --tokenizer names, or else the shards' tokenizer: a tokenizer file in their directory,
@@ -116,8 +116,7 @@ void only_bench(Options& o) {
     if (o.stop_after == 0) o.stop_after = kBenchSteps;
     if (o.stop_after <= kBenchWarmup)
         throw Error(ExitCode::bad_flags,
-                    strprintf("--bench leaves out %lld steps of warm-up: use a --stop-after above that, or none",
-                              static_cast<long long>(kBenchWarmup)));
+                    "--bench leaves out {} steps of warm-up: use a --stop-after above that, or none", kBenchWarmup);
     if (o.train.empty() && o.max_steps < 0 && o.depth == 0) o.max_steps = o.warmup + o.stop_after;
     o.val.clear();
     o.sample_every = o.checkpoint_every = o.early_stop = 0;

@@ -20,24 +20,23 @@ int64_t last_step_of(const Options& o) { return o.stop_after > 0 ? std::min(o.st
 std::string passes_of(const Options& o, int64_t train_tokens) {
     if (train_tokens <= 1) return "";
     const double passes = static_cast<double>(o.batches.tokens_until(o.max_steps)) / static_cast<double>(train_tokens);
-    return strprintf(
-        passes < 0.1 ? ", %.2g passes over the %s of training data" : ", %.1f passes over the %s of training data",
-        passes, counted(train_tokens, "token").c_str());
+    return fmt::format(", {} passes over the {} of training data",
+                       passes < 0.1 ? fmt::format("{:.2g}", passes) : fmt::format("{:.1f}", passes),
+                       counted(train_tokens, "token"));
 }
 
 std::string length_line(const Options& o, const RunOutlook& outlook) {
-    std::string text = strprintf("%s of %s in %s each: %s%s\n", counted(o.max_steps, "step").c_str(),
-                                 counted(o.total_batch, "token").c_str(), counted(o.micro_steps, "micro-step").c_str(),
-                                 counted(o.batches.tokens_until(o.max_steps), "token").c_str(),
-                                 passes_of(o, outlook.train_tokens).c_str());
+    std::string text =
+        fmt::format("{} of {} in {} each: {}{}\n", counted(o.max_steps, "step"), counted(o.total_batch, "token"),
+                    counted(o.micro_steps, "micro-step"), counted(o.batches.tokens_until(o.max_steps), "token"),
+                    passes_of(o, outlook.train_tokens));
     const int64_t steps = last_step_of(o) - outlook.first_step + 1;
     if (steps <= 0)
         text += outlook.first_step - 1 == o.max_steps
-                    ? strprintf("nothing to do: all %s are done\n", counted(o.max_steps, "step").c_str())
-                    : strprintf("nothing to do: step %lld is past --%s %lld\n",
-                                static_cast<long long>(outlook.first_step - 1),
-                                o.stop_after > 0 && o.stop_after < o.max_steps ? "stop-after" : "max-steps",
-                                static_cast<long long>(last_step_of(o)));
+                    ? fmt::format("nothing to do: all {} are done\n", counted(o.max_steps, "step"))
+                    : fmt::format("nothing to do: step {} is past --{} {}\n", outlook.first_step - 1,
+                                  o.stop_after > 0 && o.stop_after < o.max_steps ? "stop-after" : "max-steps",
+                                  last_step_of(o));
     return text;
 }
 
@@ -48,15 +47,15 @@ std::string time_note(const Options& o, const DeviceInfo& device, const RunOutlo
     const double seconds = *outlook.seconds_per_step;
     const int64_t steps = last_step_of(o) - outlook.first_step + 1;
     if (!device.is_host)
-        return strprintf("predicted: at least %.1f ms per step, %s for %s (every kernel at its best known rate)\n",
-                         1e3 * seconds, format_duration(seconds * static_cast<double>(steps)).c_str(),
-                         counted(steps, "step").c_str());
+        return fmt::format("predicted: at least {:.1f} ms per step, {} for {} (every kernel at its best known rate)\n",
+                           1e3 * seconds, format_duration(seconds * static_cast<double>(steps)),
+                           counted(steps, "step"));
     if (seconds < kSurprising) return "";
-    return strprintf(
-        "note: these are %s parameters on %s: predicted %.1f minutes or more per step, %s for the run; for a small "
+    return fmt::format(
+        "note: these are {} parameters on {}: predicted {:.1f} minutes or more per step, {} for the run; for a small "
         "run try -e tiny or scripts/demo.sh\n",
-        format_count(o.model_config.parameters()).c_str(), counted(device.multiprocessors, "CPU thread").c_str(),
-        seconds / 60, format_duration(seconds * static_cast<double>(steps)).c_str());
+        format_count(o.model_config.parameters()), counted(device.multiprocessors, "CPU thread"), seconds / 60,
+        format_duration(seconds * static_cast<double>(steps)));
 }
 
 std::string next_commands(const Options& o) {
@@ -88,11 +87,11 @@ std::string describe_start(const Options& o, const Ranks& ranks, const RunOutloo
     for (const std::string& note : o.notes) text += "note: " + note + "\n";
     if (o.out.empty() && !o.bench) text += "note: nothing will be saved: no --out\n";
     if (comm.world() > 1)
-        text += strprintf("%d ranks over %s, --zero %d%s\n", comm.world(), comm.name(), o.zero,
-                          o.shard_within > 0 ? strprintf(" --shard-within %d", o.shard_within).c_str() : "");
+        text += fmt::format("{} ranks over {}, --zero {}{}\n", comm.world(), comm.name(), o.zero,
+                            o.shard_within > 0 ? fmt::format(" --shard-within {}", o.shard_within) : "");
     return text +
-           strprintf("%s on %s, %s: %s\n", o.model_config.name.c_str(), ranks.device.name.c_str(), word_of(o.precision),
-                     counted(o.model_config.parameters(), "parameter").c_str()) +
+           fmt::format("{} on {}, {}: {}\n", o.model_config.name, ranks.device.name, word_of(o.precision),
+                       counted(o.model_config.parameters(), "parameter")) +
            length_line(o, outlook) + time_note(o, ranks.device, outlook);
 }
 
@@ -107,8 +106,7 @@ std::string describe_pass_end(const TokenSchedule& batches, int64_t tokens_per_p
     if (tokens_per_pass <= batches.tokens_of(data_step)) return "";
     const int64_t passes = batches.tokens_until(data_step) / tokens_per_pass;
     if (passes == batches.tokens_until(data_step - 1) / tokens_per_pass) return "";
-    return strprintf("step %lld: pass %lld over the training data is complete", static_cast<long long>(step),
-                     static_cast<long long>(passes));
+    return fmt::format("step {}: pass {} over the training data is complete", step, passes);
 }
 
 // Equal logits give a loss of ln(V). Logits of C normalised channels and a head from N(0, s), with s = 0.02 in GPT-2,
@@ -160,10 +158,10 @@ void Reports::report(StepRecord record) {
 void Reports::check_bits(const StepRecord& record) {
     const std::string& difference = record.verified->difference;
     if (difference.empty()) return;
-    const std::string text = strprintf(
-        "step %lld: silent data corruption: %s. Nothing was saved from this step on: test or replace that card, and "
+    const std::string text = fmt::format(
+        "step {}: silent data corruption: {}. Nothing was saved from this step on: test or replace that card, and "
         "continue with --resume latest",
-        static_cast<long long>(record.step), difference.c_str());
+        record.step, difference);
     directory_.append({{"step", record.step}, {"corruption", difference}});
     record_end(record.step, text, directory_);
     throw Error(ExitCode::bad_numbers, text);
@@ -188,19 +186,18 @@ std::string format_bench(const std::vector<StepRecord>& steps, const ProgressSet
     if (timed.empty()) return "bench: it ended before the warm-up did";
     std::sort(timed.begin(), timed.end(), [](const StepRecord& a, const StepRecord& b) { return a.ms < b.ms; });
     const StepRecord& median = timed[timed.size() / 2];
-    std::string text =
-        strprintf("bench: %.1f ms per step (median of %zu after %lld of warm-up; %.1f to %.1f), %s tok/s", median.ms,
-                  timed.size(), static_cast<long long>(kBenchWarmup), timed.front().ms, timed.back().ms,
-                  with_commas(std::llround(median.tokens_per_s)).c_str());
+    std::string text = fmt::format(
+        "bench: {:.1f} ms per step (median of {} after {} of warm-up; {:.1f} to {:.1f}), {} tok/s", median.ms,
+        timed.size(), kBenchWarmup, timed.front().ms, timed.back().ms, with_commas(std::llround(median.tokens_per_s)));
     if (setup.ranks > 1)
-        text += strprintf(", %s of each of %d ranks",
-                          with_commas(std::llround(median.tokens_per_s / setup.ranks)).c_str(), setup.ranks);
+        text += fmt::format(", {} of each of {} ranks", with_commas(std::llround(median.tokens_per_s / setup.ranks)),
+                            setup.ranks);
     if (setup.peak_tflops)
-        text += strprintf(
-            ", MFU %.1f%% of %.0f TFLOP/s",
+        text += fmt::format(
+            ", MFU {:.1f}% of {:.0f} TFLOP/s",
             100 * model_flops_utilization(median.flops_per_token, median.tokens_per_s, *setup.peak_tflops, setup.ranks),
             *setup.peak_tflops);
-    if (median.joules_per_token) text += strprintf(", %.3g J per token", *median.joules_per_token);
+    if (median.joules_per_token) text += fmt::format(", {:.3g} J per token", *median.joules_per_token);
     return text + ", mem " + format_bytes(memory);
 }
 
@@ -212,18 +209,15 @@ std::string describe_end(const Options& o, const RunEnd& end) {
     std::string text;
     if (const int64_t steps = end.step - end.first_step + 1; steps > 0) {
         const int64_t tokens = o.batches.tokens_until(end.step) - o.batches.tokens_until(end.first_step - 1);
-        text += strprintf("%s (%s) in %s%s\n", counted(steps, "step").c_str(), counted(tokens, "token").c_str(),
-                          format_duration(end.seconds).c_str(),
-                          seen.train ? strprintf(", last loss %.4f", unsigned_nan(seen.train->loss)).c_str() : "");
+        text += fmt::format("{} ({}) in {}{}\n", counted(steps, "step"), counted(tokens, "token"),
+                            format_duration(end.seconds),
+                            seen.train ? fmt::format(", last loss {:.4f}", unsigned_nan(seen.train->loss)) : "");
     }
     if (seen.val)
-        text += strprintf("validation loss %.4f after step %lld%s\n", unsigned_nan(seen.val->loss),
-                          static_cast<long long>(seen.val->step),
-                          seen.best_val && seen.best_val->step != seen.val->step
-                              ? strprintf(", best %.4f after step %lld", seen.best_val->loss,
-                                          static_cast<long long>(seen.best_val->step))
-                                    .c_str()
-                              : "");
+        text += fmt::format("validation loss {:.4f} after step {}{}\n", unsigned_nan(seen.val->loss), seen.val->step,
+                            seen.best_val && seen.best_val->step != seen.val->step
+                                ? fmt::format(", best {:.4f} after step {}", seen.best_val->loss, seen.best_val->step)
+                                : "");
     if (o.out.empty()) return text;
     if (end.stop == StopReason::none || !end.resumable) text += "weights written to " + o.out + "/model.safetensors\n";
     if (end.resumable && end.step > 0) text += "checkpoints are in " + o.out + "/checkpoints\n";
@@ -234,18 +228,18 @@ std::string describe_end(const Options& o, const RunEnd& end) {
 
 std::string problem_of(const Options& o, const RunEnd& end) {
     if (end.stop != StopReason::none)
-        return end.resumable ? ""
-                             : strprintf("stopped after step %lld (%s); %s", static_cast<long long>(end.step),
-                                         stop_name(end.stop).c_str(),
-                                         o.out.empty() ? "nothing was saved because the run has no --out"
-                                                       : "no checkpoint was saved because -n and --checkpoint-minutes "
-                                                         "are 0, so the run cannot be continued");
+        return end.resumable
+                   ? ""
+                   : fmt::format("stopped after step {} ({}); {}", end.step, stop_name(end.stop),
+                                 o.out.empty() ? "nothing was saved because the run has no --out"
+                                               : "no checkpoint was saved because -n and --checkpoint-minutes "
+                                                 "are 0, so the run cannot be continued");
     if (!ends_badly(end.results)) return "";
     const bool validated = is_validated(end.results);
-    return strprintf("the last %s is %f, so %s; lower -l, and see --max-skips and --clip",
-                     validated ? "validation loss" : "training loss",
-                     unsigned_nan(validated ? end.results.val->loss : end.results.train->loss),
-                     o.out.empty() ? "the training failed" : "the weights that were written are not usable");
+    return fmt::format("the last {} is {:f}, so {}; lower -l, and see --max-skips and --clip",
+                       validated ? "validation loss" : "training loss",
+                       unsigned_nan(validated ? end.results.val->loss : end.results.train->loss),
+                       o.out.empty() ? "the training failed" : "the weights that were written are not usable");
 }
 
 ExitCode exit_code_of(const RunEnd& end) {

@@ -20,7 +20,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
-using llong = long long;
 
 [[noreturn]] void fail(const std::string& message) { throw Error(ExitCode::checkpoint, message); }
 
@@ -64,7 +63,7 @@ Candidates candidates_for(const Options& o, const std::string& out) {
                            : is_directory(o.resume + "/checkpoints") ? o.resume + "/checkpoints"
                                                                      : o.resume;
     if (!by_name && !is_directory(candidates.directory))
-        fail(strprintf("--resume %s: there is no such directory", o.resume.c_str()));
+        fail(fmt::format("--resume {}: there is no such directory", o.resume));
     for (const FoundCheckpoint& found : find_checkpoints(candidates.directory)) {
         candidates.all++;
         if (found.has_manifest)
@@ -83,10 +82,10 @@ void require_no_run(const std::string& out) {
     const std::string sign = find_earlier_run(out).why_not_restart();
     if (sign.empty()) return;
     fail(
-        strprintf("--resume auto found no checkpoint in %s/checkpoints, but a run was here: %s. Nothing was changed. "
-                  "Bring the checkpoints back (mount their disk, repair the link, rename a .set_aside directory), "
-                  "or begin a new run with --overwrite or another --out",
-                  out.c_str(), sign.c_str()));
+        fmt::format("--resume auto found no checkpoint in {}/checkpoints, but a run was here: {}. Nothing was changed. "
+                    "Bring the checkpoints back (mount their disk, repair the link, rename a .set_aside directory), or "
+                    "begin a new run with --overwrite or another --out",
+                    out, sign));
 }
 
 // Opens and checks one candidate; throws on every rank if it cannot be used.
@@ -124,8 +123,8 @@ std::unique_ptr<CheckpointReader> newest(const std::vector<std::string>& paths, 
         }
     }
     if (left_out > 0)
-        fail(strprintf("--rewind %lld: there are %lld undamaged checkpoints, so --rewind can be at most %lld",
-                       llong{o.rewind}, llong{left_out}, llong{left_out} - 1));
+        fail(fmt::format("--rewind {}: there are {} undamaged checkpoints, so --rewind can be at most {}", o.rewind,
+                         left_out, left_out - 1));
     return nullptr;
 }
 
@@ -199,22 +198,22 @@ void compare_configurations(const Options& o, Resumed& resumed) {
     const Json no_model, model_then = resumed.checkpoint->manifest().run.value("model", no_model);
     const Json model_now = o.model_config.architecture == &kGpt2 ? no_model : model_json(o.model_config);
     if (model_then != model_now)
-        fail(strprintf(
-            "%s holds another model: %s, this run has %s; leave out the flags that choose the model to continue that "
-            "run, or start a new run of another model in another --out",
-            resumed.checkpoint->directory().c_str(), described(model_then).c_str(), described(model_now).c_str()));
+        fail(
+            fmt::format("{} holds another model: {}, this run has {}; leave out the flags that choose the model to "
+                        "continue that run, or start a new run of another model in another --out",
+                        resumed.checkpoint->directory(), described(model_then), described(model_now)));
     for (const auto& [name, value] : now.items()) {
         if (!then.contains(name) || then[name] == value || kFree.count(name)) continue;
         const std::string before = text_of(then[name]), after = text_of(value);
         const bool is_data = kData.count(name) > 0;
         if (kFixed.count(name) || (is_data && !o.new_data))
-            fail(strprintf(
-                "%s was written with --%s %s, this run has --%s %s%s", resumed.checkpoint->directory().c_str(),
-                name.c_str(), before.c_str(), name.c_str(), after.c_str(),
-                is_data                 ? ", which is other data; --new-data accepts it"
-                : kShape.contains(name) ? "; its weights fit that shape alone: leave the flag out, or start a "
-                                          "new run in another --out"
-                                        : "; a new run can start from its weights with --init-from"));
+            fail(fmt::format("{} was written with --{} {}, this run has --{} {}{}", resumed.checkpoint->directory(),
+                             name, before, name, after,
+                             is_data ? ", which is other data; --new-data accepts it"
+                             : kShape.contains(name)
+                                 ? "; its weights fit that shape alone: leave the flag out, or start a "
+                                   "new run in another --out"
+                                 : "; a new run can start from its weights with --init-from"));
         resumed.notes.push_back("--" + name + " " + after + " from here on; until now it was " + before);
     }
 }
@@ -238,8 +237,8 @@ void read_position(const Options& o, const ShardSet& train, Resumed& resumed) {
         position.files.metrics = small_number(run.at("files").at("metrics.jsonl"));
         position.files.main_log = small_number(run.at("files").at("main.log"));
     } catch (const Json::exception& error) {
-        fail(strprintf("%s/%s: its \"run\" is not complete (%s)", checkpoint.directory().c_str(), kManifestName,
-                       error.what()));
+        fail(fmt::format("{}/{}: its \"run\" is not complete ({})", checkpoint.directory(), kManifestName,
+                         error.what()));
     }
     position.run_id = checkpoint.manifest().run_id;
     position.step = checkpoint.manifest().step;
@@ -248,9 +247,9 @@ void read_position(const Options& o, const ShardSet& train, Resumed& resumed) {
     if (fingerprint == fingerprint_text(train.fingerprint())) return;
     if (!o.new_data)
         fail(
-            strprintf("%s was written in a run on other training data than --train %s; give that, or take the new data "
-                      "with --new-data",
-                      checkpoint.directory().c_str(), o.train.c_str()));
+            fmt::format("{} was written in a run on other training data than --train {}; give that, or take the new "
+                        "data with --new-data",
+                        checkpoint.directory(), o.train));
     resumed.notes.push_back(
         "--new-data: the training data has changed; the run continues at the same place in its order");
 }
@@ -286,9 +285,9 @@ std::optional<Resumed> find_checkpoint(const Options& o, const ShardSet& train, 
     const bool ever_written = comm.host_max(static_cast<int64_t>(mine.all)) > 0 || !paths.empty();
     if (!ever_written && o.resume == "auto") return std::nullopt;
     if (!ever_written)
-        fail(strprintf("--resume %s: there is no checkpoint in %s%s", o.resume.c_str(),
-                       comm.is_main() ? mine.directory.c_str() : "the run directory",
-                       o.resume == "latest" ? "; --resume auto starts a new run if there is none" : ""));
+        fail(fmt::format("--resume {}: there is no checkpoint in {}{}", o.resume,
+                         comm.is_main() ? mine.directory : "the run directory",
+                         o.resume == "latest" ? "; --resume auto starts a new run if there is none" : ""));
     std::string problems;
     Resumed resumed;
     resumed.checkpoint = newest(paths, o, ranks, problems);
@@ -318,15 +317,13 @@ void require_tensors(const CheckpointReader& checkpoint, const std::vector<State
         needed++;
         const auto found = there.find(tensor.name);
         if (found == there.end() || found->second->shape != tensor.shape || found->second->parts != tensor.parts)
-            fail(strprintf("%s %s: it holds another model, or the state of another optimizer",
-                           checkpoint.directory().c_str(),
-                           (found == there.end() ? "has no tensor " + tensor.name
-                                                 : "has " + tensor.name + " with another shape or other parts")
-                               .c_str()));
+            fail(fmt::format("{} {}: it holds another model, or the state of another optimizer", checkpoint.directory(),
+                             (found == there.end() ? "has no tensor " + tensor.name
+                                                   : "has " + tensor.name + " with another shape or other parts")));
     }
     if (there.size() != needed)
-        fail(strprintf("%s has %zu tensors, the model has %zu: it holds another model", checkpoint.directory().c_str(),
-                       there.size(), needed));
+        fail(fmt::format("{} has {} tensors, the model has {}: it holds another model", checkpoint.directory(),
+                         there.size(), needed));
 }
 
 }  // namespace llmc

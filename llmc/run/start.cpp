@@ -24,7 +24,7 @@ using llong = long long;
 
 std::string new_run_id() {
     std::random_device random;
-    return strprintf("%08x%08x", random(), random());
+    return fmt::format("{:08x}{:08x}", random(), random());
 }
 
 TrainerState state_of(const CheckpointReader& checkpoint) {

@@ -81,8 +81,8 @@ void Gradients::acquire(size_t unit, stream_t stream) {
     size_t& acquired = acquired_[slot];
     if (acquired != ShardLayout::kNoUnit && acquired != unit)
         throw Error(ExitCode::failure,
-                    strprintf("the gradient of %s cannot be acquired: its slot has %s's, which has not been reduced",
-                              layout_.name_of(unit).c_str(), layout_.name_of(acquired).c_str()));
+                    "the gradient of {} cannot be acquired: its slot has {}'s, which has not been reduced",
+                    layout_.name_of(unit), layout_.name_of(acquired));
     acquired = unit;
     if (!slots_.empty()) wait(stream, slots_[slot].reduced);
 }
@@ -90,16 +90,16 @@ void Gradients::acquire(size_t unit, stream_t stream) {
 float* Gradients::gradient(size_t unit, size_t tensor) {
     if (acquired_[layout_.slot_of(unit)] != unit)
         throw Error(ExitCode::failure,
-                    strprintf("the gradient of %s was asked for (%s), which is not acquired, or has been reduced",
-                              layout_.name_of(unit).c_str(), layout_.table().unit(unit).tensors[tensor].name.c_str()));
+                    "the gradient of {} was asked for ({}), which is not acquired, or has been reduced",
+                    layout_.name_of(unit), layout_.table().unit(unit).tensors[tensor].name);
     return whole(unit) + layout_.table().unit(unit).tensors[tensor].offset;
 }
 
 void Gradients::reduce(size_t unit, stream_t stream) {
     const size_t slot = layout_.slot_of(unit);
     if (acquired_[slot] != unit)
-        throw Error(ExitCode::failure, strprintf("the gradient of %s cannot be reduced: it is not acquired",
-                                                 layout_.name_of(unit).c_str()));
+        throw Error(ExitCode::failure, "the gradient of {} cannot be reduced: it is not acquired",
+                    layout_.name_of(unit));
     acquired_[slot] = ShardLayout::kNoUnit;
     if (observer_) observer_(unit, whole(unit));
     const bool accumulates = layout_.accumulates();

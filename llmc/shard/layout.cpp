@@ -10,19 +10,18 @@ namespace {
 
 int stage_of(const Sharding& sharding, const Comm& comm) {
     if (sharding.stage < 0 || sharding.stage > 3)
-        throw Error(ExitCode::bad_flags, strprintf("--zero %d: expected 0, 1, 2 or 3", sharding.stage));
+        throw Error(ExitCode::bad_flags, "--zero {}: expected 0, 1, 2 or 3", sharding.stage);
     return comm.world() > 1 ? sharding.stage : 0;
 }
 
 int group_size_of(const Sharding& sharding, int world) {
     if (sharding.within == 0) return world;
     if (sharding.within < 1 || world % sharding.within != 0)
-        throw Error(ExitCode::bad_flags,
-                    strprintf("--shard-within %d: %d %s cannot be divided into groups of that size", sharding.within,
-                              world, world == 1 ? "rank" : "ranks"));
+        throw Error(ExitCode::bad_flags, "--shard-within {}: {} {} cannot be divided into groups of that size",
+                    sharding.within, world, world == 1 ? "rank" : "ranks");
     if (sharding.stage == 0 && world > 1)
-        throw Error(ExitCode::bad_flags,
-                    strprintf("--shard-within %d: --zero 0 shards nothing; use --zero 1, 2 or 3", sharding.within));
+        throw Error(ExitCode::bad_flags, "--shard-within {}: --zero 0 shards nothing; use --zero 1, 2 or 3",
+                    sharding.within);
     return sharding.within;
 }
 

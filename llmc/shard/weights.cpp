@@ -116,12 +116,11 @@ void Weights<Real>::check_resident(size_t unit, size_t tensor) const {
     const size_t slot = layout_.slot_of(unit), gathered = gathered_[slot];
     const size_t present = layout_.keeps_whole_weights() ? gathered : slots_[slot].unit;
     if (gathered == unit && present == unit) return;
-    throw Error(ExitCode::failure,
-                strprintf("weights of %s were asked for (%s), which %s; its slot has %s", layout_.name_of(unit).c_str(),
-                          table().unit(unit).tensors[tensor].name.c_str(),
-                          gathered == unit ? "have been replaced since they were gathered"
-                                           : "are not gathered, or have been released",
-                          layout_.name_of(present).c_str()));
+    throw Error(
+        ExitCode::failure, "weights of {} were asked for ({}), which {}; its slot has {}", layout_.name_of(unit),
+        table().unit(unit).tensors[tensor].name,
+        gathered == unit ? "have been replaced since they were gathered" : "are not gathered, or have been released",
+        layout_.name_of(present));
 }
 
 template <class Real>
@@ -164,8 +163,8 @@ template <class Real>
 void Weights<Real>::gather(size_t unit, stream_t stream) {
     size_t& gathered = gathered_[layout_.slot_of(unit)];
     if (gathered != ShardLayout::kNoUnit && gathered != unit)
-        throw Error(ExitCode::failure, strprintf("%s cannot be gathered: its slot has %s, which has not been released",
-                                                 layout_.name_of(unit).c_str(), layout_.name_of(gathered).c_str()));
+        throw Error(ExitCode::failure, "{} cannot be gathered: its slot has {}, which has not been released",
+                    layout_.name_of(unit), layout_.name_of(gathered));
     gathered = unit;
     if (!published_.empty()) wait(stream, published_[unit]);
     if (layout_.keeps_whole_weights()) return;
@@ -182,8 +181,8 @@ template <class Real>
 void Weights<Real>::release(size_t unit, stream_t stream) {
     size_t& gathered = gathered_[layout_.slot_of(unit)];
     if (gathered != unit)
-        throw Error(ExitCode::failure, strprintf("%s cannot be released: its slot has %s",
-                                                 layout_.name_of(unit).c_str(), layout_.name_of(gathered).c_str()));
+        throw Error(ExitCode::failure, "{} cannot be released: its slot has {}", layout_.name_of(unit),
+                    layout_.name_of(gathered));
     gathered = ShardLayout::kNoUnit;
     if (!layout_.keeps_whole_weights()) record(slots_[layout_.slot_of(unit)].free, stream);
 }
@@ -360,8 +359,7 @@ template <class Real>
 void Weights<Real>::set_tensor(size_t unit, size_t tensor, const std::vector<float>& values, stream_t stream) {
     const ParameterTensor& info = table().unit(unit).tensors[tensor];
     if (values.size() != info.count())
-        throw Error(ExitCode::failure,
-                    strprintf("tensor %s has %zu elements, not %zu", info.name.c_str(), info.count(), values.size()));
+        throw Error(ExitCode::failure, "tensor {} has {} elements, not {}", info.name, info.count(), values.size());
     set_master(unit, info.offset, values.data(), values.size(), stream);
 }
 

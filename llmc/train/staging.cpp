@@ -42,7 +42,7 @@ public:
         kept_ = ::fcntl(fd, F_DUPFD_CLOEXEC, 0);
         return fd;
     }
-    std::string path() const { return strprintf("/proc/self/fd/%d", kept_); }
+    std::string path() const { return fmt::format("/proc/self/fd/{}", kept_); }
 
 private:
     const std::string directory_;
@@ -55,10 +55,10 @@ void require_writable(const std::string& directory) {
     UnnamedFile calls(directory);
     const int fd = calls.open("", 0, 0);
     if (fd >= 0) return static_cast<void>(::close(fd));
-    throw Error(errno == ENOSPC || errno == EDQUOT ? ExitCode::no_resources : ExitCode::bad_flags,
-                strprintf("--checkpoint-local %s: cannot create a file in it: %s; name a directory on a disk of this "
-                          "machine",
-                          directory.c_str(), std::strerror(errno)));
+    throw Error(
+        errno == ENOSPC || errno == EDQUOT ? ExitCode::no_resources : ExitCode::bad_flags,
+        fmt::format("--checkpoint-local {}: cannot create a file in it: {}; name a directory on a disk of this machine",
+                    directory, std::strerror(errno)));
 }
 
 }  // namespace
@@ -86,8 +86,8 @@ Staging::Staging(std::vector<DeviceSlice> slices, const std::string& local, size
     if (!local_.empty()) require_writable(local_);
     if (!local_.empty() || bytes_ == 0) return;
     if (bytes_ > memory) {
-        note_ = strprintf("saving a checkpoint in the background takes %s of host memory, and %s are available",
-                          format_bytes(bytes_).c_str(), format_bytes(memory).c_str());
+        note_ = fmt::format("saving a checkpoint in the background takes {} of host memory, and {} are available",
+                            format_bytes(bytes_), format_bytes(memory));
         return;
     }
     try {

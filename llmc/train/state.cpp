@@ -28,7 +28,7 @@ Json number(double value) {
 }
 
 const Json& field(const Json& object, const char* name) {
-    if (!object.is_object() || !object.contains(name)) fail(strprintf("has no \"%s\"", name));
+    if (!object.is_object() || !object.contains(name)) fail(fmt::format("has no \"{}\"", name));
     return object.at(name);
 }
 
@@ -38,29 +38,29 @@ double real(const Json& value) {
     if (value == "inf") return infinity;
     if (value == "-inf") return -infinity;
     if (value == "nan") return std::numeric_limits<double>::quiet_NaN();
-    fail(strprintf("holds %s where a number belongs", json_text(value).substr(0, 40).c_str()));
+    fail(fmt::format("holds {} where a number belongs", json_text(value).substr(0, 40)));
 }
 double real(const Json& object, const char* name) { return real(field(object, name)); }
 float as_float(double value) {
     const bool fits = !std::isfinite(value) || std::abs(value) <= std::numeric_limits<float>::max();
-    if (!fits) fail(strprintf("holds %g, which is not a float", value));
+    if (!fits) fail(fmt::format("holds {:g}, which is not a float", value));
     return static_cast<float>(value);
 }
 float real32(const Json& object, const char* name) { return as_float(real(object, name)); }
 
 uint64_t whole(const Json& object, const char* name) {
     const Json& value = field(object, name);
-    if (!value.is_number_unsigned()) fail(strprintf("has \"%s\", which is not a whole number of 0 or more", name));
+    if (!value.is_number_unsigned()) fail(fmt::format("has \"{}\", which is not a whole number of 0 or more", name));
     return value.get<uint64_t>();
 }
 // A number of steps. The limit leaves room for adding to it.
 int64_t count(const Json& object, const char* name) {
     const uint64_t n = whole(object, name);
-    if (n > (uint64_t{1} << 50)) fail(strprintf("has \"%s\", which is too large", name));
+    if (n > (uint64_t{1} << 50)) fail(fmt::format("has \"{}\", which is too large", name));
     return static_cast<int64_t>(n);
 }
 bool yes(const Json& object, const char* name) {
-    if (!field(object, name).is_boolean()) fail(strprintf("has \"%s\", which is neither true nor false", name));
+    if (!field(object, name).is_boolean()) fail(fmt::format("has \"{}\", which is neither true nor false", name));
     return field(object, name).get<bool>();
 }
 std::string text(const Json& value) {
@@ -68,7 +68,7 @@ std::string text(const Json& value) {
     return value.get<std::string>();
 }
 const Json& list(const Json& object, const char* name) {
-    if (!field(object, name).is_array()) fail(strprintf("has \"%s\", which is not a list", name));
+    if (!field(object, name).is_array()) fail(fmt::format("has \"{}\", which is not a list", name));
     return field(object, name);
 }
 
@@ -96,8 +96,8 @@ SpikeState spikes_from_json(const Json& json) {
     spikes.norm_limit = real(json, "norm_limit");
     const Json &loss = list(json, "loss"), &norm = list(json, "norm");
     if (loss.size() != kSpikeWindow || norm.size() != kSpikeWindow)
-        fail(strprintf("has windows of %zu losses and %zu norms, this program keeps %d", loss.size(), norm.size(),
-                       kSpikeWindow));
+        fail(fmt::format("has windows of {} losses and {} norms, this program keeps {}", loss.size(), norm.size(),
+                         kSpikeWindow));
     for (size_t i = 0; i < kSpikeWindow; i++) {
         spikes.loss[i] = real(loss[i]);
         spikes.norm[i] = real(norm[i]);

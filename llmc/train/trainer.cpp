@@ -35,7 +35,7 @@ ModelSetup model_setup(const TrainerConfig& config) {
 constexpr size_t kPiece = size_t{4} << 20;  // elements read into host memory at a time when state is restored
 
 // Name in the state of what a rank's gradient casts have lost, all units behind each other.
-std::string residuals_of(int rank) { return strprintf("gradients.%d", rank); }
+std::string residuals_of(int rank) { return fmt::format("gradients.{}", rank); }
 
 // Writes values to the part, from its element `at` on. Rounding to BF16 keeps values that were BF16 before.
 void write_values(const DeviceSlice& part, size_t at, const std::vector<float>& values, stream_t stream) {
@@ -180,8 +180,8 @@ void Trainer<Real>::micro_step(const MicroBatch& batch, float weight) {
 template <class Real>
 std::vector<Fp8Fallback> Trainer<Real>::finish_step() {
     if (micro_step_ != kind_.micro_steps)
-        throw Error(ExitCode::failure,
-                    strprintf("a step of %d micro-steps was finished after %d", kind_.micro_steps, micro_step_));
+        throw Error(ExitCode::failure, "a step of {} micro-steps was finished after {}", kind_.micro_steps,
+                    micro_step_);
     const ProductCounts& all = matmul_.counts();
     const int64_t n = kind_.micro_steps;
     products_ = {all.fp8 / n, all.bf16 / n, all.fp32 / n, all.emulated / n};

@@ -12,7 +12,7 @@
 namespace llmc {
 namespace {
 
-std::string text_of(uint64_t checksum) { return strprintf("%016llx", static_cast<unsigned long long>(checksum)); }
+std::string text_of(uint64_t checksum) { return fmt::format("{:016x}", checksum); }
 
 // How messages describe the two checksums of a kind.
 struct Wording {
@@ -136,9 +136,8 @@ std::string StepChecksums::find(Verified kind, const Row& row, const std::vector
     const auto of = [&](int rank) { return all[static_cast<size_t>(rank) * count + row.index]; };
     for (int rank = 0; row.twice && rank < comm_.world(); rank++)
         if (of(rank).first != of(rank).second)
-            return strprintf("%s: %s%s had checksum %s %s, and %s %s", rank_and_card(rank).c_str(), wording.what,
-                             row.name.c_str(), text_of(of(rank).first).c_str(), wording.first,
-                             text_of(of(rank).second).c_str(), wording.second);
+            return fmt::format("{}: {}{} had checksum {} {}, and {} {}", rank_and_card(rank), wording.what, row.name,
+                               text_of(of(rank).first), wording.first, text_of(of(rank).second), wording.second);
     if (!row.everywhere) return "";
     const auto alike = [&](int a) {  // how many ranks have the same checksum as rank `a`
         int n = 0;
@@ -152,9 +151,9 @@ std::string StepChecksums::find(Verified kind, const Row& row, const std::vector
         if (of(rank).second != of(most).second) other = rank;
     if (other < 0) return "";
     const std::string tie = 2 * alike(most) > comm_.world() ? "" : " (it is unknown which of them is wrong)";
-    return strprintf("%s: %s%s had checksum %s %s, where %d of %d ranks, %d among them, had %s%s",
-                     rank_and_card(other).c_str(), wording.what, row.name.c_str(), text_of(of(other).second).c_str(),
-                     wording.second, alike(most), comm_.world(), most, text_of(of(most).second).c_str(), tie.c_str());
+    return fmt::format("{}: {}{} had checksum {} {}, where {} of {} ranks, {} among them, had {}{}",
+                       rank_and_card(other), wording.what, row.name, text_of(of(other).second), wording.second,
+                       alike(most), comm_.world(), most, text_of(of(most).second), tie);
 }
 
 // A collective: "rank 1 on node7 (NVIDIA H100, 00000000:3b:00.0 GPU-3f...)".
@@ -165,7 +164,7 @@ std::string StepChecksums::rank_and_card(int rank) const {
                   identity.c_str());
     std::vector<char> all(sizeof mine * comm_.world());
     comm_.host_all_gather(all.data(), mine, sizeof mine);
-    return strprintf("rank %d on %s (%s)", rank, comm_.host(rank).c_str(), all.data() + sizeof mine * rank);
+    return fmt::format("rank {} on {} ({})", rank, comm_.host(rank), all.data() + sizeof mine * rank);
 }
 
 // ---- what is compared in a step -------------------------------------------------------------------------------------

@@ -290,11 +290,12 @@ TEST_CASE("hf_weights: import takes a directory, with shards too, names with and
     for (Raw& tensor : load_raw(folder / "model.safetensors")) {
         const size_t shard = shards[0].size() > shards[1].size();
         if (shard == 1) tensor.spec.name = tensor.spec.name.substr(std::string("transformer.").size());
-        index["weight_map"][tensor.spec.name] = strprintf("model-%05zu-of-00002.safetensors", shard + 1);
+        index["weight_map"][tensor.spec.name] = fmt::format("model-{:05}-of-00002.safetensors", shard + 1);
         shards[shard].push_back(tensor);
     }
     std::filesystem::remove(folder / "model.safetensors");
-    for (size_t i = 0; i < 2; ++i) save_raw(folder / (strprintf("model-%05zu-of-00002.safetensors", i + 1)), shards[i]);
+    for (size_t i = 0; i < 2; ++i)
+        save_raw(folder / (fmt::format("model-{:05}-of-00002.safetensors", i + 1)), shards[i]);
     make_file(folder / "model.safetensors.index.json", json_text(index));
     CHECK(import_weights(folder / "") == unpadded(weights));
 

@@ -49,7 +49,7 @@ Weights split(const std::vector<float>& all) {
     size_t at = 0;
     for (const Kind& kind : kKinds)
         for (int layer = 0; layer < (kind.of_block ? 2 : 1); layer++) {
-            const std::string name = kind.of_block ? strprintf("h.%d.%s", layer, kind.name) : kind.name;
+            const std::string name = kind.of_block ? fmt::format("h.{}.{}", layer, kind.name) : kind.name;
             const size_t count = std::string(kind.name) == "wte" ? 7 * 4 : kind.elements;
             weights[name].assign(all.begin() + static_cast<long>(at), all.begin() + static_cast<long>(at + count));
             at += kind.elements;

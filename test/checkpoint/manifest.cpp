@@ -25,9 +25,9 @@ std::string refusal(const std::function<void(nlohmann::ordered_json&)>& change, 
     nlohmann::ordered_json body = parse_json<nlohmann::ordered_json>(text.substr(at, text.size() - at - 2));
     change(body);
     const std::string changed = json_text(body, 1);
-    const std::string whole = strprintf("{\"checksum\": \"%016llx\",\n\"manifest\": ",
-                                        static_cast<unsigned long long>(checksum(changed.data(), changed.size()))) +
-                              changed + "}\n";
+    const std::string whole =
+        fmt::format("{{\"checksum\": \"{:016x}\",\n\"manifest\": ", checksum(changed.data(), changed.size())) +
+        changed + "}\n";
     return checkpoint_error([&] { parse_manifest("dir/manifest.json", whole); });
 }
 

@@ -82,7 +82,7 @@ TEST_CASE("weight_files: an index that does not fit is refused") {
     write_index(folder, R"({"a": "2.safetensors", "b": "1.safetensors"})");
     CHECK(contains(refusal(folder), "says that tensor a is in 2.safetensors, which does not hold it"));
     for (const char* elsewhere : {R"("../1.safetensors")", R"("sub/1.safetensors")", R"("")", R"("..")", "7"}) {
-        write_index(folder, strprintf(R"({"a": %s})", elsewhere));
+        write_index(folder, fmt::format(R"({{"a": {}}})", elsewhere));
         CHECK(contains(refusal(folder), "tensor a is in " + std::string(elsewhere) + ", which is not the name of a"));
     }
     write_file(folder / "2.safetensors", {{"a", 1.0f}, {"b", 2.0f}});

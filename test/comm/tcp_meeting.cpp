@@ -178,11 +178,10 @@ TEST_CASE("meeting: rank 0 names the ranks that are missing and the connections 
 TEST_CASE("meeting: no listener, and a listener of another program") {
     int port = 0;
     { port = TcpSocket::listen("127.0.0.1", 0).port(); }
-    CHECK(contains(
-        ending_of([&] { meet_as_spoke(1, meeting_of(2, port, 0.3)); }),
-        strprintf("7 could not reach rank 0 at 127.0.0.1:%d within 0.3 s (--timeout-start): Connection refused; are "
-                  "MASTER_ADDR and MASTER_PORT right",
-                  port)));
+    CHECK(contains(ending_of([&] { meet_as_spoke(1, meeting_of(2, port, 0.3)); }),
+                   fmt::format("7 could not reach rank 0 at 127.0.0.1:{} within 0.3 s (--timeout-start): Connection "
+                               "refused; are MASTER_ADDR and MASTER_PORT right",
+                               port)));
     TcpSocket other = TcpSocket::listen("127.0.0.1", 0);
     CHECK(contains(ending_of([&] { meet_as_spoke(1, meeting_of(2, other.port(), 0.3)); }), "it does not answer"));
 }

@@ -30,7 +30,7 @@ struct CountingSet {
     std::vector<std::string> write(const std::vector<int>& shard_tokens) {
         int first = 0, index = 0;
         for (int tokens : shard_tokens) {
-            write_shard<uint16_t>(dir / strprintf("s%d.bin", index++), counting(first, tokens));
+            write_shard<uint16_t>(dir / fmt::format("s{}.bin", index++), counting(first, tokens));
             for (int sample = 0; sample < (tokens - 1) / T; ++sample) first_tokens.push_back(first + sample * T);
             first += tokens;
         }
@@ -130,7 +130,7 @@ TEST_CASE("an error of the prefetch thread reaches next(), after the batches bef
     TrainLoader loader(set, 1, T, 0, 1, 6, 0, 999);
     for (int i = 0; i < good; ++i) loader.next();
     for (int again = 0; again < 3; ++again)
-        check_error(ExitCode::bad_data, {path, strprintf("token %d ", bad), "id 999", "999 ids"},
+        check_error(ExitCode::bad_data, {path, fmt::format("token {} ", bad), "id 999", "999 ids"},
                     [&] { loader.next(); });
 
     TrainLoader fine(set, 1, T, 0, 1, 6, 0, 1000);

@@ -174,7 +174,7 @@ TEST_CASE("sidecars: read, absent, partial, contradicting, broken") {
     check_error(ExitCode::bad_data, {"a.bin.json", "not valid"}, [&] { ShardSet({path}); });
     for (const char* tokens : {"\"nine\"", "9.5", "9e40", "18446744073709551625"}) {
         CAPTURE(tokens);
-        make_file(path + ".json", strprintf(R"({"tokens": %s})", tokens));
+        make_file(path + ".json", fmt::format(R"({{"tokens": {}}})", tokens));
         check_error(ExitCode::bad_data, {"a.bin.json", "not valid", "tokens is"}, [&] { ShardSet({path}); });
     }
 }
@@ -257,7 +257,7 @@ TEST_CASE("a shard cut after opening is an error, not old memory") {
 
 TEST_CASE("sets of more shards than are kept open, moved around") {
     TemporaryDirectory dir;
-    for (int i = 0; i < 300; ++i) write_shard<uint16_t>(dir / strprintf("s%03d.bin", i), counting(3 * i, 3));
+    for (int i = 0; i < 300; ++i) write_shard<uint16_t>(dir / fmt::format("s{:03}.bin", i), counting(3 * i, 3));
     ShardSet first({dir / "s*.bin"});
     ShardSet set = std::move(first);
     CHECK(set.samples(2) == 300);

@@ -58,7 +58,7 @@ TEST_CASE("probe: every layer is asked for every combination, those of training 
         CHECK_FALSE((c.used && others));
         others |= !c.used;
         if (c.used) CHECK(c.in_matmul());
-        const std::string layer = strprintf("%s %s %d", c.model.c_str(), c.layer.c_str(), c.product.N);
+        const std::string layer = fmt::format("{} {} {}", c.model, c.layer, c.product.N);
         of_layer[layer]++;
         used_of_layer[layer] += c.used;
     }
@@ -70,7 +70,7 @@ TEST_CASE("probe: every layer is asked for every combination, those of training 
     for (const char* model : {"124M", "355M", "774M", "1558M", "6.7B"})
         for (const char* layer : {"qkv", "attn_proj", "fc", "fc_proj", "lm_head"})
             for (const int N : {16384, 4096, 1040, 1000, 1001}) {
-                const std::string name = strprintf("%s %s %d", model, layer, N);
+                const std::string name = fmt::format("{} {} {}", model, layer, N);
                 CAPTURE(name);
                 const bool head = std::string(layer) == "lm_head";
                 // 1600 is no multiple of 128, but its 6400 are: no layer of the 1558M model has blocks.
@@ -186,7 +186,7 @@ TEST_CASE("probe: a file of results is JSON after every record, and is continued
         CHECK_FALSE(results.continued());
         CHECK(parse_json<nlohmann::json>(file.read())["records"].empty());
         for (int i = 0; i < 3; i++) {
-            results.append({{"case", strprintf("case %d", i)}, {"i", i}});
+            results.append({{"case", fmt::format("case {}", i)}, {"i", i}});
             CHECK(parse_json<nlohmann::json>(file.read())["records"].size() == static_cast<size_t>(i) + 1);
         }
         CHECK(results.has("case 2"));

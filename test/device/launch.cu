@@ -118,8 +118,8 @@ TEST_CASE("launch: more shared memory than the device has is refused by name") {
     const std::string message = with(too_much);
     CAPTURE(message);
     for (const std::string& part :
-         {std::string("shared_kernel"), std::string("launch.cu:"), strprintf("768 static + %zu dynamic", too_much),
-          strprintf("gives a block %zu", limit)})
+         {std::string("shared_kernel"), std::string("launch.cu:"), fmt::format("768 static + {} dynamic", too_much),
+          fmt::format("gives a block {}", limit)})
         CHECK(message.find(part) != std::string::npos);
     CHECK(with(too_much - 16) == "");
     CHECK(to.download() == std::vector<int>(3 * 64, 0));

@@ -54,9 +54,9 @@ void expect_no_more_than_errors(Read&& read) {
 // Adds the right checksum, to find out what a changed text could do.
 void read_manifest(const std::string& bytes) {
     expect_no_more_than_errors([&] { parse_manifest("manifest.json", bytes); });
-    const std::string whole = strprintf("{\"checksum\": \"%016llx\",\n\"manifest\": ",
-                                        static_cast<unsigned long long>(checksum(bytes.data(), bytes.size()))) +
-                              bytes + "}\n";
+    const std::string whole =
+        fmt::format("{{\"checksum\": \"{:016x}\",\n\"manifest\": ", checksum(bytes.data(), bytes.size())) + bytes +
+        "}\n";
     expect_no_more_than_errors([&] {
         const Manifest manifest = parse_manifest("manifest.json", whole);
         parse_manifest("manifest.json", manifest_text(manifest));  // a manifest that was read can be written

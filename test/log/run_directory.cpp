@@ -204,7 +204,7 @@ TEST_CASE("run directory: a restart begins again only a run that never saved, an
         place.put("metrics.jsonl", kStep);
         CHECK(place.start() == ExitCode::bad_flags);
         CHECK(place.start(true) == ExitCode::ok);
-        CHECK(read_file(place / strprintf("before-%d/metrics.jsonl", round).c_str()) == kStep);
+        CHECK(read_file(place / fmt::format("before-{}/metrics.jsonl", round).c_str()) == kStep);
     }
     for (const char* run : {R"({"run_id": "7", "first_checkpoint": 60})", R"({"run_id": "7", "resumed": [{}]})",
                             R"({"run_id": "of an earlier version"})", ""}) {
@@ -230,7 +230,7 @@ TEST_CASE("run directory: a place for checkpoints that says that there were some
           "checkpoints/checkpoints is there");
     for (const char* name : {"step_00000003", "step_00000003.set_aside", "mine"})
         CHECK(sign([&](const auto& path, const auto&) { fs::create_directories(path + "/" + name); }) ==
-              strprintf("checkpoints/%s is there", name));
+              fmt::format("checkpoints/{} is there", name));
     CHECK(sign([](const auto& path, const auto&) { fs::create_symlink("/nowhere", path); }) ==
           "checkpoints is a link that leads nowhere");
     CHECK(sign([](const auto& path, const auto&) { std::ofstream(path) << "x"; }) == "checkpoints is a file");

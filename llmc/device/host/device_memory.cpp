@@ -77,7 +77,7 @@ void* DeviceMemory::allocate(size_t bytes) {
     } else {
         const size_t with_zone = rounded + round_up(kRedZone, alignment());
         if (top_ + with_zone > range_bytes_)
-            throw Error(ExitCode::no_resources, strprintf("out of device address space for %zu bytes", bytes));
+            throw Error(ExitCode::no_resources, "out of device address space for {} bytes", bytes);
         p = base_ + top_;
         top_ += with_zone;
     }
@@ -98,7 +98,7 @@ void* DeviceMemory::allocate(size_t bytes) {
 void DeviceMemory::release(void* p) {
     if (!p) return;
     auto it = live_.find(static_cast<char*>(p));
-    if (it == live_.end()) throw Error(ExitCode::failure, strprintf("device_free: %p is not live device memory", p));
+    if (it == live_.end()) throw Error(ExitCode::failure, "device_free: {} is not live device memory", p);
     const size_t rounded = round_up(it->second ? it->second : 1, alignment());
     asan_poison(p, rounded);
     free_[rounded].push_back(static_cast<char*>(p));
@@ -109,14 +109,14 @@ void DeviceMemory::check_range(const void* address, size_t bytes, const char* wh
     if (!bytes) return;
     const char* c = static_cast<const char*>(address);
     if (!contains(c))
-        throw Error(ExitCode::failure, strprintf("%s: host pointer %p where device memory is needed", what, address));
+        throw Error(ExitCode::failure, "{}: host pointer {} where device memory is needed", what, address);
     auto it = live_.upper_bound(c);
     if (it != live_.begin()) {
         --it;
         if (c + bytes <= it->first + it->second) return;
     }
-    throw Error(ExitCode::failure,
-                strprintf("%s: %zu bytes at %p reach beyond their allocation (or it was freed)", what, bytes, address));
+    throw Error(ExitCode::failure, "{}: {} bytes at {} reach beyond their allocation (or it was freed)", what, bytes,
+                address);
 }
 
 void DeviceMemory::protect_range(const void* address, size_t bytes, int protection) {

@@ -24,8 +24,11 @@ constexpr size_t kPage = 4096;
 constexpr size_t kArenaBytes = 320 << 10;  // 227 KB of shared memory, canaries and alignment
 constexpr size_t kCanaryBytes = 64;
 constexpr char kCanary = static_cast<char>(0xA5);
-constexpr char kSharedNotAsked[] =
-    "shared memory exceeds the limit: %zu static + %zu dynamic bytes, and a launch has 48 KB without asking";
+std::string shared_memory_not_requested(size_t static_bytes, size_t dynamic_bytes) {
+    return fmt::format(
+        "shared memory exceeds the limit: {} static + {} dynamic bytes, and a launch has 48 KB without asking",
+        static_bytes, dynamic_bytes);
+}
 
 [[noreturn]] void die(const char* what) {
     std::perror(what);
@@ -421,9 +424,12 @@ void Executor::check_shared_limits() {
     if (static_bytes_ > kSharedWithoutAsking)
         fail("shared memory exceeds the limit: %zu bytes of static arrays, at most 48 KB", static_bytes_);
     const bool admitted = limits_->admits(static_bytes_, dynamic_bytes_);
+    char problem[256] = "";  // fail() does not unwind, so no std::string may be alive then
     if (static_bytes_ + dynamic_bytes_ > settings().shared_limit)
-        fail(kSharedExcess, static_bytes_, dynamic_bytes_, settings().shared_limit);
-    if (!admitted) fail(kSharedNotAsked, static_bytes_, dynamic_bytes_);
+        shared_memory_excess(static_bytes_, dynamic_bytes_, settings().shared_limit).copy(problem, sizeof problem - 1);
+    else if (!admitted)
+        shared_memory_not_requested(static_bytes_, dynamic_bytes_).copy(problem, sizeof problem - 1);
+    if (*problem) fail("%s", problem);
 }
 
 void* Executor::dynamic_shared(const char* file, int line) {
@@ -527,8 +533,8 @@ void Executor::run_block(size_t dynamic_shared_bytes) {
 
 namespace {
 [[noreturn]] void bad_launch(const std::string& what, const LaunchSite& site) {
-    throw Error(ExitCode::failure, strprintf("invalid launch configuration: %s [kernel %s launched at %s:%d]",
-                                             what.c_str(), site.kernel, site.file, site.line));
+    throw Error(ExitCode::failure, "invalid launch configuration: {} [kernel {} launched at {}:{}]", what, site.kernel,
+                site.file, site.line);
 }
 
 // `static_bytes` is the kernel's static shared memory as far as it is known.
@@ -536,12 +542,12 @@ void check_launch_limits(dim3 grid, dim3 block, size_t static_bytes, size_t shar
     const auto bad = [&](const std::string& what) { bad_launch(what, site); };
     if (!grid.x || !grid.y || !grid.z || !block.x || !block.y || !block.z) bad("a dimension is zero");
     const size_t threads = static_cast<size_t>(block.x) * block.y * block.z;
-    if (threads > kMaxThreads) bad(strprintf("%zu threads per block, at most 1024", threads));
-    if (block.z > 64) bad(strprintf("block.z is %u, at most 64", block.z));
+    if (threads > kMaxThreads) bad(fmt::format("{} threads per block, at most 1024", threads));
+    if (block.z > 64) bad(fmt::format("block.z is {}, at most 64", block.z));
     if (grid.x > 0x7fffffffu || grid.y > 65535 || grid.z > 65535)
-        bad(strprintf("grid (%u,%u,%u) too large", grid.x, grid.y, grid.z));
+        bad(fmt::format("grid ({},{},{}) too large", grid.x, grid.y, grid.z));
     if (static_bytes + shared_bytes > settings().shared_limit)
-        bad(strprintf(kSharedExcess, static_bytes, shared_bytes, settings().shared_limit));
+        bad(shared_memory_excess(static_bytes, shared_bytes, settings().shared_limit));
 }
 
 // The number of the i-th block to start. Blocks are unordered, so no result may depend on it.
@@ -571,7 +577,7 @@ void run_grid(dim3 grid, dim3 block, size_t shared_bytes, void (*call)(void*), v
     SharedLimits& limits = SharedLimits::of(reinterpret_cast<const void*>(call));
     check_launch_limits(grid, block, limits.static_bytes(), shared_bytes, site);
     if (!limits.admits(0, shared_bytes))
-        bad_launch(strprintf(kSharedNotAsked, limits.static_bytes(), shared_bytes), site);
+        bad_launch(shared_memory_not_requested(limits.static_bytes(), shared_bytes), site);
     const long blocks = static_cast<long>(grid.x) * grid.y * grid.z;
     const BlockOrder block_order(static_cast<unsigned long>(blocks));
     std::string failure;

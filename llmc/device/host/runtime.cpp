@@ -207,7 +207,7 @@ void flip_bit(const std::string& work, uint64_t n) { pending_flip() = {work, n};
 
 void submit(stream_t stream, std::initializer_list<Access> accesses, const LaunchSite& site,
             std::function<void()> work) {
-    if (broken) throw late_fault(strprintf(site.line ? "launch of %s" : "%s", site.kernel), kFault);
+    if (broken) throw late_fault(std::string(site.line ? "launch of " : "") + site.kernel, kFault);
     Operation operation{Operation::work, std::move(work), accesses, site, nullptr};
     for (const Access& a : accesses)
         if (a.address) DeviceMemory::instance().check_range(a.address, a.bytes, site.kernel);
@@ -226,8 +226,7 @@ void check_pointer(const void* p, std::initializer_list<Access> accesses, const 
                                                : "host pointer %p passed to a kernel";
     char text[160];
     std::snprintf(text, sizeof text, problem, p);
-    throw Error(ExitCode::failure,
-                strprintf("%s [kernel %s launched at %s:%d]", text, site.kernel, site.file, site.line));
+    throw Error(ExitCode::failure, "{} [kernel {} launched at {}:{}]", text, site.kernel, site.file, site.line);
 }
 
 bool is_device_pointer(const void* p) { return DeviceMemory::instance().contains(p); }
@@ -303,7 +302,7 @@ DeviceInfo device_info() {
     require_device("device_info");
     DeviceInfo info;
     info.multiprocessors = omp_get_max_threads();
-    info.name = strprintf("CPU (%d thread%s)", info.multiprocessors, info.multiprocessors == 1 ? "" : "s");
+    info.name = fmt::format("CPU ({} thread{})", info.multiprocessors, info.multiprocessors == 1 ? "" : "s");
     info.total_memory = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
     info.free_memory = available_memory();
     info.is_host = true;
@@ -319,8 +318,8 @@ size_t shared_memory_per_block() { return settings().shared_limit; }
 void* device_malloc(size_t bytes, MemoryKind kind) {
     require_device("device_malloc");
     if (bytes > (size_t{16} << 20) && bytes > available_memory())
-        throw Error(ExitCode::no_resources, strprintf("out of memory: %zu MiB needed, %zu MiB available", bytes >> 20,
-                                                      available_memory() >> 20));
+        throw Error(ExitCode::no_resources, "out of memory: {} MiB needed, {} MiB available", bytes >> 20,
+                    available_memory() >> 20);
     void* p = DeviceMemory::instance().allocate(bytes);
     MemoryLedger::instance().add(p, bytes, kind);
     return p;
@@ -338,7 +337,7 @@ MemoryUse device_memory_use(MemoryKind kind) { return MemoryLedger::instance().u
 void* pinned_malloc(size_t bytes) {
     require_device("pinned_malloc");
     void* p = std::aligned_alloc(4096, (std::max<size_t>(bytes, 1) + 4095) / 4096 * 4096);
-    if (!p) throw Error(ExitCode::no_resources, strprintf("out of memory: %zu bytes of pinned memory", bytes));
+    if (!p) throw Error(ExitCode::no_resources, "out of memory: {} bytes of pinned memory", bytes);
     return p;
 }
 void pinned_free(void* p) {
@@ -350,7 +349,7 @@ void pinned_free(void* p) {
 namespace {
 void require_host_pointer(const void* p, const char* what) {
     if (is_device_pointer(p))
-        throw Error(ExitCode::failure, strprintf("%s: device pointer %p where host memory is needed", what, p));
+        throw Error(ExitCode::failure, "{}: device pointer {} where host memory is needed", what, p);
 }
 }  // namespace
 

@@ -23,7 +23,7 @@ int choice(const char* name, std::initializer_list<const char*> choices) {
         known += std::string(i ? ", " : "") + c;
         i++;
     }
-    throw Error(ExitCode::bad_flags, strprintf("%s=%s: expected one of %s", name, value, known.c_str()));
+    throw Error(ExitCode::bad_flags, "{}={}: expected one of {}", name, value, known);
 }
 
 }  // namespace
@@ -33,8 +33,8 @@ long number_from_environment(const char* name, long least, long most) {
     char* end = nullptr;
     const long number = std::strtol(value, &end, 10);
     if (end == value || *end != '\0' || number < least || number > most)
-        throw Error(ExitCode::bad_flags, strprintf("%s=%s in the environment: expected a whole number from %ld to %ld",
-                                                   name, value, least, most));
+        throw Error(ExitCode::bad_flags, "{}={} in the environment: expected a whole number from {} to {}", name, value,
+                    least, most);
     return number;
 }
 

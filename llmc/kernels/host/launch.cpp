@@ -14,7 +14,7 @@ bool compares_loops() {
         const char* text = std::getenv("LLMC_LOOPS");
         if (!text || !*text) return false;
         if (std::strcmp(text, "compare") == 0) return true;
-        throw Error(ExitCode::bad_flags, strprintf("LLMC_LOOPS=%s: the only value is compare", text));
+        throw Error(ExitCode::bad_flags, "LLMC_LOOPS={}: the only value is compare", text);
     }();
     return compares;
 }
@@ -79,12 +79,11 @@ void run_both(const std::vector<Access>& accesses, const LaunchSite& site, const
         if (actual[i] == expected[i]) continue;
         const Difference difference(actual[i], expected[i]);
         if (difference.words == 0) continue;
-        throw Error(
-            ExitCode::failure,
-            strprintf("the loop writes other numbers than the kernel: %zu words of %zu in tensor %zu, from byte "
-                      "%zu on [kernel %s launched at %s:%d]",
-                      difference.words, (actual[i].size() + 3) / 4, i, difference.first, site.kernel, site.file,
-                      site.line));
+        throw Error(ExitCode::failure,
+                    "the loop writes other numbers than the kernel: {} words of {} in tensor {}, from byte {} on "
+                    "[kernel {} launched at {}:{}]",
+                    difference.words, (actual[i].size() + 3) / 4, i, difference.first, site.kernel, site.file,
+                    site.line);
     }
 }
 

@@ -24,7 +24,7 @@ std::vector<Unit> odd_units() {
             const int rows = 1 + static_cast<int>(engine() % 13), columns = 1 + static_cast<int>(engine() % 97);
             const bool matrix = t < 6;
             units[as_size(u)].tensors.push_back(
-                {strprintf("%d.%d", u, t), matrix ? std::vector{rows, columns} : std::vector{columns}, matrix, 0});
+                {fmt::format("{}.{}", u, t), matrix ? std::vector{rows, columns} : std::vector{columns}, matrix, 0});
         }
     }
     return units;

@@ -115,8 +115,8 @@ private:
 int run_scenario(int argc, char** argv) {
     const Arguments arguments(argc, argv);
     const LaunchInfo launch = launch_environment();
-    const double limit =
-        arguments.number(strprintf("limit%d", launch.rank), arguments.number("limit", 2));  // for this rank, or for all
+    const double limit = arguments.number(fmt::format("limit{}", launch.rank),
+                                          arguments.number("limit", 2));  // for this rank, or for all
     Watchdog watchdog({arguments.number("timeout", 10), limit, limit}, launch.rank);
     ConnectOptions options;
     options.backend = value_of_word<CommKind>(arguments.text("comm", "auto")).value();
@@ -126,7 +126,7 @@ int run_scenario(int argc, char** argv) {
     comm.attach_device();
     watchdog.watch(comm, arguments.text("out", ""));
     comm.require_equal("configuration", arguments.text("configuration", "") +
-                                            arguments.text(strprintf("configuration%d", comm.rank()), ""));
+                                            arguments.text(fmt::format("configuration{}", comm.rank()), ""));
     Collectives collectives(comm, arguments.text("operation", "all_gather"));
     const bool victim = comm.rank() == static_cast<int>(arguments.number("victim", -1));
     const int64_t steps = static_cast<int64_t>(arguments.number("steps", 10));

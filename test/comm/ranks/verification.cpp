@@ -143,8 +143,8 @@ TEST_CASE("verified steps name the rank whose memory went wrong" * doctest::test
 TEST_CASE("verified steps name a rank whose masters or gradient sums differ") {
     if (world().world() == 1) return;
     const std::string others = world().world() == 2 ? "where 1 of 2 ranks, 0 among them, had "
-                                                    : strprintf("where %d of %d ranks, 0 among them, had ",
-                                                                world().world() - 1, world().world());
+                                                    : fmt::format("where {} of {} ranks, 0 among them, had ",
+                                                                  world().world() - 1, world().world());
     Run<float> run(0, nullptr, 2, true);
     CHECK(run.step() == "");
     const ParameterTable::Place place = run.trainer.table().find("h.1.fc.weight");

@@ -218,7 +218,7 @@ TEST_CASE("sanitizers: overruns and misaligned accesses are reported at their li
         CAPTURE(child.output);
         CHECK(child.exit_code != 0);
         CHECK(child.says(text));
-        CHECK(child.says(strprintf("memory_guard.cu:%d", line)));
+        CHECK(child.says(fmt::format("memory_guard.cu:{}", line)));
         CHECK(!child.says("no report"));
     };
     expect("dynamic", "ERROR: AddressSanitizer: use-after-poison", kDynamicLine);

@@ -34,7 +34,7 @@ std::string message_of(const std::function<void()>& action) {
     return "";
 }
 
-std::string at_line(int line) { return strprintf("mistakes.cu:%d", line); }
+std::string at_line(int line) { return fmt::format("mistakes.cu:{}", line); }
 
 // ---- a correct kernel, to see that the host device still works ------------------------------------------------------
 
@@ -420,7 +420,7 @@ TEST_CASE("mistakes: shared memory") {
         CAPTURE(message);
         CHECK(message.find("shared memory exceeds the limit: 32000 static + 225280 dynamic bytes") !=
               std::string::npos);
-        CHECK(message.find(strprintf("a block %zu", host::settings().shared_limit)) != std::string::npos);
+        CHECK(message.find(fmt::format("a block {}", host::settings().shared_limit)) != std::string::npos);
         CHECK(message.find("kernel ") != std::string::npos);
         CHECK(message.find(place) != std::string::npos);
     }
