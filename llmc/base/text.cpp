@@ -118,8 +118,7 @@ std::string joined(const std::vector<std::string>& words) {
 std::string pattern_of(const std::vector<std::string>& words) {
     std::string begin = words.at(0);
     for (const std::string& word : words)
-        begin.resize(static_cast<size_t>(std::mismatch(begin.begin(), begin.end(), word.begin(), word.end()).first -
-                                         begin.begin()));
+        begin.resize(std::mismatch(begin.begin(), begin.end(), word.begin(), word.end()).first - begin.begin());
     std::string end = words[0].substr(begin.size());
     for (const std::string& word : words) {
         const std::string rest = word.substr(begin.size());

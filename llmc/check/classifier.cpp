@@ -150,8 +150,8 @@ void losses_of(Trial& t, int n) {
     int counted = 0;
     for (int i = 0; i < n; i++) {
         targets.push_back(i % 5 == 3 ? -1 : i);
-        if (targets.back() < 0) losses[static_cast<size_t>(i)] = 0.0f;
-        sum += static_cast<double>(losses[static_cast<size_t>(i)]);
+        if (targets.back() < 0) losses[i] = 0.0f;
+        sum += static_cast<double>(losses[i]);
         counted += targets.back() >= 0;
     }
     const auto device_losses = t.input(losses);

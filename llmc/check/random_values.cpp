@@ -38,8 +38,7 @@ std::vector<Real> uneven_values(int R, int K, uint32_t seed) {
     for (int r = 0; r < R; r++)
         for (int k = 0; k < K; k++) {
             Real& v = values[static_cast<size_t>(r) * K + k];
-            v = to<Real>(to_float(v) *
-                         std::ldexp(1.0f, row_power[static_cast<size_t>(r)] + column_power[static_cast<size_t>(k)]));
+            v = to<Real>(to_float(v) * std::ldexp(1.0f, row_power[r] + column_power[k]));
             if (r % 7 == 3 && k / 32 % 3 == 1) v = to<Real>(0.0f);
         }
     return values;

@@ -156,7 +156,7 @@ struct BlockReference {
         for (int r = 0; r < R; r++)
             for (int k = 0; k < K; k++) {
                 const float value = x[static_cast<size_t>(r) * K + k];
-                double& block = amax[static_cast<size_t>(r / rows * across + k / length)];
+                double& block = amax[r / rows * across + k / length];
                 if (std::isfinite(value)) block = std::max(block, std::fabs(static_cast<double>(value)));
             }
         for (const double a : amax) exponents.push_back(exponent_by_search(a));
@@ -172,9 +172,7 @@ struct BlockReference {
             }
         counted.bad = counted.nonfinite > 0;
     }
-    int exponent(int r, int k) const {
-        return exponents[static_cast<size_t>(r / rows * ((K + length - 1) / length) + k / length)];
-    }
+    int exponent(int r, int k) const { return exponents[r / rows * ((K + length - 1) / length) + k / length]; }
     Fp8State after(const Fp8State& before, QuantizePass pass) const { return state_after(before, counted, pass); }
 };
 

@@ -74,8 +74,8 @@ Rotated qk_norm_rope(const RopeRows& rows, const std::vector<double>& qkv, const
     Rotated r{qkv, std::vector<double>(qkv.size())};
     rows.each_head(qkv.size(), [&](int side, size_t at, int position) {
         const std::vector<double> head(&qkv[at], &qkv[at] + HD);
-        const auto normed = reference::normed_rows(head, reference::rmsnorm_statistics(head, 1, HD, eps),
-                                                   gains[static_cast<size_t>(side)], {});
+        const auto normed =
+            reference::normed_rows(head, reference::rmsnorm_statistics(head, 1, HD, eps), gains[side], {});
         std::copy(normed.begin(), normed.end(), &r.values[at]);
         rows.rotate(&r.values[at], &r.bounds[at], position, false);
     });
@@ -90,9 +90,8 @@ QkNormGradient qk_norm_rope_gradient(const RopeRows& rows, const std::vector<dou
     QkNormGradient r{{dout, std::vector<double>(dout.size())}, {}, {}};
     for (auto* sums : {&r.dgains, &r.dgains_bounds}) sums->fill(std::vector<double>(columns));
     rows.each_head(qkv.size(), [&](int side, size_t at, int position) {
-        const std::vector<double>& gain = gains[static_cast<size_t>(side)];
-        std::vector<double>&dgain = r.dgains[static_cast<size_t>(side)],
-        &dgain_size = r.dgains_bounds[static_cast<size_t>(side)], terms(columns);
+        const std::vector<double>& gain = gains[side];
+        std::vector<double>&dgain = r.dgains[side], &dgain_size = r.dgains_bounds[side], terms(columns);
         rows.rotate(&r.dqkv.values[at], terms.data(), position, true);
         const std::vector<double> head(&qkv[at], &qkv[at] + HD), d(&r.dqkv.values[at], &r.dqkv.values[at] + HD);
         const reference::RowStatistics statistics = reference::rmsnorm_statistics(head, 1, HD, eps);
@@ -189,7 +188,7 @@ void qk_norm(Trial& t, const Shape& s) {
         if (!s.gains) break;
         auto gain = t.random<Real>(HD, 1.0f, 0.5f);
         gain[3] = gain[HD - 1] = to<Real>(0.0f);
-        host_gains[static_cast<size_t>(side)] = reference::to_doubles(gain);
+        host_gains[side] = reference::to_doubles(gain);
         gains[side] = t.input(gain);
         dgains[side] = t.result<float>(side == 0 ? "dgain of queries" : "dgain of keys", line(HD));
         accumulated[side] =

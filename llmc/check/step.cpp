@@ -123,11 +123,11 @@ std::string check_scales(bool e4m3_gradients, stream_t stream) {
     std::vector<Fp8State> before(kTensors);
     std::vector<float> windows(kTensors * kHistory);
     for (int i = 0; i < kTensors; i++) {
-        Fp8State& state = before[static_cast<size_t>(i)];
+        Fp8State& state = before[i];
         state.scale = state.scale_inv = 1.0f;
         state.amax_now = static_cast<float>(i + 1);
         state.bad = i == kBadTensor;
-        windows[static_cast<size_t>((i + 1) * kHistory - 1)] = static_cast<float>(4 * (i + 1));
+        windows[(i + 1) * kHistory - 1] = static_cast<float>(4 * (i + 1));
     }
     Trial trial(stream);
     const float* change = trial.input(std::vector<float>{0.5f});
@@ -151,14 +151,13 @@ std::string check_scales(bool e4m3_gradients, stream_t stream) {
         const double scale = bad ? 1.0 : largest / static_cast<double>(amax);
         Fp8State expected{};
         expected.amax = amax, expected.bad = bad;
-        compare_scale(trial, fmt::format("tensor {}: ", i), current[static_cast<size_t>(i)], expected, scale);
+        compare_scale(trial, fmt::format("tensor {}: ", i), current[i], expected, scale);
         // Gradients are half as large from the next step on, so their scale doubles.
         const double next = (weight || bad ? scale : scale / 4) * (gradient ? 2 : 1);
         expected.amax = 0.0f, expected.bad = 0, expected.last_amax = amax;
-        compare_scale(trial, fmt::format("tensor {} after the step: ", i), finished[static_cast<size_t>(i)], expected,
-                      next);
+        compare_scale(trial, fmt::format("tensor {} after the step: ", i), finished[i], expected, next);
         // The window moves on but for weights and bad tensors.
-        float* const window = &windows[static_cast<size_t>(i * kHistory)];
+        float* const window = &windows[i * kHistory];
         if (!weight && !bad) window[kHistory - 2] = window[kHistory - 1], window[kHistory - 1] = amax;
         for (int k = 0; k < kHistory && gradient; k++) window[k] *= 0.5f;
     }

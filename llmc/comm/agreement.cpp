@@ -46,7 +46,7 @@ std::vector<std::string> gather_texts(const Comm& comm, const std::string& mine)
 std::string broadcast_text(const Comm& comm, const std::string& text) {
     const int64_t bytes = longest_text(comm, comm.is_main() ? text.size() : 0);
     std::string received = comm.is_main() ? text : "";
-    received.resize(static_cast<size_t>(bytes));
+    received.resize(bytes);
     if (bytes > 0) comm.host_broadcast(received.data(), static_cast<size_t>(bytes), 0);
     return received;
 }

@@ -79,7 +79,7 @@ public:
                       stream_t stream) override {
         const size_t received = std::accumulate(receive.begin(), receive.end(), size_t{0});
         const size_t sent = std::accumulate(send.begin(), send.end(), size_t{0});
-        run("all_to_all_v", sent - send[static_cast<size_t>(transport_->rank())], out, received, in, sent, stream,
+        run("all_to_all_v", sent - send[transport_->rank()], out, received, in, sent, stream,
             [receive, send](Transport& t, void* to, const void* from) { t.all_to_all_v(to, receive, from, send); });
     }
     void broadcast(void* data, size_t bytes, int root, stream_t stream) override {

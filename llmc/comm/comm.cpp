@@ -155,7 +155,7 @@ void Comm::State::meet_neighbours(Transport& transport) {
     local_rank = local_world = 0;
     hosts.clear();
     for (int r = 0; r < transport.world(); r++) {
-        const Identity& other = all[static_cast<size_t>(r)];
+        const Identity& other = all[r];
         hosts.push_back(peer_text(other.host, sizeof other.host));
         if (!same_text(other.host, mine.host) || !same_text(other.boot, mine.boot)) continue;
         local_world++;
@@ -186,7 +186,7 @@ Comm Comm::split(int color, const std::string& label) const {
     part->group = label;
     part->order = s.order;
     part->log = s.log;
-    part->hosts = {s.hosts[static_cast<size_t>(s.rank)]};
+    part->hosts = {s.hosts[s.rank]};
     if (!s.transport) {
         if (s.planned) throw Error(ExitCode::failure, "a planned communicator cannot be split by color");
         return Comm(part);
@@ -232,7 +232,7 @@ int Comm::rank() const { return state_->rank; }
 int Comm::world() const { return state_->world; }
 int Comm::local_rank() const { return state_->local_rank; }
 int Comm::local_world() const { return state_->local_world; }
-const std::string& Comm::host(int rank) const { return state_->hosts.at(static_cast<size_t>(rank)); }
+const std::string& Comm::host(int rank) const { return state_->hosts.at(rank); }
 ReduceOrder Comm::reduce_order() const { return state_->order; }
 const Traffic& Comm::traffic() const { return state_->traffic; }
 void Comm::reset_traffic() const { state_->traffic = {}; }

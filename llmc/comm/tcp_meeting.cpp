@@ -71,7 +71,7 @@ public:
     Hub(TcpSocket listener, const TcpMeeting& meeting, std::vector<TcpSocket>& peers)
         : listener_(std::move(listener)), meeting_(meeting), peers_(peers) {
         peers_.clear();
-        peers_.resize(static_cast<size_t>(meeting.world));
+        peers_.resize(meeting.world);
     }
 
     void wait_for_all() {
@@ -156,7 +156,7 @@ private:
         std::snprintf(verdict.refusal, sizeof verdict.refusal, "%s", refusal.c_str());
         guest.socket.send_without_waiting(&verdict, sizeof verdict);
         if (!refusal.empty()) return turn_away(guest, refusal);
-        peers_[static_cast<size_t>(guest.hello.rank)] = std::move(guest.socket);
+        peers_[guest.hello.rank] = std::move(guest.socket);
     }
 
     // Why the guest is not a missing rank of this run, or "" if it is one. Checks its proof before anything else it
@@ -175,7 +175,7 @@ private:
         if (peer_text(hello.program, sizeof hello.program) != meeting_.program)
             return fmt::format(
                 "rank {} runs another build of the program than rank 0; start the same file on all ranks", hello.rank);
-        if (const TcpSocket& other = peers_[static_cast<size_t>(hello.rank)]; other.open())
+        if (const TcpSocket& other = peers_[hello.rank]; other.open())
             return fmt::format(
                 "rank {} has already connected, from {}; two processes have RANK={}, or MASTER_PORT is another run's",
                 hello.rank, other.peer_address(), hello.rank);

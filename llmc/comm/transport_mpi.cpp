@@ -70,7 +70,7 @@ public:
             const int to = (rank_ + s) % world_, from = (rank_ - s + world_) % world_;
             const char* source = static_cast<const char*>(in) + place(send, to);
             char* target = static_cast<char*>(out) + place(receive, from);
-            const size_t sent = send[static_cast<size_t>(to)], received = receive[static_cast<size_t>(from)];
+            const size_t sent = send[to], received = receive[from];
             for (size_t at = 0; at < std::max(sent, received); at += largest_) {
                 const size_t n = at < sent ? std::min(largest_, sent - at) : 0;
                 const size_t m = at < received ? std::min(largest_, received - at) : 0;

@@ -119,7 +119,7 @@ TokenDecoder TokenDecoder::from_hf(const std::string& content, const std::string
     TokenDecoder decoder(path);
     const auto put = [&](int id, const std::string& bytes) {
         if (decoder.vocab() <= id) decoder.pieces_.resize(static_cast<size_t>(id) + 1);
-        decoder.pieces_[static_cast<size_t>(id)] = bytes;
+        decoder.pieces_[id] = bytes;
     };
     try {
         const json tokenizer = parse_json<json>(content);

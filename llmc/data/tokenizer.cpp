@@ -307,7 +307,7 @@ std::vector<int> TokenDecoder::encode(const std::string& prompt) const {
 }
 
 std::vector<std::string> TokenDecoder::parts_of(int token) const {
-    const std::string& piece = pieces_[static_cast<size_t>(token)];
+    const std::string& piece = pieces_[token];
     const auto found = tokens_.find(piece);
     return merged(piece, found == tokens_.end() ? 0 : found->second.rank);
 }

@@ -426,9 +426,9 @@ bool Matmul::submit(const Product& product, const ProductTensors& t, stream_t st
     const float* factors = has_device_factors(product) ? b.factors : host_factors;
     const auto attempt = [&](int i) {
         set_pointers(plan, product, t.bias, t.second_scale_inv, t.first_scale_inv);
-        const cublasStatus_t status = cublasLtMatmul(
-            b.handle, plan.operation, factors, t.second, plan.a, t.first, plan.b, factors + 1, addend, plan.result,
-            t.result, plan.result, &plan.algorithms[static_cast<size_t>(i)], b.workspace, b.workspace_bytes, stream);
+        const cublasStatus_t status = cublasLtMatmul(b.handle, plan.operation, factors, t.second, plan.a, t.first,
+                                                     plan.b, factors + 1, addend, plan.result, t.result, plan.result,
+                                                     &plan.algorithms[i], b.workspace, b.workspace_bytes, stream);
         if (!is_refusal(status)) check_lt(status, "cublasLtMatmul", product.describe(), __FILE__, __LINE__);
         plan.refusal = status;
         if (waits_after_work()) after_work(stream, {product.describe().c_str(), "", 0});

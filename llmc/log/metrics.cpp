@@ -123,7 +123,7 @@ void record_fp8(int64_t step, Fp8Registry& fp8, stream_t stream, RunDirectory& d
     ordered_json record{{"step", step}, {"fp8", ordered_json::array()}};
     for (int i = 0; i < fp8.count(); i++) {
         if (fp8.has_left(i / kFp8Roles)) continue;
-        const Fp8State& state = now.tensors[static_cast<size_t>(i)].state;
+        const Fp8State& state = now.tensors[i].state;
         ordered_json tensor{{"tensor", fp8.name(i)}};
         put_number(tensor, "amax", state.last_amax);
         put_number(tensor, "scale", state.scale);
@@ -131,10 +131,10 @@ void record_fp8(int64_t step, Fp8Registry& fp8, stream_t stream, RunDirectory& d
         tensor["saturated"] = state.saturated;
         tensor["underflowed"] = state.underflowed;
         tensor["nonfinite"] = state.nonfinite;
-        const std::string& smoothing = now.tensors[static_cast<size_t>(i)].smoothing;
+        const std::string& smoothing = now.tensors[i].smoothing;
         if (!smoothing.empty())
             tensor["smallest_factor"] = std::ldexp(1.0, 'a' - *std::max_element(smoothing.begin(), smoothing.end()));
-        put_outliers(tensor, role_of(i), now.outliers[static_cast<size_t>(i / kFp8Roles)]);
+        put_outliers(tensor, role_of(i), now.outliers[i / kFp8Roles]);
         record["fp8"].push_back(tensor);
     }
     directory.append(record);

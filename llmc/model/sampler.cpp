@@ -26,8 +26,7 @@ int sample_token(const std::vector<float>& logits, const SamplerSettings& settin
     auto logit = [&](int id) { return static_cast<double>(logits[id]); };
     std::stable_sort(ids.begin(), ids.end(), [&](int a, int b) { return logit(a) > logit(b); });
     if (settings.temperature <= 0) return ids[0];
-    if (settings.top_k > 0 && static_cast<size_t>(settings.top_k) < ids.size())
-        ids.resize(static_cast<size_t>(settings.top_k));
+    if (settings.top_k > 0 && static_cast<size_t>(settings.top_k) < ids.size()) ids.resize(settings.top_k);
 
     std::vector<double> probability(ids.size());
     for (size_t i = 0; i < ids.size(); i++)

@@ -235,7 +235,7 @@ void Muon<Real>::plan_memory() {
     }
     std::vector<size_t> lines(ranks_);  // by owner
     for (size_t i = 0; i < matrices_.size(); i++) {
-        size_t& count = lines[static_cast<size_t>(matrices_[i].owner)];
+        size_t& count = lines[matrices_[i].owner];
         if (static_cast<size_t>(matrices_[i].owner) == rank_) second_at_[i] = count;
         count += static_cast<size_t>(matrices_[i].larger());
     }
@@ -245,7 +245,7 @@ void Muon<Real>::plan_memory() {
         if (i == 0 || matrices_[i].round != matrices_[i - 1].round)
             in_slices.assign(ranks_, 0), in_matrices.assign(ranks_, 0);
         for_each_holder(i, [&](size_t rank, const Piece& piece) {
-            size_t& whole = in_matrices[static_cast<size_t>(matrices_[i].owner)];
+            size_t& whole = in_matrices[matrices_[i].owner];
             held = std::max(held, in_slices[rank] += padded(piece.count));
             owned = std::max(owned, whole += padded(piece.count));
         });

@@ -54,7 +54,7 @@ Weights import_weights(const std::string& path, const ModelConfig& config = kTin
 }
 
 Weights unpadded(Weights weights) {
-    weights["wte"].resize(static_cast<size_t>(kTiny.vocab * kTiny.channels));
+    weights["wte"].resize(kTiny.vocab * kTiny.channels);
     return weights;
 }
 

@@ -84,14 +84,14 @@ struct Table {
     void change(F&& f) {  // applies f(state, index) to both
         std::vector<Fp8State> now = states.download();
         for (int i = 0; i < kTensors; i++) {
-            f(now[static_cast<size_t>(i)], i);
-            f(expected[static_cast<size_t>(i)].state, i);
+            f(now[i], i);
+            f(expected[i].state, i);
         }
         states.upload(now);
     }
     void set_current(int first, int count) {
         fp8_set_current(states, first, count, config, test_stream());
-        for (int i = first; i < first + count; i++) expected[static_cast<size_t>(i)].set_current(config);
+        for (int i = first; i < first + count; i++) expected[i].set_current(config);
     }
     // Without `change` it passes a null pointer.
     void finish_step(float change = 0.0f) {
@@ -153,7 +153,7 @@ float scale_for(float amax, Fp8Role role, const Fp8Config& config) {
     });
     t.set_current(tensor, 1);
     CHECK(t.wrong() == 0);
-    const Fp8State state = t.states.download()[static_cast<size_t>(tensor)];
+    const Fp8State state = t.states.download()[tensor];
     CHECK(state.amax_now == 0.0f);
     CHECK(std::isfinite(state.scale_inv));
     return state.scale;
@@ -269,7 +269,7 @@ TEST_CASE("an outlier leaves the window after its length in steps, and not by wa
     config.history = 3;
     Table t(config);
     const int x = static_cast<int>(Fp8Role::x);  // of the first layer
-    const auto scale = [&] { return t.states.download()[static_cast<size_t>(x)].scale; };
+    const auto scale = [&] { return t.states.download()[x].scale; };
     const auto step = [&](float amax, uint32_t bad) {
         t.change([&](Fp8State& s, int i) {
             if (i == x) s.amax = amax, s.bad = bad;
@@ -295,8 +295,8 @@ TEST_CASE("weights have no history: finish_step leaves their scale") {
     CHECK(t.wrong() == 0);
     const auto states = t.states.download();
     for (int i = 0; i < kTensors; i++) {
-        CHECK((states[static_cast<size_t>(i)].scale == 1.0f) == (role_of(i) == Fp8Role::w));
-        CHECK(states[static_cast<size_t>(i)].amax == 0.0f);
+        CHECK((states[i].scale == 1.0f) == (role_of(i) == Fp8Role::w));
+        CHECK(states[i].amax == 0.0f);
     }
 }
 
@@ -307,7 +307,7 @@ TEST_CASE("fp8_set_current changes its range alone, and no tensor with non-finit
     CHECK(t.wrong() == 0);
     const auto states = t.states.download();
     for (int i = 0; i < kTensors; i++) {
-        const Fp8State& s = states[static_cast<size_t>(i)];
+        const Fp8State& s = states[i];
         const bool in_range = i >= 4 && i < 17;
         CHECK(s.amax_now == (in_range ? 0.0f : 2.0f));
         CHECK(s.amax == (in_range ? 2.0f : 1.0f));
@@ -322,7 +322,7 @@ TEST_CASE("an amax that is not finite marks its tensor as bad and changes nothin
         fp8_set_current(t.states, 0, kTensors, t.config, test_stream());
         const auto states = t.states.download();
         for (int i = 0; i < kTensors; i++) {
-            const Fp8State& s = states[static_cast<size_t>(i)];
+            const Fp8State& s = states[i];
             CHECK(s.bad == (i == 4));
             CHECK(s.amax == 1.0f);
             CHECK(s.amax_now == 0.0f);
@@ -340,7 +340,7 @@ TEST_CASE("fp8_any_bad finds any one tensor") {
         CHECK(flag.download()[0] == 0);
         for (const int i : {0, count / 2, count - 1}) {
             auto one = none;
-            one[static_cast<size_t>(i)].bad = 1;
+            one[i].bad = 1;
             states.upload(one);
             fp8_any_bad(flag, states, count, test_stream());
             CHECK(flag.download()[0] == i + 1);
@@ -361,8 +361,8 @@ TEST_CASE("fp8_any_bad names the first one in the order of a step") {
     for (size_t late = 0; late < std::size(order); late++)
         for (size_t early = 0; early <= late; early++) {
             std::vector<Fp8State> bad(kCount);
-            bad[static_cast<size_t>(order[late])].bad = 1;
-            bad[static_cast<size_t>(order[early])].bad = 1;
+            bad[order[late]].bad = 1;
+            bad[order[early]].bad = 1;
             states.upload(bad);
             fp8_any_bad(flag, states, kCount, test_stream());
             CHECK(flag.download()[0] - 1 == order[early]);

@@ -32,7 +32,7 @@ struct Reference {
             for (int h = 0; h < s.NH; h++) {
                 const auto at = [&](int position, int which) {
                     const int head = which == 0 ? h : s.NH + (which - 1) * s.NKV + h / (s.NH / s.NKV);
-                    return &qkv[static_cast<size_t>(position * s.heads().qkv_width() + head * s.HD)];
+                    return &qkv[position * s.heads().qkv_width() + head * s.HD];
                 };
                 const int query = s.first + row, begin = s.window > 0 ? std::max(0, query - s.window + 1) : 0;
                 std::vector<double> p(static_cast<size_t>(query) + 1);

@@ -92,17 +92,17 @@ TEST_CASE("softmax_cross_entropy: the gradient is the derivative of capped, smoo
     c.shaping = {15.0f, {0.02f, 0.25f}};
     const auto objective = [&](int column, double step) {
         auto x = to_doubles(c.logits);
-        x[static_cast<size_t>(column)] += step;
+        x[column] += step;
         double sum = 0, mean = 0;
         for (double& v : x) sum += std::exp(v = 15 * std::tanh(v / 15)), mean += v / 40;
         const double log_z = std::log(sum);
-        return log_z - 0.75 * x[static_cast<size_t>(c.targets[0])] - 0.25 * mean + 0.02 * log_z * log_z;
+        return log_z - 0.75 * x[c.targets[0]] - 0.25 * mean + 0.02 * log_z * log_z;
     };
     Classifier<float> run = c;
     run.run(1.0f, nullptr, true);
     for (int column = 0; column < 40; column++) {
         const double slope = (objective(column, 1e-5) - objective(column, -1e-5)) / 2e-5;
-        CHECK(std::fabs(static_cast<double>(run.logits[static_cast<size_t>(column)]) - slope) < 1e-6);
+        CHECK(std::fabs(static_cast<double>(run.logits[column]) - slope) < 1e-6);
     }
 }
 

@@ -60,7 +60,7 @@ TEST_CASE("gate_alignment: 1 for parallel and for opposite rows of any length, 0
     // Rows of gate, then of up: parallel, opposite, orthogonal, empty.
     constexpr int F = 4, C = 8;
     std::vector<float> weight(2 * F * C, 0.0f);
-    const auto set = [&](int row, int channel, float value) { weight[static_cast<size_t>(row * C + channel)] = value; };
+    const auto set = [&](int row, int channel, float value) { weight[row * C + channel] = value; };
     set(0, 3, 0x1p-30f), set(F, 3, 0x1p-40f);
     set(1, 5, 2.0f), set(F + 1, 5, -0x1p50f);
     set(2, 1, 1.0f), set(F + 2, 2, 1.0f);

@@ -82,7 +82,7 @@ TEST_CASE("batch fingerprint: every token, the last target and every place count
     for (const int row : {0, 3})
         for (const int t : {0, 1, 16}) {
             Samples changed = samples;
-            changed.tokens[static_cast<size_t>(row * 17 + t)]++;
+            changed.tokens[row * 17 + t]++;
             CHECK(changed.whole() != samples.whole());
         }
     Samples last = samples;

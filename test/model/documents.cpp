@@ -18,7 +18,7 @@ constexpr int kEnd = 100;
 Batch packed_row(int T, int cut) {
     Batch batch;
     for (int t = 0; t <= T; t++) batch.tokens.push_back((t * t + 7 * t + 3) % 97);
-    batch.tokens[static_cast<size_t>(cut > 0 ? cut : T)] = kEnd;
+    batch.tokens[cut > 0 ? cut : T] = kEnd;
     batch.targets.assign(batch.tokens.begin() + 1, batch.tokens.end());
     batch.tokens.pop_back();
     return batch;
@@ -177,7 +177,7 @@ TEST_CASE_TEMPLATE("documents: in evaluation no bit depends on the tokens of ano
         test.trainer.initialize(5);
         Batch row = packed_row(T, cut);
         const std::vector<float> before = test.trainer.token_losses(row.tokens.data(), row.targets.data());
-        for (int t = 0; t < cut; t++) row.tokens[static_cast<size_t>(t)] = 96 - t;
+        for (int t = 0; t < cut; t++) row.tokens[t] = 96 - t;
         const std::vector<float> after = test.trainer.token_losses(row.tokens.data(), row.targets.data());
         CHECK(std::equal(before.begin() + cut, before.end(), after.begin() + cut) == masked);
         CHECK(!std::equal(before.begin(), before.begin() + cut, after.begin()));

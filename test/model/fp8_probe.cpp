@@ -182,7 +182,7 @@ TEST_CASE("fp8 probe: an outlier spoils a tensor with one scale, and of blocks i
     const auto forward_error = [](Fp8Recipe recipe) {
         ProbedLayer run(probed(recipe));
         run.x[0] = 0x1p30f;
-        for (int row = 0; row < run.OC; row++) run.weight[static_cast<size_t>(row * run.C)] = 0;
+        for (int row = 0; row < run.OC; row++) run.weight[row * run.C] = 0;
         run.run();
         return run.error(Fp8Probed::forward);
     };

@@ -34,7 +34,7 @@ void set_weights(TestModel<Real>& test) {
 Batch some_batch(int count) {
     Batch batch;
     for (int i = 0; i < count; i++) batch.tokens.push_back((i * i + 7 * i) % 101);
-    for (int i = 0; i < count; i++) batch.targets.push_back(batch.tokens[static_cast<size_t>((i + 1) % count)]);
+    for (int i = 0; i < count; i++) batch.targets.push_back(batch.tokens[(i + 1) % count]);
     return batch;
 }
 

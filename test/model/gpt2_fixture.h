@@ -137,7 +137,7 @@ std::vector<double> generation_losses(TestModel<Real>& test, const Batch& batch)
             test.model.next_token_logits(batch.tokens.data(), static_cast<int>(t) + 1, test.stream);
         double sum = 0;
         for (const float x : logits) sum += std::exp(double{x});
-        losses.push_back(std::log(sum) - logits[static_cast<size_t>(batch.targets[t])]);
+        losses.push_back(std::log(sum) - logits[batch.targets[t]]);
     }
     return losses;
 }

@@ -139,7 +139,7 @@ TEST_CASE("gpt2 fp8 blocks: products, counters, and neither history nor trace of
         for (int i = 0; i < run.test.fp8->count(); i++) {
             CAPTURE(run.test.fp8->name(i));
             const uint64_t elements = fp8_elements(run.test.model.linear(), *run.test.fp8, i, run.B * run.T);
-            const Fp8State& s = states[static_cast<size_t>(i)];
+            const Fp8State& s = states[i];
             CHECK(s.elements == elements * (role_of(i) == Fp8Role::w ? 3 : 2));  // weights once more, before step 1
             CHECK(s.saturated == 0);
             CHECK(s.nonfinite == 0);

@@ -33,7 +33,7 @@ struct HeadRun {
         : fp8(with_format(recipe(kind), e4m3_gradients)), test(configured(layers, chunk)) {
         test.trainer.initialize(3);
         for (int i = 0; i < kN; i++) tokens.push_back(i * i % 101);
-        for (int i = 0; i < kN; i++) targets.push_back(tokens[static_cast<size_t>((i + 1) % kN)]);
+        for (int i = 0; i < kN; i++) targets.push_back(tokens[(i + 1) % kN]);
     }
     TrainerConfig configured(const char* layers, int chunk) const {
         TrainerConfig training = trainer_config(config, kB, kT, Recompute::gelu, &fp8, layers);

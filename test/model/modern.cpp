@@ -170,8 +170,7 @@ TEST_CASE("modern blocks: recomputation in FP8 gives the same bits" * doctest::t
             TrainerConfig config = modern_training(name, &fp8, level);
             TestModel<bf16> test(config);
             test.trainer.initialize(3);
-            for (int step = 0; step < 3; step++)
-                CHECK(test.step(some_modern_batch(step, 128)).loss == losses[static_cast<size_t>(step)]);
+            for (int step = 0; step < 3; step++) CHECK(test.step(some_modern_batch(step, 128)).loss == losses[step]);
         }
     }
 }

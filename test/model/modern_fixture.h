@@ -56,7 +56,7 @@ inline std::map<std::string, std::vector<float>> modern_weights(const ModelConfi
     std::map<std::string, std::vector<float>> weights;
     for (const HfTensor& tensor : hf_tensors(config)) {
         std::vector<float>& ours = weights[tensor.row.name];
-        ours.resize(static_cast<size_t>(tensor.row.count()));
+        ours.resize(tensor.row.count());
         tensor.from_file(modern_values(tensor), ours);
     }
     return weights;
@@ -80,7 +80,7 @@ inline Batch modern_batch(const std::string& name) {
 inline Batch some_modern_batch(int index, int count) {
     Batch batch;
     for (int i = 0; i < count; i++) batch.tokens.push_back((index * 17 + i * i) % 101);
-    for (int i = 0; i < count; i++) batch.targets.push_back((batch.tokens[static_cast<size_t>(i)] * 3 + 1) % 101);
+    for (int i = 0; i < count; i++) batch.targets.push_back((batch.tokens[i] * 3 + 1) % 101);
     return batch;
 }
 

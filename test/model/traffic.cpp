@@ -39,8 +39,7 @@ struct RecordedStep {
         test.trainer.initialize(3);
         Batch batch;
         for (int i = 0; i < kB * kT; i++) batch.tokens.push_back(i * 37 % 101);
-        for (int i = 0; i < kB * kT; i++)
-            batch.targets.push_back(batch.tokens[static_cast<size_t>((i + 1) % (kB * kT))]);
+        for (int i = 0; i < kB * kT; i++) batch.targets.push_back(batch.tokens[(i + 1) % (kB * kT)]);
         for (int step = 0; step < 2; step++) {
             synchronize(test.stream);
             host::record_operations(true);

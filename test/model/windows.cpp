@@ -44,8 +44,8 @@ TEST_CASE_TEMPLATE("windows: a token's loss knows as far back as layers reach, a
         const std::vector<float> before = losses_of<Real>(config, batch), after = losses_of<Real>(config, other);
         int last = -1;
         for (int t = 0; t < kTokens; t++)
-            if (before[static_cast<size_t>(t)] != after[static_cast<size_t>(t)]) last = t;
-        for (int t = 0; t < changed; t++) CHECK(before[static_cast<size_t>(t)] == after[static_cast<size_t>(t)]);
+            if (before[t] != after[t]) last = t;
+        for (int t = 0; t < changed; t++) CHECK(before[t] == after[t]);
         CHECK(before[changed] != after[changed]);
         CHECK(last == std::min(changed + reach, kTokens - 1));
     }

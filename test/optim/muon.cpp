@@ -252,8 +252,8 @@ TEST_CASE_TEMPLATE("Newton-Schulz: zeros stay zeros, powers of two change no bit
 
         if (sizeof(Real) == 2) continue;          // where terms cancel at 1, BF16 leaves nothing to compare
         Matrix left(rows, 1), right(1, columns);  // of powers of two: the matrix is of rank one to the bit
-        for (int i = 0; i < rows; i++) left.values[static_cast<size_t>(i)] = std::ldexp(i % 3 ? 1 : -1, i % 4);
-        for (int i = 0; i < columns; i++) right.values[static_cast<size_t>(i)] = std::ldexp(i % 5 ? -1 : 1, i % 3);
+        for (int i = 0; i < rows; i++) left.values[i] = std::ldexp(i % 3 ? 1 : -1, i % 4);
+        for (int i = 0; i < columns; i++) right.values[i] = std::ldexp(i % 5 ? -1 : 1, i % 3);
         const Matrix one = product(left, right);
         Matrix expected = one;  // p(1) uv^T
         double p = 1 / steps.safety;
@@ -366,7 +366,7 @@ void simulate_matrix(const MuonMatrix& m, const StepOptions& o, std::vector<doub
                 double squares = 0;
                 for (int i = 0; i < length; i++)
                     squares += std::pow(by_rows ? direction.at(line, i) : direction.at(i, line), 2) / length;
-                double& average = second[static_cast<size_t>(line)];
+                double& average = second[line];
                 average = o.muon.normuon_beta2 * average + (1 - o.muon.normuon_beta2) * squares;
                 for (int i = 0; i < length; i++)
                     (by_rows ? direction.at(line, i) : direction.at(i, line)) /= std::sqrt(average);
@@ -523,7 +523,7 @@ TEST_CASE("Muon's plan: all ranks have work, no more than their part and one mat
             for (const MuonMatrix& m : plan) {
                 if (m.round != round) continue;
                 units_in_round += m.unit != last, last = m.unit;
-                load[static_cast<size_t>(m.owner)] += m.flops_of_a_step();
+                load[m.owner] += m.flops_of_a_step();
                 all += m.flops_of_a_step(), largest = std::max(largest, m.flops_of_a_step());
             }
             CHECK(units_in_round <= blocks);

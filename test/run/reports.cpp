@@ -45,7 +45,7 @@ std::vector<StepRecord> steps_of(const std::vector<double>& ms) {
     for (int64_t i = 0; i < kBenchWarmup + static_cast<int64_t>(ms.size()); i++) {
         StepRecord record;
         record.step = i + 1;
-        record.ms = i < kBenchWarmup ? 5000 : ms[static_cast<size_t>(i - kBenchWarmup)];
+        record.ms = i < kBenchWarmup ? 5000 : ms[i - kBenchWarmup];
         record.tokens_per_s = 1e6 / record.ms;
         record.flops_per_token = 1e9;
         steps.push_back(record);

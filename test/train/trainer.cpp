@@ -25,7 +25,7 @@ TrainerConfig small_config(bool fp8, int micro_steps) {
 Batch batch_of(int index) {
     Batch batch;
     for (int i = 0; i < 64; i++) batch.tokens.push_back((index * 31 + i * i + 7) % 101);
-    for (int i = 0; i < 64; i++) batch.targets.push_back((batch.tokens[static_cast<size_t>(i)] * 3 + 1) % 101);
+    for (int i = 0; i < 64; i++) batch.targets.push_back((batch.tokens[i] * 3 + 1) % 101);
     return batch;
 }
 
