@@ -57,7 +57,7 @@ Exact exact_values(const Shape& s, const std::vector<Real>& inp, const std::vect
         const reference::Gelu gelu(static_cast<double>(x));
         const double g = static_cast<double>(d), gradient = g * gelu.derivative;
         exact.out.push_back(gelu.value, gelu.value_bound);
-        // Where dout is 0, the derivative's bounds may hold both signs.
+        // With dout of 0, the bounds of the derivative may allow both signs.
         exact.dinp.push_back(gradient, std::fabs(g) * gelu.derivative_bound + reference::kUnit * std::fabs(gradient) +
                                            reference::kVanishing);
     }
