@@ -135,11 +135,17 @@ LLMC_DEVICE void add_rows(float (&x)[Rows][Vectors][8], const float (&y)[Rows][V
 }
 
 // x += the team's rows of `from`. kWhole: no group of rows ends past N, and the kernel has so few registers left that
-// a whole long row in flight next to x would spill. Otherwise FP32 rows go piece by piece where registers are short.
+// a whole long row in flight next to x would spill. Otherwise only FP32 rows go piece by piece, where registers are
+// short.
 template <bool kWhole, class Real, int Rows, int Vectors>
 LLMC_DEVICE void add_stored_rows(float (&x)[Rows][Vectors][8], const Real* from, int first_row, int N, int C,
                                  const RowTeam& team) {
-    constexpr bool kPieces = kWhole ? kLoadsTooEarly && Vectors == 8 : kKeepsTooMuch && sizeof(Real) == 4;
+    if constexpr (!kWhole && (sizeof(Real) == 2 || !kKeepsTooMuch)) {
+        float y[Rows][Vectors][8];
+        load_rows(y, from, first_row, N, C, team);
+        add_rows(x, y);
+        return;
+    }
     LLMC_UNROLL
     for (int v = 0; v < Vectors; v++) {
         const int c = team.column(v);
@@ -154,7 +160,7 @@ LLMC_DEVICE void add_stored_rows(float (&x)[Rows][Vectors][8], const Real* from,
             }
         };
         if (kWhole && v > 0 && v % 2 == 0) compiler_fence();
-        if constexpr (kPieces)
+        if constexpr (!kWhole || (kLoadsTooEarly && Vectors == 8))
             piece_by_piece(add);
         else
             add();
