@@ -13,6 +13,7 @@
 #include "llmc/device/math.cuh"
 #include "llmc/device/transfer.h"
 #include "llmc/flags/options.h"
+#include "llmc/train/trainer.h"
 
 using namespace llmc;
 using nlohmann::ordered_json;
