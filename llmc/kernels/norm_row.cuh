@@ -144,26 +144,26 @@ LLMC_DEVICE void add_stored_rows(float (&x)[Rows][Vectors][8], const Real* from,
         float y[Rows][Vectors][8];
         load_rows(y, from, first_row, N, C, team);
         add_rows(x, y);
-        return;
-    }
-    LLMC_UNROLL
-    for (int v = 0; v < Vectors; v++) {
-        const int c = team.column(v);
-        const auto add = [&] {
-            LLMC_UNROLL
-            for (int r = 0; r < Rows; r++) {
-                float y[8] = {};
-                const size_t row = kWhole || first_row + r < N ? first_row + r : N - 1;
-                if (c < C) load8(from + row * C + c, y);
+    } else {
+        LLMC_UNROLL
+        for (int v = 0; v < Vectors; v++) {
+            const int c = team.column(v);
+            const auto add = [&] {
                 LLMC_UNROLL
-                for (int i = 0; i < 8; i++) x[r][v][i] += y[i];
-            }
-        };
-        if (kWhole && v > 0 && v % 2 == 0) compiler_fence();
-        if constexpr (!kWhole || (kLoadsTooEarly && Vectors == 8))
-            piece_by_piece(add);
-        else
-            add();
+                for (int r = 0; r < Rows; r++) {
+                    float y[8] = {};
+                    const size_t row = kWhole || first_row + r < N ? first_row + r : N - 1;
+                    if (c < C) load8(from + row * C + c, y);
+                    LLMC_UNROLL
+                    for (int i = 0; i < 8; i++) x[r][v][i] += y[i];
+                }
+            };
+            if (kWhole && v > 0 && v % 2 == 0) compiler_fence();
+            if constexpr (!kWhole || (kLoadsTooEarly && Vectors == 8))
+                piece_by_piece(add);
+            else
+                add();
+        }
     }
 }
 
