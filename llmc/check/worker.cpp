@@ -96,7 +96,7 @@ void make_products(const CheckRequest& request, stream_t stream) {
     for (const Product& product : request.products) {
         const std::string key = matmul.key(product);
         const auto before = request.found.find(key);
-        // One that was begun and not ended has trials, and neither a problem nor a time.
+        // An item that began and did not end has trials, but neither a problem nor a time.
         if (before != request.found.end() && (before->second.seconds > 0 || !before->second.problem.empty())) continue;
         const Clock::time_point begin = Clock::now();
         say({{"begin", key}});
