@@ -75,6 +75,7 @@ struct QuantizedResults {
         const QuantizedResults plain(plain_trial, N, C, before.scale);
         plain_trial.run_twice(
             [&] { quantize<F8>(plain.target(), nullptr, nullptr, values, low, N, C, false, pass, trial.stream()); });
+        plain_trial.equal(plain.transposed, reference::turned(plain_trial.read(plain.row), N, C));
         trial.note(plain_trial.problem());
         has_row() ? trial.equal(row, plain_trial.read(plain.row)) : trial.untouched(row);
         has_transposed() ? trial.equal(transposed, plain_trial.read(plain.transposed)) : trial.untouched(transposed);

@@ -126,8 +126,9 @@ std::string sample_text(const Flag& flag) {
 json sample_json(const Flag& flag, const std::string& text) {
     if (flag.is_switch()) return true;
     if (flag.long_name == "val") return json{text};
-    const auto by_default = flag.get(parse({"-i", "x"}).options);  // null: resolve() would compute a number
-    const bool is_number = by_default.is_number() || (by_default.is_null() && json::accept(text));
+    const auto by_default = flag.get(parse({"-i", "x"}).options);  // null if resolve() computes it
+    const bool takes_number = flag.value == "N" || flag.value == "X";
+    const bool is_number = by_default.is_number() || (by_default.is_null() && takes_number);
     return is_number ? parse_json<json>(text) : json(text);
 }
 
