@@ -157,9 +157,9 @@ $(CUDA_PROGRAMS): $(CUDA_OBJECTS)
 all: train_gpt_cpu $(if $(NVCC),train_gpt)  ## train_gpt_cpu, and train_gpt if there is nvcc
 	$(if $(NVCC),,@echo "nvcc not found (PATH, CUDA_HOME, /usr/local/cuda): the CUDA build is skipped")
 train_gpt: $(CUDA_DIR)/train_gpt  ## the CUDA program
-	@cp -f $< $@
+	@cmp -s $< $@ || cp -f $< $@
 train_gpt_cpu: $(CPU_DIR)/train_gpt_cpu  ## the same program on the host device; needs no CUDA toolkit
-	@cp -f $< $@
+	@cmp -s $< $@ || cp -f $< $@
 test:  ## everything that needs no GPU
 	./scripts/test.sh
 install:  ## what is built, into PREFIX (and DESTDIR); make uninstall
