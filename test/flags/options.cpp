@@ -127,7 +127,8 @@ json sample_json(const Flag& flag, const std::string& text) {
     if (flag.is_switch()) return true;
     if (flag.long_name == "val") return json{text};
     const auto by_default = flag.get(parse({"-i", "x"}).options);  // null if resolve() computes it
-    const bool takes_number = flag.value == "N" || flag.value == "X";
+    // --loss-scale also takes words, so the configuration has a text.
+    const bool takes_number = (flag.value == "N" || flag.value == "X") && flag.long_name != "loss-scale";
     const bool is_number = by_default.is_number() || (by_default.is_null() && takes_number);
     return is_number ? parse_json<json>(text) : json(text);
 }
