@@ -1,5 +1,5 @@
-// Hopper's own instructions (compute capability 9.0), in small wrappers by topic: mbarriers, TMA loads of tensor tiles
-// and bulk copies, wgmma with its descriptors, registers per warpgroup, named barriers and proxy fences.
+// Hopper's own instructions (compute capability 9.0), in small wrappers by topic: mbarriers, TMA loads of tensor tiles,
+// registers per warpgroup, named barriers, and wgmma with its descriptors.
 //
 // Only nvcc sees this file; the host device has no counterpart, and the virtual GPU executes the PTX. Sources: PTX ISA
 // 8.x, chapters "mbarrier", "cp.async.bulk.tensor" and "wgmma".
@@ -86,15 +86,6 @@ LLMC_DEVICE void load_tile(void* tile, const CUtensorMap& map, Barrier& full, in
         "l"(&map), "r"(shared_address(&full)), "r"(column), "r"(row), "r"(batch)
         : "memory");
 }
-// Starts a copy of contiguous bytes. Addresses and size are multiples of 16.
-LLMC_DEVICE void load_bytes(void* to, const void* from, Barrier& full, int bytes) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                     shared_address(to)),
-                 "l"(from), "r"(bytes), "r"(shared_address(&full))
-                 : "memory");
-}
-// Orders this thread's writes to shared memory before later reads by wgmma or TMA (the "async proxy").
-LLMC_DEVICE void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // ---- warpgroups ----------------------------------------------------------------------------------------------------
 
@@ -121,11 +112,12 @@ LLMC_DEVICE int same_in_warp(int value) { return __shfl_sync(~0u, value, 0); }
 //
 // A warpgroup multiplies 64 rows at once: d (64, N) += a (64, 16) * b (16, N), bf16 with FP32 sums. Thread t holds of d
 // rows 16 (t / 32) + (t % 32) / 4 and 8 below it, in the order of mma.sync's accumulators: d[4 j + i] is row 8 (i / 2),
-// column 8 j + 2 (t % 4) + i % 2. The order is
+// column 8 j + 2 (t % 4) + i % 2. The order of calls is
 //
-//     fence_accumulators(d); multiply_...(d, ...); commit(); wait_for<0>(); fence_accumulators(d);
+//     fence_accumulators(d); begin_products(); multiply_...(d, ...); commit_products(); wait_for_products<0>();
+//     fence_accumulators(d);
 //
-// Between the first and the last the registers of d, and of an `a` in registers, belong to the tensor cores.
+// Between the two fences the registers of d, and of an `a` in registers, belong to the tensor cores.
 
 // The descriptor of a tile: 128-byte swizzle, 1024 bytes from eight rows to the next. Sixteen columns further is + 2,
 // eight rows further + 64 (both in units of 16 bytes).
@@ -181,12 +173,6 @@ LLMC_DEVICE void multiply_registers(float (&d)[32], const uint32_t (&a)[4], uint
                  "1;"
                  : LLMC_D32(0)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-// d (64, 64) += a^T b: a is 16 rows of a tile of 64 columns, and so is b.
-LLMC_DEVICE void multiply_columns(float (&d)[32], uint64_t a, uint64_t b) {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" LLMC_NAMES_32 "}, %32, %33, 1, 1, 1, 1, 1;"
-                 : LLMC_D32(0)
-                 : "l"(a), "l"(b));
 }
 
 #undef LLMC_D8
