@@ -175,19 +175,6 @@ void add_backward_fp8(Items& items, const Shape& s, const std::string& name, con
         [=](Trial& t) { backward_fp8<F8>(t, s, passes); }, "attention_backward_fp8");
 }
 
-// Rows of T tokens, cut into documents of these lengths; the rest of a row is one more document.
-std::vector<int> cut(int T, const std::vector<std::vector<int>>& rows) {
-    std::vector<int> documents;
-    for (const std::vector<int>& lengths : rows) {
-        const size_t end = documents.size() + static_cast<size_t>(T);
-        int begin = 0;
-        for (const int length : lengths)
-            documents.insert(documents.end(), static_cast<size_t>(length), begin), begin += length;
-        documents.resize(end, begin);
-    }
-    return documents;
-}
-
 template <class Real>
 void add_plain_tests(Items& items) {
     const auto add = [&](const Shape& s) { add_plain<Real>(items, s, s.text()); };
@@ -203,15 +190,16 @@ void add_plain_tests(Items& items) {
         // 128), one before and one behind them; and no boundary.
         const std::vector<std::vector<int>> cuts[] = {
             {{64, 64, 32, 1, 1, 40}}, {{1, 1, 30, 31, 66}}, {{128}}, {{127, 2, 3}}, {{205, 4}}, {{}}};
-        for (const auto& rows : cuts) add({{1, 210, 2, HD, 1, 0, 0, cut(210, rows)}});
-        for (const int window : {1, 7, 65}) add({{1, 210, 2, HD, 2, 0, window, cut(210, cuts[0])}});
+        for (const auto& rows : cuts) add({{1, 210, 2, HD, 1, 0, 0, reference::documents_of(210, rows)}});
+        for (const int window : {1, 7, 65}) add({{1, 210, 2, HD, 2, 0, window, reference::documents_of(210, cuts[0])}});
         // Several of the largest tiles of Hopper's variant, which takes no head dimension of 32.
         if (HD == 32 || sizeof(Real) != 2) continue;
         add({{2, 392, 4, HD, 2}}), add({{1, 456, 1, HD, 1, 0, 150}});
-        add({{1, 456, 1, HD, 1, 0, 0, cut(456, {{152, 152}})}});
+        add({{1, 456, 1, HD, 1, 0, 0, reference::documents_of(456, {{152, 152}})}});
     }
-    add({{1, 70, 4, 64, 2, 0.3f}, 0.7f});                            // another scale of scores
-    add({{3, 70, 4, 64, 2, 0.3f, 0, cut(70, {{5}, {64, 1}, {}})}});  // each row has its own documents
+    add({{1, 70, 4, 64, 2, 0.3f}, 0.7f});  // another scale of scores
+    add({{3, 70, 4, 64, 2, 0.3f, 0,
+          reference::documents_of(70, {{5}, {64, 1}, {}})}});  // each row has its own documents
 }
 
 }  // namespace
@@ -239,8 +227,9 @@ void add_attention_tests(Items& items) {
              {std::tuple{1, 16, 1}, {2, 8, 2}, {2, 40, 3}, {1, 80, 2}, {2, 72, 1}, {1, 128, 1}, {2, 136, 2}})
             shapes.push_back({{B, T, NH, HD}});
         shapes.push_back({{1, 80, 4, HD, 2}}), shapes.push_back({{2, 136, 3, HD, 1, 0, 50}});
-        shapes.push_back({{2, 136, 3, HD, 1, 0, 50, cut(136, {{37, 37, 37}, {37, 37, 37}})}});
-        shapes.push_back({{1, 208, 1, HD, 1, 0, 0, cut(208, {{136}})}});  // with tiles inside a document
+        shapes.push_back({{2, 136, 3, HD, 1, 0, 50, reference::documents_of(136, {{37, 37, 37}, {37, 37, 37}})}});
+        shapes.push_back(
+            {{1, 208, 1, HD, 1, 0, 0, reference::documents_of(208, {{136}})}});  // with tiles inside a document
     }
     for (size_t i = 0; i < shapes.size(); i++) {
         // One pass, another for the next shape; all of them with documents, on tiles of every kind.

@@ -70,6 +70,18 @@ void reference_row(Attention& r, const AttentionShape& s, const std::vector<doub
 
 }  // namespace
 
+std::vector<int> documents_of(int T, const std::vector<std::vector<int>>& rows) {
+    std::vector<int> documents;
+    for (const std::vector<int>& lengths : rows) {
+        const size_t end = documents.size() + static_cast<size_t>(T);
+        int begin = 0;
+        for (const int length : lengths)
+            documents.insert(documents.end(), static_cast<size_t>(length), begin), begin += length;
+        documents.resize(end, begin);
+    }
+    return documents;
+}
+
 Attention attention(const AttentionShape& s, const std::vector<double>& qkv, const std::vector<double>& dout, double u,
                     double slack) {
     Attention r;

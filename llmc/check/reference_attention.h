@@ -34,6 +34,10 @@ struct AttentionShape {
     }
 };
 
+// An AttentionShape's documents: rows of T tokens, cut into documents of these lengths. The rest of a row is one more
+// document.
+std::vector<int> documents_of(int T, const std::vector<std::vector<int>>& rows);
+
 // The first index of a head's row in qkv (B, T, NH + 2 NKV, HD), out (B, T, NH, HD) and lse (B, NH, T). In qkv, `which`
 // selects queries (0), keys (1) or values (2).
 struct AttentionLayout {

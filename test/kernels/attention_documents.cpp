@@ -10,6 +10,7 @@
 namespace llmc {
 namespace {
 
+using reference::documents_of;
 using test::random_normal;
 using test::to_doubles;
 using test::attention::bytes_of;
@@ -17,19 +18,6 @@ using test::attention::Run;
 
 using Layout = reference::AttentionLayout;
 using Shape = reference::AttentionShape;
-
-// The `documents` of rows of T tokens, from the lengths of each row's documents; what they leave is one more.
-std::vector<int> documents_of(int T, const std::vector<std::vector<int>>& rows) {
-    std::vector<int> documents;
-    for (const std::vector<int>& lengths : rows) {
-        const size_t end = documents.size() + static_cast<size_t>(T);
-        int begin = 0;
-        for (const int length : lengths)
-            documents.insert(documents.end(), static_cast<size_t>(length), begin), begin += length;
-        documents.resize(end, begin);
-    }
-    return documents;
-}
 
 template <class Real>
 struct Inputs {
