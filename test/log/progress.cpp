@@ -3,10 +3,9 @@
 
 #include <doctest/doctest.h>
 
-#include <map>
-
 #include <cmath>
 #include <cstdio>
+#include <map>
 #include <string>
 
 #include "test/helpers.h"

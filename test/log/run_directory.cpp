@@ -14,6 +14,7 @@
 #include "llmc/log/versions.h"
 #include "llmc/run/start.h"
 #include "test/helpers.h"
+#include "test/log/example_record.h"
 
 using namespace llmc;
 using namespace llmc::test;
@@ -33,21 +34,6 @@ ExitCode code_of(auto call) {
         return error.code();
     }
     return ExitCode::ok;
-}
-
-StepRecord example() {
-    StepRecord r;
-    r.step = 7;
-    r.loss = 10.9876543f;
-    r.lr = 3e-4f;
-    r.norm = 1.2345678f;
-    r.tokens = 28672;
-    r.ms = 82.125;
-    r.tokens_per_s = 49875.9;
-    r.products = {0, 150, 3};
-    r.skipped = 2;
-    r.loss_scale = 65536;
-    return r;
 }
 
 }  // namespace

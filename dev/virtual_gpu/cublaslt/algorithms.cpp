@@ -17,7 +17,7 @@ namespace virtual_gpu {
 namespace {
 
 constexpr uint64_t kMagic = 0x7669727475616c32;
-constexpr uint64_t kWorkspace = 1 << 20;  // of the first algorithm, if it may have one
+constexpr uint64_t kWorkspace = 1 << 20;  // bytes that the first algorithm takes, if the caller allows a workspace
 
 // In the usual order of proposals.
 constexpr Way kWays[] = {

@@ -26,7 +26,7 @@ struct Algorithm {
     uint64_t workspace;
     int32_t version, capability;  // of the library and the card
     uint32_t alignment[4];        // promised for A, B, C and D
-    int32_t id;                   // of its entry in the table
+    int32_t id;                   // identifies its entry in the table
 };
 static_assert(sizeof(Algorithm) <= sizeof(cublasLtMatmulAlgo_t));
 

@@ -24,7 +24,7 @@ struct ProductCall {
     void* workspace = nullptr;
     size_t workspace_bytes = 0;    // available
     size_t workspace_written = 0;  // used by the algorithm
-    std::vector<uint64_t> bounds;  // of the parts into which the sum over k is split
+    std::vector<uint64_t> bounds;  // 0, the places where the sum over k is split, and k
     bool rounds_parts = false;     // true if parts are rounded to D's type
     Lie lie = Lie::none;
 };

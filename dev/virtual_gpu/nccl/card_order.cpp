@@ -15,7 +15,7 @@ namespace {
 
 struct Issued {
     std::mutex mutex;
-    std::list<Launch*> launches;  // of this process, not yet ended
+    std::list<Launch*> launches;  // those of this process that have not ended
 };
 Issued& issued() {
     static auto* const one = new Issued;
