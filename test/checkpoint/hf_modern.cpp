@@ -67,10 +67,6 @@ TEST_CASE("hf: weights refuse another architecture, or other settings of theirs"
         change(other);
         return checkpoint_error([&] { HfWeights(folder / "", other); });
     };
-    const auto mentions = [](const std::string& text, const std::string& part) {
-        CAPTURE(text);
-        return text.find(part) != std::string::npos;
-    };
     CHECK(contains(refusal([](ModelConfig& m) { m.architecture = &kGpt2; }),
                    "the architecture is llama, this model has"));
     CHECK(

@@ -16,12 +16,6 @@ namespace {
 
 using Shape = reference::AttentionShape;
 
-// Adds documents of `length` tokens each.
-Shape with_documents(Shape s, int length) {
-    for (int t = 0; t < s.tokens(); t++) s.documents.push_back(t % s.T / length * length);
-    return s;
-}
-
 // Inputs, and what the plain kernels make of them.
 struct Case {
     Shape s;
@@ -69,8 +63,8 @@ double dequantized_error(const std::vector<F8>& codes, float scale, const std::v
 TEST_CASE("attention's backward of head dimension 64 fits a card with 99 KB a block twice, and gives the same bits") {
     size_t& limit = host::settings().shared_limit;
     const size_t usual = limit;
-    for (const Shape& s :
-         {Shape{2, 8, 1, 64}, Shape{1, 144, 2, 64}, Shape{1, 208, 1, 64}, with_documents({1, 208, 1, 64}, 70)}) {
+    for (const Shape& s : {Shape{2, 8, 1, 64}, Shape{1, 144, 2, 64}, Shape{1, 208, 1, 64},
+                           Shape{1, 208, 1, 64, 1, 0, 0, reference::documents_of(208, {{70, 70}})}}) {
         CAPTURE(s.T);
         limit = 227 * 1024;
         Case c(s);
