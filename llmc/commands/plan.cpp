@@ -35,6 +35,13 @@ std::optional<PlannedCard> card_to_plan_for(const Options& o) {
     return gpu ? std::optional(PlannedCard{*gpu, measured}) : std::nullopt;
 }
 
+// True if the card that is planned for has no memory of its own.
+bool shares_memory(const Options& o) {
+    if (o.gpu.empty() && (LLMC_CUDA == 0 || device_count() == 0)) return false;
+    const std::optional<GpuSpec> gpu = o.gpu.empty() ? find_gpu(device_info().name) : find_gpu_by_short_name(o.gpu);
+    return gpu && gpu->shares_memory;
+}
+
 PlannedCard required_card(const Options& o) {
     if (const std::optional<PlannedCard> card = card_to_plan_for(o)) return *card;
     std::string names;
@@ -157,10 +164,11 @@ RunLength length_of(const Options& o, const PlannedRun& run, const StagePlan& pl
     return length;
 }
 
-nlohmann::ordered_json memory_json(const StagePlan& plan) {
+nlohmann::ordered_json memory_json(const StagePlan& plan, bool shares_memory) {
     nlohmann::ordered_json memory;
     for (size_t kind = 0; kind < kMemoryKinds; kind++) memory[kMemoryKindNames[kind]] = plan.memory[MemoryKind(kind)];
-    memory["libraries"] = plan.reserve;
+    memory["libraries"] = plan.reserve - (shares_memory ? plan.memory.staging : 0);
+    memory["host"] = plan.memory.staging;
     memory["total"] = plan.bytes();
     return memory;
 }
@@ -181,7 +189,7 @@ std::string plan_json(const Options& o, const PlannedRun& run, const StagePlan& 
                                    {"seq", o.seq},
                                    {"micro_steps", o.micro_steps},
                                    {"tokens_per_step", run.tokens()},
-                                   {"memory", memory_json(plan)},
+                                   {"memory", memory_json(plan, run.gpu.shares_memory)},
                                    {"available", run.available()},
                                    {"fits", plan.bytes() <= run.available()}};
     if (known) {
@@ -198,7 +206,8 @@ std::string plan_json(const Options& o, const PlannedRun& run, const StagePlan& 
         }
     }
     for (const StagePlan& stage : stages)
-        if (stage.refused.empty()) json["stages"].push_back({{"zero", stage.stage}, {"memory", memory_json(stage)}});
+        if (stage.refused.empty())
+            json["stages"].push_back({{"zero", stage.stage}, {"memory", memory_json(stage, run.gpu.shares_memory)}});
     for (const Remedy& remedy : remedies)
         json["would_fit"].push_back({{"flags", remedy.flags}, {"total", remedy.bytes}});
     return json_text(json, 2) + "\n";
@@ -268,7 +277,10 @@ StagePlan plan_rank_of(const Options& o, const Comm& comm) {
 }  // namespace
 
 StagePlan plan_rank(const Options& o, const Comm& comm) {
-    return o.precision == Precision::fp32 ? plan_rank_of<float>(o, comm) : plan_rank_of<bf16>(o, comm);
+    StagePlan plan = o.precision == Precision::fp32 ? plan_rank_of<float>(o, comm) : plan_rank_of<bf16>(o, comm);
+    if (!o.checkpoint_local.empty()) plan.memory.staging = 0;
+    if (shares_memory(o)) plan.reserve += plan.memory.staging;
+    return plan;
 }
 
 std::optional<double> predicted_seconds(const Options& o, const StagePlan& plan, const Comm& comm,

@@ -13,21 +13,34 @@ namespace {
 // papers). If only the sparse number is printed, the table has half of it. GeForce cards run tensor cores at half rate
 // when they accumulate in FP32, and the table has that rate. RTX PRO cards do not.
 //
-// The rates of the newest cards come from other sources:
+// The rates of other cards come from other sources:
+//   H800, A800        the H100's and A100's, with NVLink at 400 GB/s both ways (philisun.com, tumgag.com)
+//   H20, H20-3e, L20  no public data sheet: 148 and 119.5 in BF16 (verl's flops_counter.py), twice that in FP8, and the
+//                     memory of github.com/tile-ai/TileOPs #1658 (H20-3e), feifeibear/LLMRoofline and willitrunai.com
+//   GeForce 40 and 50 predicted: multiprocessors x boost clock x 512 per clock. This rule also gives the white papers'
+//                     165.2 of the RTX 4090 and 209.5 of the RTX 5090. Boost clocks in GHz: RTX 4070 46 x 2.475, 4070
+//                     SUPER 56 x 2.475, 4070 Ti 60 x 2.61, 4070 Ti SUPER 66 x 2.61, 4080 76 x 2.505, 4080 SUPER 80 x
+//                     2.55, 5060 30 x 2.497, 5060 Ti 36 x 2.572, 5070 48 x 2.512, 5070 Ti 70 x 2.452, 5080 84 x 2.617
+//                     (club386.com, pcspecchart.com). FP8 is twice that. cuBLASLt reached 179 in BF16 and 354 in FP8 on
+//                     an RTX 4090, but 254 and 774 on an RTX 5090 (github.com/xzwgit/gpu-flops-bench), and 47.0 and
+//                     184.6 on an RTX 5060 Ti (QuantumDrizzy/BLACKWALL), so FP8 of the 50 series may have the full rate
 //   RTX PRO 6000      503.8 and 1007.6 (hmc-tech.com): 188 multiprocessors x 2.617 GHz x 1024 per clock
-//   RTX 5080, 5070    predicted: multiprocessors x boost clock x 512 per clock (84 at 2.617 GHz, 70 at 2.452, 48 at
-//   Ti, 5070, 5060 Ti 2.512, 36 at 2.572). This rule also gives the 209.5 of the RTX 5090. FP8 is twice that. An
-//                     RTX 5060 Ti was measured at 47.0 in BF16 and 184.6 in FP8 (github.com/QuantumDrizzy/BLACKWALL),
-//                     so FP8 may not run at half rate
+//   GB10              predicted: an eighth and a quarter of the DGX Spark's 1,000 TFLOP/s in sparse FP4. 188 were
+//                     measured in FP8 (forums.developer.nvidia.com/t/359960)
 //   GH200             the GH100's rates (predicted), 96 GB of HBM3
 //   GB200, B300       glennklockwood.com's tables: a GPU's share of GB200 NVL72 and of HGX B300
-// Their memory, as drivers report it: 94.97 GiB (github.com/antirez/ds4 #431), and 15.45 GiB for the RTX 5060 Ti with
-// 16 GB (Luce-Org/lucebox #407). The others' is predicted from the share of the printed size that similar cards have.
+// Their memory, as drivers report it: 94.97 GiB (github.com/antirez/ds4 #431), 44.53 GiB for the L20
+// (Tencent-Hunyuan/HunyuanCustom #36), 15.58 GiB for the RTX 4080 SUPER, and 15.45 GiB for the RTX 5060 Ti with 16 GB
+// (Luce-Org/lucebox #407). Drivers list the same total for the H20 as for a GH200 and for the H20-3e as for an H200.
+// The GB10 has what CUDA finds free on an idle one: 120,632 of 124,610 MiB. The others' is predicted from the share of
+// the printed size that similar cards have.
 //
 // Link rates per direction are half of the data sheets' rates for both directions. SXM boards have NVLink (600, 900 and
 // 1800 GB/s in the third, fourth and fifth generation). The others have PCIe x16 (64 GB/s in the fourth and 128 in the
-// fifth generation). Bridges join only two or four cards, so a ring of eight still crosses PCIe. Data sheets of RTX
-// cards name only the PCIe generation, and the table has the standard's rate.
+// fifth generation; the RTX 5060 and 5060 Ti have 8 lanes). Bridges join only two or four cards, so a ring of eight
+// still crosses PCIe. Data sheets of RTX cards name only the PCIe generation, and the table has the standard's rate.
+// Grace superchips have a network between their GPUs: 200 Gb/s for the GB10, and 400 Gb/s for the GH200 480GB, whose
+// NVLink-C2C only reaches its own CPU (dnhkng.github.io/posts/gh200-benchmarking).
 // clang-format off
 const GpuSpec kGpus[] = {
     // match                short name     BF16    FP8     GB/s  GiB     link, GB/s
@@ -35,15 +48,24 @@ const GpuSpec kGpus[] = {
     {"A100-PCIE-40GB",     "a100-40gb-pcie", 312.0, 0,     1555, 39.6, Link::pcie, 32},
     {"A100-SXM4-80GB",     "a100",         312.0,  0,      2039, 79.3, Link::nvlink, 300},
     {"A100 80GB PCIe",     "a100-pcie",    312.0,  0,      1935, 79.3, Link::pcie, 32},
+    {"A800-SXM4-80GB",     "a800",         312.0,  0,      2039, 79.3, Link::nvlink, 200},
+    {"A800 80GB PCIe",     "a800-pcie",    312.0,  0,      1935, 79.3, Link::pcie, 32},
     {"A40",                "a40",          149.7,  0,      696,  45.0, Link::pcie, 32},
     {"A10",                "a10",          125.0,  0,      600,  22.5, Link::pcie, 32},
     {"RTX A6000",          "a6000",        154.8,  0,      768,  47.5, Link::pcie, 32},
     {"RTX 3090",           "rtx3090",      71.0,   0,      936,  23.7, Link::pcie, 32},
     {"RTX 3090 Ti",        "rtx3090ti",    80.0,   0,      1008, 23.7, Link::pcie, 32},
     {"L4",                 "l4",           121.0,  242.5,  300,  22.2, Link::pcie, 32},
+    {"L20",                "l20",          119.5,  239.0,  864,  44.5, Link::pcie, 32},
     {"L40",                "l40",          181.0,  362.0,  864,  44.5, Link::pcie, 32},
     {"L40S",               "l40s",         362.0,  733.0,  864,  44.5, Link::pcie, 32},
     {"RTX 6000 Ada",       "rtx6000ada",   364.2,  728.5,  960,  47.5, Link::pcie, 32},
+    {"RTX 4070",           "rtx4070",      58.3,   116.6,  504,  11.6, Link::pcie, 32},
+    {"RTX 4070 SUPER",     "rtx4070super", 71.0,   141.9,  504,  11.6, Link::pcie, 32},
+    {"RTX 4070 Ti",        "rtx4070ti",    80.2,   160.4,  504,  11.6, Link::pcie, 32},
+    {"RTX 4070 Ti SUPER",  "rtx4070tisuper", 88.2, 176.4,  672,  15.5, Link::pcie, 32},
+    {"RTX 4080",           "rtx4080",      97.5,   194.9,  717,  15.5, Link::pcie, 32},
+    {"RTX 4080 SUPER",     "rtx4080super", 104.4,  208.9,  736,  15.5, Link::pcie, 32},
     {"RTX 4090",           "rtx4090",      165.2,  330.3,  1008, 23.6, Link::pcie, 32},
     {"RTX 4090 D",         "rtx4090d",     147.0,  294.0,  1008, 23.6, Link::pcie, 32},
     {"RTX 5090",           "rtx5090",      209.5,  419.0,  1792, 31.4, Link::pcie, 64},
@@ -51,13 +73,19 @@ const GpuSpec kGpus[] = {
     {"RTX 5070 Ti",        "rtx5070ti",    87.9,   175.8,  896,  15.4, Link::pcie, 64},
     {"RTX 5070",           "rtx5070",      61.7,   123.5,  672,  11.5, Link::pcie, 64},
     {"RTX 5060 Ti",        "rtx5060ti",    47.4,   94.8,   448,  15.4, Link::pcie, 32},
+    {"RTX 5060",           "rtx5060",      38.4,   76.7,   448,  7.5,  Link::pcie, 32},
     {"RTX PRO 6000 Blackwell Workstation Edition", "rtxpro6000", 503.8, 1007.6, 1792, 94.9, Link::pcie, 64},
     {"H100 80GB HBM3",     "h100",         989.4,  1978.9, 3352, 79.2, Link::nvlink, 450},
     {"H100 PCIe",          "h100-pcie",    756.4,  1512.9, 2039, 79.2, Link::pcie, 64},
     {"H100 NVL",           "h100-nvl",     835.5,  1671.0, 3938, 93.1, Link::pcie, 64},
+    {"H800",               "h800",         989.4,  1978.9, 3352, 79.2, Link::nvlink, 200},
+    {"H800 PCIe",          "h800-pcie",    756.4,  1512.9, 2039, 79.2, Link::pcie, 64},
+    {"H20",                "h20",          148.0,  296.0,  4000, 95.0, Link::nvlink, 450},
+    {"H20-3e",             "h20-3e",       148.0,  296.0,  4800, 139.8, Link::nvlink, 450},
     {"H200",               "h200",         989.4,  1978.9, 4800, 139.8, Link::nvlink, 450},
     {"H200 NVL",           "h200-nvl",     835.5,  1671.0, 4800, 139.8, Link::pcie, 64},
-    {"GH200 480GB",        "gh200",        989.4,  1978.9, 4000, 94.5, Link::nvlink, 450},
+    {"GH200 480GB",        "gh200",        989.4,  1978.9, 4000, 94.5, Link::network, 50},
+    {"GB10",               "gb10",         125.0,  250.0,  273,  117.8, Link::network, 25, true},
     {"B200",               "b200",         2250.0, 4500.0, 8000, 178.4, Link::nvlink, 900},
     {"GB200",              "gb200",        2500.0, 5000.0, 8000, 184.2, Link::nvlink, 900},
     {"B300",               "b300",         2250.0, 4500.0, 8000, 267.4, Link::nvlink, 900},
@@ -112,9 +140,10 @@ constexpr double kPcieFraction = 40.0 / 64;
 
 constexpr double kAssumedLink = 32;  // GB/s of a card that is not in the table: PCIe's fourth generation, x16
 
-double link_gbs(const GpuSpec& gpu) {
-    return gpu.link_gbs * (gpu.link == Link::nvlink ? kNvlinkFraction : kPcieFraction);
-}
+// The share of a card's link rate that collectives reach. A network counts at its line rate, as kNicRate does.
+double link_share(Link link) { return link == Link::nvlink ? kNvlinkFraction : link == Link::pcie ? kPcieFraction : 1; }
+
+double link_gbs(const GpuSpec& gpu) { return gpu.link_gbs * link_share(gpu.link); }
 
 bool knows(const MeasuredRates& measured, const char* name) { return measured.rates.count(name) > 0; }
 
@@ -192,6 +221,10 @@ std::string describe_links(const GpuSpec& gpu, const MeasuredRates& measured) {
                    "Links were measured by the card check on this card ({}): all_gather {:.3g} GB/s, reduce_scatter "
                    "{:.3g} GB/s per rank, in nodes of {} GPUs; the rest is assumed: ",
                    measured.date, rates.all_gather_gbs, rates.reduce_scatter_gbs, kNodeGpus) +
+               rest;
+    if (gpu.link == Link::network)
+        return fmt::format("Links are assumed: a network of {:.0f} GB/s a direction for every GPU; the rest: ",
+                           gpu.link_gbs) +
                rest;
     return fmt::format("Links are assumed: {} at {:.0f} GB/s a direction ({:.0f} % of {:.0f}) in nodes of {} GPUs; ",
                        gpu.link == Link::nvlink ? "NVLink" : "PCIe", link_gbs(gpu), link_gbs(gpu) / gpu.link_gbs * 100,

@@ -12,7 +12,7 @@
 
 namespace llmc {
 
-enum class Link { nvlink, pcie };
+enum class Link { nvlink, pcie, network };
 
 struct GpuSpec {
     std::string match;       // the part of the driver's device name that identifies the card
@@ -23,6 +23,7 @@ struct GpuSpec {
     double memory_gib;       // as the driver reports it, before anything is allocated
     Link link;               // what joins all GPUs of a node of eight
     double link_gbs;  // its rate a GPU and direction, 1e9 bytes a second; data sheets often print both directions
+    bool shares_memory = false;  // with the host: there is one memory, so a copy in host memory takes the card's
 };
 
 // The card with this device name ("NVIDIA H100 80GB HBM3"), by its longest match. Nothing for unknown cards, and for

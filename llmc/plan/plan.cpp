@@ -110,13 +110,17 @@ std::string memory_section(const PlannedRun& run, const MemoryByKind& m, size_t 
     text += row("activations", format_bytes(m.activations),
                 fmt::format("-b {}, -r {}", config.batch, word_of(config.recompute)));
     text += row("workspace", format_bytes(m.workspace));
-    text += row("libraries", format_bytes(reserve),
+    const std::string host =
+        row("host memory", format_bytes(m.staging), "pinned, a checkpoint's copy; none with --checkpoint-local");
+    const size_t copy = run.gpu.shares_memory ? m.staging : 0;
+    text += row("libraries", format_bytes(reserve - copy),
                 std::string("reserved, an estimate: CUDA, cuBLASLt") + (run.ranks == 1 ? "" : ", NCCL"));
+    if (run.gpu.shares_memory) text += host;
     text += row("total", format_bytes(total),
                 fmt::format("{} {}, which has {}", total <= run.available() ? "fits into" : "DOES NOT FIT into",
                             run.gpu.match, format_bytes(run.available())));
-    return text +
-           row("host memory", format_bytes(m.staging), "pinned, a checkpoint's copy; none with --checkpoint-local");
+    return text + (run.gpu.shares_memory ? "  this card has no memory of its own: the total includes the host's copy\n"
+                                         : host);
 }
 
 std::string speed_line(const PlannedRun& run, Precision precision, double ms) {

@@ -97,7 +97,7 @@ struct StagePlan {
     int stage = 0;
     std::string refused;  // why such a run is refused; "" if it is not
     MemoryByKind memory;
-    size_t reserve = 0;  // for libraries
+    size_t reserve = 0;  // for libraries, and for memory.staging if the card shares the host's memory
     int slices = 1;      // into which a unit is divided
     Sent sent;
     std::map<Product, std::set<std::string>> products;  // of a micro-step, and which kinds of layers need them

@@ -45,7 +45,22 @@ TEST_CASE("gpu table: names that drivers report") {
     CHECK(short_name_of("NVIDIA GeForce RTX 5070") == "rtx5070");
     CHECK(short_name_of("NVIDIA GeForce RTX 5070 Ti") == "rtx5070ti");
     CHECK(short_name_of("NVIDIA GeForce RTX 5060 Ti") == "rtx5060ti");
+    CHECK(short_name_of("NVIDIA GeForce RTX 5060") == "rtx5060");
+    CHECK(short_name_of("NVIDIA GeForce RTX 4080") == "rtx4080");
+    CHECK(short_name_of("NVIDIA GeForce RTX 4080 SUPER") == "rtx4080super");
+    CHECK(short_name_of("NVIDIA GeForce RTX 4070") == "rtx4070");
+    CHECK(short_name_of("NVIDIA GeForce RTX 4070 SUPER") == "rtx4070super");
+    CHECK(short_name_of("NVIDIA GeForce RTX 4070 Ti") == "rtx4070ti");
+    CHECK(short_name_of("NVIDIA GeForce RTX 4070 Ti SUPER") == "rtx4070tisuper");
     CHECK(short_name_of("NVIDIA RTX PRO 6000 Blackwell Workstation Edition") == "rtxpro6000");
+    CHECK(short_name_of("NVIDIA A800-SXM4-80GB") == "a800");
+    CHECK(short_name_of("NVIDIA A800 80GB PCIe") == "a800-pcie");
+    CHECK(short_name_of("NVIDIA H800") == "h800");
+    CHECK(short_name_of("NVIDIA H800 PCIe") == "h800-pcie");
+    CHECK(short_name_of("NVIDIA H20") == "h20");
+    CHECK(short_name_of("NVIDIA H20-3e") == "h20-3e");
+    CHECK(short_name_of("NVIDIA L20") == "l20");
+    CHECK(short_name_of("NVIDIA GB10") == "gb10");
 }
 
 TEST_CASE("gpu table: look-alikes are unknown") {
@@ -81,6 +96,31 @@ TEST_CASE("gpu table: short names in any spelling") {
     }
 }
 
+TEST_CASE("gpu table: predicted rates of GeForce cards are those of their multiprocessors and clocks") {
+    struct Card {
+        const char* name;
+        int multiprocessors;
+        double gigahertz;
+    };
+    for (const Card& card : {Card{"rtx4070", 46, 2.475},
+                             {"rtx4070super", 56, 2.475},
+                             {"rtx4070ti", 60, 2.61},
+                             {"rtx4070tisuper", 66, 2.61},
+                             {"rtx4080", 76, 2.505},
+                             {"rtx4080super", 80, 2.55},
+                             {"rtx4090", 128, 2.52},
+                             {"rtx5060", 30, 2.497},
+                             {"rtx5060ti", 36, 2.572},
+                             {"rtx5070", 48, 2.512},
+                             {"rtx5070ti", 70, 2.452},
+                             {"rtx5080", 84, 2.617}}) {
+        CAPTURE(card.name);
+        const GpuSpec gpu = *find_gpu_by_short_name(card.name);
+        CHECK(gpu.bf16_tflops == doctest::Approx(card.multiprocessors * card.gigahertz * 0.512).epsilon(0.002));
+        CHECK(gpu.fp8_tflops == doctest::Approx(card.multiprocessors * card.gigahertz * 1.024).epsilon(0.002));
+    }
+}
+
 TEST_CASE("gpu table: numbers are dense and plausible") {
     const GpuSpec h100 = *find_gpu_by_short_name("h100"), h200 = *find_gpu_by_short_name("h200");
     CHECK(h100.bf16_tflops == 989.4);
@@ -96,11 +136,20 @@ TEST_CASE("gpu table: numbers are dense and plausible") {
         const GpuSpec gpu = *find_gpu_by_short_name(name);
         // Every FP8 tensor core so far has twice the BF16 rate.
         if (gpu.fp8_tflops > 0) CHECK(gpu.fp8_tflops == doctest::Approx(2 * gpu.bf16_tflops).epsilon(0.015));
-        CHECK(gpu.memory_gib > 10);
-        CHECK((gpu.link == Link::nvlink ? gpu.link_gbs >= 300 && gpu.link_gbs <= 900
-                                        : gpu.link_gbs == 32 || gpu.link_gbs == 64));
+        CHECK(gpu.memory_gib > 7);
+        switch (gpu.link) {
+            case Link::nvlink:
+                CHECK((gpu.link_gbs >= 200 && gpu.link_gbs <= 900));
+                break;
+            case Link::pcie:
+                CHECK((gpu.link_gbs == 32 || gpu.link_gbs == 64));
+                break;
+            case Link::network:
+                CHECK((gpu.link_gbs == 25 || gpu.link_gbs == 50));
+                break;
+        }
         CHECK(gpu.memory_gib < 300);
-        CHECK(gpu.bandwidth_gbs >= 300);
+        CHECK(gpu.bandwidth_gbs >= 270);
         CHECK(gpu.bandwidth_gbs <= 8000);
     }
 }
@@ -191,6 +240,9 @@ TEST_CASE("card rates: waits for other ranks") {
     CHECK(contains(describe_links(gpu, {}), "Links are assumed: NVLink at 350 GB/s"));
     CHECK(contains(describe_links(gpu, {kAll, "2026-01-02"}), "all_gather 200 GB/s, reduce_scatter 100 GB/s per rank"));
     CHECK(!contains(describe_links(gpu, {kAll, "2026-01-02"}), "Links are assumed"));
+    const GpuSpec gb10 = *find_gpu_by_short_name("gb10");
+    CHECK(CardRates(gb10, {}).all_gather_gbs == 25);
+    CHECK(contains(describe_links(gb10, {}), "Links are assumed: a network of 25 GB/s a direction for every GPU"));
     const auto title = [&](const Rates& rates) { return describe_scaling(run_with(rates), {}); };
     CHECK(contains(title({}), "nothing here is measured"));
     CHECK(contains(title(kAll), "from rates that were measured"));

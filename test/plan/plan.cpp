@@ -200,6 +200,20 @@ TEST_CASE("plan: what is printed") {
     CHECK(contains(text(), "A100-SXM4-80GB has no FP8: use --precision bf16 there"));
 }
 
+TEST_CASE("plan: a card that shares the host's memory also holds a checkpoint's copy") {
+    PlannedRun run = run_of(find_model("gpt2"), 4, 1024, "gb10");
+    MemoryByKind memory = {2 * kGiB, 4 * kGiB, 12 * kGiB, 30 * kGiB, 1 * kGiB};
+    memory.staging = 5 * kGiB;
+    const std::string shared = describe_plan(run, memory, 6 * kGiB, 1);
+    CHECK(contains(shared, "libraries                 1.0 GiB"));
+    CHECK(contains(shared, "total                    55.0 GiB   fits into GB10, which has 117.8 GiB"));
+    CHECK(shared.find("host memory") < shared.find("total"));
+    run = run_of(find_model("gpt2"), 4, 1024, "gh200");  // has HBM of its own
+    const std::string apart = describe_plan(run, memory, kGiB, 1);
+    CHECK(contains(apart, "total                    50.0 GiB   fits into GH200"));
+    CHECK(apart.find("host memory") > apart.find("total"));
+}
+
 TEST_CASE("plan: how long a run is") {
     const RunLength length{20000, 10485760000, 2.5};
     CHECK(length.gpu_hours(8) == 20);
