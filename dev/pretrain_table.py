@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
-"""Prints the table of predicted times in scripts/pretrain/README.md, from the --dry-run of each script's run.
+"""Prints the tables of predicted times, from --dry-run: that of the runs in scripts/pretrain/README.md, and with
+--steps that of models and cards in dev/notes/performance.md.
 
-    python3 dev/pretrain_table.py            needs a build of train_gpt or train_gpt_cpu
+    python3 dev/pretrain_table.py [--steps]       needs a build of train_gpt or train_gpt_cpu
 """
 
 import glob
+import json
 import os
 import re
 import subprocess
+import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SCRIPTS = os.path.join(ROOT, "scripts", "pretrain")
@@ -25,15 +28,9 @@ def hours(script, ranks, precision, program):
     env = {**os.environ, "GPUS": str(ranks), "PRECISION": precision, "PROGRAM": program}
     for name in ("HOSTS", "NODES"):
         env.pop(name, None)
-    text = subprocess.run([script, "--dry-run", "--gpu", "h100"], env=env, check=True, capture_output=True,
+    text = subprocess.run([script, "--dry-run", "--json", "--gpu", "h100"], env=env, check=True, capture_output=True,
                           text=True).stdout
-    if ranks > 1:
-        step = re.search(r"([\d.]+) ms(?:  recommended)?  this run$", text, re.MULTILINE)[1]
-    else:
-        step = re.search(r"^  total +([\d.]+) ms +([\d.]+) ms$", text, re.MULTILINE)[1 if precision == "bf16" else 2]
-    with open(script, encoding="utf-8") as file:
-        steps = int(re.search(r" -x (\d+)", file.read())[1])
-    return float(step) * steps / 3.6e6
+    return json.loads(text)["hours"]
 
 
 def row(script, program):
@@ -49,6 +46,43 @@ def default_program():
     return found[-1]
 
 
+# ---- steps -------------------------------------------------------------------------------------------------------------
+
+MODELS = {"d12": "124M", "d24": "355M", "d36": "774M", "d48": "1558M", "llama3-8b": "llama3-8b"}
+SAVINGS = ("", "-r block", "-r block --adam-moments bf16")  # what makes a run fit
+BATCHES = (32, 16, 8, 4, 2, 1)
+
+
+def planned(program, model, gpu, precision, batch, flags):
+    command = [program, "-e", model, "-b", str(batch), "-t", "1024", "-d", "524288", "-x", "1", "--gpu", gpu,
+               "--precision", precision, "--dry-run", "--json", *flags.split()]
+    return json.loads(subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True).stdout)
+
+
+def step_row(program, model, gpu, precision):
+    """Milliseconds of a micro-step by kind, with its share of the optimizer, where the run has most tokens/s."""
+    plans = [(planned(program, model, gpu, precision, batch, flags), f"{batch} {flags}".strip())
+             for flags in SAVINGS for batch in BATCHES]
+    plan, flags = max(plans, key=lambda found: found[0]["fits"] * found[0]["tokens_per_s"])
+    name = f"| {MODELS[model]} | {gpu.upper()} | {precision} |"
+    if not plan["fits"]:
+        return f"{name} does not fit | | | | | |"
+    parts = [plan["time"][kind] / plan["micro_steps"] for kind in ("matmuls", "attention", "elementwise", "optimizer")]
+    return f"{name} {flags} | " + " | ".join(f"{ms:.1f}" for ms in parts) + f" | {plan['tokens_per_s']:,.0f} |"
+
+
+def print_steps(program):
+    print("| model | card | precision | sequences | matmuls | attention | element-wise | optimizer | tokens/s |")
+    print("|---" * 9 + "|")
+    for gpu in ("h100", "h200"):
+        for model in MODELS:
+            for precision in ("bf16", "fp8"):
+                print(step_row(program, model, gpu, precision))
+
+
 if __name__ == "__main__":
-    for path in scripts():
-        print(row(path, default_program()))
+    if "--steps" in sys.argv:
+        print_steps(default_program())
+    else:
+        for path in scripts():
+            print(row(path, default_program()))

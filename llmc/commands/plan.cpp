@@ -150,7 +150,7 @@ std::string describe_remedies(const std::vector<Remedy>& remedies) {
 // ---- --dry-run -----------------------------------------------------------------------------------------------------
 
 double predicted_ms(const PlannedRun& run, const StagePlan& plan) {
-    return run.ranks > 1 ? predict_step(run, plan).step() : ideal_step_time(run, run.precision, plan.slices).total();
+    return run.ranks > 1 ? predict_step(run, plan).step() : step_time(run, run.precision, plan.slices).total();
 }
 
 RunLength length_of(const Options& o, const PlannedRun& run, const StagePlan& plan) {
@@ -171,6 +171,18 @@ nlohmann::ordered_json memory_json(const StagePlan& plan, bool shares_memory) {
     memory["host"] = plan.memory.staging;
     memory["total"] = plan.bytes();
     return memory;
+}
+
+// Milliseconds of a step by kind, and the constants of the model that dev/virtual_gpu/predict.py shares.
+nlohmann::ordered_json time_json(const PlannedRun& run, const StagePlan& plan) {
+    const StepTime time = step_time(run, run.precision, plan.slices);
+    return {{"matmuls", time.products},
+            {"attention", time.attention},
+            {"elementwise", time.elementwise},
+            {"optimizer", time.optimizer},
+            {"elementwise_rate", TimeModel(run.gpu, run.measured).element_wise_rate()},
+            {"launch", kLaunch},
+            {"calibration", kCalibration}};
 }
 
 // Bytes, milliseconds and hours. Times are predicted.
@@ -196,6 +208,7 @@ std::string plan_json(const Options& o, const PlannedRun& run, const StagePlan& 
         const double ms = predicted_ms(run, plan);
         json["step_ms"] = ms;
         json["tokens_per_s"] = 1e3 * static_cast<double>(run.tokens()) / ms;
+        json["time"] = time_json(run, plan);
     }
     if (const RunLength length = length_of(o, run, plan); length.steps > 0) {
         json["steps"] = length.steps;
@@ -291,7 +304,7 @@ std::optional<double> predicted_seconds(const Options& o, const StagePlan& plan,
         return std::nullopt;
     PlannedRun run = run_of(o, *card);
     run.ranks = comm.world();
-    return 1e-3 * ideal_step_time(run, o.precision, plan.slices).total();
+    return 1e-3 * predicted_ms(run, plan);
 }
 
 ExitCode plan_run(const Options& o, int zero) {

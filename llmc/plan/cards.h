@@ -21,7 +21,9 @@ struct GpuSpec {
     double fp8_tflops;       // the same for FP8; 0: the card has none
     double bandwidth_gbs;    // memory, 1e9 bytes a second
     double memory_gib;       // as the driver reports it, before anything is allocated
-    Link link;               // what joins all GPUs of a node of eight
+    int multiprocessors;
+    int capability;   // compute capability, 90 for 9.0
+    Link link;        // what joins all GPUs of a node of eight
     double link_gbs;  // its rate a GPU and direction, 1e9 bytes a second; data sheets often print both directions
     bool shares_memory = false;  // with the host: there is one memory, so a copy in host memory takes the card's
 };
@@ -47,8 +49,8 @@ struct CardRates {
     CardRates(const GpuSpec& gpu, const MeasuredRates& measured);
 
     double bf16_tflops, fp8_tflops;             // large matrix products
-    double peak_tflops;                         // BF16 peak; attention reaches a share of it
-    double bandwidth_gbs;                       // memory, bytes read and written
+    double peak_tflops;                         // BF16 peak of the tensor cores, in attention
+    double bandwidth_gbs;                       // memory, bytes that a copy reads and writes
     double all_gather_gbs, reduce_scatter_gbs;  // per direction, between the GPUs of a node
 };
 

@@ -1,5 +1,5 @@
 // The plan of a run that has not started: its size in parameters and FLOPs, the memory and traffic of a rank in each
-// ZeRO stage, and the shortest time that a step could take on a card. --dry-run and --estimate-scaling print it, and
+// ZeRO stage, and the time of a step on a card. --dry-run and --estimate-scaling print it, and
 // every run checks that it fits into memory before it allocates anything.
 #pragma once
 #include <cstddef>
@@ -12,9 +12,8 @@
 #include <vector>
 
 #include "llmc/linear/matmul.h"
-#include "llmc/plan/cards.h"
+#include "llmc/plan/time_model.h"
 #include "llmc/shard/layout.h"
-#include "llmc/train/trainer.h"
 
 namespace llmc {
 
@@ -34,33 +33,6 @@ int nccl_communicators(int ranks, int shard_ranks);
 
 // Throws Error(no_resources) if `needed` and `reserve` are more than `available`. 0: unknown, so it never throws.
 void check_memory(const MemoryByKind& needed, size_t reserve, size_t available, const std::string& device_name);
-
-// A run to plan, and the card to plan it for.
-struct PlannedRun {
-    TrainerConfig config;
-    Precision precision = Precision::bf16;
-    int ranks = 1;
-    GpuSpec gpu = {};
-    MeasuredRates measured = {};
-    int64_t tokens() const { return int64_t{config.batch} * config.seq * config.micro_steps * ranks; }  // of a step
-    size_t available() const { return static_cast<size_t>(gpu.memory_gib * (size_t{1} << 30)); }
-};
-
-// ---- time ----------------------------------------------------------------------------------------------------------
-
-// Milliseconds of one optimizer step on one rank, if every kernel ran alone at the best rate known for its kind
-// (CardRates): products by their FLOPs, attention at FlashAttention-3's rates, everything else by its bytes. There are
-// no gaps, no overlap and no communication. Recomputation counts in the kinds that it repeats.
-struct StepTime {
-    double products = 0, attention = 0, elementwise = 0, optimizer = 0;
-    double blocks_forward = 0, blocks_backward = 0;  // the part of the above that communication can hide behind
-    double total() const { return products + attention + elementwise + optimizer; }
-};
-
-// `precision`: bf16 or fp8, whatever the run has. In FP8 the linear layers of config.fp8_layers run at the FP8 rate,
-// and the kernels that produce their operands quantize them in both layouts; attention and lm_head are as in BF16.
-// `slices`: the parts into which the optimizer's work is divided; a rank does one of them.
-StepTime ideal_step_time(const PlannedRun& run, Precision precision, int slices);
 
 // How long a run is. `hours` is a prediction, and absent if there is none.
 struct RunLength {
@@ -104,7 +76,8 @@ struct StagePlan {
     size_t bytes() const { return memory.total() + reserve; }
 };
 
-// Milliseconds of a step: every kernel at its best, and the time in which the model waits for other ranks.
+// Milliseconds of a step: its kernels, and the time that communication costs: the model waits for other ranks, and has
+// fewer multiprocessors while NCCL's kernels run.
 struct StepPrediction {
     double compute = 0, waits = 0;
     double step() const { return compute + waits; }
@@ -126,7 +99,7 @@ std::string describe_sharding(const PlannedRun& run, const std::vector<StagePlan
 struct ScalingPoint {
     int gpus = 1;
     double tokens_per_s = 0;
-    double efficiency = 1;  // tokens per second and GPU, relative to one GPU alone
+    double efficiency = 1;  // share of the step that is not lost to communication
     StepPrediction step;
     StagePlan plan;
     bool fits = true;

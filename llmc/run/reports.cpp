@@ -40,14 +40,14 @@ std::string length_line(const Options& o, const RunOutlook& outlook) {
     return text;
 }
 
-// On a GPU the predicted time, a lower bound; on a CPU only a warning if steps will be slow.
+// On a GPU the predicted time; on a CPU only a warning if steps will be slow.
 std::string time_note(const Options& o, const DeviceInfo& device, const RunOutlook& outlook) {
     constexpr double kSurprising = 20;  // seconds per step
     if (!outlook.seconds_per_step) return "";
     const double seconds = *outlook.seconds_per_step;
     const int64_t steps = last_step_of(o) - outlook.first_step + 1;
     if (!device.is_host)
-        return fmt::format("predicted: at least {:.1f} ms per step, {} for {} (every kernel at its best known rate)\n",
+        return fmt::format("predicted: {:.1f} ms per step, {} for {} (from a model of its kernels; see --dry-run)\n",
                            1e3 * seconds, format_duration(seconds * static_cast<double>(steps)),
                            counted(steps, "step"));
     if (seconds < kSurprising) return "";

@@ -105,11 +105,11 @@ TEST_CASE("transformer: layers, units, exports and the planner know another bloc
     run.config.model = model;
     run.config.batch = 2, run.config.seq = 32;
     run.gpu = *find_gpu_by_short_name("h100");
-    const StepTime time = ideal_step_time(run, Precision::bf16, 1);
+    const StepTime time = step_time(run, Precision::bf16, 1);
     CHECK(time.attention == 0);
     PlannedRun gpt2 = run;
     gpt2.config.model.architecture = &kGpt2;
-    const StepTime other = ideal_step_time(gpt2, Precision::bf16, 1);
+    const StepTime other = step_time(gpt2, Precision::bf16, 1);
     CHECK(other.attention > 0);
     CHECK(time.optimizer < other.optimizer);
     CHECK(describe_plan(run, {}, 0, 1).find("58,560") != std::string::npos);

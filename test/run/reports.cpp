@@ -76,7 +76,7 @@ TEST_CASE("summary: the start says how large and how long the run is") {
     CHECK(
         contains(start(o, cpu, {.seconds_per_step = 90}), "124 M parameters on 2 CPU threads: predicted 1.5 minutes"));
     CHECK(contains(start(o, gpu, {.first_step = 201, .seconds_per_step = 0.5}),
-                   "predicted: at least 500.0 ms per step, 0:50 for 100 steps"));
+                   "predicted: 500.0 ms per step, 0:50 for 100 steps"));
 }
 
 TEST_CASE("summary: a run that is resumed at its end or past it has nothing to do") {

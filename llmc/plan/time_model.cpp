@@ -1,0 +1,251 @@
+// Predicted times of matmuls, attention and element-wise kernels, and the step that they add up to.
+#include "llmc/plan/time_model.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace llmc {
+namespace {
+
+// ---- matmuls
+// ---------------------------------------------------------------------------------------------------------
+
+// The main loop's rate, over that of a large product with its result (CardRates): 820 of 750 TFLOP/s in BF16 on an
+// H100. In FP8, 1500 of 1350 fast, and 1350 split, between cuBLASLt's 1250 and DeepGEMM's 1600 (both published).
+constexpr double kMainLoop[] = {820.0 / 750, 1500.0 / 1350, 1350.0 / 1350};
+
+// cuBLASLt's tiles, and the rate of the main loop in each, relative to the largest.
+struct Tile {
+    int rows, columns;
+    double rate;
+};
+constexpr Tile kTiles[] = {{128, 256, 1.0}, {256, 128, 1.0}, {128, 192, 0.97}, {128, 128, 0.88}, {128, 64, 0.70}};
+constexpr int kSplits[] = {1, 2, 3, 4, 6, 8};   // parts of the sum that blocks share, with partial results
+constexpr double kPartials = double{32 << 20};  // bytes of partial results that fit into cuBLASLt's workspace
+constexpr double kPartialRate = 5e12 / 132;     // bytes per second and multiprocessor, through L2: assumed
+
+// ---- attention
+// -------------------------------------------------------------------------------------------------------
+
+// The tensor-core kernels reach this share of the rate that the sum of their resources' times allows. FlashAttention-2
+// and -3 do so at T = 1024.
+constexpr double kTensorKernelShare = 0.8;
+// The rate of mma.sync, relative to the peak: only wgmma reaches the full rate on Hopper (a published fit), and the
+// instructions of Blackwell's data-center cards theirs (assumed).
+double mma_share(int capability) { return capability < 90 || capability >= 120 ? 1 : capability < 100 ? 0.67 : 0.34; }
+// The portable kernels' products (with those that are made again), and their clocks of exponentials and other
+// instructions per 1024 pairs of query and key and scheduler: at head dimension 0, and for every channel. From the SASS
+// of nvcc 13.0.
+struct PortableAttention {
+    double products, clocks, clocks_per_channel;
+};
+constexpr PortableAttention kPortableForward = {2.1, 422, 150.0 / 64}, kPortableBackward = {7, 812, 500.0 / 64};
+constexpr double kClock = 1.75e9, kSchedulers = 4;  // under load, of an H100; other cards' clocks are 1.4 to 2.6 GHz
+constexpr double kPortableTile = 64;                // keys; half of the tile at the diagonal is computed in vain
+constexpr double kDeltaBytes = 6;                   // per token and channel: the backward pass reads out and dout first
+// FlashAttention-3's TFLOP/s on an H100 for long sequences without a mask, at head dimensions 64 and 128, which are
+// those of tensor cores and exponentials in turn. The Hopper kernels are of the same kind.
+constexpr double kHopperForward[] = {497, 648}, kHopperPeak = 989.4;
+constexpr double kHopperTile = 256;  // keys computed in vain for a query are half of this
+
+// ---- element-wise kernels
+// --------------------------------------------------------------------------------------------
+
+// Bytes per token and layer, in units of C; those of the activation in units of the channels that it reads and writes.
+// FP8 codes in two layouts are as large as a BF16 value.
+constexpr double kNormForward = 8;       // reads both sides of the residual sum, writes the sum and its norm
+constexpr double kNormAgain = 4;         // recomputed: reads the sum, writes the norm
+constexpr double kNormBackward = 8;      // reads dy, x and the residual gradient, writes the latter
+constexpr double kNormBackwardFp8 = 2;   // and writes it quantized
+constexpr double kActivation = 2;        // reads or writes a channel
+constexpr double kBiasGradient = 2;      // reads a channel. In FP8 the kernel that quantizes sums it up
+constexpr double kRope = 8;              // queries and keys, forward and backward: reads 2, writes 2
+constexpr double kLogits = 4;            // per id of the vocabulary: read and written in place
+constexpr double kEmbedding = 26;        // embedding forward, wte and wpe backward (FP32), final norm
+constexpr double kKernelsPerLayer = 20;  // launches besides the matmuls, in a micro-step
+
+// Bytes per parameter in an optimizer step: the gradient is read twice (norm, update), the master is read and written,
+// the BF16 copy is written, and a moment is read and written. AdamW has a second moment; in BF16 both are half as
+// large. Muon writes and reads its directions twice in BF16.
+double optimizer_bytes(const OptimizerConfig& optimizer) {
+    if (optimizer.kind == OptimizerKind::adamw && optimizer.adam_moments == MomentFormat::bf16)
+        return 4 + 4 + 8 + 2 + 2 * 4;
+    const bool one_moment = optimizer.kind == OptimizerKind::lion || optimizer.kind == OptimizerKind::sgd;
+    return 4 + 4 + 8 + 2 + 8 + (one_moment ? 0 : 8);
+}
+constexpr double kQuantizeWeight = 6;  // of a weight in FP8: reads the master, writes both layouts
+
+// FLOPs of one Newton-Schulz step over all matrices.
+double newton_schulz_flops(const ModelConfig& model) {
+    double flops = 0;
+    for (const TensorRow& row : all_tensors(model)) {
+        if (row.block < 0 || !row.is_matrix()) continue;
+        const std::vector<int> matrices = row.matrices();
+        for (const int rows : matrices.empty() ? std::vector<int>{row.rows} : matrices) {
+            const double m = std::min(rows, row.columns), n = std::max(rows, row.columns);
+            flops += 4 * m * m * n + 2 * m * m * m;
+        }
+    }
+    return flops;
+}
+
+// Bytes per token and layer that depend on the kind of block.
+struct ElementWise {
+    double activation_forward, activation_backward, bias_gradients = 0, rope = 0;
+
+    explicit ElementWise(const ModelConfig& model) {
+        const ModelTable table = model.table();
+        std::vector<TensorRow> matrices;
+        for (const TensorRow& row : table.block)
+            if (row.is_matrix()) matrices.push_back(row);
+        const double read = matrices.at(matrices.size() - 2).rows, written = matrices.back().columns;
+        activation_forward = kActivation * (read + written);
+        activation_backward = kActivation * (2 * read + written);
+        // The activation's backward pass sums up the gradient of the bias before it.
+        for (size_t i = 0; i < matrices.size(); i++)
+            for (const TensorRow& row : table.block)
+                if (row.name == matrices[i].layer() + ".bias" && i + 2 != matrices.size())
+                    bias_gradients += kBiasGradient * row.rows;
+        if (table.activation != Activation::gelu)
+            rope = kRope * (model.heads + model.key_value_heads()) * model.head_dim();
+    }
+};
+
+// The time of a linear layer's three products for N tokens. The weight's gradient is FP32, and most micro-steps add to
+// it: `added` is their share.
+struct LinearTime {
+    double forward, backward;
+};
+LinearTime linear_time(const TimeModel& model, double N, double OC, double C, bool fp8, FastAccumulation fast,
+                       double added) {
+    using Kind = TimeModel::Kind;
+    const Kind forward = !fp8 ? Kind::bf16 : fast == FastAccumulation::none ? Kind::fp8_split : Kind::fp8_fast;
+    const Kind backward = !fp8 ? Kind::bf16 : fast == FastAccumulation::all ? Kind::fp8_fast : Kind::fp8_split;
+    return {model.matmul({N, OC, C, forward}),
+            model.matmul({N, C, OC, backward}) + model.matmul({OC, C, N, backward, 4, 4 * added})};
+}
+
+}  // namespace
+
+double TimeModel::matmul(const Matmul& p) const {
+    const double large = (p.kind == Kind::bf16 ? card_.bf16_tflops : card_.fp8_tflops) * 1e12;
+    const double rate = kMainLoop[static_cast<int>(p.kind)] * large, memory = card_.bandwidth_gbs * 1e9;
+    const double multiprocessors = gpu_.multiprocessors;
+    const double operand = p.kind == Kind::bf16 ? 2 : 1, result = p.M * p.N * (p.result_bytes + p.read_bytes) / memory;
+    const double moved = operand * (p.M + p.N) * p.K / memory + result;
+    double best = INFINITY;
+    for (const Tile& tile : kTiles) {
+        const double tiles = std::ceil(p.M / tile.rows) * std::ceil(p.N / tile.columns);
+        const double main_loop = 2 * tiles * tile.rows * tile.columns * p.K / (rate * tile.rate);
+        for (const int splits : kSplits) {
+            const double partials = splits == 1 ? 0 : splits * p.M * p.N * 4;
+            if (partials > kPartials) continue;
+            const double waves = std::ceil(tiles * splits / multiprocessors);
+            const double busy = tiles * splits / (waves * multiprocessors);  // of the multiprocessors' time
+            const double seconds = splits == 1 ? (main_loop + result) / busy
+                                               : (main_loop + 2 * partials / (kPartialRate * multiprocessors)) / busy +
+                                                     result + 1e-3 * kLaunch;
+            best = std::min(best, seconds);
+        }
+    }
+    return kCalibration * (1e3 * std::max(best, moved) + kLaunch);
+}
+
+TimeModel::Attention TimeModel::attention_at(double tokens, double T, double channels, const Attention& tflops) {
+    const double product = kCalibration * tokens * T * channels * 1e3;
+    return {2 * product / (tflops.forward * 1e12), 5 * product / (tflops.backward * 1e12)};
+}
+
+TimeModel::Attention TimeModel::attention(double tokens, double T, double channels, int head_dim,
+                                          const KernelSet& kernels) const {
+    const double peak = card_.peak_tflops * 1e12, pairs = tokens * T / 2 * (channels / head_dim);
+    const double computed = pairs * (1 + kPortableTile / T);
+    const auto portable = [&](const PortableAttention& k) {
+        const double tensor = k.products * 2 * head_dim / (peak * mma_share(gpu_.capability));
+        const double rest =
+            (k.clocks + k.clocks_per_channel * head_dim) / 1024 / (kClock * kSchedulers * gpu_.multiprocessors);
+        return kCalibration * 1e3 * computed * (tensor + rest) / kTensorKernelShare;
+    };
+    const KernelVariantEntry& variant = kernel_variant(KernelVariant::hopper_attention);
+    const bool hopper =
+        variant.runs_on(gpu_.capability) && kernels.has(variant.variant) && (head_dim == 64 || head_dim == 128);
+    Attention time = {portable(kPortableForward),
+                      portable(kPortableBackward) + element_wise(tokens * channels * kDeltaBytes)};
+    if (hopper) {
+        const double rate =
+            kTensorKernelShare * kHopperForward[head_dim == 128] / kHopperPeak * peak * T / (T + kHopperTile);
+        time.forward = attention_at(tokens, T, channels, {rate * 1e-12, 1}).forward;
+    }
+    return time;
+}
+
+StepTime step_time(const PlannedRun& run, Precision precision, int slices) {
+    const TrainerConfig& config = run.config;
+    const ModelConfig& model = config.model;
+    const double L = model.layers, C = model.channels, T = config.seq, micro_steps = config.micro_steps;
+    const double N = T * config.batch;  // tokens of a micro-step, on this rank
+    const TimeModel time(run.gpu, run.measured);
+    const std::vector<std::string> linear = linear_names(model);
+    const Fp8Layers fp8(precision == Precision::fp8 ? config.fp8_layers : "none", model.layers, linear);
+    const bool fp8_head = fp8.is_fp8(kHeadLayer);
+    const double fp8_share = (fp8.count() - fp8_head) / (L * static_cast<double>(linear.size()));
+    const double added = (micro_steps - 1) / micro_steps;
+
+    // Milliseconds of a micro-step.
+    double forward = 0, backward = 0, fp8_weights = 0;
+    std::map<std::string, LinearTime> known;  // blocks are alike
+    for (const TensorRow& row : all_tensors(model)) {
+        if (!row.is_matrix() || row.block < 0) continue;
+        const bool in_fp8 = fp8.is_fp8(row.layer());
+        const auto [found, is_new] = known.try_emplace(fmt::format("{}x{} {}", row.rows, row.columns, in_fp8));
+        if (is_new)
+            found->second = linear_time(time, N, row.rows, row.columns, in_fp8, config.fast_accumulation, added);
+        forward += found->second.forward, backward += found->second.backward;
+        if (in_fp8) fp8_weights += static_cast<double>(row.count());
+    }
+    const double rows = logits_chunk(static_cast<int>(N), model.padded_vocab(), sizeof(bf16), config.logits_bytes);
+    const LinearTime chunk = linear_time(time, rows, model.padded_vocab(), C, fp8_head, config.fast_accumulation, 1);
+    const double head_time = N / rows * (chunk.forward + chunk.backward);
+
+    TimeModel::Attention attention = {0, 0};
+    if (model.table().attention)
+        attention = time.attention(L * N, T, model.attention_channels(), model.head_dim(), config.kernels);
+
+    const ElementWise bytes(model);
+    const double launches = time.launches(L * kKernelsPerLayer / 2);
+    const double light =
+        time.element_wise(L * N * (2 * C * kNormForward + bytes.rope / 2 + bytes.activation_forward)) + launches;
+    double heavy = time.element_wise(L * N *
+                                     (2 * C * (kNormBackward + fp8_share * kNormBackwardFp8) + bytes.rope / 2 +
+                                      bytes.activation_backward + (1 - fp8_share) * bytes.bias_gradients)) +
+                   launches;
+    const bool again = config.recompute == Recompute::block, norms = config.recompute == Recompute::norm;
+    if (config.recompute == Recompute::gelu || norms) heavy += time.element_wise(L * N * bytes.activation_forward);
+    if (norms) heavy += time.element_wise(L * N * 2 * C * kNormAgain);
+    if (again) heavy += light;
+    const double rest = time.element_wise(N * (kLogits * model.padded_vocab() + C * kEmbedding));
+
+    StepTime t;
+    t.products = micro_steps * ((1 + again) * forward + backward + head_time);
+    t.attention = micro_steps * ((1 + again) * attention.forward + attention.backward);
+    t.elementwise = micro_steps * (light + heavy + rest);
+    t.optimizer =
+        time.element_wise((static_cast<double>(model.padded_parameters()) * optimizer_bytes(config.optimizer) +
+                           fp8_weights * kQuantizeWeight) /
+                          slices);
+    const int sharing =
+        config.sharding.within > 0 ? config.sharding.within : run.ranks;  // Muon's matrices, in every stage
+    if (is_muon(config.optimizer.kind)) {
+        const size_t steps = newton_schulz_steps(config.optimizer.muon.newton_schulz).steps.size();
+        t.optimizer += kCalibration * static_cast<double>(steps) * newton_schulz_flops(model) /
+                       (time.card().bf16_tflops * 1e9) / sharing;
+    }
+    t.blocks_forward = micro_steps * (forward + attention.forward + light);
+    t.blocks_backward = t.total() - t.optimizer - micro_steps * (head_time + rest) - t.blocks_forward;
+    return t;
+}
+
+}  // namespace llmc

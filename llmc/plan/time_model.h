@@ -1,0 +1,79 @@
+// The time of kernels and of a step on a card, predicted: the one model behind --dry-run, --estimate-scaling and
+// `make predict`. Its constants come from published measurements of other programs' kernels, and a test holds it to
+// published totals of llm.c and llmq (test/plan/time_model.cpp). dev/notes/performance.md has sources and errors.
+#pragma once
+#include <cstdint>
+
+#include "llmc/kernels/variants.h"
+#include "llmc/plan/cards.h"
+#include "llmc/train/trainer.h"
+
+namespace llmc {
+
+// A run to plan, and the card to plan it for.
+struct PlannedRun {
+    TrainerConfig config;
+    Precision precision = Precision::bf16;
+    int ranks = 1;
+    GpuSpec gpu = {};
+    MeasuredRates measured = {};
+    int64_t tokens() const { return int64_t{config.batch} * config.seq * config.micro_steps * ranks; }  // of a step
+    size_t available() const { return static_cast<size_t>(gpu.memory_gib * (size_t{1} << 30)); }
+};
+
+// Published time over computed time: the geometric mean of the four runs in test/plan/time_model.cpp. The model
+// multiplies every kernel's time with it.
+constexpr double kCalibration = 1.02;
+// Milliseconds to start and drain a kernel: assumed.
+constexpr double kLaunch = 2e-3;
+// Element-wise kernels reach this share of a plain copy's rate: 2.5 TB/s on an H100, where llm.c's and llmq's reach 2.3
+// to 2.6.
+constexpr double kElementWiseShare = 0.85;
+
+// Milliseconds of kernels on a card.
+class TimeModel {
+public:
+    TimeModel(const GpuSpec& gpu, const MeasuredRates& measured) : gpu_(gpu), card_(gpu, measured) {}
+
+    // A product with a result of M x N and K terms in each sum. FP8 accumulates in full precision (split) or not
+    // (fast).
+    enum class Kind { bf16, fp8_fast, fp8_split };
+    struct Matmul {
+        double M, N, K;
+        Kind kind;
+        double result_bytes = 2;  // written per element
+        double read_bytes = 0;    // read per element, if the product adds to the result
+    };
+    double matmul(const Matmul& product) const;
+    // Causal attention of `tokens` tokens in sequences of T, with `channels` = heads x head_dim. Counts the kernels
+    // that a run with this set has on the card.
+    struct Attention {
+        double forward, backward;
+    };
+    Attention attention(double tokens, double T, double channels, int head_dim, const KernelSet& kernels) const;
+    // The same with kernels of these rates, in TFLOP/s of 2 products forward and 5 backward over half of the square.
+    static Attention attention_at(double tokens, double T, double channels, const Attention& tflops);
+    double element_wise(double bytes) const { return kCalibration * bytes / (element_wise_rate() * 1e-3); }
+    double launches(double count) const { return kCalibration * kLaunch * count; }
+    double element_wise_rate() const { return kElementWiseShare * card_.bandwidth_gbs * 1e9; }  // bytes per second
+    const CardRates& card() const { return card_; }
+
+private:
+    GpuSpec gpu_;
+    CardRates card_;
+};
+
+// Milliseconds of one optimizer step on one rank, kernel after kernel, without communication. Recomputation counts in
+// the kinds that it repeats.
+struct StepTime {
+    double products = 0, attention = 0, elementwise = 0, optimizer = 0;
+    double blocks_forward = 0, blocks_backward = 0;  // the part of the above that communication can hide behind
+    double total() const { return products + attention + elementwise + optimizer; }
+};
+
+// `precision`: bf16 or fp8, whatever the run has. In FP8 the linear layers of config.fp8_layers run at the FP8 rate,
+// and the kernels that produce their operands quantize them in both layouts; attention and lm_head are as in BF16.
+// `slices`: the parts into which the optimizer's work is divided; a rank does one of them.
+StepTime step_time(const PlannedRun& run, Precision precision, int slices);
+
+}  // namespace llmc

@@ -1,0 +1,122 @@
+// The time model against published measurements: whole steps of llm.c and llmq on H100, and rates of single kernels.
+#include "llmc/plan/time_model.h"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <string>
+
+using namespace llmc;
+
+namespace {
+
+using Kind = TimeModel::Kind;
+
+TimeModel model_of(const char* card) { return {*find_gpu_by_short_name(card), {}}; }
+
+// The three products of a layer from K to N channels; the gradient of the weight has `gradient_bytes` an element.
+double layer(const TimeModel& model, double tokens, double K, double N, Kind kind, double gradient_bytes,
+             double read_bytes) {
+    return model.matmul({tokens, N, K, kind}) + model.matmul({tokens, K, N, kind}) +
+           model.matmul({N, K, tokens, kind, gradient_bytes, read_bytes});
+}
+
+double total(const TimeModel::Attention& time) { return time.forward + time.backward; }
+
+// A micro-step of llm.c in BF16, in ms. cuDNN's attention at head dimension 64 and T = 1024 has 288 and 200 TFLOP/s.
+// Element-wise: 106 C bytes per token and layer, of which 16 C recompute GELU. Weights' gradients are BF16.
+double llmc_step(double layers, double C, double tokens, double micro_steps, double ranks) {
+    const TimeModel model = model_of("h100");
+    const double V = 50304, parameters = 12 * layers * C * C + V * C;
+    double ms = 0;
+    for (const auto& [K, N] : {std::pair{C, 3 * C}, {C, C}, {C, 4 * C}, {4 * C, C}})
+        ms += layers * layer(model, tokens, K, N, Kind::bf16, 2, 2);
+    ms += layer(model, tokens, C, V, Kind::bf16, 2, 2);
+    ms += total(TimeModel::attention_at(layers * tokens, 1024, C, {288, 200}));
+    ms += model.element_wise(tokens * (106 * C * layers + 26 * C + 4 * V)) + model.launches(25 * layers);
+    return ms + model.element_wise(34 * parameters / ranks) / micro_steps;
+}
+
+// A micro-step of llmq's Qwen2.5-1.5B, in ms: 28 layers of 1536 channels, 2048 for queries, keys and values, and a
+// gated MLP of 8960. cuDNN's attention at head dimension 128: 410 and 237 TFLOP/s. In FP8 every operand is quantized
+// and then transposed by kernels of their own: 5 bytes an element.
+double llmq_step(bool fp8) {
+    const TimeModel model = model_of("h100");
+    const double tokens = 32 * 1024, layers = 28, C = 1536, V = 151936, qkv = 2048, mlp = 8960;
+    double ms = 0;
+    for (const auto& [K, N] : {std::pair{C, qkv}, {C, C}, {C, 2 * mlp}, {mlp, C}})
+        ms += layers * layer(model, tokens, K, N, fp8 ? Kind::fp8_split : Kind::bf16, 2, 2);
+    ms += layer(model, tokens, C, V, Kind::bf16, 2, 2);
+    ms += total(TimeModel::attention_at(layers * tokens, 1024, C, {410, 237}));
+    const double norms = 2 * 16 * C, rope = 8 * qkv, swiglu = 2 * (2 * mlp + mlp) + 2 * (mlp + 4 * mlp);
+    const double quantize = fp8 ? 5 * (3 * C + mlp + qkv + C + 2 * mlp + C) : 0;
+    ms += model.element_wise(tokens * (layers * (norms + rope + swiglu + quantize) + 4 * V));
+    return ms + model.launches(30 * layers);
+}
+
+}  // namespace
+
+TEST_CASE("time model: within 10 % of published steps") {
+    // llm.c's runs had eight GPUs, of whose time communication takes 2 to 4 % in this model (test/plan/stages.cpp).
+    const double eight = 1.03;
+    struct Run {
+        std::string name;
+        double published, computed;
+    };
+    const Run runs[] = {
+        {"llm.c 124M, 8 x 64 x 1024 tokens: 140 ms a step", 140, eight * llmc_step(12, 768, 65536, 1, 8)},
+        {"llm.c 1558M, 8 x 16 x 1024 tokens: 2.80 s for 8 micro-steps", 350, eight * llmc_step(48, 1600, 16384, 8, 8)},
+        {"llmq Qwen2.5-1.5B BF16, 32 x 1024 tokens: 8.85 s for 16", 553, llmq_step(false)},
+        {"llmq Qwen2.5-1.5B FP8: 7.18 s for 16", 449, llmq_step(true)},
+    };
+    double product = 1;
+    for (const Run& run : runs) {
+        CAPTURE(run.name);
+        CAPTURE(run.computed);
+        CHECK(run.computed > 0.9 * run.published);
+        CHECK(run.computed < 1.1 * run.published);
+        product *= run.published / run.computed;
+    }
+    CHECK(std::pow(product, 0.25) == doctest::Approx(1).epsilon(0.01));  // kCalibration's definition
+}
+
+TEST_CASE("time model: matmuls by their shape") {
+    const TimeModel h100 = model_of("h100");
+    const auto tflops = [&](double M, double N, double K, Kind kind) {
+        return 2e-9 * M * N * K / h100.matmul({M, N, K, kind});
+    };
+    // Published for 8192 cubed: 716 to 798 in BF16; 1350 to 1600 in FP8, and 1200 split.
+    CHECK((tflops(8192, 8192, 8192, Kind::bf16) > 716 && tflops(8192, 8192, 8192, Kind::bf16) < 798));
+    CHECK((tflops(8192, 8192, 8192, Kind::fp8_fast) > 1300 && tflops(8192, 8192, 8192, Kind::fp8_fast) < 1600));
+    CHECK((tflops(8192, 8192, 8192, Kind::fp8_split) > 1150 && tflops(8192, 8192, 8192, Kind::fp8_split) < 1300));
+    // Short sums wait for their results, and a few tiles leave multiprocessors idle.
+    CHECK(tflops(32768, 768, 768, Kind::fp8_fast) < 0.65 * tflops(8192, 8192, 8192, Kind::fp8_fast));
+    CHECK(h100.matmul({128 * 133, 256, 8192, Kind::bf16}) > 1.3 * h100.matmul({128 * 132, 256, 8192, Kind::bf16}));
+    // Splitting the sum fills the card: a quarter of its tiles takes less than half of its time.
+    CHECK(h100.matmul({128 * 33, 256, 32768, Kind::bf16}) < 0.5 * h100.matmul({128 * 132, 256, 32768, Kind::bf16}));
+    CHECK(h100.matmul({1, 8192, 8192, Kind::bf16}) > 1e3 * 2 * 8192 * 8192 / 3e12);  // the weight's bytes
+}
+
+TEST_CASE("time model: attention between FlashAttention-2 and -3") {
+    const auto tflops = [](const char* card, double T, int head_dim, const char* kernels) {
+        const GpuSpec gpu = *find_gpu_by_short_name(card);
+        const double tokens = 65536, channels = 2048;
+        const TimeModel::Attention time = TimeModel(gpu, {}).attention(
+            tokens, T, channels, head_dim, kernel_set_from_text(kernels, gpu.capability, false));
+        return TimeModel::Attention{2e-9 * tokens * T * channels / time.forward,
+                                    5e-9 * tokens * T * channels / time.backward};
+    };
+    // FlashAttention-2 on an H100: 229 and 180 TFLOP/s at head dimension 64, 260 and 209 at 128 (T = 1024, causal).
+    for (const auto& [head_dim, forward, backward] : {std::tuple{64, 229, 180}, {128, 260, 209}}) {
+        const TimeModel::Attention portable = tflops("h100", 1024, head_dim, "portable");
+        CHECK((portable.forward > 0.8 * forward && portable.forward < forward));
+        CHECK((portable.backward > 0.8 * backward && portable.backward < backward));
+    }
+    // FlashAttention-3: 265 and 371 TFLOP/s at head dimension 64, 423 and 521 at 128 (T = 1024 and 2048).
+    CHECK(tflops("h100", 1024, 64, "auto").forward == doctest::Approx(265).epsilon(0.22));
+    CHECK(tflops("h100", 2048, 64, "auto").forward == doctest::Approx(371).epsilon(0.1));
+    CHECK(tflops("h100", 1024, 128, "auto").forward == doctest::Approx(423).epsilon(0.1));
+    CHECK(tflops("h100", 2048, 128, "auto").forward == doctest::Approx(521).epsilon(0.15));
+    CHECK(tflops("h100", 1024, 64, "auto").backward == tflops("h100", 1024, 64, "portable").backward);
+    CHECK(tflops("rtx4090", 1024, 64, "auto").forward == tflops("rtx4090", 1024, 64, "portable").forward);
+}
