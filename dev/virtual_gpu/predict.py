@@ -4,8 +4,8 @@ GPU.
 
 It runs build/virtual/train_gpt at a model's real width with one and two layers, one and two sequences, and one and two
 steps. The differences are the work of a layer, a sequence, and a step without the start. It scales them to the whole
-model and batch, and asks time_model.py for the time of each kernel's work. Nothing is measured: PREDICTIONS.md says how
-far off it may be.
+model and batch, and asks time_model.py for the time of each kernel's work. Matmuls and all rates of the card are the
+planner's, from --dry-run --json. Nothing is measured: PREDICTIONS.md says how far off it may be.
 
     make predict                                       counts if needed, then prints the tables
     dev/virtual_gpu/predict.py --models d12 --gpus H100 A100-80 --precisions bf16 fp8 --batch 32
@@ -32,6 +32,7 @@ PROGRAM = ROOT / "build/virtual/train_gpt"
 CACHE = ROOT / "build/predict"
 MODELS = {"d12": ("124M", 12, 768), "d24": ("355M", 24, 1024), "d36": ("774M", 36, 1280), "d48": ("1558M", 48, 1600)}
 LENGTH, VOCABULARY, PADDED = 1024, 50257, 50304
+RECOMPUTE = "none"
 SMALL = 896  # vocabulary while counting; work that depends on it is scaled. No other size of the models is 896
 # Counts that add up over launches.
 SUMS = ("launches", "blocks", "warp_instructions", "thread_instructions", "global_sectors", "global_requests",
@@ -61,12 +62,13 @@ def fingerprint():
 def count(model, precision, layers, batch, steps, ids=SMALL):
     """Returns the lines that VIRTUAL_GPU_COUNTS writes for one run."""
     CACHE.mkdir(parents=True, exist_ok=True)
-    path = CACHE / f"{fingerprint()}-{model}-{precision}-L{layers}-B{batch}-S{steps}-V{ids}.json"
+    path = CACHE / f"{fingerprint()}-{model}-{precision}-L{layers}-B{batch}-S{steps}-V{ids}-r{RECOMPUTE}.json"
     if not path.exists():
         partial = path.with_suffix(".partial")
         partial.unlink(missing_ok=True)
         command = [PROGRAM, "--train", corpus(ids), "-e", model, "--layers", layers, "-b", batch, "-t", LENGTH, "--vocab",
-                   ids, "--precision", precision, "--max-steps", steps, "--checkpoint-minutes", 0, "--card-check", "off"]
+                   ids, "--precision", precision, "--max-steps", steps, "-r", RECOMPUTE, "--checkpoint-minutes", 0, "--card-check",
+                   "off"]
         run_counted(command, partial, OMP_NUM_THREADS=os.environ.get("OMP_NUM_THREADS", "1"))
         partial.rename(path)
     return read_lines(path)
@@ -98,8 +100,8 @@ class Sums(collections.Counter):
 
 
 def tally(lines):
-    """Returns {kernel: sums}, {product: launches} and the bytes that fills write."""
-    kernels, products, filled = {}, collections.Counter(), 0
+    """Returns {kernel: sums} and the bytes that fills write."""
+    kernels, filled = {}, 0
     for line in lines:
         if "kernel" in line:
             work = kernels.setdefault(kernel_key(line), Sums())
@@ -112,12 +114,9 @@ def tally(lines):
             shape = max(line["shapes"], key=lambda s: s["blocks"])
             work.registers, work.threads = line["registers"], shape["threads"] // max(shape["blocks"], 1)
             work.shared = line["static_shared_bytes"] + shape["dynamic_shared_bytes"]
-        elif "product" in line:
-            key = {k: v for k, v in line.items() if k != "launches"}
-            products[json.dumps(key, sort_keys=True)] += line["launches"]
         elif "fill" in line:
             filled += line["bytes"] * line["launches"]
-    return kernels, products, filled
+    return kernels, filled
 
 
 def combine(terms):
@@ -135,7 +134,7 @@ class Counted:
     def __init__(self, model, precision):
         self.model, self.precision = model, precision
         self.layers, self.channels = MODELS[model][1:]
-        self.shapes, self.step, self.products, filled = {}, {}, {}, {}
+        self.shapes, self.step, filled = {}, {}, {}
         for layers in (1, 2):
             for batch in (1, 2):
                 once = tally(count(model, precision, layers, batch, 1))
@@ -143,8 +142,7 @@ class Counted:
                 self.shapes.update(twice[0])
                 self.step[layers, batch] = {name: combine([(1, work), (-1, once[0].get(name, {}))])
                                             for name, work in twice[0].items()}
-                self.products[layers, batch] = twice[1] - once[1]
-                filled[layers] = twice[2] - once[2]
+                filled[layers] = twice[1] - once[1]
         self.filled = filled
 
     def parameters_outside(self, ids):
@@ -168,18 +166,6 @@ class Counted:
         total["launches"] = round(one["launches"] + (self.layers - 1) * (layer["launches"] - one["launches"]))
         return total
 
-    def matrix_products(self, batch):
-        """Returns [(launches, m, n, k, types, reads C, is the head's)] for a step."""
-        found = []
-        for text, launches in self.products[2, 2].items():
-            p = json.loads(text)
-            in_one = self.products[1, 2][text]
-            launches = in_one + (self.layers - 1) * (launches - in_one)
-            head = SMALL in (p["m"], p["n"], p["k"])
-            size = {2 * LENGTH: batch * LENGTH, SMALL: PADDED}
-            found.append((launches, *(size.get(p[d], p[d]) for d in "mnk"), p["types"], p["reads_c"], head))
-        return found
-
     def fill_bytes(self):
         a_layer = self.filled[2] - self.filled[1]
         rest = self.filled[1] - a_layer
@@ -191,7 +177,6 @@ def as_work(sums):
     work = {name: max(sums[name], 0) for name in SUMS}
     for prefix, field in (("instruction ", "instructions"), ("tensor ", "tensor_operations")):
         work[field] = {n[len(prefix):]: max(v, 0) for n, v in sums.items() if n.startswith(prefix)}
-    work["mma"] = work["instructions"].get("tensor", 0)
     return work
 
 
@@ -210,7 +195,7 @@ def classifier():
     return {name: work for name, work in kernels.items() if name.startswith("softmax_cross_entropy")}
 
 
-def predict_kernels(card, counted, batch):
+def predict_kernels(card, rates, counted, batch):
     """Returns [(kernel, launches, seconds, limiting resource, blocks per multiprocessor)]."""
     rows = []
     todo = {name: counted.kernel(name, batch) for name in counted.shapes
@@ -223,7 +208,7 @@ def predict_kernels(card, counted, batch):
         if sums is None:
             continue
         work, launches = a_launch(as_work(sums))
-        seconds, bound = time_model.kernel_time(card, work)
+        seconds, bound = time_model.kernel_time(card, rates, work)
         shape = shapes[name]
         fit = time_model.occupancy(card, shape.registers, shape.threads, shape.shared)
         rows.append((name, launches, seconds * launches, bound, fit))
@@ -231,53 +216,45 @@ def predict_kernels(card, counted, batch):
 
 
 def family(name):
-    return "attention" if name.startswith("attention") else \
-        "optimizer" if re.match(r"adamw|global_norm|prepare_step|update_", name) else "element-wise"
+    return "attention" if re.match(r"(hopper::hopper_)?attention", name) else \
+        "optimizer" if re.match(r"adamw|global_norm|prepare_step|update_|quantize_weight", name) else "elementwise"
 
 
-def predict_step(card, counted, batch):
-    """Returns {part: seconds} for a step of one micro-step, and the kernels' rows."""
-    rows = predict_kernels(card, counted, batch)
-    parts = collections.Counter()
-    for launches, m, n, k, types, reads_c, _ in counted.matrix_products(batch):
-        parts["products"] += launches * time_model.product_time(card, m, n, k, types, reads_c)[0]
+def predict_step(card, planned, counted, batch):
+    """Returns {part: milliseconds} for a step of one micro-step, and the kernels' rows."""
+    rates = time_model.Rates(planned["elementwise_rate"], 1e-3 * planned["launch"], planned["tensor_share"],
+                             planned["mma_sync_share"], planned["calibration"])
+    rows = predict_kernels(card, rates, counted, batch)
+    parts = collections.Counter(matmuls=planned["matmuls"])
     for name, _, seconds, _, _ in rows:
-        parts[family(name)] += seconds
-    parts["element-wise"] += counted.fill_bytes() / (card.dram * time_model.DRAM_SHARE)
+        parts[family(name)] += 1e3 * seconds
+    parts["elementwise"] += 1e3 * counted.fill_bytes() / rates.memory
     return parts, rows
 
 
 # ---- tables -----------------------------------------------------------------------------------------------------------
 
-PARTS = ("products", "attention", "element-wise", "optimizer")
+PARTS = ("matmuls", "attention", "elementwise", "optimizer")
 
 
 def plan(card, model, precision, batch):
-    """Returns (True if it fits, {part: ms}) from train_gpt --dry-run."""
+    """The plan of train_gpt --dry-run --json."""
     command = [PROGRAM, "--train", corpus(SMALL), "-e", model, "-b", batch, "-t", LENGTH, "--vocab", VOCABULARY,
-               "--max-steps", 1, "--precision", precision, "--dry-run", "--gpu", card.option]
-    result = subprocess.run([str(c) for c in command], capture_output=True, text=True)
-    text = result.stdout + result.stderr
-    column = 1 if precision == "fp8" else 0
-    found = {}
-    for part in PARTS + ("total",):
-        times = re.search(rf"^  {part} .*?ms.*$", text, re.M)
-        if times:
-            found[part] = float(re.findall(r"([\d.]+) ms", times.group())[column])
-    return "DOES NOT FIT" not in text and bool(found), found
+               "--max-steps", 1, "--precision", precision, "-r", RECOMPUTE, "--dry-run", "--json", "--gpu", card.option]
+    return json.loads(subprocess.run([str(c) for c in command], capture_output=True, text=True, check=False).stdout)
 
 
 def largest_batch(card, model, precision):
-    return next((b for b in (32, 16, 8, 4, 2, 1) if plan(card, model, precision, b)[0]), 0)
+    return next((b for b in (32, 16, 8, 4, 2, 1) if plan(card, model, precision, b)["fits"]), 0)
 
 
 def print_step(card, model, precision, batch, counted):
-    parts, rows = predict_step(card, counted, batch)
-    total = sum(parts.values())
-    planned = plan(card, model, precision, batch)[1]
-    cells = [f"{1e3 * parts[p]:.1f} ({planned[p]:.1f})" for p in PARTS]
+    planned = plan(card, model, precision, batch)["time"]
+    parts, rows = predict_step(card, planned, counted, batch)
+    total, planned_total = sum(parts.values()), sum(planned[p] for p in PARTS)
+    cells = [f"{planned['matmuls']:.1f}"] + [f"{parts[p]:.1f} ({planned[p]:.1f})" for p in PARTS[1:]]
     print(f"| {card.name} | {MODELS[model][0]} | {precision} | {batch} | " + " | ".join(cells) +
-          f" | {1e3 * total:.1f} ({planned['total']:.1f}) | {batch * LENGTH / total:,.0f} |")
+          f" | {total:.1f} ({planned_total:.1f}) | {1e3 * batch * LENGTH / total:,.0f} |")
     return rows
 
 
@@ -299,7 +276,7 @@ def main():
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at a time while counting")
     options = parser.parse_args()
     count_all(options.models, options.precisions, options.jobs)
-    print("Milliseconds of a step, predicted; in brackets what train_gpt --dry-run predicts\n")
+    print("Milliseconds of a step, predicted from counts; in brackets by train_gpt --dry-run, whose matmuls these are\n")
     print("| GPU | model | precision | sequences | " + " | ".join(PARTS) + " | step | tokens/s |")
     print("|" + "---|" * (len(PARTS) + 6))
     tables = []
@@ -307,7 +284,7 @@ def main():
         for model in options.models:
             for precision in options.precisions:
                 card = time_model.CARDS[gpu]
-                if precision not in card.products:
+                if precision not in card.mma:
                     continue
                 batch = options.batch or largest_batch(card, model, precision)
                 if batch == 0:

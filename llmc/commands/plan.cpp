@@ -176,12 +176,15 @@ nlohmann::ordered_json memory_json(const StagePlan& plan, bool shares_memory) {
 // Milliseconds of a step by kind, and the constants of the model that dev/virtual_gpu/predict.py shares.
 nlohmann::ordered_json time_json(const PlannedRun& run, const StagePlan& plan) {
     const StepTime time = step_time(run, run.precision, plan.slices);
+    const TimeModel model(run.gpu, run.measured);
     return {{"matmuls", time.products},
             {"attention", time.attention},
             {"elementwise", time.elementwise},
             {"optimizer", time.optimizer},
-            {"elementwise_rate", TimeModel(run.gpu, run.measured).element_wise_rate()},
+            {"elementwise_rate", model.element_wise_rate()},
             {"launch", kLaunch},
+            {"tensor_share", kTensorKernelShare},
+            {"mma_sync_share", model.mma_sync_share()},
             {"calibration", kCalibration}};
 }
 

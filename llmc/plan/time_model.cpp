@@ -30,12 +30,6 @@ constexpr double kPartialRate = 5e12 / 132;     // bytes per second and multipro
 // ---- attention
 // -------------------------------------------------------------------------------------------------------
 
-// The tensor-core kernels reach this share of the rate that the sum of their resources' times allows. FlashAttention-2
-// and -3 do so at T = 1024.
-constexpr double kTensorKernelShare = 0.8;
-// The rate of mma.sync, relative to the peak: only wgmma reaches the full rate on Hopper (a published fit), and the
-// instructions of Blackwell's data-center cards theirs (assumed).
-double mma_share(int capability) { return capability < 90 || capability >= 120 ? 1 : capability < 100 ? 0.67 : 0.34; }
 // The portable kernels' products (with those that are made again), and their clocks of exponentials and other
 // instructions per 1024 pairs of query and key and scheduler: at head dimension 0, and for every channel. From the SASS
 // of nvcc 13.0.
@@ -154,6 +148,13 @@ double TimeModel::matmul(const Matmul& p) const {
     return kCalibration * (1e3 * std::max(best, moved) + kLaunch);
 }
 
+// Only wgmma reaches the full rate on Hopper (0.67: a published fit), and the instructions of Blackwell's data-center
+// cards theirs (0.34: assumed).
+double TimeModel::mma_sync_share() const {
+    const int card = gpu_.capability;
+    return card < 90 || card >= 120 ? 1 : card < 100 ? 0.67 : 0.34;
+}
+
 TimeModel::Attention TimeModel::attention_at(double tokens, double T, double channels, const Attention& tflops) {
     const double product = kCalibration * tokens * T * channels * 1e3;
     return {2 * product / (tflops.forward * 1e12), 5 * product / (tflops.backward * 1e12)};
@@ -164,7 +165,7 @@ TimeModel::Attention TimeModel::attention(double tokens, double T, double channe
     const double peak = card_.peak_tflops * 1e12, pairs = tokens * T / 2 * (channels / head_dim);
     const double computed = pairs * (1 + kPortableTile / T);
     const auto portable = [&](const PortableAttention& k) {
-        const double tensor = k.products * 2 * head_dim / (peak * mma_share(gpu_.capability));
+        const double tensor = k.products * 2 * head_dim / (peak * mma_sync_share());
         const double rest =
             (k.clocks + k.clocks_per_channel * head_dim) / 1024 / (kClock * kSchedulers * gpu_.multiprocessors);
         return kCalibration * 1e3 * computed * (tensor + rest) / kTensorKernelShare;

@@ -29,6 +29,9 @@ constexpr double kLaunch = 2e-3;
 // Element-wise kernels reach this share of a plain copy's rate: 2.5 TB/s on an H100, where llm.c's and llmq's reach 2.3
 // to 2.6.
 constexpr double kElementWiseShare = 0.85;
+// Tensor-core kernels of our own reach this share of the rate that the sum of their resources' times allows, as
+// FlashAttention-2 and -3 do at T = 1024.
+constexpr double kTensorKernelShare = 0.8;
 
 // Milliseconds of kernels on a card.
 class TimeModel {
@@ -56,6 +59,7 @@ public:
     double element_wise(double bytes) const { return kCalibration * bytes / (element_wise_rate() * 1e-3); }
     double launches(double count) const { return kCalibration * kLaunch * count; }
     double element_wise_rate() const { return kElementWiseShare * card_.bandwidth_gbs * 1e9; }  // bytes per second
+    double mma_sync_share() const;  // rate of mma.sync, relative to the tensor cores' peak
     const CardRates& card() const { return card_; }
 
 private:

@@ -13,53 +13,68 @@ import predict
 import time_model
 
 H100 = time_model.CARDS["H100"]
+RATES = time_model.Rates(memory=2.5e12, launch=2e-6, tensor_share=0.8, mma_sync_share=0.67, calibration=1)
 
 
 def work(**given):
     empty = {name: 0 for name in predict.SUMS}
-    return {**empty, "launches": 1, "blocks": 132, "mma": 0, "instructions": {}, "tensor_operations": {}, **given}
+    return {**empty, "launches": 1, "blocks": 132, "instructions": {}, "tensor_operations": {}, **given}
 
 
 class Resources(unittest.TestCase):
     def seconds(self, **given):
-        time, bound = time_model.kernel_time(H100, work(**given))
-        return time - time_model.LAUNCH, bound
+        time, bound = time_model.kernel_time(H100, RATES, work(**given))
+        return time - RATES.launch, bound
 
     def test_dram(self):
-        # A GB read and a GB written, at 90 % of 3.35 TB/s.
+        # A GB read and a GB written.
         seconds, bound = self.seconds(blocks=132 * 100, footprint_read_sectors=1e9 / 32, footprint_written_sectors=1e9 / 32)
         self.assertEqual(bound, "DRAM")
-        self.assertAlmostEqual(seconds, 2e9 / (0.9 * 3.35e12), delta=1e-9)
+        self.assertAlmostEqual(seconds, 2e9 / 2.5e12, delta=1e-9)
 
     def test_pipes(self):
         # A warp instruction takes a quarter clock to issue, and 2 clocks on a pipe of 16 lanes; there are 132
         # multiprocessors.
-        n = 132 * 1.98e9 * 1e-3  # warp instructions in a millisecond at one per clock
+        n = 132 * 1.75e9 * 1e-3  # warp instructions in a millisecond at one per clock
         self.assertAlmostEqual(self.seconds(instructions={"control": n})[0], 0.25e-3)
         self.assertAlmostEqual(self.seconds(instructions={"special": n})[0], 2e-3)
         self.assertEqual(self.seconds(instructions={"special": n, "float32": n})[1], "special")
-        self.assertAlmostEqual(self.seconds(instructions={"parameter": n, "control": n})[0], 0.25e-3)
+        self.assertAlmostEqual(self.seconds(instructions={"parameter": n, "move": n, "control": n})[0], 0.25e-3)
 
     def test_part_of_the_card(self):
         # One block too many makes a second round; half as many blocks leave half of the card idle.
-        n = 132 * 1.98e9
+        n = 132 * 1.75e9
         one, two, half = (self.seconds(blocks=b, instructions={"control": n})[0] for b in (132, 133, 66))
         self.assertAlmostEqual(two / one, 2 * 132 / 133)
         self.assertAlmostEqual(half / one, 2)
 
     def test_tensor_cores(self):
-        operations = 0.67 * 4096 * 132 * 1.98e9
-        self.assertAlmostEqual(self.seconds(mma=1, tensor_operations={"bf16": operations})[0], 1)
-        self.assertAlmostEqual(self.seconds(mma=1, tensor_operations={"e4m3": operations})[0], 0.5)
+        second = 4096 * 132 * 1.75e9  # operations of the tensor cores in BF16
+        n = 132 * 1.75e9
+        small = {"tensor": second / 4096}  # mma.sync: its warp issues everything else in turn
+        alone = (1 / 0.67 + small["tensor"] / n / 4) / 0.8
+        self.assertAlmostEqual(self.seconds(instructions=small, tensor_operations={"bf16": second})[0], alone)
+        self.assertAlmostEqual(self.seconds(instructions=small, tensor_operations={"e4m3": second})[0],
+                               alone - 0.5 / 0.67 / 0.8)
+        more = {**small, "special": n / 2, "float32": n}  # a second of exponentials, and the issue of both
+        self.assertAlmostEqual(self.seconds(instructions=more, tensor_operations={"bf16": second})[0],
+                               alone + (1 + 1.5 / 4) / 0.8)
+        # wgmma: the full rate, and only exponentials take turns with it.
+        large = {"tensor": second / 65536, "special": n / 2, "float32": n}
+        self.assertAlmostEqual(self.seconds(instructions=large, tensor_operations={"bf16": second})[0], 2 / 0.8)
 
-    def test_start(self):
+    def test_l2(self):
+        # Tiles for tensor cores bypass L1; other kernels read again from there.
+        sectors = 46.6 * 132 * 1.75e9 * 1e-3 / 32
+        tile = {"global_sectors": sectors, "tensor_operations": {"bf16": 1}, "instructions": {"tensor": 1}}
+        self.assertAlmostEqual(self.seconds(**tile)[0], 1e-3)
+        self.assertEqual(self.seconds(**tile)[1], "L2")
+        self.assertEqual(self.seconds(global_sectors=sectors)[1], "shared and L1")
+
+    def test_start_and_calibration(self):
         self.assertEqual(self.seconds(), (0, "start"))
-
-    def test_products(self):
-        seconds, bound = time_model.product_time(H100, 8192, 8192, 8192, ["bf16", "bf16", "bf16"], False)
-        self.assertEqual(bound, "tensor")
-        self.assertAlmostEqual(seconds - time_model.LAUNCH, 2 * 8192**3 / 750e12)
-        self.assertEqual(time_model.product_time(H100, 8192, 1, 8192, ["bf16", "bf16", "bf16"], False)[1], "DRAM")
+        more = time_model.Rates(2.5e12, 2e-6, 0.8, 0.67, 1.5)
+        self.assertAlmostEqual(time_model.kernel_time(H100, more, work())[0], 3e-6)
 
     def test_occupancy(self):
         for registers, threads, shared, blocks in [(32, 256, 0, 8), (64, 256, 0, 4), (255, 128, 0, 2), (32, 32, 0, 32),
@@ -79,11 +94,8 @@ class Scaling(unittest.TestCase):
             return {"kernel": name, **sums, "launches": steps * layers + 1, "instructions": {"float32": each * steps},
                     "tensor_operations": {}, "registers": 32, "static_shared_bytes": 0,
                     "shapes": [{"blocks": 2, "threads": 256, "dynamic_shared_bytes": 0}]}
-        product = {"product": "matmul", "m": 768, "n": batch * predict.LENGTH, "k": 3072, "types": ["bf16"] * 3,
-                   "reads_c": False, "launches": steps * layers}
-        head = dict(product, m=predict.SMALL, k=768, launches=steps)
         return [line("void llmc::work_kernel<float>(float*)", 7 + 3 * layers + 5 * batch + 11 * layers * batch),
-                line("llmc::adamw_kernel(float*)", predict.SMALL + predict.LENGTH + 2 + 12 * layers), product, head]
+                line("llmc::adamw_kernel(float*)", predict.SMALL + predict.LENGTH + 2 + 12 * layers)]
 
     def setUp(self):
         with mock.patch.object(predict, "count", self.lines):
@@ -99,10 +111,16 @@ class Scaling(unittest.TestCase):
         sums = self.counted.kernel("adamw_kernel", 32)
         self.assertAlmostEqual(sums["global_sectors"], predict.PADDED + predict.LENGTH + 2 + 12 * 12)
 
-    def test_products(self):
-        self.assertEqual(sorted(self.counted.matrix_products(32)),
-                         [(1, predict.PADDED, 32 * 1024, 768, ["bf16"] * 3, False, True),
-                          (12, 768, 32 * 1024, 3072, ["bf16"] * 3, False, False)])
+    def test_a_step_takes_matmuls_and_rates_from_the_plan(self):
+        planned = {"matmuls": 12.5, "elementwise_rate": 2.5e12, "launch": 2e-3, "tensor_share": 0.8,
+                   "mma_sync_share": 0.67, "calibration": 2}
+        with mock.patch.object(predict, "classifier", dict):
+            parts, rows = predict.predict_step(H100, planned, self.counted, 32)
+        self.assertEqual(parts["matmuls"], 12.5)
+        self.assertEqual({row[0] for row in rows}, {"work_kernel<float>", "adamw_kernel"})
+        self.assertGreater(parts["elementwise"], 12 * 2 * 2e-3)
+        self.assertGreater(parts["optimizer"], 2 * 2e-3)
+        self.assertEqual(predict.family("hopper::hopper_attention_forward_kernel<64, false, false>"), "attention")
 
 
 class Table(unittest.TestCase):
