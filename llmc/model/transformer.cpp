@@ -19,29 +19,28 @@ int logits_chunk(int N, int padded_vocab, size_t element_bytes, size_t limit) {
 
 template <class Real>
 Transformer<Real>::Transformer(const ModelSetup& setup, Weights<Real>& weights, Gradients& gradients, Matmul& matmul)
-    : config_(setup.config),
+    : config_(setup.model),
       loss_(setup.loss),
-      B_(setup.B),
-      T_(setup.T),
+      B_(setup.batch),
+      T_(setup.seq),
       recompute_(setup.recompute),
       end_token_(setup.end_token),
       document_positions_(setup.end_token && setup.document_positions),
       weights_(weights),
       gradients_(gradients),
       matmul_(matmul),
-      linear_(weights, gradients, matmul, setup.fp8),
+      linear_(weights, gradients, matmul, setup.fp8 ? &*setup.fp8 : nullptr),
       context_{config_, B_, T_, setup.recompute, setup.kernels, weights, gradients, linear_, activations_},
       blocks_([&] {
           std::vector<std::unique_ptr<Block<Real>>> blocks;
-          const MakeBlock<Real> make = setup.config.architecture->template block<Real>();
-          for (int l = 0; l < setup.config.layers; l++) blocks.push_back(make(context_, l));
+          const MakeBlock<Real> make = setup.model.architecture->template block<Real>();
+          for (int l = 0; l < setup.model.layers; l++) blocks.push_back(make(context_, l));
           return blocks;
       }()),
-      head_(linear_, kHeadLayer,
-            logits_chunk(setup.B * setup.T, setup.config.padded_vocab(), sizeof(Real), setup.logits_bytes),
-            {.kind = kHeadLayer}, setup.config.tied ? "wte" : ""),
+      head_(linear_, kHeadLayer, logits_chunk(B_ * T_, config_.padded_vocab(), sizeof(Real), setup.logits_bytes),
+            {.kind = kHeadLayer}, setup.model.tied ? "wte" : ""),
       final_norm_(context_, "lnf", true),
-      head_unit_(setup.config.tied ? embedding_unit() : final_unit(setup.config)),
+      head_unit_(setup.model.tied ? embedding_unit() : final_unit(setup.model)),
       wte_(weights.table().find("wte")),
       wpe_(weights.table().look_up("wpe")) {
     linear_.finish_planning();
@@ -55,7 +54,7 @@ Transformer<Real>::Transformer(const ModelSetup& setup, Weights<Real>& weights, 
     activations_.plan_shared("dbranch", &dlnf_, N * C);  // free again before the blocks' backward
     activations_.plan(&losses_, N);
     workspace_.plan(&logits_, static_cast<size_t>(head_.rows()) * config_.padded_vocab());
-    const int shortest = setup.shortest > 0 ? setup.shortest : T_;
+    const int shortest = setup.shortest_piece > 0 ? setup.shortest_piece : T_;
     const auto scratch = config_.architecture->scratch;
     workspace_.plan(&scratch_, std::max(scratch(config_, B_, T_), scratch(config_, n / shortest, shortest)));
     for (int** tensor : {&tokens_, &targets_}) workspace_.plan(tensor, N);

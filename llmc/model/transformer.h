@@ -31,18 +31,18 @@ inline void mark_documents(int* documents, const int* tokens, int B, int T, int 
         }
 }
 
-// Everything that defines a model except its weights.
+// Everything that defines a model except its weights; the part of a TrainerConfig that a Transformer needs.
 struct ModelSetup {
-    ModelConfig config;
-    int B = 1, T = 0;  // sequences of a micro-batch, and tokens of each
-    int shortest = 0;  // shortest piece into which training cuts sequences, in tokens; 0: never cut
+    ModelConfig model;
+    int batch = 1, seq = 0;  // B sequences of T tokens per micro-batch and rank
+    int shortest_piece = 0;  // shortest piece into which training cuts sequences, in tokens; 0: never cut
     Recompute recompute = Recompute::gelu;
-    const Fp8Config* fp8 = nullptr;  // recipe of the weights with FP8 codes, in bf16 models only; or nullptr
+    std::optional<Fp8Config> fp8;  // recipe of the weights with FP8 codes; only with bf16 activations
     size_t logits_bytes = kLogitsBytes;
-    KernelSet kernels = KernelSet::common();
+    std::optional<int> end_token;             // if set, attention stays within documents (mark_documents())
+    bool document_positions = false;          // learned positions start again with every document
+    KernelSet kernels = KernelSet::common();  // variants to use; their portable counterparts replace all others
     TrainedLoss loss;
-    std::optional<int> end_token;     // if set, attention stays within documents (mark_documents())
-    bool document_positions = false;  // learned positions start again with every document
 };
 
 template <class Real>

@@ -18,20 +18,6 @@ std::vector<Unit> units_of(const TrainerConfig& config) {
     return units;
 }
 
-ModelSetup model_setup(const TrainerConfig& config) {
-    return {.config = config.model,
-            .B = config.batch,
-            .T = config.seq,
-            .shortest = config.shortest_piece,
-            .recompute = config.recompute,
-            .fp8 = config.fp8 ? &*config.fp8 : nullptr,
-            .logits_bytes = config.logits_bytes,
-            .kernels = config.kernels,
-            .loss = config.loss,
-            .end_token = config.end_token,
-            .document_positions = config.document_positions};
-}
-
 constexpr size_t kPiece = size_t{4} << 20;  // elements read into host memory at a time when state is restored
 
 // Name in the state of what a rank's gradient casts have lost, all units behind each other.
@@ -70,7 +56,7 @@ Trainer<Real>::Trainer(const TrainerConfig& config, const Comm& comm)
       weights_(layout_),
       gradients_(layout_),
       matmul_(config.tf32, config.fast_accumulation, config.fp8_scaling()),
-      model_(model_setup(config_), weights_, gradients_, matmul_),
+      model_(config_, weights_, gradients_, matmul_),
       optimizer_(weights_, gradients_, config.schedule, config.adamw, config.clip, config.loss_scale,
                  config.skip_spikes, config.optimizer, &matmul_) {
     matmul_.choose(config.products);

@@ -33,22 +33,12 @@ template <class Real>
 class Verification;
 
 // Everything that decides the numbers of a run, except its data and the type of its activations.
-struct TrainerConfig {
-    ModelConfig model;
-    int batch = 1, seq = 0;  // B sequences of T tokens per micro-batch and rank
-    int shortest_piece = 0;  // shortest StepKind::length, in tokens; 0: sequences are never cut
-    int micro_steps = 1;     // per step
-    Recompute recompute = Recompute::gelu;
+struct TrainerConfig : ModelSetup {
+    int micro_steps = 1;  // per step
     bool tf32 = false;
     FastAccumulation fast_accumulation = FastAccumulation::forward;
-    std::optional<Fp8Config> fp8;    // only with bf16 activations
     std::string fp8_layers = "all";  // see Fp8Layers
-    size_t logits_bytes = kLogitsBytes;
-    std::optional<int> end_token;             // attention stays within documents: see ModelSetup
-    bool document_positions = false;          // positions start again with each document
-    KernelSet kernels = KernelSet::common();  // variants to use; their portable counterparts replace all others
     Sharding sharding;
-    TrainedLoss loss;
     ScheduleConfig schedule;
     AdamWConfig adamw;
     OptimizerConfig optimizer;
