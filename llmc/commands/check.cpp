@@ -111,10 +111,11 @@ bool replace_wrong(Options& o, const CardCheckResult& result, const StagePlan& p
     for (const std::string& kind : kinds) {
         fallbacks.lines.push_back("layers " + kind + " fall back to BF16");
         fallbacks.count++;
-        o.fp8_layers += ",-" + kind;
+        o.fp8_layers.text += ",-" + kind;
+        o.fp8_layers.value.push_back({kind, false});
     }
     const ModelConfig& model = o.model_config;
-    if (!kinds.empty() && Fp8Layers(o.fp8_layers, model.layers, linear_names(model)).empty())
+    if (!kinds.empty() && Fp8Layers(o.fp8_layers.value, model.layers, linear_names(model)).empty())
         fall_back_to_bf16(o, fallbacks);
     return fallbacks.count > before;
 }

@@ -26,7 +26,7 @@ struct PlannedCard {
 
 // The card that --gpu names, or the one found, with what was measured of it.
 std::optional<PlannedCard> card_to_plan_for(const Options& o) {
-    if (!o.gpu.empty()) return PlannedCard{*find_gpu_by_short_name(o.gpu)};
+    if (o.gpu.value) return PlannedCard{*o.gpu.value};
     if (LLMC_CUDA == 0 || device_count() == 0) return std::nullopt;
     const DeviceInfo device = device_info();
     const MeasuredRates measured = kept_rates(device);
@@ -37,8 +37,8 @@ std::optional<PlannedCard> card_to_plan_for(const Options& o) {
 
 // True if the card that is planned for has no memory of its own.
 bool shares_memory(const Options& o) {
-    if (o.gpu.empty() && (LLMC_CUDA == 0 || device_count() == 0)) return false;
-    const std::optional<GpuSpec> gpu = o.gpu.empty() ? find_gpu(device_info().name) : find_gpu_by_short_name(o.gpu);
+    if (!o.gpu.value && (LLMC_CUDA == 0 || device_count() == 0)) return false;
+    const std::optional<GpuSpec> gpu = o.gpu.value ? o.gpu.value : find_gpu(device_info().name);
     return gpu && gpu->shares_memory;
 }
 

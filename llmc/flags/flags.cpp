@@ -18,7 +18,6 @@
 #include "llmc/log/profile.h"
 #include "llmc/log/validation_watch.h"
 #include "llmc/optim/loss_scale.h"
-#include "llmc/plan/cards.h"
 
 namespace llmc {
 namespace {
@@ -30,13 +29,14 @@ void check_not_empty(const std::string& text) {
 }
 
 // A path may be checked only when it is opened, but a word that resembles latest or auto is a typing error.
-void check_resume(const std::string& text) {
+ResumeFrom resume_from(const std::string& text) {
     check_not_empty(text);
-    const std::vector<std::string> words = {"latest", "auto"};
+    if (const std::optional<ResumeFrom> from = value_of_word<ResumeFrom>(text)) return *from;
     std::error_code ignored;
-    if (std::count(words.begin(), words.end(), text) > 0 || std::filesystem::exists(text, ignored)) return;
-    if (const std::optional<std::string> word = nearest(text, words))
+    const std::optional<std::string> word = nearest(text, {"latest", "auto"});
+    if (word && !std::filesystem::exists(text, ignored))
         refuse("'" + text + "' is not latest, auto or a directory; did you mean " + *word + "?");
+    return ResumeFrom::path;
 }
 
 std::vector<std::string> track_targets(const std::string& text) {
@@ -54,8 +54,10 @@ std::vector<std::string> track_targets(const std::string& text) {
     return targets;
 }
 
-void check_gpu(const std::string& text) {
-    if (!find_gpu_by_short_name(text)) refuse("'" + text + "' is not in the table: " + joined(gpu_short_names()));
+std::optional<GpuSpec> gpu_named(const std::string& text) {
+    const std::optional<GpuSpec> gpu = find_gpu_by_short_name(text);
+    if (!gpu) refuse("'" + text + "' is not in the table: " + joined(gpu_short_names()));
+    return gpu;
 }
 
 // ---- fields ---------------------------------------------------------------------------------------------------------
@@ -348,7 +350,7 @@ const Flag kRows[] = {
                  {"1", "; llm.c's -r 1 is -r gelu here"},
                  {"2", "; llm.c's -r 2 is -r norm here"}},
                 "activations to recompute in the backward pass: none, gelu, norm (norms and GELU) or block (all)")),
-    flag(0, "kernels", "LIST", &Options::kernels, check_kernel_names,
+    flag(0, "kernels", "LIST", &Options::kernels, wanted_kernels,
          "kernel variants to use: auto (all that the card supports), portable (none: plain kernels only), or names "
          "separated by commas (--kernels list names all)"),
     flag(0, "card-check", "NAME", &Options::card_check, {},
@@ -365,7 +367,7 @@ const Flag kRows[] = {
     flag(0, "fp8-recipe", "NAME", &Options::fp8_recipe, {},
          "scaling: delayed (from past steps), current (from the tensor itself, in one more pass), block (one scale per "
          "128 elements) or mxfp8 (one per 32)"),
-    flag(0, "fp8-layers", "LIST", &Options::fp8_layers, check_not_empty,
+    flag(0, "fp8-layers", "LIST", &Options::fp8_layers, fp8_layers_from_text,
          "linear layers in FP8: all or none, then exceptions such as -first,-last,-block7,-fc_proj,-block3.qkv; "
          "+lm_head adds the output head"),
     flag(0, "fp8-grad", "NAME", &Options::fp8_grad, {}, "FP8 format of output gradients: e5m2 or e4m3"),
@@ -422,7 +424,7 @@ const Flag kRows[] = {
     heading("Checkpoints (in --out DIR)"),
     common(flag('n', "checkpoint-every", "N", &Options::checkpoint_every, {},
                 "save a checkpoint every N steps; 0: by time only")),
-    common(once(flag('y', "resume", "latest|auto|PATH", &Options::resume, check_resume,
+    common(once(flag('y', "resume", "latest|auto|PATH", &Options::resume, resume_from,
                      "continue from the newest intact checkpoint in --out (latest), or start a new run if there never "
                      "was one (auto), or from this checkpoint or run (PATH); without --train and --config, with the "
                      "configuration of the run in --out",
@@ -483,7 +485,7 @@ const Flag kRows[] = {
                      "needs no GPU"))),
     once(flag(0, "json", "", &Options::json, {}, "with --dry-run: print the plan as one JSON object")),
     once(flag(0, "world", "N", &Options::world, {.min = 1, .max = 65536}, "number of ranks to plan for", "1")),
-    common(once(flag(0, "gpu", "NAME", &Options::gpu, check_gpu,
+    common(once(flag(0, "gpu", "NAME", &Options::gpu, gpu_named,
                      "card to plan for: h100, h200, a100, l40s, rtx4090, ...", "the one found; --dry-run: else h200"))),
     once(flag(0, "estimate-scaling", "", &Options::estimate_scaling, {},
               "print the tokens per second predicted for 1 to 1024 GPUs with this batch on each, and exit (with -o "

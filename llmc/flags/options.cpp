@@ -164,8 +164,7 @@ void check_checkpoints_have_a_place(const Options& o) {
 void check_complete(const Options& options) {
     check_weights_survive(options);
     const bool planning = options.dry_run || options.estimate_scaling;
-    if (!options.gpu.empty() && !planning)
-        refuse("--gpu names the card to plan for; add --dry-run or --estimate-scaling");
+    if (options.gpu.value && !planning) refuse("--gpu names the card to plan for; add --dry-run or --estimate-scaling");
     if (options.json && !options.dry_run) refuse("--json prints the plan of --dry-run; add --dry-run");
     if (!options.profile_steps.text.empty() && options.out.empty())
         refuse("--profile-steps writes its traces into the run directory; add --out DIR");
@@ -211,7 +210,7 @@ Options options_of(const ordered_json& config, const std::string& path) {
 // The run.json whose configuration --resume continues with; "" if there is none. A command with --train says everything
 // itself.
 std::string run_json_to_resume(const Options& o) {
-    if (o.resume.empty() || o.out.empty() || !o.train.empty()) return "";
+    if (o.resume.value == ResumeFrom::nothing || o.out.empty() || !o.train.empty()) return "";
     const std::filesystem::path path = std::filesystem::path(o.out) / "run.json";
     std::error_code ignored;
     return std::filesystem::exists(path, ignored) ? path.string() : "";
@@ -315,7 +314,7 @@ std::string config_json(const Options& options) {
 
 std::string collective_flags(const Options& o) {
     return fmt::format("--bench {:d}\n--profile-steps {}\n--resume {}\n--rewind {}\n--skip-data {}\n--new-data {:d}\n",
-                       o.bench, o.profile_steps.text, o.resume, o.rewind, o.skip_data, o.new_data);
+                       o.bench, o.profile_steps.text, o.resume.text, o.rewind, o.skip_data, o.new_data);
 }
 
 std::string version_text() {

@@ -17,6 +17,7 @@
 #include "llmc/log/validation_watch.h"
 #include "llmc/model/config.h"
 #include "llmc/optim/loss_scale.h"
+#include "llmc/plan/cards.h"
 #include "llmc/train/words.h"
 
 namespace llmc {
@@ -32,7 +33,7 @@ struct ValSet {
 template <class T>
 struct Parsed {
     std::string text;  // as given, for messages and run.json
-    T value;           // what the flag's parser made of it
+    T value = {};      // what the flag's parser made of it
     bool operator==(const Parsed& other) const { return text == other.text; }
 };
 
@@ -54,6 +55,11 @@ enum class CardCheckMode { automatic, force, off };
 template <>
 inline constexpr Word<CardCheckMode> kWords<CardCheckMode>[] = {
     {"auto", CardCheckMode::automatic}, {"force", CardCheckMode::force}, {"off", CardCheckMode::off}};
+
+enum class ResumeFrom { nothing, latest, automatic, path };
+template <>
+inline constexpr Word<ResumeFrom> kWords<ResumeFrom>[] = {{"latest", ResumeFrom::latest},
+                                                          {"auto", ResumeFrom::automatic}};
 
 enum class OnSaveError { go_on, stop };
 template <>
@@ -131,11 +137,11 @@ struct Options {
     bool strict = false;
     double timeout_check = 60;  // seconds
     Recompute recompute = Recompute::gelu;
-    std::string kernels = "auto";  // names of variants; see kernel_set
+    Parsed<WantedKernels> kernels = {"auto", {}};  // see kernel_set
 
     // FP8 (with --precision fp8)
     Fp8Recipe fp8_recipe = Fp8Recipe::delayed;
-    std::string fp8_layers = "all";  // see Fp8Layers
+    Parsed<Fp8LayerTerms> fp8_layers = {"all", {{"all"}}};
     Fp8Grad fp8_grad = Fp8Grad::e5m2;
     int fp8_history = 16;  // optimizer steps
     int fp8_margin = 0;    // headroom in powers of two
@@ -167,7 +173,7 @@ struct Options {
     double checkpoint_minutes = 30;  // 0 = off
     int64_t keep = 3;                // 0 = all
     int64_t keep_every = 0;          // steps; 0 = off
-    std::string resume;              // "": a new run; latest, auto, or a path
+    Parsed<ResumeFrom> resume;       // its text is the path, if it is one
     Verify verify = Verify::full;
     OnSaveError on_save_error = OnSaveError::go_on;
     std::string checkpoint_local;  // directory; "": staged in memory
@@ -198,7 +204,7 @@ struct Options {
     bool bench = false;
     bool help = false, help_all = false, help_markdown = false, version = false;
     int world = 0;                       // ranks to plan for; 0 = not given
-    std::string gpu;                     // short name of the card to plan for
+    Parsed<std::optional<GpuSpec>> gpu;  // the card to plan for
     std::string config_file;             // of --config
     Parsed<ProfileSteps> profile_steps;  // may be empty
 

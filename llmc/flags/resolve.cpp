@@ -226,12 +226,12 @@ void check_profiled_steps(const Options& o) {
 }
 
 void check_resume(const Options& o) {
-    const bool newest = o.resume == "latest" || o.resume == "auto";
-    if (newest && o.out.empty())
-        refuse("--resume " + o.resume + " looks for a checkpoint in the run directory; add --out DIR");
-    if (!o.resume.empty() && o.overwrite)
+    const ResumeFrom from = o.resume.value;
+    if ((from == ResumeFrom::latest || from == ResumeFrom::automatic) && o.out.empty())
+        refuse("--resume " + o.resume.text + " looks for a checkpoint in the run directory; add --out DIR");
+    if (from != ResumeFrom::nothing && o.overwrite)
         refuse("--overwrite removes the run that --resume would continue; use one of them");
-    if (o.resume.empty() && (o.rewind > 0 || o.skip_data > 0 || o.new_data))
+    if (from == ResumeFrom::nothing && (o.rewind > 0 || o.skip_data > 0 || o.new_data))
         refuse("--rewind, --skip-data and --new-data need a checkpoint; add --resume latest");
 }
 
@@ -304,7 +304,7 @@ void note_fp8_flags_without_effect(Options& o) {
 
 void resolve_kernels(Options& o, const ResolveInputs& inputs) {
     const bool fp8 = o.precision == Precision::fp8 && scaling_of(o.fp8_recipe) == Fp8Scaling::tensor;
-    o.kernel_set = kernel_set_from_text(o.kernels, inputs.card, fp8);
+    o.kernel_set = kernel_set(o.kernels.value, inputs.card, fp8);
     if (!inputs.tensor_maps && o.kernel_set.has(KernelVariant::hopper_attention)) {
         o.kernel_set.remove(KernelVariant::hopper_attention);
         add_note(o,

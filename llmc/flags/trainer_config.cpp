@@ -57,7 +57,7 @@ TrainerConfig trainer_config(const Options& o, const ProductChoices& products) {
     config.kernels = o.kernel_set;
     config.fast_accumulation = o.fp8_fast_accum;
     if (o.precision == Precision::fp8) config.fp8 = fp8_config(o);
-    config.fp8_layers = o.fp8_layers;
+    config.fp8_layers = o.fp8_layers.value;
     config.sharding.stage = o.zero;
     config.sharding.within = o.shard_within;
     config.sharding.wire = o.reduce;

@@ -1,21 +1,14 @@
-// Reading --fp8-recipe, --fp8-layers and --fp8-fallback. See recipe.h.
+// Reading --fp8-layers and --fp8-fallback. See recipe.h.
 #include "llmc/fp8/recipe.h"
 
 #include <cstdio>
 
 #include <algorithm>
 #include <cstdlib>
-#include <iterator>
 
 #include "llmc/base/error.h"
 
 namespace llmc {
-
-Fp8Recipe fp8_recipe_from_name(const std::string& name) {
-    for (size_t i = 0; i < std::size(kFp8Recipes); i++)
-        if (name == kFp8Recipes[i]) return static_cast<Fp8Recipe>(i);
-    throw Error(ExitCode::bad_flags, "--fp8-recipe " + name + ": expected delayed, current, block or mxfp8");
-}
 
 Fp8Scaling scaling_of(Fp8Recipe recipe) {
     return recipe == Fp8Recipe::block   ? Fp8Scaling::block
@@ -23,16 +16,20 @@ Fp8Scaling scaling_of(Fp8Recipe recipe) {
                                         : Fp8Scaling::tensor;
 }
 
-Fp8Layers::Fp8Layers(const std::string& text, int blocks, const std::vector<std::string>& names) {
-    size_t begin = 0;
-    while (begin <= text.size()) {
-        const size_t end = std::min(text.find(',', begin), text.size());
-        std::string term = text.substr(begin, end - begin);
-        const bool value = term.empty() || term[0] != '-';
-        if (!term.empty() && (term[0] == '-' || term[0] == '+')) term = term.substr(1);
-        apply(term, value, blocks, names);
-        begin = end + 1;
+Fp8LayerTerms fp8_layers_from_text(const std::string& text) {
+    Fp8LayerTerms terms;
+    for (size_t begin = 0, end; begin <= text.size(); begin = end + 1) {
+        end = std::min(text.find(',', begin), text.size());
+        const bool removes = text[begin] == '-', has_sign = removes || text[begin] == '+';
+        terms.push_back({text.substr(begin + has_sign, end - begin - has_sign), !removes});
+        if (terms.back().layers.empty())  // otherwise "all," would mean all layers again
+            throw Error(ExitCode::bad_flags, "--fp8-layers {}: unknown layer ''", text);
     }
+    return terms;
+}
+
+Fp8Layers::Fp8Layers(const Fp8LayerTerms& terms, int blocks, const std::vector<std::string>& names) {
+    for (const Fp8LayerTerm& term : terms) apply(term, blocks, names);
 }
 
 void Fp8Layers::set(const std::string& layer, bool value) {
@@ -42,7 +39,8 @@ void Fp8Layers::set(const std::string& layer, bool value) {
         fp8_.erase(layer);
 }
 
-void Fp8Layers::apply(const std::string& term, bool value, int blocks, const std::vector<std::string>& names) {
+void Fp8Layers::apply(const Fp8LayerTerm& added, int blocks, const std::vector<std::string>& names) {
+    const auto& [term, value] = added;
     auto refuse = [&] {
         std::string known;
         for (const std::string& name : names) known += name + ", ";
@@ -51,7 +49,6 @@ void Fp8Layers::apply(const std::string& term, bool value, int blocks, const std
                                              std::to_string(blocks - 1) + ", " + known + "block0." + names.back() +
                                              " and the like, and " + kHeadLayer);
     };
-    if (term.empty()) refuse();  // otherwise "all," would mean all layers again
     if (term == "none") fp8_.clear();
     if (term == kHeadLayer) set(kHeadLayer, value);
     if (term == "none" || term == kHeadLayer) return;

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "llmc/base/words.h"
 #include "llmc/kernels/fp8_state.h"
 
 namespace llmc {
@@ -14,9 +15,13 @@ enum class Fp8Recipe {
     block,    // E4M3, a scale for every 128 elements (128 x 128 of a weight), from these elements
     mxfp8,    // E4M3, a scale for every 32 elements, from these elements (OCP MX)
 };
-Fp8Recipe fp8_recipe_from_name(const std::string& name);
+template <>
+inline constexpr Word<Fp8Recipe> kWords<Fp8Recipe>[] = {{"delayed", Fp8Recipe::delayed},
+                                                        {"current", Fp8Recipe::current},
+                                                        {"block", Fp8Recipe::block},
+                                                        {"mxfp8", Fp8Recipe::mxfp8}};
 Fp8Scaling scaling_of(Fp8Recipe recipe);
-constexpr const char* kFp8Recipes[] = {"delayed", "current", "block", "mxfp8"};
+
 enum class AmaxAlgorithm {
     max,          // the largest in the window
     most_recent,  // the last step's
@@ -45,9 +50,18 @@ struct Fp8Config {
 };
 constexpr int kMaxAmaxHistory = 1024;
 
-// Which linear layers run in FP8, from --fp8-layers: "all" or "none", then terms that add (+) or remove (-) layers:
-// "first" and "last" block, "block7", a layer's name in every block ("fc_proj"), or one layer ("block7.fc_proj").
-// Only "lm_head" itself names the head. Example: all,-first,-last,-block7,-fc_proj,+lm_head
+// A term of --fp8-layers: "all", "none", or layers to add (+, or no sign) or to remove (-). They are the "first" or
+// "last" block, "block7", a layer's name in every block ("fc_proj"), or one layer ("block7.fc_proj"). Only "lm_head"
+// itself names the head. Example: all,-first,-last,-block7,-fc_proj,+lm_head
+struct Fp8LayerTerm {
+    std::string layers;
+    bool fp8 = true;  // false: remove them
+    bool operator==(const Fp8LayerTerm&) const = default;
+};
+using Fp8LayerTerms = std::vector<Fp8LayerTerm>;
+Fp8LayerTerms fp8_layers_from_text(const std::string& text);
+
+// The linear layers that run in FP8.
 //
 // Layers are known by their names: layer fc_proj of block 7 is "h.7.fc_proj".
 class Fp8Layers {
@@ -55,12 +69,12 @@ public:
     Fp8Layers() = default;  // none
     bool empty() const { return fp8_.empty(); }
     // `names`: the linear layers of each block.
-    Fp8Layers(const std::string& text, int blocks, const std::vector<std::string>& names);
+    Fp8Layers(const Fp8LayerTerms& terms, int blocks, const std::vector<std::string>& names);
     bool is_fp8(const std::string& layer) const { return fp8_.count(layer) > 0; }
     int count() const { return static_cast<int>(fp8_.size()); }
 
 private:
-    void apply(const std::string& term, bool value, int blocks, const std::vector<std::string>& names);
+    void apply(const Fp8LayerTerm& term, int blocks, const std::vector<std::string>& names);
     void set(const std::string& layer, bool value);
     std::set<std::string> fp8_;
 };

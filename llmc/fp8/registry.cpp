@@ -176,7 +176,7 @@ void Fp8Registry::put_back(const Fp8State* copy, stream_t stream) {
 
 std::string Fp8Registry::rule() const {
     const char* const algorithms[] = {"max", "most_recent", "ema"};
-    return fmt::format("{} {} margin {}{}{} history {} dout {}", kFp8Recipes[static_cast<size_t>(config_.recipe)],
+    return fmt::format("{} {} margin {}{}{} history {} dout {}", word_of(config_.recipe),
                        algorithms[static_cast<size_t>(config_.algorithm)], config_.margin,
                        config_.pow2_scales ? " pow2" : "", config_.smooth ? " smooth" : "", config_.history,
                        config_.e4m3_gradients ? "e4m3" : "e5m2");

@@ -51,13 +51,6 @@ std::string all_names() {
     return names;
 }
 
-std::vector<std::string> split(const std::string& text) {
-    std::vector<std::string> names;
-    std::istringstream in(text + ",");
-    for (std::string name; std::getline(in, name, ',');) names.push_back(name);
-    return names;
-}
-
 }  // namespace
 
 std::string KernelVariantEntry::cards() const {
@@ -97,31 +90,27 @@ std::vector<std::string> KernelSet::names() const {
 
 void choose_kernels(stream_t stream, const KernelSet& kernels) { set_stream_kernels(stream, kernels.bits()); }
 
-void check_kernel_names(const std::string& text) {
-    if (text == "portable" || text == "auto") return;
-    for (const std::string& name : split(text)) kernel_variant(name);
+WantedKernels wanted_kernels(const std::string& text) {
+    if (text == "auto") return std::nullopt;
+    KernelSet set;
+    std::istringstream names(text == "portable" ? "" : text + ",");
+    for (std::string name; std::getline(names, name, ',');) set.add(kernel_variant(name).variant);
+    return set;
 }
 
-KernelSet kernel_set_from_text(const std::string& text, std::optional<int> card, bool fp8) {
+KernelSet kernel_set(const WantedKernels& wanted, std::optional<int> card, bool fp8) {
     KernelSet set;
-    if (text == "portable") return set;
-    std::vector<V> wanted;
-    if (text == "auto") {
-        for (const KernelVariantEntry& entry : kEntries)
-            if (card ? entry.runs_on(*card) : entry.last_card != kHostDevice) wanted.push_back(entry.variant);
-    } else {
-        for (const std::string& name : split(text)) wanted.push_back(kernel_variant(name).variant);
-    }
-    for (const V variant : wanted) {
-        const KernelVariantEntry& entry = kernel_variant(variant);
-        if (card && !entry.runs_on(*card)) {
+    for (const KernelVariantEntry& entry : kEntries) {
+        const bool runs = card ? entry.runs_on(*card) : wanted || entry.last_card != kHostDevice;
+        if (wanted && !wanted->has(entry.variant)) continue;
+        if (wanted && !runs) {
             const std::string here = *card == kHostDevice
                                          ? "a CPU"
                                          : fmt::format("a card of compute capability {}.{}", *card / 10, *card % 10);
             throw Error(ExitCode::bad_flags, "--kernels {}: it is for {}, and this is {}; use --kernels auto",
                         entry.name, entry.cards(), here);
         }
-        if (fp8 || !entry.fp8) set.add(variant);
+        if (runs && (fp8 || !entry.fp8)) set.add(entry.variant);
     }
     return set;
 }

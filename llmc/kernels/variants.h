@@ -80,10 +80,12 @@ private:
 // Makes launches on the stream run the loops of the set's families, if the host device has them.
 void choose_kernels(stream_t stream, const KernelSet& kernels);
 
-// Reads --kernels: "portable" (no variants), "auto" (all that the card runs), or names with commas between them.
-// Without a card, for plans, all variants run. `fp8` is true if the run makes FP8 with one scale per tensor. Throws
-// Error(bad_flags) for unknown names, and for names that the card cannot run.
-KernelSet kernel_set_from_text(const std::string& text, std::optional<int> card, bool fp8);
-void check_kernel_names(const std::string& text);
+// The value of --kernels: "portable" (no variants), names with commas between them, or "auto" (all that the card runs),
+// for which it is nothing. Throws Error(bad_flags) for unknown names.
+using WantedKernels = std::optional<KernelSet>;
+WantedKernels wanted_kernels(const std::string& text);
+// The wanted variants that the run needs. Without a card, for plans, all variants run. `fp8` is true if the run makes
+// FP8 with one scale per tensor. Throws Error(bad_flags) for variants that the card cannot run.
+KernelSet kernel_set(const WantedKernels& wanted, std::optional<int> card, bool fp8);
 
 }  // namespace llmc

@@ -253,7 +253,7 @@ template <class Real>
 void LinearLayers<Real>::check_recipe() const {
     if (!block_scales()) return;
     const Fp8Recipe recipe = fp8_->config().recipe;
-    const char* name = kFp8Recipes[static_cast<int>(recipe)];
+    const char* name = word_of(recipe);
     if (weights_.layout().is_sliced() && (recipe == Fp8Recipe::block || !weights_.layout().keeps_whole_weights()))
         throw Error(ExitCode::bad_flags,
                     "--fp8-recipe {} needs whole weights on every rank, which --zero {} does not keep; use {} or "

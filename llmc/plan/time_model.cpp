@@ -190,7 +190,7 @@ StepTime step_time(const PlannedRun& run, Precision precision, int slices) {
     const double N = T * config.batch;  // tokens of a micro-step, on this rank
     const TimeModel time(run.gpu, run.measured);
     const std::vector<std::string> linear = linear_names(model);
-    const Fp8Layers fp8(precision == Precision::fp8 ? config.fp8_layers : "none", model.layers, linear);
+    const Fp8Layers fp8(precision == Precision::fp8 ? config.fp8_layers : Fp8LayerTerms{}, model.layers, linear);
     const bool fp8_head = fp8.is_fp8(kHeadLayer);
     const double fp8_share = (fp8.count() - fp8_head) / (L * static_cast<double>(linear.size()));
     const double added = (micro_steps - 1) / micro_steps;

@@ -41,7 +41,7 @@ TokenizerSearch tokenizer_of(const ShardSet& shards, const Options& o) {
     const int vocab = static_cast<int>(std::min<int64_t>(ids, std::numeric_limits<int>::max()));
     const int fewest = sidecar.vocab ? vocab - 256 : 0;
     std::vector<std::string> directories{fs::path(shards.path(0)).parent_path().string()};
-    if (!o.resume.empty() && !o.out.empty()) directories.push_back(o.out);
+    if (o.resume.value != ResumeFrom::nothing && !o.out.empty()) directories.push_back(o.out);
     TokenizerSearch search;
     if (sidecar.tokenizer == "bytes")
         search.tokenizer = TokenDecoder::byte_vocabulary();
@@ -126,8 +126,8 @@ void only_bench(Options& o) {
     if (o.train.empty()) o.epochs = 0;
     o.new_data = false;
     o.track = Options().track;
-    for (std::string Options::*path :
-         {&Options::out, &Options::hellaswag, &Options::resume, &Options::checkpoint_local})
+    o.resume = {};
+    for (std::string Options::*path : {&Options::out, &Options::hellaswag, &Options::checkpoint_local})
         (o.*path).clear();
 }
 

@@ -52,18 +52,17 @@ struct Candidates {
 
 Candidates candidates_for(const Options& o, const std::string& out) {
     Candidates candidates;
-    const bool by_name = o.resume == "latest" || o.resume == "auto";
-    if (!by_name && fs::exists(o.resume + "/" + kManifestName)) {
+    const bool by_name = o.resume.value != ResumeFrom::path;
+    const std::string& named = o.resume.text;
+    if (!by_name && fs::exists(named + "/" + kManifestName)) {
         if (o.rewind > 0)
             throw Error(ExitCode::bad_flags, "--rewind counts from the newest checkpoint, and --resume names one");
-        candidates.paths = {o.resume};
+        candidates.paths = {named};
         return candidates;
     }
-    candidates.directory = by_name                                   ? out
-                           : is_directory(o.resume + "/checkpoints") ? o.resume + "/checkpoints"
-                                                                     : o.resume;
+    candidates.directory = by_name ? out : is_directory(named + "/checkpoints") ? named + "/checkpoints" : named;
     if (!by_name && !is_directory(candidates.directory))
-        fail(fmt::format("--resume {}: there is no such directory", o.resume));
+        fail(fmt::format("--resume {}: there is no such directory", named));
     for (const FoundCheckpoint& found : find_checkpoints(candidates.directory)) {
         candidates.all++;
         if (found.has_manifest)
@@ -272,22 +271,23 @@ Json position_json(const RunPosition& p, const Options& o, const ShardSet& train
 
 std::optional<Resumed> find_checkpoint(const Options& o, const ShardSet& train, Ranks& ranks) {
     const Comm& comm = ranks.comm;
-    if (o.resume.empty()) return std::nullopt;
+    if (o.resume.value == ResumeFrom::nothing) return std::nullopt;
     const auto began = std::chrono::steady_clock::now();
     const std::string directory = o.out.empty() ? "" : o.out + "/checkpoints";
     Candidates mine;
     do_together(comm, [&] {
         if (!comm.is_main()) return;
         mine = candidates_for(o, directory);
-        if (o.resume == "auto" && mine.all == 0) require_no_run(o.out);
+        if (o.resume.value == ResumeFrom::automatic && mine.all == 0) require_no_run(o.out);
     });
     const std::vector<std::string> paths = unpacked(broadcast_text(comm, packed(mine.paths)));
     const bool ever_written = comm.host_max(static_cast<int64_t>(mine.all)) > 0 || !paths.empty();
-    if (!ever_written && o.resume == "auto") return std::nullopt;
+    if (!ever_written && o.resume.value == ResumeFrom::automatic) return std::nullopt;
     if (!ever_written)
-        fail(fmt::format("--resume {}: there is no checkpoint in {}{}", o.resume,
-                         comm.is_main() ? mine.directory : "the run directory",
-                         o.resume == "latest" ? "; --resume auto starts a new run if there is none" : ""));
+        fail(fmt::format(
+            "--resume {}: there is no checkpoint in {}{}", o.resume.text,
+            comm.is_main() ? mine.directory : "the run directory",
+            o.resume.value == ResumeFrom::latest ? "; --resume auto starts a new run if there is none" : ""));
     std::string problems;
     Resumed resumed;
     resumed.checkpoint = newest(paths, o, ranks, problems);

@@ -113,7 +113,7 @@ void write_run_json(const RunDirectory& directory, const Options& options, const
 void prepare_directory(RunDirectory& directory, const Options& o, const std::optional<Resumed>& resumed) {
     if (!directory.active()) return;
     require_checkpoint_directory(directory.checkpoints());
-    if (!resumed || !resumed->in_place) directory.begin(o.overwrite, o.resume == "auto");
+    if (!resumed || !resumed->in_place) directory.begin(o.overwrite, o.resume.value == ResumeFrom::automatic);
     remove_unfinished(system_calls(), directory.checkpoints());
 }
 

@@ -37,7 +37,7 @@ struct TrainerConfig : ModelSetup {
     int micro_steps = 1;  // per step
     bool tf32 = false;
     FastAccumulation fast_accumulation = FastAccumulation::forward;
-    std::string fp8_layers = "all";  // see Fp8Layers
+    Fp8LayerTerms fp8_layers = {{"all"}};
     Sharding sharding;
     ScheduleConfig schedule;
     AdamWConfig adamw;

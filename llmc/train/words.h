@@ -52,12 +52,6 @@ inline constexpr Word<ClipKind> kWords<ClipKind>[] = {
     {"norm", ClipKind::norm}, {"tensor", ClipKind::tensor}, {"value", ClipKind::value}};
 
 template <>
-inline constexpr Word<Fp8Recipe> kWords<Fp8Recipe>[] = {{kFp8Recipes[0], Fp8Recipe::delayed},
-                                                        {kFp8Recipes[1], Fp8Recipe::current},
-                                                        {kFp8Recipes[2], Fp8Recipe::block},
-                                                        {kFp8Recipes[3], Fp8Recipe::mxfp8}};
-
-template <>
 inline constexpr Word<AmaxAlgorithm> kWords<AmaxAlgorithm>[] = {
     {"max", AmaxAlgorithm::max}, {"most_recent", AmaxAlgorithm::most_recent}, {"ema", AmaxAlgorithm::ema}};
 

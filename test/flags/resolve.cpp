@@ -311,16 +311,16 @@ TEST_CASE("resolve: --kernels means what the card and the precision have use for
     CHECK(resolved(o, turing).kernel_set == KernelSet());
     o.fp8_recipe = Fp8Recipe::current;
     CHECK(resolved(o, hopper).kernel_set == with_hopper);
-    o.kernels = "portable";
+    o.kernels.value = wanted_kernels("portable");
     CHECK(resolved(o, hopper).kernel_set == KernelSet());
-    o.kernels = "gelu_fp8";
+    o.kernels.value = wanted_kernels("gelu_fp8");
     CHECK(resolved(o, hopper).kernel_set.names() == std::vector<std::string>{"gelu_fp8"});
     CHECK(contains(refusal(o, turing), "--kernels gelu_fp8: it is for compute capability 8.0 and later"));
     for (const Fp8Recipe recipe : {Fp8Recipe::block, Fp8Recipe::mxfp8}) {
         o.fp8_recipe = recipe;
         CHECK(resolved(o, hopper).kernel_set == KernelSet());
     }
-    o.fp8_recipe = Fp8Recipe::delayed, o.precision = Precision::bf16, o.kernels = "auto";
+    o.fp8_recipe = Fp8Recipe::delayed, o.precision = Precision::bf16, o.kernels = {"auto", {}};
     CHECK(resolved(o, hopper).kernel_set.names() == std::vector<std::string>{"hopper_attention"});
     hopper.tensor_maps = false;
     CHECK(resolved(o, hopper).kernel_set == KernelSet());

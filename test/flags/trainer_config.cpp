@@ -94,11 +94,12 @@ TEST_CASE("trainer config: numbers and switches arrive in their own places") {
     o.lr = 1e-3, o.warmup = 5, o.final_lr_fraction = 0.25;
     o.beta1 = 0.5, o.beta2 = 0.75, o.eps = 1e-6, o.weight_decay = 0.2, o.clip = 3;
     o.z_loss = 1e-4, o.label_smoothing = 0.1;
-    o.fp8_layers = "all,-first", o.fp8_history = 7, o.fp8_margin = 2;
+    find_flag("fp8-layers")->set(o, "all,-first");
+    o.fp8_history = 7, o.fp8_margin = 2;
     find_flag("fp8-fallback")->set(o, "0.25,0.5,3");
     find_flag("loss-scale")->set(o, "256");
     o.loss_scale_growth_interval = 11, o.shard_within = 4;
-    o.kernels = "gelu_fp8";
+    find_flag("kernels")->set(o, "gelu_fp8");
     resolve(o, {});
     o.zero = 2, o.fp8_smooth = true;  // as with several ranks, and with SwiGLU
     const TrainerConfig c = trainer_config(o);
@@ -117,7 +118,7 @@ TEST_CASE("trainer config: numbers and switches arrive in their own places") {
     CHECK(c.clip == 3);
     CHECK(c.loss.z_loss == 1e-4f);
     CHECK(c.loss.label_smoothing == 0.1f);
-    CHECK(c.fp8_layers == "all,-first");
+    CHECK(c.fp8_layers == Fp8LayerTerms{{"all"}, {"first", false}});
     CHECK(c.fp8->history == 7);
     CHECK(c.fp8->margin == 2);
     CHECK(c.fp8->fallback.saturated == 0.25f);

@@ -15,7 +15,7 @@ using Names = std::vector<std::string>;
 
 std::string refusal(const std::string& text, int card = 90) {
     try {
-        kernel_set_from_text(text, card, true);
+        kernel_set(wanted_kernels(text), card, true);
     } catch (const Error& error) {
         CHECK(error.code() == ExitCode::bad_flags);
         return error.what();
@@ -50,28 +50,28 @@ TEST_CASE("variants: a set holds what was put into it") {
 }
 
 TEST_CASE("variants: portable, auto, and lists") {
-    CHECK(kernel_set_from_text("portable", 90, true) == KernelSet());
-    const KernelSet all = kernel_set_from_text("auto", 90, true);
+    CHECK(kernel_set(wanted_kernels("portable"), 90, true) == KernelSet());
+    const KernelSet all = kernel_set({}, 90, true);
     KernelSet with_hopper = KernelSet::common();
     with_hopper.add(KernelVariant::hopper_attention);
     CHECK(all == with_hopper);
-    CHECK(kernel_set_from_text("auto", 89, true) == KernelSet::common());
-    CHECK(kernel_set_from_text("auto", 100, true) == KernelSet::common());
-    const KernelSet on_host = kernel_set_from_text("auto", kHostDevice, true);
+    CHECK(kernel_set({}, 89, true) == KernelSet::common());
+    CHECK(kernel_set({}, 100, true) == KernelSet::common());
+    const KernelSet on_host = kernel_set({}, kHostDevice, true);
     CHECK(on_host.names().size() == kernel_variants().size() - 1);
     CHECK(!on_host.has(KernelVariant::hopper_attention));
     CHECK(on_host.has(KernelVariant::attention_fp8));
     CHECK(on_host.has(KernelVariant::host_attention));
     CHECK(!all.has(KernelVariant::host_attention));
-    CHECK(kernel_set_from_text("auto", kHostDevice, false).has(KernelVariant::host_attention));
-    CHECK(kernel_set_from_text("auto", std::nullopt, true) == all);
-    CHECK(kernel_set_from_text("auto", 75, true) == KernelSet());  // older than all
-    CHECK(kernel_set_from_text("auto", 90, false).names() == Names{"hopper_attention"});
-    CHECK(kernel_set_from_text("auto", 80, false) == KernelSet());
+    CHECK(kernel_set({}, kHostDevice, false).has(KernelVariant::host_attention));
+    CHECK(kernel_set({}, std::nullopt, true) == all);
+    CHECK(kernel_set({}, 75, true) == KernelSet());  // older than all
+    CHECK(kernel_set({}, 90, false).names() == Names{"hopper_attention"});
+    CHECK(kernel_set({}, 80, false) == KernelSet());
     const Names two{"layernorm_fp8", "gelu_backward_fp8"};
-    CHECK(kernel_set_from_text("gelu_backward_fp8,layernorm_fp8", 90, true).names() == two);
-    CHECK(kernel_set_from_text("gelu_backward_fp8,layernorm_fp8", std::nullopt, true).names() == two);
-    CHECK(kernel_set_from_text("gelu_fp8", 90, false) == KernelSet());
+    CHECK(kernel_set(wanted_kernels("gelu_backward_fp8,layernorm_fp8"), 90, true).names() == two);
+    CHECK(kernel_set(wanted_kernels("gelu_backward_fp8,layernorm_fp8"), std::nullopt, true).names() == two);
+    CHECK(kernel_set(wanted_kernels("gelu_fp8"), 90, false) == KernelSet());
 }
 
 TEST_CASE("variants: names that are none are answered with those that are") {
@@ -85,10 +85,10 @@ TEST_CASE("variants: names that are none are answered with those that are") {
     for (const char* text : {"gelu_fp8,", "", ",", "gelu_fp8,auto", "Auto", "gelu_fp8, layernorm_fp8"}) {
         CAPTURE(text);
         CHECK(refusal(text).find(" is not one of " + all) != std::string::npos);
-        CHECK_THROWS_AS(check_kernel_names(text), Error);
+        CHECK_THROWS_AS(wanted_kernels(text), Error);
     }
     for (const char* text : {"portable", "auto", "gelu_fp8", "gelu_fp8,attention_fp8"})
-        CHECK_NOTHROW(check_kernel_names(text));
+        CHECK_NOTHROW(wanted_kernels(text));
     CHECK(refusal("gelu_fp8", 75) ==
           "--kernels gelu_fp8: it is for compute capability 8.0 and later, and CPUs, and this is a card of compute "
           "capability 7.5; use --kernels auto");

@@ -57,7 +57,7 @@ inline TrainerConfig trainer_config(const ModelConfig& model, int B, int T, Reco
     config.seq = T;
     config.recompute = recompute;
     if (fp8) config.fp8 = *fp8;
-    config.fp8_layers = fp8_layers;
+    config.fp8_layers = fp8_layers_from_text(fp8_layers);
     return config;
 }
 

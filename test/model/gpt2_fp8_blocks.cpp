@@ -19,7 +19,7 @@ constexpr double kGradientError = LLMC_CUDA ? 0.2 : 1e-2;
 constexpr double kLossError = LLMC_CUDA ? 2e-3 : 1e-5;
 
 constexpr Fp8Recipe kRecipes[] = {Fp8Recipe::block, Fp8Recipe::mxfp8};
-const char* name_of(Fp8Recipe recipe) { return kFp8Recipes[static_cast<int>(recipe)]; }
+const char* name_of(Fp8Recipe recipe) { return word_of(recipe); }
 
 double relative_error(const std::vector<float>& a, const std::vector<float>& b) {
     if (a.size() != b.size()) return INFINITY;

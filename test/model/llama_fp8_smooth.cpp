@@ -15,7 +15,7 @@ constexpr size_t kLoud = 3;  // the channel of SwiGLU's output
 // every block: the same function.
 std::unique_ptr<TestModel<bf16>> with_outlier(float times, const Fp8Config* fp8, Recompute recompute) {
     TrainerConfig config = modern_training("llama", fp8, recompute);
-    config.fp8_layers = "none,fc_proj";
+    config.fp8_layers = fp8_layers_from_text("none,fc_proj");
     config.micro_steps = 2;
     config.schedule.lr = 0;
     auto test = std::make_unique<TestModel<bf16>>(config);

@@ -23,7 +23,7 @@ PlannedRun run_of(const ModelConfig& model, int batch, int seq, const char* gpu 
     run.config.model = model;
     run.config.batch = batch, run.config.seq = seq, run.config.micro_steps = 524288 / (batch * seq);
     run.config.recompute = Recompute::none;
-    run.config.kernels = kernel_set_from_text("auto", run.gpu.capability, false);
+    run.config.kernels = kernel_set({}, run.gpu.capability, false);
     run.config.sharding.stage = 0;
     return run;
 }
@@ -86,12 +86,12 @@ TEST_CASE("plan: an FP8 step against the same calculation") {
         CHECK(fp8.attention == bf16.attention);
         // Layers in 408.0654, 177.3740, 343.7470, 117.1199, 33.13266 cost the same as in a 408.0654, 177.3740,
         // 343.7470, 117.1199, 33.13266 run.
-        run.config.fp8_layers = "none";
+        run.config.fp8_layers = fp8_layers_from_text("none");
         CHECK(step_time(run, Precision::fp8, 1).total() == near(bf16.total()));
-        run.config.fp8_layers = "all,-first";
+        run.config.fp8_layers = fp8_layers_from_text("all,-first");
         CHECK(step_time(run, Precision::fp8, 1).total() ==
               near(fp8.total() + (bf16.total() - fp8.total()) / model.layers));
-        run.config.fp8_layers = "all,+lm_head";
+        run.config.fp8_layers = fp8_layers_from_text("all,+lm_head");
         CHECK(fp8.products - step_time(run, Precision::fp8, 1).products == near(e.head_saves));
     }
 }

@@ -102,7 +102,7 @@ TEST_CASE("time model: attention between FlashAttention-2 and -3") {
         const GpuSpec gpu = *find_gpu_by_short_name(card);
         const double tokens = 65536, channels = 2048;
         const TimeModel::Attention time = TimeModel(gpu, {}).attention(
-            tokens, T, channels, head_dim, kernel_set_from_text(kernels, gpu.capability, false));
+            tokens, T, channels, head_dim, kernel_set(wanted_kernels(kernels), gpu.capability, false));
         return TimeModel::Attention{2e-9 * tokens * T * channels / time.forward,
                                     5e-9 * tokens * T * channels / time.backward};
     };

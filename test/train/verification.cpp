@@ -25,7 +25,7 @@ TrainerConfig config_of(const char* recipe, bool verified, int micro_steps = 1, 
     const int tokens = block ? 128 : 32;
     model.layers = 2, model.heads = 2, model.channels = block ? 128 : 64, model.vocab = kVocab, model.context = tokens;
     Fp8Config fp8;
-    if (recipe) fp8.recipe = fp8_recipe_from_name(recipe);
+    if (recipe) fp8.recipe = value_of_word<Fp8Recipe>(recipe).value();
     TrainerConfig config = trainer_config(model, 1, tokens, recompute, recipe ? &fp8 : nullptr);
     config.micro_steps = micro_steps;
     config.schedule = {ScheduleKind::constant, 1e-3, 0, 100, 0};
@@ -184,7 +184,7 @@ TEST_CASE("verification: a bit of a working copy that flips between two steps" *
           doctest::test_suite(kNotUnderSanitizers)) {
     const auto found_in = [](const char* recipe, const char* layers, const char* name) {
         TrainerConfig config = config_of(recipe, true);
-        config.fp8_layers = layers;
+        config.fp8_layers = fp8_layers_from_text(layers);
         Run<bf16> run(config);
         run.step();
         std::vector<NamedMemory> copies = run.weights.working_copies();

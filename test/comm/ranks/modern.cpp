@@ -29,7 +29,7 @@ Result train(const Case& c, int stage, const Comm& comm, int micro_steps) {
     Fp8Config fp8;
     if (c.recipe) fp8.recipe = *c.recipe;
     TrainerConfig config = modern_training(c.model, c.recipe ? &fp8 : nullptr, Recompute::norm);
-    config.fp8_layers = c.fp8_layers;
+    config.fp8_layers = fp8_layers_from_text(c.fp8_layers);
     config.sharding.stage = stage;
     config.micro_steps = micro_steps;
     Trainer<bf16> trainer(config, comm);

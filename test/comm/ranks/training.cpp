@@ -52,9 +52,10 @@ TrainerConfig trainer_config(const RunConfig& c) {
     config.micro_steps = c.micro_steps;
     config.recompute = c.recompute;
     if (c.recipe)
-        config.fp8 = Fp8Config{
-            .recipe = fp8_recipe_from_name(c.recipe), .margin = c.fallback.steps > 0 ? 5 : 0, .fallback = c.fallback};
-    config.fp8_layers = c.layers;
+        config.fp8 = Fp8Config{.recipe = value_of_word<Fp8Recipe>(c.recipe).value(),
+                               .margin = c.fallback.steps > 0 ? 5 : 0,
+                               .fallback = c.fallback};
+    config.fp8_layers = fp8_layers_from_text(c.layers);
     config.kernels = c.kernels;
     config.sharding.stage = c.stage;
     config.sharding.wire = c.wire;

@@ -29,7 +29,7 @@ TrainerConfig config_of(int stage, const char* recipe, int micro_steps, bool ver
     config.model.vocab = 101, config.model.context = kT;
     config.batch = block ? 4 : 1, config.seq = kT;
     config.micro_steps = micro_steps;
-    if (recipe) config.fp8.emplace().recipe = fp8_recipe_from_name(recipe);
+    if (recipe) config.fp8.emplace().recipe = value_of_word<Fp8Recipe>(recipe).value();
     config.sharding.stage = stage;
     config.sharding.wire = wire;
     config.schedule = {ScheduleKind::constant, 2e-3, 0, 100, 0};
