@@ -44,7 +44,7 @@ def draw_efficiency(axes, estimates):
                   marker=marker, markersize=4, linewidth=1.4)
     axes.axhline(100, color="#555555", linewidth=1.0, linestyle=":")
     axes.set_ylim(0, 108 * max(1, *(p["efficiency"] for e in estimates for p in e.points)))
-    axes.set_ylabel("efficiency\n(% of one GPU)")
+    axes.set_ylabel("efficiency\n(compute, % of a step)")
 
 
 def draw_step(axes, estimates):
@@ -77,7 +77,7 @@ def draw(estimates, out):
     step.set_xlabel("GPUs, each with the same batch")
     figure.align_ylabels()
     speed.set_title("Predicted scaling, not measured", loc="left", fontweight="bold", pad=22)
-    subtitle = estimates[0].assumptions if len({e.assumptions for e in estimates}) == 1 else "ideal compute"
+    subtitle = estimates[0].assumptions if len({e.assumptions for e in estimates}) == 1 else "predicted compute"
     speed.text(0, 1.025, subtitle, transform=speed.transAxes, fontsize=9, color="#555555")
     figure.savefig(out, dpi=130)
     plt.close(figure)

@@ -313,7 +313,7 @@ class Scaling:
     @property
     def assumptions(self):
         i = self.info
-        return (f"{self.card}, ideal compute; links assumed: {i['link_bytes_per_s'] / 1e9:.0f} GB/s in nodes of "
+        return (f"{self.card}, predicted compute; links assumed: {i['link_bytes_per_s'] / 1e9:.0f} GB/s in nodes of "
                 f"{i['node_gpus']} GPUs, a NIC of {i['nic_bytes_per_s'] / 1e9:.0f} GB/s for each")
 
 

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "llmc/kernels/hopper/attention.h"
+
 namespace llmc {
 namespace {
 
@@ -160,25 +162,24 @@ TimeModel::Attention TimeModel::attention_at(double tokens, double T, double cha
     return {2 * product / (tflops.forward * 1e12), 5 * product / (tflops.backward * 1e12)};
 }
 
-TimeModel::Attention TimeModel::attention(double tokens, double T, double channels, int head_dim,
+TimeModel::Attention TimeModel::attention(double layers, int B, int T, const AttentionHeads& heads,
                                           const KernelSet& kernels) const {
-    const double peak = card_.peak_tflops * 1e12, pairs = tokens * T / 2 * (channels / head_dim);
-    const double computed = pairs * (1 + kPortableTile / T);
+    const double peak = card_.peak_tflops * 1e12, tokens = layers * B * T, channels = heads.width();
+    const double computed = tokens * heads.NH / 2 * (T + kPortableTile);  // pairs of query and key
     const auto portable = [&](const PortableAttention& k) {
-        const double tensor = k.products * 2 * head_dim / (peak * mma_sync_share());
+        const double tensor = k.products * 2 * heads.HD / (peak * mma_sync_share());
         const double rest =
-            (k.clocks + k.clocks_per_channel * head_dim) / 1024 / (kClock * kSchedulers * gpu_.multiprocessors);
+            (k.clocks + k.clocks_per_channel * heads.HD) / 1024 / (kClock * kSchedulers * gpu_.multiprocessors);
         return kCalibration * 1e3 * computed * (tensor + rest) / kTensorKernelShare;
     };
-    const KernelVariantEntry& variant = kernel_variant(KernelVariant::hopper_attention);
-    const bool hopper =
-        variant.runs_on(gpu_.capability) && kernels.has(variant.variant) && (head_dim == 64 || head_dim == 128);
+    const auto runs = [&](KernelVariant variant) {
+        return kernels.has(variant) && kernel_variant(variant).runs_on(gpu_.capability) && hopper::can_run(heads);
+    };
     Attention time = {portable(kPortableForward),
                       portable(kPortableBackward) + element_wise(tokens * channels * kDeltaBytes)};
-    if (hopper) {
-        const double rate =
-            kTensorKernelShare * kHopperForward[head_dim == 128] / kHopperPeak * peak * T / (T + kHopperTile);
-        time.forward = attention_at(tokens, T, channels, {rate * 1e-12, 1}).forward;
+    if (runs(KernelVariant::hopper_attention)) {
+        const double rate = kTensorKernelShare * kHopperForward[heads.HD == 128] * T / (T + kHopperTile);
+        time.forward = attention_at(tokens, T, channels, {rate * peak / (kHopperPeak * 1e12), 1}).forward;
     }
     return time;
 }
@@ -212,8 +213,11 @@ StepTime step_time(const PlannedRun& run, Precision precision, int slices) {
     const double head_time = N / rows * (chunk.forward + chunk.backward);
 
     TimeModel::Attention attention = {0, 0};
-    if (model.table().attention)
-        attention = time.attention(L * N, T, model.attention_channels(), model.head_dim(), config.kernels);
+    if (model.table().attention) {
+        const AttentionHeads heads = {model.heads, model.key_value_heads(), model.head_dim()};
+        const double whole_layers = model.attention_flops_per_token(config.seq) / (6 * heads.width() * T);
+        attention = time.attention(whole_layers, config.batch, config.seq, heads, config.kernels);
+    }
 
     const ElementWise bytes(model);
     const double launches = time.launches(L * kKernelsPerLayer / 2);

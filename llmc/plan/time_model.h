@@ -4,6 +4,7 @@
 #pragma once
 #include <cstdint>
 
+#include "llmc/kernels/attention.h"
 #include "llmc/kernels/variants.h"
 #include "llmc/plan/cards.h"
 #include "llmc/train/trainer.h"
@@ -48,13 +49,13 @@ public:
         double read_bytes = 0;    // read per element, if the product adds to the result
     };
     double matmul(const Matmul& product) const;
-    // Causal attention of `tokens` tokens in sequences of T, with `channels` = heads x head_dim. Counts the kernels
-    // that a run with this set has on the card.
+    // Causal attention in this number of layers, with the kernels that a run with this set has on the card.
     struct Attention {
         double forward, backward;
     };
-    Attention attention(double tokens, double T, double channels, int head_dim, const KernelSet& kernels) const;
-    // The same with kernels of these rates, in TFLOP/s of 2 products forward and 5 backward over half of the square.
+    Attention attention(double layers, int B, int T, const AttentionHeads& heads, const KernelSet& kernels) const;
+    // The time of kernels with these rates, in TFLOP/s of 2 products forward and 5 backward over half of the square,
+    // for `tokens` tokens in sequences of T.
     static Attention attention_at(double tokens, double T, double channels, const Attention& tflops);
     double element_wise(double bytes) const { return kCalibration * bytes / (element_wise_rate() * 1e-3); }
     double launches(double count) const { return kCalibration * kLaunch * count; }

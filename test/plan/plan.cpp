@@ -119,6 +119,15 @@ TEST_CASE("plan: recomputation, ranks and lengths") {
     CHECK(step_time(run_of(model, 128, 512), Precision::bf16, 1).attention == near(103.2350));
 }
 
+TEST_CASE("plan: attention of layers with windows takes less time") {
+    ModelConfig model = find_model("qwen3-0.6b");
+    model.context = 4096;
+    const double whole = step_time(run_of(model, 1, 4096), Precision::bf16, 1).attention;
+    model.window = 1024;
+    // A query sees 1024 keys but in the first 1024 tokens: 1 - (3/4)^2 of the square.
+    CHECK(step_time(run_of(model, 1, 4096), Precision::bf16, 1).attention == near(whole * 7 / 16));
+}
+
 TEST_CASE("plan: AdamW's moments in BF16 move 8 bytes a parameter less") {
     PlannedRun run = run_of(find_model("d12"), 4, 1024);
     const double fp32 = step_time(run, Precision::bf16, 1).optimizer;

@@ -100,9 +100,11 @@ TEST_CASE("time model: matmuls by their shape") {
 TEST_CASE("time model: attention between FlashAttention-2 and -3") {
     const auto tflops = [](const char* card, double T, int head_dim, const char* kernels) {
         const GpuSpec gpu = *find_gpu_by_short_name(card);
+        const int B = static_cast<int>(65536 / T);
         const double tokens = 65536, channels = 2048;
         const TimeModel::Attention time = TimeModel(gpu, {}).attention(
-            tokens, T, channels, head_dim, kernel_set(wanted_kernels(kernels), gpu.capability, false));
+            1, B, static_cast<int>(T), AttentionHeads::multi_head(2048 / head_dim, head_dim),
+            kernel_set(wanted_kernels(kernels), gpu.capability, false));
         return TimeModel::Attention{2e-9 * tokens * T * channels / time.forward,
                                     5e-9 * tokens * T * channels / time.backward};
     };
