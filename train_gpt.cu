@@ -6,6 +6,7 @@
 #include "llmc/comm/connect.h"       // connect, leave, launch_environment
 #include "llmc/commands/check.h"     // admit, check_cards, check_communicators, Admission
 #include "llmc/commands/commands.h"  // run_command, plan_rank, plan_run, predicted_seconds
+#include "llmc/commands/fit.h"       // AskedRun, fit_into_memory
 #include "llmc/flags/options.h"      // Options, parse_options, resolve, trainer_config
 #include "llmc/log/run_directory.h"  // RunDirectory, write_file
 #include "llmc/run/inputs.h"         // Inputs, only_bench, bench_tokens
@@ -69,7 +70,6 @@ ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
 
     // Open the data and meet the other ranks, which together with the flags decide all defaults.
     Inputs inputs(given);
-    const int zero = given.zero;
     Ranks ranks(given, launch);
     const bool planning = given.dry_run || given.estimate_scaling || given.print_config;
     if (planning)
@@ -79,19 +79,19 @@ ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
     ResolveInputs surroundings;
     inputs.describe(surroundings);
     ranks.describe(surroundings);
+    const AskedRun asked{given, surroundings};
     resolve(given, surroundings);
-    const Options& options = given;
-    inputs.check(options);
-    if (options.print_config) return print(config_json(options) + "\n");
-    if (planning) return plan_run(options, zero);
-    if (!inputs.train && options.bench) inputs.train = std::make_unique<ShardSet>(bench_tokens(options));
+    inputs.check(given);
+    if (given.print_config) return print(config_json(given) + "\n");
+    if (planning) return plan_run(asked, given);
 
-    // Refuse what cannot run: a model that does not fit, ranks that disagree.
-    const StagePlan plan = plan_rank(options, ranks.comm);
+    // Refuse ranks that disagree, and a run that does not fit into memory unless --fit finds one that does.
     const Comm& comm = ranks.comm;
-    comm.require_equal("configuration", config_json(options));
-    comm.require_equal("command line", collective_flags(options));
-    check_memory(plan.memory, ranks.libraries_to_come(options), ranks.device.free_memory, ranks.device.name);
+    comm.require_equal("configuration", config_json(given));
+    comm.require_equal("command line", collective_flags(given));
+    const Options options = fit_into_memory(asked, given, ranks);
+    const StagePlan plan = plan_rank(options, comm);
+    if (!inputs.train && options.bench) inputs.train = std::make_unique<ShardSet>(bench_tokens(options));
     if (options.checking) return check_cards(options, ranks);
 
     // Find the checkpoint to resume from, and check the card; admission.options are without what is wrong on it.

@@ -22,9 +22,9 @@ ExitCode sample_text(const std::vector<std::string>& arguments);
 ExitCode export_weights(const std::vector<std::string>& arguments);  // into other programs' files
 
 // --dry-run and --estimate-scaling: prints what a run would need and how long it would take, without a GPU. `options`
-// are resolved for --world ranks. `zero` is the stage as given on the command line, -1 if it was not. Returns
-// no_resources if the run of --dry-run does not fit.
-ExitCode plan_run(const Options& options, int zero);
+// are `asked` resolved for --world ranks. Returns no_resources if the run of --dry-run does not fit.
+struct AskedRun;
+ExitCode plan_run(const AskedRun& asked, const Options& options);
 
 // Plans a rank of the run that the options describe, as its Trainer does. The ranks of `comm` need not exist. Throws if
 // such a run is refused.

@@ -11,6 +11,7 @@
 #include "llmc/base/json.h"
 #include "llmc/base/text.h"
 #include "llmc/commands/check.h"
+#include "llmc/commands/fit.h"
 #include "llmc/log/metrics.h"
 #include "llmc/plan/plan.h"
 #include "llmc/run/ranks.h"
@@ -18,22 +19,6 @@
 
 namespace llmc {
 namespace {
-
-struct PlannedCard {
-    GpuSpec gpu;
-    MeasuredRates measured = {};
-};
-
-// The card that --gpu names, or the one found, with what was measured of it.
-std::optional<PlannedCard> card_to_plan_for(const Options& o) {
-    if (o.gpu.value) return PlannedCard{*o.gpu.value};
-    if (LLMC_CUDA == 0 || device_count() == 0) return std::nullopt;
-    const DeviceInfo device = device_info();
-    const MeasuredRates measured = kept_rates(device);
-    std::optional<GpuSpec> gpu = find_gpu(device.name);
-    if (!gpu) gpu = measured_card(device, measured);
-    return gpu ? std::optional(PlannedCard{*gpu, measured}) : std::nullopt;
-}
 
 // True if the card that is planned for has no memory of its own.
 bool shares_memory(const Options& o) {
@@ -49,112 +34,11 @@ PlannedCard required_card(const Options& o) {
     throw Error(ExitCode::bad_flags, "--estimate-scaling: no card of the table is here; name one with --gpu: " + names);
 }
 
-PlannedRun run_of(const Options& o, const PlannedCard& card) {
-    return {trainer_config(o), o.precision, std::max(o.world, 1), card.gpu, card.measured};
-}
-
-StagePlan plan_stage(Options o, int ranks, int stage) {
-    o.zero = ranks > 1 ? stage : 0;
-    if (o.zero == 0 || ranks <= o.shard_within) o.shard_within = 0;  // a group of all
-    try {
-        return plan_rank(o, planned_ranks(o, ranks));
-    } catch (const Error& error) {
-        if (error.code() != ExitCode::bad_flags) throw;
-        StagePlan plan;
-        plan.stage = stage;
-        plan.refused = error.what();
-        return plan;
-    }
-}
-
-// ---- a run that does not fit ---------------------------------------------------------------------------------------
-
-// Flags with which a rank of the run would take `bytes`.
-struct Remedy {
-    std::string flags;
-    size_t bytes = 0;
-};
-
-// Finds changes of the options that make a rank fit into `available` bytes.
-class Remedies {
-public:
-    Remedies(const Options& options, int ranks, size_t available)
-        : options_(options), ranks_(ranks), available_(available) {}
-
-    std::vector<Remedy> find() {
-        recompute();
-        smaller_batch(options_, "");
-        smaller_moments(options_, "");
-        if (found_.empty()) {
-            Options all = options_;
-            all.recompute = Recompute::block;
-            smaller_batch(all, "-r block ") || smaller_moments(all, "-r block ");
-        }
-        more_ranks();
-        return found_;
-    }
-
-private:
-    bool fits(Options o, int ranks, const std::string& flags) {
-        o.micro_steps = static_cast<int>(std::max<int64_t>(1, o.total_batch / (int64_t{o.batch} * o.seq * ranks)));
-        const StagePlan plan = plan_stage(o, ranks, o.zero);
-        if (!plan.refused.empty() || plan.bytes() > available_) return false;
-        found_.push_back({flags, plan.bytes()});
-        return true;
-    }
-    // The least that is enough.
-    void recompute() {
-        bool more = false;
-        for (const auto& [name, level] : kWords<Recompute>) {
-            Options o = options_;
-            o.recompute = level;
-            if (more && fits(o, ranks_, std::string("-r ") + name)) return;
-            more |= options_.recompute == level;
-        }
-    }
-    // The largest that fits, with as many tokens a step.
-    bool smaller_batch(Options o, const std::string& flags) {
-        const std::string total = fmt::format(" -d {}", o.total_batch);
-        while (--o.batch > 0) {
-            if (o.total_batch % (int64_t{o.batch} * o.seq * ranks_) != 0) continue;
-            if (fits(o, ranks_, flags + "-b " + std::to_string(o.batch) + total)) return true;
-        }
-        return false;
-    }
-    bool smaller_moments(Options o, const std::string& flags) {
-        if (o.adam_moments == MomentFormat::bf16 || !(o.optimizer == OptimizerKind::adamw || is_muon(o.optimizer)))
-            return false;
-        o.adam_moments = MomentFormat::bf16;
-        return fits(o, ranks_, flags + "--adam-moments bf16");
-    }
-    void more_ranks() {
-        Options o = options_;
-        o.zero = 3;
-        for (int ranks = options_.zero == 3 ? 2 * ranks_ : std::max(2, ranks_); ranks <= 1024; ranks *= 2)
-            if (fits(o, ranks, fmt::format("--world {} -z 3", ranks))) return;
-    }
-
-    const Options& options_;
-    const int ranks_;
-    const size_t available_;
-    std::vector<Remedy> found_;
-};
-
-std::string describe_remedies(const std::vector<Remedy>& remedies) {
-    if (remedies.empty()) return "Nothing that -r, -b, --adam-moments and up to 1024 ranks can change makes it fit.\n";
-    std::string text = "What would fit, each by itself\n";
-    for (const Remedy& remedy : remedies) text += fmt::format("  {:32} {}\n", remedy.flags, format_bytes(remedy.bytes));
-    return text;
-}
-
 // ---- --dry-run -----------------------------------------------------------------------------------------------------
-
-double predicted_ms(const PlannedRun& run, const StagePlan& plan) {
-    return run.ranks > 1 ? predict_step(run, plan).step() : step_time(run, run.precision, plan.slices).total();
-}
 
 RunLength length_of(const Options& o, const PlannedRun& run, const StagePlan& plan) {
     RunLength length;
+    length.price = o.price;
     if (o.max_steps <= 0) return length;
     length.steps = o.max_steps;
     length.tokens = o.batches.tokens_until(o.max_steps);
@@ -164,10 +48,10 @@ RunLength length_of(const Options& o, const PlannedRun& run, const StagePlan& pl
     return length;
 }
 
-nlohmann::ordered_json memory_json(const StagePlan& plan, bool shares_memory) {
+nlohmann::ordered_json memory_json(const StagePlan& plan) {
     nlohmann::ordered_json memory;
     for (size_t kind = 0; kind < kMemoryKinds; kind++) memory[kMemoryKindNames[kind]] = plan.memory[MemoryKind(kind)];
-    memory["libraries"] = plan.reserve - (shares_memory ? plan.memory.staging : 0);
+    memory["libraries"] = plan.reserve;
     memory["host"] = plan.memory.staging;
     memory["total"] = plan.bytes();
     return memory;
@@ -188,9 +72,16 @@ nlohmann::ordered_json time_json(const PlannedRun& run, const StagePlan& plan) {
             {"calibration", kCalibration}};
 }
 
+nlohmann::ordered_json change_json(const Change& change) {
+    nlohmann::ordered_json json = {{"flags", change.flags}, {"ranks", change.ranks}, {"total", change.bytes}};
+    if (change.step_ms) json.update({{"step_ms", *change.step_ms}, {"tokens_per_s", change.tokens_per_s}});
+    if (change.run_hours) json["hours"] = *change.run_hours;
+    return json;
+}
+
 // Bytes, milliseconds and hours. Times are predicted.
 std::string plan_json(const Options& o, const PlannedRun& run, const StagePlan& plan,
-                      const std::vector<StagePlan>& stages, const std::vector<Remedy>& remedies) {
+                      const std::vector<StagePlan>& stages, const std::vector<Change>& changes) {
     const ModelConfig& m = o.model_config;
     const bool known = no_prediction_because(run).empty();
     nlohmann::ordered_json json = {{"model", m.name},
@@ -204,7 +95,7 @@ std::string plan_json(const Options& o, const PlannedRun& run, const StagePlan& 
                                    {"seq", o.seq},
                                    {"micro_steps", o.micro_steps},
                                    {"tokens_per_step", run.tokens()},
-                                   {"memory", memory_json(plan, run.gpu.shares_memory)},
+                                   {"memory", memory_json(plan)},
                                    {"available", run.available()},
                                    {"fits", plan.bytes() <= run.available()}};
     if (known) {
@@ -219,44 +110,46 @@ std::string plan_json(const Options& o, const PlannedRun& run, const StagePlan& 
         if (length.hours) {
             json["hours"] = *length.hours;
             json["gpu_hours"] = length.gpu_hours(run.ranks);
+            if (length.price > 0) json["cost"] = length.price * length.gpu_hours(run.ranks);
         }
     }
     for (const StagePlan& stage : stages)
-        if (stage.refused.empty())
-            json["stages"].push_back({{"zero", stage.stage}, {"memory", memory_json(stage, run.gpu.shares_memory)}});
-    for (const Remedy& remedy : remedies)
-        json["would_fit"].push_back({{"flags", remedy.flags}, {"total", remedy.bytes}});
+        if (stage.refused.empty()) json["stages"].push_back({{"zero", stage.stage}, {"memory", memory_json(stage)}});
+    for (const Change& change : changes) json["would_fit"].push_back(change_json(change));
     return json_text(json, 2) + "\n";
 }
 
 // Returns no_resources if the run does not fit.
-ExitCode dry_run(const Options& o) {
-    const std::optional<PlannedCard> card = card_to_plan_for(o);
-    const PlannedRun run = run_of(o, card ? *card : PlannedCard{*find_gpu_by_short_name("h200")});
-    const StagePlan plan = plan_rank(o, planned_ranks(o, run.ranks));
+ExitCode dry_run(const AskedRun& asked, Options o) {
+    const std::optional<PlannedCard> found = card_to_plan_for(o);
+    const PlannedCard card = found ? *found : PlannedCard{*find_gpu_by_short_name("h200")};
+    const int ranks = std::max(o.world, 1);
+    const Room room{run_of(o, card, ranks).available()};
+    if (o.fit) o = fit_plan(asked, o, ranks, room, card);
+    const PlannedRun run = run_of(o, card, ranks);
+    const StagePlan plan = plan_rank(o, planned_ranks(o, ranks));
     std::vector<StagePlan> stages;
-    for (int stage = 0; stage <= 3 && run.ranks > 1; stage++) stages.push_back(plan_stage(o, run.ranks, stage));
-    const bool fits = plan.bytes() <= run.available();
-    std::vector<Remedy> remedies;
-    if (!fits) remedies = Remedies(o, run.ranks, run.available()).find();
+    for (int stage = 0; stage <= 3 && ranks > 1; stage++) stages.push_back(plan_stage(o, ranks, stage));
+    const bool fits = room.holds(plan);
+    std::vector<Change> changes;
+    if (!fits) changes = changes_that_fit(asked, o, ranks, room, card);
     std::string text;
     if (o.json) {
-        text = plan_json(o, run, plan, stages, remedies);
+        text = plan_json(o, run, plan, stages, changes);
     } else {
-        for (const std::string& note : o.notes)
-            if (note.starts_with("--depth")) text += "note: " + note + "\n";  // others are of the machine at hand
+        for (const std::string& note : o.notes)  // others are of the machine at hand
+            if (note.starts_with("--depth") || note.starts_with("--fit")) text += "note: " + note + "\n";
         text += describe_plan(run, plan.memory, plan.reserve, plan.slices);
-        if (const RunLength length = length_of(o, run, plan); length.steps > 0)
-            text += describe_length(length, run.ranks);
+        if (const RunLength length = length_of(o, run, plan); length.steps > 0) text += describe_length(length, ranks);
         if (!stages.empty()) text += describe_sharding(run, stages);
-        if (!fits) text += describe_remedies(remedies);
+        if (!fits) text += describe_changes(changes, ranks);
     }
     std::fputs(text.c_str(), stdout);
     return fits ? ExitCode::ok : ExitCode::no_resources;
 }
 
 void print_scaling(const Options& o, int zero) {
-    PlannedRun run = run_of(o, required_card(o));
+    PlannedRun run = run_of(o, required_card(o), std::max(o.world, 1));
     const int stage = run.config.sharding.stage = zero < 0 ? 1 : zero;
     const std::vector<ScalingPoint> points =
         estimate_scaling(run, [&](int gpus) { return plan_stage(o, gpus, stage); });
@@ -292,10 +185,42 @@ StagePlan plan_rank_of(const Options& o, const Comm& comm) {
 
 }  // namespace
 
+std::optional<PlannedCard> card_to_plan_for(const Options& o) {
+    if (o.gpu.value) return PlannedCard{*o.gpu.value};
+    if (LLMC_CUDA == 0 || device_count() == 0) return std::nullopt;
+    const DeviceInfo device = device_info();
+    const MeasuredRates measured = kept_rates(device);
+    std::optional<GpuSpec> gpu = find_gpu(device.name);
+    if (!gpu) gpu = measured_card(device, measured);
+    return gpu ? std::optional(PlannedCard{*gpu, measured}) : std::nullopt;
+}
+
+PlannedRun run_of(const Options& o, const PlannedCard& card, int ranks) {
+    return {trainer_config(o), o.precision, ranks, card.gpu, card.measured};
+}
+
+StagePlan plan_stage(Options o, int ranks, int stage) {
+    o.zero = ranks > 1 ? stage : 0;
+    if (o.zero == 0 || ranks <= o.shard_within) o.shard_within = 0;  // a group of all
+    try {
+        return plan_rank(o, planned_ranks(o, ranks));
+    } catch (const Error& error) {
+        if (error.code() != ExitCode::bad_flags) throw;
+        StagePlan plan;
+        plan.stage = stage;
+        plan.refused = error.what();
+        return plan;
+    }
+}
+
+double predicted_ms(const PlannedRun& run, const StagePlan& plan) {
+    return run.ranks > 1 ? predict_step(run, plan).step() : step_time(run, run.precision, plan.slices).total();
+}
+
 StagePlan plan_rank(const Options& o, const Comm& comm) {
     StagePlan plan = o.precision == Precision::fp32 ? plan_rank_of<float>(o, comm) : plan_rank_of<bf16>(o, comm);
     if (!o.checkpoint_local.empty()) plan.memory.staging = 0;
-    if (shares_memory(o)) plan.reserve += plan.memory.staging;
+    if (shares_memory(o)) plan.shared_copy = plan.memory.staging;
     return plan;
 }
 
@@ -305,14 +230,12 @@ std::optional<double> predicted_seconds(const Options& o, const StagePlan& plan,
     const std::optional<PlannedCard> card = card_to_plan_for(o);
     if (!card || o.precision == Precision::fp32 || (o.precision == Precision::fp8 && card->gpu.fp8_tflops == 0))
         return std::nullopt;
-    PlannedRun run = run_of(o, *card);
-    run.ranks = comm.world();
-    return 1e-3 * predicted_ms(run, plan);
+    return 1e-3 * predicted_ms(run_of(o, *card, comm.world()), plan);
 }
 
-ExitCode plan_run(const Options& o, int zero) {
-    const ExitCode code = o.dry_run ? dry_run(o) : ExitCode::ok;
-    if (o.estimate_scaling) print_scaling(o, zero);
+ExitCode plan_run(const AskedRun& asked, const Options& o) {
+    const ExitCode code = o.dry_run ? dry_run(asked, o) : ExitCode::ok;
+    if (o.estimate_scaling) print_scaling(o, asked.flags.zero);
     return code;
 }
 

@@ -483,6 +483,11 @@ const Flag kRows[] = {
     common(once(flag(0, "dry-run", "", &Options::dry_run, {},
                      "print parameters, memory and predicted step time (with --world: for all ZeRO stages) and exit; "
                      "needs no GPU"))),
+    once(flag(0, "fit", "", &Options::fit, {},
+              "if the run does not fit into memory, change what is predicted to cost least: -r, -b, -z, --adam-moments "
+              "or --precision; the start of the run says what")),
+    once(flag(0, "price", "X", &Options::price, {}, "price of a GPU-hour, for the cost that --dry-run predicts",
+              "none")),
     once(flag(0, "json", "", &Options::json, {}, "with --dry-run: print the plan as one JSON object")),
     once(flag(0, "world", "N", &Options::world, {.min = 1, .max = 65536}, "number of ranks to plan for", "1")),
     common(once(flag(0, "gpu", "NAME", &Options::gpu, gpu_named,

@@ -313,8 +313,9 @@ std::string config_json(const Options& options) {
 }
 
 std::string collective_flags(const Options& o) {
-    return fmt::format("--bench {:d}\n--profile-steps {}\n--resume {}\n--rewind {}\n--skip-data {}\n--new-data {:d}\n",
-                       o.bench, o.profile_steps.text, o.resume.text, o.rewind, o.skip_data, o.new_data);
+    return fmt::format(
+        "--bench {:d}\n--fit {:d}\n--profile-steps {}\n--resume {}\n--rewind {}\n--skip-data {}\n--new-data {:d}\n",
+        o.bench, o.fit, o.profile_steps.text, o.resume.text, o.rewind, o.skip_data, o.new_data);
 }
 
 std::string version_text() {

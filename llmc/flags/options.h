@@ -199,6 +199,8 @@ struct Options {
     int64_t verify_every = 0;  // steps; 0 = never
     bool print_config = false;
     bool dry_run = false;
+    bool fit = false;
+    double price = 0;   // of a GPU-hour; 0: unknown
     bool json = false;  // the plan of --dry-run as JSON
     bool estimate_scaling = false;
     bool bench = false;

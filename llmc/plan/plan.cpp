@@ -49,7 +49,7 @@ std::string batch_section(const PlannedRun& run) {
 std::string memory_section(const PlannedRun& run, const MemoryByKind& m, size_t reserve) {
     const TrainerConfig& config = run.config;
     const OptimizerConfig& optimizer = config.optimizer;
-    const size_t total = m.total() + reserve;
+    const size_t copy = run.gpu.shares_memory ? m.staging : 0, total = m.total() + reserve + copy;
     std::string text = run.ranks == 1 ? "Memory\n" : "Memory, each rank\n";
     text += row("weights", format_bytes(m.weights));
     text += row("gradients", format_bytes(m.gradients),
@@ -64,8 +64,7 @@ std::string memory_section(const PlannedRun& run, const MemoryByKind& m, size_t 
     text += row("workspace", format_bytes(m.workspace));
     const std::string host =
         row("host memory", format_bytes(m.staging), "pinned, a checkpoint's copy; none with --checkpoint-local");
-    const size_t copy = run.gpu.shares_memory ? m.staging : 0;
-    text += row("libraries", format_bytes(reserve - copy),
+    text += row("libraries", format_bytes(reserve),
                 std::string("reserved, an estimate: CUDA, cuBLASLt") + (run.ranks == 1 ? "" : ", NCCL"));
     if (run.gpu.shares_memory) text += host;
     text += row("total", format_bytes(total),
@@ -133,6 +132,9 @@ std::string describe_length(const RunLength& length, int ranks) {
     if (length.hours)
         text += row("predicted", format_duration(3600 * *length.hours),
                     fmt::format("{:.3g} GPU-hours on {}", length.gpu_hours(ranks), plural(ranks, "GPU")));
+    if (length.hours && length.price > 0)
+        text += row("cost", fmt::format("{:.2f}", length.price * length.gpu_hours(ranks)),
+                    fmt::format("at {:g} per GPU-hour", length.price));
     return text;
 }
 

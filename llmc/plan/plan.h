@@ -34,10 +34,11 @@ int nccl_communicators(int ranks, int shard_ranks);
 // Throws Error(no_resources) if `needed` and `reserve` are more than `available`. 0: unknown, so it never throws.
 void check_memory(const MemoryByKind& needed, size_t reserve, size_t available, const std::string& device_name);
 
-// How long a run is. `hours` is a prediction, and absent if there is none.
+// How long a run is, and what it costs. `hours` is a prediction, and absent if there is none.
 struct RunLength {
     int64_t steps = 0, tokens = 0;
     std::optional<double> hours;
+    double price = 0;  // of a GPU-hour; 0: unknown
     double gpu_hours(int ranks) const { return hours.value_or(0) * ranks; }
 };
 std::string describe_length(const RunLength& length, int ranks);
@@ -69,11 +70,12 @@ struct StagePlan {
     int stage = 0;
     std::string refused;  // why such a run is refused; "" if it is not
     MemoryByKind memory;
-    size_t reserve = 0;  // for libraries, and for memory.staging if the card shares the host's memory
-    int slices = 1;      // into which a unit is divided
+    size_t reserve = 0;      // for libraries
+    size_t shared_copy = 0;  // memory.staging, if the card shares the host's memory
+    int slices = 1;          // into which a unit is divided
     Sent sent;
     std::map<Product, std::set<std::string>> products;  // of a micro-step, and which kinds of layers need them
-    size_t bytes() const { return memory.total() + reserve; }
+    size_t bytes() const { return memory.total() + reserve + shared_copy; }
 };
 
 // Milliseconds of a step: its kernels, and the time that communication costs: the model waits for other ranks, and has

@@ -13,6 +13,7 @@ import subprocess
 import unicodedata
 import unittest
 
+from lives import free_port
 from trainer import (ENVIRONMENT, PROGRAM, ROOT, VOCAB, FinishedRun, corpus, llmc_tensors, new_path, read_safetensors, run,
                      tiny_flags, workspace, write_llmc_model, write_safetensors)
 
@@ -372,29 +373,73 @@ class Planning(unittest.TestCase):
         self.assertIn("fits into H200", self.plan(*flags, "--gpu", "h200"))
 
     def test_what_would_fit(self):
-        """Each remedy is a run that fits, and takes what it says."""
-        length = ["--max-steps", "300"]
-        for flags, kinds in ((["--model", "gpt2-xl", "--batch", "64"], {"-r", "-b"}),
+        """Each change is a run that fits, takes what it says and as long as it says. The fastest come first, and runs on
+        more ranks last. --fit makes the first change on the same ranks."""
+        length = ["--max-steps", "300", "--price", "2"]
+        for flags, kinds in ((["--model", "gpt2-xl", "--batch", "64"], {"-r", "-b", "--world"}),
                              (["--model", "gpt3-6.7b", "--batch", "4"], {"--world"}),
-                             (["--model", "d24", "--batch", "48", "--gpu", "rtx4090"], {"-r", "-b"})):
+                             (["--model", "d24", "--batch", "48", "--gpu", "rtx4090"], {"-r", "-b", "--world"}),
+                             (["--model", "gpt2-xl", "--batch", "16", "--gpu", "rtx4090"], {"-b", "--world"}),
+                             (["--model", "gpt2-xl", "--batch", "64", "-r", "norm"], {"-r", "-b", "--world"}),
+                             (["--model", "gpt3-6.7b", "--batch", "4", "--world", "2"], {"-r", "-b", "-z", "--world"}),
+                             (["--model", "llama3-8b", "--gpu", "gb10"], {"--adam-moments", "--world"})):
             flags = ["--gpu", "h100", *flags, *length]
             plan, text = json.loads(self.plan_json(5, *flags)), self.plan(*flags)
             self.assertFalse(plan["fits"])
             self.assertEqual(plan["tokens"], 300 * plan["tokens_per_step"])
             self.assertAlmostEqual(plan["hours"], 300 * plan["step_ms"] / 3.6e6, delta=1e-9)
-            self.assertRegex(text, r"Run: 300 steps, [\d.,]+ .*tokens\n +predicted +[\d:]+ +[\d.]+ GPU-hours on 1 GPU")
-            self.assertLessEqual(kinds, {remedy["flags"].split()[0] for remedy in plan["would_fit"]})
-            for remedy in plan["would_fit"]:
-                with self.subTest(remedy=remedy):
-                    self.assertIn(remedy["flags"], text)
-                    better = json.loads(self.plan_json(0, *flags, *remedy["flags"].split()))
+            self.assertAlmostEqual(plan["cost"], 2 * plan["gpu_hours"], delta=1e-9)
+            self.assertRegex(text, r"Run: 300 steps, [\d.,]+ .*tokens\n +predicted +[\d:]+ +[\d.]+ GPU-hours on \d GPU")
+            self.assertRegex(text, r"\n +cost +[\d.]+ +at 2 per GPU-hour\n")
+            changes = plan["would_fit"]
+            self.assertLessEqual(kinds, {flag for change in changes for flag in change["flags"].split()})
+            here = [change for change in changes if change["ranks"] == plan["ranks"]]
+            self.assertEqual(changes[:len(here)], here)
+            for faster, slower in zip(here, here[1:]):
+                self.assertGreater(1.01 * faster["tokens_per_s"], slower["tokens_per_s"])
+            for change in changes:
+                with self.subTest(flags=flags, change=change):
+                    self.assertIn(change["flags"], text)
+                    better = json.loads(self.plan_json(0, *flags, *change["flags"].split()))
                     self.assertTrue(better["fits"])
-                    self.assertEqual(better["memory"]["total"], remedy["total"])
+                    self.assertEqual(better["memory"]["total"], change["total"])
+                    for name in ("step_ms", "tokens_per_s", "hours"):
+                        self.assertAlmostEqual(better[name], change[name], delta=1e-9 * better[name])
+            if not here:
+                self.assertEqual(json.loads(self.plan_json(5, *flags, "--fit"))["would_fit"], changes)
+                continue
+            fitted = json.loads(self.plan_json(0, *flags, "--fit"))
+            self.assertEqual(fitted["memory"]["total"], here[0]["total"])
+            self.assertEqual(fitted["tokens_per_step"], plan["tokens_per_step"])
+            self.assertIn(f"note: --fit: {here[0]['flags']}: a rank needs ", self.plan(*flags, "--fit"))
+
+    def test_a_level_that_was_asked_for_does_not_become_lower(self):
+        def levels(*flags):
+            plan = json.loads(self.plan_json(5, "-e", "gpt2-xl", "-b", "64", "--gpu", "h100", *flags))
+            return {re.findall(r"-r (\w+)", change["flags"])[0] for change in plan["would_fit"] if "-r " in change["flags"]}
+
+        self.assertLessEqual(levels("-r", "norm"), {"block"})
+        self.assertIn("none", levels())
+
+    def test_fit_changes_nothing_that_fits(self):
+        flags = ["-e", "d12", "-b", "8", "--gpu", "h100"]
+        self.assertEqual(self.plan(*flags, "--fit"), self.plan(*flags))
 
     def plan_json(self, code, *flags):
         result = run(*flags, "--dry-run", "--json")
         self.assertEqual(result.code, code, result.err)
         return result.out
+
+    def test_what_fits_on_one_card(self):
+        """1558M on an RTX 4090, if --fit may choose; and a card that shares the host's memory holds less."""
+        self.assertIn("fits into RTX 4090", self.plan("-e", "gpt2-xl", "-b", "16", "--gpu", "rtx4090", "--fit"))
+        memory = json.loads(self.plan_json(0, "-e", "d12", "--gpu", "gb10"))["memory"]
+        self.assertEqual(memory["total"], sum(memory[name] for name in memory if name != "total"))
+        self.assertGreater(memory["host"], 0)
+        apart = json.loads(self.plan_json(0, "-e", "d12", "--gpu", "gh200"))["memory"]
+        self.assertEqual(memory["total"] - memory["host"], apart["total"])
+        here = json.loads(self.plan_json(0, "-e", "d12", "--gpu", "gb10", "--checkpoint-local", "/tmp"))["memory"]
+        self.assertEqual((here["host"], here["total"]), (0, apart["total"]))
 
     def test_recomputation_saves_activations(self):
         def activations(level):
@@ -432,6 +477,53 @@ class Planning(unittest.TestCase):
         self.assertIn("--muon-ns", run("--help-all").out)
         self.assertEqual(run("-h").out, text)
         self.assertRegex(run("--version").out, r"^train_gpt \d+\.\d+")
+
+
+class Fitting(unittest.TestCase):
+    """Runs on a device with little memory, which LLMC_MEMORY_MB simulates."""
+
+    LITTLE = {"LLMC_MEMORY_MB": "8"}
+    FLAGS = ["--batch", "32", "--max-steps", "2", "--card-check", "off"]
+
+    def test_a_run_that_does_not_fit_says_what_would(self):
+        result = run(*tiny_flags(*self.FLAGS), env=self.LITTLE)
+        self.assertEqual(result.code, 5, result.err)
+        self.assertRegex(result.err, r"^train_gpt: this run needs [\d.]+ MiB and CPU \(.*\) has 8.0 MiB: ")
+        changes = re.findall(r"^  (-.*\S) +([\d.]+) MiB$", result.out, re.MULTILINE)
+        self.assertTrue(changes, result.out)
+        for flags, needed in changes:
+            self.assertLessEqual(float(needed), 8)
+            done = run(*tiny_flags(*self.FLAGS, *flags.split()), env=self.LITTLE)
+            self.assertEqual(done.code, 0, done.err)
+
+    def test_fit(self):
+        """The run has the same steps, its run.json says what --fit chose, and it resumes as it was."""
+        directory = new_path()
+        result = run(*tiny_flags(*self.FLAGS, "--fit", "--out", directory, "--stop-after", "1"), env=self.LITTLE)
+        self.assertEqual(result.code, 0, result.err)
+        flags, = re.findall(r"^note: --fit: (.*): a rank needs [\d.]+ MiB instead of [\d.]+ MiB, and has 8.0 MiB$",
+                            result.out, re.MULTILINE)
+        first, second = re.fullmatch(r"-b (\d+) -d (\d+)(?: -r \w+)?", flags).groups()
+        with open(os.path.join(directory, "run.json"), encoding="utf-8") as file:
+            config = json.load(file)["config"]
+        self.assertEqual((config["batch"], config["total-batch"]), (int(first), int(second)))
+        self.assertEqual(int(second), 32 * 64)
+        self.assertNotIn("fit", config)
+        resumed = run("--out", directory, "--resume", "latest", "--stop-after", "2", env=self.LITTLE)
+        self.assertEqual(resumed.code, 0, resumed.err)
+        self.assertIn("step 1 is done", resumed.out)
+
+    def test_ranks_choose_together(self):
+        """Both ranks make the change that the rank with less memory needs."""
+        port = str(free_port())
+        flags = tiny_flags(*self.FLAGS, "--fit", "--total-batch", str(2 * 32 * 64))
+        ranks = [subprocess.Popen([PROGRAM, *flags], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                  env={**ENVIRONMENT, "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "localhost",
+                                       "MASTER_PORT": port, "OMP_NUM_THREADS": "1", "LLMC_MEMORY_MB": memory})
+                 for rank, memory in enumerate(("1000", "8"))]
+        outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
+        self.assertEqual([rank.returncode for rank in ranks], [0, 0], outputs)
+        self.assertRegex(outputs[0], r"note: --fit: .*-b \d+.*, and has 8.0 MiB\n")
 
 
 class FlagsPage(unittest.TestCase):

@@ -211,7 +211,7 @@ TEST_CASE("plan: a card that shares the host's memory also holds a checkpoint's 
     PlannedRun run = run_of(find_model("gpt2"), 4, 1024, "gb10");
     MemoryByKind memory = {2 * kGiB, 4 * kGiB, 12 * kGiB, 30 * kGiB, 1 * kGiB};
     memory.staging = 5 * kGiB;
-    const std::string shared = describe_plan(run, memory, 6 * kGiB, 1);
+    const std::string shared = describe_plan(run, memory, kGiB, 1);
     CHECK(contains(shared, "libraries                 1.0 GiB"));
     CHECK(contains(shared, "total                    55.0 GiB   fits into GB10, which has 117.8 GiB"));
     CHECK(shared.find("host memory") < shared.find("total"));
@@ -222,12 +222,14 @@ TEST_CASE("plan: a card that shares the host's memory also holds a checkpoint's 
 }
 
 TEST_CASE("plan: how long a run is") {
-    const RunLength length{20000, 10485760000, 2.5};
+    const RunLength length{20000, 10485760000, 2.5, 0};
     CHECK(length.gpu_hours(8) == 20);
     const std::string text = describe_length(length, 8);
     CHECK(contains(text, "Run: 20,000 steps, 10.5 B tokens\n"));
     CHECK(contains(text, "2:30:00   20 GPU-hours on 8 GPUs\n"));
-    CHECK(describe_length({1, 1024, {}}, 1) == "Run: 1 step, 1,024 tokens\n");
+    CHECK(!contains(text, "cost"));
+    CHECK(contains(describe_length({20000, 10485760000, 2.5, 3.5}, 8), "  70.00   at 3.5 per GPU-hour\n"));
+    CHECK(describe_length({1, 1024, {}, 3.5}, 1) == "Run: 1 step, 1,024 tokens\n");
 }
 
 TEST_CASE("plan: memory check") {

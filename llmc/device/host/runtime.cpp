@@ -264,7 +264,7 @@ void choose_thread_count() {
     omp_set_num_threads(std::max(1, std::min(omp_get_num_procs(), cores / ranks)));
 }
 
-size_t available_memory() {
+size_t machine_memory() {
     std::FILE* f = std::fopen("/proc/meminfo", "r");
     if (!f) return static_cast<size_t>(sysconf(_SC_AVPHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
     char text[256];
@@ -273,6 +273,11 @@ size_t available_memory() {
         if (std::sscanf(text, "MemAvailable: %zu", &kilobytes) == 1) break;
     std::fclose(f);
     return kilobytes << 10;
+}
+
+size_t available_memory() {
+    const size_t limit = settings().memory;
+    return std::min(machine_memory(), limit - std::min(limit, MemoryLedger::instance().bytes()));
 }
 
 }  // namespace

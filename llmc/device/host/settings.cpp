@@ -47,6 +47,8 @@ Settings::Settings() : stack_bytes((LLMC_ASAN ? 256 : 64) << 10) {
     guard = choice("LLMC_GUARD", {"0", "1"}) == 1;
     constexpr size_t kSharedKilobytes[] = {227, 163, 99};  // sm_90 and sm_100; sm_80; sm_89 and sm_120
     shared_limit = kSharedKilobytes[choice("LLMC_SHARED_KB", {"227", "163", "99"})] << 10;
+    if (std::getenv("LLMC_MEMORY_MB"))
+        memory = static_cast<size_t>(number_from_environment("LLMC_MEMORY_MB", 1, 1 << 30)) << 20;
     if (const char* s = std::getenv("LLMC_FAULT")) fault = std::strtoull(s, nullptr, 10);
     if (const char* s = std::getenv("LLMC_FLIP")) flip = s;
     if (const char* s = std::getenv("LLMC_SEED")) seed = static_cast<uint32_t>(std::strtoul(s, nullptr, 10));

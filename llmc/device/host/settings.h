@@ -42,6 +42,7 @@ struct Settings {
     bool guard = false;              // LLMC_GUARD=0|1: kernels can only access the device memory they declare
     size_t stack_bytes;              // LLMC_STACK_KB: of one GPU thread
     size_t shared_limit;             // LLMC_SHARED_KB=227|163|99: per block, of the card that is simulated
+    size_t memory = SIZE_MAX;        // LLMC_MEMORY_MB: of the device, if that is less than the machine has
     uint64_t fault = 0;  // LLMC_FAULT: the piece of work that breaks the device (1 is the first); 0 for none
 
     std::string flip;  // LLMC_FLIP=WORK:N: flip a bit in the output of the N-th piece of work of that name

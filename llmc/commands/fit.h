@@ -1,0 +1,70 @@
+// Finds changes that make a run fit into memory. --dry-run and the refusal of a real run list them, and --fit makes the
+// first one.
+#pragma once
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "llmc/plan/plan.h"
+#include "llmc/run/ranks.h"
+
+namespace llmc {
+
+// A run as its user asked for it: flags without the defaults of resolve(), and the surroundings that decide these.
+struct AskedRun {
+    Options flags;
+    ResolveInputs surroundings;
+    // Resolves the run as if its user had also given `flags` ("-b 8 -r block") and had started this many ranks. Throws
+    // if resolve() refuses it.
+    Options with(const std::string& flags, int ranks) const;
+};
+
+// The card to plan for, with what was measured of it.
+struct PlannedCard {
+    GpuSpec gpu;
+    MeasuredRates measured = {};
+};
+// The one that --gpu names, or the one found.
+std::optional<PlannedCard> card_to_plan_for(const Options& options);
+PlannedRun run_of(const Options& options, const PlannedCard& card, int ranks);
+// Plans a rank with this stage. A refusal is in StagePlan::refused.
+StagePlan plan_stage(Options options, int ranks, int stage);
+// Milliseconds of a step of all ranks. Call it only if no_prediction_because() returns "".
+double predicted_ms(const PlannedRun& run, const StagePlan& plan);
+
+// The memory for a rank's plan.
+struct Room {
+    size_t bytes = 0;
+    size_t loaded = 0;  // of the plan's libraries: these bytes are in use already
+    size_t needed(const StagePlan& plan) const { return plan.bytes() - std::min(plan.reserve, loaded); }
+    bool holds(const StagePlan& plan) const { return needed(plan) <= bytes; }
+};
+
+// Flags with which a run fits.
+struct Change {
+    std::string flags;  // "-b 8 -d 65536 -r block"; "--world 4 -z 3" for a run on more ranks
+    int ranks = 1;
+    size_t bytes = 0;                 // that a rank needs, as Room counts them
+    std::optional<double> step_ms;    // predicted; absent if unknown
+    double tokens_per_s = 0;          // of all ranks; 0 if unknown
+    std::optional<double> run_hours;  // predicted, if the run has a length
+};
+
+// Finds the changes with which a rank fits into the room. A change is listed only if it is more than 1 % faster
+// than each listed change with fewer flags. The order is by predicted tokens per second. Among changes within 1 %,
+// those come first that leave the optimizer's state and the precision alone. Runs on more ranks come last.
+// --precision bf16 is tried only if no other flag helps on these ranks.
+std::vector<Change> changes_that_fit(const AskedRun& asked, const Options& options, int ranks, const Room& room,
+                                     const std::optional<PlannedCard>& card);
+// A table of the changes of a run on `ranks` ranks, or a sentence that says that nothing fits.
+std::string describe_changes(const std::vector<Change>& changes, int ranks);
+
+// Refuses a run that does not fit on some rank, and lists what would fit on standard output. With --fit it returns the
+// run with the first change that needs no more ranks. A collective; all ranks return the same options.
+Options fit_into_memory(const AskedRun& asked, const Options& options, const Ranks& ranks);
+// The same for a plan. Returns `options` if they fit, or if nothing makes them fit.
+Options fit_plan(const AskedRun& asked, const Options& options, int ranks, const Room& room,
+                 const std::optional<PlannedCard>& card);
+
+}  // namespace llmc
