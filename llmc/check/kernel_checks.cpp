@@ -53,7 +53,7 @@ CheckItem with_kernels(const CheckItem& item, const char* suffix, V variant, con
 }
 
 std::vector<CheckItem> all_checks(const KernelUse& use) {
-    const KernelSet loops = kernel_set({}, kHostDevice, true);
+    const KernelSet loops = kernel_set({}, kHostDevice, Formats::fp8);
     KernelSet hopper_kernels;
     if (use.hopper_attention && hopper::can_run(use.attention_heads())) hopper_kernels.add(V::hopper_attention);
     check::Items items;

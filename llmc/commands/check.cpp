@@ -94,7 +94,7 @@ void fall_back_to_bf16(Options& o, Fallbacks& fallbacks) {
     fallbacks.count++;
     o.precision = Precision::bf16;
     for (const KernelVariantEntry& entry : kernel_variants())
-        if (entry.fp8) o.kernel_set.remove(entry.variant);
+        if (entry.formats == Formats::fp8) o.kernel_set.remove(entry.variant);
 }
 
 // Replaces what is wrong. Returns false if nothing was.

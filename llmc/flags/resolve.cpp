@@ -304,7 +304,8 @@ void note_fp8_flags_without_effect(Options& o) {
 
 void resolve_kernels(Options& o, const ResolveInputs& inputs) {
     const bool fp8 = o.precision == Precision::fp8 && scaling_of(o.fp8_recipe) == Fp8Scaling::tensor;
-    o.kernel_set = kernel_set(o.kernels.value, inputs.card, fp8);
+    const Formats formats = o.precision == Precision::fp32 ? Formats::fp32 : fp8 ? Formats::fp8 : Formats::bf16;
+    o.kernel_set = kernel_set(o.kernels.value, inputs.card, formats);
     if (!inputs.tensor_maps && o.kernel_set.has(KernelVariant::hopper_attention)) {
         o.kernel_set.remove(KernelVariant::hopper_attention);
         add_note(o,

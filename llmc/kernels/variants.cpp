@@ -10,39 +10,42 @@ namespace llmc {
 namespace {
 
 using V = KernelVariant;
+using F = Formats;
 
 constexpr const char* kSameBits = "everything to the bit";
 
 // Rows are in the order of the enumeration.
 constexpr KernelVariantEntry kEntries[] = {
-    {V::layernorm_fp8, "layernorm_fp8", kOldestCard, kAnyLaterCard, true, true,
+    {V::layernorm_fp8, "layernorm_fp8", kOldestCard, kAnyLaterCard, true, F::fp8,
      "sum and statistics to the bit; codes of the layer norm that is not rounded to BF16, RMS norm's to the bit",
      "the plain norm and quantize"},
-    {V::gelu_fp8, "gelu_fp8", kOldestCard, kAnyLaterCard, true, true,
+    {V::gelu_fp8, "gelu_fp8", kOldestCard, kAnyLaterCard, true, F::fp8,
      "codes of the GELU that is not rounded to BF16, SwiGLU's and squared ReLU's to the bit",
      "the plain activation and quantize"},
-    {V::attention_fp8, "attention_fp8", kOldestCard, kAnyLaterCard, true, true, "everything to the bit",
+    {V::attention_fp8, "attention_fp8", kOldestCard, kAnyLaterCard, true, F::fp8, "everything to the bit",
      "attention_forward and quantize"},
-    {V::layernorm_backward_fp8, "layernorm_backward_fp8", kOldestCard, kAnyLaterCard, true, true,
+    {V::layernorm_backward_fp8, "layernorm_backward_fp8", kOldestCard, kAnyLaterCard, true, F::fp8,
      "codes of the gradient that it writes; sums over rows in another order", "the plain norm's gradient and quantize"},
-    {V::gelu_backward_fp8, "gelu_backward_fp8", kOldestCard, kAnyLaterCard, true, true,
+    {V::gelu_backward_fp8, "gelu_backward_fp8", kOldestCard, kAnyLaterCard, true, F::fp8,
      "codes of GELU's gradient that is not rounded to BF16, its bias's in another order; the others' to the bit",
      "the plain activation's gradient and quantize"},
-    {V::attention_backward_fp8, "attention_backward_fp8", kOldestCard, kAnyLaterCard, true, true,
+    {V::attention_backward_fp8, "attention_backward_fp8", kOldestCard, kAnyLaterCard, true, F::fp8,
      "codes and delta to the bit; sums over tokens in another order", "attention_backward and quantize"},
-    {V::hopper_attention, "hopper_attention", 90, 90, false, false, "FP64 bounds; the same bits on every run",
+    {V::hopper_attention, "hopper_attention", 90, 90, false, F::bf16, "FP64 bounds; the same bits on every run",
      "attention_forward"},
-    {V::host_attention, "host_attention", kHostDevice, kHostDevice, true, false, kSameBits, "attention's kernels"},
-    {V::host_classifier, "host_classifier", kHostDevice, kHostDevice, true, false, kSameBits,
+    {V::host_attention, "host_attention", kHostDevice, kHostDevice, true, F::fp32, kSameBits, "attention's kernels"},
+    {V::host_classifier, "host_classifier", kHostDevice, kHostDevice, true, F::fp32, kSameBits,
      "the classifier's kernel"},
-    {V::host_norm, "host_norm", kHostDevice, kHostDevice, true, false, kSameBits, "the norms' kernels"},
-    {V::host_activation, "host_activation", kHostDevice, kHostDevice, true, false, kSameBits,
+    {V::host_norm, "host_norm", kHostDevice, kHostDevice, true, F::fp32, kSameBits, "the norms' kernels"},
+    {V::host_activation, "host_activation", kHostDevice, kHostDevice, true, F::fp32, kSameBits,
      "the activations' kernels"},
-    {V::host_rope, "host_rope", kHostDevice, kHostDevice, true, false, kSameBits, "the kernels of rotary positions"},
-    {V::host_quantize, "host_quantize", kHostDevice, kHostDevice, true, false, kSameBits, "the quantizing kernels"},
-    {V::host_embedding, "host_embedding", kHostDevice, kHostDevice, true, false, kSameBits, "the embedding's kernels"},
-    {V::host_optimizer, "host_optimizer", kHostDevice, kHostDevice, true, false, kSameBits, "the optimizers' kernels"},
-    {V::host_sums, "host_sums", kHostDevice, kHostDevice, true, false, kSameBits, "the kernels of sums and norms"},
+    {V::host_rope, "host_rope", kHostDevice, kHostDevice, true, F::fp32, kSameBits, "the kernels of rotary positions"},
+    {V::host_quantize, "host_quantize", kHostDevice, kHostDevice, true, F::fp32, kSameBits, "the quantizing kernels"},
+    {V::host_embedding, "host_embedding", kHostDevice, kHostDevice, true, F::fp32, kSameBits,
+     "the embedding's kernels"},
+    {V::host_optimizer, "host_optimizer", kHostDevice, kHostDevice, true, F::fp32, kSameBits,
+     "the optimizers' kernels"},
+    {V::host_sums, "host_sums", kHostDevice, kHostDevice, true, F::fp32, kSameBits, "the kernels of sums and norms"},
 };
 
 std::string all_names() {
@@ -98,7 +101,7 @@ WantedKernels wanted_kernels(const std::string& text) {
     return set;
 }
 
-KernelSet kernel_set(const WantedKernels& wanted, std::optional<int> card, bool fp8) {
+KernelSet kernel_set(const WantedKernels& wanted, std::optional<int> card, Formats formats) {
     KernelSet set;
     for (const KernelVariantEntry& entry : kEntries) {
         const bool runs = card ? entry.runs_on(*card) : wanted || entry.last_card != kHostDevice;
@@ -110,7 +113,7 @@ KernelSet kernel_set(const WantedKernels& wanted, std::optional<int> card, bool 
             throw Error(ExitCode::bad_flags, "--kernels {}: it is for {}, and this is {}; use --kernels auto",
                         entry.name, entry.cards(), here);
         }
-        if (runs && (fp8 || !entry.fp8)) set.add(entry.variant);
+        if (runs && formats >= entry.formats) set.add(entry.variant);
     }
     return set;
 }

@@ -39,12 +39,15 @@ constexpr int kHostDevice = 0;
 constexpr int kOldestCard = 80;
 constexpr int kAnyLaterCard = 1 << 30;
 
+// The number formats in a run's kernels, each with those before it. fp8: made with one scale per tensor.
+enum class Formats { fp32, bf16, fp8 };
+
 struct KernelVariantEntry {
     KernelVariant variant;
     const char* name;           // as in --kernels
     int first_card, last_card;  // compute capabilities on which it runs
     bool on_host;             // true if it also runs on the host device; kHostDevice as first and last card: only there
-    bool fp8;                 // true if it makes FP8 with one scale per tensor, so that only such runs use it
+    Formats formats;          // only runs with these formats use it
     const char* right_when;   // when the card check finds it right, in addition to the comparison with the counterpart
     const char* counterpart;  // the kernels that are used instead, in their order
 
@@ -84,8 +87,8 @@ void choose_kernels(stream_t stream, const KernelSet& kernels);
 // for which it is nothing. Throws Error(bad_flags) for unknown names.
 using WantedKernels = std::optional<KernelSet>;
 WantedKernels wanted_kernels(const std::string& text);
-// The wanted variants that the run needs. Without a card, for plans, all variants run. `fp8` is true if the run makes
-// FP8 with one scale per tensor. Throws Error(bad_flags) for variants that the card cannot run.
-KernelSet kernel_set(const WantedKernels& wanted, std::optional<int> card, bool fp8);
+// The wanted variants that a run with these formats needs. Without a card, for plans, all variants run. Throws
+// Error(bad_flags) for variants that the card cannot run.
+KernelSet kernel_set(const WantedKernels& wanted, std::optional<int> card, Formats formats);
 
 }  // namespace llmc

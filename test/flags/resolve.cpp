@@ -322,6 +322,9 @@ TEST_CASE("resolve: --kernels means what the card and the precision have use for
     }
     o.fp8_recipe = Fp8Recipe::delayed, o.precision = Precision::bf16, o.kernels = {"auto", {}};
     CHECK(resolved(o, hopper).kernel_set.names() == std::vector<std::string>{"hopper_attention"});
+    o.precision = Precision::fp32;
+    CHECK(resolved(o, hopper).kernel_set == KernelSet());
+    o.precision = Precision::bf16;
     hopper.tensor_maps = false;
     CHECK(resolved(o, hopper).kernel_set == KernelSet());
     CHECK(contains(resolved(o, hopper).notes.at(0), "hopper_attention falls back to attention_forward: this driver"));

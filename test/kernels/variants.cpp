@@ -15,7 +15,7 @@ using Names = std::vector<std::string>;
 
 std::string refusal(const std::string& text, int card = 90) {
     try {
-        kernel_set(wanted_kernels(text), card, true);
+        kernel_set(wanted_kernels(text), card, Formats::fp8);
     } catch (const Error& error) {
         CHECK(error.code() == ExitCode::bad_flags);
         return error.what();
@@ -50,28 +50,31 @@ TEST_CASE("variants: a set holds what was put into it") {
 }
 
 TEST_CASE("variants: portable, auto, and lists") {
-    CHECK(kernel_set(wanted_kernels("portable"), 90, true) == KernelSet());
-    const KernelSet all = kernel_set({}, 90, true);
+    CHECK(kernel_set(wanted_kernels("portable"), 90, Formats::fp8) == KernelSet());
+    const KernelSet all = kernel_set({}, 90, Formats::fp8);
     KernelSet with_hopper = KernelSet::common();
     with_hopper.add(KernelVariant::hopper_attention);
     CHECK(all == with_hopper);
-    CHECK(kernel_set({}, 89, true) == KernelSet::common());
-    CHECK(kernel_set({}, 100, true) == KernelSet::common());
-    const KernelSet on_host = kernel_set({}, kHostDevice, true);
+    CHECK(kernel_set({}, 89, Formats::fp8) == KernelSet::common());
+    CHECK(kernel_set({}, 100, Formats::fp8) == KernelSet::common());
+    const KernelSet on_host = kernel_set({}, kHostDevice, Formats::fp8);
     CHECK(on_host.names().size() == kernel_variants().size() - 1);
     CHECK(!on_host.has(KernelVariant::hopper_attention));
     CHECK(on_host.has(KernelVariant::attention_fp8));
     CHECK(on_host.has(KernelVariant::host_attention));
     CHECK(!all.has(KernelVariant::host_attention));
-    CHECK(kernel_set({}, kHostDevice, false).has(KernelVariant::host_attention));
-    CHECK(kernel_set({}, std::nullopt, true) == all);
-    CHECK(kernel_set({}, 75, true) == KernelSet());  // older than all
-    CHECK(kernel_set({}, 90, false).names() == Names{"hopper_attention"});
-    CHECK(kernel_set({}, 80, false) == KernelSet());
+    CHECK(kernel_set({}, kHostDevice, Formats::bf16).has(KernelVariant::host_attention));
+    CHECK(kernel_set({}, std::nullopt, Formats::fp8) == all);
+    CHECK(kernel_set({}, 75, Formats::fp8) == KernelSet());  // older than all
+    CHECK(kernel_set({}, 90, Formats::bf16).names() == Names{"hopper_attention"});
+    CHECK(kernel_set({}, 80, Formats::bf16) == KernelSet());
+    CHECK(kernel_set({}, 90, Formats::fp32) == KernelSet());
+    CHECK(kernel_set(wanted_kernels("hopper_attention"), 90, Formats::fp32) == KernelSet());
+    CHECK(kernel_set({}, kHostDevice, Formats::fp32).has(KernelVariant::host_attention));
     const Names two{"layernorm_fp8", "gelu_backward_fp8"};
-    CHECK(kernel_set(wanted_kernels("gelu_backward_fp8,layernorm_fp8"), 90, true).names() == two);
-    CHECK(kernel_set(wanted_kernels("gelu_backward_fp8,layernorm_fp8"), std::nullopt, true).names() == two);
-    CHECK(kernel_set(wanted_kernels("gelu_fp8"), 90, false) == KernelSet());
+    CHECK(kernel_set(wanted_kernels("gelu_backward_fp8,layernorm_fp8"), 90, Formats::fp8).names() == two);
+    CHECK(kernel_set(wanted_kernels("gelu_backward_fp8,layernorm_fp8"), std::nullopt, Formats::fp8).names() == two);
+    CHECK(kernel_set(wanted_kernels("gelu_fp8"), 90, Formats::bf16) == KernelSet());
 }
 
 TEST_CASE("variants: names that are none are answered with those that are") {

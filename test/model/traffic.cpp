@@ -169,7 +169,7 @@ TEST_CASE("traffic: a variant that is left out falls back to its counterpart and
 TEST_CASE("traffic: loops are declared and recorded as the kernels whose work they do") {
     const Fp8Config delayed = recipe(Fp8Recipe::delayed);
     const RecordedStep kernels(1, &delayed);
-    const RecordedStep loops(1, &delayed, Recompute::none, kernel_set({}, kHostDevice, true));
+    const RecordedStep loops(1, &delayed, Recompute::none, kernel_set({}, kHostDevice, Formats::fp8));
     REQUIRE(kernels.operations.size() == loops.operations.size());
     for (const auto& [name, row] : kernels.operations) {
         CAPTURE(name);

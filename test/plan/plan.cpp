@@ -23,7 +23,7 @@ PlannedRun run_of(const ModelConfig& model, int batch, int seq, const char* gpu 
     run.config.model = model;
     run.config.batch = batch, run.config.seq = seq, run.config.micro_steps = 524288 / (batch * seq);
     run.config.recompute = Recompute::none;
-    run.config.kernels = kernel_set({}, run.gpu.capability, false);
+    run.config.kernels = kernel_set({}, run.gpu.capability, Formats::bf16);
     run.config.sharding.stage = 0;
     return run;
 }

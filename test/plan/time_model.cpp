@@ -104,7 +104,7 @@ TEST_CASE("time model: attention between FlashAttention-2 and -3") {
         const double tokens = 65536, channels = 2048;
         const TimeModel::Attention time = TimeModel(gpu, {}).attention(
             1, B, static_cast<int>(T), AttentionHeads::multi_head(2048 / head_dim, head_dim),
-            kernel_set(wanted_kernels(kernels), gpu.capability, false));
+            kernel_set(wanted_kernels(kernels), gpu.capability, Formats::bf16));
         return TimeModel::Attention{2e-9 * tokens * T * channels / time.forward,
                                     5e-9 * tokens * T * channels / time.backward};
     };
