@@ -3,10 +3,11 @@
 
 import json
 import os
+import re
 import unittest
 
 from test_run_ranks import MPIRUN, run_ranks
-from trainer import TINY_BATCH, corpus, new_path, read_safetensors, run
+from trainer import BRIEF, TINY_BATCH, corpus, new_path, read_safetensors, run
 
 FLAGS, CHECKPOINT = 2, 4
 SHAPE = {"layers": 2, "heads": 4, "kv_heads": 2, "channels": 64, "head_dim": 32, "hidden": 96, "context": 64}
@@ -107,6 +108,37 @@ class Architectures(unittest.TestCase):
                        "intermediate_size": 96, "vocab_size": 300, "attention_bias": True}, file)
         self.refused(FLAGS, ["-e", directory, "--dry-run"], "attention_bias")
         self.refused(FLAGS, ["-e", described("mamba"), "--dry-run"], 'unknown architecture "mamba"')
+
+
+class EveryName(unittest.TestCase):
+    """Every name of -e list trains a step. Only layers are left out, and the data has a small vocabulary."""
+
+    NARROW = ["--layers", "1", "-b", "1", "-t", "32", "--max-steps", "1", "--card-check", "off"]
+    MOST = (1 if BRIEF else 6) << 30  # bytes; llama3-70b needs more with one layer, and is only planned
+
+    def test_every_name_trains_a_step(self):
+        names = re.findall(r"[\w.-]+", run("-e", "list").out.split(":", 1)[1].split(";")[0])
+        self.assertGreater(len(names), 30)
+        unsupported, too_large = set(), set()
+        for name in names:
+            with self.subTest(name=name):
+                flags = ["--train", corpus().train, "-e", name, *self.NARROW]
+                result = run(*flags, "--dry-run", "--json", "--gpu", "b300")
+                if result.code == FLAGS:
+                    self.assertRegex(result.err, r"head dimension \d+; the attention kernels have 32, 64 and 128\. Use --heads")
+                    unsupported.add(name)
+                    flags += re.search(r"--heads \d+", result.err).group().split()
+                    result = run(*flags, "--dry-run", "--json", "--gpu", "b300")
+                memory = json.loads(result.out)["memory"]
+                if memory["total"] - memory["libraries"] > self.MOST:
+                    too_large.add(name)
+                    continue
+                done = run(*flags)
+                self.assertEqual(done.code, 0, done.err)
+                self.assertRegex(done.out, r"step +1/1 \| loss \d+\.\d+ \| norm \d")
+        self.assertEqual(unsupported, {"gpt3-760m", "gpt3-2.7b"})
+        if not BRIEF:
+            self.assertEqual(too_large, {"llama3-70b"})
 
 
 if __name__ == "__main__":
