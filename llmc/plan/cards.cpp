@@ -225,9 +225,10 @@ std::string describe_links(const GpuSpec& gpu, const MeasuredRates& measured) {
                    measured.date, rates.all_gather_gbs, rates.reduce_scatter_gbs, kNodeGpus) +
                rest;
     if (gpu.link == Link::network)
-        return fmt::format("Links are assumed: a network of {:.0f} GB/s a direction for every GPU; the rest: ",
-                           gpu.link_gbs) +
-               rest;
+        return fmt::format(
+            "Links are assumed: a network of {:.0f} GB/s a direction for every GPU; the lowest latencies of NCCL's own "
+            "model of a ring",
+            gpu.link_gbs);
     return fmt::format("Links are assumed: {} at {:.0f} GB/s a direction ({:.0f} % of {:.0f}) in nodes of {} GPUs; ",
                        gpu.link == Link::nvlink ? "NVLink" : "PCIe", link_gbs(gpu), link_gbs(gpu) / gpu.link_gbs * 100,
                        gpu.link_gbs, kNodeGpus) +
