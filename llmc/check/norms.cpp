@@ -50,6 +50,9 @@ struct Gains {
         if (s.has_gains()) weight = t.normal<Real>(static_cast<size_t>(s.C), 0.3f, 1.0f);
         if (s.centered()) shift = t.normal<Real>(static_cast<size_t>(s.C), 0.3f);
     }
+    operator NormParameters<Real>() const {
+        return shift ? NormParameters<Real>{weight, shift} : NormParameters<Real>{weight, nullptr, kEps};
+    }
 };
 
 reference::RowStatistics statistics_of(const std::vector<double>& x, const Shape& s) {
@@ -72,16 +75,6 @@ struct RowResults {
 };
 
 template <class Real>
-void run_forward(const Shape& s, const Gains<Real>& gains, Real* normed, const RowResults& rows, Real* residual,
-                 const Real* inp1, const Real* inp2, stream_t stream) {
-    if (s.centered())
-        layernorm_forward<Real>(normed, rows.mean, rows.rstd, residual, inp1, inp2, gains.weight, gains.shift, s.N, s.C,
-                                stream);
-    else
-        rmsnorm_forward<Real>(normed, rows.rstd, residual, inp1, inp2, gains.weight, s.N, s.C, kEps, stream);
-}
-
-template <class Real>
 void forward(Trial& t, const Shape& s) {
     const auto inp1 = t.input(rows_of<Real>(t, s, 1.0f, 1.0f)), inp2 = t.input(rows_of<Real>(t, s, 0.7f, 0, false));
     const Gains<Real> gains(t, s);
@@ -90,11 +83,13 @@ void forward(Trial& t, const Shape& s) {
     Real* again = t.result<Real>("normed again", s.elements());
     Real *over1 = t.result("residual over inp1", s.elements(), inp1.values),
          *over2 = t.result("normed over inp2", s.elements(), inp2.values);
+    const auto run = [&](Real* out, const RowResults& own, Real* residual_to, const Real* a, const Real* b) {
+        norm_forward<Real>(gains, out, own.mean, own.rstd, residual_to, a, b, s.N, s.C, t.stream());
+    };
     t.run_twice([&] {
-        run_forward<Real>(s, gains, normed, rows, residual, inp1, inp2, t.stream());
-        // The stored residual alone, as in a recomputation, and without statistics.
-        run_forward<Real>(s, gains, again, {}, nullptr, residual, nullptr, t.stream());
-        run_forward<Real>(s, gains, over2, rows_in_place, over1, over1, over2, t.stream());
+        run(normed, rows, residual, inp1, inp2);
+        run(again, {}, nullptr, residual, nullptr);  // the stored residual alone, as in a recomputation
+        run(over2, rows_in_place, over1, over1, over2);
     });
     std::vector<Real> sum(s.n());
     for (size_t i = 0; i < sum.size(); i++) sum[i] = reference::stored_sum(inp1.values[i], inp2.values[i]);
@@ -121,7 +116,8 @@ void forward_fp8(Trial& t, const Shape& s) {
     bf16 *normed = s.centered() ? t.scratch<bf16>(s.n()) : t.result<bf16>("normed", s.elements()),
          *sum = s.add ? t.result<bf16>("residual", s.elements()) : nullptr;
     const auto first = t.input(inp1), second = s.add ? t.input(inp2) : Input<bf16>();
-    t.run_twice([&] { run_forward<bf16>(s, gains, normed, rows, sum, first, second, t.stream()); });
+    t.run_twice(
+        [&] { norm_forward<bf16>(gains, normed, rows.mean, rows.rstd, sum, first, second, s.N, s.C, t.stream()); });
     const std::vector<bf16> residual = s.add ? t.read(sum) : inp1;
     const auto x = to_doubles(residual);
     const CodeRanges<e4m3> expected(
@@ -130,11 +126,7 @@ void forward_fp8(Trial& t, const Shape& s) {
         s.scale);
     const auto run = [&](const Quantized<e4m3>& to, const RowResults& own, bf16* residual_to, const bf16* a,
                          const bf16* b, QuantizePass pass) {
-        if (s.centered())
-            layernorm_forward_fp8(to, own.mean, own.rstd, residual_to, a, b, gains.weight, gains.shift, s.N, s.C, pass,
-                                  t.stream());
-        else
-            rmsnorm_forward_fp8(to, own.rstd, residual_to, a, b, gains.weight, s.N, s.C, kEps, pass, t.stream());
+        norm_forward_fp8(gains, to, own.mean, own.rstd, residual_to, a, b, s.N, s.C, pass, t.stream());
     };
     each_pass<e4m3>(t, kAllPasses, s.N, s.C, s.scale, [&](Trial& trial, const auto& to, QuantizePass pass) {
         const RowResults own(trial, s);
@@ -219,7 +211,7 @@ template <class Real>
 void backward(Trial& t, const Shape& s) {
     const Gradient<Real> g(t, s);
     const auto inp = t.input(g.inp), gradient = t.input(g.dout), dresidual = t.input(g.dresidual);
-    const auto mean = t.input(g.mean), rstd = t.input(g.rstd);
+    const auto mean = s.centered() ? t.input(g.mean) : Input<float>(), rstd = t.input(g.rstd);
     const auto before = t.random<float>(static_cast<size_t>(s.C), 10.0f);
     Real *alone = t.result<Real>("dinp without dresidual", s.elements()), *dinp = t.result<Real>("dinp", s.elements());
     Real *over_residual = t.result("dinp over dresidual", s.elements(), g.dresidual),
@@ -227,16 +219,11 @@ void backward(Trial& t, const Shape& s) {
     const Sums sums(t, s, "dweight", "dshift"), again(t, s, "dweight again", "dshift again"),
         accumulated(t, s, "accumulated dweight", "accumulated dshift", before),
         of_dout(t, s, "dweight over dout", "dshift over dout");
-    float* scratch = !s.has_gains() ? nullptr
-                                    : t.scratch<float>(s.centered() ? layernorm_backward_scratch(s.N, s.C)
-                                                                    : rmsnorm_backward_scratch(s.N, s.C));
+    const NormParameters<Real> norm = g.gains;
+    float* scratch = s.has_gains() ? t.scratch<float>(norm_backward_scratch(norm.kind(), s.N, s.C)) : nullptr;
     const auto run = [&](Real* to, const Real* residual_gradient, const Sums& into, const Real* from, bool accumulate) {
-        if (s.centered())
-            layernorm_backward<Real>(to, residual_gradient, into.dweight, into.dshift, scratch, from, inp,
-                                     g.gains.weight, mean, rstd, s.N, s.C, accumulate, t.stream());
-        else
-            rmsnorm_backward<Real>(to, residual_gradient, into.dweight, scratch, from, inp, g.gains.weight, rstd, s.N,
-                                   s.C, accumulate, t.stream());
+        norm_backward<Real>(norm, {into.dweight, into.dshift, scratch, accumulate}, to, residual_gradient, from, inp,
+                            mean, rstd, s.N, s.C, t.stream());
     };
     t.run_twice([&] {
         run(alone, nullptr, sums, gradient, false);
@@ -262,7 +249,7 @@ void backward_fp8(Trial& t, const Shape& s) {
     const auto before = t.random<float>(static_cast<size_t>(s.C), 10.0f);
     const auto try_pass = [&](Trial& trial, const QuantizedResults<F8>& to, QuantizePass pass, bool in_place) {
         const auto inp = trial.input(g.inp), gradient = trial.input(g.dout), dresidual = trial.input(g.dresidual);
-        const auto mean = trial.input(g.mean), rstd = trial.input(g.rstd);
+        const auto mean = s.centered() ? trial.input(g.mean) : Input<float>(), rstd = trial.input(g.rstd);
         const Sums sums(trial, s, "dweight", "dshift", in_place ? before : std::vector<float>());
         bf16* dinp = in_place ? trial.result("dinp in place", s.elements(), s.add ? g.dresidual : g.dout)
                               : trial.result<bf16>("dinp", s.elements());
@@ -270,20 +257,16 @@ void backward_fp8(Trial& t, const Shape& s) {
         const bf16* const added = !s.add ? nullptr : in_place ? dinp : dresidual;
         float *parts = nullptr, *dbias = nullptr, *scratch = nullptr;
         if (s.centered()) {
-            parts = trial.scratch<float>(layernorm_backward_fp8_bias_parts(s.N, s.C));
+            parts = trial.scratch<float>(norm_backward_fp8_bias_parts(s.N, s.C));
             dbias = trial.result("dbias", line(s.C), before);
         }
-        if (s.has_gains())
-            scratch = trial.scratch<float>(s.centered() ? layernorm_backward_fp8_scratch(s.N, s.C)
-                                                        : rmsnorm_backward_fp8_scratch(s.N, s.C));
+        const NormParameters<bf16> norm = g.gains;
+        if (s.has_gains()) scratch = trial.scratch<float>(norm_backward_fp8_scratch(norm.kind(), s.N, s.C));
         const bool writes = pass != QuantizePass::measure;
         trial.run_twice([&] {
-            if (!s.centered())
-                return rmsnorm_backward_fp8<F8>(to.target(), dinp, added, sums.dweight, scratch, from, inp,
-                                                g.gains.weight, rstd, s.N, s.C, in_place, pass, t.stream());
-            layernorm_backward_fp8<F8>(to.target(), parts, dinp, added, sums.dweight, sums.dshift, scratch, from, inp,
-                                       g.gains.weight, mean, rstd, s.N, s.C, in_place, pass, t.stream());
-            if (writes) finish_bias_gradient(dbias, parts, s.N, s.C, in_place, t.stream());
+            norm_backward_fp8<F8>(norm, {sums.dweight, sums.dshift, scratch, in_place}, to.target(), parts, dinp, added,
+                                  from, inp, mean, rstd, s.N, s.C, pass, t.stream());
+            if (writes && dbias) finish_bias_gradient(dbias, parts, s.N, s.C, in_place, t.stream());
         });
         trial.within(dinp, Bounded(s.add ? g.total : g.expected.dinp, rounding_error<bf16>() + reference::kNormError,
                                    reference::kNormedFloor));
@@ -404,7 +387,8 @@ void add_norm_tests(Items& items) {
     // A block with a second tile must not write its codes before the first tile's have been read. One warp with tiles
     // of 32 rows has the most blocks, nine with tiles of 16 the fewest.
     for (const auto& [rows, C] : {std::pair{32, 16}, {16, 2064}}) {
-        const int blocks = static_cast<int>(layernorm_backward_fp8_scratch(1 << 20, C) / (size_t{2} * C));
+        const int blocks =
+            static_cast<int>(norm_backward_fp8_scratch(NormKind::rms, 1 << 20, C) / static_cast<size_t>(C));
         add_backward_fp8<e5m2>(items, {rows * blocks + 16, C, Kind::layer, false, 0, 0, true});
     }
 }

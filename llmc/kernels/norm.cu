@@ -37,40 +37,24 @@ static __global__ void __launch_bounds__(256, kKeepsTooMuch ? 2 : 0)
     store_rows(normed, x, first_row, N, C, team);
 }
 
-template <NormKind norm, class Real>
-static void launch_norm_forward(const char* launcher, Real* normed, float* mean, float* rstd, Real* residual,
-                                const Real* inp1, const Real* inp2, const Real* weight, const Real* shift, float eps,
-                                int N, int C, stream_t stream) {
-    check_rows(launcher, N, C);
-    check_norm(launcher, C, inp2, residual);
+template <class Real>
+void norm_forward(const NormParameters<Real>& norm, Real* normed, float* mean, float* rstd, Real* residual,
+                  const Real* inp1, const Real* inp2, int N, int C, stream_t stream) {
+    check_rows("norm_forward", N, C);
+    check_forward("norm_forward", norm, mean, rstd, inp2, residual, C);
     const size_t n = static_cast<size_t>(N) * C, columns = C, rows = N;
-    with_row_shape(C, [&]<int Rows, int Vectors>() {
-        const int warps_per_row = div_up(C, Vectors * 256);
-        const int teams = div_up(N, Rows), teams_per_block = warps_per_row == 1 ? 8 : 1;
-        const int threads = warps_per_row == 1 ? 256 : 32 * warps_per_row;
-        host::launch_or_loop<layernorm_forward_kernel<norm, Real, Rows, Vectors>,
-                             host::norm_forward<norm == NormKind::layer, Real>>(
-            KernelVariant::host_norm, {dim3(div_up(teams, teams_per_block)), dim3(threads), 0, stream}, out(normed, n),
-            out(mean, rows), out(rstd, rows), out(residual, n), in(inp1, n), in(inp2, n), in(weight, columns),
-            in(shift, columns), eps, N, C, warps_per_row);
+    with_norm_kind(norm.kind(), [&]<NormKind kind>() {
+        with_row_shape(C, [&]<int Rows, int Vectors>() {
+            const int warps_per_row = div_up(C, Vectors * 256);
+            const int teams = div_up(N, Rows), teams_per_block = warps_per_row == 1 ? 8 : 1;
+            const int threads = warps_per_row == 1 ? 256 : 32 * warps_per_row;
+            host::launch_or_loop<layernorm_forward_kernel<kind, Real, Rows, Vectors>,
+                                 host::norm_forward<kind == NormKind::layer, Real>>(
+                KernelVariant::host_norm, {dim3(div_up(teams, teams_per_block)), dim3(threads), 0, stream},
+                out(normed, n), out(mean, rows), out(rstd, rows), out(residual, n), in(inp1, n), in(inp2, n),
+                in(norm.weight, columns), in(norm.shift, columns), norm.eps, N, C, warps_per_row);
+        });
     });
-}
-
-template <class Real>
-void layernorm_forward(Real* normed, float* mean, float* rstd, Real* residual, const Real* inp1, const Real* inp2,
-                       const Real* weight, const Real* shift, int N, int C, stream_t stream) {
-    if ((mean != nullptr) != (rstd != nullptr)) {
-        throw Error(ExitCode::failure, "layernorm_forward: mean and rstd go together");
-    }
-    launch_norm_forward<NormKind::layer>("layernorm_forward", normed, mean, rstd, residual, inp1, inp2, weight, shift,
-                                         kLayerNormEpsilon, N, C, stream);
-}
-
-template <class Real>
-void rmsnorm_forward(Real* normed, float* rstd, Real* residual, const Real* inp1, const Real* inp2, const Real* weight,
-                     int N, int C, float eps, stream_t stream) {
-    launch_norm_forward<NormKind::rms, Real>("rmsnorm_forward", normed, nullptr, rstd, residual, inp1, inp2, weight,
-                                             nullptr, eps, N, C, stream);
 }
 
 // ---- backward ------------------------------------------------------------------------------------------------------
@@ -104,7 +88,7 @@ static __global__ void __launch_bounds__(512)
 
     // Writes the block's row of `parts`: C sums for dweight, then layer norm's C for dshift.
     if (parts == nullptr) return;
-    float* part = parts + static_cast<size_t>(blockIdx.x) * kGradientsOf<norm> * C;
+    float* part = parts + static_cast<size_t>(blockIdx.x) * gradients_of(norm) * C;
     LLMC_UNROLL
     for (int v = 0; v < Vectors; v++) {
         const int c = team.column(v);
@@ -130,64 +114,42 @@ struct BackwardPlan {
 };
 }  // namespace
 
-size_t layernorm_backward_scratch(int N, int C) { return static_cast<size_t>(BackwardPlan(N, C).blocks) * 2 * C; }
-size_t rmsnorm_backward_scratch(int N, int C) { return static_cast<size_t>(BackwardPlan(N, C).blocks) * C; }
+size_t norm_backward_scratch(NormKind kind, int N, int C) {
+    return static_cast<size_t>(BackwardPlan(N, C).blocks) * gradients_of(kind) * C;
+}
 
-// RMS norm has neither mean nor dshift; without a weight it has no dweight either.
-template <NormKind norm, class Real>
-static void launch_norm_backward(const char* launcher, Real* dinp, const Real* dresidual, float* dweight, float* dshift,
-                                 float* scratch, const Real* dout, const Real* inp, const Real* weight,
-                                 const float* mean, const float* rstd, int N, int C, bool accumulate, stream_t stream) {
-    check_rows(launcher, N, C);
-    check_norm(launcher, C);
+template <class Real>
+void norm_backward(const NormParameters<Real>& norm, const NormGradients& gradients, Real* dinp, const Real* dresidual,
+                   const Real* dout, const Real* inp, const float* mean, const float* rstd, int N, int C,
+                   stream_t stream) {
+    check_rows("norm_backward", N, C);
+    check_width("norm_backward", C);
+    check_gradients("norm_backward", norm, gradients);
     const BackwardPlan plan(N, C);
     const size_t n = static_cast<size_t>(N) * C, columns = C, rows = N;
-    const int gradients = kGradientsOf<norm> * C;
-    float* const parts = weight != nullptr ? scratch : nullptr;
+    const int sums = gradients_of(norm.kind()) * C;
+    float* const parts = norm.weight != nullptr ? gradients.scratch : nullptr;
     const LaunchConfig config{dim3(plan.blocks), dim3(32 * plan.warps), 0, stream};
-    const auto run = [&]<auto kernel, auto loop>() {
-        host::launch_or_loop<kernel, loop>(KernelVariant::host_norm, config, out(dinp, n), in(dresidual, n),
-                                           out(parts, static_cast<size_t>(plan.blocks) * gradients), in(dout, n),
-                                           in(inp, n), in(weight, columns), in(mean, rows), in(rstd, rows), N, C);
-    };
-    if (plan.wide)
-        run.template operator()<layernorm_backward_kernel<norm, Real, 1, 3>,
-                                host::norm_backward<norm == NormKind::layer, 1, Real>>();
-    else
-        run.template operator()<layernorm_backward_kernel<norm, Real, 4, 1>,
-                                host::norm_backward<norm == NormKind::layer, 4, Real>>();
-    if (parts != nullptr) reduce_column_parts(dweight, dshift, parts, plan.blocks, gradients, C, accumulate, stream);
+    with_norm_kind(norm.kind(), [&]<NormKind kind>() {
+        const auto run = [&]<int Rows, int Vectors>() {
+            host::launch_or_loop<layernorm_backward_kernel<kind, Real, Rows, Vectors>,
+                                 host::norm_backward<kind == NormKind::layer, Rows, Real>>(
+                KernelVariant::host_norm, config, out(dinp, n), in(dresidual, n),
+                out(parts, static_cast<size_t>(plan.blocks) * sums), in(dout, n), in(inp, n), in(norm.weight, columns),
+                in(mean, rows), in(rstd, rows), N, C);
+        };
+        plan.wide ? run.template operator()<1, 3>() : run.template operator()<4, 1>();
+    });
+    if (parts != nullptr)
+        reduce_column_parts(gradients.dweight, gradients.dshift, parts, plan.blocks, sums, C, gradients.accumulate,
+                            stream);
 }
 
-template <class Real>
-void layernorm_backward(Real* dinp, const Real* dresidual, float* dweight, float* dshift, float* scratch,
-                        const Real* dout, const Real* inp, const Real* weight, const float* mean, const float* rstd,
-                        int N, int C, bool accumulate, stream_t stream) {
-    launch_norm_backward<NormKind::layer>("layernorm_backward", dinp, dresidual, dweight, dshift, scratch, dout, inp,
-                                          weight, mean, rstd, N, C, accumulate, stream);
-}
-
-template <class Real>
-void rmsnorm_backward(Real* dinp, const Real* dresidual, float* dweight, float* scratch, const Real* dout,
-                      const Real* inp, const Real* weight, const float* rstd, int N, int C, bool accumulate,
-                      stream_t stream) {
-    if ((weight != nullptr) != (dweight != nullptr)) {
-        throw Error(ExitCode::failure, "rmsnorm_backward: weight and dweight go together");
-    }
-    launch_norm_backward<NormKind::rms>("rmsnorm_backward", dinp, dresidual, dweight, static_cast<float*>(nullptr),
-                                        scratch, dout, inp, weight, static_cast<const float*>(nullptr), rstd, N, C,
-                                        accumulate, stream);
-}
-
-#define LLMC_INSTANTIATE(Real)                                                                                        \
-    template void layernorm_forward(Real*, float*, float*, Real*, const Real*, const Real*, const Real*, const Real*, \
-                                    int, int, stream_t);                                                              \
-    template void layernorm_backward(Real*, const Real*, float*, float*, float*, const Real*, const Real*,            \
-                                     const Real*, const float*, const float*, int, int, bool, stream_t);              \
-    template void rmsnorm_forward(Real*, float*, Real*, const Real*, const Real*, const Real*, int, int, float,       \
-                                  stream_t);                                                                          \
-    template void rmsnorm_backward(Real*, const Real*, float*, float*, const Real*, const Real*, const Real*,         \
-                                   const float*, int, int, bool, stream_t);
+#define LLMC_INSTANTIATE(Real)                                                                                      \
+    template void norm_forward(const NormParameters<Real>&, Real*, float*, float*, Real*, const Real*, const Real*, \
+                               int, int, stream_t);                                                                 \
+    template void norm_backward(const NormParameters<Real>&, const NormGradients&, Real*, const Real*, const Real*, \
+                                const Real*, const float*, const float*, int, int, stream_t);
 LLMC_INSTANTIATE(float)
 LLMC_INSTANTIATE(bf16)
 #undef LLMC_INSTANTIATE

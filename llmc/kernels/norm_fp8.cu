@@ -143,42 +143,28 @@ static void check_shared_bytes(const char* launcher, const ForwardPlan& plan, in
         launcher, C, plan.all_shared_bytes(), shared_memory_per_block());
 }
 
-template <NormKind norm>
-static void launch_norm_forward_fp8(const char* launcher, const Quantized<e4m3>& to, float* mean, float* rstd,
-                                    bf16* residual, const bf16* inp1, const bf16* inp2, const bf16* weight,
-                                    const bf16* shift, float eps, int N, int C, QuantizePass pass, stream_t stream) {
-    check_quantize(launcher, to.state, N, C);
-    check_norm(launcher, C, inp2, residual);
+void norm_forward_fp8(const NormParameters<bf16>& norm, const Quantized<e4m3>& to, float* mean, float* rstd,
+                      bf16* residual, const bf16* inp1, const bf16* inp2, int N, int C, QuantizePass pass,
+                      stream_t stream) {
+    check_quantize("norm_forward_fp8", to.state, N, C);
+    check_forward("norm_forward_fp8", norm, mean, rstd, inp2, residual, C);
     const ForwardPlan plan(C, shared_memory_per_block());
-    check_shared_bytes(launcher, plan, C);
+    check_shared_bytes("norm_forward_fp8", plan, C);
     const size_t n = static_cast<size_t>(N) * C, columns = C, rows = N;
     if (!writes_fp8(pass)) residual = nullptr;
     e4m3* row = writes_fp8(pass) ? to.row : nullptr;
     e4m3* transposed = writes_fp8(pass) ? to.transposed : nullptr;
-    with_row_shape(C, [&]<int Rows, int Vectors>() {
-        host::launch_or_loop<layernorm_forward_fp8_kernel<norm, Rows, Vectors>,
-                             host::norm_forward_fp8<norm == NormKind::layer>>(
-            KernelVariant::host_norm, {dim3(div_up(N, plan.rows)), dim3(plan.threads()), plan.shared_bytes(), stream},
-            out(row, n), out(transposed, n), state_access(to.state, pass), out(mean, rows), out(rstd, rows),
-            out(residual, n), in(inp1, n), in(inp2, n), in(weight, columns), in(shift, columns), eps, N, C,
-            plan.warps_per_row, plan.rows, plan.stride, pass);
+    with_norm_kind(norm.kind(), [&]<NormKind kind>() {
+        with_row_shape(C, [&]<int Rows, int Vectors>() {
+            host::launch_or_loop<layernorm_forward_fp8_kernel<kind, Rows, Vectors>,
+                                 host::norm_forward_fp8<kind == NormKind::layer>>(
+                KernelVariant::host_norm,
+                {dim3(div_up(N, plan.rows)), dim3(plan.threads()), plan.shared_bytes(), stream}, out(row, n),
+                out(transposed, n), state_access(to.state, pass), out(mean, rows), out(rstd, rows), out(residual, n),
+                in(inp1, n), in(inp2, n), in(norm.weight, columns), in(norm.shift, columns), norm.eps, N, C,
+                plan.warps_per_row, plan.rows, plan.stride, pass);
+        });
     });
-}
-
-void layernorm_forward_fp8(const Quantized<e4m3>& to, float* mean, float* rstd, bf16* residual, const bf16* inp1,
-                           const bf16* inp2, const bf16* weight, const bf16* shift, int N, int C, QuantizePass pass,
-                           stream_t stream) {
-    if ((mean != nullptr) != (rstd != nullptr)) {
-        throw Error(ExitCode::failure, "layernorm_forward_fp8: mean and rstd go together");
-    }
-    launch_norm_forward_fp8<NormKind::layer>("layernorm_forward_fp8", to, mean, rstd, residual, inp1, inp2, weight,
-                                             shift, kLayerNormEpsilon, N, C, pass, stream);
-}
-
-void rmsnorm_forward_fp8(const Quantized<e4m3>& to, float* rstd, bf16* residual, const bf16* inp1, const bf16* inp2,
-                         const bf16* weight, int N, int C, float eps, QuantizePass pass, stream_t stream) {
-    launch_norm_forward_fp8<NormKind::rms>("rmsnorm_forward_fp8", to, nullptr, rstd, residual, inp1, inp2, weight,
-                                           nullptr, eps, N, C, pass, stream);
 }
 
 // ---- backward ------------------------------------------------------------------------------------------------------
@@ -194,14 +180,15 @@ struct BackwardPlan {
     BackwardPlan(int N, int C) : warps(div_up(C, 256)), rows(C <= 2048 ? 32 : 16) {
         blocks = std::min(div_up(N, rows), blocks_at_once(warps));
     }
-    size_t parts() const { return static_cast<size_t>(blocks); }
+    size_t parts(int C) const { return static_cast<size_t>(blocks) * C; }
 };
 
 }  // namespace
 
-size_t layernorm_backward_fp8_scratch(int N, int C) { return BackwardPlan(N, C).parts() * 2 * C; }
-size_t rmsnorm_backward_fp8_scratch(int N, int C) { return BackwardPlan(N, C).parts() * C; }
-size_t layernorm_backward_fp8_bias_parts(int N, int C) { return BackwardPlan(N, C).parts() * C; }
+size_t norm_backward_fp8_scratch(NormKind kind, int N, int C) {
+    return BackwardPlan(N, C).parts(C) * gradients_of(kind);
+}
+size_t norm_backward_fp8_bias_parts(int N, int C) { return BackwardPlan(N, C).parts(C); }
 
 void finish_bias_gradient(float* dbias, const float* bias_parts, int N, int C, bool accumulate, stream_t stream) {
     reduce_column_parts(dbias, nullptr, bias_parts, BackwardPlan(N, C).blocks, C, C, accumulate, stream);
@@ -305,7 +292,7 @@ static __global__ void __launch_bounds__(512)
     // Writes the block's row of `parts`: C sums for dweight, then layer norm's C for dshift.
     const int c = team.column(0);
     if (c >= C || parts == nullptr) return;
-    float* part = parts + static_cast<size_t>(blockIdx.x) * kGradientsOf<norm> * C + c;
+    float* part = parts + static_cast<size_t>(blockIdx.x) * gradients_of(norm) * C + c;
     store8(part, dweight[0]);
     if constexpr (norm == NormKind::layer) {
         store8(part + C, dshift[0]);
@@ -316,64 +303,41 @@ static __global__ void __launch_bounds__(512)
     }
 }
 
-template <NormKind norm, class F8>
-static void launch_norm_backward_fp8(const char* launcher, const Quantized<F8>& to, float* bias_parts, bf16* dinp,
-                                     const bf16* dresidual, float* dweight, float* dshift, float* scratch,
-                                     const bf16* dout, const bf16* inp, const bf16* weight, const float* mean,
-                                     const float* rstd, int N, int C, bool accumulate, QuantizePass pass,
-                                     stream_t stream) {
-    check_quantize(launcher, to.state, N, C);
-    if (C > kWidestFusedGradient) {
-        throw Error(ExitCode::failure, "{}: C={}; the widest row it holds is {}", launcher, C, kWidestFusedGradient);
-    }
-    if (!raises_amax(pass)) {
-        throw Error(ExitCode::failure, "{}: runs once, so pass must be train, train_counted or measure", launcher);
-    }
+template <class F8>
+void norm_backward_fp8(const NormParameters<bf16>& norm, const NormGradients& gradients, const Quantized<F8>& to,
+                       float* bias_parts, bf16* dinp, const bf16* dresidual, const bf16* dout, const bf16* inp,
+                       const float* mean, const float* rstd, int N, int C, QuantizePass pass, stream_t stream) {
+    check_quantize("norm_backward_fp8", to.state, N, C);
+    check_width("norm_backward_fp8", C, kWidestFusedGradient);
+    check_gradients("norm_backward_fp8", norm, gradients);
+    if (!raises_amax(pass))
+        throw Error(ExitCode::failure, "norm_backward_fp8: runs once, so pass must be train, train_counted or measure");
     const BackwardPlan plan(N, C);
-    const bool writes = writes_fp8(pass);
+    const bool writes = writes_fp8(pass), layer = norm.kind() == NormKind::layer;
     F8 *row = writes ? to.row : nullptr, *transposed = writes ? to.transposed : nullptr;
-    if (!writes) bias_parts = nullptr;
-    float* const parts = weight != nullptr ? scratch : nullptr;
-    const size_t n = static_cast<size_t>(N) * C, columns = C, rows = N, gradients = kGradientsOf<norm> * columns;
-    const int stride = code_stride(C), sums = norm == NormKind::layer ? plan.warps * 32 * 32 : 0;
-    const size_t shared_bytes = static_cast<size_t>(plan.rows) * stride * 4 + static_cast<size_t>(sums);
-    host::launch_or_loop<layernorm_backward_fp8_kernel<norm, F8>, host::norm_backward_fp8<norm == NormKind::layer, F8>>(
-        KernelVariant::host_norm, {dim3(plan.blocks), dim3(32 * plan.warps), shared_bytes, stream}, out(row, n),
-        out(transposed, n), state_access(to.state, pass), out(bias_parts, plan.parts() * columns), out(dinp, n),
-        in(dresidual, n), out(parts, plan.parts() * gradients), in(dout, n), in(inp, n), in(weight, columns),
-        in(mean, rows), in(rstd, rows), N, C, plan.rows, stride, pass);
+    if (!writes || !layer) bias_parts = nullptr;
+    float* const parts = norm.weight != nullptr ? gradients.scratch : nullptr;
+    const size_t n = static_cast<size_t>(N) * C, columns = C, rows = N;
+    const int stride = code_stride(C), sums = gradients_of(norm.kind()) * C;
+    const size_t bias_bytes = layer ? static_cast<size_t>(plan.warps) * 32 * 8 * sizeof(float) : 0;
+    const size_t shared_bytes = static_cast<size_t>(plan.rows) * stride * 4 + bias_bytes;
+    with_norm_kind(norm.kind(), [&]<NormKind kind>() {
+        host::launch_or_loop<layernorm_backward_fp8_kernel<kind, F8>,
+                             host::norm_backward_fp8<kind == NormKind::layer, F8>>(
+            KernelVariant::host_norm, {dim3(plan.blocks), dim3(32 * plan.warps), shared_bytes, stream}, out(row, n),
+            out(transposed, n), state_access(to.state, pass), out(bias_parts, plan.parts(C)), out(dinp, n),
+            in(dresidual, n), out(parts, plan.parts(sums)), in(dout, n), in(inp, n), in(norm.weight, columns),
+            in(mean, rows), in(rstd, rows), N, C, plan.rows, stride, pass);
+    });
     if (parts != nullptr)
-        reduce_column_parts(dweight, dshift, parts, plan.blocks, static_cast<int>(gradients), C, accumulate, stream);
+        reduce_column_parts(gradients.dweight, gradients.dshift, parts, plan.blocks, sums, C, gradients.accumulate,
+                            stream);
 }
 
-template <class F8>
-void layernorm_backward_fp8(const Quantized<F8>& to, float* bias_parts, bf16* dinp, const bf16* dresidual,
-                            float* dweight, float* dshift, float* scratch, const bf16* dout, const bf16* inp,
-                            const bf16* weight, const float* mean, const float* rstd, int N, int C, bool accumulate,
-                            QuantizePass pass, stream_t stream) {
-    launch_norm_backward_fp8<NormKind::layer>("layernorm_backward_fp8", to, bias_parts, dinp, dresidual, dweight,
-                                              dshift, scratch, dout, inp, weight, mean, rstd, N, C, accumulate, pass,
-                                              stream);
-}
-
-template <class F8>
-void rmsnorm_backward_fp8(const Quantized<F8>& to, bf16* dinp, const bf16* dresidual, float* dweight, float* scratch,
-                          const bf16* dout, const bf16* inp, const bf16* weight, const float* rstd, int N, int C,
-                          bool accumulate, QuantizePass pass, stream_t stream) {
-    if ((weight != nullptr) != (dweight != nullptr)) {
-        throw Error(ExitCode::failure, "rmsnorm_backward_fp8: weight and dweight go together");
-    }
-    launch_norm_backward_fp8<NormKind::rms>("rmsnorm_backward_fp8", to, nullptr, dinp, dresidual, dweight, nullptr,
-                                            scratch, dout, inp, weight, nullptr, rstd, N, C, accumulate, pass, stream);
-}
-
-#define LLMC_INSTANTIATE(F8)                                                                                          \
-    template void layernorm_backward_fp8(const Quantized<F8>&, float*, bf16*, const bf16*, float*, float*, float*,    \
-                                         const bf16*, const bf16*, const bf16*, const float*, const float*, int, int, \
-                                         bool, QuantizePass, stream_t);                                               \
-    template void rmsnorm_backward_fp8(const Quantized<F8>&, bf16*, const bf16*, float*, float*, const bf16*,         \
-                                       const bf16*, const bf16*, const float*, int, int, bool, QuantizePass,          \
-                                       stream_t);
+#define LLMC_INSTANTIATE(F8)                                                                                         \
+    template void norm_backward_fp8(const NormParameters<bf16>&, const NormGradients&, const Quantized<F8>&, float*, \
+                                    bf16*, const bf16*, const bf16*, const bf16*, const float*, const float*, int,   \
+                                    int, QuantizePass, stream_t);
 LLMC_INSTANTIATE(e4m3)
 LLMC_INSTANTIATE(e5m2)
 #undef LLMC_INSTANTIATE

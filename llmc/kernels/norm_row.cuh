@@ -8,17 +8,13 @@
 #include "llmc/base/error.h"
 #include "llmc/device/kernel.cuh"
 #include "llmc/device/registers.cuh"
+#include "llmc/kernels/norm.h"
 
 namespace llmc {
 
-// RMS norm is layer norm without the mean and without the shift; its weight may be nullptr (1).
-enum class NormKind { layer, rms };
-
 // Number of weight vectors that have gradients.
-template <NormKind norm>
-constexpr int kGradientsOf = norm == NormKind::layer ? 2 : 1;
+constexpr int gradients_of(NormKind kind) { return kind == NormKind::layer ? 2 : 1; }
 
-constexpr float kLayerNormEpsilon = 1e-5f;
 constexpr int kTeamMaxWarps = 16;
 constexpr int kTeamMaxSums = 8;
 constexpr int kTeamExchange = 2 * kTeamMaxWarps * kTeamMaxSums;  // floats of shared memory
@@ -37,10 +33,30 @@ void with_row_shape(int C, const Run& run) {
         run.template operator()<1, 8>();
 }
 
-inline void check_norm(const char* launcher, int C, const void* inp2 = nullptr, const void* residual = nullptr) {
-    if (C > 12288) throw Error(ExitCode::failure, "{}: C={}; the widest row it holds is 12288", launcher, C);
+// Calls run<kind>(), the launch of a kernel for this kind of norm.
+template <class Run>
+void with_norm_kind(NormKind kind, const Run& run) {
+    kind == NormKind::layer ? run.template operator()<NormKind::layer>() : run.template operator()<NormKind::rms>();
+}
+
+inline void check_width(const char* launcher, int C, int widest = 12288) {
+    if (C > widest) throw Error(ExitCode::failure, "{}: C={}; the widest row it holds is {}", launcher, C, widest);
+}
+
+template <class Real>
+void check_forward(const char* launcher, const NormParameters<Real>& norm, const float* mean, const float* rstd,
+                   const Real* inp2, const Real* residual, int C) {
+    check_width(launcher, C);
+    if ((mean != nullptr) != (rstd != nullptr && norm.kind() == NormKind::layer))
+        throw Error(ExitCode::failure, "{}: mean and rstd go together", launcher);
     if ((inp2 != nullptr) != (residual != nullptr))
         throw Error(ExitCode::failure, "{}: inp2 and residual go together", launcher);
+}
+
+template <class Real>
+void check_gradients(const char* launcher, const NormParameters<Real>& norm, const NormGradients& gradients) {
+    if ((norm.weight != nullptr) != (gradients.dweight != nullptr))
+        throw Error(ExitCode::failure, "{}: weight and dweight go together", launcher);
 }
 
 struct RowTeam {

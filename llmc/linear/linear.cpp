@@ -53,7 +53,7 @@ Linear<Real>::Linear(LinearLayers<Real>& layers, const std::string& name, int ro
     for (const auto& observer : layers.observers_) observer->plan(*this, layers.activations_);
     if (takes_gradient_from_norm())
         layers.activations_.plan_shared("bias parts", &layers.bias_parts_,
-                                        layernorm_backward_fp8_bias_parts(rows, outputs_));
+                                        norm_backward_fp8_bias_parts(rows, outputs_));
 }
 
 template <class Real>

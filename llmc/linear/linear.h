@@ -4,8 +4,8 @@
 // or first to measure and then to write. So the producer is passed to the layer as a pair of calls. The layer returns
 // an Operand (or a Gradient), which its product takes:
 //
-//   const Operand<Real> x = fc.input(ln2, pass, [&](Real* out) { layernorm_forward(out, ...); },
-//                                    [&](auto codes, QuantizePass cast) { layernorm_forward_fp8(codes, ..., cast); });
+//   const Operand<Real> x = fc.input(ln2, pass, [&](Real* out) { norm_forward(..., out, ...); },
+//                                    [&](auto codes, QuantizePass cast) { norm_forward_fp8(..., codes, ..., cast); });
 //   fc.forward(out, x, pass);
 //
 // A layer in FP8 has three tensors, x, w and dout. Each is stored row-major and transposed, because products on Hopper

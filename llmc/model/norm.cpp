@@ -1,9 +1,7 @@
-// Chooses the kernels of a norm: layer norm or RMS norm, plain or with a cast to FP8.
+// Chooses the kernels of a norm: plain, or with a cast to FP8.
 #include "llmc/model/norm.h"
 
 #include <algorithm>
-
-#include "llmc/kernels/norm.h"
 
 namespace llmc {
 
@@ -22,55 +20,45 @@ Norm<Real>::Norm(ModelContext<Real>& context, const std::string& name, bool kept
 
 template <class Real>
 size_t Norm<Real>::scratch(int N, int C) {
-    return std::max({layernorm_backward_scratch(N, C), layernorm_backward_fp8_scratch(N, C),
-                     rmsnorm_backward_scratch(N, C), rmsnorm_backward_fp8_scratch(N, C)});
+    return std::max(norm_backward_scratch(NormKind::layer, N, C), norm_backward_fp8_scratch(NormKind::layer, N, C));
+}
+
+template <class Real>
+NormParameters<Real> Norm<Real>::parameters() const {
+    NormParameters<Real> norm{value(weight_), value(bias_)};
+    if (!bias_) norm.eps = eps_;
+    return norm;
 }
 
 template <class Real>
 Operand<Real> Norm<Real>::forward(Linear<Real>& reader, Real* normed, Real* residual, const Real* inp1,
                                   const Real* inp2, const Pass& pass) {
-    Real* const sum = inp2 ? residual : nullptr;
     return reader.input(
         normed, pass, [&](Real* out) { forward(out, residual, inp1, inp2, pass); },
         [&](const auto& codes, QuantizePass cast) {
-            if (!bias_)
-                return rmsnorm_forward_fp8(codes, rstd_, sum, inp1, inp2, value(weight_), pass.N(), channels_, eps_,
-                                           cast, pass.stream);
-            layernorm_forward_fp8(codes, mean_, rstd_, sum, inp1, inp2, value(weight_), value(bias_), pass.N(),
-                                  channels_, cast, pass.stream);
+            norm_forward_fp8(parameters(), codes, mean_, rstd_, inp2 ? residual : nullptr, inp1, inp2, pass.N(),
+                             channels_, cast, pass.stream);
         });
 }
 
 template <class Real>
 void Norm<Real>::forward(Real* normed, Real* residual, const Real* inp1, const Real* inp2, const Pass& pass) {
-    Real* const sum = inp2 ? residual : nullptr;
-    if (bias_)
-        layernorm_forward<Real>(normed, mean_, rstd_, sum, inp1, inp2, value(weight_), value(bias_), pass.N(),
-                                channels_, pass.stream);
-    else
-        rmsnorm_forward<Real>(normed, rstd_, sum, inp1, inp2, value(weight_), pass.N(), channels_, eps_, pass.stream);
+    norm_forward(parameters(), normed, mean_, rstd_, inp2 ? residual : nullptr, inp1, inp2, pass.N(), channels_,
+                 pass.stream);
 }
 
 template <class Real>
 Gradient<Real> Norm<Real>::backward(Real* dinp, const Real* dresidual, const Real* dout, const Real* inp,
                                     Linear<Real>* added, const Pass& pass) {
-    const Real* const weight = value(weight_);
-    float *const dweight = gradient(weight_), *const dbias = gradient(bias_);
-    float* const scratch = weight ? pass.scratch : nullptr;  // for sums of gains and biases
+    const NormParameters<Real> norm = parameters();
+    const NormGradients gradients{gradient(weight_), gradient(bias_), norm.weight ? pass.scratch : nullptr,
+                                  pass.accumulate};
     if (added && added->takes_gradient_from_norm())
         return added->gradient_from_norm(dinp, pass, [&](const auto& codes, float* bias_parts, QuantizePass cast) {
-            if (!bias_)
-                return rmsnorm_backward_fp8(codes, dinp, dresidual, dweight, scratch, dout, inp, weight, rstd_,
-                                            pass.N(), channels_, pass.accumulate, cast, pass.stream);
-            layernorm_backward_fp8(codes, bias_parts, dinp, dresidual, dweight, dbias, scratch, dout, inp, weight,
-                                   mean_, rstd_, pass.N(), channels_, pass.accumulate, cast, pass.stream);
+            norm_backward_fp8(norm, gradients, codes, bias_parts, dinp, dresidual, dout, inp, mean_, rstd_, pass.N(),
+                              channels_, cast, pass.stream);
         });
-    if (bias_)
-        layernorm_backward<Real>(dinp, dresidual, dweight, dbias, scratch, dout, inp, weight, mean_, rstd_, pass.N(),
-                                 channels_, pass.accumulate, pass.stream);
-    else
-        rmsnorm_backward<Real>(dinp, dresidual, dweight, scratch, dout, inp, weight, rstd_, pass.N(), channels_,
-                               pass.accumulate, pass.stream);
+    norm_backward(norm, gradients, dinp, dresidual, dout, inp, mean_, rstd_, pass.N(), channels_, pass.stream);
     return {dinp};
 }
 

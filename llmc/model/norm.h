@@ -4,6 +4,7 @@
 #pragma once
 #include <optional>
 
+#include "llmc/kernels/norm.h"
 #include "llmc/model/block.h"
 
 namespace llmc {
@@ -34,6 +35,8 @@ private:
     using Place = std::optional<ParameterTable::Place>;
     const Real* value(const Place& place) const { return place ? weights_.weight(*place) : nullptr; }
     float* gradient(const Place& place) { return place ? gradients_.gradient(*place) : nullptr; }
+
+    NormParameters<Real> parameters() const;
 
     const int channels_;
     const float eps_;  // of an RMS norm

@@ -12,12 +12,12 @@ using namespace llmc::test;
 
 TEST_CASE("norms, plain and quantizing, meet their specifications") { check_specifications(check::add_norm_tests); }
 
-TEST_CASE("layernorm_forward keeps its precision far from zero") {
+TEST_CASE("layer norm keeps its precision far from zero") {
     const int N = 5, C = 768;
     const auto x = random_normal<float>(size_t{1} * N * C, 1.0f, 1, 1000.0f);
     DeviceArray<float> inp(x), normed(x.size()), mean(N), rstd(N), weight(random_normal<float>(C, 0.3f, 2, 1.0f));
     // sum(x^2) - mean^2 in FP32 would lose everything here.
-    layernorm_forward<float>(normed, mean, rstd, nullptr, inp, nullptr, weight, weight, N, C, test_stream());
+    norm_forward<float>({weight, weight}, normed, mean, rstd, nullptr, inp, nullptr, N, C, test_stream());
     CHECK(max_relative_error(rstd.download(), reference::layernorm_statistics(to_doubles(x), N, C).rstd, 0.0) < 1e-5);
 }
 
@@ -42,20 +42,17 @@ TEST_CASE("backward passes of norms are the derivatives of their forward passes"
         const auto s = statistics_of(to_doubles(x));
         const DeviceArray<float> inp(x), dout(g), weight(w), mean(std::vector<float>(s.mean.begin(), s.mean.end())),
             rstd(std::vector<float>(s.rstd.begin(), s.rstd.end()));
-        DeviceArray<float> dinp(n), dweight(C), dshift(C), scratch(layernorm_backward_scratch(N, C));
-        if (centered)
-            layernorm_backward<float>(dinp, nullptr, dweight, dshift, scratch, dout.get(), inp.get(), weight.get(),
-                                      mean.get(), rstd.get(), N, C, false, test_stream());
-        else
-            rmsnorm_backward<float>(dinp, nullptr, dweight, scratch, dout.get(), inp.get(), weight.get(), rstd.get(), N,
-                                    C, false, test_stream());
+        DeviceArray<float> dinp(n), dweight(C), dshift(C), scratch(norm_backward_scratch(NormKind::layer, N, C));
+        const NormParameters<float> norm{weight.get(), centered ? weight.get() : nullptr};
+        norm_backward<float>(norm, {dweight, centered ? dshift.get() : nullptr, scratch}, dinp, nullptr, dout.get(),
+                             inp.get(), centered ? mean.get() : nullptr, rstd.get(), N, C, test_stream());
         check_derivative(to_doubles(x), dinp.download(), loss);
     }
 }
 
 #if !LLMC_CUDA
 // Cards with less shared memory per block put fewer rows in a block from C=5760 (99 KB) or 9856 (163 KB) on.
-TEST_CASE("layernorm_forward_fp8 gives the same bytes with any amount of shared memory") {
+TEST_CASE("the quantizing norm gives the same bytes with any amount of shared memory") {
     size_t& limit = host::settings().shared_limit;
     const size_t usual = limit;
     for (const int C : {1536, 5760, 5776, 9872, 11648}) {
@@ -67,8 +64,8 @@ TEST_CASE("layernorm_forward_fp8 gives the same bytes with any amount of shared 
         DeviceArray<float> mean(N), rstd(N);
         const auto run = [&](QuantizedArrays<e4m3>& to) {
             DeviceArray<bf16> residual(n);
-            layernorm_forward_fp8(to.both(), mean, rstd, residual, inp1, inp2, weight, shift, N, C, QuantizePass::train,
-                                  test_stream());
+            norm_forward_fp8({weight, shift}, to.both(), mean, rstd, residual, inp1, inp2, N, C, QuantizePass::train,
+                             test_stream());
             return residual.download();
         };
         limit = 227 * 1024;
@@ -90,8 +87,8 @@ TEST_CASE("layernorm_forward_fp8 gives the same bytes with any amount of shared 
     DeviceArray<bf16> x(size_t{16} * 11664);
     QuantizedArrays<e4m3> to(x.size(), used_state(1.0f));
     const std::string message = refusal([&] {
-        layernorm_forward_fp8(to.both(), nullptr, nullptr, nullptr, x.get(), nullptr, x.get(), x.get(), 16, 11664,
-                              QuantizePass::train, test_stream());
+        norm_forward_fp8({x, x}, to.both(), nullptr, nullptr, nullptr, x, nullptr, 16, 11664, QuantizePass::train,
+                         test_stream());
     });
     limit = usual;
     CAPTURE(message);
@@ -111,20 +108,21 @@ TEST_CASE("backward passes of layer norm: one full wave of blocks on an H100") {
     };
     for (const int C : {256, 768, 1024, 1280, 1600, 2048, 4096, 5120, 12288}) {
         const int width = C > 4096 ? 768 : 256;
-        check_wave(C, layernorm_backward_scratch(1 << 20, C), (C + width - 1) / width);
-        if (C <= kWidestFusedGradient) check_wave(C, layernorm_backward_fp8_scratch(1 << 20, C), (C + 255) / 256);
+        check_wave(C, norm_backward_scratch(NormKind::layer, 1 << 20, C), (C + width - 1) / width);
+        if (C <= kWidestFusedGradient)
+            check_wave(C, norm_backward_fp8_scratch(NormKind::layer, 1 << 20, C), (C + 255) / 256);
     }
 }
 
 TEST_CASE("plain norms refuse what they cannot do") {
     DeviceArray<float> x(12304);
     const auto layernorm = [&](float* mean, float* residual, const float* inp2, int N, int C) {
-        layernorm_forward<float>(x, mean, x, residual, x.get(), inp2, x.get(), x.get(), N, C, test_stream());
+        norm_forward<float>({x, x}, x, mean, x, residual, x, inp2, N, C, test_stream());
     };
     const auto rmsnorm = [&](float* residual, const float* inp2, int N, int C) {
-        rmsnorm_forward<float>(x, x, residual, x, inp2, x, N, C, 1e-5f, test_stream());
+        norm_forward<float>({x}, x, nullptr, x, residual, x, inp2, N, C, test_stream());
     };
-    CHECK_THROWS_WITH_AS(rmsnorm(nullptr, nullptr, 1, 12), doctest::Contains("rmsnorm_forward: C=12"), Error);
+    CHECK_THROWS_WITH_AS(rmsnorm(nullptr, nullptr, 1, 12), doctest::Contains("norm_forward: C=12"), Error);
     for (const auto& [N, C] : {std::pair{1, 12}, {0, 8}, {1, 12296}}) {
         CHECK_THROWS_AS(layernorm(x, nullptr, nullptr, N, C), Error);
         CHECK_THROWS_AS(rmsnorm(nullptr, nullptr, N, C), Error);
@@ -134,11 +132,10 @@ TEST_CASE("plain norms refuse what they cannot do") {
     CHECK_THROWS_AS(layernorm(nullptr, nullptr, nullptr, 1, 8), Error);
     CHECK_THROWS_AS(rmsnorm(x, nullptr, 1, 8), Error);
     CHECK_THROWS_AS(rmsnorm(nullptr, x, 1, 8), Error);
-    CHECK_THROWS_AS(layernorm_backward<float>(x, nullptr, x, x, x, x.get(), x.get(), x.get(), x.get(), x.get(), 1, 12,
-                                              false, test_stream()),
-                    Error);
+    CHECK_THROWS_AS(norm_forward<float>({x}, x, x, x, nullptr, x, nullptr, 1, 8, test_stream()), Error);
+    CHECK_THROWS_AS(norm_backward<float>({x, x}, {x, x, x}, x, nullptr, x, x, x, x, 1, 12, test_stream()), Error);
     const auto backward = [&](float* dweight, const float* weight, int C) {
-        rmsnorm_backward<float>(x, nullptr, dweight, x, x, x, weight, x, 1, C, false, test_stream());
+        norm_backward<float>({weight}, {dweight, nullptr, x}, x, nullptr, x, x, nullptr, x, 1, C, test_stream());
     };
     CHECK_THROWS_AS(backward(x, x, 12), Error);
     CHECK_THROWS_AS(backward(x, nullptr, 8), Error);
@@ -152,13 +149,12 @@ TEST_CASE("quantizing norms refuse what they cannot do") {
     QuantizedArrays<e5m2> gradient(512, used_state(1.0f));
     const auto layernorm = [&](float* mean, bf16* residual, const bf16* inp2, int N, int C) {
         return refusal([&] {
-            layernorm_forward_fp8(to.both(), mean, f, residual, x.get(), inp2, x.get(), x.get(), N, C,
-                                  QuantizePass::train, test_stream());
+            norm_forward_fp8({x, x}, to.both(), mean, f, residual, x, inp2, N, C, QuantizePass::train, test_stream());
         });
     };
     const auto rmsnorm = [&](bf16* residual, const bf16* inp2, int N, int C) {
         return refusal([&] {
-            rmsnorm_forward_fp8(to.both(), f, residual, x, inp2, x, N, C, 1e-5f, QuantizePass::train, test_stream());
+            norm_forward_fp8({x}, to.both(), nullptr, f, residual, x, inp2, N, C, QuantizePass::train, test_stream());
         });
     };
     CHECK(layernorm(f, nullptr, nullptr, 16, 16) == "");
@@ -169,15 +165,15 @@ TEST_CASE("quantizing norms refuse what they cannot do") {
     CHECK(layernorm(f, nullptr, x, 16, 16) != "");
     CHECK(layernorm(nullptr, nullptr, nullptr, 16, 16) != "");
     CHECK(rmsnorm(nullptr, nullptr, 16, 16) == "");
-    CHECK(rmsnorm(nullptr, nullptr, 24, 16).find("rmsnorm_forward_fp8: N=24") != std::string::npos);
+    CHECK(rmsnorm(nullptr, nullptr, 24, 16).find("norm_forward_fp8: N=24") != std::string::npos);
     CHECK(rmsnorm(nullptr, nullptr, 16, 12304).find("C=12304") != std::string::npos);
     CHECK(rmsnorm(x, nullptr, 16, 16) != "");
     CHECK(rmsnorm(nullptr, x, 16, 16) != "");
 
     const auto layernorm_gradient = [&](int N, int C, QuantizePass pass) {
         return refusal([&] {
-            layernorm_backward_fp8<e5m2>(gradient.both(), f, x, nullptr, f, f, f, x.get(), x.get(), x.get(), f.get(),
-                                         f.get(), N, C, false, pass, test_stream());
+            norm_backward_fp8<e5m2>({x, x}, {f, f, f}, gradient.both(), f, x, nullptr, x, x, f, f, N, C, pass,
+                                    test_stream());
         });
     };
     CHECK(layernorm_gradient(24, 16, QuantizePass::train).find("N=24") != std::string::npos);
@@ -187,12 +183,12 @@ TEST_CASE("quantizing norms refuse what they cannot do") {
     CHECK(layernorm_gradient(16, 16, QuantizePass::replay).find("runs once") != std::string::npos);
     const auto rmsnorm_gradient = [&](float* dweight, int C, QuantizePass pass) {
         return refusal([&] {
-            rmsnorm_backward_fp8<e4m3>(to.both(), x, nullptr, dweight, f, x, x, x, f, 16, C, false, pass,
-                                       test_stream());
+            norm_backward_fp8<e4m3>({x}, {dweight, nullptr, f}, to.both(), nullptr, x, nullptr, x, x, nullptr, f, 16, C,
+                                    pass, test_stream());
         });
     };
     CHECK(rmsnorm_gradient(f, 16, QuantizePass::train) == "");
-    CHECK(rmsnorm_gradient(f, 4112, QuantizePass::train).find("rmsnorm_backward_fp8: C=4112") != std::string::npos);
+    CHECK(rmsnorm_gradient(f, 4112, QuantizePass::train).find("norm_backward_fp8: C=4112") != std::string::npos);
     CHECK(rmsnorm_gradient(f, 16, QuantizePass::write).find("runs once") != std::string::npos);
     CHECK(rmsnorm_gradient(nullptr, 16, QuantizePass::train).find("go together") != std::string::npos);
 }

@@ -45,8 +45,9 @@ public:
     }
     static size_t scratch(const ModelConfig& config, int B, int T) {
         const int N = B * T, C = 2 * config.channels;
-        return std::max({layernorm_backward_scratch(N, C), gelu_backward_scratch(N, C), bias_gradient_scratch(N, C),
-                         quantize_scratch(N, C), layernorm_backward_fp8_scratch(N, C)});
+        return std::max({norm_backward_scratch(NormKind::layer, N, C), gelu_backward_scratch(N, C),
+                         bias_gradient_scratch(N, C), quantize_scratch(N, C),
+                         norm_backward_fp8_scratch(NormKind::layer, N, C)});
     }
     Real* residual() const override { return residual_; }
     Linear<Real>& last_layer() override { return down_; }
