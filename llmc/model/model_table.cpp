@@ -142,12 +142,13 @@ std::vector<Unit> parameter_units(const ModelConfig& config) {
     return units;
 }
 
-void choose_fp8_weights(std::vector<Unit>& units, const Fp8Layers& layers, Fp8Scaling scaling) {
+void choose_fp8_weights(std::vector<Unit>& units, const Fp8Layers& layers, Fp8Scaling scaling, bool may_leave) {
     for (Unit& unit : units)
         for (ParameterTensor& tensor : unit.tensors) {
             if (!layers.is_fp8(tensor.layer)) continue;
             const bool copied = tensor.layer == kHeadLayer || scaling == Fp8Scaling::mx;
             tensor.codes = copied ? CodesFrom::working_copy : CodesFrom::masters;
+            tensor.copied = copied || may_leave;
         }
 }
 

@@ -385,15 +385,14 @@ void Muon<Real>::apply(const Round& round, const StepState* state, stream_t stre
     size_t at = 0;
     for (const Piece& piece : round.held) {
         const MuonMatrix& m = matrices_[piece.matrix];
-        const auto slice = weights_.slice(m.unit);
         const size_t begin = piece.begin - layout_.slice(m.unit).begin;
+        const auto slice = weights_.slice(m.unit, begin);
         Fp8State* fp8 = nullptr;  // an FP8 tensor forms its own range, limited to this rank's slice
         for (const auto& range : weights_.ranges(m.unit))
             if (range.begin <= begin && begin < range.begin + range.count) fp8 = range.fp8;
         const MuonUpdate update{muon_scale(config_.muon.scale, m.rows, m.columns), config_.muon.weight_decay,
                                 config_.muon.cautious_decay};
-        muon_update(slice.master + begin, slice.working && !fp8 ? slice.working + begin : nullptr, fp8, held_ + at,
-                    piece.count, update, state, stream);
+        muon_update(slice.master, slice.working, fp8, held_ + at, piece.count, update, state, stream);
         at += padded(piece.count);
     }
 }

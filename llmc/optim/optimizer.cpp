@@ -119,12 +119,11 @@ void Optimizer<Real>::update(const double* loss_sum, const int* bad_flag, stream
 template <class Real>
 void Optimizer<Real>::update_adamw(size_t unit, Fp8State* fp8, ShardLayout::Part part, size_t decayed,
                                    const StepState* state, stream_t stream) {
-    const auto slice = weights_.slice(unit);
     const size_t at = part.begin - weights_.layout().slice(unit).begin;
+    const auto slice = weights_.slice(unit, at);
     const auto update = [&]<class Moment>(Moment* m, Moment* v) {
-        adamw_update(slice.master + at, m, v, slice.working && !fp8 ? slice.working + at : nullptr, fp8,
-                     gradients_.slice(unit) + at, part.count, decayed, adamw_, state, stream,
-                     {mix64(config_.rounding_seed) + unit, part.begin});
+        adamw_update(slice.master, m, v, slice.working, fp8, gradients_.slice(unit) + at, part.count, decayed, adamw_,
+                     state, stream, {mix64(config_.rounding_seed) + unit, part.begin});
     };
     if (config_.adam_moments == MomentFormat::bf16)
         update(moments_.at<bf16>(m_, unit, part.begin), moments_.at<bf16>(v_, unit, part.begin));
@@ -135,14 +134,12 @@ void Optimizer<Real>::update_adamw(size_t unit, Fp8State* fp8, ShardLayout::Part
 // Updates this rank's slice of a unit, range by range.
 template <class Real>
 void Optimizer<Real>::update_unit(size_t unit, stream_t stream) {
-    const auto slice = weights_.slice(unit);
     const size_t begin = weights_.layout().slice(unit).begin;
     for (const auto& range : weights_.ranges(unit)) {
         const size_t at = range.begin, count = range.count, decayed = range.decay_count;
         const auto moment = [&] { return moments_.at<float>(m_, unit, begin + at); };
-        float* const master = slice.master + at;
+        const auto [master, working] = weights_.slice(unit, at);
         const float* const gradient = gradients_.slice(unit) + at;
-        Real* const working = slice.working && !range.fp8 ? slice.working + at : nullptr;
         switch (config_.kind) {
             case OptimizerKind::adamw:
                 update_adamw(unit, range.fp8, {begin + at, count}, decayed, state_, stream);

@@ -1,20 +1,27 @@
 // Offsets and padding of the parameters in their units. See table.h.
 #include "llmc/shard/table.h"
 
+#include <algorithm>
+
 #include "llmc/base/error.h"
 
 namespace llmc {
 namespace {
-constexpr size_t kSliceAlignment = 64;  // elements: every slice starts on 128 bytes in bf16, 256 in float
 constexpr size_t kTensorAlignment = 8;  // elements: 16 bytes in bf16, which vector loads and cuBLASLt need
-
-size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 }  // namespace
 
 size_t ParameterTensor::count() const {
     size_t n = 1;
     for (int extent : shape) n *= static_cast<size_t>(extent);
     return n;
+}
+
+size_t Unit::copy_index(size_t element) const {
+    size_t without = 0;
+    for (const ParameterTensor& tensor : tensors)
+        if (!tensor.copied)
+            without += std::clamp(element, tensor.offset, tensor.offset + tensor.count()) - tensor.offset;
+    return element - without;
 }
 
 ParameterTable::ParameterTable(std::vector<Unit> units, int world) : units_(std::move(units)) {
@@ -35,6 +42,9 @@ ParameterTable::ParameterTable(std::vector<Unit> units, int world) : units_(std:
         if (decaying) unit.decay_count = at;
         unit.count = round_up(at, kSliceAlignment * world);
         count_ += unit.count;
+        unit.copy_begin = copies_;
+        unit.copy_count = round_up(unit.copy_index(unit.count), kSliceAlignment);
+        copies_ += unit.copy_count;
     }
 }
 

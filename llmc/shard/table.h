@@ -13,7 +13,11 @@
 
 namespace llmc {
 
-// The source of a weight's FP8 codes. If codes come from the masters, the working copy is not used.
+constexpr size_t kSliceAlignment = 64;  // elements: every slice starts on 128 bytes in bf16, 256 in float
+constexpr size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+
+// The source of a weight's FP8 codes. If codes come from the masters, the working copy is only read once the layer has
+// left FP8.
 enum class CodesFrom {
     nothing,  // no codes: its layer is not in FP8, or it belongs to no linear layer
     masters,
@@ -28,6 +32,7 @@ struct ParameterTensor {
     std::vector<int> matrix_rows = {};  // rows of each matrix, for a tensor of several below each other; else empty
     std::string layer = {};             // name of the linear layer whose weight this is, such as "h.3.fc"; else ""
     CodesFrom codes = CodesFrom::nothing;
+    bool copied = true;  // has a working copy; false if only FP8 codes of it are ever read
     size_t count() const;
 };
 
@@ -37,6 +42,11 @@ struct Unit {
     size_t begin = 0;        // elements before this unit, in arrays that hold all units
     size_t count = 0;        // with padding
     size_t decay_count = 0;  // number of elements with weight decay, which come first
+
+    // Working copies lie behind each other without the tensors that have none. This is the place of an element there,
+    // relative to the unit's first.
+    size_t copy_index(size_t element) const;
+    size_t copy_begin = 0, copy_count = 0;  // like begin and count, in an array of all working copies
 };
 
 class ParameterTable {
@@ -47,6 +57,7 @@ public:
     const std::vector<Unit>& units() const { return units_; }
     const Unit& unit(size_t i) const { return units_[i]; }
     size_t count() const { return count_; }            // elements with padding
+    size_t copies() const { return copies_; }          // the same of working copies
     size_t parameters() const { return parameters_; }  // without
 
     struct Place {
@@ -59,7 +70,7 @@ public:
 
 private:
     std::vector<Unit> units_;
-    size_t count_ = 0, parameters_ = 0;
+    size_t count_ = 0, copies_ = 0, parameters_ = 0;
 };
 
 }  // namespace llmc

@@ -36,18 +36,40 @@ Weights<Real>::Weights(const ShardLayout& layout)
 template <class Real>
 void Weights<Real>::plan() {
     const bool whole = layout_.keeps_whole_weights();
+    if (!whole) cut_working_copy();
     const size_t shard = layout_.slice_total(), kept = whole ? table().count() : shard;
     bool any_fp8 = false;
     for (size_t u = 0; u < layout_.units(); u++) any_fp8 |= has_fp8(u);
     master_arena_.plan(&master_, shard);
-    if (!master_is_working()) working_arena_.plan(&working_, kept);
+    if (!master_is_working()) working_arena_.plan(&working_, working_count());
     if (any_fp8) working_arena_.plan(&fp8_, kept);
     if (whole) return;
     slots_.resize(ShardLayout::kSlots);
     for (size_t s = 0; s < slots_.size(); s++) {
-        working_arena_.plan(&slots_[s].memory.working, layout_.slot_count(s));
+        size_t copies = 0;
+        for (size_t u = 0; u < layout_.units(); u++)
+            if (layout_.slot_of(u) == s) copies = std::max(copies, table().unit(u).copy_count);
+        working_arena_.plan(&slots_[s].memory.working, copies);
         if (any_fp8 && s >= 2) working_arena_.plan(&slots_[s].memory.fp8, layout_.slot_count(s));
     }
+}
+
+// All ranks plan the same memory, although some slices have fewer working copies than others.
+template <class Real>
+void Weights<Real>::cut_working_copy() {
+    working_slices_ = {0};
+    for (size_t u = 0; u < layout_.units(); u++) {
+        const size_t count = layout_.slice(u).count;
+        size_t most = 0;
+        for (size_t begin = 0; begin < table().unit(u).count; begin += count)
+            most = std::max(most, table().unit(u).copy_index(begin + count) - table().unit(u).copy_index(begin));
+        working_slices_.push_back(working_slices_.back() + round_up(most, kSliceAlignment));
+    }
+}
+
+template <class Real>
+size_t Weights<Real>::working_count() const {
+    return layout_.keeps_whole_weights() ? table().copies() : working_slices_.back();
 }
 
 template <class Real>
@@ -56,7 +78,7 @@ void Weights<Real>::allocate(stream_t stream) {
         if (arena->bytes() > 0) arena->allocate();
     const size_t shard = layout_.slice_total(), kept = layout_.keeps_whole_weights() ? table().count() : shard;
     set_bytes(master_, 0, shard * sizeof(float), stream);  // padding stays 0
-    if (working_) set_bytes(working_, 0, kept * sizeof(Real), stream);
+    if (working_) set_bytes(working_, 0, working_count() * sizeof(Real), stream);
     if (fp8_) set_bytes(fp8_, 0, kept, stream);
     if (layout_.comm().world() == 1) return;
     comm_ = layout_.comm().neighbours(static_cast<int>(layout_.group_size()), "weights");
@@ -95,15 +117,18 @@ bool Weights<Real>::has_fp8(size_t unit) const {
 template <class Real>
 typename Weights<Real>::Whole Weights<Real>::whole(size_t unit) const {
     if (!layout_.keeps_whole_weights()) return slots_[layout_.slot_of(unit)].memory;
-    const size_t begin = table().unit(unit).begin;
+    const Unit& u = table().unit(unit);
     if constexpr (std::is_same_v<Real, float>)
-        if (!working_) return {master_ + begin, nullptr};
-    return {working_ + begin, fp8_ ? fp8_ + begin : nullptr};
+        if (!working_) return {master_ + u.begin, nullptr};
+    return {working_ + u.copy_begin, fp8_ ? fp8_ + u.begin : nullptr};
 }
+// The working copy of an element that this rank keeps.
 template <class Real>
-Real* Weights<Real>::working_slice(size_t unit) const {
-    return layout_.keeps_whole_weights() ? whole(unit).working + layout_.slice(unit).begin
-                                         : working_ + layout_.slice_index(unit);
+Real* Weights<Real>::working_at(size_t unit, size_t element) const {
+    const size_t at = table().unit(unit).copy_index(element);
+    return layout_.keeps_whole_weights()
+               ? whole(unit).working + at
+               : working_ + working_slices_[unit] + at - table().unit(unit).copy_index(layout_.slice(unit).begin);
 }
 template <class Real>
 e4m3* Weights<Real>::codes_slice(size_t unit) const {
@@ -126,7 +151,9 @@ void Weights<Real>::check_resident(size_t unit, size_t tensor) const {
 template <class Real>
 const Real* Weights<Real>::weight(size_t unit, size_t tensor) const {
     check_resident(unit, tensor);
-    return whole(unit).working + table().unit(unit).tensors[tensor].offset;
+    const ParameterTensor& info = table().unit(unit).tensors[tensor];
+    if (!info.copied) throw Error(ExitCode::failure, info.name + " exists in FP8 alone");
+    return whole(unit).working + table().unit(unit).copy_index(info.offset);
 }
 template <class Real>
 const e4m3* Weights<Real>::fp8_weight(size_t unit, size_t tensor) const {
@@ -153,8 +180,12 @@ void Weights<Real>::collect_master(float* out, size_t unit, size_t tensor, void*
 }
 
 template <class Real>
-typename Weights<Real>::Slice Weights<Real>::slice(size_t unit) const {
-    return {master_slice(unit), master_is_working() ? nullptr : working_slice(unit)};
+typename Weights<Real>::Slice Weights<Real>::slice(size_t unit, size_t at) const {
+    const size_t element = layout_.slice(unit).begin + at;
+    bool copied = !master_is_working();
+    for (const Range& range : ranges_[unit])
+        if (range.fp8 && range.begin <= at && at < range.begin + range.count) copied = false;
+    return {master_slice(unit) + at, copied ? working_at(unit, element) : nullptr};
 }
 
 // ---- gathered and sent ----------------------------------------------------------------------------------------------
@@ -205,18 +236,19 @@ void Weights<Real>::send(size_t unit, const Whole& to) {
     const CommRange range(names_[unit].c_str(), comm_, gather_stream_);
     const size_t count = layout_.slice(unit).count;
     if (!has_fp8(unit)) {
-        comm_.all_gather(to.working, working_slice(unit), count * sizeof(Real), gather_stream_);
+        comm_.all_gather(to.working, working_at(unit, layout_.slice(unit).begin), count * sizeof(Real), gather_stream_);
         return;
     }
+    const auto place = [&](const Piece& piece) { return to.working + table().unit(unit).copy_index(piece.begin); };
     for (const Piece& piece : pieces_[unit]) {
-        const Real* mine = working_slice(unit) + piece.begin - layout_.slice(unit).begin;
-        if (piece.rank == comm_.rank() && mine != to.working + piece.begin)
-            copy_on_device(to.working + piece.begin, mine, piece.count * sizeof(Real), gather_stream_);
+        if (piece.rank != comm_.rank()) continue;
+        const Real* mine = working_at(unit, piece.begin);
+        if (mine != place(piece)) copy_on_device(place(piece), mine, piece.count * sizeof(Real), gather_stream_);
     }
     const Comm::Group group(comm_);
     comm_.all_gather(to.fp8, codes_slice(unit), count, gather_stream_);
     for (const Piece& piece : pieces_[unit])
-        comm_.broadcast(to.working + piece.begin, piece.count * sizeof(Real), piece.rank, gather_stream_);
+        comm_.broadcast(place(piece), piece.count * sizeof(Real), piece.rank, gather_stream_);
 }
 
 template <class Real>
@@ -249,7 +281,7 @@ std::vector<NamedMemory> Weights<Real>::working_copies() const {
             const ShardLayout::Part part = ShardLayout::overlap(kept, tensor);
             const size_t at = begin + part.begin - kept.begin;
             if (!fp8_states_[u][t])
-                copies.push_back({tensor.name, working_ + at, part.count * sizeof(Real)});
+                copies.push_back({tensor.name, working_at(u, part.begin), part.count * sizeof(Real)});
             else if (layout_.is_sliced())
                 copies.push_back({tensor.name + " in FP8", fp8_ + at, part.count});
         }
@@ -269,12 +301,11 @@ void Weights<Real>::cast_slices(stream_t stream) {
     for (size_t u = 0; u < layout_.units(); u++)
         for (const Range& range : ranges_[u]) {
             if (range.fp8) continue;
-            Real* const working = working_slice(u) + range.begin;
-            const float* const master = master_slice(u) + range.begin;
+            const Slice to = slice(u, range.begin);
             if constexpr (std::is_same_v<Real, float>)
-                copy_on_device(working, master, range.count * sizeof(float), stream);
+                copy_on_device(to.working, to.master, range.count * sizeof(float), stream);
             else
-                cast(working, master, range.count, stream);
+                cast(to.working, to.master, range.count, stream);
         }
 }
 
@@ -339,6 +370,12 @@ void Weights<Real>::keep_in_fp8(size_t unit, size_t tensor, Fp8State* state, con
 
 template <class Real>
 void Weights<Real>::leave_fp8(size_t unit, size_t tensor, stream_t stream) {
+    const ParameterTensor& info = table().unit(unit).tensors[tensor];
+    if (!info.copied)
+        throw Error(ExitCode::bad_flags,
+                    "layer {} has left FP8, but this run keeps no BF16 copy of its weight; resume with the "
+                    "--fp8-fallback of that run, or leave the layer out of --fp8-layers",
+                    info.layer);
     fp8_states_[unit][tensor] = nullptr;
     travels_in_fp8_[unit][tensor] = false;
     cut_into_ranges(unit);
@@ -349,8 +386,7 @@ void Weights<Real>::leave_fp8(size_t unit, size_t tensor, stream_t stream) {
         return;
     }
     if constexpr (!std::is_same_v<Real, float>)
-        cast(whole(unit).working + table().unit(unit).tensors[tensor].offset, master(unit, tensor),
-             table().unit(unit).tensors[tensor].count(), stream);
+        cast(working_at(unit, info.offset), master(unit, tensor), info.count(), stream);
 }
 
 // ---- host access ----------------------------------------------------------------------------------------------------
@@ -394,7 +430,11 @@ void Weights<Real>::write_master(size_t unit, const ShardLayout::Part& part, con
     float* master = master_slice(unit) + part.begin - layout_.slice(unit).begin;
     write_through(master, values, part.count, stream);
     if constexpr (!std::is_same_v<Real, float>)
-        if (!layout_.is_sliced()) cast(whole(unit).working + part.begin, master, part.count, stream);
+        for (const Range& range : ranges_[unit]) {
+            const ShardLayout::Part copied = ShardLayout::overlap(part, {range.begin, range.count});
+            if (layout_.is_sliced() || range.fp8 || copied.count == 0) continue;
+            cast(working_at(unit, copied.begin), master + copied.begin - part.begin, copied.count, stream);
+        }
 }
 
 template <class Real>

@@ -42,12 +42,12 @@ public:
     const e4m3* fp8_weight(size_t unit, size_t tensor) const;
     void release(size_t unit, stream_t stream);
 
-    // This rank's slice of a unit, for the optimizer.
+    // This rank's slice of a unit from its element `at` on, for the optimizer.
     struct Slice {
         float* master;
-        Real* working;  // nullptr if the masters are the working copy
+        Real* working;  // nullptr if the masters are the working copy, or if `at` lies in a tensor in FP8
     };
-    Slice slice(size_t unit) const;
+    Slice slice(size_t unit, size_t at = 0) const;
     // The slice cut into the ranges that the optimizer updates one after the other: each tensor in FP8, and what lies
     // between two of them.
     struct Range {
@@ -62,7 +62,7 @@ public:
     // 1, multiply the matrix's columns when they are cast. May be repeated.
     void keep_in_fp8(size_t unit, size_t tensor, Fp8State* state, const float* factors = nullptr);
     // The model reads this tensor's working copy again, from the next publish() on. Call on every rank in the same
-    // step.
+    // step. Throws if the tensor was planned without a working copy (ParameterTensor::copied).
     void leave_fp8(size_t unit, size_t tensor, stream_t stream);
     // True if a tensor in FP8 was changed by anything but the optimizer, so that it must be measured.
     bool to_be_measured() const { return to_be_measured_; }
@@ -125,7 +125,9 @@ private:
     void write_master(size_t unit, const ShardLayout::Part& part, const float* values, stream_t stream);
     float* master_slice(size_t unit) const { return master_ + layout_.slice_index(unit); }
     Whole whole(size_t unit) const;
-    Real* working_slice(size_t unit) const;
+    Real* working_at(size_t unit, size_t element) const;
+    void cut_working_copy();
+    size_t working_count() const;
     void cast_slices(stream_t stream);
     void bring(size_t unit);
     void send(size_t unit, const Whole& to);
@@ -137,8 +139,10 @@ private:
     Comm comm_ = Comm::self();                       // this rank's group
     Arena working_arena_{MemoryKind::weights}, master_arena_{MemoryKind::optimizer};
     float* master_ = nullptr;
-    Real* working_ = nullptr;  // all units, or this rank's slices of them in stage 3
-    e4m3* fp8_ = nullptr;      // FP8 codes of the same elements; only if masters are sliced
+    // All units, or this rank's slices of them in stage 3, without tensors that have no working copy.
+    Real* working_ = nullptr;
+    std::vector<size_t> working_slices_;  // stage 3, by unit: where its slice begins; the last entry is the length
+    e4m3* fp8_ = nullptr;                 // FP8 codes of the same elements; only if masters are sliced
     std::vector<Slot> slots_;
     std::vector<size_t> gathered_;  // by slot, in every stage: the unit that is gathered and not released
     size_t last_gathered_ = 0;      // tells whether the model goes forward or backward

@@ -13,7 +13,7 @@ std::vector<Unit> units_of(const TrainerConfig& config) {
     std::vector<Unit> units = parameter_units(config.model);
     if (config.fp8) {
         const Fp8Layers layers(config.fp8_layers, config.model.layers, linear_names(config.model));
-        choose_fp8_weights(units, layers, config.fp8_scaling());
+        choose_fp8_weights(units, layers, config.fp8_scaling(), config.fp8->fallback.steps > 0);
     }
     return units;
 }

@@ -433,6 +433,8 @@ class Planning(unittest.TestCase):
     def test_what_fits_on_one_card(self):
         """1558M on an RTX 4090, if --fit may choose; and a card that shares the host's memory holds less."""
         self.assertIn("fits into RTX 4090", self.plan("-e", "gpt2-xl", "-b", "16", "--gpu", "rtx4090", "--fit"))
+        smallest = ["-e", "gpt2-xl", "-b", "1", "--adam-moments", "bf16", "-r", "block", "--gpu", "rtx4090"]
+        self.assertIn("fits into RTX 4090", self.plan(*smallest, "--precision", "fp8"))
         memory = json.loads(self.plan_json(0, "-e", "d12", "--gpu", "gb10"))["memory"]
         self.assertEqual(memory["total"], sum(memory[name] for name in memory if name != "total"))
         self.assertGreater(memory["host"], 0)

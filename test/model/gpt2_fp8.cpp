@@ -3,6 +3,7 @@
 #include <cstring>
 #include <limits>
 
+#include "test/helpers.h"
 #include "test/model/fp8_training.h"
 
 using namespace llmc;
@@ -235,8 +236,43 @@ TEST_CASE("gpt2 fp8: weight scales come from the optimizer's update and are thos
     CHECK(same_bits(updated.weights(), measured.weights()));
 }
 
-TEST_CASE("gpt2 fp8: the BF16 copies of weights in FP8 are neither read nor written by a step") {
-    Fp8Training run(recipe(Fp8Recipe::delayed), "off"), untouched(recipe(Fp8Recipe::delayed), "off");
+TEST_CASE("gpt2 fp8: weights in FP8 have no BF16 copy unless their layers may leave FP8") {
+    Fp8Config may_leave = recipe(Fp8Recipe::delayed);
+    may_leave.fallback = {1, 1, 1};
+    Fp8Training run(recipe(Fp8Recipe::delayed), "off"), copied(may_leave, "off");
+    size_t in_fp8 = 0;
+    for (size_t u = 0; u < run.test.table.units().size(); u++) {
+        run.test.weights.gather(u, run.test.stream);
+        for (size_t t = 0; t < run.test.table.unit(u).tensors.size(); t++) {
+            const ParameterTensor& tensor = run.test.table.unit(u).tensors[t];
+            const std::string error = error_of([&] { run.test.weights.weight(u, t); });
+            if (tensor.codes == CodesFrom::masters) {
+                in_fp8 += tensor.count();
+                CHECK(error == tensor.name + " exists in FP8 alone");
+            } else {
+                CHECK(error == "");
+            }
+        }
+        run.test.weights.release(u, run.test.stream);
+    }
+    CHECK(in_fp8 > 0);
+    CHECK(copied.test.weights.working_bytes() - run.test.weights.working_bytes() == 2 * in_fp8);
+    for (int i = 0; i < 3; i++) {
+        run.step(i);
+        copied.step(i);
+    }
+    CHECK(same_bits(run.weights(), copied.weights()));
+
+    const auto place = run.test.table.find("h.1.qkv.weight");
+    CHECK(error_of([&] {
+              run.test.weights.leave_fp8(place.unit, place.tensor, run.test.stream);
+          }).find("layer h.1.qkv has left FP8, but this run keeps no BF16 copy") == 0);
+}
+
+TEST_CASE("gpt2 fp8: the BF16 copies that layers keep for leaving FP8 are neither read nor written by a step") {
+    Fp8Config config = recipe(Fp8Recipe::delayed);
+    config.fallback = {1, 1, 1};
+    Fp8Training run(config, "off"), untouched(config, "off");
     const size_t unit = block_unit(1);
     const std::vector<ParameterTensor>& tensors = run.test.table.unit(unit).tensors;  // matrices first
     run.test.weights.gather(unit, run.test.stream);
