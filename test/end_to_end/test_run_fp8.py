@@ -4,7 +4,7 @@ import json
 import os
 import unittest
 
-from test_run_ranks import MPIRUN, run_ranks
+from test_run_ranks import MPIRUN, ONE_THREAD, run_ranks
 from trainer import (BLOCK_RECIPES, FP8_RECIPES, TINY_BATCH, FinishedRun, corpus, new_path, recipe_flags, run,
                      tiny_flags)
 
@@ -191,7 +191,7 @@ class Fp8(unittest.TestCase):
                 result = run_ranks(ranks, *flags, "--out", out)
                 self.assertEqual(result.returncode, 0, result.stderr)
             else:
-                result = run(*flags, "--out", out)
+                result = run(*flags, "--out", out, env=ONE_THREAD)  # like every rank of several
                 self.assertEqual(result.code, 0, result.err)
             with open(os.path.join(out, "metrics.jsonl"), encoding="utf-8") as file:
                 records = [json.loads(line) for line in file]
