@@ -52,7 +52,10 @@ void fail_to_write(const std::string& path, const char* action) {
 }
 
 NewFile::NewFile(FileCalls& calls, const std::string& path) : calls_(calls), path_(path) {
-    fd_ = calls.open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666);
+    const auto create = [&] { return calls.open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL, 0666); };
+    fd_ = create();
+    // Deletes what is there instead of writing to it, because a symbolic link would lead to somebody else's file.
+    if (fd_ < 0 && errno == EEXIST && calls.unlink(path.c_str()) == 0) fd_ = create();
     if (fd_ < 0) fail_to_write(path, "create it");
 }
 

@@ -39,7 +39,7 @@ FileCalls& system_calls();
 // A new file, open for writing. Closes itself.
 class NewFile {
 public:
-    NewFile(FileCalls& calls, const std::string& path);  // replaces an existing file
+    NewFile(FileCalls& calls, const std::string& path);  // replaces an existing file or link
     ~NewFile();
     NewFile(const NewFile&) = delete;
     NewFile& operator=(const NewFile&) = delete;

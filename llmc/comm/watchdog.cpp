@@ -201,7 +201,7 @@ void Watchdog::write_report(const std::string& problem) const {
     const std::string path = fmt::format("{}/watchdog_rank{:05}.json", directory_, rank_);
     // Written under another name, since this process may be killed halfway.
     const std::string temporary = path + ".tmp";
-    const int file = open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    const int file = open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0644);
     if (file < 0) return;
     write_all(file, json_text(report, 1) + "\n");
     std::rename(temporary.c_str(), path.c_str());

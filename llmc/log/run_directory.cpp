@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "llmc/base/error.h"
+#include "llmc/base/files.h"
 #include "llmc/base/input_file.h"
 #include "llmc/base/json.h"
 #include "llmc/base/text.h"
@@ -56,18 +57,12 @@ void fail_to_write(const std::string& file, int error) {
 }
 
 void write_file(const std::string& file, const std::string& text) {
-    const std::string temporary = file + ".tmp";
-    std::FILE* stream = std::fopen(temporary.c_str(), "w");
-    if (stream == nullptr) fail_to_write(temporary, errno);
-    errno = 0;
-    const bool written = std::fwrite(text.data(), 1, text.size(), stream) == text.size() && std::fflush(stream) == 0;
-    const int error = errno;
-    std::fclose(stream);
-    if (!written) {
-        std::remove(temporary.c_str());
-        fail_to_write(file, error);
+    try {
+        write_synced(system_calls(), file, text);
+    } catch (const Error& error) {
+        const bool is_full = error.code() == ExitCode::no_resources;
+        throw Error(is_full ? ExitCode::no_resources : ExitCode::failure, std::string(error.what()));
     }
-    if (std::rename(temporary.c_str(), file.c_str()) != 0) fail_to_write(file, errno);
 }
 
 // ---- an earlier run -------------------------------------------------------------------------------------------------

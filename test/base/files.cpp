@@ -26,3 +26,16 @@ TEST_CASE("files: the old content stays until the new file is whole") {
     CHECK(contains(checkpoint_error([&] { write_synced(system_calls(), folder / "none/x", ""); }),
                    "none/x.tmp: cannot create it: No such"));
 }
+
+TEST_CASE("files: a symbolic link at PATH or PATH.tmp is replaced, not followed") {
+    TemporaryDirectory folder;
+    write_synced(system_calls(), folder / "thesis", "mine");
+    for (const char* link : {"x.tmp", "x"}) {
+        std::filesystem::create_symlink("thesis", folder / link);
+        write_synced(system_calls(), folder / "x", "new");
+        CHECK(read_file(folder / "thesis") == "mine");
+        CHECK(read_file(folder / "x") == "new");
+        CHECK(!std::filesystem::is_symlink(folder / "x"));
+        std::filesystem::remove(folder / "x");
+    }
+}

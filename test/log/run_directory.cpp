@@ -270,6 +270,16 @@ TEST_CASE("run directory: the lock is no link, and a lost lock is harmless") {
     CHECK(parse_json<json>(read_file(place / "run.json"))["first_checkpoint"] == 7);
 }
 
+TEST_CASE("run directory: a file is not written through a link of its temporary name") {
+    Place place;
+    place.put("thesis", "mine");
+    fs::create_symlink("thesis", place / "run.json.tmp");
+    write_file(place / "run.json", "{}");
+    CHECK(read_file(place / "thesis") == "mine");
+    CHECK(read_file(place / "run.json") == "{}");
+    CHECK(code_of([&] { write_file(place / "none/run.json", "{}"); }) == ExitCode::failure);
+}
+
 TEST_CASE("log file: a disk that takes nothing does not end the run, and lines come later") {
     Place place;
     if (!fs::exists("/dev/full")) return;
