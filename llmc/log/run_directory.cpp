@@ -316,13 +316,18 @@ RunDirectory::RunDirectory(const std::string& path) : path_(path) {
 }
 
 RunDirectory::~RunDirectory() {
-    if (lock_ >= 0) ::close(lock_);
+    if (lock_ < 0) return;
+    if (created_lock_ && !begun_) ::unlink(file("lock").c_str());
+    ::close(lock_);
 }
 
 // Locks the open file. Such a lock ends with the process, and network file systems support it.
 void RunDirectory::lock() {
     const std::string name = file("lock");
-    lock_ = ::open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+    constexpr int kLockFlags = O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW;
+    lock_ = ::open(name.c_str(), kLockFlags | O_EXCL, 0666);
+    created_lock_ = lock_ >= 0;
+    if (!created_lock_ && errno == EEXIST) lock_ = ::open(name.c_str(), kLockFlags, 0666);
     if (lock_ < 0 && errno == ELOOP)
         throw Error(ExitCode::bad_flags, name +
                                              " is a symbolic link, and the file that it leads to would be "
@@ -342,17 +347,25 @@ void RunDirectory::lock() {
             "the run directory {} is in use by another run ({}); choose another with --out, or wait for that run's end",
             path_, owner);
     }
+    if (lock_is_lost()) {  // a start that was refused has deleted its lock since we opened it
+        ::close(lock_);
+        return lock();
+    }
     ::gethostname(host, sizeof host - 1);
     const std::string text = fmt::format("process {} on {}\n", ::getpid(), host);
     if (::ftruncate(lock_, 0) != 0 || ::pwrite(lock_, text.data(), text.size(), 0) < 0) fail_to_prepare(path_, errno);
 }
 
-// If somebody deletes the lock file, a second run could use this directory.
-void RunDirectory::check_lock() {
+bool RunDirectory::lock_is_lost() const {
     struct stat named {
     }, held{};
-    if (lock_ < 0 || ::fstat(lock_, &held) != 0) return;
-    if (::stat(file("lock").c_str(), &named) == 0 && named.st_ino == held.st_ino) return;
+    if (lock_ < 0 || ::fstat(lock_, &held) != 0) return false;
+    return ::stat(file("lock").c_str(), &named) != 0 || named.st_ino != held.st_ino;
+}
+
+// If somebody deletes the lock file, a second run could use this directory.
+void RunDirectory::check_lock() {
+    if (!lock_is_lost()) return;
     std::fprintf(stderr, "train_gpt: %s was deleted or replaced: nothing keeps another run out of this directory\n",
                  file("lock").c_str());
     ::close(std::exchange(lock_, -1));
@@ -384,6 +397,7 @@ void RunDirectory::begin(bool overwrite, bool restart) {
 
 void RunDirectory::go_on(const RunFileSizes& sizes) {
     if (!active()) return;
+    begun_ = true;
     metrics_.open(file("metrics.jsonl"), sizes.metrics);
     main_log_.open(file("main.log"), sizes.main_log);
 }

@@ -87,6 +87,7 @@ public:
     // Creates `path` ("" = writes nothing) and locks it against other runs, also on other machines that share it.
     // Throws Error(bad_flags) if it cannot be written or another run has locked it.
     explicit RunDirectory(const std::string& path);
+    // Deletes the lock file that this object created, if the run did not begin: it may be in somebody's folder.
     ~RunDirectory();
     RunDirectory(const RunDirectory&) = delete;
     RunDirectory& operator=(const RunDirectory&) = delete;
@@ -116,10 +117,13 @@ public:
 
 private:
     void lock();
+    bool lock_is_lost() const;
     void check_lock();
 
     std::string path_;
     int lock_ = -1;
+    bool created_lock_ = false;
+    bool begun_ = false;  // by begin() or go_on()
     bool noted_ = false;  // the first checkpoint, in run.json
     LogFile metrics_, main_log_;
 };

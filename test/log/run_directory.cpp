@@ -270,6 +270,20 @@ TEST_CASE("run directory: the lock is no link, and a lost lock is harmless") {
     CHECK(parse_json<json>(read_file(place / "run.json"))["first_checkpoint"] == 7);
 }
 
+TEST_CASE("run directory: a start that is refused leaves no lock") {
+    Place place;
+    place.put("config.json", "mine");
+    CHECK(place.start() == ExitCode::bad_flags);
+    CHECK(!fs::exists(place / "lock"));
+    place.put("lock", "");  // of an earlier run
+    CHECK(place.start() == ExitCode::bad_flags);
+    CHECK(fs::exists(place / "lock"));
+    fs::remove(place / "lock");
+    fs::remove(place / "config.json");
+    CHECK(place.start() == ExitCode::ok);
+    CHECK(fs::exists(place / "lock"));
+}
+
 TEST_CASE("run directory: a file is not written through a link of its temporary name") {
     Place place;
     place.put("thesis", "mine");
