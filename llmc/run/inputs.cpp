@@ -95,21 +95,35 @@ void Inputs::describe(ResolveInputs& surroundings) const {
         surroundings.hellaswag_rows += static_cast<int64_t>(example.completions.size());
 }
 
-void Inputs::keep_tokenizer(const RunDirectory& directory) const {
-    if (!directory.active() || !tokenizer.tokenizer) return;
+void Inputs::keep_tokenizer(const RunDirectory& directory, bool overwrite) const {
+    if (!directory.active() || !train) return;
+    std::error_code ignored;
+    const auto delete_copies = [&] {
+        for (const char* old : {"tokenizer.json", "tokenizer.bin", "tokenizer.tiktoken"})
+            fs::remove(directory.file(old), ignored);
+    };
+    if (!tokenizer.tokenizer) {
+        // Next to the shards the file is not a run's copy.
+        const fs::path shards = fs::absolute(train->path(0)).parent_path();
+        if (overwrite && !fs::equivalent(shards, directory.path(), ignored)) delete_copies();
+        return;
+    }
     const TokenDecoder& decoder = *tokenizer.tokenizer;
     const fs::path from(decoder.name());
     const bool is_bytes = decoder.name() == "bytes";
     const std::string to = directory.file(is_bytes || from.extension() == ".bin" ? "tokenizer.bin"
                                           : from.extension() == ".json"          ? "tokenizer.json"
                                                                                  : "tokenizer.tiktoken");
-    std::error_code ignored;
     if (!is_bytes && fs::equivalent(from, to, ignored)) return;
-    for (const char* old : {"tokenizer.json", "tokenizer.bin", "tokenizer.tiktoken"})
-        fs::remove(directory.file(old), ignored);
-    if (is_bytes) return write_file(to, decoder.as_llmc());
-    std::ifstream file(from, std::ios::binary);
-    write_file(to, {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()});
+    std::string content;
+    if (is_bytes) {
+        content = decoder.as_llmc();
+    } else {
+        std::ifstream file(from, std::ios::binary);
+        content = {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+    }
+    delete_copies();
+    write_file(to, content);
 }
 
 void only_bench(Options& o) {

@@ -24,7 +24,8 @@ struct Inputs {
     // example or the given tokenizer does not fit the resolved options.
     void check(const Options& options);
     // Copies the tokenizer's file into the run directory, so that samples and exports need nothing outside of it.
-    void keep_tokenizer(const RunDirectory& directory) const;
+    // Deletes the copy of an earlier run that this one overwrites.
+    void keep_tokenizer(const RunDirectory& directory, bool overwrite) const;
     // Fills in the facts about the shards that resolve() needs.
     void describe(ResolveInputs& surroundings) const;
 };

@@ -61,7 +61,7 @@ Run<Real>::Run(const Options& options, const Inputs& inputs, const CardFacts& ca
                comm_, directory),
       profiler_(comm_, profiler_setup(options, trainer)) {
     begin_records(directory, trainer, options, card.check, ranks, position_);
-    inputs.keep_tokenizer(directory);
+    inputs.keep_tokenizer(directory, options.overwrite);
     follower_.emplace(options, directory);
 }
 

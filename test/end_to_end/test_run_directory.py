@@ -11,7 +11,7 @@ import time
 import unittest
 
 from test_run_checkpoints import CHECKPOINT, FLAGS_CODE, STOPPED, Case, Directory, damage, disk_trouble
-from trainer import new_path, workspace
+from trainer import new_path, workspace, write_shard
 
 
 class RunDirectory(Case):
@@ -130,6 +130,25 @@ class Links(RunDirectory):
         self.assert_untouched(self.run_.file("checkpoints", "step_00000009.tmp.set_aside", "inside"))
         self.assertIn("step_9.tmp was a link", result.err)
         self.assertIn("is more than a checkpoint: renamed to", result.err)
+
+    def test_overwrite_deletes_the_copied_tokenizer(self):
+        """Samples of the new run would be decoded with the old run's tokenizer."""
+        def tokens(*flags):
+            return ["--train", write_shard(list(range(64)) * 8), "--vocab", "257", "--val-every", "0", "--max-steps",
+                    "1", *flags]
+
+        def copies(directory):
+            return [name for name in os.listdir(directory) if name.startswith("tokenizer")]
+
+        source = os.path.join(self.somebodys(), "mine.bin")
+        shutil.copy(self.run_.file("tokenizer.bin"), source)
+        for given in (source, self.run_.file("tokenizer.bin")):  # a file elsewhere, and the copy itself
+            self.succeeds(self.run_.run(*tokens("--overwrite", "--tokenizer", given)))
+            with open(source, "rb") as mine, open(self.run_.file("tokenizer.bin"), "rb") as kept:
+                self.assertEqual(mine.read(), kept.read())
+        self.succeeds(self.run_.run(*tokens("--overwrite")))
+        self.assertEqual(copies(self.run_.path), [])
+        self.assertTrue(os.path.exists(source))
 
     def test_overwrite_keeps_a_link_to_a_larger_disk(self):
         self.move_checkpoints()
