@@ -52,6 +52,7 @@ Run<Real>::Run(const Options& options, const Inputs& inputs, const CardFacts& ca
       last_step_(last_step_of(options, position_)),
       deadline_(deadline_after(options.max_minutes)),
       checkpoints_(options, *inputs.train, trainer, directory, position_),
+      stop_waits_for_(checkpoints_.enabled() ? "this step and its checkpoint" : "this step"),
       loader_(*inputs.train, options.batch, options.seq, comm_.rank(), comm_.world(), options.seed,
               options.batches.tokens_until(position_.data_step) / tokens_per_micro_step(options, comm_),
               options.model_config.vocab),
@@ -212,6 +213,7 @@ bool Run<Real>::checkpoint_is_due() const {
 
 template <class Real>
 void Run<Real>::save() {
+    const StopWaitsFor stop_waits_for("this checkpoint, the next step and its checkpoint");
     report_steps(0);
     ranks_.watchdog.begin(Watchdog::Phase::save);
     checkpoints_.save();
@@ -225,6 +227,7 @@ ExitCode Run<Real>::finish() {
     // The order matters: numbers first, because they may end the run with an error; then the checkpoint, from which the
     // run can continue; then the weights; and last, any error of the checkpoint.
     const int64_t step = position_.step;
+    const StopWaitsFor stop_waits_for(stop_ == StopReason::none ? "the last files of the run" : "the last checkpoint");
     report_steps(0);
     reports_.print_bench();
     if (comm_.is_main()) print_stop(step, stop_);

@@ -103,6 +103,7 @@ private:
     StopReason stop_ = StopReason::none;
 
     Checkpoints<Real> checkpoints_;
+    const StopWaitsFor stop_waits_for_;  // during a step
     TrainLoader loader_;
     Evaluation<Real> evaluation_;
     Reports reports_;

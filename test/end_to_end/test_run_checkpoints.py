@@ -635,6 +635,22 @@ class Signals(Case):
                                            str(max(run_.checkpoints) + 1)))
 
     def test_a_long_validation_is_given_up(self):
+    def test_ctrl_c_says_what_it_waits_for(self):
+        slow = {"LD_PRELOAD": disk_trouble(), "DISK_SLOW": "2"}
+        for ready, flags, code, answer in (
+                ("step     1/", ["--max-steps", "100000"], STOPPED, "this step and its checkpoint"),
+                ("step     1/", ["--max-steps", "100000", "-n", "0", "--checkpoint-minutes", "0"], STOPPED, "this step"),
+                ("step     3/", ["--max-steps", "3"], 0, "the last files of the run")):
+            with self.subTest(answer=answer):
+                process = Directory().start("--val-every", "0", *flags, env=slow)
+                self.addCleanup(process.kill)
+                while not process.stdout.readline().startswith(ready):
+                    self.assertIsNone(process.poll())
+                process.send_signal(signal.SIGINT)
+                out, err = process.communicate(timeout=60)
+                self.assertEqual(process.returncode, code, out + err)
+                self.assertIn(f"stopping after {answer} (Ctrl-C again stops at once)", err)
+
         """A validation of minutes is abandoned, and the resumed run repeats it."""
         path, example = os.path.join(workspace(), "choices.bin"), [65535, 38, 0, 0, 4, 2, 5, 6] + 4 * [2, 7, 8]
         with open(path, "wb") as file:
