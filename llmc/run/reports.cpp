@@ -27,9 +27,9 @@ std::string passes_of(const Options& o, int64_t train_tokens) {
 
 std::string length_line(const Options& o, const RunOutlook& outlook) {
     std::string text =
-        fmt::format("{} of {} in {} each: {}{}\n", counted(o.max_steps, "step"), counted(o.total_batch, "token"),
-                    counted(o.micro_steps, "micro-step"), counted(o.batches.tokens_until(o.max_steps), "token"),
-                    passes_of(o, outlook.train_tokens));
+        fmt::format("{} of {} in {}{}: {}{}\n", counted(o.max_steps, "step"), counted(o.total_batch, "token"),
+                    counted(o.micro_steps, "micro-step"), o.max_steps == 1 ? "" : " each",
+                    counted(o.batches.tokens_until(o.max_steps), "token"), passes_of(o, outlook.train_tokens));
     const int64_t steps = last_step_of(o) - outlook.first_step + 1;
     if (steps <= 0)
         text += outlook.first_step - 1 == o.max_steps

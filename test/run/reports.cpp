@@ -67,6 +67,9 @@ TEST_CASE("summary: the start says how large and how long the run is") {
                    "300 steps of 256 tokens in 1 micro-step each: 76,800 tokens, 2.0 passes over the 38,400 tokens"));
     CHECK(!contains(text, "nothing will be saved"));
     CHECK(!contains(text, "predicted"));
+    Options single = options();
+    single.max_steps = 1;
+    CHECK(contains(start(single, cpu, {}), "1 step of 256 tokens in 1 micro-step: 256 tokens"));
     o.out.clear();
     CHECK(contains(start(o, cpu, {}), "nothing will be saved: no --out"));
     o.bench = true;
