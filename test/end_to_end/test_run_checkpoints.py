@@ -13,7 +13,6 @@ import os
 import random
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 import time
@@ -595,126 +594,6 @@ class ValidationWatch(Case):
     def test_without_validations(self):
         for flags in (["--plateau", "0.5,2"], ["--early-stop", "1"]):
             self.refused(Directory().run(*flags, "--val-every", "0"), FLAGS_CODE, "--plateau and --early-stop")
-
-
-class Signals(Case):
-    def stop(self, ready, number, *flags, env=None):
-        """Sends a signal once a line of output shows that the run is ready for it."""
-        run_ = Directory()
-        process = run_.start("--max-steps", "100000", *flags, env=env)
-        try:
-            for line in process.stdout:
-                if ready in line:
-                    break
-            process.send_signal(number)
-            out, err = process.communicate(timeout=60)
-        finally:
-            process.kill()
-        self.assertEqual(process.returncode, STOPPED, out + err)
-        return run_, out
-
-    def test_every_signal(self):
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-            with self.subTest(number=number):
-                run_, out = self.stop("step     1/", number, "--val-every", "0")
-                (step,) = run_.checkpoints
-                self.assertIn(f"stopping after step {step}: {signal.Signals(number).name}", out)
-                self.assertEqual(run_.records()[-1]["step"], step)
-
-    def test_at_any_time(self):
-        """During the start, a validation, a sample and a save (spd#677, Automodel#3007)."""
-        slow = {"LD_PRELOAD": disk_trouble(), "DISK_SLOW": "1"}
-        for ready, flags, env in (("custom on", [], None), ("val ", ["--val-every", "1", "--val-batches", "-1"], None),
-                                  ("sample after", ["--sample-every", "1", "--sample-tokens", "500"], None),
-                                  ("step     4/", ["-n", "3", "--val-every", "0"], slow)):
-            with self.subTest(ready=ready):
-                run_, out = self.stop(ready, signal.SIGTERM, *flags, env=env)
-                self.assertIn("SIGTERM", out)
-                if run_.checkpoints:
-                    self.succeeds(run_.run("--max-steps", "100000", "--resume", "latest", *flags, "--stop-after",
-                                           str(max(run_.checkpoints) + 1)))
-
-    def test_a_long_validation_is_given_up(self):
-    def test_ctrl_c_says_what_it_waits_for(self):
-        slow = {"LD_PRELOAD": disk_trouble(), "DISK_SLOW": "2"}
-        for ready, flags, code, answer in (
-                ("step     1/", ["--max-steps", "100000"], STOPPED, "this step and its checkpoint"),
-                ("step     1/", ["--max-steps", "100000", "-n", "0", "--checkpoint-minutes", "0"], STOPPED, "this step"),
-                ("step     3/", ["--max-steps", "3"], 0, "the last files of the run")):
-            with self.subTest(answer=answer):
-                process = Directory().start("--val-every", "0", *flags, env=slow)
-                self.addCleanup(process.kill)
-                while not process.stdout.readline().startswith(ready):
-                    self.assertIsNone(process.poll())
-                process.send_signal(signal.SIGINT)
-                out, err = process.communicate(timeout=60)
-                self.assertEqual(process.returncode, code, out + err)
-                self.assertIn(f"stopping after {answer} (Ctrl-C again stops at once)", err)
-
-        """A validation of minutes is abandoned, and the resumed run repeats it."""
-        path, example = os.path.join(workspace(), "choices.bin"), [65535, 38, 0, 0, 4, 2, 5, 6] + 4 * [2, 7, 8]
-        with open(path, "wb") as file:
-            file.write(struct.pack("<4i", 20240522, 1, 65535, 2 * len(example)).ljust(1024, b"\0"))
-            for index in range(65535):
-                example[1:3] = 2 * len(example), index
-                file.write(struct.pack(f"<{len(example)}H", *example))
-        flags = ["--max-steps", "4", "--val-every", "1"]
-        run_ = Directory()
-        self.succeeds(run_.run(*flags, "--stop-after", "2"))
-        process = run_.start(*flags, "--hellaswag", path, "--resume", "latest")
-        self.addCleanup(process.kill)
-        while not process.stdout.readline().startswith("step     3/"):
-            self.assertIsNone(process.poll())
-        process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=30)
-        self.assertEqual(process.returncode, STOPPED, out + err)
-        self.assertIn("stopping after step 3: SIGTERM", out)
-        self.succeeds(run_.run(*flags, "--resume", "latest"))
-        self.assertEqual(run_.records(), whole_run(*flags).records())
-
-    def test_a_long_sample_is_cut_short(self):
-        for flags, number in ((["--max-minutes", "0.05"], None), ([], signal.SIGTERM)):
-            run_ = Directory()
-            process = run_.start("--max-steps", "100000", "--sample-every", "2", "--sample-tokens", "3000000", *flags)
-            self.addCleanup(process.kill)
-            while number and not process.stdout.readline().startswith("step     2/"):
-                self.assertIsNone(process.poll())
-            if number:
-                process.send_signal(number)
-            out, err = process.communicate(timeout=60)
-            self.assertEqual(process.returncode, STOPPED, out + err)
-            self.assertRegex(out, r"note: the sample has \d+ of 3000000 tokens, because the run is stopping")
-            (sample,) = [record["sample"] for record in run_.records() if "sample" in record]
-            self.assertGreater(len(sample), 0)
-            if number:
-                self.assertEqual(list(run_.checkpoints), [2])
-
-    def test_a_stop_keeps_what_was_due(self):
-        """The resumed run does the work that follows the step, so no record is missing."""
-        flags = ["--precision", "fp8", "--max-steps", "10", "--val-every", "1", "--fp8-log-every", "1"]
-        stopped = Directory()
-        for last in range(5):
-            limit = [] if last == 4 else ["--max-minutes", "1e-9"]
-            self.succeeds(stopped.run(*flags, "--resume", "auto", *limit), 0 if last == 4 else STOPPED)
-        self.assertEqual(stopped.records(), whole_run(*flags).records())
-
-
-@functools.cache
-def disk_trouble():
-    """The library to preload."""
-    library = os.path.join(workspace(), "disk_trouble.so")
-    source = os.path.join(ROOT, "test", "end_to_end", "disk_trouble.c")
-    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
-    return library
-
-
-def run_with_disks(flags, *disks):
-    """Starts a rank for each of `disks`: disk_trouble.c's instructions for it, or None."""
-    command_line = list(LAUNCH)
-    for disk in disks:
-        settings = ["env", f"LD_PRELOAD={disk_trouble()}", *disk.split()] if disk else []
-        command_line += ["-np", "1", *settings, PROGRAM, *flags, ":"]
-    return subprocess.run(command_line[:-1], capture_output=True, text=True, timeout=120, cwd=workspace(), env=ENVIRONMENT)
 
 
 class Disk(Case):

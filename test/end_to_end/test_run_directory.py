@@ -3,6 +3,7 @@
 
 import errno
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -10,8 +11,10 @@ import threading
 import time
 import unittest
 
-from test_run_checkpoints import CHECKPOINT, FLAGS_CODE, STOPPED, Case, Directory, damage, disk_trouble
-from trainer import new_path, workspace, write_shard
+from test_run_checkpoints import (CHECKPOINT, FLAGS_CODE, NO_RESOURCES, STOPPED, Case, Directory, damage, disk_trouble,
+                                  micro_flags, whole_run)
+from test_run_ranks import ONE_THREAD
+from trainer import ENVIRONMENT, PROGRAM, new_path, workspace, write_shard
 
 
 class RunDirectory(Case):
@@ -215,6 +218,25 @@ class LocalDisk(Case):
         local = shutil.copy(__file__, new_path("file"))
         self.refused(Directory().run("--checkpoint-local", local), FLAGS_CODE, f"--checkpoint-local {local}: cannot",
                      os.strerror(errno.ENOTDIR))
+
+
+class FileSizes(Case):
+    def test_a_limit_on_the_size_of_files(self):
+        """`ulimit -f` ends the run like a full disk (SIGXFSZ), and the earlier checkpoint stays."""
+        run_ = Directory()
+        self.succeeds(run_.run("-n", "2", "--stop-after", "2"))
+        (state,) = (name for name in os.listdir(run_.checkpoints[2]) if name != "manifest.json")
+        half = os.path.getsize(os.path.join(run_.checkpoints[2], state)) // 2
+        limited = subprocess.run([PROGRAM, *micro_flags("--out", run_.path, "-n", "2", "--resume", "latest")],
+                                 capture_output=True, text=True, timeout=120, cwd=workspace(),
+                                 env={**ENVIRONMENT, **ONE_THREAD},
+                                 preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (half, half)))
+        self.assertEqual(limited.returncode, NO_RESOURCES, limited.stdout + limited.stderr)
+        self.assertIn("cannot write to it: File too large; free space there or choose another directory",
+                      limited.stderr)
+        self.assertEqual(list(run_.checkpoints), [2])
+        self.succeeds(run_.run("-n", "2", "--resume", "latest"))
+        self.assertEqual(run_.state(12), whole_run("-n", "2").state(12))
 
 
 class Logs(RunDirectory):
