@@ -29,7 +29,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 ACCEPTED = ROOT / "dev/mutation_accepted.txt"
 # Files of llmc/check/ that need the model, other processes or matrix products.
-NO_SPECIFICATIONS = ("card_check.cpp", "collectives.cpp", "findings.cpp", "kept_results.cpp", "kernel_checks.cpp",
+NO_SPECIFICATIONS = ("card_check.cpp", "collectives.cpp", "findings.cpp", "kernel_checks.cpp",
                      "product_checks.cpp", "step.cpp", "worker.cpp")
 ORDERS = ("ascending", "descending", "random")
 COMMON = "-std=c++20 -I. -fopenmp -fno-math-errno -w -DLLMC_CUDA=0 -MMD"

@@ -10,8 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "llmc/check/random_values.h"
-#include "llmc/check/reference_rows.h"
+#include "llmc/check/reference.h"
 #include "llmc/device/formats.cuh"
 #include "llmc/device/transfer.h"
 

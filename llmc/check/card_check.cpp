@@ -5,7 +5,6 @@
 #include <chrono>
 
 #include "llmc/base/json.h"
-#include "llmc/check/worker.h"
 #include "llmc/comm/agreement.h"
 
 namespace llmc {

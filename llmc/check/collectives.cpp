@@ -1,12 +1,12 @@
 // The known pattern, the operations that it goes through, and the comparison of every byte.
-#include "llmc/check/collectives.h"
+#include "llmc/check/card_check.h"
 
 #include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <numeric>
 
-#include "llmc/check/guarded_array.h"
+#include "llmc/check/trial.h"
 #include "llmc/comm/agreement.h"
 
 namespace llmc {

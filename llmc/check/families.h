@@ -7,8 +7,7 @@
 #include <vector>
 
 #include "llmc/check/kernel_checks.h"
-#include "llmc/check/random_values.h"
-#include "llmc/check/reference_attention.h"
+#include "llmc/check/reference.h"
 #include "llmc/check/trial.h"
 
 namespace llmc::check {

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "llmc/check/known_products.h"
+#include "llmc/check/trial.h"
 
 namespace llmc {
 namespace {

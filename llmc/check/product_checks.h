@@ -2,11 +2,11 @@
 // fastest of those. A way is right if, with known operands (known_products.h) and a result full of NaN, every sample is
 // exact, nothing is left out and nothing is written outside the result, and if real numbers give the same bits twice.
 #pragma once
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "llmc/check/guarded_array.h"
 #include "llmc/linear/matmul.h"
 
 namespace llmc {

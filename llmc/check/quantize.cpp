@@ -1,13 +1,15 @@
-// Quantization with one scale per tensor, held to the definition of a cast: activations, gradients with their bias
-// gradients, weights whole and in slices.
-#include "llmc/kernels/quantize.h"
-
+// Quantization with one scale per tensor or per block, compared with the definitions of cast and block: activations,
+// gradients with their bias gradients, weights whole and in slices; and back.
 #include <set>
 
 #include "llmc/check/families.h"
 #include "llmc/check/quantized_results.h"
+#include "llmc/kernels/quantize.h"
+#include "llmc/kernels/quantize_blocks.h"
 
 namespace llmc::check {
+
+// ---- one scale per tensor -------------------------------------------------------------------------------------------
 namespace {
 
 struct Shape {
@@ -157,6 +159,194 @@ void add_quantize_tests(Items& items) {
     add_gradient<e4m3>(items, bad, true), add_gradient<e5m2>(items, bad, true);
     add_weight(items, {16, 16, true, 1.0f, 1.0f}), add_weight_slices(items, bad);
     add_activation<e4m3>(items, {16, 16, false, 3e38f, 1e10f}, false);  // products with the scale overflow FP32
+}
+
+// ---- one scale per block --------------------------------------------------------------------------------------------
+namespace {
+
+using reference::BlockReference;
+
+// Codes and scales of a matrix in both layouts.
+struct BlockResults {
+    Trial& trial;
+    ScaleLayout layout;
+    Fp8State before = reference::used_state(3.0f);
+    e4m3 *row, *transposed;
+    char *row_scales, *transposed_scales;
+    Fp8State* state;
+
+    BlockResults(Trial& t, ScaleLayout l, size_t N, size_t C) : trial(t), layout(l) {
+        row = trial.result<e4m3>("codes", matrix(N, C));
+        transposed = trial.result<e4m3>("transposed codes", matrix(C, N));
+        row_scales = trial.result<char>("scales", {{"byte ", scale_bytes(layout, N, C)}});
+        transposed_scales = trial.result<char>("transposed scales", {{"byte ", scale_bytes(layout, C, N)}});
+        state = trial.result<Fp8State>("state", line(1), std::vector<Fp8State>{before});
+    }
+    Quantized<e4m3> both() const { return {row, transposed, state, row_scales, transposed_scales}; }
+    Quantized<e4m3> rows() const { return {row, nullptr, state, row_scales, nullptr}; }
+
+    // `columns` is nullptr if only rows() were asked for.
+    void compare(const BlockReference& rows, const BlockReference* columns, QuantizePass pass) const {
+        compare_layout(row, row_scales, rows);
+        if (columns)
+            compare_layout(transposed, transposed_scales, *columns);
+        else
+            trial.untouched(transposed), trial.untouched(transposed_scales);
+        const Fp8State expected = rows.after(before, pass);
+        trial.note(wrong_state(trial.read(state)[0], {expected, expected}));
+    }
+
+private:
+    void compare_layout(const e4m3* codes, const char* scales, const BlockReference& reference) const {
+        std::vector<e4m3> expected;
+        for (const reference::NearestCode& nearest : reference.codes) expected.push_back({nearest.code});
+        trial.equal(codes, expected);
+        const size_t wrong = reference::wrong_scales(trial.read(scales), layout, reference);
+        if (wrong > 0) trial.note(fmt::format("{}: {} are wrong", trial.shape_of(scales).name, wrong));
+    }
+};
+
+struct BlockShape {
+    int N, C;
+    Fp8Scaling scaling;
+    bool bad = false;  // NaN and infinity among the values
+
+    int length() const { return scaling == Fp8Scaling::mx ? kMxVector : kScaleVector; }
+    ScaleLayout layout() const { return scaling == Fp8Scaling::mx ? ScaleLayout::mx : ScaleLayout::vectors; }
+    std::string text() const {
+        return fmt::format(" {} N={} C={}{}", scaling == Fp8Scaling::mx ? "mx" : "block", N, C,
+                           bad ? " with NaN and infinity" : "");
+    }
+};
+
+// Both layouts of a matrix as they should be.
+struct References {
+    BlockReference rows, columns;
+    References(const std::vector<bf16>& values, const BlockShape& s)
+        : rows(reference::to_floats(values), s.N, s.C, 1, s.length()),
+          columns(reference::turned(reference::to_floats(values), s.N, s.C), s.C, s.N, 1, s.length()) {}
+};
+
+void blocks(Trial& t, const BlockShape& s) {
+    const auto values = reference::uneven_values<bf16>(s.N, s.C, static_cast<uint32_t>(s.N + 3 * s.C));
+    const References expected(values, s);
+    const auto run = [&](Trial& trial, QuantizePass pass, bool rows_alone) {
+        const auto inp = trial.input(values);
+        const BlockResults to(trial, s.layout(), s.N, s.C);
+        trial.run_twice([&] {
+            quantize_blocks(rows_alone ? to.rows() : to.both(), nullptr, nullptr, inp, s.N, s.C, s.scaling, false, pass,
+                            t.stream());
+        });
+        to.compare(expected.rows, rows_alone ? nullptr : &expected.columns, pass);
+    };
+    for (const QuantizePass pass : kWritingPasses) t.nested([&](Trial& trial) { run(trial, pass, false); });
+    // An evaluation needs no transposed copy.
+    t.nested([&](Trial& trial) { run(trial, QuantizePass::replay, true); });
+}
+
+void bias_gradient(Trial& t, const BlockShape& s) {
+    auto values = t.random<bf16>(size_t{1} * s.N * s.C, 1.0f, 0.2f);
+    if (s.bad)
+        values[5] = to<bf16>(INFINITY), values[values.size() - 7] = to<bf16>(-INFINITY),
+        values[99] = to<bf16>(std::nanf(""));
+    const References expected(values, s);
+    const auto inp = t.input(values);
+    const BlockResults to(t, s.layout(), s.N, s.C);
+    const auto before = t.random<float>(static_cast<size_t>(s.C), 1.0f);
+    float *dbias = t.result<float>("dbias", line(s.C)), *accumulated = t.result("accumulated dbias", line(s.C), before),
+          *scratch = t.scratch<float>(quantize_scratch(s.N, s.C));
+    Fp8State* other_state = t.scratch<Fp8State>(1);
+    t.run_twice([&] {
+        quantize_blocks(to.both(), dbias, scratch, inp, s.N, s.C, s.scaling, false, QuantizePass::train, t.stream());
+        Quantized<e4m3> rows = to.rows();
+        rows.state = other_state;
+        quantize_blocks(rows, accumulated, scratch, inp, s.N, s.C, s.scaling, true, QuantizePass::replay, t.stream());
+    });
+    to.compare(expected.rows, &expected.columns, QuantizePass::train);
+    std::vector<double> sums = reference::column_sums(reference::to_floats(values), s.C);
+    t.within(dbias, Bounded(sums, reference::kColumnSumError, 1.0 + 0.2 * s.N));
+    for (size_t c = 0; c < sums.size(); c++) sums[c] += static_cast<double>(before[c]);
+    t.within(accumulated, Bounded(sums, reference::kColumnSumError, 1.0 + 0.2 * s.N));
+}
+
+void weight_tiles(Trial& t, const BlockShape& s) {
+    auto values = reference::uneven_values<float>(s.N, s.C, static_cast<uint32_t>(3 * s.N + s.C));
+    for (size_t i = 0; i < size_t{128} * s.C; i++) values[i] *= i % s.C < 128 ? 1e-6f : 1.0f;  // tiles differ
+    const BlockReference rows(values, s.N, s.C, kScaleVector, kScaleVector),
+        columns(reference::turned(values, s.N, s.C), s.C, s.N, kScaleVector, kScaleVector);
+    for (const QuantizePass pass : kWritingPasses)
+        t.nested([&](Trial& trial) {
+            const auto master = trial.input(values);
+            const BlockResults to(trial, ScaleLayout::tiles, s.N, s.C);
+            trial.run_twice([&] { quantize_weight_tiles(to.both(), master, s.N, s.C, pass, t.stream()); });
+            to.compare(rows, &columns, pass);
+        });
+}
+
+// Codes and scales are as the definition gives them, and every value is a BF16 number: nothing is rounded.
+void dequantize(Trial& t, const BlockShape& s) {
+    const auto values = reference::to_floats(reference::uneven_values<bf16>(s.N, s.C, 104));
+    const BlockReference rows(values, s.N, s.C, 1, s.length());
+    std::vector<e4m3> codes;
+    std::vector<bf16> expected;
+    for (int r = 0; r < s.N; r++)
+        for (int k = 0; k < s.C; k++) {
+            codes.push_back({rows.codes[codes.size()].code});
+            const double code = reference::value_of<e4m3>(codes.back().bits);
+            expected.push_back(reference::nearest_bf16(std::ldexp(code, rows.exponent(r, k))));
+        }
+    const auto inp = t.input(codes);
+    const auto scales = t.input(reference::scale_table(s.layout(), rows));
+    bf16* out = t.result<bf16>("values", matrix(s.N, s.C));
+    t.run_twice([&] { dequantize_blocks(out, inp, scales.data, s.layout(), s.N, s.C, t.stream()); });
+    t.equal(out, expected);
+}
+
+// ---- items ---------------------------------------------------------------------------------------------------------
+
+void add_blocks(Items& items, const BlockShape& s) {
+    add_kernel(items, "quantize_blocks" + s.text(), [s](Trial& t) { blocks(t, s); });
+}
+void add_bias_gradient(Items& items, const BlockShape& s) {
+    add_kernel(items, "quantize_blocks with bias gradient" + s.text(), [s](Trial& t) { bias_gradient(t, s); });
+}
+void add_dequantize(Items& items, const BlockShape& s) {
+    add_kernel(items, "dequantize_blocks" + s.text(), [s](Trial& t) { dequantize(t, s); });
+}
+void add_weight_tiles(Items& items, const BlockShape& s) {
+    add_kernel(items, fmt::format("quantize_weight_tiles N={} C={}", s.N, s.C), [s](Trial& t) { weight_tiles(t, s); });
+}
+
+}  // namespace
+
+void add_quantize_blocks(Items& items, const KernelUse& use) {
+    if (!use.fp8 || use.scaling == Fp8Scaling::tensor) return;
+    const bool mx = use.scaling == Fp8Scaling::mx;
+    const BlockShape narrow{mx ? 160 : 256, use.channels, use.scaling};
+    for (const int C : std::set{use.channels, use.fc_channels()}) {
+        const BlockShape s{narrow.N, C, use.scaling};
+        if (use.biases) add_bias_gradient(items, s);
+        if (!use.biases || C == narrow.C) add_blocks(items, s);
+    }
+    add_dequantize(items, narrow);
+    if (!mx) add_weight_tiles(items, narrow);
+}
+
+void add_quantize_blocks_tests(Items& items) {
+    for (const BlockShape& s : {BlockShape{128, 128, Fp8Scaling::block},
+                                {384, 128, Fp8Scaling::block},
+                                {128, 640, Fp8Scaling::block},
+                                {256, 384, Fp8Scaling::block},
+                                {32, 32, Fp8Scaling::mx},
+                                {32, 160, Fp8Scaling::mx},
+                                {96, 64, Fp8Scaling::mx},
+                                {160, 128, Fp8Scaling::mx},
+                                {288, 352, Fp8Scaling::mx}}) {
+        add_blocks(items, s), add_bias_gradient(items, s), add_dequantize(items, s);
+        if (s.scaling == Fp8Scaling::block) add_weight_tiles(items, s);
+    }
+    add_bias_gradient(items, {128, 256, Fp8Scaling::block, true});
+    add_bias_gradient(items, {128, 256, Fp8Scaling::mx, true});
 }
 
 }  // namespace llmc::check

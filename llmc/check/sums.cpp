@@ -3,7 +3,7 @@
 #include <set>
 
 #include "llmc/check/families.h"
-#include "llmc/check/reference_fp8_wire.h"
+#include "llmc/check/reference_quantize.h"
 #include "llmc/comm/rank_reduce.h"
 #include "llmc/kernels/bias.h"
 #include "llmc/kernels/clip.h"

@@ -1,7 +1,96 @@
-// A kernel run twice between guards (trial.h).
+// Comparisons, and a kernel run twice between guards (trial.h).
 #include "llmc/check/trial.h"
 
 namespace llmc {
+
+size_t ArrayShape::count() const {
+    size_t product = 1;
+    for (const Axis& axis : axes) product *= axis.extent;
+    return product;
+}
+
+std::string ArrayShape::place(size_t index) const {
+    if (axes.empty()) return name;
+    std::string inside;
+    for (size_t i = axes.size(); i-- > 0;) {
+        const size_t at = index % axes[i].extent;
+        index /= axes[i].extent;
+        const std::string label = axes[i].name;
+        inside = (i > 0 ? "," : "") + label + (label.empty() ? "" : "=") + std::to_string(at) + inside;
+    }
+    return name + "[" + inside + "]";
+}
+
+Bounded Bounded::widened(double relative, double absolute) const {
+    Bounded result = *this;
+    for (size_t i = 0; i < values.size(); i++)
+        result.bounds[i] += relative * (std::fabs(values[i]) + bounds[i]) + absolute;
+    return result;
+}
+
+std::string not_within(const ArrayShape& shape, const std::vector<double>& actual, const Bounded& expected) {
+    if (actual.size() != expected.values.size() || actual.size() != expected.bounds.size())
+        return fmt::format("{} has {} elements, expected {}", shape.name, actual.size(), expected.values.size());
+    Wrong wrong(shape);
+    for (size_t i = 0; i < actual.size(); i++) {
+        const double want = expected.values[i], bound = expected.bounds[i];
+        const bool right =
+            std::isnan(want) ? std::isnan(actual[i]) : actual[i] == want || std::fabs(actual[i] - want) <= bound;
+        if (right) continue;
+        if (wrong.is_first())
+            wrong.add(i, fmt::format("is {:.6g}, expected {:.6g} within {:.2g}",
+                                     std::isnan(actual[i]) ? NAN : actual[i], want, bound));  // never "-nan"
+        else
+            wrong.add();
+    }
+    return wrong.text(actual.size());
+}
+
+std::string norm_not_within(const ArrayShape& shape, const std::vector<double>& actual,
+                            const std::vector<double>& expected, double limit) {
+    double difference = 0, norm = 0;
+    for (size_t i = 0; i < actual.size() && i < expected.size(); i++) {
+        difference += (actual[i] - expected[i]) * (actual[i] - expected[i]);
+        norm += expected[i] * expected[i];
+    }
+    const double error = std::sqrt(difference / (norm > 0 ? norm : 1));
+    if (actual.size() == expected.size() && error <= limit) return "";
+    return fmt::format("{} is off by {:.3g} of its norm, expected at most {:.3g}", shape.name, error, limit);
+}
+
+std::string not_repeated(const ArrayShape& shape, const std::vector<char>& first, const std::vector<char>& second) {
+    const size_t size = shape.count() ? first.size() / shape.count() : 1;
+    Wrong wrong(shape);
+    for (size_t i = 0; i * size < first.size(); i++)
+        if (std::memcmp(&first[i * size], &second[i * size], size) != 0)
+            wrong.add(i, "differs between two runs on the same inputs");
+    return wrong.text(shape.count());
+}
+
+std::string wrong_state(const Fp8State& actual, const StateRange& expected) {
+    const auto amax = [&](const char* name, float found, float least, float most) {
+        if (least <= found && found <= most) return std::string();
+        return fmt::format("state.{} is {:.9g}, expected {:.9g} to {:.9g}", name, found, least, most);
+    };
+    const auto counted = [&](const char* name, uint64_t found, uint64_t least, uint64_t most) {
+        if (least <= found && found <= most) return std::string();
+        return fmt::format("state.{} is {}, expected {} to {}", name, found, least, most);
+    };
+    const Fp8State &least = expected.least, &most = expected.most;
+    for (const std::string& problem : {amax("amax", actual.amax, least.amax, most.amax),
+                                       amax("amax_now", actual.amax_now, least.amax_now, most.amax_now),
+                                       counted("elements", actual.elements, least.elements, most.elements),
+                                       counted("saturated", actual.saturated, least.saturated, most.saturated),
+                                       counted("underflowed", actual.underflowed, least.underflowed, most.underflowed),
+                                       counted("nonfinite", actual.nonfinite, least.nonfinite, most.nonfinite),
+                                       counted("bad", actual.bad, least.bad, most.bad)})
+        if (!problem.empty()) return problem;
+    Fp8State rest = actual;  // nothing else changes
+    rest.amax = least.amax, rest.amax_now = least.amax_now, rest.bad = least.bad;
+    rest.elements = least.elements, rest.saturated = least.saturated;
+    rest.underflowed = least.underflowed, rest.nonfinite = least.nonfinite;
+    return std::memcmp(&rest, &least, sizeof rest) == 0 ? "" : "state: the scale or a reserved field was changed";
+}
 
 Trial::Tampering& Trial::tampering() {
     static Tampering action;

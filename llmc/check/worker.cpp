@@ -1,5 +1,5 @@
 // The card check's worker process, and supervise(), which starts workers and reads their lines (worker.h).
-#include "llmc/check/worker.h"
+#include "llmc/check/card_check.h"
 
 #include <fcntl.h>
 #include <poll.h>

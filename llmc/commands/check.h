@@ -8,7 +8,6 @@
 #include <string>
 
 #include "llmc/check/card_check.h"
-#include "llmc/check/collectives.h"
 #include "llmc/flags/options.h"
 #include "llmc/plan/cards.h"
 #include "llmc/run/ranks.h"

@@ -3,7 +3,7 @@
 
 #include <cstdio>
 
-#include "llmc/check/worker.h"
+#include "llmc/check/card_check.h"
 #include "llmc/commands/check.h"
 #include "llmc/flags/help.h"
 

@@ -8,7 +8,6 @@
 #include <thread>
 
 #include "llmc/base/json.h"
-#include "llmc/check/kept_results.h"
 
 namespace llmc::test {
 namespace {

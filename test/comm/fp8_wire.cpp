@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "llmc/check/reference_fp8_wire.h"
+#include "llmc/check/reference_quantize.h"
 #include "test/kernel_test.h"
 
 using namespace llmc;

@@ -6,7 +6,7 @@
 #if !LLMC_CUDA
 #include "llmc/device/host/settings.h"
 #endif
-#include "llmc/check/reference_attention.h"
+#include "llmc/check/reference.h"
 #include "test/kernels/quantized.h"
 
 using namespace llmc;

@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "llmc/check/reference_attention.h"
+#include "llmc/check/reference.h"
 #include "llmc/kernels/attention.h"
 #include "test/kernel_test.h"
 

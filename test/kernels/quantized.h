@@ -1,6 +1,6 @@
 // Arrays for codes and state, and comparisons, for tests of quantizing kernels besides the specifications.
 #pragma once
-#include "llmc/check/random_values.h"
+#include "llmc/check/reference.h"
 #include "llmc/check/reference_quantize.h"
 #include "llmc/kernels/fp8_state.h"
 #include "test/kernels/row_shapes.h"

@@ -1,8 +1,8 @@
 // Factors of channels, what they do to values, and what that is worth to an FP8 product.
 #include "llmc/kernels/outliers.h"
 
-#include "llmc/check/compare.h"
-#include "llmc/check/reference_rows.h"
+#include "llmc/check/reference.h"
+#include "llmc/check/trial.h"
 #include "llmc/kernels/quantize.h"
 #include "llmc/linear/matmul.h"
 #include "test/kernels/quantized.h"

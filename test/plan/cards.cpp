@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <set>
 
-#include "llmc/check/kept_results.h"
+#include "llmc/check/findings.h"
 #include "llmc/plan/plan.h"
 
 using namespace llmc;

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "llmc/check/reference_fp8_wire.h"
+#include "llmc/check/reference_quantize.h"
 #include "llmc/kernels/elementwise.h"
 #include "test/comm/ranks/ranks.h"
 #include "test/helpers.h"

@@ -1,11 +1,11 @@
 // Comparisons of the card check: what they say of a wrong element, and that each sees the lie it is for.
-#include "llmc/check/compare.h"
+#include "llmc/check/trial.h"
 
 #include <doctest/doctest.h>
 
 #include <cmath>
 
-#include "llmc/check/random_values.h"
+#include "llmc/check/reference.h"
 
 using namespace llmc;
 using doctest::Contains;
