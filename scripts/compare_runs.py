@@ -4,12 +4,12 @@
     python3 scripts/compare_runs.py runs/bf16 runs/fp8
     python3 scripts/compare_runs.py runs/bf16 runs/fp8 runs/current --max-gap 0.5% --from 1000 -o gap.png
 
-Prints a table (losses, gaps, speed, products by type, FP8 counters) and draws the curves, their gaps and the counters.
+Prints a table (losses, gaps, speed, matmuls by type, FP8 counters) and draws the curves, their gaps and the counters.
 A gap is loss / (reference's loss) - 1. It is computed for the mean training loss of every window of steps (--window)
 and for every validation. Only steps that both runs have are compared.
 
 Exits with code 1 and a message if the comparison is not fair (the initial weights or the batches differ, or an FP8 run
-made no FP8 products) or a gap is above --max-gap; with code 2 if there is nothing to compare.
+made no FP8 matmuls) or a gap is above --max-gap; with code 2 if there is nothing to compare.
 """
 
 import argparse
@@ -132,7 +132,7 @@ def failures(comparisons, runs, max_gap, start):
     for run in runs:
         missing = steps_without_fp8(run) if is_fp8(run) else []
         if missing:
-            lines.append(f"{run.name} is an FP8 run but made no FP8 products in {len(missing)} of its "
+            lines.append(f"{run.name} is an FP8 run but made no FP8 matmuls in {len(missing)} of its "
                          f"{len(run.steps)} steps (the first: step {missing[0]})")
     for c in comparisons:
         if c.same_weights() is False:
@@ -178,7 +178,7 @@ def precision_text(run):
 
 
 def products_text(run):
-    """The products of a micro-step by type, from the last record."""
+    """The matmuls of a micro-step by type, from the last record."""
     products = run.steps[-1].get("products", {}) if run.steps else {}
     return ", ".join(f"{kind} {count}" for kind, count in products.items() if count) or "-"
 

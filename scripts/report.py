@@ -6,7 +6,7 @@
 
 It shows the configuration and its differences, curves (loss, learning rate, gradient norm, speed, loss scale), the gaps
 to the first run as compare_runs.py computes them, values lost in casts to FP8, the amax of every layer over the steps,
-memory, products by type, samples, and warnings. For a long run it stores the mean, smallest and largest value of every
+memory, matmuls by type, samples, and warnings. For a long run it stores the mean, smallest and largest value of every
 stretch of steps, so no spike is lost. Needs no package.
 """
 
@@ -126,9 +126,9 @@ def layer_charts(runs):
     charts = []
     for quantity, title, scale in (("kurtosis", "FP8, inputs: kurtosis (3: normal)", "log"),
                                    ("largest_alignment", "FP8, gate and up: largest |cos| of a layer's rows", "linear"),
-                                   ("forward_error", "FP8, outputs: relative error of a product", "log"),
-                                   ("dgrad_error", "FP8, input gradients: relative error of a product", "log"),
-                                   ("wgrad_error", "FP8, weight gradients: relative error of a product", "log")):
+                                   ("forward_error", "FP8, outputs: relative error of a matmul", "log"),
+                                   ("dgrad_error", "FP8, input gradients: relative error of a matmul", "log"),
+                                   ("wgrad_error", "FP8, weight gradients: relative error of a matmul", "log")):
         curves = []
         for i, run in enumerate(runs):
             found = [(record["step"], [t[quantity] for t in record.get("fp8", record.get("fp8_errors", []))
@@ -324,7 +324,7 @@ def memory(runs):
 
 
 def products(runs):
-    """The products of a micro-step by type, with the steps at which they changed."""
+    """The matmuls of a micro-step by type, with the steps at which they changed."""
     rows = []
     for run in runs:
         before = None
@@ -335,7 +335,7 @@ def products(runs):
                                                                          ("fp8", "bf16", "fp32", "emulated")]))
             before = now
     heads = ["FP8", "BF16", "FP32", "FP8 by BF16 units"]
-    return table("Matrix products of a micro-step", heads, rows[:40]) if rows else ""
+    return table("Matmuls per micro-step", heads, rows[:40]) if rows else ""
 
 
 def samples(runs):
@@ -379,7 +379,7 @@ def page(runs, comparisons):
         section("gaps", "Gaps", "".join(folded(title, table(*rest)) for title, rest in
                                         ((t[0], t) for t in gap_tables(runs[0], comparisons)))),
         section("maps", "FP8 tensors over the steps", '<div id="heat"></div>' if data["maps"] else ""),
-        section("memory", "Memory and products", memory(runs) + products(runs)),
+        section("memory", "Memory and matmuls", memory(runs) + products(runs)),
         section("samples", "Samples", samples(runs)),
     ]
     # A "<" could end the script element.

@@ -13,7 +13,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 PACKAGES=(
     g++ make git python3 python3-venv ccache  # tools
-    libopenblas-openmp-dev libdnnl-dev # matrix products on the CPU
+    libopenblas-openmp-dev libdnnl-dev # matmuls on the CPU
     doctest-dev libcli11-dev nlohmann-json3-dev libxxhash-dev libfmt-dev
     libopenmpi-dev openmpi-bin
 )

@@ -42,7 +42,7 @@ else
     export BRIEF=1  # fewer recipes and shardings, as marked in the tests
 fi
 stage "host: build" check make -s -j"$JOBS" "${host[@]}"
-# Training takes a third longer with matrix products for a core type that does not match this processor.
+# Training takes a third longer with matmuls for a core type that does not match this processor.
 core=${OPENBLAS_CORETYPE:-$(python3 test/end_to_end/core_types.py --fastest)}
 if [[ -n $core ]]; then export OPENBLAS_CORETYPE=$core; fi
 queue stage "several ranks" unittest python3 test/end_to_end/test_ranks.py

@@ -4,7 +4,7 @@
     dev/gpu/pack.sh out/gpu_pack DATA          on a machine with a compiler: programs, the host's runs, data
     dev/gpu/session.py --pack out/gpu_pack --out out/gpu --parts 0,1 --minutes 8        on the machine with a GPU
 
-Parts: 0 the machine, 1 products and ceilings, 2 tests and compute-sanitizer, 3 the host device compared with the GPU, 4
+Parts: 0 the machine, 1 matmuls and ceilings, 2 tests and compute-sanitizer, 3 the host device compared with the GPU, 4
 GPT-2 124M in BF16 and FP8, 5 tokens per second, 6 time by family of kernels, 7 two ranks that share the GPU. Each part
 writes OUT/part*.json, which is complete after every item; finished items are not measured again. At the end everything
 is in OUT/results.tar.gz: put it into the pack, and a session on another machine of the same kind continues from it. See
@@ -102,7 +102,7 @@ def part1(session):
 
     def probe():
         code, output = STOPPED, ""
-        for _ in range(8):  # a product that hangs or crashes ends the program, and the next run skips it
+        for _ in range(8):  # a matmul that hangs or crashes ends the program, and the next run skips it
             seconds = max(5, session.time_left() - 20)
             done = session.run([session.program("probe"), "--out", file, *filter_, "--seconds", seconds],
                                session.time_left() - 5, log="probe")
@@ -179,9 +179,9 @@ def part2(session):
                          if name.startswith("test/") and item["code"] not in (0, 1)])
 
 
-PARTS = {0: ("the machine", part0), 1: ("products and ceilings", part1), 2: ("tests", part2),
-         3: ("the host device beside the GPU", part3), 4: ("GPT-2 124M in BF16 and FP8", part4),
-         5: ("tokens a second", part5), 6: ("time by family of kernels", part6),
+PARTS = {0: ("the machine", part0), 1: ("matmuls and ceilings", part1), 2: ("tests", part2),
+         3: ("the host device compared with the GPU", part3), 4: ("GPT-2 124M in BF16 and FP8", part4),
+         5: ("tokens per second", part5), 6: ("time by family of kernels", part6),
          7: ("two ranks that share the GPU", part7)}
 
 

@@ -131,7 +131,7 @@ class Refused(unittest.TestCase):
         self.assertEqual(code, 1)
         self.assertIn("did not train on the batches", text)
         self.assertNotIn("did not start with the weights", text)
-        self.assert_refused(bf16, self.short("--precision", "fp8", "--fp8-layers", "none"), "made no FP8 products")
+        self.assert_refused(bf16, self.short("--precision", "fp8", "--fp8-layers", "none"), "made no FP8 matmuls")
         self.assert_refused(bf16, self.short("--precision", "fp8", "--lr", "1e-4"), "is allowed", "--max-gap", "0.5%")
 
 

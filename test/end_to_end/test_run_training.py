@@ -110,7 +110,7 @@ class Bench(unittest.TestCase):
                       r"([\d,]+) tok/s(.*), mem \d", re.MULTILINE)
 
     def figures(self, out):
-        """Steps that were timed, tokens a second, and what follows them."""
+        """Steps that were timed, tokens per second, and the text after them."""
         median, count, least, most, rate, rest = self.LINE.search(out).groups()
         self.assertLessEqual(float(least), float(median))
         self.assertLessEqual(float(median), float(most))
