@@ -12,10 +12,9 @@
 #include "llmc/run/inputs.h"         // Inputs, only_bench, bench_tokens
 #include "llmc/run/ranks.h"          // Ranks
 #include "llmc/run/reports.h"        // describe_start, RunOutlook
-#include "llmc/run/resume.h"         // find_checkpoint, Resumed
 #include "llmc/run/run.h"            // Run, CardFacts
 #include "llmc/run/signals.h"        // install_signal_handlers
-#include "llmc/run/start.h"          // prepare_directory
+#include "llmc/run/start.h"          // find_checkpoint, Resumed, prepare_directory
 #include "llmc/train/trainer.h"      // Trainer
 
 using namespace llmc;

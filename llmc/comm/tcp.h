@@ -1,4 +1,4 @@
-// TCP sockets (tcp_socket.cpp), and how the ranks of a run find each other over TCP (tcp_meeting.cpp). Rank 0 listens.
+// TCP sockets, and how the ranks of a run find each other over TCP. Rank 0 listens.
 // Every other rank connects, says who it is and proves that it knows the run's secret. Rank 0 answers with a welcome or
 // with the reason for its refusal.
 #pragma once

@@ -29,7 +29,7 @@
 #include "llmc/run/inputs.h"
 #include "llmc/run/ranks.h"
 #include "llmc/run/reports.h"
-#include "llmc/run/resume.h"
+#include "llmc/run/start.h"
 #include "llmc/train/trainer.h"
 
 namespace llmc {
