@@ -10,7 +10,7 @@ struct Shape {
     int N, F;
     Activation kind;
     bool bad = false;      // NaN and infinity stand in the input and in the gradient
-    float scale = 100.0f;  // of E4M3 codes of the output: some saturate
+    float scale = 100.0f;  // scales the output's E4M3 codes, so that some saturate
 
     bool is(Activation a) const { return kind == a; }
     int columns() const { return is(Activation::swiglu) ? 2 * F : F; }  // gates, then values that they scale

@@ -16,7 +16,7 @@ namespace llmc {
 
 struct CardCheck {
     CheckRequest request;
-    nlohmann::ordered_json identity;  // of this rank's card: see KeptResults
+    nlohmann::ordered_json identity;  // identifies this rank's card, see KeptResults
     bool force = false;               // whatever is kept
     std::string program;              // see supervise()
     std::string cache;                // directory
@@ -25,8 +25,8 @@ struct CardCheck {
 
 // The result of the check, the same on all ranks except `findings`.
 struct CardCheckResult {
-    Findings findings;         // of this rank's card, of the items asked for
-    int right = 0, items = 0;  // of them
+    Findings findings;         // this rank's card, the items asked for
+    int right = 0, items = 0;  // number of right findings, and of all
     bool kept = false;         // all were known
     double seconds = 0;
     std::string keeping_problem;           // why they are not kept for the next run
@@ -65,7 +65,7 @@ Rates check_collectives(const std::vector<NamedComm>& comms, const Comm& world);
 //   {"end": item, "finding": {...}}          what came of it
 //   {"done": true}
 
-constexpr const char* kWorkerArgument = "--worker";  // of `train_gpt check`
+constexpr const char* kWorkerArgument = "--worker";  // argument of `train_gpt check`
 
 // The worker's main(). `use_of` derives the kernels to check from CheckRequest::run.
 ExitCode check_worker(const std::function<KernelUse(const std::string& run)>& use_of);

@@ -46,7 +46,7 @@ void add_quantize(Items& items, const KernelUse& use);  // one scale per tensor
 void add_quantize_tests(Items& items);
 void add_quantize_blocks(Items& items, const KernelUse& use);
 void add_quantize_blocks_tests(Items& items);
-void add_observers(Items& items, const KernelUse& use);  // of FP8: outliers, probes, smoothing
+void add_observers(Items& items, const KernelUse& use);  // FP8's outliers, probes and smoothing
 void add_observer_tests(Items& items);
 
 // The run's heads, as few as show how they are told apart: three, or two that are read by up to four others each.

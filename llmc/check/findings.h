@@ -18,10 +18,10 @@ using Rates = std::map<std::string, double>;
 bool is_of_products(const std::string& rate);
 
 struct Finding {
-    std::string family, variant;  // of the item; see item.h
+    std::string family, variant;  // those of the CheckItem
     std::string problem;          // empty if it is right
     double seconds = 0;
-    std::vector<ProductTrial> trials;  // of a product
+    std::vector<ProductTrial> trials;  // empty unless the item is a product
     Rates rates = {};
 };
 using Findings = std::map<std::string, Finding>;  // by the item's name

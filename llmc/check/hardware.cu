@@ -141,7 +141,7 @@ double copy_rate(stream_t stream) {
 
 constexpr int kRows = 16, kColumns = 64, kDepth = 64;
 constexpr int kPitch = 64 + 8;  // elements from one row in shared memory to the next
-constexpr int kValidRows = 11;  // of a: the rest is filled with zeros, and never read
+constexpr int kValidRows = 11;  // rows of a; the rest is filled with zeros and never read
 constexpr int kHalf = kDepth / 2;
 
 // The place of element i (0 to 3) of a lane's C fragment (PTX ISA, "Matrix Fragments for mma.m16n8k16").

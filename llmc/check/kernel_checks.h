@@ -59,7 +59,7 @@ struct KernelUse {
     int hidden = 0;  // channels inside the MLP, after the activation
     int vocab = 0, padded_vocab = 0;
     bool layer_norm = true, rms_norm = false, rms_norm_without_gains = false;
-    bool biases = true;              // of linear layers
+    bool biases = true;              // linear layers have biases
     bool position_embedding = true;  // else positions are rotary
     bool qk_norm = false, qk_gains = false;
     Activation activation = Activation::gelu;

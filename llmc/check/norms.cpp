@@ -8,7 +8,7 @@ namespace {
 
 using reference::rounding_error, reference::to_doubles;
 
-constexpr float kEps = 0.01f;  // of RMS norm; large enough that a kernel without it is wrong
+constexpr float kEps = 0.01f;  // RMS norm's eps; large enough that a kernel without it is wrong
 
 enum class Kind { layer, rms, rms_without_gains };
 
@@ -17,7 +17,7 @@ struct Shape {
     Kind kind;
     bool add = true;       // forward: inp2 and the residual; backward: the residual's gradient
     float bad = 0;         // stands once in the middle row, if it is not 0
-    float scale = 100.0f;  // of E4M3 codes of the output: some saturate
+    float scale = 100.0f;  // scales the output's E4M3 codes, so that some saturate
     bool once = false;     // backward: one pass alone
 
     size_t n() const { return size_t{1} * N * C; }

@@ -83,7 +83,7 @@ struct After {
     Bounded master, m, v;
 };
 constexpr double kUpdateError = 3e-7, kMasterFloor = 1e-3, kFirstMomentFloor = 1e-2, kSecondMomentFloor = 1e-6,
-                 kSumMomentFloor = 1;  // of SGD's moment, whose terms may cancel
+                 kSumMomentFloor = 1;  // SGD's moment: its terms may cancel
 
 // AdamW as PyTorch has it; Lion, arXiv 2302.06675; SGD as torch.optim.SGD with decoupled decay; Muon's step along a
 // direction.

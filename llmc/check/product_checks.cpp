@@ -83,7 +83,7 @@ struct ProductChecks::Operands {
     const size_t samples;
     GuardedMemory found, place;
     GuardedArray<char> first_scale, second_scale;
-    std::vector<float> expected;  // of the samples
+    std::vector<float> expected;  // expected values of the samples
 };
 
 ProductChecks::ProductChecks(Matmul& matmul, stream_t stream) : matmul_(matmul), stream_(stream) {}

@@ -60,7 +60,7 @@ RowStatistics rmsnorm_statistics(const std::vector<double>& x, int N, int C, dou
 constexpr double kMeanError = 1e-6, kRstdError = 2e-6;
 // The error of FP32 arithmetic before the rounding to Real, relative to |value| + a floor for terms that cancel.
 constexpr double kNormError = 5e-6, kNormedFloor = 0.5, kNormGradientFloor = 0.2;
-constexpr double kNormSumError = 2e-6;  // of dweight and dshift, relative to |value| + 1 + N
+constexpr double kNormSumError = 2e-6;  // error of dweight and dshift, relative to |value| + 1 + N
 
 // (x - mean) rstd weight + shift. An empty weight is 1, an empty shift 0.
 std::vector<double> normed_rows(const std::vector<double>& x, const RowStatistics& statistics,
@@ -137,7 +137,7 @@ std::vector<float> smoothing(const std::vector<float>& amax, const std::vector<f
 struct AttentionShape {
     int B, T, NH, HD;
     int NKV = NH;
-    float scale = 0;                  // of scores; 0: HD^-0.5
+    float scale = 0;                  // factor of the scores; 0 means HD^-0.5
     int window = 0;                   // 0: all keys
     std::vector<int> documents = {};  // (B, T) as in llmc/kernels/attention.h; empty: none
 
@@ -170,7 +170,7 @@ struct AttentionLayout {
         const int head = which == 0 ? h : s.NH + (which - 1) * s.NKV + h;
         return ((static_cast<size_t>(b) * s.T + t) * (s.NH + 2 * s.NKV) + head) * s.HD;
     }
-    int key_head(int h) const { return h / (s.NH / s.NKV); }  // of query head h
+    int key_head(int h) const { return h / (s.NH / s.NKV); }  // the key head that query head h reads
     size_t out(int b, int t, int h) const { return ((static_cast<size_t>(b) * s.T + t) * s.NH + h) * s.HD; }
     size_t row(int b, int t, int h) const { return (static_cast<size_t>(b) * s.NH + h) * s.T + t; }
 };
@@ -195,7 +195,7 @@ struct Attention {
 constexpr double attention_rounding(bool bf16) { return bf16 ? 1.0 / 256 : 0.0; }
 constexpr double attention_slack(bool bf16) { return bf16 ? 1e-5 : 5e-6; }
 constexpr double kAttentionFloor = 1e-6;     // for results that are zero by cancellation
-constexpr double kAttentionLseError = 1e-5;  // of |lse| + 1
+constexpr double kAttentionLseError = 1e-5;  // relative to |lse| + 1
 
 // Limits on the norm of all errors, relative, for u: out + out_low has one rounding (of P), out and dV two, dQ and dK
 // three and their sums cancel.

@@ -37,7 +37,7 @@ struct RopeRows {
 struct Rotated {
     std::vector<double> values, bounds;
 };
-using QkNormGains = std::array<std::vector<double>, 2>;  // of queries and keys; empty: 1
+using QkNormGains = std::array<std::vector<double>, 2>;  // queries' and keys' gains; empty means 1
 
 struct QkNormGradient {
     Rotated dqkv;
@@ -119,7 +119,7 @@ constexpr float kTheta = 10000.0f, kEps = 0.01f;  // large enough that a kernel 
 struct Shape {
     AttentionHeads heads;
     int N, T, first = 0;  // row n has position first + n % T
-    bool gains = true;    // of QK-norm
+    bool gains = true;    // QK-norm has gains
 
     size_t elements() const { return size_t{1} * N * heads.qkv_width(); }
     std::vector<Axis> axes() const { return {{"n", N}, {"head", heads.rows()}, {"", heads.HD}}; }
@@ -181,7 +181,7 @@ void qk_norm(Trial& t, const Shape& s) {
     Real *out = t.result<Real>("out", s.axes()), *over = t.result("out in place", s.axes(), inputs.qkv),
          *dqkv = t.result("dqkv", s.axes(), inputs.dqkv), *again = t.result("dqkv again", s.axes(), inputs.dqkv);
     QkNormGains host_gains;
-    Input<Real> gains[2];  // of both signs, and two that are 0
+    Input<Real> gains[2];  // both signs, and two zeros
     float *dgains[2] = {}, *accumulated[2] = {}, *scratch = nullptr;
     const auto before = t.random<float>(HD, 10.0f);
     for (const int side : {0, 1}) {

@@ -8,7 +8,7 @@
 namespace llmc::check {
 namespace {
 
-constexpr double kTwoRoundings = 0x1p-23;  // of FP32, relative
+constexpr double kTwoRoundings = 0x1p-23;  // relative, in FP32
 
 void compare(Trial& trial, const std::string& name, double actual, double expected, double relative = 0) {
     trial.note(not_within({name, {}}, {actual}, Bounded({expected}, relative, 0)));

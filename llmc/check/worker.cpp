@@ -247,7 +247,7 @@ struct Progress {
     Findings& found;
     const std::map<std::string, CheckItem>& items;
     std::string item;                 // that was begun and not ended
-    std::optional<ProductTrial> way;  // of it
+    std::optional<ProductTrial> way;  // the way that `item` is being tried in
     bool done = false;
 
     void take(const std::string& line) {

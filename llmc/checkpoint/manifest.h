@@ -16,7 +16,7 @@ namespace llmc {
 struct Manifest {
     std::string run_id;
     int64_t step = 0;
-    int world = 1, zero = 0;                  // of the run that wrote it
+    int world = 1, zero = 0;                  // settings of the run that wrote it
     nlohmann::ordered_json config, versions;  // in the form of run.json
     nlohmann::ordered_json run;               // the run's position in its data and in its output files
     nlohmann::ordered_json state;             // all small state; see train/state.h
@@ -24,7 +24,7 @@ struct Manifest {
     uint64_t chunk_bytes = 0;
     std::vector<StateFile> files;
 
-    uint64_t bytes() const;  // of all files
+    uint64_t bytes() const;  // size of all files
 };
 
 constexpr int kCheckpointVersion = 1;

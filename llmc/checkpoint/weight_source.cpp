@@ -46,7 +46,7 @@ void fetch_exactly(const std::string& path, const TensorRow& row, const FetchTen
 }
 
 void require_numbers(const std::string& path, const ModelConfig& model) {
-    constexpr int kMost = 1 << 17;  // of layers and channels
+    constexpr int kMost = 1 << 17;  // most layers or channels
     const bool positive = model.layers > 0 && model.channels > 0 && model.heads > 0 && model.vocab > 0 &&
                           model.context > 0 && (model.own_head_dim > 0 || model.channels % model.heads == 0);
     if (positive && model.layers <= kMost && model.channels <= kMost) return;

@@ -56,7 +56,7 @@ public:
 class BackendList {
 public:
     void add(const std::shared_ptr<Backend>& backend);
-    std::string failure();  // of any back-end still in use
+    std::string failure();  // the failure of any back-end still in use
 
 private:
     std::mutex mutex_;

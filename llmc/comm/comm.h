@@ -54,7 +54,7 @@ public:
     int rank() const;
     int world() const;
     bool is_main() const { return rank() == 0; }
-    const char* name() const;  // of the back-end
+    const char* name() const;  // the back-end's name
     // This rank's place among the ranks of its machine, and their number.
     int local_rank() const;
     int local_world() const;
@@ -134,7 +134,7 @@ public:
 
     const Traffic& traffic() const;
     void reset_traffic() const;
-    OperationLog& log() const;  // of all communicators of the process
+    OperationLog& log() const;  // shared by all communicators of the process
     // Callable from any thread: a known failure ("rank 3 on node7 is gone") of this communicator or another from the
     // same connect(), or "".
     std::string failure() const;

@@ -149,7 +149,7 @@ std::string device_text(const DeviceInfo& device) {
 
 struct Checked {
     Options options;      // that are correct on these cards
-    MemoryByKind memory;  // of a run with these options
+    MemoryByKind memory;  // memory of a run with these options
     CardCheckResult result;
     bool kept = true;    // all results were known
     double seconds = 0;  // duration of all checks

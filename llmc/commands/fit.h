@@ -36,7 +36,7 @@ double predicted_ms(const PlannedRun& run, const StagePlan& plan);
 // The memory for a rank's plan.
 struct Room {
     size_t bytes = 0;
-    size_t loaded = 0;  // of the plan's libraries: these bytes are in use already
+    size_t loaded = 0;  // bytes of the plan's libraries that are already in use
     size_t needed(const StagePlan& plan) const { return plan.bytes() - std::min(plan.reserve, loaded); }
     bool holds(const StagePlan& plan) const { return needed(plan) <= bytes; }
 };
@@ -47,7 +47,7 @@ struct Change {
     int ranks = 1;
     size_t bytes = 0;                 // that a rank needs, as Room counts them
     std::optional<double> step_ms;    // predicted; absent if unknown
-    double tokens_per_s = 0;          // of all ranks; 0 if unknown
+    double tokens_per_s = 0;          // all ranks together; 0 if unknown
     std::optional<double> run_hours;  // predicted, if the run has a length
 };
 

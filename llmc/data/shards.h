@@ -25,7 +25,7 @@ struct Sidecar {
     std::optional<int64_t> tokens;
     std::optional<int64_t> bytes;         // bytes of the text before tokenization
     std::optional<int64_t> end_token;     // begins every document
-    std::optional<std::string> checksum;  // of the token bytes; for people and tools, not verified here
+    std::optional<std::string> checksum;  // checksum of the token bytes; not verified here
     std::optional<double> entropy_floor;  // nats per token: no model can have a lower expected loss
 };
 

@@ -55,7 +55,7 @@ struct DeviceInfo {
     int compute_capability = 0;          // 90 for sm_90; 0 on the host device
     size_t shared_memory_per_block = 0;  // bytes, the most that a block can have
     size_t l2_cache = 0;                 // bytes; 0 on the host device
-    std::string uuid;                    // of this physical card, "GPU-..."; "" on the host device
+    std::string uuid;                    // identifies the physical card, "GPU-..."; "" on the host device
     bool is_host = false;
     bool has_fp8 = false;
 };

@@ -19,7 +19,7 @@ struct Fp8Watch {
 enum class Fp8Reason { none, saturated, underflowed };
 struct Fp8Verdict {
     int reason;      // an Fp8Reason
-    float fraction;  // of the elements that were lost in this step
+    float fraction;  // fraction of elements that were lost in this step
 };
 
 // packed (3, count) = elements, saturated and underflowed of every tensor since the last call.

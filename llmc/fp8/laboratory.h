@@ -38,8 +38,8 @@ private:
 
 // Outliers of one layer, over all ranks. NaN: not measured.
 struct Fp8Outliers {
-    Fp8RankSums::Row moments{};                    // of x: see add_moments()
-    float alignment[2]{kUnmeasured, kUnmeasured};  // of a weight with gate and up: see gate_alignment()
+    Fp8RankSums::Row moments{};                    // moments of x, see add_moments()
+    float alignment[2]{kUnmeasured, kUnmeasured};  // alignment of a gate-and-up weight, see gate_alignment()
 
     static constexpr float kUnmeasured = std::numeric_limits<float>::quiet_NaN();
 

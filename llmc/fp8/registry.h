@@ -19,7 +19,7 @@ struct Fp8Fallback {
     int layer;
     Fp8Role role;
     Fp8Reason reason;
-    float fraction;  // of that tensor's elements
+    float fraction;  // fraction of that tensor's elements
 };
 
 // The state of an FP8 tensor in a checkpoint, the same on every rank. Counts are sums over all ranks.
@@ -29,7 +29,7 @@ struct Fp8SavedTensor {
     std::vector<float> history;  // amaxes, the oldest first; 0 for an empty entry
     std::string smoothing;       // Fp8Laboratory::factors_text(); "" if it has none
     Fp8Watch watch{};
-    Fp8Verdict verdict{};  // of the last step; take_fallbacks() has not seen it yet
+    Fp8Verdict verdict{};  // the last step's; take_fallbacks() has not seen it yet
 };
 struct Fp8Saved {
     std::string rule;                          // formats, and how scales follow from amaxes

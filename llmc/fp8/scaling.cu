@@ -26,7 +26,7 @@ constexpr int kThreads = 128;
 
 // An Fp8Config as plain numbers, for kernels.
 struct ScaleRule {
-    float largest_gradient;  // of dout's format
+    float largest_gradient;  // largest number in dout's format
     float margin;            // 2^margin
     bool pow2;
     AmaxAlgorithm algorithm;

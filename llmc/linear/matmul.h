@@ -56,7 +56,7 @@ struct Product {
     OperandType type;
     int N, C, OC;
     bool bias, accumulate;
-    Fp8Scaling scaling = Fp8Scaling::tensor;  // of FP8 operands
+    Fp8Scaling scaling = Fp8Scaling::tensor;  // scaling of FP8 operands
     bool emulated = false;                    // the operands are FP8 values in BF16, laid out like FP8 operands
 
     enum class Element { fp32, bf16, e4m3, e5m2 };

@@ -246,7 +246,7 @@ std::string refusal_of(const Plan& plan) {
 struct Matmul::Backend {
     const bool allow_tf32;
     const FastAccumulation fast;
-    const bool lacks_scales;  // of blocks: all products with them are emulated
+    const bool lacks_scales;  // no block scales: all products with them are emulated
     cublasLtHandle_t handle = nullptr;
     void* workspace = nullptr;
     size_t workspace_bytes = 0;

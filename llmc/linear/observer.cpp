@@ -145,7 +145,7 @@ private:
     bf16* x_ = nullptr;          // (N, C), of one layer after the other
     int x_of_ = -1;              // the layer whose input is in x_
     bf16* weight_ = nullptr;     // (OC, C)
-    char* result_ = nullptr;     // of a product in BF16
+    char* result_ = nullptr;     // result of a product in BF16
     float* master_ = nullptr;    // (OC, C), where masters are sliced
     char* workspace_ = nullptr;  // for collecting them
 };

@@ -39,7 +39,7 @@ template <class Real>
 struct Operand {
     // nullptr if the input only exists in FP8. An observer's memory may hold values that exist next to codes.
     const Real* value = nullptr;
-    Quantized<e4m3> codes;  // of a layer in FP8
+    Quantized<e4m3> codes;  // set if the layer is in FP8
 };
 
 // The gradient of a layer's output, dout (N, OC), and how much of the layer's work its producer has done. Codes and

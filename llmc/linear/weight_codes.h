@@ -54,7 +54,7 @@ private:
     static constexpr int kNobody = -1;
     struct Memory {
         e4m3 *rows = nullptr, *transposed = nullptr;
-        char *row_scales = nullptr, *transposed_scales = nullptr;  // of recipes with block scales
+        char *row_scales = nullptr, *transposed_scales = nullptr;  // only for recipes with block scales
         int transposed_of = kNobody;                               // the layer whose transposed codes are here
     };
     struct Matrix {

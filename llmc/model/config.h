@@ -64,7 +64,7 @@ struct ModelConfig {
     // needs half of it, a window of W the part W/T (2 - W/T) of that, and the backward twice as much again.
     // Recomputation and the padded vocabulary are not useful work and not counted.
     double flops_per_token(int T) const;
-    double attention_flops_per_token(int T) const;  // of them
+    double attention_flops_per_token(int T) const;  // FLOPs of attention alone
 
     // Throws Error(bad_flags) when the kernels cannot train this shape.
     void validate() const;

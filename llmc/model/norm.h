@@ -39,7 +39,7 @@ private:
     NormParameters<Real> parameters() const;
 
     const int channels_;
-    const float eps_;  // of an RMS norm
+    const float eps_;  // used by RMS norm only
     const Place weight_, bias_;
     float *mean_ = nullptr, *rstd_ = nullptr;  // (N)
 };

@@ -22,7 +22,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::chrono::seconds kPatience{20};  // of a run that has ended
+constexpr std::chrono::seconds kPatience{20};  // how long a run that has ended waits
 
 // The script next to the program, or in the checkout whose build/CONFIGURATION/ holds the program; "" if there is none.
 std::string find_script() {

@@ -54,7 +54,7 @@ public:
     bool goes_on() const { return position_.step < last_step_ && stop_ == StopReason::none; }
 
     StepKind begin_step();
-    int micro_steps() const { return micro_steps_; }  // of this step
+    int micro_steps() const { return micro_steps_; }  // micro-steps in this step
     MicroBatch load_batch();
     // After Trainer::finish_step(), which returns the layers that leave FP8. The ranks agree whether to stop.
     void end_step(const std::vector<Fp8Fallback>& fallbacks);

@@ -465,7 +465,7 @@ void begin_records(RunDirectory& directory, const Trainer<Real>& trainer, const 
                             found.path.c_str(), set_aside(system_calls(), found.path).c_str());
         directory.go_on(position.files);
         std::error_code ignored;
-        fs::remove(directory.file("model.safetensors"), ignored);  // of an earlier step
+        fs::remove(directory.file("model.safetensors"), ignored);  // left from an earlier step
     }
     write_run_json(directory, o,
                    {trainer.comm().world(), ranks.device.name, weights, position.run_id, position.saved, card_check,

@@ -72,7 +72,7 @@ void begin_records(RunDirectory& directory, const Trainer<Real>& trainer, const 
 struct RunFacts {
     int world = 1;
     std::string device;                                     // "NVIDIA H200", "host (2 threads)"
-    std::string weights_hash;                               // of the weights at the start
+    std::string weights_hash;                               // hash of the weights at the start
     std::string run_id;                                     // the same in every checkpoint of the run
     int64_t resumed_at = -1;                                // step at which the run resumed; -1 for a new run
     nlohmann::ordered_json card_check = {}, products = {};  // results of the card check; how each matmul is computed

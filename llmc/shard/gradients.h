@@ -98,7 +98,7 @@ private:
     float* kept_ = nullptr;  // all units if the model accumulates in place; otherwise sums of this rank's slices
     std::vector<Slot> slots_;
     std::vector<size_t> acquired_;  // by slot, in every stage: the unit that is acquired and not reduced
-    char* workspace_ = nullptr;     // of reduce_scatter
+    char* workspace_ = nullptr;     // workspace of reduce_scatter
     bf16* residuals_ = nullptr;
     const float* loss_scale_ = nullptr;
     const int32_t* skips_ = nullptr;

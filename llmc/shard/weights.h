@@ -52,8 +52,8 @@ public:
     // between two of them.
     struct Range {
         size_t begin, count, decay_count;  // elements of the slice
-        Fp8State* fp8;          // of a tensor in FP8: the optimizer raises its amax and writes no working copy
-        ColumnFactors columns;  // by which the codes of that tensor are multiplied
+        Fp8State* fp8;                     // if set, the optimizer raises its amax and writes no working copy
+        ColumnFactors columns;             // by which the codes of that tensor are multiplied
     };
     const std::vector<Range>& ranges(size_t unit) const { return ranges_[unit]; }
 

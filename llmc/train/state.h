@@ -32,7 +32,7 @@ TrainerState state_from_json(const nlohmann::ordered_json& json);
 // A slice of the state with its values on the device.
 struct DeviceSlice {
     StateSlice slice;
-    void* values;  // of slice.dtype
+    void* values;  // elements are slice.dtype
 };
 
 // The name that safetensors files have for a moment's format.

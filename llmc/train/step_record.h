@@ -31,7 +31,7 @@ struct StepRecord {
     int64_t step = 0;                      // counts from 1
     float loss = 0;                        // mean over the step's targets, in nats
     float lr = 0;                          // learning rate
-    float norm = 0;                        // of the unscaled gradients, before clipping
+    float norm = 0;                        // norm of the unscaled gradients, before clipping
     int64_t skipped = 0;                   // steps skipped since the start of the run
     int consecutive_skips = 0;             // up to and including this step
     int bad_tensor = 0;                    // 1 + index of the first FP8 tensor with a non-finite value, or 0
@@ -49,7 +49,7 @@ struct StepRecord {
     int64_t seq = 0;                                // tokens per sequence with --seq-schedule, else 0
     double flops_per_token = 0;                     // ModelConfig::flops_per_token()
     double tokens_per_s = 0;                        // over all ranks
-    std::optional<double> watts, joules_per_token;  // of all ranks' cards together, if their driver measures energy
+    std::optional<double> watts, joules_per_token;  // all ranks' cards together, if their driver measures energy
     std::string batch_hash;                         // fingerprint of the step's samples; "" if unknown
     std::optional<FreshLoss> fresh;                 // only for step 1 of freshly initialised weights
 };

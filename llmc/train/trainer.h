@@ -160,7 +160,7 @@ private:
     Transformer<Real> model_;
     Optimizer<Real> optimizer_;
     std::optional<StepResults> results_;  // created by allocate(), like the stream
-    StepKind kind_;                       // of the current step
+    StepKind kind_;                       // kind of the current step
     int micro_step_ = 0;
     int64_t step_ = 0;
     ProductCounts products_;

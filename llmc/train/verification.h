@@ -88,7 +88,7 @@ private:
         Pair *device = nullptr, *host = nullptr;  // (most_); `host` is pinned
         std::array<std::vector<Row>, kVerifiedKinds> rows;
         std::array<size_t, kVerifiedKinds> seen_again{};  // number of rows with a second checksum
-        size_t count = 0;                                 // of rows of all kinds
+        size_t count = 0;                                 // number of rows of all kinds
         Span spans[kSpans];
         size_t timed = 0;
     };

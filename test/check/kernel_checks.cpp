@@ -227,7 +227,7 @@ struct Numbered {
     size_t target;
     size_t next = 0, of_trial = 0, in_run = 0;
     int last_run = 1;
-    std::string name;  // of the target
+    std::string name;  // name of the target
 
     void operator()(const ArrayShape& shape, char* data, size_t bytes, int run, stream_t stream) {
         if (run != last_run && run == 0) of_trial = next;

@@ -81,7 +81,7 @@ TEST_CASE("Real numbers for products are finite, of both signs and about 1") {
             REQUIRE(std::fabs(value) < 4.0f);
             negative += value < 0;
         }
-        CHECK(negative > 100);  // of 500 fair draws, less likely than 1e-40
+        CHECK(negative > 100);  // 500 fair draws; fewer are less likely than 1e-40
         CHECK(negative < 400);
     }
 }

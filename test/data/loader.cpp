@@ -22,7 +22,7 @@ constexpr int vocab = 60000;
 // Three shards in which token values are positions, so the first token of a sample identifies it.
 struct CountingSet {
     TemporaryDirectory dir;
-    std::vector<int> first_tokens;  // of every sample
+    std::vector<int> first_tokens;  // first token of every sample
     ShardSet set;
 
     explicit CountingSet(const std::vector<int>& shard_tokens) : set(write(shard_tokens)) {}

@@ -40,7 +40,7 @@ TEST_CASE("tiktoken file: decoding and merges by rank") {
     CHECK(decoder.encode("abc") == std::vector<int>{0, 4});  // bc (4) before ab (5)
     CHECK(decoder.encode("ab") == std::vector<int>{5});
     CHECK(decoder.encode("c ab") == std::vector<int>{2, 7});          // ab, then " ab"
-    CHECK(decoder.encode("a  ab ") == std::vector<int>{0, 3, 7, 3});  // of two spaces, the last belongs to the word
+    CHECK(decoder.encode("a  ab ") == std::vector<int>{0, 3, 7, 3});  // the second of two spaces belongs to the word
     CHECK(decoder.encode("  ") == std::vector<int>{3, 3});
     CHECK(decoder.encode("").empty());
     check_error(ExitCode::bad_data, {"0x64"}, [&] { decoder.encode("ad"); });
@@ -213,7 +213,7 @@ TEST_CASE("sanitize keeps text and disarms everything else") {
 }
 
 TEST_CASE("complete_utf8: a possible beginning of a character waits") {
-    const std::string text = "a\xc3\xa4\xe2\x82\xac\xf0\x9f\x99\x82";  // of 1, 2, 3 and 4 bytes
+    const std::string text = "a\xc3\xa4\xe2\x82\xac\xf0\x9f\x99\x82";  // characters of 1, 2, 3 and 4 bytes
     const size_t whole[] = {0, 1, 1, 3, 3, 3, 6, 6, 6, 6, 10};
     for (size_t length = 0; length <= text.size(); length++)
         CHECK(complete_utf8(text.substr(0, length)) == whole[length]);

@@ -268,7 +268,7 @@ TEST_CASE("an outlier leaves the window after its length in steps, and not by wa
     Fp8Config config;
     config.history = 3;
     Table t(config);
-    const int x = static_cast<int>(Fp8Role::x);  // of the first layer
+    const int x = static_cast<int>(Fp8Role::x);  // the first layer's
     const auto scale = [&] { return t.states.download()[x].scale; };
     const auto step = [&](float amax, uint32_t bad) {
         t.change([&](Fp8State& s, int i) {

@@ -165,7 +165,7 @@ TEST_CASE("model config: other architectures, published parameter counts") {
     const ModelConfig llama = find_model("llama3-8b"), tied = find_model("llama3.2-1b"),
                       qwen = find_model("qwen3-0.6b");
     const int64_t block = int64_t{4096} * (4096 + 2 * 1024) + int64_t{4096} * 4096 + 3 * int64_t{4096} * 14336;
-    CHECK(llama.matrix_parameters() == 32 * block + int64_t{128256} * 4096);  // of embedding and head, only the head
+    CHECK(llama.matrix_parameters() == 32 * block + int64_t{128256} * 4096);  // the head counts, the embedding does not
     CHECK(llama.flops_per_token(8192) - llama.flops_per_token(4096) == 6.0 * 32 * 4096 * 4096);
     CHECK(llama.padded_vocab() == 128256);
     for (ModelConfig m : {llama, tied}) {

@@ -94,7 +94,7 @@ TEST_CASE("gpt2: logits of the next token against PyTorch FP64") {
     TestModel<float> test(fixture_config(fixture), fixture.integer("batch"), T, Recompute::block);
     test.load(fixture);
     const Batch batch = fixture_batch(fixture, 0);
-    const std::vector<float> expected = fixture.logits_sample();  // of the first sequence's last four positions
+    const std::vector<float> expected = fixture.logits_sample();  // the first sequence's last four positions
     for (int i = 0; i < 4; i++) {
         const std::vector<float> logits = test.model.next_token_logits(batch.tokens.data(), T - 3 + i, test.stream);
         const std::vector<float> row(expected.begin() + i * V, expected.begin() + (i + 1) * V);
@@ -207,5 +207,5 @@ TEST_CASE(
         other_bits += values[i] != expected ? 1 : 0;
         REQUIRE(std::fabs(values[i] - expected) <= std::fabs(expected) * 0x1p-23f);
     }
-    CHECK(other_bits < 4);  // of 262144
+    CHECK(other_bits < 4);  // out of 262144
 }

@@ -124,7 +124,7 @@ TEST_CASE("traffic: a variant that is left out falls back to its counterpart and
     const struct {
         KernelVariant variant;
         Name fused, plain;
-        uint64_t runs;  // of one block
+        uint64_t runs;  // runs of one block
     } rows[] = {
         {KernelVariant::layernorm_fp8, {"layernorm_forward_fp8_kernel", ""}, {"layernorm_forward_kernel", ""}, 2},
         {KernelVariant::gelu_fp8, {"gelu_forward_fp8_kernel", ""}, {"gelu_forward_kernel", ""}, 1},

@@ -77,7 +77,7 @@ TEST_CASE("spikes: limits are mean + 6 sigma of the last 128 values, none below 
         if (i < kSpikeMinimum)
             CHECK(std::isinf(state.loss_limit));
         else
-            CHECK(std::fabs(state.loss_limit / limit(losses) - 1) < 1e-6);  // of the previous values
+            CHECK(std::fabs(state.loss_limit / limit(losses) - 1) < 1e-6);  // limit of the previous values
         losses.push_back(loss);
         norms.push_back(state.norm);
         const SpikeState window = detector.window();

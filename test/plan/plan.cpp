@@ -54,7 +54,7 @@ TEST_CASE("plan: a 408.0654, 177.3740, 343.7470, 117.1199, 33.13266 step against
         CHECK(t.products == near(e.blocks + e.head));
         CHECK(t.attention == near(e.attention));
         CHECK(t.elementwise == near(e.elementwise + e.rest));
-        const double optimizer = e.optimizer * kCalibration / kElementWiseShare;  // of a copy's rate
+        const double optimizer = e.optimizer * kCalibration / kElementWiseShare;  // fraction of a copy's rate
         CHECK(t.optimizer == near(optimizer));
         CHECK(t.total() == near(e.blocks + e.head + e.attention + e.elementwise + e.rest + optimizer));
         CHECK(t.blocks_forward + t.blocks_backward == near(e.blocks + e.attention + e.elementwise));

@@ -57,7 +57,7 @@ TEST_CASE("hopper: stmatrix stores fragments") {
             for (int m = 0; m < count; m++)
                 for (int r = 0; r < 8; r++)
                     for (int c = 0; c < 8; c++) {
-                        const int i = transposed ? c : r, j = transposed ? r : c;  // of the fragment: row, column
+                        const int i = transposed ? c : r, j = transposed ? r : c;  // row and column in the fragment
                         expected.push_back(static_cast<uint16_t>((i * 4 + j / 2) << 8 | (2 * m + j % 2)));
                     }
             INFO("x", count, transposed ? " transposed" : "");

@@ -74,6 +74,6 @@ private:
     T* p_ = nullptr;
 };
 
-cudaStream_t new_stream();  // of the current device
+cudaStream_t new_stream();  // a stream of the current device
 
 }  // namespace virtual_gpu::test

@@ -90,7 +90,7 @@ private:
 
 // While a Quiet lives, the race detector ignores accesses: the scheduler's own accesses are not the kernel's.
 #if LLMC_TSAN
-inline constinit thread_local int quiet_depth = 0;  // of the running context
+inline constinit thread_local int quiet_depth = 0;  // belongs to the running context
 inline void end_ignoring() {
     AnnotateIgnoreWritesEnd("", 0);
     AnnotateIgnoreReadsEnd("", 0);

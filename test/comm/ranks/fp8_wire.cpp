@@ -132,7 +132,7 @@ TEST_CASE("gradients in FP8: memory of residuals is planned, and is the same in 
         }
         CHECK(eighth.gradients().residual_count() == eighth.table().count());
         CHECK(eighth.memory().staging - half.memory().staging == residuals);
-        size_t largest = 0;  // of the sums
+        size_t largest = 0;  // largest among the sums
         for (size_t u = 0; u < eighth.layout().units(); u++)
             largest = std::max(largest, eighth.layout().summed(u).count);
         const auto workspace = [&](Wire wire) { return world().reduce_scatter_workspace(largest, wire, stage > 1); };

@@ -30,7 +30,7 @@ std::vector<Unit> units() {
 
 struct Result {
     std::vector<std::vector<float>> weights;
-    double bytes = 0, planned = 0, calls = 0, planned_calls = 0;  // of a step, averaged over the ranks
+    double bytes = 0, planned = 0, calls = 0, planned_calls = 0;  // per step, averaged over the ranks
 };
 
 template <class Real>
