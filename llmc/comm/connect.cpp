@@ -46,6 +46,7 @@ void check_mpi_world(const LaunchInfo& launch, int world) {
 Comm connect(const ConnectOptions& options, const LaunchInfo& launch) {
     const CommChoice choice =
         choose_comm(options.backend, launch, {LLMC_CUDA != 0, built_with_mpi(), built_with_nccl()});
+    set_environment(choice);  // before MPI, which may start CUDA
     std::shared_ptr<Transport> transport;
     switch (choice.transport) {
         case CommChoice::Transport::self:
@@ -62,9 +63,6 @@ Comm connect(const ConnectOptions& options, const LaunchInfo& launch) {
                                                          .timeout = options.timeout});
             break;
     }
-    // Several streams carry collectives, so NCCL must start them in the order of the calls. Versions before 2.26 ignore
-    // this variable; nccl_backend.cpp keeps the order for them.
-    if (choice.nccl) setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
     Comm comm = connect_transport(std::move(transport), choice.nccl, options.order);
     comm.require_equal("program", program_hash());
     return comm;

@@ -47,4 +47,7 @@ inline constexpr Word<CommKind> kWords<CommKind>[] = {{"auto", CommKind::automat
 // Resolves `--comm` for this launch. Throws Error(bad_flags) with advice if it is impossible.
 CommChoice choose_comm(CommKind requested, const LaunchInfo& launch, const BuildFeatures& build);
 
+// Sets variables that CUDA and NCCL read when they start, if the ranks use NCCL. Values that are set already stay.
+void set_environment(const CommChoice& choice);
+
 }  // namespace llmc

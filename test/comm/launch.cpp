@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <cstdlib>
 #include <map>
 
 #include "llmc/base/error.h"
@@ -159,4 +160,23 @@ TEST_CASE("launch: impossible requests are refused with advice") {
     CHECK(contains(refusal_of(CommKind::tcp, launched(kMpirun), kCpu), "MASTER_ADDR"));
     CHECK(contains(refusal_of(CommKind::automatic, launched({{"RANK", "0"}, {"WORLD_SIZE", "2"}}), kCpu),
                    "MASTER_ADDR is not"));
+}
+
+TEST_CASE("launch: with NCCL, kernels are loaded before the first collective unless the user says otherwise") {
+    const auto loading = [] {
+        const char* const value = std::getenv("CUDA_MODULE_LOADING");
+        return std::string(value ? value : "");
+    };
+    const std::string before = loading();
+    unsetenv("CUDA_MODULE_LOADING");
+    set_environment({CommChoice::Transport::mpi, false});
+    CHECK(loading() == "");
+    set_environment({CommChoice::Transport::mpi, true});
+    CHECK(loading() == "EAGER");
+    setenv("CUDA_MODULE_LOADING", "LAZY", 1);
+    set_environment({CommChoice::Transport::tcp, true});
+    CHECK(loading() == "LAZY");
+    unsetenv("CUDA_MODULE_LOADING");
+    unsetenv("NCCL_LAUNCH_ORDER_IMPLICIT");
+    if (!before.empty()) setenv("CUDA_MODULE_LOADING", before.c_str(), 1);
 }
