@@ -281,8 +281,9 @@ Options fit_into_memory(const AskedRun& asked, const Options& options, const Ran
         }
     }
     flags = broadcast_text(comm, flags);
-    if (flags.empty()) check_memory(plan.memory, plan.shared_copy + libraries, room.bytes, ranks.device.name);
-    Options fitted = asked.with(flags, comm.world());
+    Options fitted = flags.empty() ? options : asked.with(flags, comm.world());
+    const StagePlan now = plan_rank(fitted, comm);  // with the real communicator
+    check_memory(now.memory, now.shared_copy + ranks.libraries_to_come(fitted), room.bytes, ranks.device.name);
     if (comm.is_main()) fitted.notes.push_back(note);
     return fitted;
 }
