@@ -41,7 +41,7 @@ struct CardCheckResult {
 CardCheckResult check_card(const CardCheck& check, const Comm& comm);
 
 // ---- operations between ranks ---------------------------------------------------------------------------------------
-// The card check's part between ranks: it sends a known pattern through every operation of every communicator of a run,
+// The check of communication sends a known pattern through every operation of every communicator of a run,
 // one after the other, then through all communicators at once, each on its own stream, and compares every byte. The
 // watchdog stops an operation that never ends.
 
@@ -50,19 +50,19 @@ struct NamedComm {
     Comm comm;
 };
 
-// A collective of all ranks. Throws Error(communication) on every rank: which operation, of which communicator, on
-// which rank, and the first byte that is wrong. Returns the rates of the first communicator.
+// A collective of all ranks. If a byte is wrong, throws Error(communication) on every rank, with the operation, the
+// communicator, the rank and the first wrong byte. Returns the rates of the first communicator.
 Rates check_collectives(const std::vector<NamedComm>& comms, const Comm& world);
 
 // ---- the worker process ---------------------------------------------------------------------------------------------
-// The card check's worker: a process of its own, so that a kernel that hangs or breaks the device costs an item and not
-// the run. It reads a CheckRequest from its standard input, makes every item that is not among `found`, and says on its
-// standard output, a JSON object a line, what it begins and what it has found; supervise() is the other end.
+// The worker is a process of its own, so a kernel that hangs or breaks the device costs one item and not the run. It
+// reads a CheckRequest from standard input and checks every item that is not among `found`. It reports to supervise()
+// on standard output, one JSON object per line:
 //
-//   {"begin": item}                          this item is being made
-//   {"begin": item, "way": {...}}            ... of a product, in this way
-//   {"trial": item, "way": {...}, ...}       how that way did
-//   {"end": item, "finding": {...}}          what came of it
+//   {"begin": item}                          the check of this item begins
+//   {"begin": item, "way": {...}}            the trial of a product in this way begins
+//   {"trial": item, "way": {...}, ...}       the result of that trial
+//   {"end": item, "finding": {...}}          the result of the item
 //   {"done": true}
 
 constexpr const char* kWorkerArgument = "--worker";  // argument of `train_gpt check`
@@ -70,9 +70,10 @@ constexpr const char* kWorkerArgument = "--worker";  // argument of `train_gpt c
 // The worker's main(). `use_of` derives the kernels to check from CheckRequest::run.
 ExitCode check_worker(const std::function<KernelUse(const std::string& run)>& use_of);
 
-// Runs workers, one after the other, until every item has been made: an item, or a way of making a product, in which
-// the worker ends or stands still for `item_seconds` has that for a problem, and another worker goes on behind it.
-// `program`: what to run with {"check", kWorkerArgument}. `alive` is called now and then.
+// Runs workers until every item is checked. If a worker ends or makes no progress for `item_seconds`, that is the
+// problem of its item (or of the way it tried to make a product), and the next worker continues after it. `program` is
+// run with
+// {"check", kWorkerArgument}. `alive` is called now and then.
 Findings supervise(const CheckRequest& request, const std::string& program, const std::function<void()>& alive);
 
 }  // namespace llmc
