@@ -102,7 +102,9 @@ Quantized<e4m3> Linear<Real>::x_codes(const Pass& pass) {
     Fp8State* state = evaluation && !fp8.uses_history() ? fp8.evaluation_state(tensors_, Fp8Role::x)
                                                         : fp8.state(tensors_, Fp8Role::x);
     layers_.x_.holder = tensors_;
-    if (evaluation) return {codes_at(layers_.x_.row), nullptr, state, layers_.x_.row_scales, nullptr};
+    // Only wgrad reads the transposed codes. If backward makes the input again, that pass writes them.
+    if (evaluation || (setup_.recomputed && pass.kind == PassKind::training))
+        return {codes_at(layers_.x_.row), nullptr, state, layers_.x_.row_scales, nullptr};
     x_transposed_->holder = tensors_;
     return {codes_at(layers_.x_.row), codes_at(x_transposed_->transposed), state, layers_.x_.row_scales,
             x_transposed_->transposed_scales};

@@ -89,8 +89,8 @@ TEST_CASE("traffic: element-wise kernels move 76 C bytes a token and layer under
     MESSAGE("delayed: " << bytes << " C");
     CHECK(bytes > 76.0);
     CHECK(bytes < 79.0);
-    // The cost of recomputing GELU, and no more.
-    CHECK(per_token_and_layer(&delayed, Recompute::gelu) - bytes == doctest::Approx(16).epsilon(0.01));
+    // The cost of recomputing GELU: 16, without the 4 of the transposed codes, which only the second pass writes.
+    CHECK(per_token_and_layer(&delayed, Recompute::gelu) - bytes == doctest::Approx(12).epsilon(0.01));
     // Current scaling: every producer reads its inputs twice, and attention's results and gradients go through BF16.
     CHECK(per_token_and_layer(&current) > 100.0);
 }
