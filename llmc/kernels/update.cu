@@ -1,5 +1,5 @@
 // Kernels of the optimizers that update each weight by itself: AdamW, Lion and SGD (update.h). Lion and SGD are rules
-// in the frame of update.cuh; AdamW keeps two moments and has a kernel of its own.
+// for the kernel of update.cuh. AdamW, which keeps two moments, has a kernel of its own on the same walk.
 #include "llmc/kernels/update.h"
 
 #include <algorithm>
@@ -83,31 +83,17 @@ LLMC_DEVICE uint32_t update_group(const AdamWTensors<Real, Moment>& at, size_t l
 template <class Moment, bool kMeasures>
 constexpr int blocks_at_once = kMeasures || std::is_same_v<Moment, bf16> ? 3 : 4;
 
-// A block has kGroups * 2048 elements in a row. Measured maxima are reduced over the warp, so a thread takes several
-// groups then: one atomic per 1024 elements.
 template <class Real, class Moment, bool kMeasures>
 static __global__ void __launch_bounds__(kUpdateThreads, blocks_at_once<Moment, kMeasures>)
     adamw_kernel(AdamWTensors<Real, Moment> tensors, Fp8State* fp8, size_t count, size_t decay_count,
                  AdamWFactors factors, const StepState* state) {
-    constexpr int kGroups = kMeasures ? kUpdateMeasuredGroups : 1;
     if (state->skip) return;
-    uint32_t amax = 0;
-    for (int group = 0; group < kGroups; group++) {
-        const size_t first = (static_cast<size_t>(blockIdx.x) * kGroups + group) * kUpdateThreads * kUpdatePerThread +
-                             first_of_fours(threadIdx.x);
-        if (first >= count) break;
-        const size_t left = count - first, decayed = decay_count <= first ? 0 : decay_count - first;
-        const uint32_t seen = update_group<kMeasures>(tensors.from(first), left, decayed, factors, *state);
-        amax = seen > amax ? seen : amax;
-    }
-    if constexpr (kMeasures) {
-        const float largest = warp_max(float_from_bits(amax));
-        if (threadIdx.x % 32 == 0)
-            atomicMax(reinterpret_cast<int*>(&fp8->amax_now), static_cast<int>(float_bits(largest)));
-    }
+    update_groups<kMeasures>(fp8, count, decay_count, [&](size_t first, size_t left, size_t decayed) {
+        return update_group<kMeasures>(tensors.from(first), left, decayed, factors, *state);
+    });
 }
 
-// The kernel's work as a loop of the host device (host/launch.h), with the arithmetic of update_group().
+// The kernel's work as a loop of the host device, with the arithmetic of update_group().
 namespace host {
 
 template <class Real, class Moment, bool kMeasures>
@@ -117,9 +103,7 @@ static void adamw([[maybe_unused]] const Grid&, AdamWTensors<Real, Moment> t, Fp
     if (state->skip) return;
     const float learning_rate = static_cast<float>(state->learning_rate), grad_scale = state->grad_scale;
     const float correction1 = state->bias_correction1, correction2 = state->bias_correction2;
-#pragma omp parallel for schedule(static) if (count > kUpdateTask)
-    for (size_t begin = 0; begin < count; begin += kUpdateTask) {
-        const size_t end = std::min(begin + kUpdateTask, count);
+    update_in_tasks<kMeasures>(t.master, t.working, fp8, count, [&](size_t begin, size_t end) {
         uint32_t largest = 0;
         float new_m[kUpdateTask], new_v[kUpdateTask];
         for (size_t i = begin; i < end; i++) {
@@ -134,8 +118,6 @@ static void adamw([[maybe_unused]] const Grid&, AdamWTensors<Real, Moment> t, Fp
             new_m[i - begin] = m;
             new_v[i - begin] = v;
         }
-        if (t.working)
-            for (size_t i = begin; i < end; i++) t.working[i] = to<Real>(t.master[i]);
         if constexpr (std::is_same_v<Moment, float>) {
             std::copy(new_m, new_m + (end - begin), t.m + begin);
             std::copy(new_v, new_v + (end - begin), t.v + begin);
@@ -147,18 +129,10 @@ static void adamw([[maybe_unused]] const Grid&, AdamWTensors<Real, Moment> t, Fp
                 t.v[i] = to_bf16_stochastic(new_v[i - begin], random >> 16);
             }
         }
-        if (kMeasures) raise_amax(fp8, largest);
-    }
+        return largest;
+    });
 #endif
 }
-
-#if !LLMC_ON_GPU
-void raise_amax(Fp8State* fp8, uint32_t largest) {
-    const float amax = float_from_bits(std::min(largest, kFloatInfinityBits));
-#pragma omp critical(llmc_fp8_state)
-    fp8->amax_now = std::max(fp8->amax_now, amax);
-}
-#endif
 
 }  // namespace host
 
@@ -174,17 +148,13 @@ void adamw_update(float* master, Moment* m, Moment* v, Real* working, Fp8State* 
                                static_cast<float>(config.beta2), static_cast<float>(1.0 - config.beta2),
                                static_cast<float>(config.eps),   static_cast<float>(config.weight_decay)};
     const AdamWTensors<Real, Moment> tensors{master, m, v, working, grad, rounding};
-    const auto run = [&]<bool kMeasures>() {
+    with_measure(fp8, [&]<bool kMeasures>() {
         host::launch_or_loop<adamw_kernel<Real, Moment, kMeasures>, host::adamw<Real, Moment, kMeasures>>(
             KernelVariant::host_optimizer, update_blocks(count, kMeasures, stream),
             {inout(master, count), inout(m, count), inout(v, count), out(working, count), inout(fp8, 1),
              in(grad, count), in(state, 1)},
             tensors, fp8, count, decay_count, factors, state);
-    };
-    if (fp8)
-        run.template operator()<true>();
-    else
-        run.template operator()<false>();
+    });
 }
 
 // ---- Lion ----------------------------------------------------------------------------------------------------------

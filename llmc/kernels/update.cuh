@@ -1,6 +1,6 @@
-// The frame of element-wise optimizer updates. A block walks over its part of the master weights and of the optimizer's
-// moment, writes both back together with the working copy, and measures the largest new weight. A Rule computes each
-// element: Lion's and SGD's are in update.cu, Muon's in muon.cu.
+// The frame of element-wise optimizer updates: the walk over groups of weights with the amax of the new ones, its loop
+// on the host device, and the kernel of optimizers that keep one moment or none. There a Rule computes each element:
+// Lion's and SGD's are in update.cu, Muon's in muon.cu. AdamW (update.cu) shares the walk and the loop.
 #pragma once
 #include <initializer_list>
 
@@ -53,26 +53,41 @@ LLMC_DEVICE uint32_t largest_of_group(const float (&p)[8], size_t left) {
     return amax < kFloatInfinityBits ? amax : kFloatInfinityBits;
 }
 
-// Rule::operator()(p, m, x, decays, learning_rate, grad_scale) changes a weight p and, if it kKeepsMoment, its moment
-// m. x is the input: a gradient or a direction. Sums of products are spelled fmaf(). Otherwise a compiler may fuse
-// another product in one of a thread's eight places than in the next, and an element's bits would depend on its place
-// in a slice.
+// Calls update(first, left, decayed) for this thread's groups of eight. `first` is the place of a group's first
+// element, `left` counts elements from there to the end, and `decayed` those that get weight decay. It returns the bits
+// of the largest magnitude of its new weights, and fp8's amax is raised to the largest of all.
 //
 // A block has kGroups * 2048 elements in a row. Measured maxima are reduced over the warp, so a thread takes several
 // groups then: one atomic per 1024 elements.
-template <class Rule, class Real, class Input, bool kMeasures>
-static __global__ void __launch_bounds__(kUpdateThreads, 4)
-    update_kernel(float* master, float* moment, Real* working, Fp8State* fp8, const Input* input, size_t count,
-                  size_t decay_count, Rule rule, const StepState* state) {
+template <bool kMeasures, class Update>
+LLMC_DEVICE void update_groups(Fp8State* fp8, size_t count, size_t decay_count, const Update& update) {
     constexpr int kGroups = kMeasures ? kUpdateMeasuredGroups : 1;
-    if (state->skip) return;
-    const float learning_rate = static_cast<float>(state->learning_rate), grad_scale = state->grad_scale;
     uint32_t amax = 0;
     for (int group = 0; group < kGroups; group++) {
         const size_t first = (static_cast<size_t>(blockIdx.x) * kGroups + group) * kUpdateThreads * kUpdatePerThread +
                              first_of_fours(threadIdx.x);
         if (first >= count) break;
-        const size_t left = count - first, decayed = decay_count <= first ? 0 : decay_count - first;
+        const uint32_t seen = update(first, count - first, decay_count <= first ? 0 : decay_count - first);
+        amax = seen > amax ? seen : amax;
+    }
+    if constexpr (kMeasures) {
+        const float largest = warp_max(float_from_bits(amax));
+        if (threadIdx.x % 32 == 0)
+            atomicMax(reinterpret_cast<int*>(&fp8->amax_now), static_cast<int>(float_bits(largest)));
+    }
+}
+
+// Rule::operator()(p, m, x, decays, learning_rate, grad_scale) changes a weight p and, if it kKeepsMoment, its moment
+// m. x is the input: a gradient or a direction. Sums of products are spelled fmaf(). Otherwise a compiler may fuse
+// another product in one of a thread's eight places than in the next, and an element's bits would depend on its place
+// in a slice.
+template <class Rule, class Real, class Input, bool kMeasures>
+static __global__ void __launch_bounds__(kUpdateThreads, 4)
+    update_kernel(float* master, float* moment, Real* working, Fp8State* fp8, const Input* input, size_t count,
+                  size_t decay_count, Rule rule, const StepState* state) {
+    if (state->skip) return;
+    const float learning_rate = static_cast<float>(state->learning_rate), grad_scale = state->grad_scale;
+    update_groups<kMeasures>(fp8, count, decay_count, [&](size_t first, size_t left, size_t decayed) {
         float p[8], m[8] = {}, x[8];
         load_group(master + first, left, p);
         load_group(input + first, left, x);
@@ -83,36 +98,40 @@ static __global__ void __launch_bounds__(kUpdateThreads, 4)
         store_group(master + first, left, p);
         if constexpr (Rule::kKeepsMoment) store_group(moment + first, left, m);
         if (working) store_group(working + first, left, p);
-        if constexpr (kMeasures) {
-            const uint32_t seen = largest_of_group(p, left);
-            amax = seen > amax ? seen : amax;
-        }
-    }
-    if constexpr (kMeasures) {
-        const float largest = warp_max(float_from_bits(amax));
-        if (threadIdx.x % 32 == 0)
-            atomicMax(reinterpret_cast<int*>(&fp8->amax_now), static_cast<int>(float_bits(largest)));
-    }
+        return kMeasures ? largest_of_group(p, left) : 0u;
+    });
 }
 
 namespace host {
 
-// Raises fp8's amax to the largest magnitude that a CPU loop found in a part of the new weights (see
-// largest_of_group()).
-void raise_amax(Fp8State* fp8, uint32_t largest);
-
 constexpr size_t kUpdateTask = 16384;  // elements
 
-// update_kernel's work as a loop. A task has some elements in a row.
+// The kernels' work as a loop of the host device (host/launch.h). A task has some elements in a row, and update(begin,
+// end) changes their weights. It returns the bits of the largest magnitude of them.
+template <bool kMeasures, class Real, class Update>
+void update_in_tasks(const float* master, Real* working, [[maybe_unused]] Fp8State* fp8, size_t count,
+                     const Update& update) {
+#pragma omp parallel for schedule(static) if (count > kUpdateTask)
+    for (size_t begin = 0; begin < count; begin += kUpdateTask) {
+        const size_t end = begin + kUpdateTask < count ? begin + kUpdateTask : count;
+        [[maybe_unused]] const uint32_t largest = update(begin, end);
+        if (working)
+            for (size_t i = begin; i < end; i++) working[i] = to<Real>(master[i]);
+        if constexpr (kMeasures) {
+            const float amax = float_from_bits(largest < kFloatInfinityBits ? largest : kFloatInfinityBits);
+#pragma omp critical(llmc_fp8_state)
+            fp8->amax_now = amax > fp8->amax_now ? amax : fp8->amax_now;
+        }
+    }
+}
+
 template <class Rule, class Real, class Input, bool kMeasures>
 void update([[maybe_unused]] const Grid&, float* master, float* moment, Real* working, Fp8State* fp8,
             const Input* input, size_t count, size_t decay_count, Rule rule, const StepState* state) {
 #if !LLMC_ON_GPU
     if (state->skip) return;
     const float learning_rate = static_cast<float>(state->learning_rate), grad_scale = state->grad_scale;
-#pragma omp parallel for schedule(static) if (count > kUpdateTask)
-    for (size_t begin = 0; begin < count; begin += kUpdateTask) {
-        const size_t end = begin + kUpdateTask < count ? begin + kUpdateTask : count;
+    update_in_tasks<kMeasures>(master, working, fp8, count, [&](size_t begin, size_t end) {
         uint32_t largest = 0;
         for (size_t i = begin; i < end; i++) {
             float p = master[i], m = 0.0f;
@@ -123,10 +142,8 @@ void update([[maybe_unused]] const Grid&, float* master, float* moment, Real* wo
             const uint32_t magnitude = float_bits(p) & kFloatMagnitudeMask;
             largest = magnitude > largest ? magnitude : largest;
         }
-        if (working)
-            for (size_t i = begin; i < end; i++) working[i] = to<Real>(master[i]);
-        if (kMeasures) raise_amax(fp8, largest);
-    }
+        return largest;
+    });
 #endif
 }
 
@@ -148,22 +165,24 @@ inline LaunchConfig update_blocks(size_t count, bool measures, stream_t stream) 
     return {dim3(blocks), kUpdateThreads, 0, stream};
 }
 
+// Calls run<kMeasures>(), the launch of an update that measures an amax if there is an FP8 tensor for it.
+template <class Run>
+void with_measure(const Fp8State* fp8, const Run& run) {
+    fp8 ? run.template operator()<true>() : run.template operator()<false>();
+}
+
 // `moment` is nullptr if the Rule keeps none; `working` and `fp8` may be nullptr.
 template <class Rule, class Real, class Input>
 void run_update(const char* name, float* master, float* moment, Real* working, Fp8State* fp8, const Input* input,
                 size_t count, size_t decay_count, const Rule& rule, const StepState* state, stream_t stream) {
     if (count == 0) return;
     check_update(name, count, decay_count, {master, moment, working, input});
-    const auto run = [&]<bool kMeasures>() {
+    with_measure(fp8, [&]<bool kMeasures>() {
         host::launch_or_loop<update_kernel<Rule, Real, Input, kMeasures>, host::update<Rule, Real, Input, kMeasures>>(
             KernelVariant::host_optimizer, update_blocks(count, kMeasures, stream), inout(master, count),
             inout(moment, count), out(working, count), inout(fp8, 1), in(input, count), count, decay_count, rule,
             in(state, 1));
-    };
-    if (fp8)
-        run.template operator()<true>();
-    else
-        run.template operator()<false>();
+    });
 }
 
 }  // namespace llmc
