@@ -13,29 +13,22 @@
 namespace llmc {
 
 template <class Real>
-Optimizer<Real>::Optimizer(Weights<Real>& weights, Gradients& gradients, const ScheduleConfig& schedule,
-                           const AdamWConfig& adamw, double clip, const LossScaleConfig& loss_scale, bool skip_spikes,
-                           const OptimizerConfig& config, Matmul* matmul)
-    : weights_(weights),
+Optimizer<Real>::Optimizer(const OptimizerSetup& setup, Weights<Real>& weights, Gradients& gradients, Matmul* matmul)
+    : setup_(setup),
+      weights_(weights),
       gradients_(gradients),
-      schedule_(schedule),
-      adamw_(adamw),
-      clip_(config.clip_kind == ClipKind::norm ? clip : 0),
-      clipping_(gradients, config.clip_kind, clip),
-      loss_scale_config_(loss_scale),
-      skip_spikes_(skip_spikes),
-      config_(config),
+      clipping_(gradients, setup.optimizer.clip_kind, setup.clip),
       moments_(weights.layout()) {
     const ShardLayout& layout = weights.layout();
     for (size_t u = 0; u < layout.units(); u++) partial_count_ += global_norm_blocks(layout.share(u).count);
-    const bool keeps_none = config.kind == OptimizerKind::sgd && config.sgd.momentum == 0;
-    if (is_muon(config.kind)) {
+    const bool keeps_none = setup_.optimizer.kind == OptimizerKind::sgd && setup_.optimizer.sgd.momentum == 0;
+    if (is_muon(setup_.optimizer.kind)) {
         add_muon_moments();
-        muon_.emplace(weights, gradients, *matmul, config);
+        muon_.emplace(weights, gradients, *matmul, setup_.optimizer);
         arena_.plan(&group_states_, kRateGroups);
-    } else if (config.kind == OptimizerKind::adamw) {
-        m_ = moments_.add_everywhere("m", config.adam_moments);
-        v_ = moments_.add_everywhere("v", config.adam_moments);
+    } else if (setup_.optimizer.kind == OptimizerKind::adamw) {
+        m_ = moments_.add_everywhere("m", setup_.optimizer.adam_moments);
+        v_ = moments_.add_everywhere("v", setup_.optimizer.adam_moments);
     } else if (!keeps_none) {
         m_ = moments_.add_everywhere("m");
     }
@@ -57,13 +50,13 @@ void Optimizer<Real>::add_muon_moments() {
         matrices.push_back({0, count});
         rest.push_back({count, table.unit(u).count - count});
     }
-    if (config_.adam_moments == MomentFormat::fp32) {
+    if (setup_.optimizer.adam_moments == MomentFormat::fp32) {
         muon_m_ = m_ = moments_.add_everywhere("m");
     } else {
         muon_m_ = moments_.add("m", std::move(matrices));
-        m_ = moments_.add("m", rest, config_.adam_moments);
+        m_ = moments_.add("m", rest, setup_.optimizer.adam_moments);
     }
-    v_ = moments_.add("v", std::move(rest), config_.adam_moments);
+    v_ = moments_.add("v", std::move(rest), setup_.optimizer.adam_moments);
 }
 
 template <class Real>
@@ -73,7 +66,7 @@ void Optimizer<Real>::allocate(stream_t stream) {
     moments_.allocate(stream);
     if (muon_) muon_->allocate(stream);
     set_bytes(state_, 0, sizeof(StepState), stream);
-    reset_loss_scale(loss_scale_, loss_scale_config_, stream);
+    reset_loss_scale(loss_scale_, setup_.loss_scale, stream);
     reset_spikes(spikes_, stream);
 }
 
@@ -101,17 +94,17 @@ void Optimizer<Real>::update(const double* loss_sum, const int* bad_flag, stream
     gradients_.finish_reduce(stream);
     sum_squares(stream);
     const ProfileRange range("update", stream);
-    prepare_step(state_, partials_, partial_count_, loss_sum, loss_scale(), bad_flag, schedule_, adamw_, clip_,
-                 {spikes_, skip_spikes_}, stream);
+    prepare_step(state_, partials_, partial_count_, loss_sum, loss_scale(), bad_flag, setup_.schedule, setup_.adamw,
+                 setup_.optimizer.clip_kind == ClipKind::norm ? setup_.clip : 0, {spikes_, setup_.skip_spikes}, stream);
     update_spikes(spikes_, state_, stream);
     clipping_.apply(loss_scale(), stream);
     if (muon_) {
-        const MuonConfig& muon = config_.muon;
+        const MuonConfig& muon = setup_.optimizer.muon;
         scale_rates(group_states_, state_, {{muon.embedding_rate, muon.head_rate, muon.vector_rate}}, stream);
         muon_->update(moments_, muon_m_, state_, stream);
     }
     for (size_t u = 0; u < weights_.layout().units(); u++) muon_ ? update_rest(u, stream) : update_unit(u, stream);
-    update_loss_scale(loss_scale_, state_, loss_scale_config_, stream);
+    update_loss_scale(loss_scale_, state_, setup_.loss_scale, stream);
 }
 
 // AdamW on the part of a unit that lies in one range of this rank's slice. Weight decay applies to its first `decayed`
@@ -122,10 +115,10 @@ void Optimizer<Real>::update_adamw(size_t unit, Fp8State* fp8, ShardLayout::Part
     const size_t at = part.begin - weights_.layout().slice(unit).begin;
     const auto slice = weights_.slice(unit, at);
     const auto update = [&]<class Moment>(Moment* m, Moment* v) {
-        adamw_update(slice.master, m, v, slice.working, fp8, gradients_.slice(unit) + at, part.count, decayed, adamw_,
-                     state, stream, {mix64(config_.rounding_seed) + unit, part.begin});
+        adamw_update(slice.master, m, v, slice.working, fp8, gradients_.slice(unit) + at, part.count, decayed,
+                     setup_.adamw, state, stream, {mix64(setup_.optimizer.rounding_seed) + unit, part.begin});
     };
-    if (config_.adam_moments == MomentFormat::bf16)
+    if (setup_.optimizer.adam_moments == MomentFormat::bf16)
         update(moments_.at<bf16>(m_, unit, part.begin), moments_.at<bf16>(v_, unit, part.begin));
     else
         update(moments_.at<float>(m_, unit, part.begin), moments_.at<float>(v_, unit, part.begin));
@@ -140,17 +133,17 @@ void Optimizer<Real>::update_unit(size_t unit, stream_t stream) {
         const auto moment = [&] { return moments_.at<float>(m_, unit, begin + at); };
         const auto [master, working] = weights_.slice(unit, at);
         const float* const gradient = gradients_.slice(unit) + at;
-        switch (config_.kind) {
+        switch (setup_.optimizer.kind) {
             case OptimizerKind::adamw:
                 update_adamw(unit, range.fp8, {begin + at, count}, decayed, state_, stream);
                 break;
             case OptimizerKind::lion:
-                lion_update(master, moment(), working, range.fp8, gradient, count, decayed, config_.lion, state_,
-                            stream);
+                lion_update(master, moment(), working, range.fp8, gradient, count, decayed, setup_.optimizer.lion,
+                            state_, stream);
                 break;
             case OptimizerKind::sgd:
-                sgd_update(master, config_.sgd.momentum == 0 ? nullptr : moment(), working, range.fp8, gradient, count,
-                           decayed, config_.sgd, state_, stream);
+                sgd_update(master, setup_.optimizer.sgd.momentum == 0 ? nullptr : moment(), working, range.fp8,
+                           gradient, count, decayed, setup_.optimizer.sgd, state_, stream);
                 break;
             case OptimizerKind::muon:
             case OptimizerKind::normuon:
@@ -188,7 +181,7 @@ OptimizerState Optimizer<Real>::read_state(stream_t stream) const {
             scale.scale,
             scale.clean_steps,
             read_back(spikes_, stream),
-            loss_scale_config_.dynamic};
+            setup_.loss_scale.dynamic};
 }
 
 template <class Real>
@@ -199,8 +192,8 @@ void Optimizer<Real>::restore(const OptimizerState& saved, stream_t stream) {
     step.consecutive_skips = saved.consecutive_skips;
     write_through(state_, step, stream);
     write_through(spikes_, saved.spikes, stream);
-    const bool same = loss_scale_config_.dynamic || saved.loss_scale == loss_scale_config_.initial;
-    if (saved.dynamic == loss_scale_config_.dynamic && same)
+    const bool same = setup_.loss_scale.dynamic || saved.loss_scale == setup_.loss_scale.initial;
+    if (saved.dynamic == setup_.loss_scale.dynamic && same)
         write_through(loss_scale_, LossScaleState{saved.loss_scale, 1.0f, saved.clean_steps, 0}, stream);
 }
 

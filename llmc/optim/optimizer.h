@@ -56,12 +56,21 @@ struct OptimizerState {
     bool dynamic = false;  // the loss scale is dynamic
 };
 
+// Everything that decides the updates; the part of a TrainerConfig that an Optimizer needs.
+struct OptimizerSetup {
+    ScheduleConfig schedule;
+    AdamWConfig adamw = {};
+    OptimizerConfig optimizer = {};
+    double clip = 0;  // bound of the gradient (ClipKind); 0: no clipping
+    LossScaleConfig loss_scale = {};
+    bool skip_spikes = false;  // skip steps whose loss or norm is far above those of past steps
+};
+
 template <class Real>
 class Optimizer {
 public:
-    Optimizer(Weights<Real>& weights, Gradients& gradients, const ScheduleConfig& schedule, const AdamWConfig& adamw,
-              double clip, const LossScaleConfig& loss_scale = {}, bool skip_spikes = false,
-              const OptimizerConfig& config = {}, Matmul* matmul = nullptr);  // only Muon needs `matmul`
+    // Only Muon needs `matmul`.
+    Optimizer(const OptimizerSetup& setup, Weights<Real>& weights, Gradients& gradients, Matmul* matmul = nullptr);
 
     size_t workspace_bytes() const {
         return arena_.bytes() + clipping_.bytes() + (muon_ ? muon_->workspace_bytes() : 0);
@@ -76,7 +85,7 @@ public:
     void update(const double* loss_sum, const int* bad_flag, stream_t stream);
 
     // Multiplies the schedule's learning rate by `factor` from the next update on.
-    void scale_rate(double factor) { schedule_.factor = factor; }
+    void scale_rate(double factor) { setup_.schedule.factor = factor; }
 
     // Device pointers.
     const StepState* state() const { return state_; }
@@ -103,15 +112,10 @@ private:
     void update_unit(size_t unit, stream_t stream);
     void update_rest(size_t unit, stream_t stream);
 
+    OptimizerSetup setup_;
     Weights<Real>& weights_;
     Gradients& gradients_;
-    ScheduleConfig schedule_;
-    const AdamWConfig adamw_;
-    const double clip_;  // bound of the global norm; 0: none
     Clipping clipping_;
-    const LossScaleConfig loss_scale_config_;
-    const bool skip_spikes_;
-    const OptimizerConfig config_;
     OptimizerMoments moments_;
     size_t m_ = 0, v_ = 0, muon_m_ = 0;  // indices into moments_
     std::optional<Muon<Real>> muon_;

@@ -57,8 +57,7 @@ Trainer<Real>::Trainer(const TrainerConfig& config, const Comm& comm)
       gradients_(layout_),
       matmul_(config.tf32, config.fast_accumulation, config.fp8_scaling()),
       model_(config_, weights_, gradients_, matmul_),
-      optimizer_(weights_, gradients_, config.schedule, config.adamw, config.clip, config.loss_scale,
-                 config.skip_spikes, config.optimizer, &matmul_) {
+      optimizer_(config_, weights_, gradients_, &matmul_) {
     matmul_.choose(config.products);
     if (config.verify_every > 0) verification_ = std::make_unique<Verification<Real>>(*this);
 }

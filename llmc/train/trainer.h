@@ -33,18 +33,12 @@ template <class Real>
 class Verification;
 
 // Everything that decides the numbers of a run, except its data and the type of its activations.
-struct TrainerConfig : ModelSetup {
+struct TrainerConfig : ModelSetup, OptimizerSetup {
     int micro_steps = 1;  // per step
     bool tf32 = false;
     FastAccumulation fast_accumulation = FastAccumulation::forward;
     Fp8LayerTerms fp8_layers = {{"all"}};
     Sharding sharding;
-    ScheduleConfig schedule;
-    AdamWConfig adamw;
-    OptimizerConfig optimizer;
-    double clip = 0;  // largest norm of the gradient; 0: no clipping
-    LossScaleConfig loss_scale;
-    bool skip_spikes = false;
     ProductChoices products;    // the card check's
     bool forward_only = false;  // for evaluation and sampling: no memory for gradients and moments
     int64_t verify_every = 0;   // steps from one verified step to the next (verification.h); 0: none

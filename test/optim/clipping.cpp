@@ -37,14 +37,12 @@ Updated update(ClipKind kind, double clip, float scale) {
     const ShardLayout layout(table, Comm::self());
     Weights<float> weights(layout);
     Gradients gradients(layout);
-    OptimizerConfig config;
-    config.kind = OptimizerKind::sgd;
-    config.sgd = {0, false, 0};
-    config.clip_kind = kind;
-    LossScaleConfig loss_scale;
-    loss_scale.initial = scale;
-    Optimizer<float> optimizer(weights, gradients, {ScheduleKind::constant, 1, 0, 10, 0}, {}, clip, loss_scale, false,
-                               config);
+    OptimizerSetup setup{.schedule = {ScheduleKind::constant, 1, 0, 10, 0}, .clip = clip};
+    setup.optimizer.kind = OptimizerKind::sgd;
+    setup.optimizer.sgd = {0, false, 0};
+    setup.optimizer.clip_kind = kind;
+    setup.loss_scale.initial = scale;
+    Optimizer<float> optimizer(setup, weights, gradients);
     weights.allocate(stream);
     gradients.allocate(stream);
     optimizer.allocate(stream);

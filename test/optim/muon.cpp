@@ -311,10 +311,10 @@ std::vector<std::vector<float>> weights_after(const StepOptions& o) {
     Weights<Real> weights(layout);
     Gradients gradients(layout);
     Matmul matmul(false);
-    OptimizerConfig config;
-    config.kind = o.kind;
-    config.muon = o.muon;
-    Optimizer<Real> optimizer(weights, gradients, kSchedule, kAdamW, 0, {}, false, config, &matmul);
+    OptimizerSetup setup{.schedule = kSchedule, .adamw = kAdamW};
+    setup.optimizer.kind = o.kind;
+    setup.optimizer.muon = o.muon;
+    Optimizer<Real> optimizer(setup, weights, gradients, &matmul);
     weights.allocate(stream);
     gradients.allocate(stream);
     optimizer.allocate(stream);

@@ -44,12 +44,11 @@ Result train(const Comm& comm, OptimizerKind kind, int stage, int within, int ra
     Weights<Real> weights(layout);
     Gradients gradients(layout);
     Matmul matmul(false);
-    OptimizerConfig config;
-    config.kind = kind;
+    OptimizerSetup setup{.schedule = {ScheduleKind::constant, 1e-2, 0, 100, 0}, .clip = 1};
+    setup.optimizer.kind = kind;
     // NorMuon with AdamW's moments in BF16, Muon with moments in FP32.
-    config.adam_moments = kind == OptimizerKind::normuon ? MomentFormat::bf16 : MomentFormat::fp32;
-    Optimizer<Real> optimizer(weights, gradients, {ScheduleKind::constant, 1e-2, 0, 100, 0}, {0.9, 0.95, 1e-8, 0.1}, 1,
-                              {}, false, config, &matmul);
+    setup.optimizer.adam_moments = kind == OptimizerKind::normuon ? MomentFormat::bf16 : MomentFormat::fp32;
+    Optimizer<Real> optimizer(setup, weights, gradients, &matmul);
     weights.allocate(stream);
     gradients.allocate(stream);
     optimizer.allocate(stream);

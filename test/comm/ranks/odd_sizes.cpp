@@ -40,7 +40,7 @@ std::vector<std::vector<float>> weights_after(const Comm& comm, int stage, int r
     const ShardLayout layout(table, comm, sharding);
     Weights<Real> model(layout);
     Gradients gradients(layout);
-    Optimizer<Real> optimizer(model, gradients, {ScheduleKind::constant, 1e-2, 0, 100, 0}, {0.9, 0.95, 1e-8, 0.1}, 0);
+    Optimizer<Real> optimizer({.schedule = {ScheduleKind::constant, 1e-2, 0, 100, 0}}, model, gradients);
     model.allocate(stream);
     gradients.allocate(stream);
     optimizer.allocate(stream);
