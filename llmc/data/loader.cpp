@@ -3,14 +3,39 @@
 #include "llmc/data/loader.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "llmc/base/error.h"
-#include "llmc/data/order.h"
 #include "llmc/device/faults.h"
+#include "llmc/device/math.cuh"
 #include "llmc/device/runtime.h"
 #include "llmc/kernels/embedding.h"
 
 namespace llmc {
+
+uint64_t order_key(uint64_t seed, uint64_t epoch) { return mix64(mix64(seed + kGolden64) + (epoch + 1) * kGolden64); }
+
+uint64_t permute(uint64_t index, uint64_t n, uint64_t key) {
+    constexpr uint64_t rounds = 8;
+    if (n <= 1) return 0;
+    const int half_bits = (std::bit_width(n - 1) + 1) / 2;
+    const uint64_t half_mask = (uint64_t{1} << half_bits) - 1;
+    do {
+        uint64_t left = index >> half_bits, right = index & half_mask;
+        for (uint64_t round = 0; round < rounds; ++round) {
+            // A half has at most 32 bits, so `round` and `right` never overlap in the hashed value.
+            const uint64_t next = left ^ (mix64(key ^ (round << 48) ^ right) & half_mask);
+            left = right;
+            right = next;
+        }
+        index = left << half_bits | right;
+    } while (index >= n);
+    return index;
+}
+
+uint64_t sample_at(uint64_t position, uint64_t n, uint64_t seed) {
+    return permute(position % n, n, order_key(seed, position / n));
+}
 namespace {
 
 void check_shape(int B, int rank, int world, int vocab) {

@@ -18,7 +18,6 @@
 #include "llmc/kernels/quantize.h"
 #include "llmc/kernels/quantize_blocks.h"
 #include "llmc/linear/cublaslt.h"
-#include "llmc/linear/product_way.h"
 
 namespace llmc {
 

@@ -1,10 +1,9 @@
 // An architecture is a kind of GPT: its tensors, its block, and how Hugging Face describes it. Each file of an
-// architecture defines its entries, and architecture.cpp lists them. Nothing else names them.
+// architecture defines its entries, and kArchitectures lists them. Nothing else names them.
 #pragma once
 #include <memory>
 #include <string>
 #include <type_traits>
-#include <vector>
 
 #include "llmc/device/formats.cuh"
 #include "llmc/model/model_table.h"
@@ -62,7 +61,6 @@ constexpr Architecture architecture_of(const char* name, ModelTable (*table)(con
 }
 
 extern const Architecture kGpt2, kLlama, kQwen3, kNano;
-
-const std::vector<const Architecture*>& architectures();
+constexpr const Architecture* kArchitectures[] = {&kGpt2, &kLlama, &kQwen3, &kNano};
 
 }  // namespace llmc

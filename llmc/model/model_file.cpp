@@ -296,14 +296,14 @@ const char* own_name(const Architecture& a) { return a.name; }
 const char* hf_name(const Architecture& a) { return a.description->hf_type; }
 
 const Architecture* architecture_by(const std::string& word, NameOf name_of) {
-    for (const Architecture* architecture : architectures())
+    for (const Architecture* architecture : kArchitectures)
         if (name_of(*architecture) == word) return architecture;
     return nullptr;
 }
 
 std::string names(NameOf name_of) {
     std::vector<std::string> all;
-    for (const Architecture* architecture : architectures()) all.push_back(name_of(*architecture));
+    for (const Architecture* architecture : kArchitectures) all.push_back(name_of(*architecture));
     return joined(all);
 }
 

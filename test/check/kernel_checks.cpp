@@ -381,7 +381,7 @@ TEST_CASE("a check needs no more than the run has") {
     }
     CHECK(names(use).count("quantize_weight_tiles N=256 C=64") == 1);
     CHECK(names(use).count("bf16 to e5m2, all values") == 0);
-    for (const Architecture* architecture : architectures()) {
+    for (const Architecture* architecture : kArchitectures) {
         use = tiny_model(*architecture, 64, 2, 1);
         use.bf16 = false;
         for (const std::string& name : names(use)) CHECK(name.find("bf16") == std::string::npos);
@@ -449,7 +449,7 @@ TEST_CASE("a check needs what the model's table says, and nothing else") {
 }
 
 TEST_CASE("fused kernels of all architectures give way alike") {
-    for (const Architecture* architecture : architectures()) {
+    for (const Architecture* architecture : kArchitectures) {
         KernelUse use = tiny_model(*architecture, 64, 2, 1);
         use.fp8 = true;
         std::set<std::string> variants;

@@ -8,7 +8,6 @@
 #include <set>
 #include <thread>
 
-#include "llmc/data/order.h"
 #include "llmc/kernels/embedding.h"
 #include "test/data/shard_files.h"
 

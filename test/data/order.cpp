@@ -1,5 +1,5 @@
 // The sample order: a permutation for every n, different for every epoch and seed, and without visible structure.
-#include "llmc/data/order.h"
+#include "llmc/data/loader.h"
 
 #include <doctest/doctest.h>
 

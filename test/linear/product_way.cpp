@@ -1,5 +1,5 @@
 // Products whose library refuses algorithms: the order of attempts, the choice that is kept, and emulation as the last.
-#include "llmc/linear/product_way.h"
+#include "llmc/linear/product_support.h"
 
 #include <doctest/doctest.h>
 
