@@ -39,10 +39,12 @@ private:
 
     const Operands& operands_of(const Product& product);
     std::string problem_of(const Product& product, bool separate_bias);
+    void warm_up(const Product& product);
     double time(const Product& product);
 
     Matmul& matmul_;
     const stream_t stream_;
+    bool warm_ = false;
     std::optional<Product> made_for_;
     std::unique_ptr<Operands> operands_;
 };

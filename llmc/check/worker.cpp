@@ -33,6 +33,10 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kFewestProposals = 8;  // that are looked for while none is right
 
+// A worker's start may take this many times as long as an item. It creates the CUDA context and may load libraries from
+// a cold disk; a network file system needs 10 to 40 s for cuBLASLt's 0.7 GB.
+constexpr double kStartItems = 5;
+
 void say(const Json& line) {
     std::printf("%s\n", json_text(line).c_str());
     std::fflush(stdout);
@@ -90,8 +94,7 @@ Finding try_product(const CheckRequest& request, ProductChecks& checks, const Pr
     return finding;
 }
 
-void make_products(const CheckRequest& request, stream_t stream) {
-    Matmul matmul(request.tf32, request.fast_accumulation, request.use.scaling);
+void make_products(const CheckRequest& request, Matmul& matmul, stream_t stream) {
     ProductChecks checks(matmul, stream);
     for (const Product& product : request.products) {
         const std::string key = matmul.key(product);
@@ -116,9 +119,12 @@ ExitCode check_worker(const std::function<KernelUse(const std::string& run)>& us
     open_device(request.device);
     request.use = use_of(request.run);
     const stream_t stream = create_stream();
-    say({{"device", device_info().name}});
+    Matmul matmul(request.tf32, request.fast_accumulation, request.use.scaling);
+    matmul.allocate();  // loads the library
+    synchronize(stream);
+    say({{"ready", device_info().name}});
     make_items(request, stream);
-    make_products(request, stream);
+    make_products(request, matmul, stream);
     synchronize_device();
     destroy_stream(stream);
     say({{"done", true}});
@@ -248,7 +254,7 @@ struct Progress {
     const std::map<std::string, CheckItem>& items;
     std::string item;                 // that was begun and not ended
     std::optional<ProductTrial> way;  // the way that `item` is being tried in
-    bool done = false;
+    bool ready = false, done = false;
 
     void take(const std::string& line) {
         const Json json = parse_json<Json>(line);
@@ -264,6 +270,8 @@ struct Progress {
         } else if (json.contains("end")) {
             found[item] = findings_from_json(json["finding"]).at(item);
             item.clear();
+        } else if (json.contains("ready")) {
+            ready = true;
         } else if (json.contains("done")) {
             done = true;
         }
@@ -292,17 +300,17 @@ Findings supervise(const CheckRequest& request, const std::string& program, cons
     for (CheckItem& item : kernel_checks(request.use)) items.emplace(item.name, item);
     for (;;) {
         Worker worker(program, json_text(request_json(rest)));
-        Progress progress{rest.found, items, "", {}, false};
+        Progress progress{rest.found, items, "", {}};
+        const auto limit = [&] { return (progress.ready ? 1 : kStartItems) * request.item_seconds; };
         std::string line;
         Worker::Read read;
-        while ((read = worker.read(line, request.item_seconds)) == Worker::Read::line) {
+        while ((read = worker.read(line, limit())) == Worker::Read::line) {
             progress.take(line);
             alive();
         }
         if (progress.done) return rest.found;
-        const std::string problem = read == Worker::Read::timeout
-                                        ? fmt::format("did not end within {:g} s", request.item_seconds)
-                                        : worker.how_it_ended();
+        const std::string problem =
+            read == Worker::Read::timeout ? fmt::format("did not end within {:g} s", limit()) : worker.how_it_ended();
         if (progress.item.empty())
             throw Error(ExitCode::no_resources, "card check: the worker " + problem +
                                                     " before its first check; --card-check off skips the check");

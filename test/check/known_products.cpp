@@ -167,6 +167,23 @@ TEST_CASE("Every product of an honest device is right, in the first way that is 
     }
 }
 
+TEST_CASE("A product is made once without being timed before the first one is timed") {
+    const Product product = {Product::forward, OperandType::bf16, 32, 64, 64, true, false};
+    Matmul matmul(false);
+    ProductChecks checks(matmul, test_stream());
+    const ProductChoice way = checks.ways(product, "", 1).front();
+    const auto products = [&] {
+        const ProductTrial trial = checks.hold(product, way, true);
+        CHECK(trial.problem == "");
+        CHECK(trial.ms > 0);
+        return matmul.counts().bf16;
+    };
+    const auto first = products(), second = products();
+    CHECK(first > second);
+    if (!LLMC_CUDA) CHECK(first == second + 1);
+    CHECK(second == products());
+}
+
 TEST_CASE("An algorithm that the library does not have is a problem, and no error") {
     const Product product = {Product::forward, OperandType::bf16, 32, 64, 64, true, false};
     Matmul matmul(false);
