@@ -12,16 +12,9 @@
 
 namespace llmc {
 
-// The weight's gradient is a sum over chunks, so its bits depend on their size. That is why the size follows from the
-// shape alone, and not from the memory that happens to be free.
 int logits_chunk(int N, int padded_vocab, size_t element_bytes, size_t limit) {
-    constexpr int kTile = 128;
-    const size_t fit = limit / (static_cast<size_t>(padded_vocab) * element_bytes) / kTile * kTile;
-    if (fit >= static_cast<size_t>(N)) return N;
-    const int fewest = div_up(N, std::max(static_cast<int>(fit), kTile));
-    for (int chunks = fewest; chunks < 2 * fewest; chunks++)
-        if (N % (kTile * chunks) == 0) return N / chunks;
-    return std::min(N, div_up(div_up(N, fewest), kTile) * kTile);
+    const size_t rows = limit / (static_cast<size_t>(padded_vocab) * element_bytes) / 128 * 128;
+    return static_cast<int>(std::min<size_t>(static_cast<size_t>(N), std::max<size_t>(rows, 128)));
 }
 
 template <class Real>

@@ -16,8 +16,8 @@
 namespace llmc {
 
 constexpr size_t kLogitsBytes = size_t{512} << 20;
-// Number of rows of logits that exist at a time, in multiples of 128: they fit into `limit` bytes, and chunks are equal
-// if fewer than twice as many chunks as needed allow that, so that their products have one shape.
+// Number of rows of logits that exist at a time: as many as fit into `limit` bytes, in multiples of 128, so that the
+// products stay efficient.
 int logits_chunk(int N, int padded_vocab, size_t element_bytes, size_t limit = kLogitsBytes);
 
 // documents (B, T) receives the place in its row at which the document of each of `tokens` (B, T) begins. The end token

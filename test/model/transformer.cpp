@@ -36,24 +36,6 @@ std::vector<double> train(const TrainerConfig& config, int steps) {
 
 }  // namespace
 
-TEST_CASE("transformer: chunks of logits fit into the limit, and are equal where few more chunks make them so") {
-    constexpr int Vp = 50304, kTokens = 1024;
-    CHECK(logits_chunk(5 * kTokens, Vp, 2) == 5 * kTokens);
-    CHECK(logits_chunk(6 * kTokens, Vp, 2) == 3 * kTokens);
-    CHECK(logits_chunk(24 * kTokens, Vp, 2) == 4 * kTokens);
-    CHECK(logits_chunk(32 * kTokens, Vp, 2) == 4 * kTokens);  // 8 chunks; 7 would leave a last one of 1280 rows
-    CHECK(logits_chunk(32 * kTokens, Vp, 4) == 2 * kTokens);
-    for (const int N : {1, 127, 128, 129, 1000, 5248, 5249, 10497, 37 * 128 + 16, 7919 * 16})
-        for (const size_t limit : {size_t{1}, size_t{100} << 20, kLogitsBytes}) {
-            CAPTURE(N);
-            const int rows = logits_chunk(N, Vp, 2, limit), fewest = div_up(N, std::max<int>(limit / (2 * Vp), 128));
-            CHECK((rows == N || rows % 128 == 0));
-            CHECK((rows <= 128 || size_t{2} * Vp * static_cast<size_t>(rows) <= limit));
-            CHECK(rows <= N);
-            CHECK(div_up(N, rows) <= 2 * fewest);
-        }
-}
-
 // Computes d loss / d weight of every tensor by differences in FP32, which needs nothing but the forward pass.
 TEST_CASE("transformer: gradients of another block are those of its loss") {
     const TrainerConfig config = mlp_config(nullptr);
