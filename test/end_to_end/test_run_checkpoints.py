@@ -596,6 +596,24 @@ class ValidationWatch(Case):
             self.refused(Directory().run(*flags, "--val-every", "0"), FLAGS_CODE, "--plateau and --early-stop")
 
 
+@functools.cache
+def disk_trouble():
+    """The library to preload."""
+    library = os.path.join(workspace(), "disk_trouble.so")
+    source = os.path.join(ROOT, "test", "end_to_end", "disk_trouble.c")
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
+    return library
+
+
+def run_with_disks(flags, *disks):
+    """Starts a rank for each of `disks`: disk_trouble.c's instructions for it, or None."""
+    command_line = list(LAUNCH)
+    for disk in disks:
+        settings = ["env", f"LD_PRELOAD={disk_trouble()}", *disk.split()] if disk else []
+        command_line += ["-np", "1", *settings, PROGRAM, *flags, ":"]
+    return subprocess.run(command_line[:-1], capture_output=True, text=True, timeout=120, cwd=workspace(), env=ENVIRONMENT)
+
+
 class Disk(Case):
     FLAGS = ["-n", "4", "--keep", "1", "--val-every", "0", "--max-steps", "8"]
 
