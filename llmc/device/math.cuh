@@ -124,5 +124,10 @@ template <class T>
 LLMC_HD constexpr T div_up(T a, T b) {
     return (a + b - 1) / b;
 }
+// The smallest multiple of `to` that is at least n.
+template <class T>
+LLMC_HD constexpr T round_up(T n, T to) {
+    return div_up(n, to) * to;
+}
 
 }  // namespace llmc

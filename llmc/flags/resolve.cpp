@@ -7,6 +7,7 @@
 
 #include "llmc/base/error.h"
 #include "llmc/base/text.h"
+#include "llmc/device/math.cuh"
 #include "llmc/flags/flags.h"
 #include "llmc/flags/options.h"
 #include "llmc/fp8/recipe.h"
@@ -322,7 +323,7 @@ int64_t validation_interval(int64_t batches, int64_t micro_steps) {
     int64_t unit = 1;  // the value of the first digit, then half of it
     while (unit * 10 <= steps) unit *= 10;
     if (unit > 1) unit /= 2;
-    return (steps + unit - 1) / unit * unit;
+    return round_up(steps, unit);
 }
 
 void resolve(Options& options, const ResolveInputs& inputs) {

@@ -47,7 +47,7 @@ int sample_token(const std::vector<float>& logits, const SamplerSettings& settin
 int window_begin(int length, int longest) {
     if (length <= longest) return 0;
     const int half = std::max(longest / 2, 1);
-    return (length - longest + half - 1) / half * half;
+    return round_up(length - longest, half);
 }
 
 }  // namespace llmc

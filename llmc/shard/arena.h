@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "llmc/device/math.cuh"
 #include "llmc/device/runtime.h"
 
 namespace llmc {
@@ -81,10 +82,7 @@ private:
         size_t bytes = 0;
         std::vector<void**> pointers;
     };
-    static size_t aligned(size_t bytes) {
-        const size_t alignment = device_alignment();
-        return (bytes + alignment - 1) / alignment * alignment;
-    }
+    static size_t aligned(size_t bytes) { return round_up(bytes, device_alignment()); }
     MemoryKind kind_;
     std::vector<Slot> slots_;
     std::map<std::string, Shared> shared_;

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "llmc/base/error.h"
+#include "llmc/device/math.cuh"
 
 namespace llmc {
 namespace {
@@ -40,7 +41,7 @@ ParameterTable::ParameterTable(std::vector<Unit> units, int world) : units_(std:
             parameters_ += tensor.count();
         }
         if (decaying) unit.decay_count = at;
-        unit.count = round_up(at, kSliceAlignment * world);
+        unit.count = round_up(at, kSliceAlignment * static_cast<size_t>(world));
         count_ += unit.count;
         unit.copy_begin = copies_;
         unit.copy_count = round_up(unit.copy_index(unit.count), kSliceAlignment);

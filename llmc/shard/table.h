@@ -1,6 +1,6 @@
 // The model's parameters as a list of units (embedding, each block, final norm). A unit's parameters are gathered,
-// reduced and updated together. A unit is one flat index space, which master weights, moments, gradients and working
-// copies share.
+// reduced and updated together. A unit is one flat index space, which master weights, moments and gradients share.
+// Working copies leave out the tensors that have none (Unit::copy_index).
 //
 // Inside a unit the tensors with weight decay come first. In any range of the unit, elements with decay then precede
 // those without, and one kernel launch updates the range (Weights::ranges). A unit is padded so that every rank owns an
@@ -14,7 +14,6 @@
 namespace llmc {
 
 constexpr size_t kSliceAlignment = 64;  // elements: every slice starts on 128 bytes in bf16, 256 in float
-constexpr size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
 // The source of a weight's FP8 codes. If codes come from the masters, the working copy is only read once the layer has
 // left FP8.

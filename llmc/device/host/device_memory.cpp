@@ -9,14 +9,14 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "llmc/device/math.cuh"
+
 namespace llmc::host {
 namespace {
 
 constexpr size_t kRangeBytes = size_t{1} << 40;  // addresses only; memory is used when it is written
 constexpr size_t kPage = 4096;
 constexpr size_t kRedZone = 256;
-
-size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
 // Handles a fault in guarded device memory. Blames the GPU thread if one is running, else the host code.
 void on_fault(int, siginfo_t* info, void*) {
