@@ -157,8 +157,7 @@ std::optional<Change> change_with(const AskedRun& asked, const std::string& flag
         change.tokens_per_s = speed_of(run, plan);
         if (change.tokens_per_s == 0) return change;
         change.step_ms = 1e3 * static_cast<double>(run.tokens()) / change.tokens_per_s;
-        if (o.max_steps > 0)
-            change.run_hours = static_cast<double>(o.batches.tokens_until(o.max_steps)) / change.tokens_per_s / 3600;
+        change.run_hours = length_of(o, run, plan).hours;
         return change;
     } catch (const Error& error) {
         if (error.code() != ExitCode::bad_flags) throw;

@@ -20,6 +20,8 @@ struct AskedRun {
     Options with(const std::string& flags, int ranks) const;
 };
 
+// ---- plans of ranks, in plan.cpp -----------------------------------------------------------------------------------
+
 // The card to plan for, with what was measured of it.
 struct PlannedCard {
     GpuSpec gpu;
@@ -32,6 +34,10 @@ PlannedRun run_of(const Options& options, const PlannedCard& card, int ranks);
 StagePlan plan_stage(Options options, int ranks, int stage);
 // Milliseconds of a step of all ranks. Call it only if no_prediction_because() returns "".
 double predicted_ms(const PlannedRun& run, const StagePlan& plan);
+// The length of the whole run; no steps if it has no end. `hours` is absent if there is no prediction.
+RunLength length_of(const Options& options, const PlannedRun& run, const StagePlan& plan);
+
+// ---- changes that fit ----------------------------------------------------------------------------------------------
 
 // The memory for a rank's plan.
 struct Room {

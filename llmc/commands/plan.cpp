@@ -36,18 +36,6 @@ PlannedCard required_card(const Options& o) {
 
 // ---- --dry-run -----------------------------------------------------------------------------------------------------
 
-RunLength length_of(const Options& o, const PlannedRun& run, const StagePlan& plan) {
-    RunLength length;
-    length.price = o.price;
-    if (o.max_steps <= 0) return length;
-    length.steps = o.max_steps;
-    length.tokens = o.batches.tokens_until(o.max_steps);
-    if (!no_prediction_because(run).empty()) return length;
-    length.hours =
-        predicted_ms(run, plan) * static_cast<double>(length.tokens) / static_cast<double>(run.tokens()) / 3.6e6;
-    return length;
-}
-
 nlohmann::ordered_json memory_json(const StagePlan& plan) {
     nlohmann::ordered_json memory;
     for (size_t kind = 0; kind < kMemoryKinds; kind++) memory[kMemoryKindNames[kind]] = plan.memory[MemoryKind(kind)];
@@ -215,6 +203,18 @@ StagePlan plan_stage(Options o, int ranks, int stage) {
 
 double predicted_ms(const PlannedRun& run, const StagePlan& plan) {
     return run.ranks > 1 ? predict_step(run, plan).step() : step_time(run, run.precision, plan.slices).total();
+}
+
+RunLength length_of(const Options& o, const PlannedRun& run, const StagePlan& plan) {
+    RunLength length;
+    length.price = o.price;
+    if (o.max_steps <= 0) return length;
+    length.steps = o.max_steps;
+    length.tokens = o.batches.tokens_until(o.max_steps);
+    if (!no_prediction_because(run).empty()) return length;
+    length.hours =
+        predicted_ms(run, plan) * static_cast<double>(length.tokens) / static_cast<double>(run.tokens()) / 3.6e6;
+    return length;
 }
 
 StagePlan plan_rank(const Options& o, const Comm& comm) {
