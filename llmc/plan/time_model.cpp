@@ -12,8 +12,7 @@
 namespace llmc {
 namespace {
 
-// ---- matmuls
-// ---------------------------------------------------------------------------------------------------------
+// ---- matmuls --------------------------------------------------------------------------------------------------------
 
 // The main loop's rate, over that of a large product with its result (CardRates): 820 of 750 TFLOP/s in BF16 on an
 // H100. In FP8, 1500 of 1350 fast, and 1350 split, between cuBLASLt's 1250 and DeepGEMM's 1600 (both published).
@@ -29,8 +28,7 @@ constexpr int kSplits[] = {1, 2, 3, 4, 6, 8};   // parts of the sum that blocks 
 constexpr double kPartials = double{32 << 20};  // bytes of partial results that fit into cuBLASLt's workspace
 constexpr double kPartialRate = 5e12 / 132;     // bytes per second and multiprocessor, through L2: assumed
 
-// ---- attention
-// -------------------------------------------------------------------------------------------------------
+// ---- attention ------------------------------------------------------------------------------------------------------
 
 // The portable kernels' products (with those that are made again), and their clocks of exponentials and other
 // instructions per 1024 pairs of query and key and scheduler: at head dimension 0, and for every channel. From the SASS
@@ -47,8 +45,7 @@ constexpr double kDeltaBytes = 6;                   // per token and channel: th
 constexpr double kHopperForward[] = {497, 648}, kHopperPeak = 989.4;
 constexpr double kHopperTile = 256;  // keys computed in vain for a query are half of this
 
-// ---- element-wise kernels
-// --------------------------------------------------------------------------------------------
+// ---- element-wise kernels -------------------------------------------------------------------------------------------
 
 // Bytes per token and layer, in units of C; those of the activation in units of the channels that it reads and writes.
 // FP8 codes in two layouts are as large as a BF16 value.
@@ -157,9 +154,8 @@ double TimeModel::mma_sync_share() const {
     return card < 90 || card >= 120 ? 1 : card < 100 ? 0.67 : 0.34;
 }
 
-TimeModel::Attention TimeModel::attention_at(double tokens, double T, double channels, const Attention& tflops) {
-    const double product = kCalibration * tokens * T * channels * 1e3;
-    return {2 * product / (tflops.forward * 1e12), 5 * product / (tflops.backward * 1e12)};
+double TimeModel::attention_at(double tflops, int products, double tokens, double T, double channels) {
+    return kCalibration * products * tokens * T * channels / (tflops * 1e9);
 }
 
 TimeModel::Attention TimeModel::attention(double layers, int B, int T, const AttentionHeads& heads,
@@ -179,7 +175,7 @@ TimeModel::Attention TimeModel::attention(double layers, int B, int T, const Att
                       portable(kPortableBackward) + element_wise(tokens * channels * kDeltaBytes)};
     if (runs(KernelVariant::hopper_attention)) {
         const double rate = kTensorKernelShare * kHopperForward[heads.HD == 128] * T / (T + kHopperTile);
-        time.forward = attention_at(tokens, T, channels, {rate * peak / (kHopperPeak * 1e12), 1}).forward;
+        time.forward = attention_at(rate * card_.peak_tflops / kHopperPeak, 2, tokens, T, channels);
     }
     return time;
 }

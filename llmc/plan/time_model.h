@@ -54,9 +54,9 @@ public:
         double forward, backward;
     };
     Attention attention(double layers, int B, int T, const AttentionHeads& heads, const KernelSet& kernels) const;
-    // The time of kernels with these rates, in TFLOP/s of 2 products forward and 5 backward over half of the square,
+    // The time of attention at a rate that counts this many products (2 forward, 5 backward) over half of the square,
     // for `tokens` tokens in sequences of T.
-    static Attention attention_at(double tokens, double T, double channels, const Attention& tflops);
+    static double attention_at(double tflops, int products, double tokens, double T, double channels);
     double element_wise(double bytes) const { return kCalibration * bytes / (element_wise_rate() * 1e-3); }
     double launches(double count) const { return kCalibration * kLaunch * count; }
     double element_wise_rate() const { return kElementWiseShare * card_.bandwidth_gbs * 1e9; }  // bytes per second

@@ -21,7 +21,11 @@ double layer(const TimeModel& model, double tokens, double K, double N, Kind kin
            model.matmul({N, K, tokens, kind, gradient_bytes, read_bytes});
 }
 
-double total(const TimeModel::Attention& time) { return time.forward + time.backward; }
+// cuDNN's attention, at its TFLOP/s forward and backward.
+double cudnn_attention(double forward, double backward, double tokens, double channels) {
+    return TimeModel::attention_at(forward, 2, tokens, 1024, channels) +
+           TimeModel::attention_at(backward, 5, tokens, 1024, channels);
+}
 
 // A micro-step of llm.c in BF16, in ms. cuDNN's attention at head dimension 64 and T = 1024 has 288 and 200 TFLOP/s.
 // Element-wise: 106 C bytes per token and layer, of which 16 C recompute GELU. Weights' gradients are BF16.
@@ -32,7 +36,7 @@ double llmc_step(double layers, double C, double tokens, double micro_steps, dou
     for (const auto& [K, N] : {std::pair{C, 3 * C}, {C, C}, {C, 4 * C}, {4 * C, C}})
         ms += layers * layer(model, tokens, K, N, Kind::bf16, 2, 2);
     ms += layer(model, tokens, C, V, Kind::bf16, 2, 2);
-    ms += total(TimeModel::attention_at(layers * tokens, 1024, C, {288, 200}));
+    ms += cudnn_attention(288, 200, layers * tokens, C);
     ms += model.element_wise(tokens * (106 * C * layers + 26 * C + 4 * V)) + model.launches(25 * layers);
     return ms + model.element_wise(34 * parameters / ranks) / micro_steps;
 }
@@ -47,7 +51,7 @@ double llmq_step(bool fp8) {
     for (const auto& [K, N] : {std::pair{C, qkv}, {C, C}, {C, 2 * mlp}, {mlp, C}})
         ms += layers * layer(model, tokens, K, N, fp8 ? Kind::fp8_split : Kind::bf16, 2, 2);
     ms += layer(model, tokens, C, V, Kind::bf16, 2, 2);
-    ms += total(TimeModel::attention_at(layers * tokens, 1024, C, {410, 237}));
+    ms += cudnn_attention(410, 237, layers * tokens, C);
     const double norms = 2 * 16 * C, rope = 8 * qkv, swiglu = 2 * (2 * mlp + mlp) + 2 * (mlp + 4 * mlp);
     const double quantize = fp8 ? 5 * (3 * C + mlp + qkv + C + 2 * mlp + C) : 0;
     ms += model.element_wise(tokens * (layers * (norms + rope + swiglu + quantize) + 4 * V));
