@@ -60,8 +60,8 @@ void write_file(const std::string& file, const std::string& text) {
     try {
         write_synced(system_calls(), file, text);
     } catch (const Error& error) {
-        const bool is_full = error.code() == ExitCode::no_resources;
-        throw Error(is_full ? ExitCode::no_resources : ExitCode::failure, std::string(error.what()));
+        if (error.code() == ExitCode::no_resources) throw;
+        throw Error(ExitCode::failure, std::string(error.what()));  // not a checkpoint's
     }
 }
 
