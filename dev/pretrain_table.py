@@ -49,7 +49,7 @@ def default_program():
 # ---- steps -------------------------------------------------------------------------------------------------------------
 
 MODELS = {"d12": "124M", "d24": "355M", "d36": "774M", "d48": "1558M", "llama3-8b": "llama3-8b"}
-SAVINGS = ("", "-r block", "-r block --adam-moments bf16")  # what makes a run fit
+SAVINGS = ("", "-r block", "-r block --adam-moments bf16")  # flags that are tried in turn until the run fits
 BATCHES = (32, 16, 8, 4, 2, 1)
 
 

@@ -72,8 +72,7 @@ ExitCode check_worker(const std::function<KernelUse(const std::string& run)>& us
 
 // Runs workers until every item is checked. If a worker ends or makes no progress for `item_seconds`, that is the
 // problem of its item (or of the way it tried to make a product), and the next worker continues after it. `program` is
-// run with
-// {"check", kWorkerArgument}. `alive` is called now and then.
+// run with {"check", kWorkerArgument}. `alive` is called now and then.
 Findings supervise(const CheckRequest& request, const std::string& program, const std::function<void()>& alive);
 
 }  // namespace llmc

@@ -175,9 +175,10 @@ struct AttentionLayout {
     size_t row(int b, int t, int h) const { return (static_cast<size_t>(b) * s.NH + h) * s.T + t; }
 };
 
-// Everything in double, from the inputs as stored. Beside each result, how far a correct kernel may be from it.
+// All arithmetic is in double, on the inputs as stored. Each result comes with the largest error of a correct kernel.
 //
-// With u = 2^-8, what rounding to bf16 may lose (0 for the float kernels), and r for FP32 sums and exponentials (1e-5):
+// u = 2^-8 is the relative error of rounding to bf16 (0 for the float kernels); r = 1e-5 is that of FP32 sums and
+// exponentials:
 //  - the forward rounds each P to bf16 and divides by the sum of the rounded ones:
 //      |O error| <= (u + r) (sum P |V| + |O|), of which out alone adds u |O|;
 //  - P^T dO rounds P, dV is rounded once: |dV error| <= (u + r) sum P |dO| + u |dV|;

@@ -85,7 +85,7 @@ std::string wrong_state(const Fp8State& actual, const StateRange& expected) {
                                        counted("nonfinite", actual.nonfinite, least.nonfinite, most.nonfinite),
                                        counted("bad", actual.bad, least.bad, most.bad)})
         if (!problem.empty()) return problem;
-    Fp8State rest = actual;  // nothing else changes
+    Fp8State rest = actual;  // the kernel leaves all other fields as they are
     rest.amax = least.amax, rest.amax_now = least.amax_now, rest.bad = least.bad;
     rest.elements = least.elements, rest.saturated = least.saturated;
     rest.underflowed = least.underflowed, rest.nonfinite = least.nonfinite;

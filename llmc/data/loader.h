@@ -27,18 +27,18 @@ struct MicroBatch {
 // A balanced Feistel network permutes the smallest domain of 4^k >= n values, whatever its round function is. Cycle
 // walking (applying it again while the result is >= n) restricts it to [0, n). Because 4^k < 4n, this takes fewer than
 // 4 passes on average. See Black and Rogaway, "Ciphers with arbitrary finite domains" (2002).
-uint64_t order_key(uint64_t seed, uint64_t epoch);           // of one pass over the data
+uint64_t order_key(uint64_t seed, uint64_t epoch);           // key of the permutation in one pass over the data
 uint64_t permute(uint64_t index, uint64_t n, uint64_t key);  // index < n
 // The sample at a position of the endless training order: pass after pass over n samples, each in its own order.
 uint64_t sample_at(uint64_t position, uint64_t n, uint64_t seed);
 
-// Row b of a run's micro-batch k on rank r is the sample at position
+// Row b of a run's micro-batch k on rank r is the sample
 //
-//   (k * world + r) * B + b
+//   sample_at((k * world + r) * B + b, ...)
 //
-// of the endless order of sample_at(). A step's samples therefore depend only on the data, the seed, and the number of
-// samples before and in the step, not on how they are split into ranks, micro-steps and rows. Every sample is used once
-// per pass, and first_batch is all the state there is.
+// A step's samples therefore depend only on the data, the seed, and the number of samples before and in the step, not
+// on how they are split into ranks, micro-steps and rows. Every sample is used once per pass, and first_batch is the
+// only state.
 class TrainLoader {
 public:
     // `shards` must outlive the loader. The first next() is micro-batch first_batch (0 in a new run).

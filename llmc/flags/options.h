@@ -33,7 +33,7 @@ struct ValSet {
 template <class T>
 struct Parsed {
     std::string text;  // as given, for messages and run.json
-    T value = {};      // what the flag's parser made of it
+    T value = {};      // parsed from `text`
     bool operator==(const Parsed& other) const { return text == other.text; }
 };
 

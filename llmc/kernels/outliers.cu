@@ -30,8 +30,7 @@ LLMC_DEVICE void load_values(const e4m3* p, float (&x)[8]) {
     for (int i = 0; i < 8; i++) x[i] = to_float(e4m3{static_cast<uint8_t>(load_word(p + (i & 4)) >> (8 * (i & 3)))});
 }
 
-// ---- kurtosis and differences
-// ------------------------------------------------------------------------------------------------------
+// ---- kurtosis and differences ---------------------------------------------------------------------------------------
 
 // The block's part of two sums over n elements: add(sums, i) adds the terms of the eight elements from i on.
 template <class Add>

@@ -39,7 +39,7 @@ constexpr int kHostDevice = 0;
 constexpr int kOldestCard = 80;
 constexpr int kAnyLaterCard = 1 << 30;
 
-// The number formats in a run's kernels, each with those before it. fp8: made with one scale per tensor.
+// The number formats of a run's kernels. Each value includes those before it. fp8 means FP8 with one scale per tensor.
 enum class Formats { fp32, bf16, fp8 };
 
 struct KernelVariantEntry {

@@ -95,8 +95,7 @@ std::optional<int> recommend_stage(const PlannedRun& run, const std::vector<Stag
 
 std::string describe_sharding(const PlannedRun& run, const std::vector<StagePlan>& stages);
 
-// ---- --estimate-scaling: the same run on 1 to 1024 GPUs, each with the same batch (weak scaling)
-// ----------------------
+// ---- --estimate-scaling: the same run on 1 to 1024 GPUs, each with the same batch (weak scaling) --------------------
 
 struct ScalingPoint {
     int gpus = 1;
