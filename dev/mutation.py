@@ -133,8 +133,7 @@ class Build:
         self.tree, self.kind, self.folder = tree, kind, tree / "build" / kind
         self.folder.mkdir(parents=True)
         # Linked where a test needs them: kernels, and their specifications.
-        parts = sorted(str(p.relative_to(tree)) for pattern in ("kernels/*.cu", "comm/rank_reduce.cu", "comm/fp8_wire.cu",
-                                                                "check/*.cpp")
+        parts = sorted(str(p.relative_to(tree)) for pattern in ("kernels/*.cu", "comm/pieces.cu", "check/*.cpp")
                        for p in (tree / "llmc").glob(pattern) if p.name not in NO_SPECIFICATIONS)
         base = sorted(str(p.relative_to(tree)) for pattern in ("device/host/*.cpp", "device/faults.cpp", "device/transfer.cpp",
                                                                "kernels/*.cpp",

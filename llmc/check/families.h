@@ -39,6 +39,7 @@ void add_classifier(Items& items, const KernelUse& use);
 void add_classifier_tests(Items& items);
 void add_sums(Items& items, const KernelUse& use);  // biases, norms, sums over ranks
 void add_sum_tests(Items& items);
+void add_piece_tests(Items& items);  // sums over ranks
 void add_optimizer(Items& items, const KernelUse& use);
 void add_optimizer_tests(Items& items);
 void add_step(Items& items, const KernelUse& use);

@@ -8,7 +8,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "llmc/comm/fp8_wire.h"
+#include "llmc/comm/pieces.h"
 #include "llmc/kernels/fp8_state.h"
 #include "llmc/kernels/quantize_blocks.h"
 
@@ -230,7 +230,7 @@ std::vector<T> turned(const std::vector<T>& x, int R, int K) {
 }
 
 // ---- the FP8 wire ---------------------------------------------------------------------------------------------------
-// Reference values for gradients that ranks send in FP8 (llmc/comm/fp8_wire.h), from the definitions in FP64. For the
+// Reference values for gradients that ranks send in FP8 (llmc/comm/pieces.h), from the definitions in FP64. For the
 // card check and for tests.
 
 struct CastPieces {

@@ -4,7 +4,7 @@
 
 #include "llmc/check/families.h"
 #include "llmc/check/reference_quantize.h"
-#include "llmc/comm/rank_reduce.h"
+#include "llmc/comm/pieces.h"
 #include "llmc/kernels/bias.h"
 #include "llmc/kernels/clip.h"
 #include "llmc/kernels/elementwise.h"
@@ -80,61 +80,92 @@ void sum(Trial& t, size_t n) {
 
 // ---- several ranks -------------------------------------------------------------------------------------------------
 
-constexpr size_t kWorld = 3;
+constexpr int kWorld = 3;
 constexpr float kLossScale = 1024.0f;
 
+// `count` elements of every rank.
+size_t elements(int world, size_t count) { return static_cast<size_t>(world) * count; }
+
 template <class T>
-void summed_pieces(Trial& t, size_t count) {
-    const auto pieces = t.normal<T>(kWorld * count, 100.0f);
-    std::vector<float> sums = t.random<float>(count, 100.0f);
-    float* out = t.result<float>("sum", line(count), sums);
-    t.run_twice([&] { sum_pieces<T>(out, pieces, kWorld, count, true, t.stream()); });
-    for (size_t i = 0; i < kWorld * count; i++) sums[i % count] += to_float(pieces.values[i]);
-    t.equal(out, sums);
+void summed_pieces(Trial& t, int world, size_t count) {
+    const auto pieces = t.normal<T>(elements(world, count), 100.0f);
+    const auto before = t.random<float>(count, 100.0f);
+    float *sum = t.result<float>("sum", line(count)), *accumulated = t.result("accumulated sum", line(count), before);
+    t.run_twice([&] {
+        sum_pieces<T>(sum, pieces, world, count, false, t.stream());
+        sum_pieces<T>(accumulated, pieces, world, count, true, t.stream());
+    });
+    std::vector<float> expected(count), total = before;
+    for (size_t i = 0; i < pieces.values.size(); i++) {
+        const float piece = to_float(pieces.values[i]);
+        expected[i % count] = i < count ? piece : expected[i % count] + piece;
+        total[i % count] += piece;
+    }
+    t.equal(sum, expected), t.equal(accumulated, total);
 }
 
-void largest_piece(Trial& t) {
-    const size_t count = 4099;
-    const auto pieces = t.normal<float>(kWorld * count, 100.0f);
-    float* out = t.result<float>("max", line(count));
-    t.run_twice([&] { reduce_pieces<float>(out, pieces, kWorld, count, ReduceOp::max, t.stream()); });
-    std::vector<float> largest(count, -INFINITY);
-    for (size_t i = 0; i < pieces.values.size(); i++)
-        largest[i % count] = std::max(largest[i % count], pieces.values[i]);
-    t.equal(out, largest);
+template <class T>
+void reduced_pieces(Trial& t, int world, size_t count) {
+    std::vector<T> values;
+    for (const float x : t.random<float>(elements(world, count), 1e6f))
+        values.push_back(static_cast<T>(std::is_signed_v<T> ? x : std::fabs(x)));
+    const auto pieces = t.input(values);
+    T *sum = t.result<T>("sum", line(count)), *largest = t.result<T>("max", line(count));
+    t.run_twice([&] {
+        reduce_pieces<T>(sum, pieces, world, count, ReduceOp::sum, t.stream());
+        reduce_pieces<T>(largest, pieces, world, count, ReduceOp::max, t.stream());
+    });
+    std::vector<T> sums(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(count)), most = sums;
+    for (size_t i = count; i < values.size(); i++) {
+        sums[i % count] += values[i];
+        most[i % count] = std::max(most[i % count], values[i]);
+    }
+    t.equal(sum, sums), t.equal(largest, most);
 }
 
-// Gradients of other sizes from block to block.
+// Gradients whose magnitude changes from block to block.
 std::vector<float> uneven_gradients(Trial& t, size_t n) {
     std::vector<float> values = t.random<float>(n, 1.0f);
     for (size_t i = 0; i < n; i++) values[i] *= power_of_two(static_cast<int>(i / 100 % 60) - 40);
     return values;
 }
 
-// The cast with what it owes, where something in one block is not finite.
-void cast_to_wire(Trial& t, size_t count) {
-    const size_t n = kWorld * count;
+// Casts with residuals, one value being infinite; the same again with store = false, which must leave the residuals
+// unchanged; and without residuals.
+void cast_to_wire(Trial& t, int world, size_t count) {
+    const size_t n = elements(world, count);
     std::vector<float> values = uneven_gradients(t, n);
-    values[n / 2] = INFINITY;
+    if (count > Fp8Piece::kBlock) values[n / 2] = INFINITY;
     const auto owed = t.random<bf16>(n, 1e-6f);
-    const reference::CastPieces expected = reference::cast_pieces(values, owed, kWorld, count, kLossScale);
+    const auto expected = reference::cast_pieces(values, owed, world, count, kLossScale),
+               alone = reference::cast_pieces(values, std::vector<bf16>(n), world, count, 1);
     const auto inp = t.input(values), loss_scale = t.input(std::vector<float>{kLossScale});
     const auto skips = t.input(std::vector<int32_t>{0});
-    uint8_t* pieces = t.result<uint8_t>("pieces", {{"byte ", expected.pieces.size()}});
-    bf16* residual = t.result("residual", line(n), owed);
-    t.run_twice([&] { cast_pieces(pieces, inp, kWorld, count, {residual, loss_scale, skips}, t.stream()); });
-    t.equal(pieces, expected.pieces);
-    t.equal(residual, expected.residual);
+    const auto result = [&](const char* name) { return t.result<uint8_t>(name, {{"byte ", expected.pieces.size()}}); };
+    uint8_t *pieces = result("pieces"), *again = result("pieces cast again"),
+            *plain = result("pieces without residual");
+    bf16 *residual = t.result("residual", line(n), owed), *kept = t.result("kept residual", line(n), owed);
+    t.run_twice([&] {
+        cast_pieces(pieces, inp, world, count, {residual, loss_scale, skips}, t.stream());
+        cast_pieces(again, inp, world, count, {kept, loss_scale, skips, false}, t.stream());
+        cast_pieces(plain, inp, world, count, {}, t.stream());
+    });
+    t.equal(pieces, expected.pieces), t.equal(again, expected.pieces), t.equal(plain, alone.pieces);
+    t.equal(residual, expected.residual), t.equal(kept, owed);
 }
 
-void sum_of_wire(Trial& t, size_t count) {
-    const size_t n = kWorld * count;
+void sum_of_wire(Trial& t, int world, size_t count) {
+    const size_t n = elements(world, count);
     const auto pieces =
-        t.input(reference::cast_pieces(uneven_gradients(t, n), std::vector<bf16>(n), kWorld, count, 1).pieces);
+        t.input(reference::cast_pieces(uneven_gradients(t, n), std::vector<bf16>(n), world, count, 1).pieces);
     const auto before = t.random<float>(count, 1.0f);
-    float* sum = t.result("sum", line(count), before);
-    t.run_twice([&] { sum_fp8_pieces(sum, pieces, kWorld, count, true, t.stream()); });
-    t.equal(sum, reference::sum_fp8_pieces(pieces.values, kWorld, count, before));
+    float *sum = t.result<float>("sum", line(count)), *accumulated = t.result("accumulated sum", line(count), before);
+    t.run_twice([&] {
+        sum_fp8_pieces(sum, pieces, world, count, false, t.stream());
+        sum_fp8_pieces(accumulated, pieces, world, count, true, t.stream());
+    });
+    t.equal(sum, reference::sum_fp8_pieces(pieces.values, world, count, {}));
+    t.equal(accumulated, reference::sum_fp8_pieces(pieces.values, world, count, before));
 }
 
 // ---- items ---------------------------------------------------------------------------------------------------------
@@ -157,11 +188,17 @@ void add_global_norm(Items& items, const std::vector<size_t>& sizes) {
     add_kernel(items, "global_norm_partials", [sizes](Trial& t) { global_norm(t, sizes); });
 }
 
-// Element by element, and in 16-byte accesses.
-void add_pieces(Items& items, const char* name, void (*check)(Trial&, size_t)) {
+// Checks 4099 elements, which kernels access one by one, and 4096, which they access 16 bytes at a time.
+void add_pieces(Items& items, const char* name, void (*check)(Trial&, int, size_t)) {
     add_kernel(items, name, [check](Trial& t) {
-        for (const size_t count : {4099, 4096}) t.nested([&](Trial& trial) { check(trial, count); });
+        for (const size_t count : {4099, 4096}) t.nested([&](Trial& trial) { check(trial, kWorld, count); });
     });
+}
+void add_pieces_tests(Items& items, const char* name, void (*check)(Trial&, int, size_t)) {
+    for (const int world : {1, 2, 3, 8})
+        for (const size_t count : {1, 3, 4, 8, 15, 16, 127, 128, 129, 255, 1000, 2048, 2049, 4099, 16384})
+            add_kernel(items, fmt::format("{} world={} count={}", name, world, count),
+                       [=](Trial& t) { check(t, world, count); });
 }
 
 template <class Real>
@@ -190,7 +227,7 @@ void add_sums(Items& items, const KernelUse& use) {
     if (use.several_ranks) {
         add_pieces(items, "sum_pieces fp32", summed_pieces<float>);
         if (use.bf16) add_pieces(items, "sum_pieces bf16", summed_pieces<bf16>);
-        add_kernel(items, "reduce_pieces max", largest_piece);
+        add_pieces(items, "reduce_pieces fp32", reduced_pieces<float>);
         add_sum<float>(items, 5003);
     }
     if (!use.fp8_wire) return;
@@ -202,6 +239,18 @@ void add_sum_tests(Items& items) {
     add_tests<float>(items), add_tests<bf16>(items);
     // 70001: three blocks, whose threads take several strides, and a tail of one element.
     add_global_norm(items, {1, 7, 8, 2051, 32768, 70001});
+}
+
+void add_piece_tests(Items& items) {
+    add_pieces_tests(items, "sum_pieces fp32", summed_pieces<float>);
+    add_pieces_tests(items, "sum_pieces bf16", summed_pieces<bf16>);
+    add_pieces_tests(items, "reduce_pieces fp32", reduced_pieces<float>);
+    add_pieces_tests(items, "reduce_pieces fp64", reduced_pieces<double>);
+    add_pieces_tests(items, "reduce_pieces int32", reduced_pieces<int32_t>);
+    add_pieces_tests(items, "reduce_pieces uint32", reduced_pieces<uint32_t>);
+    add_pieces_tests(items, "reduce_pieces uint64", reduced_pieces<uint64_t>);
+    add_pieces_tests(items, "cast_pieces fp8", cast_to_wire);
+    add_pieces_tests(items, "sum_fp8_pieces", sum_of_wire);
 }
 
 }  // namespace llmc::check

@@ -1,5 +1,5 @@
 // The part of Comm that all back-ends share. Reductions that a back-end lacks, or that must not depend on its
-// algorithm, exchange pieces and sum them in rank order (rank_reduce.h).
+// algorithm, exchange pieces and sum them in rank order (pieces.h).
 #include "llmc/comm/comm.h"
 
 #include <signal.h>
@@ -17,7 +17,7 @@
 
 #include "llmc/comm/agreement.h"
 #include "llmc/comm/backend.h"
-#include "llmc/comm/rank_reduce.h"
+#include "llmc/comm/pieces.h"
 #include "llmc/device/runtime.h"
 #include "llmc/kernels/elementwise.h"
 

@@ -16,13 +16,13 @@
 #include <string>
 #include <vector>
 
-#include "llmc/comm/fp8_wire.h"
 #include "llmc/comm/operation_log.h"
+#include "llmc/comm/pieces.h"
 #include "llmc/device/runtime.h"
+#include "llmc/device/trace.h"
 
 namespace llmc {
 
-enum class ReduceOp { sum, max };
 enum class Wire { fp32, bf16, fp8 };   // how reduce_scatter sends values; sums are always FP32
 enum class ReduceOrder { any, rank };  // the library's order of summation, or always ((r0 + r1) + r2) + ...
 
@@ -150,6 +150,19 @@ private:
     explicit Comm(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
     std::shared_ptr<State> state_;
+};
+
+// A named range of collectives in profiles and traces (device/trace.h), with the bytes that this rank sent.
+class CommRange {
+public:
+    CommRange(const char* name, const Comm& comm, stream_t stream)
+        : range_(name, Trace::Kind::communication, stream), comm_(comm), before_(comm.traffic().bytes()) {}
+    ~CommRange() { range_.set_bytes(comm_.traffic().bytes() - before_); }
+
+private:
+    ProfileRange range_;
+    const Comm& comm_;
+    const uint64_t before_;
 };
 
 }  // namespace llmc

@@ -5,7 +5,6 @@
 #include <iterator>
 
 #include "llmc/base/error.h"
-#include "llmc/comm/comm_range.h"
 #include "llmc/device/transfer.h"
 #include "llmc/kernels/outliers.h"
 

@@ -1,7 +1,6 @@
 // Scales, histories, verdicts and saved state of FP8 tensors. See registry.h.
 #include "llmc/fp8/registry.h"
 
-#include "llmc/comm/comm_range.h"
 #include "llmc/device/trace.h"
 #include "llmc/device/transfer.h"
 

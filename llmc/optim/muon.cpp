@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "llmc/base/error.h"
-#include "llmc/comm/comm_range.h"
 #include "llmc/device/trace.h"
 #include "llmc/kernels/muon.h"
 

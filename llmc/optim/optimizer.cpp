@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "llmc/comm/comm_range.h"
+#include "llmc/comm/comm.h"
 #include "llmc/device/formats.cuh"
 #include "llmc/device/trace.h"
 #include "llmc/device/transfer.h"

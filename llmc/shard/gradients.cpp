@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "llmc/comm/comm_range.h"
+#include "llmc/comm/comm.h"
 #include "llmc/device/transfer.h"
 
 namespace llmc {

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "llmc/comm/comm_range.h"
+#include "llmc/comm/comm.h"
 #include "llmc/device/transfer.h"
 #include "llmc/kernels/elementwise.h"
 

@@ -257,7 +257,7 @@ const int table[] = {1, 2};
     def test_specifications_are_checked_on_cards_and_in_unit_tests(self):
         declared = re.findall(r"void (add_\w+)\(Items& items(?:, const KernelUse& use)?\);", read("llmc/check/families.h"))
         checks = read("llmc/check/kernel_checks.cpp")
-        tests = "".join(read(path) for path in self.files if path.startswith("test/kernels/"))
+        tests = "".join(read(path) for path in self.files if re.match("test/(comm|kernels)/", path))
         self.assertGreater(len(declared), 20)
         for name in declared:
             self.assertIn(f"check::{name}", tests if name.endswith("_tests") else checks)

@@ -1,6 +1,6 @@
 // Training with gradients in FP8 between ranks: equal bits in every stage, errors within the bound of the cast, skipped
 // steps, and resuming on other ranks.
-#include "llmc/comm/fp8_wire.h"
+#include "llmc/comm/pieces.h"
 
 #include <cmath>
 #include <map>

@@ -1,11 +1,11 @@
-// Gradients in FP8 between ranks: codes, scales, residuals and sums have exactly the bits of their definition, and
-// error feedback works as intended.
-#include "llmc/comm/fp8_wire.h"
+// Pieces of gradients that ranks exchange: the specifications of their sums and casts at many sizes, every kind of
+// value in FP8, and what error feedback promises.
+#include "llmc/comm/pieces.h"
 
 #include <cmath>
 
 #include "llmc/check/reference_quantize.h"
-#include "test/kernel_test.h"
+#include "test/kernels/specifications.h"
 
 using namespace llmc;
 using namespace llmc::test;
@@ -13,11 +13,6 @@ using namespace llmc::test;
 namespace {
 
 const float kInfinity = float_from_bits(kFloatInfinityBits), kNaN = float_from_bits(0x7fc00001u);
-
-template <class T>
-bool equal_bits(const std::vector<T>& a, const std::vector<T>& b) {
-    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
-}
 
 // Equal bits, except that the NaN of a sum depends on the processor.
 bool same_sums(const std::vector<float>& a, const std::vector<float>& b) {
@@ -27,55 +22,37 @@ bool same_sums(const std::vector<float>& a, const std::vector<float>& b) {
     return same;
 }
 
-// A sending rank's memory on the device.
+// Memory on the device of a rank that sends one piece.
 struct Sender {
     DeviceArray<float> in;
     DeviceArray<bf16> residual;
     DeviceArray<float> loss_scale{std::vector<float>{1.0f}};
     DeviceArray<int32_t> skips{std::vector<int32_t>{0}};
     DeviceArray<uint8_t> pieces;
-    int world;
     size_t count;
 
-    Sender(int ranks, size_t n)
-        : in(static_cast<size_t>(ranks) * n),
-          residual(std::vector<bf16>(static_cast<size_t>(ranks) * n)),
-          pieces(Fp8Piece{n}.bytes() * static_cast<size_t>(ranks)),
-          world(ranks),
-          count(n) {}
-    void cast(bool store = true) {
-        cast_pieces(pieces, in, world, count, {residual, loss_scale, skips, store}, test_stream());
-    }
+    explicit Sender(size_t n) : in(n), residual(std::vector<bf16>(n)), pieces(Fp8Piece{n}.bytes()), count(n) {}
+    void cast() { cast_pieces(pieces, in, 1, count, {residual, loss_scale, skips}, test_stream()); }
 };
 
-void check_cast(const std::vector<float>& values, const std::vector<bf16>& owed, int world, size_t count,
-                float loss_scale) {
-    CAPTURE(world);
-    CAPTURE(count);
-    Sender sender(world, count);
+// One rank's cast of any values, and their sum.
+void check_cast(const std::vector<float>& values, const std::vector<bf16>& owed, float loss_scale) {
+    const size_t count = values.size();
+    Sender sender(count);
     sender.in.upload(values), sender.residual.upload(owed), sender.loss_scale.upload({loss_scale});
-    const reference::CastPieces expected = reference::cast_pieces(values, owed, world, count, loss_scale);
-    sender.cast(false);
-    CHECK(sender.pieces.download() == expected.pieces);
-    CHECK(equal_bits(sender.residual.download(), owed));  // unchanged
+    const reference::CastPieces expected = reference::cast_pieces(values, owed, 1, count, loss_scale);
     sender.cast();
     CHECK(sender.pieces.download() == expected.pieces);
-    CHECK(equal_bits(sender.residual.download(), expected.residual));
-    CHECK(equal_bits(sender.in.download(), values));
-
-    for (const bool accumulate : {false, true}) {
-        const std::vector<float> before = random_normal<float>(count, 1.0f, 5);
-        DeviceArray<float> sum(before);
-        sum_fp8_pieces(sum, sender.pieces, world, count, accumulate, test_stream());
-        CHECK(same_sums(sum.download(), reference::sum_fp8_pieces(expected.pieces, world, count,
-                                                                  accumulate ? before : std::vector<float>{})));
-    }
+    CHECK(same_bits(sender.residual.download(), expected.residual));
+    DeviceArray<float> sum(count);
+    sum_fp8_pieces(sum, sender.pieces, 1, count, false, test_stream());
+    CHECK(same_sums(sum.download(), reference::sum_fp8_pieces(expected.pieces, 1, count, {})));
 }
 
 // Sends one block with the same gradient in every step. Returns, after `steps` steps, the ratio of the received to the
 // sent sum for each element.
 std::vector<double> arrived(const std::vector<float>& gradient, int steps, bool with_feedback) {
-    Sender sender(1, gradient.size());
+    Sender sender(gradient.size());
     sender.in.upload(gradient);
     DeviceArray<float> sum(std::vector<float>(gradient.size()));
     std::vector<double> total(gradient.size());
@@ -92,18 +69,9 @@ std::vector<double> arrived(const std::vector<float>& gradient, int steps, bool 
 
 }  // namespace
 
-TEST_CASE("fp8_wire: random gradients of all sizes, lengths that fit no block and no access") {
-    for (const int world : {1, 2, 3})
-        for (const size_t count : {1, 3, 4, 15, 16, 127, 128, 129, 1000, 2048, 2049, 4100}) {
-            const size_t n = static_cast<size_t>(world) * count;
-            std::vector<float> values = random_normal<float>(n, 1.0f, 1);
-            for (size_t i = 0; i < n; i++) values[i] *= std::ldexp(1.0f, static_cast<int>(i / 90 % 70) - 50);
-            check_cast(values, random_normal<bf16>(n, 1e-7f, 2), world, count, 4096.0f);
-            check_cast(values, std::vector<bf16>(n), world, count, 1.0f);
-        }
-}
+TEST_CASE("sums and casts of ranks' pieces meet their specifications") { check_specifications(check::add_piece_tests); }
 
-TEST_CASE("fp8_wire: every place in a binade, zeros, subnormals, the largest, and non-finite values") {
+TEST_CASE("pieces in FP8: every place in a binade, zeros, subnormals, the largest, and non-finite values") {
     std::vector<float> values;
     for (int i = 0; i < 128; i++) values.push_back(448.0f * (1.0f - static_cast<float>(i) / 128));  // one block
     for (int i = 0; i < 128; i++) values.push_back((i % 2 ? -1.0f : 1.0f) * std::ldexp(1.0f + i / 128.0f, -i / 4));
@@ -114,14 +82,14 @@ TEST_CASE("fp8_wire: every place in a binade, zeros, subnormals, the largest, an
         for (int i = 0; i < 128; i++) values.push_back(i == 77 ? special : static_cast<float>(i));
     for (int i = 0; i < 128; i++) values.push_back(kNaN);
     for (int i = 0; i < 5; i++) values.push_back(448.0f + static_cast<float>(i) * 16);  // where scales change
-    check_cast(values, std::vector<bf16>(values.size()), 1, values.size(), 1.0f);
-    check_cast(values, std::vector<bf16>(values.size(), to_bf16(0.01f)), 1, values.size(), 2.0f);
+    check_cast(values, std::vector<bf16>(values.size()), 1.0f);
+    check_cast(values, std::vector<bf16>(values.size(), to_bf16(0.01f)), 2.0f);
     // An element that overflows together with its residual is noticed, too.
     std::vector<bf16> large(values.size(), to_bf16(std::ldexp(1.0f, 127)));
-    check_cast(values, large, 1, values.size(), 1.0f);
+    check_cast(values, large, 1.0f);
 }
 
-TEST_CASE("fp8_wire: memory that is not aligned, and no elements") {
+TEST_CASE("pieces in FP8: memory that is not aligned") {
     const size_t count = 260;
     DeviceArray<float> in(random_normal<float>(count + 1, 1.0f, 3)), sum(count + 1);
     DeviceArray<bf16> residual(std::vector<bf16>(count + 1));
@@ -134,20 +102,26 @@ TEST_CASE("fp8_wire: memory that is not aligned, and no elements") {
     CHECK(bytes == expected.pieces);
     std::vector<bf16> owed = residual.download();
     owed.erase(owed.begin());
-    CHECK(equal_bits(owed, expected.residual));
+    CHECK(same_bits(owed, expected.residual));
     sum_fp8_pieces(sum + 1, pieces, 1, count, false, test_stream());
     std::vector<float> sums = sum.download();
     sums.erase(sums.begin());
-    CHECK(equal_bits(sums, reference::sum_fp8_pieces(expected.pieces, 1, count, {})));
+    CHECK(same_bits(sums, reference::sum_fp8_pieces(expected.pieces, 1, count, {})));
     CHECK_THROWS_AS(cast_pieces(pieces + 1, in, 1, count, {}, test_stream()), Error);
+}
+
+TEST_CASE("pieces: no elements, no launch") {
+    sum_pieces<float>(nullptr, nullptr, 4, 0, false, test_stream());
+    reduce_pieces<float>(nullptr, nullptr, 4, 0, ReduceOp::max, test_stream());
     cast_pieces(nullptr, nullptr, 3, 0, {}, test_stream());
     sum_fp8_pieces(nullptr, nullptr, 3, 0, false, test_stream());
+    synchronize(test_stream());
 }
 
 // In a block with a largest value of 1, the smallest step is 2^-8 * 2^-9 = 2^-17, and less than half of it is cast to
 // 0. After n steps the missing part is the residual: at most half a step of the code, plus 2^-9 of it per step from
 // rounding to BF16.
-TEST_CASE("fp8_wire: values below their block's smallest step arrive only with error feedback") {
+TEST_CASE("pieces in FP8: values below their block's smallest step arrive only with error feedback") {
     std::vector<float> gradient(128, std::ldexp(1.3f, -21));
     gradient[0] = 1.0f, gradient[1] = -std::ldexp(1.0f, -20), gradient[2] = 0.3f;
     const int steps = 400;
@@ -163,29 +137,29 @@ TEST_CASE("fp8_wire: values below their block's smallest step arrive only with e
     CHECK(std::fabs(without[2] - 1) > 0.01);  // 0.3125 every time
 }
 
-TEST_CASE("fp8_wire: a change of the loss scale leaves residuals unchanged") {
+TEST_CASE("pieces in FP8: a change of the loss scale leaves residuals unchanged") {
     const size_t count = 300;
     const std::vector<float> values = random_normal<float>(count, 1.0f, 4);
-    Sender one(1, count), other(1, count);
+    Sender one(count), other(count);
     one.in.upload(values), other.in.upload(values);
     one.cast(), other.cast();
     std::vector<float> scaled = values;
     for (float& value : scaled) value *= 64.0f;
     other.in.upload(scaled), other.loss_scale.upload({64.0f});
     one.cast(), other.cast();
-    CHECK(equal_bits(one.residual.download(), other.residual.download()));
+    CHECK(same_bits(one.residual.download(), other.residual.download()));
     const std::vector<uint8_t> a = one.pieces.download(), b = other.pieces.download();
     const Fp8Piece piece{count};
     for (size_t i = 0; i < count; i++) CHECK(a[i] == b[i]);
     for (size_t i = 0; i < piece.blocks(); i++) CHECK(a[piece.scales_begin() + i] + 6 == b[piece.scales_begin() + i]);
 }
 
-TEST_CASE("fp8_wire: a skipped step leaves no residuals") {
+TEST_CASE("pieces in FP8: a skipped step leaves no residuals") {
     const size_t count = 300;
     const std::vector<float> values = random_normal<float>(count, 1.0f, 4);
     std::vector<float> overflown = values;
     for (size_t i = 0; i < count; i++) overflown[i] = i % 50 == 7 ? kInfinity : 1e30f * values[i];
-    Sender fresh(1, count), skipped(1, count);
+    Sender fresh(count), skipped(count);
     skipped.in.upload(overflown);
     skipped.cast();
     for (const bf16 owed : skipped.residual.download()) CHECK(is_finite(to_float(owed)));
@@ -193,5 +167,5 @@ TEST_CASE("fp8_wire: a skipped step leaves no residuals") {
     fresh.in.upload(values), skipped.in.upload(values);
     fresh.cast(), skipped.cast();
     CHECK(fresh.pieces.download() == skipped.pieces.download());
-    CHECK(equal_bits(fresh.residual.download(), skipped.residual.download()));
+    CHECK(same_bits(fresh.residual.download(), skipped.residual.download()));
 }

@@ -1,8 +1,5 @@
-// Gradients between ranks in FP8 (--reduce fp8): E4M3 codes with a scale for every 128 elements. The sending rank keeps
-// what the cast lost and adds it to its next gradients: error feedback (Seide et al. 2014; Karimireddy et al., arXiv
-// 1901.09847). So values below the smallest step of their block arrive later, and a sum over steps misses only the
-// residual left at the end. E4M3 beats E5M2 here: a block's own scale already reaches 2^17 below its largest value,
-// feedback carries the rest, and the third mantissa bit halves the residual.
+// Kernels for pieces of gradients that ranks exchange, which lie next to each other in memory: their sums in rank
+// order, and their form in FP8 (--reduce fp8).
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -11,6 +8,27 @@
 #include "llmc/device/runtime.h"
 
 namespace llmc {
+
+// ---- sums and maxima: results depend on neither a library's algorithm nor the order of arrival ----------------------
+
+enum class ReduceOp { sum, max };
+
+// out (count) = ((pieces[0] + pieces[1]) + pieces[2]) + ... in FP32, for pieces (world, count). With `accumulate`:
+// ((out + pieces[0]) + pieces[1]) + ... T is float or bf16. Reads world * sizeof(T) bytes per element, 4 more to
+// accumulate; writes 4. `out` must not overlap the pieces.
+template <class T>
+void sum_pieces(float* out, const T* pieces, int world, size_t count, bool accumulate, stream_t stream);
+
+// The same for float, double, int32_t, uint32_t and uint64_t, as sum or maximum, computed in T itself.
+template <class T>
+void reduce_pieces(T* out, const T* pieces, int world, size_t count, ReduceOp op, stream_t stream);
+
+// ---- FP8: E4M3 codes with a scale for every 128 elements ------------------------------------------------------------
+//
+// The sending rank keeps what the cast lost and adds it to its next gradients: error feedback (Seide et al. 2014;
+// Karimireddy et al., arXiv 1901.09847). So values below the smallest step of their block arrive later, and a sum over
+// steps misses only the residual left at the end. E4M3 beats E5M2 here: a block's own scale already reaches 2^17 below
+// its largest value, feedback carries the rest, and the third mantissa bit halves the residual.
 
 // The layout of one rank's message to another: one byte per code, then one exponent byte b per block (UE8M0: the
 // block's codes are multiplied by 2^(b - 127)). Zeros pad both parts to a multiple of 16 bytes. The last block may be
@@ -43,7 +61,7 @@ struct Feedback {
 void cast_pieces(uint8_t* pieces, const float* in, int world, size_t count, const Feedback& feedback, stream_t stream);
 
 // out (count) = ((piece 0 + piece 1) + piece 2) + ... in FP32; with `accumulate` ((out + piece 0) + piece 1) + ...,
-// like sum_pieces() in rank_reduce.h. Reads `world` bytes per element, 4 more to accumulate; writes 4.
+// like sum_pieces(). Reads `world` bytes per element, 4 more to accumulate; writes 4.
 void sum_fp8_pieces(float* out, const uint8_t* pieces, int world, size_t count, bool accumulate, stream_t stream);
 
 }  // namespace llmc
