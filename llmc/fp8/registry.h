@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "llmc/comm/comm.h"
-#include "llmc/fp8/fallback.h"
 #include "llmc/fp8/laboratory.h"
 #include "llmc/fp8/scaling.h"
 #include "llmc/shard/arena.h"

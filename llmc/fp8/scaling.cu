@@ -1,4 +1,4 @@
-// Kernels that compute FP8 scales from amaxes. See scaling.h.
+// Kernels that compute FP8 scales from amaxes, and judge what the casts lost (scaling.h).
 #include "llmc/fp8/scaling.h"
 
 #include <cfloat>
@@ -164,6 +164,52 @@ static __global__ void fp8_clear_counts_kernel(Fp8State* states, int count) {
     state.elements = state.saturated = state.underflowed = state.nonfinite = 0;
 }
 
+// ---- --fp8-fallback -------------------------------------------------------------------------------------------------
+
+static __global__ void fp8_pack_counts_kernel(float* packed, Fp8Watch* watches, const Fp8State* states, int count) {
+    const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+    if (i >= count) return;
+    Fp8Watch& watch = watches[i];
+    const Fp8State& state = states[i];
+    packed[i] = static_cast<float>(state.elements - watch.elements);
+    packed[count + i] = static_cast<float>(state.saturated - watch.saturated);
+    packed[2 * count + i] = static_cast<float>(state.underflowed - watch.underflowed);
+    watch.elements = state.elements;
+    watch.saturated = state.saturated;
+    watch.underflowed = state.underflowed;
+}
+
+static __global__ void fp8_judge_kernel(Fp8Verdict* verdicts, Fp8Watch* watches, const float* packed,
+                                        const int* bad_flag, int count, Fp8FallbackRule rule) {
+    const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+    if (i >= count) return;
+    Fp8Watch& watch = watches[i];
+    Fp8Verdict verdict{static_cast<int>(Fp8Reason::none), 0.0f};
+    if (*bad_flag == 0) {
+        const float elements = packed[i];
+        const float saturated = elements > 0 ? packed[count + i] / elements : 0.0f;
+        const float underflowed = elements > 0 ? packed[2 * count + i] / elements : 0.0f;
+        watch.saturating = saturated > rule.saturated ? watch.saturating + 1 : 0;
+        watch.underflowing = underflowed > rule.underflowed ? watch.underflowing + 1 : 0;
+        if (watch.saturating >= rule.steps)
+            verdict = {static_cast<int>(Fp8Reason::saturated), saturated};
+        else if (watch.underflowing >= rule.steps)
+            verdict = {static_cast<int>(Fp8Reason::underflowed), underflowed};
+    }
+    verdicts[i] = verdict;
+}
+
+// The counters are about to be reset to 0. Subtracting them here keeps the differences right, modulo 2^64.
+static __global__ void fp8_keep_watched_counts_kernel(Fp8Watch* watches, const Fp8State* states, int count) {
+    const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+    if (i >= count) return;
+    watches[i].elements -= states[i].elements;
+    watches[i].saturated -= states[i].saturated;
+    watches[i].underflowed -= states[i].underflowed;
+}
+
+// ---- launchers ------------------------------------------------------------------------------------------------------
+
 LaunchConfig one_thread_each(int count, stream_t stream, const char* file = __builtin_FILE(),
                              int line = __builtin_LINE()) {
     return {dim3(static_cast<unsigned>(div_up(count, kThreads))), dim3(kThreads), 0, stream, file, line};
@@ -215,6 +261,24 @@ void fp8_reset(Fp8State* states, float* history, int count, const Fp8Config& con
 
 void fp8_clear_counts(Fp8State* states, int count, stream_t stream) {
     launch<fp8_clear_counts_kernel>(one_thread_each(count, stream), inout(states, static_cast<size_t>(count)), count);
+}
+
+void fp8_pack_counts(float* packed, Fp8Watch* watches, const Fp8State* states, int count, stream_t stream) {
+    const size_t n = count;
+    launch<fp8_pack_counts_kernel>(one_thread_each(count, stream), out(packed, 3 * n), inout(watches, n), in(states, n),
+                                   count);
+}
+
+void fp8_judge(Fp8Verdict* verdicts, Fp8Watch* watches, const float* packed, const int* bad_flag, int count,
+               const Fp8FallbackRule& rule, stream_t stream) {
+    const size_t n = count;
+    launch<fp8_judge_kernel>(one_thread_each(count, stream), out(verdicts, n), inout(watches, n), in(packed, 3 * n),
+                             in(bad_flag, 1), count, rule);
+}
+
+void fp8_keep_watched_counts(Fp8Watch* watches, const Fp8State* states, int count, stream_t stream) {
+    const size_t n = count;
+    launch<fp8_keep_watched_counts_kernel>(one_thread_each(count, stream), inout(watches, n), in(states, n), count);
 }
 
 }  // namespace llmc

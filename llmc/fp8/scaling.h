@@ -1,5 +1,5 @@
-// Kernels on the table of all FP8 tensors: their states, and the histories of their amaxes. In a step, for each tensor
-// of a layer in FP8:
+// Kernels on the table of all FP8 tensors: their states, the histories of their amaxes, and what --fp8-fallback makes
+// of their counters. In a step, for each tensor of a layer in FP8:
 //   forward, backward   delayed scaling: quantizing kernels read the scale and raise amax. Current scaling, and any
 //                       recipe until it is calibrated: they run twice, with fp8_set_current() in between.
 //   fp8_finish_step()   amaxes enter the histories, and the next step's scales follow
@@ -47,5 +47,30 @@ void fp8_unpack_amaxes(Fp8State* states, const float* packed, int count, bool no
 void fp8_reset(Fp8State* states, float* history, int count, const Fp8Config& config, stream_t stream);
 // Resets the counts of all tensors to 0.
 void fp8_clear_counts(Fp8State* states, int count, stream_t stream);
+
+// ---- --fp8-fallback: finding tensors that keep losing values --------------------------------------------------------
+//
+// After every optimizer step, that step's counts are taken from the running ones, summed over the ranks and compared
+// with the rule. A long enough streak of steps above the rule is a verdict.
+
+// One tensor's counts after the last step, and for how many steps in a row they were above the rule.
+struct Fp8Watch {
+    uint64_t elements, saturated, underflowed;
+    int saturating, underflowing;
+};
+
+enum class Fp8Reason { none, saturated, underflowed };
+struct Fp8Verdict {
+    int reason;      // an Fp8Reason
+    float fraction;  // fraction of elements that were lost in this step
+};
+
+// packed (3, count) = elements, saturated and underflowed of every tensor since the last call.
+void fp8_pack_counts(float* packed, Fp8Watch* watches, const Fp8State* states, int count, stream_t stream);
+// Judges the counts of all ranks. A step with a value that is not finite (*bad_flag) was skipped and changes no streak.
+void fp8_judge(Fp8Verdict* verdicts, Fp8Watch* watches, const float* packed, const int* bad_flag, int count,
+               const Fp8FallbackRule& rule, stream_t stream);
+// Call before fp8_clear_counts(), which would otherwise lose the counts since the last fp8_pack_counts().
+void fp8_keep_watched_counts(Fp8Watch* watches, const Fp8State* states, int count, stream_t stream);
 
 }  // namespace llmc

@@ -121,3 +121,17 @@ TEST_CASE("--fp8-layers: random lists against a set") {
         CHECK(layers_of(text, blocks) == expected);
     }
 }
+
+TEST_CASE("--fp8-fallback: what it takes, and what it refuses") {
+    CHECK(fp8_fallback_from_text("off").steps == 0);
+    const Fp8FallbackRule rule = fp8_fallback_from_text("0.01,0.5,10");
+    CHECK(rule.saturated == 0.01f);
+    CHECK(rule.underflowed == 0.5f);
+    CHECK(rule.steps == 10);
+    CHECK(fp8_fallback_from_text("1,1,1").steps == 1);
+    for (const char* text : {"", "on", "0.01", "0.01,0.5", "0,0.5,10", "0.01,0,10", "-0.1,0.5,1", "1.1,0.5,1",
+                             "0.1,1.5,1", "nan,0.5,1", "0.1,0.5,0", "0.1,0.5,-3", "0.1,0.5,10x", "0.1,0.5,10,"}) {
+        CAPTURE(text);
+        CHECK_THROWS_AS(fp8_fallback_from_text(text), Error);
+    }
+}
