@@ -160,8 +160,8 @@ std::vector<Moment> narrowed(std::vector<float>& values) {
     return narrow;
 }
 
-// The working copy is the new masters, rounded; the state gets their amax and nothing else, infinite where one is not
-// finite.
+// The working copy must be the new masters, rounded. The state must receive their amax (infinite if one of them is not
+// finite) and nothing else.
 template <class Real>
 void compare_copies(Trial& t, const Update& u, const float* master, const Real* working, const Fp8State* fp8,
                     const Fp8State& before) {

@@ -15,8 +15,8 @@ namespace {
 struct Shape {
     int N, C;
     bool bad = false;     // NaN and infinity among the values
-    float scale = 0;      // 0: the usual, where some values saturate and some vanish
-    float deviation = 0;  // 0: values over 24 binary orders of magnitude
+    float scale = 0;      // 0: the usual scale, at which some values saturate and some become 0
+    float deviation = 0;  // 0: magnitudes spread over 24 powers of two
 
     size_t n() const { return size_t{1} * N * C; }
     std::string text() const { return fmt::format(" N={} C={}{}", N, C, bad ? " with NaN and infinity" : ""); }

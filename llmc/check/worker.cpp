@@ -236,7 +236,7 @@ private:
         while (std::fgets(line, sizeof line, errors_))
             if (line[0] != '\n') last = line;
         while (!last.empty() && (last.back() == '\n' || last.back() == '\r')) last.pop_back();
-        // It becomes a part of JSON, which wants UTF-8.
+        // The line becomes part of a JSON text, which must be UTF-8.
         std::replace_if(
             last.begin(), last.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
         return last;

@@ -36,8 +36,8 @@ public:
     const std::string& error() const { return error_; }
 
     bool peer_closed() const;           // callable from any thread
-    std::string peer_address() const;   // numeric
-    std::string local_address() const;  // numeric; "::" or "0.0.0.0" for a listener on all interfaces
+    std::string peer_address() const;   // digits, not a host name
+    std::string local_address() const;  // digits; "::" or "0.0.0.0" for a listener on all interfaces
     bool peer_is_this_machine() const;
     int descriptor() const { return descriptor_; }
 

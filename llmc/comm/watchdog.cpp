@@ -17,7 +17,7 @@ namespace {
 constexpr double kInterval = 0.2;      // between two checks
 constexpr double kGrace = 1.0;         // for the main thread to report a lost rank itself, in more detail
 constexpr double kMeetingGrace = 8.0;  // for connect() to end by itself, for example while a name server is silent
-constexpr double kLastWords = 3.0;     // for printing and writing, since the terminal or the disk may hang as well
+constexpr double kLastWords = 3.0;     // for the last message and report, because the terminal or the disk may hang too
 
 const char* phase_name(Watchdog::Phase phase) {
     switch (phase) {

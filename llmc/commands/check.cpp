@@ -148,11 +148,11 @@ std::string device_text(const DeviceInfo& device) {
 }
 
 struct Checked {
-    Options options;      // that are correct on these cards
+    Options options;      // changed where needed to run correctly on these cards
     MemoryByKind memory;  // memory of a run with these options
     CardCheckResult result;
-    bool kept = true;    // all results were known
-    double seconds = 0;  // duration of all checks
+    bool kept = true;    // every result came from an earlier check
+    double seconds = 0;  // spent on all checks
     Fallbacks fallbacks;
     std::vector<std::string> notes;
     std::optional<KeptResults> kept_in;

@@ -89,7 +89,7 @@ void read_number(const std::string& text, const Range& range, T& field) {
     T value{};
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
     const bool whole = !text.empty() && end == text.data() + text.size() && error != std::errc::invalid_argument;
-    const bool negative = std::is_unsigned_v<T> && text.size() > 1 && text[0] == '-';  // which T cannot hold
+    const bool negative = std::is_unsigned_v<T> && text.size() > 1 && text[0] == '-';  // T has no sign
     if (!whole && !negative) refuse("'" + text + "' is not a whole number");
     if (negative || error != std::errc{} || !is_in_range(value, range))
         refuse(text + " is out of range; it must be from " + std::to_string(static_cast<T>(range.min)) + " to " +

@@ -83,7 +83,7 @@ struct Options {
     Parsed<std::vector<std::string>> track = {"off", {}};  // TARGET or TARGET=VALUE of scripts/follow.py
 
     // Model
-    std::string model;                        // name or file; "" = not given = d12
+    std::string model;                        // name or file; d12 if empty
     int depth = 0;                            // 0 = not given; see resolve_depth()
     int layers = 0, heads = 0, channels = 0;  // 0 = not given
     int vocab = 0, context = 0;               // 0 = not given

@@ -21,7 +21,7 @@ static void require_aligned(const char* name, const float* grad) {
 
 // A block takes at least this many elements, so that its reduction costs little next to reading them.
 constexpr size_t kElementsPerBlock = 32768;
-// A large tensor gets enough blocks to fill any GPU, but no more parts than one block adds up quickly.
+// A large tensor gets enough blocks to fill any GPU, but no more partial sums than one block can add quickly.
 constexpr size_t kMaxBlocks = 1024;
 
 size_t global_norm_blocks(size_t n) { return std::min(div_up(n, kElementsPerBlock), kMaxBlocks); }

@@ -106,7 +106,7 @@ struct BackwardPlan {
     int blocks;
 
     BackwardPlan(int N, int C) {
-        constexpr int kRowsPerBlock = 32;  // at least, because a block's sums cost as much memory traffic as 4 rows
+        constexpr int kRowsPerBlock = 32;  // the fewest, because a block's sums cost as much memory traffic as 4 rows
         wide = C > 4096;
         warps = div_up(C, wide ? 768 : 256);
         blocks = std::min(div_up(N, kRowsPerBlock), blocks_at_once(warps));

@@ -60,7 +60,7 @@ std::string main_log_line(const ValRecord& record);
 void record_step(const StepRecord& record, RunDirectory& directory);
 void record_validation(const ValRecord& record, RunDirectory& directory);  // nothing if the record is empty
 
-// Says in main.log why the run ends in this step: "s:19 end:1" and the text.
+// Writes a line into main.log that says why the run ends in this step: "s:19 end:1" and the reason.
 void record_end(int64_t step, const std::string& why, RunDirectory& directory);
 
 // Records amax, scale, counts since the last such record, and outliers of every FP8 tensor, over all ranks. Waits for

@@ -141,7 +141,7 @@ std::string hint_for_unknown(const std::string& name) {
     return "";
 }
 
-// For models whose heads have C / NH channels.
+// Checks a model whose heads have C / NH channels each.
 void validate_heads(const ModelConfig& m) {
     if (m.channels % m.heads != 0) {
         refuse("model {}: channels={} cannot be divided by heads={}; use {}", m.name, m.channels, m.heads,

@@ -176,7 +176,7 @@ void read_windows(const ModelFields& file, ModelConfig& config) {
     config.window_layers = layers;
 }
 
-// `head_dim`: 0: the heads share the channels.
+// Fields that all architectures share. If `head_dim` is 0, a head has C / NH channels.
 void common_fields(const ModelFields& file, ModelConfig& config, const char* architecture, const char* activation,
                    int head_dim = 0) {
     file.positive("num_hidden_layers", config.layers);

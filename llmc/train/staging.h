@@ -29,7 +29,7 @@ public:
 
     // The device's current values; waits for it. Valid until the next take().
     SliceBytes take(stream_t stream);
-    // Checksums of the file that these values give, or empty if they are not known yet.
+    // Checksums of a file with these values, or empty if they are not known yet.
     const std::vector<uint64_t>& checksums() const { return checksums_; }
 
 private:

@@ -69,7 +69,7 @@ public:
     // Forgets all kernels. Otherwise one launch's request would hide from tests that another launch makes none.
     static void forget_all();
 
-    // Does what launch() does on a GPU before a launch with dynamic memory, and marks this kernel as one that asks.
+    // The request that launch() makes on a GPU before it passes dynamic memory. Remembers that this kernel asked.
     void ask_for(size_t dynamic_bytes);
     // True if a block may have both. Remembers static bytes that are new for this kernel.
     bool admits(size_t static_bytes, size_t dynamic_bytes);

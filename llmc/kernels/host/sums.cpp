@@ -54,7 +54,7 @@ void gelu_backward(const Grid& grid, Real* dinp, float* parts, const Real* dout,
 
 void reduce_column_parts(const Grid&, float* first, float* second, const float* parts, int count, int columns,
                          int split, bool accumulate) {
-    constexpr int kParts = 32;  // that have a sum of their own
+    constexpr int kParts = 32;  // sums that are added up side by side, as the kernel does
 #pragma omp parallel for schedule(static) if (static_cast <size_t>(count) * columns > 32768)
     for (int c = 0; c < columns; c += 8) {
         float total[8] = {};
