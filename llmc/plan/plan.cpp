@@ -34,7 +34,7 @@ std::string model_section(const ModelConfig& m, int T) {
                         m.key_value_heads(), m.mlp_channels(), m.tied ? "tied" : "untied", windows(m));
     text +=
         row("parameters", with_commas(m.parameters()), m.parameters() < 1000000 ? "" : format_count(m.parameters()));
-    text += row("FLOPs per token", format_scaled(m.flops_per_token(T)) + "FLOP",
+    text += row("FLOPs per token", format_scaled(m.flops_per_token(T)),
                 fmt::format("forward and backward at T={}; {:.0f}% of it attention", T,
                             100 * attention / m.flops_per_token(T)));
     return text;

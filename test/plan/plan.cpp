@@ -169,7 +169,7 @@ TEST_CASE("plan: what is printed") {
                                    "12 heads of 64",
                                    "124,439,808",
                                    "124 M",
-                                   "797.8 MFLOP",
+                                   "FLOPs per token           797.8 M   forward",
                                    "524,288 tokens",
                                    "64 sequences x 1,024 tokens x 1 rank x 8 micro-steps",
                                    "weights",
