@@ -13,7 +13,7 @@ struct Shape {
     float scale = 100.0f;  // scales the output's E4M3 codes, so that some saturate
 
     bool is(Activation a) const { return kind == a; }
-    int columns() const { return is(Activation::swiglu) ? 2 * F : F; }  // gates, then values that they scale
+    int columns() const { return is_gated(kind) ? 2 * F : F; }
     size_t outputs() const { return size_t{1} * N * F; }
     size_t inputs() const { return size_t{1} * N * columns(); }
     const char* name() const { return is(Activation::gelu) ? "gelu" : is(Activation::swiglu) ? "swiglu" : "relu2"; }
@@ -87,29 +87,14 @@ Bounded bias_gradient(const Shape& s, const Bounded& gradient, const std::vector
 // ---- plain ---------------------------------------------------------------------------------------------------------
 
 template <class Real>
-void run_forward(const Shape& s, Real* out, const Real* inp, stream_t stream) {
-    if (s.is(Activation::swiglu)) return swiglu_forward<Real>(out, inp, s.N, s.F, stream);
-    s.is(Activation::gelu) ? gelu_forward<Real>(out, inp, s.outputs(), stream)
-                           : relu2_forward<Real>(out, inp, s.outputs(), stream);
-}
-// `dbias` and `scratch` are GELU's.
-template <class Real>
-void run_backward(const Shape& s, Real* dinp, float* dbias, float* scratch, const Real* dout, const Real* inp,
-                  bool accumulate, stream_t stream) {
-    if (s.is(Activation::swiglu)) return swiglu_backward<Real>(dinp, dout, inp, s.N, s.F, stream);
-    s.is(Activation::gelu) ? gelu_backward<Real>(dinp, dbias, scratch, dout, inp, s.N, s.F, accumulate, stream)
-                           : relu2_backward<Real>(dinp, dout, inp, s.outputs(), stream);
-}
-
-template <class Real>
 void forward(Trial& t, const Shape& s) {
     const auto inp = t.input(inputs_of<Real>(t, s));
     Real* out = t.result<Real>("out", matrix(s.N, s.F));
-    const bool in_place = !s.is(Activation::swiglu);
+    const bool in_place = !is_gated(s.kind);
     Real* over = in_place ? t.result("out in place", matrix(s.N, s.F), inp.values) : nullptr;
     t.run_twice([&] {
-        run_forward<Real>(s, out, inp, t.stream());
-        if (in_place) run_forward<Real>(s, over, over, t.stream());
+        activation_forward<Real>(s.kind, out, inp, s.N, s.F, t.stream());
+        if (in_place) activation_forward<Real>(s.kind, over, over, s.N, s.F, t.stream());
     });
     t.within(out, stored<Real>(s, exact_values(s, inp.values, std::vector<Real>(s.outputs())).out));
     if (in_place) t.equal(over, t.read(out));
@@ -119,27 +104,30 @@ template <class Real>
 void backward(Trial& t, const Shape& s) {
     const auto inp = t.input(inputs_of<Real>(t, s)),
                dout = t.input(with_bad(t.random<Real>(s.outputs(), 1.0f, 0.3f), s));
-    const bool gelu = s.is(Activation::gelu), over_dout = !s.is(Activation::swiglu);
+    const bool has_bias = sums_bias_gradient(s.kind), over_dout = !is_gated(s.kind);
     const auto before = t.random<float>(static_cast<size_t>(s.F), 10.0f);
     Real *dinp = t.result<Real>("dinp", matrix(s.N, s.columns())),
          *over_inp = t.result("dinp over inp", matrix(s.N, s.columns()), inp.values),
          *over = over_dout ? t.result("dinp over dout", matrix(s.N, s.F), dout.values) : nullptr;
     float *dbias = nullptr, *again = nullptr, *accumulated = nullptr, *scratch = nullptr;
-    if (gelu) {
+    if (has_bias) {
         dbias = t.result<float>("dbias", line(s.F)), again = t.result<float>("dbias again", line(s.F));
         accumulated = t.result("accumulated dbias", line(s.F), before);
-        scratch = t.scratch<float>(gelu_backward_scratch(s.N, s.F));
+        scratch = t.scratch<float>(activation_scratch(s.N, s.F));
     }
+    const auto run = [&](Real* to, const BiasGradient& bias, const Real* from, const Real* of) {
+        activation_backward<Real>(s.kind, to, bias, from, of, s.N, s.F, t.stream());
+    };
     t.run_twice([&] {
-        run_backward<Real>(s, dinp, dbias, scratch, dout, inp, false, t.stream());
-        run_backward<Real>(s, over_inp, again, scratch, dout, over_inp, false, t.stream());
-        if (over_dout) run_backward<Real>(s, over, accumulated, scratch, over, inp, true, t.stream());
+        run(dinp, {dbias, scratch}, dout, inp);
+        run(over_inp, {again, scratch}, dout, over_inp);
+        if (over_dout) run(over, {accumulated, scratch, true}, over, inp);
     });
     const Bounded gradient = exact_values(s, inp.values, dout.values).dinp;
     t.within(dinp, stored<Real>(s, gradient));
     t.equal(over_inp, t.read(dinp));
     if (over_dout) t.equal(over, t.read(dinp));
-    if (!gelu) return;
+    if (!has_bias) return;
     t.within(dbias, bias_gradient(s, gradient, {}));
     t.equal(again, t.read(dbias));
     t.within(accumulated, bias_gradient(s, gradient, before));
@@ -149,17 +137,14 @@ void backward(Trial& t, const Shape& s) {
 
 void forward_fp8(Trial& t, const Shape& s) {
     const auto inp = t.input(inputs_of<bf16>(t, s));
+    const bool gelu = s.is(Activation::gelu);
     bf16* values = t.result<bf16>("out", matrix(s.N, s.F));
-    if (!s.is(Activation::gelu)) t.run_twice([&] { run_forward<bf16>(s, values, inp, t.stream()); });
+    if (!gelu) t.run_twice([&] { activation_forward<bf16>(s.kind, values, inp, s.N, s.F, t.stream()); });
     const CodeRanges<e4m3> expected(exact_values(s, inp.values, std::vector<bf16>(s.outputs())).out, s.scale);
     each_pass<e4m3>(t, kAllPasses, s.N, s.F, s.scale, [&](Trial& trial, const auto& to, QuantizePass pass) {
         const auto own = trial.input(inp.values);
-        trial.run_twice([&] {
-            if (s.is(Activation::gelu)) return gelu_forward_fp8(to.target(), own, s.N, s.F, pass, t.stream());
-            s.is(Activation::swiglu) ? swiglu_forward_fp8(to.target(), own, s.N, s.F, pass, t.stream())
-                                     : relu2_forward_fp8(to.target(), own, s.N, s.F, pass, t.stream());
-        });
-        s.is(Activation::gelu) ? to.compare(expected, {pass}) : to.compare_with_cast(values, nullptr, pass);
+        trial.run_twice([&] { activation_forward_fp8(s.kind, to.target(), own, s.N, s.F, pass, t.stream()); });
+        gelu ? to.compare(expected, {pass}) : to.compare_with_cast(values, nullptr, pass);
     });
 }
 
@@ -170,28 +155,21 @@ void backward_fp8(Trial& t, const Shape& s) {
     const float scale = std::is_same_v<F8, e4m3> ? 16.0f : 700.0f;  // some saturate, some vanish
     const bool gelu = s.is(Activation::gelu);
     bf16* values = t.result<bf16>("dinp", matrix(s.N, s.columns()));
-    if (!gelu) t.run_twice([&] { run_backward<bf16>(s, values, nullptr, nullptr, dout, inp, false, t.stream()); });
+    if (!gelu) t.run_twice([&] { activation_backward<bf16>(s.kind, values, {}, dout, inp, s.N, s.F, t.stream()); });
     const Bounded gradient = exact_values(s, inp.values, dout.values).dinp;
     const CodeRanges<F8> expected(gradient, scale);
     const auto before = t.random<float>(static_cast<size_t>(s.F), 10.0f);
     each_pass<F8>(t, kAllPasses, s.N, s.columns(), scale, [&](Trial& trial, const auto& to, QuantizePass pass) {
         const auto own = trial.input(inp.values), own_dout = trial.input(dout.values);
-        if (!gelu) {
-            trial.run_twice([&] {
-                s.is(Activation::swiglu)
-                    ? swiglu_backward_fp8<F8>(to.target(), own_dout, own, s.N, s.F, pass, t.stream())
-                    : relu2_backward_fp8<F8>(to.target(), own_dout, own, s.N, s.F, pass, t.stream());
-            });
-            return to.compare_with_cast(values, nullptr, pass);
-        }
-        const bool accumulate = to.layouts == Layouts::both, no_bias = to.layouts == Layouts::row;
-        float* dbias = no_bias ? nullptr : trial.result("dbias", line(s.F), before);
-        float* scratch = no_bias ? nullptr : trial.scratch<float>(quantize_scratch(s.N, s.F));
+        const bool accumulate = to.layouts == Layouts::both, has_bias = gelu && to.layouts != Layouts::row;
+        float* dbias = has_bias ? trial.result("dbias", line(s.F), before) : nullptr;
+        float* scratch = has_bias ? trial.scratch<float>(quantize_scratch(s.N, s.F)) : nullptr;
         trial.run_twice([&] {
-            gelu_backward_fp8<F8>(to.target(), dbias, scratch, own_dout, own, s.N, s.F, accumulate, pass, t.stream());
+            activation_backward_fp8<F8>(s.kind, to.target(), {dbias, scratch, accumulate}, own_dout, own, s.N, s.F,
+                                        pass, t.stream());
         });
-        to.compare(expected, {pass});
-        if (no_bias) return;
+        gelu ? to.compare(expected, {pass}) : to.compare_with_cast(values, nullptr, pass);
+        if (!has_bias) return;
         if (pass == QuantizePass::measure) return trial.equal(dbias, before);
         trial.within(dbias, bias_gradient(s, gradient, accumulate ? before : std::vector<float>()));
     });

@@ -72,7 +72,7 @@ struct KernelUse {
     void set_model(const ModelConfig& model);
 
     AttentionHeads attention_heads() const { return {heads, kv_heads, head_dim}; }
-    int fc_channels() const { return activation == Activation::swiglu ? 2 * hidden : hidden; }
+    int fc_channels() const { return is_gated(activation) ? 2 * hidden : hidden; }
 };
 
 std::vector<CheckItem> kernel_checks(const KernelUse& use);

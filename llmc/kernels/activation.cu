@@ -14,7 +14,7 @@ constexpr int kThreads = 256;
 // ---- forward: GELU and ReLU squared --------------------------------------------------------------------------------
 
 // A thread has kVectors vectors of eight elements; each is contiguous over the block.
-template <class Activation, int kVectors, class Real>
+template <class Formula, int kVectors, class Real>
 LLMC_DEVICE void activate(Real* out, const Real* inp, size_t n) {
     const size_t first = (static_cast<size_t>(blockIdx.x) * kVectors * kThreads + threadIdx.x) * 8;
     if (first >= n) return;
@@ -26,7 +26,7 @@ LLMC_DEVICE void activate(Real* out, const Real* inp, size_t n) {
     LLMC_UNROLL
     for (int v = 0; v < kVectors; v++) {
         LLMC_UNROLL
-        for (int i = 0; i < 8; i++) x[v][i] = Activation::value(x[v][i]);
+        for (int i = 0; i < 8; i++) x[v][i] = Formula::value(x[v][i]);
         if (v == 0 || first + v * kThreads * 8 < n) store8(out + first + v * kThreads * 8, x[v]);
     }
 }
@@ -42,25 +42,10 @@ static __global__ void __launch_bounds__(kThreads) relu2_forward_kernel(Real* ou
     activate<Relu2, 1>(out, inp, n);
 }
 
-static LaunchConfig element_blocks(const char* launcher, size_t n, int vectors, stream_t stream) {
-    if (n == 0 || n % 8 != 0) {
-        throw Error(ExitCode::failure, "{}: n={} is not a positive multiple of 8 (16-byte accesses)", launcher, n);
-    }
-    return {dim3(div_up<size_t>(n, vectors * kThreads * 8)), dim3(kThreads), 0, stream};
-}
-
-template <class Real>
-void gelu_forward(Real* out, const Real* inp, size_t n, stream_t stream) {
-    host::launch_or_loop<gelu_forward_kernel<Real>, host::gelu_forward<Real>>(
-        KernelVariant::host_activation, element_blocks("gelu_forward", n, kGeluVectors, stream), llmc::out(out, n),
-        in(inp, n), n);
-}
-
-template <class Real>
-void relu2_forward(Real* out, const Real* inp, size_t n, stream_t stream) {
-    host::launch_or_loop<relu2_forward_kernel<Real>, host::relu2_forward<Real>>(
-        KernelVariant::host_activation, element_blocks("relu2_forward", n, 1, stream), llmc::out(out, n), in(inp, n),
-        n);
+// n = N F elements, each thread with this many vectors.
+static LaunchConfig element_blocks(const char* launcher, int N, int F, int vectors, stream_t stream) {
+    check_rows(launcher, N, F);
+    return {dim3(div_up<size_t>(static_cast<size_t>(N) * F, vectors * kThreads * 8)), dim3(kThreads), 0, stream};
 }
 
 // ---- backward with a bias gradient: GELU ---------------------------------------------------------------------------
@@ -89,23 +74,23 @@ static __global__ void __launch_bounds__(kColumnSumThreads)
     sum_part_of_columns(parts, N, C, lanes, GeluBackwardRows<Real>{dinp, dout, inp});
 }
 
-size_t gelu_backward_scratch(int N, int C) { return ColumnSumPlan(N, C).scratch(C); }
+size_t activation_scratch(int N, int F) { return ColumnSumPlan(N, F).scratch(F); }
 
 template <class Real>
-void gelu_backward(Real* dinp, float* dbias, float* scratch, const Real* dout, const Real* inp, int N, int C,
-                   bool accumulate, stream_t stream) {
-    check_rows("gelu_backward", N, C);
-    const ColumnSumPlan plan(N, C);
-    const size_t n = static_cast<size_t>(N) * C;
+static void gelu_backward(Real* dinp, const BiasGradient& bias, const Real* dout, const Real* inp, int N, int F,
+                          stream_t stream) {
+    check_rows("gelu_backward", N, F);
+    const ColumnSumPlan plan(N, F);
+    const size_t n = static_cast<size_t>(N) * F;
     host::launch_or_loop<gelu_backward_kernel<Real>, host::gelu_backward<Real>>(
         KernelVariant::host_activation, {plan.grid(), dim3(kColumnSumThreads), 0, stream}, out(dinp, n),
-        out(scratch, plan.scratch(C)), in(dout, n), in(inp, n), N, C, plan.lanes);
-    if (dbias) reduce_column_parts(dbias, nullptr, scratch, plan.parts, C, C, accumulate, stream);
+        out(bias.scratch, plan.scratch(F)), in(dout, n), in(inp, n), N, F, plan.lanes);
+    if (bias.dbias) reduce_column_parts(bias.dbias, nullptr, bias.scratch, plan.parts, F, F, bias.accumulate, stream);
 }
 
 // ---- backward without a bias: ReLU squared -------------------------------------------------------------------------
 
-template <class Activation, class Real>
+template <class Formula, class Real>
 LLMC_DEVICE void activate_backward(Real* dinp, const Real* dout, const Real* inp, size_t n) {
     const size_t at = (static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x) * 8;
     if (at >= n) return;
@@ -113,7 +98,7 @@ LLMC_DEVICE void activate_backward(Real* dinp, const Real* dout, const Real* inp
     load8(inp + at, x);
     load8(dout + at, d);
     LLMC_UNROLL
-    for (int i = 0; i < 8; i++) d[i] *= Activation::derivative(x[i]);
+    for (int i = 0; i < 8; i++) d[i] *= Formula::derivative(x[i]);
     store8(dinp + at, d);
 }
 
@@ -121,13 +106,6 @@ template <class Real>
 static __global__ void __launch_bounds__(kThreads)
     relu2_backward_kernel(Real* dinp, const Real* dout, const Real* inp, size_t n) {
     activate_backward<Relu2>(dinp, dout, inp, n);
-}
-
-template <class Real>
-void relu2_backward(Real* dinp, const Real* dout, const Real* inp, size_t n, stream_t stream) {
-    host::launch_or_loop<relu2_backward_kernel<Real>, host::relu2_backward<Real>>(
-        KernelVariant::host_activation, element_blocks("relu2_backward", n, 1, stream), out(dinp, n), in(dout, n),
-        in(inp, n), n);
 }
 
 // ---- SwiGLU --------------------------------------------------------------------------------------------------------
@@ -181,29 +159,49 @@ static LaunchConfig swiglu_blocks(const char* launcher, int N, int F, stream_t s
     return {dim3(blocks), dim3(kThreads), 0, stream};
 }
 
+// ---- launchers -----------------------------------------------------------------------------------------------------
+
 template <class Real>
-void swiglu_forward(Real* out, const Real* inp, int N, int F, stream_t stream) {
+void activation_forward(Activation f, Real* out_pointer, const Real* inp, int N, int F, stream_t stream) {
     const size_t n = static_cast<size_t>(N) * F;
-    host::launch_or_loop<swiglu_forward_kernel<Real>, host::swiglu_forward<Real>>(
-        KernelVariant::host_activation, swiglu_blocks("swiglu_forward", N, F, stream), llmc::out(out, n),
-        in(inp, 2 * n), N, F);
+    switch (f) {
+        case Activation::gelu:
+            return host::launch_or_loop<gelu_forward_kernel<Real>, host::activate<Gelu, Real>>(
+                KernelVariant::host_activation, element_blocks("gelu_forward", N, F, kGeluVectors, stream),
+                out(out_pointer, n), in(inp, n), n);
+        case Activation::relu2:
+            return host::launch_or_loop<relu2_forward_kernel<Real>, host::activate<Relu2, Real>>(
+                KernelVariant::host_activation, element_blocks("relu2_forward", N, F, 1, stream), out(out_pointer, n),
+                in(inp, n), n);
+        case Activation::swiglu:
+            return host::launch_or_loop<swiglu_forward_kernel<Real>, host::swiglu_forward<Real>>(
+                KernelVariant::host_activation, swiglu_blocks("swiglu_forward", N, F, stream), out(out_pointer, n),
+                in(inp, 2 * n), N, F);
+    }
 }
 
 template <class Real>
-void swiglu_backward(Real* dinp, const Real* dout, const Real* inp, int N, int F, stream_t stream) {
+void activation_backward(Activation f, Real* dinp, const BiasGradient& bias, const Real* dout, const Real* inp, int N,
+                         int F, stream_t stream) {
     const size_t n = static_cast<size_t>(N) * F;
-    host::launch_or_loop<swiglu_backward_kernel<Real>, host::swiglu_backward<Real>>(
-        KernelVariant::host_activation, swiglu_blocks("swiglu_backward", N, F, stream), out(dinp, 2 * n), in(dout, n),
-        in(inp, 2 * n), N, F);
+    switch (f) {
+        case Activation::gelu:
+            return gelu_backward(dinp, bias, dout, inp, N, F, stream);
+        case Activation::relu2:
+            return host::launch_or_loop<relu2_backward_kernel<Real>, host::activate_backward<Relu2, Real>>(
+                KernelVariant::host_activation, element_blocks("relu2_backward", N, F, 1, stream), out(dinp, n),
+                in(dout, n), in(inp, n), n);
+        case Activation::swiglu:
+            return host::launch_or_loop<swiglu_backward_kernel<Real>, host::swiglu_backward<Real>>(
+                KernelVariant::host_activation, swiglu_blocks("swiglu_backward", N, F, stream), out(dinp, 2 * n),
+                in(dout, n), in(inp, 2 * n), N, F);
+    }
 }
 
-#define LLMC_INSTANTIATE(Real)                                                                              \
-    template void gelu_forward(Real*, const Real*, size_t, stream_t);                                       \
-    template void gelu_backward(Real*, float*, float*, const Real*, const Real*, int, int, bool, stream_t); \
-    template void relu2_forward(Real*, const Real*, size_t, stream_t);                                      \
-    template void relu2_backward(Real*, const Real*, const Real*, size_t, stream_t);                        \
-    template void swiglu_forward(Real*, const Real*, int, int, stream_t);                                   \
-    template void swiglu_backward(Real*, const Real*, const Real*, int, int, stream_t);
+#define LLMC_INSTANTIATE(Real)                                                                                    \
+    template void activation_forward(Activation, Real*, const Real*, int, int, stream_t);                         \
+    template void activation_backward(Activation, Real*, const BiasGradient&, const Real*, const Real*, int, int, \
+                                      stream_t);
 LLMC_INSTANTIATE(float)
 LLMC_INSTANTIATE(bf16)
 #undef LLMC_INSTANTIATE

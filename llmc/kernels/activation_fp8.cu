@@ -11,11 +11,11 @@ namespace llmc {
 // ---- GELU and ReLU squared -----------------------------------------------------------------------------------------
 
 // The activation of inp, or its gradient, dout * f'(inp). Forward, dout is not read.
-template <class Activation, bool kBackward>
+template <class Formula, bool kBackward>
 struct ActivationValues {
     const bf16 *dout, *inp;
     int C;
-    static constexpr bool kSumsColumns = kBackward && Activation::kFollowsBias;
+    static constexpr bool kSumsColumns = kBackward && Formula::kFollowsBias;
     static constexpr int kHalves = 1;
     struct Inputs {
         Bf16x16 dout, inp;
@@ -33,8 +33,8 @@ struct ActivationValues {
         for (int h = 0; h < 2; h++) {
             LLMC_UNROLL
             for (int i = 0; i < 8; i++) {
-                x[h][i] = kBackward ? d[h][i] * Activation::derivative(x[h][i]) : Activation::value(x[h][i]);
-                if constexpr (Activation::kRoundsBeforeCast) x[h][i] = to_float(to_bf16(x[h][i]));
+                x[h][i] = kBackward ? d[h][i] * Formula::derivative(x[h][i]) : Formula::value(x[h][i]);
+                if constexpr (Formula::kRoundsBeforeCast) x[h][i] = to_float(to_bf16(x[h][i]));
             }
         }
     }
@@ -58,43 +58,6 @@ static __global__ void __launch_bounds__(kQuantizeThreads, 3)
     relu2_fp8_kernel(F8* row, F8* transposed, Fp8State* state, const bf16* dout, const bf16* inp, int N, int C,
                      QuantizePass pass) {
     quantize_tile(row, transposed, nullptr, state, ActivationValues<Relu2, kBackward>{dout, inp, C}, N, C, pass);
-}
-
-void gelu_forward_fp8(const Quantized<e4m3>& to, const bf16* inp, int N, int C, QuantizePass pass, stream_t stream) {
-    const QuantizeLaunch<e4m3> l("gelu_forward_fp8", to, nullptr, nullptr, N, C, pass, stream);
-    host::launch_or_loop<gelu_forward_fp8_kernel, host::gelu_forward_fp8>(
-        KernelVariant::host_activation, l.config, out(l.row, l.elements), out(l.transposed, l.elements),
-        state_access(to.state, pass), in(inp, l.elements), N, C, pass);
-}
-
-template <class F8>
-void gelu_backward_fp8(const Quantized<F8>& to, float* dbias, float* scratch, const bf16* dout, const bf16* inp, int N,
-                       int C, bool accumulate, QuantizePass pass, stream_t stream) {
-    const QuantizeLaunch<F8> l("gelu_backward_fp8", to, dbias, scratch, N, C, pass, stream);
-    host::launch_or_loop<gelu_backward_fp8_kernel<F8>, host::gelu_backward_fp8<F8>>(
-        KernelVariant::host_activation, l.config, out(l.row, l.elements), out(l.transposed, l.elements),
-        out(l.parts, l.part_elements), state_access(to.state, pass), in(dout, l.elements), in(inp, l.elements), N, C,
-        pass);
-    l.finish_bias(dbias, C, accumulate);
-}
-
-template <bool kBackward, class F8>
-static void launch_relu2_fp8(const char* launcher, const Quantized<F8>& to, const bf16* dout, const bf16* inp, int N,
-                             int C, QuantizePass pass, stream_t stream) {
-    const QuantizeLaunch<F8> l(launcher, to, nullptr, nullptr, N, C, pass, stream);
-    host::launch_or_loop<relu2_fp8_kernel<F8, kBackward>, host::relu2_fp8<F8, kBackward>>(
-        KernelVariant::host_activation, l.config, out(l.row, l.elements), out(l.transposed, l.elements),
-        state_access(to.state, pass), in(dout, l.elements), in(inp, l.elements), N, C, pass);
-}
-
-void relu2_forward_fp8(const Quantized<e4m3>& to, const bf16* inp, int N, int C, QuantizePass pass, stream_t stream) {
-    launch_relu2_fp8<false>("relu2_forward_fp8", to, nullptr, inp, N, C, pass, stream);
-}
-
-template <class F8>
-void relu2_backward_fp8(const Quantized<F8>& to, const bf16* dout, const bf16* inp, int N, int C, QuantizePass pass,
-                        stream_t stream) {
-    launch_relu2_fp8<true>("relu2_backward_fp8", to, dout, inp, N, C, pass, stream);
 }
 
 // ---- SwiGLU forward ------------------------------------------------------------------------------------------------
@@ -129,13 +92,6 @@ static __global__ void __launch_bounds__(kQuantizeThreads, 3)
     swiglu_forward_fp8_kernel(e4m3* row, e4m3* transposed, Fp8State* state, const bf16* inp, int N, int F,
                               QuantizePass pass) {
     quantize_tile(row, transposed, nullptr, state, SwigluValues{inp, F}, N, F, pass);
-}
-
-void swiglu_forward_fp8(const Quantized<e4m3>& to, const bf16* inp, int N, int F, QuantizePass pass, stream_t stream) {
-    const QuantizeLaunch<e4m3> l("swiglu_forward_fp8", to, nullptr, nullptr, N, F, pass, stream);
-    host::launch_or_loop<swiglu_forward_fp8_kernel, host::swiglu_forward_fp8>(
-        KernelVariant::host_activation, l.config, out(l.row, l.elements), out(l.transposed, l.elements),
-        state_access(to.state, pass), in(inp, 2 * l.elements), N, F, pass);
 }
 
 // ---- SwiGLU backward: a block has the same columns of dgate and of dup ---------------------------------------------
@@ -181,24 +137,66 @@ static __global__ void __launch_bounds__(kQuantizeThreads)
     quantize_tile(row, transposed, nullptr, state, SwigluGradientValues{dout, inp, F}, N, 2 * F, pass);
 }
 
-template <class F8>
-void swiglu_backward_fp8(const Quantized<F8>& to, const bf16* dout, const bf16* inp, int N, int F, QuantizePass pass,
-                         stream_t stream) {
-    check_quantize("swiglu_backward_fp8", to.state, N, F);
-    const QuantizeLaunch<F8> l("swiglu_backward_fp8", to, nullptr, nullptr, N, 2 * F, pass, stream);
-    host::launch_or_loop<swiglu_backward_fp8_kernel<F8>, host::swiglu_backward_fp8<F8>>(
-        KernelVariant::host_activation, l.config, out(l.row, l.elements), out(l.transposed, l.elements),
-        state_access(to.state, pass), in(dout, l.elements / 2), in(inp, l.elements), N, F, pass);
+// ---- launchers -----------------------------------------------------------------------------------------------------
+
+// A kernel that writes (N, columns) from these inputs. N and F are its last parameters before the pass.
+template <auto kernel, auto loop, class F8, class... In>
+static void cast_values(const char* launcher, const Quantized<F8>& to, int N, int columns, int F, QuantizePass pass,
+                        stream_t stream, const In&... inputs) {
+    const QuantizeLaunch<F8> l(launcher, to, nullptr, nullptr, N, columns, pass, stream);
+    host::launch_or_loop<kernel, loop>(KernelVariant::host_activation, l.config, out(l.row, l.elements),
+                                       out(l.transposed, l.elements), state_access(to.state, pass), inputs..., N, F,
+                                       pass);
 }
 
-#define LLMC_INSTANTIATE(F8)                                                                                        \
-    template void gelu_backward_fp8(const Quantized<F8>&, float*, float*, const bf16*, const bf16*, int, int, bool, \
-                                    QuantizePass, stream_t);                                                        \
-    template void relu2_backward_fp8(const Quantized<F8>&, const bf16*, const bf16*, int, int, QuantizePass,        \
-                                     stream_t);                                                                     \
-    template void swiglu_backward_fp8(const Quantized<F8>&, const bf16*, const bf16*, int, int, QuantizePass, stream_t);
-LLMC_INSTANTIATE(e4m3)
-LLMC_INSTANTIATE(e5m2)
-#undef LLMC_INSTANTIATE
+void activation_forward_fp8(Activation f, const Quantized<e4m3>& to, const bf16* inp, int N, int F, QuantizePass pass,
+                            stream_t stream) {
+    const size_t n = static_cast<size_t>(N) * F;
+    const bf16* const no_gradient = nullptr;
+    switch (f) {
+        case Activation::gelu:
+            return cast_values<gelu_forward_fp8_kernel, host::gelu_forward_fp8>("gelu_forward_fp8", to, N, F, F, pass,
+                                                                                stream, in(inp, n));
+        case Activation::relu2:
+            return cast_values<relu2_fp8_kernel<e4m3, false>, host::activation_fp8<Relu2, e4m3, false>>(
+                "relu2_forward_fp8", to, N, F, F, pass, stream, in(no_gradient, n), in(inp, n));
+        case Activation::swiglu:
+            return cast_values<swiglu_forward_fp8_kernel, host::swiglu_forward_fp8>("swiglu_forward_fp8", to, N, F, F,
+                                                                                    pass, stream, in(inp, 2 * n));
+    }
+}
+
+template <class F8>
+static void gelu_backward_fp8(const Quantized<F8>& to, const BiasGradient& bias, const bf16* dout, const bf16* inp,
+                              int N, int F, QuantizePass pass, stream_t stream) {
+    const QuantizeLaunch<F8> l("gelu_backward_fp8", to, bias.dbias, bias.scratch, N, F, pass, stream);
+    host::launch_or_loop<gelu_backward_fp8_kernel<F8>, host::gelu_backward_fp8<F8>>(
+        KernelVariant::host_activation, l.config, out(l.row, l.elements), out(l.transposed, l.elements),
+        out(l.parts, l.part_elements), state_access(to.state, pass), in(dout, l.elements), in(inp, l.elements), N, F,
+        pass);
+    l.finish_bias(bias.dbias, F, bias.accumulate);
+}
+
+template <class F8>
+void activation_backward_fp8(Activation f, const Quantized<F8>& to, const BiasGradient& bias, const bf16* dout,
+                             const bf16* inp, int N, int F, QuantizePass pass, stream_t stream) {
+    const size_t n = static_cast<size_t>(N) * F;
+    switch (f) {
+        case Activation::gelu:
+            return gelu_backward_fp8(to, bias, dout, inp, N, F, pass, stream);
+        case Activation::relu2:
+            return cast_values<relu2_fp8_kernel<F8, true>, host::activation_fp8<Relu2, F8, true>>(
+                "relu2_backward_fp8", to, N, F, F, pass, stream, in(dout, n), in(inp, n));
+        case Activation::swiglu:
+            check_quantize("swiglu_backward_fp8", to.state, N, F);
+            return cast_values<swiglu_backward_fp8_kernel<F8>, host::swiglu_backward_fp8<F8>>(
+                "swiglu_backward_fp8", to, N, 2 * F, F, pass, stream, in(dout, n), in(inp, 2 * n));
+    }
+}
+
+template void activation_backward_fp8(Activation, const Quantized<e4m3>&, const BiasGradient&, const bf16*, const bf16*,
+                                      int, int, QuantizePass, stream_t);
+template void activation_backward_fp8(Activation, const Quantized<e5m2>&, const BiasGradient&, const bf16*, const bf16*,
+                                      int, int, QuantizePass, stream_t);
 
 }  // namespace llmc

@@ -33,19 +33,19 @@ DecoderBlock<Real>::DecoderBlock(ModelContext<Real>& c, int layer, const Attenti
       level_(c.recompute),
       kernels_(c.kernels),
       heads_(heads),
+      activation_(c.config.table().activation),
       qkv_(c.linear, block_prefix(layer) + "qkv", c.B * c.T, behind_norm(c, "qkv")),
       attn_proj_(c.linear, block_prefix(layer) + "attn_proj", c.B * c.T,
                  {.kind = "attn_proj",
                   .recomputed = c.recompute >= Recompute::block,
                   .gradient_from_norm = c.kernels.has(KernelVariant::layernorm_backward_fp8)}),
-      fc_(c.linear, block_prefix(layer) + "fc", c.B * c.T,
-          behind_norm(c, "fc", c.config.table().activation == Activation::swiglu)),
+      fc_(c.linear, block_prefix(layer) + "fc", c.B * c.T, behind_norm(c, "fc", is_gated(activation_))),
       fc_proj_(c.linear, block_prefix(layer) + "fc_proj", c.B * c.T,
                {.kind = "fc_proj",
                 .recomputed = c.recompute >= Recompute::gelu,
                 .input_from_values = !c.kernels.has(KernelVariant::gelu_fp8),
                 .gradient_from_norm = c.kernels.has(KernelVariant::layernorm_backward_fp8),
-                .smooth = c.config.table().activation == Activation::swiglu}),
+                .smooth = is_gated(activation_)}),
       ln1_(c, block_prefix(layer) + "ln1", c.recompute < Recompute::block),
       ln2_(c, block_prefix(layer) + "ln2", c.recompute < Recompute::block) {
     const size_t N = c.N(), C = c.C(), rows_of_lse = N * heads_.NH;
@@ -113,6 +113,20 @@ void DecoderBlock<Real>::recompute(const Pass& pass) {
 }
 
 template <class Real>
+Operand<Real> DecoderBlock<Real>::activate(const Pass& pass) {
+    return fc_proj_.input(
+        active_, pass, [&](Real* out) { write_activation(out, pass); },
+        [&](const auto& codes, QuantizePass cast) {
+            activation_forward_fp8(activation_, codes, fc_out_, pass.N(), fc_proj_.inputs(), cast, pass.stream);
+        });
+}
+
+template <class Real>
+void DecoderBlock<Real>::write_activation(Real* out, const Pass& pass) {
+    activation_forward(activation_, out, fc_out_, pass.N(), fc_proj_.inputs(), pass.stream);
+}
+
+template <class Real>
 bool DecoderBlock<Real>::attention_casts(KernelVariant variant, const Pass& pass) const {
     return kernels_.has(variant) && pass.T % kQuantizedAttentionTokens == 0;
 }
@@ -157,6 +171,27 @@ Gradient<Real> DecoderBlock<Real>::backward(const Gradient<Real>& dstream, Linea
     observe_again(qkv_, qkv_in_, pass, [&](Real* out) { ln1_.forward(out, nullptr, residual_, nullptr, pass); });
     qkv_.backward(dbranch_, attend_backward(pass), qkv_in_, pass);
     return ln1_.backward(dresidual, dresidual, dbranch_, residual_, before, pass);
+}
+
+template <class Real>
+Gradient<Real> DecoderBlock<Real>::activate_backward(const Pass& pass) {
+    const int N = pass.N(), F = fc_proj_.inputs();
+    float* const dbias = sums_bias_gradient(activation_) ? fc_.dbias() : nullptr;
+    const BiasGradient bias{dbias, pass.scratch, pass.accumulate};
+    if constexpr (kCanBeFp8<Real>)
+        if (kernels_.has(KernelVariant::gelu_backward_fp8) && fc_.casts_gradients()) {
+            Gradient<Real> dfc = fc_.cast_gradient(pass, [&](const auto& codes, QuantizePass cast) {
+                activation_backward_fp8(activation_, codes, bias, dactive_, fc_out_, N, F, cast, pass.stream);
+            });
+            if (!fc_.is_observed(pass)) return dfc;
+            const BiasGradient none{nullptr, pass.scratch};
+            activation_backward<Real>(activation_, dhidden_, none, dactive_, fc_out_, N, F, pass.stream);
+            dfc.value = dhidden_;
+            return dfc;
+        }
+    activation_backward<Real>(activation_, dhidden_, bias, dactive_, fc_out_, N, F, pass.stream);
+    using Bias = typename Gradient<Real>::Bias;
+    return {dhidden_, Gradient<Real>::Codes::none, dbias ? Bias::done : Bias::none};
 }
 
 template <class Real>

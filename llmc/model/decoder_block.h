@@ -1,7 +1,7 @@
 // The block of GPT-2 and its descendants: norm, attention, projection; norm, MLP, projection. The next norm adds each
-// projection's output to the stream. Derived classes make queries, keys and values, compute the activation, and take
-// both gradients back.
+// projection's output to the stream. Derived classes make queries, keys and values, and take their gradient back.
 #pragma once
+#include "llmc/kernels/activation.h"
 #include "llmc/kernels/attention.h"
 #include "llmc/model/block.h"
 #include "llmc/model/norm.h"
@@ -27,11 +27,6 @@ protected:
     virtual void make_qkv(const Operand<Real>& normed, int first, const Pass& pass) = 0;
     // In: gradient of attention's output, in dbranch_. Returns the gradient of qkv's output.
     virtual Gradient<Real> attend_backward(const Pass& pass) = 0;
-    // fc_proj's input from fc_out_: as codes or values, as fc_proj needs it; and always as values.
-    virtual Operand<Real> activate(const Pass& pass) = 0;
-    virtual void write_activation(Real* out, const Pass& pass) = 0;
-    // In: gradient of the activation's output, in dactive_. Returns the gradient of fc's output.
-    virtual Gradient<Real> activate_backward(const Pass& pass) = 0;
 
     // True if attention casts its results to FP8 itself. A sequence must fill whole pieces of a transposed row;
     // otherwise the results go through BF16.
@@ -43,6 +38,7 @@ protected:
     const Recompute level_;
     const KernelSet kernels_;
     const AttentionHeads heads_;
+    const Activation activation_;
     Linear<Real> qkv_, attn_proj_, fc_, fc_proj_;
     Norm<Real> ln1_, ln2_;
 
@@ -67,6 +63,11 @@ protected:
 private:
     void forward_to_activation(const ResidualStream<Real>& in, const Pass& pass);
     Operand<Real> attend(const Pass& pass);
+    // fc_proj's input from fc_out_: as codes or values, as fc_proj needs it; and always as values.
+    Operand<Real> activate(const Pass& pass);
+    void write_activation(Real* out, const Pass& pass);
+    // In: gradient of the activation's output, in dactive_. Returns the gradient of fc's output.
+    Gradient<Real> activate_backward(const Pass& pass);
 
     // Inputs of the linear layers from the last pass.
     Operand<Real> qkv_in_, attn_proj_in_, fc_in_, fc_proj_in_;

@@ -20,14 +20,10 @@ public:
 
 private:
     using Base = DecoderBlock<Real>;
-    using Base::dactive_, Base::dbranch_, Base::dhidden_, Base::fc_, Base::fc_out_, Base::fc_proj_, Base::heads_,
-        Base::kernels_, Base::qkv_, Base::qkv_out_;
+    using Base::dbranch_, Base::dhidden_, Base::heads_, Base::qkv_, Base::qkv_out_;
 
     void make_qkv(const Operand<Real>& normed, int first, const Pass& pass) override;
     Gradient<Real> attend_backward(const Pass& pass) override;
-    Operand<Real> activate(const Pass& pass) override;
-    void write_activation(Real* out, const Pass& pass) override;
-    Gradient<Real> activate_backward(const Pass& pass) override;
 };
 
 // ---- table ----------------------------------------------------------------------------------------------------------
@@ -72,26 +68,13 @@ Gpt2Block<Real>::Gpt2Block(ModelContext<Real>& context, int layer)
 template <class Real>
 size_t Gpt2Block<Real>::scratch(const ModelConfig& config, int B, int T) {
     const int N = B * T, C = config.channels;
-    return std::max({Norm<Real>::scratch(N, C), gelu_backward_scratch(N, 4 * C), bias_gradient_scratch(N, 3 * C),
+    return std::max({Norm<Real>::scratch(N, C), activation_scratch(N, 4 * C), bias_gradient_scratch(N, 3 * C),
                      quantize_scratch(N, 4 * C), attention_backward_fp8_scratch(B, T, heads_of(config))});
 }
 
 template <class Real>
 void Gpt2Block<Real>::make_qkv(const Operand<Real>& normed, int first, const Pass& pass) {
     qkv_.forward(qkv_out_ + static_cast<size_t>(first) * heads_.qkv_width(), normed, pass);
-}
-
-template <class Real>
-void Gpt2Block<Real>::write_activation(Real* out, const Pass& pass) {
-    gelu_forward(out, fc_out_, static_cast<size_t>(pass.N()) * fc_.outputs(), pass.stream);
-}
-
-template <class Real>
-Operand<Real> Gpt2Block<Real>::activate(const Pass& pass) {
-    const int N = pass.N(), OC = fc_.outputs();
-    return fc_proj_.input(
-        this->active_, pass, [&](Real* out) { write_activation(out, pass); },
-        [&](const auto& codes, QuantizePass cast) { gelu_forward_fp8(codes, fc_out_, N, OC, cast, pass.stream); });
 }
 
 // ---- backward -------------------------------------------------------------------------------------------------------
@@ -112,24 +95,6 @@ Gradient<Real> Gpt2Block<Real>::attend_backward(const Pass& pass) {
         }
     this->attention_backward_to_hidden(pass);
     return {dhidden_};
-}
-
-template <class Real>
-Gradient<Real> Gpt2Block<Real>::activate_backward(const Pass& pass) {
-    const int N = pass.N(), OC = fc_.outputs();
-    if constexpr (kCanBeFp8<Real>)
-        if (kernels_.has(KernelVariant::gelu_backward_fp8) && fc_.casts_gradients()) {
-            Gradient<Real> dfc = fc_.cast_gradient(pass, [&](const auto& codes, QuantizePass cast) {
-                gelu_backward_fp8(codes, fc_.dbias(), pass.scratch, dactive_, fc_out_, N, OC, pass.accumulate, cast,
-                                  pass.stream);
-            });
-            if (!fc_.is_observed(pass)) return dfc;
-            gelu_backward<Real>(dhidden_, nullptr, pass.scratch, dactive_, fc_out_, N, OC, false, pass.stream);
-            dfc.value = dhidden_;
-            return dfc;
-        }
-    gelu_backward<Real>(dhidden_, fc_.dbias(), pass.scratch, dactive_, fc_out_, N, OC, pass.accumulate, pass.stream);
-    return {dhidden_, Gradient<Real>::Codes::none, Gradient<Real>::Bias::done};
 }
 
 }  // namespace

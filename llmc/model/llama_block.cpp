@@ -6,7 +6,6 @@
 #include <optional>
 
 #include "llmc/device/transfer.h"
-#include "llmc/kernels/activation.h"
 #include "llmc/kernels/quantize.h"
 #include "llmc/kernels/rope.h"
 #include "llmc/model/architecture.h"
@@ -25,21 +24,16 @@ public:
 
 private:
     using Base = DecoderBlock<Real>;
-    using Base::config_, Base::dactive_, Base::dhidden_, Base::fc_, Base::fc_out_, Base::fc_proj_, Base::heads_,
-        Base::kernels_, Base::qkv_, Base::qkv_out_;
+    using Base::config_, Base::dhidden_, Base::heads_, Base::qkv_, Base::qkv_out_;
     using Place = std::optional<ParameterTable::Place>;
 
     void make_qkv(const Operand<Real>& normed, int first, const Pass& pass) override;
     Gradient<Real> attend_backward(const Pass& pass) override;
-    Operand<Real> activate(const Pass& pass) override;
-    void write_activation(Real* out, const Pass& pass) override;
-    Gradient<Real> activate_backward(const Pass& pass) override;
     void rotate_back(const Pass& pass);
-    void write_activation_gradient(const Pass& pass);
     QkGains<const Real> gains() const;
     RopeTable rope() const { return {cos_, sin_, positions_}; }
 
-    const bool has_qk_norm_, is_gated_;
+    const bool has_qk_norm_;
     const int layer_, positions_;
     Weights<Real>& weights_;
     Gradients& gradients_;
@@ -135,7 +129,6 @@ template <class Real>
 LlamaBlock<Real>::LlamaBlock(ModelContext<Real>& c, int layer)
     : Base(c, layer, heads_of(c.config, layer), false),
       has_qk_norm_(c.config.table().qk_norm),
-      is_gated_(c.config.table().activation == Activation::swiglu),
       layer_(layer),
       positions_(std::min(c.B * c.T, c.config.context + kMostPiece)),
       weights_(c.weights),
@@ -191,28 +184,6 @@ QkGains<const Real> LlamaBlock<Real>::gains() const {
     return {weights_.weight(*query_gain_), weights_.weight(*key_gain_)};
 }
 
-template <class Real>
-void LlamaBlock<Real>::write_activation(Real* out, const Pass& pass) {
-    const int N = pass.N(), F = fc_proj_.inputs();
-    if (is_gated_)
-        swiglu_forward(out, fc_out_, N, F, pass.stream);
-    else
-        relu2_forward(out, fc_out_, static_cast<size_t>(N) * F, pass.stream);
-}
-
-template <class Real>
-Operand<Real> LlamaBlock<Real>::activate(const Pass& pass) {
-    const int N = pass.N(), F = fc_proj_.inputs();
-    return fc_proj_.input(
-        this->active_, pass, [&](Real* out) { write_activation(out, pass); },
-        [&](const auto& codes, QuantizePass cast) {
-            if (is_gated_)
-                swiglu_forward_fp8(codes, fc_out_, N, F, cast, pass.stream);
-            else
-                relu2_forward_fp8(codes, fc_out_, N, F, cast, pass.stream);
-        });
-}
-
 // ---- backward -------------------------------------------------------------------------------------------------------
 
 template <class Real>
@@ -231,36 +202,6 @@ void LlamaBlock<Real>::rotate_back(const Pass& pass) {
     qk_norm_rope_backward<Real>(dhidden_, dgains, query_gain_ ? pass.scratch : nullptr, unrotated_, gains(), rope(), 0,
                                 pass.N(), pass.T, heads_, static_cast<float>(config_.norm_eps), pass.accumulate,
                                 pass.stream);
-}
-
-// Writes the gradient of fc's output to dhidden_.
-template <class Real>
-void LlamaBlock<Real>::write_activation_gradient(const Pass& pass) {
-    const int N = pass.N(), F = fc_proj_.inputs();
-    if (is_gated_)
-        swiglu_backward(dhidden_, dactive_, fc_out_, N, F, pass.stream);
-    else
-        relu2_backward(dhidden_, dactive_, fc_out_, static_cast<size_t>(N) * F, pass.stream);
-}
-
-template <class Real>
-Gradient<Real> LlamaBlock<Real>::activate_backward(const Pass& pass) {
-    const int N = pass.N(), F = fc_proj_.inputs();
-    if constexpr (kCanBeFp8<Real>)
-        if (kernels_.has(KernelVariant::gelu_backward_fp8) && fc_.casts_gradients()) {
-            Gradient<Real> dfc = fc_.cast_gradient(pass, [&](const auto& codes, QuantizePass cast) {
-                if (is_gated_)
-                    swiglu_backward_fp8(codes, dactive_, fc_out_, N, F, cast, pass.stream);
-                else
-                    relu2_backward_fp8(codes, dactive_, fc_out_, N, F, cast, pass.stream);
-            });
-            if (!fc_.is_observed(pass)) return dfc;
-            write_activation_gradient(pass);
-            dfc.value = dhidden_;
-            return dfc;
-        }
-    write_activation_gradient(pass);
-    return {dhidden_};
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "llmc/fp8/recipe.h"
+#include "llmc/kernels/activation.h"
 #include "llmc/shard/table.h"
 
 namespace llmc {
@@ -50,8 +51,6 @@ struct TensorRow {
     int64_t count() const { return int64_t{rows} * (is_matrix() ? columns : 1); }
     int64_t padded_count() const { return int64_t{std::max(rows, padded_rows)} * (is_matrix() ? columns : 1); }
 };
-
-enum class Activation { gelu, swiglu, relu2 };
 
 // Tensors are in the order of the model's forward pass, which is also that of Hugging Face's files.
 struct ModelTable {

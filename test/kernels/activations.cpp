@@ -10,19 +10,19 @@ TEST_CASE("activations, plain and quantizing, meet their specifications") {
     check_specifications(check::add_activation_tests);
 }
 
-TEST_CASE("gelu_forward and relu2 at the ends of FP32") {
+TEST_CASE("GELU and squared ReLU at the ends of FP32") {
     const float inf = std::numeric_limits<float>::infinity();
     DeviceArray<float> x(std::vector<float>{inf, -inf, -1e4f, 1e4f, 0.0f, -0.0f, 1e-30f, 1e30f}), y(8), d(8),
         dout(std::vector<float>(8, 1.0f));
-    gelu_forward<float>(y, x.get(), 8, test_stream());
+    activation_forward<float>(Activation::gelu, y, x, 1, 8, test_stream());
     const auto gelu = y.download();
     CHECK(gelu[0] == inf);
     for (const size_t i : {2, 4, 5}) CHECK(gelu[i] == 0.0f);
     const reference::Gelu large(1e4);
     CHECK(std::fabs(static_cast<double>(gelu[3]) - 1e4) <= large.value_bound);
     CHECK(std::fabs(gelu[6] - 0.5e-30) <= 0.5e-30 * (9.5 + 1) * reference::kUnit);
-    relu2_forward<float>(y, x.get(), 8, test_stream());
-    relu2_backward<float>(d, dout.get(), x.get(), 8, test_stream());
+    activation_forward<float>(Activation::relu2, y, x, 1, 8, test_stream());
+    activation_backward<float>(Activation::relu2, d, {}, dout, x, 1, 8, test_stream());
     CHECK(y.download() == std::vector<float>{inf, 0, 0, 1e8f, 0, 0, 0, inf});
     CHECK(d.download() == std::vector<float>{inf, 0, 0, 2e4f, 0, 0, 2e-30f, 2e30f});
 }
@@ -113,8 +113,8 @@ TEST_CASE("SwiGLU's channels scaled by powers of two keep their bits, and then o
     const auto saturated = [&](std::vector<bf16>& out) {
         DeviceArray<bf16> inp(x), y(n);
         QuantizedArrays<e4m3> codes(n, used_state(64.0f));
-        swiglu_forward<bf16>(y, inp, N, F, test_stream());
-        swiglu_forward_fp8(codes.both(), inp, N, F, QuantizePass::train_counted, test_stream());
+        activation_forward<bf16>(Activation::swiglu, y, inp, N, F, test_stream());
+        activation_forward_fp8(Activation::swiglu, codes.both(), inp, N, F, QuantizePass::train_counted, test_stream());
         out = y.download();
         return codes.state.download()[0].saturated - used_state(64.0f).saturated;
     };
@@ -131,28 +131,29 @@ TEST_CASE("SwiGLU's channels scaled by powers of two keep their bits, and then o
 }
 
 TEST_CASE("activations refuse what they cannot do") {
-    DeviceArray<float> x(64), y(64);
-    CHECK_THROWS_AS(gelu_forward<float>(x, x.get(), 7, test_stream()), Error);
-    CHECK_THROWS_AS(gelu_backward<float>(x, y, y, x.get(), x.get(), 1, 60, false, test_stream()), Error);
-    CHECK_THROWS_AS(relu2_forward<float>(y, x.get(), 7, test_stream()), Error);
-    CHECK_THROWS_AS(relu2_backward<float>(y, x.get(), x.get(), 0, test_stream()), Error);
-    CHECK_THROWS_AS(swiglu_forward<float>(y, x, 1, 12, test_stream()), Error);
-    CHECK_THROWS_AS(swiglu_backward<float>(x, y, x, 0, 8, test_stream()), Error);
-
+    DeviceArray<float> x(64), y(64), scratch(64);
     DeviceArray<bf16> inp(2048);
     DeviceArray<float> dbias(32);
     QuantizedArrays<e4m3> to(2048, used_state(1.0f));
-    const auto pass = QuantizePass::train;
-    const auto refused = [](auto&& call, const char* text) { CHECK(refusal(call).find(text) != std::string::npos); };
-    refused([&] { gelu_forward_fp8(to.both(), inp, 24, 16, pass, test_stream()); }, "gelu_forward_fp8: N=24");
-    refused([&] { relu2_forward_fp8(to.both(), inp, 24, 16, pass, test_stream()); }, "relu2_forward_fp8: N=24");
-    refused([&] { swiglu_forward_fp8(to.both(), inp, 24, 16, pass, test_stream()); }, "swiglu_forward_fp8: N=24");
-    refused([&] { relu2_backward_fp8<e4m3>(to.both(), inp, inp, 16, 24, pass, test_stream()); },
-            "relu2_backward_fp8: C=24");
-    refused([&] { swiglu_backward_fp8<e4m3>(to.both(), inp, inp, 16, 24, pass, test_stream()); },
-            "swiglu_backward_fp8: C=24");
-    refused([&] { gelu_backward_fp8<e4m3>(to.both(), nullptr, nullptr, inp, inp, 16, 24, false, pass, test_stream()); },
-            "gelu_backward_fp8: C=24");
-    refused([&] { gelu_backward_fp8<e4m3>(to.both(), dbias, nullptr, inp, inp, 16, 16, false, pass, test_stream()); },
-            "scratch");
+    for (const auto& [f, name] :
+         {std::pair{Activation::gelu, "gelu"}, {Activation::relu2, "relu2"}, {Activation::swiglu, "swiglu"}}) {
+        CAPTURE(name);
+        const auto refused = [](auto&& call, const std::string& text) { CHECK(contains(error_of(call), text)); };
+        const std::string forward = name + std::string("_forward"), backward = name + std::string("_backward");
+        const auto plain = [&, f = f](int N, int F) {
+            activation_forward<float>(f, y, x, N, F, test_stream());
+            activation_backward<float>(f, y, {nullptr, scratch}, x, x, N, F, test_stream());
+        };
+        CHECK_NOTHROW(plain(1, 16));
+        refused([&] { plain(1, 12); }, forward + ": C=12");
+        refused([&] { plain(0, 8); }, forward + ": N=0");
+        refused([&, f = f] { activation_backward<float>(f, y, {}, x, x, 0, 8, test_stream()); }, backward + ": N=0");
+        const auto cast = [&, f = f](int N, int F, bool forwards, float* to_bias = nullptr) {
+            if (forwards) return activation_forward_fp8(f, to.both(), inp, N, F, QuantizePass::train, test_stream());
+            activation_backward_fp8<e4m3>(f, to.both(), {to_bias}, inp, inp, N, F, QuantizePass::train, test_stream());
+        };
+        refused([&] { cast(24, 16, true); }, forward + "_fp8: N=24");
+        refused([&] { cast(16, 24, false); }, backward + "_fp8: C=24");
+        if (f == Activation::gelu) refused([&] { cast(16, 16, false, dbias); }, "scratch");
+    }
 }

@@ -45,7 +45,7 @@ public:
     }
     static size_t scratch(const ModelConfig& config, int B, int T) {
         const int N = B * T, C = 2 * config.channels;
-        return std::max({norm_backward_scratch(NormKind::layer, N, C), gelu_backward_scratch(N, C),
+        return std::max({norm_backward_scratch(NormKind::layer, N, C), activation_scratch(N, C),
                          bias_gradient_scratch(N, C), quantize_scratch(N, C),
                          norm_backward_fp8_scratch(NormKind::layer, N, C)});
     }
@@ -55,11 +55,10 @@ public:
     ResidualStream<Real> forward(const ResidualStream<Real>& in, const Pass& pass) override {
         up_in_ = norm_.forward(up_, normed_, residual_, in.residual, in.branch, pass);
         up_.forward(hidden_, up_in_, pass);
-        const size_t count = static_cast<size_t>(pass.N()) * static_cast<size_t>(up_.outputs());
         down_in_ = down_.input(
-            gelu_, pass, [&](Real* out) { gelu_forward(out, hidden_, count, pass.stream); },
+            gelu_, pass, [&](Real* out) { activate(out, pass); },
             [&](const auto& codes, QuantizePass cast) {
-                gelu_forward_fp8(codes, hidden_, pass.N(), up_.outputs(), cast, pass.stream);
+                activation_forward_fp8(Activation::gelu, codes, hidden_, pass.N(), up_.outputs(), cast, pass.stream);
             });
         down_.forward(branch_, down_in_, pass);
         return {residual_, branch_};
@@ -70,8 +69,7 @@ public:
         const Real* const in_branch = in.branch ? in.branch + begin : nullptr;
         up_in_ = norm_.forward(up_, normed_, residual, in.residual + begin, in_branch, pass);
         up_.forward(hidden_, up_in_, pass);
-        const size_t count = static_cast<size_t>(pass.N()) * static_cast<size_t>(up_.outputs());
-        gelu_forward(gelu_, hidden_, count, pass.stream);
+        activate(gelu_, pass);
         down_.forward(branch, down_.input(gelu_, nullptr, pass), pass);
         return {residual_, branch_};
     }
@@ -79,13 +77,17 @@ public:
     void recompute(const Pass&) override {}
     Gradient<Real> backward(const Gradient<Real>& dstream, Linear<Real>* before, const Pass& pass) override {
         down_.backward(dhidden_, dstream, down_in_, pass);
-        gelu_backward<Real>(dhidden_, up_.dbias(), pass.scratch, dhidden_, hidden_, pass.N(), up_.outputs(),
-                            pass.accumulate, pass.stream);
+        activation_backward<Real>(Activation::gelu, dhidden_, {up_.dbias(), pass.scratch, pass.accumulate}, dhidden_,
+                                  hidden_, pass.N(), up_.outputs(), pass.stream);
         up_.backward(dbranch_, {dhidden_, Gradient<Real>::Codes::none, Gradient<Real>::Bias::done}, up_in_, pass);
         return norm_.backward(dstream.value, dstream.value, dbranch_, residual_, before, pass);
     }
 
 private:
+    void activate(Real* out, const Pass& pass) {
+        activation_forward(Activation::gelu, out, hidden_, pass.N(), up_.outputs(), pass.stream);
+    }
+
     Linear<Real> up_, down_;
     Norm<Real> norm_;
     Real *residual_, *normed_, *hidden_, *gelu_, *branch_, *dbranch_, *dhidden_;

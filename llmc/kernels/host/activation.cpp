@@ -23,9 +23,18 @@ void for_each_vector_of_rows(int N, int F, const Each& each) {
 
 }  // namespace
 
-template <class Real>
-void gelu_forward(const Grid&, Real* out, const Real* inp, size_t n) {
-    for_each_vector(n, [=](size_t i, int left) { store_first(out + i, gelu_of(load_first(inp + i, left)), left); });
+template <class Formula, class Real>
+void activate(const Grid&, Real* out, const Real* inp, size_t n) {
+    for_each_vector(
+        n, [=](size_t i, int left) { store_first(out + i, value_of(Formula(), load_first(inp + i, left)), left); });
+}
+
+template <class Formula, class Real>
+void activate_backward(const Grid&, Real* dinp, const Real* dout, const Real* inp, size_t n) {
+    for_each_vector(n, [=](size_t i, int left) {
+        const Floats d = load_first(dout + i, left) * derivative_of(Formula(), load_first(inp + i, left));
+        store_first(dinp + i, d, left);
+    });
 }
 
 template <class Real>
@@ -47,28 +56,12 @@ void swiglu_backward(const Grid&, Real* dinp, const Real* dout, const Real* inp,
     });
 }
 
-template <class Real>
-void relu2_forward(const Grid&, Real* out, const Real* inp, size_t n) {
-    for_each_vector(n, [=](size_t i, int left) {
-        const Floats x = relu_of(load_first(inp + i, left));
-        store_first(out + i, x * x, left);
-    });
-}
-
-template <class Real>
-void relu2_backward(const Grid&, Real* dinp, const Real* dout, const Real* inp, size_t n) {
-    for_each_vector(n, [=](size_t i, int left) {
-        const Floats d = load_first(dout + i, left) * (2.0f * relu_of(load_first(inp + i, left)));
-        store_first(dinp + i, d, left);
-    });
-}
-
-#define LLMC_INSTANTIATE(Real)                                                             \
-    template void gelu_forward(const Grid&, Real*, const Real*, size_t);                   \
-    template void swiglu_forward(const Grid&, Real*, const Real*, int, int);               \
-    template void swiglu_backward(const Grid&, Real*, const Real*, const Real*, int, int); \
-    template void relu2_forward(const Grid&, Real*, const Real*, size_t);                  \
-    template void relu2_backward(const Grid&, Real*, const Real*, const Real*, size_t);
+#define LLMC_INSTANTIATE(Real)                                                                    \
+    template void activate<Gelu>(const Grid&, Real*, const Real*, size_t);                        \
+    template void activate<Relu2>(const Grid&, Real*, const Real*, size_t);                       \
+    template void activate_backward<Relu2>(const Grid&, Real*, const Real*, const Real*, size_t); \
+    template void swiglu_forward(const Grid&, Real*, const Real*, int, int);                      \
+    template void swiglu_backward(const Grid&, Real*, const Real*, const Real*, int, int);
 LLMC_INSTANTIATE(float)
 LLMC_INSTANTIATE(bf16)
 #undef LLMC_INSTANTIATE

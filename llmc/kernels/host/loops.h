@@ -57,16 +57,14 @@ void norm_backward_fp8(const Grid&, F8* row, F8* transposed, Fp8State* state, fl
 
 // ---- activation.cpp -------------------------------------------------------------------------------------------------
 
-template <class Real>
-void gelu_forward(const Grid&, Real* out, const Real* inp, size_t n);
+template <class Formula, class Real>
+void activate(const Grid&, Real* out, const Real* inp, size_t n);
+template <class Formula, class Real>
+void activate_backward(const Grid&, Real* dinp, const Real* dout, const Real* inp, size_t n);
 template <class Real>
 void swiglu_forward(const Grid&, Real* out, const Real* inp, int N, int F);
 template <class Real>
 void swiglu_backward(const Grid&, Real* dinp, const Real* dout, const Real* inp, int N, int F);
-template <class Real>
-void relu2_forward(const Grid&, Real* out, const Real* inp, size_t n);
-template <class Real>
-void relu2_backward(const Grid&, Real* dinp, const Real* dout, const Real* inp, size_t n);
 
 // ---- quantize.cpp ---------------------------------------------------------------------------------------------------
 
@@ -85,9 +83,9 @@ void swiglu_forward_fp8(const Grid&, e4m3* row, e4m3* transposed, Fp8State* stat
 template <class F8>
 void swiglu_backward_fp8(const Grid&, F8* row, F8* transposed, Fp8State* state, const bf16* dout, const bf16* inp,
                          int N, int F, QuantizePass pass);
-template <class F8, bool kBackward>
-void relu2_fp8(const Grid&, F8* row, F8* transposed, Fp8State* state, const bf16* dout, const bf16* inp, int N, int C,
-               QuantizePass pass);
+template <class Formula, class F8, bool kBackward>
+void activation_fp8(const Grid&, F8* row, F8* transposed, Fp8State* state, const bf16* dout, const bf16* inp, int N,
+                    int C, QuantizePass pass);
 
 // ---- quantize_blocks.cpp --------------------------------------------------------------------------------------------
 

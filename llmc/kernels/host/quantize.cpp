@@ -201,7 +201,7 @@ void quantize_weight(const Grid&, e4m3* row, e4m3* transposed, Fp8State* state, 
 void gelu_forward_fp8(const Grid&, e4m3* row, e4m3* transposed, Fp8State* state, const bf16* inp, int N, int C,
                       QuantizePass pass) {
     quantize_tiles<e4m3>({row, transposed, nullptr, state, N, C, pass},
-                         [=](size_t r, size_t c) { return gelu_of(load(inp + r * C + c)); });
+                         [=](size_t r, size_t c) { return value_of(Gelu(), load(inp + r * C + c)); });
 }
 
 template <class F8>
@@ -209,7 +209,7 @@ void gelu_backward_fp8(const Grid&, F8* row, F8* transposed, float* parts, Fp8St
                        const bf16* inp, int N, int C, QuantizePass pass) {
     quantize_tiles<F8>({row, transposed, parts, state, N, C, pass}, [=](size_t r, size_t c) {
         const size_t at = r * C + c;
-        return load(dout + at) * gelu_derivative_of(load(inp + at));
+        return load(dout + at) * derivative_of(Gelu(), load(inp + at));
     });
 }
 
@@ -233,13 +233,13 @@ void swiglu_backward_fp8(const Grid&, F8* row, F8* transposed, Fp8State* state, 
     });
 }
 
-template <class F8, bool kBackward>
-void relu2_fp8(const Grid&, F8* row, F8* transposed, Fp8State* state, const bf16* dout, const bf16* inp, int N, int C,
-               QuantizePass pass) {
+template <class Formula, class F8, bool kBackward>
+void activation_fp8(const Grid&, F8* row, F8* transposed, Fp8State* state, const bf16* dout, const bf16* inp, int N,
+                    int C, QuantizePass pass) {
     quantize_tiles<F8>({row, transposed, nullptr, state, N, C, pass}, [=](size_t r, size_t c) {
-        const Floats x = relu_of(load(inp + r * C + c));
-        if constexpr (kBackward) return rounded_to<bf16>(load(dout + r * C + c) * (2.0f * x));
-        return rounded_to<bf16>(x * x);
+        const Floats x = load(inp + r * C + c);
+        if constexpr (kBackward) return rounded_to<bf16>(load(dout + r * C + c) * derivative_of(Formula(), x));
+        return rounded_to<bf16>(value_of(Formula(), x));
     });
 }
 
@@ -251,12 +251,12 @@ void relu2_fp8(const Grid&, F8* row, F8* transposed, Fp8State* state, const bf16
                                     QuantizePass);                                                                   \
     template void swiglu_backward_fp8(const Grid&, F8*, F8*, Fp8State*, const bf16*, const bf16*, int, int,          \
                                       QuantizePass);                                                                 \
-    template void relu2_fp8<F8, true>(const Grid&, F8*, F8*, Fp8State*, const bf16*, const bf16*, int, int,          \
-                                      QuantizePass);
+    template void activation_fp8<Relu2, F8, true>(const Grid&, F8*, F8*, Fp8State*, const bf16*, const bf16*, int,   \
+                                                  int, QuantizePass);
 LLMC_INSTANTIATE(e4m3)
 LLMC_INSTANTIATE(e5m2)
 #undef LLMC_INSTANTIATE
-template void relu2_fp8<e4m3, false>(const Grid&, e4m3*, e4m3*, Fp8State*, const bf16*, const bf16*, int, int,
-                                     QuantizePass);
+template void activation_fp8<Relu2, e4m3, false>(const Grid&, e4m3*, e4m3*, Fp8State*, const bf16*, const bf16*, int,
+                                                 int, QuantizePass);
 
 }  // namespace llmc::host

@@ -45,7 +45,7 @@ void gelu_backward(const Grid& grid, Real* dinp, float* parts, const Real* dout,
     sum_columns(grid, parts, N, C, lanes, [=](float* sums, int row, int column, int n) {
         const size_t at = static_cast<size_t>(row) * C + column;
         for (int c = 0; c < n; c += kLanes) {
-            const Floats d = load_first(dout + at + c, n - c) * gelu_derivative_of(load_first(inp + at + c, n - c));
+            const Floats d = load_first(dout + at + c, n - c) * derivative_of(Gelu(), load_first(inp + at + c, n - c));
             store_first(dinp + at + c, d, n - c);
             store_first(sums + c, load_first(sums + c, n - c) + d, n - c);
         }
