@@ -79,18 +79,17 @@ TEST_CASE("quantize refuses what it cannot do, and says what FP8 needs") {
     DeviceArray<float> master(512), dbias(32);
     QuantizedArrays<e4m3> to(512, used_state(1.0f));
     const auto run = [&](int N, int C, Fp8State* state) {
-        return refusal([&] {
+        return error_of([&] {
             quantize<e4m3>({to.row.get(), to.transposed.get(), state}, nullptr, nullptr, inp.get(), nullptr, N, C,
                            false, QuantizePass::train, test_stream());
         });
     };
     CHECK(run(16, 32, to.state.get()) == "");
-    CHECK(run(24, 16, to.state.get()).find("N=24; FP8 matrix products need a positive multiple of 16") !=
-          std::string::npos);
-    CHECK(run(0, 16, to.state.get()).find("N=0") != std::string::npos);
-    CHECK(run(16, 40, to.state.get()).find("C=40") != std::string::npos);
-    CHECK(run(16, 16, nullptr).find("state") != std::string::npos);
-    const auto refused = [](auto&& call, const char* text) { CHECK(refusal(call).find(text) != std::string::npos); };
+    CHECK(contains(run(24, 16, to.state.get()), "N=24; FP8 matrix products need a positive multiple of 16"));
+    CHECK(contains(run(0, 16, to.state.get()), "N=0"));
+    CHECK(contains(run(16, 40, to.state.get()), "C=40"));
+    CHECK(contains(run(16, 16, nullptr), "state"));
+    const auto refused = [](auto&& call, const char* text) { CHECK(contains(error_of(call), text)); };
     const auto pass = QuantizePass::train;
     refused([&] { quantize<e4m3>(to.both(), dbias, nullptr, inp, nullptr, 16, 16, false, pass, test_stream()); },
             "scratch");

@@ -3,6 +3,7 @@
 #include "llmc/check/reference.h"
 #include "llmc/check/reference_quantize.h"
 #include "llmc/kernels/fp8_state.h"
+#include "test/helpers.h"
 #include "test/kernels/row_shapes.h"
 
 namespace llmc::test {
@@ -27,15 +28,5 @@ struct QuantizedArrays {
     QuantizedArrays(size_t n, const Fp8State& initial) : row(n), transposed(n), state(std::vector<Fp8State>{initial}) {}
     Quantized<F8> both() { return {row.get(), transposed.get(), state.get()}; }
 };
-
-template <class F>
-std::string refusal(F&& call) {
-    try {
-        call();
-    } catch (const Error& error) {
-        return error.what();
-    }
-    return "";
-}
 
 }  // namespace llmc::test
