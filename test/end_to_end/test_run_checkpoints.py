@@ -497,43 +497,18 @@ class Refused(Case):
         self.assertIn("--adam-moments fp32 from here on; until now it was bf16", result.out)
         self.assertEqual(len(self.run_.state(8)[name]), len(self.run_.state(6)[name]))
 
-    def test_damaged_checkpoints_are_passed_over(self):
-        """A truncated file (Lightning#688, metaseq#53), a missing one (cosmos-rl#550), a flipped bit, a link
-        (unsloth#6796). None of them is deleted."""
-        def flip(path):
-            damage(os.path.join(path, "rank_00000.safetensors"), 5000)
-
-        def cut(path):
-            os.truncate(os.path.join(path, "rank_00000.safetensors"), 1000)
-
-        def remove(path):
-            os.remove(os.path.join(path, "rank_00000.safetensors"))
-
-        def flip_manifest(path):
-            damage(os.path.join(path, "manifest.json"), -100)
-
-        def no_manifest(path):
-            os.remove(os.path.join(path, "manifest.json"))
-
-        def link(path):
-            target = os.path.join(path, "rank_00000.safetensors")
-            os.rename(target, target + ".elsewhere")
-            os.symlink(target + ".elsewhere", target)
-
-        for harm in (flip, cut, remove, flip_manifest, no_manifest, link):
-            with self.subTest(harm=harm.__name__):
-                self.run_ = Directory()
-                self.save()
-                self.assertEqual(list(self.run_.checkpoints), [3, 6])
-                harm(self.run_.checkpoints[6])
-                names = os.listdir(self.run_.checkpoints[6])
-                result = self.succeeds(self.run_.run("--resume", "latest", "--stop-after", "4"))
-                self.assertIn("train_gpt: skipping ", result.err)
-                self.assertIn("step 3 is done", result.out)
-                self.assertEqual(os.listdir(self.run_.file("checkpoints", "step_00000006.set_aside")), names)
-                if harm is flip:
-                    self.assertRegex(result.err, r"rank_00000.safetensors: is damaged between bytes \d+ and \d+ "
-                                     r"\(tensors? \S+")
+    def test_a_damaged_checkpoint_is_passed_over(self):
+        """It is not deleted. Every other kind of damage: test/checkpoint/checkpoint_reader.cpp."""
+        self.save()
+        self.assertEqual(list(self.run_.checkpoints), [3, 6])
+        newest = self.run_.checkpoints[6]
+        damage(os.path.join(newest, "rank_00000.safetensors"), 5000)
+        names = os.listdir(newest)
+        result = self.succeeds(self.run_.run("--resume", "latest", "--stop-after", "4"))
+        self.assertIn("train_gpt: skipping ", result.err)
+        self.assertIn("step 3 is done", result.out)
+        self.assertEqual(os.listdir(self.run_.file("checkpoints", "step_00000006.set_aside")), names)
+        self.assertRegex(result.err, r"rank_00000.safetensors: is damaged between bytes \d+ and \d+ \(tensors? \S+")
 
     def test_all_damaged(self):
         self.save()
@@ -572,12 +547,10 @@ class ValidationWatch(Case):
             self.assertAlmostEqual(rate, expected, places=5)
         self.assertEqual([(r["step"], r["rate_factor"]) for r in records if "rate_factor" in r],
                          [(3, 0.5), (6, 0.25), (9, 0.125)])
-        for last in (2, 3, 5):
-            with self.subTest(last=last):
-                stopped = Directory()
-                self.succeeds(stopped.run(*flags, "--stop-after", str(last)))
-                self.succeeds(stopped.run(*flags, "--resume", "latest"))
-                self.assertEqual(stopped.records(), records)
+        stopped = Directory()  # where the rate has just fallen
+        self.succeeds(stopped.run(*flags, "--stop-after", "3"))
+        self.succeeds(stopped.run(*flags, "--resume", "latest"))
+        self.assertEqual(stopped.records(), records)
 
     def test_early_stop(self):
         run_ = Directory()

@@ -11,7 +11,7 @@ import threading
 import time
 import unittest
 
-from test_run_checkpoints import (CHECKPOINT, FLAGS_CODE, NO_RESOURCES, STOPPED, Case, Directory, damage, disk_trouble,
+from test_run_checkpoints import (CHECKPOINT, FLAGS_CODE, NO_RESOURCES, STOPPED, Case, Directory, disk_trouble,
                                   micro_flags, whole_run)
 from test_run_ranks import ONE_THREAD
 from trainer import ENVIRONMENT, PROGRAM, new_path, workspace, write_shard
@@ -77,17 +77,6 @@ class Auto(RunDirectory):
         os.remove(self.run_.file("metrics.jsonl"))
         self.refuses("main.log has steps")
 
-    def test_links_to_steps_that_lead_nowhere(self):
-        self.move_checkpoints()
-        os.mkdir(self.run_.file("checkpoints"))
-        os.symlink("/not/mounted", self.run_.file("checkpoints", "step_00000006"))
-        self.refuses("step_00000006: it is a link that leads nowhere")
-
-    def test_only_some_that_were_set_aside(self):
-        for step, path in self.run_.checkpoints.items():
-            os.rename(path, path + ".set_aside") if step == 6 else shutil.rmtree(path)
-        self.refuses("checkpoints/step_00000006.set_aside is there", "rename a .set_aside directory")
-
     def test_killed_before_the_first_checkpoint(self):
         """Only the records of steps were lost anyway, and they are kept."""
         self.run_ = Directory()
@@ -124,16 +113,6 @@ class Links(RunDirectory):
         self.assertEqual(sorted(os.listdir(self.elsewhere)), ["manifest.json", "rank_00000.safetensors"])
         self.assertEqual(self.run_.records()[-1]["step"], 9)
 
-    def test_leftovers_that_are_links_or_hold_more(self):
-        folder = self.somebodys()
-        os.symlink(folder, self.run_.file("checkpoints", "step_9.tmp"))
-        shutil.copytree(folder, self.run_.file("checkpoints", "step_00000009.tmp", "inside"))
-        result = self.succeeds(self.run_.run("--resume", "latest", "-n", "1", "--stop-after", "9"))
-        self.assert_untouched(folder)
-        self.assert_untouched(self.run_.file("checkpoints", "step_00000009.tmp.set_aside", "inside"))
-        self.assertIn("step_9.tmp was a link", result.err)
-        self.assertIn("is more than a checkpoint: renamed to", result.err)
-
     def test_overwrite_deletes_the_copied_tokenizer(self):
         """Samples of the new run would be decoded with the old run's tokenizer."""
         def tokens(*flags):
@@ -153,50 +132,12 @@ class Links(RunDirectory):
         self.assertEqual(copies(self.run_.path), [])
         self.assertTrue(os.path.exists(source))
 
-    def test_overwrite_keeps_a_link_to_a_larger_disk(self):
-        self.move_checkpoints()
-        os.symlink(self.elsewhere, self.run_.file("checkpoints"))
-        self.succeeds(self.run_.run("--overwrite", "--stop-after", "2"))
-        self.assertEqual(os.listdir(self.elsewhere), ["step_00000002"])
-        os.rename(self.elsewhere, self.elsewhere + ".gone")
-        for flags in (["--overwrite"], ["--resume", "latest"]):
-            self.refused(self.run_.run(*flags), CHECKPOINT, self.run_.file("checkpoints"))
-
-    def test_a_lock_that_is_a_link(self):
-        folder = self.somebodys()
-        shutil.copy(os.path.join(folder, "thesis"), self.run_.path)
-        os.remove(self.run_.file("lock"))
-        os.symlink("thesis", self.run_.file("lock"))
-        self.refused(self.run_.run("--resume", "latest"), FLAGS_CODE, "lock is a symbolic link")
-        self.assert_untouched(self.run_.path)
-
 
 class Names(RunDirectory):
-    def test_a_name_that_promises_another_step(self):
-        shutil.copytree(self.run_.checkpoints[3], self.run_.file("checkpoints", "step_99999999"))
-        damage(os.path.join(self.run_.checkpoints[3], "rank_00000.safetensors"))
-        result = self.succeeds(self.run_.run("--resume", "latest", "--stop-after", "7"))
-        self.assertIn("skipping " + self.run_.file("checkpoints", "step_99999999"), result.err)
-        self.assertIn("rename it to step_00000003", result.err)
-        self.assertIn("step 6 is done", result.out)
-
     def test_a_newline_in_the_path(self):
         self.run_ = Directory(os.path.join(workspace(), "new\nline"))
         self.succeeds(self.run_.run("--stop-after", "2"))
         self.assertIn("step 2 is done", self.succeeds(self.run_.run("--resume", "latest", "--stop-after", "3")).out)
-
-    def test_files_of_another_program(self):
-        folder = self.somebodys()
-        self.succeeds(Directory(folder).run("--stop-after", "1"))  # nothing there has one of our names
-        self.assert_untouched(folder)
-        for name in ("config.json", "main.log", "model-00001-of-00002.safetensors"):
-            self.run_ = Directory(self.somebodys())
-            shutil.copy(self.run_.file("thesis"), self.run_.file(name))
-            before = self.files()
-            self.refused(self.run_.run(), FLAGS_CODE, "no run has written", name, "--overwrite")
-            self.assertEqual(self.files(), before)
-            self.succeeds(self.run_.run("--overwrite", "--stop-after", "1"))
-            self.assert_untouched(self.run_.path)
 
 
 class LocalDisk(Case):
