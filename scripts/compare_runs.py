@@ -107,11 +107,13 @@ class Comparison:
         """True or False; None if it is unknown."""
         return same(self.reference.info.get("weights_hash"), self.run.info.get("weights_hash"))
 
-    def first_other_batch(self):
-        """The first step whose batches differ, 0 if none do, or None if it is unknown."""
-        known = [(a["batch_hash"], b["batch_hash"], b["step"]) for a, b in self.pairs
-                 if a.get("batch_hash") and b.get("batch_hash")]
+    def first_other(self, field):
+        """The first step whose `field` differs, 0 if none does, or None if it is unknown."""
+        known = [(a[field], b[field], b["step"]) for a, b in self.pairs if a.get(field) and b.get(field)]
         return next((step for a, b, step in known if a != b), 0) if known else None
+
+    def first_other_batch(self):
+        return self.first_other("batch_hash")
 
 
 def same(a, b):
@@ -221,8 +223,11 @@ def known_text(value, yes, no):
 
 
 def rows_of_a_comparison(c, start):
-    worst, other = c.worst(start), c.first_other_batch()
-    ratio = c.speed_ratio()
+    worst, ratio = c.worst(start), c.speed_ratio()
+
+    def per_step(other):
+        return known_text(None if other is None else not other, f"the same, {len(c.steps)} steps",
+                          f"DIFFERENT from step {other}")
     return {
         "gap, last validation": percent(c.validations[-1].relative) if c.validations else "-",
         "gap, last window": percent(c.windows[-1].relative) if c.windows else "-",
@@ -230,8 +235,8 @@ def rows_of_a_comparison(c, start):
             f"{percent(worst.relative)} ({worst.place})" if worst else "-",
         "speed vs. reference": f"{ratio:.2f} times" if ratio else "-",
         "weights at the start": known_text(c.same_weights(), "the same", "DIFFERENT"),
-        "batches": known_text(None if other is None else not other, f"the same, {len(c.steps)} steps",
-                              f"DIFFERENT from step {other}"),
+        "batches": per_step(c.first_other_batch()),
+        "learning rates": per_step(c.first_other("lr")),
     }
 
 

@@ -492,6 +492,17 @@ class Comparing(InDirectory):
         write_records(self, "b", records)
         self.assert_failed(self.compare(self.a, b), "from step 17 on")
 
+    def test_other_learning_rates_are_said(self):
+        """As after a resume with another --max-steps. They may be meant, so they do not fail."""
+        b = write_run(self, "b")
+        self.assertRegex(self.compare(self.a, b).stdout, r"learning rates +- +the same, 40 steps")
+        with open(os.path.join(b, "metrics.jsonl"), encoding="utf-8") as file:
+            records = [json.loads(line) for line in file]
+        write_records(self, "b", [{**r, "lr": 2e-3} if "lr" in r and r["step"] > 20 else r for r in records])
+        result = self.compare(self.a, b)
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        self.assertRegex(result.stdout, r"learning rates +- +DIFFERENT from step 21")
+
     def test_an_fp8_run_without_fp8_products(self):
         b = write_run(self, "b", precision="fp8")
         with open(os.path.join(b, "metrics.jsonl"), encoding="utf-8") as file:
