@@ -485,7 +485,7 @@ const Flag kRows[] = {
                      "needs no GPU"))),
     once(flag(0, "fit", "", &Options::fit, {},
               "if the run does not fit into memory, change what is predicted to cost least: -r, -b, -z, --adam-moments "
-              "or --precision; the start of the run says what")),
+              "or --precision; the start of the run lists the changes")),
     once(flag(0, "price", "X", &Options::price, {}, "price of a GPU-hour, for the cost that --dry-run predicts",
               "none")),
     once(flag(0, "json", "", &Options::json, {}, "with --dry-run: print the plan as one JSON object")),

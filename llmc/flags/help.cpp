@@ -58,10 +58,9 @@ std::string usage(const std::string& program, size_t width) {
     for (const auto& [command, help] : commands) text += two_columns(fmt::format("  {}", command), help, 11, width);
     const std::string p = "  " + program;
     text += "\nExamples\n" + p + " -i 'data/*train_*.bin' -j 'data/*val_*.bin' -o runs/first\n" + p +
-            " --config runs/first/run.json --resume latest\n" + p +
-            " -i 'data/*train_*.bin' -o runs/small \\\n      --layers 4 --channels 128 --heads 4 -t 64 -x 500  (for a "
-            "CPU)\n" +
-            p + " -e gpt2-xl -b 16 --dry-run --gpu h200\n";
+            " -o runs/first --resume latest\n" + p +
+            " -i 'data/*train_*.bin' -o runs/small -e tiny -x 500  # on a CPU\n" + p +
+            " -e gpt2-xl -b 16 --dry-run --gpu h200\n";
     return text + "\n" + wrap("Every flag takes a value unless none is shown. Defaults are in [brackets].", 0, width) +
            "\n";
 }

@@ -644,8 +644,7 @@ std::vector<std::string> flags_in(const std::string& help) {
     std::vector<std::string> flags;
     std::istringstream lines(help);
     for (std::string line; std::getline(lines, line);)
-        if (line.starts_with("  -") || line.starts_with("      --"))
-            if (!contains(line, "--layers 4 ")) flags.push_back(line);  // an example
+        if (line.starts_with("  -") || line.starts_with("      --")) flags.push_back(line);
     return flags;
 }
 
