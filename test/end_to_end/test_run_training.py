@@ -4,10 +4,12 @@ import math
 import os
 import random
 import re
+import subprocess
+import sys
 import unittest
 
 from test_run_ranks import MPIRUN, ONE_THREAD, RankRun, check_same_run, run_ranks
-from trainer import TINY_MODEL, VOCAB, FinishedRun, corpus, new_path, run, tiny_flags, write_shard
+from trainer import PROGRAM, ROOT, TINY_MODEL, VOCAB, FinishedRun, corpus, new_path, run, tiny_flags, write_shard
 
 
 def relative(a, b):
@@ -142,6 +144,31 @@ class Bench(unittest.TestCase):
             two = run_ranks(2, *flags)
             self.assertEqual(two.returncode, 0, two.stderr)
             self.assertRegex(self.figures(two.stdout)[2], r", [\d,]+ of each of 2 ranks")
+
+    FAKE_LLM_C = """
+        #include <stdio.h>
+        #include <unistd.h>
+        int main() {  // checks the files' headers, then "takes" 50 ms a step
+            int model[8], tokens[3];
+            fread(model, 4, 8, fopen("gpt2_124M.bin", "rb"));
+            fread(tokens, 4, 3, fopen("dev/data/tinyshakespeare/tiny_shakespeare_train.bin", "rb"));
+            if (model[0] != 20240326 || model[3] != 257 || model[7] != 384 || tokens[0] != 20240520) return 1;
+            for (int i = 0; i < 41; i++) printf("step %d: train loss 5.5 (took 50.0 ms)\\n", i), fflush(stdout);
+            pause();
+        }"""
+
+    def test_beside_peers(self):
+        checkout = new_path("llm.c")
+        os.makedirs(checkout)
+        with open(os.path.join(checkout, "train_gpt2.c"), "w", encoding="utf-8") as file:
+            file.write(self.FAKE_LLM_C)
+        out = subprocess.run([sys.executable, os.path.join(ROOT, "dev", "bench_peers.py"), "--program", PROGRAM, "--llm-c",
+                              checkout, "--torch-python", "false", "--shapes", "2x64", "--precisions", "fp32", "--rounds",
+                              "1", "--threads", "1"], capture_output=True, text=True, check=True).stdout
+        own, peer, ratio = map(float, re.search(r"^2x64 +fp32 +1 +([\d.]+) ms +([\d.]+) ms +([\d.]+) \(", out,
+                                                re.MULTILINE).groups())
+        self.assertEqual(peer, 50)
+        self.assertLess(abs(ratio / (peer / own) - 1), 0.1, "of printed times")
 
 
 class Spikes(unittest.TestCase):
