@@ -1,14 +1,16 @@
-"""Part 6: the time of a training step on the GPU by family of kernels. It compares two runs of different lengths, whose
-difference consists of identical steps: start, calibration and cuBLASLt's first plans cancel out.
+"""Part 6: the time of a training step on the GPU by family of kernels, compared with the time model, and attention's
+TFLOP/s, compared with published ones. It takes two runs of different lengths, whose difference consists of identical
+steps: start, calibration and cuBLASLt's first plans cancel out.
 """
 
 import csv
 import io
+import json
 import os
 import re
 
 from tools import Part, find_library, find_tool, library_directories, read_json
-from training import PRECISIONS, SIZES
+from training import PORTABLE, PRECISIONS, SIZES, kernel_flags
 
 # A kernel belongs to the first pattern that its (mangled) name contains. Names with "gemm" and the like are cuBLASLt's.
 FAMILIES = [
@@ -27,6 +29,23 @@ FAMILIES = [
     ("embedding", r"embedding"),
     ("copies and fills", r"^\[copy\]|^\[fill\]|cast_kernel|add_kernel|transpose"),
 ]
+
+# The part of the time model (--dry-run --json) that predicts a family; it has no parts for the families left out.
+MODELLED = {
+    "matrix products": "matmuls", "attention": "attention", "optimizer": "optimizer",
+    **{family: "elementwise" for family in ("norms", "GELU, SwiGLU, ReLU squared", "positions", "quantization", "loss",
+                                            "biases and their gradients, column sums", "embedding", "copies and fills")},
+}
+
+# GPT-2's layers and channels, for the products of attention.
+SHAPES = {"124M": (12, 768), "355M": (24, 1024), "774M": (36, 1280), "1558M": (48, 1600)}
+# TFLOP/s of causal BF16 attention on an H100 with head dimension 64 and 1024 tokens, counted as below. FlashAttention-3's
+# figures are those of its paper (2407.08608); backward rates are derived from forward and backward together.
+PUBLISHED_ATTENTION = {"FlashAttention-2": {"forward": 229, "backward": 180},
+                       "FlashAttention-3": {"forward": 265, "backward": 215}, "cuDNN": {"forward": 288}}
+
+
+SEQ = 1024
 
 
 def family_of(name):
@@ -61,6 +80,29 @@ def by_family(kernels):
     return dict(sorted(families.items(), key=lambda item: -item[1]["us"]))
 
 
+def attention_rates(kernels, layers, channels, batch, seq):
+    """TFLOP/s of attention, forward and backward: 2 and 5 products over half of the square of queries and keys."""
+    product = layers * batch * seq * seq * channels  # half of 2 T^2 C
+    us = {"forward": 0.0, "backward": 0.0}
+    for kernel in kernels:
+        if family_of(kernel["name"]) == "attention":
+            us["forward" if "forward" in kernel["name"] else "backward"] += kernel["us"]
+    return {side: round(count * product / us[side] / 1e6, 1) for side, count in (("forward", 2), ("backward", 5))
+            if us[side]}
+
+
+def against_model(families, predicted):
+    """Measured and predicted milliseconds of each part of the time model; `measured` of None has no prediction."""
+    parts = {part: {"measured_ms": 0.0, "predicted_ms": round(predicted[part], 2)}
+             for part in ("matmuls", "attention", "elementwise", "optimizer")}
+    parts["other"] = {"measured_ms": 0.0, "predicted_ms": None}
+    for family, row in families.items():
+        parts[MODELLED.get(family, "other")]["measured_ms"] += row["us"] / 1e3
+    for row in parts.values():
+        row["measured_ms"] = round(row["measured_ms"], 2)
+    return parts
+
+
 def kernels_of_ncu(text):
     """The same list from the output of `ncu --csv`, with one time per launch."""
     lines = [line for line in text.splitlines() if line.startswith('"')]
@@ -76,14 +118,15 @@ def kernels_of_ncu(text):
     return list(kernels.values())
 
 
-def command_of(session, model, batch, precision, steps):
-    return [session.program("train_gpt"), "--train", session.shard("train"), "-e", model, "-b", batch, "-t", 1024, "-r",
-            "none", *PRECISIONS[precision], "--max-steps", steps, "--val-every", 0]
+def command_of(session, name):
+    size, precision = name.split()[:2]
+    model, batch = SIZES[size]
+    return [session.program("train_gpt"), "-e", model, "-b", batch, "-t", SEQ, "-r", "none", *PRECISIONS[precision],
+            *kernel_flags(name)]
 
 
 def kernels_of_a_run(session, command, name):
-    # Profiles one run.
-    """By the library that CUDA loads into the program; by ncu where CUPTI cannot be had."""
+    """Profiles one run: by the library that CUDA loads into the program, or by ncu if there is no CUPTI."""
     times = session.path("profile", name + ".json")
     os.makedirs(os.path.dirname(times), exist_ok=True)
     library = os.path.join(session.programs, "libkernel_times.so")
@@ -109,19 +152,25 @@ def kernels_of_a_run(session, command, name):
     return output, []
 
 
-def profile_of(session, size, precision):
+def profile_of(session, name):
+    size = name.split()[0]
     model, batch = SIZES[size]
     runs = []
     for steps in (4, 10):
-        how, kernels = kernels_of_a_run(session, command_of(session, model, batch, precision, steps),
-                                        f"{size}_{precision}_{steps}")
+        flags = ["--train", session.shard("train"), "--max-steps", steps, "--val-every", 0]
+        how, kernels = kernels_of_a_run(session, [*command_of(session, name), *flags], f"{name} {steps}".replace(" ", "_"))
         if not kernels:
             return {"done": False, "why": how}
         runs.append(kernels)
     kernels = per_step(runs[1], runs[0], 6)
+    families = by_family(kernels)
+    plan = session.run([*command_of(session, name), "--dry-run", "--json"], 60).output
+    predicted = json.JSONDecoder().raw_decode(plan[plan.index("{"):])[0]["time"]  # notes may stand before or behind it
     return {"how": how, "batch": batch, "ms_of_kernels": round(sum(k["us"] for k in kernels) / 1e3, 2),
-            "launches": round(sum(k["launches"] for k in kernels)), "families": by_family(kernels),
-            "kernels": kernels[:60]}
+            "launches": round(sum(k["launches"] for k in kernels)), "families": families,
+            "against_model": against_model(families, predicted),
+            "attention_tflops": attention_rates(kernels, *SHAPES[size], batch, SEQ),
+            "published_attention_tflops": PUBLISHED_ATTENTION, "kernels": kernels[:60]}
 
 
 def part6(session):
@@ -133,6 +182,6 @@ def part6(session):
         kernels = per_step(longer, short, 6)
         part.item("arithmetic", lambda: {"families": by_family(kernels), "kernels": kernels})
     else:
-        for size, precision in (("124M", "bf16"), ("124M", "delayed"), ("1558M", "delayed"), ("1558M", "bf16")):
-            part.item(f"{size} {precision}", lambda: profile_of(session, size, precision), 60)
+        for name in ("124M bf16", "124M bf16" + PORTABLE, "124M delayed", "1558M delayed", "1558M bf16"):
+            part.item(name, lambda: profile_of(session, name), 60)
     part.finish()

@@ -1,4 +1,6 @@
-"""Parts 4 and 5: GPT-2 124M on real data in BF16 and FP8, compared; and tokens per second by model and precision."""
+"""Parts 4 and 5: GPT-2 124M on real data in BF16 and FP8, compared; and tokens per second by model, precision and
+kernels, compared with published ones.
+"""
 
 import os
 import re
@@ -86,14 +88,40 @@ def part4(session):
 
 # (model, sequences of 1024 tokens per micro-step): each fits into 141 GB in FP8 with -r none.
 SIZES = {"124M": ("d12", 64), "355M": ("d24", 32), "774M": ("d36", 32), "1558M": ("d48", 16)}
+PORTABLE = " portable"  # ends the names of items without the kernels that only newer cards have
+
+# Published tokens per second of one GPU with 1024 tokens a sequence: (model, precision, card, tokens/s, source).
+PUBLISHED = [
+    ("124M", "bf16", "H100", 468_000, "llm.c, one of eight with their communication: 140 ms for 524,288 tokens "
+                                      "(modded-nanogpt records/2024-10-13_llmc)"),
+    ("1558M", "bf16", "H100", 46_800, "llm.c, one of eight with their communication (llm.c#677)"),
+    ("1558M", "delayed", "H100", 47_600, "Transformer Engine, batch 14 (ROCm/TransformerEngine#72)"),
+    ("1558M", "delayed", "H200", 62_000, "Transformer Engine, batch 38 (ROCm/TransformerEngine#72)"),
+]
 
 
-def speed_of(session, model, batch, precision, steps):
+def kernel_flags(name):
+    return ["--kernels", "portable"] if name.endswith(PORTABLE) else []
+
+
+def against_published(items):
+    """For every published rate that this session measured: both rates, and ours over theirs."""
+    rows = []
+    for model, precision, card, published, source in PUBLISHED:
+        measured = items.get(f"{model} {precision}", {}).get("tokens_per_s")
+        if measured:
+            rows.append({"model": model, "precision": precision, "tokens_per_s": measured, "published": published,
+                         "published_card": card, "ratio": round(measured / published, 3), "source": source})
+    return rows
+
+
+def speed_of(session, model, batch, precision, steps, flags):
     shape = ["--layers", 1, "--channels", 128, "--heads", 2, "--context", 64, "--batch", 2, "--seq", 64]
     if not session.dry:
         shape = ["-e", model, "-b", batch, "-t", 1024, "-r", "none"]
     done = session.run([session.program("train_gpt"), "--train", session.shard("train"), *shape, *PRECISIONS[precision],
-                        "--max-steps", steps, "--val-every", 0], 240, log=f"speed_{model}_{precision}")
+                        *flags, "--max-steps", steps, "--val-every", 0], 240,
+                       log="_".join(["speed", model, precision, *flags[1:]]))
     lines = [line for line in done.output.splitlines() if line.lstrip().startswith("step ")]
     ms = [float(value) for line in lines if (value := next(iter(re.findall(r"([\d.]+) ms", line)), None))]
     if done.code != 0 or len(ms) < steps:
@@ -110,11 +138,18 @@ def part5(session):
     part = Part(session, 5, "speed")
     sizes = dict(list(SIZES.items())[:1]) if session.dry else SIZES
     steps = 4 if session.dry else 15
-    for precisions in (("bf16", "delayed"), () if session.dry else ("current", "block")):
-        for name, (model, batch) in sizes.items():
-            for precision in precisions:
-                if precision == "block" and name == "1558M":
-                    continue  # 1600 channels are not a whole number of blocks
-                part.item(f"{name} {precision}", lambda: speed_of(session, model, batch, precision, steps),
-                          0 if session.dry else 45)
-    part.finish(gpu_after={} if session.dry else gpu_state())
+    names = []
+    for size in sizes:
+        for precision in ("bf16", "delayed"):
+            names.append(f"{size} {precision}")
+            if size in ("124M", "1558M"):
+                names.append(f"{size} {precision}{PORTABLE}")  # right after the other, on the same warm card
+    if not session.dry:  # 1600 channels are not a whole number of blocks
+        names += [f"{size} {recipe}" for recipe in ("current", "block") for size in sizes
+                  if (size, recipe) != ("1558M", "block")]
+    for name in names:
+        size, precision = name.split()[:2]
+        model, batch = sizes[size]
+        part.item(name, lambda: speed_of(session, model, batch, precision, steps, kernel_flags(name)),
+                  0 if session.dry else 45)
+    part.finish(against_published=against_published(part.result["items"]), gpu_after={} if session.dry else gpu_state())

@@ -132,9 +132,13 @@ class Dry(unittest.TestCase):
         self.assertIn("gap, last validation", report["text"])
 
     def test_speed(self):
-        self.assertEqual(set(self.parts[5]["items"]), {"124M bf16", "124M delayed"})
-        for item in self.parts[5]["items"].values():
+        items = self.parts[5]["items"]
+        self.assertEqual(set(items), {f"124M {name}" for name in ("bf16", "bf16 portable", "delayed", "delayed portable")})
+        for item in items.values():
             self.assertGreater(item["tokens_per_s"], 0)
+        published, = self.parts[5]["against_published"]
+        self.assertEqual((published["model"], published["tokens_per_s"]), ("124M", items["124M bf16"]["tokens_per_s"]))
+        self.assertAlmostEqual(published["ratio"], published["tokens_per_s"] / 468000, places=3)
 
     def test_ranks_agree_to_the_bit(self):
         part = self.parts[7]
@@ -245,6 +249,18 @@ class Pieces(unittest.TestCase):
         families = kernel_families.by_family(kernels)
         shares = {name: row["share"] for name, row in families.items()}
         self.assertEqual(shares, {"matrix products": 0.75, "attention": 0.25})
+        model = kernel_families.against_model({**families, "communication": {"us": 500.0}},
+                                             {"matmuls": 2, "attention": 1, "elementwise": 3, "optimizer": 0})
+        self.assertEqual([(part, row["measured_ms"], row["predicted_ms"]) for part, row in model.items()],
+                         [("matmuls", 0.0, 2), ("attention", 0.0, 1), ("elementwise", 0.0, 3), ("optimizer", 0.0, 0),
+                          ("other", 0.5, None)])
+        self.assertLessEqual(set(kernel_families.MODELLED), {name for name, _ in kernel_families.FAMILIES})
+
+    def test_attention_rates(self):
+        kernels = [{"name": "hopper_attention_forward_kernel", "us": 100.0}, {"name": "attention_delta_kernel", "us": 50.0},
+                   {"name": "attention_key_gradient_kernel", "us": 450.0}, {"name": "adamw_kernel", "us": 9.0}]
+        # Half of Q K^T for 2 layers of 4 sequences and 1000 channels is 2 x 4 x 1024^2 x 1000 flops.
+        self.assertEqual(kernel_families.attention_rates(kernels, 2, 1000, 4, 1024), {"forward": 167.8, "backward": 83.9})
 
     def test_every_kernel_of_the_project_has_a_family(self):
         names = set()
