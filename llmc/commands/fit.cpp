@@ -20,6 +20,7 @@ namespace {
 
 constexpr double kAsFast = 1.01;  // up to 1 % in predicted speed counts as equal
 constexpr int kMostRanks = 1024;
+constexpr Recompute kLevels[] = {Recompute::none, Recompute::gelu, Recompute::norm, Recompute::block};
 
 // The flags that a change has. The higher a bit, the less a user wants it: the first three compute the same steps.
 using Flags = unsigned;
@@ -40,9 +41,9 @@ double speed_of(const PlannedRun& run, const StagePlan& plan) {
 
 class Search {
 public:
-    // `least`: how much to recompute at least.
-    Search(const Options& options, Recompute least, int ranks, const Room& room, const std::optional<PlannedCard>& card)
-        : options_(options), least_(least), ranks_(ranks), room_(room), card_(card) {}
+    // `level`: the recomputation asked for. The search may only raise it; auto follows from the other flags.
+    Search(const Options& options, Recompute level, int ranks, const Room& room, const std::optional<PlannedCard>& card)
+        : options_(options), level_(level), ranks_(ranks), room_(room), card_(card) {}
 
     // The best changes first.
     std::vector<Candidate> find() {
@@ -64,14 +65,14 @@ private:
         for (int stage = base.zero; stage <= last_stage; stage++)
             for (const bool small_moments : {false, true}) {
                 if (small_moments && !two_formats) continue;
-                for (const Word<Recompute>& level : kWords<Recompute>) {
-                    if (level.value < least_) continue;
+                for (const Recompute level : kLevels) {
+                    if (level_ != Recompute::automatic && level < level_) continue;
                     Options o = base;
                     o.zero = stage;
                     if (small_moments) o.adam_moments = MomentFormat::bf16;
-                    o.recompute = level.value;
+                    o.recompute = level;
                     add_largest_batch(o, flags | (stage != base.zero ? kStage : 0) | (small_moments ? kMoments : 0) |
-                                             (level.value != options_.recompute ? kRecompute : 0));
+                                             (level_ != Recompute::automatic && level != level_ ? kRecompute : 0));
                 }
             }
     }
@@ -80,7 +81,7 @@ private:
             const int64_t unit = int64_t{o.batch} * o.seq * ranks_;
             if (o.total_batch % unit != 0) continue;
             o.micro_steps = static_cast<int>(o.total_batch / unit);
-            const StagePlan plan = plan_stage(o, ranks_, o.zero);
+            const StagePlan plan = plan_stage(o, ranks_, o.zero, room_);
             if (!plan.refused.empty() || !room_.holds(plan)) continue;
             add({o, flags | (o.batch != options_.batch ? kBatch : 0),
                  card_ ? speed_of(run_of(o, *card_, ranks_), plan) : 0});
@@ -118,17 +119,12 @@ private:
     }
 
     const Options& options_;
-    const Recompute least_;
+    const Recompute level_;
     const int ranks_;
     const Room& room_;
     const std::optional<PlannedCard>& card_;
     std::map<Flags, Candidate> best_;  // the fastest with these flags
 };
-
-// A level that was not asked for may also become lower, if a smaller batch makes room.
-Recompute least_recompute(const AskedRun& asked, const Options& options) {
-    return asked.flags.given.count("recompute") ? options.recompute : Recompute::none;
-}
 
 // The flags that turn `asked` into the candidate. A smaller batch keeps the tokens of a step.
 std::string flags_text(const AskedRun& asked, const Candidate& c) {
@@ -148,11 +144,12 @@ std::string flags_text(const AskedRun& asked, const Candidate& c) {
 std::optional<Change> change_with(const AskedRun& asked, const std::string& flags, int ranks, const Room& room,
                                   const std::optional<PlannedCard>& card) {
     try {
-        const Options o = asked.with(flags, ranks);
-        const StagePlan plan = plan_stage(o, ranks, o.zero);
+        Options o = asked.with(flags, ranks);
+        const StagePlan plan = plan_stage(o, ranks, o.zero, room);
         if (!plan.refused.empty() || !room.holds(plan)) return std::nullopt;
         Change change{flags, ranks, room.needed(plan), {}, 0, {}};
         if (!card) return change;
+        o.recompute = plan.recompute;
         const PlannedRun run = run_of(o, *card, ranks);
         change.tokens_per_s = speed_of(run, plan);
         if (change.tokens_per_s == 0) return change;
@@ -179,7 +176,7 @@ void add_more_ranks(const AskedRun& asked, const Options& options, int ranks, co
         Options o = options;
         o.zero = 3;
         if (!asked.flags.given.count("total-batch")) o.total_batch = int64_t{o.batch} * o.seq * n;
-        for (const Candidate& candidate : Search(o, least_recompute(asked, options), n, room, card).find()) {
+        for (const Candidate& candidate : Search(o, asked.flags.recompute, n, room, card).find()) {
             const std::optional<Change> change =
                 change_with(asked, flags + " " + flags_text(asked, candidate), n, room, card);
             if (!change) continue;
@@ -210,10 +207,23 @@ Options AskedRun::with(const std::string& more, int ranks) const {
     return o;
 }
 
+bool choose_recompute(Options& o, const std::function<bool(const Options&)>& fits) {
+    if (o.recompute != Recompute::automatic) return fits(o);
+    for (const Recompute level : kLevels) {
+        o.recompute = level;
+        if (!fits(o)) continue;
+        if (level != Recompute::none)
+            o.notes.push_back(fmt::format(
+                "-r auto chose {}, the least recomputation that fits; a smaller -b may be faster", word_of(level)));
+        return true;
+    }
+    return false;
+}
+
 std::vector<Change> changes_that_fit(const AskedRun& asked, const Options& options, int ranks, const Room& room,
                                      const std::optional<PlannedCard>& card) {
     std::vector<Change> changes;
-    for (const Candidate& candidate : Search(options, least_recompute(asked, options), ranks, room, card).find())
+    for (const Candidate& candidate : Search(options, asked.flags.recompute, ranks, room, card).find())
         if (const std::optional<Change> change = change_with(asked, flags_text(asked, candidate), ranks, room, card))
             changes.push_back(*change);
     add_more_ranks(asked, options, ranks, room, card, changes);
@@ -245,7 +255,7 @@ std::string describe_changes(const std::vector<Change>& changes, int ranks) {
 
 Options fit_plan(const AskedRun& asked, const Options& options, int ranks, const Room& room,
                  const std::optional<PlannedCard>& card) {
-    const StagePlan before = plan_stage(options, ranks, options.zero);
+    const StagePlan before = plan_stage(options, ranks, options.zero, room);
     if (!before.refused.empty() || room.holds(before)) return options;
     for (const Change& change : changes_that_fit(asked, options, ranks, room, card)) {
         if (change.ranks != ranks) continue;
@@ -256,13 +266,18 @@ Options fit_plan(const AskedRun& asked, const Options& options, int ranks, const
     return options;
 }
 
-Options fit_into_memory(const AskedRun& asked, const Options& options, const Ranks& ranks) {
+Options fit_into_memory(const AskedRun& asked, Options options, const Ranks& ranks) {
     const Comm& comm = ranks.comm;
-    const StagePlan plan = plan_rank(options, comm);
+    StagePlan plan = plan_rank(options, comm);
     const size_t libraries = ranks.libraries_to_come(options);
     const auto free = static_cast<int64_t>(std::min(ranks.device.free_memory, size_t{INT64_MAX}));
     const Room room{static_cast<size_t>(-comm.host_max(-free)), plan.reserve - std::min(plan.reserve, libraries)};
-    if (room.bytes == 0 || room.holds(plan)) return options;  // 0: unknown
+    // Ranks may plan different sizes, because each owns other matrices with Muon, so the largest one decides.
+    const auto fits = [&](const Options& o) {
+        plan = plan_rank(o, comm);
+        return room.bytes == 0 || comm.host_max(!room.holds(plan)) == 0;  // 0: unknown
+    };
+    if (choose_recompute(options, fits)) return options;
     // The main rank chooses: measured rates, and so the order of changes, may differ between ranks.
     std::string flags, note;
     if (comm.is_main()) {
@@ -281,8 +296,8 @@ Options fit_into_memory(const AskedRun& asked, const Options& options, const Ran
     }
     flags = broadcast_text(comm, flags);
     Options fitted = flags.empty() ? options : asked.with(flags, comm.world());
-    const StagePlan now = plan_rank(fitted, comm);  // with the real communicator
-    check_memory(now.memory, now.shared_copy + ranks.libraries_to_come(fitted), room.bytes, ranks.device.name);
+    choose_recompute(fitted, fits);  // with the real communicator
+    check_memory(plan.memory, plan.shared_copy + ranks.libraries_to_come(fitted), room.bytes, ranks.device.name);
     if (comm.is_main()) fitted.notes.push_back(note);
     return fitted;
 }

@@ -2,6 +2,7 @@
 // first one.
 #pragma once
 #include <algorithm>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -30,15 +31,6 @@ struct PlannedCard {
 // The one that --gpu names, or the one found.
 std::optional<PlannedCard> card_to_plan_for(const Options& options);
 PlannedRun run_of(const Options& options, const PlannedCard& card, int ranks);
-// Plans a rank with this stage. A refusal is in StagePlan::refused.
-StagePlan plan_stage(Options options, int ranks, int stage);
-// Milliseconds of a step of all ranks. Call it only if no_prediction_because() returns "".
-double predicted_ms(const PlannedRun& run, const StagePlan& plan);
-// The length of the whole run; no steps if it has no end. `hours` is absent if there is no prediction.
-RunLength length_of(const Options& options, const PlannedRun& run, const StagePlan& plan);
-
-// ---- changes that fit ----------------------------------------------------------------------------------------------
-
 // The memory for a rank's plan.
 struct Room {
     size_t bytes = 0;
@@ -46,6 +38,17 @@ struct Room {
     size_t needed(const StagePlan& plan) const { return plan.bytes() - std::min(plan.reserve, loaded); }
     bool holds(const StagePlan& plan) const { return needed(plan) <= bytes; }
 };
+// Replaces -r auto by the least recomputation with which the run fits, or by block if it fits with none. A note names
+// the level if it costs time. Every level gives the same bits. Returns whether the run fits.
+bool choose_recompute(Options& options, const std::function<bool(const Options&)>& fits);
+// Plans a rank with this stage. -r auto chooses for this stage alone. A refusal is in StagePlan::refused.
+StagePlan plan_stage(Options options, int ranks, int stage, const Room& room);
+// Milliseconds of a step of all ranks. Call it only if no_prediction_because() returns "".
+double predicted_ms(const PlannedRun& run, const StagePlan& plan);
+// The length of the whole run; no steps if it has no end. `hours` is absent if there is no prediction.
+RunLength length_of(const Options& options, const PlannedRun& run, const StagePlan& plan);
+
+// ---- changes that fit ----------------------------------------------------------------------------------------------
 
 // Flags with which a run fits.
 struct Change {
@@ -68,7 +71,7 @@ std::string describe_changes(const std::vector<Change>& changes, int ranks);
 
 // Refuses a run that does not fit on some rank, and lists what would fit on standard output. With --fit it returns the
 // run with the first change that needs no more ranks. A collective; all ranks return the same options.
-Options fit_into_memory(const AskedRun& asked, const Options& options, const Ranks& ranks);
+Options fit_into_memory(const AskedRun& asked, Options options, const Ranks& ranks);
 // The same for a plan. Returns `options` if they fit, or if nothing makes them fit.
 Options fit_plan(const AskedRun& asked, const Options& options, int ranks, const Room& room,
                  const std::optional<PlannedCard>& card);

@@ -80,6 +80,7 @@ std::string plan_json(const Options& o, const PlannedRun& run, const StagePlan& 
                                    {"ranks", run.ranks},
                                    {"zero", plan.stage},
                                    {"batch", o.batch},
+                                   {"recompute", word_of(o.recompute)},
                                    {"seq", o.seq},
                                    {"micro_steps", o.micro_steps},
                                    {"tokens_per_step", run.tokens()},
@@ -114,11 +115,14 @@ ExitCode dry_run(const AskedRun& asked, Options o) {
     const int ranks = std::max(o.world, 1);
     const Room room{run_of(o, card, ranks).available()};
     if (o.fit) o = fit_plan(asked, o, ranks, room, card);
-    const PlannedRun run = run_of(o, card, ranks);
-    const StagePlan plan = plan_rank(o, planned_ranks(o, ranks));
     std::vector<StagePlan> stages;
-    for (int stage = 0; stage <= 3 && ranks > 1; stage++) stages.push_back(plan_stage(o, ranks, stage));
-    const bool fits = room.holds(plan);
+    for (int stage = 0; stage <= 3 && ranks > 1; stage++) stages.push_back(plan_stage(o, ranks, stage, room));
+    StagePlan plan;
+    const bool fits = choose_recompute(o, [&](const Options& level) {
+        plan = plan_rank(level, planned_ranks(level, ranks));
+        return room.holds(plan);
+    });
+    const PlannedRun run = run_of(o, card, ranks);
     std::vector<Change> changes;
     if (!fits) changes = changes_that_fit(asked, o, ranks, room, card);
     std::string text;
@@ -126,7 +130,8 @@ ExitCode dry_run(const AskedRun& asked, Options o) {
         text = plan_json(o, run, plan, stages, changes);
     } else {
         for (const std::string& note : o.notes)  // others are of the machine at hand
-            if (note.starts_with("--depth") || note.starts_with("--fit")) text += "note: " + note + "\n";
+            if (note.starts_with("--depth") || note.starts_with("--fit") || note.starts_with("-r auto"))
+                text += "note: " + note + "\n";
         text += describe_plan(run, plan.memory, plan.reserve, plan.slices);
         if (const RunLength length = length_of(o, run, plan); length.steps > 0) text += describe_length(length, ranks);
         if (!stages.empty()) text += describe_sharding(run, stages);
@@ -140,7 +145,7 @@ void print_scaling(const Options& o, int zero) {
     PlannedRun run = run_of(o, required_card(o), std::max(o.world, 1));
     const int stage = run.config.sharding.stage = zero < 0 ? 1 : zero;
     const std::vector<ScalingPoint> points =
-        estimate_scaling(run, [&](int gpus) { return plan_stage(o, gpus, stage); });
+        estimate_scaling(run, [&](int gpus) { return plan_stage(o, gpus, stage, {run.available()}); });
     std::fputs(describe_scaling(run, points).c_str(), stdout);
     if (o.out.empty()) return;
     std::error_code ignored;
@@ -158,6 +163,7 @@ StagePlan plan_rank_of(const Options& o, const Comm& comm) {
     const ShardLayout& layout = trainer.layout();
     StagePlan plan;
     plan.stage = layout.stage();
+    plan.recompute = trainer.config().recompute;
     plan.memory = trainer.memory();
     plan.products = trainer.model().linear().products(o.batch * o.seq);
     plan.sent = sent_in_step(layout, o.micro_steps, sizeof(Real));
@@ -187,18 +193,19 @@ PlannedRun run_of(const Options& o, const PlannedCard& card, int ranks) {
     return {trainer_config(o), o.precision, ranks, card.gpu, card.measured};
 }
 
-StagePlan plan_stage(Options o, int ranks, int stage) {
+StagePlan plan_stage(Options o, int ranks, int stage, const Room& room) {
     o.zero = ranks > 1 ? stage : 0;
     if (o.zero == 0 || ranks <= o.shard_within) o.shard_within = 0;  // a group of all
+    StagePlan plan;
     try {
-        return plan_rank(o, planned_ranks(o, ranks));
+        const Comm comm = planned_ranks(o, ranks);
+        choose_recompute(o, [&](const Options& level) { return room.holds(plan = plan_rank(level, comm)); });
     } catch (const Error& error) {
         if (error.code() != ExitCode::bad_flags) throw;
-        StagePlan plan;
         plan.stage = stage;
         plan.refused = error.what();
-        return plan;
     }
+    return plan;
 }
 
 double predicted_ms(const PlannedRun& run, const StagePlan& plan) {

@@ -349,7 +349,8 @@ const Flag kRows[] = {
                 {{"0", "; llm.c's -r 0 is -r none here"},
                  {"1", "; llm.c's -r 1 is -r gelu here"},
                  {"2", "; llm.c's -r 2 is -r norm here"}},
-                "activations to recompute in the backward pass: none, gelu, norm (norms and GELU) or block (all)")),
+                "activations to recompute in the backward pass: none, gelu, norm (norms and GELU), block (all) or auto "
+                "(as few as fit into memory); the same bits in every case")),
     flag(0, "kernels", "LIST", &Options::kernels, wanted_kernels,
          "kernel variants to use: auto (all that the card supports), portable (none: plain kernels only), or names "
          "separated by commas (--kernels list names all)"),

@@ -135,8 +135,8 @@ struct Options {
     CardCheckMode card_check = CardCheckMode::automatic;
     int tune = 8;
     bool strict = false;
-    double timeout_check = 60;  // seconds
-    Recompute recompute = Recompute::gelu;
+    double timeout_check = 60;                     // seconds
+    Recompute recompute = Recompute::automatic;    // choose_recompute() replaces it
     Parsed<WantedKernels> kernels = {"auto", {}};  // see kernel_set
 
     // FP8 (with --precision fp8)

@@ -49,7 +49,7 @@ TrainerConfig trainer_config(const Options& o, const ProductChoices& products) {
     config.batch = o.batch;
     config.seq = o.seq;
     config.micro_steps = o.micro_steps;
-    config.recompute = o.recompute;
+    config.recompute = o.recompute == Recompute::automatic ? Recompute::none : o.recompute;
     if (o.doc_mask) config.end_token = o.end_token;
     config.document_positions = o.doc_positions;
     config.tf32 = o.tf32;

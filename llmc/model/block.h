@@ -13,10 +13,11 @@ namespace llmc {
 // How much forward keeps for backward. Backward computes the rest again from the same inputs with the same kernels, so
 // every level gives the same bits.
 enum class Recompute {
-    none,   // keep everything
-    gelu,   // recompute the activation's output
-    norm,   // ... and the outputs of the block's norms
-    block,  // keep only a block's input and run its forward again
+    none,      // keep everything
+    gelu,      // recompute the activation's output
+    norm,      // ... and the outputs of the block's norms
+    block,     // keep only a block's input and run its forward again
+    automatic  // until a plan has chosen the first of them that fits; a model never sees it
 };
 
 // Data that the parts of a model share while it is constructed. Each part plans its own memory and adds its own layers.

@@ -153,7 +153,7 @@ void check_memory(const MemoryByKind& needed, size_t reserve, size_t available, 
         fixed > available
             ? "the model's own state is too large for any -b: share it among more ranks with -z 3, halve AdamW's with "
               "--adam-moments bf16, or use a smaller model or a larger device"
-            : "reduce -b, or recompute more with -r norm or -r block";
+            : "reduce -b, or leave -r at auto";
     throw Error(
         ExitCode::no_resources,
         "this run needs {} and {} has {}: weights {}, gradients {}, optimizer {}, activations {}, workspace {}{}; {}",

@@ -68,6 +68,7 @@ Sent sent_in_step(const ShardLayout& layout, int micro_steps, size_t element);
 // A rank of a run with this stage, as its Trainer plans it.
 struct StagePlan {
     int stage = 0;
+    Recompute recompute = Recompute::none;
     std::string refused;  // why such a run is refused; "" if it is not
     MemoryByKind memory;
     size_t reserve = 0;      // for libraries
@@ -86,7 +87,7 @@ struct StepPrediction {
 };
 // Communication hides behind the blocks' compute in the same passes. The embedding and the first block are the
 // exception: their weights are needed first, and their gradients leave last.
-StepPrediction predict_step(const PlannedRun& run, const StagePlan& plan);
+StepPrediction predict_step(PlannedRun run, const StagePlan& plan);
 // Why there is no prediction for this run; "" if there is one.
 std::string no_prediction_because(const PlannedRun& run);
 

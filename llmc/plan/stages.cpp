@@ -39,6 +39,11 @@ double wire_bytes(size_t count, Wire wire) {
     return static_cast<double>(count) * (wire == Wire::bf16 ? sizeof(bf16) : sizeof(float));
 }
 
+// "  -r norm", if -r auto chose another level for this plan than for the run.
+std::string other_level(const PlannedRun& run, const StagePlan& plan) {
+    return plan.recompute == run.config.recompute ? "" : fmt::format("  -r {}", word_of(plan.recompute));
+}
+
 std::string stage_row(const PlannedRun& run, const StagePlan& plan, bool advised) {
     std::string text = fmt::format("  {:<6}", plan.stage);
     if (!plan.refused.empty()) return text + "   " + wrap(plan.refused, 11, 110) + "\n";
@@ -53,7 +58,7 @@ std::string stage_row(const PlannedRun& run, const StagePlan& plan, bool advised
     if (plan.bytes() > run.available()) text += "  does not fit";
     if (advised) text += "  recommended";
     if (plan.stage == run.config.sharding.stage) text += "  this run";
-    return text + "\n";
+    return text + other_level(run, plan) + "\n";
 }
 
 }  // namespace
@@ -95,7 +100,8 @@ Sent sent_in_step(const ShardLayout& layout, int micro_steps, size_t element) {
     return sent;
 }
 
-StepPrediction predict_step(const PlannedRun& run, const StagePlan& plan) {
+StepPrediction predict_step(PlannedRun run, const StagePlan& plan) {
+    run.config.recompute = plan.recompute;
     const StepTime kernels = step_time(run, run.precision, plan.slices);
     const Sent& sent = plan.sent;
     const int in_node = std::min(sent.group, kNodeGpus), of_groups = std::clamp(kNodeGpus / sent.group, 1, sent.groups);
@@ -146,7 +152,7 @@ std::string describe_sharding(const PlannedRun& run, const std::vector<StagePlan
                     "--zero", "weights", "gradients", "optimizer", "total", "sent");
     text += why.empty() ? fmt::format(" {:>11} {:>11}\n", "waits", "step") : "\n";
     for (const StagePlan& plan : stages) text += stage_row(run, plan, plan.stage == advised);
-    if (!advised) text += "  no stage fits: use a smaller -b, more recomputation (-r block) or more ranks\n";
+    if (!advised) text += "  no stage fits: use a smaller -b, -r auto or more ranks\n";
     const std::string notes = why.empty() ? "sent: to other ranks per step. waits: predicted, for other ranks and for "
                                             "multiprocessors that NCCL holds. step: the predicted step time and "
                                             "waits. " +
@@ -191,7 +197,7 @@ std::string describe_scaling(const PlannedRun& run, const std::vector<ScalingPoi
         text += fmt::format("  {:5} {:>13} {:>10.1f} % {:>9.1f} ms {:>8.1f} ms {:>10} {:>10}   {}\n", p.gpus,
                             with_commas(std::llround(p.tokens_per_s)), 100 * p.efficiency, p.step.compute, p.step.waits,
                             format_bytes(static_cast<size_t>(p.plan.sent.bytes())), format_bytes(p.plan.bytes()),
-                            p.fits ? "yes" : "NO");
+                            (p.fits ? "yes" : "NO") + other_level(run, p.plan));
     const std::string notes =
         "efficiency: compute's share of the step. compute: the predicted step time of --dry-run" +
         std::string(config.sharding.stage > 0 ? ", with a slice of the optimizer's work" : "") +
@@ -226,6 +232,7 @@ std::string scaling_json(const PlannedRun& run, const std::vector<ScalingPoint>&
                                   {"compute_ms", p.step.compute},
                                   {"exposed_ms", p.step.waits},
                                   {"memory_bytes", p.plan.bytes()},
+                                  {"recompute", word_of(p.plan.recompute)},
                                   {"fits", p.fits}});
     return json_text(json, 2) + "\n";
 }

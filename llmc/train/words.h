@@ -23,8 +23,11 @@ inline constexpr Word<Precision> kWords<Precision>[] = {
     {"fp8", Precision::fp8}, {"bf16", Precision::bf16}, {"fp32", Precision::fp32}, {"auto", Precision::automatic}};
 
 template <>
-inline constexpr Word<Recompute> kWords<Recompute>[] = {
-    {"none", Recompute::none}, {"gelu", Recompute::gelu}, {"norm", Recompute::norm}, {"block", Recompute::block}};
+inline constexpr Word<Recompute> kWords<Recompute>[] = {{"auto", Recompute::automatic},
+                                                        {"none", Recompute::none},
+                                                        {"gelu", Recompute::gelu},
+                                                        {"norm", Recompute::norm},
+                                                        {"block", Recompute::block}};
 
 template <>
 inline constexpr Word<ScheduleKind> kWords<ScheduleKind>[] = {{"cosine", ScheduleKind::cosine},

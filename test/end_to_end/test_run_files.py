@@ -348,12 +348,14 @@ class Planning(unittest.TestCase):
         """Each change is a run that fits, takes what it says and as long as it says. The fastest come first, and runs on
         more ranks last. --fit makes the first change on the same ranks."""
         length = ["--max-steps", "300", "--price", "2"]
-        for flags, kinds in ((["--model", "gpt2-xl", "--batch", "64"], {"-r", "-b", "--world"}),
+        for flags, kinds in ((["--model", "gpt2-xl", "--batch", "64", "-r", "gelu"], {"-r", "-b", "--world"}),
+                             (["--model", "gpt2-xl", "--batch", "256"], {"-b", "--world"}),
                              (["--model", "gpt3-6.7b", "--batch", "4"], {"--world"}),
-                             (["--model", "d24", "--batch", "48", "--gpu", "rtx4090"], {"-r", "-b", "--world"}),
+                             (["--model", "d24", "--batch", "48", "--gpu", "rtx4090", "-r", "gelu"], {"-r", "-b", "--world"}),
                              (["--model", "gpt2-xl", "--batch", "16", "--gpu", "rtx4090"], {"-b", "--world"}),
                              (["--model", "gpt2-xl", "--batch", "64", "-r", "norm"], {"-r", "-b", "--world"}),
-                             (["--model", "gpt3-6.7b", "--batch", "4", "--world", "2"], {"-r", "-b", "-z", "--world"}),
+                             (["--model", "gpt3-6.7b", "--batch", "4", "--world", "2", "-r", "gelu"],
+                              {"-r", "-b", "-z", "--world"}),
                              (["--model", "llama3-8b", "--gpu", "gb10"], {"--adam-moments", "--world"})):
             flags = ["--gpu", "h100", *flags, *length]
             plan, text = json.loads(self.plan_json(5, *flags)), self.plan(*flags)
@@ -386,12 +388,13 @@ class Planning(unittest.TestCase):
             self.assertIn(f"note: --fit: {here[0]['flags']}: a rank needs ", self.plan(*flags, "--fit"))
 
     def test_a_level_that_was_asked_for_does_not_become_lower(self):
-        def levels(*flags):
-            plan = json.loads(self.plan_json(5, "-e", "gpt2-xl", "-b", "64", "--gpu", "h100", *flags))
+        def levels(batch, *flags):
+            plan = json.loads(self.plan_json(5, "-e", "gpt2-xl", "-b", batch, "--gpu", "h100", *flags))
             return {re.findall(r"-r (\w+)", change["flags"])[0] for change in plan["would_fit"] if "-r " in change["flags"]}
 
-        self.assertLessEqual(levels("-r", "norm"), {"block"})
-        self.assertIn("none", levels())
+        self.assertLessEqual(levels("64", "-r", "norm"), {"block"})
+        self.assertIn("block", levels("64", "-r", "none"))
+        self.assertEqual(levels("256"), set())  # auto follows from the other flags
 
     def test_fit_changes_nothing_that_fits(self):
         flags = ["-e", "d12", "-b", "8", "--gpu", "h100"]
@@ -462,6 +465,32 @@ class Fitting(unittest.TestCase):
             done = run(*tiny_flags(*self.FLAGS, *flags.split()), env=self.LITTLE)
             self.assertEqual(done.code, 0, done.err)
 
+    def needed(self, level, *flags):
+        """MiB that a run needs with this level of recomputation."""
+        result = run(*tiny_flags(*self.FLAGS, "-r", level, *flags), env={"LLMC_MEMORY_MB": "1"})
+        self.assertEqual(result.code, 5, result.err)
+        return float(re.search(r"this run needs ([\d.]+) MiB", result.err)[1])
+
+    def test_recomputes_as_little_as_fits(self):
+        """-r auto, the default, takes the next level when the one before it does not fit. The bits stay the same."""
+        levels = ("none", "gelu", "norm", "block")
+        shape = ["--layers", "8", "--batch", "128"]
+        needed = [self.needed(level, *shape) for level in levels]
+        losses = set()
+        for i, level in enumerate(levels):
+            memory = math.ceil(needed[i])
+            self.assertLess(memory, ([1e9] + needed)[i], needed)  # the level before does not fit
+            done = FinishedRun(*self.FLAGS, *shape, env={"LLMC_MEMORY_MB": str(memory)})
+            self.assertEqual(json.loads(done.read("run.json"))["config"]["recompute"], level)
+            notes = re.findall(r"^note: -r auto chose (\w+), the least", done.result.out, re.MULTILINE)
+            self.assertEqual(notes, [level] if i else [])
+            losses.add(tuple(done.losses))
+        self.assertEqual(len(losses), 1)
+        too_little = run(*tiny_flags(*self.FLAGS, *shape), env={"LLMC_MEMORY_MB": str(int(needed[-1]))})
+        self.assertEqual(too_little.code, 5)
+        self.assertIn(f"this run needs {needed[-1]:.1f} MiB", too_little.err)
+        self.assertNotIn(" -r ", too_little.out)  # auto follows from the other changes
+
     def test_fit(self):
         """The run has the same steps, its run.json says what --fit chose, and it resumes as it was."""
         directory = new_path()
@@ -479,17 +508,30 @@ class Fitting(unittest.TestCase):
         self.assertEqual(resumed.code, 0, resumed.err)
         self.assertIn("step 1 is done", resumed.out)
 
+    def ranks(self, memories, *flags):
+        """The outputs of ranks that have this much memory."""
+        port = str(free_port())
+        flags = tiny_flags(*self.FLAGS, "--total-batch", str(len(memories) * 32 * 64), *flags)
+        ranks = [subprocess.Popen([PROGRAM, *flags], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                  env={**ENVIRONMENT, "RANK": str(rank), "WORLD_SIZE": str(len(memories)),
+                                       "MASTER_ADDR": "localhost", "MASTER_PORT": port, "OMP_NUM_THREADS": "1",
+                                       "LLMC_MEMORY_MB": memory})
+                 for rank, memory in enumerate(memories)]
+        outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
+        self.assertEqual([rank.returncode for rank in ranks], [0] * len(ranks), outputs)
+        return outputs
+
     def test_ranks_choose_together(self):
         """Both ranks make the change that the rank with less memory needs."""
-        port = str(free_port())
-        flags = tiny_flags(*self.FLAGS, "--fit", "--total-batch", str(2 * 32 * 64))
-        ranks = [subprocess.Popen([PROGRAM, *flags], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                                  env={**ENVIRONMENT, "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "localhost",
-                                       "MASTER_PORT": port, "OMP_NUM_THREADS": "1", "LLMC_MEMORY_MB": memory})
-                 for rank, memory in enumerate(("1000", "8"))]
-        outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
-        self.assertEqual([rank.returncode for rank in ranks], [0, 0], outputs)
+        outputs = self.ranks(("1000", "8"), "--fit")
         self.assertRegex(outputs[0], r"note: --fit: .*-b \d+.*, and has 8.0 MiB\n")
+
+    def test_ranks_recompute_alike(self):
+        """Both ranks take the level that the rank with less memory needs."""
+        shape = ["--layers", "8"]
+        memory = math.ceil(self.needed("block", *shape))
+        outputs = self.ranks(("1000", str(memory)), *shape)
+        self.assertIn("note: -r auto chose block", outputs[0])
 
 
 class FlagsPage(unittest.TestCase):

@@ -86,7 +86,7 @@ TEST_CASE("options: defaults are the promised ones") {
     CHECK(o.sample_tokens == 64);
     CHECK(o.seed == 1337);
     CHECK(o.precision == default_precision());
-    CHECK(o.recompute == Recompute::gelu);
+    CHECK(o.recompute == Recompute::automatic);
     CHECK(!o.tf32);
     CHECK(o.kernels.text == "auto");
     CHECK(!o.overwrite);
@@ -673,7 +673,7 @@ TEST_CASE("options: --help-all shows every flag with its true default") {
     CHECK(default_text(*find_flag("val-every")) == "auto");
     CHECK(default_text(*find_flag("top-p")) == "1");
     CHECK(default_text(*find_flag("batch")) == "4");
-    CHECK(default_text(*find_flag("recompute")) == "gelu");
+    CHECK(default_text(*find_flag("recompute")) == "auto");
 }
 
 TEST_CASE("options: --help shows the flags that matter most, on little more than a page") {

@@ -47,6 +47,7 @@ TEST_CASE("trainer config: words become what they say") {
     CHECK(with("precision", "fp8").fp8);
     CHECK(!with("precision", "bf16").fp8);
     CHECK(!with("precision", "fp32").fp8);
+    CHECK(with("recompute", "auto").recompute == Recompute::none);  // until a plan has chosen
     CHECK(with("recompute", "none").recompute == Recompute::none);
     CHECK(with("recompute", "gelu").recompute == Recompute::gelu);
     CHECK(with("recompute", "norm").recompute == Recompute::norm);

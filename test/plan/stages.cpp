@@ -55,6 +55,7 @@ PlannedRun gpt2_run(const char* gpu = "h200", Precision precision = Precision::b
 StagePlan plan(int stage, double gib, double ms) {
     StagePlan p;
     p.stage = stage;
+    p.recompute = gpt2_run().config.recompute;
     p.memory = {kGiB, kGiB, kGiB, 0, 0};
     p.memory.activations = static_cast<size_t>(gib * kGiB) - 3 * kGiB;
     p.slices = stage == 0 ? 1 : 8;
@@ -76,7 +77,7 @@ double waits(const Sent& sent, int stage, int micro_steps = 1) {
     PlannedRun run = gpt2_run();
     run.config.micro_steps = micro_steps;
     StagePlan p;
-    p.stage = stage, p.sent = sent;
+    p.stage = stage, p.sent = sent, p.recompute = run.config.recompute;
     return predict_step(run, p).waits;
 }
 
@@ -253,6 +254,25 @@ TEST_CASE("scaling: tokens per second and efficiency, by hand") {
         CHECK(contains(text, part));
     CHECK(contains(json, "\"predicted\": true"));
     CHECK(contains(json, "\"gpus\": 1024"));
+}
+
+TEST_CASE("scaling: a plan for which -r auto chose another level takes that level's time, and says so") {
+    PlannedRun run = gpt2_run();
+    run.config.recompute = Recompute::none;
+    const auto points = estimate_scaling(run, [](int gpus) {
+        StagePlan p = plan(1, 30, 0);
+        p.recompute = gpus == 2 ? Recompute::block : Recompute::none;
+        return p;
+    });
+    CHECK(points[2].step.compute == near(step_time(run, run.precision, 8).total()));
+    CHECK(points[1].step.compute > 1.2 * points[2].step.compute);
+    const std::string text = describe_scaling(run, points);
+    CAPTURE(text);
+    CHECK(contains(text, "yes  -r block\n"));
+    CHECK(!contains(text, "-r none"));
+    StagePlan other = plan(2, 90, 0);
+    other.recompute = Recompute::norm;
+    CHECK(contains(describe_sharding(run, {plan(1, 30, 0), other}), "ms  -r norm\n"));
 }
 
 TEST_CASE("scaling: runs that cannot be predicted") {
