@@ -11,6 +11,17 @@
 
 namespace llmc::test {
 
+// For comparisons of gradients.
+inline double dot(const std::vector<float>& a, const std::vector<float>& b) {
+    double sum = 0;
+    for (size_t i = 0; i < a.size(); i++) sum += static_cast<double>(a[i]) * b[i];
+    return sum;
+}
+inline double norm(const std::vector<float>& a) { return std::sqrt(dot(a, a)); }
+inline double cosine(const std::vector<float>& a, const std::vector<float>& b) {
+    return dot(a, b) / (norm(a) * norm(b));
+}
+
 inline ModelConfig fixture_config(const Gpt2Fixture& fixture) {
     ModelConfig config;
     config.name = "fixture";

@@ -11,12 +11,6 @@ using namespace llmc::test;
 
 namespace {
 
-double dot(const std::vector<float>& a, const std::vector<float>& b) {
-    double sum = 0;
-    for (size_t i = 0; i < a.size(); i++) sum += static_cast<double>(a[i]) * b[i];
-    return sum;
-}
-
 // Checks every gradient of the fixture's first batch, with scales from a previous step.
 void check_gradients(const Fp8Config& config, const std::string& layers) {
     CAPTURE(static_cast<int>(config.recipe));
@@ -43,9 +37,8 @@ void check_gradients(const Fp8Config& config, const std::string& layers) {
             std::vector<float> expected = run.fixture.gradient(tensor.name);
             expected.resize(tensor.count(), 0.0f);
             const std::vector<float>& actual = gradients[i++];
-            const double norm = std::sqrt(dot(actual, actual)), expected_norm = std::sqrt(dot(expected, expected));
-            CHECK(dot(actual, expected) / (norm * expected_norm) > 0.975);
-            CHECK(norm / expected_norm == doctest::Approx(1).epsilon(0.08));
+            CHECK(cosine(actual, expected) > 0.975);
+            CHECK(norm(actual) / norm(expected) == doctest::Approx(1).epsilon(0.08));
         }
 }
 
@@ -117,7 +110,7 @@ TEST_CASE("gpt2 fp8: sequences of any length train, as long as the tokens of a m
     }
     CHECK(fp8.mean_train_loss() == doctest::Approx(plain.mean_train_loss()).epsilon(0.01));
     const auto a = fp8.all_gradients(), b = plain.all_gradients();
-    for (size_t i = 0; i < a.size(); i++) CHECK(dot(a[i], b[i]) / std::sqrt(dot(a[i], a[i]) * dot(b[i], b[i])) > 0.96);
+    for (size_t i = 0; i < a.size(); i++) CHECK(cosine(a[i], b[i]) > 0.96);
 }
 
 TEST_CASE("gpt2 fp8: twelve products a block, less what is excluded, plus what is recomputed; every element counted") {

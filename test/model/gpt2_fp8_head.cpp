@@ -54,16 +54,11 @@ struct HeadRun {
         }
     }
     Fp8State state(Fp8Role role) {
-        return read_back(test.fp8->states() + test.fp8->find(std::string("lm_head.") + name_of(role)), test.stream);
+        return read_back(test.fp8->states() + test.fp8->find(std::string("lm_head.") + word_of(role)), test.stream);
     }
     std::vector<float> wte_gradient() { return test.gradients.get_gradient(0, 0, test.stream); }
 };
 
-double dot(const std::vector<float>& a, const std::vector<float>& b) {
-    double sum = 0;
-    for (size_t i = 0; i < a.size(); i++) sum += static_cast<double>(a[i]) * b[i];
-    return sum;
-}
 double relative_gap(const std::vector<float>& a, const std::vector<float>& b) {
     double gap = 0;
     for (size_t i = 0; i < a.size(); i++) gap += (a[i] - b[i]) * static_cast<double>(a[i] - b[i]);
@@ -84,10 +79,9 @@ TEST_CASE("gpt2 fp8 head: gradients are those of a head in BF16, up to the round
             const auto a = head.test.all_gradients(), b = plain.test.all_gradients();
             double worst = 0;
             for (size_t i = 0; i < a.size(); i++) {
-                const double na = std::sqrt(dot(a[i], a[i])), nb = std::sqrt(dot(b[i], b[i]));
-                CHECK(dot(a[i], b[i]) / (na * nb) > 0.99);
-                CHECK(na / nb == doctest::Approx(1).epsilon(0.02));
-                worst = std::max(worst, 1 - dot(a[i], b[i]) / (na * nb));
+                CHECK(cosine(a[i], b[i]) > 0.99);
+                CHECK(norm(a[i]) / norm(b[i]) == doctest::Approx(1).epsilon(0.02));
+                worst = std::max(worst, 1 - cosine(a[i], b[i]));
             }
             CHECK(worst > 1e-6);
         }
@@ -104,7 +98,7 @@ TEST_CASE("gpt2 fp8 head: amaxes and counts are those of whole tensors, and thre
     chunked.test.fp8->clear_counts(chunked.test.stream);
     // From here on the scales are shared; in the first step every chunk had its own.
     for (const Fp8Role role : {Fp8Role::x, Fp8Role::w, Fp8Role::dout}) {
-        CAPTURE(name_of(role));
+        CAPTURE(word_of(role));
         CHECK(run.state(role).last_amax == doctest::Approx(chunked.state(role).last_amax).epsilon(0.02));
         CHECK(run.state(role).last_amax > 0);
     }
