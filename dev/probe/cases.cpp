@@ -89,7 +89,7 @@ double Case::flops() const { return 2.0 * product.N * product.C * product.OC; }
 
 std::string Case::key() const {
     const Product& p = product;
-    return fmt::format("{} {} {} {} N={} C={} OC={} {} beta={} {} {}", model, layer, kind(), name_of(p.type), p.N, p.C,
+    return fmt::format("{} {} {} {} N={} C={} OC={} {} beta={} {} {}", model, layer, kind(), word_of(p.type), p.N, p.C,
                        p.OC, p.bias ? "bias" : "none", p.accumulate ? 1 : 0, mode(), scaling());
 }
 

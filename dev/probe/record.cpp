@@ -36,7 +36,7 @@ ordered_json what_it_is(const Case& c) {
             {"model", c.model},
             {"layer", c.layer},
             {"product", c.kind()},
-            {"types", name_of(p.type)},
+            {"types", word_of(p.type)},
             {"N", p.N},
             {"C", p.C},
             {"OC", p.OC},

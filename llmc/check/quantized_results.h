@@ -4,8 +4,18 @@
 #include <string>
 #include <vector>
 
+#include "llmc/base/words.h"
 #include "llmc/check/trial.h"
 #include "llmc/kernels/quantize.h"
+
+namespace llmc {
+
+template <>
+inline constexpr Word<QuantizePass> kWords<QuantizePass>[] = {
+    {"replay", QuantizePass::replay},   {"write", QuantizePass::write}, {"write_counted", QuantizePass::write_counted},
+    {"measure", QuantizePass::measure}, {"train", QuantizePass::train}, {"train_counted", QuantizePass::train_counted}};
+
+}  // namespace llmc
 
 namespace llmc::check {
 
@@ -16,24 +26,6 @@ inline const Passes kWritingPasses = {QuantizePass::train, QuantizePass::train_c
                                       QuantizePass::write_counted, QuantizePass::replay};
 // The passes of a gradient's producer, which runs once.
 inline const Passes kTrainingPasses = {QuantizePass::train, QuantizePass::train_counted, QuantizePass::measure};
-
-inline const char* name_of(QuantizePass pass) {
-    switch (pass) {
-        case QuantizePass::replay:
-            return "replay";
-        case QuantizePass::write:
-            return "write";
-        case QuantizePass::write_counted:
-            return "write_counted";
-        case QuantizePass::measure:
-            return "measure";
-        case QuantizePass::train:
-            return "train";
-        case QuantizePass::train_counted:
-            return "train_counted";
-    }
-    return "";
-}
 
 // Which layouts a kernel is asked for; the pointers to the others are null.
 enum class Layouts { both, row, transposed, neither };
@@ -92,7 +84,7 @@ void each_pass(Trial& outer, const Passes& passes, int N, int C, float scale, co
         if (!outer.problem().empty()) return;
         Trial trial(outer.stream());
         run(trial, QuantizedResults<F8>(trial, N, C, scale, layouts), pass);
-        if (!trial.problem().empty()) outer.note(std::string("pass ") + name_of(pass) + text + trial.problem());
+        if (!trial.problem().empty()) outer.note(std::string("pass ") + word_of(pass) + text + trial.problem());
     };
     for (const QuantizePass pass : passes) {
         try_pass(pass, Layouts::both, ": ");

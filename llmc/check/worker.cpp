@@ -87,7 +87,7 @@ Finding try_product(const CheckRequest& request, ProductChecks& checks, const Pr
     }
     for (const ProductTrial& trial : finding.trials) {
         if (trial.ms <= 0 || !trial.problem.empty()) continue;
-        double& rate = finding.rates[is_fp8(product.type) ? "fp8" : name_of(product.type)];
+        double& rate = finding.rates[is_fp8(product.type) ? "fp8" : word_of(product.type)];
         rate = std::max(rate, 2e3 * product.N * product.C * product.OC / trial.ms);
     }
     if (!found) finding.problem = finding.trials.empty() ? "cuBLASLt has no algorithm" : finding.trials.front().problem;

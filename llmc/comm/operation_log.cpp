@@ -13,23 +13,11 @@ double monotonic_seconds() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-const char* state_name(OperationEntry::State state) {
-    switch (state) {
-        case OperationEntry::State::running:
-            return "running";
-        case OperationEntry::State::done:
-            return "done";
-        case OperationEntry::State::issued:
-            return "issued";
-    }
-    return "";
-}
-
 std::string OperationEntry::describe() const {
     if (sequence == 0) return "no collective yet";
     const double since = monotonic_seconds() - (state == State::done ? ended : began);
     const bool runs = state == State::running && !on_device;
-    const char* what = runs ? "running for" : state == State::running ? "running, issued" : state_name(state);
+    const char* what = runs ? "running for" : state == State::running ? "running, issued" : word_of(state);
     return fmt::format("{} #{} ({}, {} bytes, step {}, {} {:.1f} s{})", name, sequence, group, bytes, step, what, since,
                        runs ? "" : " ago");
 }

@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "llmc/base/words.h"
+
 namespace llmc {
 
 // Seconds on a clock that never jumps.
@@ -29,7 +31,11 @@ struct OperationEntry {
     bool on_device = false;
     std::string describe() const;  // "all_gather #12 (shard group, 4096 bytes, step 3, running for 2.5 s)"
 };
-const char* state_name(OperationEntry::State state);
+template <>
+inline constexpr Word<OperationEntry::State> kWords<OperationEntry::State>[] = {
+    {"running", OperationEntry::State::running},
+    {"done", OperationEntry::State::done},
+    {"issued", OperationEntry::State::issued}};
 
 // The progress of a device operation. Any thread may ask, several at once.
 enum class DeviceProgress { waiting, running, done };

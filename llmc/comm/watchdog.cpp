@@ -11,6 +11,11 @@
 #include <nlohmann/json.hpp>
 
 namespace llmc {
+
+template <>
+inline constexpr Word<Watchdog::Phase> kWords<Watchdog::Phase>[] = {
+    {"start", Watchdog::Phase::start}, {"step", Watchdog::Phase::step}, {"save", Watchdog::Phase::save}};
+
 namespace {
 
 // Times in seconds.
@@ -18,18 +23,6 @@ constexpr double kInterval = 0.2;      // between two checks
 constexpr double kGrace = 1.0;         // for the main thread to report a lost rank itself, in more detail
 constexpr double kMeetingGrace = 8.0;  // for connect() to end by itself, for example while a name server is silent
 constexpr double kLastWords = 3.0;     // for the last message and report, because the terminal or the disk may hang too
-
-const char* phase_name(Watchdog::Phase phase) {
-    switch (phase) {
-        case Watchdog::Phase::start:
-            return "start";
-        case Watchdog::Phase::step:
-            return "step";
-        case Watchdog::Phase::save:
-            return "save";
-    }
-    return "";
-}
 
 double limit_of(const WatchdogLimits& limits, Watchdog::Phase phase) {
     switch (phase) {
@@ -54,7 +47,7 @@ void write_all(int descriptor, const std::string& text) {
 
 nlohmann::json to_json(const OperationEntry& entry, double now) {
     nlohmann::json json = {{"name", entry.name},   {"sequence", entry.sequence}, {"group", entry.group},
-                           {"bytes", entry.bytes}, {"step", entry.step},         {"state", state_name(entry.state)}};
+                           {"bytes", entry.bytes}, {"step", entry.step},         {"state", word_of(entry.state)}};
     json["began_seconds_ago"] = now - entry.began;
     if (entry.ended > 0) json["ended_seconds_ago"] = now - entry.ended;
     return json;
@@ -141,7 +134,7 @@ std::string Watchdog::problem() {
     if (limit <= 0 || waited_ <= limit + grace) return {};
     leave_soon();  // exits soon even if a hanging device does not answer below
     if (comm_) comm_->log().look();
-    return fmt::format("nothing moved for {:.1f} s (--timeout-{} {:g}): {}", waited_, phase_name(phase_), limit,
+    return fmt::format("nothing moved for {:.1f} s (--timeout-{} {:g}): {}", waited_, word_of(phase_), limit,
                        comm_ ? standstill_reason(comm_->log().unfinished()) : "the ranks have not met yet");
 }
 
@@ -190,7 +183,7 @@ void Watchdog::write_report(const std::string& problem) const {
                              {"backend", comm_->name()},
                              {"problem", problem},
                              {"step", step_},
-                             {"phase", phase_name(phase_)},
+                             {"phase", word_of(phase_)},
                              {"limit_seconds", limit_of(limits_, phase_)},
                              {"exit_code", static_cast<int>(ExitCode::communication)}};
     report["unix_time"] = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();

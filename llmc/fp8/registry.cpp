@@ -48,7 +48,7 @@ int Fp8Registry::add(const std::string& layer) {
 }
 
 std::string Fp8Registry::name(int tensor) const {
-    return layer_name(tensor / kFp8Roles) + "." + name_of(role_of(tensor));
+    return layer_name(tensor / kFp8Roles) + "." + word_of(role_of(tensor));
 }
 
 int Fp8Registry::find(const std::string& wanted) const {

@@ -8,18 +8,6 @@
 
 namespace llmc {
 
-const char* name_of(Fp8Role role) {
-    switch (role) {
-        case Fp8Role::x:
-            return "x";
-        case Fp8Role::w:
-            return "w";
-        case Fp8Role::dout:
-            return "dout";
-    }
-    return "";
-}
-
 namespace {
 
 constexpr int kThreads = 128;

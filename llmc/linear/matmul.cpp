@@ -8,20 +8,6 @@
 
 namespace llmc {
 
-const char* name_of(OperandType type) {
-    switch (type) {
-        case OperandType::fp32:
-            return "fp32";
-        case OperandType::bf16:
-            return "bf16";
-        case OperandType::e4m3:
-            return "e4m3";
-        case OperandType::e5m2_e4m3:
-            return "e5m2 x e4m3";
-    }
-    return "";
-}
-
 const char* Product::name() const {
     return kind == forward ? "matmul forward" : kind == dgrad ? "matmul dgrad" : "matmul wgrad";
 }
@@ -30,7 +16,7 @@ std::string Product::describe() const {
     const char* scales = !has_block_scales()         ? ""
                          : scaling == Fp8Scaling::mx ? " with mx scales"
                                                      : " with block scales";
-    return fmt::format("{} {}{} N={} C={} OC={}{}{}", name(), name_of(type), scales, N, C, OC, bias ? " with bias" : "",
+    return fmt::format("{} {}{} N={} C={} OC={}{}{}", name(), word_of(type), scales, N, C, OC, bias ? " with bias" : "",
                        accumulate ? " accumulating" : "");
 }
 

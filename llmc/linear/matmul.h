@@ -15,6 +15,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "llmc/base/words.h"
 #include "llmc/device/formats.cuh"
 #include "llmc/device/runtime.h"
 #include "llmc/kernels/quantize_blocks.h"
@@ -28,7 +29,11 @@ enum class OperandType {
     e5m2_e4m3,  // the gradient of the output in E5M2, the other operand in E4M3
 };
 constexpr bool is_fp8(OperandType type) { return type == OperandType::e4m3 || type == OperandType::e5m2_e4m3; }
-const char* name_of(OperandType type);
+template <>
+inline constexpr Word<OperandType> kWords<OperandType>[] = {{"fp32", OperandType::fp32},
+                                                            {"bf16", OperandType::bf16},
+                                                            {"e4m3", OperandType::e4m3},
+                                                            {"e5m2 x e4m3", OperandType::e5m2_e4m3}};
 
 template <class Real>
 requires(std::is_same_v<Real, float> ||

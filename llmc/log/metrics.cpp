@@ -209,7 +209,7 @@ void report_verdict(int64_t step, ValidationWatch::Verdict verdict, const Valida
 void report_fallback(int64_t step, const Fp8Fallback& fallback, const Fp8Registry& fp8, const Comm& comm,
                      RunDirectory& directory) {
     const std::string& layer = fp8.layer_name(fallback.layer);
-    const char* role = name_of(fallback.role);
+    const char* role = word_of(fallback.role);
     const char* reason = fallback.reason == Fp8Reason::saturated ? "saturated" : "underflowed";
     if (comm.is_main())
         std::printf("step %lld: %s falls back to BF16: its %s %s in %.3g %% of its elements, above the limit for %s\n",
