@@ -56,6 +56,7 @@ const OtherModel kOtherModels[] = {
     {"qwen3-1.7b", &kQwen3, 28, 16, 8, 2048, 128, 6144, 151936, 40960, 1e6, 0, true},
     {"qwen3-4b", &kQwen3, 36, 32, 8, 2560, 128, 9728, 151936, 40960, 1e6, 0, true},
     {"qwen3-8b", &kQwen3, 36, 32, 8, 4096, 128, 12288, 151936, 40960, 1e6, 0, false},
+    {"qwen3-14b", &kQwen3, 40, 40, 8, 5120, 128, 17408, 151936, 40960, 1e6, 0, false},
 };
 
 constexpr int kMaxLayers = 1000;

@@ -162,6 +162,7 @@ TEST_CASE("model config: other architectures, published parameter counts") {
     CHECK(find_model("tinyllama-1.1b").parameters() == 1100048384);
     CHECK(find_model("qwen3-0.6b").parameters() == 596049920);
     CHECK(find_model("qwen3-8b").parameters() == 8190735360);
+    CHECK(find_model("qwen3-14b").parameters() == 14768307200);
     const ModelConfig llama = find_model("llama3-8b"), tied = find_model("llama3.2-1b"),
                       qwen = find_model("qwen3-0.6b");
     const int64_t block = int64_t{4096} * (4096 + 2 * 1024) + int64_t{4096} * 4096 + 3 * int64_t{4096} * 14336;
