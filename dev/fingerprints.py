@@ -8,6 +8,7 @@ and final weights.
     differ
 
 Run both on one machine: another CPU multiplies in another order. --only PATTERN takes the cases whose names match.
+--with "FLAGS" adds flags that must not change the numbers: compare with --with "--offload optimizer".
 """
 
 import argparse
@@ -115,6 +116,7 @@ def main():
     parser.add_argument("file")
     parser.add_argument("program")
     parser.add_argument("--only", default="", help="a regular expression")
+    parser.add_argument("--with", dest="more", default="", help="flags to add to every run")
     arguments = parser.parse_args()
     program = os.path.abspath(arguments.program)
     chosen = {name: case for name, case in cases().items() if re.search(arguments.only, name)}
@@ -124,7 +126,7 @@ def main():
             expected = json.load(file)
     found, apart = {}, []
     for name, (ranks, flags) in chosen.items():
-        found[name] = fingerprint(program, ranks, flags)
+        found[name] = fingerprint(program, ranks, [*flags, *arguments.more.split()])
         if expected and expected.get(name) != found[name]:
             apart.append(name)
             print(f"{name}: {expected.get(name)} before, {found[name]} now", flush=True)

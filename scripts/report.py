@@ -317,8 +317,8 @@ def memory(runs):
             rows.setdefault(kind, ["-"] * len(names))
             taken = {size_text(sizes["least_peak"]), size_text(sizes["most_peak"])}
             rows[kind].append(f"{size_text(sizes['planned'])} planned, {' to '.join(sorted(taken))} taken")
-        total = sum(sizes["most_peak"] for sizes in records[-1].values())
-        rows.setdefault("all", ["-"] * len(names)).append(f"{size_text(total)} taken")
+        total = sum(sizes["most_peak"] for kind, sizes in records[-1].items() if kind != "offloaded")
+        rows.setdefault("all", ["-"] * len(names)).append(f"{size_text(total)} taken on the device")
         names.append(run.name)
     return table("Memory of a rank, by kind", names, list(rows.items())) if rows else ""
 

@@ -14,6 +14,7 @@
 #include "llmc/commands/commands.h"
 #include "llmc/flags/flags.h"
 #include "llmc/log/progress.h"
+#include "llmc/train/staging.h"
 
 namespace llmc {
 namespace {
@@ -22,9 +23,9 @@ constexpr double kAsFast = 1.01;  // up to 1 % in predicted speed counts as equa
 constexpr int kMostRanks = 1024;
 constexpr Recompute kLevels[] = {Recompute::none, Recompute::gelu, Recompute::norm, Recompute::block};
 
-// The flags that a change has. The higher a bit, the less a user wants it: the first three compute the same steps.
+// The flags that a change has. The higher a bit, the less a user wants it: the first four compute the same steps.
 using Flags = unsigned;
-constexpr Flags kRecompute = 1, kBatch = 2, kStage = 4, kMoments = 8, kPrecision = 16;
+constexpr Flags kRecompute = 1, kBatch = 2, kStage = 4, kOffload = 8, kMoments = 16, kPrecision = 32;
 
 struct Candidate {
     Options options;
@@ -57,8 +58,15 @@ public:
     }
 
 private:
-    // Every combination of stage, moments and recomputation, with the largest batch that fits.
+    // Every combination of stage, offload, moments and recomputation, with the largest batch that fits.
     void search(const Options& base, Flags flags) {
+        search_moments(base, flags);
+        if (base.offload != Offload::off || base.precision == Precision::fp32) return;
+        Options offloaded = base;
+        offloaded.offload = Offload::optimizer;
+        search_moments(offloaded, flags | kOffload);
+    }
+    void search_moments(const Options& base, Flags flags) {
         const bool two_formats = base.adam_moments == MomentFormat::fp32 &&
                                  (base.optimizer == OptimizerKind::adamw || is_muon(base.optimizer));
         const int last_stage = ranks_ > 1 ? 3 : base.zero;
@@ -135,6 +143,7 @@ std::string flags_text(const AskedRun& asked, const Candidate& c) {
     if ((c.flags & kBatch) && !asked.flags.given.count("total-batch")) add("-d " + std::to_string(o.total_batch));
     if (c.flags & kRecompute) add("-r " + std::string(word_of(o.recompute)));
     if (c.flags & kStage) add("-z " + std::to_string(o.zero));
+    if (c.flags & kOffload) add("--offload " + std::string(word_of(o.offload)));
     if (c.flags & kMoments) add("--adam-moments " + std::string(word_of(o.adam_moments)));
     if (c.flags & kPrecision) add("--precision " + std::string(word_of(o.precision)));
     return text;
@@ -207,7 +216,8 @@ Options AskedRun::with(const std::string& more, int ranks) const {
     return o;
 }
 
-bool choose_recompute(Options& o, const std::function<bool(const Options&)>& fits) {
+// Replaces -r auto, see choose_automatic().
+static bool choose_recompute(Options& o, const std::function<bool(const Options&)>& fits) {
     if (o.recompute != Recompute::automatic) return fits(o);
     for (const Recompute level : kLevels) {
         o.recompute = level;
@@ -218,6 +228,21 @@ bool choose_recompute(Options& o, const std::function<bool(const Options&)>& fit
         return true;
     }
     return false;
+}
+
+bool choose_automatic(Options& o, const std::function<bool(const Options&)>& fits) {
+    if (o.offload != Offload::automatic) return choose_recompute(o, fits);
+    for (const Offload choice : {Offload::off, Offload::optimizer}) {
+        Options chosen = o;
+        chosen.offload = choice;
+        if (!choose_recompute(chosen, fits)) continue;
+        if (choice != Offload::off)
+            chosen.notes.push_back(fmt::format("--offload auto chose {}, with which the run fits", word_of(choice)));
+        o = chosen;
+        return true;
+    }
+    o.offload = Offload::off;
+    return choose_recompute(o, fits);
 }
 
 std::vector<Change> changes_that_fit(const AskedRun& asked, const Options& options, int ranks, const Room& room,
@@ -233,7 +258,8 @@ std::vector<Change> changes_that_fit(const AskedRun& asked, const Options& optio
 std::string describe_changes(const std::vector<Change>& changes, int ranks) {
     if (changes.empty())
         return fmt::format(
-            "Nothing that -r, -b, --adam-moments, --precision bf16 and up to {} ranks can change makes it fit.\n",
+            "Nothing that -r, -b, --offload, --adam-moments, --precision bf16 and up to {} ranks can change makes it "
+            "fit.\n",
             kMostRanks);
     size_t width = 32;
     for (const Change& change : changes) width = std::max(width, change.flags.size());
@@ -270,14 +296,18 @@ Options fit_into_memory(const AskedRun& asked, Options options, const Ranks& ran
     const Comm& comm = ranks.comm;
     StagePlan plan = plan_rank(options, comm);
     const size_t libraries = ranks.libraries_to_come(options);
-    const auto free = static_cast<int64_t>(std::min(ranks.device.free_memory, size_t{INT64_MAX}));
-    const Room room{static_cast<size_t>(-comm.host_max(-free)), plan.reserve - std::min(plan.reserve, libraries)};
+    const auto least = [&](size_t bytes) {  // of all ranks
+        return static_cast<size_t>(-comm.host_max(-static_cast<int64_t>(std::min(bytes, size_t{INT64_MAX}))));
+    };
+    const Room room{least(ranks.device.free_memory), plan.reserve - std::min(plan.reserve, libraries),
+                    least(available_host_memory() / static_cast<size_t>(comm.local_world()))};
     // Ranks may plan different sizes, because each owns other matrices with Muon, so the largest one decides.
     const auto fits = [&](const Options& o) {
         plan = plan_rank(o, comm);
         return room.bytes == 0 || comm.host_max(!room.holds(plan)) == 0;  // 0: unknown
     };
-    if (choose_recompute(options, fits)) return options;
+    if (choose_automatic(options, fits)) return options;
+    check_host_memory(plan.memory, room.host);
     // The main rank chooses: measured rates, and so the order of changes, may differ between ranks.
     std::string flags, note;
     if (comm.is_main()) {
@@ -296,7 +326,7 @@ Options fit_into_memory(const AskedRun& asked, Options options, const Ranks& ran
     }
     flags = broadcast_text(comm, flags);
     Options fitted = flags.empty() ? options : asked.with(flags, comm.world());
-    choose_recompute(fitted, fits);  // with the real communicator
+    choose_automatic(fitted, fits);  // with the real communicator
     check_memory(plan.memory, plan.shared_copy + ranks.libraries_to_come(fitted), room.bytes, ranks.device.name);
     if (comm.is_main()) fitted.notes.push_back(note);
     return fitted;

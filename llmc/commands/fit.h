@@ -2,6 +2,7 @@
 // first one.
 #pragma once
 #include <algorithm>
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
@@ -34,13 +35,15 @@ PlannedRun run_of(const Options& options, const PlannedCard& card, int ranks);
 // The memory for a rank's plan.
 struct Room {
     size_t bytes = 0;
-    size_t loaded = 0;  // bytes of the plan's libraries that are already in use
+    size_t loaded = 0;       // bytes of the plan's libraries that are already in use
+    size_t host = SIZE_MAX;  // host memory for what --offload moves there
     size_t needed(const StagePlan& plan) const { return plan.bytes() - std::min(plan.reserve, loaded); }
-    bool holds(const StagePlan& plan) const { return needed(plan) <= bytes; }
+    bool holds(const StagePlan& plan) const { return needed(plan) <= bytes && plan.memory.offloaded <= host; }
 };
 // Replaces -r auto by the least recomputation with which the run fits, or by block if it fits with none. A note names
-// the level if it costs time. Every level gives the same bits. Returns whether the run fits.
-bool choose_recompute(Options& options, const std::function<bool(const Options&)>& fits);
+// the level if it costs time. --offload auto does the same first: it leaves memory on the card if some level fits.
+// Every choice gives the same bits. Returns whether the run fits.
+bool choose_automatic(Options& options, const std::function<bool(const Options&)>& fits);
 // Plans a rank with this stage. -r auto chooses for this stage alone. A refusal is in StagePlan::refused.
 StagePlan plan_stage(Options options, int ranks, int stage, const Room& room);
 // Milliseconds of a step of all ranks. Call it only if no_prediction_because() returns "".

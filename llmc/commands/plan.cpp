@@ -53,6 +53,7 @@ nlohmann::ordered_json time_json(const PlannedRun& run, const StagePlan& plan) {
             {"attention", time.attention},
             {"elementwise", time.elementwise},
             {"optimizer", time.optimizer},
+            {"offload", time.offload},
             {"elementwise_rate", model.element_wise_rate()},
             {"launch", kLaunch},
             {"tensor_share", kTensorKernelShare},
@@ -118,7 +119,7 @@ ExitCode dry_run(const AskedRun& asked, Options o) {
     std::vector<StagePlan> stages;
     for (int stage = 0; stage <= 3 && ranks > 1; stage++) stages.push_back(plan_stage(o, ranks, stage, room));
     StagePlan plan;
-    const bool fits = choose_recompute(o, [&](const Options& level) {
+    const bool fits = choose_automatic(o, [&](const Options& level) {
         plan = plan_rank(level, planned_ranks(level, ranks));
         return room.holds(plan);
     });
@@ -130,7 +131,8 @@ ExitCode dry_run(const AskedRun& asked, Options o) {
         text = plan_json(o, run, plan, stages, changes);
     } else {
         for (const std::string& note : o.notes)  // others are of the machine at hand
-            if (note.starts_with("--depth") || note.starts_with("--fit") || note.starts_with("-r auto"))
+            if (note.starts_with("--depth") || note.starts_with("--fit") || note.starts_with("-r auto") ||
+                note.starts_with("--offload auto"))
                 text += "note: " + note + "\n";
         text += describe_plan(run, plan.memory, plan.reserve, plan.slices);
         if (const RunLength length = length_of(o, run, plan); length.steps > 0) text += describe_length(length, ranks);
@@ -199,7 +201,7 @@ StagePlan plan_stage(Options o, int ranks, int stage, const Room& room) {
     StagePlan plan;
     try {
         const Comm comm = planned_ranks(o, ranks);
-        choose_recompute(o, [&](const Options& level) { return room.holds(plan = plan_rank(level, comm)); });
+        choose_automatic(o, [&](const Options& level) { return room.holds(plan = plan_rank(level, comm)); });
     } catch (const Error& error) {
         if (error.code() != ExitCode::bad_flags) throw;
         plan.stage = stage;
@@ -227,7 +229,7 @@ RunLength length_of(const Options& o, const PlannedRun& run, const StagePlan& pl
 StagePlan plan_rank(const Options& o, const Comm& comm) {
     StagePlan plan = o.precision == Precision::fp32 ? plan_rank_of<float>(o, comm) : plan_rank_of<bf16>(o, comm);
     if (!o.checkpoint_local.empty()) plan.memory.staging = 0;
-    if (shares_memory(o)) plan.shared_copy = plan.memory.staging;
+    if (shares_memory(o)) plan.shared_copy = plan.memory.staging + plan.memory.offloaded;
     return plan;
 }
 

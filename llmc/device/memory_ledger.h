@@ -19,16 +19,25 @@ public:
         MemoryUse& use = use_[static_cast<size_t>(kind)];
         use.bytes += bytes;
         use.peak = std::max(use.peak, use.bytes);
-        bytes_ += bytes;
+        if (kind != MemoryKind::offloaded) bytes_ += bytes;
     }
     void remove(const void* owner) {
         const auto entry = live_.find(owner);
         if (entry == live_.end()) return;
         use_[static_cast<size_t>(entry->second.kind)].bytes -= entry->second.bytes;
-        bytes_ -= entry->second.bytes;
+        if (entry->second.kind != MemoryKind::offloaded) bytes_ -= entry->second.bytes;
         live_.erase(entry);
     }
-    size_t bytes() const { return bytes_; }
+    size_t bytes() const { return bytes_; }  // of device memory
+    bool is_offloaded(const void* p) const {
+        if (use(MemoryKind::offloaded).bytes == 0) return false;
+        const char* const at = static_cast<const char*>(p);
+        for (const auto& [owner, entry] : live_)
+            if (entry.kind == MemoryKind::offloaded && at >= owner &&
+                at < static_cast<const char*>(owner) + entry.bytes)
+                return true;
+        return false;
+    }
     MemoryUse use(MemoryKind kind) const { return use_[static_cast<size_t>(kind)]; }
 
 private:

@@ -161,7 +161,30 @@ size_t shared_memory_per_block() {
 
 // ---- memory --------------------------------------------------------------------------------------------------------
 
+namespace {
+
+void* offloaded_malloc(size_t bytes) {
+    void* p = nullptr;
+    const cudaError_t status = cudaHostAlloc(&p, bytes ? bytes : 1, cudaHostAllocPortable);
+    if (status == cudaErrorMemoryAllocation) {
+        cudaGetLastError();
+        throw Error(ExitCode::no_resources, "out of host memory: {} MiB of pinned memory needed for --offload",
+                    bytes >> 20);
+    }
+    check_cuda(status, "cudaHostAlloc", __FILE__, __LINE__);
+    MemoryLedger::instance().add(p, bytes, MemoryKind::offloaded);
+    return p;
+}
+
+// The direction of a copy with a side that may be offloaded: CUDA then finds it from the addresses.
+cudaMemcpyKind direction(const void* side, cudaMemcpyKind otherwise) {
+    return MemoryLedger::instance().is_offloaded(side) ? cudaMemcpyDefault : otherwise;
+}
+
+}  // namespace
+
 void* device_malloc(size_t bytes, MemoryKind kind) {
+    if (kind == MemoryKind::offloaded) return offloaded_malloc(bytes);
     void* p = nullptr;
     const cudaError_t status = cudaMalloc(&p, bytes ? bytes : 1);
     if (status == cudaErrorMemoryAllocation) {
@@ -176,8 +199,9 @@ void* device_malloc(size_t bytes, MemoryKind kind) {
 }
 void device_free(void* p) {
     if (!p) return;
+    const bool offloaded = MemoryLedger::instance().is_offloaded(p);
     MemoryLedger::instance().remove(p);
-    LLMC_CHECK_CUDA(cudaFree(p));
+    LLMC_CHECK_CUDA(offloaded ? cudaFreeHost(p) : cudaFree(p));
 }
 size_t device_alignment() { return 256; }
 size_t device_bytes_in_use() { return MemoryLedger::instance().bytes(); }
@@ -191,13 +215,14 @@ void* pinned_malloc(size_t bytes) {
 void pinned_free(void* p) { LLMC_CHECK_CUDA(cudaFreeHost(p)); }
 
 void copy_to_device(void* to, const void* from, size_t bytes, stream_t stream) {
-    LLMC_CHECK_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream));
+    LLMC_CHECK_CUDA(cudaMemcpyAsync(to, from, bytes, direction(to, cudaMemcpyHostToDevice), stream));
 }
 void copy_to_host(void* to, const void* from, size_t bytes, stream_t stream) {
-    LLMC_CHECK_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream));
+    LLMC_CHECK_CUDA(cudaMemcpyAsync(to, from, bytes, direction(from, cudaMemcpyDeviceToHost), stream));
 }
 void copy_on_device(void* to, const void* from, size_t bytes, stream_t stream) {
-    LLMC_CHECK_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream));
+    const cudaMemcpyKind kind = direction(from, direction(to, cudaMemcpyDeviceToDevice));
+    LLMC_CHECK_CUDA(cudaMemcpyAsync(to, from, bytes, kind, stream));
 }
 void set_bytes(void* to, int value, size_t bytes, stream_t stream) {
     LLMC_CHECK_CUDA(cudaMemsetAsync(to, value, bytes, stream));

@@ -81,14 +81,16 @@ inline std::string device_identity() {
 }
 
 // Device memory is aligned to device_alignment() bytes: 256, or 4096 with LLMC_GUARD=1. Its contents are undefined.
-enum class MemoryKind { weights, gradients, optimizer, activations, workspace };
-constexpr size_t kMemoryKinds = 5;
-constexpr const char* kMemoryKindNames[kMemoryKinds] = {"weights", "gradients", "optimizer", "activations",
-                                                        "workspace"};
+// `offloaded` is pinned host memory that is used like device memory. Kernels reach it over the bus, so what every step
+// needs is copied to the device first.
+enum class MemoryKind { weights, gradients, optimizer, activations, workspace, offloaded };
+constexpr size_t kMemoryKinds = 6;
+constexpr const char* kMemoryKindNames[kMemoryKinds] = {"weights",     "gradients", "optimizer",
+                                                        "activations", "workspace", "offloaded"};
 void* device_malloc(size_t bytes, MemoryKind kind = MemoryKind::workspace);
 void device_free(void* p);
 size_t device_alignment();
-size_t device_bytes_in_use();
+size_t device_bytes_in_use();  // without offloaded memory
 struct MemoryUse {
     size_t bytes = 0, peak = 0;  // now, and the most so far
 };
@@ -98,6 +100,7 @@ void* pinned_malloc(size_t bytes);
 void pinned_free(void* p);
 
 // These run asynchronously, in the order of the stream. Host memory must be pinned and stay unchanged until then.
+// Either side may be offloaded memory.
 void copy_to_device(void* to, const void* from, size_t bytes, stream_t stream);
 void copy_to_host(void* to, const void* from, size_t bytes, stream_t stream);
 void copy_on_device(void* to, const void* from, size_t bytes, stream_t stream);

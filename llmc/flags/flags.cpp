@@ -351,6 +351,8 @@ const Flag kRows[] = {
                  {"2", "; llm.c's -r 2 is -r norm here"}},
                 "activations to recompute in the backward pass: none, gelu, norm (norms and GELU), block (all) or auto "
                 "(as few as fit into memory); the same bits in every case")),
+    flag(0, "offload", "NAME", &Options::offload, {},
+         "keep in host memory: optimizer (master weights and moments), off (nothing) or auto (what makes the run fit)"),
     flag(0, "kernels", "LIST", &Options::kernels, wanted_kernels,
          "kernel variants to use: auto (all that the card supports), portable (none: plain kernels only), or names "
          "separated by commas (--kernels list names all)"),
@@ -485,8 +487,8 @@ const Flag kRows[] = {
                      "print parameters, memory and predicted step time (with --world: for all ZeRO stages) and exit; "
                      "needs no GPU"))),
     once(flag(0, "fit", "", &Options::fit, {},
-              "if the run does not fit into memory, change what is predicted to cost least: -r, -b, -z, --adam-moments "
-              "or --precision; the start of the run lists the changes")),
+              "if the run does not fit into memory, change what is predicted to cost least: -r, -b, -z, --offload, "
+              "--adam-moments or --precision; the start of the run lists the changes")),
     once(flag(0, "price", "X", &Options::price, {}, "price of a GPU-hour, for the cost that --dry-run predicts",
               "none")),
     once(flag(0, "json", "", &Options::json, {}, "with --dry-run: print the plan as one JSON object")),

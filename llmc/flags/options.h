@@ -51,6 +51,16 @@ enum class Nesterov { by_optimizer, on, off };
 template <>
 inline constexpr Word<Nesterov> kWords<Nesterov>[] = {{"on", Nesterov::on}, {"off", Nesterov::off}};
 
+// The parts of a run's memory that are in host memory.
+enum class Offload {
+    off,
+    optimizer,  // masters and moments
+    automatic   // until choose_automatic() replaces it
+};
+template <>
+inline constexpr Word<Offload> kWords<Offload>[] = {
+    {"off", Offload::off}, {"optimizer", Offload::optimizer}, {"auto", Offload::automatic}};
+
 enum class CardCheckMode { automatic, force, off };
 template <>
 inline constexpr Word<CardCheckMode> kWords<CardCheckMode>[] = {
@@ -135,8 +145,9 @@ struct Options {
     CardCheckMode card_check = CardCheckMode::automatic;
     int tune = 8;
     bool strict = false;
-    double timeout_check = 60;                     // seconds
-    Recompute recompute = Recompute::automatic;    // choose_recompute() replaces it
+    double timeout_check = 60;                   // seconds
+    Recompute recompute = Recompute::automatic;  // choose_automatic() replaces it
+    Offload offload = Offload::off;
     Parsed<WantedKernels> kernels = {"auto", {}};  // see kernel_set
 
     // FP8 (with --precision fp8)

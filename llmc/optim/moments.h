@@ -13,7 +13,7 @@ namespace llmc {
 
 class OptimizerMoments {
 public:
-    explicit OptimizerMoments(const ShardLayout& layout) : layout_(layout) {}
+    explicit OptimizerMoments(const ShardLayout& layout) : layout_(layout), arena_(layout.state_memory()) {}
 
     // Adds a moment before allocate() and returns its index. `regions` gives a region of each unit, which begins and
     // ends between tensors. Several moments of one name are the same moment for different regions.
@@ -53,7 +53,7 @@ private:
     char* place(size_t moment, size_t unit, size_t position) const;
 
     const ShardLayout layout_;
-    Arena arena_{MemoryKind::optimizer};
+    Arena arena_;
     std::deque<Kept> kept_;  // a deque, because the arena knows the addresses of its pointers
 };
 

@@ -284,26 +284,30 @@ void Muon<Real>::allocate(stream_t stream) {
 // ---- a step --------------------------------------------------------------------------------------------------------
 
 template <class Real>
-void Muon<Real>::update(const OptimizerMoments& moments, size_t moment, const StepState* state, stream_t stream) {
+void Muon<Real>::update(const OptimizerMoments& moments, size_t moment, StateRing& ring, const StepState* state,
+                        stream_t stream) {
     for (const Round& round : rounds_) {
-        find_directions(round, moments, moment, state, stream);
+        find_directions(round, moments, moment, ring, state, stream);
         orthogonalize(round, state, stream);
         return_directions(round, stream);
-        apply(round, state, stream);
+        apply(round, ring, state, stream);
     }
 }
 
 template <class Real>
-void Muon<Real>::find_directions(const Round& round, const OptimizerMoments& moments, size_t moment,
+void Muon<Real>::find_directions(const Round& round, const OptimizerMoments& moments, size_t moment, StateRing& ring,
                                  const StepState* state, stream_t stream) {
     {
         const ProfileRange range("momentum", stream);
         size_t at = 0;
         for (const Piece& piece : round.held) {
             const size_t unit = matrices_[piece.matrix].unit;
-            muon_momentum(moments.at<float>(moment, unit, piece.begin), held_ + at,
-                          gradients_.slice(unit) + piece.begin - layout_.slice(unit).begin, piece.count,
-                          config_.muon.momentum, config_.muon.nesterov, state, stream);
+            const float* const gradient = gradients_.slice(unit) + piece.begin - layout_.slice(unit).begin;
+            ring.update({{moments.at<float>(moment, unit, piece.begin), sizeof(float)}}, piece.count, stream,
+                        [&](const StateRing::Slice& slice) {
+                            muon_momentum(slice.at<float>(0), held_ + at + slice.begin, gradient + slice.begin,
+                                          slice.count, config_.muon.momentum, config_.muon.nesterov, state, stream);
+                        });
             at += padded(piece.count);
         }
     }
@@ -379,19 +383,22 @@ void Muon<Real>::return_directions(const Round& round, stream_t stream) {
 }
 
 template <class Real>
-void Muon<Real>::apply(const Round& round, const StepState* state, stream_t stream) {
+void Muon<Real>::apply(const Round& round, StateRing& ring, const StepState* state, stream_t stream) {
     const ProfileRange profile("update matrices", stream);
     size_t at = 0;
     for (const Piece& piece : round.held) {
         const MuonMatrix& m = matrices_[piece.matrix];
         const size_t begin = piece.begin - layout_.slice(m.unit).begin;
-        const auto slice = weights_.slice(m.unit, begin);
         Fp8State* fp8 = nullptr;  // an FP8 tensor forms its own range, limited to this rank's slice
         for (const auto& range : weights_.ranges(m.unit))
             if (range.begin <= begin && begin < range.begin + range.count) fp8 = range.fp8;
         const MuonUpdate update{muon_scale(config_.muon.scale, m.rows, m.columns), config_.muon.weight_decay,
                                 config_.muon.cautious_decay};
-        muon_update(slice.master, slice.working, fp8, held_ + at, piece.count, update, state, stream);
+        ring.update({{weights_.slice(m.unit, begin).master, sizeof(float)}}, piece.count, stream,
+                    [&](const StateRing::Slice& slice) {
+                        muon_update(slice.at<float>(0), weights_.slice(m.unit, begin + slice.begin).working, fp8,
+                                    held_ + at + slice.begin, slice.count, update, state, stream);
+                    });
         at += padded(piece.count);
     }
 }

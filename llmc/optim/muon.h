@@ -19,6 +19,7 @@
 #include "llmc/linear/matmul.h"
 #include "llmc/optim/config.h"
 #include "llmc/optim/moments.h"
+#include "llmc/optim/state_ring.h"
 #include "llmc/shard/arena.h"
 #include "llmc/shard/gradients.h"
 #include "llmc/shard/table.h"
@@ -101,9 +102,10 @@ public:
     std::vector<Product> products() const;
     void allocate(stream_t stream);
 
-    // Updates all matrices. Their momentum is moment number `moment` of `moments`. Changes nothing if state->skip is
-    // set.
-    void update(const OptimizerMoments& moments, size_t moment, const StepState* state, stream_t stream);
+    // Updates all matrices. Their momentum is moment number `moment` of `moments`; both pass through `ring`. Changes
+    // nothing if state->skip is set.
+    void update(const OptimizerMoments& moments, size_t moment, StateRing& ring, const StepState* state,
+                stream_t stream);
 
     // The calls and bytes that a rank sends per step, averaged over the ranks.
     struct Sent {
@@ -140,12 +142,12 @@ private:
     void plan_rounds();
     void plan_memory();
 
-    void find_directions(const Round& round, const OptimizerMoments& moments, size_t moment, const StepState* state,
-                         stream_t stream);
+    void find_directions(const Round& round, const OptimizerMoments& moments, size_t moment, StateRing& ring,
+                         const StepState* state, stream_t stream);
     void orthogonalize(const Round& round, const StepState* state, stream_t stream);
     void orthogonalize(size_t matrix, Real* values, const StepState* state, stream_t stream);
     void return_directions(const Round& round, stream_t stream);
-    void apply(const Round& round, const StepState* state, stream_t stream);
+    void apply(const Round& round, StateRing& ring, const StepState* state, stream_t stream);
 
     Weights<Real>& weights_;
     Gradients& gradients_;

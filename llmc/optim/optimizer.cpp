@@ -18,7 +18,8 @@ Optimizer<Real>::Optimizer(const OptimizerSetup& setup, Weights<Real>& weights, 
       weights_(weights),
       gradients_(gradients),
       clipping_(gradients, setup.optimizer.clip_kind, setup.clip),
-      moments_(weights.layout()) {
+      moments_(weights.layout()),
+      ring_(weights.layout()) {
     const ShardLayout& layout = weights.layout();
     for (size_t u = 0; u < layout.units(); u++) partial_count_ += global_norm_blocks(layout.share(u).count);
     const bool keeps_none = setup_.optimizer.kind == OptimizerKind::sgd && setup_.optimizer.sgd.momentum == 0;
@@ -64,6 +65,7 @@ void Optimizer<Real>::allocate(stream_t stream) {
     arena_.allocate();
     clipping_.allocate();
     moments_.allocate(stream);
+    ring_.allocate(stream);
     if (muon_) muon_->allocate(stream);
     set_bytes(state_, 0, sizeof(StepState), stream);
     reset_loss_scale(loss_scale_, setup_.loss_scale, stream);
@@ -101,9 +103,10 @@ void Optimizer<Real>::update(const double* loss_sum, const int* bad_flag, stream
     if (muon_) {
         const MuonConfig& muon = setup_.optimizer.muon;
         scale_rates(group_states_, state_, {{muon.embedding_rate, muon.head_rate, muon.vector_rate}}, stream);
-        muon_->update(moments_, muon_m_, state_, stream);
+        muon_->update(moments_, muon_m_, ring_, state_, stream);
     }
     for (size_t u = 0; u < weights_.layout().units(); u++) muon_ ? update_rest(u, stream) : update_unit(u, stream);
+    ring_.finish(stream);
     update_loss_scale(loss_scale_, state_, setup_.loss_scale, stream);
 }
 
@@ -113,10 +116,14 @@ template <class Real>
 void Optimizer<Real>::update_adamw(size_t unit, Fp8State* fp8, ShardLayout::Part part, size_t decayed,
                                    const StepState* state, stream_t stream) {
     const size_t at = part.begin - weights_.layout().slice(unit).begin;
-    const auto slice = weights_.slice(unit, at);
     const auto update = [&]<class Moment>(Moment* m, Moment* v) {
-        adamw_update(slice.master, m, v, slice.working, fp8, gradients_.slice(unit) + at, part.count, decayed,
-                     setup_.adamw, state, stream, {mix64(setup_.optimizer.rounding_seed) + unit, part.begin});
+        const StateRing::Array master{weights_.slice(unit, at).master, sizeof(float)};
+        ring_.update({master, {m, sizeof *m}, {v, sizeof *v}}, part.count, stream, [&](const StateRing::Slice& slice) {
+            adamw_update(slice.at<float>(0), slice.at<Moment>(1), slice.at<Moment>(2),
+                         weights_.slice(unit, at + slice.begin).working, fp8, gradients_.slice(unit) + at + slice.begin,
+                         slice.count, slice.of_first(decayed), setup_.adamw, state, stream,
+                         {mix64(setup_.optimizer.rounding_seed) + unit, part.begin + slice.begin});
+        });
     };
     if (setup_.optimizer.adam_moments == MomentFormat::bf16)
         update(moments_.at<bf16>(m_, unit, part.begin), moments_.at<bf16>(v_, unit, part.begin));
@@ -128,27 +135,26 @@ void Optimizer<Real>::update_adamw(size_t unit, Fp8State* fp8, ShardLayout::Part
 template <class Real>
 void Optimizer<Real>::update_unit(size_t unit, stream_t stream) {
     const size_t begin = weights_.layout().slice(unit).begin;
+    const bool is_lion = setup_.optimizer.kind == OptimizerKind::lion;
+    const bool keeps_moment = is_lion || setup_.optimizer.sgd.momentum != 0;
     for (const auto& range : weights_.ranges(unit)) {
-        const size_t at = range.begin, count = range.count, decayed = range.decay_count;
-        const auto moment = [&] { return moments_.at<float>(m_, unit, begin + at); };
-        const auto [master, working] = weights_.slice(unit, at);
-        const float* const gradient = gradients_.slice(unit) + at;
-        switch (setup_.optimizer.kind) {
-            case OptimizerKind::adamw:
-                update_adamw(unit, range.fp8, {begin + at, count}, decayed, state_, stream);
-                break;
-            case OptimizerKind::lion:
-                lion_update(master, moment(), working, range.fp8, gradient, count, decayed, setup_.optimizer.lion,
-                            state_, stream);
-                break;
-            case OptimizerKind::sgd:
-                sgd_update(master, setup_.optimizer.sgd.momentum == 0 ? nullptr : moment(), working, range.fp8,
-                           gradient, count, decayed, setup_.optimizer.sgd, state_, stream);
-                break;
-            case OptimizerKind::muon:
-            case OptimizerKind::normuon:
-                break;  // update_rest()
+        if (setup_.optimizer.kind == OptimizerKind::adamw) {
+            update_adamw(unit, range.fp8, {begin + range.begin, range.count}, range.decay_count, state_, stream);
+            continue;
         }
+        float* const moment = keeps_moment ? moments_.at<float>(m_, unit, begin + range.begin) : nullptr;
+        float* const master = weights_.slice(unit, range.begin).master;
+        ring_.update({{master, sizeof *master}, {moment, sizeof *moment}}, range.count, stream,
+                     [&](const StateRing::Slice& slice) {
+                         const size_t at = range.begin + slice.begin;
+                         const auto update = [&](auto&& launch, const auto& config) {
+                             launch(slice.at<float>(0), slice.at<float>(1), weights_.slice(unit, at).working, range.fp8,
+                                    gradients_.slice(unit) + at, slice.count, slice.of_first(range.decay_count), config,
+                                    state_, stream);
+                         };
+                         is_lion ? update(lion_update<Real>, setup_.optimizer.lion)
+                                 : update(sgd_update<Real>, setup_.optimizer.sgd);
+                     });
     }
 }
 

@@ -10,6 +10,7 @@
 #include "llmc/optim/moments.h"
 #include "llmc/optim/muon.h"
 #include "llmc/optim/prepare_step.h"
+#include "llmc/optim/state_ring.h"
 #include "llmc/shard/arena.h"
 #include "llmc/shard/gradients.h"
 #include "llmc/shard/weights.h"
@@ -73,9 +74,11 @@ public:
     Optimizer(const OptimizerSetup& setup, Weights<Real>& weights, Gradients& gradients, Matmul* matmul = nullptr);
 
     size_t workspace_bytes() const {
-        return arena_.bytes() + clipping_.bytes() + (muon_ ? muon_->workspace_bytes() : 0);
+        return arena_.bytes() + clipping_.bytes() + ring_.bytes() + (muon_ ? muon_->workspace_bytes() : 0);
     }
-    size_t moment_bytes() const { return moments_.bytes() + (muon_ ? muon_->state_bytes() : 0); }
+    size_t moment_bytes() const { return moments_.bytes(); }
+    size_t second_moment_bytes() const { return muon_ ? muon_->state_bytes() : 0; }  // NorMuon's, always on the device
+    const StateRing& ring() const { return ring_; }
     const Muon<Real>* muon() const { return muon_ ? &*muon_ : nullptr; }  // nullptr if unused
     void allocate(stream_t stream);                                       // moments start at 0
 
@@ -117,6 +120,7 @@ private:
     Gradients& gradients_;
     Clipping clipping_;
     OptimizerMoments moments_;
+    StateRing ring_;
     size_t m_ = 0, v_ = 0, muon_m_ = 0;  // indices into moments_
     std::optional<Muon<Real>> muon_;
     StepState* group_states_ = nullptr;  // (kRateGroups): for the parameters that Muon leaves to AdamW

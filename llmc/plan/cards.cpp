@@ -43,54 +43,58 @@ namespace {
 // still crosses PCIe. Data sheets of RTX cards name only the PCIe generation, and the table has the standard's rate.
 // Grace superchips have a network between their GPUs: 200 Gb/s for the GB10, and 400 Gb/s for the GH200 480GB, whose
 // NVLink-C2C only reaches its own CPU (dnhkng.github.io/posts/gh200-benchmarking).
+//
+// The last rate is that of a direction between card and host: PCIe x16 of the data sheet's generation, NVLink-C2C for
+// Grace superchips, where the two GPUs of a GB200 share one (predicted), and the memory's own rate for the GB10. The
+// B300 is assumed to reach its host over PCIe's fifth generation, as the B200 does.
 // clang-format off
 const GpuSpec kGpus[] = {
-    // match                short name     BF16    FP8     GB/s  GiB   SMs  cc  link, GB/s
-    {"A100-SXM4-40GB",     "a100-40gb",    312.0,  0,      1555, 39.6, 108, 80, Link::nvlink, 300},
-    {"A100-PCIE-40GB",     "a100-40gb-pcie", 312.0, 0,     1555, 39.6, 108, 80, Link::pcie, 32},
-    {"A100-SXM4-80GB",     "a100",         312.0,  0,      2039, 79.3, 108, 80, Link::nvlink, 300},
-    {"A100 80GB PCIe",     "a100-pcie",    312.0,  0,      1935, 79.3, 108, 80, Link::pcie, 32},
-    {"A800-SXM4-80GB",     "a800",         312.0,  0,      2039, 79.3, 108, 80, Link::nvlink, 200},
-    {"A800 80GB PCIe",     "a800-pcie",    312.0,  0,      1935, 79.3, 108, 80, Link::pcie, 32},
-    {"A40",                "a40",          149.7,  0,      696,  45.0, 84, 86, Link::pcie, 32},
-    {"A10",                "a10",          125.0,  0,      600,  22.5, 72, 86, Link::pcie, 32},
-    {"RTX A6000",          "a6000",        154.8,  0,      768,  47.5, 84, 86, Link::pcie, 32},
-    {"RTX 3090",           "rtx3090",      71.0,   0,      936,  23.7, 82, 86, Link::pcie, 32},
-    {"RTX 3090 Ti",        "rtx3090ti",    80.0,   0,      1008, 23.7, 84, 86, Link::pcie, 32},
-    {"L4",                 "l4",           121.0,  242.5,  300,  22.2, 58, 89, Link::pcie, 32},
-    {"L20",                "l20",          119.5,  239.0,  864,  44.5, 92, 89, Link::pcie, 32},
-    {"L40",                "l40",          181.0,  362.0,  864,  44.5, 142, 89, Link::pcie, 32},
-    {"L40S",               "l40s",         362.0,  733.0,  864,  44.5, 142, 89, Link::pcie, 32},
-    {"RTX 6000 Ada",       "rtx6000ada",   364.2,  728.5,  960,  47.5, 142, 89, Link::pcie, 32},
-    {"RTX 4070",           "rtx4070",      58.3,   116.6,  504,  11.6, 46, 89, Link::pcie, 32},
-    {"RTX 4070 SUPER",     "rtx4070super", 71.0,   141.9,  504,  11.6, 56, 89, Link::pcie, 32},
-    {"RTX 4070 Ti",        "rtx4070ti",    80.2,   160.4,  504,  11.6, 60, 89, Link::pcie, 32},
-    {"RTX 4070 Ti SUPER",  "rtx4070tisuper", 88.2, 176.4,  672,  15.5, 66, 89, Link::pcie, 32},
-    {"RTX 4080",           "rtx4080",      97.5,   194.9,  717,  15.5, 76, 89, Link::pcie, 32},
-    {"RTX 4080 SUPER",     "rtx4080super", 104.4,  208.9,  736,  15.5, 80, 89, Link::pcie, 32},
-    {"RTX 4090",           "rtx4090",      165.2,  330.3,  1008, 23.6, 128, 89, Link::pcie, 32},
-    {"RTX 4090 D",         "rtx4090d",     147.0,  294.0,  1008, 23.6, 114, 89, Link::pcie, 32},
-    {"RTX 5090",           "rtx5090",      209.5,  419.0,  1792, 31.4, 170, 120, Link::pcie, 64},
-    {"RTX 5080",           "rtx5080",      112.5,  225.1,  960,  15.4, 84, 120, Link::pcie, 64},
-    {"RTX 5070 Ti",        "rtx5070ti",    87.9,   175.8,  896,  15.4, 70, 120, Link::pcie, 64},
-    {"RTX 5070",           "rtx5070",      61.7,   123.5,  672,  11.5, 48, 120, Link::pcie, 64},
-    {"RTX 5060 Ti",        "rtx5060ti",    47.4,   94.8,   448,  15.4, 36, 120, Link::pcie, 32},
-    {"RTX 5060",           "rtx5060",      38.4,   76.7,   448,  7.5,  30, 120, Link::pcie, 32},
-    {"RTX PRO 6000 Blackwell Workstation Edition", "rtxpro6000", 503.8, 1007.6, 1792, 94.9, 188, 120, Link::pcie, 64},
-    {"H100 80GB HBM3",     "h100",         989.4,  1978.9, 3352, 79.2, 132, 90, Link::nvlink, 450},
-    {"H100 PCIe",          "h100-pcie",    756.4,  1512.9, 2039, 79.2, 114, 90, Link::pcie, 64},
-    {"H100 NVL",           "h100-nvl",     835.5,  1671.0, 3938, 93.1, 132, 90, Link::pcie, 64},
-    {"H800",               "h800",         989.4,  1978.9, 3352, 79.2, 132, 90, Link::nvlink, 200},
-    {"H800 PCIe",          "h800-pcie",    756.4,  1512.9, 2039, 79.2, 114, 90, Link::pcie, 64},
-    {"H20",                "h20",          148.0,  296.0,  4000, 95.0, 78, 90, Link::nvlink, 450},
-    {"H20-3e",             "h20-3e",       148.0,  296.0,  4800, 139.8, 78, 90, Link::nvlink, 450},
-    {"H200",               "h200",         989.4,  1978.9, 4800, 139.8, 132, 90, Link::nvlink, 450},
-    {"H200 NVL",           "h200-nvl",     835.5,  1671.0, 4800, 139.8, 132, 90, Link::pcie, 64},
-    {"GH200 480GB",        "gh200",        989.4,  1978.9, 4000, 94.5, 132, 90, Link::network, 50},
-    {"GB10",               "gb10",         125.0,  250.0,  273,  117.8, 48, 121, Link::network, 25, true},
-    {"B200",               "b200",         2250.0, 4500.0, 8000, 178.4, 148, 100, Link::nvlink, 900},
-    {"GB200",              "gb200",        2500.0, 5000.0, 8000, 184.2, 148, 100, Link::nvlink, 900},
-    {"B300",               "b300",         2250.0, 4500.0, 8000, 267.4, 148, 103, Link::nvlink, 900},
+    // match                short name     BF16    FP8     GB/s  GiB   SMs  cc  link, GB/s, host GB/s
+    {"A100-SXM4-40GB",     "a100-40gb",    312.0,  0,      1555, 39.6, 108, 80, Link::nvlink, 300, 32},
+    {"A100-PCIE-40GB",     "a100-40gb-pcie", 312.0, 0,     1555, 39.6, 108, 80, Link::pcie, 32, 32},
+    {"A100-SXM4-80GB",     "a100",         312.0,  0,      2039, 79.3, 108, 80, Link::nvlink, 300, 32},
+    {"A100 80GB PCIe",     "a100-pcie",    312.0,  0,      1935, 79.3, 108, 80, Link::pcie, 32, 32},
+    {"A800-SXM4-80GB",     "a800",         312.0,  0,      2039, 79.3, 108, 80, Link::nvlink, 200, 32},
+    {"A800 80GB PCIe",     "a800-pcie",    312.0,  0,      1935, 79.3, 108, 80, Link::pcie, 32, 32},
+    {"A40",                "a40",          149.7,  0,      696,  45.0, 84, 86, Link::pcie, 32, 32},
+    {"A10",                "a10",          125.0,  0,      600,  22.5, 72, 86, Link::pcie, 32, 32},
+    {"RTX A6000",          "a6000",        154.8,  0,      768,  47.5, 84, 86, Link::pcie, 32, 32},
+    {"RTX 3090",           "rtx3090",      71.0,   0,      936,  23.7, 82, 86, Link::pcie, 32, 32},
+    {"RTX 3090 Ti",        "rtx3090ti",    80.0,   0,      1008, 23.7, 84, 86, Link::pcie, 32, 32},
+    {"L4",                 "l4",           121.0,  242.5,  300,  22.2, 58, 89, Link::pcie, 32, 32},
+    {"L20",                "l20",          119.5,  239.0,  864,  44.5, 92, 89, Link::pcie, 32, 32},
+    {"L40",                "l40",          181.0,  362.0,  864,  44.5, 142, 89, Link::pcie, 32, 32},
+    {"L40S",               "l40s",         362.0,  733.0,  864,  44.5, 142, 89, Link::pcie, 32, 32},
+    {"RTX 6000 Ada",       "rtx6000ada",   364.2,  728.5,  960,  47.5, 142, 89, Link::pcie, 32, 32},
+    {"RTX 4070",           "rtx4070",      58.3,   116.6,  504,  11.6, 46, 89, Link::pcie, 32, 32},
+    {"RTX 4070 SUPER",     "rtx4070super", 71.0,   141.9,  504,  11.6, 56, 89, Link::pcie, 32, 32},
+    {"RTX 4070 Ti",        "rtx4070ti",    80.2,   160.4,  504,  11.6, 60, 89, Link::pcie, 32, 32},
+    {"RTX 4070 Ti SUPER",  "rtx4070tisuper", 88.2, 176.4,  672,  15.5, 66, 89, Link::pcie, 32, 32},
+    {"RTX 4080",           "rtx4080",      97.5,   194.9,  717,  15.5, 76, 89, Link::pcie, 32, 32},
+    {"RTX 4080 SUPER",     "rtx4080super", 104.4,  208.9,  736,  15.5, 80, 89, Link::pcie, 32, 32},
+    {"RTX 4090",           "rtx4090",      165.2,  330.3,  1008, 23.6, 128, 89, Link::pcie, 32, 32},
+    {"RTX 4090 D",         "rtx4090d",     147.0,  294.0,  1008, 23.6, 114, 89, Link::pcie, 32, 32},
+    {"RTX 5090",           "rtx5090",      209.5,  419.0,  1792, 31.4, 170, 120, Link::pcie, 64, 64},
+    {"RTX 5080",           "rtx5080",      112.5,  225.1,  960,  15.4, 84, 120, Link::pcie, 64, 64},
+    {"RTX 5070 Ti",        "rtx5070ti",    87.9,   175.8,  896,  15.4, 70, 120, Link::pcie, 64, 64},
+    {"RTX 5070",           "rtx5070",      61.7,   123.5,  672,  11.5, 48, 120, Link::pcie, 64, 64},
+    {"RTX 5060 Ti",        "rtx5060ti",    47.4,   94.8,   448,  15.4, 36, 120, Link::pcie, 32, 32},
+    {"RTX 5060",           "rtx5060",      38.4,   76.7,   448,  7.5,  30, 120, Link::pcie, 32, 32},
+    {"RTX PRO 6000 Blackwell Workstation Edition", "rtxpro6000", 503.8, 1007.6, 1792, 94.9, 188, 120, Link::pcie, 64, 64},
+    {"H100 80GB HBM3",     "h100",         989.4,  1978.9, 3352, 79.2, 132, 90, Link::nvlink, 450, 64},
+    {"H100 PCIe",          "h100-pcie",    756.4,  1512.9, 2039, 79.2, 114, 90, Link::pcie, 64, 64},
+    {"H100 NVL",           "h100-nvl",     835.5,  1671.0, 3938, 93.1, 132, 90, Link::pcie, 64, 64},
+    {"H800",               "h800",         989.4,  1978.9, 3352, 79.2, 132, 90, Link::nvlink, 200, 64},
+    {"H800 PCIe",          "h800-pcie",    756.4,  1512.9, 2039, 79.2, 114, 90, Link::pcie, 64, 64},
+    {"H20",                "h20",          148.0,  296.0,  4000, 95.0, 78, 90, Link::nvlink, 450, 64},
+    {"H20-3e",             "h20-3e",       148.0,  296.0,  4800, 139.8, 78, 90, Link::nvlink, 450, 64},
+    {"H200",               "h200",         989.4,  1978.9, 4800, 139.8, 132, 90, Link::nvlink, 450, 64},
+    {"H200 NVL",           "h200-nvl",     835.5,  1671.0, 4800, 139.8, 132, 90, Link::pcie, 64, 64},
+    {"GH200 480GB",        "gh200",        989.4,  1978.9, 4000, 94.5, 132, 90, Link::network, 50, 450},
+    {"GB10",               "gb10",         125.0,  250.0,  273,  117.8, 48, 121, Link::network, 25, 273, true},
+    {"B200",               "b200",         2250.0, 4500.0, 8000, 178.4, 148, 100, Link::nvlink, 900, 64},
+    {"GB200",              "gb200",        2500.0, 5000.0, 8000, 184.2, 148, 100, Link::nvlink, 900, 225},
+    {"B300",               "b300",         2250.0, 4500.0, 8000, 267.4, 148, 103, Link::nvlink, 900, 64},
 };
 // clang-format on
 
@@ -139,6 +143,12 @@ constexpr double kBandwidthFraction = 4200.0 / 4800.0;
 // host memory.
 constexpr double kNvlinkFraction = 350.0 / 450;
 constexpr double kPcieFraction = 40.0 / 64;
+
+// The share of the host link's rate that copies of pinned memory reach in one direction: 25 GB/s of an A100's 32
+// (forums.developer.nvidia.com/t/352186) and 346 of a GH200's 450 (github.com/NVIDIA/nvbandwidth #23). In both
+// directions at once the A100 copied 35 GB/s in all. Kernels of an H100 read 35 of 64 GB/s from host memory
+// (nvbandwidth #24). Other cards are assumed to reach the same shares.
+constexpr double kHostFraction = 25.0 / 32, kBothFraction = 35.0 / 32, kKernelHostFraction = 35.0 / 64;
 
 constexpr double kAssumedLink = 32;  // GB/s of a card that is not in the table: PCIe's fourth generation, x16
 
@@ -197,7 +207,10 @@ CardRates::CardRates(const GpuSpec& gpu, const MeasuredRates& measured)
       peak_tflops(rate(measured, "bf16", 0) > 0 ? bf16_tflops / kProductFraction : gpu.bf16_tflops),
       bandwidth_gbs(rate(measured, "copy", gpu.bandwidth_gbs * kBandwidthFraction)),
       all_gather_gbs(rate(measured, "all_gather", link_gbs(gpu))),
-      reduce_scatter_gbs(rate(measured, "reduce_scatter", link_gbs(gpu))) {}
+      reduce_scatter_gbs(rate(measured, "reduce_scatter", link_gbs(gpu))),
+      host_gbs(gpu.host_gbs * kHostFraction),
+      host_both_gbs(gpu.host_gbs * kBothFraction),
+      host_kernel_gbs(gpu.host_gbs * kKernelHostFraction) {}
 
 std::string describe_rates(const MeasuredRates& measured, bool has_fp8) {
     std::string here, table;
@@ -246,6 +259,7 @@ std::optional<GpuSpec> measured_card(const DeviceInfo& device, const MeasuredRat
                    device.multiprocessors,
                    device.compute_capability,
                    Link::pcie,
+                   kAssumedLink,
                    kAssumedLink};
 }
 

@@ -25,6 +25,7 @@ struct GpuSpec {
     int capability;   // compute capability, 90 for 9.0
     Link link;        // what joins all GPUs of a node of eight
     double link_gbs;  // its rate a GPU and direction, 1e9 bytes a second; data sheets often print both directions
+    double host_gbs;  // of the link to the host, per direction
     bool shares_memory = false;  // with the host: there is one memory, so a copy in host memory takes the card's
 };
 
@@ -52,6 +53,8 @@ struct CardRates {
     double peak_tflops;                         // BF16 peak of the tensor cores, in attention
     double bandwidth_gbs;                       // memory, bytes that a copy reads and writes
     double all_gather_gbs, reduce_scatter_gbs;  // per direction, between the GPUs of a node
+    double host_gbs, host_both_gbs;  // copies to or from host memory, and in both directions at once, added up
+    double host_kernel_gbs;          // kernels that read host memory
 };
 
 // Says which rates of products and memory were measured, and which are from the table, in a sentence each.

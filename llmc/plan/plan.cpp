@@ -49,7 +49,7 @@ std::string batch_section(const PlannedRun& run) {
 std::string memory_section(const PlannedRun& run, const MemoryByKind& m, size_t reserve) {
     const TrainerConfig& config = run.config;
     const OptimizerConfig& optimizer = config.optimizer;
-    const size_t copy = run.gpu.shares_memory ? m.staging : 0, total = m.total() + reserve + copy;
+    const size_t copy = run.gpu.shares_memory ? m.staging + m.offloaded : 0, total = m.total() + reserve + copy;
     std::string text = run.ranks == 1 ? "Memory\n" : "Memory, each rank\n";
     text += row("weights", format_bytes(m.weights));
     text += row("gradients", format_bytes(m.gradients),
@@ -62,8 +62,10 @@ std::string memory_section(const PlannedRun& run, const MemoryByKind& m, size_t 
     text += row("activations", format_bytes(m.activations),
                 fmt::format("-b {}, -r {}", config.batch, word_of(config.recompute)));
     text += row("workspace", format_bytes(m.workspace));
-    const std::string host =
+    std::string host =
         row("host memory", format_bytes(m.staging), "pinned, a checkpoint's copy; none with --checkpoint-local");
+    if (m.offloaded > 0)
+        host += row("host memory", format_bytes(m.offloaded), "pinned, masters and moments (--offload optimizer)");
     text += row("libraries", format_bytes(reserve),
                 std::string("reserved, an estimate: CUDA, cuBLASLt") + (run.ranks == 1 ? "" : ", NCCL"));
     if (run.gpu.shares_memory) text += host;
@@ -105,6 +107,7 @@ std::string time_section(const PlannedRun& run, int slices) {
     line("attention", &StepTime::attention);
     line("element-wise", &StepTime::elementwise);
     line("optimizer", &StepTime::optimizer);
+    if (times.front().offload > 0) line("offload", &StepTime::offload);
     line("total", &StepTime::total);
     text += "\n";
     for (size_t i = 0; i < times.size(); i++) text += speed_line(run, precisions[i], times[i].total());
@@ -152,7 +155,8 @@ void check_memory(const MemoryByKind& needed, size_t reserve, size_t available, 
     const char* advice =
         fixed > available
             ? "the model's own state is too large for any -b: share it among more ranks with -z 3, halve AdamW's with "
-              "--adam-moments bf16, or use a smaller model or a larger device"
+              "--adam-moments bf16, keep it in host memory with --offload optimizer, or use a smaller model or "
+              "a larger device"
             : "reduce -b, or leave -r at auto";
     throw Error(
         ExitCode::no_resources,
@@ -160,6 +164,14 @@ void check_memory(const MemoryByKind& needed, size_t reserve, size_t available, 
         format_bytes(total), device_name, format_bytes(available), format_bytes(needed.weights),
         format_bytes(needed.gradients), format_bytes(needed.optimizer), format_bytes(needed.activations),
         format_bytes(needed.workspace), libraries, advice);
+}
+
+void check_host_memory(const MemoryByKind& needed, size_t available) {
+    if (needed.offloaded <= available) return;
+    throw Error(ExitCode::no_resources,
+                "--offload keeps {} of host memory for each rank, and this machine has {} for it; shrink the state "
+                "(--adam-moments bf16, a higher -z, a smaller model) or leave --offload out",
+                format_bytes(needed.offloaded), format_bytes(available));
 }
 
 }  // namespace llmc

@@ -33,6 +33,8 @@ int nccl_communicators(int ranks, int shard_ranks);
 
 // Throws Error(no_resources) if `needed` and `reserve` are more than `available`. 0: unknown, so it never throws.
 void check_memory(const MemoryByKind& needed, size_t reserve, size_t available, const std::string& device_name);
+// The same for host memory: `available` is a rank's share of what the machine has free.
+void check_host_memory(const MemoryByKind& needed, size_t available);
 
 // How long a run is, and what it costs. `hours` is a prediction, and absent if there is none.
 struct RunLength {
@@ -72,7 +74,7 @@ struct StagePlan {
     std::string refused;  // why such a run is refused; "" if it is not
     MemoryByKind memory;
     size_t reserve = 0;      // for libraries
-    size_t shared_copy = 0;  // memory.staging, if the card shares the host's memory
+    size_t shared_copy = 0;  // host memory, if the card shares it
     int slices = 1;          // into which a unit is divided
     Sent sent;
     std::map<Product, std::set<std::string>> products;  // of a micro-step, and which kinds of layers need them

@@ -69,6 +69,11 @@ double optimizer_bytes(const OptimizerConfig& optimizer) {
     const bool one_moment = optimizer.kind == OptimizerKind::lion || optimizer.kind == OptimizerKind::sgd;
     return 4 + 4 + 8 + 2 + 8 + (one_moment ? 0 : 8);
 }
+// Bytes of master and moments per parameter. Muon's matrices have one moment, and the rest counts as they do.
+double state_bytes(const OptimizerConfig& optimizer) {
+    const bool two_moments = optimizer.kind == OptimizerKind::adamw;
+    return 4 + (two_moments ? 2.0 * static_cast<double>(bytes_of(optimizer.adam_moments)) : 4);
+}
 constexpr double kQuantizeWeight = 6;  // of a weight in FP8: reads the master, writes both layouts
 
 // FLOPs of one Newton-Schulz step over all matrices.
@@ -246,6 +251,12 @@ StepTime step_time(const PlannedRun& run, Precision precision, int slices) {
     }
     t.blocks_forward = micro_steps * (forward + attention.forward + light);
     t.blocks_backward = t.total() - t.optimizer - micro_steps * (head_time + rest) - t.blocks_forward;
+    // Masters and moments pass through the device, after the norm of the gradients is known. Kernels that quantize
+    // weights read the new masters in host memory.
+    if (config.sharding.offload_state) {
+        const double copied = 2 * static_cast<double>(model.padded_parameters()) * state_bytes(config.optimizer);
+        t.offload = (copied / time.card().host_both_gbs + 4 * fp8_weights / time.card().host_kernel_gbs) / slices / 1e6;
+    }
     return t;
 }
 

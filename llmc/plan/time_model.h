@@ -72,8 +72,9 @@ private:
 // the kinds that it repeats.
 struct StepTime {
     double products = 0, attention = 0, elementwise = 0, optimizer = 0;
+    double offload = 0;                              // copies between host and device that nothing hides
     double blocks_forward = 0, blocks_backward = 0;  // the part of the above that communication can hide behind
-    double total() const { return products + attention + elementwise + optimizer; }
+    double total() const { return products + attention + elementwise + optimizer + offload; }
 };
 
 // `precision`: bf16 or fp8, whatever the run has. In FP8 the linear layers of config.fp8_layers run at the FP8 rate,

@@ -33,7 +33,9 @@ std::optional<Profiler::Setup> profiler_setup(const Options& o, Trainer<Real>& t
     setup.ranges_per_step = trainer.table().units().size() * (5 * static_cast<size_t>(o.micro_steps) + 6) + 64;
     setup.streams = {{"compute", trainer.stream()},
                      {"weights", trainer.weights().gather_stream()},
-                     {"gradients", trainer.gradients().reduce_stream()}};
+                     {"gradients", trainer.gradients().reduce_stream()},
+                     {"state to the device", trainer.optimizer().ring().to_device()},
+                     {"state to the host", trainer.optimizer().ring().to_host()}};
     return setup;
 }
 

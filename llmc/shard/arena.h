@@ -28,11 +28,12 @@ struct NamedMemory {
 // How much memory a rank needs, in bytes, by the kind of its arenas.
 struct MemoryByKind {
     size_t weights = 0, gradients = 0, optimizer = 0, activations = 0, workspace = 0;
-    size_t staging = 0;  // host memory: the copy of the state from which a checkpoint is written
+    // Pinned host memory: the copy of the state from which a checkpoint is written, and what --offload moves there.
+    size_t staging = 0, offloaded = 0;
     // Device memory.
     size_t total() const { return weights + gradients + optimizer + activations + workspace; }
     size_t operator[](MemoryKind kind) const {
-        return std::array{weights, gradients, optimizer, activations, workspace}[static_cast<size_t>(kind)];
+        return std::array{weights, gradients, optimizer, activations, workspace, offloaded}[static_cast<size_t>(kind)];
     }
 };
 

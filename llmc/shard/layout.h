@@ -20,9 +20,10 @@
 namespace llmc {
 
 struct Sharding {
-    int stage = 0;           // --zero; always 0 with one rank
-    int within = 0;          // --shard-within: number of neighbouring ranks that share a set of slices; 0: all
-    Wire wire = Wire::fp32;  // --reduce: the format in which gradients travel
+    int stage = 0;               // --zero; always 0 with one rank
+    int within = 0;              // --shard-within: number of neighbouring ranks that share a set of slices; 0: all
+    Wire wire = Wire::fp32;      // --reduce: the format in which gradients travel
+    bool offload_state = false;  // --offload optimizer: masters and moments are in host memory
 };
 
 // Can be copied: Weights and Gradients each have one. The table must outlive them.
@@ -36,6 +37,8 @@ public:
     const Sharding& sharding() const { return sharding_; }
     int stage() const { return sharding_.stage; }  // 0 on one rank
     bool is_sliced() const { return stage() > 0; }
+    // The memory of masters and moments.
+    MemoryKind state_memory() const { return sharding_.offload_state ? MemoryKind::offloaded : MemoryKind::optimizer; }
     // True if a unit's weights stay whole on this rank after Weights::release().
     bool keeps_whole_weights() const { return stage() < 3; }
     // True if the model adds gradients over micro-steps in place. Otherwise every micro-step writes its own.

@@ -15,6 +15,7 @@ namespace llmc {
 template <class Real>
 Weights<Real>::Weights(const ShardLayout& layout)
     : layout_(layout),
+      master_arena_(layout.state_memory()),
       gathered_(ShardLayout::kSlots, ShardLayout::kNoUnit),
       ranges_(layout.units()),
       pieces_(layout.units()) {

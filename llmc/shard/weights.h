@@ -137,7 +137,7 @@ private:
     const ShardLayout layout_;
     std::vector<std::vector<bool>> travels_in_fp8_;  // by unit and tensor
     Comm comm_ = Comm::self();                       // this rank's group
-    Arena working_arena_{MemoryKind::weights}, master_arena_{MemoryKind::optimizer};
+    Arena working_arena_{MemoryKind::weights}, master_arena_;
     float* master_ = nullptr;
     // All units, or this rank's slices of them in stage 3, without tensors that have no working copy.
     Real* working_ = nullptr;

@@ -81,7 +81,9 @@ MemoryByKind Trainer<Real>::memory() const {
     MemoryByKind memory;
     memory.weights = weights_.working_bytes() + model_.linear().weight_bytes();
     memory.gradients = config_.forward_only ? 0 : gradients_.bytes();
-    memory.optimizer = weights_.master_bytes() + (config_.forward_only ? 0 : optimizer_.moment_bytes());
+    (layout_.sharding().offload_state ? memory.offloaded : memory.optimizer) =
+        weights_.master_bytes() + (config_.forward_only ? 0 : optimizer_.moment_bytes());
+    if (!config_.forward_only) memory.optimizer += optimizer_.second_moment_bytes();
     memory.activations = model_.activation_bytes() + model_.linear().activation_bytes();
     memory.workspace = model_.workspace_bytes() + (config_.forward_only ? 0 : optimizer_.workspace_bytes()) +
                        Matmul::planned_bytes(operand_type<Real>, product_shapes(), config_.fp8_scaling());

@@ -57,15 +57,19 @@ TEST_CASE("trainer: a step has as many micro-steps as were asked for") {
 }
 
 TEST_CASE_TEMPLATE("trainer: takes the memory that it has planned", Real, float, bf16) {
-    for (const auto& [fp8, kernels, optimizer] : {std::tuple{false, KernelSet::common(), OptimizerKind::adamw},
-                                                  {true, KernelSet::common(), OptimizerKind::adamw},
-                                                  {true, {}, OptimizerKind::adamw},
-                                                  {false, KernelSet::common(), OptimizerKind::lion},
-                                                  {false, KernelSet::common(), OptimizerKind::normuon}}) {
+    for (const auto& [fp8, kernels, optimizer, offload] :
+         {std::tuple{false, KernelSet::common(), OptimizerKind::adamw, false},
+          {true, KernelSet::common(), OptimizerKind::adamw, false},
+          {true, {}, OptimizerKind::adamw, false},
+          {true, {}, OptimizerKind::adamw, true},
+          {false, KernelSet::common(), OptimizerKind::lion, false},
+          {false, KernelSet::common(), OptimizerKind::normuon, false},
+          {true, KernelSet::common(), OptimizerKind::normuon, true}}) {
         if (fp8 && std::is_same_v<Real, float>) continue;
         TrainerConfig config = small_config(fp8, 1);
         config.kernels = kernels;
         config.optimizer.kind = optimizer;
+        config.sharding.offload_state = offload;
         const MemoryByKind planned = Trainer<Real>(config, Comm::self()).memory();
         size_t before[kMemoryKinds];
         for (size_t kind = 0; kind < kMemoryKinds; kind++) before[kind] = device_memory_use(MemoryKind(kind)).bytes;
@@ -91,6 +95,31 @@ TEST_CASE("trainer: the copy of a checkpoint has what is saved") {
         // Master and two moments of every parameter.
         const size_t bytes = moments == MomentFormat::fp32 ? 12 : 8;
         CHECK(planned == bytes * static_cast<size_t>(trainer.config().model.padded_parameters()));
+    }
+}
+
+// Also verified steps and the state that checkpoints save, which read masters and moments in host memory.
+TEST_CASE("trainer: offloaded state has the same bits" * doctest::test_suite(kNotUnderTsan)) {
+    for (const auto& [fp8, optimizer] : {std::pair{true, OptimizerKind::adamw},
+                                         {false, OptimizerKind::adamw},
+                                         {true, OptimizerKind::normuon},
+                                         {false, OptimizerKind::lion}}) {
+        CAPTURE(fp8);
+        std::vector<std::vector<float>> results[2];
+        for (const bool offload : {false, true}) {
+            TrainerConfig config = small_config(fp8, 2);
+            config.optimizer.kind = optimizer;
+            config.sharding.offload_state = offload;
+            config.verify_every = 2;
+            TestModel<bf16> test(config);
+            test.trainer.initialize(1);
+            for (int i = 0; i < 4; i++) step(test, i);
+            results[offload] = all_weights(test.weights, test.stream);
+            for (const DeviceSlice& part : test.trainer.state_slices())
+                results[offload].push_back(
+                    read_back(static_cast<const float*>(part.values), part.slice.count, test.stream));
+        }
+        CHECK(same_bits(results[0], results[1]));
     }
 }
 

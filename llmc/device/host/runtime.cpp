@@ -322,9 +322,10 @@ size_t shared_memory_per_block() { return settings().shared_limit; }
 
 void* device_malloc(size_t bytes, MemoryKind kind) {
     require_device("device_malloc");
-    if (bytes > (size_t{16} << 20) && bytes > available_memory())
+    const size_t available = kind == MemoryKind::offloaded ? machine_memory() : available_memory();
+    if (bytes > (size_t{16} << 20) && bytes > available)
         throw Error(ExitCode::no_resources, "out of memory: {} MiB needed, {} MiB available", bytes >> 20,
-                    available_memory() >> 20);
+                    available >> 20);
     void* p = DeviceMemory::instance().allocate(bytes);
     MemoryLedger::instance().add(p, bytes, kind);
     return p;

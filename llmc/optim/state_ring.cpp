@@ -1,0 +1,83 @@
+// Copies slices of offloaded state to the device and back. See state_ring.h.
+#include "llmc/optim/state_ring.h"
+
+#include "llmc/device/trace.h"
+
+namespace llmc {
+
+StateRing::StateRing(const ShardLayout& layout, size_t slice_elements) : offloaded_(layout.sharding().offload_state) {
+    if (!offloaded_) return;
+    size_t most = 0;
+    for (size_t u = 0; u < layout.units(); u++) most = std::max(most, layout.slice(u).count);
+    slice_elements_ = std::min(slice_elements, round_up(most, size_t{64}));
+    for (Slot& slot : slots_) arena_.plan(&slot.memory, kMostArrays * slice_elements_ * sizeof(float));
+}
+
+void StateRing::allocate(stream_t stream) {
+    if (!offloaded_) return;
+    arena_.allocate();
+    to_device_ = create_stream();
+    to_host_ = create_stream();
+    all_back_ = create_event();
+    for (Slot& slot : slots_)
+        for (event_t* event : {&slot.arrived, &slot.updated, &slot.free}) *event = create_event();
+    record(all_back_, stream);
+}
+
+StateRing::~StateRing() {
+    if (!all_back_) return;
+    for (const stream_t stream : {to_device_, to_host_}) {
+        tear_down([&] { synchronize(stream); });
+        tear_down([&] { destroy_stream(stream); });
+    }
+    const auto destroy = [](event_t event) { tear_down([&] { destroy_event(event); }); };
+    destroy(all_back_);
+    for (const Slot& slot : slots_) destroy(slot.arrived), destroy(slot.updated), destroy(slot.free);
+}
+
+StateRing::Slice StateRing::bring(Arrays arrays, size_t begin, size_t count, stream_t stream) {
+    const Slot& slot = slots_[next_ % kSlots];
+    if (next_ == 0) wait(to_device_, all_back_);
+    wait(to_device_, slot.free);
+    Slice slice{begin, count, {}};
+    {
+        const ProfileRange range("state to the device", to_device_);
+        size_t i = 0;
+        for (const auto& [values, element_bytes] : arrays) {
+            void* const to = slot.memory + i * slice_elements_ * sizeof(float);
+            if (values)
+                copy_on_device(to, static_cast<char*>(values) + begin * element_bytes, count * element_bytes,
+                               to_device_);
+            slice.values[i++] = values ? to : nullptr;
+        }
+    }
+    record(slot.arrived, to_device_);
+    wait(stream, slot.arrived);
+    return slice;
+}
+
+void StateRing::send_back(Arrays arrays, const Slice& slice, stream_t stream) {
+    const Slot& slot = slots_[next_++ % kSlots];
+    record(slot.updated, stream);
+    wait(to_host_, slot.updated);
+    {
+        const ProfileRange range("state to the host", to_host_);
+        size_t i = 0;
+        for (const auto& [values, element_bytes] : arrays) {
+            const void* const from = slice.values[i++];
+            if (!values) continue;
+            copy_on_device(static_cast<char*>(values) + slice.begin * element_bytes, from, slice.count * element_bytes,
+                           to_host_);
+        }
+    }
+    record(slot.free, to_host_);
+}
+
+void StateRing::finish(stream_t stream) {
+    if (!offloaded_) return;
+    record(all_back_, to_host_);
+    wait(stream, all_back_);
+    next_ = 0;
+}
+
+}  // namespace llmc

@@ -1,0 +1,93 @@
+// The way of masters and moments through the optimizer. With --offload optimizer they are in host memory, and slices of
+// them pass through a ring of device memory. Three streams work at the same time, each on another slice:
+//
+//   copy in     slice 2   slice 3   slice 4
+//   update      slice 1   slice 2   slice 3
+//   copy back   slice 0   slice 1   slice 2
+//
+// Copies in wait only for room in the ring, so the first slices arrive during the last backward pass. All others follow
+// the norm of the gradients, without which no weight can be updated.
+#pragma once
+#include <algorithm>
+#include <array>
+#include <initializer_list>
+
+#include "llmc/shard/arena.h"
+#include "llmc/shard/layout.h"
+
+namespace llmc {
+
+class StateRing {
+public:
+    static constexpr size_t kSlots = 3, kMostArrays = 3;
+    static constexpr size_t kSliceElements = size_t{4} << 20;
+
+    // Slices have at most this many elements, a multiple of 64.
+    explicit StateRing(const ShardLayout& layout, size_t slice_elements = kSliceElements);
+    ~StateRing();
+    StateRing(const StateRing&) = delete;
+    StateRing& operator=(const StateRing&) = delete;
+
+    size_t bytes() const { return arena_.bytes(); }  // 0 if the state is in device memory
+    void allocate(stream_t stream);                  // after work on `stream` that sets the state
+
+    // An array of the state. `values` is nullptr if there is none.
+    struct Array {
+        void* values;
+        size_t element_bytes;
+    };
+    // Elements [begin, begin + count) of a range, with the device addresses of its arrays there.
+    struct Slice {
+        size_t begin, count;
+        std::array<void*, kMostArrays> values;
+        template <class T>
+        T* at(size_t array) const {
+            return static_cast<T*>(values[array]);
+        }
+        // How many of the range's first `n` elements are here.
+        size_t of_first(size_t n) const { return std::clamp(n, begin, begin + count) - begin; }
+    };
+    // Calls update(slice) for consecutive slices of `count` elements. Its work on `stream` may read and write the
+    // slice's arrays.
+    template <class Update>
+    void update(std::initializer_list<Array> arrays, size_t count, stream_t stream, Update&& update);
+    // Call at the end of a step: later work of the stream sees the updated state.
+    void finish(stream_t stream);
+
+    // The streams of copies, for profiles; nullptr if the state is in device memory.
+    stream_t to_device() const { return to_device_; }
+    stream_t to_host() const { return to_host_; }
+
+private:
+    struct Slot {
+        char* memory = nullptr;
+        event_t arrived = nullptr, updated = nullptr, free = nullptr;
+    };
+    using Arrays = std::initializer_list<Array>;
+    Slice bring(Arrays arrays, size_t begin, size_t count, stream_t stream);
+    void send_back(Arrays arrays, const Slice& slice, stream_t stream);
+
+    const bool offloaded_;
+    size_t slice_elements_ = 0;
+    Arena arena_{MemoryKind::workspace};
+    std::array<Slot, kSlots> slots_;
+    size_t next_ = 0;  // slices of this step so far
+    stream_t to_device_ = nullptr, to_host_ = nullptr;
+    event_t all_back_ = nullptr;  // the state of the previous step is complete in host memory
+};
+
+template <class Update>
+void StateRing::update(std::initializer_list<Array> arrays, size_t count, stream_t stream, Update&& update) {
+    if (!offloaded_) {
+        Slice all{0, count, {}};
+        std::transform(arrays.begin(), arrays.end(), all.values.begin(), [](const Array& a) { return a.values; });
+        return update(all);
+    }
+    for (size_t begin = 0; begin < count; begin += slice_elements_) {
+        const Slice slice = bring(arrays, begin, std::min(slice_elements_, count - begin), stream);
+        update(slice);
+        send_back(arrays, slice, stream);
+    }
+}
+
+}  // namespace llmc
