@@ -72,6 +72,14 @@ class Pretraining(unittest.TestCase):
         self.assertEqual(done.returncode, 3)
         self.assertIn("has no shards", done.stderr)
 
+    def test_every_script_reaches_its_first_sample_and_validation(self):
+        data = self.shards()
+        for script in sorted(name for name in os.listdir(SCRIPTS) if name.startswith("gpt")):
+            done = start(script, *SMALL, DATA=data, OUT=new_path())
+            self.assertEqual(done.returncode, 0, script + done.stderr)
+            self.assertRegex(done.stdout, r"sample after step 2:\n\d+ \d+ ", script)
+            self.assertRegex(done.stdout, r"\nval +2 \| val_loss ", script)
+
     def test_a_run_on_one_rank_and_on_two(self):
         data, losses = self.shards(), []
         for ranks in ("1", "2"):
@@ -79,8 +87,6 @@ class Pretraining(unittest.TestCase):
             done = start("gpt2_350M.sh", *SMALL, "--reduce-order", "rank", GPUS=ranks, DATA=data, OUT=out)
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertRegex(done.stdout, r"samples are printed as token ids, because there is no tokenizer\.json.*\.tiktoken")
-            self.assertRegex(done.stdout, r"sample after step 2:\n\d+ \d+ ")
-            self.assertRegex(done.stdout, r"\nval +2 \| val_loss ")
             with open(os.path.join(out, "run.json"), encoding="utf-8") as file:
                 self.assertEqual(json.load(file)["world"], int(ranks))
             with open(os.path.join(out, "metrics.jsonl"), encoding="utf-8") as file:
