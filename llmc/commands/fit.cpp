@@ -62,9 +62,11 @@ private:
     void search(const Options& base, Flags flags) {
         search_moments(base, flags);
         if (base.offload != Offload::off || base.precision == Precision::fp32) return;
-        Options offloaded = base;
-        offloaded.offload = Offload::optimizer;
-        search_moments(offloaded, flags | kOffload);
+        for (const Offload choice : {Offload::residuals, Offload::optimizer, Offload::both}) {
+            Options offloaded = base;
+            offloaded.offload = choice;
+            search_moments(offloaded, flags | kOffload);
+        }
     }
     void search_moments(const Options& base, Flags flags) {
         const bool two_formats = base.adam_moments == MomentFormat::fp32 &&
@@ -232,7 +234,7 @@ static bool choose_recompute(Options& o, const std::function<bool(const Options&
 
 bool choose_automatic(Options& o, const std::function<bool(const Options&)>& fits) {
     if (o.offload != Offload::automatic) return choose_recompute(o, fits);
-    for (const Offload choice : {Offload::off, Offload::optimizer}) {
+    for (const Offload choice : {Offload::off, Offload::residuals, Offload::optimizer, Offload::both}) {
         Options chosen = o;
         chosen.offload = choice;
         if (!choose_recompute(chosen, fits)) continue;

@@ -351,8 +351,10 @@ const Flag kRows[] = {
                  {"2", "; llm.c's -r 2 is -r norm here"}},
                 "activations to recompute in the backward pass: none, gelu, norm (norms and GELU), block (all) or auto "
                 "(as few as fit into memory); the same bits in every case")),
-    flag(0, "offload", "NAME", &Options::offload, {},
-         "keep in host memory: optimizer (master weights and moments), off (nothing) or auto (what makes the run fit)"),
+    flag(
+        0, "offload", "NAME", &Options::offload, {},
+        "keep in host memory: optimizer (master weights and moments), residuals (the inputs of blocks until backward), "
+        "both, off (nothing) or auto (what makes the run fit)"),
     flag(0, "kernels", "LIST", &Options::kernels, wanted_kernels,
          "kernel variants to use: auto (all that the card supports), portable (none: plain kernels only), or names "
          "separated by commas (--kernels list names all)"),

@@ -55,11 +55,18 @@ inline constexpr Word<Nesterov> kWords<Nesterov>[] = {{"on", Nesterov::on}, {"of
 enum class Offload {
     off,
     optimizer,  // masters and moments
-    automatic   // until choose_automatic() replaces it
+    residuals,  // the blocks' inputs, between forward and backward
+    both,
+    automatic  // until choose_automatic() replaces it
 };
+constexpr bool offloads_optimizer(Offload offload) { return offload == Offload::optimizer || offload == Offload::both; }
+constexpr bool offloads_residuals(Offload offload) { return offload == Offload::residuals || offload == Offload::both; }
 template <>
-inline constexpr Word<Offload> kWords<Offload>[] = {
-    {"off", Offload::off}, {"optimizer", Offload::optimizer}, {"auto", Offload::automatic}};
+inline constexpr Word<Offload> kWords<Offload>[] = {{"off", Offload::off},
+                                                    {"optimizer", Offload::optimizer},
+                                                    {"residuals", Offload::residuals},
+                                                    {"both", Offload::both},
+                                                    {"auto", Offload::automatic}};
 
 enum class CardCheckMode { automatic, force, off };
 template <>

@@ -283,7 +283,7 @@ void resolve_precision(Options& o, const ResolveInputs& inputs) {
     if (o.precision == Precision::fp8 && o.fp8_smooth && o.model_config.table().activation != Activation::swiglu)
         refuse("--fp8-smooth needs SwiGLU, which this model does not have; leave it out");
     if (o.precision == Precision::fp32 && o.offload == Offload::automatic) o.offload = Offload::off;
-    if (o.precision == Precision::fp32 && o.offload != Offload::off)
+    if (o.precision == Precision::fp32 && offloads_optimizer(o.offload))
         refuse("--offload {} needs --precision bf16 or fp8: in fp32 the masters themselves are the model's weights",
                word_of(o.offload));
     if (!o.tf32) return;

@@ -61,7 +61,8 @@ TrainerConfig trainer_config(const Options& o, const ProductChoices& products) {
     config.sharding.stage = o.zero;
     config.sharding.within = o.shard_within;
     config.sharding.wire = o.reduce;
-    config.sharding.offload_state = o.offload == Offload::optimizer;
+    config.sharding.offload_state = offloads_optimizer(o.offload);
+    config.offload_residuals = offloads_residuals(o.offload);
     config.schedule = {o.schedule,          o.lr,       o.warmup,        o.max_steps,
                        o.final_lr_fraction, o.cooldown, o.restart_every, o.restart_factor};
     config.adamw = {o.beta1, o.beta2, o.eps, o.weight_decay};

@@ -26,6 +26,7 @@ struct ModelContext {
     const ModelConfig& config;
     int B, T;  // upper limits of a pass
     Recompute recompute;
+    bool offload_residuals;
     KernelSet kernels;
     Weights<Real>& weights;
     Gradients& gradients;

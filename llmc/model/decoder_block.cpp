@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "llmc/kernels/attention.h"
+#include "llmc/model/offloaded_residuals.h"
 
 namespace llmc {
 namespace {
@@ -52,7 +53,8 @@ DecoderBlock<Real>::DecoderBlock(ModelContext<Real>& c, int layer, const Attenti
     const size_t qkv = qkv_.outputs(), width = heads_.width();
     const size_t hidden = fc_.outputs(), F = fc_proj_.inputs();
     const bool keeps = level_ < Recompute::block;
-    c.activations.plan(&residual_, N * C);
+    const std::string buffer = fmt::format("residual {}", static_cast<size_t>(layer) % OffloadedResiduals::kBuffers);
+    c.plan(!c.offload_residuals, buffer.c_str(), &residual_, N * C);
     if (qkv_.reads_values()) c.plan(level_ < Recompute::norm, "ln1", &ln1_out_, N * C);
     c.plan(keeps, "qkv", &qkv_out_, N * qkv);
     c.plan(keeps, "attention", &attention_, N * width);

@@ -30,13 +30,15 @@ Transformer<Real>::Transformer(const ModelSetup& setup, Weights<Real>& weights, 
       gradients_(gradients),
       matmul_(matmul),
       linear_(weights, gradients, matmul, setup.fp8 ? &*setup.fp8 : nullptr),
-      context_{config_, B_, T_, setup.recompute, setup.kernels, weights, gradients, linear_, activations_},
+      context_{config_,       B_,      T_,        setup.recompute, setup.offload_residuals,
+               setup.kernels, weights, gradients, linear_,         activations_},
       blocks_([&] {
           std::vector<std::unique_ptr<Block<Real>>> blocks;
           const MakeBlock<Real> make = setup.model.architecture->template block<Real>();
           for (int l = 0; l < setup.model.layers; l++) blocks.push_back(make(context_, l));
           return blocks;
       }()),
+      offloaded_(setup.offload_residuals ? blocks_.size() : 0, context_.N() * context_.C() * sizeof(Real)),
       head_(linear_, kHeadLayer, logits_chunk(B_ * T_, config_.padded_vocab(), sizeof(Real), setup.logits_bytes),
             {.kind = kHeadLayer}, setup.model.tied ? "wte" : ""),
       final_norm_(context_, "lnf", true),
@@ -85,7 +87,9 @@ void Transformer<Real>::allocate(stream_t stream) {
     activations_.allocate();
     workspace_.allocate();
     linear_.allocate(stream);
-    for (const auto& block : blocks_) block->allocated(stream);
+    std::vector<void*> inputs;
+    for (const auto& block : blocks_) block->allocated(stream), inputs.push_back(block->residual());
+    offloaded_.allocate(inputs);
     const size_t sorted = token_sort_size(B_ * T_), positions = document_positions_ ? context_.N() + sorted : 0;
     for (Staging& staging : staging_) {
         staging.memory = static_cast<int*>(pinned_malloc((3 * context_.N() + sorted + positions) * sizeof(int)));
@@ -182,6 +186,8 @@ void Transformer<Real>::embed(int first, int positions, const int* documents, co
 template <class Real>
 void Transformer<Real>::forward(const Pass& pass) {
     const ProfileRange whole("forward");
+    const bool training = pass.kind == PassKind::training;
+    if (training) offloaded_.acquire(0, pass.stream);
     {
         const auto unit = use(embedding_unit(), forward_names_, pass);
         embed(0, pass.T, document_positions_ ? documents_ : nullptr, pass);
@@ -189,7 +195,9 @@ void Transformer<Real>::forward(const Pass& pass) {
     ResidualStream<Real> x{blocks_.front()->residual(), nullptr};
     for (int l = 0; l < config_.layers; l++) {
         const auto unit = use(block_unit(l), forward_names_, pass);
+        if (training) offloaded_.acquire(l, pass.stream);
         x = blocks_[l]->forward(x, pass);
+        if (training) offloaded_.keep(l, pass.stream);
     }
     const auto unit = use(final_unit(config_), forward_names_, pass);
     final_norm_.forward(lnf_, residual_final_, x.residual, x.branch, pass);
@@ -238,12 +246,15 @@ void Transformer<Real>::backward(const Pass& pass) {
         gradients_.acquire(block_unit(l), pass.stream);
         {
             const auto unit = use(block_unit(l), backward_names_, pass);
+            offloaded_.bring(l, pass.stream);
             blocks_[l]->recompute(pass.as(PassKind::recompute));
             dstream = blocks_[l]->backward(dstream, before, pass);
+            offloaded_.release(l, pass.stream);
         }
         gradients_.reduce(block_unit(l), pass.stream);
     }
 
+    offloaded_.finish(pass.stream);
     gradients_.acquire(embedding, pass.stream);
     {
         const ProfileRange range(backward_names_[embedding].c_str(), pass.stream);
@@ -339,7 +350,8 @@ std::vector<NamedMemory> Transformer<Real>::activations() const {
     std::vector<NamedMemory> activations;
     for (const Unit& unit : weights_.table().units()) {
         const size_t next = activations.size();  // the block that reads this unit's output
-        const Real* output = next < blocks_.size() ? blocks_[next]->residual() : residual_final_;
+        const void* output = next < blocks_.size() ? blocks_[next]->residual() : residual_final_;
+        if (next < blocks_.size() && offloaded_.is_used()) output = offloaded_.kept(next);
         activations.push_back({"output of " + unit.name, output, bytes});
     }
     activations.back().address = lnf_;

@@ -12,6 +12,7 @@
 #include "llmc/kernels/classifier.h"
 #include "llmc/model/block.h"
 #include "llmc/model/norm.h"
+#include "llmc/model/offloaded_residuals.h"
 
 namespace llmc {
 
@@ -37,7 +38,8 @@ struct ModelSetup {
     int batch = 1, seq = 0;  // B sequences of T tokens per micro-batch and rank
     int shortest_piece = 0;  // shortest piece into which training cuts sequences, in tokens; 0: never cut
     Recompute recompute = Recompute::gelu;
-    std::optional<Fp8Config> fp8;  // recipe of the weights with FP8 codes; only with bf16 activations
+    bool offload_residuals = false;  // --offload residuals: the blocks' inputs are in host memory until backward
+    std::optional<Fp8Config> fp8;    // recipe of the weights with FP8 codes; only with bf16 activations
     size_t logits_bytes = kLogitsBytes;
     std::optional<int> end_token;             // if set, attention stays within documents (mark_documents())
     bool document_positions = false;          // learned positions start again with every document
@@ -57,6 +59,7 @@ public:
     // Without the memory of linear().
     size_t activation_bytes() const { return activations_.bytes(); }
     size_t workspace_bytes() const { return workspace_.bytes(); }
+    const OffloadedResiduals& offloaded() const { return offloaded_; }
     void allocate(stream_t stream);
 
     void initialize(uint64_t seed, stream_t stream);
@@ -142,6 +145,7 @@ private:
     LinearLayers<Real> linear_;
     ModelContext<Real> context_;
     std::vector<std::unique_ptr<Block<Real>>> blocks_;
+    OffloadedResiduals offloaded_;
     Linear<Real> head_;
     Norm<Real> final_norm_;
     std::optional<Norm<Real>> embedding_norm_;

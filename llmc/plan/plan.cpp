@@ -46,6 +46,13 @@ std::string batch_section(const PlannedRun& run) {
                        plural(run.config.micro_steps, "micro-step"));
 }
 
+std::string offloaded_parts(const TrainerConfig& config) {
+    std::string parts = "pinned";
+    if (config.sharding.offload_state) parts += ", masters and moments";
+    if (config.offload_residuals) parts += ", inputs of blocks";
+    return parts;
+}
+
 std::string memory_section(const PlannedRun& run, const MemoryByKind& m, size_t reserve) {
     const TrainerConfig& config = run.config;
     const OptimizerConfig& optimizer = config.optimizer;
@@ -65,7 +72,7 @@ std::string memory_section(const PlannedRun& run, const MemoryByKind& m, size_t 
     std::string host =
         row("host memory", format_bytes(m.staging), "pinned, a checkpoint's copy; none with --checkpoint-local");
     if (m.offloaded > 0)
-        host += row("host memory", format_bytes(m.offloaded), "pinned, masters and moments (--offload optimizer)");
+        host += row("host memory", format_bytes(m.offloaded), offloaded_parts(config) + " (--offload)");
     text += row("libraries", format_bytes(reserve),
                 std::string("reserved, an estimate: CUDA, cuBLASLt") + (run.ranks == 1 ? "" : ", NCCL"));
     if (run.gpu.shares_memory) text += host;

@@ -257,6 +257,11 @@ StepTime step_time(const PlannedRun& run, Precision precision, int slices) {
         const double copied = 2 * static_cast<double>(model.padded_parameters()) * state_bytes(config.optimizer);
         t.offload = (copied / time.card().host_both_gbs + 4 * fp8_weights / time.card().host_kernel_gbs) / slices / 1e6;
     }
+    // The blocks' inputs leave behind the blocks' forward and return behind their backward.
+    if (config.offload_residuals) {
+        const double copied = micro_steps * L * N * C * sizeof(bf16) / time.card().host_gbs / 1e6;
+        t.offload += std::max(0.0, copied - t.blocks_forward) + std::max(0.0, copied - t.blocks_backward);
+    }
     return t;
 }
 

@@ -35,7 +35,8 @@ std::optional<Profiler::Setup> profiler_setup(const Options& o, Trainer<Real>& t
                      {"weights", trainer.weights().gather_stream()},
                      {"gradients", trainer.gradients().reduce_stream()},
                      {"state to the device", trainer.optimizer().ring().to_device()},
-                     {"state to the host", trainer.optimizer().ring().to_host()}};
+                     {"state to the host", trainer.optimizer().ring().to_host()},
+                     {"residuals", trainer.model().offloaded().copies()}};
     return setup;
 }
 

@@ -84,6 +84,7 @@ MemoryByKind Trainer<Real>::memory() const {
     (layout_.sharding().offload_state ? memory.offloaded : memory.optimizer) =
         weights_.master_bytes() + (config_.forward_only ? 0 : optimizer_.moment_bytes());
     if (!config_.forward_only) memory.optimizer += optimizer_.second_moment_bytes();
+    memory.offloaded += model_.offloaded().host_bytes();
     memory.activations = model_.activation_bytes() + model_.linear().activation_bytes();
     memory.workspace = model_.workspace_bytes() + (config_.forward_only ? 0 : optimizer_.workspace_bytes()) +
                        Matmul::planned_bytes(operand_type<Real>, product_shapes(), config_.fp8_scaling());

@@ -99,7 +99,7 @@ def training(draw):
 def change(draw, most_zero, whole, choices, fp32):
     """Returns (ranks, flags, environment) under which a run has the same bits."""
     ranks = draw.choice(choices)
-    offload = draw.flag(0.3, "--offload", "optimizer")
+    offload = draw.flag(0.3, "--offload", "optimizer", "residuals", "both")
     flags = ["--val-batches", SAMPLES // ranks, *draw.flag(0.3, "--recompute", "none", "gelu", "norm", "block"),
              *draw.flag(0.3, "--verify-every", 1, 2), *draw.flag(0.3, "--fp8-probe-every", 1, 2),
              *([] if fp32 else offload)]

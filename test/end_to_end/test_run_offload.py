@@ -12,8 +12,9 @@ class SameNumbers(unittest.TestCase):
 
     def test_any_order_of_streams(self):
         """With lazy and random streams, a wait that is missing changes bits."""
-        for offload, *kind in (["optimizer", "--precision", "fp8"],
-                               ["optimizer", "--precision", "bf16", "--optimizer", "muon"]):
+        for offload, *kind in (["both", "--precision", "fp8", "--layers", "3", "--recompute", "block"],
+                               ["optimizer", "--precision", "bf16", "--optimizer", "muon"],
+                               ["residuals", "--precision", "fp32", "--layers", "5", "--recompute", "norm"]):
             plain = FinishedRun(*self.FLAGS, *kind)
             for streams in ("lazy", "random"):
                 with self.subTest(kind=kind, streams=streams):
@@ -28,7 +29,7 @@ class SameNumbers(unittest.TestCase):
         one = FinishedRun(*flags, env=ONE_THREAD)
         for stage in range(4):
             with self.subTest(stage=stage):
-                three = RankRun(3, *flags, "--zero", stage, "--offload", "optimizer")
+                three = RankRun(3, *flags, "--zero", stage, "--offload", "both")
                 three.check_memory(self)
                 check_same_run(self, three, one)
 
@@ -36,7 +37,7 @@ class SameNumbers(unittest.TestCase):
         """State is saved from host memory and restored to it. A resumed run may hold it elsewhere."""
         flags = [*self.FLAGS, "--precision", "fp8", "--adam-moments", "bf16"]
         plain, stopped = FinishedRun(*flags), FinishedRun(*flags, "--offload", "optimizer", "--stop-after", "3")
-        for more in (["--stop-after", "6"], ["--offload", "optimizer"]):
+        for more in (["--stop-after", "6"], ["--offload", "both"]):
             result = run(*tiny_flags(*flags, "--out", stopped.directory, "--resume", "latest", *more))
             self.assertEqual(result.code, 0, result.err)
         self.assertEqual(stopped.losses, plain.losses)
@@ -61,8 +62,19 @@ class Plans(unittest.TestCase):
                 self.assertAlmostEqual(after["step_ms"], before["step_ms"] + after["time"]["offload"], delta=1e-6)
                 self.assertIn("--offload optimizer", {change["flags"] for change in before["would_fit"]})
                 self.assertEqual(self.plan(0, *flags, "--offload", "auto")["memory"], after["memory"])
+                both = self.plan(0, *flags, "--offload", "both", "-b", "8")["memory"]
+                more = self.plan(0, *flags, "--offload", "optimizer", "-b", "8")["memory"]
+                self.assertLess(both["activations"], more["activations"])
+                self.assertGreater(both["offloaded"], more["offloaded"])
                 fits = [*flags, "--world", "8", "-z", "3"]
                 self.assertEqual(self.plan(0, *fits, "--offload", "auto")["memory"], self.plan(0, *fits)["memory"])
+
+    def test_time_of_copies(self):
+        """Master and two moments, there and back, at 35/32 of PCIe's 64 GB/s in both directions. Inputs of blocks hide."""
+        flags = ["-e", "llama3-8b", "-r", "block", "--precision", "bf16", "--gpu", "h100", "-d", "65536"]
+        plan = self.plan(0, *flags, "--offload", "optimizer")
+        self.assertAlmostEqual(plan["time"]["offload"], 24 * plan["parameters"] / 70e6, delta=1)
+        self.assertEqual(self.plan(0, *flags, "--offload", "both")["time"], plan["time"])
 
     def test_refusals(self):
         result = run(*tiny_flags("--precision", "fp32", "--offload", "optimizer"))

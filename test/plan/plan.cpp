@@ -248,6 +248,16 @@ TEST_CASE("plan: memory check") {
     CHECK(contains(message(18 * kGiB, kGiB), "more ranks with -z 3"));  // weights, gradients, moments and libraries: 19
 }
 
+TEST_CASE("plan: host memory check") {
+    MemoryByKind needed = {2 * kGiB, 4 * kGiB, 0, 30 * kGiB, 1 * kGiB};
+    CHECK_NOTHROW(check_host_memory(needed, 0));
+    needed.offloaded = 12 * kGiB;
+    CHECK(needed.total() == 37 * kGiB);
+    CHECK_NOTHROW(check_host_memory(needed, 12 * kGiB));
+    CHECK(contains(error_of([&] { check_host_memory(needed, 11 * kGiB); }, ExitCode::no_resources),
+                   "--offload keeps 12.0 GiB of host memory for each rank, and this machine has 11.0 GiB"));
+}
+
 TEST_CASE("plan: what libraries take beside the plan") {
     CHECK(nccl_communicators(1, 0) == 0);
     CHECK(nccl_communicators(8, 0) == 3);  // the world's, for weights, for gradients

@@ -69,7 +69,7 @@ TEST_CASE_TEMPLATE("trainer: takes the memory that it has planned", Real, float,
         TrainerConfig config = small_config(fp8, 1);
         config.kernels = kernels;
         config.optimizer.kind = optimizer;
-        config.sharding.offload_state = offload;
+        config.sharding.offload_state = config.offload_residuals = offload;
         const MemoryByKind planned = Trainer<Real>(config, Comm::self()).memory();
         size_t before[kMemoryKinds];
         for (size_t kind = 0; kind < kMemoryKinds; kind++) before[kind] = device_memory_use(MemoryKind(kind)).bytes;
@@ -109,8 +109,9 @@ TEST_CASE("trainer: offloaded state has the same bits" * doctest::test_suite(kNo
         for (const bool offload : {false, true}) {
             TrainerConfig config = small_config(fp8, 2);
             config.optimizer.kind = optimizer;
-            config.sharding.offload_state = offload;
+            config.sharding.offload_state = config.offload_residuals = offload;
             config.verify_every = 2;
+            config.model.layers = 4;
             TestModel<bf16> test(config);
             test.trainer.initialize(1);
             for (int i = 0; i < 4; i++) step(test, i);
