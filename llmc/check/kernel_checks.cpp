@@ -54,8 +54,6 @@ CheckItem with_kernels(const CheckItem& item, const char* suffix, V variant, con
 
 std::vector<CheckItem> all_checks(const KernelUse& use) {
     const KernelSet loops = kernel_set({}, kHostDevice, Formats::fp8);
-    KernelSet hopper_kernels;
-    if (use.hopper_attention && hopper::can_run(use.attention_heads())) hopper_kernels.add(V::hopper_attention);
     check::Items items;
     for (const Family& family : kFamilies) {
         const size_t first = items.size();
@@ -63,8 +61,13 @@ std::vector<CheckItem> all_checks(const KernelUse& use) {
         const size_t end = items.size();
         for (size_t i = first; use.loops && family.loops && i < end; i++)
             items.push_back(with_kernels(items[i], " in loops", *family.loops, loops));
-        for (size_t i = first; hopper_kernels != KernelSet() && family.loops == V::host_attention && i < end; i++)
-            items.push_back(with_kernels(items[i], " on Hopper", V::hopper_attention, hopper_kernels));
+        for (const V variant : {V::hopper_attention, V::hopper_attention_backward}) {
+            if (family.loops != V::host_attention || !use.hopper.has(variant)) continue;
+            const char* suffix = variant == V::hopper_attention ? " on Hopper" : " with its backward on Hopper";
+            KernelSet kernels;
+            kernels.add(variant);
+            for (size_t i = first; i < end; i++) items.push_back(with_kernels(items[i], suffix, variant, kernels));
+        }
     }
     return items;
 }
@@ -85,7 +88,6 @@ KernelUse::KernelUse(const TrainerConfig& config, Precision precision, int ranks
     probe = fp8 && config.fp8->probe;
     for (const KernelVariantEntry& entry : kernel_variants())
         loops |= entry.last_card == kHostDevice && config.kernels.has(entry.variant);
-    hopper_attention = config.kernels.has(V::hopper_attention);
     several_ranks = ranks > 1;
     fp8_wire = several_ranks && config.sharding.wire == Wire::fp8;
     optimizer = config.optimizer.kind;
@@ -95,6 +97,10 @@ KernelUse::KernelUse(const TrainerConfig& config, Precision precision, int ranks
     document_positions = config.document_positions;
     loss = config.loss;
     set_model(config.model);
+    const AttentionHeads heads_in_use = attention_heads();
+    if (config.kernels.has(V::hopper_attention) && hopper::can_run(heads_in_use)) hopper.add(V::hopper_attention);
+    if (config.kernels.has(V::hopper_attention_backward) && hopper::can_run_backward(config.seq, heads_in_use))
+        hopper.add(V::hopper_attention_backward);
 }
 
 void KernelUse::set_model(const ModelConfig& model) {

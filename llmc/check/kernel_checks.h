@@ -39,11 +39,11 @@ struct KernelUse {
     bool fp8 = false;  // in some linear layers
     Fp8Scaling scaling = Fp8Scaling::tensor;
     bool e4m3_gradients = false;
-    bool current_scaling = false;   // producers measure the amax first, then write
-    bool loops = false;             // the host device's own loops replace kernels
-    bool hopper_attention = false;  // attention's Hopper variant replaces its kernels
-    bool smooth = false;            // --fp8-smooth
-    bool probe = false;             // FP8 products are compared with BF16 products
+    bool current_scaling = false;  // producers measure the amax first, then write
+    bool loops = false;            // the host device's own loops replace kernels
+    KernelSet hopper;              // attention's Hopper variants that replace its kernels
+    bool smooth = false;           // --fp8-smooth
+    bool probe = false;            // FP8 products are compared with BF16 products
     bool several_ranks = false;
     bool fp8_wire = false;  // --reduce fp8
     OptimizerKind optimizer = OptimizerKind::adamw;

@@ -11,6 +11,7 @@
 #include "llmc/flags/flags.h"
 #include "llmc/flags/options.h"
 #include "llmc/fp8/recipe.h"
+#include "llmc/kernels/hopper/attention.h"
 #include "llmc/kernels/muon.h"
 #include "llmc/log/profile.h"
 
@@ -311,11 +312,18 @@ void resolve_kernels(Options& o, const ResolveInputs& inputs) {
     const bool fp8 = o.precision == Precision::fp8 && scaling_of(o.fp8_recipe) == Fp8Scaling::tensor;
     const Formats formats = o.precision == Precision::fp32 ? Formats::fp32 : fp8 ? Formats::fp8 : Formats::bf16;
     o.kernel_set = kernel_set(o.kernels.value, inputs.card, formats);
-    if (!inputs.tensor_maps && o.kernel_set.has(KernelVariant::hopper_attention)) {
-        o.kernel_set.remove(KernelVariant::hopper_attention);
+    const ModelConfig& model = o.model_config;
+    const bool is_auto = !o.kernels.value;
+    if (is_auto &&
+        !hopper::backward_is_faster(o.batch, o.seq, {model.heads, model.key_value_heads(), model.head_dim()}))
+        o.kernel_set.remove(KernelVariant::hopper_attention_backward);
+    for (const KernelVariant variant : {KernelVariant::hopper_attention, KernelVariant::hopper_attention_backward}) {
+        if (inputs.tensor_maps || !o.kernel_set.has(variant)) continue;
+        const KernelVariantEntry& entry = kernel_variant(variant);
+        o.kernel_set.remove(variant);
         add_note(o,
-                 "hopper_attention falls back to attention_forward: this driver cannot encode tensor maps; use one for "
-                 "CUDA 12 or later");
+                 fmt::format("{} falls back to {}: this driver cannot encode tensor maps; use one for CUDA 12 or later",
+                             entry.name, entry.counterpart));
     }
 }
 

@@ -95,17 +95,18 @@ void attention_forward<float>(float*, float*, float*, const float*, int, int, co
 // bf16: three kernels and no atomics: delta; one that owns key tiles (dK, dV); one that owns query tiles (dQ). Both
 // recompute scores and dP: 7 products instead of the 5 of a single kernel that adds dQ up in FP32 atomics, and the same
 // bits on every run. Scores, P, dP and dS stay in registers. A key tile goes through the queries of its group head by
-// head and adds up their sums in FP32 registers too.
+// head and adds up their sums in FP32 registers too. The Hopper variant runs instead on streams that chose it, if there
+// are `partials` (hopper::attention_backward_partials() floats).
 template <class Real>
 void attention_backward(Real* dqkv, float* delta, const Real* dout, const Real* qkv, const Real* out,
                         const Real* out_low, const float* lse, int B, int T, const AttentionHeads& heads,
-                        stream_t stream, const int* documents = nullptr);
+                        stream_t stream, const int* documents = nullptr, float* partials = nullptr);
 template <>
 void attention_backward<bf16>(bf16*, float*, const bf16*, const bf16*, const bf16*, const bf16*, const float*, int, int,
-                              const AttentionHeads&, stream_t, const int*);
+                              const AttentionHeads&, stream_t, const int*, float*);
 template <>
 void attention_backward<float>(float*, float*, const float*, const float*, const float*, const float*, const float*,
-                               int, int, const AttentionHeads&, stream_t, const int*);
+                               int, int, const AttentionHeads&, stream_t, const int*, float*);
 
 // ---- with quantization ---------------------------------------------------------------------------------------------
 //
@@ -130,7 +131,7 @@ template <class F8>
 void attention_backward_fp8(const Quantized<F8>& to, float* dbias, float* scratch, float* delta, const bf16* dout,
                             const bf16* qkv, const bf16* out, const bf16* out_low, const float* lse, int B, int T,
                             const AttentionHeads& heads, bool accumulate, QuantizePass pass, stream_t stream,
-                            const int* documents = nullptr);
+                            const int* documents = nullptr, float* partials = nullptr);
 size_t attention_backward_fp8_scratch(int B, int T, const AttentionHeads& heads);
 
 // ---- decoding ------------------------------------------------------------------------------------------------------

@@ -8,65 +8,24 @@
 // added up in memory.
 #include <type_traits>
 
+#include "llmc/device/runtime.h"
 #include "llmc/kernels/attention.h"
 #include "llmc/kernels/attention_quantize.cuh"
 #include "llmc/kernels/column_sums.cuh"
+#include "llmc/kernels/hopper/attention.h"
 #include "llmc/kernels/host/loops.h"
 
 namespace llmc {
 namespace attention {
 
-// ---- where the gradients go ---------------------------------------------------------------------------------------
-
-// Output of the gradients. Out is bf16 for dqkv (B, T, NH + 2 NKV, HD), or an FP8 type. For FP8, `transposed` starts at
-// the first channel of the kernel's own part of (NH + 2 NKV, HD), and `parts` (blocks along the tokens of all
-// sequences, NH + 2 NKV, HD) gets the sums over a block's tokens. Any of the three pointers may be nullptr.
-template <class Out>
-struct Gradients {
-    Out *row, *transposed;
-    float* parts;
-    Fp8State* fp8;
-    QuantizePass pass;
+// A block's place, for quantize_gradients(). Grids of the gradient kernels are (token tiles, heads, B).
+struct BlockPlace {
+    int first_token, b, h, T;
+    LLMC_DEVICE unsigned batch() const { return gridDim.z; }
+    LLMC_DEVICE unsigned tiles() const { return gridDim.x; }
+    LLMC_DEVICE bool counts_elements() const { return blockIdx.x + blockIdx.y + blockIdx.z + threadIdx.x == 0; }
+    LLMC_DEVICE void meet() const { __syncthreads(); }
 };
-template <class Out>
-constexpr bool kIsFp8 = !std::is_same_v<Out, bf16>;
-
-// The heads that a kernel writes: Count sides (queries; or keys and values) of `heads` each, starting with head `first`
-// of the `row` heads of qkv.
-struct HeadPart {
-    int first, heads, row;
-};
-
-// Quantizes the Count tiles of a block, which lie in shared memory, one after the other: head h of each side, tokens
-// from first_token on. `scratch` is 64 bytes per thread of shared memory whose contents are no longer needed.
-template <class F8, int HD, int Rows, int Threads, int Count>
-LLMC_DEVICE void quantize_gradients(const Gradients<F8>& to, bf16* const (&tiles)[Count], float* scratch,
-                                    const HeadPart& part, int first_token, int b, int h, int T) {
-    const size_t width = static_cast<size_t>(part.row) * HD, tokens = static_cast<size_t>(gridDim.z) * T;
-    const size_t token = static_cast<size_t>(b) * T;
-    const float scale = to.fp8->scale;
-    QuantizeTally tally;
-    LLMC_UNROLL
-    for (int i = 0; i < Count; i++) {
-        float sums[2][8] = {};
-        const int own = (i * part.heads + h) * HD, channel = part.first * HD + own;  // in the kernel's part; in a row
-        F8* const row = to.row ? to.row + token * width + channel : nullptr;
-        __syncthreads();  // the tiles are complete, and no thread needs the old contents of `scratch`
-        quantize_tile_rows<F8, HD, Rows, Threads>(row, width, tiles[i], nullptr, tally, sums, scale, first_token, T,
-                                                  to.pass);
-        if (to.parts) put_channel_sums<HD, Threads>(scratch, sums);
-        if (i == Count - 1) {  // here, because at the end nvcc for sm_90a would spill
-            const bool counts_elements = blockIdx.x + blockIdx.y + blockIdx.z + threadIdx.x == 0;
-            commit_tally(to.fp8, tally, counts_elements ? Count * tokens * (part.heads * HD) : 0, to.pass);
-        }
-        __syncthreads();
-        const size_t row_of_parts = static_cast<size_t>(b) * gridDim.x + first_token / Rows;
-        if (to.parts) get_channel_sums<HD, Threads>(to.parts + row_of_parts * width + channel, scratch);
-        if (to.transposed)
-            store_tile_columns<F8, HD, Rows, Threads>(to.transposed + own * tokens + token, tokens, tiles[i],
-                                                      first_token, T);
-    }
-}
 
 // ---- delta ---------------------------------------------------------------------------------------------------------
 
@@ -324,7 +283,7 @@ static __global__ void __launch_bounds__(KeyGradientTiles<HD>::threads, HD == 32
     if constexpr (kIsFp8<Out>) {
         quantize_gradients<Out, HD, Tiles::key_rows, threads>({dqkv, transposed, parts, fp8, pass}, {keys, values},
                                                               reinterpret_cast<float*>(stage_tiles),
-                                                              {NH, NKV, NH + 2 * NKV}, first_key, b, kv, T);
+                                                              {NH, NKV, NH + 2 * NKV}, BlockPlace{first_key, b, kv, T});
     } else {
         __syncwarp();
         store_rows<HD, Tiles::warp_rows>(dqkv + (head.key - qkv), head.stride, keys + warp_offset, warp_key, T);
@@ -481,7 +440,7 @@ static __global__ void __launch_bounds__(QueryGradientTiles<HD>::threads, (kDocu
     if constexpr (kIsFp8<Out>) {
         quantize_gradients<Out, HD, Tiles::query_rows, threads>({dqkv, transposed, parts, fp8, pass}, {queries},
                                                                 reinterpret_cast<float*>(stages), {0, NH, NH + 2 * NKV},
-                                                                first_query, b, h, T);
+                                                                BlockPlace{first_query, b, h, T});
     } else {
         __syncwarp();
         store_rows<HD, Tiles::warp_rows>(dqkv + (head.query - qkv), head.stride, queries + warp_offset, warp_query, T);
@@ -502,7 +461,17 @@ struct BackwardInputs {
     const bf16 *dout, *qkv, *out, *out_low;
     const float* lse;
     const int* documents;
+    float* partials;  // for the Hopper variant; or nullptr
 };
+
+template <int HD>
+static void launch_delta(float* delta, const BackwardInputs& inputs, int B, int T, int NH, stream_t stream) {
+    const size_t n = elements(B, T, NH, HD), rows = n / HD;
+    host::launch_or_loop<attention_delta_kernel<HD>, host::attention_delta<HD>>(
+        KernelVariant::host_attention,
+        {dim3(static_cast<unsigned>(div_up(rows, size_t{kDeltaRows}))), dim3(kDeltaThreads), 0, stream},
+        out(delta, rows), in(inputs.dout, n), in(inputs.out, n), in(inputs.out_low, n), rows, T, NH);
+}
 
 template <int HD, Room room, class Out>
 static void launch_backward(const Gradients<Out>& to, float* delta, const BackwardInputs& inputs, int B, int T,
@@ -514,10 +483,7 @@ static void launch_backward(const Gradients<Out>& to, float* delta, const Backwa
     const dim3 key_grid(tiles, static_cast<unsigned>(NKV), batch), query_grid(tiles, static_cast<unsigned>(NH), batch);
     const size_t part_count = static_cast<size_t>(tiles) * batch * heads.qkv_width();
     Out* const transposed_keys = to.transposed ? to.transposed + n : nullptr;
-    host::launch_or_loop<attention_delta_kernel<HD>, host::attention_delta<HD>>(
-        KernelVariant::host_attention,
-        {dim3(static_cast<unsigned>(div_up(rows, size_t{kDeltaRows}))), dim3(kDeltaThreads), 0, stream},
-        out(delta, rows), in(inputs.dout, n), in(inputs.out, n), in(inputs.out_low, n), rows, T, NH);
+    launch_delta<HD>(delta, inputs, B, T, NH, stream);
     with_documents(inputs.documents, [&]<bool kDocuments>() {
         // With both stages, nvcc would spill.
         constexpr Room with_room = kDocuments && HD == 64 ? Room::scarce : room;
@@ -551,6 +517,14 @@ static void run_backward(const Gradients<Out>& to, float* delta, const BackwardI
             ExitCode::failure,
             "attention backward: out_low is missing; have the forward write it (a delta from the rounded output "
             "alone is biased)");
+#if LLMC_ON_GPU
+    if (inputs.partials && KernelSet::has(stream_kernels(stream), KernelVariant::hopper_attention_backward) &&
+        hopper::can_run_backward(T, heads)) {
+        launch_delta<64>(delta, inputs, B, T, heads.NH, stream);
+        return hopper::attention_backward(to, inputs.partials, inputs.dout, inputs.qkv, inputs.lse, delta, B, T, heads,
+                                          stream, inputs.documents);
+    }
+#endif
     if (heads.HD == 32)
         launch_backward<32, Room::ample>(to, delta, inputs, B, T, heads, stream);
     else if (heads.HD == 128)
@@ -566,10 +540,10 @@ static void run_backward(const Gradients<Out>& to, float* delta, const BackwardI
 template <>
 void attention_backward<bf16>(bf16* dqkv, float* delta, const bf16* dout, const bf16* qkv, const bf16* out,
                               const bf16* out_low, const float* lse, int B, int T, const AttentionHeads& heads,
-                              stream_t stream, const int* documents) {
+                              stream_t stream, const int* documents, float* partials) {
     attention::check_shape(B, T, heads);
     const attention::Gradients<bf16> to{dqkv, nullptr, nullptr, nullptr, QuantizePass::replay};
-    attention::run_backward(to, delta, {dout, qkv, out, out_low, lse, documents}, B, T, heads, stream);
+    attention::run_backward(to, delta, {dout, qkv, out, out_low, lse, documents, partials}, B, T, heads, stream);
 }
 
 size_t attention_backward_fp8_scratch(int B, int T, const AttentionHeads& heads) {
@@ -580,12 +554,12 @@ template <class F8>
 void attention_backward_fp8(const Quantized<F8>& to, float* dbias, float* scratch, float* delta, const bf16* dout,
                             const bf16* qkv, const bf16* out, const bf16* out_low, const float* lse, int B, int T,
                             const AttentionHeads& heads, bool accumulate, QuantizePass pass, stream_t stream,
-                            const int* documents) {
+                            const int* documents, float* partials) {
     const int channels = heads.qkv_width();
     attention::check_quantized("attention_backward_fp8", to.state, B, T, heads, channels, pass);
     if (dbias && !scratch) throw Error(ExitCode::failure, "attention_backward_fp8: a bias gradient needs scratch");
     const attention::Gradients<F8> gradients{to.row, to.transposed, dbias ? scratch : nullptr, to.state, pass};
-    attention::run_backward(gradients, delta, {dout, qkv, out, out_low, lse, documents}, B, T, heads, stream);
+    attention::run_backward(gradients, delta, {dout, qkv, out, out_low, lse, documents, partials}, B, T, heads, stream);
     if (dbias)
         reduce_column_parts(dbias, nullptr, scratch, B * attention::token_tiles(T, heads.HD), channels, channels,
                             accumulate, stream);
@@ -594,7 +568,7 @@ void attention_backward_fp8(const Quantized<F8>& to, float* dbias, float* scratc
 #define LLMC_INSTANTIATE(F8)                                                                                      \
     template void attention_backward_fp8(const Quantized<F8>&, float*, float*, float*, const bf16*, const bf16*,  \
                                          const bf16*, const bf16*, const float*, int, int, const AttentionHeads&, \
-                                         bool, QuantizePass, stream_t, const int*);
+                                         bool, QuantizePass, stream_t, const int*, float*);
 LLMC_INSTANTIATE(e4m3)
 LLMC_INSTANTIATE(e5m2)
 #undef LLMC_INSTANTIATE

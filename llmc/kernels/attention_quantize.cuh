@@ -4,6 +4,8 @@
 // token and writes the codes to the row-major output, and over the first 16 bytes of these channels in the tile. Stage
 // 2, after a barrier: a thread takes 4 channels of 16 tokens from there and writes them to the transposed output.
 #pragma once
+#include <type_traits>
+
 #include "llmc/kernels/attention.h"
 #include "llmc/kernels/attention_tiles.cuh"
 #include "llmc/kernels/quantize_values.cuh"
@@ -112,6 +114,61 @@ LLMC_DEVICE void get_channel_sums(float* part, const float* shared) {
     float total = 0.0f;
     for (int r = 0; r < ChunkOwner<HD, Threads>::rows_at_once; r++) total += shared[r * HD + channel];
     part[channel] = total;
+}
+
+// ---- gradients -----------------------------------------------------------------------------------------------------
+
+// Output of the gradients. Out is bf16 for dqkv (B, T, NH + 2 NKV, HD), or an FP8 type. For FP8, `transposed` starts at
+// the first channel of the kernel's own part of (NH + 2 NKV, HD), and `parts` (blocks along the tokens of all
+// sequences, NH + 2 NKV, HD) gets the sums over a block's tokens. Any of the three pointers may be nullptr.
+template <class Out>
+struct Gradients {
+    Out *row, *transposed;
+    float* parts;
+    Fp8State* fp8;
+    QuantizePass pass;
+};
+template <class Out>
+constexpr bool kIsFp8 = !std::is_same_v<Out, bf16>;
+
+// The heads that a kernel writes: Count sides (queries; or keys and values) of `heads` each, starting with head `first`
+// of the `row` heads of qkv.
+struct HeadPart {
+    int first, heads, row;
+};
+
+// Quantizes Count tiles that lie in shared memory, one after the other. `scratch` is 64 bytes per thread of shared
+// memory whose contents are no longer needed. `at` is the place of the tiles: head `h` of each side, sequence `b`,
+// tokens from `first_token` up to `T`. Its functions are batch(), the number of sequences; tiles(), that of tiles along
+// T; counts_elements(), true for the one thread that accounts for all elements; and meet(), a barrier of the Threads
+// threads that call this.
+template <class F8, int HD, int Rows, int Threads, int Count, class Place>
+LLMC_DEVICE void quantize_gradients(const Gradients<F8>& to, bf16* const (&tiles)[Count], float* scratch,
+                                    const HeadPart& part, const Place& at) {
+    const size_t width = static_cast<size_t>(part.row) * HD, tokens = static_cast<size_t>(at.batch()) * at.T;
+    const size_t token = static_cast<size_t>(at.b) * at.T;
+    const float scale = to.fp8->scale;
+    QuantizeTally tally;
+    LLMC_UNROLL
+    for (int i = 0; i < Count; i++) {
+        float sums[2][8] = {};
+        const int own = (i * part.heads + at.h) * HD;  // in the kernel's part
+        const int channel = part.first * HD + own;     // in a row
+        F8* const row = to.row ? to.row + token * width + channel : nullptr;
+        at.meet();  // the tiles are complete, and no thread needs the old contents of `scratch`
+        quantize_tile_rows<F8, HD, Rows, Threads>(row, width, tiles[i], nullptr, tally, sums, scale, at.first_token,
+                                                  at.T, to.pass);
+        if (to.parts) put_channel_sums<HD, Threads>(scratch, sums);
+        if (i == Count - 1) {  // here, because at the end nvcc for sm_90a would spill
+            commit_tally(to.fp8, tally, at.counts_elements() ? Count * tokens * (part.heads * HD) : 0, to.pass);
+        }
+        at.meet();
+        const size_t row_of_parts = static_cast<size_t>(at.b) * at.tiles() + at.first_token / Rows;
+        if (to.parts) get_channel_sums<HD, Threads>(to.parts + row_of_parts * width + channel, scratch);
+        if (to.transposed)
+            store_tile_columns<F8, HD, Rows, Threads>(to.transposed + own * tokens + token, tokens, tiles[i],
+                                                      at.first_token, at.T);
+    }
 }
 
 // Checks the arguments that all quantizing launchers have in common.

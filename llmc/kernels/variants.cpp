@@ -33,6 +33,8 @@ constexpr KernelVariantEntry kEntries[] = {
      "codes and delta to the bit; sums over tokens in another order", "attention_backward and quantize"},
     {V::hopper_attention, "hopper_attention", 90, 90, false, F::bf16, "FP64 bounds; the same bits on every run",
      "attention_forward"},
+    {V::hopper_attention_backward, "hopper_attention_backward", 90, 90, false, F::bf16,
+     "FP64 bounds; the same bits on every run", "attention_backward"},
     {V::host_attention, "host_attention", kHostDevice, kHostDevice, true, F::fp32, kSameBits, "attention's kernels"},
     {V::host_classifier, "host_classifier", kHostDevice, kHostDevice, true, F::fp32, kSameBits,
      "the classifier's kernel"},

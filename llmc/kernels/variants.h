@@ -22,6 +22,7 @@ enum class KernelVariant {
     gelu_backward_fp8,
     attention_backward_fp8,
     hopper_attention,  // kernels/hopper/
+    hopper_attention_backward,
     // Families of the host device's own loops (host/launch.h).
     host_attention,
     host_classifier,

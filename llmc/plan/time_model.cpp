@@ -41,9 +41,11 @@ constexpr double kClock = 1.75e9, kSchedulers = 4;  // under load, of an H100; o
 constexpr double kPortableTile = 64;                // keys; half of the tile at the diagonal is computed in vain
 constexpr double kDeltaBytes = 6;                   // per token and channel: the backward pass reads out and dout first
 // FlashAttention-3's TFLOP/s on an H100 for long sequences without a mask, at head dimensions 64 and 128, which are
-// those of tensor cores and exponentials in turn. The Hopper kernels are of the same kind.
-constexpr double kHopperForward[] = {497, 648}, kHopperPeak = 989.4;
-constexpr double kHopperTile = 256;  // keys computed in vain for a query are half of this
+// those of tensor cores and exponentials in turn; backward at head dimension 64. The Hopper kernels are of the same
+// kind.
+constexpr double kHopperForward[] = {497, 648}, kHopperBackward = 474, kHopperPeak = 989.4;
+// Keys computed in vain for a query are half of this. A block has 192 queries forward, and all of a head's backward.
+constexpr double kHopperTile = 256, kHopperBackwardTile = 128;
 
 // ---- element-wise kernels -------------------------------------------------------------------------------------------
 
@@ -174,14 +176,21 @@ TimeModel::Attention TimeModel::attention(double layers, int B, int T, const Att
         return kCalibration * 1e3 * computed * (tensor + rest) / kTensorKernelShare;
     };
     const auto runs = [&](KernelVariant variant) {
-        return kernels.has(variant) && kernel_variant(variant).runs_on(gpu_.capability) && hopper::can_run(heads);
+        return kernels.has(variant) && kernel_variant(variant).runs_on(gpu_.capability);
     };
-    Attention time = {portable(kPortableForward),
-                      portable(kPortableBackward) + element_wise(tokens * channels * kDeltaBytes)};
-    if (runs(KernelVariant::hopper_attention)) {
-        const double rate = kTensorKernelShare * kHopperForward[heads.HD == 128] * T / (T + kHopperTile);
-        time.forward = attention_at(rate * card_.peak_tflops / kHopperPeak, 2, tokens, T, channels);
+    const auto on_hopper = [&](double for_long_sequences, double tile, int products) {
+        const double rate = kTensorKernelShare * for_long_sequences * T / (T + tile);
+        return attention_at(rate * card_.peak_tflops / kHopperPeak, products, tokens, T, channels);
+    };
+    Attention time = {portable(kPortableForward), portable(kPortableBackward)};
+    if (runs(KernelVariant::hopper_attention) && hopper::can_run(heads))
+        time.forward = on_hopper(kHopperForward[heads.HD == 128], kHopperTile, 2);
+    if (runs(KernelVariant::hopper_attention_backward) && hopper::can_run_backward(T, heads)) {
+        const double blocks = std::min(hopper::kBackwardBlocks, gpu_.multiprocessors), work = double{1} * B * heads.NKV;
+        const double busy = work / (std::ceil(work / blocks) * gpu_.multiprocessors);  // of the multiprocessors' time
+        time.backward = on_hopper(kHopperBackward, kHopperBackwardTile, 5) / busy;
     }
+    time.backward += element_wise(tokens * channels * kDeltaBytes);
     return time;
 }
 

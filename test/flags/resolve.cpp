@@ -300,13 +300,20 @@ TEST_CASE("resolve: FP8 products that the card has to emulate are refused, unles
 
 TEST_CASE("resolve: --kernels means what the card and the precision have use for") {
     Options o;
-    o.precision = Precision::fp8;
+    o.precision = Precision::fp8, o.batch = 8;
     ResolveInputs hopper, ada, turing;
     hopper.card = 90, ada.card = 89, turing.card = 75;
     KernelSet with_hopper = KernelSet::common();
     with_hopper.add(KernelVariant::hopper_attention);
+    with_hopper.add(KernelVariant::hopper_attention_backward);
     CHECK(resolved(o, hopper).kernel_set == with_hopper);
     CHECK(resolved(o).kernel_set == with_hopper);
+    // Few heads would leave most of a card idle, unless the kernel is asked for.
+    Options few = o;
+    few.batch = 5;  // 60 heads
+    CHECK(!resolved(few, hopper).kernel_set.has(KernelVariant::hopper_attention_backward));
+    few.kernels.value = wanted_kernels("hopper_attention_backward");
+    CHECK(resolved(few, hopper).kernel_set.has(KernelVariant::hopper_attention_backward));
     CHECK(resolved(o, ada).kernel_set == KernelSet::common());
     CHECK(resolved(o, turing).kernel_set == KernelSet());
     o.fp8_recipe = Fp8Recipe::current;
@@ -321,7 +328,8 @@ TEST_CASE("resolve: --kernels means what the card and the precision have use for
         CHECK(resolved(o, hopper).kernel_set == KernelSet());
     }
     o.fp8_recipe = Fp8Recipe::delayed, o.precision = Precision::bf16, o.kernels = {"auto", {}};
-    CHECK(resolved(o, hopper).kernel_set.names() == std::vector<std::string>{"hopper_attention"});
+    CHECK(resolved(o, hopper).kernel_set.names() ==
+          std::vector<std::string>{"hopper_attention", "hopper_attention_backward"});
     o.precision = Precision::fp32;
     CHECK(resolved(o, hopper).kernel_set == KernelSet());
     o.precision = Precision::bf16;

@@ -1,5 +1,6 @@
-// Attention's Hopper variant meets attention's specifications. Skipped where the device is no Hopper card.
+// Attention's Hopper variants meet attention's specifications. Skipped where the device is no Hopper card.
 #include "llmc/kernels/attention.h"
+#include "llmc/kernels/hopper/attention.h"
 #include "llmc/kernels/variants.h"
 #include "test/kernels/attention_run.h"
 #include "test/kernels/specifications.h"
@@ -15,11 +16,12 @@ bool is_hopper() {
     return kernel_variant(KernelVariant::hopper_attention).runs_on(card) && card != kHostDevice;
 }
 
-// While this lives, the tests' stream runs the variant.
+// While this lives, the tests' stream runs the variants.
 struct OnHopper {
     OnHopper() {
         KernelSet kernels;
         kernels.add(KernelVariant::hopper_attention);
+        kernels.add(KernelVariant::hopper_attention_backward);
         choose_kernels(test_stream(), kernels);
     }
     ~OnHopper() { choose_kernels(test_stream(), {}); }
@@ -44,4 +46,20 @@ TEST_CASE("Hopper's attention is another kernel: its sums round differently") {
         run.forward();
         CHECK(test::attention::bytes_of(run.out_low) != test::attention::bytes_of(portable.out_low));
     }
+}
+
+TEST_CASE("Hopper's backward of attention is another kernel: its sums round differently") {
+    if (!is_hopper()) return;
+    const reference::AttentionShape s{2, 392, 4, 64, 2};
+    test::attention::Run<bf16> run(s, random_normal<bf16>(s.qkv_elements(), 1.5f, 5),
+                                   random_normal<bf16>(s.elements(), 1.0f, 6));
+    run.forward();
+    run.backward();
+    const auto portable = test::attention::bytes_of(run.dqkv), delta = test::attention::bytes_of(run.delta);
+    const OnHopper chosen;
+    DeviceArray<float> partials(hopper::attention_backward_partials(s.B, s.T, s.heads()));
+    attention_backward<bf16>(run.dqkv, run.delta, run.dout, run.qkv, run.out, run.out_low, run.lse, s.B, s.T, s.heads(),
+                             test_stream(), nullptr, partials);
+    CHECK(test::attention::bytes_of(run.dqkv) != portable);
+    CHECK(test::attention::bytes_of(run.delta) == delta);
 }

@@ -1,0 +1,510 @@
+// Causal attention backward in BF16 for Hopper, in one kernel; see hopper/attention.h. Head dimension 64.
+//
+// A block owns a whole head of keys and values, so that nothing is added up across blocks: no atomics, no order that
+// could change. It walks over tiles of 128 keys, from the last to the first, and for each over the tiles of 128 queries
+// that see it:
+//
+//   S^T = K Q^T    dP^T = V dO^T    P^T = exp(S^T - lse)    dS^T = P^T * (dP^T - delta)
+//   dV += P^T dO   dK += dS^T Q     dQ += dS K
+//
+// Five products instead of the seven of two kernels. Consumer warpgroup w holds 64 keys of S^T and dP^T, dK and dV in
+// registers. dS^T also goes to shared memory, from which warpgroup w computes dQ of 64 queries. Between two tiles of
+// keys the sums of dQ wait in global memory, in the order of the registers; they stay in L2.
+#include "llmc/kernels/hopper/attention.h"
+
+#if LLMC_ON_GPU
+#include "llmc/device/hopper.cuh"
+#include "llmc/device/registers.cuh"
+#include "llmc/kernels/attention_quantize.cuh"
+
+namespace llmc {
+namespace hopper {
+
+constexpr int kBackwardHD = 64;
+constexpr int kBackwardRows = 128;  // of a tile of keys or queries
+constexpr int kBackwardStages = 2;
+constexpr int kBackwardConsumers = 256;                      // threads in two warpgroups
+constexpr int kBackwardThreads = kBackwardConsumers + 128;   // and the producers: warps for tiles, steps, lse and delta
+constexpr int kBackwardTile = kBackwardRows * kTileColumns;  // elements
+constexpr int kSumsPerTile = kBackwardRows * kBackwardHD / 4;  // float4 of dQ
+
+// A tile of keys and a tile of queries. Only producers know the walk over them: consumers, whose registers are full,
+// read from here what they need, when they need it.
+struct BackwardStep {
+    int b, kv, h, m, n;
+    int sums;                        // the tile of partial sums
+    bool masked;                     // false if all queries see all keys
+    bool new_keys;                   // dK and dV start
+    bool keys_done;                  // and are complete
+    bool new_queries, queries_done;  // the same for dQ
+    bool last;                       // of the block
+};
+
+// Shared memory: 168 KB.
+struct BackwardShared {
+    struct alignas(kTileAlignment) Tile {
+        bf16 rows[kBackwardTile];
+    };
+    Tile keys, values;
+    Tile queries[kBackwardStages], dout[kBackwardStages];
+    Tile ds[2];                                                        // [64 queries][128 keys][the queries], swizzled
+    alignas(128) bf16 out[2][kBackwardRows * attention::kStride<64>];  // gradients on their way to memory
+    float lse[kBackwardStages][kBackwardRows], delta[kBackwardStages][kBackwardRows];
+    int windows[kBackwardRows];  // how many queries see a key of the tile, the first of them its own
+    BackwardStep steps[kBackwardStages];
+    Barrier keys_full, keys_empty, full[kBackwardStages], empty[kBackwardStages];
+};
+
+// ---- the walk ------------------------------------------------------------------------------------------------------
+
+struct BackwardShape {
+    int B, T, NH, NKV;
+    LLMC_DEVICE int group() const { return NH / NKV; }
+    LLMC_DEVICE int tiles() const { return (T + kBackwardRows - 1) / kBackwardRows; }
+};
+
+// The block's work, the same for all producers: keys_begin(b, kv, n), and then step() for each query head of the group
+// and each tile of queries that see the tile of keys.
+template <bool kDocuments, class KeysBegin, class Step>
+LLMC_DEVICE void walk(const BackwardShape& shape, int window, const int* documents, KeysBegin&& keys_begin,
+                      Step&& step) {
+    const int group = shape.group(), tiles = shape.tiles(), all = shape.B * shape.NKV;
+    LLMC_NO_UNROLL
+    for (int work = static_cast<int>(blockIdx.x); work < all; work += static_cast<int>(gridDim.x)) {
+        const int b = work / shape.NKV, kv = work % shape.NKV;
+        const attention::Windows<kDocuments> windows{window, documents, b * shape.T, shape.T};
+        LLMC_NO_UNROLL
+        for (int n = tiles - 1; n >= 0; n--) {
+            const int end = (n + 1) * kBackwardRows, last_key = (end < shape.T ? end : shape.T) - 1;
+            const int last_query = last_key + windows.of_key(last_key) - 1;  // that sees a key of the tile
+            const int last_tile = (last_query < shape.T ? last_query : shape.T - 1) / kBackwardRows;
+            const int all_see = n * kBackwardRows + windows.of_key(n * kBackwardRows);  // before this query
+            keys_begin(b, kv, n, windows);
+            LLMC_NO_UNROLL
+            for (int g = 0; g < group; g++) {
+                LLMC_NO_UNROLL
+                for (int m = n; m <= last_tile; m++) {
+                    BackwardStep at{b, kv, kv * group + g, m, n};
+                    at.sums = (static_cast<int>(blockIdx.x) * group + g) * tiles + m;
+                    at.masked = m == n || (m + 1) * kBackwardRows > all_see;
+                    at.new_keys = g == 0 && m == n;
+                    at.keys_done = g == group - 1 && m == last_tile;
+                    at.new_queries = m == n;
+                    const int query = m * kBackwardRows;
+                    at.queries_done =
+                        attention::first_seen_key(query, windows(query), kBackwardRows) >= n * kBackwardRows;
+                    at.last = at.keys_done && n == 0 && work + static_cast<int>(gridDim.x) >= all;
+                    step(at);
+                }
+            }
+        }
+    }
+}
+
+// ---- producers -----------------------------------------------------------------------------------------------------
+
+LLMC_DEVICE void load_rows(BackwardShared::Tile& tile, const CUtensorMap& map, Barrier& full, int column, int row,
+                           int batch) {
+    LLMC_UNROLL
+    for (int r = 0; r < kBackwardRows; r += 64)
+        load_tile(tile.rows + r * kTileColumns, map, full, column, row + r, batch);
+}
+
+// One thread loads tiles of keys and values, queries and dout.
+template <bool kDocuments>
+LLMC_DEVICE void produce_tiles(BackwardShared& shared, const CUtensorMap& qkv, const CUtensorMap& dout,
+                               const BackwardShape& shape, int window, const int* documents) {
+    constexpr int HD = kBackwardHD, tile_bytes = kBackwardTile * static_cast<int>(sizeof(bf16));
+    RingPosition<kBackwardStages> at;
+    RingPosition<1> keys_at;
+    walk<kDocuments>(
+        shape, window, documents,
+        [&](int b, int kv, int n, const auto&) {
+            wait(shared.keys_empty, keys_at.parity ^ 1);
+            keys_at.advance();
+            arrive_and_expect(shared.keys_full, 2 * tile_bytes);
+            load_rows(shared.keys, qkv, shared.keys_full, (shape.NH + kv) * HD, n * kBackwardRows, b);
+            load_rows(shared.values, qkv, shared.keys_full, (shape.NH + shape.NKV + kv) * HD, n * kBackwardRows, b);
+        },
+        [&](const BackwardStep& step) {
+            wait(shared.empty[at.stage], at.parity ^ 1);
+            arrive_and_expect(shared.full[at.stage], 2 * tile_bytes);
+            const int row = step.m * kBackwardRows;
+            load_rows(shared.queries[at.stage], qkv, shared.full[at.stage], step.h * HD, row, step.b);
+            load_rows(shared.dout[at.stage], dout, shared.full[at.stage], step.h * HD, row, step.b);
+            at.advance();
+        });
+}
+
+// One thread of another warp writes the steps.
+template <bool kDocuments>
+LLMC_DEVICE void produce_steps(BackwardShared& shared, const BackwardShape& shape, int window, const int* documents) {
+    RingPosition<kBackwardStages> at;
+    walk<kDocuments>(
+        shape, window, documents, [](int, int, int, const auto&) {},
+        [&](const BackwardStep& step) {
+            wait(shared.empty[at.stage], at.parity ^ 1);
+            shared.steps[at.stage] = step;
+            arrive(shared.full[at.stage]);
+            at.advance();
+        });
+}
+
+// A third warp writes windows, lse in base 2, and delta. From T on lse is infinite, so that P is exp2(-infinity) = 0.
+template <bool kDocuments>
+LLMC_DEVICE void produce_statistics(BackwardShared& shared, const float* lse, const float* delta,
+                                    const BackwardShape& shape, int window, const int* documents) {
+    const int lane = static_cast<int>(threadIdx.x & 31);
+    RingPosition<kBackwardStages> at;
+    RingPosition<1> keys_at;
+    walk<kDocuments>(
+        shape, window, documents,
+        [&](int, int, int n, const auto& windows) {
+            wait(shared.keys_empty, keys_at.parity ^ 1);
+            keys_at.advance();
+            LLMC_NO_UNROLL
+            for (int i = lane; i < kBackwardRows; i += 32) {
+                const int key = n * kBackwardRows + i;
+                shared.windows[i] = windows.of_key(key < shape.T ? key : shape.T - 1);
+            }
+            arrive(shared.keys_full);
+        },
+        [&](const BackwardStep& step) {
+            const size_t offset = attention::row_statistics_offset(step.b, step.h, shape.T, shape.NH);
+            wait(shared.empty[at.stage], at.parity ^ 1);
+            LLMC_NO_UNROLL
+            for (int i = 0; i < kBackwardRows; i += 32) {
+                const int query = step.m * kBackwardRows + i + lane;
+                const bool valid = query < shape.T;
+                shared.lse[at.stage][i + lane] =
+                    valid ? lse[offset + query] * attention::kLog2E : float_from_bits(kFloatInfinityBits);
+                shared.delta[at.stage][i + lane] = valid ? delta[offset + query] : 0.0f;
+            }
+            arrive(shared.full[at.stage]);
+            at.advance();
+        });
+}
+
+// ---- consumers -----------------------------------------------------------------------------------------------------
+
+// Turns S^T into P^T and dP^T into dS^T, without the softmax scale. Rows are keys, columns queries; a pair of columns
+// shares its lse and delta. `diagonal` is (this thread's first query) - (its first key); the queries up to
+// windows[row] - 1 places behind a key see it.
+template <bool Masked>
+LLMC_DEVICE void probabilities(float (&s)[64], const float* lse, float scale_log2, int diagonal,
+                               const int (&windows)[2]) {
+    LLMC_UNROLL
+    for (int j = 0; j < 16; j++) {
+        const float2 offset = *reinterpret_cast<const float2*>(lse + 8 * j);
+        LLMC_UNROLL
+        for (int i = 0; i < 4; i++) {
+            float& x = s[4 * j + i];
+            x = exp2_fast(x * scale_log2 - (i & 1 ? offset.y : offset.x));
+            if (Masked && !attention::in_window(diagonal + 8 * j + (i & 1) - 8 * (i >> 1), windows[i >> 1])) x = 0.0f;
+        }
+    }
+}
+LLMC_DEVICE void score_gradients(float (&dp)[64], const float (&p)[64], const float* delta) {
+    LLMC_UNROLL
+    for (int j = 0; j < 16; j++) {
+        const float2 own = *reinterpret_cast<const float2*>(delta + 8 * j);
+        LLMC_UNROLL
+        for (int i = 0; i < 4; i++) dp[4 * j + i] = p[4 * j + i] * (dp[4 * j + i] - (i & 1 ? own.y : own.x));
+    }
+}
+LLMC_DEVICE void round_fragments(uint32_t (&a)[8][4], const float (&x)[64]) {
+    LLMC_UNROLL
+    for (int i = 0; i < 32; i++) a[i / 4][i % 4] = pack_bf16x2(x[2 * i], x[2 * i + 1]);
+}
+
+// d (64, 64) += a (64, 128) b: 128 rows of a tile.
+LLMC_DEVICE void multiply_fragments(float (&d)[32], const uint32_t (&a)[8][4], uint64_t b) {
+    LLMC_UNROLL
+    for (int k = 0; k < 8; k++) multiply_registers(d, a[k], b + k * kSixteenRows);
+}
+
+// Writes a warp's 16 keys of dS^T (16, 128 queries) to the two tiles, where a key is a row of 64 queries.
+LLMC_DEVICE void store_score_gradients(BackwardShared::Tile (&tiles)[2], const uint32_t (&ds)[8][4], int first_key) {
+    const int lane = static_cast<int>(threadIdx.x & 31);
+    const int row = first_key + (lane & 15);
+    LLMC_UNROLL
+    for (int k = 0; k < 8; k++) {
+        const int piece = (2 * k + (lane >> 4)) & 7;
+        store_matrices(tiles[k / 4].rows + row * kTileColumns + ((piece ^ (row & 7)) << 3), ds[k]);
+    }
+}
+
+// Sums of dQ in global memory: eight float4 of a thread, `kBackwardConsumers` threads side by side.
+LLMC_DEVICE void load_sums(float (&dq)[32], const float4* sums) {
+    LLMC_UNROLL
+    for (int i = 0; i < 8; i++) {
+        const float4 x = sums[i * kBackwardConsumers];
+        dq[4 * i] = x.x, dq[4 * i + 1] = x.y, dq[4 * i + 2] = x.z, dq[4 * i + 3] = x.w;
+    }
+}
+LLMC_DEVICE void store_sums(float4* sums, const float (&dq)[32]) {
+    LLMC_UNROLL
+    for (int i = 0; i < 8; i++)
+        sums[i * kBackwardConsumers] = make_float4(dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+}
+
+// Rounds a warp's 16 rows of a gradient into a padded tile.
+LLMC_DEVICE void round_rows(bf16* rows, const float (&x)[32], float factor) {
+    const int lane = static_cast<int>(threadIdx.x & 31);
+    LLMC_UNROLL
+    for (int half = 0; half < 2; half++) {
+        bf16* const corner = rows + (8 * half + (lane >> 2)) * attention::kStride<64> + (lane & 3) * 2;
+        LLMC_UNROLL
+        for (int j = 0; j < 8; j++)
+            store_word(corner + j * 8, pack_bf16x2(x[4 * j + 2 * half] * factor, x[4 * j + 2 * half + 1] * factor));
+    }
+}
+
+// The thread's index, which nvcc would otherwise keep in registers together with all addresses made of it.
+LLMC_DEVICE int forgotten_thread() {
+    int thread = static_cast<int>(threadIdx.x);
+    forget_always(thread);
+    return thread;
+}
+// The shape, in the same way: strides of the gradients made of it would stay in registers.
+LLMC_DEVICE BackwardShape forgotten(BackwardShape shape) {
+    forget_always(shape.T);
+    forget_always(shape.NH);
+    forget_always(shape.NKV);
+    return shape;
+}
+
+// The place of a tile, for quantize_gradients().
+struct BackwardPlace {
+    int first_token, b, h, T, B;
+    LLMC_DEVICE int batch() const { return B; }
+    LLMC_DEVICE int tiles() const { return div_up(T, kBackwardRows); }
+    LLMC_DEVICE bool counts_elements() const { return first_token + b + h + static_cast<int>(threadIdx.x) == 0; }
+    LLMC_DEVICE void meet() const { named_barrier<1, kBackwardConsumers>(); }
+};
+
+template <class Out>
+LLMC_DEVICE void store_query_gradients(BackwardShared& shared, const attention::Gradients<Out>& to,
+                                       const BackwardStep& step, const float (&dq)[32], const BackwardShape& shape,
+                                       float scale) {
+    using namespace attention;
+    constexpr int HD = kBackwardHD, Rows = kBackwardRows, Threads = kBackwardConsumers;
+    const int warp = forgotten_thread() / 32;
+    bf16* const own_rows = shared.out[0] + warp * 16 * kStride<HD>;
+    if constexpr (kIsFp8<Out>) named_barrier<1, Threads>();  // all are done with `out`
+    round_rows(own_rows, dq, scale);
+    if constexpr (kIsFp8<Out>) {
+        quantize_gradients<Out, HD, Rows, Threads>(to, {shared.out[0]}, reinterpret_cast<float*>(shared.ds[0].rows),
+                                                   {0, shape.NH, shape.NH + 2 * shape.NKV},
+                                                   BackwardPlace{step.m * Rows, step.b, step.h, shape.T, shape.B});
+    } else {
+        const size_t width = static_cast<size_t>(shape.NH + 2 * shape.NKV) * HD;
+        __syncwarp();
+        store_rows<HD, 16>(to.row + static_cast<size_t>(step.b) * shape.T * width + step.h * HD, width, own_rows,
+                           step.m * Rows + warp * 16, shape.T);
+        __syncwarp();
+    }
+}
+
+template <class Out>
+LLMC_DEVICE void store_key_gradients(BackwardShared& shared, const attention::Gradients<Out>& to,
+                                     const BackwardStep& step, const float (&dk)[32], const float (&dv)[32],
+                                     const BackwardShape& shape, float scale) {
+    using namespace attention;
+    constexpr int HD = kBackwardHD, Rows = kBackwardRows, Threads = kBackwardConsumers;
+    const int warp = forgotten_thread() / 32, rows = warp * 16 * kStride<HD>;
+    if constexpr (kIsFp8<Out>) named_barrier<1, Threads>();  // all are done with `out`
+    round_rows(shared.out[0] + rows, dk, scale);
+    round_rows(shared.out[1] + rows, dv, 1.0f);
+    if constexpr (kIsFp8<Out>) {
+        const size_t tokens = static_cast<size_t>(shape.B) * shape.T;
+        Gradients<Out> keys = to;
+        if (keys.transposed) keys.transposed += shape.NH * HD * tokens;
+        quantize_gradients<Out, HD, Rows, Threads>(keys, {shared.out[0], shared.out[1]},
+                                                   reinterpret_cast<float*>(shared.ds[0].rows),
+                                                   {shape.NH, shape.NKV, shape.NH + 2 * shape.NKV},
+                                                   BackwardPlace{step.n * Rows, step.b, step.kv, shape.T, shape.B});
+    } else {
+        const size_t width = static_cast<size_t>(shape.NH + 2 * shape.NKV) * HD;
+        __syncwarp();
+        Out* const own = to.row + static_cast<size_t>(step.b) * shape.T * width + (shape.NH + step.kv) * HD;
+        store_rows<HD, 16>(own, width, shared.out[0] + rows, step.n * Rows + warp * 16, shape.T);
+        store_rows<HD, 16>(own + shape.NKV * HD, width, shared.out[1] + rows, step.n * Rows + warp * 16, shape.T);
+        __syncwarp();
+    }
+}
+
+template <class Out>
+LLMC_DEVICE void consume(BackwardShared& shared, const attention::Gradients<Out>& to, float4* partials,
+                         const BackwardShape& shape, float scale) {
+    constexpr int Rows = kBackwardRows, Threads = kBackwardConsumers;
+    const float scale_log2 = scale * attention::kLog2E;
+    RingPosition<kBackwardStages> at;
+    RingPosition<1> keys_at;
+    float dk[32], dv[32];
+    bool last;
+    LLMC_NO_UNROLL
+    do {
+        const int thread = forgotten_thread(), lane = thread & 31, warp = thread / 32;
+        const int warpgroup = same_in_warp(thread / 128);
+        const BackwardStep& step = shared.steps[at.stage];
+        wait(shared.full[at.stage], at.parity);
+        if (step.new_keys) {
+            LLMC_UNROLL
+            for (int i = 0; i < 32; i++) dk[i] = dv[i] = 0.0f;
+            wait(shared.keys_full, keys_at.parity);
+            keys_at.advance();
+        }
+        const uint64_t own_keys = tile_descriptor(shared.keys.rows + warpgroup * 64 * kTileColumns);
+        const uint64_t own_values = tile_descriptor(shared.values.rows + warpgroup * 64 * kTileColumns);
+        const uint64_t queries = tile_descriptor(shared.queries[at.stage].rows);
+        const uint64_t dout = tile_descriptor(shared.dout[at.stage].rows);
+        float s[64], dp[64];
+        begin_products();
+        LLMC_UNROLL
+        for (int k = 0; k < 4; k++)
+            multiply_rows(s, own_keys + k * kSixteenColumns, queries + k * kSixteenColumns, k > 0);
+        commit_products();
+        LLMC_UNROLL
+        for (int k = 0; k < 4; k++)
+            multiply_rows(dp, own_values + k * kSixteenColumns, dout + k * kSixteenColumns, k > 0);
+        commit_products();
+        wait_for_products<1>();
+        fence_accumulators(s);
+        const int column = (lane & 3) * 2, row = warp * 16 + (lane >> 2);
+        if (step.masked) {
+            const int windows[2] = {shared.windows[row], shared.windows[row + 8]};
+            probabilities<true>(s, shared.lse[at.stage] + column, scale_log2, (step.m - step.n) * Rows + column - row,
+                                windows);
+        } else {
+            probabilities<false>(s, shared.lse[at.stage] + column, scale_log2, 0, {});
+        }
+        wait_for_products<0>();
+        fence_accumulators(dp);
+        score_gradients(dp, s, shared.delta[at.stage] + column);
+        uint32_t p[8][4], ds[8][4];
+        round_fragments(p, s);
+        round_fragments(ds, dp);
+
+        named_barrier<2, Threads>();  // both warpgroups are done with the last dS and with `out`
+        store_score_gradients(shared.ds, ds, warp * 16);
+        fence_async_proxy();
+        fence_accumulators(dv);
+        begin_products();
+        multiply_fragments(dv, p, dout);
+        commit_products();
+        float4* const sums = partials + static_cast<size_t>(step.sums) * kSumsPerTile + forgotten_thread();
+        float dq[32];
+        if (step.new_queries) {
+            LLMC_UNROLL
+            for (int i = 0; i < 32; i++) dq[i] = 0.0f;
+        } else {
+            load_sums(dq, sums);
+        }
+        named_barrier<1, Threads>();  // all of dS is there
+        const uint64_t all_keys = tile_descriptor(shared.keys.rows);
+        const uint64_t own_ds = tile_descriptor(shared.ds[warpgroup].rows);
+        fence_accumulators(dq);
+        begin_products();
+        LLMC_UNROLL
+        for (int k = 0; k < 8; k++) multiply_columns(dq, own_ds + k * kSixteenRows, all_keys + k * kSixteenRows);
+        commit_products();
+        fence_accumulators(dk);
+        begin_products();
+        multiply_fragments(dk, ds, queries);
+        commit_products();
+        wait_for_products<1>();
+        fence_accumulators(dv);
+        fence_accumulators(dq);
+        const bool queries_done = step.queries_done;
+        if (!queries_done) store_sums(sums, dq);
+        wait_for_products<0>();
+        fence_accumulators(dk);
+        const BackwardStep now = step;
+        last = now.last;
+        __syncwarp();
+        if (lane == 0) {
+            arrive(shared.empty[at.stage]);
+            if (now.keys_done) arrive(shared.keys_empty);
+        }
+        at.advance();
+        if (queries_done) store_query_gradients(shared, to, now, dq, forgotten(shape), scale);
+        if (now.keys_done) store_key_gradients(shared, to, now, dk, dv, forgotten(shape), scale);
+    } while (!last);
+}
+
+// ---- the kernel ----------------------------------------------------------------------------------------------------
+
+template <bool kDocuments, class Out>
+static __global__ void __launch_bounds__(kBackwardThreads, 1)
+    hopper_attention_backward_kernel(Out* __restrict__ dqkv, Out* __restrict__ transposed, float* __restrict__ parts,
+                                     Fp8State* __restrict__ fp8, float* __restrict__ partials,
+                                     const __grid_constant__ CUtensorMap qkv, const __grid_constant__ CUtensorMap dout,
+                                     const float* __restrict__ lse, const float* __restrict__ delta,
+                                     BackwardShape shape, float scale, int window, QuantizePass pass,
+                                     const int* __restrict__ documents) {
+#if LLMC_HOPPER
+    extern __shared__ __align__(kTileAlignment) unsigned char hopper_shared[];
+    BackwardShared& shared = *reinterpret_cast<BackwardShared*>(hopper_shared);
+    if (threadIdx.x == 0) {
+        init(shared.keys_full, 1 + 32);                    // the tiles; windows, from each lane
+        init(shared.keys_empty, kBackwardConsumers / 32);  // one arrival per warp
+        for (int i = 0; i < kBackwardStages; i++) {
+            init(shared.full[i], 2 + 32);  // the tiles; the step; lse and delta, from each lane
+            init(shared.empty[i], kBackwardConsumers / 32);
+        }
+        publish_barriers();
+    }
+    __syncthreads();
+    const int warp = same_in_warp(static_cast<int>(threadIdx.x) / 32);
+    if (warp >= kBackwardConsumers / 32) {
+        give_registers<40>();
+        if (threadIdx.x == kBackwardConsumers) produce_tiles<kDocuments>(shared, qkv, dout, shape, window, documents);
+        if (threadIdx.x == kBackwardConsumers + 32) produce_steps<kDocuments>(shared, shape, window, documents);
+        if (warp == kBackwardConsumers / 32 + 2)
+            produce_statistics<kDocuments>(shared, lse, delta, shape, window, documents);
+        return;
+    }
+    take_registers<232>();
+    consume<Out>(shared, {dqkv, transposed, parts, fp8, pass}, reinterpret_cast<float4*>(partials), shape, scale);
+#endif
+}
+
+static int backward_blocks(int B, const AttentionHeads& heads) {
+    const long long work = static_cast<long long>(B) * heads.NKV;
+    return static_cast<int>(work < kBackwardBlocks ? work : kBackwardBlocks);
+}
+
+template <class Out>
+void attention_backward(const attention::Gradients<Out>& to, float* partials, const bf16* dout, const bf16* qkv,
+                        const float* lse, const float* delta, int B, int T, const AttentionHeads& heads,
+                        stream_t stream, const int* documents) {
+    const size_t n = attention::elements(B, T, heads.NH, heads.HD), rows = n / heads.HD;
+    const size_t whole = attention::elements(B, T, heads.rows(), heads.HD);
+    const size_t part_count = static_cast<size_t>(B) * div_up(T, kBackwardRows) * heads.qkv_width();
+    const CUtensorMap qkv_map = tensor_map(qkv, B, T, static_cast<size_t>(heads.qkv_width()), 64);
+    const CUtensorMap dout_map = tensor_map(dout, B, T, static_cast<size_t>(heads.width()), 64);
+    const BackwardShape shape{B, T, heads.NH, heads.NKV};
+    attention::with_documents(documents, [&]<bool kDocuments>() {
+        launch<hopper_attention_backward_kernel<kDocuments, Out>>(
+            {dim3(static_cast<unsigned>(backward_blocks(B, heads))), dim3(kBackwardThreads), sizeof(BackwardShared),
+             stream},
+            {out(to.row, whole), out(to.transposed, whole), out(to.parts, part_count), state_access(to.fp8, to.pass),
+             inout(partials, attention_backward_partials(B, T, heads)), in(dout, n), in(qkv, whole), in(lse, rows),
+             in(delta, rows), in(documents, attention::tokens(B, T))},
+            to.row, to.transposed, to.parts, to.fp8, partials, qkv_map, dout_map, lse, delta, shape,
+            heads.softmax_scale(), heads.window_in(T), to.pass, documents);
+    });
+}
+
+#define LLMC_INSTANTIATE(Out)                                                                                          \
+    template void attention_backward(const attention::Gradients<Out>&, float*, const bf16*, const bf16*, const float*, \
+                                     const float*, int, int, const AttentionHeads&, stream_t, const int*);
+LLMC_INSTANTIATE(bf16)
+LLMC_INSTANTIATE(e4m3)
+LLMC_INSTANTIATE(e5m2)
+#undef LLMC_INSTANTIATE
+
+}  // namespace hopper
+}  // namespace llmc
+#endif
