@@ -152,6 +152,7 @@ void Comm::State::meet_neighbours(Transport& transport) {
     const bool mpi = std::strcmp(transport.name(), "mpi") == 0;
     std::vector<Identity> all(static_cast<size_t>(transport.world()));
     transport.all_gather(all.data(), &mine, sizeof mine);
+    all[static_cast<size_t>(transport.rank())] = mine;  // whatever rank 0 sent back, at least one rank is here
     local_rank = local_world = 0;
     hosts.clear();
     for (int r = 0; r < transport.world(); r++) {

@@ -62,6 +62,14 @@ TEST_CASE("comm: a host name without an end, and a difference of configurations 
           std::string(1024, 'x') + "; start every rank with the same program and the same flags");
 }
 
+TEST_CASE("comm: a rank that gets back another identity than its own still counts itself") {
+    const auto liar = std::make_shared<Liar>();
+    liar->lie = [](char* data, size_t bytes) { fill(data - bytes, 2 * bytes); };
+    const Comm comm = connect_transport(liar, false, ReduceOrder::any);
+    CHECK(comm.local_world() == 1);
+    CHECK(comm.local_rank() == 0);
+}
+
 TEST_CASE("agreement: lengths of texts are bounded by what all ranks announced") {
     const auto liar = std::make_shared<Liar>();
     const Comm comm = connect_transport(liar, false, ReduceOrder::any);
