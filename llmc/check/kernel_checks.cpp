@@ -91,7 +91,8 @@ KernelUse::KernelUse(const TrainerConfig& config, Precision precision, int ranks
     several_ranks = ranks > 1;
     fp8_wire = several_ranks && config.sharding.wire == Wire::fp8;
     optimizer = config.optimizer.kind;
-    adam_moments = config.optimizer.adam_moments;
+    gradients = config.sharding.gradients;
+    masters = config.optimizer.masters, adam_moments = config.optimizer.adam_moments;
     clip_kind = config.optimizer.clip_kind;
     documents = config.end_token.has_value();
     document_positions = config.document_positions;

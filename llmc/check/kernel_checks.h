@@ -47,7 +47,7 @@ struct KernelUse {
     bool several_ranks = false;
     bool fp8_wire = false;  // --reduce fp8
     OptimizerKind optimizer = OptimizerKind::adamw;
-    MomentFormat adam_moments = MomentFormat::fp32;
+    StateFormat masters = StateFormat::fp32, gradients = StateFormat::fp32, adam_moments = StateFormat::fp32;
     ClipKind clip_kind = ClipKind::norm;
     bool documents = false;  // attention stays inside documents
     bool document_positions = false;

@@ -18,11 +18,12 @@ struct Update {
     Rule rule = Rule::adamw;
     size_t count = 4101, decay_count = 1500;
     bool skip = false, measured = false;
-    bool bf16_moments = false;         // AdamW
-    SgdConfig sgd = {0.9, true, 0.1};  // SGD
-    MuonUpdate muon = {2.5, 0.1};      // Muon, which decays every weight
-    size_t largest = 0;                // the place of the largest weight
-    float bad = 0;                     // stands there instead, if it is not 0
+    StateFormat masters = StateFormat::fp32, gradients = StateFormat::fp32;
+    StateFormat moments = StateFormat::fp32;  // AdamW
+    SgdConfig sgd = {0.9, true, 0.1};         // SGD
+    MuonUpdate muon = {2.5, 0.1};             // Muon, which decays every weight
+    size_t largest = 0;                       // the place of the largest weight
+    float bad = 0;                            // stands there instead, if it is not 0
 
     bool has_moment() const { return rule != Rule::muon && !(rule == Rule::sgd && sgd.momentum == 0); }
     size_t decayed() const { return rule == Rule::muon ? count : decay_count; }
@@ -31,11 +32,19 @@ struct Update {
 
 constexpr AdamWConfig kAdamW{0.9, 0.95, 1e-8, 0.1};
 constexpr LionConfig kLion{0.9, 0.99, 0.1};
-constexpr MomentRounding kRounding{12345, 4096};
+constexpr StateRounding kRounding{12345, 4096};
+
+const char* name_of(StateFormat format) {
+    return format == StateFormat::fp8 ? "fp8" : format == StateFormat::bf16 ? "bf16" : "fp32";
+}
+StateFormat second_format(StateFormat moments) { return moments == StateFormat::fp8 ? StateFormat::bf16 : moments; }
 
 std::string Update::text() const {
     const char* const names[] = {"adamw_update", "lion_update", "sgd_update", "muon_update"};
-    std::string text = std::string(names[static_cast<int>(rule)]) + (bf16_moments ? ", moments bf16" : "");
+    std::string text = names[static_cast<int>(rule)];
+    if (gradients != StateFormat::fp32) text += std::string(", gradients ") + name_of(gradients);
+    if (masters != StateFormat::fp32) text += std::string(", masters ") + name_of(masters);
+    if (moments != StateFormat::fp32) text += std::string(", moments ") + name_of(moments);
     if (rule == Rule::sgd && (sgd.momentum == 0 || !sgd.nesterov))
         text += fmt::format(", momentum {:g}{}", sgd.momentum, sgd.nesterov ? " Nesterov" : "");
     if (muon.cautious) text += ", cautious";
@@ -129,45 +138,134 @@ After expected_update(const Update& u, const Before<Real>& b) {
     return after;
 }
 
-// To one of its neighbours in BF16: away from 0 where what is lost and `random` / 65536 make up a step.
-double rounded_by(double x, uint32_t random) {
-    if (x == 0) return 0;
-    const double step = std::ldexp(1.0, std::max(std::ilogb(x), -126) - 7), steps = std::fabs(x) / step;
-    const double lost = steps - std::floor(steps);
-    return std::copysign((std::floor(steps) + (lost + random / 65536.0 >= 1)) * step, x);
-}
-
-// A moment known up to bounds, in its format. `shift`: where its random bits begin among an element's.
-template <class Moment>
-Bounded stored(const Bounded& exact, int shift) {
-    if (std::is_same_v<Moment, float>) return exact;
+// Values known up to bounds, in their format. `bits_of` gives the random bits of two neighbours, where those of the
+// first begin at bit `shift`.
+Bounded stored(StateFormat format, const Bounded& exact, decltype(&moment_bits) bits_of, int shift) {
+    if (format == StateFormat::fp32) return exact;
     Bounded range;
     for (size_t i = 0; i < exact.values.size(); i++) {
-        const uint64_t bits = moment_bits(kRounding.key, example_state().applied, kRounding.first + i / 2 * 2);
+        const uint64_t bits = bits_of(kRounding.key, example_state().applied, kRounding.first + i / 2 * 2);
         const uint32_t random = bits >> (static_cast<int>(i % 2) * 32 + shift) & 0xffff;
-        const double low = rounded_by(exact.values[i] - exact.bounds[i], random);
-        const double high = rounded_by(exact.values[i] + exact.bounds[i], random);
+        const double low = reference::stochastic_bf16(exact.values[i] - exact.bounds[i], random);
+        const double high = reference::stochastic_bf16(exact.values[i] + exact.bounds[i], random);
         range.push_back((low + high) / 2, (high - low) / 2);
     }
     return range;
 }
 
-// Values that Moment has; `values` become those, too.
-template <class Moment>
-std::vector<Moment> narrowed(std::vector<float>& values) {
-    std::vector<Moment> narrow;
-    for (float& value : values) narrow.push_back(to<Moment>(value)), value = to_float(narrow.back());
-    return narrow;
+// Groups of fp8, from exact values: the codes' values, and each element's scale.
+struct Groups {
+    std::vector<double> scales;
+    explicit Groups(const std::vector<double>& values) {
+        for (size_t i = 0; i < values.size(); i++) {
+            if (i % kStateGroup == 0) {
+                double amax = 0;
+                for (size_t j = i; j < std::min(values.size(), i + kStateGroup); j++)
+                    amax = std::max(amax, std::fabs(values[j]));
+                int exponent = amax == 0 ? 0 : std::max(std::ilogb(amax) - 8, -117);
+                if (std::ldexp(448.0, exponent) < amax) exponent++;
+                scales.push_back(std::ldexp(1.0, exponent));
+            } else {
+                scales.push_back(scales.back());
+            }
+        }
+    }
+};
+// One of x's neighbours among the numbers with three mantissa bits from 2^-9 on, by 24 random bits where those are not
+// normal and by 20 elsewhere, as to_e4m3_stochastic() documents.
+double stochastic_e4m3(double x, uint32_t random) {
+    if (x == 0) return 0;
+    const bool normal = std::fabs(x) >= 0x1p-6;
+    const double step = normal ? std::ldexp(1.0, std::ilogb(x) - 3) : 0x1p-9, steps = std::fabs(x) / step;
+    const double whole = std::floor(steps), lost = steps - whole;
+    const bool up = normal ? lost + (random & 0xfffff) / 0x1p20 >= 1 : (random >> 8) / 0x1p24 < lost;
+    return std::copysign(std::min((whole + up) * step, 448.0), x);
+}
+// First moments known up to bounds, in fp8. The values decide the scale, so they must not be next to a limit.
+Bounded stored_fp8(const Bounded& exact) {
+    const Groups groups(exact.values);
+    Bounded range;
+    for (size_t i = 0; i < exact.values.size(); i++) {
+        const uint64_t bits = fp8_bits(kRounding.key, example_state().applied, kRounding.first + i / 2 * 2);
+        const uint32_t random = static_cast<uint32_t>(bits >> (i % 2 * 32));
+        const double scale = groups.scales[i];
+        const double low = stochastic_e4m3((exact.values[i] - exact.bounds[i]) / scale, random) * scale;
+        const double high = stochastic_e4m3((exact.values[i] + exact.bounds[i]) / scale, random) * scale;
+        range.push_back((low + high) / 2, (high - low) / 2);
+    }
+    return range;
+}
+
+// Rounds values to nearest ones of the format.
+void narrow(StateFormat format, std::vector<float>& values) {
+    const Groups groups(reference::to_doubles(values));
+    for (size_t i = 0; i < values.size() && format != StateFormat::fp32; i++) {
+        const float scale = static_cast<float>(groups.scales[i]);
+        values[i] =
+            format == StateFormat::fp8 ? to_float(to_e4m3(values[i] / scale)) * scale : to_float(to_bf16(values[i]));
+    }
+}
+// A result that holds values before the update.
+StateArray state_result(Trial& t, const char* name, StateFormat format, const std::vector<float>& before) {
+    if (format == StateFormat::fp32) return t.result(name, line(before.size()), before);
+    if (format == StateFormat::fp8) {
+        const Groups groups(reference::to_doubles(before));
+        std::vector<e4m3> codes;
+        std::vector<float> scales;
+        for (size_t i = 0; i < before.size(); i++) {
+            const float scale = static_cast<float>(groups.scales[i]);
+            codes.push_back(to_e4m3(before[i] / scale));
+            if (i % kStateGroup == 0) scales.push_back(scale);
+        }
+        e4m3* const values = t.result(name, line(before.size()), codes);
+        return {values, format, t.result("scales", line(scales.size()), scales)};
+    }
+    std::vector<bf16> narrow;
+    for (const float value : before) narrow.push_back(to_bf16(value));
+    return t.result(name, line(before.size()), narrow);
+}
+StateArray state_input(Trial& t, StateFormat format, const std::vector<float>& values) {
+    if (format == StateFormat::fp32) return t.input(values);
+    std::vector<bf16> narrow;
+    for (const float value : values) narrow.push_back(to_bf16(value));
+    return t.input(narrow);
+}
+std::vector<float> values_in(const Trial& t, const StateArray& array) {
+    std::vector<float> values;
+    if (array.format == StateFormat::fp8) {
+        const std::vector<float> scales = t.read(array.scales);
+        for (const e4m3 code : t.read(array.as<e4m3>()))
+            values.push_back(to_float(code) * scales[values.size() / kStateGroup]);
+        return values;
+    }
+    array.typed([&](const auto* pointer) {
+        for (const auto value : t.read(pointer)) values.push_back(to_float(value));
+    });
+    return values;
+}
+void equal(Trial& t, const StateArray& array, const std::vector<float>& expected) {
+    if (array.format == StateFormat::fp32) return t.equal(array.as<float>(), expected);
+    if (array.format == StateFormat::fp8)
+        return t.note(not_equal({"m in fp8", line(expected.size())}, values_in(t, array), expected));
+    std::vector<bf16> narrow;
+    for (const float value : expected) narrow.push_back(to_bf16(value));
+    t.equal(array.as<bf16>(), narrow);
+}
+void within(Trial& t, const StateArray& array, const Bounded& expected) {
+    if (array.format == StateFormat::fp8)
+        return t.note(not_within({"m in fp8", line(expected.values.size())}, reference::to_doubles(values_in(t, array)),
+                                 expected));
+    array.typed([&](auto* pointer) { t.within(pointer, expected); });
 }
 
 // The working copy must be the new masters, rounded. The state must receive their amax (infinite if one of them is not
 // finite) and nothing else.
 template <class Real>
-void compare_copies(Trial& t, const Update& u, const float* master, const Real* working, const Fp8State* fp8,
-                    const Fp8State& before) {
+void compare_copies(Trial& t, const Update& u, const std::vector<float>& masters, const Real* working,
+                    const Fp8State* fp8, const Fp8State& before) {
     Fp8State state = before;
     std::vector<Real> rounded;
-    for (const float weight : t.read(master)) {
+    for (const float weight : masters) {
         if constexpr (sizeof(Real) == 2)
             rounded.push_back(reference::nearest_bf16(static_cast<double>(weight)));
         else
@@ -178,24 +276,24 @@ void compare_copies(Trial& t, const Update& u, const float* master, const Real* 
     if (fp8) t.note(wrong_state(t.read(fp8)[0], {state, state}));
 }
 
-template <class Real, class Moment>
+template <class Real>
 void update(Trial& t, const Update& u) {
     Before<Real> before(t, u);
-    const auto m_before = narrowed<Moment>(before.m), v_before = narrowed<Moment>(before.v);
-    const auto grad = t.input(before.grad);
+    narrow(u.masters, before.master), narrow(u.moments, before.m), narrow(second_format(u.moments), before.v);
+    narrow(u.gradients, before.grad);
+    const StateArray grad = state_input(t, u.gradients, before.grad);
     const auto direction = t.input(before.direction);
     const auto state = t.input(std::vector<StepState>{example_state(u.skip)});
     Fp8State fp8_before{};
     fp8_before.scale = 3.0f, fp8_before.amax = 0.5f, fp8_before.amax_now = 0.25f, fp8_before.elements = 7;
     struct Tensors {
-        float* master;
-        Moment *m = nullptr, *v = nullptr;
+        StateArray master, m, v;
         Real* working = nullptr;
     };
     const auto make = [&](const char* master, const char* m, const char* v) {
-        Tensors to{t.result(master, line(u.count), before.master)};
-        if (u.has_moment()) to.m = t.result(m, line(u.count), m_before);
-        if (u.rule == Rule::adamw) to.v = t.result(v, line(u.count), v_before);
+        Tensors to{state_result(t, master, u.masters, before.master), {}, {}};
+        if (u.has_moment()) to.m = state_result(t, m, u.moments, before.m);
+        if (u.rule == Rule::adamw) to.v = state_result(t, v, second_format(u.moments), before.v);
         return to;
     };
     Tensors whole = make("master", "m", "v"), sliced = make("master in slices", "m in slices", "v in slices");
@@ -203,40 +301,45 @@ void update(Trial& t, const Update& u) {
     Fp8State* fp8 = u.measured ? t.result("state", line(1), std::vector<Fp8State>{fp8_before}) : nullptr;
     const auto run = [&](const Tensors& to, size_t begin, size_t count, Fp8State* amax) {
         const size_t decayed = std::min(count, u.decay_count - std::min(begin, u.decay_count));
-        Moment* const m = to.m ? to.m + begin : nullptr;
         Real* const working = to.working ? to.working + begin : nullptr;
-        float* const master = to.master + begin;
+        const StateArray master = to.master.from(begin), m = to.m.from(begin);
+        const StateRounding rounding{kRounding.key, kRounding.first + begin};
         if (u.rule == Rule::adamw)
-            return adamw_update<Real, Moment>(master, m, to.v + begin, working, amax, grad + begin, count, decayed,
-                                              kAdamW, state, t.stream(), {kRounding.key, kRounding.first + begin});
-        if (u.rule == Rule::muon)
-            return muon_update<Real>(master, working, amax, direction + begin, count, u.muon, state, t.stream());
-        if constexpr (std::is_same_v<Moment, float>)
-            u.rule == Rule::lion
-                ? lion_update<Real>(master, m, working, amax, grad + begin, count, decayed, kLion, state, t.stream())
-                : sgd_update<Real>(master, m, working, amax, grad + begin, count, decayed, u.sgd, state, t.stream());
+            adamw_update<Real>(master, m, to.v.from(begin), working, amax, grad.from(begin), count, decayed, kAdamW,
+                               state, t.stream(), rounding);
+        else if (u.rule == Rule::muon)
+            muon_update<Real>(master, working, amax, direction + begin, count, u.muon, state, t.stream(), rounding);
+        else if (u.rule == Rule::lion)
+            lion_update<Real>(master, m.as<float>(), working, amax, grad.from(begin), count, decayed, kLion, state,
+                              t.stream(), rounding);
+        else
+            sgd_update<Real>(master, m.as<float>(), working, amax, grad.from(begin), count, decayed, u.sgd, state,
+                             t.stream(), rounding);
     };
-    // A slice begins on 16 bytes of a BF16 moment.
-    const size_t cut = u.count / 4 / 8 * 8;
+    // A slice begins on 16 bytes of an array in BF16, and with a group in fp8.
+    const size_t multiple = u.moments == StateFormat::fp8 ? kStateGroup : 8, cut = u.count / 4 / multiple * multiple;
     t.run_twice([&] {
         run(whole, 0, u.count, fp8);
         if (cut > 0) run(sliced, 0, cut, nullptr);
         run(sliced, cut, u.count - cut, nullptr);
     });
-    t.equal(sliced.master, t.read(whole.master));
-    if (whole.m) t.equal(sliced.m, t.read(whole.m));
-    if (whole.v) t.equal(sliced.v, t.read(whole.v));
+    const std::vector<float> masters = values_in(t, whole.master);
+    equal(t, sliced.master, masters);
+    if (whole.m.values) equal(t, sliced.m, values_in(t, whole.m));
+    if (whole.v.values) equal(t, sliced.v, values_in(t, whole.v));
     if (u.skip) {
-        t.equal(whole.master, before.master);
-        if (whole.m) t.equal(whole.m, m_before);
-        if (whole.v) t.equal(whole.v, v_before);
+        equal(t, whole.master, before.master);
+        if (whole.m.values) equal(t, whole.m, before.m);
+        if (whole.v.values) equal(t, whole.v, before.v);
     } else {
         const After expected = expected_update(u, before);
-        t.within(whole.master, expected.master);
-        if (whole.m) t.within(whole.m, stored<Moment>(expected.m, 0));
-        if (whole.v) t.within(whole.v, stored<Moment>(expected.v, 16));
+        within(t, whole.master, stored(u.masters, expected.master, master_bits, 0));
+        const bool fp8_moments = u.moments == StateFormat::fp8;
+        if (whole.m.values)
+            within(t, whole.m, fp8_moments ? stored_fp8(expected.m) : stored(u.moments, expected.m, moment_bits, 0));
+        if (whole.v.values) within(t, whole.v, stored(second_format(u.moments), expected.v, moment_bits, 16));
     }
-    compare_copies(t, u, whole.master, whole.working, fp8, fp8_before);
+    compare_copies(t, u, masters, whole.working, fp8, fp8_before);
 }
 
 // ---- Muon ----------------------------------------------------------------------------------------------------------
@@ -250,6 +353,7 @@ constexpr double kRealUnit = sizeof(Real) == 2 ? 0x1p-8 : kUnit;
 struct Momentum {
     size_t count;
     bool nesterov = true, skip = false;
+    StateFormat gradients = StateFormat::fp32;
     // A quarter of the way from 0.85 to 0.95: of 400 updates, 100 have gone before this one.
     MuonMomentum config = {0.95, 400};
     int64_t applied = 101;
@@ -259,7 +363,9 @@ struct Momentum {
 template <class Real>
 void muon_average(Trial& t, const Momentum& s) {
     const auto before = t.random<float>(s.count, 0.01f);
-    const auto grad = t.normal<float>(s.count, 0.2f);
+    auto gradients = t.random<float>(s.count, 0.2f);
+    narrow(s.gradients, gradients);
+    const StateArray grad = state_input(t, s.gradients, gradients);
     StepState host_state = example_state(s.skip);
     host_state.applied = s.applied;
     const auto state = t.input(std::vector<StepState>{host_state});
@@ -269,7 +375,7 @@ void muon_average(Trial& t, const Momentum& s) {
     if (s.skip) return t.equal(m, before);
     Bounded momentum, direction;
     for (size_t i = 0; i < s.count; i++) {
-        const double old = s.beta * static_cast<double>(before[i]), g = 0.25 * static_cast<double>(grad.values[i]);
+        const double old = s.beta * static_cast<double>(before[i]), g = 0.25 * static_cast<double>(gradients[i]);
         const double now = old + (1 - s.beta) * g, terms = std::fabs(old) + std::fabs(g);
         const double ahead = s.nesterov ? (1 - s.beta) * g + s.beta * now : now;
         momentum.push_back(now, 4 * kUnit * terms);
@@ -390,12 +496,13 @@ void clipped_tensor(Trial& t, size_t count, float loss_scale, double size) {
 template <class Real>
 void add_update(Items& items, const Update& u) {
     const std::string name = u.text() + " " + type_name<Real>() + (u.measured ? " with amax" : "");
-    u.bf16_moments ? add_kernel(items, name, [u](Trial& t) { update<Real, bf16>(t, u); })
-                   : add_kernel(items, name, [u](Trial& t) { update<Real, float>(t, u); });
+    add_kernel(items, name, [u](Trial& t) { update<Real>(t, u); });
 }
 template <class Real>
 void add_momentum(Items& items, const Momentum& s) {
-    add_kernel(items, fmt::format("muon_momentum {} n={} applied={}", type_name<Real>(), s.count, s.applied),
+    add_kernel(items,
+               fmt::format("muon_momentum {} of {} n={} applied={}", type_name<Real>(), name_of(s.gradients), s.count,
+                           s.applied),
                [s](Trial& t) { muon_average<Real>(t, s); });
 }
 template <class Real>
@@ -426,15 +533,17 @@ void add_run(Items& items, const KernelUse& use) {
     u.rule = use.optimizer == OptimizerKind::lion  ? Rule::lion
              : use.optimizer == OptimizerKind::sgd ? Rule::sgd
                                                    : Rule::adamw;
-    u.bf16_moments = u.rule == Rule::adamw && use.adam_moments == MomentFormat::bf16;
+    u.masters = use.masters, u.gradients = use.gradients;
+    if (u.rule == Rule::adamw) u.moments = use.adam_moments;
     for (const bool measured : {false, true})
         for (const bool skip : {false, true})
             if (casts || !measured) u.measured = measured, u.skip = skip, add_update<Real>(items, u);
     if (!muon) return;
     u = {Rule::muon};
+    u.masters = use.masters;
     u.measured = casts;
     add_update<Real>(items, u);
-    add_momentum<Real>(items, {15048}), add_matrix<Real>(items, {});
+    add_momentum<Real>(items, {15048, true, false, use.gradients}), add_matrix<Real>(items, {});
 }
 
 template <class Real>
@@ -460,15 +569,23 @@ void add_tests(Items& items) {
     }
     Update u{Rule::muon};
     u.muon.cautious = true, u.measured = true, add_update<Real>(items, u);
-    u = {Rule::adamw};
-    u.bf16_moments = u.measured = true;
-    for (const size_t count : {1, 7, 8, 2048, 9101})
-        u.count = count, u.decay_count = count / 2, add_update<Real>(items, u);
-    u.skip = true, add_update<Real>(items, u);
+    for (const Rule rule : {Rule::adamw, Rule::lion, Rule::sgd, Rule::muon})
+        for (const StateFormat masters : {StateFormat::fp32, StateFormat::bf16})
+            for (const StateFormat moments : {StateFormat::fp32, StateFormat::bf16, StateFormat::fp8}) {
+                u = {rule};
+                u.masters = masters, u.moments = moments, u.measured = true;
+                u.gradients = masters == moments ? masters : StateFormat::bf16;
+                if (rule != Rule::adamw && moments != StateFormat::fp32) continue;
+                for (const size_t count : {1, 7, 8, 2048, 9101})
+                    u.count = count, u.decay_count = count / 2, add_update<Real>(items, u);
+                u.skip = true, add_update<Real>(items, u);
+            }
 
     for (const size_t count : {1, 7, 2048, 4101})
         for (const bool nesterov : {false, true})
-            add_momentum<Real>(items, {count, nesterov}), add_momentum<Real>(items, {count, nesterov, true});
+            for (const bool skip : {false, true})
+                for (const StateFormat gradients : {StateFormat::fp32, StateFormat::bf16})
+                    add_momentum<Real>(items, {count, nesterov, skip, gradients});
     // The published schedules, by (it / N) with `it` from 0 on.
     for (const auto& [config, applied, beta] : {std::tuple{MuonMomentum{0.95, 300}, 1, 0.85},
                                                 {{0.95, 300}, 151, 0.90},
@@ -479,7 +596,7 @@ void add_tests(Items& items) {
                                                 {{0.95, 0}, 1, 0.95},
                                                 {{0.95, 1}, 1, 0.85},
                                                 {{0.95, 1}, 2, 0.95}})
-        add_momentum<Real>(items, {2051, true, false, config, applied, beta});
+        add_momentum<Real>(items, {2051, true, false, StateFormat::fp32, config, applied, beta});
     for (const auto& [rows, columns] : {std::pair{1, 1}, {33, 31}, {64, 96}, {5, 200}, {24, 70}})
         add_matrix<Real>(items, {rows, columns});
     for (const int columns : {1, 700, 40000})

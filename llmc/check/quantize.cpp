@@ -75,8 +75,9 @@ void gradient(Trial& t, const Shape& s, bool bias) {
     });
 }
 
+template <class Master>
 void weight(Trial& t, const Shape& s) {
-    const auto values = values_of<float>(t, s);
+    const auto values = values_of<Master>(t, s);
     const float scale = s.scale_or(16.0f);
     const CodeRanges<e4m3> expected(Bounded::exactly(values), scale);
     each_pass<e4m3>(t, kAllPasses, s.N, s.C, scale, [&](Trial& trial, const auto& to, QuantizePass pass) {
@@ -87,9 +88,10 @@ void weight(Trial& t, const Shape& s) {
 }
 
 // A weight in two slices, and transposed afterwards.
+template <class Master>
 void weight_slices(Trial& t, const Shape& s) {
     const size_t cut = std::min(s.n(), s.n() / 3 / 64 * 64 + 64);
-    const auto values = values_of<float>(t, s);
+    const auto values = values_of<Master>(t, s);
     const float scale = s.scale_or(16.0f);
     const CodeRanges<e4m3> expected(Bounded::exactly(values), scale);
     for (const QuantizePass pass :
@@ -124,11 +126,17 @@ void add_gradient(Items& items, const Shape& s, bool bias) {
         fmt::format("quantize {} {}", format_name<F8>(), bias ? "with bias gradient" : "of gradients") + s.text(),
         [=](Trial& t) { gradient<F8>(t, s, bias); });
 }
-void add_weight(Items& items, const Shape& s) {
-    add_kernel(items, "quantize_weight" + s.text(), [s](Trial& t) { weight(t, s); });
+template <class Master>
+const char* of_masters() {
+    return sizeof(Master) == 2 ? " of bf16" : "";
 }
-void add_weight_slices(Items& items, const Shape& s) {
-    add_kernel(items, "quantize_flat, transpose_codes" + s.text(), [s](Trial& t) { weight_slices(t, s); });
+template <class Master>
+void add_weight(Items& items, const Shape& s, bool slices) {
+    add_kernel(items, std::string("quantize_weight") + of_masters<Master>() + s.text(),
+               [s](Trial& t) { weight<Master>(t, s); });
+    if (slices)
+        add_kernel(items, std::string("quantize_flat, transpose_codes") + of_masters<Master>() + s.text(),
+                   [s](Trial& t) { weight_slices<Master>(t, s); });
 }
 
 }  // namespace
@@ -140,8 +148,8 @@ void add_quantize(Items& items, const KernelUse& use) {
     for (const int width : std::set{C, use.attention_heads().qkv_width(), use.fc_channels()})
         use.e4m3_gradients ? add_gradient<e4m3>(items, {N, width}, use.biases)
                            : add_gradient<e5m2>(items, {N, width}, use.biases);
-    add_weight(items, {N, C});
-    if (use.several_ranks) add_weight_slices(items, {N, C});
+    use.masters == StateFormat::bf16 ? add_weight<bf16>(items, {N, C}, use.several_ranks)
+                                     : add_weight<float>(items, {N, C}, use.several_ranks);
 }
 
 void add_quantize_tests(Items& items) {
@@ -152,12 +160,13 @@ void add_quantize_tests(Items& items) {
             add_activation<e5m2>(items, {N, C, false, 0.3f}, low);
         }
         add_gradient<e4m3>(items, {N, C}, true), add_gradient<e5m2>(items, {N, C}, true);
-        add_weight(items, {N, C, false, 23.0f}), add_weight_slices(items, {N, C, false, 23.0f});
+        add_weight<float>(items, {N, C, false, 23.0f}, true), add_weight<bf16>(items, {N, C, false, 23.0f}, true);
     }
     const Shape bad{144, 144, true, 2.0f, 1.0f};
     add_activation<e4m3>(items, bad, false), add_activation<e5m2>(items, bad, false);
     add_gradient<e4m3>(items, bad, true), add_gradient<e5m2>(items, bad, true);
-    add_weight(items, {16, 16, true, 1.0f, 1.0f}), add_weight_slices(items, bad);
+    add_weight<float>(items, {16, 16, true, 1.0f, 1.0f}, false), add_weight<float>(items, bad, true);
+    add_weight<bf16>(items, bad, true);
     add_activation<e4m3>(items, {16, 16, false, 3e38f, 1e10f}, false);  // products with the scale overflow FP32
 }
 
@@ -269,14 +278,17 @@ void bias_gradient(Trial& t, const BlockShape& s) {
     t.within(accumulated, Bounded(sums, reference::kColumnSumError, 1.0 + 0.2 * s.N));
 }
 
+template <class Master>
 void weight_tiles(Trial& t, const BlockShape& s) {
-    auto values = reference::uneven_values<float>(s.N, s.C, static_cast<uint32_t>(3 * s.N + s.C));
-    for (size_t i = 0; i < size_t{128} * s.C; i++) values[i] *= i % s.C < 128 ? 1e-6f : 1.0f;  // tiles differ
+    auto masters = reference::uneven_values<Master>(s.N, s.C, static_cast<uint32_t>(3 * s.N + s.C));
+    for (size_t i = 0; i < size_t{128} * s.C; i++)  // tiles differ
+        if (i % s.C < 128) masters[i] = to<Master>(to_float(masters[i]) * 1e-6f);
+    const auto values = reference::to_floats(masters);
     const BlockReference rows(values, s.N, s.C, kScaleVector, kScaleVector),
         columns(reference::turned(values, s.N, s.C), s.C, s.N, kScaleVector, kScaleVector);
     for (const QuantizePass pass : kWritingPasses)
         t.nested([&](Trial& trial) {
-            const auto master = trial.input(values);
+            const auto master = trial.input(masters);
             const BlockResults to(trial, ScaleLayout::tiles, s.N, s.C);
             trial.run_twice([&] { quantize_weight_tiles(to.both(), master, s.N, s.C, pass, t.stream()); });
             to.compare(rows, &columns, pass);
@@ -313,8 +325,10 @@ void add_bias_gradient(Items& items, const BlockShape& s) {
 void add_dequantize(Items& items, const BlockShape& s) {
     add_kernel(items, "dequantize_blocks" + s.text(), [s](Trial& t) { dequantize(t, s); });
 }
+template <class Master>
 void add_weight_tiles(Items& items, const BlockShape& s) {
-    add_kernel(items, fmt::format("quantize_weight_tiles N={} C={}", s.N, s.C), [s](Trial& t) { weight_tiles(t, s); });
+    add_kernel(items, fmt::format("quantize_weight_tiles{} N={} C={}", of_masters<Master>(), s.N, s.C),
+               [s](Trial& t) { weight_tiles<Master>(t, s); });
 }
 
 }  // namespace
@@ -329,7 +343,8 @@ void add_quantize_blocks(Items& items, const KernelUse& use) {
         if (!use.biases || C == narrow.C) add_blocks(items, s);
     }
     add_dequantize(items, narrow);
-    if (!mx) add_weight_tiles(items, narrow);
+    if (mx) return;
+    use.masters == StateFormat::bf16 ? add_weight_tiles<bf16>(items, narrow) : add_weight_tiles<float>(items, narrow);
 }
 
 void add_quantize_blocks_tests(Items& items) {
@@ -343,7 +358,7 @@ void add_quantize_blocks_tests(Items& items) {
                                 {160, 128, Fp8Scaling::mx},
                                 {288, 352, Fp8Scaling::mx}}) {
         add_blocks(items, s), add_bias_gradient(items, s), add_dequantize(items, s);
-        if (s.scaling == Fp8Scaling::block) add_weight_tiles(items, s);
+        if (s.scaling == Fp8Scaling::block) add_weight_tiles<float>(items, s), add_weight_tiles<bf16>(items, s);
     }
     add_bias_gradient(items, {128, 256, Fp8Scaling::block, true});
     add_bias_gradient(items, {128, 256, Fp8Scaling::mx, true});

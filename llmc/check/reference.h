@@ -13,6 +13,14 @@
 
 namespace llmc::reference {
 
+// One of x's neighbours in BF16, or x: the one away from 0 if the lost part of a step and `random` / 65536 make up one.
+inline double stochastic_bf16(double x, uint32_t random) {
+    if (x == 0 || !std::isfinite(x)) return x;
+    const double step = std::ldexp(1.0, std::max(std::ilogb(x), -126) - 7), steps = std::fabs(x) / step;
+    const double lost = steps - std::floor(steps);
+    return std::copysign((std::floor(steps) + (lost + random / 65536.0 >= 1)) * step, x);
+}
+
 // ---- seeded inputs --------------------------------------------------------------------------------------------------
 
 template <class Real>

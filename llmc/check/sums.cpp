@@ -41,11 +41,12 @@ void bias_gradients(Trial& t, int N, int C) {
 }
 
 // Tensors one after the other in an array of partial sums.
+template <class T>
 void global_norm(Trial& t, const std::vector<size_t>& sizes) {
     size_t blocks = 0;
     for (const size_t n : sizes) blocks += global_norm_blocks(n);
-    std::vector<Input<float>> grads;
-    for (const size_t n : sizes) grads.push_back(t.normal<float>(n, 0.01f, 0.002f));
+    std::vector<Input<T>> grads;
+    for (const size_t n : sizes) grads.push_back(t.normal<T>(n, 0.01f, 0.002f));
     double* partials = t.result<double>("partials", line(blocks));
     t.run_twice([&] {
         size_t offset = 0;
@@ -63,6 +64,33 @@ void global_norm(Trial& t, const std::vector<size_t>& sizes) {
         // Eight squares are added in FP32, all positive: at most eight roundings of each.
         t.note(not_within({"sum of partials", {}}, {sum}, Bounded({expected}, 8 * reference::kUnit, 0)));
     }
+}
+
+// The first micro-step adds one micro-batch and the second three, one after the other. Every sum is rounded to BF16 by
+// its own random bits.
+void gradient_sums(Trial& t, size_t n) {
+    const size_t batches = n % 8 == 0 ? 3 : 1;
+    constexpr StateRounding kRounding{77, 8};
+    const auto first = t.normal<float>(n, 0.2f), second = t.normal<float>(batches * n, 0.2f);
+    bf16* sum = t.result<bf16>("sum", line(n));
+    t.run_twice([&] {
+        add_gradients(sum, first, 1, n, true, kRounding, 0, t.stream());
+        add_gradients(sum, second, static_cast<int>(batches), n, false, kRounding, 1, t.stream());
+    });
+    std::vector<bf16> expected;
+    for (size_t i = 0; i < n; i++) {
+        double value = 0;
+        for (size_t batch = 0; batch <= batches; batch++) {
+            const float added = batch == 0 ? first.values[i] : second.values[(batch - 1) * n + i];
+            const double exact = static_cast<double>(static_cast<float>(value) + added);
+            const uint64_t place = kRounding.first + i;
+            const uint32_t bits =
+                gradient_bits(kRounding.key, static_cast<int64_t>(batch), place / 4 * 4) >> (place % 4 * 16) & 0xffff;
+            value = reference::stochastic_bf16(exact, bits);
+        }
+        expected.push_back(to_bf16(static_cast<float>(value)));
+    }
+    t.equal(sum, expected);
 }
 
 template <class Real>
@@ -184,8 +212,10 @@ template <class Real>
 void add_sum(Items& items, size_t n) {
     add_kernel(items, fmt::format("add {} n={}", type_name<Real>(), n), [n](Trial& t) { sum<Real>(t, n); });
 }
+template <class T>
 void add_global_norm(Items& items, const std::vector<size_t>& sizes) {
-    add_kernel(items, "global_norm_partials", [sizes](Trial& t) { global_norm(t, sizes); });
+    add_kernel(items, fmt::format("global_norm_partials {}", type_name<T>()),
+               [sizes](Trial& t) { global_norm<T>(t, sizes); });
 }
 
 // Checks 4099 elements, which kernels access one by one, and 4096, which they access 16 bytes at a time.
@@ -199,6 +229,10 @@ void add_pieces_tests(Items& items, const char* name, void (*check)(Trial&, int,
         for (const size_t count : {1, 3, 4, 8, 15, 16, 127, 128, 129, 255, 1000, 2048, 2049, 4099, 16384})
             add_kernel(items, fmt::format("{} world={} count={}", name, world, count),
                        [=](Trial& t) { check(t, world, count); });
+}
+
+void add_gradient_sums(Items& items, size_t n) {
+    add_kernel(items, fmt::format("add_gradients n={}", n), [n](Trial& t) { gradient_sums(t, n); });
 }
 
 template <class Real>
@@ -223,7 +257,12 @@ void add_tests(Items& items) {
 
 void add_sums(Items& items, const KernelUse& use) {
     if (use.biases) use.bf16 ? add_biases<bf16>(items, use) : add_biases<float>(items, use);
-    add_global_norm(items, {70001});
+    if (use.gradients == StateFormat::bf16) {
+        add_global_norm<bf16>(items, {70001});
+        for (const size_t n : {4099, 4096}) add_gradient_sums(items, n);
+    } else {
+        add_global_norm<float>(items, {70001});
+    }
     if (use.several_ranks) {
         add_pieces(items, "sum_pieces fp32", summed_pieces<float>);
         if (use.bf16) add_pieces(items, "sum_pieces bf16", summed_pieces<bf16>);
@@ -238,7 +277,9 @@ void add_sums(Items& items, const KernelUse& use) {
 void add_sum_tests(Items& items) {
     add_tests<float>(items), add_tests<bf16>(items);
     // 70001: three blocks, whose threads take several strides, and a tail of one element.
-    add_global_norm(items, {1, 7, 8, 2051, 32768, 70001});
+    add_global_norm<float>(items, {1, 7, 8, 2051, 32768, 70001});
+    add_global_norm<bf16>(items, {1, 7, 8, 2051, 32768, 70001});
+    for (const size_t n : {1, 6, 8, 2048, 2056, 4099}) add_gradient_sums(items, n);
 }
 
 void add_piece_tests(Items& items) {

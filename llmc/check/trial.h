@@ -21,6 +21,7 @@
 #include "llmc/device/faults.h"
 #include "llmc/device/formats.cuh"
 #include "llmc/device/transfer.h"
+#include "llmc/kernels/state_array.h"
 
 namespace llmc {
 
@@ -273,6 +274,9 @@ struct Input {
     const T* data = nullptr;
 
     operator const T*() const { return data; }
+    operator StateArray() const requires(std::is_same_v<T, float> || std::is_same_v<T, bf16>) {
+        return StateArray(const_cast<T*>(data));
+    }
     std::vector<double> doubles() const { return reference::to_doubles(values); }
 };
 

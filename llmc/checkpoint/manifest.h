@@ -1,6 +1,6 @@
 // manifest.json: what a checkpoint contains, and in which files. llmc/checkpoint/README.md describes the format.
 //
-// The state of a run is a set of named tensors, each with parts: "master" (FP32 weights) and the optimizer's moments
+// The state of a run is a set of named tensors, each with parts: "master" (weights) and the optimizer's moments
 // ("m", "v"). A part is divided into slices, ranges of the flattened tensor, in as many files as there were ranks.
 // Slices contain no padding and nothing else that depends on the number of ranks, so any number of ranks can read them.
 #pragma once

@@ -25,7 +25,8 @@ constexpr Recompute kLevels[] = {Recompute::none, Recompute::gelu, Recompute::no
 
 // The flags that a change has. The higher a bit, the less a user wants it: the first four compute the same steps.
 using Flags = unsigned;
-constexpr Flags kRecompute = 1, kBatch = 2, kStage = 4, kOffload = 8, kMoments = 16, kPrecision = 32;
+constexpr Flags kRecompute = 1, kBatch = 2, kStage = 4, kOffload = 8, kMoments = 16, kMaster = 32, kGradients = 64,
+                kFp8Moments = 128, kPrecision = 256;
 
 struct Candidate {
     Options options;
@@ -58,33 +59,45 @@ public:
     }
 
 private:
-    // Every combination of stage, offload, moments and recomputation, with the largest batch that fits.
+    // Every combination of stage, offload, formats and recomputation, with the largest batch that fits.
     void search(const Options& base, Flags flags) {
-        search_moments(base, flags);
+        search_formats(base, flags);
         if (base.offload != Offload::off || base.precision == Precision::fp32) return;
         for (const Offload choice : {Offload::residuals, Offload::optimizer, Offload::both}) {
             Options offloaded = base;
             offloaded.offload = choice;
-            search_moments(offloaded, flags | kOffload);
+            search_formats(offloaded, flags | kOffload);
         }
     }
-    void search_moments(const Options& base, Flags flags) {
-        const bool two_formats = base.adam_moments == MomentFormat::fp32 &&
-                                 (base.optimizer == OptimizerKind::adamw || is_muon(base.optimizer));
+    // The formats of the state as asked for, then one array after the other in a narrower one.
+    static std::vector<std::pair<Flags, Options>> state_formats(const Options& base) {
+        std::vector<std::pair<Flags, Options>> formats = {{0, base}};
+        const auto narrow = [&](Flags flag, StateFormat Options::*array, StateFormat to) {
+            if (base.*array >= to) return;
+            formats.push_back(formats.back());
+            formats.back().first |= flag;
+            formats.back().second.*array = to;
+        };
+        const bool adamw = base.optimizer == OptimizerKind::adamw || is_muon(base.optimizer);
+        if (adamw) narrow(kMoments, &Options::adam_moments, StateFormat::bf16);
+        narrow(kMaster, &Options::master, StateFormat::bf16);
+        if (base.clip_kind == ClipKind::norm && base.shard_within == 0)
+            narrow(kGradients, &Options::gradients, StateFormat::bf16);
+        if (adamw) narrow(kFp8Moments, &Options::adam_moments, StateFormat::fp8);
+        return formats;
+    }
+    void search_formats(const Options& base, Flags flags) {
         const int last_stage = ranks_ > 1 ? 3 : base.zero;
         for (int stage = base.zero; stage <= last_stage; stage++)
-            for (const bool small_moments : {false, true}) {
-                if (small_moments && !two_formats) continue;
+            for (const auto& [formats, narrowed] : state_formats(base))
                 for (const Recompute level : kLevels) {
                     if (level_ != Recompute::automatic && level < level_) continue;
-                    Options o = base;
+                    Options o = narrowed;
                     o.zero = stage;
-                    if (small_moments) o.adam_moments = MomentFormat::bf16;
                     o.recompute = level;
-                    add_largest_batch(o, flags | (stage != base.zero ? kStage : 0) | (small_moments ? kMoments : 0) |
+                    add_largest_batch(o, flags | formats | (stage != base.zero ? kStage : 0) |
                                              (level_ != Recompute::automatic && level != level_ ? kRecompute : 0));
                 }
-            }
     }
     void add_largest_batch(Options o, Flags flags) {
         for (; o.batch > 0; o.batch--) {
@@ -146,7 +159,9 @@ std::string flags_text(const AskedRun& asked, const Candidate& c) {
     if (c.flags & kRecompute) add("-r " + std::string(word_of(o.recompute)));
     if (c.flags & kStage) add("-z " + std::to_string(o.zero));
     if (c.flags & kOffload) add("--offload " + std::string(word_of(o.offload)));
-    if (c.flags & kMoments) add("--adam-moments " + std::string(word_of(o.adam_moments)));
+    if (c.flags & (kMoments | kFp8Moments)) add("--adam-moments " + std::string(word_of(o.adam_moments)));
+    if (c.flags & kMaster) add("--master " + std::string(word_of(o.master)));
+    if (c.flags & kGradients) add("--gradients " + std::string(word_of(o.gradients)));
     if (c.flags & kPrecision) add("--precision " + std::string(word_of(o.precision)));
     return text;
 }
@@ -260,7 +275,9 @@ std::vector<Change> changes_that_fit(const AskedRun& asked, const Options& optio
 std::string describe_changes(const std::vector<Change>& changes, int ranks) {
     if (changes.empty())
         return fmt::format(
-            "Nothing that -r, -b, --offload, --adam-moments, --precision bf16 and up to {} ranks can change makes it "
+            "Nothing that -r, -b, --offload, --adam-moments, --master, --gradients, --precision bf16 and up to {} "
+            "ranks "
+            "can change makes it "
             "fit.\n",
             kMostRanks);
     size_t width = 32;

@@ -87,6 +87,10 @@ template <int Lanes, int N>
 LLMC_DEVICE void group_sum_each(float (&values)[N] LLMC_REDUCE_CALLER) {
     group_reduce<Lanes>(values, SumOp{}, "group_sum_each" LLMC_REDUCE_FORWARD);
 }
+template <int Lanes, int N>
+LLMC_DEVICE void group_max_each(float (&values)[N] LLMC_REDUCE_CALLER) {
+    group_reduce<Lanes>(values, MaxOp{}, "group_max_each" LLMC_REDUCE_FORWARD);
+}
 // Reduce over the four lanes of a quad (lane / 4), which hold one row of an mma accumulator.
 template <int N>
 LLMC_DEVICE void quad_sum_each(float (&values)[N] LLMC_REDUCE_CALLER) {

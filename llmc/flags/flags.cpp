@@ -202,6 +202,16 @@ Flag flag(char short_name, const char* long_name, const char* value, std::vector
     return row;
 }
 
+// A format of values whose updates are smaller than the steps of FP8.
+Flag not_fp8(Flag flag) {
+    std::erase(flag.words, "fp8");
+    flag.set = [set = flag.set, words = flag.words](Options& o, const std::string& text) {
+        if (text == "fp8") refuse("'" + text + "' is not one of " + joined(words));
+        set(o, text);
+    };
+    return flag;
+}
+
 // Concerns one invocation, so configuration files may not contain it.
 Flag once(Flag flag) {
     flag.command_line_only = true;
@@ -305,8 +315,14 @@ const Flag kRows[] = {
     flag(0, "beta2", "X", &Options::beta2, {.max = 1, .max_open = true},
          "AdamW: decay of the second moment; Lion: decay of the moment", "0.95; lion 0.99"),
     flag(0, "eps", "X", &Options::eps, {.min_open = true}, "AdamW's epsilon"),
-    flag(0, "adam-moments", "NAME", &Options::adam_moments, {},
-         "format of AdamW's moments: fp32 or bf16 (half the memory, stochastic rounding)"),
+    not_fp8(flag(0, "master", "NAME", &Options::master, {},
+                 "format of the master weights: fp32 or bf16 (half the memory, stochastic rounding)")),
+    not_fp8(flag(0, "gradients", "NAME", &Options::gradients, {},
+                 "format of the sums of a step's gradients: fp32 or bf16 (half the memory, stochastic rounding)")),
+    flag(
+        0, "adam-moments", "NAME", &Options::adam_moments, {},
+        "format of AdamW's moments: fp32, bf16, or fp8 (the first moment in E4M3, the second in bf16); narrow ones are "
+        "rounded stochastically"),
     flag(0, "momentum", "X", &Options::momentum, {.max = 1, .max_open = true}, "momentum of sgd (0: none) and muon",
          "0.9; muon 0.95"),
     flag(0, "nesterov", "on|off", &Options::nesterov, {}, "Nesterov momentum in sgd and muon", "off; muon on"),
@@ -490,7 +506,7 @@ const Flag kRows[] = {
                      "needs no GPU"))),
     once(flag(0, "fit", "", &Options::fit, {},
               "if the run does not fit into memory, change what is predicted to cost least: -r, -b, -z, --offload, "
-              "--adam-moments or --precision; the start of the run lists the changes")),
+              "--adam-moments, --master, --gradients or --precision; the start of the run lists the changes")),
     once(flag(0, "price", "X", &Options::price, {}, "price of a GPU-hour, for the cost that --dry-run predicts",
               "none")),
     once(flag(0, "json", "", &Options::json, {}, "with --dry-run: print the plan as one JSON object")),

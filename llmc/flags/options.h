@@ -132,7 +132,7 @@ struct Options {
     OptimizerKind optimizer = OptimizerKind::adamw;
     double weight_decay = 0.1;
     double beta1 = 0.9, eps = 1e-8;
-    MomentFormat adam_moments = MomentFormat::fp32;
+    StateFormat master = StateFormat::fp32, gradients = StateFormat::fp32, adam_moments = StateFormat::fp32;
     double beta2 = -1;                           // -1 = not given = 0.95, lion's 0.99
     double momentum = -1;                        // -1 = not given = 0.9, muon's 0.95
     Nesterov nesterov = Nesterov::by_optimizer;  // not given = off, with muon on

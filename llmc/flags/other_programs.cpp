@@ -20,7 +20,7 @@ struct Answer {
 const Answer kAnswers[] = {
     {"-nk", "checkpoints to keep", "use --keep"},
     {"-nm", "major checkpoints", "use --keep-every, in steps"},
-    {"-w", "keep FP32 master weights", "they are always kept; leave it out"},
+    {"-w", "keep FP32 master weights", "they are kept unless there is --master bf16; leave it out"},
     {"-f", "allow TF32", "use --tf32 to allow it; off is the default"},
     {"-ge", "GELU fusion", "there is nothing to choose; leave it out"},
     {"-a", "overfit one batch", "train on a shard as small as one batch"},

@@ -186,7 +186,7 @@ void resolve_validation(Options& o, const ResolveInputs& inputs) {
 void resolve_optimizer(Options& o) {
     if (o.beta2 < 0) o.beta2 = o.optimizer == OptimizerKind::lion ? 0.99 : 0.95;
     const bool muon = is_muon(o.optimizer);
-    if (o.adam_moments != MomentFormat::fp32 && !muon && o.optimizer != OptimizerKind::adamw)
+    if (o.adam_moments != StateFormat::fp32 && !muon && o.optimizer != OptimizerKind::adamw)
         refuse(
             "--adam-moments {} needs AdamW, and this run has --optimizer {}, whose moment is FP32; leave it out or use "
             "--optimizer adamw, muon or normuon",
@@ -194,6 +194,11 @@ void resolve_optimizer(Options& o) {
     if (o.clip_kind != ClipKind::norm && o.clip == 0)
         refuse("--clip-kind {} has no effect with --clip 0, which turns clipping off; give --clip X",
                word_of(o.clip_kind));
+    if (o.clip_kind != ClipKind::norm && o.gradients != StateFormat::fp32)
+        refuse(
+            "--clip-kind {} changes gradients in place, which would round them once more with --gradients bf16; "
+            "leave one of them out",
+            word_of(o.clip_kind));
     if (o.momentum < 0) o.momentum = muon ? 0.95 : 0.9;
     if (o.nesterov == Nesterov::by_optimizer) o.nesterov = muon ? Nesterov::on : Nesterov::off;
     for (const auto& [name, rate] : {std::pair{"--adamw-lr", &Options::adamw_lr},

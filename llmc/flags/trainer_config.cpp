@@ -22,6 +22,7 @@ Fp8Config fp8_config(const Options& o) {
 OptimizerConfig optimizer_config(const Options& o) {
     OptimizerConfig config;
     config.kind = o.optimizer;
+    config.masters = o.master;
     config.adam_moments = o.adam_moments;
     config.rounding_seed = o.seed;
     config.clip_kind = o.clip_kind;
@@ -61,6 +62,7 @@ TrainerConfig trainer_config(const Options& o, const ProductChoices& products) {
     config.sharding.stage = o.zero;
     config.sharding.within = o.shard_within;
     config.sharding.wire = o.reduce;
+    config.sharding.gradients = o.gradients;
     config.sharding.offload_state = offloads_optimizer(o.offload);
     config.offload_residuals = offloads_residuals(o.offload);
     config.schedule = {o.schedule,          o.lr,       o.warmup,        o.max_steps,

@@ -11,10 +11,9 @@ namespace llmc {
 
 constexpr int kThreads = 256, kPerThread = 8;
 
-static void require_aligned(const char* name, const float* grad) {
+static void require_aligned(const char* name, const void* grad) {
     if (reinterpret_cast<uintptr_t>(grad) % 16 != 0)
-        throw Error(ExitCode::failure, "{}: gradient pointer {} is not 16-byte aligned", name,
-                    static_cast<const void*>(grad));
+        throw Error(ExitCode::failure, "{}: gradient pointer {} is not 16-byte aligned", name, grad);
 }
 
 // ---- norm ----------------------------------------------------------------------------------------------------------
@@ -26,7 +25,8 @@ constexpr size_t kMaxBlocks = 1024;
 
 size_t global_norm_blocks(size_t n) { return std::min(div_up(n, kElementsPerBlock), kMaxBlocks); }
 
-static __global__ void __launch_bounds__(kThreads) global_norm_kernel(double* partials, const float* grad, size_t n) {
+template <class T>
+static __global__ void __launch_bounds__(kThreads) global_norm_kernel(double* partials, const T* grad, size_t n) {
     LLMC_SHARED(double, sums, [kThreads]);
     const size_t stride = static_cast<size_t>(gridDim.x) * kThreads * 8;
     const int lane = static_cast<int>(threadIdx.x) % 32, warp_first = static_cast<int>(threadIdx.x) - lane;
@@ -38,7 +38,7 @@ static __global__ void __launch_bounds__(kThreads) global_norm_kernel(double* pa
             load_fours(grad + i, g);
         } else {
             LLMC_UNROLL
-            for (int k = 0; k < 8; k++) g[k] = i + place_in_fours(k) < n ? grad[i + place_in_fours(k)] : 0;
+            for (int k = 0; k < 8; k++) g[k] = i + place_in_fours(k) < n ? to_float(grad[i + place_in_fours(k)]) : 0;
         }
         LLMC_UNROLL
         for (int k = 0; k < 8; k++) g[k] *= g[k];
@@ -53,12 +53,14 @@ static __global__ void __launch_bounds__(kThreads) global_norm_kernel(double* pa
     if (threadIdx.x == 0) partials[blockIdx.x] = sum;
 }
 
-void global_norm_partials(double* partials, const float* grad, size_t n, stream_t stream) {
+void global_norm_partials(double* partials, const StateArray& grad, size_t n, stream_t stream) {
     if (n == 0) return;
-    require_aligned("global_norm_partials", grad);
+    require_aligned("global_norm_partials", grad.values);
     const size_t blocks = global_norm_blocks(n);
-    host::launch_or_loop<global_norm_kernel, host::global_norm>(
-        KernelVariant::host_sums, {dim3(blocks), kThreads, 0, stream}, out(partials, blocks), in(grad, n), n);
+    grad.typed([&]<class T>(const T* values) {
+        host::launch_or_loop<global_norm_kernel<T>, host::global_norm<T>>(
+            KernelVariant::host_sums, {dim3(blocks), kThreads, 0, stream}, out(partials, blocks), in(values, n), n);
+    });
 }
 
 // ---- clipping ------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "llmc/device/runtime.h"
+#include "llmc/kernels/state_array.h"
 
 namespace llmc {
 
@@ -20,8 +21,8 @@ size_t global_norm_blocks(size_t n);
 // partials[b] = sum of grad[i]^2 over block b's elements, b < global_norm_blocks(n), in a fixed order: every eight
 // neighbours in FP32, and those sums in FP64. So for any cut of the gradients into parts, at multiples of eight, the
 // sums agree to about 1e-15. A gradient that is not finite, or whose square is beyond FP32 (1.8e19), makes its part
-// non-finite. Reads 4 bytes per element.
-void global_norm_partials(double* partials, const float* grad, size_t n, stream_t stream);
+// non-finite. Reads every gradient once. Gradients may be FP32 or BF16.
+void global_norm_partials(double* partials, const StateArray& grad, size_t n, stream_t stream);
 
 // *sum = sum of n partials, in a fixed order: each thread's own, then the threads' in a tree.
 void add_partials(double* sum, const double* partials, size_t n, stream_t stream);

@@ -89,6 +89,49 @@ template void cast<float, bf16>(float*, const bf16*, size_t, stream_t);
 template void add<float>(float*, const float*, const float*, size_t, stream_t);
 template void add<bf16>(bf16*, const bf16*, const bf16*, size_t, stream_t);
 
+// ---- gradients in BF16 ---------------------------------------------------------------------------------------------
+
+// A thread's two fours each take their random bits from one word.
+static __global__ void __launch_bounds__(kThreads)
+    add_gradients_kernel(bf16* gradients, const float* pieces, int added, size_t n, bool first, StateRounding rounding,
+                         int64_t batch) {
+    const size_t begin = first_element();
+    LLMC_UNROLL
+    for (int four = 0; four < 2; four++) {
+        const size_t at = begin + static_cast<size_t>(four) * kFoursApart;
+        if (at >= n) continue;
+        const int left = n - at < 4 ? static_cast<int>(n - at) : 4;
+        float sum[4] = {}, piece[4] = {};
+        for (int i = 0; i < left && !first; i++) sum[i] = to_float(gradients[at + i]);
+        for (int p = 0; p < added; p++) {
+            const float* const from = pieces + static_cast<size_t>(p) * n + at;
+            if (left == 4)
+                load4(from, piece);
+            else
+                for (int i = 0; i < left; i++) piece[i] = from[i];
+            const uint64_t bits = gradient_bits(rounding.key, batch + p, rounding.first + at);
+            LLMC_UNROLL
+            for (int i = 0; i < 4; i++)
+                sum[i] = to_float(to_bf16_stochastic(sum[i] + piece[i], static_cast<uint32_t>(bits >> (16 * i))));
+        }
+        if (left == 4)
+            store4(gradients + at, sum);
+        else
+            for (int i = 0; i < left; i++) gradients[at + i] = to_bf16(sum[i]);
+    }
+}
+
+void add_gradients(bf16* gradients, const float* pieces, int added, size_t n, bool first, const StateRounding& rounding,
+                   int64_t batch, stream_t stream) {
+    if (n == 0) return;
+    require_aligned("add_gradients", {gradients, pieces});
+    if (rounding.first % 4 != 0 || (added > 1 && n % 8 != 0))
+        throw Error(ExitCode::failure, "add_gradients: {} pieces of {} gradients from place {} on", added, n,
+                    rounding.first);
+    launch<add_gradients_kernel>({blocks_for(n), kThreads, 0, stream}, first ? out(gradients, n) : inout(gradients, n),
+                                 in(pieces, n * static_cast<size_t>(added)), added, n, first, rounding, batch);
+}
+
 // ---- checksum ------------------------------------------------------------------------------------------------------
 
 // A block takes at least this many words, so that its sum costs little next to reading them. A large tensor gets enough

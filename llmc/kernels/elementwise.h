@@ -6,6 +6,7 @@
 
 #include "llmc/device/formats.cuh"
 #include "llmc/device/runtime.h"
+#include "llmc/kernels/state_array.h"
 
 namespace llmc {
 
@@ -18,6 +19,12 @@ void cast(To* out, const From* inp, size_t n, stream_t stream);
 // out[i] = a[i] + b[i], added in FP32 and rounded once. `out` may be a or b. Moves 3 * sizeof(Real) bytes per element.
 template <class Real>
 void add(Real* out, const Real* a, const Real* b, size_t n, stream_t stream);
+
+// Adds `pieces` (added, n) one after the other to gradients, or to 0 if `first`. Every sum is computed in FP32 and
+// rounded to BF16 at random, with gradient_bits(rounding.key, batch + piece, place). Moves 4 * added + 4 bytes per
+// element, 2 less if `first`. 16-byte aligned; n is a multiple of 8, or `added` is 1.
+void add_gradients(bf16* gradients, const float* pieces, int added, size_t n, bool first, const StateRounding& rounding,
+                   int64_t batch, stream_t stream);
 
 // Adds a checksum, which tells whether two results have the same bits: *sum += sum over all 8-byte words of mix(word,
 // place of the word), modulo 2^64. The last word is filled up with zeros. For every place, mix is a bijection of the

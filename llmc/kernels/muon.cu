@@ -15,9 +15,9 @@ constexpr int kTile = 32;
 
 // ---- momentum ------------------------------------------------------------------------------------------------------
 
-template <class Real>
+template <class Real, class Gradient>
 static __global__ void __launch_bounds__(kThreads)
-    muon_momentum_kernel(float* m_pointer, Real* u_pointer, const float* grad, size_t count, MuonMomentum config,
+    muon_momentum_kernel(float* m_pointer, Real* u_pointer, const Gradient* grad, size_t count, MuonMomentum config,
                          bool nesterov, const StepState* state) {
     const size_t first = static_cast<size_t>(blockIdx.x) * kThreads * kUpdatePerThread + first_of_fours(threadIdx.x);
     if (first >= count) return;
@@ -42,16 +42,19 @@ static __global__ void __launch_bounds__(kThreads)
 }
 
 template <class Real>
-void muon_momentum(float* m, Real* u, const float* grad, size_t count, const MuonMomentum& momentum, bool nesterov,
+void muon_momentum(float* m, Real* u, const StateArray& grad, size_t count, const MuonMomentum& momentum, bool nesterov,
                    const StepState* state, stream_t stream) {
     if (count == 0) return;
-    for (const void* p : {static_cast<const void*>(m), static_cast<const void*>(u), static_cast<const void*>(grad)})
+    for (const void* p :
+         {static_cast<const void*>(m), static_cast<const void*>(u), static_cast<const void*>(grad.values)})
         if (reinterpret_cast<uintptr_t>(p) % 16 != 0)
             throw Error(ExitCode::failure, "muon_momentum: pointer {} is not 16-byte aligned", p);
     const size_t blocks = div_up<size_t>(count, kThreads * kUpdatePerThread);
-    host::launch_or_loop<muon_momentum_kernel<Real>, host::muon_momentum<Real>>(
-        KernelVariant::host_optimizer, {dim3(blocks), kThreads, 0, stream}, inout(m, count), out(u, count),
-        in(grad, count), count, momentum, nesterov, in(state, 1));
+    grad.typed([&]<class Gradient>(const Gradient* gradients) {
+        host::launch_or_loop<muon_momentum_kernel<Real, Gradient>, host::muon_momentum<Real, Gradient>>(
+            KernelVariant::host_optimizer, {dim3(blocks), kThreads, 0, stream}, inout(m, count), out(u, count),
+            in(gradients, count), count, momentum, nesterov, in(state, 1));
+    });
 }
 
 // ---- norm ----------------------------------------------------------------------------------------------------------
@@ -228,21 +231,21 @@ struct MuonRule {
 };
 
 template <class Real>
-void muon_update(float* master, Real* working, Fp8State* fp8, const Real* o, size_t count, const MuonUpdate& update,
-                 const StepState* state, stream_t stream) {
+void muon_update(const StateArray& master, Real* working, Fp8State* fp8, const Real* o, size_t count,
+                 const MuonUpdate& update, const StepState* state, stream_t stream, const StateRounding& rounding) {
     const MuonRule rule{static_cast<float>(update.scale), static_cast<float>(update.weight_decay), update.cautious};
-    run_update("muon_update", master, nullptr, working, fp8, o, count, count, rule, state, stream);
+    run_update("muon_update", master, nullptr, working, fp8, o, count, count, rule, rounding, state, stream);
 }
 
 #define LLMC_INSTANTIATE(Real)                                                                                         \
-    template void muon_momentum<Real>(float*, Real*, const float*, size_t, const MuonMomentum&, bool,                  \
+    template void muon_momentum<Real>(float*, Real*, const StateArray&, size_t, const MuonMomentum&, bool,             \
                                       const StepState*, stream_t);                                                     \
     template void muon_inverse_norm<Real>(float*, double*, const Real*, size_t, double, stream_t);                     \
     template void copy_matrix<Real>(Real*, const Real*, int, int, bool, const float*, FactorOf, stream_t);             \
     template void normuon_factors<Real>(float*, float*, float*, const Real*, int, int, bool, double, const StepState*, \
                                         stream_t);                                                                     \
-    template void muon_update<Real>(float*, Real*, Fp8State*, const Real*, size_t, const MuonUpdate&,                  \
-                                    const StepState*, stream_t)
+    template void muon_update<Real>(const StateArray&, Real*, Fp8State*, const Real*, size_t, const MuonUpdate&,       \
+                                    const StepState*, stream_t, const StateRounding&)
 LLMC_INSTANTIATE(float);
 LLMC_INSTANTIATE(bf16);
 #undef LLMC_INSTANTIATE

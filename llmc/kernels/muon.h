@@ -32,10 +32,10 @@ LLMC_HD double momentum_at(const MuonMomentum& config, int64_t applied) {
 //   m = momentum * m + (1 - momentum) * g
 //   u = (1 - momentum) * g + momentum * m with Nesterov momentum, else m             rounded to Real
 //
-// With state->skip set, m stays and u is not defined. 16-byte aligned; any count; element by element. Reads 8 bytes per
-// element and writes 4 + sizeof(Real).
+// With state->skip set, m stays and u is not defined. 16-byte aligned; any count; element by element. Gradients are
+// FP32 or BF16. Reads 8 bytes per element, 6 with BF16 gradients, and writes 4 + sizeof(Real).
 template <class Real>
-void muon_momentum(float* m, Real* u, const float* grad, size_t count, const MuonMomentum& momentum, bool nesterov,
+void muon_momentum(float* m, Real* u, const StateArray& grad, size_t count, const MuonMomentum& momentum, bool nesterov,
                    const StepState* state, stream_t stream);
 
 // *inverse = 1 / max(factor * ||x||, 1e-7), with the Frobenius norm of count elements. Squares are summed in FP64 in a
@@ -72,7 +72,7 @@ struct MuonUpdate {
 // or if `cautious` only the weights that o does not move away from 0 (o * master >= 0: cautious weight decay, arXiv
 // 2510.12402). Everything else is as in update.h.
 template <class Real>
-void muon_update(float* master, Real* working, Fp8State* fp8, const Real* o, size_t count, const MuonUpdate& update,
-                 const StepState* state, stream_t stream);
+void muon_update(const StateArray& master, Real* working, Fp8State* fp8, const Real* o, size_t count,
+                 const MuonUpdate& update, const StepState* state, stream_t stream, const StateRounding& rounding = {});
 
 }  // namespace llmc

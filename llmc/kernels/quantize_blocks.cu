@@ -256,7 +256,8 @@ static __global__ void __launch_bounds__(kQuantizeThreads, kBlocksAtOnce)
 // ---- weights -------------------------------------------------------------------------------------------------------
 
 // Returns the largest finite magnitude of the block's tile to every thread.
-LLMC_DEVICE float tile_amax(const float* master, int C, float* scratch) {
+template <class Master>
+LLMC_DEVICE float tile_amax(const Master* master, int C, float* scratch) {
     const TileCorner corner(C);
     const WeightOwner own;
     float largest = 0.0f;
@@ -276,9 +277,10 @@ LLMC_DEVICE float tile_amax(const float* master, int C, float* scratch) {
     return block_max(largest, scratch);
 }
 
+template <class Master>
 static __global__ void __launch_bounds__(kQuantizeThreads, 3)
     quantize_weight_tiles_kernel(e4m3* row, float* row_scales, e4m3* transposed, float* transposed_scales,
-                                 Fp8State* state, const float* master, int R, int C, QuantizePass pass) {
+                                 Fp8State* state, const Master* master, int R, int C, QuantizePass pass) {
     LLMC_SHARED(float, scratch, [32]);
     const TileCorner corner(C);
     const int exponent = block_exponent(tile_amax(master, C, scratch));
@@ -353,17 +355,27 @@ void quantize_blocks(const Quantized<e4m3>& to, float* dbias, float* scratch, co
     l.finish_bias(dbias, C, accumulate);
 }
 
-void quantize_weight_tiles(const Quantized<e4m3>& to, const float* master, int R, int C, QuantizePass pass,
-                           stream_t stream) {
+template <class Master>
+static void launch_quantize_weight_tiles(const Quantized<e4m3>& to, const Master* master, int R, int C,
+                                         QuantizePass pass, stream_t stream) {
     check_blocks("quantize_weight_tiles", to.state, R, C, kScaleVector);
     if (!to.row || !to.transposed || !to.row_scales || !to.transposed_scales || pass == QuantizePass::measure)
         throw Error(ExitCode::failure, "quantize_weight_tiles: both layouts and their scales are needed");
     const QuantizeLaunch<e4m3> l("quantize_weight_tiles", to, nullptr, nullptr, R, C, pass, stream);
-    host::launch_or_loop<quantize_weight_tiles_kernel, host::quantize_weight_tiles>(
+    host::launch_or_loop<quantize_weight_tiles_kernel<Master>, host::quantize_weight_tiles<Master>>(
         KernelVariant::host_quantize, l.config, out(l.row, l.elements),
         scales_written<float>(to.row_scales, ScaleLayout::tiles, R, C), out(l.transposed, l.elements),
         scales_written<float>(to.transposed_scales, ScaleLayout::tiles, C, R), state_access(to.state, pass),
         in(master, l.elements), R, C, pass);
+}
+
+void quantize_weight_tiles(const Quantized<e4m3>& to, const float* master, int R, int C, QuantizePass pass,
+                           stream_t stream) {
+    launch_quantize_weight_tiles(to, master, R, C, pass, stream);
+}
+void quantize_weight_tiles(const Quantized<e4m3>& to, const bf16* master, int R, int C, QuantizePass pass,
+                           stream_t stream) {
+    launch_quantize_weight_tiles(to, master, R, C, pass, stream);
 }
 
 void dequantize_blocks(bf16* to, const e4m3* codes, const void* scales, ScaleLayout layout, int rows, int K,

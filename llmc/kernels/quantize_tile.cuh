@@ -159,8 +159,8 @@ LLMC_DEVICE void quantize_tile(F8* row, F8* transposed, float* parts, Fp8State* 
 
 // ---- weights -------------------------------------------------------------------------------------------------------
 
-// Shares of a tile of FP32 values: a warp takes a row at a time, a thread 4 columns of it. With sixteen columns per
-// thread, every 32-byte sector would be requested twice.
+// Shares of a tile of FP32 or BF16 masters: a warp takes a row at a time, a thread 4 columns of it. With sixteen
+// columns per thread, every 32-byte sector would be requested twice.
 struct WeightOwner {
     static constexpr int kWarps = kQuantizeThreads / 32, kRows = kTileRows / kWarps;  // rows per thread, kWarps apart
     int warp, word;
@@ -169,8 +169,9 @@ struct WeightOwner {
 static_assert(kTileWords == 32 && WeightOwner::kWarps == 8, "a row for a warp; two rows of a thread make sixteen");
 
 // Stage 1 of a thread: values go from `master` (R, C) to `row`, `tile` and the tally.
+template <class Master>
 LLMC_DEVICE void quantize_weight_rows(e4m3* row_codes, uint32_t* tile, QuantizeTally& tally, float scale,
-                                      const float* master, const float* factors, int R, int C, QuantizePass pass) {
+                                      const Master* master, const float* factors, int R, int C, QuantizePass pass) {
     const TileCorner corner(C);
     const WeightOwner own;
     const int column = corner.column + own.word * 4;
@@ -209,7 +210,8 @@ LLMC_DEVICE void quantize_weight_rows(e4m3* row_codes, uint32_t* tile, QuantizeT
 }
 
 // The body of a weight's kernel. Pointers are as in quantize_tile().
-LLMC_DEVICE void quantize_weight_tile(e4m3* row, e4m3* transposed, Fp8State* state, float scale, const float* master,
+template <class Master>
+LLMC_DEVICE void quantize_weight_tile(e4m3* row, e4m3* transposed, Fp8State* state, float scale, const Master* master,
                                       const float* factors, int R, int C, QuantizePass pass) {
     LLMC_SHARED(uint32_t, tile, [kTileRows * kTileWords]);
     LLMC_SHARED(QuantizeTally, tallies, [kQuantizeThreads]);

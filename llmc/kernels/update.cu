@@ -15,38 +15,44 @@ struct AdamWFactors {
     float beta1, one_minus_beta1, beta2, one_minus_beta2, eps, weight_decay;
 };
 
-// Rounds a group's moments to values that BF16 has.
-LLMC_DEVICE void round_moments(float (&m)[8], float (&v)[8], uint64_t key, int64_t applied, size_t place) {
+// Stores a group's moments, rounded to their formats.
+LLMC_DEVICE void store_moments(float* m_array, float* v_array, size_t first, size_t left, float (&m)[8], float (&v)[8],
+                               const StateRounding&, int64_t) {
+    store_at(m_array, first, left, m);
+    store_at(v_array, first, left, v);
+}
+LLMC_DEVICE void store_moments(const StateArray& m_array, const StateArray& v_array, size_t first, size_t left,
+                               float (&m)[8], float (&v)[8], const StateRounding& rounding, int64_t applied) {
+    const bool m_is_bf16 = m_array.format == StateFormat::bf16;
     LLMC_UNROLL
-    for (int i = 0; i < 8; i += 2) {
-        const uint64_t bits = moment_bits(key, applied, place + static_cast<size_t>(place_in_fours(i)));
+    for (int i = 0; i < 8 && v_array.format == StateFormat::bf16; i += 2) {
+        const size_t place = rounding.first + first + static_cast<size_t>(place_in_fours(i));
+        const uint64_t bits = moment_bits(rounding.key, applied, place);
         const uint32_t low = static_cast<uint32_t>(bits), high = static_cast<uint32_t>(bits >> 32);
-        m[i] = to_float(to_bf16_stochastic(m[i], low));
+        if (m_is_bf16) m[i] = to_float(to_bf16_stochastic(m[i], low));
         v[i] = to_float(to_bf16_stochastic(v[i], low >> 16));
-        m[i + 1] = to_float(to_bf16_stochastic(m[i + 1], high));
+        if (m_is_bf16) m[i + 1] = to_float(to_bf16_stochastic(m[i + 1], high));
         v[i + 1] = to_float(to_bf16_stochastic(v[i + 1], high >> 16));
     }
+    store_at(v_array, first, left, v);
+    if (m_array.format == StateFormat::fp8)
+        store_fp8(m_array, first, left, m, rounding, applied);
+    else
+        store_at(m_array, first, left, m);
 }
 
-// The tensors of an update, from the first element of a call or of a group on.
-template <class Real, class Moment>
+template <class Real, class State>
 struct AdamWTensors {
-    float* master;
-    Moment *m, *v;
+    ArrayOf<State> master, m, v;
     Real* working;  // may be nullptr
-    const float* grad;
-    MomentRounding rounding;
-
-    LLMC_DEVICE AdamWTensors from(size_t i) const {
-        return {
-            master + i, m + i, v + i, working ? working + i : nullptr, grad + i, {rounding.key, rounding.first + i}};
-    }
+    ArrayOf<State> grad;
+    StateRounding rounding;
 };
 
 // Updates one group of eight, from the loads to the stores. Returns the bits of the largest magnitude of the new
 // weights, or infinity's if a weight is not finite.
-template <bool kMeasures, class Real, class Moment>
-LLMC_DEVICE uint32_t update_group(const AdamWTensors<Real, Moment>& at, size_t left, size_t decayed,
+template <bool kMeasures, class Real, class State>
+LLMC_DEVICE uint32_t update_group(const AdamWTensors<Real, State>& tensors, size_t first, size_t left, size_t decayed,
                                   const AdamWFactors& factors, const StepState& state) {
     const float learning_rate = static_cast<float>(state.learning_rate), grad_scale = state.grad_scale;
     const float correction1 = state.bias_correction1, correction2 = state.bias_correction2;
@@ -55,10 +61,10 @@ LLMC_DEVICE uint32_t update_group(const AdamWTensors<Real, Moment>& at, size_t l
         static_cast<int>(decayed < 4 ? decayed : 4),
         decayed < kFoursApart ? 0 : static_cast<int>(decayed < kFoursApart + 4 ? decayed - kFoursApart : 4)};
     float p[8], g[8], m[8], v[8];
-    load_group(at.master, left, p);
-    load_group(at.grad, left, g);
-    load_group(at.m, left, m);
-    load_group(at.v, left, v);
+    load_at(tensors.master, first, left, p);
+    load_at(tensors.grad, first, left, g);
+    load_at(tensors.m, first, left, m);
+    load_at(tensors.v, first, left, v);
     LLMC_UNROLL
     for (int i = 0; i < 8; i++) {
         const float gradient = g[i] * grad_scale;
@@ -69,91 +75,95 @@ LLMC_DEVICE uint32_t update_group(const AdamWTensors<Real, Moment>& at, size_t l
         p[i] = fmaf(-learning_rate, decay + m[i] * correction1 / (sqrtf(v[i] * correction2) + factors.eps), p[i]);
     }
     // Weights are stored first, because rounding the moments needs their registers.
-    store_group(at.master, left, p);
-    if (at.working) store_group(at.working, left, p);
+    round_masters(tensors.master, p, tensors.rounding, state.applied, first);
+    store_at(tensors.master, first, left, p);
+    if (tensors.working) store_group(tensors.working + first, left, p);
     const uint32_t amax = kMeasures ? largest_of_group(p, left) : 0;
-    if constexpr (std::is_same_v<Moment, bf16>) round_moments(m, v, at.rounding.key, state.applied, at.rounding.first);
-    store_group(at.m, left, m);
-    store_group(at.v, left, v);
+    store_moments(tensors.m, tensors.v, first, left, m, v, tensors.rounding, state.applied);
     return amax;
 }
 
 // Blocks per multiprocessor. 64 registers are enough for four (sm_80 would take a few more, and fit three). If groups
-// follow each other, or moments are rounded, sm_80 and sm_89 would spill.
-template <class Moment, bool kMeasures>
-constexpr int blocks_at_once = kMeasures || std::is_same_v<Moment, bf16> ? 3 : 4;
+// follow each other, or values are rounded, sm_80 and sm_89 would spill.
+template <class State, bool kMeasures>
+constexpr int blocks_at_once = kMeasures || std::is_same_v<State, StateArray> ? 3 : 4;
 
-template <class Real, class Moment, bool kMeasures>
-static __global__ void __launch_bounds__(kUpdateThreads, blocks_at_once<Moment, kMeasures>)
-    adamw_kernel(AdamWTensors<Real, Moment> tensors, Fp8State* fp8, size_t count, size_t decay_count,
+template <class Real, class State, bool kMeasures>
+static __global__ void __launch_bounds__(kUpdateThreads, blocks_at_once<State, kMeasures>)
+    adamw_kernel(AdamWTensors<Real, State> tensors, Fp8State* fp8, size_t count, size_t decay_count,
                  AdamWFactors factors, const StepState* state) {
     if (state->skip) return;
-    update_groups<kMeasures>(fp8, count, decay_count, [&](size_t first, size_t left, size_t decayed) {
-        return update_group<kMeasures>(tensors.from(first), left, decayed, factors, *state);
+    constexpr bool kWholeWarps = std::is_same_v<State, StateArray>;  // which store_fp8() needs
+    update_groups<kMeasures, kWholeWarps>(fp8, count, decay_count, [&](size_t first, size_t left, size_t decayed) {
+        return update_group<kMeasures>(tensors, first, left, decayed, factors, *state);
     });
 }
 
 // The kernel's work as a loop of the host device, with the arithmetic of update_group().
 namespace host {
 
-template <class Real, class Moment, bool kMeasures>
-static void adamw([[maybe_unused]] const Grid&, AdamWTensors<Real, Moment> t, Fp8State* fp8, size_t count,
+template <class Real, class State, bool kMeasures>
+static void adamw([[maybe_unused]] const Grid&, AdamWTensors<Real, State> t, Fp8State* fp8, size_t count,
                   size_t decay_count, AdamWFactors f, const StepState* state) {
 #if !LLMC_ON_GPU
     if (state->skip) return;
     const float learning_rate = static_cast<float>(state->learning_rate), grad_scale = state->grad_scale;
     const float correction1 = state->bias_correction1, correction2 = state->bias_correction2;
-    update_in_tasks<kMeasures>(t.master, t.working, fp8, count, [&](size_t begin, size_t end) {
-        uint32_t largest = 0;
-        float new_m[kUpdateTask], new_v[kUpdateTask];
-        for (size_t i = begin; i < end; i++) {
-            const float gradient = t.grad[i] * grad_scale, p = t.master[i];
-            const float m = fmaf(f.beta1, to_float(t.m[i]), f.one_minus_beta1 * gradient);
-            const float v = fmaf(f.one_minus_beta2 * gradient, gradient, f.beta2 * to_float(t.v[i]));
-            const float decay = i < decay_count ? f.weight_decay * p : 0.0f;
-            const float q = fmaf(-learning_rate, decay + m * correction1 / (sqrtf(v * correction2) + f.eps), p);
-            const uint32_t magnitude = float_bits(q) & kFloatMagnitudeMask;
-            largest = magnitude > largest ? magnitude : largest;
-            t.master[i] = q;
-            new_m[i - begin] = m;
-            new_v[i - begin] = v;
+    const auto update = [&](size_t begin, size_t end, float* weights) {
+        const size_t n = end - begin, decayed = decay_count < begin ? 0 : decay_count - begin;
+        float m_copy[kUpdateTask], v_copy[kUpdateTask];
+        float* const first = floats_of(t.m, begin, n, m_copy);
+        float* const second = floats_of(t.v, begin, n, v_copy);
+        float grad_copy[kUpdateTask];
+        const float* const grad = floats_of(t.grad, begin, n, grad_copy);
+#pragma GCC ivdep
+        for (size_t i = 0; i < n; i++) {
+            const float gradient = grad[i] * grad_scale, p = weights[i];
+            const float m = fmaf(f.beta1, first[i], f.one_minus_beta1 * gradient);
+            const float v = fmaf(f.one_minus_beta2 * gradient, gradient, f.beta2 * second[i]);
+            const float decay = i < decayed ? f.weight_decay * p : 0.0f;
+            weights[i] = fmaf(-learning_rate, decay + m * correction1 / (sqrtf(v * correction2) + f.eps), p);
+            first[i] = m;
+            second[i] = v;
         }
-        if constexpr (std::is_same_v<Moment, float>) {
-            std::copy(new_m, new_m + (end - begin), t.m + begin);
-            std::copy(new_v, new_v + (end - begin), t.v + begin);
-        } else {
-            for (size_t i = begin; i < end; i++) {  // two neighbours share their random bits
-                const uint64_t bits = moment_bits(t.rounding.key, state->applied, t.rounding.first + i / 2 * 2);
-                const uint32_t random = static_cast<uint32_t>(i % 2 == 0 ? bits : bits >> 32);
-                t.m[i] = to_bf16_stochastic(new_m[i - begin], random);
-                t.v[i] = to_bf16_stochastic(new_v[i - begin], random >> 16);
-            }
-        }
-        return largest;
-    });
+        const auto bits = [&](size_t i) {
+            return half_of(moment_bits(t.rounding.key, state->applied, t.rounding.first + i / 2 * 2), i);
+        };
+        const auto m_bits = [&](size_t i) {
+            const auto of = is_fp8(t.m) ? fp8_bits : moment_bits;
+            return half_of(of(t.rounding.key, state->applied, t.rounding.first + i / 2 * 2), i);
+        };
+        put_back(t.m, begin, n, first, m_bits);
+        put_back(t.v, begin, n, second, [&](size_t i) { return bits(i) >> 16; });
+    };
+    update_in_tasks<kMeasures>(t.master, t.working, fp8, count, t.rounding, *state, update);
 #endif
 }
 
 }  // namespace host
 
-template <class Real, class Moment>
-void adamw_update(float* master, Moment* m, Moment* v, Real* working, Fp8State* fp8, const float* grad, size_t count,
-                  size_t decay_count, const AdamWConfig& config, const StepState* state, stream_t stream,
-                  const MomentRounding& rounding) {
+template <class Real>
+void adamw_update(const StateArray& master, const StateArray& m, const StateArray& v, Real* working, Fp8State* fp8,
+                  const StateArray& grad, size_t count, size_t decay_count, const AdamWConfig& config,
+                  const StepState* state, stream_t stream, const StateRounding& rounding) {
     if (count == 0) return;
-    check_update("adamw_update", count, decay_count, {master, m, v, working, grad});
-    if (rounding.first % 4 != 0)
-        throw Error(ExitCode::failure, "adamw_update: place {} is no multiple of 4", rounding.first);
+    if (m.format == StateFormat::fp8 && rounding.first % kStateGroup != 0)
+        throw Error(ExitCode::failure, "adamw_update: place {} is inside a group of {}", rounding.first, kStateGroup);
+    check_update("adamw_update", count, decay_count, {master.values, m.values, v.values, working, grad.values},
+                 rounding);
     const AdamWFactors factors{static_cast<float>(config.beta1), static_cast<float>(1.0 - config.beta1),
                                static_cast<float>(config.beta2), static_cast<float>(1.0 - config.beta2),
                                static_cast<float>(config.eps),   static_cast<float>(config.weight_decay)};
-    const AdamWTensors<Real, Moment> tensors{master, m, v, working, grad, rounding};
-    with_measure(fp8, [&]<bool kMeasures>() {
-        host::launch_or_loop<adamw_kernel<Real, Moment, kMeasures>, host::adamw<Real, Moment, kMeasures>>(
-            KernelVariant::host_optimizer, update_blocks(count, kMeasures, stream),
-            {inout(master, count), inout(m, count), inout(v, count), out(working, count), inout(fp8, 1),
-             in(grad, count), in(state, 1)},
-            tensors, fp8, count, decay_count, factors, state);
+    with_state({&master, &m, &v, &grad}, [&]<class State>() {
+        const AdamWTensors<Real, State> tensors{
+            array_of<State>(master), array_of<State>(m), array_of<State>(v), working, array_of<State>(grad), rounding};
+        with_measure(fp8, [&]<bool kMeasures>() {
+            host::launch_or_loop<adamw_kernel<Real, State, kMeasures>, host::adamw<Real, State, kMeasures>>(
+                KernelVariant::host_optimizer, update_blocks(count, kMeasures, stream),
+                {changed(master, count), changed(m, count), inout(m.scales, div_up(count, kStateGroup)),
+                 changed(v, count), out(working, count), inout(fp8, 1), read(grad, count), in(state, 1)},
+                tensors, fp8, count, decay_count, factors, state);
+        });
     });
 }
 
@@ -174,12 +184,13 @@ struct LionRule {
 };
 
 template <class Real>
-void lion_update(float* master, float* m, Real* working, Fp8State* fp8, const float* grad, size_t count,
-                 size_t decay_count, const LionConfig& config, const StepState* state, stream_t stream) {
+void lion_update(const StateArray& master, float* m, Real* working, Fp8State* fp8, const StateArray& grad, size_t count,
+                 size_t decay_count, const LionConfig& config, const StepState* state, stream_t stream,
+                 const StateRounding& rounding) {
     const LionRule rule{static_cast<float>(config.beta1), static_cast<float>(1.0 - config.beta1),
                         static_cast<float>(config.beta2), static_cast<float>(1.0 - config.beta2),
                         static_cast<float>(config.weight_decay)};
-    run_update("lion_update", master, m, working, fp8, grad, count, decay_count, rule, state, stream);
+    run_update("lion_update", master, m, working, fp8, grad, count, decay_count, rule, rounding, state, stream);
 }
 
 // ---- SGD -----------------------------------------------------------------------------------------------------------
@@ -200,30 +211,28 @@ struct SgdRule {
 };
 
 template <class Real>
-void sgd_update(float* master, float* m, Real* working, Fp8State* fp8, const float* grad, size_t count,
-                size_t decay_count, const SgdConfig& config, const StepState* state, stream_t stream) {
+void sgd_update(const StateArray& master, float* m, Real* working, Fp8State* fp8, const StateArray& grad, size_t count,
+                size_t decay_count, const SgdConfig& config, const StepState* state, stream_t stream,
+                const StateRounding& rounding) {
     const float momentum = static_cast<float>(config.momentum), decay = static_cast<float>(config.weight_decay);
     if (config.momentum == 0)
         run_update("sgd_update", master, nullptr, working, fp8, grad, count, decay_count,
-                   SgdRule<false>{0.0f, decay, false}, state, stream);
+                   SgdRule<false>{0.0f, decay, false}, rounding, state, stream);
     else
         run_update("sgd_update", master, m, working, fp8, grad, count, decay_count,
-                   SgdRule<true>{momentum, decay, config.nesterov}, state, stream);
+                   SgdRule<true>{momentum, decay, config.nesterov}, rounding, state, stream);
 }
 
-#define LLMC_INSTANTIATE_ADAMW(Real, Moment)                                                             \
-    template void adamw_update(float*, Moment*, Moment*, Real*, Fp8State*, const float*, size_t, size_t, \
-                               const AdamWConfig&, const StepState*, stream_t, const MomentRounding&);
-#define LLMC_INSTANTIATE(Real)                                                                                   \
-    LLMC_INSTANTIATE_ADAMW(Real, float)                                                                          \
-    LLMC_INSTANTIATE_ADAMW(Real, bf16)                                                                           \
-    template void lion_update(float*, float*, Real*, Fp8State*, const float*, size_t, size_t, const LionConfig&, \
-                              const StepState*, stream_t);                                                       \
-    template void sgd_update(float*, float*, Real*, Fp8State*, const float*, size_t, size_t, const SgdConfig&,   \
-                             const StepState*, stream_t);
+#define LLMC_INSTANTIATE(Real)                                                                                    \
+    template void adamw_update(const StateArray&, const StateArray&, const StateArray&, Real*, Fp8State*,         \
+                               const StateArray&, size_t, size_t, const AdamWConfig&, const StepState*, stream_t, \
+                               const StateRounding&);                                                             \
+    template void lion_update(const StateArray&, float*, Real*, Fp8State*, const StateArray&, size_t, size_t,     \
+                              const LionConfig&, const StepState*, stream_t, const StateRounding&);               \
+    template void sgd_update(const StateArray&, float*, Real*, Fp8State*, const StateArray&, size_t, size_t,      \
+                             const SgdConfig&, const StepState*, stream_t, const StateRounding&);
 LLMC_INSTANTIATE(float)
 LLMC_INSTANTIATE(bf16)
 #undef LLMC_INSTANTIATE
-#undef LLMC_INSTANTIATE_ADAMW
 
 }  // namespace llmc

@@ -1,10 +1,15 @@
 // The frame of element-wise optimizer updates: the walk over groups of weights with the amax of the new ones, its loop
 // on the host device, and the kernel of optimizers that keep one moment or none. There a Rule computes each element:
 // Lion's and SGD's are in update.cu, Muon's in muon.cu. AdamW (update.cu) shares the walk and the loop.
+//
+// Kernels are compiled twice: State = float for a state that is FP32 throughout, and State = StateArray, whose arrays
+// each have a format of their own. A branch on the format is the same for all threads of a launch.
 #pragma once
 #include <initializer_list>
+#include <type_traits>
 
 #include "llmc/device/kernel.cuh"
+#include "llmc/device/warp.cuh"
 #include "llmc/kernels/host/launch.h"
 #include "llmc/kernels/update.h"
 
@@ -41,6 +46,75 @@ LLMC_DEVICE void store_group(T* p, size_t left, const float (&values)[8]) {
     }
 }
 
+LLMC_HD bool is_fp8(const float*) { return false; }
+LLMC_HD bool is_fp8(const StateArray& array) { return array.format == StateFormat::fp8; }
+
+template <class State>
+using ArrayOf = std::conditional_t<std::is_same_v<State, float>, float*, StateArray>;
+
+// Load and store a thread's eight elements from `first` on. Stored values must be some that the format has.
+template <class T>
+LLMC_DEVICE void load_at(const T* array, size_t first, size_t left, float (&values)[8]) {
+    load_group(array + first, left, values);
+}
+LLMC_DEVICE void load_at(const StateArray& array, size_t first, size_t left, float (&values)[8]) {
+    if (array.format == StateFormat::fp32) return load_at(static_cast<const float*>(array.values), first, left, values);
+    if (array.format == StateFormat::bf16) return load_at(static_cast<const bf16*>(array.values), first, left, values);
+    const e4m3* const codes = static_cast<const e4m3*>(array.values);
+    LLMC_UNROLL
+    for (int i = 0; i < 8; i++) {
+        const size_t place = static_cast<size_t>(place_in_fours(i));
+        const size_t at = first + place;
+        values[i] = place < left ? to_float(codes[at]) * array.scales[at / kStateGroup] : 0.0f;
+    }
+}
+LLMC_DEVICE void store_at(float* array, size_t first, size_t left, const float (&values)[8]) {
+    store_group(array + first, left, values);
+}
+LLMC_DEVICE void store_at(const StateArray& array, size_t first, size_t left, const float (&values)[8]) {
+    if (array.format == StateFormat::bf16)
+        store_group(static_cast<bf16*>(array.values) + first, left, values);
+    else
+        store_group(static_cast<float*>(array.values) + first, left, values);
+}
+
+// Stores values rounded at random to fp8. All lanes of a warp must call it: sixteen of them share a scale, which all of
+// them must have read before one of them writes it.
+LLMC_DEVICE void store_fp8(const StateArray& array, size_t first, size_t left, const float (&values)[8],
+                           const StateRounding& rounding, int64_t applied) {
+    float amax[2] = {};
+    LLMC_UNROLL
+    for (int i = 0; i < 8; i++) amax[i / 4] = fmaxf(amax[i / 4], fabsf(values[i]));
+    group_max_each<kStateGroup / 4>(amax);
+    __syncwarp();  // a shuffle does not order accesses to memory
+    e4m3* const codes = static_cast<e4m3*>(array.values);
+    LLMC_UNROLL
+    for (int i = 0; i < 8; i += 2) {
+        const size_t place = static_cast<size_t>(place_in_fours(i)), at = first + place;
+        const int exponent = group_exponent(amax[i / 4]);
+        const uint64_t bits = fp8_bits(rounding.key, applied, rounding.first + at);
+        const float inverse = power_of_two(-exponent);
+        if (place < left) codes[at] = to_e4m3_stochastic(values[i] * inverse, static_cast<uint32_t>(bits));
+        if (place + 1 < left)
+            codes[at + 1] = to_e4m3_stochastic(values[i + 1] * inverse, static_cast<uint32_t>(bits >> 32));
+        if (place < left && at % kStateGroup == 0) array.scales[at / kStateGroup] = power_of_two(exponent);
+    }
+}
+
+// Rounds a group's new weights to values that their format has.
+LLMC_DEVICE void round_masters(float*, float (&)[8], const StateRounding&, int64_t, size_t) {}
+LLMC_DEVICE void round_masters(const StateArray& masters, float (&p)[8], const StateRounding& rounding, int64_t applied,
+                               size_t first) {
+    if (masters.format != StateFormat::bf16) return;
+    LLMC_UNROLL
+    for (int i = 0; i < 8; i += 2) {
+        const size_t place = rounding.first + first + static_cast<size_t>(place_in_fours(i));
+        const uint64_t bits = master_bits(rounding.key, applied, place);
+        p[i] = to_float(to_bf16_stochastic(p[i], static_cast<uint32_t>(bits)));
+        p[i + 1] = to_float(to_bf16_stochastic(p[i + 1], static_cast<uint32_t>(bits >> 32)));
+    }
+}
+
 // Returns the bits of the largest magnitude of a group's new weights, or infinity's if a weight is not finite.
 LLMC_DEVICE uint32_t largest_of_group(const float (&p)[8], size_t left) {
     uint32_t amax = 0;
@@ -58,16 +132,18 @@ LLMC_DEVICE uint32_t largest_of_group(const float (&p)[8], size_t left) {
 // of the largest magnitude of its new weights, and fp8's amax is raised to the largest of all.
 //
 // A block has kGroups * 2048 elements in a row. Measured maxima are reduced over the warp, so a thread takes several
-// groups then: one atomic per 1024 elements.
-template <bool kMeasures, class Update>
+// groups then: one atomic per 1024 elements. With kWholeWarps, all lanes of a warp call update() if one has elements,
+// with `left` 0 if they have none.
+template <bool kMeasures, bool kWholeWarps, class Update>
 LLMC_DEVICE void update_groups(Fp8State* fp8, size_t count, size_t decay_count, const Update& update) {
     constexpr int kGroups = kMeasures ? kUpdateMeasuredGroups : 1;
     uint32_t amax = 0;
     for (int group = 0; group < kGroups; group++) {
         const size_t first = (static_cast<size_t>(blockIdx.x) * kGroups + group) * kUpdateThreads * kUpdatePerThread +
                              first_of_fours(threadIdx.x);
-        if (first >= count) break;
-        const uint32_t seen = update(first, count - first, decay_count <= first ? 0 : decay_count - first);
+        if ((kWholeWarps ? first - threadIdx.x % 32 * 4 : first) >= count) break;
+        const size_t left = kWholeWarps && first >= count ? 0 : count - first;
+        const uint32_t seen = update(first, left, decay_count <= first ? 0 : decay_count - first);
         amax = seen > amax ? seen : amax;
     }
     if constexpr (kMeasures) {
@@ -81,21 +157,22 @@ LLMC_DEVICE void update_groups(Fp8State* fp8, size_t count, size_t decay_count, 
 // m. x is the input: a gradient or a direction. Sums of products are spelled fmaf(). Otherwise a compiler may fuse
 // another product in one of a thread's eight places than in the next, and an element's bits would depend on its place
 // in a slice.
-template <class Rule, class Real, class Input, bool kMeasures>
+template <class Rule, class State, class Real, class Input, bool kMeasures>
 static __global__ void __launch_bounds__(kUpdateThreads, 4)
-    update_kernel(float* master, float* moment, Real* working, Fp8State* fp8, const Input* input, size_t count,
-                  size_t decay_count, Rule rule, const StepState* state) {
+    update_kernel(ArrayOf<State> master, float* moment, Real* working, Fp8State* fp8, Input input, size_t count,
+                  size_t decay_count, Rule rule, StateRounding rounding, const StepState* state) {
     if (state->skip) return;
     const float learning_rate = static_cast<float>(state->learning_rate), grad_scale = state->grad_scale;
-    update_groups<kMeasures>(fp8, count, decay_count, [&](size_t first, size_t left, size_t decayed) {
+    update_groups<kMeasures, false>(fp8, count, decay_count, [&](size_t first, size_t left, size_t decayed) {
         float p[8], m[8] = {}, x[8];
-        load_group(master + first, left, p);
-        load_group(input + first, left, x);
+        load_at(master, first, left, p);
+        load_at(input, first, left, x);
         if constexpr (Rule::kKeepsMoment) load_group(moment + first, left, m);
         LLMC_UNROLL
         for (int i = 0; i < 8; i++)
             rule(p[i], m[i], x[i], static_cast<size_t>(place_in_fours(i)) < decayed, learning_rate, grad_scale);
-        store_group(master + first, left, p);
+        round_masters(master, p, rounding, state->applied, first);
+        store_at(master, first, left, p);
         if constexpr (Rule::kKeepsMoment) store_group(moment + first, left, m);
         if (working) store_group(working + first, left, p);
         return kMeasures ? largest_of_group(p, left) : 0u;
@@ -106,18 +183,73 @@ namespace host {
 
 constexpr size_t kUpdateTask = 16384;  // elements
 
+// The elements of a task as floats: those of an FP32 array in place, others in a copy.
+template <class T>
+T* floats_of(T* array, size_t begin, size_t, float*) {
+    return array + begin;
+}
+inline float* floats_of(const StateArray& array, size_t begin, size_t count, float* copy) {
+    if (array.format == StateFormat::fp32) return static_cast<float*>(array.values) + begin;
+    const bf16* const halves = static_cast<const bf16*>(array.values) + begin;
+    const e4m3* const codes = static_cast<const e4m3*>(array.values) + begin;
+    if (array.format == StateFormat::bf16)
+        for (size_t i = 0; i < count; i++) copy[i] = to_float(halves[i]);
+    else
+        for (size_t i = 0; i < count; i++) copy[i] = to_float(codes[i]) * array.scales[(begin + i) / kStateGroup];
+    return copy;
+}
+// Writes a task's copy back, rounded at random. bits(i) gives the random bits of element i of the array: 16, or 32 in
+// fp8. There a task begins with a group.
+template <class Bits>
+void put_back(float*, size_t, size_t, float*, const Bits&) {}
+template <class Bits>
+void put_back_fp8(const StateArray& array, size_t begin, size_t count, const float* copy, const Bits& bits) {
+    e4m3* const codes = static_cast<e4m3*>(array.values) + begin;
+    for (size_t group = 0; group < count; group += kStateGroup) {
+        const size_t end = group + kStateGroup < count ? group + kStateGroup : count;
+        float amax = 0;
+        for (size_t i = group; i < end; i++) amax = fmaxf(amax, fabsf(copy[i]));
+        const int exponent = group_exponent(amax);
+        array.scales[(begin + group) / kStateGroup] = power_of_two(exponent);
+        for (size_t i = group; i < end; i++)
+            codes[i] = to_e4m3_stochastic(copy[i] * power_of_two(-exponent), bits(begin + i));
+    }
+}
+template <class Bits>
+void put_back(const StateArray& array, size_t begin, size_t count, float* copy, const Bits& bits) {
+    if (array.format == StateFormat::fp32) return;
+    if (array.format == StateFormat::fp8) return put_back_fp8(array, begin, count, copy, bits);
+    bf16* const values = static_cast<bf16*>(array.values) + begin;
+    for (size_t i = 0; i < count; i++) {
+        values[i] = to_bf16_stochastic(copy[i], bits(begin + i));
+        copy[i] = to_float(values[i]);
+    }
+}
+// Random bits of two neighbours come from one word.
+inline uint32_t half_of(uint64_t bits, size_t i) { return static_cast<uint32_t>(i % 2 == 0 ? bits : bits >> 32); }
+
 // The kernels' work as a loop of the host device (host/launch.h). A task has some elements in a row, and update(begin,
-// end) changes their weights. It returns the bits of the largest magnitude of them.
-template <bool kMeasures, class Real, class Update>
-void update_in_tasks(const float* master, Real* working, [[maybe_unused]] Fp8State* fp8, size_t count,
-                     const Update& update) {
+// end, weights) changes their weights, given as floats.
+template <bool kMeasures, class Array, class Real, class Update>
+void update_in_tasks(const Array& master, Real* working, [[maybe_unused]] Fp8State* fp8, size_t count,
+                     const StateRounding& rounding, const StepState& state, const Update& update) {
 #pragma omp parallel for schedule(static) if (count > kUpdateTask)
     for (size_t begin = 0; begin < count; begin += kUpdateTask) {
         const size_t end = begin + kUpdateTask < count ? begin + kUpdateTask : count;
-        [[maybe_unused]] const uint32_t largest = update(begin, end);
+        float copy[kUpdateTask];
+        float* const weights = floats_of(master, begin, end - begin, copy);
+        update(begin, end, weights);
+        put_back(master, begin, end - begin, weights, [&](size_t i) {
+            return half_of(master_bits(rounding.key, state.applied, rounding.first + i / 2 * 2), i);
+        });
         if (working)
-            for (size_t i = begin; i < end; i++) working[i] = to<Real>(master[i]);
+            for (size_t i = begin; i < end; i++) working[i] = to<Real>(weights[i - begin]);
         if constexpr (kMeasures) {
+            uint32_t largest = 0;
+            for (size_t i = 0; i < end - begin; i++) {
+                const uint32_t magnitude = float_bits(weights[i]) & kFloatMagnitudeMask;
+                largest = magnitude > largest ? magnitude : largest;
+            }
             const float amax = float_from_bits(largest < kFloatInfinityBits ? largest : kFloatInfinityBits);
 #pragma omp critical(llmc_fp8_state)
             fp8->amax_now = amax > fp8->amax_now ? amax : fp8->amax_now;
@@ -125,33 +257,33 @@ void update_in_tasks(const float* master, Real* working, [[maybe_unused]] Fp8Sta
     }
 }
 
-template <class Rule, class Real, class Input, bool kMeasures>
-void update([[maybe_unused]] const Grid&, float* master, float* moment, Real* working, Fp8State* fp8,
-            const Input* input, size_t count, size_t decay_count, Rule rule, const StepState* state) {
+template <class Rule, class State, class Real, class Input, bool kMeasures>
+void update([[maybe_unused]] const Grid&, ArrayOf<State> master, float* moment, Real* working, Fp8State* fp8,
+            Input input, size_t count, size_t decay_count, Rule rule, StateRounding rounding, const StepState* state) {
 #if !LLMC_ON_GPU
     if (state->skip) return;
     const float learning_rate = static_cast<float>(state->learning_rate), grad_scale = state->grad_scale;
-    update_in_tasks<kMeasures>(master, working, fp8, count, [&](size_t begin, size_t end) {
-        uint32_t largest = 0;
+    const auto update = [&](size_t begin, size_t end, float* weights) {
+        float copy[kUpdateTask];
+        const auto* const inputs = floats_of(input, begin, end - begin, copy);
         for (size_t i = begin; i < end; i++) {
-            float p = master[i], m = 0.0f;
+            float m = 0.0f;
             if constexpr (Rule::kKeepsMoment) m = moment[i];
-            rule(p, m, to_float(input[i]), i < decay_count, learning_rate, grad_scale);
-            master[i] = p;
+            rule(weights[i - begin], m, to_float(inputs[i - begin]), i < decay_count, learning_rate, grad_scale);
             if constexpr (Rule::kKeepsMoment) moment[i] = m;
-            const uint32_t magnitude = float_bits(p) & kFloatMagnitudeMask;
-            largest = magnitude > largest ? magnitude : largest;
         }
-        return largest;
-    });
+    };
+    update_in_tasks<kMeasures>(master, working, fp8, count, rounding, *state, update);
 #endif
 }
 
 }  // namespace host
 
 // Checks the arguments of an update.
-inline void check_update(const char* name, size_t count, size_t decay_count,
-                         std::initializer_list<const void*> tensors) {
+inline void check_update(const char* name, size_t count, size_t decay_count, std::initializer_list<const void*> tensors,
+                         const StateRounding& rounding) {
+    if (rounding.first % 4 != 0)
+        throw Error(ExitCode::failure, "{}: place {} is no multiple of 4", name, rounding.first);
     if (decay_count > count)
         throw Error(ExitCode::failure, "{}: {} of {} parameters to decay", name, decay_count, count);
     for (const void* p : tensors)
@@ -171,18 +303,53 @@ void with_measure(const Fp8State* fp8, const Run& run) {
     fp8 ? run.template operator()<true>() : run.template operator()<false>();
 }
 
-// `moment` is nullptr if the Rule keeps none; `working` and `fp8` may be nullptr.
+// The accesses to a state array.
+inline Access changed(const StateArray& array, size_t count) {
+    return inout(static_cast<char*>(array.values), count * bytes_of(array.format));
+}
+inline Access read(const StateArray& array, size_t count) {
+    return in(static_cast<const char*>(array.values), count * bytes_of(array.format));
+}
+
+// Calls run<State>(): StateArray if an array has a format of its own, float otherwise.
+template <class Run>
+void with_state(std::initializer_list<const StateArray*> arrays, const Run& run) {
+    bool all_fp32 = true;
+    for (const StateArray* array : arrays) all_fp32 &= array->format == StateFormat::fp32;
+    all_fp32 ? run.template operator()<float>() : run.template operator()<StateArray>();
+}
+// A launch's argument for an array.
+template <class State>
+ArrayOf<State> array_of(const StateArray& array) {
+    if constexpr (std::is_same_v<State, float>)
+        return static_cast<float*>(array.values);
+    else
+        return array;
+}
+
+// Input is StateArray for gradients, or a pointer to a direction. `moment` is nullptr if the Rule keeps none; `working`
+// and `fp8` may be nullptr.
 template <class Rule, class Real, class Input>
-void run_update(const char* name, float* master, float* moment, Real* working, Fp8State* fp8, const Input* input,
-                size_t count, size_t decay_count, const Rule& rule, const StepState* state, stream_t stream) {
+void run_update(const char* name, const StateArray& master, float* moment, Real* working, Fp8State* fp8,
+                const Input& input, size_t count, size_t decay_count, const Rule& rule, const StateRounding& rounding,
+                const StepState* state, stream_t stream) {
     if (count == 0) return;
-    check_update(name, count, decay_count, {master, moment, working, input});
-    with_measure(fp8, [&]<bool kMeasures>() {
-        host::launch_or_loop<update_kernel<Rule, Real, Input, kMeasures>, host::update<Rule, Real, Input, kMeasures>>(
-            KernelVariant::host_optimizer, update_blocks(count, kMeasures, stream), inout(master, count),
-            inout(moment, count), out(working, count), inout(fp8, 1), in(input, count), count, decay_count, rule,
-            in(state, 1));
-    });
+    const auto launch_with = [&]<class State, class Array>(const Array& inputs, const Access& reads) {
+        check_update(name, count, decay_count, {master.values, moment, working, reads.address}, rounding);
+        with_measure(fp8, [&]<bool kMeasures>() {
+            host::launch_or_loop<update_kernel<Rule, State, Real, Array, kMeasures>,
+                                 host::update<Rule, State, Real, Array, kMeasures>>(
+                KernelVariant::host_optimizer, update_blocks(count, kMeasures, stream),
+                {changed(master, count), inout(moment, count), out(working, count), inout(fp8, 1), reads, in(state, 1)},
+                array_of<State>(master), moment, working, fp8, inputs, count, decay_count, rule, rounding, state);
+        });
+    };
+    if constexpr (std::is_same_v<Input, StateArray>)
+        with_state({&master, &input}, [&]<class State>() {
+            launch_with.template operator()<State>(array_of<State>(input), read(input, count));
+        });
+    else
+        with_state({&master}, [&]<class State>() { launch_with.template operator()<State>(input, in(input, count)); });
 }
 
 }  // namespace llmc

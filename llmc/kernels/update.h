@@ -1,4 +1,4 @@
-// Updates of FP32 master weights, element by element: AdamW, Lion and SGD with momentum. Muon's is in muon.h.
+// Updates of master weights, element by element: AdamW, Lion and SGD with momentum. Muon's is in muon.h.
 //
 // All of them write, for `count` parameters:
 //
@@ -13,6 +13,9 @@
 // `fp8` is the state of the FP8 tensor that these parameters form; its scale then needs no pass of its own over them.
 // The amax is that of quantize_weight()'s pass `measure`, but infinite if a value is not finite.
 //
+// Gradients are FP32 or BF16. Masters are FP32, or BF16 rounded at random by `rounding` (state_array.h). The working
+// copy and the amax are those of the rounded weights.
+//
 // Tensors are 16-byte aligned; any count. An element's result does not depend on its place in the range, so the slices
 // of several ranks give the bits of a single rank. A thread takes 8 elements at a time.
 #pragma once
@@ -23,6 +26,7 @@
 #include "llmc/device/math.cuh"
 #include "llmc/device/runtime.h"
 #include "llmc/kernels/fp8_state.h"
+#include "llmc/kernels/state_array.h"
 #include "llmc/kernels/step_state.h"
 
 namespace llmc {
@@ -35,19 +39,6 @@ struct AdamWConfig {
     double weight_decay = 0.1;
 };
 
-// Source of the random bits that round BF16 moments. The bits of an element are a function of `key`, of the update's
-// number and of the element's place.
-struct MomentRounding {
-    uint64_t key = 0;  // a function of the run's seed and of the group of tensors whose places count from 0
-    size_t first = 0;  // place of the call's first element, a multiple of 4
-};
-
-// 64 bits for the elements `place`, which is even, and `place` + 1 in the `applied`-th update. From the low end on: 16
-// bits each for m and v of the first, then for m and v of the second.
-LLMC_HD uint64_t moment_bits(uint64_t key, int64_t applied, uint64_t place) {
-    return mix64(mix64(key + static_cast<uint64_t>(applied) * kGolden64) + place / 2 * kGolden64);
-}
-
 // Loshchilov and Hutter, arXiv 1711.05101, in PyTorch's form:
 //
 //   m         = beta1 * m + (1 - beta1) * g
@@ -56,14 +47,11 @@ LLMC_HD uint64_t moment_bits(uint64_t key, int64_t applied, uint64_t place) {
 //
 // Reads 16 bytes per element, and writes 12 and sizeof(Real) for the working copy.
 //
-// Moment is float or bf16. In BF16, m and v are used as computed, in FP32, and stored rounded to one of their two
-// neighbours, at random so that the mean is kept (to_bf16_stochastic). Rounded to nearest, v would stand still as soon
-// as (1 - beta2) |g^2 - v| is below half a step of its format. Then 12 bytes per element are read and 8 written, next
-// to the working copy. `rounding` is used only for bf16.
-template <class Real, class Moment>
-void adamw_update(float* master, Moment* m, Moment* v, Real* working, Fp8State* fp8, const float* grad, size_t count,
-                  size_t decay_count, const AdamWConfig& config, const StepState* state, stream_t stream,
-                  const MomentRounding& rounding = {});
+// Moments are FP32 or BF16, and m may be fp8. The step uses them before they are rounded.
+template <class Real>
+void adamw_update(const StateArray& master, const StateArray& m, const StateArray& v, Real* working, Fp8State* fp8,
+                  const StateArray& grad, size_t count, size_t decay_count, const AdamWConfig& config,
+                  const StepState* state, stream_t stream, const StateRounding& rounding = {});
 
 // ---- Lion ----------------------------------------------------------------------------------------------------------
 
@@ -79,8 +67,9 @@ struct LionConfig {
 //
 // Reads 12 bytes per element, and writes 8 and sizeof(Real) for the working copy.
 template <class Real>
-void lion_update(float* master, float* m, Real* working, Fp8State* fp8, const float* grad, size_t count,
-                 size_t decay_count, const LionConfig& config, const StepState* state, stream_t stream);
+void lion_update(const StateArray& master, float* m, Real* working, Fp8State* fp8, const StateArray& grad, size_t count,
+                 size_t decay_count, const LionConfig& config, const StepState* state, stream_t stream,
+                 const StateRounding& rounding = {});
 
 // ---- SGD -----------------------------------------------------------------------------------------------------------
 
@@ -98,7 +87,8 @@ struct SgdConfig {
 //
 // Reads 12 bytes per element, and writes 8 and sizeof(Real) for the working copy; 4 less each without momentum.
 template <class Real>
-void sgd_update(float* master, float* m, Real* working, Fp8State* fp8, const float* grad, size_t count,
-                size_t decay_count, const SgdConfig& config, const StepState* state, stream_t stream);
+void sgd_update(const StateArray& master, float* m, Real* working, Fp8State* fp8, const StateArray& grad, size_t count,
+                size_t decay_count, const SgdConfig& config, const StepState* state, stream_t stream,
+                const StateRounding& rounding = {});
 
 }  // namespace llmc

@@ -54,7 +54,7 @@ private:
         else if (codes.from_working_copy(layer.fp8_number()))
             align(layer.weight());
         else
-            align(layers_.weights().master(layer.weight_place().unit, layer.weight_place().tensor));
+            layers_.weights().master(layer.weight_place().unit, layer.weight_place().tensor).typed(align);
     }
 
     Layers& layers_;
@@ -156,12 +156,10 @@ const bf16* Probe::weight_of(const Layer& layer, stream_t stream) {
     if (layers_.codes().from_working_copy(layer.fp8_number())) return layer.weight();
     Weights<bf16>& weights = layers_.weights();
     const ParameterTable::Place place = layer.weight_place();
-    const float* master = master_;
-    if (weights.layout().is_sliced())
-        weights.collect_master(master_, place.unit, place.tensor, workspace_, stream);
-    else
-        master = weights.master(place.unit, place.tensor);
-    cast(weight_, master, weight_count(layer), stream);
+    const StateArray master = weights.layout().is_sliced() ? master_ : weights.master(place.unit, place.tensor);
+    if (weights.layout().is_sliced()) weights.collect_master(master_, place.unit, place.tensor, workspace_, stream);
+    if (master.format == StateFormat::bf16) return master.as<bf16>();
+    cast(weight_, master.as<float>(), weight_count(layer), stream);
     return weight_;
 }
 

@@ -111,12 +111,13 @@ void WeightCodes::cast_slices(QuantizePass pass, stream_t stream) {
     for (size_t u = 0; u < weights_.layout().units(); u++)
         for (const auto& range : weights_.ranges(u)) {
             if (!range.fp8) continue;
-            const float* const master = weights_.slice(u).master + range.begin;
-            if (measures)
-                quantize_flat(nullptr, master, range.count, range.fp8, pass, stream);
-            else
-                quantize_flat(weights_.codes_slice(u) + range.begin, master, range.count, range.fp8, pass, stream,
-                              range.columns);
+            weights_.slice(u, range.begin).master.typed([&](const auto* masters) {
+                if (measures)
+                    quantize_flat(nullptr, masters, range.count, range.fp8, pass, stream);
+                else
+                    quantize_flat(weights_.codes_slice(u) + range.begin, masters, range.count, range.fp8, pass, stream,
+                                  range.columns);
+            });
         }
 }
 
@@ -142,12 +143,13 @@ void WeightCodes::write_matrices(bool again, stream_t stream) {
 // Weights are measured without their smoothing factors. No factor is above 1, so the scale also fits the product.
 void WeightCodes::write_from_masters(int layer, QuantizePass pass, stream_t stream) {
     const Matrix& m = matrix(layer);
-    const float* const master = weights_.master(m.place.unit, m.place.tensor);
-    if (fp8_.scaling() == Fp8Scaling::block)
-        quantize_weight_tiles(rows(layer), master, m.outputs, m.inputs, pass, stream);
-    else
-        quantize_weight(rows(layer), master, m.outputs, m.inputs, pass, stream,
-                        pass == QuantizePass::measure ? nullptr : fp8_.laboratory().factors(layer));
+    weights_.master(m.place.unit, m.place.tensor).typed([&](const auto* masters) {
+        if (fp8_.scaling() == Fp8Scaling::block)
+            quantize_weight_tiles(rows(layer), masters, m.outputs, m.inputs, pass, stream);
+        else
+            quantize_weight(rows(layer), masters, m.outputs, m.inputs, pass, stream,
+                            pass == QuantizePass::measure ? nullptr : fp8_.laboratory().factors(layer));
+    });
 }
 
 void WeightCodes::write_from_working_copy(int layer, bool again, stream_t stream) {

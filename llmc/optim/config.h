@@ -13,10 +13,6 @@ namespace llmc {
 enum class OptimizerKind { adamw, lion, sgd, muon, normuon };
 constexpr bool is_muon(OptimizerKind kind) { return kind == OptimizerKind::muon || kind == OptimizerKind::normuon; }
 
-// The format of AdamW's moments (--adam-moments). bf16 rounds stochastically (update.h). Other moments are FP32.
-enum class MomentFormat { fp32, bf16 };
-constexpr size_t bytes_of(MomentFormat format) { return format == MomentFormat::bf16 ? 2 : 4; }
-
 // The quantity that --clip bounds (--clip-kind): the norm of all gradients, the norm of each tensor (as in the model's
 // table, where qkv is one tensor), or each gradient's magnitude.
 enum class ClipKind { norm, tensor, value };
@@ -61,9 +57,16 @@ struct OptimizerConfig {
     LionConfig lion;
     SgdConfig sgd;
     MuonConfig muon;
-    MomentFormat adam_moments = MomentFormat::fp32;
+    // Formats of the master weights (--master) and of AdamW's moments (--adam-moments). Other moments are FP32.
+    StateFormat masters = StateFormat::fp32, adam_moments = StateFormat::fp32;
+    StateFormat second_moments() const {  // never fp8: AdamW divides by their roots
+        return adam_moments == StateFormat::fp32 ? StateFormat::fp32 : StateFormat::bf16;
+    }
     ClipKind clip_kind = ClipKind::norm;
-    uint64_t rounding_seed = 0;  // seeds the stochastic rounding of BF16 moments
+    uint64_t rounding_seed = 0;  // seeds stochastic rounding
+
+    // For the elements of a unit from `first` on.
+    StateRounding rounding(size_t unit, size_t first) const { return {mix64(rounding_seed) + unit, first}; }
 };
 
 }  // namespace llmc

@@ -5,8 +5,8 @@
 
 namespace llmc {
 
-size_t OptimizerMoments::add(const char* name, std::vector<ShardLayout::Part> regions, MomentFormat format) {
-    Kept kept{name, std::move(regions), {}, format};
+size_t OptimizerMoments::add(const char* name, std::vector<ShardLayout::Part> regions, StateFormat format) {
+    Kept kept{name, std::move(regions), {}, 0, {nullptr, format}};
     for (size_t u = 0; u < layout_.units(); u++) {
         // Every rank plans for the size on the rank with the most, so that all plan the same.
         const size_t slice = layout_.slice(u).count, all = layout_.table().unit(u).count;  // 0: a unit without tensors
@@ -17,11 +17,11 @@ size_t OptimizerMoments::add(const char* name, std::vector<ShardLayout::Part> re
         kept.count += most;
     }
     kept_.push_back(std::move(kept));
-    arena_.plan(&kept_.back().values, kept_.back().count * bytes_of(format));
+    arena_.plan(&kept_.back().values, kept_.back().count);
     return kept_.size() - 1;
 }
 
-size_t OptimizerMoments::add_everywhere(const char* name, MomentFormat format) {
+size_t OptimizerMoments::add_everywhere(const char* name, StateFormat format) {
     std::vector<ShardLayout::Part> regions;
     for (const Unit& unit : layout_.table().units()) regions.push_back({0, unit.count});
     return add(name, std::move(regions), format);
@@ -30,13 +30,17 @@ size_t OptimizerMoments::add_everywhere(const char* name, MomentFormat format) {
 void OptimizerMoments::allocate(stream_t stream) {
     if (arena_.bytes() == 0) return;
     arena_.allocate();
-    for (const Kept& kept : kept_) set_bytes(kept.values, 0, kept.count * bytes_of(kept.format), stream);
+    for (const Kept& kept : kept_) {
+        set_bytes(kept.values.values, 0, kept.count * bytes_of(kept.values.format), stream);
+        if (kept.values.scales)
+            set_bytes(kept.values.scales, 0, div_up(kept.count, kStateGroup) * sizeof(float), stream);
+    }
 }
 
-char* OptimizerMoments::place(size_t moment, size_t unit, size_t position) const {
+StateArray OptimizerMoments::at(size_t moment, size_t unit, size_t position) const {
     const Kept& kept = kept_[moment];
     const size_t begin = std::max(kept.regions[unit].begin, layout_.slice(unit).begin);
-    return kept.values + (kept.index[unit] + position - begin) * bytes_of(kept.format);
+    return kept.values.from(kept.index[unit] + position - begin);
 }
 
 std::vector<OptimizerMoments::Moment> OptimizerMoments::of(size_t unit, const ParameterTensor& tensor,
@@ -44,13 +48,13 @@ std::vector<OptimizerMoments::Moment> OptimizerMoments::of(size_t unit, const Pa
     std::vector<Moment> moments;
     for (size_t m = 0; m < kept_.size(); m++)
         if (ShardLayout::overlap(kept_[m].regions[unit], tensor).count > 0)
-            moments.push_back({kept_[m].name, place(m, unit, position), kept_[m].format});
+            moments.push_back({kept_[m].name, at(m, unit, position)});
     return moments;
 }
 
 std::vector<OptimizerMoments::Moment> OptimizerMoments::all() const {
     std::vector<Moment> moments;
-    for (const Kept& kept : kept_) moments.push_back({kept.name, kept.values, kept.format});
+    for (const Kept& kept : kept_) moments.push_back({kept.name, kept.values});
     return moments;
 }
 

@@ -17,25 +17,18 @@ public:
 
     // Adds a moment before allocate() and returns its index. `regions` gives a region of each unit, which begins and
     // ends between tensors. Several moments of one name are the same moment for different regions.
-    size_t add(const char* name, std::vector<ShardLayout::Part> regions, MomentFormat format = MomentFormat::fp32);
-    size_t add_everywhere(const char* name, MomentFormat format = MomentFormat::fp32);
+    size_t add(const char* name, std::vector<ShardLayout::Part> regions, StateFormat format = StateFormat::fp32);
+    size_t add_everywhere(const char* name, StateFormat format = StateFormat::fp32);
 
     size_t bytes() const { return arena_.bytes(); }  // the same on every rank
     void allocate(stream_t stream);                  // moments start at 0
 
-    // Address of the moment of the element at `position` in the unit; this rank must hold it. T is float or bf16,
-    // matching the moment's format.
-    template <class T>
-    T* at(size_t moment, size_t unit, size_t position) const {
-        if (sizeof(T) != bytes_of(kept_[moment].format))
-            throw Error(ExitCode::failure, "moment {} has another format", kept_[moment].name);
-        return reinterpret_cast<T*>(place(moment, unit, position));
-    }
+    // A moment from the element at `position` in the unit on, which this rank must hold.
+    StateArray at(size_t moment, size_t unit, size_t position) const;
 
     struct Moment {
         const char* name;
-        void* values;
-        MomentFormat format;
+        StateArray values;
     };
     // The moments of a tensor from `position` of the unit on, which this rank must hold.
     std::vector<Moment> of(size_t unit, const ParameterTensor& tensor, size_t position) const;
@@ -46,11 +39,9 @@ private:
         const char* name;
         std::vector<ShardLayout::Part> regions;
         std::vector<size_t> index;  // where each unit's part begins in `values`
-        MomentFormat format;
         size_t count = 0;
-        char* values = nullptr;
+        StateArray values = {};
     };
-    char* place(size_t moment, size_t unit, size_t position) const;
 
     const ShardLayout layout_;
     Arena arena_;

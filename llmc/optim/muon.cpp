@@ -302,12 +302,12 @@ void Muon<Real>::find_directions(const Round& round, const OptimizerMoments& mom
         size_t at = 0;
         for (const Piece& piece : round.held) {
             const size_t unit = matrices_[piece.matrix].unit;
-            const float* const gradient = gradients_.slice(unit) + piece.begin - layout_.slice(unit).begin;
-            ring.update({{moments.at<float>(moment, unit, piece.begin), sizeof(float)}}, piece.count, stream,
-                        [&](const StateRing::Slice& slice) {
-                            muon_momentum(slice.at<float>(0), held_ + at + slice.begin, gradient + slice.begin,
-                                          slice.count, config_.muon.momentum, config_.muon.nesterov, state, stream);
-                        });
+            const StateArray gradient = gradients_.slice(unit).from(piece.begin - layout_.slice(unit).begin);
+            ring.update(
+                {moments.at(moment, unit, piece.begin)}, piece.count, stream, [&](const StateRing::Slice& slice) {
+                    muon_momentum(slice[0].template as<float>(), held_ + at + slice.begin, gradient.from(slice.begin),
+                                  slice.count, config_.muon.momentum, config_.muon.nesterov, state, stream);
+                });
             at += padded(piece.count);
         }
     }
@@ -394,11 +394,10 @@ void Muon<Real>::apply(const Round& round, StateRing& ring, const StepState* sta
             if (range.begin <= begin && begin < range.begin + range.count) fp8 = range.fp8;
         const MuonUpdate update{muon_scale(config_.muon.scale, m.rows, m.columns), config_.muon.weight_decay,
                                 config_.muon.cautious_decay};
-        ring.update({{weights_.slice(m.unit, begin).master, sizeof(float)}}, piece.count, stream,
-                    [&](const StateRing::Slice& slice) {
-                        muon_update(slice.at<float>(0), weights_.slice(m.unit, begin + slice.begin).working, fp8,
-                                    held_ + at + slice.begin, slice.count, update, state, stream);
-                    });
+        ring.update({weights_.slice(m.unit, begin).master}, piece.count, stream, [&](const StateRing::Slice& slice) {
+            muon_update(slice[0], weights_.slice(m.unit, begin + slice.begin).working, fp8, held_ + at + slice.begin,
+                        slice.count, update, state, stream, config_.rounding(m.unit, piece.begin + slice.begin));
+        });
         at += padded(piece.count);
     }
 }

@@ -29,7 +29,7 @@ Optimizer<Real>::Optimizer(const OptimizerSetup& setup, Weights<Real>& weights, 
         arena_.plan(&group_states_, kRateGroups);
     } else if (setup_.optimizer.kind == OptimizerKind::adamw) {
         m_ = moments_.add_everywhere("m", setup_.optimizer.adam_moments);
-        v_ = moments_.add_everywhere("v", setup_.optimizer.adam_moments);
+        v_ = moments_.add_everywhere("v", setup_.optimizer.second_moments());
     } else if (!keeps_none) {
         m_ = moments_.add_everywhere("m");
     }
@@ -41,7 +41,7 @@ Optimizer<Real>::Optimizer(const OptimizerSetup& setup, Weights<Real>& weights, 
         arena_.plan(&workspace_, layout.comm().template all_reduce_workspace<double>(partial_count_));
 }
 
-// Muon's momentum is always FP32. If AdamW's moments are BF16, "m" therefore consists of two arrays.
+// Muon's momentum is always FP32. If AdamW's moments are not, "m" therefore consists of two arrays.
 template <class Real>
 void Optimizer<Real>::add_muon_moments() {
     const ParameterTable& table = weights_.table();
@@ -51,13 +51,13 @@ void Optimizer<Real>::add_muon_moments() {
         matrices.push_back({0, count});
         rest.push_back({count, table.unit(u).count - count});
     }
-    if (setup_.optimizer.adam_moments == MomentFormat::fp32) {
+    if (setup_.optimizer.adam_moments == StateFormat::fp32) {
         muon_m_ = m_ = moments_.add_everywhere("m");
     } else {
         muon_m_ = moments_.add("m", std::move(matrices));
         m_ = moments_.add("m", rest, setup_.optimizer.adam_moments);
     }
-    v_ = moments_.add("v", std::move(rest), setup_.optimizer.adam_moments);
+    v_ = moments_.add("v", std::move(rest), setup_.optimizer.second_moments());
 }
 
 template <class Real>
@@ -116,19 +116,13 @@ template <class Real>
 void Optimizer<Real>::update_adamw(size_t unit, Fp8State* fp8, ShardLayout::Part part, size_t decayed,
                                    const StepState* state, stream_t stream) {
     const size_t at = part.begin - weights_.layout().slice(unit).begin;
-    const auto update = [&]<class Moment>(Moment* m, Moment* v) {
-        const StateRing::Array master{weights_.slice(unit, at).master, sizeof(float)};
-        ring_.update({master, {m, sizeof *m}, {v, sizeof *v}}, part.count, stream, [&](const StateRing::Slice& slice) {
-            adamw_update(slice.at<float>(0), slice.at<Moment>(1), slice.at<Moment>(2),
-                         weights_.slice(unit, at + slice.begin).working, fp8, gradients_.slice(unit) + at + slice.begin,
-                         slice.count, slice.of_first(decayed), setup_.adamw, state, stream,
-                         {mix64(setup_.optimizer.rounding_seed) + unit, part.begin + slice.begin});
+    ring_.update(
+        {weights_.slice(unit, at).master, moments_.at(m_, unit, part.begin), moments_.at(v_, unit, part.begin)},
+        part.count, stream, [&](const StateRing::Slice& slice) {
+            adamw_update(slice[0], slice[1], slice[2], weights_.slice(unit, at + slice.begin).working, fp8,
+                         gradients_.slice(unit).from(at + slice.begin), slice.count, slice.of_first(decayed),
+                         setup_.adamw, state, stream, setup_.optimizer.rounding(unit, part.begin + slice.begin));
         });
-    };
-    if (setup_.optimizer.adam_moments == MomentFormat::bf16)
-        update(moments_.at<bf16>(m_, unit, part.begin), moments_.at<bf16>(v_, unit, part.begin));
-    else
-        update(moments_.at<float>(m_, unit, part.begin), moments_.at<float>(v_, unit, part.begin));
 }
 
 // Updates this rank's slice of a unit, range by range.
@@ -142,15 +136,14 @@ void Optimizer<Real>::update_unit(size_t unit, stream_t stream) {
             update_adamw(unit, range.fp8, {begin + range.begin, range.count}, range.decay_count, state_, stream);
             continue;
         }
-        float* const moment = keeps_moment ? moments_.at<float>(m_, unit, begin + range.begin) : nullptr;
-        float* const master = weights_.slice(unit, range.begin).master;
-        ring_.update({{master, sizeof *master}, {moment, sizeof *moment}}, range.count, stream,
+        const StateArray moment = keeps_moment ? moments_.at(m_, unit, begin + range.begin) : StateArray();
+        ring_.update({weights_.slice(unit, range.begin).master, moment}, range.count, stream,
                      [&](const StateRing::Slice& slice) {
                          const size_t at = range.begin + slice.begin;
                          const auto update = [&](auto&& launch, const auto& config) {
-                             launch(slice.at<float>(0), slice.at<float>(1), weights_.slice(unit, at).working, range.fp8,
-                                    gradients_.slice(unit) + at, slice.count, slice.of_first(range.decay_count), config,
-                                    state_, stream);
+                             launch(slice[0], slice[1].as<float>(), weights_.slice(unit, at).working, range.fp8,
+                                    gradients_.slice(unit).from(at), slice.count, slice.of_first(range.decay_count),
+                                    config, state_, stream, setup_.optimizer.rounding(unit, begin + at));
                          };
                          is_lion ? update(lion_update<Real>, setup_.optimizer.lion)
                                  : update(sgd_update<Real>, setup_.optimizer.sgd);
@@ -238,7 +231,7 @@ void Clipping::apply(const float* loss_scale, stream_t stream) {
     if (kind_ == ClipKind::tensor) return clip_tensors(loss_scale, stream);
     const ShardLayout& layout = gradients_.layout();
     for (size_t u = 0; u < layout.units(); u++)
-        clip_values(gradients_.slice(u), layout.slice(u).count, clip_, loss_scale, stream);
+        clip_values(gradients_.slice(u).as<float>(), layout.slice(u).count, clip_, loss_scale, stream);
 }
 
 void Clipping::clip_tensors(const float* loss_scale, stream_t stream) {
@@ -247,7 +240,7 @@ void Clipping::clip_tensors(const float* loss_scale, stream_t stream) {
     for_each_tensor([&](size_t unit, const ParameterTensor& tensor, size_t number) {
         const ShardLayout::Part share = layout.share(unit), part = ShardLayout::overlap(share, tensor);
         if (part.count == 0) return;
-        global_norm_partials(partials_, gradients_.share(unit) + part.begin - share.begin, part.count, stream);
+        global_norm_partials(partials_, gradients_.share(unit).from(part.begin - share.begin), part.count, stream);
         add_partials(squares_ + number, partials_, global_norm_blocks(part.count), stream);
     });
     if (layout.comm().world() > 1) {
@@ -257,7 +250,8 @@ void Clipping::clip_tensors(const float* loss_scale, stream_t stream) {
     clip_factors(factors_, squares_, tensors_, clip_, loss_scale, stream);
     for_each_tensor([&](size_t unit, const ParameterTensor& tensor, size_t number) {
         const ShardLayout::Part slice = layout.slice(unit), part = ShardLayout::overlap(slice, tensor);
-        scale_gradient(gradients_.slice(unit) + part.begin - slice.begin, part.count, factors_ + number, stream);
+        scale_gradient(gradients_.slice(unit).from(part.begin - slice.begin).as<float>(), part.count, factors_ + number,
+                       stream);
     });
 }
 

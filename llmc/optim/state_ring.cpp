@@ -10,7 +10,10 @@ StateRing::StateRing(const ShardLayout& layout, size_t slice_elements) : offload
     size_t most = 0;
     for (size_t u = 0; u < layout.units(); u++) most = std::max(most, layout.slice(u).count);
     slice_elements_ = std::min(slice_elements, round_up(most, size_t{64}));
-    for (Slot& slot : slots_) arena_.plan(&slot.memory, kMostArrays * slice_elements_ * sizeof(float));
+    for (Slot& slot : slots_) {
+        arena_.plan(&slot.memory, kMostArrays * slice_elements_ * sizeof(float));
+        arena_.plan(&slot.scales, kMostArrays * slice_elements_ / kStateGroup);
+    }
 }
 
 void StateRing::allocate(stream_t stream) {
@@ -35,6 +38,13 @@ StateRing::~StateRing() {
     for (const Slot& slot : slots_) destroy(slot.arrived), destroy(slot.updated), destroy(slot.free);
 }
 
+// Copies `count` elements with their scales.
+static void copy_state(const StateArray& to, const StateArray& from, size_t count, stream_t stream) {
+    if (!from.values) return;
+    copy_on_device(to.values, from.values, count * bytes_of(from.format), stream);
+    if (from.scales) copy_on_device(to.scales, from.scales, div_up(count, kStateGroup) * sizeof(float), stream);
+}
+
 StateRing::Slice StateRing::bring(Arrays arrays, size_t begin, size_t count, stream_t stream) {
     const Slot& slot = slots_[next_ % kSlots];
     if (next_ == 0) wait(to_device_, all_back_);
@@ -43,12 +53,12 @@ StateRing::Slice StateRing::bring(Arrays arrays, size_t begin, size_t count, str
     {
         const ProfileRange range("state to the device", to_device_);
         size_t i = 0;
-        for (const auto& [values, element_bytes] : arrays) {
-            void* const to = slot.memory + i * slice_elements_ * sizeof(float);
-            if (values)
-                copy_on_device(to, static_cast<char*>(values) + begin * element_bytes, count * element_bytes,
-                               to_device_);
-            slice.values[i++] = values ? to : nullptr;
+        for (const StateArray& array : arrays) {
+            StateArray& here = slice.arrays[i];
+            if (array.values) here = {slot.memory + i * slice_elements_ * sizeof(float), array.format};
+            if (array.scales) here.scales = slot.scales + i * slice_elements_ / kStateGroup;
+            copy_state(here, array.from(begin), count, to_device_);
+            i++;
         }
     }
     record(slot.arrived, to_device_);
@@ -63,12 +73,7 @@ void StateRing::send_back(Arrays arrays, const Slice& slice, stream_t stream) {
     {
         const ProfileRange range("state to the host", to_host_);
         size_t i = 0;
-        for (const auto& [values, element_bytes] : arrays) {
-            const void* const from = slice.values[i++];
-            if (!values) continue;
-            copy_on_device(static_cast<char*>(values) + slice.begin * element_bytes, from, slice.count * element_bytes,
-                           to_host_);
-        }
+        for (const StateArray& array : arrays) copy_state(array.from(slice.begin), slice[i++], slice.count, to_host_);
     }
     record(slot.free, to_host_);
 }

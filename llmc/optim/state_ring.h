@@ -12,6 +12,7 @@
 #include <array>
 #include <initializer_list>
 
+#include "llmc/kernels/state_array.h"
 #include "llmc/shard/arena.h"
 #include "llmc/shard/layout.h"
 
@@ -31,26 +32,19 @@ public:
     size_t bytes() const { return arena_.bytes(); }  // 0 if the state is in device memory
     void allocate(stream_t stream);                  // after work on `stream` that sets the state
 
-    // An array of the state. `values` is nullptr if there is none.
-    struct Array {
-        void* values;
-        size_t element_bytes;
-    };
     // Elements [begin, begin + count) of a range, with the device addresses of its arrays there.
     struct Slice {
         size_t begin, count;
-        std::array<void*, kMostArrays> values;
-        template <class T>
-        T* at(size_t array) const {
-            return static_cast<T*>(values[array]);
-        }
+        std::array<StateArray, kMostArrays> arrays;
+        const StateArray& operator[](size_t array) const { return arrays[array]; }
         // How many of the range's first `n` elements are here.
         size_t of_first(size_t n) const { return std::clamp(n, begin, begin + count) - begin; }
     };
-    // Calls update(slice) for consecutive slices of `count` elements. Its work on `stream` may read and write the
-    // slice's arrays.
+    // Calls update(slice) for consecutive slices of `count` elements of the arrays, of which one may be empty. Its work
+    // on `stream` may read and write the slice's arrays.
+    using Arrays = std::initializer_list<StateArray>;
     template <class Update>
-    void update(std::initializer_list<Array> arrays, size_t count, stream_t stream, Update&& update);
+    void update(Arrays arrays, size_t count, stream_t stream, Update&& update);
     // Call at the end of a step: later work of the stream sees the updated state.
     void finish(stream_t stream);
 
@@ -60,10 +54,10 @@ public:
 
 private:
     struct Slot {
-        char* memory = nullptr;
+        char* memory = nullptr;   // for the values of kMostArrays arrays
+        float* scales = nullptr;  // for their scales
         event_t arrived = nullptr, updated = nullptr, free = nullptr;
     };
-    using Arrays = std::initializer_list<Array>;
     Slice bring(Arrays arrays, size_t begin, size_t count, stream_t stream);
     void send_back(Arrays arrays, const Slice& slice, stream_t stream);
 
@@ -77,10 +71,10 @@ private:
 };
 
 template <class Update>
-void StateRing::update(std::initializer_list<Array> arrays, size_t count, stream_t stream, Update&& update) {
+void StateRing::update(Arrays arrays, size_t count, stream_t stream, Update&& update) {
     if (!offloaded_) {
         Slice all{0, count, {}};
-        std::transform(arrays.begin(), arrays.end(), all.values.begin(), [](const Array& a) { return a.values; });
+        std::copy(arrays.begin(), arrays.end(), all.arrays.begin());
         return update(all);
     }
     for (size_t begin = 0; begin < count; begin += slice_elements_) {

@@ -62,10 +62,14 @@ std::string memory_section(const PlannedRun& run, const MemoryByKind& m, size_t 
     text += row("gradients", format_bytes(m.gradients),
                 config.sharding.wire == Wire::fp8 && run.ranks > 1
                     ? "with the residuals of --reduce fp8: 2 bytes per parameter on every rank"
-                    : "");
-    text += row(
-        "optimizer", format_bytes(m.optimizer),
-        std::string(word_of(optimizer.kind)) + (optimizer.adam_moments == MomentFormat::bf16 ? ", moments BF16" : ""));
+                : config.sharding.gradients == StateFormat::bf16 ? "sums BF16, four units of a micro-step FP32"
+                                                                 : "");
+    text +=
+        row("optimizer", format_bytes(m.optimizer),
+            std::string(word_of(optimizer.kind)) + (optimizer.masters == StateFormat::bf16 ? ", masters BF16" : "") +
+                (optimizer.adam_moments == StateFormat::fp8    ? ", moments FP8 and BF16"
+                 : optimizer.adam_moments == StateFormat::bf16 ? ", moments BF16"
+                                                               : ""));
     text += row("activations", format_bytes(m.activations),
                 fmt::format("-b {}, -r {}", config.batch, word_of(config.recompute)));
     text += row("workspace", format_bytes(m.workspace));
@@ -161,9 +165,10 @@ void check_memory(const MemoryByKind& needed, size_t reserve, size_t available, 
     const std::string libraries = reserve > 0 ? ", libraries (estimated) " + format_bytes(reserve) : "";
     const char* advice =
         fixed > available
-            ? "the model's own state is too large for any -b: share it among more ranks with -z 3, halve AdamW's with "
-              "--adam-moments bf16, keep it in host memory with --offload optimizer, or use a smaller model or "
-              "a larger device"
+            ? "the model's own state is too large for any -b: share it among more ranks with -z 3, halve it with "
+              "--adam-moments bf16, --master bf16 and --gradients bf16, keep it in host memory with --offload "
+              "optimizer, "
+              "or use a smaller model or a larger device"
             : "reduce -b, or leave -r at auto";
     throw Error(
         ExitCode::no_resources,

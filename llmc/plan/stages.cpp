@@ -92,7 +92,8 @@ Sent sent_in_step(const ShardLayout& layout, int micro_steps, size_t element) {
         if (layout.stage() == 3 && u > 0 && u + 1 < blocks) gathers += micro_steps;
         add(sent.weights, gathers, others * ((fp8 > 0 ? slice : 0) + (slice - fp8) * static_cast<double>(element)));
         add(sent.gradients, sent.backwards, others * wire_bytes(layout.summed(u).count, sharding.wire));
-        if (!layout.is_sliced()) add(sent.gradients, 1, others * slice * sizeof(float));
+        if (!layout.is_sliced())
+            add(sent.gradients, 1, others * slice * static_cast<double>(bytes_of(sharding.gradients)));
         if (groups == 1) continue;
         add(sent.between_groups, 1, share * wire_bytes(1, layout.wire_between_groups()));
         add(sent.between_groups, 1, share * sizeof(float));

@@ -63,13 +63,15 @@ constexpr double kEmbedding = 26;        // embedding forward, wte and wpe backw
 constexpr double kKernelsPerLayer = 20;  // launches besides the matmuls, in a micro-step
 
 // Bytes per parameter in an optimizer step: the gradient is read twice (norm, update), the master is read and written,
-// the BF16 copy is written, and a moment is read and written. AdamW has a second moment; in BF16 both are half as
-// large. Muon writes and reads its directions twice in BF16.
-double optimizer_bytes(const OptimizerConfig& optimizer) {
-    if (optimizer.kind == OptimizerKind::adamw && optimizer.adam_moments == MomentFormat::bf16)
-        return 4 + 4 + 8 + 2 + 2 * 4;
-    const bool one_moment = optimizer.kind == OptimizerKind::lion || optimizer.kind == OptimizerKind::sgd;
-    return 4 + 4 + 8 + 2 + 8 + (one_moment ? 0 : 8);
+// the BF16 copy is written unless the master is one, and a moment is read and written. AdamW has a second moment. Muon
+// writes and reads its directions twice in BF16.
+double optimizer_bytes(const OptimizerConfig& optimizer, StateFormat gradients) {
+    const double masters = optimizer.masters == StateFormat::bf16 ? 2 * 2 : 2 * 4 + 2;
+    double moments = 2 * 4;
+    if (optimizer.kind == OptimizerKind::adamw)
+        moments = 2.0 * static_cast<double>(bytes_of(optimizer.adam_moments) + bytes_of(optimizer.second_moments()));
+    if (is_muon(optimizer.kind)) moments = 2 * 2 * 4;
+    return 2.0 * static_cast<double>(bytes_of(gradients)) + masters + moments;
 }
 // Bytes of master and moments per parameter. Muon's matrices have one moment, and the rest counts as they do.
 double state_bytes(const OptimizerConfig& optimizer) {
@@ -241,16 +243,18 @@ StepTime step_time(const PlannedRun& run, Precision precision, int slices) {
     if (config.recompute == Recompute::gelu || norms) heavy += time.element_wise(L * N * bytes.activation_forward);
     if (norms) heavy += time.element_wise(L * N * 2 * C * kNormAgain);
     if (again) heavy += light;
+    if (config.sharding.gradients != StateFormat::fp32)  // reads a gradient, and reads and writes its sum
+        heavy += time.element_wise(static_cast<double>(model.padded_parameters()) * (4 + 2 * 2) / slices);
     const double rest = time.element_wise(N * (kLogits * model.padded_vocab() + C * kEmbedding));
 
     StepTime t;
     t.products = micro_steps * ((1 + again) * forward + backward + head_time);
     t.attention = micro_steps * ((1 + again) * attention.forward + attention.backward);
     t.elementwise = micro_steps * (light + heavy + rest);
-    t.optimizer =
-        time.element_wise((static_cast<double>(model.padded_parameters()) * optimizer_bytes(config.optimizer) +
-                           fp8_weights * kQuantizeWeight) /
-                          slices);
+    t.optimizer = time.element_wise(
+        (static_cast<double>(model.padded_parameters()) * optimizer_bytes(config.optimizer, config.sharding.gradients) +
+         fp8_weights * kQuantizeWeight) /
+        slices);
     const int sharing =
         config.sharding.within > 0 ? config.sharding.within : run.ranks;  // Muon's matrices, in every stage
     if (is_muon(config.optimizer.kind)) {

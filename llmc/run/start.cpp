@@ -199,7 +199,8 @@ void compare_configurations(const Options& o, Resumed& resumed) {
         if (!then.contains(name)) then[name] = false;
     if (!then.contains("batch-schedule")) then["batch-schedule"] = "off";
     if (!then.contains("seq-schedule")) then["seq-schedule"] = "off";
-    if (!then.contains("adam-moments")) then["adam-moments"] = "fp32";
+    for (const char* name : {"master", "gradients", "adam-moments"})
+        if (!then.contains(name)) then[name] = "fp32";
     if (!then.contains("clip-kind")) then["clip-kind"] = "norm";
     const Json no_model, model_then = resumed.checkpoint->manifest().run.value("model", no_model);
     const Json model_now = o.model_config.architecture == &kGpt2 ? no_model : model_json(o.model_config);

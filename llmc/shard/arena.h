@@ -15,6 +15,7 @@
 
 #include "llmc/device/math.cuh"
 #include "llmc/device/runtime.h"
+#include "llmc/kernels/state_array.h"
 
 namespace llmc {
 
@@ -50,6 +51,11 @@ public:
     void plan(T** pointer, size_t count) {
         slots_.push_back({reinterpret_cast<void**>(pointer), bytes_});
         bytes_ += aligned(count * sizeof(T));
+    }
+    // `count` values of the array's format, with their scales.
+    void plan(StateArray* array, size_t count) {
+        plan(reinterpret_cast<char**>(&array->values), count * bytes_of(array->format));
+        if (array->format == StateFormat::fp8) plan(&array->scales, div_up(count, kStateGroup));
     }
     // All pointers planned under one name share memory, as large as the largest of them needs.
     template <class T>

@@ -4,12 +4,15 @@
 #include <algorithm>
 
 #include "llmc/comm/comm.h"
-#include "llmc/device/transfer.h"
+#include "llmc/kernels/elementwise.h"
+#include "llmc/shard/state_values.h"
 
 namespace llmc {
 
 Gradients::Gradients(const ShardLayout& layout)
-    : layout_(layout), acquired_(ShardLayout::kSlots, ShardLayout::kNoUnit) {
+    : layout_(layout),
+      kept_(nullptr, layout.sharding().gradients),
+      acquired_(ShardLayout::kSlots, ShardLayout::kNoUnit) {
     for (const Unit& unit : layout_.table().units()) names_.push_back("reduce " + unit.name);
     plan();
 }
@@ -26,9 +29,11 @@ void Gradients::plan() {
         const Comm part = Comm::planned(static_cast<int>(ranks), comm.name(), comm.reduce_order());
         return part.reduce_scatter_workspace(count, wire, accumulate);
     };
+    const bool rounds = kept_.format != StateFormat::fp32;
+    if (rounds && !adds_by_rank()) arena_.plan(&summed_, largest);
     arena_.plan(
         &workspace_,
-        std::max(workspace(layout_.group_size(), largest, layout_.sharding().wire, !layout_.accumulates()),
+        std::max(workspace(layout_.group_size(), largest, layout_.sharding().wire, !layout_.accumulates() && !rounds),
                  workspace(layout_.groups(), largest / layout_.groups(), layout_.wire_between_groups(), false)));
     if (residual_count() > 0) arena_.plan(&residuals_, residual_count());
 }
@@ -40,7 +45,7 @@ size_t Gradients::residual_count() const {
 
 void Gradients::allocate(stream_t stream) {
     arena_.allocate();
-    set_bytes(kept_, 0, kept() * sizeof(float), stream);
+    set_bytes(kept_.values, 0, kept() * bytes_of(kept_.format), stream);
     const Comm& comm = layout_.comm();
     if (comm.world() == 1 && layout_.accumulates()) return;
     const int group = static_cast<int>(layout_.group_size());
@@ -67,13 +72,14 @@ Gradients::~Gradients() {
 
 // The memory to which the model writes a unit's gradient.
 float* Gradients::whole(size_t unit) const {
-    return layout_.accumulates() ? kept_ + layout_.table().unit(unit).begin : slots_[layout_.slot_of(unit)].memory;
+    if (!layout_.accumulates()) return slots_[layout_.slot_of(unit)].memory;
+    return kept_.as<float>() + layout_.table().unit(unit).begin;
 }
 
 // The sums of a part of a unit that lies in this rank's slice.
-float* Gradients::sums(size_t unit, const ShardLayout::Part& part) const {
+StateArray Gradients::sums(size_t unit, const ShardLayout::Part& part) const {
     if (layout_.accumulates()) return whole(unit) + part.begin;
-    return kept_ + layout_.slice_index(unit) + part.begin - layout_.slice(unit).begin;
+    return kept_.from(layout_.slice_index(unit) + part.begin - layout_.slice(unit).begin);
 }
 
 void Gradients::acquire(size_t unit, stream_t stream) {
@@ -105,17 +111,43 @@ void Gradients::reduce(size_t unit, stream_t stream) {
     const bool accumulates = layout_.accumulates();
     if (accumulates && (layout_.comm().world() == 1 || !last_)) return;
     const ShardLayout::Part part = layout_.summed(unit);
-    float* sum = sums(unit, part);
+    const StateArray sum = sums(unit, part);
     record(computed_, stream);
     wait(reduce_stream_, computed_);
     const CommRange range(names_[unit].c_str(), comm_, reduce_stream_);
-    comm_.reduce_scatter(sum, whole(unit), part.count, layout_.sharding().wire, !accumulates && !first_, workspace_,
-                         reduce_stream_, feedback(unit));
+    if (sum.format == StateFormat::fp32)
+        comm_.reduce_scatter(sum.as<float>(), whole(unit), part.count, layout_.sharding().wire, !accumulates && !first_,
+                             workspace_, reduce_stream_, feedback(unit));
+    else
+        add_rounded(unit);
     if (!accumulates) record(slots_[slot].reduced, reduce_stream_);
     if (layout_.groups() > 1 && last_) sum_over_groups(unit);
     if (!layout_.is_sliced() && last_)
-        comm_.all_gather(sum - part.begin, sum, part.count * sizeof(float), reduce_stream_);
+        comm_.all_gather(sums(unit, layout_.slice(unit)).values, sum.values, part.count * bytes_of(sum.format),
+                         reduce_stream_);
     record(reduced_, reduce_stream_);
+}
+
+bool Gradients::adds_by_rank() const {
+    return layout_.comm().reduce_order() == ReduceOrder::rank && layout_.sharding().wire == Wire::fp32;
+}
+
+// Adds a micro-step's gradients to this rank's sums in BF16.
+void Gradients::add_rounded(size_t unit) {
+    const ShardLayout::Part part = layout_.summed(unit);
+    const float* pieces = whole(unit);
+    int added = 1;
+    if (comm_.world() > 1 && adds_by_rank()) {
+        pieces = reinterpret_cast<float*>(workspace_);
+        added = comm_.world();
+        comm_.all_to_all(workspace_, whole(unit), part.count * sizeof(float), reduce_stream_);
+    } else if (comm_.world() > 1) {
+        pieces = summed_;
+        comm_.reduce_scatter(summed_, whole(unit), part.count, layout_.sharding().wire, false, workspace_,
+                             reduce_stream_, feedback(unit));
+    }
+    add_gradients(sums(unit, part).as<bf16>(), pieces, added, part.count, first_, {rounding_key_ + unit, part.begin},
+                  micro_step_ * added, reduce_stream_);
 }
 
 // The first time that a unit is sent in a step, it looks whether the previous step was skipped. Later times add to
@@ -130,7 +162,7 @@ Feedback Gradients::feedback(size_t unit) const {
 void Gradients::sum_over_groups(size_t unit) {
     const CommRange range("sum over groups", groups_comm_, reduce_stream_);
     const ShardLayout::Part share = layout_.share(unit);
-    float *sum = sums(unit, layout_.summed(unit)), *mine = sums(unit, share);
+    float *const sum = sums(unit, layout_.summed(unit)).as<float>(), *const mine = sums(unit, share).as<float>();
     groups_comm_.reduce_scatter(mine, sum, share.count, layout_.wire_between_groups(), false, workspace_,
                                 reduce_stream_);
     groups_comm_.all_gather(sum, mine, share.count * sizeof(float), reduce_stream_);
@@ -144,7 +176,7 @@ std::vector<float> Gradients::get_gradient(size_t unit, size_t tensor, stream_t 
     if (reduced_) wait(stream, reduced_);
     if (layout_.is_sliced()) return layout_.download(comm_, slice(unit), unit, tensor, stream);
     const ParameterTensor& info = layout_.table().unit(unit).tensors[tensor];
-    return read_back(slice(unit) + info.offset, info.count(), stream);
+    return read_state(slice(unit).from(info.offset), info.count(), stream);
 }
 
 }  // namespace llmc

@@ -1,4 +1,4 @@
-// The FP32 gradients, distributed over the ranks as ShardLayout says. The model works on them unit by unit:
+// The gradients, distributed over the ranks as ShardLayout says. The model works on them unit by unit:
 //   acquire(unit)  makes the stream wait until the unit's gradient buffer is free
 //   gradient(...)  returns a pointer into it
 //   reduce(unit)   says that this rank has completed the unit's gradient of this micro-step. The pointer is now
@@ -11,6 +11,11 @@
 // micro-step rank by rank. The loader distributes micro-batches in the same order. So the sums of a step, and the whole
 // run, have the same bits on any number of ranks and in any stage, as long as micro-batches have the same number of
 // rows. (Groups of --shard-within sum by themselves first.)
+//
+// The model writes FP32. With --gradients bf16 it writes a micro-step's gradient to one of four buffers for a unit, and
+// the sums over micro-steps are BF16 (add_gradients()). In ReduceOrder::rank, unless gradients travel in a narrower
+// format, each micro-batch is added by itself and the sum rounded, so that a run has the same bits on any number of
+// ranks. Otherwise a micro-step's gradient is first summed over the ranks in FP32.
 //
 // With Wire::fp8, a rank keeps what its casts lost (Feedback): a BF16 residual for each element of the table in every
 // stage, because it sends its whole gradient. Residuals are part of a run's state. A skipped step discards them. If
@@ -36,8 +41,11 @@ public:
 
     const ShardLayout& layout() const { return layout_; }
 
+    // Call before a step with sums in BF16: a function of the run's seed and of the step.
+    void begin_step(uint64_t rounding_key) { rounding_key_ = rounding_key; }
     // Call before each micro-step. `first`, `last`: its place in the step.
     void begin_micro_step(bool first, bool last) {
+        micro_step_ = first ? 0 : micro_step_ + 1;
         first_ = first;
         last_ = last;
     }
@@ -63,9 +71,8 @@ public:
 
     // The sums of the part of a unit that this rank updates (ShardLayout::slice()), and of its share
     // (ShardLayout::share()), for the norm. Shares are the same in every stage, so the norm has the same bits.
-    const float* slice(size_t unit) const { return sums(unit, layout_.slice(unit)); }
-    float* slice(size_t unit) { return sums(unit, layout_.slice(unit)); }
-    const float* share(size_t unit) const { return sums(unit, layout_.share(unit)); }
+    StateArray slice(size_t unit) const { return sums(unit, layout_.slice(unit)); }
+    StateArray share(size_t unit) const { return sums(unit, layout_.share(unit)); }
 
     // The stream on which gradients travel, null on one rank, and the bytes sent to other ranks by operation: within
     // this rank's group, and between groups.
@@ -88,17 +95,22 @@ private:
     size_t kept() const { return layout_.accumulates() ? layout_.table().count() : layout_.slice_total(); }
     float* whole(size_t unit) const;
     Feedback feedback(size_t unit) const;
-    float* sums(size_t unit, const ShardLayout::Part& part) const;
+    StateArray sums(size_t unit, const ShardLayout::Part& part) const;
+    bool adds_by_rank() const;
+    void add_rounded(size_t unit);
     void sum_over_groups(size_t unit);
 
     const ShardLayout layout_;
     // Within this rank's group, and between the ranks that have the same slice in each group.
     Comm comm_ = Comm::self(), groups_comm_ = Comm::self();
     Arena arena_{MemoryKind::gradients};
-    float* kept_ = nullptr;  // all units if the model accumulates in place; otherwise sums of this rank's slices
+    StateArray kept_;  // all units if the model accumulates in place; otherwise sums of this rank's slices
     std::vector<Slot> slots_;
     std::vector<size_t> acquired_;  // by slot, in every stage: the unit that is acquired and not reduced
     char* workspace_ = nullptr;     // workspace of reduce_scatter
+    float* summed_ = nullptr;       // a micro-step's sum over the ranks, if sums are BF16
+    uint64_t rounding_key_ = 0;
+    int64_t micro_step_ = 0;
     bf16* residuals_ = nullptr;
     const float* loss_scale_ = nullptr;
     const int32_t* skips_ = nullptr;

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "llmc/device/transfer.h"
+#include "llmc/shard/state_values.h"
 
 namespace llmc {
 namespace {
@@ -21,6 +21,11 @@ int group_size_of(const Sharding& sharding, int world) {
                     sharding.within, world, world == 1 ? "rank" : "ranks");
     if (sharding.stage == 0 && world > 1)
         throw Error(ExitCode::bad_flags, "--shard-within {}: --zero 0 shards nothing; use --zero 1, 2 or 3",
+                    sharding.within);
+    if (sharding.gradients != StateFormat::fp32 && sharding.within < world)
+        throw Error(ExitCode::bad_flags,
+                    "--shard-within {} sums the sums of groups, and --gradients bf16 would round them once more; leave "
+                    "one of them out",
                     sharding.within);
     return sharding.within;
 }
@@ -70,10 +75,10 @@ size_t ShardLayout::slot_count(size_t slot) const {
     return count;
 }
 
-std::vector<float> ShardLayout::download(const Comm& group, const float* part, size_t unit, size_t tensor,
+std::vector<float> ShardLayout::download(const Comm& group, const StateArray& part, size_t unit, size_t tensor,
                                          stream_t stream) const {
     const size_t count = table().unit(unit).count;
-    const std::vector<float> mine = read_back(part, count / static_cast<size_t>(group.world()), stream);
+    const std::vector<float> mine = read_state(part, count / static_cast<size_t>(group.world()), stream);
     std::vector<float> all(count);
     group.host_all_gather(all.data(), mine.data(), mine.size() * sizeof(float));
     const ParameterTensor& info = table().unit(unit).tensors[tensor];

@@ -15,15 +15,17 @@
 #include <vector>
 
 #include "llmc/comm/comm.h"
+#include "llmc/kernels/state_array.h"
 #include "llmc/shard/table.h"
 
 namespace llmc {
 
 struct Sharding {
-    int stage = 0;               // --zero; always 0 with one rank
-    int within = 0;              // --shard-within: number of neighbouring ranks that share a set of slices; 0: all
-    Wire wire = Wire::fp32;      // --reduce: the format in which gradients travel
-    bool offload_state = false;  // --offload optimizer: masters and moments are in host memory
+    int stage = 0;                              // --zero; always 0 with one rank
+    int within = 0;                             // --shard-within: neighbouring ranks that share slices; 0: all
+    Wire wire = Wire::fp32;                     // --reduce: the format in which gradients travel
+    StateFormat gradients = StateFormat::fp32;  // --gradients: the format of the sums of a step's gradients
+    bool offload_state = false;                 // --offload optimizer: masters and moments are in host memory
 };
 
 // Can be copied: Weights and Gradients each have one. The table must outlive them.
@@ -42,7 +44,9 @@ public:
     // True if a unit's weights stay whole on this rank after Weights::release().
     bool keeps_whole_weights() const { return stage() < 3; }
     // True if the model adds gradients over micro-steps in place. Otherwise every micro-step writes its own.
-    bool accumulates() const { return stage() < 2 && comm_.reduce_order() == ReduceOrder::any; }
+    bool accumulates() const {
+        return stage() < 2 && comm_.reduce_order() == ReduceOrder::any && sharding_.gradients == StateFormat::fp32;
+    }
 
     size_t units() const { return table().units().size(); }
     // Number of ranks that share one set of slices (all ranks in stage 0), and number of such groups.
@@ -79,7 +83,7 @@ public:
 
     // A whole tensor on the host, from the parts of its unit on the ranks of `group`. `part` is this rank's, on the
     // device. A collective.
-    std::vector<float> download(const Comm& group, const float* part, size_t unit, size_t tensor,
+    std::vector<float> download(const Comm& group, const StateArray& part, size_t unit, size_t tensor,
                                 stream_t stream) const;
 
 private:

@@ -7,10 +7,6 @@
 #include "llmc/device/math.cuh"
 
 namespace llmc {
-namespace {
-constexpr size_t kTensorAlignment = 8;  // elements: 16 bytes in bf16, which vector loads and cuBLASLt need
-}  // namespace
-
 size_t ParameterTensor::count() const {
     size_t n = 1;
     for (int extent : shape) n *= static_cast<size_t>(extent);
@@ -25,7 +21,7 @@ size_t Unit::copy_index(size_t element) const {
     return element - without;
 }
 
-ParameterTable::ParameterTable(std::vector<Unit> units, int world) : units_(std::move(units)) {
+ParameterTable::ParameterTable(std::vector<Unit> units, int world, size_t alignment) : units_(std::move(units)) {
     for (Unit& unit : units_) {
         unit.begin = count_;
         size_t at = 0;
@@ -37,7 +33,7 @@ ParameterTable::ParameterTable(std::vector<Unit> units, int world) : units_(std:
             if (!tensor.decay && decaying) unit.decay_count = at;
             decaying = tensor.decay;
             tensor.offset = at;
-            at += round_up(tensor.count(), kTensorAlignment);
+            at += round_up(tensor.count(), alignment);
             parameters_ += tensor.count();
         }
         if (decaying) unit.decay_count = at;

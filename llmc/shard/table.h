@@ -50,8 +50,11 @@ struct Unit {
 
 class ParameterTable {
 public:
-    // Lays out the units for `world` ranks. Tensors of a unit keep their order; those with decay must come first.
-    ParameterTable(std::vector<Unit> units, int world);
+    // Lays out the units for `world` ranks. Tensors of a unit keep their order; those with decay must come first. Each
+    // begins at a multiple of `alignment` elements. The least is 16 bytes in BF16, which vector loads and cuBLASLt
+    // need.
+    static constexpr size_t kTensorAlignment = 8;
+    ParameterTable(std::vector<Unit> units, int world, size_t alignment = kTensorAlignment);
 
     const std::vector<Unit>& units() const { return units_; }
     const Unit& unit(size_t i) const { return units_[i]; }

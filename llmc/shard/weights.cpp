@@ -7,15 +7,30 @@
 #include "llmc/comm/comm.h"
 #include "llmc/device/transfer.h"
 #include "llmc/kernels/elementwise.h"
+#include "llmc/shard/state_values.h"
 
 namespace llmc {
+
+namespace {
+
+// out[i] = inp[i], rounded to nearest if the formats differ.
+template <class To, class From>
+void copy_values(To* out, const From* inp, size_t count, stream_t stream) {
+    if constexpr (std::is_same_v<To, From>)
+        copy_on_device(out, inp, count * sizeof(To), stream);
+    else
+        cast(out, inp, count, stream);
+}
+
+}  // namespace
 
 // ---- memory ---------------------------------------------------------------------------------------------------------
 
 template <class Real>
-Weights<Real>::Weights(const ShardLayout& layout)
+Weights<Real>::Weights(const ShardLayout& layout, StateFormat masters)
     : layout_(layout),
       master_arena_(layout.state_memory()),
+      master_(nullptr, masters),
       gathered_(ShardLayout::kSlots, ShardLayout::kNoUnit),
       ranges_(layout.units()),
       pieces_(layout.units()) {
@@ -78,7 +93,7 @@ void Weights<Real>::allocate(stream_t stream) {
     for (Arena* arena : {&working_arena_, &master_arena_})
         if (arena->bytes() > 0) arena->allocate();
     const size_t shard = layout_.slice_total(), kept = layout_.keeps_whole_weights() ? table().count() : shard;
-    set_bytes(master_, 0, shard * sizeof(float), stream);  // padding stays 0
+    set_bytes(master_.values, 0, shard * bytes_of(master_.format), stream);  // padding stays 0
     if (working_) set_bytes(working_, 0, working_count() * sizeof(Real), stream);
     if (fp8_) set_bytes(fp8_, 0, kept, stream);
     if (layout_.comm().world() == 1) return;
@@ -106,7 +121,7 @@ Weights<Real>::~Weights() {
 
 template <class Real>
 bool Weights<Real>::master_is_working() const {
-    return std::is_same_v<Real, float> && !layout_.is_sliced();
+    return !layout_.is_sliced() && !layout_.sharding().offload_state && bytes_of(master_.format) == sizeof(Real);
 }
 
 template <class Real>
@@ -119,8 +134,7 @@ template <class Real>
 typename Weights<Real>::Whole Weights<Real>::whole(size_t unit) const {
     if (!layout_.keeps_whole_weights()) return slots_[layout_.slot_of(unit)].memory;
     const Unit& u = table().unit(unit);
-    if constexpr (std::is_same_v<Real, float>)
-        if (!working_) return {master_ + u.begin, nullptr};
+    if (master_is_working()) return {master_.as<Real>() + u.begin, nullptr};
     return {working_ + u.copy_begin, fp8_ ? fp8_ + u.begin : nullptr};
 }
 // The working copy of an element that this rank keeps.
@@ -162,9 +176,9 @@ const e4m3* Weights<Real>::fp8_weight(size_t unit, size_t tensor) const {
     return whole(unit).fp8 + table().unit(unit).tensors[tensor].offset;
 }
 template <class Real>
-const float* Weights<Real>::master(size_t unit, size_t tensor) const {
+StateArray Weights<Real>::master(size_t unit, size_t tensor) const {
     if (layout_.is_sliced()) throw Error(ExitCode::failure, "no rank has the whole master weights");
-    return master_ + table().unit(unit).begin + table().unit(unit).tensors[tensor].offset;
+    return master_.from(table().unit(unit).begin + table().unit(unit).tensors[tensor].offset);
 }
 
 // Every rank gives its share and zeros elsewhere. At most one term of each sum is not zero, so no order rounds it.
@@ -173,9 +187,10 @@ void Weights<Real>::collect_master(float* out, size_t unit, size_t tensor, void*
     const ParameterTensor& of = table().unit(unit).tensors[tensor];
     const ShardLayout::Part share = ShardLayout::overlap(layout_.share(unit), of);
     set_bytes(out, 0, of.count() * sizeof(float), stream);
+    const StateArray mine = master_slice(unit).from(share.begin - layout_.slice(unit).begin);
     if (share.count > 0)
-        copy_on_device(out + share.begin - of.offset, master_slice(unit) + share.begin - layout_.slice(unit).begin,
-                       share.count * sizeof(float), stream);
+        mine.typed(
+            [&](const auto* masters) { copy_values(out + share.begin - of.offset, masters, share.count, stream); });
     const CommRange range("collect masters", layout_.comm(), stream);
     layout_.comm().all_reduce(out, of.count(), ReduceOp::sum, workspace, stream);
 }
@@ -186,7 +201,7 @@ typename Weights<Real>::Slice Weights<Real>::slice(size_t unit, size_t at) const
     bool copied = !master_is_working();
     for (const Range& range : ranges_[unit])
         if (range.fp8 && range.begin <= at && at < range.begin + range.count) copied = false;
-    return {master_slice(unit) + at, copied ? working_at(unit, element) : nullptr};
+    return {master_slice(unit).from(at), copied ? working_at(unit, element) : nullptr};
 }
 
 // ---- gathered and sent ----------------------------------------------------------------------------------------------
@@ -303,10 +318,7 @@ void Weights<Real>::cast_slices(stream_t stream) {
         for (const Range& range : ranges_[u]) {
             if (range.fp8) continue;
             const Slice to = slice(u, range.begin);
-            if constexpr (std::is_same_v<Real, float>)
-                copy_on_device(to.working, to.master, range.count * sizeof(float), stream);
-            else
-                cast(to.working, to.master, range.count, stream);
+            to.master.typed([&](const auto* masters) { copy_values(to.working, masters, range.count, stream); });
         }
 }
 
@@ -386,8 +398,10 @@ void Weights<Real>::leave_fp8(size_t unit, size_t tensor, stream_t stream) {
         to_be_cast_ = true;
         return;
     }
-    if constexpr (!std::is_same_v<Real, float>)
-        cast(working_at(unit, info.offset), master(unit, tensor), info.count(), stream);
+    if (!master_is_working())
+        master(unit, tensor).typed([&](const auto* masters) {
+            copy_values(working_at(unit, info.offset), masters, info.count(), stream);
+        });
 }
 
 // ---- host access ----------------------------------------------------------------------------------------------------
@@ -428,21 +442,23 @@ void Weights<Real>::mark_changed(size_t unit, size_t from, size_t count) {
 
 template <class Real>
 void Weights<Real>::write_master(size_t unit, const ShardLayout::Part& part, const float* values, stream_t stream) {
-    float* master = master_slice(unit) + part.begin - layout_.slice(unit).begin;
-    write_through(master, values, part.count, stream);
-    if constexpr (!std::is_same_v<Real, float>)
-        for (const Range& range : ranges_[unit]) {
-            const ShardLayout::Part copied = ShardLayout::overlap(part, {range.begin, range.count});
-            if (layout_.is_sliced() || range.fp8 || copied.count == 0) continue;
-            cast(working_at(unit, copied.begin), master + copied.begin - part.begin, copied.count, stream);
-        }
+    const StateArray master = master_slice(unit).from(part.begin - layout_.slice(unit).begin);
+    write_state(master, values, part.count, stream);
+    if (layout_.is_sliced() || master_is_working()) return;
+    for (const Range& range : ranges_[unit]) {
+        const ShardLayout::Part copied = ShardLayout::overlap(part, {range.begin, range.count});
+        if (range.fp8 || copied.count == 0) continue;
+        master.from(copied.begin - part.begin).typed([&](const auto* masters) {
+            copy_values(working_at(unit, copied.begin), masters, copied.count, stream);
+        });
+    }
 }
 
 template <class Real>
 std::vector<float> Weights<Real>::get_tensor(size_t unit, size_t tensor, stream_t stream) const {
     if (layout_.is_sliced()) return layout_.download(comm_, master_slice(unit), unit, tensor, stream);
     const ParameterTensor& info = table().unit(unit).tensors[tensor];
-    return read_back(master_ + table().unit(unit).begin + info.offset, info.count(), stream);
+    return read_state(master(unit, tensor), info.count(), stream);
 }
 
 template class Weights<float>;

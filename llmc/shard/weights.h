@@ -1,4 +1,4 @@
-// The weights: FP32 masters, which the optimizer updates, and the working copy that the model's kernels read,
+// The weights: FP32 or BF16 masters, which the optimizer updates, and the working copy that the model's kernels read,
 // distributed over the ranks as ShardLayout says. The model asks for them unit by unit:
 //   gather(unit)   makes the stream wait until the unit's working weights are complete on this rank
 //   weight(...)    returns a pointer into them
@@ -13,16 +13,18 @@
 #include "llmc/device/trace.h"
 #include "llmc/kernels/fp8_state.h"
 #include "llmc/kernels/quantize.h"
+#include "llmc/kernels/state_array.h"
 #include "llmc/shard/arena.h"
 #include "llmc/shard/layout.h"
 
 namespace llmc {
 
-// Real is the working copy's type. With float, the masters themselves may be the working copy.
+// Real is the working copy's type. Masters of that type that are not sliced are the working copy. Then the table must
+// give every tensor one (ParameterTensor::copied).
 template <class Real>
 class Weights {
 public:
-    explicit Weights(const ShardLayout& layout);
+    explicit Weights(const ShardLayout& layout, StateFormat masters = StateFormat::fp32);
     ~Weights();
     Weights(const Weights&) = delete;
     Weights& operator=(const Weights&) = delete;
@@ -44,7 +46,7 @@ public:
 
     // This rank's slice of a unit from its element `at` on, for the optimizer.
     struct Slice {
-        float* master;
+        StateArray master;
         Real* working;  // nullptr if the masters are the working copy, or if `at` lies in a tensor in FP8
     };
     Slice slice(size_t unit, size_t at = 0) const;
@@ -68,7 +70,7 @@ public:
     bool to_be_measured() const { return to_be_measured_; }
     void set_measured() { to_be_measured_ = false; }
     // The masters of a whole tensor, if they are not sliced.
-    const float* master(size_t unit, size_t tensor) const;
+    StateArray master(size_t unit, size_t tensor) const;
     // With sliced masters: collects those of a whole tensor in `out`. A collective. `workspace` is for an all_reduce of
     // that many floats.
     void collect_master(float* out, size_t unit, size_t tensor, void* workspace, stream_t stream) const;
@@ -123,7 +125,7 @@ private:
     // Elements of a unit were set from outside. Call on all ranks, whichever holds them.
     void mark_changed(size_t unit, size_t from, size_t count);
     void write_master(size_t unit, const ShardLayout::Part& part, const float* values, stream_t stream);
-    float* master_slice(size_t unit) const { return master_ + layout_.slice_index(unit); }
+    StateArray master_slice(size_t unit) const { return master_.from(layout_.slice_index(unit)); }
     Whole whole(size_t unit) const;
     Real* working_at(size_t unit, size_t element) const;
     void cut_working_copy();
@@ -138,7 +140,7 @@ private:
     std::vector<std::vector<bool>> travels_in_fp8_;  // by unit and tensor
     Comm comm_ = Comm::self();                       // this rank's group
     Arena working_arena_{MemoryKind::weights}, master_arena_;
-    float* master_ = nullptr;
+    StateArray master_;
     // All units, or this rank's slices of them in stage 3, without tensors that have no working copy.
     Real* working_ = nullptr;
     std::vector<size_t> working_slices_;  // stage 3, by unit: where its slice begins; the last entry is the length

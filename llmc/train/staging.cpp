@@ -16,6 +16,7 @@
 #include "llmc/base/text.h"
 #include "llmc/comm/agreement.h"
 #include "llmc/device/transfer.h"
+#include "llmc/shard/state_values.h"
 
 namespace llmc {
 namespace {
@@ -63,6 +64,11 @@ void require_writable(const std::string& directory) {
 
 }  // namespace
 
+size_t staged_bytes(const DeviceSlice& part) {
+    const size_t scales = part.values.format == StateFormat::fp8 ? div_up(part.slice.count, kStateGroup) : 0;
+    return part.slice.count * bytes_of(part.values.format) + scales * sizeof(float);
+}
+
 size_t available_host_memory() {
     size_t available = std::numeric_limits<size_t>::max();
     std::ifstream meminfo("/proc/meminfo");
@@ -81,7 +87,7 @@ Staging::Staging(std::vector<DeviceSlice> slices, const std::string& local, size
     : slices_(std::move(slices)), local_(local) {
     for (const DeviceSlice& part : slices_) {
         names_.push_back(part.slice);
-        bytes_ += part.slice.bytes();
+        bytes_ += staged_bytes(part);
     }
     if (!local_.empty()) require_writable(local_);
     if (!local_.empty() || bytes_ == 0) return;
@@ -109,21 +115,51 @@ SliceBytes Staging::take(stream_t stream) {
 SliceBytes Staging::from_device(stream_t stream) {
     return [this, stream](size_t slice, uint64_t offset, size_t bytes) {
         buffer_.resize(bytes);
-        read_bytes(buffer_.data(), static_cast<const char*>(slices_[slice].values) + offset, bytes, stream);
-        return buffer_.data();
+        const StateArray& values = slices_[slice].values;
+        if (values.format == StateFormat::fp8) {
+            const size_t begin = offset / sizeof(bf16) / kStateGroup * kStateGroup,
+                         end = (offset + bytes) / sizeof(bf16);
+            return narrowed(read_back(values.from(begin).as<e4m3>(), end - begin, stream).data(),
+                            read_back(values.from(begin).scales, div_up(end - begin, kStateGroup), stream).data(),
+                            offset - begin * sizeof(bf16), bytes);
+        }
+        read_bytes(buffer_.data(), static_cast<const char*>(slices_[slice].values.values) + offset, bytes, stream);
+        return static_cast<const char*>(buffer_.data());
     };
 }
 
+// Bytes [offset, offset + bytes) of values in fp8 as BF16.
+const char* Staging::narrowed(const e4m3* codes, const float* scales, uint64_t offset, size_t bytes) {
+    std::vector<bf16> values((offset + bytes + 1) / sizeof(bf16));
+    fp8_to_bf16(values.data(), codes, scales, values.size());
+    buffer_.resize(bytes);
+    std::memcpy(buffer_.data(), reinterpret_cast<const char*>(values.data()) + offset, bytes);
+    return buffer_.data();
+}
+
+// Values in fp8 are copied as they are, codes and then scales, and become BF16 when they are asked for.
 SliceBytes Staging::from_memory(stream_t stream) {
     std::vector<const char*> at;
     char* next = memory_;
     for (const DeviceSlice& part : slices_) {
-        copy_to_host(next, part.values, part.slice.bytes(), stream);
+        const StateArray& values = part.values;
+        const size_t count = part.slice.count;
+        copy_to_host(next, values.values, count * bytes_of(values.format), stream);
+        if (values.scales)
+            copy_to_host(next + count, values.scales, div_up(count, kStateGroup) * sizeof(float), stream);
         at.push_back(next);
-        next += part.slice.bytes();
+        next += staged_bytes(part);
     }
     synchronize(stream);
-    return [at](size_t slice, uint64_t offset, size_t) { return at[slice] + offset; };
+    return [this, at](size_t slice, uint64_t offset, size_t bytes) {
+        const DeviceSlice& part = slices_[slice];
+        if (part.values.format != StateFormat::fp8) return at[slice] + offset;
+        const size_t group = offset / sizeof(bf16) / kStateGroup, end = (offset + bytes) / sizeof(bf16);
+        std::vector<float> scales(div_up(end, kStateGroup) - group);  // aligned
+        std::memcpy(scales.data(), at[slice] + part.slice.count + group * sizeof(float), scales.size() * sizeof(float));
+        return narrowed(reinterpret_cast<const e4m3*>(at[slice]) + group * kStateGroup, scales.data(),
+                        offset - group * kStateGroup * sizeof(bf16), bytes);
+    };
 }
 
 SliceBytes Staging::from_local_file(stream_t stream) {

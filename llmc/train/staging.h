@@ -36,6 +36,7 @@ private:
     SliceBytes from_device(stream_t stream);
     SliceBytes from_memory(stream_t stream);
     SliceBytes from_local_file(stream_t stream);
+    const char* narrowed(const e4m3* codes, const float* scales, uint64_t offset, size_t bytes);
 
     const std::vector<DeviceSlice> slices_;
     std::vector<StateSlice> names_;
@@ -46,6 +47,9 @@ private:
     std::unique_ptr<SafetensorsFile> local_file_;
     std::vector<uint64_t> checksums_;
 };
+
+// Bytes that the copy of a slice takes in host memory.
+size_t staged_bytes(const DeviceSlice& part);
 
 // Bytes of host memory that this process could still allocate on this machine or in its control group.
 size_t available_host_memory();

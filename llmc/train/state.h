@@ -32,11 +32,11 @@ TrainerState state_from_json(const nlohmann::ordered_json& json);
 // A slice of the state with its values on the device.
 struct DeviceSlice {
     StateSlice slice;
-    void* values;  // elements are slice.dtype
+    StateArray values;  // dtype_of() its format is slice.dtype
 };
 
-// The name that safetensors files have for a moment's format.
-inline const char* dtype_of(MomentFormat format) { return format == MomentFormat::bf16 ? "BF16" : "F32"; }
+// The name that safetensors files have for values of a format. Those in fp8 are saved as BF16, which has all of them.
+inline const char* dtype_of(StateFormat format) { return format == StateFormat::fp32 ? "F32" : "BF16"; }
 
 // Sets a trainer's weights from a file of another program (checkpoint/weight_source.h). Every rank reads the file.
 template <class Real>

@@ -4,16 +4,20 @@
 #include <algorithm>
 
 #include "llmc/device/transfer.h"
+#include "llmc/shard/state_values.h"
+#include "llmc/train/staging.h"
 #include "llmc/train/verification.h"
 
 namespace llmc {
 namespace {
 
-std::vector<Unit> units_of(const TrainerConfig& config) {
+std::vector<Unit> units_of(const TrainerConfig& config, const Comm& comm) {
     std::vector<Unit> units = parameter_units(config.model);
     if (config.fp8) {
         const Fp8Layers layers(config.fp8_layers, config.model.layers, linear_names(config.model));
-        choose_fp8_weights(units, layers, config.fp8_scaling(), config.fp8->fallback.steps > 0);
+        const bool sliced = comm.world() > 1 && config.sharding.stage > 0;
+        const bool masters_are_copies = config.optimizer.masters == StateFormat::bf16 && !sliced;
+        choose_fp8_weights(units, layers, config.fp8_scaling(), masters_are_copies || config.fp8->fallback.steps > 0);
     }
     return units;
 }
@@ -23,15 +27,9 @@ constexpr size_t kPiece = size_t{4} << 20;  // elements read into host memory at
 // Name in the state of what a rank's gradient casts have lost, all units behind each other.
 std::string residuals_of(int rank) { return fmt::format("gradients.{}", rank); }
 
-// Writes values to the part, from its element `at` on. Rounding to BF16 keeps values that were BF16 before.
+// Writes values to the part, from its element `at` on.
 void write_values(const DeviceSlice& part, size_t at, const std::vector<float>& values, stream_t stream) {
-    if (part.slice.dtype == dtype_of(MomentFormat::fp32)) {
-        write_through(static_cast<float*>(part.values) + at, values.data(), values.size(), stream);
-        return;
-    }
-    std::vector<bf16> rounded;
-    for (const float value : values) rounded.push_back(to_bf16(value));
-    write_through(static_cast<bf16*>(part.values) + at, rounded.data(), rounded.size(), stream);
+    write_state(part.values.from(at), values.data(), values.size(), stream);
 }
 
 // Calls write(at, values) with all values of the slice, kPiece elements at a time.
@@ -51,9 +49,11 @@ template <class Real>
 Trainer<Real>::Trainer(const TrainerConfig& config, const Comm& comm)
     : config_(config),
       comm_(comm),
-      table_(units_of(config), comm.world()),
+      // Groups that share a scale must not reach from one tensor into the next.
+      table_(units_of(config, comm), comm.world(),
+             config.optimizer.adam_moments == StateFormat::fp8 ? kStateGroup : ParameterTable::kTensorAlignment),
       layout_(table_, comm, config.sharding),
-      weights_(layout_),
+      weights_(layout_, config.optimizer.masters),
       gradients_(layout_),
       matmul_(config.tf32, config.fast_accumulation, config.fp8_scaling()),
       model_(config_, weights_, gradients_, matmul_),
@@ -91,7 +91,7 @@ MemoryByKind Trainer<Real>::memory() const {
     if (verification_) memory.workspace += verification_->bytes();
     memory.staging += gradients_.residual_count() * sizeof(bf16);
     for_each_state(&ShardLayout::share, [&](size_t, const ParameterTensor&, const DeviceSlice& part) {
-        memory.staging += part.slice.bytes();
+        memory.staging += staged_bytes(part);
     });
     return memory;
 }
@@ -143,6 +143,7 @@ void Trainer<Real>::begin_step(const StepKind& kind) {
     kind_ = kind;
     if (kind_.micro_steps == 0) kind_.micro_steps = config_.micro_steps;
     micro_step_ = 0;
+    gradients_.begin_step(mix64(config_.optimizer.rounding(0, 0).key + static_cast<uint64_t>(step_)));
     results_->begin(kind.continues, stream_);
     matmul_.reset_counts();
     if (fp8()) fp8()->count_losses(kind.count_losses);
@@ -211,7 +212,7 @@ std::vector<DeviceSlice> Trainer<Real>::state_slices() const {
     });
     const bool is_first_group = static_cast<size_t>(comm_.rank()) < layout_.group_size();
     for (const DeviceSlice& part : second_moments())
-        if (is_first_group && part.values) slices.push_back(part);
+        if (is_first_group && part.values.values) slices.push_back(part);
     if (gradients_.residuals())
         slices.push_back({{residuals_of(comm_.rank()), "residual", 0, table_.count(), "BF16"}, gradients_.residuals()});
     return slices;
@@ -267,7 +268,7 @@ bool Trainer<Real>::restore(const TrainerState& state, const ReadState& read) {
         });
     });
     for (const DeviceSlice& part : second_moments())
-        if (part.values)
+        if (part.values.values)
             read_in_pieces(part.slice, read, [&](size_t at, const std::vector<float>& values) {
                 write_values(part, at, values, stream_);
             });

@@ -166,16 +166,17 @@ template <class Visit>
 void Trainer<Real>::for_each_state(HeldPart held, Visit&& visit) const {
     for (size_t u = 0; u < layout_.units(); u++) {
         const ShardLayout::Part slice = layout_.slice(u), wanted = (layout_.*held)(u);
-        float* const masters = weights_.slice(u).master;
+        const StateArray masters = weights_.slice(u).master;
         for (const ParameterTensor& tensor : table_.unit(u).tensors) {
             const ShardLayout::Part part = ShardLayout::overlap(wanted, tensor);
             const uint64_t start = part.count > 0 ? part.begin - tensor.offset : 0;
             visit(u, tensor,
-                  DeviceSlice{{tensor.name, "master", start, part.count}, masters + part.begin - slice.begin});
+                  DeviceSlice{{tensor.name, "master", start, part.count, dtype_of(masters.format)},
+                              masters.from(part.begin - slice.begin)});
             for (const auto& moment : optimizer_.moments_of(u, tensor, part.begin))
-                visit(
-                    u, tensor,
-                    DeviceSlice{{tensor.name, moment.name, start, part.count, dtype_of(moment.format)}, moment.values});
+                visit(u, tensor,
+                      DeviceSlice{{tensor.name, moment.name, start, part.count, dtype_of(moment.values.format)},
+                                  moment.values});
         }
     }
 }

@@ -27,12 +27,12 @@ constexpr Wording kWording[kVerifiedKinds] = {
     {"sum of ", "", "before the optimizer"},
 };
 
-// An upper bound. Per tensor: the master, m, v, the working copy, its FP8 codes in two layouts, the gradient, and two
-// sums of it. Per unit its output. Then the losses, their sum, and the head's FP8 codes.
+// An upper bound. Per tensor: the master, m with its scales, v, the working copy, its FP8 codes in two layouts, the
+// gradient, and two sums of it. Per unit its output. Then the losses, their sum, and the head's FP8 codes.
 size_t checksums_per_step(const ParameterTable& table) {
     size_t tensors = 0;
     for (const Unit& unit : table.units()) tensors += unit.tensors.size();
-    return 9 * tensors + table.units().size() + 4;
+    return 10 * tensors + table.units().size() + 4;
 }
 
 }  // namespace
@@ -255,8 +255,16 @@ void Verification<Real>::see_state(bool again) {
     const ProfileRange range("verify state", trainer_.stream());
     const bool everywhere = !trainer_.layout().is_sliced();
     const auto see_part = [&](const DeviceSlice& part, bool on_all_ranks) {
-        const size_t bytes = part.values ? part.slice.bytes() : 0;
-        see(Verified::state, again, {part.slice.part + " of " + part.slice.tensor, part.values, bytes}, on_all_ranks);
+        const void* const values = part.values.values;
+        const size_t bytes = values ? part.slice.count * bytes_of(part.values.format) : 0;
+        const std::string name = part.slice.part + " of " + part.slice.tensor;
+        see(Verified::state, again, {name, values, bytes}, on_all_ranks);
+        if (!part.values.scales) return;
+        // From a multiple of 8 bytes on, with the scale before if need be.
+        const bool is_odd = reinterpret_cast<uintptr_t>(part.values.scales) % 8 != 0;
+        const size_t scales = div_up(part.slice.count, kStateGroup) + is_odd;
+        see(Verified::state, again, {"scales of " + name, part.values.scales - is_odd, scales * sizeof(float)},
+            on_all_ranks);
     };
     trainer_.for_each_state(&ShardLayout::slice, [&](size_t, const ParameterTensor&, const DeviceSlice& part) {
         see_part(part, everywhere);
@@ -292,11 +300,12 @@ void Verification<Real>::see_gradient_slices(Verified kind, bool again) {
     const bool everywhere = !layout.is_sliced() && kind != Verified::sums;  // sums may be this rank's alone
     for (size_t u = layout.units(); u-- > 0;) {
         const ShardLayout::Part held = layout.slice(u);
-        const float* const gradient = trainer_.gradients().slice(u);
+        const StateArray gradient = trainer_.gradients().slice(u);
         for (const ParameterTensor& tensor : trainer_.table().unit(u).tensors) {
             const ShardLayout::Part part = ShardLayout::overlap(held, tensor);
             see(kind, again,
-                {"gradient of " + tensor.name, gradient + part.begin - held.begin, part.count * sizeof(float)},
+                {"gradient of " + tensor.name, gradient.from(part.begin - held.begin).values,
+                 part.count * bytes_of(gradient.format)},
                 everywhere);
         }
     }

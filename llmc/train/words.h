@@ -44,8 +44,8 @@ inline constexpr Word<OptimizerKind> kWords<OptimizerKind>[] = {{"adamw", Optimi
                                                                 {"normuon", OptimizerKind::normuon}};
 
 template <>
-inline constexpr Word<MomentFormat> kWords<MomentFormat>[] = {{"fp32", MomentFormat::fp32},
-                                                              {"bf16", MomentFormat::bf16}};
+inline constexpr Word<StateFormat> kWords<StateFormat>[] = {
+    {"fp32", StateFormat::fp32}, {"bf16", StateFormat::bf16}, {"fp8", StateFormat::fp8}};
 
 template <>
 inline constexpr Word<MuonScale> kWords<MuonScale>[] = {{"rms", MuonScale::rms}, {"spectral", MuonScale::spectral}};

@@ -142,10 +142,11 @@ TEST_CASE("every optimizer's kernels are right, and are checked only where they 
                                                            {OptimizerKind::muon, "muon"},
                                                            {OptimizerKind::normuon, "muon"}};
     for (const auto& [kind, name] : kinds)
-        for (const auto& [fp8, moments] : {std::pair{false, MomentFormat::fp32},
-                                           {true, MomentFormat::fp32},
-                                           {false, MomentFormat::bf16},
-                                           {true, MomentFormat::bf16}}) {
+        for (const auto& [fp8, moments] : {std::pair{false, StateFormat::fp32},
+                                           {true, StateFormat::fp32},
+                                           {false, StateFormat::bf16},
+                                           {true, StateFormat::bf16},
+                                           {true, StateFormat::fp8}}) {
             KernelUse use = tiny_gpt();
             use.optimizer = kind;
             use.adam_moments = moments;
@@ -158,7 +159,7 @@ TEST_CASE("every optimizer's kernels are right, and are checked only where they 
                 CHECK((item.name.rfind(name, 0) == 0 || (is_muon(kind) && item.name.rfind("adamw_update", 0) == 0)));
                 CHECK(item.run(test_stream()) == "");
                 if (item.name.rfind("adamw", 0) == 0)
-                    CHECK((item.name.find("moments bf16") != std::string::npos) == (moments == MomentFormat::bf16));
+                    CHECK((item.name.find("moments ") != std::string::npos) == (moments != StateFormat::fp32));
                 found++;
             }
             CHECK(found >= 2);

@@ -67,7 +67,10 @@ def optimizer(draw):
     flags = ["--optimizer", name, *draw.choice([[], [], ["--clip", 0], ["--clip", 0.01, "--clip-kind", "norm"],
                                                 ["--clip", 0.01, "--clip-kind", "tensor"],
                                                 ["--clip", "1e-4", "--clip-kind", "value"]])]
-    return flags if name in ("lion", "sgd") else flags + draw.flag(0.3, "--adam-moments", "bf16")
+    flags += draw.flag(0.3, "--master", "bf16")
+    if "--clip-kind" not in flags or "norm" in flags:
+        flags += draw.flag(0.3, "--gradients", "bf16")
+    return flags if name in ("lion", "sgd") else flags + draw.flag(0.3, "--adam-moments", "bf16", "fp8")
 
 
 def training(draw):

@@ -144,6 +144,8 @@ class Resume(Case):
         kinds = [["--precision", "fp32"], ["--precision", "bf16"]]
         kinds += [[*recipe_flags(r), "--batch", "8", "--fp8-probe-every", "1"] for r in FP8_RECIPES]
         kinds.append(["--precision", "bf16", "--adam-moments", "bf16"])
+        kinds += [[*precision, "--master", "bf16", "--gradients", "bf16", "--adam-moments", "fp8"]
+                  for precision in (["--precision", "bf16"], [*recipe_flags("delayed"), "--batch", "8"])]
         kinds.append(["--precision", "fp8", "--fp8-fallback", "0.5,0.0001,3", "--total-batch", "128", "--skip-spikes",
                       "--model", llama()])  # its records have gate and up, too
         for kind in kinds:
@@ -375,8 +377,11 @@ class Ranks(Case):
                           "--adam-moments", "bf16"])
 
     def test_random_bits_belong_to_elements(self):
-        """They do not depend on which rank holds an element: moments in BF16 round the same everywhere."""
-        self.check_pairs([((3, 1), (2, 3))], [*self.FLAGS, "--adam-moments", "bf16"])
+        """They do not depend on which rank holds an element: the state rounds the same everywhere."""
+        for narrow in (["--adam-moments", "bf16"], ["--adam-moments", "fp8"], ["--master", "bf16"],
+                       ["--master", "bf16", "--gradients", "bf16", "--optimizer", "muon"]):
+            with self.subTest(narrow=narrow):
+                self.check_pairs([((3, 1), (2, 3))], [*self.FLAGS, *narrow])
 
     def check_pairs(self, pairs, flags):
         """Runs saved by (ranks, stage) and resumed by others equal a run on one rank."""
@@ -486,16 +491,19 @@ class Refused(Case):
         result = self.succeeds(self.run_.run("--resume", "latest", "--lr", "1e-4", "--stop-after", "7"))
         self.assertIn("--lr 0.0001 from here on; until now it was 0.001", result.out)
 
-    def test_moments_in_another_format(self):
-        """They are converted, with a message. From BF16 to FP32 nothing is lost."""
-        self.save()
-        result = self.succeeds(self.run_.run("--resume", "latest", "--adam-moments", "bf16", "--stop-after", "7"))
-        self.assertIn("--adam-moments bf16 from here on; until now it was fp32", result.out)
-        name = "h.0.fc.weight", "v"
-        self.assertEqual(2 * len(self.run_.state(7)[name]), len(self.run_.state(6)[name]))
-        result = self.succeeds(self.run_.run("--resume", "latest", "--stop-after", "8"))
-        self.assertIn("--adam-moments fp32 from here on; until now it was bf16", result.out)
-        self.assertEqual(len(self.run_.state(8)[name]), len(self.run_.state(6)[name]))
+    def test_state_in_another_format(self):
+        """It is converted, with a message. From BF16 to FP32 nothing is lost."""
+        for flag, part in (("--adam-moments", "v"), ("--master", "master")):
+            with self.subTest(flag=flag):
+                self.run_ = Directory()
+                self.save()
+                result = self.succeeds(self.run_.run("--resume", "latest", flag, "bf16", "--stop-after", "7"))
+                self.assertIn(f"{flag} bf16 from here on; until now it was fp32", result.out)
+                name = "h.0.fc.weight", part
+                self.assertEqual(2 * len(self.run_.state(7)[name]), len(self.run_.state(6)[name]))
+                result = self.succeeds(self.run_.run("--resume", "latest", "--stop-after", "8"))
+                self.assertIn(f"{flag} fp32 from here on; until now it was bf16", result.out)
+                self.assertEqual(len(self.run_.state(8)[name]), len(self.run_.state(6)[name]))
 
     def test_a_damaged_checkpoint_is_passed_over(self):
         """It is not deleted. Every other kind of damage: test/checkpoint/checkpoint_reader.cpp."""

@@ -180,7 +180,7 @@ TEST_CASE("trainer config: numbers and switches arrive in their own places") {
     }
     for (const auto& [name, optimizer] : kWords<OptimizerKind>) {
         Options narrow;
-        narrow.optimizer = optimizer, narrow.adam_moments = MomentFormat::bf16, narrow.seed = 77;
+        narrow.optimizer = optimizer, narrow.adam_moments = StateFormat::bf16, narrow.seed = 77;
         if (optimizer == OptimizerKind::lion || optimizer == OptimizerKind::sgd) {
             const std::string message =
                 std::string("--adam-moments bf16 needs AdamW, and this run has --optimizer ") + name +
@@ -189,9 +189,9 @@ TEST_CASE("trainer config: numbers and switches arrive in their own places") {
             continue;
         }
         resolve(narrow, {});
-        CHECK(trainer_config(narrow).optimizer.adam_moments == MomentFormat::bf16);
+        CHECK(trainer_config(narrow).optimizer.adam_moments == StateFormat::bf16);
         CHECK(trainer_config(narrow).optimizer.rounding_seed == 77);
-        CHECK(trainer_config(o).optimizer.adam_moments == MomentFormat::fp32);
+        CHECK(trainer_config(o).optimizer.adam_moments == StateFormat::fp32);
     }
     Options unclipped;
     unclipped.clip_kind = ClipKind::value, unclipped.clip = 0;

@@ -53,9 +53,8 @@ struct Tensors {
         }
     }
     void update(size_t begin, size_t count, bool measured = false, uint64_t key = kKey, size_t place = 0) {
-        adamw_update<Real, Moment>(master + begin, m + begin, v + begin, working + begin,
-                                   measured ? fp8.get() : nullptr, grad + begin, count, count / 2, kConfig, state,
-                                   test_stream(), {key, place + begin});
+        adamw_update<Real>(master + begin, m + begin, v + begin, working + begin, measured ? fp8.get() : nullptr,
+                           grad + begin, count, count / 2, kConfig, state, test_stream(), {key, place + begin});
     }
 };
 

@@ -16,8 +16,8 @@ TEST_CASE("updates need no working copy, and refuse misaligned tensors and more 
     const DeviceArray<StepState> state(std::vector<StepState>{StepState{}});
     DeviceArray<float> x(std::vector<float>(64, 1.0f)), y(std::vector<float>(64, 1.0f)), m(64), v(64), grad(64);
     const auto adamw = [&](size_t offset, size_t decay_count) {
-        adamw_update<float, float>(x + offset, m + offset, v + offset, nullptr, nullptr, grad + offset, 8, decay_count,
-                                   {}, state.get(), test_stream());
+        adamw_update<float>(x + offset, m + offset, v + offset, nullptr, nullptr, grad + offset, 8, decay_count, {},
+                            state.get(), test_stream());
     };
     const auto lion = [&](size_t offset, size_t decay_count) {
         lion_update<float>(x + offset, m + offset, nullptr, nullptr, grad + offset, 8, decay_count, {}, state.get(),

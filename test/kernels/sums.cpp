@@ -35,7 +35,7 @@ TEST_CASE("global norm: beyond the largest number of blocks every element still 
     const std::vector<float> ones(n, 0.5f);
     DeviceArray<float> grad(ones);
     DeviceArray<double> partials(global_norm_blocks(n));
-    global_norm_partials(partials, grad, n, test_stream());
+    global_norm_partials(partials, grad.get(), n, test_stream());
     const std::vector<double> parts = partials.download();
     CHECK(sum_of(parts, 0, parts.size()) == 0.25 * static_cast<double>(n));  // all sums are exact in FP32
 }
@@ -65,7 +65,7 @@ TEST_CASE("global norm: one non-finite gradient makes its part non-finite, where
             values[position] = bad;
             DeviceArray<float> grad(values);
             DeviceArray<double> partials(1);
-            global_norm_partials(partials, grad, n, test_stream());
+            global_norm_partials(partials, grad.get(), n, test_stream());
             CHECK(!std::isfinite(partials.download()[0]));
         }
 }

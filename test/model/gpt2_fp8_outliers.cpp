@@ -54,8 +54,7 @@ void check_outlier(const char* name, const char* tensor) {
 std::vector<std::vector<float>> training_state(Fp8Training& run) {
     std::vector<std::vector<float>> all = run.weights();
     for (const auto& moment : run.optimizer.moments())
-        all.push_back(read_back(static_cast<const float*>(moment.values), run.test.weights.layout().slice_total(),
-                                run.test.stream));
+        all.push_back(read_back(moment.values.as<float>(), run.test.weights.layout().slice_total(), run.test.stream));
     return all;
 }
 

@@ -338,7 +338,8 @@ std::vector<std::vector<float>> weights_after(const StepOptions& o) {
         optimizer.update(loss, nullptr, stream);
     }
     std::vector<std::vector<float>> after;
-    for (size_t u = 0; u < 4; u++) after.push_back(read_back(weights.slice(u).master, table.unit(u).count, stream));
+    for (size_t u = 0; u < 4; u++)
+        after.push_back(read_back(weights.slice(u).master.template as<float>(), table.unit(u).count, stream));
     return after;
 }
 

@@ -47,13 +47,13 @@ struct Trainer {
         units[1].grad.upload(grad1);
         size_t offset = 0;
         for (int u = 0; u < 2; u++) {
-            global_norm_partials(partials + offset, units[u].grad, kSizes[u], test_stream());
+            global_norm_partials(partials + offset, units[u].grad.get(), kSizes[u], test_stream());
             offset += global_norm_blocks(kSizes[u]);
         }
         prepare_step(state, partials, offset, loss, scale, bad_flag, schedule, kAdamW, clip, spikes, test_stream());
         for (int u = 0; u < 2; u++)
-            adamw_update<bf16, float>(units[u].master, units[u].m, units[u].v, units[u].working, nullptr, units[u].grad,
-                                      kSizes[u], kDecayed[u], kAdamW, state, test_stream());
+            adamw_update<bf16>(units[u].master.get(), units[u].m.get(), units[u].v.get(), units[u].working, nullptr,
+                               units[u].grad.get(), kSizes[u], kDecayed[u], kAdamW, state, test_stream());
         return state.download()[0];
     }
 };

@@ -4,6 +4,7 @@
 
 #include "llmc/device/transfer.h"
 #include "llmc/kernels/update.h"
+#include "llmc/shard/state_values.h"
 #include "test/kernel_test.h"
 
 using namespace llmc;
@@ -11,8 +12,8 @@ using namespace llmc::test;
 
 namespace {
 
-constexpr size_t kCounts[] = {1000, 80, 643};  // elements of ranges
-constexpr size_t kElements = 1000 + 80 + 643, kSteps = 3;
+constexpr size_t kCounts[] = {1000, 80, 643};  // elements of ranges, each from a multiple of 64 on
+constexpr size_t kElements = 1024 + 128 + 643, kSteps = 3;
 
 struct Updated {
     std::vector<float> master, m, v;
@@ -24,17 +25,28 @@ struct Updated {
     }
 };
 
-Updated updated(bool offload, size_t slice_elements) {
+struct Formats {
+    StateFormat master = StateFormat::fp32, m = StateFormat::fp32, v = StateFormat::fp32;
+};
+
+Updated updated(const Formats& formats, bool offload, size_t slice_elements) {
     const stream_t stream = test_stream();
     const ParameterTable table({{"unit", {{"weight", {1, 1024}, true}}}}, 1);
     StateRing ring(ShardLayout(table, Comm::self(), {.offload_state = offload}), slice_elements);
     Arena arena(offload ? MemoryKind::offloaded : MemoryKind::optimizer);
-    float *master, *m, *v;
-    for (float** array : {&master, &m, &v}) arena.plan(array, kElements);
+    StateArray master(nullptr, formats.master), m(nullptr, formats.m), v(nullptr, formats.v);
+    for (StateArray* array : {&master, &m, &v}) arena.plan(array, kElements);
     arena.allocate();
-    write_through(master, random_normal<float>(kElements, 1, 1).data(), kElements, stream);
-    for (float* array : {m, v}) set_bytes(array, 0, kElements * sizeof(float), stream);
-    if (ring.bytes() > 0) CHECK(ring.bytes() == StateRing::kSlots * 12 * std::min<size_t>(slice_elements, 1024));
+    for (const StateArray* array : {&master, &m, &v}) {
+        set_bytes(array->values, 0, kElements * bytes_of(array->format), stream);
+        if (array->scales) set_bytes(array->scales, 0, div_up(kElements, kStateGroup) * sizeof(float), stream);
+    }
+    write_state(master, random_normal<float>(kElements, 1, 1).data(), kElements, stream);
+    if (ring.bytes() > 0) {
+        const size_t most = std::min<size_t>(slice_elements, 1024), scales = 12 * most / kStateGroup;
+        CHECK(ring.bytes() ==
+              StateRing::kSlots * (round_up(12 * most, device_alignment()) + round_up(scales, device_alignment())));
+    }
     CHECK((ring.bytes() > 0) == offload);
     ring.allocate(stream);
 
@@ -49,29 +61,29 @@ Updated updated(bool offload, size_t slice_elements) {
         size_t at = 0;
         for (const size_t count : kCounts) {
             const size_t decayed = count / 2;
-            ring.update({{master + at, sizeof(float)}, {m + at, sizeof(float)}, {v + at, sizeof(float)}}, count, stream,
-                        [&](const StateRing::Slice& slice) {
-                            const size_t first = at + slice.begin;
-                            adamw_update(slice.at<float>(0), slice.at<float>(1), slice.at<float>(2),
-                                         working.get() + first, fp8.get(), gradient.get() + first, slice.count,
-                                         slice.of_first(decayed), AdamWConfig{}, state.get(), stream);
-                        });
-            at += count;
+            ring.update({master.from(at), m.from(at), v.from(at)}, count, stream, [&](const StateRing::Slice& slice) {
+                const size_t first = at + slice.begin;
+                adamw_update(slice[0], slice[1], slice[2], working.get() + first, fp8.get(), gradient.get() + first,
+                             slice.count, slice.of_first(decayed), AdamWConfig{}, state.get(), stream, {1337, first});
+            });
+            at += round_up(count, kStateGroup);
         }
         ring.finish(stream);
     }
-    return {read_back(master, kElements, stream), read_back(m, kElements, stream), read_back(v, kElements, stream),
+    return {read_state(master, kElements, stream), read_state(m, kElements, stream), read_state(v, kElements, stream),
             working.download(), std::bit_cast<float>(fp8.download()[0].amax_now)};
 }
 
 }  // namespace
 
 TEST_CASE("offloaded state: slices give the bits of the whole") {
-    const Updated expected = updated(false, 64);
-    for (const size_t slice_elements : {size_t{64}, size_t{448}, size_t{4096}}) {
-        CAPTURE(slice_elements);
-        const size_t before = device_memory_use(MemoryKind::offloaded).bytes;
-        CHECK(updated(true, slice_elements) == expected);
-        CHECK(device_memory_use(MemoryKind::offloaded).bytes == before);  // released
+    for (const Formats& formats : {Formats{}, {StateFormat::bf16, StateFormat::fp8, StateFormat::bf16}}) {
+        const Updated expected = updated(formats, false, 64);
+        for (const size_t slice_elements : {size_t{64}, size_t{448}, size_t{4096}}) {
+            CAPTURE(slice_elements);
+            const size_t before = device_memory_use(MemoryKind::offloaded).bytes;
+            CHECK(updated(formats, true, slice_elements) == expected);
+            CHECK(device_memory_use(MemoryKind::offloaded).bytes == before);  // released
+        }
     }
 }

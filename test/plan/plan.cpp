@@ -126,12 +126,22 @@ TEST_CASE("plan: attention of layers with windows takes less time") {
     CHECK(step_time(run_of(model, 1, 4096), Precision::bf16, 1).attention == near(whole * 7 / 16));
 }
 
-TEST_CASE("plan: AdamW's moments in BF16 move 8 bytes a parameter less") {
+TEST_CASE("plan: AdamW's state in BF16 moves fewer bytes per parameter") {
     PlannedRun run = run_of(find_model("d12"), 4, 1024);
     const double fp32 = step_time(run, Precision::bf16, 1).optimizer;
-    run.config.optimizer.adam_moments = MomentFormat::bf16;
+    run.config.optimizer.adam_moments = StateFormat::bf16;
     CHECK(step_time(run, Precision::bf16, 1).optimizer == doctest::Approx(fp32 * 26 / 34));
     CHECK(describe_plan(run, {}, 0, 1).find("adamw, moments BF16\n") != std::string::npos);
+    run.config.optimizer.adam_moments = StateFormat::fp8;  // m; v stays BF16
+    CHECK(step_time(run, Precision::bf16, 1).optimizer == doctest::Approx(fp32 * 24 / 34));
+    CHECK(describe_plan(run, {}, 0, 1).find("adamw, moments FP8 and BF16\n") != std::string::npos);
+    run.config.optimizer.adam_moments = StateFormat::bf16;
+    run.config.optimizer.masters = StateFormat::bf16;  // and no copy
+    CHECK(step_time(run, Precision::bf16, 1).optimizer == doctest::Approx(fp32 * 20 / 34));
+    CHECK(describe_plan(run, {}, 0, 1).find("adamw, masters BF16, moments BF16\n") != std::string::npos);
+    run.config.sharding.gradients = StateFormat::bf16;
+    CHECK(step_time(run, Precision::bf16, 1).optimizer == doctest::Approx(fp32 * 16 / 34));
+    CHECK(describe_plan(run, {}, 0, 1).find("sums BF16, four units of a micro-step FP32\n") != std::string::npos);
 }
 
 TEST_CASE("plan: an optimizer with one moment moves 8 bytes a parameter less than AdamW") {

@@ -1,6 +1,9 @@
 // Gradients on one rank, which keeps and sums everything in place but must obey the rules of ranks that share buffers.
 #include "llmc/shard/gradients.h"
 
+#include <cmath>
+
+#include "llmc/device/transfer.h"
 #include "test/helpers.h"
 #include "test/kernel_test.h"
 
@@ -58,4 +61,40 @@ TEST_CASE("gradients travel on a stream that goes before the computation's") {
     REQUIRE(gradients.reduce_stream() != stream_t{});
     CHECK(stream_priority(gradients.reduce_stream()) == StreamPriority::communication);
     CHECK(stream_priority(test_stream()) == StreamPriority::normal);
+}
+
+TEST_CASE("gradients in BF16: the sums of micro-steps, and their size") {
+    const ParameterTable table = example_table();
+    const stream_t stream = test_stream();
+    const Sharding narrow{.gradients = StateFormat::bf16};
+    Gradients gradients(ShardLayout(table, Comm::self(), narrow)), other(ShardLayout(table, Comm::self(), narrow));
+    for (Gradients* g : {&gradients, &other}) {
+        g->allocate(stream);
+        g->begin_step(g == &other ? 8 : 7);
+        for (int micro_step = 0; micro_step < 3; micro_step++) {
+            g->begin_micro_step(micro_step == 0, micro_step == 2);
+            for (size_t u = 0; u < kUnits; u++) {
+                g->acquire(u, stream);
+                const std::vector<float> ones(16 * 16, 1.0f + 0.001f * static_cast<float>(micro_step));
+                write_through(g->gradient(u, 0), ones.data(), ones.size(), stream);
+                g->reduce(u, stream);
+            }
+        }
+        g->finish_reduce(stream);
+    }
+    double sum = 0;
+    for (size_t u = 0; u < kUnits; u++) {
+        CHECK(gradients.slice(u).format == StateFormat::bf16);
+        for (const float value : gradients.get_gradient(u, 0, stream)) {
+            CHECK((value >= 3.0f && value <= 3.0f + 2.0f / 64));  // neighbours of 2.001 and of the sum
+            sum += static_cast<double>(value) / (kUnits * 16 * 16);
+        }
+    }
+    CHECK(std::fabs(sum - 3.003) < 6 * (1.0 / 64) / std::sqrt(kUnits * 16.0 * 16));
+    CHECK(gradients.get_gradient(1, 0, stream) != gradients.get_gradient(2, 0, stream));  // bits belong to the unit
+    CHECK(gradients.get_gradient(1, 0, stream) != other.get_gradient(1, 0, stream));      // and to the step
+    Gradients wide{ShardLayout(table, Comm::self())};
+    const size_t whole = table.count(), slots = 4 * table.unit(0).count;
+    CHECK(wide.bytes() >= 4 * whole);
+    CHECK(gradients.bytes() < 2 * whole + 4 * slots + 8 * device_alignment());
 }

@@ -49,3 +49,11 @@ TEST_CASE("parameter table: finds tensors by name, refuses unknown ones and wron
     std::swap(wrong[0].tensors[0], wrong[0].tensors[1]);
     CHECK_THROWS_AS(ParameterTable(wrong, 1), Error);
 }
+
+TEST_CASE("parameter table: tensors may begin at multiples of more elements") {
+    const ParameterTable table(example(), 3, 64);
+    for (const Unit& unit : table.units())
+        for (const ParameterTensor& tensor : unit.tensors) CHECK(tensor.offset % 64 == 0);
+    CHECK(table.unit(0).decay_count == 64);
+    CHECK(table.unit(0).tensors[2].offset == 128);
+}

@@ -3,11 +3,14 @@
 #include "llmc/train/state.h"
 #include "llmc/base/json.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "llmc/shard/state_values.h"
 #include "llmc/train/staging.h"
 #include "test/helpers.h"
 #include "test/model/gpt2_fixture.h"
@@ -42,12 +45,10 @@ void step(TestModel<Real>& test, int index) {
     test.finish_step();
 }
 
-template <class T>
-std::vector<float> widened(const DeviceSlice& part, stream_t stream) {
-    std::vector<float> values;
-    for (const T value : read_back(static_cast<const T*>(part.values), part.slice.count, stream))
-        values.push_back(to_float(value));
-    return values;
+float largest_of(const std::vector<float>& values) {
+    float largest = 0;
+    for (const float value : values) largest = std::max(largest, std::fabs(value));
+    return largest;
 }
 
 // {"h.0.fc.weight.m": values}
@@ -55,8 +56,7 @@ template <class Real>
 std::map<std::string, std::vector<float>> slices_of(TestModel<Real>& test) {
     std::map<std::string, std::vector<float>> values;
     for (const DeviceSlice& part : test.trainer.state_slices())
-        values[part.slice.name()] =
-            part.slice.dtype == "BF16" ? widened<bf16>(part, test.stream) : widened<float>(part, test.stream);
+        values[part.slice.name()] = read_state(part.values, part.slice.count, test.stream);
     return values;
 }
 
@@ -107,8 +107,8 @@ TEST_CASE_TEMPLATE("state: a restored trainer makes the same steps" * doctest::t
         const auto parts = other.trainer.state_slices();
         for (const DeviceSlice& part : parts)
             if (part.slice.part == "v")
-                write_through(static_cast<float*>(part.values), std::vector<float>(part.slice.count, 1.0f).data(),
-                              part.slice.count, other.stream);
+                write_state(part.values, std::vector<float>(part.slice.count, 1.0f).data(), part.slice.count,
+                            other.stream);
         step(whole, 8);
         step(other, 8);
         CHECK(slices_of(other) != slices_of(whole));
@@ -116,11 +116,13 @@ TEST_CASE_TEMPLATE("state: a restored trainer makes the same steps" * doctest::t
 }
 
 TEST_CASE("state: every optimizer goes on where it was, and keeps what it says" * doctest::test_suite(kNotUnderTsan)) {
-    const auto config_with = [](OptimizerKind kind, double momentum, MomentFormat format = MomentFormat::fp32) {
+    const auto config_with = [](OptimizerKind kind, double momentum, StateFormat format = StateFormat::fp32,
+                                StateFormat masters = StateFormat::fp32) {
         TrainerConfig config = config_of(nullptr);
         config.optimizer.kind = kind;
         config.optimizer.sgd.momentum = momentum;
         config.optimizer.adam_moments = format;
+        config.optimizer.masters = masters;
         return config;
     };
     const std::pair<TrainerConfig, std::vector<std::string>> cases[] = {
@@ -130,8 +132,15 @@ TEST_CASE("state: every optimizer goes on where it was, and keeps what it says" 
         {config_with(OptimizerKind::sgd, 0), {"master"}},
         {config_with(OptimizerKind::muon, 0), {}},  // by tensor
         {config_with(OptimizerKind::normuon, 0), {}},
-        {config_with(OptimizerKind::adamw, 0.9, MomentFormat::bf16), {"master", "m", "v"}},
-        {config_with(OptimizerKind::muon, 0, MomentFormat::bf16), {}},
+        {config_with(OptimizerKind::adamw, 0.9, StateFormat::bf16), {"master", "m", "v"}},
+        {config_with(OptimizerKind::muon, 0, StateFormat::bf16), {}},
+        {config_with(OptimizerKind::adamw, 0.9, StateFormat::fp32, StateFormat::bf16), {"master", "m", "v"}},
+        {config_with(OptimizerKind::adamw, 0.9, StateFormat::bf16, StateFormat::bf16), {"master", "m", "v"}},
+        {config_with(OptimizerKind::lion, 0.9, StateFormat::fp32, StateFormat::bf16), {"master", "m"}},
+        {config_with(OptimizerKind::sgd, 0.9, StateFormat::fp32, StateFormat::bf16), {"master", "m"}},
+        {config_with(OptimizerKind::muon, 0, StateFormat::fp32, StateFormat::bf16), {}},
+        {config_with(OptimizerKind::adamw, 0.9, StateFormat::fp8), {"master", "m", "v"}},
+        {config_with(OptimizerKind::muon, 0, StateFormat::fp8, StateFormat::bf16), {}},
     };
     std::vector<std::map<std::string, std::vector<float>>> results;
     for (const auto& [config, parts] : cases) {
@@ -139,9 +148,9 @@ TEST_CASE("state: every optimizer goes on where it was, and keeps what it says" 
         TestModel<bf16> whole(config), begun(config);
         whole.trainer.initialize(1);
         for (int i = 0; i < 3; i++) step(whole, i);
-        size_t kept = 0, narrow = 0, lines = 0;  // elements; bytes in BF16; elements
+        size_t kept = 0, narrow = 0, lines = 0;  // elements; bytes that narrow formats save; elements
         for (const DeviceSlice& part : whole.trainer.state_slices())
-            narrow += part.slice.dtype == "BF16" ? part.slice.bytes() : 0;
+            narrow += part.slice.count * (sizeof(float) - bytes_of(part.values.format));
         for (const StateTensor& tensor : whole.trainer.state_tensors()) {
             kept += tensor.parts.size() * tensor.elements();
             const bool matrix = tensor.name.starts_with("h.") && tensor.shape.size() == 2;
@@ -157,7 +166,8 @@ TEST_CASE("state: every optimizer goes on where it was, and keeps what it says" 
         }
         CHECK(lines == (config.optimizer.kind == OptimizerKind::normuon ? 3 * 64 + 64 + 2 * 256u : 0));
         const size_t moments = kept * sizeof(float) - narrow;
-        CHECK((narrow > 0) == (config.optimizer.adam_moments == MomentFormat::bf16));
+        CHECK((narrow > 0) ==
+              (config.optimizer.adam_moments != StateFormat::fp32 || config.optimizer.masters != StateFormat::fp32));
         CHECK(whole.trainer.memory().optimizer >= moments);
         CHECK(whole.trainer.memory().optimizer < moments + moments / 8);
         CHECK(restore(begun, whole));
@@ -169,9 +179,14 @@ TEST_CASE("state: every optimizer goes on where it was, and keeps what it says" 
     }
 }
 
-TEST_CASE("state: moments in BF16 go on in FP32, and the other way round") {
+TEST_CASE("state: masters or moments in BF16 go on in FP32, and the other way round") {
+    bool masters = false;
+    StateFormat format = StateFormat::bf16;
+    SUBCASE("moments") {}
+    SUBCASE("masters") { masters = true; }
+    SUBCASE("moments in FP8") { format = StateFormat::fp8; }
     TrainerConfig narrow_config = config_of(nullptr);
-    narrow_config.optimizer.adam_moments = MomentFormat::bf16;
+    (masters ? narrow_config.optimizer.masters : narrow_config.optimizer.adam_moments) = format;
     TestModel<bf16> wide(config_of(nullptr)), narrow(narrow_config), back(config_of(nullptr)), again(narrow_config);
     wide.trainer.initialize(1);
     for (int i = 0; i < 3; i++) step(wide, i);
@@ -184,13 +199,19 @@ TEST_CASE("state: moments in BF16 go on in FP32, and the other way round") {
         const std::vector<float> found = slices_of(narrow).at(name);
         const bool is_master = name.ends_with(".master");
         size_t wrong = 0;
+        const bool in_fp8 = format == StateFormat::fp8 && name.ends_with(".m");
         for (size_t i = 0; i < values.size(); i++)
-            wrong += found[i] != (is_master ? values[i] : to_float(to_bf16(values[i])));
+            if (in_fp8)  // half a step of E4M3, where the largest of the group's values is below 448 steps of 2^-9
+                wrong += std::fabs(found[i] - values[i]) >
+                         std::max(std::fabs(values[i]) / 16, largest_of(values) * 0x1p-17f);
+            else
+                wrong += found[i] != (is_master == masters ? to_float(to_bf16(values[i])) : values[i]);
         CHECK(wrong == 0);
     }
     for (TestModel<bf16>* test : {&wide, &narrow, &back, &again}) step(*test, 3);
     CHECK(slices_of(again) == slices_of(narrow));
-    CHECK(slices_of(narrow).at("h.0.fc.weight.v") != slices_of(back).at("h.0.fc.weight.v"));
+    const char* const rounded = masters ? "h.0.fc.weight.master" : "h.0.fc.weight.v";
+    CHECK(slices_of(narrow).at(rounded) != slices_of(back).at(rounded));
 }
 
 TEST_CASE("state: FP8 scales are found anew where the recipe or the loss scale is another") {
@@ -312,4 +333,35 @@ TEST_CASE("staging: memory, none of it, or a local file give the same bytes") {
     for (const std::string& place : {folder / "text", folder / "text/below", std::string("/proc")})
         CHECK(contains(error_of([&] { Staging(test.trainer.state_slices(), place, 0); }, ExitCode::bad_flags),
                        "--checkpoint-local " + place + ": cannot create a file in it: "));
+}
+
+TEST_CASE("state: first moments in FP8 are staged as BF16 without loss, in pieces of any size") {
+    TrainerConfig config = config_of(nullptr);
+    config.optimizer.adam_moments = StateFormat::fp8;
+    TestModel<bf16> test(config);
+    test.trainer.initialize(1);
+    for (int i = 0; i < 3; i++) step(test, i);
+    for (const size_t memory : {size_t{1} << 30, size_t{0}}) {
+        Staging staging(test.trainer.state_slices(), "", memory);
+        CHECK(staging.is_apart() == (memory > 0));
+        const SliceBytes bytes = staging.take(test.stream);
+        size_t found = 0;
+        for (size_t slice = 0; slice < staging.slices().size(); slice++) {
+            const DeviceSlice part = test.trainer.state_slices()[slice];
+            if (part.values.format != StateFormat::fp8) continue;
+            found++;
+            CHECK(part.slice.dtype == "BF16");
+            const std::vector<float> expected = read_state(part.values, part.slice.count, test.stream);
+            CHECK(largest_of(expected) > 0);
+            std::vector<bf16> values(part.slice.count);
+            for (uint64_t at = 0; at < part.slice.bytes(); at += 1000) {
+                const size_t count = std::min<uint64_t>(1000, part.slice.bytes() - at);
+                std::memcpy(reinterpret_cast<char*>(values.data()) + at, bytes(slice, at, count), count);
+            }
+            size_t wrong = 0;
+            for (size_t i = 0; i < values.size(); i++) wrong += to_float(values[i]) != expected[i];
+            CHECK(wrong == 0);
+        }
+        CHECK(found > 0);
+    }
 }

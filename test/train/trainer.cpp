@@ -1,6 +1,10 @@
 // A trainer as a whole: its steps come in one order, it uses the memory that it has planned, and work between two steps
 // leaves no trace in them.
 #include "llmc/train/trainer.h"
+#include "llmc/shard/state_values.h"
+
+#include "llmc/shard/state_values.h"
+#include "llmc/train/staging.h"
 
 #include "test/model/gpt2_fixture.h"
 #include "test/suites.h"
@@ -57,18 +61,23 @@ TEST_CASE("trainer: a step has as many micro-steps as were asked for") {
 }
 
 TEST_CASE_TEMPLATE("trainer: takes the memory that it has planned", Real, float, bf16) {
-    for (const auto& [fp8, kernels, optimizer, offload] :
-         {std::tuple{false, KernelSet::common(), OptimizerKind::adamw, false},
-          {true, KernelSet::common(), OptimizerKind::adamw, false},
-          {true, {}, OptimizerKind::adamw, false},
-          {true, {}, OptimizerKind::adamw, true},
-          {false, KernelSet::common(), OptimizerKind::lion, false},
-          {false, KernelSet::common(), OptimizerKind::normuon, false},
-          {true, KernelSet::common(), OptimizerKind::normuon, true}}) {
+    constexpr StateFormat fp32 = StateFormat::fp32, bf16 = StateFormat::bf16;
+    for (const auto& [fp8, kernels, optimizer, narrow, offload] :
+         {std::tuple{false, KernelSet::common(), OptimizerKind::adamw, fp32, false},
+          {true, KernelSet::common(), OptimizerKind::adamw, fp32, false},
+          {true, {}, OptimizerKind::adamw, fp32, false},
+          {true, {}, OptimizerKind::adamw, fp32, true},
+          {false, KernelSet::common(), OptimizerKind::adamw, bf16, false},
+          {true, KernelSet::common(), OptimizerKind::adamw, bf16, false},
+          {true, KernelSet::common(), OptimizerKind::adamw, bf16, true},
+          {false, KernelSet::common(), OptimizerKind::lion, fp32, false},
+          {false, KernelSet::common(), OptimizerKind::normuon, bf16, false},
+          {true, KernelSet::common(), OptimizerKind::normuon, fp32, true}}) {
         if (fp8 && std::is_same_v<Real, float>) continue;
         TrainerConfig config = small_config(fp8, 1);
         config.kernels = kernels;
-        config.optimizer.kind = optimizer;
+        config.optimizer.kind = optimizer, config.optimizer.masters = config.sharding.gradients = narrow;
+        if (fp8 && narrow == bf16) config.optimizer.adam_moments = StateFormat::fp8;
         config.sharding.offload_state = config.offload_residuals = offload;
         const MemoryByKind planned = Trainer<Real>(config, Comm::self()).memory();
         size_t before[kMemoryKinds];
@@ -83,32 +92,39 @@ TEST_CASE_TEMPLATE("trainer: takes the memory that it has planned", Real, float,
 
 // Validation, samples and reading weights, between two steps and between two micro-steps.
 TEST_CASE("trainer: the copy of a checkpoint has what is saved") {
-    for (const MomentFormat moments : {MomentFormat::fp32, MomentFormat::bf16}) {
+    for (const auto& [masters, moments] : {std::pair{StateFormat::fp32, StateFormat::fp32},
+                                           {StateFormat::fp32, StateFormat::bf16},
+                                           {StateFormat::bf16, StateFormat::bf16},
+                                           {StateFormat::fp32, StateFormat::fp8}}) {
         TrainerConfig config = small_config(false, 1);
-        config.optimizer.adam_moments = moments;
+        config.optimizer.masters = masters, config.optimizer.adam_moments = moments;
         Trainer<bf16> trainer(config, Comm::self());
         const size_t planned = trainer.memory().staging;
         trainer.allocate();
         size_t saved = 0;
-        for (const DeviceSlice& part : trainer.state_slices()) saved += part.slice.bytes();
+        for (const DeviceSlice& part : trainer.state_slices()) saved += staged_bytes(part);
         CHECK(planned == saved);
+        if (moments == StateFormat::fp8) continue;
         // Master and two moments of every parameter.
-        const size_t bytes = moments == MomentFormat::fp32 ? 12 : 8;
+        const size_t bytes = bytes_of(masters) + 2 * bytes_of(moments);
         CHECK(planned == bytes * static_cast<size_t>(trainer.config().model.padded_parameters()));
     }
 }
 
 // Also verified steps and the state that checkpoints save, which read masters and moments in host memory.
 TEST_CASE("trainer: offloaded state has the same bits" * doctest::test_suite(kNotUnderTsan)) {
-    for (const auto& [fp8, optimizer] : {std::pair{true, OptimizerKind::adamw},
-                                         {false, OptimizerKind::adamw},
-                                         {true, OptimizerKind::normuon},
-                                         {false, OptimizerKind::lion}}) {
+    for (const auto& [fp8, optimizer, masters, moments] :
+         {std::tuple{true, OptimizerKind::adamw, StateFormat::fp32, StateFormat::fp32},
+          {true, OptimizerKind::adamw, StateFormat::bf16, StateFormat::fp8},
+          {false, OptimizerKind::adamw, StateFormat::fp32, StateFormat::bf16},
+          {true, OptimizerKind::normuon, StateFormat::bf16, StateFormat::fp32},
+          {false, OptimizerKind::lion, StateFormat::fp32, StateFormat::fp32}}) {
         CAPTURE(fp8);
         std::vector<std::vector<float>> results[2];
         for (const bool offload : {false, true}) {
             TrainerConfig config = small_config(fp8, 2);
             config.optimizer.kind = optimizer;
+            config.optimizer.masters = masters, config.optimizer.adam_moments = moments;
             config.sharding.offload_state = config.offload_residuals = offload;
             config.verify_every = 2;
             config.model.layers = 4;
@@ -117,8 +133,7 @@ TEST_CASE("trainer: offloaded state has the same bits" * doctest::test_suite(kNo
             for (int i = 0; i < 4; i++) step(test, i);
             results[offload] = all_weights(test.weights, test.stream);
             for (const DeviceSlice& part : test.trainer.state_slices())
-                results[offload].push_back(
-                    read_back(static_cast<const float*>(part.values), part.slice.count, test.stream));
+                results[offload].push_back(read_state(part.values, part.slice.count, test.stream));
         }
         CHECK(same_bits(results[0], results[1]));
     }

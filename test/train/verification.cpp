@@ -128,7 +128,7 @@ TEST_CASE("verification: Muon's momentum and NorMuon's second moments") {
         const ParameterTable::Place place = run.table.find("h.1.fc.weight");
         const ParameterTensor& tensor = run.table.tensor(place);
         const auto momentum = run.optimizer.moments_of(place.unit, tensor, tensor.offset)[0];
-        run.flip(static_cast<const float*>(momentum.values), tensor.count(), 2);
+        run.flip(momentum.values.as<float>(), tensor.count(), 2);
     });
     CHECK(momentum.find("m of h.1.fc.weight had checksum ") != std::string::npos);
     const std::string second = difference_after([](Run<bf16>& run) {
@@ -147,9 +147,9 @@ TEST_CASE("verification: a bit of the masters or moments that flips between two 
             const ParameterTable::Place place = r.table.find("h.1.fc.weight");
             const ParameterTensor& tensor = r.table.tensor(place);
             const size_t at = r.trainer.layout().slice_index(place.unit) + tensor.offset;
-            const float* memory = r.weights.master(place.unit, place.tensor);
+            const float* memory = r.weights.master(place.unit, place.tensor).as<float>();
             for (const auto& m : r.optimizer.moments())
-                if (m.name == std::string(moment)) memory = static_cast<const float*>(m.values) + at;
+                if (m.name == std::string(moment)) memory = m.values.as<float>() + at;
             r.flip(memory, tensor.count(), master ? 0 : 2);
         };
         for (Run<bf16>* r : {&run, &blind, &clean}) r->step();
@@ -168,7 +168,7 @@ TEST_CASE("verification: a bit of the masters or moments that flips between two 
 
 TEST_CASE("verification: moments in BF16 are seen to their last element") {
     TrainerConfig config = config_of(nullptr, true);
-    config.optimizer.adam_moments = MomentFormat::bf16;
+    config.optimizer.adam_moments = StateFormat::bf16;
     Run<bf16> run(config);
     run.step();
     CHECK(run.difference_in_next_step().empty());
@@ -176,7 +176,7 @@ TEST_CASE("verification: moments in BF16 are seen to their last element") {
     const ParameterTable::Place place = run.table.find("h.1.fc.weight");
     const ParameterTensor& tensor = run.table.tensor(place);
     const auto v = run.optimizer.moments_of(place.unit, tensor, tensor.offset)[1];
-    run.flip(static_cast<const bf16*>(v.values) + tensor.count() - 1, 1);
+    run.flip(v.values.as<bf16>() + tensor.count() - 1, 1);
     CHECK(run.difference_in_next_step().find("v of h.1.fc.weight had checksum ") != std::string::npos);
 }
 

@@ -71,7 +71,8 @@ void swiglu_backward(const Grid&, Real* dinp, const Real* dout, const Real* inp,
 template <class F8>
 void quantize(const Grid&, F8* row, F8* transposed, float* parts, Fp8State* state, const bf16* inp, const bf16* inp_low,
               int N, int C, QuantizePass pass);
-void quantize_weight(const Grid&, e4m3* row, e4m3* transposed, Fp8State* state, const float* master,
+template <class Master>
+void quantize_weight(const Grid&, e4m3* row, e4m3* transposed, Fp8State* state, const Master* master,
                      const float* factors, int R, int C, QuantizePass pass);
 void gelu_forward_fp8(const Grid&, e4m3* row, e4m3* transposed, Fp8State* state, const bf16* inp, int N, int C,
                       QuantizePass pass);
@@ -92,8 +93,9 @@ void activation_fp8(const Grid&, F8* row, F8* transposed, Fp8State* state, const
 template <Fp8Scaling S>
 void quantize_blocks(const Grid&, e4m3* row, void* row_scales, e4m3* transposed, void* transposed_scales, float* parts,
                      Fp8State* state, const bf16* inp, int N, int C, QuantizePass pass);
+template <class Master>
 void quantize_weight_tiles(const Grid&, e4m3* row, float* row_scales, e4m3* transposed, float* transposed_scales,
-                           Fp8State* state, const float* master, int R, int C, QuantizePass pass);
+                           Fp8State* state, const Master* master, int R, int C, QuantizePass pass);
 
 // ---- classifier.cpp -------------------------------------------------------------------------------------------------
 
@@ -131,9 +133,9 @@ void qk_norm_rope_backward(const Grid&, Real* dqkv, float* parts, const Real* qk
 
 // ---- muon.cpp -------------------------------------------------------------------------------------------------------
 
-template <class Real>
-void muon_momentum(const Grid&, float* m, Real* u, const float* grad, size_t count, MuonMomentum config, bool nesterov,
-                   const StepState* state);
+template <class Real, class Gradient>
+void muon_momentum(const Grid&, float* m, Real* u, const Gradient* grad, size_t count, MuonMomentum config,
+                   bool nesterov, const StepState* state);
 template <class Real>
 void muon_norm(const Grid&, double* partials, const Real* x, size_t count);
 template <class Real>
@@ -152,6 +154,7 @@ template <class Real>
 void gelu_backward(const Grid&, Real* dinp, float* parts, const Real* dout, const Real* inp, int N, int C, int lanes);
 void reduce_column_parts(const Grid&, float* first, float* second, const float* parts, int count, int columns,
                          int split, bool accumulate);
-void global_norm(const Grid&, double* partials, const float* grad, size_t n);
+template <class T>
+void global_norm(const Grid&, double* partials, const T* grad, size_t n);
 
 }  // namespace llmc::host

@@ -6,8 +6,8 @@
 
 namespace llmc::host {
 
-template <class Real>
-void muon_momentum(const Grid&, float* m_pointer, Real* u, const float* grad, size_t count, MuonMomentum config,
+template <class Real, class Gradient>
+void muon_momentum(const Grid&, float* m_pointer, Real* u, const Gradient* grad, size_t count, MuonMomentum config,
                    bool nesterov, const StepState* state) {
     const float grad_scale = state->grad_scale;
     const double exact = momentum_at(config, state->applied > 0 ? state->applied - 1 : 0);
@@ -15,7 +15,7 @@ void muon_momentum(const Grid&, float* m_pointer, Real* u, const float* grad, si
     const bool keeps = !state->skip;
 #pragma omp parallel for schedule(static) if (count > 16384)
     for (size_t i = 0; i < count; i++) {
-        const float gradient = one_minus_momentum * (grad[i] * grad_scale);
+        const float gradient = one_minus_momentum * (to_float(grad[i]) * grad_scale);
         const float m = fmaf(momentum, m_pointer[i], gradient);
         if (keeps) m_pointer[i] = m;
         u[i] = to<Real>(nesterov ? fmaf(momentum, m, gradient) : m);
@@ -99,6 +99,8 @@ void column_squares(const Grid& grid, float* squares, const Real* x, int rows, i
 
 #define LLMC_INSTANTIATE(Real)                                                                          \
     template void muon_momentum(const Grid&, float*, Real*, const float*, size_t, MuonMomentum, bool,   \
+                                const StepState*);                                                      \
+    template void muon_momentum(const Grid&, float*, Real*, const bf16*, size_t, MuonMomentum, bool,    \
                                 const StepState*);                                                      \
     template void muon_norm(const Grid&, double*, const Real*, size_t);                                 \
     template void copy_matrix(const Grid&, Real*, const Real*, int, int, bool, const float*, FactorOf); \

@@ -126,8 +126,9 @@ template void quantize_blocks<Fp8Scaling::block>(const Grid&, e4m3*, void*, e4m3
 template void quantize_blocks<Fp8Scaling::mx>(const Grid&, e4m3*, void*, e4m3*, void*, float*, Fp8State*, const bf16*,
                                               int, int, QuantizePass);
 
+template <class Master>
 void quantize_weight_tiles(const Grid&, e4m3* row, float* row_scales, e4m3* transposed, float* transposed_scales,
-                           Fp8State* state, const float* master, int R, int C, QuantizePass pass) {
+                           Fp8State* state, const Master* master, int R, int C, QuantizePass pass) {
     const int across = tiles_of(C), tasks = tiles_of(R) * across;
 #pragma omp parallel if (tasks > 1)
     {
@@ -138,7 +139,7 @@ void quantize_weight_tiles(const Grid&, e4m3* row, float* row_scales, e4m3* tran
             const size_t r = static_cast<size_t>(first_row), c = static_cast<size_t>(first_column);
             alignas(64) float tile[kTile * kTile];
             for (int i = 0; i < kTile; i++)
-                std::memcpy(tile + i * kTile, master + (r + i) * C + c, kTile * sizeof(float));
+                for (int j = 0; j < kTile; j++) tile[i * kTile + j] = to_float(master[(r + i) * C + c + j]);
             float amax = 0.0f;
             for (const float x : tile) {
                 const float magnitude = float_from_bits(float_bits(x) & kFloatMagnitudeMask);
@@ -156,5 +157,9 @@ void quantize_weight_tiles(const Grid&, e4m3* row, float* row_scales, e4m3* tran
     }
     commit(state, {}, static_cast<size_t>(R) * C, pass);
 }
+template void quantize_weight_tiles(const Grid&, e4m3*, float*, e4m3*, float*, Fp8State*, const float*, int, int,
+                                    QuantizePass);
+template void quantize_weight_tiles(const Grid&, e4m3*, float*, e4m3*, float*, Fp8State*, const bf16*, int, int,
+                                    QuantizePass);
 
 }  // namespace llmc::host

@@ -69,7 +69,8 @@ void reduce_column_parts(const Grid&, float* first, float* second, const float* 
     }
 }
 
-void global_norm(const Grid& grid, double* partials, const float* grad, size_t n) {
+template <class T>
+void global_norm(const Grid& grid, double* partials, const T* grad, size_t n) {
     constexpr size_t kEightsOfBlock = 256;
     const size_t blocks = grid.grid.x;
 #pragma omp parallel for schedule(static) if (blocks > 1)
@@ -91,6 +92,7 @@ void global_norm(const Grid& grid, double* partials, const float* grad, size_t n
 }
 
 #define LLMC_INSTANTIATE(Real)                                                    \
+    template void global_norm(const Grid&, double*, const Real*, size_t);         \
     template void bias_gradient(const Grid&, float*, const Real*, int, int, int); \
     template void gelu_backward(const Grid&, Real*, float*, const Real*, const Real*, int, int, int);
 LLMC_INSTANTIATE(float)

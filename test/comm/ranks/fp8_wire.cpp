@@ -6,6 +6,7 @@
 #include <map>
 
 #include "llmc/device/transfer.h"
+#include "llmc/shard/state_values.h"
 #include "llmc/train/trainer.h"
 #include "test/comm/ranks/ranks.h"
 #include "test/model/all_weights.h"
@@ -225,14 +226,8 @@ TEST_CASE(
             for (const DeviceSlice& slice : whole.trainer.state_slices()) {
                 if (slice.slice.name() != name) continue;
                 float* to = mine.data() + slice.slice.start;
-                if (slice.slice.dtype == "F32")
-                    for (const float value :
-                         read_back(static_cast<const float*>(slice.values), slice.slice.count, whole.trainer.stream()))
-                        *to++ = value;
-                else
-                    for (const bf16 value :
-                         read_back(static_cast<const bf16*>(slice.values), slice.slice.count, whole.trainer.stream()))
-                        *to++ = to_float(value);
+                for (const float value : read_state(slice.values, slice.slice.count, whole.trainer.stream()))
+                    *to++ = value;
             }
             all.resize(mine.size() * as_size(world().world()));
             world().host_all_gather(all.data(), mine.data(), mine.size() * sizeof(float));

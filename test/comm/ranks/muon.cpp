@@ -47,7 +47,7 @@ Result train(const Comm& comm, OptimizerKind kind, int stage, int within, int ra
     OptimizerSetup setup{.schedule = {ScheduleKind::constant, 1e-2, 0, 100, 0}, .clip = 1};
     setup.optimizer.kind = kind;
     // NorMuon with AdamW's moments in BF16, Muon with moments in FP32.
-    setup.optimizer.adam_moments = kind == OptimizerKind::normuon ? MomentFormat::bf16 : MomentFormat::fp32;
+    setup.optimizer.adam_moments = kind == OptimizerKind::normuon ? StateFormat::bf16 : StateFormat::fp32;
     Optimizer<Real> optimizer(setup, weights, gradients, &matmul);
     weights.allocate(stream);
     gradients.allocate(stream);

@@ -40,7 +40,7 @@ struct RunConfig {
     int within = 0;
     int blocks = 3;
     KernelSet kernels = KernelSet::common();
-    MomentFormat moments = MomentFormat::fp32;
+    StateFormat masters = StateFormat::fp32, gradients = StateFormat::fp32, moments = StateFormat::fp32;
     ClipKind clip_kind = ClipKind::norm;
     double clip = 1.0;
 };
@@ -60,11 +60,12 @@ TrainerConfig trainer_config(const RunConfig& c) {
     config.sharding.stage = c.stage;
     config.sharding.wire = c.wire;
     config.sharding.within = c.within;
+    config.sharding.gradients = c.gradients;
     config.schedule = {ScheduleKind::constant, 2e-3, 0, 100, 0};
     config.adamw = {0.9, 0.95, 1e-8, 0.1};
     config.clip = c.clip;
     config.optimizer.clip_kind = c.clip_kind;
-    config.optimizer.adam_moments = c.moments;
+    config.optimizer.masters = c.masters, config.optimizer.adam_moments = c.moments;
     config.loss_scale = loss_scale_config(c.recipe ? "dynamic" : "off");
     return config;
 }
@@ -197,10 +198,45 @@ TEST_CASE("sharded training in FP32 equals one rank's") { check_stages<float>({}
 
 TEST_CASE("sharded training in BF16 equals one rank's") { check_stages<bf16>({}, 1e-3, 2e-2, {1, 2}); }
 
-TEST_CASE("sharded training with moments in BF16 equals one rank's: random bits belong to elements") {
+TEST_CASE("sharded training with moments in BF16 or FP8 equals one rank's: random bits and scales belong to elements") {
     RunConfig config;
-    config.moments = MomentFormat::bf16;
-    check_stages<bf16>(config, 1e-3, 2e-2);
+    for (const StateFormat moments : {StateFormat::bf16, StateFormat::fp8}) {
+        config.moments = moments;
+        check_stages<bf16>(config, 1e-3, 2e-2);
+    }
+}
+
+TEST_CASE("sharded training with masters in BF16 equals one rank's: random bits belong to elements") {
+    RunConfig config;
+    config.masters = StateFormat::bf16;
+    for (const char* recipe : {static_cast<const char*>(nullptr), "delayed", "current"}) {
+        CAPTURE(recipe);
+        config.recipe = recipe;
+        check_stages<bf16>(config, 1e-3, 5e-2);
+    }
+}
+
+TEST_CASE("sharded training with gradients in BF16 equals one rank's: every micro-batch is rounded by itself") {
+    RunConfig config;
+    config.gradients = StateFormat::bf16;
+    for (const char* recipe : {static_cast<const char*>(nullptr), "delayed"}) {
+        CAPTURE(recipe);
+        config.recipe = recipe;
+        check_stages<bf16>(config, 1e-3, 5e-2);
+    }
+    config.wire = Wire::bf16;  // a micro-step's sum is rounded, and stages agree with each other
+    config.micro_steps = 2;
+    std::vector<std::vector<float>> first;
+    for (int stage = 0; stage <= 3; stage++) {
+        CAPTURE(stage);
+        config.stage = stage;
+        ShardedRun<bf16> run(config, world());
+        run.train();
+        if (stage == 0) first = run.weights();
+        CHECK(same_bits(run.weights(), first));
+    }
+    config.within = 1;
+    if (world().world() > 1) CHECK_THROWS_AS(Trainer<bf16>(trainer_config(config), world()), Error);
 }
 
 TEST_CASE("sharded training with clipping by tensor norm or value equals one rank's") {
@@ -270,6 +306,7 @@ TEST_CASE("sharded FP8: some layers in BF16, the head, portable kernels, whole-b
     }
     RunConfig mx;
     mx.recipe = "mxfp8";
+    mx.masters = StateFormat::bf16;
     const bool ordered = world().reduce_order() == ReduceOrder::rank;
     RunConfig expected_config = mx;
     if (ordered) expected_config.micro_steps = world().world();

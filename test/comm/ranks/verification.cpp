@@ -149,7 +149,7 @@ TEST_CASE("verified steps name a rank whose masters or gradient sums differ") {
     CHECK(run.step() == "");
     const ParameterTable::Place place = run.trainer.table().find("h.1.fc.weight");
     const ParameterTensor& tensor = run.trainer.table().tensor(place);
-    const float* const sums = run.trainer.gradients().slice(place.unit) + tensor.offset;
+    const float* const sums = run.trainer.gradients().slice(place.unit).from(tensor.offset).as<float>();
     const std::string found = run.step([&] { run.flip(sums, tensor.count() * sizeof(float)); });
     check_says(found, "sum of gradient of h.1.fc.weight");
     CHECK(found.find(others) != std::string::npos);
