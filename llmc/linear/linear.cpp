@@ -101,13 +101,20 @@ Quantized<e4m3> Linear<Real>::x_codes(const Pass& pass) {
     Fp8Registry& fp8 = *layers_.fp8_;
     Fp8State* state = evaluation && !fp8.uses_history() ? fp8.evaluation_state(tensors_, Fp8Role::x)
                                                         : fp8.state(tensors_, Fp8Role::x);
-    layers_.x_.holder = tensors_;
-    // Only wgrad reads the transposed codes. If backward makes the input again, that pass writes them.
-    if (evaluation || (setup_.recomputed && pass.kind == PassKind::training))
-        return {codes_at(layers_.x_.row), nullptr, state, layers_.x_.row_scales, nullptr};
-    x_transposed_->holder = tensors_;
-    return {codes_at(layers_.x_.row), codes_at(x_transposed_->transposed), state, layers_.x_.row_scales,
-            x_transposed_->transposed_scales};
+    Quantized<e4m3> codes{nullptr, nullptr, state};
+    // forward() reads the row codes, wgrad the transposed ones. If backward makes the input again, that pass writes the
+    // latter, and row codes only for a product that runs again.
+    if (pass.kind != PassKind::recompute || setup_.runs_again) {
+        layers_.x_.holder = tensors_;
+        codes.row = codes_at(layers_.x_.row);
+        codes.row_scales = layers_.x_.row_scales;
+    }
+    if (!evaluation && !(setup_.recomputed && pass.kind == PassKind::training)) {
+        x_transposed_->holder = tensors_;
+        codes.transposed = codes_at(x_transposed_->transposed);
+        codes.transposed_scales = x_transposed_->transposed_scales;
+    }
+    return codes;
 }
 
 template <class Real>

@@ -11,7 +11,7 @@
 // A layer in FP8 has three tensors, x, w and dout. Each is stored row-major and transposed, because products on Hopper
 // read both operands along the dimension that they sum over. Row codes of x and both layouts of dout live until the
 // next product, in memory that all layers share. Transposed codes of x are kept for the weight gradient, or shared if
-// backward makes them again. WeightCodes holds those of w.
+// backward makes them again. Each pass writes only the layouts that it reads. WeightCodes holds those of w.
 #pragma once
 #include <map>
 #include <memory>
@@ -107,6 +107,7 @@ private:
 struct LinearSetup {
     std::string kind;                 // layers of one kind share memory that is not kept until backward
     bool recomputed = false;          // backward makes the input again
+    bool runs_again = false;          // and then the output, which later layers of the block read
     bool input_from_values = false;   // the input's producer does not cast
     bool gradient_from_norm = false;  // a norm's backward makes the output's gradient, and casts it
     bool gated = false;               // the first half of the outputs are gates for the second half
@@ -128,7 +129,6 @@ public:
     int outputs() const { return outputs_; }  // OC
     int rows() const { return rows_; }
     bool is_fp8() const { return is_fp8_; }
-    bool is_recomputed() const { return setup_.recomputed; }
     const LinearSetup& setup() const { return setup_; }
     int fp8_number() const { return tensors_; }  // in Fp8Registry; -1 if the layer never was in FP8
     const ParameterTable::Place& weight_place() const { return weight_; }

@@ -15,6 +15,7 @@ template <class Real>
 LinearSetup behind_norm(const ModelContext<Real>& c, const char* kind, bool gated = false) {
     return {.kind = kind,
             .recomputed = c.recompute >= Recompute::norm,
+            .runs_again = c.recompute == Recompute::block,
             .input_from_values = !c.kernels.has(KernelVariant::layernorm_fp8),
             .gated = gated};
 }
@@ -38,7 +39,8 @@ DecoderBlock<Real>::DecoderBlock(ModelContext<Real>& c, int layer, const Attenti
       qkv_(c.linear, block_prefix(layer) + "qkv", c.B * c.T, behind_norm(c, "qkv")),
       attn_proj_(c.linear, block_prefix(layer) + "attn_proj", c.B * c.T,
                  {.kind = "attn_proj",
-                  .recomputed = c.recompute >= Recompute::block,
+                  .recomputed = c.recompute == Recompute::block,
+                  .runs_again = c.recompute == Recompute::block,
                   .gradient_from_norm = c.kernels.has(KernelVariant::layernorm_backward_fp8)}),
       fc_(c.linear, block_prefix(layer) + "fc", c.B * c.T, behind_norm(c, "fc", is_gated(activation_))),
       fc_proj_(c.linear, block_prefix(layer) + "fc_proj", c.B * c.T,

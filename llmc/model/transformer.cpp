@@ -24,7 +24,6 @@ Transformer<Real>::Transformer(const ModelSetup& setup, Weights<Real>& weights, 
       loss_(setup.loss),
       B_(setup.batch),
       T_(setup.seq),
-      recompute_(setup.recompute),
       end_token_(setup.end_token),
       document_positions_(setup.end_token && setup.document_positions),
       weights_(weights),
@@ -115,12 +114,7 @@ template <class Real>
 int64_t Transformer<Real>::fp8_products() const {
     int64_t products = 0;
     for (const Linear<Real>* layer : linear_.all())
-        if (layer->is_fp8()) products += 3 * (layer == &head_ ? head_chunks() : 1);
-    if (recompute_ != Recompute::block) return products;
-    for (const Linear<Real>* layer : linear_.all())
-        if (layer->is_fp8() && layer->is_recomputed()) products++;
-    for (const auto& block : blocks_)  // recomputation leaves out a block's last product
-        if (block->last_layer().is_fp8()) products--;
+        if (layer->is_fp8()) products += 3 * (layer == &head_ ? head_chunks() : 1) + layer->setup().runs_again;
     return products;
 }
 

@@ -135,7 +135,6 @@ private:
     const ModelConfig config_;
     const TrainedLoss loss_;
     const int B_, T_;
-    const Recompute recompute_;
     const std::optional<int> end_token_;
     const bool document_positions_;
     Weights<Real>& weights_;

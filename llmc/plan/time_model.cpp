@@ -96,6 +96,7 @@ double newton_schulz_flops(const ModelConfig& model) {
 
 // Bytes per token and layer that depend on the kind of block.
 struct ElementWise {
+    double activated;  // channels that the activation writes
     double activation_forward, activation_backward, bias_gradients = 0, rope = 0;
 
     explicit ElementWise(const ModelConfig& model) {
@@ -103,9 +104,10 @@ struct ElementWise {
         std::vector<TensorRow> matrices;
         for (const TensorRow& row : table.block)
             if (row.is_matrix()) matrices.push_back(row);
-        const double read = matrices.at(matrices.size() - 2).rows, written = matrices.back().columns;
-        activation_forward = kActivation * (read + written);
-        activation_backward = kActivation * (2 * read + written);
+        const double read = matrices.at(matrices.size() - 2).rows;
+        activated = matrices.back().columns;
+        activation_forward = kActivation * (read + activated);
+        activation_backward = kActivation * (2 * read + activated);
         // The activation's backward pass sums up the gradient of the bias before it.
         for (size_t i = 0; i < matrices.size(); i++)
             for (const TensorRow& row : table.block)
@@ -233,16 +235,24 @@ StepTime step_time(const PlannedRun& run, Precision precision, int slices) {
 
     const ElementWise bytes(model);
     const double launches = time.launches(L * kKernelsPerLayer / 2);
-    const double light =
-        time.element_wise(L * N * (2 * C * kNormForward + bytes.rope / 2 + bytes.activation_forward)) + launches;
-    double heavy = time.element_wise(L * N *
-                                     (2 * C * (kNormBackward + fp8_share * kNormBackwardFp8) + bytes.rope / 2 +
-                                      bytes.activation_backward + (1 - fp8_share) * bytes.bias_gradients)) +
-                   launches;
-    const bool again = config.recompute == Recompute::block, norms = config.recompute == Recompute::norm;
-    if (config.recompute == Recompute::gelu || norms) heavy += time.element_wise(L * N * bytes.activation_forward);
-    if (norms) heavy += time.element_wise(L * N * 2 * C * kNormAgain);
-    if (again) heavy += light;
+    const bool again = config.recompute == Recompute::block;
+    double forward_bytes = 2 * C * kNormForward + bytes.rope / 2 + bytes.activation_forward;
+    double again_bytes = again ? forward_bytes : 0;
+    // Each pass writes one layout of FP8 codes of what is made again, but both for a product that runs again.
+    if (config.recompute >= Recompute::gelu) {
+        forward_bytes -= fp8_share * bytes.activated;
+        again_bytes += (again ? 0 : bytes.activation_forward) - fp8_share * bytes.activated;
+    }
+    if (config.recompute >= Recompute::norm) {
+        forward_bytes -= fp8_share * 2 * C;
+        if (!again) again_bytes += 2 * C * (kNormAgain - fp8_share);
+    }
+    const double light = time.element_wise(L * N * forward_bytes) + launches;
+    double heavy =
+        time.element_wise(L * N *
+                          (2 * C * (kNormBackward + fp8_share * kNormBackwardFp8) + bytes.rope / 2 +
+                           bytes.activation_backward + (1 - fp8_share) * bytes.bias_gradients + again_bytes)) +
+        (1 + again) * launches;
     if (config.sharding.gradients != StateFormat::fp32)  // reads a gradient, and reads and writes its sum
         heavy += time.element_wise(static_cast<double>(model.padded_parameters()) * (4 + 2 * 2) / slices);
     const double rest = time.element_wise(N * (kLogits * model.padded_vocab() + C * kEmbedding));

@@ -106,6 +106,13 @@ TEST_CASE("plan: recomputation, ranks and lengths") {
     const double channel = kCalibration * 1e3 * 524288.0 * 12 * 768 / (0.85 * 4.2e12);
     CHECK(step(Recompute::gelu).total() - none.total() == near(16 * channel));
     CHECK(step(Recompute::norm).total() - none.total() == near(24 * channel));
+    // In FP8 each of the two passes writes one layout of codes: reads 8C, or 2C for each norm, and writes half as much.
+    const auto in_fp8 = [&](Recompute recompute) {
+        run.config.recompute = recompute;
+        return step_time(run, Precision::fp8, 1).total();
+    };
+    CHECK(in_fp8(Recompute::gelu) - in_fp8(Recompute::none) == near(8 * channel));
+    CHECK(in_fp8(Recompute::norm) - in_fp8(Recompute::gelu) == near(4 * channel));
     CHECK(block.products - none.products == near(134.8198));
     CHECK(block.blocks_forward == near(none.blocks_forward));
     CHECK(block.blocks_backward == near(none.blocks_backward + none.blocks_forward));
