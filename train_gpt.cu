@@ -4,7 +4,7 @@
 
 #include "llmc/base/json.h"          // json_text
 #include "llmc/comm/connect.h"       // connect, leave, launch_environment
-#include "llmc/commands/check.h"     // admit, check_cards, check_communicators, Admission
+#include "llmc/commands/check.h"     // admit, check_cards, check_communicators, load_products, Admission
 #include "llmc/commands/commands.h"  // run_command, plan_rank, plan_run, predicted_seconds
 #include "llmc/commands/fit.h"       // AskedRun, fit_into_memory
 #include "llmc/flags/options.h"      // Options, parse_options, resolve, trainer_config
@@ -29,6 +29,8 @@ ExitCode train(const Options& options, const Inputs& inputs, Admission& admissio
                RunDirectory& directory, std::optional<Resumed>& resumed) {
     Trainer<Real> trainer(trainer_config(options, admission.products), ranks.comm);
     trainer.allocate();
+    if (std::string(ranks.comm.name()) == "nccl")
+        load_products(trainer.kinds_of_products(), trainer.matmul(), trainer.stream());
     check_communicators(options, trainer, ranks, admission);
     const CardFacts card{admission.summary, peak_tflops(ranks.device, options.precision, admission)};
     Run<Real> run(options, inputs, card, ranks, directory, resumed, trainer);

@@ -148,6 +148,13 @@ ProductTrial ProductChecks::hold(const Product& product, const ProductChoice& wa
     return trial;
 }
 
+void ProductChecks::run(const Product& product) {
+    const Operands& o = operands_of(product);
+    o.fill(false, stream_);
+    o.clear_result(stream_);
+    matmul_.multiply(product, o.tensors(), stream_);
+}
+
 std::string ProductChecks::problem_of(const Product& product, bool separate_bias) {
     const Operands& o = operands_of(product);
     const Product::Element element = product.result_element();

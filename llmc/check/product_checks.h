@@ -33,6 +33,8 @@ public:
     std::vector<ProductChoice> ways(const Product& product, const std::string& preferred, int limit);
     // Compares one way with the known results. Throws errors of the device, and puts all others into `problem`.
     ProductTrial hold(const Product& product, const ProductChoice& way, bool timed);
+    // Makes the product once in the way that `matmul` has chosen, on operands of its own.
+    void run(const Product& product);
 
 private:
     struct Operands;

@@ -8,6 +8,7 @@
 
 #include "llmc/base/json.h"
 #include "llmc/base/text.h"
+#include "llmc/check/product_checks.h"
 #include "llmc/checkpoint/manifest.h"
 #include "llmc/comm/connect.h"
 #include "llmc/commands/commands.h"
@@ -318,6 +319,20 @@ Admission admit(const Options& o, Ranks& ranks, const Resumed* resumed) {
                 *peak);
     }
     return admission;
+}
+
+void load_products(const std::map<Product, std::set<std::string>>& products, Matmul& matmul, stream_t stream) {
+    const ProductCounts before = matmul.counts();
+    ProductChecks checks(matmul, stream);
+    for (const auto& [product, kinds] : products) {
+        try {
+            checks.run(product);
+        } catch (const Error& error) {
+            if (error.code() != ExitCode::no_resources) throw;  // it is loaded in the first step instead
+        }
+    }
+    synchronize(stream);
+    matmul.reset_counts(before);
 }
 
 std::string checked_run_text(const Options& o, int ranks) {

@@ -5,6 +5,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "llmc/check/card_check.h"
@@ -45,6 +46,10 @@ Admission admit(const Options& options, Ranks& ranks, const Resumed* resumed);
 // The run's configuration as the card check's worker gets it, and the kernels that the worker derives from it.
 std::string checked_run_text(const Options& options, int ranks);
 KernelUse kernel_use_from_text(const std::string& text);
+
+// Makes every product once. cuBLASLt may load a kernel at its first use, which waits for the device. Next to a
+// collective that waits for another rank, it could wait forever, so call this before a run over NCCL begins.
+void load_products(const std::map<Product, std::set<std::string>>& products, Matmul& matmul, stream_t stream);
 
 // Checks the communicators of a run with several ranks, before its first step. A collective.
 template <class Real>

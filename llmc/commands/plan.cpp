@@ -167,12 +167,10 @@ StagePlan plan_rank_of(const Options& o, const Comm& comm) {
     plan.stage = layout.stage();
     plan.recompute = trainer.config().recompute;
     plan.memory = trainer.memory();
-    plan.products = trainer.model().linear().products(o.batch * o.seq);
+    plan.products = trainer.kinds_of_products();
     plan.sent = sent_in_step(layout, o.micro_steps, sizeof(Real));
-    if (const Muon<Real>* muon = trainer.optimizer().muon()) {
+    if (const Muon<Real>* muon = trainer.optimizer().muon())
         plan.sent.optimizer = {muon->sent_in_step().calls, muon->sent_in_step().bytes};
-        for (const Product& product : muon->products()) plan.products[product].insert(word_of(o.optimizer));
-    }
     plan.slices = layout.is_sliced() ? plan.sent.group : 1;
     plan.reserve = memory_reserve(nccl_communicators(comm.world(), static_cast<int>(layout.group_size())) +
                                   (trainer.optimizer().muon() && comm.world() > 1 ? 1 : 0));

@@ -7,6 +7,7 @@
 #include "llmc/shard/state_values.h"
 #include "llmc/train/staging.h"
 #include "llmc/train/verification.h"
+#include "llmc/train/words.h"
 
 namespace llmc {
 namespace {
@@ -74,6 +75,14 @@ std::vector<Matmul::LinearShape> Trainer<Real>::product_shapes() const {
     if (optimizer_.muon() && !config_.forward_only)
         shapes.insert(shapes.end(), optimizer_.muon()->shapes().begin(), optimizer_.muon()->shapes().end());
     return shapes;
+}
+
+template <class Real>
+std::map<Product, std::set<std::string>> Trainer<Real>::kinds_of_products() const {
+    std::map<Product, std::set<std::string>> products = model_.linear().products(config_.batch * config_.seq);
+    if (const Muon<Real>* muon = optimizer_.muon())
+        for (const Product& product : muon->products()) products[product].insert(word_of(config_.optimizer.kind));
+    return products;
 }
 
 template <class Real>

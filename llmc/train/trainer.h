@@ -14,8 +14,10 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -95,6 +97,8 @@ public:
     // Matrix products per micro-step of the last step, and how many of them should be in FP8.
     const ProductCounts& products() const { return products_; }
     int64_t expected_fp8_products() const { return model_.fp8_products(); }
+    // The products of a step, with the kinds of layers, or the optimizer, that need them.
+    std::map<Product, std::set<std::string>> kinds_of_products() const;
 
     // ---- The state between two steps, for checkpoints. These are collectives and wait for the device.
 

@@ -6,6 +6,10 @@
 #include <algorithm>
 
 #include "llmc/check/product_checks.h"
+#include "llmc/commands/check.h"
+#if !LLMC_CUDA
+#include "llmc/device/host/runtime.h"
+#endif
 #include "test/kernel_test.h"
 
 namespace llmc::test {
@@ -182,6 +186,27 @@ TEST_CASE("A product is made once without being timed before the first one is ti
     CHECK(first > second);
     if (!LLMC_CUDA) CHECK(first == second + 1);
     CHECK(second == products());
+}
+
+TEST_CASE("Products that are loaded beforehand are made once and do not count") {
+    std::map<Product, std::set<std::string>> products;
+    for (const Product& product : some_products())
+        if (!product.has_block_scales()) products[product] = {"fc"};
+    REQUIRE(products.size() > 3);
+    Matmul matmul(false);
+    matmul.reset_counts({5, 6, 7});
+#if !LLMC_CUDA
+    host::record_operations(true);
+#endif
+    load_products(products, matmul, test_stream());
+    CHECK((matmul.counts().fp8 == 5 && matmul.counts().bf16 == 6 && matmul.counts().fp32 == 7));
+#if !LLMC_CUDA
+    size_t made = 0;
+    for (const auto& [name, row] : host::operations())
+        if (name.starts_with("matmul ")) made += row.count;
+    host::record_operations(false);
+    CHECK(made == products.size());
+#endif
 }
 
 TEST_CASE("An algorithm that the library does not have is a problem, and no error") {
