@@ -169,7 +169,7 @@ void check_memory(const MemoryByKind& needed, size_t reserve, size_t available, 
               "--adam-moments bf16, --master bf16 and --gradients bf16, keep it in host memory with --offload "
               "optimizer, "
               "or use a smaller model or a larger device"
-            : "reduce -b, or leave -r at auto";
+            : "reduce -b, or use -r auto";
     throw Error(
         ExitCode::no_resources,
         "this run needs {} and {} has {}: weights {}, gradients {}, optimizer {}, activations {}, workspace {}{}; {}",
