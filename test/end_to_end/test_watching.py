@@ -176,15 +176,17 @@ class TensorBoard(Following):
         self.assertEqual({step for tag, step in text if tag == "sample"},
                          {r["step"] for r in finished.records if "sample" in r})
         self.assertIn('"precision": "fp8"', text["configuration", 0][0])
-        # Goes back to step 18 and stops at 20: the other steps are withdrawn.
+        # Goes back to the last checkpoint but one and stops at 20: the steps after 20 are withdrawn. On a slow disk some
+        # checkpoints are left out, but never the first and the last.
+        back = sorted(int(name.removeprefix("step_")) for name in os.listdir(finished.path("checkpoints")))[-2]
         again = run(*tiny_flags("--out", finished.directory, *flags, "--resume", "latest", "--rewind", 1, "--lr", "1e-2",
                                 "--stop-after", 20))
         self.assertEqual((again.code, "--track" in again.err), (0, False), again.err)
         later = self.assert_equal_to_metrics(finished)
         self.assertEqual(max(step for tag, step in later if tag == "train/loss"), 20)
-        self.assertEqual(later["train/loss", 18], found["train/loss", 18])
+        self.assertEqual(later["train/loss", back], found["train/loss", back])
         self.assertNotEqual(later["train/loss", 20], found["train/loss", 20])
-        self.assertIn('"lr": 0.01', read_events(finished.path("tensorboard"))["configuration", 19][0])
+        self.assertIn('"lr": 0.01', read_events(finished.path("tensorboard"))["configuration", back + 1][0])
         # Started once more, it has nothing to add.
         self.assertEqual(self.ended(self.follow(finished.directory, "--tensorboard")), (0, ""))
         self.assert_equal_to_metrics(finished)
