@@ -66,6 +66,8 @@ if [[ -n $ALL ]]; then
     queue stage "host: random order, guarded memory" doctest \
         env LLMC_ORDER=random LLMC_STREAMS=random LLMC_GUARD=1 $NATIVE/test_cpu --no-colors --test-suite-exclude=once \
         "--source-file=$(printf '*test/%s/*,' device fp8 linear optim shard train)"
+    queue stage "flags at random, ends of runs at random, briefly" check bash -c \
+        'python3 test/end_to_end/combinations.py --cases 2 --seed 3 && python3 test/end_to_end/lives.py --runs 1 --seed 3'
 fi
 demo=$(mktemp -d)
 trap 'rm -rf "$demo"' EXIT

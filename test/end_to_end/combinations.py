@@ -99,13 +99,13 @@ def training(draw):
     return flags, steps, {"block": 0, "mxfp8": 2}.get(recipe, 3)
 
 
-def change(draw, most_zero, whole, choices, fp32):
-    """Returns (ranks, flags, environment) under which a run has the same bits."""
+def change(draw, trained, most_zero, whole, choices):
+    """Returns (ranks, flags, environment) under which a run with the flags `trained` has the same bits."""
     ranks = draw.choice(choices)
     offload = draw.flag(0.3, "--offload", "optimizer", "residuals", "both")
     flags = ["--val-batches", SAMPLES // ranks, *draw.flag(0.3, "--recompute", "none", "gelu", "norm", "block"),
              *draw.flag(0.3, "--verify-every", 1, 2), *draw.flag(0.3, "--fp8-probe-every", 1, 2),
-             *([] if fp32 else offload)]
+             *([] if "fp32" in trained else offload)]
     if ranks > 1:
         flags += ["--zero", draw.randrange(most_zero + 1)]
     if whole:
@@ -156,8 +156,7 @@ def check(draw):
     stop = draw.choice([None, *range(1, steps)])
     parts = [[]] if stop is None else [["--stop-after", stop], ["--resume", draw.choice(["latest", "auto"])]]
     for part in parts:
-        ranks, more, environment = change(draw, most_zero, stop is None, [sender] if sender else [1, 2, 3],
-                                         "fp32" in flags)
+        ranks, more, environment = change(draw, flags, most_zero, stop is None, [sender] if sender else [1, 2, 3])
         runs.append((ranks, [*more, *part], environment))
         done = run(other, ranks, [*flags, *more, *part], environment)
         if done.returncode != 0:

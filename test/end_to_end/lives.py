@@ -101,7 +101,7 @@ def live_through(draw, lives, endings):
     said, codes, lived = [], None, 0
     while codes is None or set(codes) != {DONE}:
         way = draw.choice(["kill all", "kill one", "stop", "time"]) if lived < lives else "none"
-        count, more, environment = change(draw, most_zero, False, [ranks] if ranks else [1, 2, 3])
+        count, more, environment = change(draw, flags, most_zero, False, [ranks] if ranks else [1, 2, 3])
         if way == "time":
             more += ["--max-minutes", draw.uniform(0, seconds / 60)]
         said.append((way, count, more, environment))
