@@ -276,9 +276,7 @@ std::string describe_changes(const std::vector<Change>& changes, int ranks) {
     if (changes.empty())
         return fmt::format(
             "Nothing that -r, -b, --offload, --adam-moments, --master, --gradients, --precision bf16 and up to {} "
-            "ranks "
-            "can change makes it "
-            "fit.\n",
+            "ranks can change makes it fit.\n",
             kMostRanks);
     size_t width = 32;
     for (const Change& change : changes) width = std::max(width, change.flags.size());
