@@ -412,6 +412,8 @@ const Flag kRows[] = {
     flag(0, "fp8-fallback", "RULE", &Options::fp8_fallback, fp8_fallback_from_text,
          "SATURATED,UNDERFLOWED,STEPS, such as 0.01,0.5,10: move a layer to BF16 after STEPS steps in a row in which "
          "more than these fractions of one of its tensors saturated or underflowed; off: never"),
+    flag(0, "fp8-until", "WHEN", &Options::fp8_until, fp8_until_from_text,
+         "move all layers to BF16 after this step or percentage of --max-steps, such as 9400 or 94%"),
     flag(0, "loss-scale", "X", &Options::loss_scale, loss_scale_config,
          "off, dynamic (starts at 65536) or a power of two", "dynamic in fp8, else off"),
     flag(0, "loss-scale-growth-interval", "N", &Options::loss_scale_growth_interval, {.min = 1},

@@ -171,6 +171,7 @@ struct Options {
     int64_t fp8_log_every = 10;   // 0 = never
     int64_t fp8_probe_every = 0;  // 0 = never
     Parsed<Fp8FallbackRule> fp8_fallback = {"off", {}};
+    Parsed<Fp8Until> fp8_until = {"off", {}};
     Parsed<LossScaleConfig> loss_scale;  // "" = not given = dynamic in fp8, else off
     int loss_scale_growth_interval = 1000;
     int max_skips = 20;        // skipped steps in a row; 0 = no limit

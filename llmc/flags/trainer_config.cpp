@@ -15,6 +15,7 @@ Fp8Config fp8_config(const Options& o) {
     config.e4m3_gradients = o.fp8_grad == Fp8Grad::e4m3;
     config.smooth = o.fp8_smooth;
     config.fallback = o.fp8_fallback.value;
+    config.until = o.fp8_until.value.step(o.max_steps);
     config.probe = o.fp8_probe_every > 0;
     return config;
 }

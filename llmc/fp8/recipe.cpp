@@ -1,9 +1,10 @@
-// Reading --fp8-layers and --fp8-fallback. See recipe.h.
+// Reading --fp8-layers, --fp8-fallback and --fp8-until. See recipe.h.
 #include "llmc/fp8/recipe.h"
 
 #include <cstdio>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 
 #include "llmc/base/error.h"
@@ -94,6 +95,27 @@ Fp8FallbackRule fp8_fallback_from_text(const std::string& text) {
                         ": expected off or SATURATED,UNDERFLOWED,STEPS, two fractions above 0 and up to 1 and a number "
                         "of optimizer steps of at least 1, such as 0.01,0.5,10");
     return rule;
+}
+
+int64_t Fp8Until::step(int64_t max_steps) const {
+    if (value < 0) return kNever;
+    if (is_percentage && max_steps < 0) return kNever - 1;  // known when the data is; layers will leave, though
+    return static_cast<int64_t>(is_percentage ? value * static_cast<double>(max_steps) / 100 : value);
+}
+
+Fp8Until fp8_until_from_text(const std::string& text) {
+    Fp8Until until;
+    if (text == "off") return until;
+    until.is_percentage = text.ends_with('%');
+    const std::string number = text.substr(0, text.size() - until.is_percentage);
+    int used = 0;
+    const bool read = std::sscanf(number.c_str(), "%lf%n", &until.value, &used) == 1 &&
+                      static_cast<size_t>(used) == number.size() && until.value > 0;
+    if (!read ||
+        (until.is_percentage ? until.value > 100 : until.value != std::floor(until.value) || until.value > 1e15))
+        throw Error(ExitCode::bad_flags,
+                    "--fp8-until " + text + ": expected off, a step or a percentage of the run, such as 9400 or 94%");
+    return until;
 }
 
 }  // namespace llmc

@@ -1,5 +1,7 @@
 // How FP8 scales are computed, and which layers use them: the --fp8-* flags as values.
 #pragma once
+#include <cstdint>
+#include <limits>
 #include <set>
 #include <string>
 #include <vector>
@@ -37,6 +39,18 @@ struct Fp8FallbackRule {
 // From --fp8-fallback: "off" or "SATURATED,UNDERFLOWED,STEPS".
 Fp8FallbackRule fp8_fallback_from_text(const std::string& text);
 
+// How long a run is in FP8. Its last steps in BF16 close much of the gap: NVIDIA's report on NVFP4 (arXiv 2509.25149,
+// appendix D) switches for the last 6 %.
+struct Fp8Until {
+    static constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
+    double value = -1;  // optimizer steps, or percent of a run; negative: to the end
+    bool is_percentage = false;
+    // The step after which all layers leave FP8, in a run of max_steps, or of -1, which are not known yet.
+    int64_t step(int64_t max_steps) const;
+};
+// From --fp8-until: "off", a step or a percentage, such as 9400 or 94%.
+Fp8Until fp8_until_from_text(const std::string& text);
+
 struct Fp8Config {
     Fp8Recipe recipe = Fp8Recipe::delayed;
     int history = 16;  // optimizer steps in the window, at most kMaxAmaxHistory
@@ -46,7 +60,10 @@ struct Fp8Config {
     bool e4m3_gradients = false;  // E4M3 instead of E5M2 for output gradients; blocks always are
     bool smooth = false;          // a factor for each channel of some layers' inputs (laboratory.h)
     Fp8FallbackRule fallback;
-    bool probe = false;  // some micro-steps make their products in BF16 as well (laboratory.h)
+    int64_t until = Fp8Until::kNever;  // all layers leave FP8 after this step
+    bool probe = false;                // some micro-steps make their products in BF16 as well (laboratory.h)
+
+    bool layers_may_leave() const { return fallback.steps > 0 || until != Fp8Until::kNever; }
 };
 constexpr int kMaxAmaxHistory = 1024;
 

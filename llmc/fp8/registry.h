@@ -63,6 +63,7 @@ public:
     Fp8Scaling scaling() const { return scaling_; }
     bool has_block_scales() const { return scaling_ != Fp8Scaling::tensor; }
     bool falls_back() const { return config_.fallback.steps > 0; }
+    bool layers_may_leave() const { return config_.layers_may_leave(); }
     // True if scales come from earlier steps. Delayed scaling first needs one step with current scaling, which fills
     // the histories.
     bool uses_history() const { return config_.recipe == Fp8Recipe::delayed && calibrated_; }
@@ -105,6 +106,7 @@ public:
     // wait for the device. All ranks get the same layers, and each layer once: has_left() is true from then on.
     std::vector<Fp8Fallback> take_fallbacks();
     bool has_left(int layer) const { return left_[layer]; }
+    void mark_all_left() { left_.assign(left_.size(), true); }
     void clear_counts(stream_t stream);
     // Copies the states to `copy` (count()) and back, for a micro-step that is repeated.
     void put_aside(Fp8State* copy, stream_t stream) const;

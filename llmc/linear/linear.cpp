@@ -332,7 +332,7 @@ std::map<Product, std::set<std::string>> LinearLayers<Real>::products(int N) con
         if (layer->is_fp8())
             add(*layer, OperandType::e4m3, fp8_->config().e4m3_gradients ? OperandType::e4m3 : OperandType::e5m2_e4m3,
                 fp8_->scaling());
-        if (!layer->is_fp8() || fp8_->falls_back() || fp8_->config().probe)
+        if (!layer->is_fp8() || fp8_->layers_may_leave() || fp8_->config().probe)
             add(*layer, operand_type<Real>, operand_type<Real>, Fp8Scaling::tensor);
     }
     return products;
@@ -379,9 +379,10 @@ std::vector<NamedMemory> LinearLayers<Real>::weight_codes() const {
 }
 
 template <class Real>
-std::vector<Fp8Fallback> LinearLayers<Real>::fall_back(stream_t stream) {
+std::vector<Fp8Fallback> LinearLayers<Real>::leave_fp8(int64_t step, stream_t stream) {
     if (!fp8_) return {};
     const std::vector<Fp8Fallback> left = fp8_->take_fallbacks();
+    if (step >= fp8_->config().until) fp8_->mark_all_left();
     for (Linear<Real>* layer : layers_)
         if (layer->is_fp8() && fp8_->has_left(layer->tensors_)) layer->leave_fp8(stream);
     return left;

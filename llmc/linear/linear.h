@@ -66,9 +66,10 @@ public:
     void prepare_weights(stream_t stream);
     std::vector<NamedMemory> weight_codes() const;
     void make_weights_again(stream_t stream);
-    // Call once per step, after Fp8Registry::finish_step() and before prepare_weights(). Moves layers out of FP8 that
-    // lose too many values, and returns them for the log.
-    std::vector<Fp8Fallback> fall_back(stream_t stream);
+    // Call after optimizer step `step`, after Fp8Registry::finish_step() and before prepare_weights(). Moves layers out
+    // of FP8: those that lose too many values, which it returns for the log, and all of them once `step` is the last in
+    // FP8.
+    std::vector<Fp8Fallback> leave_fp8(int64_t step, stream_t stream);
 
     // For observers.
     Weights<Real>& weights() { return weights_; }
@@ -134,7 +135,7 @@ public:
     const ParameterTable::Place& weight_place() const { return weight_; }
     const Real* weight() const { return layers_.weights_.weight(weight_); }
     // True if the layer reads its input as values, now or after it has left FP8.
-    bool reads_values() const { return !is_fp8_ || layers_.fp8_->falls_back(); }
+    bool reads_values() const { return !is_fp8_ || layers_.fp8_->layers_may_leave(); }
 
     // ---- forward
 

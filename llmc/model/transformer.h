@@ -68,7 +68,7 @@ public:
         forget_rows();
         linear_.prepare_weights(stream);
     }
-    std::vector<Fp8Fallback> fall_back(stream_t stream) { return linear_.fall_back(stream); }
+    std::vector<Fp8Fallback> leave_fp8(int64_t step, stream_t stream) { return linear_.leave_fp8(step, stream); }
 
     // Trains on a micro-batch: forward, loss and gradients. The first micro-step of a step overwrites gradients and
     // loss sum, later ones add to them, and the last one turns both into sums over all ranks. The gradient is that of

@@ -112,10 +112,14 @@ void Run<Real>::end_step(const std::vector<Fp8Fallback>& fallbacks) {
         {stop_reason(deadline_), fingerprint_.value(), checkpoints_.is_writing(), checkpoints_.is_time(), Energy{}});
     stop_ = agreed_.stop;
     reports_.add_facts(trainer_.submitted(), agreed_.batch_hash, agreed_.energy);
-    if (step == first_step_ && fallbacks.empty()) check_first_step();
+    const bool ends_fp8 = trainer_.fp8() && step == trainer_.fp8()->config().until;
+    if (step == first_step_ && fallbacks.empty() && !ends_fp8) check_first_step();
     report_steps(1);  // the step before; this one is still running
     for (const Fp8Fallback& fallback : fallbacks)
         report_fallback(step - 1, fallback, *trainer_.fp8(), comm_, directory_);
+    if (ends_fp8 && comm_.is_main())
+        std::printf("step %lld: all layers continue in BF16 (--fp8-until %s)\n", static_cast<long long>(step),
+                    options_.fp8_until.text.c_str());
     profiler_.end_step();
     const bool profiled = profiler_.is_last(step);
     if (profiled || stop_ != StopReason::none) report_steps(0);

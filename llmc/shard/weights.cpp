@@ -387,7 +387,7 @@ void Weights<Real>::leave_fp8(size_t unit, size_t tensor, stream_t stream) {
     if (!info.copied)
         throw Error(ExitCode::bad_flags,
                     "layer {} has left FP8, but this run keeps no BF16 copy of its weight; resume with the "
-                    "--fp8-fallback of that run, or leave the layer out of --fp8-layers",
+                    "--fp8-fallback or --fp8-until of that run, or leave the layer out of --fp8-layers",
                     info.layer);
     fp8_states_[unit][tensor] = nullptr;
     travels_in_fp8_[unit][tensor] = false;

@@ -18,7 +18,7 @@ std::vector<Unit> units_of(const TrainerConfig& config, const Comm& comm) {
         const Fp8Layers layers(config.fp8_layers, config.model.layers, linear_names(config.model));
         const bool sliced = comm.world() > 1 && config.sharding.stage > 0;
         const bool masters_are_copies = config.optimizer.masters == StateFormat::bf16 && !sliced;
-        choose_fp8_weights(units, layers, config.fp8_scaling(), masters_are_copies || config.fp8->fallback.steps > 0);
+        choose_fp8_weights(units, layers, config.fp8_scaling(), masters_are_copies || config.fp8->layers_may_leave());
     }
     return units;
 }
@@ -187,7 +187,7 @@ std::vector<Fp8Fallback> Trainer<Real>::finish_step() {
     if (verification_) verification_->before_optimizer(step_ + 1);
     optimizer_.update(model_.train_loss_sum(), fp8() ? fp8()->bad_flag() : nullptr, stream_);
     if (fp8()) fp8()->finish_step(optimizer_.loss_scale_change(), stream_);
-    const std::vector<Fp8Fallback> left = model_.fall_back(stream_);
+    const std::vector<Fp8Fallback> left = model_.leave_fp8(step_ + 1, stream_);
     model_.prepare_weights(stream_);
     results_->submit(++step_, optimizer_.state(), model_.train_loss_count(), optimizer_.loss_scale(), stream_);
     submitted().products = products_;
@@ -290,7 +290,7 @@ bool Trainer<Real>::restore(const TrainerState& state, const ReadState& read) {
     }
     if (state.fp8) fp8()->mark_left(state.fp8->left);
     if (state.fp8) fp8()->restore_factors(*state.fp8, stream_);
-    model_.fall_back(stream_);
+    model_.leave_fp8(step_, stream_);
     weights_are_set();
     // FP8 scales of gradients only fit the loss scale that they were made with.
     const bool same_scale = read_back(optimizer_.loss_scale(), stream_) == state.optimizer.loss_scale;

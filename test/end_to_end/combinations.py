@@ -59,6 +59,7 @@ def fp8(draw, recipe, gated):
         flags += draw.flag(0.2, "--fp8-fallback", "0.0001,0.0001,1", "0.01,0.001,2")
         layers += ["all,+lm_head", "all,-last,+lm_head"]
         flags += draw.maybe(0.3 * gated, "--fp8-smooth")
+    flags += draw.flag(0.2, "--fp8-until", 2, "60%")
     return flags + draw.flag(0.4, "--fp8-layers", *layers)
 
 

@@ -304,6 +304,27 @@ class Fp8(unittest.TestCase):
             left = sum(1 for found, _ in records if found + 2 <= step["step"])
             self.assertEqual(step["products"]["fp8"], 3 * (LINEAR_LAYERS - left))
 
+    def test_the_last_steps_in_bf16(self):
+        """After --fp8-until a run has the bits of one that was resumed there in BF16, on any rank and after any stop."""
+        def weights(finished):
+            return finished.read("model.safetensors")
+
+        flags = ["--max-steps", "6", "--loss-scale", "off", "-n", "4"]
+        for recipe in ("delayed", "current"):
+            fp8 = [*flags, "--precision", "fp8", "--fp8-recipe", recipe]
+            until = FinishedRun(*fp8, "--fp8-until", "75%")
+            self.assertIn("step 4: all layers continue in BF16 (--fp8-until 75%)\n", until.result.out)
+            self.assertEqual([step["products"]["fp8"] for step in until.steps], [3 * LINEAR_LAYERS] * 4 + [0] * 2)
+            resumed = FinishedRun(*fp8, "--stop-after", "4")
+            run(*tiny_flags("--out", resumed.directory, *flags, "--precision", "bf16", "--resume", "latest"))
+            self.assertEqual(weights(until), weights(resumed))
+            self.assertNotEqual(weights(until), weights(FinishedRun(*fp8)))
+            for stop in (3, 5):
+                parts = FinishedRun(*fp8, "--fp8-until", "4", "--stop-after", stop)
+                rest = run(*tiny_flags("--out", parts.directory, *fp8, "--fp8-until", "4", "--resume", "latest"))
+                self.assertEqual(rest.code, 0, rest.err)
+                self.assertEqual(weights(parts), weights(until))
+
     def test_refusals(self):
         for flags, part in ((["--fp8-fallback", "0.1,0.5,0"], "optimizer steps of at least 1"),
                             (["--fp8-recipe", "mxfp8", "--fp8-fallback", "0.1,0.5,9"], "--fp8-recipe delayed or current"),

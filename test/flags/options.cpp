@@ -97,6 +97,7 @@ namespace {
 // A value for the flag, other than its default, in command line form. No two numbers are equal.
 std::string sample_text(const Flag& flag) {
     const std::map<std::string, std::string> with_notation = {{"fp8-fallback", "0.01,0.5,10"},
+                                                              {"fp8-until", "94%"},
                                                               {"loss-scale", "256"},
                                                               {"plateau", "0.5,3"},
                                                               {"batch-schedule", "65536:1000"},

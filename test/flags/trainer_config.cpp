@@ -98,6 +98,7 @@ TEST_CASE("trainer config: numbers and switches arrive in their own places") {
     find_flag("fp8-layers")->set(o, "all,-first");
     o.fp8_history = 7, o.fp8_margin = 2;
     find_flag("fp8-fallback")->set(o, "0.25,0.5,3");
+    find_flag("fp8-until")->set(o, "94.5%");
     find_flag("loss-scale")->set(o, "256");
     o.loss_scale_growth_interval = 11, o.shard_within = 4;
     find_flag("kernels")->set(o, "gelu_fp8");
@@ -125,6 +126,7 @@ TEST_CASE("trainer config: numbers and switches arrive in their own places") {
     CHECK(c.fp8->fallback.saturated == 0.25f);
     CHECK(c.fp8->fallback.underflowed == 0.5f);
     CHECK(c.fp8->fallback.steps == 3);
+    CHECK(c.fp8->until == 94);
     CHECK(c.fp8->smooth);
     CHECK(!c.loss_scale.dynamic);
     CHECK(c.loss_scale.initial == 256);

@@ -135,3 +135,17 @@ TEST_CASE("--fp8-fallback: what it takes, and what it refuses") {
         CHECK_THROWS_AS(fp8_fallback_from_text(text), Error);
     }
 }
+
+TEST_CASE("--fp8-until: what it takes, and what it refuses") {
+    CHECK(fp8_until_from_text("off").step(1000) == Fp8Until::kNever);
+    CHECK(fp8_until_from_text("9400").step(1000) == 9400);
+    CHECK(fp8_until_from_text("94%").step(1000) == 940);
+    CHECK(fp8_until_from_text("99.9%").step(1001) == 999);
+    CHECK(fp8_until_from_text("100%").step(7) == 7);
+    CHECK(fp8_until_from_text("94%").step(-1) < Fp8Until::kNever);
+    for (const char* text :
+         {"", "on", "0", "0%", "-1", "1.5", "101%", "94 %", "%", "94%%", "nan", "inf", "1e16", "94%:forward"}) {
+        CAPTURE(text);
+        CHECK_THROWS_AS(fp8_until_from_text(text), Error);
+    }
+}
