@@ -3,12 +3,22 @@
 #include "llmc/kernels/clip.h"
 #include "llmc/kernels/muon.h"
 #include "llmc/kernels/update.h"
+#include "llmc/kernels/variants.h"
 #include "test/kernels/specifications.h"
 
 using namespace llmc;
 using namespace llmc::test;
 
 TEST_CASE("optimizers' updates, Muon's kernels and clipping meet their specifications") {
+    check_specifications(check::add_optimizer_tests);
+}
+
+TEST_CASE("the host device's loops of optimizers meet the kernels' specifications") {
+    if (!device_info().is_host) return;
+    struct InLoops {
+        InLoops() { choose_kernels(test_stream(), kernel_set({}, kHostDevice, Formats::fp8)); }
+        ~InLoops() { choose_kernels(test_stream(), {}); }
+    } in_loops;
     check_specifications(check::add_optimizer_tests);
 }
 
