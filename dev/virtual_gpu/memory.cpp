@@ -3,6 +3,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
@@ -43,14 +44,19 @@ Memory::Memory() {
     shadow_shift_ = shadow - seen;
 }
 
+static void take(Memory::Use& use, size_t bytes) {
+    use.now += bytes;
+    use.most = std::max(use.most, use.now);
+}
+
 uint64_t Memory::allocate(size_t bytes) {
     const std::unique_lock lock(mutex_);
-    if (bytes > card().memory_bytes - in_use_) return 0;
+    if (bytes > card().memory_bytes - device_.now) return 0;
     const uint64_t begin = next_, end = begin + bytes;
     if (end + kGap > base_ + kDeviceSpace) return 0;
     next_ = (end + kGap + 255) & ~uint64_t{255};
     live_[begin] = {begin, end, shift_};
-    in_use_ += bytes;
+    take(device_, bytes);
     generation_++;
     std::memset(reinterpret_cast<void*>(begin + static_cast<uint64_t>(shift_)), 0xFF, bytes);
     return begin;
@@ -63,7 +69,7 @@ bool Memory::release(uint64_t address) {
     const Range range = found->second;
     for (const uint64_t shift : {static_cast<uint64_t>(shift_), shadow_shift_})
         discard(range.begin + shift, range.end + shift);
-    in_use_ -= range.end - range.begin;
+    device_.now -= range.end - range.begin;
     freed_[range.begin] = range.end;
     live_.erase(found);
     generation_++;
@@ -76,6 +82,7 @@ void* Memory::allocate_pinned(size_t bytes) {
     const std::unique_lock lock(mutex_);
     const uint64_t begin = reinterpret_cast<uint64_t>(p);
     live_[begin] = {begin, begin + bytes, 0};
+    take(pinned_, bytes);
     generation_++;
     return p;
 }
@@ -85,6 +92,7 @@ bool Memory::release_pinned(void* p) {
         const std::unique_lock lock(mutex_);
         const auto found = live_.find(reinterpret_cast<uint64_t>(p));
         if (found == live_.end() || found->second.shift != 0) return false;
+        pinned_.now -= found->second.end - found->second.begin;
         live_.erase(found);
         generation_++;
     }
@@ -116,9 +124,13 @@ bool Memory::is_pinned(const void* p) const {
     return find(reinterpret_cast<uint64_t>(p), range) && range.shift == 0;
 }
 
-size_t Memory::in_use() const {
+Memory::Use Memory::device_use() const {
     const std::shared_lock lock(mutex_);
-    return in_use_;
+    return device_;
+}
+Memory::Use Memory::pinned_use() const {
+    const std::shared_lock lock(mutex_);
+    return pinned_;
 }
 
 std::string Memory::describe(uint64_t address) const {

@@ -42,7 +42,12 @@ public:
     bool find(uint64_t address, size_t bytes, Range& range) const;  // and true only if that many bytes lie in it
     bool is_device(const void* p) const;                            // in the range of device addresses, live or not
     bool is_pinned(const void* p) const;
-    size_t in_use() const;
+    // Bytes of live allocations.
+    struct Use {
+        size_t now = 0, most = 0;
+    };
+    Use device_use() const;
+    Use pinned_use() const;
     // For messages: the allocation that contains the address, or the nearest one.
     std::string describe(uint64_t address) const;
     // The place where the bytes leave their allocation, if they begin in one.
@@ -71,7 +76,7 @@ private:
     mutable std::shared_mutex mutex_;
     uint64_t base_ = 0, next_ = 0, shadow_shift_ = 0;
     int64_t shift_ = 0;
-    size_t in_use_ = 0;
+    Use device_, pinned_;
     std::atomic<uint64_t> generation_{0};
     std::map<uint64_t, Range> live_;
     std::map<uint64_t, uint64_t> freed_;  // begin to end

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "dev/virtual_gpu/memory.h"
 #include "dev/virtual_gpu/options.h"
 
 namespace virtual_gpu {
@@ -36,6 +37,12 @@ void write_work(std::FILE* file) {
         line["launches"] = times;
         std::fprintf(file, "%s\n", line.dump().c_str());
     }
+    const auto write = [&](const char* of, const Memory::Use& use) {
+        const nlohmann::json line{{"memory", of}, {"most", use.most}, {"left", use.now}};
+        std::fprintf(file, "%s\n", line.dump().c_str());
+    };
+    write("device", Memory::get().device_use());
+    write("pinned", Memory::get().pinned_use());
 }
 
 }  // namespace virtual_gpu

@@ -51,6 +51,25 @@ TEST_CASE("work counts: products and copies and fills") {
     lt_free({a.device, b.device, d.device});
 }
 
+TEST_CASE("work counts: the most memory and what is never freed") {
+    if (!is_child()) {
+        const CountsFile file;
+        expect_child({{"VIRTUAL_GPU_COUNTS", file.path()}});
+        const std::vector<json> lines = file.lines("memory");
+        CHECK(lines.at(0) == json{{"memory", "device"}, {"most", 3000}, {"left", 2000}});
+        CHECK(lines.at(1) == json{{"memory", "pinned"}, {"most", 500}, {"left", 300}});
+        return;
+    }
+    void *freed = nullptr, *kept = nullptr;
+    CHECK(cudaMalloc(&freed, 1000) == cudaSuccess);
+    CHECK(cudaMalloc(&kept, 2000) == cudaSuccess);
+    CHECK(cudaMemset(kept, 0, 2000) == cudaSuccess);  // counts are written if the card has worked
+    CHECK(cudaFree(freed) == cudaSuccess);
+    CHECK(cudaMallocHost(&freed, 200) == cudaSuccess);
+    CHECK(cudaHostAlloc(&kept, 300, cudaHostAllocDefault) == cudaSuccess);
+    CHECK(cudaFreeHost(freed) == cudaSuccess);
+}
+
 TEST_CASE("work counts: collectives of every rank") {
     if (!is_rank()) {
         const CountsFile file;

@@ -156,7 +156,7 @@ cudaError_t cudaMalloc(void** p, size_t bytes) {
     *p = nullptr;
     if (bytes == 0) return cudaSuccess;
     const std::lock_guard lock(allocating);
-    const size_t in_use = Memory::get().in_use();
+    const size_t in_use = Memory::get().device_use().now;
     if (bytes > memory_limit() - std::min(in_use, memory_limit())) return returned(cudaErrorMemoryAllocation);
     *p = reinterpret_cast<void*>(Memory::get().allocate(bytes));
     return returned(*p ? cudaSuccess : cudaErrorMemoryAllocation);
@@ -191,7 +191,7 @@ cudaError_t cudaMemGetInfo(size_t* available, size_t* total) {
     const cudaError_t status = entered();
     if (status != cudaSuccess) return status;
     *total = card().memory_bytes;
-    *available = memory_limit() - std::min(Memory::get().in_use(), memory_limit());
+    *available = memory_limit() - std::min(Memory::get().device_use().now, memory_limit());
     return cudaSuccess;
 }
 
