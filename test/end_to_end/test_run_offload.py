@@ -3,6 +3,7 @@
 import json
 import unittest
 
+from test_run_profile import Trace
 from test_run_ranks import MPIRUN, ONE_THREAD, RankRun, check_same_run
 from trainer import FinishedRun, corpus, run, tiny_flags
 
@@ -42,6 +43,62 @@ class SameNumbers(unittest.TestCase):
             self.assertEqual(result.code, 0, result.err)
         self.assertEqual(stopped.losses, plain.losses)
         self.assertEqual(stopped.read("model.safetensors"), plain.read("model.safetensors"))
+
+
+BLOCKS, SLOTS = 4, 3  # slots of StateRing
+OVERLAP_FLAGS = ["--layers", BLOCKS, "--batch", 2, "--total-batch", 256, "--precision", "fp8", "--recompute", "block",
+                 "--offload", "both"]  # two micro-steps
+
+
+def check_overlap(test, runs):
+    """`runs`: traced runs of OVERLAP_FLAGS, by the order in which the streams' work ran. If a copy comes before other
+    work in one order and after it in another, neither waits for the other, so a card can run them at the same time.
+    """
+    traces = {order: Trace(run.path("trace-rank0.json")) for order, run in runs.items()}
+    now, lazy = traces["now"], traces["lazy"]
+    # Inputs of blocks go to the host behind the next block, and come back while the block above is at work. Backward
+    # begins with two blocks whose inputs are still on the device.
+    for copy, step, blocks in (("residual to the host", 1, [*range(BLOCKS)]),
+                               ("residual to the device", -1, [*range(BLOCKS - 3, -1, -1)])):
+        for i, block in enumerate(blocks):
+            beside = f"block {block + 1} {'forward' if step > 0 else 'backward'}"
+            early, late = (t.named(copy)[i::len(blocks)] for t in (now, lazy))
+            test.assertGreater(len(early), 0)
+            test.assertEqual(len(early), len(late))
+            if block + 1 == BLOCKS:
+                continue
+            for at, (a, b) in enumerate(zip(early, late)):
+                test.assertLess(a["begin"], now.named(beside)[at]["end"], (copy, block))
+                test.assertGreaterEqual(b["begin"], lazy.named(beside)[at]["end"], (copy, block))
+    arrived = []  # slices on the device before any update can run
+    for order, trace in traces.items():
+        for step in sorted({r["args"]["step"] for r in trace.ranges}):
+            there, back, updates = ([r for r in trace.named(name) if r["args"]["step"] == step]
+                                    for name in ("state to the device", "state to the host", "update"))
+            test.assertEqual((len(there), len(updates)), (len(back), 1))
+            test.assertGreater(len(there), 2 * SLOTS)
+            early = [r for r in there if r["begin"] < updates[0]["begin"]]
+            test.assertLessEqual(len(early), SLOTS)
+            arrived.append((order, len(early)))
+            for k, (a, b) in enumerate(zip(there, back)):
+                test.assertLessEqual(a["end"], b["begin"])
+                if k + SLOTS < len(there):
+                    test.assertLessEqual(b["end"], there[k + SLOTS]["begin"], "room in the ring")
+                # Copies back come before the next slice's copy in one order, and after that of the slice after it.
+                if order == "now" and k + 1 < len(there):
+                    test.assertLessEqual(b["end"], there[k + 1]["begin"])
+                if order == "lazy" and k + 2 < len(there):
+                    test.assertGreaterEqual(b["begin"], there[k + 2]["end"])
+    # Without waiting for gradients, nor for the update of the slice before it.
+    test.assertGreaterEqual(max(n for order, n in arrived if order == "random"), 2, arrived)
+    test.assertEqual({n for order, n in arrived if order != "random"}, {0})
+
+
+class Overlap(unittest.TestCase):
+    def test_copies_beside_blocks_and_updates(self):
+        flags = [*OVERLAP_FLAGS, "--max-steps", 20, "--profile-steps", 16]
+        check_overlap(self, {streams: FinishedRun(*flags, env={"LLMC_STREAMS": streams})
+                             for streams in ("now", "lazy", "random")})
 
 
 class Plans(unittest.TestCase):
