@@ -14,7 +14,9 @@ import unittest
 from unittest import mock
 
 import test_run_ranks
+import test_run_state
 import trainer
+from test_run_offload import OVERLAP_FLAGS, check_overlap
 from trainer import FinishedRun, corpus, new_path, recipe_flags, tiny_flags
 
 VIRTUAL = os.path.join(trainer.ROOT, "build", "virtual")
@@ -111,6 +113,44 @@ class Orders(unittest.TestCase):
                 other = virtual_run(*flags, env=env)
                 test_run_ranks.check_same_run(self, other, first)
                 self.assertEqual(other.validations, first.validations)
+
+
+class Offload(unittest.TestCase):
+    def test_bits_and_overlap(self):
+        flags = [*OVERLAP_FLAGS, "--max-steps", "5", "--profile-steps", "3"]
+        plain = virtual_run(*flags, "--offload", "off")
+        runs = {streams: virtual_run(*flags, env={"VIRTUAL_GPU_STREAMS": streams}) for streams in ("now", "lazy", "random")}
+        for streams, offloaded in runs.items():
+            with self.subTest(streams=streams):
+                test_run_ranks.check_same_run(self, offloaded, plain)
+        check_overlap(self, runs)
+
+
+class Memory(unittest.TestCase):
+    """Bytes that a run allocates on the card and pins on the host, as CUDA's calls count them."""
+
+    @staticmethod
+    def taken(*flags):
+        counts = new_path("counts")
+        virtual_run(*flags, env={"VIRTUAL_GPU_COUNTS": counts})
+        with open(counts, encoding="utf-8") as file:
+            return {line["memory"]: line for line in map(json.loads, file) if "memory" in line}
+
+    def test_state_takes_what_was_planned(self):
+        """Two more blocks add what the plan says, to the byte. At the end no more is left than after any other run."""
+        left = set()
+        narrow = test_run_state.NARROW
+        for flags in ([], narrow, [*narrow, "--offload", "both", "--recompute", "block"]):
+            with self.subTest(flags=flags):
+                sizes = [test_run_state.sizes(layers, *flags) for layers in (4, 6)]
+                few, many = (self.taken(*size) for size in sizes)
+                with on_virtual_gpu():
+                    plans = [test_run_state.plan(*size)["memory"] for size in sizes]
+                planned = {kind: plans[1][kind] - plans[0][kind] for kind in plans[0]}
+                self.assertEqual(many["device"]["most"] - few["device"]["most"], planned["total"])
+                self.assertEqual(many["pinned"]["most"] - few["pinned"]["most"], planned["offloaded"] + planned["host"])
+                left |= {(taken["device"]["left"], taken["pinned"]["left"]) for taken in (few, many)}
+        self.assertEqual(len(left), 1, left)
 
 
 @unittest.skipUnless(test_run_ranks.MPIRUN, "no mpirun")
