@@ -39,6 +39,7 @@ constexpr Kind kKinds[] = {
     {"cast", Where::name},
     {"wrong-kernel", Where::name},
     {"unsteady-kernel", Where::name},
+    {"zero-store", Where::name},
     {"stray", Where::name},
     {"stray-fault", Where::name},
     {"hang-kernel", Where::name},

@@ -108,6 +108,15 @@ TEST_CASE("virtual_gpu lies: the wrong value of each width") {
     CHECK(copied(copy_kernel("l", "u64", 8), pairs)[31] == 0x3f820000'3f800000u);
 }
 
+TEST_CASE("virtual_gpu lies: the last store of a launch is zero") {
+    if (!is_child()) return expect_child({{"VIRTUAL_GPU_FAULT", "zero-store:copy"}});
+    const std::vector<uint64_t> values(64, 0x3f800000'3f800000u);
+    std::vector<uint64_t> expected = with_behind(values);
+    std::fill(expected.begin() + 32, expected.begin() + 64, 0);
+    CHECK(copied(copy_kernel("copy", "u64", 8), values) == expected);
+    CHECK(copied(copy_kernel("other", "u64", 8), values) == with_behind(values));
+}
+
 TEST_CASE("virtual_gpu lies: atomics are stores too") {
     if (!is_child()) return expect_child({{"VIRTUAL_GPU_FAULT", "wrong-kernel:total"}});
     const void* const total = register_kernel("total", ".param .u64 x",

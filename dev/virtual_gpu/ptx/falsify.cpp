@@ -52,6 +52,11 @@ void make_wrong(const LastStore& last) {
     element.write(one_percent_off(element.read(), element.bytes));
 }
 
+// As if the warp had stored a tile that was never computed.
+void make_zero(const LastStore& last) {
+    for (uint32_t i = 0; i < elements_of(last); i++) element_of(last, i).write(0);
+}
+
 // Flips the lowest bit of another element each time, and sometimes of none, since there may be only one element.
 void make_unsteady(const LastStore& last) {
     const auto i = static_cast<uint32_t>(unsteady_number() % (elements_of(last) + 1));
@@ -100,9 +105,10 @@ std::unique_ptr<Falsifier> Falsifier::of(const Kernel& kernel) {
     Falsifier f;
     f.wrong_ = lies("wrong-kernel", kernel.readable);
     f.unsteady_ = lies("unsteady-kernel", kernel.readable);
+    f.zero_ = lies("zero-store", kernel.readable);
     f.stray_ = lies("stray", kernel.readable);
     f.stray_fault_ = lies("stray-fault", kernel.readable);
-    return f.wrong_ || f.unsteady_ || f.stray_ || f.stray_fault_ ? std::make_unique<Falsifier>(f) : nullptr;
+    return f.wrong_ || f.unsteady_ || f.zero_ || f.stray_ || f.stray_fault_ ? std::make_unique<Falsifier>(f) : nullptr;
 }
 
 void Falsifier::add(const LastStore& stored, uint64_t block) {
@@ -116,6 +122,7 @@ void Falsifier::falsify() const {
     if (last_.count == 0) return;
     if (wrong_) make_wrong(last_);
     if (unsteady_) make_unsteady(last_);
+    if (zero_) make_zero(last_);
     if (stray_) store_behind(end_);
     if (stray_fault_) store_outside(end_);
 }

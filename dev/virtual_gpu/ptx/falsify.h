@@ -30,7 +30,7 @@ public:
     void falsify() const;
 
 private:
-    bool wrong_ = false, unsteady_ = false, stray_ = false, stray_fault_ = false;
+    bool wrong_ = false, unsteady_ = false, zero_ = false, stray_ = false, stray_fault_ = false;
     LastStore last_;
     uint64_t block_ = 0, end_ = 0;
 };
