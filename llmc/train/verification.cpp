@@ -262,7 +262,7 @@ void Verification<Real>::see_state(bool again) {
         if (!part.values.scales) return;
         // From a multiple of 8 bytes on, with the scale before if need be.
         const bool is_odd = reinterpret_cast<uintptr_t>(part.values.scales) % 8 != 0;
-        const size_t scales = div_up(part.slice.count, kStateGroup) + is_odd;
+        const size_t scales = bytes == 0 ? 0 : div_up(part.slice.count, kStateGroup) + is_odd;
         see(Verified::state, again, {"scales of " + name, part.values.scales - is_odd, scales * sizeof(float)},
             on_all_ranks);
     };

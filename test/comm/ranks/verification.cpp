@@ -21,7 +21,8 @@ namespace {
 
 constexpr int kT = 32;
 
-TrainerConfig config_of(int stage, const char* recipe, int micro_steps, bool verified, Wire wire) {
+TrainerConfig config_of(int stage, const char* recipe, int micro_steps, bool verified, Wire wire,
+                        StateFormat moments = StateFormat::fp32) {
     TrainerConfig config;
     config.model.name = "small";
     const bool block = recipe && recipe == std::string("block");  // needs 128 channels and tokens
@@ -36,6 +37,9 @@ TrainerConfig config_of(int stage, const char* recipe, int micro_steps, bool ver
     config.adamw = {0.9, 0.95, 1e-8, 0.1};
     config.clip = 1.0;
     config.loss_scale = loss_scale_config(recipe ? "dynamic" : "off");
+    config.optimizer.adam_moments = moments;
+    // Then AdamW's moments are those of some tensors only, and a rank may have none of a unit's.
+    if (moments == StateFormat::fp8) config.optimizer.kind = OptimizerKind::muon;
     config.verify_every = verified ? 1 : 0;
     return config;
 }
@@ -45,8 +49,9 @@ struct Run {
     Trainer<Real> trainer;
     std::vector<double> numbers;
 
-    Run(int stage, const char* recipe, int micro_steps, bool verified, Wire wire = Wire::fp32)
-        : trainer(config_of(stage, recipe, micro_steps, verified, wire), world()) {
+    Run(int stage, const char* recipe, int micro_steps, bool verified, Wire wire = Wire::fp32,
+        StateFormat moments = StateFormat::fp32)
+        : trainer(config_of(stage, recipe, micro_steps, verified, wire, moments), world()) {
         trainer.allocate();
         trainer.initialize(7);
     }
@@ -82,10 +87,12 @@ struct Run {
 };
 
 template <class Real>
-void check_no_trace(int stage, const char* recipe, int micro_steps, Wire wire = Wire::fp32) {
+void check_no_trace(int stage, const char* recipe, int micro_steps, Wire wire = Wire::fp32,
+                    StateFormat moments = StateFormat::fp32) {
     CAPTURE(stage);
     CAPTURE(micro_steps);
-    Run<Real> plain(stage, recipe, micro_steps, false, wire), verified(stage, recipe, micro_steps, true, wire);
+    Run<Real> plain(stage, recipe, micro_steps, false, wire, moments);
+    Run<Real> verified(stage, recipe, micro_steps, true, wire, moments);
     for (int i = 0; i < 2; i++) {  // the calibrating step, and one with histories and residuals
         plain.step();
         CHECK(verified.step() == "");
@@ -120,6 +127,10 @@ TEST_CASE("verified steps leave no trace in any stage" * doctest::test_suite(kTr
 
 TEST_CASE("verified steps leave no trace in residuals of FP8 gradients") {
     for (int stage = 0; stage <= 3; stage++) check_no_trace<bf16>(stage, nullptr, 1 + stage / 2 % 2, Wire::fp8);
+}
+
+TEST_CASE("verified steps leave no trace in first moments in FP8 beside Muon's") {
+    for (int stage = 0; stage <= 3; stage++) check_no_trace<bf16>(stage, nullptr, 1, Wire::fp32, StateFormat::fp8);
 }
 
 TEST_CASE("verified steps name the rank whose memory went wrong" * doctest::test_suite(kTrainingLong)) {
