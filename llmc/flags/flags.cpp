@@ -292,10 +292,15 @@ const Flag kRows[] = {
     common(flag('l', "lr", "X", &Options::lr, {.min_open = true}, "peak learning rate")),
     common(flag('u', "warmup", "N", &Options::warmup, {}, "steps of linear warm-up")),
     flag('k', "schedule", "NAME", &Options::schedule, {},
-         "learning rate after the warm-up: cosine, linear, constant, wsd (constant, then 1 - sqrt decay) or wsd-linear "
-         "(constant, then linear decay)"),
+         "learning rate after the warm-up: cosine, linear, constant, wsd (constant, then 1 - sqrt decay), wsd-linear "
+         "(constant, then linear decay), step (0.316 of the peak after 80 % of the steps, 0.1 after 90 %) or "
+         "inverse-sqrt"),
     flag('q', "final-lr-fraction", "X", &Options::final_lr_fraction, {.max = 1},
          "final learning rate as a fraction of the peak"),
+    flag(
+        0, "decay-from", "STEP", &Options::decay_from, {.min = -1},
+        "wsd, wsd-linear, inverse-sqrt: decay from this step on to the last, for instance in a branch of a longer run; "
+        "-1: by --cooldown, or with inverse-sqrt never"),
     flag(0, "cooldown", "X", &Options::cooldown, {.max = 1, .min_open = true},
          "fraction of the steps in which wsd and wsd-linear decay"),
     flag(0, "restart-every", "N", &Options::restart_every, {},
@@ -466,6 +471,10 @@ const Flag kRows[] = {
          "write each rank's part to DIR on its own machine first, instead of to host memory, and to --out while "
          "training goes on",
          "host memory"),
+    flag(0, "after-checkpoint", "CMD", &Options::after_checkpoint, {},
+         "run the shell command CMD, with the path of a checkpoint as its last argument, next to training when the "
+         "checkpoint is complete",
+         "none"),
     once(flag(0, "rewind", "N", &Options::rewind, {}, "with --resume: skip the newest N checkpoints")),
     once(flag(0, "skip-data", "N", &Options::skip_data, {},
               "with --resume: skip the data of N steps, for example data that made the run diverge")),

@@ -125,6 +125,7 @@ struct Options {
     int64_t warmup = 0;
     double final_lr_fraction = 0;
     double cooldown = 0.2;      // of wsd
+    int64_t decay_from = -1;    // step; -1 = not given: by cooldown
     int64_t restart_every = 0;  // steps; 0 = never
     int64_t restart_factor = 1;
     Parsed<PlateauRule> plateau = {"off", {}};
@@ -196,6 +197,7 @@ struct Options {
     Verify verify = Verify::full;
     OnSaveError on_save_error = OnSaveError::go_on;
     std::string checkpoint_local;  // directory; "": staged in memory
+    std::string after_checkpoint;  // a shell command, or ""
     int64_t rewind = 0;            // checkpoints
     int64_t skip_data = 0;         // steps
     bool new_data = false;

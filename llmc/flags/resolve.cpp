@@ -156,6 +156,15 @@ void resolve_steps(Options& o, int64_t train_tokens) {
         refuse("--plateau and --early-stop follow the validation loss: add -j, and leave out -v 0 and -m 0");
     if (o.restart_every > 0 && o.schedule != ScheduleKind::cosine)
         refuse("--restart-every needs --schedule cosine; this run has --schedule " + std::string(word_of(o.schedule)));
+    const bool may_decay = o.schedule == ScheduleKind::wsd || o.schedule == ScheduleKind::wsd_linear ||
+                           o.schedule == ScheduleKind::inverse_sqrt;
+    if (o.decay_from >= 0 && !may_decay)
+        refuse("--decay-from needs --schedule wsd, wsd-linear or inverse-sqrt; this run has --schedule " +
+               std::string(word_of(o.schedule)));
+    if (o.max_steps > 0 && o.decay_from >= o.max_steps)
+        refuse("--decay-from {} leaves no step of {} to decay in; use a larger -x", o.decay_from, o.max_steps);
+    if (o.decay_from >= 0 && o.decay_from < o.warmup)
+        refuse("--decay-from {} is within the warm-up of {} steps", o.decay_from, o.warmup);
     if (o.max_steps > 0 && o.warmup >= o.max_steps) {
         refuse("--warmup {} leaves none of the {} steps (-x{}) after it; use a smaller -u", o.warmup, o.max_steps,
                train_tokens > 0 ? ", or one epoch" : "");

@@ -68,6 +68,7 @@ TrainerConfig trainer_config(const Options& o, const ProductChoices& products) {
     config.offload_residuals = offloads_residuals(o.offload);
     config.schedule = {o.schedule,          o.lr,       o.warmup,        o.max_steps,
                        o.final_lr_fraction, o.cooldown, o.restart_every, o.restart_factor};
+    config.schedule.decay_from = o.decay_from;
     config.adamw = {o.beta1, o.beta2, o.eps, o.weight_decay};
     config.optimizer = optimizer_config(o);
     if (is_muon(config.optimizer.kind)) config.adamw.weight_decay = o.adamw_weight_decay;

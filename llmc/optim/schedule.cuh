@@ -1,5 +1,5 @@
-// The learning rate as a function of the updates applied so far: llm.c's schedules under the same names, and warm
-// restarts (Loshchilov and Hutter, SGDR, arXiv 1608.03983), counted like PyTorch's CosineAnnealingWarmRestarts.
+// The learning rate as a function of the updates applied so far: llm.c's schedules under the same names, two more, and
+// warm restarts (Loshchilov and Hutter, SGDR, arXiv 1608.03983), counted like PyTorch's CosineAnnealingWarmRestarts.
 //
 // The device evaluates it next to its counter, and the host for plans and tests, with the same bits: it uses double
 // arithmetic, explicit fma(), and no library function except the correctly rounded sqrt.
@@ -12,7 +12,7 @@
 
 namespace llmc {
 
-enum class ScheduleKind { cosine, linear, constant, wsd, wsd_linear };
+enum class ScheduleKind { cosine, linear, constant, wsd, wsd_linear, step, inverse_sqrt };
 
 struct ScheduleConfig {
     ScheduleKind kind = ScheduleKind::cosine;
@@ -24,6 +24,7 @@ struct ScheduleConfig {
     int64_t restart_every = 0;  // cosine: steps of the first period after the warm-up; 0 makes one period up to `steps`
     int64_t restart_factor = 1;  // each period is longer than the previous one by this factor
     double factor = 1;           // multiplies every rate, for callers that lower them apart from the schedule
+    int64_t decay_from = -1;     // wsd, inverse_sqrt: the decay begins at this step; -1: by `cooldown`, or never
 };
 
 // (1 + cos(pi x)) / 2 for 0 <= x <= 1, as sin^2 of an angle below pi/4 or its complement. Error below 3e-16.
@@ -43,6 +44,19 @@ LLMC_HD double half_cosine(double x) {
     return upper ? sine * sine : fma(-sine, sine, 1.0);
 }
 
+// See learning_rate().
+LLMC_HD double inverse_sqrt_rate(const ScheduleConfig& config, int64_t applied) {
+    const double warmup = static_cast<double>(config.warmup > 0 ? config.warmup : 1);
+    const bool decays = config.decay_from >= 0 && applied > config.decay_from;
+    const double floor = config.lr * config.final_fraction;
+    const double rate = config.lr * sqrt(warmup / static_cast<double>((decays ? config.decay_from : applied) + 1));
+    if (rate <= floor || (decays && applied >= config.steps)) return floor;
+    if (!decays) return rate;
+    const double passed =
+        static_cast<double>(applied - config.decay_from) / static_cast<double>(config.steps - config.decay_from);
+    return fma(1.0 - passed, fma(-config.lr, config.final_fraction, rate), floor);
+}
+
 // The learning rate of the update after `applied` others (0 for the first).
 //
 //   applied < warmup     lr * (applied + 1) / warmup
@@ -50,18 +64,29 @@ LLMC_HD double half_cosine(double x) {
 //   constant             lr
 //   wsd, wsd_linear      lr, then over the last `cooldown` of the steps down to final_fraction * lr: as
 //                        1 - sqrt(elapsed fraction), or linearly (both in Haegele et al., arXiv 2405.18392)
+//   step                 lr, then 0.316 * lr from 80 % of the steps on, and 0.1 * lr from 90 % on (arXiv 2401.02954)
+//   inverse_sqrt         lr * sqrt(warmup / (applied + 1)) (arXiv 1706.03762); linearly down to final_fraction * lr
+//                        from decay_from on
 //
-// Beyond `steps` it stays at the final value. With restarts the cosine falls to final_fraction * lr in every period and
-// starts the next one at lr, independent of `steps`.
+// No rate after the warm-up is below final_fraction * lr. Beyond `steps` it stays at the final value. With restarts the
+// cosine falls to final_fraction * lr in every period and starts the next one at lr, independent of `steps`.
 LLMC_HD double learning_rate(const ScheduleConfig& config, int64_t applied) {
     if (applied < config.warmup)
         return config.lr * static_cast<double>(applied + 1) / static_cast<double>(config.warmup);
     if (config.kind == ScheduleKind::constant) return config.lr;
+    const double floor = config.lr * config.final_fraction;
+    if (config.kind == ScheduleKind::step) {
+        const double done = static_cast<double>(applied), all = static_cast<double>(config.steps);
+        const double rate = config.lr * (done >= 0.9 * all ? 0.1 : done >= 0.8 * all ? 0.316 : 1.0);
+        return rate > floor ? rate : floor;
+    }
+    if (config.kind == ScheduleKind::inverse_sqrt) return inverse_sqrt_rate(config, applied);
 
     int64_t decay_start = config.warmup, end = config.steps;
     if (config.kind == ScheduleKind::wsd || config.kind == ScheduleKind::wsd_linear) {
         const int64_t stable = static_cast<int64_t>(static_cast<double>(config.steps) * (1.0 - config.cooldown));
         if (stable > decay_start) decay_start = stable;
+        if (config.decay_from >= 0) decay_start = config.decay_from;
     }
     if (config.kind == ScheduleKind::cosine && config.restart_every > 0) {
         int64_t period = config.restart_every;
@@ -71,7 +96,6 @@ LLMC_HD double learning_rate(const ScheduleConfig& config, int64_t applied) {
     }
     if (applied < decay_start) return config.lr;
 
-    const double floor = config.lr * config.final_fraction;
     if (applied >= end) return floor;
     const double passed = static_cast<double>(applied - decay_start) / static_cast<double>(end - decay_start);
     double part = 0;  // of the way between the floor and the peak

@@ -33,6 +33,7 @@ Checkpoints<Real>::Checkpoints(const Options& options, const ShardSet& train, Tr
       trainer_(trainer),
       directory_(directory),
       position_(position),
+      command_(options.after_checkpoint),
       last_saved_(position.saved) {
     if (options.out.empty() || (options.checkpoint_every == 0 && options.checkpoint_minutes == 0)) return;
     const Comm& comm = trainer.comm();
@@ -76,6 +77,7 @@ bool Checkpoints<Real>::is_due(bool time_to_save) const {
 
 template <class Real>
 void Checkpoints<Real>::advance(bool some_rank_is_writing) {
+    command_.look();
     if (!saver_ || !saver_->is_active() || some_rank_is_writing) return;
     if (const std::optional<SaveOutcome> outcome = saver_->advance()) report(*outcome, false);
 }
@@ -145,6 +147,7 @@ void Checkpoints<Real>::report(const SaveOutcome& outcome, bool last) {
         if (is_main)
             std::printf("checkpoint of step %lld written to %s (%s in %.2f s)\n", llong{outcome.step},
                         outcome.path.c_str(), format_bytes(outcome.bytes).c_str(), outcome.seconds);
+        if (is_main) command_.start(outcome.step, outcome.path);
         if (!outcome.prune_problem.empty())
             std::fprintf(stderr, "train_gpt: an old checkpoint could not be deleted: %s\n",
                          outcome.prune_problem.c_str());

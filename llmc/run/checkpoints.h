@@ -10,6 +10,7 @@
 #include "llmc/data/shards.h"
 #include "llmc/flags/options.h"
 #include "llmc/log/run_directory.h"
+#include "llmc/run/checkpoint_command.h"
 #include "llmc/run/start.h"
 #include "llmc/train/staging.h"
 #include "llmc/train/trainer.h"
@@ -36,6 +37,8 @@ public:
     // Saves the last checkpoint of the run, unless this step has one, and waits until it is written. Returns the reason
     // if that failed, the same on every rank.
     Failure finish();
+    // Waits for the commands of --after-checkpoint, and calls `alive` meanwhile.
+    void wait_for_commands(const std::function<void()>& alive) { command_.wait(alive); }
 
 private:
     using Clock = std::chrono::steady_clock;
@@ -50,6 +53,7 @@ private:
     const RunPosition& position_;
     std::optional<Staging> staging_;
     std::optional<CheckpointSaver> saver_;
+    CheckpointCommand command_;
     Clock::time_point last_begin_ = Clock::now();
     int64_t last_saved_;  // step of the last checkpoint in this directory; -1 if there is none
 };

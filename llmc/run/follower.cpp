@@ -3,8 +3,6 @@
 #include "llmc/run/follower.h"
 
 #include <fcntl.h>
-#include <signal.h>
-#include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -16,6 +14,7 @@
 #include <thread>
 
 #include "llmc/base/text.h"
+#include "llmc/run/child.h"
 
 namespace llmc {
 namespace {
@@ -31,27 +30,6 @@ std::string find_script() {
     for (const fs::path& root : {here, here.parent_path().parent_path()})
         if (const fs::path script = root / "scripts" / "follow.py"; fs::exists(script, error)) return script.string();
     return "";
-}
-
-// Starts the command with one end of a pipe as its standard input. Returns 0 or an errno.
-int spawn(const std::vector<std::string>& command, int input, pid_t& pid) {
-    std::vector<char*> argv;
-    for (const std::string& word : command) argv.push_back(const_cast<char*>(word.c_str()));
-    argv.push_back(nullptr);
-    posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_adddup2(&actions, input, STDIN_FILENO);
-    posix_spawn_file_actions_adddup2(&actions, STDERR_FILENO, STDOUT_FILENO);
-    // The script may live longer than the run and must not hold its sockets, which tell other ranks that it is gone.
-    posix_spawn_file_actions_addclosefrom_np(&actions, STDERR_FILENO + 1);
-    // A group of its own: Ctrl-C in a terminal reaches the run alone, which still has records to write.
-    posix_spawnattr_t attributes;
-    posix_spawnattr_init(&attributes);
-    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
-    const int error = posix_spawnp(&pid, argv[0], &actions, &attributes, argv.data(), environ);
-    posix_spawnattr_destroy(&attributes);
-    posix_spawn_file_actions_destroy(&actions);
-    return error;
 }
 
 }  // namespace
@@ -70,7 +48,7 @@ std::string Follower::start() {
     if (pipe2(ends, O_CLOEXEC) != 0) return std::strerror(errno);
     std::vector<std::string> child = command_;
     child.push_back("--child");
-    const int error = spawn(child, ends[0], pid_);
+    const int error = start_child(child, ends[0], pid_);
     ::close(ends[0]);
     alive_ = ends[1];
     if (error == 0) return "";
@@ -90,10 +68,8 @@ Follower::~Follower() {
     if (ended == 0)
         std::fprintf(stderr, "note: --track: process %d still sends records and will end by itself\n",
                      static_cast<int>(pid_));
-    else if (ended == pid_ && WIFSIGNALED(status))
-        warn(fmt::format("the follower was killed by signal {}", WTERMSIG(status)));
-    else if (ended == pid_ && WEXITSTATUS(status) != 0)
-        warn(fmt::format("the follower failed with exit code {}", WEXITSTATUS(status)));
+    else if (const std::string problem = describe_failure(status); ended == pid_ && !problem.empty())
+        warn("the follower " + problem);
 }
 
 void Follower::warn(const std::string& problem) const {

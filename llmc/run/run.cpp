@@ -250,6 +250,7 @@ ExitCode Run<Real>::finish() {
     synchronize_device();  // throws if something failed after the last result
     evaluation_.print_floor();
     if (unsaved) throw Error(unsaved.code, unsaved.text);
+    checkpoints_.wait_for_commands([&] { ranks_.watchdog.alive(); });
 
     const RunEnd end{first_step_, step, stop_, checkpoints_.enabled(), seconds_since_start(), reports_.results()};
     if (comm_.is_main()) print_end(options_, end);

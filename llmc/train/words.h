@@ -34,7 +34,9 @@ inline constexpr Word<ScheduleKind> kWords<ScheduleKind>[] = {{"cosine", Schedul
                                                               {"linear", ScheduleKind::linear},
                                                               {"constant", ScheduleKind::constant},
                                                               {"wsd", ScheduleKind::wsd},
-                                                              {"wsd-linear", ScheduleKind::wsd_linear}};
+                                                              {"wsd-linear", ScheduleKind::wsd_linear},
+                                                              {"step", ScheduleKind::step},
+                                                              {"inverse-sqrt", ScheduleKind::inverse_sqrt}};
 
 template <>
 inline constexpr Word<OptimizerKind> kWords<OptimizerKind>[] = {{"adamw", OptimizerKind::adamw},

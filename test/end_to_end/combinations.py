@@ -89,7 +89,7 @@ def training(draw):
              *draw.maybe(0.3, "--total-batch", 2 * step, "--batch-schedule", f"{step}:2"),
              *draw.flag(0.2, "--seq-schedule", f"{seq // 2}:2"),
              *optimizer(draw), *draw.flag(0.3, "--warmup", 2),
-             *draw.flag(0.3, "--schedule", "linear", "constant", "wsd", "wsd-linear"),
+             *draw.flag(0.3, "--schedule", "linear", "constant", "wsd", "wsd-linear", "step", "inverse-sqrt"),
              *draw.flag(0.2, "--z-loss", "1e-3"),
              *draw.flag(0.2, "--label-smoothing", "0.1"),
              *draw.maybe(0.3, "--doc-mask", *draw.maybe(0.5 if architecture == "gpt2" else 0, "--doc-positions")),

@@ -319,6 +319,18 @@ class Resume(Case):
         self.succeeds(run_.run("--resume", "latest", "--keep", "1", "-n", "8", "--stop-after", "8"))
         self.assertEqual(list(run_.checkpoints), [4, 8])
 
+    def test_a_command_after_each(self):
+        """--after-checkpoint gets the paths of complete checkpoints; what it does never ends a run, which waits for it."""
+        run_, log = Directory(), new_path()
+        command = f'f() {{ sleep 0.2; test -s "$1/manifest.json" && basename "$1" >> {log}; }}; f'
+        done = self.succeeds(run_.run("-n", "2", "--max-steps", "5", "--keep", "0", "--after-checkpoint", command))
+        self.assertIn("waiting for --after-checkpoint of step 5\n", done.out)
+        with open(log, encoding="utf-8") as file:
+            self.assertEqual(sorted(file.read().split()), sorted(os.listdir(os.path.join(run_.path, "checkpoints"))))
+        failed = self.succeeds(Directory().run("--max-steps", "2", "--after-checkpoint", "exit 3 #"))
+        self.assertIn("warning: --after-checkpoint 'exit 3 #' failed with exit code 3 for the checkpoint of step 2; "
+                      "training continues\n", failed.err)
+
     def test_another_reader(self):
         """A reader that only knows the description finds the same numbers."""
         sys.path.insert(0, os.path.join(ROOT, "scripts"))

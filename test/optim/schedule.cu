@@ -12,8 +12,9 @@ using namespace llmc::test;
 
 namespace {
 
-const ScheduleKind kKinds[] = {ScheduleKind::cosine, ScheduleKind::linear, ScheduleKind::constant, ScheduleKind::wsd,
-                               ScheduleKind::wsd_linear};
+const ScheduleKind kKinds[] = {ScheduleKind::cosine,      ScheduleKind::linear,     ScheduleKind::constant,
+                               ScheduleKind::wsd,         ScheduleKind::wsd_linear, ScheduleKind::step,
+                               ScheduleKind::inverse_sqrt};
 
 bool near(double a, double b) { return std::fabs(a - b) <= 1e-15; }
 
@@ -31,8 +32,9 @@ TEST_CASE("warm-up climbs to the peak in every schedule") {
         const ScheduleConfig config{kind, 1e-3, 10, 110, 0.1};
         CHECK(near(learning_rate(config, 0), 1e-4));  // not zero: llm.c counts the step itself
         CHECK(near(learning_rate(config, 4), 5e-4));
-        CHECK(near(learning_rate(config, 9), 1e-3));   // the last of the warm-up is at the peak
-        CHECK(near(learning_rate(config, 10), 1e-3));  // and the decay starts there
+        CHECK(near(learning_rate(config, 9), 1e-3));  // the last of the warm-up is at the peak
+        // The decay starts there, but inverse_sqrt's one step earlier.
+        CHECK(near(learning_rate(config, 10), kind == ScheduleKind::inverse_sqrt ? 1e-3 * std::sqrt(10.0 / 11) : 1e-3));
     }
 }
 
@@ -86,6 +88,35 @@ TEST_CASE("wsd: the length of the cooldown, and one in a line") {
         REQUIRE(learning_rate(fifth, start) == 1.0);  // nothing of the cooldown has passed
         if (start + 1 < steps) REQUIRE(learning_rate(fifth, start + 1) < 1.0);
     }
+}
+
+TEST_CASE("step falls at 80 % and at 90 % of the steps") {
+    const ScheduleConfig config{ScheduleKind::step, 1e-3, 10, 200, 0.05};
+    for (const auto& [step, rate] :
+         {std::pair<int64_t, double>{10, 1e-3}, {159, 1e-3}, {160, 3.16e-4}, {179, 3.16e-4}, {180, 1e-4}, {500, 1e-4}})
+        CHECK(near(learning_rate(config, step), rate));
+}
+
+TEST_CASE("inverse_sqrt halves when the steps quadruple, and decays in a line from decay_from on") {
+    ScheduleConfig config{ScheduleKind::inverse_sqrt, 1e-3, 100, 2000, 0.1};
+    CHECK(near(learning_rate(config, 99), 1e-3));
+    CHECK(near(learning_rate(config, 399), 5e-4));
+    CHECK(near(learning_rate(config, 1599), 2.5e-4));
+    CHECK(near(learning_rate(config, 1000000), 1e-4));
+    config.decay_from = 399;
+    CHECK(near(learning_rate(config, 399), 5e-4));
+    CHECK(near(learning_rate(config, 399 + 1601 / 2), 1e-4 + 4e-4 * (1 - 800.0 / 1601)));
+    CHECK(near(learning_rate(config, 2000), 1e-4));
+}
+
+TEST_CASE("decay_from: a branch of a wsd run decays from its own step") {
+    ScheduleConfig config{ScheduleKind::wsd_linear, 1e-3, 10, 300, 0.1, 0.2};
+    const double before = learning_rate(config, 199);
+    config.decay_from = 200;
+    CHECK(learning_rate(config, 199) == before);  // as in the run that it branches from
+    CHECK(near(learning_rate(config, 200), 1e-3));
+    CHECK(near(learning_rate(config, 250), 5.5e-4));
+    CHECK(near(learning_rate(config, 300), 1e-4));
 }
 
 // The definition of SGDR: eta_min + (eta_max - eta_min) (1 + cos(pi T_cur / T_i)) / 2, T_i = T_0 T_mult^i.
