@@ -137,7 +137,7 @@ class Build:
                        for p in (tree / "llmc").glob(pattern) if p.name not in NO_SPECIFICATIONS)
         base = sorted(str(p.relative_to(tree)) for pattern in ("device/host/*.cpp", "device/faults.cpp", "device/transfer.cpp",
                                                                "kernels/*.cpp",
-                                                               "linear/matmul.cpp", "linear/matmul_host.cpp")
+                                                               "linear/matmul.cpp", "linear/*_host.cpp")
                       for p in (tree / "llmc").glob(pattern)) + ["test/main.cpp", "test/kernels/specifications.cpp"]
         self.tests = sorted(str(p.relative_to(tree)) for p in (tree / "test/kernels").glob("*.cpp")
                             if p.name != "specifications.cpp") + ["test/device/warp.cu"]

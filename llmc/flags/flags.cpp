@@ -408,6 +408,10 @@ const Flag kRows[] = {
          "divide channels of SwiGLU's output by powers of two, so that outliers do not set the scale"),
     flag(0, "fp8-fast-accum", "NAME", &Options::fp8_fast_accum, {},
          "matmuls that accumulate with fewer bits, which is faster: forward, none or all (GPU only)"),
+    flag(
+        0, "fp8-arithmetic", "NAME", &Options::fp8_arithmetic, {},
+        "sums of FP8 matmuls on the CPU: fp32, or hopper, which emulates the 13 fraction bits of Hopper's tensor cores "
+        "and is slower (CPU only)"),
     flag(0, "fp8-emulation", "", &Options::fp8_emulation, {},
          "on a GPU that lacks the recipe's FP8 matmuls, compute them in BF16 from the same FP8 values; slower than "
          "--precision bf16"),

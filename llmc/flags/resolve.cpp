@@ -261,10 +261,23 @@ void resolve_zero(Options& o, int ranks) {
     if (o.zero < 0 || ranks == 1) o.zero = ranks > 1 ? 1 : 0;
 }
 
+void resolve_fp8_arithmetic(const Options& o, const ResolveInputs& inputs) {
+    if (o.fp8_arithmetic == Fp8Arithmetic::fp32) return;
+    if (!inputs.host_device)
+        refuse(
+            "--fp8-arithmetic {} makes a CPU sum like that card; a GPU's tensor cores sum as they were built: leave "
+            "it out, or use train_gpt_cpu",
+            word_of(o.fp8_arithmetic));
+    if (o.fp8_recipe == Fp8Recipe::mxfp8)
+        refuse("--fp8-arithmetic hopper: Hopper has no MXFP8 matmuls; use --fp8-recipe delayed, current or block");
+}
+
 // An FP8 run whose products run in BF16 would be a slower BF16 run with a wrong name. A CPU always emulates them.
 void resolve_emulation(Options& o, const ResolveInputs& inputs) {
     if (inputs.host_device)
-        add_note(o, "FP8 is emulated on the CPU: matmuls read FP8 values and compute in BF16 or FP32");
+        add_note(o, o.fp8_arithmetic == Fp8Arithmetic::hopper
+                        ? "FP8 is emulated on the CPU: matmuls read FP8 values and sum like Hopper's tensor cores"
+                        : "FP8 is emulated on the CPU: matmuls read FP8 values and compute in BF16 or FP32");
     const std::string because = inputs.fp8_emulated_because ? inputs.fp8_emulated_because(o.fp8_recipe) : "";
     if (because.empty()) return;
     if (!o.fp8_emulation)
@@ -294,7 +307,10 @@ void resolve_precision(Options& o, const ResolveInputs& inputs) {
                 "or --precision bf16",
                 o.batch, o.seq, int64_t{o.batch} * o.seq, (o.seq + 15) / 16 * 16);
     }
-    if (o.precision == Precision::fp8) resolve_emulation(o, inputs);
+    if (o.precision == Precision::fp8) {
+        resolve_fp8_arithmetic(o, inputs);
+        resolve_emulation(o, inputs);
+    }
     if (o.precision == Precision::fp8 && o.fp8_smooth && o.model_config.table().activation != Activation::swiglu)
         refuse("--fp8-smooth needs SwiGLU, which this model does not have; leave it out");
     if (o.precision == Precision::fp32 && o.offload == Offload::automatic) o.offload = Offload::off;

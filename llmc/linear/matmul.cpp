@@ -20,6 +20,12 @@ std::string Product::describe() const {
                        accumulate ? " accumulating" : "");
 }
 
+bool accumulates_fast(const Product& product, FastAccumulation wanted) {
+    return is_fp8(product.type) && !product.has_block_scales() &&
+           (wanted == FastAccumulation::all ||
+            (wanted == FastAccumulation::forward && product.kind == Product::forward));
+}
+
 std::string emulation_note(const Product& product, const std::string& refusal) {
     return fmt::format("note: {}: {}; the same values are multiplied in BF16 instead, counted as `emulated`",
                        product.describe(), refusal);
@@ -113,14 +119,11 @@ void check_tensors(const Product& product, const ProductTensors& t) {
 }  // namespace
 
 std::string Matmul::key(const Product& product) const {
-    const bool is_fast =
-        is_fp8(product.type) && !product.has_block_scales() &&
-        (fast_ == FastAccumulation::all || (fast_ == FastAccumulation::forward && product.kind == Product::forward));
     const bool is_tf32 = allow_tf32_ && product.type == OperandType::fp32;
-    return product.describe() + (product.emulated ? " emulated"
-                                 : is_fast        ? " with fast accumulation"
-                                 : is_tf32        ? " in tf32"
-                                                  : "");
+    return product.describe() + (product.emulated                   ? " emulated"
+                                 : accumulates_fast(product, fast_) ? " with fast accumulation"
+                                 : is_tf32                          ? " in tf32"
+                                                                    : "");
 }
 
 void Matmul::choose(ProductChoices choices) {

@@ -49,6 +49,9 @@ requires(std::is_same_v<F8, e4m3> ||
 // --fp8-fast-accum: the FP8 products in which tensor cores accumulate with fewer bits, which is faster. GPU only.
 enum class FastAccumulation { none, forward, all };
 
+// --fp8-arithmetic: how the CPU sums FP8 products: in FP32, or as Hopper's tensor cores (hopper_sums_host.h).
+enum class Fp8Arithmetic { fp32, hopper };
+
 // Number of products by the type of their operands.
 struct ProductCounts {
     int64_t fp8 = 0, bf16 = 0, fp32 = 0;
@@ -75,6 +78,9 @@ struct Product {
     std::string describe() const;  // e.g. "matmul forward bf16 N=4096 C=768 OC=2304 with bias"
     const char* name() const;      // e.g. "matmul forward"
 };
+// True if tensor cores may accumulate this FP8 product with fewer bits. Block scales allow no fast accumulation.
+bool accumulates_fast(const Product& product, FastAccumulation wanted);
+
 // How to compute a product, if not with the first algorithm that the library proposes.
 struct ProductChoice {
     std::string algorithm;       // one of Matmul::proposals(), from any process; "" for the library's first
@@ -137,9 +143,10 @@ public:
 
     // allow_tf32: FP32 operands may be rounded to TF32 (GPU only). `scaling` applies to all FP8 products. If cuBLASLt
     // has no such products (emulated_because()) or refuses one, BF16 units multiply the same values, which BF16
-    // represents exactly. A refused product is named on stderr.
+    // represents exactly. A refused product is named on stderr. `arithmetic` has no effect on a GPU; hopper needs
+    // another scaling than mx.
     explicit Matmul(bool allow_tf32, FastAccumulation fast = FastAccumulation::forward,
-                    Fp8Scaling scaling = Fp8Scaling::tensor);
+                    Fp8Scaling scaling = Fp8Scaling::tensor, Fp8Arithmetic arithmetic = Fp8Arithmetic::fp32);
     ~Matmul();
     Matmul(const Matmul&) = delete;
     Matmul& operator=(const Matmul&) = delete;
@@ -242,6 +249,7 @@ private:
     const bool allow_tf32_;
     const FastAccumulation fast_;
     const Fp8Scaling scaling_;
+    const Fp8Arithmetic arithmetic_;
     std::unique_ptr<Backend> backend_;
     ProductChoices choices_;
     std::map<Product, ProductChoice> chosen_;  // choices_ by product, filled in on first use

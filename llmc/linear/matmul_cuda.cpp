@@ -137,10 +137,8 @@ void make_operation(Plan& plan, const Product& product, bool allow_tf32, FastAcc
     if (has_device_factors(product))
         set(plan.operation, CUBLASLT_MATMUL_DESC_POINTER_MODE, CUBLASLT_POINTER_MODE_DEVICE, product);
     if (is_fp8(product.type) && !product.emulated) {  // the attributes are refused for other types
-        const bool wanted =
-            !product.has_block_scales() &&  // which have no fast accumulation
-            (fast == FastAccumulation::all || (fast == FastAccumulation::forward && product.kind == Product::forward));
-        set(plan.operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, static_cast<int8_t>(wanted), product);
+        set(plan.operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, static_cast<int8_t>(accumulates_fast(product, fast)),
+            product);
         if (product.has_block_scales())
             LLMC_CHECK_LT(lt_set_scale_modes(plan.operation, product.second_scales(), product.first_scales()),
                           product.describe());
@@ -327,8 +325,8 @@ struct Matmul::Backend {
     }
 };
 
-Matmul::Matmul(bool allow_tf32, FastAccumulation fast, Fp8Scaling scaling)
-    : allow_tf32_(allow_tf32), fast_(fast), scaling_(scaling) {}
+Matmul::Matmul(bool allow_tf32, FastAccumulation fast, Fp8Scaling scaling, Fp8Arithmetic arithmetic)
+    : allow_tf32_(allow_tf32), fast_(fast), scaling_(scaling), arithmetic_(arithmetic) {}
 Matmul::~Matmul() = default;
 
 Matmul::Backend& Matmul::backend() {

@@ -2,9 +2,10 @@
 // instructions for them (onednn_host.h); FP8 operands are widened to BF16, which is exact. On other CPUs, BF16 and FP8
 // operands are widened to FP32 for OpenBLAS.
 //
-// The product of two BF16 or FP8 values is exact in FP32, so results differ from a tensor core's only by the order of
-// sums. The libraries and the loops here share their OpenMP threads. Link the OpenMP build of OpenBLAS, because a
-// thread pool of its own would compete with ours for the cores.
+// The product of two BF16 or FP8 values is exact in FP32, so results differ from a tensor core's only by the order and
+// precision of sums. hopper_sums_host.h has FP8 products with Hopper's sums. The libraries and the loops here share
+// their OpenMP threads. Link the OpenMP build of OpenBLAS, because a thread pool of its own would compete with ours for
+// the cores.
 // build: per device, optimized
 #include "llmc/linear/matmul.h"
 
@@ -18,6 +19,7 @@
 
 #include "llmc/device/host/runtime.h"
 #include "llmc/device/memory_ledger.h"
+#include "llmc/linear/hopper_sums_host.h"
 #include "llmc/linear/onednn_host.h"
 
 namespace llmc {
@@ -285,8 +287,8 @@ struct Matmul::Backend {
     }
 };
 
-Matmul::Matmul(bool allow_tf32, FastAccumulation fast, Fp8Scaling scaling)
-    : allow_tf32_(allow_tf32), fast_(fast), scaling_(scaling) {}
+Matmul::Matmul(bool allow_tf32, FastAccumulation fast, Fp8Scaling scaling, Fp8Arithmetic arithmetic)
+    : allow_tf32_(allow_tf32), fast_(fast), scaling_(scaling), arithmetic_(arithmetic) {}
 
 Matmul::Backend& Matmul::backend() {
     if (!backend_) backend_ = std::make_unique<Backend>();
@@ -334,6 +336,7 @@ size_t Matmul::planned_bytes(OperandType type, const std::vector<LinearShape>& s
 bool Matmul::submit(const Product& product, const ProductTensors& t, stream_t stream) {
     const Gemm g(product);
     const bool narrow = product.type != OperandType::fp32;
+    const bool as_hopper = is_fp8(product.type) && arithmetic_ == Fp8Arithmetic::hopper;
     Backend& b = backend();
     ProductSizes needed;
     needed.cover(product);
@@ -356,9 +359,11 @@ bool Matmul::submit(const Product& product, const ProductTensors& t, stream_t st
                   in(static_cast<const char*>(t.addend), g.result_size() * result_bytes),
                   scales(t.first_scale_inv, &Product::first_scales, g.rows),
                   scales(t.second_scale_inv, &Product::second_scales, g.columns), written},
-                 {product.name(), __FILE__, __LINE__}, [=, &b] {
+                 {product.name(), __FILE__, __LINE__}, [=, &b, fast = accumulates_fast(product, fast_)] {
                      if (!narrow)
                          multiply_fp32(product, t);
+                     else if (as_hopper)
+                         host::multiply_as_hopper(product, t, fast);
                      else if (host::Bf16Products::available())
                          b.multiply_bf16(product, t);
                      else

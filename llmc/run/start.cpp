@@ -203,6 +203,7 @@ void compare_configurations(const Options& o, Resumed& resumed) {
     for (const char* name : {"master", "gradients", "adam-moments"})
         if (!then.contains(name)) then[name] = "fp32";
     if (!then.contains("clip-kind")) then["clip-kind"] = "norm";
+    if (!then.contains("fp8-arithmetic")) then["fp8-arithmetic"] = "fp32";
     const Json no_model, model_then = resumed.checkpoint->manifest().run.value("model", no_model);
     const Json model_now = o.model_config.architecture == &kGpt2 ? no_model : model_json(o.model_config);
     if (model_then != model_now)

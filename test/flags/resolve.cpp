@@ -298,6 +298,21 @@ TEST_CASE("resolve: FP8 products that the card has to emulate are refused, unles
     CHECK(contains(resolved(o, host).notes.at(0), "FP8 is emulated on the CPU"));
 }
 
+TEST_CASE("resolve: Hopper's sums of FP8 are for CPUs, and for recipes that Hopper has") {
+    Options o;
+    o.precision = Precision::fp8;
+    o.fp8_arithmetic = Fp8Arithmetic::hopper;
+    CHECK(contains(refusal(o), "--fp8-arithmetic hopper makes a CPU sum like that card"));
+    ResolveInputs host;
+    host.host_device = true;
+    CHECK(contains(resolved(o, host).notes.at(0), "sum like Hopper's tensor cores"));
+    o.fp8_recipe = Fp8Recipe::mxfp8;
+    CHECK(contains(refusal(o, host), "Hopper has no MXFP8 matmuls"));
+    o.precision = Precision::bf16;
+    CHECK(resolved(o, host).notes ==
+          std::vector<std::string>{"--fp8-recipe, --fp8-arithmetic have no effect with --precision bf16"});
+}
+
 TEST_CASE("resolve: --kernels means what the card and the precision have use for") {
     Options o;
     o.precision = Precision::fp8, o.batch = 8;

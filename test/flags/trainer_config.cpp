@@ -12,12 +12,19 @@ using namespace llmc;
 
 namespace {
 
+// Some words need the CPU.
+void resolve_on_cpu(Options& o) {
+    ResolveInputs inputs;
+    inputs.host_device = true;
+    resolve(o, inputs);
+}
+
 // The configuration of an FP8 run with one flag changed.
 TrainerConfig with(const char* flag, const char* word) {
     Options o;
     o.precision = Precision::fp8;
     find_flag(flag)->set(o, word);
-    resolve(o, {});
+    resolve_on_cpu(o);
     return trainer_config(o);
 }
 
@@ -35,7 +42,7 @@ TEST_CASE("trainer config: every word of a flag is a value of its own") {
             flag.set(o, word);
             CHECK(flag_text(flag, o) == word);  // no other word has this value
             CHECK(seen.insert(word).second);
-            resolve(o, {});
+            resolve_on_cpu(o);
             CHECK_NOTHROW(trainer_config(o));
             words++;
         }
@@ -69,6 +76,8 @@ TEST_CASE("trainer config: words become what they say") {
     CHECK(with("fp8-fast-accum", "none").fast_accumulation == FastAccumulation::none);
     CHECK(with("fp8-fast-accum", "forward").fast_accumulation == FastAccumulation::forward);
     CHECK(with("fp8-fast-accum", "all").fast_accumulation == FastAccumulation::all);
+    CHECK(with("fp8-arithmetic", "fp32").fp8_arithmetic == Fp8Arithmetic::fp32);
+    CHECK(with("fp8-arithmetic", "hopper").fp8_arithmetic == Fp8Arithmetic::hopper);
     CHECK(with("optimizer", "lion").optimizer.kind == OptimizerKind::lion);
     CHECK(with("optimizer", "sgd").optimizer.kind == OptimizerKind::sgd);
     CHECK(with("optimizer", "muon").optimizer.kind == OptimizerKind::muon);
