@@ -182,7 +182,7 @@ nothing but the precision differs.
 In the picture, $out/compare.png: the loss curves lie on each other and fall towards the dotted line, which no
 model can beat. The lower panels show what the casts to FP8 lost.
 The samples above are sentences of the made-up language: compare the first ones with the last.
-A CPU emulates FP8, so the times say nothing about a GPU.
+A CPU emulates FP8, so the times say nothing about a GPU. dev/guide/fp8_gaps.md compares larger models on real text.
 END
         ;;
 esac

@@ -1,0 +1,153 @@
+"""Does FP8 training follow BF16? Trains the same model on the same batches in BF16 and in every kind of FP8, for several
+models and seeds, and prints the gaps between their last validation losses as a Markdown table.
+
+    python3 dev/gap_study.py results.json --train 'data/train_*.bin' --val 'data/val_*.bin'     # 20 minutes of CPU time
+    python3 dev/gap_study.py large.json --train ... --val ... --layers 8 --channels 320 --head-dim 64 --steps 3000 \\
+        --seeds 1337 1 2                                                                        # days
+    python3 dev/gap_study.py results.json --table                                               # only prints
+
+Every finished run is added to the results file, and a second start continues where the first one stopped. All models,
+kinds and seeds of a file share its settings; a file made with others is refused. The runs of one seed come first, and
+within a seed those that emulate Hopper's sums come last. dev/guide/fp8_gaps.md has results.
+"""
+
+import argparse
+import datetime
+import itertools
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+FP8 = ["--precision", "fp8", "--fp8-recipe"]
+# The control is BF16 in two micro-steps per step, which changes only the order of sums: its gap is chance.
+KINDS = {
+    "bf16": ["--precision", "bf16"],
+    "control": ["--precision", "bf16"],
+    "delayed": [*FP8, "delayed"],
+    "current": [*FP8, "current"],
+    "block": [*FP8, "block"],
+    "mxfp8": [*FP8, "mxfp8"],
+    "delayed, FP8 head": [*FP8, "delayed", "--fp8-layers", "all,+lm_head"],
+    "delayed, Hopper's sums": [*FP8, "delayed", "--fp8-arithmetic", "hopper"],
+}
+LAST = ["delayed, Hopper's sums"]  # slower than the others
+# Muon for nano, as nanochat trains its models; AdamW for the others.
+TRAINING = {"gpt2": ["--lr", "1e-3"], "llama": ["--lr", "1e-3"], "nano": ["--optimizer", "muon", "--lr", "4e-3"]}
+SETTINGS = {"layers": 4, "channels": 128, "head_dim": 32, "seq": 128, "batch": 4, "steps": 1000}
+SHARED = [*SETTINGS, "train", "val"]  # the same for all runs of a results file
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", help="JSON file of results, made or continued")
+    parser.add_argument("--train", help="token shards to train on (glob)")
+    parser.add_argument("--val", help="token shards to validate on (glob)")
+    parser.add_argument("--program", default="./train_gpt_cpu")
+    parser.add_argument("--models", nargs="+", choices=TRAINING, default=list(TRAINING))
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1337])
+    for name, value in SETTINGS.items():
+        parser.add_argument("--" + name.replace("_", "-"), type=int, default=value, help=f"{value} by default")
+    parser.add_argument("--table", action="store_true", help="only print the table of the results so far")
+    arguments = parser.parse_args()
+    if not arguments.table and not (arguments.train and arguments.val):
+        parser.error("--train and --val say what to train on")
+    return arguments
+
+
+def model_flags(a, model, directory):
+    """The flags of a model. The hidden sizes of its MLP are multiples of 128, as blocks need."""
+    size = {"layers": a.layers, "channels": a.channels, "heads": a.channels // a.head_dim, "context": a.seq}
+    if model == "gpt2":
+        return [text for name, value in size.items() for text in ("--" + name, str(value))]
+    if model == "llama":
+        size.update(kv_heads=size["heads"] // 2, hidden=3 * a.channels)
+    path = os.path.join(directory, "model.json")
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump({"architecture": model, **size}, file)
+    return ["--model", path]
+
+
+def measure(a, model, kind, seed):
+    """Makes one run and returns its record."""
+    directory = tempfile.mkdtemp(prefix="gap_study.")
+    batch = a.batch // 2 if kind == "control" else a.batch
+    command = [a.program, "--train", a.train, "--val", a.val, *model_flags(a, model, directory), *TRAINING[model],
+               *KINDS[kind], "--seed", str(seed), "--seq", str(a.seq), "--batch", str(batch), "--total-batch",
+               str(a.batch * a.seq), "--max-steps", str(a.steps), "--warmup", str(a.steps // 10), "--val-every",
+               str(a.steps // 2), "--val-batches", "-1", "--checkpoint-minutes", "0", "--out",
+               os.path.join(directory, "run")]
+    began = time.time()
+    try:
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        with open(os.path.join(directory, "run", "metrics.jsonl"), encoding="utf-8") as file:
+            records = [json.loads(line) for line in file]
+        with open(os.path.join(directory, "run", "run.json"), encoding="utf-8") as file:
+            run = json.load(file)
+    finally:
+        shutil.rmtree(directory)
+    losses = [r["loss"] for r in records if "loss" in r][-(a.steps // 10):]
+    return {"model": model, "kind": kind, "seed": seed, "parameters": run["model"]["parameters"],
+            "validations": [[r["step"], r["val_loss"]] for r in records if "val_loss" in r],
+            "last_tenth": sum(losses) / len(losses), "seconds": round(time.time() - began),
+            "date": datetime.date.today().isoformat(), "device": run["device"], "versions": run["versions"],
+            "command": command}
+
+
+def last_validation(run):
+    return run["validations"][-1][1]
+
+
+def table(runs):
+    """A row for each model and kind, with the gaps from BF16 of each seed."""
+    by_key = {(r["model"], r["kind"], r["seed"]): r for r in runs}
+    seeds = list(dict.fromkeys(r["seed"] for r in runs))
+    lines = ["| model | run | " + " | ".join(f"seed {s}" for s in seeds) + " |", "|---|---|" + "---|" * len(seeds)]
+    for model, kind in itertools.product(TRAINING, KINDS):
+        cells = []
+        for seed in seeds:
+            run, bf16 = by_key.get((model, kind, seed)), by_key.get((model, "bf16", seed))
+            if not run or not bf16:
+                cells.append("")
+            elif kind == "bf16":
+                cells.append(f"{last_validation(run):.4f}")
+            else:
+                cells.append(f"{100 * (last_validation(run) / last_validation(bf16) - 1):+.3f} %")
+        if any(cells):
+            lines.append(f"| {model} | {kind} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main():
+    a = parse_arguments()
+    study = {"settings": {name: getattr(a, name) for name in SHARED}, "runs": []}
+    if os.path.exists(a.results):
+        with open(a.results, encoding="utf-8") as file:
+            old = json.load(file)
+        if not a.table and old["settings"] != study["settings"]:
+            sys.exit(f"{a.results} was made with other settings: {old['settings']}")
+        study = old
+    if a.table:
+        return print(table(study["runs"]))
+    done = {(r["model"], r["kind"], r["seed"]) for r in study["runs"]}
+    for seed in a.seeds:
+        for late in (False, True):
+            for model, kind in itertools.product(a.models, a.kinds):
+                if (kind in LAST) != late or (model, kind, seed) in done:
+                    continue
+                run = measure(a, model, kind, seed)
+                study["runs"].append(run)
+                with open(a.results + ".new", "w", encoding="utf-8") as file:
+                    json.dump(study, file, indent=1)
+                os.replace(a.results + ".new", a.results)
+                print(f"{model}, {kind}, seed {seed}: {last_validation(run):.4f} in {run['seconds']} s", flush=True)
+    return print(table(study["runs"]))
+
+
+if __name__ == "__main__":
+    main()
