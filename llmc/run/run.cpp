@@ -138,6 +138,9 @@ typename Run<Real>::Agreement Run<Real>::agree(Agreement mine) {
     Agreement agreed;
     agreed.energy = {0, 0};
     for (const Agreement& rank : all) {
+        // The bytes come from another process.
+        if (rank.stop < StopReason::none || rank.stop > StopReason::signal || rank.writing > 1 || rank.time_to_save > 1)
+            throw Error(ExitCode::communication, "rank {} does not say whether the run goes on", &rank - all.data());
         agreed.stop = std::max(agreed.stop, rank.stop);
         agreed.batch_hash += rank.batch_hash;
         agreed.writing |= rank.writing;

@@ -164,7 +164,8 @@ std::string StepChecksums::rank_and_card(int rank) const {
                   identity.c_str());
     std::vector<char> all(sizeof mine * comm_.world());
     comm_.host_all_gather(all.data(), mine, sizeof mine);
-    return fmt::format("rank {} on {} ({})", rank, comm_.host(rank), all.data() + sizeof mine * rank);
+    const char* const text = all.data() + sizeof mine * rank;
+    return fmt::format("rank {} on {} ({})", rank, comm_.host(rank), std::string(text, strnlen(text, sizeof mine)));
 }
 
 // ---- what is compared in a step -------------------------------------------------------------------------------------

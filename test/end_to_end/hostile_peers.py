@@ -259,6 +259,7 @@ def main():
     if arguments.quick:
         check_lie(0, "text without an end", rng)  # the host name
         check_lie(1, "huge numbers", rng)
+        check_lie(20, "text without an end", rng)  # whether the run goes on
     else:
         check_lies(rng, [*range(12), 20, 40])
 
