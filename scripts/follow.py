@@ -30,7 +30,7 @@ import struct
 import sys
 import time
 
-from runs import continue_in_venv, misfit, printable, read_info
+from runs import continue_in_venv, misfit, printable, read_info, with_ratios
 
 
 def warn(text):
@@ -93,7 +93,13 @@ def scalars(record, all_tensors=False):
     for kind, sizes in record.get("memory", {}).items():
         found |= {f"system/memory/{kind}/{name}": value for name, value in numbers(sizes).items()}
     found |= fp8_tags(record.get("fp8", []), "tensor", all_tensors)
-    return found | fp8_tags(record.get("fp8_errors", []), "layer", all_tensors)
+    found |= fp8_tags(record.get("fp8_errors", []), "layer", all_tensors)
+    for tensor in with_ratios(record.get("signals", [])):  # the largest of all blocks
+        kind = re.sub(r"^h\.\d+\.", "", tensor["tensor"])
+        for key in {"gradient", "update_ratio"} & numbers(tensor).keys():
+            tag = f"tensors/{kind}/{key}"
+            found[tag] = max(found.get(tag, 0.0), tensor[key])
+    return found
 
 
 def texts(record):

@@ -19,7 +19,7 @@ import statistics
 import sys
 
 from compare_runs import ROLES, Comparison, counters, failures, gap_tables, read_runs, role_of, summary
-from runs import Run, RunError, smooth
+from runs import Run, RunError, smooth, with_ratios
 
 PARTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "report")
 MOST_POINTS = 500  # per curve; a longer curve is drawn as this many stretches
@@ -124,7 +124,9 @@ def fp8_charts(runs):
 
 def layer_charts(runs):
     charts = []
-    for quantity, title, scale in (("kurtosis", "FP8, inputs: kurtosis (3: normal)", "log"),
+    for quantity, title, scale in (("update_ratio", "Tensors: norm of the update over that of the weights", "log"),
+                                   ("gradient", "Tensors: norm of the gradient", "log"),
+                                   ("kurtosis", "FP8, inputs: kurtosis (3: normal)", "log"),
                                    ("largest_alignment", "FP8, gate and up: largest |cos| of a layer's rows", "linear"),
                                    ("forward_error", "FP8, outputs: relative error of a matmul", "log"),
                                    ("dgrad_error", "FP8, input gradients: relative error of a matmul", "log"),
@@ -132,6 +134,7 @@ def layer_charts(runs):
         curves = []
         for i, run in enumerate(runs):
             found = [(record["step"], [t[quantity] for t in record.get("fp8", record.get("fp8_errors", []))
+                                        + with_ratios(record.get("signals", []))
                                         if isinstance(t.get(quantity), (int, float))])
                      for record in [*run.fp8, *run.other]]
             for name, of, style in (("median", statistics.median, "line"), ("largest", max, "dotted")):

@@ -75,11 +75,21 @@ RECORD = {"tokens": is_count, "lr": is_number, "norm": is_number, "ms": is_numbe
           "products": {"*": is_count}, "nonfinite": {"*": is_name}, "sample": is_text,
           "fp8": [{"tensor": is_name, "amax": is_amount, "scale": is_amount, "elements": is_count, "saturated": is_count,
                    "underflowed": is_count, "nonfinite": is_count}],
-          "fp8_errors": [{"layer": is_name}],
+          "fp8_errors": [{"layer": is_name}], "signals": [{"tensor": is_name}],
           "fp8_fallback": [{"layer": is_name, "tensor": is_name, "reason": is_name}],
           "memory": {"*": {"planned": is_count, "least_peak": is_count, "most_peak": is_count}},
           "memory_outside": {"*": is_count}}
 MODEL = {"layers": is_count, "channels": is_count, "heads": is_count, "parameters": is_count}
+
+
+def with_ratios(signals):
+    """A record's norms by tensor, with the ratio of update to weight where there is one."""
+    ratios = []
+    for tensor in signals:
+        weight, update = tensor.get("weight"), tensor.get("update")
+        known = isinstance(weight, (int, float)) and isinstance(update, (int, float)) and weight > 0
+        ratios.append(tensor | ({"update_ratio": update / weight} if known else {}))
+    return ratios
 
 
 def fits(value, shape):

@@ -106,6 +106,17 @@ void sum(Trial& t, size_t n) {
     t.equal(out, expected), t.equal(over, expected);
 }
 
+template <class T>
+void difference(Trial& t, size_t n) {
+    const auto a = t.normal<T>(n, 1.0f);
+    const auto before = t.random<float>(n, 1.0f);
+    float* out = t.result("difference", line(n), before);
+    t.run_twice([&] { subtract_from(out, a, n, t.stream()); });
+    std::vector<float> expected(n);
+    for (size_t i = 0; i < n; i++) expected[i] = to_float(a.values[i]) - before[i];
+    t.equal(out, expected);
+}
+
 // ---- several ranks -------------------------------------------------------------------------------------------------
 
 constexpr int kWorld = 3;
@@ -213,6 +224,10 @@ void add_sum(Items& items, size_t n) {
     add_kernel(items, fmt::format("add {} n={}", type_name<Real>(), n), [n](Trial& t) { sum<Real>(t, n); });
 }
 template <class T>
+void add_difference(Items& items, size_t n) {
+    add_kernel(items, fmt::format("subtract_from {} n={}", type_name<T>(), n), [n](Trial& t) { difference<T>(t, n); });
+}
+template <class T>
 void add_global_norm(Items& items, const std::vector<size_t>& sizes) {
     add_kernel(items, fmt::format("global_norm_partials {}", type_name<T>()),
                [sizes](Trial& t) { global_norm<T>(t, sizes); });
@@ -263,6 +278,8 @@ void add_sums(Items& items, const KernelUse& use) {
     } else {
         add_global_norm<float>(items, {70001});
     }
+    if (use.signals)
+        use.masters == StateFormat::bf16 ? add_difference<bf16>(items, 4099) : add_difference<float>(items, 4099);
     if (use.several_ranks) {
         add_pieces(items, "sum_pieces fp32", summed_pieces<float>);
         if (use.bf16) add_pieces(items, "sum_pieces bf16", summed_pieces<bf16>);
@@ -280,6 +297,7 @@ void add_sum_tests(Items& items) {
     add_global_norm<float>(items, {1, 7, 8, 2051, 32768, 70001});
     add_global_norm<bf16>(items, {1, 7, 8, 2051, 32768, 70001});
     for (const size_t n : {1, 6, 8, 2048, 2056, 4099}) add_gradient_sums(items, n);
+    for (const size_t n : {1, 2048, 4099}) add_difference<float>(items, n), add_difference<bf16>(items, n);
 }
 
 void add_piece_tests(Items& items) {

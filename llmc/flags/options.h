@@ -217,8 +217,9 @@ struct Options {
 
     // Running and planning
     uint64_t seed = 1337;
-    int64_t log_every = 1;     // steps
-    int64_t verify_every = 0;  // steps; 0 = never
+    int64_t log_every = 1;      // steps
+    int64_t signals_every = 0;  // steps; 0 = never
+    int64_t verify_every = 0;   // steps; 0 = never
     bool print_config = false;
     bool dry_run = false;
     bool fit = false;

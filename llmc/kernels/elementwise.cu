@@ -89,6 +89,29 @@ template void cast<float, bf16>(float*, const bf16*, size_t, stream_t);
 template void add<float>(float*, const float*, const float*, size_t, stream_t);
 template void add<bf16>(bf16*, const bf16*, const bf16*, size_t, stream_t);
 
+template <class T>
+static __global__ void __launch_bounds__(kThreads) subtract_kernel(float* out, const T* a, size_t n) {
+    const size_t first = first_element();
+    if (first + kSpan <= n) {
+        float x[8], y[8];
+        load_fours(a + first, x);
+        load_fours(out + first, y);
+        LLMC_UNROLL
+        for (int i = 0; i < 8; i++) y[i] = x[i] - y[i];
+        store_fours(out + first, y);
+    } else {
+        for_each_left(first, n, [&](size_t i) { out[i] = to_float(a[i]) - out[i]; });
+    }
+}
+
+void subtract_from(float* out, const StateArray& a, size_t n, stream_t stream) {
+    if (n == 0) return;
+    require_aligned("subtract_from", {out, a.values});
+    a.typed([&]<class T>(const T* values) {
+        launch<subtract_kernel<T>>({blocks_for(n), kThreads, 0, stream}, inout(out, n), in(values, n), n);
+    });
+}
+
 // ---- gradients in BF16 ---------------------------------------------------------------------------------------------
 
 // A thread's two fours each take their random bits from one word.

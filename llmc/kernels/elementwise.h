@@ -20,6 +20,9 @@ void cast(To* out, const From* inp, size_t n, stream_t stream);
 template <class Real>
 void add(Real* out, const Real* a, const Real* b, size_t n, stream_t stream);
 
+// out[i] = a[i] - out[i], with `a` in FP32 or BF16. Moves 8 bytes per element and those of `a`.
+void subtract_from(float* out, const StateArray& a, size_t n, stream_t stream);
+
 // Adds `pieces` (added, n) one after the other to gradients, or to 0 if `first`. Every sum is computed in FP32 and
 // rounded to BF16 at random, with gradient_bits(rounding.key, batch + piece, place). Moves 4 * added + 4 bytes per
 // element, 2 less if `first`. 16-byte aligned; n is a multiple of 8, or `added` is 1.

@@ -98,6 +98,16 @@ std::string main_log_line(const ValRecord& r) {
 void record_step(const StepRecord& record, RunDirectory& directory) {
     directory.append(metrics_json(record));
     directory.append_main_log(main_log_line(record));
+    if (record.signals.empty()) return;
+    ordered_json signals = ordered_json::array();
+    for (const TensorSignal& tensor : record.signals) {
+        ordered_json entry{{"tensor", tensor.tensor}};
+        put_number(entry, "gradient", tensor.gradient);
+        put_number(entry, "weight", tensor.weight);
+        put_number(entry, "update", tensor.update);
+        signals.push_back(entry);
+    }
+    directory.append({{"step", record.step}, {"signals", signals}});
 }
 
 void record_validation(const ValRecord& record, RunDirectory& directory) {

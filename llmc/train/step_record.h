@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "llmc/linear/matmul.h"
 
@@ -26,6 +27,12 @@ struct FreshLoss {
     double ln_vocab, expected;
 };
 
+// Norms of a tensor around an optimizer step, over all ranks (llmc/train/signals.h).
+struct TensorSignal {
+    std::string tensor;
+    double gradient = 0, weight = 0, update = 0;  // unscaled and not clipped; after the step; what the step added
+};
+
 struct StepRecord {
     // From the device.
     int64_t step = 0;                      // counts from 1
@@ -39,6 +46,7 @@ struct StepRecord {
     double loss_scale = 1;                 // for the next step
     double ms = 0;                         // device time, from the end of the previous step if nothing ran in between
     std::optional<VerifiedStep> verified;  // only for steps that --verify-every checks
+    std::vector<TensorSignal> signals;     // only for steps that --signals-every asks for
     bool is_skipped() const { return consecutive_skips > 0; }
 
     // From the trainer.

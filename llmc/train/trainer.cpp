@@ -5,6 +5,7 @@
 
 #include "llmc/device/transfer.h"
 #include "llmc/shard/state_values.h"
+#include "llmc/train/signals.h"
 #include "llmc/train/staging.h"
 #include "llmc/train/verification.h"
 #include "llmc/train/words.h"
@@ -60,6 +61,7 @@ Trainer<Real>::Trainer(const TrainerConfig& config, const Comm& comm)
       model_(config_, weights_, gradients_, matmul_),
       optimizer_(config_, weights_, gradients_, &matmul_) {
     matmul_.choose(config.products);
+    if (config.signals_every > 0) signals_ = std::make_unique<Signals<Real>>(*this);
     if (config.verify_every > 0) verification_ = std::make_unique<Verification<Real>>(*this);
 }
 
@@ -98,6 +100,7 @@ MemoryByKind Trainer<Real>::memory() const {
     memory.workspace = model_.workspace_bytes() + (config_.forward_only ? 0 : optimizer_.workspace_bytes()) +
                        Matmul::planned_bytes(operand_type<Real>, product_shapes(), config_.fp8_scaling());
     if (verification_) memory.workspace += verification_->bytes();
+    if (signals_) memory.workspace += signals_->bytes();
     memory.staging += gradients_.residual_count() * sizeof(bf16);
     for_each_state(&ShardLayout::share, [&](size_t, const ParameterTensor&, const DeviceSlice& part) {
         memory.staging += staged_bytes(part);
@@ -118,6 +121,7 @@ void Trainer<Real>::allocate() {
         gradients_.feed_back(optimizer_.loss_scale(), &optimizer_.state()->consecutive_skips);
     }
     if (verification_) verification_->allocate();
+    if (signals_) signals_->allocate();
     matmul_.allocate();  // last, because it can work with less
 }
 
@@ -185,7 +189,9 @@ std::vector<Fp8Fallback> Trainer<Real>::finish_step() {
     products_ = {all.fp8 / n, all.bf16 / n, all.fp32 / n, all.emulated / n};
     if (fp8()) fp8()->check(stream_);
     if (verification_) verification_->before_optimizer(step_ + 1);
+    if (signals_) signals_->before_optimizer(step_ + 1);
     optimizer_.update(model_.train_loss_sum(), fp8() ? fp8()->bad_flag() : nullptr, stream_);
+    if (signals_) signals_->after_optimizer(step_ + 1);
     if (fp8()) fp8()->finish_step(optimizer_.loss_scale_change(), stream_);
     const std::vector<Fp8Fallback> left = model_.leave_fp8(step_ + 1, stream_);
     model_.prepare_weights(stream_);
@@ -198,6 +204,7 @@ std::vector<Fp8Fallback> Trainer<Real>::finish_step() {
 template <class Real>
 std::optional<StepRecord> Trainer<Real>::take_result(int leave) {
     std::optional<StepRecord> record = results_->take(leave);
+    if (record && signals_) record->signals = signals_->take(record->step);
     if (record && verification_) record->verified = verification_->take(record->step);
     return record;
 }

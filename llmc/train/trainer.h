@@ -33,6 +33,8 @@ namespace llmc {
 
 template <class Real>
 class Verification;
+template <class Real>
+class Signals;
 
 // Everything that decides the numbers of a run, except its data and the type of its activations.
 struct TrainerConfig : ModelSetup, OptimizerSetup {
@@ -44,6 +46,7 @@ struct TrainerConfig : ModelSetup, OptimizerSetup {
     Sharding sharding;
     ProductChoices products;    // the card check's
     bool forward_only = false;  // for evaluation and sampling: no memory for gradients and moments
+    int64_t signals_every = 0;  // steps from one with norms by tensor to the next (signals.h); 0: none
     int64_t verify_every = 0;   // steps from one verified step to the next (verification.h); 0: none
 
     Fp8Scaling fp8_scaling() const { return fp8 ? scaling_of(fp8->recipe) : Fp8Scaling::tensor; }
@@ -163,6 +166,7 @@ private:
     int micro_step_ = 0;
     int64_t step_ = 0;
     ProductCounts products_;
+    std::unique_ptr<Signals<Real>> signals_;            // nullptr without --signals-every
     std::unique_ptr<Verification<Real>> verification_;  // nullptr without --verify-every
 };
 

@@ -106,6 +106,7 @@ def change(draw, trained, most_zero, whole, choices):
     offload = draw.flag(0.3, "--offload", "optimizer", "residuals", "both")
     flags = ["--val-batches", SAMPLES // ranks, *draw.flag(0.3, "--recompute", "none", "gelu", "norm", "block"),
              *draw.flag(0.3, "--verify-every", 1, 2), *draw.flag(0.3, "--fp8-probe-every", 1, 2),
+             *draw.flag(0.3, "--signals-every", 1, 2),
              *([] if "fp32" in trained else offload)]
     if ranks > 1:
         flags += ["--zero", draw.randrange(most_zero + 1)]

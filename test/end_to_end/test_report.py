@@ -72,7 +72,7 @@ def step(number, **more):
 def real_runs():
     """A BF16 and an FP8 run of the program, with validations and samples."""
     flags = ["--val", corpus().val, "--val-every", 10, "--val-batches", 1, "--sample-every", 15, "--sample-tokens", 8,
-             "--max-steps", 30, "--fp8-probe-every", 10]
+             "--max-steps", 30, "--fp8-probe-every", 10, "--signals-every", 10]
     return [FinishedRun(*flags, "--precision", precision) for precision in ("bf16", "fp8")]
 
 
@@ -99,6 +99,8 @@ class Contents(unittest.TestCase):
         expected |= {f"scale-{role}/{names[1]}/{which}" for role in ROLES for which in ("smallest", "median", "largest")}
         expected |= {f"{kind}/{names[1]}/{which}" for which in ("median", "largest") for kind in (
             "kurtosis", "forward-error", "dgrad-error", "wgrad-error")}
+        expected |= {f"{kind}/{name}/{which}" for which in ("median", "largest") for name in names
+                     for kind in ("update-ratio", "gradient")}
         self.assertEqual(curves.keys(), expected)
         for run, name in zip(runs, names):
             loss = curves[f"loss/{name}/training"]
@@ -118,6 +120,11 @@ class Contents(unittest.TestCase):
         probed = [r["fp8_errors"] for r in runs[1].records if "fp8_errors" in r]
         self.assertEqual(curves[f"forward-error/{names[1]}/largest"]["y"],
                          [float(f"{max(layer['forward_error'] for layer in layers):.6g}") for layers in probed])
+
+        signals = [r["signals"] for r in runs[0].records if "signals" in r]
+        self.assertEqual([len(s) for s in signals], [2 + 2 * 12 + 2] * 3)  # embeddings, blocks, the last norm
+        self.assertEqual(curves[f"update-ratio/{names[0]}/largest"]["y"],
+                         [float(f"{max(t['update'] / t['weight'] for t in s if t['weight'] > 0):.6g}") for s in signals])
 
     def test_a_long_run_keeps_its_spikes_and_the_page_stays_small(self):
         tensors = [f"h.{i}.{layer}.{role}" for i in range(12) for layer in ("qkv", "attn_proj", "fc", "fc_proj")

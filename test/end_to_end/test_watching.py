@@ -135,6 +135,13 @@ class Names(unittest.TestCase):
             "fp8/fc.x/underflowed_fraction": 0.01, "fp8/fc/forward_error": 0.05})
         self.assertEqual(found["fp8/lm_head.w/amax"], 7)
 
+    def test_norms_of_tensors_are_summarised_by_kind(self):
+        signals = [dict(tensor=f"h.{block}.fc.weight", gradient=gradient, weight=2.0, update=0.01 * block)
+                   for block, gradient in ((1, 0.5), (2, 0.25))]
+        signals.append(dict(tensor="h.0.fc.weight", gradient=0.1, weight=0.0, update=0.0))
+        self.assertEqual(scalars(dict(step=1, signals=signals)),
+                         {"tensors/fc.weight/gradient": 0.5, "tensors/fc.weight/update_ratio": 0.01})
+
     def test_a_nan_is_not_hidden(self):
         fp8 = [dict(self.FP8[0], amax=None, nonfinite=dict(amax="nan")), self.FP8[1]]
         self.assertTrue(math.isnan(scalars(dict(step=1, fp8=fp8))["fp8/fc.x/amax"]))

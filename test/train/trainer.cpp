@@ -79,6 +79,7 @@ TEST_CASE_TEMPLATE("trainer: takes the memory that it has planned", Real, float,
         config.optimizer.kind = optimizer, config.optimizer.masters = config.sharding.gradients = narrow;
         if (fp8 && narrow == bf16) config.optimizer.adam_moments = StateFormat::fp8;
         config.sharding.offload_state = config.offload_residuals = offload;
+        config.signals_every = narrow == bf16 ? 1 : 0;
         const MemoryByKind planned = Trainer<Real>(config, Comm::self()).memory();
         size_t before[kMemoryKinds];
         for (size_t kind = 0; kind < kMemoryKinds; kind++) before[kind] = device_memory_use(MemoryKind(kind)).bytes;

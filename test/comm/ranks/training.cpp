@@ -43,6 +43,7 @@ struct RunConfig {
     StateFormat masters = StateFormat::fp32, gradients = StateFormat::fp32, moments = StateFormat::fp32;
     ClipKind clip_kind = ClipKind::norm;
     double clip = 1.0;
+    int64_t signals_every = 0;
 };
 
 TrainerConfig trainer_config(const RunConfig& c) {
@@ -67,6 +68,7 @@ TrainerConfig trainer_config(const RunConfig& c) {
     config.optimizer.clip_kind = c.clip_kind;
     config.optimizer.masters = c.masters, config.optimizer.adam_moments = c.moments;
     config.loss_scale = loss_scale_config(c.recipe ? "dynamic" : "off");
+    config.signals_every = c.signals_every;
     return config;
 }
 
@@ -79,7 +81,8 @@ struct ShardedRun {
     const Optimizer<Real>& optimizer = trainer.optimizer();
     stream_t stream{};
     std::vector<double> losses, norms;
-    size_t left = 0;  // layers that have left FP8
+    std::vector<TensorSignal> signals;  // of the last step
+    size_t left = 0;                    // layers that have left FP8
 
     ShardedRun(const RunConfig& c, const Comm& comm) : trainer(trainer_config(c), comm) {
         trainer.allocate();
@@ -111,6 +114,7 @@ struct ShardedRun {
         const StepRecord result = finish_step();
         losses.push_back(result.loss);
         norms.push_back(result.norm);
+        signals = result.signals;
     }
     void train() {
         for (int i = 0; i < kSteps; i++) step(i);
@@ -237,6 +241,28 @@ TEST_CASE("sharded training with gradients in BF16 equals one rank's: every micr
     }
     config.within = 1;
     if (world().world() > 1) CHECK_THROWS_AS(Trainer<bf16>(trainer_config(config), world()), Error);
+}
+
+TEST_CASE("norms by tensor are those of one rank in every stage") {
+    RunConfig config;
+    config.signals_every = 1;
+    RunConfig alone = config;
+    alone.micro_steps = world().world();
+    ShardedRun<bf16> reference(alone, Comm::self(world().reduce_order()));
+    reference.step(0);
+    for (int stage = 0; stage <= 3; stage++) {
+        CAPTURE(stage);
+        config.stage = stage;
+        ShardedRun<bf16> run(config, world());
+        run.step(0);
+        REQUIRE(run.signals.size() == reference.signals.size());
+        for (size_t t = 0; t < run.signals.size(); t++) {
+            CAPTURE(run.signals[t].tensor);
+            CHECK(run.signals[t].gradient == doctest::Approx(reference.signals[t].gradient).epsilon(1e-3));
+            CHECK(run.signals[t].weight == doctest::Approx(reference.signals[t].weight).epsilon(1e-3));
+            CHECK(run.signals[t].update == doctest::Approx(reference.signals[t].update).epsilon(1e-3));
+        }
+    }
 }
 
 TEST_CASE("sharded training with clipping by tensor norm or value equals one rank's") {

@@ -1,0 +1,66 @@
+// Norms by tensor, for --signals-every: of the gradient, of the weights, and of what an optimizer step added to them.
+// They tell which tensor a loss spike began in, and whether rates suit: updates of about 1e-3 of the weights do.
+//
+// Nothing waits: sums are taken on the training stream and read with the step's record. Other steps cost nothing. The
+// memory is 4 bytes per parameter, for the weights before the update, divided by the ranks that share the state.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "llmc/shard/arena.h"
+#include "llmc/train/step_record.h"
+
+namespace llmc {
+
+template <class Real>
+class Trainer;
+
+template <class Real>
+class Signals {
+public:
+    explicit Signals(Trainer<Real>& trainer);
+    ~Signals();
+    Signals(const Signals&) = delete;
+    Signals& operator=(const Signals&) = delete;
+
+    size_t bytes() const { return arena_.bytes(); }
+    void allocate();
+
+    // Around the optimizer of `step`, when its gradients are complete. They do nothing if no signals are due.
+    void before_optimizer(int64_t step);
+    void after_optimizer(int64_t step);
+    // The norms of the step over all ranks; empty if it had none. A collective; call when the step's work is done.
+    std::vector<TensorSignal> take(int64_t step);
+
+private:
+    enum Norm { gradient, weight, update, kNorms };
+    bool is_due(int64_t step) const;
+    // This rank's part of a tensor. The parts of all ranks together are the tensor, in every stage.
+    struct Share {
+        size_t tensor, unit;  // numbers
+        size_t begin, count;  // elements of the unit
+        StateArray weights;   // the masters
+        float* before;        // their place in weights_
+    };
+    template <class Visit>
+    void for_each_share(const Visit& visit) const;
+    // Adds the squares of the share of a tensor.
+    void add_squares(Norm norm, size_t tensor, const StateArray& values, size_t count);
+
+    Trainer<Real>& trainer_;
+    Arena arena_{MemoryKind::workspace};
+    size_t tensors_ = 0;
+    float* weights_ = nullptr;     // of this rank's shares, as they were before the update; then the update
+    double* partials_ = nullptr;   // of one tensor
+    double* squares_ = nullptr;    // (kNorms, tensors)
+    float* loss_scale_ = nullptr;  // of the gradients
+    struct Slot {
+        double* squares = nullptr;  // pinned, as on the device
+        float* loss_scale = nullptr;
+        int64_t step = 0;
+    };
+    Slot slots_[2];  // of the step in flight and of the one before
+};
+
+}  // namespace llmc
