@@ -154,6 +154,13 @@ TEST_CASE("hopper: with races, mbarriers order threads") {
                 wait("0") + "@%p1 ld.shared.u32 %r1, [data];",
             {"a race in shared memory with warp 0, lane 0"},
             threads(64)},
+           // Lane 0 arrives for lane 1, which it must have met.
+           {two + init +
+                "bar.sync 0;\nsetp.eq.u32 %p2, %r0, 1;\n@%p2 st.shared.u32 [data], 1;\n"
+                "{{||bar.warp.sync 0xffffffff;\n}}@%p0 mbarrier.arrive.shared.b64 _, [bar];\n" +
+                wait("0") + "@%p1 ld.shared.u32 %r1, [data];",
+            {"a race in shared memory with warp 0, lane 1"},
+            threads(64)},
            // Another lane of the writer's warp waits.
            {two + init +
                 "setp.eq.u32 %p1, %r0, 1;\nbar.warp.sync 0xffffffff;\n@%p0 st.shared.u32 [data], 1;\n"

@@ -24,8 +24,8 @@ void Races::start_block(const Block& block) {
     block_++;
     clocks_.assign(block.warps.size(), Clocks{});
     for (size_t w = 0; w < clocks_.size(); w++) {
-        clocks_[w].warps.assign(clocks_.size(), 0);
-        clocks_[w].warps[w] = 1;
+        clocks_[w].known.warps.assign(clocks_.size(), 0);
+        clocks_[w].known.warps[w] = 1;
         for (size_t lane = 0; lane < kLanes; lane++) clocks_[w].lanes[lane][lane] = 1;
     }
     meetings_.fill({});
@@ -64,11 +64,12 @@ void Races::note_word(Warp& w, const Op& op, int lane, Word& word, uint8_t bytes
     const auto warp = static_cast<size_t>(w.index), place = static_cast<size_t>(lane);
     Clocks& clocks = clocks_[warp];
     clocks.used = true;
+    clocks.since_met |= 1u << lane;
     const Entry now{launch_,
                     block_,
                     op.line,
                     clocks.lanes[place][place],
-                    clocks.warps[warp],
+                    clocks.known.warps[warp],
                     static_cast<uint16_t>(warp),
                     static_cast<uint8_t>(lane),
                     bytes,
@@ -95,8 +96,15 @@ bool Races::is_ordered(const Entry& before, const Entry& now) const {
     if (before.launch != now.launch || (before.bytes & now.bytes) == 0) return true;
     if (before.block != now.block) return false;
     const Clocks& known = clocks_[now.warp];
-    if (before.warp != now.warp) return before.warp_clock <= known.warps[before.warp];
+    if (before.warp != now.warp)
+        return knows_warp(known, before.warp, before.lane, before.warp_clock, before.lane_clock);
     return before.lane == now.lane || before.lane_clock <= known.lanes[now.lane][before.lane];
+}
+
+bool Races::knows_warp(const Clocks& clocks, int warp, int lane, uint32_t warp_clock, uint32_t lane_clock) const {
+    const auto of = static_cast<size_t>(warp);
+    return warp_clock <= clocks.known.warps[of] ||
+           (!clocks.known.lanes.empty() && lane_clock <= clocks.known.lanes[of][static_cast<size_t>(lane)]);
 }
 
 void Races::check(Warp& w, const Op& op, int lane, const Entry& before, const Entry& now, bool is_shared) const {
@@ -123,23 +131,31 @@ void Races::order_lanes(Clocks& clocks, uint32_t members) {
 }
 
 void Races::warp_barrier(const Warp& w, uint32_t members) {
-    order_lanes(clocks_[static_cast<size_t>(w.index)], members);
+    Clocks& clocks = clocks_[static_cast<size_t>(w.index)];
+    order_lanes(clocks, members);
+    if (w.alive & ~members) return;
+    uint32_t& clock = clocks.known.warps[static_cast<size_t>(w.index)];
+    if (clocks.used) clock++;
+    clocks.used = false;
+    clocks.met = clock - 1;
+    clocks.since_met = 0;
 }
 
 void Races::join(Knowledge& to, const Knowledge& from) {
-    to.warps.resize(from.warps.size(), 0);
-    to.lanes.resize(from.lanes.size());
-    for (size_t n = 0; n < from.warps.size(); n++) {
-        to.warps[n] = std::max(to.warps[n], from.warps[n]);
+    to.warps.resize(std::max(to.warps.size(), from.warps.size()), 0);
+    to.lanes.resize(std::max(to.lanes.size(), from.lanes.size()));
+    for (size_t n = 0; n < from.warps.size(); n++) to.warps[n] = std::max(to.warps[n], from.warps[n]);
+    for (size_t n = 0; n < from.lanes.size(); n++)
         for (size_t of = 0; of < kLanes; of++) to.lanes[n][of] = std::max(to.lanes[n][of], from.lanes[n][of]);
-    }
 }
 
 void Races::release_to(const Warp& w, uint32_t lanes, Knowledge& to) {
     const auto warp = static_cast<size_t>(w.index);
     Clocks& clocks = clocks_[warp];
-    Knowledge now{clocks.warps, std::vector<std::array<uint32_t, kLanes>>(clocks_.size())};
+    Knowledge now = clocks.known;
+    now.lanes.resize(clocks_.size());
     if (!clocks.used) now.warps[warp]--;  // else later accesses would count as known
+    if (clocks.since_met & ~lanes) now.warps[warp] = clocks.met;
     for (size_t lane = 0; lane < kLanes; lane++) {
         if (!has(lanes, static_cast<int>(lane))) continue;
         for (size_t of = 0; of < kLanes; of++)
@@ -147,7 +163,7 @@ void Races::release_to(const Warp& w, uint32_t lanes, Knowledge& to) {
         clocks.lanes[lane][lane]++;
     }
     join(to, now);
-    if (clocks.used) clocks.warps[warp]++;
+    if (clocks.used) clocks.known.warps[warp]++;
     clocks.used = false;
 }
 
@@ -155,8 +171,9 @@ void Races::acquire_from(const Warp& w, uint32_t lanes, const Knowledge& from) {
     if (from.warps.empty()) return;
     const auto warp = static_cast<size_t>(w.index);
     Clocks& clocks = clocks_[warp];
-    for (size_t of = 0; of < clocks_.size(); of++)
-        if (of != warp) clocks.warps[of] = std::max(clocks.warps[of], from.warps[of]);
+    const uint32_t own = clocks.known.warps[warp];
+    join(clocks.known, from);
+    clocks.known.warps[warp] = own;
     for (size_t lane = 0; lane < kLanes; lane++)
         for (size_t of = 0; has(lanes, static_cast<int>(lane)) && of < kLanes; of++)
             if (of != lane) clocks.lanes[lane][of] = std::max(clocks.lanes[lane][of], from.lanes[warp][of]);
@@ -165,13 +182,15 @@ void Races::acquire_from(const Warp& w, uint32_t lanes, const Knowledge& from) {
 Races::Moment Races::moment(const Warp& w, int lane) {
     Clocks& clocks = clocks_[static_cast<size_t>(w.index)];
     clocks.used = true;
+    clocks.since_met |= 1u << lane;
     const auto place = static_cast<size_t>(lane);
-    return {clocks.warps[static_cast<size_t>(w.index)], clocks.lanes[place][place], w.index, lane};
+    return {clocks.known.warps[static_cast<size_t>(w.index)], clocks.lanes[place][place], w.index, lane};
 }
 
 bool Races::knows(const Warp& w, int lane, const Moment& moment) const {
     const Clocks& known = clocks_[static_cast<size_t>(w.index)];
-    if (moment.warp != w.index) return moment.warp_clock <= known.warps[static_cast<size_t>(moment.warp)];
+    if (moment.warp != w.index)
+        return knows_warp(known, moment.warp, moment.lane, moment.warp_clock, moment.lane_clock);
     return moment.lane == lane ||
            moment.lane_clock <= known.lanes[static_cast<size_t>(lane)][static_cast<size_t>(moment.lane)];
 }
@@ -179,20 +198,23 @@ bool Races::knows(const Warp& w, int lane, const Moment& moment) const {
 void Races::arrive(const Warp& w, size_t barrier, bool waits) {
     const auto warp = static_cast<size_t>(w.index);
     Meeting& meeting = meetings_[barrier];
-    meeting.clocks.resize(clocks_.size(), 0);
     Clocks& clocks = clocks_[warp];
-    for (size_t of = 0; of < clocks_.size(); of++) meeting.clocks[of] = std::max(meeting.clocks[of], clocks.warps[of]);
+    join(meeting.known, clocks.known);
     if (waits) meeting.waiting.push_back(warp);
-    clocks.warps[warp]++;
+    clocks.met = clocks.known.warps[warp]++;
+    clocks.since_met = 0;
     clocks.used = false;
     order_lanes(clocks, kAllLanes);
 }
 
 void Races::release(size_t barrier) {
     Meeting& meeting = meetings_[barrier];
-    for (size_t warp : meeting.waiting)
-        for (size_t of = 0; of < clocks_.size(); of++)
-            if (of != warp) clocks_[warp].warps[of] = std::max(clocks_[warp].warps[of], meeting.clocks[of]);
+    for (size_t warp : meeting.waiting) {
+        Knowledge& known = clocks_[warp].known;
+        const uint32_t own = known.warps[warp];
+        join(known, meeting.known);
+        known.warps[warp] = own;
+    }
     meeting = {};
 }
 

@@ -3,9 +3,10 @@
 // Barriers and mbarriers order threads of a block, and bar.warp.sync orders lanes of a warp. Lockstep execution,
 // shuffles and votes do not, because since Volta they promise nothing about memory (CUDA C++ Programming Guide,
 // "Independent Thread Scheduling"). Blocks of a grid are never ordered: kernels that hand data from block to block with
-// fences and atomics are not supported. Two atomic accesses never race. Each word of 4 bytes remembers its last write
-// and two reads, the first since that write and the last (after Flanagan and Freund, "FastTrack", 2009). So the result
-// does not depend on the order of blocks and warps, but one of three readers may be forgotten.
+// fences and atomics are not supported. A lane that arrives at an mbarrier passes on its own accesses, and those of its
+// warp's other lanes only if it has met them. Two atomic accesses never race. Each word of 4 bytes remembers its last
+// write and two reads, the first since that write and the last (after Flanagan and Freund, "FastTrack", 2009). So the
+// result does not depend on the order of blocks and warps, but one of three readers may be forgotten.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -36,8 +37,8 @@ public:
     // For mbarriers: knowledge that lanes release for those who will wait, and that waiting lanes acquire. Of another
     // warp's knowledge, a lane passes on and receives everything that its warp has.
     struct Knowledge {
-        std::vector<uint32_t> warps;
-        std::vector<std::array<uint32_t, kLanes>> lanes;  // for each warp, the knowledge that its lanes released
+        std::vector<uint32_t> warps;                      // accesses of all lanes up to this clock of each warp,
+        std::vector<std::array<uint32_t, kLanes>> lanes;  // and those of a lane up to its own clock; empty means none
     };
     void release_to(const Warp& w, uint32_t lanes, Knowledge& to);
     void acquire_from(const Warp& w, uint32_t lanes, const Knowledge& from);
@@ -62,8 +63,10 @@ private:
         Entry write, first_read, last_read;
     };
     struct Clocks {
-        bool used = false;            // true if accesses were made at the warp's present clock
-        std::vector<uint32_t> warps;  // knowledge about every warp of the block
+        bool used = false;       // true if accesses were made at the warp's present clock
+        uint32_t met = 0;        // all lanes of the warp know all accesses up to this clock,
+        uint32_t since_met = 0;  // and these lanes have made accesses since
+        Knowledge known;         // about the warps of the block
         std::array<std::array<uint32_t, kLanes>, kLanes> lanes{};  // knowledge of each lane about each other lane
     };
 
@@ -71,12 +74,13 @@ private:
     void note_word(Warp& w, const Op& op, int lane, Word& word, uint8_t bytes, Access access, bool is_shared);
     bool is_ordered(const Entry& before, const Entry& now) const;
     void check(Warp& w, const Op& op, int lane, const Entry& before, const Entry& now, bool is_shared) const;
+    bool knows_warp(const Clocks& clocks, int warp, int lane, uint32_t warp_clock, uint32_t lane_clock) const;
     void order_lanes(Clocks& clocks, uint32_t members);
 
     uint32_t launch_ = 0, block_ = 0;
     std::vector<Clocks> clocks_;  // by warp
     struct Meeting {
-        std::vector<uint32_t> clocks;
+        Knowledge known;
         std::vector<size_t> waiting;
     };
     std::array<Meeting, 16> meetings_;
