@@ -67,7 +67,7 @@ std::string format_spike(const StepRecord& record) {
 
 std::string format_fresh_loss(const StepRecord& record) {
     const FreshLoss& fresh = *record.fresh;
-    if (std::abs(record.loss - fresh.expected) <= kFreshLossMargin) return "";
+    if (std::abs(record.loss - fresh.expected) <= fresh.margin) return "";
     return fmt::format(
         "note: step {}: the loss of freshly initialised weights is {:.2f}, expected was {:.2f} (ln(V) = {:.2f}): the "
         "model's first pass went wrong, or the data is not what it seems",

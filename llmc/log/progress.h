@@ -27,8 +27,7 @@ struct ProgressLine {
 std::string format_progress(const ProgressLine& line, bool colour);
 // "spike at step 812: loss 9.1200 is above 4.3100, ..."
 std::string format_spike(const StepRecord& record);
-// A warning if the loss of fresh weights is further from the expected loss than kFreshLossMargin, else "".
-constexpr double kFreshLossMargin = 0.5;  // nats
+// A warning if the loss of fresh weights is further from the expected loss than its margin, else "".
 std::string format_fresh_loss(const StepRecord& record);
 std::string format_validation(const ValRecord& record, bool colour);
 

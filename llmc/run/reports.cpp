@@ -110,12 +110,17 @@ std::string describe_pass_end(const TokenSchedule& batches, int64_t tokens_per_p
 }
 
 // Equal logits give a loss of ln(V). Logits of C normalised channels and a head from N(0, s), with s = 0.02 in GPT-2,
-// have a variance of C * s^2, which adds half of that.
-FreshLoss fresh_loss(const ModelConfig& model) {
+// have a variance of C * s^2, which adds half of that. (With tied embeddings the input token's own logit is larger by C
+// s^2 / the residual stream's deviation, which is below 2 and drowns in the sum over the vocabulary.) A token's loss
+// has the deviation of its target's logit, and targets repeat: 16 of them are taken for independent, as among letters.
+// The margin is four deviations of their mean.
+FreshLoss fresh_loss(const ModelConfig& model, int64_t tokens) {
     const double ln_vocab = std::log(model.vocab);
     const ModelTable table = model.table();
     const double deviation = initial_deviation(model, model.tied ? table.embedding.front() : table.final.back());
-    return {ln_vocab, ln_vocab + 0.5 * model.channels * deviation * deviation};
+    const double variance = model.channels * deviation * deviation;
+    const double independent = static_cast<double>(std::min<int64_t>(tokens, 16));
+    return {ln_vocab, ln_vocab + 0.5 * variance, std::max(0.5, 4 * std::sqrt(variance / independent))};
 }
 
 Reports::Reports(const Options& options, const ProgressSetup& setup, const PassOverData& pass, const Fp8Registry* fp8,
@@ -138,7 +143,8 @@ void Reports::add_facts(StepRecord& record, uint64_t batch_hash, const Energy& e
         record.watts = energy.watts;
         record.joules_per_token = energy.joules / static_cast<double>(options_.batches.tokens_of(record.step));
     }
-    if (record.step == 1 && options_.init_from.empty()) record.fresh = fresh_loss(options_.model_config);
+    if (record.step == 1 && options_.init_from.empty())
+        record.fresh = fresh_loss(options_.model_config, options_.total_batch);
 }
 
 void Reports::report(StepRecord record) {

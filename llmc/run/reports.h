@@ -39,7 +39,8 @@ double predicted_cpu_seconds(const Options& options, int threads);
 
 // ---- steps ----------------------------------------------------------------------------------------------------------
 
-FreshLoss fresh_loss(const ModelConfig& model);  // expected loss of a freshly initialised model
+// The expected loss of a freshly initialised model's first step, over `tokens` tokens.
+FreshLoss fresh_loss(const ModelConfig& model, int64_t tokens);
 
 struct SeenLoss {
     int64_t step = 0;

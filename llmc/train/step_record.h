@@ -22,9 +22,10 @@ struct VerifiedStep {
     std::string difference;  // "rank 1 on node7 (...): output of h.3 had checksum ..."; "" if all bits agree
 };
 
-// Expected loss of freshly initialised weights: ln(V), and ln(V) plus what random logits add.
+// Expected loss of freshly initialised weights: ln(V), and ln(V) plus what random logits add. `margin` is how far the
+// loss of a step may be from it by chance.
 struct FreshLoss {
-    double ln_vocab, expected;
+    double ln_vocab, expected, margin = 0.5;
 };
 
 // Norms of a tensor around an optimizer step, over all ranks (llmc/train/signals.h).
