@@ -206,6 +206,13 @@ void add_plain_tests(Items& items) {
         add({{1, 456, 1, HD, 1, 0, 0, reference::documents_of(456, {{152, 152}})}});
         add({{hopper::kBackwardBlocks / 2 + 1, 8, 4, HD, 2}});  // more heads than blocks
     }
+    // Dimensions whose rows do not divide the threads, and one whose gradients two warps share: part of a tile, several
+    // tiles, groups, peaked probabilities, windows and documents.
+    for (const int HD : {80, 96, 256}) {
+        add({{2, 17, 3, HD}}), add({{1, 140, 4, HD, 2}}), add({{1, 130, 1, HD}, 2.5f});
+        add({{1, 210, 1, HD, 1, 0, 65}});
+        add({{1, 140, 2, HD, 1, 0, 7, reference::documents_of(140, {{64, 1, 1, 40}})}});
+    }
     add({{1, 70, 4, 64, 2, 0.3f}, 0.7f});  // another scale of scores
     add({{3, 70, 4, 64, 2, 0.3f, 0,
           reference::documents_of(70, {{5}, {64, 1}, {}})}});  // each row has its own documents
@@ -241,6 +248,10 @@ void add_attention_tests(Items& items) {
         shapes.push_back({{2, 136, 3, HD, 1, 0, 50, reference::documents_of(136, {{37, 37, 37}, {37, 37, 37}})}});
         shapes.push_back(
             {{1, 208, 1, HD, 1, 0, 0, reference::documents_of(208, {{136}})}});  // with tiles inside a document
+    }
+    for (const int HD : {80, 96, 256}) {
+        shapes.push_back({{2, 40, 3, HD}});
+        shapes.push_back({{1, 144, 3, HD, 1, 0, 50, reference::documents_of(144, {{37, 37, 37}})}});
     }
     for (size_t i = 0; i < shapes.size(); i++) {
         // One pass, another for the next shape; all of them with documents, on tiles of every kind.

@@ -243,7 +243,8 @@ void add_rope(Items& items, const KernelUse& use) {
 
 void add_rope_tests(Items& items) {
     for (const AttentionHeads& heads :
-         {AttentionHeads{2, 2, 64}, AttentionHeads{4, 2, 128}, AttentionHeads{6, 1, 32}, AttentionHeads{3, 3, 128}}) {
+         {AttentionHeads{2, 2, 64}, AttentionHeads{4, 2, 128}, AttentionHeads{6, 1, 32}, AttentionHeads{3, 3, 128},
+          AttentionHeads{3, 1, 80}, AttentionHeads{2, 2, 96}, AttentionHeads{2, 1, 256}}) {
         for (const Shape& s : {Shape{heads, 1, 1}, Shape{heads, 14, 7}, Shape{heads, 33, 33, 5}})
             add<float>(items, s, false), add<bf16>(items, s, false);
         const int N = heads.HD == 32 ? 180 : 22;  // several turns of a block

@@ -343,10 +343,12 @@ void resolve_kernels(Options& o, const ResolveInputs& inputs) {
     const Formats formats = o.precision == Precision::fp32 ? Formats::fp32 : fp8 ? Formats::fp8 : Formats::bf16;
     o.kernel_set = kernel_set(o.kernels.value, inputs.card, formats);
     const ModelConfig& model = o.model_config;
-    const bool is_auto = !o.kernels.value;
-    if (is_auto &&
-        !hopper::backward_is_faster(o.batch, o.seq, {model.heads, model.key_value_heads(), model.head_dim()}))
-        o.kernel_set.remove(KernelVariant::hopper_attention_backward);
+    if (!o.kernels.value) {  // auto
+        const AttentionHeads heads = {model.heads, model.key_value_heads(), model.head_dim()};
+        if (!hopper::can_run(heads)) o.kernel_set.remove(KernelVariant::hopper_attention);
+        if (!hopper::backward_is_faster(o.batch, o.seq, heads))
+            o.kernel_set.remove(KernelVariant::hopper_attention_backward);
+    }
     for (const KernelVariant variant : {KernelVariant::hopper_attention, KernelVariant::hopper_attention_backward}) {
         if (inputs.tensor_maps || !o.kernel_set.has(variant)) continue;
         const KernelVariantEntry& entry = kernel_variant(variant);

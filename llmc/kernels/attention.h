@@ -10,7 +10,8 @@
 //                                       own position, and never decreasing. A query sees only keys of its own document.
 //                                       nullptr: each row is one document
 //
-// Any T >= 1; B and NH up to 65535; head dimensions 32, 64 and 128. Tensors start at 16-byte boundaries. Deterministic.
+// Any T >= 1; B and NH up to 65535; the head dimensions of kHeadDimensions. Tensors start at 16-byte boundaries.
+// Deterministic.
 #pragma once
 #include <cmath>
 
@@ -38,13 +39,22 @@ struct AttentionHeads {
     float softmax_scale() const { return scale != 0.0f ? scale : 1.0f / std::sqrt(static_cast<float>(HD)); }
 };
 
+// The head dimensions of all attention and RoPE kernels. Hopper's variants have fewer (hopper/attention.h).
+constexpr int kHeadDimensions[] = {32, 64, 80, 96, 128, 256};
+constexpr const char* kHeadDimensionsText = "32, 64, 80, 96, 128 or 256";
+
+inline bool has_head_dimension(int HD) {
+    for (const int supported : kHeadDimensions)
+        if (HD == supported) return true;
+    return false;
+}
+
 // Throws, in a launcher's name, unless the kernels support these heads.
 inline void check_heads(const char* launcher, const AttentionHeads& heads) {
-    if (heads.HD != 32 && heads.HD != 64 && heads.HD != 128)
+    if (!has_head_dimension(heads.HD))
         throw Error(ExitCode::failure,
-                    "{}: head dimension {} is not supported; choose the number of heads so that channels / heads is "
-                    "32, 64 or 128",
-                    launcher, heads.HD);
+                    "{}: head dimension {} is not supported; choose the number of heads so that channels / heads is {}",
+                    launcher, heads.HD, kHeadDimensionsText);
     if (heads.NH < 1 || heads.NKV < 1 || heads.NH % heads.NKV != 0)
         throw Error(ExitCode::failure,
                     "{}: {} query heads cannot share {} key heads evenly; choose a divisor of the query heads",
@@ -54,12 +64,20 @@ inline void check_heads(const char* launcher, const AttentionHeads& heads) {
 // Calls f.template operator()<HD>() for a head dimension that check_heads() has accepted.
 template <class F>
 void with_head_dimension(int HD, F&& f) {
-    if (HD == 32)
-        f.template operator()<32>();
-    else if (HD == 64)
-        f.template operator()<64>();
-    else
-        f.template operator()<128>();
+    switch (HD) {
+        case 32:
+            return f.template operator()<32>();
+        case 64:
+            return f.template operator()<64>();
+        case 80:
+            return f.template operator()<80>();
+        case 96:
+            return f.template operator()<96>();
+        case 128:
+            return f.template operator()<128>();
+        default:
+            return f.template operator()<256>();
+    }
 }
 
 // ---- forward -------------------------------------------------------------------------------------------------------
@@ -93,10 +111,10 @@ void attention_forward<float>(float*, float*, float*, const float*, int, int, co
 // from attention_forward.
 //
 // bf16: three kernels and no atomics: delta; one that owns key tiles (dK, dV); one that owns query tiles (dQ). Both
-// recompute scores and dP: 7 products instead of the 5 of a single kernel that adds dQ up in FP32 atomics, and the same
-// bits on every run. Scores, P, dP and dS stay in registers. A key tile goes through the queries of its group head by
-// head and adds up their sums in FP32 registers too. The Hopper variant runs instead on streams that chose it, if there
-// are `partials` (hopper::attention_backward_partials() floats).
+// recompute scores and dP: 7 products (11 for HD 256) instead of the 5 of a single kernel that adds dQ up in FP32
+// atomics, and the same bits on every run. Scores, P, dP and dS stay in registers. A key tile goes through the queries
+// of its group head by head and adds up their sums in FP32 registers too. The Hopper variant runs instead on streams
+// that chose it, if there are `partials` (hopper::attention_backward_partials() floats).
 template <class Real>
 void attention_backward(Real* dqkv, float* delta, const Real* dout, const Real* qkv, const Real* out,
                         const Real* out_low, const float* lse, int B, int T, const AttentionHeads& heads,

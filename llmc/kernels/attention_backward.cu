@@ -47,7 +47,8 @@ static __global__ void __launch_bounds__(kDeltaThreads)
         sums[r] = 0.0f;
         if (row >= rows) continue;
         LLMC_UNROLL
-        for (int i = 0; i < HD / 32; i++) {
+        for (int i = 0; i < (HD + 31) / 32; i++) {
+            if (HD % 32 != 0 && i * 32 + quad_lane * 8 >= HD) continue;
             const size_t at = row * HD + static_cast<size_t>(i * 32 + quad_lane * 8);
             float gradient[8], high[8], low[8];
             load8(dout + at, gradient);
@@ -81,24 +82,55 @@ constexpr bool two_blocks_fit(size_t shared_memory_per_block) {
     return 2 * (Tiles::shared_bytes + 1024) <= shared_memory_per_block + 1024;
 }
 
-// ---- dK and dV -----------------------------------------------------------------------------------------------------
+// ---- owned rows ----------------------------------------------------------------------------------------------------
 
-// A block owns 128 keys (64 for HD 128), in four warps of 32 (16) rows. It walks over the queries that see them, for
-// each head in turn of the group that shares the keys. Products are transposed, keys down and queries across: S^T = K
-// Q^T. The owned keys and values are read from shared memory again for every product; as fragments they would not fit
-// into the registers next to dK and dV.
-template <int HD, Room room = Room::ample>
-struct KeyGradientTiles {
-    static constexpr int fragments = HD == 128 ? 1 : 2;
+// The rows that a block of a gradient kernel owns, in four warps: 128 in fragments of 32, beyond HD 64 64 in fragments
+// of 16. At HD 256 not even one fragment's sums fit a warp's registers. There two neighbouring warps own the same 16
+// rows of 32: both compute S and dP, and each sums up the gradients of half the channels.
+template <int HD>
+struct OwnedRows {
+    static constexpr int fragments = HD > 64 ? 1 : 2;
+    static constexpr int slices = HD == 256 ? 2 : 1;  // warps that own the same rows
     static constexpr int warps = 4;
     static constexpr int threads = 32 * warps;
     static constexpr int warp_rows = 16 * fragments;
-    static constexpr int key_rows = warps * warp_rows;
-    static constexpr int chunk = 32;  // number of queries whose S^T and dP^T are in registers at a time
+    static constexpr int rows = warps / slices * warp_rows;
+    static constexpr int columns = HD / slices;  // channels whose gradients a warp sums up
+    // Number of rows of the other side whose scores and dP are in registers at a time.
+    static constexpr int chunk = HD == 256 ? 16 : 32;
+
+    // Waits for the warps that own the same rows.
+    LLMC_DEVICE static void meet() {
+        if constexpr (slices > 1)
+            __syncthreads();
+        else
+            __syncwarp();
+    }
+    // Copies the owned rows of a finished tile, each warp its share, to rows from first_row on of a (T, HD) matrix.
+    LLMC_DEVICE static void store(bf16* matrix, size_t stride, const bf16* tile, int first_row, int T) {
+        constexpr int share = warp_rows / slices;
+        const int first = static_cast<int>(threadIdx.x >> 5) * share;
+        store_rows<HD, share>(matrix, stride, tile + first * kStride<HD>, first_row + first, T);
+    }
+};
+
+// Number of tokens that a block owns.
+static constexpr int owned_tokens(int HD) { return HD == 256 ? 32 : HD > 64 ? 64 : 128; }
+
+// ---- dK and dV -----------------------------------------------------------------------------------------------------
+
+// A block walks over the queries that see its keys, for each head in turn of the group that shares the keys. Products
+// are transposed, keys down and queries across: S^T = K Q^T. The owned keys and values are read from shared memory
+// again for every product; as fragments they would not fit into the registers next to dK and dV.
+template <int HD, Room room = Room::ample>
+struct KeyGradientTiles : OwnedRows<HD> {
+    using Owned = OwnedRows<HD>;
+    using Owned::chunk, Owned::threads;
+    static constexpr int key_rows = Owned::rows;
     // There are two stages: one is filled while the other is used. With a single stage the block waits, and the other
     // block on the multiprocessor computes.
     static constexpr int stages = room == Room::ample ? 2 : 1;
-    static constexpr int query_rows = HD == 128 || room == Room::scarce ? chunk : 2 * chunk;  // a stage
+    static constexpr int query_rows = HD > 64 || room == Room::scarce ? chunk : 2 * chunk;  // a stage
     // Shared memory, in rows of a tile: [keys][values], then for each stage [queries][dout]; then floats, for each
     // stage: [lse in base 2][delta]. After the loop a warp's own rows of keys and values hold its dK and dV on their
     // way to memory.
@@ -106,6 +138,7 @@ struct KeyGradientTiles {
     static constexpr size_t tile_bytes = (2 * key_rows + stages * stage_rows) * kRowBytes<HD>;
     static constexpr size_t shared_bytes = tile_bytes + stages * stage_rows * sizeof(float);
     static_assert(stage_rows <= threads && query_rows % chunk == 0 && key_rows % query_rows == 0);
+    static_assert(key_rows == owned_tokens(HD));
     static_assert(stages * stage_rows * kRowBytes<HD> >= 64 * threads, "scratch of quantize_gradients");
 };
 
@@ -137,10 +170,10 @@ LLMC_DEVICE void score_gradients_transposed(float (&s)[F][N][4], float (&dp)[F][
     }
 }
 
-// Processes one chunk of queries against a warp's keys.
-template <bool Masked, int HD, int F, bool kDocuments>
-LLMC_DEVICE void key_gradient_chunk(float (&dk)[F][HD / 8][4], float (&dv)[F][HD / 8][4], const bf16* keys,
-                                    const bf16* values, const bf16* queries, const bf16* dout, const float* lse_log2,
+// Processes one chunk of queries against a warp's keys. dK and dV are the N column tiles from `column` on.
+template <bool Masked, int HD, int F, int N, bool kDocuments>
+LLMC_DEVICE void key_gradient_chunk(float (&dk)[F][N][4], float (&dv)[F][N][4], const bf16* keys, const bf16* values,
+                                    const bf16* queries, const bf16* dout, int column, const float* lse_log2,
                                     const float* delta, float scale_log2, int diagonal,
                                     const RowWindows<kDocuments>& windows) {
     constexpr int chunk = KeyGradientTiles<HD>::chunk;
@@ -148,8 +181,8 @@ LLMC_DEVICE void key_gradient_chunk(float (&dk)[F][HD / 8][4], float (&dv)[F][HD
     multiply<HD>(s, keys, queries);
     multiply<HD>(dp, values, dout);
     score_gradients_transposed<Masked>(s, dp, lse_log2, delta, scale_log2, diagonal, windows);
-    accumulate<HD>(dv, s, dout);
-    accumulate<HD>(dk, dp, queries);
+    accumulate<HD>(dv, s, dout + column);
+    accumulate<HD>(dk, dp, queries + column);
 }
 
 // lse of a query in base 2, as the exponent's offset. From T on it is infinite, so that such a query's P is exp2(-inf)
@@ -202,7 +235,8 @@ static __global__ void __launch_bounds__(KeyGradientTiles<HD>::threads, HD == 32
     bf16* const stage_tiles = values + Tiles::key_rows * kStride<HD>;
     float* const statistics = reinterpret_cast<float*>(stage_tiles + stages * stage_size);
 
-    const int lane = static_cast<int>(threadIdx.x & 31), warp = static_cast<int>(threadIdx.x >> 5);
+    const int lane = static_cast<int>(threadIdx.x & 31), warp = static_cast<int>(threadIdx.x >> 5) / Tiles::slices;
+    const int column = static_cast<int>(threadIdx.x >> 5) % Tiles::slices * Tiles::columns;
     const int kv = static_cast<int>(blockIdx.y), b = static_cast<int>(blockIdx.z);
     const int first_key = static_cast<int>(blockIdx.x) * Tiles::key_rows;  // the first keys are seen by most queries
     const int warp_key = first_key + warp * Tiles::warp_rows, last_own = warp_key + Tiles::warp_rows - 1;
@@ -224,7 +258,7 @@ static __global__ void __launch_bounds__(KeyGradientTiles<HD>::threads, HD == 32
     load_tile<HD, Tiles::key_rows, threads>(values, head.value, head.stride, first_key, T);
     load_queries<HD, query_rows, threads>(stage_tiles, head, head_dout, dout_stride, 0, first_key, T);
     statistic.store(statistics, statistic.load(0, first_key, T));
-    float dk[Tiles::fragments][HD / 8][4], dv[Tiles::fragments][HD / 8][4];
+    float dk[Tiles::fragments][Tiles::columns / 8][4], dv[Tiles::fragments][Tiles::columns / 8][4];
     set_zero(dk);
     set_zero(dv);
 
@@ -259,8 +293,8 @@ static __global__ void __launch_bounds__(KeyGradientTiles<HD>::threads, HD == 32
             const float* chunk_statistics = statistics + stage * Tiles::stage_rows + row;
             const auto multiply_chunk = [&]<bool Masked>() {
                 key_gradient_chunk<Masked, HD>(dk, dv, keys + warp_offset, values + warp_offset, chunk_queries,
-                                               chunk_dout, chunk_statistics, chunk_statistics + query_rows, scale_log2,
-                                               diagonal, warp_windows.from(lane >> 2));
+                                               chunk_dout, column, chunk_statistics, chunk_statistics + query_rows,
+                                               scale_log2, diagonal, warp_windows.from(lane >> 2));
             };
             if (query < last_own || last_query - warp_key >= (kDocuments ? warp_windows[0] : window))
                 multiply_chunk.template operator()<true>();
@@ -276,39 +310,38 @@ static __global__ void __launch_bounds__(KeyGradientTiles<HD>::threads, HD == 32
         first_query = next_query;
     }
 
-    // Store through the warp's own rows of keys and values, which no other warp reads.
-    __syncwarp();
-    round_to_rows<HD>(keys + warp_offset, dk, scale);
-    round_to_rows<HD>(values + warp_offset, dv, 1.0f);
+    // Store through the warp's own rows of keys and values, which no warp with other rows reads.
+    Tiles::meet();
+    round_to_rows<HD>(keys + warp_offset + column, dk, scale);
+    round_to_rows<HD>(values + warp_offset + column, dv, 1.0f);
     if constexpr (kIsFp8<Out>) {
         quantize_gradients<Out, HD, Tiles::key_rows, threads>({dqkv, transposed, parts, fp8, pass}, {keys, values},
                                                               reinterpret_cast<float*>(stage_tiles),
                                                               {NH, NKV, NH + 2 * NKV}, BlockPlace{first_key, b, kv, T});
     } else {
-        __syncwarp();
-        store_rows<HD, Tiles::warp_rows>(dqkv + (head.key - qkv), head.stride, keys + warp_offset, warp_key, T);
-        store_rows<HD, Tiles::warp_rows>(dqkv + (head.value - qkv), head.stride, values + warp_offset, warp_key, T);
+        Tiles::meet();
+        Tiles::store(dqkv + (head.key - qkv), head.stride, keys, first_key, T);
+        Tiles::store(dqkv + (head.value - qkv), head.stride, values, first_key, T);
     }
 }
 
 // ---- dQ ------------------------------------------------------------------------------------------------------------
 
-// A block owns 128 queries (64 for HD 128), in four warps of 32 (16) rows, and walks over the keys they see as the
-// forward does. The owned queries and dout stay in registers as A fragments.
+// A block walks over the keys that its queries see, as the forward does. The owned queries and dout stay in registers
+// as A fragments, but those of HD 256 are read from shared memory.
 template <int HD, Room room = Room::ample>
-struct QueryGradientTiles {
-    static constexpr int fragments = HD == 128 ? 1 : 2;
-    static constexpr int warps = 4;
-    static constexpr int threads = 32 * warps;
-    static constexpr int warp_rows = 16 * fragments;
-    static constexpr int query_rows = warps * warp_rows;
-    static constexpr int chunk = 32;  // number of keys whose S and dP are in registers at a time
-    static constexpr int key_rows = HD == 128 || room == Room::scarce ? chunk : 2 * chunk;  // a stage
-    // Shared memory, in rows of a tile: [queries][stage 0: keys, values][dout; then stage 1: keys, values]. After the
-    // loop a warp's own rows of queries hold its dQ on their way to memory.
-    static constexpr int stage_rows = 2 * key_rows;
-    static constexpr size_t shared_bytes = (2 * query_rows + stage_rows) * kRowBytes<HD>;
-    static_assert(key_rows % chunk == 0 && stage_rows <= query_rows);
+struct QueryGradientTiles : OwnedRows<HD> {
+    using Owned = OwnedRows<HD>;
+    using Owned::chunk, Owned::threads;
+    static constexpr bool in_registers = HD < 256;
+    static constexpr int query_rows = Owned::rows;
+    static constexpr int key_rows = HD > 64 || room == Room::scarce ? chunk : 2 * chunk;  // a stage
+    // Shared memory, in rows of a tile: [queries][stage 0: keys, values][dout; then stage 1: keys, values], or, if dout
+    // is needed again, [queries][stage 0][stage 1][dout]. After the loop a warp's own rows of queries hold its dQ on
+    // their way to memory.
+    static constexpr int stage_rows = 2 * key_rows, rows_before_dout = query_rows + (in_registers ? 1 : 2) * stage_rows;
+    static constexpr size_t shared_bytes = (rows_before_dout + query_rows) * kRowBytes<HD>;
+    static_assert(key_rows % chunk == 0 && stage_rows <= query_rows && query_rows == owned_tokens(HD));
     static_assert(stage_rows * kRowBytes<HD> >= 64 * threads, "scratch of quantize_gradients");
 };
 
@@ -336,22 +369,24 @@ LLMC_DEVICE void score_gradients(float (&s)[F][N][4], const float (&dp)[F][N][4]
 
 template <int HD>
 struct QueryGradientState {
-    static constexpr int fragments = QueryGradientTiles<HD>::fragments;
-    uint32_t query[fragments][HD / 16][4], dout[fragments][HD / 16][4];
-    float dq[fragments][HD / 8][4];
+    using Tiles = QueryGradientTiles<HD>;
+    static constexpr int fragments = Tiles::fragments;
+    using Rows = std::conditional_t<Tiles::in_registers, uint32_t[fragments][HD / 16][4], const bf16*>;
+    Rows query, dout;
+    float dq[fragments][Tiles::columns / 8][4];
     float lse_log2[2 * fragments], delta[2 * fragments];  // rows g and g + 8 of each fragment
 };
 
-// Processes one chunk of keys against a warp's queries.
+// Processes one chunk of keys against a warp's queries. dQ are the channels from `column` on.
 template <bool Masked, int HD, bool kDocuments>
-LLMC_DEVICE void query_gradient_chunk(QueryGradientState<HD>& state, const bf16* keys, const bf16* values,
+LLMC_DEVICE void query_gradient_chunk(QueryGradientState<HD>& state, const bf16* keys, const bf16* values, int column,
                                       float scale_log2, int diagonal, const RowWindows<kDocuments>& windows) {
     constexpr int fragments = QueryGradientTiles<HD>::fragments, chunk = QueryGradientTiles<HD>::chunk;
     float s[fragments][chunk / 8][4], dp[fragments][chunk / 8][4];
     multiply<HD>(s, state.query, keys);
     multiply<HD>(dp, state.dout, values);
     score_gradients<Masked>(s, dp, state.lse_log2, state.delta, scale_log2, diagonal, windows);
-    accumulate<HD>(state.dq, s, keys);
+    accumulate<HD>(state.dq, s, keys + column);
 }
 
 template <int HD, Room room, bool kDocuments, class Out>
@@ -367,9 +402,10 @@ static __global__ void __launch_bounds__(QueryGradientTiles<HD>::threads, (kDocu
     LLMC_DYNAMIC_SHARED(bf16, shared);
     bf16* const queries = shared;
     bf16* const stages = queries + Tiles::query_rows * kStride<HD>;
-    bf16* const own_dout = stages + stage_size;  // free when all warps have taken their fragments
+    bf16* const own_dout = queries + Tiles::rows_before_dout * kStride<HD>;
 
-    const int lane = static_cast<int>(threadIdx.x & 31), warp = static_cast<int>(threadIdx.x >> 5);
+    const int lane = static_cast<int>(threadIdx.x & 31), warp = static_cast<int>(threadIdx.x >> 5) / Tiles::slices;
+    const int column = static_cast<int>(threadIdx.x >> 5) % Tiles::slices * Tiles::columns;
     const int h = static_cast<int>(blockIdx.y), b = static_cast<int>(blockIdx.z);
     const int first_query = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Tiles::query_rows;  // longest first
     const int warp_query = first_query + warp * Tiles::warp_rows, last_own = warp_query + Tiles::warp_rows - 1;
@@ -401,8 +437,13 @@ static __global__ void __launch_bounds__(QueryGradientTiles<HD>::threads, (kDocu
     set_zero(state.dq);
     cp_async_wait<0>();
     __syncthreads();
-    load_fragments<HD>(state.query, queries + warp_offset);
-    load_fragments<HD>(state.dout, own_dout + warp_offset);
+    if constexpr (Tiles::in_registers) {
+        load_fragments<HD>(state.query, queries + warp_offset);
+        load_fragments<HD>(state.dout, own_dout + warp_offset);
+    } else {
+        state.query = queries + warp_offset;
+        state.dout = own_dout + warp_offset;
+    }
 
     const float scale_log2 = scale * kLog2E;
     const int seen_keys = first_query + Tiles::query_rows < T ? first_query + Tiles::query_rows : T;
@@ -427,33 +468,31 @@ static __global__ void __launch_bounds__(QueryGradientTiles<HD>::threads, (kDocu
             const bf16* chunk_keys = keys + row * kStride<HD>;
             const bf16* chunk_values = chunk_keys + key_rows * kStride<HD>;
             if (last_key > warp_query || last_own - key >= warp_windows[Tiles::warp_rows - 1])
-                query_gradient_chunk<true>(state, chunk_keys, chunk_values, scale_log2, diagonal,
+                query_gradient_chunk<true>(state, chunk_keys, chunk_values, column, scale_log2, diagonal,
                                            warp_windows.from(lane >> 2));
             else
-                query_gradient_chunk<false>(state, chunk_keys, chunk_values, scale_log2, diagonal,
+                query_gradient_chunk<false>(state, chunk_keys, chunk_values, column, scale_log2, diagonal,
                                             warp_windows.from(lane >> 2));
         }
     }
 
-    // Store through the warp's own rows of queries, which no other warp reads.
-    round_to_rows<HD>(queries + warp_offset, state.dq, scale);
+    // Store through the warp's own rows of queries, which no warp with other rows reads.
+    if constexpr (!Tiles::in_registers) Tiles::meet();
+    round_to_rows<HD>(queries + warp_offset + column, state.dq, scale);
     if constexpr (kIsFp8<Out>) {
         quantize_gradients<Out, HD, Tiles::query_rows, threads>({dqkv, transposed, parts, fp8, pass}, {queries},
                                                                 reinterpret_cast<float*>(stages), {0, NH, NH + 2 * NKV},
                                                                 BlockPlace{first_query, b, h, T});
     } else {
-        __syncwarp();
-        store_rows<HD, Tiles::warp_rows>(dqkv + (head.query - qkv), head.stride, queries + warp_offset, warp_query, T);
+        Tiles::meet();
+        Tiles::store(dqkv + (head.query - qkv), head.stride, queries, first_query, T);
     }
 }
 
 // ---- launch --------------------------------------------------------------------------------------------------------
 
 // Number of blocks of a gradient kernel along a sequence, which is also the number of parts of its bias gradient.
-static int token_tiles(int T, int HD) { return div_up(T, HD == 128 ? 64 : 128); }
-static_assert(KeyGradientTiles<32>::key_rows == 128 && QueryGradientTiles<32>::query_rows == 128);
-static_assert(KeyGradientTiles<64>::key_rows == 128 && QueryGradientTiles<64>::query_rows == 128);
-static_assert(KeyGradientTiles<128>::key_rows == 64 && QueryGradientTiles<128>::query_rows == 64);
+static int token_tiles(int T, int HD) { return div_up(T, owned_tokens(HD)); }
 static_assert(two_blocks_fit<KeyGradientTiles<64, Room::scarce>>(99 * 1024));
 static_assert(two_blocks_fit<QueryGradientTiles<64, Room::scarce>>(99 * 1024));
 
@@ -525,14 +564,10 @@ static void run_backward(const Gradients<Out>& to, float* delta, const BackwardI
                                           stream, inputs.documents);
     }
 #endif
-    if (heads.HD == 32)
-        launch_backward<32, Room::ample>(to, delta, inputs, B, T, heads, stream);
-    else if (heads.HD == 128)
-        launch_backward<128, Room::ample>(to, delta, inputs, B, T, heads, stream);
-    else if (two_blocks_fit<KeyGradientTiles<64>>(shared_memory_per_block()))
-        launch_backward<64, Room::ample>(to, delta, inputs, B, T, heads, stream);
-    else
-        launch_backward<64, Room::scarce>(to, delta, inputs, B, T, heads, stream);
+    if (heads.HD == 64 && !two_blocks_fit<KeyGradientTiles<64>>(shared_memory_per_block()))
+        return launch_backward<64, Room::scarce>(to, delta, inputs, B, T, heads, stream);
+    with_head_dimension(heads.HD,
+                        [&]<int HD>() { launch_backward<HD, Room::ample>(to, delta, inputs, B, T, heads, stream); });
 }
 
 }  // namespace attention

@@ -13,15 +13,16 @@ constexpr int kDecodeRows = 16;  // queries per block
 
 // Shared memory, in rows of a tile: two stages of keys and values. Before the loop stage 1 holds the queries; after it
 // stage 0 holds out and stage 1 out_low.
-constexpr int kStageRows = 2 * kKeyRows;
 template <int HD>
-constexpr size_t kDecodeBytes = 2 * kStageRows* kRowBytes<HD>;
+constexpr int kStageRows = 2 * kKeyRows<HD>;
+template <int HD>
+constexpr size_t kDecodeBytes = 2 * kStageRows<HD>* kRowBytes<HD>;
 
 template <int HD>
 static __global__ void __launch_bounds__(32)
     attention_decode_kernel(bf16* __restrict__ out, bf16* __restrict__ out_low, const bf16* __restrict__ qkv, int first,
                             int rows, int NH, int NKV, float scale_log2, int window) {
-    constexpr int stage_size = kStageRows * kStride<HD>;
+    constexpr int stage_size = kStageRows<HD> * kStride<HD>;
     LLMC_DYNAMIC_SHARED(bf16, shared);
     const int lane = static_cast<int>(threadIdx.x), h = static_cast<int>(blockIdx.y), T = first + rows;
     const int row = static_cast<int>(blockIdx.x) * kDecodeRows, query = first + row;
@@ -29,9 +30,9 @@ static __global__ void __launch_bounds__(32)
 
     // Load: queries into registers through stage 1, and the first keys and values into stage 0.
     load_tile<HD, kDecodeRows, 32>(shared + stage_size, head.query, head.stride, query, T);
-    const int begin = first_seen_key(query, window, kKeyRows);
-    load_tile<HD, kKeyRows, 32>(shared, head.key, head.stride, begin, T);
-    load_tile<HD, kKeyRows, 32>(shared + kKeyRows * kStride<HD>, head.value, head.stride, begin, T);
+    const int begin = first_seen_key(query, window, kKeyRows<HD>);
+    load_tile<HD, kKeyRows<HD>, 32>(shared, head.key, head.stride, begin, T);
+    load_tile<HD, kKeyRows<HD>, 32>(shared + kKeyRows<HD> * kStride<HD>, head.value, head.stride, begin, T);
     cp_async_commit();
     cp_async_wait<0>();
     __syncthreads();
@@ -45,18 +46,18 @@ static __global__ void __launch_bounds__(32)
     }
 
     const int seen_keys = query + kDecodeRows < T ? query + kDecodeRows : T;
-    const int tiles = (seen_keys - begin + kKeyRows - 1) / kKeyRows;
+    const int tiles = (seen_keys - begin + kKeyRows<HD> - 1) / kKeyRows<HD>;
     for (int tile = 0; tile < tiles; tile++) {
         // Load: this tile has arrived, and the warp is done with the other stage, which is filled next.
         cp_async_wait<0>();
         __syncthreads();
-        const int first_key = begin + tile * kKeyRows;
+        const int first_key = begin + tile * kKeyRows<HD>;
         const bf16* stage = shared + (tile & 1) * stage_size;
         if (tile + 1 < tiles) {
             bf16* next = shared + (~tile & 1) * stage_size;
-            load_tile<HD, kKeyRows, 32>(next, head.key, head.stride, first_key + kKeyRows, T);
-            load_tile<HD, kKeyRows, 32>(next + kKeyRows * kStride<HD>, head.value, head.stride, first_key + kKeyRows,
-                                        T);
+            load_tile<HD, kKeyRows<HD>, 32>(next, head.key, head.stride, first_key + kKeyRows<HD>, T);
+            load_tile<HD, kKeyRows<HD>, 32>(next + kKeyRows<HD> * kStride<HD>, head.value, head.stride,
+                                            first_key + kKeyRows<HD>, T);
             cp_async_commit();
         }
         // Multiply, softmax, accumulate.
@@ -73,19 +74,21 @@ static __global__ void __launch_bounds__(32)
     if (out_low) store_rows<HD, kDecodeRows>(out_low + offset, stride, shared + stage_size, row, rows);
 }
 
-// ---- FP32: one quad per query --------------------------------------------------------------------------------------
+// ---- FP32: one row group per query
+// --------------------------------------------------------------------------------------
 
 template <int HD>
-static __global__ void __launch_bounds__(4 * kDecodeRows)
+static __global__ void __launch_bounds__(kRowLanes<HD>* kDecodeRows)
     attention_decode_fp32_kernel(float* __restrict__ out, const float* __restrict__ qkv, int first, int rows, int NH,
                                  int NKV, float scale_log2, int window) {
     const size_t h = blockIdx.y, head = h * HD, stride = static_cast<size_t>(NH + 2 * NKV) * HD;
     const float* const keys = qkv + (NH + h / (NH / NKV)) * HD;
-    const int row = static_cast<int>(blockIdx.x) * kDecodeRows + static_cast<int>(threadIdx.x >> 2), T = first + rows;
-    const int query = first + row, last_of_warp = first + (row | (kWarpRows - 1));
-    QuadRow<HD> state;
+    const int row = static_cast<int>(blockIdx.x) * kDecodeRows + static_cast<int>(threadIdx.x) / kRowLanes<HD>,
+              T = first + rows;
+    const int query = first + row, last_of_warp = first + (row | (kWarpRows<HD> - 1));
+    QueryRow<HD> state;
     state.attend(qkv + head + static_cast<size_t>(query < T ? query : T - 1) * stride, keys,
-                 keys + static_cast<size_t>(NKV) * HD, stride, query, first + (row & ~(kWarpRows - 1)),
+                 keys + static_cast<size_t>(NKV) * HD, stride, query, first + (row & ~(kWarpRows<HD> - 1)),
                  last_of_warp < T ? last_of_warp : T - 1, scale_log2, Windows<false>{window, nullptr, 0, T});
     if (row >= rows) return;
     state.output.scale(1.0f / state.sum);
@@ -105,7 +108,7 @@ static void launch_decode(bf16* result, bf16* result_low, const bf16* qkv, int f
 template <int HD>
 static void launch_decode(float* result, float*, const float* qkv, int first, int rows, const AttentionHeads& heads,
                           dim3 grid, float scale_log2, stream_t stream) {
-    launch<attention_decode_fp32_kernel<HD>>({grid, dim3(4 * kDecodeRows), 0, stream},
+    launch<attention_decode_fp32_kernel<HD>>({grid, dim3(kRowLanes<HD> * kDecodeRows), 0, stream},
                                              out(result, elements(1, rows, heads.NH, HD)),
                                              in(qkv, elements(1, first + rows, heads.rows(), HD)), first, rows,
                                              heads.NH, heads.NKV, scale_log2, heads.window_in(first + rows));

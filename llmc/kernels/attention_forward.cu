@@ -9,19 +9,20 @@
 namespace llmc {
 namespace attention {
 
-// A block owns 128 queries of a head and walks over the keys they see, 64 at a time. A warp owns 16 or 32 queries. With
-// 32, keys and values read from shared memory are used twice, but HD 128's accumulators leave no registers for that.
+// A block owns 128 queries of a head and walks over the keys they see, 64 at a time; 64 queries and 32 keys for HD 256.
+// A warp owns 16 or 32 queries. With 32, keys and values read from shared memory are used twice, but beyond HD 64 the
+// accumulators leave no registers for that.
 template <int HD>
 struct ForwardTiles {
-    static constexpr int fragments = HD == 128 ? 1 : 2;
-    static constexpr int warps = HD == 128 ? 8 : 4;
+    static constexpr int fragments = HD > 64 ? 1 : 2;
+    static constexpr int warps = HD <= 64 || HD == 256 ? 4 : 8;
     static constexpr int threads = 32 * warps;
     static constexpr int warp_rows = 16 * fragments;
     static constexpr int query_rows = warps * warp_rows;
-    static constexpr int key_rows = kKeyRows;
-    // Shared memory, in rows of a tile: [stage 0: keys 64, values 64] [stage 1: keys 64, values 64]. Before the loop
-    // stage 1 holds the queries. After it stage 0 holds out and stage 1 out_low, on their way to memory, and stage 0
-    // then the codes. With documents, the queries' windows lie after the stages.
+    static constexpr int key_rows = kKeyRows<HD>;
+    // Shared memory, in rows of a tile: [stage 0: keys, values] [stage 1: keys, values]. Before the loop stage 1 holds
+    // the queries. After it stage 0 holds out and stage 1 out_low, on their way to memory, and stage 0 then the codes.
+    // With documents, the queries' windows lie after the stages.
     static constexpr int stage_rows = 2 * key_rows;
     static constexpr size_t shared_bytes = 2 * stage_rows * kRowBytes<HD>;
     static_assert(query_rows == stage_rows);
@@ -90,7 +91,8 @@ static __global__ void __launch_bounds__(ForwardTiles<HD>::threads)
             warp_query - last_key >= (kDocuments ? warp_windows[0] : window))
             continue;
         const int diagonal = warp_query + (lane >> 2) - first_key - (lane & 3) * 2;
-        if (last_key > warp_query ||
+        // With documents, HD 256 masks every tile: next to code for both kinds, nvcc would spill.
+        if ((HD == 256 && kDocuments) || last_key > warp_query ||
             last_query - first_key >= (kDocuments ? warp_windows[Tiles::warp_rows - 1] : window))
             forward_tile<true>(state, stage, scale_log2, diagonal, warp_windows.from(lane >> 2));
         else

@@ -1,6 +1,6 @@
-// Building blocks of the FP32 attention kernels. Four neighbouring lanes (a quad) own a row, a quarter of the head
-// dimension each, so a warp walks over keys with eight rows at once. Keys and values are read through the caches.
-// Products of several rows are summed over the quad together.
+// Building blocks of the FP32 attention kernels. Four neighbouring lanes, or eight for head dimension 256, own a row
+// and share its elements. A warp walks over keys with eight rows, or four, at once. Keys and values are read through
+// the caches. Products of several rows are summed over the lanes together.
 #pragma once
 #include "llmc/device/kernel.cuh"
 #include "llmc/kernels/attention.h"
@@ -8,32 +8,48 @@
 
 namespace llmc::attention {
 
-constexpr int kWarpRows = 8;
-
-// This lane's quarter of a row: pieces of 8, interleaved over the quad.
 template <int HD>
-struct Quarter {
-    float value[HD / 32][8];
+constexpr int kRowLanes = HD == 256 ? 8 : 4;
+template <int HD>
+constexpr int kWarpRows = 32 / kRowLanes<HD>;
+
+// This lane's share of a row: pieces of 8, interleaved over the row's lanes. Of head dimension 80 the upper two lanes
+// have a piece less, which is zero here.
+template <int HD>
+struct RowShare {
+    static constexpr int step = 8 * kRowLanes<HD>, pieces = (HD + step - 1) / step;
+    float value[pieces][8];
+
+    LLMC_DEVICE static unsigned column() { return threadIdx.x % kRowLanes<HD> * 8; }  // of the first piece
+    LLMC_DEVICE static bool has(int i) { return HD % step == 0 || i * step + column() < HD; }
 
     LLMC_DEVICE void clear() {
         LLMC_UNROLL
-        for (int i = 0; i < HD / 32; i++) {
+        for (int i = 0; i < pieces; i++) {
             LLMC_UNROLL
             for (int e = 0; e < 8; e++) value[i][e] = 0.0f;
         }
     }
     LLMC_DEVICE void load(const float* row) {
         LLMC_UNROLL
-        for (int i = 0; i < HD / 32; i++) load8(row + i * 32 + (threadIdx.x & 3) * 8, value[i]);
+        for (int i = 0; i < pieces; i++) {
+            if (has(i)) {
+                load8(row + i * step + column(), value[i]);
+            } else {
+                LLMC_UNROLL
+                for (int e = 0; e < 8; e++) value[i][e] = 0.0f;
+            }
+        }
     }
     LLMC_DEVICE void store(float* row) const {
         LLMC_UNROLL
-        for (int i = 0; i < HD / 32; i++) store8(row + i * 32 + (threadIdx.x & 3) * 8, value[i]);
+        for (int i = 0; i < pieces; i++)
+            if (has(i)) store8(row + i * step + column(), value[i]);
     }
-    LLMC_DEVICE float dot(const Quarter& other) const {
+    LLMC_DEVICE float dot(const RowShare& other) const {
         float sums[8] = {};
         LLMC_UNROLL
-        for (int i = 0; i < HD / 32; i++) {
+        for (int i = 0; i < pieces; i++) {
             LLMC_UNROLL
             for (int e = 0; e < 8; e++) sums[e] += value[i][e] * other.value[i][e];
         }
@@ -41,14 +57,14 @@ struct Quarter {
     }
     LLMC_DEVICE void scale(float factor) {
         LLMC_UNROLL
-        for (int i = 0; i < HD / 32; i++) {
+        for (int i = 0; i < pieces; i++) {
             LLMC_UNROLL
             for (int e = 0; e < 8; e++) value[i][e] *= factor;
         }
     }
-    LLMC_DEVICE void add(float weight, const Quarter& other) {
+    LLMC_DEVICE void add(float weight, const RowShare& other) {
         LLMC_UNROLL
-        for (int i = 0; i < HD / 32; i++) {
+        for (int i = 0; i < pieces; i++) {
             LLMC_UNROLL
             for (int e = 0; e < 8; e++) value[i][e] += weight * other.value[i][e];
         }
@@ -57,8 +73,8 @@ struct Quarter {
 
 // A query's softmax over the keys that it sees, and its sum of values before the division by `sum`.
 template <int HD>
-struct QuadRow {
-    Quarter<HD> output;
+struct QueryRow {
+    RowShare<HD> output;
     float maximum = float_from_bits(0xff800000u);  // in base 2
     float sum = 0.0f;
 
@@ -69,7 +85,7 @@ struct QuadRow {
     LLMC_DEVICE void attend(const float* query_row, const float* keys, const float* values, size_t stride, int row,
                             int first_row, int last_row, float scale_log2, const Windows<kDocuments>& windows) {
         constexpr int keys_at_once = 8;
-        Quarter<HD> query;
+        RowShare<HD> query;
         query.load(query_row);
         output.clear();
         const float minus_infinity = float_from_bits(0xff800000u);
@@ -79,11 +95,11 @@ struct QuadRow {
             float p[keys_at_once];
             LLMC_UNROLL
             for (int j = 0; j < keys_at_once; j++) {
-                Quarter<HD> key;
+                RowShare<HD> key;
                 key.load(keys + static_cast<size_t>(first + j < T ? first + j : T - 1) * stride);
                 p[j] = query.dot(key);
             }
-            quad_sum_each(p);
+            group_sum_each<kRowLanes<HD>>(p);
             float new_maximum = maximum;
             LLMC_UNROLL
             for (int j = 0; j < keys_at_once; j++) {
@@ -98,7 +114,7 @@ struct QuadRow {
             output.scale(correction);
             LLMC_UNROLL
             for (int j = 0; j < keys_at_once; j++) {
-                Quarter<HD> value;
+                RowShare<HD> value;
                 value.load(values + static_cast<size_t>(first + j < T ? first + j : T - 1) * stride);
                 p[j] = exp2_fast(p[j] - base);
                 sum += p[j];

@@ -4,6 +4,7 @@
 // token and writes the codes to the row-major output, and over the first 16 bytes of these channels in the tile. Stage
 // 2, after a barrier: a thread takes 4 channels of 16 tokens from there and writes them to the transposed output.
 #pragma once
+#include <bit>
 #include <type_traits>
 
 #include "llmc/kernels/attention.h"
@@ -12,13 +13,16 @@
 
 namespace llmc::attention {
 
-// The part of a tile that each thread of a block has in stage 1.
+// The part of a tile that each thread of a block has in stage 1. The rows that a block takes at once are a power of
+// two, so that they divide a tile's; with head dimensions 80 and 96 this leaves some threads idle.
 template <int HD, int Threads>
 struct ChunkOwner {
-    static constexpr int chunks = HD / 16, rows_at_once = Threads / chunks;
+    static constexpr int chunks = HD / 16;
+    static constexpr int rows_at_once = static_cast<int>(std::bit_floor(static_cast<unsigned>(Threads / chunks)));
     int row, chunk;
     LLMC_DEVICE ChunkOwner()
         : row(static_cast<int>(threadIdx.x) / chunks), chunk(static_cast<int>(threadIdx.x) % chunks) {}
+    LLMC_DEVICE bool idle() const { return chunks * rows_at_once < Threads && row >= rows_at_once; }
 };
 
 // Stage 1 of a thread. x = tile (+ low, unless nullptr) from the tile's token first_row on, up to T. `to` is the head's
@@ -29,6 +33,7 @@ LLMC_DEVICE void quantize_tile_rows(F8* to, size_t pitch, bf16* tile, const bf16
     using Owner = ChunkOwner<HD, Threads>;
     static_assert(Rows % Owner::rows_at_once == 0);
     const Owner own;
+    if (own.idle()) return;
     LLMC_UNROLL
     for (int r = 0; r < Rows; r += Owner::rows_at_once) {
         const int row = own.row + r;
@@ -97,23 +102,26 @@ LLMC_DEVICE void quantize_output(e4m3* row, e4m3* transposed, Fp8State* state, b
     store_tile_columns<e4m3, HD, Rows, Threads>(transposed + channel * tokens + token, tokens, high, first_query, T);
 }
 
-// Column sums go through shared memory, HD * rows_at_once floats (64 bytes per thread): `put` before the barrier, `get`
-// after it. `part` gets the sums over the tile's tokens. Threads add in a fixed order.
+// Column sums go through shared memory, HD * rows_at_once floats (at most 64 bytes per thread): `put` before the
+// barrier, `get` after it. `part` gets the sums over the tile's tokens. Threads add in a fixed order.
 template <int HD, int Threads>
 LLMC_DEVICE void put_channel_sums(float* shared, const float (&sums)[2][8]) {
     const ChunkOwner<HD, Threads> own;
+    if (own.idle()) return;
     float* const mine = shared + own.row * HD + own.chunk * 16;
     store8(mine, sums[0]);
     store8(mine + 8, sums[1]);
 }
 template <int HD, int Threads>
 LLMC_DEVICE void get_channel_sums(float* part, const float* shared) {
-    static_assert(Threads >= HD);
-    const int channel = static_cast<int>(threadIdx.x);
-    if (channel >= HD) return;
-    float total = 0.0f;
-    for (int r = 0; r < ChunkOwner<HD, Threads>::rows_at_once; r++) total += shared[r * HD + channel];
-    part[channel] = total;
+    LLMC_UNROLL
+    for (int first = 0; first < HD; first += Threads) {
+        const int channel = first + static_cast<int>(threadIdx.x);
+        if (channel >= HD) return;
+        float total = 0.0f;
+        for (int r = 0; r < ChunkOwner<HD, Threads>::rows_at_once; r++) total += shared[r * HD + channel];
+        part[channel] = total;
+    }
 }
 
 // ---- gradients -----------------------------------------------------------------------------------------------------

@@ -1,14 +1,16 @@
 // Arithmetic of BF16 attention's forward, for a tile of keys and values at a time: an online softmax between two
 // products, in a warp's registers (flash attention 2, arXiv 2307.08691). A query's result depends only on its own row
-// and the keys that it sees, in tiles of kKeyRows that start at multiples of kKeyRows. Other contents of a block or
-// batch do not matter.
+// and the keys that it sees, in tiles of kKeyRows<HD> that start at multiples of it. Other contents of a block or batch
+// do not matter.
 #pragma once
 #include "llmc/kernels/attention.h"
 #include "llmc/kernels/attention_tiles.cuh"
 
 namespace llmc::attention {
 
-constexpr int kKeyRows = 64;
+// The output of head dimension 256 leaves registers for the scores of fewer keys.
+template <int HD>
+constexpr int kKeyRows = HD == 256 ? 32 : 64;
 
 // Registers of a warp. Per-row values are indexed 2 f + half: rows g and g + 8 of fragment f.
 template <int HD, int F>
@@ -79,10 +81,10 @@ LLMC_DEVICE void online_softmax(ForwardState<HD, F>& state, float (&scores)[F][N
 template <bool Masked, int HD, int F, bool kDocuments>
 LLMC_DEVICE void forward_tile(ForwardState<HD, F>& state, const bf16* keys, float scale_log2, int diagonal,
                               const RowWindows<kDocuments>& windows) {
-    float scores[F][kKeyRows / 8][4];
+    float scores[F][kKeyRows<HD> / 8][4];
     multiply<HD>(scores, state.query, keys);
     online_softmax<Masked>(state, scores, scale_log2, diagonal, windows);
-    accumulate<HD>(state.output, scores, keys + kKeyRows * kStride<HD>);
+    accumulate<HD>(state.output, scores, keys + kKeyRows<HD> * kStride<HD>);
 }
 
 // Rounds a warp's finished output into its rows of two tiles: `high`, and `low` for the rounding error. `inverse` is 1

@@ -1,14 +1,16 @@
 // Building blocks of the BF16 attention kernels: loading tiles of rows into shared memory, products of tiles, masks,
 // and storing a warp's accumulators.
 //
-// A tile is some rows of a head's (T, HD) matrix in shared memory. Rows are padded by 16 bytes, so row r starts at bank
-// 4r (mod 32) for every supported HD: HD + 8 elements are an odd number of 16-byte pieces. The eight rows that one
-// ldmatrix phase reads then lie in different banks, and neighbouring rows are a compile-time distance apart. (An XOR
-// swizzle would save the padding but cost address registers.)
+// A tile is some rows of a head's (T, HD) matrix in shared memory. Rows are padded by 16 bytes: for every supported HD,
+// HD + 8 elements are an odd number of 16-byte pieces. The eight rows that one ldmatrix phase reads then lie in
+// different banks, and neighbouring rows are a compile-time distance apart. (An XOR swizzle would save the padding but
+// cost address registers.)
 //
 // Accumulators are arrays [F][N][4]: F fragments of 16 rows, N column tiles of 8 (layout: mma.cuh). With g = lane / 4
 // and t = lane % 4, element i of column tile j of fragment f is row 16f + g + 8(i / 2), column 8j + 2t + i % 2.
 #pragma once
+#include <bit>
+
 #include "llmc/device/kernel.cuh"
 #include "llmc/kernels/attention_window.cuh"
 
@@ -41,13 +43,14 @@ LLMC_DEVICE size_t row_statistics_offset(int b, int h, int T, int NH) { return (
 
 // ---- load ----------------------------------------------------------------------------------------------------------
 
-// Starts copying rows from first_row on of a (T, HD) matrix into a tile, 16 bytes per thread at a time. Rows from T on
-// become zeros. The caller commits the group.
-template <int HD, int Rows, int Threads>
-LLMC_DEVICE void load_tile(bf16* tile, const bf16* matrix, size_t stride, int first_row, int T) {
-    constexpr int pieces = HD / 8, rows_at_once = Threads / pieces;
-    static_assert(Threads % pieces == 0 && Rows % rows_at_once == 0, "every thread copies the same number of pieces");
+// Starts copying the first Columns columns of rows from first_row on of a (T, HD) matrix into a tile, 16 bytes per
+// thread at a time. Rows from T on become zeros. The caller commits the group.
+template <int HD, int Columns, int Rows, int Threads>
+LLMC_DEVICE void load_columns(bf16* tile, const bf16* matrix, size_t stride, int first_row, int T) {
+    constexpr int pieces = Columns / 8, rows_at_once = Threads / pieces;
+    static_assert(Threads % pieces == 0 && (Rows % rows_at_once == 0 || Rows < rows_at_once));
     const int row = static_cast<int>(threadIdx.x) / pieces, column = static_cast<int>(threadIdx.x) % pieces * 8;
+    if (Rows < rows_at_once && row >= Rows) return;
     const bf16* source = matrix + static_cast<size_t>(first_row + row) * stride + column;
     LLMC_UNROLL
     for (int i = 0; i < Rows; i += rows_at_once) {
@@ -55,6 +58,14 @@ LLMC_DEVICE void load_tile(bf16* tile, const bf16* matrix, size_t stride, int fi
         cp_async16(tile + (row + i) * kStride<HD> + column, valid ? source : matrix, valid);
         source += rows_at_once * stride;
     }
+}
+// The same for all columns. 80 and 96 columns do not divide the threads, so they are copied as 64 and the rest.
+template <int HD, int Rows, int Threads>
+LLMC_DEVICE void load_tile(bf16* tile, const bf16* matrix, size_t stride, int first_row, int T) {
+    constexpr int first = static_cast<int>(std::bit_floor(static_cast<unsigned>(HD)));
+    load_columns<HD, first, Rows, Threads>(tile, matrix, stride, first_row, T);
+    if constexpr (first < HD)
+        load_columns<HD, HD - first, Rows, Threads>(tile + first, matrix + first, stride, first_row, T);
 }
 
 // ---- multiply and accumulate ---------------------------------------------------------------------------------------
@@ -125,11 +136,11 @@ LLMC_DEVICE void multiply(float (&c)[F][N][4], const bf16* a_rows, const bf16* b
 }
 
 // sums += bf16(weights) B. The weights are accumulators (16 F rows, 8 W columns), packed here into A fragments without
-// leaving the registers; B is 8 W rows of a tile. With N = HD / 8 + 1, B gets a column tile of ones, so the last
-// accumulators receive the row sums of the rounded weights.
+// leaving the registers; B is 8 W rows of a tile, N column tiles of them. With N = HD / 8 + 1, B gets a column tile of
+// ones, so the last accumulators receive the row sums of the rounded weights.
 template <int HD, int F, int W, int N>
 LLMC_DEVICE void accumulate(float (&sums)[F][N][4], const float (&weights)[F][W][4], const bf16* b_rows) {
-    static_assert(N == HD / 8 || N == HD / 8 + 1);
+    static_assert(N <= HD / 8 + 1);
     constexpr uint32_t ones = 0x3f803f80u;  // two bf16
     LLMC_UNROLL
     for (int k = 0; k < W / 2; k++) {
@@ -170,15 +181,16 @@ LLMC_DEVICE void mask_rows(float (&scores)[F][N][4], int diagonal, const RowWind
 
 // ---- store ---------------------------------------------------------------------------------------------------------
 
-// Rounds a warp's accumulators, times `factor`, into its 16 F rows of a tile. Free of bank conflicts (see the top).
-template <int HD, int F>
-LLMC_DEVICE void round_to_rows(bf16* rows, const float (&c)[F][HD / 8][4], float factor) {
+// Rounds a warp's accumulators, times `factor`, into 8 N columns of its 16 F rows of a tile. Free of bank conflicts
+// (see the top).
+template <int HD, int F, int N>
+LLMC_DEVICE void round_to_rows(bf16* rows, const float (&c)[F][N][4], float factor) {
     const int lane = static_cast<int>(threadIdx.x & 31);
     LLMC_UNROLL
     for (int f = 0; f < F; f++) {
         bf16* corner = rows + (f * 16 + (lane >> 2)) * kStride<HD> + (lane & 3) * 2;
         LLMC_UNROLL
-        for (int j = 0; j < HD / 8; j++) {
+        for (int j = 0; j < N; j++) {
             store_word(corner + j * 8, pack_bf16x2(c[f][j][0] * factor, c[f][j][1] * factor));
             store_word(corner + 8 * kStride<HD> + j * 8, pack_bf16x2(c[f][j][2] * factor, c[f][j][3] * factor));
         }

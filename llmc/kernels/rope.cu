@@ -61,34 +61,42 @@ namespace {
 constexpr int kThreads = 256;
 
 // A thread's sixteen elements of a head: eight of the first half, and the eight of the second half that are rotated
-// with them.
+// with them. A head has a power of two threads, for sums over them. With head dimensions 80 and 96 the last three, or
+// two, of eight are idle: their elements are zeros.
 template <int HD>
 struct HeadShare {
-    static constexpr int threads = HD / 16, heads_at_once = kThreads / threads;
+    static constexpr int threads = host::head_threads(HD), heads_at_once = kThreads / threads;
     int slot, column;  // number of the head in the block; its first element
 
     LLMC_DEVICE HeadShare()
         : slot(static_cast<int>(threadIdx.x) / threads), column(static_cast<int>(threadIdx.x) % threads * 8) {}
+    LLMC_DEVICE bool idle() const { return threads * 16 > HD && column >= HD / 2; }
 
     template <class Real>
     LLMC_DEVICE void load(const Real* head, float (&x)[2][8]) const {
+        if (idle()) return set(x, 0.0f);
         load8(head + column, x[0]);
         load8(head + column + HD / 2, x[1]);
     }
+    LLMC_DEVICE static void set(float (&x)[2][8], float value) {
+        LLMC_UNROLL
+        for (int i = 0; i < 8; i++) x[0][i] = x[1][i] = value;
+    }
     template <class Real>
     LLMC_DEVICE void store(Real* head, const float (&x)[2][8]) const {
+        if (idle()) return;
         store8(head + column, x[0]);
         store8(head + column + HD / 2, x[1]);
     }
     template <class Real>
     LLMC_DEVICE void load_gain(const Real* gain, float (&w)[2][8]) const {
         if (gain != nullptr) return load(gain, w);
-        LLMC_UNROLL
-        for (int i = 0; i < 8; i++) w[0][i] = w[1][i] = 1.0f;
+        set(w, 1.0f);
     }
     // Rotates by the angles of a position, or back.
     template <bool Back>
     LLMC_DEVICE void rotate(float (&x)[2][8], const float* cos, const float* sin, int position) const {
+        if (idle()) return;
         float c[8], s[8];
         load8(cos + static_cast<size_t>(position) * (HD / 2) + column, c);
         load8(sin + static_cast<size_t>(position) * (HD / 2) + column, s);
@@ -293,7 +301,7 @@ void qk_norm_rope_forward(Real* out, const Real* qkv, const QkGains<const Real>&
 // Number of blocks of the backward: a function of the shape alone, because each block has a sum of its own.
 static int qk_norm_backward_blocks(int N, const AttentionHeads& heads) {
     constexpr int kTurns = 8;  // at least, because a block's sums cost as much memory traffic as some heads
-    const int heads_at_once = kThreads / (heads.HD / 16);
+    const int heads_at_once = kThreads / host::head_threads(heads.HD);
     return static_cast<int>(std::min<size_t>(div_up<size_t>(static_cast<size_t>(N) * heads.NH, heads_at_once * kTurns),
                                              static_cast<size_t>(blocks_at_once(kThreads / 32))));
 }

@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "llmc/base/error.h"
+#include "llmc/kernels/attention.h"
 #include "llmc/model/model_file.h"
 
 namespace llmc {
@@ -13,8 +14,7 @@ namespace {
 
 // GPT-2 shapes (Radford et al. 2019) under llm.c's depth names and Hugging Face's, GPT-3 shapes (Brown et al. 2020,
 // table 2.1). The paper's 1.3B row (24 heads of 128 on 2048 channels) contradicts itself; 16 heads is what everybody
-// trains. 760m and 2.7b have head dimensions (96, 80) that no kernel here has: they are listed so that validate() can
-// say so.
+// trains.
 const ModelConfig kGpt2Models[] = {
     {"tiny", 4, 4, 128, 50257, 256},  // for a CPU: a run of minutes
     {"d2", 2, 2, 128, 50257, 1024},
@@ -117,7 +117,7 @@ void check_range(const ModelConfig& m, const char* field, int value, int limit) 
 // "--heads 40 (head dimension 64) or --heads 20 (128)": the head counts the kernels could take at this width.
 std::string possible_heads(int channels) {
     std::string text;
-    for (int head_dim : {64, 128, 32}) {
+    for (int head_dim : {64, 128, 80, 96, 32, 256}) {
         if (channels % head_dim != 0) continue;
         text +=
             fmt::format("{}--heads {} (head dimension {})", text.empty() ? "" : " or ", channels / head_dim, head_dim);
@@ -148,11 +148,9 @@ void validate_heads(const ModelConfig& m) {
         refuse("model {}: channels={} cannot be divided by heads={}; use {}", m.name, m.channels, m.heads,
                possible_heads(m.channels));
     }
-    if (m.head_dim() != 32 && m.head_dim() != 64 && m.head_dim() != 128) {
-        refuse(
-            "model {}: {} channels / {} heads = head dimension {}; the attention kernels have 32, 64 and 128. Use {}",
-            m.name, m.channels, m.heads, m.head_dim(), possible_heads(m.channels));
-    }
+    if (!has_head_dimension(m.head_dim()))
+        refuse("model {}: {} channels / {} heads = head dimension {}; the attention kernels have {}. Use {}", m.name,
+               m.channels, m.heads, m.head_dim(), kHeadDimensionsText, possible_heads(m.channels));
 }
 
 // Only Qwen3's published class supports windows. With another architecture, other programs would read the weights as a
@@ -224,8 +222,8 @@ void ModelConfig::validate() const {
                below > 0 && channels - below < above - channels ? below : above);
     }
     if (own_head_dim == 0) validate_heads(*this);
-    if (own_head_dim != 0 && own_head_dim != 32 && own_head_dim != 64 && own_head_dim != 128)
-        refuse("model {}: head dimension {}; the attention kernels have 32, 64 and 128", name, own_head_dim);
+    if (own_head_dim != 0 && !has_head_dimension(own_head_dim))
+        refuse("model {}: head dimension {}; the attention kernels have {}", name, own_head_dim, kHeadDimensionsText);
     if (heads % key_value_heads() != 0)
         refuse("model {}: {} heads cannot share {} heads of keys and values evenly; --heads must be a multiple of them",
                name, heads, key_value_heads());

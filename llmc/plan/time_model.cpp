@@ -37,6 +37,8 @@ struct PortableAttention {
     double products, clocks, clocks_per_channel;
 };
 constexpr PortableAttention kPortableForward = {2.1, 422, 150.0 / 64}, kPortableBackward = {7, 812, 500.0 / 64};
+// At head dimension 256 the backward pass computes scores and dP twice as often (attention_backward.cu).
+constexpr PortableAttention kPortableBackward256 = {11, 2 * 812, 500.0 / 64 * 11 / 7};
 constexpr double kClock = 1.75e9, kSchedulers = 4;  // under load, of an H100; other cards' clocks are 1.4 to 2.6 GHz
 constexpr double kPortableTile = 64;                // keys; half of the tile at the diagonal is computed in vain
 constexpr double kDeltaBytes = 6;                   // per token and channel: the backward pass reads out and dout first
@@ -186,7 +188,7 @@ TimeModel::Attention TimeModel::attention(double layers, int B, int T, const Att
         const double rate = kTensorKernelShare * for_long_sequences * T / (T + tile);
         return attention_at(rate * card_.peak_tflops / kHopperPeak, products, tokens, T, channels);
     };
-    Attention time = {portable(kPortableForward), portable(kPortableBackward)};
+    Attention time = {portable(kPortableForward), portable(heads.HD == 256 ? kPortableBackward256 : kPortableBackward)};
     if (runs(KernelVariant::hopper_attention) && hopper::can_run(heads))
         time.forward = on_hopper(kHopperForward[heads.HD == 128], kHopperTile, 2);
     if (runs(KernelVariant::hopper_attention_backward) && hopper::can_run_backward(T, heads)) {

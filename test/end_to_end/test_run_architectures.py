@@ -119,16 +119,11 @@ class EveryName(unittest.TestCase):
     def test_every_name_trains_a_step(self):
         names = re.findall(r"[\w.-]+", run("-e", "list").out.split(":", 1)[1].split(";")[0])
         self.assertGreater(len(names), 30)
-        unsupported, too_large = set(), set()
+        too_large = set()
         for name in names:
             with self.subTest(name=name):
                 flags = ["--train", corpus().train, "-e", name, *self.NARROW]
                 result = run(*flags, "--dry-run", "--json", "--gpu", "b300")
-                if result.code == FLAGS:
-                    self.assertRegex(result.err, r"head dimension \d+; the attention kernels have 32, 64 and 128\. Use --heads")
-                    unsupported.add(name)
-                    flags += re.search(r"--heads \d+", result.err).group().split()
-                    result = run(*flags, "--dry-run", "--json", "--gpu", "b300")
                 memory = json.loads(result.out)["memory"]
                 if memory["total"] - memory["libraries"] > self.MOST:
                     too_large.add(name)
@@ -136,7 +131,7 @@ class EveryName(unittest.TestCase):
                 done = run(*flags)
                 self.assertEqual(done.code, 0, done.err)
                 self.assertRegex(done.out, r"step +1/1 \| loss \d+\.\d+ \| norm \d")
-        self.assertEqual(unsupported, {"gpt3-760m", "gpt3-2.7b"})
+                self.assertNotIn("first pass went wrong", done.out)
         if not BRIEF:
             self.assertEqual(too_large, {"llama3-70b"})
 

@@ -88,7 +88,7 @@ REFUSED = [
     (FLAGS, lambda: ["--kernels", "gelu_fp8,hopper"], ["'hopper' is not one of auto, portable, layernorm_fp8"]),
     (FLAGS, lambda: ["--gpu", "h200"], ["--dry-run"]),
     (FLAGS, lambda: ["--model", "gpt2-larg"], ['unknown model "gpt2-larg"', "gpt2-large"]),
-    (FLAGS, lambda: ["--channels", "96", "--heads", "2"], ["head dimension 48", "32, 64 and 128", "--heads 3"]),
+    (FLAGS, lambda: ["--channels", "96", "--heads", "2"], ["head dimension 48", "32, 64, 80, 96, 128 or 256", "--heads 3"]),
     (FLAGS, lambda: ["--seq", "128"], ["-t 128", "context 64", "use -t 64 or --context 128"]),
     (FLAGS, lambda: ["--total-batch", "1000"], ["-d 1000", "256 tokens", "-b 4 x -t 64", "-d 768 or -d 1024"]),
     (FLAGS, lambda: ["--vocab", "100"], ["--vocab 100", "257", "use --vocab 257"]),

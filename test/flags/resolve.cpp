@@ -329,6 +329,9 @@ TEST_CASE("resolve: --kernels means what the card and the precision have use for
     CHECK(!resolved(few, hopper).kernel_set.has(KernelVariant::hopper_attention_backward));
     few.kernels.value = wanted_kernels("hopper_attention_backward");
     CHECK(resolved(few, hopper).kernel_set.has(KernelVariant::hopper_attention_backward));
+    Options other = o;  // a head dimension that the Hopper kernels do not have
+    set(other, "model", "gpt3-760m");
+    CHECK(resolved(other, hopper).kernel_set == KernelSet::common());
     CHECK(resolved(o, ada).kernel_set == KernelSet::common());
     CHECK(resolved(o, turing).kernel_set == KernelSet());
     o.fp8_recipe = Fp8Recipe::current;

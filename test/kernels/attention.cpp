@@ -213,7 +213,7 @@ TEST_CASE("attention: unsupported shapes are refused, naming what is supported")
     };
     CHECK_THROWS_WITH_AS(forward(1, 4, 1, 48),
                          "attention: head dimension 48 is not supported; choose the number of heads so that channels / "
-                         "heads is 32, 64 or 128",
+                         "heads is 32, 64, 80, 96, 128 or 256",
                          Error);
     CHECK_THROWS_AS(forward(1, 4, 65536, 64), Error);
     CHECK_THROWS_AS(forward(65536, 4, 1, 64), Error);
@@ -228,7 +228,7 @@ TEST_CASE("attention: unsupported shapes are refused, naming what is supported")
                                               {1, 1, 40}, test::test_stream()),
                     Error);
     CHECK_THROWS_AS(attention_backward<bf16>(run.dqkv, run.delta, run.dout, run.qkv, run.out, run.out_low, run.lse, 1,
-                                             4, {1, 1, 256}, test::test_stream()),
+                                             4, {1, 1, 512}, test::test_stream()),
                     Error);
     CHECK_THROWS_WITH_AS(attention_backward<bf16>(run.dqkv, run.delta, run.dout, run.qkv, run.out, nullptr, run.lse, 1,
                                                   4, {1, 1, 64}, test::test_stream()),

@@ -104,6 +104,7 @@ TEST_CASE_TEMPLATE("attention decode: against a double-precision reference", Rea
     for (const int HD : {32, 64, 128})
         for (const auto& [first, rows] : {std::pair{0, 1}, {0, 16}, {16, 16}, {48, 16}, {63, 1}, {64, 3}, {100, 29}})
             check_against_reference<Real>({first, rows, 2, HD}, 1.0f, seed++);
+    for (const int HD : {80, 96, 256}) check_against_reference<Real>({60, 20, 4, HD, 2}, 1.0f, seed++);
     check_against_reference<Real>({200, 16, 3, 64}, 3.0f, seed++);  // nearly one-hot
     for (const int HD : {32, 64, 128}) check_against_reference<Real>({63, 20, 6, HD, 2}, 1.0f, seed++);
     for (const int window : {1, 5, 64, 70}) check_against_reference<Real>({150, 35, 2, 64, 1, window}, 1.0f, seed++);

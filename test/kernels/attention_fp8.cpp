@@ -92,7 +92,7 @@ TEST_CASE("attention's backward of head dimension 64 fits a card with 99 KB a bl
 #endif
 
 TEST_CASE("quantizing attention against FP64") {
-    for (const int HD : {32, 64, 128}) {
+    for (const int HD : {32, 64, 80, 128, 256}) {
         const Shape s{2, 72, 2, HD};
         Case c(s);
         const auto exact = reference::attention(s, to_doubles(c.qkv.download()), to_doubles(c.dout.download()), 0, 0);

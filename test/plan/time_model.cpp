@@ -129,4 +129,8 @@ TEST_CASE("time model: attention between FlashAttention-2 and -3") {
     for (const auto& [T, head_dim] : {std::pair{4096, 64}, {1024, 128}})  // the Hopper kernel takes neither
         CHECK(tflops("h100", T, head_dim, "auto").backward == tflops("h100", T, head_dim, "portable").backward);
     CHECK(tflops("rtx4090", 1024, 64, "auto").forward == tflops("rtx4090", 1024, 64, "portable").forward);
+    // Head dimension 256 has no Hopper kernels, and 11 products backward instead of 7.
+    const TimeModel::Attention wide = tflops("h100", 1024, 256, "auto");
+    CHECK(wide.forward == tflops("h100", 1024, 256, "portable").forward);
+    CHECK(wide.backward < 0.8 * tflops("h100", 1024, 128, "portable").backward);
 }

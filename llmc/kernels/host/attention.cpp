@@ -3,9 +3,10 @@
 // A task owns 64 queries or keys of a head and walks over the others in tiles, as the portable kernels do. The owned
 // side lies across the lanes of a vector, so row statistics need no sums over lanes. In BF16, scores, P and dS are
 // sums of exact products in the kernels' order, and are rounded where the kernels round them; in FP32, scores are
-// summed up like those of a quad. A thread needs up to 400 KB of stack.
+// summed up like those of a row's lanes. A thread needs up to 600 KB of stack.
 #include "llmc/kernels/host/loops.h"
 
+#include <bit>
 #include <cmath>
 
 #include "llmc/kernels/host/quantize.h"
@@ -76,34 +77,49 @@ void product(const Matrix& c, const Left& a, const Matrix& b, int M, int N, int 
         product_panel<kExact, 1>({c.values + n, c.stride}, a, {b.values + n, b.stride}, M, K, add);
 }
 
-// C = A B, summed in the order of the FP32 attention kernels (attention_quads.cuh): each of the four lanes of a quad
-// has eight sums over k = 32 i + 8 lane + e, which sum8() and quad_sum_each() add up. K is a multiple of 32.
-inline void quad_product(const Matrix& c, const Left& a, const Matrix& b, int M, int N, int K) {
+// Number of lanes of the FP32 attention kernels (attention_quads.cuh) that share a row.
+constexpr int row_lanes(int HD) { return HD == 256 ? 8 : 4; }
+
+// Adds up the sums of a row's lanes as group_sum_each() does.
+template <class T, int Lanes>
+LLMC_INLINE T sum_of_lanes(T (&sums)[Lanes]) {
+    for (int offset = Lanes / 2; offset > 0; offset /= 2)
+        for (int i = 0; i < offset; i++) sums[i] += sums[i + offset];
+    return sums[0];
+}
+
+// C = A B, summed in the order of the FP32 attention kernels: each of a row's lanes has eight sums over k = 8 (lanes i
+// + lane) + e, which are then added up.
+template <int K>
+void row_product(const Matrix& c, const Left& a, const Matrix& b, int M, int N) {
+    constexpr int lanes = row_lanes(K);
     for (int m = 0; m < M; m++)
         for (int n = 0; n < N; n += kLanes) {
-            Floats quarter[4];
-            for (int lane = 0; lane < 4; lane++) {
+            Floats share[lanes];
+            for (int lane = 0; lane < lanes; lane++) {
                 Floats sum[8] = {};
-                for (int i = lane * 8; i < K; i += 32)
+                for (int i = lane * 8; i < K; i += 8 * lanes)
                     for (int e = 0; e < 8; e++)
                         sum[e] +=
                             splat(a.values[m * a.row + (i + e) * a.step]) * load(b.values + (i + e) * b.stride + n);
-                quarter[lane] = ((sum[0] + sum[1]) + (sum[2] + sum[3])) + ((sum[4] + sum[5]) + (sum[6] + sum[7]));
+                share[lane] = ((sum[0] + sum[1]) + (sum[2] + sum[3])) + ((sum[4] + sum[5]) + (sum[6] + sum[7]));
             }
-            store(c.values + m * c.stride + n, (quarter[0] + quarter[2]) + (quarter[1] + quarter[3]));
+            store(c.values + m * c.stride + n, sum_of_lanes(share));
         }
 }
 
 // The same for two rows of K elements.
-inline float quad_dot(const float* a, const float* b, int K) {
-    float quarter[4];
-    for (int lane = 0; lane < 4; lane++) {
+template <int K>
+float row_dot(const float* a, const float* b) {
+    constexpr int lanes = row_lanes(K);
+    float share[lanes];
+    for (int lane = 0; lane < lanes; lane++) {
         float sum[8] = {};
-        for (int i = lane * 8; i < K; i += 32)
+        for (int i = lane * 8; i < K; i += 8 * lanes)
             for (int e = 0; e < 8; e++) sum[e] += a[i + e] * b[i + e];
-        quarter[lane] = ((sum[0] + sum[1]) + (sum[2] + sum[3])) + ((sum[4] + sum[5]) + (sum[6] + sum[7]));
+        share[lane] = ((sum[0] + sum[1]) + (sum[2] + sum[3])) + ((sum[4] + sum[5]) + (sum[6] + sum[7]));
     }
-    return (quarter[0] + quarter[2]) + (quarter[1] + quarter[3]);
+    return sum_of_lanes(share);
 }
 
 // ---- shapes and tiles ----------------------------------------------------------------------------------------------
@@ -164,7 +180,7 @@ void multiply(float* c, const float* left, const float* right, int rows) {
     if constexpr (sizeof(Real) == 2)
         product<true>({c, kRows}, {left, HD, 1}, {const_cast<float*>(right), kRows}, rows, kRows, HD, false);
     else
-        quad_product({c, kRows}, {left, HD, 1}, {const_cast<float*>(right), kRows}, rows, kRows, HD);
+        row_product<HD>({c, kRows}, {left, HD, 1}, {const_cast<float*>(right), kRows}, rows, kRows);
 }
 // c (64, HD) += the transpose of weights (rows, 64), times values (rows, HD).
 template <class Real, int HD>
@@ -195,7 +211,8 @@ struct SeenKeys {
 template <class Real, int HD>
 struct ForwardBlock {
     static constexpr bool kRounds = sizeof(Real) == 2;
-    static constexpr int kKeys = kRounds ? 64 : 8;              // a tile, after which the running maximum moves
+    // A tile, after which the running maximum moves.
+    static constexpr int kKeys = !kRounds ? 8 : HD == 256 ? 32 : 64;
     alignas(64) float queries[HD * kRows], output[HD * kRows];  // transposed
     alignas(64) float keys[kKeys * HD], values[kKeys * HD], scores[kKeys * kRows];
     alignas(64) float maximum[kRows], correction[kRows];
@@ -442,10 +459,11 @@ void store_rows(Real* to, size_t stride, const float* rows, int count) {
         for (int i = 0; i < HD; i += kLanes) store(to + static_cast<size_t>(r) * stride + i, load(rows + r * HD + i));
 }
 
-// Sums the columns of a tile in the order of the FP8 kernels, whose threads take rows `kAtOnce` apart.
+// Sums the columns of a tile in the order of the FP8 kernels, whose threads take rows `kAtOnce` apart (ChunkOwner in
+// attention_quantize.cuh).
 template <int HD>
 void sum_tile(float* part, const float* tile, int rows) {
-    constexpr int kAtOnce = 128 / (HD / 16);
+    constexpr int kAtOnce = std::bit_floor(128u / (HD / 16));
     for (int i = 0; i < HD; i += kLanes) {
         Floats total{};
         for (int first = 0; first < kAtOnce; first++) {
@@ -488,12 +506,15 @@ void write_tile(const GradientTarget<Out>& to, const Shape& s, int side, int b, 
 }
 
 template <int HD>
-constexpr int kTileTokens = HD == 128 ? 64 : 128;  // tokens in a block of the FP8 kernels
+constexpr int kTileTokens = HD == 256 ? 32
+                            : HD > 64 ? 64
+                                      : 128;  // tokens in a block of the FP8 kernels
 
-// The work of either BF16 kernel: a task computes kSides gradients (keys and values, or queries) of a tile of tokens.
+// The work of either BF16 kernel: a task computes kSides gradients (keys and values, or queries) of one or two tiles of
+// tokens.
 template <int HD, int kSides, class Out>
 void write_gradients(const GradientTarget<Out>& to, const Shape& s, const BackwardInputs<bf16>& t, float scale) {
-    constexpr int kTokens = kTileTokens<HD>;
+    constexpr int kTokens = std::max(kTileTokens<HD>, kRows);
     for_each_block(s, to.heads, kTokens, [&](int b, int h, int first_token) {
         BackwardBlock<bf16, HD> block;
         alignas(64) float tile[kSides][kTokens * HD];
@@ -509,7 +530,8 @@ void write_gradients(const GradientTarget<Out>& to, const Shape& s, const Backwa
         }
         Tally tally;
         for (int side = 0; side < kSides; side++)
-            write_tile<HD>(to, s, side, b, h, first_token, kTokens, tile[side], tally);
+            for (int first = 0; first < kTokens && first_token + first < s.T; first += kTileTokens<HD>)
+                write_tile<HD>(to, s, side, b, h, first_token + first, kTileTokens<HD>, tile[side] + first * HD, tally);
         if constexpr (!std::is_same_v<Out, bf16>)
             commit(to.fp8, tally,
                    b + h + first_token == 0 ? static_cast<size_t>(s.B) * s.T * kSides * to.heads * HD : 0, to.pass);
@@ -526,7 +548,7 @@ void attention_delta(const Grid&, float* delta, const bf16* dout, const bf16* ou
         float sums[4] = {};  // one for each lane of a quad
         for (int i = 0; i < HD; i += 32)
             for (int e = 0; e < 8; e++)
-                for (int lane = 0; lane < 4; lane++) {
+                for (int lane = 0; lane < std::min(4, (HD - i) / 8); lane++) {
                     const size_t at = row * HD + static_cast<size_t>(i + lane * 8 + e);
                     sums[lane] += to_float(dout[at]) * (to_float(out[at]) + to_float(out_low[at]));
                 }
@@ -579,7 +601,7 @@ void attention_query_gradient_fp32(const Grid& grid, float* dqkv, float* delta, 
         const int rows = std::min(kRows, T - first_query);
         for (int r = 0; r < rows; r++) {
             const size_t row = at.out + static_cast<size_t>(first_query + r) * s.width();
-            delta[at.statistics + first_query + r] = quad_dot(dout + row, out + row, HD);
+            delta[at.statistics + first_query + r] = row_dot<HD>(dout + row, out + row);
         }
         BackwardBlock<float, HD> block;
         block.query_gradients(s, {dout, qkv, lse, delta, scale * kLog2E}, b, h, first_query);
@@ -601,7 +623,10 @@ void attention_query_gradient_fp32(const Grid& grid, float* dqkv, float* delta, 
                                                     const int*);
 LLMC_INSTANTIATE(32)
 LLMC_INSTANTIATE(64)
+LLMC_INSTANTIATE(80)
+LLMC_INSTANTIATE(96)
 LLMC_INSTANTIATE(128)
+LLMC_INSTANTIATE(256)
 #undef LLMC_INSTANTIATE
 #define LLMC_INSTANTIATE(HD, Out)                                                                                     \
     template void attention_key_gradient<HD, Out>(const Grid&, Out*, Out*, float*, Fp8State*, const bf16*,            \
@@ -612,13 +637,22 @@ LLMC_INSTANTIATE(128)
                                                     float, int, QuantizePass, const int*);
 LLMC_INSTANTIATE(32, bf16)
 LLMC_INSTANTIATE(64, bf16)
+LLMC_INSTANTIATE(80, bf16)
+LLMC_INSTANTIATE(96, bf16)
 LLMC_INSTANTIATE(128, bf16)
+LLMC_INSTANTIATE(256, bf16)
 LLMC_INSTANTIATE(32, e4m3)
 LLMC_INSTANTIATE(64, e4m3)
+LLMC_INSTANTIATE(80, e4m3)
+LLMC_INSTANTIATE(96, e4m3)
 LLMC_INSTANTIATE(128, e4m3)
+LLMC_INSTANTIATE(256, e4m3)
 LLMC_INSTANTIATE(32, e5m2)
 LLMC_INSTANTIATE(64, e5m2)
+LLMC_INSTANTIATE(80, e5m2)
+LLMC_INSTANTIATE(96, e5m2)
 LLMC_INSTANTIATE(128, e5m2)
+LLMC_INSTANTIATE(256, e5m2)
 #undef LLMC_INSTANTIATE
 
 }  // namespace llmc::host

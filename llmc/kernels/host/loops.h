@@ -1,6 +1,8 @@
 // Declares the CPU loops (launch.h), grouped by file. A loop has the parameters of its kernel, and the kernel's comment
 // says what both compute.
 #pragma once
+#include <bit>
+
 #include "llmc/kernels/fp8_state.h"
 #include "llmc/kernels/host/launch.h"
 #include "llmc/kernels/muon.h"
@@ -120,6 +122,8 @@ void embedding_backward_positions(const Grid&, float* dwpe, const Real* dout, in
 struct HeadRange {
     int first, count, row_heads;
 };
+// Number of threads that share a head: one for 16 elements, rounded up to a power of two.
+constexpr int head_threads(int HD) { return static_cast<int>(std::bit_ceil(static_cast<unsigned>(HD) / 16)); }
 template <class Real, int HD, bool kBack>
 void rope(const Grid&, Real* qkv, const float* cos, const float* sin, int first, int N, int T, HeadRange range);
 template <class Real, int HD>

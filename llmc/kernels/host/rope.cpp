@@ -17,11 +17,17 @@ struct Angles {
     LLMC_INLINE void rotate(float* x, int position) const {
         const float* c = cos + static_cast<size_t>(position) * (HD / 2);
         const float* s = sin + static_cast<size_t>(position) * (HD / 2);
-        for (int i = 0; i < HD / 2; i += kLanes) {
+        int i = 0;
+        for (; i + kLanes <= HD / 2; i += kLanes) {
             const Floats sine = kBack ? -load(s + i) : load(s + i), cosine = load(c + i);
             const Floats first = load(x + i), second = load(x + HD / 2 + i);
             store(x + i, first * cosine - second * sine);
             store(x + HD / 2 + i, second * cosine + first * sine);
+        }
+        for (; i < HD / 2; i++) {  // half of head dimension 80 is no multiple of the lanes
+            const float sine = kBack ? -s[i] : s[i], first = x[i], second = x[HD / 2 + i];
+            x[i] = first * c[i] - second * sine;
+            x[HD / 2 + i] = second * c[i] + first * sine;
         }
     }
 };
@@ -29,9 +35,9 @@ struct Angles {
 // The sum of x * y: dot16() of each thread, then a butterfly over the head's threads.
 template <int HD>
 LLMC_INLINE float dot(const float* x, const float* y) {
-    constexpr int kThreads = HD / 16;
-    float lanes[kThreads];
-    for (int t = 0; t < kThreads; t++) {
+    constexpr int kThreads = head_threads(HD);
+    float lanes[kThreads] = {};
+    for (int t = 0; t < HD / 16; t++) {
         float sums[4] = {};
         for (int i = 0; i < 8; i++) {
             const int first = t * 8 + i, second = first + HD / 2;
@@ -99,7 +105,7 @@ template <class Real, int HD>
 void qk_norm_rope_backward(const Grid& grid, Real* dqkv, float* parts, const Real* qkv, const Real* query_gain,
                            const Real* key_gain, const float* cos, const float* sin, int first, int N, int T, int NH,
                            int NKV, float eps) {
-    constexpr int kHeadsAtOnce = 256 / (HD / 16);
+    constexpr int kHeadsAtOnce = 256 / head_threads(HD);
     const int blocks = static_cast<int>(grid.grid.x), step = blocks * kHeadsAtOnce;
     const Angles<HD> angles{cos, sin};
 #pragma omp parallel for schedule(static) if (blocks > 1)
@@ -145,10 +151,16 @@ void qk_norm_rope_backward(const Grid& grid, Real* dqkv, float* parts, const Rea
                                                   const float*, const float*, int, int, int, int, int, float);
 LLMC_INSTANTIATE(float, 32)
 LLMC_INSTANTIATE(float, 64)
+LLMC_INSTANTIATE(float, 80)
+LLMC_INSTANTIATE(float, 96)
 LLMC_INSTANTIATE(float, 128)
+LLMC_INSTANTIATE(float, 256)
 LLMC_INSTANTIATE(bf16, 32)
 LLMC_INSTANTIATE(bf16, 64)
+LLMC_INSTANTIATE(bf16, 80)
+LLMC_INSTANTIATE(bf16, 96)
 LLMC_INSTANTIATE(bf16, 128)
+LLMC_INSTANTIATE(bf16, 256)
 #undef LLMC_INSTANTIATE
 
 }  // namespace llmc::host
