@@ -65,9 +65,4 @@ void OffloadedResiduals::release(size_t block, stream_t stream) {
     if (is_used()) record(buffer_of(block).used, stream);
 }
 
-void OffloadedResiduals::finish(stream_t stream) {
-    for (const Buffer& buffer : buffers_)
-        if (is_used()) wait(stream, buffer.copied);
-}
-
 }  // namespace llmc

@@ -27,13 +27,11 @@ public:
     // In forward: before the block's input is written, and after the block has run.
     void acquire(size_t block, stream_t stream);
     void keep(size_t block, stream_t stream);
-    // In backward: before and after the block runs.
+    // In backward: before and after the block runs. Work after bring() of all blocks waits for all copies.
     void bring(size_t block, stream_t stream);
     void release(size_t block, stream_t stream);
-    // After backward: later work of the stream may use the device buffers.
-    void finish(stream_t stream);
 
-    const void* kept(size_t block) const { return kept_[block]; }  // in host memory, after keep() and finish()
+    const void* kept(size_t block) const { return kept_[block]; }  // in host memory, after keep() and bring()
     stream_t copies() const { return copies_; }                    // for profiles; nullptr if unused
 
 private:

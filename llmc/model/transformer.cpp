@@ -253,7 +253,6 @@ void Transformer<Real>::backward(const Pass& pass) {
         gradients_.reduce(block_unit(l), pass.stream);
     }
 
-    offloaded_.finish(pass.stream);
     gradients_.acquire(embedding, pass.stream);
     {
         const ProfileRange range(backward_names_[embedding].c_str(), pass.stream);

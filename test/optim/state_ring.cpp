@@ -1,11 +1,15 @@
 // State that passes through the ring of --offload optimizer: bits as without it, in slices that do not divide the
-// range. LLMC_STREAMS=lazy shows each wait that is missing.
+// range. LLMC_STREAMS=lazy shows most waits that are missing. test/end_to_end/test_run_offload.py looks at all.
+// build: per device
 #include "llmc/optim/state_ring.h"
 
 #include "llmc/device/transfer.h"
 #include "llmc/kernels/update.h"
 #include "llmc/shard/state_values.h"
 #include "test/kernel_test.h"
+#if !LLMC_CUDA
+#include "llmc/device/host/settings.h"
+#endif
 
 using namespace llmc;
 using namespace llmc::test;
@@ -86,4 +90,37 @@ TEST_CASE("offloaded state: slices give the bits of the whole") {
             CHECK(device_memory_use(MemoryKind::offloaded).bytes == before);  // released
         }
     }
+}
+
+// The copy of the first slice is as early as it can be, and the work that sets the state as late.
+TEST_CASE("offloaded state: the first copies wait for work that sets the state") {
+    const stream_t stream = test_stream();
+    synchronize(stream);
+#if !LLMC_CUDA
+    const bool lazy = host::settings().lazy_streams;
+    host::settings().lazy_streams = true;
+#endif
+    {
+        DeviceArray<float> seen(64);
+        const ParameterTable table({{"unit", {{"weight", {1, 64}, true}}}}, 1);
+        StateRing ring(ShardLayout(table, Comm::self(), {.offload_state = true}));
+        Arena arena(MemoryKind::offloaded);
+        StateArray state;
+        arena.plan(&state, 64);
+        arena.allocate();
+        set_bytes(state.values, 0, 64 * sizeof(float), stream);
+        synchronize(stream);
+        set_bytes(state.values, 1, 64 * sizeof(float), stream);
+        ring.allocate(stream);
+        ring.update({state}, 64, stream, [&](const StateRing::Slice& slice) {
+            synchronize(ring.to_device());
+            copy_on_device(seen.get(), slice[0].values, 64 * sizeof(float), stream);
+        });
+        ring.finish(stream);
+        synchronize(stream);
+        CHECK(same_bits(seen.download(), std::vector<float>(64, std::bit_cast<float>(0x01010101u))));
+    }
+#if !LLMC_CUDA
+    host::settings().lazy_streams = lazy;
+#endif
 }
