@@ -75,6 +75,15 @@ class FollowsHost(unittest.TestCase):
                 self.assertEqual(len(virtual.losses), 5)
                 self.assertLess(test_run_ranks.worst(virtual.losses, host.losses), BOUNDS[precision])
 
+    def test_other_head_dimensions(self):
+        for heads, head_dim, precision in ((2, 80, "delayed"), (2, 96, "bf16"), (1, 256, "delayed")):
+            with self.subTest(head_dim=head_dim):
+                flags = [*flags_of(precision), "--layers", "1", "--heads", heads, "--channels", heads * head_dim,
+                         "--lr", "1e-3", "--max-steps", "3"]
+                host, virtual = FinishedRun(*flags, env=ONE_THREAD), virtual_run(*flags)
+                self.assertEqual(len(virtual.losses), 3)
+                self.assertLess(test_run_ranks.worst(virtual.losses, host.losses), BOUNDS[precision])
+
     def test_gradients_of_every_tensor(self):
         # Compares the norm and the projection on a fixed direction, as fractions of the norm. BF16 has 8 bits, FP8 has
         # 4 or 3, and sums round in another order.
