@@ -1,6 +1,8 @@
 // Kernels and launchers of pieces.h.
 #include "llmc/comm/pieces.h"
 
+#include <type_traits>
+
 #include "llmc/device/fp8_cast.cuh"
 #include "llmc/device/kernel.cuh"
 #include "llmc/kernels/quantize_blocks.h"
@@ -57,6 +59,15 @@ void sum_pieces(float* out_pointer, const T* pieces, int world, size_t count, bo
         launch<sum_pieces_kernel<T, false>>(config, {result, inputs}, out_pointer, pieces, world, count, accumulate);
 }
 
+// Integers of other ranks may be any, and signed ones must not overflow, so their bits are added as unsigned.
+template <class T>
+LLMC_DEVICE T sum_of(T a, T b) {
+    if constexpr (std::is_integral_v<T>)
+        return static_cast<T>(static_cast<std::make_unsigned_t<T>>(a) + static_cast<std::make_unsigned_t<T>>(b));
+    else
+        return a + b;
+}
+
 template <class T>
 static __global__ void __launch_bounds__(kThreads)
     reduce_pieces_kernel(T* out, const T* pieces, int world, size_t count, ReduceOp op) {
@@ -65,7 +76,7 @@ static __global__ void __launch_bounds__(kThreads)
     T result = pieces[i];
     for (int r = 1; r < world; r++) {
         const T piece = pieces[r * count + i];
-        result = op == ReduceOp::sum ? result + piece : piece > result ? piece : result;
+        result = op == ReduceOp::sum ? sum_of(result, piece) : piece > result ? piece : result;
     }
     out[i] = result;
 }
