@@ -44,19 +44,6 @@ LLMC_HD double half_cosine(double x) {
     return upper ? sine * sine : fma(-sine, sine, 1.0);
 }
 
-// See learning_rate().
-LLMC_HD double inverse_sqrt_rate(const ScheduleConfig& config, int64_t applied) {
-    const double warmup = static_cast<double>(config.warmup > 0 ? config.warmup : 1);
-    const bool decays = config.decay_from >= 0 && applied > config.decay_from;
-    const double floor = config.lr * config.final_fraction;
-    const double rate = config.lr * sqrt(warmup / static_cast<double>((decays ? config.decay_from : applied) + 1));
-    if (rate <= floor || (decays && applied >= config.steps)) return floor;
-    if (!decays) return rate;
-    const double passed =
-        static_cast<double>(applied - config.decay_from) / static_cast<double>(config.steps - config.decay_from);
-    return fma(1.0 - passed, fma(-config.lr, config.final_fraction, rate), floor);
-}
-
 // The learning rate of the update after `applied` others (0 for the first).
 //
 //   applied < warmup     lr * (applied + 1) / warmup
@@ -80,9 +67,17 @@ LLMC_HD double learning_rate(const ScheduleConfig& config, int64_t applied) {
         const double rate = config.lr * (done >= 0.9 * all ? 0.1 : done >= 0.8 * all ? 0.316 : 1.0);
         return rate > floor ? rate : floor;
     }
-    if (config.kind == ScheduleKind::inverse_sqrt) return inverse_sqrt_rate(config, applied);
 
+    double top = config.lr;  // from which the rate decays
     int64_t decay_start = config.warmup, end = config.steps;
+    if (config.kind == ScheduleKind::inverse_sqrt) {
+        const bool decays = config.decay_from >= 0 && applied > config.decay_from;
+        if (decays) decay_start = config.decay_from;
+        const double warmup = static_cast<double>(config.warmup > 0 ? config.warmup : 1);
+        const double rate = config.lr * sqrt(warmup / static_cast<double>((decays ? decay_start : applied) + 1));
+        top = rate > floor ? rate : floor;
+        if (!decays) return top;
+    }
     if (config.kind == ScheduleKind::wsd || config.kind == ScheduleKind::wsd_linear) {
         const int64_t stable = static_cast<int64_t>(static_cast<double>(config.steps) * (1.0 - config.cooldown));
         if (stable > decay_start) decay_start = stable;
@@ -98,11 +93,13 @@ LLMC_HD double learning_rate(const ScheduleConfig& config, int64_t applied) {
 
     if (applied >= end) return floor;
     const double passed = static_cast<double>(applied - decay_start) / static_cast<double>(end - decay_start);
-    double part = 0;  // of the way between the floor and the peak
+    double part = 0;  // of the way between the floor and the top
     if (config.kind == ScheduleKind::cosine) part = half_cosine(passed);
-    if (config.kind == ScheduleKind::linear || config.kind == ScheduleKind::wsd_linear) part = 1.0 - passed;
+    if (config.kind == ScheduleKind::linear || config.kind == ScheduleKind::wsd_linear ||
+        config.kind == ScheduleKind::inverse_sqrt)
+        part = 1.0 - passed;
     if (config.kind == ScheduleKind::wsd) part = 1.0 - sqrt(passed);
-    return fma(part, fma(-config.lr, config.final_fraction, config.lr), floor);
+    return fma(part, fma(-config.lr, config.final_fraction, top), floor);
 }
 
 }  // namespace llmc
