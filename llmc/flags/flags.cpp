@@ -415,8 +415,6 @@ const Flag kRows[] = {
     flag(0, "fp8-emulation", "", &Options::fp8_emulation, {},
          "on a GPU that lacks the recipe's FP8 matmuls, compute them in BF16 from the same FP8 values; slower than "
          "--precision bf16"),
-    flag(0, "signals-every", "N", &Options::signals_every, {},
-         "every N steps, record the norms of every tensor's gradient, weights and update; 0: never"),
     flag(0, "fp8-log-every", "N", &Options::fp8_log_every, {}, "record every FP8 tensor every N steps; 0: never"),
     flag(0, "fp8-probe-every", "N", &Options::fp8_probe_every, {},
          "every N steps, repeat the FP8 matmuls of the first micro-step in BF16 and record their errors; 0: never"),
@@ -511,6 +509,8 @@ const Flag kRows[] = {
     flag(0, "seed", "N", &Options::seed, {}, "seed of everything random"),
     flag(0, "log-every", "N", &Options::log_every, {.min = 1},
          "print every N-th step; metrics.jsonl and main.log have all of them"),
+    flag(0, "signals-every", "N", &Options::signals_every, {},
+         "every N steps, record the norms of every tensor's gradient, weights and update; 0: never"),
     flag(0, "verify-every", "N", &Options::verify_every, {},
          "every N steps, check for silent data corruption: compute the first micro-step twice and compare the bits, as "
          "well as those of weights and optimizer state; 0: never"),

@@ -40,7 +40,7 @@ void OptimizerMoments::allocate(stream_t stream) {
 StateArray OptimizerMoments::at(size_t moment, size_t unit, size_t position) const {
     const Kept& kept = kept_[moment];
     const size_t begin = std::max(kept.regions[unit].begin, layout_.slice(unit).begin);
-    return kept.values.from(kept.index[unit] + std::max(position, begin) - begin);  // some ranks have none of a region
+    return kept.values.from(kept.index[unit] + std::max(position, begin) - begin);
 }
 
 std::vector<OptimizerMoments::Moment> OptimizerMoments::of(size_t unit, const ParameterTensor& tensor,

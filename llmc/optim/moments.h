@@ -23,14 +23,15 @@ public:
     size_t bytes() const { return arena_.bytes(); }  // the same on every rank
     void allocate(stream_t stream);                  // moments start at 0
 
-    // A moment from the element at `position` in the unit on, which this rank must hold.
+    // A moment from the element at `position` in the unit on. If this rank holds none of the unit's region, nobody may
+    // read or write there.
     StateArray at(size_t moment, size_t unit, size_t position) const;
 
     struct Moment {
         const char* name;
         StateArray values;
     };
-    // The moments of a tensor from `position` of the unit on, which this rank must hold.
+    // The moments of a tensor from `position` of the unit on; see at().
     std::vector<Moment> of(size_t unit, const ParameterTensor& tensor, size_t position) const;
     std::vector<Moment> all() const;
 

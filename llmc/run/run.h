@@ -73,8 +73,8 @@ private:
     struct Agreement {
         StopReason stop = StopReason::none;  // the most urgent reason of all ranks
         uint64_t batch_hash = 0;             // sum over the ranks
-        uint8_t writing = false;             // some rank is still writing a checkpoint
-        uint8_t time_to_save = false;        // --checkpoint-minutes have passed
+        uint8_t writing = 0;                 // 1: some rank is still writing a checkpoint
+        uint8_t time_to_save = 0;            // 1: --checkpoint-minutes have passed
         Energy energy{};                     // sum over the ranks, since the last agreement
     };
     Agreement agree(Agreement mine);
