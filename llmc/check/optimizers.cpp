@@ -4,6 +4,8 @@
 #include "llmc/kernels/clip.h"
 #include "llmc/kernels/muon.h"
 #include "llmc/kernels/update.h"
+#include "llmc/optim/config.h"
+#include "llmc/train/words.h"
 
 namespace llmc::check {
 namespace {
@@ -34,17 +36,12 @@ constexpr AdamWConfig kAdamW{0.9, 0.95, 1e-8, 0.1};
 constexpr LionConfig kLion{0.9, 0.99, 0.1};
 constexpr StateRounding kRounding{12345, 4096};
 
-const char* name_of(StateFormat format) {
-    return format == StateFormat::fp8 ? "fp8" : format == StateFormat::bf16 ? "bf16" : "fp32";
-}
-StateFormat second_format(StateFormat moments) { return moments == StateFormat::fp8 ? StateFormat::bf16 : moments; }
-
 std::string Update::text() const {
     const char* const names[] = {"adamw_update", "lion_update", "sgd_update", "muon_update"};
     std::string text = names[static_cast<int>(rule)];
-    if (gradients != StateFormat::fp32) text += std::string(", gradients ") + name_of(gradients);
-    if (masters != StateFormat::fp32) text += std::string(", masters ") + name_of(masters);
-    if (moments != StateFormat::fp32) text += std::string(", moments ") + name_of(moments);
+    if (gradients != StateFormat::fp32) text += std::string(", gradients ") + word_of(gradients);
+    if (masters != StateFormat::fp32) text += std::string(", masters ") + word_of(masters);
+    if (moments != StateFormat::fp32) text += std::string(", moments ") + word_of(moments);
     if (rule == Rule::sgd && (sgd.momentum == 0 || !sgd.nesterov))
         text += fmt::format(", momentum {:g}{}", sgd.momentum, sgd.nesterov ? " Nesterov" : "");
     if (muon.cautious) text += ", cautious";
@@ -289,7 +286,7 @@ void compare_copies(Trial& t, const Update& u, const std::vector<float>& masters
 template <class Real>
 void update(Trial& t, const Update& u) {
     Before<Real> before(t, u);
-    narrow(u.masters, before.master), narrow(u.moments, before.m), narrow(second_format(u.moments), before.v);
+    narrow(u.masters, before.master), narrow(u.moments, before.m), narrow(second_moment_format(u.moments), before.v);
     narrow(u.gradients, before.grad);
     const StateArray grad = state_input(t, u.gradients, before.grad);
     const auto direction = t.input(before.direction);
@@ -303,7 +300,7 @@ void update(Trial& t, const Update& u) {
     const auto make = [&](const char* master, const char* m, const char* v) {
         Tensors to{state_result(t, master, u.masters, before.master), {}, {}};
         if (u.has_moment()) to.m = state_result(t, m, u.moments, before.m);
-        if (u.rule == Rule::adamw) to.v = state_result(t, v, second_format(u.moments), before.v);
+        if (u.rule == Rule::adamw) to.v = state_result(t, v, second_moment_format(u.moments), before.v);
         return to;
     };
     Tensors whole = make("master", "m", "v"), sliced = make("master in slices", "m in slices", "v in slices");
@@ -348,7 +345,7 @@ void update(Trial& t, const Update& u) {
             within_fp8(t, whole.m, expected.m);
         else if (whole.m.values)
             within(t, whole.m, stored(u.moments, expected.m, moment_bits, 0));
-        if (whole.v.values) within(t, whole.v, stored(second_format(u.moments), expected.v, moment_bits, 16));
+        if (whole.v.values) within(t, whole.v, stored(second_moment_format(u.moments), expected.v, moment_bits, 16));
     }
     compare_copies(t, u, masters, whole.working, fp8, fp8_before);
 }
@@ -512,7 +509,7 @@ void add_update(Items& items, const Update& u) {
 template <class Real>
 void add_momentum(Items& items, const Momentum& s) {
     add_kernel(items,
-               fmt::format("muon_momentum {} of {} n={} applied={}", type_name<Real>(), name_of(s.gradients), s.count,
+               fmt::format("muon_momentum {} of {} n={} applied={}", type_name<Real>(), word_of(s.gradients), s.count,
                            s.applied),
                [s](Trial& t) { muon_average<Real>(t, s); });
 }

@@ -49,6 +49,11 @@ inline bool has_head_dimension(int HD) {
     return false;
 }
 
+// How kernels divide a head, on a GPU and in the loops of a CPU, which sum in the same order: the lanes that share a
+// row in FP32, and the tokens whose gradients a block computes in BF16.
+constexpr int row_lanes(int HD) { return HD == 256 ? 8 : 4; }
+constexpr int owned_tokens(int HD) { return HD == 256 ? 32 : HD > 64 ? 64 : 128; }
+
 // Throws, in a launcher's name, unless the kernels support these heads.
 inline void check_heads(const char* launcher, const AttentionHeads& heads) {
     if (!has_head_dimension(heads.HD))

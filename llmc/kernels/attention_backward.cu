@@ -84,9 +84,9 @@ constexpr bool two_blocks_fit(size_t shared_memory_per_block) {
 
 // ---- owned rows ----------------------------------------------------------------------------------------------------
 
-// The rows that a block of a gradient kernel owns, in four warps: 128 in fragments of 32, beyond HD 64 64 in fragments
-// of 16. At HD 256 not even one fragment's sums fit a warp's registers. There two neighbouring warps own the same 16
-// rows of 32: both compute S and dP, and each sums up the gradients of half the channels.
+// The rows that a block of a gradient kernel owns, in four warps. A warp owns 32 rows, or 16 above head dimension 64.
+// At 256 not even the sums for 16 rows fit a warp's registers. There two neighbouring warps own the same rows: both
+// compute S and dP, and each sums up the gradients of half the channels.
 template <int HD>
 struct OwnedRows {
     static constexpr int fragments = HD > 64 ? 1 : 2;
@@ -95,6 +95,7 @@ struct OwnedRows {
     static constexpr int threads = 32 * warps;
     static constexpr int warp_rows = 16 * fragments;
     static constexpr int rows = warps / slices * warp_rows;
+    static_assert(rows == owned_tokens(HD));
     static constexpr int columns = HD / slices;  // channels whose gradients a warp sums up
     // Number of rows of the other side whose scores and dP are in registers at a time.
     static constexpr int chunk = HD == 256 ? 16 : 32;
@@ -113,9 +114,6 @@ struct OwnedRows {
         store_rows<HD, share>(matrix, stride, tile + first * kStride<HD>, first_row + first, T);
     }
 };
-
-// Number of tokens that a block owns.
-static constexpr int owned_tokens(int HD) { return HD == 256 ? 32 : HD > 64 ? 64 : 128; }
 
 // ---- dK and dV -----------------------------------------------------------------------------------------------------
 
@@ -138,7 +136,6 @@ struct KeyGradientTiles : OwnedRows<HD> {
     static constexpr size_t tile_bytes = (2 * key_rows + stages * stage_rows) * kRowBytes<HD>;
     static constexpr size_t shared_bytes = tile_bytes + stages * stage_rows * sizeof(float);
     static_assert(stage_rows <= threads && query_rows % chunk == 0 && key_rows % query_rows == 0);
-    static_assert(key_rows == owned_tokens(HD));
     static_assert(stages * stage_rows * kRowBytes<HD> >= 64 * threads, "scratch of quantize_gradients");
 };
 
@@ -341,7 +338,7 @@ struct QueryGradientTiles : OwnedRows<HD> {
     // their way to memory.
     static constexpr int stage_rows = 2 * key_rows, rows_before_dout = query_rows + (in_registers ? 1 : 2) * stage_rows;
     static constexpr size_t shared_bytes = (rows_before_dout + query_rows) * kRowBytes<HD>;
-    static_assert(key_rows % chunk == 0 && stage_rows <= query_rows && query_rows == owned_tokens(HD));
+    static_assert(key_rows % chunk == 0 && stage_rows <= query_rows);
     static_assert(stage_rows * kRowBytes<HD> >= 64 * threads, "scratch of quantize_gradients");
 };
 

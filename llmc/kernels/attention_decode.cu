@@ -74,8 +74,7 @@ static __global__ void __launch_bounds__(32)
     if (out_low) store_rows<HD, kDecodeRows>(out_low + offset, stride, shared + stage_size, row, rows);
 }
 
-// ---- FP32: one row group per query
-// --------------------------------------------------------------------------------------
+// ---- FP32: the lanes of a row per query ----------------------------------------------------------------------------
 
 template <int HD>
 static __global__ void __launch_bounds__(kRowLanes<HD>* kDecodeRows)
@@ -85,10 +84,10 @@ static __global__ void __launch_bounds__(kRowLanes<HD>* kDecodeRows)
     const float* const keys = qkv + (NH + h / (NH / NKV)) * HD;
     const int row = static_cast<int>(blockIdx.x) * kDecodeRows + static_cast<int>(threadIdx.x) / kRowLanes<HD>,
               T = first + rows;
-    const int query = first + row, last_of_warp = first + (row | (kWarpRows<HD> - 1));
+    const int query = first + row, last_of_warp = first + last_row_of_warp<HD>(row);
     QueryRow<HD> state;
     state.attend(qkv + head + static_cast<size_t>(query < T ? query : T - 1) * stride, keys,
-                 keys + static_cast<size_t>(NKV) * HD, stride, query, first + (row & ~(kWarpRows<HD> - 1)),
+                 keys + static_cast<size_t>(NKV) * HD, stride, query, first + first_row_of_warp<HD>(row),
                  last_of_warp < T ? last_of_warp : T - 1, scale_log2, Windows<false>{window, nullptr, 0, T});
     if (row >= rows) return;
     state.output.scale(1.0f / state.sum);

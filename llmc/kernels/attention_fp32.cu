@@ -1,6 +1,6 @@
 // Causal attention in FP32, forward and backward: the reference precision, in plain loops; see attention.h.
 //
-// Groups of lanes own rows (attention_quads.cuh), and a warp walks over the other dimension with its rows at once.
+// Four or eight lanes own a row (attention_quads.cuh), and a warp walks over the other dimension with its rows at once.
 #include "llmc/kernels/attention_quads.cuh"
 #include "llmc/kernels/host/loops.h"
 
@@ -38,20 +38,20 @@ static __global__ void __launch_bounds__(kThreads)
     const HeadRows<HD> head(blockIdx.y, blockIdx.y / (NH / NKV), T, NH, NKV);
     const int block = static_cast<int>(gridDim.x - 1 - blockIdx.x);  // longest first
     const int row = block * kBlockRows<HD> + static_cast<int>(threadIdx.x / kRowLanes<HD>);
-    const int last_row = (row | (kWarpRows<HD> - 1)) < T ? row | (kWarpRows<HD> - 1) : T - 1;  // of the warp's rows
+    const int last_row = last_row_of_warp<HD>(row) < T ? last_row_of_warp<HD>(row) : T - 1;
     const float *keys = qkv + head.key, *values = qkv + head.value;
 
     const Windows<kDocuments> windows{window, documents, static_cast<int>(blockIdx.z) * T, T};
     QueryRow<HD> state;
     state.attend(qkv + head.query + static_cast<size_t>(row < T ? row : T - 1) * head.qkv_stride, keys, values,
-                 head.qkv_stride, row, row & ~(kWarpRows<HD> - 1), last_row, scale_log2, windows);
+                 head.qkv_stride, row, first_row_of_warp<HD>(row), last_row, scale_log2, windows);
     if (row >= T) return;
     state.output.scale(1.0f / state.sum);
     state.output.store(out + head.out + static_cast<size_t>(row) * head.out_stride);
     if (threadIdx.x % kRowLanes<HD> == 0) lse[head.statistics + row] = state.maximum / kLog2E + logf(state.sum);
 }
 
-// Computes dQ, and delta with it. A group owns a query.
+// Computes dQ, and delta with it. The lanes of a row own a query.
 template <int HD, bool kDocuments>
 static __global__ void __launch_bounds__(kThreads)
     attention_query_gradient_fp32_kernel(float* __restrict__ dqkv, float* __restrict__ delta,
@@ -62,7 +62,7 @@ static __global__ void __launch_bounds__(kThreads)
     const HeadRows<HD> head(blockIdx.y, blockIdx.y / (NH / NKV), T, NH, NKV);
     const int block = static_cast<int>(gridDim.x - 1 - blockIdx.x);  // longest first
     const int row = block * kBlockRows<HD> + static_cast<int>(threadIdx.x / kRowLanes<HD>);
-    const int last_row = (row | (kWarpRows<HD> - 1)) < T ? row | (kWarpRows<HD> - 1) : T - 1;  // of the warp's rows
+    const int last_row = last_row_of_warp<HD>(row) < T ? last_row_of_warp<HD>(row) : T - 1;
     const size_t own = static_cast<size_t>(row < T ? row : T - 1);
     const float *keys = qkv + head.key, *values = qkv + head.value;
 
@@ -75,7 +75,7 @@ static __global__ void __launch_bounds__(kThreads)
     dq.clear();
     const float scale_log2 = scale * kLog2E, lse_log2 = lse[head.statistics + own] * kLog2E;
     const Windows<kDocuments> windows{window, documents, static_cast<int>(blockIdx.z) * T, T};
-    const int first_row = row & ~(kWarpRows<HD> - 1), row_window = windows(row);
+    const int first_row = first_row_of_warp<HD>(row), row_window = windows(row);
     for (int first = first_seen_key(first_row, windows(first_row), keys_at_once); first <= last_row;
          first += keys_at_once) {
         float products[2 * keys_at_once];  // scores, then dP
@@ -105,7 +105,7 @@ static __global__ void __launch_bounds__(kThreads)
     if (threadIdx.x % kRowLanes<HD> == 0) delta[head.statistics + own] = row_delta[0];
 }
 
-// Computes dK and dV. A group owns a key, and goes through the queries of its group head by head.
+// Computes dK and dV. The lanes of a row own a key, and go through the queries of its group head by head.
 template <int HD, bool kDocuments>
 static __global__ void __launch_bounds__(kThreads)
     attention_key_gradient_fp32_kernel(float* __restrict__ dqkv, const float* __restrict__ dout,
@@ -124,12 +124,12 @@ static __global__ void __launch_bounds__(kThreads)
     dk.clear();
     dv.clear();
     const float scale_log2 = scale * kLog2E;
-    const int last_key = row | (kWarpRows<HD> - 1), end = T - window > last_key ? last_key + window : T;  // of the warp
+    const int last_key = last_row_of_warp<HD>(row), end = T - window > last_key ? last_key + window : T;
     const Windows<kDocuments> windows{window, documents, static_cast<int>(blockIdx.z) * T, T};
     for (int h = 0; h < group; h++) {
         const HeadRows<HD> head(kv * group + h, kv, T, NH, NKV);
         const float *queries = qkv + head.query, *gradients = dout + head.out;
-        for (int first = row & ~(kWarpRows<HD> - 1); first < end;
+        for (int first = first_row_of_warp<HD>(row); first < end;
              first += queries_at_once) {                                  // from the warp's first row on
             if (kDocuments && first - last_key >= windows(first)) break;  // in front of other documents
             float products[2 * queries_at_once];                          // scores, then dP

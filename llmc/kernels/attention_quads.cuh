@@ -9,9 +9,18 @@
 namespace llmc::attention {
 
 template <int HD>
-constexpr int kRowLanes = HD == 256 ? 8 : 4;
+constexpr int kRowLanes = row_lanes(HD);
 template <int HD>
 constexpr int kWarpRows = 32 / kRowLanes<HD>;
+// The first and the last of the rows that a warp takes at once with this one.
+template <int HD>
+LLMC_DEVICE int first_row_of_warp(int row) {
+    return row & ~(kWarpRows<HD> - 1);
+}
+template <int HD>
+LLMC_DEVICE int last_row_of_warp(int row) {
+    return row | (kWarpRows<HD> - 1);
+}
 
 // This lane's share of a row: pieces of 8, interleaved over the row's lanes. Of head dimension 80 the upper two lanes
 // have a piece less, which is zero here.
@@ -20,7 +29,7 @@ struct RowShare {
     static constexpr int step = 8 * kRowLanes<HD>, pieces = (HD + step - 1) / step;
     float value[pieces][8];
 
-    LLMC_DEVICE static unsigned column() { return threadIdx.x % kRowLanes<HD> * 8; }  // of the first piece
+    LLMC_DEVICE static unsigned column() { return threadIdx.x % kRowLanes<HD> * 8; }  // where the first piece begins
     LLMC_DEVICE static bool has(int i) { return HD % step == 0 || i * step + column() < HD; }
 
     LLMC_DEVICE void clear() {

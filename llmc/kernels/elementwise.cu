@@ -60,21 +60,27 @@ void cast(To* out_pointer, const From* inp, size_t n, stream_t stream) {
     launch<cast_kernel<To, From>>({blocks_for(n), kThreads, 0, stream}, out(out_pointer, n), in(inp, n), n);
 }
 
-// ---- add -----------------------------------------------------------------------------------------------------------
+// ---- add and subtract ----------------------------------------------------------------------------------------------
 
-template <class Real>
-static __global__ void __launch_bounds__(kThreads) add_kernel(Real* out, const Real* a, const Real* b, size_t n) {
+// out[i] = combine(a[i], b[i]) for this thread's elements. `out` may be a or b.
+template <class Out, class A, class B, class Combine>
+LLMC_DEVICE void combine_elements(Out* out, const A* a, const B* b, size_t n, const Combine& combine) {
     const size_t first = first_element();
     if (first + kSpan <= n) {
         float x[8], y[8];
         load_fours(a + first, x);
         load_fours(b + first, y);
         LLMC_UNROLL
-        for (int i = 0; i < 8; i++) x[i] += y[i];
+        for (int i = 0; i < 8; i++) x[i] = combine(x[i], y[i]);
         store_fours(out + first, x);
     } else {
-        for_each_left(first, n, [&](size_t i) { out[i] = to<Real>(to_float(a[i]) + to_float(b[i])); });
+        for_each_left(first, n, [&](size_t i) { out[i] = to<Out>(combine(to_float(a[i]), to_float(b[i]))); });
     }
+}
+
+template <class Real>
+static __global__ void __launch_bounds__(kThreads) add_kernel(Real* out, const Real* a, const Real* b, size_t n) {
+    combine_elements(out, a, b, n, [](float x, float y) { return x + y; });
 }
 
 template <class Real>
@@ -91,17 +97,7 @@ template void add<bf16>(bf16*, const bf16*, const bf16*, size_t, stream_t);
 
 template <class T>
 static __global__ void __launch_bounds__(kThreads) subtract_kernel(float* out, const T* a, size_t n) {
-    const size_t first = first_element();
-    if (first + kSpan <= n) {
-        float x[8], y[8];
-        load_fours(a + first, x);
-        load_fours(out + first, y);
-        LLMC_UNROLL
-        for (int i = 0; i < 8; i++) y[i] = x[i] - y[i];
-        store_fours(out + first, y);
-    } else {
-        for_each_left(first, n, [&](size_t i) { out[i] = to_float(a[i]) - out[i]; });
-    }
+    combine_elements(out, a, out, n, [](float x, float y) { return x - y; });
 }
 
 void subtract_from(float* out, const StateArray& a, size_t n, stream_t stream) {

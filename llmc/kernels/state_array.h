@@ -32,6 +32,13 @@ LLMC_HD int group_exponent(float amax) {
     return exponent < -117 ? -117 : exponent;
 }
 
+// The same for values of a group on the host.
+inline int group_exponent_of(const float* values, size_t count) {
+    float amax = 0;
+    for (size_t i = 0; i < count; i++) amax = fmaxf(amax, fabsf(values[i]));
+    return group_exponent(amax);
+}
+
 struct StateArray {
     void* values = nullptr;
     StateFormat format = StateFormat::fp32;

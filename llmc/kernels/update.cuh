@@ -207,9 +207,7 @@ void put_back_fp8(const StateArray& array, size_t begin, size_t count, const flo
     e4m3* const codes = static_cast<e4m3*>(array.values) + begin;
     for (size_t group = 0; group < count; group += kStateGroup) {
         const size_t end = group + kStateGroup < count ? group + kStateGroup : count;
-        float amax = 0;
-        for (size_t i = group; i < end; i++) amax = fmaxf(amax, fabsf(copy[i]));
-        const int exponent = group_exponent(amax);
+        const int exponent = group_exponent_of(copy + group, end - group);
         array.scales[(begin + group) / kStateGroup] = power_of_two(exponent);
         for (size_t i = group; i < end; i++)
             codes[i] = to_e4m3_stochastic(copy[i] * power_of_two(-exponent), bits(begin + i));

@@ -13,6 +13,11 @@ namespace llmc {
 enum class OptimizerKind { adamw, lion, sgd, muon, normuon };
 constexpr bool is_muon(OptimizerKind kind) { return kind == OptimizerKind::muon || kind == OptimizerKind::normuon; }
 
+// The format of AdamW's second moments next to first ones in `moments`. It is never fp8: AdamW divides by their roots.
+constexpr StateFormat second_moment_format(StateFormat moments) {
+    return moments == StateFormat::fp32 ? StateFormat::fp32 : StateFormat::bf16;
+}
+
 // The quantity that --clip bounds (--clip-kind): the norm of all gradients, the norm of each tensor (as in the model's
 // table, where qkv is one tensor), or each gradient's magnitude.
 enum class ClipKind { norm, tensor, value };
@@ -59,9 +64,7 @@ struct OptimizerConfig {
     MuonConfig muon;
     // Formats of the master weights (--master) and of AdamW's moments (--adam-moments). Other moments are FP32.
     StateFormat masters = StateFormat::fp32, adam_moments = StateFormat::fp32;
-    StateFormat second_moments() const {  // never fp8: AdamW divides by their roots
-        return adam_moments == StateFormat::fp32 ? StateFormat::fp32 : StateFormat::bf16;
-    }
+    StateFormat second_moments() const { return second_moment_format(adam_moments); }
     ClipKind clip_kind = ClipKind::norm;
     uint64_t rounding_seed = 0;  // seeds stochastic rounding
 

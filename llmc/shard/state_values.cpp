@@ -2,7 +2,6 @@
 #include "llmc/shard/state_values.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "llmc/device/transfer.h"
 
@@ -27,12 +26,8 @@ void write_state(const StateArray& to, const float* values, size_t count, stream
         std::vector<e4m3> codes;
         std::vector<float> scales;
         for (size_t i = 0; i < count; i++) {
-            if (i % kStateGroup == 0) {
-                float amax = 0;
-                for (size_t j = i; j < std::min(count, i + kStateGroup); j++)
-                    amax = std::max(amax, std::fabs(values[j]));
-                scales.push_back(power_of_two(group_exponent(amax)));
-            }
+            if (i % kStateGroup == 0)
+                scales.push_back(power_of_two(group_exponent_of(values + i, std::min(count - i, kStateGroup))));
             codes.push_back(to_e4m3(values[i] / scales.back()));
         }
         write_through(to.as<e4m3>(), codes.data(), count, stream);

@@ -19,8 +19,9 @@ void Signals<Real>::for_each_share(const Visit& visit) const {
         if (part.slice.part != "master") return;
         Share share{number++, u, tensor.offset + part.slice.start, part.slice.count, part.values, nullptr};
         const size_t first = trainer_.table().unit(u).begin / static_cast<size_t>(trainer_.comm().world());
-        if (share.count > 0) share.before = weights_ + first + share.begin - trainer_.layout().share(u).begin;
-        if (share.count > 0) visit(share);
+        if (share.count == 0) return;
+        share.before = weights_ + first + share.begin - trainer_.layout().share(u).begin;
+        visit(share);
     });
 }
 
@@ -33,7 +34,8 @@ Signals<Real>::Signals(Trainer<Real>& trainer) : trainer_(trainer) {
         tensors_ += unit.tensors.size();
         largest = std::max(largest, unit.count / ranks);
     }
-    arena_.plan(&weights_, trainer.table().count() / ranks);
+    elements_ = trainer.table().count() / ranks;
+    arena_.plan(&weights_, elements_);
     arena_.plan(&partials_, global_norm_blocks(largest));
     arena_.plan(&squares_, kNorms * tensors_);
     arena_.plan(&loss_scale_, 1);
@@ -74,8 +76,7 @@ void Signals<Real>::before_optimizer(int64_t step) {
     const ProfileRange range("signals", stream);
     trainer_.gradients().finish_reduce(stream);
     set_bytes(squares_, 0, kNorms * tensors_ * sizeof(double), stream);
-    set_bytes(weights_, 0, trainer_.table().count() / static_cast<size_t>(trainer_.comm().world()) * sizeof(float),
-              stream);
+    set_bytes(weights_, 0, elements_ * sizeof(float), stream);
     copy_on_device(loss_scale_, trainer_.optimizer().loss_scale(), sizeof(float), stream);
     for_each_share([&](const Share& share) {
         const StateArray gradients = trainer_.gradients().slice(share.unit);

@@ -51,16 +51,17 @@ private:
     Trainer<Real>& trainer_;
     Arena arena_{MemoryKind::workspace};
     size_t tensors_ = 0;
-    float* weights_ = nullptr;     // of this rank's shares, as they were before the update; then the update
-    double* partials_ = nullptr;   // of one tensor
+    size_t elements_ = 0;          // all elements of a rank's shares
+    float* weights_ = nullptr;     // (elements): as they were before the update; then the update
+    double* partials_ = nullptr;   // partial sums of one tensor's squares
     double* squares_ = nullptr;    // (kNorms, tensors)
-    float* loss_scale_ = nullptr;  // of the gradients
+    float* loss_scale_ = nullptr;  // the factor in this step's gradients
     struct Slot {
         double* squares = nullptr;  // pinned, as on the device
         float* loss_scale = nullptr;
         int64_t step = 0;
     };
-    Slot slots_[2];  // of the step in flight and of the one before
+    Slot slots_[2];  // for the step in flight and the one before it
 };
 
 }  // namespace llmc

@@ -51,6 +51,21 @@ inline Batch fixture_batch(const Gpt2Fixture& fixture, int index) {
     return batch;
 }
 
+// A model of two heads of 32 channels, for tests that need no fixture.
+inline ModelConfig small_model(int layers, int context) {
+    ModelConfig model;
+    model.name = "small";
+    model.layers = layers, model.heads = 2, model.channels = 64, model.vocab = 101, model.context = context;
+    return model;
+}
+// Its micro-batch number `index`, of N tokens.
+inline Batch small_batch(int index, int N) {
+    Batch batch;
+    for (int i = 0; i < N; i++) batch.tokens.push_back((index * 31 + i * i + 7) % 101);
+    for (const int token : batch.tokens) batch.targets.push_back((token * 3 + 1) % 101);
+    return batch;
+}
+
 // The number of values that the FP8 tensor with this number has in a pass over N tokens.
 template <class Real>
 uint64_t fp8_elements(const LinearLayers<Real>& linear, Fp8Registry& fp8, int tensor, int N) {

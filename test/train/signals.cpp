@@ -12,23 +12,13 @@ using namespace llmc::test;
 namespace {
 
 TrainerConfig config_with(OptimizerKind optimizer, StateFormat masters) {
-    ModelConfig model;
-    model.name = "small";
-    model.layers = 2, model.heads = 2, model.channels = 64, model.vocab = 101, model.context = 32;
-    TrainerConfig config = trainer_config(model, 2, 32, Recompute::none, nullptr);
+    TrainerConfig config = trainer_config(small_model(2, 32), 2, 32, Recompute::none, nullptr);
     config.schedule = {ScheduleKind::constant, 1e-2, 0, 100, 0};
     config.optimizer.kind = optimizer, config.optimizer.masters = masters;
     config.clip = 1e-2;
     config.loss_scale.dynamic = false, config.loss_scale.initial = 256;
     config.signals_every = 2;
     return config;
-}
-
-Batch batch_of(int index) {
-    Batch batch;
-    for (int i = 0; i < 64; i++) batch.tokens.push_back((index * 31 + i * i + 7) % 101);
-    for (int i = 0; i < 64; i++) batch.targets.push_back((batch.tokens[i] * 3 + 1) % 101);
-    return batch;
 }
 
 double norm_of(const std::vector<float>& values, const std::vector<float>& from = {}) {
@@ -54,7 +44,7 @@ TEST_CASE_TEMPLATE("signals: norms of every tensor's gradient, weights and updat
             for (const Unit& unit : test.table.units())
                 for (const ParameterTensor& tensor : unit.tensors)
                     before[tensor.name] = test.trainer.get_weight(tensor.name);
-            const StepRecord record = test.step(batch_of(step));
+            const StepRecord record = test.step(small_batch(step, 64));
             REQUIRE(record.signals.size() == (step % 2 == 0 ? before.size() : 0));
             double squares = 0;
             for (const TensorSignal& signal : record.signals) {

@@ -22,10 +22,7 @@ using namespace llmc::test;
 namespace {
 
 TrainerConfig config_of(const Fp8Config* fp8) {
-    ModelConfig model;
-    model.name = "small";
-    model.layers = 1, model.heads = 2, model.channels = 64, model.vocab = 101, model.context = 16;
-    TrainerConfig config = trainer_config(model, 1, 16, Recompute::gelu, fp8);
+    TrainerConfig config = trainer_config(small_model(1, 16), 1, 16, Recompute::gelu, fp8);
     config.schedule = {ScheduleKind::linear, 1e-3, 2, 100, 0};
     config.clip = 1.0;
     config.loss_scale.dynamic = true;

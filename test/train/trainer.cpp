@@ -15,29 +15,19 @@ using namespace llmc::test;
 namespace {
 
 TrainerConfig small_config(bool fp8, int micro_steps) {
-    ModelConfig model;
-    model.name = "small";
-    model.layers = 2, model.heads = 2, model.channels = 64, model.vocab = 101, model.context = 32;
     const Fp8Config delayed;
-    TrainerConfig config = trainer_config(model, 2, 32, Recompute::gelu, fp8 ? &delayed : nullptr);
+    TrainerConfig config = trainer_config(small_model(2, 32), 2, 32, Recompute::gelu, fp8 ? &delayed : nullptr);
     config.micro_steps = micro_steps;
     config.schedule = {ScheduleKind::constant, 1e-3, 0, 100, 0};
     config.clip = 1.0;
     return config;
 }
 
-Batch batch_of(int index) {
-    Batch batch;
-    for (int i = 0; i < 64; i++) batch.tokens.push_back((index * 31 + i * i + 7) % 101);
-    for (int i = 0; i < 64; i++) batch.targets.push_back((batch.tokens[i] * 3 + 1) % 101);
-    return batch;
-}
-
 template <class Real>
 void step(TestModel<Real>& test, int index) {
     test.begin_step();
     for (int m = 0; m < test.trainer.config().micro_steps; m++) {
-        const Batch batch = batch_of(index * 8 + m);
+        const Batch batch = small_batch(index * 8 + m, 64);
         test.trainer.micro_step(batch.tokens.data(), batch.targets.data());
     }
     test.finish_step();
@@ -48,7 +38,7 @@ void step(TestModel<Real>& test, int index) {
 TEST_CASE("trainer: a step has as many micro-steps as were asked for") {
     TestModel<float> test(small_config(false, 2));
     test.trainer.initialize(1);
-    const Batch batch = batch_of(0);
+    const Batch batch = small_batch(0, 64);
     for (const int given : {0, 1, 3}) {
         CAPTURE(given);
         test.begin_step();
@@ -145,7 +135,7 @@ TEST_CASE("trainer: what does not train changes nothing" * doctest::test_suite(k
         TestModel<bf16> plain(small_config(fp8, 2)), watched(small_config(fp8, 2));
         plain.trainer.initialize(1);
         watched.trainer.initialize(1);
-        const Batch other = batch_of(100);
+        const Batch other = small_batch(100, 64);
         for (int i = 0; i < 3; i++) {
             step(plain, i);
             watched.trainer.evaluate(other.tokens.data(), other.targets.data());

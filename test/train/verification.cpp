@@ -15,15 +15,12 @@ using namespace llmc::test;
 
 namespace {
 
-constexpr int kVocab = 101;
-
 // `recipe` is an FP8 recipe, or nullptr for a run without FP8. If `verified`, every second step is verified.
 TrainerConfig config_of(const char* recipe, bool verified, int micro_steps = 1, Recompute recompute = Recompute::gelu) {
-    ModelConfig model;
-    model.name = "small";
     const bool block = recipe && recipe == std::string("block");  // needs 128 channels and tokens
     const int tokens = block ? 128 : 32;
-    model.layers = 2, model.heads = 2, model.channels = block ? 128 : 64, model.vocab = kVocab, model.context = tokens;
+    ModelConfig model = small_model(2, tokens);
+    if (block) model.channels = 128;
     Fp8Config fp8;
     if (recipe) fp8.recipe = value_of_word<Fp8Recipe>(recipe).value();
     TrainerConfig config = trainer_config(model, 1, tokens, recompute, recipe ? &fp8 : nullptr);
@@ -35,13 +32,7 @@ TrainerConfig config_of(const char* recipe, bool verified, int micro_steps = 1, 
     return config;
 }
 
-// The micro-batch with this index.
-Batch batch_of(int index) {
-    Batch batch;  // large enough for any of them
-    for (int i = 0; i < 128; i++) batch.tokens.push_back((index * 31 + i * i + 7) % kVocab);
-    for (const int token : batch.tokens) batch.targets.push_back((token * 3 + 1) % kVocab);
-    return batch;
-}
+constexpr int kMostTokens = 128;  // a micro-batch of fewer takes the first of these
 
 template <class Real>
 struct Run : TestModel<Real> {
@@ -54,7 +45,7 @@ struct Run : TestModel<Real> {
         const int index = static_cast<int>(Base::trainer.steps()), n = Base::trainer.config().micro_steps;
         Base::begin_step();
         for (int m = 0; m < n; m++) {
-            const Batch batch = batch_of(index * n + m);
+            const Batch batch = small_batch(index * n + m, kMostTokens);
             Base::trainer.micro_step(batch.tokens.data(), batch.targets.data());
         }
         const StepRecord result = Base::finish_step();
@@ -216,7 +207,7 @@ TEST_CASE("verification: begins anew with other weights, and whatever comes betw
     run.trainer.weights_are_set();
     CHECK(run.difference_in_next_step() == "");
     run.step();
-    const Batch other = batch_of(99);
+    const Batch other = small_batch(99, kMostTokens);
     run.trainer.evaluate(other.tokens.data(), other.targets.data());
     run.model.next_token_logits(other.tokens.data(), 20, run.stream);
     CHECK(run.difference_in_next_step() == "");

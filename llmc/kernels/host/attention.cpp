@@ -9,6 +9,7 @@
 #include <bit>
 #include <cmath>
 
+#include "llmc/kernels/attention.h"
 #include "llmc/kernels/host/quantize.h"
 #include "llmc/kernels/host/vectors.h"
 
@@ -76,9 +77,6 @@ void product(const Matrix& c, const Left& a, const Matrix& b, int M, int N, int 
     for (; n < N; n += kLanes)
         product_panel<kExact, 1>({c.values + n, c.stride}, a, {b.values + n, b.stride}, M, K, add);
 }
-
-// Number of lanes of the FP32 attention kernels (attention_quads.cuh) that share a row.
-constexpr int row_lanes(int HD) { return HD == 256 ? 8 : 4; }
 
 // Adds up the sums of a row's lanes as group_sum_each() does.
 template <class T, int Lanes>
@@ -505,16 +503,11 @@ void write_tile(const GradientTarget<Out>& to, const Shape& s, int side, int b, 
     }
 }
 
-template <int HD>
-constexpr int kTileTokens = HD == 256 ? 32
-                            : HD > 64 ? 64
-                                      : 128;  // tokens in a block of the FP8 kernels
-
 // The work of either BF16 kernel: a task computes kSides gradients (keys and values, or queries) of one or two tiles of
 // tokens.
 template <int HD, int kSides, class Out>
 void write_gradients(const GradientTarget<Out>& to, const Shape& s, const BackwardInputs<bf16>& t, float scale) {
-    constexpr int kTokens = std::max(kTileTokens<HD>, kRows);
+    constexpr int kTokens = std::max(owned_tokens(HD), kRows);
     for_each_block(s, to.heads, kTokens, [&](int b, int h, int first_token) {
         BackwardBlock<bf16, HD> block;
         alignas(64) float tile[kSides][kTokens * HD];
@@ -530,8 +523,9 @@ void write_gradients(const GradientTarget<Out>& to, const Shape& s, const Backwa
         }
         Tally tally;
         for (int side = 0; side < kSides; side++)
-            for (int first = 0; first < kTokens && first_token + first < s.T; first += kTileTokens<HD>)
-                write_tile<HD>(to, s, side, b, h, first_token + first, kTileTokens<HD>, tile[side] + first * HD, tally);
+            for (int first = 0; first < kTokens && first_token + first < s.T; first += owned_tokens(HD))
+                write_tile<HD>(to, s, side, b, h, first_token + first, owned_tokens(HD), tile[side] + first * HD,
+                               tally);
         if constexpr (!std::is_same_v<Out, bf16>)
             commit(to.fp8, tally,
                    b + h + first_token == 0 ? static_cast<size_t>(s.B) * s.T * kSides * to.heads * HD : 0, to.pass);
