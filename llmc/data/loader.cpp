@@ -3,39 +3,15 @@
 #include "llmc/data/loader.h"
 
 #include <algorithm>
-#include <bit>
+#include <utility>
 
 #include "llmc/base/error.h"
 #include "llmc/device/faults.h"
-#include "llmc/device/math.cuh"
 #include "llmc/device/runtime.h"
 #include "llmc/kernels/embedding.h"
 
 namespace llmc {
 
-uint64_t order_key(uint64_t seed, uint64_t epoch) { return mix64(mix64(seed + kGolden64) + (epoch + 1) * kGolden64); }
-
-uint64_t permute(uint64_t index, uint64_t n, uint64_t key) {
-    constexpr uint64_t rounds = 8;
-    if (n <= 1) return 0;
-    const int half_bits = (std::bit_width(n - 1) + 1) / 2;
-    const uint64_t half_mask = (uint64_t{1} << half_bits) - 1;
-    do {
-        uint64_t left = index >> half_bits, right = index & half_mask;
-        for (uint64_t round = 0; round < rounds; ++round) {
-            // A half has at most 32 bits, so `round` and `right` never overlap in the hashed value.
-            const uint64_t next = left ^ (mix64(key ^ (round << 48) ^ right) & half_mask);
-            left = right;
-            right = next;
-        }
-        index = left << half_bits | right;
-    } while (index >= n);
-    return index;
-}
-
-uint64_t sample_at(uint64_t position, uint64_t n, uint64_t seed) {
-    return permute(position % n, n, order_key(seed, position / n));
-}
 namespace {
 
 void check_shape(int B, int rank, int world, int vocab) {
@@ -56,13 +32,16 @@ void split_sample(const int32_t* sample, int T, int32_t* tokens, int32_t* target
 
 TrainLoader::TrainLoader(const ShardSet& shards, int B, int T, int rank, int world, uint64_t seed, int64_t first_batch,
                          int vocab)
+    : TrainLoader(shards, {shards.samples(T), seed}, B, T, rank, world, first_batch, vocab) {}
+
+TrainLoader::TrainLoader(const ShardSet& shards, SampleOrder order, int B, int T, int rank, int world,
+                         int64_t first_batch, int vocab)
     : shards_(shards),
+      order_(std::move(order)),
       B_(B),
       T_(T),
       rank_(rank),
       world_(world),
-      seed_(seed),
-      samples_(shards.samples(T)),
       first_batch_(first_batch),
       vocab_(vocab),
       slot_size_(2 * static_cast<size_t>(B) * T + token_sort_size(B * T)) {
@@ -113,8 +92,7 @@ void TrainLoader::read_batch(int64_t micro_batch, int32_t* slot) const {
     std::vector<int32_t> sample(static_cast<size_t>(T_) + 1);
     const int64_t first = (micro_batch * world_ + rank_) * B_;
     for (int64_t b = 0; b < B_; ++b) {
-        const uint64_t index = sample_at(first + b, samples_, seed_);
-        shards_.read_sample(static_cast<int64_t>(index), T_, sample.data(), vocab_);
+        shards_.read_sample(order_.at(first + b), T_, sample.data(), vocab_);
         split_sample(sample.data(), T_, tokens + b * T_, targets + b * T_);
     }
     sort_tokens(targets + count(), tokens, B_ * T_);

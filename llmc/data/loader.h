@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "llmc/data/order.h"
 #include "llmc/data/shards.h"
 
 namespace llmc {
@@ -21,27 +22,19 @@ struct MicroBatch {
     const int32_t* sorted = nullptr;
 };
 
-// The order of samples: a keyed permutation of [0, n), computed for each index separately. It has no state, so a run
-// can resume at any position at once, and the order does not depend on ranks, micro-batches or shard files.
-//
-// A balanced Feistel network permutes the smallest domain of 4^k >= n values, whatever its round function is. Cycle
-// walking (applying it again while the result is >= n) restricts it to [0, n). Because 4^k < 4n, this takes fewer than
-// 4 passes on average. See Black and Rogaway, "Ciphers with arbitrary finite domains" (2002).
-uint64_t order_key(uint64_t seed, uint64_t epoch);           // key of the permutation in one pass over the data
-uint64_t permute(uint64_t index, uint64_t n, uint64_t key);  // index < n
-// The sample at a position of the endless training order: pass after pass over n samples, each in its own order.
-uint64_t sample_at(uint64_t position, uint64_t n, uint64_t seed);
-
 // Row b of a run's micro-batch k on rank r is the sample
 //
-//   sample_at((k * world + r) * B + b, ...)
+//   order.at((k * world + r) * B + b)
 //
 // A step's samples therefore depend only on the data, the seed, and the number of samples before and in the step, not
-// on how they are split into ranks, micro-steps and rows. Every sample is used once per pass, and first_batch is the
-// only state.
+// on how they are split into ranks, micro-steps and rows. Every sample of a source is used once per pass, and
+// first_batch is the only state.
 class TrainLoader {
 public:
     // `shards` must outlive the loader. The first next() is micro-batch first_batch (0 in a new run).
+    TrainLoader(const ShardSet& shards, SampleOrder order, int B, int T, int rank, int world, int64_t first_batch,
+                int vocab);
+    // The shards are a single source.
     TrainLoader(const ShardSet& shards, int B, int T, int rank, int world, uint64_t seed, int64_t first_batch,
                 int vocab);
     ~TrainLoader();
@@ -60,9 +53,9 @@ private:
     size_t count() const { return static_cast<size_t>(B_) * T_; }  // tokens of a micro-batch
 
     const ShardSet& shards_;
+    const SampleOrder order_;
     const int B_, T_, rank_, world_;
-    const uint64_t seed_;
-    const int64_t samples_, first_batch_;
+    const int64_t first_batch_;
     const int vocab_;
 
     // A ring of micro-batches between the two threads. The prefetch thread writes the slot of batch `batches_read_`

@@ -213,13 +213,14 @@ ShardSet::ShardSet(const std::vector<std::string>& patterns) {
     if (patterns.empty()) throw Error(ExitCode::bad_data, "a set of token shards needs at least one path or pattern");
     std::set<std::string> seen;
     try {
-        for (const std::string& pattern : patterns) {
+        for (size_t i = 0; i < patterns.size(); i++) {
+            const std::string& pattern = patterns[i];
             for (const std::string& path : expand_glob(pattern)) {
                 if (!seen.insert(path).second)
                     throw Error(ExitCode::bad_data,
                                 "{} is named twice ('{}' matches it again), so its tokens would count twice", path,
                                 pattern);
-                add_shard(path);
+                add_shard(path, i);
             }
         }
     } catch (...) {
@@ -271,10 +272,10 @@ void ShardSet::close_files() {
         if (shard.fd >= 0) ::close(std::exchange(shard.fd, -1));
 }
 
-void ShardSet::add_shard(const std::string& path) {
+void ShardSet::add_shard(const std::string& path, size_t pattern) {
     InputFile file(path, kShard);
     const Header header = read_header(file.fd(), path);
-    Shard shard{path, -1, header.tokens, header.file, read_sidecar(path, header.tokens)};
+    Shard shard{path, pattern, -1, header.tokens, header.file, read_sidecar(path, header.tokens)};
     if (!shards_.empty()) {
         const Shard& first = shards_[0];
         if (header.token_bytes != token_bytes_)
@@ -341,11 +342,19 @@ uint64_t ShardSet::fingerprint() const {
     return hash;
 }
 
+static int64_t samples_of(int64_t tokens, int T) { return std::max<int64_t>(tokens - 1, 0) / T; }
+
+std::vector<int64_t> ShardSet::samples_by_pattern(int T) const {
+    std::vector<int64_t> samples(shards_.back().pattern + 1);
+    for (const Shard& shard : shards_) samples[shard.pattern] += samples_of(shard.tokens, T);
+    return samples;
+}
+
 int64_t ShardSet::samples(int T) const {
     if (T < 1) throw Error(ExitCode::bad_flags, "T={}: a sequence needs at least one token", T);
     int64_t samples = 0, longest = 0;
     for (const Shard& shard : shards_) {
-        samples += std::max<int64_t>(shard.tokens - 1, 0) / T;
+        samples += samples_of(shard.tokens, T);
         longest = std::max(longest, shard.tokens);
     }
     if (samples == 0)
@@ -381,7 +390,7 @@ void ShardSet::read_sample(int64_t sample, int T, int32_t* out, int64_t vocab) c
     int64_t left = sample;
     for (const Shard& shard : shards_) {
         if (left < 0) break;
-        const int64_t here = std::max<int64_t>(shard.tokens - 1, 0) / T;
+        const int64_t here = samples_of(shard.tokens, T);
         if (left >= here) {
             left -= here;
             continue;

@@ -68,6 +68,8 @@ public:
 
     // The number of samples of T tokens: the sum over shards of (tokens - 1) / T. Throws an Error if it is zero.
     int64_t samples(int T) const;
+    // The same for each pattern. Samples of the first pattern come first. A pattern's may be zero.
+    std::vector<int64_t> samples_by_pattern(int T) const;
 
     // Reads sample `sample` of samples(T): T+1 tokens. Sample i of a shard covers its tokens [i*T, i*T+T], so a
     // sample's last target is the next sample's first input. Throws an Error if a token is >= vocab.
@@ -81,14 +83,15 @@ public:
 private:
     struct Shard {
         std::string path;
-        int fd = -1;  // -1 if the file is opened for each read; see max_open_files
+        size_t pattern = 0;  // index of the pattern that matched it
+        int fd = -1;         // -1 if the file is opened for each read; see max_open_files
         int64_t tokens = 0;
         std::pair<uint64_t, uint64_t> file;  // device and inode
         Sidecar sidecar;
     };
 
     ShardSet() = default;
-    void add_shard(const std::string& path);
+    void add_shard(const std::string& path, size_t pattern = 0);
     void read_tokens(const Shard& shard, int64_t first, int64_t count, uint32_t* out) const;
     void scan_vocabulary(const Shard& shard, int64_t vocab) const;
     void close_files();

@@ -1,5 +1,4 @@
-// The order of samples: a permutation for every n, different for every epoch and seed, without visible structure. And
-// loaders: every sample once per pass and in the same order for every split, exact resume, errors of the prefetch
+// Loaders: every sample once per pass and in the same order for every split, exact resume, errors of the prefetch
 // thread, clean shutdown, and validation sets that do not divide evenly.
 #include "llmc/data/loader.h"
 
@@ -18,89 +17,6 @@
 
 using namespace llmc;
 using namespace llmc::test;
-
-// ---- the order ------------------------------------------------------------------------------------------------------
-
-static bool is_permutation_of(uint64_t n, uint64_t key) {
-    std::vector<bool> seen(n, false);
-    for (uint64_t i = 0; i < n; ++i) {
-        const uint64_t value = permute(i, n, key);
-        if (value >= n || seen[value]) return false;
-        seen[value] = true;
-    }
-    return true;
-}
-
-TEST_CASE("permute is a bijection of [0, n)") {
-    for (uint64_t n = 1; n <= 300; ++n)
-        for (uint64_t epoch = 0; epoch < 5; ++epoch) {
-            CAPTURE(n);
-            CHECK(is_permutation_of(n, order_key(1337, epoch)));
-        }
-    for (uint64_t n : {1023u, 1024u, 1025u, 4095u, 4096u, 4097u, 65537u, 300007u}) {
-        CAPTURE(n);
-        CHECK(is_permutation_of(n, order_key(7, 3)));
-    }
-}
-
-TEST_CASE("permute stays in range and distinct for huge n") {
-    for (uint64_t n : {uint64_t{1} << 32, (uint64_t{1} << 40) + 1, (uint64_t{1} << 63) + 5, ~uint64_t{0}}) {
-        std::set<uint64_t> values;
-        for (uint64_t i = 0; i < 2000; ++i) values.insert(permute(i < 1000 ? i : n - 1 - i, n, order_key(1, 1)));
-        CHECK(values.size() == 2000);
-        CHECK(*values.rbegin() < n);
-        CHECK(*values.rbegin() > n / 10 * 9);  // the whole range is used
-        CHECK(*values.begin() < n / 10);
-    }
-}
-
-TEST_CASE("the order differs by epoch and seed") {
-    const uint64_t n = 200;
-    std::set<std::vector<uint64_t>> orders;
-    std::set<uint64_t> keys;
-    for (uint64_t seed = 0; seed < 10; ++seed)
-        for (uint64_t epoch = 0; epoch < 100; ++epoch) {
-            keys.insert(order_key(seed, epoch));
-            std::vector<uint64_t> order;
-            for (uint64_t i = 0; i < n; ++i) order.push_back(sample_at(epoch * n + i, n, seed));
-            orders.insert(order);
-        }
-    CHECK(keys.size() == 1000);
-    CHECK(orders.size() == 1000);
-}
-
-TEST_CASE("every place gets every sample equally often over many epochs" * doctest::test_suite(kOnce)) {
-    // Chi-square of place x sample counts. Its mean is the degrees of freedom and its standard deviation sqrt(2 *
-    // that). The orders are fixed, so this test is deterministic.
-    for (const int n : {5, 10, 33, 100}) {
-        const int epochs = 400 * n;
-        std::vector<double> counts(static_cast<size_t>(n) * n);
-        for (int epoch = 0; epoch < epochs; ++epoch)
-            for (int i = 0; i < n; ++i) ++counts[i * n + permute(i, n, order_key(1337, epoch))];
-        double chi_square = 0;
-        for (double count : counts) chi_square += (count - 400) * (count - 400) / 400;
-        const double freedom = (n - 1.0) * (n - 1.0);
-        CAPTURE(n);
-        CAPTURE(chi_square);
-        CHECK(std::abs(chi_square - freedom) < 4 * std::sqrt(2 * freedom));
-    }
-}
-
-TEST_CASE("neighbours in the order are not neighbours in the data") {
-    const uint64_t n = 100003, key = order_key(1337, 0);
-    int close = 0;
-    double distance = 0;
-    for (uint64_t i = 0; i + 1 < n; ++i) {
-        const double step =
-            std::abs(static_cast<double>(permute(i, n, key)) - static_cast<double>(permute(i + 1, n, key)));
-        distance += step / static_cast<double>(n);
-        close += step < 2;
-    }
-    CHECK(close < 20);  // 2 expected
-    CHECK(distance / static_cast<double>(n) == doctest::Approx(1.0 / 3).epsilon(0.01));
-}
-
-// ---- loaders --------------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -139,11 +55,12 @@ void append_rows(const std::vector<int32_t>& tokens, const std::vector<int32_t>&
 }
 
 // The first tokens of the samples of `steps` steps, in the order of positions, from loaders of all ranks.
-std::vector<int> training_order(const ShardSet& set, int B, int micro_steps, int world, int64_t first_step, int steps,
-                                uint64_t seed) {
+std::vector<int> training_order(const ShardSet& set, const SampleOrder& samples, int B, int micro_steps, int world,
+                                int64_t first_step, int steps) {
     std::vector<std::unique_ptr<TrainLoader>> ranks;
     for (int rank = 0; rank < world; ++rank)
-        ranks.push_back(std::make_unique<TrainLoader>(set, B, T, rank, world, seed, first_step * micro_steps, vocab));
+        ranks.push_back(
+            std::make_unique<TrainLoader>(set, samples, B, T, rank, world, first_step * micro_steps, vocab));
     std::vector<int> order;
     for (int micro_step = 0; micro_step < steps * micro_steps; ++micro_step)
         for (auto& loader : ranks) {
@@ -151,6 +68,11 @@ std::vector<int> training_order(const ShardSet& set, int B, int micro_steps, int
             append_rows({batch.tokens, batch.tokens + B * T}, {batch.targets, batch.targets + B * T}, B, order);
         }
     return order;
+}
+
+std::vector<int> training_order(const ShardSet& set, int B, int micro_steps, int world, int64_t first_step, int steps,
+                                uint64_t seed) {
+    return training_order(set, {set.samples(T), seed}, B, micro_steps, world, first_step, steps);
 }
 
 }  // namespace
@@ -197,6 +119,26 @@ TEST_CASE("a loader started at a step continues the order, also on another split
         const std::vector<int> rest(whole.begin() + step * 12, whole.end());
         CHECK(training_order(data.set, 2, 3, 2, step, 20 - step, 7) == rest);
         CHECK(training_order(data.set, 4, 1, 3, step, 20 - step, 7) == rest);
+    }
+}
+
+TEST_CASE("a mixture has one order for every split and start") {
+    const CountingSet data({100, 31, 58});
+    const ShardSet set({data.dir / "s0.bin", data.dir / "s[12].bin"});
+    CHECK(set.samples_by_pattern(T) == std::vector<int64_t>{33, 29});
+    const SampleOrder order(set.samples_by_pattern(T), {{0, {2, 1}}, {50, {1, 4}}}, 1337);
+    std::vector<int> expected;
+    for (int position = 0; position < 4 * 24; ++position)
+        expected.push_back(data.first_tokens[static_cast<size_t>(order.at(position))]);
+    CHECK(std::count_if(expected.begin(), expected.end(), [](int token) { return token < 100; }) == 33 + 9);
+    struct Split {
+        int B, micro_steps, world;
+    };
+    for (const auto& [B, micro_steps, world] : {Split{24, 1, 1}, Split{1, 24, 1}, Split{1, 1, 24}, Split{2, 3, 4},
+                                                Split{4, 3, 2}, Split{3, 2, 4}, Split{6, 4, 1}}) {
+        CHECK(training_order(set, order, B, micro_steps, world, 0, 4) == expected);
+        CHECK(training_order(set, order, B, micro_steps, world, 3, 1) ==
+              std::vector<int>(expected.begin() + 72, expected.end()));
     }
 }
 
