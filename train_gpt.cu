@@ -84,7 +84,7 @@ ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
     resolve(given, surroundings);
     inputs.check(given);
     if (given.print_config) return print(config_json(given) + "\n");
-    if (planning) return plan_run(asked, given);
+    if (planning) return plan_run(asked, given, inputs);
 
     // Refuse ranks that disagree, and a run that does not fit into memory unless --fit finds one that does.
     const Comm& comm = ranks.comm;
@@ -93,17 +93,19 @@ ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
     const Options options = fit_into_memory(asked, given, ranks);
     const StagePlan plan = plan_rank(options, comm);
     if (!inputs.train && options.bench) inputs.train = std::make_unique<ShardSet>(bench_tokens(options));
+    inputs.set_order(options);
     if (options.checking) return check_cards(options, ranks);
 
     // Find the checkpoint to resume from, and check the card; admission.options are without what is wrong on it.
     RunDirectory directory(comm.is_main() ? options.out : "");
-    std::optional<Resumed> resumed = find_checkpoint(options, *inputs.train, ranks);
+    std::optional<Resumed> resumed = find_checkpoint(options, inputs, ranks);
     Admission admission = admit(options, ranks, resumed ? &*resumed : nullptr);
     prepare_directory(directory, options, resumed);
     if (directory.active() && !admission.findings.is_null())
         write_file(directory.file("check.json"), json_text(admission.findings, 1) + "\n");
-    const RunOutlook outlook{surroundings.train_tokens, resumed ? resumed->position.step + 1 : 1,
-                             predicted_seconds(admission.options, plan, comm, ranks.device)};
+    const RunOutlook outlook{
+        inputs.sources.is_mixture() ? 0 : surroundings.train_tokens, resumed ? resumed->position.step + 1 : 1,
+        predicted_seconds(admission.options, plan, comm, ranks.device), inputs.describe_sources(admission.options)};
     if (comm.is_main()) std::fputs(describe_start(admission.options, ranks, outlook).c_str(), stdout);
 
     ExitCode code = ExitCode::failure;

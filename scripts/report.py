@@ -309,6 +309,16 @@ def configuration(runs):
     return text
 
 
+def sources(runs):
+    """The tokens that each run has taken from each source of its training data."""
+    last = [next((r["source_tokens"] for r in reversed(run.steps) if "source_tokens" in r), {}) for run in runs]
+    rows = []
+    for source in dict.fromkeys(source for used in last for source in used):
+        rows.append((source, [f"{used[source]:,} tokens, {100 * used[source] / max(sum(used.values()), 1):.1f} %"
+                              if source in used else "-" for used in last]))
+    return table("Training data by source", [run.name for run in runs], rows) if rows else ""
+
+
 def memory(runs):
     """From the last memory record of each run."""
     rows, names = {}, []
@@ -377,7 +387,7 @@ def page(runs, comparisons):
         section("summary", "Summary", table("Summary", *summary(runs[0], comparisons, 0))),
         section("checks", "Warnings", "<ul>" + "".join(f"<li>{cell(line)}</li>" for line in lines) + "</ul>" if lines else
                 "<p>Nothing to warn of.</p>"),
-        section("configuration", "Configuration", configuration(runs)),
+        section("configuration", "Configuration", configuration(runs) + sources(runs)),
         section("curves", "Curves", '<div id="charts"></div>'),
         section("gaps", "Gaps", "".join(folded(title, table(*rest)) for title, rest in
                                         ((t[0], t) for t in gap_tables(runs[0], comparisons)))),

@@ -24,7 +24,8 @@ ExitCode export_weights(const std::vector<std::string>& arguments);  // into oth
 // --dry-run and --estimate-scaling: prints what a run would need and how long it would take, without a GPU. `options`
 // are `asked` resolved for --world ranks. Returns no_resources if the run of --dry-run does not fit.
 struct AskedRun;
-ExitCode plan_run(const AskedRun& asked, const Options& options);
+struct Inputs;
+ExitCode plan_run(const AskedRun& asked, const Options& options, const Inputs& inputs);
 
 // Plans a rank of the run that the options describe, as its Trainer does. The ranks of `comm` need not exist. Throws if
 // such a run is refused.

@@ -70,7 +70,7 @@ nlohmann::ordered_json change_json(const Change& change) {
 
 // Bytes, milliseconds and hours. Times are predicted.
 std::string plan_json(const Options& o, const PlannedRun& run, const StagePlan& plan,
-                      const std::vector<StagePlan>& stages, const std::vector<Change>& changes) {
+                      const std::vector<StagePlan>& stages, const std::vector<Change>& changes, const Inputs& inputs) {
     const ModelConfig& m = o.model_config;
     const bool known = no_prediction_because(run).empty();
     nlohmann::ordered_json json = {{"model", m.name},
@@ -103,6 +103,8 @@ std::string plan_json(const Options& o, const PlannedRun& run, const StagePlan& 
             if (length.price > 0) json["cost"] = length.price * length.gpu_hours(run.ranks);
         }
     }
+    for (const SourceUse& use : inputs.sources_after(o, o.max_steps))
+        json["sources"][use.pattern] = {{"tokens", use.tokens}, {"passes", use.passes()}};
     for (const StagePlan& stage : stages)
         if (stage.refused.empty()) json["stages"].push_back({{"zero", stage.stage}, {"memory", memory_json(stage)}});
     for (const Change& change : changes) json["would_fit"].push_back(change_json(change));
@@ -110,7 +112,7 @@ std::string plan_json(const Options& o, const PlannedRun& run, const StagePlan& 
 }
 
 // Returns no_resources if the run does not fit.
-ExitCode dry_run(const AskedRun& asked, Options o) {
+ExitCode dry_run(const AskedRun& asked, Options o, const Inputs& inputs) {
     const std::optional<PlannedCard> found = card_to_plan_for(o);
     const PlannedCard card = found ? *found : PlannedCard{*find_gpu_by_short_name("h200")};
     const int ranks = std::max(o.world, 1);
@@ -128,7 +130,7 @@ ExitCode dry_run(const AskedRun& asked, Options o) {
     if (!fits) changes = changes_that_fit(asked, o, ranks, room, card);
     std::string text;
     if (o.json) {
-        text = plan_json(o, run, plan, stages, changes);
+        text = plan_json(o, run, plan, stages, changes, inputs);
     } else {
         for (const std::string& note : o.notes)  // others are of the machine at hand
             if (note.starts_with("--depth") || note.starts_with("--fit") || note.starts_with("-r auto") ||
@@ -136,6 +138,7 @@ ExitCode dry_run(const AskedRun& asked, Options o) {
                 text += "note: " + note + "\n";
         text += describe_plan(run, plan.memory, plan.reserve, plan.slices);
         if (const RunLength length = length_of(o, run, plan); length.steps > 0) text += describe_length(length, ranks);
+        text += inputs.describe_sources(o);
         if (!stages.empty()) text += describe_sharding(run, stages);
         if (!fits) text += describe_changes(changes, ranks);
     }
@@ -240,8 +243,8 @@ std::optional<double> predicted_seconds(const Options& o, const StagePlan& plan,
     return 1e-3 * predicted_ms(run_of(o, *card, comm.world()), plan);
 }
 
-ExitCode plan_run(const AskedRun& asked, const Options& o) {
-    const ExitCode code = o.dry_run ? dry_run(asked, o) : ExitCode::ok;
+ExitCode plan_run(const AskedRun& asked, const Options& o, const Inputs& inputs) {
+    const ExitCode code = o.dry_run ? dry_run(asked, o, inputs) : ExitCode::ok;
     if (o.estimate_scaling) print_scaling(o, asked.flags.zero);
     return code;
 }

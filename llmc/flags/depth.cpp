@@ -6,6 +6,7 @@
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
 #include "llmc/base/text.h"
+#include "llmc/data/order.h"
 #include "llmc/flags/flags.h"
 
 namespace llmc {
@@ -87,7 +88,7 @@ void resolve_depth(Options& o) {
     fill("total-batch", &Options::total_batch, int64_t{1} << std::lround(std::log2(batch)));
     const double batch_rate = std::sqrt(static_cast<double>(o.total_batch) / kReferenceBatch);
     const double width_rate = batch_rate / std::sqrt(m.channels / kReferenceChannels);
-    if (!o.given.contains("epochs"))
+    if (!o.given.contains("epochs") || sources_from_text(o.train).is_mixture())
         fill("max-steps", &Options::max_steps, static_cast<int64_t>(tokens) / o.total_batch);
     fill("lr", &Options::lr, kMatrixRate * batch_rate);
     fill("schedule", &Options::schedule, ScheduleKind::wsd_linear);

@@ -13,6 +13,7 @@
 
 #include "llmc/base/error.h"
 #include "llmc/base/text.h"
+#include "llmc/data/order.h"
 #include "llmc/fp8/recipe.h"
 #include "llmc/kernels/variants.h"
 #include "llmc/log/profile.h"
@@ -26,6 +27,11 @@ using nlohmann::ordered_json;
 
 void check_not_empty(const std::string& text) {
     if (text.empty()) refuse("the value is empty");
+}
+
+void check_sources(const std::string& text) {
+    check_not_empty(text);
+    sources_from_text(text);
 }
 
 // A path may be checked only when it is opened, but a word that resembles latest or auto is a typing error.
@@ -228,8 +234,9 @@ Flag heading(const char* group) { return {.group = group}; }
 
 const Flag kRows[] = {
     heading("Data and output"),
-    common(flag('i', "train", "GLOB", &Options::train, check_not_empty,
-                "training data: shards of tokens; quote the pattern")),
+    common(flag('i', "train", "GLOB", &Options::train, check_sources,
+                "training data: shards of tokens; quote the pattern. 'A:0.7,B:0.3;A:0.2,C:0.8@60%' mixes sources by "
+                "weight, with other weights from 60 % of the steps on")),
     common(flag('j', "val", "GLOB", &Options::val, check_not_empty,
                 "validation data; several sets: --val NAME=GLOB for each, logged as val_loss_NAME")),
     common(flag('o', "out", "DIR", &Options::out, check_not_empty,
@@ -270,8 +277,10 @@ const Flag kRows[] = {
     common(flag('x', "max-steps", "N", &Options::max_steps,
                 {.min = 1, .word = "-1", .word_means = -1, .answers = {{"0", " (-1: one epoch)"}}},
                 "training steps; -1: one epoch")),
-    flag(0, "epochs", "N", &Options::epochs, {.min = 1, .max = 1e6}, "instead of -x: passes over the training data",
-         "-x"),
+    flag(0, "epochs", "N", &Options::epochs, {.min = 1, .max = 1e6},
+         "instead of -x: passes over the training data. Next to -x, for data of several sources: passes over each "
+         "that are allowed",
+         "-x; 1 of several sources"),
     flag(0, "stop-after", "N", &Options::stop_after, {},
          "stop cleanly after step N; the learning rate still follows --max-steps", "off"),
     flag(0, "max-minutes", "M", &Options::max_minutes, {},

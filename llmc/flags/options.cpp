@@ -10,6 +10,7 @@
 #include "llmc/base/input_file.h"
 #include "llmc/base/json.h"
 #include "llmc/base/text.h"
+#include "llmc/data/order.h"
 #include "llmc/flags/flags.h"
 #include "llmc/flags/help.h"
 #include "llmc/flags/other_programs.h"
@@ -237,12 +238,13 @@ Options read_run_config(const std::string& path) {
 }
 
 // The configuration file under the command line, whose flags `line` has. Another model means its own shape, not the one
-// that the file spells out for the model it names; -x and --epochs replace each other.
+// that the file spells out for the model it names; -x and --epochs replace each other, except for several sources.
 Options with_config(const Options& line) {
     const std::string run_json = line.config_file.empty() ? run_json_to_resume(line) : "";
     if (line.config_file.empty() && run_json.empty()) return {};
     Options options = run_json.empty() ? read_config_file(line.config_file) : read_run_config(run_json);
     if (!line.model.empty()) options.layers = options.heads = options.channels = options.context = 0;
+    if (sources_from_text(line.train.empty() ? options.train : line.train).is_mixture()) return options;
     if (line.given.contains("max-steps") && options.given.erase("epochs")) options.epochs = 0;
     if (line.given.contains("epochs") && options.given.erase("max-steps")) options.max_steps = -1;
     return options;

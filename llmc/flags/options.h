@@ -93,7 +93,7 @@ Precision default_precision();  // FP8, or what `make PRECISION=` says
 // given" marks the values that resolve() replaces.
 struct Options {
     // Data and output
-    std::string train;        // glob
+    std::string train;        // glob or mixture; see sources_from_text()
     std::vector<ValSet> val;  // any number
     std::string out;          // run directory; nothing is written if empty
     bool overwrite = false;
@@ -115,7 +115,7 @@ struct Options {
     Parsed<TokenStages> batch_schedule = {"off", {}};
     Parsed<TokenStages> seq_schedule = {"off", {}};
     int64_t max_steps = -1;  // -1 = one epoch; stays -1 when the training set's size is not known
-    int64_t epochs = 0;      // 0 = not given; resolve() turns it into max_steps and leaves 0
+    int64_t epochs = 0;      // 0 = not given; resolve() turns it into max_steps and leaves 0, but not for a mixture
     int64_t stop_after = 0;  // 0 = off
     double max_minutes = 0;  // 0 = off
 

@@ -7,6 +7,7 @@
 
 #include "llmc/base/error.h"
 #include "llmc/base/text.h"
+#include "llmc/data/order.h"
 #include "llmc/device/math.cuh"
 #include "llmc/flags/flags.h"
 #include "llmc/flags/options.h"
@@ -128,6 +129,10 @@ void note_large_batch(Options& o, int64_t train_tokens) {
 }
 
 void resolve_epochs(Options& o, int64_t train_tokens) {
+    if (sources_from_text(o.train).is_mixture()) {
+        if (o.max_steps == -1) refuse("--train has several sources, so no epoch says how long the run is; add -x N");
+        return;  // --epochs limits the passes over each; see Inputs::require_enough()
+    }
     if (o.epochs == 0) return;
     if (o.max_steps != -1) refuse("--epochs and -x both say how long the run is; use one of them");
     if (train_tokens == 0) refuse("--epochs counts passes over the training data; add --train 'GLOB', or use -x");

@@ -35,6 +35,7 @@ ordered_json metrics_json(const StepRecord& r) {
     put_number(line, "lr", r.lr);
     put_number(line, "norm", r.norm);
     line["tokens"] = r.tokens;
+    for (const auto& [source, tokens] : r.source_tokens) line["source_tokens"][source] = tokens;
     if (r.seq > 0) line["seq"] = r.seq;
     put_number(line, "ms", r.ms);
     put_number(line, "tokens_per_s", r.tokens_per_s);

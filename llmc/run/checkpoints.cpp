@@ -26,10 +26,10 @@ uint64_t checkpoint_bytes(const std::vector<StateTensor>& tensors) {
 }  // namespace
 
 template <class Real>
-Checkpoints<Real>::Checkpoints(const Options& options, const ShardSet& train, Trainer<Real>& trainer,
+Checkpoints<Real>::Checkpoints(const Options& options, const Inputs& inputs, Trainer<Real>& trainer,
                                RunDirectory& directory, const RunPosition& position)
     : options_(options),
-      train_(train),
+      inputs_(inputs),
       trainer_(trainer),
       directory_(directory),
       position_(position),
@@ -93,7 +93,7 @@ Manifest Checkpoints<Real>::manifest() {
     m.versions = versions_json();
     RunPosition position = position_;
     position.files = directory_.sizes();
-    m.run = position_json(position, options_, train_);
+    m.run = position_json(position, options_, inputs_);
     m.run["kernels"] = options_.kernel_set.names();
     if (options_.model_config.architecture != &kGpt2) m.run["model"] = model_json(options_.model_config);
     m.run["products"] = choices_json(trainer_.config().products);

@@ -7,7 +7,6 @@
 
 #include "llmc/checkpoint/saver.h"
 #include "llmc/comm/watchdog.h"
-#include "llmc/data/shards.h"
 #include "llmc/flags/options.h"
 #include "llmc/log/run_directory.h"
 #include "llmc/run/checkpoint_command.h"
@@ -21,7 +20,7 @@ template <class Real>
 class Checkpoints {
 public:
     // `position` is where the run is; Run updates it. Throws Error(no_resources) if there is no room for a checkpoint.
-    Checkpoints(const Options& options, const ShardSet& train, Trainer<Real>& trainer, RunDirectory& directory,
+    Checkpoints(const Options& options, const Inputs& inputs, Trainer<Real>& trainer, RunDirectory& directory,
                 const RunPosition& position);
 
     bool enabled() const { return saver_.has_value(); }
@@ -47,7 +46,7 @@ private:
     Manifest manifest();
 
     const Options& options_;
-    const ShardSet& train_;
+    const Inputs& inputs_;
     Trainer<Real>& trainer_;
     RunDirectory& directory_;
     const RunPosition& position_;

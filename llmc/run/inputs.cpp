@@ -6,8 +6,12 @@
 #include <fstream>
 #include <iterator>
 #include <limits>
+#include <numeric>
+#include <utility>
 
 #include "llmc/base/error.h"
+#include "llmc/base/text.h"
+#include "llmc/device/math.cuh"
 
 namespace llmc {
 namespace {
@@ -60,8 +64,8 @@ TokenizerSearch tokenizer_of(const ShardSet& shards, const Options& o) {
 
 }  // namespace
 
-Inputs::Inputs(const Options& options) {
-    if (!options.train.empty()) train = std::make_unique<ShardSet>(std::vector<std::string>{options.train});
+Inputs::Inputs(const Options& options) : sources(sources_from_text(options.train)) {
+    if (!options.train.empty()) train = std::make_unique<ShardSet>(sources.patterns);
     for (const ValSet& set : options.val)
         val.emplace_back(set.name, std::make_unique<ShardSet>(std::vector<std::string>{set.glob}));
     if (!options.hellaswag.empty()) hellaswag = read_choices(options.hellaswag);
@@ -74,8 +78,77 @@ void Inputs::check(const Options& o) {
     };
     if (train) check_set(*train);
     if (train) tokenizer = tokenizer_of(*train, o);
+    set_order(o);
+    require_enough(o);
     for (const auto& [name, set] : val) check_set(*set);
     check_choices(hellaswag, o.model_config.vocab, o.seq, o.hellaswag);
+}
+
+void Inputs::set_order(const Options& o) {
+    if (!train) return;
+    train->samples(o.seq);  // refuses sequences that fit into no shard
+    const std::vector<int64_t> samples = train->samples_by_pattern(o.seq);
+    for (size_t i = 0; i < samples.size(); i++)
+        if (samples[i] == 0)
+            throw Error(ExitCode::bad_data, "no sequence of T={} tokens fits into '{}'; use a smaller -t or more data",
+                        o.seq, sources.patterns[i]);
+    std::vector<SampleOrder::Stage> stages;
+    int64_t steps = -1;
+    for (const TrainSources::Stage& stage : sources.stages) {
+        const int64_t before = std::exchange(steps, stage.steps_before(o.max_steps));
+        if (steps <= before)
+            refuse(
+                "--train {}: a stage starts after step {}, and the one before it after step {}: stages must begin "
+                "one after the other",
+                o.train, steps, before);
+        if (steps > 0 && steps >= o.max_steps)
+            refuse("--train {}: a stage starts after step {}, but the run ends after step {} (-x)", o.train, steps,
+                   o.max_steps);
+        stages.push_back({o.batches.tokens_until(steps) / o.seq, stage.weights});
+    }
+    order.emplace(samples, stages, o.seed);
+}
+
+std::vector<SourceUse> Inputs::sources_after(const Options& o, int64_t steps) const {
+    std::vector<SourceUse> uses;
+    if (!sources.is_mixture()) return uses;
+    const std::vector<int64_t> samples = order->used_before(o.batches.tokens_until(steps) / o.seq);
+    for (size_t i = 0; i < samples.size(); i++)
+        uses.push_back({sources.patterns[i], samples[i] * o.seq, order->samples()[i] * o.seq});
+    return uses;
+}
+
+std::string Inputs::describe_sources(const Options& o) const {
+    std::string text;
+    const std::vector<SourceUse> uses = sources_after(o, o.max_steps);
+    for (size_t i = 0; i < uses.size(); i++) {
+        text += fmt::format("source {}: {}, {:.2f} passes over {};", uses[i].pattern, counted(uses[i].tokens, "token"),
+                            uses[i].passes(), counted(uses[i].tokens_per_pass, "token"));
+        for (const TrainSources::Stage& stage : sources.stages) {
+            const int64_t steps = stage.steps_before(o.max_steps);
+            const int64_t all = std::accumulate(stage.weights.begin(), stage.weights.end(), int64_t{0});
+            text += fmt::format("{} {:.4g} %", steps == 0 ? "" : fmt::format(", after step {}", steps),
+                                100 * static_cast<double>(stage.weights[i]) / static_cast<double>(all));
+        }
+        text += "\n";
+    }
+    return text;
+}
+
+void Inputs::require_enough(const Options& o, int64_t steps_ahead) const {
+    std::string missing;
+    int64_t passes = 0;
+    for (const SourceUse& use : sources_after(o, o.max_steps + steps_ahead)) {
+        if (use.tokens <= std::max<int64_t>(o.epochs, 1) * use.tokens_per_pass) continue;
+        passes = std::max(passes, div_up(use.tokens, use.tokens_per_pass));
+        missing += fmt::format("; '{}' would give {} tokens and has {}", use.pattern, with_commas(use.tokens),
+                               with_commas(use.tokens_per_pass));
+    }
+    if (!missing.empty())
+        refuse(
+            "--train: {} steps need more data than its sources have{}; use a smaller -x or other weights, or allow "
+            "{} passes over a source with --epochs {}",
+            with_commas(o.max_steps + steps_ahead), missing, passes, passes);
 }
 
 void Inputs::describe(ResolveInputs& surroundings) const {

@@ -1,11 +1,14 @@
 // The token shards of a run and their tokenizer. They are opened before anything is allocated.
 #pragma once
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "llmc/data/choices.h"
+#include "llmc/data/order.h"
 #include "llmc/data/shards.h"
 #include "llmc/data/tokenizer.h"
 #include "llmc/flags/options.h"
@@ -13,8 +16,17 @@
 
 namespace llmc {
 
+// How much of a source has been used.
+struct SourceUse {
+    std::string pattern;
+    int64_t tokens, tokens_per_pass;
+    double passes() const { return static_cast<double>(tokens) / static_cast<double>(tokens_per_pass); }
+};
+
 struct Inputs {
     std::unique_ptr<ShardSet> train;                                     // nullptr without --train
+    TrainSources sources;                                                // of `train`, a pattern each
+    std::optional<SampleOrder> order;                                    // of `train`; set_order() sets it
     std::vector<std::pair<std::string, std::unique_ptr<ShardSet>>> val;  // by name
     std::vector<Choices> hellaswag;                                      // empty without --hellaswag
     TokenizerSearch tokenizer;  // the tokenizer of the training set; check() sets it
@@ -23,6 +35,18 @@ struct Inputs {
     // Finds the tokenizer: --tokenizer, or a file next to the training shards. Throws Error(bad_data) if a token, an
     // example or the given tokenizer does not fit the resolved options.
     void check(const Options& options);
+    // Sets the order of the training samples for resolved options; refuses stages that do not fit the run.
+    void set_order(const Options& options);
+    // The sources of a mixture with the tokens that the first `steps` steps of the order take. Empty for a plain
+    // pattern.
+    std::vector<SourceUse> sources_after(const Options& options, int64_t steps) const;
+    // A line for each source of a mixture: its tokens in the whole run, the passes over it, its weights.
+    std::string describe_sources(const Options& options) const;
+    // Throws Error(bad_flags) if the run goes over a source of a mixture more often than --epochs allows.
+    // `steps_ahead`: data steps ahead of the counted ones, after --skip-data.
+    void require_enough(const Options& options, int64_t steps_ahead = 0) const;
+    // Identifies the training data, its sources and their order.
+    uint64_t train_fingerprint() const { return order->fingerprint(train->fingerprint()); }
     // Copies the tokenizer's file into the run directory, so that samples and exports need nothing outside of it.
     // Deletes the copy of an earlier run that this one overwrites.
     void keep_tokenizer(const RunDirectory& directory, bool overwrite) const;

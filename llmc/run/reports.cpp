@@ -92,7 +92,7 @@ std::string describe_start(const Options& o, const Ranks& ranks, const RunOutloo
     return text +
            fmt::format("{} on {}, {}: {}\n", o.model_config.name, ranks.device.name, word_of(o.precision),
                        counted(o.model_config.parameters(), "parameter")) +
-           length_line(o, outlook) + time_note(o, ranks.device, outlook);
+           length_line(o, outlook) + outlook.sources + time_note(o, ranks.device, outlook);
 }
 
 double predicted_cpu_seconds(const Options& o, int threads) {
@@ -102,11 +102,18 @@ double predicted_cpu_seconds(const Options& o, int threads) {
 
 // ---- steps ----------------------------------------------------------------------------------------------------------
 
-std::string describe_pass_end(const TokenSchedule& batches, int64_t tokens_per_pass, int64_t step, int64_t data_step) {
-    if (tokens_per_pass <= batches.tokens_of(data_step)) return "";
-    const int64_t passes = batches.tokens_until(data_step) / tokens_per_pass;
-    if (passes == batches.tokens_until(data_step - 1) / tokens_per_pass) return "";
-    return fmt::format("step {}: pass {} over the training data is complete", step, passes);
+std::string describe_pass_end(const Options& o, const SampleOrder& order, const std::vector<std::string>& patterns,
+                              int64_t step, int64_t data_step) {
+    const std::vector<int64_t> before = order.used_before(o.batches.tokens_until(data_step - 1) / o.seq);
+    const std::vector<int64_t> after = order.used_before(o.batches.tokens_until(data_step) / o.seq);
+    std::string text;
+    for (size_t i = 0; i < after.size(); i++) {
+        const int64_t pass = order.samples()[i];
+        if (after[i] / pass == before[i] / pass || after[i] - before[i] >= pass) continue;
+        text += fmt::format("{}step {}: pass {} over {} is complete", text.empty() ? "" : "\n", step, after[i] / pass,
+                            after.size() == 1 ? "the training data" : patterns[i]);
+    }
+    return text;
 }
 
 // Equal logits give a loss of ln(V). Logits of C normalised channels and a head from N(0, s), with s = 0.02 in GPT-2,
@@ -123,19 +130,22 @@ FreshLoss fresh_loss(const ModelConfig& model, int64_t tokens) {
     return {ln_vocab, ln_vocab + 0.5 * variance, std::max(0.5, 4 * std::sqrt(variance / independent))};
 }
 
-Reports::Reports(const Options& options, const ProgressSetup& setup, const PassOverData& pass, const Fp8Registry* fp8,
-                 const Comm& comm, RunDirectory& directory)
+Reports::Reports(const Options& options, const ProgressSetup& setup, const Inputs& inputs, int64_t steps_ahead,
+                 const Fp8Registry* fp8, const Comm& comm, RunDirectory& directory)
     : options_(options),
       fp8_(fp8),
       directory_(directory),
       nowhere_(std::fopen("/dev/null", "w"), std::fclose),
       setup_(setup),
-      pass_(pass),
+      inputs_(inputs),
+      steps_ahead_(steps_ahead),
       progress_(comm.is_main() ? stdout : nowhere_.get(), setup) {}
 
 void Reports::add_facts(StepRecord& record, uint64_t batch_hash, const Energy& energy) const {
     const int64_t length = options_.sequences.tokens_of(record.step);
     record.tokens = options_.batches.tokens_until(record.step);
+    for (const SourceUse& use : inputs_.sources_after(options_, record.step + steps_ahead_))
+        record.source_tokens.emplace_back(use.pattern, use.tokens);
     if (!options_.sequences.stages().empty()) record.seq = length;
     record.flops_per_token = options_.model_config.flops_per_token(static_cast<int>(length));
     record.batch_hash = fingerprint_text(batch_hash);
@@ -152,8 +162,8 @@ void Reports::report(StepRecord record) {
     record_step(record, directory_);
     progress_.step(record, device_bytes_in_use());
     results_.train = {record.step, record.loss};
-    if (const std::string note =
-            describe_pass_end(options_.batches, pass_.tokens, record.step, record.step + pass_.steps_ahead);
+    if (const std::string note = describe_pass_end(options_, *inputs_.order, inputs_.sources.patterns, record.step,
+                                                   record.step + steps_ahead_);
         !note.empty())
         progress_.print(note);
     if (options_.bench) benched_.push_back(record);

@@ -15,6 +15,7 @@
 #include "llmc/log/energy.h"
 #include "llmc/log/metrics.h"
 #include "llmc/log/progress.h"
+#include "llmc/run/inputs.h"
 #include "llmc/run/ranks.h"
 #include "llmc/run/signals.h"
 #include "llmc/train/step_record.h"
@@ -25,9 +26,10 @@ namespace llmc {
 
 // Facts that are known before the first step, in addition to the options.
 struct RunOutlook {
-    int64_t train_tokens = 0;                     // tokens of the training set
+    int64_t train_tokens = 0;                     // tokens of the training set; 0 for several sources
     int64_t first_step = 1;                       // above 1 if the run resumes
     std::optional<double> seconds_per_step = {};  // predicted
+    std::string sources = {};                     // Inputs::describe_sources()
 };
 
 // "d12 on NVIDIA H100, fp8: 124,475,904 parameters", the length of the run in steps, tokens and passes over the data,
@@ -51,22 +53,17 @@ struct RunResults {
     std::optional<SeenLoss> train, val, best_val;
 };
 
-// Length of a pass over the training data.
-struct PassOverData {
-    int64_t tokens = 0;       // tokens of a pass; 0 if unknown
-    int64_t steps_ahead = 0;  // data steps ahead of the counted ones, after --skip-data
-};
-
 // "step 120: pass 1 over the training data is complete"; "" if no pass ends in the step that takes the data of
-// `data_step` (from 1), or if a step takes a whole pass.
-std::string describe_pass_end(const TokenSchedule& batches, int64_t tokens_per_pass, int64_t step, int64_t data_step);
+// `data_step` (from 1), or if a step takes a whole pass. For several sources, a line for each that ends a pass.
+std::string describe_pass_end(const Options& options, const SampleOrder& order,
+                              const std::vector<std::string>& patterns, int64_t step, int64_t data_step);
 
 // Reports steps and validations to the terminal and to metrics.jsonl, and keeps the losses that the run ends with.
 class Reports {
 public:
-    // `fp8` names tensors; nullptr without FP8.
-    Reports(const Options& options, const ProgressSetup& setup, const PassOverData& pass, const Fp8Registry* fp8,
-            const Comm& comm, RunDirectory& directory);
+    // `steps_ahead`: data steps ahead of the counted ones, after --skip-data. `fp8` names tensors; nullptr without FP8.
+    Reports(const Options& options, const ProgressSetup& setup, const Inputs& inputs, int64_t steps_ahead,
+            const Fp8Registry* fp8, const Comm& comm, RunDirectory& directory);
 
     // Adds to the record of a step what the run knows of it: its batch, the tokens so far, energy.
     void add_facts(StepRecord& record, uint64_t batch_hash, const Energy& energy) const;
@@ -85,7 +82,8 @@ private:
     RunDirectory& directory_;
     const std::unique_ptr<std::FILE, int (*)(std::FILE*)> nowhere_;
     const ProgressSetup setup_;
-    const PassOverData pass_;
+    const Inputs& inputs_;
+    const int64_t steps_ahead_;
     RunResults results_;
     Progress progress_;
     std::vector<StepRecord> benched_;  // with --bench, all steps

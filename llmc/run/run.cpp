@@ -54,15 +54,14 @@ Run<Real>::Run(const Options& options, const Inputs& inputs, const CardFacts& ca
       first_step_(position_.step + 1),
       last_step_(last_step_of(options, position_)),
       deadline_(deadline_after(options.max_minutes)),
-      checkpoints_(options, *inputs.train, trainer, directory, position_),
+      checkpoints_(options, inputs, trainer, directory, position_),
       stop_waits_for_(checkpoints_.enabled() ? "this step and its checkpoint" : "this step"),
-      loader_(*inputs.train, options.batch, options.seq, comm_.rank(), comm_.world(), options.seed,
+      loader_(*inputs.train, *inputs.order, options.batch, options.seq, comm_.rank(), comm_.world(),
               options.batches.tokens_until(position_.data_step) / tokens_per_micro_step(options, comm_),
               options.model_config.vocab),
       evaluation_(options, inputs, trainer, ranks.watchdog),
-      reports_(options, {last_step_, card.peak_tflops, comm_.world(), options.log_every},
-               {inputs.train->samples(options.seq) * options.seq, position_.data_step - position_.step}, trainer.fp8(),
-               comm_, directory),
+      reports_(options, {last_step_, card.peak_tflops, comm_.world(), options.log_every}, inputs,
+               position_.data_step - position_.step, trainer.fp8(), comm_, directory),
       profiler_(comm_, profiler_setup(options, trainer)) {
     begin_records(directory, trainer, options, card.check, ranks, position_);
     inputs.keep_tokenizer(directory, options.overwrite);

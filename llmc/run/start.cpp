@@ -234,7 +234,7 @@ int64_t small_number(const Json& value) {
     throw Json::type_error::create(302, "a number that cannot be", nullptr);
 }
 
-void read_position(const Options& o, const ShardSet& train, Resumed& resumed) {
+void read_position(const Options& o, const Inputs& inputs, Resumed& resumed) {
     const CheckpointReader& checkpoint = *resumed.checkpoint;
     const Json& run = checkpoint.manifest().run;
     RunPosition& position = resumed.position;
@@ -254,33 +254,36 @@ void read_position(const Options& o, const ShardSet& train, Resumed& resumed) {
     position.step = checkpoint.manifest().step;
     if (o.skip_data > 0 && o.batches.grows_after(position.step))
         fail("--skip-data counts steps of --total-batch tokens, which --batch-schedule has not yet come to");
-    if (fingerprint == fingerprint_text(train.fingerprint())) return;
+    inputs.require_enough(o, position.data_step - position.step);
+    if (fingerprint == fingerprint_text(inputs.train_fingerprint())) return;
     if (!o.new_data)
-        fail(
-            fmt::format("{} was written in a run on other training data than --train {}; give that, or take the new "
-                        "data with --new-data",
-                        checkpoint.directory(), o.train));
+        fail(fmt::format(
+            "{} was written in a run on other training data than --train {}{}; give that, or take the new "
+            "data with --new-data",
+            checkpoint.directory(), o.train, inputs.sources.is_mixture() ? ", or with other weights or stages" : ""));
     resumed.notes.push_back(
         "--new-data: the training data has changed; the run continues at the same place in its order");
 }
 
 }  // namespace
 
-Json position_json(const RunPosition& p, const Options& o, const ShardSet& train) {
-    const int64_t samples = train.samples(o.seq), at = o.batches.tokens_until(p.data_step) / o.seq;
-    return {{"data",
-             {{"fingerprint", fingerprint_text(train.fingerprint())},
-              {"tokens", train.total_tokens()},
-              {"next_step", p.data_step},
-              {"epoch", at / samples},
-              {"sample", at % samples},
-              {"end_token", o.end_token}}},
+Json position_json(const RunPosition& p, const Options& o, const Inputs& inputs) {
+    const int64_t samples = inputs.train->samples(o.seq), at = o.batches.tokens_until(p.data_step) / o.seq;
+    Json data = {{"fingerprint", fingerprint_text(inputs.train_fingerprint())},
+                 {"tokens", inputs.train->total_tokens()},
+                 {"next_step", p.data_step},
+                 {"epoch", at / samples},
+                 {"sample", at % samples},
+                 {"end_token", o.end_token}};
+    if (inputs.sources.is_mixture()) data.erase("epoch"), data.erase("sample");
+    for (const SourceUse& use : inputs.sources_after(o, p.data_step)) data["sources"][use.pattern] = use.tokens;
+    return {{"data", data},
             {"reports_due", p.evaluation_due},
             {"validation", p.watch.to_json()},
             {"files", {{"metrics.jsonl", p.files.metrics}, {"main.log", p.files.main_log}}}};
 }
 
-std::optional<Resumed> find_checkpoint(const Options& o, const ShardSet& train, Ranks& ranks) {
+std::optional<Resumed> find_checkpoint(const Options& o, const Inputs& inputs, Ranks& ranks) {
     const Comm& comm = ranks.comm;
     if (o.resume.value == ResumeFrom::nothing) return std::nullopt;
     const auto began = std::chrono::steady_clock::now();
@@ -305,7 +308,7 @@ std::optional<Resumed> find_checkpoint(const Options& o, const ShardSet& train, 
     if (!resumed.checkpoint)
         fail("every checkpoint is damaged or incomplete, so nothing is resumed and nothing is overwritten:" +
              (problems.empty() ? " none has a manifest" : problems));
-    read_position(o, train, resumed);
+    read_position(o, inputs, resumed);
     compare_configurations(o, resumed);
     if (comm.is_main() && !directory.empty()) {
         std::error_code ignored;

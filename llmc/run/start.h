@@ -11,10 +11,10 @@
 
 #include "llmc/checkpoint/checkpoint_reader.h"
 #include "llmc/comm/comm.h"
-#include "llmc/data/shards.h"
 #include "llmc/flags/options.h"
 #include "llmc/log/run_directory.h"
 #include "llmc/log/validation_watch.h"
+#include "llmc/run/inputs.h"
 #include "llmc/run/ranks.h"
 #include "llmc/train/trainer.h"
 
@@ -32,7 +32,7 @@ struct RunPosition {
     int64_t saved = -1;           // step of the checkpoint in --out that the run resumed from, else -1
     RunFileSizes files;           // sizes of the logs
 };
-nlohmann::ordered_json position_json(const RunPosition& position, const Options& options, const ShardSet& train);
+nlohmann::ordered_json position_json(const RunPosition& position, const Options& options, const Inputs& inputs);
 
 struct Resumed {
     std::unique_ptr<CheckpointReader> checkpoint;
@@ -46,7 +46,7 @@ struct Resumed {
 // incomplete checkpoints are skipped with a warning. Returns nothing if a new run begins; with --resume auto that is
 // allowed only if nothing says that a run saved a checkpoint here. Otherwise throws Error(checkpoint) on all ranks. A
 // collective.
-std::optional<Resumed> find_checkpoint(const Options& options, const ShardSet& train, Ranks& ranks);
+std::optional<Resumed> find_checkpoint(const Options& options, const Inputs& inputs, Ranks& ranks);
 
 // Throws unless the checkpoint holds exactly these tensors.
 void require_tensors(const CheckpointReader& checkpoint, const std::vector<StateTensor>& tensors);

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "llmc/linear/matmul.h"
@@ -54,10 +55,11 @@ struct StepRecord {
     ProductCounts products;  // matrix products of one micro-step
 
     // From the run, which knows the batches and the cards.
-    int64_t tokens = 0;                             // trained on so far, over all ranks
-    int64_t seq = 0;                                // tokens per sequence with --seq-schedule, else 0
-    double flops_per_token = 0;                     // ModelConfig::flops_per_token()
-    double tokens_per_s = 0;                        // over all ranks
+    int64_t tokens = 0;                                          // trained on so far, over all ranks
+    std::vector<std::pair<std::string, int64_t>> source_tokens;  // of `tokens`, by source; empty for one source
+    int64_t seq = 0;                                             // tokens per sequence with --seq-schedule, else 0
+    double flops_per_token = 0;                                  // ModelConfig::flops_per_token()
+    double tokens_per_s = 0;                                     // over all ranks
     std::optional<double> watts, joules_per_token;  // all ranks' cards together, if their driver measures energy
     std::string batch_hash;                         // fingerprint of the step's samples; "" if unknown
     std::optional<FreshLoss> fresh;                 // only for step 1 of freshly initialised weights

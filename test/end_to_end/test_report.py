@@ -183,6 +183,12 @@ class Contents(unittest.TestCase):
         self.assertIn("≠ lr</th><td>0.5</td><td>0.25</td>", differing[0])
         self.assertTrue("Nothing differs" in text_of(make(a, a)))
 
+    def test_sources_are_named(self):
+        mixed = write_records([step(n, source_tokens={"a/*.bin": 3000 * n, "b.bin": 1000 * n}) for n in (1, 2)])
+        page = text_of(make(mixed, write_records([step(1)])))
+        self.assertIn("b.bin</th><td>2,000 tokens, 25.0 %</td><td>-</td>", page)
+        self.assertFalse("Training data by source" in text_of(make(write_records([step(1)]))))
+
     def test_text_of_a_run_cannot_become_markup(self):
         bad = '</script><script>alert("x")</script><!--'
         records = [step(1), dict(step=1, sample=bad)]

@@ -42,6 +42,10 @@ TEST_CASE("metrics: a step record has the promised fields") {
     CHECK(line["ms"] == 82.125);
     CHECK(line["tokens_per_s"] == 49875.9);
     CHECK(line["products"] == json{{"fp8", 0}, {"bf16", 150}, {"fp32", 3}});
+    CHECK_FALSE(line.contains("source_tokens"));
+    StepRecord mixed = example();
+    mixed.source_tokens = {{"a", 20000}, {"b", 8672}};
+    CHECK(parse_json<json>(metrics_line(mixed))["source_tokens"] == json{{"a", 20000}, {"b", 8672}});
     StepRecord emulated = example();
     emulated.products = {48, 3, 0, 40};
     CHECK(parse_json<json>(metrics_line(emulated))["products"] ==

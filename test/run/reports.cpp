@@ -116,14 +116,21 @@ TEST_CASE("summary: a run that is resumed at its end or past it has nothing to d
 }
 
 TEST_CASE("summary: passes over the data end where the data is read again") {
-    const TokenSchedule batches({}, 100);
+    Options o;
+    o.seq = 50;
+    o.batches = {{}, 100};
     std::set<int64_t> ends;
+    const SampleOrder order(5, 1), two({4, 3}, {{0, {1, 1}}}, 1);
     for (int64_t step = 1; step <= 10; step++)
-        if (!describe_pass_end(batches, 250, step, step).empty()) ends.insert(step);
+        if (!describe_pass_end(o, order, {"a"}, step, step).empty()) ends.insert(step);
     CHECK(ends == std::set<int64_t>{3, 5, 8, 10});
-    CHECK(describe_pass_end(batches, 250, 4, 5) ==
-          "step 4: pass 2 over the training data is complete");  // --skip-data 1
-    CHECK(describe_pass_end(batches, 100, 1, 1).empty());        // each step is a pass
+    CHECK(describe_pass_end(o, order, {"a"}, 4, 5) ==
+          "step 4: pass 2 over the training data is complete");           // --skip-data 1
+    CHECK(describe_pass_end(o, SampleOrder(2, 1), {"a"}, 1, 1).empty());  // each step is a pass
+    CHECK(describe_pass_end(o, two, {"a", "b"}, 3, 3) == "step 3: pass 1 over b is complete");
+    CHECK(describe_pass_end(o, two, {"a", "b"}, 12, 12) ==
+          "step 12: pass 3 over a is complete\nstep 12: pass 4 over b is complete");
+    CHECK(describe_pass_end(o, two, {"a", "b"}, 2, 2).empty());
 }
 
 TEST_CASE("summary: the end says what came out, where it is and what to try next") {
