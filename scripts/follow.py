@@ -96,9 +96,9 @@ def scalars(record, all_tensors=False):
     found |= fp8_tags(record.get("fp8_errors", []), "layer", all_tensors)
     for tensor in with_ratios(record.get("signals", [])):  # the largest of all blocks
         kind = re.sub(r"^h\.\d+\.", "", tensor["tensor"])
-        for key in {"gradient", "update_ratio"} & numbers(tensor).keys():
+        for key in {"gradient", "update_ratio", "max_logit"} & numbers(tensor).keys():
             tag = f"tensors/{kind}/{key}"
-            found[tag] = max(found.get(tag, 0.0), tensor[key])
+            found[tag] = max(found.get(tag, tensor[key]), tensor[key])
     return found
 
 

@@ -88,6 +88,23 @@ void attention(Trial& t, const Shape& s) {
     compare_norms(t, s, reference::to_doubles(t.read(dqkv)), expected, reference::attention_norms(u));
 }
 
+// ---- largest logits ------------------------------------------------------------------------------------------------
+
+// The first head already has a larger one, and keeps it.
+template <class Real>
+void max_logits(Trial& t, const Shape& s) {
+    const auto qkv = t.normal<Real>(s.qkv_elements(), s.deviation);
+    const auto documents = t.input_or_none(s.documents);
+    std::vector<float> before(static_cast<size_t>(s.NH), float_from_bits(~0u));
+    if (s.NH > 1) before[0] = 1e4f;
+    float* maxima = t.result("maxima", {{"h", s.NH}}, before);
+    t.run_twice([&] { attention_max_logits<Real>(maxima, qkv, s.B, s.T, s.heads(), t.stream(), documents); });
+    Bounded expected(before.size());
+    for (size_t h = 0; h < before.size(); h++) expected.values[h] = h == 0 && s.NH > 1 ? 1e4 : -INFINITY;
+    reference::raise_to_logits(expected.values, expected.bounds, s, qkv.doubles(), reference::attention_slack(true));
+    t.within(maxima, expected);
+}
+
 // ---- quantizing: attention and quantize(), byte by byte ------------------------------------------------------------
 
 constexpr float kOutputScale = 250.0f, kGradientScale = 2000.0f;
@@ -172,6 +189,11 @@ void add_plain(Items& items, const Shape& s, const std::string& name) {
     add_kernel(items, fmt::format("attention {} {}", type_name<Real>(), name),
                [s](Trial& t) { attention<Real>(t, s); });
 }
+template <class Real>
+void add_max_logits(Items& items, const Shape& s, const std::string& name) {
+    add_kernel(items, fmt::format("attention_max_logits {} {}", type_name<Real>(), name),
+               [s](Trial& t) { max_logits<Real>(t, s); });
+}
 void add_forward_fp8(Items& items, const Shape& s, const std::string& name, const Passes& passes) {
     add_kernel(
         items, "attention_forward_fp8 " + name, [=](Trial& t) { forward_fp8(t, s, passes); }, "attention_fp8");
@@ -185,7 +207,10 @@ void add_backward_fp8(Items& items, const Shape& s, const std::string& name, con
 
 template <class Real>
 void add_plain_tests(Items& items) {
-    const auto add = [&](const Shape& s) { add_plain<Real>(items, s, s.text()); };
+    const auto add = [&](const Shape& s) {
+        add_plain<Real>(items, s, s.text());
+        add_max_logits<Real>(items, s, s.text());
+    };
     for (const int HD : {32, 64, 128}) {
         for (const auto& [B, T, NH] :
              {std::tuple{1, 1, 1}, {2, 17, 3}, {1, 63, 2}, {2, 64, 1}, {1, 65, 2}, {1, 128, 3}})
@@ -224,8 +249,11 @@ void add_attention(Items& items, const KernelUse& use) {
     // Several tiles of 64 and of 128 rows, and a part of one. Fewer where Hopper's backward would not run as many.
     const bool on_hopper = use.hopper.has(KernelVariant::hopper_attention_backward);
     const int longest = on_hopper ? hopper::longest_backward(use.attention_heads()) : 277;
-    for (const reference::AttentionShape& s : example_shapes(use, 2, std::min(277, longest)))
+    for (const reference::AttentionShape& s : example_shapes(use, 2, std::min(277, longest))) {
         use.bf16 ? add_plain<bf16>(items, s, name_of(s)) : add_plain<float>(items, s, name_of(s));
+        if (!use.max_logits) continue;
+        use.bf16 ? add_max_logits<bf16>(items, s, name_of(s)) : add_max_logits<float>(items, s, name_of(s));
+    }
     if (!use.fp8 || use.scaling != Fp8Scaling::tensor || use.current_scaling) return;
     // Fills no tile, but pieces of 8 tokens; 304 tokens are a multiple of 16.
     for (const reference::AttentionShape& s : example_shapes(use, 2, std::min(152, longest / 8 * 8))) {

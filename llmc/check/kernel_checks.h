@@ -49,8 +49,9 @@ struct KernelUse {
     OptimizerKind optimizer = OptimizerKind::adamw;
     StateFormat masters = StateFormat::fp32, gradients = StateFormat::fp32, adam_moments = StateFormat::fp32;
     ClipKind clip_kind = ClipKind::norm;
-    bool signals = false;    // --signals-every
-    bool documents = false;  // attention stays inside documents
+    bool signals = false;     // --signals-every
+    bool max_logits = false;  // attention's largest logits are measured
+    bool documents = false;   // attention stays inside documents
     bool document_positions = false;
     TrainedLoss loss;
 

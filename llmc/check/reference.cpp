@@ -256,6 +256,24 @@ Attention attention(const AttentionShape& s, const std::vector<double>& qkv, con
     return r;
 }
 
+void raise_to_logits(std::vector<double>& maxima, std::vector<double>& bounds, const AttentionShape& s,
+                     const std::vector<double>& qkv, double slack) {
+    const AttentionLayout at{s};
+    const double scale = s.scale != 0 ? s.scale : 1 / std::sqrt(static_cast<double>(s.HD));
+    for (int h = 0; h < s.NH; h++) {
+        const double before = maxima[h];
+        double error = 0;
+        for (int b = 0; b < s.B; b++)
+            for (int t = 0; t < s.T; t++)
+                for (int k = s.first_key(b, t); k <= t; k++) {
+                    const double *q = &qkv[at.qkv(b, t, 0, h)], *key = &qkv[at.qkv(b, k, 1, at.key_head(h))];
+                    maxima[h] = std::max(maxima[h], scale * dot(q, key, s.HD));
+                    error = std::max(error, slack * scale * dot_magnitudes(q, key, s.HD));
+                }
+        if (maxima[h] > before) bounds[h] = error;
+    }
+}
+
 std::vector<double> part_of_dqkv(const std::vector<double>& dqkv, const AttentionShape& s, int which) {
     const size_t row = static_cast<size_t>(s.qkv_width()), first = AttentionLayout{s}.qkv(0, 0, which, 0);
     const size_t width = static_cast<size_t>((which == 0 ? s.NH : s.NKV) * s.HD);

@@ -219,6 +219,11 @@ constexpr AttentionNorms attention_norms(double u) {
 Attention attention(const AttentionShape& s, const std::vector<double>& qkv, const std::vector<double>& dout, double u,
                     double slack);
 
+// Raises `maxima` (NH) to the largest logit of each head. Those that it raises get a bound: `slack` of the magnitudes
+// of a logit's terms.
+void raise_to_logits(std::vector<double>& maxima, std::vector<double>& bounds, const AttentionShape& s,
+                     const std::vector<double>& qkv, double slack);
+
 // The part of dqkv that is dQ (0), dK (1) or dV (2).
 std::vector<double> part_of_dqkv(const std::vector<double>& dqkv, const AttentionShape& s, int which);
 

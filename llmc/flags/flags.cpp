@@ -519,7 +519,8 @@ const Flag kRows[] = {
     flag(0, "log-every", "N", &Options::log_every, {.min = 1},
          "print every N-th step; metrics.jsonl and main.log have all of them"),
     flag(0, "signals-every", "N", &Options::signals_every, {},
-         "every N steps, record the norms of every tensor's gradient, weights and update; 0: never"),
+         "every N steps, record the norms of every tensor's gradient, weights and update, and the largest logits of "
+         "attention; 0: never"),
     flag(0, "verify-every", "N", &Options::verify_every, {},
          "every N steps, check for silent data corruption: compute the first micro-step twice and compare the bits, as "
          "well as those of weights and optimizer state; 0: never"),

@@ -175,6 +175,19 @@ void attention_decode<bf16>(bf16*, bf16*, const bf16*, int, int, const Attention
 template <>
 void attention_decode<float>(float*, float*, const float*, int, int, const AttentionHeads&, stream_t);
 
+// ---- largest logits ------------------------------------------------------------------------------------------------
+
+// Attention's logits are its scores as softmax reads them: scaled, and only of keys that a query sees.
+//
+//   maxima (NH) = max(maxima, the largest logit of each head in qkv)
+//
+// Computes Q K^T once more, which is one of the two products of attention_forward(). Reads queries and keys, and writes
+// nothing else. The maximum does not depend on the order. A NaN may be lost. Before the first call all bits of `maxima`
+// are set, which is below every number.
+template <class Real>
+void attention_max_logits(float* maxima, const Real* qkv, int B, int T, const AttentionHeads& heads, stream_t stream,
+                          const int* documents = nullptr);
+
 // ---- shared by the launchers ---------------------------------------------------------------------------------------
 
 namespace attention {

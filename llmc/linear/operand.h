@@ -18,6 +18,7 @@ struct Pass {
     stream_t stream;
     const int* documents = nullptr;   // (B, T), see mark_documents(); nullptr: attention takes a row as one document
     float* attention_sums = nullptr;  // for attention_backward()
+    float* max_logits = nullptr;      // (layers, NH), which training raises to attention's largest logits; or nullptr
 
     int N() const { return B * T; }
     Pass as(PassKind other) const {

@@ -106,6 +106,10 @@ void record_step(const StepRecord& record, RunDirectory& directory) {
         put_number(entry, "gradient", tensor.gradient);
         put_number(entry, "weight", tensor.weight);
         put_number(entry, "update", tensor.update);
+        if (tensor.max_logit) {
+            put_number(entry, "max_logit", tensor.max_logit->logit);
+            entry["head"] = tensor.max_logit->head;
+        }
         signals.push_back(entry);
     }
     directory.append({{"step", record.step}, {"signals", signals}});

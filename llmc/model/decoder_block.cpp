@@ -32,6 +32,7 @@ template <class Real>
 DecoderBlock<Real>::DecoderBlock(ModelContext<Real>& c, int layer, const AttentionHeads& heads,
                                  bool activation_in_place)
     : config_(c.config),
+      layer_(layer),
       level_(c.recompute),
       kernels_(c.kernels),
       heads_(heads),
@@ -86,11 +87,19 @@ template <class Real>
 void DecoderBlock<Real>::forward_to_activation(const ResidualStream<Real>& in, const Pass& pass) {
     qkv_in_ = ln1_.forward(qkv_, ln1_out_, residual_, in.residual, in.branch, pass);
     make_qkv(qkv_in_, 0, pass);
+    measure_logits(pass);
     attn_proj_in_ = attend(pass);
     attn_proj_.forward(branch_, attn_proj_in_, pass);
     fc_in_ = ln2_.forward(fc_, ln2_out_, residual_mid_, residual_, branch_, pass);
     fc_.forward(fc_out_, fc_in_, pass);
     fc_proj_in_ = activate(pass);
+}
+
+template <class Real>
+void DecoderBlock<Real>::measure_logits(const Pass& pass) {
+    if (!pass.max_logits || pass.kind != PassKind::training) return;
+    attention_max_logits<Real>(pass.max_logits + layer_ * heads_.NH, qkv_out_, pass.B, pass.T, heads_, pass.stream,
+                               pass.documents);
 }
 
 template <class Real>

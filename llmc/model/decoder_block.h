@@ -35,6 +35,7 @@ protected:
     void attention_backward_to_hidden(const Pass& pass);
 
     const ModelConfig& config_;
+    const int layer_;
     const Recompute level_;
     const KernelSet kernels_;
     const AttentionHeads heads_;
@@ -62,6 +63,7 @@ protected:
 
 private:
     void forward_to_activation(const ResidualStream<Real>& in, const Pass& pass);
+    void measure_logits(const Pass& pass);
     Operand<Real> attend(const Pass& pass);
     // fc_proj's input from fc_out_: as codes or values, as fc_proj needs it; and always as values.
     Operand<Real> activate(const Pass& pass);

@@ -24,7 +24,7 @@ public:
 
 private:
     using Base = DecoderBlock<Real>;
-    using Base::config_, Base::dhidden_, Base::heads_, Base::qkv_, Base::qkv_out_;
+    using Base::config_, Base::dhidden_, Base::heads_, Base::layer_, Base::qkv_, Base::qkv_out_;
     using Place = std::optional<ParameterTable::Place>;
 
     void make_qkv(const Operand<Real>& normed, int first, const Pass& pass) override;
@@ -34,7 +34,7 @@ private:
     RopeTable rope() const { return {cos_, sin_, positions_}; }
 
     const bool has_qk_norm_;
-    const int layer_, positions_;
+    const int positions_;
     Weights<Real>& weights_;
     Gradients& gradients_;
     const Place query_gain_, key_gain_;  // (HD)
@@ -129,7 +129,6 @@ template <class Real>
 LlamaBlock<Real>::LlamaBlock(ModelContext<Real>& c, int layer)
     : Base(c, layer, heads_of(c.config, layer), false),
       has_qk_norm_(c.config.table().qk_norm),
-      layer_(layer),
       positions_(std::min(c.B * c.T, c.config.context + kMostPiece)),
       weights_(c.weights),
       gradients_(c.gradients),

@@ -102,6 +102,13 @@ void Transformer<Real>::allocate(stream_t stream) {
 }
 
 template <class Real>
+void Transformer<Real>::plan_max_logits() {
+    workspace_.plan(&max_logits_, max_logit_count());
+    workspace_.plan(&max_logits_workspace_,
+                    weights_.layout().comm().template all_reduce_workspace<float>(max_logit_count()));
+}
+
+template <class Real>
 void Transformer<Real>::initialize(uint64_t seed, stream_t stream) {
     for (const TensorRow& row : all_tensors(config_)) {
         const ParameterTable::Place place = weights_.table().find(row.name);
@@ -278,10 +285,12 @@ void Transformer<Real>::embed_backward(const Pass& pass) {
 
 template <class Real>
 void Transformer<Real>::train_micro_step(const MicroBatch& batch, float loss_weight, const float* loss_scale,
-                                         bool first, stream_t stream, bool last, int length) {
+                                         bool first, stream_t stream, bool last, int length, bool measures_logits) {
     forget_rows();
     const int T = length > 0 ? length : T_, B = B_ * T_ / T;
-    const Pass training = pass(PassKind::training, B, T, !first && gradients_.layout().accumulates(), stream);
+    Pass training = pass(PassKind::training, B, T, !first && gradients_.layout().accumulates(), stream);
+    if (measures_logits) training.max_logits = max_logits_;
+    if (measures_logits && first) set_bytes(max_logits_, 0xff, max_logit_count() * sizeof(float), stream);
     gradients_.begin_micro_step(first, last);
     {
         const ProfileRange range("upload tokens", stream);
@@ -292,6 +301,11 @@ void Transformer<Real>::train_micro_step(const MicroBatch& batch, float loss_wei
     sum_losses(loss_sums_, loss_counts_, losses_, targets_, training.N(), !first, stream);
     backward(training);
     if (last) share_losses(0, stream);
+    const Comm& comm = weights_.layout().comm();
+    if (measures_logits && last && comm.world() > 1) {
+        const CommRange range("share the largest logits", comm, stream);
+        comm.all_reduce(max_logits_, max_logit_count(), ReduceOp::max, max_logits_workspace_, stream);
+    }
 }
 
 template <class Real>

@@ -61,6 +61,8 @@ public:
     size_t workspace_bytes() const { return workspace_.bytes(); }
     const OffloadedResiduals& offloaded() const { return offloaded_; }
     void allocate(stream_t stream);
+    // Before allocate(): reserves memory for attention's largest logits.
+    void plan_max_logits();
 
     void initialize(uint64_t seed, stream_t stream);
     // See LinearLayers.
@@ -73,9 +75,10 @@ public:
     // Trains on a micro-batch: forward, loss and gradients. The first micro-step of a step overwrites gradients and
     // loss sum, later ones add to them, and the last one turns both into sums over all ranks. The gradient is that of
     // sum(losses) * loss_weight * *loss_scale, where loss_scale is on the device or nullptr for 1. `length`: sequences
-    // are cut into pieces of this many tokens, each a sequence of its own; 0: they stay whole.
+    // are cut into pieces of this many tokens, each a sequence of its own; 0: they stay whole. `measures_logits`:
+    // max_logits() becomes that of the step, over all ranks.
     void train_micro_step(const MicroBatch& batch, float loss_weight, const float* loss_scale, bool first,
-                          stream_t stream, bool last = true, int length = 0);
+                          stream_t stream, bool last = true, int length = 0, bool measures_logits = false);
     // Computes the loss alone. Targets of -1 do not count.
     void evaluate(const int* tokens, const int* targets, bool first, stream_t stream);
     // Call after the last evaluate(): turns its sums into sums over all ranks.
@@ -87,6 +90,10 @@ public:
     const int* train_loss_count() const { return loss_counts_; }
     const double* eval_loss_sum() const { return loss_sums_ + 1; }
     const int* eval_loss_count() const { return loss_counts_ + 1; }
+    // (layers, NH): the largest logit of each head of attention (attention_max_logits()), if plan_max_logits() was
+    // called.
+    const float* max_logits() const { return max_logits_; }
+    size_t max_logit_count() const { return static_cast<size_t>(config_.layers) * static_cast<size_t>(config_.heads); }
 
     // Results of the last forward pass that are still in memory: each unit's output, and the losses.
     std::vector<NamedMemory> activations() const;
@@ -169,6 +176,8 @@ private:
     double* loss_sums_;                // {training, evaluation}
     int* loss_counts_;
     char* loss_workspace_;
+    float* max_logits_ = nullptr;           // (layers, NH)
+    char* max_logits_workspace_ = nullptr;  // for their maximum over the ranks
 
     std::vector<int> decoded_;  // tokens whose rows the blocks still have
 

@@ -46,6 +46,7 @@ Signals<Real>::~Signals() {
     for (Slot& slot : slots_) {
         tear_down([&] { pinned_free(slot.squares); });
         tear_down([&] { pinned_free(slot.loss_scale); });
+        tear_down([&] { pinned_free(slot.max_logits); });
     }
 }
 
@@ -55,6 +56,7 @@ void Signals<Real>::allocate() {
     for (Slot& slot : slots_) {
         slot.squares = static_cast<double*>(pinned_malloc(kNorms * tensors_ * sizeof(double)));
         slot.loss_scale = static_cast<float*>(pinned_malloc(sizeof(float)));
+        slot.max_logits = static_cast<float*>(pinned_malloc(trainer_.model().max_logit_count() * sizeof(float)));
     }
 }
 
@@ -100,6 +102,8 @@ void Signals<Real>::after_optimizer(int64_t step) {
     slot.step = step;
     copy_to_host(slot.squares, squares_, kNorms * tensors_ * sizeof(double), stream);
     copy_to_host(slot.loss_scale, loss_scale_, sizeof(float), stream);
+    const Transformer<Real>& model = trainer_.model();
+    copy_to_host(slot.max_logits, model.max_logits(), model.max_logit_count() * sizeof(float), stream);
 }
 
 template <class Real>
@@ -113,11 +117,19 @@ std::vector<TensorSignal> Signals<Real>::take(int64_t step) {
     comm.host_all_gather(all.data(), slot.squares, n * sizeof(double));
     for (size_t i = 0; i < all.size(); i++) sums[i % n] += all[i];
     const auto norm = [&](Norm kind, size_t tensor) { return std::sqrt(sums[kind * tensors_ + tensor]); };
+    const auto largest = [](const float* logits, int heads) {
+        const int head = static_cast<int>(std::max_element(logits, logits + heads) - logits);
+        return MaxLogit{logits[head], head};
+    };
+    const int heads = trainer_.config().model.heads;
+    int layer = 0;
     std::vector<TensorSignal> signals;
     for (const Unit& unit : trainer_.table().units())
         for (const ParameterTensor& tensor : unit.tensors) {
             const size_t t = signals.size();
             signals.push_back({tensor.name, norm(gradient, t) / *slot.loss_scale, norm(weight, t), norm(update, t)});
+            if (tensor.layer.ends_with(".qkv") && tensor.shape.size() == 2)
+                signals.back().max_logit = largest(slot.max_logits + heads * layer++, heads);
         }
     return signals;
 }

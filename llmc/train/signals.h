@@ -1,5 +1,6 @@
 // Norms by tensor, for --signals-every: of the gradient, of the weights, and of what an optimizer step added to them.
-// They tell which tensor a loss spike began in, and whether rates suit: updates of about 1e-3 of the weights do.
+// They tell which tensor a loss spike began in, and whether rates suit: updates of about 1e-3 of the weights do. The
+// weights that make queries and keys also have attention's largest logit.
 //
 // Nothing waits: sums are taken on the training stream and read with the step's record. Other steps cost nothing. The
 // memory is 4 bytes per parameter, for the weights before the update, divided by the ranks that share the state.
@@ -27,6 +28,7 @@ public:
     size_t bytes() const { return arena_.bytes(); }
     void allocate();
 
+    bool is_due(int64_t step) const;
     // Around the optimizer of `step`, when its gradients are complete. They do nothing if no signals are due.
     void before_optimizer(int64_t step);
     void after_optimizer(int64_t step);
@@ -35,7 +37,6 @@ public:
 
 private:
     enum Norm { gradient, weight, update, kNorms };
-    bool is_due(int64_t step) const;
     // This rank's part of a tensor. The parts of all ranks together are the tensor, in every stage.
     struct Share {
         size_t tensor, unit;  // numbers
@@ -59,6 +60,7 @@ private:
     struct Slot {
         double* squares = nullptr;  // pinned, as on the device
         float* loss_scale = nullptr;
+        float* max_logits = nullptr;  // of Transformer::max_logits()
         int64_t step = 0;
     };
     Slot slots_[2];  // for the step in flight and the one before it

@@ -29,10 +29,17 @@ struct FreshLoss {
     double ln_vocab, expected, margin = 0.5;
 };
 
+// The largest logit of a layer's attention in a step, and its head.
+struct MaxLogit {
+    float logit;
+    int head;
+};
+
 // Norms of a tensor around an optimizer step, over all ranks (llmc/train/signals.h).
 struct TensorSignal {
     std::string tensor;
     double gradient = 0, weight = 0, update = 0;  // unscaled and not clipped; after the step; what the step added
+    std::optional<MaxLogit> max_logit = {};       // only for the weights of queries and keys
 };
 
 struct StepRecord {

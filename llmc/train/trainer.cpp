@@ -62,6 +62,7 @@ Trainer<Real>::Trainer(const TrainerConfig& config, const Comm& comm)
       optimizer_(config_, weights_, gradients_, &matmul_) {
     matmul_.choose(config.products);
     if (config.signals_every > 0) signals_ = std::make_unique<Signals<Real>>(*this);
+    if (signals_) model_.plan_max_logits();
     if (config.verify_every > 0) verification_ = std::make_unique<Verification<Real>>(*this);
 }
 
@@ -168,10 +169,11 @@ template <class Real>
 void Trainer<Real>::micro_step(const MicroBatch& batch, float weight) {
     const int64_t total = int64_t{config_.batch} * config_.seq * kind_.micro_steps * comm_.world();
     const bool first = micro_step_ == 0, last = ++micro_step_ == kind_.micro_steps;
+    const bool measures_logits = signals_ && signals_->is_due(step_ + 1);
     const auto run = [&] {
         if (fp8()) fp8()->laboratory().probe(kind_.probes && first);
         model_.train_micro_step(batch, weight / static_cast<float>(total), optimizer_.loss_scale(), first, stream_,
-                                last, kind_.length);
+                                last, kind_.length, measures_logits);
     };
     if (first && verification_ && verification_->is_due(step_ + 1))
         verification_->run_twice(run);

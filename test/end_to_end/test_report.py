@@ -100,7 +100,7 @@ class Contents(unittest.TestCase):
         expected |= {f"{kind}/{names[1]}/{which}" for which in ("median", "largest") for kind in (
             "kurtosis", "forward-error", "dgrad-error", "wgrad-error")}
         expected |= {f"{kind}/{name}/{which}" for which in ("median", "largest") for name in names
-                     for kind in ("update-ratio", "gradient")}
+                     for kind in ("update-ratio", "gradient", "max-logit")}
         self.assertEqual(curves.keys(), expected)
         for run, name in zip(runs, names):
             loss = curves[f"loss/{name}/training"]
@@ -123,6 +123,8 @@ class Contents(unittest.TestCase):
 
         signals = [r["signals"] for r in runs[0].records if "signals" in r]
         self.assertEqual([len(s) for s in signals], [2 + 2 * 12 + 2] * 3)  # embeddings, blocks, the last norm
+        self.assertEqual(curves[f"max-logit/{names[0]}/largest"]["y"],
+                         [float(f"{max(t['max_logit'] for t in s if 'max_logit' in t):.6g}") for s in signals])
         self.assertEqual(curves[f"update-ratio/{names[0]}/largest"]["y"],
                          [float(f"{max(t['update'] / t['weight'] for t in s if t['weight'] > 0):.6g}") for s in signals])
 

@@ -139,8 +139,10 @@ class Names(unittest.TestCase):
         signals = [dict(tensor=f"h.{block}.fc.weight", gradient=gradient, weight=2.0, update=0.01 * block)
                    for block, gradient in ((1, 0.5), (2, 0.25))]
         signals.append(dict(tensor="h.0.fc.weight", gradient=0.1, weight=0.0, update=0.0))
+        signals += [dict(tensor=f"h.{block}.qkv.weight", max_logit=logit, head=1) for block, logit in ((0, -3.0), (1, -2.0))]
         self.assertEqual(scalars(dict(step=1, signals=signals)),
-                         {"tensors/fc.weight/gradient": 0.5, "tensors/fc.weight/update_ratio": 0.01})
+                         {"tensors/fc.weight/gradient": 0.5, "tensors/fc.weight/update_ratio": 0.01,
+                          "tensors/qkv.weight/max_logit": -2.0})
 
     def test_a_nan_is_not_hidden(self):
         fp8 = [dict(self.FP8[0], amax=None, nonfinite=dict(amax="nan")), self.FP8[1]]

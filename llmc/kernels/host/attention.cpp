@@ -604,6 +604,36 @@ void attention_query_gradient_fp32(const Grid& grid, float* dqkv, float* delta, 
     });
 }
 
+template <class Real, int HD>
+void attention_max_logits(const Grid& grid, float* maxima, const Real* qkv, int T, int NH, int NKV, float scale,
+                          int window, const int* documents) {
+    constexpr int kKeys = 64;
+    const Shape s{static_cast<int>(grid.grid.z), T, NH, NKV, HD, window, documents};
+    for_each_block(s, NH, kRows, [&](int b, int h, int first_query) {
+        const HeadOffsets at(s, b, h, h / s.group());
+        SeenKeys seen(s, b, first_query);
+        for (int i = T - first_query; i < kRows; i++) seen.first[i] = T;  // rows behind the sequence see nothing
+        alignas(64) float queries[HD * kRows], keys[kKeys * HD], scores[kKeys * kRows];
+        load_transposed<HD>(queries, qkv + at.query + first_query * s.stride(), s.stride(), T - first_query);
+        const float minus_infinity = float_from_bits(kFloatInfinityBits | 0x80000000u);
+        Floats best = splat(minus_infinity);
+        const int end = std::min(first_query + kRows, T);
+        for (int key = seen.first[0] / kKeys * kKeys; key < end; key += kKeys) {
+            load_rows<HD>(keys, qkv + at.key + key * s.stride(), s.stride(), kKeys, T - key);
+            multiply<Real, HD>(scores, keys, queries, kKeys);
+            for (int k = 0; k < kKeys; k++)
+                for (int lane = 0; lane < kRows; lane += kLanes) {
+                    const Ints sees = seen.see(key + k, first_query, lane);
+                    best = max_of(best, sees ? load(scores + k * kRows + lane) : splat(minus_infinity));
+                }
+        }
+        float largest = minus_infinity;
+        for (int lane = 0; lane < kLanes; lane++) largest = std::max(largest, best[lane]);
+#pragma omp critical(llmc_attention_max_logits)
+        if (!(maxima[h] >= largest * scale)) maxima[h] = largest * scale;  // at first it is no number
+    });
+}
+
 #define LLMC_INSTANTIATE(HD)                                                                                          \
     template void attention_forward<HD>(const Grid&, bf16*, bf16*, float*, const bf16*, e4m3*, e4m3*, Fp8State*, int, \
                                         int, int, float, int, QuantizePass, const int*);                              \
@@ -614,7 +644,11 @@ void attention_query_gradient_fp32(const Grid& grid, float* dqkv, float* delta, 
                                                   const float*, int, int, int, float, int, const int*);               \
     template void attention_query_gradient_fp32<HD>(const Grid&, float*, float*, const float*, const float*,          \
                                                     const float*, const float*, int, int, int, float, int,            \
-                                                    const int*);
+                                                    const int*);                                                      \
+    template void attention_max_logits<bf16, HD>(const Grid&, float*, const bf16*, int, int, int, float, int,         \
+                                                 const int*);                                                         \
+    template void attention_max_logits<float, HD>(const Grid&, float*, const float*, int, int, int, float, int,       \
+                                                  const int*);
 LLMC_INSTANTIATE(32)
 LLMC_INSTANTIATE(64)
 LLMC_INSTANTIATE(80)

@@ -37,6 +37,9 @@ template <int HD>
 void attention_key_gradient_fp32(const Grid&, float* dqkv, const float* dout, const float* qkv, const float* lse,
                                  const float* delta, int T, int NH, int NKV, float scale, int window,
                                  const int* documents);
+template <class Real, int HD>
+void attention_max_logits(const Grid&, float* maxima, const Real* qkv, int T, int NH, int NKV, float scale, int window,
+                          const int* documents);
 
 // ---- norm.cpp -------------------------------------------------------------------------------------------------------
 

@@ -261,6 +261,10 @@ TEST_CASE("norms by tensor are those of one rank in every stage") {
             CHECK(run.signals[t].gradient == doctest::Approx(reference.signals[t].gradient).epsilon(1e-3));
             CHECK(run.signals[t].weight == doctest::Approx(reference.signals[t].weight).epsilon(1e-3));
             CHECK(run.signals[t].update == doctest::Approx(reference.signals[t].update).epsilon(1e-3));
+            REQUIRE(run.signals[t].max_logit.has_value() == reference.signals[t].max_logit.has_value());
+            if (!run.signals[t].max_logit) continue;
+            CHECK(run.signals[t].max_logit->logit == reference.signals[t].max_logit->logit);
+            CHECK(run.signals[t].max_logit->head == reference.signals[t].max_logit->head);
         }
     }
 }
