@@ -95,7 +95,8 @@ KernelUse::KernelUse(const TrainerConfig& config, Precision precision, int ranks
     masters = config.optimizer.masters, adam_moments = config.optimizer.adam_moments;
     clip_kind = config.optimizer.clip_kind;
     signals = config.signals_every > 0;
-    max_logits = signals && config.model.table().attention;
+    qk_clip = config.qk_clip > 0;
+    max_logits = (signals || qk_clip) && config.model.table().attention;
     documents = config.end_token.has_value();
     document_positions = config.document_positions;
     loss = config.loss;

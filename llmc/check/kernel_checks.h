@@ -50,6 +50,7 @@ struct KernelUse {
     StateFormat masters = StateFormat::fp32, gradients = StateFormat::fp32, adam_moments = StateFormat::fp32;
     ClipKind clip_kind = ClipKind::norm;
     bool signals = false;     // --signals-every
+    bool qk_clip = false;     // --qk-clip
     bool max_logits = false;  // attention's largest logits are measured
     bool documents = false;   // attention stays inside documents
     bool document_positions = false;

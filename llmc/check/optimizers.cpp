@@ -3,6 +3,7 @@
 #include "llmc/check/families.h"
 #include "llmc/kernels/clip.h"
 #include "llmc/kernels/muon.h"
+#include "llmc/kernels/qk_clip.h"
 #include "llmc/kernels/update.h"
 #include "llmc/optim/config.h"
 #include "llmc/train/words.h"
@@ -350,6 +351,66 @@ void update(Trial& t, const Update& u) {
     compare_copies(t, u, masters, whole.working, fp8, fp8_before);
 }
 
+// ---- QK-clip --------------------------------------------------------------------------------------------------------
+
+struct Clipped {
+    AttentionHeads heads = {3, 3, 32};
+    size_t columns = 36, first = 0;  // of qkv's weight or bias
+    size_t left_out = 0;             // elements at the end
+    bool skip = false, measured = false;
+    StateFormat masters = StateFormat::fp32;
+
+    std::string text() const {
+        return fmt::format("qk_clip NH={} NKV={} HD={} columns={} from {}{}{}{}", heads.NH, heads.NKV, heads.HD,
+                           columns, first, skip ? ", skipped step" : "", measured ? ", measured" : "",
+                           masters == StateFormat::bf16 ? ", masters bf16" : "");
+    }
+};
+
+// Logits of head 0 are within the limit, those of others are beyond it.
+template <class Real>
+void clipped(Trial& t, const Clipped& s) {
+    const size_t rows = static_cast<size_t>(s.heads.rows() * s.heads.HD);
+    const size_t count = rows * s.columns - s.first - s.left_out;
+    const float limit = 30;
+    std::vector<float> logits, before = t.random<float>(count, 0.5f);
+    for (int h = 0; h < s.heads.NH; h++) logits.push_back(limit * static_cast<float>(h == 0 ? 1 : 1.3 + h));
+    narrow(s.masters, before);
+    std::vector<Real> copies;
+    for (const float weight : before) copies.push_back(to<Real>(weight));
+    const auto maxima = t.input(logits);
+    const auto state = t.input(std::vector<StepState>{example_state(s.skip)});
+    const Fp8State fp8_before{};
+    const StateArray master = state_result(t, "master", s.masters, before);
+    Real* working = s.measured ? nullptr : t.result("working", line(count), copies);
+    Fp8State* fp8 = s.measured ? t.result("state", line(1), std::vector<Fp8State>{fp8_before}) : nullptr;
+    t.run_twice([&] {
+        qk_clip<Real>(master, working, fp8, maxima, s.heads, s.columns, s.first, count, limit, state, t.stream(),
+                      kRounding);
+    });
+    Bounded expected;
+    for (size_t i = 0; i < count; i++) {
+        const int head = static_cast<int>((s.first + i) / (s.heads.HD * s.columns));
+        const bool shared = s.heads.NKV < s.heads.NH, is_query = head < s.heads.NH;
+        const bool clips = !s.skip && (is_query || (!shared && head < s.heads.NH + s.heads.NKV));
+        const double largest = clips ? logits[is_query ? head : head - s.heads.NH] : 0;
+        const double gamma = clips && largest > limit ? limit / largest : 1;
+        const double value = before[i] * (shared ? gamma : std::sqrt(gamma));
+        expected.push_back(value, gamma == 1 ? 0 : 3 * kUnit * std::fabs(value));
+    }
+    within(t, master, s.skip ? expected : stored(s.masters, expected, master_bits, 0));
+    const std::vector<float> masters = values_in(t, master);
+    if (working) {
+        std::vector<Real> rounded;
+        for (const float weight : masters) rounded.push_back(to<Real>(weight));
+        t.equal(working, rounded);
+    }
+    Fp8State measured = fp8_before;
+    for (const float weight : masters)
+        if (!s.skip) measured.amax_now = std::max(measured.amax_now, std::fabs(weight));
+    if (fp8) t.note(wrong_state(t.read(fp8)[0], {measured, measured}));
+}
+
 // ---- Muon ----------------------------------------------------------------------------------------------------------
 
 constexpr double kSafety = 1.02, kBeta2 = 0.9;
@@ -611,9 +672,20 @@ void add_tests(Items& items) {
         for (const float size : {1e-6f, 1e4f, 0.0f}) add_matrix<Real>(items, {1, columns, size});
 }
 
+template <class Real>
+void add_clipped(Items& items, const Clipped& s) {
+    add_kernel(items, fmt::format("{} {}", s.text(), type_name<Real>()), [s](Trial& t) { clipped<Real>(t, s); });
+}
+
 }  // namespace
 
 void add_optimizer(Items& items, const KernelUse& use) {
+    if (use.qk_clip)
+        for (const size_t columns : {size_t{1}, size_t{36}}) {
+            Clipped s{use.attention_heads(), columns};
+            s.masters = use.masters, s.measured = use.fp8 && columns > 1;
+            use.bf16 ? add_clipped<bf16>(items, s) : add_clipped<float>(items, s);
+        }
     if (use.clip_kind == ClipKind::value)
         add_kernel(items, "clip_values", [](Trial& t) { clipped_values(t, 4101, 1024.0f); });
     if (use.clip_kind == ClipKind::tensor)
@@ -632,6 +704,22 @@ void add_optimizer_tests(Items& items) {
                 add_kernel(items, "clip_tensors", [=](Trial& t) { clipped_tensor(t, count, scale, size); });
         }
     add_tests<float>(items), add_tests<bf16>(items);
+    // Weights and biases, slices of them, grouped queries, and a head that threads share with the next.
+    for (const Clipped& s : {Clipped{},
+                             {{3, 3, 80}, 1},
+                             {{6, 2, 32}, 36},
+                             {{2, 1, 96}, 1, 40, 24},
+                             {{3, 3, 32}, 36, 1000, 2000},
+                             {{3, 3, 32}, 36, 7000, 3}})
+        for (const bool measured : {false, true})
+            for (const StateFormat masters : {StateFormat::fp32, StateFormat::bf16}) {
+                Clipped variant = s;
+                variant.measured = measured, variant.masters = masters;
+                if (masters == StateFormat::fp32) add_clipped<float>(items, variant);
+                add_clipped<bf16>(items, variant);
+                variant.skip = true;
+                add_clipped<bf16>(items, variant);
+            }
 }
 
 }  // namespace llmc::check

@@ -364,6 +364,9 @@ const Flag kRows[] = {
     flag(0, "clip-kind", "NAME", &Options::clip_kind, {},
          "quantity that --clip limits: norm (of all gradients together), tensor (norm of each tensor's gradient) or "
          "value (magnitude of each element)"),
+    flag(0, "qk-clip", "X", &Options::qk_clip, {},
+         "after each step, scale down the weights of queries and keys in heads whose largest attention logit was above "
+         "X (MuonClip's QK-clip; Kimi K2 had 100); 0: off"),
     flag(0, "z-loss", "X", &Options::z_loss, {},
          "add X log(Z)^2 to the training loss, Z being the softmax denominator (PaLM uses 1e-4); reported losses "
          "exclude it"),

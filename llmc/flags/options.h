@@ -145,6 +145,7 @@ struct Options {
     double adamw_weight_decay = -1;                                         // -1 = not given = weight_decay
     double clip = 1.0;                                                      // 0 = off
     ClipKind clip_kind = ClipKind::norm;
+    double qk_clip = 0;  // 0 = off
     double z_loss = 0, label_smoothing = 0;
 
     // Precision and memory

@@ -213,6 +213,11 @@ void resolve_optimizer(Options& o) {
             "--clip-kind {} changes gradients in place, which would round them once more with --gradients bf16; "
             "leave one of them out",
             word_of(o.clip_kind));
+    if (o.qk_clip > 0 && o.model_config.table().qk_norm)
+        refuse(
+            "--qk-clip {:g} scales the weights of queries and keys, which the QK-norm of this model undoes; leave it "
+            "out: QK-norm limits attention's logits by itself",
+            o.qk_clip);
     if (o.momentum < 0) o.momentum = muon ? 0.95 : 0.9;
     if (o.nesterov == Nesterov::by_optimizer) o.nesterov = muon ? Nesterov::on : Nesterov::off;
     for (const auto& [name, rate] : {std::pair{"--adamw-lr", &Options::adamw_lr},

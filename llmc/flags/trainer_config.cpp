@@ -78,6 +78,7 @@ TrainerConfig trainer_config(const Options& o, const ProductChoices& products) {
     config.loss_scale = o.loss_scale.value;
     config.loss_scale.growth_interval = o.loss_scale_growth_interval;
     config.skip_spikes = o.skip_spikes;
+    config.qk_clip = o.qk_clip;
     config.signals_every = o.signals_every;
     config.verify_every = o.verify_every;
     return config;

@@ -79,6 +79,7 @@ public:
     size_t moment_bytes() const { return moments_.bytes(); }
     size_t second_moment_bytes() const { return muon_ ? muon_->state_bytes() : 0; }  // NorMuon's, always on the device
     const StateRing& ring() const { return ring_; }
+    StateRing& ring() { return ring_; }
     const Muon<Real>* muon() const { return muon_ ? &*muon_ : nullptr; }  // nullptr if unused
     void allocate(stream_t stream);                                       // moments start at 0
 

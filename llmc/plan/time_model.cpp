@@ -39,6 +39,8 @@ struct PortableAttention {
 constexpr PortableAttention kPortableForward = {2.1, 422, 150.0 / 64}, kPortableBackward = {7, 812, 500.0 / 64};
 // At head dimension 256 the backward pass computes scores and dP twice as often (attention_backward.cu).
 constexpr PortableAttention kPortableBackward256 = {11, 2 * 812, 500.0 / 64 * 11 / 7};
+// Attention's largest logits: half of the forward pass's products, and estimated clocks.
+constexpr PortableAttention kPortableLogits = {1.05, 130, 75.0 / 64};
 constexpr double kClock = 1.75e9, kSchedulers = 4;  // under load, of an H100; other cards' clocks are 1.4 to 2.6 GHz
 constexpr double kPortableTile = 64;                // keys; half of the tile at the diagonal is computed in vain
 constexpr double kDeltaBytes = 6;                   // per token and channel: the backward pass reads out and dout first
@@ -188,7 +190,8 @@ TimeModel::Attention TimeModel::attention(double layers, int B, int T, const Att
         const double rate = kTensorKernelShare * for_long_sequences * T / (T + tile);
         return attention_at(rate * card_.peak_tflops / kHopperPeak, products, tokens, T, channels);
     };
-    Attention time = {portable(kPortableForward), portable(heads.HD == 256 ? kPortableBackward256 : kPortableBackward)};
+    Attention time = {portable(kPortableForward), portable(heads.HD == 256 ? kPortableBackward256 : kPortableBackward),
+                      portable(kPortableLogits)};
     if (runs(KernelVariant::hopper_attention) && hopper::can_run(heads))
         time.forward = on_hopper(kHopperForward[heads.HD == 128], kHopperTile, 2);
     if (runs(KernelVariant::hopper_attention_backward) && hopper::can_run_backward(T, heads)) {
@@ -228,7 +231,7 @@ StepTime step_time(const PlannedRun& run, Precision precision, int slices) {
     const LinearTime chunk = linear_time(time, rows, model.padded_vocab(), C, fp8_head, config.fast_accumulation, 1);
     const double head_time = N / rows * (chunk.forward + chunk.backward);
 
-    TimeModel::Attention attention = {0, 0};
+    TimeModel::Attention attention = {0, 0, 0};
     if (model.table().attention) {
         const AttentionHeads heads = {model.heads, model.key_value_heads(), model.head_dim()};
         const double whole_layers = model.attention_flops_per_token(config.seq) / (6 * heads.width() * T);
@@ -262,6 +265,7 @@ StepTime step_time(const PlannedRun& run, Precision precision, int slices) {
     StepTime t;
     t.products = micro_steps * ((1 + again) * forward + backward + head_time);
     t.attention = micro_steps * ((1 + again) * attention.forward + attention.backward);
+    if (config.qk_clip > 0) t.attention += micro_steps * attention.logits;
     t.elementwise = micro_steps * (light + heavy + rest);
     t.optimizer = time.element_wise(
         (static_cast<double>(model.padded_parameters()) * optimizer_bytes(config.optimizer, config.sharding.gradients) +

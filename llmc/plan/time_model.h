@@ -52,6 +52,7 @@ public:
     // Causal attention in this number of layers, with the kernels that a run with this set has on the card.
     struct Attention {
         double forward, backward;
+        double logits = 0;  // attention_max_logits()
     };
     Attention attention(double layers, int B, int T, const AttentionHeads& heads, const KernelSet& kernels) const;
     // The time of attention at a rate that counts this many products (2 forward, 5 backward) over half of the square,

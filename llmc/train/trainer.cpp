@@ -3,7 +3,9 @@
 
 #include <algorithm>
 
+#include "llmc/device/trace.h"
 #include "llmc/device/transfer.h"
+#include "llmc/kernels/qk_clip.h"
 #include "llmc/shard/state_values.h"
 #include "llmc/train/signals.h"
 #include "llmc/train/staging.h"
@@ -62,7 +64,7 @@ Trainer<Real>::Trainer(const TrainerConfig& config, const Comm& comm)
       optimizer_(config_, weights_, gradients_, &matmul_) {
     matmul_.choose(config.products);
     if (config.signals_every > 0) signals_ = std::make_unique<Signals<Real>>(*this);
-    if (signals_) model_.plan_max_logits();
+    if (signals_ || config.qk_clip > 0) model_.plan_max_logits();
     if (config.verify_every > 0) verification_ = std::make_unique<Verification<Real>>(*this);
 }
 
@@ -169,7 +171,7 @@ template <class Real>
 void Trainer<Real>::micro_step(const MicroBatch& batch, float weight) {
     const int64_t total = int64_t{config_.batch} * config_.seq * kind_.micro_steps * comm_.world();
     const bool first = micro_step_ == 0, last = ++micro_step_ == kind_.micro_steps;
-    const bool measures_logits = signals_ && signals_->is_due(step_ + 1);
+    const bool measures_logits = config_.qk_clip > 0 || (signals_ && signals_->is_due(step_ + 1));
     const auto run = [&] {
         if (fp8()) fp8()->laboratory().probe(kind_.probes && first);
         model_.train_micro_step(batch, weight / static_cast<float>(total), optimizer_.loss_scale(), first, stream_,
@@ -193,6 +195,7 @@ std::vector<Fp8Fallback> Trainer<Real>::finish_step() {
     if (verification_) verification_->before_optimizer(step_ + 1);
     if (signals_) signals_->before_optimizer(step_ + 1);
     optimizer_.update(model_.train_loss_sum(), fp8() ? fp8()->bad_flag() : nullptr, stream_);
+    if (config_.qk_clip > 0) clip_logits();
     if (signals_) signals_->after_optimizer(step_ + 1);
     if (fp8()) fp8()->finish_step(optimizer_.loss_scale_change(), stream_);
     const std::vector<Fp8Fallback> left = model_.leave_fp8(step_ + 1, stream_);
@@ -201,6 +204,36 @@ std::vector<Fp8Fallback> Trainer<Real>::finish_step() {
     submitted().products = products_;
     if (verification_) verification_->prepare(step_ + 1);
     return left;
+}
+
+// Scales this rank's slices of the weights and biases that make queries and keys (kernels/qk_clip.h).
+template <class Real>
+void Trainer<Real>::clip_logits() {
+    const ProfileRange range("QK-clip", stream_);
+    const AttentionHeads heads{config_.model.heads, config_.model.key_value_heads(), config_.model.head_dim()};
+    for (int l = 0; l < config_.model.layers; l++)
+        for (const char* name : {"qkv.weight", "qkv.bias"}) {
+            const std::optional<ParameterTable::Place> place = table_.look_up(block_prefix(l) + name);
+            if (!place) continue;
+            const auto& [unit, number] = *place;
+            const ParameterTensor& tensor = table_.tensor(*place);
+            const ShardLayout::Part slice = layout_.slice(unit), part = ShardLayout::overlap(slice, tensor);
+            if (part.count == 0) continue;
+            Fp8State* const fp8 = weights_.fp8_state(unit, number);
+            if (fp8) set_bytes(&fp8->amax_now, 0, sizeof(float), stream_);  // the optimizer's is of larger weights
+            const size_t columns = tensor.shape.size() == 2 ? static_cast<size_t>(tensor.shape[1]) : 1;
+            optimizer_.ring().update(
+                {weights_.slice(unit, part.begin - slice.begin).master}, part.count, stream_,
+                [&](const StateRing::Slice& piece) {
+                    const size_t at = part.begin + piece.begin;
+                    StateRounding rounding = config_.optimizer.rounding(unit, at);
+                    rounding.key ^= kGolden64;  // other bits than those of the optimizer's rounding
+                    qk_clip(piece[0], weights_.slice(unit, at - slice.begin).working, fp8,
+                            model_.max_logits() + l * heads.NH, heads, columns, at - tensor.offset, piece.count,
+                            static_cast<float>(config_.qk_clip), optimizer_.state(), stream_, rounding);
+                });
+        }
+    optimizer_.ring().finish(stream_);
 }
 
 template <class Real>

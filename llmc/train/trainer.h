@@ -46,6 +46,7 @@ struct TrainerConfig : ModelSetup, OptimizerSetup {
     Sharding sharding;
     ProductChoices products;    // the card check's
     bool forward_only = false;  // for evaluation and sampling: no memory for gradients and moments
+    double qk_clip = 0;         // limit of attention's logits (kernels/qk_clip.h); 0: none
     int64_t signals_every = 0;  // steps from one with norms by tensor to the next (signals.h); 0: none
     int64_t verify_every = 0;   // steps from one verified step to the next (verification.h); 0: none
 
@@ -148,6 +149,7 @@ public:
     Optimizer<Real>& optimizer() { return optimizer_; }
 
 private:
+    void clip_logits();
     void restore_residuals(const TrainerState& state, const ReadState& read);
     std::vector<Matmul::LinearShape> product_shapes() const;
 

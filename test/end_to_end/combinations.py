@@ -90,6 +90,7 @@ def training(draw):
              *draw.flag(0.2, "--seq-schedule", f"{seq // 2}:2"),
              *optimizer(draw), *draw.flag(0.3, "--warmup", 2),
              *draw.flag(0.3, "--schedule", "linear", "constant", "wsd", "wsd-linear", "step", "inverse-sqrt"),
+             *(draw.flag(0.3, "--qk-clip", "0.03") if architecture in ("gpt2", "llama") else []),
              *draw.flag(0.2, "--z-loss", "1e-3"),
              *draw.flag(0.2, "--label-smoothing", "0.1"),
              *draw.maybe(0.3, "--doc-mask", *draw.maybe(0.5 if architecture == "gpt2" else 0, "--doc-positions")),

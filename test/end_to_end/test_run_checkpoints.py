@@ -146,6 +146,11 @@ class Resume(Case):
         kinds.append(["--precision", "bf16", "--adam-moments", "bf16"])
         kinds += [[*precision, "--master", "bf16", "--gradients", "bf16", "--adam-moments", "fp8"]
                   for precision in (["--precision", "bf16"], [*recipe_flags("delayed"), "--batch", "8"])]
+        for precision in (["--precision", "bf16"], [*recipe_flags("delayed"), "--batch", "8", "--master", "bf16"]):
+            kinds.append([*precision, "--qk-clip", "0.01", "--signals-every", "1"])
+            logits = [t["max_logit"] for r in whole_run(*kinds[-1]).records() for t in r.get("signals", [])
+                      if "max_logit" in t]
+            self.assertGreater(max(logits), 0.01, "it clips")
         kinds.append(["--precision", "fp8", "--fp8-fallback", "0.5,0.0001,3", "--total-batch", "128", "--skip-spikes",
                       "--model", llama()])  # its records have gate and up, too
         for kind in kinds:

@@ -44,6 +44,7 @@ struct RunConfig {
     ClipKind clip_kind = ClipKind::norm;
     double clip = 1.0;
     int64_t signals_every = 0;
+    double qk_clip = 0;
 };
 
 TrainerConfig trainer_config(const RunConfig& c) {
@@ -69,6 +70,7 @@ TrainerConfig trainer_config(const RunConfig& c) {
     config.optimizer.masters = c.masters, config.optimizer.adam_moments = c.moments;
     config.loss_scale = loss_scale_config(c.recipe ? "dynamic" : "off");
     config.signals_every = c.signals_every;
+    config.qk_clip = c.qk_clip;
     return config;
 }
 
@@ -267,6 +269,23 @@ TEST_CASE("norms by tensor are those of one rank in every stage") {
             CHECK(run.signals[t].max_logit->head == reference.signals[t].max_logit->head);
         }
     }
+}
+
+TEST_CASE("sharded training with QK-clip equals one rank's: ranks share the largest logits, and clip their slices") {
+    for (const char* recipe : {static_cast<const char*>(nullptr), "delayed", "current"})
+        for (const StateFormat masters : {StateFormat::fp32, StateFormat::bf16}) {
+            CAPTURE(recipe);
+            RunConfig config;
+            config.recipe = recipe, config.masters = masters;
+            ShardedRun<bf16> other(config, world());
+            other.train();
+            config.qk_clip = 0.03;
+            check_stages<bf16>(config, 1e-3, 5e-2, {1});
+            ShardedRun<bf16> clipped(config, world());
+            clipped.train();
+            CHECK(clipped.losses.front() == other.losses.front());
+            CHECK(!same_bits(clipped.weights(), other.weights()));
+        }
 }
 
 TEST_CASE("sharded training with clipping by tensor norm or value equals one rank's") {
