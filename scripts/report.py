@@ -235,6 +235,8 @@ def warnings_of(run):
         for layer in record.get("fp8_fallback", []):
             yield (f"step {record['step']}: {layer['layer']} left FP8 for BF16, because its {layer['tensor']} "
                    f"{layer['reason']}")
+        if slow := record.get("slow_rank"):
+            yield f"step {record['step']}: {slow['where']} was slow, and the other ranks waited for it"
         outside = record.get("memory_outside", {})
         if outside.get("taken", 0) > outside.get("reserved", 0):
             yield f"libraries have taken {size_text(outside['taken'])} where {size_text(outside['reserved'])} were reserved"

@@ -67,6 +67,10 @@ def is_text(value):
     return isinstance(value, str)
 
 
+def is_slow_rank(value):
+    return value is None or fits(value, {"where": is_name})
+
+
 # The shapes of the fields that the scripts use. A shape is a function that returns True for valid values, [shape of
 # each element], or {key: shape}, where "*" stands for any key.
 TRAINING = {"step": is_step, "loss": is_number}
@@ -78,7 +82,7 @@ RECORD = {"tokens": is_count, "source_tokens": {"*": is_count}, "lr": is_number,
           "fp8_errors": [{"layer": is_name}], "signals": [{"tensor": is_name}],
           "fp8_fallback": [{"layer": is_name, "tensor": is_name, "reason": is_name}],
           "memory": {"*": {"planned": is_count, "least_peak": is_count, "most_peak": is_count}},
-          "memory_outside": {"*": is_count}}
+          "memory_outside": {"*": is_count}, "slow_rank": is_slow_rank}
 MODEL = {"layers": is_count, "channels": is_count, "heads": is_count, "parameters": is_count}
 
 

@@ -6,6 +6,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "llmc/comm/backend.h"
+
 namespace llmc {
 namespace {
 
@@ -41,6 +43,15 @@ std::vector<std::string> gather_texts(const Comm& comm, const std::string& mine)
         texts.emplace_back(all.data() + r * row + sizeof bytes, bytes);
     }
     return texts;
+}
+
+std::vector<std::string> describe_ranks(const Comm& comm) {
+    const std::string identity = device_identity();
+    std::vector<std::string> ranks = gather_texts(comm, device_info().name + (identity.empty() ? "" : ", " + identity));
+    for (size_t r = 0; r < ranks.size(); r++)
+        ranks[r] = fmt::format("rank {} on {} ({})", r, comm.host(static_cast<int>(r)),
+                               peer_text(ranks[r].data(), ranks[r].size()));
+    return ranks;
 }
 
 std::string broadcast_text(const Comm& comm, const std::string& text) {

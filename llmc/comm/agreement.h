@@ -11,6 +11,8 @@ namespace llmc {
 
 // Returns every rank's text, in the order of the ranks.
 std::vector<std::string> gather_texts(const Comm& comm, const std::string& mine);
+// Returns "rank 1 on node7 (NVIDIA H100, 00000000:3b:00.0 GPU-3f...)" of every rank.
+std::vector<std::string> describe_ranks(const Comm& comm);
 // Returns rank 0's text on every rank.
 std::string broadcast_text(const Comm& comm, const std::string& text);
 

@@ -119,7 +119,8 @@ bool built_with_mpi();
 bool built_with_nccl();
 std::shared_ptr<Transport> make_mpi_transport(size_t largest_message);
 // Sets up NCCL with the help of `control`, on the open device. Uses `chain` if nccl_keeps_order() is false.
-std::unique_ptr<Backend> make_nccl_backend(Transport& control, std::shared_ptr<OperationLog> log, std::string group,
+std::unique_ptr<Backend> make_nccl_backend(Transport& control, std::shared_ptr<OperationLog> log,
+                                           std::shared_ptr<PeerWaits> waits, std::string group,
                                            std::shared_ptr<CollectiveChain> chain);
 
 struct TcpAddress {

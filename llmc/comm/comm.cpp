@@ -33,6 +33,7 @@ struct Comm::State {
     bool nccl = false;              // true if attach_device() must create NCCL's back-end
     ReduceOrder order = ReduceOrder::any;
     std::shared_ptr<OperationLog> log = std::make_shared<OperationLog>();
+    std::shared_ptr<PeerWaits> waits = std::make_shared<PeerWaits>(log);
     std::shared_ptr<HostExchange> exchange;     // shared by all communicators of the process
     std::shared_ptr<Transport> transport;       // nullptr for one rank
     std::shared_ptr<Backend> backend;           // nullptr for one rank, or for NCCL before attach_device()
@@ -74,7 +75,7 @@ struct Comm::State {
     void meet_neighbours(Transport& transport);
     void attach() {
         if (nccl && !backend && world > 1) {
-            backend = make_nccl_backend(control(), log, group, chain);
+            backend = make_nccl_backend(control(), log, waits, group, chain);
             backends->add(backend);
         }
         for (const auto& part : parts) part->attach();
@@ -187,6 +188,7 @@ Comm Comm::split(int color, const std::string& label) const {
     part->group = label;
     part->order = s.order;
     part->log = s.log;
+    part->waits = s.waits;
     part->hosts = {s.hosts[s.rank]};
     if (!s.transport) {
         if (s.planned) throw Error(ExitCode::failure, "a planned communicator cannot be split by color");
@@ -238,6 +240,13 @@ ReduceOrder Comm::reduce_order() const { return state_->order; }
 const Traffic& Comm::traffic() const { return state_->traffic; }
 void Comm::reset_traffic() const { state_->traffic = {}; }
 OperationLog& Comm::log() const { return *state_->log; }
+PeerWaits& Comm::waits() const { return *state_->waits; }
+
+void Comm::wait_for_peers(stream_t stream, event_t event) const {
+    state_->waits->begin(stream);
+    wait(stream, event);
+    state_->waits->end(stream);
+}
 
 const char* Comm::name() const {
     if (state_->planned) return state_->planned;

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "llmc/comm/operation_log.h"
+#include "llmc/comm/peer_waits.h"
 #include "llmc/comm/pieces.h"
 #include "llmc/device/runtime.h"
 #include "llmc/device/trace.h"
@@ -135,6 +136,10 @@ public:
     const Traffic& traffic() const;
     void reset_traffic() const;
     OperationLog& log() const;  // shared by all communicators of the process
+    // Time that this process waits for other ranks; shared likewise.
+    PeerWaits& waits() const;
+    // Makes the stream wait for an event behind a collective of another stream, which waits() counts.
+    void wait_for_peers(stream_t stream, event_t event) const;
     // Callable from any thread: a known failure ("rank 3 on node7 is gone") of this communicator or another from the
     // same connect(), or "".
     std::string failure() const;

@@ -130,14 +130,16 @@ DeviceProgress progress_of(const Marks::Pair& marks) {
 
 class NcclBackend final : public Backend {
 public:
-    NcclBackend(Transport& control, std::shared_ptr<OperationLog> log, std::string group,
-                std::shared_ptr<CollectiveChain> chain)
+    NcclBackend(Transport& control, std::shared_ptr<OperationLog> log, std::shared_ptr<PeerWaits> waits,
+                std::string group, std::shared_ptr<CollectiveChain> chain)
         : log_(std::move(log)),
+          waits_(std::move(waits)),
           group_(std::move(group)),
           chain_(std::move(chain)),
           chained_(!nccl_keeps_order(nccl_.version, std::getenv("NCCL_LAUNCH_ORDER_IMPLICIT"))),
           world_(static_cast<size_t>(control.world())),
           rank_(static_cast<size_t>(control.rank())) {
+        waits_->measure_on_device();
         ncclUniqueId id = {};
         if (rank_ == 0) nccl_.check(nccl_.GetUniqueId(&id), "ncclGetUniqueId");
         control.broadcast(&id, sizeof id, 0);
@@ -232,6 +234,7 @@ private:
         // More than one operation is issued per call, so that finished ones are forgotten faster than new ones come.
         constexpr size_t kLooks = 4;
         log_->look(kLooks);
+        waits_->begin(stream);
         if (chained_) chain_->before(stream);
         const Issued operation{log_->begin(what, group_, bytes), marks_->take(), stream};
         record(operation.marks->begin, stream);
@@ -244,6 +247,7 @@ private:
     // Records the end of an operation in its stream, and what must follow it there.
     void follow(const Issued& operation) {
         record(operation.marks->end, operation.stream);
+        waits_->end(operation.stream);
         if (chained_) chain_->after(operation.stream);
         log_->issued(operation.sequence, [marks = operation.marks] { return progress_of(*marks); });
     }
@@ -251,6 +255,7 @@ private:
 
     const NcclLibrary& nccl_ = NcclLibrary::instance();
     std::shared_ptr<OperationLog> log_;
+    std::shared_ptr<PeerWaits> waits_;
     std::string group_;
     std::shared_ptr<CollectiveChain> chain_;
     const bool chained_;
@@ -263,9 +268,10 @@ private:
 
 }  // namespace
 
-std::unique_ptr<Backend> make_nccl_backend(Transport& control, std::shared_ptr<OperationLog> log, std::string group,
+std::unique_ptr<Backend> make_nccl_backend(Transport& control, std::shared_ptr<OperationLog> log,
+                                           std::shared_ptr<PeerWaits> waits, std::string group,
                                            std::shared_ptr<CollectiveChain> chain) {
-    return std::make_unique<NcclBackend>(control, std::move(log), std::move(group), std::move(chain));
+    return std::make_unique<NcclBackend>(control, std::move(log), std::move(waits), std::move(group), std::move(chain));
 }
 
 }  // namespace llmc
@@ -274,8 +280,8 @@ std::unique_ptr<Backend> make_nccl_backend(Transport& control, std::shared_ptr<O
 
 namespace llmc {
 bool built_with_nccl() { return false; }
-std::unique_ptr<Backend> make_nccl_backend(Transport&, std::shared_ptr<OperationLog>, std::string,
-                                           std::shared_ptr<CollectiveChain>) {
+std::unique_ptr<Backend> make_nccl_backend(Transport&, std::shared_ptr<OperationLog>, std::shared_ptr<PeerWaits>,
+                                           std::string, std::shared_ptr<CollectiveChain>) {
     throw Error(ExitCode::bad_flags, "this build has no NCCL: build train_gpt with USE_NCCL=1");
 }
 }  // namespace llmc

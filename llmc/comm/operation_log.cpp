@@ -42,6 +42,7 @@ void OperationLog::end(uint64_t sequence) {
     if (!entry) return;
     entry->state = OperationEntry::State::done;
     entry->ended = last_activity_;
+    blocked_ += entry->ended - entry->began;
 }
 
 void OperationLog::issued(uint64_t sequence, ProgressQuery progress) {
@@ -113,6 +114,10 @@ std::vector<OperationEntry> OperationLog::recent() const {
 double OperationLog::last_activity() const {
     const std::lock_guard lock(mutex_);
     return last_activity_;
+}
+double OperationLog::blocked_seconds() const {
+    const std::lock_guard lock(mutex_);
+    return blocked_;
 }
 void OperationLog::set_finishing() {
     const std::lock_guard lock(mutex_);

@@ -62,6 +62,8 @@ public:
     // not begun. Sequence 0 if there is none. Call look() first.
     OperationEntry unfinished() const;
     double last_activity() const;  // when an operation last began or ended; 0 for never
+    // Seconds for which operations have blocked the calling thread, from begin() to end(). Without those of devices.
+    double blocked_seconds() const;
 
     // From here on ranks may leave without it being a failure.
     void set_finishing();
@@ -81,7 +83,7 @@ private:
     std::deque<Pending> pending_;  // oldest first
     uint64_t count_ = 0;
     int64_t step_ = 0;
-    double last_activity_ = 0;
+    double last_activity_ = 0, blocked_ = 0;
     bool finishing_ = false;
 };
 

@@ -45,6 +45,12 @@ ordered_json metrics_json(const StepRecord& r) {
     put_number(line, "loss_scale", r.loss_scale);
     if (r.watts) put_number(line, "watts", *r.watts);
     if (r.joules_per_token) put_number(line, "joules_per_token", *r.joules_per_token);
+    if (r.slowest) {
+        line["slowest_rank"] = r.slowest->rank;
+        put_number(line, "slowest_ratio", r.slowest->ratio());
+        put_number(line, "slowest_data_ms", r.slowest->data_ms);
+        put_number(line, "peers_ms", r.slowest->peers_ms);
+    }
     if (!r.batch_hash.empty()) line["batch_hash"] = r.batch_hash;
     if (r.spike) {
         ordered_json limits = ordered_json::object();
@@ -219,6 +225,24 @@ void report_verdict(int64_t step, ValidationWatch::Verdict verdict, const Valida
               : fmt::format("the learning rate continues at {:g} times the schedule (--plateau)", watch.rate_factor())
                     .c_str());
     if (!stops) directory.append({{"step", step}, {"rate_factor", watch.rate_factor()}});
+}
+
+void report_slow_rank(int64_t step, SlowRankWatch::Change change, const SlowestRank& slowest,
+                      const std::vector<std::string>& ranks, RunDirectory& directory, const Comm& comm) {
+    if (change == SlowRankWatch::Change::none || !comm.is_main()) return;
+    const bool begins = change == SlowRankWatch::Change::begins;
+    const std::string& where = ranks[static_cast<size_t>(slowest.rank)];
+    const std::string text =
+        begins ? format_slow_rank(step, slowest, where) : fmt::format("step {}: no rank is slow any more", step);
+    std::printf("%s\n", text.c_str());
+    ordered_json record{{"step", step}, {"slow_rank", nullptr}};
+    if (begins)
+        record["slow_rank"] = {{"rank", slowest.rank},
+                               {"where", where},
+                               {"ms", slowest.own_ms},
+                               {"others_ms", slowest.others_ms},
+                               {"data_ms", slowest.data_ms}};
+    directory.append(record);
 }
 
 void report_fallback(int64_t step, const Fp8Fallback& fallback, const Fp8Registry& fp8, const Comm& comm,

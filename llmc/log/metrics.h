@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "llmc/comm/comm.h"
+#include "llmc/comm/slow_rank.h"
 #include "llmc/fp8/registry.h"
 #include "llmc/log/run_directory.h"
 #include "llmc/log/validation_watch.h"
@@ -87,6 +88,10 @@ void record_memory_outside(int64_t step, const DeviceInfo& opened, size_t reserv
 // Prints and records that the learning rate is lowered (--plateau) or that the run ends (--early-stop).
 void report_verdict(int64_t step, ValidationWatch::Verdict verdict, const ValidationWatch& watch,
                     RunDirectory& directory, const Comm& comm);
+
+// Prints and records that a rank becomes slow, or that none is slow any more. `ranks`: descriptions of all ranks.
+void report_slow_rank(int64_t step, SlowRankWatch::Change change, const SlowestRank& slowest,
+                      const std::vector<std::string>& ranks, RunDirectory& directory, const Comm& comm);
 
 // Prints and records that a layer leaves FP8 because of its counts in `step`.
 void report_fallback(int64_t step, const Fp8Fallback& fallback, const Fp8Registry& fp8, const Comm& comm,

@@ -8,6 +8,7 @@
 
 #include "llmc/base/error.h"
 #include "llmc/base/text.h"
+#include "llmc/comm/agreement.h"
 #include "llmc/log/fingerprint.h"
 #include "llmc/run/inputs.h"
 
@@ -139,7 +140,9 @@ Reports::Reports(const Options& options, const ProgressSetup& setup, const Input
       setup_(setup),
       inputs_(inputs),
       steps_ahead_(steps_ahead),
-      progress_(comm.is_main() ? stdout : nowhere_.get(), setup) {}
+      progress_(comm.is_main() ? stdout : nowhere_.get(), setup),
+      comm_(comm),
+      ranks_(describe_ranks(comm)) {}
 
 void Reports::add_facts(StepRecord& record, uint64_t batch_hash, const Energy& energy) const {
     const int64_t length = options_.sequences.tokens_of(record.step);
@@ -161,6 +164,8 @@ void Reports::report(StepRecord record) {
     record.tokens_per_s = static_cast<double>(options_.batches.tokens_of(record.step)) / record.ms * 1e3;
     record_step(record, directory_);
     progress_.step(record, device_bytes_in_use());
+    if (record.slowest)
+        report_slow_rank(record.step, slow_ranks_.observe(*record.slowest), *record.slowest, ranks_, directory_, comm_);
     results_.train = {record.step, record.loss};
     if (const std::string note = describe_pass_end(options_, *inputs_.order, inputs_.sources.patterns, record.step,
                                                    record.step + steps_ahead_);

@@ -61,7 +61,8 @@ std::string describe_pass_end(const Options& options, const SampleOrder& order,
 // Reports steps and validations to the terminal and to metrics.jsonl, and keeps the losses that the run ends with.
 class Reports {
 public:
-    // `steps_ahead`: data steps ahead of the counted ones, after --skip-data. `fp8` names tensors; nullptr without FP8.
+    // A collective. `steps_ahead`: data steps ahead of the counted ones, after --skip-data. `fp8` names tensors;
+    // nullptr without FP8.
     Reports(const Options& options, const ProgressSetup& setup, const Inputs& inputs, int64_t steps_ahead,
             const Fp8Registry* fp8, const Comm& comm, RunDirectory& directory);
 
@@ -86,6 +87,9 @@ private:
     const int64_t steps_ahead_;
     RunResults results_;
     Progress progress_;
+    const Comm& comm_;
+    const std::vector<std::string> ranks_;  // descriptions
+    SlowRankWatch slow_ranks_;
     std::vector<StepRecord> benched_;  // with --bench, all steps
 };
 

@@ -86,6 +86,7 @@ StepKind Run<Real>::begin_step() {
     if (profiler_.begin_step(step)) interrupted_ = true;
     micro_steps_ = static_cast<int>(options_.batches.tokens_of(step) / tokens_per_micro_step(options_, comm_));
     micro_step_ = 0;
+    data_seconds_ = 0;
     fingerprint_.clear();
     const Evaluations due = due_evaluations();
     return {.continues = !std::exchange(interrupted_, false),
@@ -98,7 +99,9 @@ StepKind Run<Real>::begin_step() {
 template <class Real>
 MicroBatch Run<Real>::load_batch() {
     const ProfileRange range("load a batch");
+    const double asked = monotonic_seconds();
     const MicroBatch batch = loader_.next();
+    data_seconds_ += monotonic_seconds() - asked;
     const int64_t first_sample = (int64_t{micro_step_++} * comm_.world() + comm_.rank()) * options_.batch;
     fingerprint_.add(batch.tokens, batch.targets, options_.batch, options_.seq, first_sample);
     return batch;
@@ -107,13 +110,19 @@ MicroBatch Run<Real>::load_batch() {
 template <class Real>
 void Run<Real>::end_step(const std::vector<Fp8Fallback>& fallbacks) {
     const int64_t step = position_.step;
-    agreed_ = agree(
-        {stop_reason(deadline_), fingerprint_.value(), checkpoints_.is_writing(), checkpoints_.is_time(), Energy{}});
+    trainer_.submitted().data_ms = 1e3 * data_seconds_;
+    std::optional<StepRecord> before = wait_for_result(1);  // the step before; this one is still running
+    Agreement mine{stop_reason(deadline_), fingerprint_.value(), checkpoints_.is_writing(), checkpoints_.is_time()};
+    if (before)
+        mine.time = {static_cast<float>(before->ms), static_cast<float>(before->peers_ms),
+                     static_cast<float>(before->data_ms)};
+    agreed_ = agree(mine);
     stop_ = agreed_.stop;
     reports_.add_facts(trainer_.submitted(), agreed_.batch_hash, agreed_.energy);
     const bool ends_fp8 = trainer_.fp8() && step == trainer_.fp8()->config().until;
     if (step == first_step_ && fallbacks.empty() && !ends_fp8) check_first_step();
-    report_steps(1);  // the step before; this one is still running
+    if (before && comm_.world() > 1) before->slowest = slowest_rank(rank_times_);
+    if (before) reports_.report(*before);
     for (const Fp8Fallback& fallback : fallbacks)
         report_fallback(step - 1, fallback, *trainer_.fp8(), comm_, directory_);
     if (ends_fp8 && comm_.is_main())
@@ -136,6 +145,7 @@ typename Run<Real>::Agreement Run<Real>::agree(Agreement mine) {
     comm_.host_all_gather(all.data(), &mine, sizeof mine);
     Agreement agreed;
     agreed.energy = {0, 0};
+    rank_times_.clear();
     for (const Agreement& rank : all) {
         // The bytes come from another process.
         if (rank.stop < StopReason::none || rank.stop > StopReason::signal || rank.writing > 1 || rank.time_to_save > 1)
@@ -146,6 +156,7 @@ typename Run<Real>::Agreement Run<Real>::agree(Agreement mine) {
         agreed.time_to_save |= rank.time_to_save;
         agreed.energy.joules += rank.energy.joules;
         agreed.energy.watts += rank.energy.watts;
+        rank_times_.push_back(rank.time);
     }
     return agreed;
 }
@@ -153,8 +164,13 @@ typename Run<Real>::Agreement Run<Real>::agree(Agreement mine) {
 // Reports the steps whose results have not been reported, except for the last `leave`.
 template <class Real>
 void Run<Real>::report_steps(int leave) {
+    while (const std::optional<StepRecord> record = wait_for_result(leave)) reports_.report(*record);
+}
+
+template <class Real>
+std::optional<StepRecord> Run<Real>::wait_for_result(int leave) {
     const ProfileRange range("wait for results");
-    while (const std::optional<StepRecord> record = trainer_.take_result(leave)) reports_.report(*record);
+    return trainer_.take_result(leave);
 }
 
 template <class Real>

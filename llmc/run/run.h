@@ -76,6 +76,7 @@ private:
         uint8_t writing = 0;                 // 1: some rank is still writing a checkpoint
         uint8_t time_to_save = 0;            // 1: --checkpoint-minutes have passed
         Energy energy{};                     // sum over the ranks, since the last agreement
+        RankTime time = {};                  // of the step before; not agreed
     };
     Agreement agree(Agreement mine);
 
@@ -87,6 +88,7 @@ private:
     bool validate();
     void print_sample();
 
+    std::optional<StepRecord> wait_for_result(int leave);
     void report_steps(int leave);
     void check_first_step();
 
@@ -115,7 +117,9 @@ private:
     int micro_steps_ = 0, micro_step_ = 0;
     BatchFingerprint fingerprint_;
     Agreement agreed_;
-    bool interrupted_ = true;  // other work ran since the previous step
+    double data_seconds_ = 0;           // waiting for batches
+    std::vector<RankTime> rank_times_;  // what the ranks last told each other
+    bool interrupted_ = true;           // other work ran since the previous step
 };
 
 }  // namespace llmc

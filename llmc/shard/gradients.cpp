@@ -90,7 +90,7 @@ void Gradients::acquire(size_t unit, stream_t stream) {
                     "the gradient of {} cannot be acquired: its slot has {}'s, which has not been reduced",
                     layout_.name_of(unit), layout_.name_of(acquired));
     acquired = unit;
-    if (!slots_.empty()) wait(stream, slots_[slot].reduced);
+    if (!slots_.empty()) comm_.wait_for_peers(stream, slots_[slot].reduced);
 }
 
 float* Gradients::gradient(size_t unit, size_t tensor) {
@@ -169,7 +169,7 @@ void Gradients::sum_over_groups(size_t unit) {
 }
 
 void Gradients::finish_reduce(stream_t stream) {
-    if (reduced_) wait(stream, reduced_);
+    if (reduced_) comm_.wait_for_peers(stream, reduced_);
 }
 
 std::vector<float> Gradients::get_gradient(size_t unit, size_t tensor, stream_t stream) const {

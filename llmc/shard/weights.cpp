@@ -106,6 +106,7 @@ void Weights<Real>::allocate(stream_t stream) {
     }
     if (layout_.is_sliced() && layout_.keeps_whole_weights())
         for (size_t u = 0; u < layout_.units(); u++) published_.push_back(create_event());
+    awaited_.resize(published_.size());
 }
 
 template <class Real>
@@ -213,10 +214,16 @@ void Weights<Real>::gather(size_t unit, stream_t stream) {
         throw Error(ExitCode::failure, "{} cannot be gathered: its slot has {}, which has not been released",
                     layout_.name_of(unit), layout_.name_of(gathered));
     gathered = unit;
-    if (!published_.empty()) wait(stream, published_[unit]);
+    if (!published_.empty()) {
+        if (awaited_[unit])
+            wait(stream, published_[unit]);
+        else
+            comm_.wait_for_peers(stream, published_[unit]);
+        awaited_[unit] = true;
+    }
     if (layout_.keeps_whole_weights()) return;
     bring(unit);
-    wait(stream, slots_[layout_.slot_of(unit)].ready);
+    comm_.wait_for_peers(stream, slots_[layout_.slot_of(unit)].ready);
     // Fetch the next unit ahead of time, up or down. The embedding and the final norm stay in their buffers.
     const bool down = unit < last_gathered_;
     last_gathered_ = unit;
@@ -281,6 +288,7 @@ void Weights<Real>::publish(stream_t stream) {
     for (size_t u = 0; u < published_.size(); u++) {
         send(u, whole(u));
         record(published_[u], gather_stream_);
+        awaited_[u] = false;
     }
 }
 

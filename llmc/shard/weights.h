@@ -153,6 +153,7 @@ private:
     std::vector<std::string> names_;  // for profiles, by unit
     event_t slices_cast_ = nullptr;
     std::vector<event_t> published_;  // stages 1 and 2, by unit
+    std::vector<bool> awaited_;       // by unit: the model has waited for the last publish()
 
     std::vector<std::vector<Fp8State*>> fp8_states_;         // by unit and tensor; nullptr if it is not in FP8
     std::vector<std::vector<const float*>> column_factors_;  // by unit and tensor; nullptr if it has none

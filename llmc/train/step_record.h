@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "llmc/comm/slow_rank.h"
 #include "llmc/linear/matmul.h"
 
 namespace llmc {
@@ -54,6 +55,7 @@ struct StepRecord {
     ExceededLimits spike;                  // empty unless the step was a spike
     double loss_scale = 1;                 // for the next step
     double ms = 0;                         // device time, from the end of the previous step if nothing ran in between
+    double peers_ms = 0;                   // of these, the time that this rank waited for other ranks
     std::optional<VerifiedStep> verified;  // only for steps that --verify-every checks
     std::vector<TensorSignal> signals;     // only for steps that --signals-every asks for
     bool is_skipped() const { return consecutive_skips > 0; }
@@ -70,6 +72,8 @@ struct StepRecord {
     std::optional<double> watts, joules_per_token;  // all ranks' cards together, if their driver measures energy
     std::string batch_hash;                         // fingerprint of the step's samples; "" if unknown
     std::optional<FreshLoss> fresh;                 // only for step 1 of freshly initialised weights
+    double data_ms = 0;                             // time that this rank waited for its batches
+    std::optional<SlowestRank> slowest;             // if the ranks have exchanged their times of this step
 };
 
 }  // namespace llmc

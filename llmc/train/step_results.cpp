@@ -1,12 +1,14 @@
 // The ring of pinned slots through which the results of steps reach the host.
 #include "llmc/train/step_results.h"
 
+#include <utility>
+
 #include "llmc/base/error.h"
 #include "llmc/device/faults.h"
 
 namespace llmc {
 
-StepResults::StepResults() {
+StepResults::StepResults(PeerWaits& waits) : waits_(waits) {
     for (Slot& slot : slots_) {
         slot.values = static_cast<Slot::Values*>(pinned_malloc(sizeof(Slot::Values)));
         slot.begin = create_event(true);
@@ -26,6 +28,7 @@ void StepResults::begin(bool continues, stream_t stream) {
     Slot& slot = slots_[submitted_ % 3];
     slot.continues = continues && submitted_ > 0;
     record(slot.begin, stream);
+    waits_.begin_step(stream, slot.continues);
 }
 
 void StepResults::submit(int64_t step, const StepState* state, const int* loss_count, const float* loss_scale,
@@ -39,11 +42,12 @@ void StepResults::submit(int64_t step, const StepState* state, const int* loss_c
     copy_to_host(&slot.values->loss_scale, loss_scale, sizeof(float), stream);
     copy_to_host(&slot.values->loss_count, loss_count, sizeof(int), stream);
     record(slot.end, stream);
+    slot.waits = waits_.end_step();
 }
 
 std::optional<StepRecord> StepResults::take(int leave) {
     if (submitted_ - taken_ <= leave) return std::nullopt;
-    const Slot& slot = slots_[taken_ % 3];
+    Slot& slot = slots_[taken_ % 3];
     const Slot& before = slots_[(taken_ + 2) % 3];
     synchronize(slot.end);
     taken_++;
@@ -61,6 +65,7 @@ std::optional<StepRecord> StepResults::take(int leave) {
     if (state.spike & kLossSpike) record.spike.loss = per_target(state.loss_limit);
     if (state.spike & kNormSpike) record.spike.norm = state.norm_limit;
     record.loss_scale = slot.values->loss_scale;
+    record.peers_ms = waits_.ms(std::exchange(slot.waits, {}));
     record.ms = elapsed_ms(slot.continues ? before.end : slot.begin, slot.end);
     return record;
 }

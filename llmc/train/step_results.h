@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "llmc/comm/peer_waits.h"
 #include "llmc/device/runtime.h"
 #include "llmc/kernels/step_state.h"
 #include "llmc/train/step_record.h"
@@ -13,7 +14,7 @@ namespace llmc {
 // before it takes the record of step k, so the device never waits for the host.
 class StepResults {
 public:
-    StepResults();
+    explicit StepResults(PeerWaits& waits);
     ~StepResults();
     StepResults(const StepResults&) = delete;
     StepResults& operator=(const StepResults&) = delete;
@@ -37,8 +38,10 @@ private:
         Values* values = nullptr;  // pinned
         event_t begin = nullptr, end = nullptr;
         bool continues = false;
+        PeerWaits::Step waits;
         StepRecord record;  // what the host knows
     };
+    PeerWaits& waits_;
     Slot slots_[3];
     int64_t submitted_ = 0, taken_ = 0;
 };

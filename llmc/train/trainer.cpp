@@ -115,7 +115,7 @@ template <class Real>
 void Trainer<Real>::allocate() {
     stream_ = create_stream();
     choose_kernels(stream_, config_.kernels);
-    results_.emplace();
+    results_.emplace(comm_.waits());
     weights_.allocate(stream_);
     if (!config_.forward_only) gradients_.allocate(stream_);
     model_.allocate(stream_);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "llmc/comm/agreement.h"
 #include "llmc/device/runtime.h"
 #include "llmc/device/trace.h"
 #include "llmc/kernels/elementwise.h"
@@ -136,8 +137,9 @@ std::string StepChecksums::find(Verified kind, const Row& row, const std::vector
     const auto of = [&](int rank) { return all[static_cast<size_t>(rank) * count + row.index]; };
     for (int rank = 0; row.twice && rank < comm_.world(); rank++)
         if (of(rank).first != of(rank).second)
-            return fmt::format("{}: {}{} had checksum {} {}, and {} {}", rank_and_card(rank), wording.what, row.name,
-                               text_of(of(rank).first), wording.first, text_of(of(rank).second), wording.second);
+            return fmt::format("{}: {}{} had checksum {} {}, and {} {}", describe_ranks(comm_)[rank], wording.what,
+                               row.name, text_of(of(rank).first), wording.first, text_of(of(rank).second),
+                               wording.second);
     if (!row.everywhere) return "";
     const auto alike = [&](int a) {  // how many ranks have the same checksum as rank `a`
         int n = 0;
@@ -152,20 +154,8 @@ std::string StepChecksums::find(Verified kind, const Row& row, const std::vector
     if (other < 0) return "";
     const std::string tie = 2 * alike(most) > comm_.world() ? "" : " (it is unknown which of them is wrong)";
     return fmt::format("{}: {}{} had checksum {} {}, where {} of {} ranks, {} among them, had {}{}",
-                       rank_and_card(other), wording.what, row.name, text_of(of(other).second), wording.second,
+                       describe_ranks(comm_)[other], wording.what, row.name, text_of(of(other).second), wording.second,
                        alike(most), comm_.world(), most, text_of(of(most).second), tie);
-}
-
-// A collective: "rank 1 on node7 (NVIDIA H100, 00000000:3b:00.0 GPU-3f...)".
-std::string StepChecksums::rank_and_card(int rank) const {
-    char mine[160] = "";
-    const std::string identity = device_identity();
-    std::snprintf(mine, sizeof mine, "%s%s%s", device_info().name.c_str(), identity.empty() ? "" : ", ",
-                  identity.c_str());
-    std::vector<char> all(sizeof mine * comm_.world());
-    comm_.host_all_gather(all.data(), mine, sizeof mine);
-    const char* const text = all.data() + sizeof mine * rank;
-    return fmt::format("rank {} on {} ({})", rank, comm_.host(rank), std::string(text, strnlen(text, sizeof mine)));
 }
 
 // ---- what is compared in a step -------------------------------------------------------------------------------------

@@ -97,7 +97,6 @@ private:
     event_t begin_span(stream_t stream);
     std::string difference_in(const Round& round) const;
     std::string find(Verified kind, const Row& row, const std::vector<Pair>& all, size_t count) const;
-    std::string rank_and_card(int rank) const;
 
     const Comm comm_;
     const size_t most_;

@@ -45,7 +45,8 @@ TEST_CASE("nccl: a communicator of one rank copies, with every call" * doctest::
     const auto log = std::make_shared<OperationLog>();
     std::unique_ptr<Backend> nccl;
     try {
-        nccl = make_nccl_backend(transport, log, "test", std::make_shared<CollectiveChain>());
+        nccl = make_nccl_backend(transport, log, std::make_shared<PeerWaits>(log), "test",
+                                 std::make_shared<CollectiveChain>());
     } catch (const Error& error) {
         if (error.code() != ExitCode::no_resources) throw;
         MESSAGE(error.what());

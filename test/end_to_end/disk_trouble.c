@@ -4,6 +4,7 @@
 //   DISK_FAIL_AT=N     and from there on lets calls fail, with
 //   DISK_ERRNO=E       this error number
 //   DISK_SLOW=SECONDS  makes every fsync() of a rank's file take so long
+//   DISK_READ_MS=MS    makes every pread() of any file take so long
 //   DISK_HIDE=1        shows no directory's names, and no manifest
 //   DISK_COUNT=FILE    writes the number of calls there at the end
 //   DISK_OPENED=FILE   writes there what is opened to be written to, a path a line
@@ -95,6 +96,12 @@ static ssize_t write_file(ssize_t (*real)(int, const void*, size_t, off_t), int 
 }
 ssize_t pwrite(int fd, const void* data, size_t n, off_t at) { return write_file(REAL(pwrite), fd, data, n, at); }
 ssize_t pwrite64(int fd, const void* data, size_t n, off_t at) { return write_file(REAL(pwrite64), fd, data, n, at); }
+static ssize_t read_file(ssize_t (*real)(int, void*, size_t, off_t), int fd, void* data, size_t n, off_t at) {
+    if (setting("DISK_READ_MS")) usleep((unsigned)setting("DISK_READ_MS") * 1000);
+    return real(fd, data, n, at);
+}
+ssize_t pread(int fd, void* data, size_t n, off_t at) { return read_file(REAL(pread), fd, data, n, at); }
+ssize_t pread64(int fd, void* data, size_t n, off_t at) { return read_file(REAL(pread64), fd, data, n, at); }
 int fsync(int fd) {
     if (fd < 0 || fd >= (int)sizeof watched || !watched[fd]) return REAL(fsync)(fd);
     if (watched[fd] == RANK_FILE && setting("DISK_SLOW")) sleep((unsigned)setting("DISK_SLOW"));

@@ -20,8 +20,8 @@ import unittest
 
 from test_ranks import ENVIRONMENT
 from test_run_ranks import LAUNCH, MPIRUN, ONE_THREAD, command
-from trainer import (FP8_RECIPES, PROGRAM, ROOT, TIME_FIELDS, corpus, new_path, read_safetensors, recipe_flags, run,
-                     workspace, write_shard)
+from trainer import (FP8_RECIPES, PROGRAM, ROOT, TIME_FIELDS, corpus, disk_trouble, new_path, read_safetensors,
+                     recipe_flags, run, workspace, write_shard)
 
 MATRIX = bool(os.environ.get("CHECKPOINT_MATRIX"))
 STOPPED, FLAGS_CODE, CHECKPOINT, NO_RESOURCES = 75, 2, 4, 5
@@ -83,7 +83,8 @@ class Directory:
         """The records of the run's numbers, without those of clocks."""
         with open(self.file("metrics.jsonl"), encoding="utf-8") as file:
             records = [json.loads(line) for line in file]
-        return [{k: v for k, v in r.items() if k not in TIME_FIELDS} for r in records if "memory" not in r]
+        return [{k: v for k, v in r.items() if k not in TIME_FIELDS} for r in records
+                if "memory" not in r and "slow_rank" not in r]
 
     def log(self):
         with open(self.file("main.log"), encoding="utf-8") as file:
@@ -592,15 +593,6 @@ class ValidationWatch(Case):
     def test_without_validations(self):
         for flags in (["--plateau", "0.5,2"], ["--early-stop", "1"]):
             self.refused(Directory().run(*flags, "--val-every", "0"), FLAGS_CODE, "--plateau and --early-stop")
-
-
-@functools.cache
-def disk_trouble():
-    """The library to preload."""
-    library = os.path.join(workspace(), "disk_trouble.so")
-    source = os.path.join(ROOT, "test", "end_to_end", "disk_trouble.c")
-    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
-    return library
 
 
 def run_with_disks(flags, *disks):

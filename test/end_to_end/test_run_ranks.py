@@ -14,7 +14,7 @@ import unittest
 
 import hostile_peers
 from test_ranks import ENVIRONMENT, FOREIGN, free_port
-from trainer import PROGRAM, FinishedRun, corpus, new_path, tiny_flags, workspace
+from trainer import PROGRAM, FinishedRun, corpus, disk_trouble, new_path, tiny_flags, workspace
 
 MPIRUN = shutil.which("mpirun")
 LAUNCH = [MPIRUN or "mpirun", "--oversubscribe", "--bind-to", "none"]
@@ -119,6 +119,43 @@ class Ranks(unittest.TestCase):
         self.assertEqual(process.returncode, 75, output)
         self.assertIn("stopping after step", output)
         self.assertIn("checkpoint of step", output)
+
+    def slow_run(self, *settings):
+        """Three ranks, of which rank 1 has these settings, and what the run says about slow ranks."""
+        directory = new_path()
+        flags = list(map(str, tiny_flags("--out", directory, "--max-steps", "13", "--batch", "2")))
+        of_rank = [["-np", "1", "env", *own, PROGRAM, *flags] for own in ([], settings, [])]
+        result = subprocess.run([*LAUNCH, *of_rank[0], ":", *of_rank[1], ":", *of_rank[2]], capture_output=True,
+                                text=True, timeout=120, cwd=workspace(), env=ENVIRONMENT)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        with open(os.path.join(directory, "metrics.jsonl"), encoding="utf-8") as file:
+            records = [json.loads(line) for line in file]
+        steps = [r for r in records if "loss" in r]
+        # The last step is reported after the last exchange.
+        self.assertEqual([r["step"] for r in steps if "slowest_rank" in r], list(range(1, 13)))
+        (found,) = [r for r in records if r.get("slow_rank")]
+        return result.stdout, steps[-6:-1], found
+
+    def test_a_slow_rank(self):
+        """Rank 1 takes 100 ms longer in each of two kernels of a step. The others wait as long, and it is named."""
+        output, steps, found = self.slow_run("LLMC_DELAY=attention_forward:100")
+        for step in steps:
+            self.assertEqual(step["slowest_rank"], 1)
+            self.assertGreater(step["peers_ms"], 100)
+            self.assertGreater(step["slowest_ratio"], 1.2)
+            self.assertLess(step["slowest_data_ms"], 100)
+        self.assertEqual(found["slow_rank"]["rank"], 1)
+        self.assertGreaterEqual(found["slow_rank"]["ms"], 200)
+        self.assertRegex(found["slow_rank"]["where"], r"^rank 1 on \S+ \(.+\)$")
+        self.assertRegex(output, rf"step {found['step']}: rank 1 on \S+ \(.+\) is slow: \S+ ms of work of its own, \S+ "
+                         "times that of the other ranks, 5 steps in a row; it does not wait for its data\n")
+
+    def test_a_rank_with_slow_data(self):
+        """Rank 1 reads two sequences per step, and each takes 250 ms. It has read four steps' before the first."""
+        output, steps, found = self.slow_run(f"LD_PRELOAD={disk_trouble()}", "DISK_READ_MS=250")
+        self.assertEqual([step["slowest_rank"] for step in steps], [1] * len(steps))
+        self.assertGreater(found["slow_rank"]["data_ms"], 100)
+        self.assertRegex(output, r"rank 1 on .* is slow: .*; it waits \S+ ms for its data\n")
 
     def test_refusals(self):
         tiny = tiny_flags()

@@ -29,7 +29,8 @@ TINY_MODEL = ["--layers", "2", "--channels", "64", "--heads", "2", "--context", 
 TINY_BATCH = ["--batch", "4", "--seq", "64"]
 # Threads wait by sleeping, since the tests may share the cores.
 ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", **os.environ}
-TIME_FIELDS = ("ms", "tokens_per_s", "time", "elapsed", "watts", "joules_per_token")
+TIME_FIELDS = ("ms", "tokens_per_s", "time", "elapsed", "watts", "joules_per_token", "slowest_rank", "slowest_ratio",
+               "slowest_data_ms", "peers_ms")
 # scripts/test.sh without --all tests less.
 BRIEF = bool(os.environ.get("BRIEF"))
 # Every --fp8-recipe, so that each is tested everywhere.
@@ -96,6 +97,15 @@ class Result:
         """Returns [(step, text)]; text with line breaks is cut at the first."""
         found = re.findall(r"^sample after step (\d+):\n(.*)$", self.out, re.MULTILINE)
         return [(int(step), text) for step, text in found]
+
+
+@functools.cache
+def disk_trouble():
+    """The library disk_trouble.c, to preload."""
+    library = os.path.join(workspace(), "disk_trouble.so")
+    source = os.path.join(ROOT, "test", "end_to_end", "disk_trouble.c")
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
+    return library
 
 
 def run(*flags, env=None, limit=120):
@@ -169,7 +179,8 @@ class FinishedRun:
     @property
     def timeless(self):
         """All records without fields that depend on the clock or on the alignment of memory."""
-        return [{k: v for k, v in r.items() if k not in TIME_FIELDS} for r in self.records if "memory" not in r]
+        return [{k: v for k, v in r.items() if k not in TIME_FIELDS} for r in self.records
+                if "memory" not in r and "slow_rank" not in r]
 
 
 def read_safetensors(path):

@@ -17,6 +17,7 @@
 #include <deque>
 #include <memory>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "llmc/device/memory_ledger.h"
@@ -85,28 +86,42 @@ bool is_lost() {
     return broken;
 }
 
-// ---- flipped bits (flip_bit) ----
+// ---- flipped bits (flip_bit) and slow work ----
 
-struct Flip {
+// WORK:N in the environment: the work whose name contains WORK, and a number from 1 on.
+struct NumberedWork {
     std::string work;
-    uint64_t left = 0;
+    uint64_t number = 0;  // 0: no work is meant
 };
 
-Flip& pending_flip() {
-    static Flip flip = [] {
-        const std::string& text = settings().flip;
-        const size_t colon = text.rfind(':');
-        if (text.empty()) return Flip{};
-        if (colon == std::string::npos || std::atoll(text.c_str() + colon + 1) < 1)
-            throw Error(ExitCode::bad_flags, "LLMC_FLIP=" + text + ": expected WORK:N, as in adamw:3");
-        return Flip{text.substr(0, colon), static_cast<uint64_t>(std::atoll(text.c_str() + colon + 1))};
-    }();
+NumberedWork numbered_work(const char* variable, const std::string& text) {
+    const size_t colon = text.rfind(':');
+    if (text.empty()) return {};
+    if (colon == std::string::npos || std::atoll(text.c_str() + colon + 1) < 1)
+        throw Error(ExitCode::bad_flags, "{}={}: expected WORK:N, as in adamw:3", variable, text);
+    return {text.substr(0, colon), static_cast<uint64_t>(std::atoll(text.c_str() + colon + 1))};
+}
+
+NumberedWork& pending_flip() {
+    static NumberedWork flip = numbered_work("LLMC_FLIP", settings().flip);
     return flip;
 }
 
+const NumberedWork& pending_delay() {
+    static const NumberedWork delay = numbered_work("LLMC_DELAY", settings().delay);
+    return delay;
+}
+
+// Makes this device slow at some work, as a card that is too hot.
+void delay_if_asked(const Operation& operation) {
+    const NumberedWork& delay = pending_delay();
+    if (delay.number > 0 && std::strstr(operation.site.kernel, delay.work.c_str()))
+        std::this_thread::sleep_for(std::chrono::milliseconds(delay.number));
+}
+
 void flip_if_due(const Operation& operation) {
-    Flip& flip = pending_flip();
-    if (flip.left == 0 || !std::strstr(operation.site.kernel, flip.work.c_str()) || --flip.left > 0) return;
+    NumberedWork& flip = pending_flip();
+    if (flip.number == 0 || !std::strstr(operation.site.kernel, flip.work.c_str()) || --flip.number > 0) return;
     for (const Access& a : operation.accesses) {
         if (!a.address || !a.writes || a.bytes == 0) continue;
         static_cast<uint8_t*>(const_cast<void*>(a.address))[a.bytes / 2] ^= 0x40;
@@ -152,6 +167,7 @@ void run_work(Operation& operation) {
         operation.run();
         flip_if_due(operation);
     }
+    delay_if_asked(operation);
     if (!recording) return;
     OperationRecord& record = records[operation.site.kernel];
     record.count++;
@@ -300,7 +316,8 @@ void prepare_process(char** argv) {
 int device_count() { return 1; }
 void open_device(int) {
     choose_thread_count();
-    waits_after_work(), pending_flip();  // reads the environment and refuses invalid values before anything runs
+    waits_after_work(), pending_flip(),
+        pending_delay();  // reads the environment and refuses invalid values before anything runs
 }
 
 DeviceInfo device_info() {

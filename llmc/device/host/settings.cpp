@@ -51,6 +51,7 @@ Settings::Settings() : stack_bytes((LLMC_ASAN ? 256 : 64) << 10) {
         memory = static_cast<size_t>(number_from_environment("LLMC_MEMORY_MB", 1, 1 << 30)) << 20;
     if (const char* s = std::getenv("LLMC_FAULT")) fault = std::strtoull(s, nullptr, 10);
     if (const char* s = std::getenv("LLMC_FLIP")) flip = s;
+    if (const char* s = std::getenv("LLMC_DELAY")) delay = s;
     if (const char* s = std::getenv("LLMC_SEED")) seed = static_cast<uint32_t>(std::strtoul(s, nullptr, 10));
     if (std::getenv("LLMC_STACK_KB"))
         stack_bytes = static_cast<size_t>(number_from_environment("LLMC_STACK_KB", 32, 1 << 20)) << 10;

@@ -45,7 +45,8 @@ struct Settings {
     size_t memory = SIZE_MAX;        // LLMC_MEMORY_MB: of the device, if that is less than the machine has
     uint64_t fault = 0;  // LLMC_FAULT: the piece of work that breaks the device (1 is the first); 0 for none
 
-    std::string flip;  // LLMC_FLIP=WORK:N: flip a bit in the output of the N-th piece of work of that name
+    std::string flip;   // LLMC_FLIP=WORK:N: flip a bit in the output of the N-th piece of work of that name
+    std::string delay;  // LLMC_DELAY=WORK:MS: work of that name takes MS milliseconds more
 
     Settings();
 };

@@ -170,7 +170,8 @@ TEST_CASE("faults: an error passes while every kind of object is alive") {
                     m.load(fixture);
                     Trace trace(8);
                     trace.start(m.stream);
-                    StepResults results;
+                    PeerWaits waits(std::make_shared<OperationLog>());
+                    StepResults results(waits);
                     results.begin(false, m.stream);
                     const ProfileRange range("step", m.stream);
                     if (fault) host::inject_fault(static_cast<uint64_t>(work));

@@ -1,0 +1,59 @@
+// The time that a rank waits for other ranks within its steps, the transfers included. What is left of a step is the
+// rank's own work, which tells a slow rank from those that wait for it (llmc/comm/slow_rank.h).
+//
+// Back-ends over host memory block the calling thread, so the operation log has the time. With NCCL it is the time
+// during which the training stream is at a collective, or waits for one of another stream: two events lie around each
+// such place, and are read when the step is done anyway. The time that collectives run would not do: on a rank that is
+// ahead they run longer behind its backward pass, unit by unit, so that a difference of 2 % would look like one of 20
+// %. Main thread only.
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "llmc/comm/operation_log.h"
+#include "llmc/device/runtime.h"
+
+namespace llmc {
+
+class PeerWaits {
+public:
+    explicit PeerWaits(std::shared_ptr<const OperationLog> log) : log_(std::move(log)) {}
+    ~PeerWaits();
+    PeerWaits(const PeerWaits&) = delete;
+    PeerWaits& operator=(const PeerWaits&) = delete;
+
+    // From now on events in streams measure. The NCCL back-end calls this.
+    void measure_on_device() { on_device_ = true; }
+
+    // The waits of a step.
+    struct Step {
+        struct Pair {
+            event_t begin, end;
+        };
+        double blocked_ms = 0;    // of the calling thread
+        std::vector<Pair> pairs;  // on the device
+    };
+    // Only waits of `stream` between the two calls count. `continues`: time since the previous end_step() belongs to
+    // this step too.
+    void begin_step(stream_t stream, bool continues);
+    Step end_step();
+    // The length of a step's waits, once the device has passed them. Its events are used again afterwards.
+    double ms(const Step& step);
+
+    // Around a place in a stream that waits for other ranks. Such places may be nested.
+    void begin(stream_t stream);
+    void end(stream_t stream);
+
+private:
+    bool counts(stream_t stream) const { return on_device_ && stream_ && stream == stream_; }
+
+    const std::shared_ptr<const OperationLog> log_;
+    bool on_device_ = false;
+    stream_t stream_ = nullptr;  // the training stream during a step
+    int depth_ = 0;
+    double blocked_before_ = 0;  // seconds in the log that earlier steps have counted
+    Step step_;
+    std::vector<Step::Pair> free_;
+};
+
+}  // namespace llmc

@@ -1,0 +1,58 @@
+// The rule for slow ranks, see slow_rank.h.
+#include "llmc/comm/slow_rank.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "llmc/base/error.h"
+
+namespace llmc {
+namespace {
+
+double median(std::vector<double> values) {
+    const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+    std::nth_element(values.begin(), middle, values.end());
+    return *middle;
+}
+
+// The times come from another process.
+double sound(double ms) { return std::isfinite(ms) ? std::max(0.0, ms) : 0; }
+
+}  // namespace
+
+SlowestRank slowest_rank(const std::vector<RankTime>& ranks) {
+    std::vector<double> own, peers;
+    for (const RankTime& rank : ranks) {
+        own.push_back(sound(sound(rank.ms) - sound(rank.peers_ms)));
+        peers.push_back(sound(rank.peers_ms));
+    }
+    const auto slowest = std::max_element(own.begin(), own.end());
+    SlowestRank result;
+    result.rank = static_cast<int>(slowest - own.begin());
+    result.own_ms = *slowest;
+    result.data_ms = sound(ranks[static_cast<size_t>(result.rank)].data_ms);
+    result.peers_ms = median(peers);
+    own.erase(slowest);
+    result.others_ms = median(own);
+    return result;
+}
+
+SlowRankWatch::Change SlowRankWatch::observe(const SlowestRank& step) {
+    const int outstanding = step.ratio() >= kSlowRatio ? step.rank : kNone;
+    steps_ = outstanding == outstanding_ ? steps_ + 1 : 1;
+    outstanding_ = outstanding;
+    if (steps_ < kSlowSteps || slow_ == outstanding_) return Change::none;
+    slow_ = outstanding_;
+    return slow_ == kNone ? Change::ends : Change::begins;
+}
+
+std::string format_slow_rank(int64_t step, const SlowestRank& slowest, const std::string& rank) {
+    return fmt::format(
+        "step {}: {} is slow: {:.1f} ms of work of its own, {:.2f} times that of the other ranks, {} steps in a row; "
+        "{}",
+        step, rank, slowest.own_ms, slowest.ratio(), SlowRankWatch::kSlowSteps,
+        slowest.waits_for_data() ? fmt::format("it waits {:.1f} ms for its data", slowest.data_ms)
+                                 : "it does not wait for its data");
+}
+
+}  // namespace llmc

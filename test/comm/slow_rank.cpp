@@ -1,0 +1,95 @@
+// The rule for slow ranks, with times that are made up.
+#include "llmc/comm/slow_rank.h"
+
+#include <doctest/doctest.h>
+
+#include <limits>
+
+using namespace llmc;
+using Change = SlowRankWatch::Change;
+
+namespace {
+
+constexpr int kSteps = SlowRankWatch::kSlowSteps;
+
+// 100 ranks in a step of 150 ms, of which each works 100 ms itself, except for `slow`.
+SlowestRank hundred(int slow, float own_ms) {
+    std::vector<RankTime> ranks(100, {150, 50, 1});
+    ranks[static_cast<size_t>(slow)] = {150, 150 - own_ms, 1};
+    return slowest_rank(ranks);
+}
+
+// How often each change comes in `steps` equal steps.
+std::vector<Change> changes(SlowRankWatch& watch, const SlowestRank& step, int steps) {
+    std::vector<Change> all;
+    for (int i = 0; i < steps; i++) all.push_back(watch.observe(step));
+    return all;
+}
+std::vector<Change> last_of(int steps, Change change) {
+    std::vector<Change> all(static_cast<size_t>(steps), Change::none);
+    all.back() = change;
+    return all;
+}
+
+}  // namespace
+
+TEST_CASE("slow rank: the rank that works longest, against the median of the others") {
+    const SlowestRank three = slowest_rank({{100, 40, 0}, {100, 10, 30}, {100, 50, 2}});
+    CHECK(three.rank == 1);
+    CHECK(three.own_ms == 90);
+    CHECK(three.others_ms == 60);
+    CHECK(three.peers_ms == 40);
+    CHECK(three.data_ms == 30);
+    CHECK(three.ratio() == 1.5);
+    // Each of two ranks is compared with the other one. A mean of both would hide half of the difference.
+    CHECK(slowest_rank({{100, 0, 0}, {100, 50, 0}}).ratio() == 2);
+    const SlowestRank many = hundred(71, 125);
+    CHECK(many.rank == 71);
+    CHECK(many.ratio() == 1.25);
+    // A rank may send anything.
+    constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInf = std::numeric_limits<float>::infinity();
+    const SlowestRank lied_to = slowest_rank({{kNan, 1, 1}, {100, 40, 1}, {kInf, -5, kNan}, {-3, kNan, 0}});
+    CHECK(lied_to.rank == 1);
+    CHECK(lied_to.ratio() == 1);
+}
+
+TEST_CASE("slow rank: data is the reason if waiting for it is half of the difference") {
+    const auto waits = [](float data_ms) { return slowest_rank({{100, 0, data_ms}, {100, 40, 0}}).waits_for_data(); };
+    CHECK_FALSE(waits(0));
+    CHECK_FALSE(waits(19));
+    CHECK(waits(20));
+    CHECK(waits(40));
+    CHECK_FALSE(slowest_rank({{100, 0, 0}, {100, 0, 0}}).waits_for_data());
+}
+
+TEST_CASE("slow rank: it is slow after enough steps in a row, once, and until as many steps without") {
+    SlowRankWatch watch;
+    CHECK(changes(watch, hundred(3, 119), 20) == std::vector(20, Change::none));
+    CHECK(changes(watch, hundred(3, 121), kSteps) == last_of(kSteps, Change::begins));
+    CHECK(changes(watch, hundred(3, 150), 20) == std::vector(20, Change::none));
+    // A few fast steps in between change nothing.
+    CHECK(changes(watch, hundred(3, 100), kSteps - 1) == std::vector(kSteps - 1, Change::none));
+    CHECK(changes(watch, hundred(3, 150), 20) == std::vector(20, Change::none));
+    CHECK(changes(watch, hundred(3, 100), kSteps) == last_of(kSteps, Change::ends));
+    CHECK(changes(watch, hundred(3, 100), 20) == std::vector(20, Change::none));
+}
+
+TEST_CASE("slow rank: steps of different ranks do not add up, and another rank may follow at once") {
+    SlowRankWatch watch;
+    for (int i = 0; i < 10; i++) {
+        CHECK(changes(watch, hundred(3, 140), kSteps - 1) == std::vector(kSteps - 1, Change::none));
+        CHECK(changes(watch, hundred(8, 140), 1) == std::vector{Change::none});
+    }
+    CHECK(changes(watch, hundred(3, 140), kSteps) == last_of(kSteps, Change::begins));
+    CHECK(changes(watch, hundred(8, 140), kSteps) == last_of(kSteps, Change::begins));
+}
+
+TEST_CASE("slow rank: the message") {
+    const SlowestRank slowest = slowest_rank({{131, 34, 0}, {131, 0, 0}});
+    CHECK(format_slow_rank(118, slowest, "rank 1 on node7 (NVIDIA H100)") ==
+          "step 118: rank 1 on node7 (NVIDIA H100) is slow: 131.0 ms of work of its own, 1.35 times that of the other "
+          "ranks, 5 steps in a row; it does not wait for its data");
+    const SlowestRank starved = slowest_rank({{131, 34, 0}, {131, 0, 30}});
+    CHECK(format_slow_rank(118, starved, "rank 1 on node7").find("; it waits 30.0 ms for its data") !=
+          std::string::npos);
+}
