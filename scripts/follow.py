@@ -39,7 +39,8 @@ def warn(text):
 
 # ---- what a record says --------------------------------------------------------------------------------------------
 
-SYSTEM = {"ms", "tokens_per_s", "watts", "joules_per_token", "verify_ms"}
+SYSTEM = {"ms", "tokens_per_s", "watts", "joules_per_token", "verify_ms", "slowest_rank", "slowest_ratio",
+          "slowest_data_ms", "peers_ms"}
 
 # How the values of an FP8 tensor combine over the layers of the model; "max" for all others. The smallest scale is that
 # of the tensor with the largest values. Counts become fractions first, so that the worst tensor is seen.
@@ -103,11 +104,10 @@ def scalars(record, all_tensors=False):
 
 
 def texts(record):
-    """{tag: text} of a record: a sample, or the layers that left FP8."""
+    """{tag: text} of a record: a sample, or an event, such as a layer that left FP8."""
     found = {"sample": record["sample"]} if "sample" in record else {}
-    if "fp8_fallback" in record:
-        found["fp8_fallback"] = json.dumps(record["fp8_fallback"], indent=1)
-    return found
+    return found | {event: json.dumps(record[event], indent=1) for event in ("fp8_fallback", "alert", "slow_rank")
+                    if event in record}
 
 
 def unix_time(record):

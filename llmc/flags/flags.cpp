@@ -521,6 +521,11 @@ const Flag kRows[] = {
     flag(0, "seed", "N", &Options::seed, {}, "seed of everything random"),
     flag(0, "log-every", "N", &Options::log_every, {.min = 1},
          "print every N-th step; metrics.jsonl and main.log have all of them"),
+    flag(
+        0, "alert", "RULES", &Options::alert, alert_rules,
+        "warn when a number of a step's record passes a limit: FIELD>X or FIELD<X, for N steps in a row with ' for N'; "
+        "several, separated by commas: \"loss>8,tokens_per_s<1e5 for 20\"",
+        "off"),
     flag(0, "signals-every", "N", &Options::signals_every, {},
          "every N steps, record the norms of every tensor's gradient, weights and update, and the largest logits of "
          "attention; 0: never"),

@@ -13,6 +13,7 @@
 #include "llmc/comm/launch.h"
 #include "llmc/flags/token_schedule.h"
 #include "llmc/kernels/variants.h"
+#include "llmc/log/alerts.h"
 #include "llmc/log/profile.h"
 #include "llmc/log/validation_watch.h"
 #include "llmc/model/config.h"
@@ -218,6 +219,7 @@ struct Options {
 
     // Running and planning
     uint64_t seed = 1337;
+    Parsed<std::vector<AlertRule>> alert = {"off", {}};
     int64_t log_every = 1;      // steps
     int64_t signals_every = 0;  // steps; 0 = never
     int64_t verify_every = 0;   // steps; 0 = never

@@ -227,6 +227,17 @@ void report_verdict(int64_t step, ValidationWatch::Verdict verdict, const Valida
     if (!stops) directory.append({{"step", step}, {"rate_factor", watch.rate_factor()}});
 }
 
+void report_alerts(const StepRecord& record, Alerts& alerts, RunDirectory& directory, const Comm& comm) {
+    if (alerts.empty() || !comm.is_main()) return;
+    for (const Alerts::Alert& alert : alerts.observe(metrics_json(record))) {
+        std::printf("warning: step %lld: %s: it is %g (--alert)\n", static_cast<long long>(record.step),
+                    alert.rule.c_str(), unsigned_nan(alert.value));
+        ordered_json begun{{"rule", alert.rule}};
+        put_number(begun, "value", alert.value);
+        directory.append({{"step", record.step}, {"alert", begun}});
+    }
+}
+
 void report_slow_rank(int64_t step, SlowRankWatch::Change change, const SlowestRank& slowest,
                       const std::vector<std::string>& ranks, RunDirectory& directory, const Comm& comm) {
     if (change == SlowRankWatch::Change::none || !comm.is_main()) return;

@@ -10,6 +10,7 @@
 #include "llmc/comm/comm.h"
 #include "llmc/comm/slow_rank.h"
 #include "llmc/fp8/registry.h"
+#include "llmc/log/alerts.h"
 #include "llmc/log/run_directory.h"
 #include "llmc/log/validation_watch.h"
 #include "llmc/shard/arena.h"
@@ -88,6 +89,9 @@ void record_memory_outside(int64_t step, const DeviceInfo& opened, size_t reserv
 // Prints and records that the learning rate is lowered (--plateau) or that the run ends (--early-stop).
 void report_verdict(int64_t step, ValidationWatch::Verdict verdict, const ValidationWatch& watch,
                     RunDirectory& directory, const Comm& comm);
+
+// Prints and records the rules of --alert that begin to hold with this step.
+void report_alerts(const StepRecord& record, Alerts& alerts, RunDirectory& directory, const Comm& comm);
 
 // Prints and records that a rank becomes slow, or that none is slow any more. `ranks`: descriptions of all ranks.
 void report_slow_rank(int64_t step, SlowRankWatch::Change change, const SlowestRank& slowest,

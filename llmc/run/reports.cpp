@@ -142,7 +142,8 @@ Reports::Reports(const Options& options, const ProgressSetup& setup, const Input
       steps_ahead_(steps_ahead),
       progress_(comm.is_main() ? stdout : nowhere_.get(), setup),
       comm_(comm),
-      ranks_(describe_ranks(comm)) {}
+      ranks_(describe_ranks(comm)),
+      alerts_(options.alert.value) {}
 
 void Reports::add_facts(StepRecord& record, uint64_t batch_hash, const Energy& energy) const {
     const int64_t length = options_.sequences.tokens_of(record.step);
@@ -164,6 +165,7 @@ void Reports::report(StepRecord record) {
     record.tokens_per_s = static_cast<double>(options_.batches.tokens_of(record.step)) / record.ms * 1e3;
     record_step(record, directory_);
     progress_.step(record, device_bytes_in_use());
+    report_alerts(record, alerts_, directory_, comm_);
     if (record.slowest)
         report_slow_rank(record.step, slow_ranks_.observe(*record.slowest), *record.slowest, ranks_, directory_, comm_);
     results_.train = {record.step, record.loss};

@@ -90,6 +90,7 @@ private:
     const Comm& comm_;
     const std::vector<std::string> ranks_;  // descriptions
     SlowRankWatch slow_ranks_;
+    Alerts alerts_;
     std::vector<StepRecord> benched_;  // with --bench, all steps
 };
 

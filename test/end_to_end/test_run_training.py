@@ -50,6 +50,21 @@ class Learning(unittest.TestCase):
         self.assertNotEqual(with_it[1]["loss"], without[1]["loss"])
 
 
+class Alerts(unittest.TestCase):
+    def test_once_when_a_rule_begins_to_hold(self):
+        run = FinishedRun("--alert", "loss>1, tokens_per_s<1e12 for 3,lr>1", "--max-steps", "6")
+        alerts = [(r["step"], r["alert"]["rule"], r["alert"]["value"]) for r in run.records if "alert" in r]
+        self.assertEqual(alerts, [(1, "loss>1", run.steps[0]["loss"]),
+                                  (3, "tokens_per_s<1e12 for 3", run.steps[2]["tokens_per_s"])])
+        warnings = [line for line in run.result.out.splitlines() if line.startswith("warning: ")]
+        self.assertEqual(warnings, [f"warning: step {step}: {rule}: it is {value:g} (--alert)" for step, rule, value in alerts])
+
+    def test_unknown_field(self):
+        result = run(*tiny_flags("--alert", "grad_norm>10"))
+        self.assertEqual(result.code, 2)
+        self.assertIn("--alert: 'grad_norm>10' is a rule over 'grad_norm', which is not one of loss, lr, norm, ", result.err)
+
+
 class SameNumbers(unittest.TestCase):
     """Everything but the time fields, bit for bit: JSON floats have all their digits."""
 

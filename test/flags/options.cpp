@@ -99,6 +99,7 @@ std::string sample_text(const Flag& flag) {
     const std::map<std::string, std::string> with_notation = {{"fp8-fallback", "0.01,0.5,10"},
                                                               {"fp8-until", "94%"},
                                                               {"loss-scale", "256"},
+                                                              {"alert", "loss>8,ms>5 for 3"},
                                                               {"plateau", "0.5,3"},
                                                               {"batch-schedule", "65536:1000"},
                                                               {"seq-schedule", "128:1000"},
