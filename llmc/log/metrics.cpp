@@ -118,7 +118,14 @@ void record_step(const StepRecord& record, RunDirectory& directory) {
         }
         signals.push_back(entry);
     }
-    directory.append({{"step", record.step}, {"signals", signals}});
+    ordered_json line{{"step", record.step}, {"signals", signals}};
+    if (record.noise) {
+        line["noise"] = ordered_json::object();
+        put_number(line["noise"], "square", record.noise->square);
+        put_number(line["noise"], "noise", record.noise->noise);
+        put_number(line["noise"], "scale", record.noise->scale());
+    }
+    directory.append(line);
 }
 
 void record_validation(const ValRecord& record, RunDirectory& directory) {

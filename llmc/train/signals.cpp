@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "llmc/device/trace.h"
 #include "llmc/kernels/clip.h"
@@ -32,12 +33,12 @@ Signals<Real>::Signals(Trainer<Real>& trainer) : trainer_(trainer) {
     size_t largest = 0;
     for (const Unit& unit : trainer.table().units()) {
         tensors_ += unit.tensors.size();
-        largest = std::max(largest, unit.count / ranks);
+        largest = std::max(largest, unit.count);
     }
     elements_ = trainer.table().count() / ranks;
     arena_.plan(&weights_, elements_);
     arena_.plan(&partials_, global_norm_blocks(largest));
-    arena_.plan(&squares_, kNorms * tensors_);
+    arena_.plan(&squares_, squares());
     arena_.plan(&loss_scale_, 1);
 }
 
@@ -54,7 +55,7 @@ template <class Real>
 void Signals<Real>::allocate() {
     arena_.allocate();
     for (Slot& slot : slots_) {
-        slot.squares = static_cast<double*>(pinned_malloc(kNorms * tensors_ * sizeof(double)));
+        slot.squares = static_cast<double*>(pinned_malloc(squares() * sizeof(double)));
         slot.loss_scale = static_cast<float*>(pinned_malloc(sizeof(float)));
         slot.max_logits = static_cast<float*>(pinned_malloc(trainer_.model().max_logit_count() * sizeof(float)));
     }
@@ -69,6 +70,25 @@ template <class Real>
 void Signals<Real>::add_squares(Norm norm, size_t tensor, const StateArray& values, size_t count) {
     global_norm_partials(partials_, values, count, trainer_.stream());
     add_partials(squares_ + norm * tensors_ + tensor, partials_, global_norm_blocks(count), trainer_.stream());
+}
+
+template <class Real>
+void Signals<Real>::before_micro_step(int64_t step, int micro_steps, bool verified) {
+    if (!is_due(step)) return;
+    Slot& slot = slot_of(step);
+    slot.parts = int64_t{micro_steps} * trainer_.comm().world();
+    if (slot.parts == 1 || verified) slot.parts = 0;
+    if (slot.parts == 0) return;
+    trainer_.gradients().observe([this](size_t unit, const float* gradient) {
+        const size_t count = trainer_.table().unit(unit).count;
+        global_norm_partials(partials_, gradient, count, trainer_.stream());
+        add_partials(squares_ + kNorms * tensors_ + unit, partials_, global_norm_blocks(count), trainer_.stream());
+    });
+}
+
+template <class Real>
+void Signals<Real>::after_micro_step() {
+    trainer_.gradients().observe({});
 }
 
 template <class Real>
@@ -98,21 +118,21 @@ void Signals<Real>::after_optimizer(int64_t step) {
         subtract_from(share.before, share.weights, share.count, stream);
         add_squares(update, share.tensor, share.before, share.count);
     });
-    Slot& slot = slots_[step / trainer_.config().signals_every % 2];
+    Slot& slot = slot_of(step);
     slot.step = step;
-    copy_to_host(slot.squares, squares_, kNorms * tensors_ * sizeof(double), stream);
+    copy_to_host(slot.squares, squares_, squares() * sizeof(double), stream);
     copy_to_host(slot.loss_scale, loss_scale_, sizeof(float), stream);
     const Transformer<Real>& model = trainer_.model();
     copy_to_host(slot.max_logits, model.max_logits(), model.max_logit_count() * sizeof(float), stream);
 }
 
 template <class Real>
-std::vector<TensorSignal> Signals<Real>::take(int64_t step) {
-    if (!is_due(step)) return {};
-    const Slot& slot = slots_[step / trainer_.config().signals_every % 2];
-    if (slot.step != step) return {};
+void Signals<Real>::take(StepRecord& record) {
+    if (!is_due(record.step)) return;
+    const Slot& slot = slot_of(record.step);
+    if (slot.step != record.step) return;
     const Comm& comm = trainer_.comm();
-    const size_t n = kNorms * tensors_;
+    const size_t n = squares(), units = trainer_.table().units().size();
     std::vector<double> all(n * comm.world()), sums(n);
     comm.host_all_gather(all.data(), slot.squares, n * sizeof(double));
     for (size_t i = 0; i < all.size(); i++) sums[i % n] += all[i];
@@ -123,7 +143,7 @@ std::vector<TensorSignal> Signals<Real>::take(int64_t step) {
     };
     const int heads = trainer_.config().model.heads;
     int layer = 0;
-    std::vector<TensorSignal> signals;
+    std::vector<TensorSignal>& signals = record.signals;
     for (const Unit& unit : trainer_.table().units())
         for (const ParameterTensor& tensor : unit.tensors) {
             const size_t t = signals.size();
@@ -131,7 +151,13 @@ std::vector<TensorSignal> Signals<Real>::take(int64_t step) {
             if (tensor.layer.ends_with(".qkv") && tensor.shape.size() == 2)
                 signals.back().max_logit = largest(slot.max_logits + heads * layer++, heads);
         }
-    return signals;
+    if (slot.parts == 0) return;
+    // The loss of a micro-batch was divided by the number of micro-batches.
+    const double parts = static_cast<double>(slot.parts), scale = *slot.loss_scale;
+    const double of_step = std::accumulate(sums.begin(), sums.begin() + static_cast<std::ptrdiff_t>(tensors_), 0.0);
+    const double of_micro_batches = std::accumulate(sums.end() - static_cast<std::ptrdiff_t>(units), sums.end(), 0.0);
+    record.noise = gradient_noise(of_micro_batches / comm.world() * parts * parts / (scale * scale),
+                                  of_step / (scale * scale), trainer_.config().batch * trainer_.config().seq, parts);
 }
 
 template class Signals<float>;

@@ -43,6 +43,20 @@ struct TensorSignal {
     std::optional<MaxLogit> max_logit = {};       // only for the weights of queries and keys
 };
 
+// The gradient noise scale of a step (McCandlish et al., arXiv 1812.06162, appendix A.1): the batch size, in tokens, at
+// which noise and gradient are of one size. Both estimates are unbiased but noisy, and either may be negative. So take
+// means of both over many steps, and divide those.
+struct GradientNoise {
+    double square = 0;  // of the norm of the gradient that an infinite batch would have
+    double noise = 0;   // trace of the covariance of a single token's gradient
+    double scale() const { return noise / square; }
+};
+// From the mean square of a micro-batch's gradient norm, and that of a step of `parts` micro-batches, 2 or more.
+inline GradientNoise gradient_noise(double micro_square, double step_square, double micro_tokens, double parts) {
+    return {(parts * step_square - micro_square) / (parts - 1),
+            (micro_square - step_square) * micro_tokens * parts / (parts - 1)};
+}
+
 struct StepRecord {
     // From the device.
     int64_t step = 0;                      // counts from 1
@@ -58,6 +72,7 @@ struct StepRecord {
     double peers_ms = 0;                   // of these, the time that this rank waited for other ranks
     std::optional<VerifiedStep> verified;  // only for steps that --verify-every checks
     std::vector<TensorSignal> signals;     // only for steps that --signals-every asks for
+    std::optional<GradientNoise> noise;    // of the same steps, if they have several micro-batches
     bool is_skipped() const { return consecutive_skips > 0; }
 
     // From the trainer.

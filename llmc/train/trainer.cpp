@@ -177,10 +177,13 @@ void Trainer<Real>::micro_step(const MicroBatch& batch, float weight) {
         model_.train_micro_step(batch, weight / static_cast<float>(total), optimizer_.loss_scale(), first, stream_,
                                 last, kind_.length, measures_logits);
     };
-    if (first && verification_ && verification_->is_due(step_ + 1))
+    const bool verified = first && verification_ && verification_->is_due(step_ + 1);
+    if (first && signals_) signals_->before_micro_step(step_ + 1, kind_.micro_steps, verified);
+    if (verified)
         verification_->run_twice(run);
     else
         run();
+    if (first && signals_) signals_->after_micro_step();
 }
 
 template <class Real>
@@ -239,7 +242,7 @@ void Trainer<Real>::clip_logits() {
 template <class Real>
 std::optional<StepRecord> Trainer<Real>::take_result(int leave) {
     std::optional<StepRecord> record = results_->take(leave);
-    if (record && signals_) record->signals = signals_->take(record->step);
+    if (record && signals_) signals_->take(*record);
     if (record && verification_) record->verified = verification_->take(record->step);
     return record;
 }

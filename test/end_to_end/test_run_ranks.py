@@ -72,9 +72,11 @@ class Ranks(unittest.TestCase):
         # one rank and three agree to the bit.
         same_size = FinishedRun(*self.flags("--batch", "2", *precision, "--val-batches", "6"), env=ONE_THREAD)
         self.assertEqual(len(same_size.scales_at(20)), 24)
+        noise = []
         for stage in range(4):
             with self.subTest(stage=stage):
-                three = RankRun(3, *self.flags("--batch", "2", "--val-batches", "2", *precision, "--zero", stage))
+                three = RankRun(3, *self.flags("--batch", "2", "--val-batches", "2", *precision, "--zero", stage,
+                                               "--signals-every", "10"))
                 self.assertLess(worst(three.losses, one.losses), 1e-3)
                 self.assertEqual([s["batch_hash"] for s in three.steps], [s["batch_hash"] for s in one.steps])
                 self.assertEqual([s["tokens"] for s in three.steps], [s["tokens"] for s in one.steps])
@@ -83,6 +85,12 @@ class Ranks(unittest.TestCase):
                 three.check_memory(self)
                 check_same_run(self, three, same_size)
                 self.assertEqual(three.validations, same_size.validations)
+                noise.append([r["noise"] for r in three.records if "noise" in r])
+        self.assertEqual([len(records) for records in noise], [2] * 4)
+        for stage in range(1, 4):
+            for ours, first in zip(noise[stage], noise[0]):
+                for name, value in first.items():
+                    self.assertLess(abs(ours[name] - value), 1e-9 * abs(value), f"{name} with --zero {stage}")
 
     def test_micro_steps_and_fp8_counters(self):
         flags = self.flags("--precision", "fp8", "--fp8-log-every", "5")

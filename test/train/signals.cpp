@@ -63,3 +63,52 @@ TEST_CASE_TEMPLATE("signals: norms of every tensor's gradient, weights and updat
         }
     }
 }
+
+TEST_CASE("signals: the estimates of the gradient noise are right in the mean") {
+    // Two micro-batches of 4 tokens, whose gradients are 3 plus or minus 2: the variance of a token's is 16.
+    double square = 0, noise = 0;
+    for (const double first : {1.0, 5.0})
+        for (const double second : {1.0, 5.0}) {
+            const double both = (first + second) / 2;
+            const GradientNoise estimate = gradient_noise(first * first, both * both, 4, 2);
+            square += estimate.square / 4;
+            noise += estimate.noise / 4;
+        }
+    CHECK(square == doctest::Approx(9).epsilon(1e-12));
+    CHECK(noise == doctest::Approx(16).epsilon(1e-12));
+    CHECK(GradientNoise{9, 16}.scale() == doctest::Approx(16.0 / 9).epsilon(1e-12));
+}
+
+TEST_CASE("signals: the gradient noise of a step, from the gradients of its micro-batches") {
+    constexpr int kParts = 3;
+    TrainerConfig config = config_with(OptimizerKind::adamw, StateFormat::fp32);
+    config.signals_every = 1;
+    TestModel<float> one(config);
+    config.micro_steps = kParts;
+    TestModel<float> test(config);
+    std::vector<double> sum;
+    double first = 0;
+    test.trainer.initialize(3);
+    test.begin_step();
+    for (int i = 0; i < kParts; i++) {
+        const Batch batch = small_batch(i, 64);
+        test.trainer.micro_step(batch.tokens.data(), batch.targets.data());
+        one.trainer.initialize(3);
+        CHECK_FALSE(one.step(batch).noise);  // a step of one micro-batch has no noise to see
+        size_t at = 0;
+        for (const std::vector<float>& gradient : one.all_gradients())
+            for (const float value : gradient) {
+                if (i == 0) sum.push_back(0), first += std::pow(value / 256.0, 2);
+                sum[at++] += value / 256.0;
+            }
+    }
+    double whole = 0;
+    for (const double value : sum) whole += std::pow(value / kParts, 2);
+    const StepRecord record = test.finish_step();
+    REQUIRE(record.noise);
+    const GradientNoise expected = gradient_noise(first, whole, 64, kParts);
+    const double rounding = 1e-5 * (first + whole);
+    CHECK(std::abs(record.noise->square - expected.square) <= kParts * rounding);
+    CHECK(std::abs(record.noise->noise - expected.noise) <= 64 * kParts * rounding);
+    CHECK(std::abs(first - whole) > 1e-3 * whole);  // otherwise the test would not see which of the two is which
+}
