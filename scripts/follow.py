@@ -30,7 +30,7 @@ import struct
 import sys
 import time
 
-from runs import continue_in_venv, misfit, printable, read_info, with_ratios
+from runs import TASK_SCORES, continue_in_venv, misfit, printable, read_info, with_ratios
 
 
 def warn(text):
@@ -57,10 +57,10 @@ def numbers(values):
 
 
 def tag_of(key):
-    """loss -> train/loss, val_loss_code -> val/loss_code, ms -> system/ms."""
+    """loss -> train/loss, val_loss_code and piqa_acc -> val/loss_code and val/piqa_acc, ms -> system/ms."""
     if key.startswith("val_"):
         return "val/" + key.removeprefix("val_")
-    group = "val" if key.startswith("hellaswag_") else "system" if key in SYSTEM else "train"
+    group = "val" if key.endswith(TASK_SCORES) else "system" if key in SYSTEM else "train"
     return f"{group}/{key}"
 
 

@@ -19,7 +19,7 @@ import statistics
 import sys
 
 from compare_runs import ROLES, Comparison, counters, failures, gap_tables, read_runs, role_of, summary
-from runs import Run, RunError, smooth, with_ratios
+from runs import TASK_SCORES, Run, RunError, smooth, with_ratios
 
 PARTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "report")
 MOST_POINTS = 500  # per curve; a longer curve is drawn as this many stretches
@@ -94,6 +94,19 @@ def loss_curves(runs):
     return curves
 
 
+def task_curves(runs):
+    curves = []
+    for i, run in enumerate(runs):
+        scores = {}
+        for record in run.other:
+            for key, value in record.items():
+                if key.endswith(TASK_SCORES) and isinstance(value, float):
+                    scores.setdefault(key, {})[record["step"]] = value  # a later record of the same step wins
+        curves += [curve(i, key, *map(list, zip(*sorted(points.items()))), style="points")
+                   for key, points in scores.items()]
+    return curves
+
+
 def gap_curves(comparisons):
     curves = []
     for i, c in enumerate(comparisons, 1):
@@ -157,6 +170,7 @@ def charts_of(runs, comparisons):
               level={"name": "floor: the data's entropy", "y": floors[0]} if floors else None),
         chart("gap", f"Gap of the loss to {runs[0].name}", "%", gap_curves(comparisons), wide=True,
               level={"name": "no gap", "y": 0}),
+        chart("tasks", "Tasks", "share of right answers", task_curves(runs)),
         chart("lr", "Learning rate", "", recorded(runs, "lr", "learning rate", stepped=True)),
         chart("norm", "Gradient norm, before clipping", "", recorded(runs, "norm", "norm"), scale="log"),
         chart("speed", "Speed", "tokens/s", recorded(runs, "tokens_per_s", "tokens/s")),

@@ -116,6 +116,9 @@ def misfit(record):
     return next((key for key, shape in TRAINING.items() if "loss" in record and not fits(record[key], shape)), None)
 
 
+TASK_SCORES = ("_acc", "_acc_norm")  # ends of the keys of a task's scores, after its name
+
+
 @dataclass
 class Run:
     """The records of a run by kind and step. If a resumed run repeated a step, only the last record of it counts."""

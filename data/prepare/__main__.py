@@ -108,6 +108,18 @@ def add_others(commands):
     hellaswag.add_argument("--split", choices=("val", "train"), default="val", help="default: %(default)s")
     hellaswag.add_argument("--input", metavar="FILE", help="a local copy of its .jsonl, so that nothing is downloaded")
 
+    task = add("task", "ARC, PIQA, Winogrande, or a task of nanochat's CORE, for train_gpt --task NAME=FILE.")
+    task.add_argument("task", choices=("arc", "piqa", "winogrande", "core"), help="arc: ARC-Easy and ARC-Challenge")
+    task.add_argument("--input", required=True, metavar="FILE",
+                      help="its .jsonl as published, or Hugging Face's .jsonl or .parquet")
+    task.add_argument("--labels", metavar="FILE", help="of piqa as published: a line with the label of each question")
+    task.add_argument("--out", required=True, metavar="FILE", help="arc_easy.bin, for example")
+    add_tokenizer(task, "gpt2")
+    task.add_argument("--shots", type=whole_number, default=0, metavar="N",
+                      help="of core: answered questions in front of each one; default: 0")
+    task.add_argument("--delimiter", type=unescaped, default=" ", metavar="TEXT",
+                      help="of core: what stands between a context and its choice; default: a space")
+
     train = add("train-tokenizer", "A byte-level BPE of one's own text, as tokenizer.json.")
     train.add_argument("inputs", nargs="+", metavar="INPUT", help="as for text")
     train.add_argument("--out", required=True, metavar="FILE", help="tokenizer.json, for example")
@@ -135,7 +147,8 @@ def parse(argv):
 
 
 def run(parser, args):
-    from . import chunks, hellaswag, pipeline, readers, shard_tools, tinyshakespeare, tokenizers, train_tokenizer
+    from . import (chunks, hellaswag, pipeline, readers, shard_tools, tasks, tinyshakespeare, tokenizers,
+                   train_tokenizer)
     if args.command == "text":
         if args.workers < 1:
             parser.error(f"--workers {args.workers}: at least 1")
@@ -148,6 +161,13 @@ def run(parser, args):
     elif args.command == "hellaswag":
         tokenizer = tokenizers.open_tokenizer(args.tokenizer, args.end_token)
         hellaswag.prepare_hellaswag(args.out, tokenizer, args.split, args.input)
+    elif args.command == "task":
+        if args.task != "piqa" and args.labels:
+            parser.error(f"--labels: the labels of {args.task} are in its rows")
+        if args.task != "core" and (args.shots or args.delimiter != " "):
+            parser.error(f"--shots and --delimiter are of core, not of {args.task}")
+        tokenizer = tokenizers.open_tokenizer(args.tokenizer, args.end_token)
+        tasks.prepare_task(args.task, args.out, tokenizer, args.input, args.labels, args.shots, args.delimiter)
     elif args.command == "train-tokenizer":
         separator = None if args.separator is None else args.separator.encode()
         train_tokenizer.train_tokenizer(args.inputs, args.out, args.vocab, readers.Format(args.column, separator))

@@ -48,7 +48,24 @@ def encode_example(index, context, endings, label, tokenizer):
     if size >= LIMIT:
         raise PrepareError(f"example {index} has {size} bytes; llm.c's file has examples below {LIMIT}")
     body[1] = size
-    return body
+    return array.array("H", body)
+
+
+def write_file(out, tokenizer, bodies, version, where):
+    """Writes the examples and a sidecar. `bodies` are arrays, whose element [1] is their size in bytes."""
+    if not bodies:
+        raise PrepareError(f"{where} has no examples")
+    longest = max(body[1] for body in bodies)
+    if sys.byteorder == "big":
+        for body in bodies:
+            body.byteswap()
+    os.makedirs(os.path.dirname(out) or ".", exist_ok=True)
+    header = struct.pack("<4i", MAGIC, version, len(bodies), longest).ljust(1024, b"\0")
+    sidecar = {"tokenizer": tokenizer.name, "vocab": tokenizer.vocab, "tokenizer_hash": tokenizer.hash,
+               "examples": len(bodies)}
+    write_atomically(out + ".json", json.dumps(sidecar, indent=2).encode() + b"\n")
+    write_atomically(out, header + b"".join(body.tobytes() for body in bodies))
+    print(f"{out}: {len(bodies)} examples, the longest of {longest} bytes")
 
 
 def prepare_hellaswag(out, tokenizer, split="val", text_file=None):
@@ -56,21 +73,9 @@ def prepare_hellaswag(out, tokenizer, split="val", text_file=None):
     if tokenizer.vocab > START:
         raise PrepareError(f"llm.c's file has tokens below {START}, {tokenizer.name} has {tokenizer.vocab}")
     content = read_or_download(text_file, URL.format(split), "--input FILE")
-    stream, longest, count = array.array("H"), 0, 0
+    bodies = []
     for context, endings, label in read_examples(content, text_file or split):
-        if count == LIMIT - 1:
+        if len(bodies) == LIMIT - 1:
             raise PrepareError(f"llm.c's file has at most {LIMIT - 1} examples")
-        body = encode_example(count, context, endings, label, tokenizer)
-        stream.extend(body)
-        longest, count = max(longest, body[1]), count + 1
-    if count == 0:
-        raise PrepareError(f"{text_file or split} has no examples")
-    if sys.byteorder == "big":
-        stream.byteswap()
-    os.makedirs(os.path.dirname(out) or ".", exist_ok=True)
-    header = struct.pack("<4i", MAGIC, VERSION, count, longest).ljust(1024, b"\0")
-    sidecar = {"tokenizer": tokenizer.name, "vocab": tokenizer.vocab, "tokenizer_hash": tokenizer.hash,
-               "examples": count}
-    write_atomically(out + ".json", json.dumps(sidecar, indent=2).encode() + b"\n")
-    write_atomically(out, header + stream.tobytes())
-    print(f"{out}: {count} examples, the longest of {longest} bytes")
+        bodies.append(encode_example(len(bodies), context, endings, label, tokenizer))
+    write_file(out, tokenizer, bodies, VERSION, text_file or split)

@@ -17,7 +17,7 @@ namespace llmc {
 std::optional<ExitCode> run_command(const std::vector<std::string>& arguments, LaunchInfo& launch);
 
 // The commands, with the arguments after their name.
-ExitCode evaluate_weights(const std::vector<std::string>& arguments, const LaunchInfo& launch);  // losses and HellaSwag
+ExitCode evaluate_weights(const std::vector<std::string>& arguments, const LaunchInfo& launch);  // losses and tasks
 ExitCode sample_text(const std::vector<std::string>& arguments);
 ExitCode export_weights(const std::vector<std::string>& arguments);  // into other programs' files
 

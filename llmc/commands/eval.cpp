@@ -21,19 +21,19 @@ struct Request {
 
 // Returns false if help was asked for, and printed.
 bool parse(const std::vector<std::string>& arguments, Request& request) {
-    CLI::App app("Prints the loss of a model on validation sets, and its HellaSwag scores.", "train_gpt eval");
+    CLI::App app("Prints the loss of a model on validation sets, and its scores in tasks.", "train_gpt eval");
     app.add_option("--from,--checkpoint", request.from, kWeightsHelp)->required()->type_name("PATH");
     app.add_option("-o,--out", request.out, "also write the numbers to this file, as JSON")->type_name("FILE");
     Options& o = request.options;
     o.precision = Precision::bf16;
     o.val_batches = -1;
     add_flags(app,
-              {"val", "hellaswag", "val-batches", "batch", "seq", "doc-mask", "doc-positions", "precision", "tf32",
-               "fp8-recipe", "fp8-layers", "fp8-emulation", "zero", "comm", "timeout-start", "timeout-step"},
+              {"val", "hellaswag", "task", "val-batches", "batch", "seq", "doc-mask", "doc-positions", "precision",
+               "tf32", "fp8-recipe", "fp8-layers", "fp8-emulation", "zero", "comm", "timeout-start", "timeout-step"},
               o);
     if (!parse_arguments(app, arguments)) return false;
-    if (o.val.empty() && o.hellaswag.empty())
-        refuse("eval: nothing to evaluate on; add --val 'GLOB' or --hellaswag FILE");
+    if (o.val.empty() && o.hellaswag.empty() && o.task.empty())
+        refuse("eval: nothing to evaluate on; add --val 'GLOB', --hellaswag FILE or --task NAME=FILE");
     o.recompute = Recompute::block;  // keeps nothing for a backward pass
     return true;
 }
@@ -55,11 +55,10 @@ void print(const Request& request, const ModelConfig& model, const Ranks& ranks,
     for (const ValLoss& set : record.losses)
         std::printf("%-16s %10.4f %12.3f %14s\n", set.name.empty() ? "val" : set.name.c_str(), set.loss,
                     set.perplexity(), set.bits_per_byte ? fmt::format("{:.4f}", *set.bits_per_byte).c_str() : "-");
-    if (const std::optional<ChoiceScores>& scores = record.hellaswag)
-        std::printf(
-            "hellaswag: %.4f right by log-probability, %.4f by log-probability per token (llm.c's number), of "
-            "%lld examples\n",
-            scores->accuracy, scores->accuracy_per_token, static_cast<long long>(scores->examples));
+    if (!record.tasks.empty()) std::printf("%-16s %10s %12s %14s\n", "task", "examples", "acc", "acc_norm");
+    for (const TaskScores& task : record.tasks)
+        std::printf("%-16s %10lld %12.4f %14.4f\n", task.name.c_str(), static_cast<long long>(task.examples),
+                    task.accuracy, task.normalized_accuracy);
 }
 
 // The names of metrics.jsonl.
@@ -67,7 +66,7 @@ void write_json(const Request& request, const ValRecord& record) {
     nlohmann::ordered_json json{{"from", request.from}, {"precision", word_of(request.options.precision)}};
     json.update(parse_json<nlohmann::ordered_json>(metrics_line(record)));
     json.erase("step");
-    if (record.hellaswag) json["hellaswag_examples"] = record.hellaswag->examples;
+    for (const TaskScores& task : record.tasks) json[task.name + "_examples"] = task.examples;
     write_file(request.out, json_text(json, 2) + "\n");
 }
 

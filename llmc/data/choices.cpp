@@ -12,30 +12,33 @@
 namespace llmc {
 namespace {
 
-constexpr int32_t kMagic = 20240522, kVersion = 1;
+constexpr int32_t kMagic = 20240522, kVersion = 1, kWideVersion = 2;
 constexpr size_t kHeaderBytes = 1024;
-constexpr uint16_t kStart = 65535;
-constexpr InputKind kChoicesFile = {"file of multiple-choice examples",
-                                    "what `python3 -m data.prepare hellaswag` or llm.c's dev/data/hellaswag.py writes",
-                                    ExitCode::bad_data, 1024};
+constexpr uint32_t kStart = 65535;
+constexpr InputKind kChoicesFile = {
+    "file of multiple-choice examples",
+    "what `python3 -m data.prepare hellaswag`, `task` or llm.c's dev/data/hellaswag.py writes", ExitCode::bad_data,
+    1024};
 
 // The words of one file, read in order. If they end too early, the error names the example.
 class Words {
 public:
-    Words(const std::string& path, const std::string& bytes) : path_(path) {
-        words_.resize((bytes.size() - kHeaderBytes) / 2);
-        if (!words_.empty()) std::memcpy(words_.data(), bytes.data() + kHeaderBytes, words_.size() * 2);
+    Words(const std::string& path, const std::string& bytes, bool wide) : path_(path), wide_(wide) {
+        words_.resize((bytes.size() - kHeaderBytes) / word_bytes());
+        for (size_t i = 0; i < words_.size(); i++)
+            std::memcpy(&words_[i], bytes.data() + kHeaderBytes + i * word_bytes(), word_bytes());
     }
+    bool wide() const { return wide_; }
+    size_t word_bytes() const { return wide_ ? 4 : 2; }
     size_t at() const { return at_; }
     size_t left() const { return words_.size() - at_; }
     void begin(int example) { example_ = example; }
-    int next() {
+    uint32_t next() {
         if (left() == 0) fail("the file ends inside it; write or copy the file again");
         return words_[at_++];
     }
     std::vector<int32_t> tokens() {
-        const size_t count = static_cast<size_t>(next());
-        if (count == 0) fail("it has a context or a completion without tokens");
+        const size_t count = next();
         if (count > left()) fail("the file ends inside it; write or copy the file again");
         const auto first = words_.begin() + static_cast<std::ptrdiff_t>(at_);
         at_ += count;
@@ -47,27 +50,39 @@ public:
 
 private:
     const std::string& path_;
-    std::vector<uint16_t> words_;
+    const bool wide_;  // version 2
+    std::vector<uint32_t> words_;
     size_t at_ = 0;
     int example_ = 0;
 };
 
 Choices read_example(Words& words) {
     const size_t begin = words.at();
-    if (const int start = words.next(); start != kStart)
+    if (const uint32_t start = words.next(); start != kStart)
         words.fail(fmt::format("begins with {} instead of {}", start, kStart));
-    const int bytes = words.next();
+    const uint32_t bytes = words.next();
     words.next();  // skips the index
-    Choices example;
-    example.label = words.next();
-    const int completions = words.next();
+    const uint32_t label = words.next(), completions = words.next();
     if (completions < 2) words.fail(fmt::format("has {} completions; there is nothing to choose", completions));
-    if (example.label >= completions)
-        words.fail(fmt::format("its label is {}, but it has {} completions", example.label, completions));
-    example.context = words.tokens();
-    for (int i = 0; i < completions; i++) example.completions.push_back(words.tokens());
-    const size_t read = 2 * (words.at() - begin);
-    if (read != static_cast<size_t>(bytes)) words.fail(fmt::format("says {} bytes, but has {}", bytes, read));
+    if (label >= completions) words.fail(fmt::format("its label is {}, but it has {} completions", label, completions));
+    Choices example{static_cast<int>(label), words.tokens(), {}};
+    for (uint32_t i = 0; i < completions; i++) {
+        uint32_t scored = 0, length = 0;
+        if (words.wide()) scored = words.next();
+        if (words.wide()) length = words.next();
+        std::vector<int32_t> tokens = words.tokens();
+        const size_t all = tokens.size();
+        if (!words.wide()) scored = length = static_cast<uint32_t>(all);
+        if (scored == 0 || scored > all || example.context.size() + all == scored)
+            words.fail(
+                fmt::format("completion {} scores {} of its {} tokens after a context of {}; it must score at "
+                            "least 1, and have a token before them",
+                            i, scored, all, example.context.size()));
+        if (length == 0) words.fail(fmt::format("completion {} has the length 0", i));
+        example.completions.push_back({std::move(tokens), scored, static_cast<double>(length)});
+    }
+    const size_t read = words.word_bytes() * (words.at() - begin);
+    if (read != bytes) words.fail(fmt::format("says {} bytes, but has {}", bytes, read));
     return example;
 }
 
@@ -81,16 +96,17 @@ std::vector<Choices> read_choices(const std::string& path) {
         throw Error(ExitCode::bad_data,
                     "{} is not a file of multiple-choice examples: it begins with {}{}, not with {}", path, head[0],
                     name_of_magic(head[0]), kMagic);
-    if (head[1] != kVersion)
-        throw Error(ExitCode::bad_data, "{} has version {}; version {} can be read", path, head[1], kVersion);
-    Words words(path, bytes);
+    if (head[1] != kVersion && head[1] != kWideVersion)
+        throw Error(ExitCode::bad_data, "{} has version {}; versions {} and {} can be read", path, head[1], kVersion,
+                    kWideVersion);
+    Words words(path, bytes, head[1] == kWideVersion);
     std::vector<Choices> examples;
     for (int i = 0; i < head[2]; i++) {
         words.begin(i);
         examples.push_back(read_example(words));
     }
     if (examples.empty()) throw Error(ExitCode::bad_data, path + " has no examples");
-    if (words.left() > 0 || bytes.size() % 2 != 0)
+    if (words.left() > 0 || bytes.size() % words.word_bytes() != 0)
         throw Error(ExitCode::bad_data,
                     "{} has bytes after its last example, number {}: its header and its length do not agree", path,
                     head[2] - 1);
@@ -100,13 +116,14 @@ std::vector<Choices> read_choices(const std::string& path) {
 void check_choices(const std::vector<Choices>& examples, int vocab, int T, const std::string& path) {
     for (size_t i = 0; i < examples.size(); i++) {
         const Choices& example = examples[i];
-        int32_t largest = *std::max_element(example.context.begin(), example.context.end());
+        uint32_t largest = 0;
         size_t longest = 0;
-        for (const std::vector<int32_t>& completion : example.completions) {
-            largest = std::max(largest, *std::max_element(completion.begin(), completion.end()));
-            longest = std::max(longest, completion.size());
+        for (const int32_t token : example.context) largest = std::max(largest, static_cast<uint32_t>(token));
+        for (const Choices::Completion& completion : example.completions) {
+            for (const int32_t token : completion.tokens) largest = std::max(largest, static_cast<uint32_t>(token));
+            longest = std::max(longest, completion.tokens.size());
         }
-        if (largest >= vocab)
+        if (largest >= static_cast<uint32_t>(vocab))
             throw Error(ExitCode::bad_data,
                         "{}: example {}: token {} is not below the model's vocabulary of {}; the file was made with "
                         "another tokenizer",

@@ -188,16 +188,22 @@ Flag flag(char short_name, const char* long_name, const char* value, Parsed<T> O
     return row;
 }
 
-// Validation sets, which may be given several times.
+// A task has no default name.
+void check_task(const std::string& text) {
+    if (parse_val_set(text, "task").name.empty()) refuse("'" + text + "' has no name; use --task NAME=FILE");
+}
+
+// Validation sets or tasks, which may be given several times.
 Flag flag(char short_name, const char* long_name, const char* value, std::vector<ValSet> Options::*field, Check check,
           const char* help, const char* default_text = "") {
     Flag row{short_name, long_name, value, help, default_text};
-    row.set = [field, check](Options& o, const std::string& text) {
+    row.clear = [field](Options& o) { (o.*field).clear(); };
+    row.set = [field, check, flag = row.long_name](Options& o, const std::string& text) {
         check(text);
-        const ValSet set = parse_val_set(text);
+        const ValSet set = parse_val_set(text, flag);
         for (const ValSet& other : o.*field)
             if (other.name == set.name)
-                refuse("--val: two sets are named \"" + set.name + "\"; name each one: --val a=GLOB --val b=GLOB");
+                refuse("--{0}: two are named \"{1}\"; name each one: --{0} a=FILE --{0} b=FILE", flag, set.name);
         (o.*field).push_back(set);
     };
     row.get = [field](const Options& o) {
@@ -506,6 +512,10 @@ const Flag kRows[] = {
     flag(0, "hellaswag", "FILE", &Options::hellaswag, check_not_empty,
          "multiple-choice examples in llm.c's format to score at every validation (the whole file, whatever -m says)",
          "none"),
+    flag(0, "task", "NAME=FILE", &Options::task, check_task,
+         "the same for a file of data.prepare task, such as arc_easy=FILE; several: --task NAME=FILE for each, logged "
+         "as NAME_acc and NAME_acc_norm",
+         "none"),
     common(flag('s', "sample-every", "N", &Options::sample_every, {}, "print a sample every N steps; 0: never")),
     flag('g', "sample-tokens", "N", &Options::sample_tokens, {}, "tokens per sample; 0: no samples"),
     common(flag(0, "tokenizer", "FILE", &Options::tokenizer, {},
@@ -570,10 +580,10 @@ CLI::Option* add(CLI::App& app, const Flag& flag, Options& options) {
     const std::string names = (flag.short_name ? fmt::format("-{:c},--", flag.short_name) : "--") + flag.long_name;
     if (flag.is_switch()) return app.add_flag(names, options.*flag.switched);
     CLI::Option* option = nullptr;
-    if (flag.long_name == "val")
+    if (flag.clear)
         option = app.add_option_function<std::vector<std::string>>(names,
                                                                    [&](const std::vector<std::string>& texts) {
-                                                                       options.val.clear();
+                                                                       flag.clear(options);
                                                                        for (const std::string& text : texts)
                                                                            flag.set(options, text);
                                                                    })

@@ -45,9 +45,10 @@ struct Flag {
     // get() returns the value as a configuration file has it, null if it was not given.
     std::function<void(Options&, const std::string& text)> set = {};
     std::function<nlohmann::ordered_json(const Options&)> get = {};
-    bool Options::*switched = nullptr;    // of a switch
-    std::vector<std::string> words = {};  // all that it accepts, if it accepts words
-    Range range = {};                     // if it accepts numbers
+    std::function<void(Options&)> clear = {};  // of a list, which may be given several times
+    bool Options::*switched = nullptr;         // of a switch
+    std::vector<std::string> words = {};       // all that it accepts, if it accepts words
+    Range range = {};                          // if it accepts numbers
     Answers answers = {};
 
     bool is_switch() const { return value.empty(); }

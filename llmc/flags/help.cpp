@@ -49,7 +49,7 @@ std::string usage(const std::string& program, size_t width) {
     } const commands[] = {
         {"train", "train a model; this word may be left out"},
         {"check", "test this card's kernels, matmuls and links for a run with these flags"},
-        {"eval", "print a model's loss on validation sets, and HellaSwag (eval --help)"},
+        {"eval", "print a model's loss on validation sets, and its scores in tasks (eval --help)"},
         {"sample", "generate text with a model (sample --help)"},
         {"export", "write a model's weights for Hugging Face or llm.c (export --help)"},
     };

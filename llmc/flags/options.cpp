@@ -132,7 +132,7 @@ void append_entry(const std::string& key, const ordered_json& value, std::vector
         arguments.push_back("--" + key + "=" + json_text(value));
         return;
     }
-    const bool list = key == "val" && value.is_array();
+    const bool list = flag->clear && value.is_array();
     for (const ordered_json& item : list ? value : ordered_json::array({value})) {
         if (!item.is_string() && !item.is_number())
             refuse("\"{}\" is {}; it must be a number or a string", key, json_text(item));
@@ -263,14 +263,14 @@ Options options_from_json(const std::string& text) { return options_of(parse_jso
 
 Precision default_precision() { return value_of_word<Precision>(LLMC_DEFAULT_PRECISION).value(); }
 
-ValSet parse_val_set(const std::string& text) {
+ValSet parse_val_set(const std::string& text, const std::string& flag) {
     const size_t equals = text.find('=');
     if (equals == std::string::npos) return {"", text};
     const std::string name = text.substr(0, equals);
     const char* const allowed = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-";
     const bool is_name = !name.empty() && name.find_first_not_of(allowed) == std::string::npos;
     if (!is_name) return {"", text};  // '=' inside a path
-    if (equals + 1 == text.size()) refuse("--val {}: no pattern after the name", text);
+    if (equals + 1 == text.size()) refuse("--{} {}: no pattern after the name", flag, text);
     return {name, text.substr(equals + 1)};
 }
 

@@ -24,6 +24,7 @@
 namespace llmc {
 
 // A validation set. `--val GLOB` has an empty name and is reported as val_loss, `--val name=GLOB` as val_loss_name.
+// Also a task of multiple-choice examples: `--task name=FILE`.
 struct ValSet {
     std::string name;
     std::string glob;
@@ -209,6 +210,7 @@ struct Options {
     int64_t val_every = -1;    // steps; 0 = never; -1 = not given = see validation_interval()
     int64_t val_batches = 20;  // 0 = never, -1 = all
     std::string hellaswag;     // file; may be empty
+    std::vector<ValSet> task;  // name and file of each
     int64_t sample_every = 0;  // 0 = never
     int sample_tokens = 64;    // 0 = no samples
     std::string tokenizer;
@@ -270,7 +272,7 @@ struct ResolveInputs {
     int64_t train_tokens = 0;            // of one epoch; 0 = unknown
     std::vector<int64_t> val_tokens;     // of each validation set; empty: unknown
     std::string trained_on;              // a shard that --val and --train share; "" if there is none
-    int64_t hellaswag_rows = 0;          // completions
+    std::vector<int64_t> task_rows;      // completions of each task
     bool host_device = false;            // the CPU build
     bool bf16_supported = true;          // for --precision auto
     bool fp8_supported = true;           // the card has FP8 tensor cores; the host device computes exactly
@@ -308,7 +310,7 @@ Options options_from_json(const std::string& text);
 // The pieces, for tests.
 Options read_config_file(const std::string& path);
 std::string version_text();  // what --version prints
-ValSet parse_val_set(const std::string& text);
+ValSet parse_val_set(const std::string& text, const std::string& flag = "val");
 // The interval in steps at which validating on this number of batches per rank takes less than 5 % of the time of the
 // steps in between. A batch costs one forward pass, and a micro-step costs three, because backward is twice forward.
 // The result is rounded up to two digits, the second of which is 0 or 5.

@@ -179,7 +179,8 @@ void resolve_steps(Options& o, int64_t train_tokens) {
 // How many batches of a rank one validation takes; nothing if that is unknown.
 std::optional<int64_t> batches_of_a_validation(const Options& o, const ResolveInputs& inputs) {
     const int64_t per_batch = int64_t{o.batch} * inputs.ranks;
-    int64_t batches = (inputs.hellaswag_rows + per_batch - 1) / per_batch;
+    int64_t batches = 0;
+    for (const int64_t rows : inputs.task_rows) batches += (rows + per_batch - 1) / per_batch;
     const bool sizes_known = inputs.val_tokens.size() == o.val.size();
     if (!sizes_known && o.val_batches < 0) return std::nullopt;
     if (!sizes_known) return batches + o.val_batches * static_cast<int64_t>(o.val.size());
@@ -192,7 +193,7 @@ std::optional<int64_t> batches_of_a_validation(const Options& o, const ResolveIn
 }
 
 void resolve_validation(Options& o, const ResolveInputs& inputs) {
-    if (o.val_every >= 0 || (o.val.empty() && o.hellaswag.empty())) return;
+    if (o.val_every >= 0 || (o.val.empty() && o.hellaswag.empty() && o.task.empty())) return;
     const std::optional<int64_t> batches = batches_of_a_validation(o, inputs);
     if (batches) o.val_every = validation_interval(*batches, o.micro_steps);
 }

@@ -75,9 +75,9 @@ ordered_json metrics_json(const ValRecord& r) {
         put_number(line, "val_perplexity" + suffix, set.perplexity());
         if (set.bits_per_byte) put_number(line, "val_bpb" + suffix, *set.bits_per_byte);
     }
-    if (r.hellaswag) {
-        line["hellaswag_acc"] = r.hellaswag->accuracy;
-        line["hellaswag_acc_norm"] = r.hellaswag->accuracy_per_token;
+    for (const TaskScores& task : r.tasks) {
+        line[task.name + "_acc"] = task.accuracy;
+        line[task.name + "_acc_norm"] = task.normalized_accuracy;
     }
     return line;
 }
@@ -95,8 +95,8 @@ std::string main_log_line(const StepRecord& r) {
 std::string main_log_line(const ValRecord& r) {
     const long long step = r.step;
     std::string text = r.losses.empty() ? "" : fmt::format("s:{} tel:{:.4f}", step, unsigned_nan(r.losses[0].loss));
-    if (r.hellaswag)
-        text += fmt::format("{}s:{} eval:{:.4f}", text.empty() ? "" : "\n", step, r.hellaswag->accuracy_per_token);
+    if (!r.tasks.empty())
+        text += fmt::format("{}s:{} eval:{:.4f}", text.empty() ? "" : "\n", step, r.tasks[0].normalized_accuracy);
     return text;
 }
 

@@ -28,20 +28,21 @@ struct ValLoss {
     double perplexity() const;
 };
 
-// Fraction of multiple-choice examples that the model answers correctly (llmc/run/evaluation.cpp).
-struct ChoiceScores {
+// Fraction of the multiple-choice examples of a task that the model answers correctly (llmc/run/evaluation.cpp).
+struct TaskScores {
+    std::string name;
     int64_t examples = 0;
-    double accuracy = 0;            // completions scored by the sum of their log-probabilities
-    double accuracy_per_token = 0;  // scored by the mean over their tokens, as in llm.c
+    double accuracy = 0;             // completions scored by the sum of their log-probabilities
+    double normalized_accuracy = 0;  // scored by that sum divided by their length, for HellaSwag their tokens
 };
 
 // One validation after `step` optimizer steps (0: before the first).
 struct ValRecord {
     int64_t step = 0;
     std::vector<ValLoss> losses;
-    std::optional<ChoiceScores> hellaswag = {};
+    std::vector<TaskScores> tasks = {};
 
-    bool empty() const { return losses.empty() && !hellaswag; }
+    bool empty() const { return losses.empty() && tasks.empty(); }
 };
 
 // Puts a number into a record. JSON has no non-finite numbers: for these the value is null and record["nonfinite"][key]
@@ -54,7 +55,7 @@ std::string metrics_line(const ValRecord& record);
 // Lines of main.log. As in llm.c, the step that makes update k has number k-1, and a validation after k updates has
 // number k, so that files of both programs can be plotted together.
 std::string main_log_line(const StepRecord& record);
-// Only the first validation set, because the format has no names, and a separate line for HellaSwag per token.
+// Only the first validation set, because the format has no names, and a separate line for the first task, normalized.
 std::string main_log_line(const ValRecord& record);
 
 // ---- records --------------------------------------------------------------------------------------------------------

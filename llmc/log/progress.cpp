@@ -82,8 +82,8 @@ std::string format_validation(const ValRecord& record, bool colour) {
         const std::string bits = set.bits_per_byte ? fmt::format(" ({:.4f} bits per byte)", *set.bits_per_byte) : "";
         fields.add(fmt::format("val_loss{} {:.4f}{}", suffix, unsigned_nan(set.loss), bits), !std::isfinite(set.loss));
     }
-    if (const std::optional<ChoiceScores>& scores = record.hellaswag)
-        fields.add(fmt::format("hellaswag {:.4f} ({:.4f} per token)", scores->accuracy, scores->accuracy_per_token),
+    for (const TaskScores& task : record.tasks)
+        fields.add(fmt::format("{} {:.4f} ({:.4f} normalized)", task.name, task.accuracy, task.normalized_accuracy),
                    false);
     return fields.text();
 }

@@ -1,4 +1,4 @@
-// Computes validation losses and HellaSwag scores, and prints samples.
+// Computes validation losses and scores in tasks, and prints samples.
 #include "llmc/run/evaluation.h"
 
 #include <algorithm>
@@ -16,21 +16,20 @@
 namespace llmc {
 namespace {
 
-// A completion of one of this rank's examples, and the sum of its tokens' losses.
+// A completion of one of this rank's examples, and the sum of its scored tokens' losses.
 struct Row {
     const Choices* example;
-    size_t completion;
+    const Choices::Completion* completion;
     double loss = 0;
-
-    const std::vector<int32_t>& tokens() const { return example->completions[completion]; }
 };
 
-// Writes context and completion without its last token. Only the completion's tokens are targets.
+// Writes context and completion without its last token. Only the completion's scored tokens are targets.
 void lay_out(const Row& row, int32_t* tokens, int32_t* targets) {
-    const std::vector<int32_t>&context = row.example->context, &completion = row.tokens();
-    std::copy(context.begin(), context.end(), tokens);
-    std::copy(completion.begin(), completion.end() - 1, tokens + context.size());
-    std::copy(completion.begin(), completion.end(), targets + context.size() - 1);
+    std::vector<int32_t> all = row.example->context;
+    all.insert(all.end(), row.completion->tokens.begin(), row.completion->tokens.end());
+    const size_t first = all.size() - row.completion->scored;
+    std::copy(all.begin(), all.end() - 1, tokens);
+    std::copy(all.begin() + static_cast<std::ptrdiff_t>(first), all.end(), targets + first - 1);
 }
 
 // True if the completion with the smallest loss is the right one. Of equal losses the first wins; a NaN is never right.
@@ -49,18 +48,19 @@ bool is_right(const Row* rows, Loss&& loss) {
     return best == static_cast<size_t>(rows->example->label);
 }
 
-// Lets the model answer multiple-choice examples: each completion is scored by the log-probabilities of its tokens
-// after the context, and the best score is the answer. Distributes the examples over the ranks; every rank gets the
+// Lets the model answer multiple-choice examples: each completion is scored by the log-probabilities of its scored
+// tokens, and the best score is the answer. Distributes the examples over the ranks; every rank gets the
 // same scores. Returns nothing if a signal asks some rank to stop meanwhile. A collective.
 template <class Real>
-std::optional<ChoiceScores> score_choices(Trainer<Real>& trainer, const std::vector<Choices>& examples,
-                                          Watchdog& watchdog) {
+std::optional<TaskScores> score_choices(Trainer<Real>& trainer, const std::string& name,
+                                        const std::vector<Choices>& examples, Watchdog& watchdog) {
     const Comm& comm = trainer.comm();
     const size_t world = static_cast<size_t>(comm.world()), B = static_cast<size_t>(trainer.config().batch),
                  T = static_cast<size_t>(trainer.config().seq);
     std::vector<Row> rows;
     for (size_t i = static_cast<size_t>(comm.rank()); i < examples.size(); i += world)
-        for (size_t c = 0; c < examples[i].completions.size(); c++) rows.push_back({&examples[i], c});
+        for (const Choices::Completion& completion : examples[i].completions)
+            rows.push_back({&examples[i], &completion});
 
     // Every rank runs the same number of batches, some of them empty, because weights may have to be gathered.
     const size_t most_rows = static_cast<size_t>(comm.host_max(static_cast<int64_t>(rows.size())));
@@ -82,8 +82,7 @@ std::optional<ChoiceScores> score_choices(Trainer<Real>& trainer, const std::vec
     std::array<int64_t, 2> right{};
     for (size_t r = 0; r < rows.size(); r += rows[r].example->completions.size()) {
         right[0] += is_right(&rows[r], [](const Row& row) { return row.loss; });
-        right[1] +=
-            is_right(&rows[r], [](const Row& row) { return row.loss / static_cast<double>(row.tokens().size()); });
+        right[1] += is_right(&rows[r], [](const Row& row) { return row.loss / row.completion->length; });
     }
     std::vector<std::array<int64_t, 2>> all(world);
     comm.host_all_gather(all.data(), &right, sizeof right);
@@ -93,8 +92,8 @@ std::optional<ChoiceScores> score_choices(Trainer<Real>& trainer, const std::vec
         right[1] += rank[1];
     }
     const double count = static_cast<double>(examples.size());
-    return ChoiceScores{static_cast<int64_t>(examples.size()), static_cast<double>(right[0]) / count,
-                        static_cast<double>(right[1]) / count};
+    return TaskScores{name, static_cast<int64_t>(examples.size()), static_cast<double>(right[0]) / count,
+                      static_cast<double>(right[1]) / count};
 }
 
 }  // namespace
@@ -119,7 +118,7 @@ Evaluation<Real>::Evaluation(const Options& options, const Inputs& inputs, Train
 template <class Real>
 bool Evaluation<Real>::validates_after(int64_t step, bool last) const {
     const bool has_sets = options_.val_batches != 0 && !inputs_.val.empty();
-    if (options_.val_every <= 0 || (!has_sets && inputs_.hellaswag.empty())) return false;
+    if (options_.val_every <= 0 || (!has_sets && inputs_.tasks.empty())) return false;
     return step % options_.val_every == 0 || last;
 }
 
@@ -155,9 +154,12 @@ std::optional<ValRecord> Evaluation<Real>::validate(int64_t step) {
         record.losses.push_back(result);
     }
     if (!record.losses.empty()) last_loss_ = record.losses[0].loss;
-    if (inputs_.hellaswag.empty()) return record;
-    record.hellaswag = score_choices(trainer_, inputs_.hellaswag, watchdog_);
-    return record.hellaswag ? std::optional(record) : std::nullopt;
+    for (const auto& [name, examples] : inputs_.tasks) {
+        const std::optional<TaskScores> scores = score_choices(trainer_, name, examples, watchdog_);
+        if (!scores) return std::nullopt;
+        record.tasks.push_back(*scores);
+    }
+    return record;
 }
 
 template <class Real>

@@ -1,4 +1,5 @@
-// Evaluates the model between two steps: loss on validation sets, HellaSwag, and samples of text.
+// Evaluates the model between two steps: loss on validation sets, scores in tasks such as HellaSwag, and samples of
+// text.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -24,7 +25,8 @@ public:
 
     bool validates_after(int64_t step, bool last) const;
     bool samples_after(int64_t step, bool last) const;
-    // Mean loss over each validation set, and HellaSwag. Returns nothing if a signal asks some rank to stop meanwhile.
+    // Mean loss over each validation set, and scores in each task. Returns nothing if a signal asks some rank to stop
+    // meanwhile.
     std::optional<ValRecord> validate(int64_t step);
     // Prints --sample-tokens tokens that follow the prompt, or the beginning of a document. A signal or --max-minutes
     // cuts the sample short.

@@ -35,6 +35,17 @@ void check_end_token(const ShardSet& set, const Options& o) {
                            o.end_token));
 }
 
+// The files of multiple-choice examples, by name.
+std::vector<ValSet> task_files(const Options& o) {
+    std::vector<ValSet> files = o.task;
+    if (o.hellaswag.empty()) return files;
+    for (const ValSet& task : files)
+        if (task.name == "hellaswag")
+            refuse("--hellaswag is a task of this name already; give --task {} another name", task.glob);
+    files.insert(files.begin(), {"hellaswag", o.hellaswag});
+    return files;
+}
+
 // The tokenizer that --tokenizer names, or else the shards' tokenizer: a tokenizer file in their directory,
 // or the byte vocabulary if their sidecar names it. A resumed run also looks in its own directory. A given tokenizer
 // that differs from theirs is refused.
@@ -68,7 +79,7 @@ Inputs::Inputs(const Options& options) : sources(sources_from_text(options.train
     if (!options.train.empty()) train = std::make_unique<ShardSet>(sources.patterns);
     for (const ValSet& set : options.val)
         val.emplace_back(set.name, std::make_unique<ShardSet>(std::vector<std::string>{set.glob}));
-    if (!options.hellaswag.empty()) hellaswag = read_choices(options.hellaswag);
+    for (const ValSet& task : task_files(options)) tasks.emplace_back(task.name, read_choices(task.glob));
 }
 
 void Inputs::check(const Options& o) {
@@ -81,7 +92,9 @@ void Inputs::check(const Options& o) {
     set_order(o);
     require_enough(o);
     for (const auto& [name, set] : val) check_set(*set);
-    check_choices(hellaswag, o.model_config.vocab, o.seq, o.hellaswag);
+    const std::vector<ValSet> files = task_files(o);
+    for (size_t i = 0; i < tasks.size(); i++)
+        check_choices(tasks[i].second, o.model_config.vocab, o.seq, files[i].glob);
 }
 
 void Inputs::set_order(const Options& o) {
@@ -164,8 +177,11 @@ void Inputs::describe(ResolveInputs& surroundings) const {
         surroundings.val_tokens.push_back(set->total_tokens());
         if (train && surroundings.trained_on.empty()) surroundings.trained_on = train->shared_file(*set);
     }
-    for (const Choices& example : hellaswag)
-        surroundings.hellaswag_rows += static_cast<int64_t>(example.completions.size());
+    for (const auto& [name, examples] : tasks) {
+        surroundings.task_rows.push_back(0);
+        for (const Choices& example : examples)
+            surroundings.task_rows.back() += static_cast<int64_t>(example.completions.size());
+    }
 }
 
 void Inputs::keep_tokenizer(const RunDirectory& directory, bool overwrite) const {
@@ -206,6 +222,7 @@ void only_bench(Options& o) {
                     "--bench leaves out {} steps of warm-up: use a --stop-after above that, or none", kBenchWarmup);
     if (o.train.empty() && o.max_steps < 0 && o.depth == 0) o.max_steps = o.warmup + o.stop_after;
     o.val.clear();
+    o.task.clear();
     o.sample_every = o.checkpoint_every = o.early_stop = 0;
     o.checkpoint_minutes = 0;
     o.plateau = Options().plateau;

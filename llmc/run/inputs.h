@@ -28,7 +28,7 @@ struct Inputs {
     TrainSources sources;                                                // of `train`, a pattern each
     std::optional<SampleOrder> order;                                    // of `train`; set_order() sets it
     std::vector<std::pair<std::string, std::unique_ptr<ShardSet>>> val;  // by name
-    std::vector<Choices> hellaswag;                                      // empty without --hellaswag
+    std::vector<std::pair<std::string, std::vector<Choices>>> tasks;     // by name, --hellaswag first
     TokenizerSearch tokenizer;  // the tokenizer of the training set; check() sets it
 
     explicit Inputs(const Options& options);

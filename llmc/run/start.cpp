@@ -182,6 +182,7 @@ const std::set<std::string> kFree = {"train",
                                      "timeout-check",
                                      "verify-every",
                                      "hellaswag",
+                                     "task",
                                      "track"};
 // Flags that change the model, its state or the meaning of a step.
 const std::set<std::string> kFixed = {"layers",      "heads",          "channels",     "vocab",    "context",

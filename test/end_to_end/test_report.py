@@ -128,6 +128,16 @@ class Contents(unittest.TestCase):
         self.assertEqual(curves[f"update-ratio/{names[0]}/largest"]["y"],
                          [float(f"{max(t['update'] / t['weight'] for t in s if t['weight'] > 0):.6g}") for s in signals])
 
+    def test_scores_of_tasks(self):
+        run = write_records([step(1), dict(step=1, arc_easy_acc=0.25, arc_easy_acc_norm=0.5),
+                             dict(step=1, arc_easy_acc=0.75, piqa_acc_norm=1.0), dict(step=2, arc_easy_acc=0.0)])
+        name = os.path.basename(run)
+        curves = curves_of(data_of(make(run)))
+        found = {key: (curve["x"], curve["y"]) for key, curve in curves.items() if key.startswith("tasks/")}
+        self.assertEqual(found, {f"tasks/{name}/arc_easy_acc": ([1, 2], [0.75, 0]),
+                                 f"tasks/{name}/arc_easy_acc_norm": ([1], [0.5]),
+                                 f"tasks/{name}/piqa_acc_norm": ([1], [1])})
+
     def test_a_long_run_keeps_its_spikes_and_the_page_stays_small(self):
         tensors = [f"h.{i}.{layer}.{role}" for i in range(12) for layer in ("qkv", "attn_proj", "fc", "fc_proj")
                    for role in ROLES]

@@ -1,5 +1,5 @@
-"""train_gpt eval and HellaSwag: the numbers of the run that made the weights, scores as Python computes them, equality
-on several ranks, and refusals.
+"""train_gpt eval and tasks: the numbers of the run that made the weights, scores as Python computes them, equality on
+several ranks, and refusals.
 """
 
 import json
@@ -77,6 +77,21 @@ def write_choices(examples):
     return path
 
 
+def write_task(examples):
+    """Writes [(label, context, [(scored, length, tokens)])] in version 2 of this format."""
+    path, stream = new_path("task") + ".bin", []
+    for index, (label, context, rows) in enumerate(examples):
+        words = [65535, 0, index, label, len(rows), len(context), *context]
+        for scored, length, tokens in rows:
+            words += [scored, length, len(tokens), *tokens]
+        words[1] = 4 * len(words)
+        stream += words
+    with open(path, "wb") as file:
+        file.write(struct.pack("<4i", 20240522, 2, len(examples), 0).ljust(1024, b"\0"))
+        file.write(struct.pack(f"<{len(stream)}I", *stream))
+    return path
+
+
 def evaluate(source, *flags, ranks=None):
     """The JSON that eval writes."""
     path = new_path() + ".json"
@@ -93,7 +108,8 @@ class Eval(unittest.TestCase):
     def setUpClass(cls):
         """A small model, and examples scored in Python whose answers do not depend on rounding."""
         cls.trained = FinishedRun(*SMALL, "--val", corpus().val, "--val", "train=" + corpus().train, "--val-batches", "3")
-        model, chance = Gpt2(cls.trained.path("model.safetensors")), random.Random(1)
+        cls.model = model = Gpt2(cls.trained.path("model.safetensors"))
+        chance = random.Random(1)
         cls.examples, cls.answers = [], []
         while len(cls.examples) < 26:
             context = [chance.randrange(32, 127) for _ in range(chance.randrange(1, 9))]
@@ -123,6 +139,50 @@ class Eval(unittest.TestCase):
         self.assertEqual(self.expected(by_sum)[0], 1)
         self.assertLess(self.expected(by_sum)[1], 1)
         self.assertEqual(self.scored(by_sum, "-b", "1"), self.expected(by_sum))
+
+    def own_contexts(self):
+        """Examples in which each completion begins with a context of its own, with the answers by both scores."""
+        chance, examples, answers = random.Random(2), [], []
+        while len(examples) < 12:
+            shared = [chance.randrange(32, 127) for _ in range(chance.randrange(3))]
+            rows, scores = [], []
+            for _ in range(2):
+                tokens = [chance.randrange(32, 127) for _ in range(chance.randrange(3, 8))]
+                rows.append((chance.randrange(1, len(tokens)), chance.randrange(1, 9), tokens))
+                scored, length, _ = rows[-1]
+                loss = sum(self.model.losses(shared + tokens, len(shared + tokens) - scored))
+                scores.append([loss, loss / length])
+            if all(abs(a - b) > 1e-3 for a, b in zip(*scores)):
+                examples.append((shared, rows))
+                answers.append([int(b < a) for a, b in zip(*scores)])
+        return examples, answers
+
+    def test_tasks(self):
+        examples, answers = self.own_contexts()
+        by_sum, by_length = zip(*answers)
+        self.assertNotEqual(by_sum, by_length)
+        labels = [*by_sum[:6], *(1 - answer for answer in by_length[6:])]
+        file = write_task([(label, *example) for label, example in zip(labels, examples)])
+        hellaswag = write_choices([(0, *example) for example in self.examples])
+        result = evaluate(self.trained.directory, "--task", f"b={file}", "--hellaswag", hellaswag, "--task",
+                          f"a={hellaswag}")
+        found = {key: value for key, value in result.items() if key not in ("from", "precision")}
+        expected = [sum(map(operator.eq, column, labels)) / 12 for column in (by_sum, by_length)]
+        self.assertNotEqual(*expected)
+        names = [f"{task}_{key}" for task in ("hellaswag", "b", "a") for key in ("acc", "acc_norm")]
+        self.assertEqual(list(found), names + ["hellaswag_examples", "b_examples", "a_examples"])
+        self.assertEqual([found["b_acc"], found["b_acc_norm"], found["b_examples"]], [*expected, 12])
+        first = self.expected([0] * len(self.examples))
+        for name in ("hellaswag", "a"):
+            self.assertEqual([found[f"{name}_acc"], found[f"{name}_acc_norm"], found[f"{name}_examples"]], [*first, 26])
+
+        done = FinishedRun(*SMALL, "--task", f"b={file}", "--task", f"a={hellaswag}")
+        last = [r for r in done.records if "b_acc" in r][-1]
+        self.assertEqual([last[name] for name in names[2:]], [found[name] for name in names[2:]])
+        self.assertEqual(last["step"], 12)
+        self.assertIn(f"b {last['b_acc']:.4f} ({last['b_acc_norm']:.4f} normalized) | a {last['a_acc']:.4f} (",
+                      done.result.out)
+        self.assertIn(f"s:12 eval:{last['b_acc_norm']:.4f}\n".encode(), done.read("main.log"))
 
     @unittest.skipUnless(MPIRUN, "no mpirun")
     def test_three_ranks(self):
@@ -183,7 +243,11 @@ class Eval(unittest.TestCase):
         source = ["--from", self.trained.directory]
         good = write_choices([(0, *self.examples[0])])
         self.refused(FLAGS, [], "--from PATH is missing")
-        self.refused(FLAGS, source, "nothing to evaluate on", "--hellaswag FILE")
+        self.refused(FLAGS, source, "nothing to evaluate on", "--hellaswag FILE", "--task NAME=FILE")
+        self.refused(FLAGS, [*source, "--task", good], "--task", "has no name")
+        self.refused(FLAGS, [*source, "--task", "hellaswag=x", "--hellaswag", good], "give --task x another name")
+        long = write_task([(0, [1], [(1, 1, [2] * 64), (1, 1, [3])])])
+        self.refused(DATA, [*source, "--task", f"a={long}", "-t", "48"], long, "a sequence of 64 tokens, but -t is 48")
         self.refused(FLAGS, [*source, "--val", corpus().val, "--batch", "0"], "--batch", "out of range")
         self.refused(FLAGS, [*source, "--val", corpus().val, "-t", "65"], "context 64")
         self.refused(FLAGS, [*source, "--val", corpus().val, "--lr", "1"], "--lr")

@@ -109,7 +109,7 @@ std::string sample_text(const Flag& flag) {
                                                               {"kernels", "gelu_fp8,attention_fp8"}};
     if (with_notation.contains(flag.long_name)) return with_notation.at(flag.long_name);
     if (flag.is_switch()) return "true";
-    if (flag.long_name == "val") return "name=a \"text\" of val";
+    if (flag.clear) return "name=a \"text\" of a list";
     const std::string by_default = default_text(flag);
     for (const std::string& word : flag.words)
         if (word != by_default) return word;
@@ -127,7 +127,7 @@ std::string sample_text(const Flag& flag) {
 // The flag's value as the configuration has it.
 json sample_json(const Flag& flag, const std::string& text) {
     if (flag.is_switch()) return true;
-    if (flag.long_name == "val") return json{text};
+    if (flag.clear) return json{text};
     const auto by_default = flag.get(parse({"-i", "x"}).options);  // null if resolve() computes it
     // --loss-scale also takes words, so the configuration has a text.
     const bool takes_number = (flag.value == "N" || flag.value == "X") && flag.long_name != "loss-scale";
@@ -230,7 +230,11 @@ TEST_CASE("options: validation sets") {
     CHECK(parse_val_set("=x") == ValSet{"", "=x"});
     CHECK(options({"-j", "a=x", "-j", "y", "--val=b=z"}).val == std::vector<ValSet>{{"a", "x"}, {"", "y"}, {"b", "z"}});
     CHECK(options({"-j", "[a,b]"}).val == std::vector<ValSet>{{"", "[a,b]"}});  // a pattern, not a list
-    CHECK(contains(refusal({"-i", "d", "-j", "a=x", "-j", "a=y"}), "two sets are named \"a\""));
+    CHECK(options({"--task", "a=x", "--task=b=z"}).task == std::vector<ValSet>{{"a", "x"}, {"b", "z"}});
+    CHECK(contains(refusal({"--task", "x.bin"}), "'x.bin' has no name; use --task NAME=FILE"));
+    CHECK(contains(refusal({"--task", "a=x", "--task", "a=y"}), "--task: two are named \"a\""));
+    CHECK(contains(refusal({"--task", "a="}), "--task: a=: no pattern after the name"));
+    CHECK(contains(refusal({"-i", "d", "-j", "a=x", "-j", "a=y"}), "--val: two are named \"a\""));
     CHECK(contains(refusal({"-i", "d", "-j", "x", "-j", "y"}), "name each one"));
     CHECK(contains(refusal({"-i", "d", "-j", "a="}), "no pattern"));
 }

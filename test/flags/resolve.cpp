@@ -406,7 +406,7 @@ TEST_CASE("resolve: how often a run validates by itself") {
     inputs.ranks = 2;  // half as many on each
     CHECK(resolved(sized, inputs).val_every == validation_interval(501, 1));
     CHECK(resolved(sized).val_every == -1);  // sizes unknown
-    inputs.hellaswag_rows = 41;              // 6 batches on each
+    inputs.task_rows = {33, 8};              // 5 batches and 1 on each
     CHECK(resolved(sized, inputs).val_every == validation_interval(507, 1));
     sized.val_batches = 0;
     CHECK_NOTHROW(resolved(sized, inputs));

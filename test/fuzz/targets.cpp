@@ -188,7 +188,12 @@ std::vector<std::string> choice_files() {
     const int32_t head[] = {20240522, 1, 2};
     std::memcpy(bytes.data(), head, sizeof head);
     const uint16_t words[] = {65535, 22, 0, 1, 2, 1, 7, 1, 8, 1, 9, 65535, 26, 1, 0, 2, 2, 5, 6, 2, 3, 4, 1, 2};
-    return {bytes + std::string(reinterpret_cast<const char*>(words), sizeof words)};
+    std::string wide = bytes;
+    wide[4] = 2;  // version
+    wide[8] = 1;  // example
+    const uint32_t wide_words[] = {65535, 68, 0, 1, 2, 0, 1, 9, 3, 5, 6, 70000, 2, 4, 2, 7, 6};
+    return {bytes + std::string(reinterpret_cast<const char*>(words), sizeof words),
+            wide + std::string(reinterpret_cast<const char*>(wide_words), sizeof wide_words)};
 }
 
 std::vector<std::string> sidecars() {

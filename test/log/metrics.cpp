@@ -126,11 +126,13 @@ TEST_CASE("metrics: validation records and llm.c's log lines") {
                                                       {"val_perplexity_code", std::exp(2.5)},
                                                       {"val_bpb_code", 1.75}});
     CHECK(main_log_line(val) == "s:20 tel:3.2500");
-    const ValRecord scored = {20, {{"", 3.25f}}, ChoiceScores{8, 0.25, 0.375}};
+    const ValRecord scored = {20, {{"", 3.25f}}, {{"hellaswag", 8, 0.25, 0.375}, {"piqa", 4, 0.5, 0.75}}};
     CHECK(parse_json<json>(metrics_line(scored))["hellaswag_acc"] == 0.25);
     CHECK(parse_json<json>(metrics_line(scored))["hellaswag_acc_norm"] == 0.375);
+    CHECK(parse_json<json>(metrics_line(scored))["piqa_acc"] == 0.5);
+    CHECK(parse_json<json>(metrics_line(scored))["piqa_acc_norm"] == 0.75);
     CHECK(main_log_line(scored) == "s:20 tel:3.2500\ns:20 eval:0.3750");
-    CHECK(main_log_line(ValRecord{20, {}, ChoiceScores{8, 0.25, 0.375}}) == "s:20 eval:0.3750");
+    CHECK(main_log_line(ValRecord{20, {}, scored.tasks}) == "s:20 eval:0.3750");
     CHECK(main_log_line(example()) == "s:6 trl:10.9877 lr:0.000300 norm:1.23");  // llm.c counts steps from 0
 }
 

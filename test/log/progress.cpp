@@ -89,6 +89,8 @@ TEST_CASE("progress: validation line") {
     CHECK(format_validation({20, {{"", 3.5f}, {"code", 2.25f}}}, false) ==
           "val     20 | val_loss 3.5000 | val_loss_code 2.2500");
     CHECK(format_validation({20, {{"", 3.5f, 1.25}}}, false) == "val     20 | val_loss 3.5000 (1.2500 bits per byte)");
+    CHECK(format_validation({20, {}, {{"arc_easy", 8, 0.25, 0.375}, {"piqa", 4, 0.5, 0.75}}}, false) ==
+          "val     20 | arc_easy 0.2500 (0.3750 normalized) | piqa 0.5000 (0.7500 normalized)");
     CHECK(contains(format_validation({20, {{"", NAN}}}, true), "\033[1;31mval_loss nan"));
 }
 

@@ -10,7 +10,7 @@ using namespace llmc;
 TEST_CASE("bench: any command, and nothing that it would write") {
     Options o;
     o.out = o.resume.text = o.hellaswag = o.checkpoint_local = "x";
-    o.val = {{"", "y"}};
+    o.val = o.task = {{"y", "y"}};
     o.sample_every = o.checkpoint_every = o.early_stop = o.rewind = o.skip_data = 1;
     o.plateau = {"0.5,3", {0.5, 3}};
     o.track = {"wandb", {"wandb"}};
