@@ -39,8 +39,7 @@ struct PortableAttention {
 constexpr PortableAttention kPortableForward = {2.1, 422, 150.0 / 64}, kPortableBackward = {7, 812, 500.0 / 64};
 // At head dimension 256 the backward pass computes scores and dP twice as often (attention_backward.cu).
 constexpr PortableAttention kPortableBackward256 = {11, 2 * 812, 500.0 / 64 * 11 / 7};
-// Attention's largest logits: half of the forward pass's products, and estimated clocks.
-constexpr PortableAttention kPortableLogits = {1.05, 130, 75.0 / 64};
+constexpr PortableAttention kPortableLogits = {1.05, 124, 52.0 / 64};  // attention_max_logits()
 constexpr double kClock = 1.75e9, kSchedulers = 4;  // under load, of an H100; other cards' clocks are 1.4 to 2.6 GHz
 constexpr double kPortableTile = 64;                // keys; half of the tile at the diagonal is computed in vain
 constexpr double kDeltaBytes = 6;                   // per token and channel: the backward pass reads out and dout first

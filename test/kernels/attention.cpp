@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "llmc/kernels/variants.h"
 #include "test/kernels/attention_run.h"
 #include "test/kernels/specifications.h"
 #include "test/suites.h"
@@ -109,6 +110,16 @@ double mean_of_score_gradients(const Reference& exact, const std::vector<float>&
 
 TEST_CASE("attention, plain and quantizing, meets its specifications" *
           doctest::test_suite(test::kNotUnderSanitizers)) {
+    test::check_specifications(check::add_attention_tests);
+}
+
+TEST_CASE("the host device's loops of attention meet the kernels' specifications" *
+          doctest::test_suite(test::kNotUnderSanitizers)) {
+    if (!device_info().is_host) return;
+    struct InLoops {
+        InLoops() { choose_kernels(test::test_stream(), kernel_set({}, kHostDevice, Formats::fp8)); }
+        ~InLoops() { choose_kernels(test::test_stream(), {}); }
+    } in_loops;
     test::check_specifications(check::add_attention_tests);
 }
 
