@@ -519,6 +519,13 @@ TEST_CASE("options: -x and --epochs replace each other") {
     const Options by_steps = parse({"--config", epochs.path.c_str(), "-x", "2"}).options;
     CHECK(by_steps.max_steps == 2);
     CHECK(by_steps.epochs == 0);
+    // With several sources, -x is the length and --epochs limits the passes over each.
+    const ConfigFile mixture(R"({"train": "a:1,b:1", "max-steps": 30, "epochs": 3})");
+    const Options longer = parse({"--config", mixture.path.c_str(), "-x", "40"}).options;
+    CHECK(longer.max_steps == 40);
+    CHECK(longer.epochs == 3);
+    const Options one_source = parse({"--config", mixture.path.c_str(), "-i", "t", "-x", "40"}).options;
+    CHECK(one_source.epochs == 0);
 }
 
 TEST_CASE("options: another model does not inherit the file's shape") {
