@@ -19,7 +19,7 @@ FAMILIES = [
     ("norms", r"layernorm"),
     ("GELU, SwiGLU, ReLU squared", r"gelu|swiglu|relu2"),
     ("positions", r"rope"),
-    ("optimizer", r"adamw|update_kernel|add_gradients|muon_|copy_matrix|_squares|rates_kernel|global_norm|clip_|add_partials|loss_scale|prepare_step|spike"),
+    ("optimizer", r"adamw|update_kernel|add_gradients|muon_|average_kernel|copy_matrix|_squares|rates_kernel|global_norm|clip_|add_partials|loss_scale|prepare_step|spike"),
     ("communication", r"pieces|nccl"),
     ("verification", r"checksum"),
     ("records of FP8", r"moments_kernel|differences_kernel|cosines_kernel|alignment_kernel"),

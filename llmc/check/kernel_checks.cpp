@@ -97,6 +97,7 @@ KernelUse::KernelUse(const TrainerConfig& config, Precision precision, int ranks
     signals = config.signals_every > 0;
     qk_clip = config.qk_clip > 0;
     max_logits = (signals || qk_clip) && config.model.table().attention;
+    average = config.optimizer.average.kind != AverageKind::none;
     documents = config.end_token.has_value();
     document_positions = config.document_positions;
     loss = config.loss;

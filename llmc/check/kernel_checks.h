@@ -52,6 +52,7 @@ struct KernelUse {
     bool signals = false;     // --signals-every
     bool qk_clip = false;     // --qk-clip
     bool max_logits = false;  // attention's largest logits are measured
+    bool average = false;     // --average
     bool documents = false;   // attention stays inside documents
     bool document_positions = false;
     TrainedLoss loss;

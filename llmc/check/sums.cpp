@@ -117,6 +117,53 @@ void difference(Trial& t, size_t n) {
     t.equal(out, expected);
 }
 
+// One FMA of a rounded difference. A share of 1 copies.
+template <class T>
+void averages(Trial& t, size_t n) {
+    constexpr float kShare = 1 / 3.0f;
+    const auto values = t.normal<T>(n, 1.0f);
+    const auto before = t.random<float>(n, 1.0f);
+    float *average = t.result("average", line(n), before), *copy = t.result("average of one", line(n), before);
+    t.run_twice([&] {
+        add_to_average(average, values, kShare, n, t.stream());
+        add_to_average(copy, values, 1, n, t.stream());
+    });
+    const std::vector<double> exact = values.doubles();
+    Bounded expected;
+    std::vector<float> copied;
+    for (size_t i = 0; i < n; i++) {
+        const double old = static_cast<double>(before[i]), difference = exact[i] - old,
+                     sum = old + static_cast<double>(kShare) * difference;
+        expected.push_back(sum, reference::kUnit * (std::fabs(sum) + std::fabs(kShare * difference)));
+        copied.push_back(to_float(values.values[i]));
+    }
+    t.within(average, expected), t.equal(copy, copied);
+}
+
+// Averages lie on both sides of the middle between two values of BF16, in the middle, and where rounding overflows.
+template <class T>
+void exchanges(Trial& t, size_t n) {
+    const auto before = t.random<T>(n, 1.0f);
+    std::vector<float> average = t.random<float>(n, 1.0f);
+    for (size_t i = 0; i < n; i += 5) average[i] = float_from_bits((float_bits(average[i]) & 0xffff0000) | 0x8000);
+    average[n / 2] = float_from_bits(0xffffffff);
+    T *once = t.result("values", line(n), before), *twice = t.result("values again", line(n), before);
+    float *kept = t.result("average", line(n), average), *same = t.result("average again", line(n), average);
+    t.run_twice([&] {
+        exchange_average(once, kept, n, t.stream());
+        for (int i = 0; i < 2; i++) exchange_average(twice, same, n, t.stream());
+    });
+    t.equal(twice, before), t.equal(same, average);
+    std::vector<T> expected;
+    for (const float value : average) {
+        if constexpr (std::is_same_v<T, float>)
+            expected.push_back(value);
+        else
+            expected.push_back(bf16{static_cast<uint16_t>((uint64_t{float_bits(value)} + 0x8000) >> 16)});
+    }
+    t.equal(once, expected);
+}
+
 // ---- several ranks -------------------------------------------------------------------------------------------------
 
 constexpr int kWorld = 3;
@@ -228,6 +275,12 @@ void add_difference(Items& items, size_t n) {
     add_kernel(items, fmt::format("subtract_from {} n={}", type_name<T>(), n), [n](Trial& t) { difference<T>(t, n); });
 }
 template <class T>
+void add_averages(Items& items, size_t n) {
+    add_kernel(items, fmt::format("add_to_average {} n={}", type_name<T>(), n), [n](Trial& t) { averages<T>(t, n); });
+    add_kernel(items, fmt::format("exchange_average {} n={}", type_name<T>(), n),
+               [n](Trial& t) { exchanges<T>(t, n); });
+}
+template <class T>
 void add_global_norm(Items& items, const std::vector<size_t>& sizes) {
     add_kernel(items, fmt::format("global_norm_partials {}", type_name<T>()),
                [sizes](Trial& t) { global_norm<T>(t, sizes); });
@@ -280,6 +333,8 @@ void add_sums(Items& items, const KernelUse& use) {
     }
     if (use.signals)
         use.masters == StateFormat::bf16 ? add_difference<bf16>(items, 4099) : add_difference<float>(items, 4099);
+    if (use.average)
+        use.masters == StateFormat::bf16 ? add_averages<bf16>(items, 4099) : add_averages<float>(items, 4099);
     if (use.several_ranks) {
         add_pieces(items, "sum_pieces fp32", summed_pieces<float>);
         if (use.bf16) add_pieces(items, "sum_pieces bf16", summed_pieces<bf16>);
@@ -298,6 +353,7 @@ void add_sum_tests(Items& items) {
     add_global_norm<bf16>(items, {1, 7, 8, 2051, 32768, 70001});
     for (const size_t n : {1, 6, 8, 2048, 2056, 4099}) add_gradient_sums(items, n);
     for (const size_t n : {1, 2048, 4099}) add_difference<float>(items, n), add_difference<bf16>(items, n);
+    for (const size_t n : {1, 2048, 4099}) add_averages<float>(items, n), add_averages<bf16>(items, n);
 }
 
 void add_piece_tests(Items& items) {

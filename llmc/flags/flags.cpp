@@ -378,6 +378,9 @@ const Flag kRows[] = {
          "exclude it"),
     flag(0, "label-smoothing", "X", &Options::label_smoothing, {.max = 1, .max_open = true},
          "spread the fraction X of each target over all tokens in training; reported losses exclude it"),
+    flag(0, "average", "RULE", &Options::average, average_from_text,
+         "keep an average of the weights, which is validated next to them: ema:DECAY, such as ema:0.999 (DECAY * "
+         "average + (1 - DECAY) * weights after every step), or last:N (mean of the weights after the last N steps)"),
 
     heading("Precision and memory"),
     common(flag(0, "precision", "NAME", &Options::precision, {},

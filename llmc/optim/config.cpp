@@ -1,8 +1,9 @@
-// The coefficients of Newton-Schulz iterations, and Muon's scale per shape.
+// The coefficients of Newton-Schulz iterations, Muon's scale per shape, and rules of averages.
 #include "llmc/optim/config.h"
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 
 #include "llmc/base/error.h"
 
@@ -35,6 +36,32 @@ NewtonSchulzSteps newton_schulz_steps(char set) {
 double muon_scale(MuonScale scale, int rows, int columns) {
     if (scale == MuonScale::rms) return 0.2 * std::sqrt(std::max(rows, columns));
     return std::sqrt(std::max(1.0, static_cast<double>(rows) / columns));
+}
+
+float AverageRule::share(int64_t count) const {
+    if (count == 1) return 1;
+    return static_cast<float>(kind == AverageKind::ema ? 1 - decay : 1 / static_cast<double>(count));
+}
+
+AverageRule average_from_text(const std::string& text) {
+    AverageRule rule;
+    if (text == "off") return rule;
+    const auto reads = [&](const char* format, auto* value) {
+        int used = 0;
+        return std::sscanf(text.c_str(), format, value, &used) == 1 && static_cast<size_t>(used) == text.size();
+    };
+    long long steps = 0;
+    if (reads("ema:%lf%n", &rule.decay) && rule.decay > 0 && rule.decay < 1) {
+        rule.kind = AverageKind::ema;
+    } else if (reads("last:%lld%n", &steps) && steps > 0) {
+        rule = {AverageKind::last, 0, steps};
+    } else {
+        throw Error(ExitCode::bad_flags,
+                    "--average " + text +
+                        ": expected off, ema:DECAY with a decay between 0 and 1, as in ema:0.999, or last:N with a "
+                        "number of steps");
+    }
+    return rule;
 }
 
 }  // namespace llmc

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "llmc/kernels/muon.h"
@@ -57,6 +58,30 @@ struct MuonConfig {
     double embedding_rate = 1, head_rate = 1, vector_rate = 1;
 };
 
+// --average: an average of the weights, kept next to them in FP32. It begins as a copy of the first weights that it
+// covers.
+enum class AverageKind {
+    none,
+    ema,   // decay * average + (1 - decay) * weights after every step: get_ema_multi_avg_fn of torch.optim.swa_utils
+    last,  // mean of the weights after each of the run's last steps: AveragedModel's default there; LAWA, 2306.03241
+};
+struct AverageRule {
+    AverageKind kind = AverageKind::none;
+    double decay = 0;   // ema
+    int64_t steps = 0;  // last
+
+    // The share of the newest weights in an average of `count` of them.
+    float share(int64_t count) const;
+    bool operator==(const AverageRule&) const = default;
+};
+AverageRule average_from_text(const std::string& text);  // off, ema:DECAY or last:N
+
+// An average in a checkpoint: its kind, and the number of weights in it.
+struct AverageState {
+    AverageKind kind = AverageKind::none;
+    int64_t count = 0;
+};
+
 struct OptimizerConfig {
     OptimizerKind kind = OptimizerKind::adamw;
     LionConfig lion;
@@ -66,6 +91,8 @@ struct OptimizerConfig {
     StateFormat masters = StateFormat::fp32, adam_moments = StateFormat::fp32;
     StateFormat second_moments() const { return second_moment_format(adam_moments); }
     ClipKind clip_kind = ClipKind::norm;
+    AverageRule average;
+    int64_t average_from = 1;    // the first step whose weights are in the average
     uint64_t rounding_seed = 0;  // seeds stochastic rounding
 
     // For the elements of a unit from `first` on.

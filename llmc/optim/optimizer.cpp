@@ -8,6 +8,7 @@
 #include "llmc/device/trace.h"
 #include "llmc/device/transfer.h"
 #include "llmc/kernels/clip.h"
+#include "llmc/kernels/elementwise.h"
 #include "llmc/kernels/update.h"
 
 namespace llmc {
@@ -33,6 +34,7 @@ Optimizer<Real>::Optimizer(const OptimizerSetup& setup, Weights<Real>& weights, 
     } else if (!keeps_none) {
         m_ = moments_.add_everywhere("m");
     }
+    if (setup_.optimizer.average.kind != AverageKind::none) average_ = moments_.add_everywhere("average");
     arena_.plan(&partials_, partial_count_);
     arena_.plan(&state_, 1);
     arena_.plan(&loss_scale_, 1);
@@ -170,6 +172,45 @@ void Optimizer<Real>::update_rest(size_t unit, stream_t stream) {
     }
 }
 
+// ---- the average of the weights -------------------------------------------------------------------------------------
+
+// Calls visit(masters, average, count) with the parts of this rank's slices, which pass through the device a second
+// time if they are offloaded.
+template <class Real>
+template <class Visit>
+void Optimizer<Real>::for_each_average(stream_t stream, Visit&& visit) {
+    for (size_t u = 0; u < weights_.layout().units(); u++) {
+        const ShardLayout::Part part = weights_.layout().slice(u);
+        ring_.update(
+            {weights_.slice(u).master, moments_.at(average_, u, part.begin)}, part.count, stream,
+            [&](const StateRing::Slice& slice) { visit(slice[0], slice[1].template as<float>(), slice.count); });
+    }
+    ring_.finish(stream);
+}
+
+template <class Real>
+void Optimizer<Real>::average(int64_t step, stream_t stream) {
+    const OptimizerConfig& config = setup_.optimizer;
+    if (config.average.kind == AverageKind::none) return;
+    if (step <= config.average_from) averaged_ = 0;  // also in a resumed run whose last steps are other ones
+    if (step < config.average_from) return;
+    const float share = config.average.share(++averaged_);
+    const ProfileRange range("average the weights", stream);
+    for_each_average(stream, [&](const StateArray& masters, float* average, size_t count) {
+        add_to_average(average, masters, share, count, stream);
+    });
+}
+
+template <class Real>
+void Optimizer<Real>::exchange_average(stream_t stream) {
+    const ProfileRange range("exchange weights and average", stream);
+    for_each_average(stream, [&](const StateArray& masters, float* average, size_t count) {
+        llmc::exchange_average(masters, average, count, stream);
+    });
+}
+
+// ---- checkpoints ----------------------------------------------------------------------------------------------------
+
 template <class Real>
 OptimizerState Optimizer<Real>::read_state(stream_t stream) const {
     const StepState step = read_back(state_, stream);
@@ -180,7 +221,8 @@ OptimizerState Optimizer<Real>::read_state(stream_t stream) const {
             scale.scale,
             scale.clean_steps,
             read_back(spikes_, stream),
-            setup_.loss_scale.dynamic};
+            setup_.loss_scale.dynamic,
+            {setup_.optimizer.average.kind, averaged_}};
 }
 
 template <class Real>
@@ -191,6 +233,7 @@ void Optimizer<Real>::restore(const OptimizerState& saved, stream_t stream) {
     step.consecutive_skips = saved.consecutive_skips;
     write_through(state_, step, stream);
     write_through(spikes_, saved.spikes, stream);
+    averaged_ = goes_on_with(saved.average) ? saved.average.count : 0;
     const bool same = setup_.loss_scale.dynamic || saved.loss_scale == setup_.loss_scale.initial;
     if (saved.dynamic == setup_.loss_scale.dynamic && same)
         write_through(loss_scale_, LossScaleState{saved.loss_scale, 1.0f, saved.clean_steps, 0}, stream);

@@ -55,6 +55,7 @@ struct OptimizerState {
     int32_t clean_steps = 0;  // see LossScaleState
     SpikeState spikes{};
     bool dynamic = false;  // the loss scale is dynamic
+    AverageState average = {};
 };
 
 // Everything that decides the updates; the part of a TrainerConfig that an Optimizer needs.
@@ -88,6 +89,12 @@ public:
     // scale is updated.
     void update(const double* loss_sum, const int* bad_flag, stream_t stream);
 
+    // Adds the weights after `step`, the last one finished, to the average if they belong there (--average).
+    void average(int64_t step, stream_t stream);
+    int64_t averaged() const { return averaged_; }  // number of weights in the average
+    // Exchanges the masters with the average. A second exchange gives back every bit of both.
+    void exchange_average(stream_t stream);
+
     // Multiplies the schedule's learning rate by `factor` from the next update on.
     void scale_rate(double factor) { setup_.schedule.factor = factor; }
 
@@ -96,7 +103,7 @@ public:
     const float* loss_scale() const { return &loss_scale_->scale; }
     const float* loss_scale_change() const { return &loss_scale_->change; }  // last update's factor: 2, 1 or 1/2
 
-    // The optimizer's moments: all arrays, or those of one tensor (see OptimizerMoments::of()).
+    // The optimizer's moments, and "average" like one: all arrays, or those of one tensor (see OptimizerMoments::of()).
     std::vector<OptimizerMoments::Moment> moments() const { return moments_.all(); }
     std::vector<OptimizerMoments::Moment> moments_of(size_t unit, const ParameterTensor& tensor,
                                                      size_t position) const {
@@ -104,7 +111,10 @@ public:
     }
 
     // For checkpoints; both wait for the device. restore() takes over the saved loss scale if it is dynamic in both
-    // runs; otherwise the configured loss scale stays.
+    // runs; otherwise the configured loss scale stays. Without an average of the same kind, it begins again.
+    bool goes_on_with(const AverageState& saved) const {
+        return saved.count > 0 && saved.kind == setup_.optimizer.average.kind;
+    }
     OptimizerState read_state(stream_t stream) const;
     void restore(const OptimizerState& state, stream_t stream);
 
@@ -115,6 +125,8 @@ private:
                       stream_t stream);
     void update_unit(size_t unit, stream_t stream);
     void update_rest(size_t unit, stream_t stream);
+    template <class Visit>
+    void for_each_average(stream_t stream, Visit&& visit);
 
     OptimizerSetup setup_;
     Weights<Real>& weights_;
@@ -122,7 +134,8 @@ private:
     Clipping clipping_;
     OptimizerMoments moments_;
     StateRing ring_;
-    size_t m_ = 0, v_ = 0, muon_m_ = 0;  // indices into moments_
+    size_t m_ = 0, v_ = 0, muon_m_ = 0, average_ = 0;  // indices into moments_
+    int64_t averaged_ = 0;
     std::optional<Muon<Real>> muon_;
     StepState* group_states_ = nullptr;  // (kRateGroups): for the parameters that Muon leaves to AdamW
     Arena arena_{MemoryKind::workspace};

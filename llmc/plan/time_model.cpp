@@ -67,19 +67,23 @@ constexpr double kKernelsPerLayer = 20;  // launches besides the matmuls, in a m
 
 // Bytes per parameter in an optimizer step: the gradient is read twice (norm, update), the master is read and written,
 // the BF16 copy is written unless the master is one, and a moment is read and written. AdamW has a second moment. Muon
-// writes and reads its directions twice in BF16.
+// writes and reads its directions twice in BF16. An average of the weights reads the master, and is read and written.
 double optimizer_bytes(const OptimizerConfig& optimizer, StateFormat gradients) {
     const double masters = optimizer.masters == StateFormat::bf16 ? 2 * 2 : 2 * 4 + 2;
     double moments = 2 * 4;
     if (optimizer.kind == OptimizerKind::adamw)
         moments = 2.0 * static_cast<double>(bytes_of(optimizer.adam_moments) + bytes_of(optimizer.second_moments()));
     if (is_muon(optimizer.kind)) moments = 2 * 2 * 4;
-    return 2.0 * static_cast<double>(bytes_of(gradients)) + masters + moments;
+    const bool averages = optimizer.average.kind != AverageKind::none;
+    const double average = averages ? static_cast<double>(bytes_of(optimizer.masters)) + 2 * 4 : 0;
+    return 2.0 * static_cast<double>(bytes_of(gradients)) + masters + moments + average;
 }
-// Bytes of master and moments per parameter. Muon's matrices have one moment, and the rest counts as they do.
+// Bytes of master and moments per parameter. Muon's matrices have one moment, and the rest counts as they do. For an
+// average of the weights, the master passes through the device a second time.
 double state_bytes(const OptimizerConfig& optimizer) {
     const bool two_moments = optimizer.kind == OptimizerKind::adamw;
-    return 4 + (two_moments ? 2.0 * static_cast<double>(bytes_of(optimizer.adam_moments)) : 4);
+    const double average = optimizer.average.kind != AverageKind::none ? 4 + 4 : 0;
+    return 4 + (two_moments ? 2.0 * static_cast<double>(bytes_of(optimizer.adam_moments)) : 4) + average;
 }
 constexpr double kQuantizeWeight = 6;  // of a weight in FP8: reads the master, writes both layouts
 

@@ -127,33 +127,45 @@ bool Evaluation<Real>::samples_after(int64_t step, bool last) const {
     return decoder_ && step > 0 && (step % options_.sample_every == 0 || last);
 }
 
+// Adds the loss on each set. Returns false if a signal asks some rank to stop meanwhile.
 template <class Real>
-std::optional<ValRecord> Evaluation<Real>::validate(int64_t step) {
+bool Evaluation<Real>::add_losses(bool of_average, std::vector<ValLoss>& losses) {
     const Options& o = options_;
     const Comm& comm = trainer_.comm();
     std::vector<int32_t> tokens(static_cast<size_t>(o.batch) * o.seq), targets(tokens.size());
-    const StopWaitsFor batch("this batch of the validation");
     StopPoll told_to_stop(comm);
-    ValRecord record;
-    record.step = step;
     for (const auto& [name, set] : inputs_.val) {
-        if (o.val_batches == 0) break;
         const EvalLoader loader(*set, o.batch, o.seq, comm.rank(), comm.world(), o.val_batches, o.model_config.vocab);
         double sum = 0, count = 0;
         watchdog_.alive();
         for (int64_t i = 0; i < loader.batches(); i++) {
-            if (told_to_stop()) return std::nullopt;
+            if (told_to_stop()) return false;
             loader.read(i, tokens.data(), targets.data());
             const auto loss = trainer_.evaluate(tokens.data(), targets.data());
             sum += loss.sum;
             count += loss.count;
         }
-        ValLoss result{name, static_cast<float>(sum / count)};
+        ValLoss result{of_average ? name_with_average(name) : name, static_cast<float>(sum / count)};
         if (const std::optional<double> bytes = set->bytes_per_token())
             result.bits_per_byte = result.loss / std::numbers::ln2 / *bytes;
-        record.losses.push_back(result);
+        losses.push_back(result);
     }
+    return true;
+}
+
+template <class Real>
+std::optional<ValRecord> Evaluation<Real>::validate(int64_t step) {
+    const StopWaitsFor batch("this batch of the validation");
+    ValRecord record;
+    record.step = step;
+    if (options_.val_batches != 0 && !add_losses(false, record.losses)) return std::nullopt;
     if (!record.losses.empty()) last_loss_ = record.losses[0].loss;
+    if (!record.losses.empty() && trainer_.averaged() > 0) {
+        trainer_.use_average();
+        const bool finished = add_losses(true, record.losses);
+        trainer_.use_weights();
+        if (!finished) return std::nullopt;
+    }
     for (const auto& [name, examples] : inputs_.tasks) {
         const std::optional<TaskScores> scores = score_choices(trainer_, name, examples, watchdog_);
         if (!scores) return std::nullopt;

@@ -324,6 +324,11 @@ std::optional<Resumed> find_checkpoint(const Options& o, const Inputs& inputs, R
 }
 
 void require_tensors(const CheckpointReader& checkpoint, const std::vector<StateTensor>& tensors) {
+    const auto needed_parts = [](const StateTensor& tensor) {  // a run can go on without an average
+        std::vector<std::string> parts = tensor.parts;
+        std::erase(parts, "average");
+        return parts;
+    };
     std::map<std::string, const StateTensor*> there;
     size_t needed = 0;
     for (const StateTensor& tensor : checkpoint.manifest().tensors)
@@ -332,7 +337,8 @@ void require_tensors(const CheckpointReader& checkpoint, const std::vector<State
         if (tensor.is_residual()) continue;
         needed++;
         const auto found = there.find(tensor.name);
-        if (found == there.end() || found->second->shape != tensor.shape || found->second->parts != tensor.parts)
+        if (found == there.end() || found->second->shape != tensor.shape ||
+            needed_parts(*found->second) != needed_parts(tensor))
             fail(fmt::format("{} {}: it holds another model, or the state of another optimizer", checkpoint.directory(),
                              (found == there.end() ? "has no tensor " + tensor.name
                                                    : "has " + tensor.name + " with another shape or other parts")));
@@ -385,6 +391,10 @@ void restore(Trainer<Real>& trainer, Ranks& ranks, const Resumed& resumed) {
     if (trainer.gradients().residuals() && state.residuals != trainer.comm().world())
         std::printf("note: --reduce fp8 starts without residuals: the checkpoint has those of %d ranks\n",
                     state.residuals);
+    const AverageRule& average = trainer.config().optimizer.average;
+    if (average.kind != AverageKind::none && state.optimizer.average.kind != average.kind)
+        std::printf(
+            "note: the checkpoint has no average of the weights of this kind: --average begins with this run\n");
     if (!same_scales)
         std::printf("note: FP8 scales are measured again in the next step: the recipe or the loss scale changed\n");
 }

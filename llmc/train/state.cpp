@@ -12,6 +12,7 @@
 #include "llmc/checkpoint/hf_export.h"
 #include "llmc/checkpoint/manifest.h"
 #include "llmc/train/trainer.h"
+#include "llmc/train/words.h"
 
 namespace llmc {
 namespace {
@@ -212,6 +213,8 @@ Json state_json(const TrainerState& state) {
               {"consecutive_skips", o.consecutive_skips},
               {"loss_scale", {{"dynamic", o.dynamic}, {"scale", number(o.loss_scale)}, {"clean_steps", o.clean_steps}}},
               {"spikes", spikes_json(o.spikes)}};
+    if (o.average.kind != AverageKind::none)
+        json["average"] = {{"kind", word_of(o.average.kind)}, {"count", o.average.count}};
     if (state.fp8) json["fp8"] = fp8_json(*state.fp8);
     if (state.residuals > 0) json["residuals"] = state.residuals;
     return json;
@@ -228,6 +231,12 @@ TrainerState state_from_json(const Json& json) {
     o.clean_steps = static_cast<int32_t>(count(scale, "clean_steps"));
     o.dynamic = yes(scale, "dynamic");
     o.spikes = spikes_from_json(field(json, "spikes"));
+    if (json.contains("average")) {
+        const Json& average = json["average"];
+        const std::optional<AverageKind> kind = value_of_word<AverageKind>(text(field(average, "kind")));
+        if (!kind) fail("has an \"average\" of a kind that this program does not know");
+        o.average = {*kind, count(average, "count")};
+    }
     if (json.contains("fp8")) state.fp8 = fp8_from_json(json["fp8"]);
     if (json.contains("residuals")) state.residuals = static_cast<int>(count(json, "residuals"));
     return state;

@@ -200,6 +200,7 @@ std::vector<Fp8Fallback> Trainer<Real>::finish_step() {
     optimizer_.update(model_.train_loss_sum(), fp8() ? fp8()->bad_flag() : nullptr, stream_);
     if (config_.qk_clip > 0) clip_logits();
     if (signals_) signals_->after_optimizer(step_ + 1);
+    optimizer_.average(step_ + 1, stream_);
     if (fp8()) fp8()->finish_step(optimizer_.loss_scale_change(), stream_);
     const std::vector<Fp8Fallback> left = model_.leave_fp8(step_ + 1, stream_);
     model_.prepare_weights(stream_);
@@ -245,6 +246,25 @@ std::optional<StepRecord> Trainer<Real>::take_result(int leave) {
     if (record && signals_) signals_->take(*record);
     if (record && verification_) record->verified = verification_->take(record->step);
     return record;
+}
+
+// ---- the average of the weights -------------------------------------------------------------------------------------
+
+template <class Real>
+void Trainer<Real>::use_average() {
+    if (fp8()) fp8_aside_ = read_back(fp8()->states(), static_cast<size_t>(fp8()->count()), stream_);
+    optimizer_.exchange_average(stream_);
+    weights_.masters_are_replaced(stream_);
+    model_.prepare_weights(stream_);
+}
+
+// Codes and working copies follow from the masters and the scales.
+template <class Real>
+void Trainer<Real>::use_weights() {
+    optimizer_.exchange_average(stream_);
+    if (fp8()) write_through(fp8()->state(0, Fp8Role::x), fp8_aside_.data(), fp8_aside_.size(), stream_);
+    model_.forget_rows();
+    model_.linear().make_weights_again(stream_);
 }
 
 // ---- state ----------------------------------------------------------------------------------------------------------
@@ -312,7 +332,9 @@ void Trainer<Real>::restore_residuals(const TrainerState& state, const ReadState
 
 template <class Real>
 bool Trainer<Real>::restore(const TrainerState& state, const ReadState& read) {
+    const bool has_average = optimizer_.goes_on_with(state.optimizer.average);
     for_each_state(&ShardLayout::slice, [&](size_t unit, const ParameterTensor& tensor, const DeviceSlice& part) {
+        if (part.slice.part == "average" && !has_average) return;
         const size_t begin = tensor.offset + part.slice.start;
         read_in_pieces(part.slice, read, [&](size_t at, const std::vector<float>& values) {
             if (part.slice.part == "master")

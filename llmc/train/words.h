@@ -57,6 +57,10 @@ inline constexpr Word<ClipKind> kWords<ClipKind>[] = {
     {"norm", ClipKind::norm}, {"tensor", ClipKind::tensor}, {"value", ClipKind::value}};
 
 template <>
+inline constexpr Word<AverageKind> kWords<AverageKind>[] = {
+    {"off", AverageKind::none}, {"ema", AverageKind::ema}, {"last", AverageKind::last}};
+
+template <>
 inline constexpr Word<AmaxAlgorithm> kWords<AmaxAlgorithm>[] = {
     {"max", AmaxAlgorithm::max}, {"most_recent", AmaxAlgorithm::most_recent}, {"ema", AmaxAlgorithm::ema}};
 

@@ -95,7 +95,8 @@ def training(draw):
              *draw.flag(0.2, "--label-smoothing", "0.1"),
              *draw.maybe(0.3, "--doc-mask", *draw.maybe(0.5 if architecture == "gpt2" else 0, "--doc-positions")),
              *draw.flag(0.2, "--kernels", "portable"), *draw.maybe(0.2, "--skip-spikes"),
-             *draw.flag(0.2, "--plateau", "0.5,0"), *draw.flag(0.5, "--recompute", "none", "norm", "block")]
+             *draw.flag(0.2, "--plateau", "0.5,0"), *draw.flag(0.3, "--average", "ema:0.9", "last:3"),
+             *draw.flag(0.5, "--recompute", "none", "norm", "block")]
     if precision != "fp32":
         flags += [*draw.flag(0.3, "--loss-scale", "dynamic", "1024", "off"), "--loss-scale-growth-interval", 2]
     return flags, steps, {"block": 0, "mxfp8": 2}.get(recipe, 3)

@@ -101,6 +101,7 @@ std::string sample_text(const Flag& flag) {
                                                               {"loss-scale", "256"},
                                                               {"alert", "loss>8,ms>5 for 3"},
                                                               {"plateau", "0.5,3"},
+                                                              {"average", "ema:0.999"},
                                                               {"batch-schedule", "65536:1000"},
                                                               {"seq-schedule", "128:1000"},
                                                               {"gpu", "h100"},

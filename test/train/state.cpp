@@ -176,6 +176,44 @@ TEST_CASE("state: every optimizer goes on where it was, and keeps what it says" 
     }
 }
 
+TEST_CASE_TEMPLATE("state: evaluation with the average of the weights leaves no trace" *
+                       doctest::test_suite(kNotUnderTsan),
+                   Real, float, bf16) {
+    Fp8Config delayed;
+    const std::vector<int> tokens(16, 5), targets(16, 7);
+    for (const Fp8Config* fp8 : {static_cast<const Fp8Config*>(nullptr), &std::as_const(delayed)}) {
+        if (fp8 && std::is_same_v<Real, float>) continue;
+        TrainerConfig config = config_of(fp8);
+        config.optimizer.average = average_from_text("ema:0.5");
+        if (std::is_same_v<Real, bf16>) config.optimizer.masters = StateFormat::bf16;
+        TestModel<Real> test(config), twin(config), other(config_of(fp8));
+        for (TestModel<Real>* model : {&test, &twin}) {
+            model->trainer.initialize(1);
+            CHECK(model->trainer.averaged() == 0);
+            for (int i = 0; i < 3; i++) step(*model, i);
+            CHECK(model->trainer.averaged() == 3);
+        }
+        const double before = test.trainer.evaluate(tokens.data(), targets.data()).sum;
+        test.trainer.use_average();
+        const double average = test.trainer.evaluate(tokens.data(), targets.data()).sum;
+        CHECK(average != before);
+        if (!fp8) {  // the loss of a model that has these weights
+            for (const StateTensor& tensor : other.trainer.state_tensors())
+                other.trainer.set_weight(tensor.name, test.trainer.get_weight(tensor.name));
+            other.trainer.weights_are_set();
+            CHECK(other.trainer.evaluate(tokens.data(), targets.data()).sum == average);
+        }
+        CHECK(slices_of(test) != slices_of(twin));
+        test.trainer.use_weights();
+        CHECK(test.trainer.evaluate(tokens.data(), targets.data()).sum == before);
+        CHECK(state_text(test) == state_text(twin));
+        CHECK(slices_of(test) == slices_of(twin));
+        step(test, 3), step(twin, 3);
+        CHECK(state_text(test) == state_text(twin));
+        CHECK(slices_of(test) == slices_of(twin));
+    }
+}
+
 TEST_CASE("state: masters or moments in BF16 go on in FP32, and the other way round") {
     bool masters = false;
     StateFormat format = StateFormat::bf16;
@@ -269,7 +307,8 @@ TEST_CASE("state: numbers that JSON cannot hold, and all others, keep their bits
 }
 
 TEST_CASE("state: what is missing or of another kind is named") {
-    const TrainerState state{0, {}, Fp8Saved{"r", true, false, {}, {Fp8SavedTensor{}}}};
+    TrainerState state{0, {}, Fp8Saved{"r", true, false, {}, {Fp8SavedTensor{}}}};
+    state.optimizer.average = {AverageKind::last, 3};
     const nlohmann::ordered_json good = parse_json<nlohmann::ordered_json>(json_text(state_json(state)));
     CHECK_NOTHROW(state_from_json(good));
     for (const auto& [name, value] : good.items()) {
@@ -280,7 +319,7 @@ TEST_CASE("state: what is missing or of another kind is named") {
                 changed.erase(name);
             else
                 changed[name] = bad;
-            if (name == "fp8" && bad.is_null()) continue;  // a run without FP8
+            if ((name == "fp8" || name == "average") && bad.is_null()) continue;  // a run without it
             CAPTURE(json_text(changed));
             CHECK(contains(checkpoint_error([&] { state_from_json(changed); }), "manifest.json: its \"state\""));
         }
@@ -288,6 +327,9 @@ TEST_CASE("state: what is missing or of another kind is named") {
     nlohmann::ordered_json changed = good;
     changed["spikes"]["loss"].erase(0);
     CHECK(contains(checkpoint_error([&] { state_from_json(changed); }), "127 losses"));
+    changed = good;
+    changed["average"]["kind"] = "swa";
+    CHECK(contains(checkpoint_error([&] { state_from_json(changed); }), "a kind that this program does not know"));
     changed = good;
     changed["fp8"]["outliers"].push_back({1, 2, 3, 4});
     CHECK(contains(checkpoint_error([&] { state_from_json(changed); }), "three sums and two alignments"));

@@ -1,0 +1,144 @@
+"""Averages of the weights (--average): their definition, that training does not notice them, and that they are validated,
+saved and continued.
+"""
+
+import array
+import math
+import time
+import unittest
+
+from test_run_checkpoints import FLAGS_CODE, Case, Directory
+from test_run_ranks import MPIRUN, ONE_THREAD
+from trainer import BRIEF, FP8_RECIPES, corpus, recipe_flags
+
+EMA = ["--average", "ema:0.7"]
+# Each changes how masters or working copies are kept. The last flags win.
+KINDS = [["--precision", "fp32"], ["--master", "bf16"], ["--offload", "optimizer"], ["--optimizer", "muon"],
+         ["--optimizer", "normuon", "--master", "bf16", "--offload", "optimizer"], ["--verify-every", "1"],
+         ["--precision", "fp8", "--master", "bf16", "--fp8-layers", "all,+lm_head"],
+         *([*recipe_flags(recipe), "--batch", "8"] for recipe in FP8_RECIPES)]
+
+
+def values(state, part):
+    """Returns {tensor: numbers} of one part of a state."""
+    return {tensor: array.array("f", data) for (tensor, p), data in state.items() if p == part}
+
+
+def without_average(records):
+    return [{k: v for k, v in r.items() if not k.endswith("_average") and k != "verify_ms"} for r in records]
+
+
+class Definition(Case):
+    def check(self, rule, mean):
+        """Compares the average in the checkpoint of every step with that of the masters so far."""
+        run, masters = Directory(), []
+        for step in range(1, 7):
+            self.succeeds(run.run("--max-steps", "6", "--stop-after", step, "--resume", "auto", "--average", rule))
+            masters.append(values(run.state(step), "master"))
+            expected = mean(masters)
+            count, average = run.manifest(step)["state"]["average"]["count"], values(run.state(step), "average")
+            self.assertEqual(count, len(expected), step)
+            for tensor, found in average.items() if expected else []:
+                history = [weights[tensor] for _, weights in expected]
+                factors = [factor for factor, _ in expected]
+                for i, number in enumerate(found):
+                    exact = math.fsum(f * h[i] for f, h in zip(factors, history))
+                    self.assertLess(abs(number - exact), 1e-6 * max(abs(h[i]) for h in history) + 1e-12, (tensor, i))
+
+    def test_ema(self):
+        """torch.optim.swa_utils: AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.7)).update_parameters(model)
+        after every step. The first call copies.
+        """
+        def mean(masters):
+            n = len(masters)
+            return [(0.7 ** (n - 1) if i == 0 else 0.3 * 0.7 ** (n - 1 - i), w) for i, w in enumerate(masters)]
+        self.check("ema:0.7", mean)
+
+    def test_last(self):
+        """AveragedModel(model).update_parameters(model) after each of the last three steps."""
+        self.check("last:3", lambda masters: [(1 / len(masters[3:]), weights) for weights in masters[3:]])
+
+
+class Training(Case):
+    def test_training_does_not_notice(self):
+        """All numbers and the state, but for the average, are those of a run without it."""
+        for flags in [[], *(KINDS[::3] if BRIEF else KINDS)]:
+            with self.subTest(flags=flags):
+                plain, averaged = Directory(), Directory()
+                limits = ["--max-steps", "6", "--val-every", "2", "--fp8-log-every", "1"]
+                self.succeeds(plain.run(*limits, *flags))
+                self.succeeds(averaged.run(*limits, *EMA, *flags))
+                self.assertEqual(without_average(averaged.records()), without_average(plain.records()))
+                self.assertEqual({name: data for name, data in averaged.state(6).items() if name[1] != "average"},
+                                 plain.state(6))
+                losses = [(r["val_loss"], r.get("val_loss_average")) for r in averaged.records() if "val_loss" in r]
+                self.assertIsNone(losses[0][1])  # before the first step
+                for weights, average in losses[1:]:  # the average is behind, and the loss is falling
+                    self.assertLess(weights, average)
+                    self.assertLess(average, losses[0][0])
+
+
+class Resume(Case):
+    FLAGS = ["--batch", "2", "--total-batch", "192", "--reduce-order", "rank", "--max-steps", "8", "--val-every", "2"]
+
+    def run_on(self, run, ranks, *flags, code=0):
+        """As many sequences are validated on any number of ranks."""
+        return self.succeeds(run.run(*self.FLAGS, "--val-batches", 6 // ranks, *flags, ranks=ranks), code)
+
+    def same_bits(self, run, whole):
+        self.assertEqual(run.state(8), whole.state(8))
+        self.assertEqual(run.manifest(8)["state"], whole.manifest(8)["state"])
+        self.assertEqual(run.records(), whole.records())
+
+    def test_killed(self):
+        for rule in ("ema:0.7", "last:5"):  # after step 4 the mean is that of one step
+            with self.subTest(rule=rule):
+                flags = [*self.FLAGS, "--val-batches", "6", "-n", "2", "--average", rule]
+                whole, killed = Directory(), Directory()
+                self.succeeds(whole.run(*flags))
+                process = killed.start(*flags, "--resume", "auto", env=ONE_THREAD)
+                while 4 not in killed.checkpoints and process.poll() is None:
+                    time.sleep(0.001)
+                process.kill()
+                process.communicate()
+                self.assertTrue(killed.checkpoints)
+                self.succeeds(killed.run(*flags, "--resume", "auto"))
+                self.same_bits(killed, whole)
+
+    @unittest.skipUnless(MPIRUN, "no mpirun")
+    def test_ranks_and_stages(self):
+        """The bits of one rank, in every stage, and through a resume on fewer ranks."""
+        whole = Directory()
+        self.run_on(whole, 1, *EMA)
+        for zero in ("0", "1", "2", "3"):
+            with self.subTest(zero=zero):
+                run = Directory()
+                self.run_on(run, 3, *EMA, "--zero", zero, "--stop-after", "4")
+                self.run_on(run, 2, *EMA, "--zero", zero, "--resume", "latest")
+                self.same_bits(run, whole)
+
+    def test_begins_in_a_resumed_run(self):
+        plain, run = Directory(), Directory()
+        self.run_on(plain, 1)
+        self.run_on(run, 1, "--stop-after", "4")
+        result = self.run_on(run, 1, "--resume", "latest", "--stop-after", "6", *EMA)
+        self.assertIn("note: the checkpoint has no average of the weights of this kind: --average begins", result.out)
+        self.assertEqual(run.manifest(6)["state"]["average"], {"kind": "ema", "count": 2})
+        result = self.run_on(run, 1, "--resume", "latest", "--stop-after", "7", "--average", "last:2")
+        self.assertIn("--average begins", result.out)
+        self.assertEqual(values(run.state(7), "average"), values(run.state(7), "master"))
+        result = self.run_on(run, 1, "--resume", "latest")
+        self.assertIn("--average off from here on; until now it was last:2", result.out)
+        self.assertEqual(run.state(8), plain.state(8))
+
+    def test_refused(self):
+        for rule in ("ema:1", "ema:0", "ema:0.5x", "last:0", "swa", ""):
+            self.refused(Directory().run("--average", rule), FLAGS_CODE, "--average")
+        self.refused(Directory().run("--average", "last:13"), FLAGS_CODE, "more steps than the run has (12)")
+        val = corpus().val
+        self.refused(Directory().run(*EMA, "--val", f"a={val}", "--val", f"a_average={val}"), FLAGS_CODE,
+                     "--val a_average")
+
+
+if __name__ == "__main__":
+    unittest.main()
