@@ -15,8 +15,27 @@
 #include "llmc/model/model_file.h"
 
 namespace llmc {
+namespace {
 
-std::unique_ptr<WeightSource> open_weights(const std::string& path) {
+// The path itself if it is a checkpoint, or the newest complete one of a run; "" if there is none.
+std::string newest_checkpoint(const std::string& path) {
+    std::error_code ignored;
+    if (std::filesystem::exists(path + "/" + kManifestName, ignored)) return path;
+    for (const FoundCheckpoint& found : find_checkpoints(path + "/checkpoints"))
+        if (found.has_manifest) return found.path;
+    return "";
+}
+
+}  // namespace
+
+std::unique_ptr<WeightSource> open_weights(const std::string& path, bool average) {
+    if (average) {
+        const std::string checkpoint = newest_checkpoint(path);
+        if (checkpoint.empty())
+            throw Error(ExitCode::checkpoint, "{}: no checkpoint here, and only those have an average of the weights",
+                        path);
+        return std::make_unique<CheckpointWeights>(checkpoint, "average");
+    }
     if (const std::string checkpoint = checkpoint_at(path); !checkpoint.empty())
         return std::make_unique<CheckpointWeights>(checkpoint);
     if (is_llmc_file(path)) return std::make_unique<LlmcWeights>(path);
@@ -127,14 +146,21 @@ ModelConfig model_of(const CheckpointReader& reader) {
 
 std::string checkpoint_at(const std::string& path) {
     std::error_code ignored;
-    if (std::filesystem::exists(path + "/" + kManifestName, ignored)) return path;
-    if (std::filesystem::exists(path + "/model.safetensors", ignored)) return "";
-    for (const FoundCheckpoint& found : find_checkpoints(path + "/checkpoints"))
-        if (found.has_manifest) return found.path;
-    return "";
+    const bool is_checkpoint = std::filesystem::exists(path + "/" + kManifestName, ignored);
+    const bool has_finished = std::filesystem::exists(path + "/model.safetensors", ignored);
+    return has_finished && !is_checkpoint ? "" : newest_checkpoint(path);
 }
 
-CheckpointWeights::CheckpointWeights(const std::string& checkpoint) : reader_(checkpoint), model_(model_of(reader_)) {
+CheckpointWeights::CheckpointWeights(const std::string& checkpoint, const char* part)
+    : reader_(checkpoint), part_(part), model_(model_of(reader_)) {
+    const nlohmann::ordered_json::json_pointer count("/average/count");
+    const nlohmann::ordered_json& state = reader_.manifest().state;
+    const bool has_average = state.contains(count) && state[count].is_number_unsigned() && state[count] > 0;
+    if (part_ == "average" && !has_average)
+        throw Error(ExitCode::checkpoint,
+                    "{} has no average of the weights: its run had no --average, or had not come to the steps of "
+                    "last:N",
+                    checkpoint);
     reader_.verify(Verify::full);
 }
 
@@ -154,7 +180,7 @@ int CheckpointWeights::end_token() const {
 // Fetches the tensor with its padded rows.
 std::vector<float> CheckpointWeights::fetch(const std::string& name) const {
     std::vector<float> values(reader_.tensor(name).elements());
-    reader_.read(name, "master", 0, values.size(), values.data());
+    reader_.read(name, part_, 0, values.size(), values.data());
     require_finite(reader_.directory(), name, reader_.tensor(name).shape, values);
     return values;
 }

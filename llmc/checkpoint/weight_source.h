@@ -25,14 +25,18 @@ public:
 
 // Opens the source that the path names: a training checkpoint, a run with one (its newest), a file that begins with
 // llm.c's magic number or is called .bin, or any of Hugging Face's forms. The first function takes the model from the
-// file; the second refuses a file with a different model.
-std::unique_ptr<WeightSource> open_weights(const std::string& path);
+// file; the second refuses a file with a different model. The average of the weights (--average) is only in training
+// checkpoints, also in those of a run that has finished.
+std::unique_ptr<WeightSource> open_weights(const std::string& path, bool average = false);
 std::unique_ptr<WeightSource> open_weights(const std::string& path, const ModelConfig& model);
 
 // The forms that open_weights() accepts, for --help.
 constexpr const char* kWeightsHelp =
     "a checkpoint, a run (its newest checkpoint is used), a Hugging Face directory, a .safetensors file next to its "
     "config.json, or an llm.c model file (.bin)";
+
+constexpr const char* kAverageHelp =
+    "take the average of the weights from a checkpoint of a run with --average, instead of the weights";
 
 // Passes every parameter to `store` once.
 using StoreTensor = std::function<void(const std::string& name, const std::vector<float>& values)>;
@@ -59,11 +63,11 @@ std::string differences(const ModelConfig& there, const ModelConfig& here, const
 // has finished and left a model.safetensors.
 std::string checkpoint_at(const std::string& path);
 
-// The FP32 master weights of a training checkpoint, for --init-from and export.
+// The FP32 master weights of a training checkpoint, or their average, for --init-from and export.
 class CheckpointWeights : public WeightSource {
 public:
     // Both constructors check every byte first. The second refuses a checkpoint of another model.
-    explicit CheckpointWeights(const std::string& checkpoint);
+    explicit CheckpointWeights(const std::string& checkpoint, const char* part = "master");
     CheckpointWeights(const std::string& checkpoint, const ModelConfig& model);
 
     const ModelConfig& model() const override { return model_; }
@@ -72,6 +76,7 @@ public:
 
 private:
     const CheckpointReader reader_;
+    const std::string part_;
     ModelConfig model_;
 };
 

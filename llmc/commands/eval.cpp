@@ -16,6 +16,7 @@ namespace {
 
 struct Request {
     std::string from, out;
+    bool average = false;
     Options options;
 };
 
@@ -23,6 +24,7 @@ struct Request {
 bool parse(const std::vector<std::string>& arguments, Request& request) {
     CLI::App app("Prints the loss of a model on validation sets, and its scores in tasks.", "train_gpt eval");
     app.add_option("--from,--checkpoint", request.from, kWeightsHelp)->required()->type_name("PATH");
+    app.add_flag("--average", request.average, kAverageHelp);
     app.add_option("-o,--out", request.out, "also write the numbers to this file, as JSON")->type_name("FILE");
     Options& o = request.options;
     o.precision = Precision::bf16;
@@ -48,8 +50,8 @@ ValRecord evaluate(const Request& request, const Inputs& inputs, Ranks& ranks, c
 }
 
 void print(const Request& request, const ModelConfig& model, const Ranks& ranks, const ValRecord& record) {
-    std::printf("%s: %s parameters, %s on %s\n", request.from.c_str(), with_commas(model.parameters()).c_str(),
-                word_of(request.options.precision), ranks.device.name.c_str());
+    std::printf("%s%s: %s parameters, %s on %s\n", request.from.c_str(), request.average ? " (average)" : "",
+                with_commas(model.parameters()).c_str(), word_of(request.options.precision), ranks.device.name.c_str());
     if (!record.losses.empty())
         std::printf("%-16s %10s %12s %14s\n", "validation set", "loss", "perplexity", "bits per byte");
     for (const ValLoss& set : record.losses)
@@ -64,6 +66,7 @@ void print(const Request& request, const ModelConfig& model, const Ranks& ranks,
 // The names of metrics.jsonl.
 void write_json(const Request& request, const ValRecord& record) {
     nlohmann::ordered_json json{{"from", request.from}, {"precision", word_of(request.options.precision)}};
+    if (request.average) json["average"] = true;
     json.update(parse_json<nlohmann::ordered_json>(metrics_line(record)));
     json.erase("step");
     for (const TaskScores& task : record.tasks) json[task.name + "_examples"] = task.examples;
@@ -77,7 +80,7 @@ ExitCode evaluate_weights(const std::vector<std::string>& arguments, const Launc
     if (!parse(arguments, request)) return ExitCode::ok;
     Options& o = request.options;
     Inputs inputs(o);
-    const std::unique_ptr<WeightSource> weights = open_weights(request.from);
+    const std::unique_ptr<WeightSource> weights = open_weights(request.from, request.average);
     Ranks ranks(o, launch);
     ranks.connect(o, launch);
     ResolveInputs surroundings;

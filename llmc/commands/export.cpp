@@ -19,13 +19,14 @@ namespace fs = std::filesystem;
 
 struct Request {
     std::string from, to, format = "hf", dtype = "fp32", tokenizer;
-    bool overwrite = false;
+    bool average = false, overwrite = false;
 };
 
 // Returns false if help was asked for, and printed.
 bool parse(const std::vector<std::string>& arguments, Request& request) {
     CLI::App app("Writes the weights of a model for other programs, or for --init-from.", "train_gpt export");
     app.add_option("--from,--checkpoint", request.from, kWeightsHelp)->required()->type_name("PATH");
+    app.add_flag("--average", request.average, kAverageHelp);
     app.add_option("--to", request.to, "directory to write, or with --format llmc also a file named *.bin")
         ->required()
         ->type_name("PATH");
@@ -121,7 +122,7 @@ int write_tokenizer(const Request& request, const WeightSource& source) {
 ExitCode export_weights(const std::vector<std::string>& arguments) {
     Request request;
     if (!parse(arguments, request)) return ExitCode::ok;
-    const std::unique_ptr<WeightSource> source = open_weights(request.from);
+    const std::unique_ptr<WeightSource> source = open_weights(request.from, request.average);
     const FetchTensor fetch = [&](const std::string& name, std::vector<float>& out) { out = source->fetch(name); };
     std::string written = request.to;
     if (request.format == "llmc") {

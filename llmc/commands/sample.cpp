@@ -18,7 +18,7 @@ namespace {
 
 struct Request {
     std::string from;
-    bool has_prompt = false, no_cache = false;
+    bool average = false, has_prompt = false, no_cache = false;
     int tokens = 256, num_samples = 1;
     Options options;
 };
@@ -31,6 +31,7 @@ bool parse(const std::vector<std::string>& arguments, Request& request) {
         "the training data; without one, prompts and text are token ids.",
         "train_gpt sample");
     app.add_option("--from,--checkpoint", request.from, kWeightsHelp)->required()->type_name("PATH");
+    app.add_flag("--average", request.average, kAverageHelp);
     app.add_option("-g,--tokens", request.tokens,
                    "largest number of tokens per sample; a sample ends earlier at an end-of-text token")
         ->type_name("N")
@@ -158,7 +159,7 @@ ExitCode sample_text(const std::vector<std::string>& arguments) {
     if (const int world = launch_environment().world; world > 1)
         refuse("sample: runs in one process, not in {}; start it without mpirun or srun", world);
     Options& o = request.options;
-    const std::unique_ptr<WeightSource> weights = open_weights(request.from);
+    const std::unique_ptr<WeightSource> weights = open_weights(request.from, request.average);
     const TokenizerSearch search = find_tokenizer(o.tokenizer, request.from, *weights);
     TokenDecoder decoder = search.tokenizer.value_or(TokenDecoder::token_ids());
     if (!search.tokenizer) {

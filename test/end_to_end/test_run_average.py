@@ -1,15 +1,17 @@
 """Averages of the weights (--average): their definition, that training does not notice them, and that they are validated,
-saved and continued.
+saved, continued and exported.
 """
 
 import array
+import json
 import math
+import os
 import time
 import unittest
 
-from test_run_checkpoints import FLAGS_CODE, Case, Directory
+from test_run_checkpoints import CHECKPOINT, FLAGS_CODE, Case, Directory
 from test_run_ranks import MPIRUN, ONE_THREAD
-from trainer import BRIEF, FP8_RECIPES, corpus, recipe_flags
+from trainer import BRIEF, FP8_RECIPES, corpus, new_path, read_safetensors, recipe_flags, run
 
 EMA = ["--average", "ema:0.7"]
 # Each changes how masters or working copies are kept. The last flags win.
@@ -138,6 +140,35 @@ class Resume(Case):
         val = corpus().val
         self.refused(Directory().run(*EMA, "--val", f"a={val}", "--val", f"a_average={val}"), FLAGS_CODE,
                      "--val a_average")
+
+
+class Commands(Case):
+    def test_export_eval_and_sample(self):
+        """The export has the bits of the average, and `eval` computes the loss that the run reported."""
+        directory, exported, report = Directory(), new_path(), new_path() + ".json"
+        self.succeeds(directory.run(*EMA, "--precision", "fp32", "--val-batches", "-1"))
+        last = directory.records()[-1]
+        self.succeeds(run("export", "--from", directory.path, "--average", "--to", exported, "--tokenizer", "bytes"))
+        tensors = read_safetensors(os.path.join(exported, "model.safetensors"))
+        average = directory.state(12)["h.0.fc.bias", "average"]
+        self.assertEqual(tensors["transformer.h.0.mlp.c_fc.bias"][2], average)
+        self.assertNotEqual(directory.state(12)["h.0.fc.bias", "master"], average)
+        for flags in (["--from", directory.path, "--average"], ["--from", exported]):
+            self.succeeds(run("eval", *flags, "--val", corpus().val, "--batch", "4", "--precision", "fp32", "-o", report,
+                              env=ONE_THREAD))
+            with open(report, encoding="utf-8") as file:
+                self.assertEqual(json.load(file)["val_loss"], last["val_loss_average"])
+        text = [self.succeeds(run("sample", *flags, "--tokenizer", "bytes", "--prompt", "a", "-g", "8", env=ONE_THREAD)).out
+                for flags in (["--from", directory.path, "--average"], ["--from", exported])]
+        self.assertEqual(*text)
+
+    def test_refused(self):
+        directory = Directory()
+        self.succeeds(directory.run("--max-steps", "2"))
+        self.refused(run("eval", "--from", directory.path, "--average", "--val", corpus().val), CHECKPOINT,
+                     "has no average of the weights")
+        self.refused(run("export", "--from", new_path(), "--average", "--to", new_path()), CHECKPOINT,
+                     "no checkpoint here")
 
 
 if __name__ == "__main__":
