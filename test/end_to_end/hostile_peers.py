@@ -261,7 +261,7 @@ def main():
         check_lie(1, "huge numbers", rng)
         check_lie(20, "text without an end", rng)  # whether the run goes on
     else:
-        check_lies(rng, [*range(12), 20, 40])
+        check_lies(rng, [*range(12), 20, 21, 24, 40])
 
 
 if __name__ == "__main__":
