@@ -61,9 +61,11 @@ std::vector<CheckItem> all_checks(const KernelUse& use) {
         const size_t end = items.size();
         for (size_t i = first; use.loops && family.loops && i < end; i++)
             items.push_back(with_kernels(items[i], " in loops", *family.loops, loops));
-        for (const V variant : {V::hopper_attention, V::hopper_attention_backward}) {
+        for (const auto& [variant, suffix] :
+             {std::pair{V::hopper_attention, " on Hopper"},
+              {V::hopper_attention_backward, " with its backward on Hopper"},
+              {V::hopper_attention_backward_split, " with its backward in two kernels on Hopper"}}) {
             if (family.loops != V::host_attention || !use.hopper.has(variant)) continue;
-            const char* suffix = variant == V::hopper_attention ? " on Hopper" : " with its backward on Hopper";
             KernelSet kernels;
             kernels.add(variant);
             for (size_t i = first; i < end; i++) items.push_back(with_kernels(items[i], suffix, variant, kernels));
@@ -106,6 +108,8 @@ KernelUse::KernelUse(const TrainerConfig& config, Precision precision, int ranks
     if (config.kernels.has(V::hopper_attention) && hopper::can_run(heads_in_use)) hopper.add(V::hopper_attention);
     if (config.kernels.has(V::hopper_attention_backward) && hopper::can_run_backward(config.seq, heads_in_use))
         hopper.add(V::hopper_attention_backward);
+    if (config.kernels.has(V::hopper_attention_backward_split) && hopper::can_run_split_backward(heads_in_use))
+        hopper.add(V::hopper_attention_backward_split);
 }
 
 void KernelUse::set_model(const ModelConfig& model) {

@@ -177,6 +177,16 @@ LLMC_DEVICE void multiply_rows(float (&d)[64], uint64_t a, uint64_t b, bool accu
         : LLMC_D32(0), LLMC_D32(32)
         : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
 }
+// The same with 64 rows for b: d (64, 64).
+LLMC_DEVICE void multiply_rows(float (&d)[32], uint64_t a, uint64_t b, bool accumulate) {
+    asm volatile(
+        "{\n\t.reg .pred accumulate;\n\tsetp.ne.b32 accumulate, %34, 0;\n\t"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" LLMC_NAMES_32
+        "}, %32, %33, accumulate, 1, 1, 0, 0;"
+        "\n\t}"
+        : LLMC_D32(0)
+        : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
+}
 // d (64, 64) += a b: a (64, 16) in registers, as fragments of mma.sync; b is 16 rows of a tile of 64 columns.
 LLMC_DEVICE void multiply_registers(float (&d)[32], const uint32_t (&a)[4], uint64_t b) {
     asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" LLMC_NAMES_32

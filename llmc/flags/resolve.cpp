@@ -368,10 +368,13 @@ void resolve_kernels(Options& o, const ResolveInputs& inputs) {
     if (!o.kernels.value) {  // auto
         const AttentionHeads heads = {model.heads, model.key_value_heads(), model.head_dim()};
         if (!hopper::can_run(heads)) o.kernel_set.remove(KernelVariant::hopper_attention);
-        if (!hopper::backward_is_faster(o.batch, o.seq, heads))
-            o.kernel_set.remove(KernelVariant::hopper_attention_backward);
+        const bool whole_heads = hopper::backward_is_faster(o.batch, o.seq, heads);
+        if (!whole_heads) o.kernel_set.remove(KernelVariant::hopper_attention_backward);
+        if (whole_heads || !hopper::can_run_split_backward(heads))
+            o.kernel_set.remove(KernelVariant::hopper_attention_backward_split);
     }
-    for (const KernelVariant variant : {KernelVariant::hopper_attention, KernelVariant::hopper_attention_backward}) {
+    for (const KernelVariant variant : {KernelVariant::hopper_attention, KernelVariant::hopper_attention_backward,
+                                        KernelVariant::hopper_attention_backward_split}) {
         if (inputs.tensor_maps || !o.kernel_set.has(variant)) continue;
         const KernelVariantEntry& entry = kernel_variant(variant);
         o.kernel_set.remove(variant);

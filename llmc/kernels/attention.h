@@ -118,8 +118,9 @@ void attention_forward<float>(float*, float*, float*, const float*, int, int, co
 // bf16: three kernels and no atomics: delta; one that owns key tiles (dK, dV); one that owns query tiles (dQ). Both
 // recompute scores and dP: 7 products (11 for HD 256) instead of the 5 of a single kernel that adds dQ up in FP32
 // atomics, and the same bits on every run. Scores, P, dP and dS stay in registers. A key tile goes through the queries
-// of its group head by head and adds up their sums in FP32 registers too. The Hopper variant runs instead on streams
-// that chose it, if there are `partials` (hopper::attention_backward_partials() floats).
+// of its group head by head and adds up their sums in FP32 registers too. On streams that chose them Hopper's variants
+// run instead: one kernel that owns whole heads, if there are `partials` (hopper::attention_backward_partials() floats)
+// and it can run T and the heads, and otherwise two kernels.
 template <class Real>
 void attention_backward(Real* dqkv, float* delta, const Real* dout, const Real* qkv, const Real* out,
                         const Real* out_low, const float* lse, int B, int T, const AttentionHeads& heads,
@@ -149,7 +150,7 @@ void attention_forward_fp8(const Quantized<e4m3>& to, bf16* out, bf16* out_low, 
 
 // to (B * T, qkv's width): dqkv rounded to BF16, as attention_backward() writes it. dbias (qkv's width): sums of dqkv
 // over tokens, added to dbias if `accumulate`. scratch: attention_backward_fp8_scratch() floats. dbias and scratch may
-// both be nullptr. The number of partial sums depends on the shape alone.
+// both be nullptr. The number of partial sums depends on the shape and the variant alone.
 template <class F8>
 void attention_backward_fp8(const Quantized<F8>& to, float* dbias, float* scratch, float* delta, const bf16* dout,
                             const bf16* qkv, const bf16* out, const bf16* out_low, const float* lse, int B, int T,

@@ -545,26 +545,37 @@ static void launch_backward(const Gradients<Out>& to, float* delta, const Backwa
     });
 }
 
+// Returns the tokens of a sequence that share a row of `to.parts`.
 template <class Out>
-static void run_backward(const Gradients<Out>& to, float* delta, const BackwardInputs& inputs, int B, int T,
-                         const AttentionHeads& heads, stream_t stream) {
+static int run_backward(const Gradients<Out>& to, float* delta, const BackwardInputs& inputs, int B, int T,
+                        const AttentionHeads& heads, stream_t stream) {
     if (!inputs.out_low)
         throw Error(
             ExitCode::failure,
             "attention backward: out_low is missing; have the forward write it (a delta from the rounded output "
             "alone is biased)");
 #if LLMC_ON_GPU
-    if (inputs.partials && KernelSet::has(stream_kernels(stream), KernelVariant::hopper_attention_backward) &&
-        hopper::can_run_backward(T, heads)) {
-        launch_delta<64>(delta, inputs, B, T, heads.NH, stream);
-        return hopper::attention_backward(to, inputs.partials, inputs.dout, inputs.qkv, inputs.lse, delta, B, T, heads,
-                                          stream, inputs.documents);
+    const uint64_t kernels = stream_kernels(stream);
+    const bool whole_heads = inputs.partials && hopper::can_run_backward(T, heads) &&
+                             KernelSet::has(kernels, KernelVariant::hopper_attention_backward);
+    if (whole_heads || (hopper::can_run_split_backward(heads) &&
+                        KernelSet::has(kernels, KernelVariant::hopper_attention_backward_split))) {
+        with_head_dimension(heads.HD, [&]<int HD>() { launch_delta<HD>(delta, inputs, B, T, heads.NH, stream); });
+        if (whole_heads)
+            hopper::attention_backward(to, inputs.partials, inputs.dout, inputs.qkv, inputs.lse, delta, B, T, heads,
+                                       stream, inputs.documents);
+        else
+            hopper::attention_backward_split(to, inputs.dout, inputs.qkv, inputs.lse, delta, B, T, heads, stream,
+                                             inputs.documents);
+        return hopper::kBackwardTile;
     }
 #endif
     if (heads.HD == 64 && !two_blocks_fit<KeyGradientTiles<64>>(shared_memory_per_block()))
-        return launch_backward<64, Room::scarce>(to, delta, inputs, B, T, heads, stream);
-    with_head_dimension(heads.HD,
-                        [&]<int HD>() { launch_backward<HD, Room::ample>(to, delta, inputs, B, T, heads, stream); });
+        launch_backward<64, Room::scarce>(to, delta, inputs, B, T, heads, stream);
+    else
+        with_head_dimension(
+            heads.HD, [&]<int HD>() { launch_backward<HD, Room::ample>(to, delta, inputs, B, T, heads, stream); });
+    return owned_tokens(heads.HD);
 }
 
 }  // namespace attention
@@ -578,6 +589,7 @@ void attention_backward<bf16>(bf16* dqkv, float* delta, const bf16* dout, const 
     attention::run_backward(to, delta, {dout, qkv, out, out_low, lse, documents, partials}, B, T, heads, stream);
 }
 
+static_assert(hopper::kBackwardTile >= owned_tokens(64) && hopper::kBackwardTile >= owned_tokens(128));
 size_t attention_backward_fp8_scratch(int B, int T, const AttentionHeads& heads) {
     return static_cast<size_t>(B) * attention::token_tiles(T, heads.HD) * heads.qkv_width();
 }
@@ -591,10 +603,11 @@ void attention_backward_fp8(const Quantized<F8>& to, float* dbias, float* scratc
     attention::check_quantized("attention_backward_fp8", to.state, B, T, heads, channels, pass);
     if (dbias && !scratch) throw Error(ExitCode::failure, "attention_backward_fp8: a bias gradient needs scratch");
     const attention::Gradients<F8> gradients{to.row, to.transposed, dbias ? scratch : nullptr, to.state, pass};
-    attention::run_backward(gradients, delta, {dout, qkv, out, out_low, lse, documents, partials}, B, T, heads, stream);
+    const int tokens_of_part = attention::run_backward(
+        gradients, delta, {dout, qkv, out, out_low, lse, documents, partials}, B, T, heads, stream);
     if (dbias)
-        reduce_column_parts(dbias, nullptr, scratch, B * attention::token_tiles(T, heads.HD), channels, channels,
-                            accumulate, stream);
+        reduce_column_parts(dbias, nullptr, scratch, B * div_up(T, tokens_of_part), channels, channels, accumulate,
+                            stream);
 }
 
 #define LLMC_INSTANTIATE(F8)                                                                                      \

@@ -35,6 +35,8 @@ constexpr KernelVariantEntry kEntries[] = {
      "attention_forward"},
     {V::hopper_attention_backward, "hopper_attention_backward", 90, 90, false, F::bf16,
      "FP64 bounds; the same bits on every run", "attention_backward"},
+    {V::hopper_attention_backward_split, "hopper_attention_backward_split", 90, 90, false, F::bf16,
+     "FP64 bounds; the same bits on every run", "attention_backward"},
     {V::host_attention, "host_attention", kHostDevice, kHostDevice, true, F::fp32, kSameBits, "attention's kernels"},
     {V::host_classifier, "host_classifier", kHostDevice, kHostDevice, true, F::fp32, kSameBits,
      "the classifier's kernel"},

@@ -23,6 +23,7 @@ enum class KernelVariant {
     attention_backward_fp8,
     hopper_attention,  // kernels/hopper/
     hopper_attention_backward,
+    hopper_attention_backward_split,
     // Families of the host device's own loops (host/launch.h).
     host_attention,
     host_classifier,

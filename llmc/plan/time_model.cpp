@@ -45,9 +45,13 @@ constexpr double kPortableTile = 64;                // keys; half of the tile at
 constexpr double kDeltaBytes = 6;                   // per token and channel: the backward pass reads out and dout first
 // FlashAttention-3's TFLOP/s on an H100 for long sequences without a mask, at head dimensions 64 and 128, which are
 // those of tensor cores and exponentials in turn; backward at head dimension 64. The Hopper kernels are of the same
-// kind.
+// kind. Backward in two kernels: FlashAttention-3's 474 and 561 TFLOP/s at the two head dimensions are the time of its
+// five products, at 686 TFLOP/s, and 0.42 ps for the exponential of a pair of query and key. Seven products and two
+// exponentials have these rates (derived).
 constexpr double kHopperForward[] = {497, 648}, kHopperBackward = 474, kHopperPeak = 989.4;
-// Keys computed in vain for a query are half of this. A block has 192 queries forward, and all of a head's backward.
+constexpr double kHopperSplitBackward[] = {418, 520};
+// Keys computed in vain for a query are half of this, where a block's start and end count too. A block has 192 queries
+// forward, 128 rows of either side in two kernels backward, and otherwise all of a head's.
 constexpr double kHopperTile = 256, kHopperBackwardTile = 128;
 
 // ---- element-wise kernels -------------------------------------------------------------------------------------------
@@ -201,6 +205,8 @@ TimeModel::Attention TimeModel::attention(double layers, int B, int T, const Att
         const double blocks = std::min(hopper::kBackwardBlocks, gpu_.multiprocessors), work = double{1} * B * heads.NKV;
         const double busy = work / (std::ceil(work / blocks) * gpu_.multiprocessors);  // of the multiprocessors' time
         time.backward = on_hopper(kHopperBackward, kHopperBackwardTile, 5) / busy;
+    } else if (runs(KernelVariant::hopper_attention_backward_split) && hopper::can_run_split_backward(heads)) {
+        time.backward = on_hopper(kHopperSplitBackward[heads.HD == 128], kHopperTile, 7);
     }
     time.backward += element_wise(tokens * channels * kDeltaBytes);
     return time;

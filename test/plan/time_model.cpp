@@ -126,8 +126,12 @@ TEST_CASE("time model: attention between FlashAttention-2 and -3") {
     // Backward 215 at T = 1024, where a block of FlashAttention-3 owns 128 keys and not a head.
     const double backward = tflops("h100", 1024, 64, "auto").backward;
     CHECK((backward > 215 && backward < 474));
-    for (const auto& [T, head_dim] : {std::pair{4096, 64}, {1024, 128}})  // the Hopper kernel takes neither
-        CHECK(tflops("h100", T, head_dim, "auto").backward == tflops("h100", T, head_dim, "portable").backward);
+    // The kernel that owns a head takes neither of these, and the two with seven products gain less.
+    for (const auto& [T, head_dim] : {std::pair{4096, 64}, {1024, 128}}) {
+        const double split = tflops("h100", T, head_dim, "auto").backward;
+        const double gain = split / tflops("h100", T, head_dim, "portable").backward;
+        CHECK((gain > 1.05 && gain < 1.5));
+    }
     CHECK(tflops("rtx4090", 1024, 64, "auto").forward == tflops("rtx4090", 1024, 64, "portable").forward);
     // Head dimension 256 has no Hopper kernels, and 11 products backward instead of 7.
     const TimeModel::Attention wide = tflops("h100", 1024, 256, "auto");

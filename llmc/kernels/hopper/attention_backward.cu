@@ -13,20 +13,14 @@
 #include "llmc/kernels/hopper/attention.h"
 
 #if LLMC_ON_GPU
-#include "llmc/device/hopper.cuh"
-#include "llmc/device/registers.cuh"
-#include "llmc/kernels/attention_quantize.cuh"
+#include "llmc/kernels/hopper/attention_tiles.cuh"
 
 namespace llmc {
 namespace hopper {
 
 constexpr int kBackwardHD = 64;
-constexpr int kBackwardRows = 128;  // of a tile of keys or queries
 constexpr int kBackwardStages = 2;
-constexpr int kBackwardConsumers = 256;                      // threads in two warpgroups
-constexpr int kBackwardThreads = kBackwardConsumers + 128;   // and the producers: warps for tiles, steps, lse and delta
-constexpr int kBackwardTile = kBackwardRows * kTileColumns;  // elements
-constexpr int kSumsPerTile = kBackwardRows * kBackwardHD / 4;  // float4 of dQ
+constexpr int kSumsPerTile = kGradientRows * kBackwardHD / 4;  // float4 of dQ
 
 // A tile of keys and a tile of queries. Only producers know the walk over them: consumers, whose registers are full,
 // read from here what they need, when they need it.
@@ -43,14 +37,14 @@ struct BackwardStep {
 // Shared memory: 168 KB.
 struct BackwardShared {
     struct alignas(kTileAlignment) Tile {
-        bf16 rows[kBackwardTile];
+        bf16 panel[1][kGradientRows * kTileColumns];
     };
     Tile keys, values;
     Tile queries[kBackwardStages], dout[kBackwardStages];
     Tile ds[2];                                                        // [64 queries][128 keys][the queries], swizzled
-    alignas(128) bf16 out[2][kBackwardRows * attention::kStride<64>];  // gradients on their way to memory
-    float lse[kBackwardStages][kBackwardRows], delta[kBackwardStages][kBackwardRows];
-    int windows[kBackwardRows];  // how many queries see a key of the tile, the first of them its own
+    alignas(128) bf16 out[2][kGradientRows * attention::kStride<64>];  // gradients on their way to memory
+    float lse[kBackwardStages][kGradientRows], delta[kBackwardStages][kGradientRows];
+    int windows[kGradientRows];  // how many queries see a key of the tile, the first of them its own
     BackwardStep steps[kBackwardStages];
     Barrier keys_full, keys_empty, full[kBackwardStages], empty[kBackwardStages];
 };
@@ -60,7 +54,7 @@ struct BackwardShared {
 struct BackwardShape {
     int B, T, NH, NKV;
     LLMC_DEVICE int group() const { return NH / NKV; }
-    LLMC_DEVICE int tiles() const { return (T + kBackwardRows - 1) / kBackwardRows; }
+    LLMC_DEVICE int tiles() const { return (T + kGradientRows - 1) / kGradientRows; }
 };
 
 // The block's work, the same for all producers: keys_begin(b, kv, n), and then step() for each query head of the group
@@ -75,10 +69,10 @@ LLMC_DEVICE void walk(const BackwardShape& shape, int window, const int* documen
         const attention::Windows<kDocuments> windows{window, documents, b * shape.T, shape.T};
         LLMC_NO_UNROLL
         for (int n = tiles - 1; n >= 0; n--) {
-            const int end = (n + 1) * kBackwardRows, last_key = (end < shape.T ? end : shape.T) - 1;
+            const int end = (n + 1) * kGradientRows, last_key = (end < shape.T ? end : shape.T) - 1;
             const int last_query = last_key + windows.of_key(last_key) - 1;  // that sees a key of the tile
-            const int last_tile = (last_query < shape.T ? last_query : shape.T - 1) / kBackwardRows;
-            const int all_see = n * kBackwardRows + windows.of_key(n * kBackwardRows);  // before this query
+            const int last_tile = (last_query < shape.T ? last_query : shape.T - 1) / kGradientRows;
+            const int all_see = n * kGradientRows + windows.of_key(n * kGradientRows);  // before this query
             keys_begin(b, kv, n, windows);
             LLMC_NO_UNROLL
             for (int g = 0; g < group; g++) {
@@ -86,13 +80,13 @@ LLMC_DEVICE void walk(const BackwardShape& shape, int window, const int* documen
                 for (int m = n; m <= last_tile; m++) {
                     BackwardStep at{b, kv, kv * group + g, m, n};
                     at.sums = (static_cast<int>(blockIdx.x) * group + g) * tiles + m;
-                    at.masked = m == n || (m + 1) * kBackwardRows > all_see;
+                    at.masked = m == n || (m + 1) * kGradientRows > all_see;
                     at.new_keys = g == 0 && m == n;
                     at.keys_done = g == group - 1 && m == last_tile;
                     at.new_queries = m == n;
-                    const int query = m * kBackwardRows;
+                    const int query = m * kGradientRows;
                     at.queries_done =
-                        attention::first_seen_key(query, windows(query), kBackwardRows) >= n * kBackwardRows;
+                        attention::first_seen_key(query, windows(query), kGradientRows) >= n * kGradientRows;
                     at.last = at.keys_done && n == 0 && work + static_cast<int>(gridDim.x) >= all;
                     step(at);
                 }
@@ -103,18 +97,11 @@ LLMC_DEVICE void walk(const BackwardShape& shape, int window, const int* documen
 
 // ---- producers -----------------------------------------------------------------------------------------------------
 
-LLMC_DEVICE void load_rows(BackwardShared::Tile& tile, const CUtensorMap& map, Barrier& full, int column, int row,
-                           int batch) {
-    LLMC_UNROLL
-    for (int r = 0; r < kBackwardRows; r += 64)
-        load_tile(tile.rows + r * kTileColumns, map, full, column, row + r, batch);
-}
-
 // One thread loads tiles of keys and values, queries and dout.
 template <bool kDocuments>
 LLMC_DEVICE void produce_tiles(BackwardShared& shared, const CUtensorMap& qkv, const CUtensorMap& dout,
                                const BackwardShape& shape, int window, const int* documents) {
-    constexpr int HD = kBackwardHD, tile_bytes = kBackwardTile * static_cast<int>(sizeof(bf16));
+    constexpr int HD = kBackwardHD, tile_bytes = sizeof(BackwardShared::Tile);
     RingPosition<kBackwardStages> at;
     RingPosition<1> keys_at;
     walk<kDocuments>(
@@ -123,15 +110,16 @@ LLMC_DEVICE void produce_tiles(BackwardShared& shared, const CUtensorMap& qkv, c
             wait(shared.keys_empty, keys_at.parity ^ 1);
             keys_at.advance();
             arrive_and_expect(shared.keys_full, 2 * tile_bytes);
-            load_rows(shared.keys, qkv, shared.keys_full, (shape.NH + kv) * HD, n * kBackwardRows, b);
-            load_rows(shared.values, qkv, shared.keys_full, (shape.NH + shape.NKV + kv) * HD, n * kBackwardRows, b);
+            load_panels(shared.keys.panel, qkv, shared.keys_full, (shape.NH + kv) * HD, n * kGradientRows, b);
+            load_panels(shared.values.panel, qkv, shared.keys_full, (shape.NH + shape.NKV + kv) * HD, n * kGradientRows,
+                        b);
         },
         [&](const BackwardStep& step) {
             wait(shared.empty[at.stage], at.parity ^ 1);
             arrive_and_expect(shared.full[at.stage], 2 * tile_bytes);
-            const int row = step.m * kBackwardRows;
-            load_rows(shared.queries[at.stage], qkv, shared.full[at.stage], step.h * HD, row, step.b);
-            load_rows(shared.dout[at.stage], dout, shared.full[at.stage], step.h * HD, row, step.b);
+            const int row = step.m * kGradientRows;
+            load_panels(shared.queries[at.stage].panel, qkv, shared.full[at.stage], step.h * HD, row, step.b);
+            load_panels(shared.dout[at.stage].panel, dout, shared.full[at.stage], step.h * HD, row, step.b);
             at.advance();
         });
 }
@@ -163,8 +151,8 @@ LLMC_DEVICE void produce_statistics(BackwardShared& shared, const float* lse, co
             wait(shared.keys_empty, keys_at.parity ^ 1);
             keys_at.advance();
             LLMC_NO_UNROLL
-            for (int i = lane; i < kBackwardRows; i += 32) {
-                const int key = n * kBackwardRows + i;
+            for (int i = lane; i < kGradientRows; i += 32) {
+                const int key = n * kGradientRows + i;
                 shared.windows[i] = windows.of_key(key < shape.T ? key : shape.T - 1);
             }
             arrive(shared.keys_full);
@@ -173,12 +161,11 @@ LLMC_DEVICE void produce_statistics(BackwardShared& shared, const float* lse, co
             const size_t offset = attention::row_statistics_offset(step.b, step.h, shape.T, shape.NH);
             wait(shared.empty[at.stage], at.parity ^ 1);
             LLMC_NO_UNROLL
-            for (int i = 0; i < kBackwardRows; i += 32) {
-                const int query = step.m * kBackwardRows + i + lane;
-                const bool valid = query < shape.T;
-                shared.lse[at.stage][i + lane] =
-                    valid ? lse[offset + query] * attention::kLog2E : float_from_bits(kFloatInfinityBits);
-                shared.delta[at.stage][i + lane] = valid ? delta[offset + query] : 0.0f;
+            for (int i = 0; i < kGradientRows; i += 32) {
+                const int query = step.m * kGradientRows + i + lane;
+                const QueryStatistics own(lse + offset, delta + offset, query, shape.T);
+                shared.lse[at.stage][i + lane] = own.lse;
+                shared.delta[at.stage][i + lane] = own.delta;
             }
             arrive(shared.full[at.stage]);
             at.advance();
@@ -187,42 +174,6 @@ LLMC_DEVICE void produce_statistics(BackwardShared& shared, const float* lse, co
 
 // ---- consumers -----------------------------------------------------------------------------------------------------
 
-// Turns S^T into P^T and dP^T into dS^T, without the softmax scale. Rows are keys, columns queries; a pair of columns
-// shares its lse and delta. `diagonal` is (this thread's first query) - (its first key); the queries up to
-// windows[row] - 1 places behind a key see it.
-template <bool Masked>
-LLMC_DEVICE void probabilities(float (&s)[64], const float* lse, float scale_log2, int diagonal,
-                               const int (&windows)[2]) {
-    LLMC_UNROLL
-    for (int j = 0; j < 16; j++) {
-        const float2 offset = *reinterpret_cast<const float2*>(lse + 8 * j);
-        LLMC_UNROLL
-        for (int i = 0; i < 4; i++) {
-            float& x = s[4 * j + i];
-            x = exp2_fast(x * scale_log2 - (i & 1 ? offset.y : offset.x));
-            if (Masked && !attention::in_window(diagonal + 8 * j + (i & 1) - 8 * (i >> 1), windows[i >> 1])) x = 0.0f;
-        }
-    }
-}
-LLMC_DEVICE void score_gradients(float (&dp)[64], const float (&p)[64], const float* delta) {
-    LLMC_UNROLL
-    for (int j = 0; j < 16; j++) {
-        const float2 own = *reinterpret_cast<const float2*>(delta + 8 * j);
-        LLMC_UNROLL
-        for (int i = 0; i < 4; i++) dp[4 * j + i] = p[4 * j + i] * (dp[4 * j + i] - (i & 1 ? own.y : own.x));
-    }
-}
-LLMC_DEVICE void round_fragments(uint32_t (&a)[8][4], const float (&x)[64]) {
-    LLMC_UNROLL
-    for (int i = 0; i < 32; i++) a[i / 4][i % 4] = pack_bf16x2(x[2 * i], x[2 * i + 1]);
-}
-
-// d (64, 64) += a (64, 128) b: 128 rows of a tile.
-LLMC_DEVICE void multiply_fragments(float (&d)[32], const uint32_t (&a)[8][4], uint64_t b) {
-    LLMC_UNROLL
-    for (int k = 0; k < 8; k++) multiply_registers(d, a[k], b + k * kSixteenRows);
-}
-
 // Writes a warp's 16 keys of dS^T (16, 128 queries) to the two tiles, where a key is a row of 64 queries.
 LLMC_DEVICE void store_score_gradients(BackwardShared::Tile (&tiles)[2], const uint32_t (&ds)[8][4], int first_key) {
     const int lane = static_cast<int>(threadIdx.x & 31);
@@ -230,34 +181,22 @@ LLMC_DEVICE void store_score_gradients(BackwardShared::Tile (&tiles)[2], const u
     LLMC_UNROLL
     for (int k = 0; k < 8; k++) {
         const int piece = (2 * k + (lane >> 4)) & 7;
-        store_matrices(tiles[k / 4].rows + row * kTileColumns + ((piece ^ (row & 7)) << 3), ds[k]);
+        store_matrices(tiles[k / 4].panel[0] + row * kTileColumns + ((piece ^ (row & 7)) << 3), ds[k]);
     }
 }
 
-// Sums of dQ in global memory: eight float4 of a thread, `kBackwardConsumers` threads side by side.
+// Sums of dQ in global memory: eight float4 of a thread, `kGradientConsumers` threads side by side.
 LLMC_DEVICE void load_sums(float (&dq)[32], const float4* sums) {
     LLMC_UNROLL
     for (int i = 0; i < 8; i++) {
-        const float4 x = sums[i * kBackwardConsumers];
+        const float4 x = sums[i * kGradientConsumers];
         dq[4 * i] = x.x, dq[4 * i + 1] = x.y, dq[4 * i + 2] = x.z, dq[4 * i + 3] = x.w;
     }
 }
 LLMC_DEVICE void store_sums(float4* sums, const float (&dq)[32]) {
     LLMC_UNROLL
     for (int i = 0; i < 8; i++)
-        sums[i * kBackwardConsumers] = make_float4(dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
-}
-
-// Rounds a warp's 16 rows of a gradient into a padded tile.
-LLMC_DEVICE void round_rows(bf16* rows, const float (&x)[32], float factor) {
-    const int lane = static_cast<int>(threadIdx.x & 31);
-    LLMC_UNROLL
-    for (int half = 0; half < 2; half++) {
-        bf16* const corner = rows + (8 * half + (lane >> 2)) * attention::kStride<64> + (lane & 3) * 2;
-        LLMC_UNROLL
-        for (int j = 0; j < 8; j++)
-            store_word(corner + j * 8, pack_bf16x2(x[4 * j + 2 * half] * factor, x[4 * j + 2 * half + 1] * factor));
-    }
+        sums[i * kGradientConsumers] = make_float4(dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
 }
 
 // The thread's index, which nvcc would otherwise keep in registers together with all addresses made of it.
@@ -274,70 +213,37 @@ LLMC_DEVICE BackwardShape forgotten(BackwardShape shape) {
     return shape;
 }
 
-// The place of a tile, for quantize_gradients().
-struct BackwardPlace {
-    int first_token, b, h, T, B;
-    LLMC_DEVICE int batch() const { return B; }
-    LLMC_DEVICE int tiles() const { return div_up(T, kBackwardRows); }
-    LLMC_DEVICE bool counts_elements() const { return first_token + b + h + static_cast<int>(threadIdx.x) == 0; }
-    LLMC_DEVICE void meet() const { named_barrier<1, kBackwardConsumers>(); }
-};
-
 template <class Out>
 LLMC_DEVICE void store_query_gradients(BackwardShared& shared, const attention::Gradients<Out>& to,
                                        const BackwardStep& step, const float (&dq)[32], const BackwardShape& shape,
                                        float scale) {
-    using namespace attention;
-    constexpr int HD = kBackwardHD, Rows = kBackwardRows, Threads = kBackwardConsumers;
+    constexpr int HD = kBackwardHD;
     const int warp = forgotten_thread() / 32;
-    bf16* const own_rows = shared.out[0] + warp * 16 * kStride<HD>;
-    if constexpr (kIsFp8<Out>) named_barrier<1, Threads>();  // all are done with `out`
-    round_rows(own_rows, dq, scale);
-    if constexpr (kIsFp8<Out>) {
-        quantize_gradients<Out, HD, Rows, Threads>(to, {shared.out[0]}, reinterpret_cast<float*>(shared.ds[0].rows),
-                                                   {0, shape.NH, shape.NH + 2 * shape.NKV},
-                                                   BackwardPlace{step.m * Rows, step.b, step.h, shape.T, shape.B});
-    } else {
-        const size_t width = static_cast<size_t>(shape.NH + 2 * shape.NKV) * HD;
-        __syncwarp();
-        store_rows<HD, 16>(to.row + static_cast<size_t>(step.b) * shape.T * width + step.h * HD, width, own_rows,
-                           step.m * Rows + warp * 16, shape.T);
-        __syncwarp();
-    }
+    if constexpr (attention::kIsFp8<Out>) named_barrier<1, kGradientConsumers>();  // all are done with `out`
+    round_rows<HD>(shared.out[0] + warp * 16 * attention::kStride<HD>, dq, scale);
+    store_gradients<HD>(to, {shared.out[0]}, reinterpret_cast<float*>(shared.ds[0].panel[0]),
+                        {0, shape.NH, shape.NH + 2 * shape.NKV},
+                        {step.m * kGradientRows, step.b, step.h, shape.T, shape.B}, warp);
 }
 
 template <class Out>
 LLMC_DEVICE void store_key_gradients(BackwardShared& shared, const attention::Gradients<Out>& to,
                                      const BackwardStep& step, const float (&dk)[32], const float (&dv)[32],
                                      const BackwardShape& shape, float scale) {
-    using namespace attention;
-    constexpr int HD = kBackwardHD, Rows = kBackwardRows, Threads = kBackwardConsumers;
-    const int warp = forgotten_thread() / 32, rows = warp * 16 * kStride<HD>;
-    if constexpr (kIsFp8<Out>) named_barrier<1, Threads>();  // all are done with `out`
-    round_rows(shared.out[0] + rows, dk, scale);
-    round_rows(shared.out[1] + rows, dv, 1.0f);
-    if constexpr (kIsFp8<Out>) {
-        const size_t tokens = static_cast<size_t>(shape.B) * shape.T;
-        Gradients<Out> keys = to;
-        if (keys.transposed) keys.transposed += shape.NH * HD * tokens;
-        quantize_gradients<Out, HD, Rows, Threads>(keys, {shared.out[0], shared.out[1]},
-                                                   reinterpret_cast<float*>(shared.ds[0].rows),
-                                                   {shape.NH, shape.NKV, shape.NH + 2 * shape.NKV},
-                                                   BackwardPlace{step.n * Rows, step.b, step.kv, shape.T, shape.B});
-    } else {
-        const size_t width = static_cast<size_t>(shape.NH + 2 * shape.NKV) * HD;
-        __syncwarp();
-        Out* const own = to.row + static_cast<size_t>(step.b) * shape.T * width + (shape.NH + step.kv) * HD;
-        store_rows<HD, 16>(own, width, shared.out[0] + rows, step.n * Rows + warp * 16, shape.T);
-        store_rows<HD, 16>(own + shape.NKV * HD, width, shared.out[1] + rows, step.n * Rows + warp * 16, shape.T);
-        __syncwarp();
-    }
+    constexpr int HD = kBackwardHD;
+    const int warp = forgotten_thread() / 32, rows = warp * 16 * attention::kStride<HD>;
+    if constexpr (attention::kIsFp8<Out>) named_barrier<1, kGradientConsumers>();  // all are done with `out`
+    round_rows<HD>(shared.out[0] + rows, dk, scale);
+    round_rows<HD>(shared.out[1] + rows, dv, 1.0f);
+    store_gradients<HD>(to, {shared.out[0], shared.out[1]}, reinterpret_cast<float*>(shared.ds[0].panel[0]),
+                        {shape.NH, shape.NKV, shape.NH + 2 * shape.NKV},
+                        {step.n * kGradientRows, step.b, step.kv, shape.T, shape.B}, warp);
 }
 
 template <class Out>
 LLMC_DEVICE void consume(BackwardShared& shared, const attention::Gradients<Out>& to, float4* partials,
                          const BackwardShape& shape, float scale) {
-    constexpr int Rows = kBackwardRows, Threads = kBackwardConsumers;
+    constexpr int Rows = kGradientRows, Threads = kGradientConsumers;
     const float scale_log2 = scale * attention::kLog2E;
     RingPosition<kBackwardStages> at;
     RingPosition<1> keys_at;
@@ -355,10 +261,10 @@ LLMC_DEVICE void consume(BackwardShared& shared, const attention::Gradients<Out>
             wait(shared.keys_full, keys_at.parity);
             keys_at.advance();
         }
-        const uint64_t own_keys = tile_descriptor(shared.keys.rows + warpgroup * 64 * kTileColumns);
-        const uint64_t own_values = tile_descriptor(shared.values.rows + warpgroup * 64 * kTileColumns);
-        const uint64_t queries = tile_descriptor(shared.queries[at.stage].rows);
-        const uint64_t dout = tile_descriptor(shared.dout[at.stage].rows);
+        const uint64_t own_keys = tile_descriptor(shared.keys.panel[0] + warpgroup * 64 * kTileColumns);
+        const uint64_t own_values = tile_descriptor(shared.values.panel[0] + warpgroup * 64 * kTileColumns);
+        const uint64_t queries = tile_descriptor(shared.queries[at.stage].panel[0]);
+        const uint64_t dout = tile_descriptor(shared.dout[at.stage].panel[0]);
         float s[64], dp[64];
         begin_products();
         LLMC_UNROLL
@@ -372,16 +278,16 @@ LLMC_DEVICE void consume(BackwardShared& shared, const attention::Gradients<Out>
         wait_for_products<1>();
         fence_accumulators(s);
         const int column = (lane & 3) * 2, row = warp * 16 + (lane >> 2);
+        const OfColumns lse{shared.lse[at.stage] + column};
         if (step.masked) {
             const int windows[2] = {shared.windows[row], shared.windows[row + 8]};
-            probabilities<true>(s, shared.lse[at.stage] + column, scale_log2, (step.m - step.n) * Rows + column - row,
-                                windows);
+            probabilities<true>(s, lse, scale_log2, (step.m - step.n) * Rows + column - row, windows);
         } else {
-            probabilities<false>(s, shared.lse[at.stage] + column, scale_log2, 0, {});
+            probabilities<false>(s, lse, scale_log2, 0, {});
         }
         wait_for_products<0>();
         fence_accumulators(dp);
-        score_gradients(dp, s, shared.delta[at.stage] + column);
+        score_gradients(dp, s, OfColumns{shared.delta[at.stage] + column});
         uint32_t p[8][4], ds[8][4];
         round_fragments(p, s);
         round_fragments(ds, dp);
@@ -402,8 +308,8 @@ LLMC_DEVICE void consume(BackwardShared& shared, const attention::Gradients<Out>
             load_sums(dq, sums);
         }
         named_barrier<1, Threads>();  // all of dS is there
-        const uint64_t all_keys = tile_descriptor(shared.keys.rows);
-        const uint64_t own_ds = tile_descriptor(shared.ds[warpgroup].rows);
+        const uint64_t all_keys = tile_descriptor(shared.keys.panel[0]);
+        const uint64_t own_ds = tile_descriptor(shared.ds[warpgroup].panel[0]);
         fence_accumulators(dq);
         begin_products();
         LLMC_UNROLL
@@ -436,7 +342,7 @@ LLMC_DEVICE void consume(BackwardShared& shared, const attention::Gradients<Out>
 // ---- the kernel ----------------------------------------------------------------------------------------------------
 
 template <bool kDocuments, class Out>
-static __global__ void __launch_bounds__(kBackwardThreads, 1)
+static __global__ void __launch_bounds__(kGradientThreads, 1)
     hopper_attention_backward_kernel(Out* __restrict__ dqkv, Out* __restrict__ transposed, float* __restrict__ parts,
                                      Fp8State* __restrict__ fp8, float* __restrict__ partials,
                                      const __grid_constant__ CUtensorMap qkv, const __grid_constant__ CUtensorMap dout,
@@ -448,20 +354,20 @@ static __global__ void __launch_bounds__(kBackwardThreads, 1)
     BackwardShared& shared = *reinterpret_cast<BackwardShared*>(hopper_shared);
     if (threadIdx.x == 0) {
         init(shared.keys_full, 1 + 32);                    // the tiles; windows, from each lane
-        init(shared.keys_empty, kBackwardConsumers / 32);  // one arrival per warp
+        init(shared.keys_empty, kGradientConsumers / 32);  // one arrival per warp
         for (int i = 0; i < kBackwardStages; i++) {
             init(shared.full[i], 2 + 32);  // the tiles; the step; lse and delta, from each lane
-            init(shared.empty[i], kBackwardConsumers / 32);
+            init(shared.empty[i], kGradientConsumers / 32);
         }
         publish_barriers();
     }
     __syncthreads();
     const int warp = same_in_warp(static_cast<int>(threadIdx.x) / 32);
-    if (warp >= kBackwardConsumers / 32) {
+    if (warp >= kGradientConsumers / 32) {
         give_registers<40>();
-        if (threadIdx.x == kBackwardConsumers) produce_tiles<kDocuments>(shared, qkv, dout, shape, window, documents);
-        if (threadIdx.x == kBackwardConsumers + 32) produce_steps<kDocuments>(shared, shape, window, documents);
-        if (warp == kBackwardConsumers / 32 + 2)
+        if (threadIdx.x == kGradientConsumers) produce_tiles<kDocuments>(shared, qkv, dout, shape, window, documents);
+        if (threadIdx.x == kGradientConsumers + 32) produce_steps<kDocuments>(shared, shape, window, documents);
+        if (warp == kGradientConsumers / 32 + 2)
             produce_statistics<kDocuments>(shared, lse, delta, shape, window, documents);
         return;
     }
@@ -481,13 +387,13 @@ void attention_backward(const attention::Gradients<Out>& to, float* partials, co
                         stream_t stream, const int* documents) {
     const size_t n = attention::elements(B, T, heads.NH, heads.HD), rows = n / heads.HD;
     const size_t whole = attention::elements(B, T, heads.rows(), heads.HD);
-    const size_t part_count = static_cast<size_t>(B) * div_up(T, kBackwardRows) * heads.qkv_width();
+    const size_t part_count = static_cast<size_t>(B) * div_up(T, kGradientRows) * heads.qkv_width();
     const CUtensorMap qkv_map = tensor_map(qkv, B, T, static_cast<size_t>(heads.qkv_width()), 64);
     const CUtensorMap dout_map = tensor_map(dout, B, T, static_cast<size_t>(heads.width()), 64);
     const BackwardShape shape{B, T, heads.NH, heads.NKV};
     attention::with_documents(documents, [&]<bool kDocuments>() {
         launch<hopper_attention_backward_kernel<kDocuments, Out>>(
-            {dim3(static_cast<unsigned>(backward_blocks(B, heads))), dim3(kBackwardThreads), sizeof(BackwardShared),
+            {dim3(static_cast<unsigned>(backward_blocks(B, heads))), dim3(kGradientThreads), sizeof(BackwardShared),
              stream},
             {out(to.row, whole), out(to.transposed, whole), out(to.parts, part_count), state_access(to.fp8, to.pass),
              inout(partials, attention_backward_partials(B, T, heads)), in(dout, n), in(qkv, whole), in(lse, rows),

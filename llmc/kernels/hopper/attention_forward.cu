@@ -8,8 +8,7 @@
 #include "llmc/kernels/hopper/attention.h"
 
 #if LLMC_ON_GPU
-#include "llmc/device/hopper.cuh"
-#include "llmc/kernels/attention_quantize.cuh"
+#include "llmc/kernels/hopper/attention_tiles.cuh"
 
 namespace llmc {
 namespace hopper {
@@ -50,40 +49,23 @@ struct ForwardShared {
 
 // ---- the producer --------------------------------------------------------------------------------------------------
 
-// The first columns of the block's heads in a row of qkv.
-struct HeadColumns {
-    int query, key, value;
-};
-
-// Loads `rows` rows from `first_row` on into tiles of 64 columns; the tensor map's box has 64 rows.
-template <int Panels, int Rows>
-LLMC_DEVICE void load_panels(bf16 (&panels)[Panels][Rows * kTileColumns], const CUtensorMap& map, Barrier& full,
-                             int column, int first_row, int batch) {
-    arrive_and_expect(full, Panels * Rows * kTileRowBytes);
-    LLMC_UNROLL
-    for (int p = 0; p < Panels; p++) {
-        LLMC_UNROLL
-        for (int r = 0; r < Rows; r += 64)
-            load_tile(panels[p] + r * kTileColumns, map, full, column + p * kTileColumns, first_row + r, batch);
-    }
-}
-
 // Loads the queries, then keys and values tile by tile, from the last to the first, as stages become free.
 template <int HD>
-LLMC_DEVICE void produce(ForwardShared<HD>& shared, const CUtensorMap& qkv, const HeadColumns& columns, int batch,
+LLMC_DEVICE void produce(ForwardShared<HD>& shared, const CUtensorMap& qkv, const HeadColumns<HD>& columns, int batch,
                          int first_query, int first_key, int tiles) {
     using Tiles = ForwardTiles<HD>;
-    load_panels<Tiles::panels, Tiles::query_rows>(shared.queries.panel, qkv, shared.queries_full, columns.query,
-                                                  first_query, batch);
+    const auto load = [&](auto& tile, Barrier& full, int column, int row) {
+        arrive_and_expect(full, sizeof(tile));
+        load_panels(tile.panel, qkv, full, column, row, batch);
+    };
+    load(shared.queries, shared.queries_full, columns.query, first_query);
     RingPosition<Tiles::stages> at;
     for (int tile = tiles - 1; tile >= 0; tile--, at.advance()) {
         const int row = first_key + tile * Tiles::key_rows;
         wait(shared.keys_empty[at.stage], at.parity ^ 1);
-        load_panels<Tiles::panels, Tiles::key_rows>(shared.keys[at.stage].panel, qkv, shared.keys_full[at.stage],
-                                                    columns.key, row, batch);
+        load(shared.keys[at.stage], shared.keys_full[at.stage], columns.key, row);
         wait(shared.values_empty[at.stage], at.parity ^ 1);
-        load_panels<Tiles::panels, Tiles::key_rows>(shared.values[at.stage].panel, qkv, shared.values_full[at.stage],
-                                                    columns.value, row, batch);
+        load(shared.values[at.stage], shared.values_full[at.stage], columns.value, row);
     }
 }
 
@@ -99,30 +81,6 @@ struct ForwardState {
     // that a component common to all of V passes without rounding errors, which would bias the backward's delta.
     float rounded_sum[2];
 };
-
-// scores (64, 128) = the warpgroup's queries times a tile of keys.
-template <int HD>
-LLMC_DEVICE void multiply_keys(float (&scores)[64], const bf16* queries, int query_rows,
-                               const typename ForwardShared<HD>::Keys& keys) {
-    LLMC_UNROLL
-    for (int p = 0; p < HD / 64; p++) {
-        const uint64_t a = tile_descriptor(queries + p * query_rows * kTileColumns), b = tile_descriptor(keys.panel[p]);
-        LLMC_UNROLL
-        for (int k = 0; k < 4; k++) multiply_rows(scores, a + k * kSixteenColumns, b + k * kSixteenColumns, p + k > 0);
-    }
-}
-
-// output (64, HD) += probabilities (64, 128) times a tile of values.
-template <int HD>
-LLMC_DEVICE void multiply_values(float (&output)[HD / 64][32], const uint32_t (&probabilities)[8][4],
-                                 const typename ForwardShared<HD>::Keys& values) {
-    LLMC_UNROLL
-    for (int p = 0; p < HD / 64; p++) {
-        const uint64_t b = tile_descriptor(values.panel[p]);
-        LLMC_UNROLL
-        for (int k = 0; k < 8; k++) multiply_registers(output[p], probabilities[k], b + k * kSixteenRows);
-    }
-}
 
 // Turns raw scores into probabilities relative to the row's maximum so far, in base 2. `correction` is what everything
 // summed under the previous maximum must be multiplied by. `diagonal` is (this thread's first query) - (its first key);
@@ -166,21 +124,18 @@ LLMC_DEVICE void round_probabilities(uint32_t (&rounded)[8][4], float (&rounded_
     }
 }
 
-// How much of a tile of keys a warpgroup sees.
-enum class Sight { nothing, part, all };
-
-// Walks over the block's tiles. sight_of(key) judges the tile that starts with `key`. `query` is the thread's first
+// Walks over the block's tiles. sight_on(key) judges the tile that starts with `key`. `query` is the thread's first
 // row.
-template <int HD, class SightOf>
+template <int HD, class SightOfKeys>
 LLMC_DEVICE void consume(ForwardState<HD>& state, ForwardShared<HD>& shared, int warpgroup, int first_key, int tiles,
-                         float scale_log2, int query, const int (&windows)[2], SightOf&& sight_of) {
+                         float scale_log2, int query, const int (&windows)[2], SightOfKeys&& sight_on) {
     using Tiles = ForwardTiles<HD>;
     const int lane = static_cast<int>(threadIdx.x & 31);
     const bf16* const queries = shared.queries.panel[0] + warpgroup * 64 * kTileColumns;
     RingPosition<Tiles::stages> keys, values;
     int key = first_key + (tiles - 1) * Tiles::key_rows, left = tiles;  // the next tile, and how many are left
     const auto skip = [&] {
-        for (; left > 0 && sight_of(key) == Sight::nothing; left--, key -= Tiles::key_rows) {
+        for (; left > 0 && sight_on(key) == Sight::nothing; left--, key -= Tiles::key_rows) {
             wait(shared.keys_full[keys.stage], keys.parity);
             if (lane == 0) arrive(shared.keys_empty[keys.stage]);
             keys.advance();
@@ -197,7 +152,7 @@ LLMC_DEVICE void consume(ForwardState<HD>& state, ForwardShared<HD>& shared, int
     uint32_t probabilities[8][4];
     wait(shared.keys_full[keys.stage], keys.parity);
     begin_products();
-    multiply_keys<HD>(scores, queries, Tiles::query_rows, shared.keys[keys.stage]);
+    multiply_panels<HD / 64, Tiles::query_rows, Tiles::key_rows>(scores, queries, shared.keys[keys.stage].panel[0]);
     commit_products();
     wait_for_products<0>();
     fence_accumulators(scores);
@@ -211,13 +166,12 @@ LLMC_DEVICE void consume(ForwardState<HD>& state, ForwardShared<HD>& shared, int
     const auto step = [&]<bool Masked>() {
         wait(shared.keys_full[keys.stage], keys.parity);
         fence_accumulators(scores);
-        LLMC_UNROLL
-        for (int p = 0; p < HD / 64; p++) fence_accumulators(state.output[p]);
+        fence_panels(state.output);
         begin_products();
-        multiply_keys<HD>(scores, queries, Tiles::query_rows, shared.keys[keys.stage]);
+        multiply_panels<HD / 64, Tiles::query_rows, Tiles::key_rows>(scores, queries, shared.keys[keys.stage].panel[0]);
         commit_products();
         wait(shared.values_full[values.stage], values.parity);
-        multiply_values<HD>(state.output, probabilities, shared.values[values.stage]);
+        multiply_fragments(state.output, probabilities, shared.values[values.stage].panel);
         commit_products();
         wait_for_products<1>();
         fence_accumulators(scores);
@@ -226,8 +180,7 @@ LLMC_DEVICE void consume(ForwardState<HD>& state, ForwardShared<HD>& shared, int
         softmax<Masked>(scores, state.maximum, state.sum, correction, scale_log2, query - key - (lane & 3) * 2,
                         windows);
         wait_for_products<0>();
-        LLMC_UNROLL
-        for (int p = 0; p < HD / 64; p++) fence_accumulators(state.output[p]);
+        fence_panels(state.output);
         if (lane == 0) arrive(shared.values_empty[values.stage]);
         values.advance();
         LLMC_UNROLL
@@ -241,7 +194,7 @@ LLMC_DEVICE void consume(ForwardState<HD>& state, ForwardShared<HD>& shared, int
     };
     LLMC_NO_UNROLL
     for (; left > 0; left--, key -= Tiles::key_rows) {
-        const Sight sight = sight_of(key);
+        const Sight sight = sight_on(key);
         if (sight == Sight::nothing) break;  // before the first query's window, and so is all that follows
         if (sight == Sight::part)
             step.template operator()<true>();
@@ -250,14 +203,12 @@ LLMC_DEVICE void consume(ForwardState<HD>& state, ForwardShared<HD>& shared, int
     }
 
     wait(shared.values_full[values.stage], values.parity);
-    LLMC_UNROLL
-    for (int p = 0; p < HD / 64; p++) fence_accumulators(state.output[p]);
+    fence_panels(state.output);
     begin_products();
-    multiply_values<HD>(state.output, probabilities, shared.values[values.stage]);
+    multiply_fragments(state.output, probabilities, shared.values[values.stage].panel);
     commit_products();
     wait_for_products<0>();
-    LLMC_UNROLL
-    for (int p = 0; p < HD / 64; p++) fence_accumulators(state.output[p]);
+    fence_panels(state.output);
     if (lane == 0) arrive(shared.values_empty[values.stage]);
     values.advance();
     skip();  // tiles before the window of the warpgroup's first query
@@ -318,8 +269,7 @@ static __global__ void __launch_bounds__(ForwardTiles<HD>::threads, 1)
     if (warpgroup == Tiles::consumers) {
         give_registers<Tiles::producer_registers>();
         if (threadIdx.x == Tiles::consumer_threads)
-            produce(shared, qkv, HeadColumns{h * HD, (NH + kv) * HD, (NH + NKV + kv) * HD}, b, first_query, first_key,
-                    tiles);
+            produce(shared, qkv, HeadColumns<HD>(h, kv, NH, NKV), b, first_query, first_key, tiles);
         return;
     }
     take_registers<Tiles::consumer_registers>();
@@ -340,9 +290,8 @@ static __global__ void __launch_bounds__(ForwardTiles<HD>::threads, 1)
         state.sum[half] = state.rounded_sum[half] = 0.0f;
     }
     consume<HD>(state, shared, warpgroup, first_key, tiles, scale * kLog2E, query, windows, [&](int key) {
-        const int last_key = key + Tiles::key_rows - 1;
-        if (group_query >= T || key > last_query || group_query - last_key >= first_window) return Sight::nothing;
-        return last_key > group_query || last_query - key >= last_window ? Sight::part : Sight::all;
+        if (group_query >= T) return Sight::nothing;
+        return sight_of(group_query, last_query, key, key + Tiles::key_rows - 1, first_window, last_window);
     });
 
     // Store, through shared memory for 16-byte accesses.

@@ -1,0 +1,324 @@
+// Causal attention backward in BF16 for Hopper, in two kernels; see hopper/attention.h. Head dimensions 64 and 128.
+//
+// A block of one kernel owns 128 keys of a head, a block of the other 128 queries; both walk over tiles of the other
+// side, and compute all scores and their gradients again:
+//
+//   keys:     S^T = K Q^T    dP^T = V dO^T    dV += P^T dO    dK += dS^T Q
+//   queries:  S = Q K^T      dP = dO V^T      dQ += dS K
+//
+// These are seven products, where the kernel that owns a whole head has five (attention_backward.cu). But nothing waits
+// in global memory, so that every T and every group runs, and few heads make enough blocks for a card.
+//
+// Each of two consumer warpgroups has 64 of the block's rows. P and dS stay in its registers as the left operands of
+// the next products, and so do the sums of the gradients. A warpgroup skips tiles in which no query sees a key.
+#include "llmc/kernels/hopper/attention.h"
+
+#if LLMC_ON_GPU
+#include "llmc/kernels/hopper/attention_tiles.cuh"
+
+namespace llmc {
+namespace hopper {
+
+enum class Own { keys, queries };
+
+// Sizes. dK and dV leave registers for the scores of 64 queries.
+template <Own own, int HD>
+struct SplitTiles {
+    static constexpr int panels = HD / 64;
+    static constexpr int columns = own == Own::keys ? 64 : 128;  // of a tile of scores: rows of the other side
+    static constexpr int stages = 2;
+    static constexpr int gradients = own == Own::keys ? 2 : 1;  // dK and dV, or dQ
+    // Arrivals when a stage is full: the tiles, and lse and delta of columns from each lane of a warp.
+    static constexpr int stage_arrivals = 1 + (own == Own::keys ? 32 : 0);
+};
+
+// Shared memory, for keys and for queries: 98 and 97 KB for HD 64, 131 and 194 KB for HD 128. Tile 0 of a side is what
+// S is made of, queries or keys; tile 1 what dP is made of, dout or values. After the last product the tiles make room
+// for gradients on their way to memory.
+template <Own own, int HD>
+struct SplitShared {
+    using Tiles = SplitTiles<own, HD>;
+    struct alignas(kTileAlignment) OwnTile {
+        bf16 panel[Tiles::panels][kGradientRows * kTileColumns];
+    };
+    struct alignas(kTileAlignment) OtherTile {
+        bf16 panel[Tiles::panels][Tiles::columns * kTileColumns];
+    };
+    OwnTile rows[2];
+    OtherTile columns[Tiles::stages][2];
+    float lse[Tiles::stages][Tiles::columns], delta[Tiles::stages][Tiles::columns];  // if columns are queries
+    Barrier rows_full, full[Tiles::stages], empty[Tiles::stages];
+
+    static constexpr int gradient_elements = kGradientRows * attention::kStride<HD>;
+    static_assert(Tiles::gradients * gradient_elements * sizeof(bf16) + 64 * kGradientConsumers <=
+                  sizeof(rows) + sizeof(columns));
+    LLMC_DEVICE bf16* gradient(int i) { return rows[0].panel[0] + i * gradient_elements; }
+    LLMC_DEVICE float* scratch() { return reinterpret_cast<float*>(gradient(Tiles::gradients)); }
+};
+
+struct SplitShape {
+    int B, T, NH, NKV;
+};
+
+// A block's rows, and the columns that they meet: tiles from `begin` up to `end` of each query head of a group, or of
+// the one key head.
+template <Own own, int HD, bool kDocuments>
+struct SplitWalk {
+    int b, h, kv, first_row, begin, end, heads;
+    attention::Windows<kDocuments> windows;
+
+    LLMC_DEVICE SplitWalk(const SplitShape& shape, int window, const int* documents)
+        : b(static_cast<int>(blockIdx.z)), windows{window, documents, b * shape.T, shape.T} {
+        const int group = shape.NH / shape.NKV, T = shape.T, head = static_cast<int>(blockIdx.y);
+        const int tile = static_cast<int>(own == Own::keys ? blockIdx.x : gridDim.x - 1 - blockIdx.x);  // longest first
+        first_row = tile * kGradientRows;
+        const int after = first_row + kGradientRows < T ? first_row + kGradientRows : T;
+        if constexpr (own == Own::keys) {
+            kv = head, h = head * group, heads = group;
+            begin = first_row;
+            const int unseen = after - 1 + windows.of_key(after - 1);  // the first query that sees no key
+            end = unseen < T ? unseen : T;
+        } else {
+            h = head, kv = head / group, heads = 1;
+            begin = attention::first_seen_key(first_row, windows(first_row), SplitTiles<own, HD>::columns);
+            end = after;
+        }
+    }
+    // Calls step(member of the group, first column) for each tile.
+    template <class Step>
+    LLMC_DEVICE void each_tile(Step&& step) const {
+        LLMC_NO_UNROLL
+        for (int member = 0; member < heads; member++) {
+            LLMC_NO_UNROLL
+            for (int column = begin; column < end; column += SplitTiles<own, HD>::columns) step(member, column);
+        }
+    }
+    LLMC_DEVICE int window_of(int row) const { return own == Own::keys ? windows.of_key(row) : windows(row); }
+};
+
+// ---- producers -----------------------------------------------------------------------------------------------------
+
+// One thread loads the block's rows, and then tiles of columns as stages become free.
+template <Own own, int HD, bool kDocuments>
+LLMC_DEVICE void produce_tiles(SplitShared<own, HD>& shared, const CUtensorMap& qkv, const CUtensorMap& dout,
+                               const SplitShape& shape, const SplitWalk<own, HD, kDocuments>& walk) {
+    const HeadColumns<HD> head(walk.h, walk.kv, shape.NH, shape.NKV);
+    const auto load = [&](auto& tiles, Barrier& full, bool keys, int member, int row) {
+        const int query = head.query + member * HD;
+        arrive_and_expect(full, sizeof(tiles));
+        load_panels(tiles[0].panel, qkv, full, keys ? head.key : query, row, walk.b);
+        load_panels(tiles[1].panel, keys ? qkv : dout, full, keys ? head.value : query, row, walk.b);
+    };
+    load(shared.rows, shared.rows_full, own == Own::keys, 0, walk.first_row);
+    RingPosition<SplitTiles<own, HD>::stages> at;
+    walk.each_tile([&](int member, int column) {
+        wait(shared.empty[at.stage], at.parity ^ 1);
+        load(shared.columns[at.stage], shared.full[at.stage], own != Own::keys, member, column);
+        at.advance();
+    });
+}
+
+// If columns are queries, a warp writes their lse and delta.
+template <Own own, int HD, bool kDocuments>
+LLMC_DEVICE void produce_statistics(SplitShared<own, HD>& shared, const float* lse, const float* delta, int T,
+                                    const SplitWalk<own, HD, kDocuments>& walk) {
+    using Tiles = SplitTiles<own, HD>;
+    RingPosition<Tiles::stages> at;
+    walk.each_tile([&](int member, int column) {
+        wait(shared.empty[at.stage], at.parity ^ 1);
+        LLMC_UNROLL
+        for (int i = static_cast<int>(threadIdx.x & 31); i < Tiles::columns; i += 32) {
+            const size_t rows = static_cast<size_t>(member) * T;
+            const QueryStatistics own_statistics(lse + rows, delta + rows, column + i, T);
+            shared.lse[at.stage][i] = own_statistics.lse;
+            shared.delta[at.stage][i] = own_statistics.delta;
+        }
+        arrive(shared.full[at.stage]);
+        at.advance();
+    });
+}
+
+// ---- consumers -----------------------------------------------------------------------------------------------------
+
+// Adds a tile to a warpgroup's sums: [0] dK or dQ, [1] dV. `rows` are its 64 of the two tiles.
+template <Own own, int HD, class Statistics>
+LLMC_DEVICE void add_tile(float (&sums)[SplitTiles<own, HD>::gradients][HD / 64][32], const bf16* rows_0,
+                          const bf16* rows_1, const typename SplitShared<own, HD>::OtherTile (&columns)[2],
+                          const Statistics& lse, const Statistics& delta, float scale_log2, bool masked, int diagonal,
+                          const int (&windows)[2]) {
+    constexpr int panels = HD / 64, N = SplitTiles<own, HD>::columns;
+    float s[N / 2], dp[N / 2];
+    begin_products();
+    multiply_panels<panels, kGradientRows, N>(s, rows_0, columns[0].panel[0]);
+    commit_products();
+    multiply_panels<panels, kGradientRows, N>(dp, rows_1, columns[1].panel[0]);
+    commit_products();
+    wait_for_products<1>();
+    fence_accumulators(s);
+    if (masked)
+        probabilities<true>(s, lse, scale_log2, diagonal, windows);
+    else
+        probabilities<false>(s, lse, scale_log2, diagonal, windows);
+    uint32_t p[N / 16][4], ds[N / 16][4];
+    if constexpr (own == Own::keys) {  // dV, while dS is computed
+        round_fragments(p, s);
+        fence_panels(sums[1]);
+        begin_products();
+        multiply_fragments(sums[1], p, columns[1].panel);
+        commit_products();
+        wait_for_products<1>();
+    } else {
+        wait_for_products<0>();
+    }
+    fence_accumulators(dp);
+    score_gradients(dp, s, delta);
+    round_fragments(ds, dp);
+    fence_panels(sums[0]);
+    begin_products();
+    multiply_fragments(sums[0], ds, columns[0].panel);
+    commit_products();
+    wait_for_products<0>();
+    LLMC_UNROLL
+    for (auto& sum : sums) fence_panels(sum);
+}
+
+template <Own own, int HD, bool kDocuments>
+LLMC_DEVICE void consume(float (&sums)[SplitTiles<own, HD>::gradients][HD / 64][32], SplitShared<own, HD>& shared,
+                         const float* lse, const float* delta, int T, float scale_log2,
+                         const SplitWalk<own, HD, kDocuments>& walk) {
+    constexpr bool owns_keys = own == Own::keys;
+    constexpr int N = SplitTiles<own, HD>::columns;
+    const int thread = static_cast<int>(threadIdx.x), lane = thread & 31;
+    const int warpgroup = same_in_warp(thread / 128), first = walk.first_row + warpgroup * 64, last = first + 63;
+    const int row = walk.first_row + thread / 32 * 16 + (lane >> 2), lane_column = (lane & 3) * 2;
+    const int windows[2] = {walk.window_of(row), walk.window_of(row + 8)};
+    const int widest = walk.window_of(owns_keys ? last : first), narrowest = walk.window_of(owns_keys ? first : last);
+    OfRows own_lse = {}, own_delta = {};
+    if constexpr (!owns_keys) {
+        const QueryStatistics upper(lse, delta, row, T), lower(lse, delta, row + 8, T);
+        own_lse.both = {upper.lse, lower.lse};
+        own_delta.both = {upper.delta, lower.delta};
+    }
+    const bf16* const rows_0 = shared.rows[0].panel[0] + warpgroup * 64 * kTileColumns;
+    const bf16* const rows_1 = shared.rows[1].panel[0] + warpgroup * 64 * kTileColumns;
+    RingPosition<SplitTiles<own, HD>::stages> at;
+    wait(shared.rows_full, 0);
+    walk.each_tile([&](int, int column) {
+        wait(shared.full[at.stage], at.parity);
+        const Sight sight = owns_keys ? sight_of(column, column + N - 1, first, last, widest, narrowest)
+                                      : sight_of(first, last, column, column + N - 1, widest, narrowest);
+        const auto add = [&](const auto& lse_of, const auto& delta_of, int diagonal) {
+            add_tile<own, HD>(sums, rows_0, rows_1, shared.columns[at.stage], lse_of, delta_of, scale_log2,
+                              sight == Sight::part, diagonal, windows);
+        };
+        if (sight != Sight::nothing) {
+            if constexpr (owns_keys)
+                add(OfColumns{shared.lse[at.stage] + lane_column}, OfColumns{shared.delta[at.stage] + lane_column},
+                    column + lane_column - row);
+            else
+                add(own_lse, own_delta, row - column - lane_column);
+        }
+        if constexpr (owns_keys) __syncwarp();  // all lanes are done with lse and delta
+        if (lane == 0) arrive(shared.empty[at.stage]);
+        at.advance();
+    });
+}
+
+// ---- the kernel ----------------------------------------------------------------------------------------------------
+
+// Grid: (tiles of rows, key or query heads, B).
+template <Own own, int HD, bool kDocuments, class Out>
+static __global__ void __launch_bounds__(kGradientThreads, 1)
+    hopper_attention_split_kernel(Out* __restrict__ dqkv, Out* __restrict__ transposed, float* __restrict__ parts,
+                                  Fp8State* __restrict__ fp8, const __grid_constant__ CUtensorMap qkv,
+                                  const __grid_constant__ CUtensorMap dout, const float* __restrict__ lse,
+                                  const float* __restrict__ delta, SplitShape shape, float scale, int window,
+                                  QuantizePass pass, const int* __restrict__ documents) {
+#if LLMC_HOPPER
+    using Tiles = SplitTiles<own, HD>;
+    extern __shared__ __align__(kTileAlignment) unsigned char hopper_shared[];
+    SplitShared<own, HD>& shared = *reinterpret_cast<SplitShared<own, HD>*>(hopper_shared);
+    if (threadIdx.x == 0) {
+        init(shared.rows_full, 1);
+        for (int i = 0; i < Tiles::stages; i++) {
+            init(shared.full[i], Tiles::stage_arrivals);
+            init(shared.empty[i], kGradientConsumers / 32);  // one arrival per warp
+        }
+        publish_barriers();
+    }
+    __syncthreads();
+    const SplitWalk<own, HD, kDocuments> walk(shape, window, documents);
+    const size_t statistics = attention::row_statistics_offset(walk.b, walk.h, shape.T, shape.NH);
+    const int warp = same_in_warp(static_cast<int>(threadIdx.x) / 32);
+    if (warp >= kGradientConsumers / 32) {
+        give_registers<40>();
+        if (threadIdx.x == kGradientConsumers) produce_tiles(shared, qkv, dout, shape, walk);
+        if (own == Own::keys && warp == kGradientConsumers / 32 + 1)
+            produce_statistics(shared, lse + statistics, delta + statistics, shape.T, walk);
+        return;
+    }
+    take_registers<232>();
+    float sums[Tiles::gradients][Tiles::panels][32] = {};
+    consume(sums, shared, lse + statistics, delta + statistics, shape.T, scale * attention::kLog2E, walk);
+
+    const GradientPlace place{walk.first_row, walk.b, static_cast<int>(blockIdx.y), shape.T, shape.B};
+    place.meet();  // all are done with the tiles
+    bf16* tiles[Tiles::gradients];
+    LLMC_UNROLL
+    for (int i = 0; i < Tiles::gradients; i++) {
+        tiles[i] = shared.gradient(i);
+        LLMC_UNROLL
+        for (int p = 0; p < Tiles::panels; p++)
+            round_rows<HD>(tiles[i] + warp * 16 * attention::kStride<HD> + p * 64, sums[i][p], i == 0 ? scale : 1.0f);
+    }
+    const attention::HeadPart part{own == Own::keys ? shape.NH : 0, own == Own::keys ? shape.NKV : shape.NH,
+                                   shape.NH + 2 * shape.NKV};
+    store_gradients<HD, Out>({dqkv, transposed, parts, fp8, pass}, tiles, shared.scratch(), part, place, warp);
+#endif
+}
+
+template <Own own, int HD, class Out>
+static void launch_split(const attention::Gradients<Out>& to, const bf16* dout, const bf16* qkv, const float* lse,
+                         const float* delta, int B, int T, const AttentionHeads& heads, stream_t stream,
+                         const int* documents) {
+    const size_t n = attention::elements(B, T, heads.NH, HD), whole = attention::elements(B, T, heads.rows(), HD);
+    const unsigned tiles = static_cast<unsigned>(div_up(T, kGradientRows));
+    const size_t part_count = static_cast<size_t>(B) * tiles * heads.qkv_width();
+    const CUtensorMap qkv_map = tensor_map(qkv, B, T, static_cast<size_t>(heads.qkv_width()), 64);
+    const CUtensorMap dout_map = tensor_map(dout, B, T, static_cast<size_t>(heads.width()), 64);
+    const dim3 grid(tiles, static_cast<unsigned>(own == Own::keys ? heads.NKV : heads.NH), static_cast<unsigned>(B));
+    attention::with_documents(documents, [&]<bool kDocuments>() {
+        launch<hopper_attention_split_kernel<own, HD, kDocuments, Out>>(
+            {grid, dim3(kGradientThreads), sizeof(SplitShared<own, HD>), stream},
+            {out(to.row, whole), out(to.transposed, whole), out(to.parts, part_count), state_access(to.fp8, to.pass),
+             in(dout, n), in(qkv, whole), in(lse, n / HD), in(delta, n / HD), in(documents, attention::tokens(B, T))},
+            to.row, to.transposed, to.parts, to.fp8, qkv_map, dout_map, lse, delta,
+            SplitShape{B, T, heads.NH, heads.NKV}, heads.softmax_scale(), heads.window_in(T), to.pass, documents);
+    });
+}
+
+template <class Out>
+void attention_backward_split(const attention::Gradients<Out>& to, const bf16* dout, const bf16* qkv, const float* lse,
+                              const float* delta, int B, int T, const AttentionHeads& heads, stream_t stream,
+                              const int* documents) {
+    const auto run = [&]<int HD>() {
+        launch_split<Own::keys, HD>(to, dout, qkv, lse, delta, B, T, heads, stream, documents);
+        launch_split<Own::queries, HD>(to, dout, qkv, lse, delta, B, T, heads, stream, documents);
+    };
+    if (heads.HD == 64)
+        run.template operator()<64>();
+    else
+        run.template operator()<128>();
+}
+
+#define LLMC_INSTANTIATE(Out)                                                                                        \
+    template void attention_backward_split(const attention::Gradients<Out>&, const bf16*, const bf16*, const float*, \
+                                           const float*, int, int, const AttentionHeads&, stream_t, const int*);
+LLMC_INSTANTIATE(bf16)
+LLMC_INSTANTIATE(e4m3)
+LLMC_INSTANTIATE(e5m2)
+#undef LLMC_INSTANTIATE
+
+}  // namespace hopper
+}  // namespace llmc
+#endif
