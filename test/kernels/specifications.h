@@ -2,11 +2,14 @@
 #pragma once
 #include <doctest/doctest.h>
 
+#include <string>
+
 #include "llmc/check/families.h"
 #include "test/kernel_test.h"
 
 namespace llmc::test {
 
-void check_specifications(void (*add_tests)(check::Items&));
+// Those whose names `chosen` accepts.
+void check_specifications(void (*add_tests)(check::Items&), bool (*chosen)(const std::string& name) = nullptr);
 
 }  // namespace llmc::test
