@@ -97,7 +97,9 @@ void Signals<Real>::before_optimizer(int64_t step) {
     const stream_t stream = trainer_.stream();
     const ProfileRange range("signals", stream);
     trainer_.gradients().finish_reduce(stream);
-    set_bytes(squares_, 0, kNorms * tensors_ * sizeof(double), stream);
+    // Nothing writes the sums of the first micro-batch if it was not measured.
+    const size_t unwritten = slot_of(step).parts == 0 ? squares() : kNorms * tensors_;
+    set_bytes(squares_, 0, unwritten * sizeof(double), stream);
     set_bytes(weights_, 0, elements_ * sizeof(float), stream);
     copy_on_device(loss_scale_, trainer_.optimizer().loss_scale(), sizeof(float), stream);
     for_each_share([&](const Share& share) {
