@@ -210,8 +210,13 @@ def lying_proxy(listener, port, turn, lie, rng, from_rank_0=False):
             pass_on(source, target, count)
         hub.settimeout(None)
         liar, believer = (hub, spoke) if from_rank_0 else (spoke, hub)
-        other_way = threading.Thread(target=pass_on, args=(believer, liar), daemon=True)
-        other_way.start()
+
+        def answer():
+            pass_on(believer, liar)
+            with contextlib.suppress(OSError):
+                liar.shutdown(socket.SHUT_RDWR)  # the believer has left, as the other rank would see without the proxy
+
+        threading.Thread(target=answer, daemon=True).start()
         with contextlib.suppress(OSError):
             number = 0
             while True:
