@@ -227,6 +227,8 @@ def lying_proxy(listener, port, turn, lie, rng, from_rank_0=False):
                     break
                 number += 1
         for connection in (hub, spoke):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)  # close() alone waits for the other thread's recv()
             connection.close()
 
 
