@@ -12,8 +12,9 @@ import os
 import random
 
 from .hellaswag import START, write_file
+from .readers import open_parquet
 from .shard import open_regular, parse_json
-from .tokenizers import PrepareError, missing
+from .tokenizers import PrepareError
 
 WIDE_VERSION = 2
 
@@ -84,14 +85,12 @@ TASKS = {  # the function that reads a row, and what a row has
 def read_rows(path):
     """Yields (number, row) of JSON lines or of a parquet file."""
     if path.endswith(".parquet"):
+        file = open_parquet(path)
+        import pyarrow
         try:
-            import pyarrow.parquet
-        except ImportError:
-            raise missing("pyarrow", path) from None
-        try:
-            yield from enumerate(pyarrow.parquet.read_table(path).to_pylist(), 1)
+            yield from enumerate(file.read().to_pylist(), 1)
         except (pyarrow.ArrowException, OSError) as error:
-            raise PrepareError(f"{path}: {error}") from None
+            raise PrepareError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
         return
     with open_regular(path) as file:
         for number, line in enumerate(file.read().splitlines(), 1):
