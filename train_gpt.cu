@@ -93,7 +93,7 @@ ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
     const Options options = fit_into_memory(asked, given, ranks);
     const StagePlan plan = plan_rank(options, comm);
     if (!inputs.train && options.bench) inputs.train = std::make_unique<ShardSet>(bench_tokens(options));
-    inputs.set_order(options);
+    inputs.set_order(options);  // again, because --fit may have changed the batch, and --bench has its data only now
     if (options.checking) return check_cards(options, ranks);
 
     // Find the checkpoint to resume from, and check the card; admission.options are without what is wrong on it.

@@ -355,8 +355,8 @@ void update(Trial& t, const Update& u) {
 
 struct Clipped {
     AttentionHeads heads = {3, 3, 32};
-    size_t columns = 36, first = 0;  // of qkv's weight or bias
-    size_t left_out = 0;             // elements at the end
+    size_t columns = 36, first = 0;  // columns of the weight (1 for the bias), and the slice's first element
+    size_t left_out = 0;             // elements behind the slice
     bool skip = false, measured = false;
     StateFormat masters = StateFormat::fp32;
 
@@ -683,7 +683,8 @@ void add_optimizer(Items& items, const KernelUse& use) {
     if (use.qk_clip)
         for (const size_t columns : {size_t{1}, size_t{36}}) {
             Clipped s{use.attention_heads(), columns};
-            s.masters = use.masters, s.measured = use.fp8 && columns > 1;
+            s.masters = use.masters;
+            s.measured = use.fp8 && columns > 1;
             use.bf16 ? add_clipped<bf16>(items, s) : add_clipped<float>(items, s);
         }
     if (use.clip_kind == ClipKind::value)
@@ -714,7 +715,8 @@ void add_optimizer_tests(Items& items) {
         for (const bool measured : {false, true})
             for (const StateFormat masters : {StateFormat::fp32, StateFormat::bf16}) {
                 Clipped variant = s;
-                variant.measured = measured, variant.masters = masters;
+                variant.measured = measured;
+                variant.masters = masters;
                 if (masters == StateFormat::fp32) add_clipped<float>(items, variant);
                 add_clipped<bf16>(items, variant);
                 variant.skip = true;

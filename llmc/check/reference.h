@@ -219,8 +219,8 @@ constexpr AttentionNorms attention_norms(double u) {
 Attention attention(const AttentionShape& s, const std::vector<double>& qkv, const std::vector<double>& dout, double u,
                     double slack);
 
-// Raises `maxima` (NH) to the largest logit of each head. Those that it raises get a bound: `slack` of the magnitudes
-// of a logit's terms.
+// Raises `maxima` (NH) to the largest logit of each head. Each value that it raises gets a bound: `slack` times the sum
+// of the magnitudes of the products that make up the logit.
 void raise_to_logits(std::vector<double>& maxima, std::vector<double>& bounds, const AttentionShape& s,
                      const std::vector<double>& qkv, double slack);
 

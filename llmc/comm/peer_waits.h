@@ -3,9 +3,9 @@
 //
 // Back-ends over host memory block the calling thread, so the operation log has the time. With NCCL it is the time
 // during which the training stream is at a collective, or waits for one of another stream: two events lie around each
-// such place, and are read when the step is done anyway. The time that collectives run would not do: on a rank that is
-// ahead they run longer behind its backward pass, unit by unit, so that a difference of 2 % would look like one of 20
-// %. Main thread only.
+// such place, and are read when the step is done anyway. The running time of collectives would be misleading: a rank
+// that is ahead has them run longer in the background, for every unit again, so that 2 % of difference would look like
+// 20 %. Main thread only.
 #pragma once
 #include <memory>
 #include <vector>
@@ -30,7 +30,7 @@ public:
         struct Pair {
             event_t begin, end;
         };
-        double blocked_ms = 0;    // of the calling thread
+        double blocked_ms = 0;    // for which collectives blocked the calling thread
         std::vector<Pair> pairs;  // on the device
     };
     // Only waits of `stream` between the two calls count. `continues`: time since the previous end_step() belongs to

@@ -17,19 +17,19 @@ struct RankTime {
 // The rank with the longest time of its own (ms - peers_ms) in a step.
 struct SlowestRank {
     int rank = 0;
-    double own_ms = 0, data_ms = 0;  // of that rank
+    double own_ms = 0, data_ms = 0;  // that rank's own work, and the part of it that is waiting for data
     double others_ms = 0;            // median of the other ranks' own times
     double peers_ms = 0;             // median over all ranks of the time waiting for others
     double ratio() const { return others_ms > 0 ? own_ms / others_ms : 1; }
     // At least half of what it takes longer is time waiting for data.
     bool waits_for_data() const { return 2 * data_ms >= own_ms - others_ms && data_ms > 0; }
 };
-SlowestRank slowest_rank(const std::vector<RankTime>& ranks);  // of two ranks or more
+SlowestRank slowest_rank(const std::vector<RankTime>& ranks);  // needs at least two ranks
 
 // A rank stands out whose own time is kSlowRatio times the others'. Below that, ranks of healthy clusters differ too:
 // by their cards' clocks, and by what else their hosts do. It is slow once it has stood out in kSlowSteps steps in a
-// row: single slow steps have many causes, such as a garbage collection of the file system. It stays slow until no rank
-// or another one has stood out as long.
+// row, because a single slow step has many causes, such as a busy file system. It stays slow until for as many steps no
+// rank, or another one, has stood out.
 class SlowRankWatch {
 public:
     static constexpr double kSlowRatio = 1.2;

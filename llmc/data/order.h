@@ -1,8 +1,8 @@
 // The order of samples: which source a run takes its next sample from, and which of the source's samples it is. Also
 // reads --train, which names the sources and their weights.
 //
-// Nothing here has state: every position is computed by itself, so a run can resume anywhere at once, and the order
-// does not depend on ranks, micro-batches or shard files.
+// The sample at a position is a pure function of the position. So a run resumes anywhere without replaying the order,
+// and the order does not depend on ranks, micro-batches or shard files.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -27,7 +27,7 @@ uint64_t sample_at(uint64_t position, uint64_t n, uint64_t seed);
 // 'A:0.7,B:0.3@0;A:0.2,C:0.8@60%'.
 struct TrainSources {
     struct Stage {
-        std::vector<int64_t> weights;  // of each source, in millionths; 0 if the stage does not use it
+        std::vector<int64_t> weights;  // one per source, in millionths; 0 if the stage leaves the source out
         int64_t start = 0;             // in millionths of a step, or of a percent of the run
         bool is_percentage = false;
 
@@ -45,9 +45,9 @@ TrainSources sources_from_text(const std::string& text);
 
 // The order of the samples of a set of shards whose sources follow each other: sample 0 is the first source's first.
 //
-// In a stage, sources take turns in a schedule that repeats: each gets its weight's share of every period exactly, and
-// of any number of samples from the start of the stage to within one sample. Within a source, samples come as
-// sample_at() orders them, whatever the other sources and the stages are. With one source that is the whole order.
+// In a stage, sources take turns in a schedule that repeats. A source gets exactly its weight's share of every period.
+// Counted from the stage's start, it is never a whole sample ahead of its share or behind it. Within a source, samples
+// come as sample_at() orders them, independently of other sources and stages. With one source that is the whole order.
 class SampleOrder {
 public:
     struct Stage {

@@ -273,11 +273,12 @@ Json position_json(const RunPosition& p, const Options& o, const Inputs& inputs)
     const int64_t samples = inputs.train->samples(o.seq), at = o.batches.tokens_until(p.data_step) / o.seq;
     Json data = {{"fingerprint", fingerprint_text(inputs.train_fingerprint())},
                  {"tokens", inputs.train->total_tokens()},
-                 {"next_step", p.data_step},
-                 {"epoch", at / samples},
-                 {"sample", at % samples},
-                 {"end_token", o.end_token}};
-    if (inputs.sources.is_mixture()) data.erase("epoch"), data.erase("sample");
+                 {"next_step", p.data_step}};
+    if (!inputs.sources.is_mixture()) {
+        data["epoch"] = at / samples;
+        data["sample"] = at % samples;
+    }
+    data["end_token"] = o.end_token;
     for (const SourceUse& use : inputs.sources_after(o, p.data_step)) data["sources"][use.pattern] = use.tokens;
     return {{"data", data},
             {"reports_due", p.evaluation_due},

@@ -316,8 +316,9 @@ void prepare_process(char** argv) {
 int device_count() { return 1; }
 void open_device(int) {
     choose_thread_count();
-    waits_after_work(), pending_flip(),
-        pending_delay();  // reads the environment and refuses invalid values before anything runs
+    waits_after_work();  // these read the environment, and refuse invalid values before anything runs
+    pending_flip();
+    pending_delay();
 }
 
 DeviceInfo device_info() {
