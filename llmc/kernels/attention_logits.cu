@@ -91,13 +91,7 @@ static __global__ void __launch_bounds__(kLogitThreads)
     for (int first = first_seen_key(first_row, windows(first_row), keys_at_once); first <= last_row;
          first += keys_at_once) {
         float scores[keys_at_once];
-        LLMC_UNROLL
-        for (int j = 0; j < keys_at_once; j++) {
-            RowShare<HD> key;
-            key.load(keys + static_cast<size_t>(first + j < T ? first + j : T - 1) * stride);
-            scores[j] = query.dot(key);
-        }
-        group_sum_each<kRowLanes<HD>>(scores);
+        score_keys(scores, query, keys, stride, first, T);
         LLMC_UNROLL
         for (int j = 0; j < keys_at_once; j++)
             if (in_window(row - first - j, own_window)) maximum = max_float(maximum, scores[j]);

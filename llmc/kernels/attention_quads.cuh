@@ -80,6 +80,19 @@ struct RowShare {
     }
 };
 
+// Products of a row's query with N keys from position `first` on. Positions from T on repeat the last key.
+template <int HD, int N>
+LLMC_DEVICE void score_keys(float (&scores)[N], const RowShare<HD>& query, const float* keys, size_t stride, int first,
+                            int T) {
+    LLMC_UNROLL
+    for (int j = 0; j < N; j++) {
+        RowShare<HD> key;
+        key.load(keys + static_cast<size_t>(first + j < T ? first + j : T - 1) * stride);
+        scores[j] = query.dot(key);
+    }
+    group_sum_each<kRowLanes<HD>>(scores);
+}
+
 // A query's softmax over the keys that it sees, and its sum of values before the division by `sum`.
 template <int HD>
 struct QueryRow {
@@ -102,13 +115,7 @@ struct QueryRow {
         for (int first = first_seen_key(first_row, windows(first_row), keys_at_once); first <= last_row;
              first += keys_at_once) {
             float p[keys_at_once];
-            LLMC_UNROLL
-            for (int j = 0; j < keys_at_once; j++) {
-                RowShare<HD> key;
-                key.load(keys + static_cast<size_t>(first + j < T ? first + j : T - 1) * stride);
-                p[j] = query.dot(key);
-            }
-            group_sum_each<kRowLanes<HD>>(p);
+            score_keys(p, query, keys, stride, first, T);
             float new_maximum = maximum;
             LLMC_UNROLL
             for (int j = 0; j < keys_at_once; j++) {
