@@ -59,6 +59,7 @@ struct Fp8Config {
     bool pow2_scales = false;     // round scales down to powers of two
     bool e4m3_gradients = false;  // E4M3 instead of E5M2 for output gradients; blocks always are
     bool smooth = false;          // a factor for each channel of some layers' inputs (laboratory.h)
+    bool bf16_gradients = false;  // gradients are not cast: dgrad and wgrad are products of BF16 operands
     Fp8FallbackRule fallback;
     int64_t until = Fp8Until::kNever;  // all layers leave FP8 after this step
     bool probe = false;                // some micro-steps make their products in BF16 as well (laboratory.h)

@@ -10,6 +10,10 @@ namespace {
 // Block scales come from the block itself, so flags about histories and formats do not apply. The tensor's own scale is
 // then that of its largest block, for the log.
 Fp8Config resolved(Fp8Config config) {
+    if (config.bf16_gradients && config.smooth)
+        throw Error(ExitCode::bad_flags, "--fp8-smooth needs --fp8-grad e5m2 or e4m3");
+    if (config.bf16_gradients && config.recipe == Fp8Recipe::block)
+        throw Error(ExitCode::bad_flags, "--fp8-grad bf16 needs --fp8-recipe delayed, current or mxfp8");
     if (scaling_of(config.recipe) == Fp8Scaling::tensor) return config;
     if (config.fallback.steps > 0)
         throw Error(ExitCode::bad_flags,
@@ -178,7 +182,9 @@ std::string Fp8Registry::rule() const {
     return fmt::format("{} {} margin {}{}{} history {} dout {}", word_of(config_.recipe),
                        algorithms[static_cast<size_t>(config_.algorithm)], config_.margin,
                        config_.pow2_scales ? " pow2" : "", config_.smooth ? " smooth" : "", config_.history,
-                       config_.e4m3_gradients ? "e4m3" : "e5m2");
+                       config_.bf16_gradients   ? "bf16"
+                       : config_.e4m3_gradients ? "e4m3"
+                                                : "e5m2");
 }
 
 Fp8Saved Fp8Registry::read_state(stream_t stream) const {

@@ -62,6 +62,7 @@ void Linear<Real>::plan_codes() {
     Arena& activations = layers_.activations_;
     if (input_goes_through_source()) activations.plan_shared("source", &layers_.source_, N * C);
     activations.plan_shared("x", &layers_.x_.row, N * C);
+    if (!backward_is_fp8()) return;
     activations.plan_shared("dout", &layers_.dout_.row, N * OC);
     activations.plan_shared("dout transposed", &layers_.dout_.transposed, N * OC);
     x_transposed_ = setup_.recomputed ? &layers_.recomputed_[setup_.kind] : &own_x_;
@@ -78,6 +79,7 @@ void Linear<Real>::plan_scales() {
     const ScaleLayout rows = mx ? ScaleLayout::mx : ScaleLayout::vectors;
     Arena& activations = layers_.activations_;
     activations.plan_shared("x scales", &layers_.x_.row_scales, scale_bytes(rows, N, C));
+    if (!backward_is_fp8()) return;
     activations.plan_shared("dout scales", &layers_.dout_.row_scales, scale_bytes(rows, N, OC));
     activations.plan_shared("dout transposed scales", &layers_.dout_.transposed_scales, scale_bytes(rows, OC, N));
     if (setup_.recomputed)
@@ -109,7 +111,7 @@ Quantized<e4m3> Linear<Real>::x_codes(const Pass& pass) {
         codes.row = codes_at(layers_.x_.row);
         codes.row_scales = layers_.x_.row_scales;
     }
-    if (!evaluation && !(setup_.recomputed && pass.kind == PassKind::training)) {
+    if (backward_is_fp8() && !evaluation && !(setup_.recomputed && pass.kind == PassKind::training)) {
         x_transposed_->holder = tensors_;
         codes.transposed = codes_at(x_transposed_->transposed);
         codes.transposed_scales = x_transposed_->transposed_scales;
@@ -120,7 +122,7 @@ Quantized<e4m3> Linear<Real>::x_codes(const Pass& pass) {
 template <class Real>
 Operand<Real> Linear<Real>::input(const Real* value, const Real* low, const Pass& pass) {
     if constexpr (kCanBeFp8<Real>) {
-        if (is_fp8_ && layers_.block_scales()) {
+        if (needs_codes(pass) && layers_.block_scales()) {
             const Quantized<e4m3> codes = x_codes(pass);
             const bool leaves_traces = pass.kind == PassKind::training;
             for (const auto& observer : layers_.observers_) observer->before_cast(*this, value, pass);
@@ -128,7 +130,7 @@ Operand<Real> Linear<Real>::input(const Real* value, const Real* low, const Pass
                             leaves_traces ? layers_.fp8_->train_pass() : QuantizePass::replay, pass.stream);
             return {value, codes};
         }
-        if (is_fp8_) {
+        if (needs_codes(pass)) {
             Operand<Real> x = cast_input(pass, [&](const Quantized<e4m3>& codes, QuantizePass cast) {
                 quantize<e4m3>(codes, nullptr, nullptr, value, low, pass.N(), inputs_, false, cast, pass.stream);
             });
@@ -180,13 +182,13 @@ void Linear<Real>::forward(Real* out, const Operand<Real>& x, const Pass& pass) 
 
 template <class Real>
 bool Linear<Real>::takes_gradient_from_norm() const {
-    return setup_.gradient_from_norm && is_fp8_ && !layers_.block_scales() && outputs_ <= kWidestFusedGradient;
+    return setup_.gradient_from_norm && casts_gradients() && outputs_ <= kWidestFusedGradient;
 }
 
 template <class Real>
 void Linear<Real>::backward(Real* dinp, const Gradient<Real>& dout, const Operand<Real>& x, const Pass& pass) {
     if constexpr (kCanBeFp8<Real>)
-        if (is_fp8_) {
+        if (backward_is_fp8()) {
             if (dout.codes == Gradient<Real>::Codes::written) check_holds(layers_.dout_, "dout");
             return with_gradient_codes([&](auto codes) { backward_fp8(codes, dinp, dout, x, pass); });
         }
@@ -257,9 +259,12 @@ void LinearLayers<Real>::finish_planning() {
     fp8_->plan(activations_);
 }
 
-// Throws if block scales do not support this model or sharding.
+// Throws if the recipe does not support this model or sharding.
 template <class Real>
 void LinearLayers<Real>::check_recipe() const {
+    if (fp8_->config().bf16_gradients && !weights_.layout().keeps_whole_weights())
+        throw Error(ExitCode::bad_flags,
+                    "--fp8-grad bf16 needs whole weights on every rank, which --zero 3 does not keep; use --zero 2");
     if (!block_scales()) return;
     const Fp8Recipe recipe = fp8_->config().recipe;
     const char* name = word_of(recipe);
@@ -319,7 +324,8 @@ std::map<Product, std::set<std::string>> LinearLayers<Real>::products(int N) con
     const auto add = [&](const Linear<Real>& layer, OperandType x, OperandType dout, Fp8Scaling scaling) {
         const int C = layer.inputs(), OC = layer.outputs();
         const auto enter = [&](Product::Kind kind, OperandType type, int rows, bool bias, bool accumulate) {
-            products[{kind, type, rows, C, OC, bias, accumulate, scaling}].insert(layer.setup_.kind);
+            const Fp8Scaling scales = llmc::is_fp8(type) ? scaling : Fp8Scaling::tensor;
+            products[{kind, type, rows, C, OC, bias, accumulate, scales}].insert(layer.setup_.kind);
         };
         for (const int rows : {std::min(layer.rows(), N), N % layer.rows()}) {
             if (rows == 0) continue;
@@ -329,9 +335,10 @@ std::map<Product, std::set<std::string>> LinearLayers<Real>::products(int N) con
         }
     };
     for (const Linear<Real>* layer : layers_) {
-        if (layer->is_fp8())
-            add(*layer, OperandType::e4m3, fp8_->config().e4m3_gradients ? OperandType::e4m3 : OperandType::e5m2_e4m3,
-                fp8_->scaling());
+        if (layer->is_fp8()) {
+            const OperandType fp8 = fp8_->config().e4m3_gradients ? OperandType::e4m3 : OperandType::e5m2_e4m3;
+            add(*layer, OperandType::e4m3, layer->backward_is_fp8() ? fp8 : operand_type<Real>, fp8_->scaling());
+        }
         if (!layer->is_fp8() || fp8_->layers_may_leave() || fp8_->config().probe)
             add(*layer, operand_type<Real>, operand_type<Real>, Fp8Scaling::tensor);
     }

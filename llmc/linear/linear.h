@@ -130,21 +130,24 @@ public:
     int outputs() const { return outputs_; }  // OC
     int rows() const { return rows_; }
     bool is_fp8() const { return is_fp8_; }
+    // False with --fp8-grad bf16: forward multiplies codes, dgrad and wgrad the values and the weight's working copy.
+    bool backward_is_fp8() const { return is_fp8_ && !layers_.fp8_->config().bf16_gradients; }
     const LinearSetup& setup() const { return setup_; }
     int fp8_number() const { return tensors_; }  // in Fp8Registry; -1 if the layer never was in FP8
     const ParameterTable::Place& weight_place() const { return weight_; }
     const Real* weight() const { return layers_.weights_.weight(weight_); }
-    // True if the layer reads its input as values, now or after it has left FP8.
-    bool reads_values() const { return !is_fp8_ || layers_.fp8_->layers_may_leave(); }
+    // True if the layer reads its input as values, in any of its products now or after it has left FP8.
+    bool reads_values() const { return !backward_is_fp8() || layers_.fp8_->layers_may_leave(); }
 
     // ---- forward
 
     // The input x (N, C) from its producer: write(out) writes values, cast(codes, quantize_pass) writes codes. The
     // layer calls one of them, as often as the recipe needs. `value` is where values go; nullptr unless reads_values().
+    // A backward in BF16 reads the values, so codes are then made from them.
     template <class Write, class Cast>
     Operand<Real> input(Real* value, const Pass& pass, Write&& write, Cast&& cast) {
         if constexpr (kCanBeFp8<Real>) {
-            if (is_fp8_) {
+            if (backward_is_fp8()) {
                 // Observed values come first, so that the cast leaves its own results in what both write.
                 Operand<Real> x;
                 x.value = write_observed(pass, write);
@@ -153,7 +156,7 @@ public:
             }
         }
         write(value);
-        return {value, {}};
+        return input(value, nullptr, pass);
     }
     // The input from values in memory. `low`: what rounding lost of them (N, C), or nullptr.
     Operand<Real> input(const Real* value, const Real* low, const Pass& pass);
@@ -202,7 +205,7 @@ public:
         return {nullptr, Gradient<Real>::Codes::written, Gradient<Real>::Bias::done};
     }
     // True if the producer of the output gradient may call cast_gradient().
-    bool casts_gradients() const { return is_fp8_ && !layers_.block_scales(); }
+    bool casts_gradients() const { return backward_is_fp8() && !layers_.block_scales(); }
     // True if a norm that makes the output gradient must call gradient_from_norm(). The norm runs once, also writes
     // `value`, and leaves column sums for the bias gradient: cast(codes, bias_parts, quantize_pass).
     bool takes_gradient_from_norm() const;
@@ -234,7 +237,11 @@ private:
     void change_source(const Pass& pass);
     // True if the producer of the input writes values, which are then cast.
     bool input_goes_through_source() const {
-        return setup_.input_from_values || layers_.block_scales() || changes_input();
+        return backward_is_fp8() && (setup_.input_from_values || layers_.block_scales() || changes_input());
+    }
+    // True if any product reads codes of this pass's input.
+    bool needs_codes(const Pass& pass) const {
+        return backward_is_fp8() || (is_fp8_ && (pass.kind != PassKind::recompute || setup_.runs_again));
     }
     Quantized<e4m3> x_codes(const Pass& pass);
     void leave_fp8(stream_t stream);

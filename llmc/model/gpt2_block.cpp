@@ -82,7 +82,8 @@ void Gpt2Block<Real>::make_qkv(const Operand<Real>& normed, int first, const Pas
 template <class Real>
 Gradient<Real> Gpt2Block<Real>::attend_backward(const Pass& pass) {
     if constexpr (kCanBeFp8<Real>)
-        if (qkv_.casts_at_once(pass) && this->attention_casts(KernelVariant::attention_backward_fp8, pass)) {
+        if (qkv_.casts_gradients() && qkv_.casts_at_once(pass) &&
+            this->attention_casts(KernelVariant::attention_backward_fp8, pass)) {
             Gradient<Real> dqkv = qkv_.cast_gradient(pass, [&](const auto& codes, QuantizePass cast) {
                 attention_backward_fp8(codes, qkv_.dbias(), pass.scratch, this->delta_, dbranch_, qkv_out_,
                                        this->attention_, this->attention_low_, this->lse_, pass.B, pass.T, heads_,

@@ -74,9 +74,9 @@ inline size_t block_unit(int layer) { return static_cast<size_t>(layer) + 1; }
 size_t final_unit(const ModelConfig& config);
 std::vector<Unit> parameter_units(const ModelConfig& config);
 // Decides which weights have FP8 codes, from masters or the working copy (ParameterTensor::codes). The head's come from
-// the working copy, because it may share its weight with the embedding, which reads that copy. Weights whose codes come
-// from masters have a working copy only if their layers may leave FP8.
-void choose_fp8_weights(std::vector<Unit>& units, const Fp8Layers& layers, Fp8Scaling scaling, bool may_leave);
+// the working copy, because it may share its weight with the embedding, which reads that copy. With `from_copies` all
+// codes do. Weights whose codes come from masters have a working copy only if their layers may leave FP8.
+void choose_fp8_weights(std::vector<Unit>& units, const Fp8Layers& layers, bool from_copies, bool may_leave);
 std::string block_prefix(int layer);  // "h.3.", with which names of a block's tensors and layers start
 
 // Names of a block's linear layers, without "h.3.".

@@ -120,8 +120,10 @@ void Transformer<Real>::initialize(uint64_t seed, stream_t stream) {
 template <class Real>
 int64_t Transformer<Real>::fp8_products() const {
     int64_t products = 0;
-    for (const Linear<Real>* layer : linear_.all())
-        if (layer->is_fp8()) products += 3 * (layer == &head_ ? head_chunks() : 1) + layer->setup().runs_again;
+    for (const Linear<Real>* layer : linear_.all()) {
+        const int of_chunk = layer->backward_is_fp8() ? 3 : 1;
+        if (layer->is_fp8()) products += of_chunk * (layer == &head_ ? head_chunks() : 1) + layer->setup().runs_again;
+    }
     return products;
 }
 

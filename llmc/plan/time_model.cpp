@@ -62,6 +62,7 @@ constexpr double kNormForward = 8;       // reads both sides of the residual sum
 constexpr double kNormAgain = 4;         // recomputed: reads the sum, writes the norm
 constexpr double kNormBackward = 8;      // reads dy, x and the residual gradient, writes the latter
 constexpr double kNormBackwardFp8 = 2;   // and writes it quantized
+constexpr double kCastInput = 3;         // --fp8-grad bf16: reads a layer's input, writes row codes
 constexpr double kActivation = 2;        // reads or writes a channel
 constexpr double kBiasGradient = 2;      // reads a channel. In FP8 the kernel that quantizes sums it up
 constexpr double kRope = 8;              // queries and keys, forward and backward: reads 2, writes 2
@@ -130,15 +131,17 @@ struct ElementWise {
 };
 
 // The time of a linear layer's three products for N tokens. The weight's gradient is FP32, and most micro-steps add to
-// it: `added` is their share.
+// it: `added` is their share. `fp8_backward` says whether dgrad and wgrad of a layer in FP8 are as well.
 struct LinearTime {
     double forward, backward;
 };
-LinearTime linear_time(const TimeModel& model, double N, double OC, double C, bool fp8, FastAccumulation fast,
-                       double added) {
+LinearTime linear_time(const TimeModel& model, double N, double OC, double C, bool fp8, bool fp8_backward,
+                       FastAccumulation fast, double added) {
     using Kind = TimeModel::Kind;
     const Kind forward = !fp8 ? Kind::bf16 : fast == FastAccumulation::none ? Kind::fp8_split : Kind::fp8_fast;
-    const Kind backward = !fp8 ? Kind::bf16 : fast == FastAccumulation::all ? Kind::fp8_fast : Kind::fp8_split;
+    const Kind backward = !fp8 || !fp8_backward           ? Kind::bf16
+                          : fast == FastAccumulation::all ? Kind::fp8_fast
+                                                          : Kind::fp8_split;
     return {model.matmul({N, OC, C, forward}),
             model.matmul({N, C, OC, backward}) + model.matmul({OC, C, N, backward, 4, 4 * added})};
 }
@@ -222,6 +225,8 @@ StepTime step_time(const PlannedRun& run, Precision precision, int slices) {
     const Fp8Layers fp8(precision == Precision::fp8 ? config.fp8_layers : Fp8LayerTerms{}, model.layers, linear);
     const bool fp8_head = fp8.is_fp8(kHeadLayer);
     const double fp8_share = (fp8.count() - fp8_head) / (L * static_cast<double>(linear.size()));
+    const bool fp8_backward = !config.fp8 || !config.fp8->bf16_gradients;
+    const double cast_share = fp8_backward ? fp8_share : 0;  // of layers whose operands only exist in FP8
     const double added = (micro_steps - 1) / micro_steps;
 
     // Milliseconds of a micro-step.
@@ -232,12 +237,14 @@ StepTime step_time(const PlannedRun& run, Precision precision, int slices) {
         const bool in_fp8 = fp8.is_fp8(row.layer());
         const auto [found, is_new] = known.try_emplace(fmt::format("{}x{} {}", row.rows, row.columns, in_fp8));
         if (is_new)
-            found->second = linear_time(time, N, row.rows, row.columns, in_fp8, config.fast_accumulation, added);
+            found->second =
+                linear_time(time, N, row.rows, row.columns, in_fp8, fp8_backward, config.fast_accumulation, added);
         forward += found->second.forward, backward += found->second.backward;
         if (in_fp8) fp8_weights += static_cast<double>(row.count());
     }
     const double rows = logits_chunk(static_cast<int>(N), model.padded_vocab(), sizeof(bf16), config.logits_bytes);
-    const LinearTime chunk = linear_time(time, rows, model.padded_vocab(), C, fp8_head, config.fast_accumulation, 1);
+    const LinearTime chunk =
+        linear_time(time, rows, model.padded_vocab(), C, fp8_head, fp8_backward, config.fast_accumulation, 1);
     const double head_time = N / rows * (chunk.forward + chunk.backward);
 
     TimeModel::Attention attention = {0, 0, 0};
@@ -251,21 +258,22 @@ StepTime step_time(const PlannedRun& run, Precision precision, int slices) {
     const double launches = time.launches(L * kKernelsPerLayer / 2);
     const bool again = config.recompute == Recompute::block;
     double forward_bytes = 2 * C * kNormForward + bytes.rope / 2 + bytes.activation_forward;
+    forward_bytes += (fp8_share - cast_share) * kCastInput * (2 * C + bytes.activated);
     double again_bytes = again ? forward_bytes : 0;
     // Each pass writes one layout of FP8 codes of what is made again, but both for a product that runs again.
     if (config.recompute >= Recompute::gelu) {
-        forward_bytes -= fp8_share * bytes.activated;
-        again_bytes += (again ? 0 : bytes.activation_forward) - fp8_share * bytes.activated;
+        forward_bytes -= cast_share * bytes.activated;
+        again_bytes += (again ? 0 : bytes.activation_forward) - cast_share * bytes.activated;
     }
     if (config.recompute >= Recompute::norm) {
-        forward_bytes -= fp8_share * 2 * C;
-        if (!again) again_bytes += 2 * C * (kNormAgain - fp8_share);
+        forward_bytes -= cast_share * 2 * C;
+        if (!again) again_bytes += 2 * C * (kNormAgain - cast_share);
     }
     const double light = time.element_wise(L * N * forward_bytes) + launches;
     double heavy =
         time.element_wise(L * N *
-                          (2 * C * (kNormBackward + fp8_share * kNormBackwardFp8) + bytes.rope / 2 +
-                           bytes.activation_backward + (1 - fp8_share) * bytes.bias_gradients + again_bytes)) +
+                          (2 * C * (kNormBackward + cast_share * kNormBackwardFp8) + bytes.rope / 2 +
+                           bytes.activation_backward + (1 - cast_share) * bytes.bias_gradients + again_bytes)) +
         (1 + again) * launches;
     if (config.sharding.gradients != StateFormat::fp32)  // reads a gradient, and reads and writes its sum
         heavy += time.element_wise(static_cast<double>(model.padded_parameters()) * (4 + 2 * 2) / slices);

@@ -50,15 +50,15 @@ def model(draw, architecture, wide):
 
 
 def fp8(draw, recipe, gated):
-    flags = ["--fp8-recipe", recipe, *draw.flag(0.3, "--fp8-grad", "e4m3"), *draw.maybe(0.3, "--fp8-pow2-scales"),
-             *draw.flag(0.2, "--fp8-margin", 1)]
+    flags = ["--fp8-recipe", recipe, *draw.maybe(0.3, "--fp8-pow2-scales"), *draw.flag(0.2, "--fp8-margin", 1),
+             *draw.flag(0.3, "--fp8-grad", *(["e4m3"] if recipe == "block" else ["e4m3", "bf16"]))]
     if recipe == "delayed":
         flags += [*draw.flag(0.3, "--fp8-history", 1, 2, 5), *draw.flag(0.3, "--fp8-amax-algo", "most_recent", "ema")]
     layers = ["all,-first", "-fc_proj", "none,block0.qkv"]
     if recipe in TENSOR_RECIPES:
         flags += draw.flag(0.2, "--fp8-fallback", "0.0001,0.0001,1", "0.01,0.001,2")
         layers += ["all,+lm_head", "all,-last,+lm_head"]
-        flags += draw.maybe(0.3 * gated, "--fp8-smooth")
+        flags += draw.maybe(0.3 * gated * ("bf16" not in flags), "--fp8-smooth")
     flags += draw.flag(0.2, "--fp8-until", 2, "60%")
     return flags + draw.flag(0.4, "--fp8-layers", *layers)
 
@@ -99,7 +99,8 @@ def training(draw):
              *draw.flag(0.5, "--recompute", "none", "norm", "block")]
     if precision != "fp32":
         flags += [*draw.flag(0.3, "--loss-scale", "dynamic", "1024", "off"), "--loss-scale-growth-interval", 2]
-    return flags, steps, {"block": 0, "mxfp8": 2}.get(recipe, 3)
+    whole_weights = recipe == "mxfp8" or "--fp8-grad bf16" in " ".join(map(str, flags))
+    return flags, steps, 0 if recipe == "block" else 2 if whole_weights else 3
 
 
 def change(draw, trained, most_zero, whole, choices):
