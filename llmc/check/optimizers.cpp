@@ -23,6 +23,7 @@ struct Update {
     bool skip = false, measured = false;
     StateFormat masters = StateFormat::fp32, gradients = StateFormat::fp32;
     StateFormat moments = StateFormat::fp32;  // AdamW
+    bool cautious = false;                    // AdamW
     SgdConfig sgd = {0.9, true, 0.1};         // SGD
     MuonUpdate muon = {2.5, 0.1};             // Muon, which decays every weight
     size_t largest = 0;                       // the place of the largest weight
@@ -45,7 +46,7 @@ std::string Update::text() const {
     if (moments != StateFormat::fp32) text += std::string(", moments ") + word_of(moments);
     if (rule == Rule::sgd && (sgd.momentum == 0 || !sgd.nesterov))
         text += fmt::format(", momentum {:g}{}", sgd.momentum, sgd.nesterov ? " Nesterov" : "");
-    if (muon.cautious) text += ", cautious";
+    if (cautious || muon.cautious) text += ", cautious";
     if (skip) text += ", skipped step";
     if (bad != 0) text += fmt::format(", with {:g}", bad);
     return text + fmt::format(", {} of {} decay,", decayed(), count);
@@ -62,8 +63,7 @@ StepState example_state(bool skip = false) {
     return state;
 }
 
-// Tensors before an update. Where Muon's direction and the weight have opposite signs, a cautious update does not
-// decay.
+// Tensors before an update. Where the direction and the weight have opposite signs, a cautious update does not decay.
 template <class Real>
 struct Before {
     std::vector<float> master, m, v, grad;
@@ -109,6 +109,7 @@ After expected_update(const Update& u, const Before<Real>& b) {
             new_v = kAdamW.beta2 * v + (1 - kAdamW.beta2) * g * g;
             const double m_hat = new_m / (1 - std::pow(kAdamW.beta1, steps));
             step = m_hat / (std::sqrt(new_v / (1 - std::pow(kAdamW.beta2, steps))) + kAdamW.eps);
+            if (u.cautious && step * p < 0) decay = 0;
         } else if (u.rule == Rule::lion) {
             const double c = kLion.beta1 * m + (1 - kLion.beta1) * g;
             step = (c > 0) - (c < 0);
@@ -307,13 +308,15 @@ void update(Trial& t, const Update& u) {
     Tensors whole = make("master", "m", "v"), sliced = make("master in slices", "m in slices", "v in slices");
     whole.working = t.result<Real>("working", line(u.count));
     Fp8State* fp8 = u.measured ? t.result("state", line(1), std::vector<Fp8State>{fp8_before}) : nullptr;
+    AdamWConfig adamw = kAdamW;
+    adamw.cautious_decay = u.cautious;
     const auto run = [&](const Tensors& to, size_t begin, size_t count, Fp8State* amax) {
         const size_t decayed = std::min(count, u.decay_count - std::min(begin, u.decay_count));
         Real* const working = to.working ? to.working + begin : nullptr;
         const StateArray master = to.master.from(begin), m = to.m.from(begin);
         const StateRounding rounding{kRounding.key, kRounding.first + begin};
         if (u.rule == Rule::adamw)
-            adamw_update<Real>(master, m, to.v.from(begin), working, amax, grad.from(begin), count, decayed, kAdamW,
+            adamw_update<Real>(master, m, to.v.from(begin), working, amax, grad.from(begin), count, decayed, adamw,
                                state, t.stream(), rounding);
         else if (u.rule == Rule::muon)
             muon_update<Real>(master, working, amax, direction + begin, count, u.muon, state, t.stream(), rounding);
@@ -603,7 +606,7 @@ void add_run(Items& items, const KernelUse& use) {
              : use.optimizer == OptimizerKind::sgd ? Rule::sgd
                                                    : Rule::adamw;
     u.masters = use.masters, u.gradients = use.gradients;
-    if (u.rule == Rule::adamw) u.moments = use.adam_moments;
+    if (u.rule == Rule::adamw) u.moments = use.adam_moments, u.cautious = use.adamw_cautious;
     for (const bool measured : {false, true})
         for (const bool skip : {false, true})
             if (casts || !measured) u.measured = measured, u.skip = skip, add_update<Real>(items, u);
@@ -638,6 +641,15 @@ void add_tests(Items& items) {
     }
     Update u{Rule::muon};
     u.muon.cautious = true, u.measured = true, add_update<Real>(items, u);
+    u = {};
+    u.cautious = true;
+    for (const bool measured : {false, true})
+        for (const bool narrow : {false, true}) {
+            u.measured = measured;
+            u.masters = narrow ? StateFormat::bf16 : StateFormat::fp32;
+            u.moments = narrow ? StateFormat::fp8 : StateFormat::fp32;
+            for (const size_t count : {8, 4101}) u.count = count, u.decay_count = count / 2, add_update<Real>(items, u);
+        }
     for (const Rule rule : {Rule::adamw, Rule::lion, Rule::sgd, Rule::muon})
         for (const StateFormat masters : {StateFormat::fp32, StateFormat::bf16})
             for (const StateFormat moments : {StateFormat::fp32, StateFormat::bf16, StateFormat::fp8}) {

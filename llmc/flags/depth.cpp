@@ -104,7 +104,7 @@ void resolve_depth(Options& o) {
     fill("muon-ns", &Options::muon_ns, MuonSteps::p);
     fill("muon-scale", &Options::muon_scale, MuonScale::spectral);
     fill("muon-momentum-warmup", &Options::muon_momentum_warmup, 400);
-    fill("muon-cautious-decay", &Options::muon_cautious_decay, true);
+    fill("cautious-decay", &Options::cautious_decay, true);
     if (!o.given.contains("adamw-lr")) {  // otherwise it is their default
         fill("embedding-lr", &Options::embedding_lr, kEmbeddingRate * width_rate);
         fill("head-lr", &Options::head_lr, kHeadRate * width_rate);

@@ -145,7 +145,7 @@ struct Options {
     MuonSteps muon_ns = MuonSteps::k;
     MuonScale muon_scale = MuonScale::rms;
     int64_t muon_momentum_warmup = 0;  // steps; 0 = off
-    bool muon_cautious_decay = false;
+    bool cautious_decay = false;
     double adamw_lr = -1, embedding_lr = -1, head_lr = -1, vector_lr = -1;  // -1 = not given = the one before, or lr
     double adamw_weight_decay = -1;                                         // -1 = not given = weight_decay
     double clip = 1.0;                                                      // 0 = off

@@ -231,9 +231,13 @@ void resolve_optimizer(Options& o) {
             refuse("{} {:g} is for the parameters that muon leaves to AdamW, and this run has --optimizer {}; use {}",
                    name, o.*rate, word_of(o.optimizer),
                    rate == &Options::adamw_weight_decay ? "--weight-decay" : "--lr");
-    if (!muon && (o.muon_momentum_warmup > 0 || o.muon_cautious_decay))
-        refuse("--{} needs muon, and this run has --optimizer {}; leave it out or use --optimizer muon",
-               o.muon_momentum_warmup > 0 ? "muon-momentum-warmup" : "muon-cautious-decay", word_of(o.optimizer));
+    if (!muon && o.muon_momentum_warmup > 0)
+        refuse(
+            "--muon-momentum-warmup needs muon, and this run has --optimizer {}; leave it out or use --optimizer muon",
+            word_of(o.optimizer));
+    if (!muon && o.cautious_decay && o.optimizer != OptimizerKind::adamw)
+        refuse("--cautious-decay needs adamw, muon or normuon, and this run has --optimizer {}; leave it out",
+               word_of(o.optimizer));
     if (!muon) return;
     if (o.muon_momentum_warmup > 0 && o.momentum < kFirstMuonMomentum)
         refuse("--momentum {:g} is below {:g}, where --muon-momentum-warmup begins; leave the warm-up out", o.momentum,

@@ -37,7 +37,7 @@ OptimizerConfig optimizer_config(const Options& o) {
     config.muon.newton_schulz = static_cast<char>(o.muon_ns);
     config.muon.scale = o.muon_scale;
     config.muon.weight_decay = o.weight_decay;
-    config.muon.cautious_decay = o.muon_cautious_decay;
+    config.muon.cautious_decay = o.cautious_decay;
     const auto factor = [&](double rate) { return rate > 0 ? rate / o.lr : 1.0; };
     config.muon.embedding_rate = factor(o.embedding_lr);
     config.muon.head_rate = factor(o.head_lr);
@@ -73,9 +73,9 @@ TrainerConfig trainer_config(const Options& o, const ProductChoices& products) {
     config.schedule = {o.schedule,          o.lr,       o.warmup,        o.max_steps,
                        o.final_lr_fraction, o.cooldown, o.restart_every, o.restart_factor};
     config.schedule.decay_from = o.decay_from;
-    config.adamw = {o.beta1, o.beta2, o.eps, o.weight_decay};
     config.optimizer = optimizer_config(o);
-    if (is_muon(config.optimizer.kind)) config.adamw.weight_decay = o.adamw_weight_decay;
+    const bool muon = is_muon(o.optimizer);  // with plain AdamW for the rest
+    config.adamw = {o.beta1, o.beta2, o.eps, muon ? o.adamw_weight_decay : o.weight_decay, !muon && o.cautious_decay};
     config.clip = o.clip;
     config.loss = {static_cast<float>(o.z_loss), static_cast<float>(o.label_smoothing)};
     config.loss_scale = o.loss_scale.value;

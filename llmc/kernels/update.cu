@@ -13,7 +13,20 @@ namespace llmc {
 // AdamWConfig in FP32. The complements are rounded from double, because 1 - 0.95f would be off by 2e-7.
 struct AdamWFactors {
     float beta1, one_minus_beta1, beta2, one_minus_beta2, eps, weight_decay;
+    bool cautious_decay;
 };
+
+// Returns the change of a weight p per unit of learning rate. kPlain: without cautious decay.
+template <bool kPlain>
+LLMC_HD float adamw_change(const AdamWFactors& factors, float correction1, float correction2, float p, float m, float v,
+                           bool decays) {
+    const float decay = decays ? factors.weight_decay * p : 0.0f;
+    const float direction = m * correction1 / (sqrtf(v * correction2) + factors.eps);
+    if constexpr (kPlain) return decay + direction;
+    // Compares signs, because the product of two small numbers would be 0.
+    const bool against = (direction > 0 && p < 0) || (direction < 0 && p > 0);
+    return (factors.cautious_decay && against ? 0.0f : decay) + direction;
+}
 
 // Stores a group's moments, rounded to their formats.
 LLMC_DEVICE void store_moments(float* m_array, float* v_array, size_t first, size_t left, float (&m)[8], float (&v)[8],
@@ -51,7 +64,7 @@ struct AdamWTensors {
 
 // Updates one group of eight, from the loads to the stores. Returns the bits of the largest magnitude of the new
 // weights, or infinity's if a weight is not finite.
-template <bool kMeasures, class Real, class State>
+template <bool kPlain, bool kMeasures, class Real, class State>
 LLMC_DEVICE uint32_t update_group(const AdamWTensors<Real, State>& tensors, size_t first, size_t left, size_t decayed,
                                   const AdamWFactors& factors, const StepState& state) {
     const float learning_rate = static_cast<float>(state.learning_rate), grad_scale = state.grad_scale;
@@ -71,8 +84,9 @@ LLMC_DEVICE uint32_t update_group(const AdamWTensors<Real, State>& tensors, size
         // fmaf() says which product of a sum is fused, so that all eight places do the same (see update.cuh).
         m[i] = fmaf(factors.beta1, m[i], factors.one_minus_beta1 * gradient);
         v[i] = fmaf(factors.one_minus_beta2 * gradient, gradient, factors.beta2 * v[i]);
-        const float decay = (i & 3) < decayed_fours[i / 4] ? factors.weight_decay * p[i] : 0.0f;
-        p[i] = fmaf(-learning_rate, decay + m[i] * correction1 / (sqrtf(v[i] * correction2) + factors.eps), p[i]);
+        const bool decays = (i & 3) < decayed_fours[i / 4];
+        p[i] = fmaf(-learning_rate, adamw_change<kPlain>(factors, correction1, correction2, p[i], m[i], v[i], decays),
+                    p[i]);
     }
     // Weights are stored first, because rounding the moments needs their registers.
     round_masters(tensors.master, p, tensors.rounding, state.applied, first);
@@ -88,21 +102,21 @@ LLMC_DEVICE uint32_t update_group(const AdamWTensors<Real, State>& tensors, size
 template <class State, bool kMeasures>
 constexpr int blocks_at_once = kMeasures || std::is_same_v<State, StateArray> ? 3 : 4;
 
-template <class Real, class State, bool kMeasures>
+template <class Real, class State, bool kMeasures, bool kPlain>
 static __global__ void __launch_bounds__(kUpdateThreads, blocks_at_once<State, kMeasures>)
     adamw_kernel(AdamWTensors<Real, State> tensors, Fp8State* fp8, size_t count, size_t decay_count,
                  AdamWFactors factors, const StepState* state) {
     if (state->skip) return;
     constexpr bool kWholeWarps = std::is_same_v<State, StateArray>;  // which store_fp8() needs
     update_groups<kMeasures, kWholeWarps>(fp8, count, decay_count, [&](size_t first, size_t left, size_t decayed) {
-        return update_group<kMeasures>(tensors, first, left, decayed, factors, *state);
+        return update_group<kPlain, kMeasures>(tensors, first, left, decayed, factors, *state);
     });
 }
 
 // The kernel's work as a loop of the host device, with the arithmetic of update_group().
 namespace host {
 
-template <class Real, class State, bool kMeasures>
+template <class Real, class State, bool kMeasures, bool kPlain>
 static void adamw([[maybe_unused]] const Grid&, AdamWTensors<Real, State> t, Fp8State* fp8, size_t count,
                   size_t decay_count, AdamWFactors f, const StepState* state) {
 #if !LLMC_ON_GPU
@@ -121,8 +135,8 @@ static void adamw([[maybe_unused]] const Grid&, AdamWTensors<Real, State> t, Fp8
             const float gradient = grad[i] * grad_scale, p = weights[i];
             const float m = fmaf(f.beta1, first[i], f.one_minus_beta1 * gradient);
             const float v = fmaf(f.one_minus_beta2 * gradient, gradient, f.beta2 * second[i]);
-            const float decay = i < decayed ? f.weight_decay * p : 0.0f;
-            weights[i] = fmaf(-learning_rate, decay + m * correction1 / (sqrtf(v * correction2) + f.eps), p);
+            const float change = adamw_change<kPlain>(f, correction1, correction2, p, m, v, i < decayed);
+            weights[i] = fmaf(-learning_rate, change, p);
             first[i] = m;
             second[i] = v;
         }
@@ -151,18 +165,27 @@ void adamw_update(const StateArray& master, const StateArray& m, const StateArra
         throw Error(ExitCode::failure, "adamw_update: place {} is inside a group of {}", rounding.first, kStateGroup);
     check_update("adamw_update", count, decay_count, {master.values, m.values, v.values, working, grad.values},
                  rounding);
-    const AdamWFactors factors{static_cast<float>(config.beta1), static_cast<float>(1.0 - config.beta1),
-                               static_cast<float>(config.beta2), static_cast<float>(1.0 - config.beta2),
-                               static_cast<float>(config.eps),   static_cast<float>(config.weight_decay)};
+    const AdamWFactors factors{static_cast<float>(config.beta1),
+                               static_cast<float>(1.0 - config.beta1),
+                               static_cast<float>(config.beta2),
+                               static_cast<float>(1.0 - config.beta2),
+                               static_cast<float>(config.eps),
+                               static_cast<float>(config.weight_decay),
+                               config.cautious_decay};
     with_state({&master, &m, &v, &grad}, [&]<class State>() {
         const AdamWTensors<Real, State> tensors{
             array_of<State>(master), array_of<State>(m), array_of<State>(v), working, array_of<State>(grad), rounding};
-        with_measure(fp8, [&]<bool kMeasures>() {
-            host::launch_or_loop<adamw_kernel<Real, State, kMeasures>, host::adamw<Real, State, kMeasures>>(
+        const auto launch_with = [&]<bool kMeasures, bool kPlain>() {
+            host::launch_or_loop<adamw_kernel<Real, State, kMeasures, kPlain>,
+                                 host::adamw<Real, State, kMeasures, kPlain>>(
                 KernelVariant::host_optimizer, update_blocks(count, kMeasures, stream),
                 {changed(master, count), changed(m, count), inout(m.scales, div_up(count, kStateGroup)),
                  changed(v, count), out(working, count), inout(fp8, 1), read(grad, count), in(state, 1)},
                 tensors, fp8, count, decay_count, factors, state);
+        };
+        with_measure(fp8, [&]<bool kMeasures>() {
+            config.cautious_decay ? launch_with.template operator()<kMeasures, false>()
+                                  : launch_with.template operator()<kMeasures, true>();
         });
     });
 }

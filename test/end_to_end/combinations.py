@@ -71,7 +71,9 @@ def optimizer(draw):
     flags += draw.flag(0.3, "--master", "bf16")
     if "--clip-kind" not in flags or "norm" in flags:
         flags += draw.flag(0.3, "--gradients", "bf16")
-    return flags if name in ("lion", "sgd") else flags + draw.flag(0.3, "--adam-moments", "bf16", "fp8")
+    if name not in ("lion", "sgd"):
+        flags += draw.flag(0.3, "--adam-moments", "bf16", "fp8") + draw.maybe(0.3, "--cautious-decay")
+    return flags
 
 
 def training(draw):

@@ -391,12 +391,13 @@ class Ranks(Case):
         """NorMuon's second moments belong to a matrix's owner, which changes with the number of ranks. The momentum
         continues unchanged."""
         self.check_pairs([((3, 2), (1, 0)), ((1, 0), (2, 3))],
-                         [*self.FLAGS, "--optimizer", "normuon", "--muon-momentum-warmup", "8", "--muon-cautious-decay",
+                         [*self.FLAGS, "--optimizer", "normuon", "--muon-momentum-warmup", "8", "--cautious-decay",
                           "--adam-moments", "bf16"])
 
     def test_random_bits_belong_to_elements(self):
         """They do not depend on which rank holds an element: the state rounds the same everywhere."""
         for narrow in (["--adam-moments", "bf16"], ["--adam-moments", "fp8"], ["--master", "bf16"],
+                       ["--adam-moments", "fp8", "--master", "bf16", "--cautious-decay"],
                        ["--master", "bf16", "--gradients", "bf16", "--optimizer", "muon"]):
             with self.subTest(narrow=narrow):
                 self.check_pairs([((3, 1), (2, 3))], [*self.FLAGS, *narrow])

@@ -77,7 +77,7 @@ TEST_CASE("depth: model, tokens, batch and rates are nanochat's") {
         CHECK(o.momentum == 0.97);
         CHECK(o.nesterov == Nesterov::on);
         CHECK(o.muon_momentum_warmup == 400);
-        CHECK(o.muon_cautious_decay);
+        CHECK(o.cautious_decay);
         CHECK(o.muon_scale == MuonScale::spectral);
         CHECK(o.muon_ns == MuonSteps::p);
         CHECK(o.clip == 0);

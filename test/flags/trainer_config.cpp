@@ -159,7 +159,7 @@ TEST_CASE("trainer config: numbers and switches arrive in their own places") {
     Options muon;
     muon.optimizer = OptimizerKind::normuon, muon.lr = 2e-3, muon.weight_decay = 0.3;
     muon.muon_ns = MuonSteps::q, muon.muon_scale = MuonScale::spectral;
-    muon.muon_momentum_warmup = 300, muon.muon_cautious_decay = true;
+    muon.muon_momentum_warmup = 300, muon.cautious_decay = true;
     muon.adamw_lr = 1e-3, muon.embedding_lr = 4e-3, muon.vector_lr = 6e-3, muon.adamw_weight_decay = 0.01;
     resolve(muon, {});
     const TrainerConfig with_muon = trainer_config(muon);
@@ -175,22 +175,27 @@ TEST_CASE("trainer config: numbers and switches arrive in their own places") {
     CHECK(with_muon.optimizer.muon.head_rate == doctest::Approx(0.5));
     CHECK(with_muon.optimizer.muon.vector_rate == doctest::Approx(3));
     CHECK(with_muon.adamw.weight_decay == 0.01);
+    CHECK(!with_muon.adamw.cautious_decay);
     muon.optimizer = OptimizerKind::adamw;
     CHECK_THROWS_WITH_AS(
         resolve(muon, {}),
         "--adamw-lr 0.001 is for the parameters that muon leaves to AdamW, and this run has --optimizer adamw; use "
         "--lr",
         Error);
-    for (const bool warmup : {true, false}) {
-        Options other;
-        (warmup ? other.muon_momentum_warmup = 5 : other.muon_cautious_decay = true);
-        const std::string name = warmup ? "--muon-momentum-warmup" : "--muon-cautious-decay";
-        CHECK_THROWS_WITH_AS(resolve(other, {}),
-                             (name + " needs muon, and this run has --optimizer adamw; leave it out or use "
-                                     "--optimizer muon")
-                                 .c_str(),
-                             Error);
-    }
+    Options other;
+    other.muon_momentum_warmup = 5;
+    CHECK_THROWS_WITH_AS(resolve(other, {}),
+                         "--muon-momentum-warmup needs muon, and this run has --optimizer adamw; leave it out or use "
+                         "--optimizer muon",
+                         Error);
+    Options cautious;
+    cautious.cautious_decay = true;
+    resolve(cautious, {});
+    CHECK(trainer_config(cautious).adamw.cautious_decay);
+    cautious.optimizer = OptimizerKind::lion;
+    CHECK_THROWS_WITH_AS(
+        resolve(cautious, {}),
+        "--cautious-decay needs adamw, muon or normuon, and this run has --optimizer lion; leave it out", Error);
     for (const auto& [name, optimizer] : kWords<OptimizerKind>) {
         Options narrow;
         narrow.optimizer = optimizer, narrow.adam_moments = StateFormat::bf16, narrow.seed = 77;
