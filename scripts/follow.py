@@ -91,6 +91,7 @@ def scalars(record, all_tensors=False):
         values = record.get(key)
         if isinstance(values, dict):
             found |= {f"system/{key}/{name}": value for name, value in numbers(values).items()}
+    found |= {f"train/tokens/{source}": float(tokens) for source, tokens in record.get("source_tokens", {}).items()}
     for kind, sizes in record.get("memory", {}).items():
         found |= {f"system/memory/{kind}/{name}": value for name, value in numbers(sizes).items()}
     found |= fp8_tags(record.get("fp8", []), "tensor", all_tensors)
