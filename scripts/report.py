@@ -5,9 +5,10 @@
     python3 scripts/report.py runs/bf16 runs/fp8 -o both.html
 
 It shows the configuration and its differences, curves (loss, learning rate, gradient norm, speed, loss scale), the gaps
-to the first run as compare_runs.py computes them, values lost in casts to FP8, the amax of every layer over the steps,
-memory, matmuls by type, samples, and warnings. For a long run it stores the mean, smallest and largest value of every
-stretch of steps, so no spike is lost. Needs no package.
+to the first run as compare_runs.py computes them, values lost in casts to FP8, maps of every tensor over the steps (its
+amax; with --signals-every its update over its weights, and its gradient), memory, matmuls by type, samples, and
+warnings. For a long run it stores the mean, smallest and largest value of every stretch of steps, so no spike is lost.
+Needs no package.
 """
 
 import argparse
@@ -15,15 +16,16 @@ import html
 import json
 import math
 import os
+import re
 import statistics
 import sys
 
 from compare_runs import ROLES, Comparison, counters, failures, gap_tables, read_runs, role_of, summary
-from runs import TASK_SCORES, Run, RunError, smooth, with_ratios
+from runs import TASK_SCORES, Run, RunError, is_number, smooth, with_ratios
 
 PARTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "report")
 MOST_POINTS = 500  # per curve; a longer curve is drawn as this many stretches
-MOST_CELLS = 30000  # for all maps of amax together, per quantity
+MOST_CELLS = 30000  # for all maps of a group together, per quantity
 MOST_COLUMNS = 100  # per map
 MOST_SAMPLES = 12  # per run
 SMOOTH_OVER = 0.02  # of the run: the width of the window for the smoothed training loss
@@ -186,43 +188,73 @@ def charts_of(runs, comparisons):
     return [c for c in found if c["curves"]]
 
 
-# ---- maps of FP8 tensors over the steps ----------------------------------------------------------------------------
+# ---- maps of tensors over the steps --------------------------------------------------------------------------------
+
+QUANTITIES = {"fp8": {"amax": "amax", "saturated": "share saturated", "underflowed": "share underflowed"},
+              "signals": {"update_ratio": "norm of update over weights", "gradient": "norm of gradient",
+                          "max_logit": "largest attention logit"}}
+LINEAR = {"max_logit"}  # quantities that may be negative; colours are logarithmic for all others
+
 
 def layer_of(tensor):
     return tensor["tensor"].rsplit(".", 1)[0]
 
 
-def hundredths_of_log2(value):
-    """A number of the map as 100 * log2, which is short. None for missing, zero and non-finite values."""
+def kind_of(tensor):
+    return re.sub(r"^h\.\d+\.", "", tensor["tensor"])
+
+
+def map_number(quantity, value):
+    """A number of a map: 100 * log2, which is short. None for missing, zero and non-finite values."""
+    if quantity in LINEAR:
+        return rounded(value, 4)
     return round(100 * math.log2(value)) if value and math.isfinite(value) else None
 
 
-def fp8_map(index, run, columns):
-    """The rows of a picture for each role and quantity, one per tensor; each column is the largest value of several
-    records.
+def heat_map(run, group, title, records, columns):
+    """A picture of each quantity: a row for every tensor that has it, and columns of the largest value of several records.
+    `records` is [(step, {row: {quantity: value}})].
     """
-    parts = stretches(len(run.fp8), columns)
-    layers = list(dict.fromkeys(layer_of(t) for record in run.fp8 for t in record["fp8"]))
-    found = {"run": index, "layers": layers, "first": [run.fp8[begin]["step"] for begin, _ in parts],
-             "last": [run.fp8[end - 1]["step"] for _, end in parts], "roles": {}}
-    for role in ROLES:
-        cells = {quantity: {layer: [0.0] * len(parts) for layer in layers}
-                 for quantity in ("amax", "saturated", "underflowed")}
-        for column, (begin, end) in enumerate(parts):
-            for tensor in (t for record in run.fp8[begin:end] for t in record["fp8"] if role_of(t) == role):
-                for quantity, rows in cells.items():
-                    of = 1 if quantity == "amax" else tensor["elements"]
-                    value = (tensor[quantity] or 0) / of if of else 0
-                    rows[layer_of(tensor)][column] = max(rows[layer_of(tensor)][column], value)
-        found["roles"][role] = {quantity: [[hundredths_of_log2(v) for v in row] for row in rows.values()]
-                                for quantity, rows in cells.items()}
-    return found
+    parts = stretches(len(records), columns)
+    cells = {quantity: {} for quantity in QUANTITIES[group]}
+    for column, (begin, end) in enumerate(parts):
+        for row, values in (item for _, rows in records[begin:end] for item in rows.items()):
+            for quantity in cells.keys() & values.keys():
+                line = cells[quantity].setdefault(row, [None] * len(parts))
+                line[column] = max((v for v in (line[column], values[quantity]) if v is not None), default=None)
+    return {"run": run, "group": group, "title": title, "first": [records[begin][0] for begin, _ in parts],
+            "last": [records[end - 1][0] for _, end in parts],
+            "cells": {quantity: {row: [map_number(quantity, v) for v in line] for row, line in lines.items()}
+                      for quantity, lines in cells.items()}}
+
+
+def columns_for(records_of_runs):
+    """How many columns each map of a group has, by the tensors of all its runs."""
+    tensors = sum(max(map(len, records), default=0) for records in records_of_runs)
+    return min(MOST_COLUMNS, max(8, MOST_CELLS // max(1, tensors)))
 
 
 def fp8_maps(runs):
-    tensors = sum(max((len(record["fp8"]) for record in run.fp8), default=0) for run in runs)
-    columns = min(MOST_COLUMNS, max(8, MOST_CELLS // max(1, tensors)))
-    return [fp8_map(i, run, columns) for i, run in enumerate(runs) if run.fp8]
+    columns = columns_for([[record["fp8"] for record in run.fp8] for run in runs])
+    for i, run in enumerate(runs):
+        for role, title in ROLES.items() if run.fp8 else ():
+            records = [(record["step"], {layer_of(t): {"amax": t["amax"]} | {
+                count: t[count] / t["elements"] for count in ("saturated", "underflowed") if t["elements"]}
+                for t in record["fp8"] if role_of(t) == role}) for record in run.fp8]
+            yield heat_map(i, "fp8", title, records, columns)
+
+
+def signal_maps(runs):
+    """Tensors of the same kind are next to each other, from the first block to the last."""
+    found = [[record for record in run.other if record.get("signals")] for run in runs]
+    columns = columns_for([[record["signals"] for record in records] for records in found])
+    for i, records in enumerate(found):
+        kinds = list(dict.fromkeys(kind_of(t) for record in records for t in record["signals"]))
+        rows = [(record["step"], {t["tensor"]: {q: v for q, v in t.items() if is_number(v)} for t in
+                                  sorted(with_ratios(record["signals"]), key=lambda t: kinds.index(kind_of(t)))})
+                for record in records]
+        if rows:
+            yield heat_map(i, "signals", "tensors", rows, columns)
 
 
 # ---- warnings for the reader ----------------------------------------------------------------------------------------
@@ -401,7 +433,8 @@ def section(name, title, text):
 def page(runs, comparisons):
     lines = all_warnings(runs, comparisons)
     data = {"runs": [{"name": run.name, "tokens": run.tokens_at(1) if run.steps else None} for run in runs],
-            "charts": charts_of(runs, comparisons), "maps": fp8_maps(runs), "roles": ROLES}
+            "charts": charts_of(runs, comparisons), "maps": [*fp8_maps(runs), *signal_maps(runs)],
+            "quantities": QUANTITIES, "linear": sorted(LINEAR)}
     title = ("Run " if len(runs) == 1 else "Runs ") + ", ".join(run.name for run in runs)
     sections = [
         section("summary", "Summary", table("Summary", *summary(runs[0], comparisons, 0))),
@@ -411,7 +444,9 @@ def page(runs, comparisons):
         section("curves", "Curves", '<div id="charts"></div>'),
         section("gaps", "Gaps", "".join(folded(title, table(*rest)) for title, rest in
                                         ((t[0], t) for t in gap_tables(runs[0], comparisons)))),
-        section("maps", "FP8 tensors over the steps", '<div id="heat"></div>' if data["maps"] else ""),
+        *(section(f"{group}-maps", title, f'<div class="heat" id="heat-{group}"></div>')
+          for group, title in (("signals", "Tensors over the steps"), ("fp8", "FP8 tensors over the steps"))
+          if any(m["group"] == group for m in data["maps"])),
         section("memory", "Memory and matmuls", memory(runs) + products(runs)),
         section("samples", "Samples", samples(runs)),
     ]

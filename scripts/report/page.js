@@ -291,29 +291,30 @@ function colourAt(part) {
   return COLOURS[i].map((c, k) => Math.round(c + (COLOURS[i + 1][k] - c) * (at - i)));
 }
 
-const QUANTITIES = { amax: "amax", saturated: "share saturated", underflowed: "share underflowed" };
-let quantity = "amax";
-const mapText = (v) => (v === null ? "0" : text(Number((2 ** (v / 100)).toPrecision(3))));
+// Of each group of maps, the quantity that is shown.
+const quantities = Object.fromEntries(Object.entries(data.quantities).map(([group, names]) => [group, Object.keys(names)[0]]));
 
 class HeatMap {
-  constructor(map, role, place) {
-    Object.assign(this, { map, role, row: 0, column: map.first.length - 1 });
-    const run = data.runs[map.run].name, id = `map-${map.run}-${role}`;
+  constructor(map, id, place) {
+    Object.assign(this, { map, row: 0, column: map.first.length - 1, names: data.quantities[map.group] });
+    const title = `${data.runs[map.run].name}: ${map.title}`;
     this.canvas = element("canvas", { tabindex: 0, role: "slider", "aria-labelledby": id });
     this.readout = element("p", { class: "readout" });
     this.legend = element("div", { class: "legend" });
     const details = element("details", {}, element("summary", {}, "Last values as a table"));
     details.addEventListener("toggle", () => {
       if (!details.open) return;
-      const rows = map.layers.map((layer, i) => [layer, ...Object.keys(QUANTITIES).map((q) => mapText(map.roles[role][q][i].at(-1)))]);
-      details.replaceChildren(details.firstChild, tableOf(`${run}, ${data.roles[role]}`, ["layer", ...Object.values(QUANTITIES)], rows));
+      const all = new Set(Object.values(map.cells).flatMap(Object.keys));
+      const last = (row) => Object.keys(this.names).map((q) => (Object.hasOwn(map.cells[q], row) ? this.text(map.cells[q][row].at(-1), q) : "-"));
+      const rows = [...all].map((row) => [row, ...last(row)]);
+      details.replaceChildren(details.firstChild, tableOf(title, ["tensor", ...Object.values(this.names)], rows));
     });
-    this.figure = element("figure", {}, element("h3", { id }, `${run}: ${data.roles[role]}`), this.canvas, this.legend, this.readout, details);
+    this.figure = element("figure", {}, element("h3", { id }, title), this.canvas, this.legend, this.readout, details);
     place.append(this.figure);
     const point = (event) => {
       const box = this.canvas.getBoundingClientRect();
       this.column = this.clamp((event.clientX - box.left - this.left) / this.cellWidth, map.first.length);
-      this.row = this.clamp((event.clientY - box.top) / this.cellHeight, map.layers.length);
+      this.row = this.clamp((event.clientY - box.top) / this.cellHeight, this.rows.length);
       this.draw();
     };
     this.canvas.addEventListener("pointermove", point);
@@ -322,7 +323,7 @@ class HeatMap {
       const move = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0], Home: [0, -1e9], End: [0, 1e9] }[event.key];
       if (!move) return;
       event.preventDefault();
-      this.row = this.clamp(this.row + move[0], map.layers.length);
+      this.row = this.clamp(this.row + move[0], this.rows.length);
       this.column = this.clamp(this.column + move[1], map.first.length);
       this.draw();
     });
@@ -332,28 +333,40 @@ class HeatMap {
     return Math.floor(Math.min(count - 1, Math.max(0, value)));
   }
 
+  // A number of a map as it is shown; most are 100 * log2.
+  text(value, quantity) {
+    if (value === null) return this.map.group === "fp8" ? "0" : "none";
+    return text(data.linear.includes(quantity) ? value : Number((2 ** (value / 100)).toPrecision(3)));
+  }
+
   draw() {
-    const { map, canvas } = this, cells = map.roles[this.role][quantity], bounds = range(cells.flat());
-    this.figure.style.display = shown[map.run] ? "" : "none";
+    const { map, canvas } = this, cells = map.cells[quantities[map.group]];
+    this.rows = Object.keys(cells);
+    this.figure.style.display = shown[map.run] && this.rows.length ? "" : "none";
+    if (!this.rows.length) return;
+    this.row = this.clamp(this.row, this.rows.length);
     const style = getComputedStyle(document.documentElement), width = canvas.clientWidth || 320, ratio = window.devicePixelRatio || 1;
-    this.cellHeight = map.layers.length <= 24 ? 16 : 10;
-    this.left = width < 420 ? 92 : 112;
-    this.cellWidth = (width - this.left) / map.first.length;
-    const height = this.cellHeight * map.layers.length + 20;
+    this.cellHeight = this.rows.length <= 24 ? 16 : this.rows.length <= 96 ? 10 : 6;
+    const height = this.cellHeight * this.rows.length + 20;
+    // A few outliers, such as the last steps of a decayed learning rate, do not stretch the scale.
+    const sorted = Object.values(cells).flat().filter((v) => v !== null).sort((a, b) => a - b), end = sorted.length - 1;
+    const bounds = sorted.length ? [sorted[Math.round(0.02 * end)], sorted[Math.round(0.98 * end)]] : null;
     canvas.style.height = height + "px";
     canvas.width = width * ratio;
     canvas.height = height * ratio;
     const paint = canvas.getContext("2d");
     paint.scale(ratio, ratio);
     paint.font = "12px system-ui, sans-serif";
+    this.left = Math.min(width * 0.3, 6 + Math.max(...this.rows.map((row) => paint.measureText(row).width)));
+    this.cellWidth = (width - this.left) / map.first.length;
     const every = Math.ceil(14 / this.cellHeight);
-    cells.forEach((row, r) => {
-      row.forEach((v, c) => {
+    this.rows.forEach((row, r) => {
+      cells[row].forEach((v, c) => {
         paint.fillStyle = v === null ? style.getPropertyValue("--nothing") : `rgb(${colourAt((v - bounds[0]) / (bounds[1] - bounds[0] || 1))})`;
         paint.fillRect(this.left + c * this.cellWidth, r * this.cellHeight, this.cellWidth + 0.5, this.cellHeight - 1);
       });
       paint.fillStyle = style.getPropertyValue("--quiet");
-      if (r % every === 0) paint.fillText(map.layers[r], 0, r * this.cellHeight + 12, this.left - 6);
+      if (r % every === 0) paint.fillText(row, 0, r * this.cellHeight + 12, this.left - 6);
     });
     paint.fillText(`step ${map.first[0]}`, this.left, height - 5);
     paint.textAlign = "right";
@@ -366,16 +379,19 @@ class HeatMap {
 
   update(cells, bounds) {
     if (!cells) return; // the cursor of the curves has moved
-    const { map, row, column } = this, steps = map.first[column] === map.last[column] ? `step ${map.first[column]}`
+    const { map, column } = this, row = this.rows[this.row], quantity = quantities[map.group];
+    const steps = map.first[column] === map.last[column] ? `step ${map.first[column]}`
       : `largest of steps ${map.first[column]} to ${map.last[column]}`;
-    const line = `${map.layers[row]}, ${steps}: ${QUANTITIES[quantity]} ${mapText(cells[row][column])}`;
+    const line = `${row}, ${steps}: ${this.names[quantity]} ${this.text(cells[row][column], quantity)}`;
     this.readout.textContent = line;
     this.canvas.setAttribute("aria-valuetext", line);
     this.canvas.setAttribute("aria-valuemin", map.first[0]);
     this.canvas.setAttribute("aria-valuemax", map.last.at(-1));
     this.canvas.setAttribute("aria-valuenow", map.last[column]);
     const bar = element("span", { class: "bar", style: `background:linear-gradient(90deg,${COLOURS.map((c) => `rgb(${c})`)})` });
-    this.legend.replaceChildren(...(bounds ? [mapText(bounds[0]), bar, `${mapText(bounds[1])}, logarithmic; grey: 0`] : ["all 0"]));
+    const scale = (data.linear.includes(quantity) ? "linear" : "logarithmic") + `; grey: ${this.text(null)}`;
+    this.legend.replaceChildren(...(bounds ? ["≤ " + this.text(bounds[0], quantity), bar, `≥ ${this.text(bounds[1], quantity)}, ${scale}`]
+      : [`all ${this.text(null)}`]));
   }
 }
 
@@ -402,10 +418,11 @@ data.runs.forEach((run, i) => {
 if (data.runs.every((run) => run.tokens))
   controls.append(choice("horizontal axis", { step: "steps", tokens: "tokens" }, (value) => ((byTokens = value === "tokens"), (cursor = null))));
 for (const chart of data.charts) views.push(new Chart(chart, document.getElementById("charts")));
-const heat = document.getElementById("heat");
-if (heat) heat.append(choice("colour", QUANTITIES, (value) => (quantity = value)));
-for (const map of data.maps)
-  for (const role of Object.keys(data.roles)) views.push(new HeatMap(map, role, heat));
+for (const [group, names] of Object.entries(data.quantities)) {
+  const place = document.getElementById(`heat-${group}`);
+  if (place) place.append(choice("colour", names, (value) => (quantities[group] = value)));
+}
+for (const map of data.maps) views.push(new HeatMap(map, `map-${views.length}`, document.getElementById(`heat-${map.group}`)));
 drawAll();
 new ResizeObserver(drawAll).observe(document.getElementById("charts"));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);

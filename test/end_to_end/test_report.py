@@ -162,13 +162,12 @@ class Contents(unittest.TestCase):
         self.assertEqual(min(loss["low"]), 0.5)
         self.assertTrue(all(a + 1 == b for a, b in zip(loss["last"], loss["first"][1:])))
         self.assertTrue("not finite in step 9000" in text_of(page))
-        (cells,) = data["maps"]
-        self.assertEqual(len(cells["layers"]), 48)
-        column = next(i for i, last in enumerate(cells["last"]) if last >= 4440)
-        rows = cells["roles"]["x"]["saturated"]
-        self.assertEqual(len(rows), 48)
-        self.assertTrue(all([i for i, v in enumerate(row) if v is not None] == [column] for row in rows))
-        self.assertEqual(max(cells["roles"]["w"]["amax"][0]), 800)  # hundredths of log2 of 2^8
+        inputs, weights, _ = data["maps"]
+        column = next(i for i, last in enumerate(inputs["last"]) if last >= 4440)
+        rows = inputs["cells"]["saturated"]
+        self.assertEqual(list(rows), list(dict.fromkeys(t.rsplit(".", 1)[0] for t in tensors)))
+        self.assertTrue(all([i for i, v in enumerate(row) if v is not None] == [column] for row in rows.values()))
+        self.assertEqual(max(weights["cells"]["amax"]["h.0.qkv"]), 800)  # hundredths of log2 of 2^8
 
     def test_warnings(self):
         records = [step(1), step(2, loss=None, nonfinite=dict(loss="nan"), skipped=1), step(3, skipped=1, spike=dict(loss=4.0)),
@@ -330,7 +329,7 @@ class InBrowser(unittest.TestCase):
     def test_maps(self):
         fp8 = real_runs()[1]
         window = self.open(page_of_two())
-        maps = window.locator("#heat canvas")
+        maps = window.locator("#heat-fp8 canvas")
         self.assertEqual(maps.count(), len(ROLES))
         colours = maps.nth(0).evaluate("c => new Set(new Uint32Array(c.getContext('2d').getImageData(0, 0, c.width, c.height)"
                                        ".data.buffer)).size")
@@ -342,8 +341,34 @@ class InBrowser(unittest.TestCase):
         found = re.fullmatch(r"(\S+), step 30: amax ([\d.,e-]+)", said)
         # Hundredths of log2, in three digits.
         self.assertLess(abs(float(found[2].replace(",", "")) / last[found[1] + ".dout"]["amax"] - 1), 0.01)
-        window.get_by_label("colour").select_option("underflowed")
+        window.locator("#heat-fp8").get_by_label("colour").select_option("underflowed")
         self.assertIn("share underflowed", maps.nth(2).get_attribute("aria-valuetext"))
+
+    def test_maps_of_signals(self):
+        """Each run has a map, whose rows are the tensors that have the quantity, kind by kind."""
+        window = self.open(page_of_two())
+        (heat, map_of_fp8), last = window.locator("#heat-signals canvas").all(), {}
+        self.assertTrue(heat.is_visible())
+        for record in real_runs()[1].records:
+            last |= {t["tensor"]: t for t in record.get("signals", [])}
+        blocks = [f"h.{block}.qkv.weight" for block in (0, 1)]
+        for quantity, name, value in (
+                ("max_logit", "largest attention logit", lambda t: t["max_logit"]),
+                ("gradient", "norm of gradient", lambda t: t["gradient"]),
+                ("update_ratio", "norm of update over weights", lambda t: t["update"] / t["weight"])):
+            window.locator("#heat-signals").get_by_label("colour").select_option(quantity)
+            rows = list(data_of(page_of_two())["maps"][-1]["cells"][quantity])
+            self.assertEqual(len(rows), 2 if quantity == "max_logit" else len(last))
+            self.assertEqual(rows[rows.index(blocks[0]):][:2], blocks)
+            map_of_fp8.focus()
+            for row in rows:
+                found = re.fullmatch(rf"(\S+), step 30: {name} ([\d.,e-]+|none)", map_of_fp8.get_attribute("aria-valuetext"))
+                self.assertEqual(found[1], row)
+                self.assertAlmostEqual(float(found[2].replace(",", "")) / value(last[row]), 1, delta=0.01)
+                window.keyboard.press("ArrowDown")
+            for _ in rows:
+                window.keyboard.press("ArrowUp")
+        self.assertEqual(self.errors, [])
 
     def test_contrast_and_labels(self):
         fp8 = real_runs()[1]
@@ -352,9 +377,9 @@ class InBrowser(unittest.TestCase):
             with self.subTest(width=width, scheme=scheme):
                 window = self.open(page, width, scheme)
                 # One of the many tables of curves and maps, since all are made alike.
-                window.eval_on_selector_all("section:not(#curves, #maps) details, figure:has(#chart-loss) details, "
+                window.eval_on_selector_all("section:not(#curves, [id$=maps]) details, figure:has(#chart-loss) details, "
                                             "figure:has(canvas) details", "all => all.forEach((e) => (e.open = true))")
-                window.wait_for_selector("#curves tbody tr, #maps tbody tr")
+                window.wait_for_selector("#curves tbody tr, [id$=maps] tbody tr")
                 self.assertEqual(self.violations(window), [])
                 self.assertEqual(window.evaluate(CONTRAST_IN_DRAWINGS), [])
                 self.assertEqual(self.errors, [])
