@@ -11,8 +11,6 @@ AddressSanitizer.
 
 import argparse
 import contextlib
-import json
-import os
 import random
 import socket
 import struct
@@ -22,7 +20,7 @@ import threading
 import time
 
 from test_ranks import ENVIRONMENT, free_port
-from trainer import PROGRAM, new_path, tiny_flags, workspace
+from trainer import PROGRAM, new_path, read_records, tiny_flags, workspace
 
 LIMIT = 240  # seconds per run, also on a busy machine
 # The messages of the meeting, in bytes (tcp.cpp), and the header of all later ones (transport_tcp.cpp).
@@ -51,8 +49,7 @@ def finish(processes):
 
 
 def losses(out):
-    with open(os.path.join(out, "metrics.jsonl"), encoding="utf-8") as file:
-        return [r["loss"] for r in map(json.loads, file) if "loss" in r]
+    return [r["loss"] for r in read_records(out) if "loss" in r]
 
 
 def connect(port):

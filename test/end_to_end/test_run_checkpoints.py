@@ -20,8 +20,8 @@ import unittest
 
 from test_ranks import ENVIRONMENT
 from test_run_ranks import LAUNCH, MPIRUN, ONE_THREAD, command
-from trainer import (FP8_RECIPES, PROGRAM, ROOT, TIME_FIELDS, corpus, disk_trouble, new_path, read_safetensors,
-                     recipe_flags, run, workspace, write_shard)
+from trainer import (FP8_RECIPES, PROGRAM, ROOT, TIME_FIELDS, corpus, disk_trouble, new_path, read_records,
+                     read_safetensors, recipe_flags, run, workspace, write_shard)
 
 MATRIX = bool(os.environ.get("CHECKPOINT_MATRIX"))
 STOPPED, FLAGS_CODE, CHECKPOINT, NO_RESOURCES = 75, 2, 4, 5
@@ -81,9 +81,7 @@ class Directory:
 
     def records(self):
         """The records of the run's numbers, without those of clocks."""
-        with open(self.file("metrics.jsonl"), encoding="utf-8") as file:
-            records = [json.loads(line) for line in file]
-        return [{k: v for k, v in r.items() if k not in TIME_FIELDS} for r in records
+        return [{k: v for k, v in r.items() if k not in TIME_FIELDS} for r in read_records(self.path)
                 if "memory" not in r and "slow_rank" not in r]
 
     def log(self):
@@ -251,8 +249,7 @@ class Resume(Case):
         self.assertEqual(self.memory(stopped)[-1], self.memory(whole_run())[-1])
 
     def memory(self, run_):
-        with open(run_.file("metrics.jsonl"), encoding="utf-8") as file:
-            return [r["memory"] for r in map(json.loads, file) if "memory" in r]
+        return [r["memory"] for r in read_records(run_.path) if "memory" in r]
 
     def test_into_another_directory(self):
         first, second = Directory(), Directory()

@@ -10,7 +10,7 @@ import struct
 import unittest
 
 from test_run_ranks import MPIRUN, run_ranks
-from trainer import VOCAB, FinishedRun, corpus, llmc_tensors, new_path, read_safetensors, run, write_llmc_model
+from trainer import VOCAB, FinishedRun, corpus, new_path, read_safetensors, run, write_as_llmc
 
 FLAGS, DATA, CHECKPOINT = 2, 3, 4
 SHAPE = dict(context=64, vocab=VOCAB, layers=1, heads=1, channels=32)
@@ -206,14 +206,7 @@ class Eval(unittest.TestCase):
     def test_the_loss_of_the_run(self):
         """From a checkpoint, model.safetensors and llm.c's file, eval gives the bits of the run's last validation."""
         last = [r for r in self.trained.records if "val_loss" in r][-1]
-        tensors, values = read_safetensors(self.trained.path("model.safetensors")), {}
-        for name, transposed, count in llmc_tensors(SHAPE):
-            _, shape, data = tensors["transformer." + name]
-            values[name] = struct.unpack(f"<{count}f", data)
-            if transposed:
-                values[name] = [x for column in range(shape[1]) for x in values[name][column::shape[1]]]
-        llmc_file = new_path() + ".bin"
-        write_llmc_model(llmc_file, SHAPE, values)
+        llmc_file = write_as_llmc(SHAPE, read_safetensors(self.trained.path("model.safetensors")))
         for source in (self.trained.directory, self.trained.path("checkpoints/step_00000012"),
                        self.trained.path("model.safetensors"), llmc_file):
             result = evaluate(source, "--val", corpus().val, "--val", "train=" + corpus().train, "-m", "3")

@@ -6,7 +6,8 @@ import shutil
 import struct
 import unittest
 
-from trainer import (VOCAB, FinishedRun, llmc_tensors, new_path, read_safetensors, run, tiny_flags, write_llmc_model)
+from trainer import (VOCAB, FinishedRun, llmc_tensors, new_path, read_safetensors, run, tiny_flags, write_as_llmc,
+                     write_llmc_model)
 
 FLAGS, DATA, CHECKPOINT = 2, 3, 4
 TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json"]
@@ -45,15 +46,7 @@ class Export(unittest.TestCase):
 
     def llmc_file(self):
         """The run's weights as an llm.c file, written by this test itself."""
-        values = {}
-        for name, transposed, count in llmc_tensors(SHAPE):
-            _, shape, data = self.tensors["transformer." + name]
-            values[name] = struct.unpack(f"<{count}f", data)
-            if transposed:
-                values[name] = [x for column in range(shape[1]) for x in values[name][column::shape[1]]]
-        path = new_path() + ".bin"
-        write_llmc_model(path, SHAPE, values)
-        return path
+        return write_as_llmc(SHAPE, self.tensors)
 
     def test_there_and_back(self):
         directory = self.export(self.trained.directory)
@@ -164,9 +157,8 @@ class Export(unittest.TestCase):
                 file.write(bytes([len(piece)]) + piece)
         ranks = {piece: rank for rank, piece in enumerate(pieces)}
 
-        model = new_path() + ".bin"
         shape = dict(context=64, vocab=300, layers=1, heads=1, channels=32)
-        write_llmc_model(model, shape, {name: [0.0] * count for name, _, count in llmc_tensors(shape)})
+        model = write_llmc_model(shape, {name: [0.0] * count for name, _, count in llmc_tensors(shape)})
         directory = self.export(model, "--tokenizer", table)
         tokenizer = json.loads(read(os.path.join(directory, "tokenizer.json")))
         config = json.loads(read(os.path.join(directory, "tokenizer_config.json")))

@@ -7,17 +7,11 @@ import platform
 import pty
 import re
 import shutil
-import signal
-import struct
 import subprocess
-import unicodedata
 import unittest
 
 from lives import free_port
-from trainer import (ENVIRONMENT, PROGRAM, ROOT, VOCAB, FinishedRun, corpus, llmc_tensors, new_path, read_safetensors, run,
-                     tiny_flags, workspace, write_llmc_model, write_safetensors)
-
-STOPPED = 75
+from trainer import ENVIRONMENT, PROGRAM, ROOT, VOCAB, FinishedRun, corpus, new_path, read_records, run, tiny_flags, workspace
 
 
 class Files(unittest.TestCase):
@@ -64,10 +58,6 @@ class Files(unittest.TestCase):
         for record in self.done.records:
             if "val_loss" in record:
                 self.assertEqual(list(record), ["step", "val_loss", "val_perplexity", "val_bpb", "time", "elapsed"])
-
-    def test_records_in_order_of_steps(self):
-        steps = [r["step"] for r in self.done.records]
-        self.assertEqual(steps, sorted(steps))
 
     def test_main_log(self):
         lines = self.done.read("main.log").decode().splitlines()
@@ -184,7 +174,6 @@ class Files(unittest.TestCase):
         self.assertEqual(beyond_32_bits.validations, everything.validations)
         self.assertNotEqual(everything.validations[0], self.done.validations[0])
 
-
     def test_without_val_every_it_costs_little(self):
         # 2 batches of a third of a micro-step are 4.8 % of 7 steps of 2 micro-steps, and 5.6 % of 6.
         done = FinishedRun("--val", corpus().val, "--val-batches", "2", "--total-batch", "512", "--max-steps", "8")
@@ -207,25 +196,6 @@ class Weights(unittest.TestCase):
         cls.done = FinishedRun("--val", corpus().val, "--val-batches", "3", "--max-steps", "12", "--lr", "2e-3")
         cls.model = cls.done.path("model.safetensors")
 
-    def test_hugging_face_names_and_shapes(self):
-        C, V, T = 64, VOCAB, 64
-        expected = {"wte.weight": [V, C], "wpe.weight": [T, C], "ln_f.weight": [C], "ln_f.bias": [C]}
-        for layer in range(2):
-            h = f"h.{layer}."
-            expected |= {h + "ln_1.weight": [C], h + "ln_1.bias": [C], h + "ln_2.weight": [C], h + "ln_2.bias": [C],
-                         h + "attn.c_attn.weight": [C, 3 * C], h + "attn.c_attn.bias": [3 * C],
-                         h + "attn.c_proj.weight": [C, C], h + "attn.c_proj.bias": [C],
-                         h + "mlp.c_fc.weight": [C, 4 * C], h + "mlp.c_fc.bias": [4 * C],
-                         h + "mlp.c_proj.weight": [4 * C, C], h + "mlp.c_proj.bias": [C]}
-        tensors = {name.removeprefix("transformer."): t for name, t in read_safetensors(self.model).items()}
-        self.assertEqual({name: shape for name, (_, shape, _) in tensors.items()}, expected)
-        for name, (dtype, shape, data) in tensors.items():
-            self.assertEqual(dtype, "F32", name)
-            self.assertEqual(len(data), 4 * math.prod(shape), name)
-            values = struct.unpack(f"<{math.prod(shape)}f", data)
-            self.assertTrue(all(map(math.isfinite, values)), name)
-            self.assertGreater(max(map(abs, values)), 0, name)
-
     def test_training_goes_on_from_them(self):
         last = self.done.validations[12]
         for precision in ("bf16", "fp32"):
@@ -237,45 +207,6 @@ class Weights(unittest.TestCase):
             self.assertLess(again.validations[12], last)
         self.assertLess(last, 4.5, "or else it would not show that the weights were used")
 
-    def test_a_directory_is_as_good_as_a_file(self):
-        def losses(weights):
-            return FinishedRun("--max-steps", "2", "--init-from", weights).losses
-
-        expected = losses(self.model)
-        self.assertLess(expected[0], 4.5)
-        self.assertEqual(losses(self.done.directory), expected)
-        self.assertEqual(losses(self.sharded(3)), expected)
-
-    def test_a_model_file_of_llm_c_is_as_good_as_theirs(self):
-        model = dict(context=64, vocab=VOCAB, layers=2, heads=2, channels=64)
-        tensors = {name.removeprefix("transformer."): t for name, t in read_safetensors(self.model).items()}
-        values = {}
-        for name, transposed, count in llmc_tensors(model):
-            _, shape, data = tensors[name]
-            values[name] = struct.unpack(f"<{count}f", data)
-            if transposed:  # (in, out) there, (out, in) here
-                values[name] = [x for column in range(shape[1]) for x in values[name][column::shape[1]]]
-        path = new_path() + ".bin"
-        write_llmc_model(path, model, values)
-        losses = [FinishedRun("--max-steps", "2", "--init-from", weights).losses for weights in (self.model, path)]
-        self.assertLess(losses[0][0], 4.5)
-        self.assertEqual(losses[0], losses[1])
-
-    def sharded(self, count):
-        """The model as Hugging Face keeps large ones: in several files with an index, here without the prefix."""
-        directory, weight_map, shards = new_path("sharded"), {}, [{} for _ in range(count)]
-        os.mkdir(directory)
-        for i, (name, tensor) in enumerate(read_safetensors(self.model).items()):
-            weight_map[name.removeprefix("transformer.")] = f"model-{i % count + 1:05}-of-{count:05}.safetensors"
-            shards[i % count][name.removeprefix("transformer.")] = tensor
-        for i, tensors in enumerate(shards):
-            write_safetensors(os.path.join(directory, f"model-{i + 1:05}-of-{count:05}.safetensors"), tensors)
-        index = dict(metadata=dict(total_size=os.path.getsize(self.model)), weight_map=weight_map)
-        with open(os.path.join(directory, "model.safetensors.index.json"), "w", encoding="utf-8") as file:
-            json.dump(index, file)
-        shutil.copy(self.done.path("config.json"), directory)
-        return directory
-
 
 class Configuration(unittest.TestCase):
     def test_a_run_from_run_json_is_the_same_run(self):
@@ -283,9 +214,7 @@ class Configuration(unittest.TestCase):
         out = new_path()
         result = run("--config", first.path("run.json"), "--out", out)
         self.assertEqual(result.code, 0, result.err)
-        with open(os.path.join(out, "metrics.jsonl"), encoding="utf-8") as file:
-            losses = [record["loss"] for record in map(json.loads, file) if "loss" in record]
-        self.assertEqual(losses, first.losses)
+        self.assertEqual([r["loss"] for r in read_records(out) if "loss" in r], first.losses)
         printed = run("--config", first.path("run.json"), "--print-config")
         self.assertEqual(printed.code, 0, printed.err)
         self.assertEqual(json.loads(printed.out)["lr"], 1.7e-3)
@@ -302,20 +231,11 @@ class Fingerprints(unittest.TestCase):
     def test_they_depend_on_nothing_but_weights_and_batches(self):
         weights, batches = self.of()
         self.assertEqual(len(set(batches)), 4)
+        self.assertNotEqual(self.of("--seed", "2")[0], weights)
         for flags in (["--precision", "fp32"], ["--precision", "fp8", "--recompute", "block"], ["--batch", "2"],
                       ["--batch", "8"], ["--lr", "1e-2"], ["--max-steps", "4", "--val", corpus().val, "--val-every", "1"]):
             with self.subTest(flags=flags):
                 self.assertEqual(self.of(*flags), (weights, batches))
-
-    def test_they_differ_where_those_do(self):
-        weights, batches = self.of()
-        self.assertNotEqual(self.of("--seed", "2")[0], weights)
-        self.assertTrue(set(batches).isdisjoint(self.of("--seed", "2")[1]))
-        self.assertNotEqual(self.of("--channels", "32", "--heads", "1")[0], weights)
-        other = self.of("--train", corpus().val)
-        self.assertEqual(other[0], weights)
-        self.assertTrue(set(batches).isdisjoint(other[1]))
-        self.assertTrue(set(batches).isdisjoint(self.of("--total-batch", "1024")[1]))
 
 
 class Planning(unittest.TestCase):
@@ -338,11 +258,6 @@ class Planning(unittest.TestCase):
                         self.assertIn("has no FP8: use --precision bf16", text)
                     else:
                         self.assertRegex(text, r"fp8 +[\d,]+ tok/s, MFU \d+\.\d% of the FP8 peak")
-
-    def test_what_does_not_fit(self):
-        flags = ["--model", "gpt2-xl", "--batch", "16"]
-        self.assertIn("DOES NOT FIT into RTX 4090", self.plan(*flags, "--gpu", "rtx4090"))
-        self.assertIn("fits into H200", self.plan(*flags, "--gpu", "h200"))
 
     def test_what_would_fit(self):
         """Each change is a run that fits, takes what it says and as long as it says. The fastest come first, and runs on
@@ -418,16 +333,6 @@ class Planning(unittest.TestCase):
         here = json.loads(self.plan_json(0, "-e", "d12", "--gpu", "gb10", "--checkpoint-local", "/tmp"))["memory"]
         self.assertEqual((here["host"], here["total"]), (0, apart["total"]))
 
-    def test_recomputation_saves_activations(self):
-        def activations(level):
-            text = self.plan("--model", "gpt2", "--batch", "32", "--recompute", level)
-            amount, unit = re.search(r"activations +([\d.]+) (\w+)", text).groups()
-            return float(amount) * {"MiB": 1, "GiB": 1024}[unit]
-
-        sizes = [activations(level) for level in ("none", "gelu", "norm", "block")]
-        self.assertEqual(sizes, sorted(sizes, reverse=True))
-        self.assertLess(sizes[-1], 0.5 * sizes[0])
-
     def test_example_configurations(self):
         directory = os.path.join(ROOT, "scripts", "configs")
         for name in sorted(os.listdir(directory)):
@@ -440,12 +345,6 @@ class Planning(unittest.TestCase):
     def test_with_data_and_the_demo_model(self):
         text = self.plan(*tiny_flags("--layers", "4", "--channels", "128", "--heads", "4", "--context", "128"))
         self.assertIn("vocabulary 257", text)
-
-    def test_unknown_card(self):
-        result = run("--dry-run", "--gpu", "h900")
-        self.assertEqual(result.code, 2)
-        self.assertIn("'h900' is not in the table", result.err)
-        self.assertIn("h200", result.err)
 
 
 class Fitting(unittest.TestCase):
@@ -474,7 +373,7 @@ class Fitting(unittest.TestCase):
     def test_recomputes_as_little_as_fits(self):
         """-r auto, the default, takes the next level when the one before it does not fit. The bits stay the same."""
         levels = ("none", "gelu", "norm", "block")
-        shape = ["--layers", "8", "--batch", "128"]
+        shape = ["--layers", "4", "--batch", "32"]
         needed = [self.needed(level, *shape) for level in levels]
         losses = set()
         for i, level in enumerate(levels):
@@ -569,12 +468,8 @@ class HelpOfCommands(unittest.TestCase):
     def test_refusals(self):
         for arguments, message in (
                 (["sample", "--max_new_tokens", "5"], "sample: unknown flag --max_new_tokens; here it is -g, --tokens ("),
-                (["export", "--form", "x"], "export: unknown flag --form; did you mean --from? (train_gpt export --help"),
-                (["export", "--from", "x", "--to", "y", "--dtype", "fp16"], "'fp16' is not one of fp32, bf16, fp8"),
-                (["export"], "export: --from PATH is missing: a checkpoint"),
                 (["export", "--from"], "needs a value: --from PATH"),
                 (["eval", "--from", "x", "y"], "eval: unexpected argument 'y'; flags start with -"),
-                (["sample", "--from", "x", "-g", "0"], "--tokens: 0 is out of range; it must be from 1 on"),
                 (["sample", "--from", "x", "-g", "4x"], "--tokens: '4x' is not a whole number")):
             result = run(*arguments)
             self.assertEqual(result.code, 2, arguments)
@@ -587,36 +482,15 @@ class Sampling(unittest.TestCase):
         self.assertEqual(result.code, 0, result.err)
         return result.samples
 
-    def test_samples_are_printed(self):
-        samples = self.sample()
-        self.assertEqual([step for step, _ in samples], [3, 6])
-        for _, text in samples:
-            self.assertTrue(text)
-            # An untrained model writes any byte; but for ends of lines and tabs, none may reach the terminal as a control
-            # character.
-            self.assertFalse([c for c in text if unicodedata.category(c) == "Cc" and c not in "\n\t"], repr(text))
-
-    def test_same_seed_same_sample(self):
-        self.assertEqual(self.sample(), self.sample())
-        self.assertNotEqual(self.sample(), self.sample("--seed", "3"))
-
     def test_the_likeliest_token_does_not_depend_on_chance(self):
         greedy = self.sample("--temperature", "0")
         self.assertEqual(greedy, self.sample("--temperature", "0", "--top-p", "0.5"))
         self.assertEqual(greedy, self.sample("--top-k", "1"))
 
-    def test_prompt(self):
-        for _, text in self.sample("--prompt", "Tom who sees"):
-            self.assertTrue(text.startswith("Tom who sees"), text)
-
     def test_sampling_does_not_change_training(self):
         quiet = FinishedRun("--max-steps", "6")
         chatty = FinishedRun("--max-steps", "6", "--sample-every", "2", "--sample-tokens", "3", "--prompt", "Tom")
         self.assertEqual(quiet.losses, chatty.losses)
-
-    def test_sample_longer_than_the_context(self):
-        self.assertEqual(len(self.sample("--sample-tokens", "100", "--max-steps", "3")), 1)
-
 
     def test_any_context_in_fp8(self):
         """Products want tokens in whole blocks; neither the end of a context of another length nor a sample beyond it
@@ -631,18 +505,6 @@ class Sampling(unittest.TestCase):
 
 
 class Endings(unittest.TestCase):
-    def test_stop_after_leaves_the_schedule_as_it_is(self):
-        whole = FinishedRun("--max-steps", "8", "--warmup", "2")
-        part = FinishedRun("--max-steps", "8", "--warmup", "2", "--stop-after", "3")
-        self.assertEqual(part.timeless, whole.timeless[:3])
-        self.assertTrue(os.path.exists(part.path("model.safetensors")))
-
-    def test_max_minutes(self):
-        run_ = FinishedRun("--max-steps", "1000000", "--max-minutes", "0.01", code=STOPPED)
-        self.assertIn("--max-minutes", run_.result.out)
-        self.assertGreaterEqual(len(run_.steps), 1)
-        self.assertTrue(os.path.exists(run_.path("checkpoints")))
-
     def test_stopped_without_out(self):
         """It saved nothing, so nothing may queue it again."""
         result = run(*tiny_flags("--max-steps", "1000000", "--max-minutes", "0.01"))
@@ -673,37 +535,6 @@ class Endings(unittest.TestCase):
             process.stdout.close()
         self.assertEqual(process.returncode, 0)
         self.assertIn("model.safetensors", os.listdir(out))
-
-    def stop_by(self, signal_number):
-        out = new_path()
-        command = [PROGRAM, *tiny_flags("--max-steps", "1000000", "--out", out)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=workspace(),
-                                   env=ENVIRONMENT)
-        try:
-            while not process.stdout.readline().startswith("step "):
-                self.assertIsNone(process.poll())
-            process.send_signal(signal_number)
-            rest, _ = process.communicate(timeout=60)
-        finally:
-            process.kill()
-        self.assertEqual(process.returncode, STOPPED)
-        self.assertIn("stopping after step", rest)
-        self.assertIn(signal.Signals(signal_number).name, rest)
-        with open(os.path.join(out, "metrics.jsonl"), encoding="utf-8") as file:
-            steps = [record["step"] for record in map(json.loads, file) if "loss" in record]
-        self.assertEqual(steps, list(range(1, len(steps) + 1)))
-        self.assertIn(f"stopping after step {steps[-1]}", rest, "the last step is in the file")
-        self.assertEqual(os.listdir(os.path.join(out, "checkpoints")), [f"step_{steps[-1]:08}"])
-
-    def test_sigterm(self):
-        self.stop_by(signal.SIGTERM)
-
-    def test_sigint(self):
-        self.stop_by(signal.SIGINT)
-
-    def test_one_epoch_without_max_steps(self):
-        epoch = FinishedRun("--max-steps", "-1", "--batch", "32", "--total-batch", "32768")
-        self.assertEqual(len(epoch.steps), (120000 - 1) // 32768)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ import os
 import unittest
 
 from test_run_ranks import MPIRUN, ONE_THREAD, RankRun, run_ranks
-from trainer import (BLOCK_RECIPES, FP8_RECIPES, TINY_BATCH, FinishedRun, corpus, new_path, recipe_flags, run,
-                     tiny_flags)
+from trainer import (BLOCK_RECIPES, FP8_RECIPES, TINY_BATCH, FinishedRun, corpus, new_path, read_records, recipe_flags,
+                     run, tiny_flags)
 
 LINEAR_LAYERS = 2 * 4  # of the tiny model
 
@@ -37,11 +37,10 @@ class Fp8(unittest.TestCase):
                 self.assertEqual({s["skipped"] for s in fp8.steps}, {0})
                 self.assertEqual({s["loss_scale"] for s in fp8.steps}, {65536})
 
-    def test_same_bits_twice_lazily_and_guarded_and_recomputed(self):
+    def test_same_bits_lazily_and_guarded_and_recomputed(self):
         flags = ["--precision", "fp8", "--max-steps", "8", "--total-batch", "512", "--val", corpus().val, "--val-every", "4",
                  "--val-batches", "2"]
         plain = FinishedRun(*flags)
-        self.assertEqual(plain.timeless, FinishedRun(*flags).timeless)
         strict = FinishedRun(*flags, env={"LLMC_STREAMS": "lazy", "LLMC_GUARD": "1"})
         self.assertEqual(plain.timeless, strict.timeless)
         for level in ("none", "norm", "block"):
@@ -79,15 +78,6 @@ class Fp8(unittest.TestCase):
         self.assertEqual(without.losses, fused.losses)
         self.assertEqual(without.read("model.safetensors"), fused.read("model.safetensors"))
 
-    def test_loss_scale_changes_no_bit(self):
-        """Checks the default recipe; test/model/gpt2_fp8*.cpp and test/optim/prepare_step.cpp check the others, and BF16."""
-        flags = ["--precision", "fp8", "--max-steps", "10", "--lr", "3e-3", "--warmup", "5"]
-        plain, other = FinishedRun(*flags, "--loss-scale", "1"), FinishedRun(*flags, "--loss-scale", "dynamic")
-        self.assertEqual({s["loss_scale"] for s in other.steps}, {65536})
-        self.assertEqual(plain.losses, other.losses)
-        self.assertEqual([s["norm"] for s in plain.steps], [s["norm"] for s in other.steps])
-        self.assertEqual(plain.read("model.safetensors"), other.read("model.safetensors"))
-
     def test_gradient_accumulation_nearly_equals_the_large_batch(self):
         # Scales may differ: current scaling has its own for every micro-batch, delayed scaling in the first step.
         flags = ["--total-batch", "1024", "--max-steps", "5", "--lr", "1e-3"]
@@ -98,15 +88,6 @@ class Fp8(unittest.TestCase):
                 self.assertEqual([r.micro_steps for r in (large, small)], [1, 4])
                 worst = max(abs(a / b - 1) for a, b in zip(small.losses, large.losses))
                 self.assertLess(worst, 1e-3)
-
-    def test_products_of_chosen_layers(self):
-        # Three products per layer. Layers in BF16 are counted there, next to the head's three.
-        for layers, expected in (("all", 8), ("all,-first", 4), ("all,-last,-fc_proj", 3), ("none,fc", 2),
-                                 ("none,block1.qkv", 1), ("none", 0)):
-            with self.subTest(layers=layers):
-                done = FinishedRun("--precision", "fp8", "--fp8-layers", layers, "--max-steps", "2")
-                self.assertEqual({tuple(s["products"].values()) for s in done.steps},
-                                 {(3 * expected, 3 * (LINEAR_LAYERS - expected) + 3, 0)})
 
     def test_sums_of_hopper(self):
         flags = ["--precision", "fp8", "--max-steps", "4", "--checkpoint-every", "2"]
@@ -154,8 +135,7 @@ class Fp8(unittest.TestCase):
         flags = self.llama_flags()
 
         def outliers(directory):
-            with open(os.path.join(directory, "metrics.jsonl"), encoding="utf-8") as file:
-                records = [record["fp8"] for record in map(json.loads, file) if "fp8" in record]
+            records = [record["fp8"] for record in read_records(directory) if "fp8" in record]
             return [{(t["tensor"], name): t[name] for t in record for name in NAMES if name in t} for record in records]
 
         NAMES = ("kurtosis", "alignment", "largest_alignment")
@@ -200,8 +180,7 @@ class Fp8(unittest.TestCase):
             else:
                 result = run(*flags, "--out", out, env=ONE_THREAD)  # like every rank of several
                 self.assertEqual(result.code, 0, result.err)
-            with open(os.path.join(out, "metrics.jsonl"), encoding="utf-8") as file:
-                records = [json.loads(line) for line in file]
+            records = read_records(out)
             with open(os.path.join(out, "model.safetensors"), "rb") as file:
                 weights = file.read()
             steps = [(r["loss"], r["norm"]) for r in records if "loss" in r]
@@ -271,24 +250,20 @@ class Fp8(unittest.TestCase):
             self.assertEqual(code, 0, more)
             return out
 
-        def records(directory):
-            with open(os.path.join(directory, "metrics.jsonl"), encoding="utf-8") as file:
-                return [json.loads(line) for line in file]
-
         def weights(directory):
             with open(os.path.join(directory, "model.safetensors"), "rb") as file:
                 return file.read()
 
         smooth, plain, bf16 = trained("--fp8-smooth"), trained(), trained("--precision", "bf16")
         self.assertNotEqual(weights(smooth), weights(plain))
-        for a, b in zip(*([r["loss"] for r in records(d) if "loss" in r] for d in (smooth, bf16)), strict=True):
+        for a, b in zip(*([r["loss"] for r in read_records(d) if "loss" in r] for d in (smooth, bf16)), strict=True):
             self.assertLess(abs(a / b - 1), 0.0025)
-        found = [{t["tensor"]: t["smallest_factor"] for t in r["fp8"] if "smallest_factor" in t} for r in records(smooth)
+        found = [{t["tensor"]: t["smallest_factor"] for t in r["fp8"] if "smallest_factor" in t} for r in read_records(smooth)
                  if "fp8" in r]
         self.assertEqual([set(factors) for factors in found], [{"h.0.fc_proj.x", "h.1.fc_proj.x"}] * 2)
         self.assertLess(min(found[0].values()), 1)
         self.assertEqual(found, [{t["tensor"]: t["smallest_factor"] for t in r["fp8"] if "smallest_factor" in t}
-                                 for r in records(trained("--fp8-smooth", "--recompute", "block")) if "fp8" in r])
+                                 for r in read_records(trained("--fp8-smooth", "--recompute", "block")) if "fp8" in r])
         parts = trained("--fp8-smooth", "--stop-after", "2")
         trained("--fp8-smooth", "--resume", "latest", out=parts)
         self.assertEqual(weights(parts), weights(smooth))
@@ -360,12 +335,8 @@ class Fp8(unittest.TestCase):
                             (["--fp8-recipe", "mxfp8", "--fp8-fallback", "0.1,0.5,9"], "--fp8-recipe delayed or current"),
                             (["--fp8-smooth"], "needs SwiGLU, which this model does not have"),
                             (["--fp8-layers", "all,-block9"], "block9"),
-                            (["--fp8-layers", "everything"], "everything"),
-                            (["--fp8-recipe", "tensorwise"], "delayed, current, block, mxfp8"),
                             (["--fp8-recipe", "block"], "64 channels are not a multiple of 128"),
-                            (["--fp8-recipe", "mxfp8", "--seq", "48", "--batch", "1"], "48 tokens per micro-batch"),
-                            (["--batch", "1", "--seq", "20"], "multiple of 16"),
-                            (["--loss-scale", "3"], "power of two")):
+                            (["--fp8-recipe", "mxfp8", "--seq", "48", "--batch", "1"], "48 tokens per micro-batch")):
             with self.subTest(flags=flags):
                 result = run(*tiny_flags("--precision", "fp8", *flags))
                 self.assertEqual(result.code, 2, result.err)

@@ -14,7 +14,7 @@ import unittest
 
 import hostile_peers
 from test_ranks import ENVIRONMENT, FOREIGN, free_port
-from trainer import PROGRAM, FinishedRun, corpus, disk_trouble, new_path, tiny_flags, workspace
+from trainer import PROGRAM, FinishedRun, corpus, disk_trouble, new_path, read_records, tiny_flags, workspace
 
 MPIRUN = shutil.which("mpirun")
 LAUNCH = [MPIRUN or "mpirun", "--oversubscribe", "--bind-to", "none"]
@@ -136,8 +136,7 @@ class Ranks(unittest.TestCase):
         result = subprocess.run([*LAUNCH, *of_rank[0], ":", *of_rank[1], ":", *of_rank[2]], capture_output=True,
                                 text=True, timeout=120, cwd=workspace(), env=ENVIRONMENT)
         self.assertEqual(result.returncode, 0, result.stderr)
-        with open(os.path.join(directory, "metrics.jsonl"), encoding="utf-8") as file:
-            records = [json.loads(line) for line in file]
+        records = read_records(directory)
         steps = [r for r in records if "loss" in r]
         # The last step is reported after the last exchange.
         self.assertEqual([r["step"] for r in steps if "slowest_rank" in r], list(range(1, 13)))

@@ -59,11 +59,6 @@ class Alerts(unittest.TestCase):
         warnings = [line for line in run.result.out.splitlines() if line.startswith("warning: ")]
         self.assertEqual(warnings, [f"warning: step {step}: {rule}: it is {value:g} (--alert)" for step, rule, value in alerts])
 
-    def test_unknown_field(self):
-        result = run(*tiny_flags("--alert", "grad_norm>10"))
-        self.assertEqual(result.code, 2)
-        self.assertIn("--alert: 'grad_norm>10' is a rule over 'grad_norm', which is not one of loss, lr, norm, ", result.err)
-
 
 class SameNumbers(unittest.TestCase):
     """Everything but the time fields, bit for bit: JSON floats have all their digits."""
@@ -80,44 +75,21 @@ class SameNumbers(unittest.TestCase):
         self.assertEqual(a.read("model.safetensors"), b.read("model.safetensors"))
         self.assertEqual(a.read("main.log"), b.read("main.log"))
 
-    def test_same_seed_twice(self):
-        for precision in ("bf16", "fp32"):
-            with self.subTest(precision=precision):
-                flags = self.flags("--precision", precision)
-                self.assert_same(FinishedRun(*flags), FinishedRun(*flags))
-
     def test_another_seed_differs(self):
         self.assertNotEqual(FinishedRun(*self.flags()).losses, FinishedRun(*self.flags("--seed", "7")).losses)
 
-    def test_lazy_streams_and_guarded_memory(self):
+    def test_lazy_streams_guarded_memory_and_order_of_threads(self):
         for precision in ("bf16", "fp32"):
             with self.subTest(precision=precision):
                 flags = self.flags("--precision", precision, "--sample-every", "4", "--sample-tokens", "8")
                 plain = FinishedRun(*flags)
-                strict = FinishedRun(*flags, env={"LLMC_STREAMS": "lazy", "LLMC_GUARD": "1"})
+                strict = FinishedRun(*flags, env={"LLMC_STREAMS": "lazy", "LLMC_GUARD": "1", "LLMC_ORDER": "random"})
                 self.assert_same(plain, strict)
                 self.assertEqual(len(plain.result.samples), 2)
                 # Printed samples may have line breaks, where the recorded ones are cut.
                 recorded = [(r["step"], r["sample"].split("\n")[0]) for r in plain.records if "sample" in r]
                 self.assertEqual(recorded, plain.result.samples)
                 self.assertEqual(plain.result.samples, strict.result.samples)
-
-    def test_order_of_threads(self):
-        plain = FinishedRun(*self.flags())
-        for order in ("descending", "random"):
-            with self.subTest(order=order):
-                self.assert_same(plain, FinishedRun(*self.flags(), env={"LLMC_ORDER": order}))
-
-    def test_recomputation(self):
-        """Recomputed activations are the same bits, so every level gives the same losses and weights."""
-        for precision in ("bf16", "fp32"):
-            plain = FinishedRun(*self.flags("--precision", precision, "--recompute", "none"))
-            for level in ("gelu", "norm", "block"):
-                with self.subTest(precision=precision, level=level):
-                    run = FinishedRun(*self.flags("--precision", precision, "--recompute", level))
-                    self.assertEqual(run.losses, plain.losses)
-                    self.assertEqual([r["norm"] for r in run.steps], [r["norm"] for r in plain.steps])
-                    self.assertEqual(run.read("model.safetensors"), plain.read("model.safetensors"))
 
 
 class Bench(unittest.TestCase):
@@ -223,13 +195,6 @@ class Spikes(unittest.TestCase):
         self.assertNotEqual(skipping.losses[first], plain.losses[first])
         self.assertLess(skipping.losses[first], plain.losses[first], "nothing was learned from noise")
 
-    def test_no_spike_no_difference(self):
-        flags = ["--max-steps", "100"]
-        quiet, watched = FinishedRun(*flags), FinishedRun(*flags, "--skip-spikes")
-        self.assertFalse([r for r in quiet.steps if "spike" in r])
-        self.assertEqual(quiet.timeless, watched.timeless)
-        self.assertEqual(quiet.read("model.safetensors"), watched.read("model.safetensors"))
-
 
 class Skips(unittest.TestCase):
     def test_too_many_stop_the_run_and_name_what_went_bad(self):
@@ -306,23 +271,15 @@ class SequenceSchedule(unittest.TestCase):
 
 
 class NearlySameNumbers(unittest.TestCase):
-    def test_gradient_accumulation_equals_the_large_batch(self):
-        flags = ["--precision", "fp32", "--total-batch", "512", "--max-steps", "10", "--lr", "1e-3"]
-        large = FinishedRun(*flags, "--batch", "8")
-        for batch in (1, 2, 4):
-            with self.subTest(batch=batch):
-                small = FinishedRun(*flags, "--batch", batch)
-                self.assertEqual([r["tokens"] for r in small.steps], [r["tokens"] for r in large.steps])
-                # Only the order of the sums differs: rounding, which ten steps of AdamW hardly amplify.
-                for a, b in zip(small.steps, large.steps):
-                    self.assertLess(relative(a["loss"], b["loss"]), 1e-4, b["step"])
-                    self.assertLess(relative(a["norm"], b["norm"]), 1e-3, b["step"])
-
-    def test_bf16_follows_fp32(self):
+    @classmethod
+    def setUpClass(cls):
         # Not faster: from about 1.5e-3 on, this model's loss leaps for one step (in FP64 too), and no two precisions
         # agree on how far.
-        flags = ["--max-steps", "50", "--lr", "1e-3", "--warmup", "5", "--batch", "8"]
-        bf16, fp32 = (FinishedRun(*flags, "--precision", precision) for precision in ("bf16", "fp32"))
+        cls.flags = ["--max-steps", "50", "--lr", "1e-3", "--warmup", "5", "--batch", "8", "--precision", "fp32"]
+        cls.fp32 = FinishedRun(*cls.flags)
+
+    def test_bf16_follows_fp32(self):
+        bf16, fp32 = FinishedRun(*self.flags, "--precision", "bf16"), self.fp32
         self.assertNotEqual(bf16.losses, fp32.losses)
         worst = max(relative(a, b) for a, b in zip(bf16.losses, fp32.losses))
         self.assertLess(worst, 0.01)
@@ -332,12 +289,11 @@ class NearlySameNumbers(unittest.TestCase):
     def test_narrow_state_follows_fp32(self):
         """A number in BF16 errs by 2^-7 at most, and on average by nothing: less than what computing in BF16 changes. Weights
         are rounded to nearest before the first step."""
-        flags = ["--max-steps", "50", "--lr", "1e-3", "--warmup", "5", "--batch", "8", "--precision", "fp32"]
-        fp32 = FinishedRun(*flags)
+        fp32 = self.fp32
         for flag, format_ in (("--adam-moments", "bf16"), ("--adam-moments", "fp8"), ("--master", "bf16"),
                               ("--gradients", "bf16")):
             with self.subTest(flag=flag, format=format_):
-                narrow = FinishedRun(*flags, flag, format_)
+                narrow = FinishedRun(*self.flags, flag, format_)
                 self.assertEqual(narrow.losses[0] == fp32.losses[0], flag != "--master")
                 self.assertNotEqual(narrow.losses, fp32.losses)
                 self.assertLess(max(relative(a, b) for a, b in zip(narrow.losses, fp32.losses)),

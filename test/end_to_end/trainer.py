@@ -126,6 +126,12 @@ def recipe_flags(recipe):
     return ["--precision", "fp8", "--fp8-recipe", recipe, *size]
 
 
+def read_records(directory):
+    """Returns the records in the metrics.jsonl of a run directory."""
+    with open(os.path.join(directory, "metrics.jsonl"), encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
 class FinishedRun:
     """A run that must succeed, and the files it left."""
 
@@ -144,7 +150,7 @@ class FinishedRun:
 
     @functools.cached_property
     def records(self):
-        return [json.loads(line) for line in self.read("metrics.jsonl").decode().splitlines()]
+        return read_records(self.directory)
 
     @property
     def steps(self):
@@ -227,9 +233,11 @@ def llmc_tensors(model):
             ("ln_f.weight", False, C), ("ln_f.bias", False, C)]
 
 
-def write_llmc_model(path, model, values):
-    """Writes llm.c's model file in FP32, using only the format's definition. `values` is {name: numbers as (out, in)}.
+def write_llmc_model(model, values):
+    """Writes llm.c's model file in FP32, using only the format's definition, and returns its path. `values` is
+    {name: numbers as (out, in)}.
     """
+    path = new_path() + ".bin"
     header = [20240326, 3, model["context"], model["vocab"], model["layers"], model["heads"], model["channels"]]
     padded = -(-model["vocab"] // 128) * 128
     with open(path, "wb") as file:
@@ -239,6 +247,18 @@ def write_llmc_model(path, model, values):
             file.write(struct.pack(f"<{count}f", *values[name]))
             if name == "wte.weight":
                 file.write(bytes(4 * (padded - model["vocab"]) * model["channels"]))
+    return path
+
+
+def write_as_llmc(model, tensors):
+    """Writes the tensors of read_safetensors(), with Hugging Face's names and in FP32, as llm.c's model file."""
+    values = {}
+    for name, transposed, count in llmc_tensors(model):
+        _, shape, data = tensors["transformer." + name]
+        values[name] = struct.unpack(f"<{count}f", data)
+        if transposed:  # (in, out) there, (out, in) here
+            values[name] = [x for column in range(shape[1]) for x in values[name][column::shape[1]]]
+    return write_llmc_model(model, values)
 
 
 def short_run(program):
