@@ -13,6 +13,7 @@
 #include "llmc/flags/flags.h"
 #include "llmc/kernels/variants.h"
 #include "llmc/train/trainer.h"
+#include "test/helpers.h"
 #include "test/kernel_test.h"
 #include "test/suites.h"
 
@@ -392,34 +393,15 @@ TEST_CASE("a check needs no more than the run has") {
 // Architectures differ in the words below; a model's items must contain exactly its own words.
 TEST_CASE("a check needs what the model's table says, and nothing else") {
     using Words = std::set<std::string>;
-    const Words all = {"layernorm_forward bf16",
-                       "layernorm_backward bf16",
-                       "rmsnorm_forward bf16",
-                       "rmsnorm_backward bf16",
-                       "gelu_forward bf16",
-                       "gelu_backward bf16",
-                       "swiglu_forward bf16",
-                       "relu2_forward bf16",
-                       "qk_norm_rope bf16 HD=32 NH=2",
-                       " NKV=1",
-                       "without gains",
-                       "without positions",
-                       "add_bias",
-                       "with bias gradient",
-                       "of gradients",
-                       "capped at 15",
-                       "layernorm_forward_fp8",
-                       "layernorm_backward_fp8 e5m2",
-                       "rmsnorm_forward_fp8",
-                       "rmsnorm_backward_fp8 e5m2",
-                       "gelu_forward_fp8",
-                       "gelu_backward_fp8 e5m2",
-                       "swiglu_forward_fp8",
-                       "swiglu_backward_fp8 e5m2",
-                       "relu2_forward_fp8",
-                       "relu2_backward_fp8 e5m2",
-                       "attention_forward_fp8",
-                       "attention_backward_fp8"};
+    const std::vector<std::string> all = split(
+        "layernorm_forward bf16|layernorm_backward bf16|rmsnorm_forward bf16|rmsnorm_backward bf16|"
+        "gelu_forward bf16|gelu_backward bf16|swiglu_forward bf16|relu2_forward bf16|"
+        "qk_norm_rope bf16 HD=32 NH=2| NKV=1|without gains|without positions|add_bias|with bias gradient|"
+        "of gradients|capped at 15|layernorm_forward_fp8|layernorm_backward_fp8 e5m2|rmsnorm_forward_fp8|"
+        "rmsnorm_backward_fp8 e5m2|gelu_forward_fp8|gelu_backward_fp8 e5m2|swiglu_forward_fp8|"
+        "swiglu_backward_fp8 e5m2|relu2_forward_fp8|relu2_backward_fp8 e5m2|attention_forward_fp8|"
+        "attention_backward_fp8",
+        '|');
     const auto words_of = [&](const Architecture& architecture, int kv_heads) {
         KernelUse use = tiny_model(architecture, 64, 2, kv_heads);
         use.fp8 = true;

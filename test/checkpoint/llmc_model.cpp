@@ -1,4 +1,4 @@
-// llm.c's model files: the place of each tensor, both ways, and refused files. test_run_files.py compares with its own
+// llm.c's model files: the place of each tensor, both ways, and refused files. test_run_export.py compares with its own
 // writer.
 #include "llmc/checkpoint/llmc_model.h"
 

@@ -94,7 +94,6 @@ REFUSED = [
     (CHECKPOINT, lambda: ["--init-from", directory_with_an_index()],
      ["names model-00001-of-00002.safetensors, which does not exist"]),
     (CHECKPOINT, lambda: ["--init-from", hostile_model()], [r"tensor \x1b]0;mine\x07\xc2\x9b has the unknown dtype F1"]),
-    (RESOURCES, lambda: ["--batch", "16777216"], ["this run needs", "activations", "reduce -b"]),
     (RESOURCES, lambda: ["--layers", "96", "--channels", "12288", "--heads", "96", "--precision", "fp32"],
      ["this run needs", "CPU (", " has ", "weights", "activations", "optimizer", "smaller model or a larger device"]),
 ]

@@ -60,26 +60,11 @@ TEST_CASE("--fp8-layers: examples") {
 }
 
 TEST_CASE("--fp8-layers refuses what it does not know, naming it") {
-    for (const char* text : {"",
-                             ",",
-                             "all,",
-                             "all,,-first",
-                             "none,-",
-                             "none,+",
-                             "all,-lm_heads",
-                             "all,-block4",
-                             "all,block",
-                             "all,-block1.",
-                             "all,-block1.up",
-                             "all,-block-1",
-                             "all,-blockone",
-                             "all,-block1x",
-                             "all,-block99999999999",
-                             "all -first",
-                             "all, -first",
-                             "--first",
-                             "first.fc",
-                             "ALL"}) {
+    for (const std::string& text :
+         split("|,|all,|all,,-first|none,-|none,+|all,-lm_heads|all,-block4|all,block|all,-block1.|"
+               "all,-block1.up|all,-block-1|all,-blockone|all,-block1x|all,-block99999999999|all -first|"
+               "all, -first|--first|first.fc|ALL",
+               '|')) {
         CAPTURE(text);
         CHECK(refusal(text).find("--fp8-layers") == 0);
         CHECK(refusal(text).find(": unknown layer '") != std::string::npos);

@@ -30,26 +30,11 @@ uint64_t low_bits(Int x, int width) {
 
 // Bits for every width: extreme values of all widths, then random ones.
 std::vector<uint64_t> samples(std::mt19937_64& random, bool shifts) {
-    std::vector<uint64_t> list{0,
-                               1,
-                               2,
-                               3,
-                               0x7f,
-                               0x80,
-                               0x81,
-                               0xff,
-                               0x7fff,
-                               0x8000,
-                               0xffff,
-                               0x10000,
-                               0x7fffffff,
-                               0x80000000,
-                               0xffffffff,
-                               0x100000000,
-                               0x7fffffffffffffff,
-                               0x8000000000000000,
-                               ~uint64_t{0},
-                               ~uint64_t{1}};
+    std::vector<uint64_t> list{0, 1, 2, 3, 0x81, 0x10000, 0x100000000, ~uint64_t{0}, ~uint64_t{1}};
+    for (const int width : {8, 16, 32, 64}) {
+        const uint64_t half = uint64_t{1} << (width - 1);
+        for (const uint64_t extreme : {half - 1, half, half + (half - 1)}) list.push_back(extreme);
+    }
     while (list.size() < 44) list.push_back(random() >> random() % 64);
     if (shifts)
         for (uint64_t n = 0; n < 70; n++) list.push_back(n);
