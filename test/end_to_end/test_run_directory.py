@@ -53,10 +53,6 @@ class RunDirectory(Case):
             file.write("mine")
         return folder
 
-    def assert_untouched(self, folder):
-        with open(os.path.join(folder, "thesis"), encoding="utf-8") as file:
-            self.assertEqual(file.read(), "mine")
-
 
 class Auto(RunDirectory):
     """--resume auto begins a new run only if there is no sign of an earlier checkpoint."""
