@@ -266,9 +266,6 @@ class Planning(unittest.TestCase):
         for flags, kinds in ((["--model", "gpt2-xl", "--batch", "64", "-r", "gelu"], {"-r", "-b", "--world"}),
                              (["--model", "gpt2-xl", "--batch", "256"], {"-b", "--world"}),
                              (["--model", "gpt3-6.7b", "--batch", "4"], {"--world"}),
-                             (["--model", "d24", "--batch", "48", "--gpu", "rtx4090", "-r", "gelu"], {"-r", "-b", "--world"}),
-                             (["--model", "gpt2-xl", "--batch", "16", "--gpu", "rtx4090"], {"-b", "--world"}),
-                             (["--model", "gpt2-xl", "--batch", "64", "-r", "norm"], {"-r", "-b", "--world"}),
                              (["--model", "gpt3-6.7b", "--batch", "4", "--world", "2", "-r", "gelu"],
                               {"-r", "-b", "-z", "--world"}),
                              (["--model", "llama3-8b", "--gpu", "gb10"], {"--adam-moments", "--world"})):
