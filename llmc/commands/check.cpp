@@ -142,7 +142,7 @@ void require_irreplaceable(const CardCheckResult& result) {
 std::string device_text(const DeviceInfo& device) {
     std::string text;
     const Json versions = versions_json();
-    for (const std::string name : {"driver", "cublaslt", "openblas_core"})
+    for (const std::string name : {"driver", "cublaslt", "openblas_core", "onednn"})
         if (versions.contains(name))
             text += (text.empty() ? "" : ", ") + name + " " + versions[name].get<std::string>();
     return device.name + (text.empty() ? "" : " (" + text + ")");

@@ -175,9 +175,9 @@ public:
 
     // Reserves memory for BF16 and FP8 products of this size or smaller. Call it for every linear layer before
     // training, because products that need more memory than reserved are refused. The host device keeps FP8 operands
-    // widened to BF16, or without oneDNN all operands widened to FP32. A GPU needs a workspace of 32 MiB, and memory
-    // for operands of products that it emulates. If cuBLASLt refuses a product, memory for its operands is allocated at
-    // its first run.
+    // widened to BF16, or all operands widened to FP32 if the CPU has no BF16 instructions. A GPU needs a workspace of
+    // 32 MiB, and memory for operands of products that it emulates. If cuBLASLt refuses a product, memory for its
+    // operands is allocated at its first run.
     void reserve(int N, int C, int OC, bool fp8 = true);
     size_t reserved_bytes() const;
     // The reserved_bytes() of these layers. FP32 alone needs none.

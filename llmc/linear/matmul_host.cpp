@@ -1,6 +1,6 @@
-// Matrix products on the host device. OpenBLAS computes FP32 products. oneDNN computes BF16 products if the CPU has
-// instructions for them (onednn_host.h); FP8 operands are widened to BF16, which is exact. On other CPUs, BF16 and FP8
-// operands are widened to FP32 for OpenBLAS.
+// Matrix products on the host device. oneDNN computes FP32 products on CPUs with AVX-512, and BF16 products on CPUs
+// that have instructions for them (onednn_host.h); FP8 operands are widened to BF16, which is exact. On other CPUs,
+// OpenBLAS computes FP32 products, also those of BF16 and FP8 operands widened to FP32.
 //
 // The product of two BF16 or FP8 values is exact in FP32, so results differ from a tensor core's only by the order and
 // precision of sums. hopper_sums_host.h has FP8 products with Hopper's sums. The libraries and the loops here share
@@ -139,21 +139,6 @@ void round_with_bias(bf16* result, const float* values, const bf16* bias, const 
     }
 }
 
-void sgemm(float* result, const float* first, const float* second, const Gemm& g, float scale, float beta) {
-    cblas_sgemm(CblasRowMajor, g.transpose_first ? CblasTrans : CblasNoTrans,
-                g.transpose_second ? CblasTrans : CblasNoTrans, g.rows, g.columns, g.inner, scale, first,
-                g.first_columns, second, g.second_columns, beta, result, g.columns);
-}
-
-void multiply_fp32(const Product& product, const ProductTensors& t) {
-    const Gemm g(product);
-    float* result = static_cast<float*>(t.result);
-    if (t.addend) std::memcpy(result, t.addend, g.result_size() * sizeof(float));
-    sgemm(result, static_cast<const float*>(t.first), static_cast<const float*>(t.second), g, t.factor,
-          product.accumulate ? 1.0f : t.addend_factor);
-    if (t.bias) add_bias(result, static_cast<const float*>(t.bias), g);
-}
-
 // Sizes of the largest operands and results that were reserved, in elements. BF16 and FP8 differ in layout, not in
 // size.
 struct ProductSizes {
@@ -179,21 +164,24 @@ struct ProductSizes {
     }
 };
 
-host::Bf16Product bf16_product(const Product& product, const ProductTensors& t, bool scaled) {
+// How oneDNN computes a product. The operands of FP8 products are widened to BF16.
+host::OnednnProduct onednn_product(const Product& product, const ProductTensors& t, bool scaled) {
     const Gemm g(product);
-    const float kept = product.accumulate ? 1.0f : t.addend ? t.addend_factor : 0.0f;
-    return {g.rows,
-            g.columns,
-            g.inner,
-            g.transpose_first,
-            g.transpose_second,
-            product.result_element() == Product::Element::fp32,
-            scaled,
-            product.bias,
-            kept};
+    return {.rows = g.rows,
+            .columns = g.columns,
+            .inner = g.inner,
+            .transpose_first = g.transpose_first,
+            .transpose_second = g.transpose_second,
+            .fp32 = product.type == OperandType::fp32,
+            .fp32_result = product.result_element() == Product::Element::fp32,
+            .scaled = scaled,
+            .bias = product.bias,
+            .kept = product.accumulate ? 1.0f
+                    : t.addend         ? t.addend_factor
+                                       : 0.0f};
 }
 
-// Calls each(product) for all kinds of products of a layer that oneDNN computes.
+// Calls each(product) for all kinds of BF16 and FP8 products of a layer.
 template <class Each>
 void for_each_bf16_product(const Matmul::LinearShape& s, const Each& each) {
     for (const OperandType operands : {OperandType::bf16, OperandType::e4m3}) {
@@ -202,7 +190,7 @@ void for_each_bf16_product(const Matmul::LinearShape& s, const Each& each) {
             const Product products[] = {{Product::forward, operands, s.N, s.C, s.OC, more, false},
                                         {Product::dgrad, operands, s.N, s.C, s.OC, false, false},
                                         {Product::wgrad, operands, s.N, s.C, s.OC, false, more}};
-            for (const Product& product : products) each(bf16_product(product, {}, is_fp8(operands)));
+            for (const Product& product : products) each(onednn_product(product, {}, is_fp8(operands)));
         }
     }
 }
@@ -213,20 +201,20 @@ struct Matmul::Backend {
     ProductSizes sizes;
     std::vector<float> first, second, result;       // operands widened to FP32, and the result before it is rounded
     std::vector<bf16> narrow_first, narrow_second;  // FP8 operands as BF16
-    host::Bf16Products bf16_products;
+    host::OnednnProducts onednn;
 
     void reserve(const LinearShape& s) {
         sizes.cover_layer(s);
-        if (!host::Bf16Products::available()) {
+        if (!host::OnednnProducts::has_bf16()) {
             first.resize(sizes.first), second.resize(sizes.second), result.resize(sizes.result);
             return;
         }
         narrow_first.resize(sizes.fp8_first), narrow_second.resize(sizes.fp8_second);
-        for_each_bf16_product(s, [&](const host::Bf16Product& p) { bf16_products.reserve(p); });
+        for_each_bf16_product(s, [&](const host::OnednnProduct& p) { onednn.reserve(p); });
     }
     size_t bytes() const {
         return (first.size() + second.size() + result.size()) * sizeof(float) +
-               (narrow_first.size() + narrow_second.size()) * sizeof(bf16) + bf16_products.reserved_bytes();
+               (narrow_first.size() + narrow_second.size()) * sizeof(bf16) + onednn.reserved_bytes();
     }
 
     static const bf16* as_bf16(std::vector<bf16>& own, const void* from, Product::Element element, size_t n) {
@@ -255,8 +243,26 @@ struct Matmul::Backend {
         }
         if (t.addend) std::memcpy(t.result, t.addend, g.result_size() * bytes_of(product.result_element()));
         const bool scaled = is_fp8(product.type) ? !product.has_block_scales() : scale != 1.0f;
-        bf16_products.multiply(bf16_product(product, t, scaled), t.result, a, b, static_cast<const bf16*>(t.bias),
-                               scale);
+        onednn.multiply(onednn_product(product, t, scaled), t.result, a, b, t.bias, scale);
+    }
+
+    // result = scale * op(first) * op(second) + beta * result
+    static void openblas(float* result, const void* first, const void* second, const Gemm& g, float scale, float beta) {
+        cblas_sgemm(CblasRowMajor, g.transpose_first ? CblasTrans : CblasNoTrans,
+                    g.transpose_second ? CblasTrans : CblasNoTrans, g.rows, g.columns, g.inner, scale,
+                    static_cast<const float*>(first), g.first_columns, static_cast<const float*>(second),
+                    g.second_columns, beta, result, g.columns);
+    }
+
+    void multiply_fp32(const Product& product, const ProductTensors& t) {
+        const Gemm g(product);
+        float* result = static_cast<float*>(t.result);
+        if (t.addend) std::memcpy(result, t.addend, g.result_size() * sizeof(float));
+        if (host::OnednnProducts::has_fp32())
+            return onednn.multiply(onednn_product(product, t, t.factor != 1.0f), result, t.first, t.second, t.bias,
+                                   t.factor);
+        openblas(result, t.first, t.second, g, t.factor, product.accumulate ? 1.0f : t.addend_factor);
+        if (t.bias) add_bias(result, static_cast<const float*>(t.bias), g);
     }
 
     // For a CPU without BF16 instructions.
@@ -275,10 +281,10 @@ struct Matmul::Backend {
             widen(second.data(), t.second, product.second_element(), g.second_size());
         }
         if (product.kind == Product::wgrad) {
-            sgemm(static_cast<float*>(t.result), first.data(), second.data(), g, scale,
-                  product.accumulate ? 1.0f : 0.0f);
+            openblas(static_cast<float*>(t.result), first.data(), second.data(), g, scale,
+                     product.accumulate ? 1.0f : 0.0f);
         } else {
-            sgemm(result.data(), first.data(), second.data(), g, scale, 0.0f);
+            openblas(result.data(), first.data(), second.data(), g, scale, 0.0f);
             if (t.addend)
                 return round_with_addend(static_cast<bf16*>(t.result), result.data(),
                                          static_cast<const bf16*>(t.addend), t.addend_factor, g);
@@ -324,11 +330,11 @@ size_t Matmul::planned_bytes(OperandType type, const std::vector<LinearShape>& s
     if (type == OperandType::fp32) return 0;
     ProductSizes sizes;
     for (const LinearShape& s : shapes) sizes.cover_layer(s);
-    if (!host::Bf16Products::available()) return (sizes.first + sizes.second + sizes.result) * sizeof(float);
+    if (!host::OnednnProducts::has_bf16()) return (sizes.first + sizes.second + sizes.result) * sizeof(float);
     size_t workspace = 0;
     for (const LinearShape& s : shapes)
-        for_each_bf16_product(s, [&](const host::Bf16Product& p) {
-            workspace = std::max(workspace, host::Bf16Products::workspace_bytes(p));
+        for_each_bf16_product(s, [&](const host::OnednnProduct& p) {
+            workspace = std::max(workspace, host::OnednnProducts::workspace_bytes(p));
         });
     return workspace + (sizes.fp8_first + sizes.fp8_second) * sizeof(bf16);
 }
@@ -361,10 +367,10 @@ bool Matmul::submit(const Product& product, const ProductTensors& t, stream_t st
                   scales(t.second_scale_inv, &Product::second_scales, g.columns), written},
                  {product.name(), __FILE__, __LINE__}, [=, &b, fast = accumulates_fast(product, fast_)] {
                      if (!narrow)
-                         multiply_fp32(product, t);
+                         b.multiply_fp32(product, t);
                      else if (as_hopper)
                          host::multiply_as_hopper(product, t, fast);
-                     else if (host::Bf16Products::available())
+                     else if (host::OnednnProducts::has_bf16())
                          b.multiply_bf16(product, t);
                      else
                          b.multiply_widened(product, t);

@@ -40,26 +40,27 @@ memory::desc row(int columns, Type type) { return matrix(1, columns, columns, fa
 
 // Some terms of a product's sums. All pieces but the first add to the result.
 struct Piece {
-    Bf16Product product;
+    OnednnProduct product;
     int terms;
+    Type operands() const { return product.fp32 ? Type::f32 : Type::bf16; }
     auto operator<=>(const Piece&) const = default;
 };
 
 // The scale applies before the bias and the kept result are added.
 dnnl::matmul::primitive_desc describe(const Piece& piece) {
-    const Bf16Product& p = piece.product;
+    const OnednnProduct& p = piece.product;
     const memory::desc first =
-        matrix(p.rows, piece.terms, p.transpose_first ? p.rows : p.inner, p.transpose_first, Type::bf16);
+        matrix(p.rows, piece.terms, p.transpose_first ? p.rows : p.inner, p.transpose_first, piece.operands());
     const memory::desc second =
-        matrix(piece.terms, p.columns, p.transpose_second ? p.inner : p.columns, p.transpose_second, Type::bf16);
+        matrix(piece.terms, p.columns, p.transpose_second ? p.inner : p.columns, p.transpose_second, piece.operands());
     const memory::desc result = matrix(p.rows, p.columns, p.columns, false, p.fp32_result ? Type::f32 : Type::bf16);
     dnnl::post_ops after;
     if (p.scaled) after.append_binary(dnnl::algorithm::binary_mul, row(1, Type::f32));
-    if (p.bias) after.append_binary(dnnl::algorithm::binary_add, row(p.columns, Type::bf16));
+    if (p.bias) after.append_binary(dnnl::algorithm::binary_add, row(p.columns, piece.operands()));
     if (p.kept != 0.0f) after.append_sum(p.kept);
     dnnl::primitive_attr attributes;
     attributes.set_post_ops(after);
-    attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+    if (!p.fp32) attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
 #if DNNL_VERSION_MAJOR >= 3
     return {engine(), first, second, result, attributes};
 #else
@@ -69,17 +70,20 @@ dnnl::matmul::primitive_desc describe(const Piece& piece) {
 
 // Calls each(piece, first term) in order.
 template <class Each>
-void for_each_piece(Bf16Product product, const Each& each) {
+void for_each_piece(OnednnProduct product, const Each& each) {
     const int longest = product.fp32_result ? std::min(product.inner, kLongestSum) : product.inner;
     for (int begin = 0; begin < product.inner; begin += longest) {
-        if (begin > 0) product.kept = 1.0f;
+        if (begin > 0) {
+            product.kept = 1.0f;
+            product.bias = false;
+        }
         each(Piece{product, std::min(longest, product.inner - begin)}, begin);
     }
 }
 
 }  // namespace
 
-struct Bf16Products::Primitives {
+struct OnednnProducts::Primitives {
     struct alignas(64) Line {
         char bytes[64];
     };
@@ -97,7 +101,7 @@ struct Bf16Products::Primitives {
     Entry& entry(const Piece& piece) {
         if (const auto at = entries.find(piece); at != entries.end()) return at->second;
         const dnnl::matmul::primitive_desc how = describe(piece);
-        const Bf16Product& p = piece.product;
+        const OnednnProduct& p = piece.product;
         const int scale = DNNL_ARG_ATTR_MULTIPLE_POST_OP(0) | DNNL_ARG_SRC_1;
         const int bias = DNNL_ARG_ATTR_MULTIPLE_POST_OP(p.scaled ? 1 : 0) | DNNL_ARG_SRC_1;
         Entry e{dnnl::matmul(how), {}, scale, bias};
@@ -107,15 +111,15 @@ struct Bf16Products::Primitives {
         add(DNNL_ARG_SRC, how.src_desc());
         add(DNNL_ARG_WEIGHTS, how.weights_desc());
         add(DNNL_ARG_DST, how.dst_desc());
-        add(DNNL_ARG_SCRATCHPAD, how.scratchpad_desc());
+        add(DNNL_ARG_SCRATCHPAD, how.scratchpad_desc());  // empty if oneDNN has its own
         if (p.scaled) add(scale, row(1, Type::f32));
-        if (p.bias) add(bias, row(p.columns, Type::bf16));
+        if (p.bias) add(bias, row(p.columns, piece.operands()));
         reserve(how.scratchpad_desc().get_size());
         return entries.emplace(piece, std::move(e)).first->second;
     }
-    void run(const Piece& piece, void* result, const bf16* first, const bf16* second, const bf16* bias) {
+    void run(const Piece& piece, void* result, const void* first, const void* second, const void* bias) {
         Entry& e = entry(piece);
-        const Bf16Product& p = piece.product;
+        const OnednnProduct& p = piece.product;
         const auto set = [&](int name, const void* data) {
             e.arguments[name].set_data_handle(const_cast<void*>(data));
         };
@@ -130,23 +134,29 @@ struct Bf16Products::Primitives {
     }
 };
 
-bool Bf16Products::available() {
-    static const bool has = [] {
-        const auto wanted = static_cast<unsigned>(dnnl::cpu_isa::avx512_core_bf16);
-        return (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & wanted) == wanted;
-    }();
-    return has;
+static bool has(dnnl::cpu_isa isa) {
+    const auto wanted = static_cast<unsigned>(isa);
+    return (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & wanted) == wanted;
 }
 
-std::string Bf16Products::version() {
-    if (!available()) return "";
+bool OnednnProducts::has_fp32() {
+    static const bool has_avx512 = has(dnnl::cpu_isa::avx512_core);
+    return has_avx512;
+}
+
+bool OnednnProducts::has_bf16() {
+    static const bool has_avx512_bf16 = has(dnnl::cpu_isa::avx512_core_bf16);
+    return has_avx512_bf16;
+}
+
+std::string OnednnProducts::version() {
+    if (!has_fp32()) return "";
     const dnnl_version_t* v = dnnl_version();
-    const auto isa = static_cast<unsigned>(dnnl::get_effective_cpu_isa());
-    const auto amx = static_cast<unsigned>(dnnl::cpu_isa::avx512_core_amx);
-    return fmt::format("{}.{}.{}, {}", v->major, v->minor, v->patch, (isa & amx) == amx ? "AMX" : "AVX512-BF16");
+    const char* instructions = has(dnnl::cpu_isa::avx512_core_amx) ? "AMX" : has_bf16() ? "AVX512-BF16" : "AVX-512";
+    return fmt::format("{}.{}.{}, {}", v->major, v->minor, v->patch, instructions);
 }
 
-size_t Bf16Products::workspace_bytes(const Bf16Product& product) {
+size_t OnednnProducts::workspace_bytes(const OnednnProduct& product) {
     size_t bytes = 0;
     std::optional<Piece> last;
     for_each_piece(product, [&](const Piece& piece, int) {
@@ -157,39 +167,42 @@ size_t Bf16Products::workspace_bytes(const Bf16Product& product) {
     return bytes;
 }
 
-void Bf16Products::reserve(const Bf16Product& product) {
+void OnednnProducts::reserve(const OnednnProduct& product) {
     if (!primitives_) primitives_ = std::make_unique<Primitives>();
     primitives_->reserve(workspace_bytes(product));
 }
 
-size_t Bf16Products::reserved_bytes() const { return primitives_ ? primitives_->workspace.size() * 64 : 0; }
+size_t OnednnProducts::reserved_bytes() const { return primitives_ ? primitives_->workspace.size() * 64 : 0; }
 
-void Bf16Products::multiply(const Bf16Product& p, void* result, const bf16* first, const bf16* second, const bf16* bias,
-                            float scale) {
+void OnednnProducts::multiply(const OnednnProduct& p, void* result, const void* first, const void* second,
+                              const void* bias, float scale) {
     if (!primitives_) primitives_ = std::make_unique<Primitives>();
     primitives_->scale = scale;
+    const size_t bytes = p.fp32 ? sizeof(float) : sizeof(bf16);
     // A piece of an operand is a range of its columns, or of its rows if it is transposed.
     for_each_piece(p, [&](const Piece& piece, int begin) {
         const size_t of_first = static_cast<size_t>(begin) * (p.transpose_first ? p.rows : 1);
         const size_t of_second = static_cast<size_t>(begin) * (p.transpose_second ? 1 : p.columns);
-        primitives_->run(piece, result, first + of_first, second + of_second, bias);
+        primitives_->run(piece, result, static_cast<const char*>(first) + of_first * bytes,
+                         static_cast<const char*>(second) + of_second * bytes, bias);
     });
 }
 
 #else
 
-struct Bf16Products::Primitives {};
-bool Bf16Products::available() { return false; }
-std::string Bf16Products::version() { return ""; }
-size_t Bf16Products::workspace_bytes(const Bf16Product&) { return 0; }
-void Bf16Products::reserve(const Bf16Product&) {}
-size_t Bf16Products::reserved_bytes() const { return 0; }
-void Bf16Products::multiply(const Bf16Product&, void*, const bf16*, const bf16*, const bf16*, float) {}
+struct OnednnProducts::Primitives {};
+bool OnednnProducts::has_fp32() { return false; }
+bool OnednnProducts::has_bf16() { return false; }
+std::string OnednnProducts::version() { return ""; }
+size_t OnednnProducts::workspace_bytes(const OnednnProduct&) { return 0; }
+void OnednnProducts::reserve(const OnednnProduct&) {}
+size_t OnednnProducts::reserved_bytes() const { return 0; }
+void OnednnProducts::multiply(const OnednnProduct&, void*, const void*, const void*, const void*, float) {}
 
 #endif
 
-Bf16Products::Bf16Products() = default;
-Bf16Products::~Bf16Products() = default;
+OnednnProducts::OnednnProducts() = default;
+OnednnProducts::~OnednnProducts() = default;
 
 }  // namespace llmc::host
 #endif

@@ -60,7 +60,7 @@ void add_libraries(Versions& versions) {
 void add_libraries(Versions& versions) {
     versions.emplace_back("openblas", openblas_get_config());
     versions.emplace_back("openblas_core", openblas_get_corename());
-    const std::string onednn = host::Bf16Products::version();
+    const std::string onednn = host::OnednnProducts::version();
     if (!onednn.empty()) versions.emplace_back("onednn", onednn);
 }
 

@@ -1,6 +1,5 @@
 """Results that are right on this machine are right with the products of another. OpenBLAS simulates another CPU, whose
-sums have another order and other roundings, and oneDNN one without instructions for BF16, whose BF16 and FP8 products
-are OpenBLAS's.
+sums have another order and other roundings, and oneDNN one without AVX-512, whose products are OpenBLAS's.
 
     CORE_TYPES=all python3 test/end_to_end/test_run_core_types.py     # every type that this CPU can use
 
