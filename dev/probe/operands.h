@@ -15,6 +15,18 @@ namespace llmc::probe {
 // Seeds of tensors. Each tensor of a product has its own, so that no two agree by chance.
 enum Salt : uint32_t { kFirst = 0x51ed270bu, kSecond = 0x9e3779b9u, kBias = 0x7feb352du, kResult = 0x2545f491u };
 
+// 32 random bits that depend only on (seed, counter): a two-round multiply-xorshift mix (Wellons, "Prospecting for hash
+// functions").
+LLMC_HD uint32_t random_bits(uint32_t seed, uint32_t counter) {
+    uint32_t h = counter * 0x9E3779B1u ^ seed;
+    h ^= h >> 16;
+    h *= 0x7feb352du;
+    h ^= h >> 15;
+    h *= 0x846ca68bu;
+    h ^= h >> 16;
+    return h;
+}
+
 LLMC_HD uint32_t bits_at(uint32_t salt, size_t index) {
     return random_bits(salt + static_cast<uint32_t>(index >> 32) * 0x85ebca6bu, static_cast<uint32_t>(index));
 }

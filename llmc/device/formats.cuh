@@ -97,7 +97,6 @@ struct Fp8Format {
     static constexpr uint32_t smallest_normal = (ExponentOffset + 1u) << 23;  // as float bits
     // The float whose unit in the last place is the format's smallest subnormal: adding it rounds subnormals.
     static constexpr uint32_t rounding_magic = (ExponentOffset + 1u + dropped_bits) << 23;
-    static constexpr uint32_t inverse_subnormal = (254u - (ExponentOffset + 1u) + MantissaBits) << 23;
 };
 using E4M3Format = Fp8Format<3, 120, 0x7e>;
 using E5M2Format = Fp8Format<2, 112, 0x7b>;
@@ -122,8 +121,9 @@ LLMC_HD uint8_t fp8_nearest(float value) {
 }
 
 // Rounds stochastically with 32 random bits: the probability of rounding up is the dropped fraction. Saturates.
-template <class Format>
-LLMC_HD uint8_t fp8_stochastic(float value, uint32_t random) {
+LLMC_HD e4m3 to_e4m3_stochastic(float value, uint32_t random) {
+    using Format = E4M3Format;
+    constexpr uint32_t inverse_subnormal = (127u + 9u) << 23;  // 2^9: the smallest subnormal is 2^-9
     const uint32_t bits = float_bits(value);
     const uint32_t magnitude = bits & kFloatMagnitudeMask;
     const uint32_t sign = bits >> 24 & 0x80u;
@@ -131,13 +131,13 @@ LLMC_HD uint8_t fp8_stochastic(float value, uint32_t random) {
     const uint32_t normal = (kept >> Format::dropped_bits) - Format::code_offset;
     // Subnormals: scale so that one subnormal step is 1, which is exact, then round the fraction.
     const bool is_subnormal = magnitude < Format::smallest_normal;
-    const float steps = float_from_bits(is_subnormal ? magnitude : 0u) * float_from_bits(Format::inverse_subnormal);
+    const float steps = float_from_bits(is_subnormal ? magnitude : 0u) * float_from_bits(inverse_subnormal);
     const uint32_t whole = static_cast<uint32_t>(static_cast<int>(steps));
     const float fraction = steps - static_cast<float>(static_cast<int>(whole));
     const float threshold = static_cast<float>(random >> 8) * (1.0f / 16777216.0f);
     uint32_t code = is_subnormal ? whole + (threshold < fraction ? 1u : 0u) : normal;
     code = code > Format::largest_code ? Format::largest_code : code;
-    return static_cast<uint8_t>(magnitude > kFloatInfinityBits ? kFp8NaN : code | sign);
+    return e4m3{static_cast<uint8_t>(magnitude > kFloatInfinityBits ? kFp8NaN : code | sign)};
 }
 
 LLMC_HD e4m3 to_e4m3_portable(float value) { return e4m3{fp8_nearest<E4M3Format>(value)}; }
@@ -161,13 +161,6 @@ LLMC_HD e5m2 to_e5m2(float value) {
 #else
     return to_e5m2_portable(value);
 #endif
-}
-
-LLMC_HD e4m3 to_e4m3_stochastic(float value, uint32_t random) {
-    return e4m3{fp8_stochastic<E4M3Format>(value, random)};
-}
-LLMC_HD e5m2 to_e5m2_stochastic(float value, uint32_t random) {
-    return e5m2{fp8_stochastic<E5M2Format>(value, random)};
 }
 
 LLMC_HD float to_float(e4m3 value) {

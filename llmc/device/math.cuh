@@ -1,4 +1,4 @@
-// Float functions for kernels: fast exponentials, min and max, and counter-based random bits.
+// Functions for kernels: fast exponentials, the maximum of floats, mixed bits, and rounding up of integers.
 //
 // On the GPU these are one or two instructions each. On the host they are branch-free polynomials that g++ vectorises,
 // because calls to libm would dominate the host device's run time.
@@ -16,13 +16,6 @@ LLMC_HD float max_float(float a, float b) {
     return fmaxf(a, b);
 #else
     return a > b ? a : b;
-#endif
-}
-LLMC_HD float min_float(float a, float b) {
-#if defined(__CUDA_ARCH__)
-    return fminf(a, b);
-#else
-    return a < b ? a : b;
 #endif
 }
 LLMC_HD float abs_float(float a) { return float_from_bits(float_bits(a) & kFloatMagnitudeMask); }
@@ -94,18 +87,6 @@ LLMC_HD float reciprocal_sqrt(float x) {
 #else
     return 1.0f / sqrtf(x);
 #endif
-}
-
-// 32 random bits that depend only on (seed, counter): a two-round multiply-xorshift mix (Wellons, "Prospecting for hash
-// functions").
-LLMC_HD uint32_t random_bits(uint32_t seed, uint32_t counter) {
-    uint32_t h = counter * 0x9E3779B1u ^ seed;
-    h ^= h >> 16;
-    h *= 0x7feb352du;
-    h ^= h >> 15;
-    h *= 0x846ca68bu;
-    h ^= h >> 16;
-    return h;
 }
 
 // 2^64 divided by the golden ratio.

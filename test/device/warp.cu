@@ -116,7 +116,7 @@ TEST_CASE("warp: block reductions, of one to 32 warps, back to back") {
 
 namespace {
 
-constexpr int kShuffles = 12;
+constexpr int kShuffles = 6;
 
 __global__ void shuffles_kernel(int* out) {
     const int t = static_cast<int>(threadIdx.x), lane = t % 32, value = 1000 + t;
@@ -124,18 +124,11 @@ __global__ void shuffles_kernel(int* out) {
     mine[0] = __shfl_sync(~0u, value, 5);
     mine[1] = __shfl_sync(~0u, value, lane * 3 + 1);  // beyond 31: modulo 32
     mine[2] = __shfl_sync(~0u, value, 2, 8);          // lane 2 of each segment of 8
-    mine[3] = __shfl_up_sync(~0u, value, 3);
-    mine[4] = __shfl_up_sync(~0u, value, 3, 16);
-    mine[5] = __shfl_down_sync(~0u, value, 5);
-    mine[6] = __shfl_down_sync(~0u, value, 5, 8);
-    mine[7] = __shfl_xor_sync(~0u, value, 9);
+    mine[3] = __shfl_xor_sync(~0u, value, 9);
     // A later segment gives the lane's own value; an earlier one is readable.
-    mine[8] = __shfl_xor_sync(~0u, value, 16, 16);
-    mine[9] = static_cast<int>(__ballot_sync(~0u, lane % 3 == 0));
-    mine[10] = (__any_sync(~0u, lane == 17) ? 1 : 0) + (__any_sync(~0u, lane > 40) ? 2 : 0) +
-               (__all_sync(~0u, lane < 32) ? 4 : 0) + (__all_sync(~0u, lane != 17) ? 8 : 0);
-    mine[11] = -1;
-    if (lane < 8) mine[11] = __shfl_xor_sync(0xffu, value, 3);  // a part of the warp
+    mine[4] = __shfl_xor_sync(~0u, value, 16, 16);
+    mine[5] = -1;
+    if (lane < 8) mine[5] = __shfl_xor_sync(0xffu, value, 3);  // a part of the warp
 }
 
 int expected_shuffle(int which, int t) {
@@ -148,21 +141,9 @@ int expected_shuffle(int which, int t) {
         case 2:
             return first + lane / 8 * 8 + 2;
         case 3:
-            return lane < 3 ? value : value - 3;
-        case 4:
-            return lane % 16 < 3 ? value : value - 3;
-        case 5:
-            return lane + 5 > 31 ? value : value + 5;
-        case 6:
-            return lane % 8 + 5 > 7 ? value : value + 5;
-        case 7:
             return first + (lane ^ 9);
-        case 8:
+        case 4:
             return lane < 16 ? value : value - 16;
-        case 9:
-            return 0x49249249;
-        case 10:
-            return 1 + 4;
         default:
             return lane < 8 ? first + (lane ^ 3) : -1;
     }
@@ -173,8 +154,6 @@ __global__ void atomics_kernel(int* integers, unsigned* bits, float* floats) {
     atomicAdd(integers + 0, i);
     atomicMax(integers + 1, i * 37 % 1009);
     atomicMin(integers + 2, 500 - i * 37 % 1009);
-    if (atomicExch(integers + 3, i) == -1) atomicAdd(integers + 4, 1);  // only one thread sees the initial value
-    if (atomicCAS(integers + 5, -1, i) == -1) atomicAdd(integers + 6, 1000 + i);  // and its value stays
     atomicOr(bits, 1u << (i % 32));
     atomicMax(bits + 1, float_bits(static_cast<float>(i)));  // non-negative floats compare as integers
     atomicAdd(floats, 0.5f);
@@ -182,7 +161,7 @@ __global__ void atomics_kernel(int* integers, unsigned* bits, float* floats) {
 
 }  // namespace
 
-TEST_CASE("warp: shuffles and votes") {
+TEST_CASE("warp: shuffles") {
     constexpr int kLanes = 64;
     DeviceArray<int> to(kLanes * kShuffles);
     launch<shuffles_kernel>({1, kLanes, 0, test_stream()}, {out(to.get(), to.size())}, to.get());
@@ -198,11 +177,11 @@ TEST_CASE("warp: shuffles and votes") {
 
 TEST_CASE("warp: atomics") {
     constexpr int kBlocks = 8, kTotal = kBlocks * 64;
-    DeviceArray<int> integers(std::vector<int>{0, -1, 10000, -1, 0, -1, 0});
+    DeviceArray<int> integers(std::vector<int>{0, -1, 10000});
     DeviceArray<unsigned> bits(std::vector<unsigned>{0, 0});
     DeviceArray<float> floats(std::vector<float>{1});
     launch<atomics_kernel>({kBlocks, 64, 0, test_stream()},
-                           {inout(integers.get(), 7), inout(bits.get(), 2), inout(floats.get(), 1)}, integers.get(),
+                           {inout(integers.get(), 3), inout(bits.get(), 2), inout(floats.get(), 1)}, integers.get(),
                            bits.get(), floats.get());
     const std::vector<int> actual = integers.download();
     int largest = 0;
@@ -210,9 +189,6 @@ TEST_CASE("warp: atomics") {
     CHECK(actual[0] == kTotal * (kTotal - 1) / 2);
     CHECK(actual[1] == largest);
     CHECK(actual[2] == 500 - largest);
-    CHECK(actual[4] == 1);
-    CHECK(actual[5] >= 0);
-    CHECK(actual[6] == 1000 + actual[5]);
     CHECK(bits.download() == std::vector<unsigned>{~0u, float_bits(static_cast<float>(kTotal - 1))});
     CHECK(floats.download()[0] == 1 + 0.5f * kTotal);
 }

@@ -51,7 +51,6 @@ Executor::Executor() : lanes_(new Lane[kMaxThreads]), stack_bytes_(settings().st
 
 __attribute__((always_inline)) inline void Executor::jump(Context& save, const Context& target) {
     const Context to = target;
-    statistics_.switches++;
     save.stack = my_stack_;
     my_stack_ = to.stack;
 #if LLMC_TSAN
@@ -104,34 +103,10 @@ void Executor::suspend(bool whole_block) {
         resume(me, warp_index_);
     else if (next_ < thread_count_)
         start_worker(me);
-    else if (ready_warps_ || new_polling_round())
+    else if (ready_warps_)
         resume(me, choose(ready_warps_));
     else
         deadlock();
-}
-
-void Executor::yield(const char* what, const char* file, int line) {
-    Quiet quiet;
-    lane_->what = what;
-    lane_->file = file;
-    lane_->line = line;
-    lane_->mask = 0;
-    warps_[warp_index_].yielded |= 1u << lane_index();
-    yielding_warps_ |= 1u << warp_index_;
-    suspend();
-}
-
-bool Executor::new_polling_round() {
-    if (!yielding_warps_ || progress_ == last_polling_progress_) return false;
-    last_polling_progress_ = progress_;
-    for (uint32_t m = yielding_warps_; m; m &= m - 1) {
-        Warp& warp = warps_[__builtin_ctz(m)];
-        warp.ready |= warp.yielded;
-        warp.yielded = 0;
-    }
-    ready_warps_ |= yielding_warps_;
-    yielding_warps_ = 0;
-    return true;
 }
 
 inline int Executor::thread_at(int position) const {
@@ -184,7 +159,7 @@ void Executor::worker() {
             start_worker(me);
         else if (done_count_ == thread_count_)
             jump(me, main_context_);
-        else if (ready_warps_ || new_polling_round())
+        else if (ready_warps_)
             resume(me, choose(ready_warps_));
         else
             deadlock();
@@ -199,7 +174,6 @@ inline void Executor::finish_thread() {
     Warp& warp = warps_[warp_index_];
     warp.done |= 1u << lane_index();
     done_count_++;
-    progress_++;
     if (__builtin_expect(warp.waiting | static_cast<uint32_t>(barrier_.count), 0)) check_exit(warp);
 }
 
@@ -236,7 +210,7 @@ Context Executor::fresh_context(int stack) {
     const size_t stagger = static_cast<size_t>(stack & 31) * 128;
     Context context;
     context.stack = stack;
-    context.sp = fiber_make(stacks_[stack] + stack_bytes_ - stagger, stack_bytes_ - stagger, worker_entry);
+    context.sp = fiber_make(stacks_[stack] + stack_bytes_ - stagger, worker_entry);
 #if LLMC_TSAN
     if (!fiber_tsan_[stack]) fiber_tsan_[stack] = __tsan_create_fiber(0);
     context.tsan = fiber_tsan_[stack];
@@ -340,7 +314,7 @@ void Executor::deadlock() {
     int shown = 0;
     for (int i = 0; i < thread_count_ && shown < 3 && at < end; i++) {
         const Warp& warp = warps_[i >> 5];
-        if (!((warp.waiting | warp.yielded) >> (i & 31) & 1)) continue;
+        if (!(warp.waiting >> (i & 31) & 1)) continue;
         const Lane& l = lanes_[i];
         at += std::snprintf(at, static_cast<size_t>(end - at), " thread %d waits in %s at %s:%d (mask %08x);", i,
                             l.what, l.file, l.line, l.mask);
@@ -353,7 +327,6 @@ void Executor::deadlock() {
 
 void Executor::barrier(const char* file, int line) {
     Quiet quiet;
-    statistics_.barriers++;
     Barrier& b = barrier_;
     if (done_count_) fail("barrier divergence: %d threads exited before __syncthreads %s:%d", done_count_, file, line);
     if (b.count == 0) {
@@ -375,7 +348,6 @@ void Executor::barrier(const char* file, int line) {
         }
         b.count = 0;
         b.generation++;
-        progress_++;
         suspend(true);
     } else {
         suspend();
@@ -515,13 +487,12 @@ void Executor::shuffle_threads(uint32_t seed) {
 void Executor::run_block(size_t dynamic_shared_bytes) {
     next_ = done_count_ = warp_index_ = 0;
     if (LLMC_TSAN) idle_count_ = 0;
-    ready_warps_ = yielding_warps_ = 0;
-    last_polling_progress_ = ~uint64_t{0};
+    ready_warps_ = 0;
     shared_begin(dynamic_shared_bytes);
     for (int w = 0; w < warp_count_; w++) {
         Warp& warp = warps_[w];
         const int lanes = thread_count_ - w * 32;
-        warp.ready = warp.waiting = warp.done = warp.yielded = 0;
+        warp.ready = warp.waiting = warp.done = 0;
         warp.exist = lanes >= 32 ? ~0u : (1u << lanes) - 1;
     }
     sync_release(&next_);

@@ -22,17 +22,6 @@
 #include "llmc/device/faults.h"
 #include "llmc/device/host/settings.h"
 
-#if !defined(LLMC_FIBER_UCONTEXT)
-#if defined(__x86_64__) || defined(__aarch64__)
-#define LLMC_FIBER_UCONTEXT 0
-#else
-#define LLMC_FIBER_UCONTEXT 1
-#endif
-#endif
-#if LLMC_FIBER_UCONTEXT
-#include <ucontext.h>
-#endif
-
 // ---- CUDA's vector types and built-in variables ---------------------------------------------------------------------
 
 struct uint3 {
@@ -48,30 +37,16 @@ struct alignas(8) float2 {
 struct alignas(16) float4 {
     float x, y, z, w;
 };
-struct alignas(8) int2 {
-    int x, y;
-};
-struct alignas(16) int4 {
-    int x, y, z, w;
-};
 struct alignas(8) uint2 {
     unsigned x, y;
 };
-struct alignas(16) uint4 {
-    unsigned x, y, z, w;
-};
-inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
-inline int2 make_int2(int x, int y) { return {x, y}; }
-inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
-inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
 inline constinit thread_local uint3 threadIdx{0, 0, 0};
 inline constinit thread_local uint3 blockIdx{0, 0, 0};
 inline constinit thread_local uint3 blockDim{1, 1, 1};
 inline constinit thread_local uint3 gridDim{1, 1, 1};
-constexpr int warpSize = 32;
 
 namespace llmc::host {
 
@@ -79,38 +54,18 @@ namespace llmc::host {
 
 // A symmetric context switch between stacks, the base of the host device's GPU threads.
 //
-//   fiber_make(top, size, entry)   creates a fiber on the stack that ends at `top`; entry() must never return
-//   fiber_switch(&save, to)        suspends the running context into `save` and continues `to`
+//   fiber_make(top, entry)    creates a fiber on the stack that ends at `top`; entry() must never return
+//   fiber_switch(&save, to)   suspends the running context into `save` and continues `to`
 //
-// On x86-64 and AArch64 a switch saves the callee-saved registers in a few instructions (6 to 9 ns). Other
-// architectures use ucontext, which makes two system calls per switch (150 ns). -DLLMC_FIBER_UCONTEXT=1 forces it, for
-// tests.
+// A switch saves the callee-saved registers in a few instructions (6 to 9 ns). ucontext would make two system calls
+// (150 ns). There is code for x86-64 and AArch64.
 using FiberHandle = void*;
 
 inline void** aligned_stack_top(void* top) {
     return reinterpret_cast<void**>(reinterpret_cast<uintptr_t>(top) & ~static_cast<uintptr_t>(63));
 }
 
-#if LLMC_FIBER_UCONTEXT
-
-inline FiberHandle fiber_make(void* top, size_t size, void (*entry)()) {
-    char* bottom = static_cast<char*>(top) - size;
-    char* at = reinterpret_cast<char*>(aligned_stack_top(top)) - ((sizeof(ucontext_t) + 63) & ~size_t{63});
-    ucontext_t* context = reinterpret_cast<ucontext_t*>(at);
-    getcontext(context);
-    context->uc_stack.ss_sp = bottom;
-    context->uc_stack.ss_size = static_cast<size_t>(at - bottom);
-    context->uc_link = nullptr;
-    makecontext(context, entry, 0);
-    return context;
-}
-__attribute__((noinline)) inline void fiber_switch(FiberHandle* save, FiberHandle to) {
-    ucontext_t here;
-    *save = &here;
-    swapcontext(&here, static_cast<ucontext_t*>(to));
-}
-
-#elif defined(__x86_64__)
+#if defined(__x86_64__)
 
 // Pushes the six callee-saved registers, swaps stacks, pops, and leaves by an indirect jump: the CPU would predict a
 // `ret` to return to the caller and mispredict every time.
@@ -121,7 +76,7 @@ extern "C" __attribute__((naked, noinline)) inline void llmc_fiber_switch(void**
         "popq %r15\n popq %r14\n popq %r13\n popq %r12\n popq %rbx\n popq %rbp\n"
         "popq %rcx\n jmpq *%rcx\n");
 }
-inline FiberHandle fiber_make(void* top, size_t, void (*entry)()) {
+inline FiberHandle fiber_make(void* top, void (*entry)()) {
     void** sp = aligned_stack_top(top);
     *--sp = nullptr;  // return address of entry, which never returns, so backtraces end here
     *--sp = reinterpret_cast<void*>(entry);
@@ -129,7 +84,7 @@ inline FiberHandle fiber_make(void* top, size_t, void (*entry)()) {
     return sp;
 }
 
-#else  // AArch64: x19 to x30 and d8 to d15
+#elif defined(__aarch64__)  // x19 to x30 and d8 to d15
 
 extern "C" void llmc_fiber_switch(void**, void*);
 asm(".text\n.weak llmc_fiber_switch\n.p2align 4\nllmc_fiber_switch:\n sub sp, sp, #160\n"
@@ -139,7 +94,7 @@ asm(".text\n.weak llmc_fiber_switch\n.p2align 4\nllmc_fiber_switch:\n sub sp, sp
     " ldp x19,x20,[sp]\n ldp x21,x22,[sp,#16]\n ldp x23,x24,[sp,#32]\n ldp x25,x26,[sp,#48]\n"
     " ldp x27,x28,[sp,#64]\n ldp x29,x30,[sp,#80]\n ldp d8,d9,[sp,#96]\n ldp d10,d11,[sp,#112]\n"
     " ldp d12,d13,[sp,#128]\n ldp d14,d15,[sp,#144]\n add sp, sp, #160\n br x30\n");
-inline FiberHandle fiber_make(void* top, size_t, void (*entry)()) {
+inline FiberHandle fiber_make(void* top, void (*entry)()) {
     void** sp = aligned_stack_top(top) - 20;
     for (int i = 0; i < 20; i++) sp[i] = nullptr;
     sp[11] = reinterpret_cast<void*>(entry);  // x30
@@ -148,11 +103,9 @@ inline FiberHandle fiber_make(void* top, size_t, void (*entry)()) {
 
 #endif
 
-#if !LLMC_FIBER_UCONTEXT
 __attribute__((always_inline)) inline void fiber_switch(FiberHandle* save, FiberHandle to) {
     llmc_fiber_switch(save, to);
 }
-#endif
 
 // ---- the executor ---------------------------------------------------------------------------------------------------
 
@@ -195,7 +148,7 @@ struct Lane {
 
 // 32 lanes as bit masks, and the exchange area of their collectives.
 struct Warp {
-    uint32_t ready, waiting, done, exist, yielded;
+    uint32_t ready, waiting, done, exist;
     void* payload[32];
     uint32_t value[32], source[32], result[32];
     // ThreadSanitizer objects of __syncwarp, by the mask's lowest lane, since disjoint parts of a warp are unordered.
@@ -219,11 +172,6 @@ struct SharedSite {
     void* address = nullptr;
 };
 
-// Counters for the emulator's own benchmark.
-struct Statistics {
-    unsigned long long switches = 0, barriers = 0, collectives = 0;
-};
-
 class Executor {
 public:
     Executor();
@@ -233,8 +181,6 @@ public:
     [[noreturn]] __attribute__((noinline, format(printf, 2, 3))) void fail(const char* format, ...);
     void barrier(const char* file, int line);  // __syncthreads
     void sync_warp(uint32_t mask, const char* file, int line);
-    // Lets the other lanes run while this one polls. A whole round of polling without other progress is a deadlock.
-    void yield(const char* what, const char* file, int line);
     void* static_shared(SharedSite& site, size_t bytes);
     void* dynamic_shared(const char* file, int line);
 
@@ -251,22 +197,7 @@ public:
             suspend();
         }
     }
-    // Exchanges one 32-bit value per lane: operation(values, results, mask).
-    template <class F>
-    __attribute__((always_inline)) uint32_t exchange(uint32_t mask, uint32_t value, const char* what, const char* file,
-                                                     int line, F&& operation) {
-        Quiet quiet;
-        Warp& warp = warps_[warp_index_];
-        const int me = lane_index();
-        warp.value[me] = value;
-        if (arrive(mask, what, file, line)) {
-            operation(warp.value, warp.result, mask);
-            complete(mask);
-        } else {
-            suspend();
-        }
-        return warp.result[me];
-    }
+    // Returns the 32-bit value of lane `source`.
     __attribute__((always_inline)) uint32_t shuffle(uint32_t mask, uint32_t value, int source, const char* what,
                                                     const char* file, int line) {
         Quiet quiet;
@@ -291,8 +222,6 @@ public:
     int lane_index() const { return static_cast<int>(lane_->index & 31); }
     Lane& lane() { return *lane_; }
     bool in_kernel() const { return lane_ != nullptr; }
-    void progressed() { progress_++; }
-    const Statistics& statistics() const { return statistics_; }
 
     // ---- called by run_grid ----
 
@@ -309,7 +238,6 @@ private:
     int choose(uint32_t mask);
     void resume(Context& save, int warp);
     void suspend(bool whole_block = false);
-    bool new_polling_round();
     int thread_at(int position) const;
     void start_worker(Context& save);
     void worker();
@@ -330,7 +258,6 @@ private:
 
     // Registers this lane at the collective. True if it is the last of the mask.
     __attribute__((always_inline)) bool arrive(uint32_t mask, const char* what, const char* file, int line) {
-        statistics_.collectives++;
         Warp& warp = warps_[warp_index_];
         const uint32_t me = 1u << lane_index();
         const uint32_t others = warp.waiting & mask;
@@ -354,7 +281,6 @@ private:
         warp.waiting &= ~mask;
         warp.ready |= mask;
         ready_warps_ |= 1u << warp_index_;
-        progress_++;
         suspend();
     }
 
@@ -364,9 +290,8 @@ private:
     int thread_count_ = 0, warp_count_ = 0;
     int next_ = 0;  // position of the next thread to start
     int done_count_ = 0;
-    uint32_t ready_warps_ = 0, yielding_warps_ = 0;
+    uint32_t ready_warps_ = 0;
     uint64_t block_number_ = 0;
-    uint64_t progress_ = 0, last_polling_progress_ = ~uint64_t{0};
     Order order_ = Order::ascending;
     uint32_t random_ = 1;
     Warp warps_[kMaxWarps];
@@ -408,7 +333,6 @@ private:
     std::vector<RedZone> red_zones_;
 
     char error_[1024] = "";
-    Statistics statistics_;
 };
 
 inline constinit thread_local Executor* current_executor = nullptr;

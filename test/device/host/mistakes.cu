@@ -42,7 +42,7 @@ __global__ void reverse_kernel(int* out) {
     LLMC_SHARED(int, tile, [64]);
     tile[threadIdx.x] = static_cast<int>(threadIdx.x);
     __syncthreads();
-    const int sum = __shfl_xor_sync(~0u, 1, 16) + static_cast<int>(__ballot_sync(~0u, 1) >> 31);
+    const int sum = __shfl_xor_sync(~0u, 1, 16) + __shfl_sync(~0u, 1, 31);
     out[blockIdx.x * 64 + threadIdx.x] = tile[63 - threadIdx.x] + 100 * sum;
 }
 
@@ -139,7 +139,7 @@ __global__ void lane_skips_syncwarp_kernel(int* out) {
     out[threadIdx.x] = 1;
 }
 
-// ---- shuffles and votes ---------------------------------------------------------------------------------------------
+// ---- shuffles -------------------------------------------------------------------------------------------------------
 
 constexpr int kExitedLaneLine = __LINE__ + 3;
 __global__ void shuffle_with_exited_lane_kernel(int* out) {
@@ -150,7 +150,7 @@ __global__ void shuffle_with_exited_lane_kernel(int* out) {
 constexpr int kMissingLanesLine = __LINE__ + 3;
 __global__ void shuffle_with_missing_lanes_kernel(int* out) {
     int value = 0;
-    if (threadIdx.x % 32 < 16) value = __shfl_down_sync(~0u, 1, 1);
+    if (threadIdx.x % 32 < 16) value = __shfl_sync(~0u, 1, 1);
     __syncthreads();
     out[threadIdx.x] = value;
 }
@@ -160,19 +160,19 @@ __global__ void mismatched_shuffles_kernel(int* out) {
     if (threadIdx.x & 1)
         out[threadIdx.x] = __shfl_xor_sync(~0u, 1, 1);
     else
-        out[threadIdx.x] = __shfl_down_sync(~0u, 1, 1);
+        out[threadIdx.x] = __shfl_sync(~0u, 1, 1);
 }
 
 __global__ void mismatched_masks_kernel(int* out) {
     const unsigned mask = threadIdx.x & 1 ? ~0u : 0x55555555u;
-    out[threadIdx.x] = static_cast<int>(__ballot_sync(mask, 1));
+    out[threadIdx.x] = __shfl_xor_sync(mask, 1, 0);
 }
 
 constexpr int kMaskLacksCallerLine = __LINE__ + 2;
 __global__ void mask_lacks_caller_kernel(int* out) {
-    const int ballot = static_cast<int>(__ballot_sync(0x0000ffffu, 1));
+    __syncwarp(0x0000ffffu);
     __syncwarp();  // no thread has exited
-    out[threadIdx.x] = ballot;
+    out[threadIdx.x] = 1;
 }
 
 constexpr int kSourceOutsideLine = __LINE__ + 2;
@@ -317,24 +317,7 @@ __global__ void misaligned_ldmatrix_kernel(int* out) {
     out[threadIdx.x] = static_cast<int>(r[0]);
 }
 
-// ---- spinning -------------------------------------------------------------------------------------------------------
-
-constexpr int kSpinLine = __LINE__ + 4;
-__global__ void spins_for_ever_kernel(int* out) {
-    if (threadIdx.x == 0) out[0] = 0;
-    __syncthreads();
-    while (out[0] == 0) host::executor().yield("a spin loop", __FILE__, __LINE__);
-}
-
-__global__ void spins_until_released_kernel(int* out) {
-    if (threadIdx.x == 0) out[0] = 0;
-    __syncthreads();
-    if (threadIdx.x == 40) {
-        atomicExch(out, 7);
-        host::executor().progressed();
-    }
-    while (atomicOr(out, 0) == 0) host::executor().yield("a spin loop", __FILE__, __LINE__);
-}
+// ---- traps ----------------------------------------------------------------------------------------------------------
 
 __global__ void trap_kernel(int* out) {
     if (threadIdx.x == 9) __trap();
@@ -371,23 +354,22 @@ TEST_CASE("mistakes: syncwarp") {
         {"lane exited while lane|mask names exited lanes", "__syncwarp at", at_line(kSyncWarpLine)});
 }
 
-TEST_CASE("mistakes: shuffles and votes") {
+TEST_CASE("mistakes: shuffles") {
     expect_report<shuffle_with_exited_lane_kernel>(
         {1, 64}, "shuffle_with_exited_lane_kernel",
         {"lane exited while lane|mask names exited lanes", "__shfl_xor_sync at", at_line(kExitedLaneLine)});
     expect_report<shuffle_with_missing_lanes_kernel>(
         {1, 64}, "shuffle_with_missing_lanes_kernel",
         {"deadlock: 0 of 64 threads exited; 32 wait at __syncthreads", at_line(kMissingLanesLine + 1),
-         "waits in __shfl_down_sync", at_line(kMissingLanesLine)});
-    expect_report<mismatched_shuffles_kernel>(
-        {1, 64}, "mismatched_shuffles_kernel",
-        {"warp divergence: this lane is in", "__shfl_xor_sync at", "__shfl_down_sync at", at_line(kOddLanesLine),
-         at_line(kOddLanesLine + 2)});
+         "waits in __shfl_sync", at_line(kMissingLanesLine)});
+    expect_report<mismatched_shuffles_kernel>({1, 64}, "mismatched_shuffles_kernel",
+                                              {"warp divergence: this lane is in", "__shfl_xor_sync at",
+                                               "__shfl_sync at", at_line(kOddLanesLine), at_line(kOddLanesLine + 2)});
     expect_report<mismatched_masks_kernel>({1, 64}, "mismatched_masks_kernel",
-                                           {"warp divergence: this lane is in __ballot_sync"});
+                                           {"warp divergence: this lane is in __shfl_xor_sync"});
     expect_report<mask_lacks_caller_kernel>(
         {1, 32}, "mask_lacks_caller_kernel",
-        {"mask lacks the calling lane in __ballot_sync at", "mask 0000ffff", at_line(kMaskLacksCallerLine)});
+        {"mask lacks the calling lane in __syncwarp at", "mask 0000ffff", at_line(kMaskLacksCallerLine)});
     expect_report<source_outside_mask_kernel>(
         {1, 32}, "source_outside_mask_kernel",
         {"__shfl_xor_sync reads lane", "not in mask 0000ffff", at_line(kSourceOutsideLine)});
@@ -548,13 +530,7 @@ TEST_CASE("mistakes: an asynchronous copy read before its wait is NaN") {
     }
 }
 
-TEST_CASE("mistakes: spinning and traps") {
-    expect_report<spins_for_ever_kernel>(
-        {1, 64}, "spins_for_ever_kernel",
-        {"deadlock: 0 of 64 threads exited", "waits in a spin loop", at_line(kSpinLine)});
-    expect_report<trap_kernel>({1, 64}, "trap_kernel", {"__trap"});
-    CHECK(message_of_launch<spins_until_released_kernel>({1, 64}) == "");
-}
+TEST_CASE("mistakes: traps") { expect_report<trap_kernel>({1, 64}, "trap_kernel", {"__trap"}); }
 
 // An error leaves nothing behind: no copies, unfinished barriers, stacks or contexts.
 TEST_CASE("mistakes: many errors in a row") {
