@@ -50,7 +50,6 @@ struct KernelVariantEntry {
     int first_card, last_card;  // compute capabilities on which it runs
     bool on_host;             // true if it also runs on the host device; kHostDevice as first and last card: only there
     Formats formats;          // only runs with these formats use it
-    const char* right_when;   // when the card check finds it right, in addition to the comparison with the counterpart
     const char* counterpart;  // the kernels that are used instead, in their order
 
     bool runs_on(int card) const { return card == kHostDevice ? on_host : card >= first_card && card <= last_card; }

@@ -4,7 +4,7 @@
 // barrier or a warp collective, does the scheduler continue on another fiber, so a kernel that never waits costs no
 // switch. A warp runs up to the block's next barrier before another warp runs.
 //
-// The last arriver does the work. At a warp collective (shuffle, vote, ldmatrix, mma) a lane deposits a pointer to its
+// The last arriver does the work. At a warp collective (shuffle, ldmatrix, mma) a lane deposits a pointer to its
 // arguments, which lie on its own suspended stack. The last lane of the mask to arrive computes all results and writes
 // them into the lanes' frames.
 //
