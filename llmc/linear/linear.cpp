@@ -281,9 +281,15 @@ void LinearLayers<Real>::check_recipe() const {
         if (layer->name() == kHeadLayer)
             throw Error(ExitCode::bad_flags,
                         "--fp8-layers +" + layer->name() + " needs --fp8-recipe delayed or current");
-        for (const int extent : {layer->outputs(), layer->inputs()})
-            if (extent % length != 0) channels = extent, add_once(odd_channels, layer->setup_.kind);
-        if (layer->rows() % length != 0) rows = layer->rows(), add_once(odd_rows, layer->setup_.kind);
+        for (const int extent : {layer->outputs(), layer->inputs()}) {
+            if (extent % length == 0) continue;
+            channels = extent;
+            add_once(odd_channels, layer->setup_.kind);
+        }
+        if (layer->rows() % length != 0) {
+            rows = layer->rows();
+            add_once(odd_rows, layer->setup_.kind);
+        }
     }
     if (!odd_channels.empty())
         throw Error(ExitCode::bad_flags,
@@ -350,12 +356,6 @@ Linear<Real>& LinearLayers<Real>::find(const std::string& name) const {
     for (Linear<Real>* layer : layers_)
         if (layer->name() == name) return *layer;
     throw Error(ExitCode::failure, "no linear layer is called " + name);
-}
-
-template <class Real>
-int LinearLayers<Real>::fp8_count() const {
-    return static_cast<int>(
-        std::count_if(layers_.begin(), layers_.end(), [](const Linear<Real>* layer) { return layer->is_fp8(); }));
 }
 
 template <class Real>

@@ -59,7 +59,6 @@ public:
     Fp8Registry* fp8() { return fp8_.get(); }  // nullptr without FP8
     const std::vector<Linear<Real>*>& all() const { return layers_; }
     Linear<Real>& find(const std::string& name) const;
-    int fp8_count() const;       // layers in FP8 now
     int token_multiple() const;  // FP8 products need a multiple of this many tokens
 
     // See WeightCodes::prepare(), memory() and write_again(). Without FP8, the same for working copies alone.

@@ -35,16 +35,10 @@ inline constexpr Word<OperandType> kWords<OperandType>[] = {{"fp32", OperandType
                                                             {"e4m3", OperandType::e4m3},
                                                             {"e5m2 x e4m3", OperandType::e5m2_e4m3}};
 
-template <class Real>
-requires(std::is_same_v<Real, float> ||
-         std::is_same_v<Real, bf16>) inline constexpr OperandType operand_type = std::is_same_v<Real, bf16>
-                                                                                     ? OperandType::bf16
-                                                                                     : OperandType::fp32;
-template <class F8>  // type of the output's gradient
-requires(std::is_same_v<F8, e4m3> ||
-         std::is_same_v<F8, e5m2>) inline constexpr OperandType fp8_operand_type = std::is_same_v<F8, e5m2>
-                                                                                       ? OperandType::e5m2_e4m3
-                                                                                       : OperandType::e4m3;
+template <class Real>  // float or bf16
+constexpr OperandType operand_type = std::is_same_v<Real, bf16> ? OperandType::bf16 : OperandType::fp32;
+template <class F8>  // type of the output's gradient: e4m3 or e5m2
+constexpr OperandType fp8_operand_type = std::is_same_v<F8, e5m2> ? OperandType::e5m2_e4m3 : OperandType::e4m3;
 
 // --fp8-fast-accum: the FP8 products in which tensor cores accumulate with fewer bits, which is faster. GPU only.
 enum class FastAccumulation { none, forward, all };

@@ -1,12 +1,11 @@
 // The seam for instruments: observers are called around the casts and products of every linear layer in FP8. A layer
 // works the same without any. What observers measure is kept by Fp8Laboratory.
 //
-//   Outliers    kurtosis of inputs and alignment of gates, in steps that are recorded
-//   Smoothing   --fp8-smooth: divides each channel of an input by its factor before the cast. The codes of the weight
-//   are
-//               multiplied by the same factors (WeightCodes), so the product stays the same.
-//   Probe       --fp8-probe-every: makes each product once more in BF16, from the values that the operands were cast
-//               from, and sums up the difference
+//   Outliers    in steps that are recorded: measures the kurtosis of inputs and the alignment of gates
+//   Smoothing   --fp8-smooth: divides each channel of an input by its factor before the cast. WeightCodes multiplies
+//               the weight by the same factors, so the product stays the same.
+//   Probe       --fp8-probe-every: computes each product again in BF16, from the values before the cast, and adds up
+//               the difference
 #pragma once
 #include <memory>
 #include <vector>

@@ -41,16 +41,16 @@ double MuonMatrix::flops_of_a_step() const {
     return 4 * m * m * n + 2 * m * m * m;
 }
 
-MuonRegion muon_region(const ParameterTable& table, size_t unit) {
+size_t muon_elements(const ParameterTable& table, size_t unit) {
     const bool is_block = unit > 0 && unit + 1 < table.units().size();
-    return {0, is_block ? table.unit(unit).decay_count : 0};
+    return is_block ? table.unit(unit).decay_count : 0;
 }
 
 std::vector<MuonMatrix> plan_muon(const ParameterTable& table, int ranks) {
     std::vector<MuonMatrix> matrices;
     for (size_t u = 0; u < table.units().size(); u++)
         for (size_t t = 0; t < table.unit(u).tensors.size(); t++)
-            if (muon_region(table, u).count > 0 && table.unit(u).tensors[t].decay) add_matrices(matrices, table, u, t);
+            if (muon_elements(table, u) > 0 && table.unit(u).tensors[t].decay) add_matrices(matrices, table, u, t);
 
     const size_t blocks = (static_cast<size_t>(ranks) + 1) / 2;
     for (MuonMatrix& matrix : matrices) matrix.round = (matrix.unit - 1) / blocks;
@@ -163,7 +163,7 @@ size_t Muon<Real>::elements_of(const std::vector<Piece>& pieces) {
     return elements;
 }
 
-// ---- who does what -------------------------------------------------------------------------------------------------
+// ---- plan of the exchanges, and memory ------------------------------------------------------------------------------
 
 template <class Real>
 Muon<Real>::Muon(Weights<Real>& weights, Gradients& gradients, Matmul& matmul, const OptimizerConfig& config)
@@ -242,7 +242,7 @@ void Muon<Real>::plan_memory() {
     std::vector<size_t> in_slices(ranks_), in_matrices(ranks_);  // of a round
     for (size_t i = 0; i < matrices_.size(); i++) {
         if (i == 0 || matrices_[i].round != matrices_[i - 1].round)
-            in_slices.assign(ranks_, 0), in_matrices.assign(ranks_, 0);
+            for (std::vector<size_t>* sizes : {&in_slices, &in_matrices}) sizes->assign(ranks_, 0);
         for_each_holder(i, [&](size_t rank, const Piece& piece) {
             size_t& whole = in_matrices[matrices_[i].owner];
             held = std::max(held, in_slices[rank] += padded(piece.count));
@@ -250,7 +250,10 @@ void Muon<Real>::plan_memory() {
         });
     }
     arena_.plan(&held_, held);
-    if (exchanges()) arena_.plan(&owned_, owned), arena_.plan(&whole_, largest);
+    if (exchanges()) {
+        arena_.plan(&owned_, owned);
+        arena_.plan(&whole_, largest);
+    }
     newton_schulz_.plan(arena_);
     arena_.plan(&partials_, muon_norm_blocks(largest));
     arena_.plan(&inverse_norm_, 1);

@@ -44,12 +44,9 @@ struct MuonMatrix {
     double flops_of_a_step() const;  // of one Newton-Schulz step: 4 m^2 n + 2 m^3
 };
 
-// The range of a unit that holds Muon's matrices: those of the blocks (units between the first and the last) with
-// weight decay.
-struct MuonRegion {
-    size_t begin, count;
-};
-MuonRegion muon_region(const ParameterTable& table, size_t unit);
+// Number of elements at the start of a unit that belong to Muon's matrices: in a block those with weight decay, in the
+// first and the last unit none.
+size_t muon_elements(const ParameterTable& table, size_t unit);
 
 // Returns the matrices in the order of units and tensors. A round covers ceil(ranks / 2) blocks, so that ranks have
 // about equal work and buffers stay small. In each round, the matrix with the most work goes to the rank with the least

@@ -49,7 +49,7 @@ void Optimizer<Real>::add_muon_moments() {
     const ParameterTable& table = weights_.table();
     std::vector<ShardLayout::Part> matrices, rest;
     for (size_t u = 0; u < table.units().size(); u++) {
-        const size_t count = muon_region(table, u).count;
+        const size_t count = muon_elements(table, u);
         matrices.push_back({0, count});
         rest.push_back({count, table.unit(u).count - count});
     }
@@ -157,7 +157,7 @@ void Optimizer<Real>::update_unit(size_t unit, stream_t stream) {
 template <class Real>
 void Optimizer<Real>::update_rest(size_t unit, stream_t stream) {
     const Unit& info = weights_.table().unit(unit);
-    const size_t first = weights_.layout().slice(unit).begin, muon = muon_region(weights_.table(), unit).count;
+    const size_t first = weights_.layout().slice(unit).begin, muon = muon_elements(weights_.table(), unit);
     const StepState* const matrices = group_states_ + (unit == 0 ? 0 : 1);  // rates of the embedding or the head
     const auto update = [&](size_t begin, size_t end, Fp8State* fp8, const StepState* state) {
         if (begin >= end) return;

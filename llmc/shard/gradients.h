@@ -1,8 +1,8 @@
 // The gradients, distributed over the ranks as ShardLayout says. The model works on them unit by unit:
 //   acquire(unit)  makes the stream wait until the unit's gradient buffer is free
 //   gradient(...)  returns a pointer into it
-//   reduce(unit)   says that this rank has completed the unit's gradient of this micro-step. The pointer is now
-//   invalid.
+//   reduce(unit)   sends the unit's gradient of this micro-step, which is complete on this rank. The pointer is now
+//                  invalid.
 // It is an error in every stage to ask for a gradient before acquire() or after reduce(), and to acquire two units that
 // share a buffer in stages 2 and 3. On one rank all three calls cost nothing. With several ranks, gradients travel on
 // their own stream behind the backward pass.
@@ -74,13 +74,11 @@ public:
     StateArray slice(size_t unit) const { return sums(unit, layout_.slice(unit)); }
     StateArray share(size_t unit) const { return sums(unit, layout_.share(unit)); }
 
-    // The stream on which gradients travel, null on one rank, and the bytes sent to other ranks by operation: within
-    // this rank's group, and between groups.
+    // The stream on which gradients travel (nullptr on one rank), and the communicators within this rank's group and
+    // between groups.
     stream_t reduce_stream() const { return reduce_stream_; }
     const Comm& comm() const { return comm_; }
     const Comm& groups_comm() const { return groups_comm_; }
-    const Traffic& traffic() const { return comm_.traffic(); }
-    const Traffic& group_traffic() const { return groups_comm_.traffic(); }
 
     // A gradient on the host, for tests and tools. A collective that synchronises.
     std::vector<float> get_gradient(size_t unit, size_t tensor, stream_t stream) const;

@@ -90,10 +90,9 @@ public:
     std::vector<NamedMemory> working_copies() const;
     void publish_again(stream_t stream);  // after the codes were written again
 
-    // The stream on which weights travel, null on one rank, and the bytes sent to other ranks by operation.
+    // The stream on which weights travel (nullptr on one rank), and the communicator of this rank's group.
     stream_t gather_stream() const { return gather_stream_; }
     const Comm& comm() const { return comm_; }
-    const Traffic& traffic() const { return comm_.traffic(); }
 
     // Host access for initialisation, import and export; synchronises. set_tensor() needs the same values on every
     // rank. get_tensor() is a collective.

@@ -1,5 +1,6 @@
 // A small GPT-2 with the fixture's weights, on the device, for the tests of model/ and optim/.
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <vector>
@@ -126,6 +127,10 @@ struct TestModel {
         return *trainer.take_result(0);
     }
     std::vector<Fp8Fallback> left_fp8;  // by the last step
+    int layers_in_fp8() const {
+        const auto& layers = model.linear().all();
+        return static_cast<int>(std::count_if(layers.begin(), layers.end(), [](const auto* l) { return l->is_fp8(); }));
+    }
 
     // Loads the fixture's weights; wte's padded rows are 0.
     void load(const Gpt2Fixture& fixture) {

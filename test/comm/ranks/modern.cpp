@@ -36,7 +36,7 @@ Result train(const Case& c, int stage, const Comm& comm, int micro_steps) {
     trainer.allocate();
     trainer.initialize(3);
     Result result;
-    const Traffic before = trainer.weights().traffic();
+    const Traffic before = trainer.weights().comm().traffic();
     for (int step = 0; step < 2; step++) {
         trainer.begin_step({.count_losses = true});
         for (int m = 0; m < micro_steps; m++) {
@@ -48,7 +48,7 @@ Result train(const Case& c, int stage, const Comm& comm, int micro_steps) {
         // Every stage sends the planned number of bytes: a separate head belongs to its unit.
         if (step > 0 || comm.world() == 1) continue;
         const auto calls = [](const Traffic& t) { return t.all_gather.calls + t.reduce_scatter.calls; };
-        CHECK(calls(trainer.weights().traffic()) - calls(before) ==
+        CHECK(calls(trainer.weights().comm().traffic()) - calls(before) ==
               static_cast<uint64_t>(sent_in_step(trainer.layout(), micro_steps, sizeof(bf16)).weights.calls));
     }
     result.weights = all_weights(trainer.weights(), trainer.stream());

@@ -381,8 +381,9 @@ std::vector<int> group_sizes() {
 template <class Real>
 void check_traffic(const RunConfig& config) {
     ShardedRun<Real> run(config, world());
-    const Traffic* const traffic[3] = {&run.trainer.weights().traffic(), &run.trainer.gradients().traffic(),
-                                       &run.trainer.gradients().group_traffic()};
+    const Traffic* const traffic[3] = {&run.trainer.weights().comm().traffic(),
+                                       &run.trainer.gradients().comm().traffic(),
+                                       &run.trainer.gradients().groups_comm().traffic()};
     const Traffic before[3] = {*traffic[0], *traffic[1], *traffic[2]};
     run.step(0);
     const Sent sent = sent_in_step(run.trainer.layout(), config.micro_steps, sizeof(Real));
@@ -492,11 +493,11 @@ TEST_CASE("hybrid sharding sends weights only inside a group, and gradients betw
             RunConfig config;
             config.within = within, config.stage = stage, config.micro_steps = 2;
             ShardedRun<bf16> run(config, world());
-            const uint64_t before = run.trainer.weights().traffic().all_gather.bytes;
+            const uint64_t before = run.trainer.weights().comm().traffic().all_gather.bytes;
             run.step(0);
-            const uint64_t gathered = run.trainer.weights().traffic().all_gather.bytes - before;
-            const Traffic &reduced = run.trainer.gradients().traffic(),
-                          &groups_traffic = run.trainer.gradients().group_traffic();
+            const uint64_t gathered = run.trainer.weights().comm().traffic().all_gather.bytes - before;
+            const Traffic &reduced = run.trainer.gradients().comm().traffic(),
+                          &groups_traffic = run.trainer.gradients().groups_comm().traffic();
             if (stage < 3) CHECK(gathered == others * slice * sizeof(bf16));
             CHECK(reduced.reduce_scatter.bytes ==
                   others * slice * sizeof(float) * (run.trainer.layout().accumulates() ? 1 : 2));
