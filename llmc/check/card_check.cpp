@@ -12,18 +12,18 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Another way replaces the library's first only if its time is below this share, so that chance does not decide
-// between ways of about the same speed.
+// Another algorithm replaces the library's first only if it takes less than this share of its time, so that chance does
+// not decide between algorithms of about the same speed.
 constexpr double kWorthChanging = 0.95;
 
-// "rank 3 on node7: ", or nothing where there is one rank.
+// "rank 3 on node7: ", or "" on a single rank.
 std::string who(const Comm& comm) {
     return comm.world() == 1 ? "" : fmt::format("rank {} on {}: ", comm.rank(), comm.host(comm.rank()));
 }
 
 // ---- one card ------------------------------------------------------------------------------------------------------
 
-// The findings of what is asked for: those that are kept, and the others, made now and kept.
+// Sets result.findings for all requested items: takes those that are stored, checks the others, and stores them.
 void find(const CardCheck& check, CardCheckResult& result) {
     const KeptResults keeper(check.cache, check.identity);
     std::vector<std::string> names;
@@ -64,7 +64,7 @@ bool was_tried(const Finding& finding, const ProductChoice& way) {
                        [&](const ProductTrial& trial) { return trial.way == way; });
 }
 
-// The best way to make a product among those that no rank refused, or nullptr if there is none.
+// The best way to compute a product among those that no rank refused, or nullptr if there is none.
 const ProductTrial* best_way(const Finding& finding, const std::string& preferred,
                              const std::vector<ProductChoice>& refused) {
     const ProductTrial* best = nullptr;
@@ -77,10 +77,10 @@ const ProductTrial* best_way(const Finding& finding, const std::string& preferre
     return best;
 }
 
-// Rank 0's proposal for all ranks, with the objections of the others.
+// Rank 0's proposal for all ranks.
 struct Proposal {
     ProductChoices choices;
-    std::set<std::string> hopeless;  // products, by key
+    std::set<std::string> hopeless;  // keys of products that no way is right for
 };
 
 using Refused = std::map<std::string, std::vector<ProductChoice>>;
@@ -102,7 +102,7 @@ Proposal propose(const CheckRequest& request, const Findings& findings, const Re
     return proposal;
 }
 
-// Products that are not right here in the way proposed, which is tried if it was not.
+// Keys of products that this rank's card computes wrong in the proposed way. Tries ways that have not been tried here.
 std::vector<std::string> objections(const CardCheck& check, const ProductChoices& proposed, CardCheckResult& result) {
     CardCheck more = check;
     more.force = false;
@@ -137,7 +137,7 @@ Proposal agree_on_products(const CardCheck& check, const Comm& comm, CardCheckRe
     }
 }
 
-// Lines of all ranks, those that several have but once.
+// The lines of all ranks, without repetitions.
 std::vector<std::string> gather_lines(const Comm& comm, const std::vector<std::string>& mine) {
     std::vector<std::string> all;
     for (const std::string& text : gather_texts(comm, json_text(Json(mine))))
@@ -146,7 +146,7 @@ std::vector<std::string> gather_lines(const Comm& comm, const std::vector<std::s
     return all;
 }
 
-// Sorts what is wrong on this card into kernels that others can replace and kernels that nothing can.
+// Sorts the wrong kernels of this card into those that have a replacement and those that have none.
 void sort_problems(const CheckRequest& request, const Comm& comm, CardCheckResult& result) {
     std::vector<std::string> variants, notes, refusals;
     for (const CheckItem& item : kernel_checks(request.use)) {
@@ -169,7 +169,7 @@ void sort_problems(const CheckRequest& request, const Comm& comm, CardCheckResul
     result.refusals = gather_lines(comm, refusals);
 }
 
-// Products that are not made in the way that the library would have it.
+// Counts the right products, notes the trials that failed, and lists the products that no way is right for.
 void describe_products(const CheckRequest& request, const Comm& comm, const Proposal& agreed, CardCheckResult& result) {
     std::vector<std::string> notes;
     for (const Product& product : request.products) {

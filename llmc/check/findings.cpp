@@ -139,9 +139,10 @@ ProductChoices choices_from_json(const Json& json) {
     return choices;
 }
 
+// ---- kept results ---------------------------------------------------------------------------------------------------
+
 namespace {
 
-using Json = nlohmann::ordered_json;
 constexpr uint64_t kLargestFile = uint64_t{64} << 20;
 
 // A process holds this lock while it changes the file. On a file system without locks some results may get lost.
@@ -180,7 +181,7 @@ KeptResults::KeptResults(const std::string& directory, const Json& identity) : i
     if (!directory.empty()) path_ = directory + fmt::format("/check-{:016x}.json", checksum(text.data(), text.size()));
 }
 
-// The file of this identity; null where there is none.
+// The content of the file; null if its identity is another one. Throws if there is no file.
 Json KeptResults::read() const {
     if (path_.empty()) return {};
     const Json json = parse_json<Json>(read_whole(path_, kLargestFile));

@@ -3,7 +3,6 @@
 #pragma once
 #include <map>
 #include <nlohmann/json.hpp>
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -19,16 +18,16 @@ bool is_of_products(const std::string& rate);
 
 struct Finding {
     std::string family, variant;  // those of the CheckItem
-    std::string problem;          // empty if it is right
+    std::string problem;          // empty if the item is right
     double seconds = 0;
     std::vector<ProductTrial> trials;  // empty unless the item is a product
     Rates rates = {};
 };
 using Findings = std::map<std::string, Finding>;  // by the item's name
 
-Rates rates_of(const Findings& findings);  // the highest of each
+Rates rates_of(const Findings& findings);  // the highest rate of each name
 
-// Everything that a run will use, on one card.
+// The request to check everything that a run will use on one card.
 struct CheckRequest {
     int device = 0;
     KernelUse use;    // not in the JSON: the worker derives it from `run`
@@ -37,9 +36,9 @@ struct CheckRequest {
     bool tf32 = false;
     FastAccumulation fast_accumulation = FastAccumulation::forward;
     int tune = 8;                                  // number of algorithms per product that are timed; 0 or 1: none
-    std::map<std::string, std::string> preferred;  // algorithms to keep if they are right, by Matmul::key()
+    std::map<std::string, std::string> preferred;  // algorithms to use if they are right, by Matmul::key()
     double item_seconds = 60;                      // an item that takes longer has failed
-    Findings found;                                // what is known already; of products also trials that are over
+    Findings found;                                // items that are done, and finished trials of unfinished products
 
     std::string key(const Product& product) const;  // see Matmul::key()
 };
@@ -58,21 +57,21 @@ nlohmann::ordered_json choices_json(const ProductChoices& choices);
 ProductChoices choices_from_json(const nlohmann::ordered_json& json);
 
 // ---- kept results ---------------------------------------------------------------------------------------------------
-// Results of card checks, kept from one run to the next: a readable JSON file for each card, driver, set of libraries
-// and program, in $XDG_CACHE_HOME/train_gpt or ~/.cache/train_gpt. Several processes, and several machines with one
-// home directory, may write at the same time: each adds its findings.
+// Results of card checks are stored from one run to the next: a readable JSON file for each card, driver, set of
+// libraries and program. Several processes, and several machines with one home directory, may write at the same time:
+// each adds its findings.
 
-// "": there is no home directory to keep anything in.
+// $XDG_CACHE_HOME/train_gpt or ~/.cache/train_gpt; "" without a home directory.
 std::string cache_directory();
 
 class KeptResults {
 public:
-    // `identity`: {what: which} of everything that results depend on, but for the items. In a directory of "" nothing
-    // is kept.
+    // `identity` names everything that results depend on besides the items: card, driver, libraries, program. With ""
+    // as directory, nothing is stored.
     KeptResults(const std::string& directory, const nlohmann::ordered_json& identity);
 
     const std::string& path() const { return path_; }
-    // The kept results; empty if there is no such file, or if it is unreadable or belongs to something else.
+    // The stored results. Empty if there is no file, or if the file is unreadable or has another identity.
     Findings load() const;
     // The day of the last addition; empty if load() returns nothing.
     std::string date() const;

@@ -1,4 +1,4 @@
-// Kernels of known_products.h. Plain loops, a thread an element: nothing here may be clever.
+// Kernels of known_products.h: plain loops with a thread per element, so that they are obviously right.
 #include "llmc/check/known_products.h"
 
 #include <cstring>
@@ -36,7 +36,7 @@ LLMC_HD uint32_t encode_integer(int value, int mantissa_bits, int bias, int bits
         exponent > mantissa_bits ? fraction >> (exponent - mantissa_bits) : fraction << (mantissa_bits - exponent);
     return (value < 0 ? 1u << (bits - 1) : 0) | static_cast<uint32_t>(exponent + bias) << mantissa_bits | mantissa;
 }
-// A number of either sign between 1/4 and 4, all bits of the mantissa drawn.
+// A number of either sign between 1/4 and 4, with a random mantissa.
 LLMC_HD uint32_t encode_real(uint32_t random, int mantissa_bits, int bias, int bits) {
     const uint32_t exponent = static_cast<uint32_t>(bias) - 2 + (random >> 28) % 4;
     return (random >> 27 & 1u) << (bits - 1) | exponent << mantissa_bits | (random & ((1u << mantissa_bits) - 1));
@@ -148,9 +148,9 @@ Format format_of(Product::Element element) {
 
 }  // namespace
 
-// Sums must be exact in 13 bits where FP8 is added up: the sum of `inner` products of numbers up to 2 has a standard
-// deviation of 2 sqrt(inner), with numbers up to 1 of 2/3 sqrt(inner). FP32 operands have 12 bits in one of the two, so
-// that TF32, which keeps 11, is seen.
+// FP8 sums must be exact in 13 bits: the sum of `inner` products of numbers up to 2 has a standard deviation of 2
+// sqrt(inner), and of numbers up to 1 of 2/3 sqrt(inner). One FP32 operand has numbers of 12 bits, so that a product in
+// TF32, which keeps 11 bits, gives another result.
 KnownProduct::KnownProduct(const Product& product)
     : has_bias(product.bias),
       accumulates(product.accumulate),

@@ -1,7 +1,7 @@
-// Operands whose products are known exactly, for any order and width of the sums: integers so small that all partial
-// sums are exact, even in the 13 bits that Hopper keeps of FP8 sums (arXiv 2412.19437, section 3.3.2), times powers of
-// two. The right value of an element follows from its place alone. A plain kernel computes it, and shares only the
-// definition with the product.
+// Operands whose products are known exactly, whatever the order and precision of the sums: powers of two times integers
+// so small that all partial sums are exact, even in the 13 bits that Hopper keeps of FP8 sums (arXiv 2412.19437,
+// section 3.3.2). Each operand's element is a function of its index, so a plain kernel computes the right result
+// without reading the operands.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -24,17 +24,17 @@ struct KnownProduct {
     int rows, columns, inner;                  // result (rows, columns), summed over `inner`
     int first_columns, second_columns;         // as stored, row-major
     bool transpose_first, transpose_second;    // of what is stored
-    KnownNumbers first, second, bias, before;  // `before`: what the result holds that is added to
+    KnownNumbers first, second, bias, before;  // `before`: the result's content that the product adds to
     bool has_bias, accumulates;
     bool has_block_scales;
     ScaleLayout first_scales, second_scales;
     float factor;  // the product of the scales of whole tensors, a power of two
 };
 
-// Tables of `layout` for an operand (rows, inner), as bytes; 0 where there is no block.
+// The scale table of `layout` for an operand (rows, inner), as bytes; 0 for padding.
 std::vector<char> known_scale_table(const KnownNumbers& numbers, ScaleLayout layout, int rows, int inner);
 
-// to (n): numbers by their place.
+// Fills to (n) with the numbers of indices 0 to n - 1.
 void fill_known(void* to, Product::Element element, size_t n, KnownNumbers numbers, stream_t stream);
 
 // One element of each 32 x 32 tile of the result, a row of tiles after the other.
@@ -44,9 +44,9 @@ struct Sample {
 };
 inline int sample_tiles(int extent) { return div_up(extent, kSampleTile); }
 Sample sample_of_tile(const KnownProduct& product, int tile_row, int tile_column);
-// expected (tiles): the element before it is rounded, with scales and what is added to, but without bias.
+// expected (tiles): each sample before rounding, with scales and `before`, but without bias.
 void expect_samples(float* expected, const KnownProduct& product, stream_t stream);
-// found (tiles): the bits of the result's elements.
+// found (tiles): the bits of the result's samples.
 void read_samples(uint32_t* found, const void* result, Product::Element element, const KnownProduct& product,
                   stream_t stream);
 int known_integer(KnownNumbers numbers, size_t index);

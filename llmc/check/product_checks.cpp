@@ -117,7 +117,7 @@ std::vector<ProductChoice> ProductChecks::ways(const Product& product, const std
 
 const ProductChecks::Operands& ProductChecks::operands_of(const Product& product) {
     if (made_for_ != product) {
-        operands_.reset();  // first: both may not fit
+        operands_.reset();  // before the next are allocated: memory may not hold both
         operands_ = std::make_unique<Operands>(product, stream_);
         made_for_ = product;
         matmul_.reserve(product.N, product.C, product.OC, is_fp8(product.type));
@@ -125,7 +125,7 @@ const ProductChecks::Operands& ProductChecks::operands_of(const Product& product
     return *operands_;
 }
 
-ProductTrial ProductChecks::hold(const Product& product, const ProductChoice& way, bool timed) {
+ProductTrial ProductChecks::try_way(const Product& product, const ProductChoice& way, bool timed) {
     ProductTrial trial{way, "", 0};
     Product made = product;
     made.bias = product.bias && !way.separate_bias;
@@ -141,7 +141,7 @@ ProductTrial ProductChecks::hold(const Product& product, const ProductChoice& wa
         trial.problem = problem_of(product, way.separate_bias);
         if (trial.problem.empty() && timed) trial.ms = time(product);
     } catch (const Error& error) {
-        synchronize(stream_);  // or the device is lost, and this throws
+        synchronize(stream_);  // throws if the device is lost
         trial.problem = error.what();
     }
     if (trial.problem.empty() && matmul_.counts().emulated > 0 && !way.emulated) trial.problem = "cuBLASLt refuses it";
@@ -189,10 +189,11 @@ std::string ProductChecks::problem_of(const Product& product, bool separate_bias
             if (separate_bias) value = value_of(bits_of(value, element), element);
             value += static_cast<float>(known_integer(o.known.bias, static_cast<size_t>(at.column)));
         }
-        if (const uint32_t expected = bits_of(value, element);
-            // A sum that is 0 may have either sign.
-            value_of(found[i], element) != value_of(expected, element))
-            wrong++, first_wrong = i, first_expected = expected;
+        const uint32_t expected = bits_of(value, element);
+        if (value_of(found[i], element) == value_of(expected, element)) continue;  // -0 equals 0
+        wrong++;
+        first_wrong = i;
+        first_expected = expected;
     }
     if (wrong > 0) {
         const Sample at =
@@ -225,8 +226,8 @@ void ProductChecks::warm_up(const Product& product) {
     } while (std::chrono::steady_clock::now() - begin < length);
 }
 
-// The median, of operands with values as a run has them, because a card draws less power and is faster on zeros. What
-// lies in the L2 cache when it begins is something else.
+// The median time. Operands are real numbers, because a card draws less power and is faster on zeros. The L2 cache is
+// filled with other memory before each run.
 double ProductChecks::time(const Product& product) {
     warm_up(product);
     const Operands& o = operands_of(product);

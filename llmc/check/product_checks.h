@@ -1,6 +1,7 @@
-// Tries each matrix product of a run in different ways, until some are found that are right on this card, and finds the
-// fastest of those. A way is right if, with known operands (known_products.h) and a result full of NaN, every sample is
-// exact, nothing is left out and nothing is written outside the result, and if real numbers give the same bits twice.
+// Tries the algorithms that cuBLASLt has for each matrix product of a run, and times those that are right on this card.
+// A "way" to compute a product is an algorithm, perhaps with a separate kernel for the bias, or emulation in BF16. It
+// is right if, with known operands (known_products.h) and a result that starts as NaN, every sample is exact, every
+// element is written and nothing outside the result is. Real numbers must give the same bits twice.
 #pragma once
 #include <memory>
 #include <optional>
@@ -11,14 +12,14 @@
 
 namespace llmc {
 
-// True for ways that are only used if there is no better one.
+// True for ways that are only used if no other way is right.
 inline bool falls_back(const ProductChoice& way) { return way.separate_bias || way.emulated || way.workspace; }
 
-// The result of trying one way to make a product.
+// The result of trying one way to compute a product.
 struct ProductTrial {
     ProductChoice way;
-    std::string problem;  // empty if it is right
-    double ms = 0;        // one product with cold caches; 0: not timed
+    std::string problem;  // empty if the way is right
+    double ms = 0;        // time of one product with cold caches; 0: not timed
 };
 
 class ProductChecks {
@@ -27,13 +28,14 @@ public:
     ProductChecks(Matmul& matmul, stream_t stream);
     ~ProductChecks();
 
-    // The ways to try, the most preferred first: `preferred`, the library's proposals, at most `limit`, and its
-    // proposals for smaller workspaces; then, if the product has a bias, all of them again with a separate kernel that
-    // adds it. Only one way for products that this card makes with BF16 units.
+    // The ways to try, the most preferred first: the algorithm `preferred`, the library's proposals (at most `limit`),
+    // and its proposals for smaller workspaces. If the product has a bias, the same follow with a separate kernel for
+    // the bias. A product that this card emulates in BF16 has only that one way.
     std::vector<ProductChoice> ways(const Product& product, const std::string& preferred, int limit);
-    // Compares one way with the known results. Throws errors of the device, and puts all others into `problem`.
-    ProductTrial hold(const Product& product, const ProductChoice& way, bool timed);
-    // Makes the product once in the way that `matmul` has chosen, on operands of its own.
+    // Computes the product in one way and compares the result with the known one. Throws errors of the device; all
+    // other errors become the trial's problem.
+    ProductTrial try_way(const Product& product, const ProductChoice& way, bool timed);
+    // Computes the product once in the way that `matmul` has chosen, on operands of its own.
     void run(const Product& product);
 
 private:

@@ -1,4 +1,4 @@
-// The card check's worker process, and supervise(), which starts workers and reads their lines (worker.h).
+// The card check's worker process, and supervise(), which starts workers and reads their lines (card_check.h).
 #include "llmc/check/card_check.h"
 
 #include <fcntl.h>
@@ -31,7 +31,7 @@ using Clock = std::chrono::steady_clock;
 
 // ---- the worker ----------------------------------------------------------------------------------------------------
 
-constexpr int kFewestProposals = 8;  // that are looked for while none is right
+constexpr int kFewestProposals = 8;  // algorithms to try at least, as long as none is right
 
 // A worker's start may take this many times as long as an item. It creates the CUDA context and may load libraries from
 // a cold disk; a network file system needs 10 to 40 s for cuBLASLt's 0.7 GB.
@@ -51,7 +51,7 @@ void finish(const std::string& name, Finding finding, Clock::time_point begin) {
 
 bool is_timed(const CheckRequest& request) { return request.tune > 1; }
 
-void make_items(const CheckRequest& request, stream_t stream) {
+void check_items(const CheckRequest& request, stream_t stream) {
     for (const CheckItem& item : kernel_checks(request.use)) {
         if (request.found.count(item.name)) continue;
         const Clock::time_point begin = Clock::now();
@@ -65,7 +65,7 @@ void make_items(const CheckRequest& request, stream_t stream) {
     }
 }
 
-// Tries ways until one is right. With `tune` it tries and times that many of the library's own.
+// Tries ways until one is right. With `tune`, tries and times at least that many of the library's algorithms.
 Finding try_product(const CheckRequest& request, ProductChecks& checks, const Product& product, const std::string& key,
                     const std::vector<ProductTrial>& over) {
     Finding finding{kProductFamily, "", "", 0, over};
@@ -79,7 +79,7 @@ Finding try_product(const CheckRequest& request, ProductChecks& checks, const Pr
         if (std::any_of(over.begin(), over.end(), [&](const ProductTrial& trial) { return trial.way == way; }))
             continue;
         say({{"begin", key}, {"way", trial_json({way, "", 0})}});
-        finding.trials.push_back(checks.hold(product, way, is_timed(request)));
+        finding.trials.push_back(checks.try_way(product, way, is_timed(request)));
         say({{"trial", key}, {"way", trial_json(finding.trials.back())}});
         tried++;
         found = found || is_right(finding.trials.back());
@@ -94,7 +94,7 @@ Finding try_product(const CheckRequest& request, ProductChecks& checks, const Pr
     return finding;
 }
 
-void make_products(const CheckRequest& request, Matmul& matmul, stream_t stream) {
+void check_products(const CheckRequest& request, Matmul& matmul, stream_t stream) {
     ProductChecks checks(matmul, stream);
     for (const Product& product : request.products) {
         const std::string key = matmul.key(product);
@@ -123,8 +123,8 @@ ExitCode check_worker(const std::function<KernelUse(const std::string& run)>& us
     matmul.allocate();  // loads the library
     synchronize(stream);
     say({{"ready", device_info().name}});
-    make_items(request, stream);
-    make_products(request, matmul, stream);
+    check_items(request, stream);
+    check_products(request, matmul, stream);
     synchronize_device();
     destroy_stream(stream);
     say({{"done", true}});
@@ -135,7 +135,7 @@ ExitCode check_worker(const std::function<KernelUse(const std::string& run)>& us
 
 namespace {
 
-// A running worker: its pipes, and a file for what it says on its standard error.
+// A running worker: its pipes, and a file for its standard error.
 class Worker {
 public:
     Worker(const std::string& program, const std::string& request) {
@@ -191,7 +191,7 @@ public:
             buffer_.append(bytes, static_cast<size_t>(n));
         }
     }
-    // How it ended, in words: "was ended by signal 11 (Segmentation fault)", with the last line that it has said.
+    // Describes how it ended, with the last line of its standard error: "ended its process by signal 11 (...): ...".
     std::string how_it_ended() {
         int status = 0;
         while (waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
@@ -216,7 +216,7 @@ private:
         throw Error(ExitCode::failure, "card check: {} failed: {}; --card-check off skips the check", call,
                     std::strerror(errno));
     }
-    // A worker that is gone already is noticed when it is read.
+    // If the worker has ended already, the next read() notices.
     static void send(int fd, const std::string& text) {
         struct sigaction ignored = {}, before = {};
         ignored.sa_handler = SIG_IGN;

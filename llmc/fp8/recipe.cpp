@@ -55,13 +55,15 @@ void Fp8Layers::apply(const Fp8LayerTerm& added, int blocks, const std::vector<s
     if (term == "none" || term == kHeadLayer) return;
     int first = 0, last = blocks - 1;
     std::string wanted = term;  // a layer of the blocks, or "" for all of them
-    if (term == "all")
+    if (term == "all") {
         wanted.clear();
-    else if (term == "first")
-        last = 0, wanted.clear();
-    else if (term == "last")
-        first = last, wanted.clear();
-    else if (term.rfind("block", 0) == 0) {
+    } else if (term == "first") {
+        last = 0;
+        wanted.clear();
+    } else if (term == "last") {
+        first = last;
+        wanted.clear();
+    } else if (term.rfind("block", 0) == 0) {
         const size_t dot = term.find('.');
         const std::string number = term.substr(5, dot == std::string::npos ? dot : dot - 5);
         if (number.empty() || number.find_first_not_of("0123456789") != std::string::npos || number.size() > 6)

@@ -14,7 +14,8 @@ void OffloadedResiduals::allocate(const std::vector<void*>& inputs) {
     arena_.allocate();
     inputs_ = inputs;
     copies_ = create_stream();
-    for (Buffer& buffer : buffers_) buffer.used = create_event(), buffer.copied = create_event();
+    for (Buffer& buffer : buffers_)
+        for (event_t* event : {&buffer.used, &buffer.copied}) *event = create_event();
 }
 
 OffloadedResiduals::~OffloadedResiduals() {

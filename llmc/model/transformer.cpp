@@ -19,6 +19,15 @@ int logits_chunk(int N, int padded_vocab, size_t element_bytes, size_t limit) {
 }
 
 template <class Real>
+static std::vector<std::unique_ptr<Block<Real>>> make_blocks(ModelContext<Real>& context) {
+    std::vector<std::unique_ptr<Block<Real>>> blocks;
+    const MakeBlock<Real> make = context.config.architecture->template block<Real>();
+    for (int l = 0; l < context.config.layers; l++) blocks.push_back(make(context, l));
+    return blocks;
+}
+
+// The order of members is the order in which layers are added and memory is planned.
+template <class Real>
 Transformer<Real>::Transformer(const ModelSetup& setup, Weights<Real>& weights, Gradients& gradients, Matmul& matmul)
     : config_(setup.model),
       loss_(setup.loss),
@@ -32,12 +41,7 @@ Transformer<Real>::Transformer(const ModelSetup& setup, Weights<Real>& weights, 
       linear_(weights, gradients, matmul, setup.fp8 ? &*setup.fp8 : nullptr),
       context_{config_,       B_,      T_,        setup.recompute, setup.offload_residuals,
                setup.kernels, weights, gradients, linear_,         activations_},
-      blocks_([&] {
-          std::vector<std::unique_ptr<Block<Real>>> blocks;
-          const MakeBlock<Real> make = setup.model.architecture->template block<Real>();
-          for (int l = 0; l < setup.model.layers; l++) blocks.push_back(make(context_, l));
-          return blocks;
-      }()),
+      blocks_(make_blocks(context_)),
       offloaded_(setup.offload_residuals ? blocks_.size() : 0, context_.N() * context_.C() * sizeof(Real)),
       head_(linear_, kHeadLayer, logits_chunk(B_ * T_, config_.padded_vocab(), sizeof(Real), setup.logits_bytes),
             {.kind = kHeadLayer}, setup.model.tied ? "wte" : ""),
@@ -92,7 +96,10 @@ void Transformer<Real>::allocate(stream_t stream) {
     workspace_.allocate();
     linear_.allocate(stream);
     std::vector<void*> inputs;
-    for (const auto& block : blocks_) block->allocated(stream), inputs.push_back(block->residual());
+    for (const auto& block : blocks_) {
+        block->allocated(stream);
+        inputs.push_back(block->residual());
+    }
     offloaded_.allocate(inputs);
     const size_t sorted = token_sort_size(B_ * T_), positions = document_positions_ ? context_.N() + sorted : 0;
     for (Staging& staging : staging_) {

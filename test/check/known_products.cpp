@@ -166,8 +166,8 @@ TEST_CASE("Every product of an honest device is right, in the first way that is 
                    (falls_back(a) == falls_back(b) && a.separate_bias < b.separate_bias);
         }));
         if (LLMC_CUDA && product.bias && !ways.front().emulated) CHECK(falls_back(ways.back()));
-        CHECK(checks.hold(product, ways.front(), true).problem == "");
-        if (product.bias && ways.back().separate_bias) CHECK(checks.hold(product, ways.back(), false).problem == "");
+        CHECK(checks.try_way(product, ways.front(), true).problem == "");
+        if (product.bias && ways.back().separate_bias) CHECK(checks.try_way(product, ways.back(), false).problem == "");
     }
 }
 
@@ -177,7 +177,7 @@ TEST_CASE("A product is made once without being timed before the first one is ti
     ProductChecks checks(matmul, test_stream());
     const ProductChoice way = checks.ways(product, "", 1).front();
     const auto products = [&] {
-        const ProductTrial trial = checks.hold(product, way, true);
+        const ProductTrial trial = checks.try_way(product, way, true);
         CHECK(trial.problem == "");
         CHECK(trial.ms > 0);
         return matmul.counts().bf16;
@@ -213,8 +213,8 @@ TEST_CASE("An algorithm that the library does not have is a problem, and no erro
     const Product product = {Product::forward, OperandType::bf16, 32, 64, 64, true, false};
     Matmul matmul(false);
     ProductChecks checks(matmul, test_stream());
-    CHECK(checks.hold(product, {"no such algorithm", false, false}, false).problem != "");
-    CHECK(checks.hold(product, checks.ways(product, "", 1).front(), false).problem == "");
+    CHECK(checks.try_way(product, {"no such algorithm", false, false}, false).problem != "");
+    CHECK(checks.try_way(product, checks.ways(product, "", 1).front(), false).problem == "");
 }
 
 }  // namespace llmc::test

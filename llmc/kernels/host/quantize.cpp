@@ -8,20 +8,10 @@
 namespace llmc::host {
 namespace {
 
-template <class F8>
-struct FormatOf;
-template <>
-struct FormatOf<e4m3> {
-    using Type = E4M3Format;
-};
-template <>
-struct FormatOf<e5m2> {
-    using Type = E5M2Format;
-};
-
 // Computes fp8_nearest() of each lane.
-template <class Format>
+template <class F8>
 LLMC_INLINE Bytes codes_of(Floats value) {
+    using Format = std::conditional_t<std::is_same_v<F8, e4m3>, E4M3Format, E5M2Format>;
     const Words bits = bits_of(value), magnitude = bits & kFloatMagnitudeMask, sign = bits >> 24 & 0x80u;
     const Words round_bias = ((1u << (Format::dropped_bits - 1)) - 1u) + ((magnitude >> Format::dropped_bits) & 1u);
     const Words normal = ((magnitude + round_bias) >> Format::dropped_bits) - Format::code_offset;
@@ -73,7 +63,9 @@ LLMC_INLINE void turn(uint8_t* to, size_t to_pitch, const uint8_t* from, size_t 
                 __builtin_shufflevector(x[i], x[i + 4], 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
         }
     };
-    interleave(s, r), interleave(r, s), interleave(s, r);
+    interleave(s, r);
+    interleave(r, s);
+    interleave(s, r);
     for (int i = 0; i < 16; i++) std::memcpy(to + i * to_pitch, reinterpret_cast<uint8_t*>(&s[i / 2]) + i % 2 * 8, 8);
 }
 
@@ -108,7 +100,7 @@ void quantize_rows(const CodeTarget<F8>& to, Tally& tally, const float* values, 
         if (!writes_fp8(pass)) continue;
         uint8_t* line = codes.data() + static_cast<size_t>(r) * columns;
         for (int i = 0; i < columns; i += kLanes) {
-            const Bytes cast = codes_of<typename FormatOf<F8>::Type>(load(x + i) * scale);
+            const Bytes cast = codes_of<F8>(load(x + i) * scale);
             std::memcpy(line + i, &cast, sizeof cast);
         }
         if (to.row) std::memcpy(to.row + static_cast<size_t>(r) * to.row_pitch, line, static_cast<size_t>(columns));
@@ -127,11 +119,11 @@ namespace {
 
 constexpr int kTile = 128;  // rows and columns
 
-// Quantizes (N, C) values; produce(row, column) returns a vector of them.
+// The result of quantizing (N, C) values.
 template <class F8>
 struct TileCall {
-    F8 *row, *transposed;
-    float* parts;  // sums of the columns of each tile, or nullptr
+    F8 *row, *transposed;  // (N, C) and (C, N)
+    float* parts;          // (N / kTile, C)   sums of the columns of each tile, or nullptr
     Fp8State* state;
     int N, C;
     QuantizePass pass;
@@ -151,6 +143,7 @@ void sum_tile(float* part, const float* values, int rows, int n) {
     }
 }
 
+// produce(row, column) returns a vector of values.
 template <class F8, class Produce>
 void quantize_tiles(const TileCall<F8>& t, const Produce& produce) {
     const int across = (t.C + kTile - 1) / kTile, tasks = (t.N + kTile - 1) / kTile * across;
