@@ -309,13 +309,14 @@ std::string ShardSet::shared_file(const ShardSet& other) const {
 }
 
 std::optional<double> ShardSet::bytes_per_token() const {
-    double bytes = 0;
+    double bytes = 0, tokens = 0;
     for (const Shard& shard : shards_) {
         if (!shard.sidecar.bytes) return std::nullopt;
         bytes += static_cast<double>(*shard.sidecar.bytes);
+        tokens += static_cast<double>(shard.tokens - shard.sidecar.documents.value_or(0));
     }
-    if (bytes <= 0 || total_tokens_ == 0) return std::nullopt;
-    return bytes / static_cast<double>(total_tokens_);
+    if (bytes <= 0 || tokens <= 0) return std::nullopt;
+    return bytes / tokens;
 }
 
 std::optional<int64_t> ShardSet::end_token() const {

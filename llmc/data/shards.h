@@ -51,7 +51,8 @@ public:
     // The first shard's sidecar. All fields are empty if it has none.
     const Sidecar& sidecar() const { return shards_[0].sidecar; }
 
-    // Bytes of text per token over all shards, or nothing unless every sidecar gives its bytes.
+    // Mean bytes of text per token, or nothing unless every sidecar gives its bytes. The tokens that begin documents
+    // are no text.
     std::optional<double> bytes_per_token() const;
 
     // The token that begins every document, from the first shard's sidecar or the name of its tokenizer (bytes, gpt2).

@@ -266,6 +266,16 @@ std::string TokenDecoder::decode(const std::vector<int>& tokens) const {
     return text;
 }
 
+std::vector<int> TokenDecoder::text_bytes() const {
+    std::vector<int> bytes;
+    for (const std::string& piece : pieces_) {
+        const bool is_end = static_cast<int>(bytes.size()) == end_token_;
+        const bool is_text = !is_end && (tokens_.empty() || tokens_.contains(piece));
+        bytes.push_back(is_text ? static_cast<int>(piece.size()) : 0);
+    }
+    return bytes;
+}
+
 // Reads token ids separated by spaces.
 static std::vector<int> numbers_in(const std::string& prompt) {
     std::vector<int> ids;

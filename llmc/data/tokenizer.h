@@ -36,6 +36,9 @@ public:
     // The bytes of the tokens. Ids outside the vocabulary (a model's padded columns) become "<|id|>".
     std::string decode(const std::vector<int>& tokens) const;
 
+    // The number of bytes of text for each id. Tokens that are not text, such as the end token, have none.
+    std::vector<int> text_bytes() const;
+
     // The tokens of a prompt. The byte vocabulary gives its bytes. All others use byte-pair encoding by rank within
     // words, where a word includes the one space before it. GPT-2's official pre-tokenizer is a regular expression that
     // also splits between letters, digits, punctuation, contractions ('s, 'll) and kinds of white space. Almost no

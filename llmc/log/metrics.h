@@ -22,7 +22,7 @@ namespace llmc {
 struct ValLoss {
     std::string name;  // name of the set, may be empty
     float loss = 0;    // nats per token
-    // loss / ln 2 * tokens / bytes of the whole set, if its sidecars say the bytes.
+    // Loss of the tokens that are text, in bits, divided by the bytes of this text. Nothing if the bytes are unknown.
     std::optional<double> bits_per_byte = {};
 
     double perplexity() const;

@@ -96,6 +96,37 @@ std::optional<TaskScores> score_choices(Trainer<Real>& trainer, const std::strin
                       static_cast<double>(right[1]) / count};
 }
 
+// Bits per byte of text, as nanochat counts them: the loss of the targets that are text, by the bytes of these targets.
+class BitsPerByte {
+public:
+    // Takes the bytes of text of each token id.
+    explicit BitsPerByte(const std::vector<double>& bytes) : bytes_(bytes) {}
+
+    void add(const std::vector<int32_t>& targets, const std::vector<float>& losses) {
+        for (size_t i = 0; i < targets.size(); i++) {
+            const double bytes = targets[i] < 0 ? 0 : bytes_[static_cast<size_t>(targets[i])];
+            if (bytes > 0) sums_[0] += static_cast<double>(losses[i]);
+            sums_[1] += bytes;
+        }
+    }
+
+    // The result over all ranks; nothing if no text was added. A collective.
+    std::optional<double> result(const Comm& comm) const {
+        std::vector<std::array<double, 2>> all(static_cast<size_t>(comm.world()));
+        comm.host_all_gather(all.data(), &sums_, sizeof sums_);
+        double nats = 0, bytes = 0;
+        for (const std::array<double, 2>& rank : all) {
+            nats += rank[0];
+            bytes += rank[1];
+        }
+        return bytes > 0 ? std::optional(nats / std::numbers::ln2 / bytes) : std::nullopt;
+    }
+
+private:
+    const std::vector<double>& bytes_;
+    std::array<double, 2> sums_{};  // nats and bytes on this rank
+};
+
 }  // namespace
 
 template <class Real>
@@ -134,7 +165,9 @@ bool Evaluation<Real>::add_losses(bool of_average, std::vector<ValLoss>& losses)
     const Comm& comm = trainer_.comm();
     std::vector<int32_t> tokens(static_cast<size_t>(o.batch) * o.seq), targets(tokens.size());
     StopPoll told_to_stop(comm);
-    for (const auto& [name, set] : inputs_.val) {
+    for (size_t s = 0; s < inputs_.val.size(); s++) {
+        const auto& [name, set] = inputs_.val[s];
+        BitsPerByte bits(inputs_.val_bytes[s]);
         const EvalLoader loader(*set, o.batch, o.seq, comm.rank(), comm.world(), o.val_batches, o.model_config.vocab);
         double sum = 0, count = 0;
         watchdog_.alive();
@@ -144,11 +177,10 @@ bool Evaluation<Real>::add_losses(bool of_average, std::vector<ValLoss>& losses)
             const auto loss = trainer_.evaluate(tokens.data(), targets.data());
             sum += loss.sum;
             count += loss.count;
+            if (!inputs_.val_bytes[s].empty()) bits.add(targets, trainer_.token_losses());
         }
-        ValLoss result{of_average ? name_with_average(name) : name, static_cast<float>(sum / count)};
-        if (const std::optional<double> bytes = set->bytes_per_token())
-            result.bits_per_byte = result.loss / std::numbers::ln2 / *bytes;
-        losses.push_back(result);
+        losses.push_back(
+            {of_average ? name_with_average(name) : name, static_cast<float>(sum / count), bits.result(comm)});
     }
     return true;
 }

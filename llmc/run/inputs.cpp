@@ -73,6 +73,21 @@ TokenizerSearch tokenizer_of(const ShardSet& shards, const Options& o) {
     return search;
 }
 
+// See Inputs::val_bytes.
+std::vector<double> bytes_of_tokens(const ShardSet& set, const std::optional<TokenDecoder>& tokenizer, int vocab) {
+    std::vector<double> bytes;
+    if (tokenizer) {
+        const std::vector<int> exact = tokenizer->text_bytes();
+        bytes.assign(exact.begin(), exact.end());
+        bytes.resize(static_cast<size_t>(vocab));
+    } else if (const std::optional<double> mean = set.bytes_per_token()) {
+        bytes.assign(static_cast<size_t>(vocab), *mean);
+    }
+    const int64_t end_token = set.end_token().value_or(-1);
+    if (end_token >= 0 && end_token < static_cast<int64_t>(bytes.size())) bytes[static_cast<size_t>(end_token)] = 0;
+    return bytes;
+}
+
 }  // namespace
 
 Inputs::Inputs(const Options& options) : sources(sources_from_text(options.train)) {
@@ -91,7 +106,11 @@ void Inputs::check(const Options& o) {
     if (train) tokenizer = tokenizer_of(*train, o);
     set_order(o);
     require_enough(o);
-    for (const auto& [name, set] : val) check_set(*set);
+    for (const auto& [name, set] : val) {
+        check_set(*set);
+        const TokenizerSearch search = tokenizer.tokenizer ? tokenizer : tokenizer_of(*set, o);
+        val_bytes.push_back(bytes_of_tokens(*set, search.tokenizer, o.model_config.vocab));
+    }
     const std::vector<ValSet> files = task_files(o);
     for (size_t i = 0; i < tasks.size(); i++)
         check_choices(tasks[i].second, o.model_config.vocab, o.seq, files[i].glob);

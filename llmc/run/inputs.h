@@ -29,6 +29,9 @@ struct Inputs {
     std::optional<SampleOrder> order;                                    // of `train`; set_order() sets it
     std::vector<std::pair<std::string, std::unique_ptr<ShardSet>>> val;  // by name
     std::vector<std::pair<std::string, std::vector<Choices>>> tasks;     // by name, --hellaswag first
+    // For each set of `val`, the bytes of text of each id, 0 for tokens that are not text. From the run's or the
+    // set's tokenizer, or else the mean that its sidecars give. Empty if neither is known. check() sets it.
+    std::vector<std::vector<double>> val_bytes;
     TokenizerSearch tokenizer;  // the tokenizer of the training set; check() sets it
 
     explicit Inputs(const Options& options);

@@ -376,6 +376,11 @@ typename Trainer<Real>::LossSum Trainer<Real>::evaluate(const int* tokens, const
 template <class Real>
 std::vector<float> Trainer<Real>::token_losses(const int* tokens, const int* targets) {
     model_.evaluate(tokens, targets, true, stream_);
+    return token_losses();
+}
+
+template <class Real>
+std::vector<float> Trainer<Real>::token_losses() const {
     return read_back(model_.losses(), static_cast<size_t>(config_.batch) * config_.seq, stream_);
 }
 

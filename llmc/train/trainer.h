@@ -140,6 +140,7 @@ public:
     LossSum evaluate(const int* tokens, const int* targets);
     // This rank's losses (B, T), token by token; 0 where the target is -1. Also a collective.
     std::vector<float> token_losses(const int* tokens, const int* targets);
+    std::vector<float> token_losses() const;  // of the last evaluate()
 
     const TrainerConfig& config() const { return config_; }
     const Comm& comm() const { return comm_; }

@@ -205,6 +205,8 @@ TEST_CASE("bytes per token: of all shards together, where every sidecar knows th
     CHECK_FALSE(ShardSet({set}).bytes_per_token().has_value());
     make_file(dir / "b.bin.json", R"({"bytes": 130})");
     CHECK(ShardSet({set}).bytes_per_token() == 4.5);
+    make_file(dir / "b.bin.json", R"({"bytes": 130, "documents": 4})");  // tokens that begin documents have no bytes
+    CHECK(ShardSet({set}).bytes_per_token() == 5);
 }
 
 TEST_CASE("check_vocabulary scans without sidecars and names shard, position, id and vocabulary") {

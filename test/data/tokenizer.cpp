@@ -20,6 +20,9 @@ TEST_CASE("byte vocabulary") {
         CHECK(decoder.decode({'H', 'i', 256, 0xc3, 0xa4}) == "Hi\n\xc3\xa4");
         CHECK(decoder.decode({'a', 257, -1}) == "a<|257|><|-1|>");
         CHECK(decoder.encode("a\xff") == std::vector<int>{'a', 255});
+        std::vector<int> bytes(257, 1);
+        bytes[256] = 0;
+        CHECK(decoder.text_bytes() == bytes);
     }
     CHECK(encode_bytes("") == std::vector<int>{});
     CHECK(encode_bytes("\xc3\xa4 b") == std::vector<int>{0xc3, 0xa4, ' ', 'b'});
@@ -55,6 +58,7 @@ TEST_CASE("llm.c tokenizer, version 2") {
     CHECK(decoder.end_token() == 3);
     CHECK(decoder.decode({3, 2, 4, 5}) == std::string("ababab\0\xff", 8));
     CHECK(decoder.encode("abab") == std::vector<int>{2, 2});  // a prompt cannot end the document
+    CHECK(decoder.text_bytes() == std::vector<int>{1, 1, 2, 0, 2, 0});
 }
 
 TEST_CASE("llm.c tokenizer, version 1, ends with 50256") {
@@ -130,6 +134,7 @@ TEST_CASE("tokenizer.json: both spellings of merges, by rank") {
         const TokenDecoder decoder = TokenDecoder::open(make_file(dir / "tokenizer.json", small_json(merges)));
         CHECK(decoder.vocab() == 11);
         CHECK(decoder.end_token() == 9);
+        CHECK(decoder.text_bytes() == std::vector<int>{1, 1, 1, 1, 2, 2, 1, 1, 2, 0, 3});
         CHECK(decoder.decode({10, 8, 9, 3}) == " abé<|endoftext|> ");
         CHECK(decoder.encode("abc é ab") == std::vector<int>{0, 5, 3, 8, 10});  // bc (rank 1) before ab (rank 2)
         CHECK(TokenDecoder::open(dir / "").encode("ab") == std::vector<int>{4});

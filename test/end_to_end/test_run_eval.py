@@ -1,16 +1,18 @@
-"""train_gpt eval and tasks: the numbers of the run that made the weights, scores as Python computes them, equality on
-several ranks, and refusals.
+"""train_gpt eval and tasks: the numbers of the run that made the weights, scores and bits per byte as Python computes
+them, equality on several ranks, and refusals.
 """
 
 import json
 import math
 import operator
+import os
 import random
+import shutil
 import struct
 import unittest
 
 from test_run_ranks import MPIRUN, run_ranks
-from trainer import VOCAB, FinishedRun, corpus, new_path, read_safetensors, run, write_as_llmc
+from trainer import VOCAB, FinishedRun, corpus, new_path, read_safetensors, run, write_as_llmc, write_shard
 
 FLAGS, DATA, CHECKPOINT = 2, 3, 4
 SHAPE = dict(context=64, vocab=VOCAB, layers=1, heads=1, channels=32)
@@ -183,6 +185,41 @@ class Eval(unittest.TestCase):
         self.assertIn(f"b {last['b_acc']:.4f} ({last['b_acc_norm']:.4f} normalized) | a {last['a_acc']:.4f} (",
                       done.result.out)
         self.assertIn(f"s:12 eval:{last['b_acc_norm']:.4f}\n".encode(), done.read("main.log"))
+
+    def test_bits_per_byte(self):
+        """Over the targets that are scored, without end tokens, by the bytes of these targets."""
+        chance = random.Random(3)
+        tokens = [chance.choice((256, *range(32, 48))) for _ in range(100)]
+        ends = tokens.count(256)
+        unknown, directory = write_shard(tokens), new_path("shards")
+        os.mkdir(directory)
+        shard = shutil.copy(unknown, os.path.join(directory, "val.bin"))
+        losses = [(target, loss) for row in (0, 1)  # -m 1
+                  for target, loss in zip(tokens[16 * row + 1:], self.model.losses(tokens[16 * row:16 * row + 17], 1))]
+        scored = [(target, loss) for target, loss in losses if target != 256]
+        self.assertTrue(0 < len(scored) < len(losses) == 32)
+        bits = sum(loss for _, loss in scored) / math.log(2)
+
+        def found(batch="2", **how):
+            result = evaluate(self.trained.directory, "--val", f"unknown={unknown}", "--val", shard, "-m", "1", "-b", batch,
+                              "-t", "16", **how)
+            self.assertAlmostEqual(result["val_loss"], sum(loss for _, loss in losses) / 32, delta=1e-5)
+            self.assertNotIn("val_bpb_unknown", result)
+            return result.get("val_bpb")
+
+        self.assertIsNone(found())
+        with open(shard + ".json", "w", encoding="utf-8") as file:  # only a mean is known
+            json.dump({"bytes": 300, "tokens": 100, "documents": ends, "end_token": 256}, file)
+        self.assertAlmostEqual(found(), bits / len(scored) / (300 / (100 - ends)), delta=1e-5)
+        with open(os.path.join(directory, "tokenizer.bin"), "wb") as file:  # each token has 1 to 5 bytes
+            file.write(struct.pack("<4i", 20240328, 2, VOCAB, 256).ljust(1024, b"\0"))
+            for i in range(VOCAB):
+                length = 1 + i % 5
+                file.write(bytes([length]) + (b"%05d" % i)[-length:])
+        exact = bits / sum(1 + target % 5 for target, _ in scored)
+        self.assertAlmostEqual(found(), exact, delta=1e-5)
+        if MPIRUN:
+            self.assertAlmostEqual(found("1", ranks=2), exact, delta=1e-5)
 
     @unittest.skipUnless(MPIRUN, "no mpirun")
     def test_three_ranks(self):
