@@ -359,10 +359,11 @@ class Fitting(unittest.TestCase):
             self.assertEqual(done.code, 0, done.err)
 
     def needed(self, level, *flags):
-        """MiB that a run needs with this level of recomputation."""
-        result = run(*tiny_flags(*self.FLAGS, "-r", level, *flags), env={"LLMC_MEMORY_MB": "1"})
-        self.assertEqual(result.code, 5, result.err)
-        return float(re.search(r"this run needs ([\d.]+) MiB", result.err)[1])
+        """MiB that a run needs with this level of recomputation, from its plan."""
+        plan = run(*tiny_flags(*self.FLAGS, "-r", level, *flags, "--dry-run", "--json"))
+        self.assertEqual(plan.code, 0, plan.err)
+        kinds = ("weights", "gradients", "optimizer", "activations", "workspace")
+        return sum(json.loads(plan.out)["memory"][kind] for kind in kinds) / 2**20
 
     def test_recomputes_as_little_as_fits(self):
         """-r auto, the default, takes the next level when the one before it does not fit. The bits stay the same."""
