@@ -1,11 +1,11 @@
 # Runs the stages of a test script one after the other and counts what passed. Scripts source it.
 #
 #   stage NAME KIND COMMAND...   runs a stage; KIND is the format of its output: doctest, unittest, or check (one pass
-#   or fail)
-#   queue stage ...              defers a stage until
+#                                or fail)
+#   queue stage ...              defers a stage until the next `drain`
 #   drain                        runs all deferred stages, $JOBS at a time on one core each, in the order of queueing
-#   skip NAME REASON             records a stage that cannot run here; with CI=true, `require NAME REASON` counts as
-#   failed
+#   skip NAME REASON             records a stage that cannot run here
+#   require NAME REASON          the same, but with CI=true it counts as failed
 #   finish                       prints the closing line; returns 1 if anything failed
 #
 # Each stage prints one line. Its output goes to build/test-logs/NAME.log, whose end is shown if it failed.

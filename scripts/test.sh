@@ -3,12 +3,12 @@
 #
 #   ./scripts/test.sh           the tests to run after a change: the host build, its tests, several ranks, the program
 #                               end to end
-#   ./scripts/test.sh --all     also two more orders of threads and streams, guarded memory, sanitizers, and, if there
-#   is
-#                               nvcc, CUDA builds on the virtual GPU
+#   ./scripts/test.sh --all     also other orders of threads and streams, guarded memory, sanitizers, and, where there is
+#                               nvcc, the CUDA builds on the virtual GPU
 #   CI=true ./scripts/test.sh   the same, and nvcc is required
 #
-# dev/soak.sh has the long tests. README.md says how long these take. JOBS is the number of stages run at a time.
+# dev/soak.sh has the long tests; dev/notes/testing.md says how long these take. JOBS is the number of stages that run
+# at the same time.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
