@@ -137,7 +137,8 @@ ExitCode dry_run(const AskedRun& asked, Options o, const Inputs& inputs) {
                 note.starts_with("--offload auto"))
                 text += "note: " + note + "\n";
         text += describe_plan(run, plan.memory, plan.reserve, plan.slices);
-        if (const RunLength length = length_of(o, run, plan); length.steps > 0) text += describe_length(length, ranks);
+        if (const RunLength length = length_of(o, run, plan); length.steps > 0)
+            text += describe_length(length, ranks) + describe_schedule(run.config.schedule);
         text += inputs.describe_sources(o);
         if (!stages.empty()) text += describe_sharding(run, stages);
         if (!fits) text += describe_changes(changes, ranks);

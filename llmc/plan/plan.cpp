@@ -1,6 +1,7 @@
 // The plan of one rank: memory, and the time of a step on a named card.
 #include "llmc/plan/plan.h"
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <vector>
@@ -151,6 +152,24 @@ std::string describe_length(const RunLength& length, int ranks) {
         text += row("cost", fmt::format("{:.2f}", length.price * length.gpu_hours(ranks)),
                     fmt::format("at {:g} per GPU-hour", length.price));
     return text;
+}
+
+std::string describe_schedule(const ScheduleConfig& schedule) {
+    constexpr int kRows = 8, kColumns = 60;
+    const int64_t last = schedule.steps - 1;
+    double rates[kColumns];
+    for (int c = 0; c < kColumns; c++) rates[c] = learning_rate(schedule, last * c / (kColumns - 1));
+    std::string text = fmt::format("Learning rate: {:.3g} in step 1, at most {:.3g}, {:.3g} in the last step\n",
+                                   rates[0], *std::max_element(rates, rates + kColumns), rates[kColumns - 1]);
+    for (int r = kRows; r > 0; r--) {
+        std::string line(kColumns, ' ');
+        for (int c = 0; c < kColumns; c++)
+            if (rates[c] > schedule.lr * (r - 0.5) / kRows) line[c] = '#';
+        text += fmt::format("  {:>8} |{}", r == kRows ? fmt::format("{:.3g}", schedule.lr) : "", line);
+        text.erase(text.find_last_not_of(' ') + 1);
+        text += "\n";
+    }
+    return text + fmt::format("  {:>8} +{:-<60}\n  {:>8}  1{:>59}\n", "0", "", "step", with_commas(schedule.steps));
 }
 
 int nccl_communicators(int ranks, int shard_ranks) {

@@ -44,6 +44,8 @@ struct RunLength {
     double gpu_hours(int ranks) const { return hours.value_or(0) * ranks; }
 };
 std::string describe_length(const RunLength& length, int ranks);
+// A picture of the learning rate over the steps of the run: 8 rows of 60 columns.
+std::string describe_schedule(const ScheduleConfig& schedule);
 
 std::string describe_plan(const PlannedRun& run, const MemoryByKind& memory, size_t reserve, int slices);
 

@@ -256,6 +256,11 @@ class Planning(unittest.TestCase):
                     else:
                         self.assertRegex(text, r"fp8 +[\d,]+ tok/s, MFU \d+\.\d% of the FP8 peak")
 
+    def test_the_learning_rate(self):
+        text = self.plan("--model", "d12", "--gpu", "h100", "--max-steps", "1000", "--schedule", "wsd", "--lr", "4e-4")
+        self.assertIn("Learning rate: 0.0004 in step 1, at most 0.0004, 1e-06 in the last step\n    0.0004 |####", text)
+        self.assertNotIn("Learning rate", self.plan("--model", "d12", "--gpu", "h100"))  # of unknown length
+
     def test_what_would_fit(self):
         """Each change is a run that fits, takes what it says and as long as it says. The fastest come first, and runs on
         more ranks last. --fit makes the first change on the same ranks."""

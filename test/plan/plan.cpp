@@ -256,6 +256,24 @@ TEST_CASE("plan: memory check") {
     CHECK(contains(message(18 * kGiB, kGiB), "more ranks with -z 3"));  // weights, gradients, moments and libraries: 19
 }
 
+TEST_CASE("plan: a picture of the learning rate") {
+    ScheduleConfig schedule{ScheduleKind::wsd_linear, 1e-3, 60, 600, 0.1, 0.25};
+    CHECK(describe_schedule(schedule) ==
+          "Learning rate: 1.67e-05 in step 1, at most 0.001, 0.000106 in the last step\n"
+          "     0.001 |      ########################################\n"
+          "           |     ###########################################\n"
+          "           |     #############################################\n"
+          "           |    ################################################\n"
+          "           |   ###################################################\n"
+          "           |  ######################################################\n"
+          "           |  ########################################################\n"
+          "           | ###########################################################\n"
+          "         0 +------------------------------------------------------------\n"
+          "      step  1                                                        600\n");
+    schedule = {ScheduleKind::constant, 3e-4, 0, 1, 0};
+    CHECK(contains(describe_schedule(schedule), "0.0003 |" + std::string(60, '#') + "\n"));
+}
+
 TEST_CASE("plan: host memory check") {
     MemoryByKind needed = {2 * kGiB, 4 * kGiB, 0, 30 * kGiB, 1 * kGiB};
     CHECK_NOTHROW(check_host_memory(needed, 0));
