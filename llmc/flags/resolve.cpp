@@ -161,9 +161,7 @@ void resolve_steps(Options& o, int64_t train_tokens) {
         refuse("--plateau and --early-stop follow the validation loss: add -j, and leave out -v 0 and -m 0");
     if (o.restart_every > 0 && o.schedule != ScheduleKind::cosine)
         refuse("--restart-every needs --schedule cosine; this run has --schedule " + std::string(word_of(o.schedule)));
-    const bool may_decay = o.schedule == ScheduleKind::wsd || o.schedule == ScheduleKind::wsd_linear ||
-                           o.schedule == ScheduleKind::inverse_sqrt;
-    if (o.decay_from >= 0 && !may_decay)
+    if (o.decay_from >= 0 && !takes_decay_from(o.schedule))
         refuse("--decay-from needs --schedule wsd, wsd-linear or inverse-sqrt; this run has --schedule " +
                std::string(word_of(o.schedule)));
     if (o.max_steps > 0 && o.decay_from >= o.max_steps)

@@ -64,6 +64,7 @@ public:
     void step(const StepRecord& record, std::optional<size_t> memory);
     void validation(const ValRecord& record);
     void print(const std::string& line);
+    void end_at(int64_t step) { setup_.last_step = step; }
 
 private:
     std::FILE* out_;

@@ -27,6 +27,11 @@ struct ScheduleConfig {
     int64_t decay_from = -1;     // wsd, inverse_sqrt: the decay begins at this step; -1: by `cooldown`, or never
 };
 
+// True if the decay may begin at decay_from.
+constexpr bool takes_decay_from(ScheduleKind kind) {
+    return kind == ScheduleKind::wsd || kind == ScheduleKind::wsd_linear || kind == ScheduleKind::inverse_sqrt;
+}
+
 // (1 + cos(pi x)) / 2 for 0 <= x <= 1, as sin^2 of an angle below pi/4 or its complement. Error below 3e-16.
 LLMC_HD double half_cosine(double x) {
     const bool upper = x > 0.5;

@@ -26,6 +26,7 @@ public:
     bool enabled() const { return saver_.has_value(); }
     // This rank's state, which it tells the others at the end of a step.
     bool is_writing() const { return saver_ && saver_->is_working(); }
+    int64_t last_saved() const { return last_saved_; }  // step of the last checkpoint in this directory; -1: none
     bool is_time() const;  // --checkpoint-minutes have passed; always false on ranks other than 0
 
     // Collectives: every rank calls them with the values that the ranks agreed on. Call advance() after every step. If

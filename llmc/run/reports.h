@@ -71,6 +71,7 @@ public:
     // Reports a step. Throws Error(bad_numbers) if too many steps in a row were skipped, or if bits differ.
     void report(StepRecord record);
     void report(const ValRecord& record);
+    void end_at(int64_t step) { progress_.end_at(step); }  // the run will end with another step than planned
     // Prints the summary of --bench.
     void print_bench();
     const RunResults& results() const { return results_; }

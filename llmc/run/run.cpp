@@ -15,7 +15,8 @@ namespace {
 
 int64_t last_step_of(const Options& options, const RunPosition& position) {
     if (position.watch.is_over(options.early_stop)) return position.step;
-    return options.stop_after > 0 ? std::min(options.stop_after, options.max_steps) : options.max_steps;
+    const int64_t all = options.max_steps, end = position.decay.has_begun() ? std::min(position.decay.until, all) : all;
+    return options.stop_after > 0 ? std::min(options.stop_after, end) : end;
 }
 
 int64_t tokens_per_micro_step(const Options& options, const Comm& comm) {
@@ -62,7 +63,8 @@ Run<Real>::Run(const Options& options, const Inputs& inputs, const CardFacts& ca
       evaluation_(options, inputs, trainer, ranks.watchdog),
       reports_(options, {last_step_, card.peak_tflops, comm_.world(), options.log_every}, inputs,
                position_.data_step - position_.step, trainer.fp8(), comm_, directory),
-      profiler_(comm_, profiler_setup(options, trainer)) {
+      profiler_(comm_, profiler_setup(options, trainer)),
+      decay_file_(trainer.config(), directory) {
     begin_records(directory, trainer, options, card.check, ranks, position_);
     inputs.keep_tokenizer(directory, options.overwrite);
     follower_.emplace(options, directory);
@@ -113,6 +115,7 @@ void Run<Real>::end_step(const std::vector<Fp8Fallback>& fallbacks) {
     trainer_.submitted().data_ms = 1e3 * data_seconds_;
     std::optional<StepRecord> before = wait_for_result(1);  // the step before; this one is still running
     Agreement mine{stop_reason(deadline_), fingerprint_.value(), checkpoints_.is_writing(), checkpoints_.is_time()};
+    if (!position_.decay.has_begun()) mine.decay = decay_file_.look(step);
     if (before)
         mine.time = {static_cast<float>(before->ms), static_cast<float>(before->peers_ms),
                      static_cast<float>(before->data_ms)};
@@ -134,6 +137,8 @@ void Run<Real>::end_step(const std::vector<Fp8Fallback>& fallbacks) {
     if (profiled) finish_profile(profiler_, step, comm_, directory_);
     interrupted_ = profiled;
     checkpoints_.advance(agreed_.writing);
+    forget_decay_file();
+    if (agreed_.decay != DecayFile::kNone) begin_decay(agreed_.decay);
     position_.evaluation_due = stop_ != StopReason::none;  // the resumed run evaluates instead
 }
 
@@ -148,17 +153,42 @@ typename Run<Real>::Agreement Run<Real>::agree(Agreement mine) {
     rank_times_.clear();
     for (const Agreement& rank : all) {
         // The bytes come from another process.
-        if (rank.stop < StopReason::none || rank.stop > StopReason::signal || rank.writing > 1 || rank.time_to_save > 1)
+        if (rank.stop < StopReason::none || rank.stop > StopReason::signal || rank.writing > 1 ||
+            rank.time_to_save > 1 || rank.decay < DecayFile::kNone ||
+            rank.decay > std::max<int64_t>(options_.max_steps - position_.step, 0))
             throw Error(ExitCode::communication, "rank {} does not say whether the run goes on", &rank - all.data());
         agreed.stop = std::max(agreed.stop, rank.stop);
         agreed.batch_hash += rank.batch_hash;
         agreed.writing |= rank.writing;
         agreed.time_to_save |= rank.time_to_save;
+        agreed.decay = std::max(agreed.decay, rank.decay);
         agreed.energy.joules += rank.energy.joules;
         agreed.energy.watts += rank.energy.watts;
         rank_times_.push_back(rank.time);
     }
     return agreed;
+}
+
+// The rates of --decay-from from the next step on, and the last step where the decay ends. A checkpoint follows.
+template <class Real>
+void Run<Real>::begin_decay(int64_t steps) {
+    const int64_t step = position_.step, until = step + steps;
+    position_.decay = {step, until};
+    trainer_.decay(step, until);
+    last_step_ = std::min(last_step_, until);
+    agreed_.time_to_save = 1;
+    reports_.end_at(last_step_);
+    directory_.append({{"step", step}, {"decay_from", step}, {"decay_until", until}});
+    if (comm_.is_main())
+        std::printf("step %lld: the learning rate decays from here on, and the run ends with step %lld\n",
+                    static_cast<long long>(step), static_cast<long long>(until));
+}
+
+// Deletes the file once no kill can lose the decay.
+template <class Real>
+void Run<Real>::forget_decay_file() {
+    const bool is_safe = !checkpoints_.enabled() || checkpoints_.last_saved() >= position_.decay.from;
+    if (position_.decay.has_begun() && is_safe) decay_file_.forget();
 }
 
 // Reports the steps whose results have not been reported, except for the last `leave`.
@@ -260,6 +290,7 @@ ExitCode Run<Real>::finish() {
 
     ranks_.watchdog.begin(Watchdog::Phase::save);
     const Failure unsaved = checkpoints_.finish();
+    forget_decay_file();
     if (!options_.out.empty()) {
         record_memory(step, trainer_.memory(), comm_, directory_);
         if (stop_ == StopReason::none || !checkpoints_.enabled())

@@ -24,6 +24,7 @@
 #include "llmc/log/fingerprint.h"
 #include "llmc/log/profile.h"
 #include "llmc/run/checkpoints.h"
+#include "llmc/run/decay.h"
 #include "llmc/run/evaluation.h"
 #include "llmc/run/follower.h"
 #include "llmc/run/inputs.h"
@@ -75,6 +76,7 @@ private:
         uint64_t batch_hash = 0;             // sum over the ranks
         uint8_t writing = 0;                 // 1: some rank is still writing a checkpoint
         uint8_t time_to_save = 0;            // 1: --checkpoint-minutes have passed
+        int64_t decay = DecayFile::kNone;    // steps for which a decay shall begin now
         Energy energy{};                     // sum over the ranks, since the last agreement
         RankTime time = {};                  // of the step before; not agreed
     };
@@ -91,6 +93,8 @@ private:
     std::optional<StepRecord> wait_for_result(int leave);
     void report_steps(int leave);
     void check_first_step();
+    void begin_decay(int64_t steps);
+    void forget_decay_file();
 
     const Options& options_;
     Ranks& ranks_;
@@ -112,6 +116,7 @@ private:
     Profiler profiler_;
     EnergyMeter meter_;
     std::optional<Follower> follower_;  // --track
+    DecayFile decay_file_;
 
     // State of the current step.
     int micro_steps_ = 0, micro_step_ = 0;

@@ -246,12 +246,17 @@ void read_position(const Options& o, const Inputs& inputs, Resumed& resumed) {
         position.data_step = small_number(run.at("data").at("next_step")) + o.skip_data;
         position.evaluation_due = run.at("reports_due").get<bool>();
         if (run.contains("validation")) position.watch = ValidationWatch::from_json(run.at("validation"));
+        if (run.contains("decay") && o.decay_from < 0 && takes_decay_from(o.schedule))
+            position.decay = {small_number(run.at("decay").at("from")), small_number(run.at("decay").at("until"))};
         position.files.metrics = small_number(run.at("files").at("metrics.jsonl"));
         position.files.main_log = small_number(run.at("files").at("main.log"));
     } catch (const Json::exception& error) {
         fail(fmt::format("{}/{}: its \"run\" is not complete ({})", checkpoint.directory(), kManifestName,
                          error.what()));
     }
+    if (position.decay.has_begun())
+        resumed.notes.push_back(fmt::format("the decay of the learning rate that began after step {} ends with step {}",
+                                            with_commas(position.decay.from), with_commas(position.decay.until)));
     position.run_id = checkpoint.manifest().run_id;
     position.step = checkpoint.manifest().step;
     if (o.skip_data > 0 && o.batches.grows_after(position.step))
@@ -280,10 +285,12 @@ Json position_json(const RunPosition& p, const Options& o, const Inputs& inputs)
     }
     data["end_token"] = o.end_token;
     for (const SourceUse& use : inputs.sources_after(o, p.data_step)) data["sources"][use.pattern] = use.tokens;
-    return {{"data", data},
-            {"reports_due", p.evaluation_due},
-            {"validation", p.watch.to_json()},
-            {"files", {{"metrics.jsonl", p.files.metrics}, {"main.log", p.files.main_log}}}};
+    Json position = {{"data", data},
+                     {"reports_due", p.evaluation_due},
+                     {"validation", p.watch.to_json()},
+                     {"files", {{"metrics.jsonl", p.files.metrics}, {"main.log", p.files.main_log}}}};
+    if (p.decay.has_begun()) position["decay"] = {{"from", p.decay.from}, {"until", p.decay.until}};
+    return position;
 }
 
 std::optional<Resumed> find_checkpoint(const Options& o, const Inputs& inputs, Ranks& ranks) {
@@ -459,6 +466,7 @@ RunPosition set_weights(Trainer<Real>& trainer, const Options& o, Ranks& ranks, 
     if (resumed) {
         restore(trainer, ranks, *resumed);
         if (o.plateau.text != "off") trainer.scale_rate(resumed->position.watch.rate_factor());
+        if (const Decay& decay = resumed->position.decay; decay.has_begun()) trainer.decay(decay.from, decay.until);
         resumed->checkpoint.reset();  // closes its files, which may have to be deleted
         return resumed->position;
     }

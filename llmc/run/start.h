@@ -14,6 +14,7 @@
 #include "llmc/flags/options.h"
 #include "llmc/log/run_directory.h"
 #include "llmc/log/validation_watch.h"
+#include "llmc/run/decay.h"
 #include "llmc/run/inputs.h"
 #include "llmc/run/ranks.h"
 #include "llmc/train/trainer.h"
@@ -28,6 +29,7 @@ struct RunPosition {
     int64_t step = 0;       // finished
     int64_t data_step = 0;  // next step of the sample order, from 0: `step` plus the steps that --skip-data skipped
     ValidationWatch watch;
+    Decay decay;
     bool evaluation_due = false;  // a stop came before the validation, samples and records that follow the step
     int64_t saved = -1;           // step of the checkpoint in --out that the run resumed from, else -1
     RunFileSizes files;           // sizes of the logs

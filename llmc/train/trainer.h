@@ -85,6 +85,7 @@ public:
     void begin_step(const StepKind& kind);
     // See Optimizer.
     void scale_rate(double factor) { optimizer_.scale_rate(factor); }
+    void decay(int64_t from, int64_t until) { optimizer_.decay(from, until); }
     // `weight` of this micro-batch's losses in the step's loss, relative to 1. Memory that is not pinned
     // (MicroBatch::sorted) is copied before the call returns.
     void micro_step(const MicroBatch& batch, float weight = 1.0f);

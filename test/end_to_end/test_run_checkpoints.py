@@ -593,6 +593,80 @@ class ValidationWatch(Case):
             self.refused(Directory().run(*flags, "--val-every", "0"), FLAGS_CODE, "--plateau and --early-stop")
 
 
+class DecayNow(Case):
+    """A file named `decay` begins a decay after the step in which it is seen: the bits are those of --decay-from."""
+
+    # Six micro-batches a step, in rank order: any number of ranks has the same bits.
+    FLAGS = ["--schedule", "wsd", "--warmup", "2", "--val-every", "0", "--reduce-order", "rank", "--batch", "2",
+             "--total-batch", str(6 * 2 * 16)]
+    LONG = [*FLAGS, "--max-steps", "1000"]
+
+    def ask(self, run_, text):
+        with open(run_.file("decay"), "w", encoding="utf-8") as file:
+            file.write(text)
+
+    def weights(self, run_):
+        with open(run_.file("model.safetensors"), "rb") as file:
+            return file.read()
+
+    @functools.cached_property
+    def expected(self):
+        planned = Directory()
+        self.succeeds(planned.run(*self.FLAGS, "--max-steps", "10", "--decay-from", "6"))
+        return self.weights(planned)
+
+    def test_the_bits_of_a_planned_decay_through_three_lives(self):
+        for ranks in (1, 3) if MPIRUN else (1,):
+            with self.subTest(ranks=ranks):
+                run_ = Directory()
+                self.succeeds(run_.run(*self.LONG, "--stop-after", "5", ranks=ranks))
+                self.ask(run_, "4\n")
+                result = self.succeeds(run_.run(*self.LONG, "--stop-after", "8", "--resume", "latest", ranks=ranks))
+                self.assertIn("step 6: the learning rate decays from here on, and the run ends with step 10", result.out)
+                self.assertFalse(os.path.exists(run_.file("decay")))
+                # As if the run had been killed before step 8 was saved: the checkpoint that came with the decay is left.
+                shutil.rmtree(run_.checkpoints[8])
+                result = self.succeeds(run_.run(*self.LONG, "--resume", "latest", ranks=ranks))
+                self.assertIn("that began after step 6 ends with step 10", result.out)
+                self.assertEqual([(r["step"], r["decay_from"], r["decay_until"]) for r in run_.records()
+                                  if "decay_from" in r], [(6, 6, 10)])
+                self.assertEqual(self.weights(run_), self.expected)
+                # A flag takes the place of the recorded decay.
+                self.succeeds(run_.run(*self.FLAGS, "--max-steps", "12", "--decay-from", "11", "--resume", "latest"))
+                self.assertEqual(max(record["step"] for record in run_.records()), 12)
+
+    def test_killed_as_it_begins(self):
+        """The order is in the checkpoint or still in its file, whenever the kill comes."""
+        run_ = Directory()
+        self.succeeds(run_.run(*self.LONG, "--stop-after", "5"))
+        self.ask(run_, "4\n")
+        process = run_.start(*self.LONG, "--resume", "latest")
+        try:
+            self.assertTrue(any("the learning rate decays from here on" in line for line in process.stdout))
+        finally:
+            process.kill()
+            process.communicate()
+        self.succeeds(run_.run(*self.LONG, "--resume", "latest"))
+        self.assertEqual(self.weights(run_), self.expected)
+
+    def test_refusals(self):
+        for flags, text, problem in ((["--schedule", "cosine"], "4\n", "--schedule cosine has no decay to begin"),
+                                     ([], "soon\n", "expected one line with a number of steps"),
+                                     ([], "0\n", "1 to 11 are possible"),
+                                     ([], "12\n", "1 to 11 are possible"),
+                                     (["--warmup", "5"], "4\n", "the warm-up takes 5 steps"),
+                                     (["--decay-from", "0", "--warmup", "0"], "4\n", "the learning rate decays already"),
+                                     (["--average", "last:2", "--warmup", "0"], "4\n", "--average last:N needs")):
+            with self.subTest(flags=flags, text=text):
+                run_ = Directory()
+                os.makedirs(run_.path)
+                self.ask(run_, text)
+                result = self.succeeds(run_.run(*self.FLAGS, "--warmup", "1", *flags))
+                self.assertRegex(result.err, rf"step 1: .*decay is ignored and deleted: .*{problem}")
+                self.assertFalse(os.path.exists(run_.file("decay")))
+                self.assertEqual(max(record["step"] for record in run_.records()), 12)
+
+
 def run_with_disks(flags, *disks):
     """Starts a rank for each of `disks`: disk_trouble.c's instructions for it, or None."""
     command_line = list(LAUNCH)
