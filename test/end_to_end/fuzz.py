@@ -14,7 +14,7 @@ import os
 import random
 import sys
 
-from trainer import FinishedRun, new_path, run, tiny_flags, write_shard
+from trainer import FinishedRun, new_path, read_bytes as read, run, tiny_flags, write_shard
 
 EXPECTED = {0, 2, 3, 4, 5, 6, 75}  # 6: changed weights may be too large for the numbers
 INTERESTING = [0, 1, 0x7F, 0x80, 0xFF]
@@ -41,11 +41,6 @@ def break_bytes(rng, data, head):
         if not data:
             break
     return bytes(data)
-
-
-def read(path):
-    with open(path, "rb") as file:
-        return file.read()
 
 
 def write(data, suffix=""):

@@ -14,25 +14,18 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 
 from combinations import SAMPLES, Draw, change, numbers, training
-from test_ranks import ENVIRONMENT
+from test_ranks import ENVIRONMENT, free_port
 from test_run_ranks import ONE_THREAD
 from trainer import BRIEF, PROGRAM, corpus, new_path, workspace
 
 STEPS = 24
 DONE, REFUSED, LOST, STOPPED = 0, 2, 7, 75
 LIMIT = 180  # seconds per life
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("localhost", 0))
-        return listener.getsockname()[1]
 
 
 class Life:

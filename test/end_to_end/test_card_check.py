@@ -13,7 +13,7 @@ from unittest import mock
 
 import test_run_ranks
 import trainer
-from trainer import FinishedRun, new_path, recipe_flags, tiny_flags
+from trainer import FinishedRun, new_path, read_json, recipe_flags, tiny_flags, write_json
 
 # The simulated card. A card without FP8 is checked for a run in BF16.
 CARD = os.environ.get("VIRTUAL_GPU_CARD", "sm_90a")
@@ -51,9 +51,8 @@ def check(*flags, fault="", env=None, program=VIRTUAL):
 def tiny(architecture, **more):
     """Flags of a tiny model of another architecture, with grouped queries."""
     path = new_path("model") + ".json"
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump({"architecture": architecture, "layers": 2, "heads": 2, "kv_heads": 1, "channels": 64, "head_dim": 32,
-                   "hidden": 96, "context": 64, **more}, file)
+    write_json(path, {"architecture": architecture, "layers": 2, "heads": 2, "kv_heads": 1, "channels": 64,
+                      "head_dim": 32, "hidden": 96, "context": 64, **more})
     return ["-e", path]
 
 
@@ -65,11 +64,6 @@ def counts(text):
 def run(*flags, env, code=0):
     with mock.patch.object(trainer, "PROGRAM", VIRTUAL):
         return FinishedRun(*flags, env=env, code=code)
-
-
-def read_json(path):
-    with open(path, encoding="utf-8") as file:
-        return json.load(file)
 
 
 def files_in(directory):
@@ -139,8 +133,7 @@ class OnHost(unittest.TestCase):
             file.write('{"identity":')
         self.assertEqual([again(), again()], [False, True])
         kept["findings"][next(iter(kept["findings"]))].update(right=False, problem="planted")
-        with open(path, "w", encoding="utf-8") as file:
-            json.dump(kept, file)
+        write_json(path, kept)
         done = trainer.run("check", *SHAPE, *QUICK, env=env)
         self.assertIn("planted", done.out + done.err)
 
@@ -374,8 +367,7 @@ class OnVirtualGpu(unittest.TestCase):
         path, = files_in(os.path.join(env["XDG_CACHE_HOME"], "train_gpt"))
         kept = read_json(path)
         kept["findings"]["copy"]["rates"] = measured
-        with open(path, "w", encoding="utf-8") as file:
-            json.dump({**kept, "changed": "2026-01-02"}, file)
+        write_json(path, {**kept, "changed": "2026-01-02"})
         text = plan()
         for said in ("Measured by the card check on this card (2026-01-02): matmuls in bf16, memory.",
                      "matmuls at 600 TFLOP/s in bf16", "kernels at 3.4 TB/s",

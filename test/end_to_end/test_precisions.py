@@ -11,13 +11,12 @@ TINYSHAKESPEARE is a folder with the shards of `data/prepare/tinyshakespeare.py`
 
 import functools
 import itertools
-import json
 import os
 import subprocess
 import sys
 import unittest
 
-from trainer import FP8_RECIPES, ROOT, TENSOR_RECIPES, FinishedRun, new_path
+from trainer import FP8_RECIPES, ROOT, TENSOR_RECIPES, FinishedRun, new_path, write_json
 
 SEEDS = os.environ.get("COMPARE_SEEDS", "1337").split()
 RECIPES = os.environ.get("COMPARE_RECIPES", " ".join(TENSOR_RECIPES)).split()
@@ -63,8 +62,7 @@ def model_flags(model):
     if model == "gpt2":
         return flags
     path = new_path("model") + ".json"
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump({"architecture": model, **size, "kv_heads": 2, "head_dim": 32, "hidden": 384}, file)
+    write_json(path, {"architecture": model, **size, "kv_heads": 2, "head_dim": 32, "hidden": 384})
     return ["--model", path, *flags]
 
 

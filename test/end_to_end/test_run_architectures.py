@@ -7,7 +7,7 @@ import re
 import unittest
 
 from test_run_ranks import MPIRUN, run_ranks
-from trainer import BRIEF, TINY_BATCH, corpus, new_path, read_safetensors, run
+from trainer import BRIEF, TINY_BATCH, corpus, new_path, read_json, read_safetensors, run, write_json
 
 FLAGS, CHECKPOINT = 2, 4
 SHAPE = {"layers": 2, "heads": 4, "kv_heads": 2, "channels": 64, "head_dim": 32, "hidden": 96, "context": 64}
@@ -16,8 +16,7 @@ SHAPE = {"layers": 2, "heads": 4, "kv_heads": 2, "channels": 64, "head_dim": 32,
 def described(architecture, **more):
     """Writes a model file."""
     path = new_path() + ".json"
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump({"architecture": architecture, **SHAPE, **more}, file)
+    write_json(path, {"architecture": architecture, **SHAPE, **more})
     return path
 
 
@@ -47,8 +46,7 @@ class Architectures(unittest.TestCase):
         self.succeeded(*flags(model, "--out", whole, *more))
         self.succeeded(*flags(model, "--out", parts, "--stop-after", "2", *more))
         self.succeeded(*flags(model, "--out", parts, "--resume", "latest", *more))
-        with open(os.path.join(whole, "config.json"), encoding="utf-8") as file:
-            self.assertEqual(json.load(file)["architectures"], [hf_class])
+        self.assertEqual(read_json(os.path.join(whole, "config.json"))["architectures"], [hf_class])
         self.assert_same_weights(parts, whole)
         # The same weights from a checkpoint, which describes its model, and from its Hugging Face form.
         checkpoint = os.path.join(parts, "checkpoints", sorted(os.listdir(os.path.join(parts, "checkpoints")))[-1])
@@ -73,8 +71,8 @@ class Architectures(unittest.TestCase):
     def test_qwen3(self):
         model = described("qwen3", tied=True, window=8, window_layers="SL")
         run_directory = self.check(model, "Qwen3ForCausalLM", "--precision", "bf16")
-        with open(os.path.join(run_directory, "config.json"), encoding="utf-8") as file:
-            self.assertEqual(json.load(file)["layer_types"], ["sliding_attention", "full_attention"])
+        self.assertEqual(read_json(os.path.join(run_directory, "config.json"))["layer_types"],
+                         ["sliding_attention", "full_attention"])
         self.assertIn("tied head, windows of 8 tokens in 1 of 2 layers\n",
                       self.succeeded(*flags(model), "--dry-run", "--gpu", "h100"))
 
@@ -103,9 +101,9 @@ class Architectures(unittest.TestCase):
     def test_what_is_not_there_is_refused_by_name(self):
         directory = new_path()
         os.mkdir(directory)
-        with open(os.path.join(directory, "config.json"), "w", encoding="utf-8") as file:
-            json.dump({"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
-                       "intermediate_size": 96, "vocab_size": 300, "attention_bias": True}, file)
+        write_json(os.path.join(directory, "config.json"),
+                   {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+                    "intermediate_size": 96, "vocab_size": 300, "attention_bias": True})
         self.refused(FLAGS, ["-e", directory, "--dry-run"], "attention_bias")
         self.refused(FLAGS, ["-e", described("mamba"), "--dry-run"], 'unknown architecture "mamba"')
 

@@ -3,7 +3,6 @@ saved, continued and exported.
 """
 
 import array
-import json
 import math
 import os
 import signal
@@ -12,7 +11,7 @@ import unittest
 
 from test_run_checkpoints import CHECKPOINT, FLAGS_CODE, Case, Directory
 from test_run_ranks import MPIRUN, ONE_THREAD
-from trainer import BRIEF, FP8_RECIPES, corpus, new_path, read_safetensors, recipe_flags, run
+from trainer import BRIEF, FP8_RECIPES, corpus, new_path, read_json, read_safetensors, recipe_flags, run
 
 EMA = ["--average", "ema:0.7"]
 # Each changes how masters or working copies are kept. The last flags win.
@@ -158,8 +157,7 @@ class Commands(Case):
         for flags in (["--from", directory.path, "--average"], ["--from", exported]):
             self.succeeds(run("eval", *flags, "--val", corpus().val, "--batch", "4", "--precision", "fp32", "-o", report,
                               env=ONE_THREAD))
-            with open(report, encoding="utf-8") as file:
-                self.assertEqual(json.load(file)["val_loss"], last["val_loss_average"])
+            self.assertEqual(read_json(report)["val_loss"], last["val_loss_average"])
         text = [self.succeeds(run("sample", *flags, "--tokenizer", "bytes", "--prompt", "a", "-g", "8", env=ONE_THREAD)).out
                 for flags in (["--from", directory.path, "--average"], ["--from", exported])]
         self.assertEqual(*text)

@@ -8,7 +8,6 @@ import array
 import errno
 import functools
 import itertools
-import json
 import os
 import random
 import shutil
@@ -20,8 +19,8 @@ import unittest
 
 from test_ranks import ENVIRONMENT
 from test_run_ranks import LAUNCH, MPIRUN, ONE_THREAD, command
-from trainer import (FP8_RECIPES, PROGRAM, ROOT, TIME_FIELDS, corpus, disk_trouble, new_path, read_records,
-                     read_safetensors, recipe_flags, run, workspace, write_shard)
+from trainer import (FP8_RECIPES, PROGRAM, ROOT, TIME_FIELDS, corpus, disk_trouble, new_path, read_bytes, read_json,
+                     read_records, read_safetensors, recipe_flags, run, workspace, write_json, write_shard)
 
 MATRIX = bool(os.environ.get("CHECKPOINT_MATRIX"))
 STOPPED, FLAGS_CODE, CHECKPOINT, NO_RESOURCES = 75, 2, 4, 5
@@ -67,8 +66,7 @@ class Directory:
         return {int(name[5:]): os.path.join(parent, name) for name in sorted(names) if name[5:].isdigit()}
 
     def manifest(self, step):
-        with open(os.path.join(self.checkpoints[step], "manifest.json"), encoding="utf-8") as file:
-            return json.load(file)["manifest"]
+        return read_json(os.path.join(self.checkpoints[step], "manifest.json"))["manifest"]
 
     def state(self, step):
         """Returns {(tensor, part): values' bytes}, from all files."""
@@ -122,8 +120,7 @@ class Case(unittest.TestCase):
 def llama():
     """A file that describes a small Llama."""
     path = new_path() + ".json"
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump({"architecture": "llama", "layers": 1, "heads": 1, "channels": 32, "hidden": 32, "context": 16}, file)
+    write_json(path, {"architecture": "llama", "layers": 1, "heads": 1, "channels": 32, "hidden": 32, "context": 16})
     return path
 
 
@@ -364,8 +361,7 @@ class Resume(Case):
         run_ = Directory()
         self.succeeds(run_.run("--stop-after", "4"))
         self.succeeds(run_.run("--resume", "latest"))
-        with open(run_.file("run.json"), encoding="utf-8") as file:
-            facts = json.load(file)
+        facts = read_json(run_.file("run.json"))
         self.assertEqual([entry["step"] for entry in facts["resumed"]], [4])
         self.assertEqual(facts["run_id"], run_.manifest(12)["run_id"])
 
@@ -606,8 +602,7 @@ class DecayNow(Case):
             file.write(text)
 
     def weights(self, run_):
-        with open(run_.file("model.safetensors"), "rb") as file:
-            return file.read()
+        return read_bytes(run_.file("model.safetensors"))
 
     @functools.cached_property
     def expected(self):

@@ -14,7 +14,7 @@ import unittest
 from test_run_checkpoints import (CHECKPOINT, FLAGS_CODE, NO_RESOURCES, STOPPED, Case, Directory, disk_trouble,
                                   micro_flags, whole_run)
 from test_run_ranks import ONE_THREAD
-from trainer import ENVIRONMENT, PROGRAM, new_path, workspace, write_shard
+from trainer import ENVIRONMENT, PROGRAM, new_path, read_bytes, workspace, write_shard
 
 
 class RunDirectory(Case):
@@ -38,8 +38,7 @@ class RunDirectory(Case):
                 if os.path.islink(path):
                     found[path] = os.readlink(path)
                 elif os.path.isfile(path) and not path.endswith("/lock"):
-                    with open(path, "rb") as file:
-                        found[path] = file.read()
+                    found[path] = read_bytes(path)
         return found
 
     def move_checkpoints(self):

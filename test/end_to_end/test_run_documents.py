@@ -4,7 +4,7 @@ beginning is refused. What they compute: test/model/documents.cpp."""
 import json
 import unittest
 
-from trainer import FinishedRun, corpus, new_path, run, tiny_flags, write_shard
+from trainer import FinishedRun, corpus, new_path, read_json, run, tiny_flags, write_json, write_shard
 
 FLAGS, DATA, CHECKPOINT = 2, 3, 4
 VALIDATION = ["--val", corpus().val, "--val-batches", "3", "--precision", "fp32"]
@@ -13,8 +13,7 @@ VALIDATION = ["--val", corpus().val, "--val-batches", "3", "--precision", "fp32"
 def shard(tokens, **sidecar):
     path = write_shard(tokens)
     if sidecar:
-        with open(path + ".json", "w", encoding="utf-8") as file:
-            json.dump(sidecar, file)
+        write_json(path + ".json", sidecar)
     return path
 
 
@@ -23,8 +22,7 @@ class Documents(unittest.TestCase):
         path = new_path() + ".json"
         done = run("eval", "--from", trained.directory, *VALIDATION, "-b", 4, "-t", 64, *flags, "-o", path)
         self.assertEqual(done.code, 0, done.err)
-        with open(path, encoding="utf-8") as file:
-            return json.load(file)["val_loss"]
+        return read_json(path)["val_loss"]
 
     def test_each_flag_changes_training_validation_and_eval(self):
         plain = FinishedRun(*VALIDATION)

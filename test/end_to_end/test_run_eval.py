@@ -2,7 +2,6 @@
 them, equality on several ranks, and refusals.
 """
 
-import json
 import math
 import operator
 import os
@@ -12,7 +11,8 @@ import struct
 import unittest
 
 from test_run_ranks import MPIRUN, run_ranks
-from trainer import VOCAB, FinishedRun, corpus, new_path, read_safetensors, run, write_as_llmc, write_shard
+from trainer import (VOCAB, FinishedRun, corpus, new_path, read_json, read_safetensors, run, write_as_llmc, write_json,
+                     write_shard)
 
 FLAGS, DATA, CHECKPOINT = 2, 3, 4
 SHAPE = dict(context=64, vocab=VOCAB, layers=1, heads=1, channels=32)
@@ -101,8 +101,7 @@ def evaluate(source, *flags, ranks=None):
     done = run_ranks(ranks, *arguments) if ranks else run(*arguments)
     if (done.returncode if ranks else done.code) != 0:
         raise AssertionError(done)
-    with open(path, encoding="utf-8") as file:
-        return json.load(file)
+    return read_json(path)
 
 
 class Eval(unittest.TestCase):
@@ -208,8 +207,7 @@ class Eval(unittest.TestCase):
             return result.get("val_bpb")
 
         self.assertIsNone(found())
-        with open(shard + ".json", "w", encoding="utf-8") as file:  # only a mean is known
-            json.dump({"bytes": 300, "tokens": 100, "documents": ends, "end_token": 256}, file)
+        write_json(shard + ".json", {"bytes": 300, "tokens": 100, "documents": ends, "end_token": 256})
         self.assertAlmostEqual(found(), bits / len(scored) / (300 / (100 - ends)), delta=1e-5)
         with open(os.path.join(directory, "tokenizer.bin"), "wb") as file:  # each token has 1 to 5 bytes
             file.write(struct.pack("<4i", 20240328, 2, VOCAB, 256).ljust(1024, b"\0"))

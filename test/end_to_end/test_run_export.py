@@ -6,17 +6,12 @@ import shutil
 import struct
 import unittest
 
-from trainer import (VOCAB, FinishedRun, llmc_tensors, new_path, read_safetensors, run, tiny_flags, write_as_llmc,
-                     write_llmc_model)
+from trainer import (VOCAB, FinishedRun, llmc_tensors, new_path, read_bytes as read, read_safetensors, run, tiny_flags,
+                     write_as_llmc, write_json, write_llmc_model)
 
 FLAGS, DATA, CHECKPOINT = 2, 3, 4
 TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json"]
 SHAPE = dict(context=64, vocab=VOCAB, layers=2, heads=2, channels=64)
-
-
-def read(path):
-    with open(path, "rb") as file:
-        return file.read()
 
 
 def bf16(data):
@@ -228,11 +223,10 @@ class Export(unittest.TestCase):
         tokenizer["added_tokens"].append(dict(tokenizer["added_tokens"][0], id=7, content="<|im_end|>"))
         directory = new_path()
         os.makedirs(directory)
-        with open(os.path.join(directory, "tokenizer.json"), "w", encoding="utf-8") as file:
-            json.dump(tokenizer, file)
+        write_json(os.path.join(directory, "tokenizer.json"), tokenizer)
         self.assertEqual(ends(self.export(model, "--tokenizer", directory), "<|endoftext|>", "<|endoftext|>"), {256})
-        with open(os.path.join(directory, "tokenizer_config.json"), "w", encoding="utf-8") as file:
-            json.dump({"eos_token": {"content": "<|im_end|>"}, "bos_token": "<|im_end|>"}, file)
+        write_json(os.path.join(directory, "tokenizer_config.json"),
+                   {"eos_token": {"content": "<|im_end|>"}, "bos_token": "<|im_end|>"})
         of_file = self.export(model, "--tokenizer", os.path.join(directory, "tokenizer.json"))
         self.assertEqual(read(os.path.join(of_file, "tokenizer_config.json")),
                          read(os.path.join(directory, "tokenizer_config.json")))

@@ -10,8 +10,9 @@ import shutil
 import subprocess
 import unittest
 
-from lives import free_port
-from trainer import ENVIRONMENT, PROGRAM, ROOT, VOCAB, FinishedRun, corpus, new_path, read_records, run, tiny_flags, workspace
+from test_ranks import free_port
+from trainer import (ENVIRONMENT, PROGRAM, ROOT, VOCAB, FinishedRun, corpus, new_path, read_json, read_records, run,
+                     tiny_flags, workspace)
 
 
 class Files(unittest.TestCase):
@@ -398,8 +399,7 @@ class Fitting(unittest.TestCase):
         flags, = re.findall(r"^note: --fit: (.*): a rank needs [\d.]+ MiB instead of [\d.]+ MiB, and has 8.0 MiB$",
                             result.out, re.MULTILINE)
         first, second = re.fullmatch(r"-b (\d+) -d (\d+)(?: -r \w+)?", flags).groups()
-        with open(os.path.join(directory, "run.json"), encoding="utf-8") as file:
-            config = json.load(file)["config"]
+        config = read_json(os.path.join(directory, "run.json"))["config"]
         self.assertEqual((config["batch"], config["total-batch"]), (int(first), int(second)))
         self.assertEqual(int(second), 32 * 64)
         self.assertNotIn("fit", config)

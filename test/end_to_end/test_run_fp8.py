@@ -5,8 +5,8 @@ import os
 import unittest
 
 from test_run_ranks import MPIRUN, ONE_THREAD, RankRun, run_ranks
-from trainer import (BLOCK_RECIPES, FP8_RECIPES, TINY_BATCH, FinishedRun, corpus, new_path, read_records, recipe_flags,
-                     run, tiny_flags)
+from trainer import (BLOCK_RECIPES, FP8_RECIPES, TINY_BATCH, FinishedRun, corpus, new_path, read_bytes, read_records,
+                     recipe_flags, run, tiny_flags, write_json)
 
 LINEAR_LAYERS = 2 * 4  # of the tiny model
 
@@ -125,9 +125,8 @@ class Fp8(unittest.TestCase):
 
     def llama_flags(self):
         shape = new_path() + ".json"
-        with open(shape, "w", encoding="utf-8") as file:
-            json.dump({"architecture": "llama", "layers": 2, "heads": 4, "kv_heads": 2, "channels": 128, "hidden": 128,
-                       "context": 64}, file)
+        write_json(shape, {"architecture": "llama", "layers": 2, "heads": 4, "kv_heads": 2, "channels": 128,
+                           "hidden": 128, "context": 64})
         return ["--train", corpus().train, "--model", shape, *TINY_BATCH, "--total-batch", "512", "--max-steps", "4",
                 "--fp8-log-every", "2"]
 
@@ -181,8 +180,7 @@ class Fp8(unittest.TestCase):
                 result = run(*flags, "--out", out, env=ONE_THREAD)  # like every rank of several
                 self.assertEqual(result.code, 0, result.err)
             records = read_records(out)
-            with open(os.path.join(out, "model.safetensors"), "rb") as file:
-                weights = file.read()
+            weights = read_bytes(os.path.join(out, "model.safetensors"))
             steps = [(r["loss"], r["norm"]) for r in records if "loss" in r]
             self.assertEqual({tuple(r["products"].values()) for r in records if "loss" in r}, {products})
             return ({r["step"]: {layer.pop("layer"): layer for layer in r["fp8_errors"]}
@@ -251,8 +249,7 @@ class Fp8(unittest.TestCase):
             return out
 
         def weights(directory):
-            with open(os.path.join(directory, "model.safetensors"), "rb") as file:
-                return file.read()
+            return read_bytes(os.path.join(directory, "model.safetensors"))
 
         smooth, plain, bf16 = trained("--fp8-smooth"), trained(), trained("--precision", "bf16")
         self.assertNotEqual(weights(smooth), weights(plain))

@@ -27,9 +27,7 @@ import several_ranks  # noqa: E402
 import tools  # noqa: E402
 
 
-def read(path):
-    with open(path, encoding="utf-8") as file:
-        return json.load(file)
+read = trainer.read_json
 
 
 def run_session(pack, out, *flags):
@@ -206,8 +204,7 @@ class Dry(unittest.TestCase):
         gradients = os.path.join(pack, "references", "fp32", "gradients.json")
         changed = read(gradients)
         changed["gradients"]["h.0.fc.bias"]["norm"] *= 1.5
-        with open(gradients, "w", encoding="utf-8") as file:
-            json.dump(changed, file)
+        trainer.write_json(gradients, changed)
         out = trainer.new_path("session")
         run_session(pack, out, "--parts", "3")
         part = read(os.path.join(out, "part3_host_and_gpu.json"))

@@ -3,14 +3,13 @@ the streams' waits allow; the same training with and without it; and refusals.
 """
 
 import collections
-import json
 import os
 import subprocess
 import sys
 import unittest
 
 from test_run_ranks import MPIRUN, RankRun
-from trainer import ROOT, FinishedRun, new_path, run, tiny_flags
+from trainer import ROOT, FinishedRun, new_path, read_json, run, tiny_flags
 
 LAYERS = 4
 UNITS = ["embedding", *(f"block {i}" for i in range(LAYERS)), "final norm"]
@@ -23,8 +22,7 @@ class Trace:
     """A trace file as a viewer reads it, with times in whole nanoseconds."""
 
     def __init__(self, path):
-        with open(path, encoding="utf-8") as file:
-            self.json = json.load(file)
+        self.json = read_json(path)
         events = self.json["traceEvents"]
         self.ranges = [e for e in events if e["ph"] == "X"]
         self.names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
@@ -201,6 +199,8 @@ class Ranks(Base):
 
     def test_groups(self):
         done = RankRun(4, *FLAGS, "--zero", 3, "--shard-within", 2, "--profile-steps", "1")
+        done.check_memory(self)
+        self.assertIn("4 ranks over mpi, --zero 3 --shard-within 2", done.result.stdout)
         trace = Trace(done.path("trace-rank3.json"))
         self.check_times(trace)
         sums = trace.named("sum over groups")

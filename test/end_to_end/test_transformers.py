@@ -4,13 +4,12 @@ Needs the Python packages torch and transformers, which scripts/setup.sh does no
 """
 
 import importlib.util
-import json
 import os
 import struct
 import unittest
 
 from test_run_architectures import described, flags
-from trainer import corpus, new_path, run
+from trainer import corpus, new_path, read_json, run, write_json
 
 BATCH, LENGTH = 4, 32
 PACKAGES = ("torch", "transformers")
@@ -29,8 +28,7 @@ class Transformers(unittest.TestCase):
         path = new_path() + ".json"
         self.succeeded("eval", "--from", directory, "--val", corpus().val, "-m", "1", "-b", BATCH, "-t", LENGTH,
                        "--precision", "fp32", "--out", path)
-        with open(path, encoding="utf-8") as file:
-            return json.load(file)["val_loss"]
+        return read_json(path)["val_loss"]
 
     def their_model(self, directory):
         import transformers
@@ -71,8 +69,7 @@ class Transformers(unittest.TestCase):
 
     def test_gpt2(self):
         path = new_path() + ".json"
-        with open(path, "w", encoding="utf-8") as file:
-            json.dump({"layers": 2, "heads": 2, "channels": 64, "context": 64}, file)
+        write_json(path, {"layers": 2, "heads": 2, "channels": 64, "context": 64})
         self.check("GPT2LMHeadModel", path)
 
     def test_llama(self):

@@ -17,7 +17,7 @@ import test_run_ranks
 import test_run_state
 import trainer
 from test_run_offload import OVERLAP_FLAGS, check_overlap
-from trainer import FinishedRun, corpus, new_path, recipe_flags, tiny_flags
+from trainer import FinishedRun, corpus, new_path, read_json, recipe_flags, tiny_flags, write_json
 
 VIRTUAL = os.path.join(trainer.ROOT, "build", "virtual")
 HOST_GRADIENTS = os.path.join(trainer.ROOT, "build", "cpu-native", "gradients_cpu")
@@ -67,9 +67,8 @@ class FollowsHost(unittest.TestCase):
         model = new_path() + ".json"
         for architecture, precision in (("llama", "delayed"), ("qwen3", "bf16"), ("nano", "delayed"), ("nano", "fp32")):
             with self.subTest(architecture=architecture, precision=precision):
-                with open(model, "w", encoding="utf-8") as file:
-                    json.dump({"architecture": architecture, "layers": 2, "heads": 2, "kv_heads": 1, "channels": 64,
-                               "head_dim": 32, "hidden": 96, "context": 64}, file)
+                write_json(model, {"architecture": architecture, "layers": 2, "heads": 2, "kv_heads": 1, "channels": 64,
+                                   "head_dim": 32, "hidden": 96, "context": 64})
                 flags = ["-e", model, *flags_of(precision), "--lr", "1e-3", "--max-steps", "5"]
                 host, virtual = FinishedRun(*flags, env=ONE_THREAD), virtual_run(*flags)
                 self.assertEqual(len(virtual.losses), 5)
@@ -106,8 +105,7 @@ class FollowsHost(unittest.TestCase):
         del flags[steps:steps + 2]
         subprocess.run([program, *map(str, flags), "--out", out], check=True, capture_output=True, timeout=120,
                        env={**trainer.ENVIRONMENT, **ONE_THREAD})
-        with open(out, encoding="utf-8") as file:
-            return json.load(file)["gradients"]
+        return read_json(out)["gradients"]
 
 
 class Orders(unittest.TestCase):

@@ -15,7 +15,8 @@ import sys
 import time
 import unittest
 
-from trainer import ENVIRONMENT, PROGRAM, ROOT, FinishedRun, corpus, new_path, run, tiny_flags, workspace
+from trainer import (ENVIRONMENT, PROGRAM, ROOT, FinishedRun, corpus, new_path, read_bytes, run, tiny_flags, workspace,
+                     write_json)
 
 SCRIPT = os.path.join(ROOT, "scripts", "follow.py")
 sys.path.insert(0, os.path.join(ROOT, "scripts"))
@@ -67,9 +68,8 @@ class Recorded:
         return os.path.join(self.directory, name)
 
     def write_info(self, run_id="r", **more):
-        with open(self.path("run.json.tmp"), "w", encoding="utf-8") as file:
-            json.dump(dict(run_id=run_id, date="2026-01-02T03:04:05Z", config={}, **more), file)
-        os.rename(file.name, self.path("run.json"))
+        write_json(self.path("run.json.tmp"), dict(run_id=run_id, date="2026-01-02T03:04:05Z", config={}, **more))
+        os.rename(self.path("run.json.tmp"), self.path("run.json"))
 
     def write(self, *records):
         self.write_text("".join(json.dumps(record) + "\n" for record in records))
@@ -475,8 +475,7 @@ class WeightsAndBiases(Following):
         self.assertEqual(code, 0, said)
         (path,) = [os.path.join(place, name) for place, _, names in os.walk(self.environment["WANDB_DIR"])
                    for name in names if name.endswith(".wandb")]
-        with open(path, "rb") as file:
-            data = file.read()
+        data = read_bytes(path)
         self.assertEqual([loss for loss in finished.losses if repr(loss).encode() not in data], [])
         self.assertNotIn(b"5.123456789", data)
 

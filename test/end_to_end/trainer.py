@@ -70,9 +70,22 @@ def corpus():
     subprocess.run([sys.executable, os.path.join(ROOT, "data", "demo_corpus.py"), "--out", directory, "--train-tokens",
                     "120000", "--val-tokens", "8000", "--seed", "5"], check=True, capture_output=True)
     val = os.path.join(directory, "demo_val.bin")
-    with open(val + ".json", encoding="utf-8") as file:
-        floor = json.load(file)["entropy_floor"]
-    return Corpus(os.path.join(directory, "demo_train.bin"), val, floor)
+    return Corpus(os.path.join(directory, "demo_train.bin"), val, read_json(val + ".json")["entropy_floor"])
+
+
+def read_json(path):
+    with open(path, encoding="utf-8") as file:
+        return json.load(file)
+
+
+def write_json(path, value):
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(value, file)
+
+
+def read_bytes(path):
+    with open(path, "rb") as file:
+        return file.read()
 
 
 def write_shard(tokens, *, magic=20240520, version=1, count=None, cut=0, extra=b"", wide=False):
@@ -145,8 +158,7 @@ class FinishedRun:
         return os.path.join(self.directory, name)
 
     def read(self, name):
-        with open(self.path(name), "rb") as file:
-            return file.read()
+        return read_bytes(self.path(name))
 
     @functools.cached_property
     def records(self):
@@ -191,8 +203,7 @@ class FinishedRun:
 
 def read_safetensors(path):
     """Returns {name: (dtype, shape, bytes)}, using only the format's definition."""
-    with open(path, "rb") as file:
-        data = file.read()
+    data = read_bytes(path)
     (length,) = struct.unpack("<Q", data[:8])
     header = json.loads(data[8:8 + length])
     body = data[8 + length:]
@@ -281,12 +292,9 @@ def near_floor(directory, factor):
     """True if a run's last validation loss is below its corpus's entropy floor times `factor`, and not below the floor
     itself by more than chance.
     """
-    with open(os.path.join(directory, "run.json"), encoding="utf-8") as file:
-        (val,) = json.load(file)["config"]["val"]
-    with open(os.path.join(ROOT, val + ".json"), encoding="utf-8") as file:
-        floor = json.load(file)["entropy_floor"]
-    with open(os.path.join(directory, "metrics.jsonl"), encoding="utf-8") as file:
-        last = [record for record in map(json.loads, file) if "val_loss" in record][-1]["val_loss"]
+    (val,) = read_json(os.path.join(directory, "run.json"))["config"]["val"]
+    floor = read_json(os.path.join(ROOT, val + ".json"))["entropy_floor"]
+    last = [record for record in read_records(directory) if "val_loss" in record][-1]["val_loss"]
     print(f"validation loss {last:.4f}, floor {floor:.4f}: {last / floor:.3f} times, {factor} are allowed")
     return 0.97 < last / floor < factor
 
