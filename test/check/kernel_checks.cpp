@@ -36,8 +36,12 @@ KernelUse tiny_model(const Architecture& architecture, int channels, int heads, 
 }
 KernelUse tiny_gpt(int channels = 64, int heads = 2) { return tiny_model(kGpt2, channels, heads, heads); }
 
+// Runs the items that no run before it has had. An item's name says everything that it depends on, because kept results
+// are found by it.
 void check_all_right(const KernelUse& use) {
+    static std::set<std::string> known;
     for (const CheckItem& item : kernel_checks(use)) {
+        if (!known.insert(item.name).second) continue;
         CAPTURE(item.name);
         CHECK(item.run(test_stream()) == "");
     }
