@@ -95,7 +95,7 @@ KernelUse::KernelUse(const TrainerConfig& config, Precision precision, int ranks
     optimizer = config.optimizer.kind;
     gradients = config.sharding.gradients;
     masters = config.optimizer.masters, adam_moments = config.optimizer.adam_moments;
-    adamw_cautious = config.adamw.cautious_decay;
+    adamw_cautious = config.adamw.cautious_decay, adamw_nesterov = config.adamw.nesterov;
     clip_kind = config.optimizer.clip_kind;
     signals = config.signals_every > 0;
     qk_clip = config.qk_clip > 0;

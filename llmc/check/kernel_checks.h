@@ -48,7 +48,7 @@ struct KernelUse {
     bool fp8_wire = false;  // --reduce fp8
     OptimizerKind optimizer = OptimizerKind::adamw;
     StateFormat masters = StateFormat::fp32, gradients = StateFormat::fp32, adam_moments = StateFormat::fp32;
-    bool adamw_cautious = false;  // --cautious-decay
+    bool adamw_cautious = false, adamw_nesterov = false;
     ClipKind clip_kind = ClipKind::norm;
     bool signals = false;     // --signals-every
     bool qk_clip = false;     // --qk-clip

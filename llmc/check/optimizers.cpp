@@ -23,7 +23,7 @@ struct Update {
     bool skip = false, measured = false;
     StateFormat masters = StateFormat::fp32, gradients = StateFormat::fp32;
     StateFormat moments = StateFormat::fp32;  // AdamW
-    bool cautious = false;                    // AdamW
+    bool cautious = false, nesterov = false;  // AdamW
     SgdConfig sgd = {0.9, true, 0.1};         // SGD
     MuonUpdate muon = {2.5, 0.1};             // Muon, which decays every weight
     size_t largest = 0;                       // the place of the largest weight
@@ -46,6 +46,7 @@ std::string Update::text() const {
     if (moments != StateFormat::fp32) text += std::string(", moments ") + word_of(moments);
     if (rule == Rule::sgd && (sgd.momentum == 0 || !sgd.nesterov))
         text += fmt::format(", momentum {:g}{}", sgd.momentum, sgd.nesterov ? " Nesterov" : "");
+    if (nesterov) text += ", Nesterov";
     if (cautious || muon.cautious) text += ", cautious";
     if (skip) text += ", skipped step";
     if (bad != 0) text += fmt::format(", with {:g}", bad);
@@ -92,8 +93,8 @@ struct After {
 constexpr double kUpdateError = 3e-7, kMasterFloor = 1e-3, kFirstMomentFloor = 1e-2, kSecondMomentFloor = 1e-6,
                  kSumMomentFloor = 1;  // SGD's moment: its terms may cancel
 
-// AdamW as PyTorch has it; Lion, arXiv 2302.06675; SGD as torch.optim.SGD with decoupled decay; Muon's step along a
-// direction.
+// AdamW as PyTorch has it, with Nesterov momentum as optax has it; Lion, arXiv 2302.06675; SGD as torch.optim.SGD with
+// decoupled decay; Muon's step along a direction.
 template <class Real>
 After expected_update(const Update& u, const Before<Real>& b) {
     const StepState state = example_state();
@@ -107,7 +108,10 @@ After expected_update(const Update& u, const Before<Real>& b) {
         if (u.rule == Rule::adamw) {
             new_m = kAdamW.beta1 * m + (1 - kAdamW.beta1) * g;
             new_v = kAdamW.beta2 * v + (1 - kAdamW.beta2) * g * g;
-            const double m_hat = new_m / (1 - std::pow(kAdamW.beta1, steps));
+            double m_hat = new_m / (1 - std::pow(kAdamW.beta1, steps));
+            if (u.nesterov)
+                m_hat = kAdamW.beta1 * new_m / (1 - std::pow(kAdamW.beta1, steps + 1)) +
+                        (1 - kAdamW.beta1) * g / (1 - std::pow(kAdamW.beta1, steps));
             step = m_hat / (std::sqrt(new_v / (1 - std::pow(kAdamW.beta2, steps))) + kAdamW.eps);
             if (u.cautious && step * p < 0) decay = 0;
         } else if (u.rule == Rule::lion) {
@@ -310,6 +314,7 @@ void update(Trial& t, const Update& u) {
     Fp8State* fp8 = u.measured ? t.result("state", line(1), std::vector<Fp8State>{fp8_before}) : nullptr;
     AdamWConfig adamw = kAdamW;
     adamw.cautious_decay = u.cautious;
+    adamw.nesterov = u.nesterov;
     const auto run = [&](const Tensors& to, size_t begin, size_t count, Fp8State* amax) {
         const size_t decayed = std::min(count, u.decay_count - std::min(begin, u.decay_count));
         Real* const working = to.working ? to.working + begin : nullptr;
@@ -606,7 +611,11 @@ void add_run(Items& items, const KernelUse& use) {
              : use.optimizer == OptimizerKind::sgd ? Rule::sgd
                                                    : Rule::adamw;
     u.masters = use.masters, u.gradients = use.gradients;
-    if (u.rule == Rule::adamw) u.moments = use.adam_moments, u.cautious = use.adamw_cautious;
+    if (u.rule == Rule::adamw) {
+        u.moments = use.adam_moments;
+        u.cautious = use.adamw_cautious;
+        u.nesterov = use.adamw_nesterov;
+    }
     for (const bool measured : {false, true})
         for (const bool skip : {false, true})
             if (casts || !measured) u.measured = measured, u.skip = skip, add_update<Real>(items, u);
@@ -641,10 +650,12 @@ void add_tests(Items& items) {
     }
     Update u{Rule::muon};
     u.muon.cautious = true, u.measured = true, add_update<Real>(items, u);
-    u = {};
-    u.cautious = true;
-    for (const bool measured : {false, true})
+    for (const auto& [nesterov, cautious, measured] :
+         {std::tuple{false, true, false}, {true, false, false}, {true, true, true}})
         for (const bool narrow : {false, true}) {
+            u = {};
+            u.nesterov = nesterov;
+            u.cautious = cautious;
             u.measured = measured;
             u.masters = narrow ? StateFormat::bf16 : StateFormat::fp32;
             u.moments = narrow ? StateFormat::fp8 : StateFormat::fp32;

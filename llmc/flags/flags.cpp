@@ -347,7 +347,8 @@ const Flag kRows[] = {
         "rounded stochastically"),
     flag(0, "momentum", "X", &Options::momentum, {.max = 1, .max_open = true}, "momentum of sgd (0: none) and muon",
          "0.9; muon 0.95"),
-    flag(0, "nesterov", "on|off", &Options::nesterov, {}, "Nesterov momentum in sgd and muon", "off; muon on"),
+    flag(0, "nesterov", "on|off", &Options::nesterov, {}, "Nesterov momentum in sgd, muon and adamw (NAdamW)",
+         "off; muon on"),
     flag(0, "muon-ns", "NAME", &Options::muon_ns, {},
          "muon's Newton-Schulz iteration: k (Jordan's 5 steps), p (Polar Express, 5 steps), q (5 steps of growing "
          "accuracy) or s (12 steps that converge)"),

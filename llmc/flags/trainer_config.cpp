@@ -75,7 +75,9 @@ TrainerConfig trainer_config(const Options& o, const ProductChoices& products) {
     config.schedule.decay_from = o.decay_from;
     config.optimizer = optimizer_config(o);
     const bool muon = is_muon(o.optimizer);  // with plain AdamW for the rest
-    config.adamw = {o.beta1, o.beta2, o.eps, muon ? o.adamw_weight_decay : o.weight_decay, !muon && o.cautious_decay};
+    config.adamw = {o.beta1, o.beta2, o.eps, muon ? o.adamw_weight_decay : o.weight_decay};
+    config.adamw.cautious_decay = !muon && o.cautious_decay;
+    config.adamw.nesterov = !muon && o.nesterov == Nesterov::on;
     config.clip = o.clip;
     config.loss = {static_cast<float>(o.z_loss), static_cast<float>(o.label_smoothing)};
     config.loss_scale = o.loss_scale.value;

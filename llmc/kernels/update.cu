@@ -13,15 +13,28 @@ namespace llmc {
 // AdamWConfig in FP32. The complements are rounded from double, because 1 - 0.95f would be off by 2e-7.
 struct AdamWFactors {
     float beta1, one_minus_beta1, beta2, one_minus_beta2, eps, weight_decay;
-    bool cautious_decay;
+    bool cautious_decay, nesterov;
 };
 
-// Returns the change of a weight p per unit of learning rate. kPlain: without cautious decay.
+// The factors of m and of the gradient in a direction's numerator.
+struct NumeratorFactors {
+    float m, gradient;
+};
 template <bool kPlain>
-LLMC_HD float adamw_change(const AdamWFactors& factors, float correction1, float correction2, float p, float m, float v,
-                           bool decays) {
+LLMC_HD NumeratorFactors numerator_factors(const AdamWFactors& factors, float correction1) {
+    if (kPlain || !factors.nesterov) return {correction1, 0.0f};
+    // The next update's bias correction: 1 - beta1^(t + 1) = (1 - beta1) + beta1 * (1 - beta1^t).
+    const float next = factors.one_minus_beta1 + factors.beta1 / correction1;
+    return {factors.beta1 / next, factors.one_minus_beta1 * correction1};
+}
+
+// Returns the change of a weight p per unit of learning rate. kPlain: without Nesterov momentum and cautious decay.
+template <bool kPlain>
+LLMC_HD float adamw_change(const AdamWFactors& factors, const NumeratorFactors& top, float correction2, float p,
+                           float m, float v, float gradient, bool decays) {
     const float decay = decays ? factors.weight_decay * p : 0.0f;
-    const float direction = m * correction1 / (sqrtf(v * correction2) + factors.eps);
+    const float numerator = kPlain ? m * top.m : fmaf(top.m, m, top.gradient * gradient);
+    const float direction = numerator / (sqrtf(v * correction2) + factors.eps);
     if constexpr (kPlain) return decay + direction;
     // Compares signs, because the product of two small numbers would be 0.
     const bool against = (direction > 0 && p < 0) || (direction < 0 && p > 0);
@@ -68,7 +81,8 @@ template <bool kPlain, bool kMeasures, class Real, class State>
 LLMC_DEVICE uint32_t update_group(const AdamWTensors<Real, State>& tensors, size_t first, size_t left, size_t decayed,
                                   const AdamWFactors& factors, const StepState& state) {
     const float learning_rate = static_cast<float>(state.learning_rate), grad_scale = state.grad_scale;
-    const float correction1 = state.bias_correction1, correction2 = state.bias_correction2;
+    const NumeratorFactors top = numerator_factors<kPlain>(factors, state.bias_correction1);
+    const float correction2 = state.bias_correction2;
     // decayed_fours[h]: how many elements of the h-th group of four get weight decay.
     const int decayed_fours[2] = {
         static_cast<int>(decayed < 4 ? decayed : 4),
@@ -85,8 +99,8 @@ LLMC_DEVICE uint32_t update_group(const AdamWTensors<Real, State>& tensors, size
         m[i] = fmaf(factors.beta1, m[i], factors.one_minus_beta1 * gradient);
         v[i] = fmaf(factors.one_minus_beta2 * gradient, gradient, factors.beta2 * v[i]);
         const bool decays = (i & 3) < decayed_fours[i / 4];
-        p[i] = fmaf(-learning_rate, adamw_change<kPlain>(factors, correction1, correction2, p[i], m[i], v[i], decays),
-                    p[i]);
+        const float change = adamw_change<kPlain>(factors, top, correction2, p[i], m[i], v[i], gradient, decays);
+        p[i] = fmaf(-learning_rate, change, p[i]);
     }
     // Weights are stored first, because rounding the moments needs their registers.
     round_masters(tensors.master, p, tensors.rounding, state.applied, first);
@@ -122,7 +136,8 @@ static void adamw([[maybe_unused]] const Grid&, AdamWTensors<Real, State> t, Fp8
 #if !LLMC_ON_GPU
     if (state->skip) return;
     const float learning_rate = static_cast<float>(state->learning_rate), grad_scale = state->grad_scale;
-    const float correction1 = state->bias_correction1, correction2 = state->bias_correction2;
+    const NumeratorFactors top = numerator_factors<kPlain>(f, state->bias_correction1);
+    const float correction2 = state->bias_correction2;
     const auto update = [&](size_t begin, size_t end, float* weights) {
         const size_t n = end - begin, decayed = decay_count < begin ? 0 : decay_count - begin;
         float m_copy[kUpdateTask], v_copy[kUpdateTask];
@@ -135,7 +150,7 @@ static void adamw([[maybe_unused]] const Grid&, AdamWTensors<Real, State> t, Fp8
             const float gradient = grad[i] * grad_scale, p = weights[i];
             const float m = fmaf(f.beta1, first[i], f.one_minus_beta1 * gradient);
             const float v = fmaf(f.one_minus_beta2 * gradient, gradient, f.beta2 * second[i]);
-            const float change = adamw_change<kPlain>(f, correction1, correction2, p, m, v, i < decayed);
+            const float change = adamw_change<kPlain>(f, top, correction2, p, m, v, gradient, i < decayed);
             weights[i] = fmaf(-learning_rate, change, p);
             first[i] = m;
             second[i] = v;
@@ -171,7 +186,8 @@ void adamw_update(const StateArray& master, const StateArray& m, const StateArra
                                static_cast<float>(1.0 - config.beta2),
                                static_cast<float>(config.eps),
                                static_cast<float>(config.weight_decay),
-                               config.cautious_decay};
+                               config.cautious_decay,
+                               config.nesterov};
     with_state({&master, &m, &v, &grad}, [&]<class State>() {
         const AdamWTensors<Real, State> tensors{
             array_of<State>(master), array_of<State>(m), array_of<State>(v), working, array_of<State>(grad), rounding};
@@ -184,8 +200,8 @@ void adamw_update(const StateArray& master, const StateArray& m, const StateArra
                 tensors, fp8, count, decay_count, factors, state);
         };
         with_measure(fp8, [&]<bool kMeasures>() {
-            config.cautious_decay ? launch_with.template operator()<kMeasures, false>()
-                                  : launch_with.template operator()<kMeasures, true>();
+            config.cautious_decay || config.nesterov ? launch_with.template operator()<kMeasures, false>()
+                                                     : launch_with.template operator()<kMeasures, true>();
         });
     });
 }

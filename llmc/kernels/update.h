@@ -37,7 +37,7 @@ struct AdamWConfig {
     double beta1 = 0.9, beta2 = 0.95;
     double eps = 1e-8;
     double weight_decay = 0.1;
-    bool cautious_decay = false;
+    bool cautious_decay = false, nesterov = false;
 };
 
 // Loshchilov and Hutter, arXiv 1711.05101, in PyTorch's form:
@@ -45,6 +45,12 @@ struct AdamWConfig {
 //   m         = beta1 * m + (1 - beta1) * g
 //   v         = beta2 * v + (1 - beta2) * g^2
 //   direction = m * bias_correction1 / (sqrt(v * bias_correction2) + eps)
+//
+// With `nesterov` it is NAdamW in the form of optax.nadamw and AlgoPerf's baselines, without torch.optim.NAdam's
+// schedule of beta1. After t updates:
+//
+//   direction = (beta1 * m / (1 - beta1^(t + 1)) + (1 - beta1) * g * bias_correction1)
+//               / (sqrt(v * bias_correction2) + eps)
 //
 // With `cautious_decay` a weight does not decay if its direction takes it away from 0 (direction * master < 0: cautious
 // weight decay, arXiv 2510.12402).

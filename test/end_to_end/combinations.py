@@ -73,6 +73,7 @@ def optimizer(draw):
         flags += draw.flag(0.3, "--gradients", "bf16")
     if name not in ("lion", "sgd"):
         flags += draw.flag(0.3, "--adam-moments", "bf16", "fp8") + draw.maybe(0.3, "--cautious-decay")
+        flags += draw.flag(0.3, "--nesterov", "on", "off")
     return flags
 
 

@@ -391,7 +391,7 @@ class Ranks(Case):
     def test_random_bits_belong_to_elements(self):
         """They do not depend on which rank holds an element: the state rounds the same everywhere."""
         for narrow in (["--adam-moments", "bf16"], ["--adam-moments", "fp8"], ["--master", "bf16"],
-                       ["--adam-moments", "fp8", "--master", "bf16", "--cautious-decay"],
+                       ["--adam-moments", "fp8", "--master", "bf16", "--cautious-decay", "--nesterov", "on"],
                        ["--master", "bf16", "--gradients", "bf16", "--optimizer", "muon"]):
             with self.subTest(narrow=narrow):
                 self.check_pairs([((3, 1), (2, 3))], [*self.FLAGS, *narrow])

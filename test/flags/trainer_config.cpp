@@ -176,6 +176,7 @@ TEST_CASE("trainer config: numbers and switches arrive in their own places") {
     CHECK(with_muon.optimizer.muon.vector_rate == doctest::Approx(3));
     CHECK(with_muon.adamw.weight_decay == 0.01);
     CHECK(!with_muon.adamw.cautious_decay);
+    CHECK(!with_muon.adamw.nesterov);
     muon.optimizer = OptimizerKind::adamw;
     CHECK_THROWS_WITH_AS(
         resolve(muon, {}),
@@ -192,6 +193,9 @@ TEST_CASE("trainer config: numbers and switches arrive in their own places") {
     cautious.cautious_decay = true;
     resolve(cautious, {});
     CHECK(trainer_config(cautious).adamw.cautious_decay);
+    CHECK(!trainer_config(cautious).adamw.nesterov);
+    cautious.nesterov = Nesterov::on;
+    CHECK(trainer_config(cautious).adamw.nesterov);
     cautious.optimizer = OptimizerKind::lion;
     CHECK_THROWS_WITH_AS(
         resolve(cautious, {}),

@@ -46,6 +46,28 @@ TEST_CASE("updates need no working copy, and refuse misaligned tensors and more 
     CHECK_THROWS_AS(scale_gradient(grad + 1, 8, y, test_stream()), Error);
 }
 
+// The weight after each step, computed in FP64 from the definition of optax.nadamw.
+TEST_CASE("adamw with Nesterov momentum follows optax.nadamw") {
+    const float gradients[] = {0.5f, -0.25f, 1.0f, -2.0f, 0.125f};
+    const double expected[] = {0.7469026316378947, 0.7470854944604107, 0.7449163068041638, 0.7460953640325731,
+                               0.7461513957605048};
+    AdamWConfig config{0.9, 0.95, 1e-8, 0.1};
+    config.nesterov = true;
+    DeviceArray<float> p(std::vector<float>{0.75f}), m(std::vector<float>{0.0f}), v(std::vector<float>{0.0f}), grad(1);
+    StepState step = {};
+    step.learning_rate = 2e-3;
+    step.grad_scale = 1.0f;
+    for (const double weight : expected) {
+        grad.upload({gradients[step.applied++]});
+        step.bias_correction1 = static_cast<float>(1 / (1 - std::pow(config.beta1, step.applied)));
+        step.bias_correction2 = static_cast<float>(1 / (1 - std::pow(config.beta2, step.applied)));
+        const DeviceArray<StepState> state(std::vector<StepState>{step});
+        adamw_update<float>(p.get(), m.get(), v.get(), nullptr, nullptr, grad.get(), 1, 1, config, state.get(),
+                            test_stream());
+        CHECK(std::fabs(static_cast<double>(p.download()[0]) - weight) < 3e-7);
+    }
+}
+
 TEST_CASE("muon's momentum grows from 0.85 over its warm-up") {
     CHECK(momentum_at({0.95, 300}, 0) == 0.85);
     CHECK(std::fabs(momentum_at({0.95, 300}, 150) - 0.90) < 1e-15);
