@@ -118,7 +118,7 @@ stage "ThreadSanitizer: build" check make -s -j"$JOBS" SANITIZE=thread test-cpu 
     test-ranks-binary
 # Tests of threaded code and of the host device. The virtual GPU finds races in the kernels' PTX (below).
 tsan_tests=("${tsan[@]}" $NATIVE-thread/test_cpu --no-colors
-    "--source-file=*test/comm/*,*test/data/loader*,*test/checkpoint/saver*,*test/run/signals*,*test/train/*,*test/device/*"
+    "--source-file=*test/comm/*,*test/data/loader*,*test/checkpoint/saver*,*test/run/stop*,*test/train/*,*test/device/*"
     "--source-file-exclude=*test/device/formats.cu,*test/device/math.cu"
     "--test-suite-exclude=once,not under sanitizers,not under ThreadSanitizer")
 queue stage "ThreadSanitizer: tests" doctest "${tsan_tests[@]}"

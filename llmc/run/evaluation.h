@@ -8,7 +8,7 @@
 #include "llmc/data/tokenizer.h"
 #include "llmc/log/metrics.h"
 #include "llmc/run/inputs.h"
-#include "llmc/run/signals.h"
+#include "llmc/run/stop.h"
 #include "llmc/train/trainer.h"
 
 namespace llmc {

@@ -17,7 +17,7 @@
 #include "llmc/log/progress.h"
 #include "llmc/run/inputs.h"
 #include "llmc/run/ranks.h"
-#include "llmc/run/signals.h"
+#include "llmc/run/stop.h"
 #include "llmc/train/step_record.h"
 
 namespace llmc {

@@ -1,6 +1,6 @@
-// The handler only sets lock-free atomics and writes to stderr.
+// The signal handler, and the questions whether to stop. The handler only sets lock-free atomics and writes to stderr.
 // build: threads
-#include "llmc/run/signals.h"
+#include "llmc/run/stop.h"
 
 #include <signal.h>
 #include <time.h>
@@ -65,8 +65,6 @@ StopWaitsFor::~StopWaitsFor() { waits_for = before_; }
 
 bool stop_requested() { return stop; }
 
-int stop_signal() { return first_signal; }
-
 const char* stop_signal_name() {
     switch (first_signal) {
         case SIGINT:
@@ -82,14 +80,6 @@ const char* stop_signal_name() {
         default:
             return "none";
     }
-}
-
-void request_stop() { stop = true; }
-
-void clear_stop_request() {
-    stop = false;
-    first_signal = 0;
-    interrupts = 0;
 }
 
 Deadline deadline_after(double minutes) {
@@ -117,8 +107,8 @@ std::string stop_name(StopReason reason) {
 bool StopPoll::operator()() {
     if (calls_left_-- > 0) return false;
     constexpr int64_t kSecond = 1'000'000, kStop = int64_t{1} << 62;
-    const Clock::time_point now = Clock::now();
-    const bool stops = stop_requested() || (deadline_ && now > *deadline_);
+    const auto now = std::chrono::steady_clock::now();
+    const bool stops = stop_reason(deadline_) != StopReason::none;
     const int64_t passed = std::chrono::duration_cast<std::chrono::microseconds>(now - last_).count();
     const int64_t slowest = comm_.host_max(stops ? kStop : passed / interval_);  // microseconds per piece
     if (comm_.world() > 1) interval_ = std::clamp<int64_t>(kSecond / std::max<int64_t>(slowest, 1), 1, 4 * interval_);

@@ -32,12 +32,7 @@ private:
 };
 
 bool stop_requested();
-int stop_signal();               // the first signal that asked for a stop; 0 if there was none
-const char* stop_signal_name();  // "SIGTERM"; "none"
-
-// For tests: ask for a stop like a signal, and forget all signals.
-void request_stop();
-void clear_stop_request();
+const char* stop_signal_name();  // of the first signal that asked for a stop: "SIGTERM"; "none"
 
 // ---- stopping between steps and within long work --------------------------------------------------------------------
 
@@ -56,17 +51,15 @@ std::string stop_name(StopReason reason);          // "SIGTERM", "--max-minutes 
 // they agree on. One rank asks after every piece.
 class StopPoll {
 public:
-    using Clock = std::chrono::steady_clock;
-    explicit StopPoll(const Comm& comm, std::optional<Clock::time_point> deadline = {})
-        : comm_(comm), deadline_(deadline) {}
+    explicit StopPoll(const Comm& comm, const Deadline& deadline = {}) : comm_(comm), deadline_(deadline) {}
 
     // Every rank calls it before each piece. Returns true on all ranks if the work should end here.
     bool operator()();
 
 private:
     const Comm& comm_;
-    const std::optional<Clock::time_point> deadline_;
-    Clock::time_point last_ = Clock::now();
+    const Deadline deadline_;
+    std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
     int64_t interval_ = 1, calls_left_ = 0;
 };
 
