@@ -13,8 +13,8 @@
 #include "llmc/run/ranks.h"          // Ranks
 #include "llmc/run/reports.h"        // describe_start, RunOutlook
 #include "llmc/run/run.h"            // Run, CardFacts
-#include "llmc/run/stop.h"           // install_signal_handlers
 #include "llmc/run/start.h"          // find_checkpoint, Resumed, prepare_directory
+#include "llmc/run/stop.h"           // install_signal_handlers
 #include "llmc/train/trainer.h"      // Trainer
 
 using namespace llmc;

@@ -9,7 +9,7 @@
 #include "llmc/comm/watchdog.h"
 #include "llmc/flags/options.h"
 #include "llmc/log/run_directory.h"
-#include "llmc/run/checkpoint_command.h"
+#include "llmc/run/children.h"
 #include "llmc/run/start.h"
 #include "llmc/train/staging.h"
 #include "llmc/train/trainer.h"
