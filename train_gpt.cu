@@ -1,21 +1,23 @@
-// train_gpt: pretrains a GPT from token shards. train() is the training loop, run_program() turns flags into a run, and
-// main() turns errors into exit codes.
+// train_gpt: pretrains a GPT from token shards. train() is the training loop, run_program() turns flags into a run,
+// run_command() starts the other commands, and main() turns errors into exit codes.
 #include <cstdio>
 
-#include "llmc/base/json.h"          // json_text
-#include "llmc/comm/connect.h"       // connect, leave, launch_environment
-#include "llmc/commands/check.h"     // admit, check_cards, check_communicators, load_products, Admission
-#include "llmc/commands/commands.h"  // run_command, plan_rank, plan_run, predicted_seconds
-#include "llmc/commands/fit.h"       // AskedRun, fit_into_memory
-#include "llmc/flags/options.h"      // Options, parse_options, resolve, trainer_config
-#include "llmc/log/run_directory.h"  // RunDirectory, write_file
-#include "llmc/run/inputs.h"         // Inputs, only_bench, bench_tokens
-#include "llmc/run/ranks.h"          // Ranks
-#include "llmc/run/reports.h"        // describe_start, RunOutlook
-#include "llmc/run/run.h"            // Run, CardFacts
-#include "llmc/run/start.h"          // find_checkpoint, Resumed, prepare_directory
-#include "llmc/run/stop.h"           // install_signal_handlers
-#include "llmc/train/trainer.h"      // Trainer
+#include "llmc/base/json.h"       // json_text
+#include "llmc/comm/connect.h"    // connect, leave, launch_environment
+#include "llmc/commands/check.h"  // admit, check_cards, check_communicators, check_worker, load_products, Admission
+#include "llmc/commands/fit.h"    // AskedRun, fit_into_memory
+#include "llmc/commands/model_command.h"  // evaluate_weights, sample_text, export_weights
+#include "llmc/commands/plan.h"           // plan_rank, plan_run, predicted_seconds
+#include "llmc/flags/help.h"              // help_markdown
+#include "llmc/flags/options.h"           // Options, parse_options, resolve, trainer_config
+#include "llmc/log/run_directory.h"       // RunDirectory, write_file
+#include "llmc/run/inputs.h"              // Inputs, only_bench, bench_tokens
+#include "llmc/run/ranks.h"               // Ranks
+#include "llmc/run/reports.h"             // describe_start, RunOutlook
+#include "llmc/run/run.h"                 // Run, CardFacts
+#include "llmc/run/start.h"               // find_checkpoint, Resumed, prepare_directory
+#include "llmc/run/stop.h"                // install_signal_handlers
+#include "llmc/train/trainer.h"           // Trainer
 
 using namespace llmc;
 
@@ -120,6 +122,26 @@ ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
     ranks.watchdog.stop();
     comm.finish();
     return code;
+}
+
+// Runs the command that the first argument names, if it is neither training nor its card check. Sets `launch` for eval,
+// which can run on several ranks.
+std::optional<ExitCode> run_command(const std::vector<std::string>& arguments, LaunchInfo& launch) {
+    if (arguments.empty()) return std::nullopt;
+    const std::string& command = arguments[0];
+    const std::vector<std::string> flags(arguments.begin() + 1, arguments.end());
+    if (command == "--help-markdown") {  // dev/guide/flags.md: the flags of training, then those of each command
+        std::fputs(help_markdown().c_str(), stdout);
+        evaluate_weights(arguments, launch);
+        sample_text(arguments);
+        return export_weights(arguments);
+    }
+    if (command == "check" && !flags.empty() && flags[0] == kWorkerArgument) return check_worker(kernel_use_from_text);
+    if (command == "export") return export_weights(flags);
+    if (command == "sample") return sample_text(flags);
+    if (command != "eval") return std::nullopt;
+    launch = launch_environment();
+    return evaluate_weights(flags, launch);
 }
 
 }  // namespace

@@ -1,13 +1,13 @@
 // The eval command: its arguments, and the losses and accuracies that it prints.
-#include "llmc/commands/commands.h"
+#include "llmc/commands/model_command.h"
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "llmc/base/json.h"
 #include "llmc/base/text.h"
-#include "llmc/commands/model_command.h"
 #include "llmc/flags/flags.h"
 #include "llmc/run/evaluation.h"
 

@@ -1,6 +1,7 @@
 // The export command: its arguments, and the files that it writes and replaces.
-#include "llmc/commands/commands.h"
+#include "llmc/commands/model_command.h"
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
@@ -9,7 +10,6 @@
 #include "llmc/checkpoint/hf_export.h"
 #include "llmc/checkpoint/llmc_model.h"
 #include "llmc/checkpoint/weight_source.h"
-#include "llmc/commands/model_command.h"
 #include "llmc/data/tokenizer.h"
 
 namespace llmc {

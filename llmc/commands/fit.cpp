@@ -11,7 +11,6 @@
 #include "llmc/base/error.h"
 #include "llmc/base/text.h"
 #include "llmc/comm/agreement.h"
-#include "llmc/commands/commands.h"
 #include "llmc/flags/flags.h"
 #include "llmc/log/progress.h"
 #include "llmc/train/staging.h"

@@ -1,14 +1,13 @@
 // Finds changes that make a run fit into memory. --dry-run and the refusal of a real run list them, and --fit makes the
 // first one.
 #pragma once
-#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "llmc/plan/plan.h"
+#include "llmc/commands/plan.h"
 #include "llmc/run/ranks.h"
 
 namespace llmc {
@@ -22,34 +21,10 @@ struct AskedRun {
     Options with(const std::string& flags, int ranks) const;
 };
 
-// ---- plans of ranks, in plan.cpp -----------------------------------------------------------------------------------
-
-// The card to plan for, with what was measured of it.
-struct PlannedCard {
-    GpuSpec gpu;
-    MeasuredRates measured = {};
-};
-// The one that --gpu names, or the one found.
-std::optional<PlannedCard> card_to_plan_for(const Options& options);
-PlannedRun run_of(const Options& options, const PlannedCard& card, int ranks);
-// The memory for a rank's plan.
-struct Room {
-    size_t bytes = 0;
-    size_t loaded = 0;       // bytes of the plan's libraries that are already in use
-    size_t host = SIZE_MAX;  // host memory for what --offload moves there
-    size_t needed(const StagePlan& plan) const { return plan.bytes() - std::min(plan.reserve, loaded); }
-    bool holds(const StagePlan& plan) const { return needed(plan) <= bytes && plan.memory.offloaded <= host; }
-};
 // Replaces -r auto by the least recomputation with which the run fits, or by block if it fits with none. A note names
 // the level if it costs time. --offload auto does the same first: it leaves memory on the card if some level fits.
 // Every choice gives the same bits. Returns whether the run fits.
 bool choose_automatic(Options& options, const std::function<bool(const Options&)>& fits);
-// Plans a rank with this stage. -r auto chooses for this stage alone. A refusal is in StagePlan::refused.
-StagePlan plan_stage(Options options, int ranks, int stage, const Room& room);
-// Milliseconds of a step of all ranks. Call it only if no_prediction_because() returns "".
-double predicted_ms(const PlannedRun& run, const StagePlan& plan);
-// The length of the whole run; no steps if it has no end. `hours` is absent if there is no prediction.
-RunLength length_of(const Options& options, const PlannedRun& run, const StagePlan& plan);
 
 // ---- changes that fit ----------------------------------------------------------------------------------------------
 
@@ -63,8 +38,8 @@ struct Change {
     std::optional<double> run_hours;  // predicted, if the run has a length
 };
 
-// Finds the changes with which a rank fits into the room. A change is listed only if it is more than 1 % faster
-// than each listed change with fewer flags. The order is by predicted tokens per second. Among changes within 1 %,
+// Finds the changes with which a rank fits into the room. A change is listed only if it is more than 1 % faster than
+// each listed change with fewer flags. The order is by predicted tokens per second. Among changes within 1 %,
 // those come first that leave the optimizer's state and the precision alone. Runs on more ranks come last.
 // --precision bf16 is tried only if no other flag helps on these ranks.
 std::vector<Change> changes_that_fit(const AskedRun& asked, const Options& options, int ranks, const Room& room,

@@ -1,6 +1,7 @@
 // Arguments of eval, sample and export, and the model that they load.
 #include "llmc/commands/model_command.h"
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
 #include <cstdio>

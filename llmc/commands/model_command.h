@@ -1,7 +1,6 @@
-// Code that eval, sample and export share: it reads their arguments, with --help and refusals like those of training's
-// flags, and loads a model, its shape and its tokenizer.
+// The commands eval, sample and export, and the code that they share: it reads their arguments, with --help and
+// refusals like those of training's flags, and loads a model, its shape and its tokenizer.
 #pragma once
-#include <CLI/CLI.hpp>
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,7 +12,17 @@
 #include "llmc/run/ranks.h"
 #include "llmc/train/trainer.h"
 
+namespace CLI {
+class App;
+class Validator;
+}  // namespace CLI
+
 namespace llmc {
+
+// The commands, with the arguments after their name.
+ExitCode evaluate_weights(const std::vector<std::string>& arguments, const LaunchInfo& launch);  // losses and tasks
+ExitCode sample_text(const std::vector<std::string>& arguments);
+ExitCode export_weights(const std::vector<std::string>& arguments);  // into other programs' files
 
 // Checks of a command's own options.
 CLI::Validator one_of(const std::vector<std::string>& words);

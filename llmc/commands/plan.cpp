@@ -1,6 +1,6 @@
 // Prints the plan of --dry-run and the table of --estimate-scaling.
 // build: per device
-#include "llmc/commands/commands.h"
+#include "llmc/commands/plan.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -13,7 +13,6 @@
 #include "llmc/commands/check.h"
 #include "llmc/commands/fit.h"
 #include "llmc/log/metrics.h"
-#include "llmc/plan/plan.h"
 #include "llmc/run/ranks.h"
 #include "llmc/run/reports.h"
 

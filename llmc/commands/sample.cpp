@@ -1,14 +1,14 @@
 // The sample command: its arguments, and generation of text token by token.
-#include "llmc/commands/commands.h"
+#include "llmc/commands/model_command.h"
 
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <iostream>
 
-#include "llmc/commands/model_command.h"
 #include "llmc/data/tokenizer.h"
 #include "llmc/flags/flags.h"
 #include "llmc/model/sampler.h"

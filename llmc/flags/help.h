@@ -25,7 +25,7 @@ size_t help_width();
 // The text of --help; with `all`, of --help-all.
 std::string help_text(const std::string& program, bool all, size_t width);
 
-// The page of --help-markdown without the commands' own flags, which print_flags_page() (commands/commands.cpp) adds.
+// The page of --help-markdown without the commands' own flags, which run_command() (train_gpt.cu) adds.
 std::string help_markdown();
 
 }  // namespace llmc
