@@ -2,45 +2,24 @@
 #include "llmc/log/alerts.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
-#include <limits>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "llmc/base/error.h"
 #include "llmc/base/text.h"
+#include "llmc/log/metrics.h"
 
 namespace llmc {
 
-const std::vector<std::string> kAlertFields = {"loss",
-                                               "lr",
-                                               "norm",
-                                               "tokens",
-                                               "seq",
-                                               "ms",
-                                               "tokens_per_s",
-                                               "skipped",
-                                               "loss_scale",
-                                               "watts",
-                                               "joules_per_token",
-                                               "slowest_rank",
-                                               "slowest_ratio",
-                                               "slowest_data_ms",
-                                               "peers_ms",
-                                               "verify_ms"};
+const std::vector<std::string> kAlertFields = words_in(
+    "loss lr norm tokens seq ms tokens_per_s skipped loss_scale watts joules_per_token slowest_rank slowest_ratio "
+    "slowest_data_ms peers_ms verify_ms");
 
 namespace {
 
 std::string trimmed(const std::string& text) {
     const size_t begin = text.find_first_not_of(' ');
     return begin == std::string::npos ? "" : text.substr(begin, text.find_last_not_of(' ') + 1 - begin);
-}
-
-template <class T>
-bool read(const std::string& text, T& value) {
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    return error == std::errc{} && end == text.data() + text.size();
 }
 
 AlertRule alert_rule(const std::string& text) {
@@ -51,31 +30,22 @@ AlertRule alert_rule(const std::string& text) {
     if (sign == std::string::npos) wrong("is not a rule such as loss>8 or tokens_per_s<1e5 for 20");
     rule.above = rule.text[sign] == '>';
     rule.field = trimmed(rule.text.substr(0, sign));
-    if (std::find(kAlertFields.begin(), kAlertFields.end(), rule.field) == kAlertFields.end())
+    if (!contains(kAlertFields, rule.field))
         wrong("is a rule over '" + rule.field + "', which is not one of " + joined(kAlertFields));
-    if (!read(trimmed(rule.text.substr(sign + 1, std::min(steps, rule.text.size()) - sign - 1)), rule.limit) ||
-        !std::isfinite(rule.limit))
-        wrong("needs a number after " + rule.text.substr(sign, 1));
-    if (steps != std::string::npos && (!read(trimmed(rule.text.substr(steps + 5)), rule.steps) || rule.steps < 1))
-        wrong("needs a number of steps, from 1 on, after 'for'");
+    const std::string limit = rule.text.substr(sign + 1, std::min(steps, rule.text.size()) - sign - 1);
+    rule.limit = number_in<double>(trimmed(limit)).value_or(NAN);
+    if (!std::isfinite(rule.limit)) wrong("needs a number after " + rule.text.substr(sign, 1));
+    if (steps != std::string::npos) rule.steps = number_in<int64_t>(trimmed(rule.text.substr(steps + 5))).value_or(0);
+    if (rule.steps < 1) wrong("needs a number of steps, from 1 on, after 'for'");
     return rule;
-}
-
-// The value of a field, with the numbers that JSON does not have.
-std::optional<double> value_of(const nlohmann::ordered_json& record, const std::string& field) {
-    if (!record.contains(field)) return std::nullopt;
-    if (record[field].is_number()) return record[field].get<double>();
-    const std::string word = record.at("nonfinite").at(field).get<std::string>();
-    if (word == "nan") return std::numeric_limits<double>::quiet_NaN();
-    return word == "inf" ? std::numeric_limits<double>::infinity() : -std::numeric_limits<double>::infinity();
 }
 
 }  // namespace
 
 std::vector<AlertRule> alert_rules(const std::string& text) {
     std::vector<AlertRule> rules;
-    std::istringstream list(text == "off" ? "" : text + ",");
-    for (std::string rule; std::getline(list, rule, ',');) rules.push_back(alert_rule(rule));
+    if (text == "off") return rules;
+    for (const std::string& rule : split(text, ',')) rules.push_back(alert_rule(rule));
     return rules;
 }
 
@@ -86,7 +56,7 @@ Alerts::Alerts(const std::vector<AlertRule>& rules) {
 std::vector<Alerts::Alert> Alerts::observe(const nlohmann::ordered_json& record) {
     std::vector<Alert> alerts;
     for (auto& [rule, steps] : rules_) {
-        const std::optional<double> value = value_of(record, rule.field);
+        const std::optional<double> value = find_number(record, rule.field);
         const bool passed = value && (std::isnan(*value) || (rule.above ? *value > rule.limit : *value < rule.limit));
         steps = passed ? steps + 1 : 0;
         if (steps == rule.steps) alerts.push_back({rule.text, *value});

@@ -25,7 +25,6 @@ std::vector<AlertRule> alert_rules(const std::string& text);
 class Alerts {
 public:
     explicit Alerts(const std::vector<AlertRule>& rules);
-    bool empty() const { return rules_.empty(); }
 
     struct Alert {
         std::string rule;

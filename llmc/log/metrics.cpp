@@ -5,6 +5,7 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "llmc/base/error.h"
@@ -22,6 +23,14 @@ void put_number(ordered_json& record, const std::string& key, double value) {
     }
     record[key] = nullptr;
     record["nonfinite"][key] = std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
+}
+
+std::optional<double> find_number(const ordered_json& record, const std::string& key) {
+    constexpr double infinity = std::numeric_limits<double>::infinity();
+    if (!record.contains(key)) return std::nullopt;
+    if (record[key].is_number()) return record[key].get<double>();
+    const std::string word = record.at("nonfinite").at(key).get<std::string>();
+    return word == "nan" ? std::numeric_limits<double>::quiet_NaN() : word == "inf" ? infinity : -infinity;
 }
 
 double ValLoss::perplexity() const { return std::exp(static_cast<double>(loss)); }
@@ -82,6 +91,30 @@ ordered_json metrics_json(const ValRecord& r) {
     return line;
 }
 
+// The norms of --signals-every.
+ordered_json signals_json(const StepRecord& record) {
+    ordered_json signals = ordered_json::array();
+    for (const TensorSignal& tensor : record.signals) {
+        ordered_json entry{{"tensor", tensor.tensor}};
+        put_number(entry, "gradient", tensor.gradient);
+        put_number(entry, "weight", tensor.weight);
+        put_number(entry, "update", tensor.update);
+        if (tensor.max_logit) {
+            put_number(entry, "max_logit", tensor.max_logit->logit);
+            entry["head"] = tensor.max_logit->head;
+        }
+        signals.push_back(entry);
+    }
+    ordered_json line{{"step", record.step}, {"signals", signals}};
+    if (record.noise) {
+        line["noise"] = ordered_json::object();
+        put_number(line["noise"], "square", record.noise->square);
+        put_number(line["noise"], "noise", record.noise->noise);
+        put_number(line["noise"], "scale", record.noise->scale());
+    }
+    return line;
+}
+
 }  // namespace
 
 std::string metrics_line(const StepRecord& r) { return json_text(metrics_json(r)); }
@@ -102,30 +135,12 @@ std::string main_log_line(const ValRecord& r) {
 
 // ---- records --------------------------------------------------------------------------------------------------------
 
-void record_step(const StepRecord& record, RunDirectory& directory) {
-    directory.append(metrics_json(record));
-    directory.append_main_log(main_log_line(record));
-    if (record.signals.empty()) return;
-    ordered_json signals = ordered_json::array();
-    for (const TensorSignal& tensor : record.signals) {
-        ordered_json entry{{"tensor", tensor.tensor}};
-        put_number(entry, "gradient", tensor.gradient);
-        put_number(entry, "weight", tensor.weight);
-        put_number(entry, "update", tensor.update);
-        if (tensor.max_logit) {
-            put_number(entry, "max_logit", tensor.max_logit->logit);
-            entry["head"] = tensor.max_logit->head;
-        }
-        signals.push_back(entry);
-    }
-    ordered_json line{{"step", record.step}, {"signals", signals}};
-    if (record.noise) {
-        line["noise"] = ordered_json::object();
-        put_number(line["noise"], "square", record.noise->square);
-        put_number(line["noise"], "noise", record.noise->noise);
-        put_number(line["noise"], "scale", record.noise->scale());
-    }
+ordered_json record_step(const StepRecord& record, RunDirectory& directory) {
+    const ordered_json line = metrics_json(record);
     directory.append(line);
+    directory.append_main_log(main_log_line(record));
+    if (!record.signals.empty()) directory.append(signals_json(record));
+    return line;
 }
 
 void record_validation(const ValRecord& record, RunDirectory& directory) {
@@ -235,14 +250,15 @@ void report_verdict(int64_t step, ValidationWatch::Verdict verdict, const Valida
     if (!stops) directory.append({{"step", step}, {"rate_factor", watch.rate_factor()}});
 }
 
-void report_alerts(const StepRecord& record, Alerts& alerts, RunDirectory& directory, const Comm& comm) {
-    if (alerts.empty() || !comm.is_main()) return;
-    for (const Alerts::Alert& alert : alerts.observe(metrics_json(record))) {
-        std::printf("warning: step %lld: %s: it is %g (--alert)\n", static_cast<long long>(record.step),
-                    alert.rule.c_str(), unsigned_nan(alert.value));
+void report_alerts(const ordered_json& line, Alerts& alerts, RunDirectory& directory, const Comm& comm) {
+    if (!comm.is_main()) return;
+    const long long step = line["step"].get<long long>();
+    for (const Alerts::Alert& alert : alerts.observe(line)) {
+        std::printf("warning: step %lld: %s: it is %g (--alert)\n", step, alert.rule.c_str(),
+                    unsigned_nan(alert.value));
         ordered_json begun{{"rule", alert.rule}};
         put_number(begun, "value", alert.value);
-        directory.append({{"step", record.step}, {"alert", begun}});
+        directory.append({{"step", step}, {"alert", begun}});
     }
 }
 

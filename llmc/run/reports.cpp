@@ -15,9 +15,6 @@
 namespace llmc {
 namespace {
 
-// The last step that this process can reach.
-int64_t last_step_of(const Options& o) { return o.stop_after > 0 ? std::min(o.stop_after, o.max_steps) : o.max_steps; }
-
 std::string passes_of(const Options& o, int64_t train_tokens) {
     if (train_tokens <= 1) return "";
     const double passes = static_cast<double>(o.batches.tokens_until(o.max_steps)) / static_cast<double>(train_tokens);
@@ -31,13 +28,13 @@ std::string length_line(const Options& o, const RunOutlook& outlook) {
         fmt::format("{} of {} in {}{}: {}{}\n", counted(o.max_steps, "step"), counted(o.total_batch, "token"),
                     counted(o.micro_steps, "micro-step"), o.max_steps == 1 ? "" : " each",
                     counted(o.batches.tokens_until(o.max_steps), "token"), passes_of(o, outlook.train_tokens));
-    const int64_t steps = last_step_of(o) - outlook.first_step + 1;
+    const int64_t steps = o.last_step() - outlook.first_step + 1;
     if (steps <= 0)
         text += outlook.first_step - 1 == o.max_steps
                     ? fmt::format("nothing to do: all {} are done\n", counted(o.max_steps, "step"))
                     : fmt::format("nothing to do: step {} is past --{} {}\n", outlook.first_step - 1,
                                   o.stop_after > 0 && o.stop_after < o.max_steps ? "stop-after" : "max-steps",
-                                  last_step_of(o));
+                                  o.last_step());
     return text;
 }
 
@@ -46,7 +43,7 @@ std::string time_note(const Options& o, const DeviceInfo& device, const RunOutlo
     constexpr double kSurprising = 20;  // seconds per step
     if (!outlook.seconds_per_step) return "";
     const double seconds = *outlook.seconds_per_step;
-    const int64_t steps = last_step_of(o) - outlook.first_step + 1;
+    const int64_t steps = o.last_step() - outlook.first_step + 1;
     if (!device.is_host)
         return fmt::format("predicted: {:.1f} ms per step, {} for {} (from a model of its kernels; see --dry-run)\n",
                            1e3 * seconds, format_duration(seconds * static_cast<double>(steps)),
@@ -163,9 +160,9 @@ void Reports::add_facts(StepRecord& record, uint64_t batch_hash, const Energy& e
 
 void Reports::report(StepRecord record) {
     record.tokens_per_s = static_cast<double>(options_.batches.tokens_of(record.step)) / record.ms * 1e3;
-    record_step(record, directory_);
+    const nlohmann::ordered_json line = record_step(record, directory_);
     progress_.step(record, device_bytes_in_use());
-    report_alerts(record, alerts_, directory_, comm_);
+    report_alerts(line, alerts_, directory_, comm_);
     if (record.slowest)
         report_slow_rank(record.step, slow_ranks_.observe(*record.slowest), *record.slowest, ranks_, directory_, comm_);
     results_.train = {record.step, record.loss};
