@@ -39,7 +39,8 @@ ordered_json measure(const Options& o, const ShardSet& shards) {
     trainer.allocate();
     trainer.initialize(o.seed);
 
-    TrainLoader loader(shards, o.batch, o.seq, 0, 1, o.seed, 0, o.model_config.vocab);
+    const SampleOrder order({shards.samples(o.seq)}, {{0, {1}}}, o.seed);
+    TrainLoader loader(shards, order, o.batch, o.seq, 0, 1, 0, o.model_config.vocab);
     trainer.begin_step({});
     trainer.micro_step(loader.next());
     Transformer<Real>& model = trainer.model();

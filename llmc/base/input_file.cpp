@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <utility>
 
 namespace llmc {
 namespace {
@@ -32,9 +31,7 @@ InputFile::InputFile(const std::string& path, const InputKind& kind)
         fail(fmt::format("it has {} bytes, and the limit is {} MiB", bytes_, kind.largest_mib));
 }
 
-InputFile::~InputFile() {
-    if (fd_ >= 0) ::close(fd_);
-}
+InputFile::~InputFile() { ::close(fd_); }
 
 // Closes the file itself: when the constructor throws, the destructor does not run.
 void InputFile::fail(const std::string& reason) const {
@@ -49,8 +46,6 @@ size_t InputFile::read_at(uint64_t offset, void* to, size_t bytes) const {
                                             std::strerror(errno)));
     return static_cast<size_t>(got);
 }
-
-int InputFile::release() { return std::exchange(fd_, -1); }
 
 std::string read_input(const std::string& path, const InputKind& kind) {
     const InputFile file(path, kind);

@@ -32,7 +32,6 @@ public:
     uint64_t bytes() const { return bytes_; }
     // Reads `bytes` bytes from `offset`, or fewer if the file ends first. Returns the number read.
     size_t read_at(uint64_t offset, void* to, size_t bytes) const;
-    int release();  // the caller closes the descriptor
 
 private:
     [[noreturn]] void fail(const std::string& reason) const;

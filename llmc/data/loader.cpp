@@ -30,10 +30,6 @@ void split_sample(const int32_t* sample, int T, int32_t* tokens, int32_t* target
 
 }  // namespace
 
-TrainLoader::TrainLoader(const ShardSet& shards, int B, int T, int rank, int world, uint64_t seed, int64_t first_batch,
-                         int vocab)
-    : TrainLoader(shards, {shards.samples(T), seed}, B, T, rank, world, first_batch, vocab) {}
-
 TrainLoader::TrainLoader(const ShardSet& shards, SampleOrder order, int B, int T, int rank, int world,
                          int64_t first_batch, int vocab)
     : shards_(shards),

@@ -34,9 +34,6 @@ public:
     // `shards` must outlive the loader. The first next() is micro-batch first_batch (0 in a new run).
     TrainLoader(const ShardSet& shards, SampleOrder order, int B, int T, int rank, int world, int64_t first_batch,
                 int vocab);
-    // The shards are a single source.
-    TrainLoader(const ShardSet& shards, int B, int T, int rank, int world, uint64_t seed, int64_t first_batch,
-                int vocab);
     ~TrainLoader();
     TrainLoader(const TrainLoader&) = delete;
     TrainLoader& operator=(const TrainLoader&) = delete;

@@ -57,8 +57,6 @@ public:
     // Samples of the schedule that repeats, at most. It is the sum of the weights without their common divisor.
     static constexpr int64_t kLongestPeriod = 1000000;
 
-    // A single source.
-    SampleOrder(int64_t samples, uint64_t seed) : SampleOrder({samples}, {{0, {1}}}, seed) {}
     // `samples`: of each source. Throws Error(bad_flags) if the weights of a stage make its period too long.
     SampleOrder(std::vector<int64_t> samples, const std::vector<Stage>& stages, uint64_t seed);
 

@@ -57,7 +57,7 @@ void pread_all(int fd, const std::string& path, int64_t offset, int64_t bytes, v
 struct Header {
     int token_bytes;
     int64_t tokens;
-    std::pair<uint64_t, uint64_t> file;  // device and inode
+    std::pair<uint64_t, uint64_t> identity;  // device and inode
 };
 
 // True if the file begins with text, which people sometimes give instead of shards.
@@ -212,21 +212,14 @@ std::vector<std::string> expand_glob(const std::string& pattern) {
 ShardSet::ShardSet(const std::vector<std::string>& patterns) {
     if (patterns.empty()) throw Error(ExitCode::bad_data, "a set of token shards needs at least one path or pattern");
     std::set<std::string> seen;
-    try {
-        for (size_t i = 0; i < patterns.size(); i++) {
-            const std::string& pattern = patterns[i];
-            for (const std::string& path : expand_glob(pattern)) {
-                if (!seen.insert(path).second)
-                    throw Error(ExitCode::bad_data,
-                                "{} is named twice ('{}' matches it again), so its tokens would count twice", path,
-                                pattern);
-                add_shard(path, i);
-            }
+    for (size_t i = 0; i < patterns.size(); i++)
+        for (const std::string& path : expand_glob(patterns[i])) {
+            if (!seen.insert(path).second)
+                throw Error(ExitCode::bad_data,
+                            "{} is named twice ('{}' matches it again), so its tokens would count twice", path,
+                            patterns[i]);
+            add_shard(path, i);
         }
-    } catch (...) {
-        close_files();
-        throw;
-    }
 }
 
 ShardSet ShardSet::random(int vocab, int64_t tokens, uint64_t seed) {
@@ -253,29 +246,10 @@ ShardSet ShardSet::random(int vocab, int64_t tokens, uint64_t seed) {
     return set;
 }
 
-ShardSet::~ShardSet() { close_files(); }
-
-ShardSet::ShardSet(ShardSet&& other) noexcept
-    : shards_(std::exchange(other.shards_, {})),
-      token_bytes_(other.token_bytes_),
-      total_tokens_(std::exchange(other.total_tokens_, 0)) {}
-
-ShardSet& ShardSet::operator=(ShardSet&& other) noexcept {
-    std::swap(shards_, other.shards_);  // the old files close with `other`
-    std::swap(token_bytes_, other.token_bytes_);
-    std::swap(total_tokens_, other.total_tokens_);
-    return *this;
-}
-
-void ShardSet::close_files() {
-    for (Shard& shard : shards_)
-        if (shard.fd >= 0) ::close(std::exchange(shard.fd, -1));
-}
-
 void ShardSet::add_shard(const std::string& path, size_t pattern) {
-    InputFile file(path, kShard);
-    const Header header = read_header(file.fd(), path);
-    Shard shard{path, pattern, -1, header.tokens, header.file, read_sidecar(path, header.tokens)};
+    auto file = std::make_unique<InputFile>(path, kShard);
+    const Header header = read_header(file->fd(), path);
+    Shard shard{path, pattern, nullptr, header.tokens, header.identity, read_sidecar(path, header.tokens)};
     if (!shards_.empty()) {
         const Shard& first = shards_[0];
         if (header.token_bytes != token_bytes_)
@@ -297,14 +271,14 @@ void ShardSet::add_shard(const std::string& path, size_t pattern) {
     token_bytes_ = header.token_bytes;
     total_tokens_ += header.tokens;
     shards_.push_back(std::move(shard));
-    if (shards() <= max_open_files) shards_.back().fd = file.release();
+    if (shards() <= max_open_files) shards_.back().file = std::move(file);
 }
 
 std::string ShardSet::shared_file(const ShardSet& other) const {
     std::set<std::pair<uint64_t, uint64_t>> files;
-    for (const Shard& shard : shards_) files.insert(shard.file);
+    for (const Shard& shard : shards_) files.insert(shard.identity);
     for (const Shard& shard : other.shards_)
-        if (files.contains(shard.file)) return shard.path;
+        if (files.contains(shard.identity)) return shard.path;
     return "";
 }
 
@@ -368,8 +342,8 @@ int64_t ShardSet::samples(int T) const {
 
 void ShardSet::read_tokens(const Shard& shard, int64_t first, int64_t count, uint32_t* out) const {
     std::optional<InputFile> opened;
-    if (shard.fd < 0) opened.emplace(shard.path, kShard);
-    const int fd = opened ? opened->fd() : shard.fd;
+    if (!shard.file) opened.emplace(shard.path, kShard);
+    const int fd = opened ? opened->fd() : shard.file->fd();
     const int64_t offset = header_bytes + first * token_bytes_;
     if (token_bytes_ == 4) return pread_all(fd, shard.path, offset, count * 4, out);
     std::vector<uint16_t> narrow(static_cast<size_t>(count));

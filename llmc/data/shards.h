@@ -4,10 +4,13 @@
 #pragma once
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "llmc/base/input_file.h"
 
 namespace llmc {
 
@@ -39,9 +42,6 @@ public:
     explicit ShardSet(const std::vector<std::string>& patterns);
     // A single shard of random tokens below `vocab` in memory. Equal seeds give equal shards.
     static ShardSet random(int vocab, int64_t tokens, uint64_t seed);
-    ~ShardSet();
-    ShardSet(ShardSet&&) noexcept;
-    ShardSet& operator=(ShardSet&&) noexcept;
 
     int shards() const { return static_cast<int>(shards_.size()); }
     const std::string& path(int shard) const { return shards_[shard].path; }
@@ -84,10 +84,10 @@ public:
 private:
     struct Shard {
         std::string path;
-        size_t pattern = 0;  // index of the pattern that matched it
-        int fd = -1;         // -1 if the file is opened for each read; see max_open_files
+        size_t pattern = 0;               // index of the pattern that matched it
+        std::unique_ptr<InputFile> file;  // nullptr if it is opened for each read; see max_open_files
         int64_t tokens = 0;
-        std::pair<uint64_t, uint64_t> file;  // device and inode
+        std::pair<uint64_t, uint64_t> identity;  // device and inode
         Sidecar sidecar;
     };
 
@@ -95,7 +95,6 @@ private:
     void add_shard(const std::string& path, size_t pattern = 0);
     void read_tokens(const Shard& shard, int64_t first, int64_t count, uint32_t* out) const;
     void scan_vocabulary(const Shard& shard, int64_t vocab) const;
-    void close_files();
 
     std::vector<Shard> shards_;
     int token_bytes_ = 0;

@@ -54,6 +54,11 @@ void append_rows(const std::vector<int32_t>& tokens, const std::vector<int32_t>&
     }
 }
 
+// The order of a single source.
+SampleOrder order_of(const ShardSet& set, uint64_t seed, int length = T) {
+    return SampleOrder({set.samples(length)}, {{0, {1}}}, seed);
+}
+
 // The first tokens of the samples of `steps` steps, in the order of positions, from loaders of all ranks.
 std::vector<int> training_order(const ShardSet& set, const SampleOrder& samples, int B, int micro_steps, int world,
                                 int64_t first_step, int steps) {
@@ -72,7 +77,7 @@ std::vector<int> training_order(const ShardSet& set, const SampleOrder& samples,
 
 std::vector<int> training_order(const ShardSet& set, int B, int micro_steps, int world, int64_t first_step, int steps,
                                 uint64_t seed) {
-    return training_order(set, {set.samples(T), seed}, B, micro_steps, world, first_step, steps);
+    return training_order(set, order_of(set, seed), B, micro_steps, world, first_step, steps);
 }
 
 }  // namespace
@@ -157,13 +162,13 @@ TEST_CASE("an error of the prefetch thread reaches next(), after the batches bef
     tokens[bad] = 999;
     const std::string path = write_shard<uint16_t>(dir / "a.bin", tokens);
     const ShardSet set({path});
-    TrainLoader loader(set, 1, T, 0, 1, 6, 0, 999);
+    TrainLoader loader(set, order_of(set, 6), 1, T, 0, 1, 0, 999);
     for (int i = 0; i < good; ++i) loader.next();
     for (int again = 0; again < 3; ++again)
         check_error(ExitCode::bad_data, {path, fmt::format("token {} ", bad), "id 999", "999 ids"},
                     [&] { loader.next(); });
 
-    TrainLoader fine(set, 1, T, 0, 1, 6, 0, 1000);
+    TrainLoader fine(set, order_of(set, 6), 1, T, 0, 1, 0, 1000);
     for (int i = 0; i < 100; ++i) CHECK_NOTHROW(fine.next());
 }
 
@@ -172,7 +177,7 @@ TEST_CASE("a shard cut while training stops the loader with its name") {
     const std::string path = write_shard<uint16_t>(dir / "a.bin", counting(0, 3001));
     const ShardSet set({path});
     std::filesystem::resize_file(path, 2000);
-    TrainLoader loader(set, 4, T, 0, 1, 1, 0, vocab);
+    TrainLoader loader(set, order_of(set, 1), 4, T, 0, 1, 0, vocab);
     check_error(ExitCode::bad_data, {path, "ends at byte"}, [&] {
         for (int i = 0; i < 100; ++i) loader.next();
     });
@@ -181,14 +186,14 @@ TEST_CASE("a shard cut while training stops the loader with its name") {
 TEST_CASE("loaders stop at once, read or not") {
     const CountingSet data({100});
     for (int i = 0; i < 50; ++i) {
-        TrainLoader loader(data.set, 1, T, 0, 1, 1, 0, vocab);
+        TrainLoader loader(data.set, order_of(data.set, 1), 1, T, 0, 1, 0, vocab);
         for (int k = 0; k < i % 7; ++k) loader.next();
     }
 }
 
 TEST_CASE("a batch stays valid until the third one after it is asked for") {
     const CountingSet data({100});
-    TrainLoader loader(data.set, 1, T, 0, 1, 9, 0, vocab);
+    TrainLoader loader(data.set, order_of(data.set, 9), 1, T, 0, 1, 0, vocab);
     std::vector<MicroBatch> batches;
     for (int i = 0; i < 40; ++i) {
         std::this_thread::sleep_for(std::chrono::milliseconds(1));  // so that the prefetch thread gets as far as it can
@@ -200,7 +205,7 @@ TEST_CASE("a batch stays valid until the third one after it is asked for") {
 
 TEST_CASE("tokens come sorted for the embedding's backward") {
     const CountingSet data({100});
-    TrainLoader loader(data.set, 4, T, 0, 1, 9, 0, vocab);
+    TrainLoader loader(data.set, order_of(data.set, 9), 4, T, 0, 1, 0, vocab);
     for (int i = 0; i < 10; ++i) {
         const MicroBatch batch = loader.next();
         std::vector<int> expected(token_sort_size(4 * T));
@@ -211,10 +216,14 @@ TEST_CASE("tokens come sorted for the embedding's backward") {
 
 TEST_CASE("loaders refuse nonsense") {
     const CountingSet data({100});
-    check_error(ExitCode::bad_flags, {"B=0"}, [&] { TrainLoader(data.set, 0, T, 0, 1, 1, 0, vocab); });
-    check_error(ExitCode::bad_flags, {"rank=2 of 2"}, [&] { TrainLoader(data.set, 1, T, 2, 2, 1, 0, vocab); });
-    check_error(ExitCode::bad_flags, {"-5"}, [&] { TrainLoader(data.set, 1, T, 0, 1, 1, -5, vocab); });
-    check_error(ExitCode::bad_data, {"T=100"}, [&] { TrainLoader(data.set, 1, 100, 0, 1, 1, 0, vocab); });
+    check_error(ExitCode::bad_flags, {"B=0"},
+                [&] { TrainLoader(data.set, order_of(data.set, 1), 0, T, 0, 1, 0, vocab); });
+    check_error(ExitCode::bad_flags, {"rank=2 of 2"},
+                [&] { TrainLoader(data.set, order_of(data.set, 1), 1, T, 2, 2, 0, vocab); });
+    check_error(ExitCode::bad_flags, {"-5"},
+                [&] { TrainLoader(data.set, order_of(data.set, 1), 1, T, 0, 1, -5, vocab); });
+    check_error(ExitCode::bad_data, {"T=100"},
+                [&] { TrainLoader(data.set, order_of(data.set, 1, 100), 1, 100, 0, 1, 0, vocab); });
     check_error(ExitCode::bad_flags, {"B=0"}, [&] { EvalLoader(data.set, 0, T, 0, 1, -1, vocab); });
     check_error(ExitCode::bad_flags, {"-2"}, [&] { EvalLoader(data.set, 1, T, 0, 1, -2, vocab); });
 }

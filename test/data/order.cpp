@@ -163,7 +163,7 @@ TEST_CASE("mixture: places found one by one are those of a replay, over the ends
         CHECK(stages[stage].weights[source] > 0);
         // Within a source, its samples come as they would alone.
         CHECK(sample - firsts[source] == static_cast<int64_t>(sample_at(used[source], samples[source], 1337)));
-        CHECK(sample - firsts[source] == SampleOrder(samples[source], 1337).at(used[source]));
+        CHECK(sample - firsts[source] == SampleOrder({samples[source]}, {{0, {1}}}, 1337).at(used[source]));
         used[source]++;
         replayed.push_back(sample);
     }
@@ -175,7 +175,7 @@ TEST_CASE("mixture: weights count by their ratio, and one source is the plain or
     const SampleOrder tenths = endless(2, {{0, {700000, 300000}}}), sevens = endless(2, {{0, {7, 3}}});
     for (int64_t n = 0; n < 100; n++) CHECK(tenths.at(n) == sevens.at(n));
     CHECK(tenths.fingerprint(5) == sevens.fingerprint(5));
-    const SampleOrder plain(62, 42), mixed({62}, {{0, {3}}, {10, {4}}}, 42);
+    const SampleOrder plain({62}, {{0, {1}}}, 42), mixed({62}, {{0, {3}}, {10, {4}}}, 42);
     for (uint64_t n = 0; n < 300; n++) {
         CHECK(plain.at(static_cast<int64_t>(n)) == static_cast<int64_t>(sample_at(n, 62, 42)));
         CHECK(plain.at(static_cast<int64_t>(n)) == mixed.at(static_cast<int64_t>(n)));
@@ -185,7 +185,7 @@ TEST_CASE("mixture: weights count by their ratio, and one source is the plain or
 }
 
 TEST_CASE("mixture: another weight, stage or cut into sources is other data") {
-    std::set<uint64_t> prints = {SampleOrder(200, 1).fingerprint(5)};
+    std::set<uint64_t> prints = {SampleOrder({200}, {{0, {1}}}, 1).fingerprint(5)};
     const auto add = [&](std::vector<int64_t> samples, const std::vector<SampleOrder::Stage>& stages) {
         CHECK(prints.insert(SampleOrder(std::move(samples), stages, 1).fingerprint(5)).second);
     };

@@ -120,13 +120,13 @@ TEST_CASE("summary: passes over the data end where the data is read again") {
     o.seq = 50;
     o.batches = {{}, 100};
     std::set<int64_t> ends;
-    const SampleOrder order(5, 1), two({4, 3}, {{0, {1, 1}}}, 1);
+    const SampleOrder order({5}, {{0, {1}}}, 1), two({4, 3}, {{0, {1, 1}}}, 1);
     for (int64_t step = 1; step <= 10; step++)
         if (!describe_pass_end(o, order, {"a"}, step, step).empty()) ends.insert(step);
     CHECK(ends == std::set<int64_t>{3, 5, 8, 10});
     CHECK(describe_pass_end(o, order, {"a"}, 4, 5) ==
-          "step 4: pass 2 over the training data is complete");           // --skip-data 1
-    CHECK(describe_pass_end(o, SampleOrder(2, 1), {"a"}, 1, 1).empty());  // each step is a pass
+          "step 4: pass 2 over the training data is complete");                         // --skip-data 1
+    CHECK(describe_pass_end(o, SampleOrder({2}, {{0, {1}}}, 1), {"a"}, 1, 1).empty());  // each step is a pass
     CHECK(describe_pass_end(o, two, {"a", "b"}, 3, 3) == "step 3: pass 1 over b is complete");
     CHECK(describe_pass_end(o, two, {"a", "b"}, 12, 12) ==
           "step 12: pass 3 over a is complete\nstep 12: pass 4 over b is complete");
