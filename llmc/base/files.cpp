@@ -43,11 +43,12 @@ FileCalls& system_calls() {
     return calls;
 }
 
+bool disk_is_full(int error) { return error == ENOSPC || error == EDQUOT || error == EFBIG; }
+
 void fail_to_write(const std::string& path, const char* action) {
     const int error = errno;
-    const bool no_room = error == ENOSPC || error == EDQUOT || error == EFBIG;
-    const char* hint = no_room ? "; free space there or choose another directory" : "";
-    throw Error(no_room ? ExitCode::no_resources : ExitCode::checkpoint,
+    const char* hint = disk_is_full(error) ? "; free space there or choose another directory" : "";
+    throw Error(disk_is_full(error) ? ExitCode::no_resources : ExitCode::checkpoint,
                 fmt::format("{}: cannot {}: {}{}", path, action, std::strerror(error), hint));
 }
 

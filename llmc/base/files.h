@@ -32,6 +32,9 @@ public:
 };
 FileCalls& system_calls();
 
+// True for the errno of a disk or quota that is full, and of a file above the limit of `ulimit -f`.
+bool disk_is_full(int error);
+
 // Throws an Error "PATH: cannot ACTION: REASON" for the present errno. A full disk gets the exit code no_resources,
 // because freeing space helps and retrying does not.
 [[noreturn]] void fail_to_write(const std::string& path, const char* action);

@@ -117,12 +117,8 @@ std::string name_in_file(const WeightFiles& file, const std::string& full_name) 
 }
 
 bool is_ignored(const std::string& name) {
-    const auto ends_with = [&](const char* suffix) {
-        const size_t length = std::strlen(suffix);
-        return name.size() >= length && name.compare(name.size() - length, length, suffix) == 0;
-    };
-    return name == "lm_head.weight" || ends_with(".attn.bias") || ends_with(".attn.masked_bias") ||
-           ends_with(".rotary_emb.inv_freq");
+    return name == "lm_head.weight" || name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") ||
+           name.ends_with(".rotary_emb.inv_freq");
 }
 
 // The names in the file, in the order of `tensors`. Throws unless the file has each of them in the right shape and

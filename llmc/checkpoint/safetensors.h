@@ -76,7 +76,6 @@ private:
 struct SafetensorsLayout {
     std::string head;                 // length and JSON header: the file's first bytes
     std::vector<TensorInfo> tensors;  // in file order
-    uint64_t bytes() const { return head.size() + (tensors.empty() ? 0 : tensors.back().end); }
 };
 // Wider types come first and the head's length is a multiple of 8, so in a memory map every tensor is aligned to its
 // element. `path` is for messages.

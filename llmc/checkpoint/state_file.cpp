@@ -13,13 +13,6 @@
 namespace llmc {
 namespace {
 
-SafetensorsLayout layout_of(const std::string& path, const std::vector<StateSlice>& slices) {
-    std::vector<TensorSpec> specs;
-    for (const StateSlice& slice : slices)
-        specs.push_back({slice.name(), slice.dtype, {static_cast<int64_t>(slice.count)}});
-    return lay_out_safetensors(path, specs, {});
-}
-
 // Computes the checksums of a file's chunks while it is written.
 class ChunkSums {
 public:
@@ -50,13 +43,14 @@ private:
 
 }  // namespace
 
-uint64_t state_file_bytes(const std::vector<StateSlice>& slices) { return layout_of("", slices).bytes(); }
-
 StateFile write_state_file(FileCalls& calls, const std::string& directory, int rank,
                            const std::vector<StateSlice>& slices, const SliceBytes& values, size_t piece_bytes) {
     StateFile result{state_file_name(rank), 0, {}, {}};
     const std::string path = directory + "/" + result.name;
-    const SafetensorsLayout layout = layout_of(path, slices);
+    std::vector<TensorSpec> specs;
+    for (const StateSlice& slice : slices)
+        specs.push_back({slice.name(), slice.dtype, {static_cast<int64_t>(slice.count)}});
+    const SafetensorsLayout layout = lay_out_safetensors(path, specs, {});
     NewFile file(calls, path);
     ChunkSums sums;
     std::map<std::string, size_t> index;

@@ -30,14 +30,11 @@ using nlohmann::ordered_json;
 
 namespace {
 
-bool disk_is_full(int error) { return error == ENOSPC || error == EDQUOT || error == EFBIG; }
-
 const auto process_start = std::chrono::steady_clock::now();
 
 [[noreturn]] void fail_to_prepare(const std::string& path, int error) {
-    throw Error(
-        disk_is_full(error) ? ExitCode::no_resources : ExitCode::bad_flags,
-        fmt::format("cannot write to the run directory {}: {}; choose another with --out", path, std::strerror(error)));
+    throw Error(disk_is_full(error) ? ExitCode::no_resources : ExitCode::bad_flags,
+                "cannot write to the run directory {}: {}; choose another with --out", path, std::strerror(error));
 }
 
 }  // namespace
@@ -49,11 +46,6 @@ ordered_json read_run_json(const std::string& directory) {
 
 double seconds_since_start() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - process_start).count();
-}
-
-void fail_to_write(const std::string& file, int error) {
-    throw Error(disk_is_full(error) ? ExitCode::no_resources : ExitCode::failure,
-                fmt::format("cannot write {}: {}", file, std::strerror(error)));
 }
 
 void write_file(const std::string& file, const std::string& text) {
@@ -162,7 +154,9 @@ std::string move_records_aside(const std::string& directory) {
     for (const std::string& name : names_starting_with(directory, "trace-rank")) names.push_back(name);
     for (const std::string& name : names)
         if (!error && exists(dir + name)) fs::rename(dir + name, target + "/" + name, error);
-    if (error) fail_to_write(target, error.value());
+    if (error)
+        throw Error(disk_is_full(error.value()) ? ExitCode::no_resources : ExitCode::failure, "cannot write {}: {}",
+                    target, std::strerror(error.value()));
     return target;
 }
 
@@ -219,9 +213,8 @@ void LogFile::open(const std::string& path, int64_t bytes) {
     fd_ = ::open(path.c_str(), kFlags, 0666);
     struct stat status {};
     if (fd_ < 0 || ::fstat(fd_, &status) != 0)
-        throw Error(
-            errno == ENOSPC || errno == EDQUOT || errno == EFBIG ? ExitCode::no_resources : ExitCode::bad_flags,
-            fmt::format("cannot write {}: {}; choose another run directory with --out", path, std::strerror(errno)));
+        throw Error(disk_is_full(errno) ? ExitCode::no_resources : ExitCode::bad_flags,
+                    "cannot write {}: {}; choose another run directory with --out", path, std::strerror(errno));
     cut(status.st_size, bytes);
 }
 

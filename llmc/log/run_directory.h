@@ -17,8 +17,6 @@ nlohmann::ordered_json read_run_json(const std::string& directory);
 
 // Writes a whole file (write_synced() of files.h). Throws Error(no_resources) if the disk is full, else Error(failure).
 void write_file(const std::string& file, const std::string& text);
-// Throws the Error for errno `error`: no_resources if the disk is full, else failure.
-[[noreturn]] void fail_to_write(const std::string& file, int error);
 
 // ---- what a directory holds before the run begins -------------------------------------------------------------------
 

@@ -149,7 +149,6 @@ TEST_CASE("state files: large slices come in pieces, and chunks have their own c
     CHECK(largest == kChunkBytes);
     CHECK(file.name == "rank_00003.safetensors");
     CHECK(file.bytes == fs::file_size(folder / file.name));
-    CHECK(file.bytes == state_file_bytes(slices));
     const std::string bytes = read_file(folder / file.name);
     REQUIRE(file.checksums.size() == 3);
     for (size_t c = 0; c < 3; c++) {

@@ -172,7 +172,7 @@ std::vector<std::string> states() {
 std::vector<std::string> safetensors() {
     const SafetensorsLayout layout =
         lay_out_safetensors("", {{"a", "F32", {2, 3}}, {"b", "BF16", {5}}, {"c", "U8", {}}}, {{"format", "pt"}});
-    return {layout.head + std::string(layout.bytes() - layout.head.size(), 'x')};
+    return {layout.head + std::string(layout.tensors.back().end, 'x')};
 }
 
 std::vector<std::string> shards() { return {shard<uint16_t>(20240520, 1), shard<uint32_t>(20240801, 7)}; }
