@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <ctime>
+#include <iterator>
 #include <limits>
 #include <sstream>
 
@@ -88,10 +89,9 @@ std::optional<std::string> nearest(const std::string& word, const std::vector<st
 }
 
 std::string wrap(const std::string& text, size_t indent, size_t width) {
-    std::istringstream words(text);
-    std::string result, word;
+    std::string result;
     size_t column = indent;
-    while (words >> word) {
+    for (const std::string& word : words_in(text)) {
         if (column > indent && column + 1 + word.size() > width) {
             result += "\n" + std::string(indent, ' ');
             column = indent;
@@ -113,6 +113,26 @@ std::string joined(const std::vector<std::string>& words) {
     std::string text;
     for (const std::string& word : words) text += (text.empty() ? "" : ", ") + word;
     return text;
+}
+
+std::vector<std::string> split(const std::string& text, char separator) {
+    std::vector<std::string> parts(1);
+    for (const char c : text) {
+        if (c == separator)
+            parts.emplace_back();
+        else
+            parts.back() += c;
+    }
+    return parts;
+}
+
+std::vector<std::string> words_in(const std::string& text) {
+    std::istringstream stream(text);
+    return {std::istream_iterator<std::string>(stream), {}};
+}
+
+bool contains(const std::vector<std::string>& words, const std::string& word) {
+    return std::find(words.begin(), words.end(), word) != words.end();
 }
 
 std::string pattern_of(const std::vector<std::string>& words) {

@@ -1,5 +1,6 @@
 // Small text functions that options, progress and plans share: numbers for people, durations, the nearest known word.
 #pragma once
+#include <charconv>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -41,7 +42,18 @@ std::optional<std::string> nearest(const std::string& word, const std::vector<st
 // line stay whole.
 std::string wrap(const std::string& text, size_t indent, size_t width);
 
-std::string joined(const std::vector<std::string>& words);  // "a, b, c"
+std::string joined(const std::vector<std::string>& words);                // "a, b, c"
+std::vector<std::string> split(const std::string& text, char separator);  // "a,,b" -> "a", "", "b"; "" -> ""
+std::vector<std::string> words_in(const std::string& text);               // separated by white space
+bool contains(const std::vector<std::string>& words, const std::string& word);
+
+// The number that the whole text spells; nothing if it is no number, or too large for T.
+template <class T>
+std::optional<T> number_in(std::string_view text) {
+    T value{};
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    return error == std::errc{} && end == text.data() + text.size() ? std::optional(value) : std::nullopt;
+}
 
 // A pattern that matches all words: their common beginning, *, their common end. "data/*.bin" if they share neither.
 std::string pattern_of(const std::vector<std::string>& words);

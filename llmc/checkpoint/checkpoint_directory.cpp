@@ -6,11 +6,11 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cstdio>
 #include <filesystem>
 #include <optional>
 
+#include "llmc/base/text.h"
 #include "llmc/checkpoint/state_file.h"
 
 namespace llmc {
@@ -81,13 +81,9 @@ void clear(FileCalls& calls, const std::string& path) {
 int64_t step_in_name(const std::string& path) {
     constexpr size_t kMostDigits = 18;
     const std::string name = path.substr(path.find_last_of('/') + 1);
-    if (!name.starts_with(kPrefix)) return -1;
-    const char *begin = name.data() + kPrefix.size(), *end = name.data() + name.size();
-    if (begin == end || static_cast<size_t>(end - begin) > kMostDigits) return -1;
-    if (!std::all_of(begin, end, [](char c) { return c >= '0' && c <= '9'; })) return -1;
-    int64_t step = 0;
-    std::from_chars(begin, end, step);
-    return step;
+    if (!name.starts_with(kPrefix) || name.size() > kPrefix.size() + kMostDigits) return -1;
+    const std::optional<uint64_t> step = number_in<uint64_t>(name.substr(kPrefix.size()));
+    return step ? static_cast<int64_t>(*step) : -1;
 }
 
 std::string checkpoint_path(const std::string& directory, int64_t step) {

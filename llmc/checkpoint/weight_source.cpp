@@ -9,6 +9,7 @@
 
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
+#include "llmc/base/text.h"
 #include "llmc/checkpoint/checkpoint_directory.h"
 #include "llmc/checkpoint/hf_weights.h"
 #include "llmc/checkpoint/llmc_model.h"
@@ -75,12 +76,6 @@ void require_numbers(const std::string& path, const ModelConfig& model) {
                 path, model.layers, model.channels, model.heads, model.vocab, model.context);
 }
 
-namespace {
-
-const char* const kOfAll[] = {"layers", "heads", "channels", "vocab", "context"};
-
-}  // namespace
-
 std::string differences(const ModelConfig& there, const ModelConfig& here, const NamesOfNumbers& names) {
     const struct {
         const char* name;
@@ -102,8 +97,7 @@ std::string differences(const ModelConfig& there, const ModelConfig& here, const
     if (there.architecture != here.architecture) return text;
     const nlohmann::ordered_json ours = model_json(here), theirs = model_json(there);
     for (const auto& [name, value] : theirs.items()) {
-        const bool is_number_above =
-            std::any_of(std::begin(kOfAll), std::end(kOfAll), [&](const char* n) { return name == n; });
+        const bool is_number_above = contains({"layers", "heads", "channels", "vocab", "context"}, name);
         const nlohmann::ordered_json mine = ours.value(name, nlohmann::ordered_json());
         if (is_number_above || value == mine) continue;
         text += fmt::format("{}{} is {}, this model has {}", text.empty() ? "" : "; ", name, json_text(value),

@@ -198,8 +198,7 @@ Checked check_until_right(const Options& options, Ranks& ranks, const Resumed* r
         checked.kept = checked.kept && checked.result.kept;
         checked.seconds += checked.result.seconds;
         for (const std::string& note : checked.result.notes)
-            if (std::find(checked.notes.begin(), checked.notes.end(), note) == checked.notes.end())
-                checked.notes.push_back(note);
+            if (!contains(checked.notes, note)) checked.notes.push_back(note);
         require_irreplaceable(checked.result);
         if (!replace_wrong(o, checked.result, plan, checked.fallbacks)) break;
         check.force = false;  // what is known to be correct need not be checked again

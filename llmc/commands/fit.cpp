@@ -6,7 +6,6 @@
 #include <cmath>
 #include <cstdio>
 #include <map>
-#include <sstream>
 
 #include "llmc/base/error.h"
 #include "llmc/base/text.h"
@@ -222,10 +221,7 @@ std::string describe_fit(const Change& change, const StagePlan& before, const Ro
 
 Options AskedRun::with(const std::string& more, int ranks) const {
     Options o = flags;
-    std::istringstream stream(more);
-    std::vector<std::string> words;
-    for (std::string word; stream >> word;) words.push_back(word);
-    set_flags(words, o);
+    set_flags(words_in(more), o);
     ResolveInputs inputs = surroundings;
     inputs.ranks = ranks;
     resolve(o, inputs);

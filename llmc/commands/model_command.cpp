@@ -79,8 +79,7 @@ std::string help_of(const CLI::App& app) {
 
 CLI::Validator one_of(const std::vector<std::string>& words) {
     const auto mistake = [words](const std::string& text) {
-        const bool known = std::find(words.begin(), words.end(), text) != words.end();
-        return known ? "" : "'" + text + "' is not one of " + joined(words);
+        return contains(words, text) ? "" : "'" + text + "' is not one of " + joined(words);
     };
     return CLI::Validator(mistake, "");
 }

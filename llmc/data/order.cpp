@@ -44,7 +44,7 @@ namespace {
 constexpr int64_t kMillion = 1000000;
 
 // The parts between separators that are not within {} or [].
-std::vector<std::string> split(const std::string& text, char separator) {
+std::vector<std::string> split_outside_brackets(const std::string& text, char separator) {
     std::vector<std::string> parts(1);
     int depth = 0;
     for (const char c : text) {
@@ -71,7 +71,7 @@ public:
     explicit SourcesReader(const std::string& text) : text_(text) {}
 
     TrainSources read() {
-        for (const std::string& text : split(text_, ';')) read_stage(text);
+        for (const std::string& text : split_outside_brackets(text_, ';')) read_stage(text);
         for (TrainSources::Stage& stage : sources_.stages) stage.weights.resize(sources_.patterns.size());
         return sources_;
     }
@@ -86,14 +86,14 @@ private:
 
     void read_stage(const std::string& text) {
         sources_.stages.emplace_back();
-        const std::vector<std::string> items = split(text, ',');
+        const std::vector<std::string> items = split_outside_brackets(text, ',');
         for (size_t i = 0; i < items.size(); i++) read_source(items[i], i + 1 == items.size());
     }
 
     // PATTERN:WEIGHT; the last source of a stage may have @START.
     void read_source(const std::string& item, bool is_last) {
         if (item.empty()) refuse_it(sources_.stages.size() > 1 ? "a stage or source is empty" : "a source is empty");
-        std::string weight = split(item, ':').back();
+        std::string weight = split_outside_brackets(item, ':').back();
         if (weight == item) refuse_it("'" + item + "' has no weight");
         const std::string pattern = item.substr(0, item.size() - weight.size() - 1);
         if (pattern.empty()) refuse_it("'" + item + "' has no pattern");
@@ -134,8 +134,8 @@ int64_t TrainSources::Stage::steps_before(int64_t max_steps) const {
 }
 
 TrainSources sources_from_text(const std::string& text) {
-    const std::vector<std::string> parts = split(text, ':');
-    const bool lists = split(text, ',').size() + split(text, ';').size() > 2;
+    const std::vector<std::string> parts = split_outside_brackets(text, ':');
+    const bool lists = split_outside_brackets(text, ',').size() + split_outside_brackets(text, ';').size() > 2;
     const bool starts = parts.back().find('@') != std::string::npos;
     if (parts.size() > 1 && (lists || starts)) return SourcesReader(text).read();
     return {{text}, {{{kMillion}}}};

@@ -12,6 +12,7 @@
 
 #include "llmc/base/error.h"
 #include "llmc/base/input_file.h"
+#include "llmc/base/text.h"
 
 namespace llmc {
 namespace {
@@ -224,10 +225,8 @@ TokenDecoder TokenDecoder::from_tiktoken(const std::string& content, const std::
         if (line.empty()) continue;
         const size_t space = line.find(' ');
         std::string bytes;
-        int id = -1;
-        const char* end = line.data() + line.size();
-        if (space == line.npos || !decode_base64(line.substr(0, space), bytes) ||
-            std::from_chars(line.data() + space + 1, end, id).ptr != end || id < 0 || id >= max_vocab)
+        const int id = space == line.npos ? -1 : number_in<int>(line.substr(space + 1)).value_or(-1);
+        if (!decode_base64(line.substr(0, space), bytes) || id < 0 || id >= max_vocab)
             bad_file(path, fmt::format("line {} is not `base64 rank`, and the file is neither an llm.c tokenizer "
                                        "(magic {}) nor a tokenizer.json",
                                        line_number, magic_llmc));

@@ -9,7 +9,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "llmc/base/error.h"
 #include "llmc/base/text.h"
@@ -47,8 +46,8 @@ ResumeFrom resume_from(const std::string& text) {
 
 std::vector<std::string> track_targets(const std::string& text) {
     std::vector<std::string> targets;
-    std::istringstream list(text == "off" ? "" : text + ",");
-    for (std::string entry; std::getline(list, entry, ',');) {
+    if (text == "off") return targets;
+    for (const std::string& entry : split(text, ',')) {
         const size_t equals = entry.find('=');
         const std::string target = entry.substr(0, equals);
         if (target != "tensorboard" && target != "wandb" && target != "prometheus")

@@ -2,6 +2,7 @@
 // of --config overrides the defaults, and flags override the file. parse_options() checks each value by itself.
 // resolve() checks the values against each other and fills in those that were not given. Both throw Error(bad_flags).
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -255,6 +256,9 @@ struct Options {
     TokenSchedule batches;           // from total_batch and batch_schedule
     TokenSchedule sequences;         // from seq and seq_schedule
     std::vector<std::string> notes;  // printed at the start of the run
+
+    // The last step that this process can reach.
+    int64_t last_step() const { return stop_after > 0 ? std::min(stop_after, max_steps) : max_steps; }
 
     bool operator==(const Options&) const = default;
 };

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <sstream>
 
 #include "llmc/base/error.h"
 #include "llmc/base/text.h"
@@ -135,13 +134,6 @@ struct {
     {"version", "use --version"},
 };
 
-bool has_word(const char* list, const std::string& word) {
-    std::istringstream words(list);
-    for (std::string one; words >> one;)
-        if (one == word) return true;
-    return false;
-}
-
 bool is_integer(const std::string& text) {
     return !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
 }
@@ -174,10 +166,10 @@ std::string unknown_flag_text(const std::string& argument, const std::vector<Fla
     for (const FlagName& flag : known) names.push_back(flag.name);
     for (const auto& [ours, theirs] : kNames)
         for (const FlagName& flag : known)
-            if (flag.name == ours && has_word(theirs, name))
+            if (flag.name == ours && contains(words_in(theirs), name))
                 return text + "; here it is " + flag.shown + " (" + flag.help + ")";
     for (const auto& [theirs, answer] : kAnswersInWords)
-        if (has_word(theirs, name)) return text + "; " + answer;
+        if (contains(words_in(theirs), name)) return text + "; " + answer;
     const std::optional<std::string> found = nearest(name, names);
     return text + (found ? "; did you mean --" + *found + "?" : "") + " (" + see + ")";
 }
@@ -188,16 +180,14 @@ std::string unknown_command_text(const std::string& command) {
     const std::optional<std::string> found = nearest(command, names);
     if (found) text += "; did you mean " + *found + "?";
     for (const auto& [theirs, answer] : kCommandAnswers)
-        if (!found && has_word(theirs, command)) text += std::string("; ") + answer;
+        if (!found && contains(words_in(theirs), command)) text += std::string("; ") + answer;
     return text + " (commands: " + joined(names) + "; see --help)";
 }
 
 std::vector<std::pair<std::string, std::string>> other_names() {
     std::vector<std::pair<std::string, std::string>> names;
-    for (const auto& [ours, theirs] : kNames) {
-        std::istringstream words(theirs);
-        for (std::string one; words >> one;) names.emplace_back(one, ours);
-    }
+    for (const auto& [ours, theirs] : kNames)
+        for (const std::string& name : words_in(theirs)) names.emplace_back(name, ours);
     return names;
 }
 

@@ -259,10 +259,9 @@ void check_average(const Options& o) {
 void check_profiled_steps(const Options& o) {
     if (o.profile_steps.text.empty() || o.max_steps <= 0) return;
     const ProfileSteps& steps = o.profile_steps.value;
-    const int64_t last = o.stop_after > 0 ? std::min(o.stop_after, o.max_steps) : o.max_steps;
-    if (steps.last > last)
+    if (steps.last > o.last_step())
         refuse("--profile-steps {} asks for the steps {} to {}, but the run ends after step {}", o.profile_steps.text,
-               steps.first, steps.last, last);
+               steps.first, steps.last, o.last_step());
 }
 
 void check_resume(const Options& o) {
@@ -276,7 +275,7 @@ void check_resume(const Options& o) {
 }
 
 void add_note(Options& o, const std::string& note) {
-    if (std::find(o.notes.begin(), o.notes.end(), note) == o.notes.end()) o.notes.push_back(note);
+    if (!contains(o.notes, note)) o.notes.push_back(note);
 }
 
 void resolve_zero(Options& o, int ranks) {

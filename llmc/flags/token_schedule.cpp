@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "llmc/base/error.h"
+#include "llmc/base/text.h"
 
 namespace llmc {
 
@@ -45,9 +46,7 @@ static TokenStages stages_from_text(const char* flag, const char* example, const
                     problem, example);
     };
     constexpr long long kMost = 1LL << 28;  // of each: their products can still be added up
-    for (size_t at = 0; at <= text.size();) {
-        const size_t end = std::min(text.find(',', at), text.size());
-        const std::string word = text.substr(at, end - at);
+    for (const std::string& word : split(text, ',')) {
         long long tokens = 0, steps = 0;
         int used = -1;
         const bool read = std::sscanf(word.c_str(), "%15lld:%15lld%n", &tokens, &steps, &used) == 2;
@@ -56,7 +55,6 @@ static TokenStages stages_from_text(const char* flag, const char* example, const
             refuse("'" + word + "' is not a stage");
         if (!stages.empty() && tokens <= stages.back().tokens) refuse("'" + word + "' has no more tokens than before");
         stages.push_back({tokens, steps});
-        at = end + 1;
     }
     return stages;
 }

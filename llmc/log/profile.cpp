@@ -2,13 +2,13 @@
 #include "llmc/log/profile.h"
 
 #include <algorithm>
-#include <charconv>
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
 
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
+#include "llmc/base/text.h"
 
 namespace llmc {
 namespace {
@@ -93,10 +93,8 @@ std::string sort_event(const char* what, int process, size_t line, size_t index)
 
 ProfileSteps profile_steps_from_text(const std::string& text) {
     const auto number = [](const std::string& part) -> int64_t {
-        int64_t value = 0;
-        const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), value);
-        const bool whole = error == std::errc{} && end == part.data() + part.size();
-        return whole && value >= 1 && value < int64_t{1} << 50 ? value : 0;
+        const int64_t value = number_in<int64_t>(part).value_or(0);
+        return value >= 1 && value < int64_t{1} << 50 ? value : 0;
     };
     const size_t colon = text.find(':');
     ProfileSteps steps;

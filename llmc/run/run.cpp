@@ -15,8 +15,8 @@ namespace {
 
 int64_t last_step_of(const Options& options, const RunPosition& position) {
     if (position.watch.is_over(options.early_stop)) return position.step;
-    const int64_t all = options.max_steps, end = position.decay.has_begun() ? std::min(position.decay.until, all) : all;
-    return options.stop_after > 0 ? std::min(options.stop_after, end) : end;
+    const int64_t last = options.last_step();
+    return position.decay.has_begun() ? std::min(position.decay.until, last) : last;
 }
 
 int64_t tokens_per_micro_step(const Options& options, const Comm& comm) {

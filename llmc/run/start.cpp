@@ -7,7 +7,6 @@
 #include <filesystem>
 #include <map>
 #include <random>
-#include <set>
 
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
@@ -138,75 +137,31 @@ std::unique_ptr<CheckpointReader> newest(const std::vector<std::string>& paths, 
 std::string text_of(const Json& value) { return value.is_string() ? value.get<std::string>() : json_text(value); }
 
 // Flags that do not change what a step computes.
-const std::set<std::string> kFree = {"train",
-                                     "val",
-                                     "out",
-                                     "init-from",
-                                     "model",
-                                     "batch",
-                                     "stop-after",
-                                     "max-minutes",
-                                     "recompute",
-                                     "offload",
-                                     "zero",
-                                     "shard-within",
-                                     "comm",
-                                     "timeout-start",
-                                     "timeout-step",
-                                     "timeout-save",
-                                     "log-every",
-                                     "checkpoint-every",
-                                     "checkpoint-minutes",
-                                     "keep",
-                                     "keep-every",
-                                     "verify",
-                                     "on-save-error",
-                                     "checkpoint-local",
-                                     "after-checkpoint",
-                                     "val-every",
-                                     "val-batches",
-                                     "sample-every",
-                                     "sample-tokens",
-                                     "tokenizer",
-                                     "prompt",
-                                     "temperature",
-                                     "top-k",
-                                     "top-p",
-                                     "signals-every",
-                                     "alert",
-                                     "fp8-log-every",
-                                     "fp8-probe-every",
-                                     "card-check",
-                                     "tune",
-                                     "strict",
-                                     "timeout-check",
-                                     "verify-every",
-                                     "hellaswag",
-                                     "task",
-                                     "track"};
+const std::vector<std::string> kFree = words_in(
+    "train val out init-from model batch stop-after max-minutes recompute offload zero shard-within comm "
+    "timeout-start timeout-step timeout-save log-every checkpoint-every checkpoint-minutes keep keep-every verify "
+    "on-save-error checkpoint-local after-checkpoint val-every val-batches sample-every sample-tokens tokenizer "
+    "prompt temperature top-k top-p signals-every alert fp8-log-every fp8-probe-every card-check tune strict "
+    "timeout-check verify-every hellaswag task track");
 // Flags that change the model, its state or the meaning of a step.
-const std::set<std::string> kFixed = {"layers",      "heads",          "channels",     "vocab",    "context",
-                                      "total-batch", "batch-schedule", "seq-schedule", "optimizer"};
+const std::vector<std::string> kFixed =
+    words_in("layers heads channels vocab context total-batch batch-schedule seq-schedule optimizer");
 // The flags of kFixed that change the shape of the weights.
-const std::set<std::string> kShape = {"layers", "heads", "channels", "vocab", "context"};
+const std::vector<std::string> kShape = words_in("layers heads channels vocab context");
 // Flags that decide which data comes next.
-const std::set<std::string> kData = {"seq", "seed", "doc-mask", "doc-positions"};
+const std::vector<std::string> kData = words_in("seq seed doc-mask doc-positions");
+// Flags that older checkpoints lack, with the value that their runs had.
+const Json kOldValues = {{"optimizer", "adamw"},    {"doc-mask", false},      {"doc-positions", false},
+                         {"batch-schedule", "off"}, {"seq-schedule", "off"},  {"master", "fp32"},
+                         {"gradients", "fp32"},     {"adam-moments", "fp32"}, {"clip-kind", "norm"},
+                         {"fp8-arithmetic", "fp32"}};
 
 std::string described(const Json& model) { return model.is_null() ? kGpt2.name : json_text(model); }
 
 void compare_configurations(const Options& o, Resumed& resumed) {
-    Json then = resumed.checkpoint->manifest().config;
+    Json then = kOldValues;
+    then.update(resumed.checkpoint->manifest().config);
     const Json now = parse_json<Json>(config_json(o));
-    // Older checkpoints lack these flags.
-    if (!then.contains("optimizer")) then["optimizer"] = "adamw";
-    for (const char* name : {"doc-mask", "doc-positions"})
-        if (!then.contains(name)) then[name] = false;
-    if (!then.contains("batch-schedule")) then["batch-schedule"] = "off";
-    if (!then.contains("seq-schedule")) then["seq-schedule"] = "off";
-    for (const char* name : {"master", "gradients", "adam-moments"})
-        if (!then.contains(name)) then[name] = "fp32";
-    if (!then.contains("clip-kind")) then["clip-kind"] = "norm";
-    if (!then.contains("fp8-arithmetic")) then["fp8-arithmetic"] = "fp32";
     const Json no_model, model_then = resumed.checkpoint->manifest().run.value("model", no_model);
     const Json model_now = o.model_config.architecture == &kGpt2 ? no_model : model_json(o.model_config);
     if (model_then != model_now)
@@ -215,14 +170,14 @@ void compare_configurations(const Options& o, Resumed& resumed) {
                         "continue that run, or start a new run of another model in another --out",
                         resumed.checkpoint->directory(), described(model_then), described(model_now)));
     for (const auto& [name, value] : now.items()) {
-        if (!then.contains(name) || then[name] == value || kFree.count(name)) continue;
+        if (!then.contains(name) || then[name] == value || contains(kFree, name)) continue;
         const std::string before = text_of(then[name]), after = text_of(value);
-        const bool is_data = kData.count(name) > 0;
-        if (kFixed.count(name) || (is_data && !o.new_data))
+        const bool is_data = contains(kData, name);
+        if (contains(kFixed, name) || (is_data && !o.new_data))
             fail(fmt::format("{} was written with --{} {}, this run has --{} {}{}", resumed.checkpoint->directory(),
                              name, before, name, after,
                              is_data ? ", which is other data; --new-data accepts it"
-                             : kShape.contains(name)
+                             : contains(kShape, name)
                                  ? "; its weights fit that shape alone: leave the flag out, or start a "
                                    "new run in another --out"
                                  : "; a new run can start from its weights with --init-from"));
