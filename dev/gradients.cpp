@@ -8,6 +8,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "dev/probe/operands.h"
 #include "llmc/base/json.h"
 #include "llmc/data/loader.h"
 #include "llmc/device/math.cuh"
@@ -25,7 +26,7 @@ ordered_json numbers_of(const std::vector<float>& gradient) {
     for (size_t i = 0; i < gradient.size(); i++) {
         const double g = static_cast<double>(gradient[i]);
         squares += g * g;
-        projection += random_bits(1, static_cast<uint32_t>(i)) & 1 ? g : -g;
+        projection += probe::random_bits(1, static_cast<uint32_t>(i)) & 1 ? g : -g;
     }
     return {{"norm", std::sqrt(squares)}, {"projection", projection}};
 }
