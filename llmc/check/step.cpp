@@ -33,6 +33,7 @@ Step run_step(Trial& trial, const std::vector<double>& squares, const ScheduleCo
     const LossScaleState scale_before{kLossScale, 1.0f, 41, 0};
     LossScaleConfig config;
     config.dynamic = true;
+    config.hysteresis = 2;
     const double* partials = trial.input(squares);
     const double* loss = trial.input(std::vector<double>{3.25});
     StepState* state = trial.result<StepState>("step state", {{"", 1}}, {before});

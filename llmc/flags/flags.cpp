@@ -445,8 +445,11 @@ const Flag kRows[] = {
          "more than these fractions of one of its tensors saturated or underflowed; off: never"),
     flag(0, "fp8-until", "WHEN", &Options::fp8_until, fp8_until_from_text,
          "move all layers to BF16 after this step or percentage of --max-steps, such as 9400 or 94%"),
-    flag(0, "loss-scale", "X", &Options::loss_scale, loss_scale_config,
-         "off, dynamic (starts at 65536) or a power of two", "dynamic in fp8, else off"),
+    flag(
+        0, "loss-scale", "X", &Options::loss_scale, loss_scale_config,
+        "off, dynamic (starts at 65536), dynamic:N (which halves only at the Nth skipped step in a row and those after "
+        "it) or a power of two",
+        "dynamic in fp8, else off"),
     flag(0, "loss-scale-growth-interval", "N", &Options::loss_scale_growth_interval, {.min = 1},
          "steps without overflow after which a dynamic loss scale doubles"),
     flag(0, "max-skips", "N", &Options::max_skips, {}, "stop after N skipped steps in a row; 0: never"),

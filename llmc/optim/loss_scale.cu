@@ -2,6 +2,7 @@
 #include "llmc/optim/loss_scale.h"
 
 #include <cmath>
+#include <cstdio>
 #include <cstdlib>
 
 #include "llmc/base/error.h"
@@ -16,7 +17,7 @@ static __global__ void update_loss_scale_kernel(LossScaleState* state, const Ste
     float after = before;
     const bool overflow = step->skip && !step->spike;  // a spike says nothing about the scale
     int clean_steps = overflow ? 0 : state->clean_steps + 1;
-    if (overflow) after = 0.5f * before;
+    if (overflow && step->consecutive_skips >= config.hysteresis) after = 0.5f * before;
     if (clean_steps >= config.growth_interval) {
         after = 2.0f * before;
         clean_steps = 0;
@@ -39,6 +40,8 @@ void check_config(const LossScaleConfig& config) {
         if (!is_power_of_two(x)) throw Error(ExitCode::failure, "loss scale {:g} is not a power of two", x);
     if (config.growth_interval < 1)
         throw Error(ExitCode::failure, "loss scale: growth after {} clean steps", config.growth_interval);
+    if (config.hysteresis < 1)
+        throw Error(ExitCode::failure, "loss scale: halved after {} skipped steps", config.hysteresis);
 }
 
 }  // namespace
@@ -46,7 +49,10 @@ void check_config(const LossScaleConfig& config) {
 LossScaleConfig loss_scale_config(const std::string& text) {
     LossScaleConfig config;
     if (text == "off") return config;
-    if (text == "dynamic") {
+    int used = 0;
+    const bool has_number = std::sscanf(text.c_str(), "dynamic:%d%n", &config.hysteresis, &used) == 1 &&
+                            static_cast<size_t>(used) == text.size() && config.hysteresis > 0;
+    if (text == "dynamic" || has_number) {
         config.dynamic = true;
         config.initial = 65536.0f;
         return config;
@@ -56,7 +62,7 @@ LossScaleConfig loss_scale_config(const std::string& text) {
     if (text.empty() || *end != '\0' || !is_power_of_two(config.initial) || config.initial < config.smallest ||
         config.initial > config.largest)
         throw Error(ExitCode::bad_flags,
-                    "--loss-scale {}: expected off, dynamic or a power of two from {:.0f} to {:.0f}", text,
+                    "--loss-scale {}: expected off, dynamic, dynamic:N or a power of two from {:.0f} to {:.0f}", text,
                     config.smallest, config.largest);
     return config;
 }

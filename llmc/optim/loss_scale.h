@@ -17,9 +17,11 @@ struct LossScaleConfig {
     float initial = 1.0f;
     int growth_interval = 1000;  // steps without overflow after which the scale is doubled
     float largest = 16777216.0f, smallest = 1.0f;
+    int hysteresis = 1;  // an overflow halves the scale if it is at least the hysteresis-th skipped step in a row
 };
 
-// Parses --loss-scale: "off" (1), "dynamic" (starts at 2^16) or a power of two from 1 to 2^24.
+// Parses --loss-scale: "off" (1), "dynamic" (starts at 2^16), "dynamic:N" with a hysteresis of N, or a power of two
+// from 1 to 2^24. N skips in a row are DeepSpeed's rule with consecutive_hysteresis.
 LossScaleConfig loss_scale_config(const std::string& text);
 
 // The state of a run, in device memory; reset_loss_scale() initialises it. Checkpoints contain `scale` and
@@ -36,8 +38,9 @@ struct LossScaleState {
 void reset_loss_scale(LossScaleState* state, const LossScaleConfig& config, stream_t stream);
 
 // Call once per step, after its prepare_step() and before the next step first uses the scale (updates in between only
-// read the StepState). A skipped step halves the scale, unless it was a spike; growth_interval consecutive other steps
-// double it. The scale stays within `smallest` and `largest`. Without `dynamic` it never changes.
+// read the StepState). A skipped step halves the scale, unless it was a spike or `hysteresis` keeps the scale;
+// growth_interval consecutive other steps double it. The scale stays within `smallest` and `largest`. Without `dynamic`
+// it never changes.
 void update_loss_scale(LossScaleState* state, const StepState* step, const LossScaleConfig& config, stream_t stream);
 
 }  // namespace llmc

@@ -101,7 +101,8 @@ def training(draw):
              *draw.flag(0.2, "--plateau", "0.5,0"), *draw.flag(0.3, "--average", "ema:0.9", "last:3"),
              *draw.flag(0.5, "--recompute", "none", "norm", "block")]
     if precision != "fp32":
-        flags += [*draw.flag(0.3, "--loss-scale", "dynamic", "1024", "off"), "--loss-scale-growth-interval", 2]
+        flags += [*draw.flag(0.3, "--loss-scale", "dynamic", "dynamic:2", "1024", "off"),
+                  "--loss-scale-growth-interval", 2]
     whole_weights = recipe == "mxfp8" or "--fp8-grad bf16" in " ".join(map(str, flags))
     return flags, steps, 0 if recipe == "block" else 2 if whole_weights else 3
 

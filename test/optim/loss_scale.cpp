@@ -17,10 +17,13 @@ struct Scaling {
     DeviceArray<LossScaleState> state{1};
     DeviceArray<StepState> step{1};
 
+    int skips = 0;  // in a row
+
     explicit Scaling(const LossScaleConfig& c) : config(c) { reset_loss_scale(state, config, test_stream()); }
     LossScaleState after(bool skip) {
         StepState outcome = {};
         outcome.skip = skip;
+        outcome.consecutive_skips = skips = skip ? skips + 1 : 0;
         step.upload({outcome});
         update_loss_scale(state, step, config, test_stream());
         return state.download()[0];
@@ -50,6 +53,14 @@ TEST_CASE("a skip halves the scale, growth_interval clean steps double it, limit
         CHECK(state.change == expected.change);
         CHECK(state.clean_steps == expected.clean_steps);
     }
+}
+
+TEST_CASE("with a hysteresis of 3 the scale halves from the third skip in a row on") {
+    Scaling scaling({true, 64.0f, 2, 128.0f, 1.0f, 3});
+    const std::pair<bool, float> sequence[] = {{true, 64.0f}, {true, 64.0f},  {false, 64.0f}, {true, 64.0f},
+                                               {true, 64.0f}, {true, 32.0f},  {true, 16.0f},  {false, 16.0f},
+                                               {true, 16.0f}, {false, 16.0f}, {false, 32.0f}};
+    for (const auto& [skip, scale] : sequence) CHECK(scaling.after(skip).scale == scale);
 }
 
 TEST_CASE("dynamic scaling follows a simulation, and the changes multiply up to the scale") {
@@ -83,20 +94,25 @@ TEST_CASE("a fixed scale never changes") {
     }
 }
 
-TEST_CASE("--loss-scale: off, dynamic or a power of two") {
+TEST_CASE("--loss-scale: off, dynamic, dynamic:N or a power of two") {
     CHECK(!loss_scale_config("off").dynamic);
     CHECK(loss_scale_config("off").initial == 1.0f);
     CHECK(loss_scale_config("dynamic").dynamic);
     CHECK(loss_scale_config("dynamic").initial == 65536.0f);
     CHECK(loss_scale_config("dynamic").growth_interval == 1000);
+    CHECK(loss_scale_config("dynamic").hysteresis == 1);
+    CHECK(loss_scale_config("dynamic:2").dynamic);
+    CHECK(loss_scale_config("dynamic:2").initial == 65536.0f);
+    CHECK(loss_scale_config("dynamic:2").hysteresis == 2);
     CHECK(!loss_scale_config("4096").dynamic);
     CHECK(loss_scale_config("4096").initial == 4096.0f);
     CHECK(loss_scale_config("1").initial == 1.0f);
     CHECK(loss_scale_config("16777216").initial == 16777216.0f);
-    for (const char* wrong : {"", "on", "3", "0", "-2", "0.5", "33554432", "nan", "inf", "2x"})
+    for (const char* wrong :
+         {"", "on", "3", "0", "-2", "0.5", "33554432", "nan", "inf", "2x", "dynamic:", "dynamic:0", "dynamic:2x"})
         CHECK_THROWS_AS(loss_scale_config(wrong), Error);
     CHECK_THROWS_WITH(loss_scale_config("1000"),
-                      "--loss-scale 1000: expected off, dynamic or a power of two from 1 to 16777216");
+                      "--loss-scale 1000: expected off, dynamic, dynamic:N or a power of two from 1 to 16777216");
 }
 
 TEST_CASE("a configuration that is not made of powers of two is refused") {
@@ -105,4 +121,5 @@ TEST_CASE("a configuration that is not made of powers of two is refused") {
     CHECK_THROWS_AS(reset_loss_scale(state, {true, 3.0f, 10, 16.0f, 1.0f}, test_stream()), Error);
     CHECK_THROWS_AS(update_loss_scale(state, step, {true, 2.0f, 10, 17.0f, 1.0f}, test_stream()), Error);
     CHECK_THROWS_AS(update_loss_scale(state, step, {true, 2.0f, 0, 16.0f, 1.0f}, test_stream()), Error);
+    CHECK_THROWS_AS(update_loss_scale(state, step, {true, 2.0f, 10, 16.0f, 1.0f, 0}, test_stream()), Error);
 }
