@@ -171,10 +171,6 @@ size_t attention_backward_fp8_scratch(int B, int T, const AttentionHeads& heads)
 template <class Real>
 void attention_decode(Real* out, Real* out_low, const Real* qkv, int first, int rows, const AttentionHeads& heads,
                       stream_t stream);
-template <>
-void attention_decode<bf16>(bf16*, bf16*, const bf16*, int, int, const AttentionHeads&, stream_t);
-template <>
-void attention_decode<float>(float*, float*, const float*, int, int, const AttentionHeads&, stream_t);
 
 // ---- largest logits ------------------------------------------------------------------------------------------------
 

@@ -113,29 +113,20 @@ static void launch_decode(float* result, float*, const float* qkv, int first, in
                                              heads.NH, heads.NKV, scale_log2, heads.window_in(first + rows));
 }
 
-template <class Real>
-static void decode(Real* out, Real* out_low, const Real* qkv, int first, int rows, const AttentionHeads& heads,
-                   stream_t stream) {
-    if (first < 0 || rows < 1) throw Error(ExitCode::failure, "attention_decode: {} rows from row {} on", rows, first);
-    check_shape(1, first + rows, heads);
-    const dim3 grid(div_up(rows, kDecodeRows), heads.NH, 1);
-    const float scale_log2 = heads.softmax_scale() * kLog2E;
-    with_head_dimension(heads.HD, [&]<int HD>() {
-        launch_decode<HD>(out, out_low, qkv, first, rows, heads, grid, scale_log2, stream);
-    });
-}
-
 }  // namespace attention
 
-template <>
-void attention_decode<bf16>(bf16* out, bf16* out_low, const bf16* qkv, int first, int rows, const AttentionHeads& heads,
-                            stream_t stream) {
-    attention::decode(out, out_low, qkv, first, rows, heads, stream);
+template <class Real>
+void attention_decode(Real* out, Real* out_low, const Real* qkv, int first, int rows, const AttentionHeads& heads,
+                      stream_t stream) {
+    if (first < 0 || rows < 1) throw Error(ExitCode::failure, "attention_decode: {} rows from row {} on", rows, first);
+    attention::check_shape(1, first + rows, heads);
+    const dim3 grid(div_up(rows, attention::kDecodeRows), heads.NH, 1);
+    const float scale_log2 = heads.softmax_scale() * attention::kLog2E;
+    with_head_dimension(heads.HD, [&]<int HD>() {
+        attention::launch_decode<HD>(out, out_low, qkv, first, rows, heads, grid, scale_log2, stream);
+    });
 }
-template <>
-void attention_decode<float>(float* out, float* out_low, const float* qkv, int first, int rows,
-                             const AttentionHeads& heads, stream_t stream) {
-    attention::decode(out, out_low, qkv, first, rows, heads, stream);
-}
+template void attention_decode(bf16*, bf16*, const bf16*, int, int, const AttentionHeads&, stream_t);
+template void attention_decode(float*, float*, const float*, int, int, const AttentionHeads&, stream_t);
 
 }  // namespace llmc

@@ -35,8 +35,8 @@ void quantize(const Quantized<F8>& out, float* dbias, float* scratch, const bf16
               int C, bool accumulate, QuantizePass pass, stream_t stream);
 size_t quantize_scratch(int N, int C);
 
-// x = master (R, C), both multiples of 16, times factors (C) unless nullptr. Moves 6
-// bytes per element, 4 in pass `measure`; 2 less each with BF16 masters.
+// x = master (R, C), both multiples of 16, times factors (C) unless nullptr. Moves 6 bytes per element, 4 in pass
+// `measure`; 2 less each with BF16 masters.
 void quantize_weight(const Quantized<e4m3>& out, const float* master, int R, int C, QuantizePass pass, stream_t stream,
                      const float* factors = nullptr);
 void quantize_weight(const Quantized<e4m3>& out, const bf16* master, int R, int C, QuantizePass pass, stream_t stream,

@@ -44,8 +44,8 @@ struct RopeTable {
 };
 
 // Rotates qkv (N, NH + 2 NKV, HD) Real, float or bf16, in place. Row n is position first + n % T: N rows of sequences
-// of length T, or with first > 0 rows that follow cached ones. Moves 2 sizeof(Real) bytes per
-// element of queries and keys.
+// of length T, or with first > 0 rows that follow cached ones. Moves 2 sizeof(Real) bytes per element of queries and
+// keys.
 template <class Real>
 void rope_forward(Real* qkv, const RopeTable& table, int first, int N, int T, const AttentionHeads& heads,
                   stream_t stream);

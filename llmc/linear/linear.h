@@ -263,10 +263,10 @@ private:
         Fp8Registry& fp8 = *layers_.fp8_;
         const bool evaluation = kind == PassKind::evaluation;
         if (kind == PassKind::recompute || (evaluation && fp8.uses_history())) {
-            produce(QuantizePass::replay);
+            produce(QuantizePass::replay);  // the scale exists, and nothing is recorded
         } else if (fp8.uses_history()) {
-            produce(fp8.train_pass());
-        } else {
+            produce(fp8.train_pass());  // delayed scaling
+        } else {                        // current scaling: measure, set the scale, write
             produce(QuantizePass::measure);
             if (evaluation)
                 fp8.set_evaluation_scale(tensors_, role, stream);

@@ -50,7 +50,7 @@ protected:
     Real* qkv_out_ = nullptr;        // (N, NH + 2 NKV, HD)   input of attention
     Real* attention_ = nullptr;      // (N, NH HD)
     Real* attention_low_ = nullptr;  // (N, NH HD)   what rounding attention to bf16 lost; none in fp32
-    float* lse_ = nullptr;           // (B, NH, T)
+    float* lse_ = nullptr;           // (B, NH, T)   log of the sum of a row's exp(score)
     Real* residual_mid_ = nullptr;   // (N, C)   after attention
     Real* ln2_out_ = nullptr;        // (N, C)
     Real* fc_out_ = nullptr;         // (N, fc's outputs)   before the activation
@@ -58,8 +58,8 @@ protected:
     Real* branch_ = nullptr;         // (N, C)   a projection's output; shared
     Real* dbranch_ = nullptr;        // (N, C)   gradient inside a branch, or (N, NH HD) of attention; shared
     Real* dactive_ = nullptr;        // (N, F)   shared
-    Real* dhidden_ = nullptr;        // gradient of fc's output or of qkv's; shared
-    float* delta_ = nullptr;         // (B, NH, T); shared
+    Real* dhidden_ = nullptr;        // (N, fc's outputs) or (N, qkv's)   gradient of that output; shared
+    float* delta_ = nullptr;         // (B, NH, T)   see attention_backward(); shared
 
 private:
     void forward_to_activation(const ResidualStream<Real>& in, const Pass& pass);

@@ -38,7 +38,12 @@ ModelTable gpt2_table(const ModelConfig& config) {
     table.block = {
         {"ln1.weight", "ln_1.weight", C, 0, Init::ones},
         {"ln1.bias", "ln_1.bias", C, 0, Init::zeros},
-        {"qkv.weight", "attn.c_attn.weight", 3 * C, C, Init::normal, 0, {}, -1, {C, C, C}},
+        {.name = "qkv.weight",
+         .hf_name = "attn.c_attn.weight",
+         .rows = 3 * C,
+         .columns = C,
+         .init = Init::normal,
+         .matrix_rows = {C, C, C}},
         {"qkv.bias", "attn.c_attn.bias", 3 * C, 0, Init::zeros},
         {"attn_proj.weight", "attn.c_proj.weight", C, C, Init::residual},
         {"attn_proj.bias", "attn.c_proj.bias", C, 0, Init::zeros},
@@ -60,10 +65,9 @@ AttentionHeads heads_of(const ModelConfig& config) {
     return AttentionHeads::multi_head(config.heads, config.head_dim());
 }
 
-// GELU's gradient is computed in place.
 template <class Real>
 Gpt2Block<Real>::Gpt2Block(ModelContext<Real>& context, int layer)
-    : Base(context, layer, heads_of(context.config), true) {}
+    : Base(context, layer, heads_of(context.config), /*activation_in_place=*/true) {}
 
 template <class Real>
 size_t Gpt2Block<Real>::scratch(const ModelConfig& config, int B, int T) {

@@ -127,7 +127,7 @@ AttentionHeads heads_of(const ModelConfig& config, int layer) {
 
 template <class Real>
 LlamaBlock<Real>::LlamaBlock(ModelContext<Real>& c, int layer)
-    : Base(c, layer, heads_of(c.config, layer), false),
+    : Base(c, layer, heads_of(c.config, layer), /*activation_in_place=*/false),
       has_qk_norm_(c.config.table().qk_norm),
       positions_(std::min(c.B * c.T, c.config.context + kMostPiece)),
       weights_(c.weights),

@@ -56,7 +56,7 @@ public:
     Transformer(const Transformer&) = delete;
     Transformer& operator=(const Transformer&) = delete;
 
-    // Without the memory of linear().
+    // Both leave out the memory of linear().
     size_t activation_bytes() const { return activations_.bytes(); }
     size_t workspace_bytes() const { return workspace_.bytes(); }
     const OffloadedResiduals& offloaded() const { return offloaded_; }
@@ -102,10 +102,11 @@ public:
     const float* losses() const { return losses_; }
 
     int most_tokens() const { return std::min(config_.context, B_ * T_); }
-    // Logits of the token that follows tokens[0 .. length), for length <= most_tokens(). Synchronises. Rows of the same
-    // first tokens are reused from the last call if the blocks keep them.
+    // Logits of the token that follows tokens[0 .. length), for length <= most_tokens(). Synchronises. The blocks' qkv
+    // of the last call serve as the cache of keys and values: rows of tokens that have not changed are not computed
+    // again.
     //
-    // Rows go through the model in pieces of fixed places and lengths; the last piece is filled with token 0. So a
+    // Tokens go through the model in pieces of fixed positions and lengths; the last piece is filled with token 0. So a
     // piece's products have the same shapes and its FP8 scales come from the same values, whether or not earlier rows
     // are reused. The logits therefore have the same bits.
     std::vector<float> next_token_logits(const int* tokens, int length, stream_t stream);
@@ -179,7 +180,7 @@ private:
     float* max_logits_ = nullptr;           // (layers, NH)
     char* max_logits_workspace_ = nullptr;  // for their maximum over the ranks
 
-    std::vector<int> decoded_;  // tokens whose rows the blocks still have
+    std::vector<int> decoded_;  // tokens whose keys and values the blocks still have
 
     std::vector<std::string> forward_names_, backward_names_;  // by unit, for profiles
 
