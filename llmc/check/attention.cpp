@@ -1,6 +1,5 @@
 // Attention, plain and quantizing.
 #include <algorithm>
-#include <set>
 
 #include "llmc/check/families.h"
 #include "llmc/check/quantized_results.h"

@@ -20,7 +20,7 @@ struct Shape {
 
 // ---- reference -----------------------------------------------------------------------------------------------------
 
-// Caps logits in place; returns the derivative of each by what it was.
+// Caps logits in place. Returns the derivative of each capped logit by the original one.
 std::vector<double> cap_logits(std::vector<double>& logits, double cap) {
     std::vector<double> slope(logits.size(), 1.0);
     for (size_t i = 0; i < logits.size() && cap > 0; i++) {

@@ -17,8 +17,8 @@ constexpr size_t kFew = 1031;  // elements a rank: a prime, so that no kernel's 
 constexpr size_t kMany = size_t{256} << 10, kManyOverNccl = size_t{16} << 20;
 constexpr int kWarmUp = 1, kTimed = 4;
 
-// Whole numbers from 0 to 15 of rank r, so that sums over 1000 ranks are exact in FP32 and each is a BF16 number,
-// and an E4M3 one.
+// Element i of a rank's array: a whole number from 0 to 15, which BF16 and E4M3 can hold. Sums over 1000 ranks are
+// exact in FP32.
 float value_of(int rank, size_t i) { return static_cast<float>((i * 7 + static_cast<size_t>(rank) * 5) % 16); }
 
 std::vector<float> values_of(int rank, size_t begin, size_t count) {
@@ -27,7 +27,7 @@ std::vector<float> values_of(int rank, size_t begin, size_t count) {
     return values;
 }
 
-// "float 17 is 3, must be 4 (2 of 1031 are wrong)"; "" if all is as it should be. Bits are compared.
+// Compares bits. Returns "element 17 is 3, must be 4 (2 of 1031 are wrong)", or "" if all are equal.
 template <class T>
 std::string difference(const std::vector<T>& found, const std::vector<T>& expected) {
     size_t wrong = 0, first = 0;
@@ -38,7 +38,7 @@ std::string difference(const std::vector<T>& found, const std::vector<T>& expect
                        static_cast<double>(found[first]), static_cast<double>(expected[first]), wrong, found.size());
 }
 
-// The operations of one communicator, on one stream: enqueued first, looked at later.
+// The operations of one communicator, on one stream. They are enqueued first; problem() compares the results later.
 class Patterns {
 public:
     Patterns(const NamedComm& named, size_t count)
@@ -77,7 +77,7 @@ public:
         comm_.all_reduce(reduced_.data(), count_, ReduceOp::sum, workspace_.data(), stream_);
         comm_.all_reduce(largest_.data(), count_, ReduceOp::max, workspace_.data(), stream_);
     }
-    // The first operation that did not give what it must; "" if all did.
+    // Describes the first operation with a wrong result; "" if all are right.
     std::string problem() const {
         const int rank = comm_.rank(), world = comm_.world();
         std::vector<float> gathered, exchanged, sum(count_);

@@ -56,7 +56,7 @@ std::vector<int> sorted(const std::vector<int>& tokens) {
     return packed;
 }
 
-// The gradients are added to what both tables hold.
+// The kernel adds its gradients to those in dwte and dwpe.
 template <class Real>
 void backward(Trial& t, const Shape& s) {
     const size_t C = static_cast<size_t>(s.C);
@@ -78,7 +78,7 @@ void backward(Trial& t, const Shape& s) {
         tokens[static_cast<size_t>(ids[i / C]) * C + i % C] += d;
         positions[s.position_of(i / C) * C + i % C] += d;
     }
-    // Relative to |sum| + what its terms may have in common.
+    // Relative to |sum| + 1 + the mean of the terms times their largest number.
     const double error = 2e-6, of_tokens = 1.0 + 0.25 * static_cast<double>(s.tokens());
     t.within(dwte, Bounded(tokens, error, of_tokens));
     if (s.positions) t.within(dwpe, Bounded(positions, error, s.documents.empty() ? 1.0 + s.B : of_tokens));

@@ -50,16 +50,17 @@ void add_quantize_blocks_tests(Items& items);
 void add_observers(Items& items, const KernelUse& use);  // FP8's outliers, probes and smoothing
 void add_observer_tests(Items& items);
 
-// The run's heads, as few as show how they are told apart: three, or two that are read by up to four others each.
+// The run's attention with fewer heads, so that checks are quick: at most three, or two key heads that up to four query
+// heads share.
 AttentionHeads few_heads(const KernelUse& use);
-std::string name_of(const AttentionHeads& heads);  // "HD=64 NH=8 NKV=2", or without NKV where it is NH
+std::string name_of(const AttentionHeads& heads);  // "HD=64 NH=8 NKV=2", or without NKV if it equals NH
 
-// Attention of B rows of T tokens as the run has it: over all keys, and also in a window if some layers have one.
+// Shapes of the run's attention with B rows of T tokens: over all keys, and with a window if some layers have one.
 std::vector<reference::AttentionShape> example_shapes(const KernelUse& use, int B, int T);
-std::string name_of(const reference::AttentionShape& shape);  // that of its heads, and " window=37 in documents"
+std::string name_of(const reference::AttentionShape& shape);  // "HD=64 NH=8 window=37 in documents"
 
-// (B, T) as attention reads them (llmc/kernels/attention.h), of all lengths from one token on; empty if the run has
-// none.
+// The argument `documents` (B, T) of llmc/kernels/attention.h, with documents of one token and longer ones; empty if
+// the run has no documents.
 std::vector<int> example_documents(const KernelUse& use, int B, int T);
 
 // Example gains of an RMS norm; empty if it has none.

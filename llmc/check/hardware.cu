@@ -148,7 +148,8 @@ constexpr int kHalf = kDepth / 2;
 LLMC_HD int row_in_c(int lane, int i) { return lane / 4 + (i < 2 ? 0 : 8); }
 LLMC_HD int column_in_c(int lane, int i) { return lane % 4 * 2 + i % 2; }
 
-// Starts copying a half of `rows` rows of 64 elements (the left half, or with `lower` that of upper rows).
+// Starts copying `count` columns from column `first` on of `rows` rows of 64 elements. Rows from valid_rows on become
+// 0.
 LLMC_DEVICE void copy_part(bf16* tile, const bf16* from, int first_row, int rows, int valid_rows, int first,
                            int count) {
     const int lane = static_cast<int>(threadIdx.x), pieces = count / 8;

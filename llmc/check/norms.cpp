@@ -16,7 +16,7 @@ struct Shape {
     int N, C;
     Kind kind;
     bool add = true;       // forward: inp2 and the residual; backward: the residual's gradient
-    float bad = 0;         // stands once in the middle row, if it is not 0
+    float bad = 0;         // if not 0: one element of the middle row has this value
     float scale = 100.0f;  // scales the output's E4M3 codes, so that some saturate
     bool once = false;     // backward: one pass alone
 

@@ -120,7 +120,7 @@ void columns(Trial& t, int N, int width) {
     t.equal(amax, largest);
 }
 
-// Three layers, the last of which has not seen anything.
+// Three layers. The last one has no amax yet, so its factors must stay.
 void factors(Trial& t, int width) {
     constexpr size_t kLayers = 3;
     const size_t C = static_cast<size_t>(width);

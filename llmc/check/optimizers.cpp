@@ -26,8 +26,8 @@ struct Update {
     bool cautious = false, nesterov = false;  // AdamW
     SgdConfig sgd = {0.9, true, 0.1};         // SGD
     MuonUpdate muon = {2.5, 0.1};             // Muon, which decays every weight
-    size_t largest = 0;                       // the place of the largest weight
-    float bad = 0;                            // stands there instead, if it is not 0
+    size_t largest = 0;                       // index of the largest weight
+    float bad = 0;                            // if not 0: the value of that weight
 
     bool has_moment() const { return rule != Rule::muon && !(rule == Rule::sgd && sgd.momentum == 0); }
     size_t decayed() const { return rule == Rule::muon ? count : decay_count; }
@@ -141,8 +141,8 @@ After expected_update(const Update& u, const Before<Real>& b) {
     return after;
 }
 
-// Values known up to bounds, in their format. `bits_of` gives the random bits of two neighbours, where those of the
-// first begin at bit `shift`.
+// The values after rounding to their format. `bits_of` gives the random bits of two neighbours; those of the first
+// begin at bit `shift`.
 Bounded stored(StateFormat format, const Bounded& exact, decltype(&moment_bits) bits_of, int shift) {
     if (format == StateFormat::fp32) return exact;
     Bounded range;
@@ -364,7 +364,7 @@ void update(Trial& t, const Update& u) {
 struct Clipped {
     AttentionHeads heads = {3, 3, 32};
     size_t columns = 36, first = 0;  // columns of the weight (1 for the bias), and the slice's first element
-    size_t left_out = 0;             // elements behind the slice
+    size_t left_out = 0;             // elements of the weight after the slice
     bool skip = false, measured = false;
     StateFormat masters = StateFormat::fp32;
 
@@ -375,7 +375,7 @@ struct Clipped {
     }
 };
 
-// Logits of head 0 are within the limit, those of others are beyond it.
+// The largest logit of head 0 is within the limit; the other heads exceed it.
 template <class Real>
 void clipped(Trial& t, const Clipped& s) {
     const size_t rows = static_cast<size_t>(s.heads.rows() * s.heads.HD);
@@ -498,7 +498,7 @@ void matrix_copy(Trial& t, const Matrix& s, bool transpose, FactorOf of) {
     t.equal(out, transpose ? reference::turned(expected, s.rows, s.columns) : expected);
 }
 
-// NorMuon: lines become alike, and the norm stays.
+// NorMuon: the factors give all lines about the same norm, and leave the norm of the matrix unchanged.
 template <class Real>
 void line_factors(Trial& t, const Matrix& s) {
     const auto x = t.normal<Real>(s.count(), s.size);

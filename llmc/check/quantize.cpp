@@ -34,7 +34,7 @@ std::vector<Real> values_of(Trial& t, const Shape& s) {
     return x;
 }
 
-// An activation; with `low`, attention's output, which carries what rounding cut off.
+// An activation. With `low`, attention's output and its rounding error.
 template <class F8>
 void activation(Trial& t, const Shape& s, bool with_low) {
     const auto values = values_of<bf16>(t, s), rest = t.random<bf16>(s.n(), 0.001f);

@@ -26,7 +26,7 @@ inline double stochastic_bf16(double x, uint32_t random) {
 template <class Real>
 std::vector<Real> random_normal(size_t count, float deviation, uint32_t seed, float mean = 0.0f);
 
-// Values over 24 binary orders of magnitude, some zero, some not to be told from zero after the cast.
+// Values over 24 binary orders of magnitude. Some are zero, and some become zero in the cast to FP8.
 template <class Real>
 std::vector<Real> wide_values(size_t count, uint32_t seed);
 

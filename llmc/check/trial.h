@@ -182,15 +182,15 @@ std::string not_equal(const ArrayShape& shape, const std::vector<T>& actual, con
 // Describes the difference between two runs on the same inputs.
 std::string not_repeated(const ArrayShape& shape, const std::vector<char>& first, const std::vector<char>& second);
 
-// An FP8 state: every bit but that amax and amax_now lie in a range, and counts between two. Where a cast's input is
-// known exactly, least == most.
+// The allowed FP8 states: amax, amax_now and the counts lie between those of `least` and `most`, and all other fields
+// are equal. If a cast's input is known exactly, least == most.
 struct StateRange {
     Fp8State least, most;
 };
 std::string wrong_state(const Fp8State& actual, const StateRange& expected);
 
-// The allowed results of quantizing values that are known up to bounds: all codes between those of the ends, and a
-// range of states. For exactly known FP32 values the bounds are 0.
+// The allowed results of quantizing values that are known up to bounds: for each value a range of codes, and a range of
+// states. For exactly known FP32 values the bounds are 0.
 template <class F8>
 class CodeRanges {
 public:

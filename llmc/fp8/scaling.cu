@@ -50,7 +50,7 @@ static __global__ void fp8_set_current_kernel(Fp8State* states, int first, int c
     if (is_finite(amax))
         state.amax = max_float(state.amax, amax);
     else
-        state.bad = 1;  // what AdamW says of weights that are not finite
+        state.bad = 1;  // the amax of weights is infinite if one of them is not finite (update.h)
     if (!state.bad) set_scale(state, amax, first + i, rule);
 }
 

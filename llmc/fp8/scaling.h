@@ -10,8 +10,6 @@
 // optimizer step for any number of micro-steps. It does not roll if the tensor was not used.
 #pragma once
 #include <cstdint>
-#include <string>
-#include <vector>
 
 #include "llmc/device/runtime.h"
 #include "llmc/fp8/recipe.h"

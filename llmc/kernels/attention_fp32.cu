@@ -129,9 +129,8 @@ static __global__ void __launch_bounds__(kThreads)
     for (int h = 0; h < group; h++) {
         const HeadRows<HD> head(kv * group + h, kv, T, NH, NKV);
         const float *queries = qkv + head.query, *gradients = dout + head.out;
-        for (int first = first_row_of_warp<HD>(row); first < end;
-             first += queries_at_once) {                                  // from the warp's first row on
-            if (kDocuments && first - last_key >= windows(first)) break;  // in front of other documents
+        for (int first = first_row_of_warp<HD>(row); first < end; first += queries_at_once) {
+            if (kDocuments && first - last_key >= windows(first)) break;  // no later query sees these keys
             float products[2 * queries_at_once];                          // scores, then dP
             LLMC_UNROLL
             for (int j = 0; j < queries_at_once; j++) {

@@ -13,11 +13,12 @@ struct TrainedLoss {
     float label_smoothing = 0.0f;  // spreads this share of the target over all V tokens (arXiv 1512.00567)
 };
 
-// Function between the head's product and the loss.
+// The soft cap of the logits, and further terms of the loss.
 struct LogitShaping {
     float soft_cap = 0.0f;  // logits become cap * tanh(logits / cap) (Gemma 2, arXiv 2408.00118); 0: unchanged
     TrainedLoss trained;
 };
+
 // losses[row] = -log softmax(logits[row])[targets[row]], and if write_gradient:
 //
 //   logits[row] = (softmax(logits[row]) - onehot(targets[row])) * dloss * *loss_scale

@@ -84,8 +84,8 @@ private:
 // Makes launches on the stream run the loops of the set's families, if the host device has them.
 void choose_kernels(stream_t stream, const KernelSet& kernels);
 
-// The value of --kernels: "portable" (no variants), names with commas between them, or "auto" (all that the card runs),
-// for which it is nothing. Throws Error(bad_flags) for unknown names.
+// Parses --kernels: "portable" (no variants), names with commas between them, or "auto" (nullopt: all variants that the
+// card runs). Throws Error(bad_flags) for unknown names.
 using WantedKernels = std::optional<KernelSet>;
 WantedKernels wanted_kernels(const std::string& text);
 // The wanted variants that a run with these formats needs. Without a card, for plans, all variants run. Throws

@@ -76,12 +76,13 @@ public:
         float* const amax = pass.kind == PassKind::training ? laboratory_.channel_amax(layer.fp8_number()) : nullptr;
         scale_columns(x, amax, factors(layer), true, pass.N(), layer.inputs(), pass.stream);
     }
-    // wgrad multiplies by the divided input, so its result is divided by the factors. What it adds to must be as well.
+    // wgrad reads the divided input, so its result is the gradient divided by the factors. The earlier gradient that it
+    // adds to is divided first.
     void before_wgrad(const Layer& layer, float* dweight, const Pass& pass) override {
         if (changes_input(layer) && pass.accumulate)
             scale_columns(dweight, nullptr, factors(layer), true, layer.outputs(), layer.inputs(), pass.stream);
     }
-    // dgrad multiplies by the multiplied weight.
+    // Multiplies dweight by the factors again. dgrad multiplies by the scaled weight, so dinp is divided by them.
     void after_backward(const Layer& layer, bf16* dinp, float* dweight, const Gradient<bf16>&, const Operand<bf16>&,
                         const Pass& pass) override {
         if (!changes_input(layer)) return;
@@ -132,7 +133,7 @@ public:
 
 private:
     const bf16* weight_of(const Layer& layer, stream_t stream);
-    // Compares what FP8 made with result_.
+    // Compares the FP8 result with result_.
     template <class T>
     void note_difference(const Layer& layer, Fp8Probed product, const T* made, size_t n, const Pass& pass) {
         add_differences(laboratory_.probed_sums(layer.fp8_number(), product), parts_, made,

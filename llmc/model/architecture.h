@@ -2,7 +2,6 @@
 // architecture defines its entries, and kArchitectures lists them. Nothing else names them.
 #pragma once
 #include <memory>
-#include <string>
 #include <type_traits>
 
 #include "llmc/device/formats.cuh"

@@ -1,8 +1,6 @@
 // A block of a transformer: it reads the residual stream, adds a branch to it, and takes the gradient back. There is
 // one class per architecture (gpt2_block.cpp, llama_block.cpp). Calls to a block are virtual, calls inside it are not.
 #pragma once
-#include <string>
-
 #include "llmc/kernels/variants.h"
 #include "llmc/linear/linear.h"
 #include "llmc/model/config.h"

@@ -65,8 +65,7 @@ private:
     void forward_to_activation(const ResidualStream<Real>& in, const Pass& pass);
     void measure_logits(const Pass& pass);
     Operand<Real> attend(const Pass& pass);
-    // fc_proj's input from fc_out_: as codes or values, as fc_proj needs it; and always as values.
-    Operand<Real> activate(const Pass& pass);
+    Operand<Real> activate(const Pass& pass);  // fc_proj's input from fc_out_, as codes or values
     void write_activation(Real* out, const Pass& pass);
     // In: gradient of the activation's output, in dactive_. Returns the gradient of fc's output.
     Gradient<Real> activate_backward(const Pass& pass);

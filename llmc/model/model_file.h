@@ -16,7 +16,7 @@ ModelConfig model_from_json(const nlohmann::json& file, const std::string& path)
 
 // Our own fields without the name. GPT-2 has only five of them.
 nlohmann::ordered_json model_json(const ModelConfig& config);
-// config.json, without what it says about the files next to it.
+// config.json, without the fields about weight files and tokens.
 nlohmann::ordered_json hf_model_json(const ModelConfig& config);
 
 // A JSON object that a list of fields either reads or writes. Each field is named once; reading refuses a wrong value
@@ -41,12 +41,11 @@ public:
     void boolean(const char* key, bool& field, bool fallback) const;
     void text(const char* key, std::string& field, const std::string& fallback) const;
 
-    // A field that this architecture leaves no choice of. Reading refuses other values than these; writing takes the
-    // first.
+    // A field that can only have these values in this architecture. Reading refuses others; writing takes the first.
     void fixed(const char* key, std::initializer_list<nlohmann::json> allowed, const char* architecture) const;
-    // The same, for a field that is not written.
+    // The same for a field that is read but not written.
     void require(const char* key, std::initializer_list<nlohmann::json> allowed, const char* architecture) const;
-    // A field that is not read.
+    // A field that is written but not read.
     void set(const char* key, const nlohmann::ordered_json& value) const;
 
     [[noreturn]] void refuse(const std::string& problem) const;

@@ -58,9 +58,9 @@ public:
 
     const std::vector<Unit>& units() const { return units_; }
     const Unit& unit(size_t i) const { return units_[i]; }
-    size_t count() const { return count_; }            // elements with padding
-    size_t copies() const { return copies_; }          // the same of working copies
-    size_t parameters() const { return parameters_; }  // without
+    size_t count() const { return count_; }            // elements, with padding
+    size_t copies() const { return copies_; }          // elements of the working copies, with padding
+    size_t parameters() const { return parameters_; }  // elements, without padding
 
     struct Place {
         size_t unit, tensor;

@@ -22,16 +22,16 @@ constexpr int kBackwardHD = 64;
 constexpr int kBackwardStages = 2;
 constexpr int kSumsPerTile = kGradientRows * kBackwardHD / 4;  // float4 of dQ
 
-// A tile of keys and a tile of queries. Only producers know the walk over them: consumers, whose registers are full,
-// read from here what they need, when they need it.
+// One step of a block: a tile of keys and a tile of queries. Producers walk over the steps. Consumers have no registers
+// left for that, and read each field from shared memory when they need it.
 struct BackwardStep {
     int b, kv, h, m, n;
     int sums;                        // the tile of partial sums
     bool masked;                     // false if all queries see all keys
-    bool new_keys;                   // dK and dV start
-    bool keys_done;                  // and are complete
+    bool new_keys;                   // dK and dV start at 0
+    bool keys_done;                  // dK and dV are complete after this step
     bool new_queries, queries_done;  // the same for dQ
-    bool last;                       // of the block
+    bool last;                       // the block's last step
 };
 
 // Shared memory: 168 KB.

@@ -6,8 +6,8 @@
 //   keys:     S^T = K Q^T    dP^T = V dO^T    dV += P^T dO    dK += dS^T Q
 //   queries:  S = Q K^T      dP = dO V^T      dQ += dS K
 //
-// These are seven products, where the kernel that owns a whole head has five (attention_backward.cu). But nothing waits
-// in global memory, so that every T and every group runs, and few heads make enough blocks for a card.
+// These are seven products; the single kernel that owns whole heads has five (attention_backward.cu). But no sums go
+// through global memory, so any T and any group runs, and even a few heads give enough blocks to fill a card.
 //
 // Each of two consumer warpgroups has 64 of the block's rows. P and dS stay in its registers as the left operands of
 // the next products, and so do the sums of the gradients. A warpgroup skips tiles in which no query sees a key.
@@ -21,7 +21,7 @@ namespace hopper {
 
 enum class Own { keys, queries };
 
-// Sizes. dK and dV leave registers for the scores of 64 queries.
+// Sizes. dK and dV leave registers for the scores of 64 queries only.
 template <Own own, int HD>
 struct SplitTiles {
     static constexpr int panels = HD / 64;
@@ -32,9 +32,9 @@ struct SplitTiles {
     static constexpr int stage_arrivals = 1 + (own == Own::keys ? 32 : 0);
 };
 
-// Shared memory, for keys and for queries: 98 and 97 KB for HD 64, 131 and 194 KB for HD 128. Tile 0 of a side is what
-// S is made of, queries or keys; tile 1 what dP is made of, dout or values. After the last product the tiles make room
-// for gradients on their way to memory.
+// Shared memory of the kernels that own keys and queries: 98 and 97 KB for HD 64, 131 and 194 KB for HD 128. Tile 0 of
+// a side is its operand of S (queries or keys), tile 1 its operand of dP (dout or values). After the last product the
+// gradients overwrite the tiles on their way to memory.
 template <Own own, int HD>
 struct SplitShared {
     using Tiles = SplitTiles<own, HD>;

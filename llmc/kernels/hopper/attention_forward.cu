@@ -82,9 +82,9 @@ struct ForwardState {
     float rounded_sum[2];
 };
 
-// Turns raw scores into probabilities relative to the row's maximum so far, in base 2. `correction` is what everything
-// summed under the previous maximum must be multiplied by. `diagonal` is (this thread's first query) - (its first key);
-// a row sees keys 0 to windows[row] - 1 places before it.
+// Turns raw scores into probabilities relative to the row's maximum so far, in base 2. `correction` is the factor for
+// all sums under the previous maximum. `diagonal` is (this thread's first query) - (its first key); a row sees keys 0
+// to windows[row] - 1 places before it.
 template <bool Masked>
 LLMC_DEVICE void softmax(float (&scores)[64], float (&maximum)[2], float (&sum)[2], float (&correction)[2],
                          float scale_log2, int diagonal, const int (&windows)[2]) {

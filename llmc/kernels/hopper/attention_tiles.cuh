@@ -41,8 +41,8 @@ struct QueryStatistics {
 
 // ---- multiply ------------------------------------------------------------------------------------------------------
 
-// c (64, 2 N) = a b^T over panels of 64 channels: 64 rows of `a`, 2 N rows of `b`. The panels of `a` are ARows rows
-// long, those of `b` BRows.
+// c (64, 2 N) = a b^T over panels of 64 channels: 64 rows of `a`, 2 N rows of `b`. A panel of `a` has ARows rows, one
+// of `b` BRows.
 template <int Panels, int ARows, int BRows, int N>
 LLMC_DEVICE void multiply_panels(float (&c)[N], const bf16* a, const bf16* b) {
     LLMC_UNROLL
@@ -83,12 +83,12 @@ LLMC_DEVICE void round_fragments(uint32_t (&a)[N / 8][4], const float (&x)[N]) {
 
 // ---- mask ----------------------------------------------------------------------------------------------------------
 
-// How much a warpgroup's tile of scores counts: nothing, the part where a query sees the key, or all.
+// How much of a warpgroup's tile of scores is visible: nothing, a part that needs a mask, or all.
 enum class Sight { nothing, part, all };
 
-// The sight of queries from first_query to last_query on keys from first_key to last_key. `widest` is the window of the
-// first query or of the last key, which decides if there is anything to see; `narrowest` that of the last query or of
-// the first key.
+// How much the queries first_query to last_query see of the keys first_key to last_key. `widest`, which decides whether
+// they see anything, is the window of the first query or of the last key; `narrowest` is the window of the last query
+// or of the first key.
 LLMC_DEVICE Sight sight_of(int first_query, int last_query, int first_key, int last_key, int widest, int narrowest) {
     if (first_key > last_query || first_query - last_key >= widest) return Sight::nothing;
     return last_key > first_query || last_query - first_key >= narrowest ? Sight::part : Sight::all;
@@ -96,8 +96,8 @@ LLMC_DEVICE Sight sight_of(int first_query, int last_query, int first_key, int l
 
 // ---- scores and their gradients ------------------------------------------------------------------------------------
 
-// A number of each query of a warpgroup's tile. pair(j) holds the two that matter to column tile j, of which
-// accumulator i uses which(i).
+// One number (lse or delta) for each query of a warpgroup's tile. pair(j) returns the two numbers for column tile j;
+// accumulator i uses number which(i) of them.
 struct OfColumns {  // queries are columns; `first` is the thread's first, in shared memory
     const float* first;
     static constexpr bool rows = false;

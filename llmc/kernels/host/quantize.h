@@ -1,7 +1,5 @@
 // Casts rows of FP32 values to FP8 codes in both layouts, for all quantizing loops.
 #pragma once
-#include <vector>
-
 #include "llmc/kernels/host/vectors.h"
 #include "llmc/kernels/quantize_values.cuh"
 

@@ -1,6 +1,4 @@
 // Loops that sum up columns of a matrix, in the order of column_sums.cuh, and squares of a gradient.
-#include <vector>
-
 #include "llmc/kernels/host/activation.h"
 #include "llmc/kernels/host/loops.h"
 
