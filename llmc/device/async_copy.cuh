@@ -35,7 +35,7 @@ inline void cp_async16(void* destination, const void* source, bool valid = true,
     host::Quiet quiet;
     host::executor().note_copies();
     host::Lane& lane = host::executor().lane();
-    lane.copies.push_back({destination, source, 16, valid ? 16 : 0, lane.open_group});
+    lane.copies.push_back({destination, valid ? source : nullptr, lane.open_group});
 }
 inline void cp_async_commit() {
     host::Quiet quiet;
@@ -57,10 +57,10 @@ void cp_async_wait() {
             host::Quiet quiet;
             copy = lane.copies[i];
         }
-        if (copy.from_source)
-            std::memcpy(copy.destination, copy.source, static_cast<size_t>(copy.from_source));
+        if (copy.source)
+            std::memcpy(copy.destination, copy.source, 16);
         else
-            std::memset(copy.destination, 0, static_cast<size_t>(copy.bytes));
+            std::memset(copy.destination, 0, 16);
     }
     host::Quiet quiet;
     for (size_t i = 0; i < left; i++) lane.copies[i] = lane.copies[due + i];

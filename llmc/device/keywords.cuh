@@ -25,6 +25,14 @@
 #define LLMC_DEVICE_SAME_BITS __attribute__((noipa))
 #endif
 
+// Parameters for the caller's file and line, which the host device names in its messages: the compiler evaluates a
+// default argument at the call.
+#if LLMC_ON_GPU
+#define LLMC_CALLER const char *file = nullptr, int line = 0
+#else
+#define LLMC_CALLER const char *file = __builtin_FILE(), int line = __builtin_LINE()
+#endif
+
 // Unroll the following loop in device code, or never unroll it. g++ and nvcc's host pass would only warn about the
 // pragma.
 #if defined(__CUDA_ARCH__)

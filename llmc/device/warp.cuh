@@ -25,26 +25,17 @@ LLMC_DEVICE void atomic_add(uint64_t* to, uint64_t count) {
 #endif
 }
 
-#if LLMC_ON_GPU
-
 // A butterfly over groups of `Lanes` neighbouring lanes, for N values at once.
 template <int Lanes, class Op, int N>
-__device__ __forceinline__ void group_reduce(float (&values)[N], Op op, const char*) {
+LLMC_DEVICE void group_reduce(float (&values)[N], Op op, [[maybe_unused]] const char* what,
+                              [[maybe_unused]] const char* file, [[maybe_unused]] int line) {
+#if LLMC_ON_GPU
     LLMC_UNROLL
     for (int offset = Lanes / 2; offset > 0; offset /= 2) {
         LLMC_UNROLL
         for (int i = 0; i < N; i++) values[i] = op(values[i], __shfl_xor_sync(~0u, values[i], offset));
     }
-}
-
-#define LLMC_REDUCE_CALLER
-#define LLMC_REDUCE_FORWARD
-#define LLMC_REDUCE_HERE
-
 #else
-
-template <int Lanes, class Op, int N>
-LLMC_DEVICE void group_reduce(float (&values)[N], Op op, const char* what, const char* file, int line) {
     host::executor().collective(~0u, values, what, file, line, [op](void** lanes) {
         float v[32][N];
         for (int l = 0; l < 32; l++) std::memcpy(v[l], lanes[l], sizeof v[l]);
@@ -59,46 +50,41 @@ LLMC_DEVICE void group_reduce(float (&values)[N], Op op, const char* what, const
             }
         for (int l = 0; l < 32; l++) std::memcpy(lanes[l], v[l], sizeof v[l]);
     });
-}
-
-#define LLMC_REDUCE_CALLER , LLMC_CALLER
-#define LLMC_REDUCE_FORWARD , file, line
-#define LLMC_REDUCE_HERE , __FILE__, __LINE__
-
 #endif
+}
 
 // Reduce over all 32 lanes, which must all call them.
-LLMC_DEVICE float warp_sum(float value LLMC_REDUCE_CALLER) {
+LLMC_DEVICE float warp_sum(float value, LLMC_CALLER) {
     float values[1] = {value};
-    group_reduce<32>(values, SumOp{}, "warp_sum" LLMC_REDUCE_FORWARD);
+    group_reduce<32>(values, SumOp{}, "warp_sum", file, line);
     return values[0];
 }
-LLMC_DEVICE float warp_max(float value LLMC_REDUCE_CALLER) {
+LLMC_DEVICE float warp_max(float value, LLMC_CALLER) {
     float values[1] = {value};
-    group_reduce<32>(values, MaxOp{}, "warp_max" LLMC_REDUCE_FORWARD);
+    group_reduce<32>(values, MaxOp{}, "warp_max", file, line);
     return values[0];
 }
 template <int N>
-LLMC_DEVICE void warp_sum_each(float (&values)[N] LLMC_REDUCE_CALLER) {
-    group_reduce<32>(values, SumOp{}, "warp_sum_each" LLMC_REDUCE_FORWARD);
+LLMC_DEVICE void warp_sum_each(float (&values)[N], LLMC_CALLER) {
+    group_reduce<32>(values, SumOp{}, "warp_sum_each", file, line);
 }
 // Sums over groups of `Lanes` neighbouring lanes. All 32 lanes must call it.
 template <int Lanes, int N>
-LLMC_DEVICE void group_sum_each(float (&values)[N] LLMC_REDUCE_CALLER) {
-    group_reduce<Lanes>(values, SumOp{}, "group_sum_each" LLMC_REDUCE_FORWARD);
+LLMC_DEVICE void group_sum_each(float (&values)[N], LLMC_CALLER) {
+    group_reduce<Lanes>(values, SumOp{}, "group_sum_each", file, line);
 }
 template <int Lanes, int N>
-LLMC_DEVICE void group_max_each(float (&values)[N] LLMC_REDUCE_CALLER) {
-    group_reduce<Lanes>(values, MaxOp{}, "group_max_each" LLMC_REDUCE_FORWARD);
+LLMC_DEVICE void group_max_each(float (&values)[N], LLMC_CALLER) {
+    group_reduce<Lanes>(values, MaxOp{}, "group_max_each", file, line);
 }
 // Reduce over the four lanes of a quad (lane / 4), which hold one row of an mma accumulator.
 template <int N>
-LLMC_DEVICE void quad_sum_each(float (&values)[N] LLMC_REDUCE_CALLER) {
-    group_reduce<4>(values, SumOp{}, "quad_sum_each" LLMC_REDUCE_FORWARD);
+LLMC_DEVICE void quad_sum_each(float (&values)[N], LLMC_CALLER) {
+    group_reduce<4>(values, SumOp{}, "quad_sum_each", file, line);
 }
 template <int N>
-LLMC_DEVICE void quad_max_each(float (&values)[N] LLMC_REDUCE_CALLER) {
-    group_reduce<4>(values, MaxOp{}, "quad_max_each" LLMC_REDUCE_FORWARD);
+LLMC_DEVICE void quad_max_each(float (&values)[N], LLMC_CALLER) {
+    group_reduce<4>(values, MaxOp{}, "quad_max_each", file, line);
 }
 
 // Returns the largest value of the block to every thread. The block is one-dimensional and a multiple of 32 threads.
@@ -106,12 +92,12 @@ LLMC_DEVICE void quad_max_each(float (&values)[N] LLMC_REDUCE_CALLER) {
 LLMC_DEVICE float block_max(float value, float* scratch) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = (blockDim.x + 31) >> 5;
     float values[1] = {value};
-    group_reduce<32>(values, MaxOp{}, "block_max" LLMC_REDUCE_HERE);
+    group_reduce<32>(values, MaxOp{}, "block_max", __FILE__, __LINE__);
     __syncthreads();
     if (lane == 0) scratch[warp] = values[0];
     __syncthreads();
     values[0] = lane < warps ? scratch[lane] : float_from_bits(0xff800000u);
-    group_reduce<32>(values, MaxOp{}, "block_max" LLMC_REDUCE_HERE);
+    group_reduce<32>(values, MaxOp{}, "block_max", __FILE__, __LINE__);
     return values[0];
 }
 
@@ -129,9 +115,5 @@ LLMC_DEVICE T block_sum(T (&shared)[kThreads], unsigned place, T mine) {
     }
     return shared[0];
 }
-
-#undef LLMC_REDUCE_CALLER
-#undef LLMC_REDUCE_FORWARD
-#undef LLMC_REDUCE_HERE
 
 }  // namespace llmc

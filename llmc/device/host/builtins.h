@@ -16,9 +16,6 @@
 #define __align__(n) alignas(n)
 #define __shared__ use_the_LLMC_SHARED_macro
 
-// The caller's file and line, for messages: the compiler evaluates a default argument at the call.
-#define LLMC_CALLER const char *file = __builtin_FILE(), int line = __builtin_LINE()
-
 namespace llmc::host {
 
 template <class T>

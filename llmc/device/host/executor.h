@@ -122,12 +122,10 @@ struct Context {
     int quiet_depth = 0;  // the number of live Quiet objects when it was suspended
 };
 
-// An asynchronous copy that was issued and not yet waited for.
+// A copy of 16 bytes (cp.async) that was issued and not yet waited for.
 struct PendingCopy {
     void* destination;
-    const void* source;
-    int bytes;        // size of the destination: 4, 8 or 16
-    int from_source;  // bytes read; the rest is zero
+    const void* source;  // nullptr: the destination becomes zeros
     uint32_t group;
 };
 
