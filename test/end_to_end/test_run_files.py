@@ -273,22 +273,22 @@ class Planning(unittest.TestCase):
                               {"-r", "-b", "-z", "--world"}),
                              (["--model", "llama3-8b", "--gpu", "gb10"], {"--adam-moments", "--world"})):
             flags = ["--gpu", "h100", *flags, *length]
-            plan, text = json.loads(self.plan_json(5, *flags)), self.plan(*flags)
+            plan = json.loads(self.plan_json(5, *flags))
             self.assertFalse(plan["fits"])
             self.assertEqual(plan["tokens"], 300 * plan["tokens_per_step"])
             self.assertAlmostEqual(plan["hours"], 300 * plan["step_ms"] / 3.6e6, delta=1e-9)
             self.assertAlmostEqual(plan["cost"], 2 * plan["gpu_hours"], delta=1e-9)
-            self.assertRegex(text, r"Run: 300 steps, [\d.,]+ .*tokens\n +predicted +[\d:]+ +[\d.]+ GPU-hours on \d GPU")
-            self.assertRegex(text, r"\n +cost +[\d.]+ +at 2 per GPU-hour\n")
             changes = plan["would_fit"]
             self.assertLessEqual(kinds, {flag for change in changes for flag in change["flags"].split()})
+            # A level that was asked for does not become lower, and -r auto follows from the other flags.
+            levels = {level for change in changes for level in re.findall(r"-r (\w+)", change["flags"])}
+            self.assertLessEqual(levels, {"norm", "block"} if "gelu" in flags else set())
             here = [change for change in changes if change["ranks"] == plan["ranks"]]
             self.assertEqual(changes[:len(here)], here)
             for faster, slower in zip(here, here[1:]):
                 self.assertGreater(1.01 * faster["tokens_per_s"], slower["tokens_per_s"])
             for change in changes:
                 with self.subTest(flags=flags, change=change):
-                    self.assertIn(change["flags"], text)
                     better = json.loads(self.plan_json(0, *flags, *change["flags"].split()))
                     self.assertTrue(better["fits"])
                     self.assertEqual(better["memory"]["total"], change["total"])
@@ -300,16 +300,14 @@ class Planning(unittest.TestCase):
             fitted = json.loads(self.plan_json(0, *flags, "--fit"))
             self.assertEqual(fitted["memory"]["total"], here[0]["total"])
             self.assertEqual(fitted["tokens_per_step"], plan["tokens_per_step"])
-            self.assertIn(f"note: --fit: {here[0]['flags']}: a rank needs ", self.plan(*flags, "--fit"))
 
-    def test_a_level_that_was_asked_for_does_not_become_lower(self):
-        def levels(batch, *flags):
-            plan = json.loads(self.plan_json(5, "-e", "gpt2-xl", "-b", batch, "--gpu", "h100", *flags))
-            return {re.findall(r"-r (\w+)", change["flags"])[0] for change in plan["would_fit"] if "-r " in change["flags"]}
-
-        self.assertLessEqual(levels("64", "-r", "norm"), {"block"})
-        self.assertIn("block", levels("64", "-r", "none"))
-        self.assertEqual(levels("256"), set())  # auto follows from the other flags
+    def test_what_would_fit_is_printed(self):
+        flags = ["--model", "gpt2-xl", "--batch", "256", "--gpu", "h100", "--max-steps", "300", "--price", "2"]
+        changes, text = json.loads(self.plan_json(5, *flags))["would_fit"], self.plan(*flags)
+        self.assertEqual([change["flags"] for change in changes if change["flags"] not in text], [])
+        self.assertRegex(text, r"Run: 300 steps, [\d.,]+ .*tokens\n +predicted +[\d:]+ +[\d.]+ GPU-hours on \d GPU")
+        self.assertRegex(text, r"\n +cost +[\d.]+ +at 2 per GPU-hour\n")
+        self.assertIn(f"note: --fit: {changes[0]['flags']}: a rank needs ", self.plan(*flags, "--fit"))
 
     def test_fit_changes_nothing_that_fits(self):
         flags = ["-e", "d12", "-b", "8", "--gpu", "h100"]
