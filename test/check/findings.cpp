@@ -8,18 +8,12 @@
 #include <thread>
 
 #include "llmc/base/json.h"
+#include "test/helpers.h"
 
 namespace llmc::test {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-std::string empty_directory(const char* name) {
-    const std::filesystem::path path =
-        std::filesystem::temp_directory_path() / (std::string("check-") + name + "-" + std::to_string(getpid()));
-    std::filesystem::remove_all(path);
-    return path.string();
-}
 
 Findings some_findings() {
     Findings findings;
@@ -63,7 +57,8 @@ TEST_CASE("Rates of findings are the highest of each") {
 }
 
 TEST_CASE("Kept results: added to what is there, found again, and those of something else are not") {
-    const std::string directory = empty_directory("kept");
+    const TemporaryDirectory temporary;
+    const std::string directory = temporary.path.string();
     const KeptResults kept(directory, {{"device", "A"}}), other(directory, {{"device", "B"}});
     CHECK(kept.load().empty());
     CHECK(kept.add(some_findings()) == "");
@@ -81,11 +76,11 @@ TEST_CASE("Kept results: added to what is there, found again, and those of somet
     CHECK(kept.load().size() == 5);
     CHECK(KeptResults("", {}).add({}) != "");
     CHECK(KeptResults("/proc/no/such/place", {}).add({}) != "");
-    std::filesystem::remove_all(directory);
 }
 
 TEST_CASE("Kept results: what several add at once is all there") {
-    const std::string directory = empty_directory("at-once");
+    const TemporaryDirectory temporary;
+    const std::string directory = temporary.path.string();
     std::vector<std::thread> threads;
     for (int t = 0; t < 4; t++)
         threads.emplace_back([&, t] {
@@ -95,7 +90,6 @@ TEST_CASE("Kept results: what several add at once is all there") {
         });
     for (std::thread& thread : threads) thread.join();
     CHECK(KeptResults(directory, {{"device", "A"}}).load().size() == 20);
-    std::filesystem::remove_all(directory);
 }
 
 }  // namespace llmc::test

@@ -1,6 +1,4 @@
 // The probe's own parts: its list of cases, its reference, its comparison (which must see a broken result), its file.
-#include <unistd.h>
-
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -11,6 +9,7 @@
 #include "dev/probe/reference.h"
 #include "dev/probe/result_file.h"
 #include "llmc/base/json.h"
+#include "test/helpers.h"
 #include "test/kernel_test.h"
 
 using namespace llmc;
@@ -27,24 +26,6 @@ std::vector<Case> some_cases(const std::string& text) {
 }
 
 bool can_run(const Case& c) { return !is_fp8(c.product.type) || device_info().has_fp8; }
-
-// A file in a directory of its own, gone with this object.
-struct TemporaryFile {
-    std::string directory, path;
-    TemporaryFile() {
-        std::string name = "probe_test_XXXXXX";
-        directory = mkdtemp(name.data());
-        path = directory + "/results.json";
-    }
-    ~TemporaryFile() {
-        unlink(path.c_str());
-        rmdir(directory.c_str());
-    }
-    std::string read() const {
-        std::ifstream file(path);
-        return {std::istreambuf_iterator<char>(file), {}};
-    }
-};
 
 }  // namespace
 
@@ -179,35 +160,36 @@ TEST_CASE("probe: the reference uses scales, bias and what was there") {
 }
 
 TEST_CASE("probe: a file of results is JSON after every record, and is continued") {
-    const TemporaryFile file;
+    const test::TemporaryDirectory directory;
+    const std::string path = directory / "results.json";
     const nlohmann::ordered_json header = {{"card", "A"}, {"date", "today"}};
     {
-        ResultFile results(file.path, header, {"card"});
+        ResultFile results(path, header, {"card"});
         CHECK_FALSE(results.continued());
-        CHECK(parse_json<nlohmann::json>(file.read())["records"].empty());
+        CHECK(parse_json<nlohmann::json>(test::read_file(path))["records"].empty());
         for (int i = 0; i < 3; i++) {
             results.append({{"case", fmt::format("case {}", i)}, {"i", i}});
-            CHECK(parse_json<nlohmann::json>(file.read())["records"].size() == static_cast<size_t>(i) + 1);
+            CHECK(parse_json<nlohmann::json>(test::read_file(path))["records"].size() == static_cast<size_t>(i) + 1);
         }
         CHECK(results.has("case 2"));
         CHECK_FALSE(results.has("case 3"));
     }
     // A write that was cut: the whole lines stay.
-    const std::string text = file.read();
-    std::ofstream(file.path, std::ios::trunc) << text.substr(0, text.find("case 2"));
+    const std::string text = test::read_file(path);
+    std::ofstream(path, std::ios::trunc) << text.substr(0, text.find("case 2"));
     {
-        ResultFile results(file.path, {{"card", "A"}, {"date", "tomorrow"}}, {"card"});
+        ResultFile results(path, {{"card", "A"}, {"date", "tomorrow"}}, {"card"});
         CHECK(results.continued());
         CHECK(results.count() == 2);
         CHECK_FALSE(results.has("case 2"));
         results.append({{"case", "case 2"}});
     }
-    const nlohmann::json all = parse_json<nlohmann::json>(file.read());
+    const nlohmann::json all = parse_json<nlohmann::json>(test::read_file(path));
     CHECK(all["date"] == "today");
     CHECK(all["records"].size() == 3);
-    CHECK_THROWS_AS(ResultFile(file.path, {{"card", "B"}}, {"card"}), Error);
-    std::ofstream(file.path, std::ios::trunc) << "not JSON\n";
-    CHECK_THROWS_AS(ResultFile(file.path, header, {"card"}), Error);
+    CHECK_THROWS_AS(ResultFile(path, {{"card", "B"}}, {"card"}), Error);
+    std::ofstream(path, std::ios::trunc) << "not JSON\n";
+    CHECK_THROWS_AS(ResultFile(path, header, {"card"}), Error);
 }
 
 TEST_CASE("probe: ceilings and header") {

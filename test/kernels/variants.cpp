@@ -6,6 +6,7 @@
 #include <set>
 
 #include "llmc/base/error.h"
+#include "test/helpers.h"
 
 using namespace llmc;
 
@@ -14,13 +15,7 @@ namespace {
 using Names = std::vector<std::string>;
 
 std::string refusal(const std::string& text, int card = 90) {
-    try {
-        kernel_set(wanted_kernels(text), card, Formats::fp8);
-    } catch (const Error& error) {
-        CHECK(error.code() == ExitCode::bad_flags);
-        return error.what();
-    }
-    return "";
+    return test::error_of([&] { kernel_set(wanted_kernels(text), card, Formats::fp8); }, ExitCode::bad_flags);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 
 #include "llmc/base/error.h"
 #include "llmc/log/metrics.h"
+#include "test/helpers.h"
 #include "test/log/example_record.h"
 
 using namespace llmc;
@@ -16,12 +17,7 @@ using nlohmann::ordered_json;
 namespace {
 
 std::string refusal(const std::string& text) {
-    try {
-        alert_rules(text);
-    } catch (const Error& error) {
-        return error.what();
-    }
-    return "";
+    return test::error_of([&] { alert_rules(text); });
 }
 
 // The steps, from 1, in which the rule begins to hold when "loss" has these values.
