@@ -96,10 +96,11 @@ void provide_shared_memory(const void* kernel, size_t dynamic_bytes, const Launc
         throw Error(ExitCode::failure, "{} [kernel {} launched at {}:{}]",
                     shared_memory_excess(memory.static_bytes, dynamic_bytes, memory.block_limit), site.kernel,
                     site.file, site.line);
-    memory.provide(dynamic_bytes, [&](size_t bytes) {
-        check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
-                   site.kernel, site.file, site.line);
-    });
+    if (!memory.must_ask(dynamic_bytes)) return;
+    const int bytes = static_cast<int>(dynamic_bytes);
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), site.kernel, site.file,
+               site.line);
+    memory.granted = dynamic_bytes;
 }
 
 void prepare_process(char**) {}

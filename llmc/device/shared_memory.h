@@ -29,14 +29,8 @@ struct SharedMemory {
     size_t block_limit;   // the most for static and dynamic bytes together, after a request
 
     bool fits(size_t dynamic_bytes) const { return static_bytes + dynamic_bytes <= block_limit; }
-
-    // Prepares a launch with this many dynamic bytes: calls ask(bytes) if they are more than granted.
-    template <class Ask>
-    void provide(size_t dynamic_bytes, Ask&& ask) {
-        if (dynamic_bytes <= granted) return;
-        ask(dynamic_bytes);
-        granted = dynamic_bytes;
-    }
+    // True if a launch with this many dynamic bytes needs a request first.
+    bool must_ask(size_t dynamic_bytes) const { return dynamic_bytes > granted; }
 };
 
 }  // namespace llmc

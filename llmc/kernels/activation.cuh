@@ -9,7 +9,7 @@ namespace llmc {
 // division, and no cancellation for negative x.
 struct Gelu {
     static constexpr bool kRoundsBeforeCast = false;  // the FP8 kernels cast the FP32 value
-    static constexpr bool kFollowsBias = true;        // the backward kernels also sum the gradient of the bias
+    static constexpr bool kSumsBiasGradient = true;   // as sums_bias_gradient() says
 
     // sigmoid(2u). An infinite exponential gives 0, which is the limit.
     LLMC_HD static float gate(float x) {
@@ -29,7 +29,7 @@ struct Gelu {
 // ReLU squared.
 struct Relu2 {
     static constexpr bool kRoundsBeforeCast = true;  // the FP8 kernels round to BF16 first, as the plain ones do
-    static constexpr bool kFollowsBias = false;
+    static constexpr bool kSumsBiasGradient = false;
 
     // NaN stays NaN, so that the step is skipped.
     LLMC_HD static float relu(float x) { return x < 0.0f ? 0.0f : x; }

@@ -15,7 +15,7 @@ template <class Formula, bool kBackward>
 struct ActivationValues {
     const bf16 *dout, *inp;
     int C;
-    static constexpr bool kSumsColumns = kBackward && Formula::kFollowsBias;
+    static constexpr bool kSumsColumns = kBackward && Formula::kSumsBiasGradient;
     static constexpr int kHalves = 1;
     struct Inputs {
         Bf16x16 dout, inp;

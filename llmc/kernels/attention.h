@@ -29,8 +29,6 @@ struct AttentionHeads {
     float scale = 0.0f;  // factor of the scores; 0: HD^-0.5
     int window = 0;      // number of keys a query sees, the last of them its own; 0: all
 
-    static AttentionHeads multi_head(int NH, int HD) { return {NH, NH, HD}; }
-
     int rows() const { return NH + 2 * NKV; }  // heads in a row of qkv
     int width() const { return NH * HD; }      // channels of the output
     int qkv_width() const { return (NH + 2 * NKV) * HD; }

@@ -26,8 +26,8 @@ namespace llmc {
 
 enum class ScaleLayout { vectors, tiles, mx };
 
-constexpr int kScaleVector = 128;  // elements of a block along K
-constexpr int kMxVector = 32;
+constexpr int kScaleVector = 128, kMxVector = 32;  // elements of a block along K
+constexpr int block_length(Fp8Scaling scaling) { return scaling == Fp8Scaling::mx ? kMxVector : kScaleVector; }
 constexpr int kMxTileBytes = 512;
 
 // The exponent e of the smallest power of two with amax / 2^e <= 448, from the bits of amax: finite, not negative. At

@@ -12,9 +12,6 @@
 namespace llmc {
 namespace {
 
-// Number of elements of a block along the dimension that products sum over.
-int block_length(Fp8Scaling scaling) { return scaling == Fp8Scaling::block ? kScaleVector : kMxVector; }
-
 void add_once(std::vector<std::string>& list, const std::string& item) {
     if (std::find(list.begin(), list.end(), item) == list.end()) list.push_back(item);
 }

@@ -84,9 +84,7 @@ void check_shape(const Product& product) {
         const char* name;
         int value;
     } dimensions[] = {{"N", product.N}, {"C", product.C}, {"OC", product.OC}};
-    const int multiple = !product.has_block_scales()         ? 16
-                         : product.scaling == Fp8Scaling::mx ? kMxVector
-                                                             : kScaleVector;
+    const int multiple = product.has_block_scales() ? block_length(product.scaling) : 16;
     if (is_fp8(product.type))
         for (const auto& d : dimensions)
             if (d.value % multiple != 0)

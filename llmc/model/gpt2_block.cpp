@@ -62,7 +62,7 @@ ModelTable gpt2_table(const ModelConfig& config) {
 }
 
 AttentionHeads heads_of(const ModelConfig& config) {
-    return AttentionHeads::multi_head(config.heads, config.head_dim());
+    return {.NH = config.heads, .NKV = config.heads, .HD = config.head_dim()};
 }
 
 template <class Real>

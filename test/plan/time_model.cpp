@@ -107,7 +107,7 @@ TEST_CASE("time model: attention between FlashAttention-2 and -3") {
         const int B = static_cast<int>(65536 / T);
         const double tokens = 65536, channels = 2048;
         const TimeModel::Attention time = TimeModel(gpu, {}).attention(
-            1, B, static_cast<int>(T), AttentionHeads::multi_head(2048 / head_dim, head_dim),
+            1, B, static_cast<int>(T), AttentionHeads{2048 / head_dim, 2048 / head_dim, head_dim},
             kernel_set(wanted_kernels(kernels), gpu.capability, Formats::bf16));
         return TimeModel::Attention{2e-9 * tokens * T * channels / time.forward,
                                     5e-9 * tokens * T * channels / time.backward};

@@ -92,8 +92,8 @@ size_t SharedLimits::granted_now() const {
 }
 
 void SharedLimits::ask(size_t dynamic_bytes) {
-    SharedMemory kernel{static_bytes_, granted_now(), settings().shared_limit};
-    if (kernel.fits(dynamic_bytes)) kernel.provide(dynamic_bytes, [this](size_t bytes) { asked_ = bytes; });
+    const SharedMemory kernel{static_bytes_, granted_now(), settings().shared_limit};
+    if (kernel.fits(dynamic_bytes) && kernel.must_ask(dynamic_bytes)) asked_ = dynamic_bytes;
 }
 
 void SharedLimits::ask_for(size_t dynamic_bytes) {
