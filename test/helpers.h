@@ -1,5 +1,5 @@
-// Helpers for the tests of all folders: a directory for their files, whole files as text, lists in one text, and the
-// message of a call that fails.
+// Helpers for the tests of all folders: a directory for their files, whole files as text, and the message of a call
+// that fails.
 #pragma once
 #include <stdlib.h>
 #include <unistd.h>
@@ -8,10 +8,8 @@
 #include <fstream>
 #include <iterator>
 #include <optional>
-#include <sstream>
 #include <stdexcept>
 #include <string>
-#include <vector>
 
 #include "llmc/base/error.h"
 
@@ -52,14 +50,6 @@ inline std::string read_file(const std::string& path) {
 inline std::string make_file(const std::string& path, const std::string& content) {
     std::ofstream(path, std::ios::binary) << content;
     return path;
-}
-
-// The parts of a text between separators: a list in a test is one line of words instead of a line for each.
-inline std::vector<std::string> split(const std::string& text, char separator = ' ') {
-    std::vector<std::string> parts;
-    std::istringstream stream(text);
-    for (std::string part; std::getline(stream, part, separator);) parts.push_back(part);
-    return parts;
 }
 
 inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }

@@ -7,13 +7,13 @@
 #include <map>
 #include <set>
 
+#include "llmc/base/text.h"
 #include "llmc/check/families.h"
 #include "llmc/check/trial.h"
 #include "llmc/commands/check.h"
 #include "llmc/flags/flags.h"
 #include "llmc/kernels/variants.h"
 #include "llmc/train/trainer.h"
-#include "test/helpers.h"
 #include "test/kernel_test.h"
 #include "test/suites.h"
 

@@ -4,9 +4,8 @@
 
 #include <doctest/doctest.h>
 
-#include <sstream>
-
 #include "llmc/base/error.h"
+#include "llmc/base/text.h"
 #include "test/helpers.h"
 
 using namespace llmc;
@@ -15,9 +14,8 @@ using namespace llmc::test;
 namespace {
 
 Options resolved(const std::string& flags, int data_vocab = 0) {
-    std::istringstream words("train_gpt -i x " + flags);
-    std::vector<std::string> arguments;
-    for (std::string word; words >> word;) arguments.push_back(word);
+    std::vector<std::string> arguments = split("train_gpt -i x " + flags, ' ');
+    std::erase(arguments, "");
     std::vector<const char*> pointers;
     for (const std::string& argument : arguments) pointers.push_back(argument.c_str());
     Options options = parse_options(static_cast<int>(pointers.size()), pointers.data()).options;

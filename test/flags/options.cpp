@@ -16,6 +16,7 @@
 #include <sstream>
 
 #include "llmc/base/error.h"
+#include "llmc/base/text.h"
 #include "llmc/flags/flags.h"
 #include "llmc/flags/help.h"
 #include "llmc/log/versions.h"
@@ -367,7 +368,8 @@ TEST_CASE("options: a whole number is kept as it is or refused with its flag and
           doctest::test_suite(test::kOnce)) {
     const std::vector<std::string> numbers = split(
         "0 -1 2147483648 -2147483649 4294967296 4294967297 -4294967295 9223372036854775808 9223372036854775807 "
-        "1125899906842625 -9223372036854775809 18446744073709551616 18446744073709551617");
+        "1125899906842625 -9223372036854775809 18446744073709551616 18446744073709551617",
+        ' ');
     int whole = 0;
     for (const Flag& flag : all_flags()) {
         if (flag.value != "N") continue;
@@ -523,7 +525,8 @@ TEST_CASE("options: a printed configuration is accepted and prints the same") {
         "0.3333333333333333";
     for (const std::string& line :
          {std::string(), long_line, std::string("--layers 2 --heads 2 --channels 64 -t 32 --vocab 256")}) {
-        const std::vector<std::string> words = split(line);
+        std::vector<std::string> words = split(line, ' ');
+        std::erase(words, "");
         Arguments arguments;
         for (const std::string& word : words) arguments.push_back(word.c_str());
         Options first = options(arguments);

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "llmc/base/error.h"
+#include "llmc/base/text.h"
 #include "test/helpers.h"
 
 using namespace llmc;

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "llmc/base/error.h"
+#include "llmc/base/text.h"
 #include "llmc/log/metrics.h"
 #include "test/helpers.h"
 
