@@ -9,7 +9,7 @@ import subprocess
 import unittest
 
 import trainer
-from trainer import ROOT, new_path, read_json
+from trainer import ROOT, new_path, read_json, read_records
 
 SCRIPTS = os.path.join(ROOT, "scripts", "pretrain")
 SMALL = [*trainer.TINY_MODEL, "--context", "16", "-t", "16", "-d", "64", "-b", "1", "-m", "1", "-x", "2", "-u", "0"]
@@ -88,8 +88,7 @@ class Pretraining(unittest.TestCase):
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertRegex(done.stdout, r"samples are printed as token ids, because there is no tokenizer\.json.*\.tiktoken")
             self.assertEqual(read_json(os.path.join(out, "run.json"))["world"], int(ranks))
-            with open(os.path.join(out, "metrics.jsonl"), encoding="utf-8") as file:
-                losses.append([record["loss"] for record in map(json.loads, file) if "loss" in record])
+            losses.append([record["loss"] for record in read_records(out) if "loss" in record])
         self.assertEqual(len(losses[0]), 2)
         self.assertEqual(losses[0], losses[1])
 

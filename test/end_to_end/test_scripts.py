@@ -13,7 +13,7 @@ import sys
 import tempfile
 import unittest
 
-ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
+from trainer import ROOT, read_records
 
 
 def load(name, folder="scripts"):
@@ -464,15 +464,13 @@ class Comparing(InDirectory):
         self.assert_failed(self.compare(a, b, *flags, "--from", "41"), "nothing in common", "from step 41 on")
 
     def test_a_gap_of_validation_alone(self):
-        with open(os.path.join(self.a, "metrics.jsonl"), encoding="utf-8") as file:
-            records = [json.loads(line) for line in file]
+        records = read_records(self.a)
         b = os.path.dirname(write_records(self, "b", [{**r, "val_loss": r["val_loss"] * 1.02} if "val_loss" in r else r
                                                       for r in records]))
         self.assert_failed(self.compare(self.a, b, "--max-gap", "1%"), "+2.000 %", "validation")
 
     def test_a_loss_that_is_not_finite(self):
-        with open(os.path.join(self.a, "metrics.jsonl"), encoding="utf-8") as file:
-            records = [json.loads(line) for line in file]
+        records = read_records(self.a)
         records[6] |= dict(loss=None, nonfinite=dict(loss="nan"))
         b = os.path.dirname(write_records(self, "b", records))
         self.assertEqual(self.compare(self.a, b).returncode, 0)
@@ -484,8 +482,7 @@ class Comparing(InDirectory):
     def test_other_batches(self):
         b = write_run(self, "b", batch="other{step}")
         self.assert_failed(self.compare(self.a, b), "b did not train on the batches of a", "from step 1 on")
-        with open(os.path.join(b, "metrics.jsonl"), encoding="utf-8") as file:
-            records = [json.loads(line) for line in file]
+        records = read_records(b)
         for record in records:
             if "loss" in record and record["step"] < 17:
                 record["batch_hash"] = f"b{record['step']}"
@@ -496,8 +493,7 @@ class Comparing(InDirectory):
         """As after a resume with another --max-steps. They may be meant, so they do not fail."""
         b = write_run(self, "b")
         self.assertRegex(self.compare(self.a, b).stdout, r"learning rates +- +the same, 40 steps")
-        with open(os.path.join(b, "metrics.jsonl"), encoding="utf-8") as file:
-            records = [json.loads(line) for line in file]
+        records = read_records(b)
         write_records(self, "b", [{**r, "lr": 2e-3} if "lr" in r and r["step"] > 20 else r for r in records])
         result = self.compare(self.a, b)
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
@@ -505,8 +501,7 @@ class Comparing(InDirectory):
 
     def test_an_fp8_run_without_fp8_products(self):
         b = write_run(self, "b", precision="fp8")
-        with open(os.path.join(b, "metrics.jsonl"), encoding="utf-8") as file:
-            records = [json.loads(line) for line in file]
+        records = read_records(b)
         for record in records:
             if record.get("step", 0) > 30 and "products" in record:
                 record["products"] = dict(fp8=0, bf16=27, fp32=0)

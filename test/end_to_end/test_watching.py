@@ -15,8 +15,8 @@ import sys
 import time
 import unittest
 
-from trainer import (ENVIRONMENT, PROGRAM, ROOT, FinishedRun, corpus, new_path, read_bytes, run, tiny_flags, workspace,
-                     write_json)
+from trainer import (ENVIRONMENT, PROGRAM, ROOT, FinishedRun, corpus, new_path, read_bytes, read_records, run,
+                     tiny_flags, workspace, write_json)
 
 SCRIPT = os.path.join(ROOT, "scripts", "follow.py")
 sys.path.insert(0, os.path.join(ROOT, "scripts"))
@@ -324,8 +324,7 @@ class Prometheus(Following):
                                  "prometheus=" + path))
         self.assertEqual((result.code, result.err), (0, ""))
         families = self.families(path)
-        with open(os.path.join(directory, "metrics.jsonl"), encoding="utf-8") as file:
-            records = [json.loads(line) for line in file]
+        records = read_records(directory)
         last = [r for r in records if "loss" in r][-1]
         for family, key, kind in (("loss", "loss", "gauge"), ("learning_rate", "lr", "gauge"), ("step", "step", "gauge"),
                                   ("gradient_norm", "norm", "gauge"), ("tokens", "tokens", "counter"),
