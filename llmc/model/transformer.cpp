@@ -293,25 +293,24 @@ void Transformer<Real>::embed_backward(const Pass& pass) {
 // ---- what the trainer calls -----------------------------------------------------------------------------------------
 
 template <class Real>
-void Transformer<Real>::train_micro_step(const MicroBatch& batch, float loss_weight, const float* loss_scale,
-                                         bool first, stream_t stream, bool last, int length, bool measures_logits) {
+void Transformer<Real>::train_micro_step(const MicroBatch& batch, const MicroStep& step, stream_t stream) {
     forget_rows();
-    const int T = length > 0 ? length : T_, B = B_ * T_ / T;
-    Pass training = pass(PassKind::training, B, T, !first && gradients_.layout().accumulates(), stream);
-    if (measures_logits) training.max_logits = max_logits_;
-    if (measures_logits && first) set_bytes(max_logits_, 0xff, max_logit_count() * sizeof(float), stream);
-    gradients_.begin_micro_step(first, last);
+    const int T = step.length > 0 ? step.length : T_, B = B_ * T_ / T;
+    Pass training = pass(PassKind::training, B, T, !step.first && gradients_.layout().accumulates(), stream);
+    if (step.measures_logits) training.max_logits = max_logits_;
+    if (step.measures_logits && step.first) set_bytes(max_logits_, 0xff, max_logit_count() * sizeof(float), stream);
+    gradients_.begin_micro_step(step.first, step.last);
     {
         const ProfileRange range("upload tokens", stream);
         upload(batch, training);
     }
     forward(training);
-    loss_and_head_gradients(loss_weight, loss_scale, training);
-    sum_losses(loss_sums_, loss_counts_, losses_, targets_, training.N(), !first, stream);
+    loss_and_head_gradients(step.loss_weight, step.loss_scale, training);
+    sum_losses(loss_sums_, loss_counts_, losses_, targets_, training.N(), !step.first, stream);
     backward(training);
-    if (last) share_losses(0, stream);
+    if (step.last) share_losses(0, stream);
     const Comm& comm = weights_.layout().comm();
-    if (measures_logits && last && comm.world() > 1) {
+    if (step.measures_logits && step.last && comm.world() > 1) {
         const CommRange range("share the largest logits", comm, stream);
         comm.all_reduce(max_logits_, max_logit_count(), ReduceOp::max, max_logits_workspace_, stream);
     }

@@ -47,6 +47,15 @@ struct ModelSetup {
     TrainedLoss loss;
 };
 
+struct MicroStep {
+    float loss_weight;
+    const float* loss_scale = nullptr;  // on the device; nullptr for 1
+    bool first = true;                  // overwrites gradients and loss sum; later micro-steps of a step add to them
+    bool last = true;                   // turns both into sums over all ranks
+    int length = 0;                     // sequences are cut into pieces of this many tokens; 0: they stay whole
+    bool measures_logits = false;       // max_logits() becomes that of the step, over all ranks
+};
+
 template <class Real>
 class Transformer {
 public:
@@ -72,13 +81,8 @@ public:
     }
     std::vector<Fp8Fallback> leave_fp8(int64_t step, stream_t stream) { return linear_.leave_fp8(step, stream); }
 
-    // Trains on a micro-batch: forward, loss and gradients. The first micro-step of a step overwrites gradients and
-    // loss sum, later ones add to them, and the last one turns both into sums over all ranks. The gradient is that of
-    // sum(losses) * loss_weight * *loss_scale, where loss_scale is on the device or nullptr for 1. `length`: sequences
-    // are cut into pieces of this many tokens, each a sequence of its own; 0: they stay whole. `measures_logits`:
-    // max_logits() becomes that of the step, over all ranks.
-    void train_micro_step(const MicroBatch& batch, float loss_weight, const float* loss_scale, bool first,
-                          stream_t stream, bool last = true, int length = 0, bool measures_logits = false);
+    // Trains on a micro-batch: forward, loss and gradients of sum(losses) * loss_weight * *loss_scale.
+    void train_micro_step(const MicroBatch& batch, const MicroStep& step, stream_t stream);
     // Computes the loss alone. Targets of -1 do not count.
     void evaluate(const int* tokens, const int* targets, bool first, stream_t stream);
     // Call after the last evaluate(): turns its sums into sums over all ranks.

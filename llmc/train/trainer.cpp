@@ -175,8 +175,14 @@ void Trainer<Real>::micro_step(const MicroBatch& batch, float weight) {
     const bool measures_logits = config_.qk_clip > 0 || (signals_ && signals_->is_due(step_ + 1));
     const auto run = [&] {
         if (fp8()) fp8()->laboratory().probe(kind_.probes && first);
-        model_.train_micro_step(batch, weight / static_cast<float>(total), optimizer_.loss_scale(), first, stream_,
-                                last, kind_.length, measures_logits);
+        model_.train_micro_step(batch,
+                                {.loss_weight = weight / static_cast<float>(total),
+                                 .loss_scale = optimizer_.loss_scale(),
+                                 .first = first,
+                                 .last = last,
+                                 .length = kind_.length,
+                                 .measures_logits = measures_logits},
+                                stream_);
     };
     const bool verified = first && verification_ && verification_->is_due(step_ + 1);
     if (first && signals_) signals_->before_micro_step(step_ + 1, kind_.micro_steps, verified);

@@ -62,8 +62,7 @@ struct Trained {
             test.trainer.set_weight(row.name, values);
         }
         test.trainer.weights_are_set();
-        test.model.train_micro_step({batch.tokens.data(), batch.targets.data()}, 1 / weighed, nullptr, true,
-                                    test.stream);
+        test.model.train_micro_step({batch.tokens.data(), batch.targets.data()}, {1 / weighed}, test.stream);
         losses = read_back(test.model.losses(), count, test.stream);
         gradients = test.all_gradients();
         const auto wpe = test.table.look_up("wpe");

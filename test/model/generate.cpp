@@ -75,8 +75,8 @@ void check_same_tokens(const Fp8Config* fp8, bool calibrated) {
     for (TestModel<Real>* test : {&with, &without, &shared}) {
         set_weights(*test);
         if (!calibrated) continue;
-        test->model.train_micro_step({batch.tokens.data(), batch.targets.data()}, 1.0f / static_cast<float>(B * T),
-                                     nullptr, true, test->stream);
+        test->model.train_micro_step({batch.tokens.data(), batch.targets.data()}, {1.0f / static_cast<float>(B * T)},
+                                     test->stream);
         test->fp8->finish_step(nullptr, test->stream);
     }
     const int count = T + 8;
@@ -163,6 +163,6 @@ TEST_CASE("generate: a token costs its own piece, and what is not known any more
     test.trainer.weights_are_set();
     CHECK(pieces(64) == 4);
     CHECK(pieces(64) == 1);
-    test.model.train_micro_step({batch.tokens.data(), batch.targets.data()}, 1.0f / T, nullptr, true, test.stream);
+    test.model.train_micro_step({batch.tokens.data(), batch.targets.data()}, {1.0f / T}, test.stream);
     CHECK(pieces(64) == 4);
 }

@@ -17,8 +17,8 @@ std::unique_ptr<TestModel<Real>> run_first_batch(const Gpt2Fixture& fixture, Rec
     auto test = std::make_unique<TestModel<Real>>(fixture_config(fixture), B, T, recompute);
     test->load(fixture);
     const Batch batch = fixture_batch(fixture, 0);
-    test->model.train_micro_step({batch.tokens.data(), batch.targets.data()}, 1.0f / static_cast<float>(B * T), nullptr,
-                                 true, test->stream);
+    test->model.train_micro_step({batch.tokens.data(), batch.targets.data()}, {1.0f / static_cast<float>(B * T)},
+                                 test->stream);
     return test;
 }
 
@@ -118,7 +118,7 @@ TEST_CASE("gpt2: accumulating micro-steps equals the large batch") {
     const Batch batch = fixture_batch(fixture, 0);
     for (int b = 0; b < B; b++)
         parts.model.train_micro_step({batch.tokens.data() + b * T, batch.targets.data() + b * T},
-                                     1.0f / static_cast<float>(B * T), nullptr, b == 0, parts.stream);
+                                     {.loss_weight = 1.0f / static_cast<float>(B * T), .first = b == 0}, parts.stream);
     const auto expected = whole->all_gradients(), actual = parts.all_gradients();
     for (size_t i = 0; i < expected.size(); i++) CHECK(relative_norm_error(actual[i], to_doubles(expected[i])) < 1e-5);
     CHECK(parts.mean_train_loss() == doctest::Approx(whole->mean_train_loss()).epsilon(1e-6));

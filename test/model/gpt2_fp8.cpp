@@ -32,7 +32,7 @@ void check_gradients(const Fp8Config& config, const std::string& layers) {
             run.test.gradients.reduce(u, run.test.stream);
         }
         run.test.model.train_micro_step({batch.tokens.data(), batch.targets.data()},
-                                        1.0f / static_cast<float>(run.B * run.T), nullptr, true, run.test.stream);
+                                        {1.0f / static_cast<float>(run.B * run.T)}, run.test.stream);
         run.test.fp8->finish_step(run.optimizer.loss_scale_change(), run.test.stream);
     }
     const auto gradients = run.test.all_gradients();
@@ -148,7 +148,7 @@ TEST_CASE("gpt2 fp8: the next token is predicted up to the end of any context") 
                 test->trainer.set_weight(row.name, values);                                 // spare positions are 0
             }
             test->trainer.weights_are_set();
-            test->model.train_micro_step({tokens.data(), targets.data()}, 1.0f / (B * T), nullptr, true, test->stream);
+            test->model.train_micro_step({tokens.data(), targets.data()}, {1.0f / (B * T)}, test->stream);
             test->fp8->finish_step(nullptr, test->stream);  // gives delayed scaling its scales
         }
         for (const int length : {1, 16, 17, 23, 24}) {
@@ -173,7 +173,7 @@ TEST_CASE("gpt2 fp8: sequences of any length train, as long as the tokens of a m
     for (TestModel<bf16>* test : {&fp8, &plain}) {
         test->load(fixture);
         for (int i = 0; i < 2; i++) {
-            test->model.train_micro_step({tokens.data(), targets.data()}, 1.0f / (B * T), nullptr, true, test->stream);
+            test->model.train_micro_step({tokens.data(), targets.data()}, {1.0f / (B * T)}, test->stream);
             if (test->fp8) test->fp8->finish_step(nullptr, test->stream);
         }
     }

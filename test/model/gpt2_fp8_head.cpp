@@ -42,7 +42,8 @@ struct HeadRun {
         return training;
     }
     void micro_step(bool first = true) {
-        test.model.train_micro_step({tokens.data(), targets.data()}, 1.0f / kN, nullptr, first, test.stream);
+        test.model.train_micro_step({tokens.data(), targets.data()}, {.loss_weight = 1.0f / kN, .first = first},
+                                    test.stream);
     }
     // Makes two steps with the same weights; the second uses the scales of the first.
     void two_steps() {

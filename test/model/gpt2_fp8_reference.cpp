@@ -144,7 +144,7 @@ private:
     void micro_step() {
         const Batch batch = fixture.batch();
         test.model.train_micro_step({batch.tokens.data(), batch.targets.data()},
-                                    1.0f / static_cast<float>(fixture.B * fixture.T), nullptr, true, test.stream);
+                                    {1.0f / static_cast<float>(fixture.B * fixture.T)}, test.stream);
         synchronize(test.stream);
     }
 };

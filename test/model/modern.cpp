@@ -16,8 +16,8 @@ std::unique_ptr<TestModel<Real>> ran(const std::string& name, Recompute recomput
     const Batch batch = modern_batch(name);
     const int T = static_cast<int>(batch.tokens.size());
     auto test = loaded<Real>(modern_config(name), 1, T, recompute);
-    test->model.train_micro_step({batch.tokens.data(), batch.targets.data()}, 1.0f / static_cast<float>(T), nullptr,
-                                 true, test->stream);
+    test->model.train_micro_step({batch.tokens.data(), batch.targets.data()}, {1.0f / static_cast<float>(T)},
+                                 test->stream);
     return test;
 }
 
@@ -122,8 +122,9 @@ TEST_CASE("modern blocks: gradients of the first micro-step and of later ones") 
         const Batch batch = modern_batch(name);
         const auto test = ran<float>(name, Recompute::gelu);
         const auto again = [&](bool first) {
-            test->model.train_micro_step({batch.tokens.data(), batch.targets.data()},
-                                         1.0f / static_cast<float>(batch.tokens.size()), nullptr, first, test->stream);
+            test->model.train_micro_step(
+                {batch.tokens.data(), batch.targets.data()},
+                {.loss_weight = 1.0f / static_cast<float>(batch.tokens.size()), .first = first}, test->stream);
             return test->all_gradients();
         };
         const std::vector<std::vector<float>> once = test->all_gradients();

@@ -175,8 +175,7 @@ TEST_CASE("faults: an error passes while every kind of object is alive") {
                     results.begin(false, m.stream);
                     const ProfileRange range("step", m.stream);
                     if (fault) host::inject_fault(static_cast<uint64_t>(work));
-                    m.model.train_micro_step({batch.tokens.data(), batch.targets.data()}, 1.0f, nullptr, true,
-                                             m.stream);
+                    m.model.train_micro_step({batch.tokens.data(), batch.targets.data()}, {1.0f}, m.stream);
                     if (!fault) launch<diverging_kernel>({1, 32, 0, m.stream}, {out(memory, 64)}, memory);
                     synchronize(m.stream);
                 });
