@@ -483,6 +483,22 @@ void inverse_norm(Trial& t, const Matrix& s) {
 }
 
 template <class Real>
+void row_factors(Trial& t, const Matrix& s) {
+    const auto x = t.normal<Real>(s.count(), s.size);
+    float *factors = t.result<float>("factors", line(s.rows)), *squares = t.scratch<float>(s.rows);
+    t.run_twice([&] { row_inverse_norms<Real>(factors, squares, x, s.rows, s.columns, kSafety, t.stream()); });
+    std::vector<double> sums(s.rows);
+    for (size_t i = 0; i < s.count(); i++)
+        sums[i / s.columns] += std::pow(static_cast<double>(to_float(x.values[i])), 2);
+    Bounded expected;
+    for (const double sum : sums) {
+        const double factor = 1 / std::max(kSafety * std::sqrt(sum), 1e-7);
+        expected.push_back(factor, (s.columns + 8) * kUnit * factor);
+    }
+    t.within(factors, expected);
+}
+
+template <class Real>
 void matrix_copy(Trial& t, const Matrix& s, bool transpose, FactorOf of) {
     const auto x = t.normal<Real>(s.count(), s.size);
     const auto factors = t.normal<float>(static_cast<size_t>(std::max(s.rows, s.columns)), 1.0f);
@@ -586,6 +602,7 @@ template <class Real>
 void add_matrix(Items& items, const Matrix& s) {
     const std::string suffix = fmt::format(" {} {} x {} of {:g}", type_name<Real>(), s.rows, s.columns, s.size);
     add_kernel(items, "muon_inverse_norm" + suffix, [s](Trial& t) { inverse_norm<Real>(t, s); });
+    add_kernel(items, "muon row_inverse_norms" + suffix, [s](Trial& t) { row_factors<Real>(t, s); });
     if (s.size != 1) return;
     add_kernel(items, "muon copy_matrix" + suffix, [s](Trial& t) {
         for (const bool transpose : {false, true})

@@ -327,7 +327,8 @@ const Flag kRows[] = {
     flag(0, "early-stop", "N", &Options::early_stop, {},
          "finish the run after more than N validations in a row without a new best loss; 0: never"),
     flag(0, "optimizer", "NAME", &Options::optimizer, {},
-         "adamw, lion, sgd, muon or normuon (the last two update the blocks' matrices and leave the rest to AdamW)"),
+         "adamw, lion, sgd, muon, normuon or muoneq (the last three update the blocks' matrices and leave the rest to "
+         "AdamW)"),
     flag('c', "weight-decay", "X", &Options::weight_decay, {}, "decoupled weight decay of matrices and embeddings"),
     flag(0, "cautious-decay", "", &Options::cautious_decay, {},
          "adamw, and muon for its matrices: no weight decay of weights whose update points away from zero"),

@@ -11,8 +11,8 @@
 
 namespace llmc {
 
-enum class OptimizerKind { adamw, lion, sgd, muon, normuon };
-constexpr bool is_muon(OptimizerKind kind) { return kind == OptimizerKind::muon || kind == OptimizerKind::normuon; }
+enum class OptimizerKind { adamw, lion, sgd, muon, normuon, muoneq };  // from muon on: its variants
+constexpr bool is_muon(OptimizerKind kind) { return kind >= OptimizerKind::muon; }
 
 // The format of AdamW's second moments next to first ones in `moments`. It is never fp8: AdamW divides by their roots.
 constexpr StateFormat second_moment_format(StateFormat moments) {

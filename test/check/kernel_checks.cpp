@@ -141,11 +141,10 @@ TEST_CASE("loops are held to what their kernels are held to, and a wrong one is 
 }
 
 TEST_CASE("every optimizer's kernels are right, and are checked only where they are used") {
-    const std::pair<OptimizerKind, std::string> kinds[] = {{OptimizerKind::adamw, "adamw_update"},
-                                                           {OptimizerKind::lion, "lion_update"},
-                                                           {OptimizerKind::sgd, "sgd_update"},
-                                                           {OptimizerKind::muon, "muon"},
-                                                           {OptimizerKind::normuon, "muon"}};
+    const std::pair<OptimizerKind, std::string> kinds[] = {
+        {OptimizerKind::adamw, "adamw_update"}, {OptimizerKind::lion, "lion_update"},
+        {OptimizerKind::sgd, "sgd_update"},     {OptimizerKind::muon, "muon"},
+        {OptimizerKind::normuon, "muon"},       {OptimizerKind::muoneq, "muon"}};
     for (const auto& [kind, name] : kinds)
         for (const auto& [fp8, moments] : {std::pair{false, StateFormat::fp32},
                                            {true, StateFormat::fp32},

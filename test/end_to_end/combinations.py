@@ -64,7 +64,7 @@ def fp8(draw, recipe, gated):
 
 
 def optimizer(draw):
-    name = draw.choice(["adamw", "adamw", "adamw", "lion", "sgd", "muon", "normuon"])
+    name = draw.choice(["adamw", "adamw", "adamw", "lion", "sgd", "muon", "normuon", "muoneq"])
     flags = ["--optimizer", name, *draw.choice([[], [], ["--clip", 0], ["--clip", 0.01, "--clip-kind", "norm"],
                                                 ["--clip", 0.01, "--clip-kind", "tensor"],
                                                 ["--clip", "1e-4", "--clip-kind", "value"]])]

@@ -392,7 +392,7 @@ class Ranks(Case):
         """They do not depend on which rank holds an element: the state rounds the same everywhere."""
         for narrow in (["--adam-moments", "bf16"], ["--adam-moments", "fp8"], ["--master", "bf16"],
                        ["--adam-moments", "fp8", "--master", "bf16", "--cautious-decay", "--nesterov", "on"],
-                       ["--master", "bf16", "--gradients", "bf16", "--optimizer", "muon"]):
+                       ["--master", "bf16", "--gradients", "bf16", "--optimizer", "muoneq"]):
             with self.subTest(narrow=narrow):
                 self.check_pairs([((3, 1), (2, 3))], [*self.FLAGS, *narrow])
 

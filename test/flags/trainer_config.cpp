@@ -84,6 +84,7 @@ TEST_CASE("trainer config: words become what they say") {
     CHECK(with("optimizer", "sgd").optimizer.kind == OptimizerKind::sgd);
     CHECK(with("optimizer", "muon").optimizer.kind == OptimizerKind::muon);
     CHECK(with("optimizer", "normuon").optimizer.kind == OptimizerKind::normuon);
+    CHECK(with("optimizer", "muoneq").optimizer.kind == OptimizerKind::muoneq);
     CHECK(with("muon-scale", "rms").optimizer.muon.scale == MuonScale::rms);
     CHECK(with("muon-scale", "spectral").optimizer.muon.scale == MuonScale::spectral);
     for (const char* set : {"k", "p", "q", "s"}) CHECK(with("muon-ns", set).optimizer.muon.newton_schulz == *set);

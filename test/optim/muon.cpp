@@ -343,7 +343,7 @@ std::vector<std::vector<float>> weights_after(const StepOptions& o) {
     return after;
 }
 
-// Muon as published, matrix by matrix, with NorMuon's lines.
+// Muon as published, matrix by matrix, with NorMuon's lines and MuonEq's rows.
 void simulate_matrix(const MuonMatrix& m, const StepOptions& o, std::vector<double>& unit) {
     Matrix momentum(m.rows, m.columns);
     const bool by_rows = m.rows >= m.columns;
@@ -358,6 +358,11 @@ void simulate_matrix(const MuonMatrix& m, const StepOptions& o, std::vector<doub
             const double g = grads[m.begin + i];
             momentum.values[i] = mu * momentum.values[i] + (1 - mu) * g;
             u.values[i] = o.muon.nesterov ? (1 - mu) * g + mu * momentum.values[i] : momentum.values[i];
+        }
+        for (int row = 0; row < m.rows && o.kind == OptimizerKind::muoneq; row++) {
+            double squares = 0;
+            for (int c = 0; c < m.columns; c++) squares += u.at(row, c) * u.at(row, c);
+            for (int c = 0; c < m.columns; c++) u.at(row, c) /= std::sqrt(squares);
         }
         Matrix direction = newton_schulz(u, newton_schulz_steps(o.muon.newton_schulz));
         if (o.kind == OptimizerKind::normuon) {
@@ -455,6 +460,7 @@ TEST_CASE("Muon's whole step is the published one, with every setting") {
     add([](StepOptions& o) { o.muon.embedding_rate = 3; });
     add([](StepOptions& o) { o.muon.head_rate = 0.25; });
     add([](StepOptions& o) { o.muon.vector_rate = 2; });
+    add([](StepOptions& o) { o.kind = OptimizerKind::muoneq; });
     add([](StepOptions& o) { o.kind = OptimizerKind::normuon; });
     add([](StepOptions& o) { o.kind = OptimizerKind::normuon, o.muon.normuon_beta2 = 0.5; });
     for (size_t i = 0; i < all.size(); i++) {
@@ -466,7 +472,7 @@ TEST_CASE("Muon's whole step is the published one, with every setting") {
 }
 
 TEST_CASE_TEMPLATE("Q, K and V, gate and up are updated as if they were tensors of their own", Real, float, bf16) {
-    for (const OptimizerKind kind : {OptimizerKind::muon, OptimizerKind::normuon}) {
+    for (const OptimizerKind kind : {OptimizerKind::muon, OptimizerKind::normuon, OptimizerKind::muoneq}) {
         StepOptions fused, apart;
         fused.kind = apart.kind = kind;
         apart.fused = false;
