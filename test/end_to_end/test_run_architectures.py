@@ -7,7 +7,7 @@ import re
 import unittest
 
 from test_run_ranks import MPIRUN, run_ranks
-from trainer import BRIEF, TINY_BATCH, corpus, new_path, read_json, read_safetensors, run, write_json
+from trainer import BRIEF, TINY_BATCH, Case, corpus, new_path, read_json, read_safetensors, run, write_json
 
 FLAGS, CHECKPOINT = 2, 4
 SHAPE = {"layers": 2, "heads": 4, "kv_heads": 2, "channels": 64, "head_dim": 32, "hidden": 96, "context": 64}
@@ -24,17 +24,9 @@ def flags(model, *more):
     return ["--train", corpus().train, "-e", model, *TINY_BATCH, "--max-steps", "4", "--lr", "2e-3", *more]
 
 
-class Architectures(unittest.TestCase):
+class Architectures(Case):
     def succeeded(self, *arguments, env=None):
-        result = run(*arguments, env=env)
-        self.assertEqual(result.code, 0, result.out + result.err)
-        return result.out
-
-    def refused(self, code, arguments, *parts):
-        result = run(*arguments)
-        self.assertEqual(result.code, code, result.out + result.err)
-        for part in parts:
-            self.assertIn(part, result.err)
+        return self.succeeds(run(*arguments, env=env)).out
 
     def assert_same_weights(self, *directories):
         one, other = (read_safetensors(os.path.join(path, "model.safetensors")) for path in directories)
@@ -62,10 +54,10 @@ class Architectures(unittest.TestCase):
 
     def test_llama(self):
         run_directory = self.check(described("llama"), "LlamaForCausalLM", "--precision", "fp8")
-        self.refused(CHECKPOINT, flags(described("llama", rope_theta=1e4), "--precision", "fp8", "--out", run_directory,
-                                       "--resume", "latest"), "holds another model", '"rope_theta":10000.0')
-        self.refused(CHECKPOINT, flags(described("qwen3"), "--init-from", run_directory), "the architecture is llama")
-        self.refused(CHECKPOINT, ["export", "--from", run_directory, "--to", new_path(), "--format", "llmc"],
+        self.refused(run(*flags(described("llama", rope_theta=1e4), "--precision", "fp8", "--out", run_directory,
+                                "--resume", "latest")), CHECKPOINT, "holds another model", '"rope_theta":10000.0')
+        self.refused(run(*flags(described("qwen3"), "--init-from", run_directory)), CHECKPOINT, "the architecture is llama")
+        self.refused(run("export", "--from", run_directory, "--to", new_path(), "--format", "llmc"), CHECKPOINT,
                      "llm.c's model files hold GPT-2")
 
     def test_qwen3(self):
@@ -104,8 +96,8 @@ class Architectures(unittest.TestCase):
         write_json(os.path.join(directory, "config.json"),
                    {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
                     "intermediate_size": 96, "vocab_size": 300, "attention_bias": True})
-        self.refused(FLAGS, ["-e", directory, "--dry-run"], "attention_bias")
-        self.refused(FLAGS, ["-e", described("mamba"), "--dry-run"], 'unknown architecture "mamba"')
+        self.refused(run("-e", directory, "--dry-run"), FLAGS, "attention_bias")
+        self.refused(run("-e", described("mamba"), "--dry-run"), FLAGS, 'unknown architecture "mamba"')
 
 
 class EveryName(unittest.TestCase):

@@ -19,7 +19,7 @@ import unittest
 
 from test_ranks import ENVIRONMENT
 from test_run_ranks import LAUNCH, MPIRUN, ONE_THREAD, command
-from trainer import (FP8_RECIPES, PROGRAM, ROOT, TIME_FIELDS, corpus, disk_trouble, new_path, read_bytes, read_json,
+from trainer import (FP8_RECIPES, PROGRAM, ROOT, TIME_FIELDS, Case, corpus, disk_trouble, new_path, read_bytes, read_json,
                      read_records, read_safetensors, recipe_flags, run, workspace, write_json, write_shard)
 
 MATRIX = bool(os.environ.get("CHECKPOINT_MATRIX"))
@@ -94,26 +94,6 @@ def damage(path, offset=-1):
         byte = file.read(1)
         file.seek(-1, os.SEEK_CUR)
         file.write(bytes([byte[0] ^ 1]))
-
-
-class Case(unittest.TestCase):
-    def succeeds(self, result, code=0):
-        self.assertEqual(result.code, code, result.out + result.err)
-        return result
-
-    def refused(self, result, code, *words):
-        self.assertEqual(result.code, code, result.out + result.err)
-        for word in words:
-            self.assertIn(word, result.err)
-
-    def same_run(self, run_, other, step=12):
-        self.assertEqual(run_.records(), other.records())
-        self.assertEqual(run_.log(), other.log())
-        self.assertEqual(run_.state(step), other.state(step))
-        for name in ("run", "state"):
-            a, b = run_.manifest(step)[name], other.manifest(step)[name]
-            a.pop("files", None), b.pop("files", None)  # their lines contain times
-            self.assertEqual(a, b)
 
 
 @functools.cache

@@ -6,7 +6,7 @@ import shutil
 import struct
 import unittest
 
-from trainer import (VOCAB, FinishedRun, llmc_tensors, new_path, read_bytes as read, read_safetensors, run, tiny_flags,
+from trainer import (VOCAB, Case, FinishedRun, llmc_tensors, new_path, read_bytes as read, read_safetensors, run, tiny_flags,
                      write_as_llmc, write_json, write_llmc_model)
 
 FLAGS, DATA, CHECKPOINT = 2, 3, 4
@@ -20,7 +20,7 @@ def bf16(data):
     return struct.pack(f"<{len(bits)}H", *(b + 0x7fff + (b >> 16 & 1) >> 16 for b in bits))
 
 
-class Export(unittest.TestCase):
+class Export(Case):
     @classmethod
     def setUpClass(cls):
         cls.trained = FinishedRun("--max-steps", "3")
@@ -33,11 +33,8 @@ class Export(unittest.TestCase):
         self.assertIn("parameters in", result.out)
         return to
 
-    def refused(self, code, flags, *parts):
-        result = run("export", *flags)
-        self.assertEqual(result.code, code, result.err or result.out)
-        for part in parts:
-            self.assertIn(part, result.err)
+    def refuses(self, code, flags, *parts):
+        self.refused(run("export", *flags), code, *parts)
 
     def llmc_file(self):
         """The run's weights as an llm.c file, written by this test itself."""
@@ -113,12 +110,12 @@ class Export(unittest.TestCase):
         with open(os.path.join(copy, "rank_00000.safetensors"), "r+b") as file:
             file.seek(-1, os.SEEK_END)
             file.write(b"?")
-        self.refused(CHECKPOINT, ["--from", copy, "--to", new_path()], "is damaged")
+        self.refuses(CHECKPOINT, ["--from", copy, "--to", new_path()], "is damaged")
 
     def test_what_is_there_stays_without_overwrite(self):
         directory = self.export(self.trained.directory)
         before = read(os.path.join(directory, "model.safetensors"))
-        self.refused(FLAGS, ["--from", self.trained.directory, "--to", directory], "is not empty", "--overwrite")
+        self.refuses(FLAGS, ["--from", self.trained.directory, "--to", directory], "is not empty", "--overwrite")
         self.assertEqual(read(os.path.join(directory, "model.safetensors")), before)
         for name in ("model-00001-of-00002.safetensors", "model.safetensors.index.json", "notes.txt"):
             with open(os.path.join(directory, name), "w", encoding="utf-8") as file:
@@ -129,15 +126,15 @@ class Export(unittest.TestCase):
         self.assertLess(os.path.getsize(os.path.join(directory, "model.safetensors")), len(before))
 
         path = self.export(directory, "--format", "llmc", to=new_path() + ".bin")
-        self.refused(FLAGS, ["--from", directory, "--to", path, "--format", "llmc"], "exists", "--overwrite")
+        self.refuses(FLAGS, ["--from", directory, "--to", path, "--format", "llmc"], "exists", "--overwrite")
         self.export(directory, "--format", "llmc", "--overwrite", to=path)
 
     def test_the_source_is_not_replaced(self):
         for source in (self.trained.directory, self.trained.path("model.safetensors")):
-            self.refused(FLAGS, ["--from", source, "--to", self.trained.directory + "/.", "--overwrite"],
+            self.refuses(FLAGS, ["--from", source, "--to", self.trained.directory + "/.", "--overwrite"],
                          "would replace the model that --from reads")
         path = self.llmc_file()
-        self.refused(FLAGS, ["--from", path, "--to", path, "--format", "llmc", "--overwrite"], "would replace")
+        self.refuses(FLAGS, ["--from", path, "--to", path, "--format", "llmc", "--overwrite"], "would replace")
         self.assertEqual(read_safetensors(self.trained.path("model.safetensors")), self.tensors)
 
     def test_tokenizer(self):
@@ -187,20 +184,20 @@ class Export(unittest.TestCase):
         alone = self.export(model, "--tokenizer", os.path.join(directory, "tokenizer.json"))
         self.assertEqual(read(os.path.join(alone, "tokenizer.json")), read(os.path.join(directory, "tokenizer.json")))
 
-        self.refused(FLAGS, ["--from", model, "--to", new_path(), "--format", "llmc", "--tokenizer", table], "--format hf")
+        self.refuses(FLAGS, ["--from", model, "--to", new_path(), "--format", "llmc", "--tokenizer", table], "--format hf")
         for wrong, parts in ((self.trained.path("run.json"), ["not a tokenizer.json"]),
                              (new_path(), ["cannot open the tokenizer file"]),
                              ("nowhere", ["cannot open the tokenizer file"])):
-            self.refused(DATA, ["--from", model, "--to", new_path(), "--tokenizer", wrong], *parts)
-        self.refused(DATA, ["--from", self.trained.directory, "--to", new_path(), "--tokenizer", table],
+            self.refuses(DATA, ["--from", model, "--to", new_path(), "--tokenizer", wrong], *parts)
+        self.refuses(DATA, ["--from", self.trained.directory, "--to", new_path(), "--tokenizer", table],
                      "has 268 tokens, but the vocabulary has 257")
         other = os.path.join(alone, "tokenizer.json")
-        self.refused(DATA, ["--from", self.trained.directory, "--to", new_path(), "--tokenizer", other],
+        self.refuses(DATA, ["--from", self.trained.directory, "--to", new_path(), "--tokenizer", other],
                      "has 268 tokens, but the vocabulary has 257")
         with open(table, "r+b") as file:
             file.seek(1024 + 2 * 256)
             file.write(b"\2zq")  # "lo", neither part of which comes later
-        self.refused(DATA, ["--from", model, "--to", new_path(), "--tokenizer", table], "token 257", "no merge of two")
+        self.refuses(DATA, ["--from", model, "--to", new_path(), "--tokenizer", table], "token 257", "no merge of two")
 
     def test_end_token(self):
         """generate() stops at the token between documents: from the run's data, else from the tokenizer, else by its
@@ -240,15 +237,15 @@ class Export(unittest.TestCase):
         for part in ("train_gpt export", "--from", "--to", "--format", "--dtype", "--overwrite", "--tokenizer", "lm_eval --model hf"):
             self.assertIn(part, result.out)
         both = ["--from", self.trained.directory, "--to", new_path()]
-        self.refused(FLAGS, [], "--from PATH is missing", "train_gpt export --help")
-        self.refused(FLAGS, both[:2], "--to PATH is missing")
-        self.refused(FLAGS, [*both, "--format", "gguf"], "--format", "gguf")
-        self.refused(FLAGS, [*both, "--dtype", "fp16"], "--dtype", "fp16")
-        self.refused(FLAGS, [*both, "--format", "llmc", "--dtype", "fp8"], "--dtype fp8 needs --format hf")
-        self.refused(FLAGS, [*both, "--fromm", "x"], "--fromm")
-        self.refused(FLAGS, ["--from", self.trained.directory, "--to", self.trained.path("run.json")], "is not a directory")
-        self.refused(CHECKPOINT, ["--from", "nowhere", "--to", new_path()], "nowhere")
-        self.refused(CHECKPOINT, ["--from", self.trained.path("run.json"), "--to", new_path()], "run.json")
+        self.refuses(FLAGS, [], "--from PATH is missing", "train_gpt export --help")
+        self.refuses(FLAGS, both[:2], "--to PATH is missing")
+        self.refuses(FLAGS, [*both, "--format", "gguf"], "--format", "gguf")
+        self.refuses(FLAGS, [*both, "--dtype", "fp16"], "--dtype", "fp16")
+        self.refuses(FLAGS, [*both, "--format", "llmc", "--dtype", "fp8"], "--dtype fp8 needs --format hf")
+        self.refuses(FLAGS, [*both, "--fromm", "x"], "--fromm")
+        self.refuses(FLAGS, ["--from", self.trained.directory, "--to", self.trained.path("run.json")], "is not a directory")
+        self.refuses(CHECKPOINT, ["--from", "nowhere", "--to", new_path()], "nowhere")
+        self.refuses(CHECKPOINT, ["--from", self.trained.path("run.json"), "--to", new_path()], "run.json")
         self.assertFalse(os.path.exists(both[3]))
 
 

@@ -5,13 +5,13 @@ import os
 import unittest
 
 from test_run_ranks import MPIRUN, ONE_THREAD, RankRun, run_ranks
-from trainer import (BLOCK_RECIPES, FP8_RECIPES, TINY_BATCH, FinishedRun, corpus, new_path, read_bytes, read_records,
-                     recipe_flags, run, tiny_flags, write_json)
+from trainer import (BLOCK_RECIPES, FP8_RECIPES, TINY_BATCH, Case, FinishedRun, corpus, new_path, read_bytes,
+                     read_records, recipe_flags, run, tiny_flags, write_json)
 
 LINEAR_LAYERS = 2 * 4  # of the tiny model
 
 
-class Fp8(unittest.TestCase):
+class Fp8(Case):
     # More steps than delayed scaling's window has.
     STEPS = 24
     FLAGS = ["--max-steps", STEPS, "--lr", "1e-3", "--warmup", "5", "--val-every", "12", "--val-batches", "8", "--batch", "8"]
@@ -102,9 +102,7 @@ class Fp8(unittest.TestCase):
     def test_it_is_the_default(self):
         flags = [f for f in tiny_flags("--print-config") if f not in ("--precision", "bf16")]
         self.assertIn('"precision": "fp8"', run(*flags).out)
-        result = run(*flags, "--batch", "1", "--seq", "40")
-        self.assertEqual(result.code, 2)
-        self.assertIn("use -t 48 or --precision bf16", result.err)
+        self.refused(run(*flags, "--batch", "1", "--seq", "40"), 2, "use -t 48 or --precision bf16")
 
     def test_records_of_every_tensor(self):
         finished = FinishedRun("--precision", "fp8", "--max-steps", "6", "--fp8-log-every", "3", "--fp8-layers", "all,-first")
@@ -336,16 +334,13 @@ class Fp8(unittest.TestCase):
                             (["--fp8-recipe", "mxfp8", "--seq", "48", "--batch", "1"], "48 tokens per micro-batch")):
             with self.subTest(flags=flags):
                 result = run(*tiny_flags("--precision", "fp8", *flags))
-                self.assertEqual(result.code, 2, result.err)
-                self.assertIn(part, result.err)
+                self.refused(result, 2, part)
                 self.assertEqual(result.out, "")
         smooth = [(["--fp8-recipe", recipe], "--fp8-smooth needs --fp8-recipe delayed") for recipe in BLOCK_RECIPES]
         smooth.append((["--fp8-layers", "all,-fc_proj"], "no layer that reads SwiGLU's output (fc_proj) is in FP8"))
         for flags, part in smooth:
             for what in ([], ["--dry-run"]):
-                result = run(*self.llama_flags(), "--fp8-smooth", *flags, *what)
-                self.assertEqual(result.code, 2, result.err)
-                self.assertIn(part, result.err)
+                self.refused(run(*self.llama_flags(), "--fp8-smooth", *flags, *what), 2, part)
 
 
 if __name__ == "__main__":

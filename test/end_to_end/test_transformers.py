@@ -9,7 +9,7 @@ import struct
 import unittest
 
 from test_run_architectures import described, flags
-from trainer import corpus, new_path, read_json, run, write_json
+from trainer import Case, corpus, new_path, read_json, run, write_json
 
 BATCH, LENGTH = 4, 32
 PACKAGES = ("torch", "transformers")
@@ -19,10 +19,9 @@ SAME = 2e-5
 
 
 @unittest.skipUnless(all(map(importlib.util.find_spec, PACKAGES)), "torch and transformers are not installed")
-class Transformers(unittest.TestCase):
+class Transformers(Case):
     def succeeded(self, *arguments):
-        result = run(*arguments)
-        self.assertEqual(result.code, 0, result.out + result.err)
+        self.succeeds(run(*arguments))
 
     def our_loss(self, directory):
         path = new_path() + ".json"

@@ -17,6 +17,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import unittest
 from dataclasses import dataclass
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
@@ -126,6 +127,30 @@ def run(*flags, env=None, limit=120):
     done = subprocess.run([PROGRAM, *map(str, flags)], capture_output=True, text=True, errors="replace", timeout=limit,
                           cwd=workspace(), env={**ENVIRONMENT, **(env or {})})
     return Result(done.returncode, done.stdout, done.stderr)
+
+
+class Case(unittest.TestCase):
+    """How runs must have ended."""
+
+    def succeeds(self, result, code=0):
+        self.assertEqual(result.code, code, result.out + result.err)
+        return result
+
+    def refused(self, result, code, *parts):
+        """The message has all the parts."""
+        self.succeeds(result, code)
+        for part in parts:
+            self.assertIn(part, result.err)
+
+    def same_run(self, run_, other, step=12):
+        """For two of test_run_checkpoints.py's Directory."""
+        self.assertEqual(run_.records(), other.records())
+        self.assertEqual(run_.log(), other.log())
+        self.assertEqual(run_.state(step), other.state(step))
+        for name in ("run", "state"):
+            a, b = run_.manifest(step)[name], other.manifest(step)[name]
+            a.pop("files", None), b.pop("files", None)  # their lines contain times
+            self.assertEqual(a, b)
 
 
 def tiny_flags(*flags):
