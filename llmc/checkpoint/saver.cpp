@@ -2,8 +2,6 @@
 // build: threads
 #include "llmc/checkpoint/saver.h"
 
-#include <chrono>
-
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
 #include "llmc/base/text.h"
@@ -12,10 +10,6 @@ namespace llmc {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-double seconds_now() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 Json file_json(const StateFile& file) {
     Json slices = Json::array();
@@ -53,7 +47,7 @@ void CheckpointSaver::check_room() const {
 std::optional<SaveOutcome> CheckpointSaver::begin(SaveJob job) {
     if (is_active()) throw Error(ExitCode::failure, "a save was started while another one was active");
     job_ = std::move(job);
-    began_ = seconds_now();
+    began_ = monotonic_seconds();
     const int64_t step = job_.manifest.step;
     failure_ = failure_of([&] {
         if (job_.failure) throw Error(job_.failure.code, job_.failure.text);
@@ -139,7 +133,7 @@ SaveOutcome CheckpointSaver::outcome(const Failure& failure) {
     done.problem = failure.text;
     done.code = failure.code;
     done.bytes = job_.manifest.bytes();
-    done.seconds = seconds_now() - began_;
+    done.seconds = monotonic_seconds() - began_;
     job_ = {};
     phase_ = Phase::idle;
     return done;

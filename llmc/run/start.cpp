@@ -2,7 +2,6 @@
 // records.
 #include "llmc/run/start.h"
 
-#include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <map>
@@ -251,7 +250,7 @@ Json position_json(const RunPosition& p, const Options& o, const Inputs& inputs)
 std::optional<Resumed> find_checkpoint(const Options& o, const Inputs& inputs, Ranks& ranks) {
     const Comm& comm = ranks.comm;
     if (o.resume.value == ResumeFrom::nothing) return std::nullopt;
-    const auto began = std::chrono::steady_clock::now();
+    const double began = monotonic_seconds();
     const std::string directory = o.out.empty() ? "" : o.out + "/checkpoints";
     Candidates mine;
     do_together(comm, [&] {
@@ -282,7 +281,7 @@ std::optional<Resumed> find_checkpoint(const Options& o, const Inputs& inputs, R
     }
     resumed.in_place = comm.host_max(resumed.in_place) > 0;
     if (resumed.in_place) resumed.position.saved = resumed.position.step;
-    resumed.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+    resumed.seconds = monotonic_seconds() - began;
     return resumed;
 }
 
@@ -333,7 +332,7 @@ TrainerState state_of(const CheckpointReader& checkpoint) {
 template <class Real>
 void restore(Trainer<Real>& trainer, Ranks& ranks, const Resumed& resumed) {
     const CheckpointReader& checkpoint = *resumed.checkpoint;
-    const auto began = std::chrono::steady_clock::now();
+    const double began = monotonic_seconds();
     require_tensors(checkpoint, trainer.state_tensors());
     TrainerState state = state_of(checkpoint);
     state.step = resumed.position.step;
@@ -344,8 +343,7 @@ void restore(Trainer<Real>& trainer, Ranks& ranks, const Resumed& resumed) {
         });
     if (!trainer.comm().is_main()) return;
     const Manifest& m = checkpoint.manifest();
-    const double seconds =
-        resumed.seconds + std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+    const double seconds = resumed.seconds + monotonic_seconds() - began;
     std::printf("resumed from %s: step %lld is done%s (%s checked and read in %.2f s)\n",
                 checkpoint.directory().c_str(), llong{m.step},
                 m.world == trainer.comm().world() ? "" : (", on " + plural(m.world, "rank")).c_str(),
@@ -367,44 +365,34 @@ void restore(Trainer<Real>& trainer, Ranks& ranks, const Resumed& resumed) {
 void write_run_json(const RunDirectory& directory, const Options& options, const RunFacts& facts) {
     if (!directory.active()) return;
     const ModelConfig& m = options.model_config;
-    const ordered_json versions = versions_json();
+    const ordered_json start = {{"date", utc_now()},
+                                {"command", options.command_line},
+                                {"world", facts.world},
+                                {"device", facts.device},
+                                {"kernels", options.kernel_set.names()},
+                                {"versions", versions_json()},
+                                {"weights_hash", facts.weights_hash},
+                                {"card_check", facts.card_check},
+                                {"products", facts.products}};
     const std::string path = directory.file("run.json");
+    ordered_json run;
     if (facts.resumed_at >= 0 && fs::exists(path)) {
-        ordered_json run = read_run_json(directory.path());
+        run = read_run_json(directory.path());
         if (!run.is_object()) run = ordered_json::object();
         if (!run["resumed"].is_array()) run["resumed"] = ordered_json::array();  // missing, or somebody edited it
-        run["resumed"].push_back({{"date", utc_now()},
-                                  {"step", facts.resumed_at},
-                                  {"command", options.command_line},
-                                  {"world", facts.world},
-                                  {"device", facts.device},
-                                  {"kernels", options.kernel_set.names()},
-                                  {"versions", versions},
-                                  {"weights_hash", facts.weights_hash},
-                                  {"card_check", facts.card_check},
-                                  {"products", facts.products}});
+        run["resumed"].push_back(start);
+        run["resumed"].back()["step"] = facts.resumed_at;
         if (run["first_checkpoint"].is_null()) run["first_checkpoint"] = facts.resumed_at;
-        run["config"] = parse_json<ordered_json>(config_json(options));
-        return write_file(path, json_text(run, 2) + "\n");
+    } else {
+        run = {{"run_id", facts.run_id}, {"first_checkpoint", nullptr}};  // note_checkpoint() puts the step here
+        run.update(start);
+        run["model"] = {{"name", m.name},       {"layers", m.layers},
+                        {"heads", m.heads},     {"channels", m.channels},
+                        {"vocab", m.vocab},     {"padded_vocab", m.padded_vocab()},
+                        {"context", m.context}, {"parameters", m.parameters()}};
+        if (m.architecture != &kGpt2) run["model"].update(model_json(m));
+        run["micro_steps"] = options.micro_steps;
     }
-    ordered_json run;
-    run["run_id"] = facts.run_id;
-    run["first_checkpoint"] = nullptr;  // note_checkpoint() puts the step here
-    run["date"] = utc_now();
-    run["command"] = options.command_line;
-    run["world"] = facts.world;
-    run["device"] = facts.device;
-    run["kernels"] = options.kernel_set.names();
-    run["versions"] = versions;
-    run["model"] = {{"name", m.name},       {"layers", m.layers},
-                    {"heads", m.heads},     {"channels", m.channels},
-                    {"vocab", m.vocab},     {"padded_vocab", m.padded_vocab()},
-                    {"context", m.context}, {"parameters", m.parameters()}};
-    if (m.architecture != &kGpt2) run["model"].update(model_json(m));
-    run["micro_steps"] = options.micro_steps;
-    run["weights_hash"] = facts.weights_hash;
-    run["card_check"] = facts.card_check;
-    run["products"] = facts.products;
     run["config"] = parse_json<ordered_json>(config_json(options));
     write_file(path, json_text(run, 2) + "\n");
 }
