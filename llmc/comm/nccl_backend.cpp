@@ -217,7 +217,7 @@ public:
 
     std::string failure() override {
         ncclResult_t status = ncclSuccess;
-        if (nccl_.CommGetAsyncError(comm_, &status) != ncclSuccess) return "NCCL does not say how it is";
+        if (nccl_.CommGetAsyncError(comm_, &status) != ncclSuccess) return "NCCL cannot be asked for its state";
         if (status == ncclSuccess || status == ncclInProgress) return {};
         return fmt::format("NCCL ({}): {} ({})", group_, nccl_.GetErrorString(status), nccl_.GetLastError(comm_));
     }

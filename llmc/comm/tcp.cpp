@@ -10,6 +10,7 @@
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
@@ -257,10 +258,6 @@ TcpSocket TcpSocket::connect(const std::string& host, int port, double deadline,
     return TcpSocket();
 }
 
-}  // namespace llmc
-
-namespace llmc {
-
 // ---- the meeting ----------------------------------------------------------------------------------------------------
 // The messages of a meeting, all of fixed size:
 //
@@ -471,8 +468,8 @@ private:
 std::string introduce(TcpSocket& socket, int rank, const TcpMeeting& meeting, double deadline) {
     Challenge challenge;
     if (!socket.receive_until(deadline, &challenge, sizeof challenge))
-        return "of what listens there: " + socket.error();
-    if (std::memcmp(challenge.magic, kMagic, sizeof kMagic) != 0) return "what listens there is another program";
+        return "a program that listens there does not answer like rank 0: " + socket.error();
+    if (std::memcmp(challenge.magic, kMagic, sizeof kMagic) != 0) return "another program listens there";
     Hello hello = {};
     std::memcpy(hello.magic, kMagic, sizeof kMagic);
     hello.rank = rank;

@@ -1,6 +1,5 @@
 // The watchdog's thread, its decisions, and its report (watchdog.h).
 #include "llmc/comm/watchdog.h"
-#include "llmc/base/json.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -9,6 +8,8 @@
 #include <chrono>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+
+#include "llmc/base/json.h"
 
 namespace llmc {
 

@@ -28,9 +28,7 @@ bool shares_memory(const Options& o) {
 
 PlannedCard required_card(const Options& o) {
     if (const std::optional<PlannedCard> card = card_to_plan_for(o)) return *card;
-    std::string names;
-    for (const std::string& name : gpu_short_names()) names += (names.empty() ? "" : ", ") + name;
-    throw Error(ExitCode::bad_flags, "--estimate-scaling: no card of the table is here; name one with --gpu: " + names);
+    refuse("--estimate-scaling: no card of the table is here; name one with --gpu: " + joined(gpu_short_names()));
 }
 
 // ---- --dry-run -----------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 // --depth N, nanochat's one dial (https://github.com/karpathy/nanochat, scripts/base_train.py): a model of N layers,
-// and the tokens to train on, the batch and the learning rates that follow from its size. build: fuzzed
+// and the tokens to train on, the batch and the learning rates that follow from its size.
+// build: fuzzed
 #include <cmath>
 #include <nlohmann/json.hpp>
 

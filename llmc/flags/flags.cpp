@@ -117,8 +117,8 @@ void read_number(const std::string& text, const Range& range, double& field) {
 
 ordered_json json_of_text(const std::string& text) { return text.empty() ? ordered_json() : ordered_json(text); }
 
-// ---- rows: flag(short name, long name, value, field, values it accepts, help, default if it is not the field's)
-// ------
+// ---- rows: flag(short name, long name, value, field, values it accepts, help, default if not the field's)
+// ------------
 
 // A number.
 template <class T>

@@ -295,9 +295,8 @@ struct ResolveInputs {
 void resolve(Options& options, const ResolveInputs& inputs);
 
 // The parts of resolve() that are about --depth, nanochat's one dial (depth.cpp). The first one names the model, before
-// it is looked up; it refuses another one. The second one needs the model and its vocabulary. It sets the other flags
-// that
-// --depth stands for, unless they were given, and notes all of them.
+// it is looked up, and refuses another one. The second one needs the model and its vocabulary. It sets the other flags
+// that --depth stands for, unless they were given, and notes all of them.
 void resolve_depth_model(Options& options);
 void resolve_depth(Options& options);
 

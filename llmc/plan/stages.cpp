@@ -81,12 +81,12 @@ Sent sent_in_step(const ShardLayout& layout, int micro_steps, size_t element) {
     };
     for (size_t u = 0; u < layout.units(); u++) {
         const double slice = static_cast<double>(layout.summed(u).count), share = (groups - 1) / groups * slice;
-        double fp8 =
-            0;  // elements of the slice. If there are any, the slice is sent as codes, and the rest as copies too
+        // Elements of the slice that are in FP8. If there are any, the slice is sent as codes, and the rest as copies
+        // too.
+        double fp8 = 0;
         for (const ParameterTensor& tensor : table.unit(u).tensors)
             if (tensor.codes == CodesFrom::masters) fp8 += static_cast<double>(tensor.count()) / (others + 1);
-        // Stage 3 keeps the last two blocks between forward and backward, and the embedding and the final norm
-        // throughout.
+        // Stage 3 keeps the last two blocks between forward and backward, and embedding and final norm throughout.
         int gathers = layout.is_sliced();
         if (layout.stage() == 3 && u > 2 && u <= blocks) gathers += micro_steps - 1;
         if (layout.stage() == 3 && u > 0 && u + 1 < blocks) gathers += micro_steps;
