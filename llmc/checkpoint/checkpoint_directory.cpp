@@ -179,10 +179,9 @@ std::string set_aside(FileCalls& calls, const std::string& path) {
     return target;
 }
 
-std::vector<std::string> prune_checkpoints(FileCalls& calls, const std::string& directory,
-                                           const CheckpointRetention& retention, int64_t in_use) {
-    std::vector<std::string> removed;
-    if (retention.keep == 0) return removed;
+void prune_checkpoints(FileCalls& calls, const std::string& directory, const CheckpointRetention& retention,
+                       int64_t in_use) {
+    if (retention.keep == 0) return;
     std::optional<Error> problem;  // the first error
     int64_t newer = 0;             // complete checkpoints seen so far
     for (const FoundCheckpoint& checkpoint : find_checkpoints(directory)) {
@@ -194,13 +193,11 @@ std::vector<std::string> prune_checkpoints(FileCalls& calls, const std::string& 
         if (newest || by_step || used) continue;
         try {
             remove_checkpoint(calls, checkpoint.path);
-            removed.push_back(checkpoint.path);
         } catch (const Error& error) {
             if (!problem) problem = error;
         }
     }
     if (problem) throw *problem;
-    return removed;
 }
 
 }  // namespace llmc

@@ -59,10 +59,9 @@ void remove_checkpoint(FileCalls& calls, const std::string& path);
 void remove_all_checkpoints(FileCalls& calls, const std::string& directory);
 // Renames a checkpoint so that it no longer counts as one, and returns the new path.
 std::string set_aside(FileCalls& calls, const std::string& path);
-// Removes complete checkpoints that need not be kept, and returns their paths. `in_use` is the step that the run was
-// resumed from, or -1; it stays until two newer checkpoints are complete. If a removal fails, removes the rest and then
-// throws.
-std::vector<std::string> prune_checkpoints(FileCalls& calls, const std::string& directory,
-                                           const CheckpointRetention& retention, int64_t in_use);
+// Removes complete checkpoints that need not be kept. `in_use` is the step that the run was resumed from, or -1; it
+// stays until two newer checkpoints are complete. If a removal fails, removes the rest and then throws.
+void prune_checkpoints(FileCalls& calls, const std::string& directory, const CheckpointRetention& retention,
+                       int64_t in_use);
 
 }  // namespace llmc

@@ -103,10 +103,9 @@ std::optional<SaveOutcome> CheckpointSaver::end_of_writing() {
             if (job_.before_manifest) job_.before_manifest();
             commit_checkpoint(calls_, directory_, step, manifest_text(job_.manifest));
         });
-        removed_.clear(), prune_problem_.clear();
+        prune_problem_.clear();
         if (!failure_)  // the new checkpoint is complete even if pruning fails
-            prune_problem_ =
-                failure_of([&] { removed_ = prune_checkpoints(calls_, directory_, retention_, in_use_); }).text;
+            prune_problem_ = failure_of([&] { prune_checkpoints(calls_, directory_, retention_, in_use_); }).text;
         working_ = false;
     });
     return std::nullopt;
@@ -121,7 +120,6 @@ SaveOutcome CheckpointSaver::end_of_commit() {
     const Failure failure = first_failure(comm_, comm_.is_main() ? failure_ : Failure{});
     if (failure) clean_up(job_.manifest.step);
     SaveOutcome done = outcome(failure);
-    done.removed = removed_;
     done.prune_problem = prune_problem_;
     return done;
 }

@@ -40,8 +40,7 @@ struct SaveOutcome {
     std::string path;
     std::string problem;  // "" if the checkpoint was saved
     ExitCode code = ExitCode::ok;
-    std::vector<std::string> removed;  // older checkpoints that were removed; only on rank 0
-    std::string prune_problem;         // why an old checkpoint could not be removed, or ""
+    std::string prune_problem;  // why an old checkpoint could not be removed, or ""
     uint64_t bytes = 0;
     double seconds = 0;
 };
@@ -85,7 +84,6 @@ private:
     std::atomic<bool> working_{false};
     Failure failure_;
     StateFile file_;
-    std::vector<std::string> removed_;
     std::string prune_problem_;
 };
 

@@ -5,7 +5,7 @@
 // host collectives return when they are done. Every rank must issue the same collectives in the same order, but may use
 // different streams for them. mpi and tcp run them in that order on all streams. They block the calling thread (on the
 // host device, when the stream reaches them), and only the main thread may call them. NCCL runs the collectives of one
-// communicator one after the other; to overlap two collectives, give each its own duplicate().
+// communicator one after the other; to overlap two collectives, give each a communicator of its own.
 //
 // Errors between ranks throw Error(ExitCode::communication). The Watchdog (watchdog.h) handles what a rank cannot
 // notice itself. connect.h makes a Comm of several ranks.
@@ -124,7 +124,6 @@ public:
     // For hybrid sharding: this rank's group of n consecutive ranks, and the ranks at the same place in other groups.
     Comm neighbours(int n, const std::string& label) const;
     Comm counterparts(int n, const std::string& label) const;
-    Comm duplicate(const std::string& label) const { return split(0, label); }
 
     // ---- the life of a communicator ----
 

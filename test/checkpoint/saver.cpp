@@ -254,7 +254,6 @@ TEST_CASE("saver: steps come and go") {
     const auto outcomes = save(directory, {1, 2, 3, 4});
     CHECK(outcomes.size() == 4);
     for (const SaveOutcome& outcome : outcomes) CHECK(outcome.problem == "");
-    CHECK(outcomes[3].removed == std::vector<std::string>{checkpoint_path(directory, 2)});
     CHECK(outcomes[3].bytes == fs::file_size(outcomes[3].path + "/" + state_file_name(0)));
     std::vector<int64_t> steps;
     for (const FoundCheckpoint& found : find_checkpoints(directory)) steps.push_back(found.step);
@@ -486,7 +485,7 @@ TEST_CASE("checkpoint directory: checkpoints behind links are read, and stay whe
     CHECK((found[0].is_link && !found[0].has_manifest));
     CHECK((found[1].is_link && found[1].has_manifest));
     CHECK(newest_whole(folder.directory) == 2);
-    CHECK(save(folder.directory, {3})[0].removed == Names{checkpoint_path(folder.directory, 1)});
+    save(folder.directory, {3});
     CHECK(folder.names() == Names{"step_00000002", "step_00000003", "step_00000007"});
     for (const char* moved : {"moved1", "moved2"}) CHECK_NOTHROW(CheckpointReader(folder / moved).verify(Verify::full));
 }

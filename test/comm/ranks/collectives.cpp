@@ -20,7 +20,7 @@ std::vector<Comm> communicators() {
     std::vector<Comm> all = {world()};
     static const Comm odd_even = world().split(world().rank() % 2, "odd and even ranks");
     static const Comm alone = world().split(world().rank(), "every rank alone");
-    static const Comm again = world().duplicate("duplicate");
+    static const Comm again = world().split(0, "duplicate");
     all.insert(all.end(), {odd_even, alone, again});
     if (world().world() % 2 == 0) {
         static const Comm pairs = world().neighbours(2, "neighbours"), across = world().counterparts(2, "counterparts");
@@ -299,7 +299,7 @@ TEST_CASE("ranks: groups of collectives") {
 }
 
 TEST_CASE("ranks: bytes on the wire match the formula") {
-    const Comm comm = world().duplicate("counted");
+    const Comm comm = world().split(0, "counted");
     const size_t n = as_size(comm.world()), others = n - 1;
     DeviceArray<float> big(96 * n), small(96 * n);
     Workspace workspace(
@@ -349,7 +349,7 @@ TEST_CASE("ranks: sums in rank order repeat bit for bit in any order of arrival"
 
 TEST_CASE("ranks: several streams, and ranks that wait at different places") {
     const Comm& comm = world();
-    const Comm reduces = comm.duplicate("reduce");
+    const Comm reduces = comm.split(0, "reduce");
     const size_t ranks = as_size(comm.world()), me = as_size(comm.rank());
     const size_t count = 500;
     stream_t gather = create_stream(), reduce = create_stream(), compute = test_stream();
@@ -425,7 +425,7 @@ TEST_CASE("ranks: host collectives") {
 }
 
 TEST_CASE("ranks: the log knows the last operation") {
-    const Comm comm = world().duplicate("logged");
+    const Comm comm = world().split(0, "logged");
     if (comm.world() == 1) return;
     comm.log().set_step(17);
     DeviceArray<float> in(4), out(4 * as_size(comm.world()));
