@@ -326,13 +326,13 @@ void Transformer<Real>::share_losses(int which, stream_t stream) {
 }
 
 template <class Real>
-void Transformer<Real>::evaluate(const int* tokens, const int* targets, bool first, stream_t stream) {
+void Transformer<Real>::evaluate(const int* tokens, const int* targets, stream_t stream) {
     forget_rows();
     const Pass evaluation = pass(PassKind::evaluation, B_, T_, false, stream);
     upload({tokens, targets}, evaluation);
     forward(evaluation);
     loss_and_head_gradients(0.0f, nullptr, evaluation);
-    sum_losses(loss_sums_ + 1, loss_counts_ + 1, losses_, targets_, evaluation.N(), !first, stream);
+    sum_losses(loss_sums_ + 1, loss_counts_ + 1, losses_, targets_, evaluation.N(), false, stream);
 }
 
 // ---- decoding -------------------------------------------------------------------------------------------------------

@@ -84,12 +84,11 @@ public:
     // Trains on a micro-batch: forward, loss and gradients of sum(losses) * loss_weight * *loss_scale.
     void train_micro_step(const MicroBatch& batch, const MicroStep& step, stream_t stream);
     // Computes the loss alone. Targets of -1 do not count.
-    void evaluate(const int* tokens, const int* targets, bool first, stream_t stream);
-    // Call after the last evaluate(): turns its sums into sums over all ranks.
+    void evaluate(const int* tokens, const int* targets, stream_t stream);
+    // Turns the sums of evaluate() into sums over all ranks.
     void share_evaluation(stream_t stream) { share_losses(1, stream); }
 
-    // On the device: sum of losses and number of targets since the last `first`. Training and evaluation have separate
-    // ones.
+    // On the device: sum of losses and number of targets, of the step so far and of the last evaluate().
     const double* train_loss_sum() const { return loss_sums_; }
     const int* train_loss_count() const { return loss_counts_; }
     const double* eval_loss_sum() const { return loss_sums_ + 1; }

@@ -373,7 +373,7 @@ bool Trainer<Real>::restore(const TrainerState& state, const ReadState& read) {
 
 template <class Real>
 typename Trainer<Real>::LossSum Trainer<Real>::evaluate(const int* tokens, const int* targets) {
-    model_.evaluate(tokens, targets, true, stream_);
+    model_.evaluate(tokens, targets, stream_);
     model_.share_evaluation(stream_);
     return {read_back(model_.eval_loss_sum(), stream_),
             static_cast<double>(read_back(model_.eval_loss_count(), stream_))};
@@ -381,7 +381,7 @@ typename Trainer<Real>::LossSum Trainer<Real>::evaluate(const int* tokens, const
 
 template <class Real>
 std::vector<float> Trainer<Real>::token_losses(const int* tokens, const int* targets) {
-    model_.evaluate(tokens, targets, true, stream_);
+    model_.evaluate(tokens, targets, stream_);
     return token_losses();
 }
 
