@@ -60,6 +60,9 @@ void cast(To* out_pointer, const From* inp, size_t n, stream_t stream) {
     launch<cast_kernel<To, From>>({blocks_for(n), kThreads, 0, stream}, out(out_pointer, n), in(inp, n), n);
 }
 
+template void cast<bf16, float>(bf16*, const float*, size_t, stream_t);
+template void cast<float, bf16>(float*, const bf16*, size_t, stream_t);
+
 // ---- add and subtract ----------------------------------------------------------------------------------------------
 
 // out[i] = combine(a[i], b[i]) for this thread's elements. `out` may be a or b.
@@ -78,22 +81,15 @@ LLMC_DEVICE void combine_elements(Out* out, const A* a, const B* b, size_t n, co
     }
 }
 
-template <class Real>
-static __global__ void __launch_bounds__(kThreads) add_kernel(Real* out, const Real* a, const Real* b, size_t n) {
+static __global__ void __launch_bounds__(kThreads) add_kernel(float* out, const float* a, const float* b, size_t n) {
     combine_elements(out, a, b, n, [](float x, float y) { return x + y; });
 }
 
-template <class Real>
-void add(Real* out_pointer, const Real* a, const Real* b, size_t n, stream_t stream) {
+void add(float* out_pointer, const float* a, const float* b, size_t n, stream_t stream) {
     if (n == 0) return;
     require_aligned("add", {out_pointer, a, b});
-    launch<add_kernel<Real>>({blocks_for(n), kThreads, 0, stream}, out(out_pointer, n), in(a, n), in(b, n), n);
+    launch<add_kernel>({blocks_for(n), kThreads, 0, stream}, out(out_pointer, n), in(a, n), in(b, n), n);
 }
-
-template void cast<bf16, float>(bf16*, const float*, size_t, stream_t);
-template void cast<float, bf16>(float*, const bf16*, size_t, stream_t);
-template void add<float>(float*, const float*, const float*, size_t, stream_t);
-template void add<bf16>(bf16*, const bf16*, const bf16*, size_t, stream_t);
 
 template <class T>
 static __global__ void __launch_bounds__(kThreads) subtract_kernel(float* out, const T* a, size_t n) {

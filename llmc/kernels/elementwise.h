@@ -16,9 +16,8 @@ namespace llmc {
 template <class To, class From>
 void cast(To* out, const From* inp, size_t n, stream_t stream);
 
-// out[i] = a[i] + b[i], added in FP32 and rounded once. `out` may be a or b. Moves 3 * sizeof(Real) bytes per element.
-template <class Real>
-void add(Real* out, const Real* a, const Real* b, size_t n, stream_t stream);
+// out[i] = a[i] + b[i]. `out` may be a or b. Moves 12 bytes per element.
+void add(float* out, const float* a, const float* b, size_t n, stream_t stream);
 
 // out[i] = a[i] - out[i], with `a` in FP32 or BF16. Moves 8 bytes per element and those of `a`.
 void subtract_from(float* out, const StateArray& a, size_t n, stream_t stream);

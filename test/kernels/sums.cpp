@@ -98,7 +98,7 @@ TEST_CASE("biases and element-wise sums refuse what they cannot do") {
                       "bias_gradient: C=12 columns; needs a positive multiple of 8 (16-byte accesses)");
     CHECK_THROWS_AS(bias_gradient<float>(x, x, x.get(), 0, 8, false, test_stream()), Error);
     CHECK_THROWS_AS(cast(narrow.get(), static_cast<const float*>(x.get() + 1), 8, test_stream()), Error);
-    CHECK_THROWS_AS(add<float>(x, x, x + 2, 8, test_stream()), Error);
-    add<float>(x, x, x, 0, test_stream());
+    CHECK_THROWS_AS(add(x, x, x + 2, 8, test_stream()), Error);
+    add(x, x, x, 0, test_stream());
     for (const float value : x.download()) CHECK(std::isnan(value));
 }

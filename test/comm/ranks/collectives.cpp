@@ -359,7 +359,7 @@ TEST_CASE("ranks: several streams, and ranks that wait at different places") {
         DeviceArray<float> in(values[me]), doubled(count * ranks), all(count * ranks * ranks), sum(count);
         Workspace workspace(reduces.reduce_scatter_workspace(count, Wire::fp32, false));
         synchronize_device();
-        add<float>(doubled, in, in, count * ranks, compute);
+        add(doubled, in, in, count * ranks, compute);
         record(ready, compute);
         wait(gather, ready);
         wait(reduce, ready);
