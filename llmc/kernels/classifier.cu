@@ -95,7 +95,10 @@ LLMC_DEVICE SoftmaxResult combine_block(SoftmaxResult thread) {
     }
     LLMC_SHARED(float, of_warps, [2][32]);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    if (lane == 0) of_warps[0][warp] = result.max, of_warps[1][warp] = result.sum;
+    if (lane == 0) {
+        of_warps[0][warp] = result.max;
+        of_warps[1][warp] = result.sum;
+    }
     __syncthreads();
     result.max = lane < kWarps ? of_warps[0][lane] : minus_infinity();
     result.sum = lane < kWarps ? of_warps[1][lane] : 0.0f;
@@ -225,7 +228,10 @@ static __global__ void __launch_bounds__(256)
     counts[threadIdx.x] = counted;
     __syncthreads();
     if (threadIdx.x != 0) return;
-    for (int i = 1; i < 256; i++) sum += sums[i], counted += counts[i];
+    for (int i = 1; i < 256; i++) {
+        sum += sums[i];
+        counted += counts[i];
+    }
     *total = accumulate ? *total + sum : sum;
     *count = accumulate ? *count + counted : counted;
 }

@@ -273,7 +273,10 @@ static __global__ void __launch_bounds__(512)
             for (int r = 0; r < kGroupRows; r += 2) {
                 float pair[2][1][8];
                 LLMC_UNROLL
-                for (int i = 0; i < 8; i++) pair[0][0][i] = d[r][0][i], pair[1][0][i] = d[r + 1][0][i];
+                for (int i = 0; i < 8; i++) {
+                    pair[0][0][i] = d[r][0][i];
+                    pair[1][0][i] = d[r + 1][0][i];
+                }
                 in_turn([&] {  // otherwise the compiler takes all rows at once and spills
                     finish_rows<norm>(row, tile, tally, bias_sums, dinp, dresidual, pair, scale, first_row + r,
                                       local + r, stride, N, C, team, pass);

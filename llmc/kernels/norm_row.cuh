@@ -235,7 +235,10 @@ LLMC_DEVICE_SAME_BITS void row_statistics(const float (&x)[Rows][Vectors][8], fl
     }
     team_sum_each(rstd, team);
     LLMC_UNROLL
-    for (int r = 0; r < Rows; r++) rstd[r] = reciprocal_sqrt(rstd[r] * scale + eps), forget(mean[r]);
+    for (int r = 0; r < Rows; r++) {
+        rstd[r] = reciprocal_sqrt(rstd[r] * scale + eps);
+        forget(mean[r]);
+    }
 }
 
 // Writes the statistics of the team's rows for the backward. kWhole: no group of rows ends past N.

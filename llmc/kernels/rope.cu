@@ -173,7 +173,10 @@ static __global__ void __launch_bounds__(kThreads)
         float gain[2][8];
         share.load_gain(place.head < NH ? query_gain : key_gain, gain);
         LLMC_UNROLL
-        for (int i = 0; i < 8; i++) x[0][i] = x[0][i] * rstd * gain[0][i], x[1][i] = x[1][i] * rstd * gain[1][i];
+        for (int i = 0; i < 8; i++) {
+            x[0][i] = x[0][i] * rstd * gain[0][i];
+            x[1][i] = x[1][i] * rstd * gain[1][i];
+        }
         share.template rotate<false>(x, cos, sin, first + place.row % T);
     }
     if (index < heads) share.store(out + place.at, x);
@@ -193,10 +196,16 @@ LLMC_DEVICE void qk_norm_gradients(float (&dgain)[2][8], Real* dqkv, const Real*
         const unsigned index = start + static_cast<unsigned>(share.slot);
         const HeadPlace<HD> place(index < heads ? index : heads - 1, range);
         float x[2][8] = {}, d[2][8] = {}, g[2][8];
-        if (index < heads) share.load(qkv + place.at, x), share.load(dqkv + place.at, d);
+        if (index < heads) {
+            share.load(qkv + place.at, x);
+            share.load(dqkv + place.at, d);
+        }
         share.template rotate<true>(d, cos, sin, first + place.row % T);
         LLMC_UNROLL
-        for (int i = 0; i < 8; i++) g[0][i] = d[0][i] * w[0][i], g[1][i] = d[1][i] * w[1][i];
+        for (int i = 0; i < 8; i++) {
+            g[0][i] = d[0][i] * w[0][i];
+            g[1][i] = d[1][i] * w[1][i];
+        }
         float sums[2] = {dot16(x, x), dot16(g, x)};
         group_sum_each<Share::threads>(sums);
         if (index >= heads) continue;
