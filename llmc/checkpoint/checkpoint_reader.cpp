@@ -19,10 +19,6 @@ namespace {
 constexpr uint64_t kMostManifestBytes = uint64_t{1} << 30;
 constexpr size_t kMostOpenFiles = 256;  // a process often has only 1024 descriptors
 
-[[noreturn]] void fail(const std::string& path, const std::string& problem) {
-    throw Error(ExitCode::checkpoint, path + ": " + problem);
-}
-
 }  // namespace
 
 CheckpointReader::CheckpointReader(const std::string& directory)
@@ -35,8 +31,8 @@ CheckpointReader::CheckpointReader(const std::string& directory, const std::stri
       open_(manifest_.files.size()) {
     const int64_t step = step_in_name(directory);
     if (step >= 0 && step != manifest_.step)
-        fail(directory, fmt::format("holds step {}, which its name does not say; rename it to {}", manifest_.step,
-                                    checkpoint_path("", manifest_.step).c_str() + 1));
+        refuse_file(directory, "holds step {}, which its name does not say; rename it to {}", manifest_.step,
+                    checkpoint_path("", manifest_.step).c_str() + 1);
     index_slices();
 }
 
@@ -51,14 +47,13 @@ void CheckpointReader::index_slices() {
 const StateTensor& CheckpointReader::tensor(const std::string& name) const {
     for (const StateTensor& tensor : manifest_.tensors)
         if (tensor.name == name) return tensor;
-    fail(directory_, "holds no tensor " + name);
+    refuse_file(directory_, "holds no tensor {}", name);
 }
 
 uint64_t CheckpointReader::size_of(const StateFile& file) const {
     struct stat status;
-    if (::lstat(path(file).c_str(), &status) != 0)
-        fail(path(file), fmt::format("is missing: {}", std::strerror(errno)));
-    if (!S_ISREG(status.st_mode)) fail(path(file), "is not a regular file");
+    if (::lstat(path(file).c_str(), &status) != 0) refuse_file(path(file), "is missing: {}", std::strerror(errno));
+    if (!S_ISREG(status.st_mode)) refuse_file(path(file), "is not a regular file");
     return static_cast<uint64_t>(status.st_size);
 }
 
@@ -74,13 +69,13 @@ const SafetensorsFile& CheckpointReader::open(size_t index) const {
     size_of(file);
     auto candidate = std::make_unique<SafetensorsFile>(path(file));
     if (candidate->tensors().size() != file.slices.size())
-        fail(path(file),
-             fmt::format("holds {} tensors, the manifest lists {}", candidate->tensors().size(), file.slices.size()));
+        refuse_file(path(file), "holds {} tensors, the manifest lists {}", candidate->tensors().size(),
+                    file.slices.size());
     for (const StateSlice& slice : file.slices) {
         const TensorInfo& info = candidate->info(slice.name());
         if (info.dtype != slice.dtype || info.bytes() != slice.bytes())
-            fail(path(file), fmt::format("{} is {} {}, the manifest lists {} values in {}", slice.name(), info.dtype,
-                                         shape_text(info.shape), slice.count, slice.dtype));
+            refuse_file(path(file), "{} is {} {}, the manifest lists {} values in {}", slice.name(), info.dtype,
+                        shape_text(info.shape), slice.count, slice.dtype);
     }
     opened = std::move(candidate);
     open_files_++;
@@ -114,8 +109,8 @@ void CheckpointReader::check_bytes(const StateFile& file, const Alive& alive) co
             what = tensor_at(SafetensorsFile(path(file)), begin, begin + bytes);
         } catch (const Error&) {  // the header itself is damaged
         }
-        fail(path(file), fmt::format("is damaged between bytes {} and {} ({}): the checksum does not match", begin,
-                                     begin + bytes, what));
+        refuse_file(path(file), "is damaged between bytes {} and {} ({}): the checksum does not match", begin,
+                    begin + bytes, what);
     }
 }
 
@@ -124,7 +119,7 @@ void CheckpointReader::verify(Verify how, size_t first, size_t stride, const Ali
     for (size_t f = first; f < manifest_.files.size(); f += stride) {
         const StateFile& file = manifest_.files[f];
         const uint64_t bytes = size_of(file);
-        if (bytes != file.bytes) fail(path(file), fmt::format("has {} bytes, {} were written", bytes, file.bytes));
+        if (bytes != file.bytes) refuse_file(path(file), "has {} bytes, {} were written", bytes, file.bytes);
         if (how == Verify::full) check_bytes(file, alive);
         open(f);
     }
@@ -136,7 +131,7 @@ void CheckpointReader::read(const std::string& tensor_name, const std::string& p
     const auto found = places_.find(wanted.name());
     const uint64_t elements = tensor(tensor_name).elements();
     if (found == places_.end() || start > elements || count > elements - start)
-        fail(directory_, fmt::format("holds no elements {} to {} of {}", start, start + count, wanted.name()));
+        refuse_file(directory_, "holds no elements {} to {} of {}", start, start + count, wanted.name());
     for (const Place& place : found->second) {
         const uint64_t from = std::max(start, place.start), to = std::min(start + count, place.start + place.count);
         if (from >= to) continue;

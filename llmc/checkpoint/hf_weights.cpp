@@ -25,10 +25,6 @@ const char* const kIndex = "model.safetensors.index.json";
 const char* const kConfig = "config.json";
 constexpr InputKind kIndexFile = {"index of weights", "a Hugging Face directory", ExitCode::checkpoint, 256};
 
-[[noreturn]] void fail(const std::string& path, const std::string& problem) {
-    throw Error(ExitCode::checkpoint, path + ": " + problem);
-}
-
 bool is_there(const fs::path& path) {
     std::error_code ignored;
     return fs::exists(path, ignored);
@@ -39,13 +35,13 @@ std::map<std::string, std::string> read_index(const std::string& path) {
     const std::string content = read_input(path, kIndexFile);
     const nlohmann::json index = parse_json_or_null<nlohmann::json>(content);
     if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object())
-        fail(path, "is not an index of weights: a JSON object with weight_map is needed");
+        refuse_file(path, "is not an index of weights: a JSON object with weight_map is needed");
     std::map<std::string, std::string> files;
     for (const auto& [tensor, file] : index["weight_map"].items()) {
         const std::string name = file.is_string() ? file.get<std::string>() : "";
         if (name.empty() || name == ".." || fs::path(name).filename() != name)
-            fail(path, fmt::format("says that tensor {} is in {}, which is not the name of a file next to it", tensor,
-                                   json_text(file)));
+            refuse_file(path, "says that tensor {} is in {}, which is not the name of a file next to it", tensor,
+                        json_text(file));
         files[tensor] = name;
     }
     return files;
@@ -54,10 +50,10 @@ std::map<std::string, std::string> read_index(const std::string& path) {
 [[noreturn]] void fail_without_weights(const std::string& directory) {
     const bool older = is_there(fs::path(directory) / "pytorch_model.bin") ||
                        is_there(fs::path(directory) / "pytorch_model.bin.index.json");
-    fail(directory, fmt::format("holds neither {} nor {}{}", kSingle, kIndex,
-                                older ? "; pytorch_model.bin is not read: save the model again with "
-                                        "save_pretrained(DIR, safe_serialization=True)"
-                                      : ""));
+    refuse_file(directory, "holds neither {} nor {}{}", kSingle, kIndex,
+                older ? "; pytorch_model.bin is not read: save the model again with "
+                        "save_pretrained(DIR, safe_serialization=True)"
+                      : "");
 }
 
 }  // namespace
@@ -84,24 +80,24 @@ void WeightFiles::open_shards(const std::string& index_path) {
     std::set<std::string> names;
     for (const auto& [tensor, file] : placed) names.insert(file);
     for (const std::string& name : names)
-        if (!is_there(folder / name)) fail(index_path, fmt::format("names {}, which does not exist", name));
+        if (!is_there(folder / name)) refuse_file(index_path, "names {}, which does not exist", name);
     for (const std::string& name : names) add_file((folder / name).string());
     for (const auto& [tensor, file] : placed)
         if (!contains(tensor) || file_with(tensor).path() != (folder / file).string())
-            fail(index_path, fmt::format("says that tensor {} is in {}, which does not hold it", tensor, file));
+            refuse_file(index_path, "says that tensor {} is in {}, which does not hold it", tensor, file);
 }
 
 void WeightFiles::add_file(const std::string& path) {
     files_.push_back(std::make_unique<SafetensorsFile>(path));
     for (const TensorInfo& tensor : files_.back()->tensors()) {
         const auto [found, added] = tensors_.emplace(tensor.name, files_.back().get());
-        if (!added) fail(path, fmt::format("holds tensor {}, which {} holds too", tensor.name, found->second->path()));
+        if (!added) refuse_file(path, "holds tensor {}, which {} holds too", tensor.name, found->second->path());
     }
 }
 
 const SafetensorsFile& WeightFiles::file_with(const std::string& name) const {
     const auto found = tensors_.find(name);
-    if (found == tensors_.end()) fail(path_, fmt::format("has no tensor {}", name));
+    if (found == tensors_.end()) refuse_file(path_, "has no tensor {}", name);
     return *found->second;
 }
 

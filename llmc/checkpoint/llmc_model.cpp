@@ -26,10 +26,6 @@ constexpr NamesOfNumbers kNames = {"layers", "heads", "channels", "context", "vo
 
 using llong = long long;  // for %lld
 
-[[noreturn]] void fail(const std::string& path, const std::string& message) {
-    throw Error(ExitCode::checkpoint, path + ": " + message);
-}
-
 // One layer's tensor, at its place in the file.
 struct Slice {
     TensorRow row;
@@ -80,21 +76,22 @@ LlmcWeights::LlmcWeights(const std::string& path) : path_(path), file_(path, kLl
 LlmcWeights::LlmcWeights(const std::string& path, const ModelConfig& model) : LlmcWeights(path) {
     const std::string apart = differences(model_, model, kNames);
     if (!apart.empty())
-        fail(path, fmt::format("{}; choose the model that the file holds: --layers {} --heads {} --channels {} "
-                               "--context {} --vocab {}",
-                               apart, model_.layers, model_.heads, model_.channels, model_.context, model_.vocab));
+        refuse_file(path,
+                    "{}; choose the model that the file holds: --layers {} --heads {} --channels {} "
+                    "--context {} --vocab {}",
+                    apart, model_.layers, model_.heads, model_.channels, model_.context, model_.vocab);
 }
 
 void LlmcWeights::read_header() {
     int32_t header[kHeaderInts] = {};
     const llong got = static_cast<llong>(file_.read_at(0, header, sizeof header));
     if (got < 4 || header[0] != kLlmcModelMagic)
-        fail(path_, fmt::format("is not an llm.c model file: its magic is {}{}, a model's is {}", header[0],
-                                name_of_magic(header[0]), kLlmcModelMagic));
+        refuse_file(path_, "is not an llm.c model file: its magic is {}{}, a model's is {}", header[0],
+                    name_of_magic(header[0]), kLlmcModelMagic);
     if (got < kHeaderBytes)
-        fail(path_, fmt::format("has {} bytes, fewer than the {} of a header: it is truncated", got, kHeaderBytes));
+        refuse_file(path_, "has {} bytes, fewer than the {} of a header: it is truncated", got, kHeaderBytes);
     if (header[1] != kVersionFp32 && header[1] != kVersionBf16)
-        fail(path_, fmt::format("is of version {}; 3 (FP32) and 5 (BF16) can be read", header[1]));
+        refuse_file(path_, "is of version {}; 3 (FP32) and 5 (BF16) can be read", header[1]);
     element_bytes_ = header[1] == kVersionFp32 ? sizeof(float) : sizeof(bf16);
     model_.name = std::filesystem::path(path_).stem().string();
     model_.context = header[2];
@@ -104,8 +101,7 @@ void LlmcWeights::read_header() {
     model_.channels = header[6];
     padded_vocab_ = header[7];
     require_numbers(path_, model_);
-    if (padded_vocab_ < model_.vocab)
-        fail(path_, fmt::format("pads a vocabulary of {} to {}", model_.vocab, padded_vocab_));
+    if (padded_vocab_ < model_.vocab) refuse_file(path_, "pads a vocabulary of {} to {}", model_.vocab, padded_vocab_);
 }
 
 void LlmcWeights::check_size() {
@@ -113,23 +109,24 @@ void LlmcWeights::check_size() {
     const int64_t needed = kHeaderBytes + (last.first + last.elements) * static_cast<int64_t>(element_bytes_);
     const int64_t size = static_cast<int64_t>(file_.bytes());
     if (size == needed) return;
-    fail(path_, fmt::format("is {}: a model of {} layers, {} channels, a context of {} and a vocabulary of {} ({} "
-                            "padded) takes {} bytes, the file has {}",
-                            size < needed ? "truncated" : "too long", model_.layers, model_.channels, model_.context,
-                            model_.vocab, padded_vocab_, needed, size));
+    refuse_file(path_,
+                "is {}: a model of {} layers, {} channels, a context of {} and a vocabulary of {} ({} "
+                "padded) takes {} bytes, the file has {}",
+                size < needed ? "truncated" : "too long", model_.layers, model_.channels, model_.context, model_.vocab,
+                padded_vocab_, needed, size);
 }
 
 std::vector<float> LlmcWeights::fetch(const std::string& name) const {
     const std::vector<Slice> all = slices(model_, padded_vocab_);
     const auto found = std::find_if(all.begin(), all.end(), [&](const Slice& slice) { return slice.row.name == name; });
-    if (found == all.end()) fail(path_, "has no tensor " + name);
+    if (found == all.end()) refuse_file(path_, "has no tensor {}", name);
     std::vector<float> values(static_cast<size_t>(found->row.count()));
     std::vector<bf16> halves(element_bytes_ == sizeof(bf16) ? values.size() : 0);
     void* const to = halves.empty() ? static_cast<void*>(values.data()) : static_cast<void*>(halves.data());
     const uint64_t offset = static_cast<uint64_t>(kHeaderBytes) + static_cast<uint64_t>(found->first) * element_bytes_;
     const size_t bytes = values.size() * element_bytes_;
     if (file_.read_at(offset, to, bytes) < bytes)
-        fail(path_, "ended inside tensor " + name + ": it was truncated while open");
+        refuse_file(path_, "ended inside tensor {}: it was truncated while open", name);
     std::transform(halves.begin(), halves.end(), values.begin(), [](bf16 half) { return to_float(half); });
     std::vector<int64_t> shape = {found->row.rows};
     if (found->row.is_matrix()) shape.push_back(found->row.columns);
@@ -143,8 +140,8 @@ void export_llmc(const std::string& path, const ModelConfig& model, LlmcType typ
                                          model.layers,    model.heads,
                                          model.channels,  model.padded_vocab()};
     if (model.architecture != &kGpt2)
-        fail(path, fmt::format("llm.c's model files hold GPT-2; this model is of the architecture {}",
-                               model.architecture->name));
+        refuse_file(path, "llm.c's model files hold GPT-2; this model is of the architecture {}",
+                    model.architecture->name);
     AtomicFile file(system_calls(), path);
     file.append(header, sizeof header);
     std::vector<float> values;

@@ -29,10 +29,6 @@ const char* const kMetadataKey = "__metadata__";
 constexpr InputKind kSafetensorsFile = {"weights", "a .safetensors file, or a directory that holds some",
                                         ExitCode::checkpoint};
 
-[[noreturn]] void fail(const std::string& path, const std::string& problem) {
-    throw Error(ExitCode::checkpoint, path + ": " + problem);
-}
-
 // Computes a tensor's bytes. Returns false if shape and type give no size that fits into 64 bits.
 bool tensor_bytes(const std::vector<int64_t>& shape, size_t element_bytes, uint64_t* bytes) {
     *bytes = element_bytes;
@@ -43,10 +39,8 @@ bool tensor_bytes(const std::vector<int64_t>& shape, size_t element_bytes, uint6
 }
 
 uint64_t unsigned_field(const std::string& path, const std::string& name, const char* field, const Json& value) {
-    if (!value.is_number_unsigned()) {
-        fail(path,
-             fmt::format("tensor {}: {} holds {}, which is not a whole number >= 0", name, field, json_text(value)));
-    }
+    if (!value.is_number_unsigned())
+        refuse_file(path, "tensor {}: {} holds {}, which is not a whole number >= 0", name, field, json_text(value));
     return value.get<uint64_t>();
 }
 
@@ -54,15 +48,12 @@ TensorInfo parse_tensor(const std::string& path, const std::string& name, const 
     const bool complete = entry.is_object() && entry.contains("dtype") && entry["dtype"].is_string() &&
                           entry.contains("shape") && entry["shape"].is_array() && entry.contains("data_offsets") &&
                           entry["data_offsets"].is_array() && entry["data_offsets"].size() == 2;
-    if (!complete) {
-        fail(path, fmt::format("tensor {} lacks a proper dtype, shape or data_offsets in the header", name));
-    }
+    if (!complete) refuse_file(path, "tensor {} lacks a proper dtype, shape or data_offsets in the header", name);
     TensorInfo tensor{name, entry["dtype"].get<std::string>(), {}, 0, 0};
     for (const Json& extent : entry["shape"]) {
         const uint64_t value = unsigned_field(path, name, "shape", extent);
-        if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
-            fail(path, fmt::format("tensor {}: shape holds {}, which is too large", name, json_text(extent)));
-        }
+        if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))
+            refuse_file(path, "tensor {}: shape holds {}, which is too large", name, json_text(extent));
         tensor.shape.push_back(static_cast<int64_t>(value));
     }
     tensor.begin = unsigned_field(path, name, "data_offsets", entry["data_offsets"][0]);
@@ -74,20 +65,18 @@ TensorInfo parse_tensor(const std::string& path, const std::string& name, const 
 void check_tensor(const std::string& path, const TensorInfo& tensor, uint64_t data_bytes) {
     const char* name = tensor.name.c_str();
     const size_t element_bytes = dtype_bytes(tensor.dtype);
-    if (element_bytes == 0) fail(path, fmt::format("tensor {} has the unknown dtype {}", name, tensor.dtype));
+    if (element_bytes == 0) refuse_file(path, "tensor {} has the unknown dtype {}", name, tensor.dtype);
     if (tensor.begin > tensor.end || tensor.end > data_bytes) {
-        fail(path, fmt::format("tensor {} claims bytes {} to {} of {} bytes of data; the file is truncated or damaged",
-                               name, tensor.begin, tensor.end, data_bytes));
+        refuse_file(path, "tensor {} claims bytes {} to {} of {} bytes of data; the file is truncated or damaged", name,
+                    tensor.begin, tensor.end, data_bytes);
     }
     uint64_t needed = 0;
     const std::string shape = shape_text(tensor.shape);
-    if (!tensor_bytes(tensor.shape, element_bytes, &needed)) {
-        fail(path, fmt::format("tensor {} has a shape beyond 64 bits: {}", name, shape));
-    }
-    if (needed != tensor.bytes()) {
-        fail(path, fmt::format("tensor {} of shape {} and dtype {} needs {} bytes, its offsets give {}", name, shape,
-                               tensor.dtype, needed, tensor.bytes()));
-    }
+    if (!tensor_bytes(tensor.shape, element_bytes, &needed))
+        refuse_file(path, "tensor {} has a shape beyond 64 bits: {}", name, shape);
+    if (needed != tensor.bytes())
+        refuse_file(path, "tensor {} of shape {} and dtype {} needs {} bytes, its offsets give {}", name, shape,
+                    tensor.dtype, needed, tensor.bytes());
 }
 
 float float_from_bf16(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
@@ -137,14 +126,16 @@ std::string SafetensorsFile::read_header() {
     const uint64_t file_bytes = file_.bytes();
     uint64_t length = 0;
     if (file_.read_at(0, &length, kLengthBytes) < kLengthBytes)
-        fail(path_, fmt::format("has {} bytes, too few for a safetensors file", file_bytes));
+        refuse_file(path_, "has {} bytes, too few for a safetensors file", file_bytes);
     if (length > file_bytes - kLengthBytes || length > kMaxHeaderBytes) {
-        fail(path_, fmt::format("says its header has {} bytes, the file has {} (and the format allows {}); it is "
-                                "truncated or not a safetensors file",
-                                length, file_bytes, kMaxHeaderBytes));
+        refuse_file(path_,
+                    "says its header has {} bytes, the file has {} (and the format allows {}); it is "
+                    "truncated or not a safetensors file",
+                    length, file_bytes, kMaxHeaderBytes);
     }
     std::string header(length, '\0');
-    if (file_.read_at(kLengthBytes, header.data(), length) < length) fail(path_, "was truncated while it was read");
+    if (file_.read_at(kLengthBytes, header.data(), length) < length)
+        refuse_file(path_, "was truncated while it was read");
     data_start_ = kLengthBytes + length;
     return header;
 }
@@ -154,17 +145,17 @@ void SafetensorsFile::parse_header(const std::string& header) {
     try {
         root = parse_json<Json>(header);
     } catch (const JsonError& error) {
-        fail(path_, fmt::format("its header is not valid JSON ({})", error.what()));
+        refuse_file(path_, "its header is not valid JSON ({})", error.what());
     }
-    if (!root.is_object()) fail(path_, "its header is not a JSON object");
+    if (!root.is_object()) refuse_file(path_, "its header is not a JSON object");
     for (const auto& [name, entry] : root.items()) {
         if (name != kMetadataKey) {
             tensors_.push_back(parse_tensor(path_, name, entry));
             continue;
         }
-        if (!entry.is_object()) fail(path_, "__metadata__ is not a JSON object");
+        if (!entry.is_object()) refuse_file(path_, "__metadata__ is not a JSON object");
         for (const auto& [key, value] : entry.items()) {
-            if (!value.is_string()) fail(path_, fmt::format("__metadata__ {} is not a string", key));
+            if (!value.is_string()) refuse_file(path_, "__metadata__ {} is not a string", key);
             metadata_[key] = value.get<std::string>();
         }
     }
@@ -180,44 +171,36 @@ void SafetensorsFile::check_layout() {
     uint64_t expected = 0;
     for (size_t i = 0; i < tensors_.size(); ++i) {
         const TensorInfo& tensor = tensors_[i];
-        if (tensor.begin < expected) {
-            fail(path_, fmt::format("tensors {} and {} overlap", tensors_[i - 1].name, tensor.name));
-        }
-        if (tensor.begin > expected) {
-            fail(path_,
-                 fmt::format("{} bytes before tensor {} belong to no tensor", tensor.begin - expected, tensor.name));
-        }
+        if (tensor.begin < expected) refuse_file(path_, "tensors {} and {} overlap", tensors_[i - 1].name, tensor.name);
+        if (tensor.begin > expected)
+            refuse_file(path_, "{} bytes before tensor {} belong to no tensor", tensor.begin - expected, tensor.name);
         expected = tensor.end;
         index_[tensor.name] = i;
     }
-    if (expected != data_bytes) {
-        fail(path_, fmt::format("{} bytes at its end belong to no tensor", data_bytes - expected));
-    }
+    if (expected != data_bytes) refuse_file(path_, "{} bytes at its end belong to no tensor", data_bytes - expected);
 }
 
 const TensorInfo& SafetensorsFile::info(const std::string& name) const {
     const auto found = index_.find(name);
-    if (found == index_.end()) fail(path_, fmt::format("has no tensor {}", name));
+    if (found == index_.end()) refuse_file(path_, "has no tensor {}", name);
     return tensors_[found->second];
 }
 
 void SafetensorsFile::read(const std::string& name, void* dst, size_t bytes) const {
     const TensorInfo& tensor = info(name);
-    if (bytes != tensor.bytes()) {
-        fail(path_, fmt::format("tensor {} {} {} has {} bytes, {} were asked for", name, tensor.dtype,
-                                shape_text(tensor.shape), tensor.bytes(), bytes));
-    }
+    if (bytes != tensor.bytes())
+        refuse_file(path_, "tensor {} {} {} has {} bytes, {} were asked for", name, tensor.dtype,
+                    shape_text(tensor.shape), tensor.bytes(), bytes);
     read_range(name, 0, dst, bytes);
 }
 
 void SafetensorsFile::read_range(const std::string& name, uint64_t offset, void* dst, size_t bytes) const {
     const TensorInfo& tensor = info(name);
-    if (offset > tensor.bytes() || bytes > tensor.bytes() - offset) {
-        fail(path_, fmt::format("tensor {} has {} bytes, {} from byte {} on were asked for", name, tensor.bytes(),
-                                bytes, offset));
-    }
+    if (offset > tensor.bytes() || bytes > tensor.bytes() - offset)
+        refuse_file(path_, "tensor {} has {} bytes, {} from byte {} on were asked for", name, tensor.bytes(), bytes,
+                    offset);
     if (file_.read_at(data_start_ + tensor.begin + offset, dst, bytes) < bytes)
-        fail(path_, fmt::format("ended inside tensor {}: it was truncated while open", name));
+        refuse_file(path_, "ended inside tensor {}: it was truncated while open", name);
 }
 
 std::vector<float> SafetensorsFile::read_floats(const std::string& name) const {
@@ -236,7 +219,7 @@ std::vector<float> SafetensorsFile::read_floats(const std::string& name) const {
         std::transform(bits.begin(), bits.end(), values.begin(),
                        tensor.dtype == "BF16" ? float_from_bf16 : float_from_f16);
     } else {
-        fail(path_, fmt::format("tensor {} has dtype {}; F32, BF16, F16 or F64 is needed here", name, tensor.dtype));
+        refuse_file(path_, "tensor {} has dtype {}; F32, BF16, F16 or F64 is needed here", name, tensor.dtype);
     }
     return values;
 }
@@ -260,9 +243,8 @@ SafetensorsLayout lay_out_safetensors(const std::string& path, const std::vector
     std::set<std::string> names = {kMetadataKey};
     for (const TensorSpec& spec : specs) {
         if (dtype_bytes(spec.dtype) == 0)
-            fail(path, fmt::format("cannot write tensor {}: unknown dtype {}", spec.name, spec.dtype));
-        if (!names.insert(spec.name).second)
-            fail(path, fmt::format("cannot write tensor {}: the name is taken", spec.name));
+            refuse_file(path, "cannot write tensor {}: unknown dtype {}", spec.name, spec.dtype);
+        if (!names.insert(spec.name).second) refuse_file(path, "cannot write tensor {}: the name is taken", spec.name);
         layout.tensors.push_back({spec.name, spec.dtype, spec.shape, 0, 0});
     }
     std::stable_sort(layout.tensors.begin(), layout.tensors.end(), [](const TensorInfo& a, const TensorInfo& b) {
@@ -277,8 +259,7 @@ SafetensorsLayout lay_out_safetensors(const std::string& path, const std::vector
         tensor.begin = position;
         if (!tensor_bytes(tensor.shape, dtype_bytes(tensor.dtype), &bytes) ||
             __builtin_add_overflow(position, bytes, &position))
-            fail(path,
-                 fmt::format("cannot write tensor {}: impossible shape {}", tensor.name, shape_text(tensor.shape)));
+            refuse_file(path, "cannot write tensor {}: impossible shape {}", tensor.name, shape_text(tensor.shape));
         tensor.end = position;
         root[tensor.name] = {
             {"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {tensor.begin, tensor.end}}};
@@ -287,7 +268,7 @@ SafetensorsLayout lay_out_safetensors(const std::string& path, const std::vector
     try {
         header = root.dump();  // unlike json_text(), this throws
     } catch (const Json::exception& error) {
-        fail(path, fmt::format("cannot write its header: a name or metadata text is not UTF-8 ({})", error.what()));
+        refuse_file(path, "cannot write its header: a name or metadata text is not UTF-8 ({})", error.what());
     }
     header.resize((header.size() + 7) / 8 * 8, ' ');
     const uint64_t length = header.size();
@@ -298,21 +279,20 @@ SafetensorsLayout lay_out_safetensors(const std::string& path, const std::vector
 
 void SafetensorsWriter::write(const std::string& name, const void* data, size_t bytes) {
     const auto found = slots_.find(name);
-    if (!file_) fail(path_, fmt::format("cannot write tensor {}: the file is finished", name));
-    if (found == slots_.end()) fail(path_, fmt::format("cannot write tensor {}: it was not announced", name));
+    if (!file_) refuse_file(path_, "cannot write tensor {}: the file is finished", name);
+    if (found == slots_.end()) refuse_file(path_, "cannot write tensor {}: it was not announced", name);
     Slot& slot = found->second;
-    if (slot.written) fail(path_, fmt::format("tensor {} is written twice", name));
-    if (bytes != slot.end - slot.begin) {
-        fail(path_, fmt::format("tensor {} has {} bytes, {} were given", name, slot.end - slot.begin, bytes));
-    }
+    if (slot.written) refuse_file(path_, "tensor {} is written twice", name);
+    if (bytes != slot.end - slot.begin)
+        refuse_file(path_, "tensor {} has {} bytes, {} were given", name, slot.end - slot.begin, bytes);
     file_->write_at(data_start_ + slot.begin, data, bytes);
     slot.written = true;
 }
 
 void SafetensorsWriter::finish() {
-    if (!file_) fail(path_, "is finished already");
+    if (!file_) refuse_file(path_, "is finished already");
     for (const auto& [name, slot] : slots_) {
-        if (!slot.written) fail(path_, fmt::format("tensor {} was never written", name));
+        if (!slot.written) refuse_file(path_, "tensor {} was never written", name);
     }
     file_->finish();
     file_.reset();

@@ -8,12 +8,19 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "llmc/base/files.h"
 #include "llmc/base/input_file.h"
 
 namespace llmc {
+
+// Throws Error(checkpoint) "PATH: PROBLEM", about a file of weights or of a checkpoint.
+template <class... Args>
+[[noreturn]] void refuse_file(const std::string& path, fmt::format_string<Args...> problem, Args&&... args) {
+    throw Error(ExitCode::checkpoint, path + ": " + fmt::format(problem, std::forward<Args>(args)...));
+}
 
 // A tensor to write. dtype is the format's own name: "F32", "BF16", "F16", "F64", "I32", "I64", "U8", ...
 struct TensorSpec {
