@@ -2,12 +2,14 @@
 // run_command() starts the other commands, and main() turns errors into exit codes.
 #include <cstdio>
 
-#include "llmc/base/json.h"       // json_text
-#include "llmc/comm/connect.h"    // connect, leave, launch_environment
-#include "llmc/commands/check.h"  // admit, check_cards, check_communicators, check_worker, load_products, Admission
-#include "llmc/commands/fit.h"    // AskedRun, fit_into_memory
+#include "llmc/base/json.h"               // json_text
+#include "llmc/comm/connect.h"            // connect, leave, launch_environment
+#include "llmc/commands/check.h"          // Admission, admit, check_cards, check_worker, load_products
+#include "llmc/commands/fit.h"            // AskedRun, fit_into_memory
 #include "llmc/commands/model_command.h"  // evaluate_weights, sample_text, export_weights
 #include "llmc/commands/plan.h"           // plan_rank, plan_run, predicted_seconds
+#include "llmc/data/tokenizer.h"          // sanitize
+#include "llmc/device/runtime.h"          // prepare_process
 #include "llmc/flags/help.h"              // help_markdown
 #include "llmc/flags/options.h"           // Options, parse_options, resolve, trainer_config
 #include "llmc/log/run_directory.h"       // RunDirectory, write_file

@@ -3,7 +3,6 @@
 
 #include <unistd.h>
 
-#include <charconv>
 #include <cstdio>
 #include <filesystem>
 
@@ -27,9 +26,9 @@ int64_t DecayFile::look(int64_t step) {
     try {
         const std::string text = read_whole(path_, 100);
         if (!text.ends_with('\n')) return kNone;  // its writer is not done yet
-        const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), steps);
-        problem = error == std::errc() && *end == '\n' ? problem_of(step, steps)
-                                                       : "expected one line with a number of steps, such as 2000";
+        const std::optional<int64_t> asked = number_in<int64_t>(text.substr(0, text.find('\n')));
+        steps = asked.value_or(kNone);
+        problem = asked ? problem_of(step, steps) : "expected one line with a number of steps, such as 2000";
     } catch (const Error& error) {
         problem = error.what();
     }
