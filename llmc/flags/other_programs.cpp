@@ -66,6 +66,7 @@ struct {
     {"cooldown", "decay-ratio warmdown-ratio cooldown-frac"},
     {"final-lr-fraction", "min-lr min-lr-ratio min-lr-factor final-lr-frac final-lr learning-rate-decay-frac"},
     {"weight-decay", "wd"},
+    {"cautious-decay", "muon-cautious-decay cautious-weight-decay"},
     {"beta1", "adam-beta1 adam-beta-1"},
     {"beta2", "adam-beta2 adam-beta-2"},
     {"eps", "adam-eps adam-epsilon epsilon"},

@@ -97,7 +97,10 @@ public:
     // Multiplies the schedule's learning rate by `factor` from the next update on.
     void scale_rate(double factor) { setup_.schedule.factor = factor; }
     // The schedule decays from step `from` on, and ends with step `until`.
-    void decay(int64_t from, int64_t until) { setup_.schedule.decay_from = from, setup_.schedule.steps = until; }
+    void decay(int64_t from, int64_t until) {
+        setup_.schedule.decay_from = from;
+        setup_.schedule.steps = until;
+    }
 
     // Device pointers.
     const StepState* state() const { return state_; }
