@@ -1,4 +1,4 @@
-// Muon (Jordan et al., https://kellerjordan.github.io/posts/muon; arXiv 2502.16982) NorMuon (arXiv 2510.05491) and
+// Muon (Jordan et al., https://kellerjordan.github.io/posts/muon; arXiv 2502.16982), NorMuon (arXiv 2510.05491) and
 // MuonEq with rows (arXiv 2603.28254) on the ranks' slices of the parameters:
 //
 //   momentum       in the slice, element by element: U, in the type of the activations
