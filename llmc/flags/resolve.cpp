@@ -203,7 +203,7 @@ void resolve_optimizer(Options& o) {
     if (o.adam_moments != StateFormat::fp32 && !muon && o.optimizer != OptimizerKind::adamw)
         refuse(
             "--adam-moments {} needs AdamW, and this run has --optimizer {}, whose moment is FP32; leave it out or use "
-            "--optimizer adamw, muon or normuon",
+            "--optimizer adamw, muon, normuon or muoneq",
             word_of(o.adam_moments), word_of(o.optimizer));
     if (o.clip_kind != ClipKind::norm && o.clip == 0)
         refuse("--clip-kind {} has no effect with --clip 0, which turns clipping off; give --clip X",
@@ -234,7 +234,7 @@ void resolve_optimizer(Options& o) {
             "--muon-momentum-warmup needs muon, and this run has --optimizer {}; leave it out or use --optimizer muon",
             word_of(o.optimizer));
     if (!muon && o.cautious_decay && o.optimizer != OptimizerKind::adamw)
-        refuse("--cautious-decay needs adamw, muon or normuon, and this run has --optimizer {}; leave it out",
+        refuse("--cautious-decay needs adamw, muon, normuon or muoneq, and this run has --optimizer {}; leave it out",
                word_of(o.optimizer));
     if (!muon) return;
     if (o.muon_momentum_warmup > 0 && o.momentum < kFirstMuonMomentum)

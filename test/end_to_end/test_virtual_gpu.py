@@ -182,8 +182,8 @@ class Ranks(unittest.TestCase):
 
     def test_other_optimizers(self):
         """A slice may begin at any of a thread's eight places, where nvcc might fuse other products."""
-        for optimizer in ("muon", "normuon", "lion", "sgd"):
-            self.check_stages("fp32", [1], "--optimizer", optimizer)
+        for optimizer in ("adamw --nesterov on --cautious-decay", "muon", "normuon", "muoneq", "lion", "sgd"):
+            self.check_stages("fp32", [1], "--optimizer", *optimizer.split())
 
     def test_lazy_and_random_streams(self):
         """Four layers share two slots for weights and for gradients. The first runs have FP8 gradients with residuals,

@@ -200,14 +200,15 @@ TEST_CASE("trainer config: numbers and switches arrive in their own places") {
     cautious.optimizer = OptimizerKind::lion;
     CHECK_THROWS_WITH_AS(
         resolve(cautious, {}),
-        "--cautious-decay needs adamw, muon or normuon, and this run has --optimizer lion; leave it out", Error);
+        "--cautious-decay needs adamw, muon, normuon or muoneq, and this run has --optimizer lion; leave it out",
+        Error);
     for (const auto& [name, optimizer] : kWords<OptimizerKind>) {
         Options narrow;
         narrow.optimizer = optimizer, narrow.adam_moments = StateFormat::bf16, narrow.seed = 77;
         if (optimizer == OptimizerKind::lion || optimizer == OptimizerKind::sgd) {
             const std::string message =
                 std::string("--adam-moments bf16 needs AdamW, and this run has --optimizer ") + name +
-                ", whose moment is FP32; leave it out or use --optimizer adamw, muon or normuon";
+                ", whose moment is FP32; leave it out or use --optimizer adamw, muon, normuon or muoneq";
             CHECK_THROWS_WITH_AS(resolve(narrow, {}), message.c_str(), Error);
             continue;
         }
