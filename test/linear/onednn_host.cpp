@@ -2,6 +2,7 @@
 // build: per device
 #include "llmc/linear/onednn_host.h"
 
+#if !LLMC_CUDA
 #include <omp.h>
 
 #include "llmc/linear/matmul.h"
@@ -44,3 +45,4 @@ TEST_CASE_TEMPLATE("products by oneDNN have the same bits with any number of thr
     }
     omp_set_num_threads(threads);
 }
+#endif
