@@ -35,7 +35,7 @@ inline void cp_async16(void* destination, const void* source, bool valid = true,
     host::Quiet quiet;
     host::executor().note_copies();
     host::Lane& lane = host::executor().lane();
-    lane.copies.push_back({destination, valid ? source : nullptr, lane.open_group});
+    lane.copies.push_back({destination, valid ? source : nullptr, 16, lane.open_group});
 }
 inline void cp_async_commit() {
     host::Quiet quiet;
@@ -58,9 +58,9 @@ void cp_async_wait() {
             copy = lane.copies[i];
         }
         if (copy.source)
-            std::memcpy(copy.destination, copy.source, 16);
+            std::memcpy(copy.destination, copy.source, copy.bytes);
         else
-            std::memset(copy.destination, 0, 16);
+            std::memset(copy.destination, 0, copy.bytes);
     }
     host::Quiet quiet;
     for (size_t i = 0; i < left; i++) lane.copies[i] = lane.copies[due + i];

@@ -122,10 +122,12 @@ struct Context {
     int quiet_depth = 0;  // the number of live Quiet objects when it was suspended
 };
 
-// A copy of 16 bytes (cp.async) that was issued and not yet waited for.
+// An asynchronous copy that was issued and not yet waited for. Its size is a number in memory, although it always is
+// 16: the compiler would expand a copy of a size that it knows in place, where ThreadSanitizer does not see it.
 struct PendingCopy {
     void* destination;
     const void* source;  // nullptr: the destination becomes zeros
+    size_t bytes;
     uint32_t group;
 };
 
