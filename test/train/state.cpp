@@ -32,13 +32,13 @@ TrainerConfig config_of(const Fp8Config* fp8) {
 }
 
 template <class Real>
-void step(TestModel<Real>& test, int index) {
+void step(TestModel<Real>& test, int index, float weight_of_loss = 1) {
     std::vector<int> tokens, targets;
     for (int i = 0; i < 17; i++) tokens.push_back((index * 31 + i * i + 7) % 101);
     targets.assign(tokens.begin() + 1, tokens.end());
     tokens.pop_back();
     test.begin_step();
-    test.trainer.micro_step(tokens.data(), targets.data());
+    test.trainer.micro_step(tokens.data(), targets.data(), weight_of_loss);
     test.finish_step();
 }
 
@@ -109,6 +109,23 @@ TEST_CASE_TEMPLATE("state: a restored trainer makes the same steps" * doctest::t
         step(whole, 8);
         step(other, 8);
         CHECK(slices_of(other) != slices_of(whole));
+    }
+}
+
+TEST_CASE("state: a restored trainer goes on counting skipped steps in a row") {
+    TrainerConfig config = config_of(nullptr);
+    config.loss_scale.hysteresis = 2;
+    TestModel<bf16> whole(config), begun(config);
+    whole.trainer.initialize(1);
+    step(whole, 0);
+    step(whole, 1, INFINITY);
+    CHECK(whole.trainer.read_state().optimizer.loss_scale == 1024);
+    CHECK(restore(begun, whole));
+    CHECK(state_text(begun) == state_text(whole));
+    for (TestModel<bf16>* test : {&whole, &begun}) {
+        step(*test, 2, INFINITY);
+        CHECK(test->trainer.read_state().optimizer.consecutive_skips == 2);
+        CHECK(test->trainer.read_state().optimizer.loss_scale == 512);
     }
 }
 
