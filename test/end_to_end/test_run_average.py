@@ -31,11 +31,12 @@ def without_average(records):
 
 
 class Definition(Case):
-    def check(self, rule, mean):
+    def check(self, rule, mean, *flags):
         """Compares the average in the checkpoint of every step with that of the masters so far."""
         run, masters = Directory(), []
         for step in range(1, 7):
-            self.succeeds(run.run("--max-steps", "6", "--stop-after", step, "--resume", "auto", "--average", rule))
+            self.succeeds(run.run("--max-steps", "6", "--stop-after", step, "--resume", "auto", "--average", rule,
+                                  *flags))
             masters.append(values(run.state(step), "master"))
             expected = mean(masters)
             count, average = run.manifest(step)["state"]["average"]["count"], values(run.state(step), "average")
@@ -46,6 +47,7 @@ class Definition(Case):
                 for i, number in enumerate(found):
                     exact = math.fsum(f * h[i] for f, h in zip(factors, history))
                     self.assertLess(abs(number - exact), 1e-6 * max(abs(h[i]) for h in history) + 1e-12, (tensor, i))
+        return run
 
     def test_ema(self):
         """torch.optim.swa_utils: AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.7)).update_parameters(model)
@@ -57,8 +59,11 @@ class Definition(Case):
         self.check("ema:0.7", mean)
 
     def test_last(self):
-        """AveragedModel(model).update_parameters(model) after each of the last three steps."""
-        self.check("last:3", lambda masters: [(1 / len(masters[3:]), weights) for weights in masters[3:]])
+        """AveragedModel(model).update_parameters(model) after each of the last three steps, which QK-clip ends."""
+        run = self.check("last:3", lambda masters: [(1 / len(masters[3:]), weights) for weights in masters[3:]],
+                         "--qk-clip", "0.002", "--signals-every", "1")
+        logits = [t["max_logit"] for r in run.records() for t in r.get("signals", []) if r["step"] > 3 and "max_logit" in t]
+        self.assertGreater(max(logits), 0.002, "it clips")
 
 
 class Training(Case):
