@@ -607,6 +607,14 @@ class DecayNow(Case):
         self.succeeds(run_.run(*self.LONG, "--resume", "latest"))
         self.assertEqual(self.weights(run_), self.expected)
 
+    def test_a_file_that_is_still_being_written(self):
+        run_ = Directory()
+        os.makedirs(run_.path)
+        self.ask(run_, "4")  # it may become 40
+        self.succeeds(run_.run(*self.FLAGS))
+        self.assertTrue(os.path.exists(run_.file("decay")))
+        self.assertFalse(any("decay_from" in record for record in run_.records()))
+
     def test_refusals(self):
         for flags, text, problem in ((["--schedule", "cosine"], "4\n", "--schedule cosine has no decay to begin"),
                                      ([], "soon\n", "expected one line with a number of steps"),
