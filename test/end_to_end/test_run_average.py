@@ -76,8 +76,8 @@ class Training(Case):
                 self.succeeds(plain.run(*limits, *flags))
                 self.succeeds(averaged.run(*limits, *EMA, *flags))
                 self.assertEqual(without_average(averaged.records()), without_average(plain.records()))
-                self.assertEqual({name: data for name, data in averaged.state(6).items() if name[1] != "average"},
-                                 plain.state(6))
+                self.same_state({name: data for name, data in averaged.state(6).items() if name[1] != "average"},
+                                plain.state(6))
                 losses = [(r["val_loss"], r.get("val_loss_average")) for r in averaged.records() if "val_loss" in r]
                 self.assertIsNone(losses[0][1])  # before the first step
                 for weights, average in losses[1:]:  # the average is behind, and the loss is falling
@@ -93,7 +93,7 @@ class Resume(Case):
         return self.succeeds(run.run(*self.FLAGS, "--val-batches", 6 // ranks, *flags, ranks=ranks), code)
 
     def same_bits(self, run, whole, step=8):
-        self.assertEqual(run.state(step), whole.state(step))
+        self.same_state(run.state(step), whole.state(step))
         self.assertEqual(run.manifest(step)["state"], whole.manifest(step)["state"])
         self.assertEqual(run.records(), whole.records())
 
@@ -125,6 +125,17 @@ class Resume(Case):
                 self.run_on(run, 2, *EMA, "--zero", zero, "--resume", "latest")
                 self.same_bits(run, whole)
 
+    def test_of_other_last_steps(self):
+        """A resumed run that ends later averages its own last steps, and not those that were to be the last."""
+        flags = ["--average", "last:3", "--schedule", "constant"]
+        whole, run = Directory(), Directory()
+        self.succeeds(whole.run(*flags))
+        self.succeeds(run.run(*flags, "--max-steps", "6", "--stop-after", "5"))
+        self.assertEqual(run.manifest(5)["state"]["average"]["count"], 2)
+        self.succeeds(run.run(*flags, "--resume", "latest"))
+        self.same_state(run.state(12), whole.state(12))
+        self.assertEqual(run.manifest(12)["state"]["average"]["count"], 3)
+
     def test_begins_in_a_resumed_run(self):
         plain, run = Directory(), Directory()
         self.run_on(plain, 1)
@@ -137,7 +148,7 @@ class Resume(Case):
         self.assertEqual(values(run.state(7), "average"), values(run.state(7), "master"))
         result = self.run_on(run, 1, "--resume", "latest")
         self.assertIn("--average off from here on; until now it was last:2", result.out)
-        self.assertEqual(run.state(8), plain.state(8))
+        self.same_state(run.state(8), plain.state(8))
 
     def test_refused(self):
         for rule in ("ema:1", "ema:0", "ema:0.5x", "last:0", "swa", ""):
