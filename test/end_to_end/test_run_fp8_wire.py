@@ -21,9 +21,7 @@ class Checkpoints(Case):
         self.assertTrue(all(any(whole.state(12)[name]) for name in saved))
         self.succeeds(run_.run(*self.FLAGS, "--zero", "2", "--stop-after", "5", ranks=3))
         self.succeeds(run_.run(*self.FLAGS, "--zero", "3", "--resume", "latest", ranks=3))
-        state, expected = run_.state(12), whole.state(12)
-        self.assertEqual(state.keys(), expected.keys())
-        self.assertEqual([name for name in state if state[name] != expected[name]], [])
+        self.same_state(run_.state(12), whole.state(12))
         # Other numbers of ranks start without residuals and say so; one rank and other wires have none.
         for ranks, wire, note in ((2, "fp8", "starts without residuals: the checkpoint has those of 3 ranks"),
                                   (1, "fp8", "on 3 ranks"), (3, "bf16", "--reduce bf16 from here on")):
