@@ -590,17 +590,18 @@ class DecayNow(Case):
                 self.succeeds(run_.run(*self.FLAGS, "--max-steps", "12", "--decay-from", "11", "--resume", "latest"))
                 self.assertEqual(max(record["step"] for record in run_.records()), 12)
 
-    def test_killed_as_it_begins(self):
-        """The order is in the checkpoint or still in its file, whenever the kill comes."""
+    def test_killed_before_it_is_saved(self):
+        """The order stays in its file until a checkpoint has it. A slow disk still writes that of step 6 in step 9."""
         run_ = Directory()
         self.succeeds(run_.run(*self.LONG, "--stop-after", "5"))
         self.ask(run_, "4\n")
-        process = run_.start(*self.LONG, "--resume", "latest")
+        process = run_.start(*self.LONG, "--resume", "latest", env={"LD_PRELOAD": disk_trouble(), "DISK_SLOW": "20"})
         try:
-            self.assertTrue(any("the learning rate decays from here on" in line for line in process.stdout))
+            self.assertTrue(any(line.startswith("step     9/10 ") for line in process.stdout))
         finally:
             process.kill()
             process.communicate()
+        self.assertEqual((max(run_.checkpoints), os.path.exists(run_.file("decay"))), (5, True))
         self.succeeds(run_.run(*self.LONG, "--resume", "latest"))
         self.assertEqual(self.weights(run_), self.expected)
 
