@@ -163,7 +163,10 @@ TEST_CASE("an error of the prefetch thread reaches next(), after the batches bef
     const std::string path = write_shard<uint16_t>(dir / "a.bin", tokens);
     const ShardSet set({path});
     TrainLoader loader(set, order_of(set, 6), 1, T, 0, 1, 0, 999);
-    for (int i = 0; i < good; ++i) loader.next();
+    for (int i = 0; i < good; ++i) {
+        if (i == good - 1) std::this_thread::sleep_for(std::chrono::milliseconds(20));  // the thread meets the error
+        loader.next();
+    }
     for (int again = 0; again < 3; ++again)
         check_error(ExitCode::bad_data, {path, fmt::format("token {} ", bad), "id 999", "999 ids"},
                     [&] { loader.next(); });
