@@ -79,6 +79,7 @@ TEST_CASE("gpt2 fp8: with gradients in BF16, a layer's forward has FP8's bits an
         std::vector<bf16> out, dinp;
         std::vector<float> dweight, dbias;
         ProductCounts counts;
+        size_t weights, activations, backward_codes;  // bytes: of codes, and of those that an FP8 backward reads
     };
     const auto run = [&](const Fp8Config* config) {
         Fp8Model test(model, 2, kN / 2, Recompute::none, config);
@@ -107,8 +108,20 @@ TEST_CASE("gpt2 fp8: with gradients in BF16, a layer's forward has FP8's bits an
             const ParameterTable::Place place = test.table.find(name);
             return test.gradients.get_gradient(place.unit, place.tensor, test.stream);
         };
-        return Results{out.download(), dinp.download(), gradient_of("h.0.fc.weight"), gradient_of("h.0.fc.bias"),
-                       test.matmul.counts()};
+        size_t x_codes = 0, dout_codes = 0;
+        for (const Linear<bf16>* each : test.model.linear().all()) {
+            if (!each->is_fp8()) continue;
+            x_codes += size_t{kN} * each->inputs();  // kept until wgrad
+            dout_codes = std::max(dout_codes, size_t{kN} * each->outputs());
+        }
+        return Results{out.download(),
+                       dinp.download(),
+                       gradient_of("h.0.fc.weight"),
+                       gradient_of("h.0.fc.bias"),
+                       test.matmul.counts(),
+                       test.model.linear().weight_bytes(),
+                       test.model.linear().activation_bytes(),
+                       x_codes + 2 * dout_codes};
     };
     const Results plain = run(nullptr);
     for (const Fp8Recipe kind : {Fp8Recipe::delayed, Fp8Recipe::current, Fp8Recipe::mxfp8}) {
@@ -123,6 +136,8 @@ TEST_CASE("gpt2 fp8: with gradients in BF16, a layer's forward has FP8's bits an
         CHECK(same_bits(mixed.dbias, plain.dbias));
         CHECK(mixed.counts.fp8 == 1);
         CHECK(mixed.counts.bf16 == 2);
+        CHECK(fp8.weights == 2 * mixed.weights);
+        CHECK(fp8.activations - mixed.activations >= fp8.backward_codes);
     }
 }
 
