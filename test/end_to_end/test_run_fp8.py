@@ -326,6 +326,7 @@ class Fp8(Case):
 
     def test_refusals(self):
         for flags, part in ((["--fp8-grad", "bf16", "--fp8-recipe", "block", "--channels", "128"], "needs --fp8-recipe delayed"),
+                            (["--fp8-grad", "bf16", "--zero", "3", "--world", "2", "--dry-run"], "use --zero 2"),
                             (["--fp8-fallback", "0.1,0.5,0"], "optimizer steps of at least 1"),
                             (["--fp8-recipe", "mxfp8", "--fp8-fallback", "0.1,0.5,9"], "--fp8-recipe delayed or current"),
                             (["--fp8-smooth"], "needs SwiGLU, which this model does not have"),

@@ -267,9 +267,11 @@ TEST_CASE("state: masters or moments in BF16 go on in FP32, and the other way ro
 }
 
 TEST_CASE("state: FP8 scales are found anew where the recipe or the loss scale is another") {
-    Fp8Config delayed, other;
+    Fp8Config delayed, other, bf16_gradients;
     other.margin = 1;
+    bf16_gradients.bf16_gradients = true;
     TestModel<bf16> whole(config_of(&delayed)), same(config_of(&delayed)), changed(config_of(&other));
+    TestModel<bf16> forward_alone(config_of(&bf16_gradients));
     TrainerConfig unscaled = config_of(&delayed);
     unscaled.loss_scale = {};
     TestModel<bf16> without(unscaled);
@@ -280,6 +282,7 @@ TEST_CASE("state: FP8 scales are found anew where the recipe or the loss scale i
     CHECK(!restore(changed, whole));
     CHECK(!changed.trainer.fp8()->uses_history());
     CHECK(!restore(without, whole));
+    CHECK(!restore(forward_alone, whole));
     step(changed, 3);  // calibrates
     CHECK(changed.trainer.fp8()->uses_history());
 }
