@@ -108,6 +108,9 @@ TEST_CASE("gpt2 fp8: with gradients in BF16, a layer's forward has FP8's bits an
             const ParameterTable::Place place = test.table.find(name);
             return test.gradients.get_gradient(place.unit, place.tensor, test.stream);
         };
+        for (const auto& [product, layers] : test.model.linear().products(kN))
+            if (config && config->bf16_gradients && layers.contains("fc"))  // what may be timed and checked on the card
+                CHECK(is_fp8(product.type) == (product.kind == Product::forward));
         size_t x_codes = 0, dout_codes = 0;
         for (const Linear<bf16>* each : test.model.linear().all()) {
             if (!each->is_fp8()) continue;
