@@ -91,6 +91,18 @@ class Ranks(unittest.TestCase):
                 for name, value in first.items():
                     self.assertLess(abs(ours[name] - value), 1e-9 * abs(value), f"{name} with --zero {stage}")
 
+    def test_gradient_noise(self):
+        """From the first micro-batches of the ranks, which are the steps of a run that learns nothing."""
+        flags = ["--batch", "2", "--lr", "1e-12", "--precision", "fp32"]
+        parts = FinishedRun(*flags, "--total-batch", "128", "--max-steps", "3")
+        three = RankRun(3, *flags, "--total-batch", "384", "--max-steps", "1", "--signals-every", "1")
+        micro, step = sum(s["norm"] ** 2 for s in parts.steps) / 3, three.steps[0]["norm"] ** 2
+        (found,) = (r["noise"] for r in three.records if "noise" in r)
+        self.assertLess(abs(found["square"] - (3 * step - micro) / 2), 1e-4 * micro)
+        self.assertLess(abs(found["noise"] - (micro - step) * 128 * 3 / 2), 1e-4 * micro * 128)
+        verified = FinishedRun(*flags, "--total-batch", "256", "--max-steps", "4", "--signals-every", "1", "--verify-every", "2")
+        self.assertEqual([r["step"] for r in verified.records if "noise" in r], [1, 3])  # a verified one is computed twice
+
     def test_micro_steps_and_fp8_counters(self):
         flags = self.flags("--precision", "fp8", "--fp8-log-every", "5")
         one, two = FinishedRun(*flags, "--batch", "6"), RankRun(2, *flags, "--batch", "1", "--zero", "3")
