@@ -6,9 +6,10 @@ models and seeds, and prints the gaps between their last validation losses as a 
         --seeds 1337 1 2                                                                        # days
     python3 dev/gap_study.py results.json --table                                               # only prints
 
-Every finished run is added to the results file, and a second start continues where the first one stopped. All models,
-kinds and seeds of a file share its settings; a file made with others is refused. The runs of one seed come first, and
-within a seed those that emulate Hopper's sums come last. dev/guide/fp8_gaps.md has results.
+Every finished run is added to the results file, and a second start continues where the first one stopped, also within
+a run: its directory lies in results.json.runs until it has finished. All models, kinds and seeds of a file share its
+settings; a file made with others is refused. The runs of one seed come first, and within a seed those that emulate
+Hopper's sums come last. dev/guide/fp8_gaps.md has results.
 """
 
 import argparse
@@ -20,8 +21,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
-import time
 
 FP8 = ["--precision", "fp8", "--fp8-recipe"]
 # The control is BF16 in two micro-steps per step, which changes only the order of sums: its gap is chance.
@@ -32,6 +31,7 @@ KINDS = {
     "current": [*FP8, "current"],
     "block": [*FP8, "block"],
     "mxfp8": [*FP8, "mxfp8"],
+    "delayed, BF16 from 94 %": [*FP8, "delayed", "--fp8-until", "94%"],
     "delayed, FP8 head": [*FP8, "delayed", "--fp8-layers", "all,+lm_head"],
     "delayed, Hopper's sums": [*FP8, "delayed", "--fp8-arithmetic", "hopper"],
 }
@@ -74,27 +74,25 @@ def model_flags(a, model, directory):
 
 
 def measure(a, model, kind, seed):
-    """Makes one run and returns its record."""
-    directory = tempfile.mkdtemp(prefix="gap_study.")
+    """Makes one run, or continues it, and returns its record."""
+    directory = os.path.join(a.results + ".runs", "-".join((model, *re.findall(r"\w+", kind), str(seed))))
+    os.makedirs(directory, exist_ok=True)
     batch = a.batch // 2 if kind == "control" else a.batch
     command = [a.program, "--train", a.train, "--val", a.val, *model_flags(a, model, directory), *TRAINING[model],
                *KINDS[kind], "--seed", str(seed), "--seq", str(a.seq), "--batch", str(batch), "--total-batch",
                str(a.batch * a.seq), "--max-steps", str(a.steps), "--warmup", str(a.steps // 10), "--val-every",
-               str(a.steps // 2), "--val-batches", "-1", "--checkpoint-minutes", "0", "--out",
-               os.path.join(directory, "run")]
-    began = time.time()
-    try:
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        with open(os.path.join(directory, "run", "metrics.jsonl"), encoding="utf-8") as file:
-            records = [json.loads(line) for line in file]
-        with open(os.path.join(directory, "run", "run.json"), encoding="utf-8") as file:
-            run = json.load(file)
-    finally:
-        shutil.rmtree(directory)
+               str(a.steps // 2), "--val-batches", "-1", "--checkpoint-minutes", "5", "--keep", "1", "--resume", "auto",
+               "--out", os.path.join(directory, "run")]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    with open(os.path.join(directory, "run", "metrics.jsonl"), encoding="utf-8") as file:
+        records = [json.loads(line) for line in file]
+    with open(os.path.join(directory, "run", "run.json"), encoding="utf-8") as file:
+        run = json.load(file)
+    shutil.rmtree(directory)
     losses = [r["loss"] for r in records if "loss" in r][-(a.steps // 10):]
     return {"model": model, "kind": kind, "seed": seed, "parameters": run["model"]["parameters"],
             "validations": [[r["step"], r["val_loss"]] for r in records if "val_loss" in r],
-            "last_tenth": sum(losses) / len(losses), "seconds": round(time.time() - began),
+            "last_tenth": sum(losses) / len(losses), "seconds": round(sum(r.get("ms", 0) for r in records) / 1e3),
             "date": datetime.date.today().isoformat(), "device": run["device"], "versions": run["versions"],
             "command": command}
 
