@@ -60,8 +60,7 @@ std::string find_script() {
 
 }  // namespace
 
-// ---- --after-checkpoint
-// ----------------------------------------------------------------------------------------------
+// ---- --after-checkpoint ---------------------------------------------------------------------------------------------
 
 void CheckpointCommand::start(int64_t step, const std::string& path) {
     if (command_.empty()) return;
@@ -101,8 +100,7 @@ void CheckpointCommand::warn(int64_t step, const std::string& problem) const {
                  command_.c_str(), problem.c_str(), static_cast<long long>(step));
 }
 
-// ---- --track
-// ---------------------------------------------------------------------------------------------------------
+// ---- --track --------------------------------------------------------------------------------------------------------
 
 // The script's standard input is a pipe whose other end only this process holds: the kernel closes it however the
 // process ends, so the script always learns of it and always sends the last records.

@@ -117,8 +117,7 @@ using namespace virtual_gpu;
 
 extern "C" {
 
-// ---- the library
-// -----------------------------------------------------------------------------------------------------
+// ---- the library ----------------------------------------------------------------------------------------------------
 
 cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
     if (!handle) return invalid("no place for the handle");
@@ -172,8 +171,7 @@ const char* cublasLtGetStatusString(cublasStatus_t status) {
     }
 }
 
-// ---- descriptors
-// -----------------------------------------------------------------------------------------------------
+// ---- descriptors ----------------------------------------------------------------------------------------------------
 
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* operation, cublasComputeType_t compute,
                                         cudaDataType_t scale_type) {
@@ -270,8 +268,7 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
     return invalid(format("preference %d", static_cast<int>(attribute)));
 }
 
-// ---- algorithms
-// ------------------------------------------------------------------------------------------------------
+// ---- algorithms -----------------------------------------------------------------------------------------------------
 
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t operation,
                                               cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,

@@ -215,8 +215,7 @@ using namespace virtual_gpu;
 
 extern "C" {
 
-// ---- what nvcc's code calls
-// ------------------------------------------------------------------------------------------
+// ---- what nvcc's code calls -----------------------------------------------------------------------------------------
 
 void** __cudaRegisterFatBinary(void* wrapper) {
     struct Wrapper {  // as in fatbinary_section.h
@@ -273,8 +272,7 @@ cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, size_t* shared, 
     return cudaSuccess;
 }
 
-// ---- the API
-// ---------------------------------------------------------------------------------------------------------
+// ---- the API --------------------------------------------------------------------------------------------------------
 
 cudaError_t cudaLaunchKernel(const void* function, dim3 grid, dim3 block, void** arguments, size_t shared,
                              cudaStream_t stream) {

@@ -129,8 +129,7 @@ void run_block(Block& block) {
     }
 }
 
-// ---- the block of a host thread, reused for one block after the other
-// ------------------------------------------------
+// ---- the block of a host thread, reused for one block after the other -----------------------------------------------
 
 void prepare(Block& block, const Launch& launch) {
     const Code& code = *launch.kernel->code;

@@ -32,8 +32,7 @@ void define_integers();
 void define_floats();
 void define_conversions();
 
-// ---- how they are defined
-// --------------------------------------------------------------------------------------------
+// ---- how they are defined -------------------------------------------------------------------------------------------
 
 // A register of 8 or 16 bits occupies a word of 32.
 template <class T>
