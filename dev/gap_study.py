@@ -2,7 +2,7 @@
 models and seeds, and prints the gaps between their last validation losses as a Markdown table.
 
     python3 dev/gap_study.py results.json --train 'data/train_*.bin' --val 'data/val_*.bin'     # 20 minutes of CPU time
-    python3 dev/gap_study.py large.json --train ... --val ... --layers 8 --channels 320 --head-dim 64 --steps 3000 \\
+    python3 dev/gap_study.py large.json --train ... --val ... --layers 6 --channels 384 --head-dim 64 --steps 3000 \\
         --seeds 1337 1 2                                                                        # days
     python3 dev/gap_study.py results.json --table                                               # only prints
 
