@@ -117,8 +117,7 @@ void read_number(const std::string& text, const Range& range, double& field) {
 
 ordered_json json_of_text(const std::string& text) { return text.empty() ? ordered_json() : ordered_json(text); }
 
-// ---- rows: flag(short name, long name, value, field, values it accepts, help, default if not the field's)
-// ------------
+// ---- rows: flag(short name, long name, value, field, accepted values, help, default if not the field's) -------------
 
 // A number.
 template <class T>
@@ -656,6 +655,8 @@ const Flag* find_flag(char name) {
         if (name != 0 && flag.short_name == name) return &flag;
     return nullptr;
 }
+
+std::string current_name(const std::string& name) { return name == "muon-cautious-decay" ? "cautious-decay" : name; }
 
 std::string names_text(const Flag& flag) {
     return (flag.short_name ? fmt::format("-{:c}, --", flag.short_name) : "--") + flag.long_name;

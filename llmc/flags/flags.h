@@ -57,6 +57,8 @@ struct Flag {
 const std::vector<Flag>& all_flags();
 const Flag* find_flag(std::string_view name);
 const Flag* find_flag(char name);
+// Today's name of a flag in a configuration that this version or an earlier one wrote.
+std::string current_name(const std::string& name);
 
 std::string names_text(const Flag& flag);  // "-b, --batch"
 

@@ -115,7 +115,8 @@ std::vector<std::string> prepare(const std::vector<std::string>& given) {
 }
 
 // One entry of a configuration file, as the command line would give it.
-void append_entry(const std::string& key, const ordered_json& value, std::vector<std::string>& arguments) {
+void append_entry(const std::string& name, const ordered_json& value, std::vector<std::string>& arguments) {
+    const std::string key = current_name(name);
     const Flag* flag = find_flag(key);
     if (flag == nullptr) {
         std::vector<std::string> known;

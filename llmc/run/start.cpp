@@ -14,6 +14,7 @@
 #include "llmc/checkpoint/checkpoint_directory.h"
 #include "llmc/comm/agreement.h"
 #include "llmc/data/tokenizer.h"
+#include "llmc/flags/flags.h"
 #include "llmc/log/fingerprint.h"
 #include "llmc/log/versions.h"
 #include "llmc/model/model_file.h"
@@ -159,7 +160,7 @@ std::string described(const Json& model) { return model.is_null() ? kGpt2.name :
 
 void compare_configurations(const Options& o, Resumed& resumed) {
     Json then = kOldValues;
-    then.update(resumed.checkpoint->manifest().config);
+    for (const auto& [name, value] : resumed.checkpoint->manifest().config.items()) then[current_name(name)] = value;
     const Json now = parse_json<Json>(config_json(o));
     const Json no_model, model_then = resumed.checkpoint->manifest().run.value("model", no_model);
     const Json model_now = o.model_config.architecture == &kGpt2 ? no_model : model_json(o.model_config);

@@ -442,7 +442,8 @@ TEST_CASE("options: --resume continues with the configuration of the run's run.j
     const auto write = [&](const char* extra) {
         std::ofstream(run.path / "run.json")
             << R"({"world": 1, "config": {"train": "t", "batch": 8, "lr": 1e-3, "zero": 0,
-            "out": "old place", "stop-after": 3, "max-minutes": 2, "tensorboard": true, "checkpoint-minutes": 7}
+            "out": "old place", "stop-after": 3, "max-minutes": 2, "tensorboard": true, "checkpoint-minutes": 7,
+            "optimizer": "muon", "muon-cautious-decay": true}
             )"
             << extra << "}";
     };
@@ -456,6 +457,7 @@ TEST_CASE("options: --resume continues with the configuration of the run's run.j
     CHECK(o.max_minutes == 0);
     CHECK(o.zero == -1);  // on one rank it has no effect
     CHECK(o.checkpoint_minutes == 7);
+    CHECK(o.cautious_decay);  // under its earlier name
     CHECK(contains(o.notes.at(0), out + "/run.json"));
     write(R"(, "resumed": [{"world": 2}])");
     CHECK(parse({"-o", out.c_str(), "--resume", "auto"}).options.zero == 0);
