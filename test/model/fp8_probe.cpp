@@ -52,15 +52,13 @@ struct ProbedLayer {
     Fp8Model test;
     Linear<bf16>& layer;
     const int C, OC;
-    const size_t unit;
     std::vector<float> x, weight, dout;  // (N, C), (OC, C), (N, OC)
 
     explicit ProbedLayer(const Fp8Config& config)
         : test(probed_model(), 2, 64, Recompute::none, &config),
           layer(test.model.linear().find("h.0.fc")),
           C(layer.inputs()),
-          OC(layer.outputs()),
-          unit(test.table.find("h.0.fc.weight").unit) {
+          OC(layer.outputs()) {
         test.trainer.initialize(3);
         const size_t N = kRows;
         x = random_normal<float>(N * C, 1.0f, 1);
@@ -78,19 +76,9 @@ struct ProbedLayer {
             return rounded;
         };
         DeviceArray<bf16> in(stored(x)), gradient(stored(dout)), out(dout.size()), dinp(x.size());
-        DeviceArray<float> scratch(size_t{1} << 20);
-        const Pass pass{PassKind::training, 2, kRows / 2, false, scratch, test.stream};
         test.trainer.begin_step({.probes = true});
         test.fp8->laboratory().probe(true);
-        test.gradients.begin_micro_step(true, true);
-        test.weights.gather(unit, test.stream);
-        test.gradients.acquire(unit, test.stream);
-        const Operand<bf16> operand = layer.input(in, nullptr, pass);
-        layer.forward(out, operand, pass);
-        layer.backward(dinp, {gradient.get()}, operand, pass);
-        test.weights.release(unit, test.stream);
-        test.gradients.reduce(unit, test.stream);
-        synchronize(test.stream);
+        run_layer(test, layer, out, dinp, in, gradient);
     }
     double error(Fp8Probed product) {
         const int place = test.fp8->find("h.0.fc.x") / kFp8Roles;

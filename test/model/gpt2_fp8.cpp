@@ -85,25 +85,15 @@ TEST_CASE("gpt2 fp8: with gradients in BF16, a layer's forward has FP8's bits an
         Fp8Model test(model, 2, kN / 2, Recompute::none, config);
         test.trainer.initialize(3);
         Linear<bf16>& layer = test.model.linear().find("h.0.fc");
-        const size_t OC = layer.outputs(), unit = layer.weight_place().unit;
+        const size_t OC = layer.outputs();
         std::vector<float> weight;
         for (const bf16 x : random(OC * C, 0.02f, 2)) weight.push_back(to_float(x));
         test.trainer.set_weight("h.0.fc.weight", weight);
         test.trainer.weights_are_set();
         DeviceArray<bf16> in(random(size_t{kN} * C, 1.0f, 1)), gradient(random(kN * OC, 1e-3f, 3));
         DeviceArray<bf16> out(kN * OC), dinp(size_t{kN} * C);
-        DeviceArray<float> scratch(size_t{1} << 20);
-        const Pass pass{PassKind::training, 2, kN / 2, false, scratch, test.stream};
         test.begin_step();
-        test.gradients.begin_micro_step(true, true);
-        test.weights.gather(unit, test.stream);
-        test.gradients.acquire(unit, test.stream);
-        const Operand<bf16> x = layer.input(in, nullptr, pass);
-        layer.forward(out, x, pass);
-        layer.backward(dinp, {gradient.get()}, x, pass);
-        test.weights.release(unit, test.stream);
-        test.gradients.reduce(unit, test.stream);
-        synchronize(test.stream);
+        run_layer(test, layer, out, dinp, in, gradient);
         const auto gradient_of = [&](const char* name) {
             const ParameterTable::Place place = test.table.find(name);
             return test.gradients.get_gradient(place.unit, place.tensor, test.stream);
