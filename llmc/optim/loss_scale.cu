@@ -2,10 +2,10 @@
 #include "llmc/optim/loss_scale.h"
 
 #include <cmath>
-#include <cstdio>
 #include <cstdlib>
 
 #include "llmc/base/error.h"
+#include "llmc/base/text.h"
 #include "llmc/device/kernel.cuh"
 
 namespace llmc {
@@ -49,10 +49,9 @@ void check_config(const LossScaleConfig& config) {
 LossScaleConfig loss_scale_config(const std::string& text) {
     LossScaleConfig config;
     if (text == "off") return config;
-    int used = 0;
-    const bool has_number = std::sscanf(text.c_str(), "dynamic:%d%n", &config.hysteresis, &used) == 1 &&
-                            static_cast<size_t>(used) == text.size() && config.hysteresis > 0;
-    if (text == "dynamic" || has_number) {
+    constexpr std::string_view with_number = "dynamic:";
+    if (text.starts_with(with_number)) config.hysteresis = number_in<int>(text.substr(with_number.size())).value_or(0);
+    if (text == "dynamic" || (text.starts_with(with_number) && config.hysteresis > 0)) {
         config.dynamic = true;
         config.initial = 65536.0f;
         return config;
