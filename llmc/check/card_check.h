@@ -25,7 +25,7 @@ struct CardCheck {
 
 // The result of the check, the same on all ranks except `findings`.
 struct CardCheckResult {
-    Findings findings;         // of this rank's card, for the requested items
+    Findings findings;         // results of the requested items on this rank's card
     int right = 0, items = 0;  // number of right items, and of all
     bool kept = false;         // all results were stored already
     double seconds = 0;

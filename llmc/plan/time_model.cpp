@@ -226,7 +226,7 @@ StepTime step_time(const PlannedRun& run, Precision precision, int slices) {
     const bool fp8_head = fp8.is_fp8(kHeadLayer);
     const double fp8_share = (fp8.count() - fp8_head) / (L * static_cast<double>(linear.size()));
     const bool fp8_backward = !config.fp8 || !config.fp8->bf16_gradients;
-    const double cast_share = fp8_backward ? fp8_share : 0;  // of layers whose operands only exist in FP8
+    const double cast_share = fp8_backward ? fp8_share : 0;  // share of layers whose operands only exist in FP8
     const double added = (micro_steps - 1) / micro_steps;
 
     // Milliseconds of a micro-step.

@@ -55,7 +55,7 @@ private:
     std::string start();  // returns the problem, "" if there is none
     void warn(const std::string& problem) const;
 
-    std::vector<std::string> command_;  // what a user would type to follow the run
+    std::vector<std::string> command_;  // the command with which a user would follow the run
     pid_t pid_ = -1;                    // -1: not running
     int alive_ = -1;                    // end of a pipe to the script; it ends when this is closed or the process dies
 };

@@ -32,7 +32,7 @@ private:
 };
 
 bool stop_requested();
-const char* stop_signal_name();  // of the first signal that asked for a stop: "SIGTERM"; "none"
+const char* stop_signal_name();  // the first signal that asked for a stop: "SIGTERM"; "none"
 
 // ---- stopping between steps and within long work --------------------------------------------------------------------
 

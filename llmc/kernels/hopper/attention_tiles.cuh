@@ -41,8 +41,8 @@ struct QueryStatistics {
 
 // ---- multiply ------------------------------------------------------------------------------------------------------
 
-// c (64, 2 N) = a b^T over panels of 64 channels: 64 rows of `a`, 2 N rows of `b`. A panel of `a` has ARows rows, one
-// of `b` BRows.
+// c (64, 2 N) = a b^T over panels of 64 channels: 64 rows of `a`, 2 N rows of `b`. A panel of `a` has ARows rows, a
+// panel of `b` has BRows.
 template <int Panels, int ARows, int BRows, int N>
 LLMC_DEVICE void multiply_panels(float (&c)[N], const bf16* a, const bf16* b) {
     LLMC_UNROLL
