@@ -38,6 +38,18 @@ std::string difference(const std::vector<T>& found, const std::vector<T>& expect
                        static_cast<double>(found[first]), static_cast<double>(expected[first]), wrong, found.size());
 }
 
+// A stream of its own. It is destroyed after the arrays that are declared behind it, which wait for it.
+class OwnStream {
+public:
+    ~OwnStream() {
+        tear_down([&] { destroy_stream(stream_); });
+    }
+    operator stream_t() const { return stream_; }
+
+private:
+    const stream_t stream_ = create_stream(StreamPriority::communication);
+};
+
 // The operations of one communicator, on one stream. They are enqueued first; problem() compares the results later.
 class Patterns {
 public:
@@ -46,7 +58,6 @@ public:
           comm_(named.comm),
           count_(count),
           world_(static_cast<size_t>(comm_.world())),
-          stream_(create_stream(StreamPriority::communication)),
           mine_(values_of(comm_.rank(), 0, count * world_), stream_),
           gathered_(count * world_, stream_),
           exchanged_(count * world_, stream_),
@@ -58,10 +69,6 @@ public:
           reduced_(values_of(comm_.rank(), 0, count), stream_),
           largest_(std::vector<uint32_t>(count, static_cast<uint32_t>(comm_.rank()) + 7u), stream_),
           workspace_(workspace_bytes(), stream_) {}
-    ~Patterns() {
-        tear_down([&] { synchronize(stream_); });
-        tear_down([&] { destroy_stream(stream_); });
-    }
     Patterns(const Patterns&) = delete;
     Patterns& operator=(const Patterns&) = delete;
 
@@ -146,7 +153,7 @@ private:
     const std::string name_;
     const Comm comm_;
     const size_t count_, world_;
-    const stream_t stream_;
+    const OwnStream stream_;
     GuardedArray<float> mine_, gathered_, exchanged_, uneven_, sent_, sum_, added_, added_in_fp8_, reduced_;
     GuardedArray<uint32_t> largest_;
     GuardedMemory workspace_;
@@ -178,21 +185,16 @@ double rate_of(const Comm& comm, size_t bytes, stream_t stream, Operation&& oper
 Rates measure(const Comm& comm) {
     const size_t world = static_cast<size_t>(comm.world());
     const size_t count = std::string(comm.name()) == "nccl" ? std::max(kMany, kManyOverNccl / world) : kMany;
-    const stream_t stream = create_stream(StreamPriority::communication);
+    const OwnStream stream;
+    const GuardedArray<float> whole(std::vector<float>(count * world), stream), part(count, stream);
+    const GuardedMemory workspace(std::max<size_t>(1, comm.reduce_scatter_workspace(count, Wire::fp32, false)), stream);
     Rates rates;
-    {
-        const GuardedArray<float> whole(std::vector<float>(count * world), stream), part(count, stream);
-        const GuardedMemory workspace(std::max<size_t>(1, comm.reduce_scatter_workspace(count, Wire::fp32, false)),
-                                      stream);
-        rates["all_gather"] = rate_of(comm, count * sizeof(float), stream, [&] {
-            comm.all_gather(whole, whole.data() + static_cast<size_t>(comm.rank()) * count, count * sizeof(float),
-                            stream);
-        });
-        rates["reduce_scatter"] = rate_of(comm, count * sizeof(float), stream, [&] {
-            comm.reduce_scatter(part, whole, count, Wire::fp32, false, workspace.data(), stream);
-        });
-    }
-    destroy_stream(stream);
+    rates["all_gather"] = rate_of(comm, count * sizeof(float), stream, [&] {
+        comm.all_gather(whole, whole.data() + static_cast<size_t>(comm.rank()) * count, count * sizeof(float), stream);
+    });
+    rates["reduce_scatter"] = rate_of(comm, count * sizeof(float), stream, [&] {
+        comm.reduce_scatter(part, whole, count, Wire::fp32, false, workspace.data(), stream);
+    });
     return rates;
 }
 
