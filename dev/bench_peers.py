@@ -43,15 +43,11 @@ def ours(program, shape, precision, threads, _):
 # ---- PyTorch ---------------------------------------------------------------------------------------------------------
 
 
-def torch_steps(shape, precision, threads):
-    """Milliseconds of each step. Runs in a process of its own."""
+def torch_gpt2(layers, heads, channels, vocab, context):
+    """GPT-2 as a PyTorch module that returns the loss."""
     import torch
     from torch import nn
     from torch.nn import functional as F
-
-    layers, heads, channels, vocab, steps = SHAPES[shape]
-    torch.set_num_threads(threads)
-    torch.manual_seed(1337)
 
     class Block(nn.Module):
         def __init__(self):
@@ -70,7 +66,7 @@ def torch_steps(shape, precision, threads):
     class Gpt2(nn.Module):
         def __init__(self):
             super().__init__()
-            self.wte, self.wpe = nn.Embedding(vocab, channels), nn.Embedding(SEQ, channels)
+            self.wte, self.wpe = nn.Embedding(vocab, channels), nn.Embedding(context, channels)
             self.blocks, self.ln = nn.ModuleList(Block() for _ in range(layers)), nn.LayerNorm(channels)
 
         def forward(self, tokens, targets):
@@ -80,24 +76,41 @@ def torch_steps(shape, precision, threads):
             logits = F.linear(self.ln(x), self.wte.weight)
             return F.cross_entropy(logits.view(-1, vocab), targets.reshape(-1))
 
+    torch.manual_seed(1337)
     model = Gpt2()
     for parameter in model.parameters():
         if parameter.dim() > 1:
             nn.init.normal_(parameter, std=0.02)
+    return model
+
+
+def torch_steps(model, vocab, batch, seq, steps, precision, device="cpu", compiled=False):
+    """Milliseconds of each training step with AdamW; in BF16 with autocast. `compiled` by torch.compile()."""
+    import torch
+    model = model.to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    loss_of = torch.compile(model) if compiled else model
     times = []
-    for _ in range(steps + WARMUP):
-        tokens = torch.randint(vocab, (BATCH, SEQ + 1))
+    for _ in range(steps):
+        tokens = torch.randint(vocab, (batch, seq + 1)).to(device)
         start = time.perf_counter()
-        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-            loss = model(tokens[:, :-1], tokens[:, 1:])
+        with torch.autocast(device, torch.bfloat16, enabled=precision == "bf16"):
+            loss = loss_of(tokens[:, :-1], tokens[:, 1:])
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        loss.item()
+        loss.item()  # waits for the step to end
         times.append((time.perf_counter() - start) * 1e3)
     return times
+
+
+def torch_steps_on_cpu(shape, precision, threads):
+    """Milliseconds of each step, in a process of its own."""
+    import torch
+    torch.set_num_threads(threads)
+    layers, heads, channels, vocab, steps = SHAPES[shape]
+    return torch_steps(torch_gpt2(layers, heads, channels, vocab, SEQ), vocab, BATCH, SEQ, steps + WARMUP, precision)
 
 
 def pytorch(python, shape, precision, threads, _):
@@ -200,7 +213,7 @@ def main():
     options = parser.parse_args()
     if options.torch_steps:
         shape, precision, threads = options.torch_steps
-        print(json.dumps(torch_steps(shape, precision, int(threads))))
+        print(json.dumps(torch_steps_on_cpu(shape, precision, int(threads))))
         return
 
     with tempfile.TemporaryDirectory() as name:

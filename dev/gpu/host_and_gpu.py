@@ -44,6 +44,7 @@ def make_references(train_gpt, gradients, shard, out, dry):
             if done.code != 0:
                 raise SystemExit(f"{done.command}\n{done.tail()}")
         os.remove(os.path.join(place, "model.safetensors"))
+        shutil.rmtree(os.path.join(place, "checkpoints"))
         print(f"  host, {name}: {done.seconds} s")
 
 

@@ -182,6 +182,6 @@ def part6(session):
         kernels = per_step(longer, short, 6)
         part.item("arithmetic", lambda: {"families": by_family(kernels), "kernels": kernels})
     else:
-        for name in ("124M bf16", "124M bf16" + PORTABLE, "124M delayed", "1558M delayed", "1558M bf16"):
-            part.item(name, lambda: profile_of(session, name), 60)
+        for name in ("124M bf16", "124M delayed", "124M bf16" + PORTABLE, "1558M delayed", "1558M bf16"):
+            part.item(name, lambda: profile_of(session, name), 30)
     part.finish()

@@ -5,8 +5,8 @@
     dev/gpu/session.py --pack out/gpu_pack --out out/gpu --parts 0,1 --minutes 8        on the machine with a GPU
 
 Parts: 0 the machine, 1 matmuls and ceilings, 2 tests and compute-sanitizer, 3 the host device compared with the GPU, 4
-GPT-2 124M in BF16 and FP8, 5 tokens per second, 6 time by family of kernels, 7 two ranks that share the GPU. Each part
-writes OUT/part*.json, which is complete after every item; finished items are not measured again. At the end everything
+GPT-2 124M in BF16 and FP8, 5 tokens per second, 6 time by family of kernels, 7 two ranks that share the GPU, 8 PyTorch
+and llm.c on the same card. Each part writes OUT/part*.json, which is complete after every item; finished items are not measured again. At the end everything
 is in OUT/results.tar.gz: put it into the pack, and a session on another machine of the same kind continues from it. See
 dev/gpu/README.md.
 
@@ -15,6 +15,7 @@ dev/gpu/README.md.
 
 import argparse
 import collections
+import concurrent.futures
 import os
 import re
 import sys
@@ -24,6 +25,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from host_and_gpu import part3
 from kernel_families import part6
+from peers import part8
 from several_ranks import part7
 from tools import (ROOT, STOPPED, Part, Session, counts_of_doctest, find_library, find_tool, gpu_state,
                    library_directories, read_json)
@@ -168,8 +170,9 @@ def sanitize(session, tool):
 
 def part2(session):
     part = Part(session, 2, "tests")
-    for path in test_files(session.dry):
-        part.item(path, lambda path=path: run_tests(session, path), 0 if session.dry else 15)
+    with concurrent.futures.ThreadPoolExecutor(session.jobs) as pool:
+        least = 0 if session.dry else 15
+        list(pool.map(lambda path: part.item(path, lambda: run_tests(session, path), least), test_files(session.dry)))
     for tool in () if session.dry else SANITIZED:
         part.item(tool, lambda tool=tool: sanitize(session, tool), 60)
     tests = [item for name, item in part.result["items"].items() if name.startswith("test/")]
@@ -182,7 +185,8 @@ def part2(session):
 PARTS = {0: ("the machine", part0), 1: ("matmuls and ceilings", part1), 2: ("tests", part2),
          3: ("the host device compared with the GPU", part3), 4: ("GPT-2 124M in BF16 and FP8", part4),
          5: ("tokens per second", part5), 6: ("time by family of kernels", part6),
-         7: ("two ranks that share the GPU", part7)}
+         7: ("two ranks that share the GPU", part7),
+         8: ("PyTorch and llm.c on this card", part8)}
 
 
 def parse(argv):
@@ -191,8 +195,9 @@ def parse(argv):
     parser.add_argument("--pack", required=True, metavar="DIR", help="what dev/gpu/pack.sh made")
     parser.add_argument("--data", metavar="DIR", help="*train*.bin and *val*.bin, or .bin.xz; default: PACK/data")
     parser.add_argument("--out", default="out/gpu", metavar="DIR")
-    parser.add_argument("--parts", default="0,1,2,3,4,5,6,7", metavar="LIST")
+    parser.add_argument("--parts", default="0,1,2,3,4,5,6,7,8", metavar="LIST")
     parser.add_argument("--minutes", type=float, default=8, metavar="M", help="for all parts of this call together")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="tests of part 2 that share the GPU")
     parser.add_argument("--dry", action="store_true", help="on the host device, in seconds")
     args = parser.parse_args(argv)
     try:
@@ -206,7 +211,7 @@ def parse(argv):
 
 def main(argv=None):
     args = parse(argv)
-    session = Session(args.pack, args.data or os.path.join(args.pack, "data"), args.out, args.dry, args.minutes)
+    session = Session(args.pack, args.data or os.path.join(args.pack, "data"), args.out, args.dry, args.minutes, args.jobs)
     if not args.dry and not session.gpu:
         print("no GPU answers nvidia-smi; --dry runs everything on the host device", file=sys.stderr)
         return 5

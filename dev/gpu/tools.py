@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import threading
 import time
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
@@ -161,9 +162,9 @@ class Session:
     seconds.
     """
 
-    def __init__(self, pack, data, out, dry, minutes):
+    def __init__(self, pack, data, out, dry, minutes, jobs=1):
         self.pack, self.data, self.out = os.path.abspath(pack), os.path.abspath(data), os.path.abspath(out)
-        self.dry = dry
+        self.dry, self.jobs = dry, jobs
         self.end = time.monotonic() + 60 * minutes
         self.programs = self._unpack_programs()
         self.gpu = {} if dry else gpu_state()
@@ -263,10 +264,11 @@ class Part:
                                  "give another --out")
             self.result.update(items=earlier["items"], date=earlier["date"])
         self.skipped = []
+        self.lock = threading.Lock()
 
     def item(self, name, measure, seconds=0):
         """Measures an item once: if an earlier session finished it, its result is kept. Begins only if `seconds` are
-        left.
+        left. Items may be measured by several threads.
         """
         done = self.result["items"].get(name)
         if done and done.get("done"):
@@ -277,11 +279,12 @@ class Part:
         start = time.monotonic()
         value = measure()
         value = {"done": True, "date": now(), "seconds": round(time.monotonic() - start, 2), **value}
-        self.result["items"][name] = value
-        self.save()
         shown = [f"{key} {str(field)[:200]}" for key, field in value.items()
                  if not isinstance(field, (dict, list)) and key not in ("done", "date")]
-        print(f"  {name}: {', '.join(shown)}", flush=True)
+        with self.lock:
+            self.result["items"][name] = value
+            self.save()
+            print(f"  {name}: {', '.join(shown)}", flush=True)
         return value
 
     def save(self, **more):

@@ -76,7 +76,7 @@ def compare(session, items):
 def part4(session):
     part = Part(session, 4, "training")
     runs = runs_in_order()[:2] if session.dry else runs_in_order()
-    longest = 5 if session.dry else 150
+    longest = 5 if session.dry else 100
     for name, seed in runs:
         item = part.item(f"{name} {seed}", lambda: measure_run(session, name, seed), longest * 1.05)
         if item and item.get("done"):
