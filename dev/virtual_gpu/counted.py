@@ -8,11 +8,6 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-# Every variant of an H100. `auto` would run attention's backward pass in two kernels in runs as small as those that are
-# counted, and in one in larger runs.
-ALL_KERNELS = ["--kernels", "layernorm_fp8,gelu_fp8,attention_fp8,layernorm_backward_fp8,gelu_backward_fp8,"
-                            "attention_backward_fp8,hopper_attention,hopper_attention_backward,"
-                            "hopper_attention_backward_split"]
 sys.path.insert(0, str(ROOT / "data"))
 from prepare.shard import token_array, write_shards  # noqa: E402  (data/ is only now on the path)
 

@@ -26,7 +26,7 @@ import subprocess
 import sys
 
 import time_model
-from counted import ALL_KERNELS, ROOT, read_lines, run_counted, write_tokens
+from counted import ROOT, read_lines, run_counted, write_tokens
 
 PROGRAM = ROOT / "build/virtual/train_gpt"
 CACHE = ROOT / "build/predict"
@@ -68,7 +68,7 @@ def count(model, precision, layers, batch, steps, ids=SMALL):
         partial.unlink(missing_ok=True)
         command = [PROGRAM, "--train", corpus(ids), "-e", model, "--layers", layers, "-b", batch, "-t", LENGTH, "--vocab",
                    ids, "--precision", precision, "--max-steps", steps, "-r", RECOMPUTE, "--checkpoint-minutes", 0, "--card-check",
-                   "off", *ALL_KERNELS]
+                   "off"]
         run_counted(command, partial, OMP_NUM_THREADS=os.environ.get("OMP_NUM_THREADS", "1"))
         partial.rename(path)
     return read_lines(path)

@@ -4,7 +4,6 @@
 #include "llmc/check/families.h"
 #include "llmc/check/quantized_results.h"
 #include "llmc/kernels/attention.h"
-#include "llmc/kernels/hopper/attention.h"
 
 namespace llmc::check {
 namespace {
@@ -29,11 +28,6 @@ struct Outputs {
           low(sizeof(Real) == 2 ? t.result<Real>("out_low", s.elements_of(s.width())) : nullptr),
           lse(t.result<float>("lse", s.rows_of())) {}
 };
-
-float* partials_of(Trial& t, const Shape& s) {
-    const size_t count = hopper::attention_backward_partials(s.B, s.T, s.heads());
-    return count > 0 ? t.scratch<float>(count) : nullptr;
-}
 
 Bounded with_floor(const std::vector<double>& values, const std::vector<double>& bounds) {
     return Bounded(values, bounds).widened(0, reference::kAttentionFloor);
@@ -62,12 +56,11 @@ void attention(Trial& t, const Shape& s) {
     Real* alone = narrow ? t.result<Real>("out without out_low", s.elements_of(s.width())) : nullptr;
     float* delta = t.result<float>("delta", s.rows_of());
     Real* dqkv = t.result<Real>("dqkv", {{"b", s.B}, {"t", s.T}, {"head", s.heads().rows()}, {"", s.HD}});
-    float* partials = narrow ? partials_of(t, s) : nullptr;
     t.run_twice([&] {
         if (alone) attention_forward<Real>(alone, nullptr, to.lse, qkv, s.B, s.T, s.heads(), t.stream(), documents);
         attention_forward<Real>(to.out, to.low, to.lse, qkv, s.B, s.T, s.heads(), t.stream(), documents);
         attention_backward<Real>(dqkv, delta, dout, qkv, to.out, to.low, to.lse, s.B, s.T, s.heads(), t.stream(),
-                                 documents, partials);
+                                 documents);
     });
     t.within(to.out, with_floor(expected.out, expected.out_bound));
     std::vector<double> sum = reference::to_doubles(t.read(to.out));
@@ -146,11 +139,11 @@ void backward_fp8(Trial& t, const Shape& s, const Passes& passes) {
     const int width = s.qkv_width();
     const Outputs<bf16> forward(t, s);
     bf16* dqkv = t.result<bf16>("dqkv", s.elements_of(width));
-    float *plain_delta = t.result<float>("delta", s.rows_of()), *partials = partials_of(t, s);
+    float* plain_delta = t.result<float>("delta", s.rows_of());
     t.run_twice([&] {
         attention_forward<bf16>(forward.out, forward.low, forward.lse, qkv, s.B, s.T, s.heads(), t.stream(), documents);
         attention_backward<bf16>(dqkv, plain_delta, dout, qkv, forward.out, forward.low, forward.lse, s.B, s.T,
-                                 s.heads(), t.stream(), documents, partials);
+                                 s.heads(), t.stream(), documents);
     });
     const auto sums = reference::column_sums(reference::to_floats(t.read(dqkv)), width);
     const auto before = t.random<float>(static_cast<size_t>(width), 3.0f);
@@ -165,7 +158,7 @@ void backward_fp8(Trial& t, const Shape& s, const Passes& passes) {
         }
         const auto run = [&](const Quantized<F8>& target, float* bias, bool add, QuantizePass how) {
             attention_backward_fp8<F8>(target, bias, scratch, delta, dout, qkv, forward.out, forward.low, forward.lse,
-                                       s.B, s.T, s.heads(), add, how, t.stream(), documents, partials);
+                                       s.B, s.T, s.heads(), add, how, t.stream(), documents);
         };
         trial.run_twice([&] {
             if (alone) run({nullptr, nullptr, to.state}, alone, false, QuantizePass::replay);
@@ -228,7 +221,6 @@ void add_plain_tests(Items& items) {
         if (HD == 32 || sizeof(Real) != 2) continue;
         add({{2, 392, 4, HD, 2}}), add({{1, 456, 1, HD, 1, 0, 150}});
         add({{1, 456, 1, HD, 1, 0, 0, reference::documents_of(456, {{152, 152}})}});
-        add({{hopper::kBackwardBlocks / 2 + 1, 8, 4, HD, 2}});  // more heads than blocks
     }
     // Dimensions whose rows do not divide the threads, and one whose gradients two warps share: part of a tile, several
     // tiles, groups, peaked probabilities, windows and documents.
@@ -245,17 +237,15 @@ void add_plain_tests(Items& items) {
 }  // namespace
 
 void add_attention(Items& items, const KernelUse& use) {
-    // Several tiles of 64 and of 128 rows, and a part of one. Fewer where Hopper's backward would not run as many.
-    const bool on_hopper = use.hopper.has(KernelVariant::hopper_attention_backward);
-    const int longest = on_hopper ? hopper::longest_backward(use.attention_heads()) : 277;
-    for (const reference::AttentionShape& s : example_shapes(use, 2, std::min(277, longest))) {
+    // Several tiles of 64 and of 128 rows, and a part of one.
+    for (const reference::AttentionShape& s : example_shapes(use, 2, 277)) {
         use.bf16 ? add_plain<bf16>(items, s, name_of(s)) : add_plain<float>(items, s, name_of(s));
         if (!use.max_logits) continue;
         use.bf16 ? add_max_logits<bf16>(items, s, name_of(s)) : add_max_logits<float>(items, s, name_of(s));
     }
     if (!use.fp8 || use.scaling != Fp8Scaling::tensor || use.current_scaling) return;
     // Fills no tile, but pieces of 8 tokens; 304 tokens are a multiple of 16.
-    for (const reference::AttentionShape& s : example_shapes(use, 2, std::min(152, longest / 8 * 8))) {
+    for (const reference::AttentionShape& s : example_shapes(use, 2, 152)) {
         add_forward_fp8(items, s, name_of(s), kWritingPasses);
         if (!use.position_embedding) continue;  // RoPE turns the gradient back before it is cast
         use.e4m3_gradients ? add_backward_fp8<e4m3>(items, s, name_of(s), kWritingPasses)

@@ -61,10 +61,8 @@ std::vector<CheckItem> all_checks(const KernelUse& use) {
         const size_t end = items.size();
         for (size_t i = first; use.loops && family.loops && i < end; i++)
             items.push_back(with_kernels(items[i], " in loops", *family.loops, loops));
-        for (const auto& [variant, suffix] :
-             {std::pair{V::hopper_attention, " on Hopper"},
-              {V::hopper_attention_backward, " with its backward on Hopper"},
-              {V::hopper_attention_backward_split, " with its backward in two kernels on Hopper"}}) {
+        for (const auto& [variant, suffix] : {std::pair{V::hopper_attention, " on Hopper"},
+                                              {V::hopper_attention_backward_split, " with its backward on Hopper"}}) {
             if (family.loops != V::host_attention || !use.hopper.has(variant)) continue;
             KernelSet kernels;
             kernels.add(variant);
@@ -105,12 +103,8 @@ KernelUse::KernelUse(const TrainerConfig& config, Precision precision, int ranks
     document_positions = config.document_positions;
     loss = config.loss;
     set_model(config.model);
-    const AttentionHeads heads_in_use = attention_heads();
-    if (config.kernels.has(V::hopper_attention) && hopper::can_run(heads_in_use)) hopper.add(V::hopper_attention);
-    if (config.kernels.has(V::hopper_attention_backward) && hopper::can_run_backward(config.seq, heads_in_use))
-        hopper.add(V::hopper_attention_backward);
-    if (config.kernels.has(V::hopper_attention_backward_split) && hopper::can_run_split_backward(heads_in_use))
-        hopper.add(V::hopper_attention_backward_split);
+    for (const V variant : {V::hopper_attention, V::hopper_attention_backward_split})
+        if (config.kernels.has(variant) && hopper::can_run(attention_heads())) hopper.add(variant);
 }
 
 void KernelUse::set_model(const ModelConfig& model) {

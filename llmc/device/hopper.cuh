@@ -87,14 +87,6 @@ LLMC_DEVICE void load_tile(void* tile, const CUtensorMap& map, Barrier& full, in
         : "memory");
 }
 
-// Stores four 8x8 matrices of 16-bit values: a warp's mma.sync A fragment of 16 rows and 16 columns. Lane l gives the
-// address of row l % 16 and column 8 (l / 16).
-LLMC_DEVICE void store_matrices(void* row, const uint32_t (&a)[4]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
-                 "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
-                 : "memory");
-}
-
 // Orders this thread's writes to shared memory before later reads by wgmma or TMA (the "async proxy").
 LLMC_DEVICE void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
@@ -194,13 +186,6 @@ LLMC_DEVICE void multiply_registers(float (&d)[32], const uint32_t (&a)[4], uint
                  "1;"
                  : LLMC_D32(0)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-
-// d (64, 64) += a^T b: a is 16 rows of a tile of 64 columns, and so is b.
-LLMC_DEVICE void multiply_columns(float (&d)[32], uint64_t a, uint64_t b) {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" LLMC_NAMES_32 "}, %32, %33, 1, 1, 1, 1, 1;"
-                 : LLMC_D32(0)
-                 : "l"(a), "l"(b));
 }
 
 #undef LLMC_D8

@@ -362,20 +362,18 @@ void note_fp8_flags_without_effect(Options& o) {
 }
 
 void resolve_kernels(Options& o, const ResolveInputs& inputs) {
+    constexpr KernelVariant kHopper[] = {KernelVariant::hopper_attention,
+                                         KernelVariant::hopper_attention_backward_split};
     const bool fp8 = o.precision == Precision::fp8 && scaling_of(o.fp8_recipe) == Fp8Scaling::tensor;
     const Formats formats = o.precision == Precision::fp32 ? Formats::fp32 : fp8 ? Formats::fp8 : Formats::bf16;
     o.kernel_set = kernel_set(o.kernels.value, inputs.card, formats);
     const ModelConfig& model = o.model_config;
     if (!o.kernels.value) {  // auto
         const AttentionHeads heads = {model.heads, model.key_value_heads(), model.head_dim()};
-        if (!hopper::can_run(heads)) o.kernel_set.remove(KernelVariant::hopper_attention);
-        const bool whole_heads = hopper::backward_is_faster(o.batch, o.seq, heads);
-        if (!whole_heads) o.kernel_set.remove(KernelVariant::hopper_attention_backward);
-        if (whole_heads || !hopper::can_run_split_backward(heads))
-            o.kernel_set.remove(KernelVariant::hopper_attention_backward_split);
+        for (const KernelVariant variant : kHopper)
+            if (!hopper::can_run(heads)) o.kernel_set.remove(variant);
     }
-    for (const KernelVariant variant : {KernelVariant::hopper_attention, KernelVariant::hopper_attention_backward,
-                                        KernelVariant::hopper_attention_backward_split}) {
+    for (const KernelVariant variant : kHopper) {
         if (inputs.tensor_maps || !o.kernel_set.has(variant)) continue;
         const KernelVariantEntry& entry = kernel_variant(variant);
         o.kernel_set.remove(variant);

@@ -116,19 +116,18 @@ void attention_forward<float>(float*, float*, float*, const float*, int, int, co
 // bf16: three kernels and no atomics: delta; one that owns key tiles (dK, dV); one that owns query tiles (dQ). Both
 // recompute scores and dP: 7 products (11 for HD 256) instead of the 5 of a single kernel that adds dQ up in FP32
 // atomics, and the same bits on every run. Scores, P, dP and dS stay in registers. A key tile goes through the queries
-// of its group head by head and adds up their sums in FP32 registers too. On streams that chose them Hopper's variants
-// run instead: one kernel that owns whole heads, if there are `partials` (hopper::attention_backward_partials() floats)
-// and it can run T and the heads, and otherwise two kernels.
+// of its group head by head and adds up their sums in FP32 registers too. On streams that chose it Hopper's variant
+// runs instead (hopper/attention.h).
 template <class Real>
 void attention_backward(Real* dqkv, float* delta, const Real* dout, const Real* qkv, const Real* out,
                         const Real* out_low, const float* lse, int B, int T, const AttentionHeads& heads,
-                        stream_t stream, const int* documents = nullptr, float* partials = nullptr);
+                        stream_t stream, const int* documents = nullptr);
 template <>
 void attention_backward<bf16>(bf16*, float*, const bf16*, const bf16*, const bf16*, const bf16*, const float*, int, int,
-                              const AttentionHeads&, stream_t, const int*, float*);
+                              const AttentionHeads&, stream_t, const int*);
 template <>
 void attention_backward<float>(float*, float*, const float*, const float*, const float*, const float*, const float*,
-                               int, int, const AttentionHeads&, stream_t, const int*, float*);
+                               int, int, const AttentionHeads&, stream_t, const int*);
 
 // ---- with quantization ---------------------------------------------------------------------------------------------
 //
@@ -153,7 +152,7 @@ template <class F8>
 void attention_backward_fp8(const Quantized<F8>& to, float* dbias, float* scratch, float* delta, const bf16* dout,
                             const bf16* qkv, const bf16* out, const bf16* out_low, const float* lse, int B, int T,
                             const AttentionHeads& heads, bool accumulate, QuantizePass pass, stream_t stream,
-                            const int* documents = nullptr, float* partials = nullptr);
+                            const int* documents = nullptr);
 size_t attention_backward_fp8_scratch(int B, int T, const AttentionHeads& heads);
 
 // ---- decoding ------------------------------------------------------------------------------------------------------

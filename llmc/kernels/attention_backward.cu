@@ -497,7 +497,6 @@ struct BackwardInputs {
     const bf16 *dout, *qkv, *out, *out_low;
     const float* lse;
     const int* documents;
-    float* partials;  // for the Hopper variant; or nullptr
 };
 
 template <int HD>
@@ -555,18 +554,11 @@ static int run_backward(const Gradients<Out>& to, float* delta, const BackwardIn
             "attention backward: out_low is missing; have the forward write it (a delta from the rounded output "
             "alone is biased)");
 #if LLMC_ON_GPU
-    const uint64_t kernels = stream_kernels(stream);
-    const bool whole_heads = inputs.partials && hopper::can_run_backward(T, heads) &&
-                             KernelSet::has(kernels, KernelVariant::hopper_attention_backward);
-    if (whole_heads || (hopper::can_run_split_backward(heads) &&
-                        KernelSet::has(kernels, KernelVariant::hopper_attention_backward_split))) {
+    if (hopper::can_run(heads) &&
+        KernelSet::has(stream_kernels(stream), KernelVariant::hopper_attention_backward_split)) {
         with_head_dimension(heads.HD, [&]<int HD>() { launch_delta<HD>(delta, inputs, B, T, heads.NH, stream); });
-        if (whole_heads)
-            hopper::attention_backward(to, inputs.partials, inputs.dout, inputs.qkv, inputs.lse, delta, B, T, heads,
-                                       stream, inputs.documents);
-        else
-            hopper::attention_backward_split(to, inputs.dout, inputs.qkv, inputs.lse, delta, B, T, heads, stream,
-                                             inputs.documents);
+        hopper::attention_backward_split(to, inputs.dout, inputs.qkv, inputs.lse, delta, B, T, heads, stream,
+                                         inputs.documents);
         return hopper::kBackwardTile;
     }
 #endif
@@ -583,10 +575,10 @@ static int run_backward(const Gradients<Out>& to, float* delta, const BackwardIn
 template <>
 void attention_backward<bf16>(bf16* dqkv, float* delta, const bf16* dout, const bf16* qkv, const bf16* out,
                               const bf16* out_low, const float* lse, int B, int T, const AttentionHeads& heads,
-                              stream_t stream, const int* documents, float* partials) {
+                              stream_t stream, const int* documents) {
     attention::check_shape(B, T, heads);
     const attention::Gradients<bf16> to{dqkv, nullptr, nullptr, nullptr, QuantizePass::replay};
-    attention::run_backward(to, delta, {dout, qkv, out, out_low, lse, documents, partials}, B, T, heads, stream);
+    attention::run_backward(to, delta, {dout, qkv, out, out_low, lse, documents}, B, T, heads, stream);
 }
 
 static_assert(hopper::kBackwardTile >= owned_tokens(64) && hopper::kBackwardTile >= owned_tokens(128));
@@ -598,13 +590,13 @@ template <class F8>
 void attention_backward_fp8(const Quantized<F8>& to, float* dbias, float* scratch, float* delta, const bf16* dout,
                             const bf16* qkv, const bf16* out, const bf16* out_low, const float* lse, int B, int T,
                             const AttentionHeads& heads, bool accumulate, QuantizePass pass, stream_t stream,
-                            const int* documents, float* partials) {
+                            const int* documents) {
     const int channels = heads.qkv_width();
     attention::check_quantized("attention_backward_fp8", to.state, B, T, heads, channels, pass);
     if (dbias && !scratch) throw Error(ExitCode::failure, "attention_backward_fp8: a bias gradient needs scratch");
     const attention::Gradients<F8> gradients{to.row, to.transposed, dbias ? scratch : nullptr, to.state, pass};
-    const int tokens_of_part = attention::run_backward(
-        gradients, delta, {dout, qkv, out, out_low, lse, documents, partials}, B, T, heads, stream);
+    const int tokens_of_part =
+        attention::run_backward(gradients, delta, {dout, qkv, out, out_low, lse, documents}, B, T, heads, stream);
     if (dbias)
         reduce_column_parts(dbias, nullptr, scratch, B * div_up(T, tokens_of_part), channels, channels, accumulate,
                             stream);
@@ -613,7 +605,7 @@ void attention_backward_fp8(const Quantized<F8>& to, float* dbias, float* scratc
 #define LLMC_INSTANTIATE(F8)                                                                                      \
     template void attention_backward_fp8(const Quantized<F8>&, float*, float*, float*, const bf16*, const bf16*,  \
                                          const bf16*, const bf16*, const float*, int, int, const AttentionHeads&, \
-                                         bool, QuantizePass, stream_t, const int*, float*);
+                                         bool, QuantizePass, stream_t, const int*);
 LLMC_INSTANTIATE(e4m3)
 LLMC_INSTANTIATE(e5m2)
 #undef LLMC_INSTANTIATE

@@ -213,7 +213,7 @@ void attention_forward<float>(float* out, float*, float* lse, const float* qkv, 
 template <>
 void attention_backward<float>(float* dqkv, float* delta, const float* dout, const float* qkv, const float* out,
                                const float*, const float* lse, int B, int T, const AttentionHeads& heads,
-                               stream_t stream, const int* documents, float*) {
+                               stream_t stream, const int* documents) {
     attention::check_shape(B, T, heads);
     with_head_dimension(heads.HD, [&]<int HD>() {
         attention::launch_backward_fp32<HD>(dqkv, delta, dout, qkv, out, lse, B, T, heads, stream, documents);

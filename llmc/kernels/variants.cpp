@@ -24,7 +24,6 @@ constexpr KernelVariantEntry kEntries[] = {
     {V::attention_backward_fp8, "attention_backward_fp8", kOldestCard, kAnyLaterCard, true, F::fp8,
      "attention_backward and quantize"},
     {V::hopper_attention, "hopper_attention", 90, 90, false, F::bf16, "attention_forward"},
-    {V::hopper_attention_backward, "hopper_attention_backward", 90, 90, false, F::bf16, "attention_backward"},
     {V::hopper_attention_backward_split, "hopper_attention_backward_split", 90, 90, false, F::bf16,
      "attention_backward"},
     {V::host_attention, "host_attention", kHostDevice, kHostDevice, true, F::fp32, "attention's kernels"},

@@ -22,7 +22,6 @@ enum class KernelVariant {
     gelu_backward_fp8,
     attention_backward_fp8,
     hopper_attention,  // kernels/hopper/
-    hopper_attention_backward,
     hopper_attention_backward_split,
     // Families of the host device's own loops (host/launch.h).
     host_attention,

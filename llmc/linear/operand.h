@@ -16,9 +16,8 @@ struct Pass {
     bool accumulate;  // gradients are added to earlier ones
     float* scratch;   // for partial sums of gradients, shared by the whole model
     stream_t stream;
-    const int* documents = nullptr;   // (B, T), see mark_documents(); nullptr: attention takes a row as one document
-    float* attention_sums = nullptr;  // for attention_backward()
-    float* max_logits = nullptr;      // (layers, NH), which training raises to attention's largest logits; or nullptr
+    const int* documents = nullptr;  // (B, T), see mark_documents(); nullptr: attention takes a row as one document
+    float* max_logits = nullptr;     // (layers, NH), which training raises to attention's largest logits; or nullptr
 
     int N() const { return B * T; }
     Pass as(PassKind other) const {

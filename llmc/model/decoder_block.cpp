@@ -210,7 +210,7 @@ Gradient<Real> DecoderBlock<Real>::activate_backward(const Pass& pass) {
 template <class Real>
 void DecoderBlock<Real>::attention_backward_to_hidden(const Pass& pass) {
     attention_backward<Real>(dhidden_, delta_, dbranch_, qkv_out_, attention_, attention_low_, lse_, pass.B, pass.T,
-                             heads_, pass.stream, pass.documents, pass.attention_sums);
+                             heads_, pass.stream, pass.documents);
 }
 
 template class DecoderBlock<float>;

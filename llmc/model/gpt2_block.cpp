@@ -91,7 +91,7 @@ Gradient<Real> Gpt2Block<Real>::attend_backward(const Pass& pass) {
             Gradient<Real> dqkv = qkv_.cast_gradient(pass, [&](const auto& codes, QuantizePass cast) {
                 attention_backward_fp8(codes, qkv_.dbias(), pass.scratch, this->delta_, dbranch_, qkv_out_,
                                        this->attention_, this->attention_low_, this->lse_, pass.B, pass.T, heads_,
-                                       pass.accumulate, cast, pass.stream, pass.documents, pass.attention_sums);
+                                       pass.accumulate, cast, pass.stream, pass.documents);
             });
             if (!qkv_.is_observed(pass)) return dqkv;
             this->attention_backward_to_hidden(pass);

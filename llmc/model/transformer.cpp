@@ -9,7 +9,6 @@
 #include "llmc/device/transfer.h"
 #include "llmc/kernels/classifier.h"
 #include "llmc/kernels/embedding.h"
-#include "llmc/kernels/hopper/attention.h"
 
 namespace llmc {
 
@@ -63,10 +62,6 @@ Transformer<Real>::Transformer(const ModelSetup& setup, Weights<Real>& weights, 
     const int shortest = setup.shortest_piece > 0 ? setup.shortest_piece : T_;
     const auto scratch = config_.architecture->scratch;
     workspace_.plan(&scratch_, std::max(scratch(config_, B_, T_), scratch(config_, n / shortest, shortest)));
-    const AttentionHeads heads = {config_.heads, config_.key_value_heads(), config_.head_dim()};
-    const size_t sums = hopper::attention_backward_partials(n / shortest, T_, heads);
-    if (sums > 0 && setup.kernels.has(KernelVariant::hopper_attention_backward))
-        workspace_.plan(&attention_sums_, sums);
     for (int** tensor : {&tokens_, &targets_}) workspace_.plan(tensor, N);
     workspace_.plan(&sorted_, token_sort_size(n));
     if (end_token_) workspace_.plan(&documents_, N);

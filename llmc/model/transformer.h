@@ -127,7 +127,7 @@ public:
 
 private:
     Pass pass(PassKind kind, int B, int T, bool accumulate, stream_t stream) const {
-        return {kind, B, T, accumulate, scratch_, stream, documents_, attention_sums_};
+        return {kind, B, T, accumulate, scratch_, stream, documents_};
     }
     // Keeps the unit's weights gathered until the end of the scope. Profiles show the work as names[unit].
     UnitInUse<Real> use(size_t unit, const std::vector<std::string>& names, const Pass& pass) {
@@ -171,7 +171,6 @@ private:
     Real* dlnf_;                       // (N, C)
     Real* logits_;                     // (head_.rows(), Vp), and their gradient
     float* scratch_;                   // partial sums of bias and norm gradients
-    float* attention_sums_ = nullptr;  // partial sums of dQ, if Hopper's backward of attention runs
     int* tokens_;                      // (N)
     int* targets_;                     // (N)
     int* documents_ = nullptr;         // (N), see mark_documents(); nullptr without end_token_

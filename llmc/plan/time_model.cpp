@@ -44,15 +44,14 @@ constexpr double kClock = 1.75e9, kSchedulers = 4;  // under load, of an H100; o
 constexpr double kPortableTile = 64;                // keys; half of the tile at the diagonal is computed in vain
 constexpr double kDeltaBytes = 6;                   // per token and channel: the backward pass reads out and dout first
 // FlashAttention-3's TFLOP/s on an H100 for long sequences without a mask, at head dimensions 64 and 128, which are
-// those of tensor cores and exponentials in turn; backward at head dimension 64. The Hopper kernels are of the same
-// kind. Backward in two kernels: FlashAttention-3's 474 and 561 TFLOP/s at the two head dimensions are the time of its
-// five products, at 686 TFLOP/s, and 0.42 ps for the exponential of a pair of query and key. Seven products and two
-// exponentials have these rates (derived).
-constexpr double kHopperForward[] = {497, 648}, kHopperBackward = 474, kHopperPeak = 989.4;
-constexpr double kHopperSplitBackward[] = {418, 520};
+// those of tensor cores and exponentials in turn. The Hopper kernels are of the same kind. Backward in two kernels:
+// FlashAttention-3's 474 and 561 TFLOP/s at the two head dimensions are the time of its five products, at 686 TFLOP/s,
+// and 0.42 ps for the exponential of a pair of query and key. Seven products and two exponentials have these rates
+// (derived).
+constexpr double kHopperForward[] = {497, 648}, kHopperBackward[] = {418, 520}, kHopperPeak = 989.4;
 // Keys computed in vain for a query are half of this, where a block's start and end count too. A block has 192 queries
-// forward, 128 rows of either side in two kernels backward, and otherwise all of a head's.
-constexpr double kHopperTile = 256, kHopperBackwardTile = 128;
+// forward, and 128 rows of either side backward.
+constexpr double kHopperTile = 256;
 
 // ---- element-wise kernels -------------------------------------------------------------------------------------------
 
@@ -196,21 +195,16 @@ TimeModel::Attention TimeModel::attention(double layers, int B, int T, const Att
     const auto runs = [&](KernelVariant variant) {
         return kernels.has(variant) && kernel_variant(variant).runs_on(gpu_.capability);
     };
-    const auto on_hopper = [&](double for_long_sequences, double tile, int products) {
-        const double rate = kTensorKernelShare * for_long_sequences * T / (T + tile);
+    const auto on_hopper = [&](double for_long_sequences, int products) {
+        const double rate = kTensorKernelShare * for_long_sequences * T / (T + kHopperTile);
         return attention_at(rate * card_.peak_tflops / kHopperPeak, products, tokens, T, channels);
     };
     Attention time = {portable(kPortableForward), portable(heads.HD == 256 ? kPortableBackward256 : kPortableBackward),
                       portable(kPortableLogits)};
     if (runs(KernelVariant::hopper_attention) && hopper::can_run(heads))
-        time.forward = on_hopper(kHopperForward[heads.HD == 128], kHopperTile, 2);
-    if (runs(KernelVariant::hopper_attention_backward) && hopper::can_run_backward(T, heads)) {
-        const double blocks = std::min(hopper::kBackwardBlocks, gpu_.multiprocessors), work = double{1} * B * heads.NKV;
-        const double busy = work / (std::ceil(work / blocks) * gpu_.multiprocessors);  // of the multiprocessors' time
-        time.backward = on_hopper(kHopperBackward, kHopperBackwardTile, 5) / busy;
-    } else if (runs(KernelVariant::hopper_attention_backward_split) && hopper::can_run_split_backward(heads)) {
-        time.backward = on_hopper(kHopperSplitBackward[heads.HD == 128], kHopperTile, 7);
-    }
+        time.forward = on_hopper(kHopperForward[heads.HD == 128], 2);
+    if (runs(KernelVariant::hopper_attention_backward_split) && hopper::can_run(heads))
+        time.backward = on_hopper(kHopperBackward[heads.HD == 128], 7);
     time.backward += element_wise(tokens * channels * kDeltaBytes);
     return time;
 }

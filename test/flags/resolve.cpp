@@ -315,32 +315,19 @@ TEST_CASE("resolve: Hopper's sums of FP8 are for CPUs, and for recipes that Hopp
 
 TEST_CASE("resolve: --kernels means what the card and the precision have use for") {
     Options o;
-    o.precision = Precision::fp8, o.batch = 8;
+    o.precision = Precision::fp8;
     ResolveInputs hopper, ada, turing;
     hopper.card = 90, ada.card = 89, turing.card = 75;
     KernelSet with_hopper = KernelSet::common();
     with_hopper.add(KernelVariant::hopper_attention);
-    with_hopper.add(KernelVariant::hopper_attention_backward);
+    with_hopper.add(KernelVariant::hopper_attention_backward_split);
     CHECK(resolved(o, hopper).kernel_set == with_hopper);
     CHECK(resolved(o).kernel_set == with_hopper);
-    // Few heads would leave much of a card idle, unless the kernel is asked for.
-    Options few = o;
-    few.batch = 5;  // 60 heads
-    const auto split = [&](const Options& options) {
-        const KernelSet set = resolved(options, hopper).kernel_set;
-        return set.has(KernelVariant::hopper_attention_backward_split) &&
-               !set.has(KernelVariant::hopper_attention_backward);
-    };
-    CHECK(split(few));  // two kernels have a block for every 128 keys
-    few.batch = 12;     // 144 heads: 12 blocks of 132 would have two, and the others wait
-    CHECK(split(few));
     for (const char* model : {"llama3-8b", "qwen3-1.7b"}) {  // head dimension 128
         Options wide = o;
         set(wide, "model", model);
-        CHECK(split(wide));
+        CHECK(resolved(wide, hopper).kernel_set == with_hopper);
     }
-    few.kernels.value = wanted_kernels("hopper_attention_backward");
-    CHECK(resolved(few, hopper).kernel_set.names() == std::vector<std::string>{"hopper_attention_backward"});
     Options other = o;  // a head dimension that the Hopper kernels do not have
     set(other, "model", "gpt3-760m");
     CHECK(resolved(other, hopper).kernel_set == KernelSet::common());
@@ -359,7 +346,7 @@ TEST_CASE("resolve: --kernels means what the card and the precision have use for
     }
     o.fp8_recipe = Fp8Recipe::delayed, o.precision = Precision::bf16, o.kernels = {"auto", {}};
     CHECK(resolved(o, hopper).kernel_set.names() ==
-          std::vector<std::string>{"hopper_attention", "hopper_attention_backward"});
+          std::vector<std::string>{"hopper_attention", "hopper_attention_backward_split"});
     o.precision = Precision::fp32;
     CHECK(resolved(o, hopper).kernel_set == KernelSet());
     o.precision = Precision::bf16;

@@ -49,13 +49,12 @@ TEST_CASE("variants: portable, auto, and lists") {
     const KernelSet all = kernel_set({}, 90, Formats::fp8);
     KernelSet with_hopper = KernelSet::common();
     with_hopper.add(KernelVariant::hopper_attention);
-    with_hopper.add(KernelVariant::hopper_attention_backward);
     with_hopper.add(KernelVariant::hopper_attention_backward_split);
     CHECK(all == with_hopper);
     CHECK(kernel_set({}, 89, Formats::fp8) == KernelSet::common());
     CHECK(kernel_set({}, 100, Formats::fp8) == KernelSet::common());
     const KernelSet on_host = kernel_set({}, kHostDevice, Formats::fp8);
-    CHECK(on_host.names().size() == kernel_variants().size() - 3);
+    CHECK(on_host.names().size() == kernel_variants().size() - 2);
     CHECK(!on_host.has(KernelVariant::hopper_attention));
     CHECK(on_host.has(KernelVariant::attention_fp8));
     CHECK(on_host.has(KernelVariant::host_attention));
@@ -63,8 +62,7 @@ TEST_CASE("variants: portable, auto, and lists") {
     CHECK(kernel_set({}, kHostDevice, Formats::bf16).has(KernelVariant::host_attention));
     CHECK(kernel_set({}, std::nullopt, Formats::fp8) == all);
     CHECK(kernel_set({}, 75, Formats::fp8) == KernelSet());  // older than all
-    CHECK(kernel_set({}, 90, Formats::bf16).names() ==
-          Names{"hopper_attention", "hopper_attention_backward", "hopper_attention_backward_split"});
+    CHECK(kernel_set({}, 90, Formats::bf16).names() == Names{"hopper_attention", "hopper_attention_backward_split"});
     CHECK(kernel_set({}, 80, Formats::bf16) == KernelSet());
     CHECK(kernel_set({}, 90, Formats::fp32) == KernelSet());
     CHECK(kernel_set(wanted_kernels("hopper_attention"), 90, Formats::fp32) == KernelSet());
@@ -78,7 +76,7 @@ TEST_CASE("variants: portable, auto, and lists") {
 TEST_CASE("variants: names that are none are answered with those that are") {
     const std::string all =
         "auto, portable, layernorm_fp8, gelu_fp8, attention_fp8, layernorm_backward_fp8, gelu_backward_fp8, "
-        "attention_backward_fp8, hopper_attention, hopper_attention_backward, hopper_attention_backward_split, "
+        "attention_backward_fp8, hopper_attention, hopper_attention_backward_split, "
         "host_attention, host_classifier, "
         "host_norm, host_activation, "
         "host_rope, "
