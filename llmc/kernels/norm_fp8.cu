@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "llmc/device/async_copy.cuh"
 #include "llmc/kernels/column_sums.cuh"
 #include "llmc/kernels/host/loops.h"
 #include "llmc/kernels/norm_row.cuh"
@@ -194,7 +195,42 @@ void finish_bias_gradient(float* dbias, const float* bias_parts, int N, int C, b
     reduce_column_parts(dbias, nullptr, bias_parts, BackwardPlan(N, C).blocks, C, C, accumulate, stream);
 }
 
-constexpr int kGroupRows = 4;  // rows in registers at a time
+constexpr int kGroupRows = 4;                      // rows in registers at a time
+constexpr int kGroupBytes = kGroupRows * 32 * 16;  // one warp's part of them
+
+// A group of rows that is copied to shared memory while other work goes on. An H100 runs only 16 warps of this kernel
+// per multiprocessor, and they have no registers for rows that are needed later. Without these copies every group would
+// wait for memory. Each thread copies and reads its own columns, so there is nothing to synchronise.
+//
+// If kAhead is false, because a card has too little shared memory, get() reads global memory.
+template <bool kAhead>
+struct RowsAhead {
+    bf16* slots;  // this thread's; one for each row, 512 bytes apart
+
+    LLMC_DEVICE bf16* slot(int r) const { return slots + r * 256; }
+
+    // Starts to copy rows of `from` (N, C). Columns past C become 0. If `from` is nullptr or ends before first_row, the
+    // committed group of copies is empty.
+    LLMC_DEVICE void start(const bf16* from, int first_row, int N, int C, const RowTeam& team) const {
+        if (kAhead && from != nullptr && first_row < N) {
+            const int c = team.column(0);
+            const bf16* const source = from + static_cast<size_t>(first_row) * C + (c < C ? c : 0);
+            LLMC_UNROLL
+            for (int r = 0; r < kGroupRows; r++) cp_async16(slot(r), source + static_cast<size_t>(r) * C, c < C);
+        }
+        cp_async_commit();
+    }
+    // x = the rows. The arguments are those of start(), whose copies have arrived.
+    LLMC_DEVICE void get(float (&x)[kGroupRows][1][8], const bf16* from, int first_row, int N, int C,
+                         const RowTeam& team) const {
+        if constexpr (kAhead) {
+            LLMC_UNROLL
+            for (int r = 0; r < kGroupRows; r++) load8(slot(r), x[r][0]);
+        } else {
+            piece_by_piece([&] { load_rows(x, from, first_row, N, C, team); });  // otherwise spills on sm_80
+        }
+    }
+};
 
 // Read and write this thread's eight of the block's sums. They lie in two planes of four floats per thread, free of
 // bank conflicts.
@@ -207,22 +243,29 @@ LLMC_DEVICE void store_sums(float* block_sums, const float (&sums)[8]) {
     store4(block_sums + (blockDim.x + threadIdx.x) * 4, sums + 4);
 }
 
-// Finishes two rows: adds the residual's gradient, writes dinp, casts, and writes the codes to `row` and `tile`. The
-// tally and the bias gradient's sums of this thread's eight columns are updated; the sums lie in shared memory because
-// registers are short. RMS norm's linear layers have no bias.
+// Rounds x to BF16 and stores it. Conversions of pairs have four times the rate of single ones.
+LLMC_DEVICE void store_rounded(bf16* to, float (&x)[8]) {
+    Bytes16 packed;
+    LLMC_UNROLL
+    for (int i = 0; i < 4; i++) {
+        packed.word[i] = pack_bf16x2(x[2 * i], x[2 * i + 1]);
+        x[2 * i] = bf16x2_low(packed.word[i]);
+        x[2 * i + 1] = bf16x2_high(packed.word[i]);
+    }
+    store16(to, packed);
+}
+
+// Finishes two rows: writes dinp, casts, and writes the codes to `row` and `tile`. The tally and the bias gradient's
+// sums of this thread's eight columns are updated; the sums lie in shared memory because registers are short. RMS
+// norm's linear layers have no bias.
 template <NormKind norm, class F8>
 LLMC_DEVICE void finish_rows(F8* row, uint32_t* tile, QuantizeTally& tally, float* bias_sums, bf16* dinp,
-                             const bf16* dresidual, float (&d)[2][1][8], float scale, int first_row, int local_row,
-                             int stride, int N, int C, const RowTeam& team, QuantizePass pass) {
-    if (dresidual != nullptr) {
-        float residual[2][1][8];
-        load_rows(residual, dresidual, first_row, N, C, team);
-        add_rows(d, residual);
-    }
-    round_rows<bf16>(d);
-    store_rows(dinp, d, first_row, N, C, team);
+                             float (&d)[2][1][8], float scale, int first_row, int local_row, int stride, int C,
+                             const RowTeam& team, QuantizePass pass) {
     const int c = team.column(0);
     if (c >= C) return;
+    LLMC_UNROLL
+    for (int r = 0; r < 2; r++) store_rounded(dinp + static_cast<size_t>(first_row + r) * C + c, d[r][0]);
     float sums[8];
     if constexpr (norm == NormKind::layer) load_sums(bias_sums, sums);
     LLMC_UNROLL
@@ -241,34 +284,67 @@ LLMC_DEVICE void finish_rows(F8* row, uint32_t* tile, QuantizeTally& tally, floa
     if constexpr (norm == NormKind::layer) store_sums(bias_sums, sums);
 }
 
-template <NormKind norm, class F8>
+template <NormKind norm, bool kAhead, class F8>
 static __global__ void __launch_bounds__(512)
     layernorm_backward_fp8_kernel(F8* row, F8* transposed, Fp8State* state, float* bias_parts, bf16* dinp,
                                   const bf16* dresidual, float* parts, const bf16* dout, const bf16* inp,
                                   const bf16* weight, const float* mean, const float* rstd, int N, int C, int tile_rows,
                                   int stride, QuantizePass pass) {
-    LLMC_DYNAMIC_SHARED(uint32_t, tile);  // (tile_rows, stride), then layer norm's 8 floats a thread
-    LLMC_SHARED(float, exchange, [kTeamExchange]);
-    RowTeam team = row_team(static_cast<int>(blockDim.x) / 32, exchange);
+    LLMC_DYNAMIC_SHARED(uint32_t, tile);  // (tile_rows, stride), then what follows
+    const int warps = static_cast<int>(blockDim.x) / 32, warp = static_cast<int>(threadIdx.x) / 32;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    float* const bias_sums = reinterpret_cast<float*>(tile + tile_rows * stride);  // layer norm: 8 floats per thread
+    float* const exchange = bias_sums + (norm == NormKind::layer ? warps * 32 * 8 : 0);
+    float* const all_slots = exchange + (warps > 1 ? kTeamExchange : 0);  // kAhead: two groups of rows per warp
+    bf16* const slots = reinterpret_cast<bf16*>(all_slots + warp * (2 * kGroupBytes / 4) + lane * 4);
+    // The rows of `inp` and `dresidual` take turns in the first group's slots. So every copy has half a group's work to
+    // arrive in, and an H100 has the shared memory for as many blocks as its registers allow.
+    const RowsAhead<kAhead> inp_ahead{slots}, dout_ahead{inp_ahead.slot(kGroupRows)};
+
+    RowTeam team = row_team(warps, exchange);
     const float scale = state->scale;
     QuantizeTally tally;
     float dweight[1][8] = {}, dshift[1][8] = {}, zeros[8] = {};
-    float* const bias_sums = reinterpret_cast<float*>(tile + tile_rows * stride);
     if constexpr (norm == NormKind::layer) store_sums(bias_sums, zeros);
 
-    for (int tile_row = static_cast<int>(blockIdx.x) * tile_rows; tile_row < N;
-         tile_row += static_cast<int>(gridDim.x) * tile_rows) {
+    // Lane l has the statistics of row l of the tile.
+    float tile_mean, tile_rstd;
+    const auto load_statistics = [&](int tile_row) {
+        const int row = tile_row + lane < N ? tile_row + lane : N - 1;
+        tile_mean = norm == NormKind::layer ? mean[row] : 0.0f;
+        tile_rstd = rstd[row];
+    };
+    const int first_tile = static_cast<int>(blockIdx.x) * tile_rows;
+    load_statistics(first_tile);
+    inp_ahead.start(inp, first_tile, N, C, team);
+    dout_ahead.start(dout, first_tile, N, C, team);
+
+    for (int tile_row = first_tile; tile_row < N;) {
+        const int next_tile = tile_row + static_cast<int>(gridDim.x) * tile_rows;
         for (int local = 0; local < tile_rows && tile_row + local < N; local += kGroupRows) {
             const int first_row = tile_row + local;
+            const bool last = local + kGroupRows >= tile_rows || first_row + kGroupRows >= N;  // group of the tile
+            const int next_row = last ? next_tile : first_row + kGroupRows;
             float x[kGroupRows][1][8], d[kGroupRows][1][8], row_mean[kGroupRows], row_rstd[kGroupRows];
-            load_rows(x, inp, first_row, N, C, team);
-            load_rows(d, dout, first_row, N, C, team);
+            cp_async_wait<0>();
+            inp_ahead.get(x, inp, first_row, N, C, team);
+            dout_ahead.get(d, dout, first_row, N, C, team);
+            inp_ahead.start(dresidual, first_row, N, C, team);
+            dout_ahead.start(dout, next_row, N, C, team);
             LLMC_UNROLL
             for (int r = 0; r < kGroupRows; r++) {
-                row_mean[r] = norm == NormKind::layer ? mean[first_row + r] : 0.0f;
-                row_rstd[r] = rstd[first_row + r];
+                row_mean[r] = norm == NormKind::layer ? __shfl_sync(~0u, tile_mean, local + r) : 0.0f;
+                row_rstd[r] = __shfl_sync(~0u, tile_rstd, local + r);
             }
+            forget_always(team.thread);  // nvcc would keep the addresses of rows in registers and spill
             backward_rows<norm>(d, x, weight, row_mean, row_rstd, dweight, dshift, kGroupRows, C, team);
+            if (last) load_statistics(next_tile);
+            cp_async_wait<1>();
+            if (dresidual != nullptr) {
+                inp_ahead.get(x, dresidual, first_row, N, C, team);
+                add_rows(d, x);
+            }
+            inp_ahead.start(inp, next_row, N, C, team);
             LLMC_UNROLL
             for (int r = 0; r < kGroupRows; r += 2) {
                 float pair[2][1][8];
@@ -278,17 +354,19 @@ static __global__ void __launch_bounds__(512)
                     pair[1][0][i] = d[r + 1][0][i];
                 }
                 in_turn([&] {  // otherwise the compiler takes all rows at once and spills
-                    finish_rows<norm>(row, tile, tally, bias_sums, dinp, dresidual, pair, scale, first_row + r,
-                                      local + r, stride, N, C, team, pass);
+                    finish_rows<norm>(row, tile, tally, bias_sums, dinp, pair, scale, first_row + r, local + r, stride,
+                                      C, team, pass);
                 });
             }
         }
-        if (transposed == nullptr) continue;
-        __syncthreads();
-        store_code_columns(transposed, tile, tile_row, tile_rows, stride, N, C);
-        // All threads must have read these codes before the next tile's are written. With several warps, the barrier in
-        // backward_rows() ensures that.
-        if (team.warps == 1) __syncwarp();
+        if (transposed != nullptr) {
+            __syncthreads();
+            store_code_columns(transposed, tile, tile_row, tile_rows, stride, N, C);
+            // All threads must have read these codes before the next tile's are written. With several warps, the
+            // barrier in backward_rows() ensures that.
+            if (team.warps == 1) __syncwarp();
+        }
+        tile_row = next_tile;
     }
     commit_tally(state, tally, blockIdx.x == 0 && threadIdx.x == 0 ? static_cast<size_t>(N) * C : 0, pass);
 
@@ -323,14 +401,21 @@ void norm_backward_fp8(const NormParameters<bf16>& norm, const NormGradients& gr
     const size_t n = static_cast<size_t>(N) * C, columns = C, rows = N;
     const int stride = code_stride(C), sums = gradients_of(norm.kind()) * C;
     const size_t bias_bytes = layer ? static_cast<size_t>(plan.warps) * 32 * 8 * sizeof(float) : 0;
-    const size_t shared_bytes = static_cast<size_t>(plan.rows) * stride * 4 + bias_bytes;
+    const size_t exchange_bytes = plan.warps > 1 ? kTeamExchange * sizeof(float) : 0;
+    const size_t own_bytes = static_cast<size_t>(plan.rows) * stride * 4 + bias_bytes + exchange_bytes;
+    const size_t ahead_bytes = static_cast<size_t>(plan.warps) * 2 * kGroupBytes;
     with_norm_kind(norm.kind(), [&]<NormKind kind>() {
-        host::launch_or_loop<layernorm_backward_fp8_kernel<kind, F8>,
-                             host::norm_backward_fp8<kind == NormKind::layer, F8>>(
-            KernelVariant::host_norm, {dim3(plan.blocks), dim3(32 * plan.warps), shared_bytes, stream}, out(row, n),
-            out(transposed, n), state_access(to.state, pass), out(bias_parts, plan.parts(C)), out(dinp, n),
-            in(dresidual, n), out(parts, plan.parts(sums)), in(dout, n), in(inp, n), in(norm.weight, columns),
-            in(mean, rows), in(rstd, rows), N, C, plan.rows, stride, pass);
+        const auto run = [&]<bool kAhead>() {
+            const size_t shared_bytes = own_bytes + (kAhead ? ahead_bytes : 0);
+            host::launch_or_loop<layernorm_backward_fp8_kernel<kind, kAhead, F8>,
+                                 host::norm_backward_fp8<kind == NormKind::layer, F8>>(
+                KernelVariant::host_norm, {dim3(plan.blocks), dim3(32 * plan.warps), shared_bytes, stream}, out(row, n),
+                out(transposed, n), state_access(to.state, pass), out(bias_parts, plan.parts(C)), out(dinp, n),
+                in(dresidual, n), out(parts, plan.parts(sums)), in(dout, n), in(inp, n), in(norm.weight, columns),
+                in(mean, rows), in(rstd, rows), N, C, plan.rows, stride, pass);
+        };
+        const bool ahead = own_bytes + ahead_bytes <= shared_memory_per_block();
+        ahead ? run.template operator()<true>() : run.template operator()<false>();
     });
     if (parts != nullptr)
         reduce_column_parts(gradients.dweight, gradients.dshift, parts, plan.blocks, sums, C, gradients.accumulate,
