@@ -11,6 +11,9 @@
 //
 // Each of two consumer warpgroups has 64 of the block's rows. P and dS stay in its registers as the left operands of
 // the next products, and so do the sums of the gradients. A warpgroup skips tiles in which no query sees a key.
+//
+// A block takes many tiles of rows, one after the other (WorkOrder). While its consumers store the gradients of one,
+// the producers already load the next.
 #include "llmc/kernels/hopper/attention.h"
 
 #if LLMC_ON_GPU
@@ -27,14 +30,14 @@ struct SplitTiles {
     static constexpr int panels = HD / 64;
     static constexpr int columns = own == Own::keys ? 64 : 128;  // of a tile of scores: rows of the other side
     static constexpr int stages = 2;
+    static constexpr int row_stages = HD == 64 ? 2 : 1;         // of the block's own rows
     static constexpr int gradients = own == Own::keys ? 2 : 1;  // dK and dV, or dQ
     // Arrivals when a stage is full: the tiles, and lse and delta of columns from each lane of a warp.
     static constexpr int stage_arrivals = 1 + (own == Own::keys ? 32 : 0);
 };
 
-// Shared memory of the kernels that own keys and queries: 98 and 97 KB for HD 64, 131 and 194 KB for HD 128. Tile 0 of
-// a side is its operand of S (queries or keys), tile 1 its operand of dP (dout or values). After the last product the
-// gradients overwrite the tiles on their way to memory.
+// Shared memory of the kernels that own keys and queries: 133 and 147 KB for HD 64, 197 and 226 KB for HD 128. Tile 0
+// of a side is its operand of S (queries or keys), tile 1 its operand of dP (dout or values).
 template <Own own, int HD>
 struct SplitShared {
     using Tiles = SplitTiles<own, HD>;
@@ -44,42 +47,43 @@ struct SplitShared {
     struct alignas(kTileAlignment) OtherTile {
         bf16 panel[Tiles::panels][Tiles::columns * kTileColumns];
     };
-    OwnTile rows[2];
+    OwnTile rows[Tiles::row_stages][2];
     OtherTile columns[Tiles::stages][2];
-    float lse[Tiles::stages][Tiles::columns], delta[Tiles::stages][Tiles::columns];  // if columns are queries
-    Barrier rows_full, full[Tiles::stages], empty[Tiles::stages];
+    alignas(128) bf16 out[Tiles::gradients][kGradientRows * attention::kStride<HD>];  // gradients on their way to memory
+    static constexpr int queries = own == Own::keys ? Tiles::columns : 1;  // the other kernel needs no statistics here
+    float lse[Tiles::stages][queries], delta[Tiles::stages][queries];
+    WorkItem items[Tiles::row_stages];
+    Barrier rows_full[Tiles::row_stages], rows_empty[Tiles::row_stages], full[Tiles::stages], empty[Tiles::stages];
 
-    static constexpr int gradient_elements = kGradientRows * attention::kStride<HD>;
-    static_assert(Tiles::gradients * gradient_elements * sizeof(bf16) + 64 * kGradientConsumers <=
-                  sizeof(rows) + sizeof(columns));
-    LLMC_DEVICE bf16* gradient(int i) { return rows[0].panel[0] + i * gradient_elements; }
-    LLMC_DEVICE float* scratch() { return reinterpret_cast<float*>(gradient(Tiles::gradients)); }
+    // Column sums of FP8 gradients go through the block's own rows, which are no longer needed then.
+    static_assert(64 * kGradientConsumers <= sizeof(OwnTile));
+    LLMC_DEVICE float* scratch(int row_stage) { return reinterpret_cast<float*>(rows[row_stage][0].panel[0]); }
 };
 
 struct SplitShape {
     int B, T, NH, NKV;
 };
 
-// A block's rows, and the columns that they meet: tiles from `begin` up to `end` of each query head of a group, or of
+// An item's rows, and the columns that they meet: tiles from `begin` up to `end` of each query head of a group, or of
 // the one key head.
 template <Own own, int HD, bool kDocuments>
 struct SplitWalk {
     int b, h, kv, first_row, begin, end, heads;
     attention::Windows<kDocuments> windows;
 
-    LLMC_DEVICE SplitWalk(const SplitShape& shape, int window, const int* documents)
-        : b(static_cast<int>(blockIdx.z)), windows{window, documents, b * shape.T, shape.T} {
-        const int group = shape.NH / shape.NKV, T = shape.T, head = static_cast<int>(blockIdx.y);
-        const int tile = static_cast<int>(own == Own::keys ? blockIdx.x : gridDim.x - 1 - blockIdx.x);  // longest first
+    LLMC_DEVICE SplitWalk(const WorkItem& item, const SplitShape& shape, int window, const int* documents)
+        : b(item.b), windows{window, documents, b * shape.T, shape.T} {
+        const int group = shape.NH / shape.NKV, T = shape.T;
+        const int tile = own == Own::keys ? item.rank : div_up(T, kGradientRows) - 1 - item.rank;
         first_row = tile * kGradientRows;
         const int after = first_row + kGradientRows < T ? first_row + kGradientRows : T;
         if constexpr (own == Own::keys) {
-            kv = head, h = head * group, heads = group;
+            kv = item.head, h = kv * group, heads = group;
             begin = first_row;
             const int unseen = after - 1 + windows.of_key(after - 1);  // the first query that sees no key
             end = unseen < T ? unseen : T;
         } else {
-            h = head, kv = head / group, heads = 1;
+            h = item.head, kv = h / group, heads = 1;
             begin = attention::first_seen_key(first_row, windows(first_row), SplitTiles<own, HD>::columns);
             end = after;
         }
@@ -98,43 +102,53 @@ struct SplitWalk {
 
 // ---- producers -----------------------------------------------------------------------------------------------------
 
-// One thread loads the block's rows, and then tiles of columns as stages become free.
+// One thread loads an item's rows, and then tiles of columns as stages become free.
 template <Own own, int HD, bool kDocuments>
 LLMC_DEVICE void produce_tiles(SplitShared<own, HD>& shared, const CUtensorMap& qkv, const CUtensorMap& dout,
-                               const SplitShape& shape, const SplitWalk<own, HD, kDocuments>& walk) {
-    const HeadColumns<HD> head(walk.h, walk.kv, shape.NH, shape.NKV);
-    const auto load = [&](auto& tiles, Barrier& full, bool keys, int member, int row) {
-        const int query = head.query + member * HD;
-        arrive_and_expect(full, sizeof(tiles));
-        load_panels(tiles[0].panel, qkv, full, keys ? head.key : query, row, walk.b);
-        load_panels(tiles[1].panel, keys ? qkv : dout, full, keys ? head.value : query, row, walk.b);
-    };
-    load(shared.rows, shared.rows_full, own == Own::keys, 0, walk.first_row);
+                               const SplitShape& shape, const WorkOrder& order, int window, const int* documents) {
+    RingPosition<SplitTiles<own, HD>::row_stages> rows_at;
     RingPosition<SplitTiles<own, HD>::stages> at;
-    walk.each_tile([&](int member, int column) {
-        wait(shared.empty[at.stage], at.parity ^ 1);
-        load(shared.columns[at.stage], shared.full[at.stage], own != Own::keys, member, column);
-        at.advance();
+    order.each_item([&](const WorkItem& item) {
+        const SplitWalk<own, HD, kDocuments> walk(item, shape, window, documents);
+        const HeadColumns<HD> head(walk.h, walk.kv, shape.NH, shape.NKV);
+        const auto load = [&](auto& tiles, Barrier& full, bool keys, int member, int row) {
+            const int query = head.query + member * HD;
+            arrive_and_expect(full, sizeof(tiles));
+            load_panels(tiles[0].panel, qkv, full, keys ? head.key : query, row, walk.b);
+            load_panels(tiles[1].panel, keys ? qkv : dout, full, keys ? head.value : query, row, walk.b);
+        };
+        wait(shared.rows_empty[rows_at.stage], rows_at.parity ^ 1);
+        shared.items[rows_at.stage] = item;
+        load(shared.rows[rows_at.stage], shared.rows_full[rows_at.stage], own == Own::keys, 0, walk.first_row);
+        rows_at.advance();
+        walk.each_tile([&](int member, int column) {
+            wait(shared.empty[at.stage], at.parity ^ 1);
+            load(shared.columns[at.stage], shared.full[at.stage], own != Own::keys, member, column);
+            at.advance();
+        });
     });
 }
 
 // If columns are queries, a warp writes their lse and delta.
 template <Own own, int HD, bool kDocuments>
-LLMC_DEVICE void produce_statistics(SplitShared<own, HD>& shared, const float* lse, const float* delta, int T,
-                                    const SplitWalk<own, HD, kDocuments>& walk) {
+LLMC_DEVICE void produce_statistics(SplitShared<own, HD>& shared, const float* lse, const float* delta,
+                                    const SplitShape& shape, const WorkOrder& order, int window, const int* documents) {
     using Tiles = SplitTiles<own, HD>;
     RingPosition<Tiles::stages> at;
-    walk.each_tile([&](int member, int column) {
-        wait(shared.empty[at.stage], at.parity ^ 1);
-        LLMC_UNROLL
-        for (int i = static_cast<int>(threadIdx.x & 31); i < Tiles::columns; i += 32) {
-            const size_t rows = static_cast<size_t>(member) * T;
-            const QueryStatistics own_statistics(lse + rows, delta + rows, column + i, T);
-            shared.lse[at.stage][i] = own_statistics.lse;
-            shared.delta[at.stage][i] = own_statistics.delta;
-        }
-        arrive(shared.full[at.stage]);
-        at.advance();
+    order.each_item([&](const WorkItem& item) {
+        const SplitWalk<own, HD, kDocuments> walk(item, shape, window, documents);
+        walk.each_tile([&](int member, int column) {
+            const size_t rows = attention::row_statistics_offset(walk.b, walk.h + member, shape.T, shape.NH);
+            wait(shared.empty[at.stage], at.parity ^ 1);
+            LLMC_UNROLL
+            for (int i = static_cast<int>(threadIdx.x & 31); i < Tiles::columns; i += 32) {
+                const QueryStatistics own_statistics(lse + rows, delta + rows, column + i, shape.T);
+                shared.lse[at.stage][i] = own_statistics.lse;
+                shared.delta[at.stage][i] = own_statistics.delta;
+            }
+            arrive(shared.full[at.stage]);
+            at.advance();
+        });
     });
 }
 
@@ -182,10 +196,12 @@ LLMC_DEVICE void add_tile(float (&sums)[SplitTiles<own, HD>::gradients][HD / 64]
     for (auto& sum : sums) fence_panels(sum);
 }
 
+// Walks over an item's tiles. `at` is the place in the ring of columns, which all items share.
 template <Own own, int HD, bool kDocuments>
-LLMC_DEVICE void consume(float (&sums)[SplitTiles<own, HD>::gradients][HD / 64][32], SplitShared<own, HD>& shared,
-                         const float* lse, const float* delta, int T, float scale_log2,
-                         const SplitWalk<own, HD, kDocuments>& walk) {
+LLMC_DEVICE void add_tiles(float (&sums)[SplitTiles<own, HD>::gradients][HD / 64][32], SplitShared<own, HD>& shared,
+                           int row_stage, RingPosition<SplitTiles<own, HD>::stages>& at, const float* lse,
+                           const float* delta, const SplitShape& shape, float scale_log2,
+                           const SplitWalk<own, HD, kDocuments>& walk) {
     constexpr bool owns_keys = own == Own::keys;
     constexpr int N = SplitTiles<own, HD>::columns;
     const int thread = static_cast<int>(threadIdx.x), lane = thread & 31;
@@ -195,14 +211,14 @@ LLMC_DEVICE void consume(float (&sums)[SplitTiles<own, HD>::gradients][HD / 64][
     const int widest = walk.window_of(owns_keys ? last : first), narrowest = walk.window_of(owns_keys ? first : last);
     OfRows own_lse = {}, own_delta = {};
     if constexpr (!owns_keys) {
-        const QueryStatistics upper(lse, delta, row, T), lower(lse, delta, row + 8, T);
+        const size_t rows = attention::row_statistics_offset(walk.b, walk.h, shape.T, shape.NH);
+        const QueryStatistics upper(lse + rows, delta + rows, row, shape.T);
+        const QueryStatistics lower(lse + rows, delta + rows, row + 8, shape.T);
         own_lse.both = {upper.lse, lower.lse};
         own_delta.both = {upper.delta, lower.delta};
     }
-    const bf16* const rows_0 = shared.rows[0].panel[0] + warpgroup * 64 * kTileColumns;
-    const bf16* const rows_1 = shared.rows[1].panel[0] + warpgroup * 64 * kTileColumns;
-    RingPosition<SplitTiles<own, HD>::stages> at;
-    wait(shared.rows_full, 0);
+    const bf16* const rows_0 = shared.rows[row_stage][0].panel[0] + warpgroup * 64 * kTileColumns;
+    const bf16* const rows_1 = shared.rows[row_stage][1].panel[0] + warpgroup * 64 * kTileColumns;
     walk.each_tile([&](int, int column) {
         wait(shared.full[at.stage], at.parity);
         const Sight sight = owns_keys ? sight_of(column, column + N - 1, first, last, widest, narrowest)
@@ -224,56 +240,92 @@ LLMC_DEVICE void consume(float (&sums)[SplitTiles<own, HD>::gradients][HD / 64][
     });
 }
 
+// Takes the block's items. Warps have BF16 gradients of their own to store, and do not wait for each other.
+template <Own own, int HD, bool kDocuments, class Out>
+LLMC_DEVICE void consume(SplitShared<own, HD>& shared, const attention::Gradients<Out>& to, const float* lse,
+                         const float* delta, const SplitShape& shape, float scale, int window, const int* documents) {
+    using Tiles = SplitTiles<own, HD>;
+    constexpr bool kFp8 = attention::kIsFp8<Out>;
+    const int lane = static_cast<int>(threadIdx.x & 31), warp = same_in_warp(static_cast<int>(threadIdx.x) / 32);
+    RingPosition<Tiles::row_stages> rows_at;
+    RingPosition<Tiles::stages> at;
+    int last;
+    LLMC_NO_UNROLL
+    do {
+        wait(shared.rows_full[rows_at.stage], rows_at.parity);
+        const WorkItem item = shared.items[rows_at.stage];
+        last = item.last;
+        const SplitWalk<own, HD, kDocuments> walk(item, shape, window, documents);
+        float sums[Tiles::gradients][Tiles::panels][32] = {};
+        add_tiles(sums, shared, rows_at.stage, at, lse, delta, shape, scale * attention::kLog2E, walk);
+
+        const auto release_rows = [&] {
+            __syncwarp();
+            if (lane == 0) arrive(shared.rows_empty[rows_at.stage]);
+        };
+        const GradientPlace place{walk.first_row, walk.b, item.head, shape.T, shape.B};
+        if constexpr (kFp8)
+            place.meet();  // all are done with `out`
+        else
+            release_rows();
+        bf16* tiles[Tiles::gradients];
+        LLMC_UNROLL
+        for (int i = 0; i < Tiles::gradients; i++) {
+            tiles[i] = shared.out[i];
+            LLMC_UNROLL
+            for (int p = 0; p < Tiles::panels; p++)
+                round_rows<HD>(tiles[i] + warp * 16 * attention::kStride<HD> + p * 64, sums[i][p],
+                               i == 0 ? scale : 1.0f);
+        }
+        const attention::HeadPart part{own == Own::keys ? shape.NH : 0, own == Own::keys ? shape.NKV : shape.NH,
+                                       shape.NH + 2 * shape.NKV};
+        store_gradients<HD, Out>(to, tiles, shared.scratch(rows_at.stage), part, place, warp);
+        if constexpr (kFp8) {
+            fence_async_proxy();  // column sums were written where TMA writes next
+            release_rows();
+        }
+        rows_at.advance();
+    } while (!last);
+}
+
 // ---- the kernel ----------------------------------------------------------------------------------------------------
 
-// Grid: (tiles of rows, key or query heads, B).
+// Grid: persistent_blocks().
 template <Own own, int HD, bool kDocuments, class Out>
 static __global__ void __launch_bounds__(kGradientThreads, 1)
     hopper_attention_split_kernel(Out* __restrict__ dqkv, Out* __restrict__ transposed, float* __restrict__ parts,
                                   Fp8State* __restrict__ fp8, const __grid_constant__ CUtensorMap qkv,
                                   const __grid_constant__ CUtensorMap dout, const float* __restrict__ lse,
-                                  const float* __restrict__ delta, SplitShape shape, float scale, int window,
-                                  QuantizePass pass, const int* __restrict__ documents) {
+                                  const float* __restrict__ delta, SplitShape shape, WorkOrder order, float scale,
+                                  int window, QuantizePass pass, const int* __restrict__ documents) {
 #if LLMC_HOPPER
     using Tiles = SplitTiles<own, HD>;
     extern __shared__ __align__(kTileAlignment) unsigned char hopper_shared[];
     SplitShared<own, HD>& shared = *reinterpret_cast<SplitShared<own, HD>*>(hopper_shared);
     if (threadIdx.x == 0) {
-        init(shared.rows_full, 1);
+        for (int i = 0; i < Tiles::row_stages; i++) {
+            init(shared.rows_full[i], 1);
+            init(shared.rows_empty[i], kGradientConsumers / 32);  // one arrival per warp
+        }
         for (int i = 0; i < Tiles::stages; i++) {
             init(shared.full[i], Tiles::stage_arrivals);
-            init(shared.empty[i], kGradientConsumers / 32);  // one arrival per warp
+            init(shared.empty[i], kGradientConsumers / 32);
         }
         publish_barriers();
     }
     __syncthreads();
-    const SplitWalk<own, HD, kDocuments> walk(shape, window, documents);
-    const size_t statistics = attention::row_statistics_offset(walk.b, walk.h, shape.T, shape.NH);
     const int warp = same_in_warp(static_cast<int>(threadIdx.x) / 32);
     if (warp >= kGradientConsumers / 32) {
         give_registers<40>();
-        if (threadIdx.x == kGradientConsumers) produce_tiles(shared, qkv, dout, shape, walk);
+        if (threadIdx.x == kGradientConsumers)
+            produce_tiles<own, HD, kDocuments>(shared, qkv, dout, shape, order, window, documents);
         if (own == Own::keys && warp == kGradientConsumers / 32 + 1)
-            produce_statistics(shared, lse + statistics, delta + statistics, shape.T, walk);
+            produce_statistics<own, HD, kDocuments>(shared, lse, delta, shape, order, window, documents);
         return;
     }
     take_registers<232>();
-    float sums[Tiles::gradients][Tiles::panels][32] = {};
-    consume(sums, shared, lse + statistics, delta + statistics, shape.T, scale * attention::kLog2E, walk);
-
-    const GradientPlace place{walk.first_row, walk.b, static_cast<int>(blockIdx.y), shape.T, shape.B};
-    place.meet();  // all are done with the tiles
-    bf16* tiles[Tiles::gradients];
-    LLMC_UNROLL
-    for (int i = 0; i < Tiles::gradients; i++) {
-        tiles[i] = shared.gradient(i);
-        LLMC_UNROLL
-        for (int p = 0; p < Tiles::panels; p++)
-            round_rows<HD>(tiles[i] + warp * 16 * attention::kStride<HD> + p * 64, sums[i][p], i == 0 ? scale : 1.0f);
-    }
-    const attention::HeadPart part{own == Own::keys ? shape.NH : 0, own == Own::keys ? shape.NKV : shape.NH,
-                                   shape.NH + 2 * shape.NKV};
-    store_gradients<HD, Out>({dqkv, transposed, parts, fp8, pass}, tiles, shared.scratch(), part, place, warp);
+    consume<own, HD, kDocuments, Out>(shared, {dqkv, transposed, parts, fp8, pass}, lse, delta, shape, scale, window,
+                                      documents);
 #endif
 }
 
@@ -282,18 +334,20 @@ static void launch_split(const attention::Gradients<Out>& to, const bf16* dout, 
                          const float* delta, int B, int T, const AttentionHeads& heads, stream_t stream,
                          const int* documents) {
     const size_t n = attention::elements(B, T, heads.NH, HD), whole = attention::elements(B, T, heads.rows(), HD);
-    const unsigned tiles = static_cast<unsigned>(div_up(T, kGradientRows));
+    const int tiles = div_up(T, kGradientRows), own_heads = own == Own::keys ? heads.NKV : heads.NH;
     const size_t part_count = static_cast<size_t>(B) * tiles * heads.qkv_width();
     const CUtensorMap qkv_map = tensor_map(qkv, B, T, static_cast<size_t>(heads.qkv_width()), 64);
     const CUtensorMap dout_map = tensor_map(dout, B, T, static_cast<size_t>(heads.width()), 64);
-    const dim3 grid(tiles, static_cast<unsigned>(own == Own::keys ? heads.NKV : heads.NH), static_cast<unsigned>(B));
+    const int blocks = persistent_blocks(int64_t{1} * B * own_heads * tiles);
+    const WorkOrder order(B, own_heads, tiles, blocks);
     attention::with_documents(documents, [&]<bool kDocuments>() {
         launch<hopper_attention_split_kernel<own, HD, kDocuments, Out>>(
-            {grid, dim3(kGradientThreads), sizeof(SplitShared<own, HD>), stream},
+            {dim3(static_cast<unsigned>(blocks)), dim3(kGradientThreads), sizeof(SplitShared<own, HD>), stream},
             {out(to.row, whole), out(to.transposed, whole), out(to.parts, part_count), state_access(to.fp8, to.pass),
              in(dout, n), in(qkv, whole), in(lse, n / HD), in(delta, n / HD), in(documents, attention::tokens(B, T))},
             to.row, to.transposed, to.parts, to.fp8, qkv_map, dout_map, lse, delta,
-            SplitShape{B, T, heads.NH, heads.NKV}, heads.softmax_scale(), heads.window_in(T), to.pass, documents);
+            SplitShape{B, T, heads.NH, heads.NKV}, order, heads.softmax_scale(), heads.window_in(T), to.pass,
+            documents);
     });
 }
 

@@ -1,12 +1,65 @@
 // Shared by attention's kernels for Hopper: loading panels of 64 columns, products of tiles, masks, a warpgroup's
 // scores and their gradients, and gradients on their way to memory. Only nvcc sees this file.
 #pragma once
+#include <numeric>
+
 #include "llmc/device/hopper.cuh"
 #include "llmc/device/registers.cuh"
 #include "llmc/kernels/attention_quantize.cuh"
 #include "llmc/kernels/hopper/attention.h"
 
 namespace llmc::hopper {
+
+// ---- work ----------------------------------------------------------------------------------------------------------
+
+// A piece of a block's work: one tile of rows of one head. rank 0 is the tile with the longest walk over the other side.
+struct WorkItem {
+    int rank, head, b;
+    int last;  // 1 for the last of a block's items
+};
+
+// The order in which a grid's blocks take all tiles of all heads. One block runs on each multiprocessor, and takes an
+// item in every round, so that its loads for the next item run while it finishes the last one. Which items it takes is
+// fixed: no block waits for another one.
+//
+// Within a section of heads, tiles with longer walks come first, and every second round runs through the blocks
+// backwards, so that blocks get equal work. A section is the fewest heads that fill pairs of rounds; while it runs, its
+// heads stay in L2. The last section takes the rest.
+struct WorkOrder {
+    int heads, tiles, section_heads, sections, items;  // `heads` of one sequence; `tiles` of one head
+
+    WorkOrder(int B, int heads, int tiles, int blocks)
+        : heads(heads), tiles(tiles), section_heads(2 * blocks / std::gcd(2 * blocks, tiles)),
+          sections(B * heads < section_heads ? 1 : B * heads / section_heads), items(B * heads * tiles) {}
+
+    LLMC_DEVICE WorkItem item(int index, int last) const {
+        const int section_items = section_heads * tiles, in_order = index / section_items;
+        const int section = in_order < sections ? in_order : sections - 1, first_head = section * section_heads;
+        const int width = section < sections - 1 ? section_heads : items / tiles - first_head;
+        const int place = index - section * section_items, head = first_head + place % width;
+        return {place / width, head % heads, head / heads, last};
+    }
+    // The index of this block's item in a round.
+    LLMC_DEVICE int index(int round) const {
+        const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
+        return round * blocks + (round % 2 == 0 ? block : blocks - 1 - block);
+    }
+    // Calls take(item) for each item of this block, which has at least one.
+    template <class Take>
+    LLMC_DEVICE void each_item(Take&& take) const {
+        LLMC_NO_UNROLL
+        for (int round = 0, now = index(0), next; now < items; round++, now = next) {
+            next = index(round + 1);
+            take(item(now, next >= items));
+        }
+    }
+};
+
+// Blocks of a grid that walks over items: one on each multiprocessor.
+inline int persistent_blocks(int64_t items) {
+    static const int multiprocessors = device_info().multiprocessors;
+    return items < multiprocessors ? static_cast<int>(items) : multiprocessors;
+}
 
 // ---- load ----------------------------------------------------------------------------------------------------------
 
