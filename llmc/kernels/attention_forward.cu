@@ -119,7 +119,8 @@ static __global__ void __launch_bounds__(ForwardTiles<HD>::threads)
     if (out_low) store_rows<HD, Tiles::warp_rows>(out_low + offset, stride, low, warp_query, T);
     if constexpr (kFp8)
         quantize_output<HD, Tiles::query_rows, threads>(row, transposed, fp8, shared, shared + stage_size, first_query,
-                                                        b, h, T, NH, pass, [] { __syncthreads(); });
+                                                        b, h, static_cast<int>(gridDim.z), T, NH, pass,
+                                                        [] { __syncthreads(); });
 }
 
 template <int HD, bool kFp8>

@@ -87,15 +87,15 @@ LLMC_DEVICE void store_tile_columns(F8* to, size_t pitch, const bf16* tile, int 
 // barrier of the Threads threads that call this.
 template <int HD, int Rows, int Threads, class Meet>
 LLMC_DEVICE void quantize_output(e4m3* row, e4m3* transposed, Fp8State* state, bf16* high, const bf16* low,
-                                 int first_query, int b, int h, int T, int NH, QuantizePass pass, Meet&& meet) {
-    const size_t width = static_cast<size_t>(NH) * HD, tokens = static_cast<size_t>(gridDim.z) * T;
+                                 int first_query, int b, int h, int B, int T, int NH, QuantizePass pass, Meet&& meet) {
+    const size_t width = static_cast<size_t>(NH) * HD, tokens = static_cast<size_t>(B) * T;
     const size_t channel = static_cast<size_t>(h) * HD, token = static_cast<size_t>(b) * T;
     QuantizeTally tally;
     float unused[2][8] = {};
     meet();  // the whole tile is complete and has been written to out
     quantize_tile_rows<e4m3, HD, Rows, Threads>(row ? row + token * width + channel : nullptr, width, high, low, tally,
                                                 unused, state->scale, first_query, T, pass);
-    const bool counts_elements = blockIdx.x + blockIdx.y + blockIdx.z + threadIdx.x == 0;
+    const bool counts_elements = first_query + b + h + static_cast<int>(threadIdx.x) == 0;
     commit_tally(state, tally, counts_elements ? tokens * width : 0, pass);
     if (transposed == nullptr) return;
     meet();

@@ -36,7 +36,7 @@ struct SplitTiles {
     static constexpr int stage_arrivals = 1 + (own == Own::keys ? 32 : 0);
 };
 
-// Shared memory of the kernels that own keys and queries: 133 and 147 KB for HD 64, 197 and 226 KB for HD 128. Tile 0
+// Shared memory of the kernels that own keys and queries: 134 and 147 KB for HD 64, 198 and 227 KB for HD 128. Tile 0
 // of a side is its operand of S (queries or keys), tile 1 its operand of dP (dout or values).
 template <Own own, int HD>
 struct SplitShared {
@@ -49,7 +49,7 @@ struct SplitShared {
     };
     OwnTile rows[Tiles::row_stages][2];
     OtherTile columns[Tiles::stages][2];
-    alignas(128) bf16 out[Tiles::gradients][kGradientRows * attention::kStride<HD>];  // gradients on their way to memory
+    alignas(128) bf16 out[Tiles::gradients][kGradientRows * attention::kStride<HD>];  // gradients, to be stored
     static constexpr int queries = own == Own::keys ? Tiles::columns : 1;  // the other kernel needs no statistics here
     float lse[Tiles::stages][queries], delta[Tiles::stages][queries];
     WorkItem items[Tiles::row_stages];

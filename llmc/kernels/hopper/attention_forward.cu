@@ -5,6 +5,9 @@
 // scores, probabilities and output in registers. While the tensor cores compute the scores of the next tile, and the
 // product of this tile's probabilities with its values, the softmax of the next tile runs (FlashAttention-3, arXiv
 // 2407.08608). A warpgroup skips tiles of which it sees no key.
+//
+// A block takes many tiles of queries, one after the other (WorkOrder). While its consumers store the output of one,
+// the producer already loads the next.
 #include "llmc/kernels/hopper/attention.h"
 
 #if LLMC_ON_GPU
@@ -14,18 +17,21 @@ namespace llmc {
 namespace hopper {
 
 // Sizes by head dimension. Registers: the launch gives each thread the same number, the producers hand most of theirs
-// to the consumers. 512 threads x 128 = 128 x 32 + 384 x 160; 384 threads x 168 = 128 x 24 + 256 x 240.
+// to the consumers. 512 threads x 128 = 128 x 32 + 384 x 160; 384 threads x 168 = 128 x 40 + 256 x 232.
 template <int HD>
 struct ForwardTiles {
     static constexpr int consumers = HD == 64 ? 3 : 2;  // warpgroups
     static constexpr int consumer_threads = 128 * consumers, threads = consumer_threads + 128;
     static constexpr int query_rows = 64 * consumers, key_rows = 128, stages = 2;
     static constexpr int panels = HD / 64;  // tiles of 64 columns side by side
-    static constexpr int producer_registers = HD == 64 ? 32 : 24, consumer_registers = HD == 64 ? 160 : 240;
+    static constexpr int query_stages = HD == 64 ? 2 : 1;
+    static constexpr bool room_for_output = HD == 64;  // in shared memory, next to the queries
+    static constexpr int producer_registers = HD == 64 ? 32 : 40, consumer_registers = HD == 64 ? 160 : 232;
 };
 
-// Shared memory: 91 KB for HD 64, 161 KB for HD 128. After the last product the keys and values make room for `out`
-// and `out_low` on their way to memory, rows padded as in attention_tiles.cuh, and then for the codes.
+// Shared memory: 167 KB for HD 64, 197 KB for HD 128. The output and what its rounding left, `out_low`, wait there on
+// their way to memory, rows padded as in attention_tiles.cuh, and then the codes. With HD 128 they overwrite the
+// queries.
 template <int HD>
 struct ForwardShared {
     using Tiles = ForwardTiles<HD>;
@@ -35,38 +41,68 @@ struct ForwardShared {
     struct alignas(kTileAlignment) Keys {
         bf16 panel[Tiles::panels][Tiles::key_rows * kTileColumns];
     };
-    Queries queries;
-    Keys keys[Tiles::stages], values[Tiles::stages];
-    Barrier queries_full, keys_full[Tiles::stages], keys_empty[Tiles::stages], values_full[Tiles::stages],
-        values_empty[Tiles::stages];
-    int windows[Tiles::query_rows];  // with documents
-
     static constexpr int output_elements = Tiles::query_rows * attention::kStride<HD>;
-    static_assert(2 * output_elements * sizeof(bf16) <= 2 * Tiles::stages * sizeof(Keys));
-    LLMC_DEVICE bf16* out() { return keys[0].panel[0]; }
+    static constexpr int output_bytes = 2 * output_elements * static_cast<int>(sizeof(bf16));
+
+    Keys keys[Tiles::stages], values[Tiles::stages];
+    Queries queries[Tiles::query_stages];
+    alignas(128) unsigned char behind_queries[output_bytes - (Tiles::room_for_output ? 0 : sizeof(Queries))];
+    WorkItem items[Tiles::query_stages];
+    Barrier queries_full[Tiles::query_stages], queries_empty[Tiles::query_stages], keys_full[Tiles::stages],
+        keys_empty[Tiles::stages], values_full[Tiles::stages], values_empty[Tiles::stages];
+
+    LLMC_DEVICE bf16* out() {
+        return Tiles::room_for_output ? reinterpret_cast<bf16*>(behind_queries) : queries[0].panel[0];
+    }
     LLMC_DEVICE bf16* out_low() { return out() + output_elements; }
+};
+
+// An item's queries, and the tiles of keys that they meet.
+template <int HD, bool kDocuments>
+struct ForwardWalk {
+    int b, h, first_query, first_key, tiles;
+    attention::Windows<kDocuments> windows;
+
+    LLMC_DEVICE ForwardWalk(const WorkItem& item, int T, int window, const int* documents)
+        : b(item.b), h(item.head), windows{window, documents, b * T, T} {
+        using Tiles = ForwardTiles<HD>;
+        first_query = (div_up(T, Tiles::query_rows) - 1 - item.rank) * Tiles::query_rows;
+        first_key = attention::first_seen_key(first_query, windows(first_query), Tiles::key_rows);
+        const int seen_keys = first_query + Tiles::query_rows < T ? first_query + Tiles::query_rows : T;
+        tiles = div_up(seen_keys - first_key, Tiles::key_rows);
+    }
 };
 
 // ---- the producer --------------------------------------------------------------------------------------------------
 
-// Loads the queries, then keys and values tile by tile, from the last to the first, as stages become free.
-template <int HD>
-LLMC_DEVICE void produce(ForwardShared<HD>& shared, const CUtensorMap& qkv, const HeadColumns<HD>& columns, int batch,
-                         int first_query, int first_key, int tiles) {
+// For each item loads the queries, then keys and values tile by tile, from the last to the first, as stages become
+// free.
+template <int HD, bool kDocuments>
+LLMC_DEVICE void produce(ForwardShared<HD>& shared, const CUtensorMap& qkv, const WorkOrder& order, int T, int NH,
+                         int NKV, int window, const int* documents) {
     using Tiles = ForwardTiles<HD>;
-    const auto load = [&](auto& tile, Barrier& full, int column, int row) {
-        arrive_and_expect(full, sizeof(tile));
-        load_panels(tile.panel, qkv, full, column, row, batch);
-    };
-    load(shared.queries, shared.queries_full, columns.query, first_query);
+    RingPosition<Tiles::query_stages> queries;
     RingPosition<Tiles::stages> at;
-    for (int tile = tiles - 1; tile >= 0; tile--, at.advance()) {
-        const int row = first_key + tile * Tiles::key_rows;
-        wait(shared.keys_empty[at.stage], at.parity ^ 1);
-        load(shared.keys[at.stage], shared.keys_full[at.stage], columns.key, row);
-        wait(shared.values_empty[at.stage], at.parity ^ 1);
-        load(shared.values[at.stage], shared.values_full[at.stage], columns.value, row);
-    }
+    order.each_item([&](const WorkItem& item) {
+        const ForwardWalk<HD, kDocuments> walk(item, T, window, documents);
+        const HeadColumns<HD> columns(walk.h, walk.h / (NH / NKV), NH, NKV);
+        const auto load = [&](auto& tile, Barrier& full, int column, int row) {
+            arrive_and_expect(full, sizeof(tile));
+            load_panels(tile.panel, qkv, full, column, row, walk.b);
+        };
+        wait(shared.queries_empty[queries.stage], queries.parity ^ 1);
+        shared.items[queries.stage] = item;
+        load(shared.queries[queries.stage], shared.queries_full[queries.stage], columns.query, walk.first_query);
+        queries.advance();
+        LLMC_NO_UNROLL
+        for (int tile = walk.tiles - 1; tile >= 0; tile--, at.advance()) {
+            const int row = walk.first_key + tile * Tiles::key_rows;
+            wait(shared.keys_empty[at.stage], at.parity ^ 1);
+            load(shared.keys[at.stage], shared.keys_full[at.stage], columns.key, row);
+            wait(shared.values_empty[at.stage], at.parity ^ 1);
+            load(shared.values[at.stage], shared.values_full[at.stage], columns.value, row);
+        }
+    });
 }
 
 // ---- a consumer warpgroup ------------------------------------------------------------------------------------------
@@ -124,15 +160,16 @@ LLMC_DEVICE void round_probabilities(uint32_t (&rounded)[8][4], float (&rounded_
     }
 }
 
-// Walks over the block's tiles. sight_on(key) judges the tile that starts with `key`. `query` is the thread's first
-// row.
+// Walks over an item's tiles of keys. `keys` and `values` are the places in their rings, which all items share.
+// sight_on(key) judges the tile that starts with `key`. `query` is the thread's first row.
 template <int HD, class SightOfKeys>
-LLMC_DEVICE void consume(ForwardState<HD>& state, ForwardShared<HD>& shared, int warpgroup, int first_key, int tiles,
-                         float scale_log2, int query, const int (&windows)[2], SightOfKeys&& sight_on) {
+LLMC_DEVICE void add_tiles(ForwardState<HD>& state, ForwardShared<HD>& shared, int query_stage,
+                           RingPosition<ForwardTiles<HD>::stages>& keys, RingPosition<ForwardTiles<HD>::stages>& values,
+                           int warpgroup, int first_key, int tiles, float scale_log2, int query,
+                           const int (&windows)[2], SightOfKeys&& sight_on) {
     using Tiles = ForwardTiles<HD>;
     const int lane = static_cast<int>(threadIdx.x & 31);
-    const bf16* const queries = shared.queries.panel[0] + warpgroup * 64 * kTileColumns;
-    RingPosition<Tiles::stages> keys, values;
+    const bf16* const queries = shared.queries[query_stage].panel[0] + warpgroup * 64 * kTileColumns;
     int key = first_key + (tiles - 1) * Tiles::key_rows, left = tiles;  // the next tile, and how many are left
     const auto skip = [&] {
         for (; left > 0 && sight_on(key) == Sight::nothing; left--, key -= Tiles::key_rows) {
@@ -144,7 +181,6 @@ LLMC_DEVICE void consume(ForwardState<HD>& state, ForwardShared<HD>& shared, int
             values.advance();
         }
     };
-    wait(shared.queries_full, 0);
     skip();  // tiles beyond the warpgroup's last query
     if (left == 0) return;
 
@@ -232,91 +268,123 @@ LLMC_DEVICE void split_rows(bf16* high, bf16* low, const ForwardState<HD>& state
     }
 }
 
+// Where the output goes. kFp8: to `row` and `transposed` too.
+struct ForwardOutput {
+    bf16 *out, *out_low;
+    float* lse;
+    e4m3 *row, *transposed;
+    Fp8State* fp8;
+    QuantizePass pass;
+};
+
+// Takes the block's items. Warps have BF16 output of their own to store, and do not wait for each other.
+template <int HD, bool kDocuments, bool kFp8>
+LLMC_DEVICE void consume(ForwardShared<HD>& shared, const ForwardOutput& to, int B, int T, int NH, float scale,
+                         int window, const int* documents) {
+    using namespace attention;
+    using Tiles = ForwardTiles<HD>;
+    const int lane = static_cast<int>(threadIdx.x & 31), warp = static_cast<int>(threadIdx.x) / 32;
+    const int warpgroup = same_in_warp(static_cast<int>(threadIdx.x) / 128);
+    const auto meet = [] { named_barrier<1, Tiles::consumer_threads>(); };
+    RingPosition<Tiles::query_stages> queries;
+    RingPosition<Tiles::stages> keys, values;
+    int last;
+    LLMC_NO_UNROLL
+    do {
+        wait(shared.queries_full[queries.stage], queries.parity);
+        const WorkItem item = shared.items[queries.stage];
+        last = item.last;
+        const ForwardWalk<HD, kDocuments> walk(item, T, window, documents);
+        const int group_query = walk.first_query + warpgroup * 64, last_query = group_query + 63;
+        const int query = walk.first_query + warp * 16 + (lane >> 2);
+        const int windows[2] = {walk.windows(query), walk.windows(query + 8)};
+        const int first_window = walk.windows(group_query), last_window = walk.windows(last_query);
+        ForwardState<HD> state = {};
+        state.maximum[0] = state.maximum[1] = float_from_bits(0xff800000u);
+        add_tiles<HD>(state, shared, queries.stage, keys, values, warpgroup, walk.first_key, walk.tiles, scale * kLog2E,
+                      query, windows, [&](int key) {
+                          if (group_query >= T) return Sight::nothing;
+                          return sight_of(group_query, last_query, key, key + Tiles::key_rows - 1, first_window,
+                                          last_window);
+                      });
+        const auto release_queries = [&] {
+            __syncwarp();
+            if (lane == 0) arrive(shared.queries_empty[queries.stage]);
+        };
+        if constexpr (Tiles::room_for_output) release_queries();
+
+        // Store, through shared memory for 16-byte accesses.
+        quad_sum_each(state.sum);
+        quad_sum_each(state.rounded_sum);
+        float inverse[2];
+        LLMC_UNROLL
+        for (int half = 0; half < 2; half++) {
+            inverse[half] = 1.0f / state.rounded_sum[half];
+            if ((lane & 3) == 0 && query + 8 * half < T)
+                to.lse[row_statistics_offset(walk.b, walk.h, T, NH) + query + 8 * half] =
+                    state.maximum[half] * scale + logf(state.sum[half]);
+        }
+        if constexpr (kFp8 || !Tiles::room_for_output)
+            meet();  // all are done with the last output, or with the queries
+        bf16* const high = shared.out() + warp * 16 * kStride<HD>;
+        bf16* const low = shared.out_low() + warp * 16 * kStride<HD>;
+        split_rows<HD>(high, low, state, inverse);
+        __syncwarp();
+        const size_t offset = head_offset<HD>(walk.b, walk.h, T, NH), stride = static_cast<size_t>(NH) * HD;
+        const int first_row = walk.first_query + warp * 16;
+        if (to.out) store_rows<HD, 16>(to.out + offset, stride, high, first_row, T);
+        if (to.out_low) store_rows<HD, 16>(to.out_low + offset, stride, low, first_row, T);
+        __syncwarp();
+        if constexpr (kFp8)
+            quantize_output<HD, Tiles::query_rows, Tiles::consumer_threads>(to.row, to.transposed, to.fp8, shared.out(),
+                                                                            shared.out_low(), walk.first_query, walk.b,
+                                                                            walk.h, B, T, NH, to.pass, meet);
+        if constexpr (!Tiles::room_for_output) {
+            fence_async_proxy();  // the output was written where TMA writes next
+            release_queries();
+        }
+        queries.advance();
+    } while (!last);
+}
+
 // ---- the kernel ----------------------------------------------------------------------------------------------------
 
-// Grid: (query tiles, NH, B), the last queries, which see most keys, first. kFp8: the output goes to `row` and
-// `transposed` too.
+// Grid: persistent_blocks().
 template <int HD, bool kDocuments, bool kFp8>
 static __global__ void __launch_bounds__(ForwardTiles<HD>::threads, 1)
     hopper_attention_forward_kernel(bf16* __restrict__ out, bf16* __restrict__ out_low, float* __restrict__ lse,
                                     const __grid_constant__ CUtensorMap qkv, e4m3* __restrict__ row,
-                                    e4m3* __restrict__ transposed, Fp8State* __restrict__ fp8, int T, int NH, int NKV,
-                                    float scale, int window, QuantizePass pass, const int* __restrict__ documents) {
+                                    e4m3* __restrict__ transposed, Fp8State* __restrict__ fp8, WorkOrder order, int B,
+                                    int T, int NH, int NKV, float scale, int window, QuantizePass pass,
+                                    const int* __restrict__ documents) {
 #if LLMC_HOPPER
-    using namespace attention;
     using Tiles = ForwardTiles<HD>;
     extern __shared__ __align__(kTileAlignment) unsigned char hopper_shared[];
     ForwardShared<HD>& shared = *reinterpret_cast<ForwardShared<HD>*>(hopper_shared);
-    const int h = static_cast<int>(blockIdx.y), b = static_cast<int>(blockIdx.z), kv = h / (NH / NKV);
-    const int first_query = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Tiles::query_rows;
-    const Windows<kDocuments> window_of{window, documents, b * T, T};
-    const int first_key = first_seen_key(first_query, window_of(first_query), Tiles::key_rows);
-    const int seen_keys = first_query + Tiles::query_rows < T ? first_query + Tiles::query_rows : T;
-    const int tiles = (seen_keys - first_key + Tiles::key_rows - 1) / Tiles::key_rows;
-
     if (threadIdx.x == 0) {
-        init(shared.queries_full, 1);
+        constexpr int consumer_warps = 4 * Tiles::consumers;  // each arrives once at an empty stage
+        for (int i = 0; i < Tiles::query_stages; i++) {
+            init(shared.queries_full[i], 1);
+            init(shared.queries_empty[i], consumer_warps);
+        }
         for (int i = 0; i < Tiles::stages; i++) {
             init(shared.keys_full[i], 1);
             init(shared.values_full[i], 1);
-            init(shared.keys_empty[i], 4 * Tiles::consumers);  // one arrival a warp
-            init(shared.values_empty[i], 4 * Tiles::consumers);
+            init(shared.keys_empty[i], consumer_warps);
+            init(shared.values_empty[i], consumer_warps);
         }
         publish_barriers();
     }
     __syncthreads();
-    const int warpgroup = same_in_warp(static_cast<int>(threadIdx.x) / 128);
-    if (warpgroup == Tiles::consumers) {
+    if (same_in_warp(static_cast<int>(threadIdx.x) / 128) == Tiles::consumers) {
         give_registers<Tiles::producer_registers>();
         if (threadIdx.x == Tiles::consumer_threads)
-            produce(shared, qkv, HeadColumns<HD>(h, kv, NH, NKV), b, first_query, first_key, tiles);
+            produce<HD, kDocuments>(shared, qkv, order, T, NH, NKV, window, documents);
         return;
     }
     take_registers<Tiles::consumer_registers>();
-    const int lane = static_cast<int>(threadIdx.x & 31), warp = static_cast<int>(threadIdx.x) / 32;
-    const int group_query = first_query + warpgroup * 64, last_query = group_query + 63;
-    const int query = first_query + warp * 16 + (lane >> 2);
-    const int windows[2] = {window_of(query), window_of(query + 8)};
-    const int first_window = window_of(group_query), last_window = window_of(last_query);
-    ForwardState<HD> state;
-    LLMC_UNROLL
-    for (int p = 0; p < HD / 64; p++) {
-        LLMC_UNROLL
-        for (int i = 0; i < 32; i++) state.output[p][i] = 0.0f;
-    }
-    LLMC_UNROLL
-    for (int half = 0; half < 2; half++) {
-        state.maximum[half] = float_from_bits(0xff800000u);
-        state.sum[half] = state.rounded_sum[half] = 0.0f;
-    }
-    consume<HD>(state, shared, warpgroup, first_key, tiles, scale * kLog2E, query, windows, [&](int key) {
-        if (group_query >= T) return Sight::nothing;
-        return sight_of(group_query, last_query, key, key + Tiles::key_rows - 1, first_window, last_window);
-    });
-
-    // Store, through shared memory for 16-byte accesses.
-    quad_sum_each(state.sum);
-    quad_sum_each(state.rounded_sum);
-    float inverse[2];
-    LLMC_UNROLL
-    for (int half = 0; half < 2; half++) {
-        inverse[half] = 1.0f / state.rounded_sum[half];
-        if ((lane & 3) == 0 && query + 8 * half < T)
-            lse[row_statistics_offset(b, h, T, NH) + query + 8 * half] =
-                state.maximum[half] * scale + logf(state.sum[half]);
-    }
-    const auto meet = [] { named_barrier<1, Tiles::consumer_threads>(); };
-    meet();  // all are done with the keys and values
-    bf16* const high = shared.out() + warp * 16 * kStride<HD>;
-    bf16* const low = shared.out_low() + warp * 16 * kStride<HD>;
-    split_rows<HD>(high, low, state, inverse);
-    __syncwarp();
-    const size_t offset = head_offset<HD>(b, h, T, NH), stride = static_cast<size_t>(NH) * HD;
-    if (out) store_rows<HD, 16>(out + offset, stride, high, first_query + warp * 16, T);
-    if (out_low) store_rows<HD, 16>(out_low + offset, stride, low, first_query + warp * 16, T);
-    if constexpr (kFp8)
-        quantize_output<HD, Tiles::query_rows, Tiles::consumer_threads>(
-            row, transposed, fp8, shared.out(), shared.out_low(), first_query, b, h, T, NH, pass, meet);
+    consume<HD, kDocuments, kFp8>(shared, {out, out_low, lse, row, transposed, fp8, pass}, B, T, NH, scale, window,
+                                  documents);
 #endif
 }
 
@@ -327,15 +395,15 @@ static void launch_forward(const Quantized<e4m3>& to, bf16* result, bf16* result
     using Tiles = ForwardTiles<HD>;
     const size_t n = attention::elements(B, T, heads.NH, HD);
     const CUtensorMap map = tensor_map(qkv, B, T, static_cast<size_t>(heads.qkv_width()), 64);
-    const dim3 grid(static_cast<unsigned>(div_up(T, Tiles::query_rows)), static_cast<unsigned>(heads.NH),
-                    static_cast<unsigned>(B));
+    const int tiles = div_up(T, Tiles::query_rows), blocks = persistent_blocks(int64_t{1} * B * heads.NH * tiles);
+    const WorkOrder order(B, heads.NH, tiles, blocks);
     attention::with_documents(documents, [&]<bool kDocuments>() {
         launch<hopper_attention_forward_kernel<HD, kDocuments, kFp8>>(
-            {grid, dim3(Tiles::threads), sizeof(ForwardShared<HD>), stream},
+            {dim3(static_cast<unsigned>(blocks)), dim3(Tiles::threads), sizeof(ForwardShared<HD>), stream},
             {out(result, n), out(result_low, n), out(lse, n / HD), in(qkv, attention::elements(B, T, heads.rows(), HD)),
              out(to.row, n), out(to.transposed, n), state_access(to.state, pass),
              in(documents, attention::tokens(B, T))},
-            result, result_low, lse, map, to.row, to.transposed, to.state, T, heads.NH, heads.NKV,
+            result, result_low, lse, map, to.row, to.transposed, to.state, order, B, T, heads.NH, heads.NKV,
             heads.softmax_scale(), heads.window_in(T), pass, documents);
     });
 }

@@ -12,7 +12,7 @@ namespace llmc::hopper {
 
 // ---- work ----------------------------------------------------------------------------------------------------------
 
-// A piece of a block's work: one tile of rows of one head. rank 0 is the tile with the longest walk over the other side.
+// A piece of a block's work: one tile of rows of one head. Rank 0 has the longest walk over the other side.
 struct WorkItem {
     int rank, head, b;
     int last;  // 1 for the last of a block's items
@@ -29,8 +29,11 @@ struct WorkOrder {
     int heads, tiles, section_heads, sections, items;  // `heads` of one sequence; `tiles` of one head
 
     WorkOrder(int B, int heads, int tiles, int blocks)
-        : heads(heads), tiles(tiles), section_heads(2 * blocks / std::gcd(2 * blocks, tiles)),
-          sections(B * heads < section_heads ? 1 : B * heads / section_heads), items(B * heads * tiles) {}
+        : heads(heads),
+          tiles(tiles),
+          section_heads(2 * blocks / std::gcd(2 * blocks, tiles)),
+          sections(B * heads < section_heads ? 1 : B * heads / section_heads),
+          items(B * heads * tiles) {}
 
     LLMC_DEVICE WorkItem item(int index, int last) const {
         const int section_items = section_heads * tiles, in_order = index / section_items;
