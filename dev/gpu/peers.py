@@ -1,4 +1,4 @@
-"""Part 8: tokens per second of PyTorch and of llm.c on the same card, beside part 5's. PyTorch trains in BF16 by autocast,
+"""Part 8: tokens per second of PyTorch and of llm.c on the same card, next to part 5's. PyTorch trains in BF16 by autocast,
 eagerly and compiled, with its own flash attention, fused AdamW and a vocabulary padded to 50304. llm.c takes part if its
 program lies in the pack as peers/train_gpt2cu (or peers/train_gpt2cu_cudnn).
 """
@@ -15,7 +15,7 @@ from training import SIZES
 
 SEQ, VOCAB, STEPS = 1024, 50304, 15
 SHAPES = {"124M": (12, 12, 768), "355M": (24, 16, 1024), "774M": (36, 20, 1280), "1558M": (48, 25, 1600)}
-# Where the batch of part 5 does not fit into 80 GB.
+# The batch of part 5 does not fit into 80 GB here.
 SMALLER_BATCH = {"1558M": 8}
 
 
