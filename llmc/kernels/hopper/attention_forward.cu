@@ -334,7 +334,6 @@ LLMC_DEVICE void consume(ForwardShared<HD>& shared, const ForwardOutput& to, int
         const int first_row = walk.first_query + warp * 16;
         if (to.out) store_rows<HD, 16>(to.out + offset, stride, high, first_row, T);
         if (to.out_low) store_rows<HD, 16>(to.out_low + offset, stride, low, first_row, T);
-        __syncwarp();
         if constexpr (kFp8)
             quantize_output<HD, Tiles::query_rows, Tiles::consumer_threads>(to.row, to.transposed, to.fp8, shared.out(),
                                                                             shared.out_low(), walk.first_query, walk.b,
