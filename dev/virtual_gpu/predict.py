@@ -223,7 +223,7 @@ def family(name):
 def predict_step(card, planned, counted, batch):
     """Returns {part: milliseconds} for a step of one micro-step, and the kernels' rows."""
     rates = time_model.Rates(planned["elementwise_rate"], 1e-3 * planned["launch"], planned["tensor_share"],
-                             planned["mma_sync_share"], planned["calibration"])
+                             planned["mma_sync_share"])
     rows = predict_kernels(card, rates, counted, batch)
     parts = collections.Counter(matmuls=planned["matmuls"])
     for name, _, seconds, _, _ in rows:

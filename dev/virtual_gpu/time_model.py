@@ -2,7 +2,7 @@
 
 A launch takes the longest of these times: issuing its instructions, each pipe's share of them, the passes of shared
 memory and L1, L2, DRAM; and with tensor cores, the sum of theirs and of what cannot overlap with them. Then a fixed
-time to start and end. Rates of memory, launches and the calibration are the planner's (llmc/plan/time_model.cpp).
+time to start and end. Rates of memory and launches are the planner's (llmc/plan/time_model.cpp).
 PREDICTIONS.md has the sources and the limits of the model.
 """
 import dataclasses
@@ -24,7 +24,6 @@ class Rates:
     launch: float  # seconds
     tensor_share: float  # kernels with tensor cores reach this share of the rate that the sum of their times allows
     mma_sync_share: float  # of the tensor cores' rate
-    calibration: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,4 +111,4 @@ def kernel_time(card, rates, work):
     times = resources(card, rates, work, max(work["blocks"] / launches, 1))
     bound = max(times, key=times.get)
     start = rates.launch * launches
-    return (times[bound] + start) * rates.calibration, "start" if times[bound] < start else bound
+    return times[bound] + start, "start" if times[bound] < start else bound

@@ -54,8 +54,7 @@ nlohmann::ordered_json time_json(const PlannedRun& run, const StagePlan& plan) {
             {"elementwise_rate", model.element_wise_rate()},
             {"launch", kLaunch},
             {"tensor_share", kTensorKernelShare},
-            {"mma_sync_share", model.mma_sync_share()},
-            {"calibration", kCalibration}};
+            {"mma_sync_share", model.mma_sync_share()}};
 }
 
 nlohmann::ordered_json change_json(const Change& change) {

@@ -205,7 +205,7 @@ std::string describe_scaling(const PlannedRun& run, const std::vector<ScalingPoi
         ". waits: for other ranks, not hidden behind the blocks' compute, and for multiprocessors that NCCL holds. "
         "sent: by each GPU per step. " +
         describe_rates(run.measured, run.gpu.fp8_tflops > 0) + " " + describe_links(run.gpu, run.measured) +
-        ". No step of this program has been measured";
+        ". Steps of this program were measured on one H100, and none on several";
     return text + "  " + wrap(notes, 2, 110) + "\n";
 }
 

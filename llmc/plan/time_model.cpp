@@ -15,8 +15,10 @@ namespace {
 // ---- matmuls --------------------------------------------------------------------------------------------------------
 
 // The main loop's rate, over that of a large product with its result (CardRates): 820 of 750 TFLOP/s in BF16 on an
-// H100. In FP8, 1500 of 1350 fast, and 1350 split, between cuBLASLt's 1250 and DeepGEMM's 1600 (both published).
-constexpr double kMainLoop[] = {820.0 / 750, 1500.0 / 1350, 1350.0 / 1350};
+// H100, and 1500 of 1350 in FP8 with fast accumulation (published). With split accumulation products of the same shape
+// took 1 to 5 % longer (cuBLASLt 13.1 on an H100 80GB HBM3, driver 580.159.04, measured by the card check on
+// 2026-11-26: 1357 and 1339 TFLOP/s for 16384 x 1600 x 6400, 787 and 768 for 16384 x 768 x 768).
+constexpr double kMainLoop[] = {820.0 / 750, 1500.0 / 1350, 1450.0 / 1350};
 
 // cuBLASLt's tiles, and the rate of the main loop in each, relative to the largest.
 struct Tile {
@@ -40,18 +42,27 @@ constexpr PortableAttention kPortableForward = {2.1, 422, 150.0 / 64}, kPortable
 // At head dimension 256 the backward pass computes scores and dP twice as often (attention_backward.cu).
 constexpr PortableAttention kPortableBackward256 = {11, 2 * 812, 500.0 / 64 * 11 / 7};
 constexpr PortableAttention kPortableLogits = {1.05, 124, 52.0 / 64};  // attention_max_logits()
+// Share of that rate, as kTensorKernelShare, above head dimension 64, where a warp owns fewer rows. Measured on the
+// card named below for 2 x 4096 tokens and 32 heads of 128: 1283 us a layer forward and 4117 backward, in a run of two
+// layers.
+constexpr double kPortableShareWide = 0.58;
 constexpr double kClock = 1.75e9, kSchedulers = 4;  // under load, of an H100; other cards' clocks are 1.4 to 2.6 GHz
 constexpr double kPortableTile = 64;                // keys; half of the tile at the diagonal is computed in vain
 constexpr double kDeltaBytes = 6;                   // per token and channel: the backward pass reads out and dout first
-// FlashAttention-3's TFLOP/s on an H100 for long sequences without a mask, at head dimensions 64 and 128, which are
-// those of tensor cores and exponentials in turn. The Hopper kernels are of the same kind. Backward in two kernels:
-// FlashAttention-3's 474 and 561 TFLOP/s at the two head dimensions are the time of its five products, at 686 TFLOP/s,
-// and 0.42 ps for the exponential of a pair of query and key. Seven products and two exponentials have these rates
-// (derived).
-constexpr double kHopperForward[] = {497, 648}, kHopperBackward[] = {418, 520}, kHopperPeak = 989.4;
+// TFLOP/s of the Hopper kernels for long sequences, at head dimensions 64 and 128, counted as 2 products forward and 5
+// backward. Fitted to an H100 80GB HBM3 (driver 580.159.04, BF16, 2026-11-26). Forward at 64: 496 us a layer for 64 x
+// 1024 tokens and 12 heads, 249 us for 16 x 1024 tokens and 25 heads, in runs of 12 and 48 layers. The others were only
+// measured in runs of 2 layers, where the forward kernels take 0.88 of the time that they take in those runs, because
+// the card's clock falls under load. So 1.1 times these are taken: backward at 64 1010 and 499 us for the same shapes;
+// at 128, for 2 x 4096 tokens and 32 heads, 657 us forward and 1840 us backward.
+constexpr double kHopperForward[] = {264, 405}, kHopperBackward[] = {298, 360}, kHopperPeak = 989.4;
 // Keys computed in vain for a query are half of this, where a block's start and end count too. A block has 192 queries
 // forward, and 128 rows of either side backward.
 constexpr double kHopperTile = 256;
+// Quantizing makes attention's kernels longer, as if element-wise kernels moved these bytes per element of the output
+// forward, and of dqkv backward. Measured on the same card: 61 and 34 us a layer forward for the two shapes of head
+// dimension 64. Backward 114 and 77 us, with the same epilogue behind another kernel.
+constexpr double kQuantizeOutput = 3.4, kQuantizeGradient = 2.3;
 
 // ---- element-wise kernels -------------------------------------------------------------------------------------------
 
@@ -168,7 +179,7 @@ double TimeModel::matmul(const Matmul& p) const {
             best = std::min(best, seconds);
         }
     }
-    return kCalibration * (1e3 * std::max(best, moved) + kLaunch);
+    return 1e3 * std::max(best, moved) + kLaunch;
 }
 
 // Only wgmma reaches the full rate on Hopper (0.67: a published fit), and the instructions of Blackwell's data-center
@@ -179,7 +190,7 @@ double TimeModel::mma_sync_share() const {
 }
 
 double TimeModel::attention_at(double tflops, int products, double tokens, double T, double channels) {
-    return kCalibration * products * tokens * T * channels / (tflops * 1e9);
+    return products * tokens * T * channels / (tflops * 1e9);
 }
 
 TimeModel::Attention TimeModel::attention(double layers, int B, int T, const AttentionHeads& heads,
@@ -190,13 +201,13 @@ TimeModel::Attention TimeModel::attention(double layers, int B, int T, const Att
         const double tensor = k.products * 2 * heads.HD / (peak * mma_sync_share());
         const double rest =
             (k.clocks + k.clocks_per_channel * heads.HD) / 1024 / (kClock * kSchedulers * gpu_.multiprocessors);
-        return kCalibration * 1e3 * computed * (tensor + rest) / kTensorKernelShare;
+        return 1e3 * computed * (tensor + rest) / (heads.HD > 64 ? kPortableShareWide : kTensorKernelShare);
     };
     const auto runs = [&](KernelVariant variant) {
         return kernels.has(variant) && kernel_variant(variant).runs_on(gpu_.capability);
     };
     const auto on_hopper = [&](double for_long_sequences, int products) {
-        const double rate = kTensorKernelShare * for_long_sequences * T / (T + kHopperTile);
+        const double rate = for_long_sequences * T / (T + kHopperTile);
         return attention_at(rate * card_.peak_tflops / kHopperPeak, products, tokens, T, channels);
     };
     Attention time = {portable(kPortableForward), portable(heads.HD == 256 ? kPortableBackward256 : kPortableBackward),
@@ -204,7 +215,7 @@ TimeModel::Attention TimeModel::attention(double layers, int B, int T, const Att
     if (runs(KernelVariant::hopper_attention) && hopper::can_run(heads))
         time.forward = on_hopper(kHopperForward[heads.HD == 128], 2);
     if (runs(KernelVariant::hopper_attention_backward_split) && hopper::can_run(heads))
-        time.backward = on_hopper(kHopperBackward[heads.HD == 128], 7);
+        time.backward = on_hopper(kHopperBackward[heads.HD == 128], 5);
     time.backward += element_wise(tokens * channels * kDeltaBytes);
     return time;
 }
@@ -246,6 +257,8 @@ StepTime step_time(const PlannedRun& run, Precision precision, int slices) {
         const AttentionHeads heads = {model.heads, model.key_value_heads(), model.head_dim()};
         const double whole_layers = model.attention_flops_per_token(config.seq) / (6 * heads.width() * T);
         attention = time.attention(whole_layers, config.batch, config.seq, heads, config.kernels);
+        attention.forward += cast_share * time.element_wise(L * N * heads.width() * kQuantizeOutput);
+        attention.backward += cast_share * time.element_wise(L * N * heads.qkv_width() * kQuantizeGradient);
     }
 
     const ElementWise bytes(model);
@@ -278,16 +291,15 @@ StepTime step_time(const PlannedRun& run, Precision precision, int slices) {
     t.attention = micro_steps * ((1 + again) * attention.forward + attention.backward);
     if (config.qk_clip > 0) t.attention += micro_steps * attention.logits;
     t.elementwise = micro_steps * (light + heavy + rest);
-    t.optimizer = time.element_wise(
-        (static_cast<double>(model.padded_parameters()) * optimizer_bytes(config.optimizer, config.sharding.gradients) +
-         fp8_weights * kQuantizeWeight) /
-        slices);
+    const double updated = static_cast<double>(model.padded_parameters()) / slices;
+    t.optimizer = time.optimizer(updated * optimizer_bytes(config.optimizer, config.sharding.gradients)) +
+                  time.element_wise(fp8_weights * kQuantizeWeight / slices);
     const int sharing =
         config.sharding.within > 0 ? config.sharding.within : run.ranks;  // Muon's matrices, in every stage
     if (is_muon(config.optimizer.kind)) {
         const size_t steps = newton_schulz_steps(config.optimizer.muon.newton_schulz).steps.size();
-        t.optimizer += kCalibration * static_cast<double>(steps) * newton_schulz_flops(model) /
-                       (time.card().bf16_tflops * 1e9) / sharing;
+        t.optimizer +=
+            static_cast<double>(steps) * newton_schulz_flops(model) / (time.card().bf16_tflops * 1e9) / sharing;
     }
     t.blocks_forward = micro_steps * (forward + attention.forward + light);
     t.blocks_backward = t.total() - t.optimizer - micro_steps * (head_time + rest) - t.blocks_forward;

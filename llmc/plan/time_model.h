@@ -1,6 +1,7 @@
 // The time of kernels and of a step on a card, predicted: the one model behind --dry-run, --estimate-scaling and
-// `make predict`. Its constants come from published measurements of other programs' kernels, and a test holds it to
-// published totals of llm.c and llmq (test/plan/time_model.cpp). dev/notes/performance.md has sources and errors.
+// `make predict`. Its constants come from measurements of this program on an H100 and from published ones of other
+// programs' kernels. A test holds it to measured steps of this program, and to published ones of llm.c and llmq
+// (test/plan/time_model.cpp). dev/notes/performance.md has sources and errors.
 #pragma once
 #include <cstdint>
 
@@ -22,14 +23,12 @@ struct PlannedRun {
     size_t available() const { return static_cast<size_t>(gpu.memory_gib * (size_t{1} << 30)); }
 };
 
-// Published time over computed time: the geometric mean of the four runs in test/plan/time_model.cpp. The model
-// multiplies every kernel's time with it.
-constexpr double kCalibration = 1.02;
 // Milliseconds to start and drain a kernel: assumed.
 constexpr double kLaunch = 2e-3;
-// Element-wise kernels reach this share of a plain copy's rate: 2.5 TB/s on an H100, where llm.c's and llmq's reach 2.3
-// to 2.6.
-constexpr double kElementWiseShare = 0.85;
+// Element-wise kernels reach this share of a plain copy's rate. Measured on an H100 80GB HBM3 (driver 580.159.04,
+// 2026-11-26), where a copy has 2.92 TB/s: 0.95 in BF16 steps of GPT-2 124M and 0.96 of 1558M, 0.82 and 0.81 in FP8
+// steps, whose norms quantize their gradients at 0.65. GELU alone has 0.95 to 1.05.
+constexpr double kElementWiseShare = 0.92;
 // Tensor-core kernels of our own reach this share of the rate that the sum of their resources' times allows, as
 // FlashAttention-2 and -3 do at T = 1024.
 constexpr double kTensorKernelShare = 0.8;
@@ -58,8 +57,10 @@ public:
     // The time of attention at a rate that counts this many products (2 forward, 5 backward) over half of the square,
     // for `tokens` tokens in sequences of T.
     static double attention_at(double tflops, int products, double tokens, double T, double channels);
-    double element_wise(double bytes) const { return kCalibration * bytes / (element_wise_rate() * 1e-3); }
-    double launches(double count) const { return kCalibration * kLaunch * count; }
+    double element_wise(double bytes) const { return bytes / (element_wise_rate() * 1e-3); }
+    // AdamW and the gradients' norm. On the card named above they read and wrote 2.97 TB/s at 1558M, 2.8 at 124M.
+    double optimizer(double bytes) const { return bytes / (card_.bandwidth_gbs * 1e6); }
+    double launches(double count) const { return kLaunch * count; }
     double element_wise_rate() const { return kElementWiseShare * card_.bandwidth_gbs * 1e9; }  // bytes per second
     double mma_sync_share() const;  // rate of mma.sync, relative to the tensor cores' peak
     const CardRates& card() const { return card_; }
@@ -79,7 +80,8 @@ struct StepTime {
 };
 
 // `precision`: bf16 or fp8, whatever the run has. In FP8 the linear layers of config.fp8_layers run at the FP8 rate,
-// and the kernels that produce their operands quantize them in both layouts; attention and lm_head are as in BF16.
+// and the kernels that produce their operands quantize them in both layouts, attention's among them; lm_head is as in
+// BF16.
 // `slices`: the parts into which the optimizer's work is divided; a rank does one of them.
 StepTime step_time(const PlannedRun& run, Precision precision, int slices);
 

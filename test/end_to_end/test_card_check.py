@@ -368,7 +368,7 @@ class OnVirtualGpu(unittest.TestCase):
         write_json(path, {**kept, "changed": "2026-01-02"})
         text = plan()
         for said in ("Measured by the card check on this card (2026-01-02): matmuls in bf16, memory.",
-                     "matmuls at 600 TFLOP/s in bf16", "kernels at 3.4 TB/s",
+                     "matmuls at 600 TFLOP/s in bf16", "kernels at 3.7 TB/s",
                      "all_gather 200 GB/s, reduce_scatter 100 GB/s per rank"):
             self.assertIn(said, text)
         self.assertIn("The card's rates are from the table of cards.", plan("--gpu", "h200"))

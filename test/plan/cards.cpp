@@ -222,7 +222,7 @@ TEST_CASE("card rates: a step takes the time that follows from them, and the pla
     CHECK(contains(said(kAll),
                    "Measured by the card check on this card (2026-01-02): matmuls in bf16, matmuls in fp8, memory.\n"));
     CHECK(contains(said(kAll), "Large matmuls at 600 TFLOP/s in bf16 and 900 in fp8"));
-    CHECK(contains(said(kAll), "3.4 TB/s"));
+    CHECK(contains(said(kAll), "3.7 TB/s"));
     CHECK(contains(said({{"copy", 4e12}}), "(2026-01-02): memory. From the table of cards: matmuls in bf16, matmuls"));
     PlannedRun old = run_with({{"copy", 4e12}, {"bf16", 6e14}});
     old.gpu = *find_gpu_by_short_name("a100");

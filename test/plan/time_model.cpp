@@ -1,9 +1,9 @@
-// The time model against published measurements: whole steps of llm.c and llmq on H100, and rates of single kernels.
+// The time model against measurements: whole steps of this program, llm.c and llmq on H100, and rates of single
+// kernels.
 #include "llmc/plan/time_model.h"
 
 #include <doctest/doctest.h>
 
-#include <cmath>
 #include <string>
 
 using namespace llmc;
@@ -13,6 +13,11 @@ namespace {
 using Kind = TimeModel::Kind;
 
 TimeModel model_of(const char* card) { return {*find_gpu_by_short_name(card), {}}; }
+
+// Element-wise kernels and optimizers of llm.c and llmq reach 2.3 to 2.6 TB/s on an H100: 0.85 of a copy's rate.
+double element_wise(const TimeModel& model, double bytes) {
+    return model.element_wise(bytes) * kElementWiseShare / 0.85;
+}
 
 // The three products of a layer from K to N channels; the gradient of the weight has `gradient_bytes` an element.
 double layer(const TimeModel& model, double tokens, double K, double N, Kind kind, double gradient_bytes,
@@ -37,8 +42,8 @@ double llmc_step(double layers, double C, double tokens, double micro_steps, dou
         ms += layers * layer(model, tokens, K, N, Kind::bf16, 2, 2);
     ms += layer(model, tokens, C, V, Kind::bf16, 2, 2);
     ms += cudnn_attention(288, 200, layers * tokens, C);
-    ms += model.element_wise(tokens * (106 * C * layers + 26 * C + 4 * V)) + model.launches(25 * layers);
-    return ms + model.element_wise(34 * parameters / ranks) / micro_steps;
+    ms += element_wise(model, tokens * (106 * C * layers + 26 * C + 4 * V)) + model.launches(25 * layers);
+    return ms + element_wise(model, 34 * parameters / ranks) / micro_steps;
 }
 
 // A micro-step of llmq's Qwen2.5-1.5B, in ms: 28 layers of 1536 channels, 2048 for queries, keys and values, and a
@@ -54,11 +59,48 @@ double llmq_step(bool fp8) {
     ms += cudnn_attention(410, 237, layers * tokens, C);
     const double norms = 2 * 16 * C, rope = 8 * qkv, swiglu = 2 * (2 * mlp + mlp) + 2 * (mlp + 4 * mlp);
     const double quantize = fp8 ? 5 * (3 * C + mlp + qkv + C + 2 * mlp + C) : 0;
-    ms += model.element_wise(tokens * (layers * (norms + rope + swiglu + quantize) + 4 * V));
+    ms += element_wise(model, tokens * (layers * (norms + rope + swiglu + quantize) + 4 * V));
     return ms + model.launches(30 * layers);
 }
 
+// A step of one micro-step of this program on an H100, T = 1024, without recomputation.
+PlannedRun run_of(const char* model, int batch, const MeasuredRates& rates) {
+    PlannedRun run;
+    run.gpu = *find_gpu_by_short_name("h100"), run.measured = rates;
+    run.config.model = find_model(model);
+    run.config.batch = batch, run.config.seq = 1024, run.config.micro_steps = 1;
+    run.config.recompute = Recompute::none;
+    run.config.kernels = kernel_set({}, run.gpu.capability, Formats::fp8);
+    run.config.sharding.stage = 0;
+    return run;
+}
+
 }  // namespace
+
+TEST_CASE("time model: within 10 % of this program's measured steps") {
+    // On an H100 80GB HBM3 (driver 580.159.04, 2026-11-26), in ms: medians of 15 steps, and for 1558M the sum of its
+    // kernels' times. Attention's backward pass was in one kernel, which took 9 ms longer at 1558M in BF16 than two
+    // would.
+    struct Run {
+        const char* model;
+        int batch;
+        double bf16, fp8;
+    };
+    const Run runs[] = {{"d12", 64, 115.0, 98.0}, {"d24", 32, 156.2, 124.4}, {"d48", 16, 324.2, 246.6}};
+    // Rates of the card check on that card, and those of the table.
+    const MeasuredRates checked = {{{"bf16", 781e12}, {"fp8", 1404e12}, {"copy", 2.923e12}}, "2026-11-26"};
+    for (const MeasuredRates& rates : {checked, MeasuredRates{}})
+        for (const Run& run : runs)
+            for (const Precision precision : {Precision::bf16, Precision::fp8}) {
+                const double measured = precision == Precision::fp8 ? run.fp8 : run.bf16;
+                const double computed = step_time(run_of(run.model, run.batch, rates), precision, 1).total();
+                CAPTURE(run.model);
+                CAPTURE(measured);
+                CAPTURE(computed);
+                CHECK(computed > 0.9 * measured);
+                CHECK(computed < 1.1 * measured);
+            }
+}
 
 TEST_CASE("time model: within 10 % of published steps") {
     // llm.c's runs had eight GPUs, of whose time communication takes 2 to 4 % in this model (test/plan/stages.cpp).
@@ -73,15 +115,12 @@ TEST_CASE("time model: within 10 % of published steps") {
         {"llmq Qwen2.5-1.5B BF16, 32 x 1024 tokens: 8.85 s for 16", 553, llmq_step(false)},
         {"llmq Qwen2.5-1.5B FP8: 7.18 s for 16", 449, llmq_step(true)},
     };
-    double product = 1;
     for (const Run& run : runs) {
         CAPTURE(run.name);
         CAPTURE(run.computed);
         CHECK(run.computed > 0.9 * run.published);
         CHECK(run.computed < 1.1 * run.published);
-        product *= run.published / run.computed;
     }
-    CHECK(std::pow(product, 0.25) == doctest::Approx(1).epsilon(0.01));  // kCalibration's definition
 }
 
 TEST_CASE("time model: matmuls by their shape") {
@@ -89,10 +128,11 @@ TEST_CASE("time model: matmuls by their shape") {
     const auto tflops = [&](double M, double N, double K, Kind kind) {
         return 2e-9 * M * N * K / h100.matmul({M, N, K, kind});
     };
-    // Published for 8192 cubed: 716 to 798 in BF16; 1350 to 1600 in FP8, and 1200 split.
+    // Published for 8192 cubed: 716 to 798 in BF16; 1350 to 1600 in FP8. Split sums are slower, by 1 to 5 % (measured).
     CHECK((tflops(8192, 8192, 8192, Kind::bf16) > 716 && tflops(8192, 8192, 8192, Kind::bf16) < 798));
     CHECK((tflops(8192, 8192, 8192, Kind::fp8_fast) > 1300 && tflops(8192, 8192, 8192, Kind::fp8_fast) < 1600));
-    CHECK((tflops(8192, 8192, 8192, Kind::fp8_split) > 1150 && tflops(8192, 8192, 8192, Kind::fp8_split) < 1300));
+    const double split = tflops(8192, 8192, 8192, Kind::fp8_split) / tflops(8192, 8192, 8192, Kind::fp8_fast);
+    CHECK((split > 0.95 && split < 0.99));
     // Short sums wait for their results, and a few tiles leave multiprocessors idle.
     CHECK(tflops(32768, 768, 768, Kind::fp8_fast) < 0.65 * tflops(8192, 8192, 8192, Kind::fp8_fast));
     CHECK(h100.matmul({128 * 133, 256, 8192, Kind::bf16}) > 1.3 * h100.matmul({128 * 132, 256, 8192, Kind::bf16}));
@@ -101,7 +141,33 @@ TEST_CASE("time model: matmuls by their shape") {
     CHECK(h100.matmul({1, 8192, 8192, Kind::bf16}) > 1e3 * 2 * 8192 * 8192 / 3e12);  // the weight's bytes
 }
 
-TEST_CASE("time model: attention between FlashAttention-2 and -3") {
+TEST_CASE("time model: attention as measured on an H100") {
+    // Microseconds of a layer on the card named above, in BF16; backward with delta. In runs of 12 and 48 layers, or
+    // (*) 1.1 times what they were in runs of two layers, where the card's clock is higher.
+    struct Layer {
+        const char* kernels;
+        int B, T;
+        AttentionHeads heads;
+        double forward, backward;
+    };
+    const Layer layers[] = {
+        {"hopper_attention,hopper_attention_backward_split", 64, 1024, {12, 12, 64}, 496, 1229},  // backward *
+        {"hopper_attention,hopper_attention_backward_split", 16, 1024, {25, 25, 64}, 249, 616},   // backward *
+        {"hopper_attention,hopper_attention_backward_split", 2, 4096, {32, 8, 128}, 723, 2118},   // *
+        {"portable", 64, 1024, {12, 12, 64}, 544, 1568},
+        {"portable", 2, 4096, {32, 8, 128}, 1411, 4623},  // *
+    };
+    for (const Layer& layer : layers) {
+        CAPTURE(layer.kernels);
+        CAPTURE(layer.T);
+        const TimeModel::Attention time = model_of("h100").attention(
+            1, layer.B, layer.T, layer.heads, kernel_set(wanted_kernels(layer.kernels), 90, Formats::bf16));
+        CHECK(1e3 * time.forward == doctest::Approx(layer.forward).epsilon(0.06));
+        CHECK(1e3 * time.backward == doctest::Approx(layer.backward).epsilon(0.06));
+    }
+}
+
+TEST_CASE("time model: attention's portable kernels are slower than FlashAttention-2") {
     const auto tflops = [](const char* card, double T, int head_dim, const char* kernels) {
         const GpuSpec gpu = *find_gpu_by_short_name(card);
         const int B = static_cast<int>(65536 / T);
@@ -112,22 +178,10 @@ TEST_CASE("time model: attention between FlashAttention-2 and -3") {
         return TimeModel::Attention{2e-9 * tokens * T * channels / time.forward,
                                     5e-9 * tokens * T * channels / time.backward};
     };
-    // FlashAttention-2 on an H100: 229 and 180 TFLOP/s at head dimension 64, 260 and 209 at 128 (T = 1024, causal).
-    for (const auto& [head_dim, forward, backward] : {std::tuple{64, 229, 180}, {128, 260, 209}}) {
-        const TimeModel::Attention portable = tflops("h100", 1024, head_dim, "portable");
-        CHECK((portable.forward > 0.8 * forward && portable.forward < forward));
-        CHECK((portable.backward > 0.8 * backward && portable.backward < backward));
-    }
-    // FlashAttention-3: 265 and 371 TFLOP/s at head dimension 64, 423 and 521 at 128 (T = 1024 and 2048).
-    CHECK(tflops("h100", 1024, 64, "auto").forward == doctest::Approx(265).epsilon(0.22));
-    CHECK(tflops("h100", 2048, 64, "auto").forward == doctest::Approx(371).epsilon(0.1));
-    CHECK(tflops("h100", 1024, 128, "auto").forward == doctest::Approx(423).epsilon(0.1));
-    CHECK(tflops("h100", 2048, 128, "auto").forward == doctest::Approx(521).epsilon(0.15));
-    for (const auto& [T, head_dim] : {std::pair{4096, 64}, {1024, 128}}) {
-        const double hopper = tflops("h100", T, head_dim, "auto").backward;
-        const double gain = hopper / tflops("h100", T, head_dim, "portable").backward;
-        CHECK((gain > 1.05 && gain < 1.5));
-    }
+    // FlashAttention-2 on an H100: 229 and 180 TFLOP/s (T = 1024, causal).
+    const TimeModel::Attention portable = tflops("h100", 1024, 64, "portable");
+    CHECK((portable.forward > 0.8 * 229 && portable.forward < 229));
+    CHECK((portable.backward > 0.8 * 180 && portable.backward < 180));
     CHECK(tflops("rtx4090", 1024, 64, "auto").forward == tflops("rtx4090", 1024, 64, "portable").forward);
     // Head dimension 256 has no Hopper kernels, and 11 products backward instead of 7.
     const TimeModel::Attention wide = tflops("h100", 1024, 256, "auto");
