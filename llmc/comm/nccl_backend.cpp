@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "llmc/device/cuda_calls.h"
+#include "llmc/kernels/hopper/attention.h"
 
 namespace llmc {
 
@@ -140,6 +141,7 @@ public:
           world_(static_cast<size_t>(control.world())),
           rank_(static_cast<size_t>(control.rank())) {
         waits_->measure_on_device();
+        hopper::shares_multiprocessors() = true;
         ncclUniqueId id = {};
         if (rank_ == 0) nccl_.check(nccl_.GetUniqueId(&id), "ncclGetUniqueId");
         control.broadcast(&id, sizeof id, 0);

@@ -14,6 +14,14 @@ namespace llmc::hopper {
 // True if these kernels can run such heads; other shapes take the portable kernel.
 inline bool can_run(const AttentionHeads& heads) { return heads.HD == 64 || heads.HD == 128; }
 
+// True if other kernels may hold multiprocessors for as long as one of these kernels runs, as NCCL's do; its back-end
+// sets it. Blocks that stay on their multiprocessors would then begin after others have ended, and the kernel would
+// take up to twice as long. So there is a block for each tile instead, and the same bits.
+inline bool& shares_multiprocessors() {
+    static bool shares = false;
+    return shares;
+}
+
 // Forward; see attention_forward() and attention_forward_fp8(). `to.state` is nullptr if no FP8 output is wanted.
 void attention_forward(const Quantized<e4m3>& to, bf16* out, bf16* out_low, float* lse, const bf16* qkv, int B, int T,
                        const AttentionHeads& heads, QuantizePass pass, stream_t stream, const int* documents);

@@ -268,7 +268,7 @@ LLMC_DEVICE void split_rows(bf16* high, bf16* low, const ForwardState<HD>& state
     }
 }
 
-// Where the output goes. kFp8: to `row` and `transposed` too.
+// The output; `row` and `transposed` only with kFp8.
 struct ForwardOutput {
     bf16 *out, *out_low;
     float* lse;
@@ -348,7 +348,7 @@ LLMC_DEVICE void consume(ForwardShared<HD>& shared, const ForwardOutput& to, int
 
 // ---- the kernel ----------------------------------------------------------------------------------------------------
 
-// Grid: persistent_blocks().
+// Grid: order.blocks.
 template <int HD, bool kDocuments, bool kFp8>
 static __global__ void __launch_bounds__(ForwardTiles<HD>::threads, 1)
     hopper_attention_forward_kernel(bf16* __restrict__ out, bf16* __restrict__ out_low, float* __restrict__ lse,
@@ -394,11 +394,10 @@ static void launch_forward(const Quantized<e4m3>& to, bf16* result, bf16* result
     using Tiles = ForwardTiles<HD>;
     const size_t n = attention::elements(B, T, heads.NH, HD);
     const CUtensorMap map = tensor_map(qkv, B, T, static_cast<size_t>(heads.qkv_width()), 64);
-    const int tiles = div_up(T, Tiles::query_rows), blocks = persistent_blocks(int64_t{1} * B * heads.NH * tiles);
-    const WorkOrder order(B, heads.NH, tiles, blocks);
+    const WorkOrder order(B, heads.NH, div_up(T, Tiles::query_rows), !shares_multiprocessors());
     attention::with_documents(documents, [&]<bool kDocuments>() {
         launch<hopper_attention_forward_kernel<HD, kDocuments, kFp8>>(
-            {dim3(static_cast<unsigned>(blocks)), dim3(Tiles::threads), sizeof(ForwardShared<HD>), stream},
+            {dim3(static_cast<unsigned>(order.blocks)), dim3(Tiles::threads), sizeof(ForwardShared<HD>), stream},
             {out(result, n), out(result_low, n), out(lse, n / HD), in(qkv, attention::elements(B, T, heads.rows(), HD)),
              out(to.row, n), out(to.transposed, n), state_access(to.state, pass),
              in(documents, attention::tokens(B, T))},

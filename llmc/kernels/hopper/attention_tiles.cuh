@@ -18,22 +18,22 @@ struct WorkItem {
     int last;  // 1 for the last of a block's items
 };
 
-// The order in which a grid's blocks take all tiles of all heads. One block runs on each multiprocessor, and takes an
-// item in every round, so that its loads for the next item run while it finishes the last one. Which items it takes is
-// fixed: no block waits for another one.
+// The order in which a grid's blocks take all tiles of all heads. Blocks either stay: one runs on each multiprocessor
+// and takes an item in every round, so that its loads for the next item run while it finishes the last one. Which items
+// it takes is fixed, and no block waits for another one. Or there is a block for each item, head after head.
 //
-// Within a section of heads, tiles with longer walks come first, and every second round runs through the blocks
-// backwards, so that blocks get equal work. A section is the fewest heads that fill pairs of rounds; while it runs, its
-// heads stay in L2. The last section takes the rest.
+// If blocks stay, within a section of heads tiles with longer walks come first, and every second round runs through the
+// blocks backwards, so that blocks get equal work. A section is the fewest heads that fill pairs of rounds; while it
+// runs, its heads stay in L2. The last section takes the rest.
 struct WorkOrder {
-    int heads, tiles, section_heads, sections, items;  // `heads` of one sequence; `tiles` of one head
+    int heads, tiles, items, blocks, section_heads, sections;  // `heads` of one sequence; `tiles` of one head
 
-    WorkOrder(int B, int heads, int tiles, int blocks)
-        : heads(heads),
-          tiles(tiles),
-          section_heads(2 * blocks / std::gcd(2 * blocks, tiles)),
-          sections(B * heads < section_heads ? 1 : B * heads / section_heads),
-          items(B * heads * tiles) {}
+    WorkOrder(int B, int heads, int tiles, bool stay) : heads(heads), tiles(tiles), items(B * heads * tiles) {
+        static const int multiprocessors = device_info().multiprocessors;
+        blocks = stay && items > multiprocessors ? multiprocessors : items;
+        section_heads = blocks < items ? 2 * blocks / std::gcd(2 * blocks, tiles) : 1;
+        sections = B * heads < section_heads ? 1 : B * heads / section_heads;
+    }
 
     LLMC_DEVICE WorkItem item(int index, int last) const {
         const int section_items = section_heads * tiles, in_order = index / section_items;
@@ -44,7 +44,7 @@ struct WorkOrder {
     }
     // The index of this block's item in a round.
     LLMC_DEVICE int index(int round) const {
-        const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
+        const int block = static_cast<int>(blockIdx.x);
         return round * blocks + (round % 2 == 0 ? block : blocks - 1 - block);
     }
     // Calls take(item) for each item of this block, which has at least one.
@@ -57,12 +57,6 @@ struct WorkOrder {
         }
     }
 };
-
-// Blocks of a grid that walks over items: one on each multiprocessor.
-inline int persistent_blocks(int64_t items) {
-    static const int multiprocessors = device_info().multiprocessors;
-    return items < multiprocessors ? static_cast<int>(items) : multiprocessors;
-}
 
 // ---- load ----------------------------------------------------------------------------------------------------------
 
