@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <type_traits>
 #include <vector>
 
 #include "llmc/base/error.h"
@@ -68,16 +69,50 @@ dnnl::matmul::primitive_desc describe(const Piece& piece) {
 #endif
 }
 
+int longest_piece(const OnednnProduct& p) { return p.fp32_result ? std::min(p.inner, kLongestSum) : p.inner; }
+
 // Calls each(piece, first term) in order.
 template <class Each>
 void for_each_piece(OnednnProduct product, const Each& each) {
-    const int longest = product.fp32_result ? std::min(product.inner, kLongestSum) : product.inner;
+    const int longest = longest_piece(product);
     for (int begin = 0; begin < product.inner; begin += longest) {
         if (begin > 0) {
             product.kept = 1.0f;
             product.bias = false;
         }
         each(Piece{product, std::min(longest, product.inner - begin)}, begin);
+    }
+}
+
+// oneDNN has no fast code that scales a product and then adds what the result held: with its reference code an FP8
+// weight gradient that accumulates took a thousand times as long. Such products are made without scale in FP32 sums of
+// their own, which finish() takes from there.
+bool has_own_sums(const OnednnProduct& p) { return p.scaled && (p.kept != 0.0f || longest_piece(p) < p.inner); }
+OnednnProduct own_sums(OnednnProduct p) {
+    p.scaled = p.bias = false;
+    p.kept = 0.0f;
+    p.fp32_result = true;
+    return p;
+}
+size_t own_sums_bytes(const OnednnProduct& p) {
+    return has_own_sums(p) ? (static_cast<size_t>(p.rows) * p.columns * sizeof(float) + 63) / 64 * 64 : 0;
+}
+
+// result = scale * sums + bias + kept * result.
+template <class Result, class Bias>
+void finish(const OnednnProduct& p, Result* result, const float* sums, const Bias* bias, float scale) {
+#pragma omp parallel for
+    for (int r = 0; r < p.rows; r++) {
+        const size_t row = static_cast<size_t>(r) * p.columns;
+        for (int c = 0; c < p.columns; c++) {
+            float x = scale * sums[row + c];
+            if (p.bias) x += to_float(bias[c]);
+            if (p.kept != 0.0f) x += p.kept * to_float(result[row + c]);
+            if constexpr (std::is_same_v<Result, bf16>)
+                result[row + c] = to_bf16(x);
+            else
+                result[row + c] = x;
+        }
     }
 }
 
@@ -98,7 +133,7 @@ struct OnednnProducts::Primitives {
     float scale = 1.0f;
 
     void reserve(size_t bytes) { workspace.resize(std::max(workspace.size(), (bytes + 63) / 64)); }
-    Entry& entry(const Piece& piece) {
+    Entry& entry(const Piece& piece, size_t sums) {
         if (const auto at = entries.find(piece); at != entries.end()) return at->second;
         const dnnl::matmul::primitive_desc how = describe(piece);
         const OnednnProduct& p = piece.product;
@@ -114,11 +149,23 @@ struct OnednnProducts::Primitives {
         add(DNNL_ARG_SCRATCHPAD, how.scratchpad_desc());  // empty if oneDNN has its own
         if (p.scaled) add(scale, row(1, Type::f32));
         if (p.bias) add(bias, row(p.columns, piece.operands()));
-        reserve(how.scratchpad_desc().get_size());
+        reserve(sums + how.scratchpad_desc().get_size());
         return entries.emplace(piece, std::move(e)).first->second;
     }
-    void run(const Piece& piece, void* result, const void* first, const void* second, const void* bias) {
-        Entry& e = entry(piece);
+    // The pieces of a product. The primitives' scratchpad begins `sums` bytes into the workspace.
+    void run(const OnednnProduct& p, size_t sums, void* result, const void* first, const void* second,
+             const void* bias) {
+        const size_t bytes = p.fp32 ? sizeof(float) : sizeof(bf16);
+        // A piece of an operand is a range of its columns, or of its rows if it is transposed.
+        for_each_piece(p, [&](const Piece& piece, int begin) {
+            const size_t of_first = static_cast<size_t>(begin) * (p.transpose_first ? p.rows : 1);
+            const size_t of_second = static_cast<size_t>(begin) * (p.transpose_second ? 1 : p.columns);
+            run(piece, sums, result, static_cast<const char*>(first) + of_first * bytes,
+                static_cast<const char*>(second) + of_second * bytes, bias);
+        });
+    }
+    void run(const Piece& piece, size_t sums, void* result, const void* first, const void* second, const void* bias) {
+        Entry& e = entry(piece, sums);
         const OnednnProduct& p = piece.product;
         const auto set = [&](int name, const void* data) {
             e.arguments[name].set_data_handle(const_cast<void*>(data));
@@ -126,7 +173,7 @@ struct OnednnProducts::Primitives {
         set(DNNL_ARG_SRC, first);
         set(DNNL_ARG_WEIGHTS, second);
         set(DNNL_ARG_DST, result);
-        set(DNNL_ARG_SCRATCHPAD, workspace.data());
+        set(DNNL_ARG_SCRATCHPAD, workspace.data() + sums / sizeof(Line));
         if (p.scaled) set(e.scale, &scale);
         if (p.bias) set(e.bias, bias);
         e.primitive.execute(stream, e.arguments);
@@ -159,12 +206,21 @@ std::string OnednnProducts::version() {
 size_t OnednnProducts::workspace_bytes(const OnednnProduct& product) {
     size_t bytes = 0;
     std::optional<Piece> last;
-    for_each_piece(product, [&](const Piece& piece, int) {
+    for_each_piece(has_own_sums(product) ? own_sums(product) : product, [&](const Piece& piece, int) {
         if (piece == last) return;  // a long sum has many equal pieces
         last = piece;
         bytes = std::max(bytes, (describe(piece).scratchpad_desc().get_size() + 63) / 64 * 64);
     });
-    return bytes;
+    return own_sums_bytes(product) + bytes;
+}
+
+std::string OnednnProducts::implementation(const OnednnProduct& product) {
+    std::string names;
+    for_each_piece(has_own_sums(product) ? own_sums(product) : product, [&](const Piece& piece, int) {
+        const std::string name = describe(piece).impl_info_str();
+        if (names.find(name) == names.npos) names += (names.empty() ? "" : ", ") + name;
+    });
+    return names;
 }
 
 void OnednnProducts::reserve(const OnednnProduct& product) {
@@ -178,14 +234,20 @@ void OnednnProducts::multiply(const OnednnProduct& p, void* result, const void* 
                               const void* bias, float scale) {
     if (!primitives_) primitives_ = std::make_unique<Primitives>();
     primitives_->scale = scale;
-    const size_t bytes = p.fp32 ? sizeof(float) : sizeof(bf16);
-    // A piece of an operand is a range of its columns, or of its rows if it is transposed.
-    for_each_piece(p, [&](const Piece& piece, int begin) {
-        const size_t of_first = static_cast<size_t>(begin) * (p.transpose_first ? p.rows : 1);
-        const size_t of_second = static_cast<size_t>(begin) * (p.transpose_second ? 1 : p.columns);
-        primitives_->run(piece, result, static_cast<const char*>(first) + of_first * bytes,
-                         static_cast<const char*>(second) + of_second * bytes, bias);
-    });
+    if (!has_own_sums(p)) {
+        primitives_->run(p, 0, result, first, second, bias);
+        return;
+    }
+    const size_t bytes = own_sums_bytes(p);
+    primitives_->reserve(workspace_bytes(p));
+    float* const sums = reinterpret_cast<float*>(primitives_->workspace.data());
+    primitives_->run(own_sums(p), bytes, sums, first, second, nullptr);
+    if (p.fp32)
+        finish(p, static_cast<float*>(result), sums, static_cast<const float*>(bias), scale);
+    else if (p.fp32_result)
+        finish(p, static_cast<float*>(result), sums, static_cast<const bf16*>(bias), scale);
+    else
+        finish(p, static_cast<bf16*>(result), sums, static_cast<const bf16*>(bias), scale);
 }
 
 #else
@@ -195,6 +257,7 @@ bool OnednnProducts::has_fp32() { return false; }
 bool OnednnProducts::has_bf16() { return false; }
 std::string OnednnProducts::version() { return ""; }
 size_t OnednnProducts::workspace_bytes(const OnednnProduct&) { return 0; }
+std::string OnednnProducts::implementation(const OnednnProduct&) { return ""; }
 void OnednnProducts::reserve(const OnednnProduct&) {}
 size_t OnednnProducts::reserved_bytes() const { return 0; }
 void OnednnProducts::multiply(const OnednnProduct&, void*, const void*, const void*, const void*, float) {}

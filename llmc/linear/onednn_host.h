@@ -31,8 +31,11 @@ public:
     static bool has_fp32();
     static bool has_bf16();
     static std::string version();  // the library's version and instructions; "" if it is not used
-    // A BF16 product's workspace. For FP32 products, oneDNN keeps a few MiB of its own.
+    // A BF16 product's workspace. For FP32 products, oneDNN keeps a few MiB of its own, and those that scale a product
+    // and add it to the result take FP32 sums of its size.
     static size_t workspace_bytes(const OnednnProduct& product);
+    // The names of oneDNN's code for this product, "brg:avx512_core_amx_bf16"; "ref:any" is its slow reference code.
+    static std::string implementation(const OnednnProduct& product);
     void reserve(const OnednnProduct& product);  // reserves its workspace
     size_t reserved_bytes() const;
     void multiply(const OnednnProduct& product, void* result, const void* first, const void* second, const void* bias,

@@ -1,9 +1,11 @@
-// Products by oneDNN: the number of threads does not change their bits.
+// Products by oneDNN: the number of threads does not change their bits, and none runs oneDNN's slow reference code.
 // build: per device
 #include "llmc/linear/onednn_host.h"
 
 #if !LLMC_CUDA
 #include <omp.h>
+
+#include <cmath>
 
 #include "llmc/linear/matmul.h"
 #include "test/linear/sums.h"
@@ -44,5 +46,53 @@ TEST_CASE_TEMPLATE("products by oneDNN have the same bits with any number of thr
         CHECK(same_bits(d_dweight.download(), dweight));
     }
     omp_set_num_threads(threads);
+}
+
+TEST_CASE("products by oneDNN never run its reference code") {
+    if (!host::OnednnProducts::has_fp32()) return;
+    // All forms of a layer's products, with sums of one piece and of three.
+    for (const int inner : {1024, 5000})
+        for (const bool fp32 : {false, true})
+            for (const bool fp32_result : {false, true})
+                for (const bool scaled : {false, true})
+                    for (const float kept : {0.0f, 1.0f})
+                        for (const bool transposed : {false, true}) {
+                            if ((fp32 && !fp32_result) || (!fp32 && !host::OnednnProducts::has_bf16())) continue;
+                            const host::OnednnProduct p{768,  256,         inner,  transposed, !transposed,
+                                                        fp32, fp32_result, scaled, false,      kept};
+                            CAPTURE(inner);
+                            CAPTURE(fp32);
+                            CAPTURE(fp32_result);
+                            CAPTURE(scaled);
+                            CAPTURE(kept);
+                            CHECK(host::OnednnProducts::implementation(p).find("ref") == std::string::npos);
+                        }
+}
+
+TEST_CASE("products by oneDNN scale long sums, and add them to a result") {
+    if (!host::OnednnProducts::has_bf16()) return;
+    const int rows = 48, columns = 40, inner = 5000;
+    const std::vector<bf16> first = random_normal<bf16>(size_t{rows} * inner, 1.0f, 1);
+    const std::vector<bf16> second = random_normal<bf16>(size_t{inner} * columns, 1.0f, 2);
+    const std::vector<bf16> bias = random_normal<bf16>(columns, 1.0f, 3);
+    const std::vector<float> before = random_normal<float>(size_t{rows} * columns, 1.0f, 4);
+    for (const float kept : {0.0f, 1.0f}) {
+        std::vector<float> result = before;
+        host::OnednnProducts products;
+        products.multiply({rows, columns, inner, false, false, false, true, true, true, kept}, result.data(),
+                          first.data(), second.data(), bias.data(), 0.25f);
+        for (int r = 0; r < rows; r++)
+            for (int c = 0; c < columns; c++) {
+                double sum = 0, size = 0;
+                for (int i = 0; i < inner; i++) {
+                    const double term =
+                        static_cast<double>(to_float(first[r * inner + i])) * to_float(second[i * columns + c]);
+                    sum += term, size += std::abs(term);
+                }
+                const int at = r * columns + c;
+                const double expected = 0.25 * sum + to_float(bias[c]) + kept * before[at];
+                CHECK(std::abs(result[at] - expected) < 1e-6 * size);
+            }
+    }
 }
 #endif
