@@ -39,10 +39,10 @@ memory::desc matrix(int rows, int columns, int stride, bool transposed, Type typ
 }
 memory::desc row(int columns, Type type) { return matrix(1, columns, columns, false, type); }
 
-// Some terms of a product's sums. All pieces but the first add to the result.
+// Some terms of the sums in some of a product's rows. All pieces but the first add to the result.
 struct Piece {
     OnednnProduct product;
-    int terms;
+    int rows, terms;
     Type operands() const { return product.fp32 ? Type::f32 : Type::bf16; }
     auto operator<=>(const Piece&) const = default;
 };
@@ -51,10 +51,10 @@ struct Piece {
 dnnl::matmul::primitive_desc describe(const Piece& piece) {
     const OnednnProduct& p = piece.product;
     const memory::desc first =
-        matrix(p.rows, piece.terms, p.transpose_first ? p.rows : p.inner, p.transpose_first, piece.operands());
+        matrix(piece.rows, piece.terms, p.transpose_first ? p.rows : p.inner, p.transpose_first, piece.operands());
     const memory::desc second =
         matrix(piece.terms, p.columns, p.transpose_second ? p.inner : p.columns, p.transpose_second, piece.operands());
-    const memory::desc result = matrix(p.rows, p.columns, p.columns, false, p.fp32_result ? Type::f32 : Type::bf16);
+    const memory::desc result = matrix(piece.rows, p.columns, p.columns, false, p.fp32_result ? Type::f32 : Type::bf16);
     dnnl::post_ops after;
     if (p.scaled) after.append_binary(dnnl::algorithm::binary_mul, row(1, Type::f32));
     if (p.bias) after.append_binary(dnnl::algorithm::binary_add, row(p.columns, piece.operands()));
@@ -71,22 +71,22 @@ dnnl::matmul::primitive_desc describe(const Piece& piece) {
 
 int longest_piece(const OnednnProduct& p) { return p.fp32_result ? std::min(p.inner, kLongestSum) : p.inner; }
 
-// Calls each(piece, first term) in order.
+// Calls each(piece, first term) in order for some of the product's rows.
 template <class Each>
-void for_each_piece(OnednnProduct product, const Each& each) {
+void for_each_piece(OnednnProduct product, int rows, const Each& each) {
     const int longest = longest_piece(product);
     for (int begin = 0; begin < product.inner; begin += longest) {
         if (begin > 0) {
             product.kept = 1.0f;
             product.bias = false;
         }
-        each(Piece{product, std::min(longest, product.inner - begin)}, begin);
+        each(Piece{product, rows, std::min(longest, product.inner - begin)}, begin);
     }
 }
 
 // oneDNN has no fast code that scales a product and then adds what the result held: with its reference code an FP8
 // weight gradient that accumulates took a thousand times as long. Such products are made without scale in FP32 sums of
-// their own, which finish() takes from there.
+// their own, some rows at a time, and finish() takes them from there.
 bool has_own_sums(const OnednnProduct& p) { return p.scaled && (p.kept != 0.0f || longest_piece(p) < p.inner); }
 OnednnProduct own_sums(OnednnProduct p) {
     p.scaled = p.bias = false;
@@ -94,15 +94,29 @@ OnednnProduct own_sums(OnednnProduct p) {
     p.fp32_result = true;
     return p;
 }
+// Rows at a time: 4 MiB of sums, which stay in caches.
+int rows_at_a_time(const OnednnProduct& p) {
+    constexpr int kSums = 1 << 20;
+    return has_own_sums(p) ? std::min(p.rows, std::max(16, kSums / p.columns / 16 * 16)) : p.rows;
+}
 size_t own_sums_bytes(const OnednnProduct& p) {
-    return has_own_sums(p) ? (static_cast<size_t>(p.rows) * p.columns * sizeof(float) + 63) / 64 * 64 : 0;
+    if (!has_own_sums(p)) return 0;
+    return (static_cast<size_t>(rows_at_a_time(p)) * p.columns * sizeof(float) + 63) / 64 * 64;
 }
 
-// result = scale * sums + bias + kept * result.
+// Calls each(piece) for every kind of piece of the product.
+template <class Each>
+void for_each_kind(const OnednnProduct& p, const Each& each) {
+    const int rows = rows_at_a_time(p), last_rows = p.rows % rows;
+    for (const int n : {rows, last_rows})
+        if (n > 0) for_each_piece(has_own_sums(p) ? own_sums(p) : p, n, [&](const Piece& piece, int) { each(piece); });
+}
+
+// result = scale * sums + bias + kept * result, in `rows` rows.
 template <class Result, class Bias>
-void finish(const OnednnProduct& p, Result* result, const float* sums, const Bias* bias, float scale) {
+void finish(const OnednnProduct& p, int rows, Result* result, const float* sums, const Bias* bias, float scale) {
 #pragma omp parallel for
-    for (int r = 0; r < p.rows; r++) {
+    for (int r = 0; r < rows; r++) {
         const size_t row = static_cast<size_t>(r) * p.columns;
         for (int c = 0; c < p.columns; c++) {
             float x = scale * sums[row + c];
@@ -152,16 +166,19 @@ struct OnednnProducts::Primitives {
         reserve(sums + how.scratchpad_desc().get_size());
         return entries.emplace(piece, std::move(e)).first->second;
     }
-    // The pieces of a product. The primitives' scratchpad begins `sums` bytes into the workspace.
-    void run(const OnednnProduct& p, size_t sums, void* result, const void* first, const void* second,
-             const void* bias) {
+    // The pieces of some of a product's rows, from first_row on. The primitives' scratchpad begins `sums` bytes into
+    // the workspace.
+    void run(const OnednnProduct& p, int first_row, int rows, size_t sums, void* result, const void* first,
+             const void* second, const void* bias) {
         const size_t bytes = p.fp32 ? sizeof(float) : sizeof(bf16);
+        const char* const own = static_cast<const char*>(first) +
+                                static_cast<size_t>(first_row) * (p.transpose_first ? 1 : p.inner) * bytes;
         // A piece of an operand is a range of its columns, or of its rows if it is transposed.
-        for_each_piece(p, [&](const Piece& piece, int begin) {
+        for_each_piece(p, rows, [&](const Piece& piece, int begin) {
             const size_t of_first = static_cast<size_t>(begin) * (p.transpose_first ? p.rows : 1);
             const size_t of_second = static_cast<size_t>(begin) * (p.transpose_second ? 1 : p.columns);
-            run(piece, sums, result, static_cast<const char*>(first) + of_first * bytes,
-                static_cast<const char*>(second) + of_second * bytes, bias);
+            run(piece, sums, result, own + of_first * bytes, static_cast<const char*>(second) + of_second * bytes,
+                bias);
         });
     }
     void run(const Piece& piece, size_t sums, void* result, const void* first, const void* second, const void* bias) {
@@ -206,7 +223,7 @@ std::string OnednnProducts::version() {
 size_t OnednnProducts::workspace_bytes(const OnednnProduct& product) {
     size_t bytes = 0;
     std::optional<Piece> last;
-    for_each_piece(has_own_sums(product) ? own_sums(product) : product, [&](const Piece& piece, int) {
+    for_each_kind(product, [&](const Piece& piece) {
         if (piece == last) return;  // a long sum has many equal pieces
         last = piece;
         bytes = std::max(bytes, (describe(piece).scratchpad_desc().get_size() + 63) / 64 * 64);
@@ -216,7 +233,7 @@ size_t OnednnProducts::workspace_bytes(const OnednnProduct& product) {
 
 std::string OnednnProducts::implementation(const OnednnProduct& product) {
     std::string names;
-    for_each_piece(has_own_sums(product) ? own_sums(product) : product, [&](const Piece& piece, int) {
+    for_each_kind(product, [&](const Piece& piece) {
         const std::string name = describe(piece).impl_info_str();
         if (names.find(name) == names.npos) names += (names.empty() ? "" : ", ") + name;
     });
@@ -235,19 +252,23 @@ void OnednnProducts::multiply(const OnednnProduct& p, void* result, const void* 
     if (!primitives_) primitives_ = std::make_unique<Primitives>();
     primitives_->scale = scale;
     if (!has_own_sums(p)) {
-        primitives_->run(p, 0, result, first, second, bias);
+        primitives_->run(p, 0, p.rows, 0, result, first, second, bias);
         return;
     }
     const size_t bytes = own_sums_bytes(p);
     primitives_->reserve(workspace_bytes(p));
     float* const sums = reinterpret_cast<float*>(primitives_->workspace.data());
-    primitives_->run(own_sums(p), bytes, sums, first, second, nullptr);
-    if (p.fp32)
-        finish(p, static_cast<float*>(result), sums, static_cast<const float*>(bias), scale);
-    else if (p.fp32_result)
-        finish(p, static_cast<float*>(result), sums, static_cast<const bf16*>(bias), scale);
-    else
-        finish(p, static_cast<bf16*>(result), sums, static_cast<const bf16*>(bias), scale);
+    for (int row = 0; row < p.rows; row += rows_at_a_time(p)) {
+        const int rows = std::min(rows_at_a_time(p), p.rows - row);
+        primitives_->run(own_sums(p), row, rows, bytes, sums, first, second, nullptr);
+        const size_t at = static_cast<size_t>(row) * p.columns;
+        if (p.fp32)
+            finish(p, rows, static_cast<float*>(result) + at, sums, static_cast<const float*>(bias), scale);
+        else if (p.fp32_result)
+            finish(p, rows, static_cast<float*>(result) + at, sums, static_cast<const bf16*>(bias), scale);
+        else
+            finish(p, rows, static_cast<bf16*>(result) + at, sums, static_cast<const bf16*>(bias), scale);
+    }
 }
 
 #else
