@@ -128,6 +128,11 @@ class Dry(unittest.TestCase):
         report = self.parts[4]["comparisons"]["1337"]
         self.assertEqual(report["code"], 0, report)
         self.assertIn("gap, last validation", report["text"])
+        for run in ("bf16", "delayed"):
+            item = self.parts[4]["items"][f"{run} 1337"]
+            self.assertEqual(set(item["val_loss_of_weights"]), {"bf16", run})
+            for loss in item["val_loss_of_weights"].values():
+                self.assertAlmostEqual(loss, float(item["val_loss"]), places=1)
 
     def test_speed(self):
         items = self.parts[5]["items"]
@@ -319,7 +324,7 @@ class Pieces(unittest.TestCase):
         self.assertIsNone(packed_session.shard("train"))
 
     def test_bad_flags(self):
-        for flags in (["--parts", "8"], ["--parts", "x"]):
+        for flags in (["--parts", "9"], ["--parts", "x"]):
             with contextlib.redirect_stderr(io.StringIO()), self.assertRaises(SystemExit):
                 session.parse(["--pack", "p", *flags])
 
