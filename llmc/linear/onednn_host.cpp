@@ -147,7 +147,7 @@ struct OnednnProducts::Primitives {
     float scale = 1.0f;
 
     void reserve(size_t bytes) { workspace.resize(std::max(workspace.size(), (bytes + 63) / 64)); }
-    Entry& entry(const Piece& piece, size_t sums) {
+    Entry& entry(const Piece& piece) {
         if (const auto at = entries.find(piece); at != entries.end()) return at->second;
         const dnnl::matmul::primitive_desc how = describe(piece);
         const OnednnProduct& p = piece.product;
@@ -163,11 +163,10 @@ struct OnednnProducts::Primitives {
         add(DNNL_ARG_SCRATCHPAD, how.scratchpad_desc());  // empty if oneDNN has its own
         if (p.scaled) add(scale, row(1, Type::f32));
         if (p.bias) add(bias, row(p.columns, piece.operands()));
-        reserve(sums + how.scratchpad_desc().get_size());
         return entries.emplace(piece, std::move(e)).first->second;
     }
-    // The pieces of some of a product's rows, from first_row on. The primitives' scratchpad begins `sums` bytes into
-    // the workspace.
+    // Runs the pieces of some of a product's rows, from first_row on. If `result` is nullptr, the sums go to the
+    // beginning of the workspace. The primitives' scratchpad begins `sums` bytes into it.
     void run(const OnednnProduct& p, int first_row, int rows, size_t sums, void* result, const void* first,
              const void* second, const void* bias) {
         const size_t bytes = p.fp32 ? sizeof(float) : sizeof(bf16);
@@ -182,14 +181,15 @@ struct OnednnProducts::Primitives {
         });
     }
     void run(const Piece& piece, size_t sums, void* result, const void* first, const void* second, const void* bias) {
-        Entry& e = entry(piece, sums);
+        Entry& e = entry(piece);
         const OnednnProduct& p = piece.product;
+        reserve(sums + e.arguments[DNNL_ARG_SCRATCHPAD].get_desc().get_size());
         const auto set = [&](int name, const void* data) {
             e.arguments[name].set_data_handle(const_cast<void*>(data));
         };
         set(DNNL_ARG_SRC, first);
         set(DNNL_ARG_WEIGHTS, second);
-        set(DNNL_ARG_DST, result);
+        set(DNNL_ARG_DST, result ? result : workspace.data());
         set(DNNL_ARG_SCRATCHPAD, workspace.data() + sums / sizeof(Line));
         if (p.scaled) set(e.scale, &scale);
         if (p.bias) set(e.bias, bias);
@@ -255,12 +255,10 @@ void OnednnProducts::multiply(const OnednnProduct& p, void* result, const void* 
         primitives_->run(p, 0, p.rows, 0, result, first, second, bias);
         return;
     }
-    const size_t bytes = own_sums_bytes(p);
-    primitives_->reserve(workspace_bytes(p));
-    float* const sums = reinterpret_cast<float*>(primitives_->workspace.data());
     for (int row = 0; row < p.rows; row += rows_at_a_time(p)) {
         const int rows = std::min(rows_at_a_time(p), p.rows - row);
-        primitives_->run(own_sums(p), row, rows, bytes, sums, first, second, nullptr);
+        primitives_->run(own_sums(p), row, rows, own_sums_bytes(p), nullptr, first, second, nullptr);
+        const float* const sums = reinterpret_cast<const float*>(primitives_->workspace.data());
         const size_t at = static_cast<size_t>(row) * p.columns;
         if (p.fp32)
             finish(p, rows, static_cast<float*>(result) + at, sums, static_cast<const float*>(bias), scale);
