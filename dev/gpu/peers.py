@@ -1,27 +1,21 @@
-"""Part 8: tokens per second of PyTorch and of llm.c on the same card, next to part 5's. PyTorch trains in BF16 by autocast,
-eagerly and compiled, with its own flash attention, fused AdamW and a vocabulary padded to 50304. llm.c takes part if its
-program lies in the pack as peers/train_gpt2cu (or peers/train_gpt2cu_cudnn).
+"""Part 8: tokens per second of PyTorch and of llm.c on the same card, next to part 5's. PyTorch trains in BF16 by
+autocast, eagerly and compiled, with its own flash attention, fused AdamW and a vocabulary padded to 50304. llm.c is
+measured if its program is in the pack, as peers/train_gpt2cu_cudnn or peers/train_gpt2cu (without cuDNN).
 """
 
 import json
 import os
 import re
-import statistics
 import subprocess
 import sys
 
+from kernel_families import SEQ, SHAPES
 from tools import ROOT, Part, loader_environment
-from training import SIZES
+from training import SIZES, rate
 
-SEQ, VOCAB, STEPS = 1024, 50304, 15
-SHAPES = {"124M": (12, 12, 768), "355M": (24, 16, 1024), "774M": (36, 20, 1280), "1558M": (48, 25, 1600)}
+VOCAB, STEPS, HEAD_DIM = 50304, 15, 64
 # The batch of part 5 does not fit into 80 GB here.
 SMALLER_BATCH = {"1558M": 8}
-
-
-def rate(batch, ms):
-    middle = statistics.median(ms[len(ms) // 3:])
-    return {"batch": batch, "ms": middle, "tokens_per_s": round(batch * SEQ / middle * 1e3), "ms_of_steps": ms}
 
 
 def torch_program(size, compiled, batch):
@@ -30,7 +24,9 @@ def torch_program(size, compiled, batch):
     import torch
     from bench_peers import torch_gpt2, torch_steps
     torch.set_float32_matmul_precision("high")
-    print(json.dumps(torch_steps(torch_gpt2(*SHAPES[size], VOCAB, SEQ), VOCAB, batch, SEQ, STEPS, "bf16", "cuda", compiled)))
+    layers, channels = SHAPES[size]
+    model = torch_gpt2(layers, channels // HEAD_DIM, channels, VOCAB, SEQ)
+    print(json.dumps(torch_steps(model, VOCAB, batch, SEQ, STEPS, "bf16", "cuda", compiled)))
 
 
 def measure_torch(session, size, how):
@@ -39,9 +35,9 @@ def measure_torch(session, size, how):
     lines = [line for line in done.output.splitlines() if line.startswith("[")]
     if done.code != 0 or not lines:
         return {"done": False, "code": done.code, "output": done.tail()}
-    version = subprocess.run(["python3", "-c", "import torch; print(torch.__version__)"], capture_output=True, text=True,
-                             check=False).stdout.strip()
-    return {"version": version, **rate(batch, json.loads(lines[-1]))}
+    version = subprocess.run(["python3", "-c", "import torch; print(torch.__version__)"], capture_output=True,
+                             text=True, check=False).stdout.strip()
+    return {"version": version, **rate(batch, json.loads(lines[-1]), batch * SEQ)}
 
 
 def measure_llm_c(session, size, program):
@@ -51,16 +47,16 @@ def measure_llm_c(session, size, program):
     train = session.shard("train")
     env, _ = loader_environment([program], session.programs)
     done = session.run([program, "-i", train, "-j", train, "-e", model, "-b", batch, "-t", SEQ, "-d", batch * SEQ,
-                        "-x", STEPS, "-v", 10000, "-m", 1, "-s", 0, "-h", 0, "-l", 6e-4, "-q", 0.0, "-u", 60, "-n", 0, "-y", 0],
-                       120, env, os.path.basename(program) + "_" + size)
+                        "-x", STEPS, "-v", 10000, "-m", 1, "-s", 0, "-h", 0, "-l", 6e-4, "-q", 0.0, "-u", 60, "-n", 0,
+                        "-y", 0], 120, env, os.path.basename(program) + "_" + size)
     ms = [float(value) for value in re.findall(r"\| ([\d.]+) ms \|", done.output)]
-    return rate(batch, ms) if len(ms) == STEPS else {"done": False, "code": done.code, "output": done.tail()}
+    return rate(batch, ms, batch * SEQ) if len(ms) == STEPS else {"done": False, "code": done.code, "output": done.tail()}
 
 
 def part8(session):
     part = Part(session, 8, "peers")
     if session.dry:  # neither PyTorch nor llm.c is needed to test the session, so test only the arithmetic
-        part.item("arithmetic", lambda: rate(2, [9.0, 4.0, 4.0]))
+        part.item("arithmetic", lambda: rate(2, [9.0, 4.0, 4.0], 2 * SEQ))
     for size in () if session.dry else ("124M", "1558M"):
         for name in ("train_gpt2cu_cudnn", "train_gpt2cu"):
             program = os.path.join(session.pack, "peers", name)

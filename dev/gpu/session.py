@@ -6,9 +6,9 @@
 
 Parts: 0 the machine, 1 matmuls and ceilings, 2 tests and compute-sanitizer, 3 the host device compared with the GPU, 4
 GPT-2 124M in BF16 and FP8, 5 tokens per second, 6 time by family of kernels, 7 two ranks that share the GPU, 8 PyTorch
-and llm.c on the same card. Each part writes OUT/part*.json, which is complete after every item; finished items are not measured again. At the end everything
-is in OUT/results.tar.gz: put it into the pack, and a session on another machine of the same kind continues from it. See
-dev/gpu/README.md.
+and llm.c on the same card. Each part writes OUT/part*.json, which is complete after every item; finished items are not
+measured again. At the end everything is in OUT/results.tar.gz: put it into the pack, and a session on another machine
+of the same kind continues from it. See dev/gpu/README.md.
 
 --dry runs every part on the host device in tiny sizes: a test of this script, in seconds.
 """
@@ -211,7 +211,8 @@ def parse(argv):
 
 def main(argv=None):
     args = parse(argv)
-    session = Session(args.pack, args.data or os.path.join(args.pack, "data"), args.out, args.dry, args.minutes, args.jobs)
+    data = args.data or os.path.join(args.pack, "data")
+    session = Session(args.pack, data, args.out, args.dry, args.minutes, args.jobs)
     if not args.dry and not session.gpu:
         print("no GPU answers nvidia-smi; --dry runs everything on the host device", file=sys.stderr)
         return 5

@@ -64,7 +64,7 @@ def measure_run(session, name, seed):
     of_weights = {}
     if os.path.exists(weights):
         for precision, precision_flags in {"bf16": PRECISIONS["bf16"], name: PRECISIONS[name]}.items():
-            if "--fp8-grad" not in precision_flags:
+            if not {"--fp8-grad", "--fp8-fast-accum"} & set(precision_flags):  # which only training has
                 of_weights[precision] = loss_of_weights(session, weights, precision_flags, f"{name}_{seed}_{precision}")
         os.remove(weights)
     losses = re.findall(r"val_loss (\S+)", done.output)
@@ -135,6 +135,12 @@ def against_published(items):
     return rows
 
 
+def rate(batch, ms, tokens):
+    """The rate of a run from the milliseconds of its steps, of which the first third warms up."""
+    middle = statistics.median(ms[len(ms) // 3:])
+    return {"batch": batch, "ms": middle, "tokens_per_s": round(tokens / middle * 1e3), "ms_of_steps": ms}
+
+
 def speed_of(session, model, batch, precision, steps, flags):
     shape = ["--layers", 1, "--channels", 128, "--heads", 2, "--context", 64, "--batch", 2, "--seq", 64]
     if not session.dry:
@@ -146,11 +152,9 @@ def speed_of(session, model, batch, precision, steps, flags):
     ms = [float(value) for line in lines if (value := next(iter(re.findall(r"([\d.]+) ms", line)), None))]
     if done.code != 0 or len(ms) < steps:
         return {"done": False, "code": done.code, "output": done.tail()}
-    tokens = 128 if session.dry else batch * 1024
-    middle = statistics.median(ms[len(ms) // 3:])
     memory = re.findall(r"mem (\S+ \S+)", lines[-1])
     mfu = re.findall(r"MFU ([\d.]+)%", lines[-1])
-    return {"batch": batch, "ms": middle, "tokens_per_s": round(tokens / middle * 1e3), "ms_of_steps": ms,
+    return {**rate(batch, ms, 128 if session.dry else batch * 1024),
             "mfu_percent_of_last_step": float(mfu[0]) if mfu else None, "memory": memory[0] if memory else None}
 
 
