@@ -202,13 +202,15 @@ TEST_CASE("virtual_gpu streams: enqueued work still runs after handles are destr
     CHECK(cudaGetLastError() == cudaErrorInvalidResourceHandle);
 }
 
+// The case, in a process of its own, must end with this message.
+static void expect_end(const std::string& message) {
+    const Child child = run_child({});
+    CHECK(child.status != 0);
+    CHECK(child.output.find(message) != std::string::npos);
+}
+
 TEST_CASE("virtual_gpu streams: the use of a destroyed stream ends the program") {
-    if (!is_child()) {
-        const Child child = run_child({});
-        CHECK(child.status != 0);
-        CHECK(child.output.find("a stream is used that does not exist or was destroyed") != std::string::npos);
-        return;
-    }
+    if (!is_child()) return expect_end("a stream is used that does not exist or was destroyed");
     cudaStream_t stream = nullptr;
     REQUIRE(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
     CHECK(cudaStreamDestroy(stream) == cudaSuccess);
@@ -216,12 +218,7 @@ TEST_CASE("virtual_gpu streams: the use of a destroyed stream ends the program")
 }
 
 TEST_CASE("virtual_gpu streams: the use of a destroyed event ends the program") {
-    if (!is_child()) {
-        const Child child = run_child({});
-        CHECK(child.status != 0);
-        CHECK(child.output.find("an event is used that does not exist or was destroyed") != std::string::npos);
-        return;
-    }
+    if (!is_child()) return expect_end("an event is used that does not exist or was destroyed");
     cudaEvent_t event = nullptr;
     REQUIRE(cudaEventCreateWithFlags(&event, cudaEventDisableTiming) == cudaSuccess);
     CHECK(cudaEventDestroy(event) == cudaSuccess);

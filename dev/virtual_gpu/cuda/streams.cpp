@@ -29,8 +29,8 @@ bool is_event(cudaEvent_t event) {
 
 DeviceThread& thread() { return DeviceThread::get(); }
 
-// CUDA leaves it undefined what a call does with a handle that was destroyed. The driver reads freed memory: a program
-// of ours crashed in cudaStreamSynchronize() on an H100. So the program ends here, where an error could be ignored.
+// CUDA leaves it undefined what a call does with a destroyed handle. On an H100, train_gpt crashed in
+// cudaStreamSynchronize() when it used one. An error code could be ignored, so the program ends here.
 [[noreturn]] void refuse_destroyed(const char* what) {
     report("%s is used that does not exist or was destroyed, which CUDA leaves undefined", what);
     std::abort();

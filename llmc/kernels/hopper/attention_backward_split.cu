@@ -30,14 +30,14 @@ struct SplitTiles {
     static constexpr int panels = HD / 64;
     static constexpr int columns = own == Own::keys ? 64 : 128;  // of a tile of scores: rows of the other side
     static constexpr int stages = HD == 128 ? 2 : own == Own::keys ? 4 : 3;
-    static constexpr int row_stages = HD == 64 ? 2 : 1;         // of the block's own rows
+    static constexpr int row_stages = HD == 64 ? 2 : 1;         // buffers for the block's own rows
     static constexpr int gradients = own == Own::keys ? 2 : 1;  // dK and dV, or dQ
     // Arrivals when a stage is full: the tiles, and lse and delta of columns from each lane of a warp.
     static constexpr int stage_arrivals = 1 + (own == Own::keys ? 32 : 0);
 };
 
-// Shared memory of the kernels that own keys and queries: 167 and 179 KB for HD 64, 198 and 227 KB for HD 128. Tile 0
-// of a side is its operand of S (queries or keys), tile 1 its operand of dP (dout or values).
+// Shared memory of the kernels that own keys and queries: 167 and 179 KB for HD 64, 198 and 227 KB for HD 128. Of
+// either side, tile 0 is an operand of S (queries or keys), and tile 1 an operand of dP (dout or values).
 template <Own own, int HD>
 struct SplitShared {
     using Tiles = SplitTiles<own, HD>;
