@@ -34,16 +34,23 @@ def runs_in_order():
     return first + [(name, seed) for seed in SEEDS[1:] for name in ("bf16", "delayed")] + [("mxfp8", SEEDS[0])]
 
 
+def model_flags(session):
+    if session.dry:
+        return ["--layers", 1, "--channels", 128, "--heads", 2, "--context", 64, "--seq", 64]
+    return ["-e", "d12", "-t", 1024]
+
+
 def flags_of_a_run(session, name, seed):
     train, val = session.shard("train"), session.shard("val")
     if not train or not val:
         raise SystemExit(f"{session.data}: no *train*.bin and *val*.bin there (nor .bin.xz)")
-    common = ["--train", train, "--val", val, "--seed", seed, *PRECISIONS[name], "--val-batches", -1]
+    common = ["--train", train, "--val", val, "--seed", seed, *model_flags(session), *PRECISIONS[name], "--val-batches",
+              -1]
     if session.dry:
-        return [*common, "--layers", 1, "--channels", 128, "--heads", 2, "--context", 64, "--batch", 2, "--seq", 64,
-                "--max-steps", 6, "--warmup", 2, "--val-every", 3]
+        return [*common, "--batch", 2, "--max-steps", 6, "--warmup", 2, "--val-every", 3]
     # 65,536 tokens per step in one micro-step, which fits on the card.
-    return [*common, "-e", "d12", "-b", 32 if name == "control" else 64, "-t", 1024, "-d", 65536, "-x", STEPS, "-u", WARMUP, "-l", 6e-4, "-v", 100]
+    return [*common, "-b", 32 if name == "control" else 64, "-d", 65536, "-x", STEPS, "-u", WARMUP, "-l", 6e-4, "-v",
+            100]
 
 
 def loss_of_weights(session, weights, flags, name):
@@ -56,20 +63,44 @@ def loss_of_weights(session, weights, flags, name):
     return read_json(out)["val_loss"] if done.code == 0 else done.tail(300)
 
 
+def gradient_errors(session, weights, kinds, name):
+    """For each kind, the cosine and the gain of its gradient next to that in FP32, of 16 sequences at a run's last
+    weights: of all gradients together, and the tensor with the smallest cosine. A gap between losses is mostly chance
+    where these are near 1.
+    """
+    errors = {}
+    for kind in kinds:
+        out = session.path("gradients.json")
+        done = session.run([session.program("gradients"), "--train", session.shard("train"), *model_flags(session),
+                            "--batch", 2 if session.dry else 16, "--init-from", weights, *PRECISIONS[kind], "--out",
+                            out], 60, log=f"gradients_{name}_{kind}")
+        if done.code != 0:
+            errors[kind] = done.tail(300)
+            continue
+        result = read_json(out)
+        tensor, worst = min(result["gradients"].items(), key=lambda item: item[1]["cosine"] or 0.0)
+        errors[kind] = {**{key: result[key] for key in ("loss", "loss_in_fp32", "cosine", "gain")},
+                        "worst": {"tensor": tensor, "cosine": worst["cosine"], "gain": worst["gain"]}}
+    return errors
+
+
 def measure_run(session, name, seed):
     place = session.path("training", f"{name}_{seed}")
     flags = [*flags_of_a_run(session, name, seed), "--out", place, "--overwrite"]
     done = session.run([session.program("train_gpt"), *flags], session.time_left(), log=f"training_{name}_{seed}")
     weights = os.path.join(place, "model.safetensors")
-    of_weights = {}
+    of_weights, gradients = {}, {}
     if os.path.exists(weights):
         for precision, precision_flags in {"bf16": PRECISIONS["bf16"], name: PRECISIONS[name]}.items():
             if not {"--fp8-grad", "--fp8-fast-accum"} & set(precision_flags):  # which only training has
                 of_weights[precision] = loss_of_weights(session, weights, precision_flags, f"{name}_{seed}_{precision}")
+        kinds = [kind for kind in PRECISIONS if kind not in ("control", "mxfp8")] if name == "bf16" else [name]
+        gradients = gradient_errors(session, weights, kinds, f"{name}_{seed}")
         os.remove(weights)
     losses = re.findall(r"val_loss (\S+)", done.output)
     return {"done": done.code == 0, "code": done.code, "run": os.path.relpath(place, session.out),
-            "val_loss": losses[-1] if losses else None, "val_loss_of_weights": of_weights, **({} if done.code == 0 else {"output": done.tail()})}
+            "val_loss": losses[-1] if losses else None, "val_loss_of_weights": of_weights,
+            "gradient_errors": gradients, **({} if done.code == 0 else {"output": done.tail()})}
 
 
 def compare(session, items):

@@ -133,6 +133,12 @@ class Dry(unittest.TestCase):
             self.assertEqual(set(item["val_loss_of_weights"]), {"bf16", run})
             for loss in item["val_loss_of_weights"].values():
                 self.assertAlmostEqual(loss, float(item["val_loss"]), places=1)
+        errors = self.parts[4]["items"]["bf16 1337"]["gradient_errors"]
+        self.assertLess(abs(errors["bf16"]["loss"] / errors["bf16"]["loss_in_fp32"] - 1), 1e-3)
+        # BF16 has a relative rounding error of at most 2^-9, E4M3 of 2^-4, E5M2 of 2^-3.
+        angles = [1 - errors[kind]["cosine"] for kind in ("bf16", "grad-bf16", "delayed")]
+        self.assertEqual(angles, sorted(angles))
+        self.assertLess(angles[-1], 0.01)
 
     def test_speed(self):
         items = self.parts[5]["items"]
