@@ -82,7 +82,7 @@ KernelUse::KernelUse(const TrainerConfig& config, Precision precision, int ranks
     bf16 = precision != Precision::fp32;
     fp8 = config.fp8.has_value();
     scaling = config.fp8_scaling();
-    e4m3_gradients = fp8 && config.fp8->e4m3_gradients;
+    e4m3_gradients = fp8 && config.fp8->grad == Fp8Grad::e4m3;
     current_scaling = fp8 && config.fp8->recipe == Fp8Recipe::current;
     smooth = fp8 && config.fp8->smooth;
     probe = fp8 && config.fp8->probe;

@@ -120,7 +120,7 @@ void compare_scale(Trial& trial, const std::string& name, const Fp8State& state,
 std::string check_scales(bool e4m3_gradients, stream_t stream) {
     Fp8Config config;
     config.history = kHistory;
-    config.e4m3_gradients = e4m3_gradients;
+    config.grad = e4m3_gradients ? Fp8Grad::e4m3 : Fp8Grad::e5m2;
     std::vector<Fp8State> before(kTensors);
     std::vector<float> windows(kTensors * kHistory);
     for (int i = 0; i < kTensors; i++) {

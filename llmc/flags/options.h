@@ -43,11 +43,6 @@ struct Parsed {
 };
 
 // Choices that only options have. Those of a Trainer are in train/words.h.
-enum class Fp8Grad { e5m2, e4m3, bf16 };
-template <>
-inline constexpr Word<Fp8Grad> kWords<Fp8Grad>[] = {
-    {"e5m2", Fp8Grad::e5m2}, {"e4m3", Fp8Grad::e4m3}, {"bf16", Fp8Grad::bf16}};
-
 enum class MuonSteps : char { k = 'k', p = 'p', q = 'q', s = 's' };  // see newton_schulz_steps()
 template <>
 inline constexpr Word<MuonSteps> kWords<MuonSteps>[] = {

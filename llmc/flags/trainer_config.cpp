@@ -12,8 +12,7 @@ Fp8Config fp8_config(const Options& o) {
     config.margin = o.fp8_margin;
     config.algorithm = o.fp8_amax_algo;
     config.pow2_scales = o.fp8_pow2_scales;
-    config.e4m3_gradients = o.fp8_grad == Fp8Grad::e4m3;
-    config.bf16_gradients = o.fp8_grad == Fp8Grad::bf16;
+    config.grad = o.fp8_grad;
     config.smooth = o.fp8_smooth;
     config.fallback = o.fp8_fallback.value;
     config.until = o.fp8_until.value.step(o.max_steps);

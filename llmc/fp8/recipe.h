@@ -24,11 +24,24 @@ inline constexpr Word<Fp8Recipe> kWords<Fp8Recipe>[] = {{"delayed", Fp8Recipe::d
                                                         {"mxfp8", Fp8Recipe::mxfp8}};
 Fp8Scaling scaling_of(Fp8Recipe recipe);
 
+// The format of output gradients.
+enum class Fp8Grad {
+    e5m2,
+    e4m3,
+    bf16,  // they are not cast: dgrad and wgrad are products of BF16 operands
+};
+template <>
+inline constexpr Word<Fp8Grad> kWords<Fp8Grad>[] = {
+    {"e5m2", Fp8Grad::e5m2}, {"e4m3", Fp8Grad::e4m3}, {"bf16", Fp8Grad::bf16}};
+
 enum class AmaxAlgorithm {
     max,          // the largest in the window
     most_recent,  // the last step's
     ema,          // max(exponential moving average, last step's)
 };
+template <>
+inline constexpr Word<AmaxAlgorithm> kWords<AmaxAlgorithm>[] = {
+    {"max", AmaxAlgorithm::max}, {"most_recent", AmaxAlgorithm::most_recent}, {"ema", AmaxAlgorithm::ema}};
 
 // When a layer leaves FP8: after `steps` optimizer steps in a row in which more than these fractions of a tensor's
 // elements saturated or underflowed.
@@ -56,10 +69,9 @@ struct Fp8Config {
     int history = 16;  // optimizer steps in the window, at most kMaxAmaxHistory
     int margin = 0;    // scale = largest value / (2^margin * amax)
     AmaxAlgorithm algorithm = AmaxAlgorithm::max;
-    bool pow2_scales = false;     // round scales down to powers of two
-    bool e4m3_gradients = false;  // E4M3 instead of E5M2 for output gradients; blocks always are
-    bool smooth = false;          // a factor for each channel of some layers' inputs (laboratory.h)
-    bool bf16_gradients = false;  // gradients are not cast: dgrad and wgrad are products of BF16 operands
+    bool pow2_scales = false;      // round scales down to powers of two
+    Fp8Grad grad = Fp8Grad::e5m2;  // block scales have e4m3 instead of e5m2
+    bool smooth = false;           // a factor for each channel of some layers' inputs (laboratory.h)
     Fp8FallbackRule fallback;
     int64_t until = Fp8Until::kNever;  // all layers leave FP8 after this step
     bool probe = false;                // some micro-steps make their products in BF16 as well (laboratory.h)

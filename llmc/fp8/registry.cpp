@@ -10,9 +10,9 @@ namespace {
 // Block scales come from the block itself, so flags about histories and formats do not apply. The tensor's own scale is
 // then that of its largest block, for the log.
 Fp8Config resolved(Fp8Config config) {
-    if (config.bf16_gradients && config.smooth)
+    if (config.grad == Fp8Grad::bf16 && config.smooth)
         throw Error(ExitCode::bad_flags, "--fp8-smooth needs --fp8-grad e5m2 or e4m3");
-    if (config.bf16_gradients && config.recipe == Fp8Recipe::block)
+    if (config.grad == Fp8Grad::bf16 && config.recipe == Fp8Recipe::block)
         throw Error(ExitCode::bad_flags, "--fp8-grad bf16 needs --fp8-recipe delayed, current or mxfp8");
     if (scaling_of(config.recipe) == Fp8Scaling::tensor) return config;
     if (config.fallback.steps > 0)
@@ -23,7 +23,8 @@ Fp8Config resolved(Fp8Config config) {
         throw Error(ExitCode::bad_flags,
                     "--fp8-smooth needs --fp8-recipe delayed or current: with block scales, an outlier affects only "
                     "its own block");
-    config.e4m3_gradients = config.pow2_scales = true;
+    if (config.grad == Fp8Grad::e5m2) config.grad = Fp8Grad::e4m3;
+    config.pow2_scales = true;
     config.algorithm = AmaxAlgorithm::most_recent;
     config.history = 1;
     config.margin = 0;
@@ -178,13 +179,9 @@ void Fp8Registry::put_back(const Fp8State* copy, stream_t stream) {
 // ---- checkpoints ----------------------------------------------------------------------------------------------------
 
 std::string Fp8Registry::rule() const {
-    const char* const algorithms[] = {"max", "most_recent", "ema"};
-    return fmt::format("{} {} margin {}{}{} history {} dout {}", word_of(config_.recipe),
-                       algorithms[static_cast<size_t>(config_.algorithm)], config_.margin,
-                       config_.pow2_scales ? " pow2" : "", config_.smooth ? " smooth" : "", config_.history,
-                       config_.bf16_gradients   ? "bf16"
-                       : config_.e4m3_gradients ? "e4m3"
-                                                : "e5m2");
+    return fmt::format("{} {} margin {}{}{} history {} dout {}", word_of(config_.recipe), word_of(config_.algorithm),
+                       config_.margin, config_.pow2_scales ? " pow2" : "", config_.smooth ? " smooth" : "",
+                       config_.history, word_of(config_.grad));
 }
 
 Fp8Saved Fp8Registry::read_state(stream_t stream) const {

@@ -22,7 +22,7 @@ struct ScaleRule {
 };
 
 ScaleRule scale_rule(const Fp8Config& config) {
-    return {config.e4m3_gradients ? kE4M3Max : kE5M2Max, std::exp2(static_cast<float>(config.margin)),
+    return {config.grad == Fp8Grad::e5m2 ? kE5M2Max : kE4M3Max, std::exp2(static_cast<float>(config.margin)),
             config.pow2_scales, config.algorithm, config.history};
 }
 

@@ -259,7 +259,7 @@ void LinearLayers<Real>::finish_planning() {
 // Throws if the recipe does not support this model or sharding.
 template <class Real>
 void LinearLayers<Real>::check_recipe() const {
-    if (fp8_->config().bf16_gradients && !weights_.layout().keeps_whole_weights())
+    if (fp8_->config().grad == Fp8Grad::bf16 && !weights_.layout().keeps_whole_weights())
         throw Error(ExitCode::bad_flags,
                     "--fp8-grad bf16 needs whole weights on every rank, which --zero 3 does not keep; use --zero 2");
     if (!block_scales()) return;
@@ -339,7 +339,7 @@ std::map<Product, std::set<std::string>> LinearLayers<Real>::products(int N) con
     };
     for (const Linear<Real>* layer : layers_) {
         if (layer->is_fp8()) {
-            const OperandType fp8 = fp8_->config().e4m3_gradients ? OperandType::e4m3 : OperandType::e5m2_e4m3;
+            const OperandType fp8 = fp8_->config().grad == Fp8Grad::e5m2 ? OperandType::e5m2_e4m3 : OperandType::e4m3;
             add(*layer, OperandType::e4m3, layer->backward_is_fp8() ? fp8 : operand_type<Real>, fp8_->scaling());
         }
         if (!layer->is_fp8() || fp8_->layers_may_leave() || fp8_->config().probe)

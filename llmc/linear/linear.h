@@ -130,7 +130,7 @@ public:
     int rows() const { return rows_; }
     bool is_fp8() const { return is_fp8_; }
     // False with --fp8-grad bf16: forward multiplies codes, dgrad and wgrad the values and the weight's working copy.
-    bool backward_is_fp8() const { return is_fp8_ && !layers_.fp8_->config().bf16_gradients; }
+    bool backward_is_fp8() const { return is_fp8_ && layers_.fp8_->config().grad != Fp8Grad::bf16; }
     const LinearSetup& setup() const { return setup_; }
     int fp8_number() const { return tensors_; }  // in Fp8Registry; -1 if the layer never was in FP8
     const ParameterTable::Place& weight_place() const { return weight_; }
@@ -285,10 +285,10 @@ private:
             return Quantized<F8>{reinterpret_cast<F8*>(d.row), reinterpret_cast<F8*>(d.transposed), state, d.row_scales,
                                  d.transposed_scales};
         };
-        if (layers_.fp8_->config().e4m3_gradients)
-            f(codes(e4m3{}));
-        else
+        if (layers_.fp8_->config().grad == Fp8Grad::e5m2)
             f(codes(e5m2{}));
+        else
+            f(codes(e4m3{}));
     }
 
     LinearLayers<Real>& layers_;

@@ -230,7 +230,7 @@ StepTime step_time(const PlannedRun& run, Precision precision, int slices) {
     const Fp8Layers fp8(precision == Precision::fp8 ? config.fp8_layers : Fp8LayerTerms{}, model.layers, linear);
     const bool fp8_head = fp8.is_fp8(kHeadLayer);
     const double fp8_share = (fp8.count() - fp8_head) / (L * static_cast<double>(linear.size()));
-    const bool fp8_backward = !config.fp8 || !config.fp8->bf16_gradients;
+    const bool fp8_backward = !config.fp8 || config.fp8->grad != Fp8Grad::bf16;
     const double cast_share = fp8_backward ? fp8_share : 0;  // share of layers whose operands only exist in FP8
     const double added = (micro_steps - 1) / micro_steps;
 

@@ -59,10 +59,6 @@ inline constexpr Word<AverageKind> kWords<AverageKind>[] = {
     {"off", AverageKind::none}, {"ema", AverageKind::ema}, {"last", AverageKind::last}};
 
 template <>
-inline constexpr Word<AmaxAlgorithm> kWords<AmaxAlgorithm>[] = {
-    {"max", AmaxAlgorithm::max}, {"most_recent", AmaxAlgorithm::most_recent}, {"ema", AmaxAlgorithm::ema}};
-
-template <>
 inline constexpr Word<FastAccumulation> kWords<FastAccumulation>[] = {
     {"forward", FastAccumulation::forward}, {"none", FastAccumulation::none}, {"all", FastAccumulation::all}};
 

@@ -68,10 +68,9 @@ TEST_CASE("trainer config: words become what they say") {
     CHECK(with("fp8-recipe", "current").fp8->recipe == Fp8Recipe::current);
     CHECK(with("fp8-recipe", "block").fp8->recipe == Fp8Recipe::block);
     CHECK(with("fp8-recipe", "mxfp8").fp8->recipe == Fp8Recipe::mxfp8);
-    CHECK(!with("fp8-grad", "e5m2").fp8->e4m3_gradients);
-    CHECK(with("fp8-grad", "e4m3").fp8->e4m3_gradients);
-    CHECK(with("fp8-grad", "bf16").fp8->bf16_gradients);
-    CHECK(!with("fp8-grad", "e4m3").fp8->bf16_gradients);
+    CHECK(with("fp8-grad", "e5m2").fp8->grad == Fp8Grad::e5m2);
+    CHECK(with("fp8-grad", "e4m3").fp8->grad == Fp8Grad::e4m3);
+    CHECK(with("fp8-grad", "bf16").fp8->grad == Fp8Grad::bf16);
     CHECK(with("fp8-amax-algo", "max").fp8->algorithm == AmaxAlgorithm::max);
     CHECK(with("fp8-amax-algo", "most_recent").fp8->algorithm == AmaxAlgorithm::most_recent);
     CHECK(with("fp8-amax-algo", "ema").fp8->algorithm == AmaxAlgorithm::ema);

@@ -41,7 +41,7 @@ TEST_CASE("fp8 registry: scales for blocks fix what does not apply to them, and 
     const Fp8Registry blocks(config, Comm::self());
     CHECK(blocks.config().history == 1);
     CHECK(blocks.config().margin == 0);
-    CHECK(blocks.config().e4m3_gradients);
+    CHECK(blocks.config().grad == Fp8Grad::e4m3);
     CHECK(!blocks.uses_history());
     config.fallback = {0.5f, 0.5f, 2};
     CHECK_THROWS_AS(Fp8Registry(config, Comm::self()), Error);

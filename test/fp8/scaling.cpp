@@ -29,7 +29,7 @@ struct Simulated {
     explicit Simulated(int index) : role(static_cast<Fp8Role>(index % 3)) { state.scale = state.scale_inv = 1.0f; }
 
     void set_scale(double amax, const Fp8Config& config) {
-        const double largest = role == Fp8Role::dout && !config.e4m3_gradients ? 57344.0 : 448.0;
+        const double largest = role == Fp8Role::dout && config.grad == Fp8Grad::e5m2 ? 57344.0 : 448.0;
         double scale = std::clamp(largest / std::ldexp(amax, config.margin), static_cast<double>(FLT_MIN),
                                   static_cast<double>(FLT_MAX));
         if (config.pow2_scales)
@@ -132,7 +132,7 @@ std::vector<Fp8Config> configurations() {
             c.history = history;
             c.margin = history % 3;
             c.pow2_scales = history == 2 || history == 16;
-            c.e4m3_gradients = history == 5;
+            if (history == 5) c.grad = Fp8Grad::e4m3;
             result.push_back(c);
         }
     return result;
@@ -176,7 +176,7 @@ TEST_CASE("scales: formats, margin, powers of two, and the ends of FP32") {
     CHECK(scale_for(FLT_MAX, Fp8Role::x, config_of(40, false)) == FLT_MIN);
     CHECK(scale_for(0.0f, Fp8Role::x, config_of(0, false)) == 1.0f);  // stays
     Fp8Config gradients = config_of(0, false);
-    gradients.e4m3_gradients = true;
+    gradients.grad = Fp8Grad::e4m3;
     CHECK(scale_for(2.0f, Fp8Role::dout, gradients) == 224.0f);
 }
 

@@ -21,10 +21,10 @@ ModelConfig probed_model() {
     return config;
 }
 
-Fp8Config probed(Fp8Recipe recipe, bool e4m3_gradients = false) {
+Fp8Config probed(Fp8Recipe recipe, Fp8Grad grad = Fp8Grad::e5m2) {
     Fp8Config config;
     config.recipe = recipe;
-    config.e4m3_gradients = e4m3_gradients;
+    config.grad = grad;
     config.probe = true;
     return config;
 }
@@ -131,15 +131,15 @@ struct Range {
 
 TEST_CASE("fp8 probe: errors are those of FP64 products of the same operands" *
           doctest::test_suite(kNotUnderSanitizers)) {
-    for (const bool e4m3_gradients : {false, true}) {
-        CAPTURE(e4m3_gradients);
-        ProbedLayer run(probed(Fp8Recipe::current, e4m3_gradients));
+    for (const Fp8Grad grad : {Fp8Grad::e5m2, Fp8Grad::e4m3}) {
+        CAPTURE(word_of(grad));
+        ProbedLayer run(probed(Fp8Recipe::current, grad));
         run.run();
         const std::vector<double> x = in_bf16(run.x), dout = in_bf16(run.dout), w = in_bf16(run.weight);
         const std::vector<double> master(run.weight.begin(), run.weight.end());
         const auto x8 = in_fp8<e4m3>(x, run.state(Fp8Role::x)), w8 = in_fp8<e4m3>(master, run.state(Fp8Role::w));
         const Fp8State state = run.state(Fp8Role::dout);
-        const auto dout8 = e4m3_gradients ? in_fp8<e4m3>(dout, state) : in_fp8<e5m2>(dout, state);
+        const auto dout8 = grad == Fp8Grad::e4m3 ? in_fp8<e4m3>(dout, state) : in_fp8<e5m2>(dout, state);
         const int N = kRows, C = run.C, OC = run.OC;
         const auto columns = [](const std::vector<double>& values, int rows, int channels) {
             return transposed(values, rows, channels);

@@ -13,7 +13,7 @@ namespace {
 
 Fp8Config with_bf16_gradients(Fp8Recipe kind) {
     Fp8Config config = recipe(kind);
-    config.bf16_gradients = true;
+    config.grad = Fp8Grad::bf16;
     return config;
 }
 
@@ -99,7 +99,8 @@ TEST_CASE("gpt2 fp8: with gradients in BF16, a layer's forward has FP8's bits an
             return test.gradients.get_gradient(place.unit, place.tensor, test.stream);
         };
         for (const auto& [product, layers] : test.model.linear().products(kN))
-            if (config && config->bf16_gradients && layers.contains("fc"))  // what may be timed and checked on the card
+            if (config && config->grad == Fp8Grad::bf16 &&
+                layers.contains("fc"))  // what may be timed and checked on the card
                 CHECK(is_fp8(product.type) == (product.kind == Product::forward));
         size_t x_codes = 0, dout_codes = 0;
         for (const Linear<bf16>* each : test.model.linear().all()) {

@@ -17,8 +17,8 @@ ModelConfig head_config() {  // 27 columns of padding
 }
 constexpr int kB = 4, kT = 72, kN = kB * kT;  // 288 rows: chunks of 128, 128 and 32
 
-Fp8Config with_format(Fp8Config config, bool e4m3_gradients) {
-    config.e4m3_gradients = e4m3_gradients;
+Fp8Config with_format(Fp8Config config, Fp8Grad grad) {
+    config.grad = grad;
     return config;
 }
 
@@ -29,8 +29,8 @@ struct HeadRun {
     std::vector<int> tokens, targets;
 
     // `chunk` is the number of rows of logits that exist at once; 0 for all.
-    HeadRun(Fp8Recipe kind, const char* layers, bool e4m3_gradients = false, int chunk = 0)
-        : fp8(with_format(recipe(kind), e4m3_gradients)), test(configured(layers, chunk)) {
+    HeadRun(Fp8Recipe kind, const char* layers, Fp8Grad grad = Fp8Grad::e5m2, int chunk = 0)
+        : fp8(with_format(recipe(kind), grad)), test(configured(layers, chunk)) {
         test.trainer.initialize(3);
         for (int i = 0; i < kN; i++) tokens.push_back(i * i % 101);
         for (int i = 0; i < kN; i++) targets.push_back(tokens[(i + 1) % kN]);
@@ -71,8 +71,8 @@ double relative_gap(const std::vector<float>& a, const std::vector<float>& b) {
 // Against the same model with a head in BF16, whose gradients gpt2.cpp compares with PyTorch's.
 TEST_CASE("gpt2 fp8 head: gradients are those of a head in BF16, up to the rounding of its operands") {
     for (const Fp8Recipe kind : {Fp8Recipe::delayed, Fp8Recipe::current})
-        for (const bool e4m3 : {false, true}) {
-            HeadRun plain(kind, "none", e4m3), head(kind, "none,lm_head", e4m3);
+        for (const Fp8Grad grad : {Fp8Grad::e5m2, Fp8Grad::e4m3}) {
+            HeadRun plain(kind, "none", grad), head(kind, "none,lm_head", grad);
             plain.two_steps();
             head.two_steps();
             CHECK(head.test.mean_train_loss() != plain.test.mean_train_loss());
@@ -90,7 +90,7 @@ TEST_CASE("gpt2 fp8 head: gradients are those of a head in BF16, up to the round
 
 TEST_CASE("gpt2 fp8 head: amaxes and counts are those of whole tensors, and three products a chunk") {
     HeadRun run(Fp8Recipe::delayed, "none,+lm_head");
-    HeadRun chunked(Fp8Recipe::delayed, "none,+lm_head", false, 128);
+    HeadRun chunked(Fp8Recipe::delayed, "none,+lm_head", Fp8Grad::e5m2, 128);
     REQUIRE(run.test.model.head_chunks() == 1);
     REQUIRE(chunked.test.model.head_chunks() == 3);
     run.two_steps();
@@ -127,7 +127,7 @@ TEST_CASE("gpt2 fp8 head: amaxes and counts are those of whole tensors, and thre
 
 TEST_CASE("gpt2 fp8 head: chunks change no logit, and sums alone in the weight's gradient") {
     HeadRun whole(Fp8Recipe::delayed, "none,lm_head");
-    HeadRun chunked(Fp8Recipe::delayed, "none,lm_head", false, 128);
+    HeadRun chunked(Fp8Recipe::delayed, "none,lm_head", Fp8Grad::e5m2, 128);
     whole.two_steps();
     chunked.two_steps();
     // Both runs use one run's scales.

@@ -84,8 +84,8 @@ struct Fp8Run {
     std::vector<std::vector<float>> gradients;
     std::vector<Fp8State> states;
 
-    Fp8Run(Fp8Recipe recipe, bool e4m3_gradients)
-        : fp8_config(configuration(recipe, e4m3_gradients)),
+    Fp8Run(Fp8Recipe recipe, Fp8Grad grad)
+        : fp8_config(configuration(recipe, grad)),
           test(fixture.config(), fixture.B, fixture.T, Recompute::gelu, &fp8_config) {
         each_tensor(
             [&](const std::string& name, size_t count) { test.trainer.set_weight(name, fixture.padded(name, count)); });
@@ -135,10 +135,10 @@ struct Fp8Run {
     }
 
 private:
-    static Fp8Config configuration(Fp8Recipe recipe, bool e4m3_gradients) {
+    static Fp8Config configuration(Fp8Recipe recipe, Fp8Grad grad) {
         Fp8Config config;
         config.recipe = recipe;
-        config.e4m3_gradients = e4m3_gradients;
+        config.grad = grad;
         return config;
     }
     void micro_step() {
@@ -154,7 +154,7 @@ private:
 TEST_CASE("gpt2 fp8 reference: gradients, scales and loss are those of the simulation") {
     for (const Fp8Recipe recipe : {Fp8Recipe::current, Fp8Recipe::delayed}) {
         CAPTURE(static_cast<int>(recipe));
-        Fp8Run run(recipe, false);
+        Fp8Run run(recipe, Fp8Grad::e5m2);
         CHECK(run.check_simulated("grad_fp8.") == static_cast<int>(run.gradients.size()));
         run.check_scales("scale.");
         const double loss = run.fixture.scalar("loss_fp8");
@@ -163,7 +163,7 @@ TEST_CASE("gpt2 fp8 reference: gradients, scales and loss are those of the simul
 }
 
 TEST_CASE("gpt2 fp8 reference: with gradients in E4M3 as well") {
-    Fp8Run run(Fp8Recipe::current, true);
+    Fp8Run run(Fp8Recipe::current, Fp8Grad::e4m3);
     CHECK(run.check_simulated("grad_fp8_e4m3.") == 4);  // the first block's weights
     run.check_scales("scale_e4m3.");
     // Gradients of the other format must be farther away, or the comparison would show nothing.
@@ -177,9 +177,9 @@ TEST_CASE("gpt2 fp8 reference: with gradients in E4M3 as well") {
 }
 
 TEST_CASE("gpt2 fp8 reference: every gradient points the way of the FP64 one and is as long") {
-    for (const bool e4m3_gradients : {false, true}) {
-        CAPTURE(e4m3_gradients);
-        Fp8Run run(Fp8Recipe::current, e4m3_gradients);
+    for (const Fp8Grad grad : {Fp8Grad::e5m2, Fp8Grad::e4m3}) {
+        CAPTURE(word_of(grad));
+        Fp8Run run(Fp8Recipe::current, grad);
         size_t i = 0;
         run.each_tensor([&](const std::string& name, size_t count) {
             CAPTURE(name);

@@ -269,7 +269,7 @@ TEST_CASE("state: masters or moments in BF16 go on in FP32, and the other way ro
 TEST_CASE("state: FP8 scales are found anew where the recipe or the loss scale is another") {
     Fp8Config delayed, other, bf16_gradients;
     other.margin = 1;
-    bf16_gradients.bf16_gradients = true;
+    bf16_gradients.grad = Fp8Grad::bf16;
     TestModel<bf16> whole(config_of(&delayed)), same(config_of(&delayed)), changed(config_of(&other));
     TestModel<bf16> forward_alone(config_of(&bf16_gradients));
     TrainerConfig unscaled = config_of(&delayed);
