@@ -6,6 +6,7 @@
 #include "llmc/device/trace.h"
 #include "llmc/kernels/bias.h"
 #include "llmc/kernels/norm.h"
+#include "llmc/kernels/outliers.h"
 #include "llmc/kernels/quantize.h"
 #include "llmc/kernels/quantize_blocks.h"
 
@@ -147,17 +148,31 @@ void Linear<Real>::check_holds(const Shared& shared, const char* what) const {
 }
 
 template <class Real>
-bool Linear<Real>::changes_input() const {
+bool Linear<Real>::is_observed(const Pass& pass) const {
     for (const auto& observer : layers_.observers_)
-        if (is_fp8_ && observer->changes_input(*this)) return true;
+        if (is_fp8_ && observer->wants_values(*this, pass)) return true;
     return false;
 }
 
 template <class Real>
-void Linear<Real>::change_source(const Pass& pass) {
+Real* Linear<Real>::observed_input(const Pass& pass) const {
+    for (const auto& observer : layers_.observers_)
+        if (Real* const values = is_fp8_ ? observer->input_values(*this, pass) : nullptr) return values;
+    return nullptr;
+}
+
+template <class Real>
+bool Linear<Real>::is_smooth() const {
+    return is_fp8_ && layers_.fp8_->laboratory().is_smooth(tensors_);
+}
+
+template <class Real>
+void Linear<Real>::smooth_source(const Pass& pass) {
     if constexpr (kCanBeFp8<Real>) {
+        const Fp8Laboratory& laboratory = layers_.fp8_->laboratory();
         for (const auto& observer : layers_.observers_) observer->before_cast(*this, layers_.source_, pass);
-        for (const auto& observer : layers_.observers_) observer->change_input(*this, layers_.source_, pass);
+        float* const amax = pass.kind == PassKind::training ? laboratory.channel_amax(tensors_) : nullptr;
+        scale_columns(layers_.source_, amax, laboratory.factors(tensors_), true, pass.N(), inputs_, pass.stream);
     }
 }
 
@@ -210,12 +225,13 @@ void Linear<Real>::backward_fp8(const Quantized<F8>& codes, Real* dinp, const Gr
         quantize<F8>(codes, dbias, pass.scratch, dout.value, nullptr, N, outputs_, pass.accumulate, quantize_pass,
                      pass.stream);
     };
+    // Casts dout and computes the bias gradient, as far as dout's producer has not done so.
     if (dout.codes == G::Codes::none && layers_.block_scales()) {
         if constexpr (std::is_same_v<F8, e4m3>)
             quantize_blocks(codes, dbias, pass.scratch, dout.value, N, outputs_, fp8.scaling(), pass.accumulate,
                             fp8.train_pass(), pass.stream);
     } else if (dout.codes == G::Codes::none) {
-        fill(Fp8Role::dout, PassKind::training, pass.stream, cast);
+        cast_by_recipe(Fp8Role::dout, PassKind::training, pass.stream, cast);
     } else if (dout.codes == G::Codes::measured) {
         cast(fp8.write_pass());
     } else if (dout.bias == G::Bias::parts && bias_) {
@@ -224,11 +240,18 @@ void Linear<Real>::backward_fp8(const Quantized<F8>& codes, Real* dinp, const Gr
     check_holds(*x_transposed_, "x, transposed");
     const Quantized<e4m3> w = layers_.codes_->both(tensors_, pass.stream);
     float* const dweight = layers_.gradients_.gradient(weight_);
-    for (const auto& observer : layers_.observers_) observer->before_wgrad(*this, dweight, pass);
+    // The codes of a smoothed layer are those of x / factors and weight * factors, so wgrad gives dweight / factors and
+    // dgrad gives dinp * factors.
+    const float* const factors = fp8.laboratory().factors(tensors_);
+    if (factors && pass.accumulate) scale_columns(dweight, nullptr, factors, true, outputs_, inputs_, pass.stream);
     layers_.matmul_.wgrad_fp8(dweight, codes.transposed, codes.transposed_scale_inv(), x.codes.transposed,
                               x.codes.transposed_scale_inv(), N, inputs_, outputs_, pass.accumulate, pass.stream);
     layers_.matmul_.dgrad_fp8(dinp, codes.row, codes.row_scale_inv(), w.transposed, w.transposed_scale_inv(), N,
                               inputs_, outputs_, pass.stream);
+    if (factors) {
+        scale_columns(dweight, nullptr, factors, false, outputs_, inputs_, pass.stream);
+        scale_columns(dinp, nullptr, factors, true, N, inputs_, pass.stream);
+    }
     for (const auto& observer : layers_.observers_) observer->after_backward(*this, dinp, dweight, dout, x, pass);
 }
 

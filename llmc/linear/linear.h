@@ -8,6 +8,15 @@
 //                                    [&](auto codes, QuantizePass cast) { norm_forward_fp8(..., codes, ..., cast); });
 //   fc.forward(out, x, pass);
 //
+// So x and dout come to a layer in these ways:
+//
+//   input(value, pass, write, cast)         from a kernel that can write values or codes
+//   input(value, low, pass)                 from values in memory
+//   cast_input(pass, cast)                  from a kernel that writes codes in one run; needs casts_at_once()
+//   Gradient{value}                         dout from values in memory
+//   cast_gradient(pass, cast)               from a kernel that can write codes; needs casts_gradients()
+//   gradient_from_norm(value, pass, cast)   from a norm that writes values and codes; needs takes_gradient_from_norm()
+//
 // A layer in FP8 has three tensors, x, w and dout. Each is stored row-major and transposed, because products on Hopper
 // read both operands along the dimension that they sum over. Row codes of x and both layouts of dout live until the
 // next product, in memory that all layers share. Transposed codes of x are kept for the weight gradient, or shared if
@@ -145,15 +154,15 @@ public:
     // A backward in BF16 reads the values, so codes are then made from them.
     template <class Write, class Cast>
     Operand<Real> input(Real* value, const Pass& pass, Write&& write, Cast&& cast) {
-        if constexpr (kCanBeFp8<Real>) {
+        if constexpr (kCanBeFp8<Real>)
             if (backward_is_fp8()) {
                 // Observed values come first, so that the cast leaves its own results in what both write.
-                Operand<Real> x;
-                x.value = write_observed(pass, write);
-                x.codes = make_codes(pass, write, cast);
-                return x;
+                const Real* const observed = write_observed(pass, write);
+                if (!input_goes_through_source()) return {observed, cast_input(pass, cast).codes};
+                write(layers_.source_);
+                if (is_smooth()) smooth_source(pass);
+                return {observed, input(layers_.source_, nullptr, pass).codes};
             }
-        }
         write(value);
         return input(value, nullptr, pass);
     }
@@ -161,21 +170,14 @@ public:
     Operand<Real> input(const Real* value, const Real* low, const Pass& pass);
     // True if an observer reads the values of this pass's input and of its output's gradient. Their producers then
     // write values next to codes.
-    bool is_observed(const Pass& pass) const {
-        for (const auto& observer : layers_.observers_)
-            if (is_fp8_ && observer->wants_values(*this, pass)) return true;
-        return false;
-    }
+    bool is_observed(const Pass& pass) const;
     // If an observer wants the values of an input, writes them to its memory and returns that; otherwise nullptr.
     // Blocks call it again before backward(), because forward's values have been overwritten.
     template <class Write>
     const Real* write_observed(const Pass& pass, Write&& write) {
-        for (const auto& observer : layers_.observers_)
-            if (Real* const values = is_fp8_ ? observer->input_values(*this, pass) : nullptr) {
-                write(values);
-                return values;
-            }
-        return nullptr;
+        Real* const values = observed_input(pass);
+        if (values) write(values);
+        return values;
     }
     // True if a producer runs only once in this pass and can write codes itself, with cast_input().
     bool casts_at_once(const Pass& pass) const {
@@ -184,7 +186,7 @@ public:
     template <class Cast>
     Operand<Real> cast_input(const Pass& pass, Cast&& cast) {
         const Quantized<e4m3> codes = x_codes(pass);
-        fill(Fp8Role::x, pass.kind, pass.stream, [&](QuantizePass quantize) { cast(codes, quantize); });
+        cast_by_recipe(Fp8Role::x, pass.kind, pass.stream, [&](QuantizePass quantize) { cast(codes, quantize); });
         return {nullptr, codes};
     }
     // out (N, OC), N = pass.N()
@@ -198,8 +200,8 @@ public:
     Gradient<Real> cast_gradient(const Pass& pass, Cast&& cast) {
         if constexpr (kCanBeFp8<Real>)
             with_gradient_codes([&](auto codes) {
-                fill(Fp8Role::dout, PassKind::training, pass.stream,
-                     [&](QuantizePass quantize) { cast(codes, quantize); });
+                cast_by_recipe(Fp8Role::dout, PassKind::training, pass.stream,
+                               [&](QuantizePass quantize) { cast(codes, quantize); });
             });
         return {nullptr, Gradient<Real>::Codes::written, Gradient<Real>::Bias::done};
     }
@@ -232,11 +234,14 @@ private:
 
     void plan_codes();
     void plan_scales();
-    bool changes_input() const;
-    void change_source(const Pass& pass);
+    Real* observed_input(const Pass& pass) const;
+    bool is_smooth() const;
+    // --fp8-smooth: divides each channel of the values in `source` by its factor. WeightCodes multiplies the weight by
+    // the same factors, so the product stays the same.
+    void smooth_source(const Pass& pass);
     // True if the producer of the input writes values, which are then cast.
     bool input_goes_through_source() const {
-        return backward_is_fp8() && (setup_.input_from_values || layers_.block_scales() || changes_input());
+        return backward_is_fp8() && (setup_.input_from_values || layers_.block_scales() || is_smooth());
     }
     // True if any product reads codes of this pass's input.
     bool needs_codes(const Pass& pass) const {
@@ -244,51 +249,39 @@ private:
     }
     Quantized<e4m3> x_codes(const Pass& pass);
     void leave_fp8(stream_t stream);
-    // Codes of an input from the same producer as in input().
-    template <class Write, class Cast>
-    Quantized<e4m3> make_codes(const Pass& pass, Write&& write, Cast&& cast) {
-        if (!input_goes_through_source()) return cast_input(pass, cast).codes;
-        write(layers_.source_);
-        if (changes_input()) change_source(pass);
-        return input(layers_.source_, nullptr, pass).codes;
-    }
     void check_holds(const Shared& shared, const char* what) const;
     template <class F8>
     void backward_fp8(const Quantized<F8>& codes, Real* dinp, const Gradient<Real>& dout, const Operand<Real>& x,
                       const Pass& pass);
 
-    // Runs produce(quantize_pass) as often as the recipe needs.
-    template <class F>
-    void fill(Fp8Role role, PassKind kind, stream_t stream, F&& produce) {
+    // Calls cast(quantize_pass) as often as the recipe needs.
+    template <class Cast>
+    void cast_by_recipe(Fp8Role role, PassKind kind, stream_t stream, Cast&& cast) {
         Fp8Registry& fp8 = *layers_.fp8_;
         const bool evaluation = kind == PassKind::evaluation;
-        if (kind == PassKind::recompute || (evaluation && fp8.uses_history())) {
-            produce(QuantizePass::replay);  // the scale exists, and nothing is recorded
-        } else if (fp8.uses_history()) {
-            produce(fp8.train_pass());  // delayed scaling
-        } else {                        // current scaling: measure, set the scale, write
-            produce(QuantizePass::measure);
-            if (evaluation)
-                fp8.set_evaluation_scale(tensors_, role, stream);
-            else
-                fp8.set_scale(tensors_, role, stream);
-            produce(evaluation ? QuantizePass::replay : fp8.write_pass());
-        }
+        if (kind == PassKind::recompute) return cast(QuantizePass::replay);  // with forward's scale
+        if (fp8.uses_history()) return cast(evaluation ? QuantizePass::replay : fp8.train_pass());
+        cast(QuantizePass::measure);  // current scaling
+        if (evaluation)
+            fp8.set_evaluation_scale(tensors_, role, stream);
+        else
+            fp8.set_scale(tensors_, role, stream);
+        cast(evaluation ? QuantizePass::replay : fp8.write_pass());
     }
-    // The only place that chooses between E4M3 and E5M2 for gradients.
-    template <class F>
-    void with_gradient_codes(F&& f) {
+    // Calls use(codes) with the memory of dout's codes, as Quantized<e5m2> or <e4m3>.
+    template <class Use>
+    void with_gradient_codes(Use&& use) {
+        if (layers_.fp8_->config().grad == Fp8Grad::e5m2)
+            use(gradient_codes<e5m2>());
+        else
+            use(gradient_codes<e4m3>());
+    }
+    template <class F8>
+    Quantized<F8> gradient_codes() {
         Shared& d = layers_.dout_;
         d.holder = tensors_;
-        Fp8State* state = layers_.fp8_->state(tensors_, Fp8Role::dout);
-        const auto codes = [&]<class F8>(F8) {
-            return Quantized<F8>{reinterpret_cast<F8*>(d.row), reinterpret_cast<F8*>(d.transposed), state, d.row_scales,
-                                 d.transposed_scales};
-        };
-        if (layers_.fp8_->config().grad == Fp8Grad::e5m2)
-            f(codes(e5m2{}));
-        else
-            f(codes(e4m3{}));
+        return {reinterpret_cast<F8*>(d.row), reinterpret_cast<F8*>(d.transposed),
+                layers_.fp8_->state(tensors_, Fp8Role::dout), d.row_scales, d.transposed_scales};
     }
 
     LinearLayers<Real>& layers_;

@@ -1,4 +1,4 @@
-// The observers of linear layers: outliers, smoothing and probe.
+// The observers of linear layers: outliers and probe.
 #include "llmc/linear/observer.h"
 
 #include "llmc/device/trace.h"
@@ -63,39 +63,6 @@ private:
     float* cosines_ = nullptr;  // see gate_alignment()
 };
 
-// ---- smoothing ------------------------------------------------------------------------------------------------------
-
-class Smoothing final : public LinearObserver<bf16> {
-public:
-    explicit Smoothing(const Fp8Laboratory& laboratory) : laboratory_(laboratory) {}
-
-    bool changes_input(const Layer& layer) const override { return laboratory_.is_smooth(layer.fp8_number()); }
-    // The factors stay the same for a whole step.
-    void change_input(const Layer& layer, bf16* x, const Pass& pass) override {
-        if (!changes_input(layer)) return;
-        float* const amax = pass.kind == PassKind::training ? laboratory_.channel_amax(layer.fp8_number()) : nullptr;
-        scale_columns(x, amax, factors(layer), true, pass.N(), layer.inputs(), pass.stream);
-    }
-    // wgrad reads the divided input, so its result is the gradient divided by the factors. The earlier gradient that it
-    // adds to is divided first.
-    void before_wgrad(const Layer& layer, float* dweight, const Pass& pass) override {
-        if (changes_input(layer) && pass.accumulate)
-            scale_columns(dweight, nullptr, factors(layer), true, layer.outputs(), layer.inputs(), pass.stream);
-    }
-    // Multiplies dweight by the factors again. dgrad multiplies by the scaled weight, so dinp is divided by them.
-    void after_backward(const Layer& layer, bf16* dinp, float* dweight, const Gradient<bf16>&, const Operand<bf16>&,
-                        const Pass& pass) override {
-        if (!changes_input(layer)) return;
-        scale_columns(dweight, nullptr, factors(layer), false, layer.outputs(), layer.inputs(), pass.stream);
-        scale_columns(dinp, nullptr, factors(layer), true, pass.N(), layer.inputs(), pass.stream);
-    }
-
-private:
-    const float* factors(const Layer& layer) const { return laboratory_.factors(layer.fp8_number()); }
-
-    const Fp8Laboratory& laboratory_;
-};
-
 // ---- probe ----------------------------------------------------------------------------------------------------------
 
 class Probe final : public LinearObserver<bf16> {
@@ -128,7 +95,7 @@ public:
     }
     void after_forward(const Layer& layer, const bf16* out, const Operand<bf16>& x, const bf16* bias,
                        const Pass& pass) override;
-    void after_backward(const Layer& layer, bf16* dinp, float* dweight, const Gradient<bf16>& dout,
+    void after_backward(const Layer& layer, const bf16* dinp, const float* dweight, const Gradient<bf16>& dout,
                         const Operand<bf16>& x, const Pass& pass) override;
 
 private:
@@ -179,7 +146,7 @@ void Probe::after_forward(const Layer& layer, const bf16* out, const Operand<bf1
 
 // The weight gradient is not compared if it was added to earlier ones, or if the block did not write its input's values
 // again (Linear::input_values()).
-void Probe::after_backward(const Layer& layer, bf16* dinp, float* dweight, const Gradient<bf16>& dout,
+void Probe::after_backward(const Layer& layer, const bf16* dinp, const float* dweight, const Gradient<bf16>& dout,
                            const Operand<bf16>& x, const Pass& pass) {
     if (!wants_values(layer, pass)) return;
     if (!dout.value) throw Error(ExitCode::failure, layer.name() + ": its output's gradient exists in FP8 alone");
@@ -191,7 +158,7 @@ void Probe::after_backward(const Layer& layer, bf16* dinp, float* dweight, const
     note_difference(layer, Fp8Probed::dgrad, dinp, input_count(layer, N), pass);
     if (!pass.accumulate && (x.value != x_ || x_of_ == layer.fp8_number())) {
         matmul.wgrad(reinterpret_cast<float*>(result_), dout.value, x.value, N, C, OC, false, pass.stream);
-        note_difference(layer, Fp8Probed::wgrad, static_cast<const float*>(dweight), weight_count(layer), pass);
+        note_difference(layer, Fp8Probed::wgrad, dweight, weight_count(layer), pass);
     }
     matmul.reset_counts(counts);
 }
@@ -200,10 +167,8 @@ void Probe::after_backward(const Layer& layer, bf16* dinp, float* dweight, const
 
 std::vector<std::unique_ptr<LinearObserver<bf16>>> make_observers(LinearLayers<bf16>& layers) {
     std::vector<std::unique_ptr<LinearObserver<bf16>>> observers;
-    const Fp8Config& config = layers.fp8()->config();
     observers.push_back(std::make_unique<Outliers>(layers));
-    if (config.smooth) observers.push_back(std::make_unique<Smoothing>(layers.fp8()->laboratory()));
-    if (config.probe) observers.push_back(std::make_unique<Probe>(layers));
+    if (layers.fp8()->config().probe) observers.push_back(std::make_unique<Probe>(layers));
     return observers;
 }
 

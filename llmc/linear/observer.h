@@ -1,9 +1,7 @@
-// The seam for instruments: observers are called around the casts and products of every linear layer in FP8. A layer
-// works the same without any. What observers measure is kept by Fp8Laboratory.
+// The seam for instruments: observers are called around the casts and products of every linear layer in FP8. They
+// change nothing that a layer computes. What they measure is kept by Fp8Laboratory.
 //
 //   Outliers    in steps that are recorded: measures the kurtosis of inputs and the alignment of gates
-//   Smoothing   --fp8-smooth: divides each channel of an input by its factor before the cast. WeightCodes multiplies
-//               the weight by the same factors, so the product stays the same.
 //   Probe       --fp8-probe-every: computes each product again in BF16, from the values before the cast, and adds up
 //               the difference
 #pragma once
@@ -34,22 +32,16 @@ public:
     // Returns memory for the values of an input (N, C) that would otherwise only exist in FP8, or nullptr if this
     // observer does not want them.
     virtual Real* input_values(const Layer&, const Pass&) { return nullptr; }
-    // True if the input has to be written as values first, for change_input().
-    virtual bool changes_input(const Layer&) const { return false; }
 
     // An input (N, C) that will be cast to FP8. Only called if the values exist: with block scales, and before
-    // change_input().
+    // smoothing.
     virtual void before_cast(const Layer&, const Real* /*x*/, const Pass&) {}
-    virtual void change_input(const Layer&, Real* /*x*/, const Pass&) {}
-
     virtual void before_forward(const Layer&, const Operand<Real>& /*x*/, const Pass&) {}
     virtual void after_forward(const Layer&, const Real* /*out*/, const Operand<Real>& /*x*/, const Real* /*bias*/,
                                const Pass&) {}
-    // dweight (OC, C) is the gradient to which wgrad adds if pass.accumulate.
-    virtual void before_wgrad(const Layer&, float* /*dweight*/, const Pass&) {}
-    // dinp (N, C) and dweight are complete.
-    virtual void after_backward(const Layer&, Real* /*dinp*/, float* /*dweight*/, const Gradient<Real>& /*dout*/,
-                                const Operand<Real>& /*x*/, const Pass&) {}
+    // dinp (N, C) and dweight (OC, C), the sum over micro-steps if pass.accumulate, are complete.
+    virtual void after_backward(const Layer&, const Real* /*dinp*/, const float* /*dweight*/,
+                                const Gradient<Real>& /*dout*/, const Operand<Real>& /*x*/, const Pass&) {}
 };
 
 // The observers that a model with this recipe needs, in the order in which they are called.
