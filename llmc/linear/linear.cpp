@@ -24,8 +24,6 @@ std::string enumeration(const std::vector<std::string>& items) {
     return text;
 }
 
-e4m3* codes_at(uint8_t* memory) { return reinterpret_cast<e4m3*>(memory); }
-
 }  // namespace
 
 // ---- memory ---------------------------------------------------------------------------------------------------------
@@ -47,7 +45,6 @@ Linear<Real>::Linear(LinearLayers<Real>& layers, const std::string& name, int ro
     if (setup.smooth) layers.fp8_->laboratory().smooth(tensors_, inputs_);
     layers.codes_->add(weight_, setup.kind);
     plan_codes();
-    if (layers.block_scales()) plan_scales();
     for (const auto& observer : layers.observers_) observer->plan(*this, layers.activations_);
     if (takes_gradient_from_norm())
         layers.activations_.plan_shared("bias parts", &layers.bias_parts_,
@@ -58,33 +55,22 @@ template <class Real>
 void Linear<Real>::plan_codes() {
     const size_t N = rows_, C = inputs_, OC = outputs_;
     Arena& activations = layers_.activations_;
+    const ScaleLayout layout = layers_.fp8_->scaling() == Fp8Scaling::mx ? ScaleLayout::mx : ScaleLayout::vectors;
+    // Memory is shared by all layers that plan it under the same name.
+    const auto plan = [&](Codes& to, const std::string& name, size_t rows, size_t columns) {
+        activations.plan_shared(name, &to.codes, rows * columns);
+        if (layers_.block_scales())
+            activations.plan_shared(name + " scales", &to.scales, scale_bytes(layout, rows, columns));
+    };
     if (input_goes_through_source()) activations.plan_shared("source", &layers_.source_, N * C);
-    activations.plan_shared("x", &layers_.x_.row, N * C);
+    plan(layers_.x_.row, "x", N, C);
     if (!backward_is_fp8()) return;
-    activations.plan_shared("dout", &layers_.dout_.row, N * OC);
-    activations.plan_shared("dout transposed", &layers_.dout_.transposed, N * OC);
-    x_transposed_ = setup_.recomputed ? &layers_.recomputed_[setup_.kind] : &own_x_;
-    if (setup_.recomputed)
-        activations.plan_shared("x transposed of " + setup_.kind, &x_transposed_->transposed, N * C);
-    else
-        activations.plan(&own_x_.transposed, N * C);
-}
-
-template <class Real>
-void Linear<Real>::plan_scales() {
-    const size_t N = rows_, C = inputs_, OC = outputs_;
-    const bool mx = layers_.fp8_->scaling() == Fp8Scaling::mx;
-    const ScaleLayout rows = mx ? ScaleLayout::mx : ScaleLayout::vectors;
-    Arena& activations = layers_.activations_;
-    activations.plan_shared("x scales", &layers_.x_.row_scales, scale_bytes(rows, N, C));
-    if (!backward_is_fp8()) return;
-    activations.plan_shared("dout scales", &layers_.dout_.row_scales, scale_bytes(rows, N, OC));
-    activations.plan_shared("dout transposed scales", &layers_.dout_.transposed_scales, scale_bytes(rows, OC, N));
-    if (setup_.recomputed)
-        activations.plan_shared("x transposed scales of " + setup_.kind, &x_transposed_->transposed_scales,
-                                scale_bytes(rows, C, N));
-    else
-        activations.plan(&own_x_.transposed_scales, scale_bytes(rows, C, N));
+    plan(layers_.dout_.row, "dout", N, OC);
+    plan(layers_.dout_.transposed, "dout transposed", OC, N);
+    // This layer's own until backward, or shared by the layers of a kind if backward makes their inputs again.
+    const std::string owner = setup_.recomputed ? setup_.kind : name_;
+    x_transposed_ = &layers_.x_transposed_[owner];
+    plan(x_transposed_->transposed, "x transposed of " + owner, C, N);
 }
 
 template <class Real>
@@ -106,13 +92,13 @@ Quantized<e4m3> Linear<Real>::x_codes(const Pass& pass) {
     // latter, and row codes only for a product that runs again.
     if (pass.kind != PassKind::recompute || setup_.runs_again) {
         layers_.x_.holder = tensors_;
-        codes.row = codes_at(layers_.x_.row);
-        codes.row_scales = layers_.x_.row_scales;
+        codes.row = reinterpret_cast<e4m3*>(layers_.x_.row.codes);
+        codes.row_scales = layers_.x_.row.scales;
     }
     if (backward_is_fp8() && !evaluation && !(setup_.recomputed && pass.kind == PassKind::training)) {
         x_transposed_->holder = tensors_;
-        codes.transposed = codes_at(x_transposed_->transposed);
-        codes.transposed_scales = x_transposed_->transposed_scales;
+        codes.transposed = reinterpret_cast<e4m3*>(x_transposed_->transposed.codes);
+        codes.transposed_scales = x_transposed_->transposed.scales;
     }
     return codes;
 }

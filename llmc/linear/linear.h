@@ -87,10 +87,14 @@ public:
 private:
     friend class Linear<Real>;
     static constexpr int kNobody = -1;
+    // One layout of an operand.
+    struct Codes {
+        uint8_t* codes = nullptr;
+        char* scales = nullptr;  // only for recipes with block scales
+    };
     // Memory that layers use in turns.
     struct Shared {
-        uint8_t *row = nullptr, *transposed = nullptr;
-        char *row_scales = nullptr, *transposed_scales = nullptr;
+        Codes row, transposed;
         int holder = kNobody;  // the layer whose codes are here, as a number in the registry
     };
 
@@ -105,9 +109,10 @@ private:
     std::vector<std::unique_ptr<LinearObserver<Real>>> observers_;
     std::vector<Linear<Real>*> layers_;
     Arena activations_{MemoryKind::activations};
-    Shared x_;                                  // row codes of x
-    Shared dout_;                               // both layouts of dout, in the format of gradients
-    std::map<std::string, Shared> recomputed_;  // by kind: transposed codes of inputs that backward makes again
+    Shared x_;     // row codes of x
+    Shared dout_;  // both layouts of dout, in the format of gradients
+    // Transposed codes of x, by layer, or by kind of layer if backward makes the input again.
+    std::map<std::string, Shared> x_transposed_;
     bf16* source_ = nullptr;       // values of an input whose producer does not cast, from which the codes are made
     float* bias_parts_ = nullptr;  // partial sums of a bias gradient, from the norm that makes the output's gradient
 };
@@ -231,9 +236,9 @@ public:
 private:
     friend class LinearLayers<Real>;
     using Shared = typename LinearLayers<Real>::Shared;
+    using Codes = typename LinearLayers<Real>::Codes;
 
     void plan_codes();
-    void plan_scales();
     Real* observed_input(const Pass& pass) const;
     bool is_smooth() const;
     // --fp8-smooth: divides each channel of the values in `source` by its factor. WeightCodes multiplies the weight by
@@ -280,8 +285,8 @@ private:
     Quantized<F8> gradient_codes() {
         Shared& d = layers_.dout_;
         d.holder = tensors_;
-        return {reinterpret_cast<F8*>(d.row), reinterpret_cast<F8*>(d.transposed),
-                layers_.fp8_->state(tensors_, Fp8Role::dout), d.row_scales, d.transposed_scales};
+        return {reinterpret_cast<F8*>(d.row.codes), reinterpret_cast<F8*>(d.transposed.codes),
+                layers_.fp8_->state(tensors_, Fp8Role::dout), d.row.scales, d.transposed.scales};
     }
 
     LinearLayers<Real>& layers_;
@@ -292,10 +297,8 @@ private:
     std::optional<ParameterTable::Place> bias_;
     int inputs_ = 0, outputs_ = 0;
     bool is_fp8_ = false;
-    int tensors_ = -1;  // this layer's number in the registry
-
-    Shared own_x_;                    // transposed codes of x that are kept for backward
-    Shared* x_transposed_ = nullptr;  // `own_x_`, or memory that the layers of a kind share
+    int tensors_ = -1;                // this layer's number in the registry
+    Shared* x_transposed_ = nullptr;  // in LinearLayers::x_transposed_
 };
 
 }  // namespace llmc
