@@ -1,6 +1,8 @@
 // Scales, histories, verdicts and saved state of FP8 tensors. See registry.h.
 #include "llmc/fp8/registry.h"
 
+#include <array>
+
 #include "llmc/device/trace.h"
 #include "llmc/device/transfer.h"
 
@@ -15,20 +17,23 @@ Fp8Config resolved(Fp8Config config) {
     if (config.grad == Fp8Grad::bf16 && config.recipe == Fp8Recipe::block)
         throw Error(ExitCode::bad_flags, "--fp8-grad bf16 needs --fp8-recipe delayed, current or mxfp8");
     if (scaling_of(config.recipe) == Fp8Scaling::tensor) return config;
-    if (config.fallback.steps > 0)
-        throw Error(ExitCode::bad_flags,
-                    "--fp8-fallback needs --fp8-recipe delayed or current: with block scales, an outlier affects only "
-                    "its own block");
-    if (config.smooth)
-        throw Error(ExitCode::bad_flags,
-                    "--fp8-smooth needs --fp8-recipe delayed or current: with block scales, an outlier affects only "
-                    "its own block");
+    if (config.fallback.steps > 0 || config.smooth)
+        throw Error(
+            ExitCode::bad_flags,
+            "{} needs --fp8-recipe delayed or current: with block scales, an outlier affects only its own block",
+            config.smooth ? "--fp8-smooth" : "--fp8-fallback");
     if (config.grad == Fp8Grad::e5m2) config.grad = Fp8Grad::e4m3;
     config.pow2_scales = true;
     config.algorithm = AmaxAlgorithm::most_recent;
     config.history = 1;
     config.margin = 0;
     return config;
+}
+
+// The counts of a tensor that are added up over the ranks.
+std::array<uint64_t*, 7> counts_of(Fp8State& state, Fp8Watch& watch) {
+    return {&state.elements, &state.saturated, &state.underflowed, &state.nonfinite,
+            &watch.elements, &watch.saturated, &watch.underflowed};
 }
 
 }  // namespace
@@ -216,33 +221,21 @@ Fp8Saved Fp8Registry::read_state(stream_t stream) const {
     return saved;
 }
 
-// Sums the counts over the ranks. Unsigned differences may wrap; their sums are still right.
+// Sums the counts over the ranks. Those of a watch are unsigned differences, which may wrap; sums are still right.
 void Fp8Registry::add_counts(std::vector<Fp8State>& states, std::vector<Fp8Watch>& watches) const {
-    struct Counts {
-        uint64_t elements, saturated, underflowed, nonfinite, watched[3];
-    };
     if (comm_.world() == 1) return;
-    const size_t n = states.size();
-    std::vector<Counts> mine, all(n * comm_.world());
-    for (size_t i = 0; i < n; i++)
-        mine.push_back({states[i].elements,
-                        states[i].saturated,
-                        states[i].underflowed,
-                        states[i].nonfinite,
-                        {watches[i].elements, watches[i].saturated, watches[i].underflowed}});
-    comm_.host_all_gather(all.data(), mine.data(), n * sizeof(Counts));
-    for (size_t i = 0; i < n; i++) {
-        Counts sum{};
-        for (size_t k = i; k < all.size(); k += n) {
-            sum.elements += all[k].elements, sum.saturated += all[k].saturated;
-            sum.underflowed += all[k].underflowed, sum.nonfinite += all[k].nonfinite;
-            for (int w = 0; w < 3; w++) sum.watched[w] += all[k].watched[w];
+    std::vector<uint64_t> mine;
+    for (size_t i = 0; i < states.size(); i++)
+        for (const uint64_t* count : counts_of(states[i], watches[i])) mine.push_back(*count);
+    std::vector<uint64_t> all(mine.size() * comm_.world());
+    comm_.host_all_gather(all.data(), mine.data(), mine.size() * sizeof(uint64_t));
+    size_t at = 0;  // in `mine`
+    for (size_t i = 0; i < states.size(); i++)
+        for (uint64_t* count : counts_of(states[i], watches[i])) {
+            *count = 0;
+            for (size_t k = at; k < all.size(); k += mine.size()) *count += all[k];
+            at++;
         }
-        states[i].elements = sum.elements, states[i].saturated = sum.saturated;
-        states[i].underflowed = sum.underflowed, states[i].nonfinite = sum.nonfinite;
-        watches[i].elements = sum.watched[0], watches[i].saturated = sum.watched[1];
-        watches[i].underflowed = sum.watched[2];
-    }
 }
 
 void Fp8Registry::mark_left(const std::vector<std::string>& layers_left) {
@@ -282,10 +275,8 @@ bool Fp8Registry::restore(const Fp8Saved& saved, stream_t stream) {
         if (tensor.history.size() != length) return false;
         states[i] = tensor.state;
         watches[i] = tensor.watch;
-        if (!comm_.is_main()) {  // the first rank takes the counts of all
-            states[i].elements = states[i].saturated = states[i].underflowed = states[i].nonfinite = 0;
-            watches[i].elements = watches[i].saturated = watches[i].underflowed = 0;
-        }
+        if (!comm_.is_main())  // the first rank takes the counts of all
+            for (uint64_t* count : counts_of(states[i], watches[i])) *count = 0;
         history.insert(history.end(), tensor.history.begin(), tensor.history.end());
     }
     calibrated_ = saved.calibrated;
@@ -298,7 +289,8 @@ bool Fp8Registry::restore(const Fp8Saved& saved, stream_t stream) {
     write_through(watches_, watches.data(), n, stream);
     if (!saved.watched) return true;
     for (size_t i = 0; i < n; i++) verdict_slots_[0].values[i] = saved.tensors[i].verdict;
-    watched_ = 1, taken_ = 0;
+    watched_ = 1;
+    taken_ = 0;
     return true;
 }
 
