@@ -24,10 +24,7 @@ void WeightCodes::add(const ParameterTable::Place& place, const std::string& kin
         m.transposed = &shared_[kind];
         arena_.plan_shared("w transposed of " + kind, &m.transposed->transposed, count);
     }
-    if (fp8_.has_block_scales()) plan_scales(m);
-}
-
-void WeightCodes::plan_scales(Matrix& m) {
+    if (!fp8_.has_block_scales()) return;
     const ScaleLayout layout = fp8_.scaling() == Fp8Scaling::mx ? ScaleLayout::mx : ScaleLayout::tiles;
     const size_t OC = m.outputs, C = m.inputs;
     arena_.plan(&m.own.row_scales, scale_bytes(layout, OC, C));
@@ -36,12 +33,11 @@ void WeightCodes::plan_scales(Matrix& m) {
 
 void WeightCodes::allocate() {
     if (arena_.bytes() > 0) arena_.allocate();
-    for (size_t layer = 0; layer < matrices_.size(); layer++) {
-        const Matrix& m = matrices_[layer];
-        const int number = static_cast<int>(layer);
+    for (int layer = 0; layer < layers(); layer++) {
+        const Matrix& m = matrix(layer);
         if (m.from == CodesFrom::masters)
-            weights_.keep_in_fp8(m.place.unit, m.place.tensor, fp8_.state(number, Fp8Role::w),
-                                 fp8_.laboratory().factors(number));
+            weights_.keep_in_fp8(m.place.unit, m.place.tensor, fp8_.state(layer, Fp8Role::w),
+                                 fp8_.laboratory().factors(layer));
     }
 }
 
@@ -100,9 +96,9 @@ void WeightCodes::write_again(stream_t stream) {
 void WeightCodes::measure(stream_t stream) {
     if (slices_travel()) return cast_slices(QuantizePass::measure, stream);
     const ProfileRange range("measure FP8 weights", stream);
-    for (size_t layer = 0; layer < matrices_.size(); layer++)
-        if (!matrices_[layer].left && matrices_[layer].from == CodesFrom::masters)
-            write_from_masters(static_cast<int>(layer), QuantizePass::measure, stream);
+    for (int layer = 0; layer < layers(); layer++)
+        if (!matrix(layer).left && matrix(layer).from == CodesFrom::masters)
+            write_from_masters(layer, QuantizePass::measure, stream);
 }
 
 // This rank's slices of weights that travel.
@@ -126,10 +122,9 @@ void WeightCodes::cast_slices(QuantizePass pass, stream_t stream) {
 // Both layouts of all weights that do not travel.
 void WeightCodes::write_matrices(bool again, stream_t stream) {
     for (auto& [kind, shared] : shared_) shared.transposed_of = kNobody;
-    for (Matrix& m : matrices_) m.own.transposed_of = kNobody;
-    for (size_t i = 0; i < matrices_.size(); i++) {
-        Matrix& m = matrices_[i];
-        const int layer = static_cast<int>(i);
+    for (int layer = 0; layer < layers(); layer++) {
+        Matrix& m = matrices_[layer];
+        m.own.transposed_of = kNobody;
         if (m.left || travels(m)) continue;
         m.own.transposed_of = layer;
         if (m.from == CodesFrom::working_copy) {

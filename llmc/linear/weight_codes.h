@@ -68,11 +68,11 @@ private:
         Memory* transposed = nullptr;  // `own`, or the memory that the layers of a kind share
     };
 
+    int layers() const { return static_cast<int>(matrices_.size()); }
     const Matrix& matrix(int layer) const { return matrices_[layer]; }
     // True if the rows come from other ranks.
     bool travels(const Matrix& m) const { return m.from == CodesFrom::masters && slices_travel(); }
     bool slices_travel() const { return weights_.layout().is_sliced() && !fp8_.has_block_scales(); }
-    void plan_scales(Matrix& m);
     void measure(stream_t stream);
     void cast_slices(QuantizePass pass, stream_t stream);
     void write_matrices(bool again, stream_t stream);
