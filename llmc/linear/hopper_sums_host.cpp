@@ -67,7 +67,9 @@ struct ColumnTerms {
         for (int c = 0; c < kColumns; c++) {
             for (int k = 0; k < kPromotion; k++) {
                 const Term term = operand.term(first_column + c, first_k + k);
-                values[k][c] = term.value, powers[k][c] = term.power, poison[c] += term.poison;
+                values[k][c] = term.value;
+                powers[k][c] = term.power;
+                poison[c] += term.poison;
             }
             scales[c] = has_scales ? operand.scale(first_column + c, first_k) : 1.0f;
         }

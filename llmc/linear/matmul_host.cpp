@@ -113,6 +113,20 @@ void widen_blocks(To* to, const e4m3* from, const void* scales, ScaleLayout layo
         }
 }
 
+template <class To>
+void widen_operands(To* first, To* second, const Product& product, const ProductTensors& t) {
+    const Gemm g(product);
+    widen_blocks(first, static_cast<const e4m3*>(t.first), t.first_scale_inv, product.first_scales(), g.rows, g.inner);
+    widen_blocks(second, static_cast<const e4m3*>(t.second), t.second_scale_inv, product.second_scales(), g.columns,
+                 g.inner);
+}
+
+// The factor of a product of codes or values. Scales of blocks are in the widened operands already.
+float factor_of(const Product& product, const ProductTensors& t) {
+    if (!is_fp8(product.type) || product.has_block_scales()) return t.factor;
+    return *static_cast<const float*>(t.first_scale_inv) * *static_cast<const float*>(t.second_scale_inv);
+}
+
 void add_bias(float* result, const float* bias, const Gemm& g) {
 #pragma omp parallel for schedule(static) if (g.result_size() >= kParallelElements)
     for (int row = 0; row < g.rows; row++) {
@@ -206,10 +220,13 @@ struct Matmul::Backend {
     void reserve(const LinearShape& s) {
         sizes.cover_layer(s);
         if (!host::OnednnProducts::has_bf16()) {
-            first.resize(sizes.first), second.resize(sizes.second), result.resize(sizes.result);
+            first.resize(sizes.first);
+            second.resize(sizes.second);
+            result.resize(sizes.result);
             return;
         }
-        narrow_first.resize(sizes.fp8_first), narrow_second.resize(sizes.fp8_second);
+        narrow_first.resize(sizes.fp8_first);
+        narrow_second.resize(sizes.fp8_second);
         for_each_bf16_product(s, [&](const host::OnednnProduct& p) { onednn.reserve(p); });
     }
     size_t bytes() const {
@@ -229,15 +246,10 @@ struct Matmul::Backend {
     void multiply_bf16(const Product& product, const ProductTensors& t) {
         const Gemm g(product);
         const bf16 *a = narrow_first.data(), *b = narrow_second.data();
-        float scale = t.factor;
+        const float scale = factor_of(product, t);
         if (product.has_block_scales()) {
-            widen_blocks(narrow_first.data(), static_cast<const e4m3*>(t.first), t.first_scale_inv,
-                         product.first_scales(), g.rows, g.inner);
-            widen_blocks(narrow_second.data(), static_cast<const e4m3*>(t.second), t.second_scale_inv,
-                         product.second_scales(), g.columns, g.inner);
+            widen_operands(narrow_first.data(), narrow_second.data(), product, t);
         } else {
-            if (is_fp8(product.type))
-                scale = *static_cast<const float*>(t.first_scale_inv) * *static_cast<const float*>(t.second_scale_inv);
             a = as_bf16(narrow_first, t.first, product.first_element(), g.first_size());
             b = as_bf16(narrow_second, t.second, product.second_element(), g.second_size());
         }
@@ -268,15 +280,10 @@ struct Matmul::Backend {
     // For a CPU without BF16 instructions.
     void multiply_widened(const Product& product, const ProductTensors& t) {
         const Gemm g(product);
-        float scale = t.factor;
+        const float scale = factor_of(product, t);
         if (product.has_block_scales()) {
-            widen_blocks(first.data(), static_cast<const e4m3*>(t.first), t.first_scale_inv, product.first_scales(),
-                         g.rows, g.inner);
-            widen_blocks(second.data(), static_cast<const e4m3*>(t.second), t.second_scale_inv, product.second_scales(),
-                         g.columns, g.inner);
+            widen_operands(first.data(), second.data(), product, t);
         } else {
-            if (is_fp8(product.type))
-                scale = *static_cast<const float*>(t.first_scale_inv) * *static_cast<const float*>(t.second_scale_inv);
             widen(first.data(), t.first, product.first_element(), g.first_size());
             widen(second.data(), t.second, product.second_element(), g.second_size());
         }
