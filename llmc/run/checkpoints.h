@@ -10,7 +10,7 @@
 #include "llmc/flags/options.h"
 #include "llmc/log/run_directory.h"
 #include "llmc/run/children.h"
-#include "llmc/run/start.h"
+#include "llmc/run/resume.h"
 #include "llmc/train/staging.h"
 #include "llmc/train/trainer.h"
 

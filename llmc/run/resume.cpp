@@ -1,0 +1,278 @@
+// Finds a checkpoint that is complete and undamaged and fits the flags, and reads where its run was. See resume.h.
+#include "llmc/run/resume.h"
+
+#include <cstdio>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "llmc/base/error.h"
+#include "llmc/base/json.h"
+#include "llmc/base/text.h"
+#include "llmc/checkpoint/checkpoint_directory.h"
+#include "llmc/comm/agreement.h"
+#include "llmc/data/tokenizer.h"
+#include "llmc/flags/flags.h"
+#include "llmc/log/fingerprint.h"
+#include "llmc/model/model_file.h"
+
+namespace llmc {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+// Refuses to resume. The message is fmt::format(format, values...).
+template <class... Values>
+[[noreturn]] void fail(fmt::format_string<Values...> format, Values&&... values) {
+    throw Error(ExitCode::checkpoint, fmt::format(format, std::forward<Values>(values)...));
+}
+
+bool is_directory(const std::string& path) {
+    std::error_code ignored;
+    return fs::is_directory(path, ignored);
+}
+
+// Packs paths into one text; a zero byte, which no path contains, ends each of them.
+std::string packed(const std::vector<std::string>& paths) {
+    std::string text;
+    for (const std::string& path : paths) text += path + '\0';
+    return text;
+}
+
+std::vector<std::string> unpacked(const std::string& text) {
+    std::vector<std::string> paths;
+    for (size_t at = 0, end; (end = text.find('\0', at)) != std::string::npos; at = end + 1)
+        paths.push_back(text.substr(at, end - at));
+    return paths;
+}
+
+// ---- choosing a checkpoint ------------------------------------------------------------------------------------------
+
+struct Candidates {
+    std::string directory;           // directory that was searched; "" if --resume names one checkpoint
+    std::vector<std::string> paths;  // complete checkpoints, newest first
+    int64_t all = 0;                 // number of checkpoints, complete or not
+};
+
+// Searches the directory that --resume names, or else `own`.
+Candidates candidates_for(const Options& o, const std::string& own) {
+    const bool is_path = o.resume.value == ResumeFrom::path;
+    const std::string& named = o.resume.text;
+    if (is_path && fs::exists(named + "/" + kManifestName)) {
+        if (o.rewind > 0) refuse("--rewind counts from the newest checkpoint, and --resume names one");
+        return {"", {named}, 1};
+    }
+    Candidates candidates;
+    candidates.directory = !is_path ? own : is_directory(named + "/checkpoints") ? named + "/checkpoints" : named;
+    if (is_path && !is_directory(candidates.directory)) fail("--resume {}: there is no such directory", named);
+    for (const FoundCheckpoint& found : find_checkpoints(candidates.directory)) {
+        candidates.all++;
+        if (found.has_manifest)
+            candidates.paths.push_back(found.path);
+        else if (found.is_link && !is_directory(found.path))
+            std::fprintf(stderr, "train_gpt: skipping %s: it is a link that leads nowhere\n", found.path.c_str());
+        else
+            std::fprintf(stderr, "train_gpt: skipping %s: it has no %s, so it is not complete\n", found.path.c_str(),
+                         kManifestName);
+    }
+    return candidates;
+}
+
+// With --resume auto and no checkpoint: refuses to begin a new run if there may be checkpoints that cannot be seen.
+void require_no_run(const std::string& out) {
+    const std::string sign = find_earlier_run(out).why_not_restart();
+    if (sign.empty()) return;
+    fail(
+        "--resume auto found no checkpoint in {}/checkpoints, but a run was here: {}. Nothing was changed. "
+        "Bring the checkpoints back (mount their disk, repair the link, rename a .set_aside directory), or "
+        "begin a new run with --overwrite or another --out",
+        out, sign);
+}
+
+// Opens and checks one candidate; throws on every rank if it cannot be used.
+std::unique_ptr<CheckpointReader> open_candidate(const std::string& path, const Options& o, Ranks& ranks) {
+    const Comm& comm = ranks.comm;
+    std::string text;
+    do_together(comm, [&] {
+        if (comm.is_main()) text = CheckpointReader(path).manifest_text();
+    });
+    text = broadcast_text(comm, text);
+    auto reader = std::make_unique<CheckpointReader>(path, text);
+    do_together(comm, [&] {
+        reader->verify(o.verify, static_cast<size_t>(comm.rank()), static_cast<size_t>(comm.world()),
+                       [&] { ranks.watchdog.alive(); });
+    });
+    return reader;
+}
+
+// The newest undamaged checkpoint, after skipping --rewind of them.
+std::unique_ptr<CheckpointReader> newest(const std::vector<std::string>& paths, const Options& o, Ranks& ranks) {
+    std::string problems;
+    int64_t left_out = 0;
+    for (const std::string& path : paths) {
+        try {
+            std::unique_ptr<CheckpointReader> reader = open_candidate(path, o, ranks);
+            if (left_out++ == o.rewind) return reader;
+        } catch (const Error& error) {
+            if (error.code() != ExitCode::checkpoint) throw;
+            problems += std::string("\n  ") + error.what();
+            if (ranks.comm.is_main())
+                std::fprintf(stderr, "train_gpt: skipping %s: it is damaged: %s\n", path.c_str(),
+                             sanitize(error.what()).c_str());
+        }
+    }
+    if (left_out > 0)
+        fail("--rewind {}: there are {} undamaged checkpoints, so --rewind can be at most {}", o.rewind, left_out,
+             left_out - 1);
+    fail("every checkpoint is damaged or incomplete, so nothing is resumed and nothing is overwritten:{}",
+         problems.empty() ? " none has a manifest" : problems);
+}
+
+// ---- comparing it with the flags ------------------------------------------------------------------------------------
+
+std::string text_of(const Json& value) { return value.is_string() ? value.get<std::string>() : json_text(value); }
+
+// Flags that do not change what a step computes.
+const std::vector<std::string> kFree = words_in(
+    "train val out init-from model batch stop-after max-minutes recompute offload zero shard-within comm "
+    "timeout-start timeout-step timeout-save log-every checkpoint-every checkpoint-minutes keep keep-every verify "
+    "on-save-error checkpoint-local after-checkpoint val-every val-batches sample-every sample-tokens tokenizer "
+    "prompt temperature top-k top-p signals-every alert fp8-log-every fp8-probe-every card-check tune strict "
+    "timeout-check verify-every hellaswag task track");
+// Flags that change the model, its state or the meaning of a step.
+const std::vector<std::string> kFixed =
+    words_in("layers heads channels vocab context total-batch batch-schedule seq-schedule optimizer");
+// The flags of kFixed that change the shape of the weights.
+const std::vector<std::string> kShape = words_in("layers heads channels vocab context");
+// Flags that decide which data comes next.
+const std::vector<std::string> kData = words_in("seq seed doc-mask doc-positions");
+// Flags that older checkpoints lack, with the value that their runs had.
+const Json kOldValues = {{"optimizer", "adamw"},    {"doc-mask", false},      {"doc-positions", false},
+                         {"batch-schedule", "off"}, {"seq-schedule", "off"},  {"master", "fp32"},
+                         {"gradients", "fp32"},     {"adam-moments", "fp32"}, {"clip-kind", "norm"},
+                         {"fp8-arithmetic", "fp32"}};
+
+std::string described(const Json& model) { return model.is_null() ? kGpt2.name : json_text(model); }
+
+void compare_configurations(const Options& o, Resumed& resumed) {
+    Json then = kOldValues;
+    for (const auto& [name, value] : resumed.checkpoint->manifest().config.items()) then[current_name(name)] = value;
+    const Json now = parse_json<Json>(config_json(o));
+    const Json no_model, model_then = resumed.checkpoint->manifest().run.value("model", no_model);
+    const Json model_now = o.model_config.architecture == &kGpt2 ? no_model : model_json(o.model_config);
+    if (model_then != model_now)
+        fail(
+            "{} holds another model: {}, this run has {}; leave out the flags that choose the model to "
+            "continue that run, or start a new run of another model in another --out",
+            resumed.checkpoint->directory(), described(model_then), described(model_now));
+    for (const auto& [name, value] : now.items()) {
+        if (!then.contains(name) || then[name] == value || contains(kFree, name)) continue;
+        const std::string before = text_of(then[name]), after = text_of(value);
+        const bool is_data = contains(kData, name);
+        const char* const advice = is_data                  ? ", which is other data; --new-data accepts it"
+                                   : contains(kShape, name) ? "; its weights fit that shape alone: leave the flag "
+                                                              "out, or start a new run in another --out"
+                                                            : "; a new run can start from its weights with --init-from";
+        if (contains(kFixed, name) || (is_data && !o.new_data))
+            fail("{} was written with --{} {}, this run has --{} {}{}", resumed.checkpoint->directory(), name, before,
+                 name, after, advice);
+        resumed.notes.push_back("--" + name + " " + after + " from here on; until now it was " + before);
+    }
+}
+
+// A number that is small enough to be multiplied by the tokens of a step.
+int64_t small_number(const Json& value) {
+    if (value.is_number_unsigned() && value.get<uint64_t>() < (uint64_t{1} << 40)) return value.get<int64_t>();
+    throw Json::type_error::create(302, "a number that cannot be", nullptr);
+}
+
+void read_position(const Options& o, const Inputs& inputs, Resumed& resumed) {
+    const CheckpointReader& checkpoint = *resumed.checkpoint;
+    const Json& run = checkpoint.manifest().run;
+    RunPosition& position = resumed.position;
+    std::string fingerprint;
+    try {
+        fingerprint = run.at("data").at("fingerprint").get<std::string>();
+        position.data_step = small_number(run.at("data").at("next_step")) + o.skip_data;
+        position.evaluation_due = run.at("reports_due").get<bool>();
+        if (run.contains("validation")) position.watch = ValidationWatch::from_json(run.at("validation"));
+        if (run.contains("decay") && o.decay_from < 0 && takes_decay_from(o.schedule))
+            position.decay = {small_number(run.at("decay").at("from")), small_number(run.at("decay").at("until"))};
+        position.files.metrics = small_number(run.at("files").at("metrics.jsonl"));
+        position.files.main_log = small_number(run.at("files").at("main.log"));
+    } catch (const Json::exception& error) {
+        fail("{}/{}: its \"run\" is not complete ({})", checkpoint.directory(), kManifestName, error.what());
+    }
+    if (position.decay.has_begun())
+        resumed.notes.push_back(fmt::format("the decay of the learning rate that began after step {} ends with step {}",
+                                            with_commas(position.decay.from), with_commas(position.decay.until)));
+    position.run_id = checkpoint.manifest().run_id;
+    position.step = checkpoint.manifest().step;
+    if (o.skip_data > 0 && o.batches.grows_after(position.step))
+        fail("--skip-data counts steps of --total-batch tokens, which --batch-schedule has not yet come to");
+    inputs.require_enough(o, position.data_step - position.step);
+    if (fingerprint == fingerprint_text(inputs.train_fingerprint())) return;
+    if (!o.new_data)
+        fail(
+            "{} was written in a run on other training data than --train {}{}; give that, or take the new "
+            "data with --new-data",
+            checkpoint.directory(), o.train, inputs.sources.is_mixture() ? ", or with other weights or stages" : "");
+    resumed.notes.push_back(
+        "--new-data: the training data has changed; the run continues at the same place in its order");
+}
+
+}  // namespace
+
+Json position_json(const RunPosition& p, const Options& o, const Inputs& inputs) {
+    const int64_t samples = inputs.train->samples(o.seq), at = o.batches.tokens_until(p.data_step) / o.seq;
+    Json data = {{"fingerprint", fingerprint_text(inputs.train_fingerprint())},
+                 {"tokens", inputs.train->total_tokens()},
+                 {"next_step", p.data_step}};
+    if (!inputs.sources.is_mixture()) {
+        data["epoch"] = at / samples;
+        data["sample"] = at % samples;
+    }
+    data["end_token"] = o.end_token;
+    for (const SourceUse& use : inputs.sources_after(o, p.data_step)) data["sources"][use.pattern] = use.tokens;
+    Json position = {{"data", data},
+                     {"reports_due", p.evaluation_due},
+                     {"validation", p.watch.to_json()},
+                     {"files", {{"metrics.jsonl", p.files.metrics}, {"main.log", p.files.main_log}}}};
+    if (p.decay.has_begun()) position["decay"] = {{"from", p.decay.from}, {"until", p.decay.until}};
+    return position;
+}
+
+std::optional<Resumed> find_checkpoint(const Options& o, const Inputs& inputs, Ranks& ranks) {
+    const bool is_auto = o.resume.value == ResumeFrom::automatic;
+    if (o.resume.value == ResumeFrom::nothing) return std::nullopt;
+    const double began = monotonic_seconds();
+    const Comm& comm = ranks.comm;
+    const std::string own = o.out.empty() ? "" : o.out + "/checkpoints";
+    Candidates mine;  // empty except on rank 0
+    do_together(comm, [&] {
+        if (!comm.is_main()) return;
+        mine = candidates_for(o, own);
+        if (is_auto && mine.all == 0) require_no_run(o.out);
+    });
+    if (comm.host_max(mine.all) == 0) {
+        if (is_auto) return std::nullopt;
+        fail("--resume {}: there is no checkpoint in {}{}", o.resume.text,
+             comm.is_main() ? mine.directory : "the run directory",
+             o.resume.value == ResumeFrom::latest ? "; --resume auto starts a new run if there is none" : "");
+    }
+    Resumed resumed;
+    resumed.checkpoint = newest(unpacked(broadcast_text(comm, packed(mine.paths))), o, ranks);
+    read_position(o, inputs, resumed);
+    compare_configurations(o, resumed);
+    bool in_place = false;  // on rank 0: the checkpoint is in --out, so its logs continue
+    if (comm.is_main() && !own.empty()) {
+        std::error_code ignored;
+        const fs::path parent = fs::path(resumed.checkpoint->directory() + "/x").parent_path().parent_path();
+        in_place = fs::equivalent(parent.empty() ? "." : parent, own, ignored);
+    }
+    if (comm.host_max(in_place) > 0) resumed.position.saved = resumed.position.step;
+    resumed.seconds = monotonic_seconds() - began;
+    return resumed;
+}
+
+}  // namespace llmc
