@@ -131,11 +131,7 @@ private:
 
 template <class Real>
 Evaluation<Real>::Evaluation(const Options& options, const Inputs& inputs, Trainer<Real>& trainer, Watchdog& watchdog)
-    : options_(options),
-      inputs_(inputs),
-      trainer_(trainer),
-      watchdog_(watchdog),
-      deadline_(deadline_after(options.max_minutes)) {
+    : options_(options), inputs_(inputs), trainer_(trainer), watchdog_(watchdog) {
     if (options.sample_every == 0 || options.sample_tokens == 0) return;
     decoder_ = inputs.tokenizer.tokenizer;
     if (decoder_) return;
@@ -207,14 +203,14 @@ std::optional<ValRecord> Evaluation<Real>::validate(int64_t step) {
 }
 
 template <class Real>
-Sample Evaluation<Real>::print_sample(int64_t step) {
+Sample Evaluation<Real>::print_sample(int64_t step, const Deadline& deadline) {
     const Options& o = options_;
     std::vector<int> tokens =
         o.prompt.empty() ? std::vector<int>{std::max(decoder_->end_token(), 0)} : decoder_->encode(o.prompt);
     const size_t prompt_length = o.prompt.empty() ? 1 : 0;  // the end token that starts a document is not shown
     const SamplerSettings settings{o.temperature, o.top_k, o.top_p, o.seed};
     const StopWaitsFor token("this token of the sample");
-    StopPoll told_to_stop(trainer_.comm(), deadline_);
+    StopPoll told_to_stop(trainer_.comm(), deadline);
     Sample sample;
     int made = 0;
     for (; made < o.sample_tokens && !sample.cut_short; made++) {

@@ -28,9 +28,9 @@ public:
     // Mean loss over each validation set, with the weights and with their average if there is one, and scores in each
     // task. Returns nothing if a signal asks some rank to stop meanwhile.
     std::optional<ValRecord> validate(int64_t step);
-    // Prints --sample-tokens tokens that follow the prompt, or the beginning of a document. A signal or --max-minutes
+    // Prints --sample-tokens tokens that follow the prompt, or the beginning of a document. A signal or the deadline
     // cuts the sample short.
-    Sample print_sample(int64_t step);
+    Sample print_sample(int64_t step, const Deadline& deadline);
     // If the data has a known entropy: prints how far the last loss of the first set is above it.
     void print_floor() const;
 
@@ -41,7 +41,6 @@ private:
     const Inputs& inputs_;
     Trainer<Real>& trainer_;
     Watchdog& watchdog_;
-    const Deadline deadline_;
     std::optional<TokenDecoder> decoder_;
     std::optional<double> last_loss_;
 };

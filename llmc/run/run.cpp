@@ -256,7 +256,7 @@ bool Run<Real>::validate() {
 
 template <class Real>
 void Run<Real>::print_sample() {
-    const Sample sample = evaluation_.print_sample(position_.step);
+    const Sample sample = evaluation_.print_sample(position_.step, deadline_);
     record_sample(position_.step, sample.text, directory_);
     if (sample.cut_short && position_.step < last_step_) stop_ = agree({stop_reason(deadline_)}).stop;
 }
