@@ -16,9 +16,9 @@
 #include "llmc/run/inputs.h"              // Inputs, only_bench, bench_tokens
 #include "llmc/run/ranks.h"               // Ranks
 #include "llmc/run/reports.h"             // describe_start, RunOutlook
-#include "llmc/run/resume.h"              // find_checkpoint, Resumed
+#include "llmc/run/resume.h"              // find_checkpoint, Resumed, RunPosition
 #include "llmc/run/run.h"                 // Run, CardFacts
-#include "llmc/run/start.h"               // prepare_directory
+#include "llmc/run/start.h"               // prepare_directory, set_weights
 #include "llmc/run/stop.h"                // install_signal_handlers
 #include "llmc/train/trainer.h"           // Trainer
 
@@ -37,10 +37,11 @@ ExitCode train(const Options& options, const Inputs& inputs, Admission& admissio
     if (std::string(ranks.comm.name()) == "nccl")
         load_products(trainer.kinds_of_products(), trainer.matmul(), trainer.stream());
     check_communicators(options, trainer, ranks, admission);
+    const RunPosition position = set_weights(trainer, options, ranks, resumed);  // a checkpoint's, a file's, or fresh
     const CardFacts card{admission.summary, peak_tflops(ranks.device, options.precision, admission)};
-    Run<Real> run(options, inputs, card, ranks, directory, resumed, trainer);
+    Run<Real> run(options, inputs, card, ranks, directory, position, trainer);
 
-    run.begin();  // weights are set; validate before the first step
+    run.begin();  // validate before the first step
     while (run.goes_on()) {
         trainer.begin_step(run.begin_step());
         // forward and backward on micro-batches; gradients accumulate in FP32

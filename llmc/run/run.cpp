@@ -13,6 +13,8 @@
 namespace llmc {
 namespace {
 
+using llong = long long;
+
 int64_t last_step_of(const Options& options, const RunPosition& position) {
     if (position.watch.is_over(options.early_stop)) return position.step;
     const int64_t last = options.last_step();
@@ -21,6 +23,12 @@ int64_t last_step_of(const Options& options, const RunPosition& position) {
 
 int64_t tokens_per_micro_step(const Options& options, const Comm& comm) {
     return int64_t{options.batch} * options.seq * comm.world();  // over all ranks
+}
+
+// The loader of this rank's batches, from the run's position on.
+TrainLoader loader_from(const RunPosition& position, const Options& o, const Inputs& inputs, const Comm& comm) {
+    const int64_t first_batch = o.batches.tokens_until(position.data_step) / tokens_per_micro_step(o, comm);
+    return {*inputs.train, *inputs.order, o.batch, o.seq, comm.rank(), comm.world(), first_batch, o.model_config.vocab};
 }
 
 // Streams and size of the trace for --profile-steps; nothing without the flag.
@@ -45,27 +53,25 @@ std::optional<Profiler::Setup> profiler_setup(const Options& o, Trainer<Real>& t
 
 template <class Real>
 Run<Real>::Run(const Options& options, const Inputs& inputs, const CardFacts& card, Ranks& ranks,
-               RunDirectory& directory, std::optional<Resumed>& resumed, Trainer<Real>& trainer)
+               RunDirectory& directory, const RunPosition& position, Trainer<Real>& trainer)
     : options_(options),
       ranks_(ranks),
       comm_(ranks.comm),
       directory_(directory),
       trainer_(trainer),
-      position_(set_weights(trainer, options, ranks, resumed)),
-      first_step_(position_.step + 1),
-      last_step_(last_step_of(options, position_)),
+      position_(position),
+      first_step_(position.step + 1),
+      last_step_(last_step_of(options, position)),
       deadline_(deadline_after(options.max_minutes)),
       checkpoints_(options, inputs, trainer, directory, position_),
       stop_waits_for_(checkpoints_.enabled() ? "this step and its checkpoint" : "this step"),
-      loader_(*inputs.train, *inputs.order, options.batch, options.seq, comm_.rank(), comm_.world(),
-              options.batches.tokens_until(position_.data_step) / tokens_per_micro_step(options, comm_),
-              options.model_config.vocab),
+      loader_(loader_from(position, options, inputs, comm_)),
       evaluation_(options, inputs, trainer, ranks.watchdog),
       reports_(options, {last_step_, card.peak_tflops, comm_.world(), options.log_every}, inputs,
-               position_.data_step - position_.step, trainer.fp8(), comm_, directory),
+               position.data_step - position.step, trainer.fp8(), comm_, directory),
       profiler_(comm_, profiler_setup(options, trainer)),
       decay_file_(trainer.config(), directory) {
-    begin_records(directory, trainer, options, card.check, ranks, position_);
+    begin_records(directory, trainer, options, card.check, ranks, position);
     inputs.keep_tokenizer(directory, options.overwrite);
     follower_.emplace(options, directory);
 }
@@ -113,33 +119,35 @@ template <class Real>
 void Run<Real>::end_step(const std::vector<Fp8Fallback>& fallbacks) {
     const int64_t step = position_.step;
     trainer_.submitted().data_ms = 1e3 * data_seconds_;
-    std::optional<StepRecord> before = wait_for_result(1);  // the step before; this one is still running
-    Agreement mine{stop_reason(deadline_), fingerprint_.value(), checkpoints_.is_writing(), checkpoints_.is_time()};
-    if (!position_.decay.has_begun()) mine.decay = decay_file_.look(step);
-    if (before)
-        mine.time = {static_cast<float>(before->ms), static_cast<float>(before->peers_ms),
-                     static_cast<float>(before->data_ms)};
-    agreed_ = agree(mine);
+    std::optional<StepRecord> before = wait_for_result(1);  // of the step before; the device still works on this one
+    agreed_ = agree(proposal(before));
     stop_ = agreed_.stop;
     reports_.add_facts(trainer_.submitted(), agreed_.batch_hash, agreed_.energy);
-    const bool ends_fp8 = trainer_.fp8() && step == trainer_.fp8()->config().until;
-    if (step == first_step_ && fallbacks.empty() && !ends_fp8) check_first_step();
+    if (step == first_step_ && fallbacks.empty() && !ends_fp8()) check_first_step();
     if (before && comm_.world() > 1) before->slowest = slowest_rank(rank_times_);
     if (before) reports_.report(*before);
-    for (const Fp8Fallback& fallback : fallbacks)
-        report_fallback(step - 1, fallback, *trainer_.fp8(), comm_, directory_);
-    if (ends_fp8 && comm_.is_main())
-        std::printf("step %lld: all layers continue in BF16 (--fp8-until %s)\n", static_cast<long long>(step),
-                    options_.fp8_until.text.c_str());
-    profiler_.end_step();
-    const bool profiled = profiler_.is_last(step);
-    if (profiled || stop_ != StopReason::none) report_steps(0);
-    if (profiled) finish_profile(profiler_, step, comm_, directory_);
-    interrupted_ = profiled;
+    report_layers_that_left_fp8(fallbacks);
+    end_profiled_step();
+    if (stop_ != StopReason::none) report_steps(0);
     checkpoints_.advance(agreed_.writing);
     forget_decay_file();
     if (agreed_.decay != DecayFile::kNone) begin_decay(agreed_.decay);
     position_.evaluation_due = stop_ != StopReason::none;  // the resumed run evaluates instead
+}
+
+// What this rank knows at the end of a step. `before`: the record of the step before, if there is one.
+template <class Real>
+typename Run<Real>::Agreement Run<Real>::proposal(const std::optional<StepRecord>& before) {
+    Agreement mine;
+    mine.stop = stop_reason(deadline_);
+    mine.batch_hash = fingerprint_.value();
+    mine.writing = checkpoints_.is_writing();
+    mine.time_to_save = checkpoints_.is_time();
+    if (!position_.decay.has_begun()) mine.decay = decay_file_.look(position_.step);
+    if (before)
+        mine.time = {static_cast<float>(before->ms), static_cast<float>(before->peers_ms),
+                     static_cast<float>(before->data_ms)};
+    return mine;
 }
 
 // The ranks exchange what they know; all get the same answer.
@@ -180,8 +188,8 @@ void Run<Real>::begin_decay(int64_t steps) {
     reports_.end_at(last_step_);
     directory_.append({{"step", step}, {"decay_from", step}, {"decay_until", until}});
     if (comm_.is_main())
-        std::printf("step %lld: the learning rate decays from here on, and the run ends with step %lld\n",
-                    static_cast<long long>(step), static_cast<long long>(until));
+        std::printf("step %lld: the learning rate decays from here on, and the run ends with step %lld\n", llong{step},
+                    llong{until});
 }
 
 // Deletes the file once no kill can lose the decay.
@@ -201,6 +209,30 @@ template <class Real>
 std::optional<StepRecord> Run<Real>::wait_for_result(int leave) {
     const ProfileRange range("wait for results");
     return trainer_.take_result(leave);
+}
+
+// All layers leave FP8 with this step (--fp8-until).
+template <class Real>
+bool Run<Real>::ends_fp8() const {
+    return trainer_.fp8() && position_.step == trainer_.fp8()->config().until;
+}
+
+template <class Real>
+void Run<Real>::report_layers_that_left_fp8(const std::vector<Fp8Fallback>& fallbacks) {
+    for (const Fp8Fallback& fallback : fallbacks)
+        report_fallback(position_.step - 1, fallback, *trainer_.fp8(), comm_, directory_);
+    if (ends_fp8() && comm_.is_main())
+        std::printf("step %lld: all layers continue in BF16 (--fp8-until %s)\n", llong{position_.step},
+                    options_.fp8_until.text.c_str());
+}
+
+template <class Real>
+void Run<Real>::end_profiled_step() {
+    profiler_.end_step();
+    interrupted_ = profiler_.is_last(position_.step);
+    if (!interrupted_) return;
+    report_steps(0);
+    finish_profile(profiler_, position_.step, comm_, directory_);
 }
 
 template <class Real>

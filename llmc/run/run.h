@@ -1,7 +1,7 @@
 // The life of a training run around its steps: where it is, its batches, its records, validations, checkpoints and its
 // end. The training loop in train_gpt.cu drives it.
 //
-//   Run<bf16> run(...);        // weights from a checkpoint, a file or a seed; then opens the run's records
+//   Run<bf16> run(...);        // after set_weights(): opens the run's records
 //   run.begin();               // validates before the first step
 //   while (run.goes_on()) {
 //       trainer.begin_step(run.begin_step());
@@ -30,7 +30,7 @@
 #include "llmc/run/inputs.h"
 #include "llmc/run/ranks.h"
 #include "llmc/run/reports.h"
-#include "llmc/run/start.h"
+#include "llmc/run/resume.h"
 #include "llmc/train/trainer.h"
 
 namespace llmc {
@@ -44,10 +44,10 @@ struct CardFacts {
 template <class Real>
 class Run {
 public:
-    // Sets the trainer's weights and state, from `resumed` if there is a checkpoint. The other arguments must outlive
-    // the run. Throws Error(no_resources) if there is no room for a checkpoint.
+    // `position` is from set_weights(). All arguments but `card` and `position` must outlive the run. Throws
+    // Error(no_resources) if there is no room for a checkpoint.
     Run(const Options& options, const Inputs& inputs, const CardFacts& card, Ranks& ranks, RunDirectory& directory,
-        std::optional<Resumed>& resumed, Trainer<Real>& trainer);
+        const RunPosition& position, Trainer<Real>& trainer);
 
     // Evaluates the initial weights; after a resume, evaluates if a stop prevented that.
     void begin();
@@ -80,6 +80,7 @@ private:
         Energy energy{};                     // sum over the ranks, since the last agreement
         RankTime time = {};                  // of the step before; not agreed
     };
+    Agreement proposal(const std::optional<StepRecord>& before);
     Agreement agree(Agreement mine);
 
     struct Evaluations {
@@ -93,6 +94,9 @@ private:
     std::optional<StepRecord> wait_for_result(int leave);
     void report_steps(int leave);
     void check_first_step();
+    bool ends_fp8() const;
+    void report_layers_that_left_fp8(const std::vector<Fp8Fallback>& fallbacks);
+    void end_profiled_step();
     void begin_decay(int64_t steps);
     void forget_decay_file();
 
