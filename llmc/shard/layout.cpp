@@ -1,4 +1,4 @@
-// Slices, shares and buffers of units, and the checks of --zero and --shard-within. See layout.h.
+// Slices, shares, buffers and cuts of units, and the checks of --zero and --shard-within. See layout.h.
 #include "llmc/shard/layout.h"
 
 #include <algorithm>
@@ -84,6 +84,96 @@ std::vector<float> ShardLayout::download(const Comm& group, const StateArray& pa
     const ParameterTensor& info = table().unit(unit).tensors[tensor];
     const auto begin = all.begin() + static_cast<ptrdiff_t>(info.offset);
     return {begin, begin + static_cast<ptrdiff_t>(info.count())};
+}
+
+// ---- ranges and pieces ----------------------------------------------------------------------------------------------
+
+UnitCuts::UnitCuts(const ShardLayout& layout) : layout_(layout), units_(layout.units()) {
+    for (size_t u = 0; u < layout.units(); u++) {
+        for (const ParameterTensor& tensor : layout.table().unit(u).tensors)
+            units_[u].tensors.push_back({layout.is_sliced() && tensor.codes == CodesFrom::masters});
+        cut_into_ranges(u);
+        cut_into_pieces(u);
+    }
+}
+
+bool UnitCuts::codes_travel(size_t unit) const {
+    const std::vector<Tensor>& tensors = units_[unit].tensors;
+    return std::any_of(tensors.begin(), tensors.end(), [](const Tensor& tensor) { return tensor.travels; });
+}
+
+bool UnitCuts::codes_travel() const {
+    bool any = false;
+    for (size_t u = 0; u < units_.size(); u++) any |= codes_travel(u);
+    return any;
+}
+
+void UnitCuts::keep_in_fp8(size_t unit, size_t tensor, Fp8State* state, const float* factors) {
+    Tensor& kept = units_[unit].tensors[tensor];
+    if (layout_.is_sliced() && !kept.travels)
+        throw Error(ExitCode::failure, "tensor {} was not planned to travel as FP8",
+                    layout_.table().unit(unit).tensors[tensor].name);
+    kept.state = state;
+    kept.factors = factors;
+    cut_into_ranges(unit);
+}
+
+void UnitCuts::leave_fp8(size_t unit, size_t tensor) {
+    units_[unit].tensors[tensor].state = nullptr;
+    units_[unit].tensors[tensor].travels = false;
+    cut_into_ranges(unit);
+    cut_into_pieces(unit);
+}
+
+void UnitCuts::cut_into_ranges(size_t unit) {
+    const Unit& u = layout_.table().unit(unit);
+    const std::vector<Tensor>& tensors = units_[unit].tensors;
+    std::vector<Range>& ranges = units_[unit].ranges;
+    ranges.clear();
+    const ShardLayout::Part slice = layout_.slice(unit);
+    // Adds elements [from, to) of the unit, as far as they lie in the slice.
+    const auto add = [&](size_t from, size_t to, Fp8State* fp8, const ColumnFactors& columns = {}) {
+        const ShardLayout::Part part = ShardLayout::overlap(slice, {from, to - from});
+        if (part.count == 0) return;
+        const size_t decayed = std::clamp(u.decay_count, part.begin, part.end()) - part.begin;
+        ranges.push_back({part.begin - slice.begin,
+                          part.count,
+                          decayed,
+                          fp8,
+                          {columns.factors, columns.columns, part.begin - from}});
+    };
+    size_t at = 0;
+    for (size_t t = 0; t < tensors.size(); t++) {
+        if (!tensors[t].state) continue;
+        const ParameterTensor& info = u.tensors[t];
+        add(at, info.offset, nullptr);
+        at = info.offset + info.count();
+        add(info.offset, at, tensors[t].state, {tensors[t].factors, static_cast<size_t>(info.shape.back())});
+    }
+    add(at, u.count, nullptr);
+}
+
+void UnitCuts::cut_into_pieces(size_t unit) {
+    const Unit& u = layout_.table().unit(unit);
+    const std::vector<Tensor>& tensors = units_[unit].tensors;
+    std::vector<Piece>& pieces = units_[unit].pieces;
+    pieces.clear();
+    if (!codes_travel(unit)) return;
+    const size_t count = layout_.slice(unit).count;
+    const auto add = [&](size_t from, size_t to) {  // cut where slices end
+        for (size_t at = from; at < to;) {
+            const size_t end = std::min(to, (at / count + 1) * count);
+            pieces.push_back({static_cast<int>(at / count), at, end - at});
+            at = end;
+        }
+    };
+    size_t at = 0;
+    for (size_t t = 0; t < tensors.size(); t++) {
+        if (!tensors[t].travels) continue;
+        add(at, u.tensors[t].offset);
+        at = u.tensors[t].offset + u.tensors[t].count();
+    }
+    add(at, u.count);
 }
 
 }  // namespace llmc

@@ -15,6 +15,8 @@
 #include <vector>
 
 #include "llmc/comm/comm.h"
+#include "llmc/kernels/fp8_state.h"
+#include "llmc/kernels/quantize.h"
 #include "llmc/kernels/state_array.h"
 #include "llmc/shard/table.h"
 
@@ -93,6 +95,53 @@ private:
     Comm comm_;
     Sharding sharding_;
     size_t group_size_;
+};
+
+// Which weights are read as FP8 codes alone, and how they cut the units: this rank's slice of a unit into ranges that
+// the optimizer updates one after the other, and the unit into pieces that travel next to the codes.
+class UnitCuts {
+public:
+    explicit UnitCuts(const ShardLayout& layout);  // the layout must outlive it
+
+    // Each tensor in FP8 is a range of its own, and so is what lies between two of them.
+    struct Range {
+        size_t begin, count, decay_count;  // elements of the slice
+        Fp8State* fp8;                     // if set, the optimizer raises its amax and writes no working copy
+        ColumnFactors columns;             // by which the codes of that tensor are multiplied
+    };
+    const std::vector<Range>& ranges(size_t unit) const { return units_[unit].ranges; }
+    // Part of a unit with FP8 codes that is not in FP8 and lies on one rank.
+    struct Piece {
+        int rank;
+        size_t begin, count;  // elements of the unit
+    };
+    const std::vector<Piece>& pieces(size_t unit) const { return units_[unit].pieces; }
+
+    // True if FP8 codes travel: for some tensor of the unit, or of any unit. Only for sliced weights.
+    bool codes_travel(size_t unit) const;
+    bool codes_travel() const;
+    Fp8State* state(size_t unit, size_t tensor) const { return units_[unit].tensors[tensor].state; }  // nullptr: BF16
+
+    // See Weights.
+    void keep_in_fp8(size_t unit, size_t tensor, Fp8State* state, const float* factors);
+    void leave_fp8(size_t unit, size_t tensor);
+
+private:
+    struct Tensor {
+        bool travels;                    // as FP8 codes
+        Fp8State* state = nullptr;       // set while the tensor is in FP8
+        const float* factors = nullptr;  // of its columns, if it has some
+    };
+    struct Cut {
+        std::vector<Tensor> tensors;
+        std::vector<Range> ranges;
+        std::vector<Piece> pieces;
+    };
+    void cut_into_ranges(size_t unit);
+    void cut_into_pieces(size_t unit);
+
+    const ShardLayout& layout_;
+    std::vector<Cut> units_;
 };
 
 }  // namespace llmc

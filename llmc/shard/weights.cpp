@@ -29,23 +29,11 @@ void copy_values(To* out, const From* inp, size_t count, stream_t stream) {
 template <class Real>
 Weights<Real>::Weights(const ShardLayout& layout, StateFormat masters)
     : layout_(layout),
+      cuts_(layout_),
       master_arena_(layout.state_memory()),
       master_(nullptr, masters),
-      gathered_(ShardLayout::kSlots, ShardLayout::kNoUnit),
-      ranges_(layout.units()),
-      pieces_(layout.units()) {
-    for (const Unit& unit : table().units()) {
-        travels_in_fp8_.emplace_back();
-        for (const ParameterTensor& tensor : unit.tensors)
-            travels_in_fp8_.back().push_back(layout_.is_sliced() && tensor.codes == CodesFrom::masters);
-        fp8_states_.emplace_back(unit.tensors.size(), nullptr);
-        column_factors_.emplace_back(unit.tensors.size(), nullptr);
-        names_.push_back("gather " + unit.name);
-    }
-    for (size_t u = 0; u < layout_.units(); u++) {
-        cut_into_ranges(u);
-        cut_into_pieces(u);
-    }
+      gathered_(ShardLayout::kSlots, ShardLayout::kNoUnit) {
+    for (const Unit& unit : table().units()) names_.push_back("gather " + unit.name);
     plan();
 }
 
@@ -53,12 +41,9 @@ template <class Real>
 void Weights<Real>::plan() {
     const bool whole = layout_.keeps_whole_weights();
     if (!whole) cut_working_copy();
-    const size_t shard = layout_.slice_total(), kept = whole ? table().count() : shard;
-    bool any_fp8 = false;
-    for (size_t u = 0; u < layout_.units(); u++) any_fp8 |= has_fp8(u);
-    master_arena_.plan(&master_, shard);
+    master_arena_.plan(&master_, layout_.slice_total());
     if (!master_is_working()) working_arena_.plan(&working_, working_count());
-    if (any_fp8) working_arena_.plan(&fp8_, kept);
+    if (cuts_.codes_travel()) working_arena_.plan(&fp8_, code_count());
     if (whole) return;
     slots_.resize(ShardLayout::kSlots);
     for (size_t s = 0; s < slots_.size(); s++) {
@@ -66,7 +51,7 @@ void Weights<Real>::plan() {
         for (size_t u = 0; u < layout_.units(); u++)
             if (layout_.slot_of(u) == s) copies = std::max(copies, table().unit(u).copy_count);
         working_arena_.plan(&slots_[s].memory.working, copies);
-        if (any_fp8 && s >= 2) working_arena_.plan(&slots_[s].memory.fp8, layout_.slot_count(s));
+        if (cuts_.codes_travel() && s >= 2) working_arena_.plan(&slots_[s].memory.fp8, layout_.slot_count(s));
     }
 }
 
@@ -92,10 +77,9 @@ template <class Real>
 void Weights<Real>::allocate(stream_t stream) {
     for (Arena* arena : {&working_arena_, &master_arena_})
         if (arena->bytes() > 0) arena->allocate();
-    const size_t shard = layout_.slice_total(), kept = layout_.keeps_whole_weights() ? table().count() : shard;
-    set_bytes(master_.values, 0, shard * bytes_of(master_.format), stream);  // padding stays 0
+    set_bytes(master_.values, 0, layout_.slice_total() * bytes_of(master_.format), stream);  // padding stays 0
     if (working_) set_bytes(working_, 0, working_count() * sizeof(Real), stream);
-    if (fp8_) set_bytes(fp8_, 0, kept, stream);
+    if (fp8_) set_bytes(fp8_, 0, code_count(), stream);
     if (layout_.comm().world() == 1) return;
     comm_ = layout_.comm().neighbours(static_cast<int>(layout_.group_size()), "weights");
     gather_stream_ = create_stream(StreamPriority::communication);
@@ -105,8 +89,7 @@ void Weights<Real>::allocate(stream_t stream) {
         slot.free = create_event();
     }
     if (layout_.is_sliced() && layout_.keeps_whole_weights())
-        for (size_t u = 0; u < layout_.units(); u++) published_.push_back(create_event());
-    awaited_.resize(published_.size());
+        for (size_t u = 0; u < layout_.units(); u++) published_.push_back({create_event()});
 }
 
 template <class Real>
@@ -116,19 +99,16 @@ Weights<Real>::~Weights() {
     tear_down([&] { destroy_stream(gather_stream_); });
     const auto destroy = [](event_t event) { tear_down([&] { destroy_event(event); }); };
     destroy(slices_cast_);
-    for (const event_t event : published_) destroy(event);
-    for (const Slot& slot : slots_) destroy(slot.ready), destroy(slot.free);
+    for (const Published& unit : published_) destroy(unit.sent);
+    for (const Slot& slot : slots_) {
+        destroy(slot.ready);
+        destroy(slot.free);
+    }
 }
 
 template <class Real>
 bool Weights<Real>::master_is_working() const {
     return !layout_.is_sliced() && !layout_.sharding().offload_state && bytes_of(master_.format) == sizeof(Real);
-}
-
-template <class Real>
-bool Weights<Real>::has_fp8(size_t unit) const {
-    const std::vector<bool>& tensors = travels_in_fp8_[unit];
-    return std::find(tensors.begin(), tensors.end(), true) != tensors.end();
 }
 
 template <class Real>
@@ -200,7 +180,7 @@ template <class Real>
 typename Weights<Real>::Slice Weights<Real>::slice(size_t unit, size_t at) const {
     const size_t element = layout_.slice(unit).begin + at;
     bool copied = !master_is_working();
-    for (const Range& range : ranges_[unit])
+    for (const Range& range : ranges(unit))
         if (range.fp8 && range.begin <= at && at < range.begin + range.count) copied = false;
     return {master_slice(unit).from(at), copied ? working_at(unit, element) : nullptr};
 }
@@ -214,17 +194,18 @@ void Weights<Real>::gather(size_t unit, stream_t stream) {
         throw Error(ExitCode::failure, "{} cannot be gathered: its slot has {}, which has not been released",
                     layout_.name_of(unit), layout_.name_of(gathered));
     gathered = unit;
-    if (!published_.empty()) {
-        if (awaited_[unit])
-            wait(stream, published_[unit]);
+    if (!published_.empty()) {  // stages 1 and 2
+        Published& published = published_[unit];
+        if (published.awaited)
+            wait(stream, published.sent);
         else
-            comm_.wait_for_peers(stream, published_[unit]);
-        awaited_[unit] = true;
+            comm_.wait_for_peers(stream, published.sent);  // counts the time, if there is any
+        published.awaited = true;
     }
     if (layout_.keeps_whole_weights()) return;
-    bring(unit);
+    bring(unit);  // stage 3
     comm_.wait_for_peers(stream, slots_[layout_.slot_of(unit)].ready);
-    // Fetch the next unit ahead of time, up or down. The embedding and the final norm stay in their buffers.
+    // Fetch the next block ahead of time, up or down. The embedding and the final norm stay in their buffers.
     const bool down = unit < last_gathered_;
     last_gathered_ = unit;
     const size_t last = layout_.units() - 1, next = down ? unit - 1 : unit + 1;
@@ -258,19 +239,21 @@ template <class Real>
 void Weights<Real>::send(size_t unit, const Whole& to) {
     const CommRange range(names_[unit].c_str(), comm_, gather_stream_);
     const size_t count = layout_.slice(unit).count;
-    if (!has_fp8(unit)) {
+    if (!cuts_.codes_travel(unit)) {
         comm_.all_gather(to.working, working_at(unit, layout_.slice(unit).begin), count * sizeof(Real), gather_stream_);
         return;
     }
-    const auto place = [&](const Piece& piece) { return to.working + table().unit(unit).copy_index(piece.begin); };
-    for (const Piece& piece : pieces_[unit]) {
+    const auto place = [&](const UnitCuts::Piece& piece) {
+        return to.working + table().unit(unit).copy_index(piece.begin);
+    };
+    for (const UnitCuts::Piece& piece : cuts_.pieces(unit)) {
         if (piece.rank != comm_.rank()) continue;
         const Real* mine = working_at(unit, piece.begin);
         if (mine != place(piece)) copy_on_device(place(piece), mine, piece.count * sizeof(Real), gather_stream_);
     }
     const Comm::Group group(comm_);
     comm_.all_gather(to.fp8, codes_slice(unit), count, gather_stream_);
-    for (const Piece& piece : pieces_[unit])
+    for (const UnitCuts::Piece& piece : cuts_.pieces(unit))
         comm_.broadcast(place(piece), piece.count * sizeof(Real), piece.rank, gather_stream_);
 }
 
@@ -287,8 +270,8 @@ void Weights<Real>::publish(stream_t stream) {
     for (Slot& slot : slots_) slot.unit = ShardLayout::kNoUnit;
     for (size_t u = 0; u < published_.size(); u++) {
         send(u, whole(u));
-        record(published_[u], gather_stream_);
-        awaited_[u] = false;
+        record(published_[u].sent, gather_stream_);
+        published_[u].awaited = false;
     }
 }
 
@@ -304,7 +287,7 @@ std::vector<NamedMemory> Weights<Real>::working_copies() const {
             const ParameterTensor& tensor = table().unit(u).tensors[t];
             const ShardLayout::Part part = ShardLayout::overlap(kept, tensor);
             const size_t at = begin + part.begin - kept.begin;
-            if (!fp8_states_[u][t])
+            if (!cuts_.state(u, t))
                 copies.push_back({tensor.name, working_at(u, part.begin), part.count * sizeof(Real)});
             else if (layout_.is_sliced())
                 copies.push_back({tensor.name + " in FP8", fp8_ + at, part.count});
@@ -329,70 +312,20 @@ void Weights<Real>::publish_again(stream_t stream) {
 template <class Real>
 void Weights<Real>::cast_slices(stream_t stream) {
     for (size_t u = 0; u < layout_.units(); u++)
-        for (const Range& range : ranges_[u]) {
+        for (const Range& range : ranges(u)) {
             if (range.fp8) continue;
             const Slice to = slice(u, range.begin);
             to.master.typed([&](const auto* masters) { copy_values(to.working, masters, range.count, stream); });
         }
 }
 
-// ---- ranges and pieces ----------------------------------------------------------------------------------------------
-
-template <class Real>
-void Weights<Real>::cut_into_ranges(size_t unit) {
-    const Unit& u = table().unit(unit);
-    std::vector<Range>& ranges = ranges_[unit];
-    ranges.clear();
-    const size_t first = layout_.slice(unit).begin, last = layout_.slice(unit).end();
-    const auto add = [&](size_t from, size_t to, Fp8State* fp8, const ColumnFactors& columns = {}) {
-        const size_t begin = std::clamp(from, first, last), end = std::clamp(to, first, last);
-        if (begin == end) return;
-        const size_t decayed = std::clamp(u.decay_count, begin, end) - begin;
-        ranges.push_back({begin - first, end - begin, decayed, fp8, {columns.factors, columns.columns, begin - from}});
-    };
-    size_t at = 0;
-    for (size_t t = 0; t < u.tensors.size(); t++) {
-        if (!fp8_states_[unit][t]) continue;
-        const size_t begin = u.tensors[t].offset, end = begin + u.tensors[t].count();
-        add(at, begin, nullptr);
-        add(begin, end, fp8_states_[unit][t],
-            {column_factors_[unit][t], static_cast<size_t>(u.tensors[t].shape.back())});
-        at = end;
-    }
-    add(at, u.count, nullptr);
-}
-
-template <class Real>
-void Weights<Real>::cut_into_pieces(size_t unit) {
-    if (!has_fp8(unit)) return;
-    const Unit& u = table().unit(unit);
-    const size_t count = layout_.slice(unit).count;
-    const auto add = [&](size_t from, size_t to) {  // adds elements that are not in FP8, cut where slices end
-        for (size_t at = from; at < to;) {
-            const size_t end = std::min(to, (at / count + 1) * count);
-            pieces_[unit].push_back({static_cast<int>(at / count), at, end - at});
-            at = end;
-        }
-    };
-    size_t at = 0;
-    for (size_t t = 0; t < u.tensors.size(); t++) {
-        if (!travels_in_fp8_[unit][t]) continue;
-        add(at, u.tensors[t].offset);
-        at = u.tensors[t].offset + u.tensors[t].count();
-    }
-    add(at, u.count);
-}
+// ---- in and out of FP8 ----------------------------------------------------------------------------------------------
 
 template <class Real>
 void Weights<Real>::keep_in_fp8(size_t unit, size_t tensor, Fp8State* state, const float* factors) {
-    if (fp8_states_[unit][tensor] == state) return;
-    if (layout_.is_sliced() && !travels_in_fp8_[unit][tensor])
-        throw Error(ExitCode::failure,
-                    "tensor " + table().unit(unit).tensors[tensor].name + " was not planned to travel as FP8");
-    fp8_states_[unit][tensor] = state;
-    column_factors_[unit][tensor] = factors;
+    if (cuts_.state(unit, tensor) == state) return;
+    cuts_.keep_in_fp8(unit, tensor, state, factors);
     to_be_measured_ = true;
-    cut_into_ranges(unit);
 }
 
 template <class Real>
@@ -403,16 +336,10 @@ void Weights<Real>::leave_fp8(size_t unit, size_t tensor, stream_t stream) {
                     "layer {} has left FP8, but this run keeps no BF16 copy of its weight; resume with the "
                     "--fp8-fallback or --fp8-until of that run, or leave the layer out of --fp8-layers",
                     info.layer);
-    fp8_states_[unit][tensor] = nullptr;
-    travels_in_fp8_[unit][tensor] = false;
-    cut_into_ranges(unit);
-    pieces_[unit].clear();
-    cut_into_pieces(unit);
-    if (layout_.is_sliced()) {
-        to_be_cast_ = true;
-        return;
-    }
-    if (!master_is_working())
+    cuts_.leave_fp8(unit, tensor);
+    if (layout_.is_sliced())
+        to_be_cast_ = true;  // by publish()
+    else if (!master_is_working())
         master(unit, tensor).typed([&](const auto* masters) {
             copy_values(working_at(unit, info.offset), masters, info.count(), stream);
         });
@@ -446,10 +373,10 @@ void Weights<Real>::set_master(size_t unit, size_t from, const float* values, si
 
 template <class Real>
 void Weights<Real>::mark_changed(size_t unit, size_t from, size_t count) {
-    for (size_t t = 0; t < fp8_states_[unit].size(); t++) {
+    for (size_t t = 0; t < table().unit(unit).tensors.size(); t++) {
         const ParameterTensor& info = table().unit(unit).tensors[t];
         const bool changes = from < info.offset + info.count() && info.offset < from + count;
-        to_be_measured_ |= changes && fp8_states_[unit][t];
+        to_be_measured_ |= changes && cuts_.state(unit, t);
     }
     to_be_cast_ = true;
 }
@@ -459,7 +386,7 @@ void Weights<Real>::write_master(size_t unit, const ShardLayout::Part& part, con
     const StateArray master = master_slice(unit).from(part.begin - layout_.slice(unit).begin);
     write_state(master, values, part.count, stream);
     if (layout_.is_sliced() || master_is_working()) return;
-    for (const Range& range : ranges_[unit]) {
+    for (const Range& range : ranges(unit)) {
         const ShardLayout::Part copied = ShardLayout::overlap(part, {range.begin, range.count});
         if (range.fp8 || copied.count == 0) continue;
         master.from(copied.begin - part.begin).typed([&](const auto* masters) {

@@ -3,16 +3,22 @@
 //   gather(unit)   makes the stream wait until the unit's working weights are complete on this rank
 //   weight(...)    returns a pointer into them
 //   release(unit)  says that the model no longer needs them. The pointer is now invalid.
-// It is an error in every stage to ask for a unit's weights before gather() or after release(), and to gather two units
-// that share a buffer in stage 3. On one rank all three calls cost nothing. With several ranks, weights travel on their
-// own stream, one unit ahead of the model.
+// After the optimizer, publish() sends what it changed. What the calls do with several ranks:
+//
+//   stage   publish()                          gather(unit)                               release(unit)
+//     0     nothing                            nothing                                    nothing
+//    1, 2   casts this rank's slices, and      waits until the unit has arrived           nothing
+//           sends all units one by one
+//     3     casts this rank's slices           fetches the unit into its buffer unless    says that its buffer may be
+//                                              it is there, and the next one ahead        overwritten
+//
+// Weights travel on their own stream. On one rank the calls cost nothing. It is an error in every stage to ask for a
+// unit's weights before gather() or after release(), and to gather two units that share a buffer in stage 3.
 #pragma once
 #include <functional>
 #include <optional>
 
 #include "llmc/device/trace.h"
-#include "llmc/kernels/fp8_state.h"
-#include "llmc/kernels/quantize.h"
 #include "llmc/kernels/state_array.h"
 #include "llmc/shard/arena.h"
 #include "llmc/shard/layout.h"
@@ -50,20 +56,15 @@ public:
         Real* working;  // nullptr if the masters are the working copy, or if `at` lies in a tensor in FP8
     };
     Slice slice(size_t unit, size_t at = 0) const;
-    // The slice cut into the ranges that the optimizer updates one after the other: each tensor in FP8, and what lies
-    // between two of them.
-    struct Range {
-        size_t begin, count, decay_count;  // elements of the slice
-        Fp8State* fp8;                     // if set, the optimizer raises its amax and writes no working copy
-        ColumnFactors columns;             // by which the codes of that tensor are multiplied
-    };
-    const std::vector<Range>& ranges(size_t unit) const { return ranges_[unit]; }
+    // The slice cut into the ranges that the optimizer updates one after the other.
+    using Range = UnitCuts::Range;
+    const std::vector<Range>& ranges(size_t unit) const { return cuts_.ranges(unit); }
 
     // The model will only read FP8 codes of this tensor, made from the masters. From now on the optimizer leaves its
     // working copy alone, and raises state->amax_now to the largest magnitude of the new weights. `factors`, none above
     // 1, multiply the matrix's columns when they are cast. May be repeated.
     void keep_in_fp8(size_t unit, size_t tensor, Fp8State* state, const float* factors = nullptr);
-    Fp8State* fp8_state(size_t unit, size_t tensor) const { return fp8_states_[unit][tensor]; }  // nullptr: not in FP8
+    Fp8State* fp8_state(size_t unit, size_t tensor) const { return cuts_.state(unit, tensor); }  // nullptr: not in FP8
     // The model reads this tensor's working copy again, from the next publish() on. Call on every rank in the same
     // step. Throws if the tensor was planned without a working copy (ParameterTensor::copied).
     void leave_fp8(size_t unit, size_t tensor, stream_t stream);
@@ -115,14 +116,13 @@ private:
         size_t unit = ShardLayout::kNoUnit;
         event_t ready = nullptr, free = nullptr;
     };
-    struct Piece {  // part of a unit with FP8 tensors that is not in FP8 and lies on one rank
-        int rank;
-        size_t begin, count;  // elements of the unit
+    struct Published {  // a unit, stages 1 and 2
+        event_t sent = nullptr;
+        bool awaited = false;  // the model has waited for the last publish()
     };
 
     void plan();
     void check_resident(size_t unit, size_t tensor) const;
-    bool has_fp8(size_t unit) const;
     bool master_is_working() const;
     // Elements of a unit were set from outside. Call on all ranks, whichever holds them.
     void mark_changed(size_t unit, size_t from, size_t count);
@@ -132,15 +132,14 @@ private:
     Real* working_at(size_t unit, size_t element) const;
     void cut_working_copy();
     size_t working_count() const;
+    size_t code_count() const { return layout_.keeps_whole_weights() ? table().count() : layout_.slice_total(); }
     void cast_slices(stream_t stream);
     void bring(size_t unit);
     void send(size_t unit, const Whole& to);
-    void cut_into_ranges(size_t unit);
-    void cut_into_pieces(size_t unit);
 
     const ShardLayout layout_;
-    std::vector<std::vector<bool>> travels_in_fp8_;  // by unit and tensor
-    Comm comm_ = Comm::self();                       // this rank's group
+    UnitCuts cuts_;
+    Comm comm_ = Comm::self();  // this rank's group
     Arena working_arena_{MemoryKind::weights}, master_arena_;
     StateArray master_;
     // All units, or this rank's slices of them in stage 3, without tensors that have no working copy.
@@ -153,13 +152,7 @@ private:
     stream_t gather_stream_{};
     std::vector<std::string> names_;  // for profiles, by unit
     event_t slices_cast_ = nullptr;
-    std::vector<event_t> published_;  // stages 1 and 2, by unit
-    std::vector<bool> awaited_;       // by unit: the model has waited for the last publish()
-
-    std::vector<std::vector<Fp8State*>> fp8_states_;         // by unit and tensor; nullptr if it is not in FP8
-    std::vector<std::vector<const float*>> column_factors_;  // by unit and tensor; nullptr if it has none
-    std::vector<std::vector<Range>> ranges_;                 // by unit
-    std::vector<std::vector<Piece>> pieces_;                 // by unit
+    std::vector<Published> published_;
     bool to_be_measured_ = true, to_be_cast_ = true;
 };
 
