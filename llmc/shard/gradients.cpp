@@ -110,11 +110,11 @@ void Gradients::reduce(size_t unit, stream_t stream) {
     if (observer_) observer_(unit, whole(unit));
     const bool accumulates = layout_.accumulates();
     if (accumulates && (layout_.comm().world() == 1 || !last_)) return;
-    const ShardLayout::Part part = layout_.summed(unit);
-    const StateArray sum = sums(unit, part);
     record(computed_, stream);
     wait(reduce_stream_, computed_);
     const CommRange range(names_[unit].c_str(), comm_, reduce_stream_);
+    const ShardLayout::Part part = layout_.summed(unit);
+    const StateArray sum = sums(unit, part);
     if (sum.format == StateFormat::fp32)
         comm_.reduce_scatter(sum.as<float>(), whole(unit), part.count, layout_.sharding().wire, !accumulates && !first_,
                              workspace_, reduce_stream_, feedback(unit));

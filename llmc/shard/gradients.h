@@ -3,9 +3,18 @@
 //   gradient(...)  returns a pointer into it
 //   reduce(unit)   sends the unit's gradient of this micro-step, which is complete on this rank. The pointer is now
 //                  invalid.
-// It is an error in every stage to ask for a gradient before acquire() or after reduce(), and to acquire two units that
-// share a buffer in stages 2 and 3. On one rank all three calls cost nothing. With several ranks, gradients travel on
-// their own stream behind the backward pass.
+// Where the model writes, and what reduce() does with several ranks:
+//
+//   stage   gradient(...) points into         reduce()
+//     0     the step's sums of all units      in the last micro-step: reduce-scatter, then all-gather
+//     1     the step's sums of all units      in the last micro-step: reduce-scatter
+//    2, 3   one of four buffers               in every micro-step: reduce-scatter, added to this rank's slice of the
+//                                             step's sums
+//
+// With ReduceOrder::rank, and with sums in BF16, stages 0 and 1 work like 2 and 3; stage 0 gathers after the last
+// micro-step. Gradients travel on their own stream, behind the backward pass. On one rank, with sums in FP32, the calls
+// cost nothing. It is an error in every stage to ask for a gradient before acquire() or after reduce(), and to acquire
+// two units that share a buffer.
 //
 // With ReduceOrder::rank, every stage sums the gradients of every micro-step: micro-step by micro-step, and within a
 // micro-step rank by rank. The loader distributes micro-batches in the same order. So the sums of a step, and the whole
