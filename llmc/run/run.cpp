@@ -135,7 +135,7 @@ void Run<Real>::end_step(const std::vector<Fp8Fallback>& fallbacks) {
     position_.evaluation_due = stop_ != StopReason::none;  // the resumed run evaluates instead
 }
 
-// What this rank knows at the end of a step. `before`: the record of the step before, if there is one.
+// The values of this rank at the end of a step. `before`: the record of the step before, if there is one.
 template <class Real>
 typename Run<Real>::Agreement Run<Real>::proposal(const std::optional<StepRecord>& before) {
     Agreement mine;

@@ -270,7 +270,7 @@ template <class Real>
 void Trainer<Real>::use_weights() {
     optimizer_.exchange_average(stream_);
     if (fp8()) write_through(fp8()->state(0, Fp8Role::x), fp8_aside_.data(), fp8_aside_.size(), stream_);
-    model_.forget_rows();
+    model_.forget_rows();  // keys and values of tokens that the average has read
     model_.linear().make_weights_again(stream_);
 }
 

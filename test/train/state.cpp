@@ -231,6 +231,29 @@ TEST_CASE_TEMPLATE("state: evaluation with the average of the weights leaves no 
     }
 }
 
+// Generation reuses the keys and values of whole pieces of 16 tokens.
+TEST_CASE("state: weights in use again do not answer from rows that their average computed") {
+    TrainerConfig config = trainer_config(small_model(1, 32), 1, 32, Recompute::gelu);
+    config.schedule = {ScheduleKind::linear, 1e-3, 2, 100, 0};
+    config.optimizer.average = average_from_text("ema:0.5");
+    TestModel<float> test(config);
+    test.trainer.initialize(1);
+    const std::vector<int> tokens(32, 5), targets(32, 7);
+    for (int i = 0; i < 3; i++) {
+        test.begin_step();
+        test.trainer.micro_step(tokens.data(), targets.data());
+        test.finish_step();
+    }
+    const auto logits = [&] {
+        return test.trainer.model().next_token_logits(tokens.data(), 32, test.trainer.stream());
+    };
+    const std::vector<float> expected = logits();
+    test.trainer.use_average();
+    CHECK(logits() != expected);
+    test.trainer.use_weights();
+    CHECK(logits() == expected);
+}
+
 TEST_CASE("state: masters or moments in BF16 go on in FP32, and the other way round") {
     bool masters = false;
     StateFormat format = StateFormat::bf16;
