@@ -86,6 +86,7 @@ ExitCode evaluate_weights(const std::vector<std::string>& arguments, const Launc
     ResolveInputs surroundings;
     inputs.describe(surroundings);
     resolve_for(weights->model(), o, surroundings, ranks);
+    inputs.tokenizer = find_tokenizer("", request.from, *weights);  // as in the run; check() looks next to the shards
     inputs.check(o);
     ranks.comm.require_equal("configuration", config_json(o));
     const ValRecord record = o.precision == Precision::fp32 ? evaluate<float>(request, inputs, ranks, *weights)

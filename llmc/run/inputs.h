@@ -32,7 +32,7 @@ struct Inputs {
     // For each set of `val`, the bytes of text of each id, 0 for tokens that are not text. From the run's or the
     // set's tokenizer, or else the mean that its sidecars give. Empty if neither is known. check() sets it.
     std::vector<std::vector<double>> val_bytes;
-    TokenizerSearch tokenizer;  // the tokenizer of the training set; check() sets it
+    TokenizerSearch tokenizer;  // the run's. check() sets that of the training set; eval sets that of the weights
 
     explicit Inputs(const Options& options);
     // Finds the tokenizer: --tokenizer, or a file next to the training shards. Throws Error(bad_data) if a token, an

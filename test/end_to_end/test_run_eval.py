@@ -186,7 +186,8 @@ class Eval(Case):
         self.assertIn(f"s:12 eval:{last['b_acc_norm']:.4f}\n".encode(), done.read("main.log"))
 
     def test_bits_per_byte(self):
-        """Over the targets that are scored, without end tokens, by the bytes of these targets."""
+        """Over the targets that are scored, without end tokens, by the bytes of these targets. The bytes are those of the
+        run's tokenizer. Weights without a run have the shards' tokenizer, or the mean of their sidecar."""
         chance = random.Random(3)
         tokens = [chance.choice((256, *range(32, 48))) for _ in range(100)]
         ends = tokens.count(256)
@@ -199,10 +200,18 @@ class Eval(Case):
         self.assertTrue(0 < len(scored) < len(losses) == 32)
         bits = sum(loss for _, loss in scored) / math.log(2)
 
-        def found(batch="2", **how):
-            result = evaluate(self.trained.directory, "--val", f"unknown={unknown}", "--val", shard, "-m", "1", "-b", batch,
-                              "-t", "16", **how)
+        def evaluated(source, batch="2", **how):
+            result = evaluate(source, "--val", f"unknown={unknown}", "--val", shard, "-m", "1", "-b", batch, "-t", "16",
+                              **how)
             self.assertAlmostEqual(result["val_loss"], sum(loss for _, loss in losses) / 32, delta=1e-5)
+            return result
+
+        os.mkdir(weights := new_path("weights"))
+        shutil.copy(self.trained.path("model.safetensors"), weights)
+        shutil.copy(self.trained.path("config.json"), weights)
+
+        def found(*arguments, **how):
+            result = evaluated(weights, *arguments, **how)
             self.assertNotIn("val_bpb_unknown", result)
             return result.get("val_bpb")
 
@@ -218,6 +227,9 @@ class Eval(Case):
         self.assertAlmostEqual(found(), exact, delta=1e-5)
         if MPIRUN:
             self.assertAlmostEqual(found("1", ranks=2), exact, delta=1e-5)
+        of_run = evaluated(self.trained.directory)  # its tokenizer has a byte per token
+        for name in ("val_bpb", "val_bpb_unknown"):
+            self.assertAlmostEqual(of_run[name], bits / len(scored), delta=1e-5)
 
     @unittest.skipUnless(MPIRUN, "no mpirun")
     def test_three_ranks(self):
