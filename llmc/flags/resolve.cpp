@@ -68,11 +68,22 @@ void check_positions(const Options& o) {
     refuse("--doc-positions needs learned positions, and this model's are rotary; leave it out");
 }
 
+// Refuses micro-batches that kernels refuse: attention's have sequences in the third dimension of their grid, and the
+// embedding's count tokens.
+void check_micro_batch(const Options& o) {
+    constexpr int64_t kMostSequences = 65535, kMostTokens = 1 << 29;
+    const int64_t tokens = int64_t{o.batch} * o.seq;
+    if (tokens > kMostTokens)
+        refuse("-b {} x -t {} = {} tokens per micro-batch exceed the limit of {}; use -b {}", o.batch, o.seq, tokens,
+               kMostTokens, kMostTokens / o.seq);
+    const TokenStages& stages = o.seq_schedule.value;  // the first one has the shortest sequences
+    const int64_t sequences = stages.empty() ? o.batch : tokens / stages.front().tokens;
+    if (sequences > kMostSequences)
+        refuse("-b {} makes {} sequences per micro-batch, above the limit of {}; use a smaller -b{}", o.batch, sequences,
+               kMostSequences, stages.empty() ? "" : ", or longer sequences in --seq-schedule");
+}
+
 void resolve_total_batch(Options& o, int ranks) {
-    constexpr int64_t kMostTokens = std::numeric_limits<int>::max();  // kernels count tokens in an int
-    if (int64_t{o.batch} * o.seq > kMostTokens)
-        refuse("-b {} x -t {} = {} tokens per micro-batch exceed the limit of {}; use -b {}", o.batch, o.seq,
-               int64_t{o.batch} * o.seq, kMostTokens, kMostTokens / o.seq);
     const int64_t unit = int64_t{o.batch} * o.seq * ranks;
     if (o.total_batch == 0) o.total_batch = unit;
     if (o.total_batch % unit != 0) {
@@ -400,6 +411,7 @@ void resolve(Options& options, const ResolveInputs& inputs) {
     resolve_depth(options);
     resolve_seq(options);
     check_positions(options);
+    check_micro_batch(options);
     resolve_total_batch(options, inputs.ranks);
     resolve_batch_schedule(options, inputs.ranks);
     resolve_seq_schedule(options);

@@ -7,6 +7,7 @@
 
 #include "llmc/base/error.h"
 #include "llmc/flags/flags.h"
+#include "llmc/kernels/attention.h"
 #include "test/helpers.h"
 
 using namespace llmc;
@@ -169,13 +170,30 @@ TEST_CASE("resolve: sequences are cut into equal pieces") {
     }
 }
 
-TEST_CASE("resolve: a micro-batch's tokens can be counted") {
+TEST_CASE("resolve: a micro-batch has as many tokens and sequences as kernels can count") {
     Options o;
-    o.batch = 2097151;  // 2^31 - 1024 tokens
-    CHECK(resolved(o).total_batch == 2147482624);
-    o.batch = 2097152;
-    CHECK(contains(refusal(o), "-b 2097152 x -t 1024 = 2147483648 tokens"));
-    CHECK(contains(refusal(o), "use -b 2097151"));
+    o.seq = o.context = 16384;
+    o.batch = 32768;  // 2^29 tokens
+    CHECK(resolved(o).total_batch == 536870912);
+    o.batch = 32769;
+    CHECK(contains(refusal(o), "-b 32769 x -t 16384 = 536887296 tokens"));
+    CHECK(contains(refusal(o), "use -b 32768"));
+
+    Options cut;
+    cut.seq = 64;
+    const auto attention_takes = [](int sequences) {
+        return error_of([&] { attention::check_shape(sequences, 16, {12, 12, 64}); }, ExitCode::failure).empty();
+    };
+    for (const char* schedule : {"off", "16:5,32:5"}) {
+        const int pieces = *schedule == 'o' ? 1 : 4;
+        set(cut, "seq-schedule", schedule);
+        cut.batch = 65535 / pieces;
+        CHECK_NOTHROW(resolved(cut));
+        CHECK(attention_takes(cut.batch * pieces));
+        cut.batch++;
+        CHECK(!attention_takes(cut.batch * pieces));
+        CHECK(contains(refusal(cut), "65536 sequences per micro-batch, above the limit of 65535; use a smaller -b"));
+    }
 }
 
 TEST_CASE("resolve: profiled steps lie within the run") {
