@@ -79,8 +79,8 @@ void check_micro_batch(const Options& o) {
     const TokenStages& stages = o.seq_schedule.value;  // the first one has the shortest sequences
     const int64_t sequences = stages.empty() ? o.batch : tokens / stages.front().tokens;
     if (sequences > kMostSequences)
-        refuse("-b {} makes {} sequences per micro-batch, above the limit of {}; use a smaller -b{}", o.batch, sequences,
-               kMostSequences, stages.empty() ? "" : ", or longer sequences in --seq-schedule");
+        refuse("-b {} makes {} sequences per micro-batch, above the limit of {}; use a smaller -b{}", o.batch,
+               sequences, kMostSequences, stages.empty() ? "" : ", or longer sequences in --seq-schedule");
 }
 
 void resolve_total_batch(Options& o, int ranks) {
@@ -208,14 +208,33 @@ void resolve_validation(Options& o, const ResolveInputs& inputs) {
     if (batches) o.val_every = validation_interval(*batches, o.micro_steps);
 }
 
-void resolve_optimizer(Options& o) {
-    if (o.beta2 < 0) o.beta2 = o.optimizer == OptimizerKind::lion ? 0.99 : 0.95;
-    const bool muon = is_muon(o.optimizer);
-    if (o.adam_moments != StateFormat::fp32 && !muon && o.optimizer != OptimizerKind::adamw)
-        refuse(
-            "--adam-moments {} needs AdamW, and this run has --optimizer {}, whose moment is FP32; leave it out or use "
-            "--optimizer adamw, muon, normuon or muoneq",
-            word_of(o.adam_moments), word_of(o.optimizer));
+// Refuses flags that the run's optimizer ignores.
+void check_optimizer_flags(const Options& o) {
+    const bool muon = is_muon(o.optimizer), adamw = muon || o.optimizer == OptimizerKind::adamw;
+    const char *const kMuon = "muon, normuon or muoneq", *const kAdamW = "adamw, muon, normuon or muoneq";
+    const struct {
+        const char* flag;
+        bool is_ignored;
+        const char *optimizers, *instead = "leave it out";
+    } flags[] = {
+        {"--adam-moments", o.adam_moments != StateFormat::fp32 && !adamw, kAdamW},
+        {"--adamw-lr", o.adamw_lr >= 0 && !muon, kMuon, "use --lr"},
+        {"--embedding-lr", o.embedding_lr >= 0 && !muon, kMuon, "use --lr"},
+        {"--head-lr", o.head_lr >= 0 && !muon, kMuon, "use --lr"},
+        {"--vector-lr", o.vector_lr >= 0 && !muon, kMuon, "use --lr"},
+        {"--adamw-weight-decay", o.adamw_weight_decay >= 0 && !muon, kMuon, "use --weight-decay"},
+        {"--muon-momentum-warmup", o.muon_momentum_warmup > 0 && !muon, kMuon},
+        {"--cautious-decay", o.cautious_decay && !adamw, kAdamW},
+        {"--nesterov on", o.nesterov == Nesterov::on && !adamw && o.optimizer != OptimizerKind::sgd,
+         "adamw, sgd, muon, normuon or muoneq"},
+    };
+    for (const auto& [flag, is_ignored, optimizers, instead] : flags)
+        if (is_ignored)
+            refuse("{} needs --optimizer {}, and this run has --optimizer {}; {}", flag, optimizers,
+                   word_of(o.optimizer), instead);
+}
+
+void check_clipping(const Options& o) {
     if (o.clip_kind != ClipKind::norm && o.clip == 0)
         refuse("--clip-kind {} has no effect with --clip 0, which turns clipping off; give --clip X",
                word_of(o.clip_kind));
@@ -229,24 +248,14 @@ void resolve_optimizer(Options& o) {
             "--qk-clip {:g} scales the weights of queries and keys, which the QK-norm of this model undoes; leave it "
             "out: QK-norm limits attention's logits by itself",
             o.qk_clip);
+}
+
+// Fills in what depends on the optimizer. The rates of muon's AdamW follow from one another.
+void resolve_optimizer(Options& o) {
+    const bool muon = is_muon(o.optimizer);
+    if (o.beta2 < 0) o.beta2 = o.optimizer == OptimizerKind::lion ? 0.99 : 0.95;
     if (o.momentum < 0) o.momentum = muon ? 0.95 : 0.9;
     if (o.nesterov == Nesterov::by_optimizer) o.nesterov = muon ? Nesterov::on : Nesterov::off;
-    for (const auto& [name, rate] : {std::pair{"--adamw-lr", &Options::adamw_lr},
-                                     {"--embedding-lr", &Options::embedding_lr},
-                                     {"--head-lr", &Options::head_lr},
-                                     {"--vector-lr", &Options::vector_lr},
-                                     {"--adamw-weight-decay", &Options::adamw_weight_decay}})
-        if (!muon && o.*rate >= 0)
-            refuse("{} {:g} is for the parameters that muon leaves to AdamW, and this run has --optimizer {}; use {}",
-                   name, o.*rate, word_of(o.optimizer),
-                   rate == &Options::adamw_weight_decay ? "--weight-decay" : "--lr");
-    if (!muon && o.muon_momentum_warmup > 0)
-        refuse(
-            "--muon-momentum-warmup needs muon, and this run has --optimizer {}; leave it out or use --optimizer muon",
-            word_of(o.optimizer));
-    if (!muon && o.cautious_decay && o.optimizer != OptimizerKind::adamw)
-        refuse("--cautious-decay needs adamw, muon, normuon or muoneq, and this run has --optimizer {}; leave it out",
-               word_of(o.optimizer));
     if (!muon) return;
     if (o.muon_momentum_warmup > 0 && o.momentum < kFirstMuonMomentum)
         refuse("--momentum {:g} is below {:g}, where --muon-momentum-warmup begins; leave the warm-up out", o.momentum,
@@ -417,6 +426,8 @@ void resolve(Options& options, const ResolveInputs& inputs) {
     resolve_seq_schedule(options);
     resolve_zero(options, inputs.ranks);
     resolve_steps(options, inputs.train_tokens);
+    check_optimizer_flags(options);
+    check_clipping(options);
     resolve_optimizer(options);
     resolve_validation(options, inputs);
     if (!inputs.trained_on.empty())

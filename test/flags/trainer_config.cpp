@@ -180,14 +180,12 @@ TEST_CASE("trainer config: numbers and switches arrive in their own places") {
     muon.optimizer = OptimizerKind::adamw;
     CHECK_THROWS_WITH_AS(
         resolve(muon, {}),
-        "--adamw-lr 0.001 is for the parameters that muon leaves to AdamW, and this run has --optimizer adamw; use "
-        "--lr",
-        Error);
+        "--adamw-lr needs --optimizer muon, normuon or muoneq, and this run has --optimizer adamw; use --lr", Error);
     Options other;
     other.muon_momentum_warmup = 5;
     CHECK_THROWS_WITH_AS(resolve(other, {}),
-                         "--muon-momentum-warmup needs muon, and this run has --optimizer adamw; leave it out or use "
-                         "--optimizer muon",
+                         "--muon-momentum-warmup needs --optimizer muon, normuon or muoneq, and this run has "
+                         "--optimizer adamw; leave it out",
                          Error);
     Options cautious;
     cautious.cautious_decay = true;
@@ -199,15 +197,18 @@ TEST_CASE("trainer config: numbers and switches arrive in their own places") {
     cautious.optimizer = OptimizerKind::lion;
     CHECK_THROWS_WITH_AS(
         resolve(cautious, {}),
-        "--cautious-decay needs adamw, muon, normuon or muoneq, and this run has --optimizer lion; leave it out",
+        "--cautious-decay needs --optimizer adamw, muon, normuon or muoneq, and this run has --optimizer lion; leave "
+        "it out",
         Error);
     for (const auto& [name, optimizer] : kWords<OptimizerKind>) {
         Options narrow;
         narrow.optimizer = optimizer, narrow.adam_moments = StateFormat::bf16, narrow.seed = 77;
         if (optimizer == OptimizerKind::lion || optimizer == OptimizerKind::sgd) {
             const std::string message =
-                std::string("--adam-moments bf16 needs AdamW, and this run has --optimizer ") + name +
-                ", whose moment is FP32; leave it out or use --optimizer adamw, muon, normuon or muoneq";
+                std::string(
+                    "--adam-moments needs --optimizer adamw, muon, normuon or muoneq, and this run has "
+                    "--optimizer ") +
+                name + "; leave it out";
             CHECK_THROWS_WITH_AS(resolve(narrow, {}), message.c_str(), Error);
             continue;
         }
@@ -215,6 +216,18 @@ TEST_CASE("trainer config: numbers and switches arrive in their own places") {
         CHECK(trainer_config(narrow).optimizer.adam_moments == StateFormat::bf16);
         CHECK(trainer_config(narrow).optimizer.rounding_seed == 77);
         CHECK(trainer_config(o).optimizer.adam_moments == StateFormat::fp32);
+    }
+    for (const auto& [name, optimizer] : kWords<OptimizerKind>) {
+        Options ahead;
+        ahead.optimizer = optimizer, ahead.nesterov = Nesterov::on;
+        if (optimizer == OptimizerKind::lion)
+            CHECK_THROWS_WITH_AS(
+                resolve(ahead, {}),
+                "--nesterov on needs --optimizer adamw, sgd, muon, normuon or muoneq, and this run has "
+                "--optimizer lion; leave it out",
+                Error);
+        else
+            CHECK_NOTHROW(resolve(ahead, {}));
     }
     Options unclipped;
     unclipped.clip_kind = ClipKind::value, unclipped.clip = 0;
