@@ -1,4 +1,5 @@
 // Reads and writes state arrays from the host. See state_values.h.
+// build: optimized
 #include "llmc/shard/state_values.h"
 
 #include <algorithm>
@@ -9,14 +10,15 @@ namespace llmc {
 
 std::vector<float> read_state(const StateArray& from, size_t count, stream_t stream) {
     if (from.format == StateFormat::fp32) return read_back(from.as<float>(), count, stream);
-    std::vector<float> values;
+    std::vector<float> values(count);
     if (from.format == StateFormat::fp8) {
         const std::vector<float> scales = read_back(from.scales, div_up(count, kStateGroup), stream);
-        for (const e4m3 code : read_back(from.as<e4m3>(), count, stream))
-            values.push_back(to_float(code) * scales[values.size() / kStateGroup]);
+        const std::vector<e4m3> codes = read_back(from.as<e4m3>(), count, stream);
+        for (size_t i = 0; i < count; i++) values[i] = to_float(codes[i]) * scales[i / kStateGroup];
         return values;
     }
-    for (const bf16 value : read_back(from.as<bf16>(), count, stream)) values.push_back(to_float(value));
+    const std::vector<bf16> halves = read_back(from.as<bf16>(), count, stream);
+    for (size_t i = 0; i < count; i++) values[i] = to_float(halves[i]);
     return values;
 }
 
@@ -33,8 +35,8 @@ void write_state(const StateArray& to, const float* values, size_t count, stream
         write_through(to.as<e4m3>(), codes.data(), count, stream);
         return write_through(to.scales, scales.data(), scales.size(), stream);
     }
-    std::vector<bf16> rounded;
-    for (size_t i = 0; i < count; i++) rounded.push_back(to_bf16(values[i]));
+    std::vector<bf16> rounded(count);
+    for (size_t i = 0; i < count; i++) rounded[i] = to_bf16(values[i]);
     write_through(to.as<bf16>(), rounded.data(), count, stream);
 }
 
