@@ -27,7 +27,7 @@ FAMILIES = [
     ("biases and their gradients, column sums", r"bias|column"),
     ("loss", r"softmax_cross_entropy|sum_losses"),
     ("embedding", r"embedding"),
-    ("copies and fills", r"^\[copy\]|^\[fill\]|cast_kernel|add_kernel|subtract_kernel|transpose"),
+    ("copies and fills", r"^\[copy\]|^\[fill\]|initial_values|cast_kernel|add_kernel|subtract_kernel|transpose"),
 ]
 
 # The part of the time model (--dry-run --json) that predicts a family; it has no parts for the families left out.

@@ -1,5 +1,5 @@
-// Biases and their gradients, element-wise sums, squares of gradients, and pieces of several ranks, in FP32, BF16 and
-// FP8.
+// Biases and their gradients, first values of tensors, element-wise sums, squares of gradients, and pieces of several
+// ranks, in FP32, BF16 and FP8.
 #include <set>
 
 #include "llmc/check/families.h"
@@ -8,6 +8,7 @@
 #include "llmc/kernels/bias.h"
 #include "llmc/kernels/clip.h"
 #include "llmc/kernels/elementwise.h"
+#include "llmc/kernels/initial_values.h"
 
 namespace llmc::check {
 namespace {
@@ -91,6 +92,26 @@ void gradient_sums(Trial& t, size_t n) {
         expected.push_back(to_bf16(static_cast<float>(value)));
     }
     t.equal(sum, expected);
+}
+
+// The bits are those that the host computes. Places begin anywhere, and the last third is padding.
+template <class T>
+void first_values(Trial& t, size_t n) {
+    constexpr size_t kFirst = 4099;
+    const size_t used = n - n / 3;
+    InitialValues drawn{.key = 77, .deviation = 0.02f, .constant = 1, .count = kFirst + used}, constant = drawn;
+    constant.deviation = 0;
+    T *normal = t.result<T>("normal numbers", line(n)), *same = t.result<T>("constants", line(n));
+    t.run_twice([&] {
+        draw_initial_values(normal, drawn, kFirst, n, t.stream());
+        draw_initial_values(same, constant, kFirst, n, t.stream());
+    });
+    std::vector<T> expected(n), ones(n);
+    for (size_t i = 0; i < used; i++) {
+        expected[i] = to<T>(drawn.deviation * normal_number(drawn.key, kFirst + i));
+        ones[i] = to<T>(1.0f);
+    }
+    t.equal(normal, expected), t.equal(same, ones);
 }
 
 void sum(Trial& t, size_t n) {
@@ -270,6 +291,11 @@ void add_sum(Items& items, size_t n) {
     add_kernel(items, fmt::format("add fp32 n={}", n), [n](Trial& t) { sum(t, n); });
 }
 template <class T>
+void add_first_values(Items& items, size_t n) {
+    add_kernel(items, fmt::format("draw_initial_values {} n={}", type_name<T>(), n),
+               [n](Trial& t) { first_values<T>(t, n); });
+}
+template <class T>
 void add_difference(Items& items, size_t n) {
     add_kernel(items, fmt::format("subtract_from {} n={}", type_name<T>(), n), [n](Trial& t) { difference<T>(t, n); });
 }
@@ -328,6 +354,7 @@ void add_sums(Items& items, const KernelUse& use) {
     } else {
         add_global_norm<float>(items, {70001});
     }
+    use.masters == StateFormat::bf16 ? add_first_values<bf16>(items, 70001) : add_first_values<float>(items, 70001);
     if (use.signals)
         use.masters == StateFormat::bf16 ? add_difference<bf16>(items, 4099) : add_difference<float>(items, 4099);
     if (use.average)
@@ -351,6 +378,7 @@ void add_sum_tests(Items& items) {
     add_global_norm<float>(items, {1, 7, 8, 2051, 32768, 70001});
     add_global_norm<bf16>(items, {1, 7, 8, 2051, 32768, 70001});
     for (const size_t n : {1, 6, 8, 2048, 2056, 4099}) add_gradient_sums(items, n);
+    for (const size_t n : {1, 2048, 4099, 70001}) add_first_values<float>(items, n), add_first_values<bf16>(items, n);
     for (const size_t n : {1, 2048, 4099}) add_difference<float>(items, n), add_difference<bf16>(items, n);
     for (const size_t n : {1, 2048, 4099}) add_averages<float>(items, n), add_averages<bf16>(items, n);
 }

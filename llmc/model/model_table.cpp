@@ -1,87 +1,20 @@
-// Fills the table of a model's tensors, and writes their first values.
-// build: per device, optimized
+// Fills the table of a model's tensors, and says how each is initialised.
 #include "llmc/model/model_table.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 
 #include "llmc/device/math.cuh"
+#include "llmc/kernels/initial_values.h"
 #include "llmc/model/config.h"
 
 namespace llmc {
 namespace {
 
-uint64_t mix(uint64_t z) { return mix64(z + kGolden64); }
-
 uint64_t hash_name(const std::string& name) {
     uint64_t h = 0xCBF29CE484222325ull;  // FNV-1a
     for (const char c : name) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001B3ull;
     return h;
-}
-
-// Logarithm and cosine from additions and multiplications alone, so that every C library gives the same bits and loops
-// vectorise. Their errors are a few units in the last place of a double, which rounding to float hides.
-inline double logarithm(double u) {  // u is positive and normal
-    constexpr uint64_t kRootOfHalf = 0x3fe6a09e667f3bcdull;
-    const uint64_t bits = std::bit_cast<uint64_t>(u);
-    const int64_t exponent = static_cast<int64_t>(bits - kRootOfHalf) >> 52;
-    const double m = std::bit_cast<double>(bits - (static_cast<uint64_t>(exponent) << 52));  // 0.71 to 1.41
-    const double s = (m - 1.0) / (m + 1.0), square = s * s;                                  // log(m) = 2 atanh(s)
-    constexpr double c[] = {1.0,      1.0 / 3,  1.0 / 5,  1.0 / 7,  1.0 / 9, 1.0 / 11,
-                            1.0 / 13, 1.0 / 15, 1.0 / 17, 1.0 / 19, 1.0 / 21};
-    double series = c[10] * square + c[9];
-    series = (series * square + c[8]) * square + c[7];
-    series = (series * square + c[6]) * square + c[5];
-    series = (series * square + c[4]) * square + c[3];
-    series = ((series * square + c[2]) * square + c[1]) * square + c[0];
-    return static_cast<double>(exponent) * 0.6931471805599453 + 2.0 * s * series;
-}
-inline double cosine(uint32_t turn) {  // a full turn is 2^32
-    const uint32_t quarter = (turn + (1u << 29)) >> 30;
-    const double x = static_cast<double>(static_cast<int32_t>(turn - (quarter << 30))) * (0x1p-32 * 6.283185307179586);
-    const double square = x * x;
-    // Taylor's series: c[n] = 1 / n!.
-    constexpr double c[] = {1.0,
-                            1.0,
-                            1.0 / 2,
-                            1.0 / 6,
-                            1.0 / 24,
-                            1.0 / 120,
-                            1.0 / 720,
-                            1.0 / 5040,
-                            1.0 / 40320,
-                            1.0 / 362880,
-                            1.0 / 3628800,
-                            1.0 / 39916800,
-                            1.0 / 479001600,
-                            1.0 / 6227020800,
-                            1.0 / 87178291200,
-                            1.0 / 1307674368000,
-                            1.0 / 20922789888000,
-                            1.0 / 355687428096000};
-    double cos = c[14] - c[16] * square, sin = c[15] - c[17] * square;
-    cos = (c[10] - (c[12] - cos * square) * square), sin = (c[11] - (c[13] - sin * square) * square);
-    cos = (c[6] - (c[8] - cos * square) * square), sin = (c[7] - (c[9] - sin * square) * square);
-    cos = (c[2] - (c[4] - cos * square) * square), sin = (c[3] - (c[5] - sin * square) * square);
-    cos = c[0] - cos * square, sin = c[1] - sin * square;
-    // Selects and negates by bits, without a branch, so that the loop around it vectorises.
-    const uint64_t odd = 0 - static_cast<uint64_t>(quarter & 1u);
-    const uint64_t negative = static_cast<uint64_t>((quarter + 1u) >> 1 & 1u) << 63;
-    const uint64_t value = (std::bit_cast<uint64_t>(sin * x) & odd) | (std::bit_cast<uint64_t>(cos) & ~odd);
-    return std::bit_cast<double>(value ^ negative);
-}
-
-// A standard normal number for counter `i` of the stream `key` (Box-Muller on two 32-bit halves).
-inline float normal(uint64_t key, uint64_t i) {
-    const uint64_t bits = mix(key ^ mix(i));
-    const double u = (static_cast<double>(static_cast<uint32_t>(bits >> 32)) + 0.5) * 0x1p-32;
-    return static_cast<float>(std::sqrt(-2.0 * logarithm(u)) * cosine(static_cast<uint32_t>(bits)));
-}
-
-// values[i] = the number of counter first + i, times deviation.
-void fill_normal(float* values, uint64_t key, uint64_t first, size_t count, float deviation) {
-    for (size_t i = 0; i < count; i++) values[i] = deviation * normal(key, first + i);
 }
 
 // Tensors with weight decay come first, as ParameterTable requires.
@@ -194,23 +127,11 @@ double initial_deviation(const ModelConfig& config, const TensorRow& row) {
     return 0;
 }
 
-std::vector<float> initial_values(const ModelConfig& config, const TensorRow& row, uint64_t seed, size_t begin,
-                                  size_t end) {
-    std::vector<float> values(end - begin, 0.0f);
-    const size_t used_end = std::clamp(static_cast<size_t>(row.count()), begin, end);  // behind it: padding
-    if (row.init == Init::ones) std::fill_n(values.begin(), used_end - begin, 1.0f);
-    if (row.init == Init::zeros || row.init == Init::ones) return values;
-    const float deviation = static_cast<float>(initial_deviation(config, row));
-    const uint64_t key = mix(seed ^ hash_name(row.name));
-    constexpr size_t kTask = 1 << 14;
-#pragma omp parallel for
-    for (size_t first = begin; first < used_end; first += kTask)
-        fill_normal(values.data() + (first - begin), key, first, std::min(kTask, used_end - first), deviation);
-    return values;
-}
-
-std::vector<float> initial_values(const ModelConfig& config, const TensorRow& row, uint64_t seed) {
-    return initial_values(config, row, seed, 0, static_cast<size_t>(row.padded_count()));
+InitialValues initial_values(const ModelConfig& config, const TensorRow& row, uint64_t seed) {
+    return {.key = mix64((seed ^ hash_name(row.name)) + kGolden64),
+            .deviation = static_cast<float>(initial_deviation(config, row)),
+            .constant = row.init == Init::ones ? 1.0f : 0.0f,
+            .count = static_cast<size_t>(row.count())};
 }
 
 }  // namespace llmc

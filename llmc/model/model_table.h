@@ -14,6 +14,7 @@
 namespace llmc {
 
 struct ModelConfig;
+struct InitialValues;
 
 enum class Init {
     zeros,
@@ -88,10 +89,7 @@ std::vector<TensorRow> all_tensors(const ModelConfig& config);
 // The standard deviation of a tensor's initial values.
 double initial_deviation(const ModelConfig& config, const TensorRow& row);
 
-// Elements [begin, end) of the tensor at step 0, including padding. They depend only on seed, name and element and are
-// computed on the host, so that every device and every sharding starts from the same bits.
-std::vector<float> initial_values(const ModelConfig& config, const TensorRow& row, uint64_t seed, size_t begin,
-                                  size_t end);
-std::vector<float> initial_values(const ModelConfig& config, const TensorRow& row, uint64_t seed);  // all
+// The tensor's values at step 0. They depend only on seed, name and element.
+InitialValues initial_values(const ModelConfig& config, const TensorRow& row, uint64_t seed);
 
 }  // namespace llmc

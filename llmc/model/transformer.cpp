@@ -9,6 +9,7 @@
 #include "llmc/device/transfer.h"
 #include "llmc/kernels/classifier.h"
 #include "llmc/kernels/embedding.h"
+#include "llmc/kernels/initial_values.h"
 
 namespace llmc {
 
@@ -114,8 +115,7 @@ template <class Real>
 void Transformer<Real>::initialize(uint64_t seed, stream_t stream) {
     for (const TensorRow& row : all_tensors(config_)) {
         const ParameterTable::Place place = weights_.table().find(row.name);
-        const auto values_of = [&](size_t begin, size_t end) { return initial_values(config_, row, seed, begin, end); };
-        weights_.fill_tensor(place.unit, place.tensor, values_of, stream);
+        weights_.initialize(place.unit, place.tensor, initial_values(config_, row, seed), stream);
     }
 }
 

@@ -7,6 +7,7 @@
 #include "llmc/comm/comm.h"
 #include "llmc/device/transfer.h"
 #include "llmc/kernels/elementwise.h"
+#include "llmc/kernels/initial_values.h"
 #include "llmc/shard/state_values.h"
 
 namespace llmc {
@@ -356,19 +357,21 @@ void Weights<Real>::set_tensor(size_t unit, size_t tensor, const std::vector<flo
 }
 
 template <class Real>
-void Weights<Real>::fill_tensor(size_t unit, size_t tensor, const ValuesOf& values_of, stream_t stream) {
+void Weights<Real>::initialize(size_t unit, size_t tensor, const InitialValues& values, stream_t stream) {
     const ParameterTensor& info = table().unit(unit).tensors[tensor];
     mark_changed(unit, info.offset, info.count());
     const ShardLayout::Part part = ShardLayout::overlap(layout_.slice(unit), info);
-    if (part.count > 0)
-        write_master(unit, part, values_of(part.begin - info.offset, part.end() - info.offset).data(), stream);
+    draw_initial_values(master_part(unit, part), values, part.begin - info.offset, part.count, stream);
+    cast_part(unit, part, stream);
 }
 
 template <class Real>
 void Weights<Real>::set_master(size_t unit, size_t from, const float* values, size_t count, stream_t stream) {
     mark_changed(unit, from, count);
     const ShardLayout::Part part = ShardLayout::overlap(layout_.slice(unit), {from, count});
-    if (part.count > 0) write_master(unit, part, values + part.begin - from, stream);
+    if (part.count == 0) return;
+    write_state(master_part(unit, part), values + part.begin - from, part.count, stream);
+    cast_part(unit, part, stream);
 }
 
 template <class Real>
@@ -382,14 +385,12 @@ void Weights<Real>::mark_changed(size_t unit, size_t from, size_t count) {
 }
 
 template <class Real>
-void Weights<Real>::write_master(size_t unit, const ShardLayout::Part& part, const float* values, stream_t stream) {
-    const StateArray master = master_slice(unit).from(part.begin - layout_.slice(unit).begin);
-    write_state(master, values, part.count, stream);
+void Weights<Real>::cast_part(size_t unit, const ShardLayout::Part& part, stream_t stream) {
     if (layout_.is_sliced() || master_is_working()) return;
     for (const Range& range : ranges(unit)) {
         const ShardLayout::Part copied = ShardLayout::overlap(part, {range.begin, range.count});
         if (range.fp8 || copied.count == 0) continue;
-        master.from(copied.begin - part.begin).typed([&](const auto* masters) {
+        master_part(unit, copied).typed([&](const auto* masters) {
             copy_values(working_at(unit, copied.begin), masters, copied.count, stream);
         });
     }

@@ -15,7 +15,6 @@
 // Weights travel on their own stream. On one rank the calls cost nothing. It is an error in every stage to ask for a
 // unit's weights before gather() or after release(), and to gather two units that share a buffer in stage 3.
 #pragma once
-#include <functional>
 #include <optional>
 
 #include "llmc/device/trace.h"
@@ -24,6 +23,8 @@
 #include "llmc/shard/layout.h"
 
 namespace llmc {
+
+struct InitialValues;
 
 // Real is the working copy's type. Masters of that type that are not sliced are the working copy. Then the table must
 // give every tensor one (ParameterTensor::copied).
@@ -95,12 +96,11 @@ public:
     stream_t gather_stream() const { return gather_stream_; }
     const Comm& comm() const { return comm_; }
 
-    // Host access for initialisation, import and export; synchronises. set_tensor() needs the same values on every
+    // Draws a tensor's first values, as far as this rank holds them. Call on every rank.
+    void initialize(size_t unit, size_t tensor, const InitialValues& values, stream_t stream);
+    // Host access for import and export; synchronises. set_tensor() needs the same values on every
     // rank. get_tensor() is a collective.
     void set_tensor(size_t unit, size_t tensor, const std::vector<float>& values, stream_t stream);
-    // Sets a tensor to values_of(begin, end), which is only called for the elements that this rank holds.
-    using ValuesOf = std::function<std::vector<float>(size_t begin, size_t end)>;
-    void fill_tensor(size_t unit, size_t tensor, const ValuesOf& values_of, stream_t stream);
     // Sets masters [begin, begin + count) of the unit, as far as this rank holds them.
     void set_master(size_t unit, size_t begin, const float* values, size_t count, stream_t stream);
     std::vector<float> get_tensor(size_t unit, size_t tensor, stream_t stream) const;
@@ -126,7 +126,11 @@ private:
     bool master_is_working() const;
     // Elements of a unit were set from outside. Call on all ranks, whichever holds them.
     void mark_changed(size_t unit, size_t from, size_t count);
-    void write_master(size_t unit, const ShardLayout::Part& part, const float* values, stream_t stream);
+    StateArray master_part(size_t unit, const ShardLayout::Part& part) const {
+        return master_slice(unit).from(part.begin - layout_.slice(unit).begin);
+    }
+    // Casts new masters to the working copy, unless publish() does.
+    void cast_part(size_t unit, const ShardLayout::Part& part, stream_t stream);
     StateArray master_slice(size_t unit) const { return master_.from(layout_.slice_index(unit)); }
     Whole whole(size_t unit) const;
     Real* working_at(size_t unit, size_t element) const;

@@ -1,7 +1,10 @@
-// All master weights of a model.
+// All master weights of a model, and their first values.
 #pragma once
 #include <vector>
 
+#include "llmc/kernels/initial_values.h"
+#include "llmc/model/config.h"
+#include "llmc/model/model_table.h"
 #include "llmc/shard/weights.h"
 
 namespace llmc::test {
@@ -14,6 +17,15 @@ std::vector<std::vector<float>> all_weights(const Weights<Real>& weights, stream
         for (size_t t = 0; t < weights.table().unit(u).tensors.size(); t++)
             all.push_back(weights.get_tensor(u, t, stream));
     return all;
+}
+
+// A tensor's values at step 0, with padding, computed on the host.
+inline std::vector<float> first_values(const ModelConfig& config, const TensorRow& row, uint64_t seed) {
+    const InitialValues from = initial_values(config, row, seed);
+    std::vector<float> values(static_cast<size_t>(row.padded_count()), 0.0f);
+    for (size_t i = 0; i < from.count; i++)
+        values[i] = from.deviation == 0 ? from.constant : from.deviation * normal_number(from.key, i);
+    return values;
 }
 
 }  // namespace llmc::test

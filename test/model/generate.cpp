@@ -23,7 +23,7 @@ ModelConfig small_model(int context) {
 template <class Real>
 void set_weights(TestModel<Real>& test) {
     for (const TensorRow& row : all_tensors(test.config)) {
-        std::vector<float> values = initial_values(test.config, row, 7);
+        std::vector<float> values = first_values(test.config, row, 7);
         if (row.columns > 0)
             for (float& x : values) x *= 6;
         test.trainer.set_weight(row.name, values);

@@ -151,7 +151,7 @@ TEST_CASE("gpt2: initial values depend on the seed and the name alone, and have 
     config.layers = 4, config.heads = 4, config.channels = 128, config.vocab = 257, config.context = 64;
     const auto values_of = [&](const char* name, uint64_t seed) {
         for (const TensorRow& row : all_tensors(config))
-            if (row.name == name) return initial_values(config, row, seed);
+            if (row.name == name) return first_values(config, row, seed);
         return std::vector<float>();
     };
     auto deviation = [](const std::vector<float>& values) {
@@ -172,14 +172,20 @@ TEST_CASE("gpt2: initial values depend on the seed and the name alone, and have 
     REQUIRE(wte.size() == 384 * 128);
     for (size_t i = 257 * 128; i < wte.size(); i++) REQUIRE(wte[i] == 0.0f);
     CHECK(wte[257 * 128 - 1] != 0.0f);
-    // A rank initialises only its slices: within the used rows, across their end, in the padding, or none.
-    const TensorRow row = all_tensors(config).front();
-    const size_t used = 257 * 128;
-    for (const auto& [begin, end] :
-         {std::pair(size_t{1000}, size_t{1003}), {used - 2, used + 5}, {used + 3, used + 9}, {used, used}})
-        CHECK(
-            initial_values(config, row, 1337, begin, end) ==
-            std::vector<float>(wte.begin() + static_cast<ptrdiff_t>(begin), wte.begin() + static_cast<ptrdiff_t>(end)));
+}
+
+TEST_CASE("gpt2: a new model has its initial values, in the masters and in the working copy") {
+    TestModel<bf16> test(small_model(2, 16), 1, 16, Recompute::none);
+    test.trainer.initialize(1337);
+    for (const TensorRow& row : all_tensors(test.config)) {
+        CAPTURE(row.name);
+        const ParameterTable::Place place = test.table.find(row.name);
+        const std::vector<float> expected = first_values(test.config, row, 1337);
+        CHECK(test.weights.get_tensor(place.unit, place.tensor, test.stream) == expected);
+        const UnitInUse unit(test.weights, place.unit, test.stream);
+        const std::vector<bf16> working = read_back(test.weights.weight(place), expected.size(), test.stream);
+        for (size_t i = 0; i < working.size(); i++) REQUIRE(working[i].bits == to_bf16(expected[i]).bits);
+    }
 }
 
 TEST_CASE(
@@ -187,7 +193,7 @@ TEST_CASE(
     ModelConfig config;
     config.layers = 1, config.heads = 2, config.channels = 256, config.vocab = 1024, config.context = 64;
     const TensorRow row = all_tensors(config).front();
-    const std::vector<float> values = initial_values(config, row, 1337);
+    const std::vector<float> values = first_values(config, row, 1337);
     const auto mix = [](uint64_t z) { return mix64(z + kGolden64); };
     uint64_t name = 0xCBF29CE484222325ull;
     for (const char c : row.name) name = (name ^ static_cast<unsigned char>(c)) * 0x100000001B3ull;

@@ -152,7 +152,7 @@ TEST_CASE("gpt2 fp8: the next token is predicted up to the end of any context") 
         Fp8Model small(narrow, B, T, Recompute::gelu, &config), large(wide, B, T, Recompute::gelu, &config);
         for (Fp8Model* test : {&small, &large}) {
             for (const TensorRow& row : all_tensors(narrow)) {
-                std::vector<float> values = initial_values(narrow, row, 7);
+                std::vector<float> values = first_values(narrow, row, 7);
                 if (row.name == "wte") std::fill_n(values.begin(), narrow.channels, 0.0f);  // token 0
                 test->trainer.set_weight(row.name, values);                                 // spare positions are 0
             }
