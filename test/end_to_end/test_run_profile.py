@@ -87,37 +87,10 @@ class OneProcess(Base):
                 self.assertIn("https://ui.perfetto.dev", done.result.out)
                 self.assertEqual([s["step"] for s in done.steps], list(range(1, 7)))
 
-    def test_one_step_in_the_middle_and_the_last(self):
-        for steps, expected in (("1:2", (1,)), ("6:7", (6,)), ("2:5", (2, 3, 4))):
-            with self.subTest(steps=steps):
-                done = FinishedRun(*FLAGS, "--profile-steps", steps)
-                self.check_compute(Trace(done.path("trace-rank0.json")), expected, 4)
-
-    def test_the_same_training(self):
-        for precision in ("bf16", "fp8"):
-            plain = FinishedRun(*FLAGS, "--precision", precision)
-            profiled = FinishedRun(*FLAGS, "--precision", precision, "--profile-steps", "2:5")
-            with self.subTest(precision=precision):
-                self.assertFalse(os.path.exists(plain.path("trace-rank0.json")))
-                self.assertEqual([r for r in profiled.timeless if "profile" not in r], plain.timeless)
-                self.assertEqual(profiled.read("model.safetensors"), plain.read("model.safetensors"))
-
-    def test_overwrite_removes_traces(self):
-        out = new_path()
-        flags = tiny_flags(*FLAGS, "--out", out)
-        self.assertEqual(run(*flags, "--profile-steps", "1").code, 0)
-        with open(os.path.join(out, "trace-rank7.json"), "w", encoding="utf-8") as file:
-            file.write("{}")
-        self.assertEqual(run(*flags, "--overwrite").code, 0)
-        self.assertEqual([name for name in os.listdir(out) if "trace" in name], [])
-
     def test_refusals(self):
         for flags, parts in ((["--out", new_path(), "--profile-steps", "many"], ["'many'", "10:13"]),
-                             (["--out", new_path(), "--profile-steps", "3:3"], ["'3:3'"]),
-                             (["--out", new_path(), "--profile-steps", "0:3"], ["'0:3'"]),
                              (["--out", new_path(), "--profile-steps", "5"], ["3 to 7", "ends after step 6"]),
                              (["--out", new_path(), "--profile-steps", "2", "--stop-after", "3"], ["after step 3"]),
-                             (["--out", new_path(), "--profile-steps", "1:500"], ["at most 100"]),
                              (["--profile-steps", "3"], ["--out"])):
             with self.subTest(flags=flags):
                 self.refused(run(*tiny_flags(*FLAGS, *flags)), 2, "--profile-steps", *parts)
