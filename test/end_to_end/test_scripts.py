@@ -167,17 +167,13 @@ class Setup(InDirectory):
         with open(log, encoding="utf-8") as file:
             return [line.split()[-1] for line in file if "pip install" in line], result.stderr
 
-    def test_data_preparation_comes_with_it(self):
-        self.assertEqual(self.pip_installs(), (["matplotlib", "./data"], ""))
-
-    def test_all_of_data_preparation(self):
-        self.assertEqual(self.pip_installs("--with-prepare"), (["matplotlib", "./data[all]"], ""))
-
-    def test_packages_to_follow_runs_with(self):
-        self.assertEqual(self.pip_installs("--with-tracking"), (["wandb", "./data"], ""))
-
-    def test_the_flag_for_tiktoken_is_still_taken(self):
-        self.assertEqual(self.pip_installs("--with-tiktoken"), (["matplotlib", "./data"], ""))
+    def test_packages_by_flag(self):
+        for flags, packages in (([], ["matplotlib", "./data"]), (["--with-prepare"], ["matplotlib", "./data[all]"]),
+                                (["--with-tracking"], ["wandb", "./data"]),
+                                (["--with-tiktoken"], ["matplotlib", "./data"])):  # a flag of earlier versions
+            with self.subTest(flags=flags):
+                self.assertEqual(self.pip_installs(*flags), (packages, ""))
+                self.directory = tempfile.mkdtemp(dir=self.directory)
 
     def test_without_data_preparation_the_rest_works(self):
         installed, said = self.pip_installs(venv=self.VENV + ' && [[ $* != *install*./data ]]')
