@@ -38,49 +38,47 @@ TEST_CASE("warm-up climbs to the peak in every schedule") {
     }
 }
 
-TEST_CASE("cosine") {
-    const ScheduleConfig config{ScheduleKind::cosine, 1e-3, 10, 110, 0.1};
-    CHECK(near(learning_rate(config, 60), 5.5e-4));                            // halfway
-    CHECK(near(learning_rate(config, 35), 1e-4 + 9e-4 * 0.8535533905932737));  // a quarter: (1 + cos(pi/4)) / 2
-    CHECK(near(learning_rate(config, 85), 1e-4 + 9e-4 * 0.1464466094067262));
-    CHECK(near(learning_rate(config, 109), 1e-4 + 9e-4 * 0.5 * (1 + std::cos(M_PI * 0.99))));  // the last step
-    CHECK(near(learning_rate(config, 110), 1e-4));
-    CHECK(near(learning_rate(config, 1000), 1e-4));
+TEST_CASE("rates of every schedule, worked out by hand") {
+    using enum ScheduleKind;
+    const double last_of_cosine = 1e-4 + 9e-4 * 0.5 * (1 + std::cos(M_PI * 0.99));
+    const ScheduleConfig on_a_branch{inverse_sqrt, 1e-3, 100, 2000, 0.1, 0.2, 0, 1, 1, 399};
+    const ScheduleConfig wsd_branch{wsd_linear, 1e-3, 10, 300, 0.1, 0.2, 0, 1, 1, 200};
+    const struct {
+        ScheduleConfig config;
+        std::vector<std::pair<int64_t, double>> rates;  // number of steps taken, and the next rate
+    } schedules[] = {
+        // Halfway; a quarter, where (1 + cos(pi / 4)) / 2 is left; the end.
+        {{cosine, 1e-3, 10, 110, 0.1},
+         {{60, 5.5e-4},
+          {35, 1e-4 + 9e-4 * 0.8535533905932737},
+          {85, 1e-4 + 9e-4 * 0.1464466094067262},
+          {109, last_of_cosine},
+          {110, 1e-4},
+          {1000, 1e-4}}},
+        {{linear, 1e-3, 10, 110, 0.1}, {{35, 7.75e-4}, {109, 1.09e-4}, {110, 1e-4}}},
+        {{constant, 1e-3, 0, 100, 0.1}, {{0, 1e-3}, {1, 1e-3}, {99, 1e-3}, {100, 1e-3}, {500, 1e-3}}},
+        // The last fifth falls as 1 - sqrt does, or in a line.
+        {{wsd, 1e-3, 10, 200, 0.1},
+         {{159, 1e-3}, {160, 1e-3}, {170, 5.5e-4}, {199, 1e-4 + 9e-4 * (1 - std::sqrt(39.0 / 40))}, {200, 1e-4}}},
+        {{wsd_linear, 1e-3, 10, 200, 0.1, 0.5},
+         {{99, 1e-3}, {100, 1e-3}, {150, 5.5e-4}, {199, 1e-4 + 9e-4 * 0.01}, {200, 1e-4}}},
+        {{wsd, 1e-3, 10, 110, 0, 1.0}, {{10, 1e-3}, {35, 0.5e-3}}},  // a cooldown over everything after the warm-up
+        {wsd_branch, {{199, 1e-3}, {200, 1e-3}, {250, 5.5e-4}, {300, 1e-4}}},
+        {{step, 1e-3, 10, 200, 0.05},
+         {{10, 1e-3}, {159, 1e-3}, {160, 3.16e-4}, {179, 3.16e-4}, {180, 1e-4}, {500, 1e-4}}},
+        // Halves when the steps quadruple; a branch then falls in a line.
+        {{inverse_sqrt, 1e-3, 100, 2000, 0.1}, {{99, 1e-3}, {399, 5e-4}, {1599, 2.5e-4}, {1000000, 1e-4}}},
+        {on_a_branch, {{399, 5e-4}, {399 + 1601 / 2, 1e-4 + 4e-4 * (1 - 800.0 / 1601)}, {2000, 1e-4}}},
+    };
+    for (const auto& [config, rates] : schedules)
+        for (const auto& [steps, rate] : rates) {
+            CAPTURE(static_cast<int>(config.kind));
+            CAPTURE(steps);
+            CHECK(near(learning_rate(config, steps), rate));
+        }
 }
 
-TEST_CASE("linear") {
-    const ScheduleConfig config{ScheduleKind::linear, 1e-3, 10, 110, 0.1};
-    CHECK(near(learning_rate(config, 35), 7.75e-4));
-    CHECK(near(learning_rate(config, 109), 1.09e-4));
-    CHECK(near(learning_rate(config, 110), 1e-4));
-}
-
-TEST_CASE("constant") {
-    const ScheduleConfig config{ScheduleKind::constant, 1e-3, 0, 100, 0.1};
-    for (const int64_t step : {0, 1, 99, 100, 500}) CHECK(learning_rate(config, step) == 1e-3);
-}
-
-TEST_CASE("wsd stays at the peak, then falls over the last fifth") {
-    const ScheduleConfig config{ScheduleKind::wsd, 1e-3, 10, 200, 0.1};
-    CHECK(learning_rate(config, 159) == 1e-3);
-    CHECK(near(learning_rate(config, 160), 1e-3));
-    CHECK(near(learning_rate(config, 170), 1e-4 + 9e-4 * 0.5));  // 1 - sqrt(1/4)
-    CHECK(near(learning_rate(config, 199), 1e-4 + 9e-4 * (1 - std::sqrt(39.0 / 40))));
-    CHECK(near(learning_rate(config, 200), 1e-4));
-}
-
-TEST_CASE("wsd: the length of the cooldown, and one in a line") {
-    const ScheduleConfig config{ScheduleKind::wsd_linear, 1e-3, 10, 200, 0.1, 0.5};
-    CHECK(learning_rate(config, 99) == 1e-3);
-    CHECK(near(learning_rate(config, 100), 1e-3));
-    CHECK(near(learning_rate(config, 150), 5.5e-4));
-    CHECK(near(learning_rate(config, 199), 1e-4 + 9e-4 * 0.01));
-    CHECK(near(learning_rate(config, 200), 1e-4));
-    // A cooldown over everything begins after the warm-up.
-    const ScheduleConfig all{ScheduleKind::wsd, 1e-3, 10, 110, 0, 1.0};
-    CHECK(near(learning_rate(all, 10), 1e-3));
-    CHECK(near(learning_rate(all, 35), 0.5e-3));
-    // A cooldown of a fifth starts at the end of the fourth fifth, rounded down.
+TEST_CASE("wsd: a cooldown of a fifth starts at the end of the fourth fifth, rounded down") {
     for (int64_t steps = 1; steps <= 2000; steps++) {
         const ScheduleConfig fifth{ScheduleKind::wsd, 1.0, 0, steps, 0};
         const int64_t start = steps * 4 / 5;
@@ -88,35 +86,6 @@ TEST_CASE("wsd: the length of the cooldown, and one in a line") {
         REQUIRE(learning_rate(fifth, start) == 1.0);  // nothing of the cooldown has passed
         if (start + 1 < steps) REQUIRE(learning_rate(fifth, start + 1) < 1.0);
     }
-}
-
-TEST_CASE("step falls at 80 % and at 90 % of the steps") {
-    const ScheduleConfig config{ScheduleKind::step, 1e-3, 10, 200, 0.05};
-    for (const auto& [step, rate] :
-         {std::pair<int64_t, double>{10, 1e-3}, {159, 1e-3}, {160, 3.16e-4}, {179, 3.16e-4}, {180, 1e-4}, {500, 1e-4}})
-        CHECK(near(learning_rate(config, step), rate));
-}
-
-TEST_CASE("inverse_sqrt halves when the steps quadruple, and decays in a line from decay_from on") {
-    ScheduleConfig config{ScheduleKind::inverse_sqrt, 1e-3, 100, 2000, 0.1};
-    CHECK(near(learning_rate(config, 99), 1e-3));
-    CHECK(near(learning_rate(config, 399), 5e-4));
-    CHECK(near(learning_rate(config, 1599), 2.5e-4));
-    CHECK(near(learning_rate(config, 1000000), 1e-4));
-    config.decay_from = 399;
-    CHECK(near(learning_rate(config, 399), 5e-4));
-    CHECK(near(learning_rate(config, 399 + 1601 / 2), 1e-4 + 4e-4 * (1 - 800.0 / 1601)));
-    CHECK(near(learning_rate(config, 2000), 1e-4));
-}
-
-TEST_CASE("decay_from: a branch of a wsd run decays from its own step") {
-    ScheduleConfig config{ScheduleKind::wsd_linear, 1e-3, 10, 300, 0.1, 0.2};
-    const double before = learning_rate(config, 199);
-    config.decay_from = 200;
-    CHECK(learning_rate(config, 199) == before);  // as in the run that it branches from
-    CHECK(near(learning_rate(config, 200), 1e-3));
-    CHECK(near(learning_rate(config, 250), 5.5e-4));
-    CHECK(near(learning_rate(config, 300), 1e-4));
 }
 
 // The definition of SGDR: eta_min + (eta_max - eta_min) (1 + cos(pi T_cur / T_i)) / 2, T_i = T_0 T_mult^i.
