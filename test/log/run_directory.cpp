@@ -284,16 +284,6 @@ TEST_CASE("run directory: a start that is refused leaves no lock") {
     CHECK(fs::exists(place / "lock"));
 }
 
-TEST_CASE("run directory: a file is not written through a link of its temporary name") {
-    Place place;
-    place.put("thesis", "mine");
-    fs::create_symlink("thesis", place / "run.json.tmp");
-    write_file(place / "run.json", "{}");
-    CHECK(read_file(place / "thesis") == "mine");
-    CHECK(read_file(place / "run.json") == "{}");
-    CHECK(code_of([&] { write_file(place / "none/run.json", "{}"); }) == ExitCode::failure);
-}
-
 TEST_CASE("log file: a disk that takes nothing does not end the run, and lines come later") {
     Place place;
     if (!fs::exists("/dev/full")) return;
