@@ -183,10 +183,3 @@ TEST_CASE("runtime: too large an allocation ends with its own exit code") {
     }
     CHECK(device_bytes_in_use() == before);
 }
-
-TEST_CASE("runtime: profile ranges may be nested") {
-    push_range("outer");
-    push_range("inner");
-    pop_range();
-    pop_range();
-}

@@ -20,11 +20,3 @@ TEST_CASE("transfer: arrays of every size arrive whole, both ways") {
         CHECK(read_back(device.get() + bytes, test_stream()) == 0xFF);
     }
 }
-
-TEST_CASE("transfer: one value") {
-    DeviceArray<double> device(3);
-    write_through(device.get() + 1, 2.5, test_stream());
-    CHECK(read_back(device.get() + 1, test_stream()) == 2.5);
-    CHECK(std::isnan(read_back(device.get(), test_stream())));
-    CHECK(std::isnan(read_back(device.get() + 2, test_stream())));
-}

@@ -5,6 +5,7 @@
 #include "llmc/device/host/settings.h"
 #include "llmc/device/kernel.cuh"
 #include "test/device/host/child.h"
+#include "test/helpers.h"
 #include "test/kernel_test.h"
 
 using namespace llmc;
@@ -15,16 +16,6 @@ namespace {
 int *kept_declared = nullptr, *kept_other = nullptr;  // allocated by one test case, used by the next
 
 bool guarded() { return host::settings().guard; }
-
-template <class F>
-std::string message_of(F action) {
-    try {
-        action();
-    } catch (const Error& e) {
-        return e.what();
-    }
-    return "";
-}
 
 // A tensor that a kernel reaches without declaring it, through a pointer in memory, here in a struct.
 struct Hidden {
@@ -84,7 +75,7 @@ TEST_CASE("child of memory guard: kernels" * doctest::skip()) {
     kept_other = static_cast<int*>(device_malloc(256));
     DeviceArray<int> declared(64), other(64);
     const auto launch_undeclared = [&](auto launcher) {
-        const std::string message = message_of(launcher);
+        const std::string message = error_of(launcher);
         CAPTURE(message);
         CHECK(message.find("access to device memory at") != std::string::npos);
         CHECK(message.find("that the launch did not declare") != std::string::npos);
@@ -114,7 +105,7 @@ TEST_CASE("child of memory guard: kernels" * doctest::skip()) {
         });
     }
     // With a declaration, the same accesses are legal.
-    CHECK(message_of([&] {
+    CHECK(error_of([&] {
               launch<undeclared_write_kernel>({1, 64, 0, test_stream()},
                                               {out(declared.get(), 64), out(other.get(), 64)}, declared.get(),
                                               Hidden{other.get()});
@@ -125,7 +116,7 @@ TEST_CASE("child of memory guard: kernels" * doctest::skip()) {
 // A second test case in the same process, without allocations, since test frameworks install their own signal handlers
 // again.
 TEST_CASE("child of memory guard: kernels again" * doctest::skip()) {
-    CHECK(message_of([&] {
+    CHECK(error_of([&] {
               launch<undeclared_read_kernel>({1, 64, 0, test_stream()}, {out(kept_declared, 64)}, kept_declared,
                                              Hidden{kept_other});
               synchronize(test_stream());

@@ -8,6 +8,7 @@
 
 #include "llmc/device/host/settings.h"
 #include "llmc/device/kernel.cuh"
+#include "test/helpers.h"
 #include "test/kernel_test.h"
 
 using namespace llmc;
@@ -25,13 +26,10 @@ struct KeepSettings {
 
 // The error of a failing launch, or "" if it succeeds.
 std::string message_of(const std::function<void()>& action) {
-    try {
+    return error_of([&] {
         action();
         synchronize_device();
-    } catch (const Error& e) {
-        return e.what();
-    }
-    return "";
+    });
 }
 
 std::string at_line(int line) { return fmt::format("mistakes.cu:{}", line); }
