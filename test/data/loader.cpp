@@ -102,31 +102,6 @@ TEST_CASE("every sample is used once a pass for every world and micro-batch size
             }
 }
 
-TEST_CASE("the order is as documented and does not depend on the split of a step") {
-    const CountingSet data({100, 31, 58});
-    std::vector<int> expected;
-    for (int position = 0; position < 4 * 24; ++position)
-        expected.push_back(data.first_tokens[sample_at(position, 62, 1337)]);
-    struct Split {
-        int B, micro_steps, world;
-    };
-    for (const auto& [B, micro_steps, world] : {Split{24, 1, 1}, Split{1, 24, 1}, Split{1, 1, 24}, Split{2, 3, 4},
-                                                Split{4, 3, 2}, Split{3, 2, 4}, Split{6, 4, 1}}) {
-        CHECK(training_order(data.set, B, micro_steps, world, 0, 4, 1337) == expected);
-    }
-    CHECK(training_order(data.set, 2, 3, 4, 0, 4, 1338) != expected);
-}
-
-TEST_CASE("a loader started at a step continues the order, also on another split") {
-    const CountingSet data({100, 31, 58});
-    const std::vector<int> whole = training_order(data.set, 2, 3, 2, 0, 20, 7);
-    for (int step : {1, 5, 13}) {
-        const std::vector<int> rest(whole.begin() + step * 12, whole.end());
-        CHECK(training_order(data.set, 2, 3, 2, step, 20 - step, 7) == rest);
-        CHECK(training_order(data.set, 4, 1, 3, step, 20 - step, 7) == rest);
-    }
-}
-
 TEST_CASE("a mixture has one order for every split and start") {
     const CountingSet data({100, 31, 58});
     const ShardSet set({data.dir / "s0.bin", data.dir / "s[12].bin"});
@@ -173,17 +148,6 @@ TEST_CASE("an error of the prefetch thread reaches next(), after the batches bef
 
     TrainLoader fine(set, order_of(set, 6), 1, T, 0, 1, 0, 1000);
     for (int i = 0; i < 100; ++i) CHECK_NOTHROW(fine.next());
-}
-
-TEST_CASE("a shard cut while training stops the loader with its name") {
-    TemporaryDirectory dir;
-    const std::string path = write_shard<uint16_t>(dir / "a.bin", counting(0, 3001));
-    const ShardSet set({path});
-    std::filesystem::resize_file(path, 2000);
-    TrainLoader loader(set, order_of(set, 1), 4, T, 0, 1, 0, vocab);
-    check_error(ExitCode::bad_data, {path, "ends at byte"}, [&] {
-        for (int i = 0; i < 100; ++i) loader.next();
-    });
 }
 
 TEST_CASE("loaders stop at once, read or not") {

@@ -21,60 +21,58 @@ std::string short_name_of(const char* device) {
 
 }  // namespace
 
-TEST_CASE("gpu table: names that drivers report") {
-    CHECK(short_name_of("NVIDIA H100 80GB HBM3") == "h100");
-    CHECK(short_name_of("NVIDIA H100 PCIe") == "h100-pcie");
-    CHECK(short_name_of("NVIDIA H100 NVL") == "h100-nvl");
-    CHECK(short_name_of("NVIDIA H200") == "h200");
-    CHECK(short_name_of("NVIDIA H200 NVL") == "h200-nvl");  // the longest match wins
-    CHECK(short_name_of("NVIDIA A100-SXM4-40GB") == "a100-40gb");
-    CHECK(short_name_of("NVIDIA A100-SXM4-80GB") == "a100");
-    CHECK(short_name_of("NVIDIA A100 80GB PCIe") == "a100-pcie");
-    CHECK(short_name_of("NVIDIA L4") == "l4");
-    CHECK(short_name_of("NVIDIA L40S") == "l40s");
-    CHECK(short_name_of("NVIDIA GeForce RTX 3090") == "rtx3090");
-    CHECK(short_name_of("NVIDIA GeForce RTX 4090") == "rtx4090");
-    CHECK(short_name_of("NVIDIA GeForce RTX 4090 D") == "rtx4090d");
-    CHECK(short_name_of("NVIDIA GeForce RTX 5090") == "rtx5090");
-    CHECK(short_name_of("NVIDIA RTX A6000") == "a6000");
-    CHECK(short_name_of("NVIDIA B200") == "b200");
-    CHECK(short_name_of("NVIDIA GB200") == "gb200");
-    CHECK(short_name_of("NVIDIA B300 SXM6 AC") == "b300");
-    CHECK(short_name_of("NVIDIA GH200 480GB") == "gh200");
-    CHECK(short_name_of("NVIDIA GeForce RTX 5080") == "rtx5080");
-    CHECK(short_name_of("NVIDIA GeForce RTX 5070") == "rtx5070");
-    CHECK(short_name_of("NVIDIA GeForce RTX 5070 Ti") == "rtx5070ti");
-    CHECK(short_name_of("NVIDIA GeForce RTX 5060 Ti") == "rtx5060ti");
-    CHECK(short_name_of("NVIDIA GeForce RTX 5060") == "rtx5060");
-    CHECK(short_name_of("NVIDIA GeForce RTX 4080") == "rtx4080");
-    CHECK(short_name_of("NVIDIA GeForce RTX 4080 SUPER") == "rtx4080super");
-    CHECK(short_name_of("NVIDIA GeForce RTX 4070") == "rtx4070");
-    CHECK(short_name_of("NVIDIA GeForce RTX 4070 SUPER") == "rtx4070super");
-    CHECK(short_name_of("NVIDIA GeForce RTX 4070 Ti") == "rtx4070ti");
-    CHECK(short_name_of("NVIDIA GeForce RTX 4070 Ti SUPER") == "rtx4070tisuper");
-    CHECK(short_name_of("NVIDIA RTX PRO 6000 Blackwell Workstation Edition") == "rtxpro6000");
-    CHECK(short_name_of("NVIDIA A800-SXM4-80GB") == "a800");
-    CHECK(short_name_of("NVIDIA A800 80GB PCIe") == "a800-pcie");
-    CHECK(short_name_of("NVIDIA H800") == "h800");
-    CHECK(short_name_of("NVIDIA H800 PCIe") == "h800-pcie");
-    CHECK(short_name_of("NVIDIA H20") == "h20");
-    CHECK(short_name_of("NVIDIA H20-3e") == "h20-3e");
-    CHECK(short_name_of("NVIDIA L20") == "l20");
-    CHECK(short_name_of("NVIDIA GB10") == "gb10");
+TEST_CASE("gpu table: names that drivers report, of which the longest match wins") {
+    const std::pair<const char*, const char*> names[] = {
+        {"NVIDIA H100 80GB HBM3", "h100"},
+        {"NVIDIA H100 PCIe", "h100-pcie"},
+        {"NVIDIA H100 NVL", "h100-nvl"},
+        {"NVIDIA H200", "h200"},
+        {"NVIDIA H200 NVL", "h200-nvl"},
+        {"NVIDIA A100-SXM4-40GB", "a100-40gb"},
+        {"NVIDIA A100-SXM4-80GB", "a100"},
+        {"NVIDIA A100 80GB PCIe", "a100-pcie"},
+        {"NVIDIA L4", "l4"},
+        {"NVIDIA L40S", "l40s"},
+        {"NVIDIA GeForce RTX 3090", "rtx3090"},
+        {"NVIDIA GeForce RTX 4090", "rtx4090"},
+        {"NVIDIA GeForce RTX 4090 D", "rtx4090d"},
+        {"NVIDIA GeForce RTX 5090", "rtx5090"},
+        {"NVIDIA RTX A6000", "a6000"},
+        {"NVIDIA B200", "b200"},
+        {"NVIDIA GB200", "gb200"},
+        {"NVIDIA B300 SXM6 AC", "b300"},
+        {"NVIDIA GH200 480GB", "gh200"},
+        {"NVIDIA GeForce RTX 5080", "rtx5080"},
+        {"NVIDIA GeForce RTX 5070", "rtx5070"},
+        {"NVIDIA GeForce RTX 5070 Ti", "rtx5070ti"},
+        {"NVIDIA GeForce RTX 5060 Ti", "rtx5060ti"},
+        {"NVIDIA GeForce RTX 5060", "rtx5060"},
+        {"NVIDIA GeForce RTX 4080", "rtx4080"},
+        {"NVIDIA GeForce RTX 4080 SUPER", "rtx4080super"},
+        {"NVIDIA GeForce RTX 4070", "rtx4070"},
+        {"NVIDIA GeForce RTX 4070 SUPER", "rtx4070super"},
+        {"NVIDIA GeForce RTX 4070 Ti", "rtx4070ti"},
+        {"NVIDIA GeForce RTX 4070 Ti SUPER", "rtx4070tisuper"},
+        {"NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "rtxpro6000"},
+        {"NVIDIA A800-SXM4-80GB", "a800"},
+        {"NVIDIA A800 80GB PCIe", "a800-pcie"},
+        {"NVIDIA H800", "h800"},
+        {"NVIDIA H800 PCIe", "h800-pcie"},
+        {"NVIDIA H20", "h20"},
+        {"NVIDIA H20-3e", "h20-3e"},
+        {"NVIDIA L20", "l20"},
+        {"NVIDIA GB10", "gb10"}};
+    for (const auto& [device, name] : names) CHECK(short_name_of(device) == name);
 }
 
 TEST_CASE("gpu table: look-alikes are unknown") {
-    CHECK(short_name_of("NVIDIA GeForce RTX 4090 Laptop GPU") == "(unknown)");
-    CHECK(short_name_of("NVIDIA H200 MIG 1g.18gb") == "(unknown)");
-    CHECK(short_name_of("NVIDIA RTX A4000") == "(unknown)");  // holds the letters A40
-    CHECK(short_name_of("NVIDIA A100X") == "(unknown)");
-    CHECK(short_name_of("NVIDIA GB300") == "(unknown)");  // holds the letters B300
-    CHECK(short_name_of("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition") == "(unknown)");
-    CHECK(short_name_of("NVIDIA RTX PRO 6000 Blackwell Server Edition") == "(unknown)");
-    CHECK(short_name_of("NVIDIA GH200 144G HBM3e") == "(unknown)");
-    CHECK(short_name_of("Tesla T4") == "(unknown)");
-    CHECK(short_name_of("host (2 threads)") == "(unknown)");
-    CHECK(short_name_of("") == "(unknown)");
+    // RTX A4000 holds the letters A40, and GB300 those of B300.
+    for (const char* device :
+         {"NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA H200 MIG 1g.18gb", "NVIDIA RTX A4000", "NVIDIA A100X",
+          "NVIDIA GB300", "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition",
+          "NVIDIA RTX PRO 6000 Blackwell Server Edition", "NVIDIA GH200 144G HBM3e", "Tesla T4", "host (2 threads)",
+          ""})
+        CHECK_MESSAGE(short_name_of(device) == "(unknown)", device);
 }
 
 TEST_CASE("gpu table: short names in any spelling") {
