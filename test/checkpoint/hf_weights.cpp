@@ -9,7 +9,6 @@
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "llmc/base/json.h"
 #include "llmc/checkpoint/hf_export.h"
@@ -91,50 +90,40 @@ Raw& find_raw(std::vector<Raw>& tensors, const std::string& name) {
 
 TEST_CASE("hf_weights: names and shapes are those of the published GPT-2") {
     const ModelConfig d12 = {.layers = 12, .heads = 12, .channels = 768, .vocab = 50257, .context = 1024};
-    std::map<std::string, std::string> names;
-    std::set<std::string> transposed;
-    for (const HfTensor& tensor : hf_tensors(d12)) {
-        names[tensor.row.name] = tensor.spec.name;
-        if (tensor.transposed && tensor.row.name.rfind("h.0.", 0) == 0) transposed.insert(tensor.row.name);
-    }
-    CHECK(names["wte"] == "transformer.wte.weight");
-    CHECK(names["wpe"] == "transformer.wpe.weight");
-    CHECK(names["h.0.ln1.weight"] == "transformer.h.0.ln_1.weight");
-    CHECK(names["h.11.ln1.bias"] == "transformer.h.11.ln_1.bias");
-    CHECK(names["h.0.qkv.weight"] == "transformer.h.0.attn.c_attn.weight");
-    CHECK(names["h.0.qkv.bias"] == "transformer.h.0.attn.c_attn.bias");
-    CHECK(names["h.0.attn_proj.weight"] == "transformer.h.0.attn.c_proj.weight");
-    CHECK(names["h.0.attn_proj.bias"] == "transformer.h.0.attn.c_proj.bias");
-    CHECK(names["h.0.ln2.weight"] == "transformer.h.0.ln_2.weight");
-    CHECK(names["h.0.fc.weight"] == "transformer.h.0.mlp.c_fc.weight");
-    CHECK(names["h.0.fc_proj.bias"] == "transformer.h.0.mlp.c_proj.bias");
-    CHECK(names["lnf.weight"] == "transformer.ln_f.weight");
-    CHECK(names["lnf.bias"] == "transformer.ln_f.bias");
-    CHECK(transposed ==
-          std::set<std::string>{"h.0.qkv.weight", "h.0.attn_proj.weight", "h.0.fc.weight", "h.0.fc_proj.weight"});
-
-    std::map<std::string, std::vector<int64_t>> shapes;
+    std::map<std::string, HfTensor> tensors;
     int64_t total = 0;
     for (const HfTensor& tensor : hf_tensors(d12)) {
         const TensorSpec& spec = tensor.spec;
         CHECK(spec.dtype == "F32");
-        shapes[spec.name] = spec.shape;
+        CHECK(tensor.transposed == (spec.name.find(".c_") != std::string::npos && spec.name.ends_with(".weight")));
+        tensors.emplace(tensor.row.name, tensor);
         total += spec.shape[0] * (spec.shape.size() > 1 ? spec.shape[1] : 1);
     }
-    CHECK(shapes.size() == 148);
+    CHECK(tensors.size() == 148);
     CHECK(total == 124439808);  // "124M"
-    using Shape = std::vector<int64_t>;
-    CHECK(shapes["transformer.wte.weight"] == Shape{50257, 768});
-    CHECK(shapes["transformer.wpe.weight"] == Shape{1024, 768});
-    CHECK(shapes["transformer.h.11.attn.c_attn.weight"] == Shape{768, 2304});
-    CHECK(shapes["transformer.h.11.attn.c_attn.bias"] == Shape{2304});
-    CHECK(shapes["transformer.h.11.attn.c_proj.weight"] == Shape{768, 768});
-    CHECK(shapes["transformer.h.11.mlp.c_fc.weight"] == Shape{768, 3072});
-    CHECK(shapes["transformer.h.11.mlp.c_fc.bias"] == Shape{3072});
-    CHECK(shapes["transformer.h.11.mlp.c_proj.weight"] == Shape{3072, 768});
-    CHECK(shapes["transformer.h.11.mlp.c_proj.bias"] == Shape{768});
-    CHECK(shapes["transformer.h.11.ln_2.bias"] == Shape{768});
-    CHECK(shapes["transformer.ln_f.weight"] == Shape{768});
+    const struct {
+        const char *ours, *theirs;
+        std::vector<int64_t> shape;
+    } published[] = {{"wte", "wte.weight", {50257, 768}},
+                     {"wpe", "wpe.weight", {1024, 768}},
+                     {"h.0.ln1.weight", "h.0.ln_1.weight", {768}},
+                     {"h.11.ln1.bias", "h.11.ln_1.bias", {768}},
+                     {"h.0.qkv.weight", "h.0.attn.c_attn.weight", {768, 2304}},
+                     {"h.11.qkv.bias", "h.11.attn.c_attn.bias", {2304}},
+                     {"h.0.attn_proj.weight", "h.0.attn.c_proj.weight", {768, 768}},
+                     {"h.0.attn_proj.bias", "h.0.attn.c_proj.bias", {768}},
+                     {"h.0.ln2.weight", "h.0.ln_2.weight", {768}},
+                     {"h.0.fc.weight", "h.0.mlp.c_fc.weight", {768, 3072}},
+                     {"h.11.fc.bias", "h.11.mlp.c_fc.bias", {3072}},
+                     {"h.0.fc_proj.weight", "h.0.mlp.c_proj.weight", {3072, 768}},
+                     {"h.0.fc_proj.bias", "h.0.mlp.c_proj.bias", {768}},
+                     {"lnf.weight", "ln_f.weight", {768}},
+                     {"lnf.bias", "ln_f.bias", {768}}};
+    for (const auto& [ours, theirs, shape] : published) {
+        CAPTURE(ours);
+        CHECK(tensors.at(ours).spec.name == std::string("transformer.") + theirs);
+        CHECK(tensors.at(ours).spec.shape == shape);
+    }
 }
 
 TEST_CASE("hf_weights: export writes (in, out) matrices, no padded rows, and config.json") {
