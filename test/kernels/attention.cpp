@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "llmc/kernels/variants.h"
 #include "test/kernels/attention_run.h"
 #include "test/kernels/specifications.h"
 #include "test/suites.h"
@@ -115,12 +114,7 @@ TEST_CASE("attention, plain and quantizing, meets its specifications" *
 
 TEST_CASE("the host device's loops of attention meet the kernels' specifications" *
           doctest::test_suite(test::kNotUnderSanitizers)) {
-    if (!device_info().is_host) return;
-    struct InLoops {
-        InLoops() { choose_kernels(test::test_stream(), kernel_set({}, kHostDevice, Formats::fp8)); }
-        ~InLoops() { choose_kernels(test::test_stream(), {}); }
-    } in_loops;
-    test::check_specifications(check::add_attention_tests);
+    test::check_loops(check::add_attention_tests);
 }
 
 TEST_CASE_TEMPLATE("attention: a window that covers all keys changes no bit, and one of a key gives its value", Real,

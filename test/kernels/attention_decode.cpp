@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "llmc/check/reference.h"
 #include "test/kernel_test.h"
 
 using namespace llmc;
@@ -20,37 +21,6 @@ struct Shape {
     size_t outputs() const { return static_cast<size_t>(rows) * width(); }
     AttentionHeads heads() const { return {NH, NKV, HD, 0, window}; }
     size_t inputs() const { return static_cast<size_t>((first + rows) * heads().qkv_width()); }
-};
-
-// The outputs in double, and how far a correct kernel may be from out + out_low: see the bounds of test/kernels/
-// attention.cpp, (u + r) (sum P |V| + |O|) with u = 2^-8 for the rounded P of bf16 (else 0) and r for FP32 sums.
-struct Reference {
-    std::vector<double> out, bound;
-
-    Reference(const Shape& s, const std::vector<double>& qkv, double u, double slack) {
-        for (int row = 0; row < s.rows; row++)
-            for (int h = 0; h < s.NH; h++) {
-                const auto at = [&](int position, int which) {
-                    const int head = which == 0 ? h : s.NH + (which - 1) * s.NKV + h / (s.NH / s.NKV);
-                    return &qkv[position * s.heads().qkv_width() + head * s.HD];
-                };
-                const int query = s.first + row, begin = s.window > 0 ? std::max(0, query - s.window + 1) : 0;
-                std::vector<double> p(static_cast<size_t>(query) + 1);
-                double largest = -1e300, sum = 0;
-                for (int k = begin; k <= query; k++) {
-                    for (int c = 0; c < s.HD; c++) p[k] += at(query, 0)[c] * at(k, 1)[c] / std::sqrt(s.HD);
-                    largest = std::max(largest, p[k]);
-                }
-                for (int k = begin; k <= query; k++) sum += p[k] = std::exp(p[k] - largest);
-                for (int c = 0; c < s.HD; c++) {
-                    double o = 0, magnitude = 0;
-                    for (int k = begin; k <= query; k++)
-                        o += p[k] / sum * at(k, 2)[c], magnitude += p[k] / sum * std::fabs(at(k, 2)[c]);
-                    out.push_back(o);
-                    bound.push_back((u + slack) * (magnitude + std::fabs(o)) + 1e-6);
-                }
-            }
-    }
 };
 
 template <class Real>
@@ -83,13 +53,18 @@ void check_against_reference(const Shape& s, float deviation, uint32_t seed) {
     INFO("first ", s.first, " rows ", s.rows, " NH ", s.NH, " HD ", s.HD);
     const bool rounds = sizeof(Real) == 2;
     const std::vector<Real> qkv = test::random_normal<Real>(s.inputs(), deviation, seed);
-    const Reference expected(s, test::to_doubles(qkv), rounds ? test::rounding_error<bf16>() : 0, rounds ? 1e-5 : 5e-6);
+    const reference::AttentionShape all{1, s.first + s.rows, s.NH, s.HD, s.NKV, 0, s.window};
+    const auto expected =
+        reference::attention(all, test::to_doubles(qkv), std::vector<double>(all.elements()),
+                             reference::attention_rounding(rounds), reference::attention_slack(rounds));
+    const size_t begin = static_cast<size_t>(s.first) * s.width();  // of the rows that are asked for
     const Result<Real> result = run(s, qkv);
     double worst = 0;
     bool low_is_small = true;
-    for (size_t i = 0; i < expected.out.size(); i++) {
+    for (size_t i = 0; i < s.outputs(); i++) {
         const double low = rounds ? to_float(result.out_low[i]) : 0;
-        const double ratio = std::fabs(to_float(result.out[i]) + low - expected.out[i]) / expected.bound[i];
+        const double ratio =
+            std::fabs(to_float(result.out[i]) + low - expected.out[begin + i]) / expected.out_sum_bound[begin + i];
         if (!(ratio <= worst)) worst = ratio == ratio ? ratio : std::numeric_limits<double>::infinity();
         low_is_small &= std::fabs(low) <= std::fabs(to_float(result.out[i])) / 256;
     }

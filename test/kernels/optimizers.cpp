@@ -3,7 +3,6 @@
 #include "llmc/kernels/clip.h"
 #include "llmc/kernels/muon.h"
 #include "llmc/kernels/update.h"
-#include "llmc/kernels/variants.h"
 #include "test/kernels/specifications.h"
 
 using namespace llmc;
@@ -14,12 +13,7 @@ TEST_CASE("optimizers' updates, Muon's kernels and clipping meet their specifica
 }
 
 TEST_CASE("the host device's loops of optimizers meet the kernels' specifications") {
-    if (!device_info().is_host) return;
-    struct InLoops {
-        InLoops() { choose_kernels(test_stream(), kernel_set({}, kHostDevice, Formats::fp8)); }
-        ~InLoops() { choose_kernels(test_stream(), {}); }
-    } in_loops;
-    check_specifications(check::add_optimizer_tests);
+    check_loops(check::add_optimizer_tests);
 }
 
 TEST_CASE("updates need no working copy, and refuse misaligned tensors and more decay than elements") {

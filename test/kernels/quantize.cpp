@@ -11,16 +11,7 @@ TEST_CASE("quantize, quantize_weight and quantize_flat meet their specifications
     check_specifications(check::add_quantize_tests);
 }
 
-TEST_CASE("the definition of a cast") {
-    CHECK(nearest_code<e4m3>(1.0).code == 0x38);
-    CHECK(nearest_code<e4m3>(1.0625).code == 0x38);  // halfway between 1 and 1.125: to even
-    CHECK(nearest_code<e4m3>(1.1875).code == 0x3a);  // halfway between 1.125 and 1.25
-    CHECK(nearest_code<e4m3>(-1e9).code == 0xfe);
-    CHECK(nearest_code<e5m2>(1e9).code == 0x7b);
-    CHECK(nearest_code<e5m2>(-0.0).code == 0x80);
-    CHECK(nearest_code<e4m3>(0x1p-10).code == 0);
-    CHECK(nearest_code<e4m3>(0x1.01p-10).code == 1);
-    // The specifications' inputs saturate and underflow, or the counters' comparison would show nothing.
+TEST_CASE("the inputs of the specifications saturate and underflow, or comparing the counters would show nothing") {
     const StateRange state = CodeRanges<e4m3>(Bounded::exactly(wide_values<bf16>(256, 3)), 16.0f)
                                  .after(used_state(16.0f), {QuantizePass::train_counted});
     CHECK(state.least.saturated > used_state(16.0f).saturated);

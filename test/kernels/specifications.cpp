@@ -2,6 +2,7 @@
 // build: per device
 #include "test/kernels/specifications.h"
 
+#include "llmc/kernels/variants.h"
 #include "test/kernels/shared_memory.h"
 
 namespace llmc::test {
@@ -35,6 +36,16 @@ void check_specifications(void (*add_tests)(check::Items&), bool (*chosen)(const
         forget_shared_memory();
         CHECK(item.run(test_stream()) == "");
     }
+}
+
+void check_loops(void (*add_tests)(check::Items&)) {
+    test_stream();
+    if (!device_info().is_host) return;
+    struct InLoops {
+        InLoops() { choose_kernels(test_stream(), kernel_set({}, kHostDevice, Formats::fp8)); }
+        ~InLoops() { choose_kernels(test_stream(), {}); }
+    } in_loops;
+    check_specifications(add_tests);
 }
 
 }  // namespace llmc::test

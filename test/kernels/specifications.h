@@ -12,4 +12,7 @@ namespace llmc::test {
 // Those whose names `chosen` accepts.
 void check_specifications(void (*add_tests)(check::Items&), bool (*chosen)(const std::string& name) = nullptr);
 
+// The same for the loops that replace kernels on the host device; nothing on other devices.
+void check_loops(void (*add_tests)(check::Items&));
+
 }  // namespace llmc::test
