@@ -27,10 +27,9 @@ public:
 
     std::vector<float> weight(const std::string& name) const { return file.read_floats(name); }
     std::vector<float> gradient(const std::string& name) const { return file.read_floats("grad." + name); }
-    std::vector<float> logits_sample() const { return file.read_floats("logits_sample"); }  // (4, vocab)
-    std::vector<int32_t> tokens() const { return values<int32_t>("tokens"); }               // (steps, batch, seq + 1)
-    std::vector<double> losses() const { return values<double>("losses"); }                 // (steps)
-    std::vector<double> grad_norms() const { return values<double>("grad_norms"); }         // (steps)
+    std::vector<int32_t> tokens() const { return values<int32_t>("tokens"); }        // (steps, batch, seq + 1)
+    std::vector<double> losses() const { return values<double>("losses"); }          // (steps)
+    std::vector<double> grad_norms() const { return values<double>("grad_norms"); }  // (steps)
 
     SafetensorsFile file;
 

@@ -23,7 +23,16 @@ inline double cosine(const std::vector<float>& a, const std::vector<float>& b) {
     return dot(a, b) / (norm(a) * norm(b));
 }
 
-inline ModelConfig fixture_config(const Gpt2Fixture& fixture) {
+// ||a - b|| / ||b||; infinite if the sizes differ, and NaN, which no check accepts, stays NaN.
+inline double relative_error(const std::vector<float>& a, const std::vector<float>& b) {
+    if (a.size() != b.size()) return INFINITY;
+    std::vector<float> difference(a.size());
+    for (size_t i = 0; i < a.size(); i++) difference[i] = a[i] - b[i];
+    return norm(difference) / norm(b);
+}
+
+template <class Fixture>
+ModelConfig fixture_config(const Fixture& fixture) {
     ModelConfig config;
     config.name = "fixture";
     config.layers = fixture.integer("layers");
@@ -51,6 +60,32 @@ inline Batch fixture_batch(const Gpt2Fixture& fixture, int index) {
         }
     return batch;
 }
+
+// A fixture with one micro-batch, for tests of FP8 (dev/reference/make_fp8_fixture.py).
+struct Fp8Fixture {
+    SafetensorsFile file;
+    int B = integer("batch"), T = integer("seq");
+
+    explicit Fp8Fixture(const std::string& file_name) : file(fixture_path(file_name)) {}
+    int integer(const std::string& key) const { return std::stoi(file.metadata().at(key)); }
+    // Padded with zeros to the table's size, as wte's rows are.
+    std::vector<float> padded(const std::string& name, size_t count) const {
+        std::vector<float> values = file.read_floats(name);
+        values.resize(count, 0.0f);
+        return values;
+    }
+    Batch batch() const {
+        const size_t length = static_cast<size_t>(T) + 1;
+        std::vector<int32_t> all(static_cast<size_t>(B) * length);  // (1, B, T + 1)
+        file.read("tokens", all.data(), all.size() * sizeof(int32_t));
+        Batch batch;
+        for (size_t i = 0; i < all.size(); i++) {
+            if (i % length + 1 < length) batch.tokens.push_back(all[i]);
+            if (i % length > 0) batch.targets.push_back(all[i]);
+        }
+        return batch;
+    }
+};
 
 // A model of two heads of 32 channels, for tests that need no fixture.
 inline ModelConfig small_model(int layers, int context) {

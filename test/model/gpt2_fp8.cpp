@@ -50,12 +50,6 @@ void check_gradients(const Fp8Config& config, const std::string& layers) {
 
 }  // namespace
 
-// A coarse check on the fixture, whose weights are large, so that rounding errors add up over all products between the
-// loss and the first block; gpt2_fp8_reference.cpp has the fine check. Observed: cosine 0.9812, norms within 6.2 %.
-TEST_CASE("gpt2 fp8: gradients of every parameter point the way of PyTorch's FP64 ones") {
-    for (const Fp8Recipe kind : {Fp8Recipe::delayed, Fp8Recipe::current}) check_gradients(recipe(kind), "all");
-}
-
 TEST_CASE("gpt2 fp8: gradients are right whichever neighbours are in BF16") {
     for (const char* layers : {"all,-first", "all,-last", "all,-qkv", "all,-attn_proj", "all,-fc", "all,-fc_proj",
                                "none,qkv", "none,attn_proj", "none,fc", "none,fc_proj", "none,lm_head", "all,+lm_head"})
@@ -271,7 +265,10 @@ TEST_CASE("gpt2 fp8: every recompute level gives the same bits") {
 
 TEST_CASE("gpt2 fp8: any loss scale gives the same bits") {
     for (const Fp8Recipe kind : {Fp8Recipe::delayed, Fp8Recipe::current}) {
-        Fp8Training plain(recipe(kind), "off"), scaled(recipe(kind), "65536"), dynamic(recipe(kind), "dynamic");
+        const auto run = [&](const char* scale) {
+            return Fp8Training(recipe(kind), scale, Recompute::gelu, "all,+lm_head");
+        };
+        Fp8Training plain = run("off"), scaled = run("65536"), dynamic = run("dynamic");
         for (int i = 0; i < 6; i++) {
             plain.step(i);
             scaled.step(i);
@@ -284,7 +281,8 @@ TEST_CASE("gpt2 fp8: any loss scale gives the same bits") {
 
 TEST_CASE("gpt2 fp8: evaluation leaves no trace in scales, histories and counters") {
     for (const Fp8Recipe kind : {Fp8Recipe::delayed, Fp8Recipe::current}) {
-        Fp8Training quiet(recipe(kind), "off"), evaluated(recipe(kind), "off");
+        Fp8Training quiet(recipe(kind), "off", Recompute::gelu, "all,+lm_head");
+        Fp8Training evaluated(recipe(kind), "off", Recompute::gelu, "all,+lm_head");
         for (int i = 0; i < 4; i++) {
             quiet.step(i);
             const Batch batch = fixture_batch(evaluated.fixture, 7);
@@ -292,6 +290,7 @@ TEST_CASE("gpt2 fp8: evaluation leaves no trace in scales, histories and counter
             evaluated.step(i);
         }
         const std::vector<Fp8State> a = quiet.states(), b = evaluated.states();
+        CHECK(a.size() == 2 * 12 + 3);
         CHECK(std::memcmp(a.data(), b.data(), a.size() * sizeof(Fp8State)) == 0);
         CHECK(same_bits(quiet.weights(), evaluated.weights()));
     }

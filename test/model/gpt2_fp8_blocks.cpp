@@ -21,25 +21,6 @@ constexpr double kLossError = LLMC_CUDA ? 2e-3 : 1e-5;
 constexpr Fp8Recipe kRecipes[] = {Fp8Recipe::block, Fp8Recipe::mxfp8};
 const char* name_of(Fp8Recipe recipe) { return word_of(recipe); }
 
-double relative_error(const std::vector<float>& a, const std::vector<float>& b) {
-    if (a.size() != b.size()) return INFINITY;
-    double difference = 0, norm = 0;
-    for (size_t i = 0; i < a.size(); i++) {
-        difference += (static_cast<double>(a[i]) - b[i]) * (static_cast<double>(a[i]) - b[i]);
-        norm += static_cast<double>(b[i]) * b[i];
-    }
-    return std::sqrt(difference / norm);
-}
-
-ModelConfig small_model(const SafetensorsFile& file) {
-    const auto number = [&](const char* key) { return std::stoi(file.metadata().at(key)); };
-    ModelConfig config;
-    config.name = "fixture";
-    config.layers = number("layers"), config.heads = number("heads"), config.channels = number("channels");
-    config.vocab = number("vocab"), config.context = number("context");
-    return config;
-}
-
 Fp8Config with_recipe(Fp8Recipe recipe) {
     Fp8Config config;
     config.recipe = recipe;
@@ -56,28 +37,21 @@ TrainerConfig training_config(TrainerConfig config, const std::string& loss_scal
 
 // Training steps on the fixture's batch.
 struct BlockTraining {
-    SafetensorsFile file{fixture_path("gpt2_fp8_blocks.safetensors")};
-    int B = std::stoi(file.metadata().at("batch")), T = std::stoi(file.metadata().at("seq"));
+    Fp8Fixture fixture{"gpt2_fp8_blocks.safetensors"};
     Fp8Config config;
     TestModel<bf16> test;
     const Optimizer<bf16>& optimizer = test.optimizer;
-    Batch batch;
+    const Batch batch = fixture.batch();
 
     explicit BlockTraining(Fp8Recipe recipe, const std::string& loss_scale = "off",
-                           Recompute recompute = Recompute::gelu, const std::string& layers = "all")
+                           Recompute recompute = Recompute::gelu)
         : config(with_recipe(recipe)),
-          test(training_config(trainer_config(small_model(file), B, T, recompute, &config, layers), loss_scale)) {
+          test(training_config(trainer_config(fixture_config(fixture), fixture.B, fixture.T, recompute, &config),
+                               loss_scale)) {
         for (const Unit& unit : test.table.units())
             for (const ParameterTensor& tensor : unit.tensors)
-                test.trainer.set_weight(tensor.name, file.read_floats(tensor.name));
+                test.trainer.set_weight(tensor.name, fixture.file.read_floats(tensor.name));
         test.trainer.weights_are_set();
-        const size_t length = static_cast<size_t>(T) + 1;
-        std::vector<int32_t> all(static_cast<size_t>(B) * length);
-        file.read("tokens", all.data(), all.size() * sizeof(int32_t));
-        for (size_t i = 0; i < all.size(); i++) {
-            if (i % length + 1 < length) batch.tokens.push_back(all[i]);
-            if (i % length > 0) batch.targets.push_back(all[i]);
-        }
     }
     void micro_step() {
         test.begin_step();
@@ -100,7 +74,8 @@ TEST_CASE("gpt2 fp8 blocks: loss and gradients are those of the simulation, and 
         CAPTURE(name_of(recipe));
         BlockTraining run(recipe);
         run.micro_step();
-        CHECK(std::abs(run.test.mean_train_loss() / run.file.read_floats(std::string("loss_") + name_of(recipe))[0] -
+        CHECK(std::abs(run.test.mean_train_loss() /
+                           run.fixture.file.read_floats(std::string("loss_") + name_of(recipe))[0] -
                        1) < kLossError);
         const auto gradients = run.test.all_gradients();
         const Fp8Recipe other = recipe == Fp8Recipe::block ? Fp8Recipe::mxfp8 : Fp8Recipe::block;
@@ -110,9 +85,7 @@ TEST_CASE("gpt2 fp8 blocks: loss and gradients are those of the simulation, and 
             for (const ParameterTensor& tensor : unit.tensors) {
                 CAPTURE(tensor.name);
                 const auto expected = [&](Fp8Recipe of) {
-                    auto values = run.file.read_floats(std::string("grad_") + name_of(of) + "." + tensor.name);
-                    values.resize(tensor.count(), 0.0f);
-                    return values;
+                    return run.fixture.padded(std::string("grad_") + name_of(of) + "." + tensor.name, tensor.count());
                 };
                 const std::vector<float>& actual = gradients[i++];
                 CHECK(relative_error(actual, expected(recipe)) < kGradientError);
@@ -138,7 +111,8 @@ TEST_CASE("gpt2 fp8 blocks: products, counters, and neither history nor trace of
         CHECK(same_bits(run.weights(), evaluated.weights()));
         for (int i = 0; i < run.test.fp8->count(); i++) {
             CAPTURE(run.test.fp8->name(i));
-            const uint64_t elements = fp8_elements(run.test.model.linear(), *run.test.fp8, i, run.B * run.T);
+            const uint64_t elements =
+                fp8_elements(run.test.model.linear(), *run.test.fp8, i, run.fixture.B * run.fixture.T);
             const Fp8State& s = states[i];
             CHECK(s.elements == elements * (role_of(i) == Fp8Role::w ? 3 : 2));  // weights once more, before step 1
             CHECK(s.saturated == 0);
