@@ -43,7 +43,7 @@ class Search {
 public:
     // `level`: the recomputation asked for. The search may only raise it; auto follows from the other flags.
     Search(const Options& options, Recompute level, int ranks, const Room& room, const std::optional<PlannedCard>& card)
-        : options_(options), level_(level), ranks_(ranks), room_(room), card_(card) {}
+        : options_(options), level_(level), ranks_(ranks), room_(room), card_(card), batches_(batches()) {}
 
     // The best changes first.
     std::vector<Candidate> find() {
@@ -69,19 +69,24 @@ private:
     }
     // The formats of the state as asked for, then one array after the other in a narrower one.
     static std::vector<std::pair<Flags, Options>> state_formats(const Options& base) {
+        const bool has_adam_moments = base.optimizer == OptimizerKind::adamw || is_muon(base.optimizer);
+        const bool may_round_gradients = base.clip_kind == ClipKind::norm && base.shard_within == 0;
+        const struct {
+            bool possible;
+            Flags flag;
+            StateFormat Options::*array;
+            StateFormat format;
+        } steps[] = {{has_adam_moments, kMoments, &Options::adam_moments, StateFormat::bf16},
+                     {true, kMaster, &Options::master, StateFormat::bf16},
+                     {may_round_gradients, kGradients, &Options::gradients, StateFormat::bf16},
+                     {has_adam_moments, kFp8Moments, &Options::adam_moments, StateFormat::fp8}};
         std::vector<std::pair<Flags, Options>> formats = {{0, base}};
-        const auto narrow = [&](Flags flag, StateFormat Options::*array, StateFormat to) {
-            if (base.*array >= to) return;
-            formats.push_back(formats.back());
-            formats.back().first |= flag;
-            formats.back().second.*array = to;
-        };
-        const bool adamw = base.optimizer == OptimizerKind::adamw || is_muon(base.optimizer);
-        if (adamw) narrow(kMoments, &Options::adam_moments, StateFormat::bf16);
-        narrow(kMaster, &Options::master, StateFormat::bf16);
-        if (base.clip_kind == ClipKind::norm && base.shard_within == 0)
-            narrow(kGradients, &Options::gradients, StateFormat::bf16);
-        if (adamw) narrow(kFp8Moments, &Options::adam_moments, StateFormat::fp8);
+        for (const auto& [possible, flag, array, format] : steps) {
+            if (!possible || base.*array >= format) continue;
+            auto [flags, narrower] = formats.back();
+            narrower.*array = format;
+            formats.emplace_back(flags | flag, narrower);
+        }
         return formats;
     }
     void search_formats(const Options& base, Flags flags) {
@@ -89,25 +94,46 @@ private:
         for (int stage = base.zero; stage <= last_stage; stage++)
             for (const auto& [formats, narrowed] : state_formats(base))
                 for (const Recompute level : kLevels) {
-                    if (level_ != Recompute::automatic && level < level_) continue;
+                    const bool is_asked_for = level == level_ || level_ == Recompute::automatic;
+                    if (level < level_ && !is_asked_for) continue;
                     Options o = narrowed;
                     o.zero = stage;
                     o.recompute = level;
-                    add_largest_batch(o, flags | formats | (stage != base.zero ? kStage : 0) |
-                                             (level_ != Recompute::automatic && level != level_ ? kRecompute : 0));
+                    add_largest_batch(
+                        o, flags | formats | (stage != base.zero ? kStage : 0) | (is_asked_for ? 0 : kRecompute));
                 }
     }
-    void add_largest_batch(Options o, Flags flags) {
-        for (; o.batch > 0; o.batch--) {
-            const int64_t unit = int64_t{o.batch} * o.seq * ranks_;
-            if (o.total_batch % unit != 0) continue;
-            o.micro_steps = static_cast<int>(o.total_batch / unit);
-            const StagePlan plan = plan_stage(o, ranks_, o.zero, room_);
-            if (!plan.refused.empty() || !room_.holds(plan)) continue;
-            add({o, flags | (o.batch != options_.batch ? kBatch : 0),
-                 card_ ? speed_of(run_of(o, *card_, ranks_), plan) : 0});
-            return;
+    int64_t micro_step_tokens(int batch) const { return int64_t{batch} * options_.seq * ranks_; }
+    // The batch asked for and smaller ones, as far as they divide a step into whole micro-steps, smallest first.
+    std::vector<int> batches() const {
+        std::vector<int> batches;
+        for (int batch = 1; batch <= options_.batch; batch++)
+            if (options_.total_batch % micro_step_tokens(batch) == 0) batches.push_back(batch);
+        return batches;
+    }
+    // Returns the run with this batch if it fits.
+    std::optional<Candidate> fitting(Options o, Flags flags, int batch) const {
+        o.batch = batch;
+        o.micro_steps = static_cast<int>(o.total_batch / micro_step_tokens(batch));
+        const StagePlan plan = plan_stage(o, ranks_, o.zero, room_);
+        if (!plan.refused.empty() || !room_.holds(plan)) return std::nullopt;
+        return Candidate{o, flags | (batch != options_.batch ? kBatch : 0),
+                         card_ ? speed_of(run_of(o, *card_, ranks_), plan) : 0};
+    }
+    // A larger batch needs more memory, so halving the list finds the largest that fits.
+    void add_largest_batch(const Options& o, Flags flags) {
+        std::optional<Candidate> largest;
+        size_t first = 0, end = batches_.size();
+        while (first < end) {
+            const size_t middle = first + (end - first) / 2;
+            if (const std::optional<Candidate> candidate = fitting(o, flags, batches_[middle])) {
+                largest = candidate;
+                first = middle + 1;
+            } else {
+                end = middle;
+            }
         }
+        if (largest) add(*largest);
     }
     void add(const Candidate& candidate) {
         const auto [found, is_new] = best_.emplace(candidate.flags, candidate);
@@ -144,23 +170,24 @@ private:
     const int ranks_;
     const Room& room_;
     const std::optional<PlannedCard>& card_;
+    const std::vector<int> batches_;
     std::map<Flags, Candidate> best_;  // the fastest with these flags
 };
 
 // The flags that turn `asked` into the candidate. A smaller batch keeps the tokens of a step.
 std::string flags_text(const AskedRun& asked, const Candidate& c) {
-    const Options& o = c.options;
+    constexpr std::pair<Flags, const char*> kNames[] = {
+        {kBatch, "batch"},   {kBatch, "total-batch"},   {kRecompute, "recompute"},
+        {kStage, "zero"},    {kOffload, "offload"},     {kMoments | kFp8Moments, "adam-moments"},
+        {kMaster, "master"}, {kGradients, "gradients"}, {kPrecision, "precision"}};
     std::string text;
-    const auto add = [&](const std::string& flag) { text += (text.empty() ? "" : " ") + flag; };
-    if (c.flags & kBatch) add("-b " + std::to_string(o.batch));
-    if ((c.flags & kBatch) && !asked.flags.given.count("total-batch")) add("-d " + std::to_string(o.total_batch));
-    if (c.flags & kRecompute) add("-r " + std::string(word_of(o.recompute)));
-    if (c.flags & kStage) add("-z " + std::to_string(o.zero));
-    if (c.flags & kOffload) add("--offload " + std::string(word_of(o.offload)));
-    if (c.flags & (kMoments | kFp8Moments)) add("--adam-moments " + std::string(word_of(o.adam_moments)));
-    if (c.flags & kMaster) add("--master " + std::string(word_of(o.master)));
-    if (c.flags & kGradients) add("--gradients " + std::string(word_of(o.gradients)));
-    if (c.flags & kPrecision) add("--precision " + std::string(word_of(o.precision)));
+    for (const auto& [changed, name] : kNames) {
+        const Flag& flag = *find_flag(name);
+        if (!(c.flags & changed) || (flag.long_name == "total-batch" && asked.flags.given.count(name))) continue;
+        text += (text.empty() ? "" : " ") +
+                (flag.short_name ? fmt::format("-{:c}", flag.short_name) : "--" + flag.long_name);
+        text += " " + flag_text(flag, c.options);
+    }
     return text;
 }
 
@@ -229,32 +256,37 @@ Options AskedRun::with(const std::string& more, int ranks) const {
 }
 
 // Replaces -r auto, see choose_automatic().
-static bool choose_recompute(Options& o, const std::function<bool(const Options&)>& fits) {
-    if (o.recompute != Recompute::automatic) return fits(o);
+static AutomaticChoice choose_recompute(Options o, const std::function<StagePlan(const Options&)>& plan_of,
+                                        const std::function<bool(const StagePlan&)>& fits) {
+    const bool is_automatic = o.recompute == Recompute::automatic;
+    AutomaticChoice choice;
     for (const Recompute level : kLevels) {
-        o.recompute = level;
-        if (!fits(o)) continue;
-        if (level != Recompute::none)
-            o.notes.push_back(fmt::format(
-                "-r auto chose {}, the least recomputation that fits; a smaller -b may be faster", word_of(level)));
-        return true;
+        if (is_automatic) o.recompute = level;
+        choice.plan = plan_of(o);
+        choice.fits = fits(choice.plan);
+        if (choice.fits || !is_automatic) break;
     }
-    return false;
+    if (is_automatic && choice.fits && o.recompute != Recompute::none)
+        o.notes.push_back(fmt::format("-r auto chose {}, the least recomputation that fits; a smaller -b may be faster",
+                                      word_of(o.recompute)));
+    choice.options = o;
+    return choice;
 }
 
-bool choose_automatic(Options& o, const std::function<bool(const Options&)>& fits) {
-    if (o.offload != Offload::automatic) return choose_recompute(o, fits);
-    for (const Offload choice : {Offload::off, Offload::residuals, Offload::optimizer, Offload::both}) {
-        Options chosen = o;
-        chosen.offload = choice;
-        if (!choose_recompute(chosen, fits)) continue;
-        if (choice != Offload::off)
-            chosen.notes.push_back(fmt::format("--offload auto chose {}, with which the run fits", word_of(choice)));
-        o = chosen;
-        return true;
+AutomaticChoice choose_automatic(Options o, const std::function<StagePlan(const Options&)>& plan_of,
+                                 const std::function<bool(const StagePlan&)>& fits) {
+    if (o.offload != Offload::automatic) return choose_recompute(o, plan_of, fits);
+    for (const Offload offload : {Offload::off, Offload::residuals, Offload::optimizer, Offload::both}) {
+        o.offload = offload;
+        AutomaticChoice choice = choose_recompute(o, plan_of, fits);
+        if (!choice.fits) continue;
+        if (offload != Offload::off)
+            choice.options.notes.push_back(
+                fmt::format("--offload auto chose {}, with which the run fits", word_of(offload)));
+        return choice;
     }
     o.offload = Offload::off;
-    return choose_recompute(o, fits);
+    return choose_recompute(o, plan_of, fits);
 }
 
 std::vector<Change> changes_that_fit(const AskedRun& asked, const Options& options, int ranks, const Room& room,
@@ -304,44 +336,48 @@ Options fit_plan(const AskedRun& asked, const Options& options, int ranks, const
     return options;
 }
 
-Options fit_into_memory(const AskedRun& asked, Options options, const Ranks& ranks) {
+// The room of the rank that has the least. A collective.
+static Room least_room(const Options& o, const Ranks& ranks) {
     const Comm& comm = ranks.comm;
-    StagePlan plan = plan_rank(options, comm);
-    const size_t libraries = ranks.libraries_to_come(options);
-    const auto least = [&](size_t bytes) {  // of all ranks
+    const auto least = [&](size_t bytes) {
         return static_cast<size_t>(-comm.host_max(-static_cast<int64_t>(std::min(bytes, size_t{INT64_MAX}))));
     };
-    const Room room{least(ranks.device.free_memory), plan.reserve - std::min(plan.reserve, libraries),
-                    least(available_host_memory() / static_cast<size_t>(comm.local_world()))};
+    const size_t reserve = plan_rank(o, comm).reserve;
+    return {least(ranks.device.free_memory), reserve - std::min(reserve, ranks.libraries_to_come(o)),
+            least(available_host_memory() / static_cast<size_t>(comm.local_world()))};
+}
+
+// The change that --fit makes. Without --fit, or if there is none for these ranks, prints what would fit.
+static std::optional<Change> change_to_make(AskedRun asked, Options options, const Comm& comm, const Room& room) {
+    if (std::string(comm.name()) != "nccl") asked.flags.comm = CommKind::mpi;  // for plans of ranks
+    options.comm = asked.flags.comm;
+    const std::vector<Change> changes = changes_that_fit(asked, options, comm.world(), room, card_to_plan_for(options));
+    if (options.fit && !changes.empty() && changes.front().ranks == comm.world()) return changes.front();
+    std::fputs(describe_changes(changes, comm.world()).c_str(), stdout);
+    return std::nullopt;
+}
+
+Options fit_into_memory(const AskedRun& asked, const Options& options, const Ranks& ranks) {
+    const Comm& comm = ranks.comm;
+    const Room room = least_room(options, ranks);
+    const auto plan_of = [&](const Options& o) { return plan_rank(o, comm); };
     // Ranks may plan different sizes, because each owns other matrices with Muon, so the largest one decides.
-    const auto fits = [&](const Options& o) {
-        plan = plan_rank(o, comm);
+    const auto fits = [&](const StagePlan& plan) {
         return room.bytes == 0 || comm.host_max(!room.holds(plan)) == 0;  // 0: unknown
     };
-    if (choose_automatic(options, fits)) return options;
-    check_host_memory(plan.memory, room.host);
+    const AutomaticChoice wanted = choose_automatic(options, plan_of, fits);
+    if (wanted.fits) return wanted.options;
+    check_host_memory(wanted.plan.memory, room.host);
     // The main rank chooses: measured rates, and so the order of changes, may differ between ranks.
-    std::string flags, note;
-    if (comm.is_main()) {
-        AskedRun here = asked;
-        if (std::string(comm.name()) != "nccl") here.flags.comm = CommKind::mpi;  // for plans of ranks
-        Options planned = options;
-        planned.comm = here.flags.comm;
-        const std::vector<Change> changes =
-            changes_that_fit(here, planned, comm.world(), room, card_to_plan_for(options));
-        if (options.fit && !changes.empty() && changes.front().ranks == comm.world()) {
-            flags = changes.front().flags;
-            note = describe_fit(changes.front(), plan, room);
-        } else {
-            std::fputs(describe_changes(changes, comm.world()).c_str(), stdout);
-        }
-    }
-    flags = broadcast_text(comm, flags);
-    Options fitted = flags.empty() ? options : asked.with(flags, comm.world());
-    choose_automatic(fitted, fits);  // with the real communicator
-    check_memory(plan.memory, plan.shared_copy + ranks.libraries_to_come(fitted), room.bytes, ranks.device.name);
-    if (comm.is_main()) fitted.notes.push_back(note);
-    return fitted;
+    std::optional<Change> change;
+    if (comm.is_main()) change = change_to_make(asked, wanted.options, comm, room);
+    const std::string flags = broadcast_text(comm, change ? change->flags : "");
+    AutomaticChoice fitted =
+        choose_automatic(flags.empty() ? wanted.options : asked.with(flags, comm.world()), plan_of, fits);
+    check_memory(fitted.plan.memory, fitted.plan.shared_copy + ranks.libraries_to_come(fitted.options), room.bytes,
+                 ranks.device.name);
+    if (change) fitted.options.notes.push_back(describe_fit(*change, wanted.plan, room));
+    return fitted.options;
 }
 
 }  // namespace llmc

@@ -21,10 +21,17 @@ struct AskedRun {
     Options with(const std::string& flags, int ranks) const;
 };
 
+// A run without -r auto and --offload auto, and its plan.
+struct AutomaticChoice {
+    Options options;
+    StagePlan plan;
+    bool fits = false;
+};
 // Replaces -r auto by the least recomputation with which the run fits, or by block if it fits with none. A note names
 // the level if it costs time. --offload auto does the same first: it leaves memory on the card if some level fits.
-// Every choice gives the same bits. Returns whether the run fits.
-bool choose_automatic(Options& options, const std::function<bool(const Options&)>& fits);
+// Every choice gives the same bits.
+AutomaticChoice choose_automatic(Options options, const std::function<StagePlan(const Options&)>& plan_of,
+                                 const std::function<bool(const StagePlan&)>& fits);
 
 // ---- changes that fit ----------------------------------------------------------------------------------------------
 
@@ -49,7 +56,7 @@ std::string describe_changes(const std::vector<Change>& changes, int ranks);
 
 // Refuses a run that does not fit on some rank, and lists what would fit on standard output. With --fit it returns the
 // run with the first change that needs no more ranks. A collective; all ranks return the same options.
-Options fit_into_memory(const AskedRun& asked, Options options, const Ranks& ranks);
+Options fit_into_memory(const AskedRun& asked, const Options& options, const Ranks& ranks);
 // The same for a plan. Returns `options` if they fit, or if nothing makes them fit.
 Options fit_plan(const AskedRun& asked, const Options& options, int ranks, const Room& room,
                  const std::optional<PlannedCard>& card);

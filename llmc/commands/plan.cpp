@@ -116,14 +116,14 @@ ExitCode dry_run(const AskedRun& asked, Options o, const Inputs& inputs) {
     if (o.fit) o = fit_plan(asked, o, ranks, room, card);
     std::vector<StagePlan> stages;
     for (int stage = 0; stage <= 3 && ranks > 1; stage++) stages.push_back(plan_stage(o, ranks, stage, room));
-    StagePlan plan;
-    const bool fits = choose_automatic(o, [&](const Options& level) {
-        plan = plan_rank(level, planned_ranks(level, ranks));
-        return room.holds(plan);
-    });
+    const AutomaticChoice choice = choose_automatic(
+        o, [&](const Options& level) { return plan_rank(level, planned_ranks(level, ranks)); },
+        [&](const StagePlan& plan) { return room.holds(plan); });
+    o = choice.options;
+    const StagePlan& plan = choice.plan;
     const PlannedRun run = run_of(o, card, ranks);
     std::vector<Change> changes;
-    if (!fits) changes = changes_that_fit(asked, o, ranks, room, card);
+    if (!choice.fits) changes = changes_that_fit(asked, o, ranks, room, card);
     std::string text;
     if (o.json) {
         text = plan_json(o, run, plan, stages, changes, inputs);
@@ -137,10 +137,10 @@ ExitCode dry_run(const AskedRun& asked, Options o, const Inputs& inputs) {
             text += describe_length(length, ranks) + describe_schedule(run.config.schedule);
         text += inputs.describe_sources(o);
         if (!stages.empty()) text += describe_sharding(run, stages);
-        if (!fits) text += describe_changes(changes, ranks);
+        if (!choice.fits) text += describe_changes(changes, ranks);
     }
     std::fputs(text.c_str(), stdout);
-    return fits ? ExitCode::ok : ExitCode::no_resources;
+    return choice.fits ? ExitCode::ok : ExitCode::no_resources;
 }
 
 void print_scaling(const Options& o, int zero) {
@@ -196,16 +196,19 @@ PlannedRun run_of(const Options& o, const PlannedCard& card, int ranks) {
 StagePlan plan_stage(Options o, int ranks, int stage, const Room& room) {
     o.zero = ranks > 1 ? stage : 0;
     if (o.zero == 0 || ranks <= o.shard_within) o.shard_within = 0;  // a group of all
-    StagePlan plan;
     try {
         const Comm comm = planned_ranks(o, ranks);
-        choose_automatic(o, [&](const Options& level) { return room.holds(plan = plan_rank(level, comm)); });
+        return choose_automatic(
+                   o, [&](const Options& level) { return plan_rank(level, comm); },
+                   [&](const StagePlan& plan) { return room.holds(plan); })
+            .plan;
     } catch (const Error& error) {
         if (error.code() != ExitCode::bad_flags) throw;
-        plan.stage = stage;
-        plan.refused = error.what();
+        StagePlan refused;
+        refused.stage = stage;
+        refused.refused = error.what();
+        return refused;
     }
-    return plan;
 }
 
 double predicted_ms(const PlannedRun& run, const StagePlan& plan) {
