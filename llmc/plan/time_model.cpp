@@ -102,11 +102,16 @@ double state_bytes(const OptimizerConfig& optimizer) {
 }
 constexpr double kQuantizeWeight = 6;  // of a weight in FP8: reads the master, writes both layouts
 
+std::vector<TensorRow> block_matrices(const ModelConfig& model) {
+    std::vector<TensorRow> rows = all_tensors(model);
+    std::erase_if(rows, [](const TensorRow& row) { return row.block < 0 || !row.is_matrix(); });
+    return rows;
+}
+
 // FLOPs of one Newton-Schulz step over all matrices.
 double newton_schulz_flops(const ModelConfig& model) {
     double flops = 0;
-    for (const TensorRow& row : all_tensors(model)) {
-        if (row.block < 0 || !row.is_matrix()) continue;
+    for (const TensorRow& row : block_matrices(model)) {
         const std::vector<int> matrices = row.matrices();
         for (const int rows : matrices.empty() ? std::vector<int>{row.rows} : matrices) {
             const double m = std::min(rows, row.columns), n = std::max(rows, row.columns);
@@ -220,100 +225,169 @@ TimeModel::Attention TimeModel::attention(double layers, int B, int T, const Att
     return time;
 }
 
-StepTime step_time(const PlannedRun& run, Precision precision, int slices) {
-    const TrainerConfig& config = run.config;
-    const ModelConfig& model = config.model;
-    const double L = model.layers, C = model.channels, T = config.seq, micro_steps = config.micro_steps;
-    const double N = T * config.batch;  // tokens of a micro-step, on this rank
-    const TimeModel time(run.gpu, run.measured);
-    const std::vector<std::string> linear = linear_names(model);
-    const Fp8Layers fp8(precision == Precision::fp8 ? config.fp8_layers : Fp8LayerTerms{}, model.layers, linear);
-    const bool fp8_head = fp8.is_fp8(kHeadLayer);
-    const double fp8_share = (fp8.count() - fp8_head) / (L * static_cast<double>(linear.size()));
-    const bool fp8_backward = !config.fp8 || config.fp8->grad != Fp8Grad::bf16;
-    const double cast_share = fp8_backward ? fp8_share : 0;  // share of layers whose operands only exist in FP8
-    const double added = (micro_steps - 1) / micro_steps;
+namespace {
 
-    // Milliseconds of a micro-step.
-    double forward = 0, backward = 0, fp8_weights = 0;
-    std::map<std::string, LinearTime> known;  // blocks are alike
-    for (const TensorRow& row : all_tensors(model)) {
-        if (!row.is_matrix() || row.block < 0) continue;
-        const bool in_fp8 = fp8.is_fp8(row.layer());
-        const auto [found, is_new] = known.try_emplace(fmt::format("{}x{} {}", row.rows, row.columns, in_fp8));
-        if (is_new)
-            found->second =
-                linear_time(time, N, row.rows, row.columns, in_fp8, fp8_backward, config.fast_accumulation, added);
-        forward += found->second.forward, backward += found->second.backward;
-        if (in_fp8) fp8_weights += static_cast<double>(row.count());
-    }
-    const double rows = logits_chunk(static_cast<int>(N), model.padded_vocab(), sizeof(bf16), config.logits_bytes);
-    const LinearTime chunk =
-        linear_time(time, rows, model.padded_vocab(), C, fp8_head, fp8_backward, config.fast_accumulation, 1);
-    const double head_time = N / rows * (chunk.forward + chunk.backward);
-
-    TimeModel::Attention attention = {0, 0, 0};
-    if (model.table().attention) {
-        const AttentionHeads heads = {model.heads, model.key_value_heads(), model.head_dim()};
-        const double whole_layers = model.attention_flops_per_token(config.seq) / (6 * heads.width() * T);
-        attention = time.attention(whole_layers, config.batch, config.seq, heads, config.kernels);
-        attention.forward += cast_share * time.element_wise(L * N * heads.width() * kQuantizeOutput);
-        attention.backward += cast_share * time.element_wise(L * N * heads.qkv_width() * kQuantizeGradient);
+// The parts of a step on one rank, in milliseconds.
+class StepModel {
+public:
+    StepModel(const PlannedRun& run, Precision precision, int slices)
+        : run_(run),
+          config_(run.config),
+          model_(run.config.model),
+          slices_(slices),
+          time_(run.gpu, run.measured),
+          fp8_(precision == Precision::fp8 ? run.config.fp8_layers : Fp8LayerTerms{}, model_.layers,
+               linear_names(model_)),
+          L_(model_.layers),
+          C_(model_.channels),
+          N_(static_cast<double>(config_.seq) * config_.batch),
+          fp8_backward_(!config_.fp8 || config_.fp8->grad != Fp8Grad::bf16) {
+        fp8_share_ = (fp8_.count() - fp8_.is_fp8(kHeadLayer)) / (L_ * static_cast<double>(linear_names(model_).size()));
+        cast_share_ = fp8_backward_ ? fp8_share_ : 0;
     }
 
-    const ElementWise bytes(model);
-    const double launches = time.launches(L * kKernelsPerLayer / 2);
-    const bool again = config.recompute == Recompute::block;
-    double forward_bytes = 2 * C * kNormForward + bytes.rope / 2 + bytes.activation_forward;
-    forward_bytes += (fp8_share - cast_share) * kCastInput * (2 * C + bytes.activated);
-    double again_bytes = again ? forward_bytes : 0;
-    // Each pass writes one layout of FP8 codes of what is made again, but both for a product that runs again.
-    if (config.recompute >= Recompute::gelu) {
-        forward_bytes -= cast_share * bytes.activated;
-        again_bytes += (again ? 0 : bytes.activation_forward) - cast_share * bytes.activated;
-    }
-    if (config.recompute >= Recompute::norm) {
-        forward_bytes -= cast_share * 2 * C;
-        if (!again) again_bytes += 2 * C * (kNormAgain - cast_share);
-    }
-    const double light = time.element_wise(L * N * forward_bytes) + launches;
-    double heavy =
-        time.element_wise(L * N *
-                          (2 * C * (kNormBackward + cast_share * kNormBackwardFp8) + bytes.rope / 2 +
-                           bytes.activation_backward + (1 - cast_share) * bytes.bias_gradients + again_bytes)) +
-        (1 + again) * launches;
-    if (config.sharding.gradients != StateFormat::fp32)  // reads a gradient, and reads and writes its sum
-        heavy += time.element_wise(static_cast<double>(model.padded_parameters()) * (4 + 2 * 2) / slices);
-    const double rest = time.element_wise(N * (kLogits * model.padded_vocab() + C * kEmbedding));
+    // The time of a part in one micro-step, forward and backward.
+    struct Passes {
+        double forward = 0, backward = 0;
+    };
 
-    StepTime t;
-    t.products = micro_steps * ((1 + again) * forward + backward + head_time);
-    t.attention = micro_steps * ((1 + again) * attention.forward + attention.backward);
-    if (config.qk_clip > 0) t.attention += micro_steps * attention.logits;
-    t.elementwise = micro_steps * (light + heavy + rest);
-    const double updated = static_cast<double>(model.padded_parameters()) / slices;
-    t.optimizer = time.optimizer(updated * optimizer_bytes(config.optimizer, config.sharding.gradients)) +
-                  time.element_wise(fp8_weights * kQuantizeWeight / slices);
-    const int sharing =
-        config.sharding.within > 0 ? config.sharding.within : run.ranks;  // Muon's matrices, in every stage
-    if (is_muon(config.optimizer.kind)) {
-        const size_t steps = newton_schulz_steps(config.optimizer.muon.newton_schulz).steps.size();
-        t.optimizer +=
-            static_cast<double>(steps) * newton_schulz_flops(model) / (time.card().bf16_tflops * 1e9) / sharing;
+    // The matmuls of the blocks, without those that recomputation repeats.
+    Passes matmuls() const {
+        Passes all;
+        const double added = (config_.micro_steps - 1) / static_cast<double>(config_.micro_steps);
+        std::map<std::string, LinearTime> known;  // blocks are alike
+        for (const TensorRow& row : block_matrices(model_)) {
+            const bool in_fp8 = fp8_.is_fp8(row.layer());
+            const auto [found, is_new] = known.try_emplace(fmt::format("{}x{} {}", row.rows, row.columns, in_fp8));
+            if (is_new) found->second = linear(N_, row.rows, row.columns, in_fp8, added);
+            all.forward += found->second.forward;
+            all.backward += found->second.backward;
+        }
+        return all;
     }
-    t.blocks_forward = micro_steps * (forward + attention.forward + light);
-    t.blocks_backward = t.total() - t.optimizer - micro_steps * (head_time + rest) - t.blocks_forward;
+
+    // The matmuls of the output head, which takes one chunk of rows after the other.
+    double head() const {
+        const int vocab = model_.padded_vocab();
+        const double rows = logits_chunk(static_cast<int>(N_), vocab, sizeof(bf16), config_.logits_bytes);
+        const LinearTime chunk = linear(rows, vocab, C_, fp8_.is_fp8(kHeadLayer), 1);
+        return N_ / rows * (chunk.forward + chunk.backward);
+    }
+
+    // Attention of all layers, with the quantization of its output and of dqkv.
+    TimeModel::Attention attention() const {
+        if (!model_.table().attention) return {0, 0, 0};
+        const AttentionHeads heads = {model_.heads, model_.key_value_heads(), model_.head_dim()};
+        const double whole_layers =
+            model_.attention_flops_per_token(config_.seq) / (6 * heads.width() * static_cast<double>(config_.seq));
+        TimeModel::Attention attention =
+            time_.attention(whole_layers, config_.batch, config_.seq, heads, config_.kernels);
+        attention.forward += cast_share_ * time_.element_wise(L_ * N_ * heads.width() * kQuantizeOutput);
+        attention.backward += cast_share_ * time_.element_wise(L_ * N_ * heads.qkv_width() * kQuantizeGradient);
+        return attention;
+    }
+
+    // The norms, RoPE and activations of the blocks. Backward repeats what --recompute does not keep.
+    Passes element_wise() const {
+        const ElementWise bytes(model_);
+        const bool block_again = config_.recompute == Recompute::block;
+        double forward = 2 * C_ * kNormForward + bytes.rope / 2 + bytes.activation_forward;
+        forward += (fp8_share_ - cast_share_) * kCastInput * (2 * C_ + bytes.activated);
+        double again = block_again ? forward : 0;
+        // Each pass writes one layout of FP8 codes of what is made again, but both for a product that runs again.
+        if (config_.recompute >= Recompute::gelu) {
+            forward -= cast_share_ * bytes.activated;
+            again += (block_again ? 0 : bytes.activation_forward) - cast_share_ * bytes.activated;
+        }
+        if (config_.recompute >= Recompute::norm) {
+            forward -= cast_share_ * 2 * C_;
+            if (!block_again) again += 2 * C_ * (kNormAgain - cast_share_);
+        }
+        const double backward = 2 * C_ * (kNormBackward + cast_share_ * kNormBackwardFp8) + bytes.rope / 2 +
+                                bytes.activation_backward + (1 - cast_share_) * bytes.bias_gradients + again;
+        const double launches = time_.launches(L_ * kKernelsPerLayer / 2);
+        Passes all = {time_.element_wise(L_ * N_ * forward) + launches,
+                      time_.element_wise(L_ * N_ * backward) + (1 + block_again) * launches};
+        if (config_.sharding.gradients != StateFormat::fp32)  // reads a gradient, and reads and writes its sum
+            all.backward += time_.element_wise(parameters() * (4 + 2 * 2) / slices_);
+        return all;
+    }
+
+    // The element-wise kernels of the embedding and the logits.
+    double ends() const { return time_.element_wise(N_ * (kLogits * model_.padded_vocab() + C_ * kEmbedding)); }
+
+    double optimizer() const {
+        const double updated = parameters() / slices_;
+        double ms = time_.optimizer(updated * optimizer_bytes(config_.optimizer, config_.sharding.gradients)) +
+                    time_.element_wise(fp8_weights() * kQuantizeWeight / slices_);
+        if (!is_muon(config_.optimizer.kind)) return ms;
+        // Ranks share Muon's matrices in every stage.
+        const int sharing = config_.sharding.within > 0 ? config_.sharding.within : run_.ranks;
+        const size_t steps = newton_schulz_steps(config_.optimizer.muon.newton_schulz).steps.size();
+        return ms +
+               static_cast<double>(steps) * newton_schulz_flops(model_) / (time_.card().bf16_tflops * 1e9) / sharing;
+    }
+
     // Masters and moments pass through the device, after the norm of the gradients is known. Kernels that quantize
     // weights read the new masters in host memory.
-    if (config.sharding.offload_state) {
-        const double copied = 2 * static_cast<double>(model.padded_parameters()) * state_bytes(config.optimizer);
-        t.offload = (copied / time.card().host_both_gbs + 4 * fp8_weights / time.card().host_kernel_gbs) / slices / 1e6;
+    double state_copies() const {
+        if (!config_.sharding.offload_state) return 0;
+        const double copied = 2 * parameters() * state_bytes(config_.optimizer);
+        return (copied / time_.card().host_both_gbs + 4 * fp8_weights() / time_.card().host_kernel_gbs) / slices_ / 1e6;
     }
+
+    // The blocks' inputs leave in a step, and return.
+    double residual_copies() const {
+        return config_.offload_residuals
+                   ? config_.micro_steps * L_ * N_ * C_ * sizeof(bf16) / time_.card().host_gbs / 1e6
+                   : 0;
+    }
+
+private:
+    LinearTime linear(double N, double OC, double C, bool in_fp8, double added) const {
+        return linear_time(time_, N, OC, C, in_fp8, fp8_backward_, config_.fast_accumulation, added);
+    }
+    double parameters() const { return static_cast<double>(model_.padded_parameters()); }
+    double fp8_weights() const {
+        double count = 0;
+        for (const TensorRow& row : block_matrices(model_))
+            if (fp8_.is_fp8(row.layer())) count += static_cast<double>(row.count());
+        return count;
+    }
+
+    const PlannedRun& run_;
+    const TrainerConfig& config_;
+    const ModelConfig& model_;
+    const int slices_;
+    const TimeModel time_;
+    const Fp8Layers fp8_;
+    const double L_, C_, N_;   // N: tokens of a micro-step on this rank
+    const bool fp8_backward_;  // dgrad and wgrad of layers in FP8 are as well
+    double fp8_share_;         // of the blocks' linear layers
+    double cast_share_;        // share of them whose operands only exist in FP8
+};
+
+}  // namespace
+
+StepTime step_time(const PlannedRun& run, Precision precision, int slices) {
+    const StepModel step(run, precision, slices);
+    const StepModel::Passes matmuls = step.matmuls(), element_wise = step.element_wise();
+    const TimeModel::Attention attention = step.attention();
+    const double head = step.head(), ends = step.ends(), micro_steps = run.config.micro_steps;
+    const int forwards = run.config.recompute == Recompute::block ? 2 : 1;
+
+    StepTime t;
+    t.products = micro_steps * (forwards * matmuls.forward + matmuls.backward + head);
+    t.attention = micro_steps * (forwards * attention.forward + attention.backward);
+    if (run.config.qk_clip > 0) t.attention += micro_steps * attention.logits;
+    t.elementwise = micro_steps * (element_wise.forward + element_wise.backward + ends);
+    t.optimizer = step.optimizer();
+    t.blocks_forward = micro_steps * (matmuls.forward + attention.forward + element_wise.forward);
+    t.blocks_backward = t.total() - t.optimizer - micro_steps * (head + ends) - t.blocks_forward;
     // The blocks' inputs leave behind the blocks' forward and return behind their backward.
-    if (config.offload_residuals) {
-        const double copied = micro_steps * L * N * C * sizeof(bf16) / time.card().host_gbs / 1e6;
-        t.offload += std::max(0.0, copied - t.blocks_forward) + std::max(0.0, copied - t.blocks_backward);
-    }
+    const double residuals = step.residual_copies();
+    t.offload = step.state_copies() + std::max(0.0, residuals - t.blocks_forward) +
+                std::max(0.0, residuals - t.blocks_backward);
     return t;
 }
 
