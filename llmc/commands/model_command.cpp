@@ -164,8 +164,7 @@ TokenizerSearch find_tokenizer(const std::string& given, const std::string& from
 }
 
 void resolve_for(const ModelConfig& model, Options& o, ResolveInputs surroundings, const Ranks& ranks) {
-    o.layers = model.layers, o.heads = model.heads, o.channels = model.channels;
-    o.vocab = model.vocab, o.context = model.context;
+    o.vocab = model.vocab;  // not the data's
     surroundings.model = &model;
     ranks.describe(surroundings);
     resolve(o, surroundings);

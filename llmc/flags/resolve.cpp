@@ -19,6 +19,12 @@
 namespace llmc {
 namespace {
 
+void add_note(Options& o, const std::string& note) {
+    if (!contains(o.notes, note)) o.notes.push_back(note);
+}
+
+// ---- the model -----------------------------------------------------------------------------------------------------
+
 constexpr int kDefaultSeq = 1024;
 constexpr int kDefaultVocab = 50257;  // GPT-2's
 
@@ -37,10 +43,9 @@ void resolve_model(Options& o, const ResolveInputs& inputs) {
     if (is_model_name(o.model) && inputs.data_vocab > 0) m.vocab = inputs.data_vocab;
     if (m.vocab == 0) m.vocab = inputs.data_vocab > 0 ? inputs.data_vocab : kDefaultVocab;
     if (o.vocab > 0) m.vocab = o.vocab;
-    if (m.vocab < inputs.data_vocab) {
+    if (m.vocab < inputs.data_vocab)
         refuse("--vocab {} is less than the data's {} token ids; use --vocab {} or leave it out", m.vocab,
                inputs.data_vocab, inputs.data_vocab);
-    }
 
     if (own_shape) m.context = 0;
     if (o.context > 0) m.context = o.context;
@@ -48,16 +53,19 @@ void resolve_model(Options& o, const ResolveInputs& inputs) {
     m.validate();
     o.model_config = m;
     o.end_token = inputs.end_token;
-    o.layers = m.layers, o.heads = m.heads, o.channels = m.channels, o.vocab = m.vocab, o.context = m.context;
+    o.layers = m.layers;
+    o.heads = m.heads;
+    o.channels = m.channels;
+    o.vocab = m.vocab;
+    o.context = m.context;
 }
 
 void resolve_seq(Options& o) {
     const int context = o.model_config.context;
     if (o.seq == 0) o.seq = std::min(kDefaultSeq, context);
-    if (o.seq > context) {
+    if (o.seq > context)
         refuse("-t {} is above the context {} of model {}; use -t {} or --context {}", o.seq, context,
                o.model_config.name, context, o.seq);
-    }
 }
 
 void check_positions(const Options& o) {
@@ -67,6 +75,8 @@ void check_positions(const Options& o) {
         if (row.name == "wpe") return;
     refuse("--doc-positions needs learned positions, and this model's are rotary; leave it out");
 }
+
+// ---- tokens of a step and a sequence, and the length of the run -----------------------------------------------------
 
 // Refuses micro-batches that kernels refuse: attention's have sequences in the third dimension of their grid, and the
 // embedding's count tokens.
@@ -83,60 +93,59 @@ void check_micro_batch(const Options& o) {
                sequences, kMostSequences, stages.empty() ? "" : ", or longer sequences in --seq-schedule");
 }
 
+// Tokens of a micro-step on all ranks.
+int64_t micro_step_tokens(const Options& o, int ranks) { return int64_t{o.batch} * o.seq * ranks; }
+
 void resolve_total_batch(Options& o, int ranks) {
-    const int64_t unit = int64_t{o.batch} * o.seq * ranks;
-    if (o.total_batch == 0) o.total_batch = unit;
-    if (o.total_batch % unit != 0) {
-        const int64_t below = o.total_batch / unit * unit, above = below + unit;
-        const std::string choices =
-            below == 0 ? fmt::format("-d {}", above) : fmt::format("-d {} or -d {}", below, above);
-        refuse("-d {} is not a multiple of the micro-step's {} tokens (-b {} x -t {} x {}); use {}", o.total_batch,
-               unit, o.batch, o.seq, plural(ranks, "rank"), choices);
-    }
-    const int64_t micro_steps = o.total_batch / unit;
-    if (micro_steps > (1 << 24)) {
+    const int64_t micro_step = micro_step_tokens(o, ranks);
+    if (o.total_batch == 0) o.total_batch = micro_step;
+    const int64_t micro_steps = o.total_batch / micro_step, below = micro_steps * micro_step;
+    if (below != o.total_batch)
+        refuse("-d {} is not a multiple of the micro-step's {} tokens (-b {} x -t {} x {}); use {}-d {}", o.total_batch,
+               micro_step, o.batch, o.seq, plural(ranks, "rank"), below == 0 ? "" : fmt::format("-d {} or ", below),
+               below + micro_step);
+    if (micro_steps > (1 << 24))
         refuse("-d {} makes {} micro-steps per step; use a larger -b or a smaller -d", o.total_batch, micro_steps);
-    }
     o.micro_steps = static_cast<int>(micro_steps);
 }
 
 void resolve_batch_schedule(Options& o, int ranks) {
-    const int64_t unit = int64_t{o.batch} * o.seq * ranks;
-    std::string text;
-    int64_t end = 0;
     o.batches = {o.batch_schedule.value, o.total_batch};
+    const int64_t micro_step = micro_step_tokens(o, ranks);
+    std::string stages;
+    int64_t end = 0;
     for (const auto& [tokens, steps] : o.batches.stages()) {
-        if (tokens % unit != 0 || tokens >= o.total_batch)
+        if (tokens % micro_step != 0 || tokens >= o.total_batch)
             refuse(
                 "--batch-schedule {}: {} tokens per step must be below -d {} and a multiple of the micro-step's {} (-b "
                 "{} x -t {} x {})",
-                o.batch_schedule.text, tokens, o.total_batch, unit, o.batch, o.seq, plural(ranks, "rank"));
+                o.batch_schedule.text, tokens, o.total_batch, micro_step, o.batch, o.seq, plural(ranks, "rank"));
         end += steps;
-        text += fmt::format("{} tokens per step up to step {}, ", with_commas(tokens), end);
+        stages += fmt::format("{} tokens per step up to step {}, ", with_commas(tokens), end);
     }
-    if (end > 0) o.notes.push_back("--batch-schedule: " + text + "then " + with_commas(o.total_batch));
+    if (end > 0) add_note(o, fmt::format("--batch-schedule: {}then {}", stages, with_commas(o.total_batch)));
 }
 
 void resolve_seq_schedule(Options& o) {
-    std::string text;
-    int64_t end = 0;
     o.sequences = {o.seq_schedule.value, o.seq};
+    std::string stages;
+    int64_t end = 0;
     for (const auto& [tokens, steps] : o.sequences.stages()) {
         if (tokens >= o.seq || o.seq % tokens != 0)
             refuse("--seq-schedule {}: sequences of -t {} tokens cannot be cut into pieces of {}", o.seq_schedule.text,
                    o.seq, tokens);
         end += steps;
-        text += fmt::format("sequences of {} tokens up to step {}, ", tokens, end);
+        stages += fmt::format("sequences of {} tokens up to step {}, ", tokens, end);
     }
-    if (end > 0) o.notes.push_back(fmt::format("--seq-schedule: {}then of {}", text, o.seq));
+    if (end > 0) add_note(o, fmt::format("--seq-schedule: {}then of {}", stages, o.seq));
 }
 
 // A step with more tokens than the whole training set is rarely intended.
 void note_large_batch(Options& o, int64_t train_tokens) {
     const int64_t tokens = o.batches.tokens_of(o.max_steps);
     if (train_tokens <= 0 || tokens < train_tokens) return;
-    o.notes.push_back(fmt::format("a step takes {} tokens, and the training set has {}: every step goes over all of it",
-                                  with_commas(tokens), with_commas(train_tokens)));
+    add_note(o, fmt::format("a step takes {} tokens, and the training set has {}: every step goes over all of it",
+                            with_commas(tokens), with_commas(train_tokens)));
 }
 
 void resolve_epochs(Options& o, int64_t train_tokens) {
@@ -156,34 +165,41 @@ void resolve_epochs(Options& o, int64_t train_tokens) {
     o.epochs = 0;
 }
 
+// Without -x and --epochs, the run is one epoch.
 void resolve_steps(Options& o, int64_t train_tokens) {
     resolve_epochs(o, train_tokens);
     if (o.max_steps == -1 && train_tokens > 0) {
         o.max_steps = o.batches.steps_within(train_tokens - 1);  // the last target needs one more token
-        if (o.max_steps == 0) {
+        if (o.max_steps == 0)
             refuse(
                 "the training set has {} tokens, and one step needs {} (-d) plus one; use a smaller -d, -b or -t, or "
                 "set -x to go over the data several times",
                 with_commas(train_tokens), with_commas(o.batches.tokens_of(1)));
-        }
     }
     if (o.max_steps > 0) note_large_batch(o, train_tokens);
-    if ((o.plateau.value.factor < 1 || o.early_stop > 0) && (o.val.empty() || o.val_every == 0 || o.val_batches == 0))
+}
+
+// ---- the learning rate over the run --------------------------------------------------------------------------------
+
+void check_schedule(const Options& o, bool may_be_one_epoch) {
+    const bool validates = !o.val.empty() && o.val_every != 0 && o.val_batches != 0;
+    if ((o.plateau.value.factor < 1 || o.early_stop > 0) && !validates)
         refuse("--plateau and --early-stop follow the validation loss: add -j, and leave out -v 0 and -m 0");
     if (o.restart_every > 0 && o.schedule != ScheduleKind::cosine)
-        refuse("--restart-every needs --schedule cosine; this run has --schedule " + std::string(word_of(o.schedule)));
+        refuse("--restart-every needs --schedule cosine; this run has --schedule {}", word_of(o.schedule));
     if (o.decay_from >= 0 && !takes_decay_from(o.schedule))
-        refuse("--decay-from needs --schedule wsd, wsd-linear or inverse-sqrt; this run has --schedule " +
-               std::string(word_of(o.schedule)));
+        refuse("--decay-from needs --schedule wsd, wsd-linear or inverse-sqrt; this run has --schedule {}",
+               word_of(o.schedule));
     if (o.max_steps > 0 && o.decay_from >= o.max_steps)
         refuse("--decay-from {} leaves no step of {} to decay in; use a larger -x", o.decay_from, o.max_steps);
     if (o.decay_from >= 0 && o.decay_from < o.warmup)
         refuse("--decay-from {} is within the warm-up of {} steps", o.decay_from, o.warmup);
-    if (o.max_steps > 0 && o.warmup >= o.max_steps) {
+    if (o.max_steps > 0 && o.warmup >= o.max_steps)
         refuse("--warmup {} leaves none of the {} steps (-x{}) after it; use a smaller -u", o.warmup, o.max_steps,
-               train_tokens > 0 ? ", or one epoch" : "");
-    }
+               may_be_one_epoch ? ", or one epoch" : "");
 }
+
+// ---- validation ----------------------------------------------------------------------------------------------------
 
 // How many batches of a rank one validation takes; nothing if that is unknown.
 std::optional<int64_t> batches_of_a_validation(const Options& o, const ResolveInputs& inputs) {
@@ -207,6 +223,8 @@ void resolve_validation(Options& o, const ResolveInputs& inputs) {
     const std::optional<int64_t> batches = batches_of_a_validation(o, inputs);
     if (batches) o.val_every = validation_interval(*batches, o.micro_steps);
 }
+
+// ---- the optimizer -------------------------------------------------------------------------------------------------
 
 // Refuses flags that the run's optimizer ignores.
 void check_optimizer_flags(const Options& o) {
@@ -276,6 +294,8 @@ void check_average(const Options& o) {
                 refuse("--val {}: that name is the one of a loss that --average adds; use another", other.name);
 }
 
+// ---- profiles, checkpoints and ranks --------------------------------------------------------------------------------
+
 void check_profiled_steps(const Options& o) {
     if (o.profile_steps.text.empty() || o.max_steps <= 0) return;
     const ProfileSteps& steps = o.profile_steps.value;
@@ -287,15 +307,11 @@ void check_profiled_steps(const Options& o) {
 void check_resume(const Options& o) {
     const ResumeFrom from = o.resume.value;
     if ((from == ResumeFrom::latest || from == ResumeFrom::automatic) && o.out.empty())
-        refuse("--resume " + o.resume.text + " looks for a checkpoint in the run directory; add --out DIR");
+        refuse("--resume {} looks for a checkpoint in the run directory; add --out DIR", o.resume.text);
     if (from != ResumeFrom::nothing && o.overwrite)
         refuse("--overwrite removes the run that --resume would continue; use one of them");
     if (from == ResumeFrom::nothing && (o.rewind > 0 || o.skip_data > 0 || o.new_data))
         refuse("--rewind, --skip-data and --new-data need a checkpoint; add --resume latest");
-}
-
-void add_note(Options& o, const std::string& note) {
-    if (!contains(o.notes, note)) o.notes.push_back(note);
 }
 
 void resolve_zero(Options& o, int ranks) {
@@ -303,6 +319,8 @@ void resolve_zero(Options& o, int ranks) {
         add_note(o, fmt::format("-z {} has no effect in one process; start several with mpirun or srun", o.zero));
     if (o.zero < 0 || ranks == 1) o.zero = ranks > 1 ? 1 : 0;
 }
+
+// ---- precision and kernels -----------------------------------------------------------------------------------------
 
 void resolve_fp8_arithmetic(const Options& o, const ResolveInputs& inputs) {
     if (o.fp8_arithmetic == Fp8Arithmetic::fp32) return;
@@ -331,42 +349,46 @@ void resolve_emulation(Options& o, const ResolveInputs& inputs) {
     add_note(o, "--fp8-emulation: all FP8 matmuls run in BF16, slower than --precision bf16: " + because);
 }
 
+void resolve_fp8(Options& o, const ResolveInputs& inputs) {
+    if (o.precision != Precision::fp8) return;
+    if (!inputs.fp8_supported)
+        refuse("--precision fp8: {} has no FP8 (GPUs from sm_89 on have it); use --precision bf16", inputs.device_name);
+    const int64_t tokens = int64_t{o.batch} * o.seq;
+    if (tokens % 16 != 0)
+        refuse(
+            "-b {} x -t {} = {} tokens per micro-batch is not a multiple of 16, which FP8 wgrad needs; use -t {} or "
+            "--precision bf16",
+            o.batch, o.seq, tokens, round_up(o.seq, 16));
+    resolve_fp8_arithmetic(o, inputs);
+    resolve_emulation(o, inputs);
+    if (o.fp8_smooth && o.model_config.table().activation != Activation::swiglu)
+        refuse("--fp8-smooth needs SwiGLU, which this model does not have; leave it out");
+}
+
+void resolve_offload(Options& o) {
+    if (o.precision != Precision::fp32) return;
+    if (o.offload == Offload::automatic) o.offload = Offload::off;
+    if (offloads_optimizer(o.offload))
+        refuse("--offload {} needs --precision bf16 or fp8: in fp32 the masters themselves are the model's weights",
+               word_of(o.offload));
+}
+
 void resolve_precision(Options& o, const ResolveInputs& inputs) {
     if (o.precision == Precision::automatic) {
         o.precision = inputs.fp8_supported ? Precision::fp8 : inputs.bf16_supported ? Precision::bf16 : Precision::fp32;
-        add_note(o, std::string("--precision auto: ") + word_of(o.precision));
+        add_note(o, fmt::format("--precision auto: {}", word_of(o.precision)));
     }
     if (o.loss_scale.text.empty()) {
         o.loss_scale.text = o.precision == Precision::fp8 ? "dynamic" : "off";
         o.loss_scale.value = loss_scale_config(o.loss_scale.text);
     }
-    if (o.precision == Precision::fp8) {
-        if (!inputs.fp8_supported)
-            refuse("--precision fp8: {} has no FP8 (GPUs from sm_89 on have it); use --precision bf16",
-                   inputs.device_name);
-        if (int64_t{o.batch} * o.seq % 16 != 0)
-            refuse(
-                "-b {} x -t {} = {} tokens per micro-batch is not a multiple of 16, which FP8 wgrad needs; use -t {} "
-                "or --precision bf16",
-                o.batch, o.seq, int64_t{o.batch} * o.seq, (o.seq + 15) / 16 * 16);
-    }
-    if (o.precision == Precision::fp8) {
-        resolve_fp8_arithmetic(o, inputs);
-        resolve_emulation(o, inputs);
-    }
-    if (o.precision == Precision::fp8 && o.fp8_smooth && o.model_config.table().activation != Activation::swiglu)
-        refuse("--fp8-smooth needs SwiGLU, which this model does not have; leave it out");
-    if (o.precision == Precision::fp32 && o.offload == Offload::automatic) o.offload = Offload::off;
-    if (o.precision == Precision::fp32 && offloads_optimizer(o.offload))
-        refuse("--offload {} needs --precision bf16 or fp8: in fp32 the masters themselves are the model's weights",
-               word_of(o.offload));
-    if (!o.tf32) return;
-    if (inputs.host_device) {
+    resolve_fp8(o, inputs);
+    resolve_offload(o);
+    if (o.tf32 && inputs.host_device)
         add_note(o, "--tf32 is ignored: the CPU build has no tensor cores");
-    } else if (o.precision != Precision::fp32) {
-        add_note(o,
-                 "--tf32 is ignored: it needs --precision fp32, and this run has " + std::string(word_of(o.precision)));
-    }
+    else if (o.tf32 && o.precision != Precision::fp32)
+        add_note(
+            o, fmt::format("--tf32 is ignored: it needs --precision fp32, and this run has {}", word_of(o.precision)));
 }
 
 // Notes FP8 flags that differ from the default in a run without FP8. A run.json also holds the defaults.
@@ -382,18 +404,15 @@ void note_fp8_flags_without_effect(Options& o) {
 }
 
 void resolve_kernels(Options& o, const ResolveInputs& inputs) {
-    constexpr KernelVariant kHopper[] = {KernelVariant::hopper_attention,
-                                         KernelVariant::hopper_attention_backward_split};
     const bool fp8 = o.precision == Precision::fp8 && scaling_of(o.fp8_recipe) == Fp8Scaling::tensor;
     const Formats formats = o.precision == Precision::fp32 ? Formats::fp32 : fp8 ? Formats::fp8 : Formats::bf16;
     o.kernel_set = kernel_set(o.kernels.value, inputs.card, formats);
     const ModelConfig& model = o.model_config;
-    if (!o.kernels.value) {  // auto
-        const AttentionHeads heads = {model.heads, model.key_value_heads(), model.head_dim()};
-        for (const KernelVariant variant : kHopper)
-            if (!hopper::can_run(heads)) o.kernel_set.remove(variant);
-    }
-    for (const KernelVariant variant : kHopper) {
+    const AttentionHeads heads = {model.heads, model.key_value_heads(), model.head_dim()};
+    const bool is_automatic = !o.kernels.value;
+    for (const KernelVariant variant :
+         {KernelVariant::hopper_attention, KernelVariant::hopper_attention_backward_split}) {
+        if (is_automatic && !hopper::can_run(heads)) o.kernel_set.remove(variant);
         if (inputs.tensor_maps || !o.kernel_set.has(variant)) continue;
         const KernelVariantEntry& entry = kernel_variant(variant);
         o.kernel_set.remove(variant);
@@ -426,6 +445,7 @@ void resolve(Options& options, const ResolveInputs& inputs) {
     resolve_seq_schedule(options);
     resolve_zero(options, inputs.ranks);
     resolve_steps(options, inputs.train_tokens);
+    check_schedule(options, inputs.train_tokens > 0);
     check_optimizer_flags(options);
     check_clipping(options);
     resolve_optimizer(options);
