@@ -77,6 +77,10 @@ ProductChoices products_of(const Resumed* resumed, std::vector<std::string>& not
 struct Fallbacks {
     std::vector<std::string> lines;
     int count = 0;
+    void add(const std::string& line) {
+        lines.push_back(line);
+        count++;
+    }
 };
 
 void leave_out_kernels(Options& o, const std::set<std::string>& wrong, Fallbacks& fallbacks) {
@@ -85,14 +89,12 @@ void leave_out_kernels(Options& o, const std::set<std::string>& wrong, Fallbacks
         const KernelVariantEntry& entry = kernel_variant(name);
         if (!o.kernel_set.has(entry.variant)) continue;
         o.kernel_set.remove(entry.variant);
-        fallbacks.lines.push_back(fmt::format("{} falls back to {}", entry.name, entry.counterpart));
-        fallbacks.count++;
+        fallbacks.add(fmt::format("{} falls back to {}", entry.name, entry.counterpart));
     }
 }
 
 void fall_back_to_bf16(Options& o, Fallbacks& fallbacks) {
-    fallbacks.lines.push_back("FP8 falls back to BF16 altogether: --precision bf16");
-    fallbacks.count++;
+    fallbacks.add("FP8 falls back to BF16 altogether: --precision bf16");
     o.precision = Precision::bf16;
     for (const KernelVariantEntry& entry : kernel_variants())
         if (entry.formats == Formats::fp8) o.kernel_set.remove(entry.variant);
@@ -110,8 +112,7 @@ bool replace_wrong(Options& o, const CardCheckResult& result, const StagePlan& p
     for (const Product& product : result.wrong_products)
         if (is_fp8(product.type)) kinds.insert(plan.products.at(product).begin(), plan.products.at(product).end());
     for (const std::string& kind : kinds) {
-        fallbacks.lines.push_back("layers " + kind + " fall back to BF16");
-        fallbacks.count++;
+        fallbacks.add("layers " + kind + " fall back to BF16");
         o.fp8_layers.text += ",-" + kind;
         o.fp8_layers.value.push_back({kind, false});
     }
@@ -121,20 +122,30 @@ bool replace_wrong(Options& o, const CardCheckResult& result, const StagePlan& p
     return fallbacks.count > before;
 }
 
-[[noreturn]] void refuse(const CardCheckResult& result, const std::string& why) {
+// Reports products that run by another algorithm than the fastest. One that has two such reasons counts once.
+void add_products(const ProductChoices& choices, Fallbacks& fallbacks) {
+    for (const auto& [key, choice] : choices) {
+        if (choice.separate_bias) fallbacks.lines.push_back(key + ": falls back to a separate kernel for the bias");
+        if (choice.workspace && *choice.workspace == 0)
+            fallbacks.lines.push_back(key + ": falls back to an algorithm without workspace");
+        else if (choice.workspace)
+            fallbacks.lines.push_back(fmt::format("{}: falls back to an algorithm with at most {} of workspace", key,
+                                                  format_bytes(*choice.workspace)));
+        fallbacks.count += choice.separate_bias || choice.workspace;
+    }
+}
+
+[[noreturn]] void stop_run(const std::string& why, const std::vector<std::string>& lines) {
     std::string text = "card check: " + why;
-    for (const std::string& line : result.refusals) text += "\n  " + line;
+    for (const std::string& line : lines) text += "\n  " + line;
     throw Error(ExitCode::no_resources, text);
 }
 
 void require_irreplaceable(const CardCheckResult& result) {
-    if (!result.refusals.empty()) refuse(result, "this run needs kernels that are wrong on this card:");
-    for (const Product& product : result.wrong_products) {
-        if (is_fp8(product.type)) continue;
-        std::string text = product.describe() + " is wrong on this card with every algorithm:";
-        for (const std::string& note : result.notes) text += "\n  " + note;
-        refuse(result, text);
-    }
+    if (!result.refusals.empty()) stop_run("this run needs kernels that are wrong on this card:", result.refusals);
+    for (const Product& product : result.wrong_products)
+        if (!is_fp8(product.type))
+            stop_run(product.describe() + " is wrong on this card with every algorithm:", result.notes);
 }
 
 // ---- the check -----------------------------------------------------------------------------------------------------
@@ -167,6 +178,23 @@ std::string summary_line(const Checked& checked, const DeviceInfo& device) {
                        checked.kept_in->path().empty() ? "" : ("; " + checked.kept_in->path()));
 }
 
+// Builds the request of a run with these options.
+CheckRequest request_of(const Options& o, const StagePlan& plan, const Comm& comm,
+                        const std::map<std::string, std::string>& preferred) {
+    const TrainerConfig config = trainer_config(o);
+    CheckRequest request;
+    request.device = device_of_rank(comm, device_count());
+    request.use = KernelUse(config, o.precision, comm.world());
+    request.run = checked_run_text(o, comm.world());
+    for (const auto& [product, kinds] : plan.products) request.products.push_back(product);
+    request.tf32 = config.tf32;
+    request.fast_accumulation = config.fast_accumulation;
+    request.tune = o.tune;
+    request.preferred = preferred;
+    request.item_seconds = o.timeout_check;
+    return request;
+}
+
 // Checks and replaces until everything that is left is correct.
 Checked check_until_right(const Options& options, Ranks& ranks, const Resumed* resumed) {
     Checked checked;
@@ -182,17 +210,7 @@ Checked check_until_right(const Options& options, Ranks& ranks, const Resumed* r
     const std::map<std::string, std::string> preferred = algorithms_of(products_of(resumed, checked.notes));
     for (;;) {
         const StagePlan plan = plan_rank(o, ranks.comm);
-        const TrainerConfig config = trainer_config(o);
-        check.request = {};
-        check.request.device = device_of_rank(ranks.comm, device_count());
-        check.request.use = KernelUse(config, o.precision, ranks.comm.world());
-        check.request.run = checked_run_text(o, ranks.comm.world());
-        for (const auto& [product, kinds] : plan.products) check.request.products.push_back(product);
-        check.request.tf32 = config.tf32;
-        check.request.fast_accumulation = config.fast_accumulation;
-        check.request.tune = o.tune;
-        check.request.preferred = preferred;
-        check.request.item_seconds = o.timeout_check;
+        check.request = request_of(o, plan, ranks.comm, preferred);
         checked.memory = plan.memory;
         checked.result = check_card(check, ranks.comm);
         checked.kept = checked.kept && checked.result.kept;
@@ -203,21 +221,9 @@ Checked check_until_right(const Options& options, Ranks& ranks, const Resumed* r
         if (!replace_wrong(o, checked.result, plan, checked.fallbacks)) break;
         check.force = false;  // what is known to be correct need not be checked again
     }
-    for (const auto& [key, choice] : checked.result.choices) {
-        if (choice.separate_bias)
-            checked.fallbacks.lines.push_back(key + ": falls back to a separate kernel for the bias");
-        if (choice.workspace)
-            checked.fallbacks.lines.push_back(key + (*choice.workspace == 0
-                                                         ? ": falls back to an algorithm without workspace"
-                                                         : ": falls back to an algorithm with at most " +
-                                                               format_bytes(*choice.workspace) + " of workspace"));
-        checked.fallbacks.count += choice.separate_bias || choice.workspace;
-    }
-    if (o.strict && checked.fallbacks.count > 0) {
-        std::string text = "card check: --strict allows no fallback, and these are needed:";
-        for (const std::string& note : checked.notes) text += "\n  " + note;
-        throw Error(ExitCode::no_resources, text);
-    }
+    add_products(checked.result.choices, checked.fallbacks);
+    if (o.strict && checked.fallbacks.count > 0)
+        stop_run("--strict allows no fallback, and these are needed:", checked.notes);
     return checked;
 }
 
