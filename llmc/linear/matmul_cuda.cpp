@@ -31,7 +31,7 @@ void check_lt(cublasStatus_t status, const char* call, const std::string& what, 
 }
 #define LLMC_CHECK_LT(call, what) check_lt((call), #call, what, __FILE__, __LINE__)
 
-// Without a device, as on Hopper.
+// 90, as on Hopper, if there is no device.
 int compute_capability() {
     int device = 0, major = 0, minor = 0;
     const bool found = cudaGetDevice(&device) == cudaSuccess &&
@@ -44,12 +44,6 @@ int compute_capability() {
 
 bool card_lacks(Fp8Scaling scaling) {
     return scaling != Fp8Scaling::tensor && !Matmul::emulated_because(scaling).empty();
-}
-
-// The same product with BF16 operands in the layout of FP8 ones.
-Product emulation_of(Product product) {
-    product.emulated = true;
-    return product;
 }
 
 // Sizes of the buffers for dequantized operands, in elements.
@@ -73,8 +67,8 @@ struct Plan {
     cublasLtMatrixLayout_t a = nullptr, b = nullptr, result = nullptr;
     std::vector<cublasLtMatmulAlgo_t> algorithms;
     ProductWay way;
-    cublasStatus_t refusal = CUBLAS_STATUS_NOT_SUPPORTED;  // the last one, if there was any
-    bool noted = false;                                    // that it is emulated
+    cublasStatus_t refusal = CUBLAS_STATUS_NOT_SUPPORTED;  // cuBLASLt's last one
+    bool noted = false;                                    // stderr says that the product is emulated
 
     Plan() = default;
     Plan(const Plan&) = delete;
@@ -114,8 +108,8 @@ void make_layout(cublasLtMatrixLayout_t* layout, cudaDataType_t type, int rows, 
 // are powers of two and already multiplied into the operands.
 bool has_device_factors(const Product& product) { return product.emulated && !product.has_block_scales(); }
 
-// cuBLASLt refused the product before doing anything, so another algorithm may work. CUBLAS_STATUS_INVALID_VALUE is not
-// a refusal but a mistake of the caller.
+// True if cuBLASLt refused the product before doing anything, so that another algorithm may work. Not for
+// CUBLAS_STATUS_INVALID_VALUE, which is a mistake of the caller.
 bool is_refusal(cublasStatus_t status) {
     return status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_ARCH_MISMATCH;
 }
@@ -130,7 +124,7 @@ void make_operation(Plan& plan, const Product& product, bool allow_tf32, FastAcc
         product.describe());
     set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSA, g.transpose_second ? CUBLAS_OP_T : CUBLAS_OP_N, product);
     set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSB, g.transpose_first ? CUBLAS_OP_T : CUBLAS_OP_N, product);
-    if (product.bias) {  // one value a row of the column-major result: a column of ours
+    if (product.bias) {  // one value per row of the column-major result, which is a column of ours
         set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS, product);
         set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, lt_type(product.result_element()), product);
     }
@@ -206,7 +200,7 @@ void find_algorithms(Plan& plan, const Product& product, cublasLtHandle_t handle
             plan.algorithms.push_back(proposal.algo);
 }
 
-// The plan with one algorithm, if this library has it.
+// Lets the plan use only this algorithm. Returns false if the library cannot run it.
 bool take_algorithm(Plan& plan, cublasLtHandle_t handle, size_t workspace, const std::string& text) {
     const std::optional<cublasLtMatmulAlgo_t> algorithm = algorithm_of(text);
     cublasLtMatmulHeuristicResult_t result = {};
@@ -407,7 +401,9 @@ void Matmul::emulate(const Product& product, ProductTensors t, stream_t stream) 
     }
     t.first = b.first;
     t.second = b.second;
-    submit(emulation_of(product), t, stream);
+    Product emulated = product;
+    emulated.emulated = true;
+    submit(emulated, t, stream);
 }
 
 bool Matmul::submit(const Product& product, const ProductTensors& t, stream_t stream) {

@@ -287,16 +287,15 @@ struct Matmul::Backend {
             widen(first.data(), t.first, product.first_element(), g.first_size());
             widen(second.data(), t.second, product.second_element(), g.second_size());
         }
-        if (product.kind == Product::wgrad) {
-            openblas(static_cast<float*>(t.result), first.data(), second.data(), g, scale,
-                     product.accumulate ? 1.0f : 0.0f);
-        } else {
-            openblas(result.data(), first.data(), second.data(), g, scale, 0.0f);
-            if (t.addend)
-                return round_with_addend(static_cast<bf16*>(t.result), result.data(),
-                                         static_cast<const bf16*>(t.addend), t.addend_factor, g);
-            round_with_bias(static_cast<bf16*>(t.result), result.data(), static_cast<const bf16*>(t.bias), g);
-        }
+        if (product.kind == Product::wgrad)
+            return openblas(static_cast<float*>(t.result), first.data(), second.data(), g, scale,
+                            product.accumulate ? 1.0f : 0.0f);
+        openblas(result.data(), first.data(), second.data(), g, scale, 0.0f);
+        bf16* const rounded = static_cast<bf16*>(t.result);
+        if (t.addend)
+            round_with_addend(rounded, result.data(), static_cast<const bf16*>(t.addend), t.addend_factor, g);
+        else
+            round_with_bias(rounded, result.data(), static_cast<const bf16*>(t.bias), g);
     }
 };
 
@@ -359,10 +358,8 @@ bool Matmul::submit(const Product& product, const ProductTensors& t, stream_t st
     const size_t result_bytes = bytes_of(product.result_element());
     const Access written{t.result, g.result_size() * result_bytes, product.accumulate, true};
     // A scale is one float, or a table of them.
-    const auto scales = [&](const void* scale_inv, auto layout, int rows) {
-        const size_t bytes = product.has_block_scales() ? scale_bytes((product.*layout)(), static_cast<size_t>(rows),
-                                                                      static_cast<size_t>(g.inner))
-                                                        : sizeof(float);
+    const auto scales = [&](const void* scale_inv, ScaleLayout layout, size_t rows) {
+        const size_t bytes = product.has_block_scales() ? scale_bytes(layout, rows, g.inner) : sizeof(float);
         return in(static_cast<const char*>(scale_inv), bytes);
     };
     host::submit(stream,
@@ -370,8 +367,8 @@ bool Matmul::submit(const Product& product, const ProductTensors& t, stream_t st
                   in(static_cast<const char*>(t.second), g.second_size() * bytes_of(product.second_element())),
                   in(static_cast<const char*>(t.bias), g.columns * result_bytes),
                   in(static_cast<const char*>(t.addend), g.result_size() * result_bytes),
-                  scales(t.first_scale_inv, &Product::first_scales, g.rows),
-                  scales(t.second_scale_inv, &Product::second_scales, g.columns), written},
+                  scales(t.first_scale_inv, product.first_scales(), g.rows),
+                  scales(t.second_scale_inv, product.second_scales(), g.columns), written},
                  {product.name(), __FILE__, __LINE__}, [=, &b, fast = accumulates_fast(product, fast_)] {
                      if (!narrow)
                          b.multiply_fp32(product, t);
