@@ -16,7 +16,7 @@ struct Shape {
     int columns() const { return is_gated(kind) ? 2 * F : F; }
     size_t outputs() const { return size_t{1} * N * F; }
     size_t inputs() const { return size_t{1} * N * columns(); }
-    const char* name() const { return is(Activation::gelu) ? "gelu" : is(Activation::swiglu) ? "swiglu" : "relu2"; }
+    std::string name() const { return is(Activation::gelu) ? "gelu" : is(Activation::swiglu) ? "swiglu" : "relu2"; }
     std::string text() const { return fmt::format(" N={} F={}{}", N, F, bad ? " with NaN and infinity" : ""); }
 };
 
@@ -26,12 +26,16 @@ std::vector<Real> inputs_of(Trial& t, const Shape& s) {
     auto x = t.random<Real>(s.inputs(), 2.0f);
     constexpr float kEdges[] = {100.0f, -100.0f, 0.0f, 20.0f, -20.0f, 1e-3f, -88.0f, 88.0f, 8.0f, -8.0f, -60.0f};
     for (size_t i = 0; i < x.size(); i += 37) x[i] = to<Real>(kEdges[i / 37 % std::size(kEdges)]);
-    if (s.bad) x[5] = to<Real>(std::nanf("")), x[s.inputs() - 44] = to<Real>(INFINITY);
+    if (!s.bad) return x;
+    x[5] = to<Real>(NAN);
+    x[s.inputs() - 44] = to<Real>(INFINITY);
     return x;
 }
 template <class Real>
 std::vector<Real> with_bad(std::vector<Real> dout, const Shape& s) {
-    if (s.bad) dout[s.outputs() / 2 + 7] = to<Real>(-INFINITY), dout[s.outputs() / 3] = to<Real>(std::nanf(""));
+    if (!s.bad) return dout;
+    dout[s.outputs() / 2 + 7] = to<Real>(-INFINITY);
+    dout[s.outputs() / 3] = to<Real>(NAN);
     return dout;
 }
 
@@ -50,15 +54,15 @@ Exact exact_values(const Shape& s, const std::vector<Real>& inp, const std::vect
     for (size_t i = 0; i < inp.size(); i++) {
         const float x = to_float(inp[i]), d = to_float(dout[i]), positive = std::max(x, 0.0f);
         if (s.is(Activation::relu2)) {
-            exact.out.push_back(static_cast<double>(to_float(to<Real>(positive * positive))), 0);
-            exact.dinp.push_back(static_cast<double>(to_float(to<Real>(d * (2.0f * positive)))), 0);
+            exact.out.push_back(to_float(to<Real>(positive * positive)), 0);
+            exact.dinp.push_back(to_float(to<Real>(d * (2.0f * positive))), 0);
             continue;
         }
-        const reference::Gelu gelu(static_cast<double>(x));
-        const double g = static_cast<double>(d), gradient = g * gelu.derivative;
+        const reference::Gelu gelu(x);
+        const double gradient = d * gelu.derivative;
         exact.out.push_back(gelu.value, gelu.value_bound);
         // With dout of 0, the bounds of the derivative may allow both signs.
-        exact.dinp.push_back(gradient, std::fabs(g) * gelu.derivative_bound + reference::kUnit * std::fabs(gradient) +
+        exact.dinp.push_back(gradient, std::fabs(d) * gelu.derivative_bound + reference::kUnit * std::fabs(gradient) +
                                            reference::kVanishing);
     }
     return exact;
@@ -70,7 +74,7 @@ Bounded stored(const Shape& s, const Bounded& exact) {
 
 // Sums of the columns of GELU's gradient, on top of `before` (F) if it is not empty.
 Bounded bias_gradient(const Shape& s, const Bounded& gradient, const std::vector<float>& before) {
-    const size_t F = static_cast<size_t>(s.F);
+    const size_t F = s.F;
     const int additions = reference::column_additions(s.N, s.F);
     Bounded sums(F);
     for (size_t i = 0; i < gradient.values.size(); i++) {
@@ -78,7 +82,7 @@ Bounded bias_gradient(const Shape& s, const Bounded& gradient, const std::vector
         sums.bounds[i % F] += gradient.bounds[i] + additions * reference::kUnit * std::fabs(gradient.values[i]);
     }
     for (size_t f = 0; f < before.size(); f++) {
-        sums.values[f] += static_cast<double>(before[f]);
+        sums.values[f] += before[f];
         sums.bounds[f] += 1.01 * reference::kUnit * std::fabs(sums.values[f]);
     }
     return sums;
@@ -105,13 +109,14 @@ void backward(Trial& t, const Shape& s) {
     const auto inp = t.input(inputs_of<Real>(t, s)),
                dout = t.input(with_bad(t.random<Real>(s.outputs(), 1.0f, 0.3f), s));
     const bool has_bias = sums_bias_gradient(s.kind), over_dout = !is_gated(s.kind);
-    const auto before = t.random<float>(static_cast<size_t>(s.F), 10.0f);
+    const auto before = t.random<float>(s.F, 10.0f);
     Real *dinp = t.result<Real>("dinp", matrix(s.N, s.columns())),
          *over_inp = t.result("dinp over inp", matrix(s.N, s.columns()), inp.values),
          *over = over_dout ? t.result("dinp over dout", matrix(s.N, s.F), dout.values) : nullptr;
     float *dbias = nullptr, *again = nullptr, *accumulated = nullptr, *scratch = nullptr;
     if (has_bias) {
-        dbias = t.result<float>("dbias", line(s.F)), again = t.result<float>("dbias again", line(s.F));
+        dbias = t.result<float>("dbias", line(s.F));
+        again = t.result<float>("dbias again", line(s.F));
         accumulated = t.result("accumulated dbias", line(s.F), before);
         scratch = t.scratch<float>(activation_scratch(s.N, s.F));
     }
@@ -144,7 +149,10 @@ void forward_fp8(Trial& t, const Shape& s) {
     each_pass<e4m3>(t, kAllPasses, s.N, s.F, s.scale, [&](Trial& trial, const auto& to, QuantizePass pass) {
         const auto own = trial.input(inp.values);
         trial.run_twice([&] { activation_forward_fp8(s.kind, to.target(), own, s.N, s.F, pass, t.stream()); });
-        gelu ? to.compare(expected, {pass}) : to.compare_with_cast(values, nullptr, pass);
+        if (gelu)
+            to.compare(expected, {pass});
+        else
+            to.compare_with_cast(values, nullptr, pass);
     });
 }
 
@@ -158,7 +166,7 @@ void backward_fp8(Trial& t, const Shape& s) {
     if (!gelu) t.run_twice([&] { activation_backward<bf16>(s.kind, values, {}, dout, inp, s.N, s.F, t.stream()); });
     const Bounded gradient = exact_values(s, inp.values, dout.values).dinp;
     const CodeRanges<F8> expected(gradient, scale);
-    const auto before = t.random<float>(static_cast<size_t>(s.F), 10.0f);
+    const auto before = t.random<float>(s.F, 10.0f);
     each_pass<F8>(t, kAllPasses, s.N, s.columns(), scale, [&](Trial& trial, const auto& to, QuantizePass pass) {
         const auto own = trial.input(inp.values), own_dout = trial.input(dout.values);
         const bool accumulate = to.layouts == Layouts::both, has_bias = gelu && to.layouts != Layouts::row;
@@ -168,7 +176,10 @@ void backward_fp8(Trial& t, const Shape& s) {
             activation_backward_fp8<F8>(s.kind, to.target(), {dbias, scratch, accumulate}, own_dout, own, s.N, s.F,
                                         pass, t.stream());
         });
-        gelu ? to.compare(expected, {pass}) : to.compare_with_cast(values, nullptr, pass);
+        if (gelu)
+            to.compare(expected, {pass});
+        else
+            to.compare_with_cast(values, nullptr, pass);
         if (!has_bias) return;
         if (pass == QuantizePass::measure) return trial.equal(dbias, before);
         trial.within(dbias, bias_gradient(s, gradient, accumulate ? before : std::vector<float>()));
@@ -180,29 +191,26 @@ void backward_fp8(Trial& t, const Shape& s) {
 template <class Real>
 void add_plain(Items& items, const Shape& s) {
     const std::string suffix = std::string(" ") + type_name<Real>() + s.text();
-    add_kernel(items, std::string(s.name()) + "_forward" + suffix, [s](Trial& t) { forward<Real>(t, s); });
-    add_kernel(items, std::string(s.name()) + "_backward" + suffix, [s](Trial& t) { backward<Real>(t, s); });
+    add_kernel(items, s.name() + "_forward" + suffix, [s](Trial& t) { forward<Real>(t, s); });
+    add_kernel(items, s.name() + "_backward" + suffix, [s](Trial& t) { backward<Real>(t, s); });
 }
 void add_forward_fp8(Items& items, const Shape& s) {
-    add_kernel(
-        items, std::string(s.name()) + "_forward_fp8" + s.text(), [s](Trial& t) { forward_fp8(t, s); }, "gelu_fp8");
+    add_variant(items, "gelu_fp8", s.name() + "_forward_fp8" + s.text(), [s](Trial& t) { forward_fp8(t, s); });
 }
 template <class F8>
 void add_backward_fp8(Items& items, const Shape& s) {
-    const char* const format = std::is_same_v<F8, e4m3> ? " e4m3" : " e5m2";
-    add_kernel(
-        items, std::string(s.name()) + "_backward_fp8" + format + s.text(), [s](Trial& t) { backward_fp8<F8>(t, s); },
-        "gelu_backward_fp8");
+    add_variant(items, "gelu_backward_fp8", s.name() + "_backward_fp8 " + type_name<F8>() + s.text(),
+                [s](Trial& t) { backward_fp8<F8>(t, s); });
 }
 
 }  // namespace
 
 void add_activations(Items& items, const KernelUse& use) {
     const Shape s{149, use.hidden, use.activation}, whole_tiles{144, use.hidden, use.activation};
-    use.bf16 ? add_plain<bf16>(items, s) : add_plain<float>(items, s);
+    with_type<bf16, float>(use.bf16, [&]<class Real>(Real) { add_plain<Real>(items, s); });
     if (!use.fp8 || use.scaling != Fp8Scaling::tensor) return;
     add_forward_fp8(items, whole_tiles);
-    use.e4m3_gradients ? add_backward_fp8<e4m3>(items, whole_tiles) : add_backward_fp8<e5m2>(items, whole_tiles);
+    with_type<e4m3, e5m2>(use.e4m3_gradients, [&]<class F8>(F8) { add_backward_fp8<F8>(items, whole_tiles); });
 }
 
 void add_activation_tests(Items& items) {
@@ -211,15 +219,19 @@ void add_activation_tests(Items& items) {
         std::vector<std::pair<int, int>> sizes = {{1, 2056}, {2, 2048}, {1, 3 * 4096 + 2064}, {1031, 264}};
         for (const int N : {1, 7, 33, 250})
             for (const int F : {8, 64, 128, 192, 768, 1600}) sizes.push_back({N, F});
-        for (const auto& [N, F] : sizes) add_plain<float>(items, {N, F, kind}), add_plain<bf16>(items, {N, F, kind});
-        add_plain<float>(items, {40, 64, kind, true}), add_plain<bf16>(items, {40, 64, kind, true});
+        each_type<float, bf16>([&]<class Real>(Real) {
+            for (const auto& [N, F] : sizes) add_plain<Real>(items, {N, F, kind});
+            add_plain<Real>(items, {40, 64, kind, true});
+        });
         // Smaller and larger than a tile, and no multiple of it. Half a tile is 64 columns of SwiGLU's gates.
         for (const auto& [N, F] :
              {std::pair{16, 16}, {48, 64}, {80, 144}, {144, 128}, {16, 1600}, {272, 144}, {48, 768}, {32, 208}}) {
-            add_forward_fp8(items, {N, F, kind}), add_forward_fp8(items, {N, F, kind, false, 0.01f});  // underflows
-            add_backward_fp8<e4m3>(items, {N, F, kind}), add_backward_fp8<e5m2>(items, {N, F, kind});
+            add_forward_fp8(items, {N, F, kind});
+            add_forward_fp8(items, {N, F, kind, false, 0.01f});  // underflows
+            each_type<e4m3, e5m2>([&]<class F8>(F8) { add_backward_fp8<F8>(items, {N, F, kind}); });
         }
-        add_forward_fp8(items, {48, 144, kind, true, 8.0f}), add_backward_fp8<e5m2>(items, {48, 144, kind, true});
+        add_forward_fp8(items, {48, 144, kind, true, 8.0f});
+        add_backward_fp8<e5m2>(items, {48, 144, kind, true});
     }
 }
 

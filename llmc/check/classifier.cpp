@@ -15,7 +15,7 @@ struct Shape {
     enum Rows { usual, with_bad, extreme, beyond_cap } special = usual;
 
     size_t width() const { return static_cast<size_t>(padded_V); }
-    double cap() const { return static_cast<double>(shaping.soft_cap); }
+    double cap() const { return shaping.soft_cap; }
 };
 
 // ---- reference -----------------------------------------------------------------------------------------------------
@@ -38,15 +38,14 @@ struct Exact {
 Exact exact_values(const Shape& s, std::vector<double> logits, const std::vector<int>& targets, double dloss) {
     const std::vector<double> slope = cap_logits(logits, s.cap());
     Exact e{{}, std::vector<double>(logits.size())};
-    const double smoothing = static_cast<double>(s.shaping.trained.label_smoothing);
+    const double smoothing = s.shaping.trained.label_smoothing, z_loss = s.shaping.trained.z_loss;
     for (size_t row = 0; row < targets.size(); row++) {
         double* const x = &logits[row * s.width()];
         double max = -1e300, sum = 0;
         for (int v = 0; v < s.V; v++) max = std::max(max, x[v]);
         for (int v = 0; v < s.V; v++) sum += std::exp(x[v] - max);
         const int target = targets[row];
-        const double log_z = max + std::log(sum),
-                     z_gradient = 2 * static_cast<double>(s.shaping.trained.z_loss) * log_z;
+        const double log_z = max + std::log(sum), z_gradient = 2 * z_loss * log_z;
         e.losses.push_back(target < 0 ? 0.0 : log_z - x[target]);
         for (int v = 0; v < s.V && target >= 0; v++) {
             const size_t at = row * s.width() + static_cast<size_t>(v);
@@ -96,13 +95,13 @@ void cross_entropy(Trial& t, const Shape& s) {
         targets.push_back(row < 5 ? first[row] : row * 7919 % s.V);
     }
     const float loss_gradient = 1.0f / static_cast<float>(s.rows);
-    const double dloss = static_cast<double>(loss_gradient) * static_cast<double>(kLossScale);
+    const double dloss = double{loss_gradient} * kLossScale;
     const Exact expected = exact_values(s, reference::to_doubles(before), targets, dloss);
     const double of_cap = soft_cap_error(s.cap());
     Bounded losses(expected.losses, kLossError + of_cap, 1.0);
     // Smoothing may leave next to nothing of a gradient; beyond the cap, terms cancel that have the error of the
     // largest.
-    double floor = (kGradientFloor + static_cast<double>(s.shaping.trained.label_smoothing) / s.V) * dloss;
+    double floor = (kGradientFloor + double{s.shaping.trained.label_smoothing} / s.V) * dloss;
     for (const double g : expected.gradient)
         if (s.special == Shape::beyond_cap) floor = std::max(floor, 1e-2 * std::fabs(g));
     Bounded gradient(expected.gradient, reference::rounding_error<Real>() + kGradientError + 2 * of_cap, floor);
@@ -116,7 +115,7 @@ void cross_entropy(Trial& t, const Shape& s) {
         }
     }
     const auto device_targets = t.input(targets);
-    const auto scale = t.input(std::vector<float>{kLossScale});
+    const auto scale = t.input_of(kLossScale);
     const std::vector<Axis> axes = {{"row", s.rows}, {"", s.width()}};
     Real *dlogits = t.result<Real>("dlogits", axes, before),
          *logits = t.result<Real>("logits without gradient", axes, before),
@@ -135,7 +134,8 @@ void cross_entropy(Trial& t, const Shape& s) {
             {s.shaping.soft_cap, {}});  // z-loss and smoothing are not reported
     });
     t.within(loss, losses);
-    t.equal(evaluated, t.read(loss)), t.equal(again, t.read(loss));
+    t.equal(evaluated, t.read(loss));
+    t.equal(again, t.read(loss));
     t.within(dlogits, gradient);
     t.equal(logits, before);
     std::vector<Real> scaled;  // a power of two moves the gradient exactly, but for subnormal numbers
@@ -151,7 +151,7 @@ void losses_of(Trial& t, int n) {
     for (int i = 0; i < n; i++) {
         targets.push_back(i % 5 == 3 ? -1 : i);
         if (targets.back() < 0) losses[i] = 0.0f;
-        sum += static_cast<double>(losses[i]);
+        sum += losses[i];
         counted += targets.back() >= 0;
     }
     const auto device_losses = t.input(losses);
@@ -210,12 +210,12 @@ void add_tests(Items& items) {
 void add_classifier(Items& items, const KernelUse& use) {
     const float deviation = use.logit_cap > 0 ? use.logit_cap / 2 : 3.0f;  // many near the cap
     const Shape s{5, use.vocab, use.padded_vocab, {use.logit_cap, use.loss}, deviation, Shape::with_bad};
-    use.bf16 ? add_cross_entropy<bf16>(items, s) : add_cross_entropy<float>(items, s);
+    with_type<bf16, float>(use.bf16, [&]<class Real>(Real) { add_cross_entropy<Real>(items, s); });
     add_sum_losses(items, 1031);
 }
 
 void add_classifier_tests(Items& items) {
-    add_tests<float>(items), add_tests<bf16>(items);
+    each_type<float, bf16>([&]<class Real>(Real) { add_tests<Real>(items); });
     for (const int n : {0, 1, 255, 256, 10007}) add_sum_losses(items, n);
 }
 

@@ -32,10 +32,13 @@ template <class T>
 std::string difference(const std::vector<T>& found, const std::vector<T>& expected) {
     size_t wrong = 0, first = 0;
     for (size_t i = found.size(); i-- > 0;)
-        if (std::memcmp(&found[i], &expected[i], sizeof(T)) != 0) wrong++, first = i;
+        if (std::memcmp(&found[i], &expected[i], sizeof(T)) != 0) {
+            wrong++;
+            first = i;
+        }
     if (wrong == 0) return "";
-    return fmt::format("element {} is {:.9g}, must be {:.9g} ({} of {} are wrong)", first,
-                       static_cast<double>(found[first]), static_cast<double>(expected[first]), wrong, found.size());
+    return fmt::format("element {} is {:.9g}, must be {:.9g} ({} of {} are wrong)", first, double(found[first]),
+                       double(expected[first]), wrong, found.size());
 }
 
 // A stream of its own. It is destroyed after the arrays that are declared behind it, which wait for it.

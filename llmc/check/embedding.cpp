@@ -34,7 +34,7 @@ std::vector<int> example_tokens(const Shape& s) {
 
 template <class Real>
 void forward(Trial& t, const Shape& s) {
-    const size_t C = static_cast<size_t>(s.C);
+    const size_t C = s.C;
     const auto ids = t.input(example_tokens(s));
     const auto wte = t.normal<Real>(s.V * C, 1.0f), wpe = s.positions ? t.normal<Real>(s.T * C, 0.5f) : Input<Real>();
     const auto documents = t.input_or_none(s.documents);
@@ -43,8 +43,8 @@ void forward(Trial& t, const Shape& s) {
     Bounded expected;
     for (size_t n = 0; n < s.tokens(); n++)
         for (size_t c = 0; c < C; c++) {
-            double sum = static_cast<double>(to_float(wte.values[static_cast<size_t>(ids.values[n]) * C + c]));
-            if (s.positions) sum += static_cast<double>(to_float(wpe.values[s.position_of(n) * C + c]));
+            double sum = to_float(wte.values[ids.values[n] * C + c]);
+            if (s.positions) sum += to_float(wpe.values[s.position_of(n) * C + c]);
             expected.push_back(sum, s.positions ? reference::rounding_error<Real>() * (std::fabs(sum) + 1e-3) : 0.0);
         }
     t.within(out, expected);
@@ -59,7 +59,7 @@ std::vector<int> sorted(const std::vector<int>& tokens) {
 // The kernel adds its gradients to those in dwte and dwpe.
 template <class Real>
 void backward(Trial& t, const Shape& s) {
-    const size_t C = static_cast<size_t>(s.C);
+    const size_t C = s.C;
     const std::vector<int> ids = example_tokens(s);
     std::vector<int> places;
     for (size_t n = 0; n < s.documents.size(); n++) places.push_back(static_cast<int>(s.position_of(n)));
@@ -74,12 +74,12 @@ void backward(Trial& t, const Shape& s) {
     std::vector<double> tokens(before.begin(), before.end()),
         positions(positions_before.begin(), positions_before.end());
     for (size_t i = 0; i < dout.values.size(); i++) {
-        const double d = static_cast<double>(to_float(dout.values[i]));
-        tokens[static_cast<size_t>(ids[i / C]) * C + i % C] += d;
+        const double d = to_float(dout.values[i]);
+        tokens[ids[i / C] * C + i % C] += d;
         positions[s.position_of(i / C) * C + i % C] += d;
     }
     // Relative to |sum| + 1 + the mean of the terms times their largest number.
-    const double error = 2e-6, of_tokens = 1.0 + 0.25 * static_cast<double>(s.tokens());
+    const double error = 2e-6, of_tokens = 1.0 + 0.25 * s.tokens();
     t.within(dwte, Bounded(tokens, error, of_tokens));
     if (s.positions) t.within(dwpe, Bounded(positions, error, s.documents.empty() ? 1.0 + s.B : of_tokens));
 }
@@ -97,7 +97,7 @@ void add_embedding(Items& items, const KernelUse& use) {
     constexpr int kMostIds = 251;  // rows of the table that are tried
     Shape s{2, 149, use.channels, std::min(use.vocab, kMostIds), use.position_embedding};
     if (use.document_positions) s.documents = example_documents(use, s.B, s.T);
-    use.bf16 ? add<bf16>(items, s) : add<float>(items, s);
+    with_type<bf16, float>(use.bf16, [&]<class Real>(Real) { add<Real>(items, s); });
 }
 
 void add_embedding_tests(Items& items) {
@@ -114,7 +114,7 @@ void add_embedding_tests(Items& items) {
                         {B, T, C, V, true, false},
                         {B, T, C, V, false},
                         {B, T, C, V, true, true, example_documents(with_documents, B, T)}})
-            add<float>(items, s), add<bf16>(items, s);
+            each_type<float, bf16>([&]<class Real>(Real) { add<Real>(items, s); });
 }
 
 }  // namespace llmc::check

@@ -14,14 +14,21 @@ namespace llmc::check {
 
 using Items = std::vector<CheckItem>;
 
-// Adds an item that runs `specification` on a trial of its own. `variant`: see CheckItem.
-inline void add_kernel(Items& items, const std::string& name, const std::function<void(Trial&)>& specification,
-                       const char* variant = "", const char* family = "kernels") {
-    items.push_back({name, family, variant, [specification](stream_t stream) {
+// Adds an item that runs `specification` on a trial of its own.
+using Specification = std::function<void(Trial&)>;
+inline void add_kernel(Items& items, const std::string& name, const Specification& specification,
+                       const char* family = "kernels") {
+    items.push_back({name, family, "", [specification](stream_t stream) {
                          Trial trial(stream);
                          specification(trial);
                          return trial.problem();
                      }});
+}
+// The same for a variant (see CheckItem).
+inline void add_variant(Items& items, const char* variant, const std::string& name,
+                        const Specification& specification) {
+    add_kernel(items, name, specification);
+    items.back().variant = variant;
 }
 
 void add_hardware(Items& items, const KernelUse& use);  // casts, copies, tensor cores
@@ -63,15 +70,24 @@ std::string name_of(const reference::AttentionShape& shape);  // "HD=64 NH=8 win
 // the run has no documents.
 std::vector<int> example_documents(const KernelUse& use, int B, int T);
 
-// Example gains of an RMS norm; empty if it has none.
-template <class Real>
-std::vector<Real> example_gains(size_t C, bool gains) {
-    return gains ? reference::random_normal<Real>(C, 0.3f, 164, 1.0f) : std::vector<Real>();
+template <class T>
+constexpr const char* type_name() {
+    if (sizeof(T) == 1) return std::is_same_v<T, e4m3> ? "e4m3" : "e5m2";
+    return sizeof(T) == 2 ? "bf16" : "fp32";
 }
 
-template <class Real>
-const char* type_name() {
-    return sizeof(Real) == sizeof(float) ? "fp32" : "bf16";
+// Calls add(First()) or add(Second()).
+template <class First, class Second, class Add>
+void with_type(bool is_first, const Add& add) {
+    if (is_first)
+        add(First());
+    else
+        add(Second());
+}
+// Calls add() with a value of each type.
+template <class... Types, class Add>
+void each_type(const Add& add) {
+    (add(Types()), ...);
 }
 
 }  // namespace llmc::check

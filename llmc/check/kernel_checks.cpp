@@ -92,8 +92,10 @@ KernelUse::KernelUse(const TrainerConfig& config, Precision precision, int ranks
     fp8_wire = several_ranks && config.sharding.wire == Wire::fp8;
     optimizer = config.optimizer.kind;
     gradients = config.sharding.gradients;
-    masters = config.optimizer.masters, adam_moments = config.optimizer.adam_moments;
-    adamw_cautious = config.adamw.cautious_decay, adamw_nesterov = config.adamw.nesterov;
+    masters = config.optimizer.masters;
+    adam_moments = config.optimizer.adam_moments;
+    adamw_cautious = config.adamw.cautious_decay;
+    adamw_nesterov = config.adamw.nesterov;
     clip_kind = config.optimizer.clip_kind;
     signals = config.signals_every > 0;
     qk_clip = config.qk_clip > 0;
@@ -108,10 +110,14 @@ KernelUse::KernelUse(const TrainerConfig& config, Precision precision, int ranks
 }
 
 void KernelUse::set_model(const ModelConfig& model) {
-    channels = model.channels, heads = model.heads, kv_heads = model.key_value_heads(), head_dim = model.head_dim();
+    channels = model.channels;
+    heads = model.heads;
+    kv_heads = model.key_value_heads();
+    head_dim = model.head_dim();
     window = model.short_layers() > 0 ? model.window : 0;
     hidden = model.mlp_channels();
-    vocab = model.vocab, padded_vocab = model.padded_vocab();
+    vocab = model.vocab;
+    padded_vocab = model.padded_vocab();
     logit_cap = static_cast<float>(model.logit_cap);
 
     // A norm, a linear layer and the model itself look for tensors by these names, too.
@@ -121,7 +127,9 @@ void KernelUse::set_model(const ModelConfig& model) {
         const bool shifted = has(rows, name + ".bias"), weighted = has(rows, name + ".weight");
         (shifted ? layer_norm : weighted ? rms_norm : rms_norm_without_gains) = true;
     };
-    add_norm(table.block, "ln1"), add_norm(table.block, "ln2"), add_norm(table.final, "lnf");
+    add_norm(table.block, "ln1");
+    add_norm(table.block, "ln2");
+    add_norm(table.final, "lnf");
     if (table.embedding_norm) add_norm(table.embedding, "embedding_norm");
     biases = false;
     for (const std::string& name : linear_names(model)) biases |= has(table.block, name + ".bias");

@@ -103,7 +103,10 @@ __global__ void read_samples_kernel(uint32_t* found, const Bits* result, KnownPr
     found[tile] = result[static_cast<size_t>(at.row) * p.columns + at.column];
 }
 
-__global__ void clear_place_kernel(uint32_t* place) { place[0] = 0, place[1] = ~0u; }
+__global__ void clear_place_kernel(uint32_t* place) {
+    place[0] = 0;
+    place[1] = ~0u;
+}
 
 LLMC_DEVICE void note_place(uint32_t* place, size_t i) {
     atomicAdd(place, uint32_t{1});
@@ -159,12 +162,19 @@ KnownProduct::KnownProduct(const Product& product)
       second_scales(product.second_scales()),
       factor(is_fp8(product.type) && !has_block_scales ? 2.0f : 1.0f) {
     const Gemm g(product);
-    rows = g.rows, columns = g.columns, inner = g.inner;
-    first_columns = g.first_columns, second_columns = g.second_columns;
-    transpose_first = g.transpose_first, transpose_second = g.transpose_second;
+    rows = g.rows;
+    columns = g.columns;
+    inner = g.inner;
+    first_columns = g.first_columns;
+    second_columns = g.second_columns;
+    transpose_first = g.transpose_first;
+    transpose_second = g.transpose_second;
+    const bool fp32 = product.type == OperandType::fp32;
     const int small = inner <= 4096 ? 2 : 1;
-    first = {11, small}, second = {13, small}, bias = {17, 8}, before = {19, 16};
-    if (product.type == OperandType::fp32) first.largest = 4095, second.largest = 1;
+    first = {11, fp32 ? 4095 : small};
+    second = {13, fp32 ? 1 : small};
+    bias = {17, 8};
+    before = {19, 16};
 }
 
 int known_integer(KnownNumbers numbers, size_t index) { return integer_at(numbers, index); }

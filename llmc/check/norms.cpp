@@ -29,17 +29,17 @@ struct Shape {
                            add ? "" : " without residual") +
                (bad != 0 ? fmt::format(" with {:g}", bad) : "");
     }
-    const char* name() const { return centered() ? "layernorm" : "rmsnorm"; }
+    std::string name() const { return centered() ? "layernorm" : "rmsnorm"; }
 };
 
 // Input rows. RMS norm also gets a row of zeros, one of 1e4, and one so small that eps decides.
 template <class Real>
 std::vector<Real> rows_of(Trial& t, const Shape& s, float deviation, float mean, bool special = true) {
     std::vector<Real> x = t.random<Real>(s.n(), deviation, mean);
-    const size_t C = static_cast<size_t>(s.C);
+    const size_t C = s.C;
     for (size_t i = 0; i < 3 * C && s.N > 8 && !s.centered(); i++)
         x[i] = to<Real>(!special || i < C ? 0.0f : i < 2 * C ? (i % 3 ? 1e4f : -1e4f) : (i % 2 ? 1e-3f : -2e-3f));
-    if (s.bad != 0 && special) x[static_cast<size_t>(s.N / 2) * C + C / 2] = to<Real>(s.bad);
+    if (s.bad != 0 && special) x[s.N / 2 * C + C / 2] = to<Real>(s.bad);
     return x;
 }
 
@@ -47,8 +47,8 @@ template <class Real>
 struct Gains {
     Input<Real> weight, shift;
     Gains(Trial& t, const Shape& s) {
-        if (s.has_gains()) weight = t.normal<Real>(static_cast<size_t>(s.C), 0.3f, 1.0f);
-        if (s.centered()) shift = t.normal<Real>(static_cast<size_t>(s.C), 0.3f);
+        if (s.has_gains()) weight = t.normal<Real>(s.C, 0.3f, 1.0f);
+        if (s.centered()) shift = t.normal<Real>(s.C, 0.3f);
     }
     operator NormParameters<Real>() const {
         return shift ? NormParameters<Real>{weight, shift} : NormParameters<Real>{weight, nullptr, kEps};
@@ -57,7 +57,7 @@ struct Gains {
 
 reference::RowStatistics statistics_of(const std::vector<double>& x, const Shape& s) {
     return s.centered() ? reference::layernorm_statistics(x, s.N, s.C)
-                        : reference::rmsnorm_statistics(x, s.N, s.C, static_cast<double>(kEps));
+                        : reference::rmsnorm_statistics(x, s.N, s.C, kEps);
 }
 
 // ---- forward -------------------------------------------------------------------------------------------------------
@@ -92,7 +92,8 @@ void forward(Trial& t, const Shape& s) {
         run(over2, rows_in_place, over1, over1, over2);
     });
     std::vector<Real> sum(s.n());
-    for (size_t i = 0; i < sum.size(); i++) sum[i] = reference::stored_sum(inp1.values[i], inp2.values[i]);
+    for (size_t i = 0; i < sum.size(); i++)
+        sum[i] = reference::nearest<Real>(to_float(inp1.values[i]) + to_float(inp2.values[i]));
     t.equal(residual, sum);
     const auto x = to_doubles(sum);
     const auto expected = statistics_of(x, s);
@@ -133,9 +134,12 @@ void forward_fp8(Trial& t, const Shape& s) {
         bf16* stored = s.add ? trial.result<bf16>("residual", s.elements()) : nullptr;
         const auto a = trial.input(inp1), b = s.add ? trial.input(inp2) : Input<bf16>();
         trial.run_twice([&] { run(to.target(), own, stored, a, b, pass); });
-        if (stored) pass == QuantizePass::measure ? trial.untouched(stored) : trial.equal(stored, residual);
+        if (stored) trial.equal_or_untouched(pass != QuantizePass::measure, stored, residual);
         own.equal(trial, t, rows);
-        s.centered() ? to.compare(expected, {pass}) : to.compare_with_cast(normed, nullptr, pass);
+        if (s.centered())
+            to.compare(expected, {pass});
+        else
+            to.compare_with_cast(normed, nullptr, pass);
     });
     if (!s.add) return;
     // Measured first, then written, with the residual over an input.
@@ -170,14 +174,16 @@ struct Gradient {
           dout(t.random<Real>(s.n(), 1.0f, 0.2f)),
           dresidual(t.random<Real>(s.n(), 1.0f, 0.3f)),
           gains(t, s) {
-        if (s.bad != 0) dresidual[5] = to<Real>(s.bad), dresidual[s.n() / 2] = to<Real>(std::nanf(""));
+        if (s.bad != 0) {
+            dresidual[5] = to<Real>(s.bad);
+            dresidual[s.n() / 2] = to<Real>(NAN);
+        }
         const auto x = to_doubles(inp);
         const auto statistics = statistics_of(x, s);
         mean.assign(statistics.mean.begin(), statistics.mean.end());
         rstd.assign(statistics.rstd.begin(), statistics.rstd.end());
         expected = reference::norm_gradient(x, to_doubles(dout), gains.weight.doubles(), statistics, s.centered());
-        total = expected.dinp;
-        for (size_t i = 0; i < s.n(); i++) total[i] += static_cast<double>(to_float(dresidual[i]));
+        total = plus(expected.dinp, reference::to_floats(dresidual));
     }
 };
 
@@ -195,11 +201,12 @@ struct Sums {
     }
     void within(Trial& t, const Shape& s, const reference::NormGradient& expected,
                 const std::vector<float>& before = {}) const {
-        const auto compare = [&](const float* array, std::vector<double> sums) {
-            for (size_t c = 0; c < before.size(); c++) sums[c] += static_cast<double>(before[c]);
-            if (array) t.within(array, Bounded(sums, reference::kNormSumError, 1.0 + s.N + (before.empty() ? 0 : 10)));
+        const double floor = 1.0 + s.N + (before.empty() ? 0 : 10);
+        const auto compare = [&](const float* array, const std::vector<double>& sums) {
+            if (array) t.within(array, Bounded(plus(sums, before), reference::kNormSumError, floor));
         };
-        compare(dweight, expected.dweight), compare(dshift, expected.dshift);
+        compare(dweight, expected.dweight);
+        compare(dshift, expected.dshift);
     }
     void equal(Trial& t, const Sums& other) const {
         if (dweight) t.equal(dweight, t.read(other.dweight));
@@ -212,7 +219,7 @@ void backward(Trial& t, const Shape& s) {
     const Gradient<Real> g(t, s);
     const auto inp = t.input(g.inp), gradient = t.input(g.dout), dresidual = t.input(g.dresidual);
     const auto mean = s.centered() ? t.input(g.mean) : Input<float>(), rstd = t.input(g.rstd);
-    const auto before = t.random<float>(static_cast<size_t>(s.C), 10.0f);
+    const auto before = t.random<float>(s.C, 10.0f);
     Real *alone = t.result<Real>("dinp without dresidual", s.elements()), *dinp = t.result<Real>("dinp", s.elements());
     Real *over_residual = t.result("dinp over dresidual", s.elements(), g.dresidual),
          *over_dout = t.result("dinp over dout", s.elements(), g.dout);
@@ -237,7 +244,8 @@ void backward(Trial& t, const Shape& s) {
     t.equal(over_residual, t.read(dinp));
     t.equal(over_dout, t.read(alone));
     sums.within(t, s, g.expected);
-    again.equal(t, sums), of_dout.equal(t, sums);
+    again.equal(t, sums);
+    of_dout.equal(t, sums);
     accumulated.within(t, s, g.expected, before);
 }
 
@@ -246,11 +254,12 @@ template <class F8>
 void backward_fp8(Trial& t, const Shape& s) {
     const Gradient<bf16> g(t, s);
     const float scale = std::is_same_v<F8, e4m3> ? 300.0f : 30000.0f;  // some saturate
-    const auto before = t.random<float>(static_cast<size_t>(s.C), 10.0f);
+    const auto before = t.random<float>(s.C, 10.0f);
     const auto try_pass = [&](Trial& trial, const QuantizedResults<F8>& to, QuantizePass pass, bool in_place) {
         const auto inp = trial.input(g.inp), gradient = trial.input(g.dout), dresidual = trial.input(g.dresidual);
         const auto mean = s.centered() ? trial.input(g.mean) : Input<float>(), rstd = trial.input(g.rstd);
-        const Sums sums(trial, s, "dweight", "dshift", in_place ? before : std::vector<float>());
+        const std::vector<float> start = in_place ? before : std::vector<float>();
+        const Sums sums(trial, s, "dweight", "dshift", start);
         bf16* dinp = in_place ? trial.result("dinp in place", s.elements(), s.add ? g.dresidual : g.dout)
                               : trial.result<bf16>("dinp", s.elements());
         const bf16* const from = in_place && !s.add ? dinp : gradient;
@@ -270,13 +279,12 @@ void backward_fp8(Trial& t, const Shape& s) {
         });
         trial.within(dinp, Bounded(s.add ? g.total : g.expected.dinp, rounding_error<bf16>() + reference::kNormError,
                                    reference::kNormedFloor));
-        sums.within(trial, s, g.expected, in_place ? before : std::vector<float>());
+        sums.within(trial, s, g.expected, start);
         to.compare_with_cast(dinp, nullptr, pass);
         if (!dbias || s.bad != 0) return;
-        auto columns = reference::column_sums(reference::to_floats(trial.read(dinp)), s.C);
-        for (size_t c = 0; c < before.size() && in_place; c++) columns[c] += static_cast<double>(before[c]);
-        writes ? trial.within(dbias, Bounded(columns, reference::kColumnSumError, (in_place ? 10 : 1) + 0.3 * s.N))
-               : trial.equal(dbias, before);
+        if (!writes) return trial.equal(dbias, before);
+        const auto columns = reference::column_sums(reference::to_floats(trial.read(dinp)), s.C);
+        trial.within(dbias, Bounded(plus(columns, start), reference::kColumnSumError, (in_place ? 10 : 1) + 0.3 * s.N));
     };
     if (s.once)
         return t.nested([&](Trial& trial) { try_pass(trial, {trial, s.N, s.C, scale}, QuantizePass::train, false); });
@@ -290,21 +298,57 @@ void backward_fp8(Trial& t, const Shape& s) {
 template <class Real>
 void add_plain(Items& items, const Shape& s) {
     const std::string suffix = std::string(" ") + type_name<Real>() + s.text();
-    add_kernel(items, std::string(s.name()) + "_forward" + suffix, [s](Trial& t) { forward<Real>(t, s); });
-    if (s.bad == 0)
-        add_kernel(items, std::string(s.name()) + "_backward" + suffix, [s](Trial& t) { backward<Real>(t, s); });
+    add_kernel(items, s.name() + "_forward" + suffix, [s](Trial& t) { forward<Real>(t, s); });
+    if (s.bad == 0) add_kernel(items, s.name() + "_backward" + suffix, [s](Trial& t) { backward<Real>(t, s); });
 }
 void add_forward_fp8(Items& items, const Shape& s) {
-    add_kernel(
-        items, std::string(s.name()) + "_forward_fp8" + s.text(), [s](Trial& t) { forward_fp8(t, s); },
-        "layernorm_fp8");
+    add_variant(items, "layernorm_fp8", s.name() + "_forward_fp8" + s.text(), [s](Trial& t) { forward_fp8(t, s); });
 }
 template <class F8>
 void add_backward_fp8(Items& items, const Shape& s) {
-    const char* const format = std::is_same_v<F8, e4m3> ? "e4m3" : "e5m2";
-    add_kernel(
-        items, std::string(s.name()) + "_backward_fp8 " + format + s.text(), [s](Trial& t) { backward_fp8<F8>(t, s); },
-        "layernorm_backward_fp8");
+    add_variant(items, "layernorm_backward_fp8", s.name() + "_backward_fp8 " + type_name<F8>() + s.text(),
+                [s](Trial& t) { backward_fp8<F8>(t, s); });
+}
+
+using Sizes = std::vector<std::pair<int, int>>;  // N, C
+
+// The kernels without gains are those with gains, with one product less.
+void add_tests_without_gains(Items& items) {
+    for (const auto& [N, C] : Sizes{{1, 8}, {33, 192}, {9, 1024}, {6, 2056}, {3, 12288}})
+        each_type<float, bf16>([&]<class Real>(Real) { add_plain<Real>(items, {N, C, Kind::rms_without_gains}); });
+    for (const auto& [N, C] : Sizes{{48, 64}, {16, 1600}, {16, 4112}}) {
+        Shape s{.N = N, .C = C, .kind = Kind::rms_without_gains, .add = false, .scale = 0.01f};
+        add_forward_fp8(items, s);
+        if (C <= kWidestFusedGradient) add_backward_fp8<e4m3>(items, s);
+    }
+}
+
+void add_tests(Items& items, Kind kind) {
+    // Less and more than a block's worth of rows; rows narrower than a warp, of whole and odd vectors a thread, of
+    // every number of warps, and the widest.
+    Sizes sizes = {{9, 256}, {9, 512}, {9, 1024}, {6, 2048}, {6, 2056}, {5, 4096}, {5, 5000}, {3, 12288}};
+    for (const int N : {1, 7, 33, 250})
+        for (const int C : {8, 64, 128, 192, 768, 1600}) sizes.push_back({N, C});
+    for (const auto& [N, C] : sizes)
+        each_type<float, bf16>([&]<class Real>(Real) { add_plain<Real>(items, {N, C, kind}); });
+    for (const int C : {64, 768, 2304}) add_plain<bf16>(items, {.N = 9, .C = C, .kind = kind, .bad = NAN});
+    // Whole blocks of rows and not. The last widths need 48 KB of shared memory with the static arrays alone.
+    const Sizes forward_sizes = {{16, 16},   {48, 64},   {80, 144},  {32, 512},  {48, 768},  {16, 1600},
+                                 {272, 144}, {32, 256},  {16, 1024}, {16, 2048}, {16, 2064}, {16, 4112},
+                                 {16, 8208}, {16, 1296}, {16, 1536}, {16, 2576}, {16, 3072}};
+    for (const auto& [N, C] : forward_sizes) {
+        add_forward_fp8(items, {.N = N, .C = C, .kind = kind, .add = false, .scale = 64.0f});
+        if (N * C <= 40000) add_forward_fp8(items, {.N = N, .C = C, .kind = kind, .scale = 250.0f});
+    }
+    for (const auto& [N, C] : Sizes{{48, 768}, {16, 2064}})
+        add_forward_fp8(items, {.N = N, .C = C, .kind = kind, .scale = 0.01f});
+    for (const int C : {144, 2064}) add_forward_fp8(items, {.N = 48, .C = C, .kind = kind, .bad = INFINITY});
+    const Sizes backward_sizes = {{16, 16},   {48, 64},   {80, 144},  {64, 256},  {48, 272}, {112, 768},
+                                  {16, 1600}, {48, 2064}, {32, 4096}, {16, 2320}, {16, 2432}};
+    for (const auto& [N, C] : backward_sizes)
+        for (const bool add : {true, false})
+            each_type<e4m3, e5m2>([&]<class F8>(F8) { add_backward_fp8<F8>(items, {N, C, kind, add}); });
+    add_backward_fp8<e5m2>(items, {.N = 48, .C = 144, .kind = kind, .bad = INFINITY});
 }
 
 }  // namespace
@@ -314,82 +358,25 @@ void add_norms(Items& items, const KernelUse& use) {
                                      {Kind::rms, use.rms_norm},
                                      {Kind::rms_without_gains, use.rms_norm_without_gains}}) {
         if (!used) continue;
-        const Shape s{149, use.channels, kind};
-        use.bf16 ? add_plain<bf16>(items, s) : add_plain<float>(items, s);
+        const Shape s{149, use.channels, kind}, whole_tiles{144, use.channels, kind};
+        with_type<bf16, float>(use.bf16, [&]<class Real>(Real) { add_plain<Real>(items, s); });
         if (!use.fp8 || use.scaling != Fp8Scaling::tensor) continue;
-        const Shape whole_tiles{144, use.channels, kind};
         add_forward_fp8(items, whole_tiles);
         if (use.channels > kWidestFusedGradient) continue;
-        use.e4m3_gradients ? add_backward_fp8<e4m3>(items, whole_tiles) : add_backward_fp8<e5m2>(items, whole_tiles);
+        with_type<e4m3, e5m2>(use.e4m3_gradients, [&]<class F8>(F8) { add_backward_fp8<F8>(items, whole_tiles); });
     }
 }
 
 void add_norm_tests(Items& items) {
-    const float nan = std::nanf(""), inf = INFINITY;
-    for (const Kind kind : {Kind::layer, Kind::rms, Kind::rms_without_gains}) {
-        // Less and more than a block's worth of rows; rows narrower than a warp, of whole and odd vectors a thread, of
-        // every number of warps, and the widest.
-        std::vector<std::pair<int, int>> sizes = {{9, 256},  {9, 512},  {9, 1024}, {6, 2048},
-                                                  {6, 2056}, {5, 4096}, {5, 5000}, {3, 12288}};
-        for (const int N : {1, 7, 33, 250})
-            for (const int C : {8, 64, 128, 192, 768, 1600}) sizes.push_back({N, C});
-        if (kind == Kind::rms_without_gains) {  // the same kernels with one product less
-            for (const auto& [N, C] : {std::pair{1, 8}, {33, 192}, {9, 1024}, {6, 2056}, {3, 12288}})
-                add_plain<float>(items, {N, C, kind}), add_plain<bf16>(items, {N, C, kind});
-            for (const auto& [N, C] : {std::pair{48, 64}, {16, 1600}, {16, 4112}}) {
-                add_forward_fp8(items, {N, C, kind, false, 0, 0.01f});
-                if (C <= kWidestFusedGradient) add_backward_fp8<e4m3>(items, {N, C, kind, false});
-            }
-            continue;
-        }
-        for (const auto& [N, C] : sizes) add_plain<float>(items, {N, C, kind}), add_plain<bf16>(items, {N, C, kind});
-        for (const int C : {64, 768, 2304}) add_plain<bf16>(items, {9, C, kind, true, nan});
-        // Whole blocks of rows and not. The last widths need 48 KB of shared memory with the static arrays alone.
-        for (const auto& [N, C] : {std::pair{16, 16},
-                                   {48, 64},
-                                   {80, 144},
-                                   {32, 512},
-                                   {48, 768},
-                                   {16, 1600},
-                                   {272, 144},
-                                   {32, 256},
-                                   {16, 1024},
-                                   {16, 2048},
-                                   {16, 2064},
-                                   {16, 4112},
-                                   {16, 8208},
-                                   {16, 1296},
-                                   {16, 1536},
-                                   {16, 2576},
-                                   {16, 3072}}) {
-            add_forward_fp8(items, {N, C, kind, false, 0, 64.0f});
-            if (N * C <= 40000) add_forward_fp8(items, {N, C, kind, true, 0, 250.0f});
-        }
-        add_forward_fp8(items, {48, 768, kind, true, 0, 0.01f}),
-            add_forward_fp8(items, {16, 2064, kind, true, 0, 0.01f});
-        for (const int C : {144, 2064}) add_forward_fp8(items, {48, C, kind, true, inf});
-        for (const auto& [N, C] : {std::pair{16, 16},
-                                   {48, 64},
-                                   {80, 144},
-                                   {64, 256},
-                                   {48, 272},
-                                   {112, 768},
-                                   {16, 1600},
-                                   {48, 2064},
-                                   {32, 4096},
-                                   {16, 2320},
-                                   {16, 2432}})
-            for (const bool add : {true, false}) {
-                add_backward_fp8<e4m3>(items, {N, C, kind, add}), add_backward_fp8<e5m2>(items, {N, C, kind, add});
-            }
-        add_backward_fp8<e5m2>(items, {48, 144, kind, true, inf});
-    }
+    add_tests(items, Kind::layer);
+    add_tests(items, Kind::rms);
+    add_tests_without_gains(items);
     // A block with a second tile must not write its codes before the first tile's have been read. One warp with tiles
     // of 32 rows has the most blocks, nine with tiles of 16 the fewest.
-    for (const auto& [rows, C] : {std::pair{32, 16}, {16, 2064}}) {
-        const int blocks =
-            static_cast<int>(norm_backward_fp8_scratch(NormKind::rms, 1 << 20, C) / static_cast<size_t>(C));
-        add_backward_fp8<e5m2>(items, {rows * blocks + 16, C, Kind::layer, false, 0, 0, true});
+    for (const auto& [rows, C] : Sizes{{32, 16}, {16, 2064}}) {
+        const int blocks = static_cast<int>(norm_backward_fp8_scratch(NormKind::rms, 1 << 20, C) / C);
+        add_backward_fp8<e5m2>(
+            items, {.N = rows * blocks + 16, .C = C, .kind = Kind::layer, .add = false, .scale = 0, .once = true});
     }
 }
 

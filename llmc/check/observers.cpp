@@ -27,11 +27,12 @@ void moments(Trial& t, size_t n) {
     for (const float scale_inv : {0.375f, 0x1p-20f}) {
         Fp8State state{};
         state.scale_inv = scale_inv;
-        states.push_back(codes ? t.input(std::vector<Fp8State>{state}) : Input<Fp8State>());
-        expected[0] += static_cast<double>(n);
+        states.push_back(codes ? t.input_of(state) : Input<Fp8State>());
+        expected[0] += n;
         for (const double value : values.doubles()) {
-            const double x = value * (codes ? static_cast<double>(scale_inv) : 1.0);
-            expected[1] += x * x, expected[2] += x * x * x * x;
+            const double x = value * (codes ? scale_inv : 1.0f);
+            expected[1] += x * x;
+            expected[2] += x * x * x * x;
         }
     }
     double* parts = t.scratch<double>(moment_parts(n));
@@ -48,11 +49,14 @@ void differences(Trial& t, size_t n) {
     std::vector<Input<T>> pairs;
     std::vector<double> sums = {0, 0, 0};
     for (const float size : {1.0f, 0x1p-20f}) {
-        pairs.push_back(stored<T>(t, n, 1.5f * size)), pairs.push_back(stored<T>(t, n, size));
+        pairs.push_back(stored<T>(t, n, 1.5f * size));
+        pairs.push_back(stored<T>(t, n, size));
         const auto actual = pairs[pairs.size() - 2].doubles(), expected = pairs.back().doubles();
-        sums[0] += static_cast<double>(n);
-        for (size_t i = 0; i < n; i++)
-            sums[1] += (actual[i] - expected[i]) * (actual[i] - expected[i]), sums[2] += expected[i] * expected[i];
+        sums[0] += n;
+        for (size_t i = 0; i < n; i++) {
+            sums[1] += (actual[i] - expected[i]) * (actual[i] - expected[i]);
+            sums[2] += expected[i] * expected[i];
+        }
     }
     double* parts = t.scratch<double>(moment_parts(n));
     double* to = t.result("sums", line(3), std::vector<double>(3, 0.0));
@@ -81,13 +85,15 @@ void alignment(Trial& t, int rows, int columns) {
         double dot = 0, gates = 0, ups = 0;
         for (size_t c = 0; c < C; c++) {
             const double gate = x[row * C + c], up = x[(F + row) * C + c];
-            dot += gate * up, gates += gate * gate, ups += up * up;
+            dot += gate * up;
+            gates += gate * gate;
+            ups += up * up;
         }
         const double cosine = gates * ups > 0 ? std::fabs(dot) / std::sqrt(gates) / std::sqrt(ups) : 0;
-        mean += cosine / static_cast<double>(F);
+        mean += cosine / F;
         largest = std::max(largest, cosine);
     }
-    const double roundings = static_cast<double>(C) / 32 + 8 + 5;
+    const double roundings = C / 32.0 + 8 + 5;
     t.within(to, Bounded({mean, largest}, (2 * roundings + 8) * 0x1p-24, 1));
 }
 
@@ -141,26 +147,22 @@ void factors(Trial& t, int width) {
 // ---- items ---------------------------------------------------------------------------------------------------------
 
 template <class T>
-constexpr const char* kFormat = std::is_same_v<T, e4m3> ? "e4m3"
-                                : sizeof(T) == 2        ? "bf16"
-                                                        : "fp32";
-
-template <class T>
 void add_moments_item(Items& items, size_t n) {
-    add_kernel(items, fmt::format("add_moments {} n={}", kFormat<T>, n), [n](Trial& t) { moments<T>(t, n); });
+    add_kernel(items, fmt::format("add_moments {} n={}", type_name<T>(), n), [n](Trial& t) { moments<T>(t, n); });
 }
 template <class T>
 void add_differences_item(Items& items, size_t n) {
-    add_kernel(items, fmt::format("add_differences {} n={}", kFormat<T>, n), [n](Trial& t) { differences<T>(t, n); });
+    add_kernel(items, fmt::format("add_differences {} n={}", type_name<T>(), n),
+               [n](Trial& t) { differences<T>(t, n); });
 }
 template <class T>
 void add_alignment(Items& items, int F, int C) {
-    add_kernel(items, fmt::format("gate_alignment {} F={} C={}", kFormat<T>, F, C),
+    add_kernel(items, fmt::format("gate_alignment {} F={} C={}", type_name<T>(), F, C),
                [=](Trial& t) { alignment<T>(t, F, C); });
 }
 template <class Real>
 void add_columns(Items& items, int N, int C) {
-    add_kernel(items, fmt::format("scale_columns {} N={} C={}", kFormat<Real>, N, C),
+    add_kernel(items, fmt::format("scale_columns {} N={} C={}", type_name<Real>(), N, C),
                [=](Trial& t) { columns<Real>(t, N, C); });
 }
 void add_factors(Items& items, int C) {
@@ -175,7 +177,7 @@ void add_observers(Items& items, const KernelUse& use) {
     const bool codes = use.scaling == Fp8Scaling::tensor;
     if (codes) add_moments_item<e4m3>(items, kCount);
     if (!codes || use.smooth) add_moments_item<bf16>(items, kCount);
-    if (use.probe) add_differences_item<bf16>(items, kCount), add_differences_item<float>(items, kCount);
+    if (use.probe) each_type<bf16, float>([&]<class T>(T) { add_differences_item<T>(items, kCount); });
     if (use.activation == Activation::swiglu) {
         if (codes) add_alignment<e4m3>(items, 77, use.channels);
         if (use.scaling == Fp8Scaling::block) add_alignment<float>(items, 77, use.channels);
@@ -183,18 +185,21 @@ void add_observers(Items& items, const KernelUse& use) {
     }
     if (!use.smooth) return;
     const int N = 277;  // two blocks, and rows of their own
-    add_columns<bf16>(items, N, use.hidden), add_columns<float>(items, N, use.hidden), add_factors(items, use.hidden);
+    each_type<bf16, float>([&]<class Real>(Real) { add_columns<Real>(items, N, use.hidden); });
+    add_factors(items, use.hidden);
 }
 
 void add_observer_tests(Items& items) {
     for (const size_t n : {8, 4096, 70000}) {
-        add_moments_item<e4m3>(items, n), add_moments_item<bf16>(items, n);
-        add_differences_item<bf16>(items, n), add_differences_item<float>(items, n);
+        each_type<e4m3, bf16>([&]<class T>(T) { add_moments_item<T>(items, n); });
+        each_type<bf16, float>([&]<class T>(T) { add_differences_item<T>(items, n); });
     }
     for (const auto& [F, C] : {std::pair{1, 8}, {16, 64}, {77, 264}, {520, 40}})
-        add_alignment<e4m3>(items, F, C), add_alignment<bf16>(items, F, C), add_alignment<float>(items, F, C);
-    for (const auto& [N, C] : {std::pair{1, 8}, {300, 24}, {33, 520}})
-        add_columns<bf16>(items, N, C), add_columns<float>(items, N, C), add_factors(items, C);
+        each_type<e4m3, bf16, float>([&]<class T>(T) { add_alignment<T>(items, F, C); });
+    for (const auto& [N, C] : {std::pair{1, 8}, {300, 24}, {33, 520}}) {
+        each_type<bf16, float>([&]<class Real>(Real) { add_columns<Real>(items, N, C); });
+        add_factors(items, C);
+    }
 }
 
 }  // namespace llmc::check

@@ -43,7 +43,7 @@ struct QuantizedResults {
         : trial(t), N(rows), C(columns), layouts(asked), before(reference::used_state(scale)) {
         row = trial.template result<F8>("codes", matrix(N, C));
         transposed = trial.template result<F8>("transposed codes", matrix(C, N));
-        state = trial.template result<Fp8State>("state", line(1), std::vector<Fp8State>{before});
+        state = trial.result_of("state", before);
     }
     bool has_row() const { return layouts == Layouts::both || layouts == Layouts::row; }
     bool has_transposed() const { return layouts == Layouts::both || layouts == Layouts::transposed; }
@@ -52,7 +52,7 @@ struct QuantizedResults {
 
     // Compares with the codes of values that are known up to bounds, after these passes.
     void compare(const CodeRanges<F8>& expected, const Passes& passes) const {
-        trial.note(wrong_state(trial.read(state)[0], expected.after(before, passes)));
+        trial.within(state, expected.after(before, passes));
         if (!has_row() || passes.back() == QuantizePass::measure) trial.untouched(row);
         if (!has_transposed() || passes.back() == QuantizePass::measure) trial.untouched(transposed);
         if (passes.back() == QuantizePass::measure || layouts == Layouts::neither) return;
@@ -69,10 +69,9 @@ struct QuantizedResults {
             [&] { quantize<F8>(plain.target(), nullptr, nullptr, values, low, N, C, false, pass, trial.stream()); });
         plain_trial.equal(plain.transposed, reference::turned(plain_trial.read(plain.row), N, C));
         trial.note(plain_trial.problem());
-        has_row() ? trial.equal(row, plain_trial.read(plain.row)) : trial.untouched(row);
-        has_transposed() ? trial.equal(transposed, plain_trial.read(plain.transposed)) : trial.untouched(transposed);
-        const Fp8State expected = plain_trial.read(plain.state)[0];
-        trial.note(wrong_state(trial.read(state)[0], {expected, expected}));
+        trial.equal_or_untouched(has_row(), row, plain_trial.read(plain.row));
+        trial.equal_or_untouched(has_transposed(), transposed, plain_trial.read(plain.transposed));
+        trial.equal(state, plain_trial.read(plain.state)[0]);
     }
 };
 

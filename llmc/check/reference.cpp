@@ -199,7 +199,10 @@ void reference_row(Attention& r, const AttentionShape& s, const std::vector<doub
     std::vector<double> magnitude(HD);
     for (int k = begin; k <= t; k++) {
         const double* v = &qkv[at.qkv(b, k, 2, kv)];
-        for (int c = 0; c < HD; c++) out[c] += p[k] * v[c], magnitude[c] += p[k] * std::fabs(v[c]);
+        for (int c = 0; c < HD; c++) {
+            out[c] += p[k] * v[c];
+            magnitude[c] += p[k] * std::fabs(v[c]);
+        }
     }
     double delta_error = 0, delta_magnitude = 0;
     for (int c = 0; c < HD; c++) {
@@ -236,8 +239,10 @@ std::vector<int> documents_of(int T, const std::vector<std::vector<int>>& rows) 
     for (const std::vector<int>& lengths : rows) {
         const size_t end = documents.size() + static_cast<size_t>(T);
         int begin = 0;
-        for (const int length : lengths)
-            documents.insert(documents.end(), static_cast<size_t>(length), begin), begin += length;
+        for (const int length : lengths) {
+            documents.insert(documents.end(), length, begin);
+            begin += length;
+        }
         documents.resize(end, begin);
     }
     return documents;

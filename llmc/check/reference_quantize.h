@@ -42,23 +42,18 @@ double value_of(uint8_t code) {
     return std::is_same_v<F8, e5m2> && magnitude == 0x7c ? sign * HUGE_VAL : std::nan("");
 }
 
-struct NearestCode {
-    uint8_t code;
-    bool near_boundary;  // a relative change of 1e-6 could round to the neighbour
-};
-
 // Round to nearest, ties to the even code, saturating; NaN is 0x7f.
 template <class F8>
-NearestCode nearest_code(double scaled) {
+F8 nearest_code(double scaled) {
     const std::vector<double>& table = magnitudes<F8>();
-    if (std::isnan(scaled)) return {0x7f, false};
+    if (std::isnan(scaled)) return {0x7f};
     const double x = std::fabs(scaled);
     const uint8_t sign = std::signbit(scaled) ? 0x80 : 0;
-    if (x >= table.back()) return {static_cast<uint8_t>(sign | (table.size() - 1)), false};
+    if (x >= table.back()) return {static_cast<uint8_t>(sign | (table.size() - 1))};
     const size_t above = static_cast<size_t>(std::upper_bound(table.begin(), table.end(), x) - table.begin());
     const double middle = (table[above - 1] + table[above]) / 2;
     const bool up = x > middle || (x == middle && above % 2 == 0);
-    return {static_cast<uint8_t>(sign | (up ? above : above - 1)), std::fabs(x - middle) <= 1e-6 * middle};
+    return {static_cast<uint8_t>(sign | (up ? above : above - 1))};
 }
 
 // The BF16 number nearest to a value, ties to the even one, beyond the largest Inf; NaN is 0x7fff.
@@ -74,9 +69,20 @@ inline bf16 nearest_bf16(double value) {
     return {static_cast<uint16_t>(sign | float_bits(magnitude) >> 16)};
 }
 
-// a + b, added in FP32, as it is stored.
-inline float stored_sum(float a, float b) { return a + b; }
-inline bf16 stored_sum(bf16 a, bf16 b) { return nearest_bf16(static_cast<double>(to_float(a) + to_float(b))); }
+// FP32 numbers as they are stored in FP32 or BF16.
+template <class Real>
+Real nearest(float value) {
+    if constexpr (std::is_same_v<Real, float>)
+        return value;
+    else
+        return nearest_bf16(value);
+}
+template <class Real>
+std::vector<Real> nearest(const std::vector<float>& values) {
+    std::vector<Real> result;
+    for (const float value : values) result.push_back(nearest<Real>(value));
+    return result;
+}
 
 inline bool is_any_of(QuantizePass pass, QuantizePass a, QuantizePass b) { return pass == a || pass == b; }
 
@@ -97,31 +103,6 @@ inline Fp8State state_after(const Fp8State& before, const Fp8State& counted, Qua
     return state;
 }
 
-// The right result of quantizing x (N, C) with this scale.
-template <class F8>
-struct QuantizedReference {
-    std::vector<NearestCode> row;
-    Fp8State counted{};     // the amax and the counts of this one tensor
-    uint64_t doubtful = 0;  // values within 1e-6 of a boundary between codes or of the largest value
-
-    QuantizedReference(const std::vector<float>& x, float scale) {
-        const double largest = magnitudes<F8>().back();
-        for (const float value : x) {
-            const float scaled = value * scale;  // rounded to FP32 as the kernels do
-            row.push_back(nearest_code<F8>(scaled));
-            const double magnitude = std::fabs(static_cast<double>(scaled));
-            counted.elements++;
-            counted.saturated += magnitude > largest;
-            counted.underflowed += value != 0.0f && (row.back().code & 0x7f) == 0;
-            counted.nonfinite += !std::isfinite(value);
-            if (std::isfinite(value)) counted.amax = std::max(counted.amax, std::fabs(value));
-            doubtful += row.back().near_boundary || std::fabs(magnitude - largest) <= 1e-6 * largest;
-        }
-        counted.bad = counted.nonfinite > 0;
-    }
-    Fp8State after(const Fp8State& before, QuantizePass pass) const { return state_after(before, counted, pass); }
-};
-
 // A state that nothing but a kernel's own writes can be mistaken for.
 inline Fp8State used_state(float scale) {
     Fp8State state{};
@@ -131,7 +112,10 @@ inline Fp8State used_state(float scale) {
     state.amax = 0.0078125f;
     state.amax_now = 0.015625f;
     state.bad = 0;
-    state.elements = 1000003, state.saturated = 1009, state.underflowed = 10007, state.nonfinite = 3;
+    state.elements = 1000003;
+    state.saturated = 1009;
+    state.underflowed = 10007;
+    state.nonfinite = 3;
     return state;
 }
 
@@ -147,7 +131,7 @@ inline int exponent_by_search(double amax) {
 struct BlockReference {
     int R, K, rows, length;
     std::vector<int> exponents;  // (R / rows, K / length)
-    std::vector<NearestCode> codes;
+    std::vector<e4m3> codes;
     Fp8State counted{};
 
     BlockReference(const std::vector<float>& x, int R_, int K_, int rows_, int length_)
@@ -167,7 +151,7 @@ struct BlockReference {
                 codes.push_back(nearest_code<e4m3>(std::ldexp(static_cast<double>(value), -exponent(r, k))));
                 counted.elements++;
                 counted.saturated += std::isinf(value);
-                counted.underflowed += value != 0.0f && (codes.back().code & 0x7f) == 0;
+                counted.underflowed += value != 0.0f && (codes.back().bits & 0x7f) == 0;
                 counted.nonfinite += !std::isfinite(value);
                 if (std::isfinite(value)) counted.amax = std::max(counted.amax, std::fabs(value));
             }
@@ -266,7 +250,7 @@ inline CastPieces cast_pieces(const std::vector<float>& in, const std::vector<bf
             for (size_t i = begin; i < end; i++) {
                 const double value = x[i - begin], scaled = std::ldexp(value, -exponent);
                 const bool finite = std::isfinite(value);
-                to[i] = finite ? nearest_code<e4m3>(scaled).code : uint8_t{0x7f};
+                to[i] = finite ? nearest_code<e4m3>(scaled).bits : uint8_t{0x7f};
                 const double lost = finite ? value - std::ldexp(value_of<e4m3>(to[i]), exponent) : 0;
                 result.residual[r * count + i] = nearest_bf16(lost / loss_scale);
             }

@@ -48,8 +48,7 @@ void RopeRows::rotate(double* head, double* magnitude, int position, bool back) 
     const size_t half = static_cast<size_t>(heads.HD / 2);
     for (size_t i = 0; i < half; i++) {
         const size_t at = static_cast<size_t>(position) * half + i;
-        const double c = static_cast<double>(table.cos[at]), sine = static_cast<double>(table.sin[at]);
-        const double s = back ? -sine : sine, x = head[i], y = head[i + half];
+        const double c = table.cos[at], s = back ? -table.sin[at] : table.sin[at], x = head[i], y = head[i + half];
         head[i] = x * c - y * s;
         head[i + half] = y * c + x * s;
         magnitude[i] = std::fabs(x * c) + std::fabs(y * s);
@@ -146,7 +145,8 @@ struct Inputs {
         const size_t HD = static_cast<size_t>(s.heads.HD), last = qkv.size() - static_cast<size_t>(s.heads.qkv_width());
         for (size_t c = 0; c < HD; c++) {
             Real &small = qkv[s.heads.NH * HD + c], &large = qkv[last + c];
-            qkv[c] = to<Real>(0.0f), small = to<Real>(1e-3f * to_float(small));
+            qkv[c] = to<Real>(0.0f);
+            small = to<Real>(1e-3f * to_float(small));
             if (last > 0) large = to<Real>(1e4f * to_float(large));
         }
     }
@@ -204,14 +204,15 @@ void qk_norm(Trial& t, const Shape& s) {
                                     s.heads, kEps, accumulate, t.stream());
     };
     t.run_twice([&] {
-        forward(out, inp), forward(over, over);
-        backward(dqkv, dgains, false), backward(again, accumulated, true);
+        forward(out, inp);
+        forward(over, over);
+        backward(dqkv, dgains, false);
+        backward(again, accumulated, true);
     });
     const auto x = reference::to_doubles(inputs.qkv);
-    const double eps = static_cast<double>(kEps);
-    t.within(out, stored<Real>(qk_norm_rope(inputs.rows, x, host_gains, eps)));
+    t.within(out, stored<Real>(qk_norm_rope(inputs.rows, x, host_gains, kEps)));
     t.equal(over, t.read(out));
-    const auto gradient = qk_norm_rope_gradient(inputs.rows, x, reference::to_doubles(inputs.dqkv), host_gains, eps);
+    const auto gradient = qk_norm_rope_gradient(inputs.rows, x, reference::to_doubles(inputs.dqkv), host_gains, kEps);
     t.within(dqkv, stored<Real>(gradient.dqkv));
     t.equal(again, t.read(dqkv));
     for (const size_t side : {0, 1}) {
@@ -219,8 +220,8 @@ void qk_norm(Trial& t, const Shape& s) {
         Bounded expected(gradient.dgains[side], gradient.dgains_bounds[side]);
         t.within(dgains[side], expected);
         for (size_t c = 0; c < HD; c++) {
-            expected.values[c] += static_cast<double>(before[c]);
-            expected.bounds[c] += 1e-6 * std::fabs(static_cast<double>(before[c]));
+            expected.values[c] += before[c];
+            expected.bounds[c] += 1e-6 * std::fabs(before[c]);
         }
         t.within(accumulated[side], expected);
     }
@@ -229,8 +230,10 @@ void qk_norm(Trial& t, const Shape& s) {
 template <class Real>
 void add(Items& items, const Shape& s, bool norm) {
     const std::string suffix = std::string(" ") + type_name<Real>() + s.text();
-    norm ? add_kernel(items, "qk_norm_rope" + suffix, [s](Trial& t) { qk_norm<Real>(t, s); })
-         : add_kernel(items, "rope" + suffix, [s](Trial& t) { rope<Real>(t, s); });
+    if (norm)
+        add_kernel(items, "qk_norm_rope" + suffix, [s](Trial& t) { qk_norm<Real>(t, s); });
+    else
+        add_kernel(items, "rope" + suffix, [s](Trial& t) { rope<Real>(t, s); });
 }
 
 }  // namespace
@@ -238,18 +241,17 @@ void add(Items& items, const Shape& s, bool norm) {
 void add_rope(Items& items, const KernelUse& use) {
     if (use.position_embedding) return;
     const Shape s{few_heads(use), 2 * 149, 149, 0, use.qk_gains || !use.qk_norm};
-    use.bf16 ? add<bf16>(items, s, use.qk_norm) : add<float>(items, s, use.qk_norm);
+    with_type<bf16, float>(use.bf16, [&]<class Real>(Real) { add<Real>(items, s, use.qk_norm); });
 }
 
 void add_rope_tests(Items& items) {
     for (const AttentionHeads& heads :
-         {AttentionHeads{2, 2, 64}, AttentionHeads{4, 2, 128}, AttentionHeads{6, 1, 32}, AttentionHeads{3, 3, 128},
-          AttentionHeads{3, 1, 80}, AttentionHeads{2, 2, 96}, AttentionHeads{2, 1, 256}}) {
-        for (const Shape& s : {Shape{heads, 1, 1}, Shape{heads, 14, 7}, Shape{heads, 33, 33, 5}})
-            add<float>(items, s, false), add<bf16>(items, s, false);
+         {AttentionHeads{2, 2, 64}, {4, 2, 128}, {6, 1, 32}, {3, 3, 128}, {3, 1, 80}, {2, 2, 96}, {2, 1, 256}}) {
         const int N = heads.HD == 32 ? 180 : 22;  // several turns of a block
-        for (const bool gains : {true, false})
-            add<float>(items, {heads, N, 11, 3, gains}, true), add<bf16>(items, {heads, N, 11, 3, gains}, true);
+        each_type<float, bf16>([&]<class Real>(Real) {
+            for (const Shape& s : {Shape{heads, 1, 1}, {heads, 14, 7}, {heads, 33, 33, 5}}) add<Real>(items, s, false);
+            for (const bool gains : {true, false}) add<Real>(items, {heads, N, 11, 3, gains}, true);
+        });
     }
 }
 

@@ -27,21 +27,23 @@ struct Step {
 };
 
 // One step of a run that has applied some and skipped some.
-Step run_step(Trial& trial, const std::vector<double>& squares, const ScheduleConfig& schedule, stream_t stream) {
+Step run_step(Trial& trial, const std::vector<double>& squares, const ScheduleConfig& schedule) {
     StepState before = {};
-    before.applied = kApplied, before.skipped = kSkipped, before.consecutive_skips = 1;
+    before.applied = kApplied;
+    before.skipped = kSkipped;
+    before.consecutive_skips = 1;
     const LossScaleState scale_before{kLossScale, 1.0f, 41, 0};
     LossScaleConfig config;
     config.dynamic = true;
     config.hysteresis = 2;
     const double* partials = trial.input(squares);
-    const double* loss = trial.input(std::vector<double>{3.25});
-    StepState* state = trial.result<StepState>("step state", {{"", 1}}, {before});
-    LossScaleState* scale = trial.result<LossScaleState>("loss scale", {{"", 1}}, {scale_before});
+    const double* loss = trial.input_of(3.25);
+    StepState* state = trial.result_of("step state", before);
+    LossScaleState* scale = trial.result_of("loss scale", scale_before);
     trial.run_twice([&] {
         prepare_step(state, partials, squares.size(), loss, &scale->scale, nullptr, schedule, kAdamW, kClip, {},
-                     stream);
-        update_loss_scale(scale, state, config, stream);
+                     trial.stream());
+        update_loss_scale(scale, state, config, trial.stream());
     });
     return {trial.read(state)[0], trial.read(scale)[0]};
 }
@@ -51,55 +53,56 @@ void compare_rest(Trial& trial, const Step& after, StepState expected, const Los
     const StepState& state = after.state;
     expected.spike = expected.bad_tensor = 0;
     expected.loss_limit = expected.norm_limit = INFINITY;
-    compare(trial, "applied", static_cast<double>(state.applied), static_cast<double>(expected.applied));
-    compare(trial, "skipped", static_cast<double>(state.skipped), static_cast<double>(expected.skipped));
+    compare(trial, "applied", state.applied, expected.applied);
+    compare(trial, "skipped", state.skipped, expected.skipped);
     compare(trial, "skip", state.skip, expected.skip);
     compare(trial, "consecutive_skips", state.consecutive_skips, expected.consecutive_skips);
     compare(trial, "learning_rate", state.learning_rate, expected.learning_rate);
-    compare(trial, "loss_sum", static_cast<double>(state.loss_sum), static_cast<double>(expected.loss_sum));
-    compare(trial, "loss scale", static_cast<double>(after.loss_scale.scale), static_cast<double>(loss_scale.scale));
+    compare(trial, "loss_sum", state.loss_sum, expected.loss_sum);
+    compare(trial, "loss scale", after.loss_scale.scale, loss_scale.scale);
     compare(trial, "clean_steps", after.loss_scale.clean_steps, loss_scale.clean_steps);
     if (std::memcmp(&state, &expected, sizeof state) != 0) trial.note("step state: another field is wrong");
     if (std::memcmp(&after.loss_scale, &loss_scale, sizeof loss_scale) != 0)
         trial.note("loss scale: another field is wrong");
 }
 
-std::string check_step(stream_t stream) {
+void check_step(Trial& trial) {
     std::vector<double> squares;
     double sum = 0;
-    for (const float x : reference::random_normal<float>(1003, kLossScale, 141)) {
-        squares.push_back(static_cast<double>(x) * static_cast<double>(x));
-        sum += squares.back();
+    for (const double x : reference::random_normal<float>(1003, kLossScale, 141)) {
+        squares.push_back(x * x);
+        sum += x * x;
     }
-    const double norm = std::sqrt(sum) / static_cast<double>(kLossScale);
+    const double norm = std::sqrt(sum) / kLossScale;
     const ScheduleConfig schedule{ScheduleKind::cosine, 1e-2, 5, 20, 0.1};
-    Trial trial(stream);
-    const Step after = run_step(trial, squares, schedule, stream);
+    const Step after = run_step(trial, squares, schedule);
+    const auto correction = [](double beta) { return 1 / (1 - std::pow(beta, kApplied + 1)); };
     compare(trial, "norm", after.state.norm, norm, kTwoRoundings);
-    compare(trial, "grad_scale", static_cast<double>(after.state.grad_scale),
-            kClip / norm / static_cast<double>(kLossScale), 2 * kTwoRoundings);
-    compare(trial, "bias_correction1", static_cast<double>(after.state.bias_correction1),
-            1 / (1 - std::pow(kAdamW.beta1, kApplied + 1)), kTwoRoundings);
-    compare(trial, "bias_correction2", static_cast<double>(after.state.bias_correction2),
-            1 / (1 - std::pow(kAdamW.beta2, kApplied + 1)), kTwoRoundings);
+    compare(trial, "grad_scale", after.state.grad_scale, kClip / norm / kLossScale, 2 * kTwoRoundings);
+    compare(trial, "bias_correction1", after.state.bias_correction1, correction(kAdamW.beta1), kTwoRoundings);
+    compare(trial, "bias_correction2", after.state.bias_correction2, correction(kAdamW.beta2), kTwoRoundings);
     StepState expected = after.state;  // those four are right
-    expected.applied = kApplied + 1, expected.skipped = kSkipped, expected.consecutive_skips = 0, expected.skip = 0;
-    expected.learning_rate = learning_rate(schedule, kApplied), expected.loss_sum = 3.25f;
+    expected.applied = kApplied + 1;
+    expected.skipped = kSkipped;
+    expected.consecutive_skips = 0;
+    expected.skip = 0;
+    expected.learning_rate = learning_rate(schedule, kApplied);
+    expected.loss_sum = 3.25f;
     compare_rest(trial, after, expected, {kLossScale, 1.0f, 42, 0});
-    return trial.problem();
 }
 
-std::string check_skipped_step(stream_t stream) {
+void check_skipped_step(Trial& trial) {
     std::vector<double> squares(300, 1.0);
-    squares[299] = static_cast<double>(INFINITY);
-    Trial trial(stream);
-    const Step after = run_step(trial, squares, {}, stream);
+    squares[299] = INFINITY;
     StepState expected = {};
-    expected.applied = kApplied, expected.skipped = kSkipped + 1, expected.consecutive_skips = 2, expected.skip = 1;
-    expected.norm = static_cast<double>(INFINITY), expected.loss_sum = 3.25f;
+    expected.applied = kApplied;
+    expected.skipped = kSkipped + 1;
+    expected.consecutive_skips = 2;
+    expected.skip = 1;
+    expected.norm = INFINITY;
+    expected.loss_sum = 3.25f;
     expected.learning_rate = learning_rate({}, kApplied);
-    compare_rest(trial, after, expected, {kLossScale / 2, 0.5f, 0, 0});
-    return trial.problem();
+    compare_rest(trial, run_step(trial, squares, {}), expected, {kLossScale / 2, 0.5f, 0, 0});
 }
 
 // ---- scales of FP8 tensors -----------------------------------------------------------------------------------------
@@ -108,16 +111,17 @@ constexpr int kTensors = 2 * kFp8Roles, kBadTensor = 3, kHistory = 4;
 
 void compare_scale(Trial& trial, const std::string& name, const Fp8State& state, const Fp8State& wanted, double scale) {
     Fp8State expected = wanted;
-    compare(trial, name + "scale", static_cast<double>(state.scale), scale, kTwoRoundings);
-    compare(trial, name + "scale_inv", static_cast<double>(state.scale_inv), 1 / scale, 2 * kTwoRoundings);
-    compare(trial, name + "amax", static_cast<double>(state.amax), static_cast<double>(expected.amax));
-    compare(trial, name + "last_amax", static_cast<double>(state.last_amax), static_cast<double>(expected.last_amax));
-    expected.scale = state.scale, expected.scale_inv = state.scale_inv;
+    compare(trial, name + "scale", state.scale, scale, kTwoRoundings);
+    compare(trial, name + "scale_inv", state.scale_inv, 1 / scale, 2 * kTwoRoundings);
+    compare(trial, name + "amax", state.amax, expected.amax);
+    compare(trial, name + "last_amax", state.last_amax, expected.last_amax);
+    expected.scale = state.scale;
+    expected.scale_inv = state.scale_inv;
     if (std::memcmp(&state, &expected, sizeof state) != 0) trial.note(name + "another field is wrong");
 }
 
 // Tensor i has seen amax i + 1, and in an earlier step 4 (i + 1); one tensor held a value that is not finite.
-std::string check_scales(bool e4m3_gradients, stream_t stream) {
+void check_scales(Trial& trial, bool e4m3_gradients) {
     Fp8Config config;
     config.history = kHistory;
     config.grad = e4m3_gradients ? Fp8Grad::e4m3 : Fp8Grad::e5m2;
@@ -130,13 +134,13 @@ std::string check_scales(bool e4m3_gradients, stream_t stream) {
         state.bad = i == kBadTensor;
         windows[(i + 1) * kHistory - 1] = static_cast<float>(4 * (i + 1));
     }
-    Trial trial(stream);
-    const float* change = trial.input(std::vector<float>{0.5f});
+    const stream_t stream = trial.stream();
+    const float* change = trial.input_of(0.5f);
     const std::vector<Axis> axes = {{"tensor ", kTensors}};
     Fp8State* now = trial.result("state", axes, before);
     Fp8State* later = trial.result("state after the step", axes, before);
     float* history = trial.result("history", {{"tensor ", kTensors}, {"", kHistory}}, windows);
-    int* flag = trial.result<int>("bad tensor", {{"", 1}});
+    int* flag = trial.result<int>("bad tensor", line(1));
     trial.run_twice([&] {
         fp8_set_current(now, 0, kTensors, config, stream);
         fp8_set_current(later, 0, kTensors, config, stream);
@@ -149,32 +153,36 @@ std::string check_scales(bool e4m3_gradients, stream_t stream) {
         const bool gradient = role_of(i) == Fp8Role::dout, weight = role_of(i) == Fp8Role::w, bad = i == kBadTensor;
         const double largest = gradient && !e4m3_gradients ? 57344.0 : 448.0;
         const float amax = static_cast<float>(i + 1);
-        const double scale = bad ? 1.0 : largest / static_cast<double>(amax);
+        const double scale = bad ? 1.0 : largest / amax;
         Fp8State expected{};
-        expected.amax = amax, expected.bad = bad;
+        expected.amax = amax;
+        expected.bad = bad;
         compare_scale(trial, fmt::format("tensor {}: ", i), current[i], expected, scale);
         // Gradients are half as large from the next step on, so their scale doubles.
         const double next = (weight || bad ? scale : scale / 4) * (gradient ? 2 : 1);
-        expected.amax = 0.0f, expected.bad = 0, expected.last_amax = amax;
+        expected.amax = 0;
+        expected.bad = 0;
+        expected.last_amax = amax;
         compare_scale(trial, fmt::format("tensor {} after the step: ", i), finished[i], expected, next);
-        // The window moves on but for weights and bad tensors.
+        // The windows of weights and of bad tensors stand still; the others move on.
         float* const window = &windows[i * kHistory];
-        if (!weight && !bad) window[kHistory - 2] = window[kHistory - 1], window[kHistory - 1] = amax;
+        if (!weight && !bad) {
+            window[kHistory - 2] = window[kHistory - 1];
+            window[kHistory - 1] = amax;
+        }
         for (int k = 0; k < kHistory && gradient; k++) window[k] *= 0.5f;
     }
     trial.equal(history, windows);
-    return trial.problem();
 }
 
 }  // namespace
 
 void add_step(Items& items, const KernelUse& use) {
-    items.push_back({"prepare_step, update_loss_scale", "kernels", "", check_step});
-    items.push_back({"prepare_step, update_loss_scale, skipped step", "kernels", "", check_skipped_step});
+    add_kernel(items, "prepare_step, update_loss_scale", check_step);
+    add_kernel(items, "prepare_step, update_loss_scale, skipped step", check_skipped_step);
     if (!use.fp8 || use.scaling != Fp8Scaling::tensor) return;
-    const bool e4m3_gradients = use.e4m3_gradients;
-    items.push_back({e4m3_gradients ? "FP8 scales, e4m3 gradients" : "FP8 scales, e5m2 gradients", "kernels", "",
-                     [e4m3_gradients](stream_t s) { return check_scales(e4m3_gradients, s); }});
+    add_kernel(items, use.e4m3_gradients ? "FP8 scales, e4m3 gradients" : "FP8 scales, e5m2 gradients",
+               [e4m3 = use.e4m3_gradients](Trial& trial) { check_scales(trial, e4m3); });
 }
 
 }  // namespace llmc::check

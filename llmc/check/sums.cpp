@@ -16,29 +16,28 @@ namespace {
 template <class Real>
 void bias(Trial& t, int N, int C) {
     const auto before = t.random<Real>(size_t{1} * N * C, 3.0f);
-    const auto bias = t.normal<Real>(static_cast<size_t>(C), 1.0f);
+    const auto bias = t.normal<Real>(C, 1.0f);
     Real* out = t.result("out", matrix(N, C), before);
     t.run_twice([&] { add_bias<Real>(out, bias, N, C, t.stream()); });
     std::vector<Real> expected(before.size());
     for (size_t i = 0; i < expected.size(); i++)
-        expected[i] = reference::stored_sum(before[i], bias.values[i % static_cast<size_t>(C)]);
+        expected[i] = reference::nearest<Real>(to_float(before[i]) + to_float(bias.values[i % C]));
     t.equal(out, expected);
 }
 
 template <class Real>
 void bias_gradients(Trial& t, int N, int C) {
     const auto dout = t.normal<Real>(size_t{1} * N * C, 1.0f, 0.5f);
-    const auto before = t.random<float>(static_cast<size_t>(C), 10.0f);
+    const auto before = t.random<float>(C, 10.0f);
     float *dbias = t.result<float>("dbias", line(C)), *accumulated = t.result("accumulated dbias", line(C), before),
           *scratch = t.scratch<float>(bias_gradient_scratch(N, C));
     t.run_twice([&] {
         bias_gradient<Real>(dbias, scratch, dout, N, C, false, t.stream());
         bias_gradient<Real>(accumulated, scratch, dout, N, C, true, t.stream());
     });
-    std::vector<double> expected = reference::column_sums(reference::to_floats(dout.values), C);
-    t.within(dbias, Bounded(expected, reference::kColumnSumError, 1.0 + 0.5 * N));
-    for (size_t c = 0; c < expected.size(); c++) expected[c] += static_cast<double>(before[c]);
-    t.within(accumulated, Bounded(expected, reference::kColumnSumError, 10.0 + 0.5 * N));
+    const std::vector<double> sums = reference::column_sums(reference::to_floats(dout.values), C);
+    t.within(dbias, Bounded(sums, reference::kColumnSumError, 1.0 + 0.5 * N));
+    t.within(accumulated, Bounded(plus(sums, before), reference::kColumnSumError, 10.0 + 0.5 * N));
 }
 
 // Tensors one after the other in an array of partial sums.
@@ -80,16 +79,14 @@ void gradient_sums(Trial& t, size_t n) {
     });
     std::vector<bf16> expected;
     for (size_t i = 0; i < n; i++) {
-        double value = 0;
+        const uint64_t place = kRounding.first + i;
+        float value = 0;
         for (size_t batch = 0; batch <= batches; batch++) {
             const float added = batch == 0 ? first.values[i] : second.values[(batch - 1) * n + i];
-            const double exact = static_cast<double>(static_cast<float>(value) + added);
-            const uint64_t place = kRounding.first + i;
-            const uint32_t bits =
-                gradient_bits(kRounding.key, static_cast<int64_t>(batch), place / 4 * 4) >> (place % 4 * 16) & 0xffff;
-            value = reference::stochastic_bf16(exact, bits);
+            const uint64_t bits = gradient_bits(kRounding.key, batch, place / 4 * 4) >> (place % 4 * 16) & 0xffff;
+            value = static_cast<float>(reference::stochastic_bf16(value + added, bits));
         }
-        expected.push_back(to_bf16(static_cast<float>(value)));
+        expected.push_back(to_bf16(value));
     }
     t.equal(sum, expected);
 }
@@ -111,7 +108,8 @@ void first_values(Trial& t, size_t n) {
         expected[i] = to<T>(drawn.deviation * normal_number(drawn.key, kFirst + i));
         ones[i] = to<T>(1.0f);
     }
-    t.equal(normal, expected), t.equal(same, ones);
+    t.equal(normal, expected);
+    t.equal(same, ones);
 }
 
 void sum(Trial& t, size_t n) {
@@ -153,12 +151,12 @@ void averages(Trial& t, size_t n) {
     Bounded expected;
     std::vector<float> copied;
     for (size_t i = 0; i < n; i++) {
-        const double old = static_cast<double>(before[i]), difference = exact[i] - old,
-                     sum = old + static_cast<double>(kShare) * difference;
+        const double old = before[i], difference = exact[i] - old, sum = old + kShare * difference;
         expected.push_back(sum, reference::kUnit * (std::fabs(sum) + std::fabs(kShare * difference)));
         copied.push_back(to_float(values.values[i]));
     }
-    t.within(average, expected), t.equal(copy, copied);
+    t.within(average, expected);
+    t.equal(copy, copied);
 }
 
 // Averages lie on both sides of the middle between two values of BF16, in the middle, and where rounding overflows.
@@ -174,7 +172,8 @@ void exchanges(Trial& t, size_t n) {
         exchange_average(once, kept, n, t.stream());
         for (int i = 0; i < 2; i++) exchange_average(twice, same, n, t.stream());
     });
-    t.equal(twice, before), t.equal(same, average);
+    t.equal(twice, before);
+    t.equal(same, average);
     std::vector<T> expected;
     for (const float value : average) {
         if constexpr (std::is_same_v<T, float>)
@@ -190,12 +189,9 @@ void exchanges(Trial& t, size_t n) {
 constexpr int kWorld = 3;
 constexpr float kLossScale = 1024.0f;
 
-// `count` elements of every rank.
-size_t elements(int world, size_t count) { return static_cast<size_t>(world) * count; }
-
 template <class T>
 void summed_pieces(Trial& t, int world, size_t count) {
-    const auto pieces = t.normal<T>(elements(world, count), 100.0f);
+    const auto pieces = t.normal<T>(world * count, 100.0f);
     const auto before = t.random<float>(count, 100.0f);
     float *sum = t.result<float>("sum", line(count)), *accumulated = t.result("accumulated sum", line(count), before);
     t.run_twice([&] {
@@ -208,13 +204,14 @@ void summed_pieces(Trial& t, int world, size_t count) {
         expected[i % count] = i < count ? piece : expected[i % count] + piece;
         total[i % count] += piece;
     }
-    t.equal(sum, expected), t.equal(accumulated, total);
+    t.equal(sum, expected);
+    t.equal(accumulated, total);
 }
 
 template <class T>
 void reduced_pieces(Trial& t, int world, size_t count) {
     std::vector<T> values;
-    for (const float x : t.random<float>(elements(world, count), 1e6f))
+    for (const float x : t.random<float>(world * count, 1e6f))
         values.push_back(static_cast<T>(std::is_signed_v<T> ? x : std::fabs(x)));
     const auto pieces = t.input(values);
     T *sum = t.result<T>("sum", line(count)), *largest = t.result<T>("max", line(count));
@@ -227,7 +224,8 @@ void reduced_pieces(Trial& t, int world, size_t count) {
         sums[i % count] += values[i];
         most[i % count] = std::max(most[i % count], values[i]);
     }
-    t.equal(sum, sums), t.equal(largest, most);
+    t.equal(sum, sums);
+    t.equal(largest, most);
 }
 
 // Gradients whose magnitude changes from block to block.
@@ -240,14 +238,14 @@ std::vector<float> uneven_gradients(Trial& t, size_t n) {
 // Casts with residuals, one value being infinite; the same again with store = false, which must leave the residuals
 // unchanged; and without residuals.
 void cast_to_wire(Trial& t, int world, size_t count) {
-    const size_t n = elements(world, count);
+    const size_t n = world * count;
     std::vector<float> values = uneven_gradients(t, n);
     if (count > Fp8Piece::kBlock) values[n / 2] = INFINITY;
     const auto owed = t.random<bf16>(n, 1e-6f);
     const auto expected = reference::cast_pieces(values, owed, world, count, kLossScale),
                alone = reference::cast_pieces(values, std::vector<bf16>(n), world, count, 1);
-    const auto inp = t.input(values), loss_scale = t.input(std::vector<float>{kLossScale});
-    const auto skips = t.input(std::vector<int32_t>{0});
+    const auto inp = t.input(values), loss_scale = t.input_of(kLossScale);
+    const auto skips = t.input_of(int32_t{0});
     const auto result = [&](const char* name) { return t.result<uint8_t>(name, {{"byte ", expected.pieces.size()}}); };
     uint8_t *pieces = result("pieces"), *again = result("pieces cast again"),
             *plain = result("pieces without residual");
@@ -257,12 +255,15 @@ void cast_to_wire(Trial& t, int world, size_t count) {
         cast_pieces(again, inp, world, count, {kept, loss_scale, skips, false}, t.stream());
         cast_pieces(plain, inp, world, count, {}, t.stream());
     });
-    t.equal(pieces, expected.pieces), t.equal(again, expected.pieces), t.equal(plain, alone.pieces);
-    t.equal(residual, expected.residual), t.equal(kept, owed);
+    t.equal(pieces, expected.pieces);
+    t.equal(again, expected.pieces);
+    t.equal(plain, alone.pieces);
+    t.equal(residual, expected.residual);
+    t.equal(kept, owed);
 }
 
 void sum_of_wire(Trial& t, int world, size_t count) {
-    const size_t n = elements(world, count);
+    const size_t n = world * count;
     const auto pieces =
         t.input(reference::cast_pieces(uneven_gradients(t, n), std::vector<bf16>(n), world, count, 1).pieces);
     const auto before = t.random<float>(count, 1.0f);
@@ -277,55 +278,64 @@ void sum_of_wire(Trial& t, int world, size_t count) {
 
 // ---- items ---------------------------------------------------------------------------------------------------------
 
+// A specification at N rows of C columns.
+void add_at(Items& items, const std::string& kernel, void (*check)(Trial&, int, int), int N, int C) {
+    add_kernel(items, fmt::format("{} N={} C={}", kernel, N, C), [=](Trial& t) { check(t, N, C); });
+}
 template <class Real>
 void add_bias_item(Items& items, int N, int C) {
-    add_kernel(items, fmt::format("add_bias {} N={} C={}", type_name<Real>(), N, C),
-               [=](Trial& t) { bias<Real>(t, N, C); });
+    add_at(items, std::string("add_bias ") + type_name<Real>(), bias<Real>, N, C);
 }
 template <class Real>
 void add_bias_gradient(Items& items, int N, int C) {
-    add_kernel(items, fmt::format("bias_gradient {} N={} C={}", type_name<Real>(), N, C),
-               [=](Trial& t) { bias_gradients<Real>(t, N, C); });
+    add_at(items, std::string("bias_gradient ") + type_name<Real>(), bias_gradients<Real>, N, C);
 }
-void add_sum(Items& items, size_t n) {
-    add_kernel(items, fmt::format("add fp32 n={}", n), [n](Trial& t) { sum(t, n); });
+
+// A specification at n elements.
+void add_at(Items& items, const std::string& kernel, void (*check)(Trial&, size_t), size_t n) {
+    add_kernel(items, fmt::format("{} n={}", kernel, n), [=](Trial& t) { check(t, n); });
 }
 template <class T>
 void add_first_values(Items& items, size_t n) {
-    add_kernel(items, fmt::format("draw_initial_values {} n={}", type_name<T>(), n),
-               [n](Trial& t) { first_values<T>(t, n); });
+    add_at(items, std::string("draw_initial_values ") + type_name<T>(), first_values<T>, n);
 }
 template <class T>
 void add_difference(Items& items, size_t n) {
-    add_kernel(items, fmt::format("subtract_from {} n={}", type_name<T>(), n), [n](Trial& t) { difference<T>(t, n); });
+    add_at(items, std::string("subtract_from ") + type_name<T>(), difference<T>, n);
 }
 template <class T>
 void add_averages(Items& items, size_t n) {
-    add_kernel(items, fmt::format("add_to_average {} n={}", type_name<T>(), n), [n](Trial& t) { averages<T>(t, n); });
-    add_kernel(items, fmt::format("exchange_average {} n={}", type_name<T>(), n),
-               [n](Trial& t) { exchanges<T>(t, n); });
+    add_at(items, std::string("add_to_average ") + type_name<T>(), averages<T>, n);
+    add_at(items, std::string("exchange_average ") + type_name<T>(), exchanges<T>, n);
 }
 template <class T>
 void add_global_norm(Items& items, const std::vector<size_t>& sizes) {
-    add_kernel(items, fmt::format("global_norm_partials {}", type_name<T>()),
+    add_kernel(items, std::string("global_norm_partials ") + type_name<T>(),
                [sizes](Trial& t) { global_norm<T>(t, sizes); });
 }
 
-// Checks 4099 elements, which kernels access one by one, and 4096, which they access 16 bytes at a time.
-void add_pieces(Items& items, const char* name, void (*check)(Trial&, int, size_t)) {
-    add_kernel(items, name, [check](Trial& t) {
-        for (const size_t count : {4099, 4096}) t.nested([&](Trial& trial) { check(trial, kWorld, count); });
-    });
-}
-void add_pieces_tests(Items& items, const char* name, void (*check)(Trial&, int, size_t)) {
-    for (const int world : {1, 2, 3, 8})
-        for (const size_t count : {1, 3, 4, 8, 15, 16, 127, 128, 129, 255, 1000, 2048, 2049, 4099, 16384})
-            add_kernel(items, fmt::format("{} world={} count={}", name, world, count),
-                       [=](Trial& t) { check(t, world, count); });
-}
+// The specifications of kernels that work on the pieces of several ranks.
+struct Pieces {
+    const char* name;
+    void (*check)(Trial&, int world, size_t count);
+};
+constexpr Pieces kPieces[] = {{"sum_pieces fp32", summed_pieces<float>},
+                              {"sum_pieces bf16", summed_pieces<bf16>},
+                              {"reduce_pieces fp32", reduced_pieces<float>},
+                              {"reduce_pieces fp64", reduced_pieces<double>},
+                              {"reduce_pieces int32", reduced_pieces<int32_t>},
+                              {"reduce_pieces uint32", reduced_pieces<uint32_t>},
+                              {"reduce_pieces uint64", reduced_pieces<uint64_t>},
+                              {"cast_pieces fp8", cast_to_wire},
+                              {"sum_fp8_pieces", sum_of_wire}};
 
-void add_gradient_sums(Items& items, size_t n) {
-    add_kernel(items, fmt::format("add_gradients n={}", n), [n](Trial& t) { gradient_sums(t, n); });
+// Checks 4099 elements, which kernels access one by one, and 4096, which they access 16 bytes at a time.
+void add_pieces(Items& items, const std::string& name) {
+    for (const Pieces& pieces : kPieces)
+        if (pieces.name == name)
+            add_kernel(items, name, [check = pieces.check](Trial& t) {
+                for (const size_t count : {4099, 4096}) t.nested([&](Trial& trial) { check(trial, kWorld, count); });
+            });
 }
 
 template <class Real>
@@ -335,64 +345,59 @@ void add_biases(Items& items, const KernelUse& use) {
     for (const int width : std::set{use.channels, qkv}) add_bias_gradient<Real>(items, 149, width);
 }
 
-template <class Real>
-void add_tests(Items& items) {
+}  // namespace
+
+void add_sums(Items& items, const KernelUse& use) {
+    if (use.biases) with_type<bf16, float>(use.bf16, [&]<class Real>(Real) { add_biases<Real>(items, use); });
+    const bool narrow_gradients = use.gradients == StateFormat::bf16;
+    with_type<bf16, float>(narrow_gradients, [&]<class T>(T) { add_global_norm<T>(items, {70001}); });
+    if (narrow_gradients)
+        for (const size_t n : {4099, 4096}) add_at(items, "add_gradients", gradient_sums, n);
+    with_type<bf16, float>(use.masters == StateFormat::bf16, [&]<class Master>(Master) {
+        add_first_values<Master>(items, 70001);
+        if (use.signals) add_difference<Master>(items, 4099);
+        if (use.average) add_averages<Master>(items, 4099);
+    });
+    if (use.several_ranks) {
+        add_pieces(items, "sum_pieces fp32");
+        if (use.bf16) add_pieces(items, "sum_pieces bf16");
+        add_pieces(items, "reduce_pieces fp32");
+        add_at(items, "add fp32", sum, 5003);
+    }
+    if (!use.fp8_wire) return;
+    add_pieces(items, "cast_pieces fp8");
+    add_pieces(items, "sum_fp8_pieces");
+}
+
+void add_sum_tests(Items& items) {
     // More columns than a block has, more than eight rows a thread, several parts and slabs with tails in both.
     std::vector<std::pair<int, int>> sizes = {{3, 2056}, {17000, 8}, {5000, 24}, {1031, 264}};
     for (const int N : {1, 7, 33, 250})
         for (const int C : {8, 64, 128, 192, 768, 1600}) sizes.push_back({N, C});
-    for (const auto& [N, C] : sizes) add_bias_item<Real>(items, N, C), add_bias_gradient<Real>(items, N, C);
-}
-
-}  // namespace
-
-void add_sums(Items& items, const KernelUse& use) {
-    if (use.biases) use.bf16 ? add_biases<bf16>(items, use) : add_biases<float>(items, use);
-    if (use.gradients == StateFormat::bf16) {
-        add_global_norm<bf16>(items, {70001});
-        for (const size_t n : {4099, 4096}) add_gradient_sums(items, n);
-    } else {
-        add_global_norm<float>(items, {70001});
-    }
-    use.masters == StateFormat::bf16 ? add_first_values<bf16>(items, 70001) : add_first_values<float>(items, 70001);
-    if (use.signals)
-        use.masters == StateFormat::bf16 ? add_difference<bf16>(items, 4099) : add_difference<float>(items, 4099);
-    if (use.average)
-        use.masters == StateFormat::bf16 ? add_averages<bf16>(items, 4099) : add_averages<float>(items, 4099);
-    if (use.several_ranks) {
-        add_pieces(items, "sum_pieces fp32", summed_pieces<float>);
-        if (use.bf16) add_pieces(items, "sum_pieces bf16", summed_pieces<bf16>);
-        add_pieces(items, "reduce_pieces fp32", reduced_pieces<float>);
-        add_sum(items, 5003);
-    }
-    if (!use.fp8_wire) return;
-    add_pieces(items, "cast_pieces fp8", cast_to_wire);
-    add_pieces(items, "sum_fp8_pieces", sum_of_wire);
-}
-
-void add_sum_tests(Items& items) {
-    add_tests<float>(items), add_tests<bf16>(items);
+    each_type<float, bf16>([&]<class T>(T) {
+        for (const auto& [N, C] : sizes) {
+            add_bias_item<T>(items, N, C);
+            add_bias_gradient<T>(items, N, C);
+        }
+        // 70001: three blocks, whose threads take several strides, and a tail of one element.
+        add_global_norm<T>(items, {1, 7, 8, 2051, 32768, 70001});
+        for (const size_t n : {1, 2048, 4099}) {
+            add_difference<T>(items, n);
+            add_averages<T>(items, n);
+        }
+        for (const size_t n : {1, 2048, 4099, 70001}) add_first_values<T>(items, n);
+    });
     // One element, a part of a group, whole groups, whole blocks, and one more than each.
-    for (const size_t n : {1, 7, 8, 9, 2048, 2049, 5003}) add_sum(items, n);
-    // 70001: three blocks, whose threads take several strides, and a tail of one element.
-    add_global_norm<float>(items, {1, 7, 8, 2051, 32768, 70001});
-    add_global_norm<bf16>(items, {1, 7, 8, 2051, 32768, 70001});
-    for (const size_t n : {1, 6, 8, 2048, 2056, 4099}) add_gradient_sums(items, n);
-    for (const size_t n : {1, 2048, 4099, 70001}) add_first_values<float>(items, n), add_first_values<bf16>(items, n);
-    for (const size_t n : {1, 2048, 4099}) add_difference<float>(items, n), add_difference<bf16>(items, n);
-    for (const size_t n : {1, 2048, 4099}) add_averages<float>(items, n), add_averages<bf16>(items, n);
+    for (const size_t n : {1, 7, 8, 9, 2048, 2049, 5003}) add_at(items, "add fp32", sum, n);
+    for (const size_t n : {1, 6, 8, 2048, 2056, 4099}) add_at(items, "add_gradients", gradient_sums, n);
 }
 
 void add_piece_tests(Items& items) {
-    add_pieces_tests(items, "sum_pieces fp32", summed_pieces<float>);
-    add_pieces_tests(items, "sum_pieces bf16", summed_pieces<bf16>);
-    add_pieces_tests(items, "reduce_pieces fp32", reduced_pieces<float>);
-    add_pieces_tests(items, "reduce_pieces fp64", reduced_pieces<double>);
-    add_pieces_tests(items, "reduce_pieces int32", reduced_pieces<int32_t>);
-    add_pieces_tests(items, "reduce_pieces uint32", reduced_pieces<uint32_t>);
-    add_pieces_tests(items, "reduce_pieces uint64", reduced_pieces<uint64_t>);
-    add_pieces_tests(items, "cast_pieces fp8", cast_to_wire);
-    add_pieces_tests(items, "sum_fp8_pieces", sum_of_wire);
+    for (const auto& [name, check] : kPieces)
+        for (const int world : {1, 2, 3, 8})
+            for (const size_t count : {1, 3, 4, 8, 15, 16, 127, 128, 129, 255, 1000, 2048, 2049, 4099, 16384})
+                add_kernel(items, fmt::format("{} world={} count={}", name, world, count),
+                           [check, world, count](Trial& t) { check(t, world, count); });
 }
 
 }  // namespace llmc::check

@@ -37,11 +37,8 @@ std::string not_within(const ArrayShape& shape, const std::vector<double>& actua
         const bool right =
             std::isnan(want) ? std::isnan(actual[i]) : actual[i] == want || std::fabs(actual[i] - want) <= bound;
         if (right) continue;
-        if (wrong.is_first())
-            wrong.add(i, fmt::format("is {:.6g}, expected {:.6g} within {:.2g}",
-                                     std::isnan(actual[i]) ? NAN : actual[i], want, bound));  // never "-nan"
-        else
-            wrong.add();
+        const double found = std::isnan(actual[i]) ? NAN : actual[i];  // never "-nan"
+        wrong.add(i, [&] { return fmt::format("is {:.6g}, expected {:.6g} within {:.2g}", found, want, bound); });
     }
     return wrong.text(actual.size());
 }
@@ -63,7 +60,7 @@ std::string not_repeated(const ArrayShape& shape, const std::vector<char>& first
     Wrong wrong(shape);
     for (size_t i = 0; i * size < first.size(); i++)
         if (std::memcmp(&first[i * size], &second[i * size], size) != 0)
-            wrong.add(i, "differs between two runs on the same inputs");
+            wrong.add(i, [] { return "differs between two runs on the same inputs"; });
     return wrong.text(shape.count());
 }
 
@@ -86,9 +83,13 @@ std::string wrong_state(const Fp8State& actual, const StateRange& expected) {
                                        counted("bad", actual.bad, least.bad, most.bad)})
         if (!problem.empty()) return problem;
     Fp8State rest = actual;  // the kernel leaves all other fields as they are
-    rest.amax = least.amax, rest.amax_now = least.amax_now, rest.bad = least.bad;
-    rest.elements = least.elements, rest.saturated = least.saturated;
-    rest.underflowed = least.underflowed, rest.nonfinite = least.nonfinite;
+    rest.amax = least.amax;
+    rest.amax_now = least.amax_now;
+    rest.elements = least.elements;
+    rest.saturated = least.saturated;
+    rest.underflowed = least.underflowed;
+    rest.nonfinite = least.nonfinite;
+    rest.bad = least.bad;
     return std::memcmp(&rest, &least, sizeof rest) == 0 ? "" : "state: the scale or a reserved field was changed";
 }
 

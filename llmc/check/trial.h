@@ -97,6 +97,10 @@ struct Axis {
     template <class Number>
     Axis(const char* n, Number e) : name(n), extent(static_cast<size_t>(e)) {}
 };
+// Axes of a vector, and of a matrix of N rows.
+inline std::vector<Axis> line(size_t count) { return {{"", count}}; }
+inline std::vector<Axis> matrix(size_t N, size_t C) { return {{"n", N}, {"", C}}; }
+
 struct ArrayShape {
     std::string name;
     std::vector<Axis> axes;
@@ -122,7 +126,10 @@ struct Bounded {
         for (size_t i = 0; i < numbers.size(); i++) result.values[i] = static_cast<double>(to_float(numbers[i]));
         return result;
     }
-    void push_back(double value, double bound) { values.push_back(value), bounds.push_back(bound); }
+    void push_back(double value, double bound) {
+        values.push_back(value);
+        bounds.push_back(bound);
+    }
     // With one more rounding, of `relative`, and `absolute` on top.
     Bounded widened(double relative, double absolute = 0) const;
 };
@@ -133,15 +140,21 @@ Bounded rounded(const Bounded& exact) {
     return sizeof(Real) == 2 ? exact.widened(reference::rounding_error<bf16>()) : exact;
 }
 
+// sums + before, or the sums alone if `before` is empty.
+inline std::vector<double> plus(std::vector<double> sums, const std::vector<float>& before) {
+    for (size_t i = 0; i < before.size(); i++) sums[i] += before[i];
+    return sums;
+}
+
 // Counts wrong elements, and keeps the first one's message.
 class Wrong {
 public:
     explicit Wrong(const ArrayShape& shape) : shape_(shape) {}
-    bool is_first() const { return count_ == 0; }
-    void add(size_t index, const std::string& what) {
-        if (count_++ == 0) first_ = shape_.place(index) + " " + what;
+    // `describe` returns the message; only the first element's is made.
+    template <class Describe>
+    void add(size_t index, const Describe& describe) {
+        if (count_++ == 0) first_ = shape_.place(index) + " " + describe();
     }
-    void add() { count_++; }
     std::string text(size_t of) const {
         return count_ == 0 ? "" : first_ + fmt::format(" ({} of {} wrong)", count_, of);
     }
@@ -174,8 +187,7 @@ std::string not_equal(const ArrayShape& shape, const std::vector<T>& actual, con
     Wrong wrong(shape);
     for (size_t i = 0; i < actual.size(); i++)
         if (std::memcmp(&actual[i], &expected[i], sizeof(T)) != 0)
-            wrong.is_first() ? wrong.add(i, "is " + shown(actual[i]) + ", expected " + shown(expected[i]))
-                             : wrong.add();
+            wrong.add(i, [&] { return "is " + shown(actual[i]) + ", expected " + shown(expected[i]); });
     return wrong.text(actual.size());
 }
 
@@ -206,8 +218,8 @@ public:
             };
             const double low = scaled(exact ? value : value - bound, -1),
                          high = scaled(exact ? value : value + bound, 1);
-            least_.push_back(reference::nearest_code<F8>(low).code);
-            most_.push_back(exact ? least_.back() : reference::nearest_code<F8>(high).code);
+            least_.push_back(reference::nearest_code<F8>(low).bits);
+            most_.push_back(exact ? least_.back() : reference::nearest_code<F8>(high).bits);
             count(value, bound, low, high, largest, least_.back(), most_.back());
         }
         range_.least.elements = range_.most.elements = values.values.size();
@@ -218,13 +230,10 @@ public:
         Wrong wrong(shape);
         for (size_t i = 0; i < actual.size(); i++) {
             if (between(actual[i].bits, least_[i], most_[i])) continue;
-            if (!wrong.is_first()) {
-                wrong.add();
-                continue;
-            }
-            std::string expected = fmt::format("{:02x}", least_[i]);
-            if (least_[i] != most_[i]) expected += fmt::format(" to {:02x}", most_[i]);
-            wrong.add(i, fmt::format("is code {:02x}, expected {}", actual[i].bits, expected));
+            wrong.add(i, [&] {
+                const std::string range = least_[i] == most_[i] ? "" : fmt::format(" to {:02x}", most_[i]);
+                return fmt::format("is code {:02x}, expected {:02x}{}", actual[i].bits, least_[i], range);
+            });
         }
         return actual.size() == least_.size() ? wrong.text(actual.size()) : shape.name + " has another size";
     }
@@ -248,18 +257,22 @@ private:
     }
     void count(double value, double bound, double low, double high, double largest, uint8_t least, uint8_t most) {
         if (!std::isfinite(value)) {
-            range_.least.nonfinite++, range_.most.nonfinite++;
-            range_.least.saturated += std::isinf(value), range_.most.saturated += std::isinf(value);
+            for (Fp8State* state : {&range_.least, &range_.most}) {
+                state->nonfinite++;
+                state->saturated += std::isinf(value);
+            }
             return;
         }
         const double smallest = low < 0 && high > 0 ? 0.0 : std::min(std::fabs(low), std::fabs(high));
         const double magnitude = std::max(std::fabs(low), std::fabs(high));
-        range_.least.saturated += smallest > largest, range_.most.saturated += magnitude > largest;
+        range_.least.saturated += smallest > largest;
+        range_.most.saturated += magnitude > largest;
         const bool may_vanish = order(least) <= 0 && order(most) >= 0 && !(value == 0 && bound == 0);
         range_.least.underflowed += order(least) == 0 && order(most) == 0 && std::fabs(value) > bound;
         range_.most.underflowed += may_vanish;
         const auto raise = [](float& amax, double to) { amax = std::max(amax, static_cast<float>(to)); };
-        raise(range_.least.amax, std::fabs(value) - bound), raise(range_.most.amax, std::fabs(value) + bound);
+        raise(range_.least.amax, std::fabs(value) - bound);
+        raise(range_.most.amax, std::fabs(value) + bound);
     }
     std::vector<uint8_t> least_, most_;
     StateRange range_{};
@@ -295,6 +308,10 @@ public:
     Input<T> input_or_none(const std::vector<T>& values) {
         return values.empty() ? Input<T>() : input(values);
     }
+    template <class T>
+    Input<T> input_of(const T& value) {
+        return input(std::vector<T>{value});
+    }
     // Normally distributed; every call has another seed.
     template <class T>
     Input<T> normal(size_t count, float deviation, float mean = 0) {
@@ -313,6 +330,10 @@ public:
     template <class T>
     T* result(const char* name, std::vector<Axis> axes, const std::vector<T>& before) {
         return add<T>({name, std::move(axes)}, Kind::result, bytes_of(before));
+    }
+    template <class T>
+    T* result_of(const char* name, const T& before) {
+        return result(name, line(1), std::vector<T>{before});
     }
     template <class T>
     T* scratch(size_t count) {
@@ -335,11 +356,20 @@ public:
     void equal(const T* result, const std::vector<T>& expected) {
         note(not_equal(find(result).shape, read(result), expected));
     }
+    void within(const Fp8State* state, const StateRange& expected) { note(wrong_state(read(state)[0], expected)); }
+    void equal(const Fp8State* state, const Fp8State& expected) { within(state, {expected, expected}); }
     template <class T>
     void untouched(const T* result) {
         std::vector<T> poison(find(result).shape.count());
         std::memset(static_cast<void*>(poison.data()), 0xFF, poison.size() * sizeof(T));
         equal(result, poison);
+    }
+    template <class T>
+    void equal_or_untouched(bool is_written, const T* result, const std::vector<T>& expected) {
+        if (is_written)
+            equal(result, expected);
+        else
+            untouched(result);
     }
     // Runs `check` on a trial of its own.
     void nested(const std::function<void(Trial&)>& check) {
@@ -388,9 +418,5 @@ private:
     std::vector<std::unique_ptr<Array>> arrays_;
     std::string problem_;
 };
-
-// Axes of a vector, and of a matrix of N rows.
-inline std::vector<Axis> line(size_t count) { return {{"", count}}; }
-inline std::vector<Axis> matrix(size_t N, size_t C) { return {{"n", N}, {"", C}}; }
 
 }  // namespace llmc

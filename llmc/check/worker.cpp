@@ -286,7 +286,10 @@ struct Progress {
             return;
         }
         const auto known = items.find(item);
-        if (known != items.end()) finding.family = known->second.family, finding.variant = known->second.variant;
+        if (known != items.end()) {
+            finding.family = known->second.family;
+            finding.variant = known->second.variant;
+        }
         if (finding.family.empty()) finding.family = kProductFamily;
         finding.problem = problem;
     }

@@ -41,7 +41,7 @@ std::vector<double> in_fp8(const std::vector<double>& values, const Fp8State& st
     std::vector<double> rounded;
     for (const double value : values) {
         const double scaled = static_cast<double>(static_cast<float>(value) * state.scale);
-        rounded.push_back(reference::value_of<F8>(reference::nearest_code<F8>(scaled).code) *
+        rounded.push_back(reference::value_of<F8>(reference::nearest_code<F8>(scaled).bits) *
                           static_cast<double>(state.scale_inv));
     }
     return rounded;
