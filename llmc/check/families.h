@@ -47,8 +47,12 @@ void add_classifier_tests(Items& items);
 void add_sums(Items& items, const KernelUse& use);  // biases, norms, sums over ranks
 void add_sum_tests(Items& items);
 void add_piece_tests(Items& items);  // sums over ranks
+void add_clipping(Items& items, const KernelUse& use);
+void add_clipping_tests(Items& items);
 void add_optimizer(Items& items, const KernelUse& use);
 void add_optimizer_tests(Items& items);
+void add_muon(Items& items, const KernelUse& use);
+void add_muon_tests(Items& items);
 void add_step(Items& items, const KernelUse& use);
 void add_quantize(Items& items, const KernelUse& use);  // one scale per tensor
 void add_quantize_tests(Items& items);

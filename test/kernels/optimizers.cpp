@@ -9,11 +9,13 @@ using namespace llmc;
 using namespace llmc::test;
 
 TEST_CASE("optimizers' updates, Muon's kernels and clipping meet their specifications") {
-    check_specifications(check::add_optimizer_tests);
+    for (const auto add : {check::add_optimizer_tests, check::add_muon_tests, check::add_clipping_tests})
+        check_specifications(add);
 }
 
 TEST_CASE("the host device's loops of optimizers meet the kernels' specifications") {
-    check_loops(check::add_optimizer_tests);
+    for (const auto add : {check::add_optimizer_tests, check::add_muon_tests, check::add_clipping_tests})
+        check_loops(add);
 }
 
 TEST_CASE("updates need no working copy, and refuse misaligned tensors and more decay than elements") {
