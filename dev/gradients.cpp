@@ -86,9 +86,9 @@ Measured measure(const Options& o, const ShardSet& shards) {
     for (int i = 0; i < o.micro_steps; i++) trainer.micro_step(loader.next());
     Transformer<Real>& model = trainer.model();
     const stream_t stream = trainer.stream();
-    Measured result{read_back(model.train_loss_sum(), stream) /
-                        static_cast<double>(read_back(model.train_loss_count(), stream)),
-                    {}};
+    Measured result{
+        read_back(model.train_loss_sum(), stream) / static_cast<double>(read_back(model.train_loss_count(), stream)),
+        {}};
     for (size_t u = 0; u < trainer.table().units().size(); u++)
         for (size_t t = 0; t < trainer.table().unit(u).tensors.size(); t++)
             result.gradients.push_back(
