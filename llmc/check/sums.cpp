@@ -1,5 +1,5 @@
-// Biases and their gradients, first values of tensors, element-wise sums, squares of gradients, and pieces of several
-// ranks, in FP32, BF16 and FP8.
+// Biases and their gradients, first values of tensors and their checksums, element-wise sums, squares of gradients, and
+// pieces of several ranks, in FP32, BF16 and FP8.
 #include <set>
 
 #include "llmc/check/families.h"
@@ -110,6 +110,24 @@ void first_values(Trial& t, size_t n) {
     }
     t.equal(normal, expected);
     t.equal(same, ones);
+}
+
+// Two parts of a tensor, the second from an odd place on, added to a sum that wraps around.
+template <class T>
+void value_checksum(Trial& t, size_t n) {
+    constexpr uint64_t kKey = 0xfedcba9876543210u, kBefore = ~uint64_t{0} - 1;
+    const auto values = t.normal<T>(n, 1.0f);
+    const size_t part = n / 3 | 1;
+    uint64_t* sum = t.result("checksum", line(1), std::vector<uint64_t>{kBefore});
+    t.run_twice([&] {
+        const StateArray all = values;
+        checksum_values(sum, all, kKey, 5, part, t.stream());
+        checksum_values(sum, all.from(part), kKey, 5 + part, n - part, t.stream());
+    });
+    uint64_t expected = kBefore;
+    for (size_t i = 0; i < n; i++)
+        expected += mix64(kKey + float_bits(to_float(values.values[i])) + (5 + i + 1) * kGolden64);
+    t.equal(sum, std::vector<uint64_t>{expected});
 }
 
 void sum(Trial& t, size_t n) {
@@ -298,6 +316,7 @@ void add_at(Items& items, const std::string& kernel, void (*check)(Trial&, size_
 template <class T>
 void add_first_values(Items& items, size_t n) {
     add_at(items, std::string("draw_initial_values ") + type_name<T>(), first_values<T>, n);
+    add_at(items, std::string("checksum_values ") + type_name<T>(), value_checksum<T>, n);
 }
 template <class T>
 void add_difference(Items& items, size_t n) {

@@ -197,8 +197,8 @@ void add_gradients(bf16* gradients, const float* pieces, int added, size_t n, bo
 
 // ---- checksum ------------------------------------------------------------------------------------------------------
 
-// A block takes at least this many words, so that its sum costs little next to reading them. A large tensor gets enough
-// blocks to fill any GPU.
+// A block takes at least this many words or values, so that its sum costs little next to reading them. A large tensor
+// gets enough blocks to fill any GPU.
 constexpr size_t kWordsPerBlock = 16 * kThreads;
 constexpr size_t kMaxBlocks = 1024;
 
@@ -228,6 +228,27 @@ void checksum(uint64_t* sum, const void* data, size_t bytes, stream_t stream) {
     const size_t blocks = std::clamp<size_t>(bytes / 8 / kWordsPerBlock, 1, kMaxBlocks);
     launch<checksum_kernel>({dim3(blocks), kThreads, 0, stream}, inout(sum, 1),
                             in(static_cast<const uint8_t*>(data), bytes), bytes);
+}
+
+template <class T>
+static __global__ void __launch_bounds__(kThreads, 8)
+    checksum_values_kernel(uint64_t* sum, const T* values, uint64_t key, size_t first, size_t n) {
+    LLMC_SHARED(uint64_t, sums, [kThreads]);
+    const size_t stride = static_cast<size_t>(gridDim.x) * kThreads;
+    uint64_t mine = 0;
+    for (size_t i = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x; i < n; i += stride)
+        mine += mix(key + float_bits(to_float(values[i])), first + i);
+    mine = block_sum(sums, threadIdx.x, mine);
+    if (threadIdx.x == 0) atomic_add(sum, mine);
+}
+
+void checksum_values(uint64_t* sum, const StateArray& values, uint64_t key, size_t first, size_t n, stream_t stream) {
+    if (n == 0) return;
+    const size_t blocks = std::clamp<size_t>(n / kWordsPerBlock, 1, kMaxBlocks);
+    values.typed([&]<class T>(const T* data) {
+        launch<checksum_values_kernel<T>>({dim3(blocks), kThreads, 0, stream}, inout(sum, 1), in(data, n), key, first,
+                                          n);
+    });
 }
 
 }  // namespace llmc

@@ -44,4 +44,10 @@ void add_gradients(bf16* gradients, const float* pieces, int added, size_t n, bo
 // aligned. Any number of bytes; each is read once.
 void checksum(uint64_t* sum, const void* data, size_t bytes, stream_t stream);
 
+// Adds a checksum of values that does not depend on their format, FP32 or BF16, and can be taken in parts: *sum += sum
+// over i < n of mix(key + bits of values[i] in FP32, first + i), modulo 2^64. `key` stands for the tensor, and `first`
+// is the place of the first value in it. One changed value always changes the sum. Deterministic; each value is read
+// once.
+void checksum_values(uint64_t* sum, const StateArray& values, uint64_t key, size_t first, size_t n, stream_t stream);
+
 }  // namespace llmc

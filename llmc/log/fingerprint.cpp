@@ -1,15 +1,16 @@
-// XXH64 over samples and over master weights.
+// XXH64 over samples, and checksums of master weights on the device.
 // build: optimized
 #include "llmc/log/fingerprint.h"
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#include <memory>
+#include <numeric>
 #include <vector>
 
 #include "llmc/base/error.h"
-#include "llmc/device/formats.cuh"
+#include "llmc/device/transfer.h"
+#include "llmc/kernels/elementwise.h"
 
 namespace llmc {
 
@@ -26,16 +27,27 @@ void BatchFingerprint::add(const int* tokens, const int* targets, int B, int T, 
 
 template <class Real>
 uint64_t weights_fingerprint(const Weights<Real>& weights, stream_t stream) {
-    uint64_t hash = 0;  // each tensor's hash is seeded with all before it
-    const ParameterTable& table = weights.table();
-    for (size_t u = 0; u < table.units().size(); u++)
-        for (size_t t = 0; t < table.unit(u).tensors.size(); t++) {
-            const std::string& name = table.unit(u).tensors[t].name;
-            const std::vector<float> values = weights.get_tensor(u, t, stream);
-            hash = XXH64(name.data(), name.size(), hash);
-            hash = XXH64(values.data(), values.size() * sizeof(float), hash);
+    const ShardLayout& layout = weights.layout();
+    Arena arena(MemoryKind::workspace);
+    uint64_t* sum = nullptr;
+    arena.plan(&sum, 1);
+    arena.allocate();
+    set_bytes(sum, 0, sizeof *sum, stream);
+    for (size_t u = 0; u < layout.units(); u++) {
+        const ShardLayout::Part slice = layout.slice(u);
+        const StateArray masters = weights.slice(u).master;
+        for (const ParameterTensor& tensor : layout.table().unit(u).tensors) {
+            const ShardLayout::Part part = ShardLayout::overlap(slice, tensor);
+            const uint64_t key = XXH64(tensor.name.data(), tensor.name.size(), 0);
+            checksum_values(sum, masters.from(part.begin - slice.begin), key, part.begin - tensor.offset, part.count,
+                            stream);
         }
-    return hash;
+    }
+    const uint64_t mine = read_back(sum, stream);
+    if (!layout.is_sliced()) return mine;
+    std::vector<uint64_t> all(layout.group_size());
+    weights.comm().host_all_gather(all.data(), &mine, sizeof mine);
+    return std::accumulate(all.begin(), all.end(), uint64_t{0});
 }
 
 template uint64_t weights_fingerprint(const Weights<float>&, stream_t);

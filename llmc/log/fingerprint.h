@@ -1,5 +1,5 @@
 // Fingerprints that show whether two runs are comparable: one of the weights they started from, one of the batches they
-// trained on. run.json and metrics.jsonl contain them as 16 hexadecimal digits of XXH64.
+// trained on. run.json and metrics.jsonl contain them as 16 hexadecimal digits.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -27,8 +27,10 @@ private:
     uint64_t sum_ = 0;
 };
 
-// Fingerprint of the names and master weights of all tensors, in the table's order. It reads all weights back to the
-// host, so call it once per run. A collective: every rank calls it and gets the same value.
+// Fingerprint of the names and master weights of all tensors, which does not depend on the masters' format or on how
+// they are sharded: the sum of the tensors' checksum_values(), keyed by their names. The device reads all masters once.
+// A collective: the ranks of a group add the sums of their slices. Groups, and ranks that have whole masters, do not
+// exchange anything, so their values differ if their masters do.
 template <class Real>
 uint64_t weights_fingerprint(const Weights<Real>& weights, stream_t stream);
 

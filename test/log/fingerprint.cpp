@@ -47,14 +47,23 @@ template <class Real>
 struct SmallModel {
     TrainerConfig config;
     std::unique_ptr<Trainer<Real>> trainer;
-    explicit SmallModel(uint64_t seed) {
+    explicit SmallModel(uint64_t seed, StateFormat masters = StateFormat::fp32) {
         config.model = tiny();
         config.seq = 16;
+        config.optimizer.masters = masters;
         trainer = std::make_unique<Trainer<Real>>(config, Comm::self());
         trainer->allocate();
         trainer->initialize(seed);
     }
     uint64_t fingerprint() { return weights_fingerprint(trainer->weights(), trainer->stream()); }
+    std::vector<float> get(const char* name) {
+        const auto place = trainer->table().find(name);
+        return trainer->weights().get_tensor(place.unit, place.tensor, trainer->stream());
+    }
+    void set(const char* name, const std::vector<float>& values) {
+        const auto place = trainer->table().find(name);
+        trainer->weights().set_tensor(place.unit, place.tensor, values, trainer->stream());
+    }
 };
 
 }  // namespace
@@ -106,16 +115,53 @@ TEST_CASE("weights fingerprint: of the master weights, whatever the working copy
     CHECK(first == b.fingerprint());
     CHECK(first != other.fingerprint());
     for (const char* name : {"wte", "lnf.bias"}) {
-        const auto place = a.trainer->table().find(name);
-        std::vector<float> values = a.trainer->weights().get_tensor(place.unit, place.tensor, a.trainer->stream());
-        const float before = values.back();
-        values.back() = before + 1e-7f;
-        a.trainer->weights().set_tensor(place.unit, place.tensor, values, a.trainer->stream());
-        CHECK(a.fingerprint() != first);
-        values.back() = before;
-        a.trainer->weights().set_tensor(place.unit, place.tensor, values, a.trainer->stream());
+        const std::vector<float> values = a.get(name);
+        for (const size_t at : {size_t{0}, values.size() - 1})
+            for (const uint32_t bit : {0u, 22u, 31u}) {
+                std::vector<float> changed = values;
+                changed[at] = float_from_bits(float_bits(values[at]) ^ (1u << bit));
+                a.set(name, changed);
+                CHECK(a.fingerprint() != first);
+            }
+        a.set(name, values);
         CHECK(a.fingerprint() == first);
     }
+}
+
+TEST_CASE("weights fingerprint: every value has its place, in its tensor and in the model") {
+    SmallModel<float> model(1);
+    const uint64_t first = model.fingerprint();
+    const std::vector<float> matrix = model.get("h.0.attn_proj.weight");
+    std::vector<float> exchanged = matrix;
+    std::swap(exchanged[3], exchanged[700]);
+    model.set("h.0.attn_proj.weight", exchanged);
+    CHECK(model.fingerprint() != first);
+    model.set("h.0.attn_proj.weight", matrix);
+
+    // Two tensors of one shape, in one unit and in two.
+    for (const char* other : {"h.0.ln2.bias", "lnf.bias"}) {
+        const std::vector<float> values = model.get("h.0.ln1.bias");
+        std::vector<float> different = values;
+        different[5] = 1.5f;
+        model.set("h.0.ln1.bias", different);
+        const uint64_t here = model.fingerprint();
+        model.set("h.0.ln1.bias", values);
+        model.set(other, different);
+        CHECK(model.get(other) != values);
+        CHECK(model.fingerprint() != here);
+        model.set(other, values);
+        CHECK(model.fingerprint() == first);
+    }
+}
+
+TEST_CASE("weights fingerprint: masters in BF16 have that of masters in FP32 with the same values") {
+    SmallModel<bf16> narrow(1, StateFormat::bf16);
+    SmallModel<float> wide(1);
+    CHECK(narrow.fingerprint() != wide.fingerprint());
+    for (const Unit& unit : wide.trainer->table().units())
+        for (const ParameterTensor& tensor : unit.tensors)
+            wide.set(tensor.name.c_str(), narrow.get(tensor.name.c_str()));
+    CHECK(narrow.fingerprint() == wide.fingerprint());
 }
 
 TEST_CASE("fingerprints are written as 16 digits") {

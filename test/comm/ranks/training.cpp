@@ -9,6 +9,7 @@
 #include "llmc/device/host/settings.h"
 #endif
 #include "llmc/device/trace.h"
+#include "llmc/log/fingerprint.h"
 #include "llmc/plan/plan.h"
 #include "llmc/train/trainer.h"
 #include "test/comm/ranks/ranks.h"
@@ -482,6 +483,23 @@ TEST_CASE("hybrid sharding equals one rank's training, and every group has the s
             world().host_all_gather(sums.data(), &sum, sizeof sum);
             for (const double other : sums) CHECK(other == sum);
         }
+    }
+}
+
+TEST_CASE("the weights' fingerprint is that of one rank in every stage, in groups of any size") {
+    for (const StateFormat masters : {StateFormat::fp32, StateFormat::bf16}) {
+        RunConfig config;
+        config.masters = masters;
+        const ShardedRun<bf16> alone(config, Comm::self());
+        const uint64_t expected = weights_fingerprint(alone.trainer.weights(), alone.stream);
+        for (const int stage : {0, 1, 2, 3})
+            for (const int within : stage > 0 ? group_sizes() : std::vector<int>{0}) {
+                CAPTURE(stage);
+                CAPTURE(within);
+                config.stage = stage, config.within = within;
+                const ShardedRun<bf16> run(config, world());
+                CHECK(weights_fingerprint(run.trainer.weights(), run.stream) == expected);
+            }
     }
 }
 
