@@ -2,6 +2,8 @@
 // build: threads
 #include "llmc/checkpoint/saver.h"
 
+#include <numeric>
+
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
 #include "llmc/base/text.h"
@@ -25,6 +27,14 @@ StateFile file_from_json(const Json& json) {
 
 }  // namespace
 
+uint64_t checkpoint_bytes(const Comm& comm, const std::vector<StateSlice>& slices) {
+    uint64_t mine = 0;
+    for (const StateSlice& slice : slices) mine += slice.bytes();
+    std::vector<uint64_t> all(static_cast<size_t>(comm.world()));
+    comm.host_all_gather(all.data(), &mine, sizeof mine);
+    return std::accumulate(all.begin(), all.end(), uint64_t{0});
+}
+
 CheckpointSaver::CheckpointSaver(const Comm& comm, const std::string& directory, const CheckpointRetention& retention,
                                  int64_t in_use, FileCalls& calls)
     : comm_(comm), directory_(directory), retention_(retention), in_use_(in_use), calls_(calls) {}
@@ -35,10 +45,8 @@ void CheckpointSaver::join() {
     if (thread_.joinable()) thread_.join();
 }
 
-void CheckpointSaver::check_room() const {
-    uint64_t elements = 0;
-    for (const StateTensor& tensor : job_.manifest.tensors) elements += tensor.elements() * tensor.parts.size();
-    const uint64_t needed = elements * sizeof(float), room = free_bytes(directory_);
+void CheckpointSaver::check_room(uint64_t needed) const {
+    const uint64_t room = free_bytes(directory_);
     if (room >= needed) return;
     throw Error(ExitCode::no_resources, "{}: a checkpoint takes {}, and {} are free; free space there, or see --keep",
                 directory_, format_bytes(needed), format_bytes(room));
@@ -49,11 +57,12 @@ std::optional<SaveOutcome> CheckpointSaver::begin(SaveJob job) {
     job_ = std::move(job);
     began_ = monotonic_seconds();
     const int64_t step = job_.manifest.step;
+    const uint64_t needed = checkpoint_bytes(comm_, job_.slices);
     failure_ = failure_of([&] {
         if (job_.failure) throw Error(job_.failure.code, job_.failure.text);
         if (!comm_.is_main()) return;
         remove_unfinished(calls_, directory_);
-        check_room();
+        check_room(needed);
         begin_checkpoint(calls_, directory_, step);
     });
     if (const Failure failure = first_failure(comm_, failure_)) return outcome(failure);

@@ -45,6 +45,9 @@ struct SaveOutcome {
     double seconds = 0;
 };
 
+// Bytes of the values that all ranks save together, without their files' headers. A collective.
+uint64_t checkpoint_bytes(const Comm& comm, const std::vector<StateSlice>& slices);
+
 class CheckpointSaver {
 public:
     // `in_use` is the step that the run was resumed from, or -1.
@@ -65,7 +68,7 @@ public:
 private:
     enum class Phase { idle, writing, committing };
     void join();
-    void check_room() const;
+    void check_room(uint64_t needed) const;
     std::optional<SaveOutcome> end_of_writing();
     SaveOutcome end_of_commit();
     void clean_up(int64_t step);

@@ -15,12 +15,10 @@ namespace {
 
 using llong = long long;
 
-// Bytes of a checkpoint without its headers.
-uint64_t checkpoint_bytes(const std::vector<StateTensor>& tensors) {
-    uint64_t bytes = 0;
-    for (const StateTensor& tensor : tensors)
-        bytes += tensor.elements() * tensor.parts.size() * (tensor.is_residual() ? sizeof(bf16) : sizeof(float));
-    return bytes;
+std::vector<StateSlice> without_values(const std::vector<DeviceSlice>& state) {
+    std::vector<StateSlice> slices;
+    for (const DeviceSlice& part : state) slices.push_back(part.slice);
+    return slices;
 }
 
 }  // namespace
@@ -37,7 +35,7 @@ Checkpoints<Real>::Checkpoints(const Options& options, const Inputs& inputs, Tra
       last_saved_(position.saved) {
     if (options.out.empty() || (options.checkpoint_every == 0 && options.checkpoint_minutes == 0)) return;
     const Comm& comm = trainer.comm();
-    const uint64_t needed = checkpoint_bytes(trainer.state_tensors());
+    const uint64_t needed = checkpoint_bytes(comm, without_values(trainer.state_slices()));
     if (comm.is_main()) {
         const uint64_t room = free_bytes(directory.checkpoints());
         if (room < needed)

@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <set>
@@ -259,6 +260,15 @@ TEST_CASE("saver: steps come and go") {
     for (const FoundCheckpoint& found : find_checkpoints(directory)) steps.push_back(found.step);
     CHECK(steps == std::vector<int64_t>{4, 3});
     CHECK(newest_whole(directory) == 4);
+}
+
+TEST_CASE("saver: a checkpoint takes the bytes of its values in their formats, and of headers") {
+    TemporaryDirectory folder;
+    const SaveOutcome outcome = save(folder / "checkpoints", {1})[0];
+    std::ifstream file(outcome.path + "/" + state_file_name(0), std::ios::binary);
+    uint64_t header = 0;
+    file.read(reinterpret_cast<char*>(&header), sizeof header);
+    CHECK(checkpoint_bytes(Comm::self(), state_slices(0, 1)) == outcome.bytes - sizeof header - header);
 }
 
 TEST_CASE(

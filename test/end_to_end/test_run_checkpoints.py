@@ -694,6 +694,25 @@ class Disk(Case):
         os.remove(os.path.join(mount, "filler"))
         self.succeeds(run_.run("--resume", "latest", "--keep", "1"))
 
+    def test_room_is_asked_for_what_is_written(self):
+        """Masters and moments in BF16 take half of the room that FP32 takes, at the start and when saving."""
+        wide = ["--layers", "2", "--channels", "64", "--max-steps", "2"]
+        narrow = [*wide, "--master", "bf16", "--adam-moments", "fp8"]
+        elsewhere = Directory()
+        self.succeeds(elsewhere.run(*narrow))
+        parameters = read_json(elsewhere.file("run.json"))["model"]["parameters"]
+        mount = new_path("tmpfs")
+        os.mkdir(mount)
+        # FP32 needs 12 bytes per parameter; BF16 needs 6, and model.safetensors at the end 4.
+        mounting = ["mount", "-t", "tmpfs", "-o", f"size={parameters * 23 // 2}", "tmpfs", mount]
+        if subprocess.run(mounting, capture_output=True).returncode:
+            self.skipTest("tmpfs cannot be mounted")
+        self.addCleanup(subprocess.run, ["umount", mount])
+        run_ = Directory(os.path.join(mount, "run"))
+        self.refused(run_.run(*wide), NO_RESOURCES, "a checkpoint takes")
+        self.succeeds(run_.run(*narrow))
+        self.assertEqual(list(run_.checkpoints), [2])
+
     def test_memory_and_local_disk(self):
         """--checkpoint-local first writes to another disk, and uses no memory (marin#8508)."""
         local = Directory()
