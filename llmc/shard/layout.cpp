@@ -77,13 +77,18 @@ size_t ShardLayout::slot_count(size_t slot) const {
 
 std::vector<float> ShardLayout::download(const Comm& group, const StateArray& part, size_t unit, size_t tensor,
                                          stream_t stream) const {
-    const size_t count = table().unit(unit).count;
-    const std::vector<float> mine = read_state(part, count / static_cast<size_t>(group.world()), stream);
-    std::vector<float> all(count);
-    group.host_all_gather(all.data(), mine.data(), mine.size() * sizeof(float));
     const ParameterTensor& info = table().unit(unit).tensors[tensor];
-    const auto begin = all.begin() + static_cast<ptrdiff_t>(info.offset);
-    return {begin, begin + static_cast<ptrdiff_t>(info.count())};
+    const size_t count = table().unit(unit).count / static_cast<size_t>(group.world());
+    std::vector<float> values(info.count());
+    for (int r = 0; r < group.world(); r++) {
+        const size_t first = count * static_cast<size_t>(r);
+        const Part share = overlap(Part{first, count}, info);
+        if (share.count == 0) continue;
+        float* const to = values.data() + share.begin - info.offset;
+        if (r == group.rank()) std::ranges::copy(read_state(part.from(share.begin - first), share.count, stream), to);
+        group.host_broadcast(to, share.count * sizeof(float), r);
+    }
+    return values;
 }
 
 // ---- ranges and pieces ----------------------------------------------------------------------------------------------

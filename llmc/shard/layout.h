@@ -84,7 +84,7 @@ public:
     std::string name_of(size_t unit) const { return unit == kNoUnit ? "nothing" : table().unit(unit).name; }
 
     // A whole tensor on the host, from the parts of its unit on the ranks of `group`. `part` is this rank's, on the
-    // device. A collective.
+    // device. Ranks send only what they have of this tensor. A collective.
     std::vector<float> download(const Comm& group, const StateArray& part, size_t unit, size_t tensor,
                                 stream_t stream) const;
 
