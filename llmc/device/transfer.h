@@ -7,8 +7,9 @@
 
 namespace llmc {
 
-// All calls share one pinned buffer and copy in pieces of its size, because allocating pinned memory each time would
-// stop the device. The buffer is allocated on first use, locked by one caller at a time, and kept.
+// All calls share two pinned buffers and copy in pieces of their size, because allocating pinned memory each time would
+// stop the device. The host uses one while the device copies from or to the other. They are allocated on first use,
+// locked by one caller at a time, and kept.
 void read_bytes(void* to, const void* device, size_t bytes, stream_t stream);
 void write_bytes(void* device, const void* from, size_t bytes, stream_t stream);
 
