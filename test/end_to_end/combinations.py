@@ -11,6 +11,7 @@ If two flags exclude each other, the program must say so with exit code 2; that 
 
 import argparse
 import collections
+import functools
 import json
 import os
 import random
@@ -19,8 +20,10 @@ import subprocess
 import sys
 
 from test_run_architectures import SHAPE, described
+from test_run_eval import write_task
 from test_run_ranks import ENVIRONMENT, ONE_THREAD, command
-from trainer import BLOCK_RECIPES, FP8_RECIPES, PROGRAM, TENSOR_RECIPES, corpus, new_path, read_safetensors, workspace
+from trainer import (BLOCK_RECIPES, FP8_RECIPES, PROGRAM, TENSOR_RECIPES, corpus, new_path, read_safetensors, workspace,
+                     write_json, write_shard)
 
 SAMPLES = 6  # per step; 1, 2 and 3 ranks can share them
 
@@ -77,28 +80,50 @@ def optimizer(draw):
     return flags
 
 
-def training(draw):
+@functools.cache
+def task():
+    """A file of multiple-choice examples of at most 8 tokens."""
+    chance = random.Random(1)
+    return write_task([(n % 2, [n], [(3, 3, [chance.randrange(257) for _ in range(5)]) for _ in range(2)])
+                       for n in range(12)])
+
+
+def data(draw, steps, step):
+    """Returns the flags of the training data and the length of the run."""
+    a, b = corpus().train, corpus().val
+    kind = draw.choice(["one", "one", "one", "epochs", "sources", "sources"])
+    if kind == "epochs":  # of whole samples, with an epoch that ends within a step
+        small = write_shard([draw.randrange(257) for _ in range(steps * step // 2 + 1)])
+        write_json(small + ".json", {"end_token": 256})
+        return ["--train", small, "--vocab", 257, "--epochs", 2]
+    sources = draw.choice([f"{a}:0.7,{b}:0.3", f"{a}:1;{b}:1@50%", f"{a}:0.7,{b}:0.3@0;{a}:0.2,{b}:0.8@3"])
+    return ["--max-steps", steps, *(["--train", a] if kind == "one" else ["--train", sources, "--epochs", 5])]
+
+
+def training(draw, steps=None):
     """Returns the flags of a run, its steps, and the largest value that --zero may have."""
     precision = draw.choice(["fp32", "bf16", "fp8", "fp8", "fp8"])
     recipe = draw.choice(FP8_RECIPES) if precision == "fp8" else None
     blocks = recipe in BLOCK_RECIPES
     seq, batch = 64 if blocks else 16, 2 if blocks else draw.choice([1, 2])
-    step, steps = SAMPLES * batch * seq, draw.choice([5, 7])
+    step, steps = SAMPLES * batch * seq, steps or draw.choice([5, 7])
     architecture = draw.choice(["gpt2", "llama", "qwen3", "nano"])
     gated = architecture in ("llama", "qwen3")
     flags = [*model(draw, architecture, blocks), "--precision", precision, *(fp8(draw, recipe, gated) if recipe else []),
-             "--seq", seq, "--batch", batch, "--total-batch", step, "--max-steps", steps,
+             "--seq", seq, "--batch", batch, "--total-batch", step, *data(draw, steps, step),
              "--lr", draw.choice(["1e-3", "5e-3"]), "--seed", draw.randrange(99),
              *draw.maybe(0.3, "--total-batch", 2 * step, "--batch-schedule", f"{step}:2"),
              *draw.flag(0.2, "--seq-schedule", f"{seq // 2}:2"),
              *optimizer(draw), *draw.flag(0.3, "--warmup", 2),
-             *draw.flag(0.3, "--schedule", "linear", "constant", "wsd", "wsd-linear", "step", "inverse-sqrt"),
+             *draw.choice([[], [], ["--schedule", draw.choice(["linear", "constant", "wsd", "wsd-linear", "step"])],
+                           ["--schedule", draw.choice(["wsd", "wsd-linear", "inverse-sqrt"]), "--decay-from", 3]]),
              *(draw.flag(0.3, "--qk-clip", "0.03") if architecture in ("gpt2", "llama") else []),
              *draw.flag(0.2, "--z-loss", "1e-3"),
              *draw.flag(0.2, "--label-smoothing", "0.1"),
              *draw.maybe(0.3, "--doc-mask", *draw.maybe(0.5 if architecture == "gpt2" else 0, "--doc-positions")),
              *draw.flag(0.2, "--kernels", "portable"), *draw.maybe(0.2, "--skip-spikes"),
              *draw.flag(0.2, "--plateau", "0.5,0"), *draw.flag(0.3, "--average", "ema:0.9", "last:3"),
+             *(["--task", f"choices={task()}"] if draw.random() < 0.2 else []),
              *draw.flag(0.5, "--recompute", "none", "norm", "block")]
     if precision != "fp32":
         flags += [*draw.flag(0.3, "--loss-scale", "dynamic", "dynamic:2", "1024", "off"),
@@ -113,7 +138,8 @@ def change(draw, trained, most_zero, whole, choices):
     offload = draw.flag(0.3, "--offload", "optimizer", "residuals", "both")
     flags = ["--val-batches", SAMPLES // ranks, *draw.flag(0.3, "--recompute", "none", "gelu", "norm", "block"),
              *draw.flag(0.3, "--verify-every", 1, 2), *draw.flag(0.3, "--fp8-probe-every", 1, 2),
-             *draw.flag(0.3, "--signals-every", 1, 2),
+             *draw.flag(0.3, "--signals-every", 1, 2), *draw.maybe(0.2, "--alert", "loss>1,norm>0.01 for 2"),
+             *draw.flag(0.2, "--after-checkpoint", "true", "false"),
              *([] if "fp32" in trained else offload)]
     if ranks > 1:
         flags += ["--zero", draw.randrange(most_zero + 1)]
@@ -126,7 +152,7 @@ def change(draw, trained, most_zero, whole, choices):
 
 
 def run(directory, ranks, flags, environment):
-    flags = ["--train", corpus().train, "--val", corpus().val, "--val-every", 2, "--fp8-log-every", 2,
+    flags = ["--val", corpus().val, "--val-every", 2, "--fp8-log-every", 2,
              "--reduce-order", "rank", "--out", directory, *flags]
     line = command(ranks, *flags) if ranks > 1 else [PROGRAM, *map(str, flags)]
     return subprocess.run(line, capture_output=True, text=True, errors="replace", timeout=300, cwd=workspace(),
@@ -138,11 +164,12 @@ def numbers(directory):
     found = {}
     with open(os.path.join(directory, "metrics.jsonl"), encoding="utf-8") as file:
         for record in map(json.loads, file):
-            for key in ("loss", "norm", "lr", "tokens", "skipped", "loss_scale", "batch_hash"):
+            for key in ("loss", "norm", "lr", "tokens", "skipped", "loss_scale", "batch_hash", "source_tokens"):
                 if key in record:
                     found[f"{key} of step {record['step']}"] = record[key]
             if "val_loss" in record and record["step"] % 2 == 0:  # a stop adds a validation of its own
-                found[f"validation of step {record['step']}"] = record["val_loss"]
+                found[f"validation of step {record['step']}"] = [
+                    record.get(key) for key in ("val_loss", "val_loss_average", "choices_acc", "choices_acc_norm")]
             for tensor in record.get("fp8", []):
                 found[f"{tensor['tensor']} in step {record['step']}"] = tensor["amax"], tensor["scale"]
     found.update(read_safetensors(os.path.join(directory, "model.safetensors")))
@@ -162,7 +189,7 @@ def check(draw):
     if done.returncode != 0:
         return f"exit code {done.returncode}", f"{flags}\n{done.stderr}"
     runs = [flags]
-    stop = draw.choice([None, *range(1, steps)])
+    stop = draw.choice([None, *range(1, steps if "--max-steps" in flags else 3)])
     parts = [[]] if stop is None else [["--stop-after", stop], ["--resume", draw.choice(["latest", "auto"])]]
     for part in parts:
         ranks, more, environment = change(draw, flags, most_zero, stop is None, [sender] if sender else [1, 2, 3])

@@ -32,7 +32,7 @@ class Life:
     """One process per rank, in the run directory."""
 
     def __init__(self, directory, ranks, flags, environment):
-        flags = ["--train", corpus().train, "--val", corpus().val, "--val-every", 2, "--fp8-log-every", 2,
+        flags = ["--val", corpus().val, "--val-every", 2, "--fp8-log-every", 2,
                  "--reduce-order", "rank", "--timeout-start", 60, "--out", directory, *flags]
         self.ranks, port, self.errors = [], free_port(), new_path("stderr")
         for rank in range(ranks):
@@ -77,8 +77,7 @@ def live_through(draw, lives, endings):
     """Returns (result, number of lives, details) of one run. At most `lives` of its lives are interrupted. Counts in
     `endings`.
     """
-    flags, _, most_zero = training(draw)
-    flags += ["--max-steps", STEPS]
+    flags, _, most_zero = training(draw, STEPS)
     # FP8 gradients depend on the number of ranks that send them.
     ranks = draw.choice([2, 3]) if draw.random() < 0.2 else None
     flags += ["--reduce", "fp8"] if ranks else []
