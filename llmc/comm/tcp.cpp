@@ -36,6 +36,15 @@ int milliseconds_until(double deadline) {
     return static_cast<int>(std::clamp((deadline - monotonic_seconds()) * 1e3, 0.0, 1e6));
 }
 
+// Waits for one of `events` on a socket. Returns false if the deadline passes first. A signal does not end the wait.
+bool wait_until(double deadline, int descriptor, short events) {
+    while (true) {
+        pollfd wanted = {descriptor, events, 0};
+        const int ready = poll(&wanted, 1, milliseconds_until(deadline));
+        if (ready >= 0 || errno != EINTR) return ready > 0;
+    }
+}
+
 void set_option(int descriptor, int level, int name, int value) {
     setsockopt(descriptor, level, name, &value, sizeof value);
 }
@@ -46,6 +55,14 @@ std::string numeric(const sockaddr_storage& address, socklen_t size) {
         return {};
     // IPv4 addresses seen through an IPv6 socket begin with ::ffff:.
     return std::strncmp(text, "::ffff:", 7) == 0 ? text + 7 : text;
+}
+
+// The address that `ask`, which is getpeername or getsockname, gives for a socket; "" if it gives none.
+std::string address_from(decltype(getpeername)* ask, int descriptor) {
+    sockaddr_storage address = {};
+    socklen_t size = sizeof address;
+    if (ask(descriptor, reinterpret_cast<sockaddr*>(&address), &size) != 0) return {};
+    return numeric(address, size);
 }
 
 using AddressList = std::unique_ptr<addrinfo, void (*)(addrinfo*)>;
@@ -63,18 +80,14 @@ AddressList resolve(const std::string& host, int port, std::string& error) {
 std::string try_connect(int descriptor, const addrinfo& address, double deadline) {
     const int flags = fcntl(descriptor, F_GETFL);
     fcntl(descriptor, F_SETFL, flags | O_NONBLOCK);
-    int status = ::connect(descriptor, address.ai_addr, address.ai_addrlen);
-    if (status != 0 && errno == EINPROGRESS) {
-        pollfd wanted = {descriptor, POLLOUT, 0};
+    if (::connect(descriptor, address.ai_addr, address.ai_addrlen) != 0) {
+        if (errno != EINPROGRESS) return std::strerror(errno);
         // An address that swallows packets gets five seconds, so that the other addresses have their turn.
-        status = poll(&wanted, 1, std::min(5000, milliseconds_until(deadline)));
-        if (status == 0) return "no answer";
+        if (!wait_until(std::min(deadline, monotonic_seconds() + 5), descriptor, POLLOUT)) return "no answer";
         int error = 0;
         socklen_t size = sizeof error;
         getsockopt(descriptor, SOL_SOCKET, SO_ERROR, &error, &size);
         if (error) return std::strerror(error);
-    } else if (status != 0) {
-        return std::strerror(errno);
     }
     fcntl(descriptor, F_SETFL, flags);
     return {};
@@ -139,11 +152,11 @@ void TcpSocket::send_without_waiting(const void* data, size_t bytes) {
 bool TcpSocket::receive_until(double deadline, void* data, size_t bytes) {
     char* p = static_cast<char*>(data);
     while (bytes > 0) {
-        pollfd wanted = {descriptor_, POLLIN, 0};
-        const int ready = poll(&wanted, 1, milliseconds_until(deadline));
-        if (ready < 0 && errno == EINTR) continue;
-        if (ready == 0) error_ = "it does not answer";
-        const ptrdiff_t n = ready > 0 ? receive_available(p, bytes) : -1;
+        if (!wait_until(deadline, descriptor_, POLLIN)) {
+            error_ = "it does not answer";
+            return false;
+        }
+        const ptrdiff_t n = receive_available(p, bytes);
         if (n < 0) return false;
         p += n;
         bytes -= static_cast<size_t>(n);
@@ -164,19 +177,8 @@ bool TcpSocket::peer_closed() const {
     return poll(&wanted, 1, 0) > 0 && (wanted.revents & (POLLRDHUP | POLLHUP | POLLERR));
 }
 
-std::string TcpSocket::peer_address() const {
-    sockaddr_storage address = {};
-    socklen_t size = sizeof address;
-    if (getpeername(descriptor_, reinterpret_cast<sockaddr*>(&address), &size) != 0) return {};
-    return numeric(address, size);
-}
-
-std::string TcpSocket::local_address() const {
-    sockaddr_storage address = {};
-    socklen_t size = sizeof address;
-    if (getsockname(descriptor_, reinterpret_cast<sockaddr*>(&address), &size) != 0) return {};
-    return numeric(address, size);
-}
+std::string TcpSocket::peer_address() const { return address_from(getpeername, descriptor_); }
+std::string TcpSocket::local_address() const { return address_from(getsockname, descriptor_); }
 
 bool TcpSocket::peer_is_this_machine() const {
     const std::string peer = peer_address();
@@ -270,7 +272,7 @@ TcpSocket TcpSocket::connect(const std::string& host, int port, double deadline,
 // the meeting, traffic is neither encrypted nor authenticated.
 namespace {
 
-constexpr size_t kMostGuests = 128;   // connections held at once that have not sent a hello
+constexpr size_t kMostGuests = 128;   // connections held at once whose hello has not arrived
 constexpr size_t kMostWarnings = 12;  // about rejected connections
 constexpr char kMagic[8] = {'L', 'L', 'M', 'C', 'r', 'k', '0', '2'};
 

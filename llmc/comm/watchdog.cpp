@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <nlohmann/json.hpp>
@@ -41,6 +42,7 @@ void write_all(int descriptor, const std::string& text) {
     size_t at = 0;
     while (at < text.size()) {
         const ssize_t n = write(descriptor, text.data() + at, text.size() - at);
+        if (n < 0 && errno == EINTR) continue;
         if (n <= 0) return;
         at += static_cast<size_t>(n);
     }

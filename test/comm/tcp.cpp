@@ -3,6 +3,9 @@
 #include "llmc/comm/tcp.h"
 
 #include <doctest/doctest.h>
+#include <netinet/in.h>
+#include <pthread.h>
+#include <signal.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -184,6 +187,38 @@ TEST_CASE("meeting: no listener, and a listener of another program") {
                                port)));
     TcpSocket other = TcpSocket::listen("127.0.0.1", 0);
     CHECK(contains(ending_of([&] { meet_as_spoke(1, meeting_of(2, other.port(), 0.3)); }), "it does not answer"));
+}
+
+TEST_CASE("connect: a signal does not end the wait for an address that does not answer") {
+    // A listener with a full queue ignores further connections.
+    sockaddr_in address = {.sin_family = AF_INET, .sin_port = 0, .sin_addr = {htonl(INADDR_LOOPBACK)}, .sin_zero = {}};
+    auto* const any = reinterpret_cast<sockaddr*>(&address);
+    socklen_t size = sizeof address;
+    const TcpSocket listener(::socket(AF_INET, SOCK_STREAM, 0));
+    REQUIRE(::bind(listener.descriptor(), any, size) == 0);
+    REQUIRE(::listen(listener.descriptor(), 0) == 0);
+    REQUIRE(::getsockname(listener.descriptor(), any, &size) == 0);
+    const TcpSocket guests[] = {TcpSocket(::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0)),
+                                TcpSocket(::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0))};
+    for (const TcpSocket& guest : guests) ::connect(guest.descriptor(), any, size);
+
+    struct sigaction previous, action = {};
+    action.sa_handler = [](int) {};
+    sigaction(SIGUSR1, &action, &previous);
+    std::atomic<bool> done = false;
+    std::thread sender([&, waiting = pthread_self()] {
+        while (!done) {
+            pthread_kill(waiting, SIGUSR1);
+            usleep(10'000);
+        }
+    });
+    std::string error;
+    const TcpSocket socket = TcpSocket::connect("127.0.0.1", listener.port(), monotonic_seconds() + 0.3, error);
+    done = true;
+    sender.join();
+    sigaction(SIGUSR1, &previous, nullptr);
+    CHECK_FALSE(socket.open());
+    CHECK(error == "no answer");
 }
 
 // ---- after the meeting ---------------------------------------------------------------------------------------------
