@@ -358,7 +358,7 @@ static void check_tokens(const std::string& path, int64_t first, const uint32_t*
             throw Error(ExitCode::bad_data,
                         "{}: token {} has id {}, but the vocabulary has {} ids: the shards were made with another "
                         "tokenizer; set --vocab to at least {} or prepare them again",
-                        path, first + i, tokens[i], vocab, tokens[i] + 1);
+                        path, first + i, tokens[i], vocab, int64_t{tokens[i]} + 1);
 }
 
 void ShardSet::read_sample(int64_t sample, int T, int32_t* out, int64_t vocab) const {
