@@ -17,8 +17,6 @@
 
 #include "llmc/comm/agreement.h"
 #include "llmc/comm/backend.h"
-#include "llmc/comm/pieces.h"
-#include "llmc/device/runtime.h"
 #include "llmc/kernels/elementwise.h"
 
 namespace llmc {
@@ -66,10 +64,10 @@ struct Comm::State {
     // Runs a collective on host memory after everything submitted so far, in the same order as on every other rank.
     template <class Function>
     void on_host(const char* what, size_t sent, Function function) const {
-        Transport& transport_ref = control();
+        Transport& t = control();
         exchange->drain();
         const uint64_t sequence = log->begin(what, group, sent);
-        function(transport_ref);
+        function(t);
         log->end(sequence);
     }
     void meet_neighbours(Transport& transport);
@@ -443,7 +441,7 @@ void Comm::barrier() const {
 
 namespace {
 
-// The first line in which two texts differ, as "'a' against 'b'". A missing line counts as empty.
+// The first line in which two texts differ: "'a' against 'b'". A missing line counts as empty.
 std::string first_difference(const std::string& a, const std::string& b) {
     std::istringstream lines_a(a), lines_b(b);
     std::string line_a, line_b;
@@ -512,8 +510,7 @@ void Comm::finish() const {
 std::string Comm::failure() const {
     const State& s = *state_;
     if (!s.transport || s.log->finishing()) return {};
-    // A dead process has left the world's connections too. Connections of a split close whenever a rank is done with
-    // it.
+    // Looks only at the world's connections: those of a split also close when a rank is done with it.
     if (const int lost = s.transport->lost_peer(); lost >= 0)
         return fmt::format("rank {} on {} is gone: its connection was closed", lost, host(lost));
     return s.backends->failure();

@@ -19,8 +19,8 @@ struct ConnectOptions {
 Comm connect(const ConnectOptions& options, const LaunchInfo& launch);
 
 // Ends a process of a multi-rank run after an error: prints "rank 2: ..." and exits with the error's code, without
-// MPI_Finalize, so mpirun ends the other ranks. Other ranks wait for rank 0, so that an error of all ranks is printed
-// once if the launcher ends the rest. Stop the watchdog first.
+// MPI_Finalize, so mpirun ends the other ranks. Wrong flags fail on every rank, so the others give rank 0 half a second
+// to print the error and the launcher to end them: then it is printed once. Stop the watchdog first.
 [[noreturn]] void leave(const LaunchInfo& launch, const Error& error);
 
 // The device number for a rank. If a machine shows every rank only its own GPU, that device is number 0.

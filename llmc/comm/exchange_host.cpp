@@ -46,7 +46,7 @@ struct Staging {
     void reserve(size_t needed) {
         if (needed <= bytes) return;
         if (memory) pinned_free(memory);
-        memory = nullptr, bytes = 0;
+        *this = {};  // stays empty if the allocation fails
         memory = pinned_malloc(needed);
         bytes = needed;
     }

@@ -51,19 +51,18 @@ void read_master(LaunchInfo& info, const Environment& e) {
         throw Error(ExitCode::bad_flags, "MASTER_PORT={} is not a port (1 to 65535)", info.port);
 }
 
-// Reads RANK and WORLD_SIZE. Returns false if they are not set.
-bool read_rank(LaunchInfo& info, const Environment& e) {
+// Reads RANK and WORLD_SIZE, if they are set.
+void read_rank(LaunchInfo& info, const Environment& e) {
     const std::optional<int> rank = e.number("RANK"), world = e.number("WORLD_SIZE");
-    if (!rank && world.value_or(1) <= 1) return false;
+    if (!rank && world.value_or(1) <= 1) return;
     if (!rank || !world) {
-        if (rank == 0) return false;
+        if (rank == 0) return;
         throw Error(
             ExitCode::bad_flags,
             "the environment has {} but no {}; set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or none of them",
             rank ? "RANK" : "WORLD_SIZE", rank ? "WORLD_SIZE" : "RANK");
     }
     set_ranks(info, "environment", *rank, *world);
-    return true;
 }
 
 // True if an srun step started this process. The job's own variables are also set in batch scripts.
@@ -129,15 +128,15 @@ constexpr const char* kGetNccl = "install its headers (scripts/setup.sh does) an
 // How the ranks of a world larger than one find each other.
 CommChoice::Transport choose_transport(const LaunchInfo& launch, const BuildFeatures& build) {
     using Transport = CommChoice::Transport;
-    const char* by = launch.launcher.c_str();
-    // Under srun both are possible; an explicit address takes precedence.
-    if (launch.mpi && build.mpi && !(launch.launcher == "srun" && !launch.address.empty())) return Transport::mpi;
+    // srun's tasks can meet over MPI or over TCP. An explicit address chooses TCP.
+    const bool prefers_tcp = launch.launcher == "srun" && !launch.address.empty();
+    if (launch.mpi && build.mpi && !prefers_tcp) return Transport::mpi;
     if (!launch.address.empty() && launch.world > 0) return Transport::tcp;
     if (launch.mpi)
         throw Error(ExitCode::bad_flags,
                     "started by {}, but this build has no MPI: {}, or set MASTER_ADDR and MASTER_PORT for ranks that "
                     "meet over TCP",
-                    by, kGetMpi);
+                    launch.launcher, kGetMpi);
     throw Error(ExitCode::bad_flags,
                 "RANK={} and WORLD_SIZE={} are set but MASTER_ADDR is not: set it to a name or address of rank 0's "
                 "machine, or start the ranks with mpirun",

@@ -183,7 +183,8 @@ public:
                 const int peer = static_cast<int>(r);
                 if (send[r]) check(nccl_.Send(from, send[r], ncclUint8, peer, comm_, stream), "ncclSend");
                 if (receive[r]) check(nccl_.Recv(to, receive[r], ncclUint8, peer, comm_, stream), "ncclRecv");
-                from += send[r], to += receive[r];
+                from += send[r];
+                to += receive[r];
             }
             check(nccl_.GroupEnd(), "ncclGroupEnd");
         });
@@ -233,7 +234,7 @@ private:
 
     template <class Call>
     void issue(const char* what, size_t bytes, stream_t stream, Call call) {
-        // More than one operation is issued per call, so that finished ones are forgotten faster than new ones come.
+        // Asks about several old operations per new one, so that the log forgets finished ones faster than it grows.
         constexpr size_t kLooks = 4;
         log_->look(kLooks);
         waits_->begin(stream);
@@ -246,7 +247,7 @@ private:
         else
             follow(operation);
     }
-    // Records the end of an operation in its stream, and what must follow it there.
+    // Marks the end of an operation in its stream, for the log, for the waits and for the chain.
     void follow(const Issued& operation) {
         record(operation.marks->end, operation.stream);
         waits_->end(operation.stream);
