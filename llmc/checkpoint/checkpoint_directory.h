@@ -3,7 +3,8 @@
 //
 //   step_00001234.tmp/            being written: every rank writes its file, then rank 0 writes the manifest
 //   step_00001234/                complete: it got this name when everything in it was on the disk
-//   step_00001234.set_aside/      replaced by something newer, or holds files that no save wrote; never deleted
+//   step_00001234.set_aside/      replaced by something newer, or holds files that no save wrote; only
+//                                 remove_all_checkpoints() deletes it
 //
 // A directory without a suffix and with a manifest is a whole checkpoint, even after a crash at any point: the name
 // reaches the disk last when a checkpoint is written, and is removed first when it is deleted. Only rank 0 calls these

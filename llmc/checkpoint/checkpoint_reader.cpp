@@ -32,7 +32,7 @@ CheckpointReader::CheckpointReader(const std::string& directory, const std::stri
     const int64_t step = step_in_name(directory);
     if (step >= 0 && step != manifest_.step)
         refuse_file(directory, "holds step {}, which its name does not say; rename it to {}", manifest_.step,
-                    checkpoint_path("", manifest_.step).c_str() + 1);
+                    checkpoint_path("", manifest_.step).substr(1));  // without the slash
     index_slices();
 }
 

@@ -264,8 +264,8 @@ void HfTensor::from_file(const std::vector<float>& values, std::vector<float>& o
 
 HfWeights::HfWeights(const std::string& path) : files_(path), model_(described_model(files_)) { match(); }
 
-HfWeights::HfWeights(const std::string& path, const ModelConfig& model)
-    : files_((require_numbers(path, model), path)), model_(model) {
+HfWeights::HfWeights(const std::string& path, const ModelConfig& model) : files_(path), model_(model) {
+    require_numbers(path, model_);
     check_described(files_.config_path(), model_);
     match();
 }

@@ -24,8 +24,6 @@ constexpr int32_t kVersionFp32 = 3, kVersionBf16 = 5;
 constexpr InputKind kLlmcFile = {"weights", "a model file (.bin) of llm.c", ExitCode::checkpoint};
 constexpr NamesOfNumbers kNames = {"layers", "heads", "channels", "context", "vocab"};
 
-using llong = long long;  // for %lld
-
 // One layer's tensor, at its place in the file.
 struct Slice {
     TensorRow row;
@@ -84,12 +82,12 @@ LlmcWeights::LlmcWeights(const std::string& path, const ModelConfig& model) : Ll
 
 void LlmcWeights::read_header() {
     int32_t header[kHeaderInts] = {};
-    const llong got = static_cast<llong>(file_.read_at(0, header, sizeof header));
-    if (got < 4 || header[0] != kLlmcModelMagic)
+    const size_t got = file_.read_at(0, header, sizeof header);
+    if (got < sizeof header[0] || header[0] != kLlmcModelMagic)
         refuse_file(path_, "is not an llm.c model file: its magic is {}{}, a model's is {}", header[0],
                     name_of_magic(header[0]), kLlmcModelMagic);
-    if (got < kHeaderBytes)
-        refuse_file(path_, "has {} bytes, fewer than the {} of a header: it is truncated", got, kHeaderBytes);
+    if (got < sizeof header)
+        refuse_file(path_, "has {} bytes, fewer than the {} of a header: it is truncated", got, sizeof header);
     if (header[1] != kVersionFp32 && header[1] != kVersionBf16)
         refuse_file(path_, "is of version {}; 3 (FP32) and 5 (BF16) can be read", header[1]);
     element_bytes_ = header[1] == kVersionFp32 ? sizeof(float) : sizeof(bf16);

@@ -96,14 +96,12 @@ public:
         if (file.checksums.size() != (file.bytes + chunk_bytes - 1) / chunk_bytes)
             fail(fmt::format("has {} checksums for the {} bytes of {}", file.checksums.size(), file.bytes, file.name));
         for (const Json& slice : list(entry, "slices")) {
-            file.slices.push_back({text(slice, "tensor"), text(slice, "part"),
-                                   number(slice, "start", 0, uint64_t{1} << 60),
-                                   number(slice, "count", 1, uint64_t{1} << 60)});
-            if (!slice.contains("dtype")) continue;
-            const std::string dtype = file.slices.back().dtype = text(slice, "dtype");
-            if (dtype != "F32" && dtype != "BF16")
-                fail(file.name + " holds " + file.slices.back().name() + " in " + dtype +
-                     ", where F32 or BF16 belongs");
+            StateSlice read{text(slice, "tensor"), text(slice, "part"), number(slice, "start", 0, uint64_t{1} << 60),
+                            number(slice, "count", 1, uint64_t{1} << 60)};
+            if (slice.contains("dtype")) read.dtype = text(slice, "dtype");
+            if (read.dtype != "F32" && read.dtype != "BF16")
+                fail(file.name + " holds " + read.name() + " in " + read.dtype + ", where F32 or BF16 belongs");
+            file.slices.push_back(std::move(read));
         }
         return file;
     }

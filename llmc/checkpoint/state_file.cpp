@@ -22,7 +22,9 @@ public:
             const size_t now = std::min(bytes, static_cast<size_t>(kChunkBytes) - filled_);
             if (filled_ == 0) XXH3_64bits_reset(&state_);
             XXH3_64bits_update(&state_, from, now);
-            filled_ += now, from += now, bytes -= now;
+            filled_ += now;
+            from += now;
+            bytes -= now;
             if (filled_ == kChunkBytes) end_chunk();
         }
     }

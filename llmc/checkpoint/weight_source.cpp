@@ -71,9 +71,9 @@ void require_numbers(const std::string& path, const ModelConfig& model) {
                           model.context > 0 && (model.own_head_dim > 0 || model.channels % model.heads == 0);
     if (positive && model.layers <= kMost && model.channels <= kMost) return;
     throw Error(ExitCode::checkpoint,
-                "{}: layers={} channels={} heads={} vocab={} context={} is not a GPT-2: all must be positive and "
-                "channels a multiple of heads",
-                path, model.layers, model.channels, model.heads, model.vocab, model.context);
+                "{}: layers={} channels={} heads={} vocab={} context={} is not a possible model: all must be positive, "
+                "channels a multiple of heads, and layers and channels at most {}",
+                path, model.layers, model.channels, model.heads, model.vocab, model.context, kMost);
 }
 
 std::string differences(const ModelConfig& there, const ModelConfig& here, const NamesOfNumbers& names) {
@@ -112,26 +112,27 @@ namespace {
 
 ModelConfig model_of(const CheckpointReader& reader) {
     const nlohmann::ordered_json& config = reader.manifest().config;
+    const nlohmann::ordered_json& run = reader.manifest().run;
     const auto number = [&](const char* name) {
         const auto found = config.find(name);
         const bool is_number = found != config.end() && found->is_number_unsigned() && *found < (1 << 30);
         return is_number ? found->get<int>() : 0;
     };
     ModelConfig model;
-    model.name = "checkpoint";
-    model.layers = number("layers");
-    model.heads = number("heads");
-    model.channels = number("channels");
-    model.vocab = number("vocab");
-    model.context = number("context");
-    // The flags only describe GPT-2; the manifest describes other architectures.
-    const nlohmann::ordered_json& run = reader.manifest().run;
-    if (run.contains("model")) try {
+    if (run.contains("model")) {
+        try {
             model = model_from_json(nlohmann::json(run["model"]), reader.directory());
-            model.name = "checkpoint";
         } catch (const Error& error) {
             throw Error(ExitCode::checkpoint, error.what());
         }
+    } else {  // the model is GPT-2, and the run's flags describe it
+        model.layers = number("layers");
+        model.heads = number("heads");
+        model.channels = number("channels");
+        model.vocab = number("vocab");
+        model.context = number("context");
+    }
+    model.name = "checkpoint";
     require_numbers(reader.directory(), model);
     return model;
 }
