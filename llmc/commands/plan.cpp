@@ -42,7 +42,7 @@ nlohmann::ordered_json memory_json(const StagePlan& plan) {
     return memory;
 }
 
-// Milliseconds of a step by kind, and the constants of the model that dev/virtual_gpu/predict.py shares.
+// Milliseconds of a step by kind of work, and the time model's constants, which dev/virtual_gpu/predict.py reads.
 nlohmann::ordered_json time_json(const PlannedRun& run, const StagePlan& plan) {
     const StepTime time = step_time(run, run.precision, plan.slices);
     const TimeModel model(run.gpu, run.measured);
@@ -68,7 +68,6 @@ nlohmann::ordered_json change_json(const Change& change) {
 std::string plan_json(const Options& o, const PlannedRun& run, const StagePlan& plan,
                       const std::vector<StagePlan>& stages, const std::vector<Change>& changes, const Inputs& inputs) {
     const ModelConfig& m = o.model_config;
-    const bool known = no_prediction_because(run).empty();
     nlohmann::ordered_json json = {{"model", m.name},
                                    {"parameters", m.parameters()},
                                    {"flops_per_token", m.flops_per_token(o.seq)},
@@ -84,7 +83,7 @@ std::string plan_json(const Options& o, const PlannedRun& run, const StagePlan& 
                                    {"memory", memory_json(plan)},
                                    {"available", run.available()},
                                    {"fits", plan.bytes() <= run.available()}};
-    if (known) {
+    if (no_prediction_because(run).empty()) {
         const double ms = predicted_ms(run, plan);
         json["step_ms"] = ms;
         json["tokens_per_s"] = 1e3 * static_cast<double>(run.tokens()) / ms;
@@ -107,10 +106,25 @@ std::string plan_json(const Options& o, const PlannedRun& run, const StagePlan& 
     return json_text(json, 2) + "\n";
 }
 
+std::string plan_text(const Options& o, const PlannedRun& run, const AutomaticChoice& choice,
+                      const std::vector<StagePlan>& stages, const std::vector<Change>& changes, const Inputs& inputs) {
+    std::string text;
+    for (const std::string& note : o.notes)  // the other notes describe this machine, not the planned one
+        if (note.starts_with("--depth") || note.starts_with("--fit") || note.starts_with("-r auto") ||
+            note.starts_with("--offload auto"))
+            text += "note: " + note + "\n";
+    text += describe_plan(run, choice.plan.memory, choice.plan.reserve, choice.plan.slices);
+    if (const RunLength length = length_of(o, run, choice.plan); length.steps > 0)
+        text += describe_length(length, run.ranks) + describe_schedule(run.config.schedule);
+    text += inputs.describe_sources(o);
+    if (!stages.empty()) text += describe_sharding(run, stages);
+    if (!choice.fits) text += describe_changes(changes, run.ranks);
+    return text;
+}
+
 // Returns no_resources if the run does not fit.
 ExitCode dry_run(const AskedRun& asked, Options o, const Inputs& inputs) {
-    const std::optional<PlannedCard> found = card_to_plan_for(o);
-    const PlannedCard card = found ? *found : PlannedCard{*find_gpu_by_short_name("h200")};
+    const PlannedCard card = card_to_plan_for(o).value_or(PlannedCard{*find_gpu_by_short_name("h200")});
     const int ranks = std::max(o.world, 1);
     const Room room{run_of(o, card, ranks).available()};
     if (o.fit) o = fit_plan(asked, o, ranks, room, card);
@@ -120,32 +134,19 @@ ExitCode dry_run(const AskedRun& asked, Options o, const Inputs& inputs) {
         o, [&](const Options& level) { return plan_rank(level, planned_ranks(level, ranks)); },
         [&](const StagePlan& plan) { return room.holds(plan); });
     o = choice.options;
-    const StagePlan& plan = choice.plan;
     const PlannedRun run = run_of(o, card, ranks);
     std::vector<Change> changes;
     if (!choice.fits) changes = changes_that_fit(asked, o, ranks, room, card);
-    std::string text;
-    if (o.json) {
-        text = plan_json(o, run, plan, stages, changes, inputs);
-    } else {
-        for (const std::string& note : o.notes)  // others are of the machine at hand
-            if (note.starts_with("--depth") || note.starts_with("--fit") || note.starts_with("-r auto") ||
-                note.starts_with("--offload auto"))
-                text += "note: " + note + "\n";
-        text += describe_plan(run, plan.memory, plan.reserve, plan.slices);
-        if (const RunLength length = length_of(o, run, plan); length.steps > 0)
-            text += describe_length(length, ranks) + describe_schedule(run.config.schedule);
-        text += inputs.describe_sources(o);
-        if (!stages.empty()) text += describe_sharding(run, stages);
-        if (!choice.fits) text += describe_changes(changes, ranks);
-    }
+    const std::string text = o.json ? plan_json(o, run, choice.plan, stages, changes, inputs)
+                                    : plan_text(o, run, choice, stages, changes, inputs);
     std::fputs(text.c_str(), stdout);
     return choice.fits ? ExitCode::ok : ExitCode::no_resources;
 }
 
 void print_scaling(const Options& o, int zero) {
     PlannedRun run = run_of(o, required_card(o), std::max(o.world, 1));
-    const int stage = run.config.sharding.stage = zero < 0 ? 1 : zero;
+    const int stage = zero < 0 ? 1 : zero;
+    run.config.sharding.stage = stage;
     const std::vector<ScalingPoint> points =
         estimate_scaling(run, [&](int gpus) { return plan_stage(o, gpus, stage, {run.available()}); });
     std::fputs(describe_scaling(run, points).c_str(), stdout);

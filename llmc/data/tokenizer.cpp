@@ -139,13 +139,15 @@ std::vector<std::string> tokenizer_files(const std::string& directory) {
 TokenizerSearch find_tokenizer(const std::vector<std::string>& directories, int vocab, int fewest) {
     TokenizerSearch search;
     for (const std::string& directory : directories)
-        for (const std::string& file : tokenizer_files(directory)) try {
+        for (const std::string& file : tokenizer_files(directory)) {
+            try {
                 TokenDecoder tokenizer = TokenDecoder::open(file);
                 require_tokens_fit(file, tokenizer.vocab(), vocab, fewest);
                 return {tokenizer, ""};
             } catch (const Error& error) {
                 if (search.problem.empty()) search.problem = error.what();
             }
+        }
     if (search.problem.empty())
         search.problem = "there is no tokenizer.json, tokenizer.bin or .tiktoken file in " +
                          (directories.empty() || directories[0].empty() ? "." : directories[0]);

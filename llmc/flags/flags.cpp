@@ -33,7 +33,7 @@ void check_sources(const std::string& text) {
     sources_from_text(text);
 }
 
-// A path may be checked only when it is opened, but a word that resembles latest or auto is a typing error.
+// A path is checked when it is opened. A word that resembles latest or auto is taken for a typing error.
 ResumeFrom resume_from(const std::string& text) {
     check_not_empty(text);
     if (const std::optional<ResumeFrom> from = value_of_word<ResumeFrom>(text)) return *from;
@@ -163,7 +163,7 @@ requires std::is_enum_v<Enum> Flag flag(char short_name, const char* long_name, 
     return row;
 }
 
-// A text that `check` does not throw at; nullptr: any.
+// A text. `check` throws if the flag refuses it; nullptr accepts every text.
 using Check = void (*)(const std::string&);
 Flag flag(char short_name, const char* long_name, const char* value, std::string Options::*field, Check check,
           const char* help, const char* default_text = "") {
@@ -176,7 +176,7 @@ Flag flag(char short_name, const char* long_name, const char* value, std::string
     return row;
 }
 
-// A text with a notation of its own, which `parse` reads or throws at.
+// A text in a notation of its own. `parse` returns its value, or throws.
 template <class T>
 Flag flag(char short_name, const char* long_name, const char* value, Parsed<T> Options::*field,
           T (*parse)(const std::string&), const char* help, const char* default_text = "") {
@@ -212,7 +212,7 @@ Flag flag(char short_name, const char* long_name, const char* value, std::vector
     return row;
 }
 
-// A format of values whose updates are smaller than the steps of FP8.
+// A format other than fp8, for values whose updates are smaller than the steps of FP8.
 Flag not_fp8(Flag flag) {
     std::erase(flag.words, "fp8");
     flag.set = [set = flag.set, words = flag.words](Options& o, const std::string& text) {
@@ -586,20 +586,18 @@ const Flag kRows[] = {
 CLI::Option* add(CLI::App& app, const Flag& flag, Options& options) {
     const std::string names = (flag.short_name ? fmt::format("-{:c},--", flag.short_name) : "--") + flag.long_name;
     if (flag.is_switch()) return app.add_flag(names, options.*flag.switched);
+    const auto set = [&](const std::string& text) { flag.set(options, text); };
+    const auto set_all = [&](const std::vector<std::string>& texts) {
+        flag.clear(options);
+        for (const std::string& text : texts) flag.set(options, text);
+    };
     CLI::Option* option = nullptr;
-    if (flag.clear)
-        option = app.add_option_function<std::vector<std::string>>(names,
-                                                                   [&](const std::vector<std::string>& texts) {
-                                                                       flag.clear(options);
-                                                                       for (const std::string& text : texts)
-                                                                           flag.set(options, text);
-                                                                   })
-                     ->take_all()
-                     ->allow_extra_args(false)
-                     ->expected(1);
-    else
-        option = app.add_option_function<std::string>(names, [&](const std::string& text) { flag.set(options, text); })
-                     ->take_last();
+    if (flag.clear) {
+        option = app.add_option_function<std::vector<std::string>>(names, set_all);
+        option->take_all()->allow_extra_args(false)->expected(1);
+    } else {
+        option = app.add_option_function<std::string>(names, set)->take_last();
+    }
     return option->check(CLI::Validator([&flag](std::string& text) { return mistake_in(text, flag); }, ""));
 }
 
@@ -623,7 +621,7 @@ std::string mistake_in(const std::string& text, const Flag& flag) {
     } catch (const Error& error) {
         mistake = error.what();
     }
-    const std::string name = "--" + flag.long_name + " ";  // CLI11 says it
+    const std::string name = "--" + flag.long_name + " ";  // CLI11 prints it in front of the message
     if (mistake.starts_with(name)) mistake.erase(0, name.size());
     for (const auto& [refused, answer] : flag.answers)
         if (refused == text) mistake += answer;
