@@ -5,7 +5,6 @@
 #include <cuda_runtime.h>
 #include <nvtx3/nvToolsExt.h>
 
-#include <cstdio>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -131,10 +130,8 @@ void open_device(int index) {
     check_cuda(probed, "cudaFuncGetAttributes", __FILE__, __LINE__);
 }
 DeviceInfo device_info() {
-    int index = 0;
     cudaDeviceProp properties;
-    LLMC_CHECK_CUDA(cudaGetDevice(&index));
-    LLMC_CHECK_CUDA(cudaGetDeviceProperties(&properties, index));
+    LLMC_CHECK_CUDA(cudaGetDeviceProperties(&properties, current_device()));
     DeviceInfo info;
     info.name = properties.name;
     info.multiprocessors = properties.multiProcessorCount;
@@ -149,10 +146,7 @@ DeviceInfo device_info() {
 std::string device_pci_bus_id() {
     cudaDeviceProp properties;
     LLMC_CHECK_CUDA(cudaGetDeviceProperties(&properties, current_device()));
-    char id[32];
-    std::snprintf(id, sizeof id, "%08x:%02x:%02x.0", properties.pciDomainID, properties.pciBusID,
-                  properties.pciDeviceID);
-    return id;
+    return fmt::format("{:08x}:{:02x}:{:02x}.0", properties.pciDomainID, properties.pciBusID, properties.pciDeviceID);
 }
 size_t shared_memory_per_block() {
     int bytes = 0;
@@ -177,7 +171,7 @@ void* offloaded_malloc(size_t bytes) {
     return p;
 }
 
-// The direction of a copy with a side that may be offloaded: CUDA then finds it from the addresses.
+// The direction of a copy. If `side` is offloaded memory, CUDA has to find it from the addresses.
 cudaMemcpyKind direction(const void* side, cudaMemcpyKind otherwise) {
     return MemoryLedger::instance().is_offloaded(side) ? cudaMemcpyDefault : otherwise;
 }
