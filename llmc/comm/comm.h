@@ -87,8 +87,8 @@ public:
     template <class T>
     void all_reduce(T* data, size_t count, ReduceOp op, void* workspace, stream_t stream) const;
 
-    // Bytes of device memory that the two need as `workspace`, or 0. The memory must be 256-byte aligned and unused by
-    // others until the stream has passed the collective.
+    // The bytes of device memory that reduce_scatter() and all_reduce() need as `workspace`, or 0. The memory must be
+    // 256-byte aligned, and nothing else may use it until the stream has passed the collective.
     size_t reduce_scatter_workspace(size_t count, Wire wire, bool accumulate) const;
     template <class T>
     size_t all_reduce_workspace(size_t count) const;

@@ -89,10 +89,6 @@ void OperationLog::set_step(int64_t step) {
     const std::lock_guard lock(mutex_);
     step_ = step;
 }
-int64_t OperationLog::step() const {
-    const std::lock_guard lock(mutex_);
-    return step_;
-}
 OperationEntry OperationLog::last() const {
     const std::lock_guard lock(mutex_);
     return count_ ? ring_[(count_ - 1) % kKept] : OperationEntry{};

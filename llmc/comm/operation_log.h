@@ -26,8 +26,7 @@ struct OperationEntry {
     size_t bytes = 0;   // that this rank sends
     int64_t step = 0;
     State state = State::done;
-    // monotonic_seconds(). On a device: when it was issued, and when it was seen to be done
-    double began = 0, ended = 0;
+    double began = 0, ended = 0;  // monotonic_seconds(). On a device: when it was issued, and seen to be done
     bool on_device = false;
     std::string describe() const;  // "all_gather #12 (shard group, 4096 bytes, step 3, running for 2.5 s)"
 };
@@ -55,17 +54,16 @@ public:
     void look(size_t most = kAll);
     void set_step(int64_t step);
 
-    int64_t step() const;
     OperationEntry last() const;
     std::vector<OperationEntry> recent() const;  // oldest first
-    // The operation that this rank is in or waits for: the oldest running one, else the oldest that was issued and has
-    // not begun. Sequence 0 if there is none. Call look() first.
+    // The operation that this rank is in or waits for: the oldest running one, or else the oldest one that was issued
+    // and has not begun. Its sequence is 0 if there is none. Call look() first.
     OperationEntry unfinished() const;
     double last_activity() const;  // when an operation last began or ended; 0 for never
-    // Seconds for which operations have blocked the calling thread, from begin() to end(). Without those of devices.
+    // Seconds from begin() to end() of all operations that blocked the calling thread; excludes those on a device.
     double blocked_seconds() const;
 
-    // From here on ranks may leave without it being a failure.
+    // From here on a rank that leaves is no failure.
     void set_finishing();
     bool finishing() const;
 

@@ -1,11 +1,10 @@
 // The time that a rank waits for other ranks within its steps, the transfers included. What is left of a step is the
 // rank's own work, which tells a slow rank from those that wait for it (llmc/comm/slow_rank.h).
 //
-// Back-ends over host memory block the calling thread, so the operation log has the time. With NCCL it is the time
-// during which the training stream is at a collective, or waits for one of another stream: two events lie around each
-// such place, and are read when the step is done anyway. The running time of collectives would be misleading: a rank
-// that is ahead has them run longer in the background, for every unit again, so that 2 % of difference would look like
-// 20 %. Main thread only.
+// Back-ends over host memory block the calling thread, and the operation log has that time. With NCCL, the training
+// stream waits: at a collective of its own, or for one of another stream. Two events around each such place measure it,
+// and are read when the step is done. The running time of collectives would mislead: on a rank that is ahead, each one
+// in the background runs until the other ranks join it, so 2 % of difference would look like 20 %. Main thread only.
 #pragma once
 #include <memory>
 #include <vector>
@@ -33,7 +32,7 @@ public:
         double blocked_ms = 0;    // for which collectives blocked the calling thread
         std::vector<Pair> pairs;  // on the device
     };
-    // Only waits of `stream` between the two calls count. `continues`: time since the previous end_step() belongs to
+    // Counts waits of `stream` between the two calls. If `continues`, the time since the previous end_step() belongs to
     // this step too.
     void begin_step(stream_t stream, bool continues);
     Step end_step();
