@@ -4,11 +4,12 @@ kernels, compared with published ones.
 
 import os
 import re
+import shutil
 import statistics
 import subprocess
 import sys
 
-from tools import ROOT, Part, gpu_state, read_json
+from tools import ROOT, Part, gpu_state, read_json, read_records
 
 PRECISIONS = {
     "bf16": ["--precision", "bf16"],
@@ -24,13 +25,16 @@ PRECISIONS = {
 }
 SEEDS = (1337, 1, 2)
 STEPS, WARMUP = 700, 60
+BRANCH = 350  # step of the BF16 run from which others branch off
 MAX_GAP = "0.5%"  # of the validation loss, once the loss falls slowly
+
+
+VARIANTS = ("delayed", "control", "grad-bf16", "block", "current", "grad-e4m3", "slow-sums")
 
 
 def runs_in_order():
     """The runs, most informative first: one seed in BF16 and FP8 with the control, then variants, then other seeds."""
-    first = [(name, SEEDS[0]) for name in ("bf16", "delayed", "control", "grad-bf16", "block", "current", "grad-e4m3",
-                                           "slow-sums")]
+    first = [(name, SEEDS[0]) for name in ("bf16", *VARIANTS)]
     return first + [(name, seed) for seed in SEEDS[1:] for name in ("bf16", "delayed")] + [("mxfp8", SEEDS[0])]
 
 
@@ -46,11 +50,17 @@ def flags_of_a_run(session, name, seed):
         raise SystemExit(f"{session.data}: no *train*.bin and *val*.bin there (nor .bin.xz)")
     common = ["--train", train, "--val", val, "--seed", seed, *model_flags(session), *PRECISIONS[name], "--val-batches",
               -1]
+    if name == "bf16":
+        common += ["--checkpoint-every", branch_step(session)]
     if session.dry:
         return [*common, "--batch", 2, "--max-steps", 6, "--warmup", 2, "--val-every", 3]
     # 65,536 tokens per step in one micro-step, which fits on the card.
     return [*common, "-b", 32 if name == "control" else 64, "-d", 65536, "-x", STEPS, "-u", WARMUP, "-l", 6e-4, "-v",
             100]
+
+
+def branch_step(session):
+    return 3 if session.dry else BRANCH
 
 
 def loss_of_weights(session, weights, flags, name):
@@ -103,6 +113,31 @@ def measure_run(session, name, seed):
             "gradient_errors": gradients, **({} if done.code == 0 else {"output": done.tail()})}
 
 
+def measure_branch(session, name):
+    """A run that goes on from the checkpoint of the BF16 run, and its gaps from that run: of the training loss, in
+    windows of 50 steps, and of the last validation loss. Runs that begin alike have not drifted apart by chance.
+    """
+    step, whole = branch_step(session), session.path("training", f"bf16_{SEEDS[0]}")
+    place = session.path("training", f"{name}_from_{step}")
+    shutil.rmtree(place, ignore_errors=True)
+    done = session.run([session.program("train_gpt"), *flags_of_a_run(session, name, SEEDS[0]), "--resume",
+                        os.path.join(whole, "checkpoints", f"step_{step:08}"), "--checkpoint-every", 0,
+                        "--checkpoint-minutes", 0, "--out", place], session.time_left(),
+                       log=f"training_{name}_from_{step}")
+    if done.code != 0:
+        return {"done": False, "code": done.code, "output": done.tail()}
+    os.remove(os.path.join(place, "model.safetensors"))
+    ours, theirs = ({r["step"]: r for r in read_records(run) if "loss" in r} for run in (place, whole))
+    width, gaps = 1 if session.dry else 50, {}
+    for first in range(step + 1, max(ours) + 1, width):
+        window = range(first, min(first + width, max(ours) + 1))
+        gaps[f"{window[0]} to {window[-1]}"] = sum(ours[i]["loss"] for i in window) / sum(
+            theirs[i]["loss"] for i in window) - 1
+    last, last_of_bf16 = ([r["val_loss"] for r in read_records(run) if "val_loss" in r][-1] for run in (place, whole))
+    return {"done": True, "run": os.path.relpath(place, session.out), "training_gaps": gaps,
+            "val_loss": last, "val_gap": last / last_of_bf16 - 1}
+
+
 def compare(session, items):
     """Runs scripts/compare_runs.py for every seed that has a BF16 run and others."""
     reports = {}
@@ -128,10 +163,14 @@ def part4(session):
     part = Part(session, 4, "training")
     runs = runs_in_order()[:2] if session.dry else runs_in_order()
     longest = 5 if session.dry else 100
-    for name, seed in runs:
+    for i, (name, seed) in enumerate(runs):
         item = part.item(f"{name} {seed}", lambda: measure_run(session, name, seed), longest * 1.05)
         if item and item.get("done"):
             longest = max(longest, item["seconds"]) if not session.dry else 1
+        if i == 0:
+            for variant in VARIANTS[:2] if session.dry else VARIANTS:
+                part.item(f"{variant} from {branch_step(session)}", lambda: measure_branch(session, variant),
+                          longest * 0.6)
     part.finish(comparisons=compare(session, part.result["items"]))
 
 

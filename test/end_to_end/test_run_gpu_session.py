@@ -133,6 +133,10 @@ class Dry(unittest.TestCase):
             self.assertEqual(set(item["val_loss_of_weights"]), {"bf16", run})
             for loss in item["val_loss_of_weights"].values():
                 self.assertAlmostEqual(loss, float(item["val_loss"]), places=1)
+        for run in ("delayed", "control"):
+            branch = self.parts[4]["items"][f"{run} from 3"]
+            self.assertEqual(list(branch["training_gaps"]), ["4 to 4", "5 to 5", "6 to 6"])
+            self.assertLess(max(map(abs, (branch["val_gap"], *branch["training_gaps"].values()))), 0.01)
         errors = self.parts[4]["items"]["bf16 1337"]["gradient_errors"]
         self.assertLess(abs(errors["bf16"]["loss"] / errors["bf16"]["loss_in_fp32"] - 1), 1e-3)
         # BF16 has a relative rounding error of at most 2^-9, E4M3 of 2^-4, E5M2 of 2^-3.
