@@ -26,12 +26,9 @@ void BatchFingerprint::add(const int* tokens, const int* targets, int B, int T, 
 }
 
 template <class Real>
-uint64_t weights_fingerprint(const Weights<Real>& weights, stream_t stream) {
+uint64_t weights_fingerprint(const Weights<Real>& weights, void* workspace, stream_t stream) {
     const ShardLayout& layout = weights.layout();
-    Arena arena(MemoryKind::workspace);
-    uint64_t* sum = nullptr;
-    arena.plan(&sum, 1);
-    arena.allocate();
+    uint64_t* const sum = static_cast<uint64_t*>(workspace);
     set_bytes(sum, 0, sizeof *sum, stream);
     for (size_t u = 0; u < layout.units(); u++) {
         const ShardLayout::Part slice = layout.slice(u);
@@ -50,7 +47,7 @@ uint64_t weights_fingerprint(const Weights<Real>& weights, stream_t stream) {
     return std::accumulate(all.begin(), all.end(), uint64_t{0});
 }
 
-template uint64_t weights_fingerprint(const Weights<float>&, stream_t);
-template uint64_t weights_fingerprint(const Weights<bf16>&, stream_t);
+template uint64_t weights_fingerprint(const Weights<float>&, void*, stream_t);
+template uint64_t weights_fingerprint(const Weights<bf16>&, void*, stream_t);
 
 }  // namespace llmc

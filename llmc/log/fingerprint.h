@@ -30,8 +30,8 @@ private:
 // Fingerprint of the names and master weights of all tensors, which does not depend on the masters' format or on how
 // they are sharded: the sum of the tensors' checksum_values(), keyed by their names. The device reads all masters once.
 // A collective: the ranks of a group add the sums of their slices. Groups, and ranks that have whole masters, do not
-// exchange anything, so their values differ if their masters do.
+// exchange anything, so their values differ if their masters do. `workspace`: 8 bytes on the device.
 template <class Real>
-uint64_t weights_fingerprint(const Weights<Real>& weights, stream_t stream);
+uint64_t weights_fingerprint(const Weights<Real>& weights, void* workspace, stream_t stream);
 
 }  // namespace llmc

@@ -103,6 +103,8 @@ public:
 
     // (B, T) of the last training or evaluation.
     const float* losses() const { return losses_; }
+    // Device memory that holds nothing between passes: the logits'.
+    void* spare_memory() const { return logits_; }
 
     int most_tokens() const { return std::min(config_.context, B_ * T_); }
     // Logits of the token that follows tokens[0 .. length), for length <= most_tokens(). Synchronises. The blocks' qkv

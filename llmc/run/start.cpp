@@ -157,10 +157,11 @@ RunPosition set_weights(Trainer<Real>& trainer, const Options& o, Ranks& ranks, 
 }
 
 template <class Real>
-void begin_records(RunDirectory& directory, const Trainer<Real>& trainer, const Options& o,
-                   const ordered_json& card_check, const Ranks& ranks, const RunPosition& position) {
+void begin_records(RunDirectory& directory, Trainer<Real>& trainer, const Options& o, const ordered_json& card_check,
+                   const Ranks& ranks, const RunPosition& position) {
     if (o.out.empty()) return;
-    const std::string weights = fingerprint_text(weights_fingerprint(trainer.weights(), trainer.stream()));
+    const std::string weights =
+        fingerprint_text(weights_fingerprint(trainer.weights(), trainer.model().spare_memory(), trainer.stream()));
     trainer.comm().require_equal("weights to start from", weights);
     if (!directory.active()) return;
     if (position.saved >= 0) {
@@ -180,9 +181,9 @@ void begin_records(RunDirectory& directory, const Trainer<Real>& trainer, const 
 
 template RunPosition set_weights(Trainer<float>&, const Options&, Ranks&, std::optional<Resumed>&);
 template RunPosition set_weights(Trainer<bf16>&, const Options&, Ranks&, std::optional<Resumed>&);
-template void begin_records(RunDirectory&, const Trainer<float>&, const Options&, const ordered_json&, const Ranks&,
+template void begin_records(RunDirectory&, Trainer<float>&, const Options&, const ordered_json&, const Ranks&,
                             const RunPosition&);
-template void begin_records(RunDirectory&, const Trainer<bf16>&, const Options&, const ordered_json&, const Ranks&,
+template void begin_records(RunDirectory&, Trainer<bf16>&, const Options&, const ordered_json&, const Ranks&,
                             const RunPosition&);
 
 }  // namespace llmc

@@ -22,7 +22,7 @@ RunPosition set_weights(Trainer<Real>& trainer, const Options& options, Ranks& r
 // resumed one, cuts metrics.jsonl and main.log to their lengths at that time, and writes run.json with `card_check`. A
 // collective.
 template <class Real>
-void begin_records(RunDirectory& directory, const Trainer<Real>& trainer, const Options& options,
+void begin_records(RunDirectory& directory, Trainer<Real>& trainer, const Options& options,
                    const nlohmann::ordered_json& card_check, const Ranks& ranks, const RunPosition& position);
 
 // The contents of run.json besides the options.

@@ -55,7 +55,9 @@ struct SmallModel {
         trainer->allocate();
         trainer->initialize(seed);
     }
-    uint64_t fingerprint() { return weights_fingerprint(trainer->weights(), trainer->stream()); }
+    uint64_t fingerprint() {
+        return weights_fingerprint(trainer->weights(), trainer->model().spare_memory(), trainer->stream());
+    }
     std::vector<float> get(const char* name) {
         const auto place = trainer->table().find(name);
         return trainer->weights().get_tensor(place.unit, place.tensor, trainer->stream());
