@@ -108,10 +108,10 @@ std::vector<TensorRow> block_matrices(const ModelConfig& model) {
     return rows;
 }
 
-// FLOPs of one Newton-Schulz step over all matrices.
-double newton_schulz_flops(const ModelConfig& model) {
+// FLOPs of one Newton-Schulz step over these matrices.
+double newton_schulz_flops(const std::vector<TensorRow>& weights) {
     double flops = 0;
-    for (const TensorRow& row : block_matrices(model)) {
+    for (const TensorRow& row : weights) {
         const std::vector<int> matrices = row.matrices();
         for (const int rows : matrices.empty() ? std::vector<int>{row.rows} : matrices) {
             const double m = std::min(rows, row.columns), n = std::max(rows, row.columns);
@@ -238,6 +238,7 @@ public:
           time_(run.gpu, run.measured),
           fp8_(precision == Precision::fp8 ? run.config.fp8_layers : Fp8LayerTerms{}, model_.layers,
                linear_names(model_)),
+          matrices_(block_matrices(model_)),
           L_(model_.layers),
           C_(model_.channels),
           N_(static_cast<double>(config_.seq) * config_.batch),
@@ -256,7 +257,7 @@ public:
         Passes all;
         const double added = (config_.micro_steps - 1) / static_cast<double>(config_.micro_steps);
         std::map<std::string, LinearTime> known;  // blocks are alike
-        for (const TensorRow& row : block_matrices(model_)) {
+        for (const TensorRow& row : matrices_) {
             const bool in_fp8 = fp8_.is_fp8(row.layer());
             const auto [found, is_new] = known.try_emplace(fmt::format("{}x{} {}", row.rows, row.columns, in_fp8));
             if (is_new) found->second = linear(N_, row.rows, row.columns, in_fp8, added);
@@ -325,7 +326,7 @@ public:
         const int sharing = config_.sharding.within > 0 ? config_.sharding.within : run_.ranks;
         const size_t steps = newton_schulz_steps(config_.optimizer.muon.newton_schulz).steps.size();
         return ms +
-               static_cast<double>(steps) * newton_schulz_flops(model_) / (time_.card().bf16_tflops * 1e9) / sharing;
+               static_cast<double>(steps) * newton_schulz_flops(matrices_) / (time_.card().bf16_tflops * 1e9) / sharing;
     }
 
     // Masters and moments pass through the device, after the norm of the gradients is known. Kernels that quantize
@@ -350,7 +351,7 @@ private:
     double parameters() const { return static_cast<double>(model_.padded_parameters()); }
     double fp8_weights() const {
         double count = 0;
-        for (const TensorRow& row : block_matrices(model_))
+        for (const TensorRow& row : matrices_)
             if (fp8_.is_fp8(row.layer())) count += static_cast<double>(row.count());
         return count;
     }
@@ -361,10 +362,11 @@ private:
     const int slices_;
     const TimeModel time_;
     const Fp8Layers fp8_;
-    const double L_, C_, N_;   // N: tokens of a micro-step on this rank
-    const bool fp8_backward_;  // dgrad and wgrad of layers in FP8 are as well
-    double fp8_share_;         // of the blocks' linear layers
-    double cast_share_;        // share of them whose operands only exist in FP8
+    const std::vector<TensorRow> matrices_;  // of the blocks
+    const double L_, C_, N_;                 // N: tokens of a micro-step on this rank
+    const bool fp8_backward_;                // dgrad and wgrad of layers in FP8 are as well
+    double fp8_share_;                       // share of the blocks' linear layers that are in FP8
+    double cast_share_;                      // share of them whose operands exist only in FP8
 };
 
 }  // namespace
