@@ -2,8 +2,6 @@
 // build: threads
 #include "llmc/checkpoint/saver.h"
 
-#include <numeric>
-
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
 #include "llmc/base/text.h"
@@ -30,9 +28,7 @@ StateFile file_from_json(const Json& json) {
 uint64_t checkpoint_bytes(const Comm& comm, const std::vector<StateSlice>& slices) {
     uint64_t mine = 0;
     for (const StateSlice& slice : slices) mine += slice.bytes();
-    std::vector<uint64_t> all(static_cast<size_t>(comm.world()));
-    comm.host_all_gather(all.data(), &mine, sizeof mine);
-    return std::accumulate(all.begin(), all.end(), uint64_t{0});
+    return sum_over_ranks(comm, std::vector{mine})[0];
 }
 
 CheckpointSaver::CheckpointSaver(const Comm& comm, const std::string& directory, const CheckpointRetention& retention,

@@ -1,4 +1,4 @@
-// Texts and errors that ranks exchange. All functions are collectives unless noted.
+// Texts, sums and errors that ranks exchange. All functions are collectives unless noted.
 #pragma once
 #include <exception>
 #include <string>
@@ -15,6 +15,15 @@ std::vector<std::string> gather_texts(const Comm& comm, const std::string& mine)
 std::vector<std::string> describe_ranks(const Comm& comm);
 // Returns rank 0's text on every rank.
 std::string broadcast_text(const Comm& comm, const std::string& text);
+
+// Returns the vectors of all ranks added up element by element, in the order of the ranks. They have the same length.
+template <class T>
+std::vector<T> sum_over_ranks(const Comm& comm, const std::vector<T>& mine) {
+    std::vector<T> all(mine.size() * static_cast<size_t>(comm.world())), sums(mine.size());
+    comm.host_all_gather(all.data(), mine.data(), mine.size() * sizeof(T));
+    for (size_t i = 0; i < all.size(); i++) sums[i % mine.size()] += all[i];
+    return sums;
+}
 
 // An Error as a value that can be sent to other ranks.
 struct Failure {

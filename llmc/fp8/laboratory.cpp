@@ -5,6 +5,7 @@
 #include <iterator>
 
 #include "llmc/base/error.h"
+#include "llmc/comm/agreement.h"
 #include "llmc/device/transfer.h"
 #include "llmc/kernels/outliers.h"
 
@@ -21,13 +22,9 @@ void Fp8RankSums::clear(stream_t stream) {
 
 std::vector<Fp8RankSums::Row> Fp8RankSums::read(const Comm& comm, stream_t stream) const {
     if (rows_ == 0) return {};
-    const std::vector<double> mine = read_back(sums_, 3 * rows_, stream);
-    std::vector<double> all(mine.size() * comm.world());
-    comm.host_all_gather(all.data(), mine.data(), mine.size() * sizeof(double));
-    std::vector<Row> rows(rows_, Row{});
-    for (size_t row = 0; row < rows_; row++)
-        for (size_t i = 0; i < all.size(); i += mine.size())
-            for (size_t k = 0; k < 3; k++) rows[row][k] += all[i + 3 * row + k];
+    const std::vector<double> sums = sum_over_ranks(comm, read_back(sums_, 3 * rows_, stream));
+    std::vector<Row> rows(rows_);
+    for (size_t i = 0; i < sums.size(); i++) rows[i / 3][i % 3] = sums[i];
     return rows;
 }
 

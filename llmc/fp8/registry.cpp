@@ -3,6 +3,7 @@
 
 #include <array>
 
+#include "llmc/comm/agreement.h"
 #include "llmc/device/trace.h"
 #include "llmc/device/transfer.h"
 
@@ -227,15 +228,10 @@ void Fp8Registry::add_counts(std::vector<Fp8State>& states, std::vector<Fp8Watch
     std::vector<uint64_t> mine;
     for (size_t i = 0; i < states.size(); i++)
         for (const uint64_t* count : counts_of(states[i], watches[i])) mine.push_back(*count);
-    std::vector<uint64_t> all(mine.size() * comm_.world());
-    comm_.host_all_gather(all.data(), mine.data(), mine.size() * sizeof(uint64_t));
-    size_t at = 0;  // in `mine`
+    const std::vector<uint64_t> sums = sum_over_ranks(comm_, mine);
+    size_t at = 0;
     for (size_t i = 0; i < states.size(); i++)
-        for (uint64_t* count : counts_of(states[i], watches[i])) {
-            *count = 0;
-            for (size_t k = at; k < all.size(); k += mine.size()) *count += all[k];
-            at++;
-        }
+        for (uint64_t* count : counts_of(states[i], watches[i])) *count = sums[at++];
 }
 
 void Fp8Registry::mark_left(const std::vector<std::string>& layers_left) {

@@ -5,10 +5,10 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#include <numeric>
 #include <vector>
 
 #include "llmc/base/error.h"
+#include "llmc/comm/agreement.h"
 #include "llmc/device/transfer.h"
 #include "llmc/kernels/elementwise.h"
 
@@ -42,9 +42,7 @@ uint64_t weights_fingerprint(const Weights<Real>& weights, void* workspace, stre
     }
     const uint64_t mine = read_back(sum, stream);
     if (!layout.is_sliced()) return mine;
-    std::vector<uint64_t> all(layout.group_size());
-    weights.comm().host_all_gather(all.data(), &mine, sizeof mine);
-    return std::accumulate(all.begin(), all.end(), uint64_t{0});
+    return sum_over_ranks(weights.comm(), std::vector{mine})[0];
 }
 
 template uint64_t weights_fingerprint(const Weights<float>&, void*, stream_t);

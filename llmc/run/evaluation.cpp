@@ -2,13 +2,13 @@
 #include "llmc/run/evaluation.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdio>
 #include <limits>
 #include <numbers>
 
 #include "llmc/base/text.h"
+#include "llmc/comm/agreement.h"
 #include "llmc/data/loader.h"
 #include "llmc/model/sampler.h"
 #include "llmc/run/ranks.h"
@@ -79,18 +79,12 @@ std::optional<TaskScores> score_choices(Trainer<Real>& trainer, const std::strin
         watchdog.alive();
     }
 
-    std::array<int64_t, 2> right{};
+    std::vector<int64_t> right(2);
     for (size_t r = 0; r < rows.size(); r += rows[r].example->completions.size()) {
         right[0] += is_right(&rows[r], [](const Row& row) { return row.loss; });
         right[1] += is_right(&rows[r], [](const Row& row) { return row.loss / row.completion->length; });
     }
-    std::vector<std::array<int64_t, 2>> all(world);
-    comm.host_all_gather(all.data(), &right, sizeof right);
-    right = {};
-    for (const std::array<int64_t, 2>& rank : all) {
-        right[0] += rank[0];
-        right[1] += rank[1];
-    }
+    right = sum_over_ranks(comm, right);
     const double count = static_cast<double>(examples.size());
     return TaskScores{name, static_cast<int64_t>(examples.size()), static_cast<double>(right[0]) / count,
                       static_cast<double>(right[1]) / count};
@@ -112,19 +106,13 @@ public:
 
     // The result over all ranks; nothing if no text was added. A collective.
     std::optional<double> result(const Comm& comm) const {
-        std::vector<std::array<double, 2>> all(static_cast<size_t>(comm.world()));
-        comm.host_all_gather(all.data(), &sums_, sizeof sums_);
-        double nats = 0, bytes = 0;
-        for (const std::array<double, 2>& rank : all) {
-            nats += rank[0];
-            bytes += rank[1];
-        }
-        return bytes > 0 ? std::optional(nats / std::numbers::ln2 / bytes) : std::nullopt;
+        const std::vector<double> sums = sum_over_ranks(comm, sums_);
+        return sums[1] > 0 ? std::optional(sums[0] / std::numbers::ln2 / sums[1]) : std::nullopt;
     }
 
 private:
     const std::vector<double>& bytes_;
-    std::array<double, 2> sums_{};  // nats and bytes on this rank
+    std::vector<double> sums_ = {0, 0};  // nats and bytes on this rank
 };
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "llmc/comm/agreement.h"
 #include "llmc/device/trace.h"
 #include "llmc/kernels/clip.h"
 #include "llmc/kernels/elementwise.h"
@@ -135,9 +136,7 @@ void Signals<Real>::take(StepRecord& record) {
     if (slot.step != record.step) return;
     const Comm& comm = trainer_.comm();
     const size_t n = squares(), units = trainer_.table().units().size();
-    std::vector<double> all(n * comm.world()), sums(n);
-    comm.host_all_gather(all.data(), slot.squares, n * sizeof(double));
-    for (size_t i = 0; i < all.size(); i++) sums[i % n] += all[i];
+    const std::vector<double> sums = sum_over_ranks(comm, std::vector<double>(slot.squares, slot.squares + n));
     const auto norm = [&](Norm kind, size_t tensor) { return std::sqrt(sums[kind * tensors_ + tensor]); };
     const auto largest = [](const float* logits, int heads) {
         const int head = static_cast<int>(std::max_element(logits, logits + heads) - logits);
