@@ -27,15 +27,20 @@ SEEDS = (1337, 1, 2)
 STEPS, WARMUP = 700, 60
 BRANCH = 350  # step of the BF16 run from which others branch off
 MAX_GAP = "0.5%"  # of the validation loss, once the loss falls slowly
-
-
 VARIANTS = ("delayed", "control", "grad-bf16", "block", "current", "grad-e4m3", "slow-sums")
 
 
-def runs_in_order():
-    """The runs, most informative first: one seed in BF16 and FP8 with the control, then variants, then other seeds."""
-    first = [(name, SEEDS[0]) for name in ("bf16", *VARIANTS)]
-    return first + [(name, seed) for seed in SEEDS[1:] for name in ("bf16", "delayed")] + [("mxfp8", SEEDS[0])]
+def runs_in_order(session):
+    """The runs, most informative first, as names with the step from which they branch off the first run, or with their
+    seed: BF16, the variants from its middle on, the variants from the start, other seeds.
+    """
+    variants = VARIANTS[:2] if session.dry else VARIANTS
+    branches = [(name, "from", branch_step(session)) for name in variants]
+    if session.dry:
+        return [("bf16", "seed", SEEDS[0]), *branches, ("delayed", "seed", SEEDS[0])]
+    others = [(name, "seed", seed) for seed in SEEDS[1:] for name in ("bf16", "delayed")]
+    return [("bf16", "seed", SEEDS[0]), *branches, *((name, "seed", SEEDS[0]) for name in variants), *others,
+            ("mxfp8", "seed", SEEDS[0])]
 
 
 def model_flags(session):
@@ -104,7 +109,9 @@ def measure_run(session, name, seed):
         for precision, precision_flags in {"bf16": PRECISIONS["bf16"], name: PRECISIONS[name]}.items():
             if not {"--fp8-grad", "--fp8-fast-accum"} & set(precision_flags):  # which only training has
                 of_weights[precision] = loss_of_weights(session, weights, precision_flags, f"{name}_{seed}_{precision}")
-        kinds = [kind for kind in PRECISIONS if kind not in ("control", "mxfp8")] if name == "bf16" else [name]
+        kinds = ["bf16", "grad-bf16", "delayed"] if session.dry else [k for k in ("bf16", *VARIANTS) if k != "control"]
+        if name != "bf16":
+            kinds = [name]
         gradients = gradient_errors(session, weights, kinds, f"{name}_{seed}")
         os.remove(weights)
     losses = re.findall(r"val_loss (\S+)", done.output)
@@ -161,16 +168,14 @@ def compare(session, items):
 
 def part4(session):
     part = Part(session, 4, "training")
-    runs = runs_in_order()[:2] if session.dry else runs_in_order()
     longest = 5 if session.dry else 100
-    for i, (name, seed) in enumerate(runs):
-        item = part.item(f"{name} {seed}", lambda: measure_run(session, name, seed), longest * 1.05)
+    for name, what, number in runs_in_order(session):
+        if what == "from":
+            part.item(f"{name} from {number}", lambda: measure_branch(session, name), longest * 0.6)
+            continue
+        item = part.item(f"{name} {number}", lambda: measure_run(session, name, number), longest * 1.05)
         if item and item.get("done"):
             longest = max(longest, item["seconds"]) if not session.dry else 1
-        if i == 0:
-            for variant in VARIANTS[:2] if session.dry else VARIANTS:
-                part.item(f"{variant} from {branch_step(session)}", lambda: measure_branch(session, variant),
-                          longest * 0.6)
     part.finish(comparisons=compare(session, part.result["items"]))
 
 
