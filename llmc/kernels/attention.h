@@ -116,8 +116,8 @@ void attention_forward<float>(float*, float*, float*, const float*, int, int, co
 // bf16: three kernels and no atomics: delta; one that owns key tiles (dK, dV); one that owns query tiles (dQ). Both
 // recompute scores and dP: 7 products (11 for HD 256) instead of the 5 of a single kernel that adds dQ up in FP32
 // atomics, and the same bits on every run. Scores, P, dP and dS stay in registers. A key tile goes through the queries
-// of its group head by head and adds up their sums in FP32 registers too. If the stream's
-// kernels include Hopper's variant, that runs instead (hopper/attention.h).
+// of its group head by head and adds up their sums in FP32 registers too. Hopper's variant runs instead if it is among
+// the stream's kernels (hopper/attention.h).
 template <class Real>
 void attention_backward(Real* dqkv, float* delta, const Real* dout, const Real* qkv, const Real* out,
                         const Real* out_low, const float* lse, int B, int T, const AttentionHeads& heads,

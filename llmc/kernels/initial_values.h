@@ -83,7 +83,7 @@ LLMC_HD float normal_number(uint64_t key, uint64_t i) {
 
 // The values of a tensor: normal numbers times `deviation`, or `constant` if the deviation is 0. Padding is 0.
 struct InitialValues {
-    uint64_t key;  // of the stream of random numbers
+    uint64_t key;  // selects the tensor's random numbers
     float deviation, constant;
     size_t count;  // places from here on are padding
 };

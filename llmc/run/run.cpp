@@ -119,7 +119,7 @@ template <class Real>
 void Run<Real>::end_step(const std::vector<Fp8Fallback>& fallbacks) {
     const int64_t step = position_.step;
     trainer_.submitted().data_ms = 1e3 * data_seconds_;
-    std::optional<StepRecord> before = wait_for_result(1);  // of the step before; the device still works on this one
+    std::optional<StepRecord> before = wait_for_result(1);  // the previous step's; this one still runs
     agreed_ = agree(proposal(before));
     stop_ = agreed_.stop;
     reports_.add_facts(trainer_.submitted(), agreed_.batch_hash, agreed_.energy);

@@ -130,7 +130,7 @@ private:
     struct Tensor {
         bool travels;                    // as FP8 codes
         Fp8State* state = nullptr;       // set while the tensor is in FP8
-        const float* factors = nullptr;  // of its columns, if it has some
+        const float* factors = nullptr;  // one for each column, or nullptr
     };
     struct Cut {
         std::vector<Tensor> tensors;
