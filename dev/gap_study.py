@@ -4,7 +4,13 @@ models and seeds, and prints the gaps between their last validation losses as a 
     python3 dev/gap_study.py results.json --train 'data/train_*.bin' --val 'data/val_*.bin'     # 20 minutes of CPU time
     python3 dev/gap_study.py large.json --train ... --val ... --layers 6 --channels 384 --head-dim 64 --steps 3000 \\
         --seeds 1337 1 2                                                                        # days
+    python3 dev/gap_study.py branches.json --train ... --val ... --branch 300 --steps 600       # see below
+    python3 dev/gap_study.py state.json --train ... --val ... --steps 300 --kinds bf16 control delayed \\
+        'BF16 master' 'delayed, BF16 master'                                                    # what narrow state costs
     python3 dev/gap_study.py results.json --table                                               # only prints
+
+Runs from the same random weights drift apart early, however small their difference is, and keep that distance. With
+--branch N all runs of a model and seed continue from step N of its BF16 run, so that chance has far less of a share.
 
 Every finished run is added to the results file, and a second start continues where the first one stopped, also within
 a run: its directory lies in results.json.runs until it has finished. All models, kinds and seeds of a file share its
@@ -35,10 +41,20 @@ KINDS = {
     "delayed, FP8 head": [*FP8, "delayed", "--fp8-layers", "all,+lm_head"],
     "delayed, Hopper's sums": [*FP8, "delayed", "--fp8-arithmetic", "hopper"],
 }
+RECIPES = list(KINDS)  # what is trained by default
+STATES = {
+    "BF16 master": ["--master", "bf16"],
+    "BF16 gradients": ["--gradients", "bf16"],
+    "FP8 moments": ["--adam-moments", "fp8"],
+    "narrow state": ["--master", "bf16", "--gradients", "bf16", "--adam-moments", "fp8"],
+}
+for precision in ("bf16", "delayed"):
+    prefix = "" if precision == "bf16" else precision + ", "
+    KINDS.update({prefix + state: KINDS[precision] + flags for state, flags in STATES.items()})
 LAST = ["delayed, Hopper's sums"]  # slower than the others
 # Muon for nano, as nanochat trains its models; AdamW for the others.
 TRAINING = {"gpt2": ["--lr", "1e-3"], "llama": ["--lr", "1e-3"], "nano": ["--optimizer", "muon", "--lr", "4e-3"]}
-SETTINGS = {"layers": 4, "channels": 128, "head_dim": 32, "seq": 128, "batch": 4, "steps": 1000}
+SETTINGS = {"layers": 4, "channels": 128, "head_dim": 32, "seq": 128, "batch": 4, "steps": 1000, "branch": 0}
 SHARED = [*SETTINGS, "train", "val"]  # the same for all runs of a results file
 
 
@@ -49,7 +65,7 @@ def parse_arguments():
     parser.add_argument("--val", help="token shards to validate on (glob)")
     parser.add_argument("--program", default="./train_gpt_cpu")
     parser.add_argument("--models", nargs="+", choices=TRAINING, default=list(TRAINING))
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=RECIPES)
     parser.add_argument("--seeds", nargs="+", type=int, default=[1337])
     for name, value in SETTINGS.items():
         parser.add_argument("--" + name.replace("_", "-"), type=int, default=value, help=f"{value} by default")
@@ -73,22 +89,31 @@ def model_flags(a, model, directory):
     return ["--model", path]
 
 
+def directory_of(a, model, kind, seed):
+    return os.path.join(a.results + ".runs", "-".join((model, *re.findall(r"\w+", kind), str(seed))))
+
+
 def measure(a, model, kind, seed):
     """Makes one run, or continues it, and returns its record."""
-    directory = os.path.join(a.results + ".runs", "-".join((model, *re.findall(r"\w+", kind), str(seed))))
+    directory = directory_of(a, model, kind, seed)
     os.makedirs(directory, exist_ok=True)
+    out = os.path.join(directory, "run")
     batch = a.batch // 2 if kind == "control" else a.batch
+    is_branch = a.branch and kind != "bf16"
+    trunk = os.path.join(directory_of(a, model, "bf16", seed), f"run/checkpoints/step_{a.branch:08}")
+    begun = os.path.isdir(os.path.join(out, "checkpoints"))
     command = [a.program, "--train", a.train, "--val", a.val, *model_flags(a, model, directory), *TRAINING[model],
                *KINDS[kind], "--seed", str(seed), "--seq", str(a.seq), "--batch", str(batch), "--total-batch",
                str(a.batch * a.seq), "--max-steps", str(a.steps), "--warmup", str(a.steps // 10), "--val-every",
-               str(a.steps // 2), "--val-batches", "-1", "--checkpoint-minutes", "5", "--keep", "1", "--resume", "auto",
-               "--out", os.path.join(directory, "run")]
+               str(a.steps // 2), "--val-batches", "-1", "--checkpoint-every", str(a.branch), "--keep-every", str(a.branch),
+               "--checkpoint-minutes", "5", "--keep", "1", "--resume", trunk if is_branch and not begun else "auto", "--out", out]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     with open(os.path.join(directory, "run", "metrics.jsonl"), encoding="utf-8") as file:
         records = [json.loads(line) for line in file]
     with open(os.path.join(directory, "run", "run.json"), encoding="utf-8") as file:
         run = json.load(file)
-    shutil.rmtree(directory)
+    if not a.branch or is_branch:
+        shutil.rmtree(directory)
     losses = [r["loss"] for r in records if "loss" in r][-(a.steps // 10):]
     return {"model": model, "kind": kind, "seed": seed, "parameters": run["model"]["parameters"],
             "validations": [[r["step"], r["val_loss"]] for r in records if "val_loss" in r],
