@@ -45,10 +45,13 @@ void set_ranks(LaunchInfo& info, const char* launcher, int rank, int world) {
 void read_master(LaunchInfo& info, const Environment& e) {
     info.address = e.text("MASTER_ADDR");
     info.port = e.number("MASTER_PORT").value_or(info.port);
-    // torchrun's own store listens at MASTER_PORT, so use the port after it.
-    if (e.text("TORCHELASTIC_USE_AGENT_STORE") == "True") info.port++;
-    if (info.port < 1 || info.port > 65535)
-        throw Error(ExitCode::bad_flags, "MASTER_PORT={} is not a port (1 to 65535)", info.port);
+    // torchrun's own store listens at MASTER_PORT, so the ranks use the port after it.
+    const bool next = e.text("TORCHELASTIC_USE_AGENT_STORE") == "True";
+    const int last = next ? 65534 : 65535;
+    if (info.port < 1 || info.port > last)
+        throw Error(ExitCode::bad_flags, "MASTER_PORT={} is not a port (1 to {}{})", info.port, last,
+                    next ? "; torchrun listens there, and the ranks use the port after it" : "");
+    if (next) info.port++;
 }
 
 // Reads RANK and WORLD_SIZE, if they are set.

@@ -120,6 +120,9 @@ TEST_CASE("launch: contradictions are refused") {
     CHECK(contains(refusal_of(with(kTorchrun, {{"RANK", "two"}})), "RANK=two"));
     CHECK(contains(refusal_of(with(kTorchrun, {{"RANK", "-1"}})), "RANK=-1"));
     CHECK(contains(refusal_of(with(kTorchrun, {{"MASTER_PORT", "70000"}})), "MASTER_PORT=70000"));
+    CHECK(launched(with(kTorchrun, {{"MASTER_PORT", "65535"}})).port == 65535);
+    CHECK(refusal_of(with(kTorchrun, {{"MASTER_PORT", "65535"}, {"TORCHELASTIC_USE_AGENT_STORE", "True"}})) ==
+          "MASTER_PORT=65535 is not a port (1 to 65534; torchrun listens there, and the ranks use the port after it)");
     CHECK(contains(refusal_of({{"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_RANK", "4"}}), "rank 4 of 4 ranks"));
 }
 
