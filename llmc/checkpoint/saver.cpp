@@ -2,6 +2,8 @@
 // build: threads
 #include "llmc/checkpoint/saver.h"
 
+#include <system_error>
+
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
 #include "llmc/base/text.h"
@@ -48,6 +50,22 @@ void CheckpointSaver::check_room(uint64_t needed) const {
                 directory_, format_bytes(needed), format_bytes(room));
 }
 
+// Does the `work` of a phase, in the thread or here. advance() finds the failure, also that of starting the thread.
+void CheckpointSaver::start(bool in_background, const std::function<void()>& work) {
+    const auto run = [this, work] {
+        failure_ = failure_of(work);
+        working_ = false;
+    };
+    working_ = true;
+    if (!in_background) return run();
+    try {
+        thread_ = std::thread(run);
+    } catch (const std::system_error& error) {
+        failure_ = {ExitCode::no_resources, fmt::format("cannot start a thread that saves: {}", error.what())};
+        working_ = false;
+    }
+}
+
 std::optional<SaveOutcome> CheckpointSaver::begin(SaveJob job) {
     if (is_active()) throw Error(ExitCode::failure, "a save was started while another one was active");
     job_ = std::move(job);
@@ -63,19 +81,11 @@ std::optional<SaveOutcome> CheckpointSaver::begin(SaveJob job) {
     });
     if (const Failure failure = first_failure(comm_, failure_)) return outcome(failure);
     phase_ = Phase::writing;
-    const auto write = [this, step] {
-        failure_ = failure_of([&] {
-            file_ = write_state_file(calls_, unfinished_path(directory_, step), comm_.rank(), job_.slices, job_.values);
-            if (!job_.checksums.empty() && job_.checksums != file_.checksums)
-                throw Error(ExitCode::checkpoint, file_.name + ": its values changed while they were copied");
-        });
-        working_ = false;
-    };
-    working_ = true;
-    if (job_.in_background)
-        thread_ = std::thread(write);
-    else
-        write();
+    start(job_.in_background, [this, step] {
+        file_ = write_state_file(calls_, unfinished_path(directory_, step), comm_.rank(), job_.slices, job_.values);
+        if (!job_.checksums.empty() && job_.checksums != file_.checksums)
+            throw Error(ExitCode::checkpoint, file_.name + ": its values changed while they were copied");
+    });
     return std::nullopt;
 }
 
@@ -102,16 +112,12 @@ std::optional<SaveOutcome> CheckpointSaver::end_of_writing() {
         job_.manifest.files.push_back(file_from_json(parse_json<Json>(text)));
     phase_ = Phase::committing;
     if (!comm_.is_main()) return std::nullopt;
-    working_ = true;
-    thread_ = std::thread([this, step] {
-        failure_ = failure_of([&] {
-            if (job_.before_manifest) job_.before_manifest();
-            commit_checkpoint(calls_, directory_, step, manifest_text(job_.manifest));
-        });
-        prune_problem_.clear();
-        if (!failure_)  // the new checkpoint is complete even if pruning fails
-            prune_problem_ = failure_of([&] { prune_checkpoints(calls_, directory_, retention_, in_use_); }).text;
-        working_ = false;
+    prune_problem_.clear();
+    start(true, [this, step] {
+        if (job_.before_manifest) job_.before_manifest();
+        commit_checkpoint(calls_, directory_, step, manifest_text(job_.manifest));
+        // The new checkpoint is complete even if pruning fails.
+        prune_problem_ = failure_of([&] { prune_checkpoints(calls_, directory_, retention_, in_use_); }).text;
     });
     return std::nullopt;
 }

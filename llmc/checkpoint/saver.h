@@ -69,6 +69,7 @@ private:
     enum class Phase { idle, writing, committing };
     void join();
     void check_room(uint64_t needed) const;
+    void start(bool in_background, const std::function<void()>& work);
     std::optional<SaveOutcome> end_of_writing();
     SaveOutcome end_of_commit();
     void clean_up(int64_t step);

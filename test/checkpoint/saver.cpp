@@ -5,6 +5,7 @@
 
 #include <doctest/doctest.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -430,6 +431,36 @@ TEST_CASE("saver: one save at a time; a rank's own error before it makes it fail
     CHECK(!saver.begin(std::move(other)));
     CHECK(contains(saver.wait()->problem, "its values changed while they were copied"));
     CHECK(newest_whole(folder / "c") == 1);
+}
+
+TEST_CASE("saver: if the system gives no thread, the save fails and the next one works") {
+    TemporaryDirectory folder;
+    CheckpointSaver saver(Comm::self(), folder / "c", {}, -1);
+    pthread_attr_t usual, impossible;
+    REQUIRE(pthread_getattr_default_np(&usual) == 0);
+    REQUIRE(pthread_getattr_default_np(&impossible) == 0);
+    REQUIRE(pthread_attr_setstacksize(&impossible, size_t{1} << 60) == 0);
+    const auto fail = [&](const std::optional<SaveOutcome>& outcome) {
+        pthread_setattr_default_np(&usual);
+        REQUIRE(outcome);
+        CHECK(contains(outcome->problem, "cannot start a thread that saves: "));
+        CHECK(outcome->code == ExitCode::no_resources);
+        CHECK(!saver.is_active());
+        CHECK(names_in(folder / "c").empty());
+    };
+    // The thread that writes this rank's file, then the one that writes the manifest.
+    pthread_setattr_default_np(&impossible);
+    CHECK(!saver.begin(job(1)));
+    CHECK(!saver.is_working());
+    fail(saver.wait());
+    SaveJob written_here = job(1);
+    written_here.in_background = false;
+    CHECK(!saver.begin(std::move(written_here)));
+    pthread_setattr_default_np(&impossible);
+    fail(saver.wait());
+    CHECK(!saver.begin(job(2)));
+    CHECK(saver.wait()->problem == "");
+    CHECK(newest_whole(folder / "c") == 2);
 }
 
 namespace {
