@@ -123,19 +123,8 @@ std::unique_ptr<Backend> make_nccl_backend(Transport& control, std::shared_ptr<O
                                            std::shared_ptr<PeerWaits> waits, std::string group,
                                            std::shared_ptr<CollectiveChain> chain);
 
-struct TcpAddress {
-    std::string host;
-    int port = 0;
-};
-// The settings that all ranks of a run over TCP share. Rank 0 listens at the address; the others connect to it.
-struct TcpMeeting {
-    TcpAddress address;
-    int world = 1;
-    std::string program;     // hash of the executable, at most 31 characters
-    std::string secret;      // a rank must know it to be admitted; "" admits every process
-    double timeout = 600;    // seconds to wait for the other ranks
-    double hello_limit = 5;  // seconds from accepting a connection to its complete hello
-};
+// Meets the other ranks over TCP (tcp_meeting.h).
+struct TcpMeeting;
 std::shared_ptr<Transport> make_tcp_transport(int rank, const TcpMeeting& meeting);
 
 // A text that another rank wrote into `data`. It ends at the first NUL or after `capacity` bytes. Control characters,

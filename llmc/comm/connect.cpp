@@ -11,6 +11,7 @@
 #include <xxhash.h>
 
 #include "llmc/comm/backend.h"
+#include "llmc/comm/tcp_meeting.h"
 
 namespace llmc {
 

@@ -23,7 +23,7 @@ from test_ranks import ENVIRONMENT, free_port
 from trainer import PROGRAM, new_path, read_records, tiny_flags, workspace
 
 LIMIT = 240  # seconds per run, also on a busy machine
-# The messages of the meeting, in bytes (tcp.cpp), and the header of all later ones (transport_tcp.cpp).
+# The messages of the meeting, in bytes (tcp_meeting.cpp), and the header of all later ones (transport_tcp.cpp).
 CHALLENGE, HELLO, VERDICT = 24, 64, 256
 HEADER = struct.Struct("<IIQQ")  # magic, kind, sequence, bytes
 FINDING = ("AddressSanitizer", "runtime error:", "terminate called", "Segmentation")

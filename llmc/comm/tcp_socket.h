@@ -1,12 +1,7 @@
-// TCP sockets, and how the ranks of a run find each other over TCP. Rank 0 listens.
-// Every other rank connects, says who it is and proves that it knows the run's secret. Rank 0 answers with a welcome or
-// with the reason for its refusal.
+// TCP sockets with deadlines, and how they are opened: by name resolution, listening and connecting.
 #pragma once
 #include <cstddef>
 #include <string>
-#include <vector>
-
-#include "llmc/comm/backend.h"
 
 struct sockaddr;
 
@@ -59,16 +54,5 @@ private:
 
 // True for "localhost", ::1 and 127.x.x.x.
 bool is_loopback(const std::string& host);
-
-// Waits until all other ranks have connected, and puts each one's socket at its place in `peers`. Closes any other
-// connection with a warning. Throws Error(communication) on a timeout; `peers` then holds the ranks that came.
-void meet_as_hub(TcpSocket listener, const TcpMeeting& meeting, std::vector<TcpSocket>& peers);
-
-// Connects to rank 0, and retries until the timeout. Throws Error(communication) if rank 0 cannot be reached, and
-// Error(bad_flags) with rank 0's reason if it refuses this process.
-TcpSocket meet_as_spoke(int rank, const TcpMeeting& meeting);
-
-// Cryptographically random bytes.
-std::string random_bytes(size_t count);
 
 }  // namespace llmc
