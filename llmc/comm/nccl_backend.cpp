@@ -80,19 +80,8 @@ private:
 };
 
 ncclDataType_t nccl_type(ElementType type) {
-    switch (type) {
-        case ElementType::f32:
-            return ncclFloat32;
-        case ElementType::f64:
-            return ncclFloat64;
-        case ElementType::i32:
-            return ncclInt32;
-        case ElementType::u32:
-            return ncclUint32;
-        case ElementType::u64:
-            return ncclUint64;
-    }
-    return ncclInt8;
+    constexpr ncclDataType_t types[] = {ncclFloat32, ncclFloat64, ncclInt32, ncclUint32, ncclUint64};
+    return types[static_cast<size_t>(type)];
 }
 
 // Pairs of events before and after an operation in its stream, reused once the operation is known to be done. Any
@@ -158,36 +147,13 @@ public:
         issue(what, (world_ - 1) * bytes, stream,
               [&] { check(nccl_.AllGather(in, out, bytes, ncclUint8, comm_, stream), "ncclAllGather"); });
     }
-    // ncclAlltoAll needs a newer NCCL than we require; this does the same.
     void all_to_all(void* out, const void* in, size_t bytes, const char* what, stream_t stream) override {
-        issue(what, (world_ - 1) * bytes, stream, [&] {
-            check(nccl_.GroupStart(), "ncclGroupStart");
-            for (size_t r = 0; r < world_; r++) {
-                const int peer = static_cast<int>(r);
-                const char* from = static_cast<const char*>(in) + r * bytes;
-                char* to = static_cast<char*>(out) + r * bytes;
-                check(nccl_.Send(from, bytes, ncclUint8, peer, comm_, stream), "ncclSend");
-                check(nccl_.Recv(to, bytes, ncclUint8, peer, comm_, stream), "ncclRecv");
-            }
-            check(nccl_.GroupEnd(), "ncclGroupEnd");
-        });
+        const std::vector<size_t> sizes(world_, bytes);
+        exchange(what, out, sizes, in, sizes, stream);
     }
     void all_to_all_v(void* out, const std::vector<size_t>& receive, const void* in, const std::vector<size_t>& send,
                       stream_t stream) override {
-        const size_t sent = std::accumulate(send.begin(), send.end(), size_t{0}) - send[rank_];
-        issue("all_to_all_v", sent, stream, [&] {
-            check(nccl_.GroupStart(), "ncclGroupStart");
-            const char* from = static_cast<const char*>(in);
-            char* to = static_cast<char*>(out);
-            for (size_t r = 0; r < world_; r++) {
-                const int peer = static_cast<int>(r);
-                if (send[r]) check(nccl_.Send(from, send[r], ncclUint8, peer, comm_, stream), "ncclSend");
-                if (receive[r]) check(nccl_.Recv(to, receive[r], ncclUint8, peer, comm_, stream), "ncclRecv");
-                from += send[r];
-                to += receive[r];
-            }
-            check(nccl_.GroupEnd(), "ncclGroupEnd");
-        });
+        exchange("all_to_all_v", out, receive, in, send, stream);
     }
     void broadcast(void* data, size_t bytes, int root, stream_t stream) override {
         issue("broadcast", static_cast<int>(rank_) == root ? (world_ - 1) * bytes : 0, stream,
@@ -231,6 +197,25 @@ private:
         std::shared_ptr<Marks::Pair> marks;
         stream_t stream;
     };
+
+    // Sends each rank its piece. (ncclAlltoAll needs a newer NCCL than we require, and equal pieces.)
+    void exchange(const char* what, void* out, const std::vector<size_t>& receive, const void* in,
+                  const std::vector<size_t>& send, stream_t stream) {
+        const size_t sent = std::accumulate(send.begin(), send.end(), size_t{0}) - send[rank_];
+        issue(what, sent, stream, [&] {
+            check(nccl_.GroupStart(), "ncclGroupStart");
+            const char* from = static_cast<const char*>(in);
+            char* to = static_cast<char*>(out);
+            for (size_t r = 0; r < world_; r++) {
+                const int peer = static_cast<int>(r);
+                if (send[r]) check(nccl_.Send(from, send[r], ncclUint8, peer, comm_, stream), "ncclSend");
+                if (receive[r]) check(nccl_.Recv(to, receive[r], ncclUint8, peer, comm_, stream), "ncclRecv");
+                from += send[r];
+                to += receive[r];
+            }
+            check(nccl_.GroupEnd(), "ncclGroupEnd");
+        });
+    }
 
     template <class Call>
     void issue(const char* what, size_t bytes, stream_t stream, Call call) {

@@ -39,14 +39,14 @@ public:
 
     void all_gather(void* out, const void* in, size_t bytes) override {
         check_thread();
-        char* own = static_cast<char*>(out) + static_cast<size_t>(rank_) * bytes;
+        char *const all = static_cast<char*>(out), *const own = all + rank_ * bytes;
         if (fits(bytes)) {
             const int n = static_cast<int>(bytes);
             LLMC_CHECK_MPI(MPI_Allgather(in == own ? MPI_IN_PLACE : in, n, MPI_BYTE, out, n, MPI_BYTE, comm_));
             return;
         }
         if (in != own) std::memcpy(own, in, bytes);
-        exchange_pairwise(out, in, bytes, 0);
+        for (int s = 1; s < world_; s++) exchange(s, in, bytes, all + behind(s) * bytes, bytes);
     }
     void all_to_all(void* out, const void* in, size_t bytes) override {
         check_thread();
@@ -55,11 +55,10 @@ public:
             LLMC_CHECK_MPI(MPI_Alltoall(in, n, MPI_BYTE, out, n, MPI_BYTE, comm_));
             return;
         }
-        const size_t own = static_cast<size_t>(rank_) * bytes;
-        std::memcpy(static_cast<char*>(out) + own, static_cast<const char*>(in) + own, bytes);
-        exchange_pairwise(out, in, bytes, bytes);
+        const std::vector<size_t> sizes(world_, bytes);
+        all_to_all_v(out, sizes, in, sizes);
     }
-    // Sends pair by pair. MPI's own MPI_Alltoallv takes counts and displacements as int, too small for these sizes.
+    // MPI's own MPI_Alltoallv takes counts and displacements as int, too small for these sizes.
     void all_to_all_v(void* out, const std::vector<size_t>& receive, const void* in,
                       const std::vector<size_t>& send) override {
         check_thread();
@@ -67,18 +66,9 @@ public:
             return std::accumulate(sizes.begin(), sizes.begin() + rank, size_t{0});
         };
         for (int s = 0; s < world_; s++) {
-            const int to = (rank_ + s) % world_, from = (rank_ - s + world_) % world_;
-            const char* source = static_cast<const char*>(in) + place(send, to);
-            char* target = static_cast<char*>(out) + place(receive, from);
-            const size_t sent = send[to], received = receive[from];
-            for (size_t at = 0; at < std::max(sent, received); at += largest_) {
-                const size_t n = at < sent ? std::min(largest_, sent - at) : 0;
-                const size_t m = at < received ? std::min(largest_, received - at) : 0;
-                LLMC_CHECK_MPI(MPI_Sendrecv(source + std::min(at, sent), static_cast<int>(n), MPI_BYTE,
-                                            n ? to : MPI_PROC_NULL, 0, target + std::min(at, received),
-                                            static_cast<int>(m), MPI_BYTE, m ? from : MPI_PROC_NULL, 0, comm_,
-                                            MPI_STATUS_IGNORE));
-            }
+            const int to = ahead(s), from = behind(s);
+            exchange(s, static_cast<const char*>(in) + place(send, to), send[to],
+                     static_cast<char*>(out) + place(receive, from), receive[from]);
         }
     }
     void broadcast(void* data, size_t bytes, int root) override {
@@ -107,18 +97,20 @@ private:
     // MPI counts in int, and some algorithms hold all ranks' pieces in one buffer.
     bool fits(size_t bytes) const { return bytes * static_cast<size_t>(world_) <= largest_; }
 
-    // Sends every peer its piece of `in` (pieces are `stride` bytes apart; 0 sends all of them the same piece) and
-    // receives its piece into `out`.
-    void exchange_pairwise(void* out, const void* in, size_t bytes, size_t stride) {
-        for (int s = 1; s < world_; s++) {
-            const int to = (rank_ + s) % world_, from = (rank_ - s + world_) % world_;
-            const char* source = static_cast<const char*>(in) + static_cast<size_t>(to) * stride;
-            char* target = static_cast<char*>(out) + static_cast<size_t>(from) * bytes;
-            for (size_t at = 0; at < bytes; at += largest_) {
-                const int n = static_cast<int>(std::min(largest_, bytes - at));
-                LLMC_CHECK_MPI(MPI_Sendrecv(source + at, n, MPI_BYTE, to, 0, target + at, n, MPI_BYTE, from, 0, comm_,
-                                            MPI_STATUS_IGNORE));
-            }
+    // The ranks `steps` places ahead and behind, around a circle.
+    int ahead(int steps) const { return (rank_ + steps) % world_; }
+    int behind(int steps) const { return (rank_ - steps + world_) % world_; }
+
+    // Sends `sent` bytes to the rank `steps` places ahead while it receives `received` bytes from the one behind.
+    void exchange(int steps, const void* in, size_t sent, void* out, size_t received) {
+        const char* const source = static_cast<const char*>(in);
+        char* const target = static_cast<char*>(out);
+        for (size_t at = 0; at < std::max(sent, received); at += largest_) {
+            const int n = static_cast<int>(at < sent ? std::min(largest_, sent - at) : 0);
+            const int m = static_cast<int>(at < received ? std::min(largest_, received - at) : 0);
+            LLMC_CHECK_MPI(MPI_Sendrecv(source + std::min(at, sent), n, MPI_BYTE, n ? ahead(steps) : MPI_PROC_NULL, 0,
+                                        target + std::min(at, received), m, MPI_BYTE, m ? behind(steps) : MPI_PROC_NULL,
+                                        0, comm_, MPI_STATUS_IGNORE));
         }
     }
     static void check_thread() {

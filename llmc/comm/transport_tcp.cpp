@@ -18,14 +18,17 @@ namespace {
 
 enum class Kind : uint32_t { all_gather = 1, all_to_all, broadcast, barrier, failed, all_to_all_v };
 
-const char* kind_name(uint32_t kind) {
+const char* kind_name(Kind kind) {
     static const char* const names[] = {"all_gather", "all_to_all", "broadcast", "barrier", "failed", "all_to_all_v"};
-    return kind >= 1 && kind <= 6 ? names[kind - 1] : "nothing known";
+    const uint32_t n = static_cast<uint32_t>(kind);
+    return n >= 1 && n <= 6 ? names[n - 1] : "nothing known";
 }
 
+constexpr uint32_t kMagic = 0x4C4D4D43;
+
 struct Header {
-    uint32_t magic = 0x4C4D4D43;
-    uint32_t kind = 0;
+    uint32_t magic = kMagic;
+    Kind kind = {};  // any number, if another program sent it
     uint64_t sequence = 0;
     uint64_t bytes = 0;
 };
@@ -34,8 +37,6 @@ struct Address {
     char host[64] = "";
     int32_t port = 0;
 };
-
-size_t as_size(int n) { return static_cast<size_t>(n); }
 
 class TcpTransport final : public Transport {
 public:
@@ -55,38 +56,21 @@ public:
 
     // ---- collectives ----
 
-    void all_gather(void* out, const void* in, size_t bytes) override {
-        char* all = static_cast<char*>(out);
-        const auto hub = [&] {
-            if (in != all) std::memcpy(all, in, bytes);
-            for (int r = 1; r < world_; r++) receive(r, Kind::all_gather, all + as_size(r) * bytes, bytes);
-            for (int r = 1; r < world_; r++) send(r, Kind::all_gather, all, as_size(world_) * bytes);
-        };
-        const auto spoke = [&] {
-            send(0, Kind::all_gather, in, bytes);
-            receive(0, Kind::all_gather, all, as_size(world_) * bytes);
-        };
-        run(hub, spoke);
-    }
+    void all_gather(void* out, const void* in, size_t bytes) override { gather(Kind::all_gather, out, in, bytes); }
+    void barrier() override { gather(Kind::barrier, nullptr, nullptr, 0); }
 
     void all_to_all(void* out, const void* in, size_t bytes) override {
-        const size_t row = as_size(world_) * bytes;
-        const auto hub = [&] {
-            std::vector<char> all(as_size(world_) * row), column(row);
-            std::memcpy(all.data(), in, row);
-            for (int r = 1; r < world_; r++) receive(r, Kind::all_to_all, all.data() + as_size(r) * row, row);
-            for (int to = 0; to < world_; to++) {
-                char* target = to == 0 ? static_cast<char*>(out) : column.data();
-                for (int from = 0; from < world_; from++)
-                    std::memcpy(target + as_size(from) * bytes, &all[as_size(from) * row + as_size(to) * bytes], bytes);
-                if (to > 0) send(to, Kind::all_to_all, column.data(), row);
+        const size_t row = world_ * bytes;
+        run([&] {
+            if (rank_ != 0) {
+                send(0, Kind::all_to_all, in, row);
+                return receive(0, Kind::all_to_all, out, row);
             }
-        };
-        const auto spoke = [&] {
-            send(0, Kind::all_to_all, in, row);
-            receive(0, Kind::all_to_all, out, row);
-        };
-        run(hub, spoke);
+            std::vector<std::vector<char>> rows(world_, std::vector<char>(row));
+            std::memcpy(rows[0].data(), in, row);
+            for (int r = 1; r < world_; r++) receive(r, Kind::all_to_all, rows[r].data(), row);
+            deal(Kind::all_to_all, out, rows, std::vector(world_, std::vector<size_t>(world_, bytes)));
+        });
     }
 
     // A rank first tells the hub the sizes of its pieces; the pieces follow.
@@ -95,98 +79,99 @@ public:
         const auto total = [](const std::vector<size_t>& sizes) {
             return std::accumulate(sizes.begin(), sizes.end(), size_t{0});
         };
-        const size_t table_bytes = as_size(world_) * sizeof(size_t);
-        const auto hub = [&] {
-            std::vector<std::vector<size_t>> sizes(as_size(world_), send_sizes);  // by sender
-            std::vector<std::vector<char>> rows(as_size(world_));
+        const size_t table_bytes = world_ * sizeof(size_t);
+        run([&] {
+            if (rank_ != 0) {
+                send(0, Kind::all_to_all_v, send_sizes.data(), table_bytes);
+                send(0, Kind::all_to_all_v, in, total(send_sizes));
+                return receive(0, Kind::all_to_all_v, out, total(receive_sizes));
+            }
+            std::vector<std::vector<size_t>> sizes(world_, send_sizes);  // by sender
+            std::vector<std::vector<char>> rows(world_);
             rows[0].assign(static_cast<const char*>(in), static_cast<const char*>(in) + total(send_sizes));
             for (int r = 1; r < world_; r++) {
-                receive(r, Kind::all_to_all_v, sizes[as_size(r)].data(), table_bytes);
-                require_possible(r, sizes[as_size(r)], receive_sizes[as_size(r)]);
-                receive_row(r, Kind::all_to_all_v, rows[as_size(r)], total(sizes[as_size(r)]));
+                receive(r, Kind::all_to_all_v, sizes[r].data(), table_bytes);
+                require_possible(r, sizes[r], receive_sizes[r]);
+                receive_row(r, Kind::all_to_all_v, rows[r], total(sizes[r]));
             }
-            std::vector<size_t> sent(as_size(world_));
-            for (int to = 0; to < world_; to++) {
-                std::vector<char> column;
-                for (size_t from = 0; from < as_size(world_); from++) {
-                    const auto begin = rows[from].begin() + static_cast<ptrdiff_t>(sent[from]);
-                    const size_t bytes = sizes[from][as_size(to)];
-                    column.insert(column.end(), begin, begin + static_cast<ptrdiff_t>(bytes));
-                    sent[from] += bytes;
-                }
-                if (to > 0)
-                    send(to, Kind::all_to_all_v, column.data(), column.size());
-                else
-                    std::copy(column.begin(), column.end(), static_cast<char*>(out));
-            }
-        };
-        const auto spoke = [&] {
-            send(0, Kind::all_to_all_v, send_sizes.data(), table_bytes);
-            send(0, Kind::all_to_all_v, in, total(send_sizes));
-            receive(0, Kind::all_to_all_v, out, total(receive_sizes));
-        };
-        run(hub, spoke);
+            deal(Kind::all_to_all_v, out, rows, sizes);
+        });
     }
 
     void broadcast(void* data, size_t bytes, int root) override {
-        const auto hub = [&] {
+        run([&] {
+            if (rank_ != 0 && rank_ == root) return send(0, Kind::broadcast, data, bytes);
+            if (rank_ != 0) return receive(0, Kind::broadcast, data, bytes);
             if (root != 0) receive(root, Kind::broadcast, data, bytes);
             for (int r = 1; r < world_; r++)
                 if (r != root) send(r, Kind::broadcast, data, bytes);
-        };
-        const auto spoke = [&] {
-            if (rank_ == root)
-                send(0, Kind::broadcast, data, bytes);
-            else
-                receive(0, Kind::broadcast, data, bytes);
-        };
-        run(hub, spoke);
-    }
-
-    void barrier() override {
-        const auto hub = [&] {
-            for (int r = 1; r < world_; r++) receive(r, Kind::barrier, nullptr, 0);
-            for (int r = 1; r < world_; r++) send(r, Kind::barrier, nullptr, 0);
-        };
-        const auto spoke = [&] {
-            send(0, Kind::barrier, nullptr, 0);
-            receive(0, Kind::barrier, nullptr, 0);
-        };
-        run(hub, spoke);
+        });
     }
 
     std::shared_ptr<Transport> split(int color) override;
 
     int lost_peer() override {
         for (int r = 0; r < world_; r++)
-            if (r != rank_ && (rank_ == 0 || r == 0) && peers_[as_size(r)].peer_closed()) return r;
+            if (r != rank_ && (rank_ == 0 || r == 0) && peers_[r].peer_closed()) return r;
         return -1;
     }
     void finish() override {}
 
 private:
     // If the hub fails, it tells the other ranks the reason, so that all report the same error.
-    template <class Hub, class Spoke>
-    void run(const Hub& hub, const Spoke& spoke) {
+    template <class Collective>
+    void run(const Collective& collective) {
         sequence_++;
-        if (rank_ != 0) return spoke();
         try {
-            hub();
+            collective();
         } catch (const Error& error) {
-            tell_failure(error.what());
+            if (rank_ == 0) tell_failure(error.what());
             throw;
         }
     }
 
+    // Every rank gets the `in` of all ranks.
+    void gather(Kind kind, void* out, const void* in, size_t bytes) {
+        char* all = static_cast<char*>(out);
+        run([&] {
+            if (rank_ != 0) {
+                send(0, kind, in, bytes);
+                return receive(0, kind, all, world_ * bytes);
+            }
+            if (in != all) std::memcpy(all, in, bytes);
+            for (int r = 1; r < world_; r++) receive(r, kind, all + r * bytes, bytes);
+            for (int r = 1; r < world_; r++) send(r, kind, all, world_ * bytes);
+        });
+    }
+
+    // For the hub: rows[r] are the pieces of rank r for every rank, of sizes[r] bytes. Sends every rank its pieces, and
+    // leaves rank 0's in `out`.
+    void deal(Kind kind, void* out, const std::vector<std::vector<char>>& rows,
+              const std::vector<std::vector<size_t>>& sizes) {
+        std::vector<size_t> dealt(world_);
+        for (int to = 0; to < world_; to++) {
+            std::vector<char> column;
+            for (int from = 0; from < world_; from++) {
+                const char* piece = rows[from].data() + dealt[from];
+                column.insert(column.end(), piece, piece + sizes[from][to]);
+                dealt[from] += sizes[from][to];
+            }
+            if (to > 0)
+                send(to, kind, column.data(), column.size());
+            else
+                std::copy(column.begin(), column.end(), static_cast<char*>(out));
+        }
+    }
+
     void send(int to, Kind kind, const void* data, size_t bytes) {
-        const Header header{Header{}.magic, static_cast<uint32_t>(kind), sequence_, bytes};
-        TcpSocket& peer = peers_[as_size(to)];
+        const Header header{.kind = kind, .sequence = sequence_, .bytes = bytes};
+        TcpSocket& peer = peers_[to];
         if (!peer.send(&header, sizeof header) || !peer.send(data, bytes)) lost(to, kind);
     }
 
     void receive(int from, Kind kind, void* data, size_t bytes) {
         receive_header(from, kind, bytes);
-        if (!peers_[as_size(from)].receive(data, bytes)) lost(from, kind);
+        if (!peers_[from].receive(data, bytes)) lost(from, kind);
     }
 
     // The sender states the size of the row. Memory grows with the bytes that arrive, not with the stated size.
@@ -194,7 +179,7 @@ private:
         receive_header(from, kind, bytes);
         for (size_t at = 0; at < bytes; at = row.size()) {
             row.resize(std::min(bytes, at + (size_t{16} << 20)));
-            if (!peers_[as_size(from)].receive(row.data() + at, row.size() - at)) lost(from, kind);
+            if (!peers_[from].receive(row.data() + at, row.size() - at)) lost(from, kind);
         }
     }
 
@@ -212,29 +197,27 @@ private:
 
     void receive_header(int from, Kind kind, size_t bytes) {
         Header header;
-        TcpSocket& peer = peers_[as_size(from)];
+        TcpSocket& peer = peers_[from];
         if (!peer.receive(&header, sizeof header)) lost(from, kind);
-        if (header.magic == Header{}.magic && header.kind == static_cast<uint32_t>(Kind::failed)) {
+        if (header.magic == kMagic && header.kind == Kind::failed) {
             char text[1000] = "";
             const size_t size = std::min<uint64_t>(header.bytes, sizeof text);
             if (!peer.receive(text, size)) lost(from, kind);
             throw Error(ExitCode::communication, peer_text(text, size));
         }
-        if (header.magic != Header{}.magic || header.kind != static_cast<uint32_t>(kind) ||
-            header.sequence != sequence_ || header.bytes != bytes)
+        if (header.magic != kMagic || header.kind != kind || header.sequence != sequence_ || header.bytes != bytes)
             throw Error(ExitCode::communication,
                         "ranks are out of step: rank {} is in {} #{} of {} bytes, rank {} in {} #{} of {} bytes", rank_,
-                        kind_name(static_cast<uint32_t>(kind)), sequence_, bytes, from, kind_name(header.kind),
-                        header.sequence, header.bytes);
+                        kind_name(kind), sequence_, bytes, from, kind_name(header.kind), header.sequence, header.bytes);
     }
 
     [[noreturn]] void lost(int rank, Kind kind) {
-        throw Error(ExitCode::communication, "rank {} was lost during {} #{}: {}", rank,
-                    kind_name(static_cast<uint32_t>(kind)), sequence_, peers_[as_size(rank)].error());
+        throw Error(ExitCode::communication, "rank {} was lost during {} #{}: {}", rank, kind_name(kind), sequence_,
+                    peers_[rank].error());
     }
 
     void tell_failure(const std::string& text) {
-        const Header header{Header{}.magic, static_cast<uint32_t>(Kind::failed), sequence_, text.size()};
+        const Header header{.kind = Kind::failed, .sequence = sequence_, .bytes = text.size()};
         std::string message(reinterpret_cast<const char*>(&header), sizeof header);
         message += text;
         for (TcpSocket& peer : peers_)
@@ -262,11 +245,11 @@ void TcpTransport::meet(TcpSocket listener) {
 }
 
 void TcpTransport::prepare_split() {
-    addresses_.resize(as_size(world_));
+    addresses_.resize(world_);
     for (int r = 0; r < world_ && rank_ == 0; r++) {
-        const TcpSocket& peer = peers_[as_size(r)];
+        const TcpSocket& peer = peers_[r];
         const std::string host = r == 0 || peer.peer_is_this_machine() ? meeting_.address.host : peer.peer_address();
-        std::snprintf(addresses_[as_size(r)].host, sizeof Address::host, "%s", host.c_str());
+        std::snprintf(addresses_[r].host, sizeof Address::host, "%s", host.c_str());
     }
     broadcast(addresses_.data(), sizeof(Address) * addresses_.size(), 0);
     std::string drawn = random_bytes(32);
@@ -276,26 +259,26 @@ void TcpTransport::prepare_split() {
 
 // The lowest rank of each color becomes the hub of that color's own star.
 std::shared_ptr<Transport> TcpTransport::split(int color) {
-    std::vector<int> colors(as_size(world_)), members;
+    std::vector<int> colors(world_), members;
     all_gather(colors.data(), &color, sizeof color);
     for (int r = 0; r < world_; r++)
-        if (colors[as_size(r)] == color) members.push_back(r);
+        if (colors[r] == color) members.push_back(r);
     const int place = static_cast<int>(std::find(members.begin(), members.end(), rank_) - members.begin());
 
     TcpSocket listener;
-    Address mine = addresses_[as_size(rank_)];
+    Address mine = addresses_[rank_];
     if (place == 0) {
         listener = TcpSocket::listen(peer_text(mine.host, sizeof mine.host), 0);
         mine.port = listener.port();
     }
-    std::vector<Address> all(as_size(world_));
+    std::vector<Address> all(world_);
     all_gather(all.data(), &mine, sizeof mine);
-    const Address& hub = all[as_size(members[0])];
+    const Address& hub = all[members[0]];
     TcpMeeting meeting = meeting_;
     meeting.world = static_cast<int>(members.size());
     meeting.address = {peer_text(hub.host, sizeof hub.host), hub.port};
     auto part = std::make_shared<TcpTransport>(place, std::move(meeting));
-    for (const int member : members) part->addresses_.push_back(addresses_[as_size(member)]);
+    for (const int member : members) part->addresses_.push_back(addresses_[member]);
     part->meet(std::move(listener));
     return part;
 }
