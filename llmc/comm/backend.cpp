@@ -58,12 +58,8 @@ namespace {
 
 class HostBackend final : public Backend {
 public:
-    HostBackend(std::shared_ptr<Transport> transport, std::shared_ptr<HostExchange> exchange,
-                std::shared_ptr<OperationLog> log, std::string group)
-        : transport_(std::move(transport)),
-          exchange_(std::move(exchange)),
-          log_(std::move(log)),
-          group_(std::move(group)) {}
+    HostBackend(std::shared_ptr<Transport> transport, std::shared_ptr<CommProcess> process, std::string group)
+        : transport_(std::move(transport)), process_(std::move(process)), group_(std::move(group)) {}
 
     const char* name() const override { return transport_->name(); }
 
@@ -98,26 +94,25 @@ private:
     void run(const char* name, size_t sent, void* out, size_t out_bytes, const void* in, size_t in_bytes,
              stream_t stream, Function function) {
         // Copies, not `this`: with lazy streams the work may run after this object is gone.
-        auto work = [transport = transport_, log = log_, group = group_, name, sent, function](void* to,
-                                                                                               const void* from) {
+        auto work = [transport = transport_, log = process_->log, group = group_, name, sent, function](
+                        void* to, const void* from) {
             const uint64_t sequence = log->begin(name, group, sent);
             function(*transport, to, from);
             log->end(sequence);
         };
-        exchange_->run(name, out, out_bytes, in, in_bytes, stream, work);
+        process_->exchange.run(name, out, out_bytes, in, in_bytes, stream, work);
     }
 
     std::shared_ptr<Transport> transport_;
-    std::shared_ptr<HostExchange> exchange_;
-    std::shared_ptr<OperationLog> log_;
+    std::shared_ptr<CommProcess> process_;
     std::string group_;
 };
 
 }  // namespace
 
-std::unique_ptr<Backend> make_host_backend(std::shared_ptr<Transport> transport, std::shared_ptr<HostExchange> exchange,
-                                           std::shared_ptr<OperationLog> log, std::string group) {
-    return std::make_unique<HostBackend>(std::move(transport), std::move(exchange), std::move(log), std::move(group));
+std::unique_ptr<Backend> make_host_backend(std::shared_ptr<Transport> transport, std::shared_ptr<CommProcess> process,
+                                           std::string group) {
+    return std::make_unique<HostBackend>(std::move(transport), std::move(process), std::move(group));
 }
 
 }  // namespace llmc

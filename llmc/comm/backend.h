@@ -85,10 +85,6 @@ private:
     std::unique_ptr<State> state_;
 };
 
-// Makes collectives on device memory from a transport. `log` records when they run.
-std::unique_ptr<Backend> make_host_backend(std::shared_ptr<Transport> transport, std::shared_ptr<HostExchange> exchange,
-                                           std::shared_ptr<OperationLog> log, std::string group);
-
 // True if this version of NCCL starts the collectives of several communicators in the order of the calls, given the
 // value of NCCL_LAUNCH_ORDER_IMPLICIT (nullptr if not set). NCCL can do so from 2.26 on. For earlier versions its guide
 // warns of deadlocks when several communicators of a GPU are at work at once.
@@ -113,15 +109,26 @@ private:
     bool any_ = false;
 };
 
+// What all communicators of a process share.
+struct CommProcess {
+    const std::shared_ptr<OperationLog> log = std::make_shared<OperationLog>();
+    PeerWaits waits{log};
+    HostExchange exchange;
+    CollectiveChain chain;  // for NCCL
+    BackendList backends;
+};
+
+// Makes collectives on device memory from a transport. `group` names the communicator in the log.
+std::unique_ptr<Backend> make_host_backend(std::shared_ptr<Transport> transport, std::shared_ptr<CommProcess> process,
+                                           std::string group);
+
 // MPI and NCCL. In a build without them the make_ functions throw Error(bad_flags) and say how to get one. One call of
 // MPI moves at most `largest_message` bytes per rank.
 bool built_with_mpi();
 bool built_with_nccl();
 std::shared_ptr<Transport> make_mpi_transport(size_t largest_message);
-// Sets up NCCL with the help of `control`, on the open device. Uses `chain` if nccl_keeps_order() is false.
-std::unique_ptr<Backend> make_nccl_backend(Transport& control, std::shared_ptr<OperationLog> log,
-                                           std::shared_ptr<PeerWaits> waits, std::string group,
-                                           std::shared_ptr<CollectiveChain> chain);
+// Sets up NCCL with the help of `control`, on the open device. Uses the chain if nccl_keeps_order() is false.
+std::unique_ptr<Backend> make_nccl_backend(Transport& control, std::shared_ptr<CommProcess> process, std::string group);
 
 // Meets the other ranks over TCP (tcp_meeting.h).
 struct TcpMeeting;

@@ -120,23 +120,20 @@ DeviceProgress progress_of(const Marks::Pair& marks) {
 
 class NcclBackend final : public Backend {
 public:
-    NcclBackend(Transport& control, std::shared_ptr<OperationLog> log, std::shared_ptr<PeerWaits> waits,
-                std::string group, std::shared_ptr<CollectiveChain> chain)
-        : log_(std::move(log)),
-          waits_(std::move(waits)),
+    NcclBackend(Transport& control, std::shared_ptr<CommProcess> process, std::string group)
+        : process_(std::move(process)),
           group_(std::move(group)),
-          chain_(std::move(chain)),
           chained_(!nccl_keeps_order(nccl_.version, std::getenv("NCCL_LAUNCH_ORDER_IMPLICIT"))),
           world_(static_cast<size_t>(control.world())),
           rank_(static_cast<size_t>(control.rank())) {
-        waits_->measure_on_device();
+        process_->waits.measure_on_device();
         hopper::shares_multiprocessors() = true;
         ncclUniqueId id = {};
         if (rank_ == 0) nccl_.check(nccl_.GetUniqueId(&id), "ncclGetUniqueId");
         control.broadcast(&id, sizeof id, 0);
-        const uint64_t sequence = log_->begin("ncclCommInitRank", group_, 0);
+        const uint64_t sequence = process_->log->begin("ncclCommInitRank", group_, 0);
         nccl_.check(nccl_.CommInitRank(&comm_, control.world(), id, control.rank()), "ncclCommInitRank");
-        log_->end(sequence);
+        process_->log->end(sequence);
     }
     // No ncclCommDestroy: it would wait for ranks that may be gone. Communicators live as long as the process.
     ~NcclBackend() override = default;
@@ -221,10 +218,10 @@ private:
     void issue(const char* what, size_t bytes, stream_t stream, Call call) {
         // Asks about several old operations per new one, so that the log forgets finished ones faster than it grows.
         constexpr size_t kLooks = 4;
-        log_->look(kLooks);
-        waits_->begin(stream);
-        if (chained_) chain_->before(stream);
-        const Issued operation{log_->begin(what, group_, bytes), marks_->take(), stream};
+        process_->log->look(kLooks);
+        process_->waits.begin(stream);
+        if (chained_) process_->chain.before(stream);
+        const Issued operation{process_->log->begin(what, group_, bytes), marks_->take(), stream};
         record(operation.marks->begin, stream);
         call();
         if (in_group_)
@@ -235,17 +232,15 @@ private:
     // Marks the end of an operation in its stream, for the log, for the waits and for the chain.
     void follow(const Issued& operation) {
         record(operation.marks->end, operation.stream);
-        waits_->end(operation.stream);
-        if (chained_) chain_->after(operation.stream);
-        log_->issued(operation.sequence, [marks = operation.marks] { return progress_of(*marks); });
+        process_->waits.end(operation.stream);
+        if (chained_) process_->chain.after(operation.stream);
+        process_->log->issued(operation.sequence, [marks = operation.marks] { return progress_of(*marks); });
     }
     void check(ncclResult_t status, const char* call) const { nccl_.check(status, call, comm_); }
 
     const NcclLibrary& nccl_ = NcclLibrary::instance();
-    std::shared_ptr<OperationLog> log_;
-    std::shared_ptr<PeerWaits> waits_;
+    std::shared_ptr<CommProcess> process_;
     std::string group_;
-    std::shared_ptr<CollectiveChain> chain_;
     const bool chained_;
     const std::shared_ptr<Marks> marks_ = std::make_shared<Marks>();
     size_t world_, rank_;
@@ -256,10 +251,9 @@ private:
 
 }  // namespace
 
-std::unique_ptr<Backend> make_nccl_backend(Transport& control, std::shared_ptr<OperationLog> log,
-                                           std::shared_ptr<PeerWaits> waits, std::string group,
-                                           std::shared_ptr<CollectiveChain> chain) {
-    return std::make_unique<NcclBackend>(control, std::move(log), std::move(waits), std::move(group), std::move(chain));
+std::unique_ptr<Backend> make_nccl_backend(Transport& control, std::shared_ptr<CommProcess> process,
+                                           std::string group) {
+    return std::make_unique<NcclBackend>(control, std::move(process), std::move(group));
 }
 
 }  // namespace llmc
@@ -268,8 +262,7 @@ std::unique_ptr<Backend> make_nccl_backend(Transport& control, std::shared_ptr<O
 
 namespace llmc {
 bool built_with_nccl() { return false; }
-std::unique_ptr<Backend> make_nccl_backend(Transport&, std::shared_ptr<OperationLog>, std::shared_ptr<PeerWaits>,
-                                           std::string, std::shared_ptr<CollectiveChain>) {
+std::unique_ptr<Backend> make_nccl_backend(Transport&, std::shared_ptr<CommProcess>, std::string) {
     throw Error(ExitCode::bad_flags, "this build has no NCCL: build train_gpt with USE_NCCL=1");
 }
 }  // namespace llmc

@@ -42,11 +42,10 @@ void check_all_reduce(Backend& nccl, ElementType type) {
 
 TEST_CASE("nccl: a communicator of one rank copies, with every call" * doctest::skip(!built_with_nccl())) {
     OneRank transport;
-    const auto log = std::make_shared<OperationLog>();
+    const auto process = std::make_shared<CommProcess>();
     std::unique_ptr<Backend> nccl;
     try {
-        nccl = make_nccl_backend(transport, log, std::make_shared<PeerWaits>(log), "test",
-                                 std::make_shared<CollectiveChain>());
+        nccl = make_nccl_backend(transport, process, "test");
     } catch (const Error& error) {
         if (error.code() != ExitCode::no_resources) throw;
         MESSAGE(error.what());
@@ -74,7 +73,7 @@ TEST_CASE("nccl: a communicator of one rank copies, with every call" * doctest::
     check_all_reduce<uint64_t>(*nccl, ElementType::u64);
     CHECK(nccl->failure().empty());
     synchronize(test_stream());
-    log->look();
-    CHECK(log->unfinished().sequence == 0);
-    CHECK(log->last().state == OperationEntry::State::done);
+    process->log->look();
+    CHECK(process->log->unfinished().sequence == 0);
+    CHECK(process->log->last().state == OperationEntry::State::done);
 }
