@@ -116,6 +116,9 @@ struct CommProcess {
     HostExchange exchange;
     CollectiveChain chain;  // for NCCL
     BackendList backends;
+    // The back-end whose Comm::Group is open, or nullptr. There is one at a time, because what NCCL groups is all
+    // collectives of a thread, while a back-end knows only of its own.
+    const Backend* grouping = nullptr;
 };
 
 // Makes collectives on device memory from a transport. `group` names the communicator in the log.

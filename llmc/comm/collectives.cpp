@@ -161,11 +161,15 @@ template void Comm::all_reduce<uint64_t>(uint64_t*, size_t, ReduceOp, void*, str
 
 Comm::Group::Group(const Comm& comm) : comm_(comm), exceptions_(std::uncaught_exceptions()) {
     State& s = *comm_.state_;
-    if (s.group_depth++ == 0 && s.backend) s.backend->begin_group();
+    s.refuse_group("a second Group");
+    if (!s.backend) return;
+    s.backend->begin_group();
+    s.process->grouping = s.backend.get();
 }
 Comm::Group::~Group() noexcept(false) {
     State& s = *comm_.state_;
-    if (--s.group_depth > 0 || !s.backend) return;
+    s.process->grouping = nullptr;
+    if (!s.backend) return;
     try {
         s.backend->end_group();
     } catch (const Error&) {

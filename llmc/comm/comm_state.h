@@ -23,13 +23,13 @@ struct Comm::State {
     std::shared_ptr<Transport> transport;       // nullptr for one rank
     std::shared_ptr<Backend> backend;           // nullptr for one rank, or for NCCL before attach_device()
     std::vector<std::shared_ptr<State>> parts;  // communicators split off before attach_device()
-    int group_depth = 0;
     Traffic traffic;
 
     size_t others() const { return static_cast<size_t>(world - 1); }
     Backend& device() const {
         if (planned) throw Error(ExitCode::failure, "a planned communicator cannot communicate");
         if (!backend) throw Error(ExitCode::failure, "attach_device() has to come before the first device collective");
+        if (process->grouping && process->grouping != backend.get()) refuse_group("another communicator's collective");
         return *backend;
     }
     Transport& control() const {
@@ -44,7 +44,7 @@ struct Comm::State {
         entry.bytes += bytes;
     }
     void refuse_group(const char* what) const {
-        if (group_depth) throw Error(ExitCode::failure, "{} cannot be part of a Group", what);
+        if (process->grouping) throw Error(ExitCode::failure, "{} cannot be part of a Group", what);
     }
     // Runs a collective on host memory after everything submitted so far, in the same order as on every other rank.
     template <class Function>

@@ -280,8 +280,9 @@ TEST_CASE("ranks: all_reduce") {
     });
 }
 
-TEST_CASE("ranks: groups of collectives") {
+TEST_CASE("ranks: groups of collectives, one at a time") {
     const Comm& comm = world();
+    const Comm other = comm.split(0, "other");
     const auto a = random_by_rank<uint8_t>(comm.world(), 100), b = random_by_rank<uint8_t>(comm.world(), 33);
     const size_t me = as_size(comm.rank()), ranks = as_size(comm.world());
     DeviceArray<uint8_t> in_a(a[me]), in_b(b[me]), out_a(100 * ranks), out_b(33 * ranks);
@@ -289,6 +290,10 @@ TEST_CASE("ranks: groups of collectives") {
         const Comm::Group group(comm);
         comm.all_gather(out_a, in_a, 100, test_stream());
         comm.all_gather(out_b, in_b, 33, test_stream());
+        if (ranks > 1) {
+            CHECK_THROWS_AS(const Comm::Group nested(comm), Error);
+            CHECK_THROWS_AS(other.all_gather(out_b, in_b, 33, test_stream()), Error);
+        }
         if (ranks > 1 && in_rank_order(comm)) {
             DeviceArray<float> data(1);
             CHECK_THROWS_AS(comm.all_reduce<float>(data.get(), 1, ReduceOp::sum, data.get(), test_stream()), Error);
