@@ -125,29 +125,25 @@ std::vector<std::string> match_tensors(const WeightFiles& file, const std::vecto
         const TensorSpec& spec = tensor.spec;
         const std::string name = name_in_file(file, spec.name);
         const std::string wanted = shape_text(spec.shape);
-        if (name.empty()) {
-            throw Error(ExitCode::checkpoint,
-                        "{}: has no tensor {} {}, which this model needs; choose the model that the file holds (-e, or "
+        if (name.empty())
+            refuse_file(file.path(),
+                        "has no tensor {} {}, which this model needs; choose the model that the file holds (-e, or "
                         "--layers --heads --channels)",
-                        file.path(), spec.name, wanted);
-        }
+                        spec.name, wanted);
         const TensorInfo& info = file.info(name);
-        if (info.shape != spec.shape) {
-            throw Error(ExitCode::checkpoint,
-                        "{}: tensor {} is {}, this model needs {}; choose the model that the file holds",
-                        file.file_with(name).path(), name, shape_text(info.shape), wanted);
-        }
-        if (info.dtype != "F32" && info.dtype != "BF16" && info.dtype != "F16" && info.dtype != "F64") {
-            throw Error(ExitCode::checkpoint, "{}: tensor {} is {}; F32, BF16, F16 or F64 is needed",
-                        file.file_with(name).path(), name, info.dtype);
-        }
+        if (info.shape != spec.shape)
+            refuse_file(file.file_with(name).path(),
+                        "tensor {} is {}, this model needs {}; choose the model that the file holds", name,
+                        shape_text(info.shape), wanted);
+        if (info.dtype != "F32" && info.dtype != "BF16" && info.dtype != "F16" && info.dtype != "F64")
+            refuse_file(file.file_with(name).path(), "tensor {} is {}; F32, BF16, F16 or F64 is needed", name,
+                        info.dtype);
         names.push_back(name);
     }
     const std::set<std::string> known(names.begin(), names.end());
     for (const auto& [name, where] : file.tensors()) {
         if (known.count(name) || is_ignored(name)) continue;
-        throw Error(ExitCode::checkpoint,
-                    "{}: tensor {} {} has no place in this model; choose the model that the file holds", where->path(),
+        refuse_file(where->path(), "tensor {} {} has no place in this model; choose the model that the file holds",
                     name, shape_text(file.info(name).shape));
     }
     return names;
@@ -157,16 +153,9 @@ std::vector<std::string> match_tensors(const WeightFiles& file, const std::vecto
 // from ours.
 void check_described(const std::string& path, const ModelConfig& config) {
     if (path.empty()) return;
-    ModelConfig described;
-    try {
-        described = find_model(path);
-    } catch (const Error& error) {
-        throw Error(ExitCode::checkpoint, error.what());
-    }
-    const std::string apart =
-        differences(described, config, {"n_layer", "n_head", "n_embd", "n_positions", "vocab_size"});
-    if (apart.empty()) return;
-    throw Error(ExitCode::checkpoint, "{}: {}; choose the model that the file holds: -e {}", path, apart, path);
+    const std::string apart = differences(described_by([&] { return find_model(path); }), config,
+                                          {"n_layer", "n_head", "n_embd", "n_positions", "vocab_size"});
+    if (!apart.empty()) refuse_file(path, "{}; choose the model that the file holds: -e {}", apart, path);
 }
 
 // Our head is wte. A file with a different head would silently load as a different model.
@@ -174,22 +163,15 @@ void check_tied(const WeightFiles& file, const std::vector<float>& wte) {
     if (!file.contains("lm_head.weight")) return;
     const std::vector<float> head = file.read_floats("lm_head.weight");
     if (head.size() == wte.size() && std::memcmp(head.data(), wte.data(), wte.size() * sizeof(float)) == 0) return;
-    throw Error(ExitCode::checkpoint, "{}: lm_head.weight differs from wte; the model's head is tied to it",
-                file.path());
+    refuse_file(file.path(), "lm_head.weight differs from wte; the model's head is tied to it");
 }
 
 // The model that a directory's config.json describes. Shapes of wte and wpe fill in what it leaves out.
 ModelConfig described_model(const WeightFiles& file) {
     if (file.config_path().empty())
-        throw Error(ExitCode::checkpoint,
-                    "{}: there is no config.json next to the weights, which says how many heads the model has",
-                    file.path());
-    ModelConfig model;
-    try {
-        model = find_model(file.config_path());
-    } catch (const Error& error) {
-        throw Error(ExitCode::checkpoint, error.what());
-    }
+        refuse_file(file.path(),
+                    "there is no config.json next to the weights, which says how many heads the model has");
+    ModelConfig model = described_by([&] { return find_model(file.config_path()); });
     // Rows of the i-th tensor of the embedding, in the table's order.
     const auto rows = [&](size_t i) {
         const std::vector<TensorRow> embedding = model.table().embedding;
@@ -288,7 +270,7 @@ int HfWeights::end_token() const {
 
 std::vector<float> HfWeights::fetch(const std::string& name) const {
     const auto found = tensors_.find(name);
-    if (found == tensors_.end()) throw Error(ExitCode::checkpoint, "{}: has no tensor {}", files_.path(), name);
+    if (found == tensors_.end()) refuse_file(files_.path(), "has no tensor {}", name);
     std::vector<float> ours(static_cast<size_t>(found->second.front().second.row.count()));
     for (const auto& [name_there, tensor] : found->second) {
         const std::vector<float> values = files_.read_floats(name_there);

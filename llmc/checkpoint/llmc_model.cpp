@@ -22,7 +22,6 @@ constexpr int kHeaderInts = 256;
 constexpr int64_t kHeaderBytes = kHeaderInts * 4;
 constexpr int32_t kVersionFp32 = 3, kVersionBf16 = 5;
 constexpr InputKind kLlmcFile = {"weights", "a model file (.bin) of llm.c", ExitCode::checkpoint};
-constexpr NamesOfNumbers kNames = {"layers", "heads", "channels", "context", "vocab"};
 
 // One layer's tensor, at its place in the file.
 struct Slice {
@@ -72,7 +71,7 @@ LlmcWeights::LlmcWeights(const std::string& path) : path_(path), file_(path, kLl
 }
 
 LlmcWeights::LlmcWeights(const std::string& path, const ModelConfig& model) : LlmcWeights(path) {
-    const std::string apart = differences(model_, model, kNames);
+    const std::string apart = differences(model_, model);
     if (!apart.empty())
         refuse_file(path,
                     "{}; choose the model that the file holds: --layers {} --heads {} --channels {} "

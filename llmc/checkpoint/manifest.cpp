@@ -11,8 +11,8 @@
 #include <set>
 #include <utility>
 
-#include "llmc/base/error.h"
 #include "llmc/base/json.h"
+#include "llmc/checkpoint/safetensors.h"
 
 namespace llmc {
 namespace {
@@ -33,39 +33,39 @@ class Parser {
 public:
     explicit Parser(const std::string& path) : path_(path) {}
 
-    [[noreturn]] void fail(const std::string& problem) const {
-        throw Error(ExitCode::checkpoint, path_ + ": " + problem);
+    template <class... Args>
+    [[noreturn]] void fail(fmt::format_string<Args...> problem, Args&&... args) const {
+        refuse_file(path_, problem, std::forward<Args>(args)...);
     }
 
     const Json& field(const Json& object, const char* name) const {
-        if (!object.is_object() || !object.contains(name)) fail(fmt::format("has no \"{}\"", name));
+        if (!object.is_object() || !object.contains(name)) fail("has no \"{}\"", name);
         return object.at(name);
     }
     std::string text(const Json& object, const char* name) const {
         const Json& value = field(object, name);
-        if (!value.is_string()) fail(fmt::format("\"{}\" is not text", name));
+        if (!value.is_string()) fail("\"{}\" is not text", name);
         return value.get<std::string>();
     }
     uint64_t number(const Json& value, const char* name) const {
-        if (!value.is_number_unsigned()) fail(fmt::format("\"{}\" is not a whole number of 0 or more", name));
+        if (!value.is_number_unsigned()) fail("\"{}\" is not a whole number of 0 or more", name);
         const uint64_t n = value.get<uint64_t>();
-        if (n > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))
-            fail(fmt::format("\"{}\" is too large", name));
+        if (n > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) fail("\"{}\" is too large", name);
         return n;
     }
     uint64_t number(const Json& object, const char* name, uint64_t least, uint64_t most) const {
         const uint64_t n = number(field(object, name), name);
-        if (n < least || n > most) fail(fmt::format("\"{}\" is {}", name, n));
+        if (n < least || n > most) fail("\"{}\" is {}", name, n);
         return n;
     }
     const Json& list(const Json& object, const char* name) const {
         const Json& value = field(object, name);
-        if (!value.is_array()) fail(fmt::format("\"{}\" is not a list", name));
+        if (!value.is_array()) fail("\"{}\" is not a list", name);
         return value;
     }
     const Json& object(const Json& parent, const char* name) const {
         const Json& value = field(parent, name);
-        if (!value.is_object()) fail(fmt::format("\"{}\" is not an object", name));
+        if (!value.is_object()) fail("\"{}\" is not an object", name);
         return value;
     }
 
@@ -75,11 +75,11 @@ public:
         for (const Json& extent : list(entry, "shape")) {
             const uint64_t n = number(extent, "shape");
             if (n == 0 || __builtin_mul_overflow(elements, n, &elements) || elements > (uint64_t{1} << 60))
-                fail("tensor " + tensor.name + " has an impossible shape");
+                fail("tensor {} has an impossible shape", tensor.name);
             tensor.shape.push_back(static_cast<int64_t>(n));
         }
         for (const Json& part : list(entry, "parts")) {
-            if (!part.is_string()) fail("tensor " + tensor.name + " has a part that is not text");
+            if (!part.is_string()) fail("tensor {} has a part that is not text", tensor.name);
             tensor.parts.push_back(part.get<std::string>());
         }
         return tensor;
@@ -90,17 +90,17 @@ public:
         file.name = text(entry, "name");
         // A save writes only this name, so no name can lead out of the directory.
         if (file.name != state_file_name(static_cast<int>(index)))
-            fail(fmt::format("names a file {} where {} belongs", file.name, state_file_name(static_cast<int>(index))));
+            fail("names a file {} where {} belongs", file.name, state_file_name(static_cast<int>(index)));
         file.bytes = number(entry, "bytes", 1, uint64_t{1} << 60);
         for (const Json& sum : list(entry, "checksums")) file.checksums.push_back(checksum_of(sum, file.name));
         if (file.checksums.size() != (file.bytes + chunk_bytes - 1) / chunk_bytes)
-            fail(fmt::format("has {} checksums for the {} bytes of {}", file.checksums.size(), file.bytes, file.name));
+            fail("has {} checksums for the {} bytes of {}", file.checksums.size(), file.bytes, file.name);
         for (const Json& slice : list(entry, "slices")) {
             StateSlice read{text(slice, "tensor"), text(slice, "part"), number(slice, "start", 0, uint64_t{1} << 60),
                             number(slice, "count", 1, uint64_t{1} << 60)};
             if (slice.contains("dtype")) read.dtype = text(slice, "dtype");
             if (read.dtype != "F32" && read.dtype != "BF16")
-                fail(file.name + " holds " + read.name() + " in " + read.dtype + ", where F32 or BF16 belongs");
+                fail("{} holds {} in {}, where F32 or BF16 belongs", file.name, read.name(), read.dtype);
             file.slices.push_back(std::move(read));
         }
         return file;
@@ -112,17 +112,17 @@ public:
         std::map<std::string, std::vector<Range>> ranges;
         std::set<std::string> tensors;
         for (const StateTensor& tensor : manifest.tensors) {
-            if (!tensors.insert(tensor.name).second) fail("lists tensor " + tensor.name + " twice");
+            if (!tensors.insert(tensor.name).second) fail("lists tensor {} twice", tensor.name);
             for (const std::string& part : tensor.parts)
                 if (!ranges.emplace(tensor.name + "." + part, std::vector<Range>{}).second)
-                    fail("lists " + tensor.name + "." + part + " twice");
+                    fail("lists {}.{} twice", tensor.name, part);
         }
         for (const StateFile& file : manifest.files) {
             std::set<std::string> in_file;
             for (const StateSlice& slice : file.slices) {
                 const auto found = ranges.find(slice.name());
-                if (found == ranges.end()) fail(file.name + " holds " + slice.name() + ", which is not listed");
-                if (!in_file.insert(slice.name()).second) fail(file.name + " holds " + slice.name() + " twice");
+                if (found == ranges.end()) fail("{} holds {}, which is not listed", file.name, slice.name());
+                if (!in_file.insert(slice.name()).second) fail("{} holds {} twice", file.name, slice.name());
                 found->second.emplace_back(slice.start, slice.start + slice.count);
             }
         }
@@ -134,12 +134,12 @@ public:
                 uint64_t at = 0;
                 for (const Range& range : covered) {
                     if (range.first != at)
-                        fail(fmt::format("{} {} at element {}", range.first > at ? "no file holds" : "two files hold",
-                                         name, std::min(at, range.first)));
+                        fail("{} {} at element {}", range.first > at ? "no file holds" : "two files hold", name,
+                             std::min(at, range.first));
                     at = range.second;
                 }
                 if (at != tensor.elements())
-                    fail(fmt::format("{} has {} elements, its slices end at {}", name, tensor.elements(), at));
+                    fail("{} has {} elements, its slices end at {}", name, tensor.elements(), at);
             }
     }
 
@@ -147,7 +147,7 @@ private:
     uint64_t checksum_of(const Json& value, const std::string& file) const {
         const std::string digits = value.is_string() ? value.get<std::string>() : "";
         if (digits.size() != kHexDigits || digits.find_first_not_of("0123456789abcdef") != std::string::npos)
-            fail("a checksum of " + file + " is not 16 hexadecimal digits");
+            fail("a checksum of {} is not 16 hexadecimal digits", file);
         return std::stoull(digits, nullptr, 16);
     }
 
@@ -218,13 +218,13 @@ Manifest parse_manifest(const std::string& path, const std::string& text) {
     try {
         json = parse_json<Json>(body);
     } catch (const JsonError& error) {
-        parser.fail(fmt::format("is not valid JSON ({})", error.what()));
+        parser.fail("is not valid JSON ({})", error.what());
     }
     if (parser.text(json, "format") != kFormat) parser.fail("is not a checkpoint manifest");
     const uint64_t version = parser.number(parser.field(json, "version"), "version");
     if (version != kCheckpointVersion)
-        parser.fail(fmt::format("has format version {}, this program reads version {}; use the program that wrote it",
-                                version, kCheckpointVersion));
+        parser.fail("has format version {}, this program reads version {}; use the program that wrote it", version,
+                    kCheckpointVersion);
     Manifest m;
     m.run_id = parser.text(json, "run_id");
     m.step = static_cast<int64_t>(parser.number(json, "step", 0, uint64_t{1} << 60));
@@ -239,7 +239,7 @@ Manifest parse_manifest(const std::string& path, const std::string& text) {
     for (const Json& file : parser.list(json, "files"))
         m.files.push_back(parser.file(file, m.files.size(), m.chunk_bytes));
     if (m.files.size() != static_cast<size_t>(m.world))
-        parser.fail(fmt::format("lists {} files of {} ranks", m.files.size(), m.world));
+        parser.fail("lists {} files of {} ranks", m.files.size(), m.world);
     parser.check_cover(m);
     return m;
 }

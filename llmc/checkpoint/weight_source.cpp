@@ -32,9 +32,7 @@ std::string newest_checkpoint(const std::string& path) {
 std::unique_ptr<WeightSource> open_weights(const std::string& path, bool average) {
     if (average) {
         const std::string checkpoint = newest_checkpoint(path);
-        if (checkpoint.empty())
-            throw Error(ExitCode::checkpoint, "{}: no checkpoint here, and only those have an average of the weights",
-                        path);
+        if (checkpoint.empty()) refuse_file(path, "no checkpoint here, and only those have an average of the weights");
         return std::make_unique<CheckpointWeights>(checkpoint, "average");
     }
     if (const std::string checkpoint = checkpoint_at(path); !checkpoint.empty())
@@ -60,8 +58,7 @@ void fetch_exactly(const std::string& path, const TensorRow& row, const FetchTen
     fetch(row.name, out);
     const bool padded = row.padded_rows > 0 && out.size() > count && out.size() % static_cast<size_t>(row.columns) == 0;
     if (out.size() != count && !padded)
-        throw Error(ExitCode::checkpoint, "{}: parameter {} has {} elements, {} are needed", path, row.name, out.size(),
-                    count);
+        refuse_file(path, "parameter {} has {} elements, {} are needed", row.name, out.size(), count);
     out.resize(count);
 }
 
@@ -70,10 +67,18 @@ void require_numbers(const std::string& path, const ModelConfig& model) {
     const bool positive = model.layers > 0 && model.channels > 0 && model.heads > 0 && model.vocab > 0 &&
                           model.context > 0 && (model.own_head_dim > 0 || model.channels % model.heads == 0);
     if (positive && model.layers <= kMost && model.channels <= kMost) return;
-    throw Error(ExitCode::checkpoint,
-                "{}: layers={} channels={} heads={} vocab={} context={} is not a possible model: all must be positive, "
+    refuse_file(path,
+                "layers={} channels={} heads={} vocab={} context={} is not a possible model: all must be positive, "
                 "channels a multiple of heads, and layers and channels at most {}",
-                path, model.layers, model.channels, model.heads, model.vocab, model.context, kMost);
+                model.layers, model.channels, model.heads, model.vocab, model.context, kMost);
+}
+
+ModelConfig described_by(const std::function<ModelConfig()>& description) {
+    try {
+        return description();
+    } catch (const Error& error) {
+        throw Error(ExitCode::checkpoint, error.what());
+    }
 }
 
 std::string differences(const ModelConfig& there, const ModelConfig& here, const NamesOfNumbers& names) {
@@ -120,11 +125,7 @@ ModelConfig model_of(const CheckpointReader& reader) {
     };
     ModelConfig model;
     if (run.contains("model")) {
-        try {
-            model = model_from_json(nlohmann::json(run["model"]), reader.directory());
-        } catch (const Error& error) {
-            throw Error(ExitCode::checkpoint, error.what());
-        }
+        model = described_by([&] { return model_from_json(nlohmann::json(run["model"]), reader.directory()); });
     } else {  // the model is GPT-2, and the run's flags describe it
         model.layers = number("layers");
         model.heads = number("heads");
@@ -161,7 +162,7 @@ CheckpointWeights::CheckpointWeights(const std::string& checkpoint, const char* 
 
 CheckpointWeights::CheckpointWeights(const std::string& checkpoint, const ModelConfig& model)
     : CheckpointWeights(checkpoint) {
-    const std::string other = differences(model_, model, {"layers", "heads", "channels", "context", "vocab"});
+    const std::string other = differences(model_, model);
     if (!other.empty()) throw Error(ExitCode::checkpoint, "{} holds another model: {}", checkpoint, other);
     model_ = model;
 }
@@ -191,8 +192,7 @@ void require_finite(const std::string& path, const std::string& tensor, const st
     const int64_t columns = std::max<int64_t>(static_cast<int64_t>(values.size()) / rows, 1);
     const std::string place =
         shape.size() < 2 ? fmt::format("element {}", at) : fmt::format("row {}, column {}", at / columns, at % columns);
-    throw Error(ExitCode::checkpoint, "{}: {} has {} at {}; a run that starts from it would compute nothing but NaN",
-                path, tensor, what, place);
+    refuse_file(path, "{} has {} at {}; a run that starts from it would compute nothing but NaN", tensor, what, place);
 }
 
 }  // namespace llmc

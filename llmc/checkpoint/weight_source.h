@@ -53,9 +53,12 @@ void require_numbers(const std::string& path, const ModelConfig& model);
 // The differences between two models: "layers is 2, this model has 3; vocab is 257, this model has 50257". A number
 // that `there` leaves open (0) is not compared.
 struct NamesOfNumbers {
-    const char *layers, *heads, *channels, *context, *vocab;
+    const char *layers = "layers", *heads = "heads", *channels = "channels", *context = "context", *vocab = "vocab";
 };
-std::string differences(const ModelConfig& there, const ModelConfig& here, const NamesOfNumbers& names);
+std::string differences(const ModelConfig& there, const ModelConfig& here, const NamesOfNumbers& names = {});
+
+// Returns the model that a description next to some weights has. Its errors become Error(checkpoint).
+ModelConfig described_by(const std::function<ModelConfig()>& description);
 
 // ---- training checkpoints -------------------------------------------------------------------------------------------
 
