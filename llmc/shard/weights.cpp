@@ -169,10 +169,10 @@ void Weights<Real>::collect_master(float* out, size_t unit, size_t tensor, void*
     const ParameterTensor& of = table().unit(unit).tensors[tensor];
     const ShardLayout::Part share = ShardLayout::overlap(layout_.share(unit), of);
     set_bytes(out, 0, of.count() * sizeof(float), stream);
-    const StateArray mine = master_slice(unit).from(share.begin - layout_.slice(unit).begin);
     if (share.count > 0)
-        mine.typed(
-            [&](const auto* masters) { copy_values(out + share.begin - of.offset, masters, share.count, stream); });
+        master_part(unit, share).typed([&](const auto* masters) {
+            copy_values(out + share.begin - of.offset, masters, share.count, stream);
+        });
     const CommRange range("collect masters", layout_.comm(), stream);
     layout_.comm().all_reduce(out, of.count(), ReduceOp::sum, workspace, stream);
 }
@@ -300,24 +300,33 @@ std::vector<NamedMemory> Weights<Real>::working_copies() const {
 template <class Real>
 void Weights<Real>::masters_are_replaced(stream_t stream) {
     to_be_measured_ = to_be_cast_ = true;
-    if (!layout_.is_sliced() && !master_is_working()) cast_slices(stream);  // publish() casts slices
+    if (!layout_.is_sliced()) cast_slices(stream);  // publish() casts slices
 }
 
 template <class Real>
 void Weights<Real>::publish_again(stream_t stream) {
-    if (!master_is_working()) cast_slices(stream);
+    cast_slices(stream);
     publish(stream);
 }
 
 // Casts this rank's slices of the masters to the working copy, except what the model reads as FP8 codes.
 template <class Real>
 void Weights<Real>::cast_slices(stream_t stream) {
-    for (size_t u = 0; u < layout_.units(); u++)
-        for (const Range& range : ranges(u)) {
-            if (range.fp8) continue;
-            const Slice to = slice(u, range.begin);
-            to.master.typed([&](const auto* masters) { copy_values(to.working, masters, range.count, stream); });
-        }
+    for (size_t u = 0; u < layout_.units(); u++) cast_part(u, layout_.slice(u), stream);
+}
+
+// The same for a part of this rank's slice.
+template <class Real>
+void Weights<Real>::cast_part(size_t unit, const ShardLayout::Part& part, stream_t stream) {
+    if (master_is_working()) return;
+    for (const Range& range : ranges(unit)) {
+        const size_t begin = layout_.slice(unit).begin + range.begin;
+        const ShardLayout::Part copied = ShardLayout::overlap(part, {begin, range.count});
+        if (range.fp8 || copied.count == 0) continue;
+        master_part(unit, copied).typed([&](const auto* masters) {
+            copy_values(working_at(unit, copied.begin), masters, copied.count, stream);
+        });
+    }
 }
 
 // ---- in and out of FP8 ----------------------------------------------------------------------------------------------
@@ -338,12 +347,8 @@ void Weights<Real>::leave_fp8(size_t unit, size_t tensor, stream_t stream) {
                     "--fp8-fallback or --fp8-until of that run, or leave the layer out of --fp8-layers",
                     info.layer);
     cuts_.leave_fp8(unit, tensor);
-    if (layout_.is_sliced())
-        to_be_cast_ = true;  // by publish()
-    else if (!master_is_working())
-        master(unit, tensor).typed([&](const auto* masters) {
-            copy_values(working_at(unit, info.offset), masters, info.count(), stream);
-        });
+    to_be_cast_ = true;
+    if (!layout_.is_sliced()) cast_part(unit, {info.offset, info.count()}, stream);
 }
 
 // ---- host access ----------------------------------------------------------------------------------------------------
@@ -362,7 +367,7 @@ void Weights<Real>::initialize(size_t unit, size_t tensor, const InitialValues& 
     mark_changed(unit, info.offset, info.count());
     const ShardLayout::Part part = ShardLayout::overlap(layout_.slice(unit), info);
     draw_initial_values(master_part(unit, part), values, part.begin - info.offset, part.count, stream);
-    cast_part(unit, part, stream);
+    if (!layout_.is_sliced()) cast_part(unit, part, stream);
 }
 
 template <class Real>
@@ -371,7 +376,7 @@ void Weights<Real>::set_master(size_t unit, size_t from, const float* values, si
     const ShardLayout::Part part = ShardLayout::overlap(layout_.slice(unit), {from, count});
     if (part.count == 0) return;
     write_state(master_part(unit, part), values + part.begin - from, part.count, stream);
-    cast_part(unit, part, stream);
+    if (!layout_.is_sliced()) cast_part(unit, part, stream);
 }
 
 template <class Real>
@@ -382,18 +387,6 @@ void Weights<Real>::mark_changed(size_t unit, size_t from, size_t count) {
         to_be_measured_ |= changes && cuts_.state(unit, t);
     }
     to_be_cast_ = true;
-}
-
-template <class Real>
-void Weights<Real>::cast_part(size_t unit, const ShardLayout::Part& part, stream_t stream) {
-    if (layout_.is_sliced() || master_is_working()) return;
-    for (const Range& range : ranges(unit)) {
-        const ShardLayout::Part copied = ShardLayout::overlap(part, {range.begin, range.count});
-        if (range.fp8 || copied.count == 0) continue;
-        master_part(unit, copied).typed([&](const auto* masters) {
-            copy_values(working_at(unit, copied.begin), masters, copied.count, stream);
-        });
-    }
 }
 
 template <class Real>

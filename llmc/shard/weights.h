@@ -129,7 +129,7 @@ private:
     StateArray master_part(size_t unit, const ShardLayout::Part& part) const {
         return master_slice(unit).from(part.begin - layout_.slice(unit).begin);
     }
-    // Casts new masters to the working copy, unless publish() does.
+    // Casts masters to the working copy, if there is one.
     void cast_part(size_t unit, const ShardLayout::Part& part, stream_t stream);
     StateArray master_slice(size_t unit) const { return master_.from(layout_.slice_index(unit)); }
     Whole whole(size_t unit) const;
