@@ -27,15 +27,7 @@ constexpr double kMeetingGrace = 8.0;  // for connect() to end by itself, for ex
 constexpr double kLastWords = 3.0;     // for the last message and report, because the terminal or the disk may hang too
 
 double limit_of(const WatchdogLimits& limits, Watchdog::Phase phase) {
-    switch (phase) {
-        case Watchdog::Phase::start:
-            return limits.start;
-        case Watchdog::Phase::step:
-            return limits.step;
-        case Watchdog::Phase::save:
-            return limits.save;
-    }
-    return 0;
+    return phase == Watchdog::Phase::start ? limits.start : phase == Watchdog::Phase::step ? limits.step : limits.save;
 }
 
 void write_all(int descriptor, const std::string& text) {
