@@ -61,8 +61,6 @@ public:
     HostBackend(std::shared_ptr<Transport> transport, std::shared_ptr<CommProcess> process, std::string group)
         : transport_(std::move(transport)), process_(std::move(process)), group_(std::move(group)) {}
 
-    const char* name() const override { return transport_->name(); }
-
     void all_gather(void* out, const void* in, size_t bytes, const char* what, stream_t stream) override {
         run(what, others() * bytes, out, world() * bytes, in, bytes, stream,
             [bytes](Transport& t, void* to, const void* from) { t.all_gather(to, from, bytes); });

@@ -37,7 +37,6 @@ enum class ElementType { f32, f64, i32, u32, u64 };
 class Backend {
 public:
     virtual ~Backend() = default;
-    virtual const char* name() const = 0;
     virtual void all_gather(void* out, const void* in, size_t bytes, const char* what, stream_t stream) = 0;
     virtual void all_to_all(void* out, const void* in, size_t bytes, const char* what, stream_t stream) = 0;
     // Sizes may be 0.
@@ -136,6 +135,9 @@ std::unique_ptr<Backend> make_nccl_backend(Transport& control, std::shared_ptr<C
 // Meets the other ranks over TCP (tcp_meeting.h).
 struct TcpMeeting;
 std::shared_ptr<Transport> make_tcp_transport(int rank, const TcpMeeting& meeting);
+
+// Makes a Comm of the ranks that a transport connects. With `nccl`, attach_device() makes its back-end.
+Comm connect_transport(std::shared_ptr<Transport> transport, bool nccl, ReduceOrder order);
 
 // A text that another rank wrote into `data`. It ends at the first NUL or after `capacity` bytes. Control characters,
 // which could change what a terminal shows, become '?'.

@@ -14,9 +14,6 @@
 #include "llmc/comm/tcp_meeting.h"
 
 namespace llmc {
-
-Comm connect_transport(std::shared_ptr<Transport> transport, bool nccl, ReduceOrder order);  // comm.cpp
-
 namespace {
 
 // A hash of this program's file: ranks with different builds would train different models.

@@ -138,8 +138,6 @@ public:
     // No ncclCommDestroy: it would wait for ranks that may be gone. Communicators live as long as the process.
     ~NcclBackend() override = default;
 
-    const char* name() const override { return "nccl"; }
-
     void all_gather(void* out, const void* in, size_t bytes, const char* what, stream_t stream) override {
         issue(what, (world_ - 1) * bytes, stream,
               [&] { check(nccl_.AllGather(in, out, bytes, ncclUint8, comm_, stream), "ncclAllGather"); });

@@ -20,7 +20,6 @@
 #include "llmc/comm/operation_log.h"
 
 namespace llmc {
-
 namespace {
 
 constexpr const char* kClosed = "it closed the connection";

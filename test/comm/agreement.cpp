@@ -8,10 +8,6 @@
 #include "llmc/comm/backend.h"
 #include "test/helpers.h"
 
-namespace llmc {
-Comm connect_transport(std::shared_ptr<Transport> transport, bool nccl, ReduceOrder order);  // comm.cpp
-}
-
 using namespace llmc;
 using namespace llmc::test;
 

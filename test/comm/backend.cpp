@@ -16,7 +16,6 @@ namespace {
 class Broken final : public Backend {
 public:
     std::string problem;
-    const char* name() const override { return "broken"; }
     void all_gather(void*, const void*, size_t, const char*, stream_t) override {}
     void all_to_all(void*, const void*, size_t, const char*, stream_t) override {}
     void all_to_all_v(void*, const std::vector<size_t>&, const void*, const std::vector<size_t>&, stream_t) override {}
