@@ -34,6 +34,11 @@ def micro_flags(*flags):
             "--val-every", "5", "--val-batches", "1", "--fp8-log-every", "2", *flags]
 
 
+# Everything in its narrowest format, and in host memory.
+NARROW = [*recipe_flags("delayed"), "--master", "bf16", "--gradients", "bf16", "--adam-moments", "fp8",
+          "--offload", "optimizer"]
+
+
 class Directory:
     """A run directory and its contents."""
 
@@ -141,10 +146,11 @@ class Resume(Case):
     def test_killed_at_random_moments(self):
         """SIGKILL at any time: at most the steps since the last checkpoint are repeated."""
         rng = random.Random(20240520)
-        kinds = [["--precision", "fp8", "--total-batch", "128"]]
+        kinds = [["--precision", "fp8", "--total-batch", "128"], [*NARROW, "--total-batch", "192"]]
         if MATRIX:
             kinds = [["--precision", "bf16", "--total-batch", "192"]]
             kinds.append([*kinds[0], "--reduce", "fp8"])
+            kinds += [[*NARROW, "--adam-moments", moments, "--total-batch", "192"] for moments in ("bf16", "fp8")]
             kinds += [[*recipe_flags(r), "--batch", "8", "--total-batch", "384"] for r in FP8_RECIPES]
         for kind in kinds:
             for ranks in (1, 3) if MATRIX and MPIRUN else (1,):
@@ -168,6 +174,7 @@ class Resume(Case):
                     self.assertTrue(killed.checkpoints, "some of it was done by runs that were killed")
                     last = self.succeeds(killed.run(*flags, "--resume", "auto", ranks=ranks))
                     self.same_run(killed, whole, 40)
+                    self.assertEqual(*(read_bytes(run_.file("model.safetensors")) for run_ in (killed, whole)))
                     # Otherwise it was complete, and kills left older ones.
                     if "checkpoint of step 40 written" in last.out:
                         self.assertEqual(sorted(os.listdir(killed.file("checkpoints"))),
@@ -347,6 +354,7 @@ class Ranks(Case):
                        ["--master", "bf16", "--gradients", "bf16", "--optimizer", "muoneq"]):
             with self.subTest(narrow=narrow):
                 self.check_pairs([((3, 1), (2, 3))], [*self.FLAGS, *narrow])
+        self.check_pairs([((3, 1), (2, 1))], [*self.FLAGS, *NARROW])
 
     def check_pairs(self, pairs, flags):
         """Runs saved by (ranks, stage) and resumed by others equal a run on one rank."""
@@ -615,33 +623,34 @@ def run_with_disks(flags, *disks):
 class Disk(Case):
     FLAGS = ["-n", "4", "--keep", "1", "--val-every", "0", "--max-steps", "8"]
 
-    def calls(self):
+    def calls(self, *flags):
         """The number of calls in such a run."""
         count = new_path("count")
-        self.succeeds(Directory().run(*self.FLAGS, env={"LD_PRELOAD": disk_trouble(), "DISK_COUNT": count}))
+        self.succeeds(Directory().run(*self.FLAGS, *flags, env={"LD_PRELOAD": disk_trouble(), "DISK_COUNT": count}))
         with open(count, encoding="utf-8") as file:
             return int(file.read())
 
     def test_killed_at_system_calls(self):
         """After a kill at any call, complete checkpoints load and equal the state at their step (speculators#739), and
         the next run is not held up (Automodel#3261)."""
-        whole = Directory()
-        self.succeeds(whole.run("--keep", "0", "--val-every", "0", "--max-steps", "8", "--stop-after", "4"))
-        self.succeeds(whole.run("--keep", "0", "--val-every", "0", "--max-steps", "8", "--resume", "latest"))
-        states = {step: whole.state(step) for step in whole.checkpoints}
-        calls = self.calls()
-        self.assertGreater(calls, 20)
-        for call in range(1, calls + 1, 1 if MATRIX else 5):
-            with self.subTest(call=call):
-                run_ = Directory()
-                killed = run_.run(*self.FLAGS, env={"LD_PRELOAD": disk_trouble(), "DISK_KILL_AT": str(call)})
-                self.assertEqual(killed.code, -signal.SIGKILL)
-                for step, path in run_.checkpoints.items():
-                    if os.path.exists(os.path.join(path, "manifest.json")):
-                        self.same_state(run_.state(step), states[step])
-                self.succeeds(run_.run(*self.FLAGS, "--resume", "auto"))
-                self.same_state(run_.state(8), states[8])
-                self.assertFalse([n for n in os.listdir(run_.file("checkpoints")) if n.endswith(".tmp")])
+        for flags, apart in (([], 5), (NARROW, 40)):
+            whole = Directory()
+            self.succeeds(whole.run("--keep", "0", "--val-every", "0", "--max-steps", "8", *flags, "--stop-after", "4"))
+            self.succeeds(whole.run("--keep", "0", "--val-every", "0", "--max-steps", "8", *flags, "--resume", "latest"))
+            states = {step: whole.state(step) for step in whole.checkpoints}
+            calls = self.calls(*flags)
+            self.assertGreater(calls, 20)
+            for call in range(1, calls + 1, 1 if MATRIX else apart):
+                with self.subTest(flags=flags, call=call):
+                    run_ = Directory()
+                    killed = run_.run(*self.FLAGS, *flags, env={"LD_PRELOAD": disk_trouble(), "DISK_KILL_AT": str(call)})
+                    self.assertEqual(killed.code, -signal.SIGKILL)
+                    for step, path in run_.checkpoints.items():
+                        if os.path.exists(os.path.join(path, "manifest.json")):
+                            self.same_state(run_.state(step), states[step])
+                    self.succeeds(run_.run(*self.FLAGS, *flags, "--resume", "auto"))
+                    self.same_run(run_, whole, 8)
+                    self.assertFalse([n for n in os.listdir(run_.file("checkpoints")) if n.endswith(".tmp")])
 
     def test_calls_that_fail(self):
         """The run continues, saved checkpoints stay, and the message includes the disk's error."""
