@@ -348,9 +348,7 @@ class HeatMap {
     const style = getComputedStyle(document.documentElement), width = canvas.clientWidth || 320, ratio = window.devicePixelRatio || 1;
     this.cellHeight = this.rows.length <= 24 ? 16 : this.rows.length <= 96 ? 10 : 6;
     const height = this.cellHeight * this.rows.length + 20;
-    // A few outliers, such as the last steps of a decayed learning rate, do not stretch the scale.
-    const sorted = Object.values(cells).flat().filter((v) => v !== null).sort((a, b) => a - b), end = sorted.length - 1;
-    const bounds = sorted.length ? [sorted[Math.round(0.02 * end)], sorted[Math.round(0.98 * end)]] : null;
+    const bounds = this.boundsOf(cells);
     canvas.style.height = height + "px";
     canvas.width = width * ratio;
     canvas.height = height * ratio;
@@ -375,6 +373,14 @@ class HeatMap {
     paint.lineWidth = 2;
     paint.strokeRect(this.left + this.column * this.cellWidth, this.row * this.cellHeight, this.cellWidth, this.cellHeight - 1);
     this.update(cells, bounds);
+  }
+
+  // The bounds of the scale. A few outliers, such as the last steps of a decayed learning rate, do not stretch it.
+  boundsOf(cells) {
+    if (this.bounded === cells) return this.bounds; // sorting takes long, and each move of the pointer draws
+    const sorted = Object.values(cells).flat().filter((v) => v !== null).sort((a, b) => a - b), end = sorted.length - 1;
+    this.bounded = cells;
+    return this.bounds = sorted.length ? [sorted[Math.round(0.02 * end)], sorted[Math.round(0.98 * end)]] : null;
   }
 
   update(cells, bounds) {
