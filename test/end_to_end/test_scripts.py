@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shlex
 import stat
 import subprocess
 import sys
@@ -55,48 +56,33 @@ class Stages(InDirectory):
         self.assertEqual(result.stderr, "")
         return result.returncode, result.stdout.splitlines()[-1], result.stdout
 
-    def test_checks(self):
-        code, last, _ = self.stages("stage good check true")
-        self.assertEqual((code, last), (0, "1 passed, 0 failed, 0 skipped"))
-        code, last, out = self.stages("stage good check true; stage bad check bash -c 'echo why; exit 3'")
-        self.assertEqual((code, last), (1, "1 passed, 1 failed, 0 skipped"))
-        self.assertIn("why", out)
-        self.assertIn("exit code 3", out)
+    DOCTEST = "[doctest] test cases: {} | {} passed | {} failed | {} skipped"
+    UNITTEST = r'printf "Ran {} in 1.2s\n\n{}\n"; exit {}'
 
-    def test_doctest(self):
-        line = "[doctest] test cases: {} | {} passed | {} failed | {} skipped"
-        code, last, _ = self.stages(f'stage t doctest echo "{line.format(12, 12, 0, 3)}"')
-        self.assertEqual((code, last), (0, "12 passed, 0 failed, 3 skipped"))
-        code, last, _ = self.stages(f"stage t doctest bash -c 'echo \"{line.format(12, 10, 2, 0)}\"; exit 1'")
-        self.assertEqual((code, last), (1, "10 passed, 2 failed, 0 skipped"))
-
-    def test_unittest(self):
-        code, last, _ = self.stages(r'stage t unittest printf "Ran 9 tests in 1.2s\n\nOK (skipped=2)\n"')
-        self.assertEqual((code, last), (0, "7 passed, 0 failed, 2 skipped"))
-        failure = r'printf "Ran 9 tests in 1s\n\nFAILED (failures=1, errors=2)\n"; exit 1'
-        code, last, _ = self.stages(f"stage t unittest bash -c '{failure}'")
-        self.assertEqual((code, last), (1, "6 passed, 3 failed, 0 skipped"))
-
-    def test_a_crash_counts(self):
-        for kind in ("doctest", "unittest", "check"):
-            code, last, out = self.stages(f"stage t {kind} bash -c 'kill -SEGV $$'")
-            self.assertEqual((code, last), (1, "0 passed, 1 failed, 0 skipped"), kind)
-        # Everything passed, and then it crashed.
-        line = "[doctest] test cases: 3 | 3 passed | 0 failed | 0 skipped"
-        code, last, _ = self.stages(f"stage t doctest bash -c 'echo \"{line}\"; exit 139'")
-        self.assertEqual((code, last), (1, "3 passed, 1 failed, 0 skipped"))
-
-    def test_no_tests_at_all_is_a_failure(self):
-        code, last, _ = self.stages(r'stage t unittest printf "Ran 0 tests in 0s\n\nOK\n"')
-        self.assertEqual((code, last), (1, "0 passed, 1 failed, 0 skipped"))
-
-    def test_time_limit(self):
-        code, last, out = self.stages("stage t check sleep 60", STAGE_LIMIT="1")
-        self.assertEqual((code, last), (1, "0 passed, 1 failed, 0 skipped"))
-        self.assertIn("stopped after 1 s", out)
+    def test_counts(self):
+        """Crashes, and runs without any test, are failures."""
+        for kind, command, code, counts in (
+                ("check", "true", 0, "1 passed, 0 failed, 0 skipped"),
+                ("check", "echo why; exit 3", 1, "0 passed, 1 failed, 0 skipped"),
+                ("doctest", f'echo "{self.DOCTEST.format(12, 12, 0, 3)}"', 0, "12 passed, 0 failed, 3 skipped"),
+                ("doctest", f'echo "{self.DOCTEST.format(12, 10, 2, 0)}"; exit 1', 1, "10 passed, 2 failed, 0 skipped"),
+                ("unittest", self.UNITTEST.format("9 tests", "OK (skipped=2)", 0), 0, "7 passed, 0 failed, 2 skipped"),
+                ("unittest", self.UNITTEST.format("9 tests", "FAILED (failures=1, errors=2)", 1), 1,
+                 "6 passed, 3 failed, 0 skipped"),
+                *((kind, "kill -SEGV $$", 1, "0 passed, 1 failed, 0 skipped") for kind in ("doctest", "unittest", "check")),
+                # Everything passed, and then it crashed.
+                ("doctest", f'echo "{self.DOCTEST.format(3, 3, 0, 0)}"; exit 139', 1, "3 passed, 1 failed, 0 skipped"),
+                ("unittest", self.UNITTEST.format("0 tests", "OK", 0), 1, "0 passed, 1 failed, 0 skipped"),
+                ("check", "sleep 60", 1, "0 passed, 1 failed, 0 skipped")):
+            with self.subTest(kind=kind, command=command):
+                limit = "1" if command == "sleep 60" else "60"
+                found, last, out = self.stages(f"stage t {kind} bash -c {shlex.quote(command)}", STAGE_LIMIT=limit)
+                self.assertEqual((found, last), (code, counts))
+                for part in {"echo why; exit 3": ["why", "exit code 3"], "sleep 60": ["stopped after 1 s"]}.get(command, []):
+                    self.assertIn(part, out)
 
     def test_queue(self):
-        line = "[doctest] test cases: 3 | 2 passed | 1 failed | 0 skipped"
+        line = self.DOCTEST.format(3, 2, 1, 0)
         code, last, out = self.stages(f"""
             queue stage "a b" check bash -c 'echo $OMP_NUM_THREADS >threads; while [[ ! -e met ]]; do sleep 0.01; done'
             queue stage c check touch met
@@ -649,18 +635,11 @@ class StepsToLoss(InDirectory):
 @unittest.skipIf(importlib.util.find_spec("matplotlib") is None, "matplotlib is in .venv alone")
 class Picture(InDirectory):
     def run_directory(self, name, steps=20, shard=None):
-        records = []
-        for step in range(1, steps + 1):
-            records.append(dict(step=step, loss=5 / step, lr=1e-3, norm=1.0, tokens=100 * step, ms=1.0))
-            if step % 5 == 0:
-                records.append(dict(step=step, val_loss=5.5 / step))
+        run = write_run(self, name, steps, val_every=5, val=[f"a={shard}"] if shard else None)
+        records = read_records(run)
         records[2] |= dict(loss=None, nonfinite=dict(loss="nan"))
-        text = "".join(json.dumps(r) + "\n" for r in records)
-        self.write(f"{name}/metrics.jsonl", text + '{"step": 21, "lo')  # killed while writing
-        model = dict(layers=1, channels=32, heads=1, parameters=12345)
-        config = dict(precision="bf16", val=[f"a={shard}"] if shard else None, train=None)
-        self.write(f"{name}/run.json", json.dumps(dict(model=model, device="x", config=config)))
-        return os.path.join(self.directory, name)
+        write_records(self, name, records, '{"step": 21, "lo')  # killed while writing
+        return run
 
     def setUp(self):
         super().setUp()
