@@ -28,10 +28,7 @@ struct Kind {
 constexpr Kind kKinds[] = {
     {"memory", Where::count},
     {"kernel", Where::count},
-    {"hang", Where::count},
-    {"wrong", Where::count},
     {"stall", Where::count},
-    {"collective", Where::count},
     {"refuse", Where::product},
     {"wrong-product", Where::algorithm},
     {"unsteady-product", Where::algorithm},

@@ -99,29 +99,6 @@ cublasStatus_t check(LtCall& call, const cublasLtMatmulAlgo_t& algo, cublasLtMat
 
 }  // namespace
 
-TEST_CASE("virtual_gpu cublaslt algorithms: they use all the workspace and are wrong above a given size") {
-    constexpr size_t kMiB = 1 << 20;
-    if (!is_child()) {
-        expect_child({{"VIRTUAL_GPU_FAULT", "wrong-workspace:64x32x256 TN bf16"}, {"TEST_RIGHT", "1"}});
-        expect_child({{"VIRTUAL_GPU_FAULT", "wrong-workspace:1@4"}, {"TEST_RIGHT", "4"}});
-        return expect_child({{"VIRTUAL_GPU_FAULT", "wrong-workspace:@all"}, {"TEST_RIGHT", "0"}});
-    }
-    const size_t right = static_cast<size_t>(std::atoi(std::getenv("TEST_RIGHT"))) * kMiB;
-    Uneven p;
-    p.call.reductions = CUBLASLT_REDUCTION_SCHEME_NONE;
-    p.call.workspace_bytes = 0;
-    CHECK(p.call.find() == kSuccess);
-    const std::vector<float> expected = p.run_with(0);
-    lt_free({p.call.workspace});
-    p.call.workspace = static_cast<char*>(lt_device(nullptr, 32 * kMiB));
-    for (const size_t bytes : {32 * kMiB, 4 * kMiB, kMiB, size_t{0}}) {
-        p.call.workspace_bytes = bytes;
-        CHECK(p.call.find() == kSuccess);
-        for (int i = 0; i < p.call.count; i++) CHECK(p.call.found[i].workspaceSize == bytes);
-        CHECK((p.run_with(0) == expected) == (bytes <= right));
-    }
-}
-
 TEST_CASE("virtual_gpu cublaslt algorithms: each has its own bits and repeats them") {
     for (const char* arithmetic : {"fp32", "hopper"}) {
         if (!is_child()) {

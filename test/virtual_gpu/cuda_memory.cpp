@@ -134,16 +134,3 @@ TEST_CASE("virtual_gpu memory: the card's memory is limited") {
     CHECK(cudaMemGetInfo(&later, &all_bytes) == cudaSuccess);
     CHECK(later == free_bytes);
 }
-
-TEST_CASE("virtual_gpu memory: a card that has little left") {
-    if (!is_child()) return expect_child({{"VIRTUAL_GPU_FAULT", "memory:3"}});
-    size_t free_bytes = 0, all_bytes = 0;
-    CHECK(cudaMemGetInfo(&free_bytes, &all_bytes) == cudaSuccess);
-    CHECK(free_bytes == 3 << 20);
-    char* d = device_bytes(2 << 20);
-    void* p = nullptr;
-    CHECK(cudaMalloc(&p, (1 << 20) + 1) == cudaErrorMemoryAllocation);
-    CHECK(cudaMalloc(&p, 1 << 20) == cudaSuccess);
-    CHECK(cudaFree(d) == cudaSuccess);
-    CHECK(cudaMalloc(&p, 2 << 20) == cudaSuccess);
-}

@@ -2,7 +2,6 @@
 #include <cublasLt.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <string>
@@ -91,8 +90,6 @@ cublasStatus_t algorithm_of(const Product& p, const cublasLtMatmulAlgo_t* given,
 }
 
 Lie lie_of(const Product& p, const Algorithm& algorithm) {
-    static std::atomic<long> products{0};
-    if (++products == planned_fault("wrong")) return Lie::element;
     if (lies("wrong-product", number_of(p), describe(p), algorithm.id)) return Lie::tile;
     constexpr uint64_t kMiB = 1 << 20;
     const auto mib = static_cast<int>((algorithm.workspace + kMiB - 1) / kMiB);

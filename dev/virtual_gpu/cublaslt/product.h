@@ -10,7 +10,6 @@ namespace virtual_gpu {
 // Deliberate errors in a result.
 enum class Lie {
     none,
-    element,  // one element has another value
     tile,     // one tile of 64 x 64 is off by 1 %, or by one step of an FP8 result
     unsteady  // the lowest bits of some elements change, others each time
 };

@@ -101,9 +101,9 @@ void copy_parameters(Launch& launch, void** arguments) {
 }
 
 // A readiness check that is always false, and says so once.
-std::function<bool()> never_ending(const std::string& what, const std::string& why) {
+std::function<bool()> never_ending(const std::string& what) {
     static std::atomic<bool> told{false};
-    if (!told.exchange(true)) report("%s never ends: VIRTUAL_GPU_FAULT=%s", what.c_str(), why.c_str());
+    if (!told.exchange(true)) report("%s never ends: VIRTUAL_GPU_FAULT=hang-kernel", what.c_str());
     return [] { return false; };
 }
 
@@ -117,8 +117,7 @@ cudaError_t submit_launch(cudaStream_t stream, Launch launch) {
     if (lies("fail-kernel", launch.kernel->readable))
         return submit(stream, what, [] { fault("lost on purpose: VIRTUAL_GPU_FAULT=fail-kernel"); });
     std::function<bool()> ready;
-    if (count == planned_fault("hang")) ready = never_ending(what, format("hang:%ld", count));
-    if (lies("hang-kernel", launch.kernel->readable)) ready = never_ending(what, "hang-kernel");
+    if (lies("hang-kernel", launch.kernel->readable)) ready = never_ending(what);
     return submit(
         stream, what, [launch = std::move(launch)] { run_grid(launch); }, std::move(ready));
 }

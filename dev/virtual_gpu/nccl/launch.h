@@ -76,7 +76,7 @@ private:
     std::vector<bool> arrived_;
     std::atomic<bool> started_{false};
     int before_start_ = 0, before_end_ = 0;  // remaining turns in which poll() does nothing
-    bool ended_ = false, stalls_ = false, flips_ = false;
+    bool ended_ = false, stalls_ = false;
     bool broken_ = false;  // another rank is in a different call
     std::optional<std::string> fault_;
 
