@@ -104,10 +104,11 @@ TEST_CASE("nccl: arguments") {
     refuse(ncclAlltoAll(in.get(), in.get(), 4, ncclFloat, comm, stream), "sendbuff and recvbuff overlap");
     // Invalid numbers.
     refuse(ncclBroadcast(in.get(), out.get(), 4, ncclFloat, 2, comm, stream), "root 2 of 2 ranks");
-    refuse(ncclReduce(in.get(), out.get(), 4, ncclFloat, ncclSum, -1, comm, stream), "root -1 of 2 ranks");
+    refuse(ncclBroadcast(in.get(), out.get(), 4, ncclFloat, -1, comm, stream), "root -1 of 2 ranks");
     refuse(ncclSend(in.get(), 4, ncclFloat, 2, comm, stream), "peer 2 of 2 ranks");
     refuse(ncclAllReduce(in.get(), out.get(), 4, ncclNumTypes, ncclSum, comm, stream), "data type 12");
-    refuse(ncclAllReduce(in.get(), out.get(), 4, ncclFloat, ncclNumOps, comm, stream), "reduction 5");
+    refuse(ncclAllReduce(in.get(), out.get(), 4, ncclFloat, ncclMin, comm, stream), "has no reduction 3");
+    refuse(ncclAllReduce(in.get(), out.get(), 4, ncclInt8, ncclSum, comm, stream), "reduces no int8");
     refuse(ncclAllReduce(in.get(), out.get(), 4, ncclFloat, ncclSum, nullptr, stream), "the communicator is NULL");
     // None of these counts as a call.
     CHECK(ncclAllReduce(in.get(), out.get(), 8, ncclFloat, ncclSum, comm, stream) == ncclSuccess);

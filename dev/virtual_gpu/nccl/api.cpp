@@ -163,27 +163,6 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* code) {
     });
 }
 
-ncclResult_t ncclCommCount(const ncclComm_t comm, int* count) {
-    return guarded([&] {
-        require(count, "count");
-        *count = ncclComm::live(comm).ranks;
-    });
-}
-
-ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int* device) {
-    return guarded([&] {
-        require(device, "device");
-        *device = ncclComm::live(comm).device;
-    });
-}
-
-ncclResult_t ncclCommUserRank(const ncclComm_t comm, int* rank) {
-    return guarded([&] {
-        require(rank, "rank");
-        *rank = ncclComm::live(comm).rank;
-    });
-}
-
 // ---- groups and calls ----------------------------------------------------------------------------------------------
 
 ncclResult_t ncclGroupStart() {
@@ -206,29 +185,13 @@ ncclResult_t ncclAllReduce(const void* send, void* recv, size_t count, ncclDataT
                            ncclComm_t comm, cudaStream_t stream) {
     return call_on(comm, {Kind::all_reduce, send, recv, count, type, op, 0, stream});
 }
-ncclResult_t ncclReduce(const void* send, void* recv, size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
-                        ncclComm_t comm, cudaStream_t stream) {
-    return call_on(comm, {Kind::reduce, send, recv, count, type, op, root, stream});
-}
 ncclResult_t ncclBroadcast(const void* send, void* recv, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
                            cudaStream_t stream) {
     return call_on(comm, {Kind::broadcast, send, recv, count, type, ncclSum, root, stream});
 }
-ncclResult_t ncclBcast(void* buffer, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
-                       cudaStream_t stream) {
-    return ncclBroadcast(buffer, buffer, count, type, root, comm, stream);
-}
 ncclResult_t ncclAlltoAll(const void* send, void* recv, size_t count, ncclDataType_t type, ncclComm_t comm,
                           cudaStream_t stream) {
     return call_on(comm, {Kind::all_to_all, send, recv, count, type, ncclSum, 0, stream});
-}
-ncclResult_t ncclGather(const void* send, void* recv, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
-                        cudaStream_t stream) {
-    return call_on(comm, {Kind::gather, send, recv, count, type, ncclSum, root, stream});
-}
-ncclResult_t ncclScatter(const void* send, void* recv, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
-                         cudaStream_t stream) {
-    return call_on(comm, {Kind::scatter, send, recv, count, type, ncclSum, root, stream});
 }
 ncclResult_t ncclSend(const void* send, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                       cudaStream_t stream) {

@@ -9,11 +9,9 @@ namespace virtual_gpu::nccl {
 size_t size_of(ncclDataType_t type);  // 0 if there is no such type
 const char* name_of(ncclDataType_t type);
 const char* name_of(ncclRedOp_t op);
-bool is_fp8(ncclDataType_t type);
+bool can_reduce(ncclDataType_t type);  // a type whose sums the program uses
 
-// sum[i] = sum[i] op values[i], rounded to the type each time, like partial sums in a ring. ncclAvg adds.
+// sum[i] = sum[i] op values[i], rounded to the type each time, like partial sums in a ring; op is ncclSum or ncclMax.
 void accumulate(void* sum, const void* values, size_t count, ncclDataType_t type, ncclRedOp_t op);
-// The final division of ncclAvg.
-void divide(void* sum, int ranks, size_t count, ncclDataType_t type);
 
 }  // namespace virtual_gpu::nccl

@@ -5,7 +5,6 @@
 #include <utility>
 #include <vector>
 
-#include "dev/virtual_gpu/card.h"
 #include "dev/virtual_gpu/cuda/streams.h"
 #include "dev/virtual_gpu/memory.h"
 #include "dev/virtual_gpu/nccl/elements.h"
@@ -56,10 +55,9 @@ void check_arguments(const ncclComm& comm, const Call& call) {
         throw Error(ncclInvalidArgument, comm.name() + ": " + name + ": " + text);
     };
     if (size_of(call.type) == 0) refuse(format("data type %d", static_cast<int>(call.type)));
-    if (call.reduces() && (call.op < 0 || call.op >= ncclNumOps))
-        refuse(format("reduction %d", static_cast<int>(call.op)));
-    if (call.reduces() && is_fp8(call.type) && card().capability < 90)
-        refuse(format("a reduction of %s needs compute capability 9.0", name_of(call.type)));
+    if (call.reduces() && call.op != ncclSum && call.op != ncclMax)
+        refuse(format("the virtual GPU has no reduction %d", static_cast<int>(call.op)));
+    if (call.reduces() && !can_reduce(call.type)) refuse(format("the virtual GPU reduces no %s", name_of(call.type)));
     if ((call.has_root() || !call.collective()) && (call.peer < 0 || call.peer >= comm.ranks))
         refuse(format("%s %d of %d ranks", call.collective() ? "root" : "peer", call.peer, comm.ranks));
 

@@ -18,24 +18,14 @@ const char* name_of(Kind kind) {
             return "ncclAllReduce";
         case Kind::broadcast:
             return "ncclBroadcast";
-        case Kind::reduce:
-            return "ncclReduce";
         case Kind::all_to_all:
             return "ncclAlltoAll";
-        case Kind::gather:
-            return "ncclGather";
-        case Kind::scatter:
-            return "ncclScatter";
         case Kind::send:
             return "ncclSend";
         case Kind::recv:
             return "ncclRecv";
     }
     return "";
-}
-
-bool Call::has_root() const {
-    return kind == Kind::broadcast || kind == Kind::reduce || kind == Kind::gather || kind == Kind::scatter;
 }
 
 std::string Call::describe() const {
@@ -55,14 +45,9 @@ Elements sent(const Call& call, int from, int to, int ranks) {
             return {0, n};
         case Kind::broadcast:
             return {0, from == call.peer ? n : 0};
-        case Kind::reduce:
-        case Kind::gather:
-            return {0, to == call.peer ? n : 0};
         case Kind::reduce_scatter:
         case Kind::all_to_all:
             return {static_cast<size_t>(to) * n, n};
-        case Kind::scatter:
-            return {static_cast<size_t>(to) * n, from == call.peer ? n : 0};
         case Kind::send:
         case Kind::recv:
             break;
@@ -72,7 +57,7 @@ Elements sent(const Call& call, int from, int to, int ranks) {
 }
 
 size_t place(const Call& call, int from) {
-    const bool apart = call.kind == Kind::all_gather || call.kind == Kind::all_to_all || call.kind == Kind::gather;
+    const bool apart = call.kind == Kind::all_gather || call.kind == Kind::all_to_all;
     return apart ? static_cast<size_t>(from) * call.count : 0;
 }
 

@@ -10,18 +10,7 @@
 
 namespace virtual_gpu::nccl {
 
-enum class Kind : uint32_t {
-    all_gather,
-    reduce_scatter,
-    all_reduce,
-    broadcast,
-    reduce,
-    all_to_all,
-    gather,
-    scatter,
-    send,
-    recv
-};
+enum class Kind : uint32_t { all_gather, reduce_scatter, all_reduce, broadcast, all_to_all, send, recv };
 const char* name_of(Kind kind);
 
 // A call as the program made it. `peer` is the root, or the other rank of a send or recv.
@@ -37,8 +26,8 @@ struct Call {
     uint64_t number = 0;  // counted per communicator for collectives, and per pair of ranks for other calls; from 1
 
     bool collective() const { return kind != Kind::send && kind != Kind::recv; }
-    bool reduces() const { return kind == Kind::reduce_scatter || kind == Kind::all_reduce || kind == Kind::reduce; }
-    bool has_root() const;
+    bool reduces() const { return kind == Kind::reduce_scatter || kind == Kind::all_reduce; }
+    bool has_root() const { return kind == Kind::broadcast; }
     std::string describe() const;  // "ncclAllReduce #3 (128 float32, sum)"
 };
 
