@@ -52,8 +52,6 @@ for kilobytes in 163 99; do
 done
 stage "several ranks: every stage of sharding, 1 to 8 ranks" unittest env TRAINING_RANKS="1 2 3 4 8" LLMC_ORDER=random \
     TEST_RANKS=$NATIVE/test_ranks python3 test/end_to_end/test_ranks.py Training
-stage "the program as 1 to 8 ranks, 20 steps" unittest env RANK_MATRIX="1 2 3 4 8" \
-    python3 test/end_to_end/test_run_ranks.py Matrix
 stage "checkpoints: every call, recipe and pair of ranks" unittest env CHECKPOINT_MATRIX=1 \
     python3 test/end_to_end/test_run_checkpoints.py
 stage "checkpoints: a save cut at every byte" doctest env CHECKPOINT_MATRIX=1 $NATIVE/test_cpu --no-colors \

@@ -64,7 +64,7 @@ class Ranks(unittest.TestCase):
         return [*self.FLAGS, "--val", corpus().val, "--val-every", "10", "--val-batches", "4", *more]
 
     def test_every_stage(self):
-        """In FP8; FP32 and BF16 are in test/comm/ranks/training.cpp, and all of them in Matrix."""
+        """In FP8; FP32 and BF16 are in test/comm/ranks/training.cpp, on any number of ranks."""
         precision = ["--precision", "fp8", "--fp8-log-every", "20"]
         one = FinishedRun(*self.flags("--batch", "6", "--val-batches", "2", *precision))
         # Micro-batches of another size round differently, even on one rank. With the same size and sums in rank order,
@@ -187,38 +187,6 @@ class Ranks(unittest.TestCase):
         self.assertIn('"lr"', result.stderr)
 
 
-@unittest.skipUnless(MPIRUN and os.environ.get("RANK_MATRIX"), "RANK_MATRIX names no numbers of ranks")
-class Matrix(unittest.TestCase):
-    """Every stage with every number of ranks in RANK_MATRIX, with two micro-steps per step, compared with one rank on
-    the same micro-batches: 20 steps that agree to the bit if gradients are summed in rank order, otherwise within
-    bounds; and memory.
-    """
-
-    BOUNDS = {"fp32": 1e-5, "bf16": 1e-3, "fp8": 1e-3}
-
-    def check(self, ranks, precision):
-        flags = ["--precision", precision, "--batch", "1", "--total-batch", 2 * 64 * ranks, "--max-steps", "20", "--lr",
-                 "1e-3", "--warmup", "5", "--fp8-log-every", "2"]
-        ordered = [*flags, "--reduce-order", "rank"]
-        one = FinishedRun(*ordered, env=ONE_THREAD)
-        for stage in range(4):
-            with self.subTest(ranks=ranks, precision=precision, stage=stage):
-                run = RankRun(ranks, *ordered, "--zero", stage)
-                self.assertEqual(len(run.losses), 20)
-                check_same_run(self, run, one)
-                self.assertEqual([s["batch_hash"] for s in run.steps], [s["batch_hash"] for s in one.steps])
-                self.assertEqual(len(run.scales_at(20)), 24 if precision == "fp8" else 0)
-                run.check_memory(self)
-                unordered = RankRun(ranks, *flags, "--zero", stage)
-                self.assertLess(worst(unordered.losses, one.losses), self.BOUNDS[precision])
-                unordered.check_memory(self)
-
-    def test_matrix(self):
-        for ranks in map(int, os.environ["RANK_MATRIX"].split()):
-            for precision in self.BOUNDS:
-                self.check(ranks, precision)
-
-
 class OverTcp(unittest.TestCase):
     """Ranks that meet with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."""
 
@@ -233,8 +201,7 @@ class OverTcp(unittest.TestCase):
         return process
 
     def test_strangers_at_the_port(self):
-        hostile_peers.check_strangers(random.Random(1), ["all of them"])
-        hostile_peers.check_secret()
+        hostile_peers.check_strangers(random.Random(1))
 
     def test_rank_that_lies(self):
         hostile_peers.check_lie(0, "text without an end", random.Random(1))
