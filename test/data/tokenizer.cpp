@@ -156,7 +156,7 @@ TEST_CASE("tokenizer.json: an export is read back as the table that it came from
     TemporaryDirectory dir;
     std::vector<std::string> pieces;
     for (int byte = 255; byte >= 0; byte--) pieces.emplace_back(1, static_cast<char>(byte));
-    for (const char* piece : {"th", "the", " the", "\xc3\xa4", "\n\n"}) pieces.emplace_back(piece);
+    for (const char* piece : {"th", "the", " the", "\xc3\xa4", "\n\n", "we", "er"}) pieces.emplace_back(piece);
     pieces.insert(pieces.begin() + 258, "");
     pieces[258] = "<|endoftext|>";
     const TokenDecoder table = TokenDecoder::open(make_file(dir / "t.bin", llmc_tokenizer(2, 258, pieces)));
@@ -167,7 +167,9 @@ TEST_CASE("tokenizer.json: an export is read back as the table that it came from
     CHECK(back.end_token() == 258);
     CHECK_NOTHROW(back.require_same(table));
     for (int id = 0; id < table.vocab(); id++) CHECK(back.decode({id}) == table.decode({id}));
-    for (const char* text : {"the other\n\n the", "\xc3\xa4\xff 7"}) CHECK(back.encode(text) == table.encode(text));
+    for (const char* text : {"the other\n\n the", "\xc3\xa4\xff 7", "lower"})
+        CHECK(back.encode(text) == table.encode(text));
+    CHECK(back.decode({back.encode("wer")[0]}) == "we");  // its merge comes before that of "er"
     std::swap(pieces[3], pieces[4]);
     const TokenDecoder other = TokenDecoder::open(make_file(dir / "o.bin", llmc_tokenizer(2, 258, pieces)));
     check_error(ExitCode::bad_data, {"o.bin", "token 3", "tokenizer.json"}, [&] { other.require_same(back); });

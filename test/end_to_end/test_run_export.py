@@ -122,8 +122,7 @@ class Export(Case):
         self.assertEqual(read_safetensors(self.trained.path("model.safetensors")), self.tensors)
 
     def test_tokenizer(self):
-        """The merges in tokenizer.json, in their order, split words like the table's ranks."""
-        words = [b"low", b"lower", b"newest", b"widest", "wörter".encode(), b"x\n\t"]
+        """Its files, and refusals. That it splits words like the table's ranks: test/data/tokenizer.cpp."""
         pieces = [bytes([byte]) for byte in reversed(range(256))]  # also not in GPT-2's order of bytes
         pieces += [b"lo", b"low", b"es", b"est", b"er", "ö".encode(), b"we", b"ne", b"new", b"wer", b"dest"]
         table = new_path() + ".bin"
@@ -131,7 +130,6 @@ class Export(Case):
             file.write(struct.pack("<4i", 20240328, 2, len(pieces) + 1, len(pieces)).ljust(1024, b"\0"))
             for piece in [*pieces, b"end"]:
                 file.write(bytes([len(piece)]) + piece)
-        ranks = {piece: rank for rank, piece in enumerate(pieces)}
 
         shape = dict(context=64, vocab=300, layers=1, heads=1, channels=32)
         model = write_llmc_model(shape, {name: [0.0] * count for name, _, count in llmc_tensors(shape)})
@@ -140,28 +138,9 @@ class Export(Case):
         config = json.loads(read(os.path.join(directory, "tokenizer_config.json")))
         self.assertEqual(config, dict(tokenizer_class="PreTrainedTokenizerFast", model_max_length=64,
                                       bos_token="<|endoftext|>", eos_token="<|endoftext|>"))
-        vocab, merges = tokenizer["model"]["vocab"], [tuple(pair) for pair in tokenizer["model"]["merges"]]
+        vocab, merges = tokenizer["model"]["vocab"], tokenizer["model"]["merges"]
         self.assertEqual(sorted(vocab.values()), list(range(len(pieces) + 1)))
         self.assertEqual((vocab["<|endoftext|>"], len(merges)), (len(pieces), len(pieces) - 256))
-        # GPT-2's characters for bytes, by its own description: printable bytes stand for themselves.
-        printable = [*range(0x21, 0x7f), *range(0xa1, 0xad), *range(0xae, 0x100)]
-        others = [byte for byte in range(256) if byte not in printable]
-        letter = {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
-
-        def cut(parts, rank_of):
-            while True:
-                ranked = [(rank_of(a, b), i) for i, (a, b) in enumerate(zip(parts, parts[1:]))]
-                ranked = [pair for pair in ranked if pair[0] is not None]
-                if not ranked:
-                    return parts
-                _, i = min(ranked)
-                parts = [*parts[:i], parts[i] + parts[i + 1], *parts[i + 2:]]
-
-        for word in words:
-            expected = [ranks[piece] for piece in cut([bytes([b]) for b in word], lambda a, b: ranks.get(a + b))]
-            merged = cut([letter[b] for b in word], lambda a, b: merges.index((a, b)) if (a, b) in merges else None)
-            self.assertEqual([vocab[part] for part in merged], expected, word)
-
         again = self.export(model, "--tokenizer", directory)
         for name in ("tokenizer.json", "tokenizer_config.json"):
             self.assertEqual(read(os.path.join(again, name)), read(os.path.join(directory, name)))
