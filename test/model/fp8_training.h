@@ -78,6 +78,11 @@ struct Fp8Training {
     }
 };
 
+inline bool same_states(Fp8Training& a, Fp8Training& b) {
+    const std::vector<Fp8State> x = a.states(), y = b.states();
+    return x.size() == y.size() && std::memcmp(x.data(), y.data(), x.size() * sizeof(Fp8State)) == 0;
+}
+
 // Multiplies channel `channel` of every row of the tensor by `factor`. Returns the old values.
 inline std::vector<float> enlarge_channel(Fp8Training& run, const char* name, size_t channel, float factor) {
     const auto place = run.test.table.find(name);
