@@ -7,9 +7,7 @@
 
 #include "llmc/device/transfer.h"
 #include "llmc/shard/state_values.h"
-#include "llmc/train/trainer.h"
-#include "test/comm/ranks/ranks.h"
-#include "test/model/all_weights.h"
+#include "test/comm/ranks/sharded_run.h"
 #include "test/suites.h"
 
 using namespace llmc;
@@ -17,69 +15,26 @@ using namespace llmc::test;
 
 namespace {
 
-constexpr int kT = 32;
-
 TrainerConfig config_of(int stage, Wire wire, int micro_steps = 1, int within = 0) {
-    TrainerConfig config;
-    config.model.name = "small";  // sizes that no number of ranks divides
-    config.model.layers = 3, config.model.heads = 3, config.model.channels = 96;
-    config.model.vocab = 101, config.model.context = kT;
-    config.batch = 1, config.seq = kT;
-    config.micro_steps = micro_steps;
-    config.sharding.stage = stage, config.sharding.wire = wire, config.sharding.within = within;
-    config.schedule = {ScheduleKind::constant, 2e-3, 0, 100, 0};
-    config.adamw = {0.9, 0.95, 1e-8, 0.1};
-    config.clip = 1.0;
+    TrainerConfig config = trainer_config({.stage = stage, .micro_steps = micro_steps, .wire = wire, .within = within});
     config.loss_scale = loss_scale_config("dynamic");
     config.loss_scale.growth_interval = 2;
     return config;
 }
 
 template <class Real>
-struct Run {
-    Trainer<Real> trainer;
-    std::vector<double> losses, norms;
+struct Run : ShardedRun<Real> {
+    using Base = ShardedRun<Real>;
+    explicit Run(const TrainerConfig& config) : Base(config, world()) {}
 
-    explicit Run(const TrainerConfig& config) : trainer(config, world()) {
-        trainer.allocate();
-        trainer.initialize(7);
-    }
-    ~Run() { synchronize(trainer.stream()); }
-
-    void micro_step(int position) {
-        std::vector<int> tokens, targets;
-        for (int i = 0; i < kT; i++) tokens.push_back((position * 37 + i * i + 5) % 101);
-        for (const int token : tokens) targets.push_back((3 * token + 7) % 101);
-        trainer.micro_step(tokens.data(), targets.data());
-    }
-    StepRecord step(int index) {
-        trainer.begin_step({.count_losses = true});
-        const int n = trainer.config().micro_steps;
-        for (int m = 0; m < n; m++) micro_step((index * n + m) * world().world() + world().rank());
-        trainer.finish_step();
-        const StepRecord result = *trainer.take_result(0);
-        losses.push_back(result.loss), norms.push_back(result.norm);
-        return result;
-    }
-    // Makes only the last rank's loss scale infinite for a moment, and with it the rank's gradients.
-    void skip() {
-        float* scale = const_cast<float*>(trainer.optimizer().loss_scale());
-        const float good = read_back(scale, trainer.stream());
-        if (world().rank() + 1 == world().world()) write_through(scale, INFINITY, trainer.stream());
-        trainer.begin_step({.count_losses = true});
-        micro_step(100 + world().rank());
-        write_through(scale, good, trainer.stream());
-        trainer.finish_step();
-        CHECK(trainer.take_result(0)->is_skipped());
-    }
-    std::vector<std::vector<float>> weights() { return all_weights(trainer.weights(), trainer.stream()); }
     std::vector<bf16> residuals() {
-        return read_back(trainer.gradients().residuals(), trainer.gradients().residual_count(), trainer.stream());
+        Gradients& gradients = Base::trainer.gradients();
+        return read_back(gradients.residuals(), gradients.residual_count(), Base::stream);
     }
     void forget_residuals() {
-        set_bytes(trainer.gradients().residuals(), 0, trainer.gradients().residual_count() * sizeof(bf16),
-                  trainer.stream());
-        synchronize(trainer.stream());
+        Gradients& gradients = Base::trainer.gradients();
+        set_bytes(gradients.residuals(), 0, gradients.residual_count() * sizeof(bf16), Base::stream);
+        synchronize(Base::stream);
     }
 };
 
@@ -192,7 +147,7 @@ TEST_CASE("gradients in FP8: a non-finite step is skipped everywhere and leaves 
             other(config_of(stage, Wire::fp8));
         for (Run<bf16>* run : {&skipped, &fresh, &other}) run->step(0);
         const auto before = skipped.weights();
-        skipped.skip(), fresh.skip();
+        for (Run<bf16>* run : {&skipped, &fresh}) CHECK(run->overflow_on_the_last_rank().is_skipped());
         CHECK(same_bits(skipped.weights(), before));
         for (const bf16 owed : skipped.residuals())
             if (!is_finite(to_float(owed))) FAIL_CHECK("a residual is not finite");
@@ -256,12 +211,7 @@ TEST_CASE("gradients in FP8: groups of ranks have the same weights") {
         for (int i = 0; i < 4; i++) run.step(i);
         CHECK(run.losses.front() > run.losses.back() * 1.01);
         CHECK((run.trainer.gradients().residuals() == nullptr) == (within == 1));
-        double sum = 0;
-        for (const std::vector<float>& tensor : run.weights())
-            for (const float value : tensor) sum = 1.000001 * sum + value;
-        std::vector<double> sums(as_size(world().world()));
-        world().host_all_gather(sums.data(), &sum, sizeof sum);
-        for (const double other : sums) CHECK(other == sum);
+        check_same_weights(run);
     }
 }
 

@@ -3,7 +3,6 @@
 // build: per device
 #include <cstring>
 #include <map>
-#include <random>
 
 #if !LLMC_CUDA
 #include "llmc/device/host/settings.h"
@@ -11,9 +10,7 @@
 #include "llmc/device/trace.h"
 #include "llmc/log/fingerprint.h"
 #include "llmc/plan/plan.h"
-#include "llmc/train/trainer.h"
-#include "test/comm/ranks/ranks.h"
-#include "test/model/all_weights.h"
+#include "test/comm/ranks/sharded_run.h"
 #include "test/model/mlp_block.h"
 #include "test/suites.h"
 
@@ -21,113 +18,6 @@ using namespace llmc;
 using namespace llmc::test;
 
 namespace {
-
-constexpr int kB = 1, kT = 32, kSteps = 4;
-
-ModelConfig small_model(int blocks = 3) {  // sizes that no number of ranks divides; more blocks than slots
-    ModelConfig config;
-    config.name = "small";
-    config.layers = blocks, config.heads = 3, config.channels = 96, config.vocab = 101, config.context = kT;
-    return config;
-}
-
-struct RunConfig {
-    int stage = 0, micro_steps = 1;
-    const char* recipe = nullptr;  // nullptr for no FP8
-    const char* layers = "all";
-    Wire wire = Wire::fp32;
-    Recompute recompute = Recompute::gelu;
-    Fp8FallbackRule fallback = {};
-    int within = 0;
-    int blocks = 3;
-    KernelSet kernels = KernelSet::common();
-    StateFormat masters = StateFormat::fp32, gradients = StateFormat::fp32, moments = StateFormat::fp32;
-    ClipKind clip_kind = ClipKind::norm;
-    double clip = 1.0;
-    int64_t signals_every = 0;
-    double qk_clip = 0;
-};
-
-TrainerConfig trainer_config(const RunConfig& c) {
-    TrainerConfig config;
-    config.model = small_model(c.blocks);
-    config.batch = kB, config.seq = kT;
-    config.micro_steps = c.micro_steps;
-    config.recompute = c.recompute;
-    if (c.recipe)
-        config.fp8 = Fp8Config{.recipe = value_of_word<Fp8Recipe>(c.recipe).value(),
-                               .margin = c.fallback.steps > 0 ? 5 : 0,
-                               .fallback = c.fallback};
-    config.fp8_layers = fp8_layers_from_text(c.layers);
-    config.kernels = c.kernels;
-    config.sharding.stage = c.stage;
-    config.sharding.wire = c.wire;
-    config.sharding.within = c.within;
-    config.sharding.gradients = c.gradients;
-    config.schedule = {ScheduleKind::constant, 2e-3, 0, 100, 0};
-    config.adamw = {0.9, 0.95, 1e-8, 0.1};
-    config.clip = c.clip;
-    config.optimizer.clip_kind = c.clip_kind;
-    config.optimizer.masters = c.masters, config.optimizer.adam_moments = c.moments;
-    config.loss_scale = loss_scale_config(c.recipe ? "dynamic" : "off");
-    config.signals_every = c.signals_every;
-    config.qk_clip = c.qk_clip;
-    return config;
-}
-
-// Trains some steps on batches that depend only on their place in the global order.
-template <class Real>
-struct ShardedRun {
-    Trainer<Real> trainer;
-    const Comm& comm = trainer.comm();
-    Fp8Registry* const fp8 = trainer.fp8();
-    const Optimizer<Real>& optimizer = trainer.optimizer();
-    stream_t stream{};
-    std::vector<double> losses, norms;
-    std::vector<TensorSignal> signals;  // of the last step
-    size_t left = 0;                    // layers that have left FP8
-
-    ShardedRun(const RunConfig& c, const Comm& comm) : trainer(trainer_config(c), comm) {
-        trainer.allocate();
-        stream = trainer.stream();
-        trainer.initialize(7);
-    }
-    ~ShardedRun() { synchronize(stream); }
-
-    // `position` counts micro-batches in the global order.
-    void micro_step(int position) {
-        std::mt19937 engine(static_cast<uint32_t>(position) + 1);
-        std::vector<int> tokens, targets;
-        int token = static_cast<int>(engine() % 101);
-        for (int i = 0; i < kB * kT; i++) {
-            tokens.push_back(token);
-            token = engine() % 4 ? (3 * token + 7) % 101 : static_cast<int>(engine() % 101);
-            targets.push_back(token);
-        }
-        trainer.micro_step(tokens.data(), targets.data());
-    }
-    StepRecord finish_step() {
-        left += trainer.finish_step().size();
-        return *trainer.take_result(0);
-    }
-    void step(int index) {
-        trainer.begin_step({.count_losses = true});
-        const int micro_steps = trainer.config().micro_steps;
-        for (int m = 0; m < micro_steps; m++) micro_step((index * micro_steps + m) * comm.world() + comm.rank());
-        const StepRecord result = finish_step();
-        losses.push_back(result.loss);
-        norms.push_back(result.norm);
-        signals = result.signals;
-    }
-    void train() {
-        for (int i = 0; i < kSteps; i++) step(i);
-    }
-    template <class T>
-    T read(const T* device) {
-        return read_back(device, stream);
-    }
-    std::vector<std::vector<float>> weights() { return all_weights(trainer.weights(), stream); }
-};
 
 double largest_gap(const std::vector<double>& a, const std::vector<double>& b) {
     double largest = a.size() == b.size() ? 0 : INFINITY;
@@ -297,7 +187,7 @@ TEST_CASE("sharded training with clipping by tensor norm or value equals one ran
         RunConfig config;
         config.clip_kind = kind, config.clip = clip;
         check_stages<float>(config, 1e-5, 1e-4, {1});
-        ShardedRun<float> clipped(config, world()), other({}, world());
+        ShardedRun<float> clipped(config, world()), other(RunConfig{}, world());
         clipped.train(), other.train();
         CHECK(clipped.norms.front() == other.norms.front());
         CHECK(!same_bits(clipped.weights(), other.weights()));
@@ -348,7 +238,7 @@ TEST_CASE("sharded FP8: some layers in BF16, the head, portable kernels, whole-b
     check_stages<bf16>(head, 1e-3, 5e-2);
     RunConfig wire;
     wire.wire = Wire::bf16;
-    ShardedRun<bf16> whole({}, world());
+    ShardedRun<bf16> whole(RunConfig{}, world());
     whole.train();
     for (int stage = 0; stage <= 3; stage++) {
         wire.stage = stage;
@@ -476,12 +366,7 @@ TEST_CASE("hybrid sharding equals one rank's training, and every group has the s
             config.stage = stage;
             ShardedRun<bf16> run(config, world());
             run.train();
-            double sum = 0;
-            for (const std::vector<float>& tensor : run.weights())
-                for (const float value : tensor) sum = 1.000001 * sum + value;
-            std::vector<double> sums(as_size(world().world()));
-            world().host_all_gather(sums.data(), &sum, sizeof sum);
-            for (const double other : sums) CHECK(other == sum);
+            check_same_weights(run);
         }
     }
 }
@@ -506,7 +391,7 @@ TEST_CASE("the weights' fingerprint is that of one rank in every stage, in group
 }
 
 TEST_CASE("hybrid sharding sends weights only inside a group, and gradients between groups once per step") {
-    const ParameterTable table(parameter_units(small_model()), world().world());
+    const ParameterTable table(parameter_units(small_ranks_model()), world().world());
     for (const int within : group_sizes()) {
         const uint64_t others = as_size(within) - 1, groups = as_size(world().world() / within),
                        slice = table.count() / as_size(within);
@@ -584,14 +469,7 @@ TEST_CASE("an overflow on one rank skips the step on all") {
             ShardedRun<bf16> run(config, world());
             run.step(0);
             const auto before = run.weights();
-            // Makes only the last rank's loss scale infinite for a moment, and with it the rank's gradients.
-            float* scale = const_cast<float*>(run.optimizer.loss_scale());
-            const float good = run.read(scale);
-            if (world().rank() + 1 == world().world()) write_through(scale, INFINITY, run.stream);
-            run.trainer.begin_step({.count_losses = true});
-            run.micro_step(100 + world().rank());
-            write_through(scale, good, run.stream);
-            CHECK(run.finish_step().is_skipped());
+            CHECK(run.overflow_on_the_last_rank().is_skipped());
             CHECK(same_bits(run.weights(), before));
             run.step(2);
             CHECK(run.read(run.optimizer.state()).skip == 0);
