@@ -11,9 +11,14 @@ namespace {
 struct Shape : reference::AttentionShape {
     float deviation = 1.0f;  // of qkv: larger ones make peaked probabilities
     bool bad = false;        // one value is infinite
+    Passes passes = kWritingPasses;
+    bool of_run = false;  // its name says only what the run decides
 
     Shape(const reference::AttentionShape& s, float d = 1.0f, bool b = false)
         : reference::AttentionShape(s), deviation(d), bad(b) {}
+    std::string text() const {
+        return " " + (of_run ? name_of(*this) : AttentionShape::text()) + (bad ? " with infinity" : "");
+    }
     std::vector<Axis> elements_of(int width) const { return {{"b", B}, {"t", T}, {"", width}}; }
     std::vector<Axis> rows_of() const { return {{"b", B}, {"h", NH}, {"t", T}}; }
 };
@@ -107,14 +112,14 @@ Input<bf16> qkv_of(Trial& t, const Shape& s) {
     return t.input(qkv);
 }
 
-void forward_fp8(Trial& t, const Shape& s, const Passes& passes) {
+void forward_fp8(Trial& t, const Shape& s) {
     const auto qkv = qkv_of(t, s);
     const auto documents = t.input_or_none(s.documents);
     const Outputs<bf16> plain(t, s);
     t.run_twice([&] {
         attention_forward<bf16>(plain.out, plain.low, plain.lse, qkv, s.B, s.T, s.heads(), t.stream(), documents);
     });
-    each_pass<e4m3>(t, passes, s.tokens(), s.width(), kOutputScale,
+    each_pass<e4m3>(t, s.passes, s.tokens(), s.width(), kOutputScale,
                     [&](Trial& trial, const auto& to, QuantizePass pass) {
                         const auto own = trial.input(qkv.values);
                         const Outputs<bf16> fused(trial, s);
@@ -133,7 +138,7 @@ void forward_fp8(Trial& t, const Shape& s, const Passes& passes) {
 
 // The bias gradient of the qkv layer comes with it: alone, accumulated, or left out, which layouts alone try.
 template <class F8>
-void backward_fp8(Trial& t, const Shape& s, const Passes& passes) {
+void backward_fp8(Trial& t, const Shape& s) {
     const auto qkv = qkv_of(t, s), dout = t.normal<bf16>(s.elements(), 0.1f, 0.02f);
     const auto documents = t.input_or_none(s.documents);
     const int width = s.qkv_width();
@@ -147,7 +152,7 @@ void backward_fp8(Trial& t, const Shape& s, const Passes& passes) {
     });
     const auto sums = reference::column_sums(reference::to_floats(t.read(dqkv)), width);
     const auto before = t.random<float>(width, 3.0f);
-    each_pass<F8>(t, passes, s.tokens(), width, kGradientScale, [&](Trial& trial, const auto& to, QuantizePass pass) {
+    each_pass<F8>(t, s.passes, s.tokens(), width, kGradientScale, [&](Trial& trial, const auto& to, QuantizePass pass) {
         float* delta = trial.result<float>("delta", s.rows_of());
         float *dbias = nullptr, *alone = nullptr, *scratch = nullptr;
         const bool accumulate = to.layouts == Layouts::row;
@@ -175,30 +180,19 @@ void backward_fp8(Trial& t, const Shape& s, const Passes& passes) {
 
 // ---- items ---------------------------------------------------------------------------------------------------------
 
-template <class Real>
-void add_plain(Items& items, const Shape& s, const std::string& name) {
-    add_kernel(items, fmt::format("attention {} {}", type_name<Real>(), name),
-               [s](Trial& t) { attention<Real>(t, s); });
-}
-template <class Real>
-void add_max_logits(Items& items, const Shape& s, const std::string& name) {
-    add_kernel(items, fmt::format("attention_max_logits {} {}", type_name<Real>(), name),
-               [s](Trial& t) { max_logits<Real>(t, s); });
-}
-void add_forward_fp8(Items& items, const Shape& s, const std::string& name, const Passes& passes) {
-    add_variant(items, "attention_fp8", "attention_forward_fp8 " + name, [=](Trial& t) { forward_fp8(t, s, passes); });
+void add_forward_fp8(Items& items, const Shape& s) {
+    add_kernel(items, "attention_forward_fp8", forward_fp8, s).variant = "attention_fp8";
 }
 template <class F8>
-void add_backward_fp8(Items& items, const Shape& s, const std::string& name, const Passes& passes) {
-    add_variant(items, "attention_backward_fp8", fmt::format("attention_backward_fp8 {} {}", type_name<F8>(), name),
-                [=](Trial& t) { backward_fp8<F8>(t, s, passes); });
+void add_backward_fp8(Items& items, const Shape& s) {
+    add_kernel<F8>(items, "attention_backward_fp8", backward_fp8<F8>, s).variant = "attention_backward_fp8";
 }
 
 template <class Real>
 void add_plain_tests(Items& items) {
     const auto add = [&](const Shape& s) {
-        add_plain<Real>(items, s, s.text());
-        add_max_logits<Real>(items, s, s.text());
+        add_kernel<Real>(items, "attention", attention<Real>, s);
+        add_kernel<Real>(items, "attention_max_logits", max_logits<Real>, s);
     };
     for (const int HD : {32, 64, 128}) {
         for (const auto& [B, T, NH] :
@@ -239,19 +233,20 @@ void add_plain_tests(Items& items) {
 
 void add_attention(Items& items, const KernelUse& use) {
     // Several tiles of 64 and of 128 rows, and a part of one.
-    for (const reference::AttentionShape& s : example_shapes(use, 2, 277)) {
+    for (Shape s : example_shapes(use, 2, 277)) {
+        s.of_run = true;
         with_type<bf16, float>(use.bf16, [&]<class Real>(Real) {
-            add_plain<Real>(items, s, name_of(s));
-            if (use.max_logits) add_max_logits<Real>(items, s, name_of(s));
+            add_kernel<Real>(items, "attention", attention<Real>, s);
+            if (use.max_logits) add_kernel<Real>(items, "attention_max_logits", max_logits<Real>, s);
         });
     }
     if (!use.fp8 || use.scaling != Fp8Scaling::tensor || use.current_scaling) return;
     // Fills no tile, but pieces of 8 tokens; 304 tokens are a multiple of 16.
-    for (const reference::AttentionShape& s : example_shapes(use, 2, 152)) {
-        add_forward_fp8(items, s, name_of(s), kWritingPasses);
+    for (Shape s : example_shapes(use, 2, 152)) {
+        s.of_run = true;
+        add_forward_fp8(items, s);
         if (!use.position_embedding) continue;  // RoPE turns the gradient back before it is cast
-        with_type<e4m3, e5m2>(use.e4m3_gradients,
-                              [&]<class F8>(F8) { add_backward_fp8<F8>(items, s, name_of(s), kWritingPasses); });
+        with_type<e4m3, e5m2>(use.e4m3_gradients, [&]<class F8>(F8) { add_backward_fp8<F8>(items, s); });
     }
 }
 
@@ -275,14 +270,15 @@ void add_attention_tests(Items& items) {
     }
     for (size_t i = 0; i < shapes.size(); i++) {
         // One pass, another for the next shape; all of them with documents, on tiles of every kind.
-        const Shape& s = shapes[i];
-        const Passes passes = s.documents.empty() ? Passes{kWritingPasses[i % kWritingPasses.size()]} : kWritingPasses;
-        add_forward_fp8(items, s, s.text(), passes);
-        each_type<e4m3, e5m2>([&]<class F8>(F8) { add_backward_fp8<F8>(items, s, s.text(), passes); });
+        Shape& s = shapes[i];
+        if (s.documents.empty()) s.passes = {kWritingPasses[i % kWritingPasses.size()]};
+        add_forward_fp8(items, s);
+        each_type<e4m3, e5m2>([&]<class F8>(F8) { add_backward_fp8<F8>(items, s); });
     }
-    const Shape bad({1, 48, 2, 32}, 1.0f, true);
-    add_forward_fp8(items, bad, bad.text() + " with infinity", {QuantizePass::train});
-    add_backward_fp8<e5m2>(items, bad, bad.text() + " with infinity", {QuantizePass::train});
+    Shape bad({1, 48, 2, 32}, 1.0f, true);
+    bad.passes = {QuantizePass::train};
+    add_forward_fp8(items, bad);
+    add_backward_fp8<e5m2>(items, bad);
 }
 
 }  // namespace llmc::check

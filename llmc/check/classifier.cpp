@@ -16,6 +16,14 @@ struct Shape {
 
     size_t width() const { return static_cast<size_t>(padded_V); }
     double cap() const { return shaping.soft_cap; }
+    std::string text() const {
+        std::string text = fmt::format(" N={} V={}/{}", rows, V, padded_V);
+        if (cap() > 0) text += fmt::format(" capped at {:g}", cap());
+        if (shaping.trained.z_loss > 0) text += fmt::format(" with z-loss {:g}", shaping.trained.z_loss);
+        if (shaping.trained.label_smoothing > 0)
+            text += fmt::format(" with labels smoothed by {:g}", shaping.trained.label_smoothing);
+        return text;
+    }
 };
 
 // ---- reference -----------------------------------------------------------------------------------------------------
@@ -143,13 +151,13 @@ void cross_entropy(Trial& t, const Shape& s) {
     t.within(dlogits, Bounded::exactly(scaled).widened(0, 0x1p-110));
 }
 
-void losses_of(Trial& t, int n) {
-    auto losses = t.random<float>(static_cast<size_t>(n), 1.0f, 5.0f);
+void losses_of(Trial& t, size_t n) {
+    auto losses = t.random<float>(n, 1.0f, 5.0f);
     std::vector<int> targets;
     double sum = 0;
     int counted = 0;
-    for (int i = 0; i < n; i++) {
-        targets.push_back(i % 5 == 3 ? -1 : i);
+    for (size_t i = 0; i < n; i++) {
+        targets.push_back(i % 5 == 3 ? -1 : static_cast<int>(i));
         if (targets.back() < 0) losses[i] = 0.0f;
         sum += losses[i];
         counted += targets.back() >= 0;
@@ -160,10 +168,10 @@ void losses_of(Trial& t, int n) {
     int* count = t.result<int>("count", line(1));
     t.run_twice([&] {
         for (const bool accumulate : {false, true})
-            sum_losses(total, count, device_losses, device_targets, n, accumulate, t.stream());
+            sum_losses(total, count, device_losses, device_targets, static_cast<int>(n), accumulate, t.stream());
     });
     Bounded expected;
-    expected.push_back(2 * sum, 1e-14 * n * sum);  // FP64 sums of positive numbers
+    expected.push_back(2 * sum, 1e-14 * static_cast<double>(n) * sum);  // FP64 sums of positive numbers
     t.note(not_within(t.shape_of(total), t.read(total), expected));
     t.equal(count, {2 * counted});
 }
@@ -172,15 +180,7 @@ void losses_of(Trial& t, int n) {
 
 template <class Real>
 void add_cross_entropy(Items& items, const Shape& s) {
-    std::string name = fmt::format("softmax_cross_entropy {} N={} V={}/{}", type_name<Real>(), s.rows, s.V, s.padded_V);
-    if (s.shaping.soft_cap > 0) name += fmt::format(" capped at {:g}", s.cap());
-    if (s.shaping.trained.z_loss > 0) name += fmt::format(" with z-loss {:g}", s.shaping.trained.z_loss);
-    if (s.shaping.trained.label_smoothing > 0)
-        name += fmt::format(" with labels smoothed by {:g}", s.shaping.trained.label_smoothing);
-    add_kernel(items, name, [s](Trial& t) { cross_entropy<Real>(t, s); });
-}
-void add_sum_losses(Items& items, int n) {
-    add_kernel(items, fmt::format("sum_losses n={}", n), [n](Trial& t) { losses_of(t, n); });
+    add_kernel<Real>(items, "softmax_cross_entropy", cross_entropy<Real>, s);
 }
 
 template <class Real>
@@ -211,12 +211,12 @@ void add_classifier(Items& items, const KernelUse& use) {
     const float deviation = use.logit_cap > 0 ? use.logit_cap / 2 : 3.0f;  // many near the cap
     const Shape s{5, use.vocab, use.padded_vocab, {use.logit_cap, use.loss}, deviation, Shape::with_bad};
     with_type<bf16, float>(use.bf16, [&]<class Real>(Real) { add_cross_entropy<Real>(items, s); });
-    add_sum_losses(items, 1031);
+    add_kernel(items, "sum_losses", losses_of, 1031);
 }
 
 void add_classifier_tests(Items& items) {
     each_type<float, bf16>([&]<class Real>(Real) { add_tests<Real>(items); });
-    for (const int n : {0, 1, 255, 256, 10007}) add_sum_losses(items, n);
+    for (const size_t n : {0, 1, 255, 256, 10007}) add_kernel(items, "sum_losses", losses_of, n);
 }
 
 }  // namespace llmc::check

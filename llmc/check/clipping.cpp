@@ -13,7 +13,14 @@ using reference::kUnit;
 
 constexpr double kClip = 0.2;
 
-void clipped_values(Trial& t, size_t count, float loss_scale) {
+struct Gradient {
+    size_t count = 4101;
+    float loss_scale = 1024.0f;
+    std::string text() const { return ""; }
+};
+
+void clipped_values(Trial& t, const Gradient& s) {
+    const auto [count, loss_scale] = s;
     std::vector<float> before = t.random<float>(count, 0.2f * loss_scale);
     before[count / 2] = -0.0f;
     const auto scale = t.input_of(loss_scale);
@@ -25,7 +32,8 @@ void clipped_values(Trial& t, size_t count, float loss_scale) {
 }
 
 // A gradient whose norm is `size` times the bound; the parts of a sum of squares add up to it.
-void clipped_tensor(Trial& t, size_t count, float loss_scale, double size) {
+void clipped_tensor(Trial& t, const Gradient& s, double size) {
+    const auto [count, loss_scale] = s;
     const size_t parts = 700;
     const auto before = t.random<float>(count, 1.0f);
     const double norm = size * kClip * loss_scale;
@@ -42,6 +50,10 @@ void clipped_tensor(Trial& t, size_t count, float loss_scale, double size) {
     Bounded expected;  // the norm and the factor are rounded to FP32, the gradient too
     for (const double g : before) expected.push_back(g / std::max(size, 1.0), size < 1 ? 0 : 4 * kUnit * std::fabs(g));
     t.within(grad, expected);
+}
+
+void clipped_tensors(Trial& t, const Gradient& s) {
+    for (const double size : {0.4, 3.0}) t.nested([&](Trial& trial) { clipped_tensor(trial, s, size); });
 }
 
 // ---- QK-clip -------------------------------------------------------------------------------------------------------
@@ -101,15 +113,6 @@ void clipped_heads(Trial& t, const QkClip& s) {
 
 // ---- items ---------------------------------------------------------------------------------------------------------
 
-void add_values(Items& items, size_t count, float loss_scale) {
-    add_kernel(items, "clip_values", [=](Trial& t) { clipped_values(t, count, loss_scale); });
-}
-void add_tensors(Items& items, size_t count, float loss_scale) {
-    add_kernel(items, "clip_tensors", [=](Trial& t) {
-        for (const double size : {0.4, 3.0})
-            t.nested([&](Trial& trial) { clipped_tensor(trial, count, loss_scale, size); });
-    });
-}
 template <class Real>
 void add_qk_clip(Items& items, const QkClip& s) {
     add_kernel(items, fmt::format("{} {}", s.text(), type_name<Real>()), [s](Trial& t) { clipped_heads<Real>(t, s); });
@@ -124,15 +127,15 @@ void add_clipping(Items& items, const KernelUse& use) {
             s.measured = use.fp8 && columns > 1;
             with_type<bf16, float>(use.bf16, [&]<class Real>(Real) { add_qk_clip<Real>(items, s); });
         }
-    if (use.clip_kind == ClipKind::value) add_values(items, 4101, 1024.0f);
-    if (use.clip_kind == ClipKind::tensor) add_tensors(items, 4101, 1024.0f);
+    if (use.clip_kind == ClipKind::value) add_kernel(items, "clip_values", clipped_values, {});
+    if (use.clip_kind == ClipKind::tensor) add_kernel(items, "clip_tensors", clipped_tensors, {});
 }
 
 void add_clipping_tests(Items& items) {
     for (const size_t count : {1, 7, 2048, 4101})
         for (const float loss_scale : {1.0f, 1024.0f}) {
-            add_values(items, count, loss_scale);
-            add_tensors(items, count, loss_scale);
+            add_kernel(items, "clip_values", clipped_values, {count, loss_scale});
+            add_kernel(items, "clip_tensors", clipped_tensors, {count, loss_scale});
         }
     // Weights and biases, slices of them, grouped queries, and a head that threads share with the next.
     for (QkClip s : {QkClip{},

@@ -86,9 +86,8 @@ void backward(Trial& t, const Shape& s) {
 
 template <class Real>
 void add(Items& items, const Shape& s) {
-    const std::string suffix = std::string(" ") + type_name<Real>() + s.text();
-    add_kernel(items, "embedding_forward" + suffix, [s](Trial& t) { forward<Real>(t, s); });
-    add_kernel(items, "embedding_backward" + suffix, [s](Trial& t) { backward<Real>(t, s); });
+    add_kernel<Real>(items, "embedding_forward", forward<Real>, s);
+    add_kernel<Real>(items, "embedding_backward", backward<Real>, s);
 }
 
 }  // namespace

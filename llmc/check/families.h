@@ -14,22 +14,43 @@ namespace llmc::check {
 
 using Items = std::vector<CheckItem>;
 
-// Adds an item that runs `specification` on a trial of its own.
+// Adds an item that runs `specification` on a trial of its own, and returns it.
 using Specification = std::function<void(Trial&)>;
-inline void add_kernel(Items& items, const std::string& name, const Specification& specification,
-                       const char* family = "kernels") {
-    items.push_back({name, family, "", [specification](stream_t stream) {
+inline CheckItem& add_kernel(Items& items, const std::string& name, const Specification& specification) {
+    items.push_back({name, "kernels", "", [specification](stream_t stream) {
                          Trial trial(stream);
                          specification(trial);
                          return trial.problem();
                      }});
+    return items.back();
 }
-// The same for a variant (see CheckItem).
-inline void add_variant(Items& items, const char* variant, const std::string& name,
-                        const Specification& specification) {
-    add_kernel(items, name, specification);
-    items.back().variant = variant;
+
+template <class T>
+constexpr const char* type_name() {
+    if (sizeof(T) == 1) return std::is_same_v<T, e4m3> ? "e4m3" : "e5m2";
+    return sizeof(T) == 2 ? "bf16" : "fp32";
 }
+
+// Adds a specification at a shape, which is a number of elements or names itself: "layernorm_forward bf16 N=149 C=768".
+// Without T, the name has no type.
+template <class T = void, class Shape>
+CheckItem& add_kernel(Items& items, const std::string& kernel, void (*specification)(Trial&, Shape),
+                      const std::type_identity_t<std::remove_cvref_t<Shape>>& shape) {
+    std::string name = kernel;
+    if constexpr (!std::is_void_v<T>) name += std::string(" ") + type_name<T>();
+    if constexpr (std::is_same_v<Shape, size_t>)
+        name += fmt::format(" n={}", shape);
+    else
+        name += shape.text();
+    return add_kernel(items, name, [=](Trial& t) { specification(t, shape); });
+}
+
+// The shape of a matrix.
+struct Rows {
+    int N, C;
+    size_t n() const { return size_t{1} * N * C; }
+    std::string text() const { return fmt::format(" N={} C={}", N, C); }
+};
 
 void add_hardware(Items& items, const KernelUse& use);  // casts, copies, tensor cores
 void add_embedding(Items& items, const KernelUse& use);
@@ -73,12 +94,6 @@ std::string name_of(const reference::AttentionShape& shape);  // "HD=64 NH=8 win
 // The argument `documents` (B, T) of llmc/kernels/attention.h, with documents of one token and longer ones; empty if
 // the run has no documents.
 std::vector<int> example_documents(const KernelUse& use, int B, int T);
-
-template <class T>
-constexpr const char* type_name() {
-    if (sizeof(T) == 1) return std::is_same_v<T, e4m3> ? "e4m3" : "e5m2";
-    return sizeof(T) == 2 ? "bf16" : "fp32";
-}
 
 // Calls add(First()) or add(Second()).
 template <class First, class Second, class Add>

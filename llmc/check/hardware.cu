@@ -228,7 +228,7 @@ void warp_product(Trial& t) {
 
 void add_hardware(Items& items, const KernelUse& use) {
     const auto add = [&](const char* name, void (*check)(Trial&), const char* family = "casts") {
-        add_kernel(items, name, check, family);
+        add_kernel(items, name, check).family = family;
     };
     add("copy", copy, "memory");
     items.back().rate = copy_rate;

@@ -19,6 +19,8 @@ struct Momentum {
     MuonMomentum config = {0.95, 400};
     int64_t applied = 101;
     double beta = 0.875;
+
+    std::string text() const { return fmt::format(" of {} n={} applied={}", word_of(gradients), count, applied); }
 };
 
 template <class Real>
@@ -53,6 +55,7 @@ struct Matrix {
     bool by_rows = false, skip = false;
 
     size_t count() const { return size_t{1} * rows * columns; }
+    std::string text() const { return fmt::format(" {} x {} of {:g}", rows, columns, size); }
 };
 
 // The sums of squares of a matrix' rows, or of its columns.
@@ -87,19 +90,24 @@ void row_factors(Trial& t, const Matrix& s) {
 }
 
 template <class Real>
-void matrix_copy(Trial& t, const Matrix& s, bool transpose, FactorOf of) {
-    const auto x = t.normal<Real>(s.count(), s.size);
-    const auto factors = t.normal<float>(std::max(s.rows, s.columns), 1.0f);
-    Real* out = t.result<Real>("copy", line(s.count()));
-    t.run_twice([&] { copy_matrix<Real>(out, x, s.rows, s.columns, transpose, factors, of, t.stream()); });
-    std::vector<Real> expected;
-    for (size_t i = 0; i < s.count(); i++) {
-        const size_t row = i / s.columns, column = i % s.columns;
-        const size_t place = of == FactorOf::row ? row : of == FactorOf::column ? column : 0;
-        const float value = to_float(x.values[i]);
-        expected.push_back(to<Real>(of == FactorOf::none ? value : value * factors.values[place]));
-    }
-    t.equal(out, transpose ? reference::turned(expected, s.rows, s.columns) : expected);
+void matrix_copies(Trial& t, const Matrix& s) {
+    const auto copy = [&](Trial& trial, bool transpose, FactorOf of) {
+        const auto x = trial.normal<Real>(s.count(), s.size);
+        const auto factors = trial.normal<float>(std::max(s.rows, s.columns), 1.0f);
+        Real* out = trial.result<Real>("copy", line(s.count()));
+        trial.run_twice([&] { copy_matrix<Real>(out, x, s.rows, s.columns, transpose, factors, of, t.stream()); });
+        std::vector<Real> expected;
+        for (size_t i = 0; i < s.count(); i++) {
+            const size_t row = i / s.columns, column = i % s.columns;
+            const size_t place = of == FactorOf::row ? row : of == FactorOf::column ? column : 0;
+            const float value = to_float(x.values[i]);
+            expected.push_back(to<Real>(of == FactorOf::none ? value : value * factors.values[place]));
+        }
+        trial.equal(out, transpose ? reference::turned(expected, s.rows, s.columns) : expected);
+    };
+    for (const bool transpose : {false, true})
+        for (const FactorOf of : {FactorOf::none, FactorOf::matrix, FactorOf::row, FactorOf::column})
+            t.nested([&](Trial& trial) { copy(trial, transpose, of); });
 }
 
 // NorMuon: the factors give all lines about the same norm, and leave the norm of the matrix unchanged.
@@ -131,30 +139,18 @@ void line_factors(Trial& t, const Matrix& s) {
 
 template <class Real>
 void add_momentum(Items& items, const Momentum& s) {
-    add_kernel(items,
-               fmt::format("muon_momentum {} of {} n={} applied={}", type_name<Real>(), word_of(s.gradients), s.count,
-                           s.applied),
-               [s](Trial& t) { momentum<Real>(t, s); });
+    add_kernel<Real>(items, "muon_momentum", momentum<Real>, s);
 }
 template <class Real>
 void add_matrix(Items& items, const Matrix& s) {
-    const std::string suffix = fmt::format(" {} {} x {} of {:g}", type_name<Real>(), s.rows, s.columns, s.size);
-    add_kernel(items, "muon_inverse_norm" + suffix, [s](Trial& t) { inverse_norm<Real>(t, s); });
-    add_kernel(items, "muon row_inverse_norms" + suffix, [s](Trial& t) { row_factors<Real>(t, s); });
+    add_kernel<Real>(items, "muon_inverse_norm", inverse_norm<Real>, s);
+    add_kernel<Real>(items, "muon row_inverse_norms", row_factors<Real>, s);
     if (s.size != 1) return;
-    add_kernel(items, "muon copy_matrix" + suffix, [s](Trial& t) {
-        for (const bool transpose : {false, true})
-            for (const FactorOf of : {FactorOf::none, FactorOf::matrix, FactorOf::row, FactorOf::column})
-                t.nested([&](Trial& trial) { matrix_copy<Real>(trial, s, transpose, of); });
-    });
-    for (const bool skip : {false, true})
-        for (const bool by_rows : {false, true})
-            add_kernel(items,
-                       fmt::format("muon normuon_factors of {}{}{}", by_rows ? "rows" : "columns",
-                                   skip ? ", skipped step," : "", suffix),
-                       [=](Trial& t) {
-                           line_factors<Real>(t, {s.rows, s.columns, s.size, by_rows, skip});
-                       });
+    add_kernel<Real>(items, "muon copy_matrix", matrix_copies<Real>, s);
+    for (const char* skipped : {"", ", skipped step,"})
+        for (const char* lines : {"columns", "rows"})
+            add_kernel<Real>(items, fmt::format("muon normuon_factors of {}{}", lines, skipped), line_factors<Real>,
+                             {s.rows, s.columns, s.size, *lines == 'r', *skipped != 0});
 }
 
 template <class Real>

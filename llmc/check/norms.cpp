@@ -297,17 +297,15 @@ void backward_fp8(Trial& t, const Shape& s) {
 
 template <class Real>
 void add_plain(Items& items, const Shape& s) {
-    const std::string suffix = std::string(" ") + type_name<Real>() + s.text();
-    add_kernel(items, s.name() + "_forward" + suffix, [s](Trial& t) { forward<Real>(t, s); });
-    if (s.bad == 0) add_kernel(items, s.name() + "_backward" + suffix, [s](Trial& t) { backward<Real>(t, s); });
+    add_kernel<Real>(items, s.name() + "_forward", forward<Real>, s);
+    if (s.bad == 0) add_kernel<Real>(items, s.name() + "_backward", backward<Real>, s);
 }
 void add_forward_fp8(Items& items, const Shape& s) {
-    add_variant(items, "layernorm_fp8", s.name() + "_forward_fp8" + s.text(), [s](Trial& t) { forward_fp8(t, s); });
+    add_kernel(items, s.name() + "_forward_fp8", forward_fp8, s).variant = "layernorm_fp8";
 }
 template <class F8>
 void add_backward_fp8(Items& items, const Shape& s) {
-    add_variant(items, "layernorm_backward_fp8", s.name() + "_backward_fp8 " + type_name<F8>() + s.text(),
-                [s](Trial& t) { backward_fp8<F8>(t, s); });
+    add_kernel<F8>(items, s.name() + "_backward_fp8", backward_fp8<F8>, s).variant = "layernorm_backward_fp8";
 }
 
 using Sizes = std::vector<std::pair<int, int>>;  // N, C

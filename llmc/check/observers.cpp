@@ -66,19 +66,24 @@ void differences(Trial& t, size_t n) {
     t.note(not_within(t.shape_of(to), t.read(to), sums_of_terms(sums)));
 }
 
+struct Gates {
+    int F, C;
+    std::string text() const { return fmt::format(" F={} C={}", F, C); }
+};
+
 // Mean and largest of |cos(gate, up)|, weight (2F, C). A lane adds C / 32 products and a few more (8 at a time), then
 // come 5 sums of two: that many roundings u of a dot product are at most as many u |gate| |up|, and of the norms as
 // much again; u each of two roots, a product and a quotient.
 template <class T>
-void alignment(Trial& t, int rows, int columns) {
-    const size_t F = static_cast<size_t>(rows), C = static_cast<size_t>(columns);
+void alignment(Trial& t, const Gates& s) {
+    const size_t F = static_cast<size_t>(s.F), C = static_cast<size_t>(s.C);
     std::vector<T> values;
     const auto numbers = t.random<float>(2 * F * C, 1.0f);
     for (size_t i = 0; i < numbers.size(); i++)  // the last row of up has half of its gate's in it
         values.push_back(to<T>(numbers[i] + (i < (2 * F - 1) * C ? 0.0f : 0.5f * numbers[i - F * C])));
     const auto weight = t.input(values);
     float *to = t.result<float>("alignment", line(2)), *cosines = t.scratch<float>(F);
-    t.run_twice([&] { gate_alignment<T>(to, cosines, weight, rows, columns, t.stream()); });
+    t.run_twice([&] { gate_alignment<T>(to, cosines, weight, s.F, s.C, t.stream()); });
     const auto x = weight.doubles();
     double mean = 0, largest = 0;
     for (size_t row = 0; row < F; row++) {
@@ -101,10 +106,10 @@ void alignment(Trial& t, int rows, int columns) {
 
 // There and back gives the bits of before; the amax of each column is taken on the way.
 template <class Real>
-void columns(Trial& t, int N, int width) {
-    const size_t C = static_cast<size_t>(width);
-    auto values = t.random<Real>(size_t{1} * N * C, 3.0f);
-    if (N > 1) values[0] = to<Real>(INFINITY);
+void columns(Trial& t, const Rows& s) {
+    const size_t C = static_cast<size_t>(s.C);
+    auto values = t.random<Real>(s.n(), 3.0f);
+    if (s.N > 1) values[0] = to<Real>(INFINITY);
     std::vector<float> powers(C), largest(C, 0.25f);
     for (size_t c = 0; c < C; c++) powers[c] = std::ldexp(1.0f, -static_cast<int>(c * c % (kMostSmoothing + 1)));
     std::vector<Real> divided;
@@ -114,22 +119,28 @@ void columns(Trial& t, int N, int width) {
         divided.push_back(to<Real>(x / powers[i % C]));
     }
     const auto factors = t.input(powers);
-    Real *once = t.result("divided", matrix(N, C), values), *twice = t.result("there and back", matrix(N, C), values);
+    Real *once = t.result("divided", matrix(s.N, C), values),
+         *twice = t.result("there and back", matrix(s.N, C), values);
     float* amax = t.result("amax", line(C), std::vector<float>(C, 0.25f));
     t.run_twice([&] {
-        scale_columns<Real>(once, amax, factors, true, N, width, t.stream());
-        scale_columns<Real>(twice, nullptr, factors, true, N, width, t.stream());
-        scale_columns<Real>(twice, nullptr, factors, false, N, width, t.stream());
+        scale_columns<Real>(once, amax, factors, true, s.N, s.C, t.stream());
+        scale_columns<Real>(twice, nullptr, factors, true, s.N, s.C, t.stream());
+        scale_columns<Real>(twice, nullptr, factors, false, s.N, s.C, t.stream());
     });
     t.equal(once, divided);
     t.equal(twice, values);
     t.equal(amax, largest);
 }
 
+struct Channels {
+    int C;
+    std::string text() const { return fmt::format(" C={}", C); }
+};
+
 // Three layers. The last one has no amax yet, so its factors must stay.
-void factors(Trial& t, int width) {
+void factors(Trial& t, const Channels& s) {
     constexpr size_t kLayers = 3;
-    const size_t C = static_cast<size_t>(width);
+    const size_t C = static_cast<size_t>(s.C);
     std::vector<float> seen, before(kLayers * C, 0.25f), expected;
     for (size_t layer = 0; layer < kLayers; layer++) {
         std::vector<float> own = t.random<float>(C, 1.0f);
@@ -139,34 +150,9 @@ void factors(Trial& t, int width) {
         seen.insert(seen.end(), own.begin(), own.end());
     }
     float *to = t.result("factors", matrix(kLayers, C), before), *amax = t.result("amax", matrix(kLayers, C), seen);
-    t.run_twice([&] { smoothing_factors(to, amax, kLayers, width, t.stream()); });
+    t.run_twice([&] { smoothing_factors(to, amax, kLayers, s.C, t.stream()); });
     t.equal(to, expected);
     t.equal(amax, std::vector<float>(kLayers * C, 0.0f));
-}
-
-// ---- items ---------------------------------------------------------------------------------------------------------
-
-template <class T>
-void add_moments_item(Items& items, size_t n) {
-    add_kernel(items, fmt::format("add_moments {} n={}", type_name<T>(), n), [n](Trial& t) { moments<T>(t, n); });
-}
-template <class T>
-void add_differences_item(Items& items, size_t n) {
-    add_kernel(items, fmt::format("add_differences {} n={}", type_name<T>(), n),
-               [n](Trial& t) { differences<T>(t, n); });
-}
-template <class T>
-void add_alignment(Items& items, int F, int C) {
-    add_kernel(items, fmt::format("gate_alignment {} F={} C={}", type_name<T>(), F, C),
-               [=](Trial& t) { alignment<T>(t, F, C); });
-}
-template <class Real>
-void add_columns(Items& items, int N, int C) {
-    add_kernel(items, fmt::format("scale_columns {} N={} C={}", type_name<Real>(), N, C),
-               [=](Trial& t) { columns<Real>(t, N, C); });
-}
-void add_factors(Items& items, int C) {
-    add_kernel(items, fmt::format("smoothing_factors C={}", C), [C](Trial& t) { factors(t, C); });
 }
 
 }  // namespace
@@ -175,30 +161,37 @@ void add_observers(Items& items, const KernelUse& use) {
     if (!use.fp8) return;
     constexpr size_t kCount = 70008;  // three blocks, whose threads take several strides
     const bool codes = use.scaling == Fp8Scaling::tensor;
-    if (codes) add_moments_item<e4m3>(items, kCount);
-    if (!codes || use.smooth) add_moments_item<bf16>(items, kCount);
-    if (use.probe) each_type<bf16, float>([&]<class T>(T) { add_differences_item<T>(items, kCount); });
+    if (codes) add_kernel<e4m3>(items, "add_moments", moments<e4m3>, kCount);
+    if (!codes || use.smooth) add_kernel<bf16>(items, "add_moments", moments<bf16>, kCount);
+    if (use.probe)
+        each_type<bf16, float>([&]<class T>(T) { add_kernel<T>(items, "add_differences", differences<T>, kCount); });
     if (use.activation == Activation::swiglu) {
-        if (codes) add_alignment<e4m3>(items, 77, use.channels);
-        if (use.scaling == Fp8Scaling::block) add_alignment<float>(items, 77, use.channels);
-        if (use.scaling == Fp8Scaling::mx) add_alignment<bf16>(items, 77, use.channels);
+        if (codes) add_kernel<e4m3>(items, "gate_alignment", alignment<e4m3>, {77, use.channels});
+        if (use.scaling == Fp8Scaling::block)
+            add_kernel<float>(items, "gate_alignment", alignment<float>, {77, use.channels});
+        if (use.scaling == Fp8Scaling::mx)
+            add_kernel<bf16>(items, "gate_alignment", alignment<bf16>, {77, use.channels});
     }
     if (!use.smooth) return;
     const int N = 277;  // two blocks, and rows of their own
-    each_type<bf16, float>([&]<class Real>(Real) { add_columns<Real>(items, N, use.hidden); });
-    add_factors(items, use.hidden);
+    each_type<bf16, float>([&]<class Real>(Real) {
+        add_kernel<Real>(items, "scale_columns", columns<Real>, {N, use.hidden});
+    });
+    add_kernel(items, "smoothing_factors", factors, {use.hidden});
 }
 
 void add_observer_tests(Items& items) {
     for (const size_t n : {8, 4096, 70000}) {
-        each_type<e4m3, bf16>([&]<class T>(T) { add_moments_item<T>(items, n); });
-        each_type<bf16, float>([&]<class T>(T) { add_differences_item<T>(items, n); });
+        each_type<e4m3, bf16>([&]<class T>(T) { add_kernel<T>(items, "add_moments", moments<T>, n); });
+        each_type<bf16, float>([&]<class T>(T) { add_kernel<T>(items, "add_differences", differences<T>, n); });
     }
     for (const auto& [F, C] : {std::pair{1, 8}, {16, 64}, {77, 264}, {520, 40}})
-        each_type<e4m3, bf16, float>([&]<class T>(T) { add_alignment<T>(items, F, C); });
+        each_type<e4m3, bf16, float>([&]<class T>(T) { add_kernel<T>(items, "gate_alignment", alignment<T>, {F, C}); });
     for (const auto& [N, C] : {std::pair{1, 8}, {300, 24}, {33, 520}}) {
-        each_type<bf16, float>([&]<class Real>(Real) { add_columns<Real>(items, N, C); });
-        add_factors(items, C);
+        each_type<bf16, float>([&]<class Real>(Real) {
+            add_kernel<Real>(items, "scale_columns", columns<Real>, {N, C});
+        });
+        add_kernel(items, "smoothing_factors", factors, {C});
     }
 }
 

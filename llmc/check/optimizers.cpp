@@ -27,12 +27,13 @@ struct Update {
     bool has_moment() const { return rule != Rule::muon && !(rule == Rule::sgd && sgd.momentum == 0); }
     size_t decayed() const { return rule == Rule::muon ? count : decay_count; }
     StateFormat second_moments() const { return second_moment_format(moments); }
-    std::string text() const;
+    std::string name() const;
+    std::string text() const { return measured ? " with amax" : ""; }
 };
 
 constexpr LionConfig kLion{0.9, 0.99, 0.1};
 
-std::string Update::text() const {
+std::string Update::name() const {
     const char* const names[] = {"adamw_update", "lion_update", "sgd_update", "muon_update"};
     std::string text = names[static_cast<int>(rule)];
     for (const auto& [of, format] : {std::pair{"gradients", gradients}, {"masters", masters}, {"moments", moments}})
@@ -204,8 +205,7 @@ void update(Trial& t, const Update& u) {
 
 template <class Real>
 void add_update(Items& items, const Update& u) {
-    const std::string name = u.text() + " " + type_name<Real>() + (u.measured ? " with amax" : "");
-    add_kernel(items, name, [u](Trial& t) { update<Real>(t, u); });
+    add_kernel<Real>(items, u.name(), update<Real>, u);
 }
 
 template <class Real>

@@ -17,6 +17,8 @@ struct Shape {
     bool bad = false;     // NaN and infinity among the values
     float scale = 0;      // 0: the usual scale, at which some values saturate and some become 0
     float deviation = 0;  // 0: magnitudes spread over 24 powers of two
+    bool low = false;     // of an activation: attention's output, with its rounding error
+    bool bias = true;     // of a gradient: its columns are summed
 
     size_t n() const { return size_t{1} * N * C; }
     std::string text() const { return fmt::format(" N={} C={}{}", N, C, bad ? " with NaN and infinity" : ""); }
@@ -35,16 +37,15 @@ std::vector<Real> values_of(Trial& t, const Shape& s) {
     return x;
 }
 
-// An activation. With `low`, attention's output and its rounding error.
 template <class F8>
-void activation(Trial& t, const Shape& s, bool with_low) {
+void activation(Trial& t, const Shape& s) {
     const auto values = values_of<bf16>(t, s), rest = t.random<bf16>(s.n(), 0.001f);
     std::vector<float> sum = reference::to_floats(values);
-    for (size_t i = 0; i < sum.size() && with_low; i++) sum[i] += to_float(rest[i]);
+    for (size_t i = 0; i < sum.size() && s.low; i++) sum[i] += to_float(rest[i]);
     const float scale = s.scale_or(std::is_same_v<F8, e4m3> ? 16.0f : 30000.0f);
     const CodeRanges<F8> expected(Bounded::exactly(sum), scale);
     each_pass<F8>(t, kAllPasses, s.N, s.C, scale, [&](Trial& trial, const auto& to, QuantizePass pass) {
-        const auto inp = trial.input(values), low = with_low ? trial.input(rest) : Input<bf16>();
+        const auto inp = trial.input(values), low = s.low ? trial.input(rest) : Input<bf16>();
         trial.run_twice(
             [&] { quantize<F8>(to.target(), nullptr, nullptr, inp, low, s.N, s.C, false, pass, t.stream()); });
         to.compare(expected, {pass});
@@ -53,7 +54,7 @@ void activation(Trial& t, const Shape& s, bool with_low) {
 
 // A gradient, and sums of its columns: accumulated, alone with columns alone, and left out with rows alone.
 template <class F8>
-void gradient(Trial& t, const Shape& s, bool bias) {
+void gradient(Trial& t, const Shape& s) {
     auto values = t.random<bf16>(s.n(), 1.0f, 0.2f);
     if (s.bad) {
         values[3] = to<bf16>(NAN);
@@ -64,7 +65,7 @@ void gradient(Trial& t, const Shape& s, bool bias) {
     const auto before = t.random<float>(s.C, 10.0f);
     const auto sums = reference::column_sums(reference::to_floats(values), s.C);
     each_pass<F8>(t, kAllPasses, s.N, s.C, scale, [&](Trial& trial, const auto& to, QuantizePass pass) {
-        const bool with_bias = bias && to.layouts != Layouts::row, accumulate = to.layouts == Layouts::both;
+        const bool with_bias = s.bias && to.layouts != Layouts::row, accumulate = to.layouts == Layouts::both;
         const auto inp = trial.input(values);
         float* dbias = with_bias ? trial.result("dbias", line(s.C), before) : nullptr;
         float* scratch = with_bias ? trial.scratch<float>(quantize_scratch(s.N, s.C)) : nullptr;
@@ -114,27 +115,15 @@ void weight_slices(Trial& t, const Shape& s) {
 // ---- items ---------------------------------------------------------------------------------------------------------
 
 template <class F8>
-void add_activation(Items& items, const Shape& s, bool with_low) {
-    add_kernel(items, std::string("quantize ") + type_name<F8>() + s.text(),
-               [=](Trial& t) { activation<F8>(t, s, with_low); });
-}
-template <class F8>
-void add_gradient(Items& items, const Shape& s, bool bias) {
-    const char* const kind = bias ? "with bias gradient" : "of gradients";
-    add_kernel(items, fmt::format("quantize {} {}{}", type_name<F8>(), kind, s.text()),
-               [=](Trial& t) { gradient<F8>(t, s, bias); });
-}
-template <class Master>
-const char* of_masters() {
-    return sizeof(Master) == 2 ? " of bf16" : "";
+void add_gradient(Items& items, const Shape& s) {
+    const char* const kind = s.bias ? "with bias gradient" : "of gradients";
+    add_kernel(items, fmt::format("quantize {} {}", type_name<F8>(), kind), gradient<F8>, s);
 }
 template <class Master>
 void add_weight(Items& items, const Shape& s, bool slices) {
-    add_kernel(items, std::string("quantize_weight") + of_masters<Master>() + s.text(),
-               [s](Trial& t) { weight<Master>(t, s); });
-    if (slices)
-        add_kernel(items, std::string("quantize_flat, transpose_codes") + of_masters<Master>() + s.text(),
-                   [s](Trial& t) { weight_slices<Master>(t, s); });
+    const std::string masters = sizeof(Master) == 2 ? " of bf16" : "";
+    add_kernel(items, "quantize_weight" + masters, weight<Master>, s);
+    if (slices) add_kernel(items, "quantize_flat, transpose_codes" + masters, weight_slices<Master>, s);
 }
 
 }  // namespace
@@ -142,11 +131,10 @@ void add_weight(Items& items, const Shape& s, bool slices) {
 void add_quantize(Items& items, const KernelUse& use) {
     if (!use.fp8 || use.scaling != Fp8Scaling::tensor) return;
     const int N = 144, C = use.channels;  // a tile of 128 rows and a part
-    add_activation<e4m3>(items, {N, use.attention_heads().width()}, true);
+    add_kernel<e4m3>(items, "quantize", activation<e4m3>, {.N = N, .C = use.attention_heads().width(), .low = true});
     for (const int width : std::set{C, use.attention_heads().qkv_width(), use.fc_channels()})
-        with_type<e4m3, e5m2>(use.e4m3_gradients, [&]<class F8>(F8) {
-            add_gradient<F8>(items, {N, width}, use.biases);
-        });
+        with_type<e4m3, e5m2>(use.e4m3_gradients,
+                              [&]<class F8>(F8) { add_gradient<F8>(items, {.N = N, .C = width, .bias = use.biases}); });
     with_type<bf16, float>(use.masters == StateFormat::bf16, [&]<class Master>(Master) {
         add_weight<Master>(items, {N, C}, use.several_ranks);
     });
@@ -156,20 +144,21 @@ void add_quantize_tests(Items& items) {
     // Smaller and larger than a tile, and no multiple of it.
     for (const auto& [N, C] : {std::pair{16, 16}, {48, 64}, {80, 144}, {144, 128}, {16, 1600}, {272, 144}, {48, 768}}) {
         for (const bool low : {false, true}) {
-            add_activation<e4m3>(items, {N, C}, low);
-            add_activation<e5m2>(items, {N, C, false, 0.3f}, low);
+            add_kernel<e4m3>(items, "quantize", activation<e4m3>, {.N = N, .C = C, .low = low});
+            add_kernel<e5m2>(items, "quantize", activation<e5m2>, {.N = N, .C = C, .scale = 0.3f, .low = low});
         }
-        each_type<e4m3, e5m2>([&]<class F8>(F8) { add_gradient<F8>(items, {N, C}, true); });
+        each_type<e4m3, e5m2>([&]<class F8>(F8) { add_gradient<F8>(items, {N, C}); });
         each_type<float, bf16>([&]<class Master>(Master) { add_weight<Master>(items, {N, C, false, 23.0f}, true); });
     }
     const Shape bad{144, 144, true, 2.0f, 1.0f};
     each_type<e4m3, e5m2>([&]<class F8>(F8) {
-        add_activation<F8>(items, bad, false);
-        add_gradient<F8>(items, bad, true);
+        add_kernel<F8>(items, "quantize", activation<F8>, bad);
+        add_gradient<F8>(items, bad);
     });
     each_type<float, bf16>([&]<class Master>(Master) { add_weight<Master>(items, bad, true); });
     add_weight<float>(items, {16, 16, true, 1.0f, 1.0f}, false);
-    add_activation<e4m3>(items, {16, 16, false, 3e38f, 1e10f}, false);  // products with the scale overflow FP32
+    // Products with the scale overflow FP32.
+    add_kernel<e4m3>(items, "quantize", activation<e4m3>, {16, 16, false, 3e38f, 1e10f});
 }
 
 // ---- one scale per block --------------------------------------------------------------------------------------------
@@ -281,7 +270,7 @@ void bias_gradient(Trial& t, const BlockShape& s) {
 }
 
 template <class Master>
-void weight_tiles(Trial& t, const BlockShape& s) {
+void weight_tiles(Trial& t, const Rows& s) {
     auto masters = reference::uneven_values<Master>(s.N, s.C, static_cast<uint32_t>(3 * s.N + s.C));
     for (size_t i = 0; i < size_t{128} * s.C; i++)  // tiles differ
         if (i % s.C < 128) masters[i] = to<Master>(to_float(masters[i]) * 1e-6f);
@@ -316,19 +305,13 @@ void dequantize(Trial& t, const BlockShape& s) {
 
 // ---- items ---------------------------------------------------------------------------------------------------------
 
-void add_blocks(Items& items, const BlockShape& s) {
-    add_kernel(items, "quantize_blocks" + s.text(), [s](Trial& t) { blocks(t, s); });
-}
 void add_bias_gradient(Items& items, const BlockShape& s) {
-    add_kernel(items, "quantize_blocks with bias gradient" + s.text(), [s](Trial& t) { bias_gradient(t, s); });
-}
-void add_dequantize(Items& items, const BlockShape& s) {
-    add_kernel(items, "dequantize_blocks" + s.text(), [s](Trial& t) { dequantize(t, s); });
+    add_kernel(items, "quantize_blocks with bias gradient", bias_gradient, s);
 }
 template <class Master>
-void add_weight_tiles(Items& items, const BlockShape& s) {
-    add_kernel(items, fmt::format("quantize_weight_tiles{} N={} C={}", of_masters<Master>(), s.N, s.C),
-               [s](Trial& t) { weight_tiles<Master>(t, s); });
+void add_weight_tiles(Items& items, const Rows& s) {
+    add_kernel(items, sizeof(Master) == 2 ? "quantize_weight_tiles of bf16" : "quantize_weight_tiles",
+               weight_tiles<Master>, s);
 }
 
 }  // namespace
@@ -340,12 +323,13 @@ void add_quantize_blocks(Items& items, const KernelUse& use) {
     for (const int C : std::set{use.channels, use.fc_channels()}) {
         const BlockShape s{narrow.N, C, use.scaling};
         if (use.biases) add_bias_gradient(items, s);
-        if (!use.biases || C == narrow.C) add_blocks(items, s);
+        if (!use.biases || C == narrow.C) add_kernel(items, "quantize_blocks", blocks, s);
     }
-    add_dequantize(items, narrow);
+    add_kernel(items, "dequantize_blocks", dequantize, narrow);
     if (mx) return;
-    with_type<bf16, float>(use.masters == StateFormat::bf16,
-                           [&]<class Master>(Master) { add_weight_tiles<Master>(items, narrow); });
+    with_type<bf16, float>(use.masters == StateFormat::bf16, [&]<class Master>(Master) {
+        add_weight_tiles<Master>(items, {narrow.N, narrow.C});
+    });
 }
 
 void add_quantize_blocks_tests(Items& items) {
@@ -358,11 +342,11 @@ void add_quantize_blocks_tests(Items& items) {
                                 {96, 64, Fp8Scaling::mx},
                                 {160, 128, Fp8Scaling::mx},
                                 {288, 352, Fp8Scaling::mx}}) {
-        add_blocks(items, s);
+        add_kernel(items, "quantize_blocks", blocks, s);
         add_bias_gradient(items, s);
-        add_dequantize(items, s);
+        add_kernel(items, "dequantize_blocks", dequantize, s);
         if (s.scaling == Fp8Scaling::block)
-            each_type<float, bf16>([&]<class Master>(Master) { add_weight_tiles<Master>(items, s); });
+            each_type<float, bf16>([&]<class Master>(Master) { add_weight_tiles<Master>(items, {s.N, s.C}); });
     }
     add_bias_gradient(items, {128, 256, Fp8Scaling::block, true});
     add_bias_gradient(items, {128, 256, Fp8Scaling::mx, true});

@@ -229,11 +229,7 @@ void qk_norm(Trial& t, const Shape& s) {
 
 template <class Real>
 void add(Items& items, const Shape& s, bool norm) {
-    const std::string suffix = std::string(" ") + type_name<Real>() + s.text();
-    if (norm)
-        add_kernel(items, "qk_norm_rope" + suffix, [s](Trial& t) { qk_norm<Real>(t, s); });
-    else
-        add_kernel(items, "rope" + suffix, [s](Trial& t) { rope<Real>(t, s); });
+    add_kernel<Real>(items, norm ? "qk_norm_rope" : "rope", norm ? qk_norm<Real> : rope<Real>, s);
 }
 
 }  // namespace

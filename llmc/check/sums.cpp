@@ -14,39 +14,44 @@ namespace llmc::check {
 namespace {
 
 template <class Real>
-void bias(Trial& t, int N, int C) {
-    const auto before = t.random<Real>(size_t{1} * N * C, 3.0f);
-    const auto bias = t.normal<Real>(C, 1.0f);
-    Real* out = t.result("out", matrix(N, C), before);
-    t.run_twice([&] { add_bias<Real>(out, bias, N, C, t.stream()); });
+void bias(Trial& t, const Rows& s) {
+    const auto before = t.random<Real>(s.n(), 3.0f);
+    const auto bias = t.normal<Real>(s.C, 1.0f);
+    Real* out = t.result("out", matrix(s.N, s.C), before);
+    t.run_twice([&] { add_bias<Real>(out, bias, s.N, s.C, t.stream()); });
     std::vector<Real> expected(before.size());
     for (size_t i = 0; i < expected.size(); i++)
-        expected[i] = reference::nearest<Real>(to_float(before[i]) + to_float(bias.values[i % C]));
+        expected[i] = reference::nearest<Real>(to_float(before[i]) + to_float(bias.values[i % s.C]));
     t.equal(out, expected);
 }
 
 template <class Real>
-void bias_gradients(Trial& t, int N, int C) {
-    const auto dout = t.normal<Real>(size_t{1} * N * C, 1.0f, 0.5f);
-    const auto before = t.random<float>(C, 10.0f);
-    float *dbias = t.result<float>("dbias", line(C)), *accumulated = t.result("accumulated dbias", line(C), before),
-          *scratch = t.scratch<float>(bias_gradient_scratch(N, C));
+void bias_gradients(Trial& t, const Rows& s) {
+    const auto dout = t.normal<Real>(s.n(), 1.0f, 0.5f);
+    const auto before = t.random<float>(s.C, 10.0f);
+    float *dbias = t.result<float>("dbias", line(s.C)), *accumulated = t.result("accumulated dbias", line(s.C), before),
+          *scratch = t.scratch<float>(bias_gradient_scratch(s.N, s.C));
     t.run_twice([&] {
-        bias_gradient<Real>(dbias, scratch, dout, N, C, false, t.stream());
-        bias_gradient<Real>(accumulated, scratch, dout, N, C, true, t.stream());
+        bias_gradient<Real>(dbias, scratch, dout, s.N, s.C, false, t.stream());
+        bias_gradient<Real>(accumulated, scratch, dout, s.N, s.C, true, t.stream());
     });
-    const std::vector<double> sums = reference::column_sums(reference::to_floats(dout.values), C);
-    t.within(dbias, Bounded(sums, reference::kColumnSumError, 1.0 + 0.5 * N));
-    t.within(accumulated, Bounded(plus(sums, before), reference::kColumnSumError, 10.0 + 0.5 * N));
+    const std::vector<double> sums = reference::column_sums(reference::to_floats(dout.values), s.C);
+    t.within(dbias, Bounded(sums, reference::kColumnSumError, 1.0 + 0.5 * s.N));
+    t.within(accumulated, Bounded(plus(sums, before), reference::kColumnSumError, 10.0 + 0.5 * s.N));
 }
+
+struct Tensors {
+    std::vector<size_t> sizes;
+    std::string text() const { return ""; }
+};
 
 // Tensors one after the other in an array of partial sums.
 template <class T>
-void global_norm(Trial& t, const std::vector<size_t>& sizes) {
+void global_norm(Trial& t, const Tensors& s) {
     size_t blocks = 0;
-    for (const size_t n : sizes) blocks += global_norm_blocks(n);
+    for (const size_t n : s.sizes) blocks += global_norm_blocks(n);
     std::vector<Input<T>> grads;
-    for (const size_t n : sizes) grads.push_back(t.normal<T>(n, 0.01f, 0.002f));
+    for (const size_t n : s.sizes) grads.push_back(t.normal<T>(n, 0.01f, 0.002f));
     double* partials = t.result<double>("partials", line(blocks));
     t.run_twice([&] {
         size_t offset = 0;
@@ -204,11 +209,17 @@ void exchanges(Trial& t, size_t n) {
 
 // ---- several ranks -------------------------------------------------------------------------------------------------
 
-constexpr int kWorld = 3;
 constexpr float kLossScale = 1024.0f;
 
+struct Pieces {
+    int world;
+    size_t count;
+    std::string text() const { return fmt::format(" world={} count={}", world, count); }
+};
+
 template <class T>
-void summed_pieces(Trial& t, int world, size_t count) {
+void summed_pieces(Trial& t, const Pieces& s) {
+    const auto [world, count] = s;
     const auto pieces = t.normal<T>(world * count, 100.0f);
     const auto before = t.random<float>(count, 100.0f);
     float *sum = t.result<float>("sum", line(count)), *accumulated = t.result("accumulated sum", line(count), before);
@@ -227,7 +238,8 @@ void summed_pieces(Trial& t, int world, size_t count) {
 }
 
 template <class T>
-void reduced_pieces(Trial& t, int world, size_t count) {
+void reduced_pieces(Trial& t, const Pieces& s) {
+    const auto [world, count] = s;
     std::vector<T> values;
     for (const float x : t.random<float>(world * count, 1e6f))
         values.push_back(static_cast<T>(std::is_signed_v<T> ? x : std::fabs(x)));
@@ -255,7 +267,8 @@ std::vector<float> uneven_gradients(Trial& t, size_t n) {
 
 // Casts with residuals, one value being infinite; the same again with store = false, which must leave the residuals
 // unchanged; and without residuals.
-void cast_to_wire(Trial& t, int world, size_t count) {
+void cast_to_wire(Trial& t, const Pieces& s) {
+    const auto [world, count] = s;
     const size_t n = world * count;
     std::vector<float> values = uneven_gradients(t, n);
     if (count > Fp8Piece::kBlock) values[n / 2] = INFINITY;
@@ -280,7 +293,8 @@ void cast_to_wire(Trial& t, int world, size_t count) {
     t.equal(kept, owed);
 }
 
-void sum_of_wire(Trial& t, int world, size_t count) {
+void sum_of_wire(Trial& t, const Pieces& s) {
+    const auto [world, count] = s;
     const size_t n = world * count;
     const auto pieces =
         t.input(reference::cast_pieces(uneven_gradients(t, n), std::vector<bf16>(n), world, count, 1).pieces);
@@ -296,72 +310,45 @@ void sum_of_wire(Trial& t, int world, size_t count) {
 
 // ---- items ---------------------------------------------------------------------------------------------------------
 
-// A specification at N rows of C columns.
-void add_at(Items& items, const std::string& kernel, void (*check)(Trial&, int, int), int N, int C) {
-    add_kernel(items, fmt::format("{} N={} C={}", kernel, N, C), [=](Trial& t) { check(t, N, C); });
-}
-template <class Real>
-void add_bias_item(Items& items, int N, int C) {
-    add_at(items, std::string("add_bias ") + type_name<Real>(), bias<Real>, N, C);
-}
-template <class Real>
-void add_bias_gradient(Items& items, int N, int C) {
-    add_at(items, std::string("bias_gradient ") + type_name<Real>(), bias_gradients<Real>, N, C);
-}
-
-// A specification at n elements.
-void add_at(Items& items, const std::string& kernel, void (*check)(Trial&, size_t), size_t n) {
-    add_kernel(items, fmt::format("{} n={}", kernel, n), [=](Trial& t) { check(t, n); });
-}
 template <class T>
 void add_first_values(Items& items, size_t n) {
-    add_at(items, std::string("draw_initial_values ") + type_name<T>(), first_values<T>, n);
-    add_at(items, std::string("checksum_values ") + type_name<T>(), value_checksum<T>, n);
-}
-template <class T>
-void add_difference(Items& items, size_t n) {
-    add_at(items, std::string("subtract_from ") + type_name<T>(), difference<T>, n);
+    add_kernel<T>(items, "draw_initial_values", first_values<T>, n);
+    add_kernel<T>(items, "checksum_values", value_checksum<T>, n);
 }
 template <class T>
 void add_averages(Items& items, size_t n) {
-    add_at(items, std::string("add_to_average ") + type_name<T>(), averages<T>, n);
-    add_at(items, std::string("exchange_average ") + type_name<T>(), exchanges<T>, n);
-}
-template <class T>
-void add_global_norm(Items& items, const std::vector<size_t>& sizes) {
-    add_kernel(items, std::string("global_norm_partials ") + type_name<T>(),
-               [sizes](Trial& t) { global_norm<T>(t, sizes); });
+    add_kernel<T>(items, "add_to_average", averages<T>, n);
+    add_kernel<T>(items, "exchange_average", exchanges<T>, n);
 }
 
-// The specifications of kernels that work on the pieces of several ranks.
-struct Pieces {
-    const char* name;
-    void (*check)(Trial&, int world, size_t count);
-};
-constexpr Pieces kPieces[] = {{"sum_pieces fp32", summed_pieces<float>},
-                              {"sum_pieces bf16", summed_pieces<bf16>},
-                              {"reduce_pieces fp32", reduced_pieces<float>},
-                              {"reduce_pieces fp64", reduced_pieces<double>},
-                              {"reduce_pieces int32", reduced_pieces<int32_t>},
-                              {"reduce_pieces uint32", reduced_pieces<uint32_t>},
-                              {"reduce_pieces uint64", reduced_pieces<uint64_t>},
-                              {"cast_pieces fp8", cast_to_wire},
-                              {"sum_fp8_pieces", sum_of_wire}};
+// The kernels that work on the pieces of several ranks.
+constexpr std::pair<const char*, void (*)(Trial&, const Pieces&)> kOfPieces[] = {
+    {"sum_pieces fp32", summed_pieces<float>},
+    {"sum_pieces bf16", summed_pieces<bf16>},
+    {"reduce_pieces fp32", reduced_pieces<float>},
+    {"reduce_pieces fp64", reduced_pieces<double>},
+    {"reduce_pieces int32", reduced_pieces<int32_t>},
+    {"reduce_pieces uint32", reduced_pieces<uint32_t>},
+    {"reduce_pieces uint64", reduced_pieces<uint64_t>},
+    {"cast_pieces fp8", cast_to_wire},
+    {"sum_fp8_pieces", sum_of_wire}};
 
 // Checks 4099 elements, which kernels access one by one, and 4096, which they access 16 bytes at a time.
 void add_pieces(Items& items, const std::string& name) {
-    for (const Pieces& pieces : kPieces)
-        if (pieces.name == name)
-            add_kernel(items, name, [check = pieces.check](Trial& t) {
-                for (const size_t count : {4099, 4096}) t.nested([&](Trial& trial) { check(trial, kWorld, count); });
+    for (const auto& [kernel, check] : kOfPieces)
+        if (kernel == name)
+            add_kernel(items, name, [check](Trial& t) {
+                for (const size_t count : {4099, 4096}) t.nested([&](Trial& trial) { check(trial, {3, count}); });
             });
 }
 
 template <class Real>
 void add_biases(Items& items, const KernelUse& use) {
     const int qkv = use.attention_heads().qkv_width();
-    for (const int width : std::set{use.channels, qkv, use.fc_channels()}) add_bias_item<Real>(items, 149, width);
-    for (const int width : std::set{use.channels, qkv}) add_bias_gradient<Real>(items, 149, width);
+    for (const int width : std::set{use.channels, qkv, use.fc_channels()})
+        add_kernel<Real>(items, "add_bias", bias<Real>, {149, width});
+    for (const int width : std::set{use.channels, qkv})
+        add_kernel<Real>(items, "bias_gradient", bias_gradients<Real>, {149, width});
 }
 
 }  // namespace
@@ -369,19 +356,20 @@ void add_biases(Items& items, const KernelUse& use) {
 void add_sums(Items& items, const KernelUse& use) {
     if (use.biases) with_type<bf16, float>(use.bf16, [&]<class Real>(Real) { add_biases<Real>(items, use); });
     const bool narrow_gradients = use.gradients == StateFormat::bf16;
-    with_type<bf16, float>(narrow_gradients, [&]<class T>(T) { add_global_norm<T>(items, {70001}); });
+    with_type<bf16, float>(
+        narrow_gradients, [&]<class T>(T) { add_kernel<T>(items, "global_norm_partials", global_norm<T>, {{70001}}); });
     if (narrow_gradients)
-        for (const size_t n : {4099, 4096}) add_at(items, "add_gradients", gradient_sums, n);
+        for (const size_t n : {4099, 4096}) add_kernel(items, "add_gradients", gradient_sums, n);
     with_type<bf16, float>(use.masters == StateFormat::bf16, [&]<class Master>(Master) {
         add_first_values<Master>(items, 70001);
-        if (use.signals) add_difference<Master>(items, 4099);
+        if (use.signals) add_kernel<Master>(items, "subtract_from", difference<Master>, 4099);
         if (use.average) add_averages<Master>(items, 4099);
     });
     if (use.several_ranks) {
         add_pieces(items, "sum_pieces fp32");
         if (use.bf16) add_pieces(items, "sum_pieces bf16");
         add_pieces(items, "reduce_pieces fp32");
-        add_at(items, "add fp32", sum, 5003);
+        add_kernel<float>(items, "add", sum, 5003);
     }
     if (!use.fp8_wire) return;
     add_pieces(items, "cast_pieces fp8");
@@ -395,28 +383,27 @@ void add_sum_tests(Items& items) {
         for (const int C : {8, 64, 128, 192, 768, 1600}) sizes.push_back({N, C});
     each_type<float, bf16>([&]<class T>(T) {
         for (const auto& [N, C] : sizes) {
-            add_bias_item<T>(items, N, C);
-            add_bias_gradient<T>(items, N, C);
+            add_kernel<T>(items, "add_bias", bias<T>, {N, C});
+            add_kernel<T>(items, "bias_gradient", bias_gradients<T>, {N, C});
         }
         // 70001: three blocks, whose threads take several strides, and a tail of one element.
-        add_global_norm<T>(items, {1, 7, 8, 2051, 32768, 70001});
+        add_kernel<T>(items, "global_norm_partials", global_norm<T>, {{1, 7, 8, 2051, 32768, 70001}});
         for (const size_t n : {1, 2048, 4099}) {
-            add_difference<T>(items, n);
+            add_kernel<T>(items, "subtract_from", difference<T>, n);
             add_averages<T>(items, n);
         }
         for (const size_t n : {1, 2048, 4099, 70001}) add_first_values<T>(items, n);
     });
     // One element, a part of a group, whole groups, whole blocks, and one more than each.
-    for (const size_t n : {1, 7, 8, 9, 2048, 2049, 5003}) add_at(items, "add fp32", sum, n);
-    for (const size_t n : {1, 6, 8, 2048, 2056, 4099}) add_at(items, "add_gradients", gradient_sums, n);
+    for (const size_t n : {1, 7, 8, 9, 2048, 2049, 5003}) add_kernel<float>(items, "add", sum, n);
+    for (const size_t n : {1, 6, 8, 2048, 2056, 4099}) add_kernel(items, "add_gradients", gradient_sums, n);
 }
 
 void add_piece_tests(Items& items) {
-    for (const auto& [name, check] : kPieces)
+    for (const auto& [name, check] : kOfPieces)
         for (const int world : {1, 2, 3, 8})
             for (const size_t count : {1, 3, 4, 8, 15, 16, 127, 128, 129, 255, 1000, 2048, 2049, 4099, 16384})
-                add_kernel(items, fmt::format("{} world={} count={}", name, world, count),
-                           [check, world, count](Trial& t) { check(t, world, count); });
+                add_kernel(items, name, check, {world, count});
 }
 
 }  // namespace llmc::check
