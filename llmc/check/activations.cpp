@@ -115,9 +115,9 @@ void backward(Trial& t, const Shape& s) {
          *over = over_dout ? t.result("dinp over dout", matrix(s.N, s.F), dout.values) : nullptr;
     float *dbias = nullptr, *again = nullptr, *accumulated = nullptr, *scratch = nullptr;
     if (has_bias) {
-        dbias = t.result<float>("dbias", line(s.F));
-        again = t.result<float>("dbias again", line(s.F));
-        accumulated = t.result("accumulated dbias", line(s.F), before);
+        dbias = t.result<float>("dbias", s.F);
+        again = t.result<float>("dbias again", s.F);
+        accumulated = t.result("accumulated dbias", s.F, before);
         scratch = t.scratch<float>(activation_scratch(s.N, s.F));
     }
     const auto run = [&](Real* to, const BiasGradient& bias, const Real* from, const Real* of) {
@@ -147,8 +147,7 @@ void forward_fp8(Trial& t, const Shape& s) {
     if (!gelu) t.run_twice([&] { activation_forward<bf16>(s.kind, values, inp, s.N, s.F, t.stream()); });
     const CodeRanges<e4m3> expected(exact_values(s, inp.values, std::vector<bf16>(s.outputs())).out, s.scale);
     each_pass<e4m3>(t, kAllPasses, s.N, s.F, s.scale, [&](Trial& trial, const auto& to, QuantizePass pass) {
-        const auto own = trial.input(inp.values);
-        trial.run_twice([&] { activation_forward_fp8(s.kind, to.target(), own, s.N, s.F, pass, t.stream()); });
+        trial.run_twice([&] { activation_forward_fp8(s.kind, to.target(), inp, s.N, s.F, pass, t.stream()); });
         if (gelu)
             to.compare(expected, {pass});
         else
@@ -168,13 +167,12 @@ void backward_fp8(Trial& t, const Shape& s) {
     const CodeRanges<F8> expected(gradient, scale);
     const auto before = t.random<float>(s.F, 10.0f);
     each_pass<F8>(t, kAllPasses, s.N, s.columns(), scale, [&](Trial& trial, const auto& to, QuantizePass pass) {
-        const auto own = trial.input(inp.values), own_dout = trial.input(dout.values);
         const bool accumulate = to.layouts == Layouts::both, has_bias = gelu && to.layouts != Layouts::row;
-        float* dbias = has_bias ? trial.result("dbias", line(s.F), before) : nullptr;
+        float* dbias = has_bias ? trial.result("dbias", s.F, before) : nullptr;
         float* scratch = has_bias ? trial.scratch<float>(quantize_scratch(s.N, s.F)) : nullptr;
         trial.run_twice([&] {
-            activation_backward_fp8<F8>(s.kind, to.target(), {dbias, scratch, accumulate}, own_dout, own, s.N, s.F,
-                                        pass, t.stream());
+            activation_backward_fp8<F8>(s.kind, to.target(), {dbias, scratch, accumulate}, dout, inp, s.N, s.F, pass,
+                                        t.stream());
         });
         if (gelu)
             to.compare(expected, {pass});

@@ -121,13 +121,12 @@ void forward_fp8(Trial& t, const Shape& s) {
     });
     each_pass<e4m3>(t, s.passes, s.tokens(), s.width(), kOutputScale,
                     [&](Trial& trial, const auto& to, QuantizePass pass) {
-                        const auto own = trial.input(qkv.values);
                         const Outputs<bf16> fused(trial, s);
                         // Without a copy of the output for a backward pass, in one of the calls.
                         const bool keeps = to.layouts != Layouts::row;
                         trial.run_twice([&] {
                             attention_forward_fp8(to.target(), keeps ? fused.out : nullptr, keeps ? fused.low : nullptr,
-                                                  fused.lse, own, s.B, s.T, s.heads(), pass, t.stream(), documents);
+                                                  fused.lse, qkv, s.B, s.T, s.heads(), pass, t.stream(), documents);
                         });
                         trial.equal_or_untouched(keeps, fused.out, t.read(plain.out));
                         trial.equal_or_untouched(keeps, fused.low, t.read(plain.low));
@@ -157,8 +156,8 @@ void backward_fp8(Trial& t, const Shape& s) {
         float *dbias = nullptr, *alone = nullptr, *scratch = nullptr;
         const bool accumulate = to.layouts == Layouts::row;
         if (to.layouts != Layouts::transposed) {
-            dbias = accumulate ? trial.result("dbias", line(width), before) : trial.result<float>("dbias", line(width));
-            alone = accumulate ? trial.result<float>("dbias alone", line(width)) : nullptr;
+            dbias = trial.result("dbias", width, accumulate ? before : std::vector<float>());
+            alone = accumulate ? trial.result<float>("dbias alone", width) : nullptr;
             scratch = trial.scratch<float>(attention_backward_fp8_scratch(s.B, s.T, s.heads()));
         }
         const auto run = [&](const Quantized<F8>& target, float* bias, bool add, QuantizePass how) {

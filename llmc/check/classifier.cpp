@@ -164,8 +164,8 @@ void losses_of(Trial& t, size_t n) {
     }
     const auto device_losses = t.input(losses);
     const auto device_targets = t.input(targets);
-    double* total = t.result<double>("total", line(1));
-    int* count = t.result<int>("count", line(1));
+    double* total = t.result<double>("total", 1);
+    int* count = t.result<int>("count", 1);
     t.run_twice([&] {
         for (const bool accumulate : {false, true})
             sum_losses(total, count, device_losses, device_targets, static_cast<int>(n), accumulate, t.stream());

@@ -24,7 +24,7 @@ void clipped_values(Trial& t, const Gradient& s) {
     std::vector<float> before = t.random<float>(count, 0.2f * loss_scale);
     before[count / 2] = -0.0f;
     const auto scale = t.input_of(loss_scale);
-    float* grad = t.result("gradient", line(count), before);
+    float* grad = t.result("gradient", count, before);
     t.run_twice([&] { clip_values(grad, count, kClip, scale, t.stream()); });
     const float limit = static_cast<float>(kClip) * loss_scale;
     for (float& g : before) g = std::clamp(g, -limit, limit);
@@ -39,17 +39,18 @@ void clipped_tensor(Trial& t, const Gradient& s, double size) {
     const double norm = size * kClip * loss_scale;
     const auto scale = t.input_of(loss_scale);
     const auto partials = t.input(std::vector<double>(parts, norm * norm / parts));
-    double* square = t.result<double>("square", line(1));
-    float* factor = t.result<float>("factor", line(1));
-    float* grad = t.result("gradient", line(count), before);
+    double* square = t.result<double>("square", 1);
+    float* factor = t.result<float>("factor", 1);
+    float* grad = t.result("gradient", count, before);
     t.run_twice([&] {
         add_partials(square, partials, parts, t.stream());
         clip_factors(factor, square, 1, kClip, scale, t.stream());
         scale_gradient(grad, count, factor, t.stream());
     });
-    Bounded expected;  // the norm and the factor are rounded to FP32, the gradient too
-    for (const double g : before) expected.push_back(g / std::max(size, 1.0), size < 1 ? 0 : 4 * kUnit * std::fabs(g));
-    t.within(grad, expected);
+    t.within(grad, [&](size_t i) {  // the norm and the factor are rounded to FP32, the gradient too
+        const double g = before[i];
+        return std::pair{g / std::max(size, 1.0), size < 1 ? 0 : 4 * kUnit * std::fabs(g)};
+    });
 }
 
 void clipped_tensors(Trial& t, const Gradient& s) {
@@ -85,7 +86,7 @@ void clipped_heads(Trial& t, const QkClip& s) {
     const auto maxima = t.input(logits);
     const auto state = t.input_of(example_state(s.skip));
     const StateArray master = state_result(t, "master", s.masters, before);
-    Real* working = s.measured ? nullptr : t.result("working", line(count), reference::nearest<Real>(before));
+    Real* working = s.measured ? nullptr : t.result("working", count, reference::nearest<Real>(before));
     Fp8State* fp8 = s.measured ? t.result_of("state", Fp8State{}) : nullptr;
     t.run_twice([&] {
         qk_clip<Real>(master, working, fp8, maxima, s.heads, s.columns, s.first, count, limit, state, t.stream(),

@@ -32,8 +32,8 @@ void momentum(Trial& t, const Momentum& s) {
     StepState step = example_state(s.skip);
     step.applied = s.applied;
     const auto state = t.input_of(step);
-    float* m = t.result("m", line(s.count), before);
-    Real* u = t.result<Real>("u", line(s.count));
+    float* m = t.result("m", s.count, before);
+    Real* u = t.result<Real>("u", s.count);
     t.run_twice([&] { muon_momentum<Real>(m, u, grad, s.count, s.config, s.nesterov, state, t.stream()); });
     if (s.skip) return t.equal(m, before);
     const double rounding = sizeof(Real) == 2 ? 0x1p-8 : kUnit;
@@ -71,7 +71,7 @@ template <class Real>
 void inverse_norm(Trial& t, const Matrix& s) {
     const auto x = t.normal<Real>(s.count(), s.size);
     double* partials = t.scratch<double>(muon_norm_blocks(s.count()));
-    float* inverse = t.result<float>("inverse norm", line(1));
+    float* inverse = t.result<float>("inverse norm", 1);
     t.run_twice([&] { muon_inverse_norm<Real>(inverse, partials, x, s.count(), kSafety, t.stream()); });
     double sum = 0;
     for (const double value : x.doubles()) sum += value * value;
@@ -82,7 +82,7 @@ void inverse_norm(Trial& t, const Matrix& s) {
 template <class Real>
 void row_factors(Trial& t, const Matrix& s) {
     const auto x = t.normal<Real>(s.count(), s.size);
-    float *factors = t.result<float>("factors", line(s.rows)), *squares = t.scratch<float>(s.rows);
+    float *factors = t.result<float>("factors", s.rows), *squares = t.scratch<float>(s.rows);
     t.run_twice([&] { row_inverse_norms<Real>(factors, squares, x, s.rows, s.columns, kSafety, t.stream()); });
     std::vector<double> expected;
     for (const double sum : sums_of_squares(x.doubles(), s, true)) expected.push_back(inverse_of(sum));
@@ -94,16 +94,13 @@ void matrix_copies(Trial& t, const Matrix& s) {
     const auto copy = [&](Trial& trial, bool transpose, FactorOf of) {
         const auto x = trial.normal<Real>(s.count(), s.size);
         const auto factors = trial.normal<float>(std::max(s.rows, s.columns), 1.0f);
-        Real* out = trial.result<Real>("copy", line(s.count()));
+        Real* out = trial.result<Real>("copy", s.count());
         trial.run_twice([&] { copy_matrix<Real>(out, x, s.rows, s.columns, transpose, factors, of, t.stream()); });
-        std::vector<Real> expected;
-        for (size_t i = 0; i < s.count(); i++) {
-            const size_t row = i / s.columns, column = i % s.columns;
+        trial.equal(out, [&](size_t i) {
+            const size_t row = transpose ? i % s.rows : i / s.columns, column = transpose ? i / s.rows : i % s.columns;
             const size_t place = of == FactorOf::row ? row : of == FactorOf::column ? column : 0;
-            const float value = to_float(x.values[i]);
-            expected.push_back(to<Real>(of == FactorOf::none ? value : value * factors.values[place]));
-        }
-        trial.equal(out, transpose ? reference::turned(expected, s.rows, s.columns) : expected);
+            return to<Real>(x.at(row * s.columns + column) * (of == FactorOf::none ? 1 : factors.at(place)));
+        });
     };
     for (const bool transpose : {false, true})
         for (const FactorOf of : {FactorOf::none, FactorOf::matrix, FactorOf::row, FactorOf::column})
@@ -117,8 +114,8 @@ void line_factors(Trial& t, const Matrix& s) {
     const auto state = t.input_of(example_state(s.skip));
     const int lines = s.by_rows ? s.rows : s.columns, length = s.by_rows ? s.columns : s.rows;
     const std::vector<float> before(lines, 0.5f);
-    float *factors = s.skip ? t.scratch<float>(lines) : t.result<float>("factors", line(lines)),
-          *squares = t.scratch<float>(lines), *second = t.result("second moment", line(lines), before);
+    float *factors = s.skip ? t.scratch<float>(lines) : t.result<float>("factors", lines),
+          *squares = t.scratch<float>(lines), *second = t.result("second moment", lines, before);
     t.run_twice([&] {
         normuon_factors<Real>(factors, second, squares, x, s.rows, s.columns, s.by_rows, kBeta2, state, t.stream());
     });

@@ -46,6 +46,7 @@ std::vector<Real> rows_of(Trial& t, const Shape& s, float deviation, float mean,
 template <class Real>
 struct Gains {
     Input<Real> weight, shift;
+    Gains() = default;
     Gains(Trial& t, const Shape& s) {
         if (s.has_gains()) weight = t.normal<Real>(s.C, 0.3f, 1.0f);
         if (s.centered()) shift = t.normal<Real>(s.C, 0.3f);
@@ -111,15 +112,15 @@ void forward(Trial& t, const Shape& s) {
 // The residual and the statistics are the plain kernel's, byte by byte. RMS norm's codes are quantize() of the plain
 // kernel's output; layer norm's are of values in FP32, so any code between the bounds' is right.
 void forward_fp8(Trial& t, const Shape& s) {
-    const auto inp1 = rows_of<bf16>(t, s, 1.0f, 0.5f), inp2 = rows_of<bf16>(t, s, 0.7f, 0, false);
+    const auto inp1 = t.input(rows_of<bf16>(t, s, 1.0f, 0.5f)), inp2 = t.input(rows_of<bf16>(t, s, 0.7f, 0, false));
+    const bf16* const second = s.add ? inp2.data : nullptr;
     const Gains<bf16> gains(t, s);
     const RowResults rows(t, s);
     bf16 *normed = s.centered() ? t.scratch<bf16>(s.n()) : t.result<bf16>("normed", s.elements()),
          *sum = s.add ? t.result<bf16>("residual", s.elements()) : nullptr;
-    const auto first = t.input(inp1), second = s.add ? t.input(inp2) : Input<bf16>();
     t.run_twice(
-        [&] { norm_forward<bf16>(gains, normed, rows.mean, rows.rstd, sum, first, second, s.N, s.C, t.stream()); });
-    const std::vector<bf16> residual = s.add ? t.read(sum) : inp1;
+        [&] { norm_forward<bf16>(gains, normed, rows.mean, rows.rstd, sum, inp1, second, s.N, s.C, t.stream()); });
+    const std::vector<bf16> residual = s.add ? t.read(sum) : inp1.values;
     const auto x = to_doubles(residual);
     const CodeRanges<e4m3> expected(
         Bounded(reference::normed_rows(x, statistics_of(x, s), gains.weight.doubles(), gains.shift.doubles()),
@@ -132,8 +133,7 @@ void forward_fp8(Trial& t, const Shape& s) {
     each_pass<e4m3>(t, kAllPasses, s.N, s.C, s.scale, [&](Trial& trial, const auto& to, QuantizePass pass) {
         const RowResults own(trial, s);
         bf16* stored = s.add ? trial.result<bf16>("residual", s.elements()) : nullptr;
-        const auto a = trial.input(inp1), b = s.add ? trial.input(inp2) : Input<bf16>();
-        trial.run_twice([&] { run(to.target(), own, stored, a, b, pass); });
+        trial.run_twice([&] { run(to.target(), own, stored, inp1, second, pass); });
         if (stored) trial.equal_or_untouched(pass != QuantizePass::measure, stored, residual);
         own.equal(trial, t, rows);
         if (s.centered())
@@ -146,12 +146,11 @@ void forward_fp8(Trial& t, const Shape& s) {
     for (const bool over_first : {true, false})
         t.nested([&](Trial& trial) {
             const QuantizedResults<e4m3> to(trial, s.N, s.C, s.scale);
-            bf16* over = trial.result("residual in place", s.elements(), over_first ? inp1 : inp2);
-            const bf16* other = trial.input(over_first ? inp2 : inp1);
+            bf16* over = trial.result("residual in place", s.elements(), (over_first ? inp1 : inp2).values);
             const Passes passes = {QuantizePass::measure, QuantizePass::measure, QuantizePass::write_counted};
             trial.run_twice([&] {
                 for (const QuantizePass pass : passes)
-                    run(to.target(), {}, over, over_first ? over : other, over_first ? other : over, pass);
+                    run(to.target(), {}, over, over_first ? over : inp1, over_first ? inp2 : over, pass);
             });
             trial.equal(over, residual);
             if (s.centered()) to.compare(expected, passes);
@@ -163,27 +162,27 @@ void forward_fp8(Trial& t, const Shape& s) {
 // Inputs of the backward pass, and the FP64 gradients: dinp of the norm alone, and with the residual's added.
 template <class Real>
 struct Gradient {
-    std::vector<Real> inp, dout, dresidual;
+    Input<Real> inp, dout, dresidual;
     Gains<Real> gains;
-    std::vector<float> mean, rstd;
+    Input<float> mean, rstd;
     reference::NormGradient expected;
     std::vector<double> total;
 
     Gradient(Trial& t, const Shape& s)
-        : inp(t.random<Real>(s.n(), 2.0f, 0.5f)),
-          dout(t.random<Real>(s.n(), 1.0f, 0.2f)),
-          dresidual(t.random<Real>(s.n(), 1.0f, 0.3f)),
-          gains(t, s) {
+        : inp(t.normal<Real>(s.n(), 2.0f, 0.5f)), dout(t.normal<Real>(s.n(), 1.0f, 0.2f)) {
+        auto residual_gradient = t.random<Real>(s.n(), 1.0f, 0.3f);
         if (s.bad != 0) {
-            dresidual[5] = to<Real>(s.bad);
-            dresidual[s.n() / 2] = to<Real>(NAN);
+            residual_gradient[5] = to<Real>(s.bad);
+            residual_gradient[s.n() / 2] = to<Real>(NAN);
         }
-        const auto x = to_doubles(inp);
-        const auto statistics = statistics_of(x, s);
-        mean.assign(statistics.mean.begin(), statistics.mean.end());
-        rstd.assign(statistics.rstd.begin(), statistics.rstd.end());
-        expected = reference::norm_gradient(x, to_doubles(dout), gains.weight.doubles(), statistics, s.centered());
-        total = plus(expected.dinp, reference::to_floats(dresidual));
+        dresidual = t.input(residual_gradient);
+        gains = Gains<Real>(t, s);
+        const auto statistics = statistics_of(inp.doubles(), s);
+        if (s.centered()) mean = t.input(std::vector<float>(statistics.mean.begin(), statistics.mean.end()));
+        rstd = t.input(std::vector<float>(statistics.rstd.begin(), statistics.rstd.end()));
+        expected =
+            reference::norm_gradient(inp.doubles(), dout.doubles(), gains.weight.doubles(), statistics, s.centered());
+        total = plus(expected.dinp, reference::to_floats(residual_gradient));
     }
 };
 
@@ -193,11 +192,8 @@ struct Sums {
 
     Sums(Trial& t, const Shape& s, const char* weight_name, const char* shift_name,
          const std::vector<float>& before = {}) {
-        const auto make = [&](const char* name) {
-            return before.empty() ? t.result<float>(name, line(s.C)) : t.result(name, line(s.C), before);
-        };
-        if (s.has_gains()) dweight = make(weight_name);
-        if (s.centered()) dshift = make(shift_name);
+        if (s.has_gains()) dweight = t.result(weight_name, s.C, before);
+        if (s.centered()) dshift = t.result(shift_name, s.C, before);
     }
     void within(Trial& t, const Shape& s, const reference::NormGradient& expected,
                 const std::vector<float>& before = {}) const {
@@ -217,25 +213,23 @@ struct Sums {
 template <class Real>
 void backward(Trial& t, const Shape& s) {
     const Gradient<Real> g(t, s);
-    const auto inp = t.input(g.inp), gradient = t.input(g.dout), dresidual = t.input(g.dresidual);
-    const auto mean = s.centered() ? t.input(g.mean) : Input<float>(), rstd = t.input(g.rstd);
     const auto before = t.random<float>(s.C, 10.0f);
     Real *alone = t.result<Real>("dinp without dresidual", s.elements()), *dinp = t.result<Real>("dinp", s.elements());
-    Real *over_residual = t.result("dinp over dresidual", s.elements(), g.dresidual),
-         *over_dout = t.result("dinp over dout", s.elements(), g.dout);
+    Real *over_residual = t.result("dinp over dresidual", s.elements(), g.dresidual.values),
+         *over_dout = t.result("dinp over dout", s.elements(), g.dout.values);
     const Sums sums(t, s, "dweight", "dshift"), again(t, s, "dweight again", "dshift again"),
         accumulated(t, s, "accumulated dweight", "accumulated dshift", before),
         of_dout(t, s, "dweight over dout", "dshift over dout");
     const NormParameters<Real> norm = g.gains;
     float* scratch = s.has_gains() ? t.scratch<float>(norm_backward_scratch(norm.kind(), s.N, s.C)) : nullptr;
     const auto run = [&](Real* to, const Real* residual_gradient, const Sums& into, const Real* from, bool accumulate) {
-        norm_backward<Real>(norm, {into.dweight, into.dshift, scratch, accumulate}, to, residual_gradient, from, inp,
-                            mean, rstd, s.N, s.C, t.stream());
+        norm_backward<Real>(norm, {into.dweight, into.dshift, scratch, accumulate}, to, residual_gradient, from, g.inp,
+                            g.mean, g.rstd, s.N, s.C, t.stream());
     };
     t.run_twice([&] {
-        run(alone, nullptr, sums, gradient, false);
-        run(dinp, dresidual, again, gradient, false);
-        run(over_residual, over_residual, accumulated, gradient, true);
+        run(alone, nullptr, sums, g.dout, false);
+        run(dinp, g.dresidual, again, g.dout, false);
+        run(over_residual, over_residual, accumulated, g.dout, true);
         run(over_dout, nullptr, of_dout, over_dout, false);
     });
     const double relative = rounding_error<Real>() + reference::kNormError;
@@ -256,25 +250,23 @@ void backward_fp8(Trial& t, const Shape& s) {
     const float scale = std::is_same_v<F8, e4m3> ? 300.0f : 30000.0f;  // some saturate
     const auto before = t.random<float>(s.C, 10.0f);
     const auto try_pass = [&](Trial& trial, const QuantizedResults<F8>& to, QuantizePass pass, bool in_place) {
-        const auto inp = trial.input(g.inp), gradient = trial.input(g.dout), dresidual = trial.input(g.dresidual);
-        const auto mean = s.centered() ? trial.input(g.mean) : Input<float>(), rstd = trial.input(g.rstd);
         const std::vector<float> start = in_place ? before : std::vector<float>();
         const Sums sums(trial, s, "dweight", "dshift", start);
-        bf16* dinp = in_place ? trial.result("dinp in place", s.elements(), s.add ? g.dresidual : g.dout)
+        bf16* dinp = in_place ? trial.result("dinp in place", s.elements(), (s.add ? g.dresidual : g.dout).values)
                               : trial.result<bf16>("dinp", s.elements());
-        const bf16* const from = in_place && !s.add ? dinp : gradient;
-        const bf16* const added = !s.add ? nullptr : in_place ? dinp : dresidual;
+        const bf16* const from = in_place && !s.add ? dinp : g.dout;
+        const bf16* const added = !s.add ? nullptr : in_place ? dinp : g.dresidual;
         float *parts = nullptr, *dbias = nullptr, *scratch = nullptr;
         if (s.centered()) {
             parts = trial.scratch<float>(norm_backward_fp8_bias_parts(s.N, s.C));
-            dbias = trial.result("dbias", line(s.C), before);
+            dbias = trial.result("dbias", s.C, before);
         }
         const NormParameters<bf16> norm = g.gains;
         if (s.has_gains()) scratch = trial.scratch<float>(norm_backward_fp8_scratch(norm.kind(), s.N, s.C));
         const bool writes = pass != QuantizePass::measure;
         trial.run_twice([&] {
             norm_backward_fp8<F8>(norm, {sums.dweight, sums.dshift, scratch, in_place}, to.target(), parts, dinp, added,
-                                  from, inp, mean, rstd, s.N, s.C, pass, t.stream());
+                                  from, g.inp, g.mean, g.rstd, s.N, s.C, pass, t.stream());
             if (writes && dbias) finish_bias_gradient(dbias, parts, s.N, s.C, in_place, t.stream());
         });
         trial.within(dinp, Bounded(s.add ? g.total : g.expected.dinp, rounding_error<bf16>() + reference::kNormError,

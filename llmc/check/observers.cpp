@@ -36,7 +36,7 @@ void moments(Trial& t, size_t n) {
         }
     }
     double* parts = t.scratch<double>(moment_parts(n));
-    double* sums = t.result("sums", line(3), std::vector<double>(3, 0.0));
+    double* sums = t.result("sums", 3, std::vector<double>(3, 0.0));
     t.run_twice([&] {
         for (const auto& state : states) add_moments<T>(sums, parts, values, n, state, t.stream());
     });
@@ -59,7 +59,7 @@ void differences(Trial& t, size_t n) {
         }
     }
     double* parts = t.scratch<double>(moment_parts(n));
-    double* to = t.result("sums", line(3), std::vector<double>(3, 0.0));
+    double* to = t.result("sums", 3, std::vector<double>(3, 0.0));
     t.run_twice([&] {
         for (const size_t i : {0, 2}) add_differences<T>(to, parts, pairs[i], pairs[i + 1], n, t.stream());
     });
@@ -82,7 +82,7 @@ void alignment(Trial& t, const Gates& s) {
     for (size_t i = 0; i < numbers.size(); i++)  // the last row of up has half of its gate's in it
         values.push_back(to<T>(numbers[i] + (i < (2 * F - 1) * C ? 0.0f : 0.5f * numbers[i - F * C])));
     const auto weight = t.input(values);
-    float *to = t.result<float>("alignment", line(2)), *cosines = t.scratch<float>(F);
+    float *to = t.result<float>("alignment", 2), *cosines = t.scratch<float>(F);
     t.run_twice([&] { gate_alignment<T>(to, cosines, weight, s.F, s.C, t.stream()); });
     const auto x = weight.doubles();
     double mean = 0, largest = 0;
@@ -121,7 +121,7 @@ void columns(Trial& t, const Rows& s) {
     const auto factors = t.input(powers);
     Real *once = t.result("divided", matrix(s.N, C), values),
          *twice = t.result("there and back", matrix(s.N, C), values);
-    float* amax = t.result("amax", line(C), std::vector<float>(C, 0.25f));
+    float* amax = t.result("amax", C, std::vector<float>(C, 0.25f));
     t.run_twice([&] {
         scale_columns<Real>(once, amax, factors, true, s.N, s.C, t.stream());
         scale_columns<Real>(twice, nullptr, factors, true, s.N, s.C, t.stream());

@@ -159,7 +159,7 @@ void update(Trial& t, const Update& u) {
     fp8_before.amax_now = 0.25f;
     fp8_before.elements = 7;
     const State whole(t, u, before), sliced(t, u, before, " in slices");
-    Real* const working = t.result<Real>("working", line(u.count));
+    Real* const working = t.result<Real>("working", u.count);
     Fp8State* const fp8 = u.measured ? t.result_of("state", fp8_before) : nullptr;
     AdamWConfig adamw = kAdamW;
     adamw.cautious_decay = u.cautious;

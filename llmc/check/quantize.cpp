@@ -39,15 +39,16 @@ std::vector<Real> values_of(Trial& t, const Shape& s) {
 
 template <class F8>
 void activation(Trial& t, const Shape& s) {
-    const auto values = values_of<bf16>(t, s), rest = t.random<bf16>(s.n(), 0.001f);
-    std::vector<float> sum = reference::to_floats(values);
-    for (size_t i = 0; i < sum.size() && s.low; i++) sum[i] += to_float(rest[i]);
+    const auto inp = t.input(values_of<bf16>(t, s)), rest = t.normal<bf16>(s.n(), 0.001f);
+    std::vector<float> sum = reference::to_floats(inp.values);
+    for (size_t i = 0; i < sum.size() && s.low; i++) sum[i] += rest.at(i);
     const float scale = s.scale_or(std::is_same_v<F8, e4m3> ? 16.0f : 30000.0f);
     const CodeRanges<F8> expected(Bounded::exactly(sum), scale);
     each_pass<F8>(t, kAllPasses, s.N, s.C, scale, [&](Trial& trial, const auto& to, QuantizePass pass) {
-        const auto inp = trial.input(values), low = s.low ? trial.input(rest) : Input<bf16>();
-        trial.run_twice(
-            [&] { quantize<F8>(to.target(), nullptr, nullptr, inp, low, s.N, s.C, false, pass, t.stream()); });
+        trial.run_twice([&] {
+            quantize<F8>(to.target(), nullptr, nullptr, inp, s.low ? rest.data : nullptr, s.N, s.C, false, pass,
+                         t.stream());
+        });
         to.compare(expected, {pass});
     });
 }
@@ -62,12 +63,12 @@ void gradient(Trial& t, const Shape& s) {
     }
     const float scale = std::is_same_v<F8, e4m3> ? 300.0f : 40000.0f;  // some saturate
     const CodeRanges<F8> expected(Bounded::exactly(values), scale);
+    const auto inp = t.input(values);
     const auto before = t.random<float>(s.C, 10.0f);
     const auto sums = reference::column_sums(reference::to_floats(values), s.C);
     each_pass<F8>(t, kAllPasses, s.N, s.C, scale, [&](Trial& trial, const auto& to, QuantizePass pass) {
         const bool with_bias = s.bias && to.layouts != Layouts::row, accumulate = to.layouts == Layouts::both;
-        const auto inp = trial.input(values);
-        float* dbias = with_bias ? trial.result("dbias", line(s.C), before) : nullptr;
+        float* dbias = with_bias ? trial.result("dbias", s.C, before) : nullptr;
         float* scratch = with_bias ? trial.scratch<float>(quantize_scratch(s.N, s.C)) : nullptr;
         trial.run_twice(
             [&] { quantize<F8>(to.target(), dbias, scratch, inp, nullptr, s.N, s.C, accumulate, pass, t.stream()); });
@@ -81,11 +82,10 @@ void gradient(Trial& t, const Shape& s) {
 
 template <class Master>
 void weight(Trial& t, const Shape& s) {
-    const auto values = values_of<Master>(t, s);
+    const auto master = t.input(values_of<Master>(t, s));
     const float scale = s.scale_or(16.0f);
-    const CodeRanges<e4m3> expected(Bounded::exactly(values), scale);
+    const CodeRanges<e4m3> expected(Bounded::exactly(master.values), scale);
     each_pass<e4m3>(t, kAllPasses, s.N, s.C, scale, [&](Trial& trial, const auto& to, QuantizePass pass) {
-        const auto master = trial.input(values);
         trial.run_twice([&] { quantize_weight(to.target(), master, s.N, s.C, pass, t.stream()); });
         to.compare(expected, {pass});
     });
@@ -95,13 +95,12 @@ void weight(Trial& t, const Shape& s) {
 template <class Master>
 void weight_slices(Trial& t, const Shape& s) {
     const size_t cut = std::min(s.n(), s.n() / 3 / 64 * 64 + 64);
-    const auto values = values_of<Master>(t, s);
+    const auto master = t.input(values_of<Master>(t, s));
     const float scale = s.scale_or(16.0f);
-    const CodeRanges<e4m3> expected(Bounded::exactly(values), scale);
+    const CodeRanges<e4m3> expected(Bounded::exactly(master.values), scale);
     for (const QuantizePass pass :
          {QuantizePass::measure, QuantizePass::write, QuantizePass::write_counted, QuantizePass::replay})
         t.nested([&](Trial& trial) {
-            const auto master = trial.input(values);
             const QuantizedResults<e4m3> to(trial, s.N, s.C, scale);
             trial.run_twice([&] {
                 quantize_flat(to.row, master, cut, to.state, pass, t.stream());
@@ -227,10 +226,9 @@ struct References {
 };
 
 void blocks(Trial& t, const BlockShape& s) {
-    const auto values = reference::uneven_values<bf16>(s.N, s.C, static_cast<uint32_t>(s.N + 3 * s.C));
-    const References expected(values, s);
+    const auto inp = t.input(reference::uneven_values<bf16>(s.N, s.C, static_cast<uint32_t>(s.N + 3 * s.C)));
+    const References expected(inp.values, s);
     const auto run = [&](Trial& trial, QuantizePass pass, bool rows_alone) {
-        const auto inp = trial.input(values);
         const BlockResults to(trial, s.layout(), s.N, s.C);
         trial.run_twice([&] {
             quantize_blocks(rows_alone ? to.rows() : to.both(), nullptr, nullptr, inp, s.N, s.C, s.scaling, false, pass,
@@ -254,7 +252,7 @@ void bias_gradient(Trial& t, const BlockShape& s) {
     const auto inp = t.input(values);
     const BlockResults to(t, s.layout(), s.N, s.C);
     const auto before = t.random<float>(s.C, 1.0f);
-    float *dbias = t.result<float>("dbias", line(s.C)), *accumulated = t.result("accumulated dbias", line(s.C), before),
+    float *dbias = t.result<float>("dbias", s.C), *accumulated = t.result("accumulated dbias", s.C, before),
           *scratch = t.scratch<float>(quantize_scratch(s.N, s.C));
     Fp8State* other_state = t.scratch<Fp8State>(1);
     t.run_twice([&] {
@@ -274,12 +272,12 @@ void weight_tiles(Trial& t, const Rows& s) {
     auto masters = reference::uneven_values<Master>(s.N, s.C, static_cast<uint32_t>(3 * s.N + s.C));
     for (size_t i = 0; i < size_t{128} * s.C; i++)  // tiles differ
         if (i % s.C < 128) masters[i] = to<Master>(to_float(masters[i]) * 1e-6f);
+    const auto master = t.input(masters);
     const auto values = reference::to_floats(masters);
     const BlockReference rows(values, s.N, s.C, kScaleVector, kScaleVector),
         columns(reference::turned(values, s.N, s.C), s.C, s.N, kScaleVector, kScaleVector);
     for (const QuantizePass pass : kWritingPasses)
         t.nested([&](Trial& trial) {
-            const auto master = trial.input(masters);
             const BlockResults to(trial, ScaleLayout::tiles, s.N, s.C);
             trial.run_twice([&] { quantize_weight_tiles(to.both(), master, s.N, s.C, pass, t.stream()); });
             to.compare(rows, &columns, pass);
@@ -290,17 +288,14 @@ void weight_tiles(Trial& t, const Rows& s) {
 void dequantize(Trial& t, const BlockShape& s) {
     const auto values = reference::to_floats(reference::uneven_values<bf16>(s.N, s.C, 104));
     const BlockReference rows(values, s.N, s.C, 1, s.length());
-    std::vector<bf16> expected;
-    for (int r = 0; r < s.N; r++)
-        for (int k = 0; k < s.C; k++) {
-            const double code = reference::value_of<e4m3>(rows.codes[expected.size()].bits);
-            expected.push_back(reference::nearest_bf16(std::ldexp(code, rows.exponent(r, k))));
-        }
     const auto inp = t.input(rows.codes);
     const auto scales = t.input(reference::scale_table(s.layout(), rows));
     bf16* out = t.result<bf16>("values", matrix(s.N, s.C));
     t.run_twice([&] { dequantize_blocks(out, inp, scales.data, s.layout(), s.N, s.C, t.stream()); });
-    t.equal(out, expected);
+    t.equal(out, [&](size_t i) {
+        const int exponent = rows.exponent(static_cast<int>(i) / s.C, static_cast<int>(i) % s.C);
+        return reference::nearest_bf16(std::ldexp(reference::value_of<e4m3>(rows.codes[i].bits), exponent));
+    });
 }
 
 // ---- items ---------------------------------------------------------------------------------------------------------

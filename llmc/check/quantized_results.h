@@ -81,7 +81,7 @@ template <class F8, class Run>
 void each_pass(Trial& outer, const Passes& passes, int N, int C, float scale, const Run& run) {
     const auto try_pass = [&](QuantizePass pass, Layouts layouts, const char* text) {
         if (!outer.problem().empty()) return;
-        Trial trial(outer.stream());
+        Trial trial(outer.stream(), &outer);
         run(trial, QuantizedResults<F8>(trial, N, C, scale, layouts), pass);
         if (!trial.problem().empty()) outer.note(std::string("pass ") + word_of(pass) + text + trial.problem());
     };

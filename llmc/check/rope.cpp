@@ -33,14 +33,10 @@ struct RopeRows {
     void rotate(double* head, double* magnitude, int position, bool back) const;
 };
 
-// Bounds are 0 where values pass through.
-struct Rotated {
-    std::vector<double> values, bounds;
-};
 using QkNormGains = std::array<std::vector<double>, 2>;  // queries' and keys' gains; empty means 1
 
 struct QkNormGradient {
-    Rotated dqkv;
+    Bounded dqkv;
     QkNormGains dgains, dgains_bounds;
 };
 
@@ -60,17 +56,18 @@ void scale(std::vector<double>& values, double factor) {
     for (double& value : values) value *= factor;
 }
 
-Rotated rope_values_of(const RopeRows& rows, const std::vector<double>& qkv, bool back) {
-    Rotated r{qkv, std::vector<double>(qkv.size())};
+// Bounds are 0 where values pass through.
+Bounded rope_values_of(const RopeRows& rows, const std::vector<double>& qkv, bool back) {
+    Bounded r(qkv, 0, 0);
     rows.each_head(qkv.size(),
                    [&](int, size_t at, int position) { rows.rotate(&r.values[at], &r.bounds[at], position, back); });
     scale(r.bounds, kRotationError);
     return r;
 }
 
-Rotated qk_norm_rope(const RopeRows& rows, const std::vector<double>& qkv, const QkNormGains& gains, double eps) {
+Bounded qk_norm_rope(const RopeRows& rows, const std::vector<double>& qkv, const QkNormGains& gains, double eps) {
     const int HD = rows.heads.HD;
-    Rotated r{qkv, std::vector<double>(qkv.size())};
+    Bounded r(qkv, 0, 0);
     rows.each_head(qkv.size(), [&](int side, size_t at, int position) {
         const std::vector<double> head(&qkv[at], &qkv[at] + HD);
         const auto normed =
@@ -86,7 +83,7 @@ QkNormGradient qk_norm_rope_gradient(const RopeRows& rows, const std::vector<dou
                                      const std::vector<double>& dout, const QkNormGains& gains, double eps) {
     const int HD = rows.heads.HD;
     const size_t columns = static_cast<size_t>(HD);
-    QkNormGradient r{{dout, std::vector<double>(dout.size())}, {}, {}};
+    QkNormGradient r{Bounded(dout, 0, 0), {}, {}};
     for (auto* sums : {&r.dgains, &r.dgains_bounds}) sums->fill(std::vector<double>(columns));
     rows.each_head(qkv.size(), [&](int side, size_t at, int position) {
         const std::vector<double>& gain = gains[side];
@@ -154,8 +151,8 @@ struct Inputs {
 
 // As stored; values that pass through keep their bits.
 template <class Real>
-Bounded stored(const Rotated& rotated) {
-    Bounded result = rounded<Real>(Bounded(rotated.values, rotated.bounds));
+Bounded stored(const Bounded& rotated) {
+    Bounded result = rounded<Real>(rotated);
     for (size_t i = 0; i < result.bounds.size(); i++)
         if (rotated.bounds[i] == 0) result.bounds[i] = 0;
     return result;
@@ -190,9 +187,9 @@ void qk_norm(Trial& t, const Shape& s) {
         gain[3] = gain[HD - 1] = to<Real>(0.0f);
         host_gains[side] = reference::to_doubles(gain);
         gains[side] = t.input(gain);
-        dgains[side] = t.result<float>(side == 0 ? "dgain of queries" : "dgain of keys", line(HD));
+        dgains[side] = t.result<float>(side == 0 ? "dgain of queries" : "dgain of keys", HD);
         accumulated[side] =
-            t.result(side == 0 ? "accumulated dgain of queries" : "accumulated dgain of keys", line(HD), before);
+            t.result(side == 0 ? "accumulated dgain of queries" : "accumulated dgain of keys", HD, before);
         if (!scratch) scratch = t.scratch<float>(qk_norm_backward_scratch(s.N, s.heads));
     }
     const QkGains<const Real> both{gains[0], gains[1]};

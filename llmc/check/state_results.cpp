@@ -65,14 +65,14 @@ StateArray state_input(Trial& t, StateFormat format, const std::vector<float>& v
 }
 
 StateArray state_result(Trial& t, const char* name, StateFormat format, const std::vector<float>& before) {
-    const std::vector<Axis> axes = line(before.size());
-    if (format == StateFormat::fp32) return t.result(name, axes, before);
-    if (format == StateFormat::bf16) return t.result(name, axes, reference::nearest<bf16>(before));
+    const size_t n = before.size();
+    if (format == StateFormat::fp32) return t.result(name, n, before);
+    if (format == StateFormat::bf16) return t.result(name, n, reference::nearest<bf16>(before));
     const std::vector<float> scales = group_scales(reference::to_doubles(before));
     std::vector<e4m3> codes;
     for (const float value : before) codes.push_back(to_e4m3(value / scales[codes.size() / kStateGroup]));
-    e4m3* const values = t.result(name, axes, codes);
-    return {values, format, t.result("scales", line(scales.size()), scales)};
+    e4m3* const values = t.result(name, n, codes);
+    return {values, format, t.result("scales", scales.size(), scales)};
 }
 
 std::vector<float> values_in(const Trial& t, const StateArray& array) {

@@ -140,7 +140,7 @@ void check_scales(Trial& trial, bool e4m3_gradients) {
     Fp8State* now = trial.result("state", axes, before);
     Fp8State* later = trial.result("state after the step", axes, before);
     float* history = trial.result("history", {{"tensor ", kTensors}, {"", kHistory}}, windows);
-    int* flag = trial.result<int>("bad tensor", line(1));
+    int* flag = trial.result<int>("bad tensor", 1);
     trial.run_twice([&] {
         fp8_set_current(now, 0, kTensors, config, stream);
         fp8_set_current(later, 0, kTensors, config, stream);

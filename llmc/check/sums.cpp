@@ -19,17 +19,14 @@ void bias(Trial& t, const Rows& s) {
     const auto bias = t.normal<Real>(s.C, 1.0f);
     Real* out = t.result("out", matrix(s.N, s.C), before);
     t.run_twice([&] { add_bias<Real>(out, bias, s.N, s.C, t.stream()); });
-    std::vector<Real> expected(before.size());
-    for (size_t i = 0; i < expected.size(); i++)
-        expected[i] = reference::nearest<Real>(to_float(before[i]) + to_float(bias.values[i % s.C]));
-    t.equal(out, expected);
+    t.equal(out, [&](size_t i) { return reference::nearest<Real>(to_float(before[i]) + bias.at(i % s.C)); });
 }
 
 template <class Real>
 void bias_gradients(Trial& t, const Rows& s) {
     const auto dout = t.normal<Real>(s.n(), 1.0f, 0.5f);
     const auto before = t.random<float>(s.C, 10.0f);
-    float *dbias = t.result<float>("dbias", line(s.C)), *accumulated = t.result("accumulated dbias", line(s.C), before),
+    float *dbias = t.result<float>("dbias", s.C), *accumulated = t.result("accumulated dbias", s.C, before),
           *scratch = t.scratch<float>(bias_gradient_scratch(s.N, s.C));
     t.run_twice([&] {
         bias_gradient<Real>(dbias, scratch, dout, s.N, s.C, false, t.stream());
@@ -52,7 +49,7 @@ void global_norm(Trial& t, const Tensors& s) {
     for (const size_t n : s.sizes) blocks += global_norm_blocks(n);
     std::vector<Input<T>> grads;
     for (const size_t n : s.sizes) grads.push_back(t.normal<T>(n, 0.01f, 0.002f));
-    double* partials = t.result<double>("partials", line(blocks));
+    double* partials = t.result<double>("partials", blocks);
     t.run_twice([&] {
         size_t offset = 0;
         for (const auto& grad : grads) {
@@ -77,23 +74,21 @@ void gradient_sums(Trial& t, size_t n) {
     const size_t batches = n % 8 == 0 ? 3 : 1;
     constexpr StateRounding kRounding{77, 8};
     const auto first = t.normal<float>(n, 0.2f), second = t.normal<float>(batches * n, 0.2f);
-    bf16* sum = t.result<bf16>("sum", line(n));
+    bf16* sum = t.result<bf16>("sum", n);
     t.run_twice([&] {
         add_gradients(sum, first, 1, n, true, kRounding, 0, t.stream());
         add_gradients(sum, second, static_cast<int>(batches), n, false, kRounding, 1, t.stream());
     });
-    std::vector<bf16> expected;
-    for (size_t i = 0; i < n; i++) {
+    t.equal(sum, [&](size_t i) {
         const uint64_t place = kRounding.first + i;
         float value = 0;
         for (size_t batch = 0; batch <= batches; batch++) {
-            const float added = batch == 0 ? first.values[i] : second.values[(batch - 1) * n + i];
+            const float added = batch == 0 ? first.at(i) : second.at((batch - 1) * n + i);
             const uint64_t bits = gradient_bits(kRounding.key, batch, place / 4 * 4) >> (place % 4 * 16) & 0xffff;
             value = static_cast<float>(reference::stochastic_bf16(value + added, bits));
         }
-        expected.push_back(to_bf16(value));
-    }
-    t.equal(sum, expected);
+        return to_bf16(value);
+    });
 }
 
 // The bits are those that the host computes. Places begin anywhere, and the last third is padding.
@@ -103,18 +98,14 @@ void first_values(Trial& t, size_t n) {
     const size_t used = n - n / 3;
     InitialValues drawn{.key = 77, .deviation = 0.02f, .constant = 1, .count = kFirst + used}, constant = drawn;
     constant.deviation = 0;
-    T *normal = t.result<T>("normal numbers", line(n)), *same = t.result<T>("constants", line(n));
+    T *normal = t.result<T>("normal numbers", n), *same = t.result<T>("constants", n);
     t.run_twice([&] {
         draw_initial_values(normal, drawn, kFirst, n, t.stream());
         draw_initial_values(same, constant, kFirst, n, t.stream());
     });
-    std::vector<T> expected(n), ones(n);
-    for (size_t i = 0; i < used; i++) {
-        expected[i] = to<T>(drawn.deviation * normal_number(drawn.key, kFirst + i));
-        ones[i] = to<T>(1.0f);
-    }
-    t.equal(normal, expected);
-    t.equal(same, ones);
+    t.equal(normal,
+            [&](size_t i) { return to<T>(i < used ? drawn.deviation * normal_number(drawn.key, kFirst + i) : 0.0f); });
+    t.equal(same, [&](size_t i) { return to<T>(i < used ? 1.0f : 0.0f); });
 }
 
 // Two parts of a tensor, the second from an odd place on, added to a sum that wraps around.
@@ -123,40 +114,34 @@ void value_checksum(Trial& t, size_t n) {
     constexpr uint64_t kKey = 0xfedcba9876543210u, kBefore = ~uint64_t{0} - 1;
     const auto values = t.normal<T>(n, 1.0f);
     const size_t part = n / 3 | 1;
-    uint64_t* sum = t.result("checksum", line(1), std::vector<uint64_t>{kBefore});
+    uint64_t* sum = t.result("checksum", 1, std::vector<uint64_t>{kBefore});
     t.run_twice([&] {
         const StateArray all = values;
         checksum_values(sum, all, kKey, 5, part, t.stream());
         checksum_values(sum, all.from(part), kKey, 5 + part, n - part, t.stream());
     });
     uint64_t expected = kBefore;
-    for (size_t i = 0; i < n; i++)
-        expected += mix64(kKey + float_bits(to_float(values.values[i])) + (5 + i + 1) * kGolden64);
+    for (size_t i = 0; i < n; i++) expected += mix64(kKey + float_bits(values.at(i)) + (5 + i + 1) * kGolden64);
     t.equal(sum, std::vector<uint64_t>{expected});
 }
 
 void sum(Trial& t, size_t n) {
     const auto a = t.normal<float>(n, 1.0f), b = t.normal<float>(n, 10.0f);
-    float *out = t.result<float>("sum", line(n)), *over = t.result("sum in place", line(n), a.values);
+    float *out = t.result<float>("sum", n), *over = t.result("sum in place", n, a.values);
     t.run_twice([&] {
         add(out, a, b, n, t.stream());
         add(over, over, b, n, t.stream());
     });
-    std::vector<float> expected(n);
-    for (size_t i = 0; i < n; i++) expected[i] = a.values[i] + b.values[i];
-    t.equal(out, expected);
-    t.equal(over, expected);
+    for (float* const result : {out, over}) t.equal(result, [&](size_t i) { return a.at(i) + b.at(i); });
 }
 
 template <class T>
 void difference(Trial& t, size_t n) {
     const auto a = t.normal<T>(n, 1.0f);
     const auto before = t.random<float>(n, 1.0f);
-    float* out = t.result("difference", line(n), before);
+    float* out = t.result("difference", n, before);
     t.run_twice([&] { subtract_from(out, a, n, t.stream()); });
-    std::vector<float> expected(n);
-    for (size_t i = 0; i < n; i++) expected[i] = to_float(a.values[i]) - before[i];
-    t.equal(out, expected);
+    t.equal(out, [&](size_t i) { return a.at(i) - before[i]; });
 }
 
 // One FMA of a rounded difference. A share of 1 copies.
@@ -165,21 +150,16 @@ void averages(Trial& t, size_t n) {
     constexpr float kShare = 1 / 3.0f;
     const auto values = t.normal<T>(n, 1.0f);
     const auto before = t.random<float>(n, 1.0f);
-    float *average = t.result("average", line(n), before), *copy = t.result("average of one", line(n), before);
+    float *average = t.result("average", n, before), *copy = t.result("average of one", n, before);
     t.run_twice([&] {
         add_to_average(average, values, kShare, n, t.stream());
         add_to_average(copy, values, 1, n, t.stream());
     });
-    const std::vector<double> exact = values.doubles();
-    Bounded expected;
-    std::vector<float> copied;
-    for (size_t i = 0; i < n; i++) {
-        const double old = before[i], difference = exact[i] - old, sum = old + kShare * difference;
-        expected.push_back(sum, reference::kUnit * (std::fabs(sum) + std::fabs(kShare * difference)));
-        copied.push_back(to_float(values.values[i]));
-    }
-    t.within(average, expected);
-    t.equal(copy, copied);
+    t.within(average, [&](size_t i) {
+        const double old = before[i], difference = values.at(i) - old, sum = old + kShare * difference;
+        return std::pair{sum, reference::kUnit * (std::fabs(sum) + std::fabs(kShare * difference))};
+    });
+    t.equal(copy, [&](size_t i) { return values.at(i); });
 }
 
 // Averages lie on both sides of the middle between two values of BF16, in the middle, and where rounding overflows.
@@ -189,22 +169,20 @@ void exchanges(Trial& t, size_t n) {
     std::vector<float> average = t.random<float>(n, 1.0f);
     for (size_t i = 0; i < n; i += 5) average[i] = float_from_bits((float_bits(average[i]) & 0xffff0000) | 0x8000);
     average[n / 2] = float_from_bits(0xffffffff);
-    T *once = t.result("values", line(n), before), *twice = t.result("values again", line(n), before);
-    float *kept = t.result("average", line(n), average), *same = t.result("average again", line(n), average);
+    T *once = t.result("values", n, before), *twice = t.result("values again", n, before);
+    float *kept = t.result("average", n, average), *same = t.result("average again", n, average);
     t.run_twice([&] {
         exchange_average(once, kept, n, t.stream());
         for (int i = 0; i < 2; i++) exchange_average(twice, same, n, t.stream());
     });
     t.equal(twice, before);
     t.equal(same, average);
-    std::vector<T> expected;
-    for (const float value : average) {
+    t.equal(once, [&](size_t i) {
         if constexpr (std::is_same_v<T, float>)
-            expected.push_back(value);
+            return average[i];
         else
-            expected.push_back(bf16{static_cast<uint16_t>((uint64_t{float_bits(value)} + 0x8000) >> 16)});
-    }
-    t.equal(once, expected);
+            return bf16{static_cast<uint16_t>((uint64_t{float_bits(average[i])} + 0x8000) >> 16)};
+    });
 }
 
 // ---- several ranks -------------------------------------------------------------------------------------------------
@@ -222,19 +200,17 @@ void summed_pieces(Trial& t, const Pieces& s) {
     const auto [world, count] = s;
     const auto pieces = t.normal<T>(world * count, 100.0f);
     const auto before = t.random<float>(count, 100.0f);
-    float *sum = t.result<float>("sum", line(count)), *accumulated = t.result("accumulated sum", line(count), before);
+    float *sum = t.result<float>("sum", count), *accumulated = t.result("accumulated sum", count, before);
     t.run_twice([&] {
         sum_pieces<T>(sum, pieces, world, count, false, t.stream());
         sum_pieces<T>(accumulated, pieces, world, count, true, t.stream());
     });
-    std::vector<float> expected(count), total = before;
-    for (size_t i = 0; i < pieces.values.size(); i++) {
-        const float piece = to_float(pieces.values[i]);
-        expected[i % count] = i < count ? piece : expected[i % count] + piece;
-        total[i % count] += piece;
-    }
-    t.equal(sum, expected);
-    t.equal(accumulated, total);
+    const auto sum_on = [&](float total, size_t i, int first) {
+        for (int r = first; r < world; r++) total += pieces.at(r * count + i);
+        return total;
+    };
+    t.equal(sum, [&](size_t i) { return sum_on(pieces.at(i), i, 1); });
+    t.equal(accumulated, [&](size_t i) { return sum_on(before[i], i, 0); });
 }
 
 template <class T>
@@ -244,7 +220,7 @@ void reduced_pieces(Trial& t, const Pieces& s) {
     for (const float x : t.random<float>(world * count, 1e6f))
         values.push_back(static_cast<T>(std::is_signed_v<T> ? x : std::fabs(x)));
     const auto pieces = t.input(values);
-    T *sum = t.result<T>("sum", line(count)), *largest = t.result<T>("max", line(count));
+    T *sum = t.result<T>("sum", count), *largest = t.result<T>("max", count);
     t.run_twice([&] {
         reduce_pieces<T>(sum, pieces, world, count, ReduceOp::sum, t.stream());
         reduce_pieces<T>(largest, pieces, world, count, ReduceOp::max, t.stream());
@@ -280,7 +256,7 @@ void cast_to_wire(Trial& t, const Pieces& s) {
     const auto result = [&](const char* name) { return t.result<uint8_t>(name, {{"byte ", expected.pieces.size()}}); };
     uint8_t *pieces = result("pieces"), *again = result("pieces cast again"),
             *plain = result("pieces without residual");
-    bf16 *residual = t.result("residual", line(n), owed), *kept = t.result("kept residual", line(n), owed);
+    bf16 *residual = t.result("residual", n, owed), *kept = t.result("kept residual", n, owed);
     t.run_twice([&] {
         cast_pieces(pieces, inp, world, count, {residual, loss_scale, skips}, t.stream());
         cast_pieces(again, inp, world, count, {kept, loss_scale, skips, false}, t.stream());
@@ -299,7 +275,7 @@ void sum_of_wire(Trial& t, const Pieces& s) {
     const auto pieces =
         t.input(reference::cast_pieces(uneven_gradients(t, n), std::vector<bf16>(n), world, count, 1).pieces);
     const auto before = t.random<float>(count, 1.0f);
-    float *sum = t.result<float>("sum", line(count)), *accumulated = t.result("accumulated sum", line(count), before);
+    float *sum = t.result<float>("sum", count), *accumulated = t.result("accumulated sum", count, before);
     t.run_twice([&] {
         sum_fp8_pieces(sum, pieces, world, count, false, t.stream());
         sum_fp8_pieces(accumulated, pieces, world, count, true, t.stream());

@@ -135,6 +135,9 @@ void Trial::run_twice(const std::function<void()>& kernel) {
             if (run == 1 && array.kind == Kind::result) note(not_repeated(array.shape, first[i], bytes));
             if (run == 0) first.push_back(std::move(bytes));
         }
+        for (const Trial* outer = outer_; outer; outer = outer->outer_)
+            for (const auto& array : outer->arrays_)
+                if (array->kind == Kind::input) take(*array);
     }
 }
 

@@ -7,6 +7,7 @@
 // A NaN never passes for a number, nor a number for a NaN.
 #pragma once
 #include <algorithm>
+#include <concepts>
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -97,8 +98,7 @@ struct Axis {
     template <class Number>
     Axis(const char* n, Number e) : name(n), extent(static_cast<size_t>(e)) {}
 };
-// Axes of a vector, and of a matrix of N rows.
-inline std::vector<Axis> line(size_t count) { return {{"", count}}; }
+// Axes of a matrix of N rows.
 inline std::vector<Axis> matrix(size_t N, size_t C) { return {{"n", N}, {"", C}}; }
 
 struct ArrayShape {
@@ -291,11 +291,13 @@ struct Input {
         return StateArray(const_cast<T*>(data));
     }
     std::vector<double> doubles() const { return reference::to_doubles(values); }
+    float at(size_t i) const { return to_float(values[i]); }
 };
 
 class Trial {
 public:
-    explicit Trial(stream_t stream) : stream_(stream) {}
+    // With `outer`, its inputs serve this trial, too.
+    explicit Trial(stream_t stream, const Trial* outer = nullptr) : stream_(stream), outer_(outer) {}
     stream_t stream() const { return stream_; }
 
     template <class T>
@@ -321,19 +323,18 @@ public:
     std::vector<T> random(size_t count, float deviation, float mean = 0) {
         return reference::random_normal<T>(count, deviation, ++seed_, mean);
     }
-    // A result holds NaN before each run.
+    // A result holds `before` before each run, or NaN if that is empty.
     template <class T>
-    T* result(const char* name, std::vector<Axis> axes) {
-        return add<T>({name, std::move(axes)}, Kind::result, {});
-    }
-    // A result that the kernel changes holds `before` before each run.
-    template <class T>
-    T* result(const char* name, std::vector<Axis> axes, const std::vector<T>& before) {
+    T* result(const char* name, std::vector<Axis> axes, const std::vector<T>& before = {}) {
         return add<T>({name, std::move(axes)}, Kind::result, bytes_of(before));
     }
     template <class T>
+    T* result(const char* name, size_t count, const std::vector<T>& before = {}) {
+        return result<T>(name, std::vector<Axis>{{"", count}}, before);
+    }
+    template <class T>
     T* result_of(const char* name, const T& before) {
-        return result(name, line(1), std::vector<T>{before});
+        return result(name, 1, std::vector<T>{before});
     }
     template <class T>
     T* scratch(size_t count) {
@@ -351,10 +352,27 @@ public:
     void within(const T* result, const Bounded& expected) {
         note(not_within(find(result).shape, reference::to_doubles(read(result)), expected));
     }
+    // formula(i) returns the value of element i and how far from it a right one may be.
+    template <class T, std::invocable<size_t> Formula>
+    void within(const T* result, const Formula& formula) {
+        Bounded expected;
+        for (size_t i = 0; i < find(result).shape.count(); i++) {
+            const auto [value, bound] = formula(i);
+            expected.push_back(value, bound);
+        }
+        within(result, expected);
+    }
     // The same bits.
     template <class T>
     void equal(const T* result, const std::vector<T>& expected) {
         note(not_equal(find(result).shape, read(result), expected));
+    }
+    // The bits of formula(i) in each element i.
+    template <class T, std::invocable<size_t> Formula>
+    void equal(const T* result, const Formula& formula) {
+        std::vector<T> expected;
+        for (size_t i = 0; i < find(result).shape.count(); i++) expected.push_back(formula(i));
+        equal(result, expected);
     }
     void within(const Fp8State* state, const StateRange& expected) { note(wrong_state(read(state)[0], expected)); }
     void equal(const Fp8State* state, const Fp8State& expected) { within(state, {expected, expected}); }
@@ -373,7 +391,7 @@ public:
     }
     // Runs `check` on a trial of its own.
     void nested(const std::function<void(Trial&)>& check) {
-        Trial trial(stream_);
+        Trial trial(stream_, this);
         check(trial);
         note(trial.problem());
     }
@@ -414,6 +432,7 @@ private:
     const Array& find(const void* data) const;
 
     stream_t stream_;
+    const Trial* outer_;
     uint32_t seed_ = 0;
     std::vector<std::unique_ptr<Array>> arrays_;
     std::string problem_;

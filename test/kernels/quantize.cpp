@@ -25,8 +25,8 @@ TEST_CASE("quantize_flat takes any count, and sees what is not finite") {
         values[n / 2] = INFINITY;
         Trial trial(test_stream());
         const auto master = trial.input(values);
-        e4m3* codes = trial.result<e4m3>("codes", line(n));
-        Fp8State* state = trial.result("state", line(1), std::vector<Fp8State>{used_state(2.0f)});
+        e4m3* codes = trial.result<e4m3>("codes", n);
+        Fp8State* state = trial.result("state", 1, std::vector<Fp8State>{used_state(2.0f)});
         trial.run_twice([&] { quantize_flat(codes, master, n, state, QuantizePass::write, test_stream()); });
         const CodeRanges<e4m3> expected(Bounded::exactly(values), 2.0f);
         trial.note(expected.wrong_codes(trial.shape_of(codes), trial.read(codes)));
@@ -46,7 +46,7 @@ TEST_CASE_TEMPLATE("dequantize: every code is its value, and nothing else is wri
         }
         Trial trial(test_stream());
         const auto inp = trial.input(codes);
-        bf16* out = trial.result<bf16>("values", line(n));
+        bf16* out = trial.result<bf16>("values", n);
         trial.run_twice([&] { dequantize<F8>(out, inp, n, test_stream()); });
         trial.within(out, expected);
         CHECK(trial.problem() == "");

@@ -75,8 +75,8 @@ TEST_CASE("casts between FP32 and BF16: any count, and nothing beyond it") {
         CAPTURE(n);
         Trial trial(test_stream());
         const auto wide = trial.normal<float>(n, 3.0f);
-        bf16* narrow = trial.result<bf16>("bf16", line(n));
-        float* back = trial.result<float>("fp32", line(n));
+        bf16* narrow = trial.result<bf16>("bf16", n);
+        float* back = trial.result<float>("fp32", n);
         trial.run_twice([&] {
             cast(narrow, wide.data, n, test_stream());
             cast(back, static_cast<const bf16*>(narrow), n, test_stream());
