@@ -85,6 +85,37 @@ void attention(Trial& t, const Shape& s) {
     compare_norms(t, s, reference::to_doubles(t.read(dqkv)), expected, reference::attention_norms(u));
 }
 
+// The last `rows` rows of one sequence, against the keys and values of all.
+struct Decode {
+    reference::AttentionShape all;
+    int rows;
+    float deviation = 1.0f;
+    std::string text() const { return fmt::format(" {} rows={}", all.text(), rows); }
+};
+
+template <class Real>
+void decode(Trial& t, const Decode& s) {
+    constexpr bool narrow = sizeof(Real) == 2;
+    const int first = s.all.T - s.rows;
+    const auto qkv = t.normal<Real>(s.all.qkv_elements(), s.deviation);
+    const std::vector<Axis> axes = matrix(s.rows, s.all.width());
+    Real *out = t.result<Real>("out", axes), *low = narrow ? t.result<Real>("out_low", axes) : nullptr;
+    t.run_twice([&] { attention_decode<Real>(out, low, qkv, first, s.rows, s.all.heads(), t.stream()); });
+    const auto expected =
+        reference::attention(s.all, qkv.doubles(), std::vector<double>(s.all.elements()),
+                             reference::attention_rounding(narrow), reference::attention_slack(narrow));
+    std::vector<double> sum = reference::to_doubles(t.read(out));
+    const auto rest = narrow ? reference::to_doubles(t.read(low)) : std::vector<double>(sum.size());
+    for (size_t i = 0; i < sum.size(); i++) {
+        if (std::fabs(rest[i]) > std::fabs(sum[i]) / 256) t.note("out_low is not the rounding error of out");
+        sum[i] += rest[i];
+    }
+    const auto last = [&](const std::vector<double>& x) {
+        return std::vector(x.end() - s.rows * s.all.width(), x.end());
+    };
+    t.note(not_within({"out + out_low", axes}, sum, {last(expected.out), last(expected.out_sum_bound)}));
+}
+
 // ---- largest logits ------------------------------------------------------------------------------------------------
 
 // The first head already has a larger one, and keeps it.
@@ -278,6 +309,24 @@ void add_attention_tests(Items& items) {
     bad.passes = {QuantizePass::train};
     add_forward_fp8(items, bad);
     add_backward_fp8<e5m2>(items, bad);
+}
+
+void add_decode_tests(Items& items) {
+    each_type<float, bf16>([&]<class Real>(Real) {
+        const auto add = [&](int first, int rows, int NH, int HD, int NKV, int window = 0, float deviation = 1.0f) {
+            add_kernel<Real>(items, "attention_decode", decode<Real>,
+                             {{1, first + rows, NH, HD, NKV, 0, window}, rows, deviation});
+        };
+        for (const int HD : {32, 64, 128}) {
+            for (const auto& [first, rows] :
+                 {std::pair{0, 1}, {0, 16}, {16, 16}, {48, 16}, {63, 1}, {64, 3}, {100, 29}})
+                add(first, rows, 2, HD, 2);
+            add(63, 20, 6, HD, 2);
+        }
+        for (const int HD : {80, 96, 256}) add(60, 20, 4, HD, 2);
+        add(200, 16, 3, 64, 3, 0, 3.0f);  // nearly one-hot
+        for (const int window : {1, 5, 64, 70}) add(150, 35, 2, 64, 1, window);
+    });
 }
 
 }  // namespace llmc::check

@@ -15,8 +15,8 @@ namespace {
 using reference::part_of_dqkv;
 using test::DeviceArray;
 using test::random_normal;
+using test::same_bits;
 using test::to_doubles;
-using test::attention::bytes_of;
 using test::attention::norm_error;
 using test::attention::Run;
 
@@ -41,9 +41,9 @@ void check_repeated_keys(const Shape& s) {
                     std::copy_n(&qkv[at.qkv(b, t, which, which == 0 ? h : at.key_head(h))], s.HD,
                                 &repeated[at_all.qkv(b, t, which, h)]);
     Run<Real> group(s, qkv, dout), whole(all, repeated, dout);
-    for (Run<Real>* run : {&group, &whole}) run->forward(), run->backward();
-    CHECK(bytes_of(group.out) == bytes_of(whole.out));
-    CHECK(bytes_of(group.lse) == bytes_of(whole.lse));
+    group.both(), whole.both();
+    CHECK(same_bits(group.out.download(), whole.out.download()));
+    CHECK(same_bits(group.lse.download(), whole.lse.download()));
     const std::vector<double> dqkv = to_doubles(group.dqkv.download()), parts = to_doubles(whole.dqkv.download());
     CHECK(part_of_dqkv(dqkv, s, 0) == part_of_dqkv(parts, all, 0));
     // P and dS are rounded alike: FP32's errors are left, in both.
@@ -122,21 +122,11 @@ TEST_CASE_TEMPLATE("attention: a window that covers all keys changes no bit, and
     for (int HD : {32, 64, 128}) {
         const Shape all{1, 140, 2, HD, 1};
         INFO(all.text());
-        const std::vector<Real> qkv = random_normal<Real>(all.qkv_elements(), 1.0f, 81);
-        const std::vector<Real> dout = random_normal<Real>(all.elements(), 1.0f, 82);
-        Run<Real> full(all, qkv, dout);
-        full.forward(), full.backward();
-        for (const int window : {140, 1 << 30}) {
-            Run<Real> run({1, 140, 2, HD, 1, 0, window}, qkv, dout);
-            run.forward(), run.backward();
-            CHECK(bytes_of(run.out) == bytes_of(full.out));
-            CHECK(bytes_of(run.lse) == bytes_of(full.lse));
-            CHECK(bytes_of(run.dqkv) == bytes_of(full.dqkv));
-        }
+        for (const int window : {140, 1 << 30})
+            check_same_bits(Run<Real>(Shape{1, 140, 2, HD, 1, 0, window}), Run<Real>(all));
         const Shape single{1, 140, 2, HD, 1, 0, 1};
-        Run<Real> own(single, qkv, dout);
-        own.forward();
-        const std::vector<Real> out = own.out.download();
+        const Run<Real> own(single);
+        const std::vector<Real> out = own.out.download(), qkv = own.qkv.download();
         const Layout at{single};
         for (int t = 0; t < 140; t++)
             for (int h = 0; h < 2; h++)
@@ -155,8 +145,7 @@ TEST_CASE("attention: delta is unbiased where the output's rounding is one-sided
     biased_inputs(s, qkv, dout);
     const Reference exact = reference::attention(s, to_doubles(qkv), to_doubles(dout), 0, 0);
     Run<bf16> run(s, qkv, dout);
-    run.forward();
-    run.backward();
+    run.both();
     // The rest is P's rounding errors times the spread of the values (half a percent of 0.5), of either sign.
     CHECK(std::fabs(mean_of_score_gradients(exact, run.delta.download())) < 2e-6);
 
@@ -182,8 +171,7 @@ TEST_CASE("attention: a component common to all values causes no score gradients
                     value[at.out(0, t, h) + c] = to_float(qkv[at.qkv(0, t, 2, h) + c]);
                 }
         Run<bf16> run(s, qkv, dout);
-        run.forward();
-        run.backward();
+        run.both();
         CHECK(to_doubles(run.out.download()) == value);
         CHECK(test::max_relative_error(run.out_low.download(), std::vector<double>(s.elements()), 1.0) < 2e-6);
         const std::vector<double> dqkv = to_doubles(run.dqkv.download());
@@ -200,8 +188,7 @@ TEST_CASE("attention: scores of several thousand stay finite") {
         const std::vector<bf16> dout = random_normal<bf16>(s.elements(), 1.0f, 52);
         const Reference exact = reference::attention(s, to_doubles(qkv), to_doubles(dout), 0, 0);
         Run<bf16> run(s, qkv, dout);
-        run.forward();
-        run.backward();
+        run.both();
         CHECK(test::max_relative_error(run.lse.download(), exact.lse, 1.0) < 1e-5);
         // An exponent's FP32 error is now 1e-7 of thousands; what is nearly one-hot stays so.
         CHECK(norm_error(run.output(), exact.out) < 0.01);
@@ -212,7 +199,7 @@ TEST_CASE("attention: scores of several thousand stay finite") {
 
 TEST_CASE("attention: unsupported shapes are refused, naming what is supported") {
     const Shape s{1, 4, 1, 64};
-    Run<bf16> run(s, random_normal<bf16>(s.qkv_elements(), 1.0f, 61), random_normal<bf16>(s.elements(), 1.0f, 62));
+    Run<bf16> run(s, 61);
     const auto forward = [&](int B, int T, int NH, int HD) {
         attention_forward<bf16>(run.out, run.out_low, run.lse, run.qkv, B, T, {NH, NH, HD}, test::test_stream());
     };

@@ -11,35 +11,12 @@ namespace llmc {
 namespace {
 
 using reference::documents_of;
-using test::random_normal;
+using test::same_bits;
 using test::to_doubles;
-using test::attention::bytes_of;
 using test::attention::Run;
 
 using Layout = reference::AttentionLayout;
 using Shape = reference::AttentionShape;
-
-template <class Real>
-struct Inputs {
-    std::vector<Real> qkv, dout;
-    explicit Inputs(const Shape& s)
-        : qkv(random_normal<Real>(s.qkv_elements(), 1.0f, 91)), dout(random_normal<Real>(s.elements(), 1.0f, 92)) {}
-};
-
-template <class Real>
-void run(Run<Real>& r) {
-    r.forward();
-    r.backward();
-}
-
-template <class Real>
-void check_same_bits(const Run<Real>& a, const Run<Real>& b) {
-    CHECK(bytes_of(a.out) == bytes_of(b.out));
-    CHECK(bytes_of(a.lse) == bytes_of(b.lse));
-    CHECK(bytes_of(a.delta) == bytes_of(b.delta));
-    CHECK(bytes_of(a.dqkv) == bytes_of(b.dqkv));
-    if (sizeof(Real) == 2) CHECK(bytes_of(a.out_low) == bytes_of(b.out_low));
-}
 
 }  // namespace
 
@@ -50,10 +27,7 @@ TEST_CASE_TEMPLATE("attention documents: one document a row changes no bit", Rea
             Shape one = none;
             one.documents = documents_of(140, {{}, {}});
             INFO(none.text());
-            const Inputs<Real> in(none);
-            Run<Real> plain(none, in.qkv, in.dout), masked(one, in.qkv, in.dout);
-            run(plain), run(masked);
-            check_same_bits(plain, masked);
+            check_same_bits(Run<Real>(none), Run<Real>(one));
         }
 }
 
@@ -63,11 +37,9 @@ TEST_CASE_TEMPLATE("attention documents: at the edges of tiles, each has the bit
     for (const int HD : {32, 64, 128}) {
         const Shape packed{1, 384, 2, HD, 1, 0, 0, documents_of(384, {{128, 128}})}, apart{3, 128, 2, HD, 1};
         INFO(packed.text());
-        const Inputs<Real> in(packed);
-        Run<Real> together(packed, in.qkv, in.dout), alone(apart, in.qkv, in.dout);
-        run(together), run(alone);
-        CHECK(bytes_of(together.out) == bytes_of(alone.out));
-        CHECK(bytes_of(together.dqkv) == bytes_of(alone.dqkv));
+        const Run<Real> together(packed), alone(apart);
+        CHECK(same_bits(together.out.download(), alone.out.download()));
+        CHECK(same_bits(together.dqkv.download(), alone.dqkv.download()));
         // (B, NH, T)
         const std::vector<float> lse = together.lse.download(), rows = alone.lse.download();
         const Layout at{packed}, row{apart};
@@ -80,10 +52,8 @@ TEST_CASE_TEMPLATE("attention documents: a token alone gives its value, and no s
     for (const int HD : {32, 64, 128}) {
         constexpr int T = 140;
         const Shape s{1, T, 4, HD, 2, 0, 0, documents_of(T, {std::vector<int>(T, 1)})};
-        const Inputs<Real> in(s);
-        Run<Real> r(s, in.qkv, in.dout);
-        run(r);
-        const std::vector<double> out = to_doubles(r.out.download()), qkv = to_doubles(in.qkv);
+        const Run<Real> r(s);
+        const std::vector<double> out = to_doubles(r.out.download()), qkv = to_doubles(r.qkv.download());
         const Layout at{s};
         for (int t = 0; t < T; t++)
             for (int h = 0; h < 4; h++)
@@ -102,13 +72,12 @@ TEST_CASE_TEMPLATE("attention documents: no bit of one depends on the tokens of 
         const Shape s{1, T, 2, HD, 1, 0, 0, documents_of(T, {{begin, end - begin}})};
         INFO(s.text());
         const Layout at{s};
-        Inputs<Real> in(s);
-        Run<Real> before(s, in.qkv, in.dout);
-        run(before);
-        std::fill(&in.qkv[at.qkv(0, begin, 0, 0)], &in.qkv[at.qkv(0, end, 0, 0)], to<Real>(30.0f));
-        std::fill(&in.dout[at.out(0, begin, 0)], &in.dout[at.out(0, end, 0)], to<Real>(-7.0f));
-        Run<Real> after(s, in.qkv, in.dout);
-        run(after);
+        const Run<Real> before(s);
+        std::vector<Real> qkv = before.qkv.download(), dout = before.dout.download();
+        std::fill(&qkv[at.qkv(0, begin, 0, 0)], &qkv[at.qkv(0, end, 0, 0)], to<Real>(30.0f));
+        std::fill(&dout[at.out(0, begin, 0)], &dout[at.out(0, end, 0)], to<Real>(-7.0f));
+        Run<Real> after(s, qkv, dout);
+        after.both();
         const auto same = [&](const std::vector<double>& a, const std::vector<double>& b, size_t from, size_t to) {
             return std::equal(a.begin(), a.begin() + static_cast<long>(from), b.begin()) &&
                    std::equal(a.begin() + static_cast<long>(to), a.end(), b.begin() + static_cast<long>(to));

@@ -6,7 +6,7 @@
 #if !LLMC_CUDA
 #include "llmc/device/host/settings.h"
 #endif
-#include "llmc/check/reference.h"
+#include "test/kernels/attention_run.h"
 #include "test/kernels/quantized.h"
 
 using namespace llmc;
@@ -14,37 +14,21 @@ using namespace llmc::test;
 
 namespace {
 
-using Shape = reference::AttentionShape;
+using test::attention::Shape;
 
 // Inputs, and what the plain kernels make of them.
-struct Case {
-    Shape s;
-    DeviceArray<bf16> qkv, dout, out, low, dqkv;
-    DeviceArray<float> lse, delta, dbias, scratch;
-    DeviceArray<int> document_starts;
-    const int* documents;
+struct Case : test::attention::Run<bf16> {
+    DeviceArray<float> dbias, scratch;
 
-    explicit Case(const Shape& s_, uint32_t seed = 7)
-        : s(s_),
-          qkv(random_normal<bf16>(s.qkv_elements(), 1.0f, seed)),
-          dout(random_normal<bf16>(s.elements(), 0.1f, seed + 1, 0.02f)),
-          out(s.elements()),
-          low(s.elements()),
-          dqkv(s.qkv_elements()),
-          lse(static_cast<size_t>(s.tokens()) * s.NH),
-          delta(static_cast<size_t>(s.tokens()) * s.NH),
+    explicit Case(const Shape& s)
+        : Run(s, 7, 0.1f, 0.02f),
           dbias(static_cast<size_t>(s.qkv_width())),
-          scratch(attention_backward_fp8_scratch(s.B, s.T, s.heads())),
-          document_starts(s.documents.empty() ? std::vector<int>(1) : s.documents),
-          documents(s.documents.empty() ? nullptr : document_starts.get()) {
-        attention_forward<bf16>(out, low, lse, qkv, s.B, s.T, s.heads(), test_stream(), documents);
-        attention_backward<bf16>(dqkv, delta, dout, qkv, out, low, lse, s.B, s.T, s.heads(), test_stream(), documents);
-    }
+          scratch(attention_backward_fp8_scratch(s.B, s.T, s.heads())) {}
     template <class F8>
-    void backward(const Quantized<F8>& to, QuantizePass pass, bool with_bias, bool accumulate = false) {
+    void backward_fp8(const Quantized<F8>& to, QuantizePass pass, bool with_bias) {
         attention_backward_fp8<F8>(to, with_bias ? dbias.get() : nullptr, with_bias ? scratch.get() : nullptr, delta,
-                                   dout.get(), qkv.get(), out.get(), low.get(), lse.get(), s.B, s.T, s.heads(),
-                                   accumulate, pass, test_stream(), documents);
+                                   dout.get(), qkv.get(), out.get(), out_low.get(), lse.get(), shape.B, shape.T,
+                                   shape.heads(), false, pass, test_stream(), documents_or_none());
     }
 };
 
@@ -71,16 +55,14 @@ TEST_CASE("attention's backward of head dimension 64 fits a card with 99 KB a bl
         const auto delta = c.delta.download();
         const auto dqkv = c.dqkv.download();
         const auto quantized = [&](QuantizedArrays<e5m2>& to) {
-            c.backward<e5m2>(to.both(), QuantizePass::train_counted, true);
+            c.backward_fp8<e5m2>(to.both(), QuantizePass::train_counted, true);
             return c.dbias.download();
         };
         QuantizedArrays<e5m2> expected(dqkv.size(), used_state(2000.0f)), to(dqkv.size(), used_state(2000.0f));
         const auto dbias = quantized(expected);
-        DeviceArray<bf16> again(dqkv.size());
         limit = 49 * 1024;
-        CHECK_NOTHROW(attention_backward<bf16>(again, c.delta, c.dout, c.qkv, c.out, c.low, c.lse, s.B, s.T, s.heads(),
-                                               test_stream(), c.documents));
-        CHECK(same_bits(again.download(), dqkv));
+        CHECK_NOTHROW(c.backward());
+        CHECK(same_bits(c.dqkv.download(), dqkv));
         CHECK(same_bits(c.delta.download(), delta));
         CHECK_NOTHROW(CHECK(same_bits(quantized(to), dbias)));
         CHECK(same_bits(to.row.download(), expected.row.download()));
@@ -97,9 +79,9 @@ TEST_CASE("quantizing attention against FP64") {
         Case c(s);
         const auto exact = reference::attention(s, to_doubles(c.qkv.download()), to_doubles(c.dout.download()), 0, 0);
         QuantizedArrays<e4m3> o(s.elements(), used_state(100.0f)), dqkv(s.qkv_elements(), used_state(500.0f));
-        attention_forward_fp8(o.both(), c.out, c.low, c.lse, c.qkv, s.B, s.T, s.heads(), QuantizePass::train,
+        attention_forward_fp8(o.both(), c.out, c.out_low, c.lse, c.qkv, s.B, s.T, s.heads(), QuantizePass::train,
                               test_stream());
-        c.backward<e4m3>(dqkv.both(), QuantizePass::train, false);
+        c.backward_fp8<e4m3>(dqkv.both(), QuantizePass::train, false);
         // Half a unit of E4M3's three bits, 0.425 * 2^-4 in the mean square, and what is lost below its normal numbers.
         CHECK(dequantized_error(o.row.download(), 100.0f, exact.out) < 0.03);
         CHECK(dequantized_error(dqkv.row.download(), 500.0f, exact.dqkv) < 0.03);
