@@ -3,7 +3,6 @@
 
 #include <random>
 
-#include "test/kernels/row_shapes.h"
 #include "test/kernels/specifications.h"
 
 using namespace llmc;

@@ -5,7 +5,6 @@
 #include <map>
 #include <random>
 
-#include "test/kernels/row_shapes.h"
 #include "test/kernels/specifications.h"
 
 using namespace llmc;

@@ -46,7 +46,13 @@ TEST_CASE("backward passes of norms are the derivatives of their forward passes"
         const NormParameters<float> norm{weight.get(), centered ? weight.get() : nullptr};
         norm_backward<float>(norm, {dweight, centered ? dshift.get() : nullptr, scratch}, dinp, nullptr, dout.get(),
                              inp.get(), centered ? mean.get() : nullptr, rstd.get(), N, C, test_stream());
-        check_derivative(to_doubles(x), dinp.download(), loss);
+        const std::vector<float> gradient = dinp.download();
+        for (size_t i = 0; i < n; i += 17) {
+            auto up = to_doubles(x), down = up;
+            up[i] += 1e-4;
+            down[i] -= 1e-4;
+            CHECK((loss(up) - loss(down)) / 2e-4 == doctest::Approx(gradient[i]).epsilon(1e-3).scale(0.1));
+        }
     }
 }
 
@@ -71,7 +77,7 @@ TEST_CASE("the quantizing norm gives the same bytes with any amount of shared me
         limit = 227 * 1024;
         QuantizedArrays<e4m3> expected(n, used_state(64.0f));
         const auto residual = run(expected);
-        CHECK(not_transposed(expected.row.download(), expected.transposed.download(), N, C) == 0);
+        CHECK(same_bits(expected.transposed.download(), reference::turned(expected.row.download(), N, C)));
         for (const size_t kilobytes : {163, 99}) {
             CAPTURE(kilobytes);
             limit = kilobytes * 1024;

@@ -4,22 +4,12 @@
 #include "llmc/check/reference_quantize.h"
 #include "llmc/kernels/fp8_state.h"
 #include "test/helpers.h"
-#include "test/kernels/row_shapes.h"
+#include "test/kernel_test.h"
 
 namespace llmc::test {
 
 using reference::column_sums, reference::nearest_code;
 using reference::to_floats, reference::used_state, reference::wide_values;
-
-// How many elements of `columns` (C, N) differ from the transpose of `row` (N, C).
-template <class F8>
-size_t not_transposed(const std::vector<F8>& row, const std::vector<F8>& columns, int N, int C) {
-    if (row.size() != columns.size()) return row.size() + 1;
-    size_t wrong = 0;
-    for (size_t n = 0; n < static_cast<size_t>(N); n++)
-        for (size_t c = 0; c < static_cast<size_t>(C); c++) wrong += row[n * C + c].bits != columns[c * N + n].bits;
-    return wrong;
-}
 
 template <class F8>
 struct QuantizedArrays {

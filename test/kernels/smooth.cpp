@@ -64,28 +64,40 @@ struct Outlier {
     }
 };
 
+// x weight^T by codes of these scales, with the columns of both scaled by the factors.
+std::vector<bf16> product(const std::vector<bf16>& x, float x_scale, const std::vector<float>& weight, float w_scale,
+                          const std::vector<float>& factors) {
+    DeviceArray<bf16> values(x), out(kN * kOC);
+    DeviceArray<float> master(weight), powers(factors);
+    scale_columns<bf16>(values, nullptr, powers, true, kN, kC, test_stream());
+    QuantizedArrays<e4m3> x_codes(kN * kC, used_state(x_scale)), w_codes(kOC * kC, used_state(w_scale));
+    quantize<e4m3>(x_codes.both(), nullptr, nullptr, values, nullptr, kN, kC, false, QuantizePass::write,
+                   test_stream());
+    quantize_weight(w_codes.both(), master, kOC, kC, QuantizePass::write, test_stream(), powers);
+    DeviceArray<e4m3> flat(kOC * kC);  // the same codes, in two slices
+    Fp8State* const state = w_codes.state.get();
+    quantize_flat(flat, master, 1000, state, QuantizePass::write, test_stream(), {powers, kC, 0});
+    quantize_flat(flat.get() + 1000, master.get() + 1000, kOC * kC - 1000, state, QuantizePass::write, test_stream(),
+                  {powers, kC, 1000});
+    CHECK(same_bits(flat.download(), w_codes.row.download()));
+    Matmul matmul(false, FastAccumulation::none);
+    matmul.reserve(kN, kC, kOC);
+    matmul.forward_fp8(out, x_codes.row.get(), x_codes.both().row_scale_inv(), w_codes.row.get(),
+                       w_codes.both().row_scale_inv(), nullptr, kN, kC, kOC, test_stream());
+    return out.download();
+}
+
 // How far the product of the codes is from x weight^T, in units of what it may be if every number keeps E4M3's relative
 // precision: of sum |x| |weight| 2^-4 for each of the two, 2^-8 for the result in BF16, and what the sum itself may err
 // by.
 double worst_error(const Outlier& of, const std::vector<float>& factors) {
-    DeviceArray<bf16> x(of.x), out(kN * kOC);
-    DeviceArray<float> master(of.weight), powers(factors);
-    scale_columns<bf16>(x, nullptr, powers, true, kN, kC, test_stream());
     const auto scale_for = [](const std::vector<double>& values) {
         double amax = 0;
         for (const double value : values) amax = std::max(amax, std::fabs(value));
         return static_cast<float>(448 / amax);
     };
-    QuantizedArrays<e4m3> x_codes(kN * kC, used_state(scale_for(to_doubles(of.x)))),
-        w_codes(kOC * kC, used_state(scale_for(to_doubles(of.weight))));
-    quantize<e4m3>(x_codes.both(), nullptr, nullptr, x, nullptr, kN, kC, false, QuantizePass::write, test_stream());
-    quantize_weight(w_codes.both(), master, kOC, kC, QuantizePass::write, test_stream(), powers);
-    Matmul matmul(false, FastAccumulation::none);
-    matmul.reserve(kN, kC, kOC);
-    const auto scale_inv = [](QuantizedArrays<e4m3>& codes) { return codes.both().row_scale_inv(); };
-    matmul.forward_fp8(out, x_codes.row.get(), scale_inv(x_codes), w_codes.row.get(), scale_inv(w_codes), nullptr, kN,
-                       kC, kOC, test_stream());
-    const auto product = to_doubles(out.download());
+    const auto scaled =
+        product(of.x, scale_for(to_doubles(of.x)), of.weight, scale_for(to_doubles(of.weight)), factors);
     double worst = 0;
     for (size_t n = 0; n < kN; n++)
         for (size_t o = 0; o < kOC; o++) {
@@ -95,7 +107,7 @@ double worst_error(const Outlier& of, const std::vector<float>& factors) {
                 exact += term, magnitudes += std::fabs(term);
             }
             const double allowed = ((1 + 0x1p-4) * (1 + 0x1p-4) - 1 + 0x1p-8 + kC * fp8_unit()) * magnitudes;
-            worst = std::max(worst, std::fabs(product[n * kOC + o] - exact) / allowed);
+            worst = std::max(worst, std::fabs(to_float(scaled[n * kOC + o]) - exact) / allowed);
         }
     return worst;
 }
@@ -136,25 +148,6 @@ TEST_CASE("smoothing: where nothing is rounded, nothing changes") {
     for (size_t i = 0; i < kN * kC; i++) x.push_back(to_bf16(static_cast<float>(i * 5 % 17) - 8));
     for (size_t i = 0; i < kOC * kC; i++) weight.push_back(static_cast<float>(i * 7 % 15) - 7);
     for (size_t c = 0; c < kC; c++) powers[c] = std::ldexp(1.0f, -static_cast<int>(c % 4));
-    const auto products = [&](const std::vector<float>& of) {
-        DeviceArray<bf16> values(x), out(kN * kOC);
-        DeviceArray<float> master(weight), factors(of), dweight(kOC * kC);
-        scale_columns<bf16>(values, nullptr, factors, true, kN, kC, test_stream());
-        QuantizedArrays<e4m3> x_codes(kN * kC, used_state(1.0f)), w_codes(kOC * kC, used_state(1.0f));
-        quantize<e4m3>(x_codes.both(), nullptr, nullptr, values, nullptr, kN, kC, false, QuantizePass::write,
-                       test_stream());
-        quantize_weight(w_codes.both(), master, kOC, kC, QuantizePass::write, test_stream(), factors);
-        DeviceArray<e4m3> flat(kOC * kC);
-        Fp8State* const state = w_codes.state.get();
-        quantize_flat(flat, master, 1000, state, QuantizePass::write, test_stream(), {factors, kC, 0});
-        quantize_flat(flat.get() + 1000, master.get() + 1000, kOC * kC - 1000, state, QuantizePass::write,
-                      test_stream(), {factors, kC, 1000});
-        CHECK(same_bits(flat.download(), w_codes.row.download()));
-        Matmul matmul(false, FastAccumulation::none);
-        matmul.reserve(kN, kC, kOC);
-        matmul.forward_fp8(out, x_codes.row.get(), x_codes.both().row_scale_inv(), w_codes.row.get(),
-                           w_codes.both().row_scale_inv(), nullptr, kN, kC, kOC, test_stream());
-        return out.download();
-    };
+    const auto products = [&](const std::vector<float>& of) { return product(x, 1.0f, weight, 1.0f, of); };
     CHECK(same_bits(products(powers), products(std::vector<float>(kC, 1.0f))));
 }

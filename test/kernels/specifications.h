@@ -2,7 +2,10 @@
 #pragma once
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <string>
+#include <vector>
 
 #include "llmc/check/families.h"
 #include "test/kernel_test.h"
@@ -14,5 +17,12 @@ void check_specifications(void (*add_tests)(check::Items&), bool (*chosen)(const
 
 // The same for the loops that replace kernels on the host device; nothing on other devices.
 void check_loops(void (*add_tests)(check::Items&));
+
+template <class Real>
+bool all_nan(const std::vector<Real>& values, size_t begin, size_t end) {
+    return std::all_of(values.begin() + static_cast<std::ptrdiff_t>(begin),
+                       values.begin() + static_cast<std::ptrdiff_t>(end),
+                       [](Real x) { return std::isnan(to_float(x)); });
+}
 
 }  // namespace llmc::test
