@@ -14,6 +14,7 @@
 #include "llmc/flags/flags.h"
 #include "llmc/kernels/variants.h"
 #include "llmc/train/trainer.h"
+#include "test/helpers.h"
 #include "test/kernel_test.h"
 #include "test/suites.h"
 
@@ -36,88 +37,66 @@ KernelUse tiny_model(const Architecture& architecture, int channels, int heads, 
 }
 KernelUse tiny_gpt(int channels = 64, int heads = 2) { return tiny_model(kGpt2, channels, heads, heads); }
 
-// Runs the items that no run before it has had. An item's name says everything that it depends on, because kept results
-// are found by it.
-void check_all_right(const KernelUse& use) {
-    static std::set<std::string> known;
-    for (const CheckItem& item : kernel_checks(use)) {
-        if (!known.insert(item.name).second) continue;
-        CAPTURE(item.name);
-        CHECK(item.run(test_stream()) == "");
-    }
+void in_blocks(KernelUse& use) {
+    use.fp8 = use.e4m3_gradients = true;
+    use.scaling = Fp8Scaling::block;
+}
+
+std::vector<std::string> names_of(const KernelUse& use) {
+    std::vector<std::string> names;
+    for (const CheckItem& item : kernel_checks(use)) names.push_back(item.name);
+    return names;
+}
+std::set<std::string> variants_of(const KernelUse& use) {
+    std::set<std::string> variants;
+    for (const CheckItem& item : kernel_checks(use)) variants.insert(item.variant);
+    return variants;
 }
 
 }  // namespace
 
 TEST_CASE("every kernel of a run is right" * doctest::test_suite(kOnce)) {
-    KernelUse use = tiny_gpt();
-    SUBCASE("bf16") {}
-    SUBCASE("bf16, several ranks, head dimension 64") {
-        use = tiny_gpt(128, 2);
-        use.several_ranks = use.fp8_wire = true;
+    struct Run {
+        const char* name;
+        KernelUse use;
+        void (*set)(KernelUse&);
+    };
+    const Run runs[] = {
+        {"bf16", tiny_gpt(), [](auto&) {}},
+        {"bf16, several ranks", tiny_gpt(128, 2), [](auto& u) { u.several_ranks = u.fp8_wire = true; }},
+        {"fp8 delayed, several ranks", tiny_gpt(), [](auto& u) { u.fp8 = u.several_ranks = true; }},
+        {"fp8 delayed, E4M3 gradients", tiny_gpt(128, 1), [](auto& u) { u.fp8 = u.e4m3_gradients = true; }},
+        {"fp8 current", tiny_gpt(), [](auto& u) { u.fp8 = u.current_scaling = true; }},
+        {"fp8 block", tiny_gpt(128, 2), in_blocks},
+        {"fp8 mx", tiny_gpt(), [](auto& u) { in_blocks(u), u.scaling = Fp8Scaling::mx; }},
+        {"fp8, documents", tiny_gpt(128, 2), [](auto& u) { u.fp8 = u.documents = u.document_positions = true; }},
+        {"fp32", tiny_gpt(), [](auto& u) { u.bf16 = false; }},
+        {"fp32, head dimension 128", tiny_gpt(128, 1), [](auto& u) { u.bf16 = false; }},
+        {"Llama, bf16, grouped queries", tiny_model(kLlama, 128, 4, 2), [](auto&) {}},
+        {"Llama, fp8 delayed, smooth", tiny_model(kLlama, 64, 2, 1), [](auto& u) { u.fp8 = u.smooth = true; }},
+        {"Llama, fp8 block", tiny_model(kLlama, 128, 2, 1), in_blocks},
+        {"Qwen3, fp8 delayed", tiny_model(kQwen3, 256, 2, 1), [](auto& u) { u.fp8 = u.e4m3_gradients = true; }},
+        {"Qwen3, fp32, z-loss", tiny_model(kQwen3, 64, 2, 1),
+         [](auto& u) {
+             u.bf16 = false, u.loss = {1e-2f, 0.2f};
+         }},
+        {"nano, fp8 current", tiny_model(kNano, 64, 2, 2), [](auto& u) { u.fp8 = u.current_scaling = true; }},
+        {"nano, E4M3 gradients", tiny_model(kNano, 128, 2, 2), [](auto& u) { u.fp8 = u.e4m3_gradients = true; }},
+        {"Llama, fp32, documents", tiny_model(kLlama, 64, 2, 1), [](auto& u) { u.bf16 = false, u.documents = true; }},
+        {"nano, fp32", tiny_model(kNano, 64, 2, 2), [](auto& u) { u.bf16 = false; }}};
+    // An item's name says everything that it depends on, because kept results are found by it.
+    std::set<std::string> known;
+    for (const Run& run : runs) {
+        CAPTURE(run.name);
+        KernelUse use = run.use;
+        run.set(use);
+        use.loops = device_info().is_host;
+        for (const CheckItem& item : kernel_checks(use)) {
+            if (!known.insert(item.name).second) continue;
+            CAPTURE(item.name);
+            CHECK(item.run(test_stream()) == "");
+        }
     }
-    SUBCASE("fp8 delayed, several ranks") { use.fp8 = use.several_ranks = true; }
-    SUBCASE("fp8 delayed, E4M3 gradients, head dimension 128") {
-        use = tiny_gpt(128, 1);
-        use.fp8 = use.e4m3_gradients = true;
-    }
-    SUBCASE("fp8 current") { use.fp8 = use.current_scaling = true; }
-    SUBCASE("fp8 block") {
-        use = tiny_gpt(128, 2);
-        use.fp8 = use.e4m3_gradients = true;
-        use.scaling = Fp8Scaling::block;
-    }
-    SUBCASE("fp8 mx") {
-        use.fp8 = use.e4m3_gradients = true;
-        use.scaling = Fp8Scaling::mx;
-    }
-    SUBCASE("fp8 delayed, documents, head dimension 64") {
-        use = tiny_gpt(128, 2);
-        use.fp8 = use.documents = use.document_positions = true;
-    }
-    SUBCASE("fp32") { use.bf16 = false; }
-    SUBCASE("fp32, head dimension 128") {
-        use = tiny_gpt(128, 1);
-        use.bf16 = false;
-    }
-    SUBCASE("Llama, bf16, grouped queries") { use = tiny_model(kLlama, 128, 4, 2); }
-    SUBCASE("Llama, fp8 delayed, smooth") {
-        use = tiny_model(kLlama, 64, 2, 1);
-        use.fp8 = use.smooth = true;
-    }
-    SUBCASE("Llama, fp8 block") {
-        use = tiny_model(kLlama, 128, 2, 1);
-        use.fp8 = use.e4m3_gradients = true;
-        use.scaling = Fp8Scaling::block;
-    }
-    SUBCASE("Qwen3, fp8 delayed, E4M3 gradients, head dimension 128") {
-        use = tiny_model(kQwen3, 256, 2, 1);
-        use.fp8 = use.e4m3_gradients = true;
-    }
-    SUBCASE("Qwen3, fp32, z-loss, smoothed labels") {
-        use = tiny_model(kQwen3, 64, 2, 1);
-        use.bf16 = false;
-        use.loss = {1e-2f, 0.2f};
-    }
-    SUBCASE("nano, fp8 current") {
-        use = tiny_model(kNano, 64, 2, 2);
-        use.fp8 = use.current_scaling = true;
-    }
-    SUBCASE("nano, E4M3 gradients, fp8 delayed, head dimension 64") {
-        use = tiny_model(kNano, 128, 2, 2);
-        use.fp8 = use.e4m3_gradients = true;
-    }
-    SUBCASE("Llama, fp32, documents") {
-        use = tiny_model(kLlama, 64, 2, 1);
-        use.bf16 = false;
-        use.documents = true;
-    }
-    SUBCASE("nano, fp32") {
-        use = tiny_model(kNano, 64, 2, 2);
-        use.bf16 = false;
-    }
-    use.loops = device_info().is_host;
-    check_all_right(use);
 }
 
 TEST_CASE("loops are held to what their kernels are held to, and a wrong one is left out by its family") {
@@ -157,13 +136,13 @@ TEST_CASE("every optimizer's kernels are right, and are checked only where they 
             use.fp8 = use.bf16 = fp8;
             int found = 0;
             for (const CheckItem& item : kernel_checks(use)) {
-                const bool update = item.name.find("_update") != std::string::npos || item.name.rfind("muon", 0) == 0;
-                if (!update || item.name.find("loss_scale") != std::string::npos) continue;
+                const bool of_adamw = item.name.starts_with("adamw_update");
+                const bool update = contains(item.name, "_update") || item.name.starts_with("muon");
+                if (!update || contains(item.name, "loss_scale")) continue;
                 CAPTURE(item.name);
-                CHECK((item.name.rfind(name, 0) == 0 || (is_muon(kind) && item.name.rfind("adamw_update", 0) == 0)));
+                CHECK((item.name.starts_with(name) || (is_muon(kind) && of_adamw)));
                 CHECK(item.run(test_stream()) == "");
-                if (item.name.rfind("adamw", 0) == 0)
-                    CHECK((item.name.find("moments ") != std::string::npos) == (moments != StateFormat::fp32));
+                if (of_adamw) CHECK(contains(item.name, "moments ") == (moments != StateFormat::fp32));
                 found++;
             }
             CHECK(found >= 2);
@@ -177,7 +156,7 @@ TEST_CASE("clipping's kernels are right, and are checked only where they are use
         use.clip_kind = kind;
         int found = 0;
         for (const CheckItem& item : kernel_checks(use)) {
-            if (item.name.rfind("clip_", 0) != 0) continue;
+            if (!item.name.starts_with("clip_")) continue;
             CHECK(item.name == name);
             CHECK(item.run(test_stream()) == "");
             found++;
@@ -267,7 +246,7 @@ size_t check_every_result_is_compared(const CheckItem& item) {
 
 const CheckItem& item_named(const std::vector<CheckItem>& items, const std::string& begin) {
     for (const CheckItem& item : items)
-        if (item.name.rfind(begin, 0) == 0) return item;
+        if (item.name.starts_with(begin)) return item;
     FAIL("no check is called ", begin);
     return items[0];
 }
@@ -285,7 +264,7 @@ TEST_CASE("every result of every check is compared" * doctest::test_suite(kOnce)
     for (const Fp8Scaling scaling : {Fp8Scaling::block, Fp8Scaling::mx}) {
         use.scaling = scaling;
         for (const CheckItem& item : kernel_checks(use))
-            if (item.name.find("quantize_") != std::string::npos) lies += check_every_result_is_compared(item);
+            if (contains(item.name, "quantize_")) lies += check_every_result_is_compared(item);
     }
     CHECK(lies > 140);
     size_t of_optimizers = 0;
@@ -293,12 +272,12 @@ TEST_CASE("every result of every check is compared" * doctest::test_suite(kOnce)
         use = tiny_gpt();
         use.fp8 = true, use.optimizer = kind;
         for (const CheckItem& item : kernel_checks(use))
-            if (item.name.find("lion") == 0 || item.name.find("sgd") == 0 || item.name.find("muon") == 0)
+            if (item.name.starts_with("lion") || item.name.starts_with("sgd") || item.name.starts_with("muon"))
                 of_optimizers += check_every_result_is_compared(item);
     }
     CHECK(of_optimizers >= 2 * 8 + 9);  // master, m, working copy and amax, twice each; Muon's
     std::set<std::string> seen;
-    for (const CheckItem& item : kernel_checks(tiny_gpt())) seen.insert(item.name);
+    for (const std::string& name : names_of(tiny_gpt())) seen.insert(name);
     size_t of_models = 0;
     for (const Architecture* architecture : {&kLlama, &kQwen3, &kNano}) {
         use = tiny_model(*architecture, 64, 2, 1);
@@ -332,6 +311,12 @@ TEST_CASE("a kernel that writes beside its results, leaves elements out, or is n
               const char low_byte = static_cast<char>(read_back(data, stream) ^ run);
               write_through(data, low_byte, stream);
           }) == "dqkv[b=0,t=0,head=0,0] differs between two runs on the same inputs (1 of 106368 wrong)");
+
+    Trial outer(test_stream());
+    const auto inp = outer.input(std::vector<float>(8, 1.0f));
+    outer.nested(
+        [&](Trial& trial) { trial.run_twice([&] { set_bytes(const_cast<float*>(inp.data), 0, 4, test_stream()); }); });
+    CHECK(outer.problem() == "an input was changed");
 }
 
 TEST_CASE("numbers that are 1 % off in one tile") {
@@ -351,17 +336,13 @@ TEST_CASE("numbers that are 1 % off in one tile") {
 
 TEST_CASE("a check needs no more than the run has") {
     const auto names = [](const KernelUse& use) {
-        std::set<std::string> result;
-        for (const CheckItem& item : kernel_checks(use)) CHECK(result.insert(item.name).second);
-        return result;
-    };
-    const auto variants = [](const KernelUse& use) {
-        std::set<std::string> result;
-        for (const CheckItem& item : kernel_checks(use)) result.insert(item.variant);
-        return result;
+        const std::vector<std::string> list = names_of(use);
+        const std::set<std::string> names(list.begin(), list.end());
+        CHECK(names.size() == list.size());
+        return names;
     };
     KernelUse use = tiny_gpt();
-    CHECK(variants(use) == std::set<std::string>{""});
+    CHECK(variants_of(use) == std::set<std::string>{""});
     CHECK(names(use).count("attention bf16 HD=32 NH=2") == 1);
     CHECK(names(use).count("sum_pieces fp32") == 0);
     use.several_ranks = true;
@@ -372,13 +353,13 @@ TEST_CASE("a check needs no more than the run has") {
     CHECK(names(use).count("sum_fp8_pieces") == 1);
     use.fp8_wire = false;
     use.fp8 = true;
-    CHECK(variants(use) == std::set<std::string>{"", kAllOfFp8, "layernorm_fp8", "gelu_fp8", "attention_fp8",
-                                                 "layernorm_backward_fp8", "gelu_backward_fp8",
-                                                 "attention_backward_fp8"});
+    CHECK(variants_of(use) == std::set<std::string>{"", kAllOfFp8, "layernorm_fp8", "gelu_fp8", "attention_fp8",
+                                                    "layernorm_backward_fp8", "gelu_backward_fp8",
+                                                    "attention_backward_fp8"});
     use.current_scaling = true;  // through BF16
-    CHECK(variants(use).count("attention_fp8") == 0);
+    CHECK(variants_of(use).count("attention_fp8") == 0);
     use.scaling = Fp8Scaling::block;
-    CHECK(variants(use) == std::set<std::string>{"", kAllOfFp8});
+    CHECK(variants_of(use) == std::set<std::string>{"", kAllOfFp8});
     // Kernels that a BF16 run also needs stay without FP8.
     for (const CheckItem& item : kernel_checks(use)) {
         if (item.name == "quantize_weight_tiles N=256 C=64") CHECK(item.variant == kAllOfFp8);
@@ -411,8 +392,8 @@ TEST_CASE("a check needs what the model's table says, and nothing else") {
         Words found;
         for (const CheckItem& item : kernel_checks(use)) {
             for (const std::string& word : all)
-                if (item.name.find(word) != std::string::npos) found.insert(word);
-            if (item.name.rfind("rope bf16", 0) == 0) found.insert("rope");
+                if (contains(item.name, word)) found.insert(word);
+            if (item.name.starts_with("rope bf16")) found.insert("rope");
             if (item.variant == "attention_backward_fp8") CHECK(&architecture == &kGpt2);
         }
         return found;
@@ -438,8 +419,7 @@ TEST_CASE("fused kernels of all architectures give way alike") {
     for (const Architecture* architecture : kArchitectures) {
         KernelUse use = tiny_model(*architecture, 64, 2, 1);
         use.fp8 = true;
-        std::set<std::string> variants;
-        for (const CheckItem& item : kernel_checks(use)) variants.insert(item.variant);
+        const std::set<std::string> variants = variants_of(use);
         for (const char* variant :
              {"layernorm_fp8", "layernorm_backward_fp8", "gelu_fp8", "gelu_backward_fp8", "attention_fp8"})
             CHECK(variants.count(variant) == 1);
@@ -456,16 +436,15 @@ TEST_CASE("documents of a check: of all lengths, to the end of each row, and non
     CHECK(begins == std::vector<int>{0, 1, 1, 1, 1, 5, 5, 5, 0, 0, 2, 2, 2, 2, 2, 2});
     CHECK(check::example_documents(use, 2, 149).size() == 298);
     for (const CheckItem& item : kernel_checks(use))
-        CHECK((item.name.rfind("attention", 0) == 0) == (item.name.find(" in documents") != std::string::npos));
+        CHECK((item.name.starts_with("attention")) == (contains(item.name, " in documents")));
 }
 
 TEST_CASE("windows of a check: in one more item of attention, where the run has some") {
     const auto names = [](int window) {
         KernelUse use = tiny_model(kQwen3, 64, 2, 1);
         use.window = window;
-        std::vector<std::string> names;
-        for (const CheckItem& item : kernel_checks(use))
-            if (item.name.rfind("attention bf16", 0) == 0) names.push_back(item.name);
+        std::vector<std::string> names = names_of(use);
+        std::erase_if(names, [](const std::string& name) { return !name.starts_with("attention bf16"); });
         return names;
     };
     using Names = std::vector<std::string>;
