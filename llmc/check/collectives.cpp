@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <numeric>
 
 #include "llmc/check/trial.h"
@@ -25,20 +24,6 @@ std::vector<float> values_of(int rank, size_t begin, size_t count) {
     std::vector<float> values(count);
     for (size_t i = 0; i < count; i++) values[i] = value_of(rank, begin + i);
     return values;
-}
-
-// Compares bits. Returns "element 17 is 3, must be 4 (2 of 1031 are wrong)", or "" if all are equal.
-template <class T>
-std::string difference(const std::vector<T>& found, const std::vector<T>& expected) {
-    size_t wrong = 0, first = 0;
-    for (size_t i = found.size(); i-- > 0;)
-        if (std::memcmp(&found[i], &expected[i], sizeof(T)) != 0) {
-            wrong++;
-            first = i;
-        }
-    if (wrong == 0) return "";
-    return fmt::format("element {} is {:.9g}, must be {:.9g} ({} of {} are wrong)", first, double(found[first]),
-                       double(expected[first]), wrong, found.size());
 }
 
 // A stream of its own. It is destroyed after the arrays that are declared behind it, which wait for it.
@@ -104,7 +89,7 @@ public:
             for (size_t i = 0; i < count_; i++) reduced[i] += value_of(r, i);
         std::string text;
         const auto look = [&](const char* operation, const auto& array, const auto& expected) {
-            std::string problem = difference(array.read(), expected);
+            std::string problem = not_equal({"element", {{"", expected.size()}}}, array.read(), expected);
             if (problem.empty()) problem = array.trespass();
             if (text.empty() && !problem.empty()) text = fmt::format("{}: {}", operation, problem);
         };

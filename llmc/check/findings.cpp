@@ -19,73 +19,61 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-Json way_json(const ProductChoice& way) {
-    Json json = Json::object();
+}  // namespace
+
+// ---- values as JSON; nlohmann::json finds these functions by their names --------------------------------------------
+
+static void to_json(Json& json, const ProductChoice& way) {
+    json = Json::object();
     if (!way.algorithm.empty()) json["algorithm"] = way.algorithm;
     if (way.emulated) json["emulated"] = true;
     if (way.separate_bias) json["separate_bias"] = true;
     if (way.workspace) json["workspace"] = *way.workspace;
-    return json;
 }
-ProductChoice way_from_json(const Json& json) {
-    ProductChoice way{json.value("algorithm", ""), json.value("emulated", false), json.value("separate_bias", false)};
+static void from_json(const Json& json, ProductChoice& way) {
+    way = {json.value("algorithm", ""), json.value("emulated", false), json.value("separate_bias", false)};
     if (json.contains("workspace")) way.workspace = json["workspace"].get<size_t>();
-    return way;
 }
 
-Json product_json(const Product& p) {
-    return {static_cast<int>(p.kind),   static_cast<int>(p.type), p.N, p.C, p.OC, p.bias, p.accumulate,
-            static_cast<int>(p.scaling)};
+static void to_json(Json& json, const Product& p) {
+    json = {p.kind, p.type, p.N, p.C, p.OC, p.bias, p.accumulate, p.scaling};
 }
-Product product_from_json(const Json& j) {
-    return {static_cast<Product::Kind>(j.at(0).get<int>()),
-            static_cast<OperandType>(j.at(1).get<int>()),
-            j.at(2),
-            j.at(3),
-            j.at(4),
-            j.at(5),
-            j.at(6),
-            static_cast<Fp8Scaling>(j.at(7).get<int>())};
+static void from_json(const Json& j, Product& p) {
+    p = {j.at(0), j.at(1), j.at(2), j.at(3), j.at(4), j.at(5), j.at(6), j.at(7)};
 }
 
-}  // namespace
-
-Json trial_json(const ProductTrial& trial) {
-    Json json = way_json(trial.way);
+static void to_json(Json& json, const ProductTrial& trial) {
+    json = trial.way;
     if (!trial.problem.empty()) json["problem"] = trial.problem;
     if (trial.ms > 0) json["ms"] = trial.ms;
-    return json;
 }
-ProductTrial trial_from_json(const Json& json) {
-    return {way_from_json(json), json.value("problem", ""), json.value("ms", 0.0)};
-}
-
-Json findings_json(const Findings& findings) {
-    Json all = Json::object();
-    for (const auto& [name, f] : findings) {
-        Json& json = all[name] = {{"family", f.family}, {"right", f.problem.empty()}};
-        if (!f.variant.empty()) json["variant"] = f.variant;
-        if (!f.problem.empty()) json["problem"] = f.problem;
-        json["seconds"] = f.seconds;
-        for (const ProductTrial& trial : f.trials) json["ways"].push_back(trial_json(trial));
-        if (!f.rates.empty()) json["rates"] = f.rates;
-    }
-    return all;
+static void from_json(const Json& json, ProductTrial& trial) {
+    trial = {json.get<ProductChoice>(), json.value("problem", ""), json.value("ms", 0.0)};
 }
 
-Findings findings_from_json(const Json& json) {
-    Findings findings;
-    for (const auto& [name, value] : json.items()) {
-        Finding& f = findings[name];
-        f.family = value.at("family");
-        f.variant = value.value("variant", "");
-        f.problem = value.value("problem", "");
-        f.seconds = value.value("seconds", 0.0);
-        for (const Json& trial : value.value("ways", Json::array())) f.trials.push_back(trial_from_json(trial));
-        f.rates = value.value("rates", Rates{});
-    }
-    return findings;
+static void to_json(Json& json, const Finding& f) {
+    json = {{"family", f.family}, {"right", f.problem.empty()}};
+    if (!f.variant.empty()) json["variant"] = f.variant;
+    if (!f.problem.empty()) json["problem"] = f.problem;
+    json["seconds"] = f.seconds;
+    if (!f.trials.empty()) json["ways"] = f.trials;
+    if (!f.rates.empty()) json["rates"] = f.rates;
 }
+static void from_json(const Json& json, Finding& f) {
+    f = {json.at("family"),
+         json.value("variant", ""),
+         json.value("problem", ""),
+         json.value("seconds", 0.0),
+         json.value("ways", std::vector<ProductTrial>()),
+         json.value("rates", Rates())};
+}
+
+Json trial_json(const ProductTrial& trial) { return trial; }
+ProductTrial trial_from_json(const Json& json) { return json; }
+Json findings_json(const Findings& findings) { return findings; }
+Findings findings_from_json(const Json& json) { return json; }
+Json choices_json(const ProductChoices& choices) { return choices; }
+ProductChoices choices_from_json(const Json& json) { return json; }
 
 bool is_of_products(const std::string& rate) { return rate == "fp32" || rate == "bf16" || rate == "fp8"; }
 
@@ -97,17 +85,15 @@ Rates rates_of(const Findings& findings) {
 }
 
 Json request_json(const CheckRequest& r) {
-    Json json = {{"device", r.device},
-                 {"run", r.run},
-                 {"tf32", r.tf32},
-                 {"fast_accumulation", static_cast<int>(r.fast_accumulation)},
-                 {"tune", r.tune},
-                 {"preferred", r.preferred},
-                 {"item_seconds", r.item_seconds},
-                 {"found", findings_json(r.found)},
-                 {"products", Json::array()}};
-    for (const Product& product : r.products) json["products"].push_back(product_json(product));
-    return json;
+    return {{"device", r.device},
+            {"run", r.run},
+            {"tf32", r.tf32},
+            {"fast_accumulation", r.fast_accumulation},
+            {"tune", r.tune},
+            {"preferred", r.preferred},
+            {"item_seconds", r.item_seconds},
+            {"found", r.found},
+            {"products", r.products}};
 }
 
 CheckRequest request_from_json(const Json& json) {
@@ -115,28 +101,17 @@ CheckRequest request_from_json(const Json& json) {
     r.device = json.at("device");
     r.run = json.at("run");
     r.tf32 = json.at("tf32");
-    r.fast_accumulation = static_cast<FastAccumulation>(json.at("fast_accumulation").get<int>());
+    r.fast_accumulation = json.at("fast_accumulation");
     r.tune = json.at("tune");
-    r.preferred = json.at("preferred").get<std::map<std::string, std::string>>();
+    r.preferred = json.at("preferred");
     r.item_seconds = json.at("item_seconds");
-    r.found = findings_from_json(json.at("found"));
-    for (const Json& product : json.at("products")) r.products.push_back(product_from_json(product));
+    r.found = json.at("found");
+    r.products = json.at("products");
     return r;
 }
 
 std::string CheckRequest::key(const Product& product) const {
     return Matmul(tf32, fast_accumulation, use.scaling).key(product);
-}
-
-Json choices_json(const ProductChoices& choices) {
-    Json json = Json::object();
-    for (const auto& [key, choice] : choices) json[key] = way_json(choice);
-    return json;
-}
-ProductChoices choices_from_json(const Json& json) {
-    ProductChoices choices;
-    for (const auto& [key, value] : json.items()) choices[key] = way_from_json(value);
-    return choices;
 }
 
 // ---- kept results ---------------------------------------------------------------------------------------------------
