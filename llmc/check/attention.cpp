@@ -1,4 +1,4 @@
-// Attention, plain and quantizing.
+// Attention: plain, quantizing, against a cache, and its largest logits; the shapes that checks of a run take.
 #include <algorithm>
 #include <set>
 

@@ -5,13 +5,6 @@
 namespace llmc::check {
 namespace {
 
-template <class T>
-Input<T> stored(Trial& t, size_t count, float deviation) {
-    std::vector<T> values;
-    for (const float number : t.random<float>(count, deviation)) values.push_back(to<T>(number));
-    return t.input(values);
-}
-
 // ---- outliers and probes -------------------------------------------------------------------------------------------
 
 // n terms of one sign in FP64 in any order: at most n roundings of each.
@@ -21,7 +14,7 @@ Bounded sums_of_terms(const std::vector<double>& sums) { return Bounded(sums, 2 
 template <class T>
 void moments(Trial& t, size_t n) {
     const bool codes = sizeof(T) == 1;
-    const auto values = stored<T>(t, n, 20.0f);
+    const auto values = t.normal<T>(n, 20.0f);
     std::vector<Input<Fp8State>> states;
     std::vector<double> expected = {0, 0, 0};
     for (const float scale_inv : {0.375f, 0x1p-20f}) {
@@ -49,8 +42,8 @@ void differences(Trial& t, size_t n) {
     std::vector<Input<T>> pairs;
     std::vector<double> sums = {0, 0, 0};
     for (const float size : {1.0f, 0x1p-20f}) {
-        pairs.push_back(stored<T>(t, n, 1.5f * size));
-        pairs.push_back(stored<T>(t, n, size));
+        pairs.push_back(t.normal<T>(n, 1.5f * size));
+        pairs.push_back(t.normal<T>(n, size));
         const auto actual = pairs[pairs.size() - 2].doubles(), expected = pairs.back().doubles();
         sums[0] += n;
         for (size_t i = 0; i < n; i++) {

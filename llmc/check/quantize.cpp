@@ -165,30 +165,24 @@ namespace {
 
 using reference::BlockReference;
 
-// Codes and scales of a matrix in both layouts.
-struct BlockResults {
-    Trial& trial;
+// Codes and scales of a matrix.
+struct BlockResults : QuantizedResults<e4m3> {
     ScaleLayout layout;
-    Fp8State before = reference::used_state(3.0f);
-    e4m3 *row, *transposed;
     char *row_scales, *transposed_scales;
-    Fp8State* state;
 
-    BlockResults(Trial& t, ScaleLayout l, size_t N, size_t C) : trial(t), layout(l) {
-        row = trial.result<e4m3>("codes", matrix(N, C));
-        transposed = trial.result<e4m3>("transposed codes", matrix(C, N));
-        row_scales = trial.result<char>("scales", {{"byte ", scale_bytes(layout, N, C)}});
-        transposed_scales = trial.result<char>("transposed scales", {{"byte ", scale_bytes(layout, C, N)}});
-        state = trial.result_of("state", before);
+    BlockResults(Trial& t, ScaleLayout l, int rows, int columns, Layouts asked = Layouts::both)
+        : QuantizedResults(t, rows, columns, 3.0f, asked), layout(l) {
+        row_scales = t.result<char>("scales", {{"byte ", scale_bytes(layout, N, C)}});
+        transposed_scales = t.result<char>("transposed scales", {{"byte ", scale_bytes(layout, C, N)}});
     }
-    Quantized<e4m3> both() const { return {row, transposed, state, row_scales, transposed_scales}; }
-    Quantized<e4m3> rows() const { return {row, nullptr, state, row_scales, nullptr}; }
-
-    // `columns` is nullptr if only rows() were asked for.
-    void compare(const BlockReference& rows, const BlockReference* columns, QuantizePass pass) const {
+    Quantized<e4m3> target() const {
+        if (!has_transposed()) return {row, nullptr, state, row_scales, nullptr};
+        return {row, transposed, state, row_scales, transposed_scales};
+    }
+    void compare(const BlockReference& rows, const BlockReference& columns, QuantizePass pass) const {
         compare_layout(row, row_scales, rows);
-        if (columns) {
-            compare_layout(transposed, transposed_scales, *columns);
+        if (has_transposed()) {
+            compare_layout(transposed, transposed_scales, columns);
         } else {
             trial.untouched(transposed);
             trial.untouched(transposed_scales);
@@ -228,17 +222,17 @@ struct References {
 void blocks(Trial& t, const BlockShape& s) {
     const auto inp = t.input(reference::uneven_values<bf16>(s.N, s.C, static_cast<uint32_t>(s.N + 3 * s.C)));
     const References expected(inp.values, s);
-    const auto run = [&](Trial& trial, QuantizePass pass, bool rows_alone) {
-        const BlockResults to(trial, s.layout(), s.N, s.C);
-        trial.run_twice([&] {
-            quantize_blocks(rows_alone ? to.rows() : to.both(), nullptr, nullptr, inp, s.N, s.C, s.scaling, false, pass,
-                            t.stream());
+    const auto run = [&](QuantizePass pass, Layouts layouts) {
+        t.nested([&](Trial& trial) {
+            const BlockResults to(trial, s.layout(), s.N, s.C, layouts);
+            trial.run_twice([&] {
+                quantize_blocks(to.target(), nullptr, nullptr, inp, s.N, s.C, s.scaling, false, pass, t.stream());
+            });
+            to.compare(expected.rows, expected.columns, pass);
         });
-        to.compare(expected.rows, rows_alone ? nullptr : &expected.columns, pass);
     };
-    for (const QuantizePass pass : kWritingPasses) t.nested([&](Trial& trial) { run(trial, pass, false); });
-    // An evaluation needs no transposed copy.
-    t.nested([&](Trial& trial) { run(trial, QuantizePass::replay, true); });
+    for (const QuantizePass pass : kWritingPasses) run(pass, Layouts::both);
+    run(QuantizePass::replay, Layouts::row);  // an evaluation needs no transposed copy
 }
 
 void bias_gradient(Trial& t, const BlockShape& s) {
@@ -256,12 +250,11 @@ void bias_gradient(Trial& t, const BlockShape& s) {
           *scratch = t.scratch<float>(quantize_scratch(s.N, s.C));
     Fp8State* other_state = t.scratch<Fp8State>(1);
     t.run_twice([&] {
-        quantize_blocks(to.both(), dbias, scratch, inp, s.N, s.C, s.scaling, false, QuantizePass::train, t.stream());
-        Quantized<e4m3> rows = to.rows();
-        rows.state = other_state;
+        quantize_blocks(to.target(), dbias, scratch, inp, s.N, s.C, s.scaling, false, QuantizePass::train, t.stream());
+        const Quantized<e4m3> rows{to.row, nullptr, other_state, to.row_scales, nullptr};
         quantize_blocks(rows, accumulated, scratch, inp, s.N, s.C, s.scaling, true, QuantizePass::replay, t.stream());
     });
-    to.compare(expected.rows, &expected.columns, QuantizePass::train);
+    to.compare(expected.rows, expected.columns, QuantizePass::train);
     const std::vector<double> sums = reference::column_sums(reference::to_floats(values), s.C);
     t.within(dbias, Bounded(sums, reference::kColumnSumError, 1.0 + 0.2 * s.N));
     t.within(accumulated, Bounded(plus(sums, before), reference::kColumnSumError, 1.0 + 0.2 * s.N));
@@ -279,8 +272,8 @@ void weight_tiles(Trial& t, const Rows& s) {
     for (const QuantizePass pass : kWritingPasses)
         t.nested([&](Trial& trial) {
             const BlockResults to(trial, ScaleLayout::tiles, s.N, s.C);
-            trial.run_twice([&] { quantize_weight_tiles(to.both(), master, s.N, s.C, pass, t.stream()); });
-            to.compare(rows, &columns, pass);
+            trial.run_twice([&] { quantize_weight_tiles(to.target(), master, s.N, s.C, pass, t.stream()); });
+            to.compare(rows, columns, pass);
         });
 }
 

@@ -222,13 +222,6 @@ struct CastPieces {
     std::vector<bf16> residual;  // afterwards
 };
 
-// The least exponent from -126 on with which `largest` is at most 448 times its power of two; 0 for 0.
-inline int wire_exponent(double largest) {
-    int exponent = largest > 0 ? -126 : 0;
-    while (largest > std::ldexp(448.0, exponent)) exponent++;
-    return exponent;
-}
-
 // `in` and `residual` (world, count).
 inline CastPieces cast_pieces(const std::vector<float>& in, const std::vector<bf16>& residual, int world, size_t count,
                               double loss_scale) {
@@ -244,7 +237,7 @@ inline CastPieces cast_pieces(const std::vector<float>& in, const std::vector<bf
                 x.push_back(static_cast<float>(in[at] + to_float(residual[at]) * loss_scale));
                 if (std::isfinite(x.back())) largest = std::max(largest, std::fabs(x.back()));
             }
-            const int exponent = wire_exponent(largest);
+            const int exponent = exponent_by_search(largest);
             uint8_t* to = result.pieces.data() + r * piece.bytes();
             to[piece.scales_begin() + block] = static_cast<uint8_t>(exponent + 127);
             for (size_t i = begin; i < end; i++) {

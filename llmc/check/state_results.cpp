@@ -11,9 +11,7 @@ std::vector<float> group_scales(const std::vector<double>& values) {
         double amax = 0;
         for (size_t i = begin; i < std::min(values.size(), begin + kStateGroup); i++)
             amax = std::max(amax, std::fabs(values[i]));
-        int exponent = amax == 0 ? 0 : std::max(std::ilogb(amax) - 8, -117);
-        if (std::ldexp(448.0, exponent) < amax) exponent++;
-        scales.push_back(std::ldexp(1.0f, exponent));
+        scales.push_back(std::ldexp(1.0f, std::max(reference::exponent_by_search(amax), -117)));
     }
     return scales;
 }

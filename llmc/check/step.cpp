@@ -1,6 +1,6 @@
 // The small kernels that decide a step: norm and skip, loss scale, scales of FP8 tensors.
 #include "llmc/check/families.h"
-#include "llmc/check/trial.h"
+#include "llmc/check/state_results.h"
 #include "llmc/fp8/scaling.h"
 #include "llmc/optim/loss_scale.h"
 #include "llmc/optim/prepare_step.h"
@@ -16,7 +16,6 @@ void compare(Trial& trial, const std::string& name, double actual, double expect
 
 // ---- norm, skip, loss scale ----------------------------------------------------------------------------------------
 
-constexpr AdamWConfig kAdamW{0.9, 0.95, 1e-8, 0.1};
 constexpr double kClip = 1.0;
 constexpr float kLossScale = 1024.0f;
 constexpr int kApplied = 7, kSkipped = 2;

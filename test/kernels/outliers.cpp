@@ -8,13 +8,6 @@ using namespace llmc::test;
 
 namespace {
 
-template <class T>
-std::vector<T> stored(const std::vector<float>& numbers) {
-    std::vector<T> values;
-    for (const float number : numbers) values.push_back(to<T>(number));
-    return values;
-}
-
 std::vector<float> alignment_of(const std::vector<float>& weight, int F, int C) {
     DeviceArray<float> device(weight), alignment(2), cosines(static_cast<size_t>(F));
     gate_alignment<float>(alignment, cosines, device, F, C, test_stream());
@@ -47,7 +40,7 @@ TEST_CASE("add_moments: kurtosis is 1 of equal magnitudes and n of a single one,
 }
 
 TEST_CASE("add_differences: what is equal has none, and n is a multiple of 8") {
-    const auto values = stored<bf16>(random_normal<float>(512, 1.0f, 7));
+    const auto values = random_normal<bf16>(512, 1.0f, 7);
     DeviceArray<bf16> a(values), b(values);
     DeviceArray<double> sums(std::vector<double>(3, 0.0)), parts(moment_parts(512));
     add_differences<bf16>(sums, parts, a, b, 512, test_stream());
