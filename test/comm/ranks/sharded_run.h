@@ -86,7 +86,7 @@ struct ShardedRun {
         std::mt19937 engine(static_cast<uint32_t>(position) + 1);
         std::vector<int> tokens, targets;
         int token = static_cast<int>(engine() % 101);
-        for (int i = 0; i < kB * kT; i++) {
+        for (int i = 0; i < trainer.config().batch * trainer.config().seq; i++) {
             tokens.push_back(token);
             token = engine() % 4 ? (3 * token + 7) % 101 : static_cast<int>(engine() % 101);
             targets.push_back(token);

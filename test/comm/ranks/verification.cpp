@@ -6,9 +6,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
-#include "llmc/train/trainer.h"
-#include "test/comm/ranks/ranks.h"
-#include "test/model/all_weights.h"
+#include "test/comm/ranks/sharded_run.h"
 #include "test/suites.h"
 #if !LLMC_CUDA
 #include "llmc/device/host/runtime.h"
@@ -19,25 +17,13 @@ using namespace llmc::test;
 
 namespace {
 
-constexpr int kT = 32;
-
 TrainerConfig config_of(int stage, const char* recipe, int micro_steps, bool verified, Wire wire,
                         StateFormat moments = StateFormat::fp32) {
-    TrainerConfig config;
-    config.model.name = "small";
+    TrainerConfig config = trainer_config(
+        {.stage = stage, .micro_steps = micro_steps, .recipe = recipe, .wire = wire, .moments = moments});
     const bool block = recipe && recipe == std::string("block");  // needs 128 channels and tokens
-    config.model.layers = 3, config.model.heads = block ? 4 : 2, config.model.channels = block ? 128 : 64;
-    config.model.vocab = 101, config.model.context = kT;
-    config.batch = block ? 4 : 1, config.seq = kT;
-    config.micro_steps = micro_steps;
-    if (recipe) config.fp8.emplace().recipe = value_of_word<Fp8Recipe>(recipe).value();
-    config.sharding.stage = stage;
-    config.sharding.wire = wire;
-    config.schedule = {ScheduleKind::constant, 2e-3, 0, 100, 0};
-    config.adamw = {0.9, 0.95, 1e-8, 0.1};
-    config.clip = 1.0;
-    config.loss_scale = loss_scale_config(recipe ? "dynamic" : "off");
-    config.optimizer.adam_moments = moments;
+    config.model.heads = block ? 4 : 2, config.model.channels = block ? 128 : 64;
+    config.batch = block ? 4 : 1;
     // Then AdamW's moments are those of some tensors only, and a rank may have none of a unit's.
     if (moments == StateFormat::fp8) config.optimizer.kind = OptimizerKind::muon;
     config.verify_every = verified ? 1 : 0;
@@ -45,32 +31,22 @@ TrainerConfig config_of(int stage, const char* recipe, int micro_steps, bool ver
 }
 
 template <class Real>
-struct Run {
-    Trainer<Real> trainer;
+struct Run : ShardedRun<Real> {
+    using Base = ShardedRun<Real>;
+    using Base::trainer, Base::stream;
     std::vector<double> numbers;
 
     Run(int stage, const char* recipe, int micro_steps, bool verified, Wire wire = Wire::fp32,
         StateFormat moments = StateFormat::fp32)
-        : trainer(config_of(stage, recipe, micro_steps, verified, wire, moments), world()) {
-        trainer.allocate();
-        trainer.initialize(7);
-    }
-    ~Run() { synchronize(trainer.stream()); }
+        : Base(config_of(stage, recipe, micro_steps, verified, wire, moments), world()) {}
 
     // Runs a step; `late` runs before the optimizer. Returns the findings, which are the same on every rank.
     std::string step(const std::function<void()>& late = [] {}) {
         trainer.begin_step({.count_losses = true});
-        const int n = trainer.config().micro_steps, N = trainer.config().batch * kT;
-        for (int m = 0; m < n; m++) {
-            const int first = (static_cast<int>(trainer.steps()) * n + m) * world().world() + world().rank();
-            std::vector<int> tokens, targets;
-            for (int i = 0; i < N; i++) tokens.push_back((first * 37 + i * i + 5) % 101);
-            for (const int token : tokens) targets.push_back((3 * token + 7) % 101);
-            trainer.micro_step(tokens.data(), targets.data());
-        }
+        const int n = trainer.config().micro_steps, steps = static_cast<int>(trainer.steps());
+        for (int m = 0; m < n; m++) Base::micro_step((steps * n + m) * world().world() + world().rank());
         late();
-        trainer.finish_step();
-        const StepRecord result = *trainer.take_result(0);
+        const StepRecord result = Base::finish_step();
         numbers.push_back(result.loss);
         numbers.push_back(result.norm);
         if (trainer.config().verify_every == 0) return "";
@@ -82,7 +58,7 @@ struct Run {
     void flip(const void* memory, size_t bytes) {
         if (world().rank() != 1) return;
         uint8_t* at = static_cast<uint8_t*>(const_cast<void*>(memory)) + bytes - 2;
-        write_through(at, static_cast<uint8_t>(read_back(at, trainer.stream()) ^ 0x40), trainer.stream());
+        write_through(at, static_cast<uint8_t>(Base::read(at) ^ 0x40), stream);
     }
 };
 
@@ -98,8 +74,7 @@ void check_no_trace(int stage, const char* recipe, int micro_steps, Wire wire = 
         CHECK(verified.step() == "");
     }
     CHECK(plain.numbers == verified.numbers);
-    CHECK(same_bits(all_weights(plain.trainer.weights(), plain.trainer.stream()),
-                    all_weights(verified.trainer.weights(), verified.trainer.stream())));
+    CHECK(same_bits(plain.weights(), verified.weights()));
     CHECK(state_json(plain.trainer.read_state()) == state_json(verified.trainer.read_state()));
 }
 
