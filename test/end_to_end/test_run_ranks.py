@@ -251,6 +251,7 @@ class Planning(unittest.TestCase):
             table, re.MULTILINE)}
 
     def test_stages_beside_each_other(self):
+        """test/plan/stages.cpp works out by hand how much ranks send, how long they wait, and which stage is best."""
         flags = ["--dry-run", "--world", "8", "--gpu", "h200", "--batch", "32"]
         text = self.plan(*flags, "--zero", "2")
         rows = self.rows(text)
@@ -265,20 +266,8 @@ class Planning(unittest.TestCase):
         self.assertRegex(text, r"(?m)^  1 .* recommended$")
         self.assertEqual(text.count("recommended"), 1)
         self.assertNotIn("Sharding", self.plan("--dry-run", "--gpu", "h200"))
-        # BF16 weights are twice the bytes, BF16 gradients half of them.
-        def sent(*more):
-            amount, unit = self.rows(self.plan(*flags, *more))[2][4].split()
-            return float(amount) * {"MiB": 1, "GiB": 1024}[unit]
-        self.assertGreater(sent("--precision", "bf16"), sent() + 50)
-        self.assertLess(sent("--reduce", "bf16"), sent() - 200)
-        # A byte plus 1/128 for scales, instead of two bytes: for 7/8 of the parameters' gradients.
-        padded = 124475904
-        self.assertAlmostEqual(sent("--reduce", "bf16") - sent("--reduce", "fp8"), padded * 7 / 8 * (1 - 1 / 128) / 2**20,
-                               delta=0.5)
         memory = self.plan(*flags, "--reduce", "fp8")
         self.assertIn("with the residuals of --reduce fp8: 2 bytes per parameter on every rank", memory)
-        self.assertGreater(float(self.rows(self.plan(*flags, "--world", "16", "--reduce", "bf16"))[2][5]),
-                           float(self.rows(self.plan(*flags, "--reduce", "bf16"))[2][5]))  # between nodes
         self.assertIn("whole weights", self.plan(*flags, "--zero", "0", "--fp8-recipe", "block").split("Sharding")[1])
         grouped = self.rows(self.plan(*flags, "--shard-within", "4"))
         self.assertEqual(grouped[0], rows[0])
