@@ -241,6 +241,8 @@ void check_optimizer_flags(const Options& o) {
         {"--head-lr", o.head_lr >= 0 && !muon, kMuon, "use --lr"},
         {"--vector-lr", o.vector_lr >= 0 && !muon, kMuon, "use --lr"},
         {"--adamw-weight-decay", o.adamw_weight_decay >= 0 && !muon, kMuon, "use --weight-decay"},
+        {"--muon-ns", o.muon_ns != Options().muon_ns && !muon, kMuon},
+        {"--muon-scale", o.muon_scale != Options().muon_scale && !muon, kMuon},
         {"--muon-momentum-warmup", o.muon_momentum_warmup > 0 && !muon, kMuon},
         {"--cautious-decay", o.cautious_decay && !adamw, kAdamW},
         {"--nesterov on", o.nesterov == Nesterov::on && !adamw && o.optimizer != OptimizerKind::sgd,

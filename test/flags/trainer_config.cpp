@@ -19,11 +19,17 @@ void resolve_on_cpu(Options& o) {
     resolve(o, inputs);
 }
 
-// The configuration of an FP8 run with one flag changed.
-TrainerConfig with(const char* flag, const char* word) {
+// An FP8 run with one flag changed, and an optimizer that uses it.
+Options options_with(const std::string& flag, const std::string& word) {
     Options o;
     o.precision = Precision::fp8;
+    if (flag.starts_with("muon-")) o.optimizer = OptimizerKind::muon;
     find_flag(flag)->set(o, word);
+    return o;
+}
+
+TrainerConfig with(const char* flag, const char* word) {
+    Options o = options_with(flag, word);
     resolve_on_cpu(o);
     return trainer_config(o);
 }
@@ -37,9 +43,7 @@ TEST_CASE("trainer config: every word of a flag is a value of its own") {
         for (const std::string& word : flag.words) {
             CAPTURE(flag.long_name);
             CAPTURE(word);
-            Options o;
-            o.precision = Precision::fp8;
-            flag.set(o, word);
+            Options o = options_with(flag.long_name, word);
             CHECK(flag_text(flag, o) == word);  // no other word has this value
             CHECK(seen.insert(word).second);
             resolve_on_cpu(o);
@@ -187,6 +191,20 @@ TEST_CASE("trainer config: numbers and switches arrive in their own places") {
                          "--muon-momentum-warmup needs --optimizer muon, normuon or muoneq, and this run has "
                          "--optimizer adamw; leave it out",
                          Error);
+    for (const auto& [flag, standard] : {std::pair{"muon-ns", "k"}, {"muon-scale", "rms"}})
+        for (const std::string& word : find_flag(flag)->words)
+            for (const auto& [name, optimizer] : kWords<OptimizerKind>) {
+                CAPTURE(flag + std::string(" ") + word + " with " + name);
+                Options given = options_with(flag, word);
+                given.optimizer = optimizer;
+                const std::string message = fmt::format(
+                    "--{} needs --optimizer muon, normuon or muoneq, and this run has --optimizer {}; leave it out",
+                    flag, name);
+                if (is_muon(optimizer) || word == standard)
+                    CHECK_NOTHROW(resolve_on_cpu(given));
+                else
+                    CHECK_THROWS_WITH_AS(resolve_on_cpu(given), message.c_str(), Error);
+            }
     Options cautious;
     cautious.cautious_decay = true;
     resolve(cautious, {});
