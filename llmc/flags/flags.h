@@ -78,4 +78,12 @@ std::string flag_text(const Flag& flag, const Options& options);
 // The default that --help shows; "" for a switch.
 std::string default_text(const Flag& flag);
 
+// A flag that only some optimizers use. resolve() refuses it if it has a value that the run's optimizer ignores.
+struct OptimizerFlag {
+    const char* name;
+    bool is_ignored;
+    const char *optimizers, *instead = "leave it out";
+};
+std::vector<OptimizerFlag> optimizer_flags(const Options& options);
+
 }  // namespace llmc

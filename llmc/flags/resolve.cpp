@@ -226,31 +226,10 @@ void resolve_validation(Options& o, const ResolveInputs& inputs) {
 
 // ---- the optimizer -------------------------------------------------------------------------------------------------
 
-// Refuses flags that the run's optimizer ignores.
 void check_optimizer_flags(const Options& o) {
-    const bool muon = is_muon(o.optimizer), adamw = muon || o.optimizer == OptimizerKind::adamw;
-    const char *const kMuon = "muon, normuon or muoneq", *const kAdamW = "adamw, muon, normuon or muoneq";
-    const struct {
-        const char* flag;
-        bool is_ignored;
-        const char *optimizers, *instead = "leave it out";
-    } flags[] = {
-        {"--adam-moments", o.adam_moments != StateFormat::fp32 && !adamw, kAdamW},
-        {"--adamw-lr", o.adamw_lr >= 0 && !muon, kMuon, "use --lr"},
-        {"--embedding-lr", o.embedding_lr >= 0 && !muon, kMuon, "use --lr"},
-        {"--head-lr", o.head_lr >= 0 && !muon, kMuon, "use --lr"},
-        {"--vector-lr", o.vector_lr >= 0 && !muon, kMuon, "use --lr"},
-        {"--adamw-weight-decay", o.adamw_weight_decay >= 0 && !muon, kMuon, "use --weight-decay"},
-        {"--muon-ns", o.muon_ns != Options().muon_ns && !muon, kMuon},
-        {"--muon-scale", o.muon_scale != Options().muon_scale && !muon, kMuon},
-        {"--muon-momentum-warmup", o.muon_momentum_warmup > 0 && !muon, kMuon},
-        {"--cautious-decay", o.cautious_decay && !adamw, kAdamW},
-        {"--nesterov on", o.nesterov == Nesterov::on && !adamw && o.optimizer != OptimizerKind::sgd,
-         "adamw, sgd, muon, normuon or muoneq"},
-    };
-    for (const auto& [flag, is_ignored, optimizers, instead] : flags)
+    for (const auto& [name, is_ignored, optimizers, instead] : optimizer_flags(o))
         if (is_ignored)
-            refuse("{} needs --optimizer {}, and this run has --optimizer {}; {}", flag, optimizers,
+            refuse("--{} needs --optimizer {}, and this run has --optimizer {}; {}", name, optimizers,
                    word_of(o.optimizer), instead);
 }
 
@@ -425,6 +404,25 @@ void resolve_kernels(Options& o, const ResolveInputs& inputs) {
 }
 
 }  // namespace
+
+std::vector<OptimizerFlag> optimizer_flags(const Options& o) {
+    const bool muon = is_muon(o.optimizer), adamw = muon || o.optimizer == OptimizerKind::adamw;
+    const char *const kMuon = "muon, normuon or muoneq", *const kAdamW = "adamw, muon, normuon or muoneq";
+    return {
+        {"adam-moments", o.adam_moments != StateFormat::fp32 && !adamw, kAdamW},
+        {"adamw-lr", o.adamw_lr >= 0 && !muon, kMuon, "use --lr"},
+        {"embedding-lr", o.embedding_lr >= 0 && !muon, kMuon, "use --lr"},
+        {"head-lr", o.head_lr >= 0 && !muon, kMuon, "use --lr"},
+        {"vector-lr", o.vector_lr >= 0 && !muon, kMuon, "use --lr"},
+        {"adamw-weight-decay", o.adamw_weight_decay >= 0 && !muon, kMuon, "use --weight-decay"},
+        {"muon-ns", o.muon_ns != Options().muon_ns && !muon, kMuon},
+        {"muon-scale", o.muon_scale != Options().muon_scale && !muon, kMuon},
+        {"muon-momentum-warmup", o.muon_momentum_warmup > 0 && !muon, kMuon},
+        {"cautious-decay", o.cautious_decay && !adamw, kAdamW},
+        {"nesterov", o.nesterov == Nesterov::on && !adamw && o.optimizer != OptimizerKind::sgd,
+         "adamw, sgd, muon, normuon or muoneq"},
+    };
+}
 
 int64_t validation_interval(int64_t batches, int64_t micro_steps) {
     constexpr int64_t kShare = 20;  // 1 / 5 %

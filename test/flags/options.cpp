@@ -473,6 +473,31 @@ TEST_CASE("options: --resume continues with the configuration of the run's run.j
     }
 }
 
+TEST_CASE("options: flags that a run's optimizer ignored in earlier versions are refused on the command line alone") {
+    const TemporaryDirectory run;
+    const std::string out = run.path.string(), file = out + "/run.json";
+    std::ofstream(file) << R"({"world": 1, "config": {"train": "t", "optimizer": "lion", "nesterov": "on",
+        "muon-ns": "p", "muon-scale": "spectral", "beta1": 0.7}})";
+    const auto resolved = [](const std::vector<const char*>& arguments) {
+        Options o = parse(arguments).options;
+        resolve(o, {});
+        return o;
+    };
+    for (const std::vector<const char*>& from :
+         {std::vector{"-o", out.c_str(), "--resume", "latest"}, {"--config", file.c_str()}}) {
+        const Options o = resolved(from);
+        CHECK(o.nesterov == Nesterov::off);
+        CHECK(o.muon_ns == MuonSteps::k);
+        CHECK(o.muon_scale == MuonScale::rms);
+        CHECK(o.beta1 == 0.7);
+        std::vector<const char*> asking = from;
+        asking.insert(asking.end(), {"--nesterov", "on"});
+        CHECK(contains(test::error_of([&] { resolved(asking); }), "--nesterov needs --optimizer adamw, sgd"));
+    }
+    const ConfigFile written(R"({"train": "t", "optimizer": "lion", "nesterov": "on"})");
+    CHECK(contains(test::error_of([&] { resolved({"--config", written.path.c_str()}); }), "--nesterov needs"));
+}
+
 TEST_CASE("options: -x and --epochs replace each other") {
     const ConfigFile steps(R"({"train": "t", "max-steps": 30})"), epochs(R"({"train": "t", "epochs": 3})");
     const Options by_epochs = parse({"--config", steps.path.c_str(), "--epochs", "2"}).options;

@@ -239,11 +239,10 @@ TEST_CASE("trainer config: numbers and switches arrive in their own places") {
         Options ahead;
         ahead.optimizer = optimizer, ahead.nesterov = Nesterov::on;
         if (optimizer == OptimizerKind::lion)
-            CHECK_THROWS_WITH_AS(
-                resolve(ahead, {}),
-                "--nesterov on needs --optimizer adamw, sgd, muon, normuon or muoneq, and this run has "
-                "--optimizer lion; leave it out",
-                Error);
+            CHECK_THROWS_WITH_AS(resolve(ahead, {}),
+                                 "--nesterov needs --optimizer adamw, sgd, muon, normuon or muoneq, and this run has "
+                                 "--optimizer lion; leave it out",
+                                 Error);
         else
             CHECK_NOTHROW(resolve(ahead, {}));
     }
