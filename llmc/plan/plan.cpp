@@ -169,7 +169,8 @@ std::string describe_schedule(const ScheduleConfig& schedule) {
         text.erase(text.find_last_not_of(' ') + 1);
         text += "\n";
     }
-    return text + fmt::format("  {:>8} +{:-<60}\n  {:>8}  1{:>59}\n", "0", "", "step", with_commas(schedule.steps));
+    return text + fmt::format("  {:>8} +{:-<{}}\n  {:>8}  1{:>{}}\n", "0", "", kColumns, "step",
+                              with_commas(schedule.steps), kColumns - 1);
 }
 
 int nccl_communicators(int ranks, int shard_ranks) {
