@@ -79,7 +79,7 @@ Run<Real>::Run(const Options& options, const Inputs& inputs, const CardFacts& ca
 template <class Real>
 void Run<Real>::begin() {
     if (position_.step == 0 || std::exchange(position_.evaluation_due, false))
-        if (due_evaluations().any()) evaluate();
+        if (due_now().any()) evaluate();
     // A signal prevents the first step; --max-minutes leaves time for one step.
     stop_ = agree({stop_reason(std::nullopt)}).stop;
 }
@@ -96,7 +96,7 @@ StepKind Run<Real>::begin_step() {
     micro_step_ = 0;
     data_seconds_ = 0;
     fingerprint_.clear();
-    const Evaluations due = due_evaluations();
+    const Due due = due_now();
     return {.continues = !std::exchange(interrupted_, false),
             .count_losses = due.fp8_records,
             .probes = due.fp8_errors,
@@ -244,7 +244,7 @@ void Run<Real>::check_first_step() {
 // ---- between two steps ----------------------------------------------------------------------------------------------
 
 template <class Real>
-typename Run<Real>::Evaluations Run<Real>::due_evaluations() const {
+typename Run<Real>::Due Run<Real>::due_now() const {
     const int64_t step = position_.step;
     const bool last = step == last_step_, records = trainer_.fp8() && !options_.out.empty();
     const auto every = [step](int64_t interval) { return interval > 0 && step > 0 && step % interval == 0; };
@@ -254,7 +254,7 @@ typename Run<Real>::Evaluations Run<Real>::due_evaluations() const {
 
 template <class Real>
 void Run<Real>::evaluate() {
-    const Evaluations due = due_evaluations();
+    const Due due = due_now();
     report_steps(0);
     interrupted_ = true;
     const ProfileRange range("evaluate");

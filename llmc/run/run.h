@@ -61,7 +61,7 @@ public:
     void end_step(const std::vector<Fp8Fallback>& fallbacks);
 
     // Validation losses, a sample, records of FP8 tensors: those of them that are due after this step.
-    bool evaluation_is_due() const { return stop_ == StopReason::none && due_evaluations().any(); }
+    bool evaluation_is_due() const { return stop_ == StopReason::none && due_now().any(); }
     void evaluate();
     bool checkpoint_is_due() const;
     void save();
@@ -83,11 +83,12 @@ private:
     Agreement proposal(const std::optional<StepRecord>& before);
     Agreement agree(Agreement mine);
 
-    struct Evaluations {
+    // The parts of evaluate() that are due between two steps. Evaluation does the first two.
+    struct Due {
         bool validation, sample, fp8_records, fp8_errors;
         bool any() const { return validation || sample || fp8_records || fp8_errors; }
     };
-    Evaluations due_evaluations() const;
+    Due due_now() const;
     bool validate();
     void print_sample();
 
