@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "llmc/base/error.h"
+#include "llmc/base/json.h"
 #include "llmc/base/text.h"
 #include "llmc/comm/agreement.h"
 #include "llmc/log/fingerprint.h"
@@ -156,6 +158,18 @@ void Reports::add_facts(StepRecord& record, uint64_t batch_hash, const Energy& e
     }
     if (record.step == 1 && options_.init_from.empty())
         record.fresh = fresh_loss(options_.model_config, options_.total_batch);
+}
+
+void Reports::count_earlier_alerts() {
+    if (!directory_.active() || options_.alert.value.empty()) return;
+    std::ifstream file(directory_.file("metrics.jsonl"));
+    for (std::string line; std::getline(file, line);) {
+        const auto record = parse_json_or_null<nlohmann::ordered_json>(line);
+        try {
+            if (record.contains("loss")) alerts_.observe(record);
+        } catch (const nlohmann::ordered_json::exception&) {  // somebody edited the line
+        }
+    }
 }
 
 void Reports::report(StepRecord record) {

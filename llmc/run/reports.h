@@ -66,6 +66,8 @@ public:
     Reports(const Options& options, const ProgressSetup& setup, const Inputs& inputs, int64_t steps_ahead,
             const Fp8Registry* fp8, const Comm& comm, RunDirectory& directory);
 
+    // Counts the steps in metrics.jsonl, which a resumed run continues, for the rules of --alert. Prints no alert.
+    void count_earlier_alerts();
     // Adds to the record of a step what the run knows of it: its batch, the tokens so far, energy.
     void add_facts(StepRecord& record, uint64_t batch_hash, const Energy& energy) const;
     // Reports a step. Throws Error(bad_numbers) if too many steps in a row were skipped, or if bits differ.

@@ -59,6 +59,15 @@ class Alerts(unittest.TestCase):
         warnings = [line for line in run.result.out.splitlines() if line.startswith("warning: ")]
         self.assertEqual(warnings, [f"warning: step {step}: {rule}: it is {value:g} (--alert)" for step, rule, value in alerts])
 
+    def test_counts_on_after_a_resume(self):
+        """Rules that hold for long count the records before the checkpoint; those that held then do not alert again."""
+        flags = ["--alert", "loss>1,loss>2 for 5", "--max-steps", "6"]
+        stopped = FinishedRun(*flags, "--stop-after", "3")
+        resumed = run(*tiny_flags(*flags, "--out", stopped.directory, "--resume", "latest"))
+        self.assertEqual(resumed.code, 0, resumed.err)
+        alerts = [(r["step"], r["alert"]["rule"]) for r in stopped.records if "alert" in r]
+        self.assertEqual(alerts, [(1, "loss>1"), (5, "loss>2 for 5")])
+
 
 class SameNumbers(unittest.TestCase):
     """Everything but the time fields, bit for bit: JSON floats have all their digits."""
