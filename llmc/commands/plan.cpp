@@ -14,7 +14,6 @@
 #include "llmc/commands/fit.h"
 #include "llmc/log/metrics.h"
 #include "llmc/run/ranks.h"
-#include "llmc/run/reports.h"
 
 namespace llmc {
 namespace {
@@ -113,13 +112,21 @@ std::string plan_text(const Options& o, const PlannedRun& run, const AutomaticCh
         if (note.starts_with("--depth") || note.starts_with("--fit") || note.starts_with("-r auto") ||
             note.starts_with("--offload auto"))
             text += "note: " + note + "\n";
-    text += describe_plan(run, choice.plan.memory, choice.plan.reserve, choice.plan.slices);
+    text += describe_plan(run, choice.plan);
     if (const RunLength length = length_of(o, run, choice.plan); length.steps > 0)
         text += describe_length(length, run.ranks) + describe_schedule(run.config.schedule);
     text += inputs.describe_sources(o);
     if (!stages.empty()) text += describe_sharding(run, stages);
     if (!choice.fits) text += describe_changes(changes, run.ranks);
     return text;
+}
+
+// Plans ranks that do not exist.
+AutomaticChoice choose_for_planned(const Options& options, int ranks, const Room& room) {
+    const Comm comm = planned_ranks(options, ranks);
+    return choose_automatic(
+        options, [&](const Options& o) { return plan_rank(o, comm); },
+        [&](const StagePlan& plan) { return room.holds(plan); });
 }
 
 // Returns no_resources if the run does not fit.
@@ -130,9 +137,7 @@ ExitCode dry_run(const AskedRun& asked, Options o, const Inputs& inputs) {
     if (o.fit) o = fit_plan(asked, o, ranks, room, card);
     std::vector<StagePlan> stages;
     for (int stage = 0; stage <= 3 && ranks > 1; stage++) stages.push_back(plan_stage(o, ranks, stage, room));
-    const AutomaticChoice choice = choose_automatic(
-        o, [&](const Options& level) { return plan_rank(level, planned_ranks(level, ranks)); },
-        [&](const StagePlan& plan) { return room.holds(plan); });
+    const AutomaticChoice choice = choose_for_planned(o, ranks, room);
     o = choice.options;
     const PlannedRun run = run_of(o, card, ranks);
     std::vector<Change> changes;
@@ -198,11 +203,7 @@ StagePlan plan_stage(Options o, int ranks, int stage, const Room& room) {
     o.zero = ranks > 1 ? stage : 0;
     if (o.zero == 0 || ranks <= o.shard_within) o.shard_within = 0;  // a group of all
     try {
-        const Comm comm = planned_ranks(o, ranks);
-        return choose_automatic(
-                   o, [&](const Options& level) { return plan_rank(level, comm); },
-                   [&](const StagePlan& plan) { return room.holds(plan); })
-            .plan;
+        return choose_for_planned(o, ranks, room).plan;
     } catch (const Error& error) {
         if (error.code() != ExitCode::bad_flags) throw;
         StagePlan refused;
@@ -237,11 +238,14 @@ StagePlan plan_rank(const Options& o, const Comm& comm) {
 
 std::optional<double> predicted_seconds(const Options& o, const StagePlan& plan, const Comm& comm,
                                         const DeviceInfo& device) {
-    if (device.is_host) return predicted_cpu_seconds(o, device.multiprocessors * comm.world());
+    constexpr double kFlopsPerThread = 50e9;  // the best that matmuls on a CPU reach
+    if (device.is_host)
+        return o.model_config.flops_per_token(o.seq) * static_cast<double>(o.total_batch) /
+               (kFlopsPerThread * device.multiprocessors * comm.world());
     const std::optional<PlannedCard> card = card_to_plan_for(o);
-    if (!card || o.precision == Precision::fp32 || (o.precision == Precision::fp8 && card->gpu.fp8_tflops == 0))
-        return std::nullopt;
-    return 1e-3 * predicted_ms(run_of(o, *card, comm.world()), plan);
+    if (!card) return std::nullopt;
+    const PlannedRun run = run_of(o, *card, comm.world());
+    return no_prediction_because(run).empty() ? std::optional(1e-3 * predicted_ms(run, plan)) : std::nullopt;
 }
 
 ExitCode plan_run(const AskedRun& asked, const Options& o, const Inputs& inputs) {

@@ -54,10 +54,10 @@ std::string offloaded_parts(const TrainerConfig& config) {
     return parts;
 }
 
-std::string memory_section(const PlannedRun& run, const MemoryByKind& m, size_t reserve) {
+std::string memory_section(const PlannedRun& run, const StagePlan& plan) {
     const TrainerConfig& config = run.config;
     const OptimizerConfig& optimizer = config.optimizer;
-    const size_t copy = run.gpu.shares_memory ? m.staging + m.offloaded : 0, total = m.total() + reserve + copy;
+    const MemoryByKind& m = plan.memory;
     std::string text = run.ranks == 1 ? "Memory\n" : "Memory, each rank\n";
     text += row("weights", format_bytes(m.weights));
     text += row("gradients", format_bytes(m.gradients),
@@ -79,11 +79,11 @@ std::string memory_section(const PlannedRun& run, const MemoryByKind& m, size_t 
         row("host memory", format_bytes(m.staging), "pinned, a checkpoint's copy; none with --checkpoint-local");
     if (m.offloaded > 0)
         host += row("host memory", format_bytes(m.offloaded), offloaded_parts(config) + " (--offload)");
-    text += row("libraries", format_bytes(reserve),
+    text += row("libraries", format_bytes(plan.reserve),
                 std::string("reserved, an estimate: CUDA, cuBLASLt") + (run.ranks == 1 ? "" : ", NCCL"));
     if (run.gpu.shares_memory) text += host;
-    text += row("total", format_bytes(total),
-                fmt::format("{} {}, which has {}", total <= run.available() ? "fits into" : "DOES NOT FIT into",
+    text += row("total", format_bytes(plan.bytes()),
+                fmt::format("{} {}, which has {}", plan.bytes() <= run.available() ? "fits into" : "DOES NOT FIT into",
                             run.gpu.match, format_bytes(run.available())));
     return text + (run.gpu.shares_memory ? "  this card has no memory of its own: the total includes the host's copy\n"
                                          : host);
@@ -138,9 +138,9 @@ std::string time_section(const PlannedRun& run, int slices) {
 
 }  // namespace
 
-std::string describe_plan(const PlannedRun& run, const MemoryByKind& memory, size_t reserve, int slices) {
-    return model_section(run.config.model, run.config.seq) + batch_section(run) + memory_section(run, memory, reserve) +
-           time_section(run, slices);
+std::string describe_plan(const PlannedRun& run, const StagePlan& plan) {
+    return model_section(run.config.model, run.config.seq) + batch_section(run) + memory_section(run, plan) +
+           time_section(run, plan.slices);
 }
 
 std::string describe_length(const RunLength& length, int ranks) {

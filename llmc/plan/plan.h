@@ -47,8 +47,6 @@ std::string describe_length(const RunLength& length, int ranks);
 // A picture of the learning rate over the steps of the run: 8 rows of 60 columns.
 std::string describe_schedule(const ScheduleConfig& schedule);
 
-std::string describe_plan(const PlannedRun& run, const MemoryByKind& memory, size_t reserve, int slices);
-
 // ---- the stages of --zero: what a rank holds, sends and waits for ---------------------------------------------------
 
 // Bytes and calls with which a rank sends to others in a step, as Comm counts them; the mean if ranks differ. Sums of
@@ -82,6 +80,9 @@ struct StagePlan {
     std::map<Product, std::set<std::string>> products;  // of a micro-step, and which kinds of layers need them
     size_t bytes() const { return memory.total() + reserve + shared_copy; }
 };
+
+// Model, step, memory and predicted time of a rank.
+std::string describe_plan(const PlannedRun& run, const StagePlan& plan);
 
 // Milliseconds of a step: its kernels, and the time that communication costs: the model waits for other ranks, and has
 // fewer multiprocessors while NCCL's kernels run.

@@ -145,21 +145,10 @@ struct ElementWise {
     }
 };
 
-// The time of a linear layer's three products for N tokens. The weight's gradient is FP32, and most micro-steps add to
-// it: `added` is their share. `fp8_backward` says whether dgrad and wgrad of a layer in FP8 are as well.
-struct LinearTime {
-    double forward, backward;
+// The time of a part of a step, forward and backward.
+struct Passes {
+    double forward = 0, backward = 0;
 };
-LinearTime linear_time(const TimeModel& model, double N, double OC, double C, bool fp8, bool fp8_backward,
-                       FastAccumulation fast, double added) {
-    using Kind = TimeModel::Kind;
-    const Kind forward = !fp8 ? Kind::bf16 : fast == FastAccumulation::none ? Kind::fp8_split : Kind::fp8_fast;
-    const Kind backward = !fp8 || !fp8_backward           ? Kind::bf16
-                          : fast == FastAccumulation::all ? Kind::fp8_fast
-                                                          : Kind::fp8_split;
-    return {model.matmul({N, OC, C, forward}),
-            model.matmul({N, C, OC, backward}) + model.matmul({OC, C, N, backward, 4, 4 * added})};
-}
 
 }  // namespace
 
@@ -247,16 +236,11 @@ public:
         cast_share_ = fp8_backward_ ? fp8_share_ : 0;
     }
 
-    // The time of a part in one micro-step, forward and backward.
-    struct Passes {
-        double forward = 0, backward = 0;
-    };
-
     // The matmuls of the blocks, without those that recomputation repeats.
     Passes matmuls() const {
         Passes all;
         const double added = (config_.micro_steps - 1) / static_cast<double>(config_.micro_steps);
-        std::map<std::string, LinearTime> known;  // blocks are alike
+        std::map<std::string, Passes> known;  // blocks are alike
         for (const TensorRow& row : matrices_) {
             const bool in_fp8 = fp8_.is_fp8(row.layer());
             const auto [found, is_new] = known.try_emplace(fmt::format("{}x{} {}", row.rows, row.columns, in_fp8));
@@ -271,7 +255,7 @@ public:
     double head() const {
         const int vocab = model_.padded_vocab();
         const double rows = logits_chunk(static_cast<int>(N_), vocab, sizeof(bf16), config_.logits_bytes);
-        const LinearTime chunk = linear(rows, vocab, C_, fp8_.is_fp8(kHeadLayer), 1);
+        const Passes chunk = linear(rows, vocab, C_, fp8_.is_fp8(kHeadLayer), 1);
         return N_ / rows * (chunk.forward + chunk.backward);
     }
 
@@ -345,8 +329,17 @@ public:
     }
 
 private:
-    LinearTime linear(double N, double OC, double C, bool in_fp8, double added) const {
-        return linear_time(time_, N, OC, C, in_fp8, fp8_backward_, config_.fast_accumulation, added);
+    // The three products of a linear layer for N tokens. The weight's gradient is FP32, and most micro-steps add to it:
+    // `added` is their share.
+    Passes linear(double N, double OC, double C, bool in_fp8, double added) const {
+        using Kind = TimeModel::Kind;
+        const FastAccumulation fast = config_.fast_accumulation;
+        const Kind forward = !in_fp8 ? Kind::bf16 : fast == FastAccumulation::none ? Kind::fp8_split : Kind::fp8_fast;
+        const Kind backward = !in_fp8 || !fp8_backward_       ? Kind::bf16
+                              : fast == FastAccumulation::all ? Kind::fp8_fast
+                                                              : Kind::fp8_split;
+        return {time_.matmul({N, OC, C, forward}),
+                time_.matmul({N, C, OC, backward}) + time_.matmul({OC, C, N, backward, 4, 4 * added})};
     }
     double parameters() const { return static_cast<double>(model_.padded_parameters()); }
     double fp8_weights() const {
@@ -373,7 +366,7 @@ private:
 
 StepTime step_time(const PlannedRun& run, Precision precision, int slices) {
     const StepModel step(run, precision, slices);
-    const StepModel::Passes matmuls = step.matmuls(), element_wise = step.element_wise();
+    const Passes matmuls = step.matmuls(), element_wise = step.element_wise();
     const TimeModel::Attention attention = step.attention();
     const double head = step.head(), ends = step.ends(), micro_steps = run.config.micro_steps;
     const int forwards = run.config.recompute == Recompute::block ? 2 : 1;

@@ -95,11 +95,6 @@ std::string describe_start(const Options& o, const Ranks& ranks, const RunOutloo
            length_line(o, outlook) + outlook.sources + time_note(o, ranks.device, outlook);
 }
 
-double predicted_cpu_seconds(const Options& o, int threads) {
-    constexpr double kFlopsPerThread = 50e9;
-    return o.model_config.flops_per_token(o.seq) * static_cast<double>(o.total_batch) / (kFlopsPerThread * threads);
-}
-
 // ---- steps ----------------------------------------------------------------------------------------------------------
 
 std::string describe_pass_end(const Options& o, const SampleOrder& order, const std::vector<std::string>& patterns,

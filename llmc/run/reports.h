@@ -36,9 +36,6 @@ struct RunOutlook {
 // the predicted time, and the notes. Several lines.
 std::string describe_start(const Options& options, const Ranks& ranks, const RunOutlook& outlook);
 
-// Seconds per step at 50 GFLOP/s per thread, the best that matrix products on a CPU reach.
-double predicted_cpu_seconds(const Options& options, int threads);
-
 // ---- steps ----------------------------------------------------------------------------------------------------------
 
 // The expected loss of a freshly initialised model's first step, over `tokens` tokens.

@@ -112,7 +112,7 @@ TEST_CASE("transformer: layers, units, exports and the planner know another bloc
     const StepTime other = step_time(gpt2, Precision::bf16, 1);
     CHECK(other.attention > 0);
     CHECK(time.optimizer < other.optimizer);
-    CHECK(describe_plan(run, {}, 0, 1).find("58,560") != std::string::npos);
+    CHECK(describe_plan(run, {}).find("58,560") != std::string::npos);
 }
 
 // Reading another layer's codes would spoil a gradient without a visible error.

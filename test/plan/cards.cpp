@@ -214,7 +214,7 @@ TEST_CASE("card rates: a step takes the time that follows from them, and the pla
     CHECK(thin.optimizer == doctest::Approx(2 * before.optimizer));
     CHECK((thin.products > before.products && thin.products < 1.3 * before.products));
     CHECK(times({{"fp8", 1e12}, {"all_gather", 1e9}}).total() == before.total());
-    const auto said = [&](const Rates& rates) { return describe_plan(run_with(rates), {}, 0, 1); };
+    const auto said = [&](const Rates& rates) { return describe_plan(run_with(rates), {}); };
     CHECK(contains(said({}), " The card's rates are from the table of cards.\n"));
     CHECK(contains(said({}), "from public rates"));
     CHECK(contains(said(kAll),
@@ -224,7 +224,7 @@ TEST_CASE("card rates: a step takes the time that follows from them, and the pla
     CHECK(contains(said({{"copy", 4e12}}), "(2026-01-02): memory. From the table of cards: matmuls in bf16, matmuls"));
     PlannedRun old = run_with({{"copy", 4e12}, {"bf16", 6e14}});
     old.gpu = *find_gpu_by_short_name("a100");
-    CHECK(!contains(describe_plan(old, {}, 0, 1), "From the table of cards"));  // the card has no FP8
+    CHECK(!contains(describe_plan(old, {}), "From the table of cards"));  // the card has no FP8
 }
 
 TEST_CASE("card rates: waits for other ranks") {

@@ -145,17 +145,17 @@ TEST_CASE("plan: AdamW's state in BF16 moves fewer bytes per parameter") {
     const double fp32 = step_time(run, Precision::bf16, 1).optimizer;
     run.config.optimizer.adam_moments = StateFormat::bf16;
     CHECK(step_time(run, Precision::bf16, 1).optimizer == doctest::Approx(fp32 * 26 / 34));
-    CHECK(describe_plan(run, {}, 0, 1).find("adamw, moments BF16\n") != std::string::npos);
+    CHECK(describe_plan(run, {}).find("adamw, moments BF16\n") != std::string::npos);
     run.config.optimizer.adam_moments = StateFormat::fp8;  // m; v stays BF16
     CHECK(step_time(run, Precision::bf16, 1).optimizer == doctest::Approx(fp32 * 24 / 34));
-    CHECK(describe_plan(run, {}, 0, 1).find("adamw, moments FP8 and BF16\n") != std::string::npos);
+    CHECK(describe_plan(run, {}).find("adamw, moments FP8 and BF16\n") != std::string::npos);
     run.config.optimizer.adam_moments = StateFormat::bf16;
     run.config.optimizer.masters = StateFormat::bf16;  // and no copy
     CHECK(step_time(run, Precision::bf16, 1).optimizer == doctest::Approx(fp32 * 20 / 34));
-    CHECK(describe_plan(run, {}, 0, 1).find("adamw, masters BF16, moments BF16\n") != std::string::npos);
+    CHECK(describe_plan(run, {}).find("adamw, masters BF16, moments BF16\n") != std::string::npos);
     run.config.sharding.gradients = StateFormat::bf16;
     CHECK(step_time(run, Precision::bf16, 1).optimizer == doctest::Approx(fp32 * 16 / 34));
-    CHECK(describe_plan(run, {}, 0, 1).find("sums BF16, four units of a micro-step FP32\n") != std::string::npos);
+    CHECK(describe_plan(run, {}).find("sums BF16, four units of a micro-step FP32\n") != std::string::npos);
 }
 
 TEST_CASE("plan: an optimizer with one moment moves 8 bytes a parameter less than AdamW") {
@@ -186,9 +186,13 @@ TEST_CASE("plan: Muon's products are those of 300 C^3 a block, divided among the
 }
 
 TEST_CASE("plan: what is printed") {
-    const MemoryByKind memory = {237 * kMiB, 475 * kMiB, 1424 * kMiB, 20000 * kMiB, 64 * kMiB, 1500 * kMiB};
+    StagePlan plan;
+    plan.memory = {237 * kMiB, 475 * kMiB, 1424 * kMiB, 20000 * kMiB, 64 * kMiB, 1500 * kMiB};
     PlannedRun run = run_of(find_model("gpt2"), 64, 1024);
-    const auto text = [&](size_t reserve = kGiB) { return describe_plan(run, memory, reserve, 1); };
+    const auto text = [&](size_t reserve = kGiB) {
+        plan.reserve = reserve;
+        return describe_plan(run, plan);
+    };
     for (const std::string& part :
          split("12 layers|12 heads of 64|124,439,808|124 M|FLOPs per token           797.8 M   forward|"
                "524,288 tokens|64 sequences x 1,024 tokens x 1 rank x 8 micro-steps|weights|237.0 MiB|"
@@ -202,7 +206,7 @@ TEST_CASE("plan: what is printed") {
         CHECK(contains(text(), part));
     }
     CHECK(!contains(text(), " \n"));
-    const size_t left = run.available() - memory.total();
+    const size_t left = run.available() - plan.memory.total();
     CHECK(contains(text(left), "  fits into H200"));
     CHECK(contains(text(left + 1), "DOES NOT FIT into H200, which has 139.8 GiB"));
     run.config.batch = 1;
@@ -216,14 +220,17 @@ TEST_CASE("plan: what is printed") {
 
 TEST_CASE("plan: a card that shares the host's memory also holds a checkpoint's copy") {
     PlannedRun run = run_of(find_model("gpt2"), 4, 1024, "gb10");
-    MemoryByKind memory = {2 * kGiB, 4 * kGiB, 12 * kGiB, 30 * kGiB, 1 * kGiB};
-    memory.staging = 5 * kGiB;
-    const std::string shared = describe_plan(run, memory, kGiB, 1);
+    StagePlan plan;
+    plan.memory = {2 * kGiB, 4 * kGiB, 12 * kGiB, 30 * kGiB, 1 * kGiB};
+    plan.memory.staging = plan.shared_copy = 5 * kGiB;
+    plan.reserve = kGiB;
+    const std::string shared = describe_plan(run, plan);
     CHECK(contains(shared, "libraries                 1.0 GiB"));
     CHECK(contains(shared, "total                    55.0 GiB   fits into GB10, which has 117.8 GiB"));
     CHECK(shared.find("host memory") < shared.find("total"));
     run = run_of(find_model("gpt2"), 4, 1024, "gh200");  // has HBM of its own
-    const std::string apart = describe_plan(run, memory, kGiB, 1);
+    plan.shared_copy = 0;
+    const std::string apart = describe_plan(run, plan);
     CHECK(contains(apart, "total                    50.0 GiB   fits into GH200"));
     CHECK(apart.find("host memory") > apart.find("total"));
 }
