@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "llmc/base/json.h"
+#include "llmc/base/print.h"
 #include "llmc/base/text.h"
 #include "llmc/check/product_checks.h"
 #include "llmc/checkpoint/manifest.h"
@@ -228,10 +229,10 @@ Checked check_until_right(const Options& options, Ranks& ranks, const Resumed* r
 }
 
 void print_notes(const Checked& checked) {
-    for (const std::string& note : checked.notes) std::printf("note: card check: %s\n", note.c_str());
-    for (const std::string& line : checked.fallbacks.lines) std::printf("note: card check: %s\n", line.c_str());
+    for (const std::string& note : checked.notes) print_line("note: card check: {}", note);
+    for (const std::string& line : checked.fallbacks.lines) print_line("note: card check: {}", line);
     if (!checked.result.keeping_problem.empty())
-        std::printf("note: the card check's results cannot be stored: %s\n", checked.result.keeping_problem.c_str());
+        print_line("note: the card check's results cannot be stored: {}", checked.result.keeping_problem);
 }
 
 // Rates of products in TFLOP/s, or the other rates in GB/s.
@@ -268,8 +269,8 @@ bool checks_cards(const Options& o, const DeviceInfo& device) {
 void note_links(const Rates& rates, const Comm& comm, Admission& admission) {
     if (rates.empty()) return;
     if (comm.is_main())
-        std::printf("checked between ranks: all_gather %.3g GB/s, reduce_scatter %.3g GB/s per rank\n",
-                    rates.at("all_gather") / 1e9, rates.at("reduce_scatter") / 1e9);
+        print_line("checked between ranks: all_gather {:.3g} GB/s, reduce_scatter {:.3g} GB/s per rank",
+                   rates.at("all_gather") / 1e9, rates.at("reduce_scatter") / 1e9);
     for (const auto& [name, rate] : rates) admission.rates[name] = rate;
     admission.summary["gb_per_s"] = rates_json(admission.rates, false);
     bool one_node = true;
@@ -293,7 +294,7 @@ Admission admit(const Options& o, Ranks& ranks, const Resumed* resumed) {
         admission.products = products_of(resumed, notes);
         compare_kernels(o, resumed, notes);
         for (const std::string& note : notes)
-            if (ranks.comm.is_main()) std::printf("note: %s\n", note.c_str());
+            if (ranks.comm.is_main()) print_line("note: {}", note);
         return admission;
     }
     Checked checked = check_until_right(o, ranks, resumed);
@@ -318,9 +319,9 @@ Admission admit(const Options& o, Ranks& ranks, const Resumed* resumed) {
         const Precision precision = admission.options.precision;
         const std::optional<double> peak = peak_tflops(ranks.device, precision, admission);
         if (peak && !peak_tflops(ranks.device, precision))
-            std::printf(
-                "note: this card is not in the table of cards, so MFU is relative to %.3g TFLOP/s, the highest matmul "
-                "rate that the card check measured\n",
+            print_line(
+                "note: this card is not in the table of cards, so MFU is relative to {:.3g} TFLOP/s, the highest "
+                "matmul rate that the card check measured",
                 *peak);
     }
     return admission;
@@ -369,8 +370,7 @@ ExitCode check_cards(const Options& o, Ranks& ranks) {
         const auto right = std::count_if(findings.begin(), findings.end(),
                                          [](const auto& finding) { return finding.second.problem.empty(); });
         const std::string name = family == "products" ? "matmuls" : family;
-        std::printf("  %-14s %3d of %3d right%s\n", name.c_str(), static_cast<int>(right),
-                    static_cast<int>(findings.size()), rates_text(rates_of(findings)).c_str());
+        print_line("  {:14} {:3} of {:3} right{}", name, right, findings.size(), rates_text(rates_of(findings)));
     }
     print_notes(checked);
     std::fputs(summary_line(checked, ranks.device).c_str(), stdout);

@@ -3,10 +3,10 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "llmc/base/json.h"
+#include "llmc/base/print.h"
 #include "llmc/base/text.h"
 #include "llmc/flags/flags.h"
 #include "llmc/run/evaluation.h"
@@ -50,17 +50,16 @@ ValRecord evaluate(const Request& request, const Inputs& inputs, Ranks& ranks, c
 }
 
 void print(const Request& request, const ModelConfig& model, const Ranks& ranks, const ValRecord& record) {
-    std::printf("%s%s: %s parameters, %s on %s\n", request.from.c_str(), request.average ? " (average)" : "",
-                with_commas(model.parameters()).c_str(), word_of(request.options.precision), ranks.device.name.c_str());
+    print_line("{}{}: {} parameters, {} on {}", request.from, request.average ? " (average)" : "",
+               with_commas(model.parameters()), word_of(request.options.precision), ranks.device.name);
     if (!record.losses.empty())
-        std::printf("%-16s %10s %12s %14s\n", "validation set", "loss", "perplexity", "bits per byte");
+        print_line("{:16} {:>10} {:>12} {:>14}", "validation set", "loss", "perplexity", "bits per byte");
     for (const ValLoss& set : record.losses)
-        std::printf("%-16s %10.4f %12.3f %14s\n", set.name.empty() ? "val" : set.name.c_str(), set.loss,
-                    set.perplexity(), set.bits_per_byte ? fmt::format("{:.4f}", *set.bits_per_byte).c_str() : "-");
-    if (!record.tasks.empty()) std::printf("%-16s %10s %12s %14s\n", "task", "examples", "acc", "acc_norm");
+        print_line("{:16} {:10.4f} {:12.3f} {:>14}", set.name.empty() ? "val" : set.name, set.loss, set.perplexity(),
+                   set.bits_per_byte ? fmt::format("{:.4f}", *set.bits_per_byte).c_str() : "-");
+    if (!record.tasks.empty()) print_line("{:16} {:>10} {:>12} {:>14}", "task", "examples", "acc", "acc_norm");
     for (const TaskScores& task : record.tasks)
-        std::printf("%-16s %10lld %12.4f %14.4f\n", task.name.c_str(), static_cast<long long>(task.examples),
-                    task.accuracy, task.normalized_accuracy);
+        print_line("{:16} {:10} {:12.4f} {:14.4f}", task.name, task.examples, task.accuracy, task.normalized_accuracy);
 }
 
 // The names of metrics.jsonl.

@@ -3,9 +3,9 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cstdio>
 #include <filesystem>
 
+#include "llmc/base/print.h"
 #include "llmc/base/text.h"
 #include "llmc/checkpoint/hf_export.h"
 #include "llmc/checkpoint/llmc_model.h"
@@ -111,8 +111,7 @@ int write_tokenizer(const Request& request, const WeightSource& source) {
         const TokenizerSearch search = find_tokenizer("", request.from, source);
         if (search.tokenizer) tokenizer = search.tokenizer->name();
         if (!search.tokenizer)
-            std::printf("note: the export has no tokenizer, because %s; --tokenizer FILE adds one\n",
-                        search.problem.c_str());
+            print_line("note: the export has no tokenizer, because {}; --tokenizer FILE adds one", search.problem);
     }
     return tokenizer.empty() ? target.end_token : write_hf_tokenizer(tokenizer, target);
 }
@@ -136,8 +135,7 @@ ExitCode export_weights(const std::vector<std::string>& arguments) {
         const int end_token = write_tokenizer(request, *source);
         export_hf_directory(request.to, source->model(), {type, end_token}, fetch);
     }
-    std::printf("%s in %s written to %s\n", counted(source->model().parameters(), "parameter").c_str(),
-                request.dtype.c_str(), written.c_str());
+    print_line("{} in {} written to {}", counted(source->model().parameters(), "parameter"), request.dtype, written);
     return ExitCode::ok;
 }
 

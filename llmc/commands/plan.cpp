@@ -9,6 +9,7 @@
 
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
+#include "llmc/base/print.h"
 #include "llmc/base/text.h"
 #include "llmc/commands/check.h"
 #include "llmc/commands/fit.h"
@@ -162,7 +163,7 @@ void print_scaling(const Options& o, int zero) {
         throw Error(ExitCode::bad_flags, "cannot write into " + o.out + ": it is not a directory");
     const std::string path = o.out + "/scaling.json";
     write_file(path, scaling_json(run, points));
-    std::printf("written to %s; scripts/plot_scaling.py draws it\n", path.c_str());
+    print_line("written to {}; scripts/plot_scaling.py draws it", path);
 }
 
 template <class Real>

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <iostream>
 
+#include "llmc/base/print.h"
 #include "llmc/data/tokenizer.h"
 #include "llmc/flags/flags.h"
 #include "llmc/model/sampler.h"
@@ -164,8 +165,7 @@ ExitCode sample_text(const std::vector<std::string>& arguments) {
     TokenDecoder decoder = search.tokenizer.value_or(TokenDecoder::token_ids());
     if (!search.tokenizer) {
         decoder.set_end_token(weights->end_token());
-        std::fprintf(stderr, "note: text is token ids, because %s; --tokenizer FILE gives text\n",
-                     search.problem.c_str());
+        print_error("note: text is token ids, because {}; --tokenizer FILE gives text", search.problem);
     }
     choose_shape(weights->model(), o);
     Ranks ranks(o, {});

@@ -4,12 +4,12 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdio>
 #include <limits>
 #include <nlohmann/json.hpp>
 
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
+#include "llmc/base/print.h"
 #include "llmc/base/text.h"
 
 namespace llmc {
@@ -230,9 +230,9 @@ void record_memory_outside(int64_t step, const DeviceInfo& opened, size_t reserv
     const size_t free_now = device_info().free_memory;
     const size_t taken = memory_outside(opened.free_memory, free_now, device_bytes_in_use());
     if (comm.is_main())
-        std::printf("memory after step %lld: %s free; libraries have taken %s, %s were reserved%s\n",
-                    static_cast<long long>(step), format_bytes(free_now).c_str(), format_bytes(taken).c_str(),
-                    format_bytes(reserve).c_str(), taken > reserve ? ": less than they need" : "");
+        print_line("memory after step {}: {} free; libraries have taken {}, {} were reserved{}", step,
+                   format_bytes(free_now), format_bytes(taken), format_bytes(reserve),
+                   taken > reserve ? ": less than they need" : "");
     directory.append(
         {{"step", step}, {"memory_outside", {{"free", free_now}, {"taken", taken}, {"reserved", reserve}}}});
 }
@@ -241,12 +241,10 @@ void report_verdict(int64_t step, ValidationWatch::Verdict verdict, const Valida
                     RunDirectory& directory, const Comm& comm) {
     if (verdict == ValidationWatch::Verdict::none || !comm.is_main()) return;
     const bool stops = verdict == ValidationWatch::Verdict::stop;
-    std::printf(
-        "step %lld: no better validation loss in %s: %s\n", static_cast<long long>(step),
-        plural(watch.since_best(), "validation").c_str(),
+    print_line(
+        "step {}: no better validation loss in {}: {}", step, plural(watch.since_best(), "validation"),
         stops ? "the run ends here (--early-stop)"
-              : fmt::format("the learning rate continues at {:g} times the schedule (--plateau)", watch.rate_factor())
-                    .c_str());
+              : fmt::format("the learning rate continues at {:g} times the schedule (--plateau)", watch.rate_factor()));
     if (!stops) directory.append({{"step", step}, {"rate_factor", watch.rate_factor()}});
 }
 
@@ -254,8 +252,7 @@ void report_alerts(const ordered_json& line, Alerts& alerts, RunDirectory& direc
     if (!comm.is_main()) return;
     const long long step = line["step"].get<long long>();
     for (const Alerts::Alert& alert : alerts.observe(line)) {
-        std::printf("warning: step %lld: %s: it is %g (--alert)\n", step, alert.rule.c_str(),
-                    unsigned_nan(alert.value));
+        print_line("warning: step {}: {}: it is {:g} (--alert)", step, alert.rule, unsigned_nan(alert.value));
         ordered_json begun{{"rule", alert.rule}};
         put_number(begun, "value", alert.value);
         directory.append({{"step", step}, {"alert", begun}});
@@ -269,7 +266,7 @@ void report_slow_rank(int64_t step, SlowRankWatch::Change change, const SlowestR
     const std::string& where = ranks[static_cast<size_t>(slowest.rank)];
     const std::string text =
         begins ? format_slow_rank(step, slowest, where) : fmt::format("step {}: no rank is slow any more", step);
-    std::printf("%s\n", text.c_str());
+    print_line("{}", text);
     ordered_json record{{"step", step}, {"slow_rank", nullptr}};
     if (begins)
         record["slow_rank"] = {{"rank", slowest.rank},
@@ -286,9 +283,8 @@ void report_fallback(int64_t step, const Fp8Fallback& fallback, const Fp8Registr
     const char* role = word_of(fallback.role);
     const char* reason = fallback.reason == Fp8Reason::saturated ? "saturated" : "underflowed";
     if (comm.is_main())
-        std::printf("step %lld: %s falls back to BF16: its %s %s in %.3g %% of its elements, above the limit for %s\n",
-                    static_cast<long long>(step), layer.c_str(), role, reason, 100.0 * fallback.fraction,
-                    plural(fp8.config().fallback.steps, "step").c_str());
+        print_line("step {}: {} falls back to BF16: its {} {} in {:.3g} % of its elements, above the limit for {}",
+                   step, layer, role, reason, 100.0 * fallback.fraction, plural(fp8.config().fallback.steps, "step"));
     ordered_json entry{{"layer", layer}, {"tensor", role}, {"reason", reason}};
     put_number(entry, "fraction", fallback.fraction);
     directory.append({{"step", step}, {"fp8_fallback", ordered_json::array({entry})}});

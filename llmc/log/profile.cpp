@@ -8,6 +8,7 @@
 
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
+#include "llmc/base/print.h"
 #include "llmc/base/text.h"
 
 namespace llmc {
@@ -225,9 +226,9 @@ void finish_profile(Profiler& profiler, int64_t step, const Comm& comm, RunDirec
     if (!record) return;
     directory.append(*record);
     if (comm.is_main())
-        std::printf("%s\nwritten to %s/trace-rank*.json: open them in https://ui.perfetto.dev or chrome://tracing%s\n",
-                    describe_profile(*record).c_str(), profiler.directory().c_str(),
-                    comm.world() > 1 ? "; scripts/merge_traces.py makes one file of them" : "");
+        print_line("{}\nwritten to {}/trace-rank*.json: open them in https://ui.perfetto.dev or chrome://tracing{}",
+                   describe_profile(*record), profiler.directory(),
+                   comm.world() > 1 ? "; scripts/merge_traces.py makes one file of them" : "");
 }
 
 }  // namespace llmc

@@ -8,7 +8,6 @@
 #include <cerrno>
 #include <chrono>
 #include <cmath>
-#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -20,6 +19,7 @@
 #include "llmc/base/files.h"
 #include "llmc/base/input_file.h"
 #include "llmc/base/json.h"
+#include "llmc/base/print.h"
 #include "llmc/base/text.h"
 #include "llmc/checkpoint/checkpoint_directory.h"
 
@@ -192,7 +192,7 @@ namespace {
 constexpr int kFlags = O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC;
 constexpr size_t kMostWaiting = size_t{64} << 20;
 
-void warn(const std::string& text) { std::fprintf(stderr, "train_gpt: %s\n", text.c_str()); }
+void warn(const std::string& text) { print_error("train_gpt: {}", text); }
 
 bool ends_line(int fd, int64_t bytes) {
     char last = '\n';
@@ -359,8 +359,7 @@ bool RunDirectory::lock_is_lost() const {
 // If somebody deletes the lock file, a second run could use this directory.
 void RunDirectory::check_lock() {
     if (!lock_is_lost()) return;
-    std::fprintf(stderr, "train_gpt: %s was deleted or replaced: nothing keeps another run out of this directory\n",
-                 file("lock").c_str());
+    print_error("train_gpt: {} was deleted or replaced: nothing keeps another run out of this directory", file("lock"));
     ::close(std::exchange(lock_, -1));
 }
 
@@ -384,7 +383,7 @@ void RunDirectory::begin(bool overwrite, bool restart) {
                     "--resume latest, or replace it with --overwrite",
                     path_, sign);
     if (const std::string aside = move_records_aside(path_); !aside.empty())
-        std::printf("note: the records of an earlier run, which wrote no checkpoint, are now in %s\n", aside.c_str());
+        print_line("note: the records of an earlier run, which wrote no checkpoint, are now in {}", aside);
     go_on({});
 }
 
@@ -419,7 +418,7 @@ void RunDirectory::note_checkpoint(int64_t step) {
         }
         noted_ = true;
     } catch (const Error& error) {
-        std::fprintf(stderr, "train_gpt: cannot note the checkpoint in run.json: %s\n", error.what());
+        print_error("train_gpt: cannot note the checkpoint in run.json: {}", error.what());
     }
 }
 

@@ -2,9 +2,9 @@
 #include "llmc/run/checkpoints.h"
 
 #include <algorithm>
-#include <cstdio>
 
 #include "llmc/base/json.h"
+#include "llmc/base/print.h"
 #include "llmc/base/text.h"
 #include "llmc/check/findings.h"
 #include "llmc/log/versions.h"
@@ -12,8 +12,6 @@
 
 namespace llmc {
 namespace {
-
-using llong = long long;
 
 std::vector<StateSlice> without_values(const std::vector<DeviceSlice>& state) {
     std::vector<StateSlice> slices;
@@ -45,17 +43,15 @@ Checkpoints<Real>::Checkpoints(const Options& options, const Inputs& inputs, Tra
                         directory.path(), format_bytes(needed), format_bytes(room));
         const uint64_t at_once = options.keep > 0 ? static_cast<uint64_t>(options.keep) + 1 : 1;
         if (room / at_once < needed)
-            std::printf(
-                "note: %s has room for %llu checkpoints of %s; --keep %lld and the one being written need %llu\n",
-                directory.path().c_str(), static_cast<unsigned long long>(room / needed), format_bytes(needed).c_str(),
-                llong{options.keep}, static_cast<unsigned long long>(at_once));
+            print_line("note: {} has room for {} checkpoints of {}; --keep {} and the one being written need {}",
+                       directory.path(), room / needed, format_bytes(needed), options.keep, at_once);
     }
     // Leave a fifth of the host memory for everything else.
     const size_t memory = available_host_memory() / 5 * 4 / static_cast<size_t>(comm.local_world());
     staging_.emplace(trainer.state_slices(), options.checkpoint_local, memory);
     if (!staging_->note().empty())
-        std::printf("note: rank %d: %s: its part is written while training waits; --checkpoint-local may help\n",
-                    comm.rank(), staging_->note().c_str());
+        print_line("note: rank {}: {}: its part is written while training waits; --checkpoint-local may help",
+                   comm.rank(), staging_->note());
     saver_.emplace(comm, options.out + "/checkpoints", CheckpointRetention{options.keep, options.keep_every},
                    last_saved_);
 }
@@ -120,7 +116,7 @@ void Checkpoints<Real>::save() {
     if (!saver_->is_active()) return begin(false);
     last_begin_ = Clock::now();
     if (trainer_.comm().is_main())
-        std::printf("step %lld: no checkpoint, because the last one is still being written\n", llong{position_.step});
+        print_line("step {}: no checkpoint, because the last one is still being written", position_.step);
 }
 
 template <class Real>
@@ -143,20 +139,18 @@ void Checkpoints<Real>::report(const SaveOutcome& outcome, bool last) {
         last_saved_ = outcome.step;
         directory_.note_checkpoint(outcome.step);
         if (is_main)
-            std::printf("checkpoint of step %lld written to %s (%s in %.2f s)\n", llong{outcome.step},
-                        outcome.path.c_str(), format_bytes(outcome.bytes).c_str(), outcome.seconds);
+            print_line("checkpoint of step {} written to {} ({} in {:.2f} s)", outcome.step, outcome.path,
+                       format_bytes(outcome.bytes), outcome.seconds);
         if (is_main) command_.start(outcome.step, outcome.path);
         if (!outcome.prune_problem.empty())
-            std::fprintf(stderr, "train_gpt: an old checkpoint could not be deleted: %s\n",
-                         outcome.prune_problem.c_str());
+            print_error("train_gpt: an old checkpoint could not be deleted: {}", outcome.prune_problem);
         return;
     }
     const std::string problem =
         fmt::format("the checkpoint of step {} could not be written: {}", outcome.step, outcome.problem);
     if (last || options_.on_save_error == OnSaveError::stop) throw Error(outcome.code, problem);
     if (is_main)
-        std::fprintf(stderr, "train_gpt: %s\ntrain_gpt: training continues; earlier checkpoints are unchanged\n",
-                     problem.c_str());
+        print_error("train_gpt: {}\ntrain_gpt: training continues; earlier checkpoints are unchanged", problem);
 }
 
 template class Checkpoints<float>;

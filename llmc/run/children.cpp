@@ -8,11 +8,11 @@
 
 #include <cerrno>
 #include <chrono>
-#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <thread>
 
+#include "llmc/base/print.h"
 #include "llmc/base/text.h"
 
 namespace llmc {
@@ -87,8 +87,7 @@ void CheckpointCommand::look() {
 
 void CheckpointCommand::wait(const std::function<void()>& alive) {
     look();
-    if (!running_.empty())
-        std::printf("waiting for --after-checkpoint of step %lld\n", static_cast<long long>(running_.back().step));
+    if (!running_.empty()) print_line("waiting for --after-checkpoint of step {}", running_.back().step);
     for (; !running_.empty(); look()) {
         alive();
         std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -96,8 +95,8 @@ void CheckpointCommand::wait(const std::function<void()>& alive) {
 }
 
 void CheckpointCommand::warn(int64_t step, const std::string& problem) const {
-    std::fprintf(stderr, "warning: --after-checkpoint '%s' %s for the checkpoint of step %lld; training continues\n",
-                 command_.c_str(), problem.c_str(), static_cast<long long>(step));
+    print_error("warning: --after-checkpoint '{}' {} for the checkpoint of step {}; training continues", command_,
+                problem, step);
 }
 
 // ---- --track --------------------------------------------------------------------------------------------------------
@@ -136,8 +135,7 @@ Follower::~Follower() {
     while ((ended = ::waitpid(pid_, &status, WNOHANG)) == 0 && std::chrono::steady_clock::now() < until)
         std::this_thread::sleep_for(std::chrono::milliseconds(10));
     if (ended == 0)
-        std::fprintf(stderr, "note: --track: process %d still sends records and will end by itself\n",
-                     static_cast<int>(pid_));
+        print_error("note: --track: process {} still sends records and will end by itself", pid_);
     else if (const std::string problem = describe_failure(status); ended == pid_ && !problem.empty())
         warn("the follower " + problem);
 }
@@ -145,8 +143,7 @@ Follower::~Follower() {
 void Follower::warn(const std::string& problem) const {
     std::string command;
     for (const std::string& word : command_) command += " " + shell_quote(word);
-    std::fprintf(stderr, "warning: --track: %s; nothing is lost, this sends what is missing:\n   %s\n", problem.c_str(),
-                 command.c_str());
+    print_error("warning: --track: {}; nothing is lost, this sends what is missing:\n   {}", problem, command);
 }
 
 }  // namespace llmc

@@ -3,10 +3,10 @@
 
 #include <unistd.h>
 
-#include <cstdio>
 #include <filesystem>
 
 #include "llmc/base/files.h"
+#include "llmc/base/print.h"
 #include "llmc/base/text.h"
 #include "llmc/train/words.h"
 
@@ -33,8 +33,7 @@ int64_t DecayFile::look(int64_t step) {
         problem = error.what();
     }
     if (problem.empty()) return steps;
-    std::fprintf(stderr, "train_gpt: step %lld: %s is ignored and deleted: %s\n", static_cast<long long>(step),
-                 path_.c_str(), problem.c_str());
+    print_error("train_gpt: step {}: {} is ignored and deleted: {}", step, path_, problem);
     if (unlink(path_.c_str()) != 0) path_.clear();  // a directory, for example
     return kNone;
 }

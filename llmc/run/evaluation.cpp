@@ -7,6 +7,7 @@
 #include <limits>
 #include <numbers>
 
+#include "llmc/base/print.h"
 #include "llmc/base/text.h"
 #include "llmc/comm/agreement.h"
 #include "llmc/data/loader.h"
@@ -126,8 +127,8 @@ Evaluation<Real>::Evaluation(const Options& options, const Inputs& inputs, Train
     decoder_ = TokenDecoder::token_ids();
     decoder_->set_end_token(options.end_token < options.model_config.vocab ? options.end_token : -1);
     if (trainer.comm().is_main())
-        std::printf("note: samples are printed as token ids, because %s; --tokenizer FILE gives text\n",
-                    inputs.tokenizer.problem.c_str());
+        print_line("note: samples are printed as token ids, because {}; --tokenizer FILE gives text",
+                   inputs.tokenizer.problem);
 }
 
 template <class Real>
@@ -209,9 +210,9 @@ Sample Evaluation<Real>::print_sample(int64_t step, const Deadline& deadline) {
     const std::vector<int> shown(tokens.begin() + static_cast<long>(prompt_length), tokens.end());
     sample.text = sanitize(decoder_->decode(shown));
     if (trainer_.comm().is_main()) {
-        std::printf("sample after step %lld:\n%s\n", static_cast<long long>(step), sample.text.c_str());
+        print_line("sample after step {}:\n{}", step, sample.text);
         if (sample.cut_short)
-            std::printf("note: the sample has %d of %d tokens, because the run is stopping\n", made, o.sample_tokens);
+            print_line("note: the sample has {} of {} tokens, because the run is stopping", made, o.sample_tokens);
         std::fflush(stdout);
     }
     return sample;
@@ -223,8 +224,8 @@ void Evaluation<Real>::print_floor() const {
     const ShardSet& set = *inputs_.val[0].second;
     if (!set.sidecar().entropy_floor) return;
     const double floor = *set.sidecar().entropy_floor;
-    std::printf(
-        "validation loss %.4f; no model can do better on this data than %.4f nats per token (%.1f %% above it)\n",
+    print_line(
+        "validation loss {:.4f}; no model can do better on this data than {:.4f} nats per token ({:.1f} % above it)",
         *last_loss_, floor, (*last_loss_ / floor - 1) * 100);
 }
 

@@ -1,12 +1,12 @@
 // Finds a checkpoint that is complete and undamaged and fits the flags, and reads where its run was. See resume.h.
 #include "llmc/run/resume.h"
 
-#include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
+#include "llmc/base/print.h"
 #include "llmc/base/text.h"
 #include "llmc/checkpoint/checkpoint_directory.h"
 #include "llmc/comm/agreement.h"
@@ -70,10 +70,9 @@ Candidates candidates_for(const Options& o, const std::string& own) {
         if (found.has_manifest)
             candidates.paths.push_back(found.path);
         else if (found.is_link && !is_directory(found.path))
-            std::fprintf(stderr, "train_gpt: skipping %s: it is a link that leads nowhere\n", found.path.c_str());
+            print_error("train_gpt: skipping {}: it is a link that leads nowhere", found.path);
         else
-            std::fprintf(stderr, "train_gpt: skipping %s: it has no %s, so it is not complete\n", found.path.c_str(),
-                         kManifestName);
+            print_error("train_gpt: skipping {}: it has no {}, so it is not complete", found.path, kManifestName);
     }
     return candidates;
 }
@@ -117,8 +116,7 @@ std::unique_ptr<CheckpointReader> newest(const std::vector<std::string>& paths, 
             if (error.code() != ExitCode::checkpoint) throw;
             problems += std::string("\n  ") + error.what();
             if (ranks.comm.is_main())
-                std::fprintf(stderr, "train_gpt: skipping %s: it is damaged: %s\n", path.c_str(),
-                             sanitize(error.what()).c_str());
+                print_error("train_gpt: skipping {}: it is damaged: {}", path, sanitize(error.what()));
         }
     }
     if (left_out > 0)

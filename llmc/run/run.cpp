@@ -2,18 +2,16 @@
 #include "llmc/run/run.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <utility>
 
 #include "llmc/base/json.h"
+#include "llmc/base/print.h"
 #include "llmc/run/reports.h"
 #include "llmc/run/start.h"
 #include "llmc/train/state.h"
 
 namespace llmc {
 namespace {
-
-using llong = long long;
 
 int64_t last_step_of(const Options& options, const RunPosition& position) {
     if (position.watch.is_over(options.early_stop)) return position.step;
@@ -189,8 +187,7 @@ void Run<Real>::begin_decay(int64_t steps) {
     reports_.end_at(last_step_);
     directory_.append({{"step", step}, {"decay_from", step}, {"decay_until", until}});
     if (comm_.is_main())
-        std::printf("step %lld: the learning rate decays from here on, and the run ends with step %lld\n", llong{step},
-                    llong{until});
+        print_line("step {}: the learning rate decays from here on, and the run ends with step {}", step, until);
 }
 
 // Deletes the file once no kill can lose the decay.
@@ -223,8 +220,7 @@ void Run<Real>::report_layers_that_left_fp8(const std::vector<Fp8Fallback>& fall
     for (const Fp8Fallback& fallback : fallbacks)
         report_fallback(position_.step - 1, fallback, *trainer_.fp8(), comm_, directory_);
     if (ends_fp8() && comm_.is_main())
-        std::printf("step %lld: all layers continue in BF16 (--fp8-until %s)\n", llong{position_.step},
-                    options_.fp8_until.text.c_str());
+        print_line("step {}: all layers continue in BF16 (--fp8-until {})", position_.step, options_.fp8_until.text);
 }
 
 template <class Real>

@@ -1,13 +1,13 @@
 // Sets the weights of a run, and opens its records.
 #include "llmc/run/start.h"
 
-#include <cstdio>
 #include <filesystem>
 #include <map>
 #include <random>
 
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
+#include "llmc/base/print.h"
 #include "llmc/base/text.h"
 #include "llmc/check/findings.h"
 #include "llmc/checkpoint/checkpoint_directory.h"
@@ -20,7 +20,6 @@ namespace llmc {
 namespace {
 
 using nlohmann::ordered_json;
-using llong = long long;
 namespace fs = std::filesystem;
 
 std::string new_run_id() {
@@ -78,20 +77,18 @@ void restore(Trainer<Real>& trainer, Ranks& ranks, const Resumed& resumed) {
     if (!trainer.comm().is_main()) return;
     const Manifest& m = checkpoint.manifest();
     const double seconds = resumed.seconds + monotonic_seconds() - began;
-    std::printf("resumed from %s: step %lld is done%s (%s checked and read in %.2f s)\n",
-                checkpoint.directory().c_str(), llong{m.step},
-                m.world == trainer.comm().world() ? "" : (", on " + plural(m.world, "rank")).c_str(),
-                format_bytes(m.bytes()).c_str(), seconds);
-    for (const std::string& note : resumed.notes) std::printf("note: %s\n", note.c_str());
+    print_line("resumed from {}: step {} is done{} ({} checked and read in {:.2f} s)", checkpoint.directory(), m.step,
+               m.world == trainer.comm().world() ? "" : (", on " + plural(m.world, "rank")), format_bytes(m.bytes()),
+               seconds);
+    for (const std::string& note : resumed.notes) print_line("note: {}", note);
     if (trainer.gradients().residuals() && state.residuals != trainer.comm().world())
-        std::printf("note: --reduce fp8 starts without residuals: the checkpoint has those of %d ranks\n",
-                    state.residuals);
+        print_line("note: --reduce fp8 starts without residuals: the checkpoint has those of {} ranks",
+                   state.residuals);
     const AverageRule& average = trainer.config().optimizer.average;
     if (average.kind != AverageKind::none && state.optimizer.average.kind != average.kind)
-        std::printf(
-            "note: the checkpoint has no average of the weights of this kind: --average begins with this run\n");
+        print_line("note: the checkpoint has no average of the weights of this kind: --average begins with this run");
     if (!same_scales)
-        std::printf("note: FP8 scales are measured again in the next step: the recipe or the loss scale changed\n");
+        print_line("note: FP8 scales are measured again in the next step: the recipe or the loss scale changed");
 }
 
 }  // namespace
@@ -168,8 +165,8 @@ void begin_records(RunDirectory& directory, Trainer<Real>& trainer, const Option
         // This run repeats their steps, but the next --resume would take the newer checkpoints.
         for (const FoundCheckpoint& found : find_checkpoints(directory.checkpoints()))
             if (found.step > position.step)
-                std::printf("note: %s is newer than the step that the run continues from: renamed to %s\n",
-                            found.path.c_str(), set_aside(system_calls(), found.path).c_str());
+                print_line("note: {} is newer than the step that the run continues from: renamed to {}", found.path,
+                           set_aside(system_calls(), found.path));
         directory.go_on(position.files);
         std::error_code ignored;
         fs::remove(directory.file("model.safetensors"), ignored);  // left from an earlier step

@@ -2,6 +2,8 @@
 // build: threads
 #include "llmc/run/stop.h"
 
+#include "llmc/base/print.h"
+
 #include <signal.h>
 #include <time.h>
 #include <unistd.h>
@@ -96,7 +98,7 @@ StopReason stop_reason(const Deadline& deadline) {
 
 void print_stop(int64_t step, StopReason reason) {
     if (reason == StopReason::none) return;
-    std::printf("stopping after step %lld: %s\n", static_cast<long long>(step), stop_name(reason).c_str());
+    print_line("stopping after step {}: {}", step, stop_name(reason));
 }
 
 std::string stop_name(StopReason reason) {
