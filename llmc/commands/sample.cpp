@@ -5,7 +5,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <iostream>
 
@@ -109,30 +108,28 @@ public:
     }
 
 private:
-    using Clock = std::chrono::steady_clock;
-
     void write_one(std::vector<int> tokens, const std::string& echo) {
         const Options& o = request_.options;
         const SamplerSettings settings{o.temperature, o.top_k, o.top_p, o.seed + samples_++};
         const size_t prompt_tokens = tokens.size();
         TextStream text;
         text.write(echo);
-        const Clock::time_point begin = Clock::now();
-        Clock::time_point first;
+        const double begin = monotonic_seconds();
+        double first = 0;
         int made = 0;
         while (made < request_.tokens) {
             if (request_.no_cache) trainer_.model().forget_rows();
             const int token =
                 generate_token(trainer_.model(), tokens, settings, static_cast<uint64_t>(made), trainer_.stream());
-            if (made++ == 0) first = Clock::now();
+            if (made++ == 0) first = monotonic_seconds();
             if (token == decoder_.end_token()) break;
             tokens.push_back(token);
             text.write(decoder_.decode({token}));
         }
         text.finish();
-        const std::chrono::duration<double> start = first - begin, rest = Clock::now() - first;
-        std::fprintf(stderr, "%zu tokens of prompt and the first new token in %.3f s", prompt_tokens, start.count());
-        if (made > 1) std::fprintf(stderr, ", then %d at %.1f tokens/s", made - 1, (made - 1) / rest.count());
+        const double start = first - begin, rest = monotonic_seconds() - first;
+        std::fprintf(stderr, "%zu tokens of prompt and the first new token in %.3f s", prompt_tokens, start);
+        if (made > 1) std::fprintf(stderr, ", then %d at %.1f tokens/s", made - 1, (made - 1) / rest);
         std::fprintf(stderr, request_.no_cache ? " without cache\n" : "\n");
     }
 

@@ -10,6 +10,7 @@
 #include "llmc/base/error.h"
 #include "llmc/base/text.h"
 #include "llmc/comm/launch.h"
+#include "llmc/comm/operation_log.h"
 
 namespace llmc {
 namespace {
@@ -31,25 +32,20 @@ private:
     std::string text_;
 };
 
-std::string step_field(int64_t step, int64_t last_step) {
-    const long long now = step, last = last_step;
-    return last_step > 0 ? fmt::format("step {:5}/{}", now, last) : fmt::format("step {:5}", now);
-}
-
 }  // namespace
 
-std::string format_progress(const ProgressLine& line, bool colour) {
+std::string format_progress(const StepRecord& record, const Pace& pace, bool colour) {
     Fields fields(colour);
-    fields.add(step_field(line.step, line.last_step));
-    fields.add(fmt::format("loss {:.4f}", unsigned_nan(line.loss)), !std::isfinite(line.loss));
-    fields.add(fmt::format("norm {:.4f}", unsigned_nan(line.norm)), !std::isfinite(line.norm));
-    fields.add(fmt::format("lr {:.2e}", line.lr));
-    fields.add(fmt::format("{:.{}f} ms", line.ms, line.ms < 9999.95 ? 1 : 0));
-    if (line.tokens_per_s) fields.add(with_commas(std::llround(*line.tokens_per_s)) + " tok/s");
-    if (line.mfu) fields.add(fmt::format("MFU {:.1f}%", 100 * *line.mfu));
-    if (line.memory) fields.add("mem " + format_bytes(*line.memory));
-    if (line.seconds_left) fields.add("ETA " + format_duration(*line.seconds_left));
-    if (line.skipped) fields.add("skipped", true);
+    fields.add(fmt::format("step {:5}", record.step) + (pace.last_step > 0 ? fmt::format("/{}", pace.last_step) : ""));
+    fields.add(fmt::format("loss {:.4f}", unsigned_nan(record.loss)), !std::isfinite(record.loss));
+    fields.add(fmt::format("norm {:.4f}", unsigned_nan(record.norm)), !std::isfinite(record.norm));
+    fields.add(fmt::format("lr {:.2e}", record.lr));
+    fields.add(fmt::format("{:.{}f} ms", record.ms, record.ms < 9999.95 ? 1 : 0));
+    if (pace.tokens_per_s) fields.add(with_commas(std::llround(*pace.tokens_per_s)) + " tok/s");
+    if (pace.mfu) fields.add(fmt::format("MFU {:.1f}%", 100 * *pace.mfu));
+    if (pace.memory) fields.add("mem " + format_bytes(*pace.memory));
+    if (pace.seconds_left) fields.add("ETA " + format_duration(*pace.seconds_left));
+    if (record.is_skipped()) fields.add("skipped", true);
     return fields.text();
 }
 
@@ -123,38 +119,32 @@ Progress::Progress(std::FILE* out, const ProgressSetup& setup)
 
 void Progress::step(const StepRecord& record, std::optional<size_t> memory) {
     throughput_.add(record.tokens_per_s * record.ms * 1e-3, record.ms);
-    ProgressLine line;
-    line.step = record.step;
-    line.last_step = setup_.last_step;
-    line.loss = record.loss;
-    line.norm = record.norm;
-    line.lr = record.lr;
-    line.ms = record.ms;
-    line.tokens_per_s = throughput_.tokens_per_s();
-    if (line.tokens_per_s && setup_.peak_tflops) {
-        line.mfu =
-            model_flops_utilization(record.flops_per_token, *line.tokens_per_s, *setup_.peak_tflops, setup_.ranks);
-    }
-    line.memory = memory;
+    Pace pace;
+    pace.last_step = setup_.last_step;
+    pace.tokens_per_s = throughput_.tokens_per_s();
+    if (pace.tokens_per_s && setup_.peak_tflops)
+        pace.mfu =
+            model_flops_utilization(record.flops_per_token, *pace.tokens_per_s, *setup_.peak_tflops, setup_.ranks);
+    pace.memory = memory;
     if (!first_report_) {
-        first_report_ = Clock::now();
+        first_report_ = monotonic_seconds();
     } else {
         steps_since_++;
         ms_since_ += record.ms;
     }
     if (const auto ms = throughput_.ms_per_step(); ms && setup_.last_step >= record.step)
-        line.seconds_left = seconds_left(record.step, *ms);
-    line.skipped = record.is_skipped();
-    const bool unusual = line.skipped || record.spike || !std::isfinite(record.loss) || !std::isfinite(record.norm);
+        pace.seconds_left = seconds_left(record.step, *ms);
+    const bool unusual =
+        record.is_skipped() || record.spike || !std::isfinite(record.loss) || !std::isfinite(record.norm);
     if (record.step % setup_.log_every == 0 || steps_since_ == 0 || record.step == setup_.last_step || unusual)
-        print(format_progress(line, colour_));
+        print(format_progress(record, pace, colour_));
     if (record.spike) print(format_spike(record));
     if (const std::string note = record.fresh ? format_fresh_loss(record) : ""; !note.empty()) print(note);
 }
 
 // Time for validations, samples and saves so far is spread evenly over the steps.
 double Progress::seconds_left(int64_t step, double ms_per_step) const {
-    const double ms = std::chrono::duration<double, std::milli>(Clock::now() - *first_report_).count();
+    const double ms = 1e3 * (monotonic_seconds() - *first_report_);
     const double between = steps_since_ > 0 ? std::max(0.0, ms - ms_since_) / static_cast<double>(steps_since_) : 0;
     return static_cast<double>(setup_.last_step - step) * (ms_per_step + between) / 1000;
 }

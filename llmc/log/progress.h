@@ -1,7 +1,6 @@
 // The terminal during a run: one line per step with loss, speed and time left. The formatting functions are pure;
 // Progress keeps the running averages and prints.
 #pragma once
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -13,18 +12,16 @@
 
 namespace llmc {
 
-struct ProgressLine {
-    int64_t step = 0;
-    int64_t last_step = -1;  // -1 if unknown
-    double loss = 0, norm = 0, lr = 0, ms = 0;
+// The numbers of a step's line that its record lacks.
+struct Pace {
+    int64_t last_step = -1;              // -1 if unknown
     std::optional<double> tokens_per_s;  // smoothed
     std::optional<double> mfu;           // 0.412; nothing if the card's peak is unknown
     std::optional<size_t> memory;        // bytes in use
     std::optional<double> seconds_left;
-    bool skipped = false;  // this step's update was not applied
 };
 
-std::string format_progress(const ProgressLine& line, bool colour);
+std::string format_progress(const StepRecord& record, const Pace& pace, bool colour);
 // "spike at step 812: loss 9.1200 is above 4.3100, ..."
 std::string format_spike(const StepRecord& record);
 // A warning if the loss of fresh weights is further from the expected loss than its margin, else "".
@@ -73,10 +70,9 @@ private:
     double seconds_left(int64_t step, double ms_per_step) const;
 
     Throughput throughput_;
-    using Clock = std::chrono::steady_clock;
-    std::optional<Clock::time_point> first_report_;
-    int64_t steps_since_ = 0;  // steps since the first report
-    double ms_since_ = 0;      // their time
+    std::optional<double> first_report_;  // monotonic_seconds()
+    int64_t steps_since_ = 0;             // steps since the first report
+    double ms_since_ = 0;                 // their time
 };
 
 }  // namespace llmc

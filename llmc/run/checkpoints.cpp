@@ -59,7 +59,7 @@ Checkpoints<Real>::Checkpoints(const Options& options, const Inputs& inputs, Tra
 template <class Real>
 bool Checkpoints<Real>::is_time() const {
     if (!saver_ || options_.checkpoint_minutes == 0 || !trainer_.comm().is_main()) return false;
-    return std::chrono::duration<double>(Clock::now() - last_begin_).count() > 60 * options_.checkpoint_minutes;
+    return monotonic_seconds() - last_begin_ > 60 * options_.checkpoint_minutes;
 }
 
 template <class Real>
@@ -99,7 +99,7 @@ Manifest Checkpoints<Real>::manifest() {
 
 template <class Real>
 void Checkpoints<Real>::begin(bool last) {
-    last_begin_ = Clock::now();
+    last_begin_ = monotonic_seconds();
     SaveJob job;
     job.manifest = manifest();
     job.slices = staging_->slices();
@@ -114,7 +114,7 @@ template <class Real>
 void Checkpoints<Real>::save() {
     if (position_.step == last_saved_) return;
     if (!saver_->is_active()) return begin(false);
-    last_begin_ = Clock::now();
+    last_begin_ = monotonic_seconds();
     if (trainer_.comm().is_main())
         print_line("step {}: no checkpoint, because the last one is still being written", position_.step);
 }

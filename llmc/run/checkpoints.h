@@ -1,11 +1,11 @@
 // Decides when a run saves checkpoints, and reports the results. CheckpointSaver does the work, next to training.
 #pragma once
-#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
 
 #include "llmc/checkpoint/saver.h"
+#include "llmc/comm/operation_log.h"
 #include "llmc/comm/watchdog.h"
 #include "llmc/flags/options.h"
 #include "llmc/log/run_directory.h"
@@ -41,7 +41,6 @@ public:
     void wait_for_commands(const std::function<void()>& alive) { command_.wait(alive); }
 
 private:
-    using Clock = std::chrono::steady_clock;
     void begin(bool last);
     void report(const SaveOutcome& outcome, bool last);
     Manifest manifest();
@@ -54,7 +53,7 @@ private:
     std::optional<Staging> staging_;
     std::optional<CheckpointSaver> saver_;
     CheckpointCommand command_;
-    Clock::time_point last_begin_ = Clock::now();
+    double last_begin_ = monotonic_seconds();
     int64_t last_saved_;  // step of the last checkpoint in this directory; -1 if there is none
 };
 

@@ -8,6 +8,7 @@
 #include "llmc/base/files.h"
 #include "llmc/base/print.h"
 #include "llmc/base/text.h"
+#include "llmc/comm/operation_log.h"
 #include "llmc/train/words.h"
 
 namespace llmc {
@@ -16,9 +17,9 @@ DecayFile::DecayFile(const TrainerConfig& config, const RunDirectory& directory)
     : config_(config), path_(directory.active() ? directory.file("decay") : "") {}
 
 int64_t DecayFile::look(int64_t step) {
-    const Clock::time_point now = Clock::now();
+    const double now = monotonic_seconds();
     if (path_.empty() || now < next_look_) return kNone;
-    next_look_ = now + std::chrono::seconds(1);
+    next_look_ = now + 1;
     std::error_code ignored;
     if (!std::filesystem::exists(path_, ignored)) return kNone;
     std::string problem;

@@ -7,7 +7,6 @@
 // (Run::agree()). A decay that begins after step k has the rates of --decay-from k. It is saved in checkpoints, the
 // first of which is written at once. Then the file is deleted, so a run that is killed before that finds it again.
 #pragma once
-#include <chrono>
 #include <cstdint>
 #include <string>
 
@@ -34,13 +33,12 @@ public:
     void forget();
 
 private:
-    using Clock = std::chrono::steady_clock;
     // Why there can be no decay of `steps` steps after `step`; "" if there can.
     std::string problem_of(int64_t step, int64_t steps) const;
 
     const TrainerConfig& config_;
-    std::string path_;  // "" if this process does not look
-    Clock::time_point next_look_ = {};
+    std::string path_;      // "" if this process does not look
+    double next_look_ = 0;  // monotonic_seconds()
 };
 
 }  // namespace llmc

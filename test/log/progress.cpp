@@ -15,45 +15,42 @@ using namespace llmc::test;
 
 namespace {
 
-ProgressLine example() {
-    ProgressLine line;
-    line.step = 12;
-    line.last_step = 400;
-    line.loss = 3.12341;
-    line.norm = 0.81234;
-    line.lr = 3e-4;
-    line.ms = 82.14;
-    line.tokens_per_s = 6231.4;
-    line.mfu = 0.4123;
-    line.memory = size_t{1288490189};  // 1.2 GiB
-    line.seconds_left = 32;
-    return line;
+StepRecord example() {
+    StepRecord record;
+    record.step = 12;
+    record.loss = 3.12341f;
+    record.norm = 0.81234f;
+    record.lr = 3e-4f;
+    record.ms = 82.14;
+    return record;
 }
+
+const Pace kPace = {400, 6231.4, 0.4123, size_t{1288490189}, 32};  // 1.2 GiB
 
 }  // namespace
 
 TEST_CASE("progress: the whole line") {
     CHECK(
-        format_progress(example(), false) ==
+        format_progress(example(), kPace, false) ==
         "step    12/400 | loss 3.1234 | norm 0.8123 | lr 3.00e-04 | 82.1 ms | 6,231 tok/s | MFU 41.2% | mem 1.2 GiB | "
         "ETA 0:32");
 }
 
 TEST_CASE("progress: what is not known is not shown") {
-    ProgressLine line;
-    line.step = 3;
-    line.loss = -std::nan("");
-    line.norm = INFINITY;
-    line.ms = 123456;
-    CHECK(format_progress(line, false) == "step     3 | loss nan | norm inf | lr 0.00e+00 | 123456 ms");
-    line.skipped = true;
-    CHECK(contains(format_progress(line, false), "| skipped"));
+    StepRecord record;
+    record.step = 3;
+    record.loss = -std::nanf("");
+    record.norm = INFINITY;
+    record.ms = 123456;
+    CHECK(format_progress(record, {}, false) == "step     3 | loss nan | norm inf | lr 0.00e+00 | 123456 ms");
+    record.consecutive_skips = 1;
+    CHECK(contains(format_progress(record, {}, false), "| skipped"));
 }
 
 TEST_CASE("progress: colour marks trouble and adds nothing else") {
-    ProgressLine line = example();
-    line.loss = NAN;
-    const std::string coloured = format_progress(line, true), plain = format_progress(line, false);
+    StepRecord record = example();
+    record.loss = NAN;
+    const std::string coloured = format_progress(record, kPace, true), plain = format_progress(record, kPace, false);
     CHECK(contains(coloured, "\033[1;31mloss nan\033[0m"));
     CHECK(!contains(coloured, "\033[1;31mnorm"));
     CHECK(!contains(plain, "\033"));
