@@ -1,16 +1,6 @@
 // The life of a training run around its steps: where it is, its batches, its records, validations, checkpoints and its
 // end. The training loop in train_gpt.cu drives it.
 //
-//   Run<bf16> run(...);        // after set_weights(): opens the run's records
-//   run.begin();               // validates before the first step
-//   while (run.goes_on()) {
-//       trainer.begin_step(run.begin_step());
-//       ...                    // micro-steps on run.load_batch(), then trainer.finish_step()
-//       run.end_step(...);     // ranks agree whether to stop; reports the step before
-//       ...                    // evaluate() and save(), if they are due
-//   }
-//   return run.finish();       // last checkpoint, final weights, exit code
-//
 // Every rank calls these functions in the same order, and all ranks stop after the same step. Within a step nothing
 // waits for the device: step k is reported while step k + 1 runs.
 #pragma once
