@@ -197,6 +197,15 @@ LLMC_DEVICE void round_to_rows(bf16* rows, const float (&c)[F][N][4], float fact
     }
 }
 
+// Copies 16 bytes. nvcc writes a struct that comes from memory in words of four bytes, a vector at once.
+LLMC_DEVICE void copy16(bf16* to, const bf16* from) {
+#if LLMC_ON_GPU
+    *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
+#else
+    store16(to, load16(from));
+#endif
+}
+
 // Copies a warp's rows of a tile to rows from first_row on of a (T, HD) matrix, 16 bytes per lane. Rows from T on are
 // left out.
 template <int HD, int Rows>
@@ -207,8 +216,7 @@ LLMC_DEVICE void store_rows(bf16* matrix, size_t stride, const bf16* rows, int f
     for (int i = 0; i < Rows * pieces / 32; i++) {
         const int piece = i * 32 + lane, row = piece / pieces, column = piece % pieces * 8;
         if (first_row + row < T)
-            store16(matrix + static_cast<size_t>(first_row + row) * stride + column,
-                    load16(rows + row * kStride<HD> + column));
+            copy16(matrix + static_cast<size_t>(first_row + row) * stride + column, rows + row * kStride<HD> + column);
     }
 }
 
