@@ -108,6 +108,16 @@ LLMC_DEVICE void named_barrier() {
     asm volatile("bar.sync %0, %1;" ::"n"(Id), "n"(Threads) : "memory");
 }
 
+// A barrier for the four warps of a warpgroup: the first has id 1.
+LLMC_DEVICE void warpgroup_barrier(int warpgroup) { asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory"); }
+
+// The thread's place in its warpgroup. The compiler does not keep what follows from it in registers through a loop.
+LLMC_DEVICE int thread_of_warpgroup() {
+    int thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread % 128;
+}
+
 // A value that is the same in all lanes, as the compiler cannot see: it then keeps branches on it uniform.
 LLMC_DEVICE int same_in_warp(int value) { return __shfl_sync(~0u, value, 0); }
 

@@ -1,4 +1,4 @@
-// Quantizes a tile of results in shared memory to FP8: the last stage of attention's kernels.
+// Quantizes a tile of results in shared memory to FP8: the last stage of attention's portable kernels.
 //
 // The tile's rows are tokens of one head, HD bf16 each (attention_tiles.cuh). Stage 1: a thread casts 16 channels of a
 // token and writes the codes to the row-major output, and over the first 16 bytes of these channels in the tile. Stage

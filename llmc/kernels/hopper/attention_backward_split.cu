@@ -6,14 +6,15 @@
 //   keys:     S^T = K Q^T    dP^T = V dO^T    dV += P^T dO    dK += dS^T Q
 //   queries:  S = Q K^T      dP = dO V^T      dQ += dS K
 //
-// These are seven products; the single kernel that owns whole heads has five (attention_backward.cu). But no sums go
-// through global memory, so any T and any group runs, and even a few heads give enough blocks to fill a card.
+// These are seven products; a kernel that owned whole heads would have five. But no sums go through global memory, so
+// any T and any group runs, and even a few heads give enough blocks to fill a card.
 //
 // Each of two consumer warpgroups has 64 of the block's rows. P and dS stay in its registers as the left operands of
 // the next products, and so do the sums of the gradients. A warpgroup skips tiles in which no query sees a key.
 //
 // A block takes many tiles of rows, one after the other (WorkOrder). While its consumers store the gradients of one,
-// the producers already load the next.
+// the producers already load the next. Each warpgroup turns its gradients into FP8 codes by itself, and two other warps
+// sum up the rounded gradients for the bias gradient.
 #include "llmc/kernels/hopper/attention.h"
 
 #if LLMC_ON_GPU
@@ -54,10 +55,13 @@ struct SplitShared {
     float lse[Tiles::stages][queries], delta[Tiles::stages][queries];
     WorkItem items[Tiles::row_stages];
     Barrier rows_full[Tiles::row_stages], rows_empty[Tiles::row_stages], full[Tiles::stages], empty[Tiles::stages];
+    Barrier out_full, out_empty;  // for the warps that sum up FP8 gradients
 
-    // Column sums of FP8 gradients go through the block's own rows, which are no longer needed then.
-    static_assert(64 * kGradientConsumers <= sizeof(OwnTile));
-    LLMC_DEVICE float* scratch(int row_stage) { return reinterpret_cast<float*>(rows[row_stage][0].panel[0]); }
+    // FP8 codes of a warpgroup's gradient go through its half of the block's own rows, which are no longer needed then.
+    static_assert(kCodeWords<HD> * sizeof(uint32_t) <= 64 * kTileColumns * sizeof(bf16));
+    LLMC_DEVICE uint32_t* codes(int row_stage, int gradient, int warpgroup) {
+        return reinterpret_cast<uint32_t*>(rows[row_stage][gradient].panel[0] + warpgroup * 64 * kTileColumns);
+    }
 };
 
 struct SplitShape {
@@ -152,6 +156,45 @@ LLMC_DEVICE void produce_statistics(SplitShared<own, HD>& shared, const float* l
     });
 }
 
+// Two warps sum up the rounded gradients of an item's tokens for the bias gradient, two channels a thread, while the
+// consumers store codes. Numbers are added in the portable kernel's order.
+constexpr int kSummingThreads = 64;
+template <Own own, int HD>
+LLMC_DEVICE void sum_gradients(SplitShared<own, HD>& shared, float* parts, const SplitShape& shape,
+                               const WorkOrder& order, int thread) {
+    constexpr int rows_at_once = attention::ChunkOwner<HD, kGradientConsumers>::rows_at_once, pairs = HD / 2;
+    const int heads = shape.NH + 2 * shape.NKV, tiles = div_up(shape.T, kGradientRows);
+    RingPosition<1> at;
+    order.each_item([&](const WorkItem& item) {
+        const int tile = own == Own::keys ? item.rank : tiles - 1 - item.rank;
+        const int rows = shape.T - tile * kGradientRows;  // of which the tile has at most kGradientRows
+        wait(shared.out_full, at.parity);
+        for (int i = thread; i < SplitTiles<own, HD>::gradients * pairs; i += kSummingThreads) {
+            const int gradient = i / pairs, channel = i % pairs * 2;
+            const int head = own == Own::keys ? shape.NH + gradient * shape.NKV + item.head : item.head;
+            const bf16* const column = shared.out[gradient] + channel;
+            float2 total = {};
+            for (int first = 0; first < rows_at_once && first < rows; first++) {
+                float2 sum = {};
+                LLMC_UNROLL
+                for (int r = 0; r < kGradientRows; r += rows_at_once) {
+                    if (first + r >= rows) continue;
+                    const uint32_t pair = load_word(column + (first + r) * attention::kStride<HD>);
+                    sum.x += bf16x2_low(pair);
+                    sum.y += bf16x2_high(pair);
+                }
+                total.x += sum.x;
+                total.y += sum.y;
+            }
+            const size_t part = (static_cast<size_t>(item.b) * tiles + tile) * heads + head;
+            *reinterpret_cast<float2*>(parts + part * HD + channel) = total;
+        }
+        __syncwarp();
+        if (thread % 32 == 0) arrive(shared.out_empty);
+        at.advance();
+    });
+}
+
 // ---- consumers -----------------------------------------------------------------------------------------------------
 
 // Adds a tile to a warpgroup's sums: [0] dK or dQ, [1] dV. `rows` are its 64 of the two tiles.
@@ -240,7 +283,40 @@ LLMC_DEVICE void add_tiles(float (&sums)[SplitTiles<own, HD>::gradients][HD / 64
     });
 }
 
-// Takes the block's items. Warps have BF16 gradients of their own to store, and do not wait for each other.
+// Quantizes a warpgroup's gradients, and writes the codes. `sums` are those that round_rows() wrote.
+template <Own own, int HD, class F8>
+LLMC_DEVICE void store_codes(SplitShared<own, HD>& shared, int row_stage, const attention::Gradients<F8>& to,
+                             float (&sums)[SplitTiles<own, HD>::gradients][HD / 64][32], const SplitShape& shape,
+                             int first_token, const WorkItem& item) {
+    constexpr int gradients = SplitTiles<own, HD>::gradients;
+    const int thread = static_cast<int>(threadIdx.x), warpgroup = same_in_warp(thread / 128);
+    const int group_token = first_token + warpgroup * 64, first_row = group_token + thread % 128 / 32 * 16;
+    const size_t width = static_cast<size_t>(shape.NH + 2 * shape.NKV) * HD;
+    const size_t token = static_cast<size_t>(item.b) * shape.T, tokens = static_cast<size_t>(shape.B) * shape.T;
+    QuantizeTally tally;
+    const float scale = to.fp8->scale;
+    warpgroup_barrier(warpgroup);  // all are done with their rows
+    LLMC_UNROLL
+    for (int i = 0; i < gradients; i++)
+        quantize_fragments<F8, HD>(shared.codes(row_stage, i, warpgroup), tally, sums[i], scale, first_row, shape.T,
+                                   to.pass);
+    warpgroup_barrier(warpgroup);
+    LLMC_UNROLL
+    for (int i = 0; i < gradients; i++) {
+        const uint32_t* const codes = shared.codes(row_stage, i, warpgroup);
+        const int head = (own == Own::keys ? shape.NH + i * shape.NKV : 0) + item.head;
+        const size_t channel = static_cast<size_t>(head) * HD;
+        if (to.row) store_code_rows<HD>(to.row + token * width + channel, width, codes, group_token, shape.T);
+        if (to.transposed)
+            store_code_columns<HD>(to.transposed + channel * tokens + token, tokens, codes, group_token, shape.T);
+    }
+    const bool counts_elements = group_token + item.b + item.head + thread == 0;
+    const int heads = own == Own::keys ? 2 * shape.NKV : shape.NH;
+    commit_warp(to.fp8, tally, counts_elements ? tokens * (heads * HD) : 0, to.pass);
+}
+
+// Takes the block's items. Warps have BF16 gradients of their own to store, and do not wait for each other; with FP8
+// codes the warps of a warpgroup do.
 template <Own own, int HD, bool kDocuments, class Out>
 LLMC_DEVICE void consume(SplitShared<own, HD>& shared, const attention::Gradients<Out>& to, const float* lse,
                          const float* delta, const SplitShape& shape, float scale, int window, const int* documents) {
@@ -249,6 +325,7 @@ LLMC_DEVICE void consume(SplitShared<own, HD>& shared, const attention::Gradient
     const int lane = static_cast<int>(threadIdx.x & 31), warp = same_in_warp(static_cast<int>(threadIdx.x) / 32);
     RingPosition<Tiles::row_stages> rows_at;
     RingPosition<Tiles::stages> at;
+    RingPosition<1> out_at;
     int last;
     LLMC_NO_UNROLL
     do {
@@ -263,26 +340,34 @@ LLMC_DEVICE void consume(SplitShared<own, HD>& shared, const attention::Gradient
             __syncwarp();
             if (lane == 0) arrive(shared.rows_empty[rows_at.stage]);
         };
-        const GradientPlace place{walk.first_row, walk.b, item.head, shape.T, shape.B};
-        if constexpr (kFp8)
-            place.meet();  // all are done with `out`
-        else
+        if constexpr (kFp8) {
+            if (to.parts) wait(shared.out_empty, out_at.parity ^ 1);
+        } else {
             release_rows();
-        bf16* tiles[Tiles::gradients];
+        }
+        const auto rows_of = [&](int gradient) { return shared.out[gradient] + warp * 16 * attention::kStride<HD>; };
         LLMC_UNROLL
         for (int i = 0; i < Tiles::gradients; i++) {
-            tiles[i] = shared.out[i];
             LLMC_UNROLL
             for (int p = 0; p < Tiles::panels; p++)
-                round_rows<HD>(tiles[i] + warp * 16 * attention::kStride<HD> + p * 64, sums[i][p],
-                               i == 0 ? scale : 1.0f);
+                round_rows<HD>(rows_of(i) + p * 64, sums[i][p], i == 0 ? scale : 1.0f);
         }
-        const attention::HeadPart part{own == Own::keys ? shape.NH : 0, own == Own::keys ? shape.NKV : shape.NH,
-                                       shape.NH + 2 * shape.NKV};
-        store_gradients<HD, Out>(to, tiles, shared.scratch(rows_at.stage), part, place, warp);
+        __syncwarp();
         if constexpr (kFp8) {
-            fence_async_proxy();  // column sums were written where TMA writes next
+            if (lane == 0 && to.parts) arrive(shared.out_full);
+            store_codes<own, HD, Out>(shared, rows_at.stage, to, sums, shape, walk.first_row, item);
+            fence_async_proxy();  // codes were written where TMA writes next
             release_rows();
+            out_at.advance();
+        } else {
+            const size_t width = static_cast<size_t>(shape.NH + 2 * shape.NKV) * HD;
+            LLMC_UNROLL
+            for (int i = 0; i < Tiles::gradients; i++) {
+                const int head = (own == Own::keys ? shape.NH + i * shape.NKV : 0) + item.head;
+                attention::store_rows<HD, 16>(to.row + static_cast<size_t>(walk.b) * shape.T * width + head * HD, width,
+                                              rows_of(i), walk.first_row + warp * 16, shape.T);
+            }
+            __syncwarp();
         }
         rows_at.advance();
     } while (!last);
@@ -311,6 +396,8 @@ static __global__ void __launch_bounds__(kGradientThreads, 1)
             init(shared.full[i], Tiles::stage_arrivals);
             init(shared.empty[i], kGradientConsumers / 32);
         }
+        init(shared.out_full, kGradientConsumers / 32);
+        init(shared.out_empty, kSummingThreads / 32);
         publish_barriers();
     }
     __syncthreads();
@@ -321,6 +408,9 @@ static __global__ void __launch_bounds__(kGradientThreads, 1)
             produce_tiles<own, HD, kDocuments>(shared, qkv, dout, shape, order, window, documents);
         if (own == Own::keys && warp == kGradientConsumers / 32 + 1)
             produce_statistics<own, HD, kDocuments>(shared, lse, delta, shape, order, window, documents);
+        if (attention::kIsFp8<Out> && parts != nullptr && warp >= kGradientThreads / 32 - kSummingThreads / 32)
+            sum_gradients<own, HD>(shared, parts, shape, order,
+                                   static_cast<int>(threadIdx.x) - (kGradientThreads - kSummingThreads));
         return;
     }
     take_registers<232>();

@@ -29,9 +29,9 @@ struct ForwardTiles {
     static constexpr int producer_registers = HD == 64 ? 32 : 40, consumer_registers = HD == 64 ? 160 : 232;
 };
 
-// Shared memory: 167 KB for HD 64, 197 KB for HD 128. The output and what its rounding left, `out_low`, wait there on
-// their way to memory, rows padded as in attention_tiles.cuh, and then the codes. With HD 128 they overwrite the
-// queries.
+// Shared memory: 179 KB for HD 64, 213 KB for HD 128. The output and what its rounding left, `out_low`, wait there on
+// their way to memory, rows padded as in attention_tiles.cuh. With HD 128 they overwrite the queries. FP8 codes wait in
+// `codes`.
 template <int HD>
 struct ForwardShared {
     using Tiles = ForwardTiles<HD>;
@@ -47,6 +47,7 @@ struct ForwardShared {
     Keys keys[Tiles::stages], values[Tiles::stages];
     Queries queries[Tiles::query_stages];
     alignas(128) unsigned char behind_queries[output_bytes - (Tiles::room_for_output ? 0 : sizeof(Queries))];
+    alignas(128) uint32_t codes[Tiles::consumers][kCodeWords<HD>];
     WorkItem items[Tiles::query_stages];
     Barrier queries_full[Tiles::query_stages], queries_empty[Tiles::query_stages], keys_full[Tiles::stages],
         keys_empty[Tiles::stages], values_full[Tiles::stages], values_empty[Tiles::stages];
@@ -250,20 +251,24 @@ LLMC_DEVICE void add_tiles(ForwardState<HD>& state, ForwardShared<HD>& shared, i
     skip();  // tiles before the window of the warpgroup's first query
 }
 
-// Rounds a warp's finished output into its 16 rows of two tiles: `high`, and `low`, which is what rounding left.
+// Rounds a warp's finished output into its 16 rows of two tiles: `high`, and `low`, which is what rounding left. Their
+// sum becomes the state's output.
 template <int HD>
-LLMC_DEVICE void split_rows(bf16* high, bf16* low, const ForwardState<HD>& state, const float (&inverse)[2]) {
+LLMC_DEVICE void split_rows(bf16* high, bf16* low, ForwardState<HD>& state, const float (&inverse)[2]) {
     const int lane = static_cast<int>(threadIdx.x & 31);
     LLMC_UNROLL
     for (int half = 0; half < 2; half++) {
         const int corner = (8 * half + (lane >> 2)) * attention::kStride<HD> + (lane & 3) * 2;
         LLMC_UNROLL
         for (int j = 0; j < HD / 8; j++) {
-            const float a = state.output[j / 8][j % 8 * 4 + 2 * half] * inverse[half];
-            const float b = state.output[j / 8][j % 8 * 4 + 2 * half + 1] * inverse[half];
+            float *const left = &state.output[j / 8][j % 8 * 4 + 2 * half], *const right = left + 1;
+            const float a = *left * inverse[half], b = *right * inverse[half];
             const uint32_t pair = pack_bf16x2(a, b);
+            const uint32_t rest = pack_bf16x2(a - bf16x2_low(pair), b - bf16x2_high(pair));
             store_word(high + corner + j * 8, pair);
-            store_word(low + corner + j * 8, pack_bf16x2(a - bf16x2_low(pair), b - bf16x2_high(pair)));
+            store_word(low + corner + j * 8, rest);
+            *left = bf16x2_low(pair) + bf16x2_low(rest);
+            *right = bf16x2_high(pair) + bf16x2_high(rest);
         }
     }
 }
@@ -277,7 +282,26 @@ struct ForwardOutput {
     QuantizePass pass;
 };
 
-// Takes the block's items. Warps have BF16 output of their own to store, and do not wait for each other.
+// Quantizes a warpgroup's output, and writes the codes. `state.output` is the sum of what split_rows() wrote.
+template <int HD>
+LLMC_DEVICE void store_codes(uint32_t* codes, const ForwardOutput& to, ForwardState<HD>& state, int group_query, int b,
+                             int h, int B, int T, int NH, int warpgroup) {
+    const size_t width = static_cast<size_t>(NH) * HD, tokens = static_cast<size_t>(B) * T;
+    const size_t channel = static_cast<size_t>(h) * HD, token = static_cast<size_t>(b) * T;
+    const int first_row = group_query + static_cast<int>(threadIdx.x) % 128 / 32 * 16;
+    QuantizeTally tally;
+    const float scale = to.fp8->scale;
+    warpgroup_barrier(warpgroup);  // all are done with the last codes
+    quantize_fragments<e4m3, HD>(codes, tally, state.output, scale, first_row, T, to.pass);
+    warpgroup_barrier(warpgroup);
+    if (to.row) store_code_rows<HD>(to.row + token * width + channel, width, codes, group_query, T);
+    if (to.transposed) store_code_columns<HD>(to.transposed + channel * tokens + token, tokens, codes, group_query, T);
+    const bool counts_elements = group_query + b + h + static_cast<int>(threadIdx.x) == 0;
+    commit_warp(to.fp8, tally, counts_elements ? tokens * width : 0, to.pass);
+}
+
+// Takes the block's items. Warps have BF16 output of their own to store, and do not wait for each other; with FP8 codes
+// the warps of a warpgroup do.
 template <int HD, bool kDocuments, bool kFp8>
 LLMC_DEVICE void consume(ForwardShared<HD>& shared, const ForwardOutput& to, int B, int T, int NH, float scale,
                          int window, const int* documents) {
@@ -285,7 +309,6 @@ LLMC_DEVICE void consume(ForwardShared<HD>& shared, const ForwardOutput& to, int
     using Tiles = ForwardTiles<HD>;
     const int lane = static_cast<int>(threadIdx.x & 31), warp = static_cast<int>(threadIdx.x) / 32;
     const int warpgroup = same_in_warp(static_cast<int>(threadIdx.x) / 128);
-    const auto meet = [] { named_barrier<1, Tiles::consumer_threads>(); };
     RingPosition<Tiles::query_stages> queries;
     RingPosition<Tiles::stages> keys, values;
     int last;
@@ -324,8 +347,8 @@ LLMC_DEVICE void consume(ForwardShared<HD>& shared, const ForwardOutput& to, int
                 to.lse[row_statistics_offset(walk.b, walk.h, T, NH) + query + 8 * half] =
                     state.maximum[half] * scale + logf(state.sum[half]);
         }
-        if constexpr (kFp8 || !Tiles::room_for_output)
-            meet();  // all are done with the last output, or with the queries
+        if constexpr (!Tiles::room_for_output)
+            named_barrier<Tiles::consumers + 1, Tiles::consumer_threads>();  // all are done with the queries
         bf16* const high = shared.out() + warp * 16 * kStride<HD>;
         bf16* const low = shared.out_low() + warp * 16 * kStride<HD>;
         split_rows<HD>(high, low, state, inverse);
@@ -335,9 +358,7 @@ LLMC_DEVICE void consume(ForwardShared<HD>& shared, const ForwardOutput& to, int
         if (to.out) store_rows<HD, 16>(to.out + offset, stride, high, first_row, T);
         if (to.out_low) store_rows<HD, 16>(to.out_low + offset, stride, low, first_row, T);
         if constexpr (kFp8)
-            quantize_output<HD, Tiles::query_rows, Tiles::consumer_threads>(to.row, to.transposed, to.fp8, shared.out(),
-                                                                            shared.out_low(), walk.first_query, walk.b,
-                                                                            walk.h, B, T, NH, to.pass, meet);
+            store_codes<HD>(shared.codes[warpgroup], to, state, group_query, walk.b, walk.h, B, T, NH, warpgroup);
         if constexpr (!Tiles::room_for_output) {
             fence_async_proxy();  // the output was written where TMA writes next
             release_queries();

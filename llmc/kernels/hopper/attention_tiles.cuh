@@ -195,47 +195,119 @@ constexpr int kGradientRows = kBackwardTile;                // whose gradients a
 constexpr int kGradientConsumers = 256;                     // threads in two warpgroups
 constexpr int kGradientThreads = kGradientConsumers + 128;  // and the producers
 
-// Rounds a warp's 16 rows of a gradient into 64 columns of a padded tile.
+// Rounds a warp's 16 rows of a gradient, times `factor`, into 64 columns of a padded tile. `x` becomes the rounded
+// values.
 template <int HD>
-LLMC_DEVICE void round_rows(bf16* rows, const float (&x)[32], float factor) {
+LLMC_DEVICE void round_rows(bf16* rows, float (&x)[32], float factor) {
     const int lane = static_cast<int>(threadIdx.x & 31);
     LLMC_UNROLL
     for (int half = 0; half < 2; half++) {
         bf16* const corner = rows + (8 * half + (lane >> 2)) * attention::kStride<HD> + (lane & 3) * 2;
         LLMC_UNROLL
-        for (int j = 0; j < 8; j++)
-            store_word(corner + j * 8, pack_bf16x2(x[4 * j + 2 * half] * factor, x[4 * j + 2 * half + 1] * factor));
+        for (int j = 0; j < 8; j++) {
+            float *const left = &x[4 * j + 2 * half], *const right = left + 1;
+            const uint32_t pair = pack_bf16x2(*left * factor, *right * factor);
+            store_word(corner + j * 8, pair);
+            *left = bf16x2_low(pair);
+            *right = bf16x2_high(pair);
+        }
     }
 }
 
-// The place of a tile of gradients, for quantize_gradients().
-struct GradientPlace {
-    int first_token, b, h, T, B;
-    LLMC_DEVICE int batch() const { return B; }
-    LLMC_DEVICE int tiles() const { return div_up(T, kGradientRows); }
-    LLMC_DEVICE bool counts_elements() const { return first_token + b + h + static_cast<int>(threadIdx.x) == 0; }
-    LLMC_DEVICE void meet() const { named_barrier<1, kGradientConsumers>(); }
-};
+// ---- FP8 codes -----------------------------------------------------------------------------------------------------
+//
+// A warpgroup quantizes its 64 rows by itself, so that the others multiply meanwhile. Values go from the accumulators
+// to codes in shared memory, and after a barrier of the warpgroup from there to both layouts.
 
-// Writes Count tiles of gradients, into which each warp has rounded its own rows.
-template <int HD, class Out, int Count>
-LLMC_DEVICE void store_gradients(attention::Gradients<Out> to, bf16* const (&tiles)[Count], float* scratch,
-                                 const attention::HeadPart& part, const GradientPlace& at, int warp) {
-    using namespace attention;
-    if constexpr (kIsFp8<Out>) {
-        const size_t tokens = static_cast<size_t>(at.B) * at.T;
-        if (to.transposed) to.transposed += part.first * HD * tokens;
-        quantize_gradients<Out, HD, kGradientRows, kGradientConsumers>(to, tiles, scratch, part, at);
-    } else {
-        const size_t width = static_cast<size_t>(part.row) * HD;
-        Out* const own = to.row + static_cast<size_t>(at.b) * at.T * width + (part.first + at.h) * HD;
-        __syncwarp();
+// The codes of a warpgroup's 64 rows in shared memory: HD / 4 words a row, four of them for 16 columns. Word t of the
+// four holds the columns 2t, 2t + 1, 2t + 8 and 2t + 9 of the 16, which are those of one thread.
+template <int HD>
+constexpr int kCodeWords = 64 * HD / 4;
+
+// The place of the four words of 16 columns. Groups of four are exchanged so that eight rows of one group lie in
+// different banks, and so do, at head dimension 128, the groups that a warp reads from rows 16 apart.
+template <int HD>
+LLMC_DEVICE int code_group(int row, int group) {
+    static_assert(HD == 64 || HD == 128);
+    const int exchange = HD == 64 ? (row >> 1 ^ row >> 4) & 3 : (row ^ (row >> 3 & 6)) & 7;
+    return row * (HD / 4) + (group ^ exchange) * 4;
+}
+
+// Quantizes a warp's 16 rows of accumulators. `first_row` is the first of them among the tokens, of which those from T
+// on are neither noted nor stored later.
+template <class F8, int HD>
+LLMC_DEVICE void quantize_fragments(uint32_t* codes, QuantizeTally& tally, float (&x)[HD / 64][32], float scale,
+                                    int first_row, int T, QuantizePass pass) {
+    const int thread = thread_of_warpgroup(), lane = thread % 32, row = thread / 32 * 16 + lane / 4;
+    LLMC_UNROLL
+    for (int p = 0; p < HD / 64; p++) {
+        if (first_row + 16 > T) {
+            LLMC_UNROLL
+            for (int i = 0; i < 32; i++)
+                if (first_row + (lane >> 2) + 8 * (i >> 1 & 1) >= T) x[p][i] = 0.0f;
+        }
         LLMC_UNROLL
-        for (int i = 0; i < Count; i++)
-            store_rows<HD, 16>(own + i * part.heads * HD, width, tiles[i] + warp * 16 * kStride<HD>,
-                               at.first_token + warp * 16, at.T);
-        __syncwarp();
+        for (int k = 0; k < 4; k++) {
+            const float(&own)[32] = x[p];
+            const float values[8] = {own[8 * k],     own[8 * k + 1], own[8 * k + 4], own[8 * k + 5],
+                                     own[8 * k + 2], own[8 * k + 3], own[8 * k + 6], own[8 * k + 7]};
+            uint32_t words[2];
+            quantize_8<F8>(words, tally, values, scale, pass);
+            codes[code_group<HD>(row, p * 4 + k) + (lane & 3)] = words[0];
+            codes[code_group<HD>(row + 8, p * 4 + k) + (lane & 3)] = words[1];
+        }
     }
+}
+
+// Writes a warpgroup's codes to the row-major output. `to` is the head's first channel of token 0, with tokens `pitch`
+// apart.
+template <int HD, class F8>
+LLMC_DEVICE void store_code_rows(F8* to, size_t pitch, const uint32_t* codes, int first_row, int T) {
+    constexpr int groups = HD / 16;
+    const int thread = thread_of_warpgroup();
+    LLMC_UNROLL
+    for (int i = 0; i < 64 * groups / 128; i++) {
+        const int place = i * 128 + thread, row = place / groups, group = place % groups;
+        if (first_row + row >= T) continue;
+        const Bytes16 w = load16(codes + code_group<HD>(row, group));
+        const Bytes16 bytes{{__byte_perm(w.word[0], w.word[1], 0x5410), __byte_perm(w.word[2], w.word[3], 0x5410),
+                             __byte_perm(w.word[0], w.word[1], 0x7632), __byte_perm(w.word[2], w.word[3], 0x7632)}};
+        store16(to + static_cast<size_t>(first_row + row) * pitch + group * 16, bytes);
+    }
+}
+
+// Writes them to the transposed output. `to` is the head's first channel of token 0, with channels `pitch` apart. A
+// thread takes 16 tokens of the four channels of a word; four neighbours write 64 bytes of a channel.
+template <int HD, class F8>
+LLMC_DEVICE void store_code_columns(F8* to, size_t pitch, const uint32_t* codes, int first_row, int T) {
+    const int thread = thread_of_warpgroup(), piece = thread % 4 * 16, word = thread / 4, token = first_row + piece;
+    if (word >= HD / 4 || token >= T) return;
+    F8* const first = to + static_cast<size_t>(word / 4 * 16 + word % 4 * 2) * pitch + token;
+    uint32_t rows[4][4];
+    LLMC_UNROLL
+    for (int r = 0; r < 16; r++) rows[r / 4][r % 4] = codes[code_group<HD>(piece + r, word / 4) + word % 4];
+    LLMC_UNROLL
+    for (int i = 0; i < 4; i++) transpose_4x4(rows[i]);
+    LLMC_UNROLL
+    for (int c = 0; c < 4; c++) {
+        F8* const column = first + static_cast<size_t>(c % 2 + c / 2 * 8) * pitch;
+        if (T % 16 == 0) {
+            store16(column, {{rows[0][c], rows[1][c], rows[2][c], rows[3][c]}});
+        } else {
+            *reinterpret_cast<uint2*>(column) = make_uint2(rows[0][c], rows[1][c]);
+            if (token + 8 < T) *reinterpret_cast<uint2*>(column + 8) = make_uint2(rows[2][c], rows[3][c]);
+        }
+    }
+}
+
+// Adds a warp's tally to the state. `elements` is as in commit_tally(), which the usual warp need not call: it has met
+// finite values only, and counts no losses.
+LLMC_DEVICE void commit_warp(Fp8State* state, const QuantizeTally& tally, size_t elements, QuantizePass pass) {
+    if (!changes_state(pass)) return;
+    if (counts_losses(pass) || __any_sync(~0u, tally.nonfinite != 0)) return commit_tally(state, tally, elements, pass);
+    const unsigned amax = __reduce_max_sync(~0u, tally.amax);
+    if (raises_amax(pass) && amax > 0 && (threadIdx.x & 31) == 0)
+        atomicMax(reinterpret_cast<int*>(&state->amax), static_cast<int>(amax));
 }
 
 }  // namespace llmc::hopper
