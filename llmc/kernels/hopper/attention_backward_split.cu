@@ -293,6 +293,7 @@ LLMC_DEVICE void store_codes(SplitShared<own, HD>& shared, int row_stage, const 
     const int group_token = first_token + warpgroup * 64, first_row = group_token + thread % 128 / 32 * 16;
     const size_t width = static_cast<size_t>(shape.NH + 2 * shape.NKV) * HD;
     const size_t token = static_cast<size_t>(item.b) * shape.T, tokens = static_cast<size_t>(shape.B) * shape.T;
+    if (group_token >= shape.T) return;  // a warpgroup without rows
     QuantizeTally tally;
     const float scale = to.fp8->scale;
     warpgroup_barrier(warpgroup);  // all are done with their rows

@@ -289,6 +289,7 @@ LLMC_DEVICE void store_codes(uint32_t* codes, const ForwardOutput& to, ForwardSt
     const size_t width = static_cast<size_t>(NH) * HD, tokens = static_cast<size_t>(B) * T;
     const size_t channel = static_cast<size_t>(h) * HD, token = static_cast<size_t>(b) * T;
     const int first_row = group_query + static_cast<int>(threadIdx.x) % 128 / 32 * 16;
+    if (group_query >= T) return;  // a warpgroup without rows
     QuantizeTally tally;
     const float scale = to.fp8->scale;
     warpgroup_barrier(warpgroup);  // all are done with the last codes
