@@ -108,7 +108,7 @@ private:
     bool any_ = false;
 };
 
-// What all communicators of a process share.
+// The state that all communicators of a process share.
 struct CommProcess {
     const std::shared_ptr<OperationLog> log = std::make_shared<OperationLog>();
     PeerWaits waits{log};

@@ -1,4 +1,4 @@
-// What a Comm refers to. Only comm.cpp and collectives.cpp include this.
+// The state behind a Comm. Only comm.cpp and collectives.cpp include this.
 #pragma once
 #include <cstring>
 #include <memory>

@@ -448,7 +448,7 @@ TEST_CASE("saver: if the system gives no thread, the save fails and the next one
         CHECK(!saver.is_active());
         CHECK(names_in(folder / "c").empty());
     };
-    // The thread that writes this rank's file, then the one that writes the manifest.
+    // The thread that writes this rank's file, then the thread that writes the manifest.
     pthread_setattr_default_np(&impossible);
     CHECK(!saver.begin(job(1)));
     CHECK(!saver.is_working());
