@@ -1,5 +1,5 @@
 """Does FP8 training follow BF16? Trains the same model on the same batches in BF16 and in every kind of FP8, for several
-models and seeds, and prints the gaps between their last validation losses as a Markdown table.
+models and seeds, and prints the gaps between their last losses as Markdown tables.
 
     python3 dev/gap_study.py results.json --train 'data/train_*.bin' --val 'data/val_*.bin'     # 20 minutes of CPU time
     python3 dev/gap_study.py large.json --train ... --val ... --layers 6 --channels 384 --head-dim 64 --steps 3000 \\
@@ -10,12 +10,13 @@ models and seeds, and prints the gaps between their last validation losses as a 
     python3 dev/gap_study.py results.json --table                                               # only prints
 
 Runs from the same random weights drift apart early, however small their difference is, and keep that distance. With
---branch N all runs of a model and seed continue from step N of its BF16 run, so that chance has far less of a share.
+--branch N all runs of a model and seed continue from step N of its BF16 run, so that chance has far less of a share. The
+mean training loss has less noise than the validation loss then, because all runs read the same batches.
 
 Every finished run is added to the results file, and a second start continues where the first one stopped, also within
 a run: its directory lies in results.json.runs until it has finished. All models, kinds and seeds of a file share its
-settings; a file made with others is refused. The runs of one seed come first, and within a seed those that emulate
-Hopper's sums come last. dev/guide/fp8_gaps.md has results.
+settings; a file made with others is refused. (With --branch, the directories of BF16 runs stay.) The runs of one seed come
+first, and within a seed those that emulate Hopper's sums come last. dev/guide/fp8_gaps.md has results.
 """
 
 import argparse
@@ -126,8 +127,8 @@ def last_validation(run):
     return run["validations"][-1][1]
 
 
-def table(runs):
-    """A row for each model and kind, with the gaps from BF16 of each seed."""
+def table(runs, loss_of):
+    """A row for each model and kind, with the gaps of a loss from BF16's, by seed."""
     by_key = {(r["model"], r["kind"], r["seed"]): r for r in runs}
     seeds = list(dict.fromkeys(r["seed"] for r in runs))
     lines = ["| model | run | " + " | ".join(f"seed {s}" for s in seeds) + " |", "|---|---|" + "---|" * len(seeds)]
@@ -138,12 +139,17 @@ def table(runs):
             if not run or not bf16:
                 cells.append("")
             elif kind == "bf16":
-                cells.append(f"{last_validation(run):.4f}")
+                cells.append(f"{loss_of(run):.4f}")
             else:
-                cells.append(f"{100 * (last_validation(run) / last_validation(bf16) - 1):+.3f} %")
+                cells.append(f"{100 * (loss_of(run) / loss_of(bf16) - 1):+.3f} %")
         if any(cells):
             lines.append(f"| {model} | {kind} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def print_tables(runs):
+    print("Last validation loss:\n", table(runs, last_validation), sep="\n")
+    print("\nTraining loss, mean of the last tenth of the steps:\n", table(runs, lambda r: r["last_tenth"]), sep="\n")
 
 
 def main():
@@ -156,7 +162,7 @@ def main():
             sys.exit(f"{a.results} was made with other settings: {old['settings']}")
         study = old
     if a.table:
-        return print(table(study["runs"]))
+        return print_tables(study["runs"])
     done = {(r["model"], r["kind"], r["seed"]) for r in study["runs"]}
     for seed in a.seeds:
         for late in (False, True):
@@ -169,7 +175,7 @@ def main():
                     json.dump(study, file, indent=1)
                 os.replace(a.results + ".new", a.results)
                 print(f"{model}, {kind}, seed {seed}: {last_validation(run):.4f} in {run['seconds']} s", flush=True)
-    return print(table(study["runs"]))
+    return print_tables(study["runs"])
 
 
 if __name__ == "__main__":
