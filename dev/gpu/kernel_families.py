@@ -14,7 +14,7 @@ from training import PORTABLE, PRECISIONS, SIZES, kernel_flags
 
 # A kernel belongs to the first pattern that its (mangled) name contains. Names with "gemm" and the like are cuBLASLt's.
 FAMILIES = [
-    ("matrix products", r"gemm|cutlass|nvjet|xmma|cublas|splitK|epilogue"),
+    ("matrix products", r"matmul_gelu|gemm|cutlass|nvjet|xmma|cublas|splitK|epilogue"),
     ("attention", r"attention_"),
     ("norms", r"layernorm"),
     ("GELU, SwiGLU, ReLU squared", r"gelu|swiglu|relu2"),

@@ -1,7 +1,8 @@
-// GELU, SwiGLU and squared ReLU, plain and quantizing.
+// GELU, SwiGLU and squared ReLU, plain and quantizing, and Hopper's products that compute GELU.
 #include "llmc/check/families.h"
 #include "llmc/check/quantized_results.h"
 #include "llmc/kernels/activation.h"
+#include "llmc/kernels/hopper/matmul_gelu.h"
 
 namespace llmc::check {
 namespace {
@@ -184,6 +185,101 @@ void backward_fp8(Trial& t, const Shape& s) {
     });
 }
 
+// ---- products with GELU: sums of whole numbers, which are exact; then the separate kernels, byte by byte ------------
+
+struct ProductShape {
+    int N, K, F;
+    bool bad = false;  // NaN and infinity stand in operands, in the bias and in h
+
+    std::string text() const { return fmt::format(" N={} K={} F={}{}", N, K, F, bad ? " with NaN and infinity" : ""); }
+};
+
+// Operands of a (N, F) = first (N, K) second (F, K)^T, with scales, and their exact product.
+template <class F8>
+struct ProductOperands {
+    std::vector<F8> first;
+    std::vector<e4m3> second;
+    float first_scale_inv = 0.25f, second_scale_inv = 0.125f;
+    std::vector<double> product;
+
+    ProductOperands(Trial& t, const ProductShape& s)
+        : first(numbers<F8>(t, size_t{1} * s.N * s.K, 2)), second(numbers<e4m3>(t, size_t{1} * s.F * s.K, 1)) {
+        if (s.bad) first[5 * static_cast<size_t>(s.K) + 7] = F8{0x7f};  // NaN
+        const size_t N = s.N, K = s.K, F = s.F;
+        std::vector<double> turned(K * F);
+        for (size_t f = 0; f < F; f++)
+            for (size_t k = 0; k < K; k++) turned[k * F + f] = to_float(second[f * K + k]);
+        product.resize(N * F);
+        for (size_t n = 0; n < N; n++)
+            for (size_t k = 0; k < K; k++) {
+                const double x = static_cast<double>(to_float(first[n * K + k])) * first_scale_inv * second_scale_inv;
+                for (size_t f = 0; f < F; f++) product[n * F + f] += x * turned[k * F + f];
+            }
+    }
+    // Whole numbers up to `largest`.
+    template <class T>
+    static std::vector<T> numbers(Trial& t, size_t count, float largest) {
+        std::vector<T> codes;
+        for (const float x : t.random<float>(count, largest))
+            codes.push_back(to<T>(std::clamp(std::round(x), -largest, largest)));
+        return codes;
+    }
+};
+
+void product_forward(Trial& t, const ProductShape& s) {
+    const ProductOperands<e4m3> operands(t, s);
+    auto bias = ProductOperands<bf16>::numbers<bf16>(t, s.F, 2);
+    if (s.bad) bias[9] = to<bf16>(INFINITY);
+    std::vector<double> h(operands.product);
+    for (size_t i = 0; i < h.size(); i++) h[i] += to_float(bias[i % bias.size()]);
+    const Bounded expected(h, reference::rounding_error<bf16>(), 0.0);
+    each_pass<e4m3>(t, kWritingPasses, s.N, s.F, 100.0f, [&](Trial& trial, const auto& to, QuantizePass pass) {
+        const auto x = trial.input(operands.first), weight = trial.input(operands.second);
+        const auto own_bias = trial.input(bias);
+        const auto x_scale = trial.input_of(operands.first_scale_inv),
+                   scale = trial.input_of(operands.second_scale_inv);
+        bf16* const stored = trial.template result<bf16>("h", matrix(s.N, s.F));
+        trial.run_twice([&] {
+            hopper::multiply_gelu_forward(to.target(), stored, {x, x_scale}, {weight, scale}, own_bias, s.N, s.K, s.F,
+                                          pass, t.stream());
+        });
+        trial.within(stored, expected);
+        to.compare_with([&](const Quantized<e4m3>& plain) {
+            activation_forward_fp8(Activation::gelu, plain, stored, s.N, s.F, pass, t.stream());
+        });
+    });
+}
+
+template <class F8>
+void product_backward(Trial& t, const ProductShape& s) {
+    const ProductOperands<F8> operands(t, s);
+    std::vector<bf16> dout;
+    for (const double value : operands.product) dout.push_back(to<bf16>(static_cast<float>(value)));
+    const Shape outputs{s.N, s.F, Activation::gelu, s.bad};
+    const auto h = inputs_of<bf16>(t, outputs);
+    const Bounded gradient = exact_values(outputs, h, dout).dinp;
+    const auto before = t.random<float>(s.F, 10.0f);
+    const float scale = std::is_same_v<F8, e4m3> ? 100.0f : 20000.0f;  // some saturate
+    each_pass<F8>(t, kWritingPasses, s.N, s.F, scale, [&](Trial& trial, const auto& to, QuantizePass pass) {
+        const auto own_dout = trial.input(operands.first);
+        const auto weight = trial.input(operands.second);
+        const auto own_h = trial.input(h), rounded = trial.input(dout);
+        const auto dout_scale = trial.input_of(operands.first_scale_inv),
+                   weight_scale = trial.input_of(operands.second_scale_inv);
+        const bool accumulate = to.layouts == Layouts::both;
+        float* const dbias = trial.result("dbias", s.F, before);
+        float* const scratch = trial.scratch<float>(quantize_scratch(s.N, s.F));
+        trial.run_twice([&] {
+            hopper::multiply_gelu_backward<F8>(to.target(), {dbias, scratch, accumulate}, {own_dout, dout_scale},
+                                               {weight, weight_scale}, own_h, s.N, s.K, s.F, pass, t.stream());
+        });
+        to.compare_with([&](const Quantized<F8>& plain) {
+            activation_backward_fp8<F8>(Activation::gelu, plain, {}, rounded, own_h, s.N, s.F, pass, t.stream());
+        });
+        trial.within(dbias, bias_gradient(outputs, gradient, accumulate ? before : std::vector<float>()));
+    });
+}
+
 // ---- items ---------------------------------------------------------------------------------------------------------
 
 template <class Real>
@@ -197,6 +293,14 @@ void add_forward_fp8(Items& items, const Shape& s) {
 template <class F8>
 void add_backward_fp8(Items& items, const Shape& s) {
     add_kernel<F8>(items, s.name() + "_backward_fp8", backward_fp8<F8>, s).variant = "gelu_backward_fp8";
+}
+
+void add_product_forward(Items& items, const ProductShape& s) {
+    add_kernel(items, "multiply_gelu_forward", product_forward, s).variant = "hopper_matmul_gelu";
+}
+template <class F8>
+void add_product_backward(Items& items, const ProductShape& s) {
+    add_kernel<F8>(items, "multiply_gelu_backward", product_backward<F8>, s).variant = "hopper_matmul_gelu_backward";
 }
 
 }  // namespace
@@ -228,6 +332,19 @@ void add_activation_tests(Items& items) {
         }
         add_forward_fp8(items, {48, 144, kind, true, 8.0f});
         add_backward_fp8<e5m2>(items, {48, 144, kind, true});
+    }
+}
+
+void add_product_with_gelu_tests(Items& items) {
+    // One stage of each depth, and rings that turn. Where a card has few multiprocessors, a block takes several tiles.
+    for (const ProductShape& s : {ProductShape{128, 16, 128},
+                                  {128, 128, 256},
+                                  {256, 144, 128},
+                                  {128, 656, 128},
+                                  {384, 400, 384},
+                                  {256, 208, 128, true}}) {
+        add_product_forward(items, s);
+        each_type<e4m3, e5m2>([&]<class F8>(F8) { add_product_backward<F8>(items, s); });
     }
 }
 

@@ -63,10 +63,16 @@ struct QuantizedResults {
     }
     // Compares byte by byte with quantize() of values (N, C), and of `low`, what was lost when they were rounded.
     void compare_with_cast(const bf16* values, const bf16* low, QuantizePass pass) const {
+        compare_with([&](const Quantized<F8>& to) {
+            quantize<F8>(to, nullptr, nullptr, values, low, N, C, false, pass, trial.stream());
+        });
+    }
+    // Compares byte by byte with what other kernels write: run(to).
+    template <class Run>
+    void compare_with(const Run& run) const {
         Trial plain_trial(trial.stream());
         const QuantizedResults plain(plain_trial, N, C, before.scale);
-        plain_trial.run_twice(
-            [&] { quantize<F8>(plain.target(), nullptr, nullptr, values, low, N, C, false, pass, trial.stream()); });
+        plain_trial.run_twice([&] { run(plain.target()); });
         plain_trial.equal(plain.transposed, reference::turned(plain_trial.read(plain.row), N, C));
         trial.note(plain_trial.problem());
         trial.equal_or_untouched(has_row(), row, plain_trial.read(plain.row));

@@ -1,5 +1,5 @@
-// Hopper's own instructions (compute capability 9.0), in small wrappers by topic: mbarriers, TMA loads of tensor tiles,
-// registers per warpgroup, named barriers, and wgmma with its descriptors.
+// Hopper's own instructions (compute capability 9.0), in small wrappers by topic: mbarriers, TMA copies of tiles,
+// registers per warpgroup, named barriers, wgmma with its descriptors, and stmatrix.
 //
 // Only nvcc sees this file; the host device has no counterpart, and the virtual GPU executes the PTX. Sources: PTX ISA
 // 8.x, chapters "mbarrier", "cp.async.bulk.tensor" and "wgmma".
@@ -87,6 +87,17 @@ LLMC_DEVICE void load_tile(void* tile, const CUtensorMap& map, Barrier& full, in
         : "memory");
 }
 
+// Starts the store of a tile, of which no part may lie outside the tensor. One thread calls it, after all threads that
+// wrote the tile have called fence_async_proxy() and met; the same thread then calls commit_stores().
+LLMC_DEVICE void store_tile(const void* tile, const CUtensorMap& map, int column, int row, int batch) {
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(&map),
+                 "r"(shared_address(tile)), "r"(column), "r"(row), "r"(batch)
+                 : "memory");
+}
+LLMC_DEVICE void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Waits until this thread's committed stores have read their tiles.
+LLMC_DEVICE void wait_until_stores_have_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+
 // Orders this thread's writes to shared memory before later reads by wgmma or TMA (the "async proxy").
 LLMC_DEVICE void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
@@ -106,6 +117,14 @@ LLMC_DEVICE void take_registers() {
 template <int Id, int Threads>
 LLMC_DEVICE void named_barrier() {
     asm volatile("bar.sync %0, %1;" ::"n"(Id), "n"(Threads) : "memory");
+}
+
+// The same with an id that is only known at run time. A warp that calls arrive_at_barrier() does not wait.
+LLMC_DEVICE void named_barrier(int id, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+LLMC_DEVICE void arrive_at_barrier(int id, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 // A barrier for the four warps of a warpgroup: the first has id 1.
@@ -196,6 +215,46 @@ LLMC_DEVICE void multiply_registers(float (&d)[32], const uint32_t (&a)[4], uint
                  "1;"
                  : LLMC_D32(0)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
+// d (64, 128) = or += a b^T on FP8 codes: 64 rows of a tile of F8, 128 rows of one of E4M3, both 32 codes wide. These
+// are as many bytes as sixteen columns of BF16.
+#define LLMC_MULTIPLY_CODES(TYPE)                                                   \
+    asm volatile(                                                                   \
+        "{\n\t.reg .pred accumulate;\n\tsetp.ne.b32 accumulate, %66, 0;\n\t"        \
+        "wgmma.mma_async.sync.aligned.m64n128k32.f32." TYPE ".e4m3 {" LLMC_NAMES_64 \
+        "}, %64, %65, accumulate, 1, 1;\n\t}"                                       \
+        : LLMC_D32(0), LLMC_D32(32)                                                 \
+        : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
+template <class F8>
+LLMC_DEVICE void multiply_codes(float (&d)[64], uint64_t a, uint64_t b, bool accumulate) {
+    if constexpr (std::is_same_v<F8, e5m2>)
+        LLMC_MULTIPLY_CODES("e5m2");
+    else
+        LLMC_MULTIPLY_CODES("e4m3");
+}
+#undef LLMC_MULTIPLY_CODES
+
+// ---- matrices of 8 x 8 16-bit elements -----------------------------------------------------------------------------
+
+// Stores four matrices, and loads them as ldmatrix_x4() (mma.cuh) does. Lane l gives the shared_address() of row l % 8
+// of matrix l / 8. An address of 32 bits takes half the registers of a pointer.
+LLMC_DEVICE void store_matrices(uint32_t row, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(a), "r"(b), "r"(c),
+                 "r"(d)
+                 : "memory");
+}
+LLMC_DEVICE void load_matrices(uint32_t row, uint32_t& a, uint32_t& b, uint32_t& c, uint32_t& d) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(a), "=r"(b), "=r"(c), "=r"(d)
+                 : "r"(row)
+                 : "memory");
+}
+LLMC_DEVICE void load_transposed_matrices(uint32_t row, uint32_t (&r)[4]) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(row)
+                 : "memory");
 }
 
 #undef LLMC_D8

@@ -1,0 +1,46 @@
+// Two FP8 products of GPT-2's MLP with what follows them in their epilogues, for Hopper (compute capability 9.0):
+//
+//   forward    h = x w^T + bias     (N, F) bf16        out = F8(gelu(h)), row (N, F) and transposed (F, N)
+//   backward   d = dout w           (N, F), rounded to bf16 on the way
+//              dh = d * gelu'(h)    the same outputs, and dbias = sums of dh over rows
+//
+// They replace a product of cuBLASLt followed by activation_forward_fp8() or activation_backward_fp8(), and save its
+// second reading of h, and d altogether: forward writes 4 bytes per element of h instead of writing 4 and reading 2;
+// backward reads 2 and writes 2 instead of writing 4 and reading 4.
+//
+// Whole numbers, whose sums are exact, give every byte of the separate kernels, except dbias, whose terms are added in
+// another order. Sums of tensor cores are in FP32: fast ones in forward, which are not promoted, and those of 128 terms
+// added up in FP32 in backward, as with --fp8-fast-accum forward. Deterministic, and independent of the card's number
+// of multiprocessors.
+//
+// Written for this project. The order of work is that of CUTLASS's "ping-pong" kernels.
+#pragma once
+#include "llmc/kernels/activation.h"
+
+namespace llmc::hopper {
+
+// An operand's codes in the order of rows, and the factor that turns them into values.
+template <class F8>
+struct Codes {
+    const F8* codes;
+    const float* scale_inv;
+};
+
+// N tokens, K channels that are summed over, F channels of h.
+constexpr bool can_multiply_with_gelu(int N, int K, int F) {
+    return N > 0 && F > 0 && N % 128 == 0 && F % 128 == 0 && K > 0 && K % 16 == 0;
+}
+
+// x (N, K), weight (F, K), bias (F). Either layout of `out` may be nullptr, and neither may overlap x. Needs a pass
+// that writes; measure the amax with the separate kernels.
+void multiply_gelu_forward(const Quantized<e4m3>& out, bf16* h, const Codes<e4m3>& x, const Codes<e4m3>& weight,
+                           const bf16* bias, int N, int K, int F, QuantizePass pass, stream_t stream);
+
+// dout (N, K), weight transposed (F, K), h (N, F). bias.dbias (F) must be given, with quantize_scratch(N, F) floats.
+// F8 = e4m3 or e5m2. Neither layout of `dh` may overlap dout.
+template <class F8>
+void multiply_gelu_backward(const Quantized<F8>& dh, const BiasGradient& bias, const Codes<F8>& dout,
+                            const Codes<e4m3>& weight, const bf16* h, int N, int K, int F, QuantizePass pass,
+                            stream_t stream);
+
+}  // namespace llmc::hopper
