@@ -13,6 +13,7 @@
 #include "llmc/flags/options.h"
 #include "llmc/fp8/recipe.h"
 #include "llmc/kernels/hopper/attention.h"
+#include "llmc/kernels/hopper/matmul_gelu.h"
 #include "llmc/kernels/muon.h"
 #include "llmc/log/profile.h"
 
@@ -384,6 +385,16 @@ void note_fp8_flags_without_effect(Options& o) {
                         word_of(o.precision));
 }
 
+// True if kernels may compute GELU, or its gradient, in the product next to it: in GPT-2's MLP, with scales from
+// earlier steps.
+bool can_multiply_with_gelu(const Options& o, KernelVariant variant) {
+    const ModelConfig& model = o.model_config;
+    const bool sums_fit = variant != KernelVariant::hopper_matmul_gelu || o.fp8_fast_accum != FastAccumulation::none;
+    return sums_fit && model.table().activation == Activation::gelu && o.fp8_recipe == Fp8Recipe::delayed &&
+           o.fp8_grad != Fp8Grad::bf16 && o.fp8_probe_every == 0 &&
+           hopper::can_multiply_with_gelu(o.batch * o.seq, model.channels, model.mlp_channels());
+}
+
 void resolve_kernels(Options& o, const ResolveInputs& inputs) {
     const bool fp8 = o.precision == Precision::fp8 && scaling_of(o.fp8_recipe) == Fp8Scaling::tensor;
     const Formats formats = o.precision == Precision::fp32 ? Formats::fp32 : fp8 ? Formats::fp8 : Formats::bf16;
@@ -391,9 +402,12 @@ void resolve_kernels(Options& o, const ResolveInputs& inputs) {
     const ModelConfig& model = o.model_config;
     const AttentionHeads heads = {model.heads, model.key_value_heads(), model.head_dim()};
     const bool is_automatic = !o.kernels.value;
-    for (const KernelVariant variant :
-         {KernelVariant::hopper_attention, KernelVariant::hopper_attention_backward_split}) {
-        if (is_automatic && !hopper::can_run(heads)) o.kernel_set.remove(variant);
+    using V = KernelVariant;
+    for (const V variant : {V::hopper_attention, V::hopper_attention_backward_split, V::hopper_matmul_gelu,
+                            V::hopper_matmul_gelu_backward}) {
+        const bool multiplies = variant == V::hopper_matmul_gelu || variant == V::hopper_matmul_gelu_backward;
+        if (multiplies ? !can_multiply_with_gelu(o, variant) : is_automatic && !hopper::can_run(heads))
+            o.kernel_set.remove(variant);
         if (inputs.tensor_maps || !o.kernel_set.has(variant)) continue;
         const KernelVariantEntry& entry = kernel_variant(variant);
         o.kernel_set.remove(variant);

@@ -23,6 +23,8 @@ enum class KernelVariant {
     attention_backward_fp8,
     hopper_attention,  // kernels/hopper/
     hopper_attention_backward_split,
+    hopper_matmul_gelu,
+    hopper_matmul_gelu_backward,
     // Families of the host device's own loops (host/launch.h).
     host_attention,
     host_classifier,
@@ -50,6 +52,7 @@ struct KernelVariantEntry {
     bool on_host;             // true if it also runs on the host device; kHostDevice as first and last card: only there
     Formats formats;          // only runs with these formats use it
     const char* counterpart;  // the kernels that are used instead, in their order
+    bool is_candidate = false;  // nobody knows whether it is faster, so --kernels auto leaves it out
 
     bool runs_on(int card) const { return card == kHostDevice ? on_host : card >= first_card && card <= last_card; }
     std::string cards() const;  // "compute capability 9.0"

@@ -5,6 +5,7 @@
 
 #include "llmc/device/trace.h"
 #include "llmc/kernels/bias.h"
+#include "llmc/kernels/hopper/matmul_gelu.h"
 #include "llmc/kernels/norm.h"
 #include "llmc/kernels/outliers.h"
 #include "llmc/kernels/quantize.h"
@@ -188,7 +189,10 @@ void Linear<Real>::backward(Real* dinp, const Gradient<Real>& dout, const Operan
     if constexpr (kCanBeFp8<Real>)
         if (backward_is_fp8()) {
             if (dout.codes == Gradient<Real>::Codes::written) check_holds(layers_.dout_, "dout");
-            return with_gradient_codes([&](auto codes) { backward_fp8(codes, dinp, dout, x, pass); });
+            return with_gradient_codes([&]<class F8>(Quantized<F8> codes) {
+                if (dout.row) codes.row = static_cast<F8*>(dout.row);
+                backward_fp8(codes, dinp, dout, x, pass);
+            });
         }
     const int N = pass.N();
     if (bias_ && dout.bias == Gradient<Real>::Bias::none)
@@ -201,8 +205,8 @@ void Linear<Real>::backward(Real* dinp, const Gradient<Real>& dout, const Operan
 
 template <class Real>
 template <class F8>
-void Linear<Real>::backward_fp8(const Quantized<F8>& codes, Real* dinp, const Gradient<Real>& dout,
-                                const Operand<Real>& x, const Pass& pass) {
+void Linear<Real>::cast_and_wgrad(const Quantized<F8>& codes, const Gradient<Real>& dout, const Operand<Real>& x,
+                                  const Pass& pass) {
     using G = Gradient<Real>;
     const int N = pass.N();
     Fp8Registry& fp8 = *layers_.fp8_;
@@ -211,7 +215,6 @@ void Linear<Real>::backward_fp8(const Quantized<F8>& codes, Real* dinp, const Gr
         quantize<F8>(codes, dbias, pass.scratch, dout.value, nullptr, N, outputs_, pass.accumulate, quantize_pass,
                      pass.stream);
     };
-    // Casts dout and computes the bias gradient, as far as dout's producer has not done so.
     if (dout.codes == G::Codes::none && layers_.block_scales()) {
         if constexpr (std::is_same_v<F8, e4m3>)
             quantize_blocks(codes, dbias, pass.scratch, dout.value, N, outputs_, fp8.scaling(), pass.accumulate,
@@ -224,21 +227,83 @@ void Linear<Real>::backward_fp8(const Quantized<F8>& codes, Real* dinp, const Gr
         finish_bias_gradient(dbias, layers_.bias_parts_, N, outputs_, pass.accumulate, pass.stream);
     }
     check_holds(*x_transposed_, "x, transposed");
-    const Quantized<e4m3> w = layers_.codes_->both(tensors_, pass.stream);
     float* const dweight = layers_.gradients_.gradient(weight_);
-    // The codes of a smoothed layer are those of x / factors and weight * factors, so wgrad gives dweight / factors and
-    // dgrad gives dinp * factors.
+    // The codes of a smoothed layer are those of x / factors and weight * factors, so wgrad gives dweight / factors.
     const float* const factors = fp8.laboratory().factors(tensors_);
     if (factors && pass.accumulate) scale_columns(dweight, nullptr, factors, true, outputs_, inputs_, pass.stream);
     layers_.matmul_.wgrad_fp8(dweight, codes.transposed, codes.transposed_scale_inv(), x.codes.transposed,
                               x.codes.transposed_scale_inv(), N, inputs_, outputs_, pass.accumulate, pass.stream);
-    layers_.matmul_.dgrad_fp8(dinp, codes.row, codes.row_scale_inv(), w.transposed, w.transposed_scale_inv(), N,
+    if (factors) scale_columns(dweight, nullptr, factors, false, outputs_, inputs_, pass.stream);
+}
+
+template <class Real>
+template <class F8>
+void Linear<Real>::backward_fp8(const Quantized<F8>& codes, Real* dinp, const Gradient<Real>& dout,
+                                const Operand<Real>& x, const Pass& pass) {
+    cast_and_wgrad(codes, dout, x, pass);
+    const Quantized<e4m3> w = layers_.codes_->both(tensors_, pass.stream);
+    layers_.matmul_.dgrad_fp8(dinp, codes.row, codes.row_scale_inv(), w.transposed, w.transposed_scale_inv(), pass.N(),
                               inputs_, outputs_, pass.stream);
-    if (factors) {
-        scale_columns(dweight, nullptr, factors, false, outputs_, inputs_, pass.stream);
-        scale_columns(dinp, nullptr, factors, true, N, inputs_, pass.stream);
-    }
+    // dgrad of a smoothed layer gives dinp * factors.
+    const float* const factors = layers_.fp8_->laboratory().factors(tensors_);
+    if (factors) scale_columns(dinp, nullptr, factors, true, pass.N(), inputs_, pass.stream);
+    const float* const dweight = layers_.gradients_.gradient(weight_);
     for (const auto& observer : layers_.observers_) observer->after_backward(*this, dinp, dweight, dout, x, pass);
+}
+
+// ---- with GELU, in one kernel ---------------------------------------------------------------------------------------
+
+// Runs that probe do without it in all steps, so that those with a probe round no differently; and so do recipes by
+// which a producer runs twice.
+template <class Real>
+bool Linear<Real>::multiplies_with_gelu(const Linear& next, const Pass& pass) const {
+    if (!backward_is_fp8() || !next.backward_is_fp8() || !bias_ || next.input_goes_through_source()) return false;
+    const Fp8Registry& fp8 = *layers_.fp8_;
+    return fp8.uses_history() && !layers_.block_scales() && !fp8.config().probe &&
+           hopper::can_multiply_with_gelu(pass.N(), inputs_, outputs_);
+}
+
+template <class Real>
+Operand<Real> Linear<Real>::forward_gelu(Real* h, void* row, Linear& next, const Operand<Real>& x, const Pass& pass) {
+    Operand<Real> active;
+    if constexpr (kCanBeFp8<Real>) {
+        check_holds(layers_.x_, "x");
+        for (const auto& observer : layers_.observers_) observer->before_forward(*this, x, pass);
+        const Quantized<e4m3> w = layers_.codes_->rows(tensors_);
+        const bf16* const bias = layers_.weights_.weight(*bias_);
+        active = next.cast_input(pass, [&](Quantized<e4m3> codes, QuantizePass cast) {
+            if (codes.row) codes.row = static_cast<e4m3*>(row);
+            hopper::multiply_gelu_forward(codes, h, {x.codes.row, &x.codes.state->scale_inv},
+                                          {w.row, &w.state->scale_inv}, bias, pass.N(), inputs_, outputs_, cast,
+                                          pass.stream);
+        });
+        if (active.codes.row) active.codes.row = static_cast<e4m3*>(row);
+        layers_.matmul_.count_fp8();
+    }
+    return active;
+}
+
+template <class Real>
+Gradient<Real> Linear<Real>::backward_gelu(const Real* h, void* row, Linear& before, const Gradient<Real>& dout,
+                                           const Operand<Real>& x, const Pass& pass) {
+    using G = Gradient<Real>;
+    if constexpr (kCanBeFp8<Real>) {
+        if (dout.codes == G::Codes::written) check_holds(layers_.dout_, "dout");
+        with_gradient_codes([&]<class F8>(const Quantized<F8>& codes) {
+            cast_and_wgrad(codes, dout, x, pass);
+            const Quantized<e4m3> w = layers_.codes_->both(tensors_, pass.stream);
+            before.cast_gradient(pass, [&]<class Any>(Quantized<Any> dh, QuantizePass cast) {
+                if constexpr (std::is_same_v<Any, F8>) {  // all layers have one format
+                    dh.row = static_cast<F8*>(row);
+                    hopper::multiply_gelu_backward<F8>(
+                        dh, {before.dbias(), pass.scratch, pass.accumulate}, {codes.row, &codes.state->scale_inv},
+                        {w.transposed, &w.state->scale_inv}, h, pass.N(), outputs_, inputs_, cast, pass.stream);
+                }
+            });
+        });
+        layers_.matmul_.count_fp8();
+    }
+    return {nullptr, G::Codes::written, G::Bias::done, row};
 }
 
 // ---- all layers -----------------------------------------------------------------------------------------------------

@@ -229,6 +229,20 @@ public:
         }
         return {value};
     }
+
+    // ---- with GELU, in one kernel (kernels/hopper/matmul_gelu.h)
+
+    // True if forward_gelu() and next.backward_gelu() may compute this layer's output h together with GELU(h), the
+    // input of `next`, and the gradient of h.
+    bool multiplies_with_gelu(const Linear& next, const Pass& pass) const;
+    // forward() to h, and next.cast_input(). Row codes go to `row` (N, OC bytes), because this layer's input lies where
+    // next's would.
+    Operand<Real> forward_gelu(Real* h, void* row, Linear& next, const Operand<Real>& x, const Pass& pass);
+    // backward() of a layer whose input is GELU(h), and before.cast_gradient() of h's gradient instead of dinp.
+    // `before` computed h (N, C). Row codes go to `row` (N, C bytes), because dout lies where before's would.
+    Gradient<Real> backward_gelu(const Real* h, void* row, Linear& before, const Gradient<Real>& dout,
+                                 const Operand<Real>& x, const Pass& pass);
+
     float* dbias() { return bias_ ? layers_.gradients_.gradient(*bias_) : nullptr; }
     // Gradients of the weight and the bias, and dinp (N, C).
     void backward(Real* dinp, const Gradient<Real>& dout, const Operand<Real>& x, const Pass& pass);
@@ -255,6 +269,10 @@ private:
     Quantized<e4m3> x_codes(const Pass& pass);
     void leave_fp8(stream_t stream);
     void check_holds(const Shared& shared, const char* what) const;
+    // Casts dout and computes the bias gradient, as far as dout's producer has not done so, and the weight's gradient.
+    template <class F8>
+    void cast_and_wgrad(const Quantized<F8>& codes, const Gradient<Real>& dout, const Operand<Real>& x,
+                        const Pass& pass);
     template <class F8>
     void backward_fp8(const Quantized<F8>& codes, Real* dinp, const Gradient<Real>& dout, const Operand<Real>& x,
                       const Pass& pass);

@@ -228,6 +228,7 @@ public:
     static std::string emulated_because(Fp8Scaling scaling);
 
     const ProductCounts& counts() const { return counts_; }
+    void count_fp8() { counts_.fp8++; }  // for a product that another kernel computes
     // Pass earlier counts as `to` so that products in between do not count.
     void reset_counts(const ProductCounts& to = {}) { counts_ = to; }
 

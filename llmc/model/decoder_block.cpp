@@ -91,8 +91,7 @@ void DecoderBlock<Real>::forward_to_activation(const ResidualStream<Real>& in, c
     attn_proj_in_ = attend(pass);
     attn_proj_.forward(branch_, attn_proj_in_, pass);
     fc_in_ = ln2_.forward(fc_, ln2_out_, residual_mid_, residual_, branch_, pass);
-    fc_.forward(fc_out_, fc_in_, pass);
-    fc_proj_in_ = activate(pass);
+    fc_proj_in_ = fc_and_activate(pass);
 }
 
 template <class Real>
@@ -123,6 +122,19 @@ void DecoderBlock<Real>::recompute(const Pass& pass) {
         fc_in_ = ln2_.forward(fc_, ln2_out_, nullptr, residual_mid_, nullptr, pass);
     }
     if (level_ >= Recompute::gelu) fc_proj_in_ = activate(pass);
+}
+
+template <class Real>
+bool DecoderBlock<Real>::multiplies_with_gelu(KernelVariant variant, const Pass& pass) const {
+    return kernels_.has(variant) && activation_ == Activation::gelu && fc_.multiplies_with_gelu(fc_proj_, pass);
+}
+
+template <class Real>
+Operand<Real> DecoderBlock<Real>::fc_and_activate(const Pass& pass) {
+    if (multiplies_with_gelu(KernelVariant::hopper_matmul_gelu, pass))
+        return fc_.forward_gelu(fc_out_, dhidden_, fc_proj_, fc_in_, pass);
+    fc_.forward(fc_out_, fc_in_, pass);
+    return activate(pass);
 }
 
 template <class Real>
@@ -174,9 +186,9 @@ Gradient<Real> DecoderBlock<Real>::backward(const Gradient<Real>& dstream, Linea
 
     // The MLP's branch.
     observe_again(fc_proj_, fc_proj_in_, pass, [&](Real* out) { write_activation(out, pass); });
-    fc_proj_.backward(dactive_, dstream, fc_proj_in_, pass);
+    const Gradient<Real> dfc = fc_proj_backward(dstream, pass);
     observe_again(fc_, fc_in_, pass, [&](Real* out) { ln2_.forward(out, nullptr, residual_mid_, nullptr, pass); });
-    fc_.backward(dbranch_, activate_backward(pass), fc_in_, pass);
+    fc_.backward(dbranch_, dfc, fc_in_, pass);
     const Gradient<Real> dmid = ln2_.backward(dresidual, dresidual, dbranch_, residual_mid_, &attn_proj_, pass);
 
     // Attention's branch.
@@ -184,6 +196,14 @@ Gradient<Real> DecoderBlock<Real>::backward(const Gradient<Real>& dstream, Linea
     observe_again(qkv_, qkv_in_, pass, [&](Real* out) { ln1_.forward(out, nullptr, residual_, nullptr, pass); });
     qkv_.backward(dbranch_, attend_backward(pass), qkv_in_, pass);
     return ln1_.backward(dresidual, dresidual, dbranch_, residual_, before, pass);
+}
+
+template <class Real>
+Gradient<Real> DecoderBlock<Real>::fc_proj_backward(const Gradient<Real>& dstream, const Pass& pass) {
+    if (multiplies_with_gelu(KernelVariant::hopper_matmul_gelu_backward, pass))
+        return fc_proj_.backward_gelu(fc_out_, dhidden_, fc_, dstream, fc_proj_in_, pass);
+    fc_proj_.backward(dactive_, dstream, fc_proj_in_, pass);
+    return activate_backward(pass);
 }
 
 template <class Real>

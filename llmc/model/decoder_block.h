@@ -58,15 +58,21 @@ protected:
     Real* branch_ = nullptr;         // (N, C)   a projection's output; shared
     Real* dbranch_ = nullptr;        // (N, C)   gradient inside a branch, or (N, NH HD) of attention; shared
     Real* dactive_ = nullptr;        // (N, F)   shared
-    Real* dhidden_ = nullptr;        // (N, fc's outputs) or (N, qkv's)   gradient of that output; shared
-    float* delta_ = nullptr;         // (B, NH, T)   see attention_backward(); shared
+    // (N, fc's outputs) or (N, qkv's)   gradient of that output; or row codes from a product with GELU; shared
+    Real* dhidden_ = nullptr;
+    float* delta_ = nullptr;  // (B, NH, T)   see attention_backward(); shared
 
 private:
     void forward_to_activation(const ResidualStream<Real>& in, const Pass& pass);
     void measure_logits(const Pass& pass);
     Operand<Real> attend(const Pass& pass);
-    Operand<Real> activate(const Pass& pass);  // fc_proj's input from fc_out_, as codes or values
+    Operand<Real> fc_and_activate(const Pass& pass);  // from fc_in_
+    Operand<Real> activate(const Pass& pass);         // fc_proj's input from fc_out_, as codes or values
     void write_activation(Real* out, const Pass& pass);
+    // fc_proj's backward, then the activation's. Returns the gradient of fc's output.
+    Gradient<Real> fc_proj_backward(const Gradient<Real>& dstream, const Pass& pass);
+    // True if the variant computes GELU, or its gradient, in the product next to it.
+    bool multiplies_with_gelu(KernelVariant variant, const Pass& pass) const;
     // In: gradient of the activation's output, in dactive_. Returns the gradient of fc's output.
     Gradient<Real> activate_backward(const Pass& pass);
 

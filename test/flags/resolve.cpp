@@ -351,6 +351,20 @@ TEST_CASE("resolve: --kernels means what the card and the precision have use for
     CHECK(resolved(other, hopper).kernel_set == KernelSet::common());
     CHECK(resolved(o, ada).kernel_set == KernelSet::common());
     CHECK(resolved(o, turing).kernel_set == KernelSet());
+    const std::vector<std::string> candidates = {"hopper_matmul_gelu", "hopper_matmul_gelu_backward"}, none;
+    const auto used = [&](const std::function<void(Options&)>& change) {  // of candidates that are named
+        Options named = o;
+        named.kernels.value = wanted_kernels("hopper_matmul_gelu,hopper_matmul_gelu_backward");
+        change(named);
+        return resolved(named, hopper).kernel_set.names();
+    };
+    CHECK(used([](Options&) {}) == candidates);
+    CHECK(used([](Options& n) { n.fp8_fast_accum = FastAccumulation::none; }) == std::vector{candidates[1]});
+    CHECK(used([](Options& n) { n.fp8_recipe = Fp8Recipe::current; }) == none);
+    CHECK(used([](Options& n) { n.fp8_grad = Fp8Grad::bf16; }) == none);
+    CHECK(used([](Options& n) { n.fp8_probe_every = 5; }) == none);
+    CHECK(used([](Options& n) { n.batch = 1, n.seq = 64; }) == none);
+    CHECK(used([](Options& n) { set(n, "model", "llama3-8b"); }) == none);
     o.fp8_recipe = Fp8Recipe::current;
     CHECK(resolved(o, hopper).kernel_set == with_hopper);
     o.kernels.value = wanted_kernels("portable");
