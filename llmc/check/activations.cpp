@@ -307,10 +307,15 @@ void add_product_backward(Items& items, const ProductShape& s) {
 
 void add_activations(Items& items, const KernelUse& use) {
     const Shape s{149, use.hidden, use.activation}, whole_tiles{144, use.hidden, use.activation};
+    const ProductShape product{128, use.channels, use.hidden};
     with_type<bf16, float>(use.bf16, [&]<class Real>(Real) { add_plain<Real>(items, s); });
     if (!use.fp8 || use.scaling != Fp8Scaling::tensor) return;
     add_forward_fp8(items, whole_tiles);
-    with_type<e4m3, e5m2>(use.e4m3_gradients, [&]<class F8>(F8) { add_backward_fp8<F8>(items, whole_tiles); });
+    if (use.hopper.has(KernelVariant::hopper_matmul_gelu)) add_product_forward(items, product);
+    with_type<e4m3, e5m2>(use.e4m3_gradients, [&]<class F8>(F8) {
+        add_backward_fp8<F8>(items, whole_tiles);
+        if (use.hopper.has(KernelVariant::hopper_matmul_gelu_backward)) add_product_backward<F8>(items, product);
+    });
 }
 
 void add_activation_tests(Items& items) {

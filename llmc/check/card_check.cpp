@@ -16,6 +16,9 @@ using Json = nlohmann::ordered_json;
 // not decide between algorithms of about the same speed.
 constexpr double kWorthChanging = 0.95;
 
+// A candidate is used if it takes less than this share of the time of what it replaces.
+constexpr double kWorthUsing = 0.97;
+
 // "rank 3 on node7: ", or "" on a single rank.
 std::string who(const Comm& comm) {
     return comm.world() == 1 ? "" : fmt::format("rank {} on {}: ", comm.rank(), comm.host(comm.rank()));
@@ -137,6 +140,32 @@ Proposal agree_on_products(const CardCheck& check, const Comm& comm, CardCheckRe
     }
 }
 
+// Rank 0 compares the candidates' times with those of the product, in the way that was agreed on, and the kernel behind
+// it.
+void compare_candidates(const CheckRequest& request, const Comm& comm, const Proposal& agreed,
+                        CardCheckResult& result) {
+    Json slow = Json::array(), lines = Json::array();
+    for (const CheckItem& item : kernel_checks(request.use)) {
+        if (!item.product) continue;
+        const std::string key = request.key(*item.product);
+        double product = 0;
+        const auto choice = agreed.choices.find(key);
+        for (const ProductTrial& trial : result.findings[key].trials)
+            if (choice != agreed.choices.end() && trial.way == choice->second) product = trial.ms;
+        const CandidateTimes times = result.findings.at(item.name).times;
+        const double replaced = product + times.behind_product;
+        const bool is_timed = product > 0 && times.ms > 0;
+        const bool is_faster = is_timed && times.ms < kWorthUsing * replaced;
+        if (!is_faster) slow.push_back(item.variant);
+        if (is_timed)
+            lines.push_back(
+                fmt::format("{} takes {:.3g} ms, and what it replaces {:.3g} ms", item.variant, times.ms, replaced));
+    }
+    const Json told = parse_json<Json>(broadcast_text(comm, json_text(Json{{"slow", slow}, {"lines", lines}})));
+    result.slow_variants = told["slow"].get<std::set<std::string>>();
+    result.comparisons = told["lines"].get<std::vector<std::string>>();
+}
+
 // The lines of all ranks, without repetitions.
 std::vector<std::string> gather_lines(const Comm& comm, const std::vector<std::string>& mine) {
     std::vector<std::string> all;
@@ -200,6 +229,7 @@ CardCheckResult check_card(const CardCheck& check, const Comm& comm) {
     const Proposal agreed = agree_on_products(check, comm, result);
     result.choices = agreed.choices;
     describe_products(check.request, comm, agreed, result);
+    compare_candidates(check.request, comm, agreed, result);
     std::erase_if(result.choices, [](const auto& choice) { return choice.second == ProductChoice{}; });
     result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     return result;

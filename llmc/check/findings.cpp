@@ -58,6 +58,7 @@ static void to_json(Json& json, const Finding& f) {
     json["seconds"] = f.seconds;
     if (!f.trials.empty()) json["ways"] = f.trials;
     if (!f.rates.empty()) json["rates"] = f.rates;
+    if (f.times.ms > 0) json["ms"] = {f.times.ms, f.times.behind_product};
 }
 static void from_json(const Json& json, Finding& f) {
     f = {json.at("family"),
@@ -65,7 +66,9 @@ static void from_json(const Json& json, Finding& f) {
          json.value("problem", ""),
          json.value("seconds", 0.0),
          json.value("ways", std::vector<ProductTrial>()),
-         json.value("rates", Rates())};
+         json.value("rates", Rates()),
+         {}};
+    if (json.contains("ms")) f.times = {json["ms"][0], json["ms"][1]};
 }
 
 Json trial_json(const ProductTrial& trial) { return trial; }

@@ -22,6 +22,7 @@ struct Finding {
     double seconds = 0;
     std::vector<ProductTrial> trials;  // empty unless the item is a product
     Rates rates = {};
+    CandidateTimes times = {};  // 0 unless the item is a candidate that was timed
 };
 using Findings = std::map<std::string, Finding>;  // by the item's name
 

@@ -27,6 +27,7 @@ constexpr Family kFamilies[] = {{check::add_hardware},
                                 {check::add_rope, V::host_rope},
                                 {check::add_attention, V::host_attention},
                                 {check::add_activations, V::host_activation},
+                                {check::add_candidates},
                                 {check::add_classifier, V::host_classifier},
                                 {check::add_sums, V::host_sums},
                                 {check::add_clipping, V::host_optimizer},
@@ -109,6 +110,9 @@ KernelUse::KernelUse(const TrainerConfig& config, Precision precision, int ranks
     set_model(config.model);
     for (const V variant : {V::hopper_attention, V::hopper_attention_backward_split})
         if (config.kernels.has(variant) && hopper::can_run(attention_heads())) hopper.add(variant);
+    for (const V variant : {V::hopper_matmul_gelu, V::hopper_matmul_gelu_backward})
+        if (config.kernels.has(variant)) hopper.add(variant);
+    tokens = config.batch * config.seq;
 }
 
 void KernelUse::set_model(const ModelConfig& model) {

@@ -2,6 +2,7 @@
 // counterpart, at the run's head dimension and width and at odd lengths, twice with the same bits.
 #pragma once
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -9,6 +10,7 @@
 #include "llmc/kernels/attention.h"
 #include "llmc/kernels/classifier.h"
 #include "llmc/kernels/fp8_state.h"
+#include "llmc/linear/matmul.h"
 #include "llmc/model/config.h"
 #include "llmc/optim/config.h"
 #include "llmc/train/words.h"
@@ -19,6 +21,11 @@ struct TrainerConfig;
 
 // The variant of items without which a run falls back from FP8 to BF16 altogether.
 constexpr const char* kAllOfFp8 = "fp8";
+
+// Milliseconds of a candidate, with cold caches, and of the kernel that would run behind the product if it did not.
+struct CandidateTimes {
+    double ms = 0, behind_product = 0;
+};
 
 struct CheckItem {
     // Names the kernel and everything its result depends on except the card and the program, because results are
@@ -31,6 +38,9 @@ struct CheckItem {
     std::function<std::string(stream_t)> run;
     // Measures a rate per second, for items that have one; 0 if it could not be timed.
     std::function<double(stream_t)> rate = {};
+    // The times of a candidate (KernelVariantEntry::is_candidate) at the run's shape, and the product that it replaces.
+    std::function<CandidateTimes(stream_t)> times = {};
+    std::optional<Product> product = {};
 };
 
 // Which kernels a run uses, and at which sizes.
@@ -41,7 +51,7 @@ struct KernelUse {
     bool e4m3_gradients = false;
     bool current_scaling = false;  // producers measure the amax first, then write
     bool loops = false;            // the host device's own loops replace kernels
-    KernelSet hopper;              // attention's Hopper variants that replace its kernels
+    KernelSet hopper;              // Hopper's variants
     bool smooth = false;           // --fp8-smooth
     bool probe = false;            // FP8 products are compared with BF16 products
     bool several_ranks = false;
@@ -59,6 +69,7 @@ struct KernelUse {
     TrainedLoss loss;
 
     // The model. The defaults are GPT-2's.
+    int tokens = 0;  // of a micro-batch
     int channels = 0, heads = 0, kv_heads = 0, head_dim = 0;
     int window = 0;  // keys of attention in the short layers; 0: there are none
     int hidden = 0;  // channels inside the MLP, after the activation

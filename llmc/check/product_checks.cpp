@@ -213,33 +213,35 @@ std::string ProductChecks::problem_of(const Product& product, bool separate_bias
     return "";
 }
 
-// At least one product, and on a card as many as take kWarmUpSeconds.
-void ProductChecks::warm_up(const Product& product) {
-    if (warm_) return;
-    warm_ = true;
+// Operands are real numbers, because a card draws less power and is faster on zeros.
+double ProductChecks::time(const Product& product) {
     const Operands& o = operands_of(product);
+    const auto run = [&] { matmul_.multiply(product, o.tensors(), stream_); };
+    if (!warm_) warm_up(stream_, run);
+    warm_ = true;
+    return cold_ms(stream_, run);
+}
+
+// Runs it at least once.
+void warm_up(stream_t stream, const std::function<void()>& run) {
     const auto begin = std::chrono::steady_clock::now();
     const std::chrono::duration<double> length(device_info().is_host ? 0 : kWarmUpSeconds);
     do {
-        matmul_.multiply(product, o.tensors(), stream_);
-        synchronize(stream_);
+        run();
+        synchronize(stream);
     } while (std::chrono::steady_clock::now() - begin < length);
 }
 
-// The median time. Operands are real numbers, because a card draws less power and is faster on zeros. The L2 cache is
-// filled with other memory before each run.
-double ProductChecks::time(const Product& product) {
-    warm_up(product);
-    const Operands& o = operands_of(product);
+double cold_ms(stream_t stream, const std::function<void()>& run) {
     const size_t flushed = 2 * device_info().l2_cache;
-    std::unique_ptr<GuardedMemory> other = flushed > 0 ? std::make_unique<GuardedMemory>(flushed, stream_) : nullptr;
+    std::unique_ptr<GuardedMemory> other = flushed > 0 ? std::make_unique<GuardedMemory>(flushed, stream) : nullptr;
     const event_t begin = create_event(true), end = create_event(true);
     std::vector<double> times;
     for (int i = 0; i < kTimings; i++) {
-        if (other) set_bytes(other->data(), i, flushed, stream_);
-        record(begin, stream_);
-        matmul_.multiply(product, o.tensors(), stream_);
-        record(end, stream_);
+        if (other) set_bytes(other->data(), i, flushed, stream);
+        record(begin, stream);
+        run();
+        record(end, stream);
         synchronize(end);
         times.push_back(static_cast<double>(elapsed_ms(begin, end)));
     }

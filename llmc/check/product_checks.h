@@ -3,6 +3,7 @@
 // is right if, with known operands (known_products.h) and a result that starts as NaN, every sample is exact, every
 // element is written and nothing outside the result is. Real numbers must give the same bits twice.
 #pragma once
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -21,6 +22,11 @@ struct ProductTrial {
     std::string problem;  // empty if the way is right
     double ms = 0;        // time of one product with cold caches; 0: not timed
 };
+
+// Runs it for two seconds on a card, which an idle one needs to reach the clock of a run.
+void warm_up(stream_t stream, const std::function<void()>& run);
+// The median of a few times in milliseconds, with other memory in the L2 cache.
+double cold_ms(stream_t stream, const std::function<void()>& run);
 
 class ProductChecks {
 public:
@@ -43,7 +49,6 @@ private:
 
     const Operands& operands_of(const Product& product);
     std::string problem_of(const Product& product, bool separate_bias);
-    void warm_up(const Product& product);
     double time(const Product& product);
 
     Matmul& matmul_;

@@ -419,6 +419,15 @@ void resolve_kernels(Options& o, const ResolveInputs& inputs) {
 
 }  // namespace
 
+KernelSet candidates_for(const Options& o, int card) {
+    KernelSet set;
+    if (o.precision != Precision::fp8) return set;
+    for (const KernelVariantEntry& entry : kernel_variants())
+        if (entry.is_candidate && entry.runs_on(card) && can_multiply_with_gelu(o, entry.variant))
+            set.add(entry.variant);
+    return set;
+}
+
 std::vector<OptimizerFlag> optimizer_flags(const Options& o) {
     const bool muon = is_muon(o.optimizer), adamw = muon || o.optimizer == OptimizerKind::adamw;
     const char *const kMuon = "muon, normuon or muoneq", *const kAdamW = "adamw, muon, normuon or muoneq";

@@ -229,6 +229,43 @@ class OnVirtualGpu(unittest.TestCase):
                     self.assertEqual(json.loads(lying.read("run.json"))["kernels"], [])
                     self.assertEqual(lying.losses, without.losses)
 
+    @unittest.skipUnless(CARD == "sm_90a", f"{CARD}, the card that is played, is no Hopper card")
+    def test_hopper_candidates(self):
+        """Hopper's products with GELU are used if they are right and faster than what they replace, or if they are
+        right and named."""
+        names, env = ["hopper_matmul_gelu", "hopper_matmul_gelu_backward"], cache()
+        flags = [*card_flags("delayed"), "--timeout-check", "20", "--card-check", "auto"]
+
+        def kernels(done):
+            return [name for name in json.loads(done.read("run.json"))["kernels"] if name in names]
+
+        untimed = run(*flags, "--tune", "0", env=cache())
+        self.assertEqual(kernels(untimed), [])
+        first = run(*flags, "--tune", "2", env=env)
+        lines = re.findall(r"(\w+) takes (\S+) ms, and what it replaces (\S+) ms", first.result.out)
+        self.assertEqual([name for name, _, _ in lines], names)
+        self.assertEqual(kernels(first), [name for name, own, other in lines if float(own) < 0.97 * float(other)])
+        # The times are kept, and others decide otherwise.
+        [path] = files_in(os.path.join(env["XDG_CACHE_HOME"], "train_gpt"))
+        kept = read_json(path)
+        items = [finding for finding in kept["findings"].values() if "ms" in finding]
+        self.assertEqual(len(items), 2)
+        for ms, used in ((1e-6, names), (1e6, [])):
+            for item in items:
+                item["ms"][0] = ms
+            write_json(path, kept)
+            self.assertEqual(kernels(run(*flags, "--tune", "2", env=env)), used)
+        for name in names:
+            named = [*flags, "--tune", "0", "--kernels", f"gelu_fp8,gelu_backward_fp8,{name}"]
+            self.assertEqual(kernels(run(*named, env=cache())), [name])
+            for fault in ("wrong-kernel", "hang-kernel"):
+                with self.subTest(fault, name=name):
+                    limit = ["--timeout-check", "3"] if fault == "hang-kernel" else []
+                    lying = run(*named, *limit,
+                                env={**cache(), "VIRTUAL_GPU_FAULT": f"{fault}:hopper_matmul_gelu_kernel"})
+                    self.assertIn(f"note: card check: {name} falls back to ", lying.result.out)
+                    self.assertEqual(kernels(lying), [])
+
     def test_a_smaller_workspace(self):
         """If no algorithm with the whole workspace is correct, one with less is used, and counted."""
         flags, fault = ["--precision", "bf16", *QUICK], f"wrong-workspace:{FC} TN bf16*bf16->bf16 bias@4"
