@@ -405,11 +405,10 @@ void resolve_kernels(Options& o, const ResolveInputs& inputs) {
     using V = KernelVariant;
     for (const V variant : {V::hopper_attention, V::hopper_attention_backward_split, V::hopper_matmul_gelu,
                             V::hopper_matmul_gelu_backward}) {
-        const bool multiplies = variant == V::hopper_matmul_gelu || variant == V::hopper_matmul_gelu_backward;
-        if (multiplies ? !can_multiply_with_gelu(o, variant) : is_automatic && !hopper::can_run(heads))
+        const KernelVariantEntry& entry = kernel_variant(variant);
+        if (entry.is_candidate ? !can_multiply_with_gelu(o, variant) : is_automatic && !hopper::can_run(heads))
             o.kernel_set.remove(variant);
         if (inputs.tensor_maps || !o.kernel_set.has(variant)) continue;
-        const KernelVariantEntry& entry = kernel_variant(variant);
         o.kernel_set.remove(variant);
         add_note(o,
                  fmt::format("{} falls back to {}: this driver cannot encode tensor maps; use one for CUDA 12 or later",
