@@ -42,7 +42,7 @@ KINDS = {
     "delayed, FP8 head": [*FP8, "delayed", "--fp8-layers", "all,+lm_head"],
     "delayed, Hopper's sums": [*FP8, "delayed", "--fp8-arithmetic", "hopper"],
 }
-RECIPES = list(KINDS)  # what is trained by default
+RECIPES = list(KINDS)  # --kinds has these by default
 STATES = {
     "BF16 master": ["--master", "bf16"],
     "BF16 gradients": ["--gradients", "bf16"],

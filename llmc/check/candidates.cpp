@@ -11,8 +11,9 @@
 namespace llmc::check {
 namespace {
 
-// Buffers of both, filled with the same numbers. d is the gradient of the activation, which only the product writes.
-// Of the pairs, the first belongs to the product and the separate kernel, the second to the candidate.
+// Runs a candidate and what it replaces on the same numbers. Of each pair of arrays, the library's product and the
+// separate kernel write the first, and the candidate writes the second. d is the gradient of GELU(h), which the product
+// passes to the separate kernel; a candidate keeps it in registers.
 template <class F8, bool kBackward>
 class Candidate {
 public:

@@ -69,7 +69,7 @@ struct KernelUse {
     TrainedLoss loss;
 
     // The model. The defaults are GPT-2's.
-    int tokens = 0;  // of a micro-batch
+    int tokens = 0;  // batch times sequence length: the tokens of a micro-batch
     int channels = 0, heads = 0, kv_heads = 0, head_dim = 0;
     int window = 0;  // keys of attention in the short layers; 0: there are none
     int hidden = 0;  // channels inside the MLP, after the activation

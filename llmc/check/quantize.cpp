@@ -17,8 +17,8 @@ struct Shape {
     bool bad = false;     // NaN and infinity among the values
     float scale = 0;      // 0: the usual scale, at which some values saturate and some become 0
     float deviation = 0;  // 0: magnitudes spread over 24 powers of two
-    bool low = false;     // of an activation: attention's output, with its rounding error
-    bool bias = true;     // of a gradient: its columns are summed
+    bool low = false;     // the values come in two halves, as attention writes its output
+    bool bias = true;     // the cast of a gradient also sums its columns
 
     size_t n() const { return size_t{1} * N * C; }
     std::string text() const { return fmt::format(" N={} C={}{}", N, C, bad ? " with NaN and infinity" : ""); }

@@ -237,8 +237,8 @@ LLMC_DEVICE void multiply_codes(float (&d)[64], uint64_t a, uint64_t b, bool acc
 
 // ---- matrices of 8 x 8 16-bit elements -----------------------------------------------------------------------------
 
-// Stores four matrices, and loads them as ldmatrix_x4() (mma.cuh) does. Lane l gives the shared_address() of row l % 8
-// of matrix l / 8. An address of 32 bits takes half the registers of a pointer.
+// Stores four matrices, and loads them as ldmatrix_x4() (mma.cuh) does. Lane l passes where row l % 8 of matrix l / 8
+// lies: its shared_address(), because 32 bits take half the registers of a pointer.
 LLMC_DEVICE void store_matrices(uint32_t row, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(a), "r"(b), "r"(c),
                  "r"(d)

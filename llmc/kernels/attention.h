@@ -115,9 +115,9 @@ void attention_forward<float>(float*, float*, float*, const float*, int, int, co
 //
 // bf16: three kernels and no atomics: delta; one that owns key tiles (dK, dV); one that owns query tiles (dQ). Both
 // recompute scores and dP: 7 products (11 for HD 256) instead of the 5 of a single kernel that adds dQ up in FP32
-// atomics, and the same bits on every run. Scores, P, dP and dS stay in registers. A key tile goes through the queries
-// of its group head by head and adds up their sums in FP32 registers too. Hopper's variant runs instead if it is among
-// the stream's kernels (hopper/attention.h).
+// atomics, and the same bits on every run. Scores, P, dP and dS stay in registers, and so do the FP32 sums of a key
+// tile, which takes its group's queries head by head. If the stream's kernels have Hopper's variant, that one runs
+// instead (hopper/attention.h).
 template <class Real>
 void attention_backward(Real* dqkv, float* delta, const Real* dout, const Real* qkv, const Real* out,
                         const Real* out_low, const float* lse, int B, int T, const AttentionHeads& heads,
