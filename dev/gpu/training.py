@@ -22,12 +22,21 @@ PRECISIONS = {
     "grad-bf16": ["--precision", "fp8", "--fp8-grad", "bf16"],
     "grad-e4m3": ["--precision", "fp8", "--fp8-grad", "e4m3"],
     "slow-sums": ["--precision", "fp8", "--fp8-fast-accum", "none"],
+    "bf16-at-the-end": ["--precision", "fp8", "--fp8-until", "94%"],
+    "first-block-in-bf16": ["--precision", "fp8", "--fp8-layers", "all,-first"],
+    "first-and-last-in-bf16": ["--precision", "fp8", "--fp8-layers", "all,-first,-last"],
 }
 SEEDS = (1337, 1, 2)
 STEPS, WARMUP = 700, 60
 BRANCH = 350  # step of the BF16 run from which others branch off
+ONLY_TRAINING = {"--fp8-grad", "--fp8-fast-accum", "--fp8-until"}  # flags that `eval` does not have
 MAX_GAP = "0.5%"  # of the validation loss, once the loss falls slowly
-VARIANTS = ("delayed", "control", "grad-bf16", "block", "current", "grad-e4m3", "slow-sums")
+VARIANTS = ("delayed", "control", "first-block-in-bf16", "first-and-last-in-bf16", "bf16-at-the-end", "block",
+            "grad-bf16", "grad-e4m3", "current", "slow-sums")
+GRADIENTS = ("bf16", "delayed", "block", "grad-bf16", "grad-e4m3")  # kinds that the last weights of BF16 are given
+# --fp8-layers of a validation in FP8 of the BF16 run's last weights: which layers' rounding costs how much of the loss.
+LAYERS = ("all", "none,+qkv", "none,+attn_proj", "none,+fc", "none,+fc_proj", "all,-first", "all,-last",
+          "all,-first,-last", "all,+lm_head")
 
 
 def runs_in_order(session):
@@ -104,20 +113,23 @@ def measure_run(session, name, seed):
     flags = [*flags_of_a_run(session, name, seed), "--out", place, "--overwrite"]
     done = session.run([session.program("train_gpt"), *flags], session.time_left(), log=f"training_{name}_{seed}")
     weights = os.path.join(place, "model.safetensors")
-    of_weights, gradients = {}, {}
+    of_weights, of_layers, gradients = {}, {}, {}
     if os.path.exists(weights):
         for precision, precision_flags in {"bf16": PRECISIONS["bf16"], name: PRECISIONS[name]}.items():
-            if not {"--fp8-grad", "--fp8-fast-accum"} & set(precision_flags):  # which only training has
+            if not ONLY_TRAINING & set(precision_flags):
                 of_weights[precision] = loss_of_weights(session, weights, precision_flags, f"{name}_{seed}_{precision}")
-        kinds = ["bf16", "grad-bf16", "delayed"] if session.dry else [k for k in ("bf16", *VARIANTS) if k != "control"]
-        if name != "bf16":
-            kinds = [name]
+        if name == "bf16":
+            for layers in LAYERS[:2] if session.dry else LAYERS:
+                flags_of_layers = [*PRECISIONS["delayed"], "--fp8-layers", layers]
+                of_layers[layers] = loss_of_weights(session, weights, flags_of_layers, f"{name}_{seed}_{layers}")
+        kinds = [name] if name != "bf16" else ["bf16", "grad-bf16", "delayed"] if session.dry else GRADIENTS
         gradients = gradient_errors(session, weights, kinds, f"{name}_{seed}")
         os.remove(weights)
     losses = re.findall(r"val_loss (\S+)", done.output)
     return {"done": done.code == 0, "code": done.code, "run": os.path.relpath(place, session.out),
             "val_loss": losses[-1] if losses else None, "val_loss_of_weights": of_weights,
-            "gradient_errors": gradients, **({} if done.code == 0 else {"output": done.tail()})}
+            "val_loss_with_layers_in_fp8": of_layers, "gradient_errors": gradients,
+            **({} if done.code == 0 else {"output": done.tail()})}
 
 
 def measure_branch(session, name):
