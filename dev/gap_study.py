@@ -40,6 +40,7 @@ KINDS = {
     "mxfp8": [*FP8, "mxfp8"],
     "delayed, BF16 from 94 %": [*FP8, "delayed", "--fp8-until", "94%"],
     "delayed, FP8 head": [*FP8, "delayed", "--fp8-layers", "all,+lm_head"],
+    "delayed, first block in BF16": [*FP8, "delayed", "--fp8-layers", "all,-first"],
     "delayed, Hopper's sums": [*FP8, "delayed", "--fp8-arithmetic", "hopper"],
 }
 RECIPES = list(KINDS)  # --kinds has these by default
