@@ -366,7 +366,7 @@ class Pages(unittest.TestCase):
             if path.startswith(("scripts/", "data/", "dev/")) and path.endswith((".py", ".sh")):
                 known |= named_flags(read(path).replace('"', " ").replace("'", " "))
         other_programs = {"bind-to", "oversubscribe", "map-by", "mca", "mpi", "signal", "gpus", "ipc", "no-python",
-                          "nproc-per-node", "rdzv-id", "model", "tasks", "trace", "test-case"}
+                          "nproc-per-node", "rdzv-id", "model", "tasks", "trace", "test-case", "first-last-layers-bf16"}
         for path, text in self.pages.items():
             if path == "README.md" or path.startswith(("dev/guide/", "scripts/", "data/")):
                 self.assertEqual(named_flags(text) - known - other_programs, set(), path)
