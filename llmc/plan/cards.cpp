@@ -130,11 +130,12 @@ std::string bare(std::string_view name) {
     return result;
 }
 
-// The share of the data sheet's peak that the best public kernels reach on an H200: 750 of 989.4 TFLOP/s in large BF16
-// products (cuBLASLt, power-limited), 1350 of 1978.9 in FP8 products, 4.2 of 4.8 TB/s in streaming kernels. Other cards
-// are assumed to reach the same shares.
-constexpr double kProductFraction = 750.0 / 989.4;
-constexpr double kFp8ProductFraction = 1350.0 / 1978.9;
+// The share of the data sheet's peak that large products and streaming kernels reach. Products: 790 of 989.4 TFLOP/s in
+// BF16 and 1450 of 1978.9 in FP8, the middle of what the card check measured on an H100 (cuBLASLt 13.1, five checks of
+// 2026-11-26 and 27: 781 to 803, and 1404 to 1500). Published for older versions are 750 and 1350. Memory: 4.2 of 4.8
+// TB/s, published for an H200. Other cards are assumed to reach the same shares.
+constexpr double kProductFraction = 790.0 / 989.4;
+constexpr double kFp8ProductFraction = 1450.0 / 1978.9;
 constexpr double kBandwidthFraction = 4200.0 / 4800.0;
 
 // The share of a link's data-sheet rate that NCCL reaches with large messages. NVLink: 350 of an H100's 450 GB/s, as in

@@ -14,21 +14,28 @@ namespace {
 
 // ---- matmuls --------------------------------------------------------------------------------------------------------
 
-// The main loop's rate, over that of a large product with its result (CardRates): 820 of 750 TFLOP/s in BF16 on an
-// H100, and 1500 of 1350 in FP8 with fast accumulation (published). With split accumulation products of the same shape
-// took 1 to 5 % longer (cuBLASLt 13.1 on an H100 80GB HBM3, driver 580.159.04, measured by the card check on
-// 2026-11-26: 1357 and 1339 TFLOP/s for 16384 x 1600 x 6400, 787 and 768 for 16384 x 768 x 768).
-constexpr double kMainLoop[] = {820.0 / 750, 1500.0 / 1350, 1450.0 / 1350};
+// Measured with cuBLASLt 13.1 on an H100 80GB HBM3 (driver 580.159.04, 2026-11-27): 659 products of GPT layers one by
+// one, and the products of runs.
 
-// cuBLASLt's tiles, and the rate of the main loop in each, relative to the largest.
-struct Tile {
-    int rows, columns;
-    double rate;
-};
-constexpr Tile kTiles[] = {{128, 256, 1.0}, {256, 128, 1.0}, {128, 192, 0.97}, {128, 128, 0.88}, {128, 64, 0.70}};
+// The main loop's rate with tiles of 192 x 192, over that of a large product with its result (CardRates): 825 of 790
+// TFLOP/s in BF16, 1580 of 1450 in FP8. Products with a scale per block also multiply with the scales, and those whose
+// operands both have a scale per 128 elements of a row, the weights' gradients, do so more often.
+constexpr double kMainLoop[] = {1.045, 1.09, 1.09, 1.0, 0.805};
+// A tile reads 1 / rows + 1 / columns elements of its operands per multiplication. The main loop takes longer by this
+// times what that is above a tile of 192 x 192: by 6 % with 128 x 160, by 9 % with 128 x 128.
+constexpr double kOperands = 18;
+constexpr int kTiles[][2] = {{320, 128}, {192, 192}, {256, 128}, {128, 256}, {128, 192},
+                             {128, 160}, {144, 128}, {112, 128}, {128, 128}, {128, 64}};
+// Split accumulation holds every sum twice, so its largest tile has half the results. With blocks it is smaller still.
+constexpr int kLargestTile[] = {320 * 128, 320 * 128, 128 * 160, 128 * 128, 128 * 128};
 constexpr int kSplits[] = {1, 2, 3, 4, 6, 8};   // parts of the sum that blocks share, with partial results
 constexpr double kPartials = double{32 << 20};  // bytes of partial results that fit into cuBLASLt's workspace
-constexpr double kPartialRate = 5e12 / 132;     // bytes per second and multiprocessor, through L2: assumed
+constexpr double kPartialRate = 1.6e12 / 132;   // bytes per second and multiprocessor
+constexpr double kResultRate = 1.5;             // over a copy's: other tiles' main loops hide part of the writes
+// Products with GELU (kernels/hopper/matmul_gelu.h): the main loop's rate, as above, and bytes of h and of codes per
+// element, which pass at the rate of element-wise kernels. 514 and 396 us forward for 65536 x 3072 x 768 and for
+// 16384 x 6400 x 1600, 613 and 478 us backward.
+constexpr double kGeluForward = 0.98, kGeluBackward = 0.7, kGeluBytes = 4;
 
 // ---- attention ------------------------------------------------------------------------------------------------------
 
@@ -50,19 +57,18 @@ constexpr double kClock = 1.75e9, kSchedulers = 4;  // under load, of an H100; o
 constexpr double kPortableTile = 64;                // keys; half of the tile at the diagonal is computed in vain
 constexpr double kDeltaBytes = 6;                   // per token and channel: the backward pass reads out and dout first
 // TFLOP/s of the Hopper kernels for long sequences, at head dimensions 64 and 128, counted as 2 products forward and 5
-// backward. Fitted to an H100 80GB HBM3 (driver 580.159.04, BF16, 2026-11-26). Forward at 64: 496 us a layer for 64 x
-// 1024 tokens and 12 heads, 249 us for 16 x 1024 tokens and 25 heads, in runs of 12 and 48 layers. The others were only
-// measured in runs of 2 layers, where the forward kernels take 0.88 of the time that they take in those runs, because
-// the card's clock falls under load. So 1.1 times these are taken: backward at 64 1010 and 499 us for the same shapes;
-// at 128, for 2 x 4096 tokens and 32 heads, 657 us forward and 1840 us backward.
-constexpr double kHopperForward[] = {264, 405}, kHopperBackward[] = {298, 360}, kHopperPeak = 989.4;
+// backward. Fitted to an H100 80GB HBM3 (driver 580.159.04, 2026-11-27). At 64, 64 x 1024 tokens and 12 heads, in BF16:
+// 424 us a layer forward, 679 for dK and dV, 389 for dQ. At 128, 2 x 4096 tokens and 32 heads, in an FP8 run: 558 us
+// (617 with codes), 861 and 609.
+constexpr double kHopperForward[] = {304, 477}, kHopperBackward[] = {302, 452}, kHopperPeak = 989.4;
+// In FP8 runs the clock is higher, and the same kernels, without codes, take this share of the time: 387, 621, 353 us.
+constexpr double kFp8Attention = 0.91;
 // Keys computed in vain for a query are half of this, where a block's start and end count too. A block has 192 queries
 // forward, and 128 rows of either side backward.
 constexpr double kHopperTile = 256;
 // Quantizing makes attention's kernels longer, as if element-wise kernels moved these bytes per element of the output
-// forward, and of dqkv backward. Measured on the same card: 61 and 34 us a layer forward for the two shapes of head
-// dimension 64. Backward 114 and 77 us, with the same epilogue behind another kernel.
-constexpr double kQuantizeOutput = 3.4, kQuantizeGradient = 2.3;
+// forward, and of dqkv backward: 74 and 84 us a layer for 64 x 1024 tokens of 124M (461, 626 and 432 us with codes).
+constexpr double kQuantizeOutput = 4, kQuantizeGradient = 1.5;
 
 // ---- element-wise kernels -------------------------------------------------------------------------------------------
 
@@ -100,7 +106,10 @@ double state_bytes(const OptimizerConfig& optimizer) {
     const double average = optimizer.average.kind != AverageKind::none ? 4 + 4 : 0;
     return 4 + (two_moments ? 2.0 * static_cast<double>(bytes_of(optimizer.adam_moments)) : 4) + average;
 }
-constexpr double kQuantizeWeight = 6;  // of a weight in FP8: reads the master, writes both layouts
+// Quantizing a weight reads the master and writes both layouts. That is 6 bytes, but the kernel has 0.6 to 0.7 of the
+// other element-wise kernels' rate: 0.64 ms for six layers of 1558M, 1.28 for two of Llama 3 8B; 0.53 at 124M.
+constexpr double kQuantizeWeight = 10;
+constexpr double kQuantizeWeightKernels = 6;  // per layer
 
 std::vector<TensorRow> block_matrices(const ModelConfig& model) {
     std::vector<TensorRow> rows = all_tensors(model);
@@ -154,26 +163,34 @@ struct Passes {
 
 double TimeModel::matmul(const Matmul& p) const {
     const double large = (p.kind == Kind::bf16 ? card_.bf16_tflops : card_.fp8_tflops) * 1e12;
-    const double rate = kMainLoop[static_cast<int>(p.kind)] * large, memory = card_.bandwidth_gbs * 1e9;
+    const int kind = static_cast<int>(p.kind);
+    const double rate = kMainLoop[kind] * large, memory = card_.bandwidth_gbs * 1e9;
     const double multiprocessors = gpu_.multiprocessors;
     const double operand = p.kind == Kind::bf16 ? 2 : 1, result = p.M * p.N * (p.result_bytes + p.read_bytes) / memory;
-    const double moved = operand * (p.M + p.N) * p.K / memory + result;
+    const double moved = operand * (p.M + p.N) * p.K / memory + result, written = result / kResultRate;
     double best = INFINITY;
-    for (const Tile& tile : kTiles) {
-        const double tiles = std::ceil(p.M / tile.rows) * std::ceil(p.N / tile.columns);
-        const double main_loop = 2 * tiles * tile.rows * tile.columns * p.K / (rate * tile.rate);
+    for (const auto& [rows, columns] : kTiles) {
+        if (rows * columns > kLargestTile[kind]) continue;
+        const double tiles = std::ceil(p.M / rows) * std::ceil(p.N / columns);
+        const double more = kOperands * (1.0 / rows + 1.0 / columns - 2.0 / 192);
+        const double main_loop = 2 * tiles * rows * columns * p.K * (1 + more) / rate;
         for (const int splits : kSplits) {
             const double partials = splits == 1 ? 0 : splits * p.M * p.N * 4;
             if (partials > kPartials) continue;
             const double waves = std::ceil(tiles * splits / multiprocessors);
             const double busy = tiles * splits / (waves * multiprocessors);  // of the multiprocessors' time
-            const double seconds = splits == 1 ? (main_loop + result) / busy
+            const double seconds = splits == 1 ? (main_loop + written) / busy
                                                : (main_loop + 2 * partials / (kPartialRate * multiprocessors)) / busy +
-                                                     result + 1e-3 * kLaunch;
+                                                     written + 1e-3 * kLaunch;
             best = std::min(best, seconds);
         }
     }
     return 1e3 * std::max(best, moved) + kLaunch;
+}
+
+double TimeModel::matmul_gelu(double M, double N, double K, bool backward) const {
+    const double rate = (backward ? kGeluBackward : kGeluForward) * card_.fp8_tflops * 1e9;
+    return 2 * M * N * K / rate + element_wise(M * N * kGeluBytes) + kLaunch;
 }
 
 // Only wgmma reaches the full rate on Hopper (0.67: a published fit), and the instructions of Blackwell's data-center
@@ -197,18 +214,15 @@ TimeModel::Attention TimeModel::attention(double layers, int B, int T, const Att
             (k.clocks + k.clocks_per_channel * heads.HD) / 1024 / (kClock * kSchedulers * gpu_.multiprocessors);
         return 1e3 * computed * (tensor + rest) / (heads.HD > 64 ? kPortableShareWide : kTensorKernelShare);
     };
-    const auto runs = [&](KernelVariant variant) {
-        return kernels.has(variant) && kernel_variant(variant).runs_on(gpu_.capability);
-    };
     const auto on_hopper = [&](double for_long_sequences, int products) {
         const double rate = for_long_sequences * T / (T + kHopperTile);
         return attention_at(rate * card_.peak_tflops / kHopperPeak, products, tokens, T, channels);
     };
     Attention time = {portable(kPortableForward), portable(heads.HD == 256 ? kPortableBackward256 : kPortableBackward),
                       portable(kPortableLogits)};
-    if (runs(KernelVariant::hopper_attention) && hopper::can_run(heads))
+    if (runs(kernels, KernelVariant::hopper_attention) && hopper::can_run(heads))
         time.forward = on_hopper(kHopperForward[heads.HD == 128], 2);
-    if (runs(KernelVariant::hopper_attention_backward_split) && hopper::can_run(heads))
+    if (runs(kernels, KernelVariant::hopper_attention_backward_split) && hopper::can_run(heads))
         time.backward = on_hopper(kHopperBackward[heads.HD == 128], 5);
     time.backward += element_wise(tokens * channels * kDeltaBytes);
     return time;
@@ -234,6 +248,8 @@ public:
           fp8_backward_(!config_.fp8 || config_.fp8->grad != Fp8Grad::bf16) {
         fp8_share_ = (fp8_.count() - fp8_.is_fp8(kHeadLayer)) / (L_ * static_cast<double>(linear_names(model_).size()));
         cast_share_ = fp8_backward_ ? fp8_share_ : 0;
+        gelu_forward_ = time_.runs(config_.kernels, KernelVariant::hopper_matmul_gelu) ? fp8_share_ : 0;
+        gelu_backward_ = time_.runs(config_.kernels, KernelVariant::hopper_matmul_gelu_backward) ? fp8_share_ : 0;
     }
 
     // The matmuls of the blocks, without those that recomputation repeats.
@@ -248,6 +264,13 @@ public:
             all.forward += found->second.forward;
             all.backward += found->second.backward;
         }
+        const double hidden = model_.mlp_channels();
+        const auto gelu_adds = [&](bool backward) {
+            const TimeModel::Kind kind = kind_of(backward ? Product::dgrad : Product::forward, true);
+            return L_ * (time_.matmul_gelu(N_, hidden, C_, backward) - time_.matmul({N_, hidden, C_, kind}));
+        };
+        all.forward += gelu_forward_ > 0 ? gelu_forward_ * gelu_adds(false) : 0;
+        all.backward += gelu_backward_ > 0 ? gelu_backward_ * gelu_adds(true) : 0;
         return all;
     }
 
@@ -267,8 +290,11 @@ public:
             model_.attention_flops_per_token(config_.seq) / (6 * heads.width() * static_cast<double>(config_.seq));
         TimeModel::Attention attention =
             time_.attention(whole_layers, config_.batch, config_.seq, heads, config_.kernels);
-        attention.forward += cast_share_ * time_.element_wise(L_ * N_ * heads.width() * kQuantizeOutput);
-        attention.backward += cast_share_ * time_.element_wise(L_ * N_ * heads.qkv_width() * kQuantizeGradient);
+        const double share = 1 - cast_share_ * (1 - kFp8Attention);  // of the time in a BF16 run
+        attention.forward =
+            share * attention.forward + cast_share_ * time_.element_wise(L_ * N_ * heads.width() * kQuantizeOutput);
+        attention.backward = share * attention.backward +
+                             cast_share_ * time_.element_wise(L_ * N_ * heads.qkv_width() * kQuantizeGradient);
         return attention;
     }
 
@@ -276,7 +302,7 @@ public:
     Passes element_wise() const {
         const ElementWise bytes(model_);
         const bool block_again = config_.recompute == Recompute::block;
-        double forward = 2 * C_ * kNormForward + bytes.rope / 2 + bytes.activation_forward;
+        double forward = 2 * C_ * kNormForward + bytes.rope / 2 + (1 - gelu_forward_) * bytes.activation_forward;
         forward += (fp8_share_ - cast_share_) * kCastInput * (2 * C_ + bytes.activated);
         double again = block_again ? forward : 0;
         // Each pass writes one layout of FP8 codes of what is made again, but both for a product that runs again.
@@ -289,7 +315,8 @@ public:
             if (!block_again) again += 2 * C_ * (kNormAgain - cast_share_);
         }
         const double backward = 2 * C_ * (kNormBackward + cast_share_ * kNormBackwardFp8) + bytes.rope / 2 +
-                                bytes.activation_backward + (1 - cast_share_) * bytes.bias_gradients + again;
+                                (1 - gelu_backward_) * bytes.activation_backward +
+                                (1 - cast_share_) * bytes.bias_gradients + again;
         const double launches = time_.launches(L_ * kKernelsPerLayer / 2);
         Passes all = {time_.element_wise(L_ * N_ * forward) + launches,
                       time_.element_wise(L_ * N_ * backward) + (1 + block_again) * launches};
@@ -304,7 +331,8 @@ public:
     double optimizer() const {
         const double updated = parameters() / slices_;
         double ms = time_.optimizer(updated * optimizer_bytes(config_.optimizer, config_.sharding.gradients)) +
-                    time_.element_wise(fp8_weights() * kQuantizeWeight / slices_);
+                    time_.element_wise(fp8_weights() * kQuantizeWeight / slices_) +
+                    time_.launches(fp8_share_ * L_ * kQuantizeWeightKernels / slices_);
         if (!is_muon(config_.optimizer.kind)) return ms;
         // Ranks share Muon's matrices in every stage.
         const int sharing = config_.sharding.within > 0 ? config_.sharding.within : run_.ranks;
@@ -332,14 +360,20 @@ private:
     // The three products of a linear layer for N tokens. The weight's gradient is FP32, and most micro-steps add to it:
     // `added` is their share.
     Passes linear(double N, double OC, double C, bool in_fp8, double added) const {
+        return {time_.matmul({N, OC, C, kind_of(Product::forward, in_fp8)}),
+                time_.matmul({N, C, OC, kind_of(Product::dgrad, in_fp8)}) +
+                    time_.matmul({OC, C, N, kind_of(Product::wgrad, in_fp8), 4, 4 * added})};
+    }
+    enum class Product { forward, dgrad, wgrad };
+    TimeModel::Kind kind_of(Product product, bool in_fp8) const {
         using Kind = TimeModel::Kind;
+        const bool forward = product == Product::forward;
+        if (!in_fp8 || (!forward && !fp8_backward_)) return Kind::bf16;
+        if (config_.fp8_scaling() == Fp8Scaling::block)
+            return product == Product::wgrad ? Kind::fp8_blocks_wgrad : Kind::fp8_blocks;
         const FastAccumulation fast = config_.fast_accumulation;
-        const Kind forward = !in_fp8 ? Kind::bf16 : fast == FastAccumulation::none ? Kind::fp8_split : Kind::fp8_fast;
-        const Kind backward = !in_fp8 || !fp8_backward_       ? Kind::bf16
-                              : fast == FastAccumulation::all ? Kind::fp8_fast
-                                                              : Kind::fp8_split;
-        return {time_.matmul({N, OC, C, forward}),
-                time_.matmul({N, C, OC, backward}) + time_.matmul({OC, C, N, backward, 4, 4 * added})};
+        return fast == FastAccumulation::all || (forward && fast != FastAccumulation::none) ? Kind::fp8_fast
+                                                                                            : Kind::fp8_split;
     }
     double parameters() const { return static_cast<double>(model_.padded_parameters()); }
     double fp8_weights() const {
@@ -360,6 +394,7 @@ private:
     const bool fp8_backward_;                // dgrad and wgrad of layers in FP8 are as well
     double fp8_share_;                       // share of the blocks' linear layers that are in FP8
     double cast_share_;                      // share of them whose operands exist only in FP8
+    double gelu_forward_, gelu_backward_;    // share of them whose product with GELU is one kernel
 };
 
 }  // namespace

@@ -26,8 +26,8 @@ struct PlannedRun {
 // Milliseconds to start and drain a kernel: assumed.
 constexpr double kLaunch = 2e-3;
 // Element-wise kernels reach this share of a plain copy's rate. Measured on an H100 80GB HBM3 (driver 580.159.04,
-// 2026-11-26), where a copy has 2.92 TB/s: 0.95 in BF16 steps of GPT-2 124M and 0.96 of 1558M, 0.82 and 0.81 in FP8
-// steps, whose norms quantize their gradients at 0.65. GELU alone has 0.95 to 1.05.
+// 2026-11-27), where a copy has 2.85 TB/s: 0.95 in FP8 steps of GPT-2 124M, 0.94 in BF16, 0.91 in FP8 steps of six
+// layers of 1558M.
 constexpr double kElementWiseShare = 0.92;
 // Tensor-core kernels of our own reach this share of the rate that the sum of their resources' times allows, as
 // FlashAttention-2 and -3 do at T = 1024.
@@ -39,8 +39,8 @@ public:
     TimeModel(const GpuSpec& gpu, const MeasuredRates& measured) : gpu_(gpu), card_(gpu, measured) {}
 
     // A product with a result of M x N and K terms in each sum. FP8 accumulates in full precision (split) or not
-    // (fast).
-    enum class Kind { bf16, fp8_fast, fp8_split };
+    // (fast). With a scale per block it is split; a weight's gradient is a kind of its own there.
+    enum class Kind { bf16, fp8_fast, fp8_split, fp8_blocks, fp8_blocks_wgrad };
     struct Matmul {
         double M, N, K;
         Kind kind;
@@ -48,11 +48,16 @@ public:
         double read_bytes = 0;    // read per element, if the product adds to the result
     };
     double matmul(const Matmul& product) const;
+    // A product in FP8 with GELU, or with GELU's gradient, in its epilogue.
+    double matmul_gelu(double M, double N, double K, bool backward) const;
     // Causal attention in this number of layers, with the kernels that a run with this set has on the card.
     struct Attention {
         double forward, backward;
         double logits = 0;  // attention_max_logits()
     };
+    bool runs(const KernelSet& kernels, KernelVariant variant) const {
+        return kernels.has(variant) && kernel_variant(variant).runs_on(gpu_.capability);
+    }
     Attention attention(double layers, int B, int T, const AttentionHeads& heads, const KernelSet& kernels) const;
     // The time of attention at a rate that counts this many products (2 forward, 5 backward) over half of the square,
     // for `tokens` tokens in sequences of T.

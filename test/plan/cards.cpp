@@ -181,15 +181,15 @@ PlannedRun run_with(const Rates& rates) {
 TEST_CASE("card rates: what was measured, else the table's") {
     const GpuSpec gpu = *find_gpu_by_short_name("h200");
     const CardRates table(gpu, {}), all(gpu, {kAll, ""}), some(gpu, {{{"fp8", 9e14}, {"all_gather", 2e11}}, ""});
-    CHECK(table.bf16_tflops == doctest::Approx(750));
-    CHECK(table.fp8_tflops == doctest::Approx(1350));
+    CHECK(table.bf16_tflops == doctest::Approx(790));
+    CHECK(table.fp8_tflops == doctest::Approx(1450));
     CHECK(table.peak_tflops == 989.4);
     CHECK(table.bandwidth_gbs == doctest::Approx(4200));
     CHECK(table.all_gather_gbs == doctest::Approx(350));
     CHECK(table.reduce_scatter_gbs == table.all_gather_gbs);
     CHECK(all.bf16_tflops == doctest::Approx(600));
     CHECK(all.fp8_tflops == doctest::Approx(900));
-    CHECK(all.peak_tflops == doctest::Approx(600 * 989.4 / 750));  // attention is slower as products are
+    CHECK(all.peak_tflops == doctest::Approx(600 * 989.4 / 790));  // attention is slower as products are
     CHECK(all.bandwidth_gbs == doctest::Approx(4000));
     CHECK(all.all_gather_gbs == doctest::Approx(200));
     CHECK(all.reduce_scatter_gbs == doctest::Approx(100));

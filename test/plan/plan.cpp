@@ -41,10 +41,10 @@ TEST_CASE("plan: a BF16 step against a separate calculation") {
         double blocks, head, attention, elementwise, rest, optimizer;
     };
     const Expected table[] = {
-        {"gpt2", 64, 1024, 400.0641, 173.8961, 158.1281, 106.3790, 30.0114, 1.0076},
-        {"gpt2", 32, 2048, 400.0641, 173.8961, 278.6282, 106.3790, 30.0114, 1.0140},
-        {"gpt2-xl", 32, 1024, 6560.9045, 367.6927, 1317.7339, 885.2118, 32.9466, 12.6098},
-        {"gpt3-6.7b", 8, 2048, 26311.2840, 851.9903, 3087.6055, 1499.2926, 41.7520, 53.9029},
+        {"gpt2", 64, 1024, 374.8634, 168.0997, 150.5886, 106.3790, 30.0114, 1.0076},
+        {"gpt2", 32, 2048, 374.8634, 168.0997, 265.0572, 106.3790, 30.0114, 1.0140},
+        {"gpt2-xl", 32, 1024, 6286.8368, 353.3843, 1254.9049, 885.2118, 32.9466, 12.6098},
+        {"gpt3-6.7b", 8, 2048, 26352.2204, 845.4962, 2521.9978, 1499.2926, 41.7520, 53.9029},
     };
     for (const Expected& e : table) {
         CAPTURE(e.model);
@@ -64,17 +64,17 @@ TEST_CASE("plan: a BF16 step against a separate calculation") {
 }
 
 TEST_CASE("plan: an FP8 step against the same calculation") {
-    // Blocks' products and element-wise kernels, what attention takes for quantizing, and what FP8 saves in the head;
-    // the rest is as in BF16.
+    // Blocks' products and element-wise kernels, what attention takes for quantizing beyond 0.91 of a BF16 run, and
+    // what FP8 saves in the head; the rest is as in BF16.
     struct Expected {
         const char* model;
         int batch, seq;
         double blocks, elementwise, attention_casts, head_saves;
     };
     const Expected table[] = {
-        {"gpt2", 64, 1024, 243.9922, 98.8761, 12.8799, 67.4139},
-        {"gpt2-xl", 32, 1024, 3836.4545, 822.6879, 107.3325, 148.8916},
-        {"gpt3-6.7b", 8, 2048, 15136.7226, 1392.5854, 183.1808, 351.8622},
+        {"gpt2", 64, 1024, 214.7487, 98.8761, 10.6290, 69.6107},
+        {"gpt2-xl", 32, 1024, 3457.9366, 822.6879, 88.5754, 154.5870},
+        {"gpt3-6.7b", 8, 2048, 14373.9859, 1392.5854, 151.1686, 370.4316},
     };
     for (const Expected& e : table) {
         CAPTURE(e.model);
@@ -83,7 +83,7 @@ TEST_CASE("plan: an FP8 step against the same calculation") {
         PlannedRun run = run_of(model, e.batch, e.seq);
         const StepTime fp8 = step_time(run, Precision::fp8, 1), bf16 = step_time(run, Precision::bf16, 1);
         CHECK(fp8.blocks_forward + fp8.blocks_backward == near(e.blocks + e.elementwise + fp8.attention));
-        CHECK(fp8.attention == near(bf16.attention + e.attention_casts));
+        CHECK(fp8.attention == near(0.91 * bf16.attention + e.attention_casts));
         // Layers in BF16 cost the same as in a BF16 run.
         run.config.fp8_layers = fp8_layers_from_text("none");
         CHECK(step_time(run, Precision::fp8, 1).total() == near(bf16.total()));
@@ -120,7 +120,7 @@ TEST_CASE("plan: recomputation, ranks and lengths") {
     };
     CHECK(in_fp8(Recompute::gelu) - in_fp8(Recompute::none) == near(8 * channel));
     CHECK(in_fp8(Recompute::norm) - in_fp8(Recompute::gelu) == near(4 * channel));
-    CHECK(block.products - none.products == near(132.1763));
+    CHECK(block.products - none.products == near(125.9966));
     CHECK(block.blocks_forward == near(none.blocks_forward));
     CHECK(block.blocks_backward == near(none.blocks_backward + none.blocks_forward));
 
@@ -128,7 +128,7 @@ TEST_CASE("plan: recomputation, ranks and lengths") {
     run.ranks = 8;  // a step of eight times the tokens
     CHECK(run.tokens() == 8 * 524288);
     CHECK(step_time(run, Precision::bf16, 1).total() == near(none.total()));
-    CHECK(step_time(run_of(model, 128, 512), Precision::bf16, 1).attention == near(97.8780));
+    CHECK(step_time(run_of(model, 128, 512), Precision::bf16, 1).attention == near(93.3543));
 }
 
 TEST_CASE("plan: attention of layers with windows takes less time") {
@@ -170,7 +170,7 @@ TEST_CASE("plan: an optimizer with one moment moves 8 bytes a parameter less tha
 TEST_CASE("plan: Muon's products are those of 300 C^3 a block, divided among the ranks that share") {
     PlannedRun run = run_of(find_model("gpt2"), 4, 1024);  // 12 blocks of 768 channels
     const double adamw = step_time(run, Precision::bf16, 1).optimizer;
-    const double five = 12 * 300.0 * 768 * 768 * 768 / (750e12 * 1e-3);
+    const double five = 12 * 300.0 * 768 * 768 * 768 / (790e12 * 1e-3);
     for (const OptimizerKind kind : {OptimizerKind::muon, OptimizerKind::normuon}) {
         run.config.optimizer.kind = kind, run.config.optimizer.muon.newton_schulz = 'k';
         CHECK(step_time(run, Precision::bf16, 1).optimizer == doctest::Approx(adamw + five).epsilon(1e-3));
@@ -198,8 +198,8 @@ TEST_CASE("plan: what is printed") {
                "524,288 tokens|64 sequences x 1,024 tokens x 1 rank x 8 micro-steps|weights|237.0 MiB|"
                "activations|19.5 GiB|-b 64, -r none|libraries|22.7 GiB|"
                "host memory               1.5 GiB   pinned|fits into H200, which has 139.8 GiB|"
-               "matmuls                  574.0 ms|750 TFLOP/s in bf16 and 1350 in fp8|3.9 TB/s|869.5 ms|"
-               "718.9 ms|MFU|within 10 % of measured",
+               "matmuls                  543.0 ms|790 TFLOP/s in bf16 and 1450 in fp8|3.9 TB/s|830.9 ms|"
+               "660.8 ms|MFU|within 10 % of measured",
                '|')) {
         CAPTURE(part);
         CAPTURE(text());
