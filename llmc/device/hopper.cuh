@@ -74,6 +74,11 @@ struct RingPosition {
         stage = 0;
         parity ^= 1;
     }
+    LLMC_DEVICE void advance(int by) {
+        stage += by;
+        parity ^= stage / Stages & 1;
+        stage %= Stages;
+    }
 };
 
 // ---- copies into shared memory -------------------------------------------------------------------------------------
@@ -228,6 +233,22 @@ LLMC_DEVICE void multiply_registers(float (&d)[32], const uint32_t (&a)[4], uint
         : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
 template <class F8>
 LLMC_DEVICE void multiply_codes(float (&d)[64], uint64_t a, uint64_t b, bool accumulate) {
+    if constexpr (std::is_same_v<F8, e5m2>)
+        LLMC_MULTIPLY_CODES("e5m2");
+    else
+        LLMC_MULTIPLY_CODES("e4m3");
+}
+#undef LLMC_MULTIPLY_CODES
+// The same with 64 rows for b: d (64, 64).
+#define LLMC_MULTIPLY_CODES(TYPE)                                                  \
+    asm volatile(                                                                  \
+        "{\n\t.reg .pred accumulate;\n\tsetp.ne.b32 accumulate, %34, 0;\n\t"       \
+        "wgmma.mma_async.sync.aligned.m64n64k32.f32." TYPE ".e4m3 {" LLMC_NAMES_32 \
+        "}, %32, %33, accumulate, 1, 1;\n\t}"                                      \
+        : LLMC_D32(0)                                                              \
+        : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
+template <class F8>
+LLMC_DEVICE void multiply_codes(float (&d)[32], uint64_t a, uint64_t b, bool accumulate) {
     if constexpr (std::is_same_v<F8, e5m2>)
         LLMC_MULTIPLY_CODES("e5m2");
     else
