@@ -140,21 +140,23 @@ Proposal agree_on_products(const CardCheck& check, const Comm& comm, CardCheckRe
     }
 }
 
-// Rank 0 compares the candidates' times with those of the product, in the way that was agreed on, and the kernel behind
-// it.
-void compare_candidates(const CheckRequest& request, const Comm& comm, const Proposal& agreed,
-                        CardCheckResult& result) {
+// Rank 0 compares the candidates' times with those of what they replace, in which the way that was agreed on stands for
+// the library's first way.
+void compare_candidates(const CheckRequest& request, const std::vector<CheckItem>& items, const Comm& comm,
+                        const Proposal& agreed, CardCheckResult& result) {
     Json slow = Json::array(), lines = Json::array();
-    for (const CheckItem& item : kernel_checks(request.use)) {
+    for (const CheckItem& item : items) {
         if (!item.product) continue;
         const std::string key = request.key(*item.product);
+        const std::vector<ProductTrial>& trials = result.findings.at(key).trials;
+        const double first = trials.empty() ? 0 : trials.front().ms;
         double product = 0;
         const auto choice = agreed.choices.find(key);
-        for (const ProductTrial& trial : result.findings[key].trials)
+        for (const ProductTrial& trial : trials)
             if (choice != agreed.choices.end() && trial.way == choice->second) product = trial.ms;
         const CandidateTimes times = result.findings.at(item.name).times;
-        const double replaced = product + times.behind_product;
-        const bool is_timed = product > 0 && times.ms > 0;
+        const double replaced = times.replaced - first + product;
+        const bool is_timed = first > 0 && product > 0 && times.ms > 0;
         const bool is_faster = is_timed && times.ms < kWorthUsing * replaced;
         if (!is_faster) slow.push_back(item.variant);
         if (is_timed)
@@ -176,9 +178,9 @@ std::vector<std::string> gather_lines(const Comm& comm, const std::vector<std::s
 }
 
 // Sorts the wrong kernels of this card into those that have a replacement and those that have none.
-void sort_problems(const CheckRequest& request, const Comm& comm, CardCheckResult& result) {
+void sort_problems(const std::vector<CheckItem>& items, const Comm& comm, CardCheckResult& result) {
     std::vector<std::string> variants, notes, refusals;
-    for (const CheckItem& item : kernel_checks(request.use)) {
+    for (const CheckItem& item : items) {
         const Finding& finding = result.findings.at(item.name);
         result.items++;
         if (finding.problem.empty()) {
@@ -225,11 +227,12 @@ CardCheckResult check_card(const CardCheck& check, const Comm& comm) {
     const auto begin = std::chrono::steady_clock::now();
     CardCheckResult result;
     do_together(comm, [&] { find(check, result); });
-    sort_problems(check.request, comm, result);
+    const std::vector<CheckItem> items = kernel_checks(check.request.use);
+    sort_problems(items, comm, result);
     const Proposal agreed = agree_on_products(check, comm, result);
     result.choices = agreed.choices;
     describe_products(check.request, comm, agreed, result);
-    compare_candidates(check.request, comm, agreed, result);
+    compare_candidates(check.request, items, comm, agreed, result);
     std::erase_if(result.choices, [](const auto& choice) { return choice.second == ProductChoice{}; });
     result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     return result;

@@ -58,7 +58,7 @@ static void to_json(Json& json, const Finding& f) {
     json["seconds"] = f.seconds;
     if (!f.trials.empty()) json["ways"] = f.trials;
     if (!f.rates.empty()) json["rates"] = f.rates;
-    if (f.times.ms > 0) json["ms"] = {f.times.ms, f.times.behind_product};
+    if (f.times.ms > 0) json["ms"] = {f.times.ms, f.times.replaced};
 }
 static void from_json(const Json& json, Finding& f) {
     f = {json.at("family"),

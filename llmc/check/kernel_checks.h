@@ -22,9 +22,10 @@ struct TrainerConfig;
 // The variant of items without which a run falls back from FP8 to BF16 altogether.
 constexpr const char* kAllOfFp8 = "fp8";
 
-// Milliseconds of a candidate, with cold caches, and of the kernel that would run behind the product if it did not.
+// Milliseconds of a candidate, and of what it replaces: the product in the library's first way, and the separate
+// kernel.
 struct CandidateTimes {
-    double ms = 0, behind_product = 0;
+    double ms = 0, replaced = 0;
 };
 
 struct CheckItem {

@@ -219,7 +219,7 @@ double ProductChecks::time(const Product& product) {
     const auto run = [&] { matmul_.multiply(product, o.tensors(), stream_); };
     if (!warm_) warm_up(stream_, run);
     warm_ = true;
-    return cold_ms(stream_, run);
+    return cold_ms(stream_, {run})[0];
 }
 
 // Runs it at least once.
@@ -232,23 +232,28 @@ void warm_up(stream_t stream, const std::function<void()>& run) {
     } while (std::chrono::steady_clock::now() - begin < length);
 }
 
-double cold_ms(stream_t stream, const std::function<void()>& run) {
+std::vector<double> cold_ms(stream_t stream, const std::vector<std::function<void()>>& runs) {
     const size_t flushed = 2 * device_info().l2_cache;
     std::unique_ptr<GuardedMemory> other = flushed > 0 ? std::make_unique<GuardedMemory>(flushed, stream) : nullptr;
     const event_t begin = create_event(true), end = create_event(true);
-    std::vector<double> times;
-    for (int i = 0; i < kTimings; i++) {
-        if (other) set_bytes(other->data(), i, flushed, stream);
-        record(begin, stream);
-        run();
-        record(end, stream);
-        synchronize(end);
-        times.push_back(static_cast<double>(elapsed_ms(begin, end)));
-    }
+    std::vector<std::vector<double>> times(runs.size());
+    for (int i = 0; i < kTimings; i++)
+        for (size_t r = 0; r < runs.size(); r++) {
+            if (other) set_bytes(other->data(), i, flushed, stream);
+            record(begin, stream);
+            runs[r]();
+            record(end, stream);
+            synchronize(end);
+            times[r].push_back(static_cast<double>(elapsed_ms(begin, end)));
+        }
     destroy_event(begin);
     destroy_event(end);
-    std::nth_element(times.begin(), times.begin() + kTimings / 2, times.end());
-    return times[kTimings / 2];
+    std::vector<double> medians;
+    for (std::vector<double>& of_run : times) {
+        std::nth_element(of_run.begin(), of_run.begin() + kTimings / 2, of_run.end());
+        medians.push_back(of_run[kTimings / 2]);
+    }
+    return medians;
 }
 
 }  // namespace llmc

@@ -25,8 +25,9 @@ struct ProductTrial {
 
 // Runs it for two seconds on a card, which an idle one needs to reach the clock of a run.
 void warm_up(stream_t stream, const std::function<void()>& run);
-// The median of a few times in milliseconds, with other memory in the L2 cache.
-double cold_ms(stream_t stream, const std::function<void()>& run);
+// The median of a few times in milliseconds of each run, with other memory in the L2 cache. Runs are timed in turn, so
+// that all have the same clock.
+std::vector<double> cold_ms(stream_t stream, const std::vector<std::function<void()>>& runs);
 
 class ProductChecks {
 public:
