@@ -32,7 +32,11 @@ const Card* find_card(const std::string& name) {
 const Card& card() {
     static const Card played = [] {
         Card chosen = *find_card(options().card);
-        if (options().multiprocessors) chosen.multiprocessors = options().multiprocessors;
+        if (const int fewer = options().multiprocessors) {
+            chosen.l2_bytes =
+                chosen.l2_bytes / static_cast<size_t>(chosen.multiprocessors) * static_cast<size_t>(fewer);
+            chosen.multiprocessors = fewer;
+        }
         return chosen;
     }();
     return played;

@@ -233,8 +233,9 @@ class OnVirtualGpu(unittest.TestCase):
     def test_hopper_candidates(self):
         """Hopper's products with GELU are used if they are right and faster than what they replace, or if they are
         right and named."""
-        names, env = ["hopper_matmul_gelu", "hopper_matmul_gelu_backward"], cache()
-        flags = [*card_flags("delayed"), "--timeout-check", "20", "--card-check", "auto"]
+        names = ["hopper_matmul_gelu", "hopper_matmul_gelu_backward"]
+        env = {**cache(), "VIRTUAL_GPU_MULTIPROCESSORS": "2"}  # and little L2, which each timing overwrites twice
+        flags = [*card_flags("delayed"), "--timeout-check", "20", "--card-check", "auto", "--max-steps", "1"]
 
         def kernels(done):
             return [name for name in json.loads(done.read("run.json"))["kernels"] if name in names]
@@ -247,25 +248,28 @@ class OnVirtualGpu(unittest.TestCase):
         ratios = [float(own) / float(other) for _, own, other in lines]
         if all(abs(ratio - 0.97) > 0.02 for ratio in ratios):  # the lines have three digits
             self.assertEqual(kernels(first), [name for name, ratio in zip(names, ratios) if ratio < 0.97])
-        # The times are kept, and others decide otherwise.
+        # The times are kept, and others decide otherwise: the candidate's own, and that of the product in the library's
+        # first way, with which the candidate was compared. The second way is then chosen and takes 2 ms less.
         [path] = files_in(os.path.join(env["XDG_CACHE_HOME"], "train_gpt"))
         kept = read_json(path)
         items = [finding for finding in kept["findings"].values() if "ms" in finding]
         self.assertEqual(len(items), 2)
-        for ms, used in ((1e-6, names), (1e6, [])):
-            for item in items:
-                item["ms"][0] = ms
+        ways = [finding["ways"] for finding in kept["findings"].values() if len(finding.get("ways", [])) == 2]
+        for own, first_way, used in (((2, 4), 1, names[:1]), ((2, 2), 3, [])):
+            for item, ms in zip(items, own):
+                item["ms"] = [ms, 3]
+            for library_way, other in ways:
+                library_way["ms"], other["ms"] = first_way, 1
             write_json(path, kept)
-            self.assertEqual(kernels(run(*flags, "--tune", "2", env=env)), used)
-        for name, fault in zip(names, ("wrong-kernel", "hang-kernel")):
-            with self.subTest(fault, name=name):
-                named = [*flags, "--tune", "0", "--kernels", f"gelu_fp8,gelu_backward_fp8,{name}"]
-                self.assertEqual(kernels(run(*named, env=cache())), [name])
-                limit = ["--timeout-check", "3"] if fault == "hang-kernel" else []
-                lying = run(*named, *limit,
-                            env={**cache(), "VIRTUAL_GPU_FAULT": f"{fault}:hopper_matmul_gelu_kernel"})
-                self.assertIn(f"note: card check: {name} falls back to ", lying.result.out)
-                self.assertEqual(kernels(lying), [])
+            self.assertEqual(kernels(run(*flags, "--tune", "2", env=env)), used, (own, first_way))
+        named = [*flags, "--tune", "0", "--kernels", ",".join(["gelu_fp8", "gelu_backward_fp8", *names])]
+        self.assertEqual(kernels(run(*named, env=env)), names)  # though these times are slow
+        kernel = "hopper_matmul_gelu_kernel<llmc::"
+        lying = run(*named, "--timeout-check", "2",
+                    env={**cache(), "VIRTUAL_GPU_FAULT": f"wrong-kernel:{kernel}e4m3,hang-kernel:{kernel}e5m2"})
+        for name in names:
+            self.assertIn(f"note: card check: {name} falls back to ", lying.result.out)
+        self.assertEqual(kernels(lying), [])
 
     def test_a_smaller_workspace(self):
         """If no algorithm with the whole workspace is correct, one with less is used, and counted."""
