@@ -36,8 +36,8 @@ constexpr int kProductThreads = (kGroups + 1) * kGroupThreads;
 constexpr int kProducerRegisters = 24, kMathRegisters = 112;
 constexpr int kTilesOfBand = 16;  // rows of tiles that are computed together, so that their operands stay in L2
 
-// A block's shared memory, 225 KB. A warpgroup's staging holds its 64 rows of h in BF16, as TMA sees them; or its
-// codes; or its sums of columns.
+// A block's shared memory, all 227 KB that it may have. A warpgroup's staging holds its 64 rows of h in BF16, as TMA
+// sees them; or its codes; or its sums of columns.
 struct alignas(kTileAlignment) ProductShared {
     alignas(kTileAlignment) uint8_t a[kProductStages][kProductTileBytes];
     alignas(kTileAlignment) uint8_t b[kProductStages][kProductTileBytes];
