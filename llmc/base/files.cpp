@@ -13,16 +13,10 @@
 #include <cstring>
 #include <filesystem>
 
-#include "llmc/base/input_file.h"
-
 namespace llmc {
 namespace {
 
 constexpr size_t kMostIoBytes = size_t{1} << 30;  // one call moves less than 2 GiB on Linux
-
-[[noreturn]] void fail_to_read(const std::string& path, const std::string& action) {
-    throw Error(ExitCode::checkpoint, "{}: cannot {}: {}", path, action, std::strerror(errno));
-}
 
 }  // namespace
 
@@ -135,46 +129,12 @@ std::vector<std::string> names_in(const std::string& directory) {
     return names;
 }
 
-// O_NONBLOCK keeps open() from waiting for a writer if the path is a pipe.
-RegularFile::RegularFile(const std::string& path)
-    : path_(path), fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK)) {
-    if (fd_ < 0) fail_to_read(path, "open it");
-    struct stat status;
-    const bool known = ::fstat(fd_, &status) == 0;
-    if (known && S_ISREG(status.st_mode)) {
-        bytes_ = static_cast<uint64_t>(status.st_size);
-        return;
-    }
-    const int error = errno;
-    ::close(fd_);
-    errno = error;
-    if (!known) fail_to_read(path, "look at it");
-    throw Error(ExitCode::checkpoint, path + ": is not a regular file");
-}
-
-RegularFile::~RegularFile() { ::close(fd_); }
-
-void RegularFile::read(uint64_t offset, void* to, size_t bytes) const {
-    const ssize_t got = pread_fully(fd_, to, bytes, offset);
-    if (got < 0) fail_to_read(path_, "read it");
-    if (static_cast<size_t>(got) < bytes)
-        throw Error(ExitCode::checkpoint, path_ + ": was truncated while it was read");
-}
-
-std::string read_whole(const std::string& path, uint64_t limit) {
-    const RegularFile file(path);
-    if (file.bytes() > limit)
-        throw Error(ExitCode::checkpoint, "{}: has {} bytes; it should have at most {}", path, file.bytes(), limit);
-    std::string text(file.bytes(), '\0');
-    file.read(0, text.data(), text.size());
-    return text;
-}
-
 uint64_t free_bytes(const std::string& path) {
     struct statvfs status;
     std::filesystem::path at = path;
     while (::statvfs(at.empty() ? "." : at.c_str(), &status) != 0) {
-        if (errno != ENOENT || at.empty()) fail_to_read(path, "read the free space");
+        if (errno != ENOENT || at.empty())
+            throw Error(ExitCode::checkpoint, "{}: cannot read the free space: {}", path, std::strerror(errno));
         at = at.parent_path();
     }
     return static_cast<uint64_t>(status.f_bavail) * status.f_frsize;

@@ -83,25 +83,6 @@ void write_synced(FileCalls& calls, const std::string& path, const std::string& 
 // The names in a directory, sorted. Empty if the path does not exist or is not a directory.
 std::vector<std::string> names_in(const std::string& directory);
 
-// A regular file that is open for reading. Symbolic links are refused. Closes itself.
-class RegularFile {
-public:
-    explicit RegularFile(const std::string& path);
-    ~RegularFile();
-    RegularFile(const RegularFile&) = delete;
-    RegularFile& operator=(const RegularFile&) = delete;
-
-    uint64_t bytes() const { return bytes_; }
-    void read(uint64_t offset, void* to, size_t bytes) const;  // throws if there are fewer bytes
-
-private:
-    const std::string path_;
-    int fd_ = -1;
-    uint64_t bytes_ = 0;
-};
-// The content of a RegularFile of at most `limit` bytes. Throws if it is larger.
-std::string read_whole(const std::string& path, uint64_t limit);
-
 // Free bytes for an ordinary user on the file system of `path`, which need not exist yet.
 uint64_t free_bytes(const std::string& path);
 

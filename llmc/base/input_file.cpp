@@ -22,7 +22,9 @@ const char* type_name(mode_t mode) {
 }  // namespace
 
 InputFile::InputFile(const std::string& path, const InputKind& kind)
-    : path_(path), kind_(kind), fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY)) {
+    : path_(path),
+      kind_(kind),
+      fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | (kind.links ? 0 : O_NOFOLLOW))) {
     struct stat status = {};
     if (fd_ < 0 || ::fstat(fd_, &status) != 0) fail(std::strerror(errno));
     if (!S_ISREG(status.st_mode)) fail(fmt::format("it is {}, not a regular file", type_name(status.st_mode)));

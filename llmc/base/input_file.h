@@ -1,4 +1,4 @@
-// Opens the files that a user names: configurations, models, tokenizers, shards, weights. Only regular files are
+// Opens the files that the program reads: configurations, models, tokenizers, shards, weights. Only regular files are
 // opened, and without waiting: a pipe without a writer would hang the program, and a device such as /dev/zero has no
 // end.
 #pragma once
@@ -18,6 +18,7 @@ struct InputKind {
     const char* hint;          // the files to give instead: "a tiktoken file"
     ExitCode code;             // the exit code of every error about such a file
     uint64_t largest_mib = 0;  // MiB; 0: no limit
+    bool links = true;         // false: a symbolic link is refused
 };
 
 // A regular file that is open for reading. Closes itself.

@@ -121,7 +121,7 @@ std::string CheckRequest::key(const Product& product) const {
 
 namespace {
 
-constexpr uint64_t kLargestFile = uint64_t{64} << 20;
+constexpr InputKind kKeptResults = {"results of the card check", "no file at all", ExitCode::failure, 64};
 
 // A process holds this lock while it changes the file. On a file system without locks some results may get lost.
 class Lock {
@@ -159,10 +159,10 @@ KeptResults::KeptResults(const std::string& directory, const Json& identity) : i
     if (!directory.empty()) path_ = directory + fmt::format("/check-{:016x}.json", checksum(text.data(), text.size()));
 }
 
-// The content of the file; null if its identity is another one. Throws if there is no file.
+// The content of the file; null if its identity is another one. Throws if there is no such file, or it is no object.
 Json KeptResults::read() const {
     if (path_.empty()) return {};
-    const Json json = parse_json<Json>(read_whole(path_, kLargestFile));
+    const Json json = read_json_or_null<Json>(path_, kKeptResults);
     return json.at("identity") == identity_ ? json : Json();
 }
 

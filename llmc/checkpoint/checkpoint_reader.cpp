@@ -9,20 +9,21 @@
 #include <cstring>
 
 #include "llmc/base/error.h"
-#include "llmc/base/files.h"
+#include "llmc/base/input_file.h"
 #include "llmc/checkpoint/checkpoint_directory.h"
 #include "llmc/device/formats.cuh"
 
 namespace llmc {
 namespace {
 
-constexpr uint64_t kMostManifestBytes = uint64_t{1} << 30;
+constexpr InputKind kManifest = {"manifest", "a complete checkpoint", ExitCode::checkpoint, 1024, false};
+constexpr InputKind kStateFile = {"file of a checkpoint", "a complete checkpoint", ExitCode::checkpoint, 0, false};
 constexpr size_t kMostOpenFiles = 256;  // a process often has only 1024 descriptors
 
 }  // namespace
 
 CheckpointReader::CheckpointReader(const std::string& directory)
-    : CheckpointReader(directory, read_whole(directory + "/" + kManifestName, kMostManifestBytes)) {}
+    : CheckpointReader(directory, read_input(directory + "/" + kManifestName, kManifest)) {}
 
 CheckpointReader::CheckpointReader(const std::string& directory, const std::string& manifest_text)
     : directory_(directory),
@@ -96,13 +97,14 @@ std::string CheckpointReader::tensor_at(const SafetensorsFile& opened, uint64_t 
 }
 
 void CheckpointReader::check_bytes(const StateFile& file, const Alive& alive) const {
-    const RegularFile opened(path(file));
+    const InputFile opened(path(file), kStateFile);
     std::vector<char> chunk(static_cast<size_t>(std::min(manifest_.chunk_bytes, file.bytes)));
     for (size_t c = 0; c < file.checksums.size(); c++) {
         alive();
         const uint64_t begin = c * manifest_.chunk_bytes;
         const size_t bytes = static_cast<size_t>(std::min<uint64_t>(chunk.size(), file.bytes - begin));
-        opened.read(begin, chunk.data(), bytes);
+        if (opened.read_at(begin, chunk.data(), bytes) < bytes)
+            refuse_file(path(file), "was truncated while it was read");
         if (checksum(chunk.data(), bytes) == file.checksums[c]) continue;
         std::string what = "its header";
         try {

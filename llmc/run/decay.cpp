@@ -5,7 +5,7 @@
 
 #include <filesystem>
 
-#include "llmc/base/files.h"
+#include "llmc/base/input_file.h"
 #include "llmc/base/print.h"
 #include "llmc/base/text.h"
 #include "llmc/comm/operation_log.h"
@@ -25,7 +25,8 @@ int64_t DecayFile::look(int64_t step) {
     std::string problem;
     int64_t steps = kNone;
     try {
-        const std::string text = read_whole(path_, 100);
+        constexpr InputKind kind = {"request", "one line with a number of steps", ExitCode::failure, 1};
+        const std::string text = read_input(path_, kind);
         if (!text.ends_with('\n')) return kNone;  // its writer is not done yet
         const std::optional<int64_t> asked = number_in<int64_t>(text.substr(0, text.find('\n')));
         steps = asked.value_or(kNone);

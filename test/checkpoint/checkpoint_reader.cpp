@@ -111,9 +111,10 @@ TEST_CASE("checkpoint: files that are missing, cut, longer, or something else") 
     TemporaryDirectory folder;
     const std::string path = write_checkpoint(folder / "c", 7, 1);
     fs::rename(path + "/manifest.json", path + "/m");
-    CHECK(contains(checkpoint_error([&] { CheckpointReader reader(path); }), "manifest.json: cannot open it"));
+    const auto said = [&] { return checkpoint_error([&] { CheckpointReader reader(path); }); };
+    CHECK(contains(said(), "cannot open the manifest " + path + "/manifest.json: No such file or directory"));
     fs::create_symlink("m", path + "/manifest.json");
-    CHECK(contains(checkpoint_error([&] { CheckpointReader reader(path); }), "manifest.json: cannot open it"));
+    CHECK(contains(said(), "cannot open the manifest " + path + "/manifest.json: Too many levels of symbolic links"));
 }
 
 TEST_CASE("checkpoint: a directory holds the step that its name says") {
