@@ -1,8 +1,8 @@
 // The known pattern, the operations that it goes through, and the comparison of every byte.
+#include "llmc/base/clock.h"
 #include "llmc/check/card_check.h"
 
 #include <algorithm>
-#include <chrono>
 #include <numeric>
 
 #include "llmc/check/trial.h"
@@ -155,18 +155,17 @@ void look_at(const Patterns& patterns, const Comm& world, const char* how) {
 
 template <class Operation>
 double rate_of(const Comm& comm, size_t bytes, stream_t stream, Operation&& operation) {
-    using Clock = std::chrono::steady_clock;
-    Clock::time_point begin;
+    double begin = 0;
     for (int i = 0; i < kWarmUp + kTimed; i++) {
         if (i == kWarmUp) {
             synchronize(stream);
             comm.barrier();
-            begin = Clock::now();
+            begin = monotonic_seconds();
         }
         operation();
     }
     synchronize(stream);
-    const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+    const double seconds = monotonic_seconds() - begin;
     return kTimed * static_cast<double>(bytes) * (comm.world() - 1) / seconds;
 }
 

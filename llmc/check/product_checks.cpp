@@ -2,9 +2,9 @@
 #include "llmc/check/product_checks.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 
+#include "llmc/base/clock.h"
 #include "llmc/check/known_products.h"
 #include "llmc/check/trial.h"
 
@@ -224,12 +224,11 @@ double ProductChecks::time(const Product& product) {
 
 // Runs it at least once.
 void warm_up(stream_t stream, const std::function<void()>& run) {
-    const auto begin = std::chrono::steady_clock::now();
-    const std::chrono::duration<double> length(device_info().is_host ? 0 : kWarmUpSeconds);
+    const double end = monotonic_seconds() + (device_info().is_host ? 0 : kWarmUpSeconds);
     do {
         run();
         synchronize(stream);
-    } while (std::chrono::steady_clock::now() - begin < length);
+    } while (monotonic_seconds() < end);
 }
 
 std::vector<double> cold_ms(stream_t stream, const std::vector<std::function<void()>>& runs) {

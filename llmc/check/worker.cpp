@@ -1,4 +1,5 @@
 // The card check's worker process, and supervise(), which starts workers and reads their lines (card_check.h).
+#include "llmc/base/clock.h"
 #include "llmc/check/card_check.h"
 
 #include <fcntl.h>
@@ -11,7 +12,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <iostream>
@@ -27,7 +27,6 @@ namespace llmc {
 namespace {
 
 using Json = nlohmann::ordered_json;
-using Clock = std::chrono::steady_clock;
 
 // ---- the worker ----------------------------------------------------------------------------------------------------
 
@@ -42,10 +41,8 @@ void say(const Json& line) {
     std::fflush(stdout);
 }
 
-double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
-
-void finish(const std::string& name, Finding finding, Clock::time_point begin) {
-    finding.seconds = seconds_since(begin);
+void finish(const std::string& name, Finding finding, double begin) {
+    finding.seconds = monotonic_seconds() - begin;
     say({{"end", name}, {"finding", findings_json({{name, finding}})}});
 }
 
@@ -54,7 +51,7 @@ bool is_timed(const CheckRequest& request) { return request.tune > 1; }
 void check_items(const CheckRequest& request, stream_t stream) {
     for (const CheckItem& item : kernel_checks(request.use)) {
         if (request.found.count(item.name)) continue;
-        const Clock::time_point begin = Clock::now();
+        const double begin = monotonic_seconds();
         say({{"begin", item.name}});
         Finding finding{item.family, item.variant, item.run(stream), 0, {}};
         if (item.rate && finding.problem.empty() && is_timed(request)) {
@@ -102,7 +99,7 @@ void check_products(const CheckRequest& request, Matmul& matmul, stream_t stream
         const auto before = request.found.find(key);
         // An item that began and did not end has trials, but neither a problem nor a time.
         if (before != request.found.end() && (before->second.seconds > 0 || !before->second.problem.empty())) continue;
-        const Clock::time_point begin = Clock::now();
+        const double begin = monotonic_seconds();
         say({{"begin", key}});
         finish(key,
                try_product(request, checks, product, key,

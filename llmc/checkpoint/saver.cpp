@@ -4,6 +4,7 @@
 
 #include <system_error>
 
+#include "llmc/base/clock.h"
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
 #include "llmc/base/text.h"

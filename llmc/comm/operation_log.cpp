@@ -2,16 +2,12 @@
 #include "llmc/comm/operation_log.h"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
+#include "llmc/base/clock.h"
 #include "llmc/base/error.h"
 
 namespace llmc {
-
-double monotonic_seconds() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 std::string OperationEntry::describe() const {
     if (sequence == 0) return "no collective yet";

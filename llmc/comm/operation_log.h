@@ -14,9 +14,6 @@
 
 namespace llmc {
 
-// Seconds on a clock that never jumps.
-double monotonic_seconds();
-
 // One collective as the log keeps it.
 struct OperationEntry {
     enum class State { running, done, issued };  // issued: in a stream, but the device has not reached it

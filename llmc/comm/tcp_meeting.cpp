@@ -25,9 +25,9 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include "llmc/base/clock.h"
 #include "llmc/base/error.h"
 #include "llmc/comm/backend.h"
-#include "llmc/comm/operation_log.h"
 
 namespace llmc {
 namespace {

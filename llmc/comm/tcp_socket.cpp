@@ -16,8 +16,8 @@
 #include <memory>
 #include <utility>
 
+#include "llmc/base/clock.h"
 #include "llmc/base/error.h"
-#include "llmc/comm/operation_log.h"
 
 namespace llmc {
 namespace {

@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "llmc/base/clock.h"
 #include "llmc/base/json.h"
 
 namespace llmc {

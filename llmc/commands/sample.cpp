@@ -1,4 +1,5 @@
 // The sample command: its arguments, and generation of text token by token.
+#include "llmc/base/clock.h"
 #include "llmc/commands/model_command.h"
 
 #include <unistd.h>

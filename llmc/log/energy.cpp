@@ -6,6 +6,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "llmc/base/clock.h"
 #include "llmc/device/runtime.h"
 
 namespace llmc {
@@ -48,7 +49,7 @@ EnergyMeter::~EnergyMeter() {
 }
 
 std::optional<EnergyMeter::Reading> EnergyMeter::read() const {
-    Reading reading{0, std::chrono::steady_clock::now()};
+    Reading reading{0, monotonic_seconds()};
     if (nvml_ == nullptr || nvml_->total_energy(device_, &reading.millijoules) != 0) return std::nullopt;
     return reading;
 }
@@ -58,7 +59,7 @@ Energy EnergyMeter::since_last() {
     // The counter restarts when the driver is loaded again.
     if (!now || !before || now->millijoules < before->millijoules) return {};
     const double joules = 1e-3 * static_cast<double>(now->millijoules - before->millijoules);
-    return {joules, joules / std::chrono::duration<double>(now->time - before->time).count()};
+    return {joules, joules / (now->time - before->time)};
 }
 
 }  // namespace llmc

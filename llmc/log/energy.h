@@ -1,7 +1,6 @@
 // Energy that the cards consume, from NVML's energy counter (Volta and later), read once per step. NVML is loaded at
 // run time; without it, and on the host device, there are no values.
 #pragma once
-#include <chrono>
 #include <cmath>
 #include <memory>
 #include <optional>
@@ -31,7 +30,7 @@ private:
     struct Nvml;
     struct Reading {
         unsigned long long millijoules;
-        std::chrono::steady_clock::time_point time;
+        double time;  // monotonic_seconds()
     };
     std::optional<Reading> read() const;
 

@@ -7,10 +7,10 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "llmc/base/clock.h"
 #include "llmc/base/error.h"
 #include "llmc/base/text.h"
 #include "llmc/comm/launch.h"
-#include "llmc/comm/operation_log.h"
 
 namespace llmc {
 namespace {

@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -15,6 +14,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "llmc/base/clock.h"
 #include "llmc/base/error.h"
 #include "llmc/base/files.h"
 #include "llmc/base/input_file.h"
@@ -30,7 +30,7 @@ using nlohmann::ordered_json;
 
 namespace {
 
-const auto process_start = std::chrono::steady_clock::now();
+const double process_start = monotonic_seconds();
 
 [[noreturn]] void fail_to_prepare(const std::string& path, int error) {
     throw Error(disk_is_full(error) ? ExitCode::no_resources : ExitCode::bad_flags,
@@ -44,9 +44,7 @@ ordered_json read_run_json(const std::string& directory) {
     return read_json_or_null<ordered_json>((fs::path(directory) / "run.json").string(), kind);
 }
 
-double seconds_since_start() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - process_start).count();
-}
+double seconds_since_start() { return monotonic_seconds() - process_start; }
 
 void write_file(const std::string& file, const std::string& text) {
     try {

@@ -4,8 +4,8 @@
 #include <optional>
 #include <string>
 
+#include "llmc/base/clock.h"
 #include "llmc/checkpoint/saver.h"
-#include "llmc/comm/operation_log.h"
 #include "llmc/comm/watchdog.h"
 #include "llmc/flags/options.h"
 #include "llmc/log/run_directory.h"

@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <thread>
 
+#include "llmc/base/clock.h"
 #include "llmc/base/print.h"
 #include "llmc/base/text.h"
 
@@ -20,7 +21,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::chrono::seconds kPatience{20};  // how long a run that has ended waits for its follower
+constexpr double kPatience = 20;  // seconds: how long a run that has ended waits for its follower
 
 // Starts the command with `input` as its standard input. Returns 0 or an errno.
 int start_child(const std::vector<std::string>& command, int input, pid_t& pid) {
@@ -129,10 +130,10 @@ std::string Follower::start() {
 Follower::~Follower() {
     if (alive_ >= 0) ::close(alive_);
     if (pid_ < 0) return;
-    const auto until = std::chrono::steady_clock::now() + kPatience;
+    const double until = monotonic_seconds() + kPatience;
     int status = 0;
     pid_t ended = 0;
-    while ((ended = ::waitpid(pid_, &status, WNOHANG)) == 0 && std::chrono::steady_clock::now() < until)
+    while ((ended = ::waitpid(pid_, &status, WNOHANG)) == 0 && monotonic_seconds() < until)
         std::this_thread::sleep_for(std::chrono::milliseconds(10));
     if (ended == 0)
         print_error("note: --track: process {} still sends records and will end by itself", pid_);

@@ -5,10 +5,10 @@
 
 #include <filesystem>
 
+#include "llmc/base/clock.h"
 #include "llmc/base/input_file.h"
 #include "llmc/base/print.h"
 #include "llmc/base/text.h"
-#include "llmc/comm/operation_log.h"
 #include "llmc/train/words.h"
 
 namespace llmc {

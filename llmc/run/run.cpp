@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "llmc/base/clock.h"
 #include "llmc/base/json.h"
 #include "llmc/base/print.h"
 #include "llmc/run/reports.h"

@@ -5,6 +5,7 @@
 #include <map>
 #include <random>
 
+#include "llmc/base/clock.h"
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
 #include "llmc/base/print.h"

@@ -85,15 +85,12 @@ const char* stop_signal_name() {
 }
 
 Deadline deadline_after(double minutes) {
-    constexpr double kLongest = 1e7;  // 19 years; the clock can represent more
-    if (minutes <= 0) return std::nullopt;
-    return std::chrono::steady_clock::now() +
-           std::chrono::milliseconds(static_cast<int64_t>(60e3 * std::min(minutes, kLongest)));
+    return minutes > 0 ? Deadline(monotonic_seconds() + 60 * minutes) : std::nullopt;
 }
 
 StopReason stop_reason(const Deadline& deadline) {
     if (stop_requested()) return StopReason::signal;
-    return deadline && std::chrono::steady_clock::now() > *deadline ? StopReason::out_of_time : StopReason::none;
+    return deadline && monotonic_seconds() > *deadline ? StopReason::out_of_time : StopReason::none;
 }
 
 void print_stop(int64_t step, StopReason reason) {
@@ -109,9 +106,9 @@ std::string stop_name(StopReason reason) {
 bool StopPoll::operator()() {
     if (calls_left_-- > 0) return false;
     constexpr int64_t kSecond = 1'000'000, kStop = int64_t{1} << 62;
-    const auto now = std::chrono::steady_clock::now();
+    const double now = monotonic_seconds();
     const bool stops = stop_reason(deadline_) != StopReason::none;
-    const int64_t passed = std::chrono::duration_cast<std::chrono::microseconds>(now - last_).count();
+    const int64_t passed = static_cast<int64_t>(1e6 * (now - last_));
     const int64_t slowest = comm_.host_max(stops ? kStop : passed / interval_);  // microseconds per piece
     if (comm_.world() > 1) interval_ = std::clamp<int64_t>(kSecond / std::max<int64_t>(slowest, 1), 1, 4 * interval_);
     calls_left_ = interval_ - 1;

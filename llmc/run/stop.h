@@ -8,11 +8,11 @@
 // SIGPIPE and SIGXFSZ are ignored, so that the writing call fails instead of the process. A run whose output nobody
 // reads continues, and a file above the limit of `ulimit -f` is reported with its name.
 #pragma once
-#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
 
+#include "llmc/base/clock.h"
 #include "llmc/comm/comm.h"
 
 namespace llmc {
@@ -38,8 +38,8 @@ const char* stop_signal_name();  // the first signal that asked for a stop: "SIG
 
 // Why a run ends before its last step.
 enum class StopReason : int64_t { none, out_of_time, signal };
-// Time limit on the steady clock, or nothing.
-using Deadline = std::optional<std::chrono::steady_clock::time_point>;
+// Time limit of monotonic_seconds(), or nothing.
+using Deadline = std::optional<double>;
 Deadline deadline_after(double minutes);  // 0 means no limit
 // Why this rank wants to stop now.
 StopReason stop_reason(const Deadline& deadline);
@@ -59,7 +59,7 @@ public:
 private:
     const Comm& comm_;
     const Deadline deadline_;
-    std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+    double last_ = monotonic_seconds();
     int64_t interval_ = 1, calls_left_ = 0;
 };
 

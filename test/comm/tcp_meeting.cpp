@@ -15,8 +15,8 @@
 #include <optional>
 #include <thread>
 
+#include "llmc/base/clock.h"
 #include "llmc/comm/backend.h"
-#include "llmc/comm/operation_log.h"
 #include "test/helpers.h"
 
 using namespace llmc;

@@ -20,6 +20,7 @@
 #include <thread>
 #include <vector>
 
+#include "llmc/base/clock.h"
 #include "llmc/device/memory_ledger.h"
 #include "llmc/device/runtime.h"
 #include "llmc/device/vector.cuh"
@@ -61,10 +62,6 @@ namespace llmc {
 namespace host {
 
 namespace {
-
-double now_seconds() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 std::vector<Stream*> streams;
 std::map<std::string, OperationRecord> records;
@@ -161,7 +158,7 @@ void drain_all() {
 
 void run_work(Operation& operation) {
     if (is_lost()) return;
-    const double start = recording ? now_seconds() : 0;
+    const double start = recording ? monotonic_seconds() : 0;
     {
         DeviceMemory::Open open(operation.accesses);
         operation.run();
@@ -171,7 +168,7 @@ void run_work(Operation& operation) {
     if (!recording) return;
     OperationRecord& record = records[operation.site.kernel];
     record.count++;
-    record.seconds += now_seconds() - start;
+    record.seconds += monotonic_seconds() - start;
     for (const Access& a : operation.accesses) {
         if (a.reads) record.bytes_read += a.bytes;
         if (a.writes) record.bytes_written += a.bytes;
@@ -185,7 +182,7 @@ void run_operation(Operation& operation) {
             break;
         case Operation::record:
             operation.mark->done = true;
-            operation.mark->time = now_seconds();
+            operation.mark->time = monotonic_seconds();
             break;
         case Operation::wait:
             run_until(*operation.mark);

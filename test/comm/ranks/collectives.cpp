@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "llmc/base/clock.h"
 #include "llmc/check/reference_quantize.h"
 #include "llmc/kernels/elementwise.h"
 #include "test/comm/ranks/ranks.h"
