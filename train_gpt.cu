@@ -7,7 +7,7 @@
 #include "llmc/commands/check.h"          // Admission, admit, check_cards, check_worker, load_products
 #include "llmc/commands/fit.h"            // AskedRun, fit_into_memory
 #include "llmc/commands/model_command.h"  // evaluate_weights, sample_text, export_weights
-#include "llmc/commands/plan.h"           // plan_rank, plan_run, predicted_seconds
+#include "llmc/commands/rank_plans.h"     // plan_rank, plan_run, predicted_seconds
 #include "llmc/data/tokenizer.h"          // sanitize
 #include "llmc/device/runtime.h"          // prepare_process
 #include "llmc/flags/help.h"              // help_markdown

@@ -12,7 +12,7 @@
 #include "llmc/check/product_checks.h"
 #include "llmc/checkpoint/manifest.h"
 #include "llmc/comm/connect.h"
-#include "llmc/commands/plan.h"
+#include "llmc/commands/rank_plans.h"
 #include "llmc/kernels/variants.h"
 #include "llmc/log/versions.h"
 #include "llmc/plan/cards.h"

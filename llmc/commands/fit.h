@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "llmc/commands/plan.h"
+#include "llmc/commands/rank_plans.h"
 #include "llmc/run/ranks.h"
 
 namespace llmc {

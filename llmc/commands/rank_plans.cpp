@@ -1,6 +1,6 @@
 // Prints the plan of --dry-run and the table of --estimate-scaling.
 // build: per device
-#include "llmc/commands/plan.h"
+#include "llmc/commands/rank_plans.h"
 
 #include <algorithm>
 #include <cstdio>
