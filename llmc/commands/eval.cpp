@@ -66,7 +66,7 @@ void print(const Request& request, const ModelConfig& model, const Ranks& ranks,
 void write_json(const Request& request, const ValRecord& record) {
     nlohmann::ordered_json json{{"from", request.from}, {"precision", word_of(request.options.precision)}};
     if (request.average) json["average"] = true;
-    json.update(parse_json<nlohmann::ordered_json>(metrics_line(record)));
+    json.update(metrics_json(record));
     json.erase("step");
     for (const TaskScores& task : record.tasks) json[task.name + "_examples"] = task.examples;
     write_file(request.out, json_text(json, 2) + "\n");

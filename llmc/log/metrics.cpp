@@ -8,7 +8,6 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/base/error.h"
-#include "llmc/base/json.h"
 #include "llmc/base/print.h"
 #include "llmc/base/text.h"
 
@@ -34,8 +33,6 @@ std::optional<double> find_number(const ordered_json& record, const std::string&
 }
 
 double ValLoss::perplexity() const { return std::exp(static_cast<double>(loss)); }
-
-namespace {
 
 ordered_json metrics_json(const StepRecord& r) {
     ordered_json line;
@@ -92,7 +89,7 @@ ordered_json metrics_json(const ValRecord& r) {
 }
 
 // The norms of --signals-every.
-ordered_json signals_json(const StepRecord& record) {
+static ordered_json signals_json(const StepRecord& record) {
     ordered_json signals = ordered_json::array();
     for (const TensorSignal& tensor : record.signals) {
         ordered_json entry{{"tensor", tensor.tensor}};
@@ -114,11 +111,6 @@ ordered_json signals_json(const StepRecord& record) {
     }
     return line;
 }
-
-}  // namespace
-
-std::string metrics_line(const StepRecord& r) { return json_text(metrics_json(r)); }
-std::string metrics_line(const ValRecord& r) { return json_text(metrics_json(r)); }
 
 std::string main_log_line(const StepRecord& r) {
     return fmt::format("s:{} trl:{:.4f} lr:{:.6f} norm:{:.2f}", r.step - 1, unsigned_nan(r.loss), r.lr,

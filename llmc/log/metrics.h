@@ -51,9 +51,9 @@ void put_number(nlohmann::ordered_json& record, const std::string& key, double v
 // The number that put_number() put there; nothing if the record has no such key.
 std::optional<double> find_number(const nlohmann::ordered_json& record, const std::string& key);
 
-// Lines of metrics.jsonl, without the newline.
-std::string metrics_line(const StepRecord& record);
-std::string metrics_line(const ValRecord& record);
+// Lines of metrics.jsonl.
+nlohmann::ordered_json metrics_json(const StepRecord& record);
+nlohmann::ordered_json metrics_json(const ValRecord& record);
 // Lines of main.log. As in llm.c, the step that makes update k has number k-1, and a validation after k updates has
 // number k, so that files of both programs can be plotted together.
 std::string main_log_line(const StepRecord& record);

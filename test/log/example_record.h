@@ -1,6 +1,8 @@
 // A step's record with a value in every field that the tests of records and of the run directory look at.
 #pragma once
-#include "llmc/train/step_record.h"
+#include <nlohmann/json.hpp>
+
+#include "llmc/log/metrics.h"
 
 namespace llmc::test {
 
@@ -17,6 +19,12 @@ inline StepRecord example() {
     r.skipped = 2;
     r.loss_scale = 65536;
     return r;
+}
+
+// A line of metrics.jsonl, without its newline.
+template <class Record>
+std::string metrics_line(const Record& record) {
+    return metrics_json(record).dump();
 }
 
 }  // namespace llmc::test
