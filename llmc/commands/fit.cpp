@@ -103,18 +103,18 @@ private:
                         o, flags | formats | (stage != base.zero ? kStage : 0) | (is_asked_for ? 0 : kRecompute));
                 }
     }
-    int64_t micro_step_tokens(int batch) const { return int64_t{batch} * options_.seq * ranks_; }
     // The batch asked for and smaller ones, as far as they divide a step into whole micro-steps, smallest first.
     std::vector<int> batches() const {
         std::vector<int> batches;
-        for (int batch = 1; batch <= options_.batch; batch++)
-            if (options_.total_batch % micro_step_tokens(batch) == 0) batches.push_back(batch);
+        Options o = options_;
+        for (o.batch = 1; o.batch <= options_.batch; o.batch++)
+            if (o.total_batch % o.micro_step_tokens(ranks_) == 0) batches.push_back(o.batch);
         return batches;
     }
     // Returns the run with this batch if it fits.
     std::optional<Candidate> fitting(Options o, Flags flags, int batch) const {
         o.batch = batch;
-        o.micro_steps = static_cast<int>(o.total_batch / micro_step_tokens(batch));
+        o.micro_steps = static_cast<int>(o.total_batch / o.micro_step_tokens(ranks_));
         const StagePlan plan = plan_stage(o, ranks_, o.zero, room_);
         if (!plan.refused.empty() || !room_.holds(plan)) return std::nullopt;
         return Candidate{o, flags | (batch != options_.batch ? kBatch : 0),

@@ -94,11 +94,8 @@ void check_micro_batch(const Options& o) {
                sequences, kMostSequences, stages.empty() ? "" : ", or longer sequences in --seq-schedule");
 }
 
-// Tokens of a micro-step on all ranks.
-int64_t micro_step_tokens(const Options& o, int ranks) { return int64_t{o.batch} * o.seq * ranks; }
-
 void resolve_total_batch(Options& o, int ranks) {
-    const int64_t micro_step = micro_step_tokens(o, ranks);
+    const int64_t micro_step = o.micro_step_tokens(ranks);
     if (o.total_batch == 0) o.total_batch = micro_step;
     const int64_t micro_steps = o.total_batch / micro_step, below = micro_steps * micro_step;
     if (below != o.total_batch)
@@ -112,7 +109,7 @@ void resolve_total_batch(Options& o, int ranks) {
 
 void resolve_batch_schedule(Options& o, int ranks) {
     o.batches = {o.batch_schedule.value, o.total_batch};
-    const int64_t micro_step = micro_step_tokens(o, ranks);
+    const int64_t micro_step = o.micro_step_tokens(ranks);
     std::string stages;
     int64_t end = 0;
     for (const auto& [tokens, steps] : o.batches.stages()) {

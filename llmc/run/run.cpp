@@ -20,13 +20,9 @@ int64_t last_step_of(const Options& options, const RunPosition& position) {
     return position.decay.has_begun() ? std::min(position.decay.until, last) : last;
 }
 
-int64_t tokens_per_micro_step(const Options& options, const Comm& comm) {
-    return int64_t{options.batch} * options.seq * comm.world();  // over all ranks
-}
-
 // The loader of this rank's batches, from the run's position on.
 TrainLoader loader_from(const RunPosition& position, const Options& o, const Inputs& inputs, const Comm& comm) {
-    const int64_t first_batch = o.batches.tokens_until(position.data_step) / tokens_per_micro_step(o, comm);
+    const int64_t first_batch = o.batches.tokens_until(position.data_step) / o.micro_step_tokens(comm.world());
     return {*inputs.train, *inputs.order, o.batch, o.seq, comm.rank(), comm.world(), first_batch, o.model_config.vocab};
 }
 
@@ -92,7 +88,7 @@ StepKind Run<Real>::begin_step() {
     position_.data_step++;
     ranks_.watchdog.begin_step(step);
     if (profiler_.begin_step(step)) interrupted_ = true;
-    micro_steps_ = static_cast<int>(options_.batches.tokens_of(step) / tokens_per_micro_step(options_, comm_));
+    micro_steps_ = static_cast<int>(options_.batches.tokens_of(step) / options_.micro_step_tokens(comm_.world()));
     micro_step_ = 0;
     data_seconds_ = 0;
     fingerprint_.clear();
