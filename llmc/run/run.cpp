@@ -231,7 +231,7 @@ void Run<Real>::end_profiled_step() {
 
 template <class Real>
 void Run<Real>::check_first_step() {
-    require_fp8_products(trainer_.products(), trainer_.expected_fp8_products(), options_.fp8_emulation);
+    require_fp8_products(trainer_.submitted().products, trainer_.expected_fp8_products(), options_.fp8_emulation);
     record_memory_outside(position_.step, ranks_.device, ranks_.libraries_to_come(options_), comm_, directory_);
 }
 

@@ -200,7 +200,7 @@ std::vector<Fp8Fallback> Trainer<Real>::finish_step() {
                     micro_step_);
     const ProductCounts& all = matmul_.counts();
     const int64_t n = kind_.micro_steps;
-    products_ = {all.fp8 / n, all.bf16 / n, all.fp32 / n, all.emulated / n};
+    const ProductCounts products = {all.fp8 / n, all.bf16 / n, all.fp32 / n, all.emulated / n};
     if (fp8()) fp8()->check(stream_);
     if (verification_) verification_->before_optimizer(step_ + 1);
     if (signals_) signals_->before_optimizer(step_ + 1);
@@ -212,7 +212,7 @@ std::vector<Fp8Fallback> Trainer<Real>::finish_step() {
     const std::vector<Fp8Fallback> left = model_.leave_fp8(step_ + 1, stream_);
     model_.prepare_weights(stream_);
     results_->submit(++step_, optimizer_.state(), model_.train_loss_count(), optimizer_.loss_scale(), stream_);
-    submitted().products = products_;
+    submitted().products = products;
     if (verification_) verification_->prepare(step_ + 1);
     return left;
 }

@@ -100,8 +100,7 @@ public:
     // Returns the record of the oldest step not taken yet, if more than `leave` are waiting. Waits for the device.
     std::optional<StepRecord> take_result(int leave);
     int64_t steps() const { return step_; }  // finished so far
-    // Matrix products per micro-step of the last step, and how many of them should be in FP8.
-    const ProductCounts& products() const { return products_; }
+    // How many of a micro-step's matrix products (StepRecord::products) should be in FP8.
     int64_t expected_fp8_products() const { return model_.fp8_products(); }
     // The products of a step, with the kinds of layers, or the optimizer, that need them.
     std::map<Product, std::set<std::string>> kinds_of_products() const;
@@ -176,7 +175,6 @@ private:
     StepKind kind_;                       // kind of the current step
     int micro_step_ = 0;
     int64_t step_ = 0;
-    ProductCounts products_;
     std::unique_ptr<Signals<Real>> signals_;            // nullptr without --signals-every
     std::unique_ptr<Verification<Real>> verification_;  // nullptr without --verify-every
 };

@@ -105,7 +105,7 @@ TEST_CASE("gpt2 fp8 blocks: products, counters, and neither history nor trace of
                                           evaluated.test.stream);
             evaluated.step();
         }
-        CHECK(run.test.trainer.products().fp8 == 12);
+        CHECK(run.test.trainer.submitted().products.fp8 == 12);
         const auto states = run.states(), others = evaluated.states();
         CHECK(std::memcmp(states.data(), others.data(), states.size() * sizeof(Fp8State)) == 0);
         CHECK(same_bits(run.weights(), evaluated.weights()));

@@ -58,8 +58,8 @@ std::vector<double> train(const TrainerConfig& config, int steps) {
     std::vector<double> losses;
     for (int step = 0; step < steps; step++)
         losses.push_back(test.step(some_modern_batch(step, config.batch * config.seq)).loss);
-    CHECK(test.trainer.products().fp8 == test.trainer.expected_fp8_products());
-    CHECK(test.trainer.products().fp8 == (config.fp8 ? 2 * 4 * 3 : 0));
+    CHECK(test.trainer.submitted().products.fp8 == test.trainer.expected_fp8_products());
+    CHECK(test.trainer.submitted().products.fp8 == (config.fp8 ? 2 * 4 * 3 : 0));
     return losses;
 }
 

@@ -29,8 +29,8 @@ std::vector<double> train(const TrainerConfig& config, int steps) {
         trainer.finish_step();
         losses.push_back(trainer.take_result(0)->loss);
     }
-    CHECK(trainer.products().fp8 == trainer.expected_fp8_products());
-    CHECK(trainer.products().fp8 == (config.fp8 ? 3 * 2 * 3 : 0));
+    CHECK(trainer.submitted().products.fp8 == trainer.expected_fp8_products());
+    CHECK(trainer.submitted().products.fp8 == (config.fp8 ? 3 * 2 * 3 : 0));
     return losses;
 }
 

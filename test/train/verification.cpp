@@ -82,7 +82,7 @@ void check_no_trace(const char* recipe, int micro_steps, Recompute recompute) {
         if (!result.verified) continue;
         CHECK(result.verified->difference == "");
         CHECK(result.verified->ms > 0);
-        const ProductCounts &a = plain.trainer.products(), &b = verified.trainer.products();
+        const ProductCounts &a = plain.trainer.submitted().products, &b = verified.trainer.submitted().products;
         CHECK((a.fp8 == b.fp8 && a.bf16 == b.bf16 && a.fp32 == b.fp32 && a.emulated == b.emulated));
     }
     CHECK(plain.numbers == verified.numbers);
