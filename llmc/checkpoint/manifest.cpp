@@ -172,6 +172,21 @@ uint64_t Manifest::bytes() const {
     return sum;
 }
 
+Json state_file_json(const StateFile& file) {
+    Json sums = Json::array(), slices = Json::array();
+    for (const uint64_t sum : file.checksums) sums.push_back(hex(sum));
+    for (const StateSlice& slice : file.slices) {
+        slices.push_back(
+            {{"tensor", slice.tensor}, {"part", slice.part}, {"start", slice.start}, {"count", slice.count}});
+        if (slice.dtype != "F32") slices.back()["dtype"] = slice.dtype;
+    }
+    return {{"name", file.name}, {"bytes", file.bytes}, {"checksums", sums}, {"slices", slices}};
+}
+
+void add_state_file(Manifest& manifest, const std::string& path, const Json& entry) {
+    manifest.files.push_back(Parser(path).file(entry, manifest.files.size(), manifest.chunk_bytes));
+}
+
 std::string manifest_text(const Manifest& m) {
     Json body;
     body["format"] = kFormat;
@@ -189,16 +204,7 @@ std::string manifest_text(const Manifest& m) {
         body["tensors"].push_back({{"name", tensor.name}, {"shape", tensor.shape}, {"parts", tensor.parts}});
     body["chunk_bytes"] = m.chunk_bytes;
     body["files"] = Json::array();
-    for (const StateFile& file : m.files) {
-        Json sums = Json::array(), slices = Json::array();
-        for (const uint64_t sum : file.checksums) sums.push_back(hex(sum));
-        for (const StateSlice& slice : file.slices) {
-            slices.push_back(
-                {{"tensor", slice.tensor}, {"part", slice.part}, {"start", slice.start}, {"count", slice.count}});
-            if (slice.dtype != "F32") slices.back()["dtype"] = slice.dtype;
-        }
-        body["files"].push_back({{"name", file.name}, {"bytes", file.bytes}, {"checksums", sums}, {"slices", slices}});
-    }
+    for (const StateFile& file : m.files) body["files"].push_back(state_file_json(file));
     const std::string text = json_text(body, 1);
     return kBeforeChecksum + hex(checksum(text.data(), text.size())) + kBeforeBody + text + kBehindBody;
 }
@@ -236,8 +242,7 @@ Manifest parse_manifest(const std::string& path, const std::string& text) {
     m.state = parser.object(json, "state");
     for (const Json& tensor : parser.list(json, "tensors")) m.tensors.push_back(parser.tensor(tensor));
     m.chunk_bytes = parser.number(json, "chunk_bytes", 1, uint64_t{1} << 30);
-    for (const Json& file : parser.list(json, "files"))
-        m.files.push_back(parser.file(file, m.files.size(), m.chunk_bytes));
+    for (const Json& file : parser.list(json, "files")) add_state_file(m, path, file);
     if (m.files.size() != static_cast<size_t>(m.world))
         parser.fail("lists {} files of {} ranks", m.files.size(), m.world);
     parser.check_cover(m);

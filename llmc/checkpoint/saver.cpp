@@ -10,23 +10,6 @@
 #include "llmc/base/text.h"
 
 namespace llmc {
-namespace {
-
-using Json = nlohmann::ordered_json;
-
-Json file_json(const StateFile& file) {
-    Json slices = Json::array();
-    for (const StateSlice& s : file.slices) slices.push_back({s.tensor, s.part, s.start, s.count, s.dtype});
-    return {{"name", file.name}, {"bytes", file.bytes}, {"checksums", file.checksums}, {"slices", slices}};
-}
-
-StateFile file_from_json(const Json& json) {
-    StateFile file{json["name"], json["bytes"], json["checksums"], {}};
-    for (const Json& s : json["slices"]) file.slices.push_back({s[0], s[1], s[2], s[3], s[4]});
-    return file;
-}
-
-}  // namespace
 
 uint64_t checkpoint_bytes(const Comm& comm, const std::vector<StateSlice>& slices) {
     uint64_t mine = 0;
@@ -109,8 +92,8 @@ std::optional<SaveOutcome> CheckpointSaver::end_of_writing() {
         clean_up(step);
         return outcome(failure);
     }
-    for (const std::string& text : gather_texts(comm_, json_text(file_json(file_))))
-        job_.manifest.files.push_back(file_from_json(parse_json<Json>(text)));
+    for (const std::string& text : gather_texts(comm_, json_text(state_file_json(file_))))
+        add_state_file(job_.manifest, unfinished_path(directory_, step), parse_json<nlohmann::ordered_json>(text));
     phase_ = Phase::committing;
     if (!comm_.is_main()) return std::nullopt;
     prune_problem_.clear();
