@@ -7,6 +7,7 @@
 
 #include "llmc/check/trial.h"
 #include "llmc/comm/agreement.h"
+#include "llmc/device/owned.h"
 
 namespace llmc {
 namespace {
@@ -25,18 +26,6 @@ std::vector<float> values_of(int rank, size_t begin, size_t count) {
     for (size_t i = 0; i < count; i++) values[i] = value_of(rank, begin + i);
     return values;
 }
-
-// A stream of its own. It is destroyed after the arrays that are declared behind it, which wait for it.
-class OwnStream {
-public:
-    ~OwnStream() {
-        tear_down([&] { destroy_stream(stream_); });
-    }
-    operator stream_t() const { return stream_; }
-
-private:
-    const stream_t stream_ = create_stream(StreamPriority::communication);
-};
 
 // The operations of one communicator, on one stream. They are enqueued first; problem() compares the results later.
 class Patterns {
@@ -141,7 +130,7 @@ private:
     const std::string name_;
     const Comm comm_;
     const size_t count_, world_;
-    const OwnStream stream_;
+    const OwnedStream stream_ = create_stream(StreamPriority::communication);
     GuardedArray<float> mine_, gathered_, exchanged_, uneven_, sent_, sum_, added_, added_in_fp8_, reduced_;
     GuardedArray<uint32_t> largest_;
     GuardedMemory workspace_;
@@ -172,7 +161,7 @@ double rate_of(const Comm& comm, size_t bytes, stream_t stream, Operation&& oper
 Rates measure(const Comm& comm) {
     const size_t world = static_cast<size_t>(comm.world());
     const size_t count = std::string(comm.name()) == "nccl" ? std::max(kMany, kManyOverNccl / world) : kMany;
-    const OwnStream stream;
+    const OwnedStream stream = create_stream(StreamPriority::communication);
     const GuardedArray<float> whole(std::vector<float>(count * world), stream), part(count, stream);
     const GuardedMemory workspace(std::max<size_t>(1, comm.reduce_scatter_workspace(count, Wire::fp32, false)), stream);
     Rates rates;

@@ -6,6 +6,7 @@
 #include "llmc/check/quantized_results.h"
 #include "llmc/device/kernel.cuh"
 #include "llmc/device/mma.cuh"
+#include "llmc/device/owned.h"
 #include "llmc/kernels/elementwise.h"
 #include "llmc/kernels/quantize.h"
 
@@ -114,7 +115,7 @@ double copy_rate(stream_t stream) {
     if (device.free_memory > 0) bytes = std::min(bytes, device.free_memory / kOfFreeMemory);
     if (bytes <= device.l2_cache) return 0;  // the cache would hold what is copied
     const GuardedMemory from(bytes, stream), to(bytes, stream);
-    const event_t begin = create_event(true), end = create_event(true);
+    const OwnedEvent begin = create_event(true), end = create_event(true);
     std::vector<double> times;
     for (int i = 0; i < kWarmUp + kTimings; i++) {
         record(begin, stream);
@@ -123,8 +124,6 @@ double copy_rate(stream_t stream) {
         synchronize(end);
         if (i >= kWarmUp) times.push_back(static_cast<double>(elapsed_ms(begin, end)));
     }
-    destroy_event(begin);
-    destroy_event(end);
     std::nth_element(times.begin(), times.begin() + kTimings / 2, times.end());
     const double ms = times[kTimings / 2];
     return ms > 0 ? 2e3 * kInOne * static_cast<double>(bytes) / ms : 0;

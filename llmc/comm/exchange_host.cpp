@@ -3,6 +3,7 @@
 #include "llmc/comm/backend.h"
 #if !LLMC_CUDA
 #include "llmc/device/host/runtime.h"
+#include "llmc/device/owned.h"
 #endif
 
 namespace llmc {
@@ -16,13 +17,11 @@ namespace llmc {
 // rank 0 may read the loss, for example). Blocking collectives must run in the same order everywhere, so each waits for
 // the one submitted before it, on any stream.
 struct HostExchange::State {
-    event_t last = create_event();
+    OwnedEvent last = create_event();
 };
 
 HostExchange::HostExchange() : state_(std::make_unique<State>()) {}
-HostExchange::~HostExchange() {
-    tear_down([this] { destroy_event(state_->last); });
-}
+HostExchange::~HostExchange() = default;
 
 void HostExchange::run(const char* name, void* out_pointer, size_t out_bytes, const void* in_pointer, size_t in_bytes,
                        stream_t stream, Work work) {

@@ -5,12 +5,6 @@
 
 namespace llmc {
 
-PeerWaits::~PeerWaits() {
-    free_.insert(free_.end(), step_.pairs.begin(), step_.pairs.end());
-    for (const Step::Pair& pair : free_)
-        for (const event_t event : {pair.begin, pair.end}) tear_down([&] { destroy_event(event); });
-}
-
 void PeerWaits::begin_step(stream_t stream, bool continues) {
     stream_ = stream;
     if (!continues) blocked_before_ = log_->blocked_seconds();
@@ -23,17 +17,19 @@ PeerWaits::Step PeerWaits::end_step() {
     return std::exchange(step_, {});
 }
 
-double PeerWaits::ms(const Step& step) {
+double PeerWaits::ms(Step step) {
     double ms = step.blocked_ms;
-    for (const Step::Pair& pair : step.pairs) ms += elapsed_ms(pair.begin, pair.end);
-    free_.insert(free_.end(), step.pairs.begin(), step.pairs.end());
+    for (Step::Pair& pair : step.pairs) {
+        ms += elapsed_ms(pair.begin, pair.end);
+        free_.push_back(std::move(pair));
+    }
     return ms;
 }
 
 void PeerWaits::begin(stream_t stream) {
     if (!counts(stream) || depth_++ > 0) return;
     if (free_.empty()) free_.push_back({create_event(true), create_event(true)});
-    step_.pairs.push_back(free_.back());
+    step_.pairs.push_back(std::move(free_.back()));
     free_.pop_back();
     record(step_.pairs.back().begin, stream);
 }

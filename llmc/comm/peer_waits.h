@@ -10,16 +10,13 @@
 #include <vector>
 
 #include "llmc/comm/operation_log.h"
-#include "llmc/device/runtime.h"
+#include "llmc/device/owned.h"
 
 namespace llmc {
 
 class PeerWaits {
 public:
     explicit PeerWaits(std::shared_ptr<const OperationLog> log) : log_(std::move(log)) {}
-    ~PeerWaits();
-    PeerWaits(const PeerWaits&) = delete;
-    PeerWaits& operator=(const PeerWaits&) = delete;
 
     // From now on events in streams measure. The NCCL back-end calls this.
     void measure_on_device() { on_device_ = true; }
@@ -27,7 +24,7 @@ public:
     // The waits of a step.
     struct Step {
         struct Pair {
-            event_t begin, end;
+            OwnedEvent begin, end;
         };
         double blocked_ms = 0;    // for which collectives blocked the calling thread
         std::vector<Pair> pairs;  // on the device
@@ -37,7 +34,7 @@ public:
     void begin_step(stream_t stream, bool continues);
     Step end_step();
     // The length of a step's waits, once the device has passed them. Its events are used again afterwards.
-    double ms(const Step& step);
+    double ms(Step step);
 
     // Around a place in a stream that waits for other ranks. Such places may be nested.
     void begin(stream_t stream);

@@ -43,7 +43,7 @@ TrainLoader::TrainLoader(const ShardSet& shards, SampleOrder order, int B, int T
       slot_size_(2 * static_cast<size_t>(B) * T + token_sort_size(B * T)) {
     check_shape(B, rank, world, vocab);
     if (first_batch < 0) throw Error(ExitCode::bad_flags, "first_batch={} is negative", first_batch);
-    ring_ = static_cast<int32_t*>(pinned_malloc(kSlots * slot_size_ * sizeof(int32_t)));
+    ring_ = pinned<int32_t>(kSlots * slot_size_);
     thread_ = std::thread(&TrainLoader::prefetch, this);
 }
 
@@ -55,7 +55,6 @@ TrainLoader::~TrainLoader() {
     free_.notify_one();
     thread_.join();
     tear_down([] { synchronize_device(); });  // copies to the device may still read the ring
-    tear_down([this] { pinned_free(ring_); });
 }
 
 void TrainLoader::prefetch() {

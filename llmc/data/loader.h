@@ -10,6 +10,7 @@
 
 #include "llmc/data/order.h"
 #include "llmc/data/shards.h"
+#include "llmc/device/owned.h"
 
 namespace llmc {
 
@@ -58,8 +59,8 @@ private:
     // A ring of micro-batches between the two threads. The prefetch thread writes the slot of batch `batches_read_`
     // without the lock, because the other thread only reads slots of earlier batches.
     static constexpr int kAhead = 4, kInUse = 3, kSlots = kAhead + kInUse;
-    const size_t slot_size_;   // ints
-    int32_t* ring_ = nullptr;  // (kSlots, slot_size_), pinned; a slot: tokens, targets, sorted
+    const size_t slot_size_;  // ints
+    Pinned<int32_t> ring_;    // (kSlots, slot_size_); a slot: tokens, targets, sorted
     std::mutex mutex_;
     std::condition_variable ready_, free_;
     int64_t batches_read_ = 0, batches_taken_ = 0;

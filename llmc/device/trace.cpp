@@ -23,8 +23,6 @@ Trace::Trace(size_t expected_ranges) {
 
 Trace::~Trace() {
     if (active_ == this) active_ = nullptr;
-    for (const event_t event : events_) tear_down([&] { destroy_event(event); });
-    tear_down([&] { destroy_event(base_); });
 }
 
 void Trace::name_stream(stream_t stream, const std::string& name) {

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "llmc/device/runtime.h"
+#include "llmc/device/owned.h"
 
 namespace llmc {
 
@@ -74,9 +74,9 @@ private:
     inline static Trace* active_ = nullptr;
     std::vector<Line> lines_;
     std::vector<Entry> entries_;
-    std::vector<event_t> events_;
+    std::vector<OwnedEvent> events_;
     size_t taken_ = 0;
-    event_t base_ = nullptr;
+    OwnedEvent base_;
     int64_t start_of_clock_ = 0, steady_start_ = 0, step_ = 0;
 };
 

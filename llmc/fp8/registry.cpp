@@ -42,15 +42,6 @@ std::array<uint64_t*, 7> counts_of(Fp8State& state, Fp8Watch& watch) {
 Fp8Registry::Fp8Registry(const Fp8Config& config, const Comm& comm)
     : comm_(comm), config_(resolved(config)), scaling_(scaling_of(config.recipe)), laboratory_(config_, comm) {}
 
-Fp8Registry::~Fp8Registry() {
-    for (VerdictSlot& slot : verdict_slots_) {
-        if (!slot.values) continue;
-        tear_down([&] { synchronize(slot.copied); });
-        tear_down([&] { pinned_free(slot.values); });
-        tear_down([&] { destroy_event(slot.copied); });
-    }
-}
-
 int Fp8Registry::add(const std::string& layer) {
     names_.push_back(layer);
     left_.push_back(false);
@@ -96,7 +87,7 @@ void Fp8Registry::allocate(stream_t stream) {
     const size_t n = count();
     set_bytes(watches_, 0, n * sizeof(Fp8Watch), stream);
     for (VerdictSlot& slot : verdict_slots_) {
-        slot.values = static_cast<Fp8Verdict*>(pinned_malloc(n * sizeof(Fp8Verdict)));
+        slot.values = pinned<Fp8Verdict>(n);
         slot.copied = create_event();
     }
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "llmc/comm/comm.h"
+#include "llmc/device/owned.h"
 #include "llmc/fp8/laboratory.h"
 #include "llmc/fp8/scaling.h"
 #include "llmc/shard/arena.h"
@@ -42,7 +43,6 @@ struct Fp8Saved {
 class Fp8Registry {
 public:
     Fp8Registry(const Fp8Config& config, const Comm& comm);
-    ~Fp8Registry();
     Fp8Registry(const Fp8Registry&) = delete;
     Fp8Registry& operator=(const Fp8Registry&) = delete;
 
@@ -145,8 +145,8 @@ private:
 
     // For a fallback rule. Verdicts of two steps may be on their way to the host.
     struct VerdictSlot {
-        Fp8Verdict* values = nullptr;  // pinned
-        event_t copied = nullptr;
+        Pinned<Fp8Verdict> values;
+        OwnedEvent copied;
     };
     Fp8Watch* watches_ = nullptr;     // (layers, 3)
     Fp8Verdict* verdicts_ = nullptr;  // (layers, 3)

@@ -15,15 +15,7 @@ void OffloadedResiduals::allocate(const std::vector<void*>& inputs) {
     inputs_ = inputs;
     copies_ = create_stream();
     for (Buffer& buffer : buffers_)
-        for (event_t* event : {&buffer.used, &buffer.copied}) *event = create_event();
-}
-
-OffloadedResiduals::~OffloadedResiduals() {
-    if (!copies_) return;
-    tear_down([&] { synchronize(copies_); });
-    tear_down([&] { destroy_stream(copies_); });
-    for (const Buffer& buffer : buffers_)
-        for (const event_t event : {buffer.used, buffer.copied}) tear_down([&] { destroy_event(event); });
+        for (OwnedEvent* event : {&buffer.used, &buffer.copied}) *event = create_event();
 }
 
 void OffloadedResiduals::acquire(size_t block, stream_t stream) {

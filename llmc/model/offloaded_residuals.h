@@ -5,6 +5,7 @@
 #include <array>
 #include <vector>
 
+#include "llmc/device/owned.h"
 #include "llmc/shard/arena.h"
 
 namespace llmc {
@@ -15,9 +16,6 @@ public:
 
     // `bytes`: of a block's input. Without blocks, all calls do nothing.
     OffloadedResiduals(size_t blocks, size_t bytes);
-    ~OffloadedResiduals();
-    OffloadedResiduals(const OffloadedResiduals&) = delete;
-    OffloadedResiduals& operator=(const OffloadedResiduals&) = delete;
 
     bool is_used() const { return !kept_.empty(); }
     size_t host_bytes() const { return arena_.bytes(); }
@@ -37,7 +35,7 @@ public:
 private:
     struct Buffer {
         size_t block = ~size_t{0};  // whose input it has
-        event_t used = nullptr, copied = nullptr;
+        OwnedEvent used, copied;
     };
     Buffer& buffer_of(size_t block) { return buffers_[block % kBuffers]; }
     void fetch(size_t block);
@@ -47,7 +45,7 @@ private:
     std::vector<char*> kept_;    // by block, in host memory
     std::vector<void*> inputs_;  // by block, on the device
     std::array<Buffer, kBuffers> buffers_;
-    stream_t copies_ = nullptr;
+    OwnedStream copies_;
 };
 
 }  // namespace llmc

@@ -77,16 +77,6 @@ Transformer<Real>::Transformer(const ModelSetup& setup, Weights<Real>& weights, 
 }
 
 template <class Real>
-Transformer<Real>::~Transformer() {
-    for (Staging& staging : staging_) {
-        if (!staging.memory) continue;
-        tear_down([&] { synchronize(staging.copied); });
-        tear_down([&] { pinned_free(staging.memory); });
-        tear_down([&] { destroy_event(staging.copied); });
-    }
-}
-
-template <class Real>
 void Transformer<Real>::allocate(stream_t stream) {
     activations_.allocate();
     workspace_.allocate();
@@ -99,7 +89,7 @@ void Transformer<Real>::allocate(stream_t stream) {
     offloaded_.allocate(inputs);
     const size_t sorted = token_sort_size(B_ * T_), positions = document_positions_ ? context_.N() + sorted : 0;
     for (Staging& staging : staging_) {
-        staging.memory = static_cast<int*>(pinned_malloc((3 * context_.N() + sorted + positions) * sizeof(int)));
+        staging.memory = pinned<int>(3 * context_.N() + sorted + positions);
         staging.copied = create_event();
     }
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "llmc/data/loader.h"
+#include "llmc/device/owned.h"
 #include "llmc/kernels/classifier.h"
 #include "llmc/model/block.h"
 #include "llmc/model/norm.h"
@@ -61,9 +62,6 @@ class Transformer {
 public:
     // Nothing is allocated before allocate().
     Transformer(const ModelSetup& setup, Weights<Real>& weights, Gradients& gradients, Matmul& matmul);
-    ~Transformer();
-    Transformer(const Transformer&) = delete;
-    Transformer& operator=(const Transformer&) = delete;
 
     // Both leave out the memory of linear().
     size_t activation_bytes() const { return activations_.bytes(); }
@@ -191,8 +189,8 @@ private:
     // Pinned memory for batches that are not in any. Two slots, so that the next micro-batch is prepared while copies
     // of the last one may still run.
     struct Staging {
-        int* memory = nullptr;
-        event_t copied = nullptr;
+        Pinned<int> memory;
+        OwnedEvent copied;
     };
     Staging staging_[2];
     int next_staging_ = 0;

@@ -23,19 +23,8 @@ void StateRing::allocate(stream_t stream) {
     to_host_ = create_stream();
     all_back_ = create_event();
     for (Slot& slot : slots_)
-        for (event_t* event : {&slot.arrived, &slot.updated, &slot.free}) *event = create_event();
+        for (OwnedEvent* event : {&slot.arrived, &slot.updated, &slot.free}) *event = create_event();
     record(all_back_, stream);
-}
-
-StateRing::~StateRing() {
-    if (!all_back_) return;
-    for (const stream_t stream : {to_device_, to_host_}) {
-        tear_down([&] { synchronize(stream); });
-        tear_down([&] { destroy_stream(stream); });
-    }
-    const auto destroy = [](event_t event) { tear_down([&] { destroy_event(event); }); };
-    destroy(all_back_);
-    for (const Slot& slot : slots_) destroy(slot.arrived), destroy(slot.updated), destroy(slot.free);
 }
 
 // Copies `count` elements with their scales.

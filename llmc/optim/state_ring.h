@@ -12,6 +12,7 @@
 #include <array>
 #include <initializer_list>
 
+#include "llmc/device/owned.h"
 #include "llmc/kernels/state_array.h"
 #include "llmc/shard/arena.h"
 #include "llmc/shard/layout.h"
@@ -25,9 +26,6 @@ public:
 
     // Slices have at most this many elements, a multiple of 64.
     explicit StateRing(const ShardLayout& layout, size_t slice_elements = kSliceElements);
-    ~StateRing();
-    StateRing(const StateRing&) = delete;
-    StateRing& operator=(const StateRing&) = delete;
 
     size_t bytes() const { return arena_.bytes(); }  // 0 if the state is in device memory
     void allocate(stream_t stream);                  // after work on `stream` that sets the state
@@ -56,7 +54,7 @@ private:
     struct Slot {
         char* memory = nullptr;   // for the values of kMostArrays arrays
         float* scales = nullptr;  // for their scales
-        event_t arrived = nullptr, updated = nullptr, free = nullptr;
+        OwnedEvent arrived, updated, free;
     };
     Slice bring(Arrays arrays, size_t begin, size_t count, stream_t stream);
     void send_back(Arrays arrays, const Slice& slice, stream_t stream);
@@ -66,8 +64,8 @@ private:
     Arena arena_{MemoryKind::workspace};
     std::array<Slot, kSlots> slots_;
     size_t next_ = 0;  // slices of this step so far
-    stream_t to_device_ = nullptr, to_host_ = nullptr;
-    event_t all_back_ = nullptr;  // the state of the previous step is complete in host memory
+    OwnedStream to_device_, to_host_;
+    OwnedEvent all_back_;  // the state of the previous step is complete in host memory
 };
 
 template <class Update>

@@ -61,15 +61,6 @@ void Gradients::allocate(stream_t stream) {
     }
 }
 
-Gradients::~Gradients() {
-    if (!computed_) return;
-    tear_down([&] { synchronize(reduce_stream_); });
-    tear_down([&] { destroy_stream(reduce_stream_); });
-    const auto destroy = [](event_t event) { tear_down([&] { destroy_event(event); }); };
-    for (const event_t event : {computed_, reduced_}) destroy(event);
-    for (const Slot& slot : slots_) destroy(slot.reduced);
-}
-
 // The memory to which the model writes a unit's gradient.
 float* Gradients::whole(size_t unit) const {
     if (!layout_.accumulates()) return slots_[layout_.slot_of(unit)].memory;

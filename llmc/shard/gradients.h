@@ -33,6 +33,7 @@
 #pragma once
 #include <functional>
 
+#include "llmc/device/owned.h"
 #include "llmc/shard/arena.h"
 #include "llmc/shard/layout.h"
 
@@ -41,9 +42,6 @@ namespace llmc {
 class Gradients {
 public:
     explicit Gradients(const ShardLayout& layout);
-    ~Gradients();
-    Gradients(const Gradients&) = delete;
-    Gradients& operator=(const Gradients&) = delete;
 
     size_t bytes() const { return arena_.bytes(); }
     void allocate(stream_t stream);  // gradients start at 0
@@ -95,7 +93,7 @@ public:
 private:
     struct Slot {  // used if the model does not accumulate in place
         float* memory = nullptr;
-        event_t reduced = nullptr;
+        OwnedEvent reduced;
     };
 
     void plan();
@@ -124,9 +122,9 @@ private:
     bool keep_residuals_ = true;
     bool first_ = true, last_ = true;
     Observer observer_;
-    stream_t reduce_stream_{};
+    OwnedStream reduce_stream_;
     std::vector<std::string> names_;  // for profiles, by unit
-    event_t computed_ = nullptr, reduced_ = nullptr;
+    OwnedEvent computed_, reduced_;
 };
 
 }  // namespace llmc

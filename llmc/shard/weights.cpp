@@ -94,20 +94,6 @@ void Weights<Real>::allocate(stream_t stream) {
 }
 
 template <class Real>
-Weights<Real>::~Weights() {
-    if (!slices_cast_) return;
-    tear_down([&] { synchronize(gather_stream_); });
-    tear_down([&] { destroy_stream(gather_stream_); });
-    const auto destroy = [](event_t event) { tear_down([&] { destroy_event(event); }); };
-    destroy(slices_cast_);
-    for (const Published& unit : published_) destroy(unit.sent);
-    for (const Slot& slot : slots_) {
-        destroy(slot.ready);
-        destroy(slot.free);
-    }
-}
-
-template <class Real>
 bool Weights<Real>::master_is_working() const {
     return !layout_.is_sliced() && !layout_.sharding().offload_state && bytes_of(master_.format) == sizeof(Real);
 }

@@ -17,6 +17,7 @@
 #pragma once
 #include <optional>
 
+#include "llmc/device/owned.h"
 #include "llmc/device/trace.h"
 #include "llmc/kernels/state_array.h"
 #include "llmc/shard/arena.h"
@@ -32,9 +33,6 @@ template <class Real>
 class Weights {
 public:
     explicit Weights(const ShardLayout& layout, StateFormat masters = StateFormat::fp32);
-    ~Weights();
-    Weights(const Weights&) = delete;
-    Weights& operator=(const Weights&) = delete;
 
     // Bytes of the working copy with FP8 codes, and of the masters.
     size_t working_bytes() const { return working_arena_.bytes(); }
@@ -114,10 +112,10 @@ private:
     struct Slot {  // stage 3
         Whole memory;
         size_t unit = ShardLayout::kNoUnit;
-        event_t ready = nullptr, free = nullptr;
+        OwnedEvent ready, free;
     };
     struct Published {  // a unit, stages 1 and 2
-        event_t sent = nullptr;
+        OwnedEvent sent;
         bool awaited = false;  // the model has waited for the last publish()
     };
 
@@ -153,9 +151,9 @@ private:
     std::vector<Slot> slots_;
     std::vector<size_t> gathered_;  // by slot, in every stage: the unit that is gathered and not released
     size_t last_gathered_ = 0;      // tells whether the model goes forward or backward
-    stream_t gather_stream_{};
+    OwnedStream gather_stream_;
     std::vector<std::string> names_;  // for profiles, by unit
-    event_t slices_cast_ = nullptr;
+    OwnedEvent slices_cast_;
     std::vector<Published> published_;
     bool to_be_measured_ = true, to_be_cast_ = true;
 };

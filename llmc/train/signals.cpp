@@ -44,21 +44,12 @@ Signals<Real>::Signals(Trainer<Real>& trainer) : trainer_(trainer) {
 }
 
 template <class Real>
-Signals<Real>::~Signals() {
-    for (Slot& slot : slots_) {
-        tear_down([&] { pinned_free(slot.squares); });
-        tear_down([&] { pinned_free(slot.loss_scale); });
-        tear_down([&] { pinned_free(slot.max_logits); });
-    }
-}
-
-template <class Real>
 void Signals<Real>::allocate() {
     arena_.allocate();
     for (Slot& slot : slots_) {
-        slot.squares = static_cast<double*>(pinned_malloc(squares() * sizeof(double)));
-        slot.loss_scale = static_cast<float*>(pinned_malloc(sizeof(float)));
-        slot.max_logits = static_cast<float*>(pinned_malloc(trainer_.model().max_logit_count() * sizeof(float)));
+        slot.squares = pinned<double>(squares());
+        slot.loss_scale = pinned<float>(1);
+        slot.max_logits = pinned<float>(trainer_.model().max_logit_count());
     }
 }
 
@@ -136,7 +127,7 @@ void Signals<Real>::take(StepRecord& record) {
     if (slot.step != record.step) return;
     const Comm& comm = trainer_.comm();
     const size_t n = squares(), units = trainer_.table().units().size();
-    const std::vector<double> sums = sum_over_ranks(comm, std::vector<double>(slot.squares, slot.squares + n));
+    const std::vector<double> sums = sum_over_ranks(comm, std::vector<double>(&slot.squares[0], &slot.squares[n]));
     const auto norm = [&](Norm kind, size_t tensor) { return std::sqrt(sums[kind * tensors_ + tensor]); };
     const auto largest = [](const float* logits, int heads) {
         const int head = static_cast<int>(std::max_element(logits, logits + heads) - logits);

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "llmc/device/owned.h"
 #include "llmc/shard/arena.h"
 #include "llmc/train/step_record.h"
 
@@ -22,9 +23,6 @@ template <class Real>
 class Signals {
 public:
     explicit Signals(Trainer<Real>& trainer);
-    ~Signals();
-    Signals(const Signals&) = delete;
-    Signals& operator=(const Signals&) = delete;
 
     size_t bytes() const { return arena_.bytes(); }
     void allocate();
@@ -62,9 +60,9 @@ private:
     double* squares_ = nullptr;    // (kNorms, tensors); then (units): of the gradient of this rank's first micro-batch
     float* loss_scale_ = nullptr;  // the factor in this step's gradients
     struct Slot {
-        double* squares = nullptr;  // pinned, as on the device
-        float* loss_scale = nullptr;
-        float* max_logits = nullptr;  // of Transformer::max_logits()
+        Pinned<double> squares;  // as on the device
+        Pinned<float> loss_scale;
+        Pinned<float> max_logits;  // of Transformer::max_logits()
         int64_t step = 0;
         int64_t parts = 0;  // micro-batches of the step over all ranks; 0 if the first one was not measured
     };

@@ -96,14 +96,10 @@ Staging::Staging(std::vector<DeviceSlice> slices, const std::string& local, size
         return;
     }
     try {
-        memory_ = static_cast<char*>(pinned_malloc(bytes_));
+        memory_ = pinned<char>(bytes_);
     } catch (const Error& error) {
         note_ = error.what();
     }
-}
-
-Staging::~Staging() {
-    if (memory_) tear_down([this] { pinned_free(memory_); });
 }
 
 SliceBytes Staging::take(stream_t stream) {

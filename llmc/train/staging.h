@@ -8,6 +8,7 @@
 
 #include "llmc/checkpoint/safetensors.h"
 #include "llmc/checkpoint/state_file.h"
+#include "llmc/device/owned.h"
 #include "llmc/train/state.h"
 
 namespace llmc {
@@ -17,7 +18,6 @@ public:
     // `slices`: Trainer::state_slices(). `local`: a directory on a local disk that is used instead of memory, or "".
     // Throws if no file can be created there. `memory`: bytes of host memory that may be used.
     Staging(std::vector<DeviceSlice> slices, const std::string& local, size_t memory);
-    ~Staging();
     Staging(const Staging&) = delete;
     Staging& operator=(const Staging&) = delete;
 
@@ -42,7 +42,7 @@ private:
     std::vector<StateSlice> names_;
     std::string local_, note_;
     size_t bytes_ = 0;
-    char* memory_ = nullptr;    // pinned, all slices one after the other
+    Pinned<char> memory_;       // all slices one after the other
     std::vector<char> buffer_;  // one piece
     std::unique_ptr<SafetensorsFile> local_file_;
     std::vector<uint64_t> checksums_;

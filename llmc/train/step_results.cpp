@@ -4,23 +4,13 @@
 #include <utility>
 
 #include "llmc/base/error.h"
-#include "llmc/device/faults.h"
 
 namespace llmc {
 
 StepResults::StepResults(PeerWaits& waits) : waits_(waits) {
     for (Slot& slot : slots_) {
-        slot.values = static_cast<Slot::Values*>(pinned_malloc(sizeof(Slot::Values)));
-        slot.begin = create_event(true);
-        slot.end = create_event(true);
-    }
-}
-
-StepResults::~StepResults() {
-    for (Slot& slot : slots_) {
-        tear_down([&] { destroy_event(slot.begin); });
-        tear_down([&] { destroy_event(slot.end); });
-        tear_down([&] { pinned_free(slot.values); });
+        slot.values = pinned<Slot::Values>(1);
+        for (OwnedEvent* event : {&slot.begin, &slot.end}) *event = create_event(true);
     }
 }
 

@@ -4,7 +4,7 @@
 #include <optional>
 
 #include "llmc/comm/peer_waits.h"
-#include "llmc/device/runtime.h"
+#include "llmc/device/owned.h"
 #include "llmc/kernels/step_state.h"
 #include "llmc/train/step_record.h"
 
@@ -15,9 +15,6 @@ namespace llmc {
 class StepResults {
 public:
     explicit StepResults(PeerWaits& waits);
-    ~StepResults();
-    StepResults(const StepResults&) = delete;
-    StepResults& operator=(const StepResults&) = delete;
 
     // Call before a step's first work. `continues`: nothing but the previous step ran before it.
     void begin(bool continues, stream_t stream);
@@ -35,8 +32,8 @@ private:
             float loss_scale;
             int loss_count;
         };
-        Values* values = nullptr;  // pinned
-        event_t begin = nullptr, end = nullptr;
+        Pinned<Values> values;
+        OwnedEvent begin, end;
         bool continues = false;
         PeerWaits::Step waits;
         StepRecord record;  // what the host knows

@@ -70,9 +70,7 @@ Trainer<Real>::Trainer(const TrainerConfig& config, const Comm& comm)
 }
 
 template <class Real>
-Trainer<Real>::~Trainer() {
-    if (results_) tear_down([this] { destroy_stream(stream_); });
-}
+Trainer<Real>::~Trainer() = default;
 
 // Shapes of all products: those of the model's layers and of Muon.
 template <class Real>

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "llmc/comm/comm.h"
+#include "llmc/device/owned.h"
 #include "llmc/linear/matmul.h"
 #include "llmc/model/transformer.h"
 #include "llmc/optim/optimizer.h"
@@ -69,8 +70,6 @@ class Trainer {
 public:
     Trainer(const TrainerConfig& config, const Comm& comm);
     ~Trainer();
-    Trainer(const Trainer&) = delete;
-    Trainer& operator=(const Trainer&) = delete;
 
     MemoryByKind memory() const;
     void allocate();
@@ -164,19 +163,19 @@ private:
     const Comm comm_;
     const ParameterTable table_;
     const ShardLayout layout_;
-    stream_t stream_{};
     Weights<Real> weights_;
     Gradients gradients_;
     Matmul matmul_;
     Transformer<Real> model_;
     Optimizer<Real> optimizer_;
-    std::optional<StepResults> results_;  // created by allocate(), like the stream
+    std::optional<StepResults> results_;  // created by allocate(), as the stream
     std::vector<Fp8State> fp8_aside_;     // while the model evaluates with the average
     StepKind kind_;                       // kind of the current step
     int micro_step_ = 0;
     int64_t step_ = 0;
     std::unique_ptr<Signals<Real>> signals_;            // nullptr without --signals-every
     std::unique_ptr<Verification<Real>> verification_;  // nullptr without --verify-every
+    OwnedStream stream_;
 };
 
 template <class Real>

@@ -45,17 +45,8 @@ StepChecksums::StepChecksums(const Comm& comm, size_t most) : comm_(comm), most_
 void StepChecksums::allocate() {
     arena_.allocate();
     for (Round& round : rounds_) {
-        round.host = static_cast<Pair*>(pinned_malloc(most_ * sizeof(Pair)));
+        round.host = pinned<Pair>(most_);
         for (Span& span : round.spans) span = {create_event(true), create_event(true)};
-    }
-}
-
-StepChecksums::~StepChecksums() {
-    for (Round& round : rounds_) {
-        tear_down([&] { pinned_free(round.host); });
-        for (const Span& span : round.spans)
-            for (const event_t event : {span.begin, span.end})
-                if (event) tear_down([&] { destroy_event(event); });
     }
 }
 

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "llmc/comm/comm.h"
+#include "llmc/device/owned.h"
 #include "llmc/shard/arena.h"
 #include "llmc/train/step_record.h"
 #include "llmc/train/trainer.h"
@@ -34,9 +35,6 @@ class StepChecksums {
 public:
     // `most` checksums per step. All memory is planned here and allocated in allocate().
     StepChecksums(const Comm& comm, size_t most);
-    ~StepChecksums();
-    StepChecksums(const StepChecksums&) = delete;
-    StepChecksums& operator=(const StepChecksums&) = delete;
 
     size_t bytes() const { return arena_.bytes(); }
     void allocate();
@@ -81,11 +79,12 @@ private:
         bool twice = false, everywhere = false;
     };
     struct Span {
-        event_t begin = nullptr, end = nullptr;
+        OwnedEvent begin, end;
     };
     struct Round {
         int64_t step = 0;
-        Pair *device = nullptr, *host = nullptr;  // (most_); `host` is pinned
+        Pair* device = nullptr;  // (most_)
+        Pinned<Pair> host;       // (most_)
         std::array<std::vector<Row>, kVerifiedKinds> rows;
         std::array<size_t, kVerifiedKinds> seen_again{};  // number of rows with a second checksum
         size_t count = 0;                                 // number of rows of all kinds
