@@ -132,7 +132,7 @@ std::shared_ptr<Transport> make_mpi_transport(size_t largest_message);
 // Sets up NCCL with the help of `control`, on the open device. Uses the chain if nccl_keeps_order() is false.
 std::unique_ptr<Backend> make_nccl_backend(Transport& control, std::shared_ptr<CommProcess> process, std::string group);
 
-// Meets the other ranks over TCP (tcp_meeting.h).
+// Meets the other ranks over TCP (tcp.h).
 struct TcpMeeting;
 std::shared_ptr<Transport> make_tcp_transport(int rank, const TcpMeeting& meeting);
 

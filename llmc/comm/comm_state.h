@@ -1,5 +1,8 @@
-// The state behind a Comm. Only comm.cpp and collectives.cpp include this.
+// The state behind a Comm, and which of its ranks run on this process's machine. Only comm.cpp, collectives.cpp and
+// machine.cpp include this.
 #pragma once
+#include <sys/types.h>
+
 #include <cstring>
 #include <memory>
 #include <string>
@@ -8,9 +11,24 @@
 
 #include "llmc/comm/backend.h"
 #include "llmc/comm/comm.h"
-#include "llmc/comm/machine.h"
 
 namespace llmc {
+
+// The name of this machine.
+std::string host_name();
+
+struct Machine {
+    int rank = 0, ranks = 1;                         // this rank's place among the ranks of the machine; their number
+    std::vector<std::string> hosts = {host_name()};  // the machine of every rank of the communicator, by its name
+    // With MPI: the other ranks of the machine with their process ids.
+    std::vector<std::pair<int, pid_t>> processes = {};
+
+    // A sentence about one of these processes that has ended, or "".
+    std::string ended_process() const;
+};
+
+// A collective.
+Machine find_machine(Transport& transport);
 
 struct Comm::State {
     int rank = 0, world = 1;

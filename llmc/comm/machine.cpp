@@ -1,5 +1,5 @@
-// How ranks recognise their machine, and whether another rank's process still runs (machine.h).
-#include "llmc/comm/machine.h"
+// How ranks recognise their machine, and whether another rank's process still runs.
+#include "llmc/comm/comm_state.h"
 
 #include <signal.h>
 #include <unistd.h>
@@ -8,8 +8,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
-
-#include "llmc/comm/backend.h"
 
 namespace llmc {
 namespace {

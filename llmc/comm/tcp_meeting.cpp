@@ -1,4 +1,4 @@
-// The messages of a meeting, and rank 0's and the other ranks' parts in it (tcp_meeting.h).
+// The messages of a meeting, and rank 0's and the other ranks' parts in it (tcp.h).
 //
 // All messages have a fixed size:
 //
@@ -9,7 +9,7 @@
 // The secret itself is never sent. The hash is XXH3, which is not cryptographic: it keeps out other runs, port scanners
 // and strangers on a shared network. It does not protect against an attacker who can read or change the traffic. After
 // the meeting, traffic is neither encrypted nor authenticated.
-#include "llmc/comm/tcp_meeting.h"
+#include "llmc/comm/tcp.h"
 
 #include <poll.h>
 #include <sys/random.h>

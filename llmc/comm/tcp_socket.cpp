@@ -1,5 +1,5 @@
-// The system calls behind TcpSocket (tcp_socket.h).
-#include "llmc/comm/tcp_socket.h"
+// The system calls behind TcpSocket (tcp.h).
+#include "llmc/comm/tcp.h"
 
 #include <arpa/inet.h>
 #include <fcntl.h>

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "llmc/comm/backend.h"
-#include "llmc/comm/tcp_meeting.h"
+#include "llmc/comm/tcp.h"
 
 namespace llmc {
 namespace {

@@ -1,6 +1,6 @@
 // The meeting of ranks over TCP, with strangers at the port and processes that claim to be ranks, and invalid messages
 // from a rank that was admitted.
-#include "llmc/comm/tcp_meeting.h"
+#include "llmc/comm/tcp.h"
 
 #include <doctest/doctest.h>
 #include <netinet/in.h>
