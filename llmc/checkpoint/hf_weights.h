@@ -1,5 +1,5 @@
 // A model as Hugging Face stores it: the names, shapes and layouts of model.safetensors, from the model's table
-// (model_table.h), and the conversion to ours. hf_export.h converts the other way.
+// (architecture.h), and the conversion to ours. hf_export.h converts the other way.
 // All our matrices are (out, in) row-major. Hugging Face stores GPT-2's block matrices as (in, out), so they are
 // transposed. Other architectures are stored as (out, in), in pieces that together form our qkv and fc. Our wte and
 // head may have padded rows; theirs have exactly vocab rows. A tied head is wte.

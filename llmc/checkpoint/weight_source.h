@@ -1,5 +1,5 @@
 // A source of a model's weights, one tensor at a time: Hugging Face's files (hf_weights.h), a model file of llm.c
-// (llmc_model.h) or a training checkpoint. The tensors have our names and layout (model_table.h), no padded rows, and
+// (llmc_model.h) or a training checkpoint. The tensors have our names and layout (architecture.h), no padded rows, and
 // only finite values.
 #pragma once
 #include <cstdint>

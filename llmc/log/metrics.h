@@ -14,7 +14,7 @@
 #include "llmc/log/run_directory.h"
 #include "llmc/log/validation_watch.h"
 #include "llmc/shard/arena.h"
-#include "llmc/train/step_record.h"
+#include "llmc/train/step_results.h"
 
 namespace llmc {
 

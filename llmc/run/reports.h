@@ -18,7 +18,7 @@
 #include "llmc/run/inputs.h"
 #include "llmc/run/ranks.h"
 #include "llmc/run/stop.h"
-#include "llmc/train/step_record.h"
+#include "llmc/train/step_results.h"
 
 namespace llmc {
 

@@ -12,7 +12,7 @@
 
 #include "llmc/device/owned.h"
 #include "llmc/shard/arena.h"
-#include "llmc/train/step_record.h"
+#include "llmc/train/step_results.h"
 
 namespace llmc {
 

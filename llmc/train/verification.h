@@ -22,7 +22,7 @@
 #include "llmc/comm/comm.h"
 #include "llmc/device/owned.h"
 #include "llmc/shard/arena.h"
-#include "llmc/train/step_record.h"
+#include "llmc/train/step_results.h"
 #include "llmc/train/trainer.h"
 
 namespace llmc {

@@ -3,8 +3,8 @@
 #include <vector>
 
 #include "llmc/kernels/initial_values.h"
+#include "llmc/model/architecture.h"
 #include "llmc/model/config.h"
-#include "llmc/model/model_table.h"
 #include "llmc/shard/weights.h"
 
 namespace llmc::test {

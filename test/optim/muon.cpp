@@ -6,8 +6,8 @@
 #include <random>
 
 #include "llmc/kernels/muon.h"
+#include "llmc/model/architecture.h"
 #include "llmc/model/config.h"
-#include "llmc/model/model_table.h"
 #include "llmc/optim/optimizer.h"
 #include "test/kernel_test.h"
 

@@ -1,5 +1,5 @@
 // Fills the table of a model's tensors, and says how each is initialised.
-#include "llmc/model/model_table.h"
+#include "llmc/model/architecture.h"
 
 #include <algorithm>
 #include <cmath>
