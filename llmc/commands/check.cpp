@@ -178,14 +178,14 @@ std::string device_text(const DeviceInfo& device) {
 }
 
 struct Checked {
-    Options options;      // changed where needed to run correctly on these cards
+    Admission admission;  // its options are changed where needed to run correctly on these cards
     MemoryByKind memory;  // memory of a run with these options
     CardCheckResult result;
     bool kept = true;    // every result came from an earlier check
     double seconds = 0;  // spent on all checks
     Fallbacks fallbacks;
     std::vector<std::string> notes;
-    std::optional<KeptResults> kept_in;
+    const std::string& path() const { return admission.kept->path(); }  // of the results
 };
 
 std::string summary_line(const Checked& checked, const DeviceInfo& device) {
@@ -193,7 +193,7 @@ std::string summary_line(const Checked& checked, const DeviceInfo& device) {
     return fmt::format("checked on {}: {} of {} right, {} fell back ({}{})\n", device_text(device), result.right,
                        result.items, checked.fallbacks.count,
                        checked.kept ? "known" : fmt::format("{:.1f} s", checked.seconds),
-                       checked.kept_in->path().empty() ? "" : ("; " + checked.kept_in->path()));
+                       checked.path().empty() ? "" : ("; " + checked.path()));
 }
 
 // Builds the request of a run with these options.
@@ -216,15 +216,14 @@ CheckRequest request_of(const Options& o, const StagePlan& plan, const Comm& com
 // Checks and replaces until everything that is left is correct.
 Checked check_until_right(const Options& options, Ranks& ranks, const Resumed* resumed) {
     Checked checked;
-    checked.options = options;
-    Options& o = checked.options;
+    Options& o = checked.admission.options = options;
     CardCheck check;
     check.identity = identity_of(ranks.device);
     check.cache = cache_directory();
     check.program = kThisProgram;
     check.alive = [&] { ranks.watchdog.alive(); };
     check.force = o.card_check == CardCheckMode::force;
-    checked.kept_in.emplace(check.cache, check.identity);
+    checked.admission.kept.emplace(check.cache, check.identity);
     const std::map<std::string, std::string> preferred = algorithms_of(products_of(resumed, checked.notes));
     const KernelSet candidates = candidates_of(o, ranks.device, resumed);
     for (const std::string& name : candidates.names()) o.kernel_set.add(kernel_variant(name).variant);
@@ -309,9 +308,9 @@ std::optional<double> peak_tflops(const DeviceInfo& device, Precision precision,
 }
 
 Admission admit(const Options& o, Ranks& ranks, const Resumed* resumed) {
-    Admission admission;
-    admission.options = o;
     if (!checks_cards(o, ranks.device)) {
+        Admission admission;
+        admission.options = o;
         std::vector<std::string> notes;
         admission.products = products_of(resumed, notes);
         compare_kernels(o, resumed, notes);
@@ -321,7 +320,7 @@ Admission admit(const Options& o, Ranks& ranks, const Resumed* resumed) {
     }
     Checked checked = check_until_right(o, ranks, resumed);
     check_memory(checked.memory, ranks.libraries_to_come(o), ranks.device.free_memory, ranks.device.name);
-    admission.options = checked.options;
+    Admission& admission = checked.admission;
     compare_kernels(admission.options, resumed, checked.notes);
     admission.products = checked.result.choices;
     admission.findings = findings_json(checked.result.findings);
@@ -333,8 +332,7 @@ Admission admit(const Options& o, Ranks& ranks, const Resumed* resumed) {
                          {"notes", checked.notes},
                          {"tflops", rates_json(admission.rates, true)},
                          {"gb_per_s", rates_json(admission.rates, false)},
-                         {"results", checked.kept_in->path()}};
-    admission.kept = checked.kept_in;
+                         {"results", checked.path()}};
     if (ranks.comm.is_main()) {
         print_notes(checked);
         std::fputs(summary_line(checked, ranks.device).c_str(), stdout);
@@ -380,11 +378,9 @@ KernelUse kernel_use_from_text(const std::string& text) {
 }
 
 ExitCode check_cards(const Options& o, Ranks& ranks) {
-    const Checked checked = check_until_right(o, ranks, nullptr);
-    Admission admission;
-    admission.kept = checked.kept_in;
+    Checked checked = check_until_right(o, ranks, nullptr);
     if (ranks.comm.world() > 1)
-        note_links(check_collectives({{"the world", ranks.comm}}, ranks.comm), ranks.comm, admission);
+        note_links(check_collectives({{"the world", ranks.comm}}, ranks.comm), ranks.comm, checked.admission);
     if (!ranks.comm.is_main()) return ExitCode::ok;
     std::map<std::string, Findings> families;
     for (const auto& [name, finding] : checked.result.findings) families[finding.family].emplace(name, finding);
