@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <ranges>
 
 #include "llmc/base/error.h"
 #include "llmc/base/text.h"
@@ -103,8 +104,14 @@ bool parse_arguments(CLI::App& app, const std::vector<std::string>& arguments) {
                     markdown_table(rows_of(app)).c_str());
         return false;
     }
+    std::vector<std::string> last_first;  // as CLI11 takes them, which reads "--prompt= x" as "--prompt x"
+    for (const std::string& argument : arguments | std::views::reverse) {
+        const bool empty_value = argument.starts_with("--") && argument.find('=') + 1 == argument.size();
+        if (empty_value) last_first.push_back("");
+        last_first.push_back(argument.substr(0, argument.size() - empty_value));
+    }
     try {
-        app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));  // CLI11 takes them last first
+        app.parse(last_first);
         return true;
     } catch (const CLI::CallForHelp&) {
         std::fputs(help_of(app).c_str(), stdout);

@@ -50,6 +50,10 @@ class Sample(Case):
         result = self.sample("--prompt", "dan ", "--tokens", "12", "--seed", "1337")
         self.assertEqual(result.out.splitlines()[0], text)
 
+    def test_an_empty_value_does_not_take_the_next_flag(self):
+        flags = ["--tokens", "12", "--seed", "1"]
+        self.assertEqual(self.sample("--prompt=", *flags).out, self.sample("--prompt", "", *flags).out)
+
     def test_sources(self):
         exported = new_path()
         self.assertEqual(run("export", "--from", self.trained.directory, "--to", exported).code, 0)
