@@ -133,23 +133,29 @@ LLMC_DEVICE void produce_tiles(SplitShared<own, HD>& shared, const CUtensorMap& 
     });
 }
 
-// If columns are queries, a warp writes their lse and delta.
-template <Own own, int HD, bool kDocuments>
-LLMC_DEVICE void produce_statistics(SplitShared<own, HD>& shared, const float* lse, const float* delta,
+// A warp of the kernel that owns keys writes lse and delta of the columns, which are queries.
+template <int HD, bool kDocuments>
+LLMC_DEVICE void produce_statistics(SplitShared<Own::keys, HD>& shared, const float* lse, const float* delta,
                                     const SplitShape& shape, const WorkOrder& order, int window, const int* documents) {
-    using Tiles = SplitTiles<own, HD>;
+    using Tiles = SplitTiles<Own::keys, HD>;
+    static_assert(Tiles::columns == 64);  // two a lane
+    const int lane = static_cast<int>(threadIdx.x & 31);
     RingPosition<Tiles::stages> at;
     order.each_item([&](const WorkItem& item) {
-        const SplitWalk<own, HD, kDocuments> walk(item, shape, window, documents);
+        const SplitWalk<Own::keys, HD, kDocuments> walk(item, shape, window, documents);
         walk.each_tile([&](int member, int column) {
             const size_t rows = attention::row_statistics_offset(walk.b, walk.h + member, shape.T, shape.NH);
+            const auto load = [&](int i) { return QueryStatistics(lse + rows, delta + rows, column + i, shape.T); };
+            const auto store = [&](int i, const QueryStatistics& query) {
+                shared.lse[at.stage][i] = query.lse_in_base_2();
+                shared.delta[at.stage][i] = query.delta;
+            };
+            // All four loads are under way before the first result is used. One after the other they took longer than
+            // a tile's products.
+            const QueryStatistics first = load(lane), second = load(lane + 32);
             wait(shared.empty[at.stage], at.parity ^ 1);
-            LLMC_UNROLL
-            for (int i = static_cast<int>(threadIdx.x & 31); i < Tiles::columns; i += 32) {
-                const QueryStatistics own_statistics(lse + rows, delta + rows, column + i, shape.T);
-                shared.lse[at.stage][i] = own_statistics.lse;
-                shared.delta[at.stage][i] = own_statistics.delta;
-            }
+            store(lane, first);
+            store(lane + 32, second);
             arrive(shared.full[at.stage]);
             at.advance();
         });
@@ -257,7 +263,7 @@ LLMC_DEVICE void add_tiles(float (&sums)[SplitTiles<own, HD>::gradients][HD / 64
         const size_t rows = attention::row_statistics_offset(walk.b, walk.h, shape.T, shape.NH);
         const QueryStatistics upper(lse + rows, delta + rows, row, shape.T);
         const QueryStatistics lower(lse + rows, delta + rows, row + 8, shape.T);
-        own_lse.both = {upper.lse, lower.lse};
+        own_lse.both = {upper.lse_in_base_2(), lower.lse_in_base_2()};
         own_delta.both = {upper.delta, lower.delta};
     }
     const bf16* const rows_0 = shared.rows[row_stage][0].panel[0] + warpgroup * 64 * kTileColumns;
@@ -407,8 +413,10 @@ static __global__ void __launch_bounds__(kGradientThreads, 1)
         give_registers<40>();
         if (threadIdx.x == kGradientConsumers)
             produce_tiles<own, HD, kDocuments>(shared, qkv, dout, shape, order, window, documents);
-        if (own == Own::keys && warp == kGradientConsumers / 32 + 1)
-            produce_statistics<own, HD, kDocuments>(shared, lse, delta, shape, order, window, documents);
+        if constexpr (own == Own::keys) {
+            if (warp == kGradientConsumers / 32 + 1)
+                produce_statistics<HD, kDocuments>(shared, lse, delta, shape, order, window, documents);
+        }
         if (attention::kIsFp8<Out> && parts != nullptr && warp >= kGradientThreads / 32 - kSummingThreads / 32)
             sum_gradients<own, HD>(shared, parts, shape, order,
                                    static_cast<int>(threadIdx.x) - (kGradientThreads - kSummingThreads));
@@ -429,10 +437,7 @@ static void launch_split(const attention::Gradients<Out>& to, const bf16* dout, 
     const size_t part_count = static_cast<size_t>(B) * tiles * heads.qkv_width();
     const CUtensorMap qkv_map = tensor_map(qkv, B, T, static_cast<size_t>(heads.qkv_width()), 64);
     const CUtensorMap dout_map = tensor_map(dout, B, T, static_cast<size_t>(heads.width()), 64);
-    // The owner of keys with BF16 results at head dimension 64 is slower with blocks that stay: 623 instead of 526 us
-    // (B = 64, 12 heads, T = 1024 on an H100). All others are faster.
-    constexpr bool faster = own == Own::queries || HD == 128 || attention::kIsFp8<Out>;
-    const WorkOrder order(B, own_heads, tiles, faster && !shares_multiprocessors());
+    const WorkOrder order(B, own_heads, tiles, !shares_multiprocessors());
     attention::with_documents(documents, [&]<bool kDocuments>() {
         launch<hopper_attention_split_kernel<own, HD, kDocuments, Out>>(
             {dim3(static_cast<unsigned>(order.blocks)), dim3(kGradientThreads), sizeof(SplitShared<own, HD>), stream},

@@ -81,12 +81,13 @@ struct HeadColumns {
         : query(h * HD), key((NH + kv) * HD), value((NH + NKV + kv) * HD) {}
 };
 
-// lse of a query in base 2, and its delta. From T on lse is infinite, so that P is exp2(-infinity) = 0.
+// lse of a query and its delta. From T on lse is infinite, so that P is exp2(-infinity) = 0.
 struct QueryStatistics {
     float lse, delta;
     LLMC_DEVICE QueryStatistics(const float* lse_of, const float* delta_of, int query, int T)
-        : lse(query < T ? lse_of[query] * attention::kLog2E : float_from_bits(kFloatInfinityBits)),
+        : lse(query < T ? lse_of[query] : float_from_bits(kFloatInfinityBits)),
           delta(query < T ? delta_of[query] : 0.0f) {}
+    LLMC_DEVICE float lse_in_base_2() const { return lse * attention::kLog2E; }
 };
 
 // ---- multiply ------------------------------------------------------------------------------------------------------
