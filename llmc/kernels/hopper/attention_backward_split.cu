@@ -31,7 +31,10 @@ struct SplitTiles {
     static constexpr int panels = HD / 64;
     static constexpr int columns = own == Own::keys ? 64 : 128;  // of a tile of scores: rows of the other side
     static constexpr int stages = HD == 128 ? 2 : own == Own::keys ? 4 : 3;
-    static constexpr int row_stages = HD == 64 ? 2 : 1;         // buffers for the block's own rows
+    static constexpr int row_stages = HD == 64 ? 2 : 1;  // buffers for the block's own rows
+    // The last product of a tile runs together with the first ones of the next, and lse and delta are loaded before
+    // they are needed. For HD 128 there are too few registers.
+    static constexpr bool works_ahead = HD == 64;
     static constexpr int gradients = own == Own::keys ? 2 : 1;  // dK and dV, or dQ
     // Arrivals when a stage is full: the tiles, and lse and delta of columns from each lane of a warp.
     static constexpr int stage_arrivals = 1 + (own == Own::keys ? 32 : 0);
@@ -203,25 +206,43 @@ LLMC_DEVICE void sum_gradients(SplitShared<own, HD>& shared, float* parts, const
 
 // ---- consumers -----------------------------------------------------------------------------------------------------
 
-// Adds a tile to a warpgroup's sums: [0] dK or dQ, [1] dV. `rows` are its 64 of the two tiles.
-template <Own own, int HD, class Statistics>
+// Waits for all products of a warpgroup.
+template <int Gradients, int Panels>
+LLMC_DEVICE void finish_sums(float (&sums)[Gradients][Panels][32]) {
+    wait_for_products<0>();
+    LLMC_UNROLL
+    for (auto& sum : sums) fence_panels(sum);
+}
+
+// Adds a tile to a warpgroup's sums: [0] dK or dQ, [1] dV. `rows` are its 64 of the two tiles. Calls last_is_done()
+// when the last tile's products are complete. If it works ahead, this tile's last product still runs afterwards.
+template <Own own, int HD, class Statistics, class Done>
 LLMC_DEVICE void add_tile(float (&sums)[SplitTiles<own, HD>::gradients][HD / 64][32], const bf16* rows_0,
                           const bf16* rows_1, const typename SplitShared<own, HD>::OtherTile (&columns)[2],
                           const Statistics& lse, const Statistics& delta, float scale_log2, bool masked, int diagonal,
-                          const int (&windows)[2]) {
-    constexpr int panels = HD / 64, N = SplitTiles<own, HD>::columns;
+                          const int (&windows)[2], Done&& last_is_done) {
+    using Tiles = SplitTiles<own, HD>;
+    constexpr int panels = HD / 64, N = Tiles::columns;
+    const auto load = [&]<class Numbers>(const Numbers& numbers) {
+        if constexpr (Tiles::works_ahead)
+            return numbers.load();
+        else
+            return numbers;
+    };
     float s[N / 2], dp[N / 2];
     begin_products();
     multiply_panels<panels, kGradientRows, N>(s, rows_0, columns[0].panel[0]);
     commit_products();
     multiply_panels<panels, kGradientRows, N>(dp, rows_1, columns[1].panel[0]);
     commit_products();
+    const auto own_lse = load(lse);
     wait_for_products<1>();
     fence_accumulators(s);
+    last_is_done();
     if (masked)
-        probabilities<true>(s, lse, scale_log2, diagonal, windows);
+        probabilities<true>(s, own_lse, scale_log2, diagonal, windows);
     else
-        probabilities<false>(s, lse, scale_log2, diagonal, windows);
+        probabilities<false>(s, own_lse, scale_log2, diagonal, windows);
     uint32_t p[N / 16][4], ds[N / 16][4];
     if constexpr (own == Own::keys) {  // dV, while dS is computed
         round_fragments(p, s);
@@ -229,20 +250,17 @@ LLMC_DEVICE void add_tile(float (&sums)[SplitTiles<own, HD>::gradients][HD / 64]
         begin_products();
         multiply_fragments(sums[1], p, columns[1].panel);
         commit_products();
-        wait_for_products<1>();
-    } else {
-        wait_for_products<0>();
     }
+    const auto own_delta = load(delta);
+    wait_for_products<own == Own::keys ? 1 : 0>();
     fence_accumulators(dp);
-    score_gradients(dp, s, delta);
+    score_gradients(dp, s, own_delta);
     round_fragments(ds, dp);
     fence_panels(sums[0]);
     begin_products();
     multiply_fragments(sums[0], ds, columns[0].panel);
     commit_products();
-    wait_for_products<0>();
-    LLMC_UNROLL
-    for (auto& sum : sums) fence_panels(sum);
+    if constexpr (!Tiles::works_ahead) finish_sums(sums);
 }
 
 // Walks over an item's tiles. `at` is the place in the ring of columns, which all items share.
@@ -251,8 +269,9 @@ LLMC_DEVICE void add_tiles(float (&sums)[SplitTiles<own, HD>::gradients][HD / 64
                            int row_stage, RingPosition<SplitTiles<own, HD>::stages>& at, const float* lse,
                            const float* delta, const SplitShape& shape, float scale_log2,
                            const SplitWalk<own, HD, kDocuments>& walk) {
+    using Tiles = SplitTiles<own, HD>;
     constexpr bool owns_keys = own == Own::keys;
-    constexpr int N = SplitTiles<own, HD>::columns;
+    constexpr int N = Tiles::columns;
     const int thread = static_cast<int>(threadIdx.x), lane = thread & 31;
     const int warpgroup = same_in_warp(thread / 128), first = walk.first_row + warpgroup * 64, last = first + 63;
     const int row = walk.first_row + thread / 32 * 16 + (lane >> 2), lane_column = (lane & 3) * 2;
@@ -268,25 +287,42 @@ LLMC_DEVICE void add_tiles(float (&sums)[SplitTiles<own, HD>::gradients][HD / 64
     }
     const bf16* const rows_0 = shared.rows[row_stage][0].panel[0] + warpgroup * 64 * kTileColumns;
     const bf16* const rows_1 = shared.rows[row_stage][1].panel[0] + warpgroup * 64 * kTileColumns;
+    const auto release = [&](int stage) {
+        if constexpr (owns_keys) __syncwarp();  // all lanes are done with lse and delta
+        if (lane == 0) arrive(shared.empty[stage]);
+    };
+    int running = -1;  // the stage of the last tile, if its last product may still run
+    const auto release_last = [&] {
+        if (running >= 0) release(running);
+        running = -1;
+    };
     walk.each_tile([&](int, int column) {
         wait(shared.full[at.stage], at.parity);
         const Sight sight = owns_keys ? sight_of(column, column + N - 1, first, last, widest, narrowest)
                                       : sight_of(first, last, column, column + N - 1, widest, narrowest);
         const auto add = [&](const auto& lse_of, const auto& delta_of, int diagonal) {
             add_tile<own, HD>(sums, rows_0, rows_1, shared.columns[at.stage], lse_of, delta_of, scale_log2,
-                              sight == Sight::part, diagonal, windows);
+                              sight == Sight::part, diagonal, windows, release_last);
         };
-        if (sight != Sight::nothing) {
-            if constexpr (owns_keys)
-                add(OfColumns{shared.lse[at.stage] + lane_column}, OfColumns{shared.delta[at.stage] + lane_column},
-                    column + lane_column - row);
-            else
-                add(own_lse, own_delta, row - column - lane_column);
+        if (sight == Sight::nothing) {
+            // The producers may need the last stage before the next product comes. With finish_sums() ptxas would
+            // serialize all products (C7514).
+            if constexpr (Tiles::works_ahead) wait_for_products<0>();
+            release_last();
+        } else if constexpr (owns_keys) {
+            add(OfColumns{shared.lse[at.stage] + lane_column}, OfColumns{shared.delta[at.stage] + lane_column},
+                column + lane_column - row);
+        } else {
+            add(own_lse, own_delta, row - column - lane_column);
         }
-        if constexpr (owns_keys) __syncwarp();  // all lanes are done with lse and delta
-        if (lane == 0) arrive(shared.empty[at.stage]);
+        if (Tiles::works_ahead && sight != Sight::nothing)
+            running = at.stage;
+        else
+            release(at.stage);
         at.advance();
     });
+    if constexpr (Tiles::works_ahead) finish_sums(sums);
+    release_last();
 }
 
 // Quantizes a warpgroup's gradients, and writes the codes. `sums` are those that round_rows() wrote.

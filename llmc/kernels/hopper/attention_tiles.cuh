@@ -148,18 +148,32 @@ LLMC_DEVICE Sight sight_of(int first_query, int last_query, int first_key, int l
 // ---- scores and their gradients ------------------------------------------------------------------------------------
 
 // One number (lse or delta) for each query of a warpgroup's tile. pair(j) returns the two numbers for column tile j;
-// accumulator i uses number which(i) of them.
+// accumulator i uses number which(i) of them. After load() all numbers of a thread are in registers.
 struct OfColumns {  // queries are columns; `first` is the thread's first, in shared memory
     const float* first;
     static constexpr bool rows = false;
     LLMC_DEVICE float2 pair(int j) const { return *reinterpret_cast<const float2*>(first + 8 * j); }
     LLMC_DEVICE static int which(int i) { return i & 1; }
+
+    struct Loaded {
+        float2 pairs[8];
+        static constexpr bool rows = false;
+        LLMC_DEVICE float2 pair(int j) const { return pairs[j]; }
+        LLMC_DEVICE static int which(int i) { return OfColumns::which(i); }
+    };
+    LLMC_DEVICE Loaded load() const {
+        Loaded loaded;
+        LLMC_UNROLL
+        for (int j = 0; j < 8; j++) loaded.pairs[j] = pair(j);
+        return loaded;
+    }
 };
 struct OfRows {  // queries are rows, of which a thread has two
     float2 both;
     static constexpr bool rows = true;
     LLMC_DEVICE float2 pair(int) const { return both; }
     LLMC_DEVICE static int which(int i) { return i >> 1; }
+    LLMC_DEVICE OfRows load() const { return *this; }
 };
 
 // Turns scores into probabilities. `diagonal` is (this thread's first query) - (its first key). A thread's row, which
