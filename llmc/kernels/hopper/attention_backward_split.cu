@@ -328,8 +328,8 @@ LLMC_DEVICE void add_tiles(float (&sums)[SplitTiles<own, HD>::gradients][HD / 64
 // Quantizes a warpgroup's gradients, and writes the codes. `sums` are those that round_rows() wrote.
 template <Own own, int HD, class F8>
 LLMC_DEVICE void store_codes(SplitShared<own, HD>& shared, int row_stage, const attention::Gradients<F8>& to,
-                             float (&sums)[SplitTiles<own, HD>::gradients][HD / 64][32], const SplitShape& shape,
-                             int first_token, const WorkItem& item) {
+                             float (&sums)[SplitTiles<own, HD>::gradients][HD / 64][32], float scale,
+                             const SplitShape& shape, int first_token, const WorkItem& item) {
     constexpr int gradients = SplitTiles<own, HD>::gradients;
     const int thread = static_cast<int>(threadIdx.x), warpgroup = same_in_warp(thread / 128);
     const int group_token = first_token + warpgroup * 64, first_row = group_token + thread % 128 / 32 * 16;
@@ -337,7 +337,6 @@ LLMC_DEVICE void store_codes(SplitShared<own, HD>& shared, int row_stage, const 
     const size_t token = static_cast<size_t>(item.b) * shape.T, tokens = static_cast<size_t>(shape.B) * shape.T;
     if (group_token >= shape.T) return;  // a warpgroup without rows
     QuantizeTally tally;
-    const float scale = to.fp8->scale;
     warpgroup_barrier(warpgroup);  // all are done with their rows
     LLMC_UNROLL
     for (int i = 0; i < gradients; i++)
@@ -369,6 +368,8 @@ LLMC_DEVICE void consume(SplitShared<own, HD>& shared, const attention::Gradient
     RingPosition<Tiles::row_stages> rows_at;
     RingPosition<Tiles::stages> at;
     RingPosition<1> out_at;
+    float code_scale = 1.0f;
+    if constexpr (kFp8) code_scale = to.fp8->scale;
     int last;
     LLMC_NO_UNROLL
     do {
@@ -398,7 +399,7 @@ LLMC_DEVICE void consume(SplitShared<own, HD>& shared, const attention::Gradient
         __syncwarp();
         if constexpr (kFp8) {
             if (lane == 0 && to.parts) arrive(shared.out_full);
-            store_codes<own, HD, Out>(shared, rows_at.stage, to, sums, shape, walk.first_row, item);
+            store_codes<own, HD, Out>(shared, rows_at.stage, to, sums, code_scale, shape, walk.first_row, item);
             fence_async_proxy();  // codes were written where TMA writes next
             release_rows();
             out_at.advance();

@@ -284,14 +284,13 @@ struct ForwardOutput {
 
 // Quantizes a warpgroup's output, and writes the codes. `state.output` is the sum of what split_rows() wrote.
 template <int HD>
-LLMC_DEVICE void store_codes(uint32_t* codes, const ForwardOutput& to, ForwardState<HD>& state, int group_query, int b,
-                             int h, int B, int T, int NH, int warpgroup) {
+LLMC_DEVICE void store_codes(uint32_t* codes, const ForwardOutput& to, ForwardState<HD>& state, float scale,
+                             int group_query, int b, int h, int B, int T, int NH, int warpgroup) {
     const size_t width = static_cast<size_t>(NH) * HD, tokens = static_cast<size_t>(B) * T;
     const size_t channel = static_cast<size_t>(h) * HD, token = static_cast<size_t>(b) * T;
     const int first_row = group_query + static_cast<int>(threadIdx.x) % 128 / 32 * 16;
     if (group_query >= T) return;  // a warpgroup without rows
     QuantizeTally tally;
-    const float scale = to.fp8->scale;
     warpgroup_barrier(warpgroup);  // all are done with the last codes
     quantize_fragments<e4m3, HD>(codes, tally, state.output, scale, first_row, T, to.pass);
     warpgroup_barrier(warpgroup);
@@ -312,6 +311,8 @@ LLMC_DEVICE void consume(ForwardShared<HD>& shared, const ForwardOutput& to, int
     const int warpgroup = same_in_warp(static_cast<int>(threadIdx.x) / 128);
     RingPosition<Tiles::query_stages> queries;
     RingPosition<Tiles::stages> keys, values;
+    float code_scale = 1.0f;
+    if constexpr (kFp8) code_scale = to.fp8->scale;
     int last;
     LLMC_NO_UNROLL
     do {
@@ -359,7 +360,8 @@ LLMC_DEVICE void consume(ForwardShared<HD>& shared, const ForwardOutput& to, int
         if (to.out) store_rows<HD, 16>(to.out + offset, stride, high, first_row, T);
         if (to.out_low) store_rows<HD, 16>(to.out_low + offset, stride, low, first_row, T);
         if constexpr (kFp8)
-            store_codes<HD>(shared.codes[warpgroup], to, state, group_query, walk.b, walk.h, B, T, NH, warpgroup);
+            store_codes<HD>(shared.codes[warpgroup], to, state, code_scale, group_query, walk.b, walk.h, B, T, NH,
+                            warpgroup);
         if constexpr (!Tiles::room_for_output) {
             fence_async_proxy();  // the output was written where TMA writes next
             release_queries();

@@ -248,6 +248,28 @@ LLMC_DEVICE int code_group(int row, int group) {
     return row * (HD / 4) + (group ^ exchange) * 4;
 }
 
+// Notes a thread's 32 values of a panel as the pass requires. The rare case is one branch for all of them.
+template <class F8>
+LLMC_DEVICE void note_panel(QuantizeTally& tally, const float (&x)[32], float scale, QuantizePass pass) {
+    if (!changes_state(pass)) return;
+    const auto eight = [&](int k) -> const float(&)[8] { return reinterpret_cast<const float(&)[8]>(x[8 * k]); };
+    uint32_t largest = 0;
+    LLMC_UNROLL
+    for (int k = 0; k < 4; k++) {
+        const uint32_t magnitude = largest_magnitude(eight(k));
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    if (largest >= kFloatInfinityBits || counts_losses(pass)) {
+        LLMC_UNROLL
+        for (int k = 0; k < 4; k++) {
+            note_values(tally, eight(k));
+            note_losses<F8>(tally, eight(k), scale);
+        }
+    } else {
+        tally.amax = largest > tally.amax ? largest : tally.amax;
+    }
+}
+
 // Quantizes a warp's 16 rows of accumulators. `first_row` is the first of them among the tokens, of which those from T
 // on are neither noted nor stored later.
 template <class F8, int HD>
@@ -261,13 +283,15 @@ LLMC_DEVICE void quantize_fragments(uint32_t* codes, QuantizeTally& tally, float
             for (int i = 0; i < 32; i++)
                 if (first_row + (lane >> 2) + 8 * (i >> 1 & 1) >= T) x[p][i] = 0.0f;
         }
+        note_panel<F8>(tally, x[p], scale, pass);
+        if (!writes_fp8(pass)) continue;
         LLMC_UNROLL
         for (int k = 0; k < 4; k++) {
-            const float(&own)[32] = x[p];
-            const float values[8] = {own[8 * k],     own[8 * k + 1], own[8 * k + 4], own[8 * k + 5],
-                                     own[8 * k + 2], own[8 * k + 3], own[8 * k + 6], own[8 * k + 7]};
+            float scaled[8];
+            LLMC_UNROLL
+            for (int i = 0; i < 8; i++) scaled[i] = x[p][8 * k + (i & 1) + (i >> 1 & 1) * 4 + (i >> 2) * 2] * scale;
             uint32_t words[2];
-            quantize_8<F8>(words, tally, values, scale, pass);
+            cast_8<F8>(words, scaled);
             codes[code_group<HD>(row, p * 4 + k) + (lane & 3)] = words[0];
             codes[code_group<HD>(row + 8, p * 4 + k) + (lane & 3)] = words[1];
         }
@@ -292,25 +316,30 @@ LLMC_DEVICE void store_code_rows(F8* to, size_t pitch, const uint32_t* codes, in
 }
 
 // Writes them to the transposed output. `to` is the head's first channel of token 0, with channels `pitch` apart. A
-// thread takes 16 tokens of the four channels of a word; four neighbours write 64 bytes of a channel.
+// thread takes the four channels of a word, of 8 tokens at head dimension 64 and of 16 at 128; eight or four neighbours
+// write 64 bytes of a channel.
 template <int HD, class F8>
 LLMC_DEVICE void store_code_columns(F8* to, size_t pitch, const uint32_t* codes, int first_row, int T) {
-    const int thread = thread_of_warpgroup(), piece = thread % 4 * 16, word = thread / 4, token = first_row + piece;
-    if (word >= HD / 4 || token >= T) return;
+    constexpr int tokens = HD / 8, neighbours = 64 / tokens;
+    const int thread = thread_of_warpgroup(), word = thread / neighbours;
+    const int piece = thread % neighbours * tokens, token = first_row + piece;
+    if (token >= T) return;
     F8* const first = to + static_cast<size_t>(word / 4 * 16 + word % 4 * 2) * pitch + token;
-    uint32_t rows[4][4];
+    uint32_t rows[tokens / 4][4];
     LLMC_UNROLL
-    for (int r = 0; r < 16; r++) rows[r / 4][r % 4] = codes[code_group<HD>(piece + r, word / 4) + word % 4];
+    for (int r = 0; r < tokens; r++) rows[r / 4][r % 4] = codes[code_group<HD>(piece + r, word / 4) + word % 4];
     LLMC_UNROLL
-    for (int i = 0; i < 4; i++) transpose_4x4(rows[i]);
+    for (auto& four : rows) transpose_4x4(four);
     LLMC_UNROLL
     for (int c = 0; c < 4; c++) {
         F8* const column = first + static_cast<size_t>(c % 2 + c / 2 * 8) * pitch;
-        if (T % 16 == 0) {
-            store16(column, {{rows[0][c], rows[1][c], rows[2][c], rows[3][c]}});
+        if (tokens == 16 && T % 16 == 0) {
+            store16(column, {{rows[0][c], rows[1][c], rows[tokens / 4 - 2][c], rows[tokens / 4 - 1][c]}});
         } else {
-            *reinterpret_cast<uint2*>(column) = make_uint2(rows[0][c], rows[1][c]);
-            if (token + 8 < T) *reinterpret_cast<uint2*>(column + 8) = make_uint2(rows[2][c], rows[3][c]);
+            LLMC_UNROLL
+            for (int t = 0; t < tokens; t += 8)
+                if (token + t < T)
+                    *reinterpret_cast<uint2*>(column + t) = make_uint2(rows[t / 4][c], rows[t / 4 + 1][c]);
         }
     }
 }
