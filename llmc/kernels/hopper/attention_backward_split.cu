@@ -36,11 +36,17 @@ struct SplitTiles {
     // they are needed. For HD 128 there are too few registers.
     static constexpr bool works_ahead = HD == 64;
     static constexpr int gradients = own == Own::keys ? 2 : 1;  // dK and dV, or dQ
-    // Arrivals when a stage is full: the tiles, and lse and delta of columns from each lane of a warp.
-    static constexpr int stage_arrivals = 1 + (own == Own::keys ? 32 : 0);
+    // A warp writes lse and delta of the queries into shared memory: of columns, or of the block's own rows. The kernel
+    // that owns queries has no room for them at HD 128, where its consumers load their own.
+    static constexpr bool shares_statistics = own == Own::keys || HD == 64;
+    static constexpr int statistics_stages = own == Own::keys ? stages : row_stages;
+    static constexpr int statistics_rows = !shares_statistics ? 1 : own == Own::keys ? columns : kGradientRows;
+    // Arrivals when a stage is full: the tiles, and lse and delta from each lane of that warp.
+    static constexpr int stage_arrivals = own == Own::keys ? 33 : 1;
+    static constexpr int row_arrivals = own == Own::queries && shares_statistics ? 33 : 1;
 };
 
-// Shared memory of the kernels that own keys and queries: 167 and 179 KB for HD 64, 198 and 227 KB for HD 128. Of
+// Shared memory of the kernels that own keys and queries: 167 and 181 KB for HD 64, 198 and 227 KB for HD 128. Of
 // either side, tile 0 is an operand of S (queries or keys), and tile 1 an operand of dP (dout or values).
 template <Own own, int HD>
 struct SplitShared {
@@ -54,8 +60,8 @@ struct SplitShared {
     OwnTile rows[Tiles::row_stages][2];
     OtherTile columns[Tiles::stages][2];
     alignas(128) bf16 out[Tiles::gradients][kGradientRows * attention::kStride<HD>];  // gradients, to be stored
-    static constexpr int queries = own == Own::keys ? Tiles::columns : 1;  // the other kernel needs no statistics here
-    float lse[Tiles::stages][queries], delta[Tiles::stages][queries];
+    using Statistics = float[Tiles::statistics_stages][Tiles::statistics_rows];
+    Statistics lse, delta;
     WorkItem items[Tiles::row_stages];
     Barrier rows_full[Tiles::row_stages], rows_empty[Tiles::row_stages], full[Tiles::stages], empty[Tiles::stages];
     Barrier out_full, out_empty;  // for the warps that sum up FP8 gradients
@@ -136,32 +142,49 @@ LLMC_DEVICE void produce_tiles(SplitShared<own, HD>& shared, const CUtensorMap& 
     });
 }
 
-// A warp of the kernel that owns keys writes lse and delta of the columns, which are queries.
-template <int HD, bool kDocuments>
-LLMC_DEVICE void produce_statistics(SplitShared<Own::keys, HD>& shared, const float* lse, const float* delta,
-                                    const SplitShape& shape, const WorkOrder& order, int window, const int* documents) {
-    using Tiles = SplitTiles<Own::keys, HD>;
-    static_assert(Tiles::columns == 64);  // two a lane
+// A warp writes lse in base 2 and delta of a tile's queries. All loads are under way before the first result is used:
+// one after the other they took longer than a tile's products.
+template <int Rows>
+LLMC_DEVICE void write_statistics(float (&lse)[Rows], float (&delta)[Rows], const float* lse_of, const float* delta_of,
+                                  int first_query, int T, Barrier& empty, int parity, Barrier& full) {
     const int lane = static_cast<int>(threadIdx.x & 31);
-    RingPosition<Tiles::stages> at;
+    float loaded[Rows / 32][2];
+    LLMC_UNROLL
+    for (int i = 0; i < Rows / 32; i++) {
+        const QueryStatistics query(lse_of, delta_of, first_query + i * 32 + lane, T);
+        loaded[i][0] = query.lse;
+        loaded[i][1] = query.delta;
+    }
+    wait(empty, parity);
+    LLMC_UNROLL
+    for (int i = 0; i < Rows / 32; i++) {
+        lse[i * 32 + lane] = loaded[i][0] * attention::kLog2E;
+        delta[i * 32 + lane] = loaded[i][1];
+    }
+    arrive(full);
+}
+
+template <Own own, int HD, bool kDocuments>
+LLMC_DEVICE void produce_statistics(SplitShared<own, HD>& shared, const float* lse, const float* delta,
+                                    const SplitShape& shape, const WorkOrder& order, int window, const int* documents) {
+    using Tiles = SplitTiles<own, HD>;
+    RingPosition<Tiles::statistics_stages> at;
     order.each_item([&](const WorkItem& item) {
-        const SplitWalk<Own::keys, HD, kDocuments> walk(item, shape, window, documents);
-        walk.each_tile([&](int member, int column) {
+        const SplitWalk<own, HD, kDocuments> walk(item, shape, window, documents);
+        const auto write = [&](int member, int first_query, Barrier& empty, Barrier& full) {
             const size_t rows = attention::row_statistics_offset(walk.b, walk.h + member, shape.T, shape.NH);
-            const auto load = [&](int i) { return QueryStatistics(lse + rows, delta + rows, column + i, shape.T); };
-            const auto store = [&](int i, const QueryStatistics& query) {
-                shared.lse[at.stage][i] = query.lse_in_base_2();
-                shared.delta[at.stage][i] = query.delta;
-            };
-            // All four loads are under way before the first result is used. One after the other they took longer than
-            // a tile's products.
-            const QueryStatistics first = load(lane), second = load(lane + 32);
-            wait(shared.empty[at.stage], at.parity ^ 1);
-            store(lane, first);
-            store(lane + 32, second);
-            arrive(shared.full[at.stage]);
+            write_statistics(shared.lse[at.stage], shared.delta[at.stage], lse + rows, delta + rows, first_query,
+                             shape.T, empty, at.parity ^ 1, full);
             at.advance();
-        });
+        };
+        if constexpr (own == Own::keys) {
+            const auto step = [&](int member, int column) {
+                write(member, column, shared.empty[at.stage], shared.full[at.stage]);
+            };
+            walk.each_tile(step);
+        } else {
+            write(0, walk.first_row, shared.rows_empty[at.stage], shared.rows_full[at.stage]);
+        }
     });
 }
 
@@ -278,11 +301,15 @@ LLMC_DEVICE void add_tiles(float (&sums)[SplitTiles<own, HD>::gradients][HD / 64
     const int windows[2] = {walk.window_of(row), walk.window_of(row + 8)};
     const int widest = walk.window_of(owns_keys ? last : first), narrowest = walk.window_of(owns_keys ? first : last);
     OfRows own_lse = {}, own_delta = {};
-    if constexpr (!owns_keys) {
+    if constexpr (!owns_keys && Tiles::shares_statistics) {
+        const int place = row - walk.first_row;
+        own_lse.both = {shared.lse[row_stage][place], shared.lse[row_stage][place + 8]};
+        own_delta.both = {shared.delta[row_stage][place], shared.delta[row_stage][place + 8]};
+    } else if constexpr (!owns_keys) {
         const size_t rows = attention::row_statistics_offset(walk.b, walk.h, shape.T, shape.NH);
         const QueryStatistics upper(lse + rows, delta + rows, row, shape.T);
         const QueryStatistics lower(lse + rows, delta + rows, row + 8, shape.T);
-        own_lse.both = {upper.lse_in_base_2(), lower.lse_in_base_2()};
+        own_lse.both = {upper.lse * attention::kLog2E, lower.lse * attention::kLog2E};
         own_delta.both = {upper.delta, lower.delta};
     }
     const bf16* const rows_0 = shared.rows[row_stage][0].panel[0] + warpgroup * 64 * kTileColumns;
@@ -433,7 +460,7 @@ static __global__ void __launch_bounds__(kGradientThreads, 1)
     SplitShared<own, HD>& shared = *reinterpret_cast<SplitShared<own, HD>*>(hopper_shared);
     if (threadIdx.x == 0) {
         for (int i = 0; i < Tiles::row_stages; i++) {
-            init(shared.rows_full[i], 1);
+            init(shared.rows_full[i], Tiles::row_arrivals);
             init(shared.rows_empty[i], kGradientConsumers / 32);  // one arrival per warp
         }
         for (int i = 0; i < Tiles::stages; i++) {
@@ -450,9 +477,9 @@ static __global__ void __launch_bounds__(kGradientThreads, 1)
         give_registers<40>();
         if (threadIdx.x == kGradientConsumers)
             produce_tiles<own, HD, kDocuments>(shared, qkv, dout, shape, order, window, documents);
-        if constexpr (own == Own::keys) {
+        if constexpr (Tiles::shares_statistics) {
             if (warp == kGradientConsumers / 32 + 1)
-                produce_statistics<HD, kDocuments>(shared, lse, delta, shape, order, window, documents);
+                produce_statistics<own, HD, kDocuments>(shared, lse, delta, shape, order, window, documents);
         }
         if (attention::kIsFp8<Out> && parts != nullptr && warp >= kGradientThreads / 32 - kSummingThreads / 32)
             sum_gradients<own, HD>(shared, parts, shape, order,

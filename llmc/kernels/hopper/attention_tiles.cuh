@@ -87,7 +87,6 @@ struct QueryStatistics {
     LLMC_DEVICE QueryStatistics(const float* lse_of, const float* delta_of, int query, int T)
         : lse(query < T ? lse_of[query] : float_from_bits(kFloatInfinityBits)),
           delta(query < T ? delta_of[query] : 0.0f) {}
-    LLMC_DEVICE float lse_in_base_2() const { return lse * attention::kLog2E; }
 };
 
 // ---- multiply ------------------------------------------------------------------------------------------------------
