@@ -222,38 +222,25 @@ LLMC_DEVICE void multiply_registers(float (&d)[32], const uint32_t (&a)[4], uint
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
-// d (64, 128) = or += a b^T on FP8 codes: 64 rows of a tile of F8, 128 rows of one of E4M3, both 32 codes wide. These
-// are as many bytes as sixteen columns of BF16.
-#define LLMC_MULTIPLY_CODES(TYPE)                                                   \
-    asm volatile(                                                                   \
-        "{\n\t.reg .pred accumulate;\n\tsetp.ne.b32 accumulate, %66, 0;\n\t"        \
-        "wgmma.mma_async.sync.aligned.m64n128k32.f32." TYPE ".e4m3 {" LLMC_NAMES_64 \
-        "}, %64, %65, accumulate, 1, 1;\n\t}"                                       \
-        : LLMC_D32(0), LLMC_D32(32)                                                 \
-        : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
-template <class F8>
-LLMC_DEVICE void multiply_codes(float (&d)[64], uint64_t a, uint64_t b, bool accumulate) {
-    if constexpr (std::is_same_v<F8, e5m2>)
-        LLMC_MULTIPLY_CODES("e5m2");
-    else
-        LLMC_MULTIPLY_CODES("e4m3");
-}
-#undef LLMC_MULTIPLY_CODES
-// The same with 64 rows for b: d (64, 64).
-#define LLMC_MULTIPLY_CODES(TYPE)                                                  \
-    asm volatile(                                                                  \
-        "{\n\t.reg .pred accumulate;\n\tsetp.ne.b32 accumulate, %34, 0;\n\t"       \
-        "wgmma.mma_async.sync.aligned.m64n64k32.f32." TYPE ".e4m3 {" LLMC_NAMES_32 \
-        "}, %32, %33, accumulate, 1, 1;\n\t}"                                      \
-        : LLMC_D32(0)                                                              \
-        : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
-template <class F8>
-LLMC_DEVICE void multiply_codes(float (&d)[32], uint64_t a, uint64_t b, bool accumulate) {
-    if constexpr (std::is_same_v<F8, e5m2>)
-        LLMC_MULTIPLY_CODES("e5m2");
-    else
-        LLMC_MULTIPLY_CODES("e4m3");
-}
+// d (64, N) = or += a b^T on FP8 codes, N = 128 or 64: 64 rows of a tile of F8, N rows of one of E4M3, both 32 codes
+// wide. These are as many bytes as sixteen columns of BF16. A, B and ACCUMULATE are the operands' numbers.
+#define LLMC_MULTIPLY_CODES(TYPE, N, NAMES, A, B, ACCUMULATE, ...)                                              \
+    asm volatile("{\n\t.reg .pred accumulate;\n\tsetp.ne.b32 accumulate, %" ACCUMULATE                          \
+                 ", 0;\n\twgmma.mma_async.sync.aligned.m64n" N "k32.f32." TYPE ".e4m3 {" NAMES "}, %" A ", %" B \
+                 ", accumulate, 1, 1;\n\t}"                                                                     \
+                 : __VA_ARGS__                                                                                  \
+                 : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
+#define LLMC_DEFINE_MULTIPLY_CODES(SUMS, ...)                                                   \
+    template <class F8>                                                                         \
+    LLMC_DEVICE void multiply_codes(float(&d)[SUMS], uint64_t a, uint64_t b, bool accumulate) { \
+        if constexpr (std::is_same_v<F8, e5m2>)                                                 \
+            LLMC_MULTIPLY_CODES("e5m2", __VA_ARGS__);                                           \
+        else                                                                                    \
+            LLMC_MULTIPLY_CODES("e4m3", __VA_ARGS__);                                           \
+    }
+LLMC_DEFINE_MULTIPLY_CODES(64, "128", LLMC_NAMES_64, "64", "65", "66", LLMC_D32(0), LLMC_D32(32))
+LLMC_DEFINE_MULTIPLY_CODES(32, "64", LLMC_NAMES_32, "32", "33", "34", LLMC_D32(0))
+#undef LLMC_DEFINE_MULTIPLY_CODES
 #undef LLMC_MULTIPLY_CODES
 
 // ---- matrices of 8 x 8 16-bit elements -----------------------------------------------------------------------------
