@@ -2,8 +2,8 @@
 #include "llmc/check/card_check.h"
 
 #include <algorithm>
-#include <chrono>
 
+#include "llmc/base/clock.h"
 #include "llmc/base/json.h"
 #include "llmc/comm/agreement.h"
 
@@ -224,7 +224,7 @@ void describe_products(const CheckRequest& request, const Comm& comm, const Prop
 }  // namespace
 
 CardCheckResult check_card(const CardCheck& check, const Comm& comm) {
-    const auto begin = std::chrono::steady_clock::now();
+    const double begin = monotonic_seconds();
     CardCheckResult result;
     do_together(comm, [&] { find(check, result); });
     const std::vector<CheckItem> items = kernel_checks(check.request.use);
@@ -234,7 +234,7 @@ CardCheckResult check_card(const CardCheck& check, const Comm& comm) {
     describe_products(check.request, comm, agreed, result);
     compare_candidates(check.request, items, comm, agreed, result);
     std::erase_if(result.choices, [](const auto& choice) { return choice.second == ProductChoice{}; });
-    result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    result.seconds = monotonic_seconds() - begin;
     return result;
 }
 

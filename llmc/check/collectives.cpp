@@ -1,10 +1,10 @@
 // The known pattern, the operations that it goes through, and the comparison of every byte.
-#include "llmc/base/clock.h"
 #include "llmc/check/card_check.h"
 
 #include <algorithm>
 #include <numeric>
 
+#include "llmc/base/clock.h"
 #include "llmc/check/trial.h"
 #include "llmc/comm/agreement.h"
 #include "llmc/device/owned.h"

@@ -7,6 +7,7 @@
 #include "llmc/base/clock.h"
 #include "llmc/check/known_products.h"
 #include "llmc/check/trial.h"
+#include "llmc/device/owned.h"
 
 namespace llmc {
 namespace {
@@ -234,7 +235,7 @@ void warm_up(stream_t stream, const std::function<void()>& run) {
 std::vector<double> cold_ms(stream_t stream, const std::vector<std::function<void()>>& runs) {
     const size_t flushed = 2 * device_info().l2_cache;
     std::unique_ptr<GuardedMemory> other = flushed > 0 ? std::make_unique<GuardedMemory>(flushed, stream) : nullptr;
-    const event_t begin = create_event(true), end = create_event(true);
+    const OwnedEvent begin = create_event(true), end = create_event(true);
     std::vector<std::vector<double>> times(runs.size());
     for (int i = 0; i < kTimings; i++)
         for (size_t r = 0; r < runs.size(); r++) {
@@ -245,8 +246,6 @@ std::vector<double> cold_ms(stream_t stream, const std::vector<std::function<voi
             synchronize(end);
             times[r].push_back(static_cast<double>(elapsed_ms(begin, end)));
         }
-    destroy_event(begin);
-    destroy_event(end);
     std::vector<double> medians;
     for (std::vector<double>& of_run : times) {
         std::nth_element(of_run.begin(), of_run.begin() + kTimings / 2, of_run.end());

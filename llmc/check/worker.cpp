@@ -1,5 +1,4 @@
 // The card check's worker process, and supervise(), which starts workers and reads their lines (card_check.h).
-#include "llmc/base/clock.h"
 #include "llmc/check/card_check.h"
 
 #include <fcntl.h>
@@ -19,6 +18,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "llmc/base/clock.h"
 #include "llmc/base/json.h"
 
 extern char** environ;
