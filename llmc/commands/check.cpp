@@ -185,7 +185,7 @@ struct Checked {
     double seconds = 0;  // spent on all checks
     Fallbacks fallbacks;
     std::vector<std::string> notes;
-    const std::string& path() const { return admission.kept->path(); }  // of the results
+    const std::string& path() const { return admission.kept->path(); }  // where the results are kept
 };
 
 std::string summary_line(const Checked& checked, const DeviceInfo& device) {

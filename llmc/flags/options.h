@@ -252,7 +252,8 @@ struct Options {
     TokenSchedule sequences;         // from seq and seq_schedule
     std::vector<std::string> notes;  // printed at the start of the run
 
-    int64_t micro_step_tokens(int ranks) const { return int64_t{batch} * seq * ranks; }  // of all ranks together
+    // The tokens of a micro-step on all ranks together.
+    int64_t micro_step_tokens(int ranks) const { return int64_t{batch} * seq * ranks; }
     // The last step that this process can reach.
     int64_t last_step() const { return stop_after > 0 ? std::min(stop_after, max_steps) : max_steps; }
 

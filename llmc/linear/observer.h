@@ -2,7 +2,7 @@
 //
 // Passes, operands and gradients are values: the kernel that computes an operand returns it, in the activations' own
 // type or as FP8 codes. Observers are called around the casts and products of every linear layer in FP8. They change
-// nothing that a layer computes. What they measure is kept by Fp8Laboratory.
+// nothing that a layer computes. Fp8Laboratory keeps what they measure.
 //
 //   Outliers    in steps that are recorded: measures the kurtosis of inputs and the alignment of gates
 //   Probe       --fp8-probe-every: computes each product again in BF16, from the values before the cast, and adds up

@@ -290,7 +290,7 @@ public:
             model_.attention_flops_per_token(config_.seq) / (6 * heads.width() * static_cast<double>(config_.seq));
         TimeModel::Attention attention =
             time_.attention(whole_layers, config_.batch, config_.seq, heads, config_.kernels);
-        const double share = 1 - cast_share_ * (1 - kFp8Attention);  // of the time in a BF16 run
+        const double share = 1 - cast_share_ * (1 - kFp8Attention);  // time, over that in a BF16 run
         attention.forward =
             share * attention.forward + cast_share_ * time_.element_wise(L_ * N_ * heads.width() * kQuantizeOutput);
         attention.backward = share * attention.backward +

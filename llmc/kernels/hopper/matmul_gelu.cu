@@ -340,7 +340,7 @@ LLMC_DEVICE float sum_column(const GroupThread& own, const float (&sums)[16][2])
         store4(mine + (i ^ own.lane % 8) * 4, four);  // exchanged, against bank conflicts
     }
     own.meet();
-    float total[2] = {};  // of even and of odd owners
+    float total[2] = {};  // the sums of even owners, and those of odd ones
     LLMC_UNROLL
     for (int owner = 0; owner < 32; owner++) {
         const unsigned piece = own.lane / 4 ^ own.warp ^ owner % 2 * 4;
@@ -469,7 +469,7 @@ template <class F8, bool kBackward>
 static void launch_product(const GeluOutput<F8>& to, const bf16* h, const Codes<F8>& a, const Codes<e4m3>& b, int K,
                            std::initializer_list<Access> accesses, stream_t stream) {
     static const int multiprocessors = device_info().multiprocessors;
-    constexpr int kMostTiles = (1 << 24) / (kGroupRows * kProductTile / 4) - 1;  // of a team
+    constexpr int kMostTiles = (1 << 24) / (kGroupRows * kProductTile / 4) - 1;  // that a team may take
     const auto map = [&](const auto* codes, int rows) {
         return tensor_map(reinterpret_cast<const bf16*>(codes), 1, rows, static_cast<size_t>(K) / 2, kProductTile);
     };
