@@ -314,6 +314,36 @@ class KernelReport(InDirectory):
         self.assertEqual(self.module.main([build]), 1)
 
 
+class RegistersOfWgmma(unittest.TestCase):
+    """A loop that multiplies with R4 to R7 as the left operand, waits, and reads the sums."""
+
+    LOOP = ["WARPGROUP.ARRIVE", ".L_x_1", "HGMMA.64x8x16.F32.BF16 R24, R4, gdesc[UR4], R24, gsb0", "FADD R9, R8, R8",
+            "WARPGROUP.DEPBAR.LE gsb0, 0x0", "FADD R8, R27, R8", "LDS.128 R4, [R9]", "@P0 BRA `(.L_x_1)", "EXIT"]
+
+    def check(self, lines):
+        text = ['\t.section\t.text.a_kernel,"ax"'] + [
+            line + ":" if line.startswith(".L") else f"        /*{16 * n:04x}*/    {line} ;" for n, line in enumerate(lines)]
+        module = load("check_wgmma", "dev")
+        (_, code, labels), = module.functions(text)
+        problems, products = module.conflicts(code, labels)
+        self.assertEqual(products, 1)
+        return [f"{instruction}: {problem.split(' of ')[0]}" for (_, instruction), problem in problems.items()]
+
+    def test_in_flight(self):
+        left, sums = "writes the left operand", "touches the accumulators"
+        for instruction, problem in (
+                ("FADD R9, R8, R8", None), ("LDS.128 R0, [R8]", None), ("IMAD.WIDE R2, R3, 0x4, R8", None),
+                ("ISETP.NE.AND P0, PT, R4, RZ, PT", None), ("MOV R7, R8", left), ("LDS.64 R6, [R8]", left),
+                ("FADD R8, R27, R8", sums), ("STS.64 [R8], R26", sums), ("MOV R24, R8", sums)):
+            lines = self.LOOP[:3] + [instruction] + self.LOOP[4:]
+            self.assertEqual(self.check(lines), [f"{instruction}: {problem}"] if problem else [])
+
+    def test_a_wait_for_too_little(self):
+        lines = self.LOOP[:4] + ["WARPGROUP.DEPBAR.LE gsb0, 0x1"] + self.LOOP[5:]
+        self.assertEqual(self.check(lines), ["FADD R8, R27, R8: touches the accumulators",
+                                             "LDS.128 R4, [R9]: writes the left operand"])
+
+
 def write_run(case, name, steps=40, precision="bf16", factor=1.0, weights="w", batch="b{step}", val_every=10, **config):
     """A run directory with made-up records: the loss falls as 5 / step, times `factor`."""
     fp8 = precision == "fp8"
