@@ -67,8 +67,8 @@ def count(model, precision, layers, batch, steps, ids=SMALL):
         partial = path.with_suffix(".partial")
         partial.unlink(missing_ok=True)
         command = [PROGRAM, "--train", corpus(ids), "-e", model, "--layers", layers, "-b", batch, "-t", LENGTH, "--vocab",
-                   ids, "--precision", precision, "--max-steps", steps, "-r", RECOMPUTE, "--checkpoint-minutes", 0, "--card-check",
-                   "off"]
+                   ids, "--precision", precision, "--max-steps", steps, "-r", RECOMPUTE, "--checkpoint-minutes", 0, "--timeout-step", 0,
+                   "--card-check", "off"]
         run_counted(command, partial, OMP_NUM_THREADS=os.environ.get("OMP_NUM_THREADS", "1"))
         partial.rename(path)
     return read_lines(path)
