@@ -3,7 +3,7 @@
 #include <cstdio>
 
 #include "llmc/base/json.h"               // json_text
-#include "llmc/comm/connect.h"            // connect, leave, launch_environment
+#include "llmc/comm/comm.h"               // connect, leave, launch_environment
 #include "llmc/commands/check.h"          // Admission, admit, check_cards, check_worker, load_products
 #include "llmc/commands/fit.h"            // AskedRun, fit_into_memory
 #include "llmc/commands/model_command.h"  // evaluate_weights, sample_text, export_weights

@@ -1,9 +1,5 @@
-// Files that are safely on the disk once their writer returns. Writing goes through FileCalls, a thin layer over the
-// system calls, so that tests can record what a save does, cut it off anywhere, and let any call fail.
-//
-// Three rules decide what survives a crash (Pillai et al., "All file systems are not created equal", OSDI 2014). The
-// bytes of a file are safe after fsync() of the file, and its name after fsync() of the directory. rename() shows
-// either the old or the new name, but may reach the disk before the bytes do.
+// Files: writers whose bytes are safely on the disk when they return, and the only way in which the program opens a
+// file to read it.
 #pragma once
 #include <sys/types.h>
 
@@ -15,6 +11,14 @@
 #include "llmc/base/error.h"
 
 namespace llmc {
+
+// ---- writing --------------------------------------------------------------------------------------------------------
+// Writing goes through FileCalls, a thin layer over the system calls, so that tests can record what a save does, cut it
+// off anywhere, and let any call fail.
+//
+// Three rules decide what survives a crash (Pillai et al., "All file systems are not created equal", OSDI 2014). The
+// bytes of a file are safe after fsync() of the file, and its name after fsync() of the directory. rename() shows
+// either the old or the new name, but may reach the disk before the bytes do.
 
 // System calls as their manual pages describe them: -1 and errno on failure.
 class FileCalls {
@@ -85,5 +89,46 @@ std::vector<std::string> names_in(const std::string& directory);
 
 // Free bytes for an ordinary user on the file system of `path`, which need not exist yet.
 uint64_t free_bytes(const std::string& path);
+
+// ---- reading --------------------------------------------------------------------------------------------------------
+// Configurations, models, tokenizers, shards and weights are opened only if they are regular files, and without
+// waiting: a pipe without a writer would hang the program, and a device such as /dev/zero has no end.
+
+// A kind of input file, for the errors about it.
+struct InputKind {
+    const char* name;          // "tokenizer file"
+    const char* hint;          // the files to give instead: "a tiktoken file"
+    ExitCode code;             // the exit code of every error about such a file
+    uint64_t largest_mib = 0;  // MiB; 0: no limit
+    bool links = true;         // false: a symbolic link is refused
+};
+
+// A regular file that is open for reading. Closes itself.
+class InputFile {
+public:
+    InputFile(const std::string& path, const InputKind& kind);
+    ~InputFile();
+    InputFile(const InputFile&) = delete;
+    InputFile& operator=(const InputFile&) = delete;
+
+    int fd() const { return fd_; }
+    uint64_t bytes() const { return bytes_; }
+    // Reads `bytes` bytes from `offset`, or fewer if the file ends first. Returns the number read.
+    size_t read_at(uint64_t offset, void* to, size_t bytes) const;
+
+private:
+    [[noreturn]] void fail(const std::string& reason) const;
+
+    const std::string path_;
+    const InputKind kind_;
+    int fd_ = -1;
+    uint64_t bytes_ = 0;
+};
+
+// The whole content of an InputFile.
+std::string read_input(const std::string& path, const InputKind& kind);
+
+// Repeats pread() until it has read `bytes` bytes or the file ends. Returns the number read, or -1 with errno set.
+ssize_t pread_fully(int fd, void* to, size_t bytes, uint64_t offset);
 
 }  // namespace llmc

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "llmc/base/input_file.h"
+#include "llmc/base/files.h"
 
 namespace llmc {
 

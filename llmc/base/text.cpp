@@ -1,5 +1,9 @@
-// Formatting of numbers, durations and words for people.
+// Formatting of numbers, durations and words for people, and the part of the fmt library that is not in <fmt/core.h>:
+// the program needs no libfmt where it runs, because this file compiles it.
+#define FMT_HEADER_ONLY
 #include "llmc/base/text.h"
+
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
@@ -11,6 +15,9 @@
 #include "llmc/base/error.h"
 
 namespace llmc {
+
+// The compiler emits an inline function only where it is used.
+[[gnu::used]] static std::string (*const emitted)(fmt::string_view, fmt::format_args) = &fmt::vformat;
 
 std::string with_commas(int64_t number) {
     std::string digits = std::to_string(number);

@@ -1,8 +1,10 @@
-// Small text functions that options, progress and plans share: numbers for people, durations, the nearest known word.
+// Small text functions that options, progress and plans share: numbers for people, durations, the nearest known word,
+// printed lines, and words for the values of an enum.
 #pragma once
 #include <charconv>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -63,5 +65,45 @@ std::string shell_quote(const std::string& argument);
 
 // The current time, for example "2026-01-31T12:00:00Z" (ISO 8601, UTC).
 std::string utc_now();
+
+// ---- lines for people -----------------------------------------------------------------------------------------------
+
+// Print fmt::format(format, values...) and a newline on standard output and standard error. A line that cannot be
+// written is lost, because a run goes on without its reader.
+template <class... Values>
+void print_line(fmt::format_string<Values...> format, Values&&... values) {
+    std::fputs((fmt::format(format, std::forward<Values>(values)...) + "\n").c_str(), stdout);
+}
+template <class... Values>
+void print_error(fmt::format_string<Values...> format, Values&&... values) {
+    std::fputs((fmt::format(format, std::forward<Values>(values)...) + "\n").c_str(), stderr);
+}
+
+// ---- words for the values of an enum --------------------------------------------------------------------------------
+
+template <class Enum>
+struct Word {
+    const char* text;
+    Enum value;
+};
+
+// Flags, reports and files all spell a value as the table of its enum does. The table is a specialization of kWords. A
+// value that it leaves out stands for "not given".
+template <class Enum>
+inline constexpr std::nullptr_t kWords = nullptr;
+
+template <class Enum>
+constexpr const char* word_of(Enum value) {
+    for (const Word<Enum>& word : kWords<Enum>)
+        if (word.value == value) return word.text;
+    return "";
+}
+
+template <class Enum>
+constexpr std::optional<Enum> value_of_word(std::string_view text) {
+    for (const Word<Enum>& word : kWords<Enum>)
+        if (word.text == text) return word.value;
+    return std::nullopt;
+}
 
 }  // namespace llmc

@@ -1,6 +1,5 @@
 // GELU, SwiGLU and squared ReLU, plain and quantizing, and Hopper's products that compute GELU.
-#include "llmc/check/families.h"
-#include "llmc/check/quantized_results.h"
+#include "llmc/check/specifications.h"
 #include "llmc/kernels/activation.h"
 #include "llmc/kernels/hopper/matmul_gelu.h"
 

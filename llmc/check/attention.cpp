@@ -2,8 +2,7 @@
 #include <algorithm>
 #include <set>
 
-#include "llmc/check/families.h"
-#include "llmc/check/quantized_results.h"
+#include "llmc/check/specifications.h"
 #include "llmc/kernels/attention.h"
 
 namespace llmc::check {

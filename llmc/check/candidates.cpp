@@ -3,9 +3,8 @@
 #include <bit>
 #include <cmath>
 
-#include "llmc/check/families.h"
-#include "llmc/check/known_products.h"
 #include "llmc/check/product_checks.h"
+#include "llmc/check/specifications.h"
 #include "llmc/kernels/hopper/matmul_gelu.h"
 
 namespace llmc::check {

@@ -1,7 +1,7 @@
 // Softmax cross-entropy over the run's vocabulary, and the sum of losses.
 #include "llmc/kernels/classifier.h"
 
-#include "llmc/check/families.h"
+#include "llmc/check/specifications.h"
 
 namespace llmc::check {
 namespace {

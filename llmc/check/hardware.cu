@@ -2,11 +2,10 @@
 // cp.async, ldmatrix and mma.
 #include <random>
 
-#include "llmc/check/families.h"
-#include "llmc/check/quantized_results.h"
+#include "llmc/check/product_checks.h"
+#include "llmc/check/specifications.h"
 #include "llmc/device/kernel.cuh"
 #include "llmc/device/mma.cuh"
-#include "llmc/device/owned.h"
 #include "llmc/kernels/elementwise.h"
 #include "llmc/kernels/quantize.h"
 
@@ -97,7 +96,7 @@ void dequantize_all(Trial& t) {
 constexpr size_t kCopied = 250'007;                // numbers; a prime
 constexpr size_t kSmallest = size_t{64} << 20;     // bytes that are timed: at least these, and twice the L2 cache,
 constexpr size_t kOfCache = 2, kOfFreeMemory = 4;  // at most a quarter of free memory
-constexpr int kWarmUp = 1, kTimings = 3, kInOne = 4;
+constexpr int kInOne = 4;
 
 void copy(Trial& t) {
     std::vector<uint32_t> values(kCopied);
@@ -115,17 +114,10 @@ double copy_rate(stream_t stream) {
     if (device.free_memory > 0) bytes = std::min(bytes, device.free_memory / kOfFreeMemory);
     if (bytes <= device.l2_cache) return 0;  // the cache would hold what is copied
     const GuardedMemory from(bytes, stream), to(bytes, stream);
-    const OwnedEvent begin = create_event(true), end = create_event(true);
-    std::vector<double> times;
-    for (int i = 0; i < kWarmUp + kTimings; i++) {
-        record(begin, stream);
+    const auto copies = [&] {
         for (int copy = 0; copy < kInOne; copy++) copy_on_device(to.data(), from.data(), bytes, stream);
-        record(end, stream);
-        synchronize(end);
-        if (i >= kWarmUp) times.push_back(static_cast<double>(elapsed_ms(begin, end)));
-    }
-    std::nth_element(times.begin(), times.begin() + kTimings / 2, times.end());
-    const double ms = times[kTimings / 2];
+    };
+    const double ms = cold_ms(stream, {copies})[0];
     return ms > 0 ? 2e3 * kInOne * static_cast<double>(bytes) / ms : 0;
 }
 

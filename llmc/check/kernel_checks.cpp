@@ -5,7 +5,7 @@
 #include <optional>
 #include <set>
 
-#include "llmc/check/families.h"
+#include "llmc/check/specifications.h"
 #include "llmc/kernels/hopper/attention.h"
 #include "llmc/kernels/variants.h"
 #include "llmc/train/trainer.h"

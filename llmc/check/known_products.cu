@@ -1,5 +1,5 @@
-// Kernels of known_products.h: plain loops with a thread per element, so that they are obviously right.
-#include "llmc/check/known_products.h"
+// Kernels of product_checks.h: plain loops with a thread per element, so that they are obviously right.
+#include "llmc/check/product_checks.h"
 
 #include <cstring>
 
@@ -79,7 +79,7 @@ LLMC_HD float known_element(const KnownProduct& p, int row, int column) {
     return scaled + static_cast<float>(integer_at(p.before, static_cast<size_t>(row) * p.columns + column));
 }
 
-LLMC_HD Sample place_in_tile(const KnownProduct& p, int tile_row, int tile_column) {
+LLMC_HD SamplePlace place_in_tile(const KnownProduct& p, int tile_row, int tile_column) {
     const int row = tile_row * kSampleTile, column = tile_column * kSampleTile;
     const int height = p.rows - row < kSampleTile ? p.rows - row : kSampleTile,
               width = p.columns - column < kSampleTile ? p.columns - column : kSampleTile;
@@ -91,7 +91,7 @@ LLMC_HD Sample place_in_tile(const KnownProduct& p, int tile_row, int tile_colum
 __global__ void expect_samples_kernel(float* expected, KnownProduct p, int tiles_across, int tiles) {
     const int tile = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
     if (tile >= tiles) return;
-    const Sample at = place_in_tile(p, tile / tiles_across, tile % tiles_across);
+    const SamplePlace at = place_in_tile(p, tile / tiles_across, tile % tiles_across);
     expected[tile] = known_element(p, at.row, at.column);
 }
 
@@ -99,7 +99,7 @@ template <class Bits>
 __global__ void read_samples_kernel(uint32_t* found, const Bits* result, KnownProduct p, int tiles_across, int tiles) {
     const int tile = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
     if (tile >= tiles) return;
-    const Sample at = place_in_tile(p, tile / tiles_across, tile % tiles_across);
+    const SamplePlace at = place_in_tile(p, tile / tiles_across, tile % tiles_across);
     found[tile] = result[static_cast<size_t>(at.row) * p.columns + at.column];
 }
 
@@ -212,7 +212,7 @@ void fill_known(void* to, Product::Element element, size_t n, KnownNumbers numbe
     }
 }
 
-Sample sample_of_tile(const KnownProduct& product, int tile_row, int tile_column) {
+SamplePlace sample_of_tile(const KnownProduct& product, int tile_row, int tile_column) {
     return place_in_tile(product, tile_row, tile_column);
 }
 

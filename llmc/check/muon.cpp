@@ -1,8 +1,7 @@
 // Muon's kernels apart from its update (optimizers.cpp). Its matrix products are among the run's.
 #include "llmc/kernels/muon.h"
 
-#include "llmc/check/families.h"
-#include "llmc/check/state_results.h"
+#include "llmc/check/specifications.h"
 
 namespace llmc::check {
 namespace {

@@ -1,6 +1,5 @@
 // Layer norm and RMS norm, plain and quantizing.
-#include "llmc/check/families.h"
-#include "llmc/check/quantized_results.h"
+#include "llmc/check/specifications.h"
 #include "llmc/kernels/norm.h"
 
 namespace llmc::check {

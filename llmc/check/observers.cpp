@@ -1,5 +1,5 @@
 // Kernels that observe or scale FP8 tensors: records of outliers, probes of products, and --fp8-smooth.
-#include "llmc/check/families.h"
+#include "llmc/check/specifications.h"
 #include "llmc/kernels/outliers.h"
 
 namespace llmc::check {

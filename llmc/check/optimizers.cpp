@@ -1,6 +1,5 @@
 // Element-wise updates of weights, with the working copy and the amax that they leave.
-#include "llmc/check/families.h"
-#include "llmc/check/state_results.h"
+#include "llmc/check/specifications.h"
 #include "llmc/kernels/update.h"
 #include "llmc/train/words.h"
 

@@ -5,7 +5,6 @@
 #include <cstring>
 
 #include "llmc/base/clock.h"
-#include "llmc/check/known_products.h"
 #include "llmc/check/trial.h"
 #include "llmc/device/owned.h"
 
@@ -184,7 +183,7 @@ std::string ProductChecks::problem_of(const Product& product, bool separate_bias
     size_t wrong = 0, first_wrong = 0;
     uint32_t first_expected = 0;
     for (size_t i = o.samples; i-- > 0;) {
-        const Sample at = sample_of_tile(o.known, static_cast<int>(i) / across, static_cast<int>(i) % across);
+        const SamplePlace at = sample_of_tile(o.known, static_cast<int>(i) / across, static_cast<int>(i) % across);
         float value = o.expected[i];
         if (product.bias) {
             if (separate_bias) value = value_of(bits_of(value, element), element);
@@ -197,7 +196,7 @@ std::string ProductChecks::problem_of(const Product& product, bool separate_bias
         first_expected = expected;
     }
     if (wrong > 0) {
-        const Sample at =
+        const SamplePlace at =
             sample_of_tile(o.known, static_cast<int>(first_wrong) / across, static_cast<int>(first_wrong) % across);
         return fmt::format("[{}, {}] is {:.9g}, must be {:.9g} ({} of {} samples are wrong)", at.row, at.column,
                            value_of(found[first_wrong], element), value_of(first_expected, element), wrong, o.samples);

@@ -2,8 +2,7 @@
 // gradients with their bias gradients, weights whole and in slices; and back.
 #include <set>
 
-#include "llmc/check/families.h"
-#include "llmc/check/quantized_results.h"
+#include "llmc/check/specifications.h"
 #include "llmc/kernels/quantize.h"
 #include "llmc/kernels/quantize_blocks.h"
 

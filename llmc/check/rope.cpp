@@ -3,7 +3,7 @@
 
 #include <array>
 
-#include "llmc/check/families.h"
+#include "llmc/check/specifications.h"
 
 namespace llmc::check {
 namespace {

@@ -2,8 +2,8 @@
 // pieces of several ranks, in FP32, BF16 and FP8.
 #include <set>
 
-#include "llmc/check/families.h"
 #include "llmc/check/reference_quantize.h"
+#include "llmc/check/specifications.h"
 #include "llmc/comm/pieces.h"
 #include "llmc/kernels/bias.h"
 #include "llmc/kernels/clip.h"

@@ -9,7 +9,7 @@
 #include <cstring>
 
 #include "llmc/base/error.h"
-#include "llmc/base/input_file.h"
+#include "llmc/base/files.h"
 #include "llmc/checkpoint/checkpoint_directory.h"
 #include "llmc/device/formats.cuh"
 

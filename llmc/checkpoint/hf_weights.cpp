@@ -10,7 +10,7 @@
 #include <set>
 
 #include "llmc/base/error.h"
-#include "llmc/base/input_file.h"
+#include "llmc/base/files.h"
 #include "llmc/base/json.h"
 #include "llmc/checkpoint/weight_source.h"
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "llmc/base/input_file.h"
+#include "llmc/base/files.h"
 #include "llmc/checkpoint/weight_source.h"
 
 namespace llmc {

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "llmc/base/files.h"
-#include "llmc/base/input_file.h"
 
 namespace llmc {
 

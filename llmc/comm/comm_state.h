@@ -1,5 +1,5 @@
-// The state behind a Comm, and which of its ranks run on this process's machine. Only comm.cpp, collectives.cpp and
-// machine.cpp include this.
+// The state behind a Comm, and which of its ranks run on this process's machine. Only comm.cpp and
+// collectives.cpp include this.
 #pragma once
 #include <sys/types.h>
 

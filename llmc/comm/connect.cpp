@@ -1,7 +1,5 @@
-// Chooses a transport from the launch environment, meets the other ranks, and compares their binaries.
+// connect(): chooses a transport from the launch environment, meets the other ranks, and compares their binaries.
 // build: per device
-#include "llmc/comm/connect.h"
-
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>

@@ -4,7 +4,7 @@
 #include <functional>
 #include <string>
 
-#include "llmc/base/words.h"
+#include "llmc/base/text.h"
 
 namespace llmc {
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "llmc/base/words.h"
+#include "llmc/base/text.h"
 
 namespace llmc {
 

@@ -7,11 +7,10 @@
 #include <sstream>
 
 #include "llmc/base/json.h"
-#include "llmc/base/print.h"
 #include "llmc/base/text.h"
 #include "llmc/check/product_checks.h"
 #include "llmc/checkpoint/manifest.h"
-#include "llmc/comm/connect.h"
+#include "llmc/comm/comm.h"
 #include "llmc/commands/rank_plans.h"
 #include "llmc/kernels/variants.h"
 #include "llmc/log/versions.h"

@@ -6,7 +6,6 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/base/json.h"
-#include "llmc/base/print.h"
 #include "llmc/base/text.h"
 #include "llmc/flags/flags.h"
 #include "llmc/run/evaluation.h"

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "llmc/base/print.h"
 #include "llmc/base/text.h"
 #include "llmc/checkpoint/hf_export.h"
 #include "llmc/checkpoint/llmc_model.h"

@@ -9,7 +9,6 @@
 
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
-#include "llmc/base/print.h"
 #include "llmc/base/text.h"
 #include "llmc/commands/check.h"
 #include "llmc/commands/fit.h"

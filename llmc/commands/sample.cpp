@@ -9,7 +9,7 @@
 #include <cstdio>
 #include <iostream>
 
-#include "llmc/base/print.h"
+#include "llmc/base/text.h"
 #include "llmc/data/tokenizer.h"
 #include "llmc/flags/flags.h"
 #include "llmc/model/sampler.h"

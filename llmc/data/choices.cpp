@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "llmc/base/error.h"
-#include "llmc/base/input_file.h"
+#include "llmc/base/files.h"
 #include "llmc/data/shards.h"
 
 namespace llmc {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "llmc/base/error.h"
-#include "llmc/base/input_file.h"
+#include "llmc/base/files.h"
 #include "llmc/base/json.h"
 #include "llmc/data/tokenizer.h"
 

@@ -23,7 +23,7 @@
 #include <utility>
 
 #include "llmc/base/error.h"
-#include "llmc/base/input_file.h"
+#include "llmc/base/files.h"
 #include "llmc/base/json.h"
 #include "llmc/device/math.cuh"
 

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "llmc/base/input_file.h"
+#include "llmc/base/files.h"
 
 namespace llmc {
 

@@ -11,7 +11,7 @@
 #include <string_view>
 
 #include "llmc/base/error.h"
-#include "llmc/base/input_file.h"
+#include "llmc/base/files.h"
 #include "llmc/base/text.h"
 
 namespace llmc {

@@ -10,9 +10,8 @@
 #include <utility>
 
 #include "llmc/device/cuda_calls.h"
-#include "llmc/device/gpu_code.h"
+#include "llmc/device/gpu_rules.h"
 #include "llmc/device/memory_ledger.h"
-#include "llmc/device/shared_memory.h"
 
 namespace llmc {
 

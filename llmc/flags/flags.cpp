@@ -17,7 +17,7 @@
 #include "llmc/kernels/variants.h"
 #include "llmc/log/profile.h"
 #include "llmc/log/validation_watch.h"
-#include "llmc/optim/loss_scale.h"
+#include "llmc/optim/prepare_step.h"
 
 namespace llmc {
 namespace {

@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/base/error.h"
-#include "llmc/base/input_file.h"
+#include "llmc/base/files.h"
 #include "llmc/base/json.h"
 #include "llmc/base/text.h"
 #include "llmc/data/order.h"

@@ -18,7 +18,7 @@
 #include "llmc/log/profile.h"
 #include "llmc/log/validation_watch.h"
 #include "llmc/model/config.h"
-#include "llmc/optim/loss_scale.h"
+#include "llmc/optim/prepare_step.h"
 #include "llmc/plan/cards.h"
 #include "llmc/train/words.h"
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "llmc/base/words.h"
+#include "llmc/base/text.h"
 #include "llmc/kernels/fp8_state.h"
 
 namespace llmc {

@@ -1,7 +1,7 @@
-// The sums of Hopper's tensor cores in FP32 vectors, see hopper_sums_host.h. A product is aligned and truncated by
+// The sums of Hopper's tensor cores in FP32 vectors, see products_host.h. A product is aligned and truncated by
 // multiplying it by a power of two and converting it to an integer.
 // build: per device, optimized
-#include "llmc/linear/hopper_sums_host.h"
+#include "llmc/linear/products_host.h"
 
 #if !LLMC_CUDA
 #include <array>

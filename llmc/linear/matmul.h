@@ -15,7 +15,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "llmc/base/words.h"
+#include "llmc/base/text.h"
 #include "llmc/device/formats.cuh"
 #include "llmc/device/runtime.h"
 #include "llmc/kernels/quantize_blocks.h"
@@ -43,7 +43,7 @@ constexpr OperandType fp8_operand_type = std::is_same_v<F8, e5m2> ? OperandType:
 // --fp8-fast-accum: the FP8 products in which tensor cores accumulate with fewer bits, which is faster. GPU only.
 enum class FastAccumulation { none, forward, all };
 
-// --fp8-arithmetic: how the CPU sums FP8 products: in FP32, or as Hopper's tensor cores (hopper_sums_host.h).
+// --fp8-arithmetic: how the CPU sums FP8 products: in FP32, or as Hopper's tensor cores (products_host.h).
 enum class Fp8Arithmetic { fp32, hopper };
 
 // Number of products by the type of their operands.

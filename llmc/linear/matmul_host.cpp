@@ -1,9 +1,9 @@
 // Matrix products on the host device. oneDNN computes FP32 products on CPUs with AVX-512, and BF16 products on CPUs
-// that have instructions for them (onednn_host.h); FP8 operands are widened to BF16, which is exact. On other CPUs,
+// that have instructions for them (products_host.h); FP8 operands are widened to BF16, which is exact. On other CPUs,
 // OpenBLAS computes FP32 products, also those of BF16 and FP8 operands widened to FP32.
 //
 // The product of two BF16 or FP8 values is exact in FP32, so results differ from a tensor core's only by the order and
-// precision of sums. hopper_sums_host.h has FP8 products with Hopper's sums. The libraries and the loops here share
+// precision of sums. products_host.h has FP8 products with Hopper's sums. The libraries and the loops here share
 // their OpenMP threads. Link the OpenMP build of OpenBLAS, because a thread pool of its own would compete with ours for
 // the cores.
 // build: per device, optimized
@@ -19,8 +19,7 @@
 
 #include "llmc/device/host/runtime.h"
 #include "llmc/device/memory_ledger.h"
-#include "llmc/linear/hopper_sums_host.h"
-#include "llmc/linear/onednn_host.h"
+#include "llmc/linear/products_host.h"
 
 namespace llmc {
 

@@ -1,7 +1,7 @@
-// Creating and running oneDNN's primitives, see onednn_host.h. For oneDNN 2 (Debian 12) and 3 (later systems), which
+// Creating and running oneDNN's primitives, see products_host.h. For oneDNN 2 (Debian 12) and 3 (later systems), which
 // describe a primitive differently.
 // build: per device, optimized
-#include "llmc/linear/onednn_host.h"
+#include "llmc/linear/products_host.h"
 
 #if !LLMC_CUDA
 #include <algorithm>

@@ -8,7 +8,6 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/base/error.h"
-#include "llmc/base/print.h"
 #include "llmc/base/text.h"
 
 namespace llmc {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "llmc/comm/comm.h"
-#include "llmc/comm/slow_rank.h"
+#include "llmc/comm/rank_time.h"
 #include "llmc/fp8/registry.h"
 #include "llmc/log/alerts.h"
 #include "llmc/log/run_directory.h"

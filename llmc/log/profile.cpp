@@ -8,7 +8,6 @@
 
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
-#include "llmc/base/print.h"
 #include "llmc/base/text.h"
 
 namespace llmc {

@@ -17,9 +17,7 @@
 #include "llmc/base/clock.h"
 #include "llmc/base/error.h"
 #include "llmc/base/files.h"
-#include "llmc/base/input_file.h"
 #include "llmc/base/json.h"
-#include "llmc/base/print.h"
 #include "llmc/base/text.h"
 #include "llmc/checkpoint/checkpoint_directory.h"
 

@@ -13,7 +13,7 @@
 #else
 #include <cblas.h>
 
-#include "llmc/linear/onednn_host.h"
+#include "llmc/linear/products_host.h"
 #endif
 
 #ifndef LLMC_VERSION

@@ -6,7 +6,7 @@
 #include <filesystem>
 
 #include "llmc/base/error.h"
-#include "llmc/base/input_file.h"
+#include "llmc/base/files.h"
 #include "llmc/base/json.h"
 #include "llmc/base/text.h"
 #include "llmc/data/tokenizer.h"

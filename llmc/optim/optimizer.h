@@ -5,11 +5,9 @@
 #include <optional>
 
 #include "llmc/optim/config.h"
-#include "llmc/optim/loss_scale.h"
-#include "llmc/optim/moments.h"
 #include "llmc/optim/muon.h"
 #include "llmc/optim/prepare_step.h"
-#include "llmc/optim/state_ring.h"
+#include "llmc/optim/state.h"
 #include "llmc/shard/arena.h"
 #include "llmc/shard/gradients.h"
 #include "llmc/shard/weights.h"

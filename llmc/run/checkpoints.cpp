@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "llmc/base/json.h"
-#include "llmc/base/print.h"
 #include "llmc/base/text.h"
 #include "llmc/check/findings.h"
 #include "llmc/log/versions.h"

@@ -13,7 +13,6 @@
 #include <thread>
 
 #include "llmc/base/clock.h"
-#include "llmc/base/print.h"
 #include "llmc/base/text.h"
 
 namespace llmc {

@@ -6,8 +6,7 @@
 #include <filesystem>
 
 #include "llmc/base/clock.h"
-#include "llmc/base/input_file.h"
-#include "llmc/base/print.h"
+#include "llmc/base/files.h"
 #include "llmc/base/text.h"
 #include "llmc/train/words.h"
 

@@ -7,7 +7,6 @@
 #include <limits>
 #include <numbers>
 
-#include "llmc/base/print.h"
 #include "llmc/base/text.h"
 #include "llmc/comm/agreement.h"
 #include "llmc/data/loader.h"

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "llmc/comm/connect.h"
+#include "llmc/comm/comm.h"
 #include "llmc/linear/matmul.h"
 #include "llmc/plan/plan.h"
 

@@ -2,7 +2,7 @@
 // build: threads
 #include "llmc/run/stop.h"
 
-#include "llmc/base/print.h"
+#include "llmc/base/text.h"
 
 #include <signal.h>
 #include <time.h>

@@ -8,8 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "llmc/comm/peer_waits.h"
-#include "llmc/comm/slow_rank.h"
+#include "llmc/comm/rank_time.h"
 #include "llmc/device/owned.h"
 #include "llmc/kernels/step_state.h"
 #include "llmc/linear/matmul.h"

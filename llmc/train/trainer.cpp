@@ -5,7 +5,7 @@
 
 #include "llmc/device/trace.h"
 #include "llmc/device/transfer.h"
-#include "llmc/kernels/qk_clip.h"
+#include "llmc/kernels/clip.h"
 #include "llmc/shard/state_values.h"
 #include "llmc/train/signals.h"
 #include "llmc/train/staging.h"
@@ -215,7 +215,7 @@ std::vector<Fp8Fallback> Trainer<Real>::finish_step() {
     return left;
 }
 
-// Scales this rank's slices of the weights and biases that make queries and keys (kernels/qk_clip.h).
+// Scales this rank's slices of the weights and biases that make queries and keys (kernels/clip.h).
 template <class Real>
 void Trainer<Real>::clip_logits() {
     const ProfileRange range("QK-clip", stream_);

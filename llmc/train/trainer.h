@@ -47,7 +47,7 @@ struct TrainerConfig : ModelSetup, OptimizerSetup {
     Sharding sharding;
     ProductChoices products;    // the card check's
     bool forward_only = false;  // for evaluation and sampling: no memory for gradients and moments
-    double qk_clip = 0;         // limit of attention's logits (kernels/qk_clip.h); 0: none
+    double qk_clip = 0;         // limit of attention's logits (kernels/clip.h); 0: none
     int64_t signals_every = 0;  // steps from one with norms by tensor to the next (signals.h); 0: none
     int64_t verify_every = 0;   // steps from one verified step to the next (verification.h); 0: none
 

@@ -1,7 +1,7 @@
 // The choices that configure a Trainer, by the words that flags, reports and run.json have for them. A choice gets its
 // word here; the flag's row in flags.cpp explains it.
 #pragma once
-#include "llmc/base/words.h"
+#include "llmc/base/text.h"
 #include "llmc/comm/comm.h"
 #include "llmc/fp8/recipe.h"
 #include "llmc/linear/matmul.h"

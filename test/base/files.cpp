@@ -1,7 +1,11 @@
-// Atomic files: a reader sees the old content or the new, never a part.
+// Atomic files: a reader sees the old content or the new, never a part. Input files: only regular files of a sensible
+// size are opened; everything else is refused at once and by name.
 #include "llmc/base/files.h"
 
 #include <doctest/doctest.h>
+#include <sys/stat.h>
+
+#include <filesystem>
 
 #include "test/helpers.h"
 
@@ -38,4 +42,50 @@ TEST_CASE("files: a symbolic link at PATH or PATH.tmp is replaced, not followed"
         CHECK(!std::filesystem::is_symlink(folder / "x"));
         std::filesystem::remove(folder / "x");
     }
+}
+
+namespace {
+
+constexpr InputKind kKind = {"recipe", "a recipe of at most 1 MiB", ExitCode::bad_data, 1};
+
+std::string refusal(const std::string& path) {
+    return error_of([&] { read_input(path, kKind); }, ExitCode::bad_data);
+}
+
+}  // namespace
+
+TEST_CASE("input files: a regular file is read whole") {
+    const TemporaryDirectory directory;
+    const std::string path = directory / "a", text("x\0\ny", 4);
+    std::ofstream(path, std::ios::binary) << text;
+    std::filesystem::create_symlink(path, directory / "link");
+    CHECK(read_input(path, kKind) == text);
+    CHECK(read_input(directory / "link", kKind) == text);
+
+    const InputFile file(path, kKind);
+    char bytes[8] = {};
+    CHECK(file.bytes() == 4);
+    CHECK(file.read_at(3, bytes, sizeof bytes) == 1);
+    CHECK(bytes[0] == 'y');
+    CHECK(file.read_at(9, bytes, sizeof bytes) == 0);
+}
+
+TEST_CASE("input files: pipes, directories, devices and files that are too large are refused") {
+    const TemporaryDirectory directory;
+    const std::string pipe = directory / "pipe", large = directory / "large";
+    REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
+    std::ofstream(large).put('x');
+    std::filesystem::resize_file(large, 1 << 20);
+    const std::string hint = "; give a recipe of at most 1 MiB";
+    CHECK(refusal(large) == "");
+    std::filesystem::resize_file(large, (1 << 20) + 1);
+
+    CHECK(refusal(pipe) == "cannot open the recipe " + pipe + ": it is a pipe, not a regular file" + hint);
+    CHECK(refusal(directory.path) ==
+          "cannot open the recipe " + directory.path.string() + ": it is a directory, not a regular file" + hint);
+    CHECK(refusal("/dev/zero") == "cannot open the recipe /dev/zero: it is a device, not a regular file" + hint);
+    CHECK(refusal(directory / "none") ==
+          "cannot open the recipe " + (directory / "none") + ": No such file or directory" + hint);
+    CHECK(refusal(large) ==
+          "cannot open the recipe " + large + ": it has 1048577 bytes, and the limit is 1 MiB" + hint);
 }

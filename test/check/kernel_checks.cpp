@@ -1,5 +1,6 @@
 // The card check of kernels, on a device that computes right and on one that lies.
 #include "llmc/check/kernel_checks.h"
+#include "llmc/check/specifications.h"
 
 #include <doctest/doctest.h>
 
@@ -8,7 +9,6 @@
 #include <set>
 
 #include "llmc/base/text.h"
-#include "llmc/check/families.h"
 #include "llmc/check/trial.h"
 #include "llmc/commands/check.h"
 #include "llmc/flags/flags.h"

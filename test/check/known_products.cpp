@@ -1,11 +1,10 @@
 // Operands that are known: what is filled in, what a sample should be, against the product of what lies in memory; and
 // the product checks themselves, which have to find every way of this device right.
 // build: per device
-#include "llmc/check/known_products.h"
+#include "llmc/check/product_checks.h"
 
 #include <algorithm>
 
-#include "llmc/check/product_checks.h"
 #include "llmc/commands/check.h"
 #if !LLMC_CUDA
 #include "llmc/device/host/runtime.h"
@@ -105,7 +104,7 @@ TEST_CASE("Samples of a known product are what the definition gives for what lie
         const std::vector<float> samples = expected.download();
         int wrong = 0;
         for (int tile = 0; tile < down * across; tile++) {
-            const Sample at = sample_of_tile(known, tile / across, tile % across);
+            const SamplePlace at = sample_of_tile(known, tile / across, tile % across);
             REQUIRE(at.row / kSampleTile == tile / across);
             REQUIRE(at.column / kSampleTile == tile % across);
             double sum = 0;

@@ -255,7 +255,7 @@ const int table[] = {1, 2};
                 self.assertIn(path, tested)
 
     def test_specifications_are_checked_on_cards_and_in_unit_tests(self):
-        declared = re.findall(r"void (add_\w+)\(Items& items(?:, const KernelUse& use)?\);", read("llmc/check/families.h"))
+        declared = re.findall(r"void (add_\w+)\(Items& items(?:, const KernelUse& use)?\);", read("llmc/check/specifications.h"))
         checks = read("llmc/check/kernel_checks.cpp")
         tests = "".join(read(path) for path in self.files if re.match("test/(comm|kernels)/", path))
         self.assertGreater(len(declared), 20)

@@ -146,7 +146,7 @@ class BadInput(Case):
         self.refuses(FLAGS, ["--out", unwritable_directory()], "Permission denied", "--out")
 
     def test_pipes_directories_and_devices(self):
-        """Every file that is opened is a regular one; test/base/input_file.cpp has the kinds."""
+        """Every file that is opened is a regular one; test/base/files.cpp has the kinds."""
         pipe, shard = new_path("pipe"), write_shard(SOME_TOKENS)
         os.mkfifo(pipe)
         os.symlink(pipe, shard + ".json")

@@ -1,4 +1,4 @@
-// Runs a family's specifications (llmc/check/families.h) at the shapes of its tests.
+// Runs a family's specifications (llmc/check/specifications.h) at the shapes of its tests.
 #pragma once
 #include <doctest/doctest.h>
 
@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "llmc/check/families.h"
+#include "llmc/check/specifications.h"
 #include "test/kernel_test.h"
 
 namespace llmc::test {

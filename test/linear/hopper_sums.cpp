@@ -1,6 +1,6 @@
 // FP8 products with Hopper's sums (--fp8-arithmetic hopper), bit by bit against a slow calculation in FP64 that follows
-// the definition in hopper_sums_host.h.
-#include "llmc/linear/hopper_sums_host.h"
+// the definition in products_host.h.
+#include "llmc/linear/products_host.h"
 
 #include "llmc/kernels/quantize_blocks.h"
 #include "test/linear/sums.h"

@@ -1,6 +1,6 @@
 // Products by oneDNN: the number of threads does not change their bits, and none runs oneDNN's slow reference code.
 // build: per device
-#include "llmc/linear/onednn_host.h"
+#include "llmc/linear/products_host.h"
 
 #if !LLMC_CUDA
 #include <omp.h>

@@ -1,5 +1,5 @@
 // Tests of loss scaling: sequences of clean and skipped steps against a simulation, and the flag's values.
-#include "llmc/optim/loss_scale.h"
+#include "llmc/optim/prepare_step.h"
 
 #include <random>
 

@@ -6,7 +6,6 @@
 #include <tuple>
 
 #include "llmc/kernels/clip.h"
-#include "llmc/optim/loss_scale.h"
 #include "test/kernel_test.h"
 #include "test/suites.h"
 

@@ -6,7 +6,6 @@
 #include <cstring>
 #include <random>
 
-#include "llmc/optim/loss_scale.h"
 #include "test/kernel_test.h"
 
 using namespace llmc;

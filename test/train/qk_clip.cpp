@@ -1,5 +1,5 @@
 // Attention's largest logits against GPT-2 in FP64, and QK-clip against algorithm 1 of arXiv 2507.20534.
-#include "llmc/kernels/qk_clip.h"
+#include "llmc/kernels/clip.h"
 
 #include <cmath>
 #include <map>

@@ -3,7 +3,6 @@
 #include "llmc/train/trainer.h"
 #include "llmc/shard/state_values.h"
 
-#include "llmc/shard/state_values.h"
 #include "llmc/train/staging.h"
 
 #include "test/model/gpt2_fixture.h"

@@ -12,8 +12,8 @@
 #include <string>
 #include <utility>
 
+#include "llmc/device/gpu_rules.h"
 #include "llmc/device/host/settings.h"
-#include "llmc/device/shared_memory.h"
 
 namespace llmc::host {
 

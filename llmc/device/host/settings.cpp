@@ -7,7 +7,7 @@
 #include <map>
 
 #include "llmc/base/error.h"
-#include "llmc/device/shared_memory.h"
+#include "llmc/device/gpu_rules.h"
 
 namespace llmc::host {
 namespace {

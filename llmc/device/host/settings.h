@@ -59,7 +59,7 @@ long number_from_environment(const char* name, long least, long most);
 
 // ---- shared memory --------------------------------------------------------------------------------------------------
 
-// A kernel's shared memory as a GPU's driver tracks it (shared_memory.h): the size of its static arrays, and the
+// A kernel's shared memory as a GPU's driver tracks it (gpu_rules.h): the size of its static arrays, and the
 // dynamic bytes requested for it.
 //
 // A GPU knows the static bytes from the binary, before the first launch. The host device sees them only when blocks

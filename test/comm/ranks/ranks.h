@@ -4,7 +4,7 @@
 #include <random>
 #include <vector>
 
-#include "llmc/comm/connect.h"
+#include "llmc/comm/comm.h"
 #include "test/kernel_test.h"
 
 namespace llmc::test {

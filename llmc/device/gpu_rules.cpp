@@ -1,5 +1,5 @@
-// Matches architectures with compute capabilities (gpu_code.h). Needs no CUDA, so tests run on every machine.
-#include "llmc/device/gpu_code.h"
+// Matches architectures with compute capabilities (gpu_rules.h). Needs no CUDA, so tests run on every machine.
+#include "llmc/device/gpu_rules.h"
 
 #include <cctype>
 #include <cstdlib>

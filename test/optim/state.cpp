@@ -1,7 +1,7 @@
 // State that passes through the ring of --offload optimizer: bits as without it, in slices that do not divide the
 // range. LLMC_STREAMS=lazy shows most waits that are missing. test/end_to_end/test_run_offload.py looks at all.
 // build: per device
-#include "llmc/optim/state_ring.h"
+#include "llmc/optim/state.h"
 
 #include "llmc/device/transfer.h"
 #include "llmc/kernels/update.h"

@@ -1,8 +1,9 @@
-// The rule for slow ranks, see slow_rank.h.
-#include "llmc/comm/slow_rank.h"
+// The rule for slow ranks, and the events around waits (rank_time.h).
+#include "llmc/comm/rank_time.h"
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "llmc/base/error.h"
 
@@ -53,6 +54,41 @@ std::string format_slow_rank(int64_t step, const SlowestRank& slowest, const std
         step, rank, slowest.own_ms, slowest.ratio(), SlowRankWatch::kSlowSteps,
         slowest.waits_for_data() ? fmt::format("it waits {:.1f} ms for its data", slowest.data_ms)
                                  : "it does not wait for its data");
+}
+
+// ---- a rank's waits for others --------------------------------------------------------------------------------------
+
+void PeerWaits::begin_step(stream_t stream, bool continues) {
+    stream_ = stream;
+    if (!continues) blocked_before_ = log_->blocked_seconds();
+}
+
+PeerWaits::Step PeerWaits::end_step() {
+    stream_ = nullptr;
+    const double blocked = log_->blocked_seconds(), before = std::exchange(blocked_before_, blocked);
+    if (!on_device_) step_.blocked_ms = 1e3 * (blocked - before);
+    return std::exchange(step_, {});
+}
+
+double PeerWaits::ms(Step step) {
+    double ms = step.blocked_ms;
+    for (Step::Pair& pair : step.pairs) {
+        ms += elapsed_ms(pair.begin, pair.end);
+        free_.push_back(std::move(pair));
+    }
+    return ms;
+}
+
+void PeerWaits::begin(stream_t stream) {
+    if (!counts(stream) || depth_++ > 0) return;
+    if (free_.empty()) free_.push_back({create_event(true), create_event(true)});
+    step_.pairs.push_back(std::move(free_.back()));
+    free_.pop_back();
+    record(step_.pairs.back().begin, stream);
+}
+
+void PeerWaits::end(stream_t stream) {
+    if (counts(stream) && --depth_ == 0) record(step_.pairs.back().end, stream);
 }
 
 }  // namespace llmc

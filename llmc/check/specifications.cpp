@@ -1,5 +1,5 @@
-// State arrays and their random rounding in FP64 (state_results.h).
-#include "llmc/check/state_results.h"
+// State arrays and their random rounding in FP64 (specifications.h).
+#include "llmc/check/specifications.h"
 
 namespace llmc::check {
 namespace {
