@@ -15,7 +15,7 @@
 #include "llmc/device/formats.cuh"
 #include "llmc/fp8/recipe.h"
 #include "llmc/kernels/activation.h"
-#include "llmc/shard/table.h"
+#include "llmc/shard/layout.h"
 
 namespace llmc {
 

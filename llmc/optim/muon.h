@@ -21,7 +21,7 @@
 #include "llmc/optim/state.h"
 #include "llmc/shard/arena.h"
 #include "llmc/shard/gradients.h"
-#include "llmc/shard/table.h"
+#include "llmc/shard/layout.h"
 #include "llmc/shard/weights.h"
 
 namespace llmc {

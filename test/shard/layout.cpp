@@ -1,5 +1,5 @@
 // The table of a model's parameters: offsets, padding and lookups.
-#include "llmc/shard/table.h"
+#include "llmc/shard/layout.h"
 
 #include <doctest/doctest.h>
 
