@@ -57,14 +57,12 @@ struct KernelUse {
     bool probe = false;            // FP8 products are compared with BF16 products
     bool several_ranks = false;
     bool fp8_wire = false;  // --reduce fp8
-    OptimizerKind optimizer = OptimizerKind::adamw;
-    StateFormat masters = StateFormat::fp32, gradients = StateFormat::fp32, adam_moments = StateFormat::fp32;
-    bool adamw_cautious = false, adamw_nesterov = false;
-    ClipKind clip_kind = ClipKind::norm;
+    OptimizerConfig optimizer;
+    AdamWConfig adamw;
+    StateFormat gradients = StateFormat::fp32;
     bool signals = false;     // --signals-every
     bool qk_clip = false;     // --qk-clip
     bool max_logits = false;  // attention's largest logits are measured
-    bool average = false;     // --average
     bool documents = false;   // attention stays inside documents
     bool document_positions = false;
     TrainedLoss loss;

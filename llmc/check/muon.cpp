@@ -176,7 +176,7 @@ void add_tests(Items& items) {
 }  // namespace
 
 void add_muon(Items& items, const KernelUse& use) {
-    if (!is_muon(use.optimizer)) return;
+    if (!is_muon(use.optimizer.kind)) return;
     with_type<bf16, float>(use.bf16, [&]<class Real>(Real) {
         add_momentum<Real>(items, {15048, true, false, use.gradients});
         add_matrix<Real>(items, {});

@@ -256,15 +256,15 @@ void add_tests(Items& items) {
 }  // namespace
 
 void add_optimizer(Items& items, const KernelUse& use) {
-    Update u{.masters = use.masters, .gradients = use.gradients};
-    if (use.optimizer == OptimizerKind::lion) {
+    Update u{.masters = use.optimizer.masters, .gradients = use.gradients};
+    if (use.optimizer.kind == OptimizerKind::lion) {
         u.rule = Rule::lion;
-    } else if (use.optimizer == OptimizerKind::sgd) {
+    } else if (use.optimizer.kind == OptimizerKind::sgd) {
         u.rule = Rule::sgd;
     } else {
-        u.moments = use.adam_moments;
-        u.cautious = use.adamw_cautious;
-        u.nesterov = use.adamw_nesterov;
+        u.moments = use.optimizer.adam_moments;
+        u.cautious = use.adamw.cautious_decay;
+        u.nesterov = use.adamw.nesterov;
     }
     const bool casts = use.fp8 && use.scaling == Fp8Scaling::tensor;  // but not every tensor is cast
     with_type<bf16, float>(use.bf16, [&]<class Real>(Real) {
@@ -274,8 +274,8 @@ void add_optimizer(Items& items, const KernelUse& use) {
                 u.skip = skip;
                 if (casts || !measured) add_update<Real>(items, u);
             }
-        if (is_muon(use.optimizer))
-            add_update<Real>(items, {.rule = Rule::muon, .measured = casts, .masters = use.masters});
+        if (is_muon(use.optimizer.kind))
+            add_update<Real>(items, {.rule = Rule::muon, .measured = casts, .masters = use.optimizer.masters});
     });
 }
 

@@ -133,7 +133,7 @@ void add_quantize(Items& items, const KernelUse& use) {
     for (const int width : std::set{C, use.attention_heads().qkv_width(), use.fc_channels()})
         with_type<e4m3, e5m2>(use.e4m3_gradients,
                               [&]<class F8>(F8) { add_gradient<F8>(items, {.N = N, .C = width, .bias = use.biases}); });
-    with_type<bf16, float>(use.masters == StateFormat::bf16, [&]<class Master>(Master) {
+    with_type<bf16, float>(use.optimizer.masters == StateFormat::bf16, [&]<class Master>(Master) {
         add_weight<Master>(items, {N, C}, use.several_ranks);
     });
 }
@@ -314,7 +314,7 @@ void add_quantize_blocks(Items& items, const KernelUse& use) {
     }
     add_kernel(items, "dequantize_blocks", dequantize, narrow);
     if (mx) return;
-    with_type<bf16, float>(use.masters == StateFormat::bf16, [&]<class Master>(Master) {
+    with_type<bf16, float>(use.optimizer.masters == StateFormat::bf16, [&]<class Master>(Master) {
         add_weight_tiles<Master>(items, {narrow.N, narrow.C});
     });
 }

@@ -298,12 +298,12 @@ void add_step(Items& items, const KernelUse& use) {
 void add_clipping(Items& items, const KernelUse& use) {
     if (use.qk_clip)
         for (const size_t columns : {1, 36}) {
-            QkClip s{.heads = use.attention_heads(), .columns = columns, .masters = use.masters};
+            QkClip s{.heads = use.attention_heads(), .columns = columns, .masters = use.optimizer.masters};
             s.measured = use.fp8 && columns > 1;
             with_type<bf16, float>(use.bf16, [&]<class Real>(Real) { add_qk_clip<Real>(items, s); });
         }
-    if (use.clip_kind == ClipKind::value) add_kernel(items, "clip_values", clipped_values, {});
-    if (use.clip_kind == ClipKind::tensor) add_kernel(items, "clip_tensors", clipped_tensors, {});
+    if (use.optimizer.clip_kind == ClipKind::value) add_kernel(items, "clip_values", clipped_values, {});
+    if (use.optimizer.clip_kind == ClipKind::tensor) add_kernel(items, "clip_tensors", clipped_tensors, {});
 }
 
 void add_clipping_tests(Items& items) {

@@ -336,10 +336,10 @@ void add_sums(Items& items, const KernelUse& use) {
         narrow_gradients, [&]<class T>(T) { add_kernel<T>(items, "global_norm_partials", global_norm<T>, {{70001}}); });
     if (narrow_gradients)
         for (const size_t n : {4099, 4096}) add_kernel(items, "add_gradients", gradient_sums, n);
-    with_type<bf16, float>(use.masters == StateFormat::bf16, [&]<class Master>(Master) {
+    with_type<bf16, float>(use.optimizer.masters == StateFormat::bf16, [&]<class Master>(Master) {
         add_first_values<Master>(items, 70001);
         if (use.signals) add_kernel<Master>(items, "subtract_from", difference<Master>, 4099);
-        if (use.average) add_averages<Master>(items, 4099);
+        if (use.optimizer.average.kind != AverageKind::none) add_averages<Master>(items, 4099);
     });
     if (use.several_ranks) {
         add_pieces(items, "sum_pieces fp32");

@@ -131,8 +131,8 @@ TEST_CASE("every optimizer's kernels are right, and are checked only where they 
                                            {true, StateFormat::bf16},
                                            {true, StateFormat::fp8}}) {
             KernelUse use = tiny_gpt();
-            use.optimizer = kind;
-            use.adam_moments = moments;
+            use.optimizer.kind = kind;
+            use.optimizer.adam_moments = moments;
             use.fp8 = use.bf16 = fp8;
             int found = 0;
             for (const CheckItem& item : kernel_checks(use)) {
@@ -153,7 +153,7 @@ TEST_CASE("clipping's kernels are right, and are checked only where they are use
     for (const auto& [kind, name] :
          {std::pair{ClipKind::norm, "none"}, {ClipKind::tensor, "clip_tensors"}, {ClipKind::value, "clip_values"}}) {
         KernelUse use = tiny_gpt();
-        use.clip_kind = kind;
+        use.optimizer.clip_kind = kind;
         int found = 0;
         for (const CheckItem& item : kernel_checks(use)) {
             if (!item.name.starts_with("clip_")) continue;
@@ -270,7 +270,7 @@ TEST_CASE("every result of every check is compared" * doctest::test_suite(kOnce)
     size_t of_optimizers = 0;
     for (const OptimizerKind kind : {OptimizerKind::lion, OptimizerKind::sgd, OptimizerKind::muon}) {
         use = tiny_gpt();
-        use.fp8 = true, use.optimizer = kind;
+        use.fp8 = true, use.optimizer.kind = kind;
         for (const CheckItem& item : kernel_checks(use))
             if (item.name.starts_with("lion") || item.name.starts_with("sgd") || item.name.starts_with("muon"))
                 of_optimizers += check_every_result_is_compared(item);
