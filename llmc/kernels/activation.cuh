@@ -1,5 +1,5 @@
 // Formulas of the activations and their derivatives, one value at a time. The plain kernels (activation.cu) and the
-// quantizing ones (activation_fp8.cu) share them; host/activation.h has the same arithmetic for vectors.
+// quantizing ones (activation_fp8.cu) share them; host/vectors.h has the same arithmetic for vectors.
 #pragma once
 #include "llmc/device/math.cuh"
 

@@ -1,5 +1,5 @@
 // Loops of the activations. Those that also sum a bias gradient are in sums.cpp.
-#include "llmc/kernels/host/activation.h"
+#include "llmc/kernels/host/vectors.h"
 
 #include "llmc/kernels/host/loops.h"
 

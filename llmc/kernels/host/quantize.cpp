@@ -2,8 +2,8 @@
 // too. A task has 128 x 128 values, like a block of the kernels (quantize_tile.cuh).
 #include "llmc/kernels/host/quantize.h"
 
-#include "llmc/kernels/host/activation.h"
 #include "llmc/kernels/host/loops.h"
+#include "llmc/kernels/host/vectors.h"
 
 namespace llmc::host {
 namespace {

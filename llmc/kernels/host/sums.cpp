@@ -1,6 +1,6 @@
 // Loops that sum up columns of a matrix, in the order of column_sums.cuh, and squares of a gradient.
-#include "llmc/kernels/host/activation.h"
 #include "llmc/kernels/host/loops.h"
+#include "llmc/kernels/host/vectors.h"
 
 namespace llmc::host {
 namespace {

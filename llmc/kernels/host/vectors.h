@@ -1,7 +1,7 @@
 // Vector types and arithmetic of the CPU loops: sixteen floats with AVX-512, otherwise eight.
 //
 // The number of lanes never decides the order of a sum, so results have the same bits on every CPU. The arithmetic is
-// that of llmc/device/math.cuh and formats.cuh, function by function.
+// that of llmc/device/math.cuh and formats.cuh, and of activation.cuh at the end, function by function.
 #pragma once
 #include <algorithm>
 #include <cstring>
@@ -10,6 +10,7 @@
 #endif
 
 #include "llmc/device/formats.cuh"
+#include "llmc/kernels/activation.cuh"
 
 #define LLMC_INLINE inline __attribute__((always_inline))
 
@@ -177,5 +178,28 @@ inline float butterfly(float (&lanes)[32]) {
         for (int i = 0; i < offset; i++) lanes[i] += lanes[i + offset];
     return lanes[0];
 }
+
+// ---- activations ----------------------------------------------------------------------------------------------------
+
+LLMC_INLINE Floats gelu_gate_of(Floats x) {
+    return 1.0f / (1.0f + exp2_of(x * (-2.3022081985f + -0.1029432393f * x * x)));
+}
+LLMC_INLINE Floats value_of(Gelu, Floats x) { return x * gelu_gate_of(x); }
+LLMC_INLINE Floats derivative_of(Gelu, Floats x) {
+    const Floats gate = gelu_gate_of(x), slope = 1.5957691216f + 0.2140644488f * x * x;
+    return gate + x * gate * (1.0f - gate) * slope;
+}
+
+LLMC_INLINE Floats relu_of(Floats x) { return x < 0.0f ? Floats{} : x; }
+LLMC_INLINE Floats value_of(Relu2, Floats x) { return relu_of(x) * relu_of(x); }
+LLMC_INLINE Floats derivative_of(Relu2, Floats x) { return 2.0f * relu_of(x); }
+
+LLMC_INLINE Floats sigmoid_of(Floats x) { return 1.0f / (1.0f + exp2_of(-x * 1.4426950408889634f)); }
+LLMC_INLINE Floats swiglu_of(Floats gate, Floats up) { return up * (gate * sigmoid_of(gate)); }
+LLMC_INLINE Floats swiglu_gate_gradient(Floats dout, Floats gate, Floats up) {
+    const Floats s = sigmoid_of(gate);
+    return dout * up * (s + gate * s * (1.0f - s));
+}
+LLMC_INLINE Floats swiglu_up_gradient(Floats dout, Floats gate) { return dout * (gate * sigmoid_of(gate)); }
 
 }  // namespace llmc::host
