@@ -65,32 +65,27 @@ std::string not_repeated(const ArrayShape& shape, const std::vector<char>& first
 }
 
 std::string wrong_state(const Fp8State& actual, const StateRange& expected) {
-    const auto amax = [&](const char* name, float found, float least, float most) {
-        if (least <= found && found <= most) return std::string();
-        return fmt::format("state.{} is {:.9g}, expected {:.9g} to {:.9g}", name, found, least, most);
-    };
-    const auto counted = [&](const char* name, uint64_t found, uint64_t least, uint64_t most) {
-        if (least <= found && found <= most) return std::string();
-        return fmt::format("state.{} is {}, expected {} to {}", name, found, least, most);
-    };
-    const Fp8State &least = expected.least, &most = expected.most;
-    for (const std::string& problem : {amax("amax", actual.amax, least.amax, most.amax),
-                                       amax("amax_now", actual.amax_now, least.amax_now, most.amax_now),
-                                       counted("elements", actual.elements, least.elements, most.elements),
-                                       counted("saturated", actual.saturated, least.saturated, most.saturated),
-                                       counted("underflowed", actual.underflowed, least.underflowed, most.underflowed),
-                                       counted("nonfinite", actual.nonfinite, least.nonfinite, most.nonfinite),
-                                       counted("bad", actual.bad, least.bad, most.bad)})
-        if (!problem.empty()) return problem;
     Fp8State rest = actual;  // the kernel leaves all other fields as they are
-    rest.amax = least.amax;
-    rest.amax_now = least.amax_now;
-    rest.elements = least.elements;
-    rest.saturated = least.saturated;
-    rest.underflowed = least.underflowed;
-    rest.nonfinite = least.nonfinite;
-    rest.bad = least.bad;
-    return std::memcmp(&rest, &least, sizeof rest) == 0 ? "" : "state: the scale or a reserved field was changed";
+    std::string problem;
+    const auto compare = [&](const char* name, auto field) {
+        const auto found = actual.*field, least = expected.least.*field, most = expected.most.*field;
+        rest.*field = least;
+        if (!problem.empty() || (least <= found && found <= most)) return;
+        if constexpr (std::is_same_v<decltype(found), const float>)
+            problem = fmt::format("state.{} is {:.9g}, expected {:.9g} to {:.9g}", name, found, least, most);
+        else
+            problem = fmt::format("state.{} is {}, expected {} to {}", name, found, least, most);
+    };
+    compare("amax", &Fp8State::amax);
+    compare("amax_now", &Fp8State::amax_now);
+    compare("elements", &Fp8State::elements);
+    compare("saturated", &Fp8State::saturated);
+    compare("underflowed", &Fp8State::underflowed);
+    compare("nonfinite", &Fp8State::nonfinite);
+    compare("bad", &Fp8State::bad);
+    if (!problem.empty()) return problem;
+    return std::memcmp(&rest, &expected.least, sizeof rest) == 0 ? ""
+                                                                 : "state: the scale or a reserved field was changed";
 }
 
 Trial::Tampering& Trial::tampering() {
