@@ -12,7 +12,6 @@
 #include "llmc/base/error.h"
 #include "llmc/base/text.h"
 #include "llmc/flags/help.h"
-#include "llmc/flags/other_programs.h"
 #include "llmc/log/metrics.h"
 
 namespace llmc {

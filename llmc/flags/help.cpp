@@ -1,4 +1,4 @@
-// Builds the help of all flags as text, wrapped to the width of the terminal, and as Markdown.
+// Builds the help of all flags as text, wrapped to the width of the terminal, and as Markdown. Answers unknown flags.
 #include "llmc/flags/help.h"
 
 #include <sys/ioctl.h>
@@ -6,12 +6,16 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 
 #include "llmc/base/error.h"
 #include "llmc/base/text.h"
 #include "llmc/flags/flags.h"
 
 namespace llmc {
+
+// ---- --help, --help-all and --help-markdown -------------------------------------------------------------------------
+
 namespace {
 
 constexpr size_t kHelpColumn = 28;  // where the help of a flag starts
@@ -130,6 +134,193 @@ std::string help_markdown() {
         "Most take a value; those shown without one are switches.\n";
     for (const std::string& group : groups()) text += "\n## " + group + "\n\n" + markdown_table(rows_of(group, true));
     return text;
+}
+
+// ---- unknown flags and commands -------------------------------------------------------------------------------------
+// Tables of llm.c's and other programs' flags, with the answer to each.
+
+namespace {
+
+struct Answer {
+    const char* flag;
+    const char* meaning;  // in llm.c
+    const char* here;
+};
+
+const Answer kAnswers[] = {
+    {"-nk", "checkpoints to keep", "use --keep"},
+    {"-nm", "major checkpoints", "use --keep-every, in steps"},
+    {"-w", "keep FP32 master weights", "they are kept unless there is --master bf16; leave it out"},
+    {"-f", "allow TF32", "use --tf32 to allow it; off is the default"},
+    {"-ge", "GELU fusion", "there is nothing to choose; leave it out"},
+    {"-a", "overfit one batch", "train on a shard as small as one batch"},
+    {"-sl", "skip steps with an outlying loss", "use --skip-spikes, with limits of its own"},
+    {"-sg", "skip steps with an outlying gradient norm", "use --skip-spikes, with limits of its own"},
+    {"-lg", "GPU information in the log", "this version has no such log; leave it out"},
+    {"-pn", "number of processes", "the launcher (mpirun, srun) sets it; leave it out"},
+    {"-pr", "process rank", "the launcher (mpirun, srun) sets it; leave it out"},
+    {"-pg", "GPUs per node", "it is detected; leave it out"},
+    {"-pi", "how to initialize NCCL", "it is detected; leave it out"},
+    {"-pm", "how to initialize NCCL", "it is detected; leave it out"},
+    {"-ps", "server address", "the launcher sets it; leave it out"},
+    {"-pf", "file-system path", "the launcher sets it; leave it out"},
+    {"-pp", "file-system path", "the launcher sets it; leave it out"},
+};
+
+// Flags of nanoGPT, nanochat, Megatron-LM, torchtitan, Hugging Face's Trainer and llmq, by the flag that has their
+// meaning here. The commands have some flags of their own, so a name may occur twice.
+struct {
+    const char *ours, *theirs;
+} const kNames[] = {
+    {"train", "dataset data data-path data-dir train-data train-files train-file input-bin dataset-name"},
+    {"val", "val-data val-files eval-data eval-files eval-file validation-file input-val-bin valid-data-path"},
+    {"out", "out-dir output-dir save-dir run-dir checkpoint-dir save dump-folder log-dir"},
+    {"to", "out out-dir output-dir output save"},
+    {"model", "model-type model-name model-size arch preset"},
+    {"init-from", "pretrained model-name-or-path pretrained-checkpoint hf-model-path initial-load-path"},
+    {"from", "model model-path model-name-or-path checkpoint-path ckpt ckpt-path load init-from pretrained run"},
+    {"layers", "n-layer n-layers num-layers num-hidden-layers"},
+    {"heads", "n-head n-heads num-heads num-attention-heads"},
+    {"channels", "n-embd hidden-size d-model dim model-dim"},
+    {"vocab", "vocab-size"},
+    {"context", "max-position-embeddings context-length n-positions n-ctx"},
+    {"batch",
+     "batch-size micro-batch-size device-batch-size local-batch-size per-device-train-batch-size "
+     "per-device-batch-size bs"},
+    {"seq", "seq-len seq-length sequence-len sequence-length block-size max-seq-len max-seq-length max-length"},
+    {"total-batch", "total-batch-size"},
+    {"max-steps", "steps max-iters train-steps train-iters num-iterations num-steps num-train-steps total-steps iters"},
+    {"epochs", "num-epochs num-train-epochs train-epochs n-epochs epoch"},
+    {"lr", "learning-rate max-lr peak-lr matrix-lr"},
+    {"warmup", "warmup-steps warmup-iters lr-warmup-iters lr-warmup-steps num-warmup-steps"},
+    {"schedule", "lr-scheduler lr-scheduler-type lr-schedule lr-decay-style"},
+    {"cooldown", "decay-ratio warmdown-ratio cooldown-frac"},
+    {"final-lr-fraction", "min-lr min-lr-ratio min-lr-factor final-lr-frac final-lr learning-rate-decay-frac"},
+    {"weight-decay", "wd"},
+    {"cautious-decay", "muon-cautious-decay cautious-weight-decay"},
+    {"beta1", "adam-beta1 adam-beta-1"},
+    {"beta2", "adam-beta2 adam-beta-2"},
+    {"eps", "adam-eps adam-epsilon epsilon"},
+    {"clip", "grad-clip clip-grad max-grad-norm gradient-clipping gradient-clip"},
+    {"optimizer", "optim"},
+    {"precision", "dtype bf16 fp16 fp8 fp32 mixed-precision amp matmul-dtype model-dtype fp8-format"},
+    {"recompute", "gradient-checkpointing activation-checkpointing recompute-activations recompute-granularity"},
+    {"zero", "zero-stage fsdp zero-optimization use-distributed-optimizer data-parallel-shard-degree"},
+    {"comm", "distributed-backend backend"},
+    {"checkpoint-every", "save-interval save-every save-steps checkpoint-interval ckpt-interval"},
+    {"keep", "save-total-limit keep-latest-k keep-checkpoints"},
+    {"resume", "resume-from resume-from-checkpoint load continue auto-resume"},
+    {"val-every", "eval-interval eval-every eval-steps val-interval val-loss-every eval-every-n-steps"},
+    {"val-batches", "eval-iters eval-batches val-steps val-max-steps eval-num-steps"},
+    {"sample-every", "sample-interval"},
+    {"sample-tokens", "max-new-tokens gen-len"},
+    {"tokens", "max-new-tokens max-tokens max-length length n"},
+    {"num-samples", "num-return-sequences n-samples"},
+    {"prompt", "start text input"},
+    {"tokenizer", "tokenizer-path tokenizer-model tokenizer-name hf-assets-path"},
+    {"log-every", "log-interval logging-steps log-freq print-every log-every-n-steps"},
+    {"seed", "random-seed"},
+    {"config", "config-file config-path"},
+    {"profile-steps", "profile"},
+    {"gpu", "card"},
+};
+
+// Flags of other programs that no single flag here replaces.
+struct {
+    const char *theirs, *answer;
+} const kAnswersInWords[] = {
+    {"grad-accum grad-accum-steps gradient-accumulation-steps accumulation-steps",
+     "gradients accumulate when -d, --total-batch is above batch * seq * ranks; multiply that by the micro-steps you "
+     "want"},
+    {"global-batch-size", "here it is -d, --total-batch, in tokens: sequences * --seq"},
+    {"max-tokens train-tokens num-tokens token-budget target-tokens", "use -x, --max-steps: tokens / --total-batch"},
+    {"lr-decay-iters lr-decay-steps", "the learning rate decays over all of -x, --max-steps"},
+    {"tensorboard tensorboard-dir enable-tensorboard use-tensorboard",
+     "use --track tensorboard, which writes event files into the run directory"},
+    {"prometheus", "use --track prometheus=FILE"},
+    {"wandb wandb-log wandb-project wandb-run-name enable-wandb use-wandb",
+     "use --track wandb, or --track wandb=PROJECT"},
+    {"report-to", "use --track tensorboard or --track wandb"},
+    {"compile torch-compile flash-attn use-flash-attn flash no-flash", "there is nothing to enable; leave it out"},
+    {"device device-type cpu", "train_gpt runs on GPUs, train_gpt_cpu on the CPU; leave it out"},
+    {"num-workers dataloader-num-workers workers", "data is read in the background; leave it out"},
+    {"gpus num-gpus ngpu nproc nproc-per-node nnodes devices world-size rank local-rank",
+     "start several processes with mpirun, srun or torchrun; leave it out"},
+    {"tensor-model-parallel-size tensor-parallel-size tp pipeline-model-parallel-size pp",
+     "there is no tensor or pipeline parallelism; use -z, --zero to shard the model"},
+};
+
+// Commands that people may try.
+struct {
+    const char *theirs, *answer;
+} const kCommandAnswers[] = {
+    {"evaluate evaluation validate test perplexity", "did you mean eval?"},
+    {"generate inference infer complete chat", "did you mean sample?"},
+    {"pretrain run start", "did you mean train?"},
+    {"convert save", "did you mean export?"},
+    {"verify selftest doctor", "did you mean check?"},
+    {"resume continue", "add --resume latest to the flags of the run"},
+    {"prepare tokenize", "python3 -m data.prepare makes shards"},
+    {"plan", "use --dry-run"},
+    {"bench benchmark", "use --bench"},
+    {"version", "use --version"},
+};
+
+bool is_integer(const std::string& text) {
+    return !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
+}
+
+}  // namespace
+
+std::optional<std::string> answer_llmc_flag(const std::string& flag, const std::string& value) {
+    if (flag == "-h") {
+        if (!is_integer(value)) return std::nullopt;  // -h is help
+        return fmt::format("-h {} is llm.c's HellaSwag evaluation: use --hellaswag FILE; -h alone is help", value);
+    }
+    if (flag == "-y" && (value == "0" || value == "1"))
+        return fmt::format(
+            "-y {} is llm.c's; here it is --resume latest, or --resume auto, which starts a new run if there is no "
+            "checkpoint yet; without --resume, every run starts over",
+            value);
+    for (const Answer& answer : kAnswers) {
+        if (flag == answer.flag)
+            return fmt::format("{} is a flag of llm.c ({}) but not of this program: {}", answer.flag, answer.meaning,
+                               answer.here);
+    }
+    return std::nullopt;
+}
+
+std::string unknown_flag_text(const std::string& argument, const std::vector<FlagName>& known, const std::string& see) {
+    const std::string typed = argument.substr(0, argument.find('='));
+    std::string text = "unknown flag " + typed, name = typed.substr(typed.find_first_not_of('-'));
+    std::replace(name.begin(), name.end(), '_', '-');
+    std::vector<std::string> names;
+    for (const FlagName& flag : known) names.push_back(flag.name);
+    for (const auto& [ours, theirs] : kNames)
+        for (const FlagName& flag : known)
+            if (flag.name == ours && contains(words_in(theirs), name))
+                return text + "; here it is " + flag.shown + " (" + flag.help + ")";
+    for (const auto& [theirs, answer] : kAnswersInWords)
+        if (contains(words_in(theirs), name)) return text + "; " + answer;
+    const std::optional<std::string> found = nearest(name, names);
+    return text + (found ? "; did you mean --" + *found + "?" : "") + " (" + see + ")";
+}
+
+std::string unknown_command_text(const std::string& command) {
+    const std::vector<std::string> names = {"train", "check", "eval", "sample", "export"};
+    std::string text = "unknown command '" + command + "'";
+    const std::optional<std::string> found = nearest(command, names);
+    if (found) text += "; did you mean " + *found + "?";
+    for (const auto& [theirs, answer] : kCommandAnswers)
+        if (!found && contains(words_in(theirs), command)) text += std::string("; ") + answer;
+    return text + " (commands: " + joined(names) + "; see --help)";
+}
+
+std::vector<std::pair<std::string, std::string>> other_names() {
+    std::vector<std::pair<std::string, std::string>> names;
+    for (const auto& [ours, theirs] : kNames)
+        for (const std::string& name : words_in(theirs)) names.emplace_back(name, ours);
+    return names;
 }
 
 }  // namespace llmc

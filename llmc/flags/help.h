@@ -1,10 +1,13 @@
-// --help, --help-all and --help-markdown: texts made from the table of flags, and their layout, which the commands'
-// own help shares.
+// Texts that help a user with flags: the help, made from the table of flags, and answers to flags and commands that the
+// program does not have. The commands' own help has the same layout.
 #pragma once
+#include <optional>
 #include <string>
 #include <vector>
 
 namespace llmc {
+
+// ---- --help, --help-all and --help-markdown -------------------------------------------------------------------------
 
 // One flag as help shows it.
 struct HelpRow {
@@ -27,5 +30,29 @@ std::string help_text(const std::string& program, bool all, size_t width);
 
 // The page of --help-markdown without the commands' own flags, which run_command() (train_gpt.cu) adds.
 std::string help_markdown();
+
+// ---- unknown flags and commands -------------------------------------------------------------------------------------
+// People who come from other programs type flags and commands that have another name here, mean something else, or do
+// not exist.
+
+// The answer to llm.c's `flag` ("-y", "-ge") followed by `value`; nothing if it is a flag of this program as well.
+std::optional<std::string> answer_llmc_flag(const std::string& flag, const std::string& value);
+
+// A flag that the program, or one of its commands, has.
+struct FlagName {
+    std::string name;   // "batch"
+    std::string shown;  // "-b, --batch"
+    std::string help;
+};
+
+// "unknown flag --batch-size; here it is -b, --batch (sequences per micro-step and rank)", or "unknown flag --bacth;
+// did you mean --batch? (SEE)", or "unknown flag --bacth (SEE)". `argument` may have a value: --batch-size=4.
+std::string unknown_flag_text(const std::string& argument, const std::vector<FlagName>& known, const std::string& see);
+
+// "unknown command 'evaluate'; did you mean eval? Commands are ...".
+std::string unknown_command_text(const std::string& command);
+
+// Names in the table behind unknown_flag_text() and the flags that they stand for, for tests.
+std::vector<std::pair<std::string, std::string>> other_names();
 
 }  // namespace llmc

@@ -1,5 +1,5 @@
 // Flags of llm.c and other programs are answered with those of this one; flags that it shares are left alone.
-#include "llmc/flags/other_programs.h"
+#include "llmc/flags/help.h"
 
 #include <doctest/doctest.h>
 
