@@ -166,7 +166,7 @@ PACKAGED := README.md LICENSE data dev/guide dev/notes dev/pictures llmc/checkpo
 package = mkdir -p $1 && cp -R --parents --remove-destination $2 $(PACKAGED) $1 && \
           find $1 -name __pycache__ -prune -exec rm -r {} +
 DIST_OPTIONS ?= GPU_ARCH=all USE_MPI=0 MARCH=x86-64-v3
-VERSION := $(shell sed -n 's/^\#define LLMC_VERSION "\(.*\)"/\1/p' llmc/log/versions.cpp)
+VERSION := $(shell sed -n 's/^\#define LLMC_VERSION "\(.*\)"/\1/p' llmc/log/provenance.cpp)
 DIST    := build/dist/train_gpt-$(VERSION)-linux-$(shell uname -m)
 dist:  ## build/dist/train_gpt-VERSION-linux-x86_64.tar.gz: programs for all GPUs, without MPI
 	$(MAKE) all $(DIST_OPTIONS)

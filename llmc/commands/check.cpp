@@ -13,7 +13,7 @@
 #include "llmc/comm/comm.h"
 #include "llmc/commands/rank_plans.h"
 #include "llmc/kernels/variants.h"
-#include "llmc/log/versions.h"
+#include "llmc/log/provenance.h"
 #include "llmc/plan/cards.h"
 
 namespace llmc {

@@ -16,7 +16,7 @@
 #include "llmc/fp8/recipe.h"
 #include "llmc/kernels/variants.h"
 #include "llmc/log/profile.h"
-#include "llmc/log/validation_watch.h"
+#include "llmc/log/watches.h"
 #include "llmc/optim/prepare_step.h"
 
 namespace llmc {

@@ -14,7 +14,7 @@
 #include "llmc/data/order.h"
 #include "llmc/flags/flags.h"
 #include "llmc/flags/help.h"
-#include "llmc/log/versions.h"
+#include "llmc/log/provenance.h"
 
 #ifndef LLMC_DEFAULT_PRECISION  // `make PRECISION=BF16` defines it as "bf16"
 #define LLMC_DEFAULT_PRECISION "fp8"

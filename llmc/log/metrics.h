@@ -10,9 +10,8 @@
 #include "llmc/comm/comm.h"
 #include "llmc/comm/rank_time.h"
 #include "llmc/fp8/registry.h"
-#include "llmc/log/alerts.h"
 #include "llmc/log/run_directory.h"
-#include "llmc/log/validation_watch.h"
+#include "llmc/log/watches.h"
 #include "llmc/shard/arena.h"
 #include "llmc/train/step_results.h"
 

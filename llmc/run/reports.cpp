@@ -11,7 +11,7 @@
 #include "llmc/base/json.h"
 #include "llmc/base/text.h"
 #include "llmc/comm/agreement.h"
-#include "llmc/log/fingerprint.h"
+#include "llmc/log/provenance.h"
 #include "llmc/run/inputs.h"
 
 namespace llmc {

@@ -12,7 +12,7 @@
 #include "llmc/comm/agreement.h"
 #include "llmc/data/tokenizer.h"
 #include "llmc/flags/flags.h"
-#include "llmc/log/fingerprint.h"
+#include "llmc/log/provenance.h"
 #include "llmc/model/model_file.h"
 
 namespace llmc {

@@ -10,7 +10,7 @@
 #include "llmc/checkpoint/checkpoint_reader.h"
 #include "llmc/flags/options.h"
 #include "llmc/log/run_directory.h"
-#include "llmc/log/validation_watch.h"
+#include "llmc/log/watches.h"
 #include "llmc/run/decay.h"
 #include "llmc/run/inputs.h"
 #include "llmc/run/ranks.h"

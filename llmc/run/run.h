@@ -11,8 +11,8 @@
 
 #include "llmc/data/loader.h"
 #include "llmc/log/energy.h"
-#include "llmc/log/fingerprint.h"
 #include "llmc/log/profile.h"
+#include "llmc/log/provenance.h"
 #include "llmc/run/checkpoints.h"
 #include "llmc/run/children.h"
 #include "llmc/run/decay.h"

@@ -11,8 +11,7 @@
 #include "llmc/base/text.h"
 #include "llmc/check/findings.h"
 #include "llmc/checkpoint/checkpoint_directory.h"
-#include "llmc/log/fingerprint.h"
-#include "llmc/log/versions.h"
+#include "llmc/log/provenance.h"
 #include "llmc/model/model_file.h"
 #include "llmc/train/state.h"
 

@@ -19,7 +19,7 @@
 #include "llmc/base/text.h"
 #include "llmc/flags/flags.h"
 #include "llmc/flags/help.h"
-#include "llmc/log/versions.h"
+#include "llmc/log/provenance.h"
 #include "test/helpers.h"
 #include "test/suites.h"
 

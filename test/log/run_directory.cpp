@@ -11,7 +11,7 @@
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
 #include "llmc/log/metrics.h"
-#include "llmc/log/versions.h"
+#include "llmc/log/provenance.h"
 #include "llmc/run/start.h"
 #include "test/helpers.h"
 #include "test/log/example_record.h"

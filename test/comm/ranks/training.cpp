@@ -8,7 +8,7 @@
 #include "llmc/device/host/settings.h"
 #endif
 #include "llmc/device/trace.h"
-#include "llmc/log/fingerprint.h"
+#include "llmc/log/provenance.h"
 #include "llmc/plan/plan.h"
 #include "test/comm/ranks/sharded_run.h"
 #include "test/model/mlp_block.h"

@@ -1,8 +1,9 @@
-// Reads and watches the rules of --alert, see alerts.h.
-#include "llmc/log/alerts.h"
+// Reads the rules of --alert and --plateau, and counts the steps and validations for which they hold.
+#include "llmc/log/watches.h"
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "llmc/base/error.h"
@@ -10,6 +11,8 @@
 #include "llmc/log/metrics.h"
 
 namespace llmc {
+
+// ---- --alert: rules over the numbers of a step ----------------------------------------------------------------------
 
 const std::vector<std::string> kAlertFields = words_in(
     "loss lr norm tokens seq ms tokens_per_s skipped loss_scale watts joules_per_token slowest_rank slowest_ratio "
@@ -62,6 +65,55 @@ std::vector<Alerts::Alert> Alerts::observe(const nlohmann::ordered_json& record)
         if (steps == rule.steps) alerts.push_back({rule.text, *value});
     }
     return alerts;
+}
+
+// ---- --plateau and --early-stop: validation losses that stop improving ----------------------------------------------
+
+PlateauRule plateau_from_text(const std::string& text) {
+    PlateauRule rule;
+    if (text == "off") return rule;
+    long long patience = 0;
+    int used = 0;
+    const bool read = std::sscanf(text.c_str(), "%lf,%lld%n", &rule.factor, &patience, &used) == 2 &&
+                      static_cast<size_t>(used) == text.size();
+    if (!read || !(rule.factor > 0 && rule.factor < 1) || patience < 0)
+        throw Error(ExitCode::bad_flags,
+                    "--plateau " + text +
+                        ": expected off or FACTOR,PATIENCE, a factor between 0 and 1 and a number of validations, as "
+                        "in 0.5,3");
+    rule.patience = patience;
+    return rule;
+}
+
+ValidationWatch::Verdict ValidationWatch::observe(double loss, const PlateauRule& rule, int64_t early_stop) {
+    constexpr double kBetter = 1 - 1e-4;
+    if (std::isfinite(loss) && (!best_ || loss < *best_ * kBetter)) {
+        best_ = loss;
+        since_best_ = since_change_ = 0;
+        return Verdict::none;
+    }
+    since_best_++, since_change_++;
+    if (is_over(early_stop)) return Verdict::stop;
+    if (rule == PlateauRule{} || since_change_ <= rule.patience) return Verdict::none;
+    since_change_ = 0;
+    rate_factor_ *= rule.factor;
+    return Verdict::lower_rate;
+}
+
+nlohmann::ordered_json ValidationWatch::to_json() const {
+    nlohmann::ordered_json json = {
+        {"since_best", since_best_}, {"since_change", since_change_}, {"rate_factor", rate_factor_}};
+    if (best_) json["best"] = *best_;
+    return json;
+}
+
+ValidationWatch ValidationWatch::from_json(const nlohmann::ordered_json& json) {
+    ValidationWatch watch;
+    if (json.contains("best")) watch.best_ = json.at("best").get<double>();
+    watch.since_best_ = json.at("since_best").get<int64_t>();
+    watch.since_change_ = json.at("since_change").get<int64_t>();
+    watch.rate_factor_ = json.at("rate_factor").get<double>();
+    return watch;
 }
 
 }  // namespace llmc

@@ -1,0 +1,80 @@
+// Watches the numbers of a run for its user. --alert has rules such as "loss>8" or "tokens_per_s<1e5 for 20". --plateau
+// and --early-stop lower the learning rate, or end the run, if validation losses stop improving.
+#pragma once
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace llmc {
+
+// ---- --alert: rules over the numbers of a step ----------------------------------------------------------------------
+
+// The numbers of a step's record in metrics.jsonl that a rule can name.
+extern const std::vector<std::string> kAlertFields;
+
+struct AlertRule {
+    std::string text;   // "tokens_per_s<1e5 for 20"
+    std::string field;  // of kAlertFields
+    bool above = true;  // the rule holds above the limit, else below it
+    double limit = 0;
+    int64_t steps = 1;  // in a row
+};
+// "RULE,RULE,..." or "off". Throws Error(bad_flags) that lists the fields if a name is not one of them.
+std::vector<AlertRule> alert_rules(const std::string& text);
+
+// Watches the rules step by step.
+class Alerts {
+public:
+    explicit Alerts(const std::vector<AlertRule>& rules);
+
+    struct Alert {
+        std::string rule;
+        double value;
+    };
+    // The rules that begin to hold with this step's record. A rule whose field the record lacks does not hold. A number
+    // that is NaN breaks every limit.
+    std::vector<Alert> observe(const nlohmann::ordered_json& record);
+
+private:
+    struct Watched {
+        AlertRule rule;
+        int64_t steps = 0;  // in a row for which the limit was passed
+    };
+    std::vector<Watched> rules_;
+};
+
+// ---- --plateau and --early-stop: validation losses that stop improving ----------------------------------------------
+
+// --plateau FACTOR,PATIENCE: after more than PATIENCE validations in a row without a better loss, the learning rate is
+// multiplied by FACTOR, like PyTorch's ReduceLROnPlateau with its defaults.
+struct PlateauRule {
+    double factor = 1;
+    int64_t patience = 0;  // validations
+    bool operator==(const PlateauRule&) const = default;
+};
+PlateauRule plateau_from_text(const std::string& text);  // "off": factor 1
+
+// A loss is better if it is below the best one by more than a fraction of 1e-4. A non-finite loss is never better.
+class ValidationWatch {
+public:
+    enum class Verdict { none, lower_rate, stop };
+    // `early_stop`: the run ends after more than this number of validations without a better loss; 0 means never.
+    Verdict observe(double loss, const PlateauRule& rule, int64_t early_stop);
+
+    bool is_over(int64_t early_stop) const { return early_stop > 0 && since_best_ > early_stop; }
+
+    double rate_factor() const { return rate_factor_; }  // factor of the schedule's learning rate
+    int64_t since_best() const { return since_best_; }   // validations since the best loss
+
+    nlohmann::ordered_json to_json() const;
+    static ValidationWatch from_json(const nlohmann::ordered_json& json);
+
+private:
+    std::optional<double> best_;
+    int64_t since_best_ = 0, since_change_ = 0;  // since the best loss; since that or the last change of the rate
+    double rate_factor_ = 1;
+};
+
+}  // namespace llmc
