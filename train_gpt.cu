@@ -16,9 +16,8 @@
 #include "llmc/run/inputs.h"              // Inputs, only_bench, bench_tokens
 #include "llmc/run/ranks.h"               // Ranks
 #include "llmc/run/reports.h"             // describe_start, RunOutlook
-#include "llmc/run/resume.h"              // find_checkpoint, Resumed, RunPosition
 #include "llmc/run/run.h"                 // Run, CardFacts
-#include "llmc/run/start.h"               // prepare_directory, set_weights
+#include "llmc/run/start.h"               // find_checkpoint, prepare_directory, set_weights, Resumed, RunPosition
 #include "llmc/run/stop.h"                // install_signal_handlers
 #include "llmc/train/trainer.h"           // Trainer
 

@@ -12,7 +12,7 @@
 #include "llmc/flags/options.h"
 #include "llmc/plan/cards.h"
 #include "llmc/run/ranks.h"
-#include "llmc/run/resume.h"
+#include "llmc/run/start.h"
 #include "llmc/train/trainer.h"
 
 namespace llmc {

@@ -1,5 +1,5 @@
 // Starts programs next to the run, and reports those that fail.
-#include "llmc/run/children.h"
+#include "llmc/run/run.h"
 
 #include <fcntl.h>
 #include <spawn.h>

@@ -1,5 +1,5 @@
-// Finds a checkpoint that is complete and undamaged and fits the flags, and reads where its run was. See resume.h.
-#include "llmc/run/resume.h"
+// Finds a checkpoint that is complete and undamaged and fits the flags, and reads where its run was.
+#include "llmc/run/start.h"
 
 #include <filesystem>
 #include <nlohmann/json.hpp>

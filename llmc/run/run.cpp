@@ -7,8 +7,6 @@
 #include "llmc/base/clock.h"
 #include "llmc/base/json.h"
 #include "llmc/base/text.h"
-#include "llmc/run/reports.h"
-#include "llmc/run/start.h"
 #include "llmc/train/state.h"
 
 namespace llmc {

@@ -1,29 +1,134 @@
 // The life of a training run around its steps: where it is, its batches, its records, validations, checkpoints and its
-// end. The training loop in train_gpt.cu drives it.
-//
-// Every rank calls these functions in the same order, and all ranks stop after the same step. Within a step nothing
-// waits for the device: step k is reported while step k + 1 runs.
+// end. The training loop in train_gpt.cu drives a Run. Two of its parts are declared here, too: Checkpoints
+// (checkpoints.cpp), and the programs that run next to training (children.cpp).
 #pragma once
+#include <sys/types.h>
+
 #include <cstdint>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <string>
 #include <vector>
 
+#include "llmc/base/clock.h"
+#include "llmc/checkpoint/saver.h"
+#include "llmc/comm/watchdog.h"
 #include "llmc/data/loader.h"
+#include "llmc/flags/options.h"
 #include "llmc/log/energy.h"
 #include "llmc/log/profile.h"
 #include "llmc/log/provenance.h"
-#include "llmc/run/checkpoints.h"
-#include "llmc/run/children.h"
-#include "llmc/run/decay.h"
+#include "llmc/log/run_directory.h"
 #include "llmc/run/evaluation.h"
 #include "llmc/run/inputs.h"
 #include "llmc/run/ranks.h"
 #include "llmc/run/reports.h"
-#include "llmc/run/resume.h"
+#include "llmc/run/start.h"
+#include "llmc/run/stop.h"
+#include "llmc/train/staging.h"
 #include "llmc/train/trainer.h"
 
 namespace llmc {
+
+// ---- programs that run next to training -----------------------------------------------------------------------------
+// They are children of rank 0: the user's command of --after-checkpoint, and scripts/follow.py of --track. Training
+// neither waits for them nor ends when they fail. Ctrl-C in a terminal does not reach them, and they write to standard
+// error.
+
+// Runs the command of --after-checkpoint when a checkpoint is complete: an upload, an evaluation.
+class CheckpointCommand {
+public:
+    // `command` is one of the shell's; "" runs nothing.
+    explicit CheckpointCommand(const std::string& command) : command_(command) {}
+
+    // Starts the command with the checkpoint's path as its last argument. Commands of earlier checkpoints may still be
+    // running.
+    void start(int64_t step, const std::string& path);
+    // Warns of the commands that have failed since the last call. Does not wait.
+    void look();
+    // Waits for the commands that are still running, and calls `alive` about ten times a second meanwhile.
+    void wait(const std::function<void()>& alive);
+
+private:
+    struct Running {
+        int64_t step;
+        pid_t pid;
+    };
+    void warn(int64_t step, const std::string& problem) const;
+
+    const std::string command_;
+    std::vector<Running> running_;
+};
+
+// Runs scripts/follow.py for --track. It reads metrics.jsonl.
+class Follower {
+public:
+    // Starts the script if --track asks for it and this rank writes the run directory. A script that cannot be started
+    // is a warning that says what to install.
+    Follower(const Options& options, const RunDirectory& directory);
+    // Tells the script that the run has ended and waits up to 20 seconds while it sends the last records. One that
+    // takes longer continues on its own. One that failed is a warning with the command that catches up.
+    ~Follower();
+    Follower(const Follower&) = delete;
+    Follower& operator=(const Follower&) = delete;
+
+private:
+    std::string start();  // returns the problem, "" if there is none
+    void warn(const std::string& problem) const;
+
+    std::vector<std::string> command_;  // the command with which a user would follow the run
+    pid_t pid_ = -1;                    // -1: not running
+    int alive_ = -1;                    // end of a pipe to the script; it ends when this is closed or the process dies
+};
+
+// ---- checkpoints ----------------------------------------------------------------------------------------------------
+
+// Decides when a run saves checkpoints, and reports the results. CheckpointSaver does the work, next to training.
+template <class Real>
+class Checkpoints {
+public:
+    // `position` is where the run is; Run updates it. Throws Error(no_resources) if there is no room for a checkpoint.
+    Checkpoints(const Options& options, const Inputs& inputs, Trainer<Real>& trainer, RunDirectory& directory,
+                const RunPosition& position);
+
+    bool enabled() const { return saver_.has_value(); }
+    // This rank's state, which it tells the others at the end of a step.
+    bool is_writing() const { return saver_ && saver_->is_working(); }
+    int64_t last_saved() const { return last_saved_; }  // step of the last checkpoint in this directory; -1: none
+    bool is_time() const;  // --checkpoint-minutes have passed; always false on ranks other than 0
+
+    // Collectives: every rank calls them with the values that the ranks agreed on. Call advance() after every step. If
+    // is_due(), report everything up to this step, then call save().
+    void advance(bool some_rank_is_writing);
+    bool is_due(bool time_to_save) const;
+    void save();
+    // Saves the last checkpoint of the run, unless this step has one, and waits until it is written. Returns the reason
+    // if that failed, the same on every rank.
+    Failure finish();
+    // Waits for the commands of --after-checkpoint, and calls `alive` meanwhile.
+    void wait_for_commands(const std::function<void()>& alive) { command_.wait(alive); }
+
+private:
+    void begin(bool last);
+    void report(const SaveOutcome& outcome, bool last);
+    Manifest manifest();
+
+    const Options& options_;
+    const Inputs& inputs_;
+    Trainer<Real>& trainer_;
+    RunDirectory& directory_;
+    const RunPosition& position_;
+    std::optional<Staging> staging_;
+    std::optional<CheckpointSaver> saver_;
+    CheckpointCommand command_;
+    double last_begin_ = monotonic_seconds();
+    int64_t last_saved_;  // step of the last checkpoint in this directory; -1 if there is none
+};
+
+// ---- the run --------------------------------------------------------------------------------------------------------
+// Every rank calls the functions of Run in the same order, and all ranks stop after the same step. Within a step
+// nothing waits for the device: step k is reported while step k + 1 runs.
 
 // Facts about this rank's card that the run records.
 struct CardFacts {

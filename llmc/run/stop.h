@@ -1,12 +1,5 @@
-// Stopping a run before its last step, by signals and by --max-minutes.
-//
-// SIGINT, SIGTERM, SIGHUP (a closed terminal), SIGUSR1 and SIGUSR2 (Slurm can send one of them before a time limit) ask
-// for a clean stop after the current step; one rank that gets a signal is enough. A second signal ends the process
-// immediately with the exit code that shells expect (128 + its number). Within two seconds this needs two SIGINTs,
-// because launchers and batch systems may deliver one order as two signals.
-//
-// SIGPIPE and SIGXFSZ are ignored, so that the writing call fails instead of the process. A run whose output nobody
-// reads continues, and a file above the limit of `ulimit -f` is reported with its name.
+// Ending a run before its last step: by signals, by --max-minutes, and by a file that asks for the decay of the
+// learning rate to begin now.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -14,8 +7,19 @@
 
 #include "llmc/base/clock.h"
 #include "llmc/comm/comm.h"
+#include "llmc/log/run_directory.h"
+#include "llmc/train/trainer.h"
 
 namespace llmc {
+
+// ---- signals --------------------------------------------------------------------------------------------------------
+// SIGINT, SIGTERM, SIGHUP (a closed terminal), SIGUSR1 and SIGUSR2 (Slurm can send one of them before a time limit) ask
+// for a clean stop after the current step; one rank that gets a signal is enough. A second signal ends the process
+// immediately with the exit code that shells expect (128 + its number). Within two seconds this needs two SIGINTs,
+// because launchers and batch systems may deliver one order as two signals.
+//
+// SIGPIPE and SIGXFSZ are ignored, so that the writing call fails instead of the process. A run whose output nobody
+// reads continues, and a file above the limit of `ulimit -f` is reported with its name.
 
 void install_signal_handlers();
 
@@ -61,6 +65,42 @@ private:
     const Deadline deadline_;
     double last_ = monotonic_seconds();
     int64_t interval_ = 1, calls_left_ = 0;
+};
+
+// ---- "decay now" ----------------------------------------------------------------------------------------------------
+// A file named `decay` in the run directory lets the learning rate of a wsd or inverse-sqrt schedule fall from the
+// current step on, and ends the run with the decay.
+//
+//   echo 2000 > runs/long/decay     # over the next 2000 steps
+//
+// Rank 0 looks for the file at the end of a step, at most once a second, and the ranks agree on what it found
+// (Run::agree()). A decay that begins after step k has the rates of --decay-from k. It is saved in checkpoints, the
+// first of which is written at once. Then the file is deleted, so a run that is killed before that finds it again.
+
+// A decay that somebody began by hand. After step `from` the rate falls, and the run ends with step `until`.
+struct Decay {
+    int64_t from = -1, until = -1;  // -1: none began
+    bool has_begun() const { return from >= 0; }
+};
+
+class DecayFile {
+public:
+    static constexpr int64_t kNone = -1;
+    DecayFile(const TrainerConfig& config, const RunDirectory& directory);
+
+    // The number of steps for which the file asks after `step`, or kNone. A file that asks for a decay that this run
+    // cannot begin is deleted, and its problem printed.
+    int64_t look(int64_t step);
+    // Deletes the file, and looks no more. Call once a checkpoint holds the decay, or if none will.
+    void forget();
+
+private:
+    // Why there can be no decay of `steps` steps after `step`; "" if there can.
+    std::string problem_of(int64_t step, int64_t steps) const;
+
+    const TrainerConfig& config_;
+    std::string path_;      // "" if this process does not look
+    double next_look_ = 0;  // monotonic_seconds()
 };
 
 }  // namespace llmc
