@@ -11,7 +11,7 @@
 #include <optional>
 
 #include "llmc/base/text.h"
-#include "llmc/checkpoint/state_file.h"
+#include "llmc/checkpoint/manifest.h"
 
 namespace llmc {
 namespace {

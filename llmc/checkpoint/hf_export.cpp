@@ -1,5 +1,4 @@
 // Writes config.json, weights in three formats, shards and their index for Hugging Face's programs.
-#include "llmc/checkpoint/hf_export.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,8 +1,5 @@
 // A model as Hugging Face stores it: the names, shapes and layouts of model.safetensors, from the model's table
-// (architecture.h), and the conversion to ours. hf_export.h converts the other way.
-// All our matrices are (out, in) row-major. Hugging Face stores GPT-2's block matrices as (in, out), so they are
-// transposed. Other architectures are stored as (out, in), in pieces that together form our qkv and fc. Our wte and
-// head may have padded rows; theirs have exactly vocab rows. A tied head is wte.
+// (architecture.h), and the conversion in both directions.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -16,6 +13,11 @@
 #include "llmc/model/config.h"
 
 namespace llmc {
+
+// ---- reading (hf_weights.cpp) ---------------------------------------------------------------------------------------
+// All our matrices are (out, in) row-major. Hugging Face stores GPT-2's block matrices as (in, out), so they are
+// transposed. Other architectures are stored as (out, in), in pieces that together form our qkv and fc. Our wte and
+// head may have padded rows; theirs have exactly vocab rows. A tied head is wte.
 
 // One tensor of model.safetensors (F32, Hugging Face's name and shape): one of our tensors, or some rows of it.
 struct HfTensor {
@@ -85,5 +87,35 @@ private:
     ModelConfig model_;
     std::map<std::string, std::vector<std::pair<std::string, HfTensor>>> tensors_;  // by our name: the file's
 };
+
+// ---- writing (hf_export.cpp) ----------------------------------------------------------------------------------------
+// One parameter at a time: this needs memory for twice the largest tensor.
+
+// Writes `path` in F32, and config.json next to it. Fetches every tensor once, in the order of the table. `end_token`
+// is the token between documents, or -1 if unknown.
+void export_hf(const std::string& path, const ModelConfig& model, int end_token, const FetchTensor& fetch);
+
+// The number format of an exported directory. fp8 stores the matrices of the blocks' linear layers as F8_E4M3 codes.
+// Each is followed by a tensor with its name and "_scale" (F32, one element):
+//
+//   value = code * scale,   scale = max |value| / 448
+//
+// compressed-tensors, and with it vLLM, stores weights with one scale per tensor this way ("float-quantized" in
+// config.json). Everything else is BF16.
+enum class HfType { fp32, bf16, fp8 };
+
+constexpr uint64_t kHfShardBytes = 5'000'000'000;  // a larger model is split into several files, as Hugging Face does
+
+struct HfFormat {
+    HfType type = HfType::fp32;
+    int end_token = -1;  // between documents; -1 if unknown
+    uint64_t shard_bytes = kHfShardBytes;
+};
+
+// Writes a directory that from_pretrained() can load: model.safetensors (or shards and model.safetensors.index.json),
+// then generation_config.json, which makes generate() stop at the end token, and config.json last. `directory` must
+// exist.
+void export_hf_directory(const std::string& directory, const ModelConfig& model, const HfFormat& format,
+                         const FetchTensor& fetch);
 
 }  // namespace llmc

@@ -19,7 +19,6 @@
 
 #include "llmc/checkpoint/checkpoint_directory.h"
 #include "llmc/checkpoint/manifest.h"
-#include "llmc/checkpoint/state_file.h"
 #include "llmc/comm/agreement.h"
 #include "llmc/comm/comm.h"
 

@@ -6,7 +6,7 @@
 #include <filesystem>
 
 #include "llmc/base/text.h"
-#include "llmc/checkpoint/hf_export.h"
+#include "llmc/checkpoint/hf_weights.h"
 #include "llmc/checkpoint/llmc_model.h"
 #include "llmc/checkpoint/weight_source.h"
 #include "llmc/data/tokenizer.h"

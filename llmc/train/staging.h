@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "llmc/checkpoint/safetensors.h"
-#include "llmc/checkpoint/state_file.h"
+#include "llmc/checkpoint/manifest.h"
 #include "llmc/device/owned.h"
 #include "llmc/train/state.h"
 

@@ -9,7 +9,7 @@
 
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
-#include "llmc/checkpoint/hf_export.h"
+#include "llmc/checkpoint/hf_weights.h"
 #include "llmc/checkpoint/manifest.h"
 #include "llmc/train/trainer.h"
 #include "llmc/train/words.h"

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "llmc/checkpoint/state_file.h"
+#include "llmc/checkpoint/manifest.h"
 #include "llmc/fp8/registry.h"
 #include "llmc/optim/optimizer.h"
 

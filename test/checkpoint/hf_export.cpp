@@ -1,6 +1,5 @@
 // Hugging Face directories in FP32, BF16 and FP8, with one file and with several. hf_weights.cpp tests their common
 // parts.
-#include "llmc/checkpoint/hf_export.h"
 
 #include <doctest/doctest.h>
 

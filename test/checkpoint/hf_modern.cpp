@@ -5,7 +5,6 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "llmc/checkpoint/hf_export.h"
 #include "llmc/checkpoint/hf_weights.h"
 #include "test/helpers.h"
 #include "test/model/modern_fixture.h"

@@ -11,7 +11,6 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/base/json.h"
-#include "llmc/checkpoint/hf_export.h"
 #include "test/fixture.h"
 #include "test/helpers.h"
 

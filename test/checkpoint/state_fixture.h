@@ -10,7 +10,6 @@
 #include "llmc/checkpoint/checkpoint_reader.h"
 #include "llmc/checkpoint/manifest.h"
 #include "llmc/checkpoint/saver.h"
-#include "llmc/checkpoint/state_file.h"
 #include "llmc/device/formats.cuh"
 #include "test/helpers.h"
 
