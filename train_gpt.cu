@@ -5,9 +5,8 @@
 #include "llmc/base/json.h"               // json_text
 #include "llmc/comm/comm.h"               // connect, leave, launch_environment
 #include "llmc/commands/check.h"          // Admission, admit, check_cards, check_worker, load_products
-#include "llmc/commands/fit.h"            // AskedRun, fit_into_memory
 #include "llmc/commands/model_command.h"  // evaluate_weights, sample_text, export_weights
-#include "llmc/commands/rank_plans.h"     // plan_rank, plan_run, predicted_seconds
+#include "llmc/commands/planning.h"       // AskedRun, fit_into_memory, plan_rank, plan_run, predicted_seconds
 #include "llmc/data/tokenizer.h"          // sanitize
 #include "llmc/device/runtime.h"          // prepare_process
 #include "llmc/flags/help.h"              // help_markdown

@@ -11,7 +11,7 @@
 #include "llmc/check/product_checks.h"
 #include "llmc/checkpoint/manifest.h"
 #include "llmc/comm/comm.h"
-#include "llmc/commands/rank_plans.h"
+#include "llmc/commands/planning.h"
 #include "llmc/kernels/variants.h"
 #include "llmc/log/provenance.h"
 #include "llmc/plan/cards.h"

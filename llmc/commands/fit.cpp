@@ -1,6 +1,6 @@
 // Searches for the flags that make a run fit into memory.
 // build: per device
-#include "llmc/commands/fit.h"
+#include "llmc/commands/planning.h"
 
 #include <algorithm>
 #include <cmath>
@@ -12,7 +12,7 @@
 #include "llmc/comm/agreement.h"
 #include "llmc/flags/flags.h"
 #include "llmc/log/progress.h"
-#include "llmc/train/staging.h"
+#include "llmc/train/state.h"
 
 namespace llmc {
 namespace {

@@ -1,6 +1,6 @@
 // Prints the plan of --dry-run and the table of --estimate-scaling.
 // build: per device
-#include "llmc/commands/rank_plans.h"
+#include "llmc/commands/planning.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -11,7 +11,6 @@
 #include "llmc/base/json.h"
 #include "llmc/base/text.h"
 #include "llmc/commands/check.h"
-#include "llmc/commands/fit.h"
 #include "llmc/log/metrics.h"
 #include "llmc/run/ranks.h"
 

@@ -1,6 +1,13 @@
-// A block of a transformer: it reads the residual stream, adds a branch to it, and takes the gradient back. There is
-// one class per architecture (gpt2_block.cpp, llama_block.cpp). Calls to a block are virtual, calls inside it are not.
+// A block of a transformer, and the parts that blocks and the model around them share. A block reads the residual
+// stream, adds a branch to it, and takes the gradient back. There is one class per architecture (gpt2_block.cpp,
+// llama_block.cpp). Calls to a block are virtual, calls inside it are not.
 #pragma once
+#include <array>
+#include <optional>
+#include <vector>
+
+#include "llmc/device/owned.h"
+#include "llmc/kernels/norm.h"
 #include "llmc/kernels/variants.h"
 #include "llmc/linear/linear.h"
 #include "llmc/model/config.h"
@@ -75,6 +82,87 @@ public:
     // linear layer whose output was added to the stream just before this block, or nullptr. The gradient of the stream
     // is also the gradient of that layer's output, so the block's last kernel may cast it to FP8 for `before`.
     virtual Gradient<Real> backward(const Gradient<Real>& dstream, Linear<Real>* before, const Pass& pass) = 0;
+};
+
+// ---- parts of blocks and of the model around them -------------------------------------------------------------------
+
+// A layer norm or an RMS norm together with the residual addition before it. Its output is the input of a linear layer,
+// and is cast to FP8 if that layer is in FP8. Its backward computes the gradient of the residual stream. That is also
+// the gradient of the linear layer whose output was added to the stream, and is cast for it.
+template <class Real>
+class Norm {
+public:
+    // A layer norm if the tensors name.weight and name.bias exist. Otherwise an RMS norm, with gains if name.weight
+    // exists. `kept`: mean and rstd are kept until backward.
+    Norm(ModelContext<Real>& context, const std::string& name, bool kept);
+    static size_t scratch(int N, int C);  // floats that backward needs for partial sums
+
+    // Computes residual = inp1 + inp2 and its norm, (N, C) each. If inp2 is nullptr, norms inp1 and does not write
+    // `residual`. `normed` receives the norm unless `reader`, the layer that reads it, is in FP8.
+    Operand<Real> forward(Linear<Real>& reader, Real* normed, Real* residual, const Real* inp1, const Real* inp2,
+                          const Pass& pass);
+    // The same if no linear layer reads the norm.
+    void forward(Real* normed, Real* residual, const Real* inp1, const Real* inp2, const Pass& pass);
+    // dinp = dresidual + the gradient through the norm of `inp`, (N, C) each. dresidual may be nullptr, for 0, or dinp
+    // itself. `added` is the linear layer whose output was added to give inp, or nullptr. The result is also the
+    // gradient of its output.
+    Gradient<Real> backward(Real* dinp, const Real* dresidual, const Real* dout, const Real* inp, Linear<Real>* added,
+                            const Pass& pass);
+
+private:
+    Weights<Real>& weights_;
+    Gradients& gradients_;
+    using Place = std::optional<ParameterTable::Place>;
+    const Real* value(const Place& place) const { return place ? weights_.weight(*place) : nullptr; }
+    float* gradient(const Place& place) { return place ? gradients_.gradient(*place) : nullptr; }
+
+    NormParameters<Real> parameters() const;
+
+    const int channels_;
+    const float eps_;  // used by RMS norm only
+    const Place weight_, bias_;
+    float *mean_ = nullptr, *rstd_ = nullptr;  // (N)
+};
+
+// The inputs of the blocks in host memory (--offload residuals), between a micro-step's forward and its backward pass.
+// Blocks take turns in a few device buffers. Forward copies each input to the host behind the next block, and backward
+// brings it back while the block above is still at work.
+class OffloadedResiduals {
+public:
+    static constexpr size_t kBuffers = 2;  // block l uses buffer l % kBuffers
+
+    // `bytes`: of a block's input. Without blocks, all calls do nothing.
+    OffloadedResiduals(size_t blocks, size_t bytes);
+
+    bool is_used() const { return !kept_.empty(); }
+    size_t host_bytes() const { return arena_.bytes(); }
+    // `inputs`: device addresses of the blocks' inputs.
+    void allocate(const std::vector<void*>& inputs);
+
+    // In forward: before the block's input is written, and after the block has run.
+    void acquire(size_t block, stream_t stream);
+    void keep(size_t block, stream_t stream);
+    // In backward: before and after the block runs. Work after bring() of all blocks waits for all copies.
+    void bring(size_t block, stream_t stream);
+    void release(size_t block, stream_t stream);
+
+    const void* kept(size_t block) const { return kept_[block]; }  // in host memory, after keep() and bring()
+    stream_t copies() const { return copies_; }                    // for profiles; nullptr if unused
+
+private:
+    struct Buffer {
+        size_t block = ~size_t{0};  // whose input it has
+        OwnedEvent used, copied;
+    };
+    Buffer& buffer_of(size_t block) { return buffers_[block % kBuffers]; }
+    void fetch(size_t block);
+
+    const size_t bytes_;
+    Arena arena_{MemoryKind::offloaded};
+    std::vector<char*> kept_;    // by block, in host memory
+    std::vector<void*> inputs_;  // by block, on the device
+    std::array<Buffer, kBuffers> buffers_;
+    OwnedStream copies_;
 };
 
 }  // namespace llmc

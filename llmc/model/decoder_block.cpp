@@ -5,7 +5,7 @@
 #include <type_traits>
 
 #include "llmc/kernels/attention.h"
-#include "llmc/model/offloaded_residuals.h"
+#include "llmc/model/block.h"
 
 namespace llmc {
 namespace {

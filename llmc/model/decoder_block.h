@@ -4,7 +4,6 @@
 #include "llmc/kernels/activation.h"
 #include "llmc/kernels/attention.h"
 #include "llmc/model/block.h"
-#include "llmc/model/norm.h"
 
 namespace llmc {
 

@@ -12,8 +12,6 @@
 #include "llmc/device/owned.h"
 #include "llmc/kernels/classifier.h"
 #include "llmc/model/block.h"
-#include "llmc/model/norm.h"
-#include "llmc/model/offloaded_residuals.h"
 
 namespace llmc {
 

@@ -1,5 +1,5 @@
 // Predicted times of matmuls, attention and element-wise kernels, and the step that they add up to.
-#include "llmc/plan/time_model.h"
+#include "llmc/plan/plan.h"
 
 #include <algorithm>
 #include <cmath>

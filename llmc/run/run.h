@@ -26,7 +26,7 @@
 #include "llmc/run/reports.h"
 #include "llmc/run/start.h"
 #include "llmc/run/stop.h"
-#include "llmc/train/staging.h"
+#include "llmc/train/state.h"
 #include "llmc/train/trainer.h"
 
 namespace llmc {

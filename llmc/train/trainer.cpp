@@ -8,7 +8,7 @@
 #include "llmc/kernels/clip.h"
 #include "llmc/shard/state_values.h"
 #include "llmc/train/signals.h"
-#include "llmc/train/staging.h"
+#include "llmc/train/state.h"
 #include "llmc/train/verification.h"
 #include "llmc/train/words.h"
 

@@ -9,7 +9,6 @@
 #include "llmc/kernels/norm.h"
 #include "llmc/kernels/quantize.h"
 #include "llmc/model/block.h"
-#include "llmc/model/norm.h"
 #include "llmc/train/trainer.h"
 
 namespace llmc::test {

@@ -1,6 +1,6 @@
 // The time model against measurements: whole steps of this program, llm.c and llmq on H100, and rates of single
 // kernels.
-#include "llmc/plan/time_model.h"
+#include "llmc/plan/plan.h"
 
 #include <doctest/doctest.h>
 

@@ -11,7 +11,6 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/shard/state_values.h"
-#include "llmc/train/staging.h"
 #include "test/helpers.h"
 #include "test/model/gpt2_fixture.h"
 #include "test/suites.h"
