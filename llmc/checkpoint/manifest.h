@@ -1,4 +1,4 @@
-// What a checkpoint contains: every rank's file of tensors in slices, and manifest.json, which names the files and
+// The contents of a checkpoint: every rank's file of tensors in slices, and manifest.json, which names the files and
 // holds their checksums and the small state. llmc/checkpoint/README.md describes the format.
 #pragma once
 #include <cstddef>

@@ -1,5 +1,5 @@
-// Where a run's numbers come from: the versions of this program, its compiler and its libraries, the weights that the
-// run started from, and the batches that it trained on. Two runs are comparable if these agree.
+// The origin of a run's numbers: versions of this program, its compiler and its libraries, and fingerprints of the
+// weights that the run started from and of the batches that it trained on. Two runs are comparable if these agree.
 #pragma once
 #include <cstddef>
 #include <cstdint>
