@@ -1,4 +1,5 @@
 // Writes config.json, weights in three formats, shards and their index for Hugging Face's programs.
+#include "llmc/checkpoint/hf_weights.h"
 
 #include <algorithm>
 #include <cmath>
@@ -9,7 +10,6 @@
 #include "llmc/base/error.h"
 #include "llmc/base/files.h"
 #include "llmc/base/json.h"
-#include "llmc/checkpoint/hf_weights.h"
 #include "llmc/checkpoint/safetensors.h"
 #include "llmc/checkpoint/weight_source.h"
 #include "llmc/device/formats.cuh"
