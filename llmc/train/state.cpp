@@ -2,10 +2,13 @@
 // build: fuzzed
 #include "llmc/train/state.h"
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <type_traits>
 
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
@@ -23,222 +26,207 @@ using Json = nlohmann::ordered_json;
     throw Error(ExitCode::checkpoint, std::string(kManifestName) + ": its \"state\" " + problem);
 }
 
+// ---- values ---------------------------------------------------------------------------------------------------------
+
 Json number(double value) {
     if (std::isfinite(value)) return value;
     return std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
 }
 
-const Json& field(const Json& object, const char* name) {
-    if (!object.is_object() || !object.contains(name)) fail(fmt::format("has no \"{}\"", name));
-    return object.at(name);
+double real(const Json& json) {
+    constexpr double infinity = std::numeric_limits<double>::infinity();
+    if (json.is_number()) return json.get<double>();
+    if (json == "inf") return infinity;
+    if (json == "-inf") return -infinity;
+    if (json == "nan") return std::numeric_limits<double>::quiet_NaN();
+    fail(fmt::format("holds {} where a number belongs", json_text(json).substr(0, 40)));
 }
 
-double real(const Json& value) {
-    constexpr double infinity = std::numeric_limits<double>::infinity();
-    if (value.is_number()) return value.get<double>();
-    if (value == "inf") return infinity;
-    if (value == "-inf") return -infinity;
-    if (value == "nan") return std::numeric_limits<double>::quiet_NaN();
-    fail(fmt::format("holds {} where a number belongs", json_text(value).substr(0, 40)));
-}
-double real(const Json& object, const char* name) { return real(field(object, name)); }
 float as_float(double value) {
     const bool fits = !std::isfinite(value) || std::abs(value) <= std::numeric_limits<float>::max();
     if (!fits) fail(fmt::format("holds {:g}, which is not a float", value));
     return static_cast<float>(value);
 }
-float real32(const Json& object, const char* name) { return as_float(real(object, name)); }
 
-uint64_t whole(const Json& object, const char* name) {
-    const Json& value = field(object, name);
-    if (!value.is_number_unsigned()) fail(fmt::format("has \"{}\", which is not a whole number of 0 or more", name));
-    return value.get<uint64_t>();
-}
-// A number of steps. The limit leaves room for adding to it.
-int64_t count(const Json& object, const char* name) {
-    const uint64_t n = whole(object, name);
-    if (n > (uint64_t{1} << 50)) fail(fmt::format("has \"{}\", which is too large", name));
-    return static_cast<int64_t>(n);
-}
-bool yes(const Json& object, const char* name) {
-    if (!field(object, name).is_boolean()) fail(fmt::format("has \"{}\", which is neither true nor false", name));
-    return field(object, name).get<bool>();
-}
-std::string text(const Json& value) {
-    if (!value.is_string()) fail("has a name that is not text");
-    return value.get<std::string>();
-}
-const Json& list(const Json& object, const char* name) {
-    if (!field(object, name).is_array()) fail(fmt::format("has \"{}\", which is not a list", name));
-    return field(object, name);
-}
-
-// ---- spikes ---------------------------------------------------------------------------------------------------------
-
-Json spikes_json(const SpikeState& spikes) {
-    Json loss = Json::array(), norm = Json::array();
-    for (int i = 0; i < kSpikeWindow; i++) {
-        loss.push_back(number(spikes.loss[i]));
-        norm.push_back(number(spikes.norm[i]));
-    }
-    return {{"accepted", spikes.accepted},
-            {"in_a_row", spikes.in_a_row},
-            {"loss_limit", number(spikes.loss_limit)},
-            {"norm_limit", number(spikes.norm_limit)},
-            {"loss", loss},
-            {"norm", norm}};
-}
-
-SpikeState spikes_from_json(const Json& json) {
-    SpikeState spikes{};
-    spikes.accepted = count(json, "accepted");
-    if (json.contains("in_a_row")) spikes.in_a_row = count(json, "in_a_row");  // older checkpoints lack it
-    spikes.loss_limit = real(json, "loss_limit");
-    spikes.norm_limit = real(json, "norm_limit");
-    const Json &loss = list(json, "loss"), &norm = list(json, "norm");
-    if (loss.size() != kSpikeWindow || norm.size() != kSpikeWindow)
-        fail(fmt::format("has windows of {} losses and {} norms, this program keeps {}", loss.size(), norm.size(),
-                         kSpikeWindow));
-    for (size_t i = 0; i < kSpikeWindow; i++) {
-        spikes.loss[i] = real(loss[i]);
-        spikes.norm[i] = real(norm[i]);
-    }
-    return spikes;
-}
-
-// ---- FP8 ------------------------------------------------------------------------------------------------------------
-
-Json tensor_json(const Fp8SavedTensor& t) {
-    Json history = Json::array();
-    for (const float amax : t.history) history.push_back(number(amax));
-    Json json{{"name", t.name},
-              {"scale", number(t.state.scale)},
-              {"scale_inv", number(t.state.scale_inv)},
-              {"amax", number(t.state.amax)},
-              {"last_amax", number(t.state.last_amax)},
-              {"elements", t.state.elements},
-              {"saturated", t.state.saturated},
-              {"underflowed", t.state.underflowed},
-              {"nonfinite", t.state.nonfinite},
-              {"watched_elements", t.watch.elements},
-              {"watched_saturated", t.watch.saturated},
-              {"watched_underflowed", t.watch.underflowed},
-              {"saturating", t.watch.saturating},
-              {"underflowing", t.watch.underflowing},
-              {"verdict", t.verdict.reason},
-              {"verdict_fraction", number(t.verdict.fraction)},
-              {"history", history}};
-    if (!t.smoothing.empty()) json["smoothing"] = t.smoothing;
+const Json& list(const Json& json, const char* name) {
+    if (!json.is_array()) fail(fmt::format("has \"{}\", which is not a list", name));
     return json;
 }
 
-Fp8SavedTensor tensor_from_json(const Json& json) {
-    Fp8SavedTensor t;
-    t.name = text(field(json, "name"));
-    t.state.scale = real32(json, "scale");
-    t.state.scale_inv = real32(json, "scale_inv");
-    t.state.amax = real32(json, "amax");
-    t.state.last_amax = real32(json, "last_amax");
-    t.state.elements = whole(json, "elements");
-    t.state.saturated = whole(json, "saturated");
-    t.state.underflowed = whole(json, "underflowed");
-    t.state.nonfinite = whole(json, "nonfinite");
-    t.watch.elements = whole(json, "watched_elements");
-    t.watch.saturated = whole(json, "watched_saturated");
-    t.watch.underflowed = whole(json, "watched_underflowed");
-    t.watch.saturating = static_cast<int>(count(json, "saturating"));
-    t.watch.underflowing = static_cast<int>(count(json, "underflowing"));
-    t.verdict.reason = static_cast<int>(count(json, "verdict"));
-    t.verdict.fraction = real32(json, "verdict_fraction");
-    for (const Json& amax : list(json, "history")) t.history.push_back(as_float(real(amax)));
-    if (json.contains("smoothing")) t.smoothing = text(json["smoothing"]);
-    return t;
+// The fields of a JSON object. A function list_fields() names each field of a struct once, and so both writes and reads
+// the struct. Reading fails with a message that names the field.
+class Fields {
+public:
+    explicit Fields(const Json& read) : read_(&read) {}
+    explicit Fields(Json* written) : written_(written) {}
+
+    bool writes() const { return written_ != nullptr; }
+    // For a field that is not always there: writes it on this condition, reads it if it is there.
+    bool has(const char* name, bool condition = true) const { return writes() ? condition : read_->contains(name); }
+
+    template <class T>
+    void operator()(const char* name, T& value) const {
+        if (writes())
+            (*written_)[name] = json_of(value);
+        else
+            read(field(name), name, value);
+    }
+    // An object in this one: list(fields) lists its fields.
+    template <class List>
+    void object(const char* name, List&& list) const {
+        if (writes())
+            list(Fields(&(*written_)[name]));
+        else
+            list(Fields(field(name)));
+    }
+
+private:
+    const Json& field(const char* name) const {
+        if (!read_->is_object() || !read_->contains(name)) fail(fmt::format("has no \"{}\"", name));
+        return read_->at(name);
+    }
+
+    template <class T>
+    static Json json_of(T& value) {
+        Json json;
+        if constexpr (std::is_floating_point_v<T>) {
+            json = number(value);
+        } else if constexpr (std::is_integral_v<T> || std::is_same_v<T, std::string>) {
+            json = value;
+        } else if constexpr (requires { std::size(value); }) {
+            json = Json::array();
+            for (auto& element : value) json.push_back(json_of(element));
+        } else {
+            list_fields(Fields(&json), value);
+        }
+        return json;
+    }
+
+    template <class T>
+    static void read(const Json& json, const char* name, T& value) {
+        if constexpr (std::is_same_v<T, bool>) {
+            if (!json.is_boolean()) fail(fmt::format("has \"{}\", which is neither true nor false", name));
+            value = json.get<bool>();
+        } else if constexpr (std::is_same_v<T, std::string>) {
+            if (!json.is_string()) fail(fmt::format("has \"{}\", which is not text", name));
+            value = json.get<std::string>();
+        } else if constexpr (std::is_same_v<T, float>) {
+            value = as_float(real(json));
+        } else if constexpr (std::is_same_v<T, double>) {
+            value = real(json);
+        } else if constexpr (std::is_integral_v<T>) {
+            if (!json.is_number_unsigned())
+                fail(fmt::format("has \"{}\", which is not a whole number of 0 or more", name));
+            const uint64_t n = json.get<uint64_t>();
+            // Signed numbers count steps. The limit leaves room for adding to them.
+            if (std::is_signed_v<T> && n > std::min<uint64_t>(uint64_t{1} << 50, std::numeric_limits<T>::max()))
+                fail(fmt::format("has \"{}\", which is too large", name));
+            value = static_cast<T>(n);
+        } else if constexpr (requires { value.push_back(value[0]); }) {
+            value.clear();
+            for (const Json& element : list(json, name)) read(element, name, value.emplace_back());
+        } else if constexpr (requires { std::size(value); }) {
+            if (list(json, name).size() != std::size(value))
+                fail(fmt::format("has {} numbers in \"{}\", this program keeps {}", json.size(), name,
+                                 std::size(value)));
+            for (size_t i = 0; i < std::size(value); i++) read(json[i], name, value[i]);
+        } else {
+            list_fields(Fields(json), value);
+        }
+    }
+
+    const Json* read_ = nullptr;
+    Json* written_ = nullptr;
+};
+
+// ---- the fields of a state ------------------------------------------------------------------------------------------
+
+void list_fields(const Fields& field, SpikeState& spikes) {
+    field("accepted", spikes.accepted);
+    if (field.has("in_a_row")) field("in_a_row", spikes.in_a_row);  // older checkpoints lack it
+    field("loss_limit", spikes.loss_limit);
+    field("norm_limit", spikes.norm_limit);
+    field("loss", spikes.loss);
+    field("norm", spikes.norm);
 }
 
-Json outliers_json(const Fp8Outliers& layer) {
-    Json json = Json::array();
-    for (const double sum : layer.moments) json.push_back(number(sum));
-    for (const float alignment : layer.alignment) json.push_back(number(alignment));
-    return json;
+void list_fields(const Fields& field, AverageState& average) {
+    std::string kind = field.writes() ? word_of(average.kind) : "";
+    field("kind", kind);
+    const std::optional<AverageKind> known = value_of_word<AverageKind>(kind);
+    if (!known) fail("has an \"average\" of a kind that this program does not know");
+    average.kind = *known;
+    field("count", average.count);
 }
 
-Fp8Outliers outliers_from_json(const Json& json) {
-    Fp8Outliers layer;
-    if (!json.is_array() || json.size() != std::size(layer.moments) + std::size(layer.alignment))
-        fail("has other numbers in \"outliers\" than three sums and two alignments of each layer");
-    for (size_t i = 0; i < std::size(layer.moments); i++) layer.moments[i] = real(json[i]);
-    for (size_t i = 0; i < std::size(layer.alignment); i++)
-        layer.alignment[i] = as_float(real(json[std::size(layer.moments) + i]));
-    return layer;
+void list_fields(const Fields& field, Fp8SavedTensor& t) {
+    field("name", t.name);
+    field("scale", t.state.scale);
+    field("scale_inv", t.state.scale_inv);
+    field("amax", t.state.amax);
+    field("last_amax", t.state.last_amax);
+    field("elements", t.state.elements);
+    field("saturated", t.state.saturated);
+    field("underflowed", t.state.underflowed);
+    field("nonfinite", t.state.nonfinite);
+    field("watched_elements", t.watch.elements);
+    field("watched_saturated", t.watch.saturated);
+    field("watched_underflowed", t.watch.underflowed);
+    field("saturating", t.watch.saturating);
+    field("underflowing", t.watch.underflowing);
+    field("verdict", t.verdict.reason);
+    field("verdict_fraction", t.verdict.fraction);
+    field("history", t.history);
+    if (field.has("smoothing", !t.smoothing.empty())) field("smoothing", t.smoothing);
 }
 
-Fp8RankSums::Row probed_from_json(const Json& json) {
-    Fp8RankSums::Row sums;
-    if (!json.is_array() || json.size() != sums.size())
-        fail("has other numbers in \"probed\" than three sums of each product");
-    for (size_t i = 0; i < sums.size(); i++) sums[i] = real(json[i]);
-    return sums;
+void list_fields(const Fields& field, Fp8Saved& fp8) {
+    field("rule", fp8.rule);
+    field("calibrated", fp8.calibrated);
+    field("watched", fp8.watched);
+    field("left", fp8.left);
+    field("tensors", fp8.tensors);
+    std::vector<std::array<double, 5>> outliers;  // of each layer, three moments and two alignments
+    for (const auto& [moments, alignment] : fp8.outliers)
+        outliers.push_back({moments[0], moments[1], moments[2], alignment[0], alignment[1]});
+    if (field.has("outliers")) field("outliers", outliers);  // older states have neither these nor `probed`
+    fp8.outliers.clear();
+    for (const auto& layer : outliers)
+        fp8.outliers.push_back({{layer[0], layer[1], layer[2]}, {as_float(layer[3]), as_float(layer[4])}});
+    if (field.has("probed")) field("probed", fp8.probed);
 }
 
-Json fp8_json(const Fp8Saved& fp8) {
-    Json tensors = Json::array(), outliers = Json::array(), probed = Json::array();
-    for (const Fp8SavedTensor& tensor : fp8.tensors) tensors.push_back(tensor_json(tensor));
-    for (const Fp8Outliers& layer : fp8.outliers) outliers.push_back(outliers_json(layer));
-    for (const Fp8RankSums::Row& product : fp8.probed)
-        probed.push_back({number(product[0]), number(product[1]), number(product[2])});
-    return {{"rule", fp8.rule},   {"calibrated", fp8.calibrated}, {"watched", fp8.watched}, {"left", fp8.left},
-            {"tensors", tensors}, {"outliers", outliers},         {"probed", probed}};
-}
-
-Fp8Saved fp8_from_json(const Json& json) {
-    Fp8Saved fp8;
-    fp8.rule = text(field(json, "rule"));
-    fp8.calibrated = yes(json, "calibrated");
-    fp8.watched = yes(json, "watched");
-    for (const Json& layer : list(json, "left")) fp8.left.push_back(text(layer));
-    for (const Json& tensor : list(json, "tensors")) fp8.tensors.push_back(tensor_from_json(tensor));
-    if (json.contains("outliers"))  // older states have neither
-        for (const Json& layer : list(json, "outliers")) fp8.outliers.push_back(outliers_from_json(layer));
-    if (json.contains("probed"))
-        for (const Json& product : list(json, "probed")) fp8.probed.push_back(probed_from_json(product));
-    return fp8;
+void list_fields(const Fields& field, TrainerState& state) {
+    OptimizerState& o = state.optimizer;
+    field("applied", o.applied);
+    field("skipped", o.skipped);
+    field("consecutive_skips", o.consecutive_skips);
+    field.object("loss_scale", [&](const Fields& scale) {
+        scale("dynamic", o.dynamic);
+        scale("scale", o.loss_scale);
+        scale("clean_steps", o.clean_steps);
+    });
+    field("spikes", o.spikes);
+    if (field.has("average", o.average.kind != AverageKind::none)) field("average", o.average);
+    if (field.has("fp8", state.fp8.has_value())) {
+        if (!state.fp8) state.fp8.emplace();
+        field("fp8", *state.fp8);
+    }
+    if (field.has("residuals", state.residuals > 0)) field("residuals", state.residuals);
 }
 
 }  // namespace
 
 Json state_json(const TrainerState& state) {
-    const OptimizerState& o = state.optimizer;
-    Json json{{"applied", o.applied},
-              {"skipped", o.skipped},
-              {"consecutive_skips", o.consecutive_skips},
-              {"loss_scale", {{"dynamic", o.dynamic}, {"scale", number(o.loss_scale)}, {"clean_steps", o.clean_steps}}},
-              {"spikes", spikes_json(o.spikes)}};
-    if (o.average.kind != AverageKind::none)
-        json["average"] = {{"kind", word_of(o.average.kind)}, {"count", o.average.count}};
-    if (state.fp8) json["fp8"] = fp8_json(*state.fp8);
-    if (state.residuals > 0) json["residuals"] = state.residuals;
+    TrainerState listed = state;
+    Json json;
+    list_fields(Fields(&json), listed);
     return json;
 }
 
 TrainerState state_from_json(const Json& json) {
     TrainerState state;
-    OptimizerState& o = state.optimizer;
-    o.applied = count(json, "applied");
-    o.skipped = count(json, "skipped");
-    o.consecutive_skips = static_cast<int32_t>(count(json, "consecutive_skips"));
-    const Json& scale = field(json, "loss_scale");
-    o.loss_scale = real32(scale, "scale");
-    o.clean_steps = static_cast<int32_t>(count(scale, "clean_steps"));
-    o.dynamic = yes(scale, "dynamic");
-    o.spikes = spikes_from_json(field(json, "spikes"));
-    if (json.contains("average")) {
-        const Json& average = json["average"];
-        const std::optional<AverageKind> kind = value_of_word<AverageKind>(text(field(average, "kind")));
-        if (!kind) fail("has an \"average\" of a kind that this program does not know");
-        o.average = {*kind, count(average, "count")};
-    }
-    if (json.contains("fp8")) state.fp8 = fp8_from_json(json["fp8"]);
-    if (json.contains("residuals")) state.residuals = static_cast<int>(count(json, "residuals"));
+    list_fields(Fields(json), state);
     return state;
 }
 
