@@ -2,23 +2,29 @@
 // run_command() starts the other commands, and main() turns errors into exit codes.
 #include <cstdio>
 
-#include "llmc/base/json.h"               // json_text
-#include "llmc/comm/comm.h"               // connect, leave, launch_environment
-#include "llmc/commands/check.h"          // Admission, admit, check_cards, check_worker, load_products
+// flags
+#include "llmc/flags/help.h"     // help_markdown
+#include "llmc/flags/options.h"  // Options, parse_options, resolve, trainer_config, config_json, collective_flags
+
+// the data and the other ranks, which decide defaults
+#include "llmc/comm/comm.h"       // launch_environment, leave
+#include "llmc/device/runtime.h"  // prepare_process
+#include "llmc/run/inputs.h"      // Inputs: training and validation data, the tokenizer
+#include "llmc/run/ranks.h"       // Ranks: the communicator, the watchdog over it, this rank's device
+
+// before the first step
+#include "llmc/commands/check.h"     // admit: the card check; check_communicators, load_products
+#include "llmc/commands/planning.h"  // AskedRun, fit_into_memory, plan_rank, plan_run, predicted_seconds
+#include "llmc/run/reports.h"        // describe_start
+#include "llmc/run/start.h"          // find_checkpoint, prepare_directory, set_weights
+
+// training
+#include "llmc/run/run.h"        // Run: batches, records, validation, checkpoints, the end
+#include "llmc/run/stop.h"       // install_signal_handlers
+#include "llmc/train/trainer.h"  // Trainer: the model, the optimizer, a step
+
+// other commands
 #include "llmc/commands/model_command.h"  // evaluate_weights, sample_text, export_weights
-#include "llmc/commands/planning.h"       // AskedRun, fit_into_memory, plan_rank, plan_run, predicted_seconds
-#include "llmc/data/tokenizer.h"          // sanitize
-#include "llmc/device/runtime.h"          // prepare_process
-#include "llmc/flags/help.h"              // help_markdown
-#include "llmc/flags/options.h"           // Options, parse_options, resolve, trainer_config
-#include "llmc/log/run_directory.h"       // RunDirectory, write_file
-#include "llmc/run/inputs.h"              // Inputs, only_bench, bench_tokens
-#include "llmc/run/ranks.h"               // Ranks
-#include "llmc/run/reports.h"             // describe_start, RunOutlook
-#include "llmc/run/run.h"                 // Run, CardFacts
-#include "llmc/run/start.h"               // find_checkpoint, prepare_directory, set_weights, Resumed, RunPosition
-#include "llmc/run/stop.h"                // install_signal_handlers
-#include "llmc/train/trainer.h"           // Trainer
 
 using namespace llmc;
 
@@ -104,9 +110,7 @@ ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
     RunDirectory directory(comm.is_main() ? options.out : "");
     std::optional<Resumed> resumed = find_checkpoint(options, inputs, ranks);
     Admission admission = admit(options, ranks, resumed ? &*resumed : nullptr);
-    prepare_directory(directory, options, resumed);
-    if (directory.active() && !admission.findings.is_null())
-        write_file(directory.file("check.json"), json_text(admission.findings, 1) + "\n");
+    prepare_directory(directory, options, resumed, admission.findings);
     const RunOutlook outlook{
         inputs.sources.is_mixture() ? 0 : surroundings.train_tokens, resumed ? resumed->position.step + 1 : 1,
         predicted_seconds(admission.options, plan, comm, ranks.device), inputs.describe_sources(admission.options)};

@@ -127,11 +127,13 @@ void write_run_json(const RunDirectory& directory, const Options& options, const
     write_file(path, json_text(run, 2) + "\n");
 }
 
-void prepare_directory(RunDirectory& directory, const Options& o, const std::optional<Resumed>& resumed) {
+void prepare_directory(RunDirectory& directory, const Options& o, const std::optional<Resumed>& resumed,
+                       const ordered_json& findings) {
     if (!directory.active()) return;
     require_checkpoint_directory(directory.checkpoints());
     if (!resumed || resumed->position.saved < 0) directory.begin(o.overwrite, o.resume.value == ResumeFrom::automatic);
     remove_unfinished(system_calls(), directory.checkpoints());
+    if (!findings.is_null()) write_file(directory.file("check.json"), json_text(findings, 1) + "\n");
 }
 
 template <class Real>

@@ -49,8 +49,10 @@ std::optional<Resumed> find_checkpoint(const Options& options, const Inputs& inp
 
 // ---- weights and records --------------------------------------------------------------------------------------------
 
-// Prepares rank 0's directory for a new run. For a run that resumes in its own directory, nothing changes yet.
-void prepare_directory(RunDirectory& directory, const Options& options, const std::optional<Resumed>& resumed);
+// Prepares rank 0's directory for a new run, and writes the findings of its card check to check.json, unless they are
+// null. For a run that resumes in its own directory, nothing else changes yet.
+void prepare_directory(RunDirectory& directory, const Options& options, const std::optional<Resumed>& resumed,
+                       const nlohmann::ordered_json& findings);
 
 // Sets the trainer's weights: from the checkpoint, with the rest of the state, and closes it; or from --init-from; or
 // freshly initialised. Returns where the run is. A collective.
