@@ -1,8 +1,11 @@
-// Finds a checkpoint that is complete and undamaged and fits the flags, and reads where its run was.
+// Finds a checkpoint that is complete and undamaged and fits the flags, reads where its run was, and sets the weights
+// from it. A new run's weights are set here, too.
 #include "llmc/run/start.h"
 
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <random>
 
 #include "llmc/base/clock.h"
 #include "llmc/base/error.h"
@@ -14,6 +17,7 @@
 #include "llmc/flags/flags.h"
 #include "llmc/log/provenance.h"
 #include "llmc/model/model_file.h"
+#include "llmc/train/state.h"
 
 namespace llmc {
 namespace {
@@ -272,5 +276,100 @@ std::optional<Resumed> find_checkpoint(const Options& o, const Inputs& inputs, R
     resumed.seconds = monotonic_seconds() - began;
     return resumed;
 }
+
+// ---- setting the weights --------------------------------------------------------------------------------------------
+
+namespace {
+
+std::string new_run_id() {
+    std::random_device random;
+    return fmt::format("{:08x}{:08x}", random(), random());
+}
+
+// Throws unless the checkpoint holds exactly these tensors.
+void require_tensors(const CheckpointReader& checkpoint, const std::vector<StateTensor>& tensors) {
+    const auto needed_parts = [](const StateTensor& tensor) {  // a run can go on without an average
+        std::vector<std::string> parts = tensor.parts;
+        std::erase(parts, "average");
+        return parts;
+    };
+    std::map<std::string, const StateTensor*> there;
+    size_t needed = 0;
+    for (const StateTensor& tensor : checkpoint.manifest().tensors)
+        if (!tensor.is_residual()) there[tensor.name] = &tensor;
+    for (const StateTensor& tensor : tensors) {
+        if (tensor.is_residual()) continue;
+        needed++;
+        const auto found = there.find(tensor.name);
+        if (found == there.end() || found->second->shape != tensor.shape ||
+            needed_parts(*found->second) != needed_parts(tensor))
+            fail("{} {}: it holds another model, or the state of another optimizer", checkpoint.directory(),
+                 found == there.end() ? "has no tensor " + tensor.name
+                                      : "has " + tensor.name + " with another shape or other parts");
+    }
+    if (there.size() != needed)
+        fail("{} has {} tensors, the model has {}: it holds another model", checkpoint.directory(), there.size(),
+             needed);
+}
+
+TrainerState state_of(const CheckpointReader& checkpoint) {
+    try {
+        return state_from_json(checkpoint.manifest().state);
+    } catch (const Error& error) {
+        throw Error(error.code(), checkpoint.directory() + "/" + error.what());
+    }
+}
+
+template <class Real>
+void restore(Trainer<Real>& trainer, Ranks& ranks, const Resumed& resumed) {
+    const CheckpointReader& checkpoint = *resumed.checkpoint;
+    const double began = monotonic_seconds();
+    require_tensors(checkpoint, trainer.state_tensors());
+    TrainerState state = state_of(checkpoint);
+    state.step = resumed.position.step;
+    const bool same_scales = trainer.restore(
+        state, [&](const std::string& tensor, const std::string& part, uint64_t start, uint64_t count, float* values) {
+            ranks.watchdog.alive();
+            checkpoint.read(tensor, part, start, count, values);
+        });
+    if (!trainer.comm().is_main()) return;
+    const Manifest& m = checkpoint.manifest();
+    const double seconds = resumed.seconds + monotonic_seconds() - began;
+    print_line("resumed from {}: step {} is done{} ({} checked and read in {:.2f} s)", checkpoint.directory(), m.step,
+               m.world == trainer.comm().world() ? "" : (", on " + plural(m.world, "rank")), format_bytes(m.bytes()),
+               seconds);
+    for (const std::string& note : resumed.notes) print_line("note: {}", note);
+    if (trainer.gradients().residuals() && state.residuals != trainer.comm().world())
+        print_line("note: --reduce fp8 starts without residuals: the checkpoint has those of {} ranks",
+                   state.residuals);
+    const AverageRule& average = trainer.config().optimizer.average;
+    if (average.kind != AverageKind::none && state.optimizer.average.kind != average.kind)
+        print_line("note: the checkpoint has no average of the weights of this kind: --average begins with this run");
+    if (!same_scales)
+        print_line("note: FP8 scales are measured again in the next step: the recipe or the loss scale changed");
+}
+
+}  // namespace
+
+template <class Real>
+RunPosition set_weights(Trainer<Real>& trainer, const Options& o, Ranks& ranks, std::optional<Resumed>& resumed) {
+    if (resumed) {
+        restore(trainer, ranks, *resumed);
+        if (o.plateau.text != "off") trainer.scale_rate(resumed->position.watch.rate_factor());
+        if (const Decay& decay = resumed->position.decay; decay.has_begun()) trainer.decay(decay.from, decay.until);
+        resumed->checkpoint.reset();  // closes its files, which may have to be deleted
+        return resumed->position;
+    }
+    if (o.init_from.empty())
+        trainer.initialize(o.seed);
+    else
+        load_weights(trainer, o.init_from);
+    RunPosition position;
+    position.run_id = new_run_id();
+    return position;
+}
+
+template RunPosition set_weights(Trainer<float>&, const Options&, Ranks&, std::optional<Resumed>&);
+template RunPosition set_weights(Trainer<bf16>&, const Options&, Ranks&, std::optional<Resumed>&);
 
 }  // namespace llmc

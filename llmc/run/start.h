@@ -1,5 +1,5 @@
-// How a run begins: --resume finds the checkpoint to continue from and compares it with the flags (resume.cpp). Then
-// the run gets its weights, and its directory gets its records (start.cpp).
+// How a run begins. resume.cpp finds the checkpoint that --resume asks for, compares it with the flags, and sets the
+// weights, a new run's as well. start.cpp prepares the run directory and opens the records in it.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -19,7 +19,7 @@
 
 namespace llmc {
 
-// ---- --resume -------------------------------------------------------------------------------------------------------
+// ---- the checkpoint and the weights (resume.cpp) --------------------------------------------------------------------
 
 // How far a run has come. The Trainer has the rest of its state.
 struct RunPosition {
@@ -47,17 +47,17 @@ struct Resumed {
 // collective.
 std::optional<Resumed> find_checkpoint(const Options& options, const Inputs& inputs, Ranks& ranks);
 
-// ---- weights and records --------------------------------------------------------------------------------------------
+// Sets the trainer's weights: from the checkpoint, with the rest of the state, and closes it; or from --init-from; or
+// freshly initialised. Returns where the run is. A collective.
+template <class Real>
+RunPosition set_weights(Trainer<Real>& trainer, const Options& options, Ranks& ranks, std::optional<Resumed>& resumed);
+
+// ---- the run directory and its records (start.cpp) ------------------------------------------------------------------
 
 // Prepares rank 0's directory for a new run, and writes the findings of its card check to check.json, unless they are
 // null. For a run that resumes in its own directory, nothing else changes yet.
 void prepare_directory(RunDirectory& directory, const Options& options, const std::optional<Resumed>& resumed,
                        const nlohmann::ordered_json& findings);
-
-// Sets the trainer's weights: from the checkpoint, with the rest of the state, and closes it; or from --init-from; or
-// freshly initialised. Returns where the run is. A collective.
-template <class Real>
-RunPosition set_weights(Trainer<Real>& trainer, const Options& options, Ranks& ranks, std::optional<Resumed>& resumed);
 
 // Opens the records, now that nothing can prevent the run any more: sets checkpoints aside that are newer than the
 // resumed one, cuts metrics.jsonl and main.log to their lengths at that time, and writes run.json with `card_check`. A
