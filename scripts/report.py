@@ -29,7 +29,7 @@ MOST_CELLS = 30000  # for all maps of a group together, per quantity
 MOST_COLUMNS = 100  # per map
 MOST_SAMPLES = 12  # per run
 SMOOTH_OVER = 0.02  # of the run: the width of the window for the smoothed training loss
-OWN_TO_A_RUN = {"out"}  # flags whose differences mean nothing
+OWN_TO_A_RUN = {"out"}  # flags that always differ between runs
 
 
 # ---- curves --------------------------------------------------------------------------------------------------------
@@ -347,7 +347,9 @@ def configuration(runs):
     """The differing settings; all others are folded away."""
     facts = [dict(flat(run.info)) for run in runs]
     keys = list(dict.fromkeys(key for known in facts for key in known))
-    rows = [(key.removeprefix("config."), [known.get(key) for known in facts]) for key in keys]
+    # "config.kernels" is the flag; "kernels" lists the variants that the run used.
+    rows = [("kernels used" if key == "kernels" else key.removeprefix("config."), [known.get(key) for known in facts])
+            for key in keys]
     told = {"date", "run_id", "command", *OWN_TO_A_RUN}
     marked = {label for label, cells in rows if label not in told and any(c != cells[0] for c in cells[1:])}
     names = [run.name for run in runs]
