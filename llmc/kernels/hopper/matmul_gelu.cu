@@ -228,7 +228,7 @@ LLMC_DEVICE void quantize_eight(uint32_t (&codes)[2], QuantizeTally& tally, cons
     quantize_8<F8, kCounts>(codes, tally, x, scale, kNotingPass<kCounts>);
 }
 
-// Leaves the codes in the staging, where nobody needs what it held. A matrix of stmatrix has two codes as an element,
+// Writes the codes to the staging, whose contents are no longer needed. An element of an stmatrix matrix is two codes,
 // so sixteen columns are stored in the order in which threads have them: 0 1 8 9, 2 3 10 11, 4 5 12 13, 6 7 14 15.
 LLMC_DEVICE void put_codes(const GroupThread& own, const TileCodes& codes) {
     LLMC_UNROLL
@@ -292,7 +292,7 @@ LLMC_DEVICE void finish_forward(const GroupThread& own, const float (&sums)[64],
     TileCodes codes;
     bias[own.index] = own_bias;
     if (own.is_first()) wait_until_stores_have_read();
-    own.meet();  // nobody needs what the staging held
+    own.meet();  // all threads have read the previous contents of the staging
     LLMC_UNROLL
     for (int panel = 0; panel < 2; panel++) {
         LLMC_UNROLL
@@ -408,10 +408,10 @@ LLMC_DEVICE void compute(const GroupThread& own, ProductShared& shared, const Ge
         float sums[64];
         if constexpr (kBackward) {
             fence_async_proxy();
-            own.meet();  // nobody reads the staging for the last tile
+            own.meet();  // all threads have read the staging of the last tile
             if (own.is_first()) fetch_h(own, shared.h_full[own.group], h, place);
         }
-        // Loaded before the main loop, behind which its latency is hidden.
+        // Loaded before the main loop, which hides its latency.
         const bf16 bias = kBackward ? bf16{} : to.bias[place.column + own.index];
         // A wait for a stage of this tile tells phases apart only if the other team's last tile has had all its stages.
         named_barrier(turn, 2 * kTeamThreads);

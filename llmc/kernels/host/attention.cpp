@@ -613,7 +613,7 @@ void attention_max_logits(const Grid& grid, float* maxima, const Real* qkv, int 
     for_each_block(s, NH, kRows, [&](int b, int h, int first_query) {
         const HeadOffsets at(s, b, h, h / s.group());
         SeenKeys seen(s, b, first_query);
-        for (int i = T - first_query; i < kRows; i++) seen.first[i] = INT_MAX;  // rows behind the sequence see nothing
+        for (int i = T - first_query; i < kRows; i++) seen.first[i] = INT_MAX;  // rows after the sequence
         alignas(64) float queries[HD * kRows], keys[kKeys * HD], scores[kKeys * kRows];
         load_transposed<HD>(queries, qkv + at.query + first_query * s.stride(), s.stride(), T - first_query);
         const float minus_infinity = float_from_bits(kFloatInfinityBits | 0x80000000u);
