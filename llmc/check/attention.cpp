@@ -46,7 +46,7 @@ struct Shape : reference::AttentionShape {
     float deviation = 1.0f;  // of qkv: larger ones make peaked probabilities
     bool bad = false;        // one value is infinite
     Passes passes = kWritingPasses;
-    bool of_run = false;  // its name says only what the run decides
+    bool of_run = false;  // the shape of a run: the name has only the properties that the run determines
 
     Shape(const reference::AttentionShape& s, float d = 1.0f, bool b = false)
         : reference::AttentionShape(s), deviation(d), bad(b) {}
@@ -268,7 +268,7 @@ void add_plain_tests(Items& items) {
             add({{B, T, NH, HD, NKV}});
         for (const int window : {1, 7, 64, 65, 130}) add({{1, 210, 2, HD, 1, 0, window}});
         // Documents of a token, of less than a tile and of several; boundaries on the edges of tiles (of 8, 32, 64 and
-        // 128), one before and one behind them; and no boundary.
+        // 128), one before and one after them; and no boundary.
         const std::vector<std::vector<int>> cuts[] = {
             {{64, 64, 32, 1, 1, 40}}, {{1, 1, 30, 31, 66}}, {{128}}, {{127, 2, 3}}, {{205, 4}}, {{}}};
         for (const auto& rows : cuts) add({{1, 210, 2, HD, 1, 0, 0, reference::documents_of(210, rows)}});

@@ -1,4 +1,4 @@
-// Kernels that nobody knows to be faster than what they replace, at the shape of a run: Hopper's products with GELU
+// Kernels that are not known to be faster than those they replace, at the shape of a run: Hopper's products with GELU
 // next to a product of the library and the separate kernel.
 #include <bit>
 #include <cmath>

@@ -112,7 +112,7 @@ double copy_rate(stream_t stream) {
     const DeviceInfo device = device_info();
     size_t bytes = std::max(kSmallest, kOfCache * device.l2_cache);
     if (device.free_memory > 0) bytes = std::min(bytes, device.free_memory / kOfFreeMemory);
-    if (bytes <= device.l2_cache) return 0;  // the cache would hold what is copied
+    if (bytes <= device.l2_cache) return 0;  // the cache would hold the whole copy
     const GuardedMemory from(bytes, stream), to(bytes, stream);
     const auto copies = [&] {
         for (int copy = 0; copy < kInOne; copy++) copy_on_device(to.data(), from.data(), bytes, stream);
