@@ -68,7 +68,7 @@ void Linear<Real>::plan_codes() {
     if (!backward_is_fp8()) return;
     plan(layers_.dout_.row, "dout", N, OC);
     plan(layers_.dout_.transposed, "dout transposed", OC, N);
-    // This layer's own until backward, or shared by the layers of a kind if backward makes their inputs again.
+    // Kept by this layer until backward, or shared by the layers of a kind if backward recomputes their inputs.
     const std::string owner = setup_.recomputed ? setup_.kind : name_;
     x_transposed_ = &layers_.x_transposed_[owner];
     plan(x_transposed_->transposed, "x transposed of " + owner, C, N);
@@ -89,8 +89,8 @@ Quantized<e4m3> Linear<Real>::x_codes(const Pass& pass) {
     Fp8State* state = evaluation && !fp8.uses_history() ? fp8.evaluation_state(tensors_, Fp8Role::x)
                                                         : fp8.state(tensors_, Fp8Role::x);
     Quantized<e4m3> codes{nullptr, nullptr, state};
-    // forward() reads the row codes, wgrad the transposed ones. If backward makes the input again, that pass writes the
-    // latter, and row codes only for a product that runs again.
+    // forward() reads the row codes, wgrad the transposed ones. If backward recomputes the input, that pass writes the
+    // transposed codes, and row codes only if forward() runs again.
     if (pass.kind != PassKind::recompute || setup_.runs_again) {
         layers_.x_.holder = tensors_;
         codes.row = reinterpret_cast<e4m3*>(layers_.x_.row.codes);
@@ -253,8 +253,8 @@ void Linear<Real>::backward_fp8(const Quantized<F8>& codes, Real* dinp, const Gr
 
 // ---- with GELU, in one kernel ---------------------------------------------------------------------------------------
 
-// Runs that probe do without it in all steps, so that those with a probe round no differently; and so do recipes by
-// which a producer runs twice.
+// Not used in runs with probes, so that steps with and without a probe round alike; nor with recipes that run the
+// producer twice.
 template <class Real>
 bool Linear<Real>::multiplies_with_gelu(const Linear& next, const Pass& pass) const {
     if (!backward_is_fp8() || !next.backward_is_fp8() || !bias_ || next.input_goes_through_source()) return false;

@@ -20,7 +20,7 @@
 // A layer in FP8 has three tensors, x, w and dout. Each is stored row-major and transposed, because products on Hopper
 // read both operands along the dimension that they sum over. Row codes of x and both layouts of dout live until the
 // next product, in memory that all layers share. Transposed codes of x are kept for the weight gradient, or shared if
-// backward makes them again. Each pass writes only the layouts that it reads. WeightCodes holds those of w.
+// backward recomputes them. Each pass writes only the layouts that it reads. WeightCodes holds the codes of w.
 #pragma once
 #include <map>
 #include <memory>
@@ -86,7 +86,7 @@ public:
 
 private:
     friend class Linear<Real>;
-    static constexpr int kNobody = -1;
+    static constexpr int kNobody = -1;  // no layer
     // One layout of an operand.
     struct Codes {
         uint8_t* codes = nullptr;
@@ -111,7 +111,7 @@ private:
     Arena activations_{MemoryKind::activations};
     Shared x_;     // row codes of x
     Shared dout_;  // both layouts of dout, in the format of gradients
-    // Transposed codes of x, by layer, or by kind of layer if backward makes the input again.
+    // Transposed codes of x, by layer, or by kind of layer if backward recomputes the input.
     std::map<std::string, Shared> x_transposed_;
     bf16* source_ = nullptr;       // values of an input whose producer does not cast, from which the codes are made
     float* bias_parts_ = nullptr;  // partial sums of a bias gradient, from the norm that makes the output's gradient
@@ -120,10 +120,10 @@ private:
 // How a layer is used in its block.
 struct LinearSetup {
     std::string kind;                 // layers of one kind share memory that is not kept until backward
-    bool recomputed = false;          // backward makes the input again
-    bool runs_again = false;          // and then the output, which later layers of the block read
-    bool input_from_values = false;   // the input's producer does not cast
-    bool gradient_from_norm = false;  // a norm's backward makes the output's gradient, and casts it
+    bool recomputed = false;          // backward recomputes the input
+    bool runs_again = false;          // and the output, which later layers of the block read
+    bool input_from_values = false;   // the kernel that produces the input does not cast it
+    bool gradient_from_norm = false;  // a norm's backward computes the output's gradient, and casts it
     bool gated = false;               // the first half of the outputs are gates for the second half
     bool smooth = false;              // --fp8-smooth applies to the input
 };
@@ -149,19 +149,19 @@ public:
     int fp8_number() const { return tensors_; }  // in Fp8Registry; -1 if the layer never was in FP8
     const ParameterTable::Place& weight_place() const { return weight_; }
     const Real* weight() const { return layers_.weights_.weight(weight_); }
-    // True if the layer reads its input as values, in any of its products now or after it has left FP8.
+    // True if the layer reads its input as values, in one of its products now or after it has left FP8.
     bool reads_values() const { return !backward_is_fp8() || layers_.fp8_->layers_may_leave(); }
 
     // ---- forward
 
     // The input x (N, C) from its producer: write(out) writes values, cast(codes, quantize_pass) writes codes. The
-    // layer calls one of them, as often as the recipe needs. `value` is where values go; nullptr unless reads_values().
-    // A backward in BF16 reads the values, so codes are then made from them.
+    // layer calls one of them, as often as the recipe needs. Values are written to `value`, which is nullptr unless
+    // reads_values(). If the backward is in BF16, it reads these values, and codes are cast from them.
     template <class Write, class Cast>
     Operand<Real> input(Real* value, const Pass& pass, Write&& write, Cast&& cast) {
         if constexpr (kCanBeFp8<Real>)
             if (backward_is_fp8()) {
-                // Observed values come first, so that the cast leaves its own results in what both write.
+                // Writes observed values first, because the cast must overwrite the outputs that both write.
                 const Real* const observed = write_observed(pass, write);
                 if (!input_goes_through_source()) return {observed, cast_input(pass, cast).codes};
                 write(layers_.source_);
@@ -171,7 +171,7 @@ public:
         write(value);
         return input(value, nullptr, pass);
     }
-    // The input from values in memory. `low`: what rounding lost of them (N, C), or nullptr.
+    // The input from values in memory. `low` (N, C): their rounding errors, or nullptr.
     Operand<Real> input(const Real* value, const Real* low, const Pass& pass);
     // True if an observer reads the values of this pass's input and of its output's gradient. Their producers then
     // write values next to codes.
@@ -235,11 +235,11 @@ public:
     // True if forward_gelu() and next.backward_gelu() may compute this layer's output h together with GELU(h), the
     // input of `next`, and the gradient of h.
     bool multiplies_with_gelu(const Linear& next, const Pass& pass) const;
-    // forward() to h, and next.cast_input(). Row codes go to `row` (N, OC bytes), because this layer's input lies where
-    // next's would.
+    // forward() to h, and next.cast_input(). Row codes go to `row` (N, OC bytes), because this layer's input occupies
+    // the memory of next's.
     Operand<Real> forward_gelu(Real* h, void* row, Linear& next, const Operand<Real>& x, const Pass& pass);
     // backward() of a layer whose input is GELU(h), and before.cast_gradient() of h's gradient instead of dinp.
-    // `before` computed h (N, C). Row codes go to `row` (N, C bytes), because dout lies where before's would.
+    // `before` computed h (N, C). Row codes go to `row` (N, C bytes), because dout occupies the memory of before's.
     Gradient<Real> backward_gelu(const Real* h, void* row, Linear& before, const Gradient<Real>& dout,
                                  const Operand<Real>& x, const Pass& pass);
 
@@ -269,7 +269,7 @@ private:
     Quantized<e4m3> x_codes(const Pass& pass);
     void leave_fp8(stream_t stream);
     void check_holds(const Shared& shared, const char* what) const;
-    // Casts dout and computes the bias gradient, as far as dout's producer has not done so, and the weight's gradient.
+    // Casts dout and computes the bias gradient, unless dout's producer has done so. Then computes dweight.
     template <class F8>
     void cast_and_wgrad(const Quantized<F8>& codes, const Gradient<Real>& dout, const Operand<Real>& x,
                         const Pass& pass);

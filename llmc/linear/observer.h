@@ -71,7 +71,7 @@ struct Gradient {
     Real* value = nullptr;  // nullptr if it only exists in FP8
     Codes codes = Codes::none;
     Bias bias = Bias::none;
-    void* row = nullptr;  // written row codes, if they lie outside of LinearLayers' memory
+    void* row = nullptr;  // written row codes, if they are outside of LinearLayers' memory
 };
 
 template <class Real>
