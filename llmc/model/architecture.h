@@ -41,7 +41,7 @@ struct HfPart {
 
 struct TensorRow {
     std::string name;     // "qkv.weight"; in a block's unit it becomes "h.3.qkv.weight"
-    std::string hf_name;  // "transformer.wte.weight"; in a block "attn.c_attn.weight", behind ModelTable::hf_blocks
+    std::string hf_name;  // "transformer.wte.weight"; in a block "attn.c_attn.weight", after ModelTable::hf_blocks
     int rows, columns;    // (OC, C) of a linear layer's weight; columns 0: a vector
     Init init;
     int padded_rows = 0;                // rows in memory, if there are more; they are 0
@@ -62,7 +62,7 @@ struct TensorRow {
 // Tensors are in the order of the model's forward pass, which is also that of Hugging Face's files.
 struct ModelTable {
     std::vector<TensorRow> embedding, block, final;  // wte first: it is the head too, unless `final` has lm_head.weight
-    std::string hf_blocks = "transformer.h.";        // in front of a block's number
+    std::string hf_blocks = "transformer.h.";        // prefix of a block's number
     bool attention = true;                           // blocks have causal attention
     bool hf_transposed = true;                       // Hugging Face stores blocks' matrices as (C, OC)
     bool embedding_norm = false;                     // the stream starts as the RMS norm of the embedding

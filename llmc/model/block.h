@@ -76,7 +76,7 @@ public:
     virtual ResidualStream<Real> decode(const ResidualStream<Real>& in, int first, const Pass& pass) = 0;
     // True if the block still has its rows after other blocks have run.
     virtual bool keeps_rows() const = 0;
-    // Before backward: computes again what forward did not keep.
+    // Call before backward: recomputes the activations that forward did not keep.
     virtual void recompute(const Pass& pass) = 0;
     // In: gradient of the stream after the block. Out, in place: gradient of the stream before it. `before` is the
     // linear layer whose output was added to the stream just before this block, or nullptr. The gradient of the stream
@@ -125,7 +125,7 @@ private:
 };
 
 // The inputs of the blocks in host memory (--offload residuals), between a micro-step's forward and its backward pass.
-// Blocks take turns in a few device buffers. Forward copies each input to the host behind the next block, and backward
+// Blocks take turns in a few device buffers. Forward copies each input to the host during the next block, and backward
 // brings it back while the block above is still at work.
 class OffloadedResiduals {
 public:

@@ -48,7 +48,7 @@ protected:
     Real* ln1_out_ = nullptr;        // (N, C)
     Real* qkv_out_ = nullptr;        // (N, NH + 2 NKV, HD)   input of attention
     Real* attention_ = nullptr;      // (N, NH HD)
-    Real* attention_low_ = nullptr;  // (N, NH HD)   what rounding attention to bf16 lost; none in fp32
+    Real* attention_low_ = nullptr;  // (N, NH HD)   attention's rounding errors to bf16; nullptr in fp32
     float* lse_ = nullptr;           // (B, NH, T)   log of the sum of a row's exp(score)
     Real* residual_mid_ = nullptr;   // (N, C)   after attention
     Real* ln2_out_ = nullptr;        // (N, C)

@@ -79,7 +79,7 @@ public:
 
     // Trains on a micro-batch: forward, loss and gradients of sum(losses) * loss_weight * *loss_scale.
     void train_micro_step(const MicroBatch& batch, const MicroStep& step, stream_t stream);
-    // Computes the loss alone. Targets of -1 do not count.
+    // Computes only the loss. Targets of -1 do not count.
     void evaluate(const int* tokens, const int* targets, stream_t stream);
     // Turns the sums of evaluate() into sums over all ranks.
     void share_evaluation(stream_t stream) { share_losses(1, stream); }
