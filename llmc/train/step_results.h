@@ -104,7 +104,7 @@ public:
     void begin(bool continues, stream_t stream);
     // Call after a step's last work. At most two records may be waiting.
     void submit(int64_t step, const StepState* state, const int* loss_count, const float* loss_scale, stream_t stream);
-    // The record of the last submitted step, to which the host adds what it knows before the record is taken.
+    // The record of the last submitted step. The host fills in its fields before the record is taken.
     StepRecord& submitted() { return slots_[(submitted_ + 2) % 3].record; }
     // Returns the oldest record not taken yet, if more than `leave` are waiting. Waits for the device.
     std::optional<StepRecord> take(int leave);
@@ -120,7 +120,7 @@ private:
         OwnedEvent begin, end;
         bool continues = false;
         PeerWaits::Step waits;
-        StepRecord record;  // what the host knows
+        StepRecord record;  // fields known on the host
     };
     PeerWaits& waits_;
     Slot slots_[3];

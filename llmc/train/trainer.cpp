@@ -29,7 +29,7 @@ std::vector<Unit> units_of(const TrainerConfig& config, const Comm& comm) {
 
 constexpr size_t kPiece = size_t{4} << 20;  // elements read into host memory at a time when state is restored
 
-// Name in the state of what a rank's gradient casts have lost, all units behind each other.
+// Name in the state of a rank's residuals: what its gradient casts have lost, unit after unit.
 std::string residuals_of(int rank) { return fmt::format("gradients.{}", rank); }
 
 // Writes values to the part, from its element `at` on.
@@ -229,14 +229,14 @@ void Trainer<Real>::clip_logits() {
             const ShardLayout::Part slice = layout_.slice(unit), part = ShardLayout::overlap(slice, tensor);
             if (part.count == 0) continue;
             Fp8State* const fp8 = weights_.fp8_state(unit, number);
-            if (fp8) set_bytes(&fp8->amax_now, 0, sizeof(float), stream_);  // the optimizer's is of larger weights
+            if (fp8) set_bytes(&fp8->amax_now, 0, sizeof(float), stream_);  // from the weights before they were scaled
             const size_t columns = tensor.shape.size() == 2 ? static_cast<size_t>(tensor.shape[1]) : 1;
             optimizer_.ring().update(
                 {weights_.slice(unit, part.begin - slice.begin).master}, part.count, stream_,
                 [&](const StateRing::Slice& piece) {
                     const size_t at = part.begin + piece.begin;
                     StateRounding rounding = config_.optimizer.rounding(unit, at);
-                    rounding.key ^= kGolden64;  // other bits than those of the optimizer's rounding
+                    rounding.key ^= kGolden64;  // so that the random bits differ from those of the optimizer's rounding
                     qk_clip(piece[0], weights_.slice(unit, at - slice.begin).working, fp8,
                             model_.max_logits() + l * heads.NH, heads, columns, at - tensor.offset, piece.count,
                             static_cast<float>(config_.qk_clip), optimizer_.state(), stream_, rounding);
@@ -268,7 +268,7 @@ template <class Real>
 void Trainer<Real>::use_weights() {
     optimizer_.exchange_average(stream_);
     if (fp8()) write_through(fp8()->state(0, Fp8Role::x), fp8_aside_.data(), fp8_aside_.size(), stream_);
-    model_.forget_rows();  // keys and values of tokens that the average has read
+    model_.forget_rows();  // keys and values that the average computed
     model_.linear().make_weights_again(stream_);
 }
 

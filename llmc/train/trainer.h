@@ -94,7 +94,7 @@ public:
     // Reduces gradients, updates the weights and FP8 scales, and prepares the working copies of the next step. Returns
     // the layers that left FP8.
     std::vector<Fp8Fallback> finish_step();
-    // The record of the step just finished, to which the caller may add what it knows.
+    // The record of the step just finished. The caller may fill in more fields.
     StepRecord& submitted() { return results_->submitted(); }
     // Returns the record of the oldest step not taken yet, if more than `leave` are waiting. Waits for the device.
     std::optional<StepRecord> take_result(int leave);

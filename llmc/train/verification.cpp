@@ -280,7 +280,7 @@ void Verification<Real>::see_results(bool again) {
 template <class Real>
 void Verification<Real>::see_gradient_slices(Verified kind, bool again) {
     const ShardLayout& layout = trainer_.layout();
-    const bool everywhere = !layout.is_sliced() && kind != Verified::sums;  // sums may be this rank's alone
+    const bool everywhere = !layout.is_sliced() && kind != Verified::sums;  // sums may exist only on this rank
     for (size_t u = layout.units(); u-- > 0;) {
         const ShardLayout::Part held = layout.slice(u);
         const StateArray gradient = trainer_.gradients().slice(u);
