@@ -192,7 +192,7 @@ void UnitCuts::cut_into_ranges(size_t unit) {
     std::vector<Range>& ranges = units_[unit].ranges;
     ranges.clear();
     const ShardLayout::Part slice = layout_.slice(unit);
-    // Adds elements [from, to) of the unit, as far as they lie in the slice.
+    // Adds those of the unit's elements [from, to) that are in the slice.
     const auto add = [&](size_t from, size_t to, Fp8State* fp8, const ColumnFactors& columns = {}) {
         const ShardLayout::Part part = ShardLayout::overlap(slice, {from, to - from});
         if (part.count == 0) return;

@@ -94,12 +94,12 @@ public:
     stream_t gather_stream() const { return gather_stream_; }
     const Comm& comm() const { return comm_; }
 
-    // Draws a tensor's first values, as far as this rank holds them. Call on every rank.
+    // Draws a tensor's initial values, those that this rank holds. Call on every rank.
     void initialize(size_t unit, size_t tensor, const InitialValues& values, stream_t stream);
     // Host access for import and export; synchronises. set_tensor() needs the same values on every
     // rank. get_tensor() is a collective.
     void set_tensor(size_t unit, size_t tensor, const std::vector<float>& values, stream_t stream);
-    // Sets masters [begin, begin + count) of the unit, as far as this rank holds them.
+    // Sets those of the unit's masters [begin, begin + count) that this rank holds.
     void set_master(size_t unit, size_t begin, const float* values, size_t count, stream_t stream);
     std::vector<float> get_tensor(size_t unit, size_t tensor, stream_t stream) const;
 
