@@ -57,7 +57,7 @@ public:
     int world() const;
     bool is_main() const { return rank() == 0; }
     const char* name() const;  // the back-end's name
-    // This rank's place among the ranks of its machine, and their number.
+    // This rank's index among the ranks of its machine, and their number.
     int local_rank() const;
     int local_world() const;
     const std::string& host(int rank) const;
@@ -122,7 +122,7 @@ public:
 
     // The ranks that pass the same color, in the order of their ranks. `label` appears in reports.
     Comm split(int color, const std::string& label) const;
-    // For hybrid sharding: this rank's group of n consecutive ranks, and the ranks at the same place in other groups.
+    // For hybrid sharding: this rank's group of n consecutive ranks, and the ranks with the same index in other groups.
     Comm neighbours(int n, const std::string& label) const;
     Comm counterparts(int n, const std::string& label) const;
 
@@ -138,7 +138,7 @@ public:
     OperationLog& log() const;  // shared by all communicators of the process
     // Time that this process waits for other ranks; shared likewise.
     PeerWaits& waits() const;
-    // Makes the stream wait for an event behind a collective of another stream, which waits() counts.
+    // Makes the stream wait for an event that follows a collective of another stream. waits() counts the time.
     void wait_for_peers(stream_t stream, event_t event) const;
     // Callable from any thread: a known failure ("rank 3 on node7 is gone") of this communicator or another from the
     // same connect(), or "".

@@ -18,7 +18,7 @@ namespace llmc {
 std::string host_name();
 
 struct Machine {
-    int rank = 0, ranks = 1;                         // this rank's place among the ranks of the machine; their number
+    int rank = 0, ranks = 1;                         // this rank's index among the ranks of the machine; their number
     std::vector<std::string> hosts = {host_name()};  // the machine of every rank of the communicator, by its name
     // With MPI: the other ranks of the machine with their process ids.
     std::vector<std::pair<int, pid_t>> processes = {};

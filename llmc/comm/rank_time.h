@@ -29,7 +29,7 @@ struct SlowestRank {
     double others_ms = 0;            // median of the other ranks' own times
     double peers_ms = 0;             // median over all ranks of the time waiting for others
     double ratio() const { return others_ms > 0 ? own_ms / others_ms : 1; }
-    // At least half of what it takes longer is time waiting for data.
+    // True if at least half of its extra time is time waiting for data.
     bool waits_for_data() const { return 2 * data_ms >= own_ms - others_ms && data_ms > 0; }
 };
 SlowestRank slowest_rank(const std::vector<RankTime>& ranks);  // needs at least two ranks
@@ -86,7 +86,7 @@ public:
     // The length of a step's waits, once the device has passed them. Its events are used again afterwards.
     double ms(Step step);
 
-    // Around a place in a stream that waits for other ranks. Such places may be nested.
+    // Marks a part of a stream's work that waits for other ranks. Such parts may be nested.
     void begin(stream_t stream);
     void end(stream_t stream);
 

@@ -97,11 +97,11 @@ private:
     // MPI counts in int, and some algorithms hold all ranks' pieces in one buffer.
     bool fits(size_t bytes) const { return bytes * static_cast<size_t>(world_) <= largest_; }
 
-    // The ranks `steps` places ahead and behind, around a circle.
+    // The ranks `steps` positions ahead and behind in the ring.
     int ahead(int steps) const { return (rank_ + steps) % world_; }
     int behind(int steps) const { return (rank_ - steps + world_) % world_; }
 
-    // Sends `sent` bytes to the rank `steps` places ahead while it receives `received` bytes from the one behind.
+    // Sends `sent` bytes to the rank `steps` positions ahead while it receives `received` bytes from the one behind.
     void exchange(int steps, const void* in, size_t sent, void* out, size_t received) {
         const char* const source = static_cast<const char*>(in);
         char* const target = static_cast<char*>(out);
