@@ -59,7 +59,7 @@ struct CardRates {
 
 // Says which rates of products and memory were measured, and which are from the table, in a sentence each.
 std::string describe_rates(const MeasuredRates& measured, bool has_fp8);
-// Says what the rates between GPUs are, measured or assumed, and what is assumed about nodes, in a sentence.
+// A sentence with the rates between GPUs, whether they are measured or assumed, and the assumptions about nodes.
 std::string describe_links(const GpuSpec& gpu, const MeasuredRates& measured);
 
 // A card that is not in the table: its measured rates serve as peaks, and its links are assumed to be PCIe. Nothing if

@@ -305,7 +305,7 @@ public:
         double forward = 2 * C_ * kNormForward + bytes.rope / 2 + (1 - gelu_forward_) * bytes.activation_forward;
         forward += (fp8_share_ - cast_share_) * kCastInput * (2 * C_ + bytes.activated);
         double again = block_again ? forward : 0;
-        // Each pass writes one layout of FP8 codes of what is made again, but both for a product that runs again.
+        // Each pass writes one layout of a recomputed input's FP8 codes, but both if a recomputed matmul reads them.
         if (config_.recompute >= Recompute::gelu) {
             forward -= cast_share_ * bytes.activated;
             again += (block_again ? 0 : bytes.activation_forward) - cast_share_ * bytes.activated;
@@ -414,7 +414,7 @@ StepTime step_time(const PlannedRun& run, Precision precision, int slices) {
     t.optimizer = step.optimizer();
     t.blocks_forward = micro_steps * (matmuls.forward + attention.forward + element_wise.forward);
     t.blocks_backward = t.total() - t.optimizer - micro_steps * (head + ends) - t.blocks_forward;
-    // The blocks' inputs leave behind the blocks' forward and return behind their backward.
+    // The blocks' inputs are copied to the host during forward, and back during backward.
     const double residuals = step.residual_copies();
     t.offload = step.state_copies() + std::max(0.0, residuals - t.blocks_forward) +
                 std::max(0.0, residuals - t.blocks_backward);
