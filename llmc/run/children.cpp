@@ -33,7 +33,7 @@ int start_child(const std::vector<std::string>& command, int input, pid_t& pid) 
     posix_spawn_file_actions_adddup2(&actions, STDERR_FILENO, STDOUT_FILENO);
     // The child may live longer than the run and must not hold its sockets, which tell other ranks that it is gone.
     posix_spawn_file_actions_addclosefrom_np(&actions, STDERR_FILENO + 1);
-    // A group of its own: Ctrl-C in a terminal reaches the run alone, which still has files to write.
+    // A separate process group: Ctrl-C in a terminal then reaches only the run, which still has files to write.
     posix_spawnattr_t attributes;
     posix_spawnattr_init(&attributes);
     posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);

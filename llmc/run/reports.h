@@ -65,7 +65,7 @@ public:
 
     // Counts the steps in metrics.jsonl, which a resumed run continues, for the rules of --alert. Prints no alert.
     void count_earlier_alerts();
-    // Adds to the record of a step what the run knows of it: its batch, the tokens so far, energy.
+    // Fills in the fields of a step's record that the run knows: its batch, the tokens so far, energy.
     void add_facts(StepRecord& record, uint64_t batch_hash, const Energy& energy) const;
     // Reports a step. Throws Error(bad_numbers) if too many steps in a row were skipped, or if bits differ.
     void report(StepRecord record);

@@ -1,4 +1,4 @@
-// Sets up a run, and does what belongs between its steps.
+// Sets up a run, and does the work between its steps.
 #include "llmc/run/run.h"
 
 #include <algorithm>
@@ -144,7 +144,7 @@ typename Run<Real>::Agreement Run<Real>::proposal(const std::optional<StepRecord
     return mine;
 }
 
-// The ranks exchange what they know; all get the same answer.
+// The ranks exchange their values, such as requests to stop; all get the same result.
 template <class Real>
 typename Run<Real>::Agreement Run<Real>::agree(Agreement mine) {
     mine.energy = meter_.since_last();

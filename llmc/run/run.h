@@ -223,7 +223,7 @@ private:
     BatchFingerprint fingerprint_;
     Agreement agreed_;
     double data_seconds_ = 0;           // waiting for batches
-    std::vector<RankTime> rank_times_;  // what the ranks last told each other
+    std::vector<RankTime> rank_times_;  // the times that ranks last exchanged
     bool interrupted_ = true;           // other work ran since the previous step
 };
 
