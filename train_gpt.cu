@@ -157,7 +157,7 @@ int main(int argc, char** argv) {
     std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);  // a person may be reading a log file or a pipe
     LaunchInfo launch;
     const auto fail = [&](const Error& failure) {
-        const Error error(failure.code(), sanitize(failure.what()));  // it may quote a file that nobody has checked
+        const Error error(failure.code(), sanitize(failure.what()));  // it may quote an untrusted file
         std::fflush(stdout);
         if (!launch.alone()) leave(launch, error);
         std::fprintf(stderr, "train_gpt: %s\n", error.what());

@@ -149,8 +149,8 @@ std::vector<std::string> match_tensors(const WeightFiles& file, const std::vecto
     return names;
 }
 
-// Checks what shapes cannot show: the number of heads above all, and settings that make its model compute differently
-// from ours.
+// Checks properties that shapes cannot show: the number of heads, and settings with which the model would compute
+// something else than ours.
 void check_described(const std::string& path, const ModelConfig& config) {
     if (path.empty()) return;
     const std::string apart = differences(described_by([&] { return find_model(path); }), config,

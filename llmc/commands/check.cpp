@@ -237,7 +237,7 @@ Checked check_until_right(const Options& options, Ranks& ranks, const Resumed* r
             if (!contains(checked.notes, note)) checked.notes.push_back(note);
         require_irreplaceable(checked.result);
         if (!replace_wrong(o, checked.result, plan, checked.fallbacks)) break;
-        check.force = false;  // what is known to be correct need not be checked again
+        check.force = false;  // cached results count from here on
     }
     for (const std::string& line : checked.result.comparisons) checked.notes.push_back(line);
     for (const std::string& name : checked.result.slow_variants)

@@ -68,7 +68,7 @@ bool is_model_file(const std::string& name) {
            name == "generation_config.json";
 }
 
-// The directory, empty of models. config.json goes first: without it nobody takes what is left for a model.
+// The directory without any model. config.json is deleted first: without it, no program takes the rest for a model.
 void make_directory(const Request& request) {
     const fs::path from(request.from), to(request.to);
     std::error_code error;

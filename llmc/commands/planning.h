@@ -27,7 +27,7 @@ struct AskedRun {
     Options with(const std::string& flags, int ranks) const;
 };
 
-// The card to plan for, with what was measured of it.
+// The card to plan for, with its measured rates.
 struct PlannedCard {
     GpuSpec gpu;
     MeasuredRates measured = {};
@@ -43,7 +43,7 @@ struct Room {
     size_t needed(const StagePlan& plan) const { return plan.bytes() - std::min(plan.reserve, loaded); }
     bool holds(const StagePlan& plan) const { return needed(plan) <= bytes && plan.memory.offloaded <= host; }
 };
-// Plans a rank with this stage. -r auto chooses for this stage alone. A refusal is in StagePlan::refused.
+// Plans a rank with this stage. -r auto chooses only for this stage. A refusal is in StagePlan::refused.
 StagePlan plan_stage(Options options, int ranks, int stage, const Room& room);
 // Milliseconds of a step of all ranks. Call it only if no_prediction_because() returns "".
 double predicted_ms(const PlannedRun& run, const StagePlan& plan);

@@ -33,7 +33,7 @@ inline void finish_stream(stream_t stream) {
 }
 
 using OwnedEvent = Owned<event_t, destroy_event>;
-// Waits for the stream's work first, so declare it behind the memory that the work uses.
+// Waits for the stream's work first, so declare it after the memory that the work uses.
 using OwnedStream = Owned<stream_t, finish_stream>;
 template <class T>
 using Pinned = Owned<T*, pinned_free>;

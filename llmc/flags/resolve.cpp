@@ -247,7 +247,7 @@ void check_clipping(const Options& o) {
             o.qk_clip);
 }
 
-// Fills in what depends on the optimizer. The rates of muon's AdamW follow from one another.
+// Fills in defaults that depend on the optimizer. The learning rates of muon's AdamW default to one another.
 void resolve_optimizer(Options& o) {
     const bool muon = is_muon(o.optimizer);
     if (o.beta2 < 0) o.beta2 = o.optimizer == OptimizerKind::lion ? 0.99 : 0.95;

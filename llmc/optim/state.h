@@ -31,8 +31,8 @@ public:
     size_t bytes() const { return arena_.bytes(); }  // the same on every rank
     void allocate(stream_t stream);                  // moments start at 0
 
-    // A moment from the element at `position` in the unit on. If this rank holds none of the unit's region, nobody may
-    // read or write there.
+    // A moment, starting at element `position` of the unit. If this rank holds none of the unit's region, it must not
+    // be read or written.
     StateArray at(size_t moment, size_t unit, size_t position) const;
 
     struct Moment {
