@@ -9,14 +9,14 @@ models and seeds, and prints the gaps between their last losses as Markdown tabl
         'BF16 master' 'delayed, BF16 master'                                                    # what narrow state costs
     python3 dev/gap_study.py results.json --table                                               # only prints
 
-Runs from the same random weights drift apart early, however small their difference is, and keep that distance. With
---branch N all runs of a model and seed continue from step N of its BF16 run, so that chance has far less of a share. The
-mean training loss has less noise than the validation loss then, because all runs read the same batches.
+Runs from the same random weights drift apart early, even if they differ only in rounding, and stay apart. With
+--branch N all runs of a model and seed continue from step N of its BF16 run, so chance matters far less. The mean
+training loss then has less noise than the validation loss, because all runs read the same batches.
 
-Every finished run is added to the results file, and a second start continues where the first one stopped, also within
-a run: its directory lies in results.json.runs until it has finished. All models, kinds and seeds of a file share its
-settings; a file made with others is refused. (With --branch, the directories of BF16 runs stay.) The runs of one seed come
-first, and within a seed those that emulate Hopper's sums come last. dev/guide/fp8_gaps.md has results.
+Every finished run is added to the results file. A second start continues where the first one stopped, even within a
+run: its directory is kept in results.json.runs until it has finished. (With --branch, the directories of BF16 runs stay.)
+All models, kinds and seeds of a file share its settings; a file made with other settings is refused. Runs are ordered by
+seed, and within a seed those that emulate Hopper's sums come last. dev/guide/fp8_gaps.md has results.
 """
 
 import argparse
@@ -66,8 +66,10 @@ def parse_arguments():
     parser.add_argument("--train", help="token shards to train on (glob)")
     parser.add_argument("--val", help="token shards to validate on (glob)")
     parser.add_argument("--program", default="./train_gpt_cpu")
-    parser.add_argument("--models", nargs="+", choices=TRAINING, default=list(TRAINING))
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=RECIPES)
+    parser.add_argument("--models", nargs="+", choices=TRAINING, default=list(TRAINING), metavar="MODEL",
+                        help=", ".join(TRAINING))
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=RECIPES, metavar="KIND",
+                        help="; ".join(KINDS).replace("%", "%%"))
     parser.add_argument("--seeds", nargs="+", type=int, default=[1337])
     for name, value in SETTINGS.items():
         parser.add_argument("--" + name.replace("_", "-"), type=int, default=value, help=f"{value} by default")

@@ -470,7 +470,7 @@ def parse(argv):
                              f"{', '.join(published_names())}, or a file like those in scripts/published")
     parser.add_argument("--max-gap", type=fraction, metavar="X",
                         help="largest gap allowed, either way, as a fraction or in percent: 0.005 or 0.5%%")
-    parser.add_argument("--window", type=int, metavar="N", help="steps a window of training losses; default: about a tenth")
+    parser.add_argument("--window", type=int, metavar="N", help="training steps per window; default: a tenth of the run")
     parser.add_argument("--from", type=int, default=0, metavar="STEP", dest="start",
                         help="judge only windows and validations from this step on: early ones differ by chance")
     parser.add_argument("-o", "--out", metavar="FILE", help="the picture; default: compare.png in A's directory")

@@ -150,7 +150,7 @@ class Metrics:
             moved = not os.path.samestat(os.stat(self.path), os.fstat(self.file.fileno()))
         except FileNotFoundError:
             moved = False
-        if moved:  # log rotation: the new file goes on where the old one ends
+        if moved:  # log rotation: the new file continues where the old one ends
             found += self.read()
             self.close()
             self.file = open(self.path, "rb")

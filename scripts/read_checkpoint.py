@@ -71,7 +71,7 @@ class Checkpoint:
 def main(path, tensor=None):
     checkpoint = Checkpoint(newest(path))
     m = checkpoint.manifest
-    print(f"{checkpoint.path}: step {m['step']} of run {m['run_id']}, written by {m['world']} ranks, --zero {m['zero']}")
+    print(f"{checkpoint.path}: step {m['step']} of run {m['run_id']}, written by {m['world']} rank{'s' * (m['world'] > 1)}, --zero {m['zero']}")
     for t in (t for t in m["tensors"] if tensor in (None, t["name"])):
         print(f"  {t['name']} {tuple(t['shape'])}: {', '.join(t['parts'])}")
         for part in t["parts"] if tensor else []:

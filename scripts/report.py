@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Makes one HTML page of one or several runs, for any browser, also on a phone, and without a network.
+"""Makes one HTML page about one or several runs. It works offline in any browser, also on a phone.
 
     python3 scripts/report.py runs/d12 -o d12.html
     python3 scripts/report.py runs/bf16 runs/fp8 -o both.html
 
 It shows the configuration and its differences, curves (loss, learning rate, gradient norm, speed, loss scale), the gaps
-to the first run as compare_runs.py computes them, values lost in casts to FP8, maps of every tensor over the steps (its
-amax; with --signals-every its update over its weights, and its gradient), memory, matmuls by type, samples, and
-warnings. For a long run it stores the mean, smallest and largest value of every stretch of steps, so no spike is lost.
+to the first run as compare_runs.py computes them, values lost in casts to FP8, maps of every tensor over the steps
+(amax; with --signals-every also update / weights, and gradient), memory, matmuls by type, samples, and warnings. For a
+long run it stores the mean, smallest and largest value of every stretch of steps, so no spike is lost.
 Needs no package.
 """
 
@@ -288,7 +288,8 @@ def warnings_of(run):
             yield f"step {record['step']}: {slow['where']} was slow, and the other ranks waited for it"
         outside = record.get("memory_outside", {})
         if outside.get("taken", 0) > outside.get("reserved", 0):
-            yield f"libraries have taken {size_text(outside['taken'])} where {size_text(outside['reserved'])} were reserved"
+            yield (f"libraries used {size_text(outside['taken'])}, more than the {size_text(outside['reserved'])} that "
+                   "the plan reserved")
     if last.get("products", {}).get("emulated"):
         yield f"{last['products']['emulated']} FP8 matmuls per micro-step ran on BF16 units"
     for resumed in run.info.get("resumed", []):
@@ -466,7 +467,7 @@ def main(argv=None):
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run directories (train_gpt --out) or metrics.jsonl files")
     parser.add_argument("-o", "--out", metavar="FILE", help="the page; default: report.html in the first run directory")
-    parser.add_argument("--window", type=int, metavar="N", help="steps a window of gaps; default: about a tenth")
+    parser.add_argument("--window", type=int, metavar="N", help="training steps per window of gaps; default: a tenth of the run")
     args = parser.parse_args(argv)
     if args.window is not None and args.window < 1:
         parser.error("--window: at least 1")

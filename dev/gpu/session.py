@@ -39,9 +39,7 @@ CARD_CHECKS = [(model, precision) for model in ("d12", "d48") for precision in (
 
 
 def card_check(session, model, precision):
-    """Checks every kernel and product of such a run against plain counterparts. Keeps the results next to the
-    session's.
-    """
+    """Runs the card check for a run of this model and precision. Keeps its results next to the session's."""
     shape = ["--layers", 2, "--channels", 64, "--heads", 2, "-b", 2, "-t", 64, "--vocab", 257] if session.dry else \
         ["-e", model, "-b", 16]
     done = session.run([session.program("train_gpt"), "check", *shape, "--precision", precision, "--card-check", "force"],

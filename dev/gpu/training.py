@@ -133,8 +133,8 @@ def measure_run(session, name, seed):
 
 
 def measure_branch(session, name):
-    """A run that goes on from the checkpoint of the BF16 run, and its gaps from that run: of the training loss, in
-    windows of 50 steps, and of the last validation loss. Runs that begin alike have not drifted apart by chance.
+    """Continues from the checkpoint of the BF16 run. Returns the gaps to that run: of the training loss, in windows of 50
+    steps, and of the last validation loss. Runs from one checkpoint have not drifted apart by chance.
     """
     step, whole = branch_step(session), session.path("training", f"bf16_{SEEDS[0]}")
     place = session.path("training", f"{name}_from_{step}")
