@@ -74,7 +74,7 @@ Bounded with_floor(const std::vector<double>& values, const std::vector<double>&
 
 // ---- plain ---------------------------------------------------------------------------------------------------------
 
-// Errors of dQ, dK and dV as a whole, where there is more than one key: a single key's dS is 0.
+// Compares the relative errors of whole dQ, dK and dV. With a single key dS is 0, so dQ and dK are left out.
 void compare_norms(Trial& t, const Shape& s, const std::vector<double>& dqkv, const reference::Attention& expected,
                    const reference::AttentionNorms& norms) {
     for (const auto& [name, which, limit] :
@@ -200,7 +200,7 @@ void forward_fp8(Trial& t, const Shape& s) {
                     });
 }
 
-// The bias gradient of the qkv layer comes with it: alone, accumulated, or left out, which layouts alone try.
+// The kernel also computes the bias gradient of the qkv layer: new, accumulated, or left out, depending on the layouts.
 template <class F8>
 void backward_fp8(Trial& t, const Shape& s) {
     const auto qkv = qkv_of(t, s), dout = t.normal<bf16>(s.elements(), 0.1f, 0.02f);
@@ -316,7 +316,7 @@ void add_attention(Items& items, const KernelUse& use) {
 
 void add_attention_tests(Items& items) {
     each_type<float, bf16>([&]<class Real>(Real) { add_plain_tests<Real>(items); });
-    // Less than a tile, whole tiles and not; pieces of 8 tokens that do not make 16 in a sequence.
+    // Sequences shorter than a tile, of whole tiles, and of a partial last tile; some are an odd number of 8 tokens.
     std::vector<Shape> shapes;
     for (const int HD : {32, 64, 128}) {
         for (const auto& [B, T, NH] :

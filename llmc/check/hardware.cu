@@ -94,7 +94,7 @@ void dequantize_all(Trial& t) {
 // ---- copies within the device's memory, and their rate -------------------------------------------------------------
 
 constexpr size_t kCopied = 250'007;                // numbers; a prime
-constexpr size_t kSmallest = size_t{64} << 20;     // bytes that are timed: at least these, and twice the L2 cache,
+constexpr size_t kSmallest = size_t{64} << 20;     // bytes that are timed: at least this and twice the L2 cache,
 constexpr size_t kOfCache = 2, kOfFreeMemory = 4;  // at most a quarter of free memory
 constexpr int kInOne = 4;
 

@@ -60,7 +60,7 @@ LLMC_HD int cell_exponent(const KnownNumbers& numbers, ScaleLayout layout, int r
     return scale_exponent_at(numbers.seed, cell);
 }
 
-// Products of whole numbers and powers of two of at least 1: a whole number.
+// A whole number, because its terms are products of whole numbers and powers of two of at least 1.
 LLMC_HD float known_element(const KnownProduct& p, int row, int column) {
     int64_t sum = 0;
     for (int k = 0; k < p.inner; k++) {

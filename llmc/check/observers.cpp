@@ -97,7 +97,7 @@ void alignment(Trial& t, const Gates& s) {
 
 // ---- smoothing: all of it is exact ---------------------------------------------------------------------------------
 
-// There and back gives the bits of before; the amax of each column is taken on the way.
+// Dividing and then multiplying restores the bits. The division also measures the amax of each column.
 template <class Real>
 void columns(Trial& t, const Rows& s) {
     const size_t C = static_cast<size_t>(s.C);

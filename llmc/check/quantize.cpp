@@ -52,7 +52,8 @@ void activation(Trial& t, const Shape& s) {
     });
 }
 
-// A gradient, and sums of its columns: accumulated, alone with columns alone, and left out with rows alone.
+// Casts a gradient and sums its columns: accumulated with both layouts, new with only the transposed one, and not with
+// only rows.
 template <class F8>
 void gradient(Trial& t, const Shape& s) {
     auto values = t.random<bf16>(s.n(), 1.0f, 0.2f);

@@ -15,13 +15,13 @@ constexpr double kRotationError = 2 * 0x1.01p-24, kQkNormError = reference::kNor
 // The error of the gains' gradients, relative to the magnitudes of all terms.
 constexpr double kQkGainError = 1e-5;
 
-// How rows of qkv lie and turn: row n is position first + n % T.
+// The layout of qkv's rows and their rotation: row n has position first + n % T.
 struct RopeRows {
     AttentionHeads heads;
     int first, T;
     RopeValues table;
 
-    // f(0 for a head of queries or 1 for one of keys, where it begins, its position) for all heads that turn.
+    // Calls f(0 for queries or 1 for keys, index of the head's first element, position) for all rotated heads.
     template <class F>
     void each_head(size_t elements, F&& f) const {
         const size_t row = static_cast<size_t>(heads.qkv_width()), HD = static_cast<size_t>(heads.HD);
@@ -29,7 +29,7 @@ struct RopeRows {
             for (int h = 0; h < heads.NH + heads.NKV; h++)
                 f(h < heads.NH ? 0 : 1, n * row + static_cast<size_t>(h) * HD, first + static_cast<int>(n) % T);
     }
-    // Turns a head in place, or back; `magnitude`: of the terms of each result.
+    // Rotates a head in place, or back. `magnitude`: sum of the magnitudes of each result's terms.
     void rotate(double* head, double* magnitude, int position, bool back) const;
 };
 

@@ -105,7 +105,7 @@ void within(Trial& t, const StateArray& array, const Bounded& exact, StateKind k
         range.push_back((low + high) / 2, (high - low) / 2);
     }
     t.note(not_within(t.shape_of(array.values), reference::to_doubles(values_in(t, array)), range));
-    // Most values are the same with a scale of twice the size, and only have other codes.
+    // Most values would be the same with twice the scale, and differ only in their codes. So the scales are compared.
     if (fp8) t.equal(array.scales, scales);
 }
 

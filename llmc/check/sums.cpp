@@ -144,7 +144,7 @@ void difference(Trial& t, size_t n) {
     t.equal(out, [&](size_t i) { return a.at(i) - before[i]; });
 }
 
-// One FMA of a rounded difference. A share of 1 copies.
+// An average is one FMA of a rounded difference. With a share of 1 it is a copy.
 template <class T>
 void averages(Trial& t, size_t n) {
     constexpr float kShare = 1 / 3.0f;

@@ -130,7 +130,7 @@ struct Bounded {
         values.push_back(value);
         bounds.push_back(bound);
     }
-    // With one more rounding, of `relative`, and `absolute` on top.
+    // Adds the bounds of one more rounding: `relative` of the value plus `absolute`.
     Bounded widened(double relative, double absolute = 0) const;
 };
 
