@@ -77,7 +77,7 @@ LLMC_DEVICE float window_amax(const float* history, const ScaleRule& rule) {
 // Gradients are `change` times as large from the next step on.
 LLMC_DEVICE void move_gradient_scale(Fp8State& state, float* window, const ScaleRule& rule, float change) {
     const float moved = state.scale / change;
-    if (!is_finite(moved) || moved < FLT_MIN) return;  // as far as set_scale() goes; exact otherwise
+    if (!is_finite(moved) || moved < FLT_MIN) return;  // out of set_scale()'s range; otherwise exact
     for (int k = 0; k < rule.history; k++) window[k] *= change;
     state.scale = moved;
     state.scale_inv = 1.0f / moved;
@@ -116,7 +116,7 @@ LLMC_DEVICE int tensor_at_place(int place, int count) {
 static __global__ void fp8_any_bad_kernel(int* flag, const Fp8State* states, int count) {
     LLMC_SHARED(float, scratch, [32]);
     const float none = static_cast<float>(-3 * count);
-    float first = none;  // the negative place of the first bad tensor: there is a largest, not a smallest, of a block
+    float first = none;  // minus the position of the first bad tensor, because blocks have a maximum but no minimum
     for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x))
         if (states[i].bad) first = max_float(first, static_cast<float>(-place_in_step(i, count)));
     first = block_max(first, scratch);
