@@ -21,8 +21,8 @@ namespace {
 // TFLOP/s in BF16, 1580 of 1450 in FP8. Products with a scale per block also multiply with the scales, and those whose
 // operands both have a scale per 128 elements of a row, the weights' gradients, do so more often.
 constexpr double kMainLoop[] = {1.045, 1.09, 1.09, 1.0, 0.805};
-// A tile reads 1 / rows + 1 / columns elements of its operands per multiplication. The main loop takes longer by this
-// times what that is above a tile of 192 x 192: by 6 % with 128 x 160, by 9 % with 128 x 128.
+// A tile reads 1 / rows + 1 / columns elements of its operands per multiplication. The main loop takes longer by
+// kOperands times the excess over a tile of 192 x 192: by 6 % with 128 x 160, by 9 % with 128 x 128.
 constexpr double kOperands = 18;
 constexpr int kTiles[][2] = {{320, 128}, {192, 192}, {256, 128}, {128, 256}, {128, 192},
                              {128, 160}, {144, 128}, {112, 128}, {128, 128}, {128, 64}};
@@ -39,9 +39,9 @@ constexpr double kGeluForward = 0.98, kGeluBackward = 0.7, kGeluBytes = 4;
 
 // ---- attention ------------------------------------------------------------------------------------------------------
 
-// The portable kernels' products (with those that are made again), and their clocks of exponentials and other
-// instructions per 1024 pairs of query and key and scheduler: at head dimension 0, and for every channel. From the SASS
-// of nvcc 13.0.
+// The number of the portable kernels' products (recomputed ones included), and their clocks of exponentials and other
+// instructions, per scheduler and 1024 pairs of query and key: a constant, and a part per channel. From the SASS of
+// nvcc 13.0.
 struct PortableAttention {
     double products, clocks, clocks_per_channel;
 };
