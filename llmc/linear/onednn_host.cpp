@@ -39,7 +39,7 @@ memory::desc matrix(int rows, int columns, int stride, bool transposed, Type typ
 }
 memory::desc row(int columns, Type type) { return matrix(1, columns, columns, false, type); }
 
-// Some terms of the sums in some of a product's rows. All pieces but the first add to the result.
+// A part of a product: some of its rows, and some terms of their sums. All parts but the first add to the result.
 struct Piece {
     OnednnProduct product;
     int rows, terms;
