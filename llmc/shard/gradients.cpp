@@ -141,8 +141,8 @@ void Gradients::add_rounded(size_t unit) {
                   micro_step_ * added, reduce_stream_);
 }
 
-// The first time that a unit is sent in a step, it looks whether the previous step was skipped. Later times add to
-// that.
+// The first time that a unit is sent in a step, its residuals are dropped if the previous step was skipped. Later
+// micro-steps add to the residuals of the earlier ones.
 Feedback Gradients::feedback(size_t unit) const {
     if (!residuals_) return {};
     const bool begins = first_ || layout_.accumulates();
