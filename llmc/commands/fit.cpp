@@ -21,7 +21,7 @@ constexpr double kAsFast = 1.01;  // up to 1 % in predicted speed counts as equa
 constexpr int kMostRanks = 1024;
 constexpr Recompute kLevels[] = {Recompute::none, Recompute::gelu, Recompute::norm, Recompute::block};
 
-// The flags that a change has. The higher a bit, the less a user wants it: the first four compute the same steps.
+// The flags of a change, from the least to the most disliked. The first four do not change the results of a step.
 using Flags = unsigned;
 constexpr Flags kRecompute = 1, kBatch = 2, kStage = 4, kOffload = 8, kMoments = 16, kMaster = 32, kGradients = 64,
                 kFp8Moments = 128, kPrecision = 256;
@@ -57,7 +57,7 @@ public:
     }
 
 private:
-    // Every combination of stage, offload, formats and recomputation, with the largest batch that fits.
+    // Tries every combination of stage, offload, formats and recomputation, with the largest batch that fits.
     void search(const Options& base, Flags flags) {
         search_formats(base, flags);
         if (base.offload != Offload::off || base.precision == Precision::fp32) return;
@@ -67,7 +67,7 @@ private:
             search_formats(offloaded, flags | kOffload);
         }
     }
-    // The formats of the state as asked for, then one array after the other in a narrower one.
+    // The requested formats of the state, then with one array after another in a smaller format.
     static std::vector<std::pair<Flags, Options>> state_formats(const Options& base) {
         const bool has_adam_moments = base.optimizer == OptimizerKind::adamw || is_muon(base.optimizer);
         const bool may_round_gradients = base.clip_kind == ClipKind::norm && base.shard_within == 0;
@@ -213,7 +213,7 @@ std::optional<Change> change_with(const AskedRun& asked, const std::string& flag
     }
 }
 
-// The fewest ranks that make it fit with -z 3 alone, and fewer ones that also need other flags.
+// Adds the fewest ranks with which the run fits with only -z 3, and fewer ranks that also need other flags.
 void add_more_ranks(const AskedRun& asked, const Options& options, int ranks, const Room& room,
                     const std::optional<PlannedCard>& card, std::vector<Change>& changes) {
     bool has_fewer = false;

@@ -55,7 +55,7 @@ bool parse(const std::vector<std::string>& arguments, Request& request) {
     return true;
 }
 
-// The most tokens of a longer context that are used, because memory for them is allocated at the start.
+// Longer contexts are limited to this many tokens, because memory for them is allocated at the start.
 constexpr int kMostRows = 8192;
 
 // Chooses one sequence, as long as the model and FP8 products allow.
