@@ -1,6 +1,6 @@
 // Products on the host device: by oneDNN, of FP32 matrices on CPUs with AVX-512 and of BF16 matrices on CPUs that have
 // instructions for them (AVX512-BF16, AMX); and of FP8 matrices with the sums of Hopper's tensor cores
-// (--fp8-arithmetic hopper), to study what those cost.
+// (--fp8-arithmetic hopper), to study their accuracy.
 #pragma once
 #include <compare>
 #include <cstddef>

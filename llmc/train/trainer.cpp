@@ -215,7 +215,7 @@ std::vector<Fp8Fallback> Trainer<Real>::finish_step() {
     return left;
 }
 
-// Scales this rank's slices of the weights and biases that make queries and keys (kernels/clip.h).
+// Scales this rank's slices of the weights and biases of queries and keys (kernels/clip.h).
 template <class Real>
 void Trainer<Real>::clip_logits() {
     const ProfileRange range("QK-clip", stream_);
@@ -364,7 +364,7 @@ bool Trainer<Real>::restore(const TrainerState& state, const ReadState& read) {
     if (state.fp8) fp8()->restore_factors(*state.fp8, stream_);
     model_.leave_fp8(step_, stream_);
     weights_are_set();
-    // FP8 scales of gradients only fit the loss scale that they were made with.
+    // FP8 scales of gradients are valid only for the loss scale with which they were computed.
     const bool same_scale = read_back(optimizer_.loss_scale(), stream_) == state.optimizer.loss_scale;
     return same_scale && state.fp8 && fp8()->restore(*state.fp8, stream_);
 }
