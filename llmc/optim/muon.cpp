@@ -202,7 +202,7 @@ void Muon<Real>::for_each_holder(size_t matrix, Visit&& visit) const {
 template <class Real>
 void Muon<Real>::plan_rounds() {
     rounds_.resize(matrices_.back().round + 1);
-    std::vector<std::vector<Piece>> held(ranks_), owned(ranks_);  // of a round, by owner and by holder
+    std::vector<std::vector<Piece>> held(ranks_), owned(ranks_);  // the pieces of a round, by owner and by holder
     for (size_t i = 0; i < matrices_.size(); i++) {
         const MuonMatrix& m = matrices_[i];
         const size_t owner = static_cast<size_t>(m.owner);
