@@ -46,50 +46,52 @@ def unescaped(text):
 
 def add_tokenizer(command, default):
     command.add_argument("--tokenizer", metavar="NAME|FILE", default=default,
-                         help="bytes; gpt2 or another name of tiktoken, which downloads the table once; NAME=FILE with "
-                              "its table; a file with GPT-2's ranks (gpt2.tiktoken); tokenizer.json; default: "
-                              "%(default)s")
+                         help="bytes; gpt2 or another tiktoken name (its vocabulary is downloaded once); NAME=FILE "
+                              "with a local copy of that vocabulary; a file with GPT-2's (gpt2.tiktoken); or a "
+                              "tokenizer.json; default: %(default)s")
     command.add_argument("--end-token", metavar="TOKEN",
-                         help="of tokenizer.json: the token that begins documents, if it has none of the usual names")
+                         help="the token that begins documents, if tokenizer.json has none with a usual name")
 
 
 def add_format(command):
     command.add_argument("--column", default="text", metavar="NAME",
-                         help="of JSON lines, parquet and datasets; default: %(default)s")
+                         help="field with the text in JSON lines, parquet and datasets; default: %(default)s")
     command.add_argument("--separator", type=unescaped, metavar="TEXT",
-                         help="what stands between the documents of a text file ('\\n\\n', '<|endoftext|>'); without "
-                              "it a file is a document")
+                         help="text between the documents of a text file ('\\n\\n', '<|endoftext|>'); by default a "
+                              "file is one document")
 
 
 def add_text(commands):
-    about = "Text, JSON lines, parquet and datasets to train_*.bin and val_*.bin, with a report."
+    about = "Converts text, JSON lines, parquet and datasets to train_*.bin and val_*.bin, with a report."
     text = commands.add_parser("text", help=about, description=about)
     text.add_argument("inputs", nargs="+", type=weighted_input, metavar="INPUT[@WEIGHT]",
-                      help="file (.jsonl, .parquet, else text; .gz and .zst of them), directory, 'pattern', "
-                           "hf:NAME[:CONFIG[:SPLIT]], tinystories, fineweb or fineweb-edu; the weights are the parts "
-                           "of the training tokens that the inputs get")
+                      help="file (.jsonl, .parquet, otherwise text; also .gz and .zst), directory, 'pattern', "
+                           "hf:NAME[:CONFIG[:SPLIT]], tinystories, fineweb or fineweb-edu; weights are the inputs' "
+                           "shares of the training tokens")
     text.add_argument("--out", required=True, metavar="DIR", help="directory for shards, sidecars and report")
     add_tokenizer(text, "bytes")
     add_format(text)
     text.add_argument("--workers", type=int, default=1, metavar="N", help="processes; default: %(default)s")
     text.add_argument("--val-fraction", type=float, default=0.05, metavar="F",
-                      help="part of the documents for the validation set; default: %(default)s")
+                      help="fraction of the documents in the validation set; default: %(default)s")
     text.add_argument("--val-split", choices=("auto", "hash", "start"), default="auto",
-                      help="which part: by the documents' hashes, or the start of the text; auto: hash, but start for "
-                           "fewer than 100 text files")
+                      help="choose validation documents by hash, or take the start of the text; auto (default): start "
+                           "with fewer than 100 text files, otherwise hash")
     text.add_argument("--shard-tokens", type=whole_number, default=100_000_000, metavar="N",
-                      help="tokens in a shard; default: 100M")
+                      help="tokens per shard; default: 100M")
     text.add_argument("--normalize", choices=("none", "nfc", "nfkc"), default="none",
-                      help="Unicode's normal form, newlines as \\n, no control characters; default: %(default)s")
+                      help="convert to this Unicode normal form and newlines to \\n, and remove control characters; "
+                           "default: %(default)s")
     text.add_argument("--rules", type=rule_names, default=(), metavar="c4,gopher",
-                      help="published rules for web text, in the order given")
+                      help="drop documents by these published rules for web text, in the given order")
     text.add_argument("--dedup", choices=("none", "exact", "minhash"), default="exact",
-                      help="drop documents that an earlier one equals, or (minhash) resembles; default: %(default)s")
+                      help="drop documents that are equal to an earlier one, or (minhash) also similar ones; default: "
+                           "%(default)s")
     text.add_argument("--decontaminate", action="append", default=[], metavar="INPUT",
-                      help="drop documents that have 13 words in a row in common with this evaluation set")
+                      help="drop documents that share 13 consecutive words with this evaluation set")
     text.add_argument("--max-epochs", type=float, default=1.0, metavar="N",
-                      help="how often a mixture may take the same document; default: %(default)s")
-    text.add_argument("--skip-bad", action="store_true", help="count what cannot be read instead of ending there")
+                      help="most times that a mixture may contain a document; default: %(default)s")
+    text.add_argument("--skip-bad", action="store_true", help="skip and count unreadable records and files")
     text.add_argument("--overwrite", action="store_true", help="replace shards that are already in DIR")
 
 
@@ -97,45 +99,50 @@ def add_others(commands):
     def add(name, about):
         return commands.add_parser(name, help=about, description=about)
 
-    shakespeare = add("tinyshakespeare", "Tiny Shakespeare as llm.c prepares it.")
+    shakespeare = add("tinyshakespeare", "Prepares Tiny Shakespeare as llm.c does.")
     shakespeare.add_argument("--out", required=True, metavar="DIR", help="directory for the shards and sidecars")
     add_tokenizer(shakespeare, "gpt2")
     shakespeare.add_argument("--text", metavar="FILE", help="a local copy of its text, so that nothing is downloaded")
 
-    hellaswag = add("hellaswag", "HellaSwag in llm.c's evaluation file.")
+    hellaswag = add("hellaswag", "Writes HellaSwag as llm.c's evaluation file.")
     hellaswag.add_argument("--out", required=True, metavar="FILE", help="hellaswag_val.bin, for example")
     add_tokenizer(hellaswag, "gpt2")
     hellaswag.add_argument("--split", choices=("val", "train"), default="val", help="default: %(default)s")
     hellaswag.add_argument("--input", metavar="FILE", help="a local copy of its .jsonl, so that nothing is downloaded")
 
-    task = add("task", "ARC, PIQA, Winogrande, or a task of nanochat's CORE, for train_gpt --task NAME=FILE.")
+    task = add("task", "Converts ARC, PIQA, Winogrande, or a task of nanochat's CORE for train_gpt --task NAME=FILE.")
     task.add_argument("task", choices=("arc", "piqa", "winogrande", "core"), help="arc: ARC-Easy and ARC-Challenge")
     task.add_argument("--input", required=True, metavar="FILE",
                       help="its .jsonl as published, or Hugging Face's .jsonl or .parquet")
-    task.add_argument("--labels", metavar="FILE", help="of piqa as published: a line with the label of each question")
+    task.add_argument("--labels", metavar="FILE",
+                      help="for piqa as published: the label of each question, one per line")
     task.add_argument("--out", required=True, metavar="FILE", help="arc_easy.bin, for example")
     add_tokenizer(task, "gpt2")
     task.add_argument("--shots", type=whole_number, default=0, metavar="N",
-                      help="of core: answered questions in front of each one; default: 0")
+                      help="for core: number of answered questions before each question; default: 0")
     task.add_argument("--delimiter", type=unescaped, default=" ", metavar="TEXT",
-                      help="of core: what stands between a context and its choice; default: a space")
+                      help="for core: text between a context and its choice; default: a space")
 
-    train = add("train-tokenizer", "A byte-level BPE of one's own text, as tokenizer.json.")
+    train = add("train-tokenizer", "Trains a byte-level BPE tokenizer on text and writes tokenizer.json.")
     train.add_argument("inputs", nargs="+", metavar="INPUT", help="as for text")
     train.add_argument("--out", required=True, metavar="FILE", help="tokenizer.json, for example")
-    train.add_argument("--vocab", type=whole_number, required=True, metavar="N", help="tokens, with the end token")
+    train.add_argument("--vocab", type=whole_number, required=True, metavar="N",
+                       help="number of tokens, including the end token")
     add_format(train)
 
-    inspect = add("inspect", "What is in shards: header, sidecar, the first documents.")
-    validate = add("validate", "Checks shards: size, checksum, ids, one tokenizer, no document in train and val.")
-    merge = add("merge", "Shards into shards of another size.")
+    inspect = add("inspect", "Prints the header, sidecar and first documents of shards.")
+    validate = add("validate", "Checks size, checksum and ids of shards, that they share a tokenizer, and that no "
+                               "document is in both train and val.")
+    merge = add("merge", "Rewrites shards as shards of another size.")
     for command in (inspect, validate, merge):
         command.add_argument("shards", nargs="+", metavar="SHARD")
     for command in (inspect, validate):
         command.add_argument("--tokenizer", metavar="NAME|FILE", help="refuse shards of any other")
-    inspect.add_argument("--documents", type=int, default=2, metavar="N", help="default: %(default)s")
-    merge.add_argument("--out", required=True, metavar="PREFIX", help="of the shards: PREFIX_000000.bin")
-    merge.add_argument("--shard-tokens", type=whole_number, default=100_000_000, metavar="N", help="default: 100M")
+    inspect.add_argument("--documents", type=int, default=2, metavar="N",
+                         help="number of documents to print; default: %(default)s")
+    merge.add_argument("--out", required=True, metavar="PREFIX", help="writes PREFIX_000000.bin and so on")
+    merge.add_argument("--shard-tokens", type=whole_number, default=100_000_000, metavar="N",
+                       help="tokens per shard; default: 100M")
 
 
 def parse(argv):
@@ -165,7 +172,7 @@ def run(parser, args):
         if args.task != "piqa" and args.labels:
             parser.error(f"--labels: the labels of {args.task} are in its rows")
         if args.task != "core" and (args.shots or args.delimiter != " "):
-            parser.error(f"--shots and --delimiter are of core, not of {args.task}")
+            parser.error(f"--shots and --delimiter are for core, not for {args.task}")
         tokenizer = tokenizers.open_tokenizer(args.tokenizer, args.end_token)
         tasks.prepare_task(args.task, args.out, tokenizer, args.input, args.labels, args.shots, args.delimiter)
     elif args.command == "train-tokenizer":
