@@ -464,7 +464,7 @@ def parse(argv):
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], epilog=__doc__.split("\n\n", 2)[2],
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("reference", metavar="A", help="the reference: a run directory (train_gpt --out) or metrics.jsonl")
-    parser.add_argument("others", nargs="*", metavar="B", help="what is compared with it")
+    parser.add_argument("others", nargs="*", metavar="B", help="runs to compare with it")
     parser.add_argument("--published", metavar="NAME",
                         help="also draw a published curve of validation losses, by tokens: "
                              f"{', '.join(published_names())}, or a file like those in scripts/published")

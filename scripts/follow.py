@@ -464,9 +464,9 @@ def main(argv=None):
                         help="send everything to Weights & Biases; default: the project train_gpt")
     parser.add_argument("--name", help="the run's name in W&B; default: the directory's")
     parser.add_argument("--all-tensors", action="store_true", help="show each FP8 tensor, next to the summary by kind")
-    parser.add_argument("--poll", type=float, default=2, metavar="SECONDS", help="between two looks; default: 2")
+    parser.add_argument("--poll", type=float, default=2, metavar="SECONDS", help="time between two reads of the records; default: 2")
     parser.add_argument("--patience", type=float, default=60, metavar="SECONDS",
-                        help="to wait for a run that has not begun; default: 60")
+                        help="time to wait for a run that has not begun; default: 60")
     parser.add_argument("--child", action="store_true",
                         help="end when standard input ends instead of when the run does, and ignore signals that stop "
                              "a run; train_gpt --track uses this")

@@ -85,7 +85,8 @@ def draw(estimates, out):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("estimates", nargs="+", metavar="DIR", help="where --estimate-scaling -o left its scaling.json")
+    parser.add_argument("estimates", nargs="+", metavar="DIR",
+                        help="a directory with the scaling.json of --estimate-scaling -o")
     parser.add_argument("--out", metavar="FILE", help="the picture; default: scaling.png in the first directory")
     args = parser.parse_args(argv)
     try:
