@@ -15,7 +15,7 @@
 
 namespace llmc::test {
 
-// A new, empty directory, which is removed with everything in it. It is in memory where the system has such a place,
+// A new, empty directory, which is removed with everything in it. It is in memory (/dev/shm) if the system has that,
 // because many tests wait for the disk.
 struct TemporaryDirectory {
     const std::filesystem::path path;

@@ -357,7 +357,7 @@ class BadInput(TestCase):
         self.assertIn("magic", self.refused("inspect", self.path("short", b"abc")))
 
     def test_full_disk(self):
-        """Linux's full device replaces the file in each of the steps that write."""
+        """/dev/full replaces the output file in each step that writes."""
         if not os.path.exists("/dev/full"):
             self.skipTest("no /dev/full")
         args = ("text", self.path("a", b"text\n" * 9000), "--out", self.path("out"), "--val-fraction", "0")

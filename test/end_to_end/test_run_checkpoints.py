@@ -615,7 +615,7 @@ class Disk(Case):
     FLAGS = ["-n", "4", "--keep", "1", "--val-every", "0", "--max-steps", "8"]
 
     def calls(self, *flags):
-        """The number of calls in such a run."""
+        """The number of system calls that a run with FLAGS makes on files."""
         count = new_path("count")
         self.succeeds(Directory().run(*self.FLAGS, *flags, env={"LD_PRELOAD": disk_trouble(), "DISK_COUNT": count}))
         with open(count, encoding="utf-8") as file:

@@ -443,7 +443,7 @@ class Endings(unittest.TestCase):
         self.assertNotIn(b"step     1/", first)
 
     def test_a_reader_that_leaves(self):
-        """The run goes on when its `tee` has died."""
+        """The run continues when its `tee` has died."""
         out = new_path()
         with subprocess.Popen([PROGRAM, *tiny_flags("--max-steps", "40", "--out", out)], stdout=subprocess.PIPE,
                               stderr=subprocess.DEVNULL, cwd=workspace(), env=ENVIRONMENT) as process:

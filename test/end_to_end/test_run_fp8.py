@@ -18,7 +18,7 @@ class Fp8(Case):
 
     def test_follows_bf16_and_is_not_bf16(self):
         flags = [*self.FLAGS, "--val", corpus().val]
-        # The wider model leaps from 1e-3 on already.
+        # The loss of the wider model already jumps at 1e-3.
         slower = ["--channels", "128", "--lr", "4e-4"]
         small, wide = FinishedRun(*flags), FinishedRun(*flags, *slower)
         for recipe in FP8_RECIPES:

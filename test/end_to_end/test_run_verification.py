@@ -40,7 +40,7 @@ class Verification(unittest.TestCase):
         self.assertRegex(found.read("main.log").decode().splitlines()[-1], rf"^s:3 end:1 {FOUND}$")
         self.assertIn("output of block 1 had", found.records[-1]["corruption"])
         self.assertEqual([s.get("verified") for s in found.steps], [None, None, None, False])
-        # No checkpoint of that step, none at the end, no weights; and the run can go on from there.
+        # There is no checkpoint of that step, none at the end, and no weights. The run can resume from the last one.
         self.assertIn(checkpoints(found.directory)[-1], ("step_00000002", "step_00000003"))
         self.assertFalse(os.path.exists(found.path("model.safetensors")))
         again = self.go_on(found.directory, "--verify-every", "2")

@@ -214,7 +214,7 @@ class TensorBoard(Following):
                 self.assert_equal_to_metrics(finished)
 
     def start(self, *flags):
-        """A run that goes on until it is stopped, the process that follows it, and what it says."""
+        """Starts a run that ends only when it is stopped. Returns it, the process that follows it, and its messages."""
         directory = new_path()
         process = subprocess.Popen([PROGRAM, *map(str, tiny_flags("--out", directory, "--max-steps", 10**6, *flags))],
                                    stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=workspace(),
@@ -284,7 +284,7 @@ class TensorBoard(Following):
         recorded.rotate()
         recorded.write(*steps(34, 35))
         wait_for(lambda: losses() == [(step, 5) for step in range(1, 36)])
-        # The run resumes at step 12 and writes more than it had, before anyone looks: then also while nobody looks.
+        # The run resumes at step 12 and writes more records than before, while the follower runs; then while none runs.
         recorded.metrics.truncate(0)
         recorded.write_info(resumed=[dict(step=12)])
         recorded.write(*steps(1, 12), *steps(13, 40, 4.0))

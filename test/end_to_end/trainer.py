@@ -251,7 +251,7 @@ def read_safetensors(path):
 
 
 def write_safetensors(path, tensors):
-    """Writes such a file."""
+    """Writes a safetensors file of {name: (dtype, shape, bytes)}."""
     header, end = {}, 0
     for name, (dtype, shape, data) in tensors.items():
         header[name] = dict(dtype=dtype, shape=shape, data_offsets=[end, end + len(data)])

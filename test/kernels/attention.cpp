@@ -24,8 +24,8 @@ using Reference = reference::Attention;
 using Layout = reference::AttentionLayout;
 using Shape = reference::AttentionShape;
 
-// Against as many heads of keys and values as of queries, with the group's repeated: the forward's and dQ's arithmetic
-// is the same, and dK and dV are the group's sums, but for what FP32 and one rounding to Real lose.
+// Compares grouped queries with one head of keys and values per query head, each group's repeated. Forward and dQ have
+// the same arithmetic. dK and dV are the group's sums, except for FP32 errors and one rounding to Real.
 template <class Real>
 void check_repeated_keys(const Shape& s) {
     INFO(s.text());

@@ -20,7 +20,7 @@ double exact_frequency(double theta, const RopeScaling& s, int HD, int i) {
     return (1 - smooth) * f / static_cast<double>(s.factor) + smooth * f;
 }
 
-// A table here and on the device.
+// A table on the host and on the device.
 struct Table {
     int positions;
     RopeValues values;
