@@ -245,8 +245,8 @@ Options read_run_config(const std::string& path) {
     }
 }
 
-// The configuration file under the command line, whose flags `line` has. Another model means its own shape, not the one
-// that the file spells out for the model it names; -x and --epochs replace each other, except for several sources.
+// The configuration file, prepared for the flags of the command line (`line`) to override it. If these name a model,
+// the file's shape is dropped. -x and --epochs replace each other, except with several sources.
 Options with_config(const Options& line) {
     const std::string run_json = line.config_file.empty() ? run_json_to_resume(line) : "";
     if (line.config_file.empty() && run_json.empty()) return {};

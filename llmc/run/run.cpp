@@ -260,7 +260,7 @@ void Run<Real>::evaluate() {
     if (due.fp8_errors) record_fp8_errors(position_.step, *trainer_.fp8(), trainer_.stream(), directory_);
 }
 
-// Validates, then lowers the learning rate (--plateau) or ends the run (--early-stop) if the loss gets no better.
+// Validates, then lowers the learning rate (--plateau) or ends the run (--early-stop) if the loss does not improve.
 // Returns false if a signal came meanwhile.
 template <class Real>
 bool Run<Real>::validate() {
