@@ -282,9 +282,8 @@ const Flag kRows[] = {
                 {.min = 1, .word = "-1", .word_means = -1, .answers = {{"0", " (-1: one epoch)"}}},
                 "training steps; -1: one epoch")),
     flag(0, "epochs", "N", &Options::epochs, {.min = 1, .max = 1e6},
-         "instead of -x: passes over the training data. Next to -x, for data of several sources: passes over each "
-         "that are allowed",
-         "-x; 1 of several sources"),
+         "passes over the training data, instead of -x. With -x and several sources: passes allowed over each source",
+         "-x; 1 with several sources"),
     flag(0, "stop-after", "N", &Options::stop_after, {},
          "stop cleanly after step N; the learning rate still follows --max-steps", "off"),
     flag(0, "max-minutes", "M", &Options::max_minutes, {},
@@ -330,7 +329,7 @@ const Flag kRows[] = {
          "AdamW)"),
     flag('c', "weight-decay", "X", &Options::weight_decay, {}, "decoupled weight decay of matrices and embeddings"),
     flag(0, "cautious-decay", "", &Options::cautious_decay, {},
-         "adamw, and muon for its matrices: no weight decay of weights whose update points away from zero"),
+         "no weight decay for weights whose update points away from zero (adamw, and the matrices of muon)"),
     flag(0, "beta1", "X", &Options::beta1, {.max = 1, .max_open = true},
          "AdamW: decay of the first moment; Lion: weight of the moment in the update"),
     flag(0, "beta2", "X", &Options::beta2, {.max = 1, .max_open = true},
@@ -372,7 +371,7 @@ const Flag kRows[] = {
          "value (magnitude of each element)"),
     flag(0, "qk-clip", "X", &Options::qk_clip, {},
          "after each step, scale down the weights of queries and keys in heads whose largest attention logit was above "
-         "X (MuonClip's QK-clip; Kimi K2 had 100); 0: off"),
+         "X (MuonClip's QK-clip; Kimi K2 used 100); 0: off"),
     flag(0, "z-loss", "X", &Options::z_loss, {},
          "add X log(Z)^2 to the training loss, Z being the softmax denominator (PaLM uses 1e-4); reported losses "
          "exclude it"),
@@ -392,7 +391,7 @@ const Flag kRows[] = {
                  {"1", "; llm.c's -r 1 is -r gelu here"},
                  {"2", "; llm.c's -r 2 is -r norm here"}},
                 "activations to recompute in the backward pass: none, gelu, norm (norms and GELU), block (all) or auto "
-                "(as few as fit into memory); the same bits in every case")),
+                "(as little as memory allows); the same bits in every case")),
     flag(
         0, "offload", "NAME", &Options::offload, {},
         "keep in host memory: optimizer (master weights and moments), residuals (the inputs of blocks until backward), "
@@ -498,11 +497,11 @@ const Flag kRows[] = {
          "continue or stop when a checkpoint cannot be written"),
     flag(0, "checkpoint-local", "DIR", &Options::checkpoint_local, {},
          "write each rank's part to DIR on its own machine first, instead of to host memory, and to --out while "
-         "training goes on",
+         "training continues",
          "host memory"),
     flag(0, "after-checkpoint", "CMD", &Options::after_checkpoint, {},
-         "run the shell command CMD, with the path of a checkpoint as its last argument, next to training when the "
-         "checkpoint is complete",
+         "when a checkpoint is complete, run the shell command CMD with its path as the last argument, while training "
+         "continues",
          "none"),
     once(flag(0, "rewind", "N", &Options::rewind, {}, "with --resume: skip the newest N checkpoints")),
     once(flag(0, "skip-data", "N", &Options::skip_data, {},
@@ -517,7 +516,7 @@ const Flag kRows[] = {
                 "validate every N steps; 0: never; auto: so that it takes less than 5 % of the time")),
     flag('m', "val-batches", "N", &Options::val_batches, {.min = -1}, "batches per validation; 0: none, -1: all"),
     flag(0, "hellaswag", "FILE", &Options::hellaswag, check_not_empty,
-         "multiple-choice examples in llm.c's format to score at every validation (the whole file, whatever -m says)",
+         "multiple-choice examples in llm.c's format to score at every validation (the whole file, regardless of -m)",
          "none"),
     flag(0, "task", "NAME=FILE", &Options::task, check_task,
          "the same for a file of data.prepare task, such as arc_easy=FILE; several: --task NAME=FILE for each, logged "
@@ -535,7 +534,7 @@ const Flag kRows[] = {
          "sample among the most likely tokens whose probabilities sum to X"),
 
     heading("Running and planning"),
-    flag(0, "seed", "N", &Options::seed, {}, "seed of everything random"),
+    flag(0, "seed", "N", &Options::seed, {}, "seed for all random numbers"),
     flag(0, "log-every", "N", &Options::log_every, {.min = 1},
          "print every N-th step; metrics.jsonl and main.log have all of them"),
     flag(

@@ -65,8 +65,7 @@ std::string usage(const std::string& program, size_t width) {
             " -o runs/first --resume latest\n" + p +
             " -i 'data/*train_*.bin' -o runs/small -e tiny -x 500  # on a CPU\n" + p +
             " -e gpt2-xl -b 16 --dry-run --gpu h200\n";
-    return text + "\n" + wrap("Every flag takes a value unless none is shown. Defaults are in [brackets].", 0, width) +
-           "\n";
+    return text + "\n" + wrap("Flags shown without a value are switches. Defaults are in [brackets].", 0, width) + "\n";
 }
 
 std::string escaped(const std::string& text) {
@@ -154,9 +153,9 @@ const Answer kAnswers[] = {
     {"-f", "allow TF32", "use --tf32 to allow it; off is the default"},
     {"-ge", "GELU fusion", "there is nothing to choose; leave it out"},
     {"-a", "overfit one batch", "train on a shard as small as one batch"},
-    {"-sl", "skip steps with an outlying loss", "use --skip-spikes, with limits of its own"},
-    {"-sg", "skip steps with an outlying gradient norm", "use --skip-spikes, with limits of its own"},
-    {"-lg", "GPU information in the log", "this version has no such log; leave it out"},
+    {"-sl", "skip steps with an outlying loss", "use --skip-spikes, which has its own limits"},
+    {"-sg", "skip steps with an outlying gradient norm", "use --skip-spikes, which has its own limits"},
+    {"-lg", "GPU information in the log", "this program has no such log; leave it out"},
     {"-pn", "number of processes", "the launcher (mpirun, srun) sets it; leave it out"},
     {"-pr", "process rank", "the launcher (mpirun, srun) sets it; leave it out"},
     {"-pg", "GPUs per node", "it is detected; leave it out"},

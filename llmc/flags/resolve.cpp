@@ -305,8 +305,8 @@ void resolve_fp8_arithmetic(const Options& o, const ResolveInputs& inputs) {
     if (o.fp8_arithmetic == Fp8Arithmetic::fp32) return;
     if (!inputs.host_device)
         refuse(
-            "--fp8-arithmetic {} makes a CPU sum like that card; a GPU's tensor cores sum as they were built: leave "
-            "it out, or use train_gpt_cpu",
+            "--fp8-arithmetic {} emulates that card's sums on a CPU and cannot change a GPU's tensor cores: leave it "
+            "out, or use train_gpt_cpu",
             word_of(o.fp8_arithmetic));
     if (o.fp8_recipe == Fp8Recipe::mxfp8)
         refuse("--fp8-arithmetic hopper: Hopper has no MXFP8 matmuls; use --fp8-recipe delayed, current or block");

@@ -320,7 +320,7 @@ TEST_CASE("resolve: Hopper's sums of FP8 are for CPUs, and for recipes that Hopp
     Options o;
     o.precision = Precision::fp8;
     o.fp8_arithmetic = Fp8Arithmetic::hopper;
-    CHECK(contains(refusal(o), "--fp8-arithmetic hopper makes a CPU sum like that card"));
+    CHECK(contains(refusal(o), "--fp8-arithmetic hopper emulates that card's sums"));
     ResolveInputs host;
     host.host_device = true;
     CHECK(contains(resolved(o, host).notes.at(0), "sum like Hopper's tensor cores"));
