@@ -249,7 +249,7 @@ void Comm::attach_device() const {
             const auto [other, fresh] = owners.emplace(host(r) + " GPU " + gpu, r);
             if (!fresh)
                 throw Error(ExitCode::bad_flags,
-                            "ranks {} and {} share one GPU ({}), which NCCL does not allow: start one rank a GPU, or "
+                            "ranks {} and {} share one GPU ({}), which NCCL does not allow: start one rank per GPU, or "
                             "use --comm mpi",
                             other->second, r, other->first);
         }

@@ -49,8 +49,8 @@ SlowRankWatch::Change SlowRankWatch::observe(const SlowestRank& step) {
 
 std::string format_slow_rank(int64_t step, const SlowestRank& slowest, const std::string& rank) {
     return fmt::format(
-        "step {}: {} is slow: {:.1f} ms of work of its own, {:.2f} times that of the other ranks, {} steps in a row; "
-        "{}",
+        "step {}: {} is slow: its own work took {:.1f} ms, {:.2f} times as long as the other ranks', {} steps in a "
+        "row; {}",
         step, rank, slowest.own_ms, slowest.ratio(), SlowRankWatch::kSlowSteps,
         slowest.waits_for_data() ? fmt::format("it waits {:.1f} ms for its data", slowest.data_ms)
                                  : "it does not wait for its data");

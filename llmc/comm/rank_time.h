@@ -52,7 +52,7 @@ private:
     int slow_ = kNone;
 };
 
-// "step 118: rank 3 on node7 (NVIDIA H100, ...) is slow: 131 ms of work of its own, 1.35 times ..."
+// "step 118: rank 3 on node7 (NVIDIA H100, ...) is slow: its own work took 131.0 ms, 1.35 times ..."
 std::string format_slow_rank(int64_t step, const SlowestRank& slowest, const std::string& rank);
 
 // ---- a rank's waits for others --------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ nlohmann::json to_json(const OperationEntry& entry, double now) {
 const char* standstill_reason(const OperationEntry& unfinished) {
     if (unfinished.sequence == 0) return "it is in no collective: look here, the other ranks may be waiting for it";
     if (unfinished.state == OperationEntry::State::issued)
-        return "its GPU has not come to a collective that was issued: look here, for work that hangs or takes long";
+        return "its GPU has not reached a collective that was issued: look here, for work that hangs or takes long";
     return "it waits for other ranks in a collective";
 }
 

@@ -88,5 +88,5 @@ TEST_CASE("watchdog: a stalled rank says where it stands") {
     entry.state = OperationEntry::State::running;
     CHECK(std::string(standstill_reason(entry)) == "it waits for other ranks in a collective");
     entry.state = OperationEntry::State::issued;
-    CHECK(std::string(standstill_reason(entry)).find("its GPU has not come to a collective") == 0);
+    CHECK(std::string(standstill_reason(entry)).find("its GPU has not reached a collective") == 0);
 }

@@ -89,8 +89,8 @@ TEST_CASE("slow rank: steps of different ranks do not add up, and another rank m
 TEST_CASE("slow rank: the message") {
     const SlowestRank slowest = slowest_rank({{131, 34, 0}, {131, 0, 0}});
     CHECK(format_slow_rank(118, slowest, "rank 1 on node7 (NVIDIA H100)") ==
-          "step 118: rank 1 on node7 (NVIDIA H100) is slow: 131.0 ms of work of its own, 1.35 times that of the other "
-          "ranks, 5 steps in a row; it does not wait for its data");
+          "step 118: rank 1 on node7 (NVIDIA H100) is slow: its own work took 131.0 ms, 1.35 times as long as the "
+          "other ranks', 5 steps in a row; it does not wait for its data");
     const SlowestRank starved = slowest_rank({{131, 34, 0}, {131, 0, 30}});
     CHECK(format_slow_rank(118, starved, "rank 1 on node7").find("; it waits 30.0 ms for its data") !=
           std::string::npos);

@@ -158,8 +158,8 @@ class Ranks(unittest.TestCase):
         self.assertEqual(found["slow_rank"]["rank"], 1)
         self.assertGreaterEqual(found["slow_rank"]["ms"], 200)
         self.assertRegex(found["slow_rank"]["where"], r"^rank 1 on \S+ \(.+\)$")
-        self.assertRegex(output, rf"step {found['step']}: rank 1 on \S+ \(.+\) is slow: \S+ ms of work of its own, \S+ "
-                         "times that of the other ranks, 5 steps in a row; it does not wait for its data\n")
+        self.assertRegex(output, rf"step {found['step']}: rank 1 on \S+ \(.+\) is slow: its own work took \S+ ms, \S+ "
+                         "times as long as the other ranks', 5 steps in a row; it does not wait for its data\n")
 
     def test_a_rank_with_slow_data(self):
         """Rank 1 reads two sequences per step, and each takes 250 ms. It has read four steps' before the first."""
