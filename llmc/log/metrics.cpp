@@ -221,9 +221,9 @@ void record_memory_outside(int64_t step, const DeviceInfo& opened, size_t reserv
     const size_t free_now = device_info().free_memory;
     const size_t taken = memory_outside(opened.free_memory, free_now, device_bytes_in_use());
     if (comm.is_main())
-        print_line("memory after step {}: {} free; libraries have taken {}, {} were reserved{}", step,
+        print_line("memory after step {}: {} free; libraries use {}, the plan reserved {}{}", step,
                    format_bytes(free_now), format_bytes(taken), format_bytes(reserve),
-                   taken > reserve ? ": less than they need" : "");
+                   taken > reserve ? ", which is too little" : "");
     directory.append(
         {{"step", step}, {"memory_outside", {{"free", free_now}, {"taken", taken}, {"reserved", reserve}}}});
 }

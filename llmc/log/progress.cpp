@@ -65,8 +65,8 @@ std::string format_fresh_loss(const StepRecord& record) {
     const FreshLoss& fresh = *record.fresh;
     if (std::abs(record.loss - fresh.expected) <= fresh.margin) return "";
     return fmt::format(
-        "note: step {}: the loss of freshly initialised weights is {:.2f}, expected was {:.2f} (ln(V) = {:.2f}): the "
-        "model's first pass went wrong, or the data is not what it seems",
+        "note: step {}: the loss of freshly initialised weights is {:.2f} instead of about {:.2f} (ln(V) = {:.2f}): "
+        "the model's first pass went wrong, or the data is not what it seems",
         record.step, unsigned_nan(record.loss), fresh.expected, fresh.ln_vocab);
 }
 

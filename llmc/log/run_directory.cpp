@@ -216,11 +216,10 @@ void LogFile::open(const std::string& path, int64_t bytes) {
 
 void LogFile::cut(int64_t size, int64_t bytes) {
     if (size < bytes)
-        warn(
-            fmt::format("{} has {}, where the checkpoint's run had written {}: the records of some steps are elsewhere",
-                        path_, format_bytes(size), format_bytes(bytes)));
+        warn(fmt::format("{} has {}, but had {} when the checkpoint was written: the records of some steps are missing",
+                         path_, format_bytes(size), format_bytes(bytes)));
     if (size > bytes && !ends_line(fd_, bytes))
-        warn(path_ + " is not the file that the checkpoint's run wrote: it may come to have some steps twice");
+        warn(path_ + " is not the file that the checkpoint's run wrote: some steps may appear in it twice");
     else if (size > bytes && ::ftruncate(fd_, bytes) == 0)
         size = bytes;
     if (!ends_line(fd_, size)) waiting_ = "\n";  // goes before the first line
@@ -258,7 +257,7 @@ void LogFile::write_waiting() {
             continue;
         }
         if (!failing_)
-            warn(fmt::format("cannot write {}: {}; the run goes on, and writes the records later if it can", path_,
+            warn(fmt::format("cannot write {}: {}; the run continues, and will try to write the records later", path_,
                              std::strerror(errno)));
         failing_ = true;
         return;
@@ -289,7 +288,7 @@ std::function<void()> LogFile::synchronizer() const {
         } while (result != 0 && errno == EINTR);
         // EINVAL: /dev/null and pipes cannot be flushed.
         if (result != 0 && errno != EINVAL)
-            warn(fmt::format("cannot bring {} to the disk: {}", path, std::strerror(errno)));
+            warn(fmt::format("cannot flush {} to the disk: {}", path, std::strerror(errno)));
     };
 }
 
@@ -355,7 +354,7 @@ bool RunDirectory::lock_is_lost() const {
 // If somebody deletes the lock file, a second run could use this directory.
 void RunDirectory::check_lock() {
     if (!lock_is_lost()) return;
-    print_error("train_gpt: {} was deleted or replaced: nothing keeps another run out of this directory", file("lock"));
+    print_error("train_gpt: {} was deleted or replaced: another run could now write to this directory", file("lock"));
     ::close(std::exchange(lock_, -1));
 }
 
@@ -414,7 +413,7 @@ void RunDirectory::note_checkpoint(int64_t step) {
         }
         noted_ = true;
     } catch (const Error& error) {
-        print_error("train_gpt: cannot note the checkpoint in run.json: {}", error.what());
+        print_error("train_gpt: cannot record the checkpoint in run.json: {}", error.what());
     }
 }
 

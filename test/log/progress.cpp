@@ -186,9 +186,8 @@ TEST_CASE("progress: fresh weights whose loss is not that of weights that know n
     }
     record.loss = 12.5f;
     CHECK(format_fresh_loss(record) ==
-          "note: step 1: the loss of freshly initialised weights is 12.50, expected was 10.98 (ln(V) = 10.82): the "
-          "model's first pass "
-          "went wrong, or the data is not what it seems");
+          "note: step 1: the loss of freshly initialised weights is 12.50 instead of about 10.98 (ln(V) = 10.82): the "
+          "model's first pass went wrong, or the data is not what it seems");
 }
 
 TEST_CASE("progress: a spike has a line of its own") {
