@@ -115,7 +115,7 @@ void remove_unfinished(FileCalls& calls, const std::string& directory) {
             try {
                 clear(calls, directory + "/" + name);
             } catch (const Error& error) {
-                warn(std::string("a leftover of an interrupted save stays: ") + error.what());
+                warn(std::string("cannot delete the rest of an interrupted save: ") + error.what());
             }
         }
     } catch (const Error& error) {

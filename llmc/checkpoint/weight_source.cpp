@@ -154,7 +154,7 @@ CheckpointWeights::CheckpointWeights(const std::string& checkpoint, const char* 
     const bool has_average = state.contains(count) && state[count].is_number_unsigned() && state[count] > 0;
     if (part_ == "average" && !has_average)
         throw Error(ExitCode::checkpoint,
-                    "{} has no average of the weights: its run had no --average, or had not come to the steps of "
+                    "{} has no average of the weights: its run had no --average, or had not reached the steps of "
                     "last:N",
                     checkpoint);
     reader_.verify(Verify::full);

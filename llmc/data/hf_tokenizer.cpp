@@ -163,8 +163,8 @@ ordered_json tokenizer_json(const TokenDecoder& decoder, const std::string& name
         if (piece.size() < 2) continue;
         const std::vector<std::string> parts = decoder.parts_of(id);
         if (parts.size() != 2)
-            refuse(name, fmt::format("token {} is no merge of two earlier ones, so this is no byte-pair encoding in "
-                                     "the order of its merges; give Hugging Face's tokenizer.json",
+            refuse(name, fmt::format("token {} does not merge two earlier tokens, so the file is not a byte-pair "
+                                     "encoding in merge order; give Hugging Face's tokenizer.json",
                                      id));
         merges.push_back({as_characters(parts[0]), as_characters(parts[1])});
     }

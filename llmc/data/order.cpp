@@ -176,8 +176,8 @@ SampleOrder::SampleOrder(std::vector<int64_t> samples, const std::vector<Stage>&
         const int64_t period = std::accumulate(next.weights.begin(), next.weights.end(), int64_t{0});
         if (period > kLongestPeriod)
             refuse(
-                "--train: the weights of a stage come out exactly in {} samples only, and {} are the limit; "
-                "round them to fewer digits",
+                "--train: the weights of a stage are exact only after {} samples, and the limit is {}; round them to "
+                "fewer digits",
                 with_commas(period), with_commas(kLongestPeriod));
         next.sources = shared_period(next.weights, period);
         for (uint32_t place = 0; place < next.sources.size(); place++)

@@ -264,8 +264,8 @@ void ShardSet::add_shard(const std::string& path, size_t pattern) {
         const auto &my_hash = shard.sidecar.tokenizer_hash, &first_hash = first.sidecar.tokenizer_hash;
         if (my_hash && first_hash && *my_hash != *first_hash)
             throw Error(ExitCode::bad_data,
-                        "{} and {} were made with different tokenizers of one name, {}: their sidecars have "
-                        "tokenizer_hash {} and {}; prepare them with one",
+                        "{} and {} were made with different tokenizers of the same name, {}: their sidecars have "
+                        "tokenizer_hash {} and {}; prepare them with the same tokenizer",
                         path, first.path, mine.value_or("?"), *my_hash, *first_hash);
     }
     token_bytes_ = header.token_bytes;

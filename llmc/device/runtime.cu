@@ -116,7 +116,7 @@ void open_device(int index) {
                     "no usable GPU ({}). On a machine without one, build and run train_gpt_cpu: make train_gpt_cpu",
                     status == cudaSuccess ? "none found" : cudaGetErrorString(status));
     if (index >= count)
-        throw Error(ExitCode::no_resources, "GPU {} asked for, but this machine shows {}", index, count);
+        throw Error(ExitCode::no_resources, "GPU {} is needed, but only {} are visible, counted from 0", index, count);
     LLMC_CHECK_CUDA(cudaSetDevice(index));
     waits_after_work();  // reads LLMC_SYNC and refuses invalid values before anything runs
     // Without code for this GPU the first kernel would fail; this gives a clear message instead.

@@ -155,7 +155,7 @@ static LaunchConfig swiglu_blocks(const char* launcher, int N, int F, stream_t s
     const size_t blocks = div_up<size_t>(static_cast<size_t>(N) * F / 8, kThreads);
     if (blocks * kThreads > 0xffffffffu)
         throw Error(ExitCode::failure,
-                    "{}: N={} rows of F={} are too many for 32-bit places; use a smaller micro-batch", launcher, N, F);
+                    "{}: N={} rows of F={} are too many for 32-bit indices; use a smaller micro-batch", launcher, N, F);
     return {dim3(blocks), dim3(kThreads), 0, stream};
 }
 

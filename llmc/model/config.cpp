@@ -137,7 +137,7 @@ std::string hint_for_unknown(const std::string& name) {
         }
     }
     if (name.size() > 4 && name.compare(name.size() - 4, 4, ".bin") == 0) {
-        return "; -e names a shape, weights to start from come with --init-from";
+        return "; -e names a shape; use --init-from for weights to start from";
     }
     return "";
 }

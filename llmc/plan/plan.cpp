@@ -202,7 +202,7 @@ void check_memory(const MemoryByKind& needed, size_t reserve, size_t available, 
 void check_host_memory(const MemoryByKind& needed, size_t available) {
     if (needed.offloaded <= available) return;
     throw Error(ExitCode::no_resources,
-                "--offload keeps {} of host memory for each rank, and this machine has {} for it; shrink the state "
+                "--offload needs {} of host memory per rank, and this machine has {} available; shrink the state "
                 "(--adam-moments bf16, a higher -z, a smaller model) or leave --offload out",
                 format_bytes(needed.offloaded), format_bytes(available));
 }

@@ -211,7 +211,7 @@ void read_position(const Options& o, const Inputs& inputs, Resumed& resumed) {
     position.run_id = checkpoint.manifest().run_id;
     position.step = checkpoint.manifest().step;
     if (o.skip_data > 0 && o.batches.grows_after(position.step))
-        fail("--skip-data counts steps of --total-batch tokens, which --batch-schedule has not yet come to");
+        fail("--skip-data counts steps of --total-batch tokens, which --batch-schedule has not reached yet");
     inputs.require_enough(o, position.data_step - position.step);
     if (fingerprint == fingerprint_text(inputs.train_fingerprint())) return;
     if (!o.new_data)

@@ -160,7 +160,7 @@ class Export(Case):
         with open(table, "r+b") as file:
             file.seek(1024 + 2 * 256)
             file.write(b"\2zq")  # "lo", neither part of which comes later
-        self.refuses(DATA, ["--from", model, "--to", new_path(), "--tokenizer", table], "token 257", "no merge of two")
+        self.refuses(DATA, ["--from", model, "--to", new_path(), "--tokenizer", table], "token 257", "does not merge two")
 
     def test_end_token(self):
         """generate() stops at the token between documents: from the run's data, else from the tokenizer, else by its

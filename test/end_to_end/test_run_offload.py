@@ -141,7 +141,7 @@ class Plans(unittest.TestCase):
         result = run("--train", corpus().train, "-e", "llama3-70b", "-b", "1", "--offload", "optimizer", "--precision",
                      "bf16")
         self.assertEqual(result.code, 5)
-        self.assertRegex(result.err, r"--offload keeps \d+\.\d GiB of host memory for each rank, and this machine has ")
+        self.assertRegex(result.err, r"--offload needs \d+\.\d GiB of host memory per rank, and this machine has ")
 
 
 if __name__ == "__main__":

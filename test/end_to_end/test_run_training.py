@@ -158,7 +158,7 @@ class Bench(unittest.TestCase):
 
 
 class Spikes(unittest.TestCase):
-    """A text that repeats is soon known by heart. One sample of noise in it is a leap of loss and norm."""
+    """The model soon memorizes a text that repeats. One sample of noise in it makes loss and norm jump."""
 
     STEPS = 300
 
@@ -215,7 +215,7 @@ class BatchSchedule(unittest.TestCase):
         grown = FinishedRun(*self.FLAGS, *self.STAGES)
         self.assertEqual([s["tokens"] for s in grown.steps], [256, 512, 1024, 1792, 2560, 3328])
         self.assertIn("256 tokens per step up to step 2, 512 tokens per step up to step 3, then 768", grown.result.out)
-        # The samples go on where they are: those of the second step of 512, after two of 256.
+        # The samples continue in order: after two steps of 256, they are those of the second step of 512.
         small, middle = (FinishedRun(*self.FLAGS, "--total-batch", tokens, "--stop-after", "2") for tokens in (256, 512))
         self.assertEqual(grown.losses[:2], small.losses)
         self.assertEqual([s["norm"] for s in grown.steps][:2], [s["norm"] for s in small.steps])
@@ -232,7 +232,7 @@ class BatchSchedule(unittest.TestCase):
                 self.assertEqual(done.returncode, 0, done.stderr)
                 check_same_run(self, part, whole)
         for stop, more, message in (("4", ["--batch-schedule", "256:3"], "--batch-schedule 256:2,512:1, this run has"),
-                                    ("2", ["--skip-data", "1"], "which --batch-schedule has not yet come to"),
+                                    ("2", ["--skip-data", "1"], "which --batch-schedule has not reached yet"),
                                     ("3", ["--skip-data", "1"], "")):
             with self.subTest(stop=stop, more=more):
                 begun = FinishedRun(*flags, "--stop-after", stop)
@@ -273,8 +273,8 @@ class NearlySameNumbers(unittest.TestCase):
     def test_narrow_state_follows_fp32(self):
         """A number in BF16 errs by 2^-7 at most, and on average by nothing: less than what computing in BF16 changes. Weights
         are rounded to nearest before the first step."""
-        # Not faster: from about 1.5e-3 on, this model's loss leaps for one step (in FP64 too), and no two precisions
-        # agree on how far.
+        # The rate is not higher, because from about 1.5e-3 on this model's loss jumps in one step (in FP64 too), by a
+        # different amount in each precision.
         flags = ["--max-steps", "50", "--lr", "1e-3", "--warmup", "5", "--batch", "4", "--precision", "fp32"]
         fp32 = FinishedRun(*flags)
         for flag, format_ in (("--adam-moments", "bf16"), ("--adam-moments", "fp8"), ("--master", "bf16"),

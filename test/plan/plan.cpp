@@ -289,7 +289,7 @@ TEST_CASE("plan: host memory check") {
     CHECK(needed.total() == 37 * kGiB);
     CHECK_NOTHROW(check_host_memory(needed, 12 * kGiB));
     CHECK(contains(error_of([&] { check_host_memory(needed, 11 * kGiB); }, ExitCode::no_resources),
-                   "--offload keeps 12.0 GiB of host memory for each rank, and this machine has 11.0 GiB"));
+                   "--offload needs 12.0 GiB of host memory per rank, and this machine has 11.0 GiB"));
 }
 
 TEST_CASE("plan: what libraries take beside the plan") {
@@ -303,6 +303,6 @@ TEST_CASE("plan: what libraries take beside the plan") {
 
     CHECK(memory_outside(80 * kGiB, 10 * kGiB, 69 * kGiB) == kGiB);
     CHECK(memory_outside(80 * kGiB, 11 * kGiB, 69 * kGiB) == 0);
-    CHECK(memory_outside(80 * kGiB, 20 * kGiB, 69 * kGiB) == 0);  // somebody else left
+    CHECK(memory_outside(80 * kGiB, 20 * kGiB, 69 * kGiB) == 0);  // another process freed memory
     CHECK(memory_outside(10 * kGiB, 20 * kGiB, 0) == 0);
 }
