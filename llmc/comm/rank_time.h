@@ -13,7 +13,7 @@ namespace llmc {
 
 // ---- the slowest rank -----------------------------------------------------------------------------------------------
 // All ranks wait for the slowest one in every step, so the step's time does not tell which it is. The time that each
-// rank spends on work of its own does.
+// rank spends on its own work does.
 
 // The time of one rank's step, in milliseconds.
 struct RankTime {
