@@ -2,6 +2,7 @@
 #include "llmc/run/run.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -36,7 +37,12 @@ int start_child(const std::vector<std::string>& command, int input, pid_t& pid) 
     // A separate process group: Ctrl-C in a terminal then reaches only the run, which still has files to write.
     posix_spawnattr_t attributes;
     posix_spawnattr_init(&attributes);
-    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
+    // The run ignores these signals (stop.h). A shell that inherits that cannot undo it: `zcat ... | head` would fail.
+    sigset_t ignored_here;
+    sigemptyset(&ignored_here);
+    for (const int signal_number : {SIGPIPE, SIGXFSZ}) sigaddset(&ignored_here, signal_number);
+    posix_spawnattr_setsigdefault(&attributes, &ignored_here);
+    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGDEF);
     const int error = posix_spawnp(&pid, argv[0], &actions, &attributes, argv.data(), environ);
     posix_spawnattr_destroy(&attributes);
     posix_spawn_file_actions_destroy(&actions);

@@ -295,6 +295,8 @@ class Resume(Case):
         failed = self.succeeds(Directory().run("--max-steps", "2", "--after-checkpoint", "exit 3 #"))
         self.assertIn("warning: --after-checkpoint 'exit 3 #' failed with exit code 3 for the checkpoint of step 2; "
                       "training continues\n", failed.err)
+        failed = self.succeeds(Directory().run("--max-steps", "2", "--after-checkpoint", "kill -s PIPE $$; exit 3 #"))
+        self.assertIn("#' was killed by signal 13 for", failed.err, "the run's own ignored signals reach no pipeline")
 
     def test_another_reader(self):
         """A reader that only knows the description finds the same numbers."""
