@@ -154,8 +154,8 @@ bool Evaluation<Real>::add_losses(bool of_average, std::vector<ValLoss>& losses)
         BitsPerByte bits(inputs_.val_bytes[s]);
         const EvalLoader loader(*set, o.batch, o.seq, comm.rank(), comm.world(), o.val_batches, o.model_config.vocab);
         double sum = 0, count = 0;
-        watchdog_.alive();
         for (int64_t i = 0; i < loader.batches(); i++) {
+            watchdog_.alive();
             if (told_to_stop()) return false;
             loader.read(i, tokens.data(), targets.data());
             const auto loss = trainer_.evaluate(tokens.data(), targets.data());
@@ -202,6 +202,7 @@ Sample Evaluation<Real>::print_sample(int64_t step, const Deadline& deadline) {
     Sample sample;
     int made = 0;
     for (; made < o.sample_tokens && !sample.cut_short; made++) {
+        watchdog_.alive();
         tokens.push_back(
             generate_token(trainer_.model(), tokens, settings, static_cast<uint64_t>(made), trainer_.stream()));
         sample.cut_short = told_to_stop() && made + 1 < o.sample_tokens;

@@ -101,6 +101,7 @@ StepKind Run<Real>::begin_step() {
 template <class Real>
 MicroBatch Run<Real>::load_batch() {
     const ProfileRange range("load a batch");
+    ranks_.watchdog.alive();  // one rank alone has no collectives, and a step of many micro-steps may take long
     const double asked = monotonic_seconds();
     const MicroBatch batch = loader_.next();
     data_seconds_ += monotonic_seconds() - asked;
@@ -314,6 +315,7 @@ ExitCode Run<Real>::finish() {
 
     ranks_.watchdog.begin(Watchdog::Phase::save);
     const Failure unsaved = checkpoints_.finish();
+    ranks_.watchdog.alive();
     forget_decay_file();
     if (!options_.out.empty()) {
         record_memory(step, trainer_.memory(), comm_, directory_);

@@ -206,6 +206,24 @@ class Skips(unittest.TestCase):
                 self.assertIn("--max-skips", result.err)
 
 
+class Watchdog(unittest.TestCase):
+    LIMIT = 0.5  # seconds
+
+    def test_one_rank_that_works_for_long_is_alive(self):
+        """It has no collectives that would show it, but micro-steps, batches of a validation, and tokens of a sample."""
+        T, rng = 16, random.Random(1)
+        tokens = write_shard([rng.randrange(256) for _ in range(10000 * T + 1)])
+        done = FinishedRun("--train", tokens, "--val", tokens, "--vocab", VOCAB, "--layers", "1", "--channels", "32",
+                           "--heads", "1", "--context", T, "--seq", T, "--batch", "1", "--total-batch", 5000 * T,
+                           "--max-steps", "1", "--val-every", "1", "--val-batches", "-1", "--sample-every", "1",
+                           "--sample-tokens", "20000", "--timeout-step", self.LIMIT)
+        ended = [record["elapsed"] for record in done.records if "loss" in record or "val_loss" in record
+                 or "sample" in record]
+        self.assertEqual(len(ended), 4, "a validation, a step, and both once more")
+        for before, after in zip(ended, ended[1:]):
+            self.assertGreater(after - before, 2 * self.LIMIT)
+
+
 class BatchSchedule(unittest.TestCase):
     # Two steps of 256 tokens, one of 512, then 768.
     FLAGS = ["--batch", "2", "--total-batch", "768", "--max-steps", "6", "--schedule", "constant", "--lr", "1e-3"]
