@@ -85,6 +85,8 @@ public:
     // norm is not finite, if *bad_flag is set (nullptr without FP8), or at a spike with `skip_spikes`. Then the loss
     // scale is updated.
     void update(const double* loss_sum, const int* bad_flag, stream_t stream);
+    // Starts the statistics of spikes again: sums of losses over another number of targets say nothing about them.
+    void forget_spikes(stream_t stream) { reset_spikes(spikes_, stream); }
 
     // Adds the weights after `step`, the last one finished, to the average if they belong there (--average).
     void average(int64_t step, stream_t stream);

@@ -95,7 +95,8 @@ StepKind Run<Real>::begin_step() {
             .count_losses = due.fp8_records,
             .probes = due.fp8_errors,
             .micro_steps = micro_steps_,
-            .length = static_cast<int>(options_.sequences.tokens_of(step))};
+            .length = static_cast<int>(options_.sequences.tokens_of(step)),
+            .batch_changes = step > 1 && options_.batches.tokens_of(step) != options_.batches.tokens_of(step - 1)};
 }
 
 template <class Real>

@@ -160,6 +160,7 @@ void Trainer<Real>::begin_step(const StepKind& kind) {
     micro_step_ = 0;
     gradients_.begin_step(mix64(config_.optimizer.rounding(0, 0).key + static_cast<uint64_t>(step_)));
     results_->begin(kind.continues, stream_);
+    if (kind.batch_changes) optimizer_.forget_spikes(stream_);
     matmul_.reset_counts();
     if (fp8()) fp8()->count_losses(kind.count_losses);
     if (fp8() && kind.probes) fp8()->laboratory().clear_probed(stream_);

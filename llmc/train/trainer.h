@@ -63,6 +63,7 @@ struct StepKind {
     // Sequences are cut into pieces of this many tokens, at least shortest_piece, each a sequence of its own; 0: they
     // stay whole.
     int length = 0;
+    bool batch_changes = false;  // the previous step had another number of tokens
 };
 
 template <class Real>

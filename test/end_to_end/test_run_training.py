@@ -9,7 +9,8 @@ import sys
 import unittest
 
 from test_run_ranks import MPIRUN, ONE_THREAD, RankRun, check_same_run, run_ranks
-from trainer import PROGRAM, ROOT, TINY_MODEL, VOCAB, FinishedRun, corpus, new_path, run, tiny_flags, write_shard
+from trainer import (PROGRAM, ROOT, TINY_MODEL, VOCAB, FinishedRun, corpus, new_path, read_json, read_records, run,
+                     tiny_flags, write_shard)
 
 
 def relative(a, b):
@@ -238,6 +239,21 @@ class BatchSchedule(unittest.TestCase):
         self.assertEqual(grown.losses[:2], small.losses)
         self.assertEqual([s["norm"] for s in grown.steps][:2], [s["norm"] for s in small.steps])
         self.assertEqual(grown.steps[2]["batch_hash"], middle.steps[1]["batch_hash"])
+
+    def test_a_larger_batch_is_no_spike(self):
+        """Spikes are found in sums of losses, which grow with the batch. Statistics start again, also after a resume."""
+        flags = ["--layers", "1", "--channels", "32", "--heads", "1", "--context", "16", "--seq", "16", "--batch", "4",
+                 "--total-batch", "128", "--batch-schedule", "64:70", "--max-steps", "140", "--skip-spikes"]
+        whole = FinishedRun(*flags)
+        self.assertEqual([step["step"] for step in whole.steps if "spike" in step], [])
+        first = FinishedRun(*flags, "--stop-after", "70")
+        resumed = run(*tiny_flags("--out", first.directory, *flags, "--resume", "latest"))
+        self.assertEqual(resumed.code, 0, resumed.err)
+        self.assertEqual([step["loss"] for step in read_records(first.directory) if "loss" in step], whole.losses)
+        states = [read_json(os.path.join(directory, "checkpoints", "step_00000140", "manifest.json"))["manifest"]["state"]
+                  for directory in (whole.directory, first.directory)]
+        self.assertEqual(states[0]["spikes"], states[1]["spikes"])
+        self.assertEqual(states[0]["spikes"]["accepted"], 70)
 
     @unittest.skipUnless(MPIRUN, "no mpirun")
     def test_over_ranks_and_resumed(self):
