@@ -17,6 +17,7 @@ void Races::start_launch() {
     if (!global_) global_ = static_cast<Word*>(reserve(kBytes, PROT_READ | PROT_WRITE));
     // Entries of earlier launches are obsolete; their memory is released now and then.
     if (launch_++ % 64 == 63) madvise(global_, kBytes, MADV_DONTNEED);
+    first_block_ = block_ + 1;
 }
 
 void Races::start_block(const Block& block) {
@@ -29,71 +30,69 @@ void Races::start_block(const Block& block) {
         for (size_t lane = 0; lane < kLanes; lane++) clocks_[w].lanes[lane][lane] = 1;
     }
     meetings_.fill({});
-    shared_.assign(block.shared.size() / 4 + 1, Word{});
+    if (shared_.size() <= block.shared.size() / 4) shared_.resize(block.shared.size() / 4 + 1);
 }
 
 // ---- accesses ------------------------------------------------------------------------------------------------------
 
-Races::Word& Races::word_of(const Addresses& at, int lane, uint32_t offset) {
-    if (at.is_shared)
-        return shared_[static_cast<size_t>(at.written[lane] - running_->shared_written.data() + offset) / 4];
-    return global_[Memory::get().device_offset(at.written[lane] + offset) / 4];
-}
-
 void Races::note(Warp& w, const Op& op, const Addresses& at, uint32_t bytes, Access access) {
     for (uint32_t left = w.mask; left; left &= left - 1) {
         const int lane = first_lane(left);
-        if (!at.is_shared && !Memory::get().is_shadow(at.written[lane])) continue;  // pinned memory belongs to the host
-        if (bytes < 4) {
-            const size_t first = reinterpret_cast<uint64_t>(at.bytes[lane]) % 4;
-            note_word(w, op, lane, word_of(at, lane, 0), static_cast<uint8_t>(((1u << bytes) - 1) << first), access,
-                      at.is_shared);
-        } else {
-            for (uint32_t b = 0; b < bytes; b += 4)
-                note_word(w, op, lane, word_of(at, lane, b), 15, access, at.is_shared);
-        }
+        const uint8_t* const written = at.written[lane];
+        if (!at.is_shared && !Memory::get().is_shadow(written)) continue;  // pinned memory belongs to the host
+        Word* const words =
+            at.is_shared ? &shared_[static_cast<size_t>(written - running_->shared_written.data()) / 4]
+                         : &global_[Memory::get().device_offset(written) / 4];
+        Entry now = entry(w, op, lane, access);
+        const size_t first = reinterpret_cast<uint64_t>(at.bytes[lane]) % 4;
+        if (bytes < 4) now.bytes = (((1u << bytes) - 1) << first) & 15;
+        for (uint32_t b = 0; b < bytes; b += 4) note_word(w, op, words[b / 4], now, access, at.is_shared);
     }
 }
 
 void Races::note_shared_write(Warp& w, const Op& op, int lane, uint32_t address, uint32_t bytes) {
+    const Entry now = entry(w, op, lane, Access::write);
     for (uint32_t b = 0; b < bytes; b += 4)
-        note_word(w, op, lane, shared_[(address - kSharedBase + b) / 4], 15, Access::write, true);
+        note_word(w, op, shared_[(address - kSharedBase + b) / 4], now, Access::write, true);
 }
 
-void Races::note_word(Warp& w, const Op& op, int lane, Word& word, uint8_t bytes, Access access, bool is_shared) {
-    const auto warp = static_cast<size_t>(w.index), place = static_cast<size_t>(lane);
-    Clocks& clocks = clocks_[warp];
-    clocks.used = true;
-    clocks.since_met |= 1u << lane;
-    const Entry now{launch_,
-                    block_,
-                    op.line,
-                    clocks.lanes[place][place],
-                    clocks.known.warps[warp],
-                    static_cast<uint16_t>(warp),
-                    static_cast<uint8_t>(lane),
-                    bytes,
-                    access == Access::atomic};
-    check(w, op, lane, word.write, now, is_shared);
+Races::Entry Races::entry(const Warp& w, const Op& op, int lane, Access access) {
+    const Moment now = moment(w, lane);
+    return {block_,
+            op.line,
+            now.lane_clock,
+            now.warp_clock,
+            static_cast<uint16_t>(w.index),
+            static_cast<uint8_t>(lane),
+            15,
+            access == Access::atomic};
+}
+
+void Races::note_word(Warp& w, const Op& op, Word& word, const Entry& now, Access access, bool is_shared) const {
+    const uint32_t oldest = is_shared ? block_ : first_block_;  // entries of earlier blocks are obsolete
+    const auto check = [&](const Entry& before) {
+        if (!(before.is_atomic && now.is_atomic) && !is_ordered(before, now, oldest))
+            fail(w, op, before, now, is_shared);
+    };
+    check(word.write);
     if (access == Access::read) {
-        if (is_ordered(word.first_read, now)) word.first_read = now;
+        if (is_ordered(word.first_read, now, oldest)) word.first_read = now;
         word.last_read = now;
         return;
     }
-    check(w, op, lane, word.first_read, now, is_shared);
-    check(w, op, lane, word.last_read, now, is_shared);
+    check(word.first_read);
+    check(word.last_read);
     // One thread's bytes of a word arrive together.
-    const bool again = word.write.launch == launch_ && word.write.block == block_ && word.write.warp == now.warp &&
-                       word.write.lane == now.lane && word.write.warp_clock == now.warp_clock &&
-                       word.write.lane_clock == now.lane_clock;
-    const uint8_t earlier = again ? word.write.bytes : uint8_t{0};
+    const bool again = word.write.block == block_ && word.write.warp == now.warp && word.write.lane == now.lane &&
+                       word.write.warp_clock == now.warp_clock && word.write.lane_clock == now.lane_clock;
+    const unsigned earlier = again ? word.write.bytes : 0u;
     word.write = now;
-    word.write.bytes |= earlier;
+    word.write.bytes |= earlier & 15;
 }
 
 // Accesses of one thread, and accesses without common bytes, also count as ordered.
-bool Races::is_ordered(const Entry& before, const Entry& now) const {
-    if (before.launch != now.launch || (before.bytes & now.bytes) == 0) return true;
+bool Races::is_ordered(const Entry& before, const Entry& now, uint32_t oldest) const {
+    if (before.block < oldest || (before.bytes & now.bytes) == 0) return true;
     if (before.block != now.block) return false;
     const Clocks& known = clocks_[now.warp];
     if (before.warp != now.warp)
@@ -107,12 +106,11 @@ bool Races::knows_warp(const Clocks& clocks, int warp, int lane, uint32_t warp_c
            (!clocks.known.lanes.empty() && lane_clock <= clocks.known.lanes[of][static_cast<size_t>(lane)]);
 }
 
-void Races::check(Warp& w, const Op& op, int lane, const Entry& before, const Entry& now, bool is_shared) const {
-    if ((before.atomic && now.atomic) || is_ordered(before, now)) return;
+void Races::fail(Warp& w, const Op& op, const Entry& before, const Entry& now, bool is_shared) const {
     const std::string_view text = line_of(w.block->launch->kernel->source->text, before.line);
     const std::string who =
         before.block != now.block ? "another block" : format("warp %d, lane %d of its block", before.warp, before.lane);
-    w.fail(op, lane, "a race in %s memory with %s at PTX line %u '%.*s'", is_shared ? "shared" : "global", who.c_str(),
+    w.fail(op, now.lane, "a race in %s memory with %s at PTX line %u '%.*s'", is_shared ? "shared" : "global", who.c_str(),
            before.line, static_cast<int>(text.size()), text.data());
 }
 

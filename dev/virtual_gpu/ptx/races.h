@@ -52,12 +52,14 @@ public:
     bool knows(const Warp& w, int lane, const Moment& moment) const;
 
 private:
-    // The thread that accessed a word, and the time by its own clocks.
+    // The thread that accessed a word, and the time by its own clocks. Blocks are counted over all launches. Small,
+    // because each word of memory has three.
     struct Entry {
-        uint32_t launch = 0, block = 0, line = 0, lane_clock = 0, warp_clock = 0;
+        uint32_t block = 0, line = 0, lane_clock = 0, warp_clock = 0;
         uint16_t warp = 0;
-        uint8_t lane = 0, bytes = 0;  // `bytes` is a mask
-        bool atomic = false;
+        uint8_t lane = 0;
+        uint8_t bytes : 4 = 0;  // a mask
+        bool is_atomic : 1 = false;
     };
     struct Word {
         Entry write, first_read, last_read;
@@ -70,14 +72,14 @@ private:
         std::array<std::array<uint32_t, kLanes>, kLanes> lanes{};  // knowledge of each lane about each other lane
     };
 
-    Word& word_of(const Addresses& at, int lane, uint32_t offset);
-    void note_word(Warp& w, const Op& op, int lane, Word& word, uint8_t bytes, Access access, bool is_shared);
-    bool is_ordered(const Entry& before, const Entry& now) const;
-    void check(Warp& w, const Op& op, int lane, const Entry& before, const Entry& now, bool is_shared) const;
+    Entry entry(const Warp& w, const Op& op, int lane, Access access);
+    void note_word(Warp& w, const Op& op, Word& word, const Entry& now, Access access, bool is_shared) const;
+    bool is_ordered(const Entry& before, const Entry& now, uint32_t oldest) const;
+    void fail(Warp& w, const Op& op, const Entry& before, const Entry& now, bool is_shared) const;
     bool knows_warp(const Clocks& clocks, int warp, int lane, uint32_t warp_clock, uint32_t lane_clock) const;
     void order_lanes(Clocks& clocks, uint32_t members);
 
-    uint32_t launch_ = 0, block_ = 0;
+    uint32_t launch_ = 0, block_ = 0, first_block_ = 1;  // first_block_ is the launch's
     std::vector<Clocks> clocks_;  // by warp
     struct Meeting {
         Knowledge known;
