@@ -171,11 +171,13 @@ namespace {
 
 double dot(const double* a, const double* b, int n) {
     double sum = 0;
+#pragma omp simd reduction(+ : sum)
     for (int i = 0; i < n; i++) sum += a[i] * b[i];
     return sum;
 }
 double dot_magnitudes(const double* a, const double* b, int n) {
     double sum = 0;
+#pragma omp simd reduction(+ : sum)
     for (int i = 0; i < n; i++) sum += std::fabs(a[i] * b[i]);
     return sum;
 }
@@ -196,12 +198,14 @@ void reference_row(Attention& r, const AttentionShape& s, const std::vector<doub
     r.lse[at.row(b, t, h)] = maximum + std::log(sum);
 
     double* out = &r.out[at.out(b, t, h)];
-    std::vector<double> magnitude(HD);
+    std::vector<double> magnitudes(HD);
+    double* magnitude = magnitudes.data();
     for (int k = begin; k <= t; k++) {
-        const double* v = &qkv[at.qkv(b, k, 2, kv)];
+        const double *v = &qkv[at.qkv(b, k, 2, kv)], weight = p[k];
+#pragma omp simd
         for (int c = 0; c < HD; c++) {
-            out[c] += p[k] * v[c];
-            magnitude[c] += p[k] * std::fabs(v[c]);
+            out[c] += weight * v[c];
+            magnitude[c] += weight * std::fabs(v[c]);
         }
     }
     double delta_error = 0, delta_magnitude = 0;
@@ -215,19 +219,25 @@ void reference_row(Attention& r, const AttentionShape& s, const std::vector<doub
     const double delta = r.delta[at.row(b, t, h)] = dot(gradient, out, HD);
     r.delta_bound[at.row(b, t, h)] = delta_error + slack * delta_magnitude;
 
+    double *dq = &r.dqkv[at.qkv(b, t, 0, h)], *dq_bound = &r.dqkv_bound[at.qkv(b, t, 0, h)];
     for (int k = begin; k <= t; k++) {
-        const double *key = &qkv[at.qkv(b, k, 1, kv)], *v = &qkv[at.qkv(b, k, 2, kv)];
+        const size_t at_key = at.qkv(b, k, 1, kv), at_value = at.qkv(b, k, 2, kv);
+        const double *key = &qkv[at_key], *v = &qkv[at_value];
+        double *dk = &r.dqkv[at_key], *dv = &r.dqkv[at_value];
+        double *dk_bound = &r.dqkv_bound[at_key], *dv_bound = &r.dqkv_bound[at_value];
         const double ds = p[k] * (dot(gradient, v, HD) - delta) * scale;
         const double ds_error =
             u * std::fabs(ds) +
             scale * p[k] * (delta_error + slack * (dot_magnitudes(gradient, v, HD) + delta_magnitude));
+        const double dv_error = (u + slack) * p[k], weight = p[k];
+#pragma omp simd
         for (int c = 0; c < HD; c++) {
-            r.dqkv[at.qkv(b, t, 0, h) + c] += ds * key[c];
-            r.dqkv[at.qkv(b, k, 1, kv) + c] += ds * q[c];
-            r.dqkv[at.qkv(b, k, 2, kv) + c] += p[k] * gradient[c];
-            r.dqkv_bound[at.qkv(b, t, 0, h) + c] += ds_error * std::fabs(key[c]);
-            r.dqkv_bound[at.qkv(b, k, 1, kv) + c] += ds_error * std::fabs(q[c]);
-            r.dqkv_bound[at.qkv(b, k, 2, kv) + c] += (u + slack) * p[k] * std::fabs(gradient[c]);
+            dq[c] += ds * key[c];
+            dk[c] += ds * q[c];
+            dv[c] += weight * gradient[c];
+            dq_bound[c] += ds_error * std::fabs(key[c]);
+            dk_bound[c] += ds_error * std::fabs(q[c]);
+            dv_bound[c] += dv_error * std::fabs(gradient[c]);
         }
     }
 }
