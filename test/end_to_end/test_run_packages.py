@@ -38,6 +38,9 @@ class Packages(unittest.TestCase):
             [os.path.join(package, "scripts", "pretrain", "gpt2_124M.sh"), "--dry-run", "--gpu", "h100"], cwd=elsewhere,
             env={**os.environ, "GPUS": "8", "PROGRAM": program}, capture_output=True, text=True, check=True).stdout
         self.assertIn("Step: 524,288 tokens", planned)
+        example = os.path.join(package, "scripts", "configs", "llama_1b.json")
+        planned = run(program, "--config", example, "--dry-run", "--gpu", "h100", directory=elsewhere)
+        self.assertIn("Model llama3.2-1b", planned)
 
     def test_install(self):
         root = new_path()
