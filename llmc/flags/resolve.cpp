@@ -426,7 +426,11 @@ KernelSet candidates_for(const Options& o, int card) {
 
 std::vector<OptimizerFlag> optimizer_flags(const Options& o) {
     const bool muon = is_muon(o.optimizer), adamw = muon || o.optimizer == OptimizerKind::adamw;
+    const bool lion = o.optimizer == OptimizerKind::lion, sgd = o.optimizer == OptimizerKind::sgd;
     const char *const kMuon = "muon, normuon or muoneq", *const kAdamW = "adamw, muon, normuon or muoneq";
+    const char* const kBetas = "adamw, lion, muon, normuon or muoneq";
+    Options unset;  // with the values that resolve_optimizer() gives an optimizer that ignores them
+    unset.beta2 = 0.95, unset.momentum = 0.9;
     return {
         {"adam-moments", o.adam_moments != StateFormat::fp32 && !adamw, kAdamW},
         {"adamw-lr", o.adamw_lr >= 0 && !muon, kMuon, "use --lr"},
@@ -438,8 +442,11 @@ std::vector<OptimizerFlag> optimizer_flags(const Options& o) {
         {"muon-scale", o.muon_scale != Options().muon_scale && !muon, kMuon},
         {"muon-momentum-warmup", o.muon_momentum_warmup > 0 && !muon, kMuon},
         {"cautious-decay", o.cautious_decay && !adamw, kAdamW},
-        {"nesterov", o.nesterov == Nesterov::on && !adamw && o.optimizer != OptimizerKind::sgd,
-         "adamw, sgd, muon, normuon or muoneq"},
+        {"beta1", o.beta1 != unset.beta1 && !adamw && !lion, kBetas},
+        {"beta2", o.beta2 >= 0 && o.beta2 != unset.beta2 && !adamw && !lion, kBetas},
+        {"eps", o.eps != unset.eps && !adamw, kAdamW},
+        {"momentum", o.momentum >= 0 && o.momentum != unset.momentum && !muon && !sgd, "sgd, muon, normuon or muoneq"},
+        {"nesterov", o.nesterov == Nesterov::on && !adamw && !sgd, "adamw, sgd, muon, normuon or muoneq"},
     };
 }
 

@@ -4,9 +4,12 @@
 #include <doctest/doctest.h>
 
 #include <set>
+#include <tuple>
 
 #include "llmc/base/error.h"
+#include "llmc/base/text.h"
 #include "llmc/flags/flags.h"
+#include "test/helpers.h"
 
 using namespace llmc;
 
@@ -246,6 +249,22 @@ TEST_CASE("trainer config: numbers and switches arrive in their own places") {
         else
             CHECK_NOTHROW(resolve(ahead, {}));
     }
+    // A flag that the optimizer ignores is refused, unless it has the value that resolve() itself would write.
+    using O = Options;
+    const std::tuple<const char*, double O::*, double> numbers[] = {
+        {"beta1", &O::beta1, 0.9}, {"beta2", &O::beta2, 0.95}, {"eps", &O::eps, 1e-8}, {"momentum", &O::momentum, 0.9}};
+    for (const auto& [optimizer, ignored] :
+         {std::pair{OptimizerKind::sgd, words_in("beta1 beta2 eps")}, {OptimizerKind::lion, words_in("eps momentum")},
+          {OptimizerKind::adamw, words_in("momentum")}, {OptimizerKind::muon, {}}})
+        for (const auto& [name, field, usual] : numbers) {
+            Options usual_value, other_value;
+            usual_value.optimizer = other_value.optimizer = optimizer;
+            usual_value.*field = usual, other_value.*field = usual / 2;
+            CAPTURE(name);
+            CHECK_NOTHROW(resolve(usual_value, {}));
+            const std::string refusal = test::error_of([&] { resolve(other_value, {}); });
+            CHECK(refusal.starts_with(std::string("--") + name + " needs --optimizer") == contains(ignored, name));
+        }
     Options unclipped;
     unclipped.clip_kind = ClipKind::value, unclipped.clip = 0;
     CHECK_THROWS_WITH_AS(resolve(unclipped, {}),
