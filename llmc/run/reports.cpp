@@ -252,7 +252,8 @@ std::string describe_end(const Options& o, const RunEnd& end) {
     if (end.resumable && end.step > 0) text += "checkpoints are in " + o.out + "/checkpoints\n";
     if (end.stop == StopReason::none) return ends_badly(seen) ? text : text + next_commands(o);
     if (!end.resumable) return text;
-    return text + "continue with: " + o.program + " -o " + shell_quote(o.out) + " --resume latest\n";
+    const char* const from = end.step > 0 ? "latest" : "auto";  // no checkpoint is written before the first step
+    return text + "continue with: " + o.program + " -o " + shell_quote(o.out) + " --resume " + from + "\n";
 }
 
 std::string problem_of(const Options& o, const RunEnd& end) {

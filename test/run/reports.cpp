@@ -143,6 +143,8 @@ TEST_CASE("summary: the end says what came out, where it is and what to try next
     RunEnd stopped = finished();
     stopped.stop = StopReason::out_of_time;
     CHECK(contains(describe_end(o, stopped), "continue with: ./train_gpt -o 'runs/a b' --resume latest\n"));
+    stopped.first_step = 1, stopped.step = 0;  // there is no checkpoint
+    CHECK(contains(describe_end(o, stopped), "continue with: ./train_gpt -o 'runs/a b' --resume auto\n"));
     CHECK(!contains(describe_end(o, stopped), "weights"));
 }
 
