@@ -1,12 +1,17 @@
 // Opens a checkpoint's files, verifies them, and reads ranges of tensors across them.
-// build: fuzzed
+// build: threads, fuzzed
 #include "llmc/checkpoint/checkpoint_reader.h"
 
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <exception>
+#include <mutex>
+#include <system_error>
+#include <thread>
 
 #include "llmc/base/error.h"
 #include "llmc/base/files.h"
@@ -19,6 +24,41 @@ namespace {
 constexpr InputKind kManifest = {"manifest", "a complete checkpoint", ExitCode::checkpoint, 1024, false};
 constexpr InputKind kStateFile = {"file of a checkpoint", "a complete checkpoint", ExitCode::checkpoint, 0, false};
 constexpr size_t kMostOpenFiles = 256;  // a process often has only 1024 descriptors
+constexpr size_t kMostThreads = 4;      // of a rank; a machine may have eight ranks
+
+// Calls part(i, memory) for i = 0 .. count - 1 in several threads, each with memory of its own. This thread is one of
+// them, and calls `alive` before each of its parts. If parts fail, throws the error of the lowest one, as if they had
+// been done one after the other.
+template <class Part>
+void in_threads(size_t count, const CheckpointReader::Alive& alive, const Part& part) {
+    std::atomic<size_t> next = 0;
+    std::mutex mutex;
+    size_t failed = count;
+    std::exception_ptr error;
+    const auto work = [&](bool is_main) {
+        std::vector<char> memory;
+        for (size_t i; (i = next++) < count;) {
+            try {
+                if (is_main) alive();
+                part(i, memory);
+            } catch (...) {
+                next = count;  // the parts below this one have begun, and will end
+                const std::lock_guard lock(mutex);
+                if (i < failed) error = std::current_exception();
+                failed = std::min(failed, i);
+            }
+        }
+    };
+    std::vector<std::jthread> threads;
+    const size_t most = std::min({count, kMostThreads, size_t{std::thread::hardware_concurrency()}});
+    try {
+        while (threads.size() + 1 < most) threads.emplace_back(work, false);
+    } catch (const std::system_error&) {  // no more threads: those that there are do everything
+    }
+    work(true);
+    threads.clear();
+    if (error) std::rethrow_exception(error);
+}
 
 }  // namespace
 
@@ -98,14 +138,13 @@ std::string CheckpointReader::tensor_at(const SafetensorsFile& opened, uint64_t 
 
 void CheckpointReader::check_bytes(const StateFile& file, const Alive& alive) const {
     const InputFile opened(path(file), kStateFile);
-    std::vector<char> chunk(static_cast<size_t>(std::min(manifest_.chunk_bytes, file.bytes)));
-    for (size_t c = 0; c < file.checksums.size(); c++) {
-        alive();
+    in_threads(file.checksums.size(), alive, [&](size_t c, std::vector<char>& chunk) {
         const uint64_t begin = c * manifest_.chunk_bytes;
-        const size_t bytes = static_cast<size_t>(std::min<uint64_t>(chunk.size(), file.bytes - begin));
+        const size_t bytes = static_cast<size_t>(std::min(manifest_.chunk_bytes, file.bytes - begin));
+        chunk.resize(bytes);
         if (opened.read_at(begin, chunk.data(), bytes) < bytes)
             refuse_file(path(file), "was truncated while it was read");
-        if (checksum(chunk.data(), bytes) == file.checksums[c]) continue;
+        if (checksum(chunk.data(), bytes) == file.checksums[c]) return;
         std::string what = "its header";
         try {
             what = tensor_at(SafetensorsFile(path(file)), begin, begin + bytes);
@@ -113,7 +152,7 @@ void CheckpointReader::check_bytes(const StateFile& file, const Alive& alive) co
         }
         refuse_file(path(file), "is damaged between bytes {} and {} ({}): the checksum does not match", begin,
                     begin + bytes, what);
-    }
+    });
 }
 
 void CheckpointReader::verify(Verify how, size_t first, size_t stride, const Alive& alive) const {

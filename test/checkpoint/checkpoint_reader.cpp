@@ -3,7 +3,9 @@
 
 #include <doctest/doctest.h>
 
+#include <chrono>
 #include <filesystem>
+#include <thread>
 
 #include "state_fixture.h"
 
@@ -68,6 +70,35 @@ TEST_CASE("checkpoint: ranks check each other's files") {
         CHECK((rank == 2) == contains(said, "wte.v"));
     }
     CHECK_NOTHROW(reader.verify(Verify::size));
+}
+
+TEST_CASE("checkpoint: of several damaged chunks the first is named, whichever thread checks it") {
+    TemporaryDirectory folder;
+    const std::string path = write_checkpoint(folder / "c", 7, 1), file = path + "/" + state_file_name(0);
+    const std::string bytes = read_file(file);
+    Manifest manifest = CheckpointReader(path).manifest();
+    manifest.chunk_bytes = 8;
+    StateFile& entry = manifest.files[0];
+    entry.checksums.clear();
+    for (size_t at = 0; at < bytes.size(); at += 8)
+        entry.checksums.push_back(checksum(&bytes[at], std::min<size_t>(8, bytes.size() - at)));
+    const CheckpointReader reader(path, manifest_text(manifest));
+    int signs = 0;
+    reader.verify(Verify::full, 0, 1, [&, caller = std::this_thread::get_id()] {
+        signs++;
+        CHECK(std::this_thread::get_id() == caller);
+    });
+    CHECK(signs <= std::ssize(entry.checksums));
+    for (size_t first = 0; first < entry.checksums.size(); first++) {
+        std::string changed = bytes;
+        for (size_t at = 8 * first; at < bytes.size(); at += 8) changed[at] ^= 1;
+        make_file(file, changed);
+        const auto late = [&] {  // the other threads fail first
+            if (first == 0) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        };
+        CHECK(contains(checkpoint_error([&] { reader.verify(Verify::full, 0, 1, late); }),
+                       fmt::format("damaged between bytes {} and", 8 * first)));
+    }
 }
 
 TEST_CASE("checkpoint: every flipped byte of every file is seen") {
