@@ -13,6 +13,7 @@
 
 #include <poll.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -70,12 +71,21 @@ bool same_proof(const Hello& a, const Hello& b) {
     return different == 0;
 }
 
+// Every rank takes one of rank 0's descriptors. The usual limit of 1024 may be raised to the hard limit.
+void allow_many_descriptors() {
+    rlimit limit = {};
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+    limit.rlim_cur = limit.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 class Hub {
 public:
     Hub(TcpSocket listener, const TcpMeeting& meeting, std::vector<TcpSocket>& peers)
         : listener_(std::move(listener)), meeting_(meeting), peers_(peers) {
         peers_.clear();
         peers_.resize(meeting.world);
+        allow_many_descriptors();
     }
 
     void wait_for_all() {

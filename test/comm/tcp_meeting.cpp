@@ -6,6 +6,7 @@
 #include <netinet/in.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -98,6 +99,21 @@ TEST_CASE("meeting: any number of silent connections delays nobody") {
     CHECK(hub.error() == "");
     CHECK(monotonic_seconds() - start < 5);
     CHECK(hub.peers()[1].open());
+}
+
+TEST_CASE("meeting: more ranks than the usual number of descriptors") {
+    rlimit limit = {};
+    REQUIRE(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+    constexpr int kRanks = 200;  // two descriptors each, because all are in this process
+    REQUIRE(limit.rlim_max > 3 * kRanks);
+    const rlimit before = limit;
+    limit.rlim_cur = kRanks;
+    REQUIRE(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+    HubThread hub(kRanks);
+    std::vector<TcpSocket> ranks;
+    for (int r = 1; r < kRanks; r++) ranks.push_back(meet_as_spoke(r, hub.meeting()));
+    CHECK(hub.error() == "");
+    REQUIRE(setrlimit(RLIMIT_NOFILE, &before) == 0);
 }
 
 TEST_CASE("meeting: a connection that talks slowly is dropped when its time is over") {
