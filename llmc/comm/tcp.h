@@ -33,7 +33,7 @@ public:
     void send_without_waiting(const void* data, size_t bytes);
     const std::string& error() const { return error_; }
 
-    bool peer_closed() const;           // callable from any thread
+    bool peer_closed() const;           // or its machine is gone; callable from any thread
     std::string peer_address() const;   // digits, not a host name
     std::string local_address() const;  // digits; "::" or "0.0.0.0" for a listener on all interfaces
     bool peer_is_this_machine() const;

@@ -23,6 +23,7 @@ namespace llmc {
 namespace {
 
 constexpr const char* kClosed = "it closed the connection";
+constexpr uint32_t kVanished = 30'000;  // milliseconds without an answer
 
 int milliseconds_until(double deadline) {
     return static_cast<int>(std::clamp((deadline - monotonic_seconds()) * 1e3, 0.0, 1e6));
@@ -96,14 +97,15 @@ void TcpSocket::close() {
     descriptor_ = -1;
 }
 
-// Sends small messages at once, and notices a vanished machine within half a minute.
+// Sends small messages at once, and notices within half a minute that the peer's machine is gone while nothing is on its
+// way to it. peer_closed() notices it otherwise. (TCP_USER_TIMEOUT would do both, but it would also break the connection
+// to a rank that only reads nothing for as long, because it is busy.)
 void TcpSocket::set_options() {
     set_option(descriptor_, IPPROTO_TCP, TCP_NODELAY, 1);
     set_option(descriptor_, SOL_SOCKET, SO_KEEPALIVE, 1);
     set_option(descriptor_, IPPROTO_TCP, TCP_KEEPIDLE, 15);
     set_option(descriptor_, IPPROTO_TCP, TCP_KEEPINTVL, 5);
     set_option(descriptor_, IPPROTO_TCP, TCP_KEEPCNT, 3);
-    set_option(descriptor_, IPPROTO_TCP, TCP_USER_TIMEOUT, 30'000);
 }
 
 bool TcpSocket::send(const void* data, size_t bytes) {
@@ -165,7 +167,12 @@ ptrdiff_t TcpSocket::receive_available(void* data, size_t bytes) {
 
 bool TcpSocket::peer_closed() const {
     pollfd wanted = {descriptor_, POLLRDHUP, 0};
-    return poll(&wanted, 1, 0) > 0 && (wanted.revents & (POLLRDHUP | POLLHUP | POLLERR));
+    if (poll(&wanted, 1, 0) > 0 && (wanted.revents & (POLLRDHUP | POLLHUP | POLLERR))) return true;
+    // Bytes that were sent again and again, and that nothing acknowledges.
+    tcp_info info = {};
+    socklen_t size = sizeof info;
+    if (getsockopt(descriptor_, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return false;
+    return info.tcpi_retransmits > 0 && info.tcpi_last_ack_recv > kVanished;
 }
 
 std::string TcpSocket::peer_address() const { return address_from(getpeername, descriptor_); }

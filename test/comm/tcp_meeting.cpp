@@ -4,6 +4,7 @@
 
 #include <doctest/doctest.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -287,6 +288,20 @@ std::string exchange_with_liar(const std::vector<size_t>& announced) {
 }
 
 }  // namespace
+
+// With that option the kernel breaks a connection whose peer has not read for so long, although it acknowledges probes.
+TEST_CASE("tcp: a busy rank that reads nothing keeps its connection") {
+    HubThread hub(2);
+    const TcpSocket rank_1 = meet_as_spoke(1, hub.meeting());
+    REQUIRE(hub.error() == "");
+    for (const TcpSocket* socket : {&rank_1, static_cast<const TcpSocket*>(&hub.peers()[1])}) {
+        int milliseconds = -1;
+        socklen_t size = sizeof milliseconds;
+        CHECK(getsockopt(socket->descriptor(), IPPROTO_TCP, TCP_USER_TIMEOUT, &milliseconds, &size) == 0);
+        CHECK(milliseconds == 0);
+        CHECK(!socket->peer_closed());
+    }
+}
 
 TEST_CASE("tcp: sizes of all_to_all_v that another rank announces are checked before they are used") {
     CHECK(exchange_with_liar({8, 8}) == "");
