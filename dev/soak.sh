@@ -17,6 +17,7 @@ fixed_addresses=()
 if setarch "$(uname -m)" -R true 2>/dev/null; then fixed_addresses=(setarch "$(uname -m)" -R); fi
 tsan=(env OMP_NUM_THREADS=1 "TSAN_OPTIONS=halt_on_error=1 atexit_sleep_ms=0" "${fixed_addresses[@]}")
 export ASAN_OPTIONS=detect_leaks=0
+export LARGEST_GIB=6  # of models that train a step (test_run_architectures.py)
 
 stage "host: build" check make -s -j"$JOBS" train_gpt_cpu test-cpu test-ranks-binary probe-cpu gradients-cpu
 for streams in now lazy random; do

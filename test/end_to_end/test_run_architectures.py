@@ -101,10 +101,12 @@ class Architectures(Case):
 
 
 class EveryName(unittest.TestCase):
-    """Every name of -e list trains a step. Only layers are left out, and the data has a small vocabulary."""
+    """Every name of -e list whose model is not too large trains a step. Only layers are left out, and the data has a
+    small vocabulary. dev/soak.sh trains all but llama3-70b.
+    """
 
     NARROW = ["--layers", "1", "-b", "1", "-t", "32", "--max-steps", "1", "--card-check", "off"]
-    MOST = (1 if BRIEF else 6) << 30  # bytes; llama3-70b needs more with one layer, and is only planned
+    MOST = int(os.environ.get("LARGEST_GIB", "1" if BRIEF else "2"))  # larger models are only planned
 
     def test_every_name_trains_a_step(self):
         names = re.findall(r"[\w.-]+", run("-e", "list").out.split(":", 1)[1].split(";")[0])
@@ -115,14 +117,15 @@ class EveryName(unittest.TestCase):
                 flags = ["--train", corpus().train, "-e", name, *self.NARROW]
                 result = run(*flags, "--dry-run", "--json", "--gpu", "b300")
                 memory = json.loads(result.out)["memory"]
-                if memory["total"] - memory["libraries"] > self.MOST:
+                if memory["total"] - memory["libraries"] > self.MOST << 30:
                     too_large.add(name)
                     continue
                 done = run(*flags)
                 self.assertEqual(done.code, 0, done.err)
                 self.assertRegex(done.out, r"step +1/1 \| loss \d+\.\d+ \| norm \d")
                 self.assertNotIn("first pass went wrong", done.out)
-        if not BRIEF:
+        self.assertLess(len(too_large), len(names) / 2)
+        if self.MOST == 6:
             self.assertEqual(too_large, {"llama3-70b"})
 
 
