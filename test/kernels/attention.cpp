@@ -112,11 +112,6 @@ TEST_CASE("attention, plain and quantizing, meets its specifications" *
     test::check_specifications(check::add_attention_tests);
 }
 
-TEST_CASE("the host device's loops of attention meet the kernels' specifications" *
-          doctest::test_suite(test::kNotUnderSanitizers)) {
-    test::check_loops(check::add_attention_tests);
-}
-
 TEST_CASE_TEMPLATE("attention: a window that covers all keys changes no bit, and one of a key gives its value", Real,
                    float, bf16) {
     for (int HD : {32, 64, 128}) {
