@@ -250,17 +250,6 @@ def read_safetensors(path):
     return tensors
 
 
-def write_safetensors(path, tensors):
-    """Writes a safetensors file of {name: (dtype, shape, bytes)}."""
-    header, end = {}, 0
-    for name, (dtype, shape, data) in tensors.items():
-        header[name] = dict(dtype=dtype, shape=shape, data_offsets=[end, end + len(data)])
-        end += len(data)
-    text = json.dumps(header).encode()
-    with open(path, "wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text + b"".join(data for _, _, data in tensors.values()))
-
-
 def llmc_tensors(model):
     """Returns [(Hugging Face's name, True if stored transposed, elements)] in the order of llm.c's model files."""
     C, L = model["channels"], model["layers"]

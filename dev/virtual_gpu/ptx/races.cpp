@@ -40,9 +40,8 @@ void Races::note(Warp& w, const Op& op, const Addresses& at, uint32_t bytes, Acc
         const int lane = first_lane(left);
         const uint8_t* const written = at.written[lane];
         if (!at.is_shared && !Memory::get().is_shadow(written)) continue;  // pinned memory belongs to the host
-        Word* const words =
-            at.is_shared ? &shared_[static_cast<size_t>(written - running_->shared_written.data()) / 4]
-                         : &global_[Memory::get().device_offset(written) / 4];
+        Word* const words = at.is_shared ? &shared_[static_cast<size_t>(written - running_->shared_written.data()) / 4]
+                                         : &global_[Memory::get().device_offset(written) / 4];
         Entry now = entry(w, op, lane, access);
         const size_t first = reinterpret_cast<uint64_t>(at.bytes[lane]) % 4;
         if (bytes < 4) now.bytes = (((1u << bytes) - 1) << first) & 15;
@@ -110,8 +109,8 @@ void Races::fail(Warp& w, const Op& op, const Entry& before, const Entry& now, b
     const std::string_view text = line_of(w.block->launch->kernel->source->text, before.line);
     const std::string who =
         before.block != now.block ? "another block" : format("warp %d, lane %d of its block", before.warp, before.lane);
-    w.fail(op, now.lane, "a race in %s memory with %s at PTX line %u '%.*s'", is_shared ? "shared" : "global", who.c_str(),
-           before.line, static_cast<int>(text.size()), text.data());
+    w.fail(op, now.lane, "a race in %s memory with %s at PTX line %u '%.*s'", is_shared ? "shared" : "global",
+           who.c_str(), before.line, static_cast<int>(text.size()), text.data());
 }
 
 // ---- what orders threads -------------------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ private:
     void order_lanes(Clocks& clocks, uint32_t members);
 
     uint32_t launch_ = 0, block_ = 0, first_block_ = 1;  // first_block_ is the launch's
-    std::vector<Clocks> clocks_;  // by warp
+    std::vector<Clocks> clocks_;                         // by warp
     struct Meeting {
         Knowledge known;
         std::vector<size_t> waiting;
