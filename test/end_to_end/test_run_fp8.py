@@ -142,7 +142,7 @@ class Fp8(Case):
                 self.assertAlmostEqual(two[key] / value, 1, delta=1e-12, msg=key)
 
     def test_probe(self):
-        """Errors of every layer's products, and all bits of the run as without; the same ones from every stage."""
+        """Errors of every layer's products, and all bits of the run as without; the same ones whether weights are whole or sharded."""
         PRODUCTS = ("forward_error", "dgrad_error", "wgrad_error")
         LAYERS = [f"h.{l}.{linear}" for l in (0, 1) for linear in ("qkv", "attn_proj", "fc", "fc_proj")]
 
@@ -200,7 +200,7 @@ class Fp8(Case):
             return
         ranks = ["--batch", "2", "--total-batch", "768", "--reduce-order", "rank"]
         one, first = trained(*llama, *ranks), None
-        for stage in range(4):
+        for stage in (0, 3):
             with self.subTest(stage=stage):
                 errors, training, _ = trained(*llama, *ranks, *probe, "--zero", str(stage), ranks=3)
                 self.assertEqual(training[0], one[1][0])
