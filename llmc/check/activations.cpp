@@ -343,7 +343,7 @@ void add_product_with_gelu_tests(Items& items) {
     for (const ProductShape& s : {ProductShape{128, 16, 128},
                                   {128, 128, 256},
                                   {256, 144, 128},
-                                  {128, 656, 128},
+                                  {384, 656, 128},
                                   {384, 400, 384},
                                   {256, 208, 128, true}}) {
         add_product_forward(items, s);

@@ -277,7 +277,8 @@ void add_plain_tests(Items& items) {
         if (HD == 32 || sizeof(Real) != 2) continue;
         add({{1, 392, 2, HD, 1}});
         add({{1, 456, 1, HD, 1, 0, 150}});
-        add({{1, 456, 1, HD, 1, 0, 0, reference::documents_of(456, {{152, 152}})}});
+        // In the last tile one warpgroup sees three tiles of keys that the next one skips.
+        add({{1, 456, 1, HD, 1, 0, 0, reference::documents_of(456, {{72, 376}})}});
     }
     // Dimensions whose rows do not divide the threads, and one whose gradients two warps share: part of a tile, several
     // tiles, groups, peaked probabilities, windows and documents.
@@ -331,6 +332,8 @@ void add_attention_tests(Items& items) {
         shapes.push_back({{2, 40, 1, HD}});
         shapes.push_back({{1, 144, 2, HD, 1, 0, 50, reference::documents_of(144, {{37, 37, 37}})}});
     }
+    for (const int HD : {64, 128})
+        shapes.push_back({{1, 464, 1, HD, 1, 0, 193}});  // several tiles of Hopper's variants
     for (size_t i = 0; i < shapes.size(); i++) {
         // One pass, another for the next shape; all of them with documents and a window, on tiles of every kind.
         Shape& s = shapes[i];
@@ -338,6 +341,9 @@ void add_attention_tests(Items& items) {
         add_forward_fp8(items, s);
         each_type<e4m3, e5m2>([&]<class F8>(F8) { add_backward_fp8<F8>(items, s); });
     }
+    Shape skipping({1, 400, 1, 128});  // Hopper's last warpgroup has no rows and skips four tiles
+    skipping.passes = {QuantizePass::train};
+    add_forward_fp8(items, skipping);
     Shape bad({1, 48, 2, 32}, 1.0f, true);
     bad.passes = {QuantizePass::train};
     add_forward_fp8(items, bad);
