@@ -2,6 +2,8 @@
 // build: per device
 #include "test/kernels/specifications.h"
 
+#include <cstdlib>
+
 #include "llmc/kernels/variants.h"
 #if !LLMC_CUDA
 #include "llmc/device/host/settings.h"
@@ -32,8 +34,9 @@ void check_specifications(void (*add_tests)(check::Items&), bool (*chosen)(const
     const Zones zones;
     check::Items items;
     add_tests(items);
+    const char* const only = std::getenv("LLMC_SPECIFICATION");
     for (const CheckItem& item : items) {
-        if (chosen && !chosen(item.name)) continue;
+        if ((chosen && !chosen(item.name)) || (only && item.name != only)) continue;
         CAPTURE(item.name);
 #if !LLMC_CUDA
         // No launch has asked for shared memory yet. A GPU cannot forget what it has granted.

@@ -12,7 +12,7 @@
 
 namespace llmc::test {
 
-// Those whose names `chosen` accepts.
+// Those whose names `chosen` accepts. LLMC_SPECIFICATION=NAME: of these, the one of that name.
 void check_specifications(void (*add_tests)(check::Items&), bool (*chosen)(const std::string& name) = nullptr);
 
 // The same for the loops that replace kernels on the host device; nothing on other devices.
