@@ -185,6 +185,8 @@ void mbarrier_wait(Warp& w, const Op& op) {
     wait_in_vain(w, op, shared_address(*w.block, at.written[waiting]));
 }
 
+void mbarrier_pass(Warp& w, const Op& op) { w.set_predicate(op.at[0], w.mask); }
+
 void mbarrier_pending_count(Warp& w, const Op& op) {
     const uint64_t* const states = w.at<const uint64_t>(op.at[1]);
     uint32_t counts[kLanes];

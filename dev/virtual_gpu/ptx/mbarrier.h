@@ -52,6 +52,7 @@ void mbarrier_invalidate(Warp&, const Op&);
 void mbarrier_arrive(Warp&, const Op&);
 void mbarrier_transaction(Warp&, const Op&);  // expect_tx, or complete_tx without kExpect
 void mbarrier_wait(Warp&, const Op&);         // test_wait and try_wait
+void mbarrier_pass(Warp&, const Op&);         // a wait that VIRTUAL_GPU_LOSE removes: it finds its phase complete
 void mbarrier_pending_count(Warp&, const Op&);
 
 }  // namespace virtual_gpu
