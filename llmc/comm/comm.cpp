@@ -271,7 +271,8 @@ std::string Comm::failure() const {
     if (!s.transport || s.process->log->finishing()) return {};
     // Looks only at the world's connections: those of a split also close when a rank is done with it.
     if (const int lost = s.transport->lost_peer(); lost >= 0)
-        return fmt::format("rank {} on {} is gone: its connection was closed, or its machine answers nothing", lost, host(lost));
+        return fmt::format("rank {} on {} is gone: its connection was closed, or its machine answers nothing", lost,
+                           host(lost));
     return s.process->backends.failure();
 }
 

@@ -97,9 +97,9 @@ void TcpSocket::close() {
     descriptor_ = -1;
 }
 
-// Sends small messages at once, and notices within half a minute that the peer's machine is gone while nothing is on its
-// way to it. peer_closed() notices it otherwise. (TCP_USER_TIMEOUT would do both, but it would also break the connection
-// to a rank that only reads nothing for as long, because it is busy.)
+// Sends small messages at once, and notices within half a minute that the peer's machine is gone while nothing is on
+// its way to it. peer_closed() notices it otherwise. (TCP_USER_TIMEOUT would do both, but it would also break the
+// connection to a rank that only reads nothing for as long, because it is busy.)
 void TcpSocket::set_options() {
     set_option(descriptor_, IPPROTO_TCP, TCP_NODELAY, 1);
     set_option(descriptor_, SOL_SOCKET, SO_KEEPALIVE, 1);

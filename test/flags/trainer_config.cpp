@@ -253,9 +253,10 @@ TEST_CASE("trainer config: numbers and switches arrive in their own places") {
     using O = Options;
     const std::tuple<const char*, double O::*, double> numbers[] = {
         {"beta1", &O::beta1, 0.9}, {"beta2", &O::beta2, 0.95}, {"eps", &O::eps, 1e-8}, {"momentum", &O::momentum, 0.9}};
-    for (const auto& [optimizer, ignored] :
-         {std::pair{OptimizerKind::sgd, words_in("beta1 beta2 eps")}, {OptimizerKind::lion, words_in("eps momentum")},
-          {OptimizerKind::adamw, words_in("momentum")}, {OptimizerKind::muon, {}}})
+    for (const auto& [optimizer, ignored] : {std::pair{OptimizerKind::sgd, words_in("beta1 beta2 eps")},
+                                             {OptimizerKind::lion, words_in("eps momentum")},
+                                             {OptimizerKind::adamw, words_in("momentum")},
+                                             {OptimizerKind::muon, {}}})
         for (const auto& [name, field, usual] : numbers) {
             Options usual_value, other_value;
             usual_value.optimizer = other_value.optimizer = optimizer;
