@@ -5,7 +5,7 @@ GPU.
 It runs build/virtual/train_gpt at a model's real width with one and two layers, one and two sequences, and one and two
 steps. The differences are the work of a layer, a sequence, and a step without the start. It scales them to the whole
 model and batch, and asks time_model.py for the time of each kernel's work. Matmuls and all rates of the card are the
-planner's, from --dry-run --json. Nothing is measured: PREDICTIONS.md says how far off it may be.
+planner's, from --dry-run --json. PREDICTIONS.md compares predictions with measurements.
 
     make predict                                       counts if needed, then prints the tables
     dev/virtual_gpu/predict.py --models d12 --gpus H100 A100-80 --precisions bf16 fp8 --batch 32

@@ -141,7 +141,8 @@ TEST_CASE("shards of one set have one width, one tokenizer and are named once") 
     make_file(dir / "b.bin.json", R"({"tokenizer": "gpt2", "tokenizer_hash": "sha256:b"})");
     CHECK_NOTHROW(ShardSet({dir / "*.bin"}));
     make_file(dir / "a.bin.json", R"({"tokenizer": "gpt2", "tokenizer_hash": "sha256:a"})");
-    check_error(ExitCode::bad_data, {"the same name, gpt2", "sha256:a", "sha256:b"}, [&] { ShardSet({dir / "*.bin"}); });
+    check_error(ExitCode::bad_data, {"the same name, gpt2", "sha256:a", "sha256:b"},
+                [&] { ShardSet({dir / "*.bin"}); });
 }
 
 TEST_CASE("sidecars: read, absent, partial, contradicting, broken") {
