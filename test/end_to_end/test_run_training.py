@@ -208,21 +208,22 @@ class Skips(unittest.TestCase):
 
 
 class Watchdog(unittest.TestCase):
-    LIMIT = 0.5  # seconds
+    LIMIT, DELAY, PARTS = 0.8, 0.05, 36  # seconds without a sign of life; seconds per part; parts
 
     def test_one_rank_that_works_for_long_is_alive(self):
         """It has no collectives that would show it, but micro-steps, batches of a validation, and tokens of a sample."""
         T, rng = 16, random.Random(1)
-        tokens = write_shard([rng.randrange(256) for _ in range(10000 * T + 1)])
+        tokens = write_shard([rng.randrange(256) for _ in range(self.PARTS * T + 1)])
         done = FinishedRun("--train", tokens, "--val", tokens, "--vocab", VOCAB, "--layers", "1", "--channels", "32",
-                           "--heads", "1", "--context", T, "--seq", T, "--batch", "1", "--total-batch", 5000 * T,
+                           "--heads", "1", "--context", T, "--seq", T, "--batch", "1", "--total-batch", self.PARTS * T,
                            "--max-steps", "1", "--val-every", "1", "--val-batches", "-1", "--sample-every", "1",
-                           "--sample-tokens", "20000", "--timeout-step", self.LIMIT)
+                           "--sample-tokens", self.PARTS, "--timeout-step", self.LIMIT,
+                           env={"LLMC_DELAY": f"embedding_forward:{1e3 * self.DELAY:.0f}"})
         ended = [record["elapsed"] for record in done.records if "loss" in record or "val_loss" in record
                  or "sample" in record]
         self.assertEqual(len(ended), 4, "a validation, a step, and both once more")
         for before, after in zip(ended, ended[1:]):
-            self.assertGreater(after - before, 2 * self.LIMIT)
+            self.assertGreater(after - before, self.PARTS * self.DELAY)
 
 
 class BatchSchedule(unittest.TestCase):
