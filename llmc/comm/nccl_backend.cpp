@@ -4,6 +4,9 @@
 // Sums are ncclSum, never ncclAvg: the caller scales values first. Communicators are blocking. The watchdog handles
 // hangs: it asks for asynchronous errors and ends the process instead of aborting the communicator. Events around every
 // operation tell it how far the GPU is.
+//
+// Buffers are not registered with NCCL (ncclMemAlloc, ncclCommRegister). Registration would free multiprocessors where
+// switches add up (NVLink SHARP), but no machine with several GPUs has been available to measure that.
 // build: per device
 #include "llmc/comm/backend.h"
 
