@@ -3,13 +3,12 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <limits>
 #include <numeric>
 #include <utility>
 
 #include "llmc/base/error.h"
+#include "llmc/base/files.h"
 #include "llmc/base/text.h"
 #include "llmc/device/math.cuh"
 
@@ -223,13 +222,8 @@ void Inputs::keep_tokenizer(const RunDirectory& directory, bool overwrite) const
                                           : from.extension() == ".json"          ? "tokenizer.json"
                                                                                  : "tokenizer.tiktoken");
     if (!is_bytes && fs::equivalent(from, to, ignored)) return;
-    std::string content;
-    if (is_bytes) {
-        content = decoder.as_llmc();
-    } else {
-        std::ifstream file(from, std::ios::binary);
-        content = {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-    }
+    const InputKind kind = {"tokenizer file", "the vocabulary of the shards", ExitCode::bad_data};
+    const std::string content = is_bytes ? decoder.as_llmc() : read_input(from.string(), kind);
     delete_copies();
     write_file(to, content);
 }
