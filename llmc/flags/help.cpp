@@ -24,6 +24,17 @@ constexpr const char* kExitCodes =
     "Exit codes: 0 done, 1 other failure, 2 flags or configuration, 3 data, 4 checkpoint, 5 not enough memory or disk "
     "or no usable device, 6 numbers went bad, 7 communication lost, 75 stopped by a signal or limit after saving.";
 
+struct Command {
+    const char *name, *help;
+};
+const Command kCommands[] = {
+    {"train", "train a model; this word may be left out"},
+    {"check", "test this card's kernels, matmuls and links for a run with these flags"},
+    {"eval", "print a model's loss on validation sets, and its scores in tasks (eval --help)"},
+    {"sample", "generate text with a model (sample --help)"},
+    {"export", "write a model's weights for Hugging Face or llm.c (export --help)"},
+};
+
 // `left` in the first column, then `right` wrapped from `column` on; on a line of its own if `left` is too long.
 std::string two_columns(const std::string& left, const std::string& right, size_t column, size_t width) {
     const bool fits = left.size() + 2 <= column;
@@ -48,18 +59,9 @@ std::vector<std::string> groups() {
 }
 
 std::string usage(const std::string& program, size_t width) {
-    struct {
-        const char *command, *help;
-    } const commands[] = {
-        {"train", "train a model; this word may be left out"},
-        {"check", "test this card's kernels, matmuls and links for a run with these flags"},
-        {"eval", "print a model's loss on validation sets, and its scores in tasks (eval --help)"},
-        {"sample", "generate text with a model (sample --help)"},
-        {"export", "write a model's weights for Hugging Face or llm.c (export --help)"},
-    };
     std::string text = program + ": pretrains GPTs in FP8 from shards of tokens.\n\nUsage: " + program +
                        " [COMMAND] FLAGS\n\nCommands\n";
-    for (const auto& [command, help] : commands) text += two_columns(fmt::format("  {}", command), help, 11, width);
+    for (const auto& [name, help] : kCommands) text += two_columns(fmt::format("  {}", name), help, 11, width);
     const std::string p = "  " + program;
     text += "\nExamples\n" + p + " -i 'data/*train_*.bin' -j 'data/*val_*.bin' -o runs/first\n" + p +
             " -o runs/first --resume latest\n" + p +
@@ -306,7 +308,8 @@ std::string unknown_flag_text(const std::string& argument, const std::vector<Fla
 }
 
 std::string unknown_command_text(const std::string& command) {
-    const std::vector<std::string> names = {"train", "check", "eval", "sample", "export"};
+    std::vector<std::string> names;
+    for (const Command& known : kCommands) names.push_back(known.name);
     std::string text = "unknown command '" + command + "'";
     const std::optional<std::string> found = nearest(command, names);
     if (found) text += "; did you mean " + *found + "?";

@@ -247,11 +247,14 @@ void check_clipping(const Options& o) {
             o.qk_clip);
 }
 
+double default_beta2(OptimizerKind optimizer) { return optimizer == OptimizerKind::lion ? 0.99 : 0.95; }
+double default_momentum(OptimizerKind optimizer) { return is_muon(optimizer) ? 0.95 : 0.9; }
+
 // Fills in defaults that depend on the optimizer. The learning rates of muon's AdamW default to one another.
 void resolve_optimizer(Options& o) {
     const bool muon = is_muon(o.optimizer);
-    if (o.beta2 < 0) o.beta2 = o.optimizer == OptimizerKind::lion ? 0.99 : 0.95;
-    if (o.momentum < 0) o.momentum = muon ? 0.95 : 0.9;
+    if (o.beta2 < 0) o.beta2 = default_beta2(o.optimizer);
+    if (o.momentum < 0) o.momentum = default_momentum(o.optimizer);
     if (o.nesterov == Nesterov::by_optimizer) o.nesterov = muon ? Nesterov::on : Nesterov::off;
     if (!muon) return;
     if (o.muon_momentum_warmup > 0 && o.momentum < kFirstMuonMomentum)
@@ -429,8 +432,9 @@ std::vector<OptimizerFlag> optimizer_flags(const Options& o) {
     const bool lion = o.optimizer == OptimizerKind::lion, sgd = o.optimizer == OptimizerKind::sgd;
     const char *const kMuon = "muon, normuon or muoneq", *const kAdamW = "adamw, muon, normuon or muoneq";
     const char* const kBetas = "adamw, lion, muon, normuon or muoneq";
-    Options unset;  // with the values that resolve_optimizer() gives an optimizer that ignores them
-    unset.beta2 = 0.95, unset.momentum = 0.9;
+    // Resolved options, as in run.json, have values even where the optimizer ignores them.
+    const bool sets_beta2 = o.beta2 >= 0 && o.beta2 != default_beta2(o.optimizer);
+    const bool sets_momentum = o.momentum >= 0 && o.momentum != default_momentum(o.optimizer);
     return {
         {"adam-moments", o.adam_moments != StateFormat::fp32 && !adamw, kAdamW},
         {"adamw-lr", o.adamw_lr >= 0 && !muon, kMuon, "use --lr"},
@@ -442,10 +446,10 @@ std::vector<OptimizerFlag> optimizer_flags(const Options& o) {
         {"muon-scale", o.muon_scale != Options().muon_scale && !muon, kMuon},
         {"muon-momentum-warmup", o.muon_momentum_warmup > 0 && !muon, kMuon},
         {"cautious-decay", o.cautious_decay && !adamw, kAdamW},
-        {"beta1", o.beta1 != unset.beta1 && !adamw && !lion, kBetas},
-        {"beta2", o.beta2 >= 0 && o.beta2 != unset.beta2 && !adamw && !lion, kBetas},
-        {"eps", o.eps != unset.eps && !adamw, kAdamW},
-        {"momentum", o.momentum >= 0 && o.momentum != unset.momentum && !muon && !sgd, "sgd, muon, normuon or muoneq"},
+        {"beta1", o.beta1 != Options().beta1 && !adamw && !lion, kBetas},
+        {"beta2", sets_beta2 && !adamw && !lion, kBetas},
+        {"eps", o.eps != Options().eps && !adamw, kAdamW},
+        {"momentum", sets_momentum && !muon && !sgd, "sgd, muon, normuon or muoneq"},
         {"nesterov", o.nesterov == Nesterov::on && !adamw && !sgd, "adamw, sgd, muon, normuon or muoneq"},
     };
 }

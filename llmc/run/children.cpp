@@ -37,10 +37,10 @@ int start_child(const std::vector<std::string>& command, int input, pid_t& pid) 
     // A separate process group: Ctrl-C in a terminal then reaches only the run, which still has files to write.
     posix_spawnattr_t attributes;
     posix_spawnattr_init(&attributes);
-    // The run ignores these signals (stop.h). A shell that inherits that cannot undo it: `zcat ... | head` would fail.
+    // A shell that inherits that cannot undo it: `zcat ... | head` would fail.
     sigset_t ignored_here;
     sigemptyset(&ignored_here);
-    for (const int signal_number : {SIGPIPE, SIGXFSZ}) sigaddset(&ignored_here, signal_number);
+    for (const int signal_number : kIgnoredSignals) sigaddset(&ignored_here, signal_number);
     posix_spawnattr_setsigdefault(&attributes, &ignored_here);
     posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGDEF);
     const int error = posix_spawnp(&pid, argv[0], &actions, &attributes, argv.data(), environ);

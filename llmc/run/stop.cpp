@@ -63,7 +63,7 @@ void install_signal_handlers() {
     sigaction(SIGHUP, nullptr, &hangup);
     if (hangup.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);  // keep ignoring it under nohup
     action.sa_handler = SIG_IGN;
-    for (int signal_number : {SIGPIPE, SIGXFSZ}) sigaction(signal_number, &action, nullptr);
+    for (int signal_number : kIgnoredSignals) sigaction(signal_number, &action, nullptr);
 }
 
 StopWaitsFor::StopWaitsFor(const char* work) : before_(waits_for.exchange(work)) {}
