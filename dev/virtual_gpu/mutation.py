@@ -39,7 +39,7 @@ LOST = r"bar\.sync|bar\.warp\.sync|bar\.arrive|barrier\.sync|cp\.async\.(?:wait_
 FOLDERS = ("kernels", "optim")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "VIRTUAL_GPU_MULTIPROCESSORS": "2"}
 MOST_TRIES = 6
-ORDERS = ("ascending", "descending", "random")  # of warps; only single specifications are tried in all three
+ORDERS = ("ascending", "descending", "random")  # orders of warps; single specifications try all
 LIMIT = 600  # seconds per run; a lost barrier may hang it. A sixth of it for a single specification.
 
 

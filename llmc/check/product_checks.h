@@ -33,7 +33,7 @@ struct KnownProduct {
 
     int rows, columns, inner;                  // result (rows, columns), summed over `inner`
     int first_columns, second_columns;         // as stored, row-major
-    bool transpose_first, transpose_second;    // of what is stored
+    bool transpose_first, transpose_second;    // whether the product uses the stored operand transposed
     KnownNumbers first, second, bias, before;  // `before`: the result's content that the product adds to
     bool has_bias, accumulates;
     bool has_block_scales;

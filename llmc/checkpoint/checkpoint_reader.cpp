@@ -24,11 +24,11 @@ namespace {
 constexpr InputKind kManifest = {"manifest", "a complete checkpoint", ExitCode::checkpoint, 1024, false};
 constexpr InputKind kStateFile = {"file of a checkpoint", "a complete checkpoint", ExitCode::checkpoint, 0, false};
 constexpr size_t kMostOpenFiles = 256;  // a process often has only 1024 descriptors
-constexpr size_t kMostThreads = 4;      // of a rank; a machine may have eight ranks
+constexpr size_t kMostThreads = 4;      // per rank; a machine may have eight ranks
 
 // Calls part(i, memory) for i = 0 .. count - 1 in several threads, each with memory of its own. This thread is one of
-// them, and calls `alive` before each of its parts. If parts fail, throws the error of the lowest one, as if they had
-// been done one after the other.
+// them, and calls `alive` before each of its parts. If parts fail, throws the error of the first one in order,
+// as a loop would.
 template <class Part>
 void in_threads(size_t count, const CheckpointReader::Alive& alive, const Part& part) {
     std::atomic<size_t> next = 0;
@@ -53,7 +53,7 @@ void in_threads(size_t count, const CheckpointReader::Alive& alive, const Part& 
     const size_t most = std::min({count, kMostThreads, size_t{std::thread::hardware_concurrency()}});
     try {
         while (threads.size() + 1 < most) threads.emplace_back(work, false);
-    } catch (const std::system_error&) {  // no more threads: those that there are do everything
+    } catch (const std::system_error&) {  // the threads that exist do all the work
     }
     work(true);
     threads.clear();

@@ -373,7 +373,7 @@ static TokenStages stages_from_text(const char* flag, const char* example, const
                     "{} {}: {}; expected off, or TOKENS:STEPS,... with growing numbers of tokens, as in {}", flag, text,
                     problem, example);
     };
-    constexpr long long kMost = 1LL << 28;  // of each: their products can still be added up
+    constexpr long long kMost = 1LL << 28;  // limits both, so that tokens * steps can be added up
     for (const std::string& word : split(text, ',')) {
         long long tokens = 0, steps = 0;
         int used = -1;

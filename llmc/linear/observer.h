@@ -1,8 +1,8 @@
 // The values that layers pass to each other, and the instruments that watch those.
 //
 // Passes, operands and gradients are values: the kernel that computes an operand returns it, in the activations' own
-// type or as FP8 codes. Observers are called around the casts and products of every linear layer in FP8. They change
-// nothing that a layer computes. Fp8Laboratory keeps what they measure.
+// type or as FP8 codes. Observers are called around the casts and products of every linear layer in FP8. They do
+// not change a layer's results. Fp8Laboratory keeps their measurements.
 //
 //   Outliers    in steps that are recorded: measures the kurtosis of inputs and the alignment of gates
 //   Probe       --fp8-probe-every: computes each product again in BF16, from the values before the cast, and adds up

@@ -16,7 +16,7 @@ extern const std::vector<std::string> kAlertFields;
 
 struct AlertRule {
     std::string text;   // "tokens_per_s<1e5 for 20"
-    std::string field;  // of kAlertFields
+    std::string field;  // one of kAlertFields
     bool above = true;  // the rule holds above the limit, else below it
     double limit = 0;
     int64_t steps = 1;  // in a row

@@ -102,7 +102,7 @@ LossScaleConfig loss_scale_config(const std::string& text);
 // The state of a run, in device memory; reset_loss_scale() initialises it. Checkpoints contain `scale` and
 // `clean_steps`.
 struct LossScaleState {
-    float scale;  // of the present step; the classifier and prepare_step() get a pointer to it
+    float scale;  // the current step's; the classifier and prepare_step() get a pointer to it
     // The scale after the last update divided by that before it: 2, 1 or 1/2. Amax histories of gradients are
     // multiplied by it, their scales divided.
     float change;
