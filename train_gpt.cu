@@ -125,8 +125,7 @@ ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
         ranks.watchdog.report_loss(error);
         throw;
     }
-    ranks.watchdog.stop();
-    comm.finish();
+    ranks.finish();
     return code;
 }
 

@@ -380,6 +380,7 @@ ExitCode check_cards(const Options& o, Ranks& ranks) {
     Checked checked = check_until_right(o, ranks, nullptr);
     if (ranks.comm.world() > 1)
         note_links(check_collectives({{"the world", ranks.comm}}, ranks.comm), ranks.comm, checked.admission);
+    ranks.finish();
     if (!ranks.comm.is_main()) return ExitCode::ok;
     std::map<std::string, Findings> families;
     for (const auto& [name, finding] : checked.result.findings) families[finding.family].emplace(name, finding);

@@ -93,8 +93,7 @@ ExitCode evaluate_weights(const std::vector<std::string>& arguments, const Launc
         print(request, weights->model(), ranks, record);
         if (!request.out.empty()) write_json(request, record);
     }
-    ranks.watchdog.stop();
-    ranks.comm.finish();
+    ranks.finish();
     return ExitCode::ok;
 }
 

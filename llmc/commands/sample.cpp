@@ -174,7 +174,7 @@ ExitCode sample_text(const std::vector<std::string>& arguments) {
         sample<float>(request, decoder, ranks, *weights);
     else
         sample<bf16>(request, decoder, ranks, *weights);
-    ranks.comm.finish();
+    ranks.finish();
     return ExitCode::ok;
 }
 

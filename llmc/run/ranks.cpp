@@ -30,6 +30,11 @@ void Ranks::connect(const Options& o, const LaunchInfo& launch) {
     device = device_info();
 }
 
+void Ranks::finish() {
+    watchdog.stop();
+    comm.finish();
+}
+
 void Ranks::plan(const Options& o) {
     watchdog.stop();
     comm = planned_ranks(o, o.world);

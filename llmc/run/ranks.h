@@ -19,6 +19,9 @@ struct Ranks {
     ~Ranks() { watchdog.stop(); }
     // Meets the other ranks, and opens this rank's device.
     void connect(const Options& options, const LaunchInfo& launch);
+    // Leaves the other ranks at the end of a program that succeeded; afterwards no collective is allowed. Without it
+    // mpirun reports a failure.
+    void finish();
     // Call this instead of connect() to plan a run: the ranks do not exist.
     void plan(const Options& options);
     // Fills in the facts about ranks and device that resolve() needs.

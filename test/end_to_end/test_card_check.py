@@ -162,9 +162,10 @@ class OnHost(unittest.TestCase):
         self.assertNotIn("MFU", FinishedRun("--precision", "bf16", env=cache()).result.out)
 
     def test_ranks(self):
-        done = test_run_ranks.run_ranks(RANKS, *tiny_flags("--card-check", "force", *QUICK), env=cache())
-        self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertIn("checked between ranks: all_gather", done.stdout)
+        for flags in (tiny_flags("--card-check", "force", *QUICK), ["check", *SHAPE, *QUICK]):
+            done = test_run_ranks.run_ranks(RANKS, *flags, env=cache())
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn("checked between ranks: all_gather", done.stdout)
 
 
 @unittest.skipUnless(os.path.exists(VIRTUAL), "no virtual GPU: make virtual")
