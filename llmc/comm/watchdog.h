@@ -3,7 +3,7 @@
 // collective. It exits with code 7 and without MPI_Finalize, so mpirun ends the other ranks.
 //
 //   Watchdog watchdog(limits, launch.rank);          // before connect(): the `start` limit runs from here
-//   watchdog.watch(comm, out_directory);             // after comm.attach_device()
+//   watchdog.watch(comm, out_directory);             // right after connect(), so also while NCCL starts
 //   watchdog.begin_step(step);                       // every step; watchdog.alive() in long work without collectives
 //   watchdog.begin(Watchdog::Phase::save);           // and begin_step() after it
 //   watchdog.stop();                                 // before reporting an error, and before comm.finish()

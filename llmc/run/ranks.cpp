@@ -24,9 +24,9 @@ void Ranks::connect(const Options& o, const LaunchInfo& launch) {
     options.order = o.reduce_order;
     options.timeout = o.timeout_start;
     comm = llmc::connect(options, launch);
+    watchdog.watch(comm, o.out);
     open_device(device_of_rank(comm, device_count()));
     comm.attach_device();
-    watchdog.watch(comm, o.out);
     device = device_info();
 }
 

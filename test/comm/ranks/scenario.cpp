@@ -122,9 +122,9 @@ int run_scenario(int argc, char** argv) {
     options.backend = value_of_word<CommKind>(arguments.text("comm", "auto")).value();
     options.timeout = arguments.number("timeout", 10);
     const Comm comm = connect(options, launch);
+    watchdog.watch(comm, arguments.text("out", ""));
     open_device(device_of_rank(comm, device_count()));
     comm.attach_device();
-    watchdog.watch(comm, arguments.text("out", ""));
     comm.require_equal("configuration", arguments.text("configuration", "") +
                                             arguments.text(fmt::format("configuration{}", comm.rank()), ""));
     Collectives collectives(comm, arguments.text("operation", "all_gather"));
