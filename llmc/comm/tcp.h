@@ -25,7 +25,8 @@ public:
     // False if the peer is gone; error() says why.
     [[nodiscard]] bool send(const void* data, size_t bytes);
     [[nodiscard]] bool receive(void* data, size_t bytes);
-    // The same, but also false if `deadline` (monotonic_seconds()) passes before everything has arrived.
+    // The same, but also false if `deadline` (in monotonic_seconds(), or infinity) passes before everything has
+    // arrived.
     [[nodiscard]] bool receive_until(double deadline, void* data, size_t bytes);
     // Takes the bytes that have already arrived, at most `bytes`. Returns their number, or -1 if the peer is gone.
     ptrdiff_t receive_available(void* data, size_t bytes);
@@ -68,7 +69,7 @@ struct TcpMeeting {
     int world = 1;
     std::string program;     // hash of the executable, at most 31 characters
     std::string secret;      // a rank must know it to be admitted; "" admits every process
-    double timeout = 600;    // seconds to wait for the other ranks
+    double timeout = 600;    // seconds to wait for the other ranks; 0: forever
     double hello_limit = 5;  // seconds from accepting a connection to its complete hello
 };
 

@@ -21,6 +21,7 @@
 #include <cstdio>
 #include <cstring>
 #include <deque>
+#include <limits>
 #include <utility>
 
 #define XXH_INLINE_ALL
@@ -33,8 +34,8 @@
 namespace llmc {
 namespace {
 
-constexpr size_t kMostGuests = 128;   // connections held at once whose hello has not arrived
-constexpr size_t kMostWarnings = 12;  // about rejected connections
+constexpr size_t kMostStrangers = 128;  // connections without a hello that are held at once, besides one for each rank
+constexpr size_t kMostWarnings = 12;    // about rejected connections
 constexpr char kMagic[8] = {'L', 'L', 'M', 'C', 'r', 'k', '0', '2'};
 
 struct Challenge {
@@ -71,6 +72,11 @@ bool same_proof(const Hello& a, const Hello& b) {
     return different == 0;
 }
 
+// When a meeting that begins now has to be complete.
+double deadline_of(const TcpMeeting& meeting) {
+    return meeting.timeout > 0 ? monotonic_seconds() + meeting.timeout : std::numeric_limits<double>::infinity();
+}
+
 // Every rank takes one of rank 0's descriptors. The usual limit of 1024 may be raised to the hard limit.
 void allow_many_descriptors() {
     rlimit limit = {};
@@ -89,7 +95,7 @@ public:
     }
 
     void wait_for_all() {
-        const double deadline = monotonic_seconds() + meeting_.timeout;
+        const double deadline = deadline_of(meeting_);
         while (missing() > 0) {
             if (monotonic_seconds() >= deadline) give_up();
             wait_for_something(guests_.empty() ? deadline : std::min(deadline, guests_.front().deadline));
@@ -132,7 +138,7 @@ private:
                 if (errno != EAGAIN && errno != EWOULDBLOCK) usleep(10'000);
                 return;
             }
-            if (guests_.size() >= kMostGuests) {
+            if (guests_.size() >= peers_.size() + kMostStrangers) {
                 turn_away(guests_.front(), "too many connections that do not say which rank they are");
                 guests_.pop_front();
             }
@@ -273,7 +279,7 @@ void meet_as_hub(TcpSocket listener, const TcpMeeting& meeting, std::vector<TcpS
 
 TcpSocket meet_as_spoke(int rank, const TcpMeeting& meeting) {
     const TcpAddress& address = meeting.address;
-    const double deadline = monotonic_seconds() + meeting.timeout;
+    const double deadline = deadline_of(meeting);
     std::string problem;
     do {
         TcpSocket socket = TcpSocket::connect(address.host, address.port, deadline, problem);

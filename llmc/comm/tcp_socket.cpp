@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <utility>
 
@@ -22,19 +23,19 @@
 namespace llmc {
 namespace {
 
-constexpr const char* kClosed = "it closed the connection";
 constexpr uint32_t kVanished = 30'000;  // milliseconds without an answer
 
-int milliseconds_until(double deadline) {
-    return static_cast<int>(std::clamp((deadline - monotonic_seconds()) * 1e3, 0.0, 1e6));
-}
+constexpr double kForever = std::numeric_limits<double>::infinity();
 
 // Waits for one of `events` on a socket. Returns false if the deadline passes first. A signal does not end the wait.
 bool wait_until(double deadline, int descriptor, short events) {
     while (true) {
         pollfd wanted = {descriptor, events, 0};
-        const int ready = poll(&wanted, 1, milliseconds_until(deadline));
-        if (ready >= 0 || errno != EINTR) return ready > 0;
+        const double seconds = std::clamp(deadline - monotonic_seconds(), 0.0, 1000.0);
+        const int ready = poll(&wanted, 1, static_cast<int>(seconds * 1e3));
+        if (ready > 0) return true;
+        if (ready < 0 && errno != EINTR) return false;
+        if (monotonic_seconds() >= deadline) return false;
     }
 }
 
@@ -123,20 +124,7 @@ bool TcpSocket::send(const void* data, size_t bytes) {
     return true;
 }
 
-bool TcpSocket::receive(void* data, size_t bytes) {
-    char* p = static_cast<char*>(data);
-    while (bytes > 0) {
-        const ssize_t n = recv(descriptor_, p, bytes, 0);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) {
-            error_ = n == 0 ? kClosed : std::strerror(errno);
-            return false;
-        }
-        p += n;
-        bytes -= static_cast<size_t>(n);
-    }
-    return true;
-}
+bool TcpSocket::receive(void* data, size_t bytes) { return receive_until(kForever, data, bytes); }
 
 void TcpSocket::send_without_waiting(const void* data, size_t bytes) {
     [[maybe_unused]] const ssize_t n = ::send(descriptor_, data, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -161,7 +149,7 @@ ptrdiff_t TcpSocket::receive_available(void* data, size_t bytes) {
     const ssize_t n = recv(descriptor_, data, bytes, MSG_DONTWAIT);
     if (n > 0) return n;
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return 0;
-    error_ = n == 0 ? kClosed : std::strerror(errno);
+    error_ = n == 0 ? "it closed the connection" : std::strerror(errno);
     return -1;
 }
 
@@ -237,8 +225,7 @@ TcpSocket TcpSocket::connect(const std::string& host, int port, double deadline,
         const AddressList found = resolve(host, port, error);
         for (const addrinfo* a = found.get(); a; a = a->ai_next) {
             TcpSocket socket(::socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-            if (!socket.open()) continue;
-            error = try_connect(socket.descriptor_, *a, deadline);
+            error = socket.open() ? try_connect(socket.descriptor_, *a, deadline) : std::strerror(errno);
             if (!error.empty()) continue;
             socket.set_options();
             return socket;

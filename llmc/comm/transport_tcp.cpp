@@ -34,7 +34,7 @@ struct Header {
 };
 
 struct Address {
-    char host[64] = "";
+    char host[256] = "";  // names have at most 253 characters
     int32_t port = 0;
 };
 

@@ -102,6 +102,22 @@ TEST_CASE("meeting: any number of silent connections delays nobody") {
     CHECK(hub.peers()[1].open());
 }
 
+TEST_CASE("meeting: all ranks of a large run may connect at once") {
+    HubThread hub(200, 1);
+    std::vector<TcpSocket> silent;
+    for (int r = 1; r < 200; r++) silent.push_back(stranger(hub.meeting()));
+    CHECK(contains(hub.error(), "did not connect"));
+    CHECK_FALSE(contains(hub.error(), "too many connections"));
+}
+
+TEST_CASE("meeting: a limit of 0 seconds is no limit") {
+    HubThread hub(2, 0);
+    usleep(50'000);
+    std::optional<TcpSocket> rank_1;
+    CHECK(ending_of([&] { rank_1 = meet_as_spoke(1, hub.meeting()); }) == "");
+    CHECK(hub.error() == "");
+}
+
 TEST_CASE("meeting: more ranks than the usual number of descriptors") {
     rlimit limit = {};
     REQUIRE(getrlimit(RLIMIT_NOFILE, &limit) == 0);
@@ -251,6 +267,15 @@ struct Header {
 };
 constexpr uint32_t kAllToAllV = 6;
 
+// The data of the next message.
+std::string message_from(TcpSocket& socket) {
+    Header header;
+    REQUIRE(socket.receive(&header, sizeof header));
+    std::string data(header.bytes, '\0');
+    REQUIRE(socket.receive(data.data(), data.size()));
+    return data;
+}
+
 // Runs rank 0's all_to_all_v with a rank 1 that announces these sizes; returns rank 0's error.
 std::string exchange_with_liar(const std::vector<size_t>& announced) {
     std::string error;
@@ -264,14 +289,8 @@ std::string exchange_with_liar(const std::vector<size_t>& announced) {
         });
     });
     TcpSocket liar = meet_as_spoke(1, meeting_of(2, port));
-    const auto skip_message = [&] {
-        Header header;
-        REQUIRE(liar.receive(&header, sizeof header));
-        std::string ignored(header.bytes, '\0');
-        REQUIRE(liar.receive(ignored.data(), ignored.size()));
-    };
-    skip_message();  // addresses
-    skip_message();  // secret for communicators split from this one
+    message_from(liar);  // addresses
+    message_from(liar);  // secret for communicators split from this one
     const Header sizes{Header{}.magic, kAllToAllV, 3, announced.size() * sizeof(size_t)};
     REQUIRE(liar.send(&sizes, sizeof sizes));
     REQUIRE(liar.send(announced.data(), sizes.bytes));
@@ -301,6 +320,20 @@ TEST_CASE("tcp: a busy rank that reads nothing keeps its connection") {
         CHECK(milliseconds == 0);
         CHECK(!socket->peer_closed());
     }
+}
+
+TEST_CASE("tcp: all ranks learn the whole of a long MASTER_ADDR") {
+    int port = 0;
+    { port = TcpSocket::listen("127.0.0.1", 0).port(); }
+    TcpMeeting meeting = meeting_of(2, port);
+    meeting.address.host = "127.0.0." + std::string(100, '0') + "1";
+    std::string error;
+    std::thread rank_0([&] { error = ending_of([&] { make_tcp_transport(0, meeting); }); });
+    TcpSocket rank_1 = meet_as_spoke(1, meeting_of(2, port));
+    CHECK(contains(message_from(rank_1), meeting.address.host));
+    message_from(rank_1);
+    rank_0.join();
+    CHECK(error == "");
 }
 
 TEST_CASE("tcp: sizes of all_to_all_v that another rank announces are checked before they are used") {

@@ -112,7 +112,7 @@ def strangers(port, rng):
 
 
 def check_strangers(rng):
-    """All of them at once; rank 1 comes a moment later. Each kind alone: test/comm/tcp.cpp."""
+    """All of them at once; rank 1 comes a moment later. Each kind alone: test/comm/tcp_meeting.cpp."""
     reference, out, kept = new_path(), new_path(), []
     port = free_port()
     codes, output = finish([start_rank(rank, port, reference) for rank in range(2)])
