@@ -3,7 +3,7 @@
 #include "llmc/train/verification.h"
 
 #include <algorithm>
-#include <cstring>
+#include <map>
 
 #include "llmc/comm/agreement.h"
 #include "llmc/device/runtime.h"
@@ -132,17 +132,14 @@ std::string StepChecksums::find(Verified kind, const Row& row, const std::vector
                                row.name, text_of(of(rank).first), wording.first, text_of(of(rank).second),
                                wording.second);
     if (!row.everywhere) return "";
-    const auto alike = [&](int a) {  // how many ranks have the same checksum as rank `a`
-        int n = 0;
-        for (int b = 0; b < comm_.world(); b++) n += of(a).second == of(b).second;
-        return n;
-    };
-    int most = 0, other = -1;  // a rank in the largest group of equal ranks, and the first rank outside of it
+    std::map<uint64_t, int> ranks_with;  // number of ranks by checksum
+    for (int rank = 0; rank < comm_.world(); rank++) ranks_with[of(rank).second]++;
+    if (ranks_with.size() == 1) return "";
+    const auto alike = [&](int rank) { return ranks_with[of(rank).second]; };
+    int most = 0, other = 0;  // a rank in the largest group of equal ranks, and the first rank outside of it
     for (int rank = 1; rank < comm_.world(); rank++)
         if (alike(rank) > alike(most)) most = rank;
-    for (int rank = comm_.world() - 1; rank >= 0; rank--)
-        if (of(rank).second != of(most).second) other = rank;
-    if (other < 0) return "";
+    while (of(other).second == of(most).second) other++;
     const std::string tie = 2 * alike(most) > comm_.world() ? "" : " (it is unknown which of them is wrong)";
     return fmt::format("{}: {}{} had checksum {} {}, where {} of {} ranks, {} among them, had {}{}",
                        describe_ranks(comm_)[other], wording.what, row.name, text_of(of(other).second), wording.second,
