@@ -34,21 +34,12 @@ std::string BackendList::failure() {
     return {};
 }
 
-CollectiveChain::~CollectiveChain() {
-    if (!any_) return;
-    try {
-        destroy_event(last_);
-    } catch (...) {  // the device is already lost and its error reported
-    }
-}
-
 void CollectiveChain::before(stream_t stream) {
-    if (any_) wait(stream, last_);
+    if (last_) wait(stream, last_);
 }
 
 void CollectiveChain::after(stream_t stream) {
-    if (!any_) last_ = create_event();
-    any_ = true;
+    if (!last_) last_ = create_event();
     record(last_, stream);
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "llmc/comm/comm.h"
+#include "llmc/device/owned.h"
 
 namespace llmc {
 
@@ -20,7 +21,10 @@ public:
     virtual int rank() const = 0;
     virtual int world() const = 0;
     virtual void all_gather(void* out, const void* in, size_t bytes) = 0;  // in place if in == out + rank * bytes
-    virtual void all_to_all(void* out, const void* in, size_t bytes) = 0;
+    virtual void all_to_all(void* out, const void* in, size_t bytes) {
+        const std::vector<size_t> sizes(static_cast<size_t>(world()), bytes);
+        all_to_all_v(out, sizes, in, sizes);
+    }
     virtual void all_to_all_v(void* out, const std::vector<size_t>& receive, const void* in,
                               const std::vector<size_t>& send) = 0;
     virtual void broadcast(void* data, size_t bytes, int root) = 0;
@@ -67,11 +71,6 @@ private:
 // waits.
 class HostExchange {
 public:
-    HostExchange();
-    ~HostExchange();
-    HostExchange(const HostExchange&) = delete;
-    HostExchange& operator=(const HostExchange&) = delete;
-
     // work(out, in) reads `in` (in_bytes) and writes all of `out` (out_bytes).
     using Work = std::function<void(void* out, const void* in)>;
     void run(const char* name, void* out, size_t out_bytes, const void* in, size_t in_bytes, stream_t stream,
@@ -80,8 +79,13 @@ public:
     void drain();
 
 private:
-    struct State;
-    std::unique_ptr<State> state_;
+    struct Staging {
+        Pinned<char> memory;
+        size_t bytes = 0;
+        char* reserve(size_t needed);
+    };
+    Staging in_, out_;  // on CUDA; they grow to the largest message
+    OwnedEvent last_;   // on the host device: after the last exchange
 };
 
 // True if this version of NCCL starts the collectives of several communicators in the order of the calls, given the
@@ -95,17 +99,11 @@ bool nccl_keeps_order(int version, const char* order);
 // thread only.
 class CollectiveChain {
 public:
-    CollectiveChain() = default;
-    ~CollectiveChain();
-    CollectiveChain(const CollectiveChain&) = delete;
-    CollectiveChain& operator=(const CollectiveChain&) = delete;
-
     void before(stream_t stream);  // call before issuing the next collective of this stream
     void after(stream_t stream);   // call after issuing it
 
 private:
-    event_t last_{};
-    bool any_ = false;
+    OwnedEvent last_;
 };
 
 // The state that all communicators of a process share.
@@ -115,8 +113,8 @@ struct CommProcess {
     HostExchange exchange;
     CollectiveChain chain;  // for NCCL
     BackendList backends;
-    // The back-end whose Comm::Group is open, or nullptr. There is one at a time, because what NCCL groups is all
-    // collectives of a thread, while a back-end knows only of its own.
+    // The back-end whose Comm::Group is open, or nullptr. There is one at a time, because NCCL groups all collectives
+    // of a thread, while a back-end knows only its own.
     const Backend* grouping = nullptr;
 };
 

@@ -119,10 +119,7 @@ Comm Comm::split(int color, const std::string& label) const {
     std::shared_ptr<Transport> transport;
     s.on_host("split", 0, [&](Transport& whole) { transport = whole.split(color); });
     part->meet(std::move(transport));
-    if (s.nccl && s.backend)
-        part->attach();
-    else if (s.nccl)
-        state_->parts.push_back(part);
+    if (s.backend) part->attach();
     return Comm(part);
 }
 
@@ -144,7 +141,7 @@ Comm Comm::counterparts(int n, const std::string& label) const {
     return split(rank() % n, label);
 }
 
-// ---- who -----------------------------------------------------------------------------------------------------------
+// ---- ranks and machines ---------------------------------------------------------------------------------------------
 
 int Comm::rank() const { return state_->rank; }
 int Comm::world() const { return state_->world; }
@@ -216,21 +213,14 @@ std::string first_difference(const std::string& a, const std::string& b) {
 void Comm::require_equal(const std::string& what, const std::string& text) const {
     if (world() == 1) return;
     const std::string reference = broadcast_text(*this, text);
-    char mine[1024] = "";
-    if (text != reference)
-        std::snprintf(mine, sizeof mine, "rank %d on %s has another %s than rank 0: %s", rank(), host(rank()).c_str(),
-                      what.c_str(), first_difference(text, reference).c_str());
-    std::vector<char> all(sizeof mine * static_cast<size_t>(world()));
-    host_all_gather(all.data(), mine, sizeof mine);
-    int different = 0;
-    std::string message;
-    for (int r = 0; r < world(); r++) {
-        const char* one = all.data() + sizeof mine * static_cast<size_t>(r);
-        if (!*one) continue;
-        if (!different++) message = peer_text(one, sizeof mine);
-    }
-    if (!different) return;
-    if (different > 1) message += fmt::format(" (and {} more ranks)", different - 1);
+    const std::string mine = text == reference ? ""
+                                               : fmt::format("rank {} on {} has another {} than rank 0: {}", rank(),
+                                                             host(rank()), what, first_difference(text, reference));
+    std::vector<std::string> differences = gather_texts(*this, mine);
+    std::erase(differences, "");
+    if (differences.empty()) return;
+    std::string message = peer_text(differences[0].data(), differences[0].size());
+    if (differences.size() > 1) message += fmt::format(" ({} ranks differ from rank 0)", differences.size());
     throw Error(ExitCode::bad_flags, message + "; start every rank with the same program and the same flags");
 }
 
@@ -239,13 +229,10 @@ void Comm::require_equal(const std::string& what, const std::string& text) const
 void Comm::attach_device() const {
     State& s = *state_;
     if (s.nccl && s.world > 1 && !s.backend) {
-        char mine[64] = "";
-        std::snprintf(mine, sizeof mine, "%s", device_identity().c_str());
-        std::vector<char> all(sizeof mine * static_cast<size_t>(s.world));
-        host_all_gather(all.data(), mine, sizeof mine);
+        const std::vector<std::string> gpus = gather_texts(*this, device_identity());
         std::map<std::string, int> owners;
         for (int r = 0; r < s.world; r++) {
-            const std::string gpu = peer_text(all.data() + sizeof mine * static_cast<size_t>(r), sizeof mine);
+            const std::string gpu = peer_text(gpus[r].data(), gpus[r].size());
             const auto [other, fresh] = owners.emplace(host(r) + " GPU " + gpu, r);
             if (!fresh)
                 throw Error(ExitCode::bad_flags,

@@ -37,10 +37,9 @@ struct Comm::State {
     const char* planned = nullptr;  // the back-end that is planned for; its collectives throw
     bool nccl = false;              // true if attach_device() must create NCCL's back-end
     ReduceOrder order = ReduceOrder::any;
-    std::shared_ptr<CommProcess> process;       // shared by all communicators of the process
-    std::shared_ptr<Transport> transport;       // nullptr for one rank
-    std::shared_ptr<Backend> backend;           // nullptr for one rank, or for NCCL before attach_device()
-    std::vector<std::shared_ptr<State>> parts;  // communicators split off before attach_device()
+    std::shared_ptr<CommProcess> process;  // shared by all communicators of the process
+    std::shared_ptr<Transport> transport;  // nullptr for one rank
+    std::shared_ptr<Backend> backend;      // nullptr for one rank, or for NCCL before attach_device()
     Traffic traffic;
 
     size_t others() const { return static_cast<size_t>(world - 1); }
@@ -81,12 +80,11 @@ struct Comm::State {
         machine = find_machine(*transport);
         if (!nccl) backend = make_host_backend(transport, process, group);
     }
+    // Creates NCCL's back-end if this communicator needs one.
     void attach() {
-        if (nccl && !backend && world > 1) {
-            backend = make_nccl_backend(control(), process, group);
-            process->backends.add(backend);
-        }
-        for (const auto& part : parts) part->attach();
+        if (!nccl || backend || world == 1) return;
+        backend = make_nccl_backend(control(), process, group);
+        process->backends.add(backend);
     }
 };
 

@@ -42,25 +42,22 @@ void check_mpi_world(const LaunchInfo& launch, int world) {
 Comm connect(const ConnectOptions& options, const LaunchInfo& launch) {
     const CommChoice choice =
         choose_comm(options.backend, launch, {LLMC_CUDA != 0, built_with_mpi(), built_with_nccl()});
+    if (choice.transport == CommChoice::Transport::self) return Comm::self(options.order);
     set_environment(choice);  // before MPI, which may start CUDA
+    const std::string program = program_hash();
     std::shared_ptr<Transport> transport;
-    switch (choice.transport) {
-        case CommChoice::Transport::self:
-            return Comm::self(options.order);
-        case CommChoice::Transport::mpi:
-            transport = make_mpi_transport(options.largest_message);
-            check_mpi_world(launch, transport->world());
-            break;
-        case CommChoice::Transport::tcp:
-            transport = make_tcp_transport(launch.rank, {.address = {launch.address, launch.port},
-                                                         .world = launch.world,
-                                                         .program = program_hash(),
-                                                         .secret = launch.secret,
-                                                         .timeout = options.timeout});
-            break;
+    if (choice.transport == CommChoice::Transport::mpi) {
+        transport = make_mpi_transport(options.largest_message);
+        check_mpi_world(launch, transport->world());
+    } else {
+        transport = make_tcp_transport(launch.rank, {.address = {launch.address, launch.port},
+                                                     .world = launch.world,
+                                                     .program = program,
+                                                     .secret = launch.secret,
+                                                     .timeout = options.timeout});
     }
     Comm comm = connect_transport(std::move(transport), choice.nccl, options.order);
-    comm.require_equal("program", program_hash());
+    comm.require_equal("program", program);
     return comm;
 }
 

@@ -55,8 +55,7 @@ public:
             LLMC_CHECK_MPI(MPI_Alltoall(in, n, MPI_BYTE, out, n, MPI_BYTE, comm_));
             return;
         }
-        const std::vector<size_t> sizes(world_, bytes);
-        all_to_all_v(out, sizes, in, sizes);
+        Transport::all_to_all(out, in, bytes);
     }
     // MPI's own MPI_Alltoallv takes counts and displacements as int, too small for these sizes.
     void all_to_all_v(void* out, const std::vector<size_t>& receive, const void* in,

@@ -16,12 +16,12 @@
 namespace llmc {
 namespace {
 
-enum class Kind : uint32_t { all_gather = 1, all_to_all, broadcast, barrier, failed, all_to_all_v };
+enum class Kind : uint32_t { all_gather = 1, all_to_all_v, broadcast, barrier, failed };
 
 const char* kind_name(Kind kind) {
-    static const char* const names[] = {"all_gather", "all_to_all", "broadcast", "barrier", "failed", "all_to_all_v"};
+    static const char* const names[] = {"all_gather", "all_to_all_v", "broadcast", "barrier", "failed"};
     const uint32_t n = static_cast<uint32_t>(kind);
-    return n >= 1 && n <= 6 ? names[n - 1] : "nothing known";
+    return n >= 1 && n <= std::size(names) ? names[n - 1] : "an unknown operation";
 }
 
 constexpr uint32_t kMagic = 0x4C4D4D43;
@@ -59,20 +59,6 @@ public:
     void all_gather(void* out, const void* in, size_t bytes) override { gather(Kind::all_gather, out, in, bytes); }
     void barrier() override { gather(Kind::barrier, nullptr, nullptr, 0); }
 
-    void all_to_all(void* out, const void* in, size_t bytes) override {
-        const size_t row = world_ * bytes;
-        run([&] {
-            if (rank_ != 0) {
-                send(0, Kind::all_to_all, in, row);
-                return receive(0, Kind::all_to_all, out, row);
-            }
-            std::vector<std::vector<char>> rows(world_, std::vector<char>(row));
-            std::memcpy(rows[0].data(), in, row);
-            for (int r = 1; r < world_; r++) receive(r, Kind::all_to_all, rows[r].data(), row);
-            deal(Kind::all_to_all, out, rows, std::vector(world_, std::vector<size_t>(world_, bytes)));
-        });
-    }
-
     // A rank first tells the hub the sizes of its pieces; the pieces follow.
     void all_to_all_v(void* out, const std::vector<size_t>& receive_sizes, const void* in,
                       const std::vector<size_t>& send_sizes) override {
@@ -92,9 +78,9 @@ public:
             for (int r = 1; r < world_; r++) {
                 receive(r, Kind::all_to_all_v, sizes[r].data(), table_bytes);
                 require_possible(r, sizes[r], receive_sizes[r]);
-                receive_row(r, Kind::all_to_all_v, rows[r], total(sizes[r]));
+                receive_row(r, rows[r], total(sizes[r]));
             }
-            deal(Kind::all_to_all_v, out, rows, sizes);
+            deal(out, rows, sizes);
         });
     }
 
@@ -144,10 +130,9 @@ private:
         });
     }
 
-    // For the hub: rows[r] are the pieces of rank r for every rank, of sizes[r] bytes. Sends every rank its pieces, and
-    // leaves rank 0's in `out`.
-    void deal(Kind kind, void* out, const std::vector<std::vector<char>>& rows,
-              const std::vector<std::vector<size_t>>& sizes) {
+    // For the hub in all_to_all_v: rows[r] are the pieces of rank r for every rank, of sizes[r] bytes. Sends every rank
+    // its pieces, and leaves rank 0's in `out`.
+    void deal(void* out, const std::vector<std::vector<char>>& rows, const std::vector<std::vector<size_t>>& sizes) {
         std::vector<size_t> dealt(world_);
         for (int to = 0; to < world_; to++) {
             std::vector<char> column;
@@ -157,7 +142,7 @@ private:
                 dealt[from] += sizes[from][to];
             }
             if (to > 0)
-                send(to, kind, column.data(), column.size());
+                send(to, Kind::all_to_all_v, column.data(), column.size());
             else
                 std::copy(column.begin(), column.end(), static_cast<char*>(out));
         }
@@ -174,12 +159,12 @@ private:
         if (!peers_[from].receive(data, bytes)) lost(from, kind);
     }
 
-    // The sender states the size of the row. Memory grows with the bytes that arrive, not with the stated size.
-    void receive_row(int from, Kind kind, std::vector<char>& row, size_t bytes) {
-        receive_header(from, kind, bytes);
+    // For a row of all_to_all_v, whose size its sender stated. Memory grows with the bytes that arrive.
+    void receive_row(int from, std::vector<char>& row, size_t bytes) {
+        receive_header(from, Kind::all_to_all_v, bytes);
         for (size_t at = 0; at < bytes; at = row.size()) {
             row.resize(std::min(bytes, at + (size_t{16} << 20)));
-            if (!peers_[from].receive(row.data() + at, row.size() - at)) lost(from, kind);
+            if (!peers_[from].receive(row.data() + at, row.size() - at)) lost(from, Kind::all_to_all_v);
         }
     }
 

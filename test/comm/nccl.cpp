@@ -17,7 +17,6 @@ public:
     int rank() const override { return 0; }
     int world() const override { return 1; }
     void all_gather(void* out, const void* in, size_t bytes) override { std::memcpy(out, in, bytes); }
-    void all_to_all(void* out, const void* in, size_t bytes) override { std::memcpy(out, in, bytes); }
     void all_to_all_v(void* out, const std::vector<size_t>& receive, const void* in,
                       const std::vector<size_t>&) override {
         std::memcpy(out, in, receive[0]);

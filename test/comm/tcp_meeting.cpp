@@ -91,7 +91,7 @@ TEST_CASE("meeting: the listener only serves the interface of MASTER_ADDR") {
     }
 }
 
-TEST_CASE("meeting: any number of silent connections delays nobody") {
+TEST_CASE("meeting: silent connections, however many, do not delay the ranks") {
     HubThread hub(2);
     std::vector<TcpSocket> silent;
     for (int i = 0; i < 300; i++) silent.push_back(stranger(hub.meeting()));
@@ -265,7 +265,7 @@ struct Header {
     uint32_t kind = 0;
     uint64_t sequence = 0, bytes = 0;
 };
-constexpr uint32_t kAllToAllV = 6;
+constexpr uint32_t kAllToAllV = 2;
 
 // The data of the next message.
 std::string message_from(TcpSocket& socket) {
