@@ -171,7 +171,7 @@ class Training(unittest.TestCase):
         ended = tcp(4, "--training", "--order", "rank", "--test-case=hybrid*", limit=300,
                     env={"LLMC_STREAMS": "random"})
         self.assertEqual(set(ended.codes.values()), {0}, ended)
-        self.assertRegex(ended.output, r"test cases:\s+2 \|\s+2 passed", ended)
+        self.assertRegex(ended.output, r"test cases:\s+1 \|\s+1 passed", ended)
 
     def test_muon_on_any_number_of_ranks(self):
         for ranks in (1, 2, 5, 8):  # three ranks are tested with the others
@@ -181,7 +181,7 @@ class Training(unittest.TestCase):
                 self.assertRegex(ended.output, r"test cases:\s+2 \|\s+2 passed", ended)
 
     def test_odd_sizes_on_seven_ranks_with_guarded_memory(self):
-        ended = tcp(7, "--training", "--test-case=a hundred tensors*,another type of block*", limit=120,
+        ended = tcp(7, "--training", "--test-case=a hundred tensors*,a block without attention*", limit=120,
                     env={"LLMC_STREAMS": "random", "LLMC_GUARD": "1"})
         self.assertEqual(set(ended.codes.values()), {0}, ended)
         self.assertRegex(ended.output, r"test cases:\s+3 \|\s+3 passed", ended)
@@ -400,12 +400,6 @@ class Starts(unittest.TestCase):
         self.assertIn("2 ranks finished over tcp", ended.output)
 
     @needs_mpi
-    def test_configurations_that_differ(self):
-        ended = mpirun(3, "--scenario", "loop", "--configuration", "batch=4", "--configuration2", "\nlr=1")
-        self.assertEqual(ended.code, 2, ended)
-        self.assertRegex(ended.output, r"rank 2 on \S+ has another configuration than rank 0: 'lr=1' against ''")
-
-    @needs_mpi
     def test_programs_that_differ(self):
         with tempfile.TemporaryDirectory() as directory:
             other = os.path.join(directory, "test_ranks")
@@ -417,12 +411,6 @@ class Starts(unittest.TestCase):
                                    "1", other, *flags], env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
         self.assertEqual(done.returncode, 2, done)
         self.assertRegex(done.stderr, r"rank 1 on \S+ has another program than rank 0")
-
-    def test_back_ends_that_cannot_be(self):
-        self.assertIn("--comm self: environment started 2 ranks",
-                      self.start("--comm", "self", RANK="0", WORLD_SIZE="2", MASTER_ADDR="localhost").output)
-        ended = self.start("--comm", "nccl")
-        self.assertEqual(ended.code, 2, ended)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
-// Gradients whose sums over a few ranks are exact in any order, so that one rank can compute them for many.
+// Steps of an optimizer on gradients whose sums over a few ranks are exact in any order, so that one rank can compute
+// them for many.
 #pragma once
 #include <random>
 #include <vector>
 
 #include "llmc/device/transfer.h"
-#include "llmc/shard/gradients.h"
+#include "llmc/optim/optimizer.h"
 #include "test/comm/ranks/ranks.h"
+#include "test/model/all_weights.h"
 
 namespace llmc::test {
 
@@ -18,18 +20,53 @@ inline std::vector<float> exact_values(int rank, int step, size_t unit, size_t t
     return values;
 }
 
-// Writes a unit's gradients: this rank's own, or, on a communicator of one rank, the sums over `ranks` ranks.
-inline void write_exact_gradients(Gradients& gradients, const Unit& unit, size_t place, const Comm& comm, int step,
-                                  int ranks, stream_t stream) {
-    for (size_t t = 0; t < unit.tensors.size(); t++) {
-        const size_t count = unit.tensors[t].count();
-        std::vector<float> sum = exact_values(comm.rank(), step, place, t, count);
-        for (int r = 1; r < ranks && comm.world() == 1; r++) {
-            const std::vector<float> more = exact_values(r, step, place, t, count);
+template <class Real>
+struct ExactRun {
+    const stream_t stream = test_stream();
+    const ParameterTable table;
+    const ShardLayout layout;
+    Weights<Real> weights{layout};
+    Gradients gradients{layout};
+    Matmul matmul{false};
+    Optimizer<Real> optimizer;
+    DeviceArray<double> loss_sum{std::vector<double>{1.0}};
+
+    ExactRun(const std::vector<Unit>& units, const Comm& comm, const Sharding& sharding, const OptimizerSetup& setup)
+        : table(units, comm.world()), layout(table, comm, sharding), optimizer(setup, weights, gradients, &matmul) {
+        weights.allocate(stream);
+        gradients.allocate(stream);
+        optimizer.allocate(stream);
+        for (size_t u = 0; u < units.size(); u++)
+            for (size_t t = 0; t < units[u].tensors.size(); t++)
+                weights.set_tensor(u, t, exact_values(-1, 0, u, t, units[u].tensors[t].count()), stream);
+        weights.publish(stream);
+    }
+    ~ExactRun() { synchronize(stream); }
+
+    // With this rank's gradients, or, on a communicator of one rank, with the sums over `ranks` ranks.
+    void step(int step, int ranks) {
+        gradients.begin_micro_step(true, true);
+        for (size_t u = 0; u < table.units().size(); u++) {
+            weights.gather(u, stream);
+            gradients.acquire(u, stream);
+            for (size_t t = 0; t < table.unit(u).tensors.size(); t++) write_gradient(step, u, t, ranks);
+            weights.release(u, stream);
+            gradients.reduce(u, stream);
+        }
+        optimizer.update(loss_sum, nullptr, stream);
+        weights.publish(stream);
+    }
+
+private:
+    void write_gradient(int step, size_t unit, size_t tensor, int ranks) {
+        const size_t count = table.unit(unit).tensors[tensor].count();
+        std::vector<float> sum = exact_values(layout.comm().rank(), step, unit, tensor, count);
+        for (int r = 1; r < ranks && layout.comm().world() == 1; r++) {
+            const std::vector<float> more = exact_values(r, step, unit, tensor, count);
             for (size_t i = 0; i < count; i++) sum[i] += more[i];
         }
-        write_through(gradients.gradient(place, t), sum.data(), count, stream);
+        write_through(gradients.gradient(unit, tensor), sum.data(), count, stream);
     }
-}
+};
 
 }  // namespace llmc::test

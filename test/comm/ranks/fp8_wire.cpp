@@ -1,12 +1,11 @@
-// Training with gradients in FP8 between ranks: equal bits in every stage, errors within the bound of the cast, skipped
-// steps, and resuming on other ranks.
+// Training with gradients in FP8 between ranks: equal bits in every stage, errors within the bound of the cast, and
+// skipped steps. Resuming is tested end to end (test_run_fp8_wire.py).
 #include "llmc/comm/pieces.h"
 
 #include <cmath>
 #include <map>
 
 #include "llmc/device/transfer.h"
-#include "llmc/shard/state_values.h"
 #include "test/comm/ranks/sharded_run.h"
 #include "test/suites.h"
 
@@ -161,45 +160,6 @@ TEST_CASE("gradients in FP8: a non-finite step is skipped everywhere and leaves 
         forgetful.forget_residuals();
         forgetful.step(1), other.step(1);
         CHECK(!same_bits(forgetful.weights(), other.weights()));
-    }
-}
-
-TEST_CASE(
-    "gradients in FP8: a run that begins from a saved state has the residuals, and the bits, of one that went on") {
-    if (world().world() == 1) return;
-    for (const bool with_residuals : {true, false}) {
-        Run<bf16> whole(config_of(1, Wire::fp8)), begun(config_of(3, Wire::fp8));
-        for (int i = 0; i < 3; i++) whole.step(i);
-        // Every rank reads everything, so each receives the others' data.
-        std::map<std::string, std::vector<float>> values;
-        for (const StateTensor& tensor : whole.trainer.state_tensors())
-            for (const std::string& part : tensor.parts)
-                values[tensor.name + "." + part].resize(as_size(static_cast<int>(tensor.elements())));
-        std::vector<float> mine, all;
-        for (auto& [name, tensor] : values) {
-            mine.assign(tensor.size(), 0.0f);
-            for (const DeviceSlice& slice : whole.trainer.state_slices()) {
-                if (slice.slice.name() != name) continue;
-                float* to = mine.data() + slice.slice.start;
-                for (const float value : read_state(slice.values, slice.slice.count, whole.trainer.stream()))
-                    *to++ = value;
-            }
-            all.resize(mine.size() * as_size(world().world()));
-            world().host_all_gather(all.data(), mine.data(), mine.size() * sizeof(float));
-            for (size_t i = 0; i < all.size(); i++) tensor[i % mine.size()] += all[i];  // one rank has each
-        }
-        TrainerState state = whole.trainer.read_state();
-        CHECK(state.residuals == world().world());
-        state.step = whole.trainer.steps();
-        // From another number of ranks, so they are dropped.
-        if (!with_residuals) state.residuals = world().world() + 1;
-        begun.trainer.restore(
-            state, [&](const std::string& tensor, const std::string& part, uint64_t start, uint64_t count, float* out) {
-                std::copy_n(values.at(tensor + "." + part).begin() + static_cast<ptrdiff_t>(start), count, out);
-            });
-        for (int i = 3; i < 5; i++) whole.step(i), begun.step(i);
-        CHECK(same_bits(whole.weights(), begun.weights()) == with_residuals);
-        CHECK(same_bits(whole.residuals(), begun.residuals()) == with_residuals);
     }
 }
 

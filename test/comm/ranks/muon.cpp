@@ -1,9 +1,6 @@
 // Muon over ranks: one rank's bits on any number of ranks and in every stage, wherever slices cut the matrices, and the
 // planned number of bytes on the wire.
-#include "llmc/device/transfer.h"
-#include "llmc/optim/optimizer.h"
 #include "test/comm/ranks/exact_gradients.h"
-#include "test/model/all_weights.h"
 
 using namespace llmc;
 using namespace llmc::test;
@@ -35,52 +32,24 @@ struct Result {
 
 template <class Real>
 Result train(const Comm& comm, OptimizerKind kind, int stage, int within, int ranks) {
-    const stream_t stream = test_stream();
-    const ParameterTable table(units(), comm.world());
-    Sharding sharding;
-    sharding.stage = stage;
-    sharding.within = within;
-    const ShardLayout layout(table, comm, sharding);
-    Weights<Real> weights(layout);
-    Gradients gradients(layout);
-    Matmul matmul(false);
     OptimizerSetup setup{.schedule = {ScheduleKind::constant, 1e-2, 0, 100, 0}, .clip = 1};
     setup.optimizer.kind = kind;
     // NorMuon with AdamW's moments in BF16, Muon with moments in FP32.
     setup.optimizer.adam_moments = kind == OptimizerKind::normuon ? StateFormat::bf16 : StateFormat::fp32;
-    Optimizer<Real> optimizer(setup, weights, gradients, &matmul);
-    weights.allocate(stream);
-    gradients.allocate(stream);
-    optimizer.allocate(stream);
-    for (size_t u = 0; u < table.units().size(); u++)
-        for (size_t t = 0; t < table.unit(u).tensors.size(); t++)
-            weights.set_tensor(u, t, exact_values(-1, 0, u, t, table.unit(u).tensors[t].count()), stream);
-    weights.publish(stream);
-    double* loss_sum = static_cast<double*>(device_malloc(sizeof(double)));
-    write_through(loss_sum, 1.0, stream);
-    for (int step = 0; step < kSteps; step++) {
-        gradients.begin_micro_step(true, true);
-        for (size_t u = 0; u < table.units().size(); u++) {
-            gradients.acquire(u, stream);
-            write_exact_gradients(gradients, table.unit(u), u, comm, step, ranks, stream);
-            gradients.reduce(u, stream);
-        }
-        optimizer.update(loss_sum, nullptr, stream);
-        weights.publish(stream);
-    }
+    ExactRun<Real> run(units(), comm, {.stage = stage, .within = within}, setup);
+    for (int step = 0; step < kSteps; step++) run.step(step, ranks);
     Result result;
-    result.weights = all_weights(weights, stream);
-    const Traffic& traffic = optimizer.muon()->comm().traffic();
+    result.weights = all_weights(run.weights, run.stream);
+    const Muon<Real>& muon = *run.optimizer.muon();
+    const Traffic& traffic = muon.comm().traffic();
     const uint64_t mine[] = {traffic.bytes(), traffic.all_to_all.calls + traffic.broadcast.calls};
     std::vector<uint64_t> all(2 * as_size(comm.world()));
     comm.host_all_gather(all.data(), mine, sizeof mine);
     for (size_t r = 0; r < as_size(comm.world()); r++)
         result.bytes += static_cast<double>(all[2 * r]) / kSteps / comm.world();
     result.calls = static_cast<double>(mine[1]) / kSteps;
-    result.planned = optimizer.muon()->sent_in_step().bytes,
-    result.planned_calls = optimizer.muon()->sent_in_step().calls;
-    synchronize(stream);
-    device_free(loss_sum);
+    result.planned = muon.sent_in_step().bytes;
+    result.planned_calls = muon.sent_in_step().calls;
     return result;
 }
 

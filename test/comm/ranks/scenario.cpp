@@ -125,8 +125,6 @@ int run_scenario(int argc, char** argv) {
     watchdog.watch(comm, arguments.text("out", ""));
     open_device(device_of_rank(comm, device_count()));
     comm.attach_device();
-    comm.require_equal("configuration", arguments.text("configuration", "") +
-                                            arguments.text(fmt::format("configuration{}", comm.rank()), ""));
     Collectives collectives(comm, arguments.text("operation", "all_gather"));
     const bool victim = comm.rank() == static_cast<int>(arguments.number("victim", -1));
     const int64_t steps = static_cast<int64_t>(arguments.number("steps", 10));
