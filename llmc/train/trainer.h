@@ -60,8 +60,8 @@ struct StepKind {
     bool count_losses = false;  // FP8 casts count the elements that saturate or underflow
     bool probes = false;        // the first micro-step makes its products in BF16 as well (linear.h)
     int micro_steps = 0;        // 0: TrainerConfig::micro_steps
-    // Sequences are cut into pieces of this many tokens, at least shortest_piece, each a sequence of its own; 0: they
-    // stay whole.
+    // Sequences are cut into pieces of this many tokens, at least shortest_piece, each its own sequence; 0: they stay
+    // whole.
     int length = 0;
     bool batch_changes = false;  // the previous step had another number of tokens
 };
@@ -75,17 +75,18 @@ public:
     MemoryByKind memory() const;
     void allocate();
 
-    // Weights: those of step 0, or tensor by tensor under the table's names. Every rank sets and gets the same values;
-    // wte may come without its padded rows. Call weights_are_set() after the last set_weight().
+    // ---- weights: those of step 0, or tensor by tensor under the table's names ----
+
+    // Every rank sets and gets the same values; wte may come without its padded rows. Call weights_are_set() after the
+    // last set_weight().
     void initialize(uint64_t seed);
     void set_weight(const std::string& name, const std::vector<float>& values);
     void weights_are_set();
     std::vector<float> get_weight(const std::string& name) const;
 
+    // ---- a step ----
+
     void begin_step(const StepKind& kind);
-    // See Optimizer.
-    void scale_rate(double factor) { optimizer_.scale_rate(factor); }
-    void decay(int64_t from, int64_t until) { optimizer_.decay(from, until); }
     // `weight` of this micro-batch's losses in the step's loss, relative to 1. Memory that is not pinned
     // (MicroBatch::sorted) is copied before the call returns.
     void micro_step(const MicroBatch& batch, float weight = 1.0f);
@@ -95,15 +96,32 @@ public:
     // Reduces gradients, updates the weights and FP8 scales, and prepares the working copies of the next step. Returns
     // the layers that left FP8.
     std::vector<Fp8Fallback> finish_step();
+    int64_t steps() const { return step_; }  // finished so far
+    // Changes of the schedule; see Optimizer.
+    void scale_rate(double factor) { optimizer_.scale_rate(factor); }
+    void decay(int64_t from, int64_t until) { optimizer_.decay(from, until); }
+
+    // ---- results ----
+
     // The record of the step just finished. The caller may fill in more fields.
     StepRecord& submitted() { return results_->submitted(); }
     // Returns the record of the oldest step not taken yet, if more than `leave` are waiting. Waits for the device.
     std::optional<StepRecord> take_result(int leave);
-    int64_t steps() const { return step_; }  // finished so far
     // How many of a micro-step's matrix products (StepRecord::products) should be in FP8.
     int64_t expected_fp8_products() const { return model_.fp8_products(); }
     // The products of a step, with the kinds of layers, or the optimizer, that need them.
     std::map<Product, std::set<std::string>> kinds_of_products() const;
+
+    // ---- evaluation ----
+
+    // Loss of a batch, without training on it: sums over all ranks; waits for the device.
+    struct LossSum {
+        double sum = 0, count = 0;
+    };
+    LossSum evaluate(const int* tokens, const int* targets);
+    // This rank's losses (B, T), token by token; 0 where the target is -1. Also a collective.
+    std::vector<float> token_losses(const int* tokens, const int* targets);
+    std::vector<float> token_losses() const;  // of the last evaluate()
 
     // The average of the weights (--average). The model evaluates with it between use_average() and use_weights(),
     // which gives back every bit of the state. Both are collectives and wait for the device.
@@ -111,7 +129,7 @@ public:
     void use_average();
     void use_weights();
 
-    // ---- The state between two steps, for checkpoints. These are collectives and wait for the device.
+    // ---- the state between two steps, for checkpoints; collectives that wait for the device ----
 
     // The parts of the state that this rank saves. Those of all ranks together are the whole state, without overlap.
     std::vector<DeviceSlice> state_slices() const;
@@ -133,14 +151,7 @@ public:
     // NorMuon's second moments of all matrices. `values` is nullptr if another rank owns the matrix.
     std::vector<DeviceSlice> second_moments() const;
 
-    // Loss of a batch, without training on it: sums over all ranks; waits for the device.
-    struct LossSum {
-        double sum = 0, count = 0;
-    };
-    LossSum evaluate(const int* tokens, const int* targets);
-    // This rank's losses (B, T), token by token; 0 where the target is -1. Also a collective.
-    std::vector<float> token_losses(const int* tokens, const int* targets);
-    std::vector<float> token_losses() const;  // of the last evaluate()
+    // ---- the parts ----
 
     const TrainerConfig& config() const { return config_; }
     const Comm& comm() const { return comm_; }
