@@ -37,16 +37,9 @@ std::vector<double> linear(const std::vector<double>& inp, const std::vector<flo
 
 std::vector<double> layer_norm(const std::vector<double>& inp, const std::vector<float>& weight,
                                const std::vector<float>& bias) {
-    const size_t C = weight.size();
-    std::vector<double> out;
-    for (size_t n = 0; n < inp.size(); n += C) {
-        double mean = 0, variance = 0;
-        for (size_t c = 0; c < C; c++) mean += inp[n + c] / static_cast<double>(C);
-        for (size_t c = 0; c < C; c++) variance += std::pow(inp[n + c] - mean, 2) / static_cast<double>(C);
-        for (size_t c = 0; c < C; c++)
-            out.push_back((inp[n + c] - mean) / std::sqrt(variance + 1e-5) * weight[c] + bias[c]);
-    }
-    return out;
+    const int C = static_cast<int>(weight.size()), N = static_cast<int>(inp.size()) / C;
+    return reference::normed_rows(inp, reference::layernorm_statistics(inp, N, C), reference::to_doubles(weight),
+                                  reference::to_doubles(bias));
 }
 
 void add(std::vector<double>& x, const std::vector<double>& y) {
@@ -77,7 +70,7 @@ void raise_to_logits(std::vector<double>& maxima, const ModelConfig& model, cons
         add(x, linear(reference::attention(shape, qkv, none, 0, 0).out, of("attn_proj.weight"), of("attn_proj.bias")));
         std::vector<double> hidden =
             linear(layer_norm(x, of("ln2.weight"), of("ln2.bias")), of("fc.weight"), of("fc.bias"));
-        for (double& h : hidden) h *= 0.5 * (1 + std::tanh(std::sqrt(2 / M_PI) * (h + 0.044715 * h * h * h)));
+        for (double& h : hidden) h = reference::Gelu(h).value;
         add(x, linear(hidden, of("fc_proj.weight"), of("fc_proj.bias")));
     }
 }
