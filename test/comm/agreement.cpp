@@ -60,7 +60,7 @@ TEST_CASE("comm: a host name without an end, and a difference of configurations 
           "?[2Jx; start every rank with the same program and the same flags");
 }
 
-TEST_CASE("comm: a rank that gets back another identity than its own still counts itself") {
+TEST_CASE("comm: a rank that receives a wrong identity for itself still counts itself") {
     const auto liar = std::make_shared<Liar>();
     liar->lie = [](char* data, size_t bytes) { fill(data - bytes, 2 * bytes); };
     const Comm comm = connect_transport(liar, false, ReduceOrder::any);
@@ -85,7 +85,7 @@ TEST_CASE("agreement: lengths of texts are bounded by what all ranks announced")
     }
 }
 
-TEST_CASE("agreement: a failure whose exit code is no number is still a failure") {
+TEST_CASE("agreement: a failure whose exit code is not a number is still a failure") {
     const auto liar = std::make_shared<Liar>();
     const Comm comm = connect_transport(liar, false, ReduceOrder::any);
     liar->lie = [](char* data, size_t bytes) {

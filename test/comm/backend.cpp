@@ -25,7 +25,7 @@ public:
 
 }  // namespace
 
-TEST_CASE("backends: a failure of any communicator is seen, and one that is gone has none") {
+TEST_CASE("backends: the failure of any communicator is reported until the communicator is destroyed") {
     BackendList list;
     CHECK(list.failure().empty());
     const auto world = std::make_shared<Broken>();

@@ -126,7 +126,7 @@ TEST_CASE("launch: contradictions are refused") {
     CHECK(contains(refusal_of({{"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_RANK", "4"}}), "rank 4 of 4 ranks"));
 }
 
-TEST_CASE("launch: which back-end") {
+TEST_CASE("launch: the back-end that each launcher and build leads to") {
     CHECK(choose_comm(CommKind::automatic, {}, kCpu).transport == Transport::self);
     CHECK(choose_comm(CommKind::automatic, {}, kGpu).nccl == false);
     CHECK(choose_comm(CommKind::mpi, {}, kCpu).transport == Transport::mpi);

@@ -82,7 +82,7 @@ TEST_CASE("operation log: an operation of the host that runs is waited for") {
     CHECK(log.unfinished().sequence == barrier - 1);
 }
 
-TEST_CASE("operation log: a device that does not answer keeps nobody from reading the log") {
+TEST_CASE("operation log: a device that does not answer does not keep other threads from reading the log") {
     OperationLog log;
     std::atomic<bool> asked = false, answer = false;
     log.issued(log.begin("all_reduce", "world", 8), [&] {

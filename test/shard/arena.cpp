@@ -5,7 +5,7 @@
 
 using namespace llmc;
 
-TEST_CASE("arena: pointers planned under one name are the same memory, as much as the largest wants") {
+TEST_CASE("arena: pointers planned under one name share memory, as large as the largest of them needs") {
     Arena arena(MemoryKind::workspace);
     float *own = nullptr, *small = nullptr, *other = nullptr;
     char* large = nullptr;

@@ -25,7 +25,7 @@ ParameterTable example_table() {
 
 }  // namespace
 
-TEST_CASE("gradients can be had between acquire and reduce alone") {
+TEST_CASE("gradients can only be used between acquire and reduce") {
     const ParameterTable table = example_table();
     for (const ReduceOrder order : {ReduceOrder::any, ReduceOrder::rank}) {
         const stream_t stream = test_stream();

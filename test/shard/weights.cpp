@@ -35,7 +35,7 @@ TEST_CASE("a unit without FP8 is one range") {
     }
 }
 
-TEST_CASE("tensors in FP8 are ranges of their own, the rest lies between them") {
+TEST_CASE("each tensor in FP8 is a range, and so is what lies between two of them") {
     const ParameterTable table = example_table();
     const size_t count = table.unit(0).count, decayed = table.unit(0).decay_count;
     Fp8State states[3] = {};
@@ -65,7 +65,7 @@ TEST_CASE("tensors in FP8 are ranges of their own, the rest lies between them") 
     }
 }
 
-TEST_CASE("weights are measured at the start and when they were set") {
+TEST_CASE("weights are measured at the start and after they were set") {
     const ParameterTable table = example_table();
     Weights<bf16> weights{ShardLayout(table, Comm::self())};
     weights.allocate(test_stream());
@@ -85,7 +85,7 @@ TEST_CASE("weights are measured at the start and when they were set") {
 }
 
 // One rank keeps everything and could answer all of these; stage 3 could not, so none may.
-TEST_CASE("weights can be had between gather and release alone") {
+TEST_CASE("weights can only be used between gather and release") {
     const stream_t stream = test_stream();
     const ParameterTable table = example_table(6);
     Weights<bf16> weights{ShardLayout(table, Comm::self())};

@@ -52,7 +52,7 @@ TrainerConfig small(const char* architecture, int layers, int context, const Fp8
 
 }  // namespace
 
-TEST_CASE("pieces of sequences: each is a sequence by itself, with positions of its own" *
+TEST_CASE("pieces of sequences: each is a sequence by itself, with its own positions" *
           doctest::test_suite(kNotUnderTsan)) {
     check_pieces<float>(small(nullptr, 2, 32, nullptr), 16);
     check_pieces<bf16>(small("llama", 2, 32, nullptr), 16);

@@ -111,7 +111,7 @@ TEST_CASE_TEMPLATE("state: a restored trainer makes the same steps" * doctest::t
     }
 }
 
-TEST_CASE("state: a restored trainer goes on counting skipped steps in a row") {
+TEST_CASE("state: a restored trainer continues to count consecutive skipped steps") {
     TrainerConfig config = config_of(nullptr);
     config.loss_scale.hysteresis = 2;
     TestModel<bf16> whole(config), begun(config);
@@ -128,7 +128,8 @@ TEST_CASE("state: a restored trainer goes on counting skipped steps in a row") {
     }
 }
 
-TEST_CASE("state: every optimizer goes on where it was, and keeps what it says" * doctest::test_suite(kNotUnderTsan)) {
+TEST_CASE("state: every optimizer continues with the same bits, and keeps the moments that it lists" *
+          doctest::test_suite(kNotUnderTsan)) {
     const auto config_with = [](OptimizerKind kind, double momentum, StateFormat format = StateFormat::fp32,
                                 StateFormat masters = StateFormat::fp32) {
         TrainerConfig config = config_of(nullptr);
@@ -231,7 +232,7 @@ TEST_CASE_TEMPLATE("state: evaluation with the average of the weights leaves no 
 }
 
 // Generation reuses the keys and values of whole pieces of 16 tokens.
-TEST_CASE("state: weights in use again do not answer from rows that their average computed") {
+TEST_CASE("state: after use_weights(), generation does not reuse rows that the average computed") {
     TrainerConfig config = trainer_config(small_model(1, 32), 1, 32, Recompute::gelu);
     config.schedule = {ScheduleKind::linear, 1e-3, 2, 100, 0};
     config.optimizer.average = average_from_text("ema:0.5");
@@ -253,7 +254,7 @@ TEST_CASE("state: weights in use again do not answer from rows that their averag
     CHECK(logits() == expected);
 }
 
-TEST_CASE("state: masters or moments in BF16 go on in FP32, and the other way round") {
+TEST_CASE("state: a run can change between masters or moments in BF16, FP8 and FP32") {
     bool masters = false;
     StateFormat format = StateFormat::bf16;
     SUBCASE("moments") {}
@@ -288,7 +289,7 @@ TEST_CASE("state: masters or moments in BF16 go on in FP32, and the other way ro
     CHECK(slices_of(narrow).at(rounded) != slices_of(back).at(rounded));
 }
 
-TEST_CASE("state: FP8 scales are found anew where the recipe or the loss scale is another") {
+TEST_CASE("state: FP8 scales are found again if the recipe or the loss scale has changed") {
     Fp8Config delayed, other, bf16_gradients;
     other.margin = 1;
     bf16_gradients.grad = Fp8Grad::bf16;
@@ -348,7 +349,7 @@ TEST_CASE("state: numbers that JSON cannot hold, and all others, keep their bits
     CHECK(back.fp8->probed == state.fp8->probed);
 }
 
-TEST_CASE("state: what is missing or of another kind is named") {
+TEST_CASE("state: an error names the field that is missing or has the wrong type") {
     TrainerState state{0, {}, Fp8Saved{"r", true, false, {}, {Fp8SavedTensor{}}}};
     state.optimizer.average = {AverageKind::last, 3};
     const nlohmann::ordered_json good = parse_json<nlohmann::ordered_json>(json_text(state_json(state)));

@@ -81,8 +81,7 @@ TEST_CASE_TEMPLATE("trainer: takes the memory that it has planned", Real, float,
     }
 }
 
-// Validation, samples and reading weights, between two steps and between two micro-steps.
-TEST_CASE("trainer: the copy of a checkpoint has what is saved") {
+TEST_CASE("trainer: the planned memory for a checkpoint's copy is what it takes") {
     for (const auto& [masters, moments] : {std::pair{StateFormat::fp32, StateFormat::fp32},
                                            {StateFormat::fp32, StateFormat::bf16},
                                            {StateFormat::bf16, StateFormat::bf16},
@@ -130,7 +129,7 @@ TEST_CASE("trainer: offloaded state has the same bits" * doctest::test_suite(kNo
     }
 }
 
-TEST_CASE("trainer: what does not train changes nothing" * doctest::test_suite(kNotUnderTsan)) {
+TEST_CASE("trainer: evaluation, sampling and reading weights change nothing" * doctest::test_suite(kNotUnderTsan)) {
     for (const bool fp8 : {false, true}) {
         TestModel<bf16> plain(small_config(fp8, 2)), watched(small_config(fp8, 2));
         plain.trainer.initialize(1);

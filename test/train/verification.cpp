@@ -200,7 +200,7 @@ TEST_CASE("verification: a bit of a working copy that flips between two steps" *
     CHECK(found_in("delayed", "all,+lm_head", "no such tensor") == "");
 }
 
-TEST_CASE("verification: begins anew with other weights, and whatever comes between two steps") {
+TEST_CASE("verification: new weights, or other work between two steps, are no difference") {
     Run<float> run(config_of(nullptr, true));
     run.step();
     run.trainer.set_weight("h.0.fc.bias", std::vector<float>(4 * 64, 0.25f));
