@@ -109,7 +109,6 @@ SliceBytes Staging::take(stream_t stream) {
 
 SliceBytes Staging::from_device(stream_t stream) {
     return [this, stream](size_t slice, uint64_t offset, size_t bytes) {
-        buffer_.resize(bytes);
         const StateArray& values = slices_[slice].values;
         if (values.format == StateFormat::fp8) {
             const size_t begin = offset / sizeof(bf16) / kStateGroup * kStateGroup,
@@ -118,7 +117,8 @@ SliceBytes Staging::from_device(stream_t stream) {
                             read_back(values.from(begin).scales, div_up(end - begin, kStateGroup), stream).data(),
                             offset - begin * sizeof(bf16), bytes);
         }
-        read_bytes(buffer_.data(), static_cast<const char*>(slices_[slice].values.values) + offset, bytes, stream);
+        buffer_.resize(bytes);
+        read_bytes(buffer_.data(), static_cast<const char*>(values.values) + offset, bytes, stream);
         return static_cast<const char*>(buffer_.data());
     };
 }
