@@ -5,7 +5,7 @@
 // host collectives return when they are done. Every rank must issue the same collectives in the same order, but may use
 // different streams for them. mpi and tcp run them in that order on all streams. They block the calling thread (on the
 // host device, when the stream reaches them), and only the main thread may call them. NCCL runs the collectives of one
-// communicator one after the other; to overlap two collectives, give each a communicator of its own.
+// communicator one after the other; to overlap two collectives, give each its own communicator.
 //
 // Errors between ranks throw Error(ExitCode::communication). The Watchdog (watchdog.h) handles what a rank cannot
 // notice itself. connect() makes a Comm of several ranks.
@@ -175,7 +175,7 @@ private:
 struct ConnectOptions {
     CommKind backend = CommKind::automatic;
     ReduceOrder order = ReduceOrder::any;
-    double timeout = 600;                      // seconds to wait for the other ranks
+    double timeout = 600;                      // seconds to wait for the other ranks over TCP; 0: forever
     size_t largest_message = size_t{1} << 30;  // bytes in one call of MPI; tests reduce it
 };
 

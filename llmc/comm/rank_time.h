@@ -1,5 +1,5 @@
-// The time of each rank's steps, split into waits for other ranks and work of its own, and the rank that slows a run
-// down.
+// The time of each rank's steps, split into waits for other ranks and the rank's own work, and the rank that slows a
+// run down.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -22,7 +22,7 @@ struct RankTime {
     float data_ms = 0;   // waiting for the prefetch thread; part of the rank's own time
 };
 
-// The rank with the longest time of its own (ms - peers_ms) in a step.
+// The rank whose own work (ms - peers_ms) took longest in a step.
 struct SlowestRank {
     int rank = 0;
     double own_ms = 0, data_ms = 0;  // that rank's own work, and the part of it that is waiting for data
@@ -34,10 +34,10 @@ struct SlowestRank {
 };
 SlowestRank slowest_rank(const std::vector<RankTime>& ranks);  // needs at least two ranks
 
-// A rank stands out whose own time is kSlowRatio times the others'. Below that, ranks of healthy clusters differ too:
-// by their cards' clocks, and by what else their hosts do. It is slow once it has stood out in kSlowSteps steps in a
-// row, because a single slow step has many causes, such as a busy file system. It stays slow until for as many steps no
-// rank, or another one, has stood out.
+// A rank stands out if its own time is kSlowRatio times the others'. Below that, ranks of healthy clusters differ too:
+// by their cards' clocks, and by other work of their hosts. It is slow once it has stood out in kSlowSteps steps in a
+// row, because a single slow step has many causes, such as a busy file system. It stays slow until, for as many steps
+// in a row, no rank or another rank has stood out.
 class SlowRankWatch {
 public:
     static constexpr double kSlowRatio = 1.2;

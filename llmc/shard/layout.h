@@ -173,13 +173,13 @@ private:
     size_t group_size_;
 };
 
-// Which weights are read as FP8 codes alone, and how they cut the units: this rank's slice of a unit into ranges that
+// Which weights are only read as FP8 codes, and how they cut the units: this rank's slice of a unit into ranges that
 // the optimizer updates one after the other, and the unit into pieces that travel next to the codes.
 class UnitCuts {
 public:
     explicit UnitCuts(const ShardLayout& layout);  // the layout must outlive it
 
-    // Each tensor in FP8 is a range of its own, and so is what lies between two of them.
+    // Each tensor in FP8 is one range, and so are the elements between two such tensors.
     struct Range {
         size_t begin, count, decay_count;  // elements of the slice
         Fp8State* fp8;                     // if set, the optimizer raises its amax and writes no working copy
