@@ -97,6 +97,8 @@ void Fp8Registry::set_scale(int layer, Fp8Role role, stream_t stream) {
 }
 void Fp8Registry::set_evaluation_scale(int layer, Fp8Role role, stream_t stream) {
     fp8_set_current(evaluation_, tensor(layer, role), 1, config_, stream);
+    // No end of a step clears this flag, which would keep all later evaluations from setting the scale.
+    set_bytes(&evaluation_state(layer, role)->bad, 0, sizeof(Fp8State::bad), stream);
 }
 
 void Fp8Registry::set_weight_scales(stream_t stream) {

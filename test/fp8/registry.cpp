@@ -1,6 +1,7 @@
 // The registry of FP8 tensors: names, numbers, refusals, and layers that leave FP8.
 #include "llmc/fp8/registry.h"
 
+#include "llmc/kernels/quantize.h"
 #include "test/kernel_test.h"
 
 using namespace llmc;
@@ -77,4 +78,27 @@ TEST_CASE("fp8 registry: a layer leaves once, two steps after it has lost too mu
         CHECK(registry.has_left(1));
         CHECK(!registry.has_left(0));
     }
+}
+
+TEST_CASE("fp8 registry: a value that is not finite spoils the scale of one evaluation, not of the next") {
+    Fp8Config config;
+    config.recipe = Fp8Recipe::current;
+    Fp8Registry registry(config, Comm::self());
+    registry.add("a");
+    Arena arena(MemoryKind::activations);
+    registry.plan(arena);
+    arena.allocate();
+    registry.allocate(test_stream());
+    Fp8State* const state = registry.evaluation_state(0, Fp8Role::x);
+    DeviceArray<e4m3> codes(16 * 16);
+    const auto scale_for = [&](float value) {
+        DeviceArray<bf16> x(std::vector<bf16>(16 * 16, to_bf16(value)));
+        quantize<e4m3>({codes.get(), nullptr, state}, nullptr, nullptr, x.get(), nullptr, 16, 16, false,
+                       QuantizePass::measure, test_stream());
+        registry.set_evaluation_scale(0, Fp8Role::x, test_stream());
+        return read_back(state, test_stream()).scale;
+    };
+    CHECK(scale_for(2) == 224);
+    CHECK(scale_for(NAN) == 224);
+    CHECK(scale_for(4) == 112);
 }
