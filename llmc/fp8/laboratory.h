@@ -1,5 +1,5 @@
-// The numbers of the research instruments for FP8, on the device and in checkpoints, by layer. The observers of linear
-// layers (linear/observer.h) fill and use them. Of a step itself, only --fp8-smooth reads them.
+// The numbers of the research instruments for FP8, on the device and in checkpoints, by layer. LinearObserver
+// (linear/observer.h) measures them. Of a step itself, only --fp8-smooth reads them.
 //
 //   --fp8-smooth        a factor for each channel of some layers' inputs (llmc/kernels/outliers.h)
 //   outliers            kurtosis of inputs and alignment of gates, in steps that are recorded (llmc/kernels/outliers.h)

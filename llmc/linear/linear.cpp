@@ -10,6 +10,7 @@
 #include "llmc/kernels/outliers.h"
 #include "llmc/kernels/quantize.h"
 #include "llmc/kernels/quantize_blocks.h"
+#include "llmc/linear/observer.h"
 
 namespace llmc {
 namespace {
@@ -46,7 +47,7 @@ Linear<Real>::Linear(LinearLayers<Real>& layers, const std::string& name, int ro
     if (setup.smooth) layers.fp8_->laboratory().smooth(tensors_, inputs_);
     layers.codes_->add(weight_, setup.kind);
     plan_codes();
-    for (const auto& observer : layers.observers_) observer->plan(*this, layers.activations_);
+    if constexpr (kCanBeFp8<Real>) layers.observer_->plan(*this, layers.activations_);
     if (takes_gradient_from_norm())
         layers.activations_.plan_shared("bias parts", &layers.bias_parts_,
                                         norm_backward_fp8_bias_parts(rows, outputs_));
@@ -110,7 +111,7 @@ Operand<Real> Linear<Real>::input(const Real* value, const Real* low, const Pass
         if (needs_codes(pass) && layers_.block_scales()) {
             const Quantized<e4m3> codes = x_codes(pass);
             const bool leaves_traces = pass.kind == PassKind::training;
-            for (const auto& observer : layers_.observers_) observer->before_cast(*this, value, pass);
+            layers_.observer_->before_cast(*this, value, pass);
             quantize_blocks(codes, nullptr, nullptr, value, pass.N(), inputs_, layers_.fp8_->scaling(), false,
                             leaves_traces ? layers_.fp8_->train_pass() : QuantizePass::replay, pass.stream);
             return {value, codes};
@@ -136,15 +137,13 @@ void Linear<Real>::check_holds(const Shared& shared, const char* what) const {
 
 template <class Real>
 bool Linear<Real>::is_observed(const Pass& pass) const {
-    for (const auto& observer : layers_.observers_)
-        if (is_fp8_ && observer->wants_values(*this, pass)) return true;
-    return false;
+    return is_fp8_ && layers_.observer_->wants_values(pass);
 }
 
 template <class Real>
 Real* Linear<Real>::observed_input(const Pass& pass) const {
-    for (const auto& observer : layers_.observers_)
-        if (Real* const values = is_fp8_ ? observer->input_values(*this, pass) : nullptr) return values;
+    if constexpr (kCanBeFp8<Real>)
+        if (is_observed(pass)) return layers_.observer_->input_values(*this);
     return nullptr;
 }
 
@@ -157,7 +156,7 @@ template <class Real>
 void Linear<Real>::smooth_source(const Pass& pass) {
     if constexpr (kCanBeFp8<Real>) {
         const Fp8Laboratory& laboratory = layers_.fp8_->laboratory();
-        for (const auto& observer : layers_.observers_) observer->before_cast(*this, layers_.source_, pass);
+        layers_.observer_->before_cast(*this, layers_.source_, pass);
         float* const amax = pass.kind == PassKind::training ? laboratory.channel_amax(tensors_) : nullptr;
         scale_columns(layers_.source_, amax, laboratory.factors(tensors_), true, pass.N(), inputs_, pass.stream);
     }
@@ -169,11 +168,11 @@ void Linear<Real>::forward(Real* out, const Operand<Real>& x, const Pass& pass) 
     if constexpr (kCanBeFp8<Real>)
         if (is_fp8_) {
             check_holds(layers_.x_, "x");
-            for (const auto& observer : layers_.observers_) observer->before_forward(*this, x, pass);
+            layers_.observer_->before_forward(*this, x, pass);
             const Quantized<e4m3> w = layers_.codes_->rows(tensors_);
             layers_.matmul_.forward_fp8(out, x.codes.row, x.codes.row_scale_inv(), w.row, w.row_scale_inv(), bias,
                                         pass.N(), inputs_, outputs_, pass.stream);
-            for (const auto& observer : layers_.observers_) observer->after_forward(*this, out, x, bias, pass);
+            layers_.observer_->after_forward(*this, out, x, bias, pass);
             return;
         }
     layers_.matmul_.forward(out, x.value, weight(), bias, pass.N(), inputs_, outputs_, pass.stream);
@@ -248,7 +247,7 @@ void Linear<Real>::backward_fp8(const Quantized<F8>& codes, Real* dinp, const Gr
     const float* const factors = layers_.fp8_->laboratory().factors(tensors_);
     if (factors) scale_columns(dinp, nullptr, factors, true, pass.N(), inputs_, pass.stream);
     const float* const dweight = layers_.gradients_.gradient(weight_);
-    for (const auto& observer : layers_.observers_) observer->after_backward(*this, dinp, dweight, dout, x, pass);
+    layers_.observer_->after_backward(*this, dinp, dweight, dout, x, pass);
 }
 
 // ---- with GELU, in one kernel ---------------------------------------------------------------------------------------
@@ -268,7 +267,7 @@ Operand<Real> Linear<Real>::forward_gelu(Real* h, void* row, Linear& next, const
     Operand<Real> active;
     if constexpr (kCanBeFp8<Real>) {
         check_holds(layers_.x_, "x");
-        for (const auto& observer : layers_.observers_) observer->before_forward(*this, x, pass);
+        layers_.observer_->before_forward(*this, x, pass);
         const Quantized<e4m3> w = layers_.codes_->rows(tensors_);
         const bf16* const bias = layers_.weights_.weight(*bias_);
         active = next.cast_input(pass, [&](Quantized<e4m3> codes, QuantizePass cast) {
@@ -317,11 +316,14 @@ LinearLayers<Real>::LinearLayers(Weights<Real>& weights, Gradients& gradients, M
     if (!fp8) return;
     if constexpr (kCanBeFp8<Real>) {
         codes_ = std::make_unique<WeightCodes>(weights, *fp8_);
-        observers_ = make_observers(*this);
+        observer_ = std::make_unique<LinearObserver>(*this);
     } else {
         throw Error(ExitCode::failure, "a model in FP32 has no FP8 layers");
     }
 }
+
+template <class Real>
+LinearLayers<Real>::~LinearLayers() = default;
 
 template <class Real>
 void LinearLayers<Real>::finish_planning() {

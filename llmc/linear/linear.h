@@ -32,7 +32,6 @@
 
 #include "llmc/fp8/registry.h"
 #include "llmc/linear/matmul.h"
-#include "llmc/linear/observer.h"
 #include "llmc/linear/weight_codes.h"
 #include "llmc/shard/gradients.h"
 #include "llmc/shard/weights.h"
@@ -43,8 +42,70 @@ namespace llmc {
 template <class Real>
 constexpr bool kCanBeFp8 = std::is_same_v<Real, bf16>;
 
+// ---- values that layers pass to each other --------------------------------------------------------------------------
+
+// Only training changes amaxes, histories and counters.
+enum class PassKind { training, recompute, evaluation };
+
+// One way through a model, forward or backward.
+struct Pass {
+    PassKind kind;
+    int B, T;         // sequences, and tokens of each
+    bool accumulate;  // gradients are added to earlier ones
+    float* scratch;   // for partial sums of gradients, shared by the whole model
+    stream_t stream;
+    const int* documents = nullptr;  // (B, T), see mark_documents(); nullptr: attention takes a row as one document
+    float* max_logits = nullptr;     // (layers, NH), which training raises to attention's largest logits; or nullptr
+
+    int N() const { return B * T; }
+    Pass as(PassKind other) const {
+        Pass pass = *this;
+        pass.kind = other;
+        return pass;
+    }
+    // The same over one sequence of this many tokens.
+    Pass over(int tokens) const {
+        Pass pass = *this;
+        pass.B = 1;
+        pass.T = tokens;
+        return pass;
+    }
+};
+
+// A layer's input x (N, C). Codes that are kept for backward are valid until the next training pass, others until the
+// next operand is made. Linear checks that.
+template <class Real>
+struct Operand {
+    // nullptr if the input only exists in FP8. Values next to codes may be in the observer's memory.
+    const Real* value = nullptr;
+    Quantized<e4m3> codes;  // set if the layer is in FP8
+};
+
+// The gradient of a layer's output, dout (N, OC), and how much of the layer's work its producer has done. Codes and
+// partial sums are in memory of LinearLayers.
+template <class Real>
+struct Gradient {
+    enum class Codes {
+        none,      // only the value exists
+        measured,  // the scale is set, the codes are not written
+        written,
+    };
+    enum class Bias {
+        none,   // the bias gradient must be computed from the value
+        parts,  // column sums of some rows each
+        done,   // added to the gradients
+    };
+    Real* value = nullptr;  // nullptr if it only exists in FP8
+    Codes codes = Codes::none;
+    Bias bias = Bias::none;
+    void* row = nullptr;  // written row codes, if they are outside of LinearLayers' memory
+};
+
+// ---- layers ---------------------------------------------------------------------------------------------------------
+
 template <class Real>
 class Linear;
+class LinearObserver;
 
 // The parts that a model's linear layers share: matrix products, the FP8 recipe, and memory for codes. Each layer adds
 // itself when it is constructed; then comes finish_planning().
@@ -54,6 +115,7 @@ public:
     // `fp8`: the recipe of the layers whose weights have codes (ParameterTensor::codes), in BF16 models only; or
     // nullptr.
     LinearLayers(Weights<Real>& weights, Gradients& gradients, Matmul& matmul, const Fp8Config* fp8);
+    ~LinearLayers();
 
     void finish_planning();
     void allocate(stream_t stream);
@@ -79,7 +141,7 @@ public:
     // FP8.
     std::vector<Fp8Fallback> leave_fp8(int64_t step, stream_t stream);
 
-    // For observers.
+    // For the observer.
     Weights<Real>& weights() { return weights_; }
     Matmul& matmul() { return matmul_; }
     WeightCodes& codes() { return *codes_; }
@@ -105,8 +167,8 @@ private:
     Gradients& gradients_;
     Matmul& matmul_;
     const std::unique_ptr<Fp8Registry> fp8_;
-    std::unique_ptr<WeightCodes> codes_;  // nullptr without FP8
-    std::vector<std::unique_ptr<LinearObserver<Real>>> observers_;
+    std::unique_ptr<WeightCodes> codes_;        // nullptr without FP8
+    std::unique_ptr<LinearObserver> observer_;  // nullptr without FP8
     std::vector<Linear<Real>*> layers_;
     Arena activations_{MemoryKind::activations};
     Shared x_;     // row codes of x
@@ -173,10 +235,10 @@ public:
     }
     // The input from values in memory. `low` (N, C): their rounding errors, or nullptr.
     Operand<Real> input(const Real* value, const Real* low, const Pass& pass);
-    // True if an observer reads the values of this pass's input and of its output's gradient. Their producers then
+    // True if the observer reads the values of this pass's input and of its output's gradient. Their producers then
     // write values next to codes.
     bool is_observed(const Pass& pass) const;
-    // If an observer wants the values of an input, writes them to its memory and returns that; otherwise nullptr.
+    // If the observer reads the values of an input, writes them to its memory and returns that; otherwise nullptr.
     // Blocks call it again before backward(), because forward's values have been overwritten.
     template <class Write>
     const Real* write_observed(const Pass& pass, Write&& write) {

@@ -1,126 +1,95 @@
-// The observers of linear layers: outliers and probe.
+// Measures outliers, and computes products again in BF16. See observer.h.
 #include "llmc/linear/observer.h"
 
 #include "llmc/device/trace.h"
 #include "llmc/kernels/elementwise.h"
 #include "llmc/kernels/outliers.h"
-#include "llmc/linear/linear.h"
 
 namespace llmc {
 namespace {
 
-using Layer = Linear<bf16>;
-using Layers = LinearLayers<bf16>;
+using Layer = LinearObserver::Layer;
 
 size_t input_count(const Layer& layer, int rows) { return static_cast<size_t>(rows) * layer.inputs(); }
 size_t output_count(const Layer& layer, int rows) { return static_cast<size_t>(rows) * layer.outputs(); }
 size_t weight_count(const Layer& layer) { return input_count(layer, layer.outputs()); }
 
+}  // namespace
+
 // ---- outliers -------------------------------------------------------------------------------------------------------
 
-class Outliers final : public LinearObserver<bf16> {
-public:
-    explicit Outliers(Layers& layers) : layers_(layers), fp8_(*layers.fp8()) {}
+void LinearObserver::plan(const Layer& layer, Arena& activations) {
+    activations.plan_shared("moment parts", &parts_, moment_parts(input_count(layer, layer.rows())));
+    if (layer.setup().gated) activations.plan_shared("cosines", &cosines_, layer.outputs() / 2);
+    if (fp8_.config().probe) plan_probe(layer, activations);
+}
 
-    void plan(const Layer& layer, Arena& activations) override {
-        activations.plan_shared("moment parts", &parts_, moment_parts(input_count(layer, layer.rows())));
-        if (layer.setup().gated) activations.plan_shared("cosines", &cosines_, layer.outputs() / 2);
-    }
-    // Smoothed inputs and inputs with block scales are measured as values, all others as the codes that products read.
-    void before_cast(const Layer& layer, const bf16* x, const Pass& pass) override { measure(layer, x, nullptr, pass); }
-    void before_forward(const Layer& layer, const Operand<bf16>& x, const Pass& pass) override {
-        if (!fp8_.has_block_scales() && !fp8_.laboratory().is_smooth(layer.fp8_number()))
-            measure(layer, x.codes.row, x.codes.state, pass);
-    }
+template <class T>
+void LinearObserver::measure_outliers(const Layer& layer, const T* x, const Fp8State* state, const Pass& pass) {
+    if (!laboratory().records_outliers() || pass.kind != PassKind::training) return;
+    const ProfileRange range("outliers", pass.stream);
+    add_moments(laboratory().moments(layer.fp8_number()), parts_, x, input_count(layer, pass.N()), state, pass.stream);
+    if (layer.setup().gated) measure_gates(layer, pass.stream);
+}
 
-private:
-    template <class T>
-    void measure(const Layer& layer, const T* x, const Fp8State* state, const Pass& pass) {
-        if (!fp8_.laboratory().records_outliers() || pass.kind != PassKind::training) return;
-        const ProfileRange range("outliers", pass.stream);
-        add_moments(fp8_.laboratory().moments(layer.fp8_number()), parts_, x, input_count(layer, pass.N()), state,
-                    pass.stream);
-        if (layer.setup().gated) measure_gates(layer, pass.stream);
-    }
-    // The result is the same in every micro-step and on every rank. Reads the codes, or with block scales their source.
-    void measure_gates(const Layer& layer, stream_t stream) {
-        const auto align = [&](const auto* weight) {
-            gate_alignment(fp8_.laboratory().alignment(layer.fp8_number()), cosines_, weight, layer.outputs() / 2,
-                           layer.inputs(), stream);
-        };
-        const WeightCodes& codes = layers_.codes();
-        if (!fp8_.has_block_scales())
-            align(codes.rows(layer.fp8_number()).row);
-        else if (codes.from_working_copy(layer.fp8_number()))
-            align(layer.weight());
-        else
-            layers_.weights().master(layer.weight_place().unit, layer.weight_place().tensor).typed(align);
-    }
+// The result is the same in every micro-step and on every rank. Reads the codes, or with block scales their source.
+void LinearObserver::measure_gates(const Layer& layer, stream_t stream) {
+    const auto align = [&](const auto* weight) {
+        gate_alignment(laboratory().alignment(layer.fp8_number()), cosines_, weight, layer.outputs() / 2,
+                       layer.inputs(), stream);
+    };
+    const WeightCodes& codes = layers_.codes();
+    if (!fp8_.has_block_scales())
+        align(codes.rows(layer.fp8_number()).row);
+    else if (codes.from_working_copy(layer.fp8_number()))
+        align(layer.weight());
+    else
+        layers_.weights().master(layer.weight_place().unit, layer.weight_place().tensor).typed(align);
+}
 
-    Layers& layers_;
-    Fp8Registry& fp8_;
-    double* parts_ = nullptr;   // see add_moments()
-    float* cosines_ = nullptr;  // see gate_alignment()
-};
+// Smoothed inputs and inputs with block scales are measured as values here, all others in before_forward() as the codes
+// that products read.
+void LinearObserver::before_cast(const Layer& layer, const bf16* x, const Pass& pass) {
+    measure_outliers(layer, x, nullptr, pass);
+}
+
+void LinearObserver::before_forward(const Layer& layer, const Operand<bf16>& x, const Pass& pass) {
+    if (!fp8_.has_block_scales() && !laboratory().is_smooth(layer.fp8_number()))
+        measure_outliers(layer, x.codes.row, x.codes.state, pass);
+}
 
 // ---- probe ----------------------------------------------------------------------------------------------------------
 
-class Probe final : public LinearObserver<bf16> {
-public:
-    explicit Probe(Layers& layers) : layers_(layers), laboratory_(layers.fp8()->laboratory()) {}
+void LinearObserver::plan_probe(const Layer& layer, Arena& activations) {
+    const size_t inputs = input_count(layer, layer.rows()), outputs = output_count(layer, layer.rows());
+    const size_t weights = weight_count(layer);
+    activations.plan_shared("probe x", &x_, inputs);
+    for (const size_t bytes : {outputs * sizeof(bf16), inputs * sizeof(bf16), weights * sizeof(float)})
+        activations.plan_shared("probe result", &result_, bytes);
+    for (const size_t n : {inputs, outputs, weights}) activations.plan_shared("moment parts", &parts_, moment_parts(n));
+    if (layers_.codes().from_working_copy(layer.fp8_number())) return;
+    activations.plan_shared("probe weight", &weight_, weights);
+    const ShardLayout& layout = layers_.weights().layout();
+    if (!layout.is_sliced()) return;
+    activations.plan_shared("probe master", &master_, weights);
+    activations.plan_shared("probe workspace", &workspace_,
+                            layout.comm().template all_reduce_workspace<float>(weights));
+}
 
-    void plan(const Layer& layer, Arena& activations) override {
-        const size_t inputs = input_count(layer, layer.rows()), outputs = output_count(layer, layer.rows());
-        const size_t weights = weight_count(layer);
-        activations.plan_shared("probe x", &x_, inputs);
-        for (const size_t bytes : {outputs * sizeof(bf16), inputs * sizeof(bf16), weights * sizeof(float)})
-            activations.plan_shared("probe result", &result_, bytes);
-        for (const size_t n : {inputs, outputs, weights})
-            activations.plan_shared("moment parts", &parts_, moment_parts(n));
-        if (layers_.codes().from_working_copy(layer.fp8_number())) return;
-        activations.plan_shared("probe weight", &weight_, weights);
-        const ShardLayout& layout = layers_.weights().layout();
-        if (!layout.is_sliced()) return;
-        activations.plan_shared("probe master", &master_, weights);
-        activations.plan_shared("probe workspace", &workspace_,
-                                layout.comm().template all_reduce_workspace<float>(weights));
-    }
-    bool wants_values(const Layer&, const Pass& pass) const override {
-        return laboratory_.probes() && pass.kind == PassKind::training;
-    }
-    bf16* input_values(const Layer& layer, const Pass& pass) override {
-        if (!wants_values(layer, pass)) return nullptr;
-        x_of_ = layer.fp8_number();
-        return x_;
-    }
-    void after_forward(const Layer& layer, const bf16* out, const Operand<bf16>& x, const bf16* bias,
-                       const Pass& pass) override;
-    void after_backward(const Layer& layer, const bf16* dinp, const float* dweight, const Gradient<bf16>& dout,
-                        const Operand<bf16>& x, const Pass& pass) override;
+bf16* LinearObserver::input_values(const Layer& layer) {
+    x_of_ = layer.fp8_number();
+    return x_;
+}
 
-private:
-    const bf16* weight_of(const Layer& layer, stream_t stream);
-    // Compares the FP8 result with result_.
-    template <class T>
-    void note_difference(const Layer& layer, Fp8Probed product, const T* made, size_t n, const Pass& pass) {
-        add_differences(laboratory_.probed_sums(layer.fp8_number(), product), parts_, made,
-                        reinterpret_cast<const T*>(result_), n, pass.stream);
-    }
-
-    Layers& layers_;
-    Fp8Laboratory& laboratory_;
-    double* parts_ = nullptr;    // see add_differences()
-    bf16* x_ = nullptr;          // (N, C), of one layer after the other
-    int x_of_ = -1;              // the layer whose input is in x_
-    bf16* weight_ = nullptr;     // (OC, C)
-    char* result_ = nullptr;     // result of a product in BF16
-    float* master_ = nullptr;    // (OC, C), where masters are sliced
-    char* workspace_ = nullptr;  // for collecting them
-};
+template <class T>
+void LinearObserver::note_difference(const Layer& layer, Fp8Probed product, const T* made, size_t n, const Pass& pass) {
+    add_differences(laboratory().probed_sums(layer.fp8_number(), product), parts_, made,
+                    reinterpret_cast<const T*>(result_), n, pass.stream);
+}
 
 // The weight as a run in BF16 would have it: cast from the masters, or the working copy if the codes are made from
 // that.
-const bf16* Probe::weight_of(const Layer& layer, stream_t stream) {
+const bf16* LinearObserver::probed_weight(const Layer& layer, stream_t stream) {
     if (layers_.codes().from_working_copy(layer.fp8_number())) return layer.weight();
     Weights<bf16>& weights = layers_.weights();
     const ParameterTable::Place place = layer.weight_place();
@@ -132,44 +101,36 @@ const bf16* Probe::weight_of(const Layer& layer, stream_t stream) {
 }
 
 // A probe's products are not part of the step, so they are not counted.
-void Probe::after_forward(const Layer& layer, const bf16* out, const Operand<bf16>& x, const bf16* bias,
-                          const Pass& pass) {
-    if (!wants_values(layer, pass)) return;
+void LinearObserver::after_forward(const Layer& layer, const bf16* out, const Operand<bf16>& x, const bf16* bias,
+                                   const Pass& pass) {
+    if (!wants_values(pass)) return;
     const ProfileRange range("probe forward", pass.stream);
     Matmul& matmul = layers_.matmul();
     const ProductCounts counts = matmul.counts();
-    matmul.forward(reinterpret_cast<bf16*>(result_), x.value, weight_of(layer, pass.stream), bias, pass.N(),
+    matmul.forward(reinterpret_cast<bf16*>(result_), x.value, probed_weight(layer, pass.stream), bias, pass.N(),
                    layer.inputs(), layer.outputs(), pass.stream);
     matmul.reset_counts(counts);
     note_difference(layer, Fp8Probed::forward, out, output_count(layer, pass.N()), pass);
 }
 
 // The weight gradient is not compared if it was added to earlier ones, or if the block did not write its input's values
-// again (Linear::input_values()).
-void Probe::after_backward(const Layer& layer, const bf16* dinp, const float* dweight, const Gradient<bf16>& dout,
-                           const Operand<bf16>& x, const Pass& pass) {
-    if (!wants_values(layer, pass)) return;
+// again (Linear::write_observed()).
+void LinearObserver::after_backward(const Layer& layer, const bf16* dinp, const float* dweight,
+                                    const Gradient<bf16>& dout, const Operand<bf16>& x, const Pass& pass) {
+    if (!wants_values(pass)) return;
     if (!dout.value) throw Error(ExitCode::failure, layer.name() + ": its output's gradient exists in FP8 alone");
     const ProfileRange range("probe backward", pass.stream);
     Matmul& matmul = layers_.matmul();
     const ProductCounts counts = matmul.counts();
     const int N = pass.N(), C = layer.inputs(), OC = layer.outputs();
-    matmul.dgrad(reinterpret_cast<bf16*>(result_), dout.value, weight_of(layer, pass.stream), N, C, OC, pass.stream);
+    matmul.dgrad(reinterpret_cast<bf16*>(result_), dout.value, probed_weight(layer, pass.stream), N, C, OC,
+                 pass.stream);
     note_difference(layer, Fp8Probed::dgrad, dinp, input_count(layer, N), pass);
     if (!pass.accumulate && (x.value != x_ || x_of_ == layer.fp8_number())) {
         matmul.wgrad(reinterpret_cast<float*>(result_), dout.value, x.value, N, C, OC, false, pass.stream);
         note_difference(layer, Fp8Probed::wgrad, dweight, weight_count(layer), pass);
     }
     matmul.reset_counts(counts);
-}
-
-}  // namespace
-
-std::vector<std::unique_ptr<LinearObserver<bf16>>> make_observers(LinearLayers<bf16>& layers) {
-    std::vector<std::unique_ptr<LinearObserver<bf16>>> observers;
-    observers.push_back(std::make_unique<Outliers>(layers));
-    if (layers.fp8()->config().probe) observers.push_back(std::make_unique<Probe>(layers));
-    return observers;
 }
 
 }  // namespace llmc
