@@ -134,7 +134,7 @@ bool replace_wrong(Options& o, const CardCheckResult& result, const StagePlan& p
         o.fp8_layers.value.push_back({kind, false});
     }
     const ModelConfig& model = o.model_config;
-    if (!kinds.empty() && Fp8Layers(o.fp8_layers.value, model.layers, linear_names(model)).empty())
+    if (!kinds.empty() && fp8_layers(o.fp8_layers.value, model.layers, linear_names(model)).empty())
         fall_back_to_bf16(o, fallbacks);
     return fallbacks.count > before;
 }

@@ -1,11 +1,9 @@
 // Reading --fp8-layers, --fp8-fallback and --fp8-until. See recipe.h.
 #include "llmc/fp8/recipe.h"
 
-#include <cstdio>
-
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
+#include <cstdio>
 
 #include "llmc/base/error.h"
 
@@ -24,63 +22,48 @@ Fp8LayerTerms fp8_layers_from_text(const std::string& text) {
         const bool removes = text[begin] == '-', has_sign = removes || text[begin] == '+';
         terms.push_back({text.substr(begin + has_sign, end - begin - has_sign), !removes});
         if (terms.back().layers.empty())  // otherwise "all," would mean all layers again
-            throw Error(ExitCode::bad_flags, "--fp8-layers {}: unknown layer ''", text);
+            refuse("--fp8-layers {}: unknown layer ''", text);
     }
     return terms;
 }
 
-Fp8Layers::Fp8Layers(const Fp8LayerTerms& terms, int blocks, const std::vector<std::string>& names) {
-    for (const Fp8LayerTerm& term : terms) apply(term, blocks, names);
-}
-
-void Fp8Layers::set(const std::string& layer, bool value) {
-    if (value)
-        fp8_.insert(layer);
-    else
-        fp8_.erase(layer);
-}
-
-void Fp8Layers::apply(const Fp8LayerTerm& added, int blocks, const std::vector<std::string>& names) {
-    const auto& [term, value] = added;
-    auto refuse = [&] {
-        std::string known;
-        for (const std::string& name : names) known += name + ", ";
-        throw Error(ExitCode::bad_flags, "--fp8-layers: unknown layer '" + term +
-                                             "'; known are all, none, first, last, block0 to block" +
-                                             std::to_string(blocks - 1) + ", " + known + "block0." + names.back() +
-                                             " and the like, and " + kHeadLayer);
+// Adds the layers of a term to `fp8`, or removes them.
+static void apply(Fp8Layers& fp8, const Fp8LayerTerm& added, int blocks, const std::vector<std::string>& names) {
+    const auto& [term, adds] = added;
+    const auto set = [&](const std::string& layer) {
+        if (adds)
+            fp8.insert(layer);
+        else
+            fp8.erase(layer);
     };
-    if (term == "none") fp8_.clear();
-    if (term == kHeadLayer) set(kHeadLayer, value);
-    if (term == "none" || term == kHeadLayer) return;
-    int first = 0, last = blocks - 1;
-    std::string wanted = term;  // a layer of the blocks, or "" for all of them
-    if (term == "all") {
-        wanted.clear();
-    } else if (term == "first") {
-        last = 0;
-        wanted.clear();
-    } else if (term == "last") {
-        first = last;
-        wanted.clear();
-    } else if (term.rfind("block", 0) == 0) {
-        const size_t dot = term.find('.');
-        const std::string number = term.substr(5, dot == std::string::npos ? dot : dot - 5);
-        if (number.empty() || number.find_first_not_of("0123456789") != std::string::npos || number.size() > 6)
-            refuse();
-        first = last = std::atoi(number.c_str());
-        if (first >= blocks) refuse();
-        wanted = dot == std::string::npos ? "" : term.substr(dot + 1);
-        if (dot != std::string::npos && wanted.empty()) refuse();
+    if (term == "none") return fp8.clear();
+    if (term == kHeadLayer) return set(kHeadLayer);
+    int first = term == "last" ? blocks - 1 : 0, last = term == "first" ? 0 : blocks - 1;
+    std::string wanted;  // a layer of these blocks; "" for all of them
+    bool known = true;
+    if (term.starts_with("block")) {
+        const size_t dot = std::min(term.find('.'), term.size());
+        const std::optional<unsigned> block = number_in<unsigned>(std::string_view(term).substr(5, dot - 5));
+        known = block && *block < static_cast<unsigned>(blocks) && dot + 1 != term.size();
+        first = last = static_cast<int>(block.value_or(0));
+        wanted = term.substr(std::min(dot + 1, term.size()));
+    } else if (term != "all" && term != "first" && term != "last") {
+        wanted = term;
     }
-    bool known = wanted.empty();
+    if (!known || !(wanted.empty() || contains(names, wanted)))
+        refuse(
+            "--fp8-layers: unknown layer '{}'; known are all, none, first, last, block0 to block{}, {}, block0.{} "
+            "and the like, and {}",
+            term, blocks - 1, joined(names), names.back(), kHeadLayer);
     for (int block = first; block <= last; block++)
-        for (const std::string& name : names) {
-            if (!wanted.empty() && wanted != name) continue;
-            set("h." + std::to_string(block) + "." + name, value);
-            known = true;
-        }
-    if (!known) refuse();
+        for (const std::string& name : names)
+            if (wanted.empty() || wanted == name) set(fmt::format("h.{}.{}", block, name));
+}
+
+Fp8Layers fp8_layers(const Fp8LayerTerms& terms, int blocks, const std::vector<std::string>& names) {
+    Fp8Layers fp8;
+    for (const Fp8LayerTerm& term : terms) apply(fp8, term, blocks, names);
+    return fp8;
 }
 
 Fp8FallbackRule fp8_fallback_from_text(const std::string& text) {
@@ -92,10 +75,10 @@ Fp8FallbackRule fp8_fallback_from_text(const std::string& text) {
         static_cast<size_t>(used) == text.size();
     const auto is_fraction = [](float value) { return value > 0 && value <= 1; };
     if (!read || !is_fraction(rule.saturated) || !is_fraction(rule.underflowed) || rule.steps < 1)
-        throw Error(ExitCode::bad_flags,
-                    "--fp8-fallback " + text +
-                        ": expected off or SATURATED,UNDERFLOWED,STEPS, two fractions above 0 and up to 1 and a number "
-                        "of optimizer steps of at least 1, such as 0.01,0.5,10");
+        refuse(
+            "--fp8-fallback {}: expected off or SATURATED,UNDERFLOWED,STEPS, two fractions above 0 and up to 1 and "
+            "a number of optimizer steps of at least 1, such as 0.01,0.5,10",
+            text);
     return rule;
 }
 
@@ -115,8 +98,7 @@ Fp8Until fp8_until_from_text(const std::string& text) {
                       static_cast<size_t>(used) == number.size() && until.value > 0;
     if (!read ||
         (until.is_percentage ? until.value > 100 : until.value != std::floor(until.value) || until.value > 1e15))
-        throw Error(ExitCode::bad_flags,
-                    "--fp8-until " + text + ": expected off, a step or a percentage of the run, such as 9400 or 94%");
+        refuse("--fp8-until {}: expected off, a step or a percentage of the run, such as 9400 or 94%", text);
     return until;
 }
 

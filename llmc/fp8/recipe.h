@@ -91,23 +91,10 @@ struct Fp8LayerTerm {
 using Fp8LayerTerms = std::vector<Fp8LayerTerm>;
 Fp8LayerTerms fp8_layers_from_text(const std::string& text);
 
-// The linear layers that run in FP8.
-//
-// Layers are known by their names: layer fc_proj of block 7 is "h.7.fc_proj".
-class Fp8Layers {
-public:
-    Fp8Layers() = default;  // none
-    bool empty() const { return fp8_.empty(); }
-    // `names`: the linear layers of each block.
-    Fp8Layers(const Fp8LayerTerms& terms, int blocks, const std::vector<std::string>& names);
-    bool is_fp8(const std::string& layer) const { return fp8_.count(layer) > 0; }
-    int count() const { return static_cast<int>(fp8_.size()); }
-
-private:
-    void apply(const Fp8LayerTerm& term, int blocks, const std::vector<std::string>& names);
-    void set(const std::string& layer, bool value);
-    std::set<std::string> fp8_;
-};
+// The names of the linear layers that run in FP8: layer fc_proj of block 7 is "h.7.fc_proj".
+using Fp8Layers = std::set<std::string>;
+// `names`: the linear layers of each block.
+Fp8Layers fp8_layers(const Fp8LayerTerms& terms, int blocks, const std::vector<std::string>& names);
 constexpr const char* kHeadLayer = "lm_head";
 
 }  // namespace llmc

@@ -78,7 +78,7 @@ std::vector<Unit> parameter_units(const ModelConfig& config) {
 void choose_fp8_weights(std::vector<Unit>& units, const Fp8Layers& layers, bool from_copies, bool may_leave) {
     for (Unit& unit : units)
         for (ParameterTensor& tensor : unit.tensors) {
-            if (!layers.is_fp8(tensor.layer)) continue;
+            if (!layers.contains(tensor.layer)) continue;
             const bool copied = tensor.layer == kHeadLayer || from_copies;
             tensor.codes = copied ? CodesFrom::working_copy : CodesFrom::masters;
             tensor.copied = copied || may_leave;

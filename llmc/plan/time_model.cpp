@@ -239,14 +239,15 @@ public:
           model_(run.config.model),
           slices_(slices),
           time_(run.gpu, run.measured),
-          fp8_(precision == Precision::fp8 ? run.config.fp8_layers : Fp8LayerTerms{}, model_.layers,
-               linear_names(model_)),
+          fp8_(fp8_layers(precision == Precision::fp8 ? run.config.fp8_layers : Fp8LayerTerms{}, model_.layers,
+                          linear_names(model_))),
           matrices_(block_matrices(model_)),
           L_(model_.layers),
           C_(model_.channels),
           N_(static_cast<double>(config_.seq) * config_.batch),
           fp8_backward_(!config_.fp8 || config_.fp8->grad != Fp8Grad::bf16) {
-        fp8_share_ = (fp8_.count() - fp8_.is_fp8(kHeadLayer)) / (L_ * static_cast<double>(linear_names(model_).size()));
+        fp8_share_ =
+            (fp8_.size() - fp8_.contains(kHeadLayer)) / (L_ * static_cast<double>(linear_names(model_).size()));
         cast_share_ = fp8_backward_ ? fp8_share_ : 0;
         gelu_forward_ = time_.runs(config_.kernels, KernelVariant::hopper_matmul_gelu) ? fp8_share_ : 0;
         gelu_backward_ = time_.runs(config_.kernels, KernelVariant::hopper_matmul_gelu_backward) ? fp8_share_ : 0;
@@ -258,7 +259,7 @@ public:
         const double added = (config_.micro_steps - 1) / static_cast<double>(config_.micro_steps);
         std::map<std::string, Passes> known;  // blocks are alike
         for (const TensorRow& row : matrices_) {
-            const bool in_fp8 = fp8_.is_fp8(row.layer());
+            const bool in_fp8 = fp8_.contains(row.layer());
             const auto [found, is_new] = known.try_emplace(fmt::format("{}x{} {}", row.rows, row.columns, in_fp8));
             if (is_new) found->second = linear(N_, row.rows, row.columns, in_fp8, added);
             all.forward += found->second.forward;
@@ -278,7 +279,7 @@ public:
     double head() const {
         const int vocab = model_.padded_vocab();
         const double rows = logits_chunk(static_cast<int>(N_), vocab, sizeof(bf16), config_.logits_bytes);
-        const Passes chunk = linear(rows, vocab, C_, fp8_.is_fp8(kHeadLayer), 1);
+        const Passes chunk = linear(rows, vocab, C_, fp8_.contains(kHeadLayer), 1);
         return N_ / rows * (chunk.forward + chunk.backward);
     }
 
@@ -379,7 +380,7 @@ private:
     double fp8_weights() const {
         double count = 0;
         for (const TensorRow& row : matrices_)
-            if (fp8_.is_fp8(row.layer())) count += static_cast<double>(row.count());
+            if (fp8_.contains(row.layer())) count += static_cast<double>(row.count());
         return count;
     }
 

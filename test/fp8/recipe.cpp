@@ -20,7 +20,7 @@ using Layer = std::pair<int, int>;  // block, linear
 const char* const kNames[] = {"qkv", "attn_proj", "fc", "fc_proj"};
 
 Fp8Layers parse(const std::string& text, int blocks) {
-    return Fp8Layers(fp8_layers_from_text(text), blocks, {std::begin(kNames), std::end(kNames)});
+    return fp8_layers(fp8_layers_from_text(text), blocks, {std::begin(kNames), std::end(kNames)});
 }
 
 std::set<Layer> layers_of(const std::string& text, int blocks) {
@@ -28,8 +28,8 @@ std::set<Layer> layers_of(const std::string& text, int blocks) {
     std::set<Layer> result;
     for (int block = 0; block < blocks; block++)
         for (int l = 0; l < 4; l++)
-            if (layers.is_fp8("h." + std::to_string(block) + "." + kNames[l])) result.insert({block, l});
-    CHECK(layers.count() == static_cast<int>(result.size()) + layers.is_fp8(kHeadLayer));
+            if (layers.contains("h." + std::to_string(block) + "." + kNames[l])) result.insert({block, l});
+    CHECK(layers.size() == result.size() + layers.contains(kHeadLayer));
     return result;
 }
 
@@ -53,17 +53,17 @@ TEST_CASE("--fp8-layers: examples") {
     CHECK(layers_of("+first", 1).size() == 4);
     CHECK(layers_of("none,+block11.fc", 12) == std::set<Layer>{{11, 2}});  // not block1
     CHECK(layers_of("all,+lm_head", 3).size() == 12);
-    CHECK(parse("all,+lm_head", 3).is_fp8(kHeadLayer));
-    CHECK(parse("lm_head", 3).is_fp8(kHeadLayer));
+    CHECK(parse("all,+lm_head", 3).contains(kHeadLayer));
+    CHECK(parse("lm_head", 3).contains(kHeadLayer));
     for (const char* text : {"all", "qkv", "none", "all,+lm_head,-lm_head", "lm_head,none"})
-        CHECK(!parse(text, 3).is_fp8(kHeadLayer));
+        CHECK(!parse(text, 3).contains(kHeadLayer));
     CHECK(refusal("lm_heads").find("lm_head") != std::string::npos);
 }
 
 TEST_CASE("--fp8-layers refuses what it does not know, naming it") {
     for (const std::string& text :
          split("|,|all,|all,,-first|none,-|none,+|all,-lm_heads|all,-block4|all,block|all,-block1.|"
-               "all,-block1.up|all,-block-1|all,-blockone|all,-block1x|all,-block99999999999|all -first|"
+               "all,-block1.up|all,-block-1|all,-block-0|all,-blockone|all,-block1x|all,-block99999999999|all -first|"
                "all, -first|--first|first.fc|ALL",
                '|')) {
         CAPTURE(text);
