@@ -236,7 +236,7 @@ Outcome Runner::run(const Case& c) {
     outcome.supported = true;
     if (c.in_matmul()) {
         Matmul& matmul = matmul_for(c);
-        matmul.reserve(c.product.N, c.product.C, c.product.OC);
+        matmul.reserve({c.product.N, c.product.C, c.product.OC});
         matmul.reset_counts();
         check(c, t, outcome);
         outcome.emulated = matmul.counts().emulated > 0;

@@ -35,7 +35,7 @@ public:
           scratch_(quantize_scratch(N_, F_), stream),
           scales_(std::vector<float>(8), stream),
           place_(2, stream) {
-        matmul_.reserve(product_.N, product_.C, product_.OC);
+        matmul_.reserve({product_.N, product_.C, product_.OC});
     }
     static Product product_of(const KernelUse& use) {
         const OperandType type = kBackward ? fp8_operand_type<F8> : OperandType::e4m3;

@@ -120,7 +120,7 @@ const ProductChecks::Operands& ProductChecks::operands_of(const Product& product
         operands_.reset();  // before the next are allocated: memory may not hold both
         operands_ = std::make_unique<Operands>(product, stream_);
         made_for_ = product;
-        matmul_.reserve(product.N, product.C, product.OC, is_fp8(product.type));
+        matmul_.reserve({product.N, product.C, product.OC, product.type});
     }
     return *operands_;
 }

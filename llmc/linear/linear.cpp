@@ -379,8 +379,7 @@ void LinearLayers<Real>::check_recipe() const {
 
 template <class Real>
 void LinearLayers<Real>::allocate(stream_t stream) {
-    if (operand_type<Real> != OperandType::fp32)  // whose products need no memory of their own
-        for (const Matmul::LinearShape& s : shapes()) matmul_.reserve(s.N, s.C, s.OC, s.fp8);
+    for (const Matmul::LinearShape& shape : shapes()) matmul_.reserve(shape);
     if (!fp8_) return;
     activations_.allocate();
     fp8_->allocate(stream);
@@ -391,7 +390,8 @@ template <class Real>
 std::vector<Matmul::LinearShape> LinearLayers<Real>::shapes() const {
     std::vector<Matmul::LinearShape> shapes;
     for (const Linear<Real>* layer : layers_) {
-        const Matmul::LinearShape shape{layer->rows(), layer->inputs(), layer->outputs(), layer->is_fp8()};
+        const OperandType type = layer->is_fp8() ? OperandType::e4m3 : operand_type<Real>;
+        const Matmul::LinearShape shape{layer->rows(), layer->inputs(), layer->outputs(), type};
         if (std::find(shapes.begin(), shapes.end(), shape) == shapes.end()) shapes.push_back(shape);
     }
     return shapes;

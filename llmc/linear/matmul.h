@@ -131,7 +131,7 @@ class Matmul {
 public:
     struct LinearShape {
         int N, C, OC;
-        bool fp8 = true;  // its products may be FP8
+        OperandType type = OperandType::e4m3;  // if it is FP8, some products may also be BF16
         bool operator==(const LinearShape&) const = default;
     };
 
@@ -167,16 +167,15 @@ public:
     // Computes any product. `forward`, `dgrad` and the others below call this.
     void multiply(const Product& product, const ProductTensors& tensors, stream_t stream);
 
-    // Reserves memory for BF16 and FP8 products of this size or smaller. Call it for every linear layer before
-    // training, because products that need more memory than reserved are refused. The host device keeps FP8 operands
-    // widened to BF16, or all operands widened to FP32 if the CPU has no BF16 instructions. A GPU needs a workspace of
-    // 32 MiB, and memory for operands of products that it emulates. If cuBLASLt refuses a product, memory for its
-    // operands is allocated at its first run.
-    void reserve(int N, int C, int OC, bool fp8 = true);
+    // Reserves memory for products of this size or smaller. Call it for every linear layer before training, because
+    // products that need more memory than reserved are refused. The host device keeps FP8 operands widened to BF16, or
+    // all operands widened to FP32 if the CPU has no BF16 instructions; FP32 products need no memory. A GPU needs a
+    // workspace of 32 MiB, and memory for operands of products that it emulates. If cuBLASLt refuses a product, memory
+    // for its operands is allocated at its first run.
+    void reserve(const LinearShape& shape);
     size_t reserved_bytes() const;
-    // The reserved_bytes() of these layers. FP32 alone needs none.
-    static size_t planned_bytes(OperandType type, const std::vector<LinearShape>& shapes,
-                                Fp8Scaling scaling = Fp8Scaling::tensor);
+    // The reserved_bytes() of these layers.
+    static size_t planned_bytes(const std::vector<LinearShape>& shapes, Fp8Scaling scaling = Fp8Scaling::tensor);
 
     // out (N, OC) = inp (N, C) * weight (OC, C)^T + bias (OC), which may be nullptr. Rounded once, after the bias.
     template <class Real>

@@ -54,9 +54,9 @@ struct EmulationSizes {
         first = std::max(first, g.first_size());
         second = std::max(second, g.second_size());
     }
-    void cover(int N, int C, int OC) {
+    void cover(const Matmul::LinearShape& s) {
         for (const Product::Kind kind : {Product::forward, Product::dgrad, Product::wgrad})
-            cover(Gemm({kind, OperandType::e4m3, N, C, OC, false, false}));
+            cover(Gemm({kind, OperandType::e4m3, s.N, s.C, s.OC, false, false}));
     }
     size_t bytes() const { return (first + second) * sizeof(bf16); }
 };
@@ -252,11 +252,10 @@ struct Matmul::Backend {
         allocate_workspace();
     }
     ~Backend() {
-        try {
+        tear_down([this] {
             free_room();
             if (workspace) device_free(workspace);
-        } catch (...) {  // the device is already lost, and its error reported
-        }
+        });
         plans.clear();
         cublasLtDestroy(handle);
     }
@@ -360,17 +359,17 @@ std::string Matmul::emulated_because(Fp8Scaling scaling) {
     return why_not_native(scaling, lt_versions(), compute_capability());
 }
 
-void Matmul::reserve(int N, int C, int OC, bool) {
+void Matmul::reserve(const LinearShape& shape) {
     if (!card_lacks(scaling_)) return;
     EmulationSizes sizes = backend().room;
-    sizes.cover(N, C, OC);
+    sizes.cover(shape);
     backend_->allocate_room(sizes);
 }
 size_t Matmul::reserved_bytes() const { return backend_ ? backend_->workspace_bytes + backend_->room.bytes() : 0; }
-size_t Matmul::planned_bytes(OperandType, const std::vector<LinearShape>& shapes, Fp8Scaling scaling) {
+size_t Matmul::planned_bytes(const std::vector<LinearShape>& shapes, Fp8Scaling scaling) {
     EmulationSizes room;
     if (card_lacks(scaling))
-        for (const LinearShape& s : shapes) room.cover(s.N, s.C, s.OC);
+        for (const LinearShape& shape : shapes) room.cover(shape);
     return kLtWorkspaceBytes + room.bytes();
 }
 
@@ -381,8 +380,7 @@ void Matmul::emulate(const Product& product, ProductTensors t, stream_t stream) 
     needed.cover(g);
     if (needed.bytes() > b.room.bytes()) {
         if (b.lacks_scales)
-            throw Error(ExitCode::failure, "{}: call Matmul::reserve({}, {}, {}) before training", product.describe(),
-                        product.N, product.C, product.OC);
+            throw Error(ExitCode::failure, product.describe() + ": call Matmul::reserve() for this layer");
         b.allocate_room(needed);
     }
     if (product.has_block_scales()) {

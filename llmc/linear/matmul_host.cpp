@@ -51,23 +51,10 @@ void widen(float* to, const F8* from, size_t n) {
     for (size_t i = 0; i < n; i++) to[i] = values[from[i].bits];
 }
 
-void widen(float* to, const void* from, Product::Element element, size_t n) {
-    switch (element) {
-        case Product::Element::bf16:
-            return widen(to, static_cast<const bf16*>(from), n);
-        case Product::Element::e4m3:
-            return widen(to, static_cast<const e4m3*>(from), n);
-        case Product::Element::e5m2:
-            return widen(to, static_cast<const e5m2*>(from), n);
-        case Product::Element::fp32:
-            return;  // FP32 operands are used as they are
-    }
-}
-
 // FP8 to BF16, which has every value of both formats. The bits are shifted; subnormals come from a table of the first
 // codes, and Inf and NaN from comparisons.
 template <class F8>
-void widen_to_bf16(bf16* to, const F8* from, size_t n) {
+void widen(bf16* to, const F8* from, size_t n) {
     typedef uint16_t u16x32 __attribute__((vector_size(64)));
     typedef uint8_t u8x32 __attribute__((vector_size(32)));
     constexpr bool kE4M3 = std::is_same_v<F8, e4m3>;
@@ -112,12 +99,33 @@ void widen_blocks(To* to, const e4m3* from, const void* scales, ScaleLayout layo
         }
 }
 
+// An operand as To: widened into `memory`, unless it already has this type.
 template <class To>
-void widen_operands(To* first, To* second, const Product& product, const ProductTensors& t) {
+const To* widened(std::vector<To>& memory, const void* from, Product::Element element, size_t n) {
+    if (element == Product::Element::e4m3)
+        widen(memory.data(), static_cast<const e4m3*>(from), n);
+    else if (element == Product::Element::e5m2)
+        widen(memory.data(), static_cast<const e5m2*>(from), n);
+    else if constexpr (std::is_same_v<To, bf16>)
+        return static_cast<const bf16*>(from);
+    else
+        widen(memory.data(), static_cast<const bf16*>(from), n);
+    return memory.data();
+}
+
+// Both operands of a BF16 or FP8 product as To.
+template <class To>
+std::pair<const To*, const To*> widened(std::vector<To>& first, std::vector<To>& second, const Product& product,
+                                        const ProductTensors& t) {
     const Gemm g(product);
-    widen_blocks(first, static_cast<const e4m3*>(t.first), t.first_scale_inv, product.first_scales(), g.rows, g.inner);
-    widen_blocks(second, static_cast<const e4m3*>(t.second), t.second_scale_inv, product.second_scales(), g.columns,
+    if (!product.has_block_scales())
+        return {widened(first, t.first, product.first_element(), g.first_size()),
+                widened(second, t.second, product.second_element(), g.second_size())};
+    widen_blocks(first.data(), static_cast<const e4m3*>(t.first), t.first_scale_inv, product.first_scales(), g.rows,
                  g.inner);
+    widen_blocks(second.data(), static_cast<const e4m3*>(t.second), t.second_scale_inv, product.second_scales(),
+                 g.columns, g.inner);
+    return {first.data(), second.data()};
 }
 
 // The factor of a product of codes or values. Scales of blocks are in the widened operands already.
@@ -169,7 +177,7 @@ struct ProductSizes {
     }
     void cover_layer(const Matmul::LinearShape& s) {
         for (const Product::Kind kind : {Product::forward, Product::dgrad, Product::wgrad})
-            cover({kind, s.fp8 ? OperandType::e4m3 : OperandType::bf16, s.N, s.C, s.OC, false, false});
+            cover({kind, s.type, s.N, s.C, s.OC, false, false});
     }
     bool holds(const ProductSizes& other) const {
         return first >= other.first && second >= other.second && result >= other.result &&
@@ -198,7 +206,7 @@ host::OnednnProduct onednn_product(const Product& product, const ProductTensors&
 template <class Each>
 void for_each_bf16_product(const Matmul::LinearShape& s, const Each& each) {
     for (const OperandType operands : {OperandType::bf16, OperandType::e4m3}) {
-        if (is_fp8(operands) && !s.fp8) continue;
+        if (is_fp8(operands) && !is_fp8(s.type)) continue;
         for (const bool more : {false, true}) {
             const Product products[] = {{Product::forward, operands, s.N, s.C, s.OC, more, false},
                                         {Product::dgrad, operands, s.N, s.C, s.OC, false, false},
@@ -233,36 +241,21 @@ struct Matmul::Backend {
                (narrow_first.size() + narrow_second.size()) * sizeof(bf16) + onednn.reserved_bytes();
     }
 
-    static const bf16* as_bf16(std::vector<bf16>& own, const void* from, Product::Element element, size_t n) {
-        if (element == Product::Element::bf16) return static_cast<const bf16*>(from);
-        if (element == Product::Element::e4m3)
-            widen_to_bf16(own.data(), static_cast<const e4m3*>(from), n);
-        else
-            widen_to_bf16(own.data(), static_cast<const e5m2*>(from), n);
-        return own.data();
-    }
-
     void multiply_bf16(const Product& product, const ProductTensors& t) {
         const Gemm g(product);
-        const bf16 *a = narrow_first.data(), *b = narrow_second.data();
         const float scale = factor_of(product, t);
-        if (product.has_block_scales()) {
-            widen_operands(narrow_first.data(), narrow_second.data(), product, t);
-        } else {
-            a = as_bf16(narrow_first, t.first, product.first_element(), g.first_size());
-            b = as_bf16(narrow_second, t.second, product.second_element(), g.second_size());
-        }
+        const auto [a, b] = widened(narrow_first, narrow_second, product, t);
         if (t.addend) std::memcpy(t.result, t.addend, g.result_size() * bytes_of(product.result_element()));
         const bool scaled = is_fp8(product.type) ? !product.has_block_scales() : scale != 1.0f;
         onednn.multiply(onednn_product(product, t, scaled), t.result, a, b, t.bias, scale);
     }
 
     // result = scale * op(first) * op(second) + beta * result
-    static void openblas(float* result, const void* first, const void* second, const Gemm& g, float scale, float beta) {
+    static void openblas(float* result, const float* first, const float* second, const Gemm& g, float scale,
+                         float beta) {
         cblas_sgemm(CblasRowMajor, g.transpose_first ? CblasTrans : CblasNoTrans,
-                    g.transpose_second ? CblasTrans : CblasNoTrans, g.rows, g.columns, g.inner, scale,
-                    static_cast<const float*>(first), g.first_columns, static_cast<const float*>(second),
-                    g.second_columns, beta, result, g.columns);
+                    g.transpose_second ? CblasTrans : CblasNoTrans, g.rows, g.columns, g.inner, scale, first,
+                    g.first_columns, second, g.second_columns, beta, result, g.columns);
     }
 
     void multiply_fp32(const Product& product, const ProductTensors& t) {
@@ -272,7 +265,8 @@ struct Matmul::Backend {
         if (host::OnednnProducts::has_fp32())
             return onednn.multiply(onednn_product(product, t, t.factor != 1.0f), result, t.first, t.second, t.bias,
                                    t.factor);
-        openblas(result, t.first, t.second, g, t.factor, product.accumulate ? 1.0f : t.addend_factor);
+        openblas(result, static_cast<const float*>(t.first), static_cast<const float*>(t.second), g, t.factor,
+                 product.accumulate ? 1.0f : t.addend_factor);
         if (t.bias) add_bias(result, static_cast<const float*>(t.bias), g);
     }
 
@@ -280,16 +274,10 @@ struct Matmul::Backend {
     void multiply_widened(const Product& product, const ProductTensors& t) {
         const Gemm g(product);
         const float scale = factor_of(product, t);
-        if (product.has_block_scales()) {
-            widen_operands(first.data(), second.data(), product, t);
-        } else {
-            widen(first.data(), t.first, product.first_element(), g.first_size());
-            widen(second.data(), t.second, product.second_element(), g.second_size());
-        }
+        const auto [a, b] = widened(first, second, product, t);
         if (product.kind == Product::wgrad)
-            return openblas(static_cast<float*>(t.result), first.data(), second.data(), g, scale,
-                            product.accumulate ? 1.0f : 0.0f);
-        openblas(result.data(), first.data(), second.data(), g, scale, 0.0f);
+            return openblas(static_cast<float*>(t.result), a, b, g, scale, product.accumulate ? 1.0f : 0.0f);
+        openblas(result.data(), a, b, g, scale, 0.0f);
         bf16* const rounded = static_cast<bf16*>(t.result);
         if (t.addend)
             round_with_addend(rounded, result.data(), static_cast<const bf16*>(t.addend), t.addend_factor, g);
@@ -309,10 +297,7 @@ Matmul::Backend& Matmul::backend() {
 Matmul::~Matmul() {
     if (!backend_) return;
     MemoryLedger::instance().remove(backend_.get());
-    try {
-        synchronize_device();  // queued products use this object's buffers
-    } catch (...) {            // the call that waits for queued work reports its errors
-    }
+    tear_down([] { synchronize_device(); });  // queued products use this object's buffers
 }
 
 std::vector<std::string> Matmul::proposals(const Product&, int, size_t) { return {""}; }
@@ -322,25 +307,28 @@ bool Matmul::has_algorithm(const Product&, const std::string& algorithm) { retur
 void Matmul::forget_plans() {}
 std::string Matmul::emulated_because(Fp8Scaling) { return ""; }
 
-void Matmul::reserve(int N, int C, int OC, bool fp8) {
+void Matmul::reserve(const LinearShape& shape) {
+    if (shape.type == OperandType::fp32) return;
     synchronize_device();  // queued products hold no pointer into the buffers, but may be using them
-    backend().reserve({N, C, OC, fp8});
+    backend().reserve(shape);
     MemoryLedger::instance().remove(backend_.get());  // host memory, which is this device's
     MemoryLedger::instance().add(backend_.get(), reserved_bytes(), MemoryKind::workspace);
 }
 
 size_t Matmul::reserved_bytes() const { return backend_ ? backend_->bytes() : 0; }
 
-size_t Matmul::planned_bytes(OperandType type, const std::vector<LinearShape>& shapes, Fp8Scaling) {
-    if (type == OperandType::fp32) return 0;
+size_t Matmul::planned_bytes(const std::vector<LinearShape>& shapes, Fp8Scaling) {
     ProductSizes sizes;
-    for (const LinearShape& s : shapes) sizes.cover_layer(s);
-    if (!host::OnednnProducts::has_bf16()) return (sizes.first + sizes.second + sizes.result) * sizeof(float);
     size_t workspace = 0;
-    for (const LinearShape& s : shapes)
-        for_each_bf16_product(s, [&](const host::OnednnProduct& p) {
-            workspace = std::max(workspace, host::OnednnProducts::workspace_bytes(p));
-        });
+    for (const LinearShape& s : shapes) {
+        if (s.type == OperandType::fp32) continue;
+        sizes.cover_layer(s);
+        if (host::OnednnProducts::has_bf16())
+            for_each_bf16_product(s, [&](const host::OnednnProduct& p) {
+                workspace = std::max(workspace, host::OnednnProducts::workspace_bytes(p));
+            });
+    }
+    if (!host::OnednnProducts::has_bf16()) return (sizes.first + sizes.second + sizes.result) * sizeof(float);
     return workspace + (sizes.fp8_first + sizes.fp8_second) * sizeof(bf16);
 }
 
@@ -352,8 +340,7 @@ bool Matmul::submit(const Product& product, const ProductTensors& t, stream_t st
     ProductSizes needed;
     needed.cover(product);
     if (narrow && !b.sizes.holds(needed))
-        throw Error(ExitCode::failure, "{}: call Matmul::reserve({}, {}, {}) before training", product.describe(),
-                    product.N, product.C, product.OC);
+        throw Error(ExitCode::failure, product.describe() + ": call Matmul::reserve() for this layer");
     const size_t result_bytes = bytes_of(product.result_element());
     const Access written{t.result, g.result_size() * result_bytes, product.accumulate, true};
     // A scale is one float, or a table of them.

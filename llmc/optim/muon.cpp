@@ -104,12 +104,6 @@ void NewtonSchulz<Real>::plan(Arena& arena) {
 }
 
 template <class Real>
-void NewtonSchulz<Real>::reserve(Matmul& matmul) const {
-    if constexpr (std::is_same_v<Real, float>) return;  // FP32 products need no reservation
-    for (const Matmul::LinearShape& s : shapes_) matmul.reserve(s.N, s.C, s.OC, s.fp8);
-}
-
-template <class Real>
 Real* NewtonSchulz<Real>::run(Matmul& matmul, int m, int n, stream_t stream) const {
     const std::vector<Product> product = products(m, n);
     Real *x = x_, *next = next_;
@@ -144,7 +138,7 @@ size_t padded(size_t count) { return (count + 7) / 8 * 8; }
 std::vector<Matmul::LinearShape> shapes_of(const std::vector<MuonMatrix>& matrices) {
     std::vector<Matmul::LinearShape> shapes;
     for (const MuonMatrix& m : matrices) {
-        const Matmul::LinearShape shape = NewtonSchulz<float>::shape(m.smaller(), m.larger());
+        const Matmul::LinearShape shape = NewtonSchulz<Real>::shape(m.smaller(), m.larger());
         if (std::find(shapes.begin(), shapes.end(), shape) == shapes.end()) shapes.push_back(shape);
     }
     return shapes;
@@ -176,7 +170,7 @@ Muon<Real>::Muon(Weights<Real>& weights, Gradients& gradients, Matmul& matmul, c
       ranks_(layout_.group_size()),
       rank_(static_cast<size_t>(layout_.comm().rank()) % ranks_),
       matrices_(plan_muon(layout_.table(), static_cast<int>(ranks_))),
-      shapes_(shapes_of(matrices_)),
+      shapes_(shapes_of<Real>(matrices_)),
       newton_schulz_(newton_schulz_steps(config.muon.newton_schulz), shapes_),
       second_at_(matrices_.size(), kNone) {
     if (matrices_.empty())
@@ -276,7 +270,7 @@ std::vector<Product> Muon<Real>::products() const {
 template <class Real>
 void Muon<Real>::allocate(stream_t stream) {
     arena_.allocate();
-    newton_schulz_.reserve(matmul_);
+    for (const Matmul::LinearShape& shape : shapes_) matmul_.reserve(shape);
     if (state_arena_.bytes() > 0) {
         state_arena_.allocate();
         set_bytes(second_, 0, state_arena_.bytes(), stream);

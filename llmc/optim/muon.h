@@ -67,10 +67,9 @@ public:
     NewtonSchulz(NewtonSchulzSteps steps, std::vector<Matmul::LinearShape> shapes);
 
     // Shapes (m, n) in the form that Matmul's planning takes, and the products needed for a matrix of that shape.
-    static Matmul::LinearShape shape(int m, int n) { return {m, n, m, false}; }
+    static Matmul::LinearShape shape(int m, int n) { return {m, n, m, operand_type<Real>}; }
     static std::vector<Product> products(int m, int n);
     void plan(Arena& arena);
-    void reserve(Matmul& matmul) const;
 
     // The buffer for the input matrix, which must be divided by safety() times its norm. run() returns the address of
     // the result, valid until the next run().

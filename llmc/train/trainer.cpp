@@ -100,7 +100,7 @@ MemoryByKind Trainer<Real>::memory() const {
     memory.offloaded += model_.offloaded().host_bytes();
     memory.activations = model_.activation_bytes() + model_.linear().activation_bytes();
     memory.workspace = model_.workspace_bytes() + (config_.forward_only ? 0 : optimizer_.workspace_bytes()) +
-                       Matmul::planned_bytes(operand_type<Real>, product_shapes(), config_.fp8_scaling());
+                       Matmul::planned_bytes(product_shapes(), config_.fp8_scaling());
     if (verification_) memory.workspace += verification_->bytes();
     if (signals_) memory.workspace += signals_->bytes();
     memory.staging += gradients_.residual_count() * sizeof(bf16);

@@ -81,7 +81,7 @@ std::vector<bf16> product(const std::vector<bf16>& x, float x_scale, const std::
                   {powers, kC, 1000});
     CHECK(same_bits(flat.download(), w_codes.row.download()));
     Matmul matmul(false, FastAccumulation::none);
-    matmul.reserve(kN, kC, kOC);
+    matmul.reserve({kN, kC, kOC});
     matmul.forward_fp8(out, x_codes.row.get(), x_codes.both().row_scale_inv(), w_codes.row.get(),
                        w_codes.both().row_scale_inv(), nullptr, kN, kC, kOC, test_stream());
     return out.download();

@@ -112,7 +112,7 @@ void check_products(int N, int C, int OC, FastAccumulation wanted) {
     DeviceArray<float> dweight(before);
 
     Matmul matmul(false, wanted, Fp8Scaling::tensor, Fp8Arithmetic::hopper);
-    matmul.reserve(N, C, OC);
+    matmul.reserve({N, C, OC});
     matmul.forward_fp8(out, d_x, x_scale.inv(), d_w, w_scale.inv(), d_bias, N, C, OC, test_stream());
     matmul.dgrad_fp8<F8>(dinp, d_dout, dout_scale.inv(), d_w_t, w_scale.inv(), N, C, OC, test_stream());
     matmul.wgrad_fp8<F8>(dweight, d_dout_t, dout_scale.inv(), d_x_t, x_scale.inv(), N, C, OC, true, test_stream());
@@ -134,7 +134,7 @@ std::vector<bf16> forward(const std::vector<e4m3>& x, const std::vector<e4m3>& w
     DeviceArray<e4m3> d_x(x), d_w(w);
     DeviceArray<bf16> out(static_cast<size_t>(N) * OC);
     Matmul matmul(false, fast, Fp8Scaling::tensor, arithmetic);
-    matmul.reserve(N, C, OC);
+    matmul.reserve({N, C, OC});
     matmul.forward_fp8(out, d_x, one.inv(), d_w, one.inv(), nullptr, N, C, OC, test_stream());
     return out.download();
 }
@@ -211,7 +211,7 @@ TEST_CASE("Hopper's sums: block scales multiply the sums of 128 terms") {
     DeviceArray<float> d_x_table(x_table), d_w_table(w_table);
     DeviceArray<bf16> out(N * OC);
     Matmul matmul(false, FastAccumulation::all, Fp8Scaling::block, Fp8Arithmetic::hopper);
-    matmul.reserve(N, C, OC);
+    matmul.reserve({N, C, OC});
     matmul.forward_fp8(out, d_x, d_x_table, d_w, d_w_table, nullptr, N, C, OC, test_stream());
     const std::vector<float> expected =
         sums(x, w, C, false, {}, scales(x_table, ScaleLayout::vectors, N), scales(w_table, ScaleLayout::tiles, OC));

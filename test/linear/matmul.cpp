@@ -21,7 +21,7 @@ void check_products(int N, int C, int OC) {
     const std::vector<double> x = to_doubles(inp), w = to_doubles(weight), d = to_doubles(dout);
 
     Matmul matmul(false);
-    matmul.reserve(N, C, OC);
+    matmul.reserve({N, C, OC});
     DeviceArray<Real> d_inp(inp), d_weight(weight), d_bias(bias), d_dout(dout);
     DeviceArray<Real> out(out_size), out_plain(out_size), dinp(inp_size);
     DeviceArray<float> dweight(weight_size);
@@ -51,7 +51,7 @@ TEST_CASE_TEMPLATE("a product is scaled and added to another matrix, and rounded
                             weight = random_normal<Real>(static_cast<size_t>(OC) * C, 1.0f, 2),
                             addend = random_normal<Real>(out_size, 100.0f, 3);
     Matmul matmul(false);
-    matmul.reserve(N, C, OC);
+    matmul.reserve({N, C, OC});
     DeviceArray<Real> d_inp(inp), d_weight(weight), d_addend(addend), out(out_size);
     const Product product{Product::forward, operand_type<Real>, N, C, OC, false, false};
     ProductTensors tensors{out.get(), d_inp.get(), d_weight.get()};
@@ -103,7 +103,7 @@ TEST_CASE("a product repeated has the same bits, in another buffer too") {
     const std::vector<bf16> inp = random_normal<bf16>(N * C, 1.0f, 1), weight = random_normal<bf16>(OC * C, 1.0f, 2);
     DeviceArray<bf16> d_inp(inp), shifted_inp(N * C + 8), d_weight(weight), out(N * OC), again(N * OC + 8);
     Matmul matmul(false);
-    matmul.reserve(N, C, OC);
+    matmul.reserve({N, C, OC});
     copy_on_device(shifted_inp + 8, d_inp, N * C * sizeof(bf16), test_stream());
     matmul.forward<bf16>(out, d_inp, d_weight, nullptr, N, C, OC, test_stream());
     matmul.forward<bf16>(again + 8, shifted_inp + 8, d_weight, nullptr, N, C, OC, test_stream());
@@ -127,7 +127,7 @@ TEST_CASE("products are counted by operand type") {
     DeviceArray<float> f(std::vector<float>(n * n, 1.0f)), f_out(n * n);
     DeviceArray<bf16> b(std::vector<bf16>(n * n, to_bf16(1.0f))), b_out(n * n);
     Matmul matmul(false);
-    matmul.reserve(n, n, n);
+    matmul.reserve({n, n, n});
     matmul.forward<float>(f_out, f, f, nullptr, n, n, n, test_stream());
     matmul.forward<bf16>(b_out, b, b, nullptr, n, n, n, test_stream());
     matmul.dgrad<bf16>(b_out, b, b, n, n, n, test_stream());
@@ -145,10 +145,10 @@ TEST_CASE("what a product cannot do is refused with its shape, and not counted")
     Matmul matmul(false);
     if (device_info().is_host) {
         CHECK_THROWS_WITH(matmul.forward<bf16>(y, x, x, nullptr, n, n, 2 * n, test_stream()),
-                          "matmul forward bf16 N=16 C=16 OC=32: call Matmul::reserve(16, 16, 32) before training");
+                          "matmul forward bf16 N=16 C=16 OC=32: call Matmul::reserve() for this layer");
         CHECK(matmul.reserved_bytes() == 0);
     }
-    matmul.reserve(n, n, n);
+    matmul.reserve({n, n, n});
     matmul.allocate();
     CHECK(matmul.reserved_bytes() >= 2 * n * n * sizeof(bf16));
     CHECK_THROWS_AS(matmul.forward<bf16>(y, x + 1, x, nullptr, n, n, n, test_stream()), Error);

@@ -90,7 +90,7 @@ TEST_CASE("products with block scales equal FP64 products of the dequantized ope
         DeviceArray<bf16> d_bias(bias), out(static_cast<size_t>(N) * OC), dinp(static_cast<size_t>(N) * C);
         DeviceArray<float> dweight(static_cast<size_t>(OC) * C);
         Matmul matmul(false, FastAccumulation::forward, scaling);
-        matmul.reserve(N, C, OC);
+        matmul.reserve({N, C, OC});
         matmul.forward_fp8(out, x.row, x.row_scale_inv(), w.row, w.row_scale_inv(), d_bias, N, C, OC, test_stream());
         matmul.dgrad_fp8<e4m3>(dinp, d.row, d.row_scale_inv(), w.transposed, w.transposed_scale_inv(), N, C, OC,
                                test_stream());
@@ -117,7 +117,7 @@ TEST_CASE("products with block scales refuse what has no whole blocks") {
     DeviceArray<float> scales(512);
     DeviceArray<bf16> out(128 * 128);
     Matmul blocks(false, FastAccumulation::none, Fp8Scaling::block);
-    blocks.reserve(128, 128, 128);
+    blocks.reserve({128, 128, 128});
     CHECK(error_of([&] {
               blocks.forward_fp8(out, a, scales, b, scales, nullptr, 64, 128, 128, test_stream());
           }).find("with block scales N=64 C=128 OC=128: N=64 is not a multiple of 128") != std::string::npos);

@@ -52,7 +52,7 @@ void check_products(int N, int C, int OC, FastAccumulation fast = FastAccumulati
     const Scale inp_scale(0.0127f), weight_scale(0.0031f), dout_scale(3.3e-7f);
 
     Matmul matmul(false, fast);
-    matmul.reserve(N, C, OC);
+    matmul.reserve({N, C, OC});
     DeviceArray<e4m3> d_inp(inp), d_weight(weight), d_weight_t(weight_t), d_inp_t(inp_t);
     DeviceArray<F8> d_dout(dout), d_dout_t(dout_t);
     DeviceArray<bf16> d_bias(bias), out(out_size), out_plain(out_size), dinp(inp_size);
@@ -119,7 +119,7 @@ TEST_CASE("every FP8 code has its exact value in a product") {
     DeviceArray<float> dweight(n * n);
     const Scale one(1.0f);
     Matmul matmul(false);
-    matmul.reserve(n, n, n);
+    matmul.reserve({n, n, n});
     matmul.forward_fp8(out, d_codes, one.inv(), d_identity, one.inv(), nullptr, n, n, n, test_stream());
     matmul.wgrad_fp8<e5m2>(dweight, d_gradients, one.inv(), d_identity, one.inv(), n, n, n, false, test_stream());
     CHECK(to_doubles(out.download()) == to_doubles(codes));
@@ -135,7 +135,7 @@ TEST_CASE("a NaN in an operand reaches the result") {
     DeviceArray<bf16> out(n * n);
     const Scale one(1.0f);
     Matmul matmul(false);
-    matmul.reserve(n, n, n);
+    matmul.reserve({n, n, n});
     matmul.forward_fp8(out, d_codes, one.inv(), d_identity, one.inv(), nullptr, n, n, n, test_stream());
     const std::vector<bf16> result = out.download();
     for (int i = 0; i < n * n; i++) CHECK(std::isnan(to_float(result[i])) == (i / n == 5));
@@ -149,7 +149,7 @@ TEST_CASE("scales are read when the product runs, not when its plan is made") {
     DeviceArray<bf16> out(n * n);
     Scale inp_scale(1.0f), weight_scale(1.0f);
     Matmul matmul(false);
-    matmul.reserve(n, n, n);
+    matmul.reserve({n, n, n});
     const auto multiply = [&] {
         matmul.forward_fp8(out, d_codes, inp_scale.inv(), d_identity, weight_scale.inv(), nullptr, n, n, n,
                            test_stream());
@@ -173,7 +173,7 @@ TEST_CASE("an FP8 product repeated has the same bits, in another buffer too") {
     DeviceArray<bf16> out(N * OC), again(N * OC + 8);
     const Scale inp_scale(0.013f), weight_scale(0.7f);
     Matmul matmul(false);
-    matmul.reserve(N, C, OC);
+    matmul.reserve({N, C, OC});
     copy_on_device(shifted_inp + 16, d_inp, N * C, test_stream());
     matmul.forward_fp8(out, d_inp, inp_scale.inv(), d_weight, weight_scale.inv(), nullptr, N, C, OC, test_stream());
     matmul.forward_fp8(again + 8, shifted_inp + 16, inp_scale.inv(), d_weight, weight_scale.inv(), nullptr, N, C, OC,
@@ -195,8 +195,8 @@ TEST_CASE("what an FP8 product cannot do is refused with the value, and not coun
     };
     if (device_info().is_host)
         CHECK_THROWS_WITH(forward(n, n, n, one.inv(), one.inv()),
-                          "matmul forward e4m3 N=32 C=32 OC=32: call Matmul::reserve(32, 32, 32) before training");
-    matmul.reserve(n, n, n);
+                          "matmul forward e4m3 N=32 C=32 OC=32: call Matmul::reserve() for this layer");
+    matmul.reserve({n, n, n});
     CHECK_THROWS_WITH(
         forward(24, n, n, one.inv(), one.inv()),
         "matmul forward e4m3 N=24 C=32 OC=32: N=24 is not a multiple of 16, as these FP8 matmuls need; change "
@@ -226,7 +226,7 @@ TEST_CASE("FP8 products are counted as such") {
     DeviceArray<float> dweight(n * n);
     const Scale one(1.0f);
     Matmul matmul(false);
-    matmul.reserve(n, n, n);
+    matmul.reserve({n, n, n});
     matmul.forward_fp8(out, x, one.inv(), x, one.inv(), nullptr, n, n, n, test_stream());
     matmul.dgrad_fp8<e5m2>(out, gradient, one.inv(), x, one.inv(), n, n, n, test_stream());
     matmul.dgrad_fp8<e4m3>(out, x, one.inv(), x, one.inv(), n, n, n, test_stream());
@@ -241,22 +241,25 @@ TEST_CASE("FP8 products are counted as such") {
 TEST_CASE("planned_bytes foretells reserved_bytes") {
     test_stream();
     std::vector<Matmul::LinearShape> shapes = {{64, 32, 96}, {64, 128, 32}, {16, 32, 1008}};
-    size_t planned[2];  // without FP8 products, and with them
-    for (const bool fp8 : {false, true}) {
+    std::vector<size_t> planned;
+    for (const OperandType type : {OperandType::fp32, OperandType::bf16, OperandType::e4m3}) {
         Matmul matmul(false);
-        for (Matmul::LinearShape& s : shapes) s.fp8 = fp8, matmul.reserve(s.N, s.C, s.OC, fp8);
+        for (Matmul::LinearShape& s : shapes) {
+            s.type = type;
+            matmul.reserve(s);
+        }
         matmul.allocate();
-        planned[fp8] = Matmul::planned_bytes(OperandType::bf16, shapes);
-        CHECK(planned[fp8] == matmul.reserved_bytes());
+        planned.push_back(Matmul::planned_bytes(shapes));
+        CHECK(planned.back() == matmul.reserved_bytes());
     }
     if (device_info().is_host) {
         // The largest of all inp and dout, of all weights and inp, and of all out and dinp: (16, 1008) and (64, 128).
         const size_t first = 16 * 1008, second = 1008 * 32, result = 16 * 1008;
         const size_t widened = (first + second + result) * sizeof(float);
-        if (planned[false] == widened)  // without BF16 instructions everything is FP32
-            CHECK(planned[true] == widened);
+        CHECK(planned[0] == 0);
+        if (planned[1] == widened)  // without BF16 instructions everything is FP32
+            CHECK(planned[2] == widened);
         else
-            CHECK(planned[true] >= planned[false] + (first + second) * sizeof(bf16));
-        CHECK(Matmul::planned_bytes(OperandType::fp32, shapes) == 0);
+            CHECK(planned[2] >= planned[1] + (first + second) * sizeof(bf16));
     }
 }

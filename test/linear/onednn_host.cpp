@@ -30,7 +30,7 @@ TEST_CASE_TEMPLATE("products by oneDNN have the same bits with any number of thr
         CAPTURE(t);
         omp_set_num_threads(t);
         Matmul matmul(false);
-        matmul.reserve(N, C, OC);
+        matmul.reserve({N, C, OC});
         DeviceArray<Real> d_out(out_size), d_dinp(inp_size);
         DeviceArray<float> d_dweight(weight_size);
         matmul.forward<Real>(d_out, inp, weight, bias, N, C, OC, test_stream());

@@ -138,7 +138,7 @@ std::vector<Real> orthogonalized(const std::vector<Real>& values, int rows, int 
     Arena arena(MemoryKind::workspace);
     newton_schulz.plan(arena);
     arena.allocate();
-    newton_schulz.reserve(matmul);
+    matmul.reserve(NewtonSchulz<Real>::shape(m, n));
     DeviceArray<Real> u(values), o(values.size());
     DeviceArray<double> partials(muon_norm_blocks(values.size()));
     DeviceArray<float> inverse(1);
