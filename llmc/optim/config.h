@@ -90,6 +90,7 @@ struct OptimizerConfig {
     // Formats of the master weights (--master) and of AdamW's moments (--adam-moments). Other moments are FP32.
     StateFormat masters = StateFormat::fp32, adam_moments = StateFormat::fp32;
     StateFormat second_moments() const { return second_moment_format(adam_moments); }
+    bool keeps_moments() const { return kind != OptimizerKind::sgd || sgd.momentum != 0; }
     ClipKind clip_kind = ClipKind::norm;
     AverageRule average;
     int64_t average_from = 1;    // the first step whose weights are in the average

@@ -23,7 +23,6 @@ Optimizer<Real>::Optimizer(const OptimizerSetup& setup, Weights<Real>& weights, 
       ring_(weights.layout()) {
     const ShardLayout& layout = weights.layout();
     for (size_t u = 0; u < layout.units(); u++) partial_count_ += global_norm_blocks(layout.share(u).count);
-    const bool keeps_none = setup_.optimizer.kind == OptimizerKind::sgd && setup_.optimizer.sgd.momentum == 0;
     if (is_muon(setup_.optimizer.kind)) {
         add_muon_moments();
         muon_.emplace(weights, gradients, *matmul, setup_.optimizer);
@@ -31,7 +30,7 @@ Optimizer<Real>::Optimizer(const OptimizerSetup& setup, Weights<Real>& weights, 
     } else if (setup_.optimizer.kind == OptimizerKind::adamw) {
         m_ = moments_.add_everywhere("m", setup_.optimizer.adam_moments);
         v_ = moments_.add_everywhere("v", setup_.optimizer.second_moments());
-    } else if (!keeps_none) {
+    } else if (setup_.optimizer.keeps_moments()) {
         m_ = moments_.add_everywhere("m");
     }
     if (setup_.optimizer.average.kind != AverageKind::none) average_ = moments_.add_everywhere("average");
@@ -107,7 +106,12 @@ void Optimizer<Real>::update(const double* loss_sum, const int* bad_flag, stream
         scale_rates(group_states_, state_, {{muon.embedding_rate, muon.head_rate, muon.vector_rate}}, stream);
         muon_->update(moments_, muon_m_, ring_, state_, stream);
     }
-    for (size_t u = 0; u < weights_.layout().units(); u++) muon_ ? update_rest(u, stream) : update_unit(u, stream);
+    for (size_t u = 0; u < weights_.layout().units(); u++) {
+        if (muon_)
+            update_rest(u, stream);
+        else
+            update_unit(u, stream);
+    }
     ring_.finish(stream);
     update_loss_scale(loss_scale_, state_, setup_.loss_scale, stream);
 }
@@ -131,24 +135,25 @@ void Optimizer<Real>::update_adamw(size_t unit, Fp8State* fp8, ShardLayout::Part
 template <class Real>
 void Optimizer<Real>::update_unit(size_t unit, stream_t stream) {
     const size_t begin = weights_.layout().slice(unit).begin;
-    const bool is_lion = setup_.optimizer.kind == OptimizerKind::lion;
-    const bool keeps_moment = is_lion || setup_.optimizer.sgd.momentum != 0;
+    const OptimizerConfig& config = setup_.optimizer;
     for (const auto& range : weights_.ranges(unit)) {
-        if (setup_.optimizer.kind == OptimizerKind::adamw) {
+        if (config.kind == OptimizerKind::adamw) {
             update_adamw(unit, range.fp8, {begin + range.begin, range.count}, range.decay_count, state_, stream);
             continue;
         }
-        const StateArray moment = keeps_moment ? moments_.at(m_, unit, begin + range.begin) : StateArray();
+        const StateArray moment = config.keeps_moments() ? moments_.at(m_, unit, begin + range.begin) : StateArray();
         ring_.update({weights_.slice(unit, range.begin).master, moment}, range.count, stream,
                      [&](const StateRing::Slice& slice) {
                          const size_t at = range.begin + slice.begin;
-                         const auto update = [&](auto&& launch, const auto& config) {
+                         const auto update = [&](auto&& launch, const auto& rule) {
                              launch(slice[0], slice[1].as<float>(), weights_.slice(unit, at).working, range.fp8,
                                     gradients_.slice(unit).from(at), slice.count, slice.of_first(range.decay_count),
-                                    config, state_, stream, setup_.optimizer.rounding(unit, begin + at));
+                                    rule, state_, stream, config.rounding(unit, begin + at));
                          };
-                         is_lion ? update(lion_update<Real>, setup_.optimizer.lion)
-                                 : update(sgd_update<Real>, setup_.optimizer.sgd);
+                         if (config.kind == OptimizerKind::lion)
+                             update(lion_update<Real>, config.lion);
+                         else
+                             update(sgd_update<Real>, config.sgd);
                      });
     }
 }
