@@ -51,9 +51,9 @@ void Fp8Laboratory::smooth(int layer, int channels) {
 
 void Fp8Laboratory::plan(Arena& arena) {
     if (config_.smooth && smooth_layers_ == 0)
-        throw Error(ExitCode::bad_flags,
-                    "--fp8-smooth: no layer that reads SwiGLU's output (fc_proj) is in FP8; leave it out, or change "
-                    "--fp8-layers");
+        refuse(
+            "--fp8-smooth: no layer that reads SwiGLU's output (fc_proj) is in FP8; leave it out, or change "
+            "--fp8-layers");
     moments_.plan(arena, layers());
     arena.plan(&alignments_, 2 * layers());
     if (config_.probe) probed_.plan(arena, layers() * kFp8Probed);
@@ -70,7 +70,6 @@ void Fp8Laboratory::allocate(stream_t stream) {
     const std::vector<float> ones(factor_count(), 1.0f);
     write_through(factors_, ones.data(), ones.size(), stream);
     set_bytes(amax_, 0, factor_count() * sizeof(float), stream);
-    synchronize(stream);  // `ones` ends here
 }
 
 // ---- smoothing ------------------------------------------------------------------------------------------------------
@@ -100,7 +99,6 @@ bool Fp8Laboratory::set_factors(int layer, const std::string& text, stream_t str
     }
     if (values.size() != static_cast<size_t>(channels_)) return false;
     write_through(factors_ + offset(layer), values.data(), values.size(), stream);
-    synchronize(stream);
     return true;
 }
 

@@ -13,16 +13,13 @@ namespace {
 // Block scales come from the block itself, so flags about histories and formats do not apply. The tensor's own scale is
 // then that of its largest block, for the log.
 Fp8Config resolved(Fp8Config config) {
-    if (config.grad == Fp8Grad::bf16 && config.smooth)
-        throw Error(ExitCode::bad_flags, "--fp8-smooth needs --fp8-grad e5m2 or e4m3");
+    if (config.grad == Fp8Grad::bf16 && config.smooth) refuse("--fp8-smooth needs --fp8-grad e5m2 or e4m3");
     if (config.grad == Fp8Grad::bf16 && config.recipe == Fp8Recipe::block)
-        throw Error(ExitCode::bad_flags, "--fp8-grad bf16 needs --fp8-recipe delayed, current or mxfp8");
+        refuse("--fp8-grad bf16 needs --fp8-recipe delayed, current or mxfp8");
     if (scaling_of(config.recipe) == Fp8Scaling::tensor) return config;
     if (config.fallback.steps > 0 || config.smooth)
-        throw Error(
-            ExitCode::bad_flags,
-            "{} needs --fp8-recipe delayed or current: with block scales, an outlier affects only its own block",
-            config.smooth ? "--fp8-smooth" : "--fp8-fallback");
+        refuse("{} needs --fp8-recipe delayed or current: with block scales, an outlier affects only its own block",
+               config.smooth ? "--fp8-smooth" : "--fp8-fallback");
     if (config.grad == Fp8Grad::e5m2) config.grad = Fp8Grad::e4m3;
     config.pow2_scales = true;
     config.algorithm = AmaxAlgorithm::most_recent;

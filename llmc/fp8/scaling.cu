@@ -3,7 +3,6 @@
 
 #include <cfloat>
 
-#include "llmc/base/error.h"
 #include "llmc/device/kernel.cuh"
 
 namespace llmc {
@@ -203,12 +202,6 @@ LaunchConfig one_thread_each(int count, stream_t stream, const char* file = __bu
     return {dim3(static_cast<unsigned>(div_up(count, kThreads))), dim3(kThreads), 0, stream, file, line};
 }
 
-void check_history(const Fp8Config& config) {
-    if (config.history < 1 || config.history > kMaxAmaxHistory)
-        throw Error(ExitCode::bad_flags, "--fp8-history {}: expected 1 to {} optimizer steps", config.history,
-                    kMaxAmaxHistory);
-}
-
 }  // namespace
 
 void fp8_set_current(Fp8State* states, int first, int count, const Fp8Config& config, stream_t stream) {
@@ -219,7 +212,6 @@ void fp8_set_current(Fp8State* states, int first, int count, const Fp8Config& co
 
 void fp8_finish_step(Fp8State* states, float* history, int count, const Fp8Config& config, const float* change,
                      stream_t stream) {
-    check_history(config);
     const size_t n = count;
     launch<fp8_finish_step_kernel>(one_thread_each(count, stream), inout(states, n), inout(history, n * config.history),
                                    count, scale_rule(config), in(change, 1));
@@ -241,7 +233,6 @@ void fp8_unpack_amaxes(Fp8State* states, const float* packed, int count, bool no
 }
 
 void fp8_reset(Fp8State* states, float* history, int count, const Fp8Config& config, stream_t stream) {
-    check_history(config);
     const size_t n = count;
     launch<fp8_reset_kernel>(one_thread_each(count, stream), out(states, n), out(history, n * config.history), count,
                              config.history);

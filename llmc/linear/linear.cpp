@@ -131,8 +131,8 @@ template <class Real>
 void Linear<Real>::check_holds(const Shared& shared, const char* what) const {
     if (shared.holder == tensors_) return;
     const Fp8Registry& fp8 = *layers_.fp8_;
-    throw Error(ExitCode::failure, "{} reads its FP8 codes of {} where {}'s are", name_, what,
-                shared.holder < 0 ? "nobody" : fp8.layer_name(shared.holder));
+    const std::string holder = shared.holder < 0 ? "no codes" : "those of " + fp8.layer_name(shared.holder);
+    throw Error(ExitCode::failure, "{}: the memory for its FP8 codes of {} holds {}", name_, what, holder);
 }
 
 template <class Real>
@@ -335,25 +335,24 @@ void LinearLayers<Real>::finish_planning() {
 // Throws if the recipe does not support this model or sharding.
 template <class Real>
 void LinearLayers<Real>::check_recipe() const {
-    if (fp8_->config().grad == Fp8Grad::bf16 && !weights_.layout().keeps_whole_weights())
-        throw Error(ExitCode::bad_flags,
-                    "--fp8-grad bf16 needs whole weights on every rank, which --zero 3 does not keep; use --zero 2");
+    const ShardLayout& layout = weights_.layout();
+    if (fp8_->config().grad == Fp8Grad::bf16 && !layout.keeps_whole_weights())
+        refuse("--fp8-grad bf16 needs whole weights on every rank, which --zero 3 does not keep; use --zero 2");
     if (!block_scales()) return;
-    const Fp8Recipe recipe = fp8_->config().recipe;
-    const char* name = word_of(recipe);
-    if (weights_.layout().is_sliced() && (recipe == Fp8Recipe::block || !weights_.layout().keeps_whole_weights()))
-        throw Error(ExitCode::bad_flags,
-                    "--fp8-recipe {} needs whole weights on every rank, which --zero {} does not keep; use {} or "
-                    "--fp8-recipe delayed",
-                    name, weights_.layout().stage(), recipe == Fp8Recipe::block ? "--zero 0" : "--zero 2");
+    const bool is_mx = fp8_->scaling() == Fp8Scaling::mx;
+    const char* const name = word_of(fp8_->config().recipe);
+    if (layout.is_sliced() && !(is_mx && layout.keeps_whole_weights()))
+        refuse(
+            "--fp8-recipe {} needs whole weights on every rank, which --zero {} does not keep; use {} or "
+            "--fp8-recipe delayed",
+            name, layout.stage(), is_mx ? "--zero 2" : "--zero 0");
     const int length = block_length(fp8_->scaling());
     std::vector<std::string> odd_channels, odd_rows;  // kinds of layers
     int channels = 0, rows = 0;
     for (const Linear<Real>* layer : layers_) {
         if (!layer->is_fp8()) continue;
         if (layer->name() == kHeadLayer)
-            throw Error(ExitCode::bad_flags,
-                        "--fp8-layers +" + layer->name() + " needs --fp8-recipe delayed or current");
+            refuse("--fp8-layers +{} needs --fp8-recipe delayed or current", layer->name());
         for (const int extent : {layer->outputs(), layer->inputs()}) {
             if (extent % length == 0) continue;
             channels = extent;
@@ -365,15 +364,15 @@ void LinearLayers<Real>::check_recipe() const {
         }
     }
     if (!odd_channels.empty())
-        throw Error(ExitCode::bad_flags,
-                    "--fp8-recipe {}: {} channels are not a multiple of {}, the length of a block, which {} need; use "
-                    "--fp8-recipe {}current or delayed",
-                    name, channels, length, enumeration(odd_channels), recipe == Fp8Recipe::block ? "mxfp8, " : "");
+        refuse(
+            "--fp8-recipe {}: {} channels are not a multiple of {}, the length of a block, which {} need; use "
+            "--fp8-recipe {}current or delayed",
+            name, channels, length, enumeration(odd_channels), is_mx ? "" : "mxfp8, ");
     if (!odd_rows.empty())
-        throw Error(
-            ExitCode::bad_flags,
-            "--fp8-recipe {}: {} tokens per micro-batch (batch * seq) are not a multiple of {}, the length of a block, "
-            "which the weight gradients of {} need; change --batch or --seq, or use --fp8-recipe current or delayed",
+        refuse(
+            "--fp8-recipe {}: {} tokens per micro-batch (batch * seq) are not a multiple of {}, the length of a "
+            "block, which the weight gradients of {} need; change --batch or --seq, or use --fp8-recipe current or "
+            "delayed",
             name, rows, length, enumeration(odd_rows));
 }
 

@@ -148,7 +148,7 @@ public:
 
 private:
     friend class Linear<Real>;
-    static constexpr int kNobody = -1;  // no layer
+    static constexpr int kNoLayer = -1;
     // One layout of an operand.
     struct Codes {
         uint8_t* codes = nullptr;
@@ -157,7 +157,7 @@ private:
     // Memory that layers use in turns.
     struct Shared {
         Codes row, transposed;
-        int holder = kNobody;  // the layer whose codes are here, as a number in the registry
+        int holder = kNoLayer;  // the layer whose codes are here, as a number in the registry
     };
 
     bool block_scales() const { return fp8_ && fp8_->has_block_scales(); }

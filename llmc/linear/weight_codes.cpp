@@ -121,10 +121,10 @@ void WeightCodes::cast_slices(QuantizePass pass, stream_t stream) {
 
 // Both layouts of all weights that do not travel.
 void WeightCodes::write_matrices(bool again, stream_t stream) {
-    for (auto& [kind, shared] : shared_) shared.transposed_of = kNobody;
+    for (auto& [kind, shared] : shared_) shared.transposed_of = kNoLayer;
     for (int layer = 0; layer < layers(); layer++) {
         Matrix& m = matrices_[layer];
-        m.own.transposed_of = kNobody;
+        m.own.transposed_of = kNoLayer;
         if (m.left || travels(m)) continue;
         m.own.transposed_of = layer;
         if (m.from == CodesFrom::working_copy) {

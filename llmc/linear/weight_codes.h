@@ -52,11 +52,11 @@ public:
     bool from_working_copy(int layer) const { return matrix(layer).from == CodesFrom::working_copy; }
 
 private:
-    static constexpr int kNobody = -1;
+    static constexpr int kNoLayer = -1;
     struct Memory {
         e4m3 *rows = nullptr, *transposed = nullptr;
         char *row_scales = nullptr, *transposed_scales = nullptr;  // only for recipes with block scales
-        int transposed_of = kNobody;                               // the layer whose transposed codes are here
+        int transposed_of = kNoLayer;                              // the layer whose transposed codes are here
     };
     struct Matrix {
         ParameterTable::Place place;

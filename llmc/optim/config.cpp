@@ -56,10 +56,10 @@ AverageRule average_from_text(const std::string& text) {
     } else if (reads("last:%lld%n", &steps) && steps > 0) {
         rule = {AverageKind::last, 0, steps};
     } else {
-        throw Error(ExitCode::bad_flags,
-                    "--average " + text +
-                        ": expected off, ema:DECAY with a decay between 0 and 1, as in ema:0.999, or last:N with a "
-                        "number of steps");
+        refuse(
+            "--average {}: expected off, ema:DECAY with a decay between 0 and 1, as in ema:0.999, or last:N with a "
+            "number of steps",
+            text);
     }
     return rule;
 }

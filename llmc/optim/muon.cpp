@@ -25,9 +25,8 @@ void add_matrices(std::vector<MuonMatrix>& matrices, const ParameterTable& table
     for (const int n : rows) {
         matrices.push_back({unit, tensor, begin, n, columns});
         if (n < 1 || begin % kAlignment != 0)
-            throw Error(
-                ExitCode::bad_flags,
-                "--optimizer muon: {} has a matrix of {} rows that begins at element {}, which is no multiple of {}",
+            refuse(
+                "--optimizer muon: {} has a matrix of {} rows that begins at element {}, which is not a multiple of {}",
                 info.name, n, begin - info.offset, kAlignment);
         begin = matrices.back().end();
     }
@@ -135,6 +134,7 @@ constexpr size_t kNone = ~size_t{0};
 // The elements that a piece occupies in a message: each piece begins at a multiple of 16 bytes.
 size_t padded(size_t count) { return (count + 7) / 8 * 8; }
 
+template <class Real>
 std::vector<Matmul::LinearShape> shapes_of(const std::vector<MuonMatrix>& matrices) {
     std::vector<Matmul::LinearShape> shapes;
     for (const MuonMatrix& m : matrices) {
@@ -173,8 +173,7 @@ Muon<Real>::Muon(Weights<Real>& weights, Gradients& gradients, Matmul& matmul, c
       shapes_(shapes_of<Real>(matrices_)),
       newton_schulz_(newton_schulz_steps(config.muon.newton_schulz), shapes_),
       second_at_(matrices_.size(), kNone) {
-    if (matrices_.empty())
-        throw Error(ExitCode::bad_flags, "--optimizer muon: the model has no matrices in its blocks");
+    if (matrices_.empty()) refuse("--optimizer muon: the model has no matrices in its blocks");
     plan_rounds();
     plan_memory();
 }

@@ -90,12 +90,3 @@ TEST_CASE("--loss-scale: off, dynamic, dynamic:N or a power of two") {
     CHECK_THROWS_WITH(loss_scale_config("1000"),
                       "--loss-scale 1000: expected off, dynamic, dynamic:N or a power of two from 1 to 16777216");
 }
-
-TEST_CASE("a configuration that is not made of powers of two is refused") {
-    DeviceArray<LossScaleState> state(1);
-    DeviceArray<StepState> step(1);
-    CHECK_THROWS_AS(reset_loss_scale(state, {true, 3.0f, 10, 16.0f, 1.0f}, test_stream()), Error);
-    CHECK_THROWS_AS(update_loss_scale(state, step, {true, 2.0f, 10, 17.0f, 1.0f}, test_stream()), Error);
-    CHECK_THROWS_AS(update_loss_scale(state, step, {true, 2.0f, 0, 16.0f, 1.0f}, test_stream()), Error);
-    CHECK_THROWS_AS(update_loss_scale(state, step, {true, 2.0f, 10, 16.0f, 1.0f, 0}, test_stream()), Error);
-}

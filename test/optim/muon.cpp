@@ -528,7 +528,7 @@ TEST_CASE("Muon's plan: all ranks have work, no more than their part and one mat
     CHECK_THROWS_AS(plan_muon(ParameterTable(units, 1), 1), Error);
     units[5].tensors[0] = {"odd", {5, 3}, true, 0, {1, 4}};
     CHECK_THROWS_WITH_AS(plan_muon(ParameterTable(units, 1), 1),
-                         "--optimizer muon: odd has a matrix of 4 rows that begins at element 3, which is no multiple "
-                         "of 8",
+                         "--optimizer muon: odd has a matrix of 4 rows that begins at element 3, which is not a "
+                         "multiple of 8",
                          Error);
 }
