@@ -78,10 +78,10 @@ void StateRing::allocate(stream_t stream) {
     arena_.allocate();
     to_device_ = create_stream();
     to_host_ = create_stream();
-    all_back_ = create_event();
+    complete_ = create_event();
     for (Slot& slot : slots_)
         for (OwnedEvent* event : {&slot.arrived, &slot.updated, &slot.free}) *event = create_event();
-    record(all_back_, stream);
+    state_is_set(stream);
 }
 
 // Copies `count` elements with their scales.
@@ -93,7 +93,7 @@ static void copy_state(const StateArray& to, const StateArray& from, size_t coun
 
 StateRing::Slice StateRing::bring(Arrays arrays, size_t begin, size_t count, stream_t stream) {
     const Slot& slot = slots_[next_ % kSlots];
-    if (next_ == 0) wait(to_device_, all_back_);
+    if (next_ == 0) wait(to_device_, complete_);
     wait(to_device_, slot.free);
     Slice slice{begin, count, {}};
     {
@@ -126,8 +126,8 @@ void StateRing::send_back(Arrays arrays, const Slice& slice, stream_t stream) {
 
 void StateRing::finish(stream_t stream) {
     if (!offloaded_) return;
-    record(all_back_, to_host_);
-    wait(stream, all_back_);
+    record(complete_, to_host_);
+    wait(stream, complete_);
     next_ = 0;
 }
 

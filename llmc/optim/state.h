@@ -77,7 +77,11 @@ public:
     explicit StateRing(const ShardLayout& layout, size_t slice_elements = kSliceElements);
 
     size_t bytes() const { return arena_.bytes(); }  // 0 if the state is in device memory
-    void allocate(stream_t stream);                  // after work on `stream` that sets the state
+    void allocate(stream_t stream);
+    // Call after work on `stream` that sets masters or moments in host memory: the next step's copies wait for it.
+    void state_is_set(stream_t stream) {
+        if (complete_) record(complete_, stream);
+    }
 
     // Elements [begin, begin + count) of a range, with the device addresses of its arrays there.
     struct Slice {
@@ -114,7 +118,7 @@ private:
     std::array<Slot, kSlots> slots_;
     size_t next_ = 0;  // slices of this step so far
     OwnedStream to_device_, to_host_;
-    OwnedEvent all_back_;  // the state of the previous step is complete in host memory
+    OwnedEvent complete_;  // the state in host memory is that of the previous step, or was set since
 };
 
 template <class Update>

@@ -143,6 +143,7 @@ void Trainer<Real>::set_weight(const std::string& name, const std::vector<float>
 
 template <class Real>
 void Trainer<Real>::weights_are_set() {
+    optimizer_.ring().state_is_set(stream_);
     model_.prepare_weights(stream_);
     if (verification_) verification_->forget_state();
 }

@@ -6,7 +6,7 @@
 #include "llmc/device/transfer.h"
 #include "llmc/kernels/update.h"
 #include "llmc/shard/state_values.h"
-#include "test/kernel_test.h"
+#include "test/model/gpt2_fixture.h"
 #if !LLMC_CUDA
 #include "llmc/device/host/settings.h"
 #endif
@@ -29,11 +29,11 @@ struct Updated {
     }
 };
 
-struct Formats {
+struct StateFormats {
     StateFormat master = StateFormat::fp32, m = StateFormat::fp32, v = StateFormat::fp32;
 };
 
-Updated updated(const Formats& formats, bool offload, size_t slice_elements) {
+Updated updated(const StateFormats& formats, bool offload, size_t slice_elements) {
     const stream_t stream = test_stream();
     const ParameterTable table({{"unit", {{"weight", {1, 1024}, true}}}}, 1);
     StateRing ring(ShardLayout(table, Comm::self(), {.offload_state = offload}), slice_elements);
@@ -80,8 +80,8 @@ Updated updated(const Formats& formats, bool offload, size_t slice_elements) {
 
 }  // namespace
 
-TEST_CASE("offloaded state: slices give the bits of the whole") {
-    for (const Formats& formats : {Formats{}, {StateFormat::bf16, StateFormat::fp8, StateFormat::bf16}}) {
+TEST_CASE("offloaded state: updates in slices give the same bits as one update of the whole range") {
+    for (const StateFormats& formats : {StateFormats{}, {StateFormat::bf16, StateFormat::fp8, StateFormat::bf16}}) {
         const Updated expected = updated(formats, false, 64);
         for (const size_t slice_elements : {size_t{64}, size_t{448}, size_t{4096}}) {
             CAPTURE(slice_elements);
@@ -92,35 +92,61 @@ TEST_CASE("offloaded state: slices give the bits of the whole") {
     }
 }
 
+// While this exists, streams of the host device run as late as synchronisation allows.
+class LazyStreams {
+public:
+    LazyStreams() { swap(); }
+    ~LazyStreams() { swap(); }
+
+private:
+    void swap() {
+        synchronize(test_stream());
+#if !LLMC_CUDA
+        std::swap(host::settings().lazy_streams, other_);
+#endif
+    }
+    bool other_ = true;
+};
+
 // The copy of the first slice is as early as it can be, and the work that sets the state as late.
 TEST_CASE("offloaded state: the first copies wait for work that sets the state") {
     const stream_t stream = test_stream();
+    const LazyStreams lazy;
+    DeviceArray<float> seen(64);
+    const ParameterTable table({{"unit", {{"weight", {1, 64}, true}}}}, 1);
+    StateRing ring(ShardLayout(table, Comm::self(), {.offload_state = true}));
+    Arena arena(MemoryKind::offloaded);
+    StateArray state;
+    arena.plan(&state, 64);
+    arena.allocate();
+    ring.allocate(stream);
+    set_bytes(state.values, 0, 64 * sizeof(float), stream);
     synchronize(stream);
-#if !LLMC_CUDA
-    const bool lazy = host::settings().lazy_streams;
-    host::settings().lazy_streams = true;
-#endif
-    {
-        DeviceArray<float> seen(64);
-        const ParameterTable table({{"unit", {{"weight", {1, 64}, true}}}}, 1);
-        StateRing ring(ShardLayout(table, Comm::self(), {.offload_state = true}));
-        Arena arena(MemoryKind::offloaded);
-        StateArray state;
-        arena.plan(&state, 64);
-        arena.allocate();
-        set_bytes(state.values, 0, 64 * sizeof(float), stream);
-        synchronize(stream);
-        set_bytes(state.values, 1, 64 * sizeof(float), stream);
-        ring.allocate(stream);
-        ring.update({state}, 64, stream, [&](const StateRing::Slice& slice) {
-            synchronize(ring.to_device());
-            copy_on_device(seen.get(), slice[0].values, 64 * sizeof(float), stream);
-        });
-        ring.finish(stream);
-        synchronize(stream);
-        CHECK(same_bits(seen.download(), std::vector<float>(64, std::bit_cast<float>(0x01010101u))));
+    set_bytes(state.values, 1, 64 * sizeof(float), stream);
+    ring.state_is_set(stream);
+    ring.update({state}, 64, stream, [&](const StateRing::Slice& slice) {
+        synchronize(ring.to_device());
+        copy_on_device(seen.get(), slice[0].values, 64 * sizeof(float), stream);
+    });
+    ring.finish(stream);
+    synchronize(stream);
+    CHECK(same_bits(seen.download(), std::vector<float>(64, std::bit_cast<float>(0x01010101u))));
+}
+
+TEST_CASE("offloaded state: the first step waits for the initial weights") {
+    const LazyStreams lazy;
+    std::vector<std::vector<float>> weights[2];
+    for (const bool offload : {false, true}) {
+        TrainerConfig config = trainer_config(small_model(2, 32), 2, 32, Recompute::none);
+        config.sharding.offload_state = offload;
+        TestModel<float> test(config);
+        test.trainer.initialize(1);
+        const Batch batch = small_batch(0, 64);
+        test.begin_step();
+        test.trainer.micro_step(batch.tokens.data(), batch.targets.data());
+        test.trainer.finish_step();
+        if (offload) synchronize(test.optimizer.ring().to_device());  // copies the first slices
+        weights[offload] = all_weights(test.weights, test.stream);
     }
-#if !LLMC_CUDA
-    host::settings().lazy_streams = lazy;
-#endif
+    CHECK(same_bits(weights[0], weights[1]));
 }
