@@ -84,14 +84,6 @@ std::vector<F8> spread_codes(size_t n, uint32_t seed) {
     return codes;
 }
 
-// One tensor's scale, with the alignment that products need.
-struct Scale {
-    float value;
-    DeviceArray<float> cell;
-    explicit Scale(float inverse) : value(inverse), cell(std::vector<float>{inverse}) {}
-    const float* inv() const { return cell.get(); }
-};
-
 template <class F8>
 void check_products(int N, int C, int OC, FastAccumulation wanted) {
     CAPTURE(N);
@@ -99,38 +91,30 @@ void check_products(int N, int C, int OC, FastAccumulation wanted) {
     CAPTURE(OC);
     CAPTURE(sizeof(F8));
     const size_t n = N, c = C, oc = OC;
-    const auto x = spread_codes<e4m3>(n * c, 1), w = spread_codes<e4m3>(oc * c, 2);
-    const auto dout = spread_codes<F8>(n * oc, 3);
-    const auto x_t = transposed(x, N, C), w_t = transposed(w, OC, C);
-    const auto dout_t = transposed(dout, N, OC);
-    const auto bias = random_normal<bf16>(oc, 2.0f, 4);
-    const Scale x_scale(0.0127f), w_scale(0.0031f), dout_scale(3.3e-7f);
-    DeviceArray<e4m3> d_x(x), d_x_t(x_t), d_w(w), d_w_t(w_t);
-    DeviceArray<F8> d_dout(dout), d_dout_t(dout_t);
-    DeviceArray<bf16> d_bias(bias), out(n * oc), dinp(n * c);
-    const auto before = random_normal<float>(oc * c, 1e-6f, 5);
-    DeviceArray<float> dweight(before);
-
+    const Fp8Operands<F8> o(N, C, OC, spread_codes<e4m3>(n * c, 1), spread_codes<e4m3>(oc * c, 2),
+                            spread_codes<F8>(n * oc, 3));
     Matmul matmul(false, wanted, Fp8Scaling::tensor, Fp8Arithmetic::hopper);
-    matmul.reserve({N, C, OC});
-    matmul.forward_fp8(out, d_x, x_scale.inv(), d_w, w_scale.inv(), d_bias, N, C, OC, test_stream());
-    matmul.dgrad_fp8<F8>(dinp, d_dout, dout_scale.inv(), d_w_t, w_scale.inv(), N, C, OC, test_stream());
-    matmul.wgrad_fp8<F8>(dweight, d_dout_t, dout_scale.inv(), d_x_t, x_scale.inv(), N, C, OC, true, test_stream());
+    const auto results = o.multiply(matmul);
 
     const bool fast_forward = wanted != FastAccumulation::none, fast = wanted == FastAccumulation::all;
-    CHECK(same_bits(out.download(), rounded(sums(x, w, C, fast_forward), x_scale.value * w_scale.value, bias)));
-    CHECK(same_bits(dinp.download(), rounded(sums(dout, w_t, OC, fast), dout_scale.value * w_scale.value)));
-    std::vector<float> expected = sums(dout_t, x_t, N, fast);
-    for (size_t i = 0; i < expected.size(); i++)
-        expected[i] = before[i] + expected[i] * (dout_scale.value * x_scale.value);
-    CHECK(same_bits(dweight.download(), expected));
+    const float scale = o.x_scale.value * o.weight_scale.value;
+    const std::vector<float> forward = sums(o.x, o.weight, C, fast_forward);
+    CHECK(same_bits(results.out, rounded(forward, scale, o.bias)));
+    CHECK(same_bits(results.out_without_bias, rounded(forward, scale)));
+    CHECK(same_bits(results.dinp,
+                    rounded(sums(o.dout, o.weight_transposed, OC, fast), o.dout_scale.value * o.weight_scale.value)));
+    std::vector<float> wgrad = sums(o.dout_transposed, o.x_transposed, N, fast);
+    for (float& x : wgrad) x *= o.dout_scale.value * o.x_scale.value;
+    CHECK(same_bits(results.dweight, wgrad));
+    for (float& x : wgrad) x += x;
+    CHECK(same_bits(results.dweight_twice, wgrad));
 }
 
 // forward (N, OC) with unit scales.
 std::vector<bf16> forward(const std::vector<e4m3>& x, const std::vector<e4m3>& w, int C, Fp8Arithmetic arithmetic,
                           FastAccumulation fast = FastAccumulation::forward) {
     const int N = static_cast<int>(x.size()) / C, OC = static_cast<int>(w.size()) / C;
-    const Scale one(1);
+    const TensorScale one(1);
     DeviceArray<e4m3> d_x(x), d_w(w);
     DeviceArray<bf16> out(static_cast<size_t>(N) * OC);
     Matmul matmul(false, fast, Fp8Scaling::tensor, arithmetic);

@@ -54,8 +54,12 @@ TEST_CASE_TEMPLATE("a product is scaled and added to another matrix, and rounded
     matmul.reserve({N, C, OC});
     DeviceArray<Real> d_inp(inp), d_weight(weight), d_addend(addend), out(out_size);
     const Product product{Product::forward, operand_type<Real>, N, C, OC, false, false};
-    ProductTensors tensors{out.get(), d_inp.get(), d_weight.get()};
-    tensors.addend = d_addend.get(), tensors.factor = 2.0f, tensors.addend_factor = -3.0f;
+    const ProductTensors tensors{.result = out.get(),
+                                 .first = d_inp.get(),
+                                 .second = d_weight.get(),
+                                 .addend = d_addend.get(),
+                                 .factor = 2,
+                                 .addend_factor = -3};
     matmul.multiply(product, tensors, test_stream());
     // Twice the product is exact, and so is three times a BF16 number in FP32.
     std::vector<double> doubled = to_doubles(weight), tripled = to_doubles(addend);
@@ -139,7 +143,7 @@ TEST_CASE("products are counted by operand type") {
     CHECK(matmul.counts().bf16 == 0);
 }
 
-TEST_CASE("what a product cannot do is refused with its shape, and not counted") {
+TEST_CASE("a product with a shape or a pointer that it cannot have is refused, and not counted") {
     const int n = 16;
     DeviceArray<bf16> x(2 * n * n), y(2 * n * n);
     Matmul matmul(false);

@@ -109,7 +109,7 @@ TEST_CASE("products with block scales equal FP64 products of the dequantized ope
     }
 }
 
-TEST_CASE("products with block scales refuse what has no whole blocks") {
+TEST_CASE("products with block scales refuse dimensions that do not divide into blocks") {
     test_stream();
     if (!device_info().has_fp8) return;
     DeviceArray<e4m3> a(128 * 128), b(128 * 128);

@@ -17,64 +17,31 @@ bool no_fp8() {
     return !device_info().has_fp8;
 }
 
-// One tensor's scale as the kernels leave it on the device.
-struct Scale {
-    float value;
-    DeviceArray<Fp8State> state;
-    explicit Scale(float scale_inv) : value(scale_inv), state(std::vector<Fp8State>{with(scale_inv)}) {}
-    static Fp8State with(float scale_inv) {
-        Fp8State state = {};
-        state.scale_inv = scale_inv;
-        state.scale = NAN;  // products must not use it
-        return state;
-    }
-    void set(float scale_inv) {
-        value = scale_inv;
-        state.upload({with(scale_inv)});
-    }
-    const float* inv() const { return &state.get()->scale_inv; }
-};
-
 template <class F8>
 void check_products(int N, int C, int OC, FastAccumulation fast = FastAccumulation::none) {
     CAPTURE(N);
     CAPTURE(C);
     CAPTURE(OC);
     CAPTURE(sizeof(F8));
-    const size_t inp_size = static_cast<size_t>(N) * C, weight_size = static_cast<size_t>(OC) * C;
-    const size_t out_size = static_cast<size_t>(N) * OC;
-    const std::vector<e4m3> inp = random_normal<e4m3>(inp_size, 100.0f, 1),
-                            weight = random_normal<e4m3>(weight_size, 60.0f, 2);
-    const std::vector<F8> dout = random_normal<F8>(out_size, 130.0f, 3);
-    const std::vector<bf16> bias = random_normal<bf16>(OC, 2.0f, 4);
-    const std::vector<e4m3> weight_t = transposed(weight, OC, C), inp_t = transposed(inp, N, C);
-    const std::vector<F8> dout_t = transposed(dout, N, OC);
-    const Scale inp_scale(0.0127f), weight_scale(0.0031f), dout_scale(3.3e-7f);
-
+    const size_t n = N, c = C, oc = OC;
+    const Fp8Operands<F8> o(N, C, OC, random_normal<e4m3>(n * c, 100.0f, 1), random_normal<e4m3>(oc * c, 60.0f, 2),
+                            random_normal<F8>(n * oc, 130.0f, 3));
     Matmul matmul(false, fast);
-    matmul.reserve({N, C, OC});
-    DeviceArray<e4m3> d_inp(inp), d_weight(weight), d_weight_t(weight_t), d_inp_t(inp_t);
-    DeviceArray<F8> d_dout(dout), d_dout_t(dout_t);
-    DeviceArray<bf16> d_bias(bias), out(out_size), out_plain(out_size), dinp(inp_size);
-    DeviceArray<float> dweight(weight_size);
-    matmul.forward_fp8(out, d_inp, inp_scale.inv(), d_weight, weight_scale.inv(), d_bias, N, C, OC, test_stream());
-    matmul.forward_fp8(out_plain, d_inp, inp_scale.inv(), d_weight, weight_scale.inv(), nullptr, N, C, OC,
-                       test_stream());
-    matmul.dgrad_fp8<F8>(dinp, d_dout, dout_scale.inv(), d_weight_t, weight_scale.inv(), N, C, OC, test_stream());
-    matmul.wgrad_fp8<F8>(dweight, d_dout_t, dout_scale.inv(), d_inp_t, inp_scale.inv(), N, C, OC, false, test_stream());
+    const auto results = o.multiply(matmul);
 
-    const std::vector<double> x = to_doubles(inp), w = to_doubles(weight), d_t = to_doubles(dout_t);
-    const double u = fp8_unit();
-    const ExactSums forward(x, w, C, static_cast<double>(inp_scale.value) * weight_scale.value),
-        dgrad(to_doubles(dout), to_doubles(weight_t), OC, static_cast<double>(dout_scale.value) * weight_scale.value),
-        wgrad(d_t, to_doubles(inp_t), N, static_cast<double>(dout_scale.value) * inp_scale.value);
-    CHECK(part_of_allowed(out_plain.download(), forward, u) <= 1);
-    CHECK(part_of_allowed(out.download(), forward.plus(to_doubles(bias)), u) <= 1);
-    CHECK(part_of_allowed(dinp.download(), dgrad, u) <= 1);
-    CHECK(part_of_allowed(dweight.download(), wgrad, u) <= 1);
-
-    matmul.wgrad_fp8<F8>(dweight, d_dout_t, dout_scale.inv(), d_inp_t, inp_scale.inv(), N, C, OC, true, test_stream());
-    CHECK(part_of_allowed(dweight.download(), wgrad.twice(), u) <= 1);
+    const double u = fp8_unit(), x_scale = o.x_scale.value, weight_scale = o.weight_scale.value,
+                 dout_scale = o.dout_scale.value;
+    const ExactSums forward(to_doubles(o.x), to_doubles(o.weight), C, x_scale * weight_scale),
+        dgrad(to_doubles(o.dout), to_doubles(o.weight_transposed), OC, dout_scale * weight_scale),
+        wgrad(to_doubles(o.dout_transposed), to_doubles(o.x_transposed), N, dout_scale * x_scale);
+    CHECK(part_of_allowed(results.out_without_bias, forward, u) <= 1);
+    CHECK(part_of_allowed(results.out, forward.plus(to_doubles(o.bias)), u) <= 1);
+    CHECK(part_of_allowed(results.dinp, dgrad, u) <= 1);
+    CHECK(part_of_allowed(results.dweight, wgrad, u) <= 1);
+    CHECK(part_of_allowed(results.dweight_twice, wgrad.twice(), u) <= 1);
+    CHECK(matmul.counts().fp8 == 5);
+    CHECK(matmul.counts().bf16 == 0);
+    if (Matmul::emulated_because(Fp8Scaling::tensor).empty()) CHECK(matmul.counts().emulated == 0);
 }
 
 // All 256 codes, with non-finite ones replaced by zero.
@@ -94,6 +61,28 @@ std::vector<e4m3> identity16() {
     return values;
 }
 
+// Multiplies codes (16, 16) by the identity.
+struct TimesIdentity {
+    TensorScale scale{1}, identity_scale{1};
+    DeviceArray<e4m3> identity{identity16()};
+    Matmul matmul{false};
+
+    TimesIdentity() { matmul.reserve({16, 16, 16}); }
+    std::vector<bf16> forward(const std::vector<e4m3>& codes) {
+        DeviceArray<e4m3> x(codes);
+        DeviceArray<bf16> out(256);
+        matmul.forward_fp8(out, x, scale.inv(), identity, identity_scale.inv(), nullptr, 16, 16, 16, test_stream());
+        return out.download();
+    }
+    std::vector<float> wgrad(const std::vector<e5m2>& codes) {
+        DeviceArray<e5m2> dout(codes);
+        DeviceArray<float> dweight(256);
+        matmul.wgrad_fp8<e5m2>(dweight, dout, scale.inv(), identity, identity_scale.inv(), 16, 16, 16, false,
+                               test_stream());
+        return dweight.download();
+    }
+};
+
 }  // namespace
 
 TEST_CASE("FP8 products equal FP64 products of the dequantized operands, for both types of gradients") {
@@ -110,58 +99,31 @@ TEST_CASE("FP8 products equal FP64 products of the dequantized operands, for bot
 
 TEST_CASE("every FP8 code has its exact value in a product") {
     if (no_fp8()) return;
-    const int n = 16;
-    const std::vector<e4m3> codes = all_codes<e4m3>();
-    const std::vector<e5m2> gradients = all_codes<e5m2>();
-    DeviceArray<e4m3> d_codes(codes), d_identity(identity16());
-    DeviceArray<e5m2> d_gradients(gradients);
-    DeviceArray<bf16> out(n * n);
-    DeviceArray<float> dweight(n * n);
-    const Scale one(1.0f);
-    Matmul matmul(false);
-    matmul.reserve({n, n, n});
-    matmul.forward_fp8(out, d_codes, one.inv(), d_identity, one.inv(), nullptr, n, n, n, test_stream());
-    matmul.wgrad_fp8<e5m2>(dweight, d_gradients, one.inv(), d_identity, one.inv(), n, n, n, false, test_stream());
-    CHECK(to_doubles(out.download()) == to_doubles(codes));
-    CHECK(to_doubles(dweight.download()) == to_doubles(gradients));
+    TimesIdentity times;
+    CHECK(to_doubles(times.forward(all_codes<e4m3>())) == to_doubles(all_codes<e4m3>()));
+    CHECK(to_doubles(times.wgrad(all_codes<e5m2>())) == to_doubles(all_codes<e5m2>()));
 }
 
 TEST_CASE("a NaN in an operand reaches the result") {
     if (no_fp8()) return;
-    const int n = 16;
-    std::vector<e4m3> codes(n * n, to_e4m3(1.0f));
-    codes[5 * n + 3] = e4m3{kFp8NaN};
-    DeviceArray<e4m3> d_codes(codes), d_identity(identity16());
-    DeviceArray<bf16> out(n * n);
-    const Scale one(1.0f);
-    Matmul matmul(false);
-    matmul.reserve({n, n, n});
-    matmul.forward_fp8(out, d_codes, one.inv(), d_identity, one.inv(), nullptr, n, n, n, test_stream());
-    const std::vector<bf16> result = out.download();
-    for (int i = 0; i < n * n; i++) CHECK(std::isnan(to_float(result[i])) == (i / n == 5));
+    std::vector<e4m3> codes(256, to_e4m3(1.0f));
+    codes[5 * 16 + 3] = e4m3{kFp8NaN};
+    const std::vector<bf16> result = TimesIdentity().forward(codes);
+    for (int i = 0; i < 256; i++) CHECK(std::isnan(to_float(result[i])) == (i / 16 == 5));
 }
 
 TEST_CASE("scales are read when the product runs, not when its plan is made") {
     if (no_fp8()) return;
-    const int n = 16;
     const std::vector<e4m3> codes = all_codes<e4m3>();
-    DeviceArray<e4m3> d_codes(codes), d_identity(identity16());
-    DeviceArray<bf16> out(n * n);
-    Scale inp_scale(1.0f), weight_scale(1.0f);
-    Matmul matmul(false);
-    matmul.reserve({n, n, n});
-    const auto multiply = [&] {
-        matmul.forward_fp8(out, d_codes, inp_scale.inv(), d_identity, weight_scale.inv(), nullptr, n, n, n,
-                           test_stream());
-    };
-    multiply();
-    for (const auto& [inp_inv, weight_inv] : {std::pair{2.0f, 8.0f}, std::pair{0.25f, 1.0f}, std::pair{1.0f, 0.5f}}) {
-        inp_scale.set(inp_inv);
-        weight_scale.set(weight_inv);
-        multiply();
+    TimesIdentity times;
+    times.forward(codes);
+    for (const auto& [scale_inv, identity_inv] :
+         {std::pair{2.0f, 8.0f}, std::pair{0.25f, 1.0f}, std::pair{1.0f, 0.5f}}) {
+        times.scale.set(scale_inv);
+        times.identity_scale.set(identity_inv);
         std::vector<double> expected = to_doubles(codes);
-        for (double& e : expected) e *= static_cast<double>(inp_inv * weight_inv);
-        CHECK(to_doubles(out.download()) == expected);
+        for (double& e : expected) e *= static_cast<double>(scale_inv * identity_inv);
+        CHECK(to_doubles(times.forward(codes)) == expected);
     }
 }
 
@@ -171,7 +133,7 @@ TEST_CASE("an FP8 product repeated has the same bits, in another buffer too") {
     const std::vector<e4m3> inp = random_normal<e4m3>(N * C, 50.0f, 1), weight = random_normal<e4m3>(OC * C, 50.0f, 2);
     DeviceArray<e4m3> d_inp(inp), shifted_inp(N * C + 16), d_weight(weight);
     DeviceArray<bf16> out(N * OC), again(N * OC + 8);
-    const Scale inp_scale(0.013f), weight_scale(0.7f);
+    const TensorScale inp_scale(0.013f), weight_scale(0.7f);
     Matmul matmul(false);
     matmul.reserve({N, C, OC});
     copy_on_device(shifted_inp + 16, d_inp, N * C, test_stream());
@@ -182,13 +144,13 @@ TEST_CASE("an FP8 product repeated has the same bits, in another buffer too") {
     CHECK(std::memcmp(first.data(), second.data() + 8, first.size() * sizeof(bf16)) == 0);
 }
 
-TEST_CASE("what an FP8 product cannot do is refused with the value, and not counted") {
+TEST_CASE("an FP8 product with a shape, scale or pointer that it cannot have is refused, and not counted") {
     if (no_fp8()) return;
     const int n = 32;
     DeviceArray<e4m3> x(n * n + 16);
     DeviceArray<bf16> out(n * n);
     DeviceArray<float> dweight(n * n), cells(8);
-    const Scale one(1.0f);
+    const TensorScale one(1);
     Matmul matmul(false);
     const auto forward = [&](int N, int C, int OC, const float* inp_inv, const float* weight_inv) {
         matmul.forward_fp8(out, x, inp_inv, x, weight_inv, nullptr, N, C, OC, test_stream());
@@ -217,28 +179,7 @@ TEST_CASE("what an FP8 product cannot do is refused with the value, and not coun
     CHECK(matmul.counts().fp8 == 0);
 }
 
-TEST_CASE("FP8 products are counted as such") {
-    if (no_fp8()) return;
-    const int n = 16;
-    DeviceArray<e4m3> x(identity16());
-    DeviceArray<e5m2> gradient(all_codes<e5m2>());
-    DeviceArray<bf16> out(n * n);
-    DeviceArray<float> dweight(n * n);
-    const Scale one(1.0f);
-    Matmul matmul(false);
-    matmul.reserve({n, n, n});
-    matmul.forward_fp8(out, x, one.inv(), x, one.inv(), nullptr, n, n, n, test_stream());
-    matmul.dgrad_fp8<e5m2>(out, gradient, one.inv(), x, one.inv(), n, n, n, test_stream());
-    matmul.dgrad_fp8<e4m3>(out, x, one.inv(), x, one.inv(), n, n, n, test_stream());
-    matmul.wgrad_fp8<e5m2>(dweight, gradient, one.inv(), x, one.inv(), n, n, n, false, test_stream());
-    matmul.forward<bf16>(out, out, out, nullptr, n, n, n, test_stream());
-    CHECK(matmul.counts().fp8 == 4);
-    if (Matmul::emulated_because(Fp8Scaling::tensor).empty()) CHECK(matmul.counts().emulated == 0);
-    CHECK(matmul.counts().bf16 == 1);
-    CHECK(matmul.counts().fp32 == 0);
-}
-
-TEST_CASE("planned_bytes foretells reserved_bytes") {
+TEST_CASE("planned_bytes() predicts reserved_bytes()") {
     test_stream();
     std::vector<Matmul::LinearShape> shapes = {{64, 32, 96}, {64, 128, 32}, {16, 32, 1008}};
     std::vector<size_t> planned;

@@ -42,7 +42,8 @@ TEST_CASE("product support: blocks of 128 are Hopper's from CUDA 12.9 on, MX is 
     }
 }
 
-TEST_CASE("product support: header and library both have to have it, and the reason names what is missing") {
+TEST_CASE(
+    "product support: header and library must both support a product, and the reason names the one that does not") {
     CHECK(
         why_not_native(Fp8Scaling::block, {130100, 130100}, 89) ==
         "cuBLASLt has FP8 matmuls with one scale per 128 elements on GPUs of compute capability 9.0 (Hopper); this one "
@@ -57,7 +58,7 @@ TEST_CASE("product support: header and library both have to have it, and the rea
     CHECK(lt_version_text(120903) == "12.9.3");
 }
 
-TEST_CASE("product support: the note on a refused product names shape, types and what is done") {
+TEST_CASE("product support: the note on a refused product names its shape, its types and the remedy") {
     const Product product{Product::dgrad, OperandType::e5m2_e4m3, 1024, 768, 2304, false, false};
     CHECK(emulation_note(product, "cuBLASLt refuses it") ==
           "note: matmul dgrad e5m2 x e4m3 N=1024 C=768 OC=2304: cuBLASLt refuses it; the same values are multiplied in "
@@ -115,7 +116,7 @@ TEST_CASE("product way: emulation comes after the last algorithm, and stays") {
     }
 }
 
-TEST_CASE("product way: without emulation there is an end") {
+TEST_CASE("product way: a product without emulation fails after the last algorithm") {
     ProductWay way(2, false);
     Library library{{0, 1}, {}};
     CHECK_FALSE(library.make(way));

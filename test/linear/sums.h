@@ -1,8 +1,9 @@
-// Exact sums of products and how far a computed one may be from them.
+// Exact sums of products and how far a computed one may be from them, and the operands of FP8 products.
 #pragma once
 #include <cmath>
 #include <vector>
 
+#include "llmc/linear/matmul.h"
 #include "test/kernel_test.h"
 
 namespace llmc::test {
@@ -84,5 +85,71 @@ std::vector<T> transposed(const std::vector<T>& values, int rows, int columns) {
             result[static_cast<size_t>(c) * rows + r] = values[static_cast<size_t>(r) * columns + c];
     return result;
 }
+
+// The scale of a tensor as casts leave it on the device.
+struct TensorScale {
+    float value;
+    DeviceArray<Fp8State> state{1};
+
+    explicit TensorScale(float scale_inv) { set(scale_inv); }
+    void set(float scale_inv) {
+        value = scale_inv;
+        Fp8State on_device = {};
+        on_device.scale_inv = scale_inv;
+        on_device.scale = NAN;  // products must not use it
+        state.upload({on_device});
+    }
+    const float* inv() const { return &state.get()->scale_inv; }
+};
+
+// The codes of a linear layer's operands in both layouts, and their scales.
+template <class F8>  // the type of dout
+struct Fp8Operands {
+    int N, C, OC;
+    std::vector<e4m3> x, weight, x_transposed, weight_transposed;
+    std::vector<F8> dout, dout_transposed;
+    std::vector<bf16> bias;
+    TensorScale x_scale{0.0127f}, weight_scale{0.0031f}, dout_scale{3.3e-7f};
+
+    Fp8Operands(int N_, int C_, int OC_, const std::vector<e4m3>& x_, const std::vector<e4m3>& weight_,
+                const std::vector<F8>& dout_)
+        : N(N_),
+          C(C_),
+          OC(OC_),
+          x(x_),
+          weight(weight_),
+          x_transposed(transposed(x, N, C)),
+          weight_transposed(transposed(weight, OC, C)),
+          dout(dout_),
+          dout_transposed(transposed(dout, N, OC)),
+          bias(random_normal<bf16>(OC, 2.0f, 4)) {}
+
+    struct Results {
+        std::vector<bf16> out, out_without_bias, dinp;
+        std::vector<float> dweight, dweight_twice;  // the second one is added to the first
+    };
+    Results multiply(Matmul& matmul) const {
+        const stream_t stream = test_stream();
+        DeviceArray<e4m3> d_x(x), d_weight(weight), d_x_transposed(x_transposed),
+            d_weight_transposed(weight_transposed);
+        DeviceArray<F8> d_dout(dout), d_dout_transposed(dout_transposed);
+        DeviceArray<bf16> d_bias(bias), out(dout.size()), out_without_bias(dout.size()), dinp(x.size());
+        DeviceArray<float> dweight(weight.size());
+        matmul.reserve({N, C, OC});
+        const auto forward = [&](bf16* to, const bf16* with_bias) {
+            matmul.forward_fp8(to, d_x, x_scale.inv(), d_weight, weight_scale.inv(), with_bias, N, C, OC, stream);
+        };
+        const auto wgrad = [&](bool accumulate) {
+            matmul.wgrad_fp8<F8>(dweight, d_dout_transposed, dout_scale.inv(), d_x_transposed, x_scale.inv(), N, C, OC,
+                                 accumulate, stream);
+            return dweight.download();
+        };
+        forward(out, d_bias);
+        forward(out_without_bias, nullptr);
+        matmul.dgrad_fp8<F8>(dinp, d_dout, dout_scale.inv(), d_weight_transposed, weight_scale.inv(), N, C, OC, stream);
+        const std::vector<float> first = wgrad(false);
+        return {out.download(), out_without_bias.download(), dinp.download(), first, wgrad(true)};
+    }
+};
 
 }  // namespace llmc::test
