@@ -69,7 +69,8 @@ std::vector<MuonMatrix> plan_muon(const ParameterTable& table, int ranks) {
     return matrices;
 }
 
-std::string describe(const std::vector<MuonMatrix>& matrices) {
+// One line per matrix with its round and owner.
+static std::string describe(const std::vector<MuonMatrix>& matrices) {
     std::string text;
     for (const MuonMatrix& m : matrices)
         text += fmt::format("unit {} element {}, {} x {}, round {} on rank {}\n", m.unit, m.begin, m.rows, m.columns,
@@ -108,10 +109,12 @@ Real* NewtonSchulz<Real>::run(Matmul& matmul, int m, int n, stream_t stream) con
     Real *x = x_, *next = next_;
     const auto combined = [](Real* result, const Real* first, const Real* second, const Real* addend, double factor,
                              double addend_factor) {
-        ProductTensors tensors{result, first, second};
-        tensors.addend = addend;
-        tensors.factor = static_cast<float>(factor), tensors.addend_factor = static_cast<float>(addend_factor);
-        return tensors;
+        return ProductTensors{.result = result,
+                              .first = first,
+                              .second = second,
+                              .addend = addend,
+                              .factor = static_cast<float>(factor),
+                              .addend_factor = static_cast<float>(addend_factor)};
     };
     for (const NewtonSchulzStep& step : steps_.steps) {
         matmul.multiply(product[0], {a_, x, x}, stream);                                         // A = X X^T
@@ -132,7 +135,7 @@ namespace {
 constexpr size_t kNone = ~size_t{0};
 
 // The elements that a piece occupies in a message: each piece begins at a multiple of 16 bytes.
-size_t padded(size_t count) { return (count + 7) / 8 * 8; }
+size_t padded(size_t count) { return round_up(count, kAlignment); }
 
 template <class Real>
 std::vector<Matmul::LinearShape> shapes_of(const std::vector<MuonMatrix>& matrices) {

@@ -52,9 +52,6 @@ size_t muon_elements(const ParameterTable& table, size_t unit);
 // work so far; ties go to the lower index.
 std::vector<MuonMatrix> plan_muon(const ParameterTable& table, int ranks);
 
-// One line per matrix with its round and owner. The ranks compare this text.
-std::string describe(const std::vector<MuonMatrix>& matrices);
-
 // ---- Newton-Schulz iteration ----------------------------------------------------------------------------------------
 // It computes a matrix with the same singular vectors and singular values near 1, using only matrix products.
 
