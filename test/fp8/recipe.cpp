@@ -60,7 +60,7 @@ TEST_CASE("--fp8-layers: examples") {
     CHECK(refusal("lm_heads").find("lm_head") != std::string::npos);
 }
 
-TEST_CASE("--fp8-layers refuses what it does not know, naming it") {
+TEST_CASE("--fp8-layers refuses unknown layers and names them") {
     for (const std::string& text :
          split("|,|all,|all,,-first|none,-|none,+|all,-lm_heads|all,-block4|all,block|all,-block1.|"
                "all,-block1.up|all,-block-1|all,-block-0|all,-blockone|all,-block1x|all,-block99999999999|all -first|"
@@ -75,7 +75,7 @@ TEST_CASE("--fp8-layers refuses what it does not know, naming it") {
     CHECK(refusal("all,-block3") == "");
 }
 
-TEST_CASE("--fp8-layers: random lists against a set") {
+TEST_CASE("--fp8-layers: random lists of terms give the same layers as a plain set") {
     std::mt19937 engine(7);
     for (int round = 0; round < 300; round++) {
         const int blocks = 1 + static_cast<int>(engine() % 12);
@@ -108,7 +108,7 @@ TEST_CASE("--fp8-layers: random lists against a set") {
     }
 }
 
-TEST_CASE("--fp8-fallback: what it takes, and what it refuses") {
+TEST_CASE("--fp8-fallback: accepted and refused values") {
     CHECK(fp8_fallback_from_text("off").steps == 0);
     const Fp8FallbackRule rule = fp8_fallback_from_text("0.01,0.5,10");
     CHECK(rule.saturated == 0.01f);
@@ -122,7 +122,7 @@ TEST_CASE("--fp8-fallback: what it takes, and what it refuses") {
     }
 }
 
-TEST_CASE("--fp8-until: what it takes, and what it refuses") {
+TEST_CASE("--fp8-until: accepted and refused values") {
     CHECK(fp8_until_from_text("off").step(1000) == Fp8Until::kNever);
     CHECK(fp8_until_from_text("9400").step(1000) == 9400);
     CHECK(fp8_until_from_text("94%").step(1000) == 940);

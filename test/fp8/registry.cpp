@@ -7,6 +7,23 @@
 using namespace llmc;
 using namespace llmc::test;
 
+namespace {
+
+// A registry with its memory.
+struct AllocatedRegistry : Fp8Registry {
+    Arena arena{MemoryKind::activations};
+
+    AllocatedRegistry(const Fp8Config& config, const std::vector<std::string>& layers)
+        : Fp8Registry(config, Comm::self()) {
+        for (const std::string& layer : layers) add(layer);
+        plan(arena);
+        arena.allocate();
+        allocate(test_stream());
+    }
+};
+
+}  // namespace
+
 TEST_CASE("fp8 registry: a layer has three tensors, numbered in the order in which layers were added") {
     Fp8Registry registry({}, Comm::self());
     CHECK(registry.add("h.0.up") == 0);
@@ -21,12 +38,8 @@ TEST_CASE("fp8 registry: a layer has three tensors, numbered in the order in whi
     CHECK_THROWS_WITH_AS(registry.find("h.0.up"), "no FP8 tensor is called h.0.up", Error);
 }
 
-TEST_CASE("fp8 registry: without layers it costs nothing and says that nothing is bad") {
-    Fp8Registry registry({}, Comm::self());
-    Arena arena(MemoryKind::activations);
-    registry.plan(arena);
-    arena.allocate();
-    registry.allocate(test_stream());
+TEST_CASE("fp8 registry: without layers it does nothing and reports no bad tensor") {
+    AllocatedRegistry registry({}, {});
     registry.check(test_stream());
     registry.finish_step(nullptr, test_stream());
     registry.clear_counts(test_stream());
@@ -34,7 +47,7 @@ TEST_CASE("fp8 registry: without layers it costs nothing and says that nothing i
     CHECK(read_back(registry.bad_flag(), test_stream()) == 0);
 }
 
-TEST_CASE("fp8 registry: scales for blocks fix what does not apply to them, and never fall back") {
+TEST_CASE("fp8 registry: block scales fix the settings that do not apply to them, and refuse a fallback rule") {
     Fp8Config config;
     config.recipe = Fp8Recipe::block;
     config.history = 16;
@@ -48,15 +61,10 @@ TEST_CASE("fp8 registry: scales for blocks fix what does not apply to them, and 
     CHECK_THROWS_AS(Fp8Registry(config, Comm::self()), Error);
 }
 
-TEST_CASE("fp8 registry: a layer leaves once, two steps after it has lost too much, and is named by its first tensor") {
+TEST_CASE("fp8 registry: a layer leaves once, two steps after it lost too many values, with the first such tensor") {
     Fp8Config config;
     config.fallback = {0.25f, 1.0f, 1};
-    Fp8Registry registry(config, Comm::self());
-    for (const char* layer : {"a", "b"}) registry.add(layer);
-    Arena arena(MemoryKind::activations);
-    registry.plan(arena);
-    arena.allocate();
-    registry.allocate(test_stream());
+    AllocatedRegistry registry(config, {"a", "b"});
     Fp8State* states = const_cast<Fp8State*>(registry.states());
     for (int step = 0; step < 4; step++) {
         CAPTURE(step);
@@ -83,12 +91,7 @@ TEST_CASE("fp8 registry: a layer leaves once, two steps after it has lost too mu
 TEST_CASE("fp8 registry: a value that is not finite spoils the scale of one evaluation, not of the next") {
     Fp8Config config;
     config.recipe = Fp8Recipe::current;
-    Fp8Registry registry(config, Comm::self());
-    registry.add("a");
-    Arena arena(MemoryKind::activations);
-    registry.plan(arena);
-    arena.allocate();
-    registry.allocate(test_stream());
+    AllocatedRegistry registry(config, {"a"});
     Fp8State* const state = registry.evaluation_state(0, Fp8Role::x);
     DeviceArray<e4m3> codes(16 * 16);
     const auto scale_for = [&](float value) {

@@ -114,7 +114,8 @@ struct Table {
             Fp8State want = expected[i].state;
             ok = ok && std::fabs(now[i].scale - want.scale) <= 2.5e-7f * want.scale &&
                  now[i].scale_inv == 1.0f / now[i].scale && (!config.pow2_scales || now[i].scale == want.scale);
-            want.scale = now[i].scale, want.scale_inv = now[i].scale_inv;
+            want.scale = now[i].scale;
+            want.scale_inv = now[i].scale_inv;
             ok = ok && same_state(now[i], want);
             expected[i].state = want;  // an ulp must not accumulate
             count += !ok;
@@ -191,7 +192,7 @@ TEST_CASE("the largest value of a tensor just fits") {
         }
 }
 
-TEST_CASE("random steps against the simulation") {
+TEST_CASE("random steps give the states and histories of a simulation") {
     std::mt19937 engine(5);
     for (const Fp8Config& config : configurations()) {
         CAPTURE(config.history);
@@ -265,7 +266,7 @@ TEST_CASE("a gradient's scale does not move out of FP32") {
     for (size_t i = 0; i < kTensors; i++) CHECK(after[i].scale == before[i].scale);
 }
 
-TEST_CASE("an outlier leaves the window after its length in steps, and not by way of steps that do not count") {
+TEST_CASE("an outlier leaves the window after its length in steps; steps without a usable amax do not count") {
     Fp8Config config;
     config.history = 3;
     Table t(config);
@@ -301,7 +302,7 @@ TEST_CASE("weights have no history: finish_step leaves their scale") {
     }
 }
 
-TEST_CASE("fp8_set_current changes its range alone, and no tensor with non-finite values") {
+TEST_CASE("fp8_set_current changes only its range, and no scale of a tensor with non-finite values") {
     Table t(Fp8Config{});
     t.change([](Fp8State& s, int i) { s.amax_now = 2.0f, s.amax = 1.0f, s.bad = i % 5 == 0; });
     t.set_current(4, 13);
@@ -332,7 +333,7 @@ TEST_CASE("an amax that is not finite marks its tensor as bad and changes nothin
     }
 }
 
-TEST_CASE("fp8_any_bad finds any one tensor") {
+TEST_CASE("fp8_any_bad finds a bad tensor at any index") {
     for (const int count : {1, 31, 300}) {
         DeviceArray<int> flag(1);
         std::vector<Fp8State> none(static_cast<size_t>(count));
@@ -388,7 +389,7 @@ TEST_CASE("fp8_reset and fp8_clear_counts") {
 }
 
 // The rule of --fp8-fallback, written a second time, on random counts.
-TEST_CASE("fp8 fallback: streaks and verdicts are those of a simulation") {
+TEST_CASE("fp8 fallback: streaks and verdicts equal those of a simulation") {
     constexpr int kCount = 301, kSteps = 60;
     const Fp8FallbackRule rule{0.25f, 0.5f, 3};
     std::mt19937 random(5);

@@ -76,7 +76,7 @@ double norm_of(const std::vector<float>& values) {
 
 }  // namespace
 
-TEST_CASE("clipping: each kind bounds what it says, at any loss scale, and the norm is that before") {
+TEST_CASE("clipping: each kind bounds its quantity at any loss scale, and the reported norm is from before") {
     double whole = 0;
     std::vector<std::vector<float>> gradients;
     for (size_t i = 0; i < 4; i++) {
@@ -110,7 +110,7 @@ TEST_CASE("clipping: each kind bounds what it says, at any loss scale, and the n
     }
 }
 
-TEST_CASE("clipping: takes memory where it has something to do") {
+TEST_CASE("clipping: only a bound by tensor takes memory") {
     const ParameterTable table(units(), 1);
     Gradients gradients{ShardLayout(table, Comm::self())};
     CHECK(Clipping(gradients, ClipKind::norm, 1).bytes() == 0);

@@ -427,7 +427,7 @@ double step_error(const StepOptions& run, const StepOptions& reference) {
 
 }  // namespace
 
-TEST_CASE("Muon's whole step is the published one, with every setting") {
+TEST_CASE("Muon's whole step is the published algorithm, with every setting") {
     std::vector<StepOptions> all(1);
     const auto add = [&](auto&& change) {
         StepOptions o;
@@ -455,7 +455,7 @@ TEST_CASE("Muon's whole step is the published one, with every setting") {
     }
 }
 
-TEST_CASE_TEMPLATE("Q, K and V, gate and up are updated as if they were tensors of their own", Real, float, bf16) {
+TEST_CASE_TEMPLATE("Q, K and V, gate and up are updated as if they were separate tensors", Real, float, bf16) {
     for (const OptimizerKind kind : {OptimizerKind::muon, OptimizerKind::normuon, OptimizerKind::muoneq}) {
         StepOptions fused, apart;
         fused.kind = apart.kind = kind;
@@ -481,7 +481,7 @@ TEST_CASE("fused tensors are split in every architecture, and every matrix of th
     }
 }
 
-TEST_CASE("moments: a unit without tensors keeps nothing") {
+TEST_CASE("moments: a unit without tensors needs no memory") {
     std::vector<Unit> units = units_of(true);
     units.push_back({"empty", {}});
     const ParameterTable table(units, 1);
@@ -491,7 +491,7 @@ TEST_CASE("moments: a unit without tensors keeps nothing") {
     CHECK(moments.bytes() >= table.count() * sizeof(float));
 }
 
-TEST_CASE("Muon's plan: all ranks have work, no more than their part and one matrix, and bad tables are refused") {
+TEST_CASE("Muon's plan: every rank has work, at most its share plus one matrix, and bad tables are refused") {
     std::vector<Unit> units(14);
     units[0] = {"embedding", {{"wte", {64, 64}, true}}};
     units[13] = {"final", {{"norm", {64}, false}}};

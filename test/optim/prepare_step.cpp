@@ -163,7 +163,7 @@ TEST_CASE("one NaN or Inf among the gradients skips the step and leaves every te
     CHECK(same_bits(all_tensors(trainer), before));
 }
 
-TEST_CASE("a non-finite loss skips the step too, and a run goes on after skips as if they had not been") {
+TEST_CASE("a non-finite loss skips the step too, and skipped steps leave no trace in later ones") {
     Trainer plain, skipping;
     plain.step(gradient(0, 0), gradient(1, 0));
     skipping.step(gradient(0, 0), gradient(1, 0));
@@ -203,7 +203,7 @@ TEST_CASE("a value that was not finite before its cast to FP8 skips the step, th
     CHECK(state.consecutive_skips == 0);
 }
 
-TEST_CASE("a spike that is to be skipped leaves every tensor as it was; one that is not is applied") {
+TEST_CASE("with --skip-spikes a spike leaves every tensor as it was; without it the step is applied") {
     for (const bool skip : {false, true}) {
         Trainer trainer;
         SpikeState limits = {};
@@ -223,7 +223,7 @@ TEST_CASE("a spike that is to be skipped leaves every tensor as it was; one that
     }
 }
 
-TEST_CASE("a run with a dynamic loss scale has the bits of one without, but for the steps it skips") {
+TEST_CASE("a run with a dynamic loss scale has the same bits as one without, except for skipped steps") {
     Trainer plain, scaled;
     plain.clip = scaled.clip = 1.0;
     const LossScaleConfig config{true, 65536.0f, 2, 16777216.0f, 1.0f};

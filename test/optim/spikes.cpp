@@ -91,7 +91,7 @@ TEST_CASE("spikes: limits are mean + 6 sigma of the last 128 values, none below 
     }
 }
 
-TEST_CASE("spikes: silent after 63 values, seen after 64, each of loss and norm by itself") {
+TEST_CASE("spikes: not detected after 63 values, detected after 64, in loss and norm separately") {
     for (const int count : {63, 64, 127, 128, 129, 200}) {
         CAPTURE(count);
         const int seen = count >= 64;
@@ -110,7 +110,7 @@ TEST_CASE("spikes: silent after 63 values, seen after 64, each of loss and norm 
     CHECK(edge.step(-1000, 1).spike == 0);  // a fall is not a spike
 }
 
-TEST_CASE("spikes: reported without --skip-spikes, skipped with it, and never what they are compared to") {
+TEST_CASE("spikes: reported without --skip-spikes, skipped with it, and never added to the windows") {
     for (const bool skip : {false, true}) {
         Detector detector(skip);
         fill(detector, 100);
@@ -164,7 +164,7 @@ TEST_CASE("spikes: ten in a row are a new level, from which the windows start ag
     }
 }
 
-TEST_CASE("spikes: what is not finite is no spike, is skipped as ever, and stays out of the windows") {
+TEST_CASE("spikes: a value that is not finite is not a spike; its step is skipped, and it stays out of the windows") {
     for (const int count : {10, 100}) {
         Detector detector(true);
         fill(detector, count);
