@@ -58,16 +58,17 @@ class Fp8Laboratory {
 public:
     Fp8Laboratory(const Fp8Config& config, const Comm& comm) : config_(config), comm_(comm) {}
 
-    // All layers first, then the memory.
+    // Add all layers first, then plan the memory.
     void add_layer() { smooth_.push_back(kNotSmooth); }
-    // The input of the layer gets factors for its channels, with --fp8-smooth. All such layers have as many channels.
+    // With --fp8-smooth, the channels of the layer's input get factors. All such layers have the same number of
+    // channels.
     void smooth(int layer, int channels);
     void plan(Arena& arena);
     void allocate(stream_t stream);  // after the arena
-    // Once an optimizer step: the amaxes of all micro-steps and ranks give the next step's factors. A collective.
+    // Call once per optimizer step: the amaxes of all micro-steps and ranks give the next step's factors. A collective.
     void finish_step(stream_t stream);
 
-    // Nothing is noted while paused, in a micro-step that will be repeated.
+    // While paused, nothing is measured: the micro-step will be repeated.
     void pause(bool paused) { paused_ = paused; }
 
     // ---- smoothing

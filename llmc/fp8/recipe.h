@@ -28,7 +28,7 @@ Fp8Scaling scaling_of(Fp8Recipe recipe);
 enum class Fp8Grad {
     e5m2,
     e4m3,
-    bf16,  // they are not cast: dgrad and wgrad are products of BF16 operands
+    bf16,  // not cast: dgrad and wgrad are products of BF16 operands
 };
 template <>
 inline constexpr Word<Fp8Grad> kWords<Fp8Grad>[] = {
@@ -58,7 +58,7 @@ struct Fp8Until {
     static constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
     double value = -1;  // optimizer steps, or percent of a run; negative: to the end
     bool is_percentage = false;
-    // The step after which all layers leave FP8, in a run of max_steps, or of -1, which are not known yet.
+    // The step after which all layers leave FP8. max_steps: the length of the run, or -1 if it is not known yet.
     int64_t step(int64_t max_steps) const;
 };
 // From --fp8-until: "off", a step or a percentage, such as 9400 or 94%.

@@ -1,5 +1,5 @@
 // The FP8 tensors of a run by name: their scales, histories and counters, and how ranks combine them. The registry
-// knows layers by their names alone, and nothing of a model.
+// knows the names of layers, but not the model.
 //
 // A layer in FP8 has three tensors, in this order: x (its input), w (its weight) and dout (the gradient of its output).
 #pragma once
@@ -14,7 +14,7 @@
 
 namespace llmc {
 
-// A layer that has to leave FP8, and the first of its tensors that breaks the rule.
+// A layer that must leave FP8, and its first tensor that breaks the rule.
 struct Fp8Fallback {
     int layer;
     Fp8Role role;
@@ -58,7 +58,7 @@ public:
     std::string name(int tensor) const;       // "h.3.fc_proj.dout"
     int find(const std::string& name) const;  // the tensor of that name; throws for an unknown one
 
-    // As configured. With block scales, fields that do not apply have fixed values.
+    // The configuration. With block scales, fields that do not apply have fixed values.
     const Fp8Config& config() const { return config_; }
     Fp8Scaling scaling() const { return scaling_; }
     bool has_block_scales() const { return scaling_ != Fp8Scaling::tensor; }
@@ -102,8 +102,8 @@ public:
     // Call after the optimizer: rolls the histories and computes the next step's scales. Gradients' scales follow the
     // loss scale, which changes by *change.
     void finish_step(const float* change, stream_t stream);
-    // The layers that have to leave FP8, as decided one step before the last finish_step(), so that the host does not
-    // wait for the device. All ranks get the same layers, and each layer once: has_left() is true from then on.
+    // The layers that must leave FP8, as decided one step before the last finish_step(), so that the host does not wait
+    // for the device. All ranks get the same layers, and each layer once: has_left() is true from then on.
     std::vector<Fp8Fallback> take_fallbacks();
     bool has_left(int layer) const { return left_[layer]; }
     void mark_all_left() { left_.assign(left_.size(), true); }

@@ -1,4 +1,4 @@
-// Kernels that compute FP8 scales from amaxes, and judge what the casts lost (scaling.h).
+// Kernels that compute FP8 scales from amaxes, and judge how many values the casts lost (scaling.h).
 #include "llmc/fp8/scaling.h"
 
 #include <cfloat>
@@ -102,8 +102,8 @@ static __global__ void fp8_finish_step_kernel(Fp8State* states, float* history, 
     if (change && is_gradient(i)) move_gradient_scale(state, window, rule, *change);
 }
 
-// A tensor's place in the order of a step, from 0: w and x as the table has them, dout from its end. Below 2^24, so
-// that a float holds it.
+// A tensor's position in the order of a step, from 0: first all w, then all x, both in the order of the table, then
+// dout from the last layer to the first. Positions are below 2^24, so a float holds them exactly.
 LLMC_DEVICE int place_in_step(int tensor, int count) {
     if (is_weight(tensor)) return tensor;
     return is_gradient(tensor) ? 3 * count - 1 - tensor : count + tensor;

@@ -1,5 +1,5 @@
-// Kernels on the table of all FP8 tensors: their states, the histories of their amaxes, and what --fp8-fallback makes
-// of their counters. In a step, for each tensor of a layer in FP8:
+// Kernels on the table of all FP8 tensors: their states, the histories of their amaxes, and the verdicts of
+// --fp8-fallback on their counters. In a step, for each tensor of a layer in FP8:
 //   forward, backward   delayed scaling: quantizing kernels read the scale and raise amax. Current scaling, and any
 //                       recipe until it is calibrated: they run twice, with fp8_set_current() in between.
 //   fp8_finish_step()   amaxes enter the histories, and the next step's scales follow

@@ -1,8 +1,18 @@
-// The linear layer: out = x * weight^T + bias, its gradients, and in FP8 the codes that its products read.
+// The linear layer: out = x * w^T + bias, its gradients, and in FP8 the codes that its products read.
 //
-// The kernel that computes an operand of a product also casts it to FP8. How often it runs depends on the recipe: once,
-// or first to measure and then to write. So the producer is passed to the layer as a pair of calls. The layer returns
-// an Operand (or a Gradient), which its product takes:
+// A layer with N tokens, C inputs and OC outputs makes three products per micro-step:
+//
+//   forward   out (N, OC)  = x (N, C) * w (OC, C)^T + bias    x and w in E4M3
+//   dgrad     dinp (N, C)  = dout (N, OC) * w (OC, C)         dout in E5M2
+//   wgrad     dw (OC, C)  += dout (N, OC)^T * x (N, C)        sums in FP32
+//
+// A value is stored as the code fp8(value * scale), and a product multiplies its sums by the inverse scales. The scale
+// follows from the tensor's largest magnitude, the amax. With delayed scaling that is the amax of earlier steps, so the
+// kernel that computes an operand casts it at once. With current scaling it is the tensor's own, so the kernel runs
+// twice: it measures, the scale is set, and it writes. Recipes with block scales cast values from memory.
+//
+// Therefore the kernel that computes an operand is passed to the layer as a pair of calls. The layer runs them as the
+// recipe needs and returns an Operand (or a Gradient), which its product takes:
 //
 //   const Operand<Real> x = fc.input(ln2, pass, [&](Real* out) { norm_forward(..., out, ...); },
 //                                    [&](auto codes, QuantizePass cast) { norm_forward_fp8(..., codes, ..., cast); });
@@ -17,10 +27,10 @@
 //   cast_gradient(pass, cast)               from a kernel that can write codes; needs casts_gradients()
 //   gradient_from_norm(value, pass, cast)   from a norm that writes values and codes; needs takes_gradient_from_norm()
 //
-// A layer in FP8 has three tensors, x, w and dout. Each is stored row-major and transposed, because products on Hopper
-// read both operands along the dimension that they sum over. Row codes of x and both layouts of dout live until the
-// next product, in memory that all layers share. Transposed codes of x are kept for the weight gradient, or shared if
-// backward recomputes them. Each pass writes only the layouts that it reads. WeightCodes holds the codes of w.
+// Products on Hopper read both operands along the dimension that they sum over. So each of the three tensors x, w and
+// dout is stored row-major and transposed. Row codes of x and both layouts of dout live until the next product, in
+// memory that all layers share. Transposed codes of x are kept for the weight gradient, or shared if backward
+// recomputes them. Each pass writes only the layouts that it reads. WeightCodes holds the codes of w.
 #pragma once
 #include <map>
 #include <memory>

@@ -84,11 +84,11 @@ void for_each_piece(OnednnProduct product, int rows, const Each& each) {
     }
 }
 
-// oneDNN has no fast code that scales a product and then adds what the result held: with its reference code an FP8
-// weight gradient that accumulates took a thousand times as long. Such products are made without scale in FP32 sums of
-// their own, some rows at a time, and finish() takes them from there.
-bool has_own_sums(const OnednnProduct& p) { return p.scaled && (p.kept != 0.0f || longest_piece(p) < p.inner); }
-OnednnProduct own_sums(OnednnProduct p) {
+// oneDNN has no fast code that scales a product and then adds the previous result: with its reference code an FP8
+// weight gradient that accumulates took a thousand times as long. For such products oneDNN computes separate FP32 sums
+// without the scale, some rows at a time, and finish() does the rest.
+bool has_separate_sums(const OnednnProduct& p) { return p.scaled && (p.kept != 0.0f || longest_piece(p) < p.inner); }
+OnednnProduct separate_sums(OnednnProduct p) {
     p.scaled = p.bias = false;
     p.kept = 0.0f;
     p.fp32_result = true;
@@ -97,10 +97,10 @@ OnednnProduct own_sums(OnednnProduct p) {
 // Rows at a time: 4 MiB of sums, which stay in caches.
 int rows_at_a_time(const OnednnProduct& p) {
     constexpr int kSums = 1 << 20;
-    return has_own_sums(p) ? std::min(p.rows, std::max(16, kSums / p.columns / 16 * 16)) : p.rows;
+    return has_separate_sums(p) ? std::min(p.rows, std::max(16, kSums / p.columns / 16 * 16)) : p.rows;
 }
-size_t own_sums_bytes(const OnednnProduct& p) {
-    if (!has_own_sums(p)) return 0;
+size_t separate_sums_bytes(const OnednnProduct& p) {
+    if (!has_separate_sums(p)) return 0;
     return (static_cast<size_t>(rows_at_a_time(p)) * p.columns * sizeof(float) + 63) / 64 * 64;
 }
 
@@ -109,7 +109,9 @@ template <class Each>
 void for_each_kind(const OnednnProduct& p, const Each& each) {
     const int rows = rows_at_a_time(p), last_rows = p.rows % rows;
     for (const int n : {rows, last_rows})
-        if (n > 0) for_each_piece(has_own_sums(p) ? own_sums(p) : p, n, [&](const Piece& piece, int) { each(piece); });
+        if (n > 0)
+            for_each_piece(has_separate_sums(p) ? separate_sums(p) : p, n,
+                           [&](const Piece& piece, int) { each(piece); });
 }
 
 // result = scale * sums + bias + kept * result, in `rows` rows.
@@ -228,7 +230,7 @@ size_t OnednnProducts::workspace_bytes(const OnednnProduct& product) {
         last = piece;
         bytes = std::max(bytes, (describe(piece).scratchpad_desc().get_size() + 63) / 64 * 64);
     });
-    return own_sums_bytes(product) + bytes;
+    return separate_sums_bytes(product) + bytes;
 }
 
 std::string OnednnProducts::implementation(const OnednnProduct& product) {
@@ -251,13 +253,13 @@ void OnednnProducts::multiply(const OnednnProduct& p, void* result, const void* 
                               const void* bias, float scale) {
     if (!primitives_) primitives_ = std::make_unique<Primitives>();
     primitives_->scale = scale;
-    if (!has_own_sums(p)) {
+    if (!has_separate_sums(p)) {
         primitives_->run(p, 0, p.rows, 0, result, first, second, bias);
         return;
     }
     for (int row = 0; row < p.rows; row += rows_at_a_time(p)) {
         const int rows = std::min(rows_at_a_time(p), p.rows - row);
-        primitives_->run(own_sums(p), row, rows, own_sums_bytes(p), nullptr, first, second, nullptr);
+        primitives_->run(separate_sums(p), row, rows, separate_sums_bytes(p), nullptr, first, second, nullptr);
         const float* const sums = reinterpret_cast<const float*>(primitives_->workspace.data());
         const size_t at = static_cast<size_t>(row) * p.columns;
         if (p.fp32)

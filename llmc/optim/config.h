@@ -11,7 +11,7 @@
 
 namespace llmc {
 
-enum class OptimizerKind { adamw, lion, sgd, muon, normuon, muoneq };  // from muon on: its variants
+enum class OptimizerKind { adamw, lion, sgd, muon, normuon, muoneq };  // the last three are variants of Muon
 constexpr bool is_muon(OptimizerKind kind) { return kind >= OptimizerKind::muon; }
 
 // The format of AdamW's second moments next to first ones in `moments`. It is never fp8: AdamW divides by their roots.

@@ -59,8 +59,8 @@ private:
 
 // ---- offloaded state ------------------------------------------------------------------------------------------------
 
-// The way of masters and moments through the optimizer. With --offload optimizer they are in host memory, and slices of
-// them pass through a ring of device memory. Three streams work at the same time, each on another slice:
+// Passes masters and moments to the optimizer. With --offload optimizer they are in host memory, and slices of them
+// pass through a ring of device memory. Three streams work at the same time, each on a different slice:
 //
 //   copy in     slice 2   slice 3   slice 4
 //   update      slice 1   slice 2   slice 3
