@@ -74,7 +74,7 @@ struct Fp8Config {
     bool smooth = false;           // a factor for each channel of some layers' inputs (laboratory.h)
     Fp8FallbackRule fallback;
     int64_t until = Fp8Until::kNever;  // all layers leave FP8 after this step
-    bool probe = false;                // some micro-steps make their products in BF16 as well (laboratory.h)
+    bool probe = false;                // some micro-steps also compute their products in BF16 (laboratory.h)
 
     bool layers_may_leave() const { return fallback.steps > 0 || until != Fp8Until::kNever; }
 };

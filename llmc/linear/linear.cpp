@@ -1,4 +1,4 @@
-// Linear layers: memory for codes, forward, dgrad and wgrad, and what the layers of a model share. See linear.h.
+// Linear layers: memory for codes, forward, dgrad and wgrad, and the parts that a model's layers share. See linear.h.
 #include "llmc/linear/linear.h"
 
 #include <algorithm>

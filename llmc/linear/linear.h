@@ -1,6 +1,6 @@
 // The linear layer: out = x * w^T + bias, its gradients, and in FP8 the codes that its products read.
 //
-// A layer with N tokens, C inputs and OC outputs makes three products per micro-step:
+// A layer with N tokens, C inputs and OC outputs computes three products per micro-step:
 //
 //   forward   out (N, OC)  = x (N, C) * w (OC, C)^T + bias    x and w in E4M3
 //   dgrad     dinp (N, C)  = dout (N, OC) * w (OC, C)         dout in E5M2
@@ -131,9 +131,9 @@ public:
     void allocate(stream_t stream);
     size_t activation_bytes() const { return activations_.bytes(); }
     size_t weight_bytes() const { return codes_ ? codes_->bytes() : 0; }
-    // Shapes that Matmul has to be prepared for.
+    // Shapes for Matmul::reserve().
     std::vector<Matmul::LinearShape> shapes() const;
-    // The products of a micro-step of N tokens, with the kinds of layers that make them. Includes the BF16 products of
+    // The products of a micro-step of N tokens, with the kinds of layers that need them. Includes the BF16 products of
     // layers that may leave FP8, and of a probe.
     std::map<Product, std::set<std::string>> products(int N) const;
 
@@ -186,7 +186,7 @@ private:
     // Transposed codes of x, by layer, or by kind of layer if backward recomputes the input.
     std::map<std::string, Shared> x_transposed_;
     bf16* source_ = nullptr;       // values of an input whose producer does not cast, from which the codes are made
-    float* bias_parts_ = nullptr;  // partial sums of a bias gradient, from the norm that makes the output's gradient
+    float* bias_parts_ = nullptr;  // partial sums of a bias gradient, from the norm that computes the output's gradient
 };
 
 // How a layer is used in its block.
@@ -284,8 +284,8 @@ public:
     }
     // True if the producer of the output gradient may call cast_gradient().
     bool casts_gradients() const { return backward_is_fp8() && !layers_.block_scales(); }
-    // True if a norm that makes the output gradient must call gradient_from_norm(). The norm runs once, also writes
-    // `value`, and leaves column sums for the bias gradient: cast(codes, bias_parts, quantize_pass).
+    // True if a norm that computes the output gradient must call gradient_from_norm(). The norm runs once, also
+    // writes `value`, and leaves column sums for the bias gradient: cast(codes, bias_parts, quantize_pass).
     bool takes_gradient_from_norm() const;
     template <class Cast>
     Gradient<Real> gradient_from_norm(Real* value, const Pass& pass, Cast&& cast) {

@@ -197,7 +197,7 @@ public:
     }
 
     // The same in FP8. With Fp8Scaling::tensor each scale_inv is one float that is read when the product runs. It
-    // points to Fp8State::scale_inv, which has 16 bytes of its own because cuBLASLt 13.1 needs that. The product of
+    // points to Fp8State::scale_inv, which has 16 bytes to itself because cuBLASLt 13.1 needs that. The product of
     // both should be a normal FP32 number. With block scales (E4M3 only) it is the operand's table: under
     // Fp8Scaling::block, tiles for weights and vectors for others; under Fp8Scaling::mx, mx. N, C and OC are then
     // multiples of 128, or of 32 for mx.

@@ -430,7 +430,7 @@ bool Matmul::submit(const Product& product, const ProductTensors& t, stream_t st
         plan.noted = true;
         emulate(product, t, stream);
     };
-    if (!plan.way.make(attempt, emulate_it))
+    if (!plan.way.run(attempt, emulate_it))
         throw Error(ExitCode::failure,
                     product.describe() + ": " + refusal_of(plan) + "; CUBLASLT_LOG_LEVEL=5 prints its reason");
     return plan.way.emulated();

@@ -31,7 +31,7 @@ public:
     // anything; it throws other errors. Returns false if nothing works, or if the algorithm that worked before is
     // refused now.
     template <class Attempt, class Emulate>
-    bool make(Attempt&& attempt, Emulate&& emulate) {
+    bool run(Attempt&& attempt, Emulate&& emulate) {
         for (; at_ < proposed_; at_++) {
             if (attempt(at_)) return found_ = true;
             if (found_) return false;

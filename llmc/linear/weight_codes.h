@@ -41,8 +41,8 @@ public:
     // Call after every change of the weights. Scales follow from the master weights alone. Their amaxes come from the
     // optimizer's update; weights that were set in another way are measured here. Publishes the weights.
     void prepare(stream_t stream);
-    // Writes working copies and codes again from the same masters and scales, without counting what the casts lose. The
-    // bits stay the same unless memory was corrupted.
+    // Writes working copies and codes again from the same masters and scales, without counting lost values. The bits
+    // stay the same unless memory was corrupted.
     void write_again(stream_t stream);
     // All codes that are not among Weights::working_copies().
     std::vector<NamedMemory> memory() const;

@@ -197,7 +197,7 @@ template <class Real>
 void Optimizer<Real>::average(int64_t step, stream_t stream) {
     const OptimizerConfig& config = setup_.optimizer;
     if (config.average.kind == AverageKind::none) return;
-    if (step <= config.average_from) averaged_ = 0;  // also in a resumed run whose last steps are other ones
+    if (step <= config.average_from) averaged_ = 0;  // also in a resumed run that averages later steps
     if (step < config.average_from) return;
     const float share = config.average.share(++averaged_);
     const ProfileRange range("average the weights", stream);
