@@ -290,33 +290,6 @@ TEST_CASE("an outlier leaves the window after its length in steps; steps without
     CHECK(step(std::numeric_limits<float>::quiet_NaN(), 0) == 448.0f);
 }
 
-TEST_CASE("weights have no history: finish_step leaves their scale") {
-    Table t(Fp8Config{});
-    t.change([](Fp8State& s, int) { s.amax = 3.0f; });
-    t.finish_step();
-    CHECK(t.wrong() == 0);
-    const auto states = t.states.download();
-    for (int i = 0; i < kTensors; i++) {
-        CHECK((states[i].scale == 1.0f) == (role_of(i) == Fp8Role::w));
-        CHECK(states[i].amax == 0.0f);
-    }
-}
-
-TEST_CASE("fp8_set_current changes only its range, and no scale of a tensor with non-finite values") {
-    Table t(Fp8Config{});
-    t.change([](Fp8State& s, int i) { s.amax_now = 2.0f, s.amax = 1.0f, s.bad = i % 5 == 0; });
-    t.set_current(4, 13);
-    CHECK(t.wrong() == 0);
-    const auto states = t.states.download();
-    for (int i = 0; i < kTensors; i++) {
-        const Fp8State& s = states[i];
-        const bool in_range = i >= 4 && i < 17;
-        CHECK(s.amax_now == (in_range ? 0.0f : 2.0f));
-        CHECK(s.amax == (in_range ? 2.0f : 1.0f));
-        CHECK((s.scale != 1.0f) == (in_range && i % 5 != 0));
-    }
-}
-
 TEST_CASE("an amax that is not finite marks its tensor as bad and changes nothing else") {
     for (const float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
         Table t(Fp8Config{});
