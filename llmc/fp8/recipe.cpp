@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 
 #include "llmc/base/error.h"
 
@@ -69,12 +68,11 @@ Fp8Layers fp8_layers(const Fp8LayerTerms& terms, int blocks, const std::vector<s
 Fp8FallbackRule fp8_fallback_from_text(const std::string& text) {
     Fp8FallbackRule rule;
     if (text == "off") return rule;
-    int used = 0;
-    const bool read =
-        std::sscanf(text.c_str(), "%f,%f,%d%n", &rule.saturated, &rule.underflowed, &rule.steps, &used) == 3 &&
-        static_cast<size_t>(used) == text.size();
+    if (const std::vector<std::string> parts = split(text, ','); parts.size() == 3)
+        rule = {number_in<float>(parts[0]).value_or(0), number_in<float>(parts[1]).value_or(0),
+                number_in<int>(parts[2]).value_or(0)};
     const auto is_fraction = [](float value) { return value > 0 && value <= 1; };
-    if (!read || !is_fraction(rule.saturated) || !is_fraction(rule.underflowed) || rule.steps < 1)
+    if (!is_fraction(rule.saturated) || !is_fraction(rule.underflowed) || rule.steps < 1)
         refuse(
             "--fp8-fallback {}: expected off or SATURATED,UNDERFLOWED,STEPS, two fractions above 0 and up to 1 and "
             "a number of optimizer steps of at least 1, such as 0.01,0.5,10",
@@ -92,12 +90,9 @@ Fp8Until fp8_until_from_text(const std::string& text) {
     Fp8Until until;
     if (text == "off") return until;
     until.is_percentage = text.ends_with('%');
-    const std::string number = text.substr(0, text.size() - until.is_percentage);
-    int used = 0;
-    const bool read = std::sscanf(number.c_str(), "%lf%n", &until.value, &used) == 1 &&
-                      static_cast<size_t>(used) == number.size() && until.value > 0;
-    if (!read ||
-        (until.is_percentage ? until.value > 100 : until.value != std::floor(until.value) || until.value > 1e15))
+    until.value = number_in<double>(text.substr(0, text.size() - until.is_percentage)).value_or(0);
+    const bool is_step = until.value == std::floor(until.value) && until.value <= 1e15;
+    if (!(until.value > 0) || !(until.is_percentage ? until.value <= 100 : is_step))
         refuse("--fp8-until {}: expected off, a step or a percentage of the run, such as 9400 or 94%", text);
     return until;
 }

@@ -3,9 +3,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 
-#include "llmc/base/error.h"
+#include "llmc/base/text.h"
 
 namespace llmc {
 
@@ -46,21 +45,13 @@ float AverageRule::share(int64_t count) const {
 AverageRule average_from_text(const std::string& text) {
     AverageRule rule;
     if (text == "off") return rule;
-    const auto reads = [&](const char* format, auto* value) {
-        int used = 0;
-        return std::sscanf(text.c_str(), format, value, &used) == 1 && static_cast<size_t>(used) == text.size();
-    };
-    long long steps = 0;
-    if (reads("ema:%lf%n", &rule.decay) && rule.decay > 0 && rule.decay < 1) {
-        rule.kind = AverageKind::ema;
-    } else if (reads("last:%lld%n", &steps) && steps > 0) {
-        rule = {AverageKind::last, 0, steps};
-    } else {
+    if (text.starts_with("ema:")) rule = {AverageKind::ema, number_in<double>(text.substr(4)).value_or(0)};
+    if (text.starts_with("last:")) rule = {AverageKind::last, 0, number_in<int64_t>(text.substr(5)).value_or(0)};
+    if (!(rule.decay > 0 && rule.decay < 1) && rule.steps < 1)
         refuse(
             "--average {}: expected off, ema:DECAY with a decay between 0 and 1, as in ema:0.999, or last:N with a "
             "number of steps",
             text);
-    }
     return rule;
 }
 

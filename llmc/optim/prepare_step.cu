@@ -2,7 +2,6 @@
 #include "llmc/optim/prepare_step.h"
 
 #include <cmath>
-#include <cstdlib>
 
 #include "llmc/base/error.h"
 #include "llmc/base/text.h"
@@ -211,10 +210,8 @@ LossScaleConfig loss_scale_config(const std::string& text) {
         config.initial = 65536.0f;
         return config;
     }
-    char* end = nullptr;
-    config.initial = std::strtof(text.c_str(), &end);
-    if (text.empty() || *end != '\0' || !is_power_of_two(config.initial) || config.initial < config.smallest ||
-        config.initial > config.largest)
+    config.initial = number_in<float>(text).value_or(0);
+    if (!is_power_of_two(config.initial) || config.initial < config.smallest || config.initial > config.largest)
         refuse("--loss-scale {}: expected off, dynamic, dynamic:N or a power of two from {:.0f} to {:.0f}", text,
                config.smallest, config.largest);
     return config;
