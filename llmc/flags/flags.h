@@ -78,12 +78,13 @@ std::string flag_text(const Flag& flag, const Options& options);
 // The default that --help shows; "" for a switch.
 std::string default_text(const Flag& flag);
 
-// A flag that only some optimizers use. resolve() refuses it if it has a value that the run's optimizer ignores.
+// A flag that only some optimizers use.
 struct OptimizerFlag {
     const char* name;
-    bool is_ignored;
-    const char *optimizers, *instead = "leave it out";
+    const char* optimizers;  // those that use it: "adamw, muon, normuon or muoneq"
+    const char* instead = "leave it out";
 };
-std::vector<OptimizerFlag> optimizer_flags(const Options& options);
+// The flags with a value that the run's optimizer ignores. resolve() refuses them.
+std::vector<OptimizerFlag> ignored_flags(const Options& options);
 
 }  // namespace llmc

@@ -211,8 +211,7 @@ Options options_of(const ordered_json& config, const std::string& path) {
 
 // The configuration in a run.json, without flags that the run's optimizer ignored: earlier versions accepted them.
 Options options_of_run(ordered_json config, const std::string& path) {
-    for (const OptimizerFlag& flag : optimizer_flags(options_of(config, path)))
-        if (flag.is_ignored) config.erase(flag.name);
+    for (const OptimizerFlag& flag : ignored_flags(options_of(config, path))) config.erase(flag.name);
     return options_of(config, path);
 }
 

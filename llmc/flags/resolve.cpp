@@ -224,11 +224,28 @@ void resolve_validation(Options& o, const ResolveInputs& inputs) {
 
 // ---- the optimizer -------------------------------------------------------------------------------------------------
 
+constexpr OptimizerFlag kOptimizerFlags[] = {
+    {"adam-moments", "adamw, muon, normuon or muoneq"},
+    {"adamw-lr", "muon, normuon or muoneq", "use --lr"},
+    {"embedding-lr", "muon, normuon or muoneq", "use --lr"},
+    {"head-lr", "muon, normuon or muoneq", "use --lr"},
+    {"vector-lr", "muon, normuon or muoneq", "use --lr"},
+    {"adamw-weight-decay", "muon, normuon or muoneq", "use --weight-decay"},
+    {"muon-ns", "muon, normuon or muoneq"},
+    {"muon-scale", "muon, normuon or muoneq"},
+    {"muon-momentum-warmup", "muon, normuon or muoneq"},
+    {"cautious-decay", "adamw, muon, normuon or muoneq"},
+    {"beta1", "adamw, lion, muon, normuon or muoneq"},
+    {"beta2", "adamw, lion, muon, normuon or muoneq"},
+    {"eps", "adamw, muon, normuon or muoneq"},
+    {"momentum", "sgd, muon, normuon or muoneq"},
+    {"nesterov", "adamw, sgd, muon, normuon or muoneq"},
+};
+
 void check_optimizer_flags(const Options& o) {
-    for (const auto& [name, is_ignored, optimizers, instead] : optimizer_flags(o))
-        if (is_ignored)
-            refuse("--{} needs --optimizer {}, and this run has --optimizer {}; {}", name, optimizers,
-                   word_of(o.optimizer), instead);
+    for (const auto& [name, optimizers, instead] : ignored_flags(o))
+        refuse("--{} needs --optimizer {}, and this run has --optimizer {}; {}", name, optimizers, word_of(o.optimizer),
+               instead);
 }
 
 void check_clipping(const Options& o) {
@@ -247,14 +264,11 @@ void check_clipping(const Options& o) {
             o.qk_clip);
 }
 
-double default_beta2(OptimizerKind optimizer) { return optimizer == OptimizerKind::lion ? 0.99 : 0.95; }
-double default_momentum(OptimizerKind optimizer) { return is_muon(optimizer) ? 0.95 : 0.9; }
-
 // Fills in defaults that depend on the optimizer. The learning rates of muon's AdamW default to one another.
 void resolve_optimizer(Options& o) {
     const bool muon = is_muon(o.optimizer);
-    if (o.beta2 < 0) o.beta2 = default_beta2(o.optimizer);
-    if (o.momentum < 0) o.momentum = default_momentum(o.optimizer);
+    if (o.beta2 < 0) o.beta2 = o.optimizer == OptimizerKind::lion ? 0.99 : 0.95;
+    if (o.momentum < 0) o.momentum = muon ? 0.95 : 0.9;
     if (o.nesterov == Nesterov::by_optimizer) o.nesterov = muon ? Nesterov::on : Nesterov::off;
     if (!muon) return;
     if (o.muon_momentum_warmup > 0 && o.momentum < kFirstMuonMomentum)
@@ -427,31 +441,21 @@ KernelSet candidates_for(const Options& o, int card) {
     return set;
 }
 
-std::vector<OptimizerFlag> optimizer_flags(const Options& o) {
-    const bool muon = is_muon(o.optimizer), adamw = muon || o.optimizer == OptimizerKind::adamw;
-    const bool lion = o.optimizer == OptimizerKind::lion, sgd = o.optimizer == OptimizerKind::sgd;
-    const char *const kMuon = "muon, normuon or muoneq", *const kAdamW = "adamw, muon, normuon or muoneq";
-    const char* const kBetas = "adamw, lion, muon, normuon or muoneq";
-    // Resolved options, as in run.json, have values even where the optimizer ignores them.
-    const bool sets_beta2 = o.beta2 >= 0 && o.beta2 != default_beta2(o.optimizer);
-    const bool sets_momentum = o.momentum >= 0 && o.momentum != default_momentum(o.optimizer);
-    return {
-        {"adam-moments", o.adam_moments != StateFormat::fp32 && !adamw, kAdamW},
-        {"adamw-lr", o.adamw_lr >= 0 && !muon, kMuon, "use --lr"},
-        {"embedding-lr", o.embedding_lr >= 0 && !muon, kMuon, "use --lr"},
-        {"head-lr", o.head_lr >= 0 && !muon, kMuon, "use --lr"},
-        {"vector-lr", o.vector_lr >= 0 && !muon, kMuon, "use --lr"},
-        {"adamw-weight-decay", o.adamw_weight_decay >= 0 && !muon, kMuon, "use --weight-decay"},
-        {"muon-ns", o.muon_ns != Options().muon_ns && !muon, kMuon},
-        {"muon-scale", o.muon_scale != Options().muon_scale && !muon, kMuon},
-        {"muon-momentum-warmup", o.muon_momentum_warmup > 0 && !muon, kMuon},
-        {"cautious-decay", o.cautious_decay && !adamw, kAdamW},
-        {"beta1", o.beta1 != Options().beta1 && !adamw && !lion, kBetas},
-        {"beta2", sets_beta2 && !adamw && !lion, kBetas},
-        {"eps", o.eps != Options().eps && !adamw, kAdamW},
-        {"momentum", sets_momentum && !muon && !sgd, "sgd, muon, normuon or muoneq"},
-        {"nesterov", o.nesterov == Nesterov::on && !adamw && !sgd, "adamw, sgd, muon, normuon or muoneq"},
-    };
+std::vector<OptimizerFlag> ignored_flags(const Options& o) {
+    // Resolved options, as in run.json, have defaults even for flags that the optimizer ignores.
+    Options defaults;
+    defaults.optimizer = o.optimizer;
+    resolve_optimizer(defaults);
+    std::vector<OptimizerFlag> ignored;
+    for (const OptimizerFlag& row : kOptimizerFlags) {
+        std::string optimizers = row.optimizers;
+        std::replace(optimizers.begin(), optimizers.end(), ',', ' ');
+        if (contains(words_in(optimizers), word_of(o.optimizer))) continue;
+        const Flag& flag = *find_flag(row.name);
+        const nlohmann::ordered_json value = flag.get(o);
+        if (value != flag.get(defaults) && value != flag.get(Options())) ignored.push_back(row);
+    }
+    return ignored;
 }
 
 int64_t validation_interval(int64_t batches, int64_t micro_steps) {

@@ -274,6 +274,56 @@ TEST_CASE("resolve: precision and its notes") {
     CHECK(contains(resolved(o).notes.at(0), "--precision fp32"));
 }
 
+TEST_CASE("resolve: a flag that the optimizer ignores is refused, unless it has its default") {
+    const struct {
+        const char *flag, *value;
+        const char* used_by;  // and by muon, normuon and muoneq
+        const char* instead = "leave it out";
+    } rows[] = {{"adam-moments", "bf16", "adamw"},
+                {"adamw-lr", "0.001", "", "use --lr"},
+                {"embedding-lr", "0.001", "", "use --lr"},
+                {"head-lr", "0.001", "", "use --lr"},
+                {"vector-lr", "0.001", "", "use --lr"},
+                {"adamw-weight-decay", "0", "", "use --weight-decay"},
+                {"muon-ns", "p", ""},
+                {"muon-scale", "spectral", ""},
+                {"muon-momentum-warmup", "5", ""},
+                {"cautious-decay", "true", "adamw"},
+                {"beta1", "0.5", "adamw lion"},
+                {"beta2", "0.5", "adamw lion"},
+                {"eps", "1e-6", "adamw"},
+                {"momentum", "0.875", "sgd"},
+                {"nesterov", "on", "adamw sgd"}};
+    for (const auto& [name, optimizer] : kWords<OptimizerKind>) {
+        Options usual;
+        usual.optimizer = optimizer;
+        CHECK_NOTHROW(resolved(resolved(usual)));  // as a run.json has them
+        for (const auto& [flag, value, used_by, instead] : rows) {
+            CAPTURE(fmt::format("--{} {} --optimizer {}", flag, value, name));
+            Options o = usual;
+            set(o, flag, value);
+            const std::string message = refusal(o);
+            if (is_muon(optimizer) || contains(words_in(used_by), name)) {
+                CHECK(message == "");
+                continue;
+            }
+            CHECK(message.starts_with(fmt::format("--{} needs --optimizer ", flag)));
+            CHECK(message.ends_with(fmt::format(", and this run has --optimizer {}; {}", name, instead)));
+            CHECK(contains(message, "muon, normuon or muoneq"));
+            for (const std::string& user : words_in(used_by)) CHECK(contains(message, user + ", "));
+        }
+    }
+}
+
+TEST_CASE("resolve: clipping and momentum that contradict other flags") {
+    Options o;
+    o.clip_kind = ClipKind::value, o.clip = 0;
+    CHECK(refusal(o) == "--clip-kind value has no effect with --clip 0, which turns clipping off; give --clip X");
+    Options low;
+    low.optimizer = OptimizerKind::muon, low.momentum = 0.8, low.muon_momentum_warmup = 5;
+    CHECK(refusal(low) == "--momentum 0.8 is below 0.85, where --muon-momentum-warmup begins; leave the warm-up out");
+}
+
 TEST_CASE("resolve: a ZeRO stage in one process is noted, and has no effect") {
     Options o;
     o.zero = 3;

@@ -4,12 +4,8 @@
 #include <doctest/doctest.h>
 
 #include <set>
-#include <tuple>
 
-#include "llmc/base/error.h"
-#include "llmc/base/text.h"
 #include "llmc/flags/flags.h"
-#include "test/helpers.h"
 
 using namespace llmc;
 
@@ -57,53 +53,27 @@ TEST_CASE("trainer config: every word of a flag is a value of its own") {
     CHECK(words > 30);
 }
 
-TEST_CASE("trainer config: words become what they say") {
+TEST_CASE("trainer config: words arrive in their own places") {
     CHECK(with("precision", "fp8").fp8);
     CHECK(!with("precision", "bf16").fp8);
-    CHECK(!with("precision", "fp32").fp8);
     CHECK(with("recompute", "auto").recompute == Recompute::none);  // until a plan has chosen
-    CHECK(with("recompute", "none").recompute == Recompute::none);
-    CHECK(with("recompute", "gelu").recompute == Recompute::gelu);
     CHECK(with("recompute", "norm").recompute == Recompute::norm);
-    CHECK(with("recompute", "block").recompute == Recompute::block);
-    CHECK(with("schedule", "cosine").schedule.kind == ScheduleKind::cosine);
+    CHECK(with("offload", "optimizer").sharding.offload_state);
+    CHECK(with("offload", "residuals").offload_residuals);
     CHECK(with("schedule", "linear").schedule.kind == ScheduleKind::linear);
-    CHECK(with("schedule", "constant").schedule.kind == ScheduleKind::constant);
-    CHECK(with("schedule", "wsd").schedule.kind == ScheduleKind::wsd);
-    CHECK(with("schedule", "wsd-linear").schedule.kind == ScheduleKind::wsd_linear);
-    CHECK(with("fp8-recipe", "delayed").fp8->recipe == Fp8Recipe::delayed);
     CHECK(with("fp8-recipe", "current").fp8->recipe == Fp8Recipe::current);
-    CHECK(with("fp8-recipe", "block").fp8->recipe == Fp8Recipe::block);
-    CHECK(with("fp8-recipe", "mxfp8").fp8->recipe == Fp8Recipe::mxfp8);
-    CHECK(with("fp8-grad", "e5m2").fp8->grad == Fp8Grad::e5m2);
     CHECK(with("fp8-grad", "e4m3").fp8->grad == Fp8Grad::e4m3);
-    CHECK(with("fp8-grad", "bf16").fp8->grad == Fp8Grad::bf16);
-    CHECK(with("fp8-amax-algo", "max").fp8->algorithm == AmaxAlgorithm::max);
-    CHECK(with("fp8-amax-algo", "most_recent").fp8->algorithm == AmaxAlgorithm::most_recent);
     CHECK(with("fp8-amax-algo", "ema").fp8->algorithm == AmaxAlgorithm::ema);
-    CHECK(with("fp8-fast-accum", "none").fast_accumulation == FastAccumulation::none);
-    CHECK(with("fp8-fast-accum", "forward").fast_accumulation == FastAccumulation::forward);
     CHECK(with("fp8-fast-accum", "all").fast_accumulation == FastAccumulation::all);
-    CHECK(with("fp8-arithmetic", "fp32").fp8_arithmetic == Fp8Arithmetic::fp32);
     CHECK(with("fp8-arithmetic", "hopper").fp8_arithmetic == Fp8Arithmetic::hopper);
     CHECK(with("optimizer", "lion").optimizer.kind == OptimizerKind::lion);
-    CHECK(with("optimizer", "sgd").optimizer.kind == OptimizerKind::sgd);
-    CHECK(with("optimizer", "muon").optimizer.kind == OptimizerKind::muon);
-    CHECK(with("optimizer", "normuon").optimizer.kind == OptimizerKind::normuon);
-    CHECK(with("optimizer", "muoneq").optimizer.kind == OptimizerKind::muoneq);
-    CHECK(with("muon-scale", "rms").optimizer.muon.scale == MuonScale::rms);
+    CHECK(with("master", "bf16").optimizer.masters == StateFormat::bf16);
+    CHECK(with("gradients", "bf16").sharding.gradients == StateFormat::bf16);
+    CHECK(with("adam-moments", "fp8").optimizer.adam_moments == StateFormat::fp8);
     CHECK(with("muon-scale", "spectral").optimizer.muon.scale == MuonScale::spectral);
     for (const char* set : {"k", "p", "q", "s"}) CHECK(with("muon-ns", set).optimizer.muon.newton_schulz == *set);
-    CHECK(with("clip-kind", "norm").optimizer.clip_kind == ClipKind::norm);
     CHECK(with("clip-kind", "tensor").optimizer.clip_kind == ClipKind::tensor);
-    CHECK(with("clip-kind", "value").optimizer.clip_kind == ClipKind::value);
-    CHECK(with("reduce", "fp32").sharding.wire == Wire::fp32);
     CHECK(with("reduce", "bf16").sharding.wire == Wire::bf16);
-    CHECK(with("reduce", "fp8").sharding.wire == Wire::fp8);
-    Options o;
-    CHECK(o.reduce_order == ReduceOrder::any);
-    find_flag("reduce-order")->set(o, "rank");
-    CHECK(o.reduce_order == ReduceOrder::rank);
 }
 
 TEST_CASE("trainer config: numbers and switches arrive in their own places") {
@@ -184,98 +154,12 @@ TEST_CASE("trainer config: numbers and switches arrive in their own places") {
     CHECK(with_muon.adamw.weight_decay == 0.01);
     CHECK(!with_muon.adamw.cautious_decay);
     CHECK(!with_muon.adamw.nesterov);
-    muon.optimizer = OptimizerKind::adamw;
-    CHECK_THROWS_WITH_AS(
-        resolve(muon, {}),
-        "--adamw-lr needs --optimizer muon, normuon or muoneq, and this run has --optimizer adamw; use --lr", Error);
-    Options other;
-    other.muon_momentum_warmup = 5;
-    CHECK_THROWS_WITH_AS(resolve(other, {}),
-                         "--muon-momentum-warmup needs --optimizer muon, normuon or muoneq, and this run has "
-                         "--optimizer adamw; leave it out",
-                         Error);
-    for (const auto& [flag, standard] : {std::pair{"muon-ns", "k"}, {"muon-scale", "rms"}})
-        for (const std::string& word : find_flag(flag)->words)
-            for (const auto& [name, optimizer] : kWords<OptimizerKind>) {
-                CAPTURE(flag + std::string(" ") + word + " with " + name);
-                Options given = options_with(flag, word);
-                given.optimizer = optimizer;
-                const std::string message = fmt::format(
-                    "--{} needs --optimizer muon, normuon or muoneq, and this run has --optimizer {}; leave it out",
-                    flag, name);
-                if (is_muon(optimizer) || word == standard)
-                    CHECK_NOTHROW(resolve_on_cpu(given));
-                else
-                    CHECK_THROWS_WITH_AS(resolve_on_cpu(given), message.c_str(), Error);
-            }
-    Options cautious;
-    cautious.cautious_decay = true;
-    resolve(cautious, {});
-    CHECK(trainer_config(cautious).adamw.cautious_decay);
-    CHECK(!trainer_config(cautious).adamw.nesterov);
-    cautious.nesterov = Nesterov::on;
-    CHECK(trainer_config(cautious).adamw.nesterov);
-    cautious.optimizer = OptimizerKind::lion;
-    CHECK_THROWS_WITH_AS(
-        resolve(cautious, {}),
-        "--cautious-decay needs --optimizer adamw, muon, normuon or muoneq, and this run has --optimizer lion; leave "
-        "it out",
-        Error);
-    for (const auto& [name, optimizer] : kWords<OptimizerKind>) {
-        Options narrow;
-        narrow.optimizer = optimizer, narrow.adam_moments = StateFormat::bf16, narrow.seed = 77;
-        if (optimizer == OptimizerKind::lion || optimizer == OptimizerKind::sgd) {
-            const std::string message =
-                std::string(
-                    "--adam-moments needs --optimizer adamw, muon, normuon or muoneq, and this run has "
-                    "--optimizer ") +
-                name + "; leave it out";
-            CHECK_THROWS_WITH_AS(resolve(narrow, {}), message.c_str(), Error);
-            continue;
-        }
-        resolve(narrow, {});
-        CHECK(trainer_config(narrow).optimizer.adam_moments == StateFormat::bf16);
-        CHECK(trainer_config(narrow).optimizer.rounding_seed == 77);
-        CHECK(trainer_config(o).optimizer.adam_moments == StateFormat::fp32);
-    }
-    for (const auto& [name, optimizer] : kWords<OptimizerKind>) {
-        Options ahead;
-        ahead.optimizer = optimizer, ahead.nesterov = Nesterov::on;
-        if (optimizer == OptimizerKind::lion)
-            CHECK_THROWS_WITH_AS(resolve(ahead, {}),
-                                 "--nesterov needs --optimizer adamw, sgd, muon, normuon or muoneq, and this run has "
-                                 "--optimizer lion; leave it out",
-                                 Error);
-        else
-            CHECK_NOTHROW(resolve(ahead, {}));
-    }
-    // A flag that the optimizer ignores is refused, unless it has the value that resolve() itself would write.
-    using O = Options;
-    const std::tuple<const char*, double O::*, double> numbers[] = {
-        {"beta1", &O::beta1, 0.9}, {"beta2", &O::beta2, 0.95}, {"eps", &O::eps, 1e-8}, {"momentum", &O::momentum, 0.9}};
-    for (const auto& [optimizer, ignored] : {std::pair{OptimizerKind::sgd, words_in("beta1 beta2 eps")},
-                                             {OptimizerKind::lion, words_in("eps momentum")},
-                                             {OptimizerKind::adamw, words_in("momentum")},
-                                             {OptimizerKind::muon, {}}})
-        for (const auto& [name, field, usual] : numbers) {
-            Options usual_value, other_value;
-            usual_value.optimizer = other_value.optimizer = optimizer;
-            usual_value.*field = usual, other_value.*field = usual / 2;
-            CAPTURE(name);
-            CHECK_NOTHROW(resolve(usual_value, {}));
-            const std::string refusal = test::error_of([&] { resolve(other_value, {}); });
-            CHECK(refusal.starts_with(std::string("--") + name + " needs --optimizer") == contains(ignored, name));
-        }
-    Options unclipped;
-    unclipped.clip_kind = ClipKind::value, unclipped.clip = 0;
-    CHECK_THROWS_WITH_AS(resolve(unclipped, {}),
-                         "--clip-kind value has no effect with --clip 0, which turns clipping off; give --clip X",
-                         Error);
-    Options low;
-    low.optimizer = OptimizerKind::muon, low.momentum = 0.8, low.muon_momentum_warmup = 5;
-    CHECK_THROWS_WITH_AS(resolve(low, {}),
-                         "--momentum 0.8 is below 0.85, where --muon-momentum-warmup begins; leave the warm-up out",
-                         Error);
+    Options adamw;
+    adamw.cautious_decay = true, adamw.nesterov = Nesterov::on, adamw.seed = 77;
+    resolve(adamw, {});
+    CHECK(trainer_config(adamw).adamw.cautious_decay);
+    CHECK(trainer_config(adamw).adamw.nesterov);
+    CHECK(trainer_config(adamw).optimizer.rounding_seed == 77);
 
     // One switch at a time, so that none can be mistaken for another.
     for (const auto on : {&Options::tf32, &Options::fp8_pow2_scales, &Options::skip_spikes}) {
