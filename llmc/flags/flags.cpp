@@ -504,7 +504,7 @@ const Flag kRows[] = {
          "continues",
          "none"),
     once(flag(0, "rewind", "N", &Options::rewind, {}, "with --resume: skip the newest N checkpoints")),
-    once(flag(0, "skip-data", "N", &Options::skip_data, {},
+    once(flag(0, "skip-data", "N", &Options::skip_data, {.max = 1e9},
               "with --resume: skip the data of N steps, for example data that made the run diverge")),
     once(flag(0, "new-data", "", &Options::new_data, {},
               "with --resume: accept other training data, -t, --seed, --doc-mask or --doc-positions than the "

@@ -174,6 +174,8 @@ void resolve_steps(Options& o, int64_t train_tokens) {
                 "set -x to go over the data several times",
                 with_commas(train_tokens), with_commas(o.batches.tokens_of(1)));
     }
+    if (o.max_steps > std::numeric_limits<int64_t>::max() / o.total_batch)
+        refuse("-x {} steps of {} tokens (-d) are too many", o.max_steps, with_commas(o.total_batch));
     if (o.max_steps > 0) note_large_batch(o, train_tokens);
 }
 

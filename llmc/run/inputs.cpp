@@ -250,7 +250,7 @@ void only_bench(Options& o) {
 
 ShardSet bench_tokens(const Options& o) {
     constexpr int64_t kMost = 1 << 24;  // a longer run reads them several times
-    const int64_t needed = o.batches.tokens_until(o.stop_after);
+    const int64_t needed = o.batches.tokens_until(o.last_step());
     return ShardSet::random(o.model_config.vocab, std::max<int64_t>(std::min(needed, kMost), o.seq) + 1, o.seed);
 }
 

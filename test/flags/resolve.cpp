@@ -233,6 +233,10 @@ TEST_CASE("resolve: steps of one epoch, and warm-up") {
     CHECK(contains(refusal(o), "--warmup 10 leaves none of the 10 steps"));
     o.max_steps = 11;
     CHECK(resolved(o, with_data(0, 1001)).max_steps == 11);  // given: not an epoch
+    o.max_steps = int64_t{1} << 50;
+    CHECK_NOTHROW(resolved(o));
+    o.total_batch = int64_t{100} << 20;  // more tokens in all than 64 bits can count
+    CHECK(contains(refusal(o), "-x 1125899906842624 steps of 104,857,600 tokens (-d) are too many"));
 }
 
 TEST_CASE("resolve: precision and its notes") {
