@@ -117,17 +117,30 @@ private:
 
 }  // namespace
 
+std::vector<int> prompt_tokens(const TokenDecoder& decoder, const std::string& prompt, const ModelConfig& model) {
+    const std::vector<int> tokens =
+        prompt.empty() ? std::vector<int>{std::max(decoder.end_token(), 0)} : decoder.encode(prompt);
+    if (tokens.empty()) throw Error(ExitCode::bad_flags, "--prompt: '{}' contains no token", prompt);
+    for (const int token : tokens)
+        if (token >= model.vocab)
+            throw Error(ExitCode::bad_data, "the prompt has token id {}, which is outside the model's vocabulary of {}",
+                        token, model.vocab);
+    return tokens;
+}
+
 template <class Real>
 Evaluation<Real>::Evaluation(const Options& options, const Inputs& inputs, Trainer<Real>& trainer, Watchdog& watchdog)
     : options_(options), inputs_(inputs), trainer_(trainer), watchdog_(watchdog) {
     if (options.sample_every == 0 || options.sample_tokens == 0) return;
     decoder_ = inputs.tokenizer.tokenizer;
-    if (decoder_) return;
-    decoder_ = TokenDecoder::token_ids();
-    decoder_->set_end_token(options.end_token < options.model_config.vocab ? options.end_token : -1);
-    if (trainer.comm().is_main())
-        print_line("note: samples are printed as token ids, because {}; --tokenizer FILE gives text",
-                   inputs.tokenizer.problem);
+    if (!decoder_) {
+        decoder_ = TokenDecoder::token_ids();
+        decoder_->set_end_token(options.end_token < options.model_config.vocab ? options.end_token : -1);
+        if (trainer.comm().is_main())
+            print_line("note: samples are printed as token ids, because {}; --tokenizer FILE gives text",
+                       inputs.tokenizer.problem);
+    }
+    prompt_ = prompt_tokens(*decoder_, options.prompt, options.model_config);
 }
 
 template <class Real>
@@ -193,9 +206,8 @@ std::optional<ValRecord> Evaluation<Real>::validate(int64_t step) {
 template <class Real>
 Sample Evaluation<Real>::print_sample(int64_t step, const Deadline& deadline) {
     const Options& o = options_;
-    std::vector<int> tokens =
-        o.prompt.empty() ? std::vector<int>{std::max(decoder_->end_token(), 0)} : decoder_->encode(o.prompt);
-    const size_t prompt_length = o.prompt.empty() ? 1 : 0;  // the end token that starts a document is not shown
+    std::vector<int> tokens = prompt_;
+    const size_t hidden = o.prompt.empty() ? 1 : 0;  // the end-of-text token that begins a document is not shown
     const SamplerSettings settings{o.temperature, o.top_k, o.top_p, o.seed};
     const StopWaitsFor token("this token of the sample");
     StopPoll told_to_stop(trainer_.comm(), deadline);
@@ -207,8 +219,7 @@ Sample Evaluation<Real>::print_sample(int64_t step, const Deadline& deadline) {
             generate_token(trainer_.model(), tokens, settings, static_cast<uint64_t>(made), trainer_.stream()));
         sample.cut_short = told_to_stop() && made + 1 < o.sample_tokens;
     }
-    const std::vector<int> shown(tokens.begin() + static_cast<long>(prompt_length), tokens.end());
-    sample.text = sanitize(decoder_->decode(shown));
+    sample.text = sanitize(decoder_->decode({tokens.begin() + static_cast<long>(hidden), tokens.end()}));
     if (trainer_.comm().is_main()) {
         print_line("sample after step {}:\n{}", step, sample.text);
         if (sample.cut_short)

@@ -13,6 +13,10 @@
 
 namespace llmc {
 
+// The tokens with which a sample begins: those of the prompt, or for "" the end-of-text token, which begins a document.
+// Throws if the tokenizer cannot encode the prompt, or if the model does not have one of the tokens.
+std::vector<int> prompt_tokens(const TokenDecoder& decoder, const std::string& prompt, const ModelConfig& model);
+
 struct Sample {
     std::string text;
     bool cut_short = false;
@@ -41,7 +45,8 @@ private:
     const Inputs& inputs_;
     Trainer<Real>& trainer_;
     Watchdog& watchdog_;
-    std::optional<TokenDecoder> decoder_;
+    std::optional<TokenDecoder> decoder_;  // nothing if the run prints no samples
+    std::vector<int> prompt_;
     std::optional<double> last_loss_;
 };
 

@@ -75,6 +75,12 @@ REFUSED = [
     (DATA, lambda: ["--val", "nowhere/val.bin"], ["no file matches 'nowhere/val.bin'"]),
     (DATA, lambda: ["--val", write_shard(SOME_TOKENS + [9999])], ["token 1000 has id 9999"]),
     (DATA, lambda: ["--tokenizer", "nowhere.tiktoken", "--sample-every", "1"], ["nowhere.tiktoken"]),
+    # A prompt is encoded before the first step, not when the first sample is due.
+    (FLAGS, lambda: [*train_on(write_shard(SOME_TOKENS)), "--sample-every", "99", "--prompt", "Once"],
+     ["--prompt needs a tokenizer"]),
+    (FLAGS, lambda: [*train_on(write_shard(SOME_TOKENS)), "--sample-every", "99", "--prompt", " "], ["contains no token"]),
+    (DATA, lambda: [*train_on(write_shard(SOME_TOKENS)), "--sample-every", "99", "--prompt", "5 257"],
+     ["token id 257, which is outside the model's vocabulary of 257"]),
     (FLAGS, lambda: ["--bacth", "4"], ["unknown flag --bacth", "did you mean --batch?"]),
     (FLAGS, lambda: ["--kernels", "gelu_fp8,hopper"], ["'hopper' is not one of auto, portable, layernorm_fp8"]),
     (FLAGS, lambda: ["--model", "gpt2-larg"], ['unknown model "gpt2-larg"', "gpt2-large"]),
