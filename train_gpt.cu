@@ -3,8 +3,7 @@
 #include <cstdio>
 
 // flags
-#include "llmc/flags/help.h"     // help_markdown
-#include "llmc/flags/options.h"  // Options, parse_options, resolve, trainer_config, config_json, collective_flags
+#include "llmc/flags/options.h"  // Options, parse_options, parse_command, resolve, trainer_config, config_json
 
 // the data and the other ranks, which decide defaults
 #include "llmc/comm/comm.h"       // launch_environment, leave
@@ -135,18 +134,17 @@ std::optional<ExitCode> run_command(const std::vector<std::string>& arguments, L
     if (arguments.empty()) return std::nullopt;
     const std::string& command = arguments[0];
     const std::vector<std::string> flags(arguments.begin() + 1, arguments.end());
-    if (command == "--help-markdown") {  // dev/guide/flags.md: the flags of training, then those of each command
-        std::fputs(help_markdown().c_str(), stdout);
-        evaluate_weights(arguments, launch);
-        sample_text(arguments);
-        return export_weights(arguments);
-    }
     if (command == "check" && !flags.empty() && flags[0] == kWorkerArgument) return check_worker(kernel_use_from_text);
-    if (command == "export") return export_weights(flags);
-    if (command == "sample") return sample_text(flags);
-    if (command != "eval") return std::nullopt;
-    launch = launch_environment();
-    return evaluate_weights(flags, launch);
+    if (command != "eval" && command != "sample" && command != "export") return std::nullopt;
+    const ParsedOptions parsed = parse_command(command, flags);
+    if (parsed.text) return print(*parsed.text);
+    const LaunchInfo launched = launch_environment();
+    if (command != "eval" && launched.world > 1)
+        refuse("{}: runs in one process, not in {}; start it without mpirun or srun", command, launched.world);
+    if (command == "sample") return sample_text(parsed.options);
+    if (command == "export") return export_weights(parsed.options);
+    launch = launched;
+    return evaluate_weights(parsed.options, launch);
 }
 
 }  // namespace

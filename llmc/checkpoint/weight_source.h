@@ -30,14 +30,6 @@ public:
 std::unique_ptr<WeightSource> open_weights(const std::string& path, bool average = false);
 std::unique_ptr<WeightSource> open_weights(const std::string& path, const ModelConfig& model);
 
-// The forms that open_weights() accepts, for --help.
-constexpr const char* kWeightsHelp =
-    "a checkpoint, a run (its newest checkpoint is used), a Hugging Face directory, a .safetensors file next to its "
-    "config.json, or an llm.c model file (.bin)";
-
-constexpr const char* kAverageHelp =
-    "take the average of the weights from a checkpoint of a run with --average, instead of the weights";
-
 // Passes every parameter to `store` once.
 using StoreTensor = std::function<void(const std::string& name, const std::vector<float>& values)>;
 void import_weights(const WeightSource& source, const StoreTensor& store);

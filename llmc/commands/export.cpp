@@ -1,7 +1,6 @@
-// The export command: its arguments, and the files that it writes and replaces.
+// The export command: the files that it writes and replaces.
 #include "llmc/commands/model_command.h"
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <filesystem>
 
@@ -16,46 +15,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct Request {
-    std::string from, to, format = "hf", dtype = "fp32", tokenizer;
-    bool average = false, overwrite = false;
-};
-
-// Returns false if help was asked for, and printed.
-bool parse(const std::vector<std::string>& arguments, Request& request) {
-    CLI::App app("Writes the weights of a model for other programs, or for --init-from.", "train_gpt export");
-    app.add_option("--from,--checkpoint", request.from, kWeightsHelp)->required()->type_name("PATH");
-    app.add_flag("--average", request.average, kAverageHelp);
-    app.add_option("--to", request.to, "directory to write, or with --format llmc also a file named *.bin")
-        ->required()
-        ->type_name("PATH");
-    app.add_option("--format", request.format,
-                   "hf (a Hugging Face directory for from_pretrained()) or llmc (a model file of llm.c)")
-        ->type_name("NAME")
-        ->check(one_of({"hf", "llmc"}))
-        ->capture_default_str();
-    app.add_option("--dtype", request.dtype,
-                   "fp32, bf16 or, for hf only, fp8 (E4M3 codes with one scale per linear layer, the rest in bf16)")
-        ->type_name("NAME")
-        ->check(one_of({"fp32", "bf16", "fp8"}))
-        ->capture_default_str();
-    app.add_option(
-           "--tokenizer", request.tokenizer,
-           "for hf only: also write this tokenizer's files; a tokenizer.json, .tiktoken or llm.c tokenizer.bin, or a "
-           "directory with one of them (default: the one found with the weights or the training data)")
-        ->type_name("FILE");
-    app.footer(
-        "To run lm-evaluation-harness on an exported model with a tokenizer:\n"
-        "  lm_eval --model hf --model_args pretrained=DIR \\\n      --tasks hellaswag,lambada_openai,piqa");
-    app.add_flag("--overwrite", request.overwrite, "replace the model that --to already holds");
-    if (!parse_arguments(app, arguments)) return false;
-    if (request.format == "llmc" && request.dtype == "fp8")
-        refuse("export: --dtype fp8 needs --format hf; llm.c's files have fp32 and bf16");
-    if (request.format == "llmc" && !request.tokenizer.empty())
-        refuse("export: --tokenizer needs --format hf; a model file of llm.c has no tokenizer");
-    return true;
-}
-
 bool is_same_place(const fs::path& a, const fs::path& b) {
     std::error_code ignored;
     return fs::weakly_canonical(a, ignored) == fs::weakly_canonical(b, ignored);
@@ -69,33 +28,32 @@ bool is_model_file(const std::string& name) {
 }
 
 // The directory without any model. config.json is deleted first: without it, no program takes the rest for a model.
-void make_directory(const Request& request) {
-    const fs::path from(request.from), to(request.to);
+void make_directory(const Options& o) {
+    const fs::path from(o.from), to(o.to);
     std::error_code error;
     const bool is_folder = fs::is_directory(from, error);
     if ((is_folder || is_model_file(from.filename().string())) &&
         is_same_place((is_folder ? from : from.parent_path()) / "x", to / "x"))
-        refuse("export: --to " + request.to + " would replace the model that --from reads");
-    if (fs::exists(to, error) && !fs::is_directory(to, error)) refuse("export: " + request.to + " is not a directory");
+        refuse("export: --to " + o.to + " would replace the model that --from reads");
+    if (fs::exists(to, error) && !fs::is_directory(to, error)) refuse("export: " + o.to + " is not a directory");
     fs::create_directories(to, error);
     std::vector<fs::path> there;
     for (const auto& entry : fs::directory_iterator(to, error)) there.push_back(entry.path());
-    if (error) refuse("export: cannot write into " + request.to + ": " + error.message());
-    if (!there.empty() && !request.overwrite)
-        refuse("export: " + request.to + " is not empty; --overwrite replaces the model in it, or choose another --to");
+    if (error) refuse("export: cannot write into " + o.to + ": " + error.message());
+    if (!there.empty() && !o.overwrite)
+        refuse("export: " + o.to + " is not empty; --overwrite replaces the model in it, or choose another --to");
     fs::remove(to / "config.json", error);
     for (const fs::path& path : there)
         if (is_model_file(path.filename().string())) fs::remove(path, error);
 }
 
 // The file that --format llmc writes: FILE.bin, or model.bin in a directory.
-std::string llmc_file(const Request& request) {
+std::string llmc_file(const Options& o) {
     std::error_code error;
-    fs::path file(request.to);
+    fs::path file(o.to);
     if (file.extension() != ".bin" || fs::is_directory(file, error)) file /= "model.bin";
-    if (is_same_place(request.from, file))
-        refuse("export: --to " + request.to + " would replace the model that --from reads");
-    if (fs::exists(file, error) && !request.overwrite)
+    if (is_same_place(o.from, file)) refuse("export: --to " + o.to + " would replace the model that --from reads");
+    if (fs::exists(file, error) && !o.overwrite)
         refuse("export: " + file.string() + " exists; --overwrite replaces it, or choose another --to");
     if (file.has_parent_path()) fs::create_directories(file.parent_path(), error);
     if (error) refuse("export: cannot write " + file.string() + ": " + error.message());
@@ -103,11 +61,11 @@ std::string llmc_file(const Request& request) {
 }
 
 // Writes the tokenizer's files if there is a tokenizer. Returns the id of the token between documents, or -1.
-int write_tokenizer(const Request& request, const WeightSource& source) {
-    HfTokenizerTarget target{request.to, source.model().vocab, source.model().context, source.end_token()};
-    std::string tokenizer = request.tokenizer;
+int write_tokenizer(const Options& o, const WeightSource& source) {
+    HfTokenizerTarget target{o.to, source.model().vocab, source.model().context, source.end_token()};
+    std::string tokenizer = o.tokenizer;
     if (tokenizer.empty()) {
-        const TokenizerSearch search = find_tokenizer("", request.from, source);
+        const TokenizerSearch search = find_tokenizer("", o.from, source);
         if (search.tokenizer) tokenizer = search.tokenizer->name();
         if (!search.tokenizer)
             print_line("note: the export has no tokenizer, because {}; --tokenizer FILE adds one", search.problem);
@@ -117,24 +75,26 @@ int write_tokenizer(const Request& request, const WeightSource& source) {
 
 }  // namespace
 
-ExitCode export_weights(const std::vector<std::string>& arguments) {
-    Request request;
-    if (!parse(arguments, request)) return ExitCode::ok;
-    const std::unique_ptr<WeightSource> source = open_weights(request.from, request.average);
+ExitCode export_weights(const Options& o) {
+    if (o.format == ExportFormat::llmc && o.dtype == StateFormat::fp8)
+        refuse("export: --dtype fp8 needs --format hf; llm.c's files have fp32 and bf16");
+    if (o.format == ExportFormat::llmc && !o.tokenizer.empty())
+        refuse("export: --tokenizer needs --format hf; a model file of llm.c has no tokenizer");
+    const std::unique_ptr<WeightSource> source = open_weights(o.from, o.of_average);
     const FetchTensor fetch = [&](const std::string& name, std::vector<float>& out) { out = source->fetch(name); };
-    std::string written = request.to;
-    if (request.format == "llmc") {
-        written = llmc_file(request);
-        export_llmc(written, source->model(), request.dtype == "fp32" ? LlmcType::fp32 : LlmcType::bf16, fetch);
+    std::string written = o.to;
+    if (o.format == ExportFormat::llmc) {
+        written = llmc_file(o);
+        export_llmc(written, source->model(), o.dtype == StateFormat::fp32 ? LlmcType::fp32 : LlmcType::bf16, fetch);
     } else {
-        make_directory(request);
-        const HfType type = request.dtype == "fp32"   ? HfType::fp32
-                            : request.dtype == "bf16" ? HfType::bf16
-                                                      : HfType::fp8;
-        const int end_token = write_tokenizer(request, *source);
-        export_hf_directory(request.to, source->model(), {type, end_token}, fetch);
+        make_directory(o);
+        const HfType type = o.dtype == StateFormat::fp32   ? HfType::fp32
+                            : o.dtype == StateFormat::bf16 ? HfType::bf16
+                                                           : HfType::fp8;
+        const int end_token = write_tokenizer(o, *source);
+        export_hf_directory(o.to, source->model(), {type, end_token}, fetch);
     }
-    print_line("{} in {} written to {}", counted(source->model().parameters(), "parameter"), request.dtype, written);
+    print_line("{} in {} written to {}", counted(source->model().parameters(), "parameter"), word_of(o.dtype), written);
     return ExitCode::ok;
 }
 

@@ -248,7 +248,7 @@ std::string describe_fit(const Change& change, const StagePlan& before, const Ro
 
 Options AskedRun::with(const std::string& more, int ranks) const {
     Options o = flags;
-    set_flags(words_in(more), o);
+    set_flags(read_flags(words_in(more), all_flags(), ""), o);
     ResolveInputs inputs = surroundings;
     inputs.ranks = ranks;
     resolve(o, inputs);

@@ -1,5 +1,4 @@
-// The commands eval, sample and export, and the code that they share: it reads their arguments, with --help and
-// refusals like those of training's flags, and loads a model, its shape and its tokenizer.
+// The commands eval, sample and export, and the code that they share: it loads a model, its shape and its tokenizer.
 #pragma once
 #include <memory>
 #include <string>
@@ -12,25 +11,12 @@
 #include "llmc/run/ranks.h"
 #include "llmc/train/trainer.h"
 
-namespace CLI {
-class App;
-class Validator;
-}  // namespace CLI
-
 namespace llmc {
 
-// The commands, with the arguments after their name.
-ExitCode evaluate_weights(const std::vector<std::string>& arguments, const LaunchInfo& launch);  // losses and tasks
-ExitCode sample_text(const std::vector<std::string>& arguments);
-ExitCode export_weights(const std::vector<std::string>& arguments);  // into other programs' files
-
-// Checks of a command's own options.
-CLI::Validator one_of(const std::vector<std::string>& words);
-CLI::Validator whole_number_from(int lowest);
-
-// Reads the arguments of `app`, which is called "train_gpt COMMAND". Returns false if --help or --help-markdown was
-// given, and printed. Throws Error(bad_flags) if an argument is wrong or missing.
-bool parse_arguments(CLI::App& app, const std::vector<std::string>& arguments);
+// The commands, with the options that parse_command() returned.
+ExitCode evaluate_weights(Options options, const LaunchInfo& launch);  // losses and tasks
+ExitCode sample_text(Options options);
+ExitCode export_weights(const Options& options);  // into other programs' files
 
 // The tokenizer `given` with --tokenizer, or the one found with the weights: in the run directory, the Hugging Face
 // directory or the directory of the file that `from` names, or next to the training data of the run. Its end token is

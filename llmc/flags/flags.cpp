@@ -1,18 +1,15 @@
-// The rows of the table of flags, and how a row reaches its field.
+// The rows of the table of flags.
 // build: fuzzed
 #include "llmc/flags/flags.h"
 
-#include <CLI/CLI.hpp>
-#include <algorithm>
 #include <charconv>
-#include <cmath>
-#include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "llmc/base/error.h"
 #include "llmc/base/text.h"
 #include "llmc/data/order.h"
+#include "llmc/flags/rows.h"
 #include "llmc/fp8/recipe.h"
 #include "llmc/kernels/variants.h"
 #include "llmc/log/profile.h"
@@ -65,151 +62,9 @@ std::optional<GpuSpec> gpu_named(const std::string& text) {
     return gpu;
 }
 
-// ---- fields ---------------------------------------------------------------------------------------------------------
-
-// The largest whole number that a flag accepts if its row gives no limit. 64-bit counts leave room to multiply them.
-template <class T>
-constexpr T kMost = std::is_same_v<T, int64_t> ? T{1} << 50 : std::numeric_limits<T>::max();
-
-bool is_word(int64_t value, const Range& range) { return !range.word.empty() && value == range.word_means; }
-
-template <class T>
-requires std::is_integral_v<T>
-bool is_in_range(T value, const Range& range) {
-    const T low = static_cast<T>(range.min), high = std::isinf(range.max) ? kMost<T> : static_cast<T>(range.max);
-    return value >= low && value <= high;
-}
-
-bool is_in_range(double value, const Range& r) {
-    return (r.min_open ? value > r.min : value >= r.min) && (r.max_open ? value < r.max : value <= r.max);
-}
-
-template <class T>
-requires std::is_integral_v<T>
-void read_number(const std::string& text, const Range& range, T& field) {
-    if (!range.word.empty() && text == range.word) {
-        field = static_cast<T>(range.word_means);
-        return;
-    }
-    T value{};
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    const bool whole = !text.empty() && end == text.data() + text.size() && error != std::errc::invalid_argument;
-    const bool negative = std::is_unsigned_v<T> && text.size() > 1 && text[0] == '-';  // T has no sign
-    if (!whole && !negative) refuse("'" + text + "' is not a whole number");
-    if (negative || error != std::errc{} || !is_in_range(value, range))
-        refuse(text + " is out of range; it must be from " + std::to_string(static_cast<T>(range.min)) + " to " +
-               std::to_string(std::isinf(range.max) ? kMost<T> : static_cast<T>(range.max)));
-    field = value;
-}
-
-std::string range_text(const Range& r) {
-    if (std::isinf(r.max)) return fmt::format("{} {:g}", r.min_open ? "above" : "at least", r.min);
-    return fmt::format("in {:c}{:g}, {:g}{:c}", r.min_open ? '(' : '[', r.min, r.max, r.max_open ? ')' : ']');
-}
-
-void read_number(const std::string& text, const Range& range, double& field) {
-    char* end = nullptr;
-    const double value = std::strtod(text.c_str(), &end);
-    if (text.empty() || *end != '\0' || !std::isfinite(value)) refuse("'" + text + "' is not a number");
-    if (!is_in_range(value, range)) refuse(text + " is out of range; it must be " + range_text(range));
-    field = value;
-}
-
-ordered_json json_of_text(const std::string& text) { return text.empty() ? ordered_json() : ordered_json(text); }
-
-// ---- rows: flag(short name, long name, value, field, accepted values, help, default if not the field's) -------------
-
-// A number.
-template <class T>
-requires std::is_arithmetic_v<T> Flag flag(char short_name, const char* long_name, const char* value, T Options::*field,
-                                           const Range& range, const char* help, const char* default_text = "") {
-    Flag row{short_name, long_name, value, help, default_text};
-    row.range = range;
-    row.answers = range.answers;
-    row.set = [field, range](Options& o, const std::string& text) { read_number(text, range, o.*field); };
-    // A number that the flag itself would refuse stands for "not given".
-    row.get = [field, range](const Options& o) -> ordered_json {
-        const T number = o.*field;
-        if constexpr (std::is_signed_v<T> && std::is_integral_v<T>)
-            if (is_word(number, range) && std::to_string(number) == range.word) return number;
-        return is_in_range(number, range) ? ordered_json(number) : ordered_json();
-    };
-    return row;
-}
-
-// A switch.
-Flag flag(char short_name, const char* long_name, const char* value, bool Options::*field, std::nullptr_t,
-          const char* help, const char* default_text = "") {
-    Flag row{short_name, long_name, value, help, default_text};
-    row.switched = field;
-    row.set = [field](Options& o, const std::string& text) { o.*field = text == "true"; };
-    row.get = [field](const Options& o) { return ordered_json(o.*field); };
-    return row;
-}
-
-// One of the words of an enum.
-template <class Enum>
-requires std::is_enum_v<Enum> Flag flag(char short_name, const char* long_name, const char* value, Enum Options::*field,
-                                        const Answers& answers, const char* help, const char* default_text = "") {
-    Flag row{short_name, long_name, value, help, default_text};
-    for (const Word<Enum>& word : kWords<Enum>) row.words.push_back(word.text);
-    row.answers = answers;
-    row.set = [field, words = row.words](Options& o, const std::string& text) {
-        const std::optional<Enum> choice = value_of_word<Enum>(text);
-        if (!choice) refuse("'" + text + "' is not one of " + joined(words));
-        o.*field = *choice;
-    };
-    row.get = [field](const Options& o) { return json_of_text(word_of(o.*field)); };
-    return row;
-}
-
-// A text. `check` throws if the flag refuses it; nullptr accepts every text.
-using Check = void (*)(const std::string&);
-Flag flag(char short_name, const char* long_name, const char* value, std::string Options::*field, Check check,
-          const char* help, const char* default_text = "") {
-    Flag row{short_name, long_name, value, help, default_text};
-    row.set = [field, check](Options& o, const std::string& text) {
-        if (check) check(text);
-        o.*field = text;
-    };
-    row.get = [field](const Options& o) { return json_of_text(o.*field); };
-    return row;
-}
-
-// A text in a notation of its own. `parse` returns its value, or throws.
-template <class T>
-Flag flag(char short_name, const char* long_name, const char* value, Parsed<T> Options::*field,
-          T (*parse)(const std::string&), const char* help, const char* default_text = "") {
-    Flag row{short_name, long_name, value, help, default_text};
-    row.set = [field, parse](Options& o, const std::string& text) { o.*field = {text, parse(text)}; };
-    row.get = [field](const Options& o) { return json_of_text((o.*field).text); };
-    return row;
-}
-
 // A task has no default name.
 void check_task(const std::string& text) {
     if (parse_val_set(text, "task").name.empty()) refuse("'" + text + "' has no name; use --task NAME=FILE");
-}
-
-// Validation sets or tasks, which may be given several times.
-Flag flag(char short_name, const char* long_name, const char* value, std::vector<ValSet> Options::*field, Check check,
-          const char* help, const char* default_text = "") {
-    Flag row{short_name, long_name, value, help, default_text};
-    row.clear = [field](Options& o) { (o.*field).clear(); };
-    row.set = [field, check, flag = row.long_name](Options& o, const std::string& text) {
-        check(text);
-        const ValSet set = parse_val_set(text, flag);
-        for (const ValSet& other : o.*field)
-            if (other.name == set.name)
-                refuse("--{0}: two are named \"{1}\"; name each one: --{0} a=FILE --{0} b=FILE", flag, set.name);
-        (o.*field).push_back(set);
-    };
-    row.get = [field](const Options& o) {
-        ordered_json list;
-        for (const ValSet& set : o.*field) list.push_back(set.name.empty() ? set.glob : set.name + "=" + set.glob);
-        return list;
-    };
-    return row;
 }
 
 // A format other than fp8, for values whose updates are smaller than the steps of FP8.
@@ -580,28 +435,6 @@ const Flag kRows[] = {
     once(flag(0, "help-markdown", "", &Options::help_markdown, {}, "print all flags as a Markdown page and exit")),
 };
 
-// ---- to CLI11 ------------------------------------------------------------------------------------------------------
-
-CLI::Option* add(CLI::App& app, const Flag& flag, Options& options) {
-    const std::string names = (flag.short_name ? fmt::format("-{:c},--", flag.short_name) : "--") + flag.long_name;
-    if (flag.is_switch()) return app.add_flag(names, options.*flag.switched);
-    const auto set = [&](const std::string& text) { flag.set(options, text); };
-    const auto set_all = [&](const std::vector<std::string>& texts) {
-        flag.clear(options);
-        for (const std::string& text : texts) flag.set(options, text);
-    };
-    CLI::Option* option = nullptr;
-    if (flag.clear) {
-        option = app.add_option_function<std::vector<std::string>>(names, set_all);
-        option->take_all()->allow_extra_args(false)->expected(1);
-    } else {
-        option = app.add_option_function<std::string>(names, set)->take_last();
-    }
-    return option->check(CLI::Validator([&flag](std::string& text) { return mistake_in(text, flag); }, ""));
-}
-
-// ---- and back ------------------------------------------------------------------------------------------------------
-
 std::string shortest_text(double number) {
     char text[32];
     std::string result(text, std::to_chars(text, text + sizeof text, number).ptr);
@@ -610,22 +443,6 @@ std::string shortest_text(double number) {
 }
 
 }  // namespace
-
-std::string mistake_in(const std::string& text, const Flag& flag) {
-    std::string mistake;
-    try {
-        Options scratch;
-        flag.set(scratch, text);
-        return "";
-    } catch (const Error& error) {
-        mistake = error.what();
-    }
-    const std::string name = "--" + flag.long_name + " ";  // CLI11 prints it in front of the message
-    if (mistake.starts_with(name)) mistake.erase(0, name.size());
-    for (const auto& [refused, answer] : flag.answers)
-        if (refused == text) mistake += answer;
-    return mistake;
-}
 
 const std::vector<Flag>& all_flags() {
     static const std::vector<Flag> flags = [] {
@@ -647,43 +464,11 @@ const Flag* find_flag(std::string_view name) {
     return nullptr;
 }
 
-const Flag* find_flag(char name) {
-    for (const Flag& flag : all_flags())
-        if (name != 0 && flag.short_name == name) return &flag;
-    return nullptr;
-}
-
 std::string current_name(const std::string& name) { return name == "muon-cautious-decay" ? "cautious-decay" : name; }
 
 std::string names_text(const Flag& flag) {
-    return (flag.short_name ? fmt::format("-{:c}, --", flag.short_name) : "--") + flag.long_name;
-}
-
-std::vector<std::string> set_flags(std::vector<std::string> arguments, Options& options) {
-    CLI::App app;
-    app.set_help_flag();
-    app.prefix_command();  // stop at an argument that is neither a flag nor a value
-    for (const Flag& flag : all_flags()) add(app, flag, options);
-    std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them last first
-    try {
-        app.parse(arguments);
-    } catch (const CLI::ParseError& error) {
-        refuse(error.what());
-    }
-    for (const Flag& flag : all_flags())
-        if (app.count("--" + flag.long_name) > 0) options.given.insert(flag.long_name);
-    return app.remaining();
-}
-
-void add_flags(CLI::App& app, const std::vector<std::string>& names, Options& options) {
-    for (const std::string& name : names) {
-        const Flag& flag = *find_flag(name);
-        CLI::Option* option = add(app, flag, options)->description(flag.help);
-        if (flag.is_switch()) continue;
-        option->type_name(flag.value);
-        const bool as_always = flag.get(options) == flag.get(Options());
-        option->default_str(as_always ? default_text(flag) : flag_text(flag, options));
-    }
+    return (flag.short_name ? fmt::format("-{:c}, --", flag.short_name) : "--") + flag.long_name +
+           (flag.other_name.empty() ? "" : ", --" + flag.other_name);
 }
 
 std::string flag_text(const Flag& flag, const Options& options) {

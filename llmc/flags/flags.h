@@ -1,6 +1,6 @@
 // The table of flags: a row says everything about one flag. The command line, configuration files, --help,
 // dev/guide/flags.md, --print-config and the tests are made from the rows, so a new flag is a row in flags.cpp and a
-// field of Options. CLI11, which reads the command line, stays behind this interface.
+// field of Options. The commands eval, sample and export have tables of their own (command_flags.cpp).
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -12,10 +12,6 @@
 #include <vector>
 
 #include "llmc/flags/options.h"
-
-namespace CLI {
-class App;
-}
 
 namespace llmc {
 
@@ -40,13 +36,14 @@ struct Flag {
     bool command_line_only = false;  // concerns one invocation, so configuration files may not contain it
     std::string group = {};          // the title above it in --help
     bool common = false;             // in --help; the others are in --help-all
+    std::string other_name = {};     // a second long name
+    bool required = false;           // in every command line
 
     // The field of Options. set() throws Error(bad_flags) for a text that the flag does not accept; a list appends.
     // get() returns the value as a configuration file has it, null if it was not given.
     std::function<void(Options&, const std::string& text)> set = {};
     std::function<nlohmann::ordered_json(const Options&)> get = {};
     std::function<void(Options&)> clear = {};  // of a list, which may be given several times
-    bool Options::*switched = nullptr;         // of a switch
     std::vector<std::string> words = {};       // all that it accepts, if it accepts words
     Range range = {};                          // if it accepts numbers
     Answers answers = {};
@@ -56,21 +53,40 @@ struct Flag {
 
 const std::vector<Flag>& all_flags();
 const Flag* find_flag(std::string_view name);
-const Flag* find_flag(char name);
 // Today's name of a flag in a configuration that this version or an earlier one wrote.
 std::string current_name(const std::string& name);
 
 std::string names_text(const Flag& flag);  // "-b, --batch"
 
-// The reason why the flag refuses a text, "" if it accepts it.
-std::string mistake_in(const std::string& text, const Flag& flag);
+// ---- command lines (command_line.cpp) -------------------------------------------------------------------------------
 
-// Sets the fields that the arguments name; throws Error(bad_flags): "--batch: '4x' is not a whole number". Returns the
-// unknown flags, and everything from the first argument on that is neither a flag nor a value.
-std::vector<std::string> set_flags(std::vector<std::string> arguments, Options& options);
+// A flag on a command line or in a configuration file, with its value: "true" or "false" for a switch.
+struct GivenFlag {
+    const Flag* flag;
+    std::string value;
+};
 
-// Adds the flags with these long names to another command. Their defaults are the values that `options` has now.
-void add_flags(CLI::App& app, const std::vector<std::string>& names, Options& options);
+// Reads a command line that may have these flags. Throws Error(bad_flags) if an argument is not one of them, or if a
+// flag lacks its value; `see` says where all flags are listed ("--help-all lists all"). If --help, --version or another
+// flag that prints something is there, returns only that flag.
+std::vector<GivenFlag> read_flags(const std::vector<std::string>& arguments, const std::vector<Flag>& flags,
+                                  const std::string& see);
+
+// Sets the fields of these flags. Throws Error(bad_flags): "--batch: '4x' is not a whole number". A list replaces the
+// values that its field had.
+void set_flags(const std::vector<GivenFlag>& given, Options& options);
+
+// ---- the commands eval, sample and export (command_flags.cpp) -------------------------------------------------------
+
+struct CommandFlags {
+    std::string name, description;
+    Options defaults = {};
+    std::vector<Flag> flags = {};
+    std::string footer = {};  // of --help
+};
+const std::vector<CommandFlags>& all_commands();
+
+// ---- values as text -------------------------------------------------------------------------------------------------
 
 // The value as the flag would have it on the command line; "" for a switch and for a value that was not given.
 std::string flag_text(const Flag& flag, const Options& options);

@@ -42,14 +42,14 @@ std::string two_columns(const std::string& left, const std::string& right, size_
     return left + gap + wrap(right, column, width) + "\n";
 }
 
-std::vector<HelpRow> rows_of(const std::string& group, bool all) {
-    std::vector<HelpRow> rows;
-    for (const Flag& flag : all_flags())
-        if (flag.group == group && (all || flag.common))
-            rows.push_back(
-                {names_text(flag) + (flag.is_switch() ? "" : " " + flag.value), flag.help, default_text(flag)});
-    return rows;
+std::vector<Flag> flags_of(const std::string& group, bool all) {
+    std::vector<Flag> flags = all_flags();
+    std::erase_if(flags, [&](const Flag& flag) { return flag.group != group || (!all && !flag.common); });
+    return flags;
 }
+
+// "-b, --batch N"
+std::string with_value(const Flag& flag) { return names_text(flag) + (flag.is_switch() ? "" : " " + flag.value); }
 
 std::vector<std::string> groups() {
     std::vector<std::string> names;
@@ -83,27 +83,29 @@ std::string escaped(const std::string& text) {
     return result;
 }
 
-}  // namespace
-
-std::string help_rows(const std::vector<HelpRow>& rows, size_t width) {
+// The flags in two columns, no line longer than `width`.
+std::string help_of(const std::vector<Flag>& flags, size_t width) {
     std::string text;
-    for (const HelpRow& row : rows) {
-        const std::string indent = row.names.starts_with("--") ? "      " : "  ";
-        const std::string by_default = row.default_text.empty() ? "" : " [" + row.default_text + "]";
-        text += two_columns(indent + row.names, row.help + by_default, kHelpColumn, width);
+    for (const Flag& flag : flags) {
+        const std::string indent = flag.short_name ? "  " : "      ", by_default = default_text(flag);
+        text += two_columns(indent + with_value(flag), flag.help + (by_default.empty() ? "" : " [" + by_default + "]"),
+                            kHelpColumn, width);
     }
     return text;
 }
 
-std::string markdown_table(const std::vector<HelpRow>& rows) {
+// A table of flag, default and meaning.
+std::string markdown_of(const std::vector<Flag>& flags) {
     std::string text = "| flag | default | meaning |\n|---|---|---|\n";
-    for (const HelpRow& row : rows) {
-        std::string names = row.names;  // a pipe would end the cell even in code
+    for (const Flag& flag : flags) {
+        std::string names = with_value(flag);  // a pipe would end the cell even in code
         for (size_t at = 0; (at = names.find('|', at)) != std::string::npos; at += 2) names.insert(at, "\\");
-        text += "| `" + names + "` | " + escaped(row.default_text) + " | " + escaped(row.help) + " |\n";
+        text += "| `" + names + "` | " + escaped(default_text(flag)) + " | " + escaped(flag.help) + " |\n";
     }
     return text;
 }
+
+}  // namespace
 
 size_t help_width() {
     constexpr long kNarrowest = 60, kWidest = 120;
@@ -120,8 +122,8 @@ size_t help_width() {
 std::string help_text(const std::string& program, bool all, size_t width) {
     std::string text = usage(program, width);
     for (const std::string& group : groups())
-        if (const std::vector<HelpRow> rows = rows_of(group, all); !rows.empty())
-            text += "\n" + wrap(group, 0, width) + "\n" + help_rows(rows, width);
+        if (const std::vector<Flag> flags = flags_of(group, all); !flags.empty())
+            text += "\n" + wrap(group, 0, width) + "\n" + help_of(flags, width);
     if (!all) {
         const std::string others = fmt::format("{} --help-all lists all {} flags.", program, all_flags().size());
         text += "\n" + wrap(others, 0, width) + "\n";
@@ -129,11 +131,21 @@ std::string help_text(const std::string& program, bool all, size_t width) {
     return text + "\n" + wrap(kExitCodes, 0, width) + "\n";
 }
 
+std::string command_help(const CommandFlags& command, size_t width) {
+    std::string text = "Usage: train_gpt " + command.name;
+    for (const Flag& flag : command.flags)
+        if (flag.required) text += " --" + flag.long_name + " " + flag.value;
+    text += " [FLAGS]\n\n" + wrap(command.description, 0, width) + "\n\n" + help_of(command.flags, width);
+    return command.footer.empty() ? text : text + "\n" + command.footer;
+}
+
 std::string help_markdown() {
     std::string text =
         "# Flags\n\nAll flags of `train_gpt`, as `train_gpt --help-markdown` prints them. "
         "Most take a value; those shown without one are switches.\n";
-    for (const std::string& group : groups()) text += "\n## " + group + "\n\n" + markdown_table(rows_of(group, true));
+    for (const std::string& group : groups()) text += "\n## " + group + "\n\n" + markdown_of(flags_of(group, true));
+    for (const CommandFlags& command : all_commands())
+        text += "\n## train_gpt " + command.name + "\n\n" + command.description + "\n\n" + markdown_of(command.flags);
     return text;
 }
 

@@ -3,7 +3,6 @@
 #include "llmc/flags/options.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -25,28 +24,6 @@ namespace {
 
 using nlohmann::ordered_json;
 
-bool is_number(const std::string& text) {
-    const size_t digits = text.find_first_not_of("+-.");
-    return digits != std::string::npos && text[digits] >= '0' && text[digits] <= '9';
-}
-
-// The flag that `argument` names, as in "--lr", "--lr=1e-3", "-l" or "-l=1e-3"; null if it is no flag.
-const Flag* flag_in(const std::string& argument) {
-    const std::string name = argument.substr(0, argument.find('='));
-    if (name.size() > 2 && name.starts_with("--")) return find_flag(std::string_view(name).substr(2));
-    return name.size() == 2 && name[0] == '-' ? find_flag(name[1]) : nullptr;
-}
-
-// Refuses letters after a single dash: a flag of two letters, such as llm.c has, or a long flag that lacks a dash.
-void check_letters(const std::string& argument) {
-    const bool one_dash = argument.size() > 1 && argument[0] == '-' && (argument[1] != '-' || argument == "--");
-    if (!one_dash || is_number(argument)) return;
-    const Flag* flag = find_flag(argument[1]);
-    if (flag && !flag->is_switch() && is_number(argument.substr(2))) return;  // -b4
-    refuse("unknown flag " + argument + (flag_in("-" + argument) ? "; did you mean -" + argument + "?" : "") +
-           " (--help-all lists all)");
-}
-
 // Removes `train` or `check` in front of the flags; `help` becomes --help.
 std::vector<std::string> without_command(std::vector<std::string> arguments) {
     if (arguments.empty() || arguments[0].empty() || arguments[0][0] == '-') return arguments;
@@ -56,66 +33,8 @@ std::vector<std::string> without_command(std::vector<std::string> arguments) {
     return arguments;
 }
 
-// Rewrites the command line for CLI11, which does not know -b=4 or the empty value of --prompt=, would read -ge as
-// -g e, and would take the next flag as the value of a flag that lacks one.
-std::vector<std::string> prepare(const std::vector<std::string>& given) {
-    std::vector<std::string> arguments;
-    for (size_t i = 0; i < given.size(); i++) {
-        const std::string& argument = given[i];
-        const std::string next = i + 1 < given.size() ? given[i + 1] : "";
-        if (const std::optional<std::string> answer = answer_llmc_flag(argument, next)) refuse(*answer);
-        const Flag* flag = flag_in(argument);
-        const size_t equals = argument.find('=');
-        if (flag == nullptr) {
-            check_letters(argument);
-            arguments.push_back(argument);
-        } else if (flag->long_name == "help" || flag->long_name == "help-all" || flag->long_name == "version") {
-            return {"--" + flag->long_name};  // whatever else was given
-        } else if (flag->is_switch()) {
-            if (equals != std::string::npos && !argument.ends_with("=true") && !argument.ends_with("=false"))
-                refuse(argument + ": this switch takes no value but =true or =false");
-            if (equals == std::string::npos && !next.empty() && next[0] != '-')
-                refuse("{} takes no value, and '{}' follows it; use --{}, or --{}=false to switch it off", argument,
-                       next, flag->long_name, flag->long_name);
-            arguments.push_back(argument);
-        } else if (equals != std::string::npos) {
-            arguments.insert(arguments.end(), {argument.substr(0, equals), argument.substr(equals + 1)});
-        } else {
-            if (i + 1 == given.size() || flag_in(next))
-                refuse("--" + flag->long_name + " needs a value: --" + flag->long_name + " " + flag->value);
-            arguments.insert(arguments.end(), {argument, next});
-            i++;
-        }
-    }
-    return arguments;
-}
-
-// Refuses `rest`, which set_flags() could not use. After a pattern of files it is probably the shell's expansion.
-[[noreturn]] void refuse_rest(const std::vector<std::string>& arguments, const std::vector<std::string>& rest) {
-    if (rest[0].starts_with("--")) {
-        std::vector<FlagName> known;
-        for (const Flag& flag : all_flags()) known.push_back({flag.long_name, names_text(flag), flag.help});
-        refuse(unknown_flag_text(rest[0], known, "--help-all lists all"));
-    }
-    const size_t at = arguments.size() - rest.size();
-    const Flag* flag = at < 2 || rest[0].starts_with("-") ? nullptr : flag_in(arguments[at - 2]);
-    const std::string flag_name = flag ? flag->long_name : "";
-    if (flag_name != "train" && flag_name != "val")
-        refuse("unexpected argument '{}'; flags start with - (--help-all lists all)", rest[0]);
-    std::vector<std::string> words = {arguments[at - 1]};
-    for (size_t i = 0; i < rest.size() && rest[i][0] != '-'; i++) words.push_back(rest[i]);
-    std::string name = flag_name == "val" ? parse_val_set(words[0]).name : "";
-    if (!name.empty()) name += "=";
-    for (std::string& word : words)
-        if (word.starts_with(name)) word.erase(0, name.size());
-    refuse(
-        "unexpected argument '{}': --{} takes one pattern, and the shell has made {} words of it; quote the pattern: "
-        "--{} {}",
-        rest[0], flag_name, words.size(), flag_name, shell_quote(name + pattern_of(words)));
-}
-
-// One entry of a configuration file, as the command line would give it.
-void append_entry(const std::string& name, const ordered_json& value, std::vector<std::string>& arguments) {
+// Appends an entry of a configuration file to `given`.
+void append_entry(const std::string& name, const ordered_json& value, std::vector<GivenFlag>& given) {
     const std::string key = current_name(name);
     const Flag* flag = find_flag(key);
     if (flag == nullptr) {
@@ -130,14 +49,14 @@ void append_entry(const std::string& name, const ordered_json& value, std::vecto
     if (value.is_null()) return;  // "not given"
     if (flag->is_switch()) {
         if (!value.is_boolean()) refuse("\"{}\" is {}; it must be true or false", key, json_text(value));
-        arguments.push_back("--" + key + "=" + json_text(value));
+        given.push_back({flag, json_text(value)});
         return;
     }
     const bool list = flag->clear && value.is_array();
     for (const ordered_json& item : list ? value : ordered_json::array({value})) {
         if (!item.is_string() && !item.is_number())
             refuse("\"{}\" is {}; it must be a number or a string", key, json_text(item));
-        arguments.insert(arguments.end(), {"--" + key, item.is_string() ? item.get<std::string>() : json_text(item)});
+        given.push_back({flag, item.is_string() ? item.get<std::string>() : json_text(item)});
     }
 }
 
@@ -200,9 +119,9 @@ ordered_json read_json(const std::string& path) {
 Options options_of(const ordered_json& config, const std::string& path) {
     try {
         Options options;
-        std::vector<std::string> arguments;
-        for (const auto& item : config.items()) append_entry(item.key(), item.value(), arguments);
-        set_flags(arguments, options);
+        std::vector<GivenFlag> given;
+        for (const auto& item : config.items()) append_entry(item.key(), item.value(), given);
+        set_flags(given, options);
         return options;
     } catch (const Error& error) {
         refuse("configuration file {}: {}", path, error.what());
@@ -292,19 +211,21 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
     ParsedOptions parsed;
     Options& options = parsed.options;
     const bool checking = argc > 1 && std::string(argv[1]) == "check";
-    const std::vector<std::string> arguments = prepare(without_command({argv + std::min(argc, 1), argv + argc}));
-    const std::vector<std::string> rest = set_flags(arguments, options);
-    if (!rest.empty()) refuse_rest(arguments, rest);
+    const std::vector<GivenFlag> given =
+        read_flags(without_command({argv + std::min(argc, 1), argv + argc}), all_flags(), "--help-all lists all");
+    set_flags(given, options);
     if (options.help || options.help_all) {
         const std::string program = argc > 0 ? std::filesystem::path(argv[0]).filename().string() : "train_gpt";
         parsed.text = help_text(program, options.help_all, help_width());
+    } else if (options.help_markdown) {
+        parsed.text = help_markdown();
     } else if (options.version) {
         parsed.text = version_text();
     } else if (options.model == "list") {
         parsed.text = models_text();
     } else {
         options = with_config(options);
-        set_flags(arguments, options);
+        set_flags(given, options);
         options.checking = checking;
         check_complete(options);
     }

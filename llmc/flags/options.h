@@ -121,6 +121,10 @@ template <>
 inline constexpr Word<OnSaveError> kWords<OnSaveError>[] = {{"continue", OnSaveError::go_on},
                                                             {"stop", OnSaveError::stop}};
 
+enum class ExportFormat { hf, llmc };
+template <>
+inline constexpr Word<ExportFormat> kWords<ExportFormat>[] = {{"hf", ExportFormat::hf}, {"llmc", ExportFormat::llmc}};
+
 template <>
 inline constexpr Word<Verify> kWords<Verify>[] = {
     {"full", Verify::full}, {"size", Verify::size}, {"none", Verify::none}};
@@ -277,6 +281,15 @@ struct Options {
     std::string config_file;             // of --config
     Parsed<ProfileSteps> profile_steps;  // may be empty
 
+    // Only of the commands eval, sample and export
+    std::string from;         // weights to read
+    bool of_average = false;  // their average
+    std::string to;           // file or directory to write
+    ExportFormat format = ExportFormat::hf;
+    StateFormat dtype = StateFormat::fp32;  // of the exported weights
+    int num_samples = 1;                    // per prompt
+    bool no_cache = false;
+
     std::set<std::string> given;  // long names of the flags that the command line or --config has
     bool checking = false;        // train_gpt check instead of a run
     std::string command_line;     // as given, quoted for a shell
@@ -299,13 +312,15 @@ struct Options {
     bool operator==(const Options&) const = default;
 };
 
-// `text` is what --help, --version or -e list prints before the program exits with code 0. It is absent for a run.
+// `text` is the output of --help, --version or -e list, after which the program exits with code 0. Absent for a run.
 struct ParsedOptions {
     Options options;
     std::optional<std::string> text;
 };
 
 ParsedOptions parse_options(int argc, const char* const* argv);
+// The same for eval, sample or export, with the arguments after its name.
+ParsedOptions parse_command(const std::string& command, const std::vector<std::string>& arguments);
 
 // ---- what the options mean together, for this run -------------------------------------------------------------------
 

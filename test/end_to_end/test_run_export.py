@@ -33,8 +33,8 @@ class Export(Case):
         self.assertIn("parameters in", result.out)
         return to
 
-    def refuses(self, code, flags, *parts):
-        self.refused(run("export", *flags), code, *parts)
+    def refuses(self, code, flags, *parts, env=None):
+        self.refused(run("export", *flags, env=env), code, *parts)
 
     def llmc_file(self):
         """The run's weights as an llm.c file, written by this test itself."""
@@ -206,6 +206,7 @@ class Export(Case):
         self.refuses(FLAGS, [*both, "--dtype", "fp16"], "--dtype", "fp16")
         self.refuses(FLAGS, [*both, "--format", "llmc", "--dtype", "fp8"], "--dtype fp8 needs --format hf")
         self.refuses(FLAGS, [*both, "--fromm", "x"], "--fromm")
+        self.refuses(FLAGS, both, "in one process, not in 2", env=dict(RANK="0", WORLD_SIZE="2", MASTER_ADDR="localhost"))
         self.refuses(FLAGS, ["--from", self.trained.directory, "--to", self.trained.path("run.json")], "is not a directory")
         self.refuses(CHECKPOINT, ["--from", "nowhere", "--to", new_path()], "nowhere")
         self.refuses(CHECKPOINT, ["--from", self.trained.path("run.json"), "--to", new_path()], "run.json")

@@ -86,6 +86,23 @@ class Sample(Case):
                     for prompt, seed in (("dan ", 1), ("koc", 2))]
         self.assertEqual(out, "> " + expected[0] + "> " + expected[1] + "> \n")
 
+    def test_a_wrong_prompt_does_not_end_the_session(self):
+        source = new_path()
+        os.mkdir(source)
+        for name in ("model.safetensors", "config.json"):
+            shutil.copy(self.trained.path(name), source)
+        ours, theirs = pty.openpty()
+        process = subprocess.Popen([PROGRAM, "sample", "--from", source, "-g", "3"], stdin=theirs, stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, text=True, cwd=workspace(), env=ENVIRONMENT)
+        os.close(theirs)
+        os.write(ours, b"dan\n5 257\n5 6\n\x04")
+        out, err = process.communicate(timeout=60)
+        os.close(ours)
+        self.assertEqual(process.returncode, 0, err)
+        self.assertIn("--prompt needs a tokenizer", err)
+        self.assertIn("token id 257, which is outside", err)
+        self.assertRegex(out, r"^> > > [\d ]+\n> \n$")
+
     def refuses(self, code, flags, *parts, env=None):
         result = run("sample", *flags, env=env)
         self.refused(result, code, *parts)

@@ -1,0 +1,157 @@
+// Makes the rows of the tables of flags, and binds each to its field of Options.
+#pragma once
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+
+#include "llmc/base/error.h"
+#include "llmc/base/text.h"
+#include "llmc/flags/flags.h"
+
+namespace llmc {
+
+// ---- fields ---------------------------------------------------------------------------------------------------------
+
+// The largest whole number that a flag accepts if its row gives no limit. 64-bit counts leave room to multiply them.
+template <class T>
+constexpr T kMost = std::is_same_v<T, int64_t> ? T{1} << 50 : std::numeric_limits<T>::max();
+
+inline bool is_word(int64_t value, const Range& range) { return !range.word.empty() && value == range.word_means; }
+
+template <class T>
+requires std::is_integral_v<T>
+bool is_in_range(T value, const Range& range) {
+    const T low = static_cast<T>(range.min), high = std::isinf(range.max) ? kMost<T> : static_cast<T>(range.max);
+    return value >= low && value <= high;
+}
+
+inline bool is_in_range(double value, const Range& r) {
+    return (r.min_open ? value > r.min : value >= r.min) && (r.max_open ? value < r.max : value <= r.max);
+}
+
+template <class T>
+requires std::is_integral_v<T>
+void read_number(const std::string& text, const Range& range, T& field) {
+    if (!range.word.empty() && text == range.word) {
+        field = static_cast<T>(range.word_means);
+        return;
+    }
+    T value{};
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    const bool whole = !text.empty() && end == text.data() + text.size() && error != std::errc::invalid_argument;
+    const bool negative = std::is_unsigned_v<T> && text.size() > 1 && text[0] == '-';  // T has no sign
+    if (!whole && !negative) refuse("'" + text + "' is not a whole number");
+    if (negative || error != std::errc{} || !is_in_range(value, range))
+        refuse(text + " is out of range; it must be from " + std::to_string(static_cast<T>(range.min)) + " to " +
+               std::to_string(std::isinf(range.max) ? kMost<T> : static_cast<T>(range.max)));
+    field = value;
+}
+
+inline std::string range_text(const Range& r) {
+    if (std::isinf(r.max)) return fmt::format("{} {:g}", r.min_open ? "above" : "at least", r.min);
+    return fmt::format("in {:c}{:g}, {:g}{:c}", r.min_open ? '(' : '[', r.min, r.max, r.max_open ? ')' : ']');
+}
+
+inline void read_number(const std::string& text, const Range& range, double& field) {
+    char* end = nullptr;
+    const double value = std::strtod(text.c_str(), &end);
+    if (text.empty() || *end != '\0' || !std::isfinite(value)) refuse("'" + text + "' is not a number");
+    if (!is_in_range(value, range)) refuse(text + " is out of range; it must be " + range_text(range));
+    field = value;
+}
+
+inline nlohmann::ordered_json json_of_text(const std::string& text) {
+    return text.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(text);
+}
+
+// ---- rows: flag(short name, long name, value, field, accepted values, help, default if not the field's) -------------
+
+// A number.
+template <class T>
+requires std::is_arithmetic_v<T> Flag flag(char short_name, const char* long_name, const char* value, T Options::*field,
+                                           const Range& range, const char* help, const char* default_text = "") {
+    Flag row{short_name, long_name, value, help, default_text};
+    row.range = range;
+    row.answers = range.answers;
+    row.set = [field, range](Options& o, const std::string& text) { read_number(text, range, o.*field); };
+    // A number that the flag itself would refuse stands for "not given".
+    row.get = [field, range](const Options& o) -> nlohmann::ordered_json {
+        const T number = o.*field;
+        if constexpr (std::is_signed_v<T> && std::is_integral_v<T>)
+            if (is_word(number, range) && std::to_string(number) == range.word) return number;
+        return is_in_range(number, range) ? nlohmann::ordered_json(number) : nlohmann::ordered_json();
+    };
+    return row;
+}
+
+// A switch.
+inline Flag flag(char short_name, const char* long_name, const char* value, bool Options::*field, std::nullptr_t,
+                 const char* help, const char* default_text = "") {
+    Flag row{short_name, long_name, value, help, default_text};
+    row.set = [field](Options& o, const std::string& text) { o.*field = text == "true"; };
+    row.get = [field](const Options& o) { return nlohmann::ordered_json(o.*field); };
+    return row;
+}
+
+// One of the words of an enum.
+template <class Enum>
+requires std::is_enum_v<Enum> Flag flag(char short_name, const char* long_name, const char* value, Enum Options::*field,
+                                        const Answers& answers, const char* help, const char* default_text = "") {
+    Flag row{short_name, long_name, value, help, default_text};
+    for (const Word<Enum>& word : kWords<Enum>) row.words.push_back(word.text);
+    row.answers = answers;
+    row.set = [field, words = row.words](Options& o, const std::string& text) {
+        const std::optional<Enum> choice = value_of_word<Enum>(text);
+        if (!choice) refuse("'" + text + "' is not one of " + joined(words));
+        o.*field = *choice;
+    };
+    row.get = [field](const Options& o) { return json_of_text(word_of(o.*field)); };
+    return row;
+}
+
+// A text. `check` throws if the flag refuses it; nullptr accepts every text.
+using Check = void (*)(const std::string&);
+inline Flag flag(char short_name, const char* long_name, const char* value, std::string Options::*field, Check check,
+                 const char* help, const char* default_text = "") {
+    Flag row{short_name, long_name, value, help, default_text};
+    row.set = [field, check](Options& o, const std::string& text) {
+        if (check) check(text);
+        o.*field = text;
+    };
+    row.get = [field](const Options& o) { return json_of_text(o.*field); };
+    return row;
+}
+
+// A text in a notation of its own. `parse` returns its value, or throws.
+template <class T>
+Flag flag(char short_name, const char* long_name, const char* value, Parsed<T> Options::*field,
+          T (*parse)(const std::string&), const char* help, const char* default_text = "") {
+    Flag row{short_name, long_name, value, help, default_text};
+    row.set = [field, parse](Options& o, const std::string& text) { o.*field = {text, parse(text)}; };
+    row.get = [field](const Options& o) { return json_of_text((o.*field).text); };
+    return row;
+}
+
+// Validation sets or tasks, which may be given several times.
+inline Flag flag(char short_name, const char* long_name, const char* value, std::vector<ValSet> Options::*field,
+                 Check check, const char* help, const char* default_text = "") {
+    Flag row{short_name, long_name, value, help, default_text};
+    row.clear = [field](Options& o) { (o.*field).clear(); };
+    row.set = [field, check, flag = row.long_name](Options& o, const std::string& text) {
+        check(text);
+        const ValSet set = parse_val_set(text, flag);
+        for (const ValSet& other : o.*field)
+            if (other.name == set.name)
+                refuse("--{0}: two are named \"{1}\"; name each one: --{0} a=FILE --{0} b=FILE", flag, set.name);
+        (o.*field).push_back(set);
+    };
+    row.get = [field](const Options& o) {
+        nlohmann::ordered_json list;
+        for (const ValSet& set : o.*field) list.push_back(set.name.empty() ? set.glob : set.name + "=" + set.glob);
+        return list;
+    };
+    return row;
+}
+
+}  // namespace llmc
