@@ -66,9 +66,16 @@ ExitCode train(const Options& options, const Inputs& inputs, Admission& admissio
 // --------------------------------------------------------------------------------------------------------------------
 // from flags to a run
 
+// Output that was asked for must not get lost silently. (A run continues without its reader.)
+ExitCode printed(ExitCode code) {
+    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
+        throw Error(ExitCode::failure, "standard output cannot be written, so some of the output is missing");
+    return code;
+}
+
 ExitCode print(const std::string& text) {
     std::fputs(text.c_str(), stdout);
-    return ExitCode::ok;
+    return printed(ExitCode::ok);
 }
 
 ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
@@ -76,12 +83,12 @@ ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
     if (parsed.text) return print(*parsed.text);
     Options& given = parsed.options;
     if (given.bench) only_bench(given);
-    install_signal_handlers();
+    const bool planning = given.dry_run || given.estimate_scaling || given.print_config;
+    if (!planning) install_signal_handlers();
 
     // Open the data and meet the other ranks, which together with the flags decide all defaults.
     Inputs inputs(given);
     Ranks ranks(given, launch);
-    const bool planning = given.dry_run || given.estimate_scaling || given.print_config;
     if (planning)
         ranks.plan(given);  // works on a machine without a GPU
     else
@@ -93,7 +100,7 @@ ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
     resolve(given, surroundings);
     inputs.check(given);
     if (given.print_config) return print(config_json(given) + "\n");
-    if (planning) return plan_run(asked, given, inputs);
+    if (planning) return printed(plan_run(asked, given, inputs));
 
     // Refuse ranks that disagree, and a run that does not fit into memory unless --fit finds one that does.
     const Comm& comm = ranks.comm;
@@ -162,7 +169,7 @@ int main(int argc, char** argv) {
     };
     try {
         if (const std::optional<ExitCode> done = run_command({argv + 1, argv + argc}, launch))
-            return static_cast<int>(*done);
+            return static_cast<int>(printed(*done));
         launch = launch_environment();
         return static_cast<int>(run_program(argc, argv, launch));
     } catch (const Error& error) {

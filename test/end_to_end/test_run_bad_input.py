@@ -5,9 +5,10 @@ import json
 import os
 import re
 import struct
+import subprocess
 import unittest
 
-from trainer import VOCAB, Case, corpus, new_path, run, tiny_flags, write_shard
+from trainer import PROGRAM, VOCAB, Case, corpus, new_path, run, tiny_flags, write_shard
 
 FLAGS, DATA, CHECKPOINT, RESOURCES = 2, 3, 4, 5
 TRAINED = re.compile("^step ", re.MULTILINE)
@@ -129,6 +130,15 @@ class BadInput(Case):
             result = run(*flags)
             self.assertEqual(result.code, FLAGS)
             self.assertIn(part, result.err)
+
+    @unittest.skipUnless(os.path.exists("/dev/full"), "needs /dev/full")
+    def test_output_that_cannot_be_written(self):
+        """A configuration or a plan must not be lost silently; a run continues without its reader."""
+        for flags, code in ((["--print-config"], 1), (["--dry-run"], 1), (["eval", "--help"], 1), (tiny_flags("-x", "1"), 0)):
+            with open("/dev/full", "w", encoding="utf-8") as full:
+                result = subprocess.run([PROGRAM, *flags], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+            self.assertEqual(result.returncode, code, flags)
+            self.assertEqual("standard output cannot be written" in result.stderr, code == 1, result.stderr)
 
     def test_environment_of_the_host_device(self):
         for name, value, expected in (("LLMC_ORDER", "sideways", "ascending, descending, random"),
