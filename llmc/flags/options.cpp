@@ -97,6 +97,9 @@ void check_complete(const Options& options) {
     if (options.bench && options.train.empty() && options.doc_mask)
         refuse("--bench: random tokens have no documents for --doc-mask; add --train GLOB");
     if (options.train.empty() && !options.bench && !planning && !options.print_config && !options.checking) {
+        if (options.resume.value != ResumeFrom::nothing && !options.out.empty() && options.config_file.empty())
+            refuse("--resume {}: there is no run in {}, which has no run.json; check --out, or add --train 'GLOB'",
+                   options.resume.text, options.out);
         refuse(
             "no training data: give --train 'GLOB', for example -i 'data/*train_*.bin' (python3 -m data.prepare makes "
             "such files, --bench needs none, and --help explains the flags)");
