@@ -43,9 +43,9 @@ std::string length_line(const Options& o, const RunOutlook& outlook) {
 // On a GPU the predicted time; on a CPU only a warning if steps will be slow.
 std::string time_note(const Options& o, const DeviceInfo& device, const RunOutlook& outlook) {
     constexpr double kSurprising = 20;  // seconds per step
-    if (!outlook.seconds_per_step) return "";
-    const double seconds = *outlook.seconds_per_step;
     const int64_t steps = o.last_step() - outlook.first_step + 1;
+    if (!outlook.seconds_per_step || steps <= 0) return "";
+    const double seconds = *outlook.seconds_per_step;
     if (!device.is_host)
         return fmt::format("predicted: {:.1f} ms per step, {} for {} (from a model of its kernels; see --dry-run)\n",
                            1e3 * seconds, format_duration(seconds * static_cast<double>(steps)),
