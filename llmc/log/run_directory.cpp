@@ -161,7 +161,8 @@ void remove_earlier_run(const std::string& directory) {
     remove_all_checkpoints(system_calls(), directory + "/checkpoints");
     std::error_code error;
     fs::remove_all(dir + "tensorboard", error);
-    std::vector<std::string> names = {"run.json", "metrics.jsonl", "model.safetensors", "main.log"};
+    std::vector<std::string> names = {"run.json",          "metrics.jsonl", "main.log",
+                                      "model.safetensors", "check.json",    "decay"};
     for (const std::string& name : names_starting_with(directory, "trace-rank")) names.push_back(name);
     for (const std::string& name : names) {
         fs::remove(dir + name, error);

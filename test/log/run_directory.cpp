@@ -118,16 +118,15 @@ TEST_CASE("run directory: a run is not replaced unless asked") {
         fs::create_directories(base.path);
         std::ofstream(base / precious) << "old";
         std::ofstream(base / "notes.txt") << "mine";
-        std::ofstream(base / "trace-rank11.json") << "{}";
+        for (const char* old : {"trace-rank11.json", "check.json", "decay"}) std::ofstream(base / old) << "{}";
         fs::create_directories(base / "tensorboard/old");
         CHECK(code_of([&] { BegunDirectory(base.path.string(), false); }) == ExitCode::bad_flags);
         CHECK(read_file(base / precious) == "old");
         CHECK(!fs::exists(base / "main.log"));
         BegunDirectory run(base.path.string(), true);
         CHECK(read_file(base / precious) == "");
-        CHECK(fs::exists(base / "model.safetensors") == false);
-        CHECK(fs::exists(base / "trace-rank11.json") == false);
-        CHECK(fs::exists(base / "tensorboard") == false);
+        for (const char* old : {"model.safetensors", "trace-rank11.json", "check.json", "decay", "tensorboard"})
+            CHECK(!fs::exists(base / old));
         CHECK(read_file(base / "notes.txt") == "mine");
     }
     // A directory with other files in it is fine.
