@@ -42,8 +42,9 @@ Checkpoints<Real>::Checkpoints(const Options& options, const Inputs& inputs, Tra
                         directory.path(), format_bytes(needed), format_bytes(room));
         const uint64_t at_once = options.keep > 0 ? static_cast<uint64_t>(options.keep) + 1 : 1;
         if (room / at_once < needed)
-            print_line("note: {} has room for {} checkpoints of {}; --keep {} and the one being written need {}",
-                       directory.path(), room / needed, format_bytes(needed), options.keep, at_once);
+            print_line("note: {} has room for {} of {}; --keep {} and the one being written need {}", directory.path(),
+                       plural(static_cast<int64_t>(room / needed), "checkpoint"), format_bytes(needed), options.keep,
+                       at_once);
     }
     // Leave a fifth of the host memory for everything else.
     const size_t memory = available_host_memory() / 5 * 4 / static_cast<size_t>(comm.local_world());
