@@ -255,38 +255,32 @@ Options AskedRun::with(const std::string& more, int ranks) const {
     return o;
 }
 
-// Replaces -r auto, see choose_automatic().
-static AutomaticChoice choose_recompute(Options o, const std::function<StagePlan(const Options&)>& plan_of,
-                                        const std::function<bool(const StagePlan&)>& fits) {
-    const bool is_automatic = o.recompute == Recompute::automatic;
-    AutomaticChoice choice;
-    for (const Recompute level : kLevels) {
-        if (is_automatic) o.recompute = level;
-        choice.plan = plan_of(o);
-        choice.fits = fits(choice.plan);
-        if (choice.fits || !is_automatic) break;
-    }
-    if (is_automatic && choice.fits && o.recompute != Recompute::none)
-        o.notes.push_back(fmt::format("-r auto chose {}, the least recomputation that fits; a smaller -b may be faster",
-                                      word_of(o.recompute)));
-    choice.options = o;
-    return choice;
-}
-
-AutomaticChoice choose_automatic(Options o, const std::function<StagePlan(const Options&)>& plan_of,
+AutomaticChoice choose_automatic(const Options& asked, const std::function<StagePlan(const Options&)>& plan_of,
                                  const std::function<bool(const StagePlan&)>& fits) {
-    if (o.offload != Offload::automatic) return choose_recompute(o, plan_of, fits);
+    const bool any_level = asked.recompute == Recompute::automatic, any_offload = asked.offload == Offload::automatic;
+    AutomaticChoice choice;
     for (const Offload offload : {Offload::off, Offload::residuals, Offload::optimizer, Offload::both}) {
-        o.offload = offload;
-        AutomaticChoice choice = choose_recompute(o, plan_of, fits);
-        if (!choice.fits) continue;
-        if (offload != Offload::off)
-            choice.options.notes.push_back(
-                fmt::format("--offload auto chose {}, with which the run fits", word_of(offload)));
-        return choice;
+        if (!any_offload && offload != asked.offload) continue;
+        for (const Recompute level : kLevels) {
+            if (!any_level && level != asked.recompute) continue;
+            Options o = asked;
+            o.offload = offload;
+            o.recompute = level;
+            const StagePlan plan = plan_of(o);
+            const bool fit = fits(plan);
+            // If nothing fits, the choice is the most recomputation without offloading.
+            if (fit || !any_offload || offload == Offload::off) choice = {o, plan, fit};
+            if (!fit) continue;
+            if (any_level && level != Recompute::none)
+                choice.options.notes.push_back(fmt::format(
+                    "-r auto chose {}, the least recomputation that fits; a smaller -b may be faster", word_of(level)));
+            if (any_offload && offload != Offload::off)
+                choice.options.notes.push_back(
+                    fmt::format("--offload auto chose {}, with which the run fits", word_of(offload)));
+            return choice;
+        }
     }
-    o.offload = Offload::off;
-    return choose_recompute(o, plan_of, fits);
+    return choice;
 }
 
 std::vector<Change> changes_that_fit(const AskedRun& asked, const Options& options, int ranks, const Room& room,

@@ -74,7 +74,7 @@ struct AutomaticChoice {
 // Replaces -r auto by the least recomputation with which the run fits, or by block if it fits with none. A note names
 // the level if it costs time. --offload auto does the same first: it leaves memory on the card if some level fits.
 // Every choice gives the same bits.
-AutomaticChoice choose_automatic(Options options, const std::function<StagePlan(const Options&)>& plan_of,
+AutomaticChoice choose_automatic(const Options& options, const std::function<StagePlan(const Options&)>& plan_of,
                                  const std::function<bool(const StagePlan&)>& fits);
 
 // Flags with which a run fits.
