@@ -73,20 +73,11 @@ const char* category(Trace::Kind kind) {
     return kind == Trace::Kind::compute ? "compute" : kind == Trace::Kind::communication ? "communication" : "host";
 }
 
-// Microseconds, down to the nanosecond.
-std::string microseconds(int64_t ns) {
-    return fmt::format("{}{}.{:03}", ns < 0 ? "-" : "", std::abs(ns) / 1000, std::abs(ns) % 1000);
-}
+double microseconds(int64_t ns) { return static_cast<double>(ns) / 1000; }
 
-std::string quoted(const std::string& text) { return json_text(ordered_json(text)); }
-
-std::string name_event(const char* what, int process, size_t line, const std::string& name) {
-    return fmt::format(R"({{"ph":"M","pid":{},"tid":{},"name":"{}","args":{{"name":{}}}}})", process, line, what,
-                       quoted(name));
-}
-std::string sort_event(const char* what, int process, size_t line, size_t index) {
-    return fmt::format(R"({{"ph":"M","pid":{},"tid":{},"name":"{}","args":{{"sort_index":{}}}}})", process, line, what,
-                       index);
+// An event that gives a process or one of its lines a name or a place.
+ordered_json metadata_event(const char* what, int process, size_t line, const ordered_json& arguments) {
+    return {{"ph", "M"}, {"pid", process}, {"tid", line}, {"name", what}, {"args", arguments}};
 }
 
 }  // namespace
@@ -137,22 +128,26 @@ std::string trace_json(const TraceProcess& process, const std::vector<Trace::Ran
     std::map<std::string, size_t> line_numbers{{"host", 0}};
     for (const std::string& line : process.lines) line_numbers.emplace(line, line_numbers.size());
     const int rank = process.rank;
-    std::vector<std::string> events{name_event("process_name", rank, 0, process.name),
-                                    sort_event("process_sort_index", rank, 0, static_cast<size_t>(rank))};
+    std::vector<ordered_json> events = {metadata_event("process_name", rank, 0, {{"name", process.name}}),
+                                        metadata_event("process_sort_index", rank, 0, {{"sort_index", rank}})};
     for (const auto& [line, number] : line_numbers) {
-        events.push_back(name_event("thread_name", rank, number, line));
-        events.push_back(sort_event("thread_sort_index", rank, number, number));
+        events.push_back(metadata_event("thread_name", rank, number, {{"name", line}}));
+        events.push_back(metadata_event("thread_sort_index", rank, number, {{"sort_index", number}}));
     }
     for (const Trace::Range& range : ranges) {
-        const std::string bytes = range.bytes ? fmt::format(R"(,"bytes":{})", range.bytes) : "";
-        events.push_back(fmt::format(
-            R"({{"ph":"X","pid":{},"tid":{},"ts":{},"dur":{},"name":{},"cat":"{}","args":{{"step":{}{}}}}})", rank,
-            line_numbers.at(range.line), microseconds(process.clock + range.begin),
-            microseconds(range.end - range.begin), quoted(range.name), category(range.kind), range.step, bytes));
+        events.push_back({{"ph", "X"},
+                          {"pid", rank},
+                          {"tid", line_numbers.at(range.line)},
+                          {"ts", microseconds(process.clock + range.begin)},
+                          {"dur", microseconds(range.end - range.begin)},
+                          {"name", range.name},
+                          {"cat", category(range.kind)},
+                          {"args", {{"step", range.step}}}});
+        if (range.bytes) events.back()["args"]["bytes"] = range.bytes;
     }
     std::string text =
         fmt::format("{{\"displayTimeUnit\":\"ms\",\"baseTimeNanoseconds\":{},\"traceEvents\":[\n", process.base);
-    for (size_t i = 0; i < events.size(); i++) text += events[i] + (i + 1 < events.size() ? ",\n" : "\n");
+    for (size_t i = 0; i < events.size(); i++) text += json_text(events[i]) + (i + 1 < events.size() ? ",\n" : "\n");
     return text + "]}\n";
 }
 
