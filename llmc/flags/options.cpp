@@ -282,7 +282,8 @@ int64_t TokenSchedule::steps_within(int64_t tokens) const {
     int64_t all = 0;
     for (const TokenStage& stage : stages_) {
         const int64_t steps = std::min(tokens / stage.tokens, stage.steps);
-        all += steps, tokens -= steps * stage.tokens;
+        all += steps;
+        tokens -= steps * stage.tokens;
         if (steps < stage.steps) return all;
     }
     return all + tokens / last_;
@@ -296,14 +297,12 @@ static TokenStages stages_from_text(const char* flag, const char* example, const
                     "{} {}: {}; expected off, or TOKENS:STEPS,... with growing numbers of tokens, as in {}", flag, text,
                     problem, example);
     };
-    constexpr long long kMost = 1LL << 28;  // limits both, so that tokens * steps can be added up
+    constexpr int64_t kMost = 1 << 28;  // limits both, so that tokens * steps can be added up
     for (const std::string& word : split(text, ',')) {
-        long long tokens = 0, steps = 0;
-        int used = -1;
-        const bool read = std::sscanf(word.c_str(), "%15lld:%15lld%n", &tokens, &steps, &used) == 2;
-        if (!read || static_cast<size_t>(used) != word.size() || std::min(tokens, steps) < 1 ||
-            std::max(tokens, steps) > kMost)
-            refuse("'" + word + "' is not a stage");
+        const size_t colon = std::min(word.find(':'), word.size());
+        const int64_t tokens = number_in<int64_t>(word.substr(0, colon)).value_or(0);
+        const int64_t steps = colon == word.size() ? 0 : number_in<int64_t>(word.substr(colon + 1)).value_or(0);
+        if (std::min(tokens, steps) < 1 || std::max(tokens, steps) > kMost) refuse("'" + word + "' is not a stage");
         if (!stages.empty() && tokens <= stages.back().tokens) refuse("'" + word + "' has no more tokens than before");
         stages.push_back({tokens, steps});
     }

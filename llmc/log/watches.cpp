@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "llmc/base/error.h"
@@ -72,16 +71,16 @@ std::vector<Alerts::Alert> Alerts::observe(const nlohmann::ordered_json& record)
 PlateauRule plateau_from_text(const std::string& text) {
     PlateauRule rule;
     if (text == "off") return rule;
-    long long patience = 0;
-    int used = 0;
-    const bool read = std::sscanf(text.c_str(), "%lf,%lld%n", &rule.factor, &patience, &used) == 2 &&
-                      static_cast<size_t>(used) == text.size();
-    if (!read || !(rule.factor > 0 && rule.factor < 1) || patience < 0)
-        throw Error(ExitCode::bad_flags,
-                    "--plateau " + text +
-                        ": expected off or FACTOR,PATIENCE, a factor between 0 and 1 and a number of validations, as "
-                        "in 0.5,3");
-    rule.patience = patience;
+    const std::vector<std::string> parts = split(text, ',');
+    if (parts.size() == 2) {
+        rule.factor = number_in<double>(parts[0]).value_or(0);
+        rule.patience = number_in<int64_t>(parts[1]).value_or(-1);
+    }
+    if (parts.size() != 2 || !(rule.factor > 0 && rule.factor < 1) || rule.patience < 0)
+        refuse(
+            "--plateau {}: expected off or FACTOR,PATIENCE, a factor between 0 and 1 and a number of validations, as "
+            "in 0.5,3",
+            text);
     return rule;
 }
 
@@ -92,7 +91,8 @@ ValidationWatch::Verdict ValidationWatch::observe(double loss, const PlateauRule
         since_best_ = since_change_ = 0;
         return Verdict::none;
     }
-    since_best_++, since_change_++;
+    since_best_++;
+    since_change_++;
     if (is_over(early_stop)) return Verdict::stop;
     if (rule == PlateauRule{} || since_change_ <= rule.patience) return Verdict::none;
     since_change_ = 0;
