@@ -115,7 +115,7 @@ std::optional<double> Throughput::ms_per_step() const {
 }
 
 Progress::Progress(std::FILE* out, const ProgressSetup& setup)
-    : out_(out), colour_(use_colour(isatty(fileno(out)) != 0, std::getenv)), setup_(setup) {}
+    : out_(out), colour_(out && use_colour(isatty(fileno(out)) != 0, std::getenv)), setup_(setup) {}
 
 void Progress::step(const StepRecord& record, std::optional<size_t> memory) {
     throughput_.add(record.tokens_per_s * record.ms * 1e-3, record.ms);
@@ -154,6 +154,7 @@ void Progress::validation(const ValRecord& record) {
 }
 
 void Progress::print(const std::string& line) {
+    if (!out_) return;
     std::fprintf(out_, "%s\n", line.c_str());
     std::fflush(out_);
 }

@@ -57,7 +57,8 @@ struct ProgressSetup {
 
 class Progress {
 public:
-    Progress(std::FILE* out, const ProgressSetup& setup);  // uses colour if `out` and the environment allow it
+    // Prints to `out`, in colour if it and the environment allow that. Prints nothing if `out` is nullptr.
+    Progress(std::FILE* out, const ProgressSetup& setup);
     void step(const StepRecord& record, std::optional<size_t> memory);
     void validation(const ValRecord& record);
     void print(const std::string& line);

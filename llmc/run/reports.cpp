@@ -130,11 +130,10 @@ Reports::Reports(const Options& options, const ProgressSetup& setup, const Input
     : options_(options),
       fp8_(fp8),
       directory_(directory),
-      nowhere_(std::fopen("/dev/null", "w"), std::fclose),
       setup_(setup),
       inputs_(inputs),
       steps_ahead_(steps_ahead),
-      progress_(comm.is_main() ? stdout : nowhere_.get(), setup),
+      progress_(comm.is_main() ? stdout : nullptr, setup),
       comm_(comm),
       ranks_(describe_ranks(comm)),
       alerts_(options.alert.value) {}

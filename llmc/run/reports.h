@@ -3,8 +3,6 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -81,7 +79,6 @@ private:
     const Options& options_;
     const Fp8Registry* const fp8_;
     RunDirectory& directory_;
-    const std::unique_ptr<std::FILE, int (*)(std::FILE*)> nowhere_;
     const ProgressSetup setup_;
     const Inputs& inputs_;
     const int64_t steps_ahead_;
