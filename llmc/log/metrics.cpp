@@ -190,10 +190,6 @@ void record_fp8_errors(int64_t step, const Fp8Registry& fp8, stream_t stream, Ru
     directory.append(record);
 }
 
-void record_sample(int64_t step, const std::string& text, RunDirectory& directory) {
-    directory.append({{"step", step}, {"sample", text}});
-}
-
 void record_memory(int64_t step, const MemoryByKind& plan, const Comm& comm, RunDirectory& directory) {
     std::array<uint64_t, kMemoryKinds> mine;
     for (size_t kind = 0; kind < kMemoryKinds; kind++) mine[kind] = device_memory_use(MemoryKind(kind)).peak;

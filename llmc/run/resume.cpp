@@ -36,18 +36,13 @@ bool is_directory(const std::string& path) {
     return fs::is_directory(path, ignored);
 }
 
-// Packs paths into one text; a zero byte, which no path contains, ends each of them.
-std::string packed(const std::vector<std::string>& paths) {
+// Rank 0's paths, on every rank. A zero byte, which no path contains, ends each of them on the way.
+std::vector<std::string> broadcast_paths(const Comm& comm, const std::vector<std::string>& paths) {
     std::string text;
     for (const std::string& path : paths) text += path + '\0';
-    return text;
-}
-
-std::vector<std::string> unpacked(const std::string& text) {
-    std::vector<std::string> paths;
-    for (size_t at = 0, end; (end = text.find('\0', at)) != std::string::npos; at = end + 1)
-        paths.push_back(text.substr(at, end - at));
-    return paths;
+    std::vector<std::string> all = split(broadcast_text(comm, text), '\0');
+    all.pop_back();
+    return all;
 }
 
 // ---- choosing a checkpoint ------------------------------------------------------------------------------------------
@@ -263,7 +258,7 @@ std::optional<Resumed> find_checkpoint(const Options& o, const Inputs& inputs, R
              o.resume.value == ResumeFrom::latest ? "; --resume auto starts a new run if there is none" : "");
     }
     Resumed resumed;
-    resumed.checkpoint = newest(unpacked(broadcast_text(comm, packed(mine.paths))), o, ranks);
+    resumed.checkpoint = newest(broadcast_paths(comm, mine.paths), o, ranks);
     read_position(o, inputs, resumed);
     compare_configurations(o, resumed);
     bool in_place = false;  // on rank 0: the checkpoint is in --out, so its logs continue

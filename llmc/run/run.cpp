@@ -283,7 +283,7 @@ bool Run<Real>::validate() {
 template <class Real>
 void Run<Real>::print_sample() {
     const Sample sample = evaluation_.print_sample(position_.step, deadline_);
-    record_sample(position_.step, sample.text, directory_);
+    directory_.append({{"step", position_.step}, {"sample", sample.text}});
     if (sample.cut_short && position_.step < last_step_) stop_ = agree({stop_reason(deadline_)}).stop;
 }
 
@@ -311,7 +311,7 @@ ExitCode Run<Real>::finish() {
     const StopWaitsFor stop_waits_for(stop_ == StopReason::none ? "the last files of the run" : "the last checkpoint");
     report_steps(0);
     reports_.print_bench();
-    if (comm_.is_main()) print_stop(step, stop_);
+    if (comm_.is_main() && stop_ != StopReason::none) print_line("stopping after step {}: {}", step, stop_name(stop_));
     finish_profile(profiler_, step, comm_, directory_);  // if the run stopped before the last profiled step
 
     ranks_.watchdog.begin(Watchdog::Phase::save);

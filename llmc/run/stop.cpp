@@ -97,11 +97,6 @@ StopReason stop_reason(const Deadline& deadline) {
     return deadline && monotonic_seconds() > *deadline ? StopReason::out_of_time : StopReason::none;
 }
 
-void print_stop(int64_t step, StopReason reason) {
-    if (reason == StopReason::none) return;
-    print_line("stopping after step {}: {}", step, stop_name(reason));
-}
-
 std::string stop_name(StopReason reason) {
     if (reason == StopReason::out_of_time) return "--max-minutes reached";
     return stop_requested() ? stop_signal_name() : "another rank was told to";

@@ -50,8 +50,7 @@ using Deadline = std::optional<double>;
 Deadline deadline_after(double minutes);  // 0 means no limit
 // Why this rank wants to stop now.
 StopReason stop_reason(const Deadline& deadline);
-void print_stop(int64_t step, StopReason reason);  // prints nothing for `none`
-std::string stop_name(StopReason reason);          // "SIGTERM", "--max-minutes reached"
+std::string stop_name(StopReason reason);  // "SIGTERM", "--max-minutes reached"
 
 // Asks between pieces of work (a batch of a validation, a token of a sample) if a signal has told some rank to stop, or
 // a rank's deadline has passed. Asking is a collective, so several ranks ask about once a second, in an interval that
