@@ -134,7 +134,7 @@ EarlierRun find_earlier_run(const std::string& directory) {
     for (const std::string& name : names_starting_with(directory, "model"))
         if (name.find(".safetensors") != std::string::npos) names.push_back(name);
     for (const std::string& name : names)
-        if (has_bytes(dir + name)) found.somebody_elses = name;
+        if (has_bytes(dir + name)) found.foreign_file = name;
     return found;
 }
 
@@ -366,11 +366,11 @@ void RunDirectory::begin(bool overwrite, bool restart) {
         return go_on({});
     }
     const EarlierRun earlier = find_earlier_run(path_);
-    if (!earlier.somebody_elses.empty())
+    if (!earlier.foreign_file.empty())
         throw Error(ExitCode::bad_flags,
                     "the run directory {} holds files that no run has written and that this one would replace ({}); "
                     "choose another with --out, or replace them with --overwrite",
-                    path_, earlier.somebody_elses);
+                    path_, earlier.foreign_file);
     std::string sign = earlier.why_not_restart();
     if (!restart && sign.empty()) sign = earlier.steps;
     if (!sign.empty())
