@@ -45,7 +45,7 @@ TEST_CASE("llm.c flags: -h with a number is HellaSwag, alone it is help") {
     CHECK(!answer_llmc_flag("-h", "-b"));
 }
 
-TEST_CASE("llm.c flags: shared ones are not answered") {
+TEST_CASE("llm.c flags: flags that this program has too are not answered") {
     for (const char* flag :
          {"-i", "-j", "-o", "-e", "-b", "-t", "-d", "-x", "-k", "-l", "-u", "-q", "-c", "-v", "-m", "-s", "-g", "-r"}) {
         CAPTURE(flag);
@@ -110,7 +110,7 @@ TEST_CASE("other programs: their flags are answered with ours") {
     }
 }
 
-TEST_CASE("other programs: no name in the table is a flag of ours, or stands for one that does not exist") {
+TEST_CASE("other programs: names in the table are no flags of this program, and stand for flags that exist") {
     CHECK(other_names().size() > 150);
     const std::set<std::string> of_commands = {"from", "to", "tokens", "num-samples"};
     for (const auto& [theirs, ours] : other_names()) {

@@ -690,7 +690,7 @@ TEST_CASE("token schedule: tokens of a step, of all steps up to it, and steps th
     }
 }
 
-TEST_CASE("token schedule: texts that are none") {
+TEST_CASE("token schedule: invalid texts are refused") {
     for (const char* text :
          {"", "on", "3", "3:", ":3", "3:2,", ",3:2", "3:2,3:1", "5:2,3:1", "0:2", "3:0", "-3:2", "3:2 ", "3:2x",
           "3:2:1", "3.5:2", "300000000:1", "1:300000000", "99999999999999999999:1"}) {

@@ -370,7 +370,7 @@ TEST_CASE("resolve: FP8 products that the card has to emulate are refused, unles
     CHECK(contains(resolved(o, host).notes.at(0), "FP8 is emulated on the CPU"));
 }
 
-TEST_CASE("resolve: Hopper's sums of FP8 are for CPUs, and for recipes that Hopper has") {
+TEST_CASE("resolve: --fp8-arithmetic hopper needs a CPU and a recipe that Hopper has") {
     Options o;
     o.precision = Precision::fp8;
     o.fp8_arithmetic = Fp8Arithmetic::hopper;
@@ -385,7 +385,7 @@ TEST_CASE("resolve: Hopper's sums of FP8 are for CPUs, and for recipes that Hopp
           std::vector<std::string>{"--fp8-recipe, --fp8-arithmetic have no effect with --precision bf16"});
 }
 
-TEST_CASE("resolve: --kernels means what the card and the precision have use for") {
+TEST_CASE("resolve: --kernels selects kernels that the card and the precision can use") {
     Options o;
     o.precision = Precision::fp8;
     ResolveInputs hopper, ada, turing;
@@ -442,7 +442,7 @@ TEST_CASE("resolve: --kernels means what the card and the precision have use for
 }
 
 // A batch of validation is a third of a micro-step: batches / 3 < 5 % of steps * micro_steps.
-TEST_CASE("resolve: validation costs less than 5 % of the steps between, and hardly less than it must") {
+TEST_CASE("resolve: validation costs less than 5 % of the steps in between, with the shortest such interval") {
     CHECK(validation_interval(20, 1) == 150);
     CHECK(validation_interval(20, 8) == 20);
     CHECK(validation_interval(20, 16) == 9);
@@ -465,7 +465,7 @@ TEST_CASE("resolve: validation costs less than 5 % of the steps between, and har
     CHECK(validation_interval(int64_t{1} << 50, 1) > 0);
 }
 
-TEST_CASE("resolve: how often a run validates by itself") {
+TEST_CASE("resolve: the default interval of validation") {
     Options o;
     CHECK(resolved(o).val_every == -1);  // no validation data
     CHECK(config_json(resolved(o)).find("\"val-every\": null") != std::string::npos);

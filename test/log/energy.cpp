@@ -79,7 +79,7 @@ TEST_CASE("energy: joules and watts since the last reading") {
     CHECK(meter.since_last().joules == 0);
 }
 
-TEST_CASE("energy: nothing where there is no card, no library, or an old one") {
+TEST_CASE("energy: no values without a card, without NVML, or with an old NVML") {
     const auto unknown = [](const char* card, const std::string& library) {
         EnergyMeter meter(card, library.c_str());
         meter.since_last();

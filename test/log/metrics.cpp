@@ -103,7 +103,7 @@ TEST_CASE("metrics: floats read back to the same bits") {
     }
 }
 
-TEST_CASE("metrics: what is not finite is null and named") {
+TEST_CASE("metrics: numbers that are not finite are null, and \"nonfinite\" names them") {
     StepRecord record = example();
     record.loss = -NAN;
     record.norm = INFINITY;
@@ -147,7 +147,7 @@ TEST_CASE("records: an FP8 run has the FP8 products of its layers, and does not 
                          doctest::Contains("cuBLASLt refused all 48 FP8 matmuls"), Error);
 }
 
-TEST_CASE("skips: the reason is what went wrong first") {
+TEST_CASE("skips: the reason is the first thing that went wrong") {
     Fp8Registry fp8({}, Comm::self());
     for (const char* layer : {"h.3.fc", "h.3.fc_proj"}) fp8.add(layer);
     const int x = fp8.find("h.3.fc_proj.x") + 1, dout = fp8.find("h.3.fc_proj.dout") + 1;

@@ -30,7 +30,7 @@ Trace::Range range(const std::string& line, Kind kind, int64_t begin, int64_t en
 
 }  // namespace
 
-TEST_CASE("profile: which steps") {
+TEST_CASE("profile: the steps that the flag selects") {
     const auto check_steps = [](const char* text, int64_t first, int64_t last) {
         CAPTURE(text);
         CHECK(profile_steps_from_text(text).first == first);
@@ -50,7 +50,7 @@ TEST_CASE("profile: which steps") {
     CHECK(refusal("1:102").find("asks for 101 steps; at most 100") != std::string::npos);
 }
 
-TEST_CASE("profile: compute hides communication that another stream computes beside, nanosecond by nanosecond") {
+TEST_CASE("profile: the overlap of compute and communication, compared with a count of each nanosecond") {
     std::mt19937 random(5);
     constexpr int kEnd = 200;
     for (int trial = 0; trial < 200; trial++) {
@@ -170,7 +170,7 @@ TEST_CASE("profile: begins and ends with its steps") {
     CHECK(!nothing.finish(1));
 }
 
-TEST_CASE("profile: in words") {
+TEST_CASE("profile: the line that is printed") {
     const nlohmann::ordered_json record{{"step", 5},
                                         {"profile",
                                          {{"first_step", 3},

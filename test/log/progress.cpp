@@ -36,7 +36,7 @@ TEST_CASE("progress: the whole line") {
         "ETA 0:32");
 }
 
-TEST_CASE("progress: what is not known is not shown") {
+TEST_CASE("progress: unknown numbers are not shown") {
     StepRecord record;
     record.step = 3;
     record.loss = -std::nanf("");
@@ -172,7 +172,7 @@ TEST_CASE("progress: --log-every leaves out steps, but none that is unusual") {
     CHECK(steps == "1 4 6 8 10 20 23 ");
 }
 
-TEST_CASE("progress: fresh weights whose loss is not that of weights that know nothing") {
+TEST_CASE("progress: a first loss that fresh weights should not have is noted") {
     StepRecord record;
     record.step = 1;
     record.fresh = FreshLoss{10.8249, 10.9785};

@@ -140,7 +140,7 @@ TEST_CASE("batch fingerprint: every token, the last target and every place count
     CHECK(moved.value() != samples.whole());
 }
 
-TEST_CASE("weights fingerprint: of the master weights, whatever the working copy; changes with any of them") {
+TEST_CASE("weights fingerprint: follows every master weight, and does not depend on the working copy") {
     SmallModel<bf16> a(1), other(2);
     SmallModel<float> b(1);
     const uint64_t first = a.fingerprint();
@@ -161,7 +161,7 @@ TEST_CASE("weights fingerprint: of the master weights, whatever the working copy
     }
 }
 
-TEST_CASE("weights fingerprint: every value has its place, in its tensor and in the model") {
+TEST_CASE("weights fingerprint: depends on the place of a value in its tensor and in the model") {
     SmallModel<float> model(1);
     const uint64_t first = model.fingerprint();
     const std::vector<float> matrix = model.get("h.0.attn_proj.weight");
@@ -187,7 +187,7 @@ TEST_CASE("weights fingerprint: every value has its place, in its tensor and in 
     }
 }
 
-TEST_CASE("weights fingerprint: masters in BF16 have that of masters in FP32 with the same values") {
+TEST_CASE("weights fingerprint: the same for BF16 and FP32 masters with the same values") {
     SmallModel<bf16> narrow(1, StateFormat::bf16);
     SmallModel<float> wide(1);
     CHECK(narrow.fingerprint() != wide.fingerprint());

@@ -38,7 +38,7 @@ ExitCode code_of(auto call) {
 
 }  // namespace
 
-TEST_CASE("run directory: none given, nothing written") {
+TEST_CASE("run directory: without one, nothing is written") {
     BegunDirectory run("", false);
     CHECK(!run.active());
     record_step(example(), run);
@@ -95,7 +95,7 @@ TEST_CASE("run directory: run.json") {
     CHECK(!fs::exists(base / "a/run.json.tmp"));
 }
 
-TEST_CASE("run directory: run.json of a run that is resumed, whatever has become of it") {
+TEST_CASE("run directory: a resumed run can add to any run.json") {
     for (const std::string before : {"", "[]", "{\"resumed\": \"yes\"}", "{\"resumed\": [{\"step\": 2}]}"}) {
         CAPTURE(before);
         TemporaryDirectory base;
@@ -202,7 +202,7 @@ TEST_CASE("run directory: a restart begins again only a run that never saved, an
     }
 }
 
-TEST_CASE("run directory: a place for checkpoints that says that there were some") {
+TEST_CASE("run directory: signs that there were checkpoints") {
     const auto sign = [](auto make) {
         Place place;
         place.put("run.json", kNeverSaved);
@@ -221,7 +221,7 @@ TEST_CASE("run directory: a place for checkpoints that says that there were some
     CHECK(sign([](const auto& path, const auto&) { std::ofstream(path) << "x"; }) == "checkpoints is a file");
 }
 
-TEST_CASE("run directory: files of somebody else are not replaced unless asked, and others never deleted") {
+TEST_CASE("run directory: files that no run wrote are replaced only with --overwrite, and unrelated files never") {
     for (const char* name : {"config.json", "main.log", "metrics.jsonl", "run.json", "model.safetensors",
                              "model-00001-of-00002.safetensors", "model.safetensors.index.json"}) {
         CAPTURE(name);
@@ -238,7 +238,7 @@ TEST_CASE("run directory: files of somebody else are not replaced unless asked, 
     }
 }
 
-TEST_CASE("run directory: a link to where checkpoints go survives --overwrite") {
+TEST_CASE("run directory: a link to a directory of checkpoints survives --overwrite") {
     Place place;
     place.put("big/step_00000003/manifest.json", "{}");
     place.put("big/notes", "mine");
@@ -319,7 +319,7 @@ TEST_CASE("log file: lines follow the name when the file is moved away or cut") 
     CHECK(read_file(place / "log") == "three\n");
 }
 
-TEST_CASE("log file: going on cuts at the checkpoint's length, and copes with another file of that name") {
+TEST_CASE("log file: a resumed run cuts it to its length at the checkpoint, unless it is another file") {
     Place place;
     const auto after = [&](const char* before, int64_t bytes) {
         place.put("log", before);

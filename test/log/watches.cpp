@@ -59,7 +59,7 @@ TEST_CASE("alerts: a list of rules") {
     CHECK(alert_rules("loss>-0.5")[0].limit == -0.5);
 }
 
-TEST_CASE("alerts: rules that cannot be") {
+TEST_CASE("alerts: invalid rules are refused") {
     CHECK(refusal("grad_norm>10")
               .starts_with("'grad_norm>10' is a rule over 'grad_norm', which is not one of loss, lr, "));
     for (const char* text :
@@ -118,7 +118,7 @@ TEST_CASE("plateau: the rate falls after more than `patience` losses that are no
     CHECK(hasty.rate_factor() == doctest::Approx(0.01).epsilon(1e-12));
 }
 
-TEST_CASE("plateau: a loss is better by a part in ten thousand of the best, and a number") {
+TEST_CASE("plateau: a better loss is finite and lower by one part in ten thousand") {
     constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
     ValidationWatch watch;
     CHECK(verdicts(watch, {4, 3.9997, 3.9995, kNan, 3.9992, -std::numeric_limits<double>::infinity()}, "0.5,0") ==
@@ -127,7 +127,7 @@ TEST_CASE("plateau: a loss is better by a part in ten thousand of the best, and 
     CHECK(verdicts(first, {kNan, 3, 3}, "0.5,1") == std::vector{none, none, none});
 }
 
-TEST_CASE("early stop: losses since the best count, whatever became of the rate") {
+TEST_CASE("early stop: counts validations since the best loss, also if the rate changed") {
     ValidationWatch watch;
     CHECK(verdicts(watch, {4, 4, 4, 4, 4}, "0.5,1", 3) == std::vector{none, none, lower, none, stop});
     CHECK(watch.since_best() == 4);
@@ -140,7 +140,7 @@ TEST_CASE("early stop: losses since the best count, whatever became of the rate"
     CHECK(off.rate_factor() == 1);
 }
 
-TEST_CASE("validation watch: goes on from what a checkpoint holds") {
+TEST_CASE("validation watch: continues from a checkpoint") {
     const std::vector<double> losses = {5, 4, 4, 4, 3, 3, 3, 3, 3, 3};
     for (size_t at = 0; at <= losses.size(); at++) {
         ValidationWatch whole, begun;
@@ -155,7 +155,7 @@ TEST_CASE("validation watch: goes on from what a checkpoint holds") {
     }
 }
 
-TEST_CASE("plateau: what is no rule is refused") {
+TEST_CASE("plateau: invalid rules are refused") {
     CHECK(plateau_from_text("off") == PlateauRule{});
     CHECK(plateau_from_text("0.5,3") == PlateauRule{0.5, 3});
     for (const char* text : {"", "on", "0.5", "0.5,", "1,3", "0,3", "-0.5,3", "0.5,-1", "0.5,3x", "nan,3"}) {

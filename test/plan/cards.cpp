@@ -65,7 +65,7 @@ TEST_CASE("gpu table: names that drivers report, of which the longest match wins
     for (const auto& [device, name] : names) CHECK(short_name_of(device) == name);
 }
 
-TEST_CASE("gpu table: look-alikes are unknown") {
+TEST_CASE("gpu table: cards with similar names are unknown") {
     // RTX A4000 holds the letters A40, and GB300 those of B300.
     for (const char* device :
          {"NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA H200 MIG 1g.18gb", "NVIDIA RTX A4000", "NVIDIA A100X",
@@ -178,7 +178,7 @@ PlannedRun run_with(const Rates& rates) {
 
 }  // namespace
 
-TEST_CASE("card rates: what was measured, else the table's") {
+TEST_CASE("card rates: a measured rate replaces the table's") {
     const GpuSpec gpu = *find_gpu_by_short_name("h200");
     const CardRates table(gpu, {}), all(gpu, {kAll, ""}), some(gpu, {{{"fp8", 9e14}, {"all_gather", 2e11}}, ""});
     CHECK(table.bf16_tflops == doctest::Approx(790));
@@ -201,7 +201,7 @@ TEST_CASE("card rates: what was measured, else the table's") {
     CHECK(some.reduce_scatter_gbs == table.reduce_scatter_gbs);
 }
 
-TEST_CASE("card rates: a step takes the time that follows from them, and the plan says where they are from") {
+TEST_CASE("card rates: a step's time follows from them, and the plan names their sources") {
     const StepTime before = step_time(run_with({}), Precision::bf16, 1);
     const auto times = [&](const Rates& rates) { return step_time(run_with(rates), Precision::bf16, 1); };
     const auto kernels = [](const Rates& rates) { return TimeModel(*find_gpu_by_short_name("h200"), {rates, ""}); };
@@ -253,7 +253,7 @@ TEST_CASE("card rates: waits for other ranks") {
     CHECK(contains(title(kAll), "Links were measured"));
 }
 
-TEST_CASE("card rates: a card in no table is what was measured of it") {
+TEST_CASE("card rates: a card that is not in the table has its measured rates") {
     DeviceInfo device;
     device.name = "NVIDIA N1", device.total_memory = size_t{48} << 30;
     device.multiprocessors = 100, device.compute_capability = 121;
@@ -270,7 +270,7 @@ TEST_CASE("card rates: a card in no table is what was measured of it") {
     CHECK(measured_card(device, {{{"bf16", 6e14}, {"copy", 4e12}}, ""})->fp8_tflops == 0);
 }
 
-TEST_CASE("card rates: those of kept results, and their date") {
+TEST_CASE("card rates: rates and date of kept results") {
     const std::filesystem::path directory =
         std::filesystem::temp_directory_path() / ("rates-" + std::to_string(getpid()));
     const KeptResults kept(directory.string(), {{"device", "A"}});

@@ -185,7 +185,7 @@ TEST_CASE("plan: Muon's products are those of 300 C^3 a block, divided among the
     }
 }
 
-TEST_CASE("plan: what is printed") {
+TEST_CASE("plan: the printed text") {
     StagePlan plan;
     plan.memory = {237 * kMiB, 475 * kMiB, 1424 * kMiB, 20000 * kMiB, 64 * kMiB, 1500 * kMiB};
     PlannedRun run = run_of(find_model("gpt2"), 64, 1024);
@@ -292,7 +292,7 @@ TEST_CASE("plan: host memory check") {
                    "--offload needs 12.0 GiB of host memory per rank, and this machine has 11.0 GiB"));
 }
 
-TEST_CASE("plan: what libraries take beside the plan") {
+TEST_CASE("plan: memory of libraries") {
     CHECK(nccl_communicators(1, 0) == 0);
     CHECK(nccl_communicators(8, 0) == 3);  // the world's, for weights, for gradients
     CHECK(nccl_communicators(8, 8) == 3);

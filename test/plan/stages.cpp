@@ -203,7 +203,7 @@ TEST_CASE("sharding plan: the recommended stage") {
     CHECK(advice(plans(5, 0, 0, 0), "h200", Precision::fp32) == 0);  // times are unknown
 }
 
-TEST_CASE("sharding plan: what is printed") {
+TEST_CASE("sharding plan: the printed table") {
     std::vector<StagePlan> stages = plans(12, 5, 5, 5);
     stages[2].refused = "not with this recipe";
     const std::string text = describe_sharding(gpt2_run(), stages);

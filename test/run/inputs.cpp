@@ -7,7 +7,7 @@
 
 using namespace llmc;
 
-TEST_CASE("bench: any command, and nothing that it would write") {
+TEST_CASE("bench: options of any command become those of a bench, which writes nothing") {
     Options o;
     o.out = o.resume.text = o.hellaswag = o.checkpoint_local = "x";
     o.val = o.task = {{"y", "y"}};

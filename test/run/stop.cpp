@@ -49,7 +49,7 @@ TEST_CASE("signals: the first one asks for a stop") {
     }
 }
 
-TEST_CASE("signals: work is given up at its next piece, and Ctrl-C says which") {
+TEST_CASE("signals: work stops before its next piece, and Ctrl-C names that piece") {
     const Comm comm = Comm::self();
     CHECK(in_child([&] {
               StopPoll poll(comm);
@@ -105,7 +105,7 @@ TEST_CASE("signals: a pipe that nobody reads and a file that grows too large are
           }) == 7);
 }
 
-TEST_CASE("signals: nohup's choice stands") {
+TEST_CASE("signals: SIGHUP stays ignored under nohup") {
     CHECK(in_child([] {
               signal(SIGHUP, SIG_IGN);
               install_signal_handlers();
