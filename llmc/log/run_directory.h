@@ -23,10 +23,10 @@ void write_file(const std::string& file, const std::string& text);
 // Signs of an earlier run in the directory that --out names, and files that no run has written. Without --overwrite, a
 // new run replaces nothing that somebody could miss.
 struct EarlierRun {
-    std::string saved;           // sign that checkpoints or final weights were written; "" if there is none
-    std::string steps;           // names the log that has steps; "" if none has
-    bool never_saved = false;    // run.json says that no checkpoint was ever completed
-    std::string foreign_file;    // a file that a run would replace but that no run has written; "" if there is none
+    std::string saved;         // sign that checkpoints or final weights were written; "" if there is none
+    std::string steps;         // names the log that has steps; "" if none has
+    bool never_saved = false;  // run.json says that no checkpoint was ever completed
+    std::string foreign_file;  // a file that a run would replace but that no run has written; "" if there is none
 
     // The reason why --resume auto must not begin a new run if it finds no checkpoint; "" if it may.
     std::string why_not_restart() const { return !saved.empty() || never_saved ? saved : steps; }
