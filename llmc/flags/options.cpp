@@ -86,6 +86,9 @@ void check_complete(const Options& options) {
     check_weights_survive(options);
     const bool planning = options.dry_run || options.estimate_scaling;
     if (options.gpu.value && !planning) refuse("--gpu names the card to plan for; add --dry-run or --estimate-scaling");
+    const ResumeFrom from = options.resume.value;
+    if ((from == ResumeFrom::latest || from == ResumeFrom::automatic) && options.out.empty() && !options.bench)
+        refuse("--resume {} looks for a checkpoint in the run directory; add --out DIR", options.resume.text);
     if (options.json && !options.dry_run) refuse("--json prints the plan of --dry-run; add --dry-run");
     if (!options.profile_steps.text.empty() && options.out.empty())
         refuse("--profile-steps writes its traces into the run directory; add --out DIR");
@@ -97,7 +100,7 @@ void check_complete(const Options& options) {
     if (options.bench && options.train.empty() && options.doc_mask)
         refuse("--bench: random tokens have no documents for --doc-mask; add --train GLOB");
     if (options.train.empty() && !options.bench && !planning && !options.print_config && !options.checking) {
-        if (options.resume.value != ResumeFrom::nothing && !options.out.empty() && options.config_file.empty())
+        if (from != ResumeFrom::nothing && !options.out.empty() && options.config_file.empty())
             refuse("--resume {}: there is no run in {}, which has no run.json; check --out, or add --train 'GLOB'",
                    options.resume.text, options.out);
         refuse(

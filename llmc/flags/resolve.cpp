@@ -303,12 +303,9 @@ void check_profiled_steps(const Options& o) {
 }
 
 void check_resume(const Options& o) {
-    const ResumeFrom from = o.resume.value;
-    if ((from == ResumeFrom::latest || from == ResumeFrom::automatic) && o.out.empty())
-        refuse("--resume {} looks for a checkpoint in the run directory; add --out DIR", o.resume.text);
-    if (from != ResumeFrom::nothing && o.overwrite)
-        refuse("--overwrite removes the run that --resume would continue; use one of them");
-    if (from == ResumeFrom::nothing && (o.rewind > 0 || o.skip_data > 0 || o.new_data))
+    const bool resumes = o.resume.value != ResumeFrom::nothing;
+    if (resumes && o.overwrite) refuse("--overwrite removes the run that --resume would continue; use one of them");
+    if (!resumes && (o.rewind > 0 || o.skip_data > 0 || o.new_data))
         refuse("--rewind, --skip-data and --new-data need a checkpoint; add --resume latest");
 }
 

@@ -449,6 +449,7 @@ TEST_CASE("options: --resume continues with the configuration of the run's run.j
     const ConfigFile config("{\"train\": \"u\"}");
     CHECK(parse({"-o", out.c_str(), "--resume", "latest", "--config", config.path.c_str()}).options.batch == 4);
     CHECK(parse({"-o", out.c_str(), "-i", "x", "--resume", "latest"}).options.batch == 4);
+    CHECK(contains(refusal({"--resume", "latest"}), "looks for a checkpoint in the run directory; add --out DIR"));
     CHECK(contains(refusal({"-o", "runs/none", "--resume", "latest"}),
                    "--resume latest: there is no run in runs/none, which has no run.json; check --out"));
     for (const char* damaged : {"{", "{}", R"({"world": 1, "config": 3})", R"({"config": {}, "resumed": [3]})"}) {
