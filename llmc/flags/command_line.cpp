@@ -1,5 +1,5 @@
 // Reads command lines with CLI11, and answers arguments that are not flags.
-// build: fuzzed
+// build: addresses, fuzzed
 #include <CLI/CLI.hpp>
 #include <algorithm>
 
