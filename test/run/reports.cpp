@@ -57,23 +57,16 @@ std::vector<StepRecord> steps_of(const std::vector<double>& ms) {
 }  // namespace
 
 TEST_CASE("reports: the loss expected of fresh weights, and how far a step's may be from it by chance") {
-    const auto note = [](const FreshLoss& fresh, double loss) {
-        StepRecord record;
-        record.step = 1, record.loss = static_cast<float>(loss), record.fresh = fresh;
-        return format_fresh_loss(record);
-    };
     const FreshLoss usual = fresh_loss(find_model("d12"), 1 << 19);
+    CHECK(usual.ln_vocab == doctest::Approx(std::log(50257.0)));
     CHECK(usual.expected == doctest::Approx(std::log(50257.0) + 0.5 * 768 * 4e-4));
     CHECK(usual.margin == doctest::Approx(std::sqrt(768 * 4e-4)));
-    CHECK(note(usual, usual.expected + 0.5) == "");
-    for (const double wrong : {usual.expected + 0.6, usual.expected - 0.6, 0.0}) CHECK(note(usual, wrong) != "");
-    // Wide channels make a target's logit vary by 1: one layer and 32 letters gave 6.69, 6.08 and 5.78 with three
-    // seeds.
+    // Wide channels make a target's logit vary by 1: one layer and 32 letters gave these losses with three seeds.
     ModelConfig wide = find_model("qwen3-4b");
     wide.vocab = 257;
     const FreshLoss letters = fresh_loss(wide, 32);
-    for (const double loss : {6.6889, 6.0762, 5.7814}) CHECK(note(letters, loss) == "");
-    for (const double wrong : {letters.expected + 1.1, letters.expected - 1.1, 0.0}) CHECK(note(letters, wrong) != "");
+    for (const double loss : {6.6889, 6.0762, 5.7814}) CHECK(std::abs(loss - letters.expected) < letters.margin);
+    CHECK(letters.margin < 1.1);
     CHECK(fresh_loss(wide, 4).margin == doctest::Approx(2 * letters.margin));
     CHECK(fresh_loss(find_model("nano-d12"), 1 << 19).margin == 0.5);  // a small head
 }
