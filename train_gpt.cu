@@ -112,7 +112,8 @@ ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
     inputs.set_order(options);  // again, because --fit may have changed the batch, and --bench has its data only now
     if (options.checking) return check_cards(options, ranks);
 
-    // Find the checkpoint to resume from, and check the card; admission.options are without what is wrong on it.
+    // Find the checkpoint to resume from, and check the card: admission.options leave out kernels and FP8 layers that
+    // are wrong on it.
     RunDirectory directory(comm.is_main() ? options.out : "");
     std::optional<Resumed> resumed = find_checkpoint(options, inputs, ranks);
     Admission admission = admit(options, ranks, resumed ? &*resumed : nullptr);
