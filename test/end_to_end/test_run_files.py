@@ -254,7 +254,7 @@ class Planning(unittest.TestCase):
             before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
             self.assertIn(note, self.plan("-e", "d12", "-t", "256", "-b", batch, "--gpu", "rtx4090", "--fit"))
             return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
-        self.assertLess(seconds("27720", "note: --fit: -b 264 -d 7096320: "), 8 * seconds("27743", "note: --fit: "))
+        self.assertLess(seconds("27720", "note: --fit: -b 231 -d 7096320: "), 8 * seconds("27743", "note: --fit: "))
 
     def plan_json(self, code, *flags):
         result = run(*flags, "--dry-run", "--json")
