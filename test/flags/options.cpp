@@ -558,16 +558,6 @@ TEST_CASE("options: a printed configuration is accepted and prints the same") {
     }
 }
 
-TEST_CASE("options: the printed configuration has every flag that a file may hold") {
-    std::set<std::string> in_flags, in_json;
-    for (const Flag& flag : all_flags()) {
-        if (!flag.command_line_only) in_flags.insert(flag.long_name);
-    }
-    const json printed = parse_json<json>(config_json(options({})));
-    for (const auto& item : printed.items()) in_json.insert(item.key());
-    CHECK(in_flags == in_json);
-}
-
 TEST_CASE("options: -e list names the models that -e takes, without training data") {
     const std::optional<std::string> text = parse({"-e", "list"}).text;
     REQUIRE(text);
