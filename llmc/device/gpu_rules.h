@@ -26,8 +26,7 @@ std::string gpu_arch_for(int capability);
 std::string no_code_message(const std::string& architectures, const std::string& gpu, int capability);
 
 // ---- shared memory --------------------------------------------------------------------------------------------------
-// How much shared memory a launch may use. Both devices follow this one rule: launch.cuh obeys it, and the host device
-// refuses launches that break it.
+// How much shared memory a launch may use.
 //
 // A block may use 48 KB without asking, static arrays and dynamic memory together. More dynamic memory must be
 // requested per kernel and device (cudaFuncAttributeMaxDynamicSharedMemorySize, by default 48 KB minus the static

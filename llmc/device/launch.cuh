@@ -88,7 +88,7 @@ struct Launcher<kernel, void (*)(P...)> {
 
     static void run(const LaunchConfig& c, std::initializer_list<Access> accesses, P... arguments) {
         const LaunchSite site{kernel_name<kernel>(), c.file, c.line};
-        host::prepare_launch(c.grid, c.block, c.shared_bytes, &Launcher::call, site);
+        host::check_launch(c.grid, c.block, c.shared_bytes, site);
         (check_argument(arguments, accesses, site), ...);
         std::tuple<P...> copied(arguments...);  // copied at the launch, as on a GPU
         host::submit(c.stream, accesses, site, [copied, c, site]() mutable {

@@ -1,13 +1,9 @@
 // Runs specifications one after the other (specifications.h).
-// build: per device
 #include "test/kernels/specifications.h"
 
 #include <cstdlib>
 
 #include "llmc/kernels/variants.h"
-#if !LLMC_CUDA
-#include "llmc/device/host/settings.h"
-#endif
 
 namespace llmc::test {
 namespace {
@@ -38,10 +34,6 @@ void check_specifications(void (*add_tests)(check::Items&), bool (*chosen)(const
     for (const CheckItem& item : items) {
         if ((chosen && !chosen(item.name)) || (only && item.name != only)) continue;
         CAPTURE(item.name);
-#if !LLMC_CUDA
-        // No launch has asked for shared memory yet. A GPU cannot forget what it has granted.
-        host::SharedLimits::forget_all();
-#endif
         CHECK(item.run(test_stream()) == "");
     }
 }

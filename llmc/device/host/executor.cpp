@@ -13,7 +13,6 @@
 #include <utility>
 
 #include "llmc/device/gpu_rules.h"
-#include "llmc/device/host/settings.h"
 
 namespace llmc::host {
 
@@ -24,11 +23,6 @@ constexpr size_t kPage = 4096;
 constexpr size_t kArenaBytes = 320 << 10;  // 227 KB of shared memory, canaries and alignment
 constexpr size_t kCanaryBytes = 64;
 constexpr char kCanary = static_cast<char>(0xA5);
-std::string shared_memory_not_requested(size_t static_bytes, size_t dynamic_bytes) {
-    return fmt::format(
-        "shared memory exceeds the limit: {} static + {} dynamic bytes, and a launch has 48 KB without asking",
-        static_bytes, dynamic_bytes);
-}
 
 [[noreturn]] void die(const char* what) {
     std::perror(what);
@@ -37,14 +31,11 @@ std::string shared_memory_not_requested(size_t static_bytes, size_t dynamic_byte
 }  // namespace
 
 Executor::Executor() : lanes_(new Lane[kMaxThreads]), stack_bytes_(settings().stack_bytes) {
-    std::memset(static_cast<void*>(warps_), 0, sizeof warps_);
-    std::memset(static_cast<void*>(&barrier_), 0, sizeof barrier_);
-    arena_bytes_ = kArenaBytes;
-    void* p = mmap(nullptr, arena_bytes_ + kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void* p = mmap(nullptr, kArenaBytes + kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) die("shared memory of the host device");
     arena_ = static_cast<char*>(p);
-    mprotect(arena_ + arena_bytes_, kPage, PROT_NONE);
-    asan_poison(arena_, arena_bytes_);
+    if (mprotect(arena_ + kArenaBytes, kPage, PROT_NONE)) die("guard page of shared memory");
+    asan_poison(arena_, kArenaBytes);
 }
 
 // ---- switching ------------------------------------------------------------------------------------------------------
@@ -239,7 +230,7 @@ void Executor::abandon([[maybe_unused]] Lane& lane) {
 
 // After an error: drops all suspended fibers and rebuilds the pool.
 void Executor::rebuild_fibers() {
-    std::memset(static_cast<void*>(&barrier_), 0, sizeof barrier_);
+    barrier_ = {};
     idle_count_ = 0;
     for (int i = 0; i < stack_count_; i++) {
         asan_unpoison(stacks_[i], stack_bytes_);
@@ -390,18 +381,16 @@ void* Executor::static_shared(SharedSite& site, size_t bytes) {
     return site.address = arena_ + at;
 }
 
-// Checks the block's limits again after another static array was added.
+// Checks the block's limits again after another static array was added. A GPU knows the size of all arrays from the
+// binary and refuses the launch.
 void Executor::check_shared_limits() {
-    if (static_bytes_ + dynamic_bytes_ <= kSharedWithoutAsking) return;
     if (static_bytes_ > kSharedWithoutAsking)
         fail("shared memory exceeds the limit: %zu bytes of static arrays, at most 48 KB", static_bytes_);
-    const bool admitted = limits_->admits(static_bytes_, dynamic_bytes_);
+    const size_t limit = settings().shared_limit;
+    if (static_bytes_ + dynamic_bytes_ <= limit) return;
     char problem[256] = "";  // fail() does not unwind, so no std::string may be alive then
-    if (static_bytes_ + dynamic_bytes_ > settings().shared_limit)
-        shared_memory_excess(static_bytes_, dynamic_bytes_, settings().shared_limit).copy(problem, sizeof problem - 1);
-    else if (!admitted)
-        shared_memory_not_requested(static_bytes_, dynamic_bytes_).copy(problem, sizeof problem - 1);
-    if (*problem) fail("%s", problem);
+    shared_memory_excess(static_bytes_, dynamic_bytes_, limit).copy(problem, sizeof problem - 1);
+    fail("%s", problem);
 }
 
 void* Executor::dynamic_shared(const char* file, int line) {
@@ -415,15 +404,15 @@ void Executor::shared_begin(size_t bytes) {
     static_bytes_ = 0;
     red_zones_.clear();
     block_number_++;
-    dynamic_ = arena_ + arena_bytes_ - ((bytes + kCanaryBytes + 127) & ~size_t{127});
+    dynamic_ = arena_ + kArenaBytes - ((bytes + kCanaryBytes + 127) & ~size_t{127});
 #if LLMC_TSAN  // fresh memory for every block: reused memory would look like a race between blocks
     if (shared_used_ &&
-        mmap(arena_, arena_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != arena_)
+        mmap(arena_, kArenaBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != arena_)
         die("shared memory of the host device");
 #endif
-    if (shared_used_) asan_poison(arena_, arena_bytes_);
+    if (shared_used_) asan_poison(arena_, kArenaBytes);
     shared_used_ = false;
-    if (bytes) open_shared(dynamic_, bytes, static_cast<size_t>(arena_ + arena_bytes_ - dynamic_) - bytes);
+    if (bytes) open_shared(dynamic_, bytes, static_cast<size_t>(arena_ + kArenaBytes - dynamic_) - bytes);
 }
 
 void Executor::shared_end() {
@@ -444,12 +433,10 @@ void Executor::shared_end() {
 
 // ---- blocks and grids -----------------------------------------------------------------------------------------------
 
-void Executor::begin_grid(dim3 block, void (*call)(void*), void* argument, const LaunchSite& site,
-                          SharedLimits& limits) {
+void Executor::begin_grid(dim3 block, void (*call)(void*), void* argument, const LaunchSite& site) {
     call_ = call;
     argument_ = argument;
     site_ = site;
-    limits_ = &limits;
     *error_ = 0;
     order_ = settings().order;
     thread_count_ = static_cast<int>(block.x * block.y * block.z);
@@ -502,25 +489,21 @@ void Executor::run_block(size_t dynamic_shared_bytes) {
     lane_ = nullptr;
 }
 
-namespace {
-[[noreturn]] void bad_launch(const std::string& what, const LaunchSite& site) {
-    throw Error(ExitCode::failure, "invalid launch configuration: {} [kernel {} launched at {}:{}]", what, site.kernel,
-                site.file, site.line);
-}
-
-// `static_bytes` is the kernel's static shared memory as far as it is known.
-void check_launch_limits(dim3 grid, dim3 block, size_t static_bytes, size_t shared_bytes, const LaunchSite& site) {
-    const auto bad = [&](const std::string& what) { bad_launch(what, site); };
+void check_launch(dim3 grid, dim3 block, size_t shared_bytes, const LaunchSite& site) {
+    const auto bad = [&](const std::string& what) {
+        throw Error(ExitCode::failure, "invalid launch configuration: {} [kernel {} launched at {}:{}]", what,
+                    site.kernel, site.file, site.line);
+    };
     if (!grid.x || !grid.y || !grid.z || !block.x || !block.y || !block.z) bad("a dimension is zero");
     const size_t threads = static_cast<size_t>(block.x) * block.y * block.z;
     if (threads > kMaxThreads) bad(fmt::format("{} threads per block, at most 1024", threads));
     if (block.z > 64) bad(fmt::format("block.z is {}, at most 64", block.z));
     if (grid.x > 0x7fffffffu || grid.y > 65535 || grid.z > 65535)
         bad(fmt::format("grid ({},{},{}) too large", grid.x, grid.y, grid.z));
-    if (static_bytes + shared_bytes > settings().shared_limit)
-        bad(shared_memory_excess(static_bytes, shared_bytes, settings().shared_limit));
+    if (shared_bytes > settings().shared_limit) bad(shared_memory_excess(0, shared_bytes, settings().shared_limit));
 }
 
+namespace {
 // The number of the i-th block to start. Blocks are unordered, so no result may depend on it.
 struct BlockOrder {
     unsigned long blocks, stride = 1;
@@ -538,17 +521,7 @@ struct BlockOrder {
 };
 }  // namespace
 
-void prepare_launch(dim3 grid, dim3 block, size_t shared_bytes, void (*call)(void*), const LaunchSite& site) {
-    SharedLimits& limits = SharedLimits::of(reinterpret_cast<const void*>(call));
-    check_launch_limits(grid, block, limits.static_bytes(), shared_bytes, site);
-    if (shared_bytes > 0) limits.ask_for(shared_bytes);
-}
-
 void run_grid(dim3 grid, dim3 block, size_t shared_bytes, void (*call)(void*), void* argument, const LaunchSite& site) {
-    SharedLimits& limits = SharedLimits::of(reinterpret_cast<const void*>(call));
-    check_launch_limits(grid, block, limits.static_bytes(), shared_bytes, site);
-    if (!limits.admits(0, shared_bytes))
-        bad_launch(shared_memory_not_requested(limits.static_bytes(), shared_bytes), site);
     const long blocks = static_cast<long>(grid.x) * grid.y * grid.z;
     const BlockOrder block_order(static_cast<unsigned long>(blocks));
     std::string failure;
@@ -559,7 +532,7 @@ void run_grid(dim3 grid, dim3 block, size_t shared_bytes, void (*call)(void*), v
         sync_acquire(&fork_object);
         if (!current_executor) current_executor = new Executor;  // lives as long as its OS thread
         Executor& e = *current_executor;
-        e.begin_grid(block, call, argument, site, limits);
+        e.begin_grid(block, call, argument, site);
         gridDim = {grid.x, grid.y, grid.z};
 #pragma omp for schedule(dynamic, 1)
         for (long i = 0; i < blocks; i++) {

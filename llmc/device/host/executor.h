@@ -30,9 +30,6 @@ struct dim3 {
     unsigned x, y, z;
     constexpr dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
 };
-struct alignas(8) float2 {
-    float x, y;
-};
 struct alignas(16) float4 {
     float x, y, z, w;
 };
@@ -111,8 +108,6 @@ __attribute__((always_inline)) inline void fiber_switch(FiberHandle* save, Fiber
 constexpr int kMaxThreads = 1024;  // per block
 constexpr int kMaxWarps = kMaxThreads / 32;
 constexpr int kMaxFibers = 2 * kMaxThreads + 2;
-
-class SharedLimits;
 
 // A suspended execution context: a fiber, and ThreadSanitizer's name for it.
 struct Context {
@@ -224,7 +219,7 @@ public:
 
     // ---- called by run_grid ----
 
-    void begin_grid(dim3 block, void (*call)(void*), void* argument, const LaunchSite& site, SharedLimits& limits);
+    void begin_grid(dim3 block, void (*call)(void*), void* argument, const LaunchSite& site);
     void run_block(size_t dynamic_shared_bytes);
     const char* error() const { return error_; }
     void* done_object() { return &done_count_; }
@@ -293,8 +288,8 @@ private:
     uint64_t block_number_ = 0;
     Order order_ = Order::ascending;
     uint32_t random_ = 1;
-    Warp warps_[kMaxWarps];
-    Barrier barrier_;
+    Warp warps_[kMaxWarps] = {};
+    Barrier barrier_ = {};
     std::unique_ptr<Lane[]> lanes_;
     uint16_t permutation_[kMaxThreads];
     dim3 block_shape_{0, 0, 0};
@@ -303,7 +298,6 @@ private:
     void (*call_)(void*) = nullptr;
     void* argument_ = nullptr;
     LaunchSite site_;
-    SharedLimits* limits_ = nullptr;
 
     // Fibers.
     Context main_context_;
@@ -323,7 +317,7 @@ private:
     // Shared memory: static arrays grow from the arena's start; dynamic memory ends at a guard page.
     char* arena_ = nullptr;
     char* dynamic_ = nullptr;
-    size_t arena_bytes_ = 0, static_top_ = 0, static_bytes_ = 0, dynamic_bytes_ = 0;
+    size_t static_top_ = 0, static_bytes_ = 0, dynamic_bytes_ = 0;
     bool shared_used_ = false, copies_used_ = false;
     struct RedZone {  // canaries before and after an array
         char* array;
@@ -337,11 +331,10 @@ private:
 inline constinit thread_local Executor* current_executor = nullptr;
 inline Executor& executor() { return *current_executor; }
 
-// Does what a launch on a GPU does first: asks for the kernel's shared memory, and throws llmc::Error for a launch that
-// CUDA would refuse. `call`, the function that run_grid() will run, identifies the kernel.
-void prepare_launch(dim3 grid, dim3 block, size_t shared_bytes, void (*call)(void*), const LaunchSite& site);
-// Runs call(argument) once for every GPU thread of the grid. Blocks run in parallel over OpenMP threads. Without
-// prepare_launch() a block has 48 KB of shared memory.
+// Throws llmc::Error for a launch that CUDA would refuse. `shared_bytes` is the dynamic memory of a block.
+void check_launch(dim3 grid, dim3 block, size_t shared_bytes, const LaunchSite& site);
+// Runs call(argument) once for every GPU thread of a grid that check_launch() has accepted. Blocks run in parallel over
+// OpenMP threads.
 void run_grid(dim3 grid, dim3 block, size_t shared_bytes, void (*call)(void*), void* argument, const LaunchSite& site);
 
 }  // namespace llmc::host

@@ -1,13 +1,10 @@
-// Reads the host device's settings from the environment, and keeps every kernel's limits of shared memory.
+// Reads the host device's settings from the environment.
 #include "llmc/device/host/settings.h"
 
-#include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <map>
 
 #include "llmc/base/error.h"
-#include "llmc/device/gpu_rules.h"
 
 namespace llmc::host {
 namespace {
@@ -60,58 +57,6 @@ Settings::Settings() : stack_bytes((LLMC_ASAN ? 256 : 64) << 10) {
 Settings& settings() {
     static Settings instance;
     return instance;
-}
-
-// ---- shared memory --------------------------------------------------------------------------------------------------
-
-namespace {
-std::mutex kernels_mutex;
-std::map<const void*, SharedLimits>& kernels() {
-    static std::map<const void*, SharedLimits> instance;
-    return instance;
-}
-}  // namespace
-
-SharedLimits& SharedLimits::of(const void* kernel) {
-    const std::lock_guard lock(kernels_mutex);
-    return kernels()[kernel];
-}
-
-void SharedLimits::forget_all() {
-    const std::lock_guard all(kernels_mutex);
-    for (auto& [kernel, limits] : kernels()) {
-        const std::lock_guard lock(limits.mutex_);
-        limits.static_bytes_ = limits.asked_ = 0;
-        limits.asks_ = false;
-    }
-}
-
-size_t SharedLimits::granted_now() const {
-    if (asked_ > 0) return asked_;
-    return kSharedWithoutAsking - std::min(kSharedWithoutAsking, static_bytes_);
-}
-
-void SharedLimits::ask(size_t dynamic_bytes) {
-    const SharedMemory kernel{static_bytes_, granted_now(), settings().shared_limit};
-    if (kernel.fits(dynamic_bytes) && kernel.must_ask(dynamic_bytes)) asked_ = dynamic_bytes;
-}
-
-void SharedLimits::ask_for(size_t dynamic_bytes) {
-    const std::lock_guard lock(mutex_);
-    asks_ = true;
-    ask(dynamic_bytes);
-}
-
-bool SharedLimits::admits(size_t static_bytes, size_t dynamic_bytes) {
-    const std::lock_guard lock(mutex_);
-    static_bytes_ = std::max(static_bytes_, static_bytes);
-    if (asks_) ask(dynamic_bytes);
-    return dynamic_bytes <= granted_now() && static_bytes + dynamic_bytes <= settings().shared_limit;
-}
-
-size_t SharedLimits::static_bytes() {
-    const std::lock_guard lock(mutex_);
-    return static_bytes_;
 }
 
 }  // namespace llmc::host

@@ -1,9 +1,8 @@
-// How the host device runs kernels: its settings from the environment, a kernel's limits of shared memory, and the
-// messages to AddressSanitizer and ThreadSanitizer.
+// How the host device runs kernels: its settings from the environment, and the messages to AddressSanitizer and
+// ThreadSanitizer.
 #pragma once
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <string>
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -56,36 +55,6 @@ Settings& settings();
 // The value of an environment variable, which must be set. Throws Error(bad_flags) unless it is a whole number from
 // `least` to `most`.
 long number_from_environment(const char* name, long least, long most);
-
-// ---- shared memory --------------------------------------------------------------------------------------------------
-
-// A kernel's shared memory as a GPU's driver tracks it (gpu_rules.h): the size of its static arrays, and the
-// dynamic bytes requested for it.
-//
-// A GPU knows the static bytes from the binary, before the first launch. The host device sees them only when blocks
-// run, so it repeats the decisions of the launch whenever a block has more static bytes than any before.
-class SharedLimits {
-public:
-    static SharedLimits& of(const void* kernel);
-    // Forgets all kernels. Otherwise one launch's request would hide from tests that another launch makes none.
-    static void forget_all();
-
-    // The request that launch() makes on a GPU before it passes dynamic memory. Remembers that this kernel asked.
-    void ask_for(size_t dynamic_bytes);
-    // True if a block may have both. Remembers static bytes that are new for this kernel.
-    bool admits(size_t static_bytes, size_t dynamic_bytes);
-    // The static bytes known so far.
-    size_t static_bytes();
-
-private:
-    void ask(size_t dynamic_bytes);
-    size_t granted_now() const;
-
-    std::mutex mutex_;
-    size_t static_bytes_ = 0;  // the most of any block so far
-    size_t asked_ = 0;         // the requested dynamic bytes; 0 before the first request
-    bool asks_ = false;
-};
 
 // ---- sanitizers: in an ordinary build all of this is empty ----------------------------------------------------------
 

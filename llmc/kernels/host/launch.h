@@ -36,10 +36,10 @@ void submit_loop(void (*)(P...), const LaunchConfig& c, std::initializer_list<Ac
     const LaunchSite site{kernel_name<kernel>(), c.file, c.line};
     const auto run_loop = [=, grid = Grid{c.grid, c.block}] { loop(grid, arguments...); };
     if (!compares_loops()) return submit(c.stream, accesses, site, run_loop);
-    const auto call = [](void* tuple) { std::apply(kernel, *static_cast<std::tuple<P...>*>(tuple)); };
-    prepare_launch(c.grid, c.block, c.shared_bytes, call, site);
+    check_launch(c.grid, c.block, c.shared_bytes, site);
     submit(c.stream, accesses, site, [=, written = std::vector<Access>(accesses)] {
         const auto run_kernel = [=] {
+            const auto call = [](void* tuple) { std::apply(kernel, *static_cast<std::tuple<P...>*>(tuple)); };
             std::tuple<P...> copied(arguments...);
             run_grid(c.grid, c.block, c.shared_bytes, call, &copied, site);
         };

@@ -394,42 +394,10 @@ TEST_CASE("mistakes: shared memory") {
         {"dynamic shared memory used at", "the launch gave 0 bytes", at_line(kNoDynamicLine)});
     expect_report<static_too_big_kernel>({1, 64}, "static_too_big_kernel",
                                          {"shared memory exceeds the limit: 64000 bytes of static arrays"});
-    // The size of static arrays is known once they have been reached; then the launch is refused, as on a GPU.
-    for (const char* place : {"[thread (", "invalid launch configuration"}) {
-        const std::string message = message_of_launch<static_and_dynamic_too_big_kernel>({1, 64, 220 * 1024});
-        CAPTURE(message);
-        CHECK(message.find("shared memory exceeds the limit: 32000 static + 225280 dynamic bytes") !=
-              std::string::npos);
-        CHECK(message.find(fmt::format("a block {}", host::settings().shared_limit)) != std::string::npos);
-        CHECK(message.find("kernel ") != std::string::npos);
-        CHECK(message.find(place) != std::string::npos);
-    }
-    check_still_works();
-}
-
-// Memory that launch() would request is not given to launches that do not request it.
-TEST_CASE("mistakes: shared memory that was not requested") {
-    test_stream();
-    const LaunchSite site{"a kernel", "mistakes.cu", 1};
-    int result = 0;
-    const auto with_static = [](void* out) { one_static_array_kernel(static_cast<int*>(out)); };
-    const auto without_static = [](void* out) { *static_cast<int*>(out) = 1; };
-    const auto run = [&](void (*call)(void*), size_t bytes) {
-        return message_of([&] { host::run_grid(1, 1, bytes, call, &result, site); });
-    };
-    CHECK(run(without_static, 48 * 1024) == "");
-    CHECK(run(without_static, 48 * 1024 + 16).find("0 static + 49168 dynamic bytes") != std::string::npos);
-    CHECK(run(with_static, 48 * 1024 - 768) == "");
-    for (int repeat = 0; repeat < 2; repeat++) {
-        const std::string message = run(with_static, 48 * 1024);
-        CAPTURE(message);
-        CHECK(message.find("768 static + 49152 dynamic bytes, and a launch has 48 KB without asking") !=
-              std::string::npos);
-    }
-    host::prepare_launch(1, 1, 48 * 1024, with_static, site);
-    CHECK(run(with_static, 48 * 1024) == "");
-    CHECK(run(with_static, 48 * 1024 + 16) == "");  // from now on it is requested
-    check_still_works();
+    expect_report<static_and_dynamic_too_big_kernel>(
+        {1, 64, 220 * 1024}, "static_and_dynamic_too_big_kernel",
+        {"shared memory exceeds the limit: 32000 static + 225280 dynamic bytes",
+         fmt::format("a block {}", host::settings().shared_limit)});
 }
 
 TEST_CASE("mistakes: the host device simulates a card with 99 KB of shared memory per block") {
