@@ -83,14 +83,14 @@ void* DeviceMemory::allocate(size_t bytes) {
     }
     if (settings().guard) {
         install_fault_handler();
-        mprotect(p, rounded, PROT_READ | PROT_WRITE);
+        protect_range(p, rounded, PROT_READ | PROT_WRITE);
     }
     asan_unpoison(p, rounded);
     // Fills with NaN, so reading memory that was never written shows.
     std::memset(p, settings().poison ? 0xFF : 0, rounded);
     asan_poison(p + bytes, rounded - bytes);
     asan_poison(p + rounded, kRedZone);
-    if (settings().guard) mprotect(p, rounded + kPage, PROT_NONE);
+    if (settings().guard) protect_range(p, rounded + kPage, PROT_NONE);
     live_[p] = bytes;
     return p;
 }
@@ -123,7 +123,9 @@ void DeviceMemory::protect_range(const void* address, size_t bytes, int protecti
     if (!bytes) return;
     const uintptr_t begin = reinterpret_cast<uintptr_t>(address) / kPage * kPage;
     const uintptr_t end = round_up(reinterpret_cast<uintptr_t>(address) + bytes, kPage);
-    mprotect(reinterpret_cast<void*>(begin), end - begin, protection);
+    if (mprotect(reinterpret_cast<void*>(begin), end - begin, protection) == 0) return;
+    std::perror("LLMC_GUARD=1: mprotect of device memory");  // memory would stay open, or closed, without a word
+    std::abort();
 }
 
 void DeviceMemory::protect(const std::vector<Access>& accesses, bool open) {

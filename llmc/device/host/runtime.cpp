@@ -71,53 +71,24 @@ bool recording = false;
 
 bool broken = false;
 
-uint64_t& work_until_fault() {
-    static uint64_t count = settings().fault;
-    return count;
-}
-
 // True for the piece of work at which the fault occurs, and for all later work: it does not run.
 bool is_lost() {
-    uint64_t& left = work_until_fault();
+    uint64_t& left = settings().fault;
     if (left > 0 && --left == 0) broken = true;
     return broken;
 }
 
-// ---- flipped bits (flip_bit) and slow work ----
+// ---- slow work and flipped bits (flip_bit) ----
 
-// WORK:N in the environment: the work whose name contains WORK, and a number from 1 on.
-struct NumberedWork {
-    std::string work;
-    uint64_t number = 0;  // 0: no work is meant
-};
-
-NumberedWork numbered_work(const char* variable, const std::string& text) {
-    const size_t colon = text.rfind(':');
-    if (text.empty()) return {};
-    if (colon == std::string::npos || std::atoll(text.c_str() + colon + 1) < 1)
-        throw Error(ExitCode::bad_flags, "{}={}: expected WORK:N, as in adamw:3", variable, text);
-    return {text.substr(0, colon), static_cast<uint64_t>(std::atoll(text.c_str() + colon + 1))};
-}
-
-NumberedWork& pending_flip() {
-    static NumberedWork flip = numbered_work("LLMC_FLIP", settings().flip);
-    return flip;
-}
-
-const NumberedWork& pending_delay() {
-    static const NumberedWork delay = numbered_work("LLMC_DELAY", settings().delay);
-    return delay;
-}
-
-// Makes this device slow at some work, as a card that is too hot.
+// Makes this device slow at some work, like a card that is too hot.
 void delay_if_asked(const Operation& operation) {
-    const NumberedWork& delay = pending_delay();
+    const NumberedWork& delay = settings().delay;
     if (delay.number > 0 && std::strstr(operation.site.kernel, delay.work.c_str()))
         std::this_thread::sleep_for(std::chrono::milliseconds(delay.number));
 }
 
 void flip_if_due(const Operation& operation) {
-    NumberedWork& flip = pending_flip();
+    NumberedWork& flip = settings().flip;
     if (flip.number == 0 || !std::strstr(operation.site.kernel, flip.work.c_str()) || --flip.number > 0) return;
     for (const Access& a : operation.accesses) {
         if (!a.address || !a.writes || a.bytes == 0) continue;
@@ -212,11 +183,11 @@ void push(Stream* stream, Operation operation) {
 }  // namespace
 
 void inject_fault(uint64_t work) {
-    work_until_fault() = work;
+    settings().fault = work;
     broken = false;
 }
 
-void flip_bit(const std::string& work, uint64_t n) { pending_flip() = {work, n}; }
+void flip_bit(const std::string& work, uint64_t n) { settings().flip = {work, n}; }
 
 void submit(stream_t stream, std::initializer_list<Access> accesses, const LaunchSite& site,
             std::function<void()> work) {
@@ -313,9 +284,8 @@ void prepare_process(char** argv) {
 int device_count() { return 1; }
 void open_device(int) {
     choose_thread_count();
-    waits_after_work();  // these read the environment, and refuse invalid values before anything runs
-    pending_flip();
-    pending_delay();
+    settings();  // these two read the environment, and refuse invalid values before anything runs
+    waits_after_work();
 }
 
 DeviceInfo device_info() {
@@ -447,7 +417,7 @@ void record(event_t event, stream_t stream) {
 
 void wait(stream_t stream, event_t event) {
     require_device("wait");
-    if (!event->last) return;  // an event that was never recorded is no reason to wait, as in CUDA
+    if (!event->last) return;  // as in CUDA, an event that was never recorded is not waited for
     push(stream, {Operation::wait, {}, {}, {}, event->last});
 }
 

@@ -1,6 +1,7 @@
 // Reads the host device's settings from the environment.
 #include "llmc/device/host/settings.h"
 
+#include <climits>
 #include <cstdlib>
 #include <cstring>
 
@@ -21,6 +22,18 @@ int choice(const char* name, std::initializer_list<const char*> choices) {
         i++;
     }
     throw Error(ExitCode::bad_flags, "{}={}: expected one of {}", name, value, known);
+}
+
+NumberedWork numbered_work(const char* name) {
+    const char* value = std::getenv(name);
+    if (!value || !*value) return {};
+    const std::string text = value;
+    const size_t colon = text.rfind(':');
+    char* end = nullptr;
+    const long number = colon == std::string::npos ? 0 : std::strtol(value + colon + 1, &end, 10);
+    if (number < 1 || *end != '\0')
+        throw Error(ExitCode::bad_flags, "{}={}: expected WORK:N, as in adamw:3", name, text);
+    return {text.substr(0, colon), static_cast<uint64_t>(number)};
 }
 
 }  // namespace
@@ -46,10 +59,10 @@ Settings::Settings() : stack_bytes((LLMC_ASAN ? 256 : 64) << 10) {
     shared_limit = kSharedKilobytes[choice("LLMC_SHARED_KB", {"227", "163", "99"})] << 10;
     if (std::getenv("LLMC_MEMORY_MB"))
         memory = static_cast<size_t>(number_from_environment("LLMC_MEMORY_MB", 1, 1 << 30)) << 20;
-    if (const char* s = std::getenv("LLMC_FAULT")) fault = std::strtoull(s, nullptr, 10);
-    if (const char* s = std::getenv("LLMC_FLIP")) flip = s;
-    if (const char* s = std::getenv("LLMC_DELAY")) delay = s;
-    if (const char* s = std::getenv("LLMC_SEED")) seed = static_cast<uint32_t>(std::strtoul(s, nullptr, 10));
+    if (std::getenv("LLMC_FAULT")) fault = static_cast<uint64_t>(number_from_environment("LLMC_FAULT", 0, LONG_MAX));
+    flip = numbered_work("LLMC_FLIP");
+    delay = numbered_work("LLMC_DELAY");
+    if (std::getenv("LLMC_SEED")) seed = static_cast<uint32_t>(number_from_environment("LLMC_SEED", 0, UINT_MAX));
     if (std::getenv("LLMC_STACK_KB"))
         stack_bytes = static_cast<size_t>(number_from_environment("LLMC_STACK_KB", 32, 1 << 20)) << 10;
 }

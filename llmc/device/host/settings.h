@@ -32,6 +32,12 @@ namespace llmc::host {
 
 enum class Order { ascending, descending, random };
 
+// WORK:NUMBER in the environment, where WORK is a part of the name of a kernel, copy or matmul.
+struct NumberedWork {
+    std::string work;
+    uint64_t number = 0;  // 0 if the variable is not set
+};
+
 struct Settings {
     Order order = Order::ascending;  // LLMC_ORDER=ascending|descending|random: threads between two barriers
     uint32_t seed = 1;               // LLMC_SEED: for the random order
@@ -42,10 +48,10 @@ struct Settings {
     size_t stack_bytes;              // LLMC_STACK_KB: of one GPU thread
     size_t shared_limit;             // LLMC_SHARED_KB=227|163|99: per block, of the card that is simulated
     size_t memory = SIZE_MAX;        // LLMC_MEMORY_MB: of the device, if that is less than the machine has
-    uint64_t fault = 0;  // LLMC_FAULT: the piece of work that breaks the device (1 is the first); 0 for none
-
-    std::string flip;   // LLMC_FLIP=WORK:N: flip a bit in the output of the N-th piece of work of that name
-    std::string delay;  // LLMC_DELAY=WORK:MS: work of that name takes MS milliseconds more
+    NumberedWork delay;              // LLMC_DELAY=WORK:MS: work of that name takes MS milliseconds more
+    // Simulated faults. Their numbers count down, and are 0 once the fault has happened.
+    uint64_t fault = 0;  // LLMC_FAULT: the piece of work that breaks the device (1 is the next)
+    NumberedWork flip;   // LLMC_FLIP=WORK:N: flip a bit in the output of the N-th piece of work of that name
 
     Settings();
 };

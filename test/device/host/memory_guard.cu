@@ -166,13 +166,21 @@ TEST_CASE("memory guard: host code that touches device memory ends the process")
 }
 
 TEST_CASE("settings: an invalid value is refused by name") {
-    const ChildResult child = run_child("child of memory guard: kernels", "LLMC_ORDER=backwards");
-    CAPTURE(child.output);
-    CHECK(child.exit_code != 0);
-    CHECK(child.says("LLMC_ORDER=backwards: expected one of ascending, descending, random"));
-    CHECK(
-        run_child("child of settings", "LLMC_SHARED_KB=100").says("LLMC_SHARED_KB=100: expected one of 227, 163, 99"));
-    CHECK(run_child("child of settings", "LLMC_SYNC=yes").says("LLMC_SYNC=yes: expected one of 0, 1"));
+    const std::pair<const char*, const char*> cases[] = {
+        {"LLMC_ORDER=backwards", ": expected one of ascending, descending, random"},
+        {"LLMC_SHARED_KB=100", ": expected one of 227, 163, 99"},
+        {"LLMC_SYNC=yes", ": expected one of 0, 1"},
+        {"LLMC_SEED=x", " in the environment: expected a whole number from 0 to 4294967295"},
+        {"LLMC_FAULT=soon", " in the environment: expected a whole number from 0 to "},
+        {"LLMC_FLIP=adamw", ": expected WORK:N, as in adamw:3"},
+        {"LLMC_DELAY=adamw:3s", ": expected WORK:N, as in adamw:3"},
+    };
+    for (const auto& [assignment, text] : cases) {
+        const ChildResult child = run_child("child of settings", assignment);
+        CAPTURE(child.output);
+        CHECK(child.exit_code != 0);
+        CHECK(child.says(std::string(assignment) + text));
+    }
 }
 
 TEST_CASE("child of settings" * doctest::skip()) {
