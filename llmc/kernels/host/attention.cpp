@@ -79,16 +79,8 @@ void product(const Matrix& c, const Left& a, const Matrix& b, int M, int N, int 
         product_panel<kExact, 1>({c.values + n, c.stride}, a, {b.values + n, b.stride}, M, K, add);
 }
 
-// Adds up the sums of a row's lanes as group_sum_each() does.
-template <class T, int Lanes>
-LLMC_INLINE T sum_of_lanes(T (&sums)[Lanes]) {
-    for (int offset = Lanes / 2; offset > 0; offset /= 2)
-        for (int i = 0; i < offset; i++) sums[i] += sums[i + offset];
-    return sums[0];
-}
-
 // C = A B, summed in the order of the FP32 attention kernels: each of a row's lanes has eight sums over k = 8 (lanes i
-// + lane) + e, which are then added up.
+// + lane) + e, which are then added up as group_sum_each() does.
 template <int K>
 void row_product(const Matrix& c, const Left& a, const Matrix& b, int M, int N) {
     constexpr int lanes = row_lanes(K);
@@ -103,7 +95,7 @@ void row_product(const Matrix& c, const Left& a, const Matrix& b, int M, int N) 
                             splat(a.values[m * a.row + (i + e) * a.step]) * load(b.values + (i + e) * b.stride + n);
                 share[lane] = ((sum[0] + sum[1]) + (sum[2] + sum[3])) + ((sum[4] + sum[5]) + (sum[6] + sum[7]));
             }
-            store(c.values + m * c.stride + n, sum_of_lanes(share));
+            store(c.values + m * c.stride + n, tree_sum(share));
         }
 }
 
@@ -118,7 +110,7 @@ float row_dot(const float* a, const float* b) {
             for (int e = 0; e < 8; e++) sum[e] += a[i + e] * b[i + e];
         share[lane] = ((sum[0] + sum[1]) + (sum[2] + sum[3])) + ((sum[4] + sum[5]) + (sum[6] + sum[7]));
     }
-    return sum_of_lanes(share);
+    return tree_sum(share);
 }
 
 // ---- shapes and tiles ----------------------------------------------------------------------------------------------
@@ -458,22 +450,6 @@ void store_rows(Real* to, size_t stride, const float* rows, int count) {
         for (int i = 0; i < HD; i += kLanes) store(to + static_cast<size_t>(r) * stride + i, load(rows + r * HD + i));
 }
 
-// Sums the columns of a tile in the order of the FP8 kernels, whose threads take rows `kAtOnce` apart (ChunkOwner in
-// attention_quantize.cuh).
-template <int HD>
-void sum_tile(float* part, const float* tile, int rows) {
-    constexpr int kAtOnce = std::bit_floor(128u / (HD / 16));
-    for (int i = 0; i < HD; i += kLanes) {
-        Floats total{};
-        for (int first = 0; first < kAtOnce; first++) {
-            Floats sum{};
-            for (int r = first; r < rows; r += kAtOnce) sum += load(tile + r * HD + i);
-            total += sum;
-        }
-        store(part + i, total);
-    }
-}
-
 // Output of a kernel's gradients, as Gradients and HeadPart in attention_backward.cu describe it.
 template <class Out>
 struct GradientTarget {
@@ -500,7 +476,9 @@ void write_tile(const GradientTarget<Out>& to, const Shape& s, int side, int b, 
                            tally, tile, HD, rows, HD, to.fp8->scale, to.pass);
         const int tiles = (s.T + tokens_of_tile - 1) / tokens_of_tile;
         const size_t part = static_cast<size_t>(b) * tiles + first_token / tokens_of_tile;
-        if (to.parts) sum_tile<HD>(to.parts + part * s.stride() + channel, tile, rows);
+        // Threads take rows as far apart as ChunkOwner::rows_at_once in attention_quantize.cuh.
+        constexpr int kApart = std::bit_floor(128u / (HD / 16));
+        if (to.parts) sum_rows_apart(to.parts + part * s.stride() + channel, tile, HD, rows, HD, kApart);
     }
 }
 
@@ -635,6 +613,13 @@ void attention_max_logits(const Grid& grid, float* maxima, const Real* qkv, int 
     });
 }
 
+#define LLMC_INSTANTIATE_GRADIENTS(HD, Out)                                                                           \
+    template void attention_key_gradient<HD, Out>(const Grid&, Out*, Out*, float*, Fp8State*, const bf16*,            \
+                                                  const bf16*, const float*, const float*, int, int, int, int, float, \
+                                                  int, QuantizePass, const int*);                                     \
+    template void attention_query_gradient<HD, Out>(const Grid&, Out*, Out*, float*, Fp8State*, const bf16*,          \
+                                                    const bf16*, const float*, const float*, int, int, int, int,      \
+                                                    float, int, QuantizePass, const int*);
 #define LLMC_INSTANTIATE(HD)                                                                                          \
     template void attention_forward<HD>(const Grid&, bf16*, bf16*, float*, const bf16*, e4m3*, e4m3*, Fp8State*, int, \
                                         int, int, float, int, QuantizePass, const int*);                              \
@@ -649,7 +634,8 @@ void attention_max_logits(const Grid& grid, float* maxima, const Real* qkv, int 
     template void attention_max_logits<bf16, HD>(const Grid&, float*, const bf16*, int, int, int, float, int,         \
                                                  const int*);                                                         \
     template void attention_max_logits<float, HD>(const Grid&, float*, const float*, int, int, int, float, int,       \
-                                                  const int*);
+                                                  const int*);                                                        \
+    LLMC_INSTANTIATE_GRADIENTS(HD, bf16) LLMC_INSTANTIATE_GRADIENTS(HD, e4m3) LLMC_INSTANTIATE_GRADIENTS(HD, e5m2)
 LLMC_INSTANTIATE(32)
 LLMC_INSTANTIATE(64)
 LLMC_INSTANTIATE(80)
@@ -657,31 +643,6 @@ LLMC_INSTANTIATE(96)
 LLMC_INSTANTIATE(128)
 LLMC_INSTANTIATE(256)
 #undef LLMC_INSTANTIATE
-#define LLMC_INSTANTIATE(HD, Out)                                                                                     \
-    template void attention_key_gradient<HD, Out>(const Grid&, Out*, Out*, float*, Fp8State*, const bf16*,            \
-                                                  const bf16*, const float*, const float*, int, int, int, int, float, \
-                                                  int, QuantizePass, const int*);                                     \
-    template void attention_query_gradient<HD, Out>(const Grid&, Out*, Out*, float*, Fp8State*, const bf16*,          \
-                                                    const bf16*, const float*, const float*, int, int, int, int,      \
-                                                    float, int, QuantizePass, const int*);
-LLMC_INSTANTIATE(32, bf16)
-LLMC_INSTANTIATE(64, bf16)
-LLMC_INSTANTIATE(80, bf16)
-LLMC_INSTANTIATE(96, bf16)
-LLMC_INSTANTIATE(128, bf16)
-LLMC_INSTANTIATE(256, bf16)
-LLMC_INSTANTIATE(32, e4m3)
-LLMC_INSTANTIATE(64, e4m3)
-LLMC_INSTANTIATE(80, e4m3)
-LLMC_INSTANTIATE(96, e4m3)
-LLMC_INSTANTIATE(128, e4m3)
-LLMC_INSTANTIATE(256, e4m3)
-LLMC_INSTANTIATE(32, e5m2)
-LLMC_INSTANTIATE(64, e5m2)
-LLMC_INSTANTIATE(80, e5m2)
-LLMC_INSTANTIATE(96, e5m2)
-LLMC_INSTANTIATE(128, e5m2)
-LLMC_INSTANTIATE(256, e5m2)
-#undef LLMC_INSTANTIATE
+#undef LLMC_INSTANTIATE_GRADIENTS
 
 }  // namespace llmc::host

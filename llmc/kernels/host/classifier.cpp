@@ -77,7 +77,7 @@ Softmax combine(const Softmax* lanes) {
         const Floats factor = exp2_of(splat((lanes[i].max - max) * kLog2E));
         sums[i] = lanes[i].sum * factor[0];
     }
-    return {max, butterfly(sums)};
+    return {max, tree_sum(sums)};
 }
 Softmax combine(const Threads& threads, int warps) {
     Softmax of_warps[32];

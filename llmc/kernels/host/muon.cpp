@@ -35,9 +35,7 @@ void muon_norm(const Grid& grid, double* partials, const Real* x, size_t count) 
                 const double value = static_cast<double>(to_float(x[first + i]));
                 sums[i] += value * value;
             }
-        for (size_t half = kThreads / 2; half > 0; half /= 2)
-            for (size_t i = 0; i < half; i++) sums[i] += sums[i + half];
-        partials[block] = sums[0];
+        partials[block] = tree_sum(sums);
     }
 }
 
@@ -72,7 +70,7 @@ void row_squares(const Grid&, float* squares, const Real* x, int rows, int colum
                 const float value = to_float(x[static_cast<size_t>(row) * columns + first + i]);
                 lanes[i] += value * value;
             }
-        squares[row] = butterfly(lanes) / static_cast<float>(columns);
+        squares[row] = tree_sum(lanes) / static_cast<float>(columns);
     }
 }
 

@@ -87,7 +87,7 @@ struct BackwardCall {
     int C, warps;
 };
 
-// Writes one row's gradient, plus that of the residual, to d, and adds its terms to dweight and dshift. `norm` is
+// Writes one row's gradient, plus the residual's gradient, to d, and adds its terms to dweight and dshift. `norm` is
 // scratch.
 template <bool kLayer, class Real>
 void norm_row_backward(float* d, float* norm, float* dweight, float* dshift, const BackwardCall<Real>& t, int row) {

@@ -113,11 +113,21 @@ void quantize_rows(const CodeTarget<F8>& to, Tally& tally, const float* values, 
                  static_cast<size_t>(columns));
 }
 
+void sum_rows_apart(float* part, const float* tile, size_t stride, int rows, int columns, int apart) {
+    for (int c = 0; c < columns; c += kLanes) {
+        Floats total{};
+        for (int first = 0; first < apart; first++) {
+            Floats sum{};
+            for (int r = first; r < rows; r += apart) sum += load(tile + static_cast<size_t>(r) * stride + c);
+            total += sum;
+        }
+        store(part + c, total);
+    }
+}
+
 // ---- tiles ----------------------------------------------------------------------------------------------------------
 
 namespace {
-
-constexpr int kTile = 128;  // rows and columns
 
 // The result of quantizing (N, C) values.
 template <class F8>
@@ -129,47 +139,25 @@ struct TileCall {
     QuantizePass pass;
 };
 
-// Sums the first n columns of a tile in the kernels' order: a thread takes rows 32 apart.
-void sum_tile(float* part, const float* values, int rows, int n) {
-    constexpr int kAtOnce = 32;
-    for (int c = 0; c < n; c += kLanes) {
-        Floats total{};
-        for (int first = 0; first < kAtOnce; first++) {
-            Floats sum{};
-            for (int r = first; r < rows; r += kAtOnce) sum += load(values + r * kTile + c);
-            total += sum;
-        }
-        store(part + c, total);
-    }
-}
-
 // produce(row, column) returns a vector of values.
 template <class F8, class Produce>
 void quantize_tiles(const TileCall<F8>& t, const Produce& produce) {
-    const int across = (t.C + kTile - 1) / kTile, tasks = (t.N + kTile - 1) / kTile * across;
     const size_t N = static_cast<size_t>(t.N), C = static_cast<size_t>(t.C);
     const float scale = t.state->scale;
-#pragma omp parallel if (tasks > 1)
-    {
-        Tally tally;
-#pragma omp for schedule(static)
-        for (int task = 0; task < tasks; task++) {
-            const int first_row = task / across * kTile, first_column = task % across * kTile;
-            const int rows = std::min(kTile, t.N - first_row), columns = std::min(kTile, t.C - first_column);
-            alignas(64) float values[kTile * kTile];
-            for (int r = 0; r < rows; r++)
-                for (int c = 0; c < columns; c += kLanes)
-                    store(values + r * kTile + c,
-                          produce(static_cast<size_t>(first_row + r), static_cast<size_t>(first_column + c)));
-            const size_t row = static_cast<size_t>(first_row), column = static_cast<size_t>(first_column);
-            quantize_rows<F8>({t.row ? t.row + row * C + column : nullptr, C,
-                               t.transposed ? t.transposed + column * N + row : nullptr, N},
-                              tally, values, kTile, rows, columns, scale, t.pass);
-            if (t.parts) sum_tile(t.parts + row / kTile * C + column, values, rows, columns);
-        }
-        commit(t.state, tally, 0, t.pass);
-    }
-    commit(t.state, {}, N * C, t.pass);
+    for_each_tile(t.state, t.N, t.C, t.pass, [&](int first_row, int first_column, Tally& tally) {
+        const int rows = std::min(kTile, t.N - first_row), columns = std::min(kTile, t.C - first_column);
+        alignas(64) float values[kTile * kTile];
+        for (int r = 0; r < rows; r++)
+            for (int c = 0; c < columns; c += kLanes)
+                store(values + r * kTile + c,
+                      produce(static_cast<size_t>(first_row + r), static_cast<size_t>(first_column + c)));
+        const size_t row = static_cast<size_t>(first_row), column = static_cast<size_t>(first_column);
+        quantize_rows<F8>({t.row ? t.row + row * C + column : nullptr, C,
+                           t.transposed ? t.transposed + column * N + row : nullptr, N},
+                          tally, values, kTile, rows, columns, scale, t.pass);
+        // A thread of the kernels has every 32nd row.
+        if (t.parts) sum_rows_apart(t.parts + row / kTile * C + column, values, kTile, rows, columns, 32);
+    });
 }
 
 }  // namespace

@@ -30,4 +30,24 @@ template <class F8>
 void quantize_rows(const CodeTarget<F8>& to, Tally& tally, const float* values, size_t stride, int rows, int columns,
                    float scale, QuantizePass pass);
 
+// part[c] = the sum of column c of a tile whose rows start `stride` elements apart, in the order of kernels whose
+// threads take rows `apart` apart. `columns` is a multiple of 16.
+void sum_rows_apart(float* part, const float* tile, size_t stride, int rows, int columns, int apart);
+
+constexpr int kTile = 128;  // rows and columns of the kernels' tiles
+
+// Quantizes (rows, columns) tile by tile, over threads: task(first_row, first_column, tally) quantizes a tile.
+template <class Task>
+void for_each_tile(Fp8State* state, int rows, int columns, QuantizePass pass, const Task& task) {
+    const int across = (columns + kTile - 1) / kTile, tasks = (rows + kTile - 1) / kTile * across;
+#pragma omp parallel if (tasks > 1)
+    {
+        Tally tally;
+#pragma omp for schedule(static)
+        for (int i = 0; i < tasks; i++) task(i / across * kTile, i % across * kTile, tally);
+        commit(state, tally, 0, pass);
+    }
+    commit(state, {}, static_cast<size_t>(rows) * columns, pass);
+}
+
 }  // namespace llmc::host

@@ -7,7 +7,7 @@
 namespace llmc::host {
 namespace {
 
-constexpr int kTile = 128, kSegment = 32, kSegments = kTile / kSegment;
+constexpr int kSegment = 32, kSegments = kTile / kSegment;
 
 // The exponents of the scales of a line's four segments, from their largest finite magnitudes.
 struct Exponents {
@@ -58,7 +58,8 @@ struct CodeMatrix {
 };
 
 // Loads the tile of inp (N, C) at a corner. Values beyond the edges are zeros.
-void load_tile(float* tile, const bf16* inp, int first_row, int first_column, int N, int C) {
+template <class Real>
+void load_tile(float* tile, const Real* inp, int first_row, int first_column, int N, int C) {
     for (int r = 0; r < kTile; r++)
         for (int c = 0; c < kTile; c += kLanes) {
             const bool inside = first_row + r < N && first_column + c < C;
@@ -90,8 +91,6 @@ void sum_columns(float* part, const float* tile, int columns) {
     }
 }
 
-int tiles_of(int n) { return (n + kTile - 1) / kTile; }
-
 }  // namespace
 
 template <Fp8Scaling S>
@@ -99,27 +98,19 @@ void quantize_blocks(const Grid&, e4m3* row, void* row_scales, e4m3* transposed,
                      Fp8State* state, const bf16* inp, int N, int C, QuantizePass pass) {
     constexpr bool kMx = S == Fp8Scaling::mx;
     const CodeMatrix rows{row, row_scales, N, C, kMx}, columns{transposed, transposed_scales, C, N, kMx};
-    const int across = tiles_of(C), tasks = tiles_of(N) * across;
-#pragma omp parallel if (tasks > 1)
-    {
-        Tally tally, unused;
-#pragma omp for schedule(static)
-        for (int task = 0; task < tasks; task++) {
-            const int first_row = task / across * kTile, first_column = task % across * kTile;
-            alignas(64) float tile[kTile * kTile], turned[kTile * kTile];
-            load_tile(tile, inp, first_row, first_column, N, C);
-            for (int r = 0; r < kTile; r++) rows.write(tile + r * kTile, first_row + r, first_column, tally, pass);
-            if (parts)
-                sum_columns(parts + static_cast<size_t>(first_row / kTile) * C + first_column, tile,
-                            std::min(kTile, C - first_column));
-            if (!transposed) continue;
-            transpose_tile(turned, tile);
-            for (int c = 0; c < kTile; c++)  // the rows have been counted already
-                columns.write(turned + c * kTile, first_column + c, first_row, unused, QuantizePass::replay);
-        }
-        commit(state, tally, 0, pass);
-    }
-    commit(state, {}, static_cast<size_t>(N) * C, pass);
+    for_each_tile(state, N, C, pass, [&](int first_row, int first_column, Tally& tally) {
+        alignas(64) float tile[kTile * kTile], turned[kTile * kTile];
+        load_tile(tile, inp, first_row, first_column, N, C);
+        for (int r = 0; r < kTile; r++) rows.write(tile + r * kTile, first_row + r, first_column, tally, pass);
+        if (parts)
+            sum_columns(parts + static_cast<size_t>(first_row / kTile) * C + first_column, tile,
+                        std::min(kTile, C - first_column));
+        if (!transposed) return;
+        transpose_tile(turned, tile);
+        Tally unused;  // the rows have been counted already
+        for (int c = 0; c < kTile; c++)
+            columns.write(turned + c * kTile, first_column + c, first_row, unused, QuantizePass::replay);
+    });
 }
 template void quantize_blocks<Fp8Scaling::block>(const Grid&, e4m3*, void*, e4m3*, void*, float*, Fp8State*,
                                                  const bf16*, int, int, QuantizePass);
@@ -129,33 +120,22 @@ template void quantize_blocks<Fp8Scaling::mx>(const Grid&, e4m3*, void*, e4m3*, 
 template <class Master>
 void quantize_weight_tiles(const Grid&, e4m3* row, float* row_scales, e4m3* transposed, float* transposed_scales,
                            Fp8State* state, const Master* master, int R, int C, QuantizePass pass) {
-    const int across = tiles_of(C), tasks = tiles_of(R) * across;
-#pragma omp parallel if (tasks > 1)
-    {
-        Tally tally;
-#pragma omp for schedule(static)
-        for (int task = 0; task < tasks; task++) {
-            const int first_row = task / across * kTile, first_column = task % across * kTile;
-            const size_t r = static_cast<size_t>(first_row), c = static_cast<size_t>(first_column);
-            alignas(64) float tile[kTile * kTile];
-            for (int i = 0; i < kTile; i++)
-                for (int j = 0; j < kTile; j++) tile[i * kTile + j] = to_float(master[(r + i) * C + c + j]);
-            float amax = 0.0f;
-            for (const float x : tile) {
-                const float magnitude = float_from_bits(float_bits(x) & kFloatMagnitudeMask);
-                amax = magnitude > amax && float_bits(magnitude) < kFloatInfinityBits ? magnitude : amax;
-            }
-            const int exponent = block_exponent(amax);
-            row_scales[tile_scale_index(C, first_row, first_column)] = power_of_two(exponent);
-            transposed_scales[tile_scale_index(R, first_column, first_row)] = power_of_two(exponent);
-            const size_t N = static_cast<size_t>(R);
-            quantize_rows<e4m3>({row ? row + r * C + c : nullptr, static_cast<size_t>(C),
-                                 transposed ? transposed + c * N + r : nullptr, N},
-                                tally, tile, kTile, kTile, kTile, power_of_two(-exponent), pass);
+    for_each_tile(state, R, C, pass, [&](int first_row, int first_column, Tally& tally) {
+        alignas(64) float tile[kTile * kTile];
+        load_tile(tile, master, first_row, first_column, R, C);
+        float amax = 0.0f;
+        for (const float x : tile) {
+            const float magnitude = float_from_bits(float_bits(x) & kFloatMagnitudeMask);
+            amax = magnitude > amax && float_bits(magnitude) < kFloatInfinityBits ? magnitude : amax;
         }
-        commit(state, tally, 0, pass);
-    }
-    commit(state, {}, static_cast<size_t>(R) * C, pass);
+        const int exponent = block_exponent(amax);
+        row_scales[tile_scale_index(C, first_row, first_column)] = power_of_two(exponent);
+        transposed_scales[tile_scale_index(R, first_column, first_row)] = power_of_two(exponent);
+        const size_t r = static_cast<size_t>(first_row), c = static_cast<size_t>(first_column);
+        quantize_rows<e4m3>({row ? row + r * C + c : nullptr, static_cast<size_t>(C),
+                             transposed ? transposed + c * R + r : nullptr, static_cast<size_t>(R)},
+                            tally, tile, kTile, kTile, kTile, power_of_two(-exponent), pass);
+    });
 }
 template void quantize_weight_tiles(const Grid&, e4m3*, float*, e4m3*, float*, Fp8State*, const float*, int, int,
                                     QuantizePass);

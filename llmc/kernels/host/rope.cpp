@@ -8,7 +8,7 @@
 namespace llmc::host {
 namespace {
 
-// A head as FP32, its angles' tables and their row.
+// Tables of angles (positions, HD / 2), and the rotation of a head in FP32 by those of its position.
 template <int HD>
 struct Angles {
     const float *cos, *sin;
@@ -24,7 +24,7 @@ struct Angles {
             store(x + i, first * cosine - second * sine);
             store(x + HD / 2 + i, second * cosine + first * sine);
         }
-        for (; i < HD / 2; i++) {  // half of head dimension 80 is no multiple of the lanes
+        for (; i < HD / 2; i++) {  // half of head dimension 80 is not a multiple of kLanes
             const float sine = kBack ? -s[i] : s[i], first = x[i], second = x[HD / 2 + i];
             x[i] = first * c[i] - second * sine;
             x[HD / 2 + i] = second * c[i] + first * sine;
@@ -32,7 +32,7 @@ struct Angles {
     }
 };
 
-// The sum of x * y: dot16() of each thread, then a butterfly over the head's threads.
+// The sum of x * y: dot16() of each thread, then a sum over the head's threads.
 template <int HD>
 LLMC_INLINE float dot(const float* x, const float* y) {
     constexpr int kThreads = head_threads(HD);
@@ -46,9 +46,7 @@ LLMC_INLINE float dot(const float* x, const float* y) {
         }
         lanes[t] = (sums[0] + sums[1]) + (sums[2] + sums[3]);
     }
-    for (int offset = kThreads / 2; offset > 0; offset /= 2)
-        for (int i = 0; i < offset; i++) lanes[i] += lanes[i + offset];
-    return lanes[0];
+    return tree_sum(lanes);
 }
 
 template <int HD, class Real>
@@ -149,18 +147,14 @@ void qk_norm_rope_backward(const Grid& grid, Real* dqkv, float* parts, const Rea
                                                  float);                                                             \
     template void qk_norm_rope_backward<Real, HD>(const Grid&, Real*, float*, const Real*, const Real*, const Real*, \
                                                   const float*, const float*, int, int, int, int, int, float);
-LLMC_INSTANTIATE(float, 32)
-LLMC_INSTANTIATE(float, 64)
-LLMC_INSTANTIATE(float, 80)
-LLMC_INSTANTIATE(float, 96)
-LLMC_INSTANTIATE(float, 128)
-LLMC_INSTANTIATE(float, 256)
-LLMC_INSTANTIATE(bf16, 32)
-LLMC_INSTANTIATE(bf16, 64)
-LLMC_INSTANTIATE(bf16, 80)
-LLMC_INSTANTIATE(bf16, 96)
-LLMC_INSTANTIATE(bf16, 128)
-LLMC_INSTANTIATE(bf16, 256)
+#define LLMC_INSTANTIATE_HEAD(HD) LLMC_INSTANTIATE(float, HD) LLMC_INSTANTIATE(bf16, HD)
+LLMC_INSTANTIATE_HEAD(32)
+LLMC_INSTANTIATE_HEAD(64)
+LLMC_INSTANTIATE_HEAD(80)
+LLMC_INSTANTIATE_HEAD(96)
+LLMC_INSTANTIATE_HEAD(128)
+LLMC_INSTANTIATE_HEAD(256)
+#undef LLMC_INSTANTIATE_HEAD
 #undef LLMC_INSTANTIATE
 
 }  // namespace llmc::host

@@ -83,9 +83,7 @@ void global_norm(const Grid& grid, double* partials, const T* grad, size_t n) {
                 const Floats squares = sum_of_eights(g * g);
                 for (int e = 0; e < kEights; e++) sums[i / 8 + e] += static_cast<double>(squares[e * 8]);
             }
-        for (size_t half = kEightsOfBlock / 2; half > 0; half /= 2)
-            for (size_t i = 0; i < half; i++) sums[i] += sums[i + half];
-        partials[block] = sums[0];
+        partials[block] = tree_sum(sums);
     }
 }
 

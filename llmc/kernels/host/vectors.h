@@ -172,11 +172,13 @@ LLMC_INLINE float warp_sum(Floats* x, int count) {
         for (int i = 0; i < half; i++) x[i] += x[i + half];
     return kEights == 2 ? x[0][0] + x[0][kLanes - 8] : x[0][0];
 }
-// The same for an array with one value per lane.
-inline float butterfly(float (&lanes)[32]) {
-    for (int offset = 16; offset > 0; offset /= 2)
-        for (int i = 0; i < offset; i++) lanes[i] += lanes[i + offset];
-    return lanes[0];
+// Adds the second half of the values to the first, and so on until one is left. The kernels' butterflies over lanes and
+// their block_sum() add in this order.
+template <class T, size_t N>
+LLMC_INLINE T tree_sum(T (&values)[N]) {
+    for (size_t half = N / 2; half > 0; half /= 2)
+        for (size_t i = 0; i < half; i++) values[i] += values[i + half];
+    return values[0];
 }
 
 // ---- activations ----------------------------------------------------------------------------------------------------
