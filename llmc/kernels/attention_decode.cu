@@ -94,36 +94,28 @@ static __global__ void __launch_bounds__(kRowLanes<HD>* kDecodeRows)
     state.output.store(out + head + static_cast<size_t>(row) * NH * HD);
 }
 
-// ---- launchers -----------------------------------------------------------------------------------------------------
-
-template <int HD>
-static void launch_decode(bf16* result, bf16* result_low, const bf16* qkv, int first, int rows,
-                          const AttentionHeads& heads, dim3 grid, float scale_log2, stream_t stream) {
-    const size_t n = elements(1, rows, heads.NH, HD);
-    launch<attention_decode_kernel<HD>>({grid, dim3(32), kDecodeBytes<HD>, stream}, out(result, n), out(result_low, n),
-                                        in(qkv, elements(1, first + rows, heads.rows(), HD)), first, rows, heads.NH,
-                                        heads.NKV, scale_log2, heads.window_in(first + rows));
-}
-template <int HD>
-static void launch_decode(float* result, float*, const float* qkv, int first, int rows, const AttentionHeads& heads,
-                          dim3 grid, float scale_log2, stream_t stream) {
-    launch<attention_decode_fp32_kernel<HD>>({grid, dim3(kRowLanes<HD> * kDecodeRows), 0, stream},
-                                             out(result, elements(1, rows, heads.NH, HD)),
-                                             in(qkv, elements(1, first + rows, heads.rows(), HD)), first, rows,
-                                             heads.NH, heads.NKV, scale_log2, heads.window_in(first + rows));
-}
-
 }  // namespace attention
 
 template <class Real>
 void attention_decode(Real* out, Real* out_low, const Real* qkv, int first, int rows, const AttentionHeads& heads,
                       stream_t stream) {
+    using namespace attention;
     if (first < 0 || rows < 1) throw Error(ExitCode::failure, "attention_decode: {} rows from row {} on", rows, first);
-    attention::check_shape(1, first + rows, heads);
-    const dim3 grid(div_up(rows, attention::kDecodeRows), heads.NH, 1);
-    const float scale_log2 = heads.softmax_scale() * attention::kLog2E;
+    check_shape(1, first + rows, heads);
+    const dim3 grid(div_up(rows, kDecodeRows), heads.NH, 1);
+    const float scale_log2 = heads.softmax_scale() * kLog2E;
+    const int window = heads.window_in(first + rows);
+    const size_t n = elements(1, rows, heads.NH, heads.HD);
+    const auto sequence = in(qkv, elements(1, first + rows, heads.rows(), heads.HD));
     with_head_dimension(heads.HD, [&]<int HD>() {
-        attention::launch_decode<HD>(out, out_low, qkv, first, rows, heads, grid, scale_log2, stream);
+        if constexpr (sizeof(Real) == 2)
+            launch<attention_decode_kernel<HD>>({grid, dim3(32), kDecodeBytes<HD>, stream}, llmc::out(out, n),
+                                                llmc::out(out_low, n), sequence, first, rows, heads.NH, heads.NKV,
+                                                scale_log2, window);
+        else
+            launch<attention_decode_fp32_kernel<HD>>({grid, dim3(kRowLanes<HD> * kDecodeRows), 0, stream},
+                                                     llmc::out(out, n), sequence, first, rows, heads.NH, heads.NKV,
+                                                     scale_log2, window);
     });
 }
 template void attention_decode(bf16*, bf16*, const bf16*, int, int, const AttentionHeads&, stream_t);

@@ -11,11 +11,6 @@ namespace llmc {
 
 constexpr int kThreads = 256, kPerThread = 8;
 
-static void require_aligned(const char* name, const void* grad) {
-    if (reinterpret_cast<uintptr_t>(grad) % 16 != 0)
-        throw Error(ExitCode::failure, "{}: gradient pointer {} is not 16-byte aligned", name, grad);
-}
-
 // ---- norm ----------------------------------------------------------------------------------------------------------
 
 // A block takes at least this many elements, so that its reduction costs little next to reading them.
@@ -55,7 +50,7 @@ static __global__ void __launch_bounds__(kThreads) global_norm_kernel(double* pa
 
 void global_norm_partials(double* partials, const StateArray& grad, size_t n, stream_t stream) {
     if (n == 0) return;
-    require_aligned("global_norm_partials", grad.values);
+    check_aligned("global_norm_partials", {grad.values});
     const size_t blocks = global_norm_blocks(n);
     grad.typed([&]<class T>(const T* values) {
         host::launch_or_loop<global_norm_kernel<T>, host::global_norm<T>>(
@@ -109,7 +104,7 @@ static dim3 blocks_for(size_t n, size_t per_block) { return dim3(div_up(n, per_b
 
 void clip_values(float* grad, size_t n, double clip, const float* loss_scale, stream_t stream) {
     if (n == 0) return;
-    require_aligned("clip_values", grad);
+    check_aligned("clip_values", {grad});
     launch<clip_values_kernel>({blocks_for(n, kThreads * kPerThread), kThreads, 0, stream}, inout(grad, n), n,
                                static_cast<float>(clip), in(loss_scale, 1));
 }
@@ -127,7 +122,7 @@ void clip_factors(float* factors, const double* squares, size_t n, double clip, 
 
 void scale_gradient(float* grad, size_t n, const float* factor, stream_t stream) {
     if (n == 0) return;
-    require_aligned("scale_gradient", grad);
+    check_aligned("scale_gradient", {grad});
     launch<scale_gradient_kernel>({blocks_for(n, kThreads * kPerThread), kThreads, 0, stream}, inout(grad, n), n,
                                   in(factor, 1));
 }

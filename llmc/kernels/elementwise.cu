@@ -2,11 +2,11 @@
 #include "llmc/kernels/elementwise.h"
 
 #include <algorithm>
-#include <initializer_list>
 
 #include "llmc/device/kernel.cuh"
 #include "llmc/device/math.cuh"
 #include "llmc/device/warp.cuh"
+#include "llmc/kernels/check_shape.h"
 
 namespace llmc {
 namespace {
@@ -16,17 +16,10 @@ constexpr int kPerThread = 8;
 
 unsigned blocks_for(size_t n) { return static_cast<unsigned>(div_up<size_t>(n, kThreads * kPerThread)); }
 
-void require_aligned(const char* what, std::initializer_list<const void*> pointers) {
-    for (const void* p : pointers)
-        if (reinterpret_cast<uintptr_t>(p) % 16 != 0)
-            throw Error(ExitCode::failure,
-                        "{}: pointer {} is not 16-byte aligned; start tensors at multiples of 16 bytes", what, p);
-}
-
 }  // namespace
 
-// Index of the first of this thread's eight elements, which are two fours of its warp's 256 (vector.cuh). The last
-// warps may have fewer, and take each in turn.
+// Index of the first of this thread's eight elements, which are two fours of its warp's 256 (vector.cuh). A thread at
+// the end that has fewer than eight processes them one by one.
 LLMC_DEVICE size_t first_element() {
     return static_cast<size_t>(blockIdx.x) * kThreads * kPerThread + first_of_fours(static_cast<int>(threadIdx.x));
 }
@@ -56,7 +49,7 @@ static __global__ void __launch_bounds__(kThreads) cast_kernel(To* out, const Fr
 template <class To, class From>
 void cast(To* out_pointer, const From* inp, size_t n, stream_t stream) {
     if (n == 0) return;
-    require_aligned("cast", {out_pointer, inp});
+    check_aligned("cast", {out_pointer, inp});
     launch<cast_kernel<To, From>>({blocks_for(n), kThreads, 0, stream}, out(out_pointer, n), in(inp, n), n);
 }
 
@@ -87,7 +80,7 @@ static __global__ void __launch_bounds__(kThreads) add_kernel(float* out, const 
 
 void add(float* out_pointer, const float* a, const float* b, size_t n, stream_t stream) {
     if (n == 0) return;
-    require_aligned("add", {out_pointer, a, b});
+    check_aligned("add", {out_pointer, a, b});
     launch<add_kernel>({blocks_for(n), kThreads, 0, stream}, out(out_pointer, n), in(a, n), in(b, n), n);
 }
 
@@ -98,7 +91,7 @@ static __global__ void __launch_bounds__(kThreads) subtract_kernel(float* out, c
 
 void subtract_from(float* out, const StateArray& a, size_t n, stream_t stream) {
     if (n == 0) return;
-    require_aligned("subtract_from", {out, a.values});
+    check_aligned("subtract_from", {out, a.values});
     a.typed([&]<class T>(const T* values) {
         launch<subtract_kernel<T>>({blocks_for(n), kThreads, 0, stream}, inout(out, n), in(values, n), n);
     });
@@ -116,7 +109,7 @@ static __global__ void __launch_bounds__(kThreads)
 
 void add_to_average(float* average, const StateArray& values, float share, size_t n, stream_t stream) {
     if (n == 0) return;
-    require_aligned("add_to_average", {average, values.values});
+    check_aligned("add_to_average", {average, values.values});
     values.typed([&]<class T>(const T* weights) {
         launch<add_to_average_kernel<T>>({blocks_for(n), kThreads, 0, stream}, inout(average, n), in(weights, n), share,
                                          n);
@@ -187,7 +180,7 @@ static __global__ void __launch_bounds__(kThreads)
 void add_gradients(bf16* gradients, const float* pieces, int added, size_t n, bool first, const StateRounding& rounding,
                    int64_t batch, stream_t stream) {
     if (n == 0) return;
-    require_aligned("add_gradients", {gradients, pieces});
+    check_aligned("add_gradients", {gradients, pieces});
     if (rounding.first % 4 != 0 || (added > 1 && n % 8 != 0))
         throw Error(ExitCode::failure, "add_gradients: {} pieces of {} gradients from place {} on", added, n,
                     rounding.first);

@@ -45,10 +45,7 @@ template <class Real>
 void muon_momentum(float* m, Real* u, const StateArray& grad, size_t count, const MuonMomentum& momentum, bool nesterov,
                    const StepState* state, stream_t stream) {
     if (count == 0) return;
-    for (const void* p :
-         {static_cast<const void*>(m), static_cast<const void*>(u), static_cast<const void*>(grad.values)})
-        if (reinterpret_cast<uintptr_t>(p) % 16 != 0)
-            throw Error(ExitCode::failure, "muon_momentum: pointer {} is not 16-byte aligned", p);
+    check_aligned("muon_momentum", {m, u, grad.values});
     const size_t blocks = div_up<size_t>(count, kThreads * kUpdatePerThread);
     grad.typed([&]<class Gradient>(const Gradient* gradients) {
         host::launch_or_loop<muon_momentum_kernel<Real, Gradient>, host::muon_momentum<Real, Gradient>>(

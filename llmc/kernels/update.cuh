@@ -10,6 +10,7 @@
 
 #include "llmc/device/kernel.cuh"
 #include "llmc/device/warp.cuh"
+#include "llmc/kernels/check_shape.h"
 #include "llmc/kernels/host/launch.h"
 #include "llmc/kernels/update.h"
 
@@ -52,7 +53,7 @@ LLMC_HD bool is_fp8(const StateArray& array) { return array.format == StateForma
 template <class State>
 using ArrayOf = std::conditional_t<std::is_same_v<State, float>, float*, StateArray>;
 
-// Load and store a thread's eight elements from `first` on. Stored values must be some that the format has.
+// Load and store a thread's eight elements from `first` on. The format must represent stored values exactly.
 template <class T>
 LLMC_DEVICE void load_at(const T* array, size_t first, size_t left, float (&values)[8]) {
     load_group(array + first, left, values);
@@ -101,7 +102,7 @@ LLMC_DEVICE void store_fp8(const StateArray& array, size_t first, size_t left, c
     }
 }
 
-// Rounds a group's new weights to values that their format has.
+// Rounds a group's new weights at random to their format.
 LLMC_DEVICE void round_masters(float*, float (&)[8], const StateRounding&, int64_t, size_t) {}
 LLMC_DEVICE void round_masters(const StateArray& masters, float (&p)[8], const StateRounding& rounding, int64_t applied,
                                size_t first) {
@@ -183,7 +184,7 @@ namespace host {
 
 constexpr size_t kUpdateTask = 16384;  // elements
 
-// The elements of a task as floats: those of an FP32 array in place, others in a copy.
+// The elements of a task as floats: in place if the array is FP32, otherwise in a copy.
 template <class T>
 T* floats_of(T* array, size_t begin, size_t, float*) {
     return array + begin;
@@ -281,12 +282,10 @@ void update([[maybe_unused]] const Grid&, ArrayOf<State> master, float* moment, 
 inline void check_update(const char* name, size_t count, size_t decay_count, std::initializer_list<const void*> tensors,
                          const StateRounding& rounding) {
     if (rounding.first % 4 != 0)
-        throw Error(ExitCode::failure, "{}: place {} is no multiple of 4", name, rounding.first);
+        throw Error(ExitCode::failure, "{}: place {} is not a multiple of 4", name, rounding.first);
     if (decay_count > count)
         throw Error(ExitCode::failure, "{}: {} of {} parameters to decay", name, decay_count, count);
-    for (const void* p : tensors)
-        if (reinterpret_cast<uintptr_t>(p) % 16 != 0)
-            throw Error(ExitCode::failure, "{}: pointer {} is not 16-byte aligned; pad slices to 16 bytes", name, p);
+    check_aligned(name, tensors);
 }
 
 inline LaunchConfig update_blocks(size_t count, bool measures, stream_t stream) {
@@ -309,7 +308,7 @@ inline Access read(const StateArray& array, size_t count) {
     return in(static_cast<const char*>(array.values), count * bytes_of(array.format));
 }
 
-// Calls run<State>(): StateArray if an array has a format of its own, float otherwise.
+// Calls run<State>(): float if all arrays are FP32, StateArray otherwise.
 template <class Run>
 void with_state(std::initializer_list<const StateArray*> arrays, const Run& run) {
     bool all_fp32 = true;
