@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "llmc/device/kernel.cuh"
-#include "test/kernel_test.h"
+#include "test/device/arrays.h"
 
 using namespace llmc;
 using namespace llmc::test;
@@ -95,8 +95,7 @@ std::vector<uint32_t> counting(size_t n) {
 TEST_CASE("cp.async: groups arrive in their order") {
     const std::vector<uint32_t> input = counting(3 * 64 * 4);
     DeviceArray<uint32_t> from(input), to(input.size());
-    launch<groups_kernel>({1, 64, 0, test_stream()}, {out(to.get(), to.size()), in(from.get(), from.size())}, to.get(),
-                          from.get());
+    launch<groups_kernel>({1, 64, 0, test_stream()}, out(to), in(from));
     const std::vector<uint32_t> actual = to.download();
     int wrong = 0;
     for (size_t i = 0; i < input.size(); i++) {
@@ -110,8 +109,7 @@ TEST_CASE("cp.async: invalid copies fill with zeros") {
     const std::vector<uint32_t> input = counting(64 * 4);
     DeviceArray<uint32_t> from(input), to(input.size());
     for (const int valid : {0, 1, 37, 64}) {
-        launch<zero_fill_kernel>({1, 64, 0, test_stream()}, {out(to.get(), to.size()), in(from.get(), from.size())},
-                                 to.get(), from.get(), valid);
+        launch<zero_fill_kernel>({1, 64, 0, test_stream()}, out(to), in(from), valid);
         const std::vector<uint32_t> actual = to.download();
         int wrong = 0;
         for (size_t i = 0; i < input.size(); i++)
@@ -123,8 +121,7 @@ TEST_CASE("cp.async: invalid copies fill with zeros") {
 TEST_CASE("cp.async: groups of several copies and empty groups") {
     const std::vector<uint32_t> input = counting(32 * 8);
     DeviceArray<uint32_t> from(input), to(input.size());
-    launch<several_copies_kernel>({1, 32, 0, test_stream()}, {out(to.get(), to.size()), in(from.get(), from.size())},
-                                  to.get(), from.get());
+    launch<several_copies_kernel>({1, 32, 0, test_stream()}, out(to), in(from));
     const std::vector<uint32_t> actual = to.download();
     int wrong = 0;
     for (size_t i = 0; i < input.size(); i++) wrong += actual[i] != input[(31 - i / 8) * 8 + i % 8];
@@ -135,8 +132,7 @@ TEST_CASE("cp.async: a two-stage pipeline") {
     for (const int tiles : {1, 2, 3, 8}) {
         const std::vector<uint32_t> input = counting(static_cast<size_t>(tiles) * 256);
         DeviceArray<uint32_t> from(input), to(256);
-        launch<pipeline_kernel>({1, 64, 0, test_stream()}, {out(to.get(), 256), in(from.get(), from.size())}, to.get(),
-                                from.get(), tiles);
+        launch<pipeline_kernel>({1, 64, 0, test_stream()}, out(to), in(from), tiles);
         const std::vector<uint32_t> actual = to.download();
         int wrong = 0;
         for (size_t i = 0; i < 256; i++) {

@@ -7,23 +7,13 @@
 #include <vector>
 
 #include "llmc/device/kernel.cuh"
-#include "test/kernel_test.h"
+#include "test/device/arrays.h"
+#include "test/helpers.h"
 
 using namespace llmc;
 using namespace llmc::test;
 
 namespace {
-
-// The error of a failing call, or "" if it succeeds.
-template <class F>
-std::string refusal(F&& call) {
-    try {
-        call();
-    } catch (const Error& e) {
-        return e.what();
-    }
-    return "";
-}
 
 __global__ void indices_kernel(unsigned* out) {
     const unsigned block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
@@ -75,7 +65,7 @@ TEST_CASE("launch: every thread of the grid runs once with its own indices") {
          {std::pair<dim3, dim3>{dim3(3, 4, 5), dim3(4, 2, 8)}, {dim3(7), dim3(33)}, {dim3(1), dim3(1)}}) {
         const size_t threads = block.x * block.y * block.z, count = grid.x * grid.y * grid.z * threads;
         DeviceArray<unsigned> to(std::vector<unsigned>(count, 0));
-        launch<indices_kernel>({grid, block, 0, test_stream()}, {inout(to.get(), count)}, to.get());
+        launch<indices_kernel>({grid, block, 0, test_stream()}, inout(to));
         const std::vector<unsigned> actual = to.download();
         size_t at = 0;
         int wrong = 0;
@@ -96,8 +86,7 @@ TEST_CASE("launch: shared memory, static and dynamic, up to more than 48 KB") {
     // With 768 bytes of static arrays: 48 KB in total with 12096 words, then more, though not in dynamic memory alone.
     // Every GPU since sm_80 can give 92 KB. A granted limit stays granted.
     for (const int words : {1, 5, 64, 1000, 12096, 12097, 12288, 23000, 16000, 23000}) {
-        launch<shared_kernel>({3, 64, static_cast<size_t>(words) * 4, test_stream()}, {out(to.get(), to.size())},
-                              to.get(), words);
+        launch<shared_kernel>({3, 64, static_cast<size_t>(words) * 4, test_stream()}, out(to), words);
         CHECK(to.download() == std::vector<int>(3 * 64, 0));
     }
 }
@@ -108,9 +97,8 @@ TEST_CASE("launch: more shared memory than the device has is refused by name") {
     CHECK(limit == shared_memory_per_block());
     DeviceArray<int> to(3 * 64);
     const auto with = [&](size_t bytes) {
-        return refusal([&] {
-            launch<shared_kernel>({3, 64, bytes, test_stream()}, {out(to.get(), to.size())}, to.get(),
-                                  static_cast<int>(bytes / 4));
+        return error_of([&] {
+            launch<shared_kernel>({3, 64, bytes, test_stream()}, out(to), static_cast<int>(bytes / 4));
             synchronize(test_stream());
         });
     };
@@ -120,14 +108,14 @@ TEST_CASE("launch: more shared memory than the device has is refused by name") {
     for (const std::string& part :
          {std::string("shared_kernel"), std::string("launch.cu:"), fmt::format("768 static + {} dynamic", too_much),
           fmt::format("gives a block {}", limit)})
-        CHECK(message.find(part) != std::string::npos);
+        CHECK(contains(message, part));
     CHECK(with(too_much - 16) == "");
     CHECK(to.download() == std::vector<int>(3 * 64, 0));
 }
 
 TEST_CASE("launch: a static array is one array for all calls of its function") {
     DeviceArray<int> to(4);
-    launch<one_array_kernel>({4, 96, 0, test_stream()}, {out(to.get(), 4)}, to.get());
+    launch<one_array_kernel>({4, 96, 0, test_stream()}, out(to));
     CHECK(to.download() == std::vector<int>(4, 96));
 }
 
@@ -140,7 +128,7 @@ TEST_CASE("launch: kernels have names") {
     CHECK(name.find("kernel = ") == std::string::npos);
     CHECK(std::string(kernel_name<one_array_kernel>()).find("one_array_kernel") != std::string::npos);
     DeviceArray<bf16> to(32);
-    launch<named_kernel<bf16, 3>>({1, 32, 0, test_stream()}, {out(to.get(), 32)}, to.get());
+    launch<named_kernel<bf16, 3>>({1, 32, 0, test_stream()}, out(to));
     CHECK(to_float(to.download()[31]) == 3);
 }
 
@@ -166,7 +154,7 @@ TEST_CASE("launch: a tensor argument is declared, a plain pointer is not") {
     CHECK(to.download()[0] == 2 * expected[0]);
 #if !LLMC_CUDA
     const float* const plain = from.get();
-    CHECK(refusal([&] {
+    CHECK(error_of([&] {
               launch<doubled_kernel>({1, 64, 0, test_stream()}, out(to.get(), n), plain, n);
           }).find("is in no tensor that the launch declares") != std::string::npos);
 #endif

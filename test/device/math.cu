@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "llmc/device/kernel.cuh"
-#include "test/kernel_test.h"
+#include "test/device/arrays.h"
 
 using namespace llmc;
 using namespace llmc::test;
@@ -33,9 +33,8 @@ __global__ void evaluate_kernel(float* out, const float* in, int function, int n
 
 std::vector<float> on_device(int function, const std::vector<float>& x) {
     DeviceArray<float> from(x), to(x.size());
-    launch<evaluate_kernel>({static_cast<unsigned>((x.size() + 2047) / 2048), 256, 0, test_stream()},
-                            {out(to.get(), x.size()), in(from.get(), x.size())}, to.get(), from.get(), function,
-                            static_cast<int>(x.size()));
+    launch<evaluate_kernel>({static_cast<unsigned>((x.size() + 2047) / 2048), 256, 0, test_stream()}, out(to), in(from),
+                            function, static_cast<int>(x.size()));
     return to.download();
 }
 std::vector<float> on_host(int function, const std::vector<float>& x) {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "llmc/device/kernel.cuh"
-#include "test/kernel_test.h"
+#include "test/device/arrays.h"
 
 using namespace llmc;
 using namespace llmc::test;
@@ -86,10 +86,8 @@ double mma_error(const std::vector<bf16>& a, const std::vector<bf16>& b, int war
     for (size_t i = 0; i < c.size(); i++) c[i] = static_cast<float>(i % 23) - 11;
     DeviceArray<bf16> a_device(a), b_device(b);
     DeviceArray<float> c_device(c);
-    launch<mma_kernel<N, one_by_one>>(
-        {1, static_cast<unsigned>(warps * 32), 0, test_stream()},
-        {inout(c_device.get(), c.size()), in(a_device.get(), a.size()), in(b_device.get(), b.size())}, c_device.get(),
-        a_device.get(), b_device.get());
+    launch<mma_kernel<N, one_by_one>>({1, static_cast<unsigned>(warps * 32), 0, test_stream()}, inout(c_device),
+                                      in(a_device), in(b_device));
     const std::vector<float> actual = c_device.download();
     double worst = 0;
     for (int w = 0; w < warps; w++)
@@ -137,9 +135,7 @@ TEST_CASE("mma: NaN and infinity reach the right elements") {
     a[9 * 16 + 1] = bf16{0x7f80};
     DeviceArray<bf16> a_device(a), b_device(b);
     DeviceArray<float> c_device(std::vector<float>(128, 0.5f));
-    launch<mma_kernel<1, false>>({1, 32, 0, test_stream()},
-                                 {inout(c_device.get(), 128), in(a_device.get(), 256), in(b_device.get(), 128)},
-                                 c_device.get(), a_device.get(), b_device.get());
+    launch<mma_kernel<1, false>>({1, 32, 0, test_stream()}, inout(c_device), in(a_device), in(b_device));
     const std::vector<float> c = c_device.download();
     int wrong = 0;
     for (size_t i = 0; i < 128; i++) {
@@ -177,7 +173,7 @@ __global__ void ldmatrix_kernel(uint32_t* out) {
 template <bool Transposed>
 int wrong_ldmatrix() {
     DeviceArray<uint32_t> out_array(128);
-    launch<ldmatrix_kernel<Transposed>>({1, 32, 0, test_stream()}, {out(out_array.get(), 128)}, out_array.get());
+    launch<ldmatrix_kernel<Transposed>>({1, 32, 0, test_stream()}, out(out_array));
     const std::vector<uint32_t> actual = out_array.download();
     int wrong = 0;
     for (int lane = 0; lane < 32; lane++)
@@ -236,10 +232,8 @@ int wrong_products(int K, uint32_t seed) {
     const std::vector<bf16> a = random_integers(16 * k_size, seed), b = random_integers(kColumns * k_size, seed + 1);
     DeviceArray<bf16> a_device(a), b_device(b);
     DeviceArray<float> c_device(16 * kColumns);
-    launch<warp_product_kernel<N, b_is_k_by_n>>(
-        {1, 32, 0, test_stream()},
-        {out(c_device.get(), c_device.size()), in(a_device.get(), a.size()), in(b_device.get(), b.size())},
-        c_device.get(), a_device.get(), b_device.get(), K);
+    launch<warp_product_kernel<N, b_is_k_by_n>>({1, 32, 0, test_stream()}, out(c_device), in(a_device), in(b_device),
+                                                K);
     const std::vector<float> actual = c_device.download();
     int wrong = 0;
     for (size_t row = 0; row < 16; row++)

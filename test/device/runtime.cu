@@ -6,48 +6,17 @@
 #include <vector>
 
 #include "llmc/device/kernel.cuh"
-#include "test/kernel_test.h"
+#include "test/device/streams.h"
 
 using namespace llmc;
 using namespace llmc::test;
 
 namespace {
 
-__global__ void fill_kernel(float* out, float value, int n) {
-    const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-    if (i < n) out[i] = value;
-}
-__global__ void add_kernel(float* out, const float* a, const float* b, int n) {
-    const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-    if (i < n) out[i] = a[i] + b[i];
-}
-
-constexpr int N = 1000;
-
-void fill(DeviceArray<float>& array, float value, stream_t stream) {
-    launch<fill_kernel>({4, 256, 0, stream}, {out(array.get(), N)}, array.get(), value, N);
-}
-void add(DeviceArray<float>& to, const DeviceArray<float>& a, const DeviceArray<float>& b, stream_t stream) {
-    launch<add_kernel>({4, 256, 0, stream}, {out(to.get(), N), in(a.get(), N), in(b.get(), N)}, to.get(), a.get(),
-                       b.get(), N);
-}
 bool all_are(const DeviceArray<float>& array, float value) {
     const std::vector<float> values = array.download();
     return std::all_of(values.begin(), values.end(), [=](float v) { return v == value; });
 }
-
-// Two more streams and some events, which the end of a test destroys.
-struct Streams {
-    stream_t a = create_stream(), b = create_stream();
-    event_t first = create_event(true), second = create_event(true);
-    Streams() { test_stream(); }
-    ~Streams() {
-        destroy_event(first);
-        destroy_event(second);
-        destroy_stream(a);
-        destroy_stream(b);
-    }
-};
 
 }  // namespace
 
@@ -81,21 +50,20 @@ TEST_CASE("runtime: copies and byte fills arrive, to the byte") {
 
 TEST_CASE("runtime: streams are ordered by events") {
     Streams s;
-    DeviceArray<float> x(N), y(N), sum(N);
     for (int round = 0; round < 3; round++) {
         const float value = static_cast<float>(round * 10);
-        fill(x, value + 5, s.a);
+        fill(s.x, value + 5, s.a);
         record(s.first, s.a);
-        fill(y, 2, s.b);
+        fill(s.y, 2, s.b);
         wait(s.b, s.first);
-        add(sum, x, y, s.b);
+        add(s.sum, s.x, s.y, s.b);
         record(s.second, s.b);
         wait(s.a, s.second);
-        fill(x, -1, s.a);  // must not overtake the sum
+        fill(s.x, -1, s.a);  // must not overtake the sum
         synchronize(s.second);
         CHECK(is_done(s.second));
         synchronize(s.a);
-        CHECK(all_are(sum, value + 7));
+        CHECK(all_are(s.sum, value + 7));
     }
     CHECK(is_done(s.first));
     CHECK(elapsed_ms(s.first, s.second) >= 0);
@@ -104,10 +72,9 @@ TEST_CASE("runtime: streams are ordered by events") {
 
 TEST_CASE("runtime: streams have their priority") {
     Streams s;
-    const stream_t first = create_stream(StreamPriority::communication);
+    const OwnedStream first = create_stream(StreamPriority::communication);
     CHECK(stream_priority(first) == StreamPriority::communication);
     CHECK(stream_priority(s.a) == StreamPriority::normal);
-    destroy_stream(first);
 }
 
 TEST_CASE("runtime: waiting for an event that was never recorded is no wait") {
@@ -120,32 +87,29 @@ TEST_CASE("runtime: waiting for an event that was never recorded is no wait") {
 
 TEST_CASE("runtime: an event may be recorded again or destroyed while somebody waits for it") {
     Streams s;
-    const stream_t c = create_stream();
-    DeviceArray<float> x(N), y(N), sum(N);
-    fill(x, 1, test_stream());
-    fill(y, 1, test_stream());
+    fill(s.x, 1, test_stream());
+    fill(s.y, 1, test_stream());
     synchronize(test_stream());
 
-    fill(x, 5, s.a);
+    fill(s.x, 5, s.a);
     record(s.first, s.a);
-    wait(c, s.first);
-    fill(y, 3, s.b);
+    wait(s.c, s.first);
+    fill(s.y, 3, s.b);
     record(s.first, s.b);  // the wait above is for the first record
-    add(sum, x, y, c);
-    synchronize(c);
-    const float value = sum.download()[0];
+    add(s.sum, s.x, s.y, s.c);
+    synchronize(s.c);
+    const float value = s.sum.download()[0];
     CHECK((value == 6 || value == 8));  // x is always 5; y is 1 or 3
     synchronize(s.b);
 
     const event_t brief = create_event();
-    fill(x, 9, s.a);
+    fill(s.x, 9, s.a);
     record(brief, s.a);
-    wait(c, brief);
+    wait(s.c, brief);
     destroy_event(brief);
-    add(sum, x, y, c);
-    synchronize(c);
-    CHECK(all_are(sum, 12));
-    destroy_stream(c);
+    add(s.sum, s.x, s.y, s.c);
+    synchronize(s.c);
+    CHECK(all_are(s.sum, 12));
 }
 
 TEST_CASE("runtime: memory is counted and aligned") {

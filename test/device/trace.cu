@@ -6,34 +6,12 @@
 #include <vector>
 
 #include "llmc/device/kernel.cuh"
-#include "test/kernel_test.h"
+#include "test/device/streams.h"
 
 using namespace llmc;
 using namespace llmc::test;
 
 namespace {
-
-constexpr int N = 1 << 14;
-
-__global__ void fill_kernel(float* out, float value, int n) {
-    const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-    if (i < n) out[i] = value;
-}
-void fill(DeviceArray<float>& array, stream_t stream) {
-    launch<fill_kernel>({N / 256, 256, 0, stream}, {out(array.get(), N)}, array.get(), 1.0f, N);
-}
-
-struct TwoStreams {
-    stream_t a = create_stream(), b = create_stream();
-    event_t done = create_event();
-    DeviceArray<float> x{N}, y{N};
-    ~TwoStreams() {
-        synchronize_device();
-        destroy_stream(a);
-        destroy_stream(b);
-        destroy_event(done);
-    }
-};
 
 const Trace::Range& named(const std::vector<Trace::Range>& ranges, const std::string& name) {
     for (const Trace::Range& range : ranges)
@@ -45,7 +23,7 @@ const Trace::Range& named(const std::vector<Trace::Range>& ranges, const std::st
 }  // namespace
 
 TEST_CASE("trace: ranges have names, lines, kinds, steps and bytes") {
-    TwoStreams s;
+    Streams s;
     Trace trace(2);  // more ranges follow
     trace.name_stream(s.a, "compute");
     trace.name_stream(stream_t{}, "not there");
@@ -56,18 +34,18 @@ TEST_CASE("trace: ranges have names, lines, kinds, steps and bytes") {
         ProfileRange outer("outer", s.a);
         {
             ProfileRange inner("inner", s.a);
-            fill(s.x, s.a);
+            fill(s.x, 1, s.a);
         }
         std::string name = "second";
         ProfileRange second(name.c_str(), s.a);
         name = "changed later";
-        fill(s.x, s.a);
+        fill(s.x, 1, s.a);
     }
     trace.set_step(8);
     {
         ProfileRange sent("sent", Trace::Kind::communication, s.b);
         sent.set_bytes(12);
-        fill(s.y, s.b);
+        fill(s.y, 1, s.b);
         ProfileRange host("on the host");
     }
     const std::vector<Trace::Range> ranges = trace.finish();
@@ -109,7 +87,7 @@ TEST_CASE("trace: without a trace, ranges ignore their stream") {
 }
 
 TEST_CASE("trace: one at a time, again and again") {
-    TwoStreams s;
+    Streams s;
     Trace first(4), second(4);
     first.start(s.a);
     CHECK_THROWS_AS(second.start(s.a), Error);
@@ -129,7 +107,7 @@ TEST_CASE("trace: one at a time, again and again") {
 }
 
 TEST_CASE("trace: open ranges are left out, and a destroyed trace leaves nothing behind") {
-    TwoStreams s;
+    Streams s;
     {
         Trace trace(4);
         trace.start(s.a);
@@ -146,18 +124,18 @@ TEST_CASE("trace: open ranges are left out, and a destroyed trace leaves nothing
 }
 
 TEST_CASE("trace: a waiting stream begins its range after the awaited work has ended") {
-    TwoStreams s;
+    Streams s;
     Trace trace(4);
     trace.start(s.a);
     for (int i = 0; i < 20; i++) {
         {
             ProfileRange range("first", s.a);
-            fill(s.x, s.a);
+            fill(s.x, 1, s.a);
         }
-        record(s.done, s.a);
-        wait(s.b, s.done);
+        record(s.first, s.a);
+        wait(s.b, s.first);
         ProfileRange range("second", s.b);
-        fill(s.x, s.b);
+        fill(s.x, 1, s.b);
     }
     synchronize(s.b);
     const std::vector<Trace::Range> ranges = trace.finish();

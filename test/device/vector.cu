@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "llmc/device/kernel.cuh"
-#include "test/kernel_test.h"
+#include "test/device/arrays.h"
 
 using namespace llmc;
 using namespace llmc::test;
@@ -44,9 +44,8 @@ int wrong_copies() {
             DeviceArray<From> from(input);
             DeviceArray<To> target(n + kMargin);
             const std::vector<To> before = target.download();
-            launch<copy8_kernel<From, To>>({1, kThreads, 0, test_stream()},
-                                           {inout(target.get(), n + kMargin), in(from.get(), n + kMargin)},
-                                           target.get(), from.get(), out_offset, in_offset);
+            launch<copy8_kernel<From, To>>({1, kThreads, 0, test_stream()}, inout(target), in(from), out_offset,
+                                           in_offset);
             const std::vector<To> actual = target.download();
             for (int i = 0; i < n + kMargin; i++) {
                 const size_t at = static_cast<size_t>(i);
@@ -85,9 +84,7 @@ int wrong_fours() {
     DeviceArray<From> from(input);
     DeviceArray<To> target(n + kMargin);
     const std::vector<To> before = target.download();
-    launch<copy_fours_kernel<From, To>>({1, kThreads, 0, test_stream()},
-                                        {inout(target.get(), n + kMargin), in(from.get(), n)}, target.get(),
-                                        from.get());
+    launch<copy_fours_kernel<From, To>>({1, kThreads, 0, test_stream()}, inout(target), in(from));
     const std::vector<To> actual = target.download();
     int wrong = 0;
     for (size_t i = 0; i < actual.size(); i++)
@@ -142,9 +139,7 @@ TEST_CASE("vector: Eights hold what they are given, without bank conflicts by ow
     std::vector<float> filled(Eights<64>::size);
     for (size_t i = 0; i < filled.size(); i++) filled[i] = static_cast<float>(i);
     DeviceArray<float> from(filled), loaded(64 * 8), in_order(64 * 8);
-    launch<eights_kernel>({1, 64, 0, test_stream()},
-                          {out(loaded.get(), 64 * 8), out(in_order.get(), 64 * 8), in(from.get(), filled.size())},
-                          loaded.get(), in_order.get(), from.get());
+    launch<eights_kernel>({1, 64, 0, test_stream()}, out(loaded), out(in_order), in(from));
     // The value of every float is its place in shared memory.
     const std::vector<float> places = loaded.download();
     CHECK(in_order.download() == places);

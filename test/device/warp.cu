@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "llmc/device/kernel.cuh"
-#include "test/kernel_test.h"
+#include "test/device/arrays.h"
 
 using namespace llmc;
 using namespace llmc::test;
@@ -68,8 +68,7 @@ __global__ void block_kernel(float* out, const float* in) {
 TEST_CASE("warp: reductions have the butterfly's bits on every lane") {
     const std::vector<float> input = random_normal<float>(kThreads * 3, 1, 1);
     DeviceArray<float> from(input), to(kThreads * kResults);
-    launch<reductions_kernel>({1, kThreads, 0, test_stream()}, {out(to.get(), to.size()), in(from.get(), from.size())},
-                              to.get(), from.get());
+    launch<reductions_kernel>({1, kThreads, 0, test_stream()}, out(to), in(from));
     const std::vector<float> actual = to.download();
     const auto check = [&](size_t result, size_t component, size_t lanes, float (*op)(float, float)) {
         CAPTURE(result);
@@ -92,8 +91,7 @@ TEST_CASE("warp: block reductions, of one to 32 warps, back to back") {
         for (size_t i = 0; i < input.size(); i++)
             input[i] = static_cast<float>(static_cast<int>(i * 7919 % 2039) - 1019);
         DeviceArray<float> from(input), to(n * blocks * 3);
-        launch<block_kernel>({blocks, static_cast<unsigned>(threads), 0, test_stream()},
-                             {out(to.get(), to.size()), in(from.get(), from.size())}, to.get(), from.get());
+        launch<block_kernel>({blocks, static_cast<unsigned>(threads), 0, test_stream()}, out(to), in(from));
         const std::vector<float> actual = to.download();
         int wrong = 0;
         for (size_t b = 0; b < blocks; b++) {
@@ -164,7 +162,7 @@ __global__ void atomics_kernel(int* integers, unsigned* bits, float* floats) {
 TEST_CASE("warp: shuffles") {
     constexpr int kLanes = 64;
     DeviceArray<int> to(kLanes * kShuffles);
-    launch<shuffles_kernel>({1, kLanes, 0, test_stream()}, {out(to.get(), to.size())}, to.get());
+    launch<shuffles_kernel>({1, kLanes, 0, test_stream()}, out(to));
     const std::vector<int> actual = to.download();
     for (int which = 0; which < kShuffles; which++) {
         int wrong = 0;
@@ -180,9 +178,7 @@ TEST_CASE("warp: atomics") {
     DeviceArray<int> integers(std::vector<int>{0, -1, 10000});
     DeviceArray<unsigned> bits(std::vector<unsigned>{0, 0});
     DeviceArray<float> floats(std::vector<float>{1});
-    launch<atomics_kernel>({kBlocks, 64, 0, test_stream()},
-                           {inout(integers.get(), 3), inout(bits.get(), 2), inout(floats.get(), 1)}, integers.get(),
-                           bits.get(), floats.get());
+    launch<atomics_kernel>({kBlocks, 64, 0, test_stream()}, inout(integers), inout(bits), inout(floats));
     const std::vector<int> actual = integers.download();
     int largest = 0;
     for (int i = 0; i < kTotal; i++) largest = std::max(largest, i * 37 % 1009);

@@ -7,11 +7,12 @@
 #include <string>
 
 #include "llmc/device/host/runtime.h"
-#include "llmc/device/host/settings.h"
 #include "llmc/device/kernel.cuh"
 #include "llmc/device/trace.h"
 #include "llmc/shard/arena.h"
 #include "llmc/train/step_results.h"
+#include "test/device/arrays.h"
+#include "test/device/host/changed_settings.h"
 #include "test/device/host/child.h"
 #include "test/model/gpt2_fixture.h"
 
@@ -29,17 +30,12 @@ __global__ void diverging_kernel(float* out) {
 
 // The modes of one test. The device works before and after it.
 struct Mode {
-    bool lazy = host::settings().lazy_streams, waits = waits_after_work();
-    Mode(bool lazy_streams, bool wait) {
-        test_stream();
-        synchronize_device();
-        host::settings().lazy_streams = lazy_streams;
-        waits_after_work() = wait;
-    }
+    const ChangedSettings settings;
+    const bool waits = waits_after_work();
+    Mode(bool lazy, bool wait) : settings(lazy) { waits_after_work() = wait; }
     ~Mode() {
         host::inject_fault(0);
         tear_down([] { synchronize_device(); });
-        host::settings().lazy_streams = lazy;
         waits_after_work() = waits;
     }
 };
@@ -209,7 +205,7 @@ TEST_CASE("faults: a failure that only shows during teardown is reported once") 
 
 TEST_CASE("child of faults: failing work left behind" * doctest::skip()) {
     DeviceArray<float> x(32);
-    launch<diverging_kernel>({1, 32, 0, test_stream()}, {out(x.get(), 32)}, x.get());
+    launch<diverging_kernel>({1, 32, 0, test_stream()}, out(x));
 }
 TEST_CASE("faults: work that fails after the end of a test fails the test") {
     const ChildResult child = run_child("child of faults: failing work*", "LLMC_STREAMS=lazy");

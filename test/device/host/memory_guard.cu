@@ -4,9 +4,9 @@
 
 #include "llmc/device/host/settings.h"
 #include "llmc/device/kernel.cuh"
+#include "test/device/arrays.h"
 #include "test/device/host/child.h"
 #include "test/helpers.h"
-#include "test/kernel_test.h"
 
 using namespace llmc;
 using namespace llmc::test;
@@ -60,7 +60,7 @@ __global__ void misaligned_float4_kernel(float* out) {
 template <auto kernel, class T>
 void run_simple(size_t declared, size_t shared_bytes = 0) {
     DeviceArray<T> memory(declared);
-    launch<kernel>({1, 64, shared_bytes, test_stream()}, {inout(memory.get(), declared)}, memory.get());
+    launch<kernel>({1, 64, shared_bytes, test_stream()}, inout(memory));
     synchronize(test_stream());
     std::puts("no report");
 }
@@ -82,7 +82,7 @@ TEST_CASE("child of memory guard: kernels" * doctest::skip()) {
         CHECK(message.find("[thread (") != std::string::npos);
         CHECK(message.find("launched at ") != std::string::npos);
         // The host device still works.
-        launch<fill_kernel>({1, 64, 0, test_stream()}, {out(declared.get(), 64)}, declared.get());
+        launch<fill_kernel>({1, 64, 0, test_stream()}, out(declared));
         const std::vector<int> values = declared.download();
         int wrong = 0;
         for (int i = 0; i < 64; i++) wrong += values[static_cast<size_t>(i)] != i;
@@ -90,17 +90,15 @@ TEST_CASE("child of memory guard: kernels" * doctest::skip()) {
     };
     for (int repeat = 0; repeat < 3; repeat++) {
         launch_undeclared([&] {
-            launch<undeclared_write_kernel>({1, 64, 0, test_stream()}, {out(declared.get(), 64)}, declared.get(),
-                                            Hidden{other.get()});
+            launch<undeclared_write_kernel>({1, 64, 0, test_stream()}, out(declared), Hidden{other.get()});
             synchronize(test_stream());
         });
         launch_undeclared([&] {
-            launch<undeclared_read_kernel>({1, 64, 0, test_stream()}, {out(declared.get(), 64)}, declared.get(),
-                                           Hidden{other.get()});
+            launch<undeclared_read_kernel>({1, 64, 0, test_stream()}, out(declared), Hidden{other.get()});
             synchronize(test_stream());
         });
         launch_undeclared([&] {
-            launch<write_to_input_kernel>({1, 64, 0, test_stream()}, {in(declared.get(), 64)}, declared.get());
+            launch<write_to_input_kernel>({1, 64, 0, test_stream()}, {in(declared)}, declared.get());
             synchronize(test_stream());
         });
     }

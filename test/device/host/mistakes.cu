@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "llmc/device/host/settings.h"
 #include "llmc/device/kernel.cuh"
+#include "test/device/arrays.h"
+#include "test/device/host/changed_settings.h"
 #include "test/helpers.h"
-#include "test/kernel_test.h"
 
 using namespace llmc;
 using namespace llmc::test;
@@ -17,12 +17,6 @@ using namespace llmc::test;
 namespace {
 
 constexpr host::Order kOrders[] = {host::Order::ascending, host::Order::descending, host::Order::random};
-
-// Restores the settings at the end of its scope.
-struct KeepSettings {
-    host::Settings saved = host::settings();
-    ~KeepSettings() { host::settings() = saved; }
-};
 
 // The error of a failing launch, or "" if it succeeds.
 std::string message_of(const std::function<void()>& action) {
@@ -47,7 +41,7 @@ __global__ void reverse_kernel(int* out) {
 void check_still_works() {
     constexpr int kBlocks = 8;
     DeviceArray<int> out(kBlocks * 64);
-    launch<reverse_kernel>({kBlocks, 64, 0, test_stream()}, {inout(out.get(), out.size())}, out.get());
+    launch<reverse_kernel>({kBlocks, 64, 0, test_stream()}, inout(out));
     const std::vector<int> values = out.download();
     int wrong = 0;
     for (size_t i = 0; i < values.size(); i++) wrong += values[i] != 63 - static_cast<int>(i % 64) + 200;
@@ -78,12 +72,12 @@ std::string message_of_launch(const Shape& shape) {
     DeviceArray<int> memory(4096);
     const LaunchConfig config(shape.grid, shape.block, shape.shared_bytes,
                               test_stream());  // the name of the launch in messages
-    return message_of([&] { launch<kernel>(config, {inout(memory.get(), memory.size())}, memory.get()); });
+    return message_of([&] { launch<kernel>(config, inout(memory)); });
 }
 
 void expect_message(std::string (*message_of_launch)(const Shape&), const Shape& shape, const char* name,
                     const std::vector<std::string>& texts) {
-    KeepSettings keep;
+    const ChangedSettings keep;
     for (const host::Order order : kOrders) {
         host::settings().order = order;
         const std::string message = message_of_launch(shape);
@@ -401,7 +395,7 @@ TEST_CASE("mistakes: shared memory") {
 }
 
 TEST_CASE("mistakes: the host device simulates a card with 99 KB of shared memory per block") {
-    KeepSettings keep;
+    const ChangedSettings keep;
     host::settings().shared_limit = 99 * 1024;
     CHECK(device_info().shared_memory_per_block == 99 * 1024);
     CHECK(message_of_launch<plain_kernel>({1, 32, 99 * 1024}) == "");
@@ -436,11 +430,11 @@ TEST_CASE("mistakes: launch limits") {
 }
 
 TEST_CASE("mistakes: memory that was never written is NaN") {
-    KeepSettings keep;
+    const ChangedSettings keep;
     for (const host::Order order : kOrders) {
         host::settings().order = order;
         DeviceArray<float> out(256);
-        launch<uninitialised_shared_kernel>({1, 64, 256, test_stream()}, {inout(out.get(), out.size())}, out.get());
+        launch<uninitialised_shared_kernel>({1, 64, 256, test_stream()}, inout(out));
         const std::vector<float> values = out.download();
         int wrong = 0;
         for (size_t i = 0; i < values.size(); i++)
@@ -473,21 +467,19 @@ TEST_CASE("mistakes: vector accesses and asynchronous copies") {
 }
 
 TEST_CASE("mistakes: an asynchronous copy read before its wait is NaN") {
-    KeepSettings keep;
+    const ChangedSettings keep;
     std::vector<float> input(128);
     for (size_t i = 0; i < input.size(); i++) input[i] = static_cast<float>(i);
     DeviceArray<float> in_array(input), out_array(64);
     for (const host::Order order : kOrders) {
         host::settings().order = order;
-        launch<copy_without_wait_kernel>({1, 32, 0, test_stream()}, {out(out_array.get(), 64), in(in_array.get(), 128)},
-                                         out_array.get(), in_array.get());
+        launch<copy_without_wait_kernel>({1, 32, 0, test_stream()}, out(out_array), in(in_array));
         const std::vector<float> values = out_array.download();
         for (size_t i = 0; i < 32; i++) {
             CHECK(values[i] != values[i]);
             CHECK(values[32 + i] == static_cast<float>(127 - i));
         }
-        launch<too_weak_wait_kernel>({1, 32, 0, test_stream()}, {out(out_array.get(), 64), in(in_array.get(), 128)},
-                                     out_array.get(), in_array.get());
+        launch<too_weak_wait_kernel>({1, 32, 0, test_stream()}, out(out_array), in(in_array));
         const std::vector<float> weak = out_array.download();
         for (size_t i = 0; i < 32; i++) {
             CHECK(weak[i] == static_cast<float>(127 - i));
@@ -510,9 +502,7 @@ TEST_CASE("mistakes: many errors in a row") {
 TEST_CASE("mistakes: asynchronous copies of a kernel that failed are forgotten") {
     DeviceArray<int> memory(std::vector<int>(4096, 7));
     const auto run = [&](int fails) {
-        return message_of([&] {
-            launch<copy_and_fail_kernel>({1, 32, 0, test_stream()}, {inout(memory.get(), 4096)}, memory.get(), fails);
-        });
+        return message_of([&] { launch<copy_and_fail_kernel>({1, 32, 0, test_stream()}, inout(memory), fails); });
     };
     CHECK(holds(run(1), "__trap"));
     CHECK(run(0) == "");
@@ -527,7 +517,7 @@ TEST_CASE("mistakes: long messages") {
 TEST_CASE("mistakes: pointers") {
     DeviceArray<int> a(64), b(64);
     const std::vector<int> host_memory(64);
-    KeepSettings keep;
+    const ChangedSettings keep;
     const auto run = [&](const Access& first, const Access& second, const int* pointer) {
         return message_of([&] {
             launch<two_pointers_kernel>({1, 64, 0, test_stream()}, {first, second}, a.get(), pointer);

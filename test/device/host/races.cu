@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "llmc/device/host/settings.h"
 #include "llmc/device/kernel.cuh"
+#include "test/device/arrays.h"
+#include "test/device/host/changed_settings.h"
 #include "test/device/host/child.h"
-#include "test/kernel_test.h"
 
 using namespace llmc;
 using namespace llmc::test;
@@ -120,7 +120,7 @@ using Results = std::vector<int>;
 template <auto kernel>
 Results run_kernel() {
     DeviceArray<int> memory(Results(kBlocks * kThreads, 0));
-    launch<kernel>({kBlocks, kThreads, 0, test_stream()}, {inout(memory.get(), memory.size())}, memory.get());
+    launch<kernel>({kBlocks, kThreads, 0, test_stream()}, inout(memory));
     return memory.download();
 }
 
@@ -129,9 +129,7 @@ Results run_async_copy() {
     Results input(kThreads * 4);
     for (size_t i = 0; i < input.size(); i++) input[i] = static_cast<int>(i);
     DeviceArray<int> memory(Results(kBlocks * kThreads, 0)), source(input);
-    launch<async_copy_kernel<correct>>({kBlocks, kThreads, 0, test_stream()},
-                                       {inout(memory.get(), memory.size()), in(source.get(), source.size())},
-                                       memory.get(), source.get());
+    launch<async_copy_kernel<correct>>({kBlocks, kThreads, 0, test_stream()}, inout(memory), in(source));
     return memory.download();
 }
 
@@ -178,13 +176,12 @@ const std::vector<Race>& races() {
 
 // The number of thread orders, of three, that give a wrong result.
 int wrong_orders(Results (*run)(), const Results& expected) {
-    const host::Order before = host::settings().order;
+    const ChangedSettings keep;
     int wrong = 0;
     for (const host::Order order : {host::Order::ascending, host::Order::descending, host::Order::random}) {
         host::settings().order = order;
         wrong += run() != expected;
     }
-    host::settings().order = before;
     return wrong;
 }
 
@@ -199,16 +196,15 @@ TEST_CASE("races: blocks start in ascending, descending or random order, too") {
     test_stream();  // opening the device chooses the number of threads
     const int threads = omp_get_max_threads();
     omp_set_num_threads(1);
-    const host::Order before = host::settings().order;
+    const ChangedSettings keep;
     std::vector<Results> orders;
     for (const host::Order order : {host::Order::ascending, host::Order::descending, host::Order::random}) {
         host::settings().order = order;
         DeviceArray<int> memory(Results(kMany + 1, 0));
-        launch<block_order_kernel>({kMany, 32, 0, test_stream()}, {inout(memory.get(), memory.size())}, memory.get());
+        launch<block_order_kernel>({kMany, 32, 0, test_stream()}, inout(memory));
         const Results result = memory.download();
         orders.push_back({result.begin() + 1, result.end()});
     }
-    host::settings().order = before;
     omp_set_num_threads(threads);
     Results sorted(kMany);
     std::iota(sorted.begin(), sorted.end(), 0);
@@ -268,9 +264,7 @@ TEST_CASE("races: ThreadSanitizer is silent about the corrected kernels") {
 TEST_CASE("child of races: after errors" * doctest::skip()) {
     DeviceArray<int> memory(kBlocks * kThreads);
     for (int i = 0; i < 10; i++)
-        CHECK_THROWS_AS(launch<failing_kernel>({kBlocks, kThreads, 0, test_stream()},
-                                               {inout(memory.get(), memory.size())}, memory.get()),
-                        Error);
+        CHECK_THROWS_AS(launch<failing_kernel>({kBlocks, kThreads, 0, test_stream()}, inout(memory)), Error);
     run_kernel<read_after_write_kernel<true>>();
     std::puts("silent so far");
     std::fflush(stdout);

@@ -7,65 +7,20 @@
 #include <string>
 #include <vector>
 
-#include "llmc/device/host/settings.h"
 #include "llmc/device/kernel.cuh"
+#include "test/device/host/changed_settings.h"
+#include "test/device/streams.h"
 #include "test/helpers.h"
-#include "test/kernel_test.h"
 
 using namespace llmc;
 using namespace llmc::test;
 
 namespace {
 
-__global__ void fill_kernel(float* out, float value, int n) {
-    const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-    if (i < n) out[i] = value;
-}
-__global__ void add_kernel(float* out, const float* a, const float* b, int n) {
-    const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-    if (i < n) out[i] = a[i] + b[i];
-}
 __global__ void failing_kernel(float* out) {
     if (threadIdx.x < 10) __syncthreads();
     out[threadIdx.x] = 1;
 }
-
-constexpr int N = 1000;
-
-void fill(float* p, float value, stream_t stream) {
-    launch<fill_kernel>({4, 256, 0, stream}, {out(p, N)}, p, value, N);
-}
-void add(float* to, const float* a, const float* b, stream_t stream) {
-    launch<add_kernel>({4, 256, 0, stream}, {out(to, N), in(a, N), in(b, N)}, to, a, b, N);
-}
-
-// Chooses the streams' mode for one test. All pending work runs before and after it.
-struct Mode {
-    bool saved = host::settings().lazy_streams, saved_random = host::settings().random_streams;
-    explicit Mode(bool lazy, bool random = false) {
-        test_stream();
-        synchronize_device();
-        host::settings().lazy_streams = lazy;
-        host::settings().random_streams = random;
-    }
-    ~Mode() {
-        synchronize_device();
-        host::settings().lazy_streams = saved;
-        host::settings().random_streams = saved_random;
-    }
-};
-
-struct Streams {
-    stream_t a = create_stream(), b = create_stream(), c = create_stream();
-    event_t first = create_event(), second = create_event();
-    DeviceArray<float> x{N}, y{N}, sum{N};
-    ~Streams() {
-        synchronize_device();
-        destroy_event(first);
-        destroy_event(second);
-        for (stream_t s : {a, b, c}) destroy_stream(s);
-    }
-};
 
 void check_refused(const std::function<void()>& action, const std::string& text) {
     const std::string message = error_of(action);
@@ -94,7 +49,7 @@ float sum_on_other_stream(Streams& s, bool wait_for_it) {
 
 TEST_CASE("host runtime: a missing event wait shows in lazy mode only") {
     for (const bool lazy : {false, true}) {
-        Mode mode(lazy);
+        const ChangedSettings settings(lazy);
         Streams s;
         CHECK(sum_on_other_stream(s, true) == 7);
         CHECK(sum_on_other_stream(s, false) == (lazy ? 2 : 7));
@@ -103,7 +58,7 @@ TEST_CASE("host runtime: a missing event wait shows in lazy mode only") {
 
 TEST_CASE("host runtime: a stream that overwrites what another one still reads shows in random mode") {
     for (const bool waits : {true, false}) {
-        Mode mode(true, true);
+        const ChangedSettings settings(true, true);
         int wrong = 0, tries = 0;  // about one try in thirty overtakes
         for (; tries < 100 || (!waits && wrong == 0 && tries < 3000); tries++) {
             Streams s;
@@ -122,7 +77,7 @@ TEST_CASE("host runtime: a stream that overwrites what another one still reads s
 }
 
 TEST_CASE("host runtime: lazy work runs only when needed, and in order") {
-    Mode mode(true);
+    const ChangedSettings settings(true);
     Streams s;
     float* staging = static_cast<float*>(pinned_malloc(4 * N));
     staging[0] = -1;
@@ -145,7 +100,7 @@ TEST_CASE("host runtime: lazy work runs only when needed, and in order") {
 }
 
 TEST_CASE("host runtime: arguments are copied at the launch") {
-    Mode mode(true);
+    const ChangedSettings settings(true);
     Streams s;
     float value = 4;
     fill(s.x, value, s.a);
@@ -155,7 +110,7 @@ TEST_CASE("host runtime: arguments are copied at the launch") {
 }
 
 TEST_CASE("host runtime: freeing memory waits for the work that uses it") {
-    Mode mode(true);
+    const ChangedSettings settings(true);
     Streams s;
     float* p = static_cast<float*>(device_malloc(4 * N));
     fill(p, 3, s.a);
@@ -165,7 +120,7 @@ TEST_CASE("host runtime: freeing memory waits for the work that uses it") {
 }
 
 TEST_CASE("host runtime: reading a value back allocates nothing, so it only waits for its own stream") {
-    Mode mode(true);
+    const ChangedSettings settings(true);
     Streams s;
     read_back(s.x.get(), s.a);
     fill(s.x, 3, s.a);
@@ -180,9 +135,9 @@ TEST_CASE("host runtime: reading a value back allocates nothing, so it only wait
 }
 
 TEST_CASE("host runtime: an error of lazy work shows at its synchronisation, and the queue continues") {
-    Mode mode(true);
+    const ChangedSettings settings(true);
     Streams s;
-    launch<failing_kernel>({1, 32, 0, s.a}, {out(s.x.get(), N)}, s.x.get());
+    launch<failing_kernel>({1, 32, 0, s.a}, out(s.x));
     fill(s.x, 8, s.a);
     check_refused([&] { synchronize(s.a); }, "barrier divergence");
     synchronize(s.a);
@@ -190,7 +145,7 @@ TEST_CASE("host runtime: an error of lazy work shows at its synchronisation, and
 }
 
 TEST_CASE("host runtime: work without a stream runs at once, after all queued work") {
-    Mode mode(true);
+    const ChangedSettings settings(true);
     Streams s;
     fill(s.x, 1, s.a);
     fill(s.y, 2, s.b);
@@ -242,7 +197,7 @@ TEST_CASE("host runtime: copies refuse pointers of the wrong kind and overruns")
 }
 
 TEST_CASE("host runtime: operations are recorded with their bytes") {
-    Mode mode(true);
+    const ChangedSettings settings(true);
     Streams s;
     fill(s.x, 1, s.a);
     synchronize(s.a);

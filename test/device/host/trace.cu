@@ -3,55 +3,32 @@
 
 #include <vector>
 
-#include "llmc/device/host/settings.h"
 #include "llmc/device/kernel.cuh"
-#include "test/kernel_test.h"
+#include "test/device/host/changed_settings.h"
+#include "test/device/streams.h"
 
 using namespace llmc;
 using namespace llmc::test;
 
 namespace {
 
-constexpr int N = 1000;
-
-__global__ void fill_kernel(float* out, float value, int n) {
-    const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-    if (i < n) out[i] = value;
-}
-
-struct Lazy {
-    host::Settings saved = host::settings();
-    explicit Lazy(bool random) {
-        test_stream();
-        synchronize_device();
-        host::settings().lazy_streams = true;
-        host::settings().random_streams = random;
-    }
-    ~Lazy() {
-        synchronize_device();
-        host::settings() = saved;
-    }
-};
-
 // Ranges "first" on one stream and "second" on another, which waits for it or should. Returns how often the second came
 // too early.
 int too_early(bool with_wait) {
-    const stream_t a = create_stream(), b = create_stream();
-    const event_t done = create_event();
-    DeviceArray<float> x(N);
+    Streams s;
     Trace trace(100);
-    trace.start(a);
+    trace.start(s.a);
     for (int i = 0; i < 50; i++) {
         {
-            ProfileRange range("first", a);
-            launch<fill_kernel>({4, 256, 0, a}, {out(x.get(), N)}, x.get(), 1.0f, N);
+            ProfileRange range("first", s.a);
+            fill(s.x, 1, s.a);
         }
-        record(done, a);
-        if (with_wait) wait(b, done);
-        ProfileRange range("second", b);
-        launch<fill_kernel>({4, 256, 0, b}, {out(x.get(), N)}, x.get(), 2.0f, N);
+        record(s.first, s.a);
+        if (with_wait) wait(s.b, s.first);
+        ProfileRange range("second", s.b);
+        fill(s.x, 2, s.b);
     }
-    synchronize(b);
+    synchronize(s.b);
     const std::vector<Trace::Range> ranges = trace.finish();
     REQUIRE(ranges.size() == 100);
     int early = 0;
@@ -59,9 +36,6 @@ int too_early(bool with_wait) {
         early += ranges[i + 1].begin < ranges[i].end;
         CHECK(ranges[i].begin < ranges[i].end);
     }
-    destroy_stream(a);
-    destroy_stream(b);
-    destroy_event(done);
     return early;
 }
 
@@ -70,25 +44,23 @@ int too_early(bool with_wait) {
 TEST_CASE("host trace: a missing wait shows in the times, and a wait does not") {
     for (const bool random : {false, true}) {
         CAPTURE(random);
-        const Lazy lazy(random);
+        const ChangedSettings settings(true, random);
         CHECK(too_early(true) == 0);
         CHECK(too_early(false) > 10);
     }
 }
 
 TEST_CASE("host trace: lazy work is timed when it runs") {
-    const Lazy lazy(false);
-    DeviceArray<float> x(N);
-    const stream_t stream = create_stream();
+    const ChangedSettings settings(true);
+    Streams s;
     Trace trace(4);
-    trace.start(stream);
+    trace.start(s.a);
     {
-        ProfileRange range("submitted early", stream);
-        launch<fill_kernel>({4, 256, 0, stream}, {out(x.get(), N)}, x.get(), 1.0f, N);
+        ProfileRange range("submitted early", s.a);
+        fill(s.x, 1, s.a);
     }
     { ProfileRange range("meanwhile"); }
     const std::vector<Trace::Range> ranges = trace.finish();
     REQUIRE(ranges.size() == 2);
     CHECK(ranges[1].end <= ranges[0].begin);
-    destroy_stream(stream);
 }
