@@ -1,6 +1,6 @@
 // The process's account of device memory: every live allocation, its kind, and the peak use per kind. It has no lock,
-// because only the main thread allocates and copies: the threads of the loader and of a save work on host memory, and
-// the watchdog's asks for events.
+// because only the main thread allocates and copies. The threads of the loader and of a save work on host memory, and
+// the watchdog's thread only queries events.
 #pragma once
 #include <algorithm>
 #include <cstddef>

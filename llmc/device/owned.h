@@ -1,4 +1,4 @@
-// Events, streams and pinned memory that end with the object that has them.
+// Events, streams and pinned memory that are released at the end of the object that owns them.
 #pragma once
 #include <utility>
 
@@ -7,7 +7,7 @@
 
 namespace llmc {
 
-// Releases a handle when its own life ends. Stands for the handle everywhere else; nullptr until one is assigned.
+// Owns a handle and releases it in the destructor. Converts to the handle; nullptr until one is assigned.
 template <class Handle, auto release>
 class Owned {
 public:

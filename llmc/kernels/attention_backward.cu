@@ -192,7 +192,7 @@ LLMC_DEVICE float query_lse_log2(const float* lse, int query, int T) {
 template <int Rows>
 struct StageStatistic {
     int slot;
-    const float* rows;  // those of the group's first head
+    const float* rows;  // statistics of the group's first head
 
     LLMC_DEVICE StageStatistic(const float* lse, const float* delta, size_t offset)
         : slot(static_cast<int>(threadIdx.x)), rows((slot < Rows ? lse : delta) + offset) {}
@@ -325,7 +325,7 @@ static __global__ void __launch_bounds__(KeyGradientTiles<HD>::threads, HD == 32
 // ---- dQ ------------------------------------------------------------------------------------------------------------
 
 // A block walks over the keys that its queries see, as the forward does. The owned queries and dout stay in registers
-// as A fragments, but those of HD 256 are read from shared memory.
+// as A fragments, except for HD 256, which reads them from shared memory.
 template <int HD, Room room = Room::ample>
 struct QueryGradientTiles : OwnedRows<HD> {
     using Owned = OwnedRows<HD>;

@@ -10,8 +10,8 @@ constexpr int kLogitThreads = 128, kLogitRows = 64;
 template <class Real, int HD>
 constexpr int kLogitQueries = sizeof(Real) == 2 ? kLogitRows : kLogitThreads / kRowLanes<HD>;  // of a block
 
-// Raises *maximum to the warp's largest value. Patterns of positive floats grow with the value, those of negative ones
-// shrink, and all bits set is the lowest pattern in both orders.
+// Raises *maximum to the warp's largest value. The bits of positive floats order like signed integers, and those of
+// negative floats in reverse as unsigned integers. All bits set is the smallest value in both orders.
 LLMC_DEVICE void raise_maximum(float* maximum, float value) {
     const uint32_t bits = float_bits(warp_max(value));
     if (threadIdx.x % 32 != 0) return;

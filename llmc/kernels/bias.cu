@@ -23,7 +23,7 @@ ColumnSumPlan::ColumnSumPlan(int N, int C) {
 
 constexpr int kReduceLanes = 16;                  // threads side by side, 4 columns each
 constexpr int kReduceColumns = kReduceLanes * 4;  // columns of a block
-constexpr int kReduceRows = 256 / kReduceLanes;   // threads on top of each other
+constexpr int kReduceRows = 256 / kReduceLanes;   // threads below each other
 constexpr int kReduceParts = 2 * kReduceRows;     // parts read at a time: each thread reads two, into two sums
 
 static __global__ void __launch_bounds__(256)

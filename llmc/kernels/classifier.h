@@ -23,8 +23,8 @@ struct LogitShaping {
 //
 //   logits[row] = (softmax(logits[row]) - onehot(targets[row])) * dloss * *loss_scale
 //
-//   logits     (rows, padded_V) Real, float or bf16; padded_V % 8 == 0. Columns [V, padded_V) are never read and get
-//              gradient 0
+//   logits     (rows, padded_V) Real, float or bf16; padded_V % 8 == 0. Contents of columns [V, padded_V) do not
+//              matter; their gradient is 0
 //   losses     (rows) float, in nats
 //   targets    (rows) int in [0, V); -1: the row is ignored, loss 0 and gradient 0. Any other target, and any NaN or
 //              infinite logit (of either sign) in a row that is not ignored, makes the row's loss and gradient NaN, so

@@ -48,7 +48,7 @@ void scale_gradient(float* grad, size_t n, const float* factor, stream_t stream)
 // ---- QK-clip --------------------------------------------------------------------------------------------------------
 //
 // MuonClip (Kimi K2, arXiv 2507.20534, algorithm 1): after an optimizer step, the weights that make queries
-// and keys are scaled down in heads whose largest attention logit S exceeded a limit, by which logits cannot grow
+// and keys are scaled down in heads whose largest attention logit S exceeded a limit, so that logits do not grow
 // further.
 //
 //   gamma             = limit / S if S > limit, else 1
@@ -56,7 +56,7 @@ void scale_gradient(float* grad, size_t n, const float* factor, stream_t stream)
 //   queries          *= gamma                            if query heads share key heads
 //
 // The paper leaves a key that heads share untouched and scales queries alone (its k^R and q^R), because scaling the key
-// would change the other heads. So it is with grouped queries here. RoPE and sums with a bias are linear: scaling
+// would change the other heads. Grouped queries do the same here. RoPE and sums with a bias are linear: scaling
 // weights and biases scales the logits.
 //
 // master (count) is the part of qkv.weight (NH + 2 NKV, HD, columns) from element `first` on, a multiple of 4, or of

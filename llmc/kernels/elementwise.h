@@ -19,7 +19,7 @@ void cast(To* out, const From* inp, size_t n, stream_t stream);
 // out[i] = a[i] + b[i]. `out` may be a or b. Moves 12 bytes per element.
 void add(float* out, const float* a, const float* b, size_t n, stream_t stream);
 
-// out[i] = a[i] - out[i], with `a` in FP32 or BF16. Moves 8 bytes per element and those of `a`.
+// out[i] = a[i] - out[i], with `a` in FP32 or BF16. Moves 8 bytes per element, plus 4 or 2 of `a`.
 void subtract_from(float* out, const StateArray& a, size_t n, stream_t stream);
 
 // average[i] += share * (values[i] - average[i]), with `values` in FP32 or BF16; a share of 1 copies them. Moves 8

@@ -1,5 +1,5 @@
 // Kernels of the optimizers that update each weight by itself: AdamW, Lion and SGD (update.h). Lion and SGD are rules
-// for the kernel of update.cuh. AdamW, which keeps two moments, has a kernel of its own on the same walk.
+// for the kernel of update.cuh. AdamW keeps two moments, so it has its own kernel, which uses the same walk.
 #include "llmc/kernels/update.h"
 
 #include <algorithm>
