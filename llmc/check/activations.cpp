@@ -310,10 +310,10 @@ void add_activations(Items& items, const KernelUse& use) {
     with_type<bf16, float>(use.bf16, [&]<class Real>(Real) { add_plain<Real>(items, s); });
     if (!use.fp8 || use.scaling != Fp8Scaling::tensor) return;
     add_forward_fp8(items, whole_tiles);
-    if (use.hopper.has(KernelVariant::hopper_matmul_gelu)) add_product_forward(items, product);
+    if (use.kernels.has(KernelVariant::hopper_matmul_gelu)) add_product_forward(items, product);
     with_type<e4m3, e5m2>(use.e4m3_gradients, [&]<class F8>(F8) {
         add_backward_fp8<F8>(items, whole_tiles);
-        if (use.hopper.has(KernelVariant::hopper_matmul_gelu_backward)) add_product_backward<F8>(items, product);
+        if (use.kernels.has(KernelVariant::hopper_matmul_gelu_backward)) add_product_backward<F8>(items, product);
     });
 }
 

@@ -174,9 +174,9 @@ void add_candidate(Items& items, const KernelUse& use, KernelVariant variant) {
 }  // namespace
 
 void add_candidates(Items& items, const KernelUse& use) {
-    if (use.hopper.has(KernelVariant::hopper_matmul_gelu))
+    if (use.kernels.has(KernelVariant::hopper_matmul_gelu))
         add_candidate<e4m3, false>(items, use, KernelVariant::hopper_matmul_gelu);
-    if (use.hopper.has(KernelVariant::hopper_matmul_gelu_backward))
+    if (use.kernels.has(KernelVariant::hopper_matmul_gelu_backward))
         with_type<e4m3, e5m2>(use.e4m3_gradients, [&]<class F8>(F8) {
             add_candidate<F8, true>(items, use, KernelVariant::hopper_matmul_gelu_backward);
         });

@@ -62,11 +62,11 @@ std::vector<CheckItem> all_checks(const KernelUse& use) {
         const size_t first = items.size();
         family.add(items, use);
         const size_t end = items.size();
-        for (size_t i = first; use.loops && family.loops && i < end; i++)
+        for (size_t i = first; family.loops && use.kernels.has(*family.loops) && i < end; i++)
             items.push_back(with_kernels(items[i], " in loops", *family.loops, loops));
         for (const auto& [variant, suffix] : {std::pair{V::hopper_attention, " on Hopper"},
                                               {V::hopper_attention_backward_split, " with its backward on Hopper"}}) {
-            if (family.loops != V::host_attention || !use.hopper.has(variant)) continue;
+            if (family.loops != V::host_attention || !use.kernels.has(variant)) continue;
             KernelSet kernels;
             kernels.add(variant);
             for (size_t i = first; i < end; i++) items.push_back(with_kernels(items[i], suffix, variant, kernels));
@@ -89,8 +89,7 @@ KernelUse::KernelUse(const TrainerConfig& config, Precision precision, int ranks
     current_scaling = fp8 && config.fp8->recipe == Fp8Recipe::current;
     smooth = fp8 && config.fp8->smooth;
     probe = fp8 && config.fp8->probe;
-    for (const KernelVariantEntry& entry : kernel_variants())
-        loops |= entry.last_card == kHostDevice && config.kernels.has(entry.variant);
+    kernels = config.kernels;
     several_ranks = ranks > 1;
     fp8_wire = several_ranks && config.sharding.wire == Wire::fp8;
     optimizer = config.optimizer;
@@ -104,9 +103,7 @@ KernelUse::KernelUse(const TrainerConfig& config, Precision precision, int ranks
     loss = config.loss;
     set_model(config.model);
     for (const V variant : {V::hopper_attention, V::hopper_attention_backward_split})
-        if (config.kernels.has(variant) && hopper::can_run(attention_heads())) hopper.add(variant);
-    for (const V variant : {V::hopper_matmul_gelu, V::hopper_matmul_gelu_backward})
-        if (config.kernels.has(variant)) hopper.add(variant);
+        if (!hopper::can_run(attention_heads())) kernels.remove(variant);
     tokens = config.batch * config.seq;
 }
 

@@ -51,8 +51,7 @@ struct KernelUse {
     Fp8Scaling scaling = Fp8Scaling::tensor;
     bool e4m3_gradients = false;
     bool current_scaling = false;  // producers measure the amax first, then write
-    bool loops = false;            // the host device's own loops replace kernels
-    KernelSet hopper;              // Hopper's variants
+    KernelSet kernels;             // the host device's loops and Hopper's variants that the run uses
     bool smooth = false;           // --fp8-smooth
     bool probe = false;            // FP8 products are compared with BF16 products
     bool several_ranks = false;

@@ -90,7 +90,7 @@ TEST_CASE("every kernel of a run is right" * doctest::test_suite(kOnce)) {
         CAPTURE(run.name);
         KernelUse use = run.use;
         run.set(use);
-        use.loops = device_info().is_host;
+        if (device_info().is_host) use.kernels = kernel_set({}, kHostDevice, Formats::fp8);
         for (const CheckItem& item : kernel_checks(use)) {
             if (!known.insert(item.name).second) continue;
             CAPTURE(item.name);
@@ -104,7 +104,7 @@ TEST_CASE("loops are held to what their kernels are held to, and a wrong one is 
     use.fp8 = true;
     std::map<std::string, std::string> variants;  // by item
     for (const CheckItem& item : kernel_checks(use)) variants[item.name] = item.variant;
-    use.loops = true;
+    use.kernels = kernel_set({}, kHostDevice, Formats::fp8);
     size_t loops = 0;
     for (const CheckItem& item : kernel_checks(use)) {
         const size_t end = item.name.rfind(" in loops");
@@ -118,6 +118,10 @@ TEST_CASE("loops are held to what their kernels are held to, and a wrong one is 
     }
     CHECK(loops > 15);
 }
+    use.kernels = {};
+    use.kernels.add(KernelVariant::host_norm);
+    for (const CheckItem& item : kernel_checks(use))
+        if (contains(item.name, " in loops")) CHECK(item.variant == "host_norm");
 
 TEST_CASE("every optimizer's kernels are right, and are checked only where they are used") {
     const std::pair<OptimizerKind, std::string> kinds[] = {
