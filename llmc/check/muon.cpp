@@ -19,7 +19,10 @@ struct Momentum {
     int64_t applied = 101;
     double beta = 0.875;
 
-    std::string text() const { return fmt::format(" of {} n={} applied={}", word_of(gradients), count, applied); }
+    std::string text() const {
+        return fmt::format("{} of {} n={} applied={}", nesterov ? "" : " without Nesterov", word_of(gradients), count,
+                           applied);
+    }
 };
 
 template <class Real>
@@ -178,7 +181,7 @@ void add_tests(Items& items) {
 void add_muon(Items& items, const KernelUse& use) {
     if (!is_muon(use.optimizer.kind)) return;
     with_type<bf16, float>(use.bf16, [&]<class Real>(Real) {
-        add_momentum<Real>(items, {15048, true, false, use.gradients});
+        add_momentum<Real>(items, {15048, use.optimizer.muon.nesterov, false, use.gradients});
         add_matrix<Real>(items, {});
     });
 }

@@ -37,8 +37,7 @@ std::string Update::name() const {
     std::string text = names[static_cast<int>(rule)];
     for (const auto& [of, format] : {std::pair{"gradients", gradients}, {"masters", masters}, {"moments", moments}})
         if (format != StateFormat::fp32) text += fmt::format(", {} {}", of, word_of(format));
-    if (rule == Rule::sgd && (sgd.momentum == 0 || !sgd.nesterov))
-        text += fmt::format(", momentum {:g}{}", sgd.momentum, sgd.nesterov ? " Nesterov" : "");
+    if (rule == Rule::sgd) text += fmt::format(", momentum {:g}{}", sgd.momentum, sgd.nesterov ? " Nesterov" : "");
     if (nesterov) text += ", Nesterov";
     if (cautious || muon.cautious) text += ", cautious";
     if (skip) text += ", skipped step";
@@ -261,6 +260,7 @@ void add_optimizer(Items& items, const KernelUse& use) {
         u.rule = Rule::lion;
     } else if (use.optimizer.kind == OptimizerKind::sgd) {
         u.rule = Rule::sgd;
+        u.sgd = {use.optimizer.sgd.momentum, use.optimizer.sgd.nesterov, u.sgd.weight_decay};
     } else {
         u.moments = use.optimizer.adam_moments;
         u.cautious = use.adamw.cautious_decay;
@@ -275,7 +275,10 @@ void add_optimizer(Items& items, const KernelUse& use) {
                 if (casts || !measured) add_update<Real>(items, u);
             }
         if (is_muon(use.optimizer.kind))
-            add_update<Real>(items, {.rule = Rule::muon, .measured = casts, .masters = use.optimizer.masters});
+            add_update<Real>(items, {.rule = Rule::muon,
+                                     .measured = casts,
+                                     .masters = use.optimizer.masters,
+                                     .muon = {2.5, 0.1, use.optimizer.muon.cautious_decay}});
     });
 }
 

@@ -73,7 +73,8 @@ TEST_CASE("every kernel of a run is right" * doctest::test_suite(kOnce)) {
         {"fp32", tiny_gpt(), [](auto& u) { u.bf16 = false; }},
         {"fp32, head dimension 128", tiny_gpt(128, 1), [](auto& u) { u.bf16 = false; }},
         {"Llama, bf16, grouped queries", tiny_model(kLlama, 128, 4, 2), [](auto&) {}},
-        {"Llama, fp8 delayed, smooth", tiny_model(kLlama, 64, 2, 1), [](auto& u) { u.fp8 = u.smooth = true; }},
+        {"Llama, fp8 delayed, smooth", tiny_model(kLlama, 64, 2, 1),
+         [](auto& u) { u.fp8 = u.smooth = u.several_ranks = true; }},
         {"Llama, fp8 block", tiny_model(kLlama, 128, 2, 1), in_blocks},
         {"Qwen3, fp8 delayed", tiny_model(kQwen3, 256, 2, 1), [](auto& u) { u.fp8 = u.e4m3_gradients = true; }},
         {"Qwen3, fp32, z-loss", tiny_model(kQwen3, 64, 2, 1),
@@ -151,6 +152,27 @@ TEST_CASE("every optimizer's kernels are right, and are checked only where they 
             }
             CHECK(found >= 2);
         }
+}
+
+TEST_CASE("optimizers are checked with the run's momentum and decay") {
+    const auto updates = [](OptimizerKind kind, const SgdConfig& sgd, const MuonConfig& muon) {
+        KernelUse use = tiny_gpt();
+        use.optimizer.kind = kind;
+        use.optimizer.sgd = sgd;
+        use.optimizer.muon = muon;
+        std::string names;
+        for (const CheckItem& item : kernel_checks(use)) {
+            if (!item.name.starts_with("sgd_") && !item.name.starts_with("muon_")) continue;
+            names += item.name + "\n";
+            CHECK(item.run(test_stream()) == "");
+        }
+        return names;
+    };
+    CHECK(contains(updates(OptimizerKind::sgd, {0, false}, {}), "sgd_update, momentum 0,"));
+    CHECK(contains(updates(OptimizerKind::sgd, {0.95, true}, {}), "sgd_update, momentum 0.95 Nesterov,"));
+    const std::string muon = updates(OptimizerKind::muon, {}, {.nesterov = false, .cautious_decay = true});
+    CHECK(contains(muon, "muon_momentum bf16 without Nesterov of fp32"));
+    CHECK(contains(muon, "muon_update, cautious,"));
 }
 
 TEST_CASE("clipping's kernels are right, and are checked only where they are used") {
