@@ -28,43 +28,47 @@ std::string who(const Comm& comm) {
 
 // Sets result.findings for all requested items: takes those that are stored, checks the others, and stores them.
 void find(const CardCheck& check, CardCheckResult& result) {
-    const KeptResults keeper(check.cache, check.identity);
-    std::vector<std::string> names;
-    for (const CheckItem& item : kernel_checks(check.request.use)) names.push_back(item.name);
-    for (const Product& product : check.request.products) names.push_back(check.request.key(product));
     CheckRequest request = check.request;
+    Findings items;  // at first, with their families and variants alone
+    for (const CheckItem& item : kernel_checks(request.use)) items[item.name] = {item.family, item.variant, "", 0, {}};
+    for (const Product& product : request.products) items[request.key(product)] = {kProductFamily, "", "", 0, {}};
     request.found = result.findings;
-    if (!check.force)
-        for (const auto& [name, finding] : keeper.load()) request.found.emplace(name, finding);
-    const auto is_known = [&](const std::string& name) {
-        const auto found = request.found.find(name);
-        if (found == request.found.end()) return false;
+    if (!check.force) request.found.merge(check.kept.load());
+    // A preferred algorithm that was not tried has to be.
+    std::erase_if(request.found, [&](const auto& found) {
+        const auto& [name, finding] = found;
         const auto preferred = request.preferred.find(name);
-        return preferred == request.preferred.end() ||
-               std::any_of(found->second.trials.begin(), found->second.trials.end(),
-                           [&](const ProductTrial& trial) { return trial.way.algorithm == preferred->second; });
-    };
-    result.kept = std::all_of(names.begin(), names.end(), is_known);
-    if (!result.kept) {
-        for (auto place = request.found.begin(); place != request.found.end();)
-            place = is_known(place->first) ? std::next(place) : request.found.erase(place);
-        request.found = supervise(request, check.program, check.alive);
-        Findings made;
-        for (const std::string& name : names) made.emplace(name, request.found.at(name));
-        result.keeping_problem = keeper.add(made);
+        return preferred != request.preferred.end() &&
+               std::none_of(finding.trials.begin(), finding.trials.end(),
+                            [&](const ProductTrial& trial) { return trial.way.algorithm == preferred->second; });
+    });
+    result.kept =
+        std::all_of(items.begin(), items.end(), [&](const auto& item) { return request.found.count(item.first) > 0; });
+    if (!result.kept) request.found = supervise(request, kThisProgram, check.alive);
+    for (auto& [name, item] : items) {
+        Finding& found = request.found.at(name);
+        found.family = item.family;
+        found.variant = item.variant;
+        item = found;
+        result.findings[name] = found;
     }
-    for (const std::string& name : names) result.findings[name] = request.found.at(name);
+    if (!result.kept) result.keeping_problem = check.kept.add(items);
 }
 
 // ---- all ranks together --------------------------------------------------------------------------------------------
 
-bool is_right(const Finding& finding, const ProductChoice& way) {
-    return std::any_of(finding.trials.begin(), finding.trials.end(),
-                       [&](const ProductTrial& trial) { return trial.way == way && trial.problem.empty(); });
+// The lines of all ranks, without repetitions.
+std::vector<std::string> gather_lines(const Comm& comm, const std::vector<std::string>& mine) {
+    std::vector<std::string> all;
+    for (const std::string& text : gather_texts(comm, json_text(Json(mine))))
+        for (const std::string line : parse_json<Json>(text))
+            if (std::find(all.begin(), all.end(), line) == all.end()) all.push_back(line);
+    return all;
 }
-bool was_tried(const Finding& finding, const ProductChoice& way) {
-    return std::any_of(finding.trials.begin(), finding.trials.end(),
-                       [&](const ProductTrial& trial) { return trial.way == way; });
+
+// Rank 0's value.
+Json broadcast_json(const Comm& comm, const Json& json) {
+    return parse_json<Json>(broadcast_text(comm, json_text(json)));
 }
 
 // The best way to compute a product among those that no rank refused, or nullptr if there is none.
@@ -92,10 +96,9 @@ Proposal propose(const CheckRequest& request, const Findings& findings, const Re
     Proposal proposal;
     for (const Product& product : request.products) {
         const std::string key = request.key(product);
-        const auto preferred = request.preferred.find(key);
         const auto objections = refused.find(key);
         const ProductTrial* best =
-            best_way(findings.at(key), preferred == request.preferred.end() ? "" : preferred->second,
+            best_way(findings.at(key), request.preferred_for(key),
                      objections == refused.end() ? std::vector<ProductChoice>{} : objections->second);
         if (best)
             proposal.choices[key] = best->way;
@@ -111,11 +114,13 @@ std::vector<std::string> objections(const CardCheck& check, const ProductChoices
     more.force = false;
     more.request.preferred.clear();
     for (const auto& [key, way] : proposed)
-        if (!was_tried(result.findings.at(key), way)) more.request.preferred[key] = way.algorithm;
+        if (!result.findings.at(key).trial_of(way)) more.request.preferred[key] = way.algorithm;
     if (!more.request.preferred.empty()) find(more, result);
     std::vector<std::string> keys;
-    for (const auto& [key, way] : proposed)
-        if (!is_right(result.findings.at(key), way)) keys.push_back(key);
+    for (const auto& [key, way] : proposed) {
+        const ProductTrial* const trial = result.findings.at(key).trial_of(way);
+        if (!trial || !trial->problem.empty()) keys.push_back(key);
+    }
     return keys;
 }
 
@@ -124,19 +129,14 @@ Proposal agree_on_products(const CardCheck& check, const Comm& comm, CardCheckRe
     for (;;) {
         Proposal proposal;
         if (comm.is_main()) proposal = propose(check.request, result.findings, refused);
-        const Json told = parse_json<Json>(broadcast_text(
-            comm, json_text(Json{{"choices", choices_json(proposal.choices)}, {"hopeless", proposal.hopeless}})));
-        proposal.choices = choices_from_json(told["choices"]);
-        proposal.hopeless = told["hopeless"].get<std::set<std::string>>();
+        const Json told = broadcast_json(comm, {{"choices", proposal.choices}, {"hopeless", proposal.hopeless}});
+        proposal.choices = told["choices"];
+        proposal.hopeless = told["hopeless"];
         std::vector<std::string> mine;
         do_together(comm, [&] { mine = objections(check, proposal.choices, result); });
-        bool all_agree = true;
-        for (const std::string& text : gather_texts(comm, json_text(Json(mine))))
-            for (const std::string key : parse_json<Json>(text)) {
-                refused[key].push_back(proposal.choices.at(key));
-                all_agree = false;
-            }
-        if (all_agree) return proposal;
+        const std::vector<std::string> all = gather_lines(comm, mine);
+        if (all.empty()) return proposal;
+        for (const std::string& key : all) refused[key].push_back(proposal.choices.at(key));
     }
 }
 
@@ -148,12 +148,11 @@ void compare_candidates(const CheckRequest& request, const std::vector<CheckItem
     for (const CheckItem& item : items) {
         if (!item.product) continue;
         const std::string key = request.key(*item.product);
-        const std::vector<ProductTrial>& trials = result.findings.at(key).trials;
-        const double first = trials.empty() ? 0 : trials.front().ms;
-        double product = 0;
+        const Finding& finding = result.findings.at(key);
+        const double first = finding.trials.empty() ? 0 : finding.trials.front().ms;
         const auto choice = agreed.choices.find(key);
-        for (const ProductTrial& trial : trials)
-            if (choice != agreed.choices.end() && trial.way == choice->second) product = trial.ms;
+        const ProductTrial* const chosen = choice == agreed.choices.end() ? nullptr : finding.trial_of(choice->second);
+        const double product = chosen ? chosen->ms : 0;
         const CandidateTimes times = result.findings.at(item.name).times;
         const double replaced = times.replaced - first + product;
         const bool is_timed = first > 0 && product > 0 && times.ms > 0;
@@ -163,18 +162,9 @@ void compare_candidates(const CheckRequest& request, const std::vector<CheckItem
             lines.push_back(
                 fmt::format("{} takes {:.3g} ms, and what it replaces {:.3g} ms", item.variant, times.ms, replaced));
     }
-    const Json told = parse_json<Json>(broadcast_text(comm, json_text(Json{{"slow", slow}, {"lines", lines}})));
-    result.slow_variants = told["slow"].get<std::set<std::string>>();
-    result.comparisons = told["lines"].get<std::vector<std::string>>();
-}
-
-// The lines of all ranks, without repetitions.
-std::vector<std::string> gather_lines(const Comm& comm, const std::vector<std::string>& mine) {
-    std::vector<std::string> all;
-    for (const std::string& text : gather_texts(comm, json_text(Json(mine))))
-        for (const std::string line : parse_json<Json>(text))
-            if (std::find(all.begin(), all.end(), line) == all.end()) all.push_back(line);
-    return all;
+    const Json told = broadcast_json(comm, {{"slow", slow}, {"lines", lines}});
+    result.slow_variants = told["slow"];
+    result.comparisons = told["lines"];
 }
 
 // Sorts the wrong kernels of this card into those that have a replacement and those that have none.

@@ -15,12 +15,10 @@
 namespace llmc {
 
 struct CardCheck {
-    CheckRequest request;
-    nlohmann::ordered_json identity;  // identifies this rank's card, see KeptResults
-    bool force = false;               // check even if results are stored
-    std::string program;              // see supervise()
-    std::string cache;                // directory of stored results
-    std::function<void()> alive = [] {};
+    KeptResults kept;             // results of earlier checks of this rank's card
+    std::function<void()> alive;  // see supervise()
+    bool force = false;           // check even if results are stored
+    CheckRequest request = {};
 };
 
 // The result of the check, the same on all ranks except `findings`.
@@ -67,7 +65,8 @@ Rates check_collectives(const std::vector<NamedComm>& comms, const Comm& world);
 //   {"end": item, "finding": {...}}          the result of the item
 //   {"done": true}
 
-constexpr const char* kWorkerArgument = "--worker";  // argument of `train_gpt check`
+constexpr const char* kWorkerArgument = "--worker";     // argument of `train_gpt check`
+constexpr const char* kThisProgram = "/proc/self/exe";  // the file that this process runs
 
 // The worker's main(). `use_of` derives the kernels to check from CheckRequest::run.
 ExitCode check_worker(const std::function<KernelUse(const std::string& run)>& use_of);

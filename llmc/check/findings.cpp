@@ -21,16 +21,16 @@ using Json = nlohmann::ordered_json;
 
 }  // namespace
 
-// ---- values as JSON; nlohmann::json finds these functions by their names --------------------------------------------
+// ---- values as JSON -------------------------------------------------------------------------------------------------
 
-static void to_json(Json& json, const ProductChoice& way) {
+void to_json(Json& json, const ProductChoice& way) {
     json = Json::object();
     if (!way.algorithm.empty()) json["algorithm"] = way.algorithm;
     if (way.emulated) json["emulated"] = true;
     if (way.separate_bias) json["separate_bias"] = true;
     if (way.workspace) json["workspace"] = *way.workspace;
 }
-static void from_json(const Json& json, ProductChoice& way) {
+void from_json(const Json& json, ProductChoice& way) {
     way = {json.value("algorithm", ""), json.value("emulated", false), json.value("separate_bias", false)};
     if (json.contains("workspace")) way.workspace = json["workspace"].get<size_t>();
 }
@@ -42,16 +42,16 @@ static void from_json(const Json& j, Product& p) {
     p = {j.at(0), j.at(1), j.at(2), j.at(3), j.at(4), j.at(5), j.at(6), j.at(7)};
 }
 
-static void to_json(Json& json, const ProductTrial& trial) {
+void to_json(Json& json, const ProductTrial& trial) {
     json = trial.way;
     if (!trial.problem.empty()) json["problem"] = trial.problem;
     if (trial.ms > 0) json["ms"] = trial.ms;
 }
-static void from_json(const Json& json, ProductTrial& trial) {
+void from_json(const Json& json, ProductTrial& trial) {
     trial = {json.get<ProductChoice>(), json.value("problem", ""), json.value("ms", 0.0)};
 }
 
-static void to_json(Json& json, const Finding& f) {
+void to_json(Json& json, const Finding& f) {
     json = {{"family", f.family}, {"right", f.problem.empty()}};
     if (!f.variant.empty()) json["variant"] = f.variant;
     if (!f.problem.empty()) json["problem"] = f.problem;
@@ -60,7 +60,7 @@ static void to_json(Json& json, const Finding& f) {
     if (!f.rates.empty()) json["rates"] = f.rates;
     if (f.times.ms > 0) json["ms"] = {f.times.ms, f.times.replaced};
 }
-static void from_json(const Json& json, Finding& f) {
+void from_json(const Json& json, Finding& f) {
     f = {json.at("family"),
          json.value("variant", ""),
          json.value("problem", ""),
@@ -71,12 +71,35 @@ static void from_json(const Json& json, Finding& f) {
     if (json.contains("ms")) f.times = {json["ms"][0], json["ms"][1]};
 }
 
-Json trial_json(const ProductTrial& trial) { return trial; }
-ProductTrial trial_from_json(const Json& json) { return json; }
-Json findings_json(const Findings& findings) { return findings; }
-Findings findings_from_json(const Json& json) { return json; }
-Json choices_json(const ProductChoices& choices) { return choices; }
-ProductChoices choices_from_json(const Json& json) { return json; }
+void to_json(Json& json, const CheckRequest& r) {
+    json = {{"device", r.device},
+            {"run", r.run},
+            {"tf32", r.tf32},
+            {"fast_accumulation", r.fast_accumulation},
+            {"tune", r.tune},
+            {"preferred", r.preferred},
+            {"item_seconds", r.item_seconds},
+            {"found", r.found},
+            {"products", r.products}};
+}
+void from_json(const Json& json, CheckRequest& r) {
+    r.device = json.at("device");
+    r.run = json.at("run");
+    r.tf32 = json.at("tf32");
+    r.fast_accumulation = json.at("fast_accumulation");
+    r.tune = json.at("tune");
+    r.preferred = json.at("preferred");
+    r.item_seconds = json.at("item_seconds");
+    r.found = json.at("found");
+    r.products = json.at("products");
+}
+
+// ---- findings and requests ------------------------------------------------------------------------------------------
+
+const ProductTrial* Finding::trial_of(const ProductChoice& way) const {
+    const auto trial = std::find_if(trials.begin(), trials.end(), [&](const ProductTrial& t) { return t.way == way; });
+    return trial == trials.end() ? nullptr : &*trial;
+}
 
 bool is_of_products(const std::string& rate) { return rate == "fp32" || rate == "bf16" || rate == "fp8"; }
 
@@ -87,34 +110,13 @@ Rates rates_of(const Findings& findings) {
     return highest;
 }
 
-Json request_json(const CheckRequest& r) {
-    return {{"device", r.device},
-            {"run", r.run},
-            {"tf32", r.tf32},
-            {"fast_accumulation", r.fast_accumulation},
-            {"tune", r.tune},
-            {"preferred", r.preferred},
-            {"item_seconds", r.item_seconds},
-            {"found", r.found},
-            {"products", r.products}};
-}
-
-CheckRequest request_from_json(const Json& json) {
-    CheckRequest r;
-    r.device = json.at("device");
-    r.run = json.at("run");
-    r.tf32 = json.at("tf32");
-    r.fast_accumulation = json.at("fast_accumulation");
-    r.tune = json.at("tune");
-    r.preferred = json.at("preferred");
-    r.item_seconds = json.at("item_seconds");
-    r.found = json.at("found");
-    r.products = json.at("products");
-    return r;
-}
-
 std::string CheckRequest::key(const Product& product) const {
     return Matmul(tf32, fast_accumulation, use.scaling).key(product);
+}
+
+std::string CheckRequest::preferred_for(const std::string& key) const {
+    const auto algorithm = preferred.find(key);
+    return algorithm == preferred.end() ? "" : algorithm->second;
 }
 
 // ---- kept results ---------------------------------------------------------------------------------------------------
@@ -169,7 +171,7 @@ Json KeptResults::read() const {
 Findings KeptResults::load() const {
     try {
         const Json json = read();
-        if (!json.is_null()) return findings_from_json(json.at("findings"));
+        if (!json.is_null()) return json.at("findings");
     } catch (const std::exception&) {  // treated as missing; it will be written again
     }
     return {};
@@ -191,7 +193,7 @@ std::string KeptResults::add(const Findings& findings) const {
         const Lock lock(path_ + ".lock");
         Findings all = load();
         for (const auto& [name, finding] : findings) all[name] = finding;
-        const Json json = {{"identity", identity_}, {"changed", today()}, {"findings", findings_json(all)}};
+        const Json json = {{"identity", identity_}, {"changed", today()}, {"findings", all}};
         write_synced(system_calls(), path_, json_text(json, 1) + "\n");
         return "";
     } catch (const std::exception& error) {

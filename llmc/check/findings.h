@@ -17,12 +17,14 @@ using Rates = std::map<std::string, double>;
 bool is_of_products(const std::string& rate);
 
 struct Finding {
-    std::string family, variant;  // those of the CheckItem
+    std::string family, variant;  // those of the CheckItem; empty in a worker's findings
     std::string problem;          // empty if the item is right
     double seconds = 0;
     std::vector<ProductTrial> trials;  // empty unless the item is a product
     Rates rates = {};
     CandidateTimes times = {};  // 0 unless the item is a candidate that was timed
+
+    const ProductTrial* trial_of(const ProductChoice& way) const;  // nullptr if this way was not tried
 };
 using Findings = std::map<std::string, Finding>;  // by the item's name
 
@@ -41,21 +43,22 @@ struct CheckRequest {
     double item_seconds = 60;                      // an item that takes longer has failed
     Findings found;                                // items that are done, and finished trials of unfinished products
 
-    std::string key(const Product& product) const;  // see Matmul::key()
+    std::string key(const Product& product) const;            // see Matmul::key()
+    std::string preferred_for(const std::string& key) const;  // "" if no algorithm is preferred
 };
 
 constexpr const char* kProductFamily = "products";
 
-nlohmann::ordered_json findings_json(const Findings& findings);
-Findings findings_from_json(const nlohmann::ordered_json& json);
-nlohmann::ordered_json request_json(const CheckRequest& request);
-CheckRequest request_from_json(const nlohmann::ordered_json& json);
-nlohmann::ordered_json trial_json(const ProductTrial& trial);
-ProductTrial trial_from_json(const nlohmann::ordered_json& json);
-
-// {key: {algorithm, emulated, separate_bias}}, for run.json and checkpoints.
-nlohmann::ordered_json choices_json(const ProductChoices& choices);
-ProductChoices choices_from_json(const nlohmann::ordered_json& json);
+// nlohmann::json finds these functions by their names.
+void to_json(nlohmann::ordered_json& json,
+             const ProductChoice& way);  // {algorithm, emulated, separate_bias, workspace}
+void from_json(const nlohmann::ordered_json& json, ProductChoice& way);
+void to_json(nlohmann::ordered_json& json, const ProductTrial& trial);
+void from_json(const nlohmann::ordered_json& json, ProductTrial& trial);
+void to_json(nlohmann::ordered_json& json, const Finding& finding);
+void from_json(const nlohmann::ordered_json& json, Finding& finding);
+void to_json(nlohmann::ordered_json& json, const CheckRequest& request);
+void from_json(const nlohmann::ordered_json& json, CheckRequest& request);
 
 // ---- kept results ---------------------------------------------------------------------------------------------------
 // Results of card checks are stored from one run to the next: a readable JSON file for each card, driver, set of

@@ -43,7 +43,7 @@ void say(const Json& line) {
 
 void finish(const std::string& name, Finding finding, double begin) {
     finding.seconds = monotonic_seconds() - begin;
-    say({{"end", name}, {"finding", findings_json({{name, finding}})}});
+    say({{"end", name}, {"finding", finding}});
 }
 
 bool is_timed(const CheckRequest& request) { return request.tune > 1; }
@@ -53,7 +53,8 @@ void check_items(const CheckRequest& request, stream_t stream) {
         if (request.found.count(item.name)) continue;
         const double begin = monotonic_seconds();
         say({{"begin", item.name}});
-        Finding finding{item.family, item.variant, item.run(stream), 0, {}};
+        Finding finding;
+        finding.problem = item.run(stream);
         if (item.rate && finding.problem.empty() && is_timed(request)) {
             const double rate = item.rate(stream);
             if (rate > 0) finding.rates = {{item.name, rate}};
@@ -63,23 +64,19 @@ void check_items(const CheckRequest& request, stream_t stream) {
     }
 }
 
-// Tries ways until one is right. With `tune`, tries and times at least that many of the library's algorithms.
+// Tries ways until one is right. With `tune`, tries and times at least that many of the library's algorithms. `finding`
+// has the trials of an earlier worker, which are not repeated.
 Finding try_product(const CheckRequest& request, ProductChecks& checks, const Product& product, const std::string& key,
-                    const std::vector<ProductTrial>& over) {
-    Finding finding{kProductFamily, "", "", 0, over};
-    const auto preferred = request.preferred.find(key);
-    const std::string wanted = preferred == request.preferred.end() ? "" : preferred->second;
+                    Finding finding) {
+    const std::string wanted = request.preferred_for(key);
     const auto is_right = [](const ProductTrial& trial) { return trial.problem.empty(); };
-    bool found = std::any_of(over.begin(), over.end(), is_right);
-    int tried = static_cast<int>(over.size());
+    bool found = std::any_of(finding.trials.begin(), finding.trials.end(), is_right);
     for (const ProductChoice& way : checks.ways(product, wanted, std::max(request.tune, kFewestProposals))) {
-        if (found && (falls_back(way) || tried >= request.tune)) break;
-        if (std::any_of(over.begin(), over.end(), [&](const ProductTrial& trial) { return trial.way == way; }))
-            continue;
-        say({{"begin", key}, {"way", trial_json({way, "", 0})}});
+        if (found && (falls_back(way) || static_cast<int>(finding.trials.size()) >= request.tune)) break;
+        if (finding.trial_of(way)) continue;
+        say({{"begin", key}, {"way", way}});
         finding.trials.push_back(checks.try_way(product, way, is_timed(request)));
-        say({{"trial", key}, {"way", trial_json(finding.trials.back())}});
-        tried++;
+        say({{"trial", key}, {"way", finding.trials.back()}});
         found = found || is_right(finding.trials.back());
         if (is_right(finding.trials.back()) && !wanted.empty() && way.algorithm == wanted) break;
     }
@@ -96,15 +93,13 @@ void check_products(const CheckRequest& request, Matmul& matmul, stream_t stream
     ProductChecks checks(matmul, stream);
     for (const Product& product : request.products) {
         const std::string key = matmul.key(product);
-        const auto before = request.found.find(key);
-        // An item that began and did not end has trials, but neither a problem nor a time.
-        if (before != request.found.end() && (before->second.seconds > 0 || !before->second.problem.empty())) continue;
+        const auto found = request.found.find(key);
+        const Finding before = found == request.found.end() ? Finding() : found->second;
+        // A product that was begun and not ended has trials, but neither a problem nor a time.
+        if (before.seconds > 0 || !before.problem.empty()) continue;
         const double begin = monotonic_seconds();
         say({{"begin", key}});
-        finish(key,
-               try_product(request, checks, product, key,
-                           before == request.found.end() ? std::vector<ProductTrial>{} : before->second.trials),
-               begin);
+        finish(key, try_product(request, checks, product, key, before), begin);
     }
 }
 
@@ -113,7 +108,7 @@ void check_products(const CheckRequest& request, Matmul& matmul, stream_t stream
 ExitCode check_worker(const std::function<KernelUse(const std::string& run)>& use_of) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);  // ends with the process that asked
     const std::string text{std::istreambuf_iterator<char>(std::cin), {}};
-    CheckRequest request = request_from_json(parse_json<Json>(text));
+    CheckRequest request = parse_json<Json>(text);
     open_device(request.device);
     request.use = use_of(request.run);
     const stream_t stream = create_stream();
@@ -162,7 +157,10 @@ public:
         close(to[1]);
     }
     ~Worker() {
-        end();
+        if (pid_ > 0) {
+            kill(pid_, SIGKILL);
+            wait();
+        }
         close(from_);
         if (errors_) std::fclose(errors_);
     }
@@ -179,7 +177,7 @@ public:
                 return Read::line;
             }
             pollfd wait = {from_, POLLIN, 0};
-            const int ready = poll(&wait, 1, static_cast<int>(seconds * 1000));
+            const int ready = poll(&wait, 1, static_cast<int>(std::min(seconds * 1000, 2e9)));
             if (ready < 0 && errno == EINTR) continue;
             if (ready == 0) return Read::timeout;
             char bytes[4096];
@@ -191,25 +189,23 @@ public:
     }
     // Describes how it ended, with the last line of its standard error: "ended its process by signal 11 (...): ...".
     std::string how_it_ended() {
-        int status = 0;
-        while (waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
-        }
-        pid_ = -1;
+        const int status = wait();
         std::string text = WIFSIGNALED(status) ? fmt::format("ended its process by signal {} ({})", WTERMSIG(status),
                                                              strsignal(WTERMSIG(status)))
                                                : fmt::format("ended its process with code {}", WEXITSTATUS(status));
         if (const std::string last = last_error(); !last.empty()) text += ": " + last;
         return text;
     }
-    void end() {
-        if (pid_ < 0) return;
-        kill(pid_, SIGKILL);
-        while (waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
-        }
-        pid_ = -1;
-    }
 
 private:
+    // Waits for the process to end, and returns its status.
+    int wait() {
+        int status = 0;
+        while (waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
+        }
+        pid_ = -1;
+        return status;
+    }
     [[noreturn]] static void fail(const char* call) {
         throw Error(ExitCode::failure, "card check: {} failed: {}; --card-check off skips the check", call,
                     std::strerror(errno));
@@ -249,24 +245,21 @@ private:
 // Adds the reports of one worker, line by line, to the findings.
 struct Progress {
     Findings& found;
-    const std::map<std::string, CheckItem>& items;
-    std::string item;                 // that was begun and not ended
-    std::optional<ProductTrial> way;  // the way that `item` is being tried in
+    std::string item = "";                   // the item that was begun and not ended
+    std::optional<ProductTrial> trial = {};  // the trial of `item` that was begun and not ended
     bool ready = false, done = false;
 
     void take(const std::string& line) {
         const Json json = parse_json<Json>(line);
         if (json.contains("begin")) {
             item = json["begin"];
-            way.reset();
-            if (json.contains("way")) way = trial_from_json(json["way"]);
+            trial.reset();
+            if (json.contains("way")) trial = json["way"].get<ProductTrial>();
         } else if (json.contains("trial")) {
-            way.reset();
-            Finding& finding = found[json["trial"]];
-            finding.family = kProductFamily;
-            finding.trials.push_back(trial_from_json(json["way"]));
+            trial.reset();
+            found[json["trial"]].trials.push_back(json["way"]);
         } else if (json.contains("end")) {
-            found[item] = findings_from_json(json["finding"]).at(item);
+            found[item] = json["finding"];
             item.clear();
         } else if (json.contains("ready")) {
             ready = true;
@@ -274,22 +267,15 @@ struct Progress {
             done = true;
         }
     }
-    // Records this problem for the item, or the way, that was begun.
+    // Records this problem for the trial, or the item, that was begun.
     void lose(const std::string& problem) {
         Finding& finding = found[item];
-        if (way) {
-            way->problem = problem;
-            finding.family = kProductFamily;
-            finding.trials.push_back(*way);
-            return;
+        if (trial) {
+            trial->problem = problem;
+            finding.trials.push_back(*trial);
+        } else {
+            finding.problem = problem;
         }
-        const auto known = items.find(item);
-        if (known != items.end()) {
-            finding.family = known->second.family;
-            finding.variant = known->second.variant;
-        }
-        if (finding.family.empty()) finding.family = kProductFamily;
-        finding.problem = problem;
     }
 };
 
@@ -297,11 +283,9 @@ struct Progress {
 
 Findings supervise(const CheckRequest& request, const std::string& program, const std::function<void()>& alive) {
     CheckRequest rest = request;
-    std::map<std::string, CheckItem> items;
-    for (CheckItem& item : kernel_checks(request.use)) items.emplace(item.name, item);
     for (;;) {
-        Worker worker(program, json_text(request_json(rest)));
-        Progress progress{rest.found, items, "", {}};
+        Worker worker(program, json_text(Json(rest)));
+        Progress progress{rest.found};
         const auto limit = [&] { return (progress.ready ? 1 : kStartItems) * request.item_seconds; };
         std::string line;
         Worker::Read read;

@@ -21,9 +21,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// The file that this process runs.
-constexpr const char* kThisProgram = "/proc/self/exe";
-
 std::string program_fingerprint() {
     std::ostringstream read;
     read << std::ifstream(kThisProgram, std::ios::binary).rdbuf();
@@ -41,6 +38,8 @@ Json identity_of(const DeviceInfo& device) {
     json.erase("nccl");  // its version is known only once it is in use
     return json;
 }
+
+KeptResults kept_results(const DeviceInfo& device) { return {cache_directory(), identity_of(device)}; }
 
 std::map<std::string, std::string> algorithms_of(const ProductChoices& choices) {
     std::map<std::string, std::string> algorithms;
@@ -63,7 +62,7 @@ void compare_kernels(const Options& o, const Resumed* resumed, std::vector<std::
 ProductChoices products_of(const Resumed* resumed, std::vector<std::string>& notes) {
     if (!resumed) return {};
     const Manifest& manifest = resumed->checkpoint->manifest();
-    const ProductChoices choices = choices_from_json(manifest.run.value("products", Json::object()));
+    const ProductChoices choices = manifest.run.value("products", Json::object());
     if (choices.empty()) return {};
     const std::string now = versions_json().value("cublaslt", ""), then = manifest.versions.value("cublaslt", "");
     if (!now.empty() && then == now) return choices;
@@ -216,13 +215,9 @@ CheckRequest request_of(const Options& o, const StagePlan& plan, const Comm& com
 Checked check_until_right(const Options& options, Ranks& ranks, const Resumed* resumed) {
     Checked checked;
     Options& o = checked.admission.options = options;
-    CardCheck check;
-    check.identity = identity_of(ranks.device);
-    check.cache = cache_directory();
-    check.program = kThisProgram;
-    check.alive = [&] { ranks.watchdog.alive(); };
+    CardCheck check{kept_results(ranks.device), [&] { ranks.watchdog.alive(); }};
     check.force = o.card_check == CardCheckMode::force;
-    checked.admission.kept.emplace(check.cache, check.identity);
+    checked.admission.kept = check.kept;
     const std::map<std::string, std::string> preferred = algorithms_of(products_of(resumed, checked.notes));
     const KernelSet candidates = candidates_of(o, ranks.device, resumed);
     for (const std::string& name : candidates.names()) o.kernel_set.add(kernel_variant(name).variant);
@@ -278,7 +273,7 @@ std::string rates_text(const Rates& rates) {
 }  // namespace
 
 MeasuredRates kept_rates(const DeviceInfo& device) {
-    const KeptResults kept(cache_directory(), identity_of(device));
+    const KeptResults kept = kept_results(device);
     return {rates_of(kept.load()), kept.date()};
 }
 
@@ -322,7 +317,7 @@ Admission admit(const Options& o, Ranks& ranks, const Resumed* resumed) {
     Admission& admission = checked.admission;
     compare_kernels(admission.options, resumed, checked.notes);
     admission.products = checked.result.choices;
-    admission.findings = findings_json(checked.result.findings);
+    admission.findings = checked.result.findings;
     admission.rates = rates_of(checked.result.findings);
     admission.summary = {{"right", checked.result.right},
                          {"items", checked.result.items},

@@ -90,7 +90,7 @@ Manifest Checkpoints<Real>::manifest() {
     m.run = position_json(position, options_, inputs_);
     m.run["kernels"] = options_.kernel_set.names();
     if (options_.model_config.architecture != &kGpt2) m.run["model"] = model_json(options_.model_config);
-    m.run["products"] = choices_json(trainer_.config().products);
+    m.run["products"] = trainer_.config().products;
     m.state = state_json(trainer_.read_state());
     m.tensors = trainer_.state_tensors();
     m.chunk_bytes = kChunkBytes;

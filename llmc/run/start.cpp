@@ -80,7 +80,7 @@ void begin_records(RunDirectory& directory, Trainer<Real>& trainer, const Option
     }
     write_run_json(directory, o,
                    {trainer.comm().world(), ranks.device.name, weights, position.run_id, position.saved, card_check,
-                    choices_json(trainer.config().products)});
+                    trainer.config().products});
 }
 
 template void begin_records(RunDirectory&, Trainer<float>&, const Options&, const ordered_json&, const Ranks&,

@@ -30,8 +30,8 @@ Findings some_findings() {
 }  // namespace
 
 TEST_CASE("Findings and requests survive JSON") {
-    const Json json = findings_json(some_findings());
-    CHECK(findings_json(findings_from_json(parse_json<Json>(json_text(json)))) == json);
+    const Json json = some_findings();
+    CHECK(Json(parse_json<Json>(json_text(json)).get<Findings>()) == json);
     CHECK(json["gelu fp8"]["right"] == false);
     CHECK(json["matmul"]["ways"][1]["separate_bias"] == true);
     CheckRequest request;
@@ -39,13 +39,13 @@ TEST_CASE("Findings and requests survive JSON") {
     request.products = {{Product::wgrad, OperandType::e5m2_e4m3, 16, 32, 48, false, true, Fp8Scaling::tensor}};
     request.preferred = {{"matmul", "01"}};
     request.found = some_findings();
-    const CheckRequest again = request_from_json(parse_json<Json>(json_text(request_json(request))));
-    CHECK(request_json(again) == request_json(request));
+    const CheckRequest again = parse_json<Json>(json_text(Json(request)));
+    CHECK(Json(again) == Json(request));
     CHECK(again.products == request.products);
     CHECK(again.run == request.run);
     const ProductChoices choices = {
         {"a", {"00", false, true}}, {"b", {}}, {"c", {"01", false, false, size_t{1} << 22}}};
-    const ProductChoices read = choices_from_json(choices_json(choices));
+    const ProductChoices read = Json(choices);
     CHECK(read == choices);
     CHECK(read.at("c").workspace == size_t{1} << 22);
     CHECK(!read.at("a").workspace);
@@ -62,7 +62,7 @@ TEST_CASE("Kept results: added to what is there, found again, and those of somet
     const KeptResults kept(directory, {{"device", "A"}}), other(directory, {{"device", "B"}});
     CHECK(kept.load().empty());
     CHECK(kept.add(some_findings()) == "");
-    CHECK(findings_json(kept.load()) == findings_json(some_findings()));
+    CHECK(Json(kept.load()) == Json(some_findings()));
     CHECK(other.load().empty());
     CHECK(kept.add({{"gelu fp8", {"kernels", "gelu_fp8", "", 0.5, {}}}}) == "");
     CHECK(kept.load().size() == 5);

@@ -6,7 +6,6 @@
 
 #include <fstream>
 
-#include "llmc/model/architecture.h"
 #include "test/helpers.h"
 
 using namespace llmc;
@@ -14,22 +13,22 @@ using namespace llmc::test;
 
 namespace {
 
-// Returns the error that supervise() throws for a worker that runs these commands, with a limit of 0.4 s per item.
-std::string supervised(const std::string& commands) {
+// The findings of workers that run these commands, with a limit of 0.4 s per item.
+Findings findings_of(const std::string& commands) {
     const TemporaryDirectory directory;
     const std::string program = directory.path.string() + "/worker";
-    std::ofstream(program) << "#!/bin/sh\ncat > /dev/null\n" << commands;
+    std::ofstream(program) << "#!/bin/sh\ncat > $0.request\n" << commands;
     chmod(program.c_str(), 0700);
-    ModelConfig model;
-    model.architecture = &kGpt2;
-    model.layers = 2, model.channels = 64, model.heads = model.kv_heads = 2, model.vocab = 509, model.context = 64;
     CheckRequest request;
-    request.use.set_model(model);
     request.item_seconds = 0.4;
-    return error_of([&] { supervise(request, program, [] {}); });
+    return supervise(request, program, [] {});
+}
+std::string supervised(const std::string& commands) {
+    return error_of([&] { findings_of(commands); });
 }
 
-const std::string kReady = "echo '{\"ready\":\"x\"}'\n", kDone = "echo '{\"done\":true}'\n";
+std::string say(const std::string& line) { return "echo '" + line + "'\n"; }
+const std::string kReady = say(R"({"ready":"x"})"), kDone = say(R"({"done":true})");
 
 }  // namespace
 
@@ -39,4 +38,18 @@ TEST_CASE("a worker may take longer to start than for an item") {
     CHECK(supervised("sleep 8\n" + kReady + kDone).find("did not end within 2 s before its first check") !=
           std::string::npos);
     CHECK(supervised(kReady + "sleep 0.8\n" + kDone).find("did not end within 0.4 s") != std::string::npos);
+}
+
+TEST_CASE("an item or a trial that ends its worker is wrong, and the next worker goes on after it") {
+    // The second worker's request has the problem of the first one, and then it is done.
+    const auto lost = [](const std::string& line) {
+        const std::string second = "if grep -q 'by signal 9' $0.request; then\n" + kDone + "exit\nfi\n";
+        return findings_of(second + kReady + say(R"({"begin":"a"})") + line + "kill -9 $$\n").at("a");
+    };
+    CHECK(contains(lost("").problem, "ended its process by signal 9"));
+    const Finding finding = lost(say(R"({"begin":"a","way":{"algorithm":"00ff"}})"));
+    CHECK(finding.problem == "");
+    REQUIRE(finding.trials.size() == 1);
+    CHECK(finding.trials[0].way.algorithm == "00ff");
+    CHECK(contains(finding.trials[0].problem, "ended its process by signal 9"));
 }
