@@ -250,6 +250,7 @@ struct Progress {
     bool ready = false, done = false;
 
     void take(const std::string& line) {
+        if (!line.starts_with("{\"")) return;  // a library's, for example with ONEDNN_VERBOSE or CUBLASLT_LOG_LEVEL
         const Json json = parse_json<Json>(line);
         if (json.contains("begin")) {
             item = json["begin"];

@@ -40,6 +40,13 @@ TEST_CASE("a worker may take longer to start than for an item") {
     CHECK(supervised(kReady + "sleep 0.8\n" + kDone).find("did not end within 0.4 s") != std::string::npos);
 }
 
+TEST_CASE("what a library prints in the worker is no report") {
+    const Findings findings =
+        findings_of(kReady + say("onednn_verbose,info,cpu") + say("") + say(R"({"begin":"copy"})") +
+                    say(R"({"end":"copy","finding":{"family":"","problem":"wrong"}})") + kDone);
+    CHECK(findings.at("copy").problem == "wrong");
+}
+
 TEST_CASE("an item or a trial that ends its worker is wrong, and the next worker goes on after it") {
     // The second worker's request has the problem of the first one, and then it is done.
     const auto lost = [](const std::string& line) {
