@@ -14,22 +14,12 @@ AttentionHeads few_heads(const KernelUse& use) {
     return {std::min(group, 4) * kv_heads, kv_heads, use.head_dim};
 }
 
-std::string name_of(const AttentionHeads& heads) {
-    return fmt::format("HD={} NH={}", heads.HD, heads.NH) +
-           (heads.NKV < heads.NH ? fmt::format(" NKV={}", heads.NKV) : "");
-}
-
 std::vector<reference::AttentionShape> example_shapes(const KernelUse& use, int B, int T) {
     const AttentionHeads heads = few_heads(use);
     std::vector<reference::AttentionShape> shapes;
     for (const int window : std::set{0, std::min(use.window, T / 4)})
         shapes.push_back({B, T, heads.NH, heads.HD, heads.NKV, 0, window, example_documents(use, B, T)});
     return shapes;
-}
-
-std::string name_of(const reference::AttentionShape& shape) {
-    return name_of(shape.heads()) + (shape.window > 0 ? fmt::format(" window={}", shape.window) : "") +
-           (shape.documents.empty() ? "" : " in documents");
 }
 
 std::vector<int> example_documents(const KernelUse& use, int B, int T) {
@@ -46,13 +36,10 @@ struct Shape : reference::AttentionShape {
     float deviation = 1.0f;  // of qkv: larger ones make peaked probabilities
     bool bad = false;        // one value is infinite
     Passes passes = kWritingPasses;
-    bool of_run = false;  // the shape of a run: the name has only the properties that the run determines
 
     Shape(const reference::AttentionShape& s, float d = 1.0f, bool b = false)
         : reference::AttentionShape(s), deviation(d), bad(b) {}
-    std::string text() const {
-        return " " + (of_run ? name_of(*this) : AttentionShape::text()) + (bad ? " with infinity" : "");
-    }
+    std::string text() const { return " " + AttentionShape::text() + (bad ? " with infinity" : ""); }
     std::vector<Axis> elements_of(int width) const { return {{"b", B}, {"t", T}, {"", width}}; }
     std::vector<Axis> rows_of() const { return {{"b", B}, {"h", NH}, {"t", T}}; }
 };
@@ -173,7 +160,7 @@ constexpr float kOutputScale = 250.0f, kGradientScale = 2000.0f;
 
 Input<bf16> qkv_of(Trial& t, const Shape& s) {
     std::vector<bf16> qkv = t.random<bf16>(s.qkv_elements(), s.deviation);
-    if (s.bad) qkv[reference::AttentionLayout{s}.qkv(0, 20, 2, 0) + 5] = to<bf16>(INFINITY);
+    if (s.bad) qkv[s.qkv(0, 20, 2, 0) + 5] = to<bf16>(INFINITY);
     return t.input(qkv);
 }
 
@@ -298,8 +285,7 @@ void add_plain_tests(Items& items) {
 
 void add_attention(Items& items, const KernelUse& use) {
     // Several tiles of 64 and of 128 rows, and a part of one.
-    for (Shape s : example_shapes(use, 2, 277)) {
-        s.of_run = true;
+    for (const Shape s : example_shapes(use, 2, 277)) {
         with_type<bf16, float>(use.bf16, [&]<class Real>(Real) {
             add_kernel<Real>(items, "attention", attention<Real>, s);
             if (use.max_logits) add_kernel<Real>(items, "attention_max_logits", max_logits<Real>, s);
@@ -307,8 +293,7 @@ void add_attention(Items& items, const KernelUse& use) {
     }
     if (!use.fp8 || use.scaling != Fp8Scaling::tensor || use.current_scaling) return;
     // Fills no tile, but pieces of 8 tokens; 304 tokens are a multiple of 16.
-    for (Shape s : example_shapes(use, 2, 152)) {
-        s.of_run = true;
+    for (const Shape s : example_shapes(use, 2, 152)) {
         add_forward_fp8(items, s);
         if (!use.position_embedding) continue;  // RoPE turns the gradient back before it is cast
         with_type<e4m3, e5m2>(use.e4m3_gradients, [&]<class F8>(F8) { add_backward_fp8<F8>(items, s); });

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <random>
 
+#include "llmc/base/error.h"
 #include "llmc/kernels/outliers.h"
 
 namespace llmc::reference {
@@ -184,24 +185,23 @@ double dot_magnitudes(const double* a, const double* b, int n) {
 
 void reference_row(Attention& r, const AttentionShape& s, const std::vector<double>& qkv,
                    const std::vector<double>& dout, int b, int t, int h, double u, double slack) {
-    const AttentionLayout at{s};
     const int HD = s.HD;
-    const double scale = s.scale != 0 ? s.scale : 1 / std::sqrt(static_cast<double>(HD));
-    const int kv = at.key_head(h);
-    const double *q = &qkv[at.qkv(b, t, 0, h)], *gradient = &dout[at.out(b, t, h)];
+    const double scale = s.factor();
+    const int kv = s.key_head(h);
+    const double *q = &qkv[s.qkv(b, t, 0, h)], *gradient = &dout[s.out(b, t, h)];
     const int begin = s.first_key(b, t);
     std::vector<double> p(static_cast<size_t>(t) + 1);
     double maximum = -1e300, sum = 0;
-    for (int k = begin; k <= t; k++) maximum = std::max(maximum, p[k] = scale * dot(q, &qkv[at.qkv(b, k, 1, kv)], HD));
+    for (int k = begin; k <= t; k++) maximum = std::max(maximum, p[k] = scale * dot(q, &qkv[s.qkv(b, k, 1, kv)], HD));
     for (int k = begin; k <= t; k++) sum += p[k] = std::exp(p[k] - maximum);
     for (double& x : p) x /= sum;
-    r.lse[at.row(b, t, h)] = maximum + std::log(sum);
+    r.lse[s.row(b, t, h)] = maximum + std::log(sum);
 
-    double* out = &r.out[at.out(b, t, h)];
+    double* out = &r.out[s.out(b, t, h)];
     std::vector<double> magnitudes(HD);
     double* magnitude = magnitudes.data();
     for (int k = begin; k <= t; k++) {
-        const double *v = &qkv[at.qkv(b, k, 2, kv)], weight = p[k];
+        const double *v = &qkv[s.qkv(b, k, 2, kv)], weight = p[k];
 #pragma omp simd
         for (int c = 0; c < HD; c++) {
             out[c] += weight * v[c];
@@ -211,17 +211,17 @@ void reference_row(Attention& r, const AttentionShape& s, const std::vector<doub
     double delta_error = 0, delta_magnitude = 0;
     for (int c = 0; c < HD; c++) {
         const double error = (u + slack) * (magnitude[c] + std::fabs(out[c]));
-        r.out_sum_bound[at.out(b, t, h) + c] = error + u * u / 2 * std::fabs(out[c]);
-        r.out_bound[at.out(b, t, h) + c] = error + u * std::fabs(out[c]);
+        r.out_sum_bound[s.out(b, t, h) + c] = error + u * u / 2 * std::fabs(out[c]);
+        r.out_bound[s.out(b, t, h) + c] = error + u * std::fabs(out[c]);
         delta_error += std::fabs(gradient[c]) * (error + u * u / 2 * std::fabs(out[c]));
         delta_magnitude += std::fabs(gradient[c] * out[c]);
     }
-    const double delta = r.delta[at.row(b, t, h)] = dot(gradient, out, HD);
-    r.delta_bound[at.row(b, t, h)] = delta_error + slack * delta_magnitude;
+    const double delta = r.delta[s.row(b, t, h)] = dot(gradient, out, HD);
+    r.delta_bound[s.row(b, t, h)] = delta_error + slack * delta_magnitude;
 
-    double *dq = &r.dqkv[at.qkv(b, t, 0, h)], *dq_bound = &r.dqkv_bound[at.qkv(b, t, 0, h)];
+    double *dq = &r.dqkv[s.qkv(b, t, 0, h)], *dq_bound = &r.dqkv_bound[s.qkv(b, t, 0, h)];
     for (int k = begin; k <= t; k++) {
-        const size_t at_key = at.qkv(b, k, 1, kv), at_value = at.qkv(b, k, 2, kv);
+        const size_t at_key = s.qkv(b, k, 1, kv), at_value = s.qkv(b, k, 2, kv);
         const double *key = &qkv[at_key], *v = &qkv[at_value];
         double *dk = &r.dqkv[at_key], *dv = &r.dqkv[at_value];
         double *dk_bound = &r.dqkv_bound[at_key], *dv_bound = &r.dqkv_bound[at_value];
@@ -243,6 +243,16 @@ void reference_row(Attention& r, const AttentionShape& s, const std::vector<doub
 }
 
 }  // namespace
+
+std::string text_of(const AttentionHeads& heads) {
+    const std::string text = fmt::format("HD={} NH={}", heads.HD, heads.NH);
+    return heads.NKV < heads.NH ? fmt::format("{} NKV={}", text, heads.NKV) : text;
+}
+
+std::string AttentionShape::text() const {
+    return text_of(heads()) + (window > 0 ? fmt::format(" window={}", window) : "") +
+           (documents.empty() ? "" : " in documents") + fmt::format(" B={} T={}", B, T);
+}
 
 std::vector<int> documents_of(int T, const std::vector<std::vector<int>>& rows) {
     std::vector<int> documents;
@@ -273,15 +283,14 @@ Attention attention(const AttentionShape& s, const std::vector<double>& qkv, con
 
 void raise_to_logits(std::vector<double>& maxima, std::vector<double>& bounds, const AttentionShape& s,
                      const std::vector<double>& qkv, double slack) {
-    const AttentionLayout at{s};
-    const double scale = s.scale != 0 ? s.scale : 1 / std::sqrt(static_cast<double>(s.HD));
+    const double scale = s.factor();
     for (int h = 0; h < s.NH; h++) {
         const double before = maxima[h];
         double error = 0;
         for (int b = 0; b < s.B; b++)
             for (int t = 0; t < s.T; t++)
                 for (int k = s.first_key(b, t); k <= t; k++) {
-                    const double *q = &qkv[at.qkv(b, t, 0, h)], *key = &qkv[at.qkv(b, k, 1, at.key_head(h))];
+                    const double *q = &qkv[s.qkv(b, t, 0, h)], *key = &qkv[s.qkv(b, k, 1, s.key_head(h))];
                     maxima[h] = std::max(maxima[h], scale * dot(q, key, s.HD));
                     error = std::max(error, slack * scale * dot_magnitudes(q, key, s.HD));
                 }
@@ -290,7 +299,7 @@ void raise_to_logits(std::vector<double>& maxima, std::vector<double>& bounds, c
 }
 
 std::vector<double> part_of_dqkv(const std::vector<double>& dqkv, const AttentionShape& s, int which) {
-    const size_t row = static_cast<size_t>(s.qkv_width()), first = AttentionLayout{s}.qkv(0, 0, which, 0);
+    const size_t row = static_cast<size_t>(s.qkv_width()), first = s.qkv(0, 0, which, 0);
     const size_t width = static_cast<size_t>((which == 0 ? s.NH : s.NKV) * s.HD);
     std::vector<double> result;
     for (size_t at = first; at < dqkv.size(); at += row)

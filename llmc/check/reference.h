@@ -34,6 +34,7 @@ std::vector<Real> wide_values(size_t count, uint32_t seed);
 template <class Real>
 std::vector<Real> uneven_values(int R, int K, uint32_t seed);
 
+inline std::vector<double> to_doubles(const std::vector<double>& values) { return values; }
 template <class Real>
 std::vector<double> to_doubles(const std::vector<Real>& values) {
     std::vector<double> result(values.size());
@@ -154,34 +155,29 @@ struct AttentionShape {
         const int of_window = window > 0 && query >= window ? query - window + 1 : 0;
         return documents.empty() ? of_window : std::max(of_window, documents[static_cast<size_t>(b) * T + query]);
     }
+    double factor() const { return scale != 0 ? scale : 1 / std::sqrt(static_cast<double>(HD)); }  // of the scores
+    int key_head(int h) const { return h / (NH / NKV); }  // the key head that query head h reads
     size_t rows() const { return static_cast<size_t>(B) * T * NH; }
     size_t elements() const { return rows() * HD; }
     size_t qkv_elements() const { return static_cast<size_t>(tokens()) * heads().qkv_width(); }
     int tokens() const { return B * T; }
     int width() const { return NH * HD; }
     int qkv_width() const { return heads().qkv_width(); }
-    std::string text() const {
-        return "B=" + std::to_string(B) + " T=" + std::to_string(T) + " NH=" + std::to_string(NH) +
-               " NKV=" + std::to_string(NKV) + " HD=" + std::to_string(HD) + " window=" + std::to_string(window);
+    // The first index of a head's row in qkv (B, T, NH + 2 NKV, HD), out (B, T, NH, HD) and lse (B, NH, T). In qkv,
+    // `which` selects queries (0), keys (1) or values (2).
+    size_t qkv(int b, int t, int which, int h) const {
+        const int head = which == 0 ? h : NH + (which - 1) * NKV + h;
+        return ((static_cast<size_t>(b) * T + t) * (NH + 2 * NKV) + head) * HD;
     }
+    size_t out(int b, int t, int h) const { return ((static_cast<size_t>(b) * T + t) * NH + h) * HD; }
+    size_t row(int b, int t, int h) const { return (static_cast<size_t>(b) * NH + h) * T + t; }
+    std::string text() const;  // "HD=64 NH=8 NKV=2 window=37 in documents B=2 T=277"
 };
+std::string text_of(const AttentionHeads& heads);  // "HD=64 NH=8 NKV=2", or without NKV if it equals NH
 
 // An AttentionShape's documents: rows of T tokens, cut into documents of these lengths. The rest of a row is one more
 // document.
 std::vector<int> documents_of(int T, const std::vector<std::vector<int>>& rows);
-
-// The first index of a head's row in qkv (B, T, NH + 2 NKV, HD), out (B, T, NH, HD) and lse (B, NH, T). In qkv, `which`
-// selects queries (0), keys (1) or values (2).
-struct AttentionLayout {
-    AttentionShape s;
-    size_t qkv(int b, int t, int which, int h) const {
-        const int head = which == 0 ? h : s.NH + (which - 1) * s.NKV + h;
-        return ((static_cast<size_t>(b) * s.T + t) * (s.NH + 2 * s.NKV) + head) * s.HD;
-    }
-    int key_head(int h) const { return h / (s.NH / s.NKV); }  // the key head that query head h reads
-    size_t out(int b, int t, int h) const { return ((static_cast<size_t>(b) * s.T + t) * s.NH + h) * s.HD; }
-    size_t row(int b, int t, int h) const { return (static_cast<size_t>(b) * s.NH + h) * s.T + t; }
-};
 
 // All arithmetic is in double, on the inputs as stored. Each result comes with the largest error of a correct kernel.
 //

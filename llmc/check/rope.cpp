@@ -120,7 +120,7 @@ struct Shape {
     size_t elements() const { return size_t{1} * N * heads.qkv_width(); }
     std::vector<Axis> axes() const { return {{"n", N}, {"head", heads.rows()}, {"", heads.HD}}; }
     std::string text() const {
-        return fmt::format(" {} N={} T={}{}", name_of(heads), N, T, gains ? "" : " without gains");
+        return fmt::format(" {} N={} T={}{}", reference::text_of(heads), N, T, gains ? "" : " without gains");
     }
 };
 

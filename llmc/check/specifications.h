@@ -105,11 +105,9 @@ void add_observer_tests(Items& items);
 // The run's attention with fewer heads, so that checks are quick: at most three, or two key heads that up to four query
 // heads share.
 AttentionHeads few_heads(const KernelUse& use);
-std::string name_of(const AttentionHeads& heads);  // "HD=64 NH=8 NKV=2", or without NKV if it equals NH
 
 // Shapes of the run's attention with B rows of T tokens: over all keys, and with a window if some layers have one.
 std::vector<reference::AttentionShape> example_shapes(const KernelUse& use, int B, int T);
-std::string name_of(const reference::AttentionShape& shape);  // "HD=64 NH=8 window=37 in documents"
 
 // The argument `documents` (B, T) of llmc/kernels/attention.h, with documents of one token and longer ones; empty if
 // the run has no documents.

@@ -369,7 +369,7 @@ TEST_CASE("a check needs no more than the run has") {
     };
     KernelUse use = tiny_gpt();
     CHECK(variants_of(use) == std::set<std::string>{""});
-    CHECK(names(use).count("attention bf16 HD=32 NH=2") == 1);
+    CHECK(names(use).count("attention bf16 HD=32 NH=2 B=2 T=277") == 1);
     CHECK(names(use).count("sum_pieces fp32") == 0);
     use.several_ranks = true;
     CHECK(names(use).count("sum_pieces fp32") == 1);
@@ -389,7 +389,7 @@ TEST_CASE("a check needs no more than the run has") {
     // Kernels that a BF16 run also needs stay without FP8.
     for (const CheckItem& item : kernel_checks(use)) {
         if (item.name == "quantize_weight_tiles N=256 C=64") CHECK(item.variant == kAllOfFp8);
-        if (item.name == "attention bf16 HD=32 NH=2") CHECK(item.variant.empty());
+        if (item.name == "attention bf16 HD=32 NH=2 B=2 T=277") CHECK(item.variant.empty());
     }
     CHECK(names(use).count("quantize_weight_tiles N=256 C=64") == 1);
     CHECK(names(use).count("bf16 to e5m2, all values") == 0);
@@ -474,9 +474,10 @@ TEST_CASE("windows of a check: in one more item of attention, where the run has 
         return names;
     };
     using Names = std::vector<std::string>;
-    CHECK(names(0) == Names{"attention bf16 HD=32 NH=2 NKV=1"});
-    CHECK(names(5) == Names{"attention bf16 HD=32 NH=2 NKV=1", "attention bf16 HD=32 NH=2 NKV=1 window=5"});
-    CHECK(names(4096)[1] == "attention bf16 HD=32 NH=2 NKV=1 window=69");
+    CHECK(names(0) == Names{"attention bf16 HD=32 NH=2 NKV=1 B=2 T=277"});
+    CHECK(names(5) ==
+          Names{"attention bf16 HD=32 NH=2 NKV=1 B=2 T=277", "attention bf16 HD=32 NH=2 NKV=1 window=5 B=2 T=277"});
+    CHECK(names(4096)[1] == "attention bf16 HD=32 NH=2 NKV=1 window=69 B=2 T=277");
 
     ModelConfig model;
     model.architecture = &kQwen3;
@@ -493,7 +494,7 @@ TEST_CASE("heads of a check: grouped as the run's, and few") {
     const auto heads = [](int NH, int NKV) {
         KernelUse use;
         use.heads = NH, use.kv_heads = NKV, use.head_dim = 64;
-        return check::name_of(check::few_heads(use));
+        return reference::text_of(check::few_heads(use));
     };
     CHECK(heads(12, 12) == "HD=64 NH=3");
     CHECK(heads(1, 1) == "HD=64 NH=1");

@@ -317,7 +317,7 @@ class OnVirtualGpu(unittest.TestCase):
                    "wrong-kernel:layernorm_backward_kernel": "rmsnorm_backward bf16 N=149 C=64:",
                    "wrong-kernel:rope_kernel": "rope bf16 HD=32 NH=2 NKV=1 N=298 T=149:",
                    "stray:swiglu_forward_kernel": "swiglu_forward bf16 N=149 F=96:",
-                   "stray:attention_key_gradient": "attention bf16 HD=32 NH=2 NKV=1:",
+                   "stray:attention_key_gradient": "attention bf16 HD=32 NH=2 NKV=1 B=2 T=277:",
                    "wrong-kernel:embedding_forward": "embedding_forward bf16 B=2 T=149 C=64 V=251 without positions:"}),
         "nano": ({"wrong-kernel:layernorm_forward_fp8": ("rmsnorm_forward_fp8 N=144 C=64 without gains:", "layernorm_fp8"),
                   "wrong-kernel:relu2_fp8_kernel<llmc::e4m3": ("relu2_forward_fp8 N=144 F=96:", "gelu_fp8"),

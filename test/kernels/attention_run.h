@@ -10,14 +10,7 @@
 
 namespace llmc::test::attention {
 
-using reference::part_of_dqkv;
-using Reference = reference::Attention;
 using Shape = reference::AttentionShape;
-
-inline double norm_error(const std::vector<double>& actual, const std::vector<double>& expected) {
-    std::vector<float> rounded(actual.begin(), actual.end());
-    return test::relative_norm_error(rounded, expected);
-}
 
 template <class Real>
 struct Run {
