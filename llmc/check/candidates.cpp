@@ -128,7 +128,7 @@ private:
         run_separately();
         run_candidate();
         for (const std::string& wrong :
-             {row_[1].trespass(), transposed_[1].trespass(), h_.trespass(),
+             {row_[1].trespass(), transposed_[1].trespass(), h_.trespass(), dbias_[1].trespass(),
               kBackward ? "" : difference("h", h_or_d_.data(), h_.data(), elements()),
               difference("codes", row_[0].data(), row_[1].data(), elements() / 2),
               difference("transposed codes", transposed_[0].data(), transposed_[1].data(), elements() / 2)})

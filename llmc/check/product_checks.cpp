@@ -19,13 +19,11 @@ constexpr double kWarmUpSeconds = 2;
 // The scale of an operand as a whole; KnownProduct::factor is their product.
 constexpr float kFirstScale = 0.5f, kSecondScale = 4.0f;
 
-size_t operand_bytes(size_t elements, Product::Element element) { return elements * bytes_of(element); }
-
 float value_of(uint32_t bits, Product::Element element) {
     return element == Product::Element::fp32 ? float_from_bits(bits) : to_float(bf16{static_cast<uint16_t>(bits)});
 }
-uint32_t bits_of(float value, Product::Element element) {
-    return element == Product::Element::fp32 ? float_bits(value) : to_bf16(value).bits;
+float rounded(float value, Product::Element element) {
+    return element == Product::Element::fp32 ? value : to_float(to_bf16(value));
 }
 
 }  // namespace
@@ -36,18 +34,17 @@ struct ProductChecks::Operands {
         : product(p),
           gemm(p),
           known(p),
-          first(operand_bytes(gemm.first_size(), p.first_element()), stream),
-          second(operand_bytes(gemm.second_size(), p.second_element()), stream),
-          bias(operand_bytes(static_cast<size_t>(gemm.columns), p.result_element()), stream),
-          result(operand_bytes(gemm.result_size(), p.result_element()), stream),
+          first(gemm.first_size() * bytes_of(p.first_element()), stream),
+          second(gemm.second_size() * bytes_of(p.second_element()), stream),
+          bias(gemm.columns * bytes_of(p.result_element()), stream),
+          result(gemm.result_size() * bytes_of(p.result_element()), stream),
           again(result.bytes(), stream),
-          samples(static_cast<size_t>(sample_tiles(gemm.rows)) * static_cast<size_t>(sample_tiles(gemm.columns))),
-          found(samples * sizeof(uint32_t), stream),
-          place(2 * sizeof(uint32_t), stream),
+          found(size_t{1} * sample_tiles(gemm.rows) * sample_tiles(gemm.columns), stream),
+          place(2, stream),
           first_scale(scales(known.first, p.first_scales(), gemm.rows, kFirstScale), stream),
           second_scale(scales(known.second, p.second_scales(), gemm.columns, kSecondScale), stream) {
         fill_known(bias.data(), p.result_element(), static_cast<size_t>(gemm.columns), known.bias, stream);
-        const GuardedArray<float> device_expected(samples, stream);
+        const GuardedArray<float> device_expected(found.size(), stream);
         expect_samples(device_expected, known, stream);
         expected = device_expected.read();
     }
@@ -84,8 +81,7 @@ struct ProductChecks::Operands {
     const Gemm gemm;
     const KnownProduct known;
     GuardedMemory first, second, bias, result, again;
-    const size_t samples;
-    GuardedMemory found, place;
+    GuardedArray<uint32_t> found, place;  // bits of the samples; see find_nan()
     GuardedArray<char> first_scale, second_scale;
     std::vector<float> expected;  // expected values of the samples
 };
@@ -162,8 +158,6 @@ std::string ProductChecks::problem_of(const Product& product, bool separate_bias
         return fmt::format("[{}, {}]", index / static_cast<uint32_t>(o.gemm.columns),
                            index % static_cast<uint32_t>(o.gemm.columns));
     };
-    uint32_t* const place = reinterpret_cast<uint32_t*>(o.place.data());
-    const auto count_at = [&] { return read_back(place, 2, stream_); };
     const auto multiply = [&] {
         o.clear_result(stream_);
         matmul_.multiply(product, o.tensors(), stream_);
@@ -172,42 +166,35 @@ std::string ProductChecks::problem_of(const Product& product, bool separate_bias
     multiply();
     for (const GuardedMemory* memory : {&o.result, &o.first, &o.second})
         if (const std::string problem = memory->trespass(); !problem.empty()) return problem;
-    find_nan(place, o.result.data(), element, o.gemm.result_size(), stream_);
-    if (const std::vector<uint32_t> nan = count_at(); nan[0] > 0)
+    find_nan(o.place, o.result.data(), element, o.gemm.result_size(), stream_);
+    if (const std::vector<uint32_t> nan = o.place.read(); nan[0] > 0)
         return fmt::format("{} of {} elements are NaN, the first is {}", nan[0], o.gemm.result_size(),
                            place_text(nan[1]));
-    uint32_t* const device_found = reinterpret_cast<uint32_t*>(o.found.data());
-    read_samples(device_found, o.result.data(), element, o.known, stream_);
-    const std::vector<uint32_t> found = read_back(device_found, o.samples, stream_);
+    read_samples(o.found, o.result.data(), element, o.known, stream_);
+    const std::vector<uint32_t> found = o.found.read();
     const int across = sample_tiles(o.gemm.columns);
-    size_t wrong = 0, first_wrong = 0;
-    uint32_t first_expected = 0;
-    for (size_t i = o.samples; i-- > 0;) {
+    size_t wrong = 0;
+    std::string first_wrong;
+    for (size_t i = 0; i < found.size(); i++) {
         const SamplePlace at = sample_of_tile(o.known, static_cast<int>(i) / across, static_cast<int>(i) % across);
         float value = o.expected[i];
         if (product.bias) {
-            if (separate_bias) value = value_of(bits_of(value, element), element);
+            if (separate_bias) value = rounded(value, element);
             value += static_cast<float>(known_integer(o.known.bias, static_cast<size_t>(at.column)));
         }
-        const uint32_t expected = bits_of(value, element);
-        if (value_of(found[i], element) == value_of(expected, element)) continue;  // -0 equals 0
-        wrong++;
-        first_wrong = i;
-        first_expected = expected;
+        const float actual = value_of(found[i], element), expected = rounded(value, element);
+        if (actual == expected) continue;  // -0 equals 0
+        if (wrong++ == 0)
+            first_wrong = fmt::format("[{}, {}] is {:.9g}, must be {:.9g}", at.row, at.column, actual, expected);
     }
-    if (wrong > 0) {
-        const SamplePlace at =
-            sample_of_tile(o.known, static_cast<int>(first_wrong) / across, static_cast<int>(first_wrong) % across);
-        return fmt::format("[{}, {}] is {:.9g}, must be {:.9g} ({} of {} samples are wrong)", at.row, at.column,
-                           value_of(found[first_wrong], element), value_of(first_expected, element), wrong, o.samples);
-    }
+    if (wrong > 0) return fmt::format("{} ({} of {} samples are wrong)", first_wrong, wrong, found.size());
 
     o.fill(true, stream_);
     multiply();
     copy_on_device(o.again.data(), o.result.data(), o.result.bytes(), stream_);
     multiply();
-    find_difference(place, o.again.data(), o.result.data(), element, o.gemm.result_size(), stream_);
-    if (const std::vector<uint32_t> other = count_at(); other[0] > 0)
+    find_difference(o.place, o.again.data(), o.result.data(), element, o.gemm.result_size(), stream_);
+    if (const std::vector<uint32_t> other = o.place.read(); other[0] > 0)
         return fmt::format("{} of {} elements differ when it is computed again, the first is {}", other[0],
                            o.gemm.result_size(), place_text(other[1]));
     return "";

@@ -176,8 +176,7 @@ void check_scales(Trial& trial, bool e4m3_gradients) {
     trial.equal(history, windows);
 }
 
-// ---- clipping of gradients
-// -----------------------------------------------------------------------------------------------------
+// ---- clipping of gradients ------------------------------------------------------------------------------------------
 
 constexpr double kClip = 0.2;
 

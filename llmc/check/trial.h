@@ -227,6 +227,8 @@ public:
     }
 
     std::string wrong_codes(const ArrayShape& shape, const std::vector<F8>& actual) const {
+        if (actual.size() != least_.size())
+            return fmt::format("{} has {} elements, expected {}", shape.name, actual.size(), least_.size());
         Wrong wrong(shape);
         for (size_t i = 0; i < actual.size(); i++) {
             if (between(actual[i].bits, least_[i], most_[i])) continue;
@@ -235,7 +237,7 @@ public:
                 return fmt::format("is code {:02x}, expected {:02x}{}", actual[i].bits, least_[i], range);
             });
         }
-        return actual.size() == least_.size() ? wrong.text(actual.size()) : shape.name + " has another size";
+        return wrong.text(actual.size());
     }
     // The state after these passes, one after the other.
     StateRange after(const Fp8State& before, const std::vector<QuantizePass>& passes) const {
