@@ -56,7 +56,7 @@ TEST_CASE("Rates of findings are the highest of each") {
     CHECK(rates_of({{"gelu", {}}}).empty());
 }
 
-TEST_CASE("Kept results: added to what is there, found again, and those of something else are not") {
+TEST_CASE("Kept results: additions are merged and loaded, and a file with another identity is ignored") {
     const TemporaryDirectory temporary;
     const std::string directory = temporary.path.string();
     const KeptResults kept(directory, {{"device", "A"}}), other(directory, {{"device", "B"}});
@@ -78,7 +78,7 @@ TEST_CASE("Kept results: added to what is there, found again, and those of somet
     CHECK(KeptResults("/proc/no/such/place", {}).add({}) != "");
 }
 
-TEST_CASE("Kept results: what several add at once is all there") {
+TEST_CASE("Kept results: threads that add at the same time lose nothing") {
     const TemporaryDirectory temporary;
     const std::string directory = temporary.path.string();
     std::vector<std::thread> threads;

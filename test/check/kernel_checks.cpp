@@ -100,7 +100,7 @@ TEST_CASE("every kernel of a run is right" * doctest::test_suite(kOnce)) {
     }
 }
 
-TEST_CASE("loops are held to what their kernels are held to, and a wrong one is left out by its family") {
+TEST_CASE("loops have the specifications of the kernels that they replace, and are replaced by family") {
     KernelUse use = tiny_gpt();
     use.fp8 = true;
     std::map<std::string, std::string> variants;  // by item
@@ -118,11 +118,11 @@ TEST_CASE("loops are held to what their kernels are held to, and a wrong one is 
         loops++;
     }
     CHECK(loops > 15);
-}
     use.kernels = {};
     use.kernels.add(KernelVariant::host_norm);
     for (const CheckItem& item : kernel_checks(use))
         if (contains(item.name, " in loops")) CHECK(item.variant == "host_norm");
+}
 
 TEST_CASE("every optimizer's kernels are right, and are checked only where they are used") {
     const std::pair<OptimizerKind, std::string> kinds[] = {
@@ -401,7 +401,7 @@ TEST_CASE("a check needs no more than the run has") {
 }
 
 // Architectures differ in the words below; a model's items must contain exactly its own words.
-TEST_CASE("a check needs what the model's table says, and nothing else") {
+TEST_CASE("a check has the items that the model's table asks for, and no others") {
     using Words = std::set<std::string>;
     const std::vector<std::string> all = split(
         "layernorm_forward bf16|layernorm_backward bf16|rmsnorm_forward bf16|rmsnorm_backward bf16|"

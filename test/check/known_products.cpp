@@ -1,5 +1,5 @@
-// Operands that are known: what is filled in, what a sample should be, against the product of what lies in memory; and
-// the product checks themselves, which have to find every way of this device right.
+// Known operands: their numbers in every format, and the expected samples of their products. Also the product checks,
+// which must find every way of this device right.
 // build: per device
 #include "llmc/check/product_checks.h"
 
@@ -56,7 +56,7 @@ std::vector<Product> some_products() {
 
 }  // namespace
 
-TEST_CASE("Known operands hold the whole numbers that they should, in every format") {
+TEST_CASE("Known operands hold known_integer() in every format") {
     using enum Product::Element;
     for (const Product::Element element : {fp32, bf16, e4m3, e5m2})
         for (const int largest : {1, 2, 8}) {
@@ -89,7 +89,7 @@ TEST_CASE("Real numbers for products are finite, of both signs and about 1") {
     }
 }
 
-TEST_CASE("Samples of a known product are what the definition gives for what lies in memory") {
+TEST_CASE("Samples of a known product equal the product of the operands in memory") {
     for (const Product& product : some_products()) {
         CAPTURE(product.describe());
         const Gemm g(product);
@@ -170,7 +170,7 @@ TEST_CASE("Every product of an honest device is right, in the first way that is 
     }
 }
 
-TEST_CASE("A product is made once without being timed before the first one is timed") {
+TEST_CASE("A product runs once untimed before the first timing") {
     const Product product = {Product::forward, OperandType::bf16, 32, 64, 64, true, false};
     Matmul matmul(false);
     ProductChecks checks(matmul, test_stream());
@@ -187,7 +187,7 @@ TEST_CASE("A product is made once without being timed before the first one is ti
     CHECK(second == products());
 }
 
-TEST_CASE("Products that are loaded beforehand are made once and do not count") {
+TEST_CASE("load_products() runs every product once and leaves the counts unchanged") {
     std::map<Product, std::set<std::string>> products;
     for (const Product& product : some_products())
         if (!product.has_block_scales()) products[product] = {"fc"};

@@ -1,4 +1,4 @@
-// Comparisons of the card check: what they say of a wrong element, and that each sees the lie it is for.
+// Comparisons of the card check: each finds the errors that it is for, and names the first wrong element.
 #include "llmc/check/trial.h"
 
 #include <doctest/doctest.h>

@@ -102,7 +102,7 @@ class OnHost(unittest.TestCase):
         self.assertEqual(done.code, 5, done.out)
         self.assertIn("\n  copy: copy[", done.err)
 
-    def test_nothing_is_chosen_where_there_is_no_choice(self):
+    def test_the_host_device_has_no_choice(self):
         """The host device has one way of making a product, so a resumed run has nothing to report about it."""
         flags = ["--precision", "bf16", *QUICK, "--card-check", "force", "--max-steps", "2"]
         begun = FinishedRun(*flags, "--stop-after", "1", env=cache())
@@ -137,7 +137,7 @@ class OnHost(unittest.TestCase):
         done = trainer.run("check", *SHAPE, *QUICK, env=env)
         self.assertIn("planted", done.out + done.err)
 
-    def test_a_run_says_what_it_was_checked_for(self):
+    def test_a_run_reports_its_check(self):
         plain = FinishedRun(env=cache())
         checked = FinishedRun("--card-check", "force", env=cache())
         self.assertEqual(checked.losses, plain.losses)
@@ -179,7 +179,7 @@ class OnVirtualGpu(unittest.TestCase):
                 self.assertEqual((right, fell_back), (items, 0), done.out)
 
     # Faults of one check: the message about each
-    GIVES_WAY = (
+    FALLBACKS = (
         {"wrong-kernel:gelu_forward_fp8_kernel": r"gelu_fp8 falls back to the plain activation and quantize",
          "unsteady-kernel:layernorm_forward_fp8": r"layernorm_fp8 falls back to",
          "stray:gelu_backward_fp8_kernel": r"gelu_backward_fp8 falls back to",
@@ -198,8 +198,8 @@ class OnVirtualGpu(unittest.TestCase):
     )
 
     @needs_fp8
-    def test_what_gives_way(self):
-        for faults in self.GIVES_WAY:
+    def test_fallbacks(self):
+        for faults in self.FALLBACKS:
             with self.subTest(faults):
                 limit = ["--timeout-check", "3"] if "hang-kernel" in str(faults) else []
                 done = check(*card_flags("delayed"), *limit, fault=",".join(faults))
@@ -293,15 +293,15 @@ class OnVirtualGpu(unittest.TestCase):
         self.assertRegex(strict.err, r"--strict.*\n.*attempt 1: ")
 
     # fault: code, the message about it
-    NOTHING_IS_LEFT = {
+    REFUSALS = {
         "wrong-kernel:adamw_kernel": (5, r"adamw_update"),
         "hang-kernel:embedding_forward": (5, r"embedding_forward.*did not end within 3 s"),
         "wrong-product:bf16*bf16->bf16@all": (5, r"is wrong on this card with every algorithm"),
         "memory:1": (5, r"has 1.0 MiB"),
     }
 
-    def test_nothing_right_is_left(self):
-        for fault, (code, said) in self.NOTHING_IS_LEFT.items():
+    def test_nothing_correct_is_left(self):
+        for fault, (code, said) in self.REFUSALS.items():
             with self.subTest(fault):
                 done = check(*card_flags("delayed"), "--timeout-check", "3", fault=fault)
                 self.assertEqual(done.code, code, done.out + done.err)
@@ -370,7 +370,7 @@ class OnVirtualGpu(unittest.TestCase):
                 self.assertEqual(left, set())
 
     @needs_fp8
-    def test_a_run_with_what_gave_way(self):
+    def test_a_run_after_fallbacks(self):
         """SwiGLU's plain kernels and quantize() give the same codes as the fused ones, so the run is the same."""
         flags = [*tiny("llama"), *card_flags("delayed"), *QUICK]
         whole = run(*flags, "--card-check", "off", env=cache())
@@ -393,7 +393,7 @@ class OnVirtualGpu(unittest.TestCase):
         self.assertEqual(found.losses, kept.losses)
         self.assertEqual(found.losses, off.losses)
 
-    def test_plans_go_by_what_was_measured(self):
+    def test_plans_use_measured_rates(self):
         """Rates kept for this card replace the table's; rates kept for a named card do not."""
         env, measured = cache(), {"bf16": 6e14, "copy": 4e12, "all_gather": 2e11, "reduce_scatter": 1e11}
 

@@ -1,4 +1,5 @@
-// GELU, SwiGLU and squared ReLU: their specifications at many shapes, and what a specification cannot express.
+// GELU, SwiGLU and squared ReLU: their specifications at many shapes, and properties that a specification cannot
+// express.
 #include "llmc/kernels/activation.h"
 #include "test/kernels/quantized.h"
 #include "test/kernels/specifications.h"

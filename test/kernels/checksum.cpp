@@ -1,4 +1,4 @@
-// Tests of checksum() (llmc/kernels/elementwise.h) against its definition, and that it sees every bit and every place.
+// checksum() (llmc/kernels/elementwise.h): its definition, and that every bit and every place counts.
 #include "llmc/kernels/elementwise.h"
 
 #include <cstring>
@@ -41,7 +41,7 @@ uint64_t checksum_of(const std::vector<uint8_t>& data, uint64_t begin = 0) {
 
 }  // namespace
 
-TEST_CASE("checksum: as defined, at any size, and added to what was there") {
+TEST_CASE("checksum: as defined, at any size, and added to the sum so far") {
     // One block; several, whose threads take some strides; more bytes than the largest number of blocks has threads.
     for (const size_t n : {0, 1, 7, 8, 9, 2048, 70001, 300000, 35000003}) {
         CAPTURE(n);
@@ -52,7 +52,7 @@ TEST_CASE("checksum: as defined, at any size, and added to what was there") {
     }
 }
 
-TEST_CASE("checksum: no bit, no change of places and no zero more goes unseen") {
+TEST_CASE("checksum: every bit, the order of words and additional zeros change it") {
     std::vector<uint8_t> data = random_bytes(20);
     const uint64_t sum = checksum_of(data);
     for (size_t bit = 0; bit < data.size() * 8; bit++) {

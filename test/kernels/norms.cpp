@@ -1,4 +1,4 @@
-// Layer norm and RMS norm: their specifications at many shapes, and what a specification cannot express.
+// Layer norm and RMS norm: their specifications at many shapes, and properties that a specification cannot express.
 // build: per device
 #include "llmc/kernels/norm.h"
 
@@ -113,7 +113,7 @@ TEST_CASE("backward passes of layer norm: one full wave of blocks on an H100") {
     }
 }
 
-TEST_CASE("plain norms refuse what they cannot do") {
+TEST_CASE("plain norms refuse unsupported arguments") {
     DeviceArray<float> x(12304);
     const auto layernorm = [&](float* mean, float* residual, const float* inp2, int N, int C) {
         norm_forward<float>({x, x}, x, mean, x, residual, x, inp2, N, C, test_stream());
@@ -141,7 +141,7 @@ TEST_CASE("plain norms refuse what they cannot do") {
     CHECK_THROWS_AS(backward(nullptr, x, 8), Error);
 }
 
-TEST_CASE("quantizing norms refuse what they cannot do") {
+TEST_CASE("quantizing norms refuse unsupported arguments") {
     DeviceArray<bf16> x(512);
     DeviceArray<float> f(512);
     QuantizedArrays<e4m3> to(512, used_state(1.0f));

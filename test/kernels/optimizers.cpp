@@ -1,5 +1,5 @@
-// Updates of parameters, Muon's kernels and clipping: their specifications at many shapes, and what a specification
-// cannot express.
+// Updates of parameters, Muon's kernels and clipping: their specifications at many shapes, and properties that a
+// specification cannot express.
 #include "llmc/kernels/clip.h"
 #include "llmc/kernels/muon.h"
 #include "llmc/kernels/update.h"

@@ -39,7 +39,7 @@ TEST_CASE("add_moments: kurtosis is 1 of equal magnitudes and n of a single one,
     CHECK_THROWS_AS(add_moments<bf16>(sums, parts, device, 12, nullptr, test_stream()), Error);
 }
 
-TEST_CASE("add_differences: what is equal has none, and n is a multiple of 8") {
+TEST_CASE("add_differences: equal values have none, and n must be a multiple of 8") {
     const auto values = random_normal<bf16>(512, 1.0f, 7);
     DeviceArray<bf16> a(values), b(values);
     DeviceArray<double> sums(std::vector<double>(3, 0.0)), parts(moment_parts(512));

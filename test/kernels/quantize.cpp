@@ -1,4 +1,5 @@
-// Quantization with one scale per tensor: its specifications at many shapes, and what a specification cannot express.
+// Quantization with one scale per tensor: its specifications at many shapes, and properties that a specification cannot
+// express.
 #include "llmc/kernels/quantize.h"
 
 #include "test/kernels/quantized.h"
@@ -18,7 +19,7 @@ TEST_CASE("the inputs of the specifications saturate and underflow, or comparing
     CHECK(state.least.underflowed > used_state(16.0f).underflowed);
 }
 
-TEST_CASE("quantize_flat takes any count, and sees what is not finite") {
+TEST_CASE("quantize_flat takes any count, and counts values that are not finite") {
     for (const size_t n : {size_t{1}, size_t{7}, size_t{8}, size_t{9}, size_t{4095}, size_t{4097}}) {
         CAPTURE(n);
         auto values = random_normal<float>(n, 1.0f, 3);
@@ -65,7 +66,7 @@ TEST_CASE("product factors: both scales, rounded once, and beta") {
     CHECK(std::isnan(values[2]));
 }
 
-TEST_CASE("quantize refuses what it cannot do, and says what FP8 needs") {
+TEST_CASE("quantize refuses unsupported arguments, and says what FP8 needs") {
     DeviceArray<bf16> inp(512);
     DeviceArray<float> master(512), dbias(32);
     QuantizedArrays<e4m3> to(512, used_state(1.0f));

@@ -1,4 +1,5 @@
-// Quantization with block scales: its specifications at many shapes, and what a specification cannot express.
+// Quantization with block scales: its specifications at many shapes, and properties that a specification cannot
+// express.
 #include "llmc/kernels/quantize_blocks.h"
 
 #include <random>

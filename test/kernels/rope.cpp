@@ -1,4 +1,4 @@
-// RoPE and QK-norm: their specifications at many shapes, tables of angles, and what rotations promise.
+// RoPE and QK-norm: their specifications at many shapes, tables of angles, and pairs of neighbours.
 #include "llmc/kernels/rope.h"
 
 #include "test/kernels/specifications.h"

@@ -1,4 +1,4 @@
-// Factors of channels, what they do to values, and what that is worth to an FP8 product.
+// Smoothing factors, and the precision that they give to an FP8 product.
 #include "llmc/kernels/outliers.h"
 
 #include "llmc/check/reference.h"
@@ -16,7 +16,7 @@ TEST_CASE("scale_columns refuses columns that are no multiple of 8") {
     CHECK_THROWS_AS(scale_columns<float>(values, nullptr, factors, true, 1, 7, test_stream()), Error);
 }
 
-TEST_CASE("smoothing_factors: half of an outlier's distance; quiet channels as those in the middle") {
+TEST_CASE("smoothing_factors: half of an outlier's distance; quiet channels get the middle channel's factor") {
     const auto factors_of = [](const std::vector<float>& seen) {
         DeviceArray<float> factors(std::vector<float>(seen.size(), 0.5f)), amax(seen);
         smoothing_factors(factors, amax, 1, static_cast<int>(seen.size()), test_stream());
@@ -33,7 +33,7 @@ TEST_CASE("smoothing_factors: half of an outlier's distance; quiet channels as t
     CHECK(factors_of({0, 0, 0, 0x1p-9f, 1, 2, 64, 128}) ==
           std::vector<float>{1 / 8.f, 1 / 8.f, 1 / 8.f, 1 / 8.f, 1 / 8.f, 1 / 8.f, 1, 1});
     CHECK(factors_of({0x1p-100f, 0x1p-100f, 0x1p-100f, 0x1p-100f, 0x1p-100f, 1, 1, 1})[0] == 0x1p-20f);
-    // No channel gets above the largest one's power of two, so that the tensor's scale does for what is divided.
+    // No divided channel exceeds the largest one, so that the tensor's scale also fits the divided values.
     std::vector<float> seen;
     for (const float x : random_normal<float>(512, 6.0f, 9)) seen.push_back(std::exp2(x * x / 8));
     const std::vector<float> factors = factors_of(seen);
@@ -49,8 +49,8 @@ namespace {
 constexpr int kN = 32, kC = 64, kOC = 48;
 constexpr size_t kLoud = 5;  // the channel that is many times as large as the others
 
-// x (N, C) of +-[1, 2), but for the loud channel; weight (OC, C) of +-[1, 2), 0 for the loud channel in every other
-// row, which there tells nothing of the others' loss.
+// x (N, C) of +-[1, 2), but for the loud channel; weight (OC, C) of +-[1, 2). In every other row the loud channel's
+// weight is 0, so that it does not hide the loss of the other channels.
 struct Outlier {
     std::vector<bf16> x;
     std::vector<float> weight;

@@ -1,5 +1,5 @@
-// Biases, element-wise sums and squares of gradients: their specifications at many shapes, and what a specification
-// cannot express.
+// Biases, element-wise sums and squares of gradients: their specifications at many shapes, and properties that a
+// specification cannot express.
 #include "llmc/kernels/bias.h"
 #include "llmc/kernels/clip.h"
 #include "llmc/kernels/elementwise.h"
@@ -89,7 +89,7 @@ TEST_CASE("casts between FP32 and BF16: any count, and nothing beyond it") {
     }
 }
 
-TEST_CASE("biases and element-wise sums refuse what they cannot do") {
+TEST_CASE("biases and element-wise sums refuse unsupported arguments") {
     DeviceArray<float> x(64);
     DeviceArray<bf16> narrow(64);
     CHECK_THROWS_WITH(add_bias<float>(x, x.get(), 4, 12, test_stream()),

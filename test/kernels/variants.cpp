@@ -1,4 +1,4 @@
-// The registry of variants, and what --kernels makes of it.
+// The registry of variants, and the sets that --kernels selects.
 #include "llmc/kernels/variants.h"
 
 #include <doctest/doctest.h>
@@ -20,7 +20,7 @@ std::string refusal(const std::string& text, int card = 90) {
 
 }  // namespace
 
-TEST_CASE("variants: entries stand where their numbers say, under names of their own") {
+TEST_CASE("variants: entries are in the order of their numbers, and names are distinct") {
     std::set<std::string> names;
     for (const KernelVariantEntry& entry : kernel_variants()) {
         CAPTURE(entry.name);
@@ -31,7 +31,7 @@ TEST_CASE("variants: entries stand where their numbers say, under names of their
     }
 }
 
-TEST_CASE("variants: a set holds what was put into it") {
+TEST_CASE("variants: a set has the members that were added and not removed") {
     KernelSet set;
     CHECK(set.names().empty());
     set.add(KernelVariant::attention_fp8);
@@ -73,7 +73,7 @@ TEST_CASE("variants: portable, auto, and lists") {
     CHECK(kernel_set(wanted_kernels("gelu_fp8"), 90, Formats::bf16) == KernelSet());
 }
 
-TEST_CASE("variants: names that are none are answered with those that are") {
+TEST_CASE("variants: an unknown name is refused with a list of all names") {
     const std::string all =
         "auto, portable, layernorm_fp8, gelu_fp8, attention_fp8, layernorm_backward_fp8, gelu_backward_fp8, "
         "attention_backward_fp8, hopper_attention, hopper_attention_backward_split, "
