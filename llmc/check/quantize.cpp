@@ -97,7 +97,7 @@ struct Weight {
           products(reference::to_floats(master.values)) {
         if (!s.smooth) return;
         std::vector<float> powers;
-        for (int c = 0; c < s.C; c++) powers.push_back(std::ldexp(1.0f, -(c % 4)));
+        for (int c = 0; c < s.C; c++) powers.push_back(std::ldexp(1.0f, -(c / 8 % 4)));
         for (size_t i = 0; i < products.size(); i++) products[i] *= powers[i % powers.size()];
         factors = t.input(powers);
     }
@@ -114,10 +114,10 @@ void weight(Trial& t, const Shape& s) {
     });
 }
 
-// A weight in two slices, and transposed afterwards.
+// A weight in two slices, the second of which begins inside a row, and transposed afterwards.
 template <class Master>
 void weight_slices(Trial& t, const Shape& s) {
-    const size_t cut = std::min(s.n(), s.n() / 3 / 64 * 64 + 64), C = s.C;
+    const size_t cut = s.n() / 3 / 64 * 64 + 16, C = s.C;
     const Weight<Master> w(t, s);
     const CodeRanges<e4m3> expected = w.codes();
     for (const QuantizePass pass :
