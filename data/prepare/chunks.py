@@ -16,7 +16,7 @@ import time
 import numpy
 
 from . import duplicates, readers, rules
-from .shard import parse_json, write_atomically
+from .shard import new_file, parse_json, write_atomically
 from .tokenizers import PrepareError, open_tokenizer
 
 VERSION = 2  # format of a chunk's files; a run does not continue from files of another version
@@ -63,7 +63,8 @@ class Worker:
         self.tokenizer = tokenizer or open_tokenizer(options.tokenizer, options.end_token)
         self.contamination = rules.contamination_ngrams(
             " ".join(strings(document)) for name in options.decontaminate for document in evaluation_set(name))
-        self.counts = self.block = None
+        self.counts = None
+        self.block, self.block_tokens = [], 0  # documents that no file has yet, and the number of their tokens
 
     def run(self, index, chunk):
         """Writes the files of a chunk, unless they exist, and returns its counts."""
@@ -74,7 +75,6 @@ class Worker:
         started = time.perf_counter()
         self.counts = {"index": index, "blocks": 0, "documents": 0, "tokens": 0, "replaced_documents": 0, "replaced": 0,
                        "replaced_in": [], "dropped": {}, "bad": [], "tokenizer_seconds": 0.0}
-        self.block = []
         for part in chunk.parts:
             for raw in readers.read(part, self.format):
                 self.take(raw, part)
@@ -121,7 +121,7 @@ class Worker:
         counts["tokens"] += len(tokens)
         minima = duplicates.signature(text) if options.dedup == "minhash" else None
         self.block.append((tokens, len(data), duplicates.document_hash(data), minima))
-        self.block_tokens = len(tokens) + (self.block_tokens if len(self.block) > 1 else 0)
+        self.block_tokens += len(tokens)
         if self.block_tokens >= BLOCK_TOKENS:
             self.write_block()
 
@@ -134,11 +134,10 @@ class Worker:
         if self.options.dedup == "minhash":
             arrays["minima"] = numpy.stack(minima)
         path = block_path(self.folder, self.counts["index"], self.counts["blocks"])
-        with open(path + ".tmp", "wb") as file:
+        with new_file(path) as file:
             numpy.savez(file, **arrays)
-        os.replace(path + ".tmp", path)
         self.counts["blocks"] += 1
-        self.block = []
+        self.block, self.block_tokens = [], 0
 
 
 def block_path(folder, index, block):

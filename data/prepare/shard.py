@@ -6,6 +6,7 @@ vocab, max_token, documents, tokens, a checksum of the token bytes, and, if know
 """
 
 import array
+import contextlib
 import errno
 import hashlib
 import json
@@ -53,12 +54,24 @@ def parse_json(text):
         raise ValueError("it is nested too deeply") from None
 
 
-def write_atomically(path, data):
+def sync(file):
+    """Returns when everything written to the file is on the disk."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def new_file(path):
+    """Opens a file for writing bytes. It gets its name when it is complete and on the disk."""
     with open(path + ".tmp", "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+        yield file
+        sync(file)
     os.replace(path + ".tmp", path)
+
+
+def write_atomically(path, data):
+    with new_file(path) as file:
+        file.write(data)
 
 
 class _Shard:
@@ -95,8 +108,7 @@ class _Shard:
     def finish(self, sidecar):
         self.file.seek(0)
         self.file.write(struct.pack("<3i", self.magic, self.version, self.tokens))
-        self.file.flush()
-        os.fsync(self.file.fileno())
+        sync(self.file)
         self.file.close()
         sidecar = dict(sidecar, max_token=self.max_token, documents=self.documents, tokens=self.tokens,
                        checksum="sha256:" + self.hash.hexdigest())
@@ -108,6 +120,7 @@ class _Shard:
         with open(json_path + ".tmp", "w") as file:
             json.dump(sidecar, file, indent=2)
             file.write("\n")
+            sync(file)
         # A shard must never lie next to the sidecar of another shard.
         if os.path.exists(json_path):
             os.remove(json_path)

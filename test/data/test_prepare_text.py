@@ -372,6 +372,22 @@ class BadInput(TestCase):
         self.assertEqual(self.documents("train"), ["text\n" * 9000])
         self.assertFalse(os.path.exists(self.path("out/.prepare")))
 
+    def test_files_are_on_the_disk_before_they_get_their_names(self):
+        synced, fsync, replace = set(), os.fsync, os.replace
+
+        def recorded_fsync(descriptor):
+            synced.add(os.fstat(descriptor).st_ino)
+            fsync(descriptor)
+
+        def checked_replace(old, new):
+            if old.endswith(".tmp"):
+                self.assertIn(os.stat(old).st_ino, synced, f"{new} may be empty after a power failure")
+            replace(old, new)
+
+        with mock.patch.multiple(os, fsync=recorded_fsync, replace=checked_replace):
+            self.prepared("text", self.path("a", b"text\n"), "--out", self.path("out"), "--val-fraction", 0)
+        self.assertEqual(self.documents("train"), ["text\n"])
+
     def test_output_inside_the_input_is_not_read(self):
         self.path("in/a.txt", b"first text\n")
         self.path("in/report-of-mine.txt", b"second text\n")
