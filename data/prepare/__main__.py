@@ -186,7 +186,7 @@ def run(parser, args):
         shard_tools.merge(args.shards, args.out, args.shard_tokens)
 
 
-def go_on_in_venv():
+def restart_in_venv():
     """Restarts this program with the Python of .venv if this one lacks a package; setup.sh installs packages there."""
     python = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", ".venv", "bin", "python"))
     started_by_this = sys.orig_argv[0] == python
@@ -200,7 +200,7 @@ def go_on_in_venv():
 def main(argv=None):
     parser, args = parse(argv)
     if argv is None:
-        go_on_in_venv()
+        restart_in_venv()
     from .report import printable
     from .tokenizers import PrepareError
     try:

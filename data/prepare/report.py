@@ -9,11 +9,10 @@ import time
 
 import numpy
 
+from .chunks import DROPPED, TRAIN, VAL
 from .tokenizers import PrepareError
 
-SPLITS = {1: "train", 2: "val"}  # the pipeline's TRAIN and VAL
-
-
+SPLITS = {TRAIN: "train", VAL: "val"}
 UTF16_HINT = "iconv -f UTF-16 -t UTF-8 FILE > NEW converts UTF-16 text"
 
 
@@ -27,7 +26,7 @@ def printable(text):
 
 
 def progress_bar(total):
-    """A progress bar of tqdm on a terminal; None elsewhere, or without tqdm."""
+    """A progress bar of tqdm, which shows itself on a terminal only, or one that never does if tqdm is missing."""
     try:
         from tqdm import tqdm
     except ImportError:
@@ -76,10 +75,10 @@ class Report:
         self.dropped[reason] = self.dropped.get(reason, 0) + count
 
     def keep(self, source, verdicts, lengths, sizes):
-        kept = verdicts > 0
+        kept = verdicts != DROPPED
         for verdict, name in SPLITS.items():
             self.documents_of[name] += int((verdicts == verdict).sum())
-        self.train_tokens[source] += int(lengths[verdicts == 1].sum())
+        self.train_tokens[source] += int(lengths[verdicts == TRAIN].sum())
         self.kept_bytes += int(sizes[kept].sum())
         self.kept_tokens += int((lengths[kept] - 1).sum())  # without the end token
         self.lengths += numpy.bincount(numpy.log2(lengths[kept]).astype(int), minlength=64)

@@ -29,8 +29,8 @@ CONTAMINATION_WORDS = 13
 
 
 def normalize(text, form):
-    """Applies Unicode's normal form NFC or NFKC, writes newlines as \
-    , and removes characters that are never shown.
+    """Applies Unicode's normal form NFC or NFKC, ends all lines with a line feed, and removes characters that are never
+    shown.
     """
     text = unicodedata.normalize(form.upper(), text.replace("\r\n", "\n").replace("\r", "\n"))
     return re.sub("[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f\u200b\ufeff]", "", text)
