@@ -1,5 +1,5 @@
-// An architecture is a kind of GPT: its tensors, its block, and how Hugging Face describes it. Each file of an
-// architecture defines its entries, and kArchitectures lists them. Nothing else names them.
+// An architecture is a kind of GPT: its tensors, its block, and how Hugging Face describes it. The files of the blocks
+// define the entries, model_file.cpp defines their descriptions, and kArchitectures lists them.
 //
 // Its tensors are in one table: name here and in Hugging Face's files, shape, and initial values. Everything else about
 // an architecture's parameters follows from it: units, weight decay, linear layers, FLOPs, import and export, and the

@@ -13,8 +13,8 @@ template <class Real>
 Norm<Real>::Norm(ModelContext<Real>& context, const std::string& name, bool kept)
     : weights_(context.weights),
       gradients_(context.gradients),
-      channels_(context.config.channels),
-      eps_(static_cast<float>(context.config.norm_eps)),
+      channels_(context.setup.model.channels),
+      eps_(static_cast<float>(context.setup.model.norm_eps)),
       weight_(context.weights.table().look_up(name + ".weight")),
       bias_(context.weights.table().look_up(name + ".bias")) {
     const std::string kind = name.substr(name.rfind('.') + 1);

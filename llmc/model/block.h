@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "llmc/device/owned.h"
+#include "llmc/kernels/classifier.h"
 #include "llmc/kernels/norm.h"
 #include "llmc/kernels/variants.h"
 #include "llmc/linear/linear.h"
@@ -25,24 +26,39 @@ enum class Recompute {
     automatic  // until a plan has chosen the first of them that fits; a model never sees it
 };
 
-// Data that the parts of a model share while it is constructed. Each part plans its own memory and adds its own layers.
+constexpr size_t kLogitsBytes = size_t{512} << 20;
+
+// Everything that defines a model except its weights; the part of a TrainerConfig that a Transformer needs.
+struct ModelSetup {
+    ModelConfig model;
+    int batch = 1, seq = 0;  // B sequences of T tokens per micro-batch and rank
+    int shortest_piece = 0;  // shortest piece into which training cuts sequences, in tokens; 0: never cut
+    Recompute recompute = Recompute::gelu;
+    bool offload_residuals = false;  // --offload residuals: the blocks' inputs are in host memory until backward
+    std::optional<Fp8Config> fp8;    // recipe of the weights with FP8 codes; only with bf16 activations
+    size_t logits_bytes = kLogitsBytes;
+    std::optional<int> end_token;             // if set, attention stays within documents (mark_documents())
+    bool document_positions = false;          // learned positions start again with every document; needs end_token
+    KernelSet kernels = KernelSet::common();  // variants to use; their portable counterparts replace all others
+    TrainedLoss loss;
+
+    int N() const { return batch * seq; }  // upper limit of a pass
+};
+
+// Data that the parts of a model share. While it is constructed, each part plans its memory and adds its layers here.
 template <class Real>
 struct ModelContext {
-    const ModelConfig& config;
-    int B, T;  // upper limits of a pass
-    Recompute recompute;
-    bool offload_residuals;
-    KernelSet kernels;
+    const ModelSetup& setup;
     Weights<Real>& weights;
     Gradients& gradients;
     LinearLayers<Real>& linear;
     Arena& activations;
 
-    size_t N() const { return static_cast<size_t>(B) * T; }
-    size_t C() const { return static_cast<size_t>(config.channels); }
+    size_t N() const { return static_cast<size_t>(setup.N()); }
+    size_t C() const { return static_cast<size_t>(setup.model.channels); }
     // Memory of this block if it is kept until backward, otherwise the same memory for all blocks.
-    template <class T_>
-    void plan(bool kept, const char* name, T_** pointer, size_t count) {
+    template <class T>
+    void plan(bool kept, const char* name, T** pointer, size_t count) {
         if (kept)
             activations.plan(pointer, count);
         else

@@ -12,11 +12,11 @@ namespace {
 
 // Setup of a layer that reads a norm's output.
 template <class Real>
-LinearSetup behind_norm(const ModelContext<Real>& c, const char* kind, bool gated = false) {
+LinearSetup reads_norm(const ModelContext<Real>& c, const char* kind, bool gated = false) {
     return {.kind = kind,
-            .recomputed = c.recompute >= Recompute::norm,
-            .runs_again = c.recompute == Recompute::block,
-            .input_from_values = !c.kernels.has(KernelVariant::layernorm_fp8),
+            .recomputed = c.setup.recompute >= Recompute::norm,
+            .runs_again = c.setup.recompute == Recompute::block,
+            .input_from_values = !c.setup.kernels.has(KernelVariant::layernorm_fp8),
             .gated = gated};
 }
 
@@ -31,42 +31,41 @@ void observe_again(Linear<Real>& layer, Operand<Real>& x, const Pass& pass, Writ
 template <class Real>
 DecoderBlock<Real>::DecoderBlock(ModelContext<Real>& c, int layer, const AttentionHeads& heads,
                                  bool activation_in_place)
-    : config_(c.config),
+    : setup_(c.setup),
       layer_(layer),
-      level_(c.recompute),
-      kernels_(c.kernels),
       heads_(heads),
-      activation_(c.config.table().activation),
-      qkv_(c.linear, block_prefix(layer) + "qkv", c.B * c.T, behind_norm(c, "qkv")),
-      attn_proj_(c.linear, block_prefix(layer) + "attn_proj", c.B * c.T,
+      activation_(c.setup.model.table().activation),
+      qkv_(c.linear, block_prefix(layer) + "qkv", setup_.N(), reads_norm(c, "qkv")),
+      attn_proj_(c.linear, block_prefix(layer) + "attn_proj", setup_.N(),
                  {.kind = "attn_proj",
-                  .recomputed = c.recompute == Recompute::block,
-                  .runs_again = c.recompute == Recompute::block,
-                  .gradient_from_norm = c.kernels.has(KernelVariant::layernorm_backward_fp8)}),
-      fc_(c.linear, block_prefix(layer) + "fc", c.B * c.T, behind_norm(c, "fc", is_gated(activation_))),
-      fc_proj_(c.linear, block_prefix(layer) + "fc_proj", c.B * c.T,
+                  .recomputed = setup_.recompute == Recompute::block,
+                  .runs_again = setup_.recompute == Recompute::block,
+                  .gradient_from_norm = setup_.kernels.has(KernelVariant::layernorm_backward_fp8)}),
+      fc_(c.linear, block_prefix(layer) + "fc", setup_.N(), reads_norm(c, "fc", is_gated(activation_))),
+      fc_proj_(c.linear, block_prefix(layer) + "fc_proj", setup_.N(),
                {.kind = "fc_proj",
-                .recomputed = c.recompute >= Recompute::gelu,
-                .input_from_values = !c.kernels.has(KernelVariant::gelu_fp8),
-                .gradient_from_norm = c.kernels.has(KernelVariant::layernorm_backward_fp8),
+                .recomputed = setup_.recompute >= Recompute::gelu,
+                .input_from_values = !setup_.kernels.has(KernelVariant::gelu_fp8),
+                .gradient_from_norm = setup_.kernels.has(KernelVariant::layernorm_backward_fp8),
                 .smooth = is_gated(activation_)}),
-      ln1_(c, block_prefix(layer) + "ln1", c.recompute < Recompute::block),
-      ln2_(c, block_prefix(layer) + "ln2", c.recompute < Recompute::block) {
+      ln1_(c, block_prefix(layer) + "ln1", keeps_rows()),
+      ln2_(c, block_prefix(layer) + "ln2", keeps_rows()) {
     const size_t N = c.N(), C = c.C(), rows_of_lse = N * heads_.NH;
     const size_t qkv = qkv_.outputs(), width = heads_.width();
     const size_t hidden = fc_.outputs(), F = fc_proj_.inputs();
-    const bool keeps = level_ < Recompute::block;
+    const Recompute level = setup_.recompute;
+    const bool keeps = keeps_rows();
     const std::string buffer = fmt::format("residual {}", static_cast<size_t>(layer) % OffloadedResiduals::kBuffers);
-    c.plan(!c.offload_residuals, buffer.c_str(), &residual_, N * C);
-    if (qkv_.reads_values()) c.plan(level_ < Recompute::norm, "ln1", &ln1_out_, N * C);
+    c.plan(!setup_.offload_residuals, buffer.c_str(), &residual_, N * C);
+    if (qkv_.reads_values()) c.plan(level < Recompute::norm, "ln1", &ln1_out_, N * C);
     c.plan(keeps, "qkv", &qkv_out_, N * qkv);
     c.plan(keeps, "attention", &attention_, N * width);
     if (!std::is_same_v<Real, float>) c.plan(keeps, "attention low", &attention_low_, N * width);
     c.plan(keeps, "lse", &lse_, rows_of_lse);
     c.plan(keeps, "residual mid", &residual_mid_, N * C);
-    if (fc_.reads_values()) c.plan(level_ < Recompute::norm, "ln2", &ln2_out_, N * C);
+    if (fc_.reads_values()) c.plan(level < Recompute::norm, "ln2", &ln2_out_, N * C);
     c.plan(keeps, "fc", &fc_out_, N * hidden);
-    if (fc_proj_.reads_values()) c.plan(level_ < Recompute::gelu, "active", &active_, N * F);
+    if (fc_proj_.reads_values()) c.plan(level < Recompute::gelu, "active", &active_, N * F);
     c.plan(false, "branch", &branch_, N * C);
     c.plan(false, "dbranch", &dbranch_, N * std::max(C, width));
     c.plan(false, activation_in_place ? "dhidden" : "dactive", &dactive_, N * F);
@@ -79,19 +78,19 @@ DecoderBlock<Real>::DecoderBlock(ModelContext<Real>& c, int layer, const Attenti
 template <class Real>
 ResidualStream<Real> DecoderBlock<Real>::forward(const ResidualStream<Real>& in, const Pass& pass) {
     forward_to_activation(in, pass);
-    fc_proj_.forward(branch_, fc_proj_in_, pass);
+    fc_proj_.forward(branch_, fc_proj_in_, pass);  // (N, C)
     return {residual_mid_, branch_};
 }
 
 template <class Real>
 void DecoderBlock<Real>::forward_to_activation(const ResidualStream<Real>& in, const Pass& pass) {
-    qkv_in_ = ln1_.forward(qkv_, ln1_out_, residual_, in.residual, in.branch, pass);
-    make_qkv(qkv_in_, 0, pass);
-    measure_logits(pass);
-    attn_proj_in_ = attend(pass);
-    attn_proj_.forward(branch_, attn_proj_in_, pass);
-    fc_in_ = ln2_.forward(fc_, ln2_out_, residual_mid_, residual_, branch_, pass);
-    fc_proj_in_ = fc_and_activate(pass);
+    qkv_in_ = ln1_.forward(qkv_, ln1_out_, residual_, in.residual, in.branch, pass);  // (N, C)
+    make_qkv(qkv_in_, 0, pass);                                                       // (N, NH + 2 NKV, HD)
+    measure_logits(pass);                                                             // (NH)
+    attn_proj_in_ = attend(pass);                                                     // (N, NH HD)
+    attn_proj_.forward(branch_, attn_proj_in_, pass);                                 // (N, C)
+    fc_in_ = ln2_.forward(fc_, ln2_out_, residual_mid_, residual_, branch_, pass);    // (N, C)
+    fc_proj_in_ = fc_and_activate(pass);                                              // (N, F)
 }
 
 template <class Real>
@@ -103,7 +102,7 @@ void DecoderBlock<Real>::measure_logits(const Pass& pass) {
 
 template <class Real>
 ResidualStream<Real> DecoderBlock<Real>::decode(const ResidualStream<Real>& in, int first, const Pass& pass) {
-    const size_t begin = static_cast<size_t>(first) * config_.channels;
+    const size_t begin = static_cast<size_t>(first) * setup_.model.channels;
     Real *const residual = residual_ + begin, *const mid = residual_mid_ + begin, *const branch = branch_ + begin;
     const Real* const in_branch = in.branch ? in.branch + begin : nullptr;
     make_qkv(ln1_.forward(qkv_, ln1_out_, residual, in.residual + begin, in_branch, pass), first, pass);
@@ -116,17 +115,18 @@ ResidualStream<Real> DecoderBlock<Real>::decode(const ResidualStream<Real>& in, 
 
 template <class Real>
 void DecoderBlock<Real>::recompute(const Pass& pass) {
-    if (level_ == Recompute::block) return forward_to_activation({residual_, nullptr}, pass);
-    if (level_ >= Recompute::norm) {
+    const Recompute level = setup_.recompute;
+    if (level == Recompute::block) return forward_to_activation({residual_, nullptr}, pass);
+    if (level >= Recompute::norm) {
         qkv_in_ = ln1_.forward(qkv_, ln1_out_, nullptr, residual_, nullptr, pass);
         fc_in_ = ln2_.forward(fc_, ln2_out_, nullptr, residual_mid_, nullptr, pass);
     }
-    if (level_ >= Recompute::gelu) fc_proj_in_ = activate(pass);
+    if (level >= Recompute::gelu) fc_proj_in_ = activate(pass);
 }
 
 template <class Real>
 bool DecoderBlock<Real>::multiplies_with_gelu(KernelVariant variant, const Pass& pass) const {
-    return kernels_.has(variant) && activation_ == Activation::gelu && fc_.multiplies_with_gelu(fc_proj_, pass);
+    return setup_.kernels.has(variant) && activation_ == Activation::gelu && fc_.multiplies_with_gelu(fc_proj_, pass);
 }
 
 template <class Real>
@@ -153,7 +153,7 @@ void DecoderBlock<Real>::write_activation(Real* out, const Pass& pass) {
 
 template <class Real>
 bool DecoderBlock<Real>::attention_casts(KernelVariant variant, const Pass& pass) const {
-    return kernels_.has(variant) && pass.T % kQuantizedAttentionTokens == 0;
+    return setup_.kernels.has(variant) && pass.T % kQuantizedAttentionTokens == 0;
 }
 
 // Computes attention for attn_proj. Backward also reads the output, with the part that rounding lost.
@@ -163,7 +163,7 @@ Operand<Real> DecoderBlock<Real>::attend(const Pass& pass) {
         if (attn_proj_.casts_at_once(pass) && attention_casts(KernelVariant::attention_fp8, pass)) {
             const bool is_read =  // as values
                 pass.kind == PassKind::recompute ||
-                (pass.kind == PassKind::training && (level_ < Recompute::block || attn_proj_.is_observed(pass)));
+                (pass.kind == PassKind::training && (keeps_rows() || attn_proj_.is_observed(pass)));
             Real* const out = is_read ? attention_ : nullptr;
             Real* const low = is_read ? attention_low_ : nullptr;
             Operand<Real> x = attn_proj_.cast_input(pass, [&](const auto& codes, QuantizePass cast) {
@@ -212,14 +212,15 @@ Gradient<Real> DecoderBlock<Real>::activate_backward(const Pass& pass) {
     float* const dbias = sums_bias_gradient(activation_) ? fc_.dbias() : nullptr;
     const BiasGradient bias{dbias, pass.scratch, pass.accumulate};
     if constexpr (kCanBeFp8<Real>)
-        if (kernels_.has(KernelVariant::gelu_backward_fp8) && fc_.casts_gradients()) {
+        if (setup_.kernels.has(KernelVariant::gelu_backward_fp8) && fc_.casts_gradients()) {
             Gradient<Real> dfc = fc_.cast_gradient(pass, [&](const auto& codes, QuantizePass cast) {
                 activation_backward_fp8(activation_, codes, bias, dactive_, fc_out_, N, F, cast, pass.stream);
             });
-            if (!fc_.is_observed(pass)) return dfc;
-            const BiasGradient none{nullptr, pass.scratch};
-            activation_backward<Real>(activation_, dhidden_, none, dactive_, fc_out_, N, F, pass.stream);
-            dfc.value = dhidden_;
+            if (fc_.is_observed(pass)) {
+                const BiasGradient none{nullptr, pass.scratch};
+                activation_backward<Real>(activation_, dhidden_, none, dactive_, fc_out_, N, F, pass.stream);
+                dfc.value = dhidden_;
+            }
             return dfc;
         }
     activation_backward<Real>(activation_, dhidden_, bias, dactive_, fc_out_, N, F, pass.stream);

@@ -14,7 +14,7 @@ public:
     Linear<Real>& last_layer() final { return fc_proj_; }
     ResidualStream<Real> forward(const ResidualStream<Real>& in, const Pass& pass) final;
     ResidualStream<Real> decode(const ResidualStream<Real>& in, int first, const Pass& pass) final;
-    bool keeps_rows() const final { return level_ < Recompute::block; }
+    bool keeps_rows() const final { return setup_.recompute < Recompute::block; }
     void recompute(const Pass& pass) final;
     Gradient<Real> backward(const Gradient<Real>& dstream, Linear<Real>* before, const Pass& pass) final;
 
@@ -33,10 +33,8 @@ protected:
     // Writes the gradient of qkv_out_ to dhidden_.
     void attention_backward_to_hidden(const Pass& pass);
 
-    const ModelConfig& config_;
+    const ModelSetup& setup_;
     const int layer_;
-    const Recompute level_;
-    const KernelSet kernels_;
     const AttentionHeads heads_;
     const Activation activation_;
     Linear<Real> qkv_, attn_proj_, fc_, fc_proj_;

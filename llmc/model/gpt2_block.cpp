@@ -67,7 +67,7 @@ AttentionHeads heads_of(const ModelConfig& config) {
 
 template <class Real>
 Gpt2Block<Real>::Gpt2Block(ModelContext<Real>& context, int layer)
-    : Base(context, layer, heads_of(context.config), /*activation_in_place=*/true) {}
+    : Base(context, layer, heads_of(context.setup.model), /*activation_in_place=*/true) {}
 
 template <class Real>
 size_t Gpt2Block<Real>::scratch(const ModelConfig& config, int B, int T) {
@@ -93,9 +93,10 @@ Gradient<Real> Gpt2Block<Real>::attend_backward(const Pass& pass) {
                                        this->attention_, this->attention_low_, this->lse_, pass.B, pass.T, heads_,
                                        pass.accumulate, cast, pass.stream, pass.documents);
             });
-            if (!qkv_.is_observed(pass)) return dqkv;
-            this->attention_backward_to_hidden(pass);
-            dqkv.value = dhidden_;
+            if (qkv_.is_observed(pass)) {
+                this->attention_backward_to_hidden(pass);
+                dqkv.value = dhidden_;
+            }
             return dqkv;
         }
     this->attention_backward_to_hidden(pass);

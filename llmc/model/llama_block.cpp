@@ -24,7 +24,7 @@ public:
 
 private:
     using Base = DecoderBlock<Real>;
-    using Base::config_, Base::dhidden_, Base::heads_, Base::layer_, Base::qkv_, Base::qkv_out_;
+    using Base::dhidden_, Base::heads_, Base::layer_, Base::qkv_, Base::qkv_out_, Base::setup_;
     using Place = std::optional<ParameterTable::Place>;
 
     void make_qkv(const Operand<Real>& normed, int first, const Pass& pass) override;
@@ -95,10 +95,10 @@ ModelTable llama_table(const ModelConfig& config) {
 ModelTable qwen3_table(const ModelConfig& config) {
     ModelTable table = gated_table(config, {Init::normal, Init::normal, Init::normal, Init::normal});
     const int HD = config.head_dim();
-    const auto behind_qkv = std::find_if(table.block.begin(), table.block.end(),
-                                         [](const TensorRow& row) { return row.name == "attn_proj.weight"; });
-    table.block.insert(behind_qkv, {{"q_norm.weight", "self_attn.q_norm.weight", HD, 0, Init::ones},
-                                    {"k_norm.weight", "self_attn.k_norm.weight", HD, 0, Init::ones}});
+    const auto attn_proj = std::find_if(table.block.begin(), table.block.end(),
+                                        [](const TensorRow& row) { return row.name == "attn_proj.weight"; });
+    table.block.insert(attn_proj, {{"q_norm.weight", "self_attn.q_norm.weight", HD, 0, Init::ones},
+                                   {"k_norm.weight", "self_attn.k_norm.weight", HD, 0, Init::ones}});
     table.qk_norm = true;
     return table;
 }
@@ -127,9 +127,9 @@ AttentionHeads heads_of(const ModelConfig& config, int layer) {
 
 template <class Real>
 LlamaBlock<Real>::LlamaBlock(ModelContext<Real>& c, int layer)
-    : Base(c, layer, heads_of(c.config, layer), /*activation_in_place=*/false),
-      has_qk_norm_(c.config.table().qk_norm),
-      positions_(std::min(c.B * c.T, c.config.context + kMostPiece)),
+    : Base(c, layer, heads_of(c.setup.model, layer), /*activation_in_place=*/false),
+      has_qk_norm_(c.setup.model.table().qk_norm),
+      positions_(std::min(setup_.N(), c.setup.model.context + kMostPiece)),
       weights_(c.weights),
       gradients_(c.gradients),
       query_gain_(c.weights.table().look_up(block_prefix(layer) + "q_norm.weight")),
@@ -153,7 +153,7 @@ size_t LlamaBlock<Real>::scratch(const ModelConfig& config, int B, int T) {
 template <class Real>
 void LlamaBlock<Real>::allocated(stream_t stream) {
     if (layer_ > 0) return;
-    const RopeConfig& rope = config_.rope;
+    const RopeConfig& rope = setup_.model.rope;
     const RopeScaling scaling{static_cast<float>(rope.factor), static_cast<float>(rope.low_freq),
                               static_cast<float>(rope.high_freq), rope.old_context};
     const RopeValues values = rope_values(static_cast<float>(rope.theta), scaling, heads_.HD, positions_);
@@ -174,7 +174,7 @@ void LlamaBlock<Real>::make_qkv(const Operand<Real>& normed, int first, const Pa
     }
     qkv_.forward(unrotated_ + begin, normed, pass);
     qk_norm_rope_forward<Real>(out, unrotated_ + begin, gains(), rope(), first, pass.N(), pass.T, heads_,
-                               static_cast<float>(config_.norm_eps), pass.stream);
+                               static_cast<float>(setup_.model.norm_eps), pass.stream);
 }
 
 template <class Real>
@@ -199,7 +199,7 @@ void LlamaBlock<Real>::rotate_back(const Pass& pass) {
     QkGains<float> dgains{nullptr, nullptr};
     if (query_gain_) dgains = {gradients_.gradient(*query_gain_), gradients_.gradient(*key_gain_)};
     qk_norm_rope_backward<Real>(dhidden_, dgains, query_gain_ ? pass.scratch : nullptr, unrotated_, gains(), rope(), 0,
-                                pass.N(), pass.T, heads_, static_cast<float>(config_.norm_eps), pass.accumulate,
+                                pass.N(), pass.T, heads_, static_cast<float>(setup_.model.norm_eps), pass.accumulate,
                                 pass.stream);
 }
 

@@ -18,55 +18,59 @@ int logits_chunk(int N, int padded_vocab, size_t element_bytes, size_t limit) {
     return static_cast<int>(std::min<size_t>(static_cast<size_t>(N), std::max<size_t>(rows, 128)));
 }
 
+void mark_documents(int* documents, const int* tokens, int B, int T, int end_token) {
+    for (int b = 0; b < B; b++, documents += T, tokens += T)
+        for (int t = 0, begin = 0; t < T; t++) {
+            if (tokens[t] == end_token) begin = t;
+            documents[t] = begin;
+        }
+}
+
 template <class Real>
 static std::vector<std::unique_ptr<Block<Real>>> make_blocks(ModelContext<Real>& context) {
     std::vector<std::unique_ptr<Block<Real>>> blocks;
-    const MakeBlock<Real> make = context.config.architecture->template block<Real>();
-    for (int l = 0; l < context.config.layers; l++) blocks.push_back(make(context, l));
+    const ModelConfig& model = context.setup.model;
+    const MakeBlock<Real> make = model.architecture->template block<Real>();
+    for (int l = 0; l < model.layers; l++) blocks.push_back(make(context, l));
     return blocks;
 }
 
 // The order of members is the order in which layers are added and memory is planned.
 template <class Real>
 Transformer<Real>::Transformer(const ModelSetup& setup, Weights<Real>& weights, Gradients& gradients, Matmul& matmul)
-    : config_(setup.model),
-      loss_(setup.loss),
-      B_(setup.batch),
-      T_(setup.seq),
-      end_token_(setup.end_token),
-      document_positions_(setup.end_token && setup.document_positions),
+    : setup_(setup),
       weights_(weights),
       gradients_(gradients),
       matmul_(matmul),
       linear_(weights, gradients, matmul, setup.fp8 ? &*setup.fp8 : nullptr),
-      context_{config_,       B_,      T_,        setup.recompute, setup.offload_residuals,
-               setup.kernels, weights, gradients, linear_,         activations_},
+      context_{setup, weights, gradients, linear_, activations_},
       blocks_(make_blocks(context_)),
       offloaded_(setup.offload_residuals ? blocks_.size() : 0, context_.N() * context_.C() * sizeof(Real)),
-      head_(linear_, kHeadLayer, logits_chunk(B_ * T_, config_.padded_vocab(), sizeof(Real), setup.logits_bytes),
+      head_(linear_, kHeadLayer, logits_chunk(setup.N(), config().padded_vocab(), sizeof(Real), setup.logits_bytes),
             {.kind = kHeadLayer}, setup.model.tied ? "wte" : ""),
       final_norm_(context_, "lnf", true),
       head_unit_(setup.model.tied ? embedding_unit() : final_unit(setup.model)),
       wte_(weights.table().find("wte")),
       wpe_(weights.table().look_up("wpe")) {
     linear_.finish_planning();
-    if (config_.table().embedding_norm) {
-        embedding_norm_.emplace(context_, "embedding_norm", true);
-        activations_.plan(&embedded_, context_.N() * context_.C());
-    }
     const size_t N = context_.N(), C = context_.C();
-    const int n = B_ * T_;
+    const int n = setup.N();
+    if (config().table().embedding_norm) {
+        embedding_norm_.emplace(context_, "embedding_norm", true);
+        activations_.plan(&embedded_, N * C);
+    }
     for (Real** tensor : {&residual_final_, &lnf_, &dresidual_}) activations_.plan(tensor, N * C);
     activations_.plan_shared("dbranch", &dlnf_, N * C);  // free again before the blocks' backward
     activations_.plan(&losses_, N);
-    workspace_.plan(&logits_, static_cast<size_t>(head_.rows()) * config_.padded_vocab());
-    const int shortest = setup.shortest_piece > 0 ? setup.shortest_piece : T_;
-    const auto scratch = config_.architecture->scratch;
-    workspace_.plan(&scratch_, std::max(scratch(config_, B_, T_), scratch(config_, n / shortest, shortest)));
+    workspace_.plan(&logits_, static_cast<size_t>(head_.rows()) * config().padded_vocab());
+    const int shortest = setup.shortest_piece > 0 ? setup.shortest_piece : setup.seq;
+    const auto scratch = config().architecture->scratch;
+    workspace_.plan(&scratch_,
+                    std::max(scratch(config(), setup.batch, setup.seq), scratch(config(), n / shortest, shortest)));
     for (int** tensor : {&tokens_, &targets_}) workspace_.plan(tensor, N);
     workspace_.plan(&sorted_, token_sort_size(n));
-    if (end_token_) workspace_.plan(&documents_, N);
-    if (document_positions_) workspace_.plan(&sorted_positions_, token_sort_size(n));
+    if (setup.end_token) workspace_.plan(&documents_, N);
+    if (setup.document_positions) workspace_.plan(&sorted_positions_, token_sort_size(n));
     workspace_.plan(&loss_sums_, 2);
     workspace_.plan(&loss_counts_, 2);
     workspace_.plan(&loss_workspace_, weights.layout().comm().template all_reduce_workspace<double>(1));
@@ -87,7 +91,8 @@ void Transformer<Real>::allocate(stream_t stream) {
         inputs.push_back(block->residual());
     }
     offloaded_.allocate(inputs);
-    const size_t sorted = token_sort_size(B_ * T_), positions = document_positions_ ? context_.N() + sorted : 0;
+    const size_t sorted = token_sort_size(setup_.N());
+    const size_t positions = setup_.document_positions ? context_.N() + sorted : 0;
     for (Staging& staging : staging_) {
         staging.memory = pinned<int>(3 * context_.N() + sorted + positions);
         staging.copied = create_event();
@@ -103,9 +108,9 @@ void Transformer<Real>::plan_max_logits() {
 
 template <class Real>
 void Transformer<Real>::initialize(uint64_t seed, stream_t stream) {
-    for (const TensorRow& row : all_tensors(config_)) {
+    for (const TensorRow& row : all_tensors(config())) {
         const ParameterTable::Place place = weights_.table().find(row.name);
-        weights_.initialize(place.unit, place.tensor, initial_values(config_, row, seed), stream);
+        weights_.initialize(place.unit, place.tensor, initial_values(config(), row, seed), stream);
     }
 }
 
@@ -144,7 +149,7 @@ void Transformer<Real>::upload(const MicroBatch& batch, const Pass& pass) {
         send(to, sorted, sort_size);
     };
 
-    if (batch.sorted && n == B_ * T_) {
+    if (batch.sorted && n == setup_.N()) {
         send(tokens_, batch.tokens, count);
         send(targets_, batch.targets, count);
         send(sorted_, batch.sorted, sort_size);
@@ -153,11 +158,11 @@ void Transformer<Real>::upload(const MicroBatch& batch, const Pass& pass) {
         if (batch.targets) send_staged(targets_, batch.targets);
         if (pass.kind == PassKind::training) send_sorted(sorted_, batch.tokens);
     }
-    if (batch.targets && end_token_) {
+    if (batch.targets && setup_.end_token) {
         int* const documents = reserve(count);
-        mark_documents(documents, batch.tokens, pass.B, pass.T, *end_token_);
+        mark_documents(documents, batch.tokens, pass.B, pass.T, *setup_.end_token);
         send(documents_, documents, count);
-        if (document_positions_ && pass.kind == PassKind::training) {
+        if (setup_.document_positions && pass.kind == PassKind::training) {
             int* const positions = reserve(count);
             for (int i = 0; i < n; i++) positions[i] = i % pass.T - documents[i];
             send_sorted(sorted_positions_, positions);
@@ -176,8 +181,8 @@ void Transformer<Real>::embed(int first, int positions, const int* documents, co
     Real* const residual = blocks_.front()->residual() + begin;
     Real* const embedded = embedding_norm_ ? embedded_ + begin : residual;
     const Real* const wpe = wpe_ ? weights_.weight(*wpe_) + begin : nullptr;
-    embedding_forward(embedded, tokens_, weights_.weight(wte_), wpe, pass.B, positions, config_.channels,
-                      config_.padded_vocab(), pass.stream, documents);
+    embedding_forward(embedded, tokens_, weights_.weight(wte_), wpe, pass.B, positions, config().channels,
+                      config().padded_vocab(), pass.stream, documents);
     const size_t rows = static_cast<size_t>(pass.B) * positions, all = pass.N();
     if (rows < all) set_bytes(embedded + rows * C, 0, (all - rows) * C * sizeof(Real), pass.stream);
     if (embedding_norm_) embedding_norm_->forward(residual, nullptr, embedded, nullptr, pass);
@@ -190,17 +195,17 @@ void Transformer<Real>::forward(const Pass& pass) {
     if (training) offloaded_.acquire(0, pass.stream);
     {
         const auto unit = use(embedding_unit(), forward_names_, pass);
-        embed(0, pass.T, document_positions_ ? documents_ : nullptr, pass);
+        embed(0, pass.T, setup_.document_positions ? documents_ : nullptr, pass);
     }
     ResidualStream<Real> x{blocks_.front()->residual(), nullptr};
-    for (int l = 0; l < config_.layers; l++) {
+    for (int l = 0; l < config().layers; l++) {
         const auto unit = use(block_unit(l), forward_names_, pass);
         if (training) offloaded_.acquire(l, pass.stream);
-        x = blocks_[l]->forward(x, pass);
+        x = blocks_[l]->forward(x, pass);  // (N, C)
         if (training) offloaded_.keep(l, pass.stream);
     }
-    const auto unit = use(final_unit(config_), forward_names_, pass);
-    final_norm_.forward(lnf_, residual_final_, x.residual, x.branch, pass);
+    const auto unit = use(final_unit(config()), forward_names_, pass);
+    final_norm_.forward(lnf_, residual_final_, x.residual, x.branch, pass);  // (N, C)
 }
 
 // The head and the loss, a chunk of rows at a time, so that the logits of all rows never exist together. In training,
@@ -208,7 +213,7 @@ void Transformer<Real>::forward(const Pass& pass) {
 // goes into the gradients.
 template <class Real>
 void Transformer<Real>::loss_and_head_gradients(float loss_weight, const float* loss_scale, const Pass& pass) {
-    const int V = config_.vocab, Vp = config_.padded_vocab();
+    const int V = config().vocab, Vp = config().padded_vocab();
     const bool training = pass.kind == PassKind::training;
     if (training) gradients_.acquire(head_unit_, pass.stream);
     const UnitInUse<Real> unit(weights_, head_unit_, pass.stream, "head and loss");
@@ -217,43 +222,45 @@ void Transformer<Real>::loss_and_head_gradients(float loss_weight, const float* 
         const size_t begin = static_cast<size_t>(row) * context_.C();
         Pass chunk = pass.over(rows);
         chunk.accumulate |= row > 0;
-        const Operand<Real> lnf = head_.input(lnf_ + begin, nullptr, chunk);
-        head_.forward(logits_, lnf, chunk);
+        const Operand<Real> lnf = head_.input(lnf_ + begin, nullptr, chunk);  // (rows, C)
+        head_.forward(logits_, lnf, chunk);                                   // (rows, Vp)
         softmax_cross_entropy(logits_, losses_ + row, targets_ + row, loss_weight, loss_scale, rows, V, Vp, training,
-                              pass.stream, {static_cast<float>(config_.logit_cap), loss_});
-        if (training) head_.backward(dlnf_ + begin, {logits_}, lnf, chunk);
+                              pass.stream, {static_cast<float>(config().logit_cap), setup_.loss});
+        if (training) head_.backward(dlnf_ + begin, {logits_}, lnf, chunk);  // (rows, C)
     }
 }
 
 // ---- backward -------------------------------------------------------------------------------------------------------
 
+// Does `work`, the unit's backward pass, while its weights are gathered, and then reduces its gradient.
+template <class Real>
+template <class Work>
+void Transformer<Real>::backward_unit(size_t unit, const Pass& pass, Work&& work) {
+    gradients_.acquire(unit, pass.stream);
+    {
+        const auto in_use = use(unit, backward_names_, pass);
+        work();
+    }
+    gradients_.reduce(unit, pass.stream);
+}
+
 template <class Real>
 void Transformer<Real>::backward(const Pass& pass) {
     const ProfileRange whole("backward");
-    const size_t embedding = embedding_unit(), final = final_unit(config_);
-
     Gradient<Real> dstream;
-    gradients_.acquire(final, pass.stream);
-    {
-        const auto unit = use(final, backward_names_, pass);
-        dstream =
-            final_norm_.backward(dresidual_, nullptr, dlnf_, residual_final_, &blocks_.back()->last_layer(), pass);
-    }
-    gradients_.reduce(final, pass.stream);
-
-    for (int l = config_.layers - 1; l >= 0; l--) {
-        Linear<Real>* const before = l > 0 ? &blocks_[l - 1]->last_layer() : nullptr;
-        gradients_.acquire(block_unit(l), pass.stream);
-        {
-            const auto unit = use(block_unit(l), backward_names_, pass);
+    backward_unit(final_unit(config()), pass, [&] {
+        Linear<Real>& before = blocks_.back()->last_layer();
+        dstream = final_norm_.backward(dresidual_, nullptr, dlnf_, residual_final_, &before, pass);  // (N, C)
+    });
+    for (int l = config().layers - 1; l >= 0; l--)
+        backward_unit(block_unit(l), pass, [&] {
+            Linear<Real>* const before = l > 0 ? &blocks_[l - 1]->last_layer() : nullptr;
             offloaded_.bring(l, pass.stream);
             blocks_[l]->recompute(pass.as(PassKind::recompute));
-            dstream = blocks_[l]->backward(dstream, before, pass);
+            dstream = blocks_[l]->backward(dstream, before, pass);  // (N, C)
             offloaded_.release(l, pass.stream);
-        }
-        gradients_.reduce(block_unit(l), pass.stream);
-    }
-
+        });
+    const size_t embedding = embedding_unit();  // its backward pass reads no weights
     gradients_.acquire(embedding, pass.stream);
     {
         const ProfileRange range(backward_names_[embedding].c_str(), pass.stream);
@@ -269,9 +276,9 @@ void Transformer<Real>::embed_backward(const Pass& pass) {
         set_bytes(gradient, 0, weights_.table().tensor(place).count() * sizeof(float), pass.stream);
     };
     if (!pass.accumulate && wpe_) clear(dwpe, *wpe_);
-    if (!pass.accumulate && !config_.tied) clear(dwte, wte_);
+    if (!pass.accumulate && !config().tied) clear(dwte, wte_);
     if (embedding_norm_) embedding_norm_->backward(dresidual_, nullptr, dresidual_, embedded_, nullptr, pass);
-    embedding_backward(dwte, dwpe, sorted_, dresidual_, pass.B, pass.T, config_.channels, config_.padded_vocab(),
+    embedding_backward(dwte, dwpe, sorted_, dresidual_, pass.B, pass.T, config().channels, config().padded_vocab(),
                        pass.stream, sorted_positions_);
 }
 
@@ -280,8 +287,9 @@ void Transformer<Real>::embed_backward(const Pass& pass) {
 template <class Real>
 void Transformer<Real>::train_micro_step(const MicroBatch& batch, const MicroStep& step, stream_t stream) {
     forget_rows();
-    const int T = step.length > 0 ? step.length : T_, B = B_ * T_ / T;
-    Pass training = pass(PassKind::training, B, T, !step.first && gradients_.layout().accumulates(), stream);
+    const int T = step.length > 0 ? step.length : setup_.seq;
+    Pass training = pass(PassKind::training, setup_.N() / T, T, stream);
+    training.accumulate = !step.first && gradients_.layout().accumulates();
     if (step.measures_logits) training.max_logits = max_logits_;
     if (step.measures_logits && step.first) set_bytes(max_logits_, 0xff, max_logit_count() * sizeof(float), stream);
     gradients_.begin_micro_step(step.first, step.last);
@@ -313,7 +321,7 @@ void Transformer<Real>::share_losses(int which, stream_t stream) {
 template <class Real>
 void Transformer<Real>::evaluate(const int* tokens, const int* targets, stream_t stream) {
     forget_rows();
-    const Pass evaluation = pass(PassKind::evaluation, B_, T_, false, stream);
+    const Pass evaluation = pass(PassKind::evaluation, setup_.batch, setup_.seq, stream);
     upload({tokens, targets}, evaluation);
     forward(evaluation);
     loss_and_head_gradients(0.0f, nullptr, evaluation);
@@ -325,7 +333,7 @@ void Transformer<Real>::evaluate(const int* tokens, const int* targets, stream_t
 // End of the piece that begins at row `first`. FP8 products need a multiple of token_multiple() rows.
 template <class Real>
 int Transformer<Real>::piece_end(int first) const {
-    return std::min(first + std::max(16, linear_.token_multiple()), B_ * T_);
+    return std::min(first + std::max(16, linear_.token_multiple()), setup_.N());
 }
 
 // Runs rows first to end - 1 of a sequence, whose tokens from `first` on are uploaded: piece by piece through one block
@@ -334,16 +342,16 @@ template <class Real>
 ResidualStream<Real> Transformer<Real>::decode(int first, int end, stream_t stream) {
     ResidualStream<Real> x{blocks_.front()->residual(), nullptr};
     // The last piece may reach past the context, where positions have no embedding.
-    const int positions = std::min(end, config_.context) - first;
+    const int positions = std::min(end, config().context) - first;
     {
         const UnitInUse<Real> unit(weights_, embedding_unit(), stream);
-        embed(first, positions, nullptr, pass(PassKind::evaluation, 1, end - first, false, stream));
+        embed(first, positions, nullptr, pass(PassKind::evaluation, 1, end - first, stream));
     }
-    for (int l = 0; l < config_.layers; l++) {
+    for (int l = 0; l < config().layers; l++) {
         const UnitInUse<Real> unit(weights_, block_unit(l), stream);
         ResidualStream<Real> out{};
         for (int row = first; row < end; row = piece_end(row))
-            out = blocks_[l]->decode(x, row, pass(PassKind::evaluation, 1, piece_end(row) - row, false, stream));
+            out = blocks_[l]->decode(x, row, pass(PassKind::evaluation, 1, piece_end(row) - row, stream));
         x = out;
     }
     return x;
@@ -368,7 +376,7 @@ template <class Real>
 std::vector<float> Transformer<Real>::next_token_logits(const int* tokens, int length, stream_t stream) {
     if (length < 1 || length > most_tokens())
         throw Error(ExitCode::failure, "cannot run {} tokens through a context of {} ({} reserved)", length,
-                    config_.context, B_ * T_);
+                    config().context, setup_.N());
     const auto known = std::mismatch(decoded_.begin(), decoded_.end(), tokens, tokens + length).first;
     const int usable = std::min(static_cast<int>(known - decoded_.begin()), length - 1);
     int first = 0, last = 0;  // the first piece to compute, and the piece of the last token
@@ -378,24 +386,24 @@ std::vector<float> Transformer<Real>::next_token_logits(const int* tokens, int l
     std::vector<int> padded(tokens + first, tokens + length);
     padded.resize(static_cast<size_t>(end - first), 0);
     decoded_.clear();
-    upload({padded.data(), nullptr}, pass(PassKind::evaluation, 1, end - first, false, stream));
+    upload({padded.data(), nullptr}, pass(PassKind::evaluation, 1, end - first, stream));
     const ResidualStream<Real> x = decode(first, end, stream);
     if (blocks_.front()->keeps_rows()) decoded_.assign(tokens, tokens + length);
 
     const size_t begin = static_cast<size_t>(last) * context_.C();
     {
-        const UnitInUse<Real> unit(weights_, final_unit(config_), stream);
+        const UnitInUse<Real> unit(weights_, final_unit(config()), stream);
         final_norm_.forward(lnf_, residual_final_, x.residual + begin, x.branch + begin,
-                            pass(PassKind::evaluation, 1, end - last, false, stream));
+                            pass(PassKind::evaluation, 1, end - last, stream));
     }
     {
         const UnitInUse<Real> unit(weights_, head_unit_, stream);
         matmul_.template forward<Real>(logits_, lnf_ + static_cast<size_t>(length - 1 - last) * context_.C(),
-                                       head_.weight(), nullptr, 1, config_.channels, config_.padded_vocab(), stream);
+                                       head_.weight(), nullptr, 1, config().channels, config().padded_vocab(), stream);
     }
-    const float cap = static_cast<float>(config_.logit_cap);
+    const float cap = static_cast<float>(config().logit_cap);
     std::vector<float> logits;
-    for (const Real x : read_back(logits_, static_cast<size_t>(config_.vocab), stream))
+    for (const Real x : read_back(logits_, static_cast<size_t>(config().vocab), stream))
         logits.push_back(cap > 0 ? cap * std::tanh(to_float(x) / cap) : to_float(x));
     return logits;
 }

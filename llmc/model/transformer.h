@@ -15,36 +15,14 @@
 
 namespace llmc {
 
-constexpr size_t kLogitsBytes = size_t{512} << 20;
 // Number of rows of logits that exist at a time: as many as fit into `limit` bytes, in multiples of 128, so that the
 // products stay efficient.
-int logits_chunk(int N, int padded_vocab, size_t element_bytes, size_t limit = kLogitsBytes);
+int logits_chunk(int N, int padded_vocab, size_t element_bytes, size_t limit);
 
 // documents (B, T) receives the place in its row at which the document of each of `tokens` (B, T) begins. The end token
 // is the first token of a document, as data/prepare and llm.c write shards. Tokens before a row's first end token
 // belong to a document that began in an earlier row; here it begins with the row.
-inline void mark_documents(int* documents, const int* tokens, int B, int T, int end_token) {
-    for (int b = 0; b < B; b++, documents += T, tokens += T)
-        for (int t = 0, begin = 0; t < T; t++) {
-            if (tokens[t] == end_token) begin = t;
-            documents[t] = begin;
-        }
-}
-
-// Everything that defines a model except its weights; the part of a TrainerConfig that a Transformer needs.
-struct ModelSetup {
-    ModelConfig model;
-    int batch = 1, seq = 0;  // B sequences of T tokens per micro-batch and rank
-    int shortest_piece = 0;  // shortest piece into which training cuts sequences, in tokens; 0: never cut
-    Recompute recompute = Recompute::gelu;
-    bool offload_residuals = false;  // --offload residuals: the blocks' inputs are in host memory until backward
-    std::optional<Fp8Config> fp8;    // recipe of the weights with FP8 codes; only with bf16 activations
-    size_t logits_bytes = kLogitsBytes;
-    std::optional<int> end_token;             // if set, attention stays within documents (mark_documents())
-    bool document_positions = false;          // learned positions start again with every document
-    KernelSet kernels = KernelSet::common();  // variants to use; their portable counterparts replace all others
-    TrainedLoss loss;
-};
+void mark_documents(int* documents, const int* tokens, int B, int T, int end_token);
 
 struct MicroStep {
     float loss_weight;
@@ -58,7 +36,7 @@ struct MicroStep {
 template <class Real>
 class Transformer {
 public:
-    // Nothing is allocated before allocate().
+    // `setup` must outlive the model. Nothing is allocated before allocate().
     Transformer(const ModelSetup& setup, Weights<Real>& weights, Gradients& gradients, Matmul& matmul);
 
     // Both leave out the memory of linear().
@@ -92,7 +70,9 @@ public:
     // (layers, NH): the largest logit of each head of attention (attention_max_logits()), if plan_max_logits() was
     // called.
     const float* max_logits() const { return max_logits_; }
-    size_t max_logit_count() const { return static_cast<size_t>(config_.layers) * static_cast<size_t>(config_.heads); }
+    size_t max_logit_count() const {
+        return static_cast<size_t>(config().layers) * static_cast<size_t>(config().heads);
+    }
 
     // Results of the last forward pass that are still in memory: each unit's output, and the losses.
     std::vector<NamedMemory> activations() const;
@@ -102,7 +82,7 @@ public:
     // Device memory that holds nothing between passes: the logits'.
     void* spare_memory() const { return logits_; }
 
-    int most_tokens() const { return std::min(config_.context, B_ * T_); }
+    int most_tokens() const { return std::min(config().context, setup_.N()); }
     // Logits of the token that follows tokens[0 .. length), for length <= most_tokens(). Synchronises. The blocks' qkv
     // of the last call serve as the cache of keys and values: rows of tokens that have not changed are not computed
     // again.
@@ -114,18 +94,18 @@ public:
     // Makes the next call compute all rows.
     void forget_rows() { decoded_.clear(); }
 
-    const ModelConfig& config() const { return config_; }
-    std::optional<int> end_token() const { return end_token_; }  // see ModelSetup
+    const ModelConfig& config() const { return setup_.model; }
+    std::optional<int> end_token() const { return setup_.end_token; }
     LinearLayers<Real>& linear() { return linear_; }
     const LinearLayers<Real>& linear() const { return linear_; }
     Fp8Registry* fp8() { return linear_.fp8(); }  // nullptr without FP8
-    int head_chunks() const { return div_up(B_ * T_, head_.rows()); }
+    int head_chunks() const { return div_up(setup_.N(), head_.rows()); }
     // Number of FP8 products that a training micro-step should make with the layers that are in FP8 now.
     int64_t fp8_products() const;
 
 private:
-    Pass pass(PassKind kind, int B, int T, bool accumulate, stream_t stream) const {
-        return {kind, B, T, accumulate, scratch_, stream, documents_};
+    Pass pass(PassKind kind, int B, int T, stream_t stream) const {
+        return {kind, B, T, /*accumulate=*/false, scratch_, stream, documents_};
     }
     // Keeps the unit's weights gathered until the end of the scope. Profiles show the work as names[unit].
     UnitInUse<Real> use(size_t unit, const std::vector<std::string>& names, const Pass& pass) {
@@ -137,15 +117,13 @@ private:
     int piece_end(int first) const;
     ResidualStream<Real> decode(int first, int end, stream_t stream);
     void loss_and_head_gradients(float loss_weight, const float* loss_scale, const Pass& pass);
+    template <class Work>
+    void backward_unit(size_t unit, const Pass& pass, Work&& work);
     void backward(const Pass& pass);
     void embed_backward(const Pass& pass);
     void share_losses(int which, stream_t stream);
 
-    const ModelConfig config_;
-    const TrainedLoss loss_;
-    const int B_, T_;
-    const std::optional<int> end_token_;
-    const bool document_positions_;
+    const ModelSetup& setup_;
     Weights<Real>& weights_;
     Gradients& gradients_;
     Matmul& matmul_;
@@ -171,9 +149,9 @@ private:
     float* scratch_;                   // partial sums of bias and norm gradients
     int* tokens_;                      // (N)
     int* targets_;                     // (N)
-    int* documents_ = nullptr;         // (N), see mark_documents(); nullptr without end_token_
+    int* documents_ = nullptr;         // (N), see mark_documents(); nullptr without an end token
     int* sorted_;                      // token_sort_size(N)
-    int* sorted_positions_ = nullptr;  // token_sort_size(N), of document_positions_
+    int* sorted_positions_ = nullptr;  // token_sort_size(N), with document_positions
     double* loss_sums_;                // {training, evaluation}
     int* loss_counts_;
     char* loss_workspace_;

@@ -29,12 +29,12 @@ template <class Real>
 class MlpBlock : public Block<Real> {
 public:
     MlpBlock(ModelContext<Real>& c, int layer)
-        : up_(c.linear, block_prefix(layer) + "up", c.B * c.T,
-              {.kind = "up", .input_from_values = !c.kernels.has(KernelVariant::layernorm_fp8)}),
-          down_(c.linear, block_prefix(layer) + "down", c.B * c.T,
+        : up_(c.linear, block_prefix(layer) + "up", c.setup.N(),
+              {.kind = "up", .input_from_values = !c.setup.kernels.has(KernelVariant::layernorm_fp8)}),
+          down_(c.linear, block_prefix(layer) + "down", c.setup.N(),
                 {.kind = "down",
-                 .input_from_values = !c.kernels.has(KernelVariant::gelu_fp8),
-                 .gradient_from_norm = c.kernels.has(KernelVariant::layernorm_backward_fp8)}),
+                 .input_from_values = !c.setup.kernels.has(KernelVariant::gelu_fp8),
+                 .gradient_from_norm = c.setup.kernels.has(KernelVariant::layernorm_backward_fp8)}),
           norm_(c, block_prefix(layer) + "norm", true) {
         const size_t N = c.N(), C = c.C();
         for (Real** tensor : {&residual_, &normed_}) c.activations.plan(tensor, N * C);
