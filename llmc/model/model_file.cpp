@@ -18,6 +18,9 @@ using nlohmann::ordered_json;
 
 // ---- a file --------------------------------------------------------------------------------------------------------
 
+constexpr int kMostOfField = 100'000'000;         // far above any real model
+constexpr int kMostOfProduct = 8 * kMostOfField;  // of fields that are multiplied as ints
+
 void ModelFields::refuse(const std::string& problem) const {
     throw Error(ExitCode::bad_flags, "model file {}: {}", path_, problem);
 }
@@ -37,9 +40,8 @@ void ModelFields::positive(std::initializer_list<const char*> keys, int& field, 
     if (writes()) return set(*keys.begin(), field);
     for (const char* key : keys) {
         if (!has(key)) continue;
-        constexpr double kMost = 1e8;  // far above any real model, and products of it still fit into an int
         const json& value = (*read_)[key];
-        if (!value.is_number_integer() || value.get<double>() < 1 || value.get<double>() > kMost)
+        if (!value.is_number_integer() || value.get<double>() < 1 || value.get<double>() > kMostOfField)
             refuse(fmt::format("\"{}\" is {}; it must be a positive whole number", key, json_text(value)));
         field = value.get<int>();
         return;
@@ -196,7 +198,7 @@ void common_fields(const ModelFields& file, ModelConfig& config, const char* arc
     file.require("partial_rotary_factor", {1, 1.0}, architecture);
     rope_fields(file, config.rope);
     if (file.writes()) return;
-    if (config.own_head_dim * config.heads == config.channels) config.own_head_dim = 0;
+    if (int64_t{config.own_head_dim} * config.heads == config.channels) config.own_head_dim = 0;
     read_windows(file, config);
 }
 
@@ -249,9 +251,9 @@ void nano_defaults(ModelConfig& config) {
 
 // ---- our own files -------------------------------------------------------------------------------------------------
 
-const char* const kOfAll[] = {"architecture", "name", "layers", "heads", "channels", "vocab", "context"};
-const char* const kBeyondGpt2[] = {"kv_heads",   "head_dim",     "hidden",    "tied",   "norm_eps",
-                                   "rope_theta", "rope_scaling", "logit_cap", "window", "window_layers"};
+const char* const kCommonFields[] = {"architecture", "name", "layers", "heads", "channels", "vocab", "context"};
+const char* const kNotInGpt2[] = {"kv_heads",   "head_dim",     "hidden",    "tied",   "norm_eps",
+                                  "rope_theta", "rope_scaling", "logit_cap", "window", "window_layers"};
 
 void gpt2_own_fields(const ModelFields& file, ModelConfig& config) {
     file.positive("layers", config.layers);
@@ -286,8 +288,8 @@ bool is_one_of(const std::string& key, const auto& keys) {
 }
 
 std::string fields_of(const Architecture& architecture) {
-    std::vector<std::string> fields(std::begin(kOfAll), std::end(kOfAll));
-    if (&architecture != &kGpt2) fields.insert(fields.end(), std::begin(kBeyondGpt2), std::end(kBeyondGpt2));
+    std::vector<std::string> fields(std::begin(kCommonFields), std::end(kCommonFields));
+    if (&architecture != &kGpt2) fields.insert(fields.end(), std::begin(kNotInGpt2), std::end(kNotInGpt2));
     return joined(fields);
 }
 
@@ -315,8 +317,8 @@ void read_own_fields(const ModelFields& file, ModelConfig& config) {
         file.refuse(fmt::format("unknown architecture \"{}\"; there are {}", name, names(own_name)));
     const bool is_gpt2 = config.architecture == &kGpt2;
     for (const auto& item : file.object().items()) {
-        if (is_one_of(item.key(), kOfAll) || (!is_gpt2 && is_one_of(item.key(), kBeyondGpt2))) continue;
-        if (is_one_of(item.key(), kBeyondGpt2))
+        if (is_one_of(item.key(), kCommonFields) || (!is_gpt2 && is_one_of(item.key(), kNotInGpt2))) continue;
+        if (is_one_of(item.key(), kNotInGpt2))
             file.refuse(fmt::format("\"{}\" is not for the architecture gpt2; add \"architecture\", one of {}",
                                     item.key(), names(own_name)));
         file.refuse(
@@ -362,6 +364,10 @@ ModelConfig model_from_json(const json& json, const std::string& path) {
         read_hf_fields(file, config);
     else
         read_own_fields(file, config);
+    const int64_t heads = int64_t{config.heads} + 2 * int64_t{config.key_value_heads()};
+    if (heads * config.head_dim() > kMostOfProduct)
+        file.refuse(fmt::format("{} heads of queries and {} of keys and values, with {} channels each, are too many",
+                                config.heads, config.key_value_heads(), config.head_dim()));
     return config;
 }
 

@@ -180,7 +180,7 @@ TEST_CASE("model config: other architectures, published parameter counts") {
     CHECK(qwen.qkv_channels() == (16 + 2 * 8) * 128);
 }
 
-TEST_CASE("model config: Hugging Face's rotary positions of version 4 and 5, and what is refused by name") {
+TEST_CASE("model config: Hugging Face's rotary positions of version 4 and 5, and errors that name a field") {
     const nlohmann::json common = {{"model_type", "llama"},    {"hidden_size", 128},           {"num_hidden_layers", 2},
                                    {"num_attention_heads", 4}, {"num_key_value_heads", 2},     {"vocab_size", 300},
                                    {"intermediate_size", 256}, {"max_position_embeddings", 64}};
@@ -221,9 +221,12 @@ TEST_CASE("model config: Hugging Face's rotary positions of version 4 and 5, and
     CHECK(contains(refusal([&] { read({{"num_key_value_heads", 3}}).validate(); }), "cannot share 3 heads"));
     CHECK(contains(refusal([&] { read({{"head_dim", 72}}).validate(); }), "head dimension 72"));
     CHECK_NOTHROW(read({{"head_dim", 256}}).validate());
+    // 64 heads of 2^26 + 1 channels are 64 channels too many for 32 bits, and this model has 64.
+    CHECK(contains(refused({{"head_dim", (1 << 26) + 1}, {"num_attention_heads", 64}, {"hidden_size", 64}}),
+                   "64 heads of queries and 2 of keys and values, with 67108865 channels each, are too many"));
 }
 
-TEST_CASE("model config: windows, as Qwen3's file has them and as ours has") {
+TEST_CASE("model config: windows in Qwen3's file and in ours") {
     const auto read = [](nlohmann::json more) {
         nlohmann::json file = {{"model_type", "qwen3"},    {"num_hidden_layers", 4},  {"num_attention_heads", 2},
                                {"hidden_size", 64},        {"intermediate_size", 96}, {"max_position_embeddings", 64},
