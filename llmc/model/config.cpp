@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "llmc/base/error.h"
+#include "llmc/base/text.h"
 #include "llmc/kernels/attention.h"
 #include "llmc/model/model_file.h"
 
@@ -102,16 +103,8 @@ const std::vector<ModelConfig>& models() {
 // Limits far above anything sensible: they catch slips of the keyboard before arithmetic overflows.
 constexpr int kMaxChannels = 1 << 16, kMaxVocab = 1 << 24, kMaxContext = 1 << 20;
 
-std::string joined_names() {
-    std::string text;
-    for (const ModelConfig& model : models()) text += (text.empty() ? "" : ", ") + model.name;
-    return text;
-}
-
 void check_range(const ModelConfig& m, const char* field, int value, int limit) {
-    if (value < 1 || value > limit) {
-        refuse("model {}: {} is {}; it must be from 1 to {}", m.name, field, value, limit);
-    }
+    if (value < 1 || value > limit) refuse("model {}: {} is {}; it must be from 1 to {}", m.name, field, value, limit);
 }
 
 // "--heads 40 (head dimension 64) or --heads 20 (128)": the head counts the kernels could take at this width.
@@ -127,27 +120,18 @@ std::string possible_heads(int channels) {
 
 // A suggestion for users of llm.c, whose models have other names than `name` here.
 std::string hint_for_unknown(const std::string& name) {
-    if (name.rfind("gpt2:", 0) == 0) return fmt::format("; llm.c's {} is {} here", name, name.substr(5));
-    if (name.rfind("gpt3:", 0) == 0) {
-        const std::string width = name.substr(5);
-        for (const ModelConfig& m : models()) {
-            if (m.name.rfind("gpt3", 0) == 0 && "c" + std::to_string(m.channels) == width) {
-                return fmt::format("; llm.c's {} is {} here", name, m.name);
-            }
-        }
-    }
-    if (name.size() > 4 && name.compare(name.size() - 4, 4, ".bin") == 0) {
-        return "; -e names a shape; use --init-from for weights to start from";
-    }
-    return "";
+    if (name.starts_with("gpt2:")) return fmt::format("; llm.c's {} is {} here", name, name.substr(5));
+    for (const ModelConfig& m : models())
+        if (m.name.starts_with("gpt3") && name == fmt::format("gpt3:c{}", m.channels))
+            return fmt::format("; llm.c's {} is {} here", name, m.name);
+    return name.ends_with(".bin") ? "; -e names a shape; use --init-from for weights to start from" : "";
 }
 
 // Checks a model whose heads have C / NH channels each.
 void validate_heads(const ModelConfig& m) {
-    if (m.channels % m.heads != 0) {
+    if (m.channels % m.heads != 0)
         refuse("model {}: channels={} cannot be divided by heads={}; use {}", m.name, m.channels, m.heads,
                possible_heads(m.channels));
-    }
     if (!has_head_dimension(m.head_dim()))
         refuse("model {}: {} channels / {} heads = head dimension {}; the attention kernels have {}. Use {}", m.name,
                m.channels, m.heads, m.head_dim(), kHeadDimensionsText, possible_heads(m.channels));
@@ -189,8 +173,8 @@ int64_t ModelConfig::matrix_parameters() const {
 }
 
 int ModelConfig::window_of(int layer) const {
-    return window_layers.empty() || window_layers[static_cast<size_t>(layer) % window_layers.size()] == 'S' ? window
-                                                                                                            : 0;
+    const std::string& letters = window_layers;
+    return letters.empty() || letters[static_cast<size_t>(layer) % letters.size()] == 'S' ? window : 0;
 }
 
 int ModelConfig::short_layers() const {
@@ -216,11 +200,9 @@ void ModelConfig::validate() const {
     check_range(*this, "channels", channels, kMaxChannels);
     check_range(*this, "vocab", vocab, kMaxVocab);
     check_range(*this, "context", context, kMaxContext);
-    if (channels % 32 != 0) {
-        const int below = channels / 32 * 32, above = below + 32;
+    if (channels % 32 != 0)
         refuse("model {}: channels={} is not a multiple of 32; use --channels {}", name, channels,
-               below > 0 && channels - below < above - channels ? below : above);
-    }
+               std::max((channels + 16) / 32 * 32, 32));
     if (own_head_dim == 0) validate_heads(*this);
     if (own_head_dim != 0 && !has_head_dimension(own_head_dim))
         refuse("model {}: head dimension {}; the attention kernels have {}", name, own_head_dim, kHeadDimensionsText);
@@ -240,28 +222,21 @@ std::vector<std::string> model_names() {
     return names;
 }
 
-bool is_model_name(const std::string& name) {
-    for (const ModelConfig& model : models()) {
-        if (model.name == name) return true;
-    }
-    return nano_depth(name) > 0;
-}
+bool is_model_name(const std::string& name) { return contains(model_names(), name) || nano_depth(name) > 0; }
 
 ModelConfig find_model(const std::string& name_or_file) {
-    for (const ModelConfig& model : models()) {
+    for (const ModelConfig& model : models())
         if (model.name == name_or_file) return model;
-    }
     if (const int depth = nano_depth(name_or_file)) return nano_model(depth);
     namespace fs = std::filesystem;
     std::error_code ignored;
     if (fs::is_directory(name_or_file, ignored))
         return read_model_file((fs::path(name_or_file) / "config.json").string());
-    const bool json_name = fs::path(name_or_file).extension() == ".json";
-    if (json_name || (fs::exists(name_or_file, ignored) && hint_for_unknown(name_or_file).empty())) {
+    const std::string hint = hint_for_unknown(name_or_file);
+    if (name_or_file.ends_with(".json") || (hint.empty() && fs::exists(name_or_file, ignored)))
         return read_model_file(name_or_file);
-    }
     refuse("unknown model \"{}\"{}. Known models: {}; or a JSON file with layers, heads, channels, vocab and context",
-           name_or_file, hint_for_unknown(name_or_file), joined_names());
+           name_or_file, hint, joined(model_names()));
 }
 
 }  // namespace llmc
