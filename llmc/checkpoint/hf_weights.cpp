@@ -149,15 +149,6 @@ std::vector<std::string> match_tensors(const WeightFiles& file, const std::vecto
     return names;
 }
 
-// Checks properties that shapes cannot show: the number of heads, and settings with which the model would compute
-// something else than ours.
-void check_described(const std::string& path, const ModelConfig& config) {
-    if (path.empty()) return;
-    const std::string apart = differences(described_by([&] { return find_model(path); }), config,
-                                          {"n_layer", "n_head", "n_embd", "n_positions", "vocab_size"});
-    if (!apart.empty()) refuse_file(path, "{}; choose the model that the file holds: -e {}", apart, path);
-}
-
 // Our head is wte. A file with a different head would silently load as a different model.
 void check_tied(const WeightFiles& file, const std::vector<float>& wte) {
     if (!file.contains("lm_head.weight")) return;
@@ -166,8 +157,9 @@ void check_tied(const WeightFiles& file, const std::vector<float>& wte) {
     refuse_file(file.path(), "lm_head.weight differs from wte; the model's head is tied to it");
 }
 
-// The model that a directory's config.json describes. Shapes of wte and wpe fill in what it leaves out.
-ModelConfig described_model(const WeightFiles& file) {
+// See the constructor. Shapes of wte and wpe fill in what config.json leaves open, before `expected` does.
+ModelConfig described_model(const WeightFiles& file, const ModelConfig* expected) {
+    if (file.config_path().empty() && expected) return *expected;
     if (file.config_path().empty())
         refuse_file(file.path(),
                     "there is no config.json next to the weights, which says how many heads the model has");
@@ -181,6 +173,9 @@ ModelConfig described_model(const WeightFiles& file) {
     };
     if (model.vocab == 0) model.vocab = rows(0);
     if (model.context == 0) model.context = rows(1);
+    if (!expected || model.architecture != expected->architecture) return model;
+    if (model.context == 0) model.context = expected->context;
+    if (model.architecture != &kNano) model.logit_cap = expected->logit_cap;  // only nanochat's file has this field
     return model;
 }
 
@@ -244,16 +239,9 @@ void HfTensor::from_file(const std::vector<float>& values, std::vector<float>& o
     std::copy(part.begin(), part.end(), ours.begin() + first_row * columns);
 }
 
-HfWeights::HfWeights(const std::string& path) : files_(path), model_(described_model(files_)) { match(); }
-
-HfWeights::HfWeights(const std::string& path, const ModelConfig& model) : files_(path), model_(model) {
+HfWeights::HfWeights(const std::string& path, const ModelConfig* expected)
+    : files_(path), model_(described_model(files_, expected)) {
     require_numbers(path, model_);
-    check_described(files_.config_path(), model_);
-    match();
-}
-
-void HfWeights::match() {
-    require_numbers(files_.path(), model_);
     const std::vector<HfTensor> tensors = hf_tensors(model_);
     const std::vector<std::string> names = match_tensors(files_, tensors);
     for (size_t i = 0; i < names.size(); ++i) tensors_[tensors[i].row.name].emplace_back(names[i], tensors[i]);

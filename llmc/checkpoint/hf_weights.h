@@ -72,17 +72,15 @@ private:
 // tied model; throws an Error if that differs from wte.
 class HfWeights : public WeightSource {
 public:
-    explicit HfWeights(const std::string& path);  // config.json describes the model
-    HfWeights(const std::string& path,
-              const ModelConfig& model);  // must agree with config.json, if there is one
+    // config.json describes the model. Without that file it is `expected`, which also fills in what config.json leaves
+    // open.
+    explicit HfWeights(const std::string& path, const ModelConfig* expected = nullptr);
 
     const ModelConfig& model() const override { return model_; }
     std::vector<float> fetch(const std::string& name) const override;
     int end_token() const override;  // eos_token_id in config.json
 
 private:
-    void match();
-
     WeightFiles files_;
     ModelConfig model_;
     std::map<std::string, std::vector<std::pair<std::string, HfTensor>>> tensors_;  // by our name: the file's

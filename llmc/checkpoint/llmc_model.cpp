@@ -70,15 +70,6 @@ LlmcWeights::LlmcWeights(const std::string& path) : path_(path), file_(path, kLl
     check_size();
 }
 
-LlmcWeights::LlmcWeights(const std::string& path, const ModelConfig& model) : LlmcWeights(path) {
-    const std::string apart = differences(model_, model);
-    if (!apart.empty())
-        refuse_file(path,
-                    "{}; choose the model that the file holds: --layers {} --heads {} --channels {} "
-                    "--context {} --vocab {}",
-                    apart, model_.layers, model_.heads, model_.channels, model_.context, model_.vocab);
-}
-
 void LlmcWeights::read_header() {
     int32_t header[kHeaderInts] = {};
     const size_t got = file_.read_at(0, header, sizeof header);

@@ -20,7 +20,6 @@ class LlmcWeights : public WeightSource {
 public:
     // Checks magic, version, numbers and the size of the file. Reads no tensor yet.
     explicit LlmcWeights(const std::string& path);
-    LlmcWeights(const std::string& path, const ModelConfig& model);  // must match the file
 
     const ModelConfig& model() const override { return model_; }
     std::vector<float> fetch(const std::string& name) const override;

@@ -93,7 +93,7 @@ constexpr const char* kFormat = "train_gpt checkpoint";
 // The text is  {"checksum": "0123456789abcdef",\n"manifest": BODY}\n  with the checksum of BODY's bytes.
 constexpr const char* kBeforeChecksum = "{\"checksum\": \"";
 constexpr const char* kBeforeBody = "\",\n\"manifest\": ";
-constexpr const char* kBehindBody = "}\n";
+constexpr const char* kAfterBody = "}\n";
 constexpr size_t kHexDigits = 16;
 
 std::string hex(uint64_t value) { return fmt::format("{:016x}", value); }
@@ -276,17 +276,17 @@ std::string manifest_text(const Manifest& m) {
     body["files"] = Json::array();
     for (const StateFile& file : m.files) body["files"].push_back(state_file_json(file));
     const std::string text = json_text(body, 1);
-    return kBeforeChecksum + hex(checksum(text.data(), text.size())) + kBeforeBody + text + kBehindBody;
+    return kBeforeChecksum + hex(checksum(text.data(), text.size())) + kBeforeBody + text + kAfterBody;
 }
 
 Manifest parse_manifest(const std::string& path, const std::string& text) {
     const Parser parser(path);
-    const std::string before = kBeforeChecksum, between = kBeforeBody, behind = kBehindBody;
+    const std::string before = kBeforeChecksum, between = kBeforeBody, after = kAfterBody;
     const size_t body_at = before.size() + kHexDigits + between.size();
-    if (text.size() < body_at + behind.size() || !text.starts_with(before) ||
-        text.compare(before.size() + kHexDigits, between.size(), between) != 0 || !text.ends_with(behind))
+    if (text.size() < body_at + after.size() || !text.starts_with(before) ||
+        text.compare(before.size() + kHexDigits, between.size(), between) != 0 || !text.ends_with(after))
         parser.fail("is not a checkpoint manifest, or is incomplete");
-    const std::string body = text.substr(body_at, text.size() - body_at - behind.size());
+    const std::string body = text.substr(body_at, text.size() - body_at - after.size());
     if (text.substr(before.size(), kHexDigits) != hex(checksum(body.data(), body.size())))
         parser.fail("is damaged: its checksum does not match");
 

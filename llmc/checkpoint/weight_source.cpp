@@ -29,23 +29,30 @@ std::string newest_checkpoint(const std::string& path) {
 
 }  // namespace
 
-std::unique_ptr<WeightSource> open_weights(const std::string& path, bool average) {
-    if (average) {
-        const std::string checkpoint = newest_checkpoint(path);
-        if (checkpoint.empty()) refuse_file(path, "no checkpoint here, and only those have an average of the weights");
-        return std::make_unique<CheckpointWeights>(checkpoint, "average");
-    }
+// `model` describes weights without a config.json; nullptr if there is no such model.
+static std::unique_ptr<WeightSource> open(const std::string& path, const ModelConfig* model) {
     if (const std::string checkpoint = checkpoint_at(path); !checkpoint.empty())
         return std::make_unique<CheckpointWeights>(checkpoint);
     if (is_llmc_file(path)) return std::make_unique<LlmcWeights>(path);
-    return std::make_unique<HfWeights>(path);
+    return std::make_unique<HfWeights>(path, model);
+}
+
+std::unique_ptr<WeightSource> open_weights(const std::string& path, bool average) {
+    if (!average) return open(path, nullptr);
+    const std::string checkpoint = newest_checkpoint(path);
+    if (checkpoint.empty()) refuse_file(path, "no checkpoint here, and only those have an average of the weights");
+    return std::make_unique<CheckpointWeights>(checkpoint, "average");
 }
 
 std::unique_ptr<WeightSource> open_weights(const std::string& path, const ModelConfig& model) {
-    if (const std::string checkpoint = checkpoint_at(path); !checkpoint.empty())
-        return std::make_unique<CheckpointWeights>(checkpoint, model);
-    if (is_llmc_file(path)) return std::make_unique<LlmcWeights>(path, model);
-    return std::make_unique<HfWeights>(path, model);
+    std::unique_ptr<WeightSource> source = open(path, &model);
+    const ModelConfig& there = source->model();
+    const std::string difference = differences(there, model);
+    if (difference.empty()) return source;
+    const std::string flags = fmt::format(": --layers {} --heads {} --channels {} --context {} --vocab {}",
+                                          there.layers, there.heads, there.channels, there.context, there.vocab);
+    refuse_file(path, "holds another model: {}; choose the model that it holds{}", difference,
+                there.architecture == &kGpt2 ? flags : "");
 }
 
 void import_weights(const WeightSource& source, const StoreTensor& store) {
@@ -63,14 +70,16 @@ void fetch_exactly(const std::string& path, const TensorRow& row, const FetchTen
 }
 
 void require_numbers(const std::string& path, const ModelConfig& model) {
-    constexpr int kMost = 1 << 17;  // most layers or channels
+    constexpr int kMost = 1 << 17, kMostRows = 1 << 30;
     const bool positive = model.layers > 0 && model.channels > 0 && model.heads > 0 && model.vocab > 0 &&
                           model.context > 0 && (model.own_head_dim > 0 || model.channels % model.heads == 0);
-    if (positive && model.layers <= kMost && model.channels <= kMost) return;
+    if (positive && model.layers <= kMost && model.channels <= kMost && model.vocab <= kMostRows &&
+        model.context <= kMostRows)
+        return;
     refuse_file(path,
                 "layers={} channels={} heads={} vocab={} context={} is not a possible model: all must be positive, "
-                "channels a multiple of heads, and layers and channels at most {}",
-                model.layers, model.channels, model.heads, model.vocab, model.context, kMost);
+                "channels a multiple of heads, layers and channels at most {}, vocab and context at most {}",
+                model.layers, model.channels, model.heads, model.vocab, model.context, kMost, kMostRows);
 }
 
 ModelConfig described_by(const std::function<ModelConfig()>& description) {
@@ -81,30 +90,26 @@ ModelConfig described_by(const std::function<ModelConfig()>& description) {
     }
 }
 
-std::string differences(const ModelConfig& there, const ModelConfig& here, const NamesOfNumbers& names) {
-    const struct {
-        const char* name;
-        int there, here;
-    } numbers[] = {{names.layers, there.layers, here.layers},
-                   {names.heads, there.heads, here.heads},
-                   {names.channels, there.channels, here.channels},
-                   {names.context, there.context, here.context},
-                   {names.vocab, there.vocab, here.vocab}};
-    std::string text;
+// The fields of the model's own file, with windows spelled out layer by layer, as Hugging Face's files have them.
+static nlohmann::ordered_json comparable(ModelConfig model) {
+    std::string layers;
+    for (int layer = 0; layer < model.layers; layer++) layers += model.window_of(layer) > 0 ? 'S' : 'L';
+    const bool has_windows = layers.find('S') != std::string::npos;
+    if (!has_windows) model.window = 0;
+    model.window_layers = has_windows ? layers : "";
+    return model_json(model);
+}
+
+std::string differences(const ModelConfig& there, const ModelConfig& here) {
     if (there.architecture != here.architecture)
-        text =
-            fmt::format("the architecture is {}, this model has {}", there.architecture->name, here.architecture->name);
-    for (const auto& number : numbers) {
-        if (number.there == number.here || number.there == 0) continue;
-        text += fmt::format("{}{} is {}, this model has {}", text.empty() ? "" : "; ", number.name, number.there,
-                            number.here);
-    }
-    if (there.architecture != here.architecture) return text;
-    const nlohmann::ordered_json ours = model_json(here), theirs = model_json(there);
+        return fmt::format("the architecture is {}, this model has {}", there.architecture->name,
+                           here.architecture->name);
+    nlohmann::ordered_json theirs = comparable(there), ours = comparable(here);
+    for (const auto& [name, value] : ours.items()) theirs.emplace(name, nullptr);  // if it has no such field
+    std::string text;
     for (const auto& [name, value] : theirs.items()) {
-        const bool is_number_above = contains({"layers", "heads", "channels", "vocab", "context"}, name);
         const nlohmann::ordered_json mine = ours.value(name, nlohmann::ordered_json());
-        if (is_number_above || value == mine) continue;
+        if (value == mine) continue;
         text += fmt::format("{}{} is {}, this model has {}", text.empty() ? "" : "; ", name, json_text(value),
                             json_text(mine));
     }
@@ -158,13 +163,6 @@ CheckpointWeights::CheckpointWeights(const std::string& checkpoint, const char* 
                     "last:N",
                     checkpoint);
     reader_.verify(Verify::full);
-}
-
-CheckpointWeights::CheckpointWeights(const std::string& checkpoint, const ModelConfig& model)
-    : CheckpointWeights(checkpoint) {
-    const std::string other = differences(model_, model);
-    if (!other.empty()) throw Error(ExitCode::checkpoint, "{} holds another model: {}", checkpoint, other);
-    model_ = model;
 }
 
 int CheckpointWeights::end_token() const {

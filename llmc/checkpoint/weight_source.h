@@ -1,6 +1,6 @@
 // A source of a model's weights, one tensor at a time: Hugging Face's files (hf_weights.h), a model file of llm.c
-// (llmc_model.h) or a training checkpoint. The tensors have our names and layout (architecture.h), no padded rows, and
-// only finite values.
+// (llmc_model.h) or a training checkpoint. The tensors have our names and layout (architecture.h) and only finite
+// values. Those of a checkpoint have their padded rows, the others have none.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -24,10 +24,10 @@ public:
 };
 
 // Opens the source that the path names: a training checkpoint, a run with one (its newest), a file that begins with
-// llm.c's magic number or is called .bin, or any of Hugging Face's forms. The first function takes the model from the
-// file; the second refuses a file with a different model. The average of the weights (--average) is only in training
-// checkpoints, also in those of a run that has finished.
+// llm.c's magic number or is called .bin, or any of Hugging Face's forms. The average of the weights (--average) is
+// only in training checkpoints, also in those of a run that has finished.
 std::unique_ptr<WeightSource> open_weights(const std::string& path, bool average = false);
+// The same for a run of this model. Refuses a source of a different model. A .safetensors file needs no config.json.
 std::unique_ptr<WeightSource> open_weights(const std::string& path, const ModelConfig& model);
 
 // Passes every parameter to `store` once.
@@ -42,12 +42,9 @@ void fetch_exactly(const std::string& path, const TensorRow& row, const FetchTen
 // Throws unless the numbers are possible for a model and small enough that its size can be computed.
 void require_numbers(const std::string& path, const ModelConfig& model);
 
-// The differences between two models: "layers is 2, this model has 3; vocab is 257, this model has 50257". A number
-// that `there` leaves open (0) is not compared.
-struct NamesOfNumbers {
-    const char *layers = "layers", *heads = "heads", *channels = "channels", *context = "context", *vocab = "vocab";
-};
-std::string differences(const ModelConfig& there, const ModelConfig& here, const NamesOfNumbers& names = {});
+// The differences between two models, in the words of our own model files: "layers is 2, this model has 3; vocab is
+// 257, this model has 50257". "" if they are the same.
+std::string differences(const ModelConfig& there, const ModelConfig& here);
 
 // Returns the model that a description next to some weights has. Its errors become Error(checkpoint).
 ModelConfig described_by(const std::function<ModelConfig()>& description);
@@ -61,9 +58,8 @@ std::string checkpoint_at(const std::string& path);
 // The FP32 master weights of a training checkpoint, or their average, for --init-from and export.
 class CheckpointWeights : public WeightSource {
 public:
-    // Both constructors check every byte first. The second refuses a checkpoint of another model.
+    // Checks every byte first.
     explicit CheckpointWeights(const std::string& checkpoint, const char* part = "master");
-    CheckpointWeights(const std::string& checkpoint, const ModelConfig& model);
 
     const ModelConfig& model() const override { return model_; }
     std::vector<float> fetch(const std::string& name) const override;

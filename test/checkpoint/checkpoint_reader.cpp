@@ -13,7 +13,7 @@ using namespace llmc;
 using namespace llmc::test;
 namespace fs = std::filesystem;
 
-TEST_CASE("checkpoint: any range of any tensor, however many ranks wrote it") {
+TEST_CASE("checkpoint: reads any range of any tensor, whatever the number of ranks that wrote it") {
     for (const int world : {1, 2, 3, 5, 8}) {
         CAPTURE(world);
         TemporaryDirectory folder;
@@ -39,7 +39,7 @@ TEST_CASE("checkpoint: any range of any tensor, however many ranks wrote it") {
     }
 }
 
-TEST_CASE("checkpoint: a slice has the type that the manifest says, FP32 where it says nothing") {
+TEST_CASE("checkpoint: a slice has the type in the manifest, FP32 if there is none") {
     TemporaryDirectory folder;
     const std::string path = write_checkpoint(folder / "c", 7, 1);
     Manifest manifest = CheckpointReader(path).manifest();
@@ -72,7 +72,7 @@ TEST_CASE("checkpoint: ranks check each other's files") {
     CHECK_NOTHROW(reader.verify(Verify::size));
 }
 
-TEST_CASE("checkpoint: of several damaged chunks the first is named, whichever thread checks it") {
+TEST_CASE("checkpoint: the error names the first of several damaged chunks, whichever thread checks it") {
     TemporaryDirectory folder;
     const std::string path = write_checkpoint(folder / "c", 7, 1), file = path + "/" + state_file_name(0);
     const std::string bytes = read_file(file);
@@ -101,7 +101,7 @@ TEST_CASE("checkpoint: of several damaged chunks the first is named, whichever t
     }
 }
 
-TEST_CASE("checkpoint: every flipped byte of every file is seen") {
+TEST_CASE("checkpoint: every flipped byte of every file is detected") {
     TemporaryDirectory folder;
     const std::string path = write_checkpoint(folder / "c", 7, 2);
     for (const char* name : {"manifest.json", "rank_00000.safetensors", "rank_00001.safetensors"}) {

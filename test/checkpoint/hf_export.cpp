@@ -129,7 +129,7 @@ TEST_CASE("hf_export: FP8 codes times their scale are the values to half a unit 
     CHECK(contains(checkpoint_error([&] { export_as(folder / "", HfType::fp8, weights); }), "c_fc.weight has NaN"));
 }
 
-TEST_CASE("hf_export: a model larger than one file may be goes into several, with an index") {
+TEST_CASE("hf_export: a model larger than the limit of a file is split into several, with an index") {
     TemporaryDirectory folder;
     const Weights weights = weights_of(kSmall);
     export_as(folder / "", HfType::fp32, weights, 20'000);

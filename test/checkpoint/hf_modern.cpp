@@ -12,7 +12,7 @@
 using namespace llmc;
 using namespace llmc::test;
 
-TEST_CASE("hf: other architectures come back from an export, bit by bit") {
+TEST_CASE("hf: other architectures are exported and imported without changing a bit") {
     for (const char* name : kModernModels)
         for (const uint64_t shard_bytes : {kHfShardBytes, uint64_t{50000}}) {
             CAPTURE(name);
@@ -34,13 +34,13 @@ TEST_CASE("hf: other architectures come back from an export, bit by bit") {
             ModelConfig described = back.model();
             described.name = config.name;
             CHECK(described == config);
-            CHECK(differences(described, config, {"", "", "", "", ""}) == "");
+            CHECK(differences(described, config) == "");
             for (const auto& [tensor, values] : weights) CHECK(back.fetch(tensor) == values);
         }
 }
 
 // With several ranks all fetch together, so the other ranks follow the table.
-TEST_CASE("hf: a file of one piece takes every tensor once, in the table's order") {
+TEST_CASE("hf: an export to one file fetches every tensor once, in the table's order") {
     for (const char* name : kModernModels) {
         const ModelConfig config = modern_config(name);
         const auto weights = modern_weights(config);
@@ -55,7 +55,7 @@ TEST_CASE("hf: a file of one piece takes every tensor once, in the table's order
     }
 }
 
-TEST_CASE("hf: weights refuse another architecture, or other settings of theirs") {
+TEST_CASE("hf: weights of another architecture or other settings are refused") {
     const ModelConfig config = modern_config("llama");
     const auto weights = modern_weights(config);
     const TemporaryDirectory folder;
@@ -64,7 +64,7 @@ TEST_CASE("hf: weights refuse another architecture, or other settings of theirs"
     const auto refusal = [&](auto change) {
         ModelConfig other = config;
         change(other);
-        return checkpoint_error([&] { HfWeights(folder / "", other); });
+        return checkpoint_error([&] { open_weights(folder / "", other); });
     };
     CHECK(contains(refusal([](ModelConfig& m) { m.architecture = &kGpt2; }),
                    "the architecture is llama, this model has"));
@@ -74,4 +74,33 @@ TEST_CASE("hf: weights refuse another architecture, or other settings of theirs"
     CHECK(contains(refusal([](ModelConfig& m) { m.tied = true; }), "tied is false, this model has true"));
     CHECK(contains(refusal([](ModelConfig& m) { m.kv_heads = 1; }), "kv_heads is 2, this model has 1"));
     CHECK(refusal([](ModelConfig&) {}) == "");
+    CHECK(refusal([](ModelConfig& m) { m.logit_cap = 30; }) == "");  // Llama's config.json has no field for it
+}
+
+TEST_CASE("hf: models differ if only one has windows or a cap, but not in how windows are written") {
+    const auto said = [](const ModelConfig& there, const ModelConfig& here) {
+        const TemporaryDirectory folder;
+        const auto weights = modern_weights(there);
+        export_hf_directory(folder / "", there, {HfType::fp32},
+                            [&](const std::string& tensor, std::vector<float>& out) { out = weights.at(tensor); });
+        return checkpoint_error([&] { open_weights(folder / "", here); });
+    };
+    const ModelConfig whole = modern_config("qwen3");
+    ModelConfig windows = whole;
+    windows.window = 8, windows.window_layers = "SL";
+    CHECK(contains(said(windows, whole), "window is 8, this model has null; window_layers is \"SL\""));
+    CHECK(contains(said(whole, windows), "window is null, this model has 8"));
+    ModelConfig spelled_out = windows;
+    spelled_out.window_layers = "SLSLSL";  // config.json has a letter for each of the two layers
+    CHECK(said(windows, windows) == "");
+    CHECK(said(windows, spelled_out) == "");
+    windows.window_layers = "L";
+    CHECK(said(whole, windows) == "");
+
+    const ModelConfig capped = modern_config("nano");
+    ModelConfig open = capped;
+    open.logit_cap = 0;
+    CHECK(contains(said(open, capped), "logit_cap is null, this model has 15.0"));
+    CHECK(contains(said(capped, open), "logit_cap is 15.0, this model has null"));
+    CHECK(said(open, open) == "");
 }

@@ -48,7 +48,7 @@ TEST_CASE("manifest: reads back, and is JSON") {
     CHECK(refusal([](auto&) {}) == "");  // the helper itself changes nothing
 }
 
-TEST_CASE("manifest: every flipped bit, and every cut, is seen") {
+TEST_CASE("manifest: every flipped bit and every truncation is detected") {
     const std::string text = manifest_text(example(2));
     for (size_t i = 0; i < text.size(); i++) {
         std::string changed = text;

@@ -65,7 +65,7 @@ private:
 
 }  // namespace
 
-TEST_CASE("safetensors: tensors of every kind come back as they were written") {
+TEST_CASE("safetensors: tensors of every type are read as they were written") {
     TemporaryDirectory folder;
     const std::string path = folder / "x.safetensors";
     const std::vector<float> floats = {1.5f, -0.0f, INFINITY, 1e-42f, 3.25f, 7.0f};
@@ -145,7 +145,7 @@ TEST_CASE("safetensors: every tensor is aligned to its element") {
     CHECK(file.tensors().front().name == "d");
 }
 
-TEST_CASE("safetensors: BF16 and F16 become the floats they stand for") {
+TEST_CASE("safetensors: BF16 and F16 are read as exact floats") {
     TemporaryDirectory folder;
     const std::vector<uint16_t> half = {0x3c00, 0xc000, 0x0001, 0x83ff, 0x0400, 0x7bff, 0x7c00, 0xfc00, 0x7e01, 0x8000};
     const std::vector<float> expected = {1.0f, -2.0f, 0x1p-24f, -0x1.ff8p-15f, 0x1p-14f, 65504.0f, INFINITY, -INFINITY};

@@ -250,7 +250,7 @@ bool in_every_place() { return std::getenv("CHECKPOINT_MATRIX") != nullptr; }
 
 }  // namespace
 
-TEST_CASE("saver: steps come and go") {
+TEST_CASE("saver: the newest checkpoints stay, older ones are removed") {
     TemporaryDirectory folder;
     const std::string directory = folder / "checkpoints";
     const auto outcomes = save(directory, {1, 2, 3, 4});
@@ -263,7 +263,7 @@ TEST_CASE("saver: steps come and go") {
     CHECK(newest_whole(directory) == 4);
 }
 
-TEST_CASE("saver: a checkpoint takes the bytes of its values in their formats, and of headers") {
+TEST_CASE("saver: a checkpoint's bytes are those of its values, in their formats, and headers") {
     TemporaryDirectory folder;
     const SaveOutcome outcome = save(folder / "checkpoints", {1})[0];
     std::ifstream file(outcome.path + "/" + state_file_name(0), std::ios::binary);
@@ -367,7 +367,7 @@ private:
 
 }  // namespace
 
-TEST_CASE("saver: any call may fail with any error: old checkpoints stay, and the next save works") {
+TEST_CASE("saver: whichever call fails, old checkpoints stay and the next save works") {
     TemporaryDirectory counting;
     Trouble none;
     save(counting / "checkpoints", {1, 2}, none);
@@ -433,7 +433,7 @@ TEST_CASE("saver: one save at a time; a rank's own error before it makes it fail
     CHECK(newest_whole(folder / "c") == 1);
 }
 
-TEST_CASE("saver: if the system gives no thread, the save fails and the next one works") {
+TEST_CASE("saver: if no thread can be started, the save fails and the next one works") {
     TemporaryDirectory folder;
     CheckpointSaver saver(Comm::self(), folder / "c", {}, -1);
     pthread_attr_t usual, impossible;

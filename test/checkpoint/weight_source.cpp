@@ -11,7 +11,7 @@
 using namespace llmc;
 using namespace llmc::test;
 
-TEST_CASE("finite: the first non-finite value is named with its place") {
+TEST_CASE("finite: the error names the first non-finite value and its place") {
     const auto refusal = [](std::vector<int64_t> shape, std::vector<std::pair<size_t, float>> bad) {
         std::vector<float> values(24, std::numeric_limits<float>::max());
         for (const auto& [at, value] : bad) values[at] = value;
