@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <vector>
@@ -192,21 +191,12 @@ ordered_json tokenizer_json(const TokenDecoder& decoder, const std::string& name
             {"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", merges}}}};
 }
 
-void write(const fs::path& path, const std::string& text) {
-    std::ofstream file(path, std::ios::binary);
-    file << text;
-    if (!file.flush()) throw Error(ExitCode::no_resources, "cannot write " + path.string());
-}
-
-void copy_to(const fs::path& from, const fs::path& to) {
-    std::error_code error;
-    fs::copy_file(from, to, fs::copy_options::overwrite_existing, error);
-    if (error)
-        throw Error(ExitCode::no_resources, "cannot copy {} to {}: {}", from.string(), to.string(), error.message());
-}
+void write(const fs::path& path, const std::string& text) { write_synced(system_calls(), path.string(), text); }
 
 constexpr InputKind kTokenizerFile = {"tokenizer file", "a JSON file of a Hugging Face tokenizer", ExitCode::bad_data,
                                       256};
+
+void copy_to(const fs::path& from, const fs::path& to) { write(to, read_input(from.string(), kTokenizerFile)); }
 
 ordered_json read_json(const fs::path& path) { return read_json_or_null<ordered_json>(path.string(), kTokenizerFile); }
 

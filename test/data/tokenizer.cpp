@@ -161,7 +161,11 @@ TEST_CASE("tokenizer.json: an export is read back as the table that it came from
     pieces[258] = "<|endoftext|>";
     const TokenDecoder table = TokenDecoder::open(make_file(dir / "t.bin", llmc_tokenizer(2, 258, pieces)));
     CHECK(table.as_llmc() == llmc_tokenizer(2, 258, pieces));
+    make_file(dir / "somebodys", "precious");
+    for (const char* name : {"tokenizer.json", "tokenizer_config.json"})
+        std::filesystem::create_symlink("somebodys", dir / name);  // replaced, not followed
     CHECK(write_hf_tokenizer(dir / "t.bin", {dir / "", 300, 64}) == 258);
+    CHECK(llmc::test::read_file(dir / "somebodys") == "precious");
     const TokenDecoder back = TokenDecoder::open(dir / "tokenizer.json");
     CHECK(back.vocab() == table.vocab());
     CHECK(back.end_token() == 258);
@@ -219,7 +223,7 @@ TEST_CASE("sanitize keeps text and disarms everything else") {
     CHECK(sanitize("").empty());
 }
 
-TEST_CASE("complete_utf8: a possible beginning of a character waits") {
+TEST_CASE("complete_utf8: leaves out bytes that may begin a character") {
     const std::string text = "a\xc3\xa4\xe2\x82\xac\xf0\x9f\x99\x82";  // characters of 1, 2, 3 and 4 bytes
     const size_t whole[] = {0, 1, 1, 3, 3, 3, 6, 6, 6, 6, 10};
     for (size_t length = 0; length <= text.size(); length++)
