@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "llmc/base/error.h"
 #include "llmc/base/files.h"
@@ -33,22 +34,23 @@ public:
     size_t at() const { return at_; }
     size_t left() const { return words_.size() - at_; }
     void begin(int example) { example_ = example; }
-    uint32_t next() {
-        if (left() == 0) fail("the file ends inside it; write or copy the file again");
-        return words_[at_++];
-    }
+    uint32_t next() { return words_[take(1)]; }
     std::vector<int32_t> tokens() {
         const size_t count = next();
-        if (count > left()) fail("the file ends inside it; write or copy the file again");
-        const auto first = words_.begin() + static_cast<std::ptrdiff_t>(at_);
-        at_ += count;
-        return {first, first + static_cast<std::ptrdiff_t>(count)};
+        const uint32_t* const first = words_.data() + take(count);
+        return {first, first + count};
     }
     [[noreturn]] void fail(const std::string& what) const {
         throw Error(ExitCode::bad_data, "{}: example {}: {}", path_, example_, what);
     }
 
 private:
+    // Goes past `count` words and returns the index of the first.
+    size_t take(size_t count) {
+        if (count > left()) fail("the file ends inside it; write or copy the file again");
+        return std::exchange(at_, at_ + count);
+    }
+
     const std::string& path_;
     const bool wide_;  // version 2
     std::vector<uint32_t> words_;

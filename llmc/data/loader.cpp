@@ -12,23 +12,11 @@
 
 namespace llmc {
 
-namespace {
-
-void check_shape(int B, int rank, int world, int vocab) {
-    if (B < 1 || world < 1 || rank < 0 || rank >= world || vocab < 1)
-        throw Error(ExitCode::bad_flags,
-                    "a loader needs B, ranks and vocabulary of at least 1 and a rank below the ranks; it got B={}, "
-                    "rank={} of {}, vocab={}",
-                    B, rank, world, vocab);
-}
-
 // A sample's T+1 tokens as inputs and as targets one place further.
-void split_sample(const int32_t* sample, int T, int32_t* tokens, int32_t* targets) {
+static void split_sample(const int32_t* sample, int T, int32_t* tokens, int32_t* targets) {
     std::copy_n(sample, T, tokens);
     std::copy_n(sample + 1, T, targets);
 }
-
-}  // namespace
 
 TrainLoader::TrainLoader(const ShardSet& shards, SampleOrder order, int B, int T, int rank, int world,
                          int64_t first_batch, int vocab)
@@ -41,8 +29,6 @@ TrainLoader::TrainLoader(const ShardSet& shards, SampleOrder order, int B, int T
       first_batch_(first_batch),
       vocab_(vocab),
       slot_size_(2 * static_cast<size_t>(B) * T + token_sort_size(B * T)) {
-    check_shape(B, rank, world, vocab);
-    if (first_batch < 0) throw Error(ExitCode::bad_flags, "first_batch={} is negative", first_batch);
     ring_ = pinned<int32_t>(kSlots * slot_size_);
     thread_ = std::thread(&TrainLoader::prefetch, this);
 }
@@ -107,9 +93,6 @@ MicroBatch TrainLoader::next() {
 
 EvalLoader::EvalLoader(const ShardSet& shards, int B, int T, int rank, int world, int64_t max_batches, int vocab)
     : shards_(shards), B_(B), T_(T), rank_(rank), world_(world), vocab_(vocab), samples_(shards.samples(T)) {
-    check_shape(B, rank, world, vocab);
-    if (max_batches < -1)
-        throw Error(ExitCode::bad_flags, "{} validation batches: use -1 for all of them", max_batches);
     const int64_t per_batch = int64_t{B} * world;
     const int64_t all = (samples_ + per_batch - 1) / per_batch;
     batches_ = max_batches < 0 ? all : std::min(all, max_batches);

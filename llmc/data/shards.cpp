@@ -134,7 +134,6 @@ Sidecar read_sidecar(const std::string& shard_path, int64_t tokens) {
         read_field(object, "tokens", sidecar.tokens);
         read_field(object, "bytes", sidecar.bytes);
         read_field(object, "end_token", sidecar.end_token);
-        read_field(object, "checksum", sidecar.checksum);
         read_field(object, "entropy_floor", sidecar.entropy_floor);
     } catch (const JsonError& error) {
         invalid(error);

@@ -3,7 +3,6 @@
 // data set as one list of samples of T+1 tokens. It reads with pread, so any thread may use it at any time.
 #pragma once
 #include <cstdint>
-#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -28,16 +27,12 @@ struct Sidecar {
     std::optional<int64_t> tokens;
     std::optional<int64_t> bytes;         // bytes of the text before tokenization
     std::optional<int64_t> end_token;     // begins every document
-    std::optional<std::string> checksum;  // checksum of the token bytes; not verified here
     std::optional<double> entropy_floor;  // nats per token: no model can have a lower expected loss
 };
 
 // An ordered set of shards that are open for reading.
 class ShardSet {
 public:
-    // Larger than every 32-bit token: accepts any value.
-    static constexpr int64_t any_vocab = std::numeric_limits<int64_t>::max();
-
     // Opens and validates every file that matches any of the patterns, in the order of the patterns.
     explicit ShardSet(const std::vector<std::string>& patterns);
     // A single shard of random tokens below `vocab` in memory. Equal seeds give equal shards.
@@ -74,7 +69,7 @@ public:
 
     // Reads sample `sample` of samples(T): T+1 tokens. Sample i of a shard covers its tokens [i*T, i*T+T], so a
     // sample's last target is the next sample's first input. Throws an Error if a token is >= vocab.
-    void read_sample(int64_t sample, int T, int32_t* out, int64_t vocab = any_vocab) const;
+    void read_sample(int64_t sample, int T, int32_t* out, int64_t vocab) const;
 
     // Throws an Error if a token does not fit the vocabulary. If a sidecar gives the largest id, it is trusted. Shards
     // without sidecars are scanned: all of them if the set is smaller than full_scan_bytes, otherwise only the first

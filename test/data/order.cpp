@@ -76,7 +76,7 @@ TEST_CASE("the order differs by epoch and seed") {
     CHECK(orders.size() == 1000);
 }
 
-TEST_CASE("every place gets every sample equally often over many epochs" * doctest::test_suite(kOnce)) {
+TEST_CASE("every position gets every sample equally often over many epochs" * doctest::test_suite(kOnce)) {
     // Chi-square of place x sample counts. Its mean is the degrees of freedom and its standard deviation sqrt(2 *
     // that). The orders are fixed, so this test is deterministic.
     for (const int n : {5, 10, 33, 100}) {
@@ -129,7 +129,7 @@ SampleOrder endless(size_t sources, const std::vector<SampleOrder::Stage>& stage
 
 }  // namespace
 
-TEST_CASE("mixture: a million samples, of each source its share to within one sample at every place" *
+TEST_CASE("mixture: at each of a million positions, every source has its share to within one sample" *
           doctest::test_suite(kOnce)) {
     for (const Weights& weights : kMixtures) {
         const size_t k = weights.size();
@@ -156,7 +156,7 @@ TEST_CASE("mixture: a million samples, of each source its share to within one sa
     }
 }
 
-TEST_CASE("mixture: places found one by one are those of a replay, over the ends of stages and passes") {
+TEST_CASE("mixture: samples computed one by one equal a replay, across stages and passes") {
     const std::vector<int64_t> samples = {50, 1000, 7};
     const std::vector<SampleOrder::Stage> stages = {
         {0, {7, 3, 0}}, {331, {2, 0, 8}}, {332, {0, 1, 0}}, {600, {3, 3, 1}}};
@@ -180,7 +180,7 @@ TEST_CASE("mixture: places found one by one are those of a replay, over the ends
     CHECK(order.used_before(331) == std::vector<int64_t>{232, 99, 0});
 }
 
-TEST_CASE("mixture: weights count by their ratio, and one source is the plain order") {
+TEST_CASE("mixture: only the ratio of weights matters, and a single source has the plain order") {
     const SampleOrder tenths = endless(2, {{0, {700000, 300000}}}), sevens = endless(2, {{0, {7, 3}}});
     for (int64_t n = 0; n < 100; n++) CHECK(tenths.at(n) == sevens.at(n));
     CHECK(tenths.fingerprint(5) == sevens.fingerprint(5));
@@ -193,7 +193,7 @@ TEST_CASE("mixture: weights count by their ratio, and one source is the plain or
     CHECK(mixed.fingerprint(5) == 5);
 }
 
-TEST_CASE("mixture: another weight, stage or cut into sources is other data") {
+TEST_CASE("mixture: other weights, stages or sources have another fingerprint") {
     std::set<uint64_t> prints = {SampleOrder({200}, {{0, {1}}}, 1).fingerprint(5)};
     const auto add = [&](std::vector<int64_t> samples, const std::vector<SampleOrder::Stage>& stages) {
         CHECK(prints.insert(SampleOrder(std::move(samples), stages, 1).fingerprint(5)).second);
@@ -240,7 +240,7 @@ TEST_CASE("--train: a plain pattern stays one") {
     }
 }
 
-TEST_CASE("--train: every way to write a mixture wrong has its message") {
+TEST_CASE("--train: every malformed mixture has its message") {
     for (const auto& [text, words] : std::map<std::string, std::string>{
              {"A:0.7,B", "'B' has no weight"},
              {"A,B:1", "'A' has no weight"},
