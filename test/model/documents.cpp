@@ -1,8 +1,6 @@
 // Documents in packed rows: their beginnings, and that a row of two documents trains like two rows with one each.
 #include "llmc/model/transformer.h"
 
-#include <numeric>
-
 #include "llmc/model/sampler.h"
 #include "test/model/modern_fixture.h"
 #include "test/suites.h"
@@ -71,8 +69,6 @@ struct Trained {
     }
 };
 
-double norm(const std::vector<float>& x) { return std::sqrt(std::inner_product(x.begin(), x.end(), x.begin(), 0.0)); }
-
 // How far the losses and gradients of `packed` are from those of two rows, relative to their norms.
 template <class Real>
 struct Distance {
@@ -106,7 +102,7 @@ TEST_CASE("documents: the end token is the first of its document") {
 // position p are off by up to 1.2e-7 p. Either way gradients are within 1e-4 of their norm from exact ones in FP32, and
 // within 3e-2 in BF16 (see modern.cpp, which has similar weights), so they are within twice that of each other. Seeing
 // tokens of another document would change far more.
-TEST_CASE_TEMPLATE("documents: a row of two has the losses and the gradients of two rows", Real, float, bf16) {
+TEST_CASE_TEMPLATE("documents: a row of two documents has the losses and gradients of two rows", Real, float, bf16) {
     constexpr int T = 32, cut = 13;
     const double bound = 2 * (sizeof(Real) == 4 ? 1e-4 : 3e-2);
     const Batch row = packed_row(T, cut);
@@ -122,7 +118,8 @@ TEST_CASE_TEMPLATE("documents: a row of two has the losses and the gradients of 
     }
 }
 
-TEST_CASE_TEMPLATE("documents: with learned positions that begin anew a row of two is two rows", Real, float, bf16) {
+TEST_CASE_TEMPLATE("documents: with --doc-positions, a row of two documents also has the positions of two rows", Real,
+                   float, bf16) {
     constexpr int T = 32, cut = 13;
     const double bound = 2 * (sizeof(Real) == 4 ? 1e-4 : 3e-2);
     const Batch row = packed_row(T, cut);
@@ -167,7 +164,7 @@ TEST_CASE_TEMPLATE("documents: every recompute level gives the same bits", Real,
     }
 }
 
-TEST_CASE_TEMPLATE("documents: in evaluation no bit depends on the tokens of another", Real, float, bf16) {
+TEST_CASE_TEMPLATE("documents: in evaluation, no bit depends on another document's tokens", Real, float, bf16) {
     constexpr int T = 32, cut = 20;
     TrainerConfig config = trainer_config(config_of("llama"), 1, T, Recompute::block);
     for (const bool masked : {true, false}) {
@@ -209,7 +206,7 @@ TEST_CASE("documents: in FP8 attention that casts gives the bits of attention th
     CHECK(!same_bits(second_step(true, {}), second_step(true, kEnd)));
 }
 
-TEST_CASE("documents: a sample goes on from the last end token alone") {
+TEST_CASE("documents: a sample depends only on tokens from the last end token on") {
     TrainerConfig config = trainer_config(config_of("nano"), 1, 32, Recompute::none);
     for (const bool masked : {true, false}) {
         config.end_token = masked ? std::optional(kEnd) : std::nullopt;
@@ -228,7 +225,7 @@ TEST_CASE("documents: a sample goes on from the last end token alone") {
     }
 }
 
-TEST_CASE("documents: their memory is an int a token") {
+TEST_CASE("documents: they take one int of memory per token") {
     TrainerConfig config = trainer_config(config_of("llama"), 3, 32, Recompute::gelu);
     const Trainer<float> without(config, Comm::self());
     config.end_token = kEnd;

@@ -21,9 +21,8 @@ ModelConfig probed_model() {
     return config;
 }
 
-Fp8Config probed(Fp8Recipe recipe, Fp8Grad grad = Fp8Grad::e5m2) {
-    Fp8Config config;
-    config.recipe = recipe;
+Fp8Config probed(Fp8Recipe kind, Fp8Grad grad = Fp8Grad::e5m2) {
+    Fp8Config config = recipe(kind);
     config.grad = grad;
     config.probe = true;
     return config;
@@ -166,7 +165,7 @@ TEST_CASE("fp8 probe: errors of random operands are as large as the formats say"
 // One input is 2^30 and meets weights of 0, so it affects no product. With one scale for the tensor all other inputs
 // become 0, and nothing of the output is left. With scales per block only its own block does: 128 of a row's 128
 // channels, or 32 of them, in one row of 128.
-TEST_CASE("fp8 probe: an outlier spoils a tensor with one scale, and of blocks its own") {
+TEST_CASE("fp8 probe: an outlier spoils a whole tensor with one scale, but only its own block with several") {
     const auto forward_error = [](Fp8Recipe recipe) {
         ProbedLayer run(probed(recipe));
         run.x[0] = 0x1p30f;

@@ -8,12 +8,6 @@
 
 namespace llmc::test {
 
-inline Fp8Config recipe(Fp8Recipe recipe) {
-    Fp8Config config;
-    config.recipe = recipe;
-    return config;
-}
-
 using Fp8Model = TestModel<bf16>;
 
 // Runs a layer of the blocks forward and backward by itself, in a micro-step of two sequences. `in` and `dinp` are
@@ -73,9 +67,7 @@ struct Fp8Training {
 
     std::vector<std::vector<float>> weights() { return all_weights(test.weights, test.stream); }
 
-    std::vector<Fp8State> states() {
-        return read_back(test.fp8->states(), static_cast<size_t>(test.fp8->count()), test.stream);
-    }
+    std::vector<Fp8State> states() { return test.fp8_states(); }
 };
 
 inline bool same_states(Fp8Training& a, Fp8Training& b) {

@@ -31,13 +31,6 @@ void set_weights(TestModel<Real>& test) {
     test.trainer.weights_are_set();
 }
 
-Batch some_batch(int count) {
-    Batch batch;
-    for (int i = 0; i < count; i++) batch.tokens.push_back((i * i + 7 * i) % 101);
-    for (int i = 0; i < count; i++) batch.targets.push_back(batch.tokens[(i + 1) % count]);
-    return batch;
-}
-
 struct Sample {
     std::vector<int> tokens;
     std::vector<uint32_t> logits;  // the bits of every call's logits
@@ -71,7 +64,7 @@ void check_same_tokens(const Fp8Config* fp8, bool calibrated) {
         without(small_model(T), B, T, Recompute::norm, fp8);
     // Its blocks share their rows, so nothing can be cached.
     TestModel<Real> shared(small_model(T), B, T, Recompute::block, fp8);
-    const Batch batch = some_batch(B * T);
+    const Batch batch = small_batch(0, B * T);
     for (TestModel<Real>* test : {&with, &without, &shared}) {
         set_weights(*test);
         if (!calibrated) continue;
@@ -103,11 +96,10 @@ TEST_CASE_TEMPLATE("generate: the cache changes no bit of a logit" * doctest::te
     check_same_tokens<Real>(nullptr, false);
 }
 
-TEST_CASE("generate: nor in FP8, whatever the recipe" * doctest::test_suite(kOnce)) {
+TEST_CASE("generate: the cache changes no bit of a logit in FP8, with any recipe" * doctest::test_suite(kOnce)) {
     for (const Fp8Recipe kind : {Fp8Recipe::delayed, Fp8Recipe::current, Fp8Recipe::mxfp8, Fp8Recipe::block}) {
         CAPTURE(static_cast<int>(kind));
-        Fp8Config config;
-        config.recipe = kind;
+        const Fp8Config config = recipe(kind);
         check_same_tokens<bf16>(&config, true);
         if (kind == Fp8Recipe::delayed) check_same_tokens<bf16>(&config, false);
     }
@@ -120,7 +112,7 @@ TEST_CASE_TEMPLATE("generate: logits are those of the ordinary forward", Real, f
     const int T = 40;
     TestModel<Real> test(small_model(T), 1, T, Recompute::norm);
     set_weights(test);
-    const Batch batch = some_batch(T);
+    const Batch batch = small_batch(0, T);
     const std::vector<float> losses = test.trainer.token_losses(batch.tokens.data(), batch.targets.data());
     double mean = 0, expected = 0, worst = 0;
     const std::vector<double> generated = generation_losses(test, batch);
@@ -133,11 +125,11 @@ TEST_CASE_TEMPLATE("generate: logits are those of the ordinary forward", Real, f
     if (std::is_same_v<Real, float>) CHECK(worst < 1e-4);
 }
 
-TEST_CASE("generate: a token costs its own piece, and what is not known any more is computed again") {
+TEST_CASE("generate: a token costs one piece, and rows that are no longer valid are computed again") {
     const int T = 64, layers = 2;
     TestModel<float> test(small_model(T), 1, T, Recompute::norm);
     set_weights(test);
-    std::vector<int> tokens = some_batch(T).tokens;
+    std::vector<int> tokens = small_batch(0, T).tokens;
     const auto pieces = [&](int length) {  // the number of pieces of 16 rows that the call computes
         test.matmul.reset_counts();
         test.model.next_token_logits(tokens.data(), length, test.stream);
@@ -157,7 +149,7 @@ TEST_CASE("generate: a token costs its own piece, and what is not known any more
     CHECK(pieces(64) == 4);
     test.model.forget_rows();
     CHECK(pieces(64) == 4);
-    const Batch batch = some_batch(T);
+    const Batch batch = small_batch(0, T);
     test.trainer.evaluate(batch.tokens.data(), batch.targets.data());
     CHECK(pieces(64) == 4);
     test.trainer.weights_are_set();

@@ -94,12 +94,18 @@ inline ModelConfig small_model(int layers, int context) {
     model.layers = layers, model.heads = 2, model.channels = 64, model.vocab = 101, model.context = context;
     return model;
 }
-// Its micro-batch number `index`, of N tokens.
+// A micro-batch of N tokens in which every token determines the next one.
 inline Batch small_batch(int index, int N) {
     Batch batch;
     for (int i = 0; i < N; i++) batch.tokens.push_back((index * 31 + i * i + 7) % 101);
     for (const int token : batch.tokens) batch.targets.push_back((token * 3 + 1) % 101);
     return batch;
+}
+
+inline Fp8Config recipe(Fp8Recipe kind) {
+    Fp8Config config;
+    config.recipe = kind;
+    return config;
 }
 
 // The number of values that the FP8 tensor with this number has in a pass over N tokens.
@@ -168,12 +174,15 @@ struct TestModel {
     }
 
     // Loads the fixture's weights; wte's padded rows are 0.
-    void load(const Gpt2Fixture& fixture) {
+    template <class Fixture>
+    void load(const Fixture& fixture) {
         for (const Unit& unit : table.units())
             for (const ParameterTensor& tensor : unit.tensors)
-                trainer.set_weight(tensor.name, fixture.weight(tensor.name));
+                trainer.set_weight(tensor.name, fixture.file.read_floats(tensor.name));
         trainer.weights_are_set();
     }
+
+    std::vector<Fp8State> fp8_states() { return read_back(fp8->states(), static_cast<size_t>(fp8->count()), stream); }
 
     // All gradients, tensor after tensor.
     std::vector<std::vector<float>> all_gradients() {
@@ -193,6 +202,20 @@ struct TestModel {
     }
     double mean_eval_loss() { return read(model.eval_loss_sum()) / static_cast<double>(read(model.eval_loss_count())); }
 };
+
+// The losses of some steps from initial weights. Checks that the last step's products were in FP8 where they should be.
+template <class Real>
+std::vector<double> training_losses(const TrainerConfig& config, int steps) {
+    TestModel<Real> test(config);
+    test.trainer.initialize(3);
+    std::vector<double> losses;
+    for (int step = 0; step < steps; step++)
+        losses.push_back(test.step(small_batch(step, config.batch * config.seq)).loss);
+    const int64_t layers = config.model.layers * std::ssize(linear_names(config.model));
+    CHECK(test.trainer.submitted().products.fp8 == test.trainer.expected_fp8_products());
+    CHECK(test.trainer.submitted().products.fp8 == (config.fp8 ? 3 * layers : 0));
+    return losses;
+}
 
 // -log p of every next token of one sequence, from generation's logits.
 template <class Real>

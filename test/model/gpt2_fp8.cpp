@@ -57,7 +57,7 @@ TEST_CASE("gpt2 fp8: gradients are right whichever neighbours are in BF16") {
 }
 
 // The layer's input, weight and output gradient are the same in all three runs, and BF16 represents them exactly.
-TEST_CASE("gpt2 fp8: with gradients in BF16, a layer's forward has FP8's bits and its backward BF16's") {
+TEST_CASE("gpt2 fp8: with --fp8-grad bf16, a layer's forward has FP8's bits and its backward BF16's") {
     constexpr int kN = 128, C = 128;
     ModelConfig model = small_model(1, 64);
     model.channels = C;
@@ -161,7 +161,7 @@ TEST_CASE("gpt2 fp8: the next token is predicted up to the end of any context") 
 }
 
 // Sequences that attention cannot cast itself, because they do not fill pieces of a transposed row.
-TEST_CASE("gpt2 fp8: sequences of any length train, as long as the tokens of a micro-batch come in sixteens") {
+TEST_CASE("gpt2 fp8: sequences of any length train if the tokens of a micro-batch are a multiple of 16") {
     const Gpt2Fixture fixture;
     const Fp8Config config = recipe(Fp8Recipe::delayed);
     const int B = 4, T = 36;
@@ -182,7 +182,7 @@ TEST_CASE("gpt2 fp8: sequences of any length train, as long as the tokens of a m
     for (size_t i = 0; i < a.size(); i++) CHECK(cosine(a[i], b[i]) > 0.96);
 }
 
-TEST_CASE("gpt2 fp8: twelve products a block, less what is excluded, plus what is recomputed; every element counted") {
+TEST_CASE("gpt2 fp8: twelve products per block, minus excluded ones, plus recomputed ones; every element is counted") {
     const int blocks = 2;
     const auto products_of = [](const Fp8Config& config, Recompute recompute, const std::string& layers) {
         Fp8Training run(config, "off", recompute, layers);
@@ -220,7 +220,7 @@ TEST_CASE("gpt2 fp8: twelve products a block, less what is excluded, plus what i
     }
 }
 
-TEST_CASE("gpt2 fp8: losses are counted in the steps that ask for it, and nothing else depends on it") {
+TEST_CASE("gpt2 fp8: lost values are counted in the steps that ask for it, which changes nothing else") {
     for (const Fp8Recipe kind : {Fp8Recipe::delayed, Fp8Recipe::current}) {
         CAPTURE(static_cast<int>(kind));
         Fp8Training always(recipe(kind), "off"), once(recipe(kind), "off");
@@ -295,7 +295,7 @@ TEST_CASE("gpt2 fp8: evaluation leaves no trace in scales, histories and counter
         }
 }
 
-TEST_CASE("gpt2 fp8: weight scales come from the optimizer's update and are those of a measuring pass") {
+TEST_CASE("gpt2 fp8: weight scales from the optimizer's update equal those of a measuring pass") {
     Fp8Training updated(recipe(Fp8Recipe::delayed), "off"), measured(recipe(Fp8Recipe::delayed), "off");
     for (int i = 0; i < 4; i++) {
         updated.step(i);
@@ -351,7 +351,7 @@ TEST_CASE("gpt2 fp8: weights in FP8 have no BF16 copy unless their layers may le
           }).find("layer h.1.qkv has left FP8, but this run keeps no BF16 copy") == 0);
 }
 
-TEST_CASE("gpt2 fp8: the BF16 copies that layers keep for leaving FP8 are neither read nor written by a step") {
+TEST_CASE("gpt2 fp8: a step neither reads nor writes the BF16 copies that layers keep for leaving FP8") {
     Fp8Config config = recipe(Fp8Recipe::delayed);
     config.fallback = {1, 1, 1};
     Fp8Training run(config, "off"), untouched(config, "off");

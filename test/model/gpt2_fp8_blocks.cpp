@@ -5,9 +5,8 @@
 #include <cmath>
 #include <cstring>
 
-#include "test/model/gpt2_fixture.h"
-
 #include "test/helpers.h"
+#include "test/model/gpt2_fixture.h"
 
 using namespace llmc;
 using namespace llmc::test;
@@ -21,49 +20,28 @@ constexpr double kLossError = LLMC_CUDA ? 2e-3 : 1e-5;
 constexpr Fp8Recipe kRecipes[] = {Fp8Recipe::block, Fp8Recipe::mxfp8};
 const char* name_of(Fp8Recipe recipe) { return word_of(recipe); }
 
-Fp8Config with_recipe(Fp8Recipe recipe) {
-    Fp8Config config;
-    config.recipe = recipe;
-    return config;
-}
-
-TrainerConfig training_config(TrainerConfig config, const std::string& loss_scale) {
-    config.schedule = {ScheduleKind::constant, 1e-3, 0, 100, 0};
-    config.adamw = {0.9, 0.95, 1e-8, 0.1};
-    config.clip = 1.0;
-    config.loss_scale = loss_scale_config(loss_scale);
-    return config;
-}
-
 // Training steps on the fixture's batch.
 struct BlockTraining {
     Fp8Fixture fixture{"gpt2_fp8_blocks.safetensors"};
-    Fp8Config config;
     TestModel<bf16> test;
-    const Optimizer<bf16>& optimizer = test.optimizer;
     const Batch batch = fixture.batch();
 
-    explicit BlockTraining(Fp8Recipe recipe, const std::string& loss_scale = "off",
-                           Recompute recompute = Recompute::gelu)
-        : config(with_recipe(recipe)),
-          test(training_config(trainer_config(fixture_config(fixture), fixture.B, fixture.T, recompute, &config),
-                               loss_scale)) {
-        for (const Unit& unit : test.table.units())
-            for (const ParameterTensor& tensor : unit.tensors)
-                test.trainer.set_weight(tensor.name, fixture.file.read_floats(tensor.name));
-        test.trainer.weights_are_set();
+    explicit BlockTraining(Fp8Recipe kind, const std::string& loss_scale = "off", Recompute level = Recompute::gelu)
+        : test(training_config(fixture, kind, loss_scale, level)) {
+        test.load(fixture);
     }
-    void micro_step() {
-        test.begin_step();
-        test.trainer.micro_step(batch.tokens.data(), batch.targets.data());
-    }
-    void step() {
-        micro_step();
-        test.finish_step();
-    }
+    void step() { test.step(batch); }
     std::vector<std::vector<float>> weights() { return all_weights(test.weights, test.stream); }
-    std::vector<Fp8State> states() {
-        return read_back(test.fp8->states(), static_cast<size_t>(test.fp8->count()), test.stream);
+
+    static TrainerConfig training_config(const Fp8Fixture& fixture, Fp8Recipe kind, const std::string& loss_scale,
+                                         Recompute level) {
+        const Fp8Config fp8 = recipe(kind);
+        TrainerConfig config = trainer_config(fixture_config(fixture), fixture.B, fixture.T, level, &fp8);
+        config.schedule = {ScheduleKind::constant, 1e-3, 0, 100, 0};
+        config.adamw = {0.9, 0.95, 1e-8, 0.1};
+        config.clip = 1.0;
+        config.loss_scale = loss_scale_config(loss_scale);
+        return config;
     }
 };
 
@@ -73,7 +51,8 @@ TEST_CASE("gpt2 fp8 blocks: loss and gradients are those of the simulation, and 
     for (const Fp8Recipe recipe : kRecipes) {
         CAPTURE(name_of(recipe));
         BlockTraining run(recipe);
-        run.micro_step();
+        run.test.begin_step();
+        run.test.trainer.micro_step(run.batch.tokens.data(), run.batch.targets.data());
         CHECK(std::abs(run.test.mean_train_loss() /
                            run.fixture.file.read_floats(std::string("loss_") + name_of(recipe))[0] -
                        1) < kLossError);
@@ -95,7 +74,7 @@ TEST_CASE("gpt2 fp8 blocks: loss and gradients are those of the simulation, and 
     }
 }
 
-TEST_CASE("gpt2 fp8 blocks: products, counters, and neither history nor trace of an evaluation") {
+TEST_CASE("gpt2 fp8 blocks: products and counters; an evaluation leaves no trace") {
     for (const Fp8Recipe recipe : kRecipes) {
         CAPTURE(name_of(recipe));
         BlockTraining run(recipe), evaluated(recipe);
@@ -106,7 +85,7 @@ TEST_CASE("gpt2 fp8 blocks: products, counters, and neither history nor trace of
             evaluated.step();
         }
         CHECK(run.test.trainer.submitted().products.fp8 == 12);
-        const auto states = run.states(), others = evaluated.states();
+        const auto states = run.test.fp8_states(), others = evaluated.test.fp8_states();
         CHECK(std::memcmp(states.data(), others.data(), states.size() * sizeof(Fp8State)) == 0);
         CHECK(same_bits(run.weights(), evaluated.weights()));
         for (int i = 0; i < run.test.fp8->count(); i++) {
@@ -139,11 +118,11 @@ TEST_CASE("gpt2 fp8 blocks: recompute levels and loss scales give the same bits"
     }
 }
 
-TEST_CASE("gpt2 fp8 blocks: shapes without whole blocks are refused, with the layers and a way out") {
-    const auto message = [](Fp8Recipe recipe, int channels, int tokens) {
+TEST_CASE("gpt2 fp8 blocks: shapes without whole blocks are refused; the error names layers and alternatives") {
+    const auto message = [](Fp8Recipe kind, int channels, int tokens) {
         ModelConfig config;
         config.layers = 1, config.heads = 1, config.channels = channels, config.vocab = 64, config.context = 64;
-        const Fp8Config fp8 = with_recipe(recipe);
+        const Fp8Config fp8 = recipe(kind);
         const TrainerConfig trainer = trainer_config(config, 1, tokens, Recompute::gelu, &fp8);
         return error_of([&] { Trainer<bf16>(trainer, Comm::self()); }, ExitCode::bad_flags);
     };

@@ -38,7 +38,7 @@ void check_working_copies(Fp8Training& run) {
 }  // namespace
 TEST_SUITE_BEGIN(kNotUnderSanitizers);
 
-TEST_CASE("gpt2 fp8 fallback: an outlier that stays moves its layer to BF16 after as many steps as were asked for") {
+TEST_CASE("gpt2 fp8 fallback: a lasting outlier moves its layer to BF16 after the given number of steps") {
     const int kSteps = 3;
     Fp8Config config = falling_back(1, 0.5f, kSteps);
     config.history = 2;
@@ -72,7 +72,7 @@ TEST_CASE("gpt2 fp8 fallback: an outlier that stays moves its layer to BF16 afte
     check_working_copies(run);
 }
 
-TEST_CASE("gpt2 fp8 fallback: layers that have left train on from their master weights") {
+TEST_CASE("gpt2 fp8 fallback: layers that left FP8 continue from their master weights") {
     const std::pair<Fp8Recipe, KernelSet> kinds[] = {{Fp8Recipe::delayed, KernelSet::common()},
                                                      {Fp8Recipe::current, KernelSet::common()},
                                                      {Fp8Recipe::delayed, KernelSet()}};
@@ -104,7 +104,7 @@ TEST_CASE("gpt2 fp8 fallback: layers that have left train on from their master w
     }
 }
 
-TEST_CASE("gpt2 fp8 fallback: a rule that nothing breaks changes nothing") {
+TEST_CASE("gpt2 fp8 fallback: a rule that no layer breaks changes nothing") {
     Fp8Training run(falling_back(1, 1, 1), "dynamic"), plain(recipe(Fp8Recipe::delayed), "dynamic");
     for (int i = 0; i < 4; i++) {
         run.step(i);

@@ -80,7 +80,7 @@ TEST_CASE("gpt2 fp8 head: gradients are those of a head in BF16, up to the round
         }
 }
 
-TEST_CASE("gpt2 fp8 head: amaxes and counts are those of whole tensors, and three products a chunk") {
+TEST_CASE("gpt2 fp8 head: amaxes and counts are those of whole tensors; each chunk has three products") {
     HeadRun run(Fp8Recipe::delayed, "none,+lm_head");
     HeadRun chunked(Fp8Recipe::delayed, "none,+lm_head", Fp8Grad::e5m2, 128);
     REQUIRE(run.test.model.head_chunks() == 1);
@@ -117,7 +117,7 @@ TEST_CASE("gpt2 fp8 head: amaxes and counts are those of whole tensors, and thre
     CHECK(w.scale == doctest::Approx(448 / largest).epsilon(1e-6));
 }
 
-TEST_CASE("gpt2 fp8 head: chunks change no logit, and sums alone in the weight's gradient") {
+TEST_CASE("gpt2 fp8 head: chunks change no logit, and only the order of sums in the weight's gradient") {
     HeadRun whole(Fp8Recipe::delayed, "none,lm_head");
     HeadRun chunked(Fp8Recipe::delayed, "none,lm_head", Fp8Grad::e5m2, 128);
     whole.two_steps();
@@ -150,7 +150,7 @@ TEST_CASE("gpt2 fp8 head: padded rows of the vocabulary get no gradient, and all
     }
 }
 
-TEST_CASE("gpt2 fp8 head: leaves FP8 like any layer, and is refused with scales for blocks") {
+TEST_CASE("gpt2 fp8 head: leaves FP8 like any layer, and is refused with scales per block") {
     Fp8Config config = recipe(Fp8Recipe::delayed);
     config.margin = 20;  // x underflows
     config.fallback = {1.0f, 0.5f, 1};

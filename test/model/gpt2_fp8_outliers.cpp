@@ -88,7 +88,7 @@ void check_skipped(const char* bad, F&& spoil) {
 }  // namespace
 TEST_SUITE_BEGIN(kNotUnderSanitizers);
 
-TEST_CASE("gpt2 fp8 outliers: a channel x1000 saturates for one step, and is forgotten when the window is past it") {
+TEST_CASE("gpt2 fp8 outliers: a channel x1000 saturates for one step and is forgotten when the window has passed it") {
     check_outlier("h.1.ln1.weight", "h.1.qkv.x");
     check_outlier("h.0.ln2.weight", "h.0.fc.x");
     check_outlier("wpe", "h.0.qkv.x");

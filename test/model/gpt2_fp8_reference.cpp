@@ -30,24 +30,21 @@ constexpr double kNormError = kExactProducts ? 0.02 : 0.06;
 // The fixture's micro-batch through our model.
 struct Fp8Run {
     Fp8Fixture fixture{"gpt2_fp8.safetensors"};
-    Fp8Config fp8_config;
+    Fp8Config fp8;
     TestModel<bf16> test;
     std::vector<std::vector<float>> gradients;
     std::vector<Fp8State> states;
 
-    Fp8Run(Fp8Recipe recipe, Fp8Grad grad)
-        : fp8_config(configuration(recipe, grad)),
-          test(fixture_config(fixture), fixture.B, fixture.T, Recompute::gelu, &fp8_config) {
-        each_tensor(
-            [&](const std::string& name, size_t count) { test.trainer.set_weight(name, fixture.padded(name, count)); });
-        test.trainer.weights_are_set();
+    Fp8Run(Fp8Recipe kind, Fp8Grad grad)
+        : fp8(configuration(kind, grad)), test(fixture_config(fixture), fixture.B, fixture.T, Recompute::gelu, &fp8) {
+        test.load(fixture);
         micro_step();
-        if (recipe == Fp8Recipe::delayed) {  // the second step uses the scales that the first one left
+        if (kind == Fp8Recipe::delayed) {  // the second step uses the scales that the first one left
             test.fp8->finish_step(nullptr, test.stream);
             micro_step();
         }
         gradients = test.all_gradients();
-        states = read_back(test.fp8->states(), static_cast<size_t>(test.fp8->count()), test.stream);
+        states = test.fp8_states();
     }
 
     template <class F>  // f(name, elements), in the order of `gradients`
@@ -86,9 +83,8 @@ struct Fp8Run {
     }
 
 private:
-    static Fp8Config configuration(Fp8Recipe recipe, Fp8Grad grad) {
-        Fp8Config config;
-        config.recipe = recipe;
+    static Fp8Config configuration(Fp8Recipe kind, Fp8Grad grad) {
+        Fp8Config config = recipe(kind);
         config.grad = grad;
         return config;
     }
@@ -128,7 +124,7 @@ TEST_CASE("gpt2 fp8 reference: with gradients in E4M3 as well") {
     }
 }
 
-TEST_CASE("gpt2 fp8 reference: every gradient points the way of the FP64 one and is as long") {
+TEST_CASE("gpt2 fp8 reference: every gradient has the direction and length of the FP64 one") {
     for (const Fp8Grad grad : {Fp8Grad::e5m2, Fp8Grad::e4m3}) {
         CAPTURE(word_of(grad));
         Fp8Run run(Fp8Recipe::current, grad);

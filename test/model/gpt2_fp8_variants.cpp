@@ -67,12 +67,6 @@ std::vector<std::string> tensor_names(const ParameterTable& table) {
     return names;
 }
 
-bool same_gradients(const AllGradients& a, const AllGradients& b) {
-    bool same = a.size() == b.size();
-    for (size_t i = 0; same && i < a.size(); i++) same = same_bits(a[i], b[i]);
-    return same;
-}
-
 }  // namespace
 TEST_SUITE_BEGIN(kNotUnderSanitizers);
 
@@ -125,7 +119,7 @@ TEST_CASE("gpt2 fp8 variants: backward kernels that do not cast change the order
 // The other variants round to BF16 before they cast, so some codes differ: one value in 128 crosses a boundary between
 // two codes, and later values change as well. In the end two runs may be as far apart as two that round independently:
 // sqrt(2) times the error of either.
-TEST_CASE("gpt2 fp8 variants: without those that save a rounding, gradients are as good as with them") {
+TEST_CASE("gpt2 fp8 variants: gradients are as good without the variants that save a rounding") {
     for (const Fp8Recipe kind : {Fp8Recipe::delayed, Fp8Recipe::current}) {
         const Run fused(kind, KernelSet::common());
         const AllGradients exact = exact_gradients(fused.training.test.table);
@@ -195,14 +189,14 @@ TEST_CASE("gpt2 fp8 variants: Hopper's products with GELU change the order of su
         CHECK(joined.counts.fp8 == separate.counts.fp8);
         CHECK(joined.test.model.activation_bytes() == separate.test.model.activation_bytes());
         for (const Recompute level : {Recompute::gelu, Recompute::norm, Recompute::block})
-            CHECK(same_gradients(Joined(delayed, variants, level).gradients, joined.gradients));
+            CHECK(same_bits(Joined(delayed, variants, level).gradients, joined.gradients));
         // Scales of the same step need a pass that measures, which these kernels do not have.
-        CHECK(same_gradients(Joined(current, variants, Recompute::none).gradients,
-                             Joined(current, {}, Recompute::none).gradients));
+        CHECK(same_bits(Joined(current, variants, Recompute::none).gradients,
+                        Joined(current, {}, Recompute::none).gradients));
     }
 }
 
-TEST_CASE("gpt2 fp8 variants: scales of blocks know none of them") {
+TEST_CASE("gpt2 fp8 variants: with scales per block, no variant has an effect") {
     TrainerConfig config = trainer_config(fixture_config(Gpt2Fixture()), 4, 32, Recompute::gelu);
     config.fp8 = recipe(Fp8Recipe::mxfp8);
     TestModel<bf16> fused(config);
@@ -220,7 +214,7 @@ TEST_CASE("gpt2 fp8 variants: scales of blocks know none of them") {
 }
 
 // Values that are only cast need memory for one layer at a time, the widest: GELU's.
-TEST_CASE("gpt2 fp8 variants: values on their way to a cast take the memory of one layer") {
+TEST_CASE("gpt2 fp8 variants: values that are only cast take the memory of one layer") {
     const Gpt2Fixture fixture;
     const auto bytes = [&](const KernelSet& kernels) {
         TrainerConfig config = trainer_config(fixture_config(fixture), 4, 32, Recompute::gelu);

@@ -109,10 +109,4 @@ inline TrainerConfig mlp_config(const Fp8Config* fp8) {
     return config;
 }
 
-// Tokens of which each determines the next one.
-inline void fill_batch(int index, int* tokens, int* targets, int count) {
-    for (int i = 0; i < count; i++) tokens[i] = (index * 17 + i * i) % 101;
-    for (int i = 0; i < count; i++) targets[i] = (tokens[i] * 3 + 1) % 101;
-}
-
 }  // namespace llmc::test

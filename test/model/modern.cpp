@@ -50,19 +50,6 @@ void check_gradients(const std::string& name, double bound) {
     }
 }
 
-// Losses of some steps.
-template <class Real>
-std::vector<double> train(const TrainerConfig& config, int steps) {
-    TestModel<Real> test(config);
-    test.trainer.initialize(3);
-    std::vector<double> losses;
-    for (int step = 0; step < steps; step++)
-        losses.push_back(test.step(some_modern_batch(step, config.batch * config.seq)).loss);
-    CHECK(test.trainer.submitted().products.fp8 == test.trainer.expected_fp8_products());
-    CHECK(test.trainer.submitted().products.fp8 == (config.fp8 ? 2 * 4 * 3 : 0));
-    return losses;
-}
-
 }  // namespace
 
 TEST_CASE("modern blocks: Hugging Face's names and shapes") {
@@ -137,15 +124,14 @@ TEST_CASE("modern blocks: train in every precision" * doctest::test_suite(kOnce)
             if (is_wide) config.model.hidden = 256;
             return config;
         };
-        const std::vector<double> fp32 = train<float>(config(nullptr), steps);
+        const std::vector<double> fp32 = training_losses<float>(config(nullptr), steps);
         CHECK(fp32.back() < 0.8 * fp32.front());
-        CHECK(train<bf16>(config(nullptr), steps).back() == doctest::Approx(fp32.back()).epsilon(0.02));
-        for (const Fp8Recipe recipe : {Fp8Recipe::delayed, Fp8Recipe::current, Fp8Recipe::mxfp8, Fp8Recipe::block}) {
-            if (!is_wide && recipe != Fp8Recipe::delayed) continue;
-            CAPTURE(static_cast<int>(recipe));
-            Fp8Config fp8;
-            fp8.recipe = recipe;
-            CHECK(train<bf16>(config(&fp8), steps).back() == doctest::Approx(fp32.back()).epsilon(0.05));
+        CHECK(training_losses<bf16>(config(nullptr), steps).back() == doctest::Approx(fp32.back()).epsilon(0.02));
+        for (const Fp8Recipe kind : {Fp8Recipe::delayed, Fp8Recipe::current, Fp8Recipe::mxfp8, Fp8Recipe::block}) {
+            if (!is_wide && kind != Fp8Recipe::delayed) continue;
+            CAPTURE(static_cast<int>(kind));
+            const Fp8Config fp8 = recipe(kind);
+            CHECK(training_losses<bf16>(config(&fp8), steps).back() == doctest::Approx(fp32.back()).epsilon(0.05));
         }
     }
 }
@@ -153,12 +139,12 @@ TEST_CASE("modern blocks: train in every precision" * doctest::test_suite(kOnce)
 TEST_CASE("modern blocks: recomputation in FP8 gives the same bits" * doctest::test_suite(kOnce)) {
     const Fp8Config fp8;
     for (const char* name : {"llama", "nano"}) {
-        const std::vector<double> losses = train<bf16>(modern_training(name, &fp8, Recompute::none), 3);
+        const std::vector<double> losses = training_losses<bf16>(modern_training(name, &fp8, Recompute::none), 3);
         for (const Recompute level : {Recompute::norm, Recompute::block}) {
             TrainerConfig config = modern_training(name, &fp8, level);
             TestModel<bf16> test(config);
             test.trainer.initialize(3);
-            for (int step = 0; step < 3; step++) CHECK(test.step(some_modern_batch(step, 128)).loss == losses[step]);
+            for (int step = 0; step < 3; step++) CHECK(test.step(small_batch(step, 128)).loss == losses[step]);
         }
     }
 }
@@ -185,11 +171,10 @@ TEST_CASE("modern blocks: take the memory that is planned") {
 // one of the two.
 TEST_CASE("modern blocks: without fused kernels the same bits" * doctest::test_suite(kNotUnderSanitizers)) {
     for (const char* name : {"nano", "qwen3"})
-        for (const Fp8Recipe recipe : {Fp8Recipe::delayed, Fp8Recipe::current}) {
+        for (const Fp8Recipe kind : {Fp8Recipe::delayed, Fp8Recipe::current}) {
             CAPTURE(name);
-            CAPTURE(static_cast<int>(recipe));
-            Fp8Config fp8;
-            fp8.recipe = recipe;
+            CAPTURE(static_cast<int>(kind));
+            const Fp8Config fp8 = recipe(kind);
             TrainerConfig config = modern_training(name, &fp8, Recompute::gelu);
             TestModel<bf16> fused(config);
             const bool exact = std::string(name) == "nano";
@@ -198,7 +183,7 @@ TEST_CASE("modern blocks: without fused kernels the same bits" * doctest::test_s
             TestModel<bf16> plain(config);
             for (TestModel<bf16>* test : {&fused, &plain}) test->trainer.initialize(3);
             for (int step = 0; step < 3; step++) {
-                const Batch batch = some_modern_batch(step, 128);
+                const Batch batch = small_batch(step, 128);
                 const double loss = fused.step(batch).loss, other = plain.step(batch).loss;
                 if (exact || step == 0) CHECK(loss == other);
             }

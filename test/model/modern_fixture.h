@@ -76,14 +76,6 @@ inline Batch modern_batch(const std::string& name) {
     return {{tokens.begin(), tokens.end() - 1}, {tokens.begin() + 1, tokens.end()}};
 }
 
-// Sequences in which every token determines the next one.
-inline Batch some_modern_batch(int index, int count) {
-    Batch batch;
-    for (int i = 0; i < count; i++) batch.tokens.push_back((index * 17 + i * i) % 101);
-    for (int i = 0; i < count; i++) batch.targets.push_back((batch.tokens[i] * 3 + 1) % 101);
-    return batch;
-}
-
 inline TrainerConfig modern_training(const std::string& name, const Fp8Config* fp8, Recompute recompute) {
     TrainerConfig config = trainer_config(modern_config(name), 4, 32, recompute, fp8);
     config.schedule = {ScheduleKind::constant, 3e-3, 0, 100, 0};

@@ -5,36 +5,12 @@
 
 #include "llmc/checkpoint/hf_weights.h"
 #include "llmc/plan/plan.h"
-#include "test/kernel_test.h"
+#include "test/model/gpt2_fixture.h"
 #include "test/model/mlp_block.h"
 #include "test/suites.h"
 
 using namespace llmc;
 using namespace llmc::test;
-
-namespace {
-
-// Losses of some steps.
-template <class Real>
-std::vector<double> train(const TrainerConfig& config, int steps) {
-    Trainer<Real> trainer(config, Comm::self());
-    trainer.allocate();
-    trainer.initialize(3);
-    std::vector<int> tokens(static_cast<size_t>(config.batch * config.seq)), targets(tokens.size());
-    std::vector<double> losses;
-    for (int step = 0; step < steps; step++) {
-        fill_batch(step, tokens.data(), targets.data(), static_cast<int>(tokens.size()));
-        trainer.begin_step({.count_losses = true});
-        trainer.micro_step(tokens.data(), targets.data());
-        trainer.finish_step();
-        losses.push_back(trainer.take_result(0)->loss);
-    }
-    CHECK(trainer.submitted().products.fp8 == trainer.expected_fp8_products());
-    CHECK(trainer.submitted().products.fp8 == (config.fp8 ? 3 * 2 * 3 : 0));
-    return losses;
-}
-
-}  // namespace
 
 // Computes d loss / d weight of every tensor by differences in FP32, which needs nothing but the forward pass.
 TEST_CASE("transformer: gradients of another block are those of its loss") {
@@ -42,13 +18,12 @@ TEST_CASE("transformer: gradients of another block are those of its loss") {
     Trainer<float> trainer(config, Comm::self());
     trainer.allocate();
     trainer.initialize(3);
-    std::vector<int> tokens(64), targets(64);
-    fill_batch(0, tokens.data(), targets.data(), 64);
+    const Batch batch = small_batch(0, 64);
     trainer.begin_step({});
-    trainer.micro_step(tokens.data(), targets.data());
+    trainer.micro_step(batch.tokens.data(), batch.targets.data());
     const auto loss = [&] {
         trainer.weights_are_set();
-        const auto sum = trainer.evaluate(tokens.data(), targets.data());
+        const auto sum = trainer.evaluate(batch.tokens.data(), batch.targets.data());
         return sum.sum / sum.count;
     };
     for (const TensorRow& row : all_tensors(config.model)) {
@@ -78,17 +53,16 @@ TEST_CASE("transformer: gradients of another block are those of its loss") {
 
 TEST_CASE("transformer: another block trains in every precision" * doctest::test_suite(kNotUnderSanitizers)) {
     const int steps = 40;
-    const std::vector<double> fp32 = train<float>(mlp_config(nullptr), steps);
+    const std::vector<double> fp32 = training_losses<float>(mlp_config(nullptr), steps);
     CHECK(fp32.back() < 0.8 * fp32.front());
-    CHECK(train<bf16>(mlp_config(nullptr), steps).back() == doctest::Approx(fp32.back()).epsilon(0.02));
-    for (const Fp8Recipe recipe : {Fp8Recipe::delayed, Fp8Recipe::current, Fp8Recipe::mxfp8}) {
-        Fp8Config fp8;
-        fp8.recipe = recipe;
-        CHECK(train<bf16>(mlp_config(&fp8), steps).back() == doctest::Approx(fp32.back()).epsilon(0.05));
+    CHECK(training_losses<bf16>(mlp_config(nullptr), steps).back() == doctest::Approx(fp32.back()).epsilon(0.02));
+    for (const Fp8Recipe kind : {Fp8Recipe::delayed, Fp8Recipe::current, Fp8Recipe::mxfp8}) {
+        const Fp8Config fp8 = recipe(kind);
+        CHECK(training_losses<bf16>(mlp_config(&fp8), steps).back() == doctest::Approx(fp32.back()).epsilon(0.05));
     }
 }
 
-TEST_CASE("transformer: layers, units, exports and the planner know another block by its table") {
+TEST_CASE("transformer: layers, units, exports and the planner follow another block's table") {
     ModelConfig model = mlp_config(nullptr).model;
     const int64_t C = 64, block = 4 * C * C + 2 * C + 2 * C;
     CHECK(model.parameters() == (101 + 32) * C + 3 * block + 2 * C);
@@ -116,7 +90,7 @@ TEST_CASE("transformer: layers, units, exports and the planner know another bloc
 }
 
 // Reading another layer's codes would spoil a gradient without a visible error.
-TEST_CASE("transformer: a layer that reads codes which another has overwritten is an error") {
+TEST_CASE("transformer: a layer that would read overwritten codes throws an error") {
     const Fp8Config fp8;
     Trainer<bf16> trainer(mlp_config(&fp8), Comm::self());
     trainer.allocate();

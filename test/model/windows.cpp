@@ -25,9 +25,10 @@ std::vector<float> losses_of(const ModelConfig& config, const Batch& batch) {
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("windows: a token's loss knows as far back as layers reach, and no further", Real, float, bf16) {
+TEST_CASE_TEMPLATE("windows: a token's loss depends on the tokens that the layers' windows reach, and on no others",
+                   Real, float, bf16) {
     constexpr int changed = 7;
-    const Batch batch = some_modern_batch(1, kTokens);
+    const Batch batch = small_batch(1, kTokens);
     Batch other = batch;
     other.tokens[changed] = (other.tokens[changed] + 50) % 101;
     // Two layers: each with W keys reaches W - 1 tokens further back than the layer above.
@@ -51,8 +52,8 @@ TEST_CASE_TEMPLATE("windows: a token's loss knows as far back as layers reach, a
     }
 }
 
-TEST_CASE("windows: as wide as the sequence, the bits of none; narrower, others") {
-    const Batch batch = some_modern_batch(2, kTokens);
+TEST_CASE("windows: a window as wide as the sequence changes no bit, a narrower one does") {
+    const Batch batch = small_batch(2, kTokens);
     const std::vector<float> whole = losses_of<bf16>(modern_config("qwen3"), batch);
     CHECK(losses_of<bf16>(with_windows(kTokens, ""), batch) == whole);
     CHECK(losses_of<bf16>(with_windows(2, "LL"), batch) == whole);
@@ -61,7 +62,7 @@ TEST_CASE("windows: as wide as the sequence, the bits of none; narrower, others"
 
 // Like for models without windows (test/model/modern.cpp).
 TEST_CASE("windows: generation's logits are those of the ordinary forward") {
-    const Batch batch = some_modern_batch(3, kTokens);
+    const Batch batch = small_batch(3, kTokens);
     for (const char* layers : {"S", "SL", "LS"}) {
         CAPTURE(layers);
         const auto test = loaded<float>(with_windows(5, layers), 1, kTokens, Recompute::norm);

@@ -27,7 +27,7 @@ Result train(TrainerConfig config, int stage, const Comm& comm, int micro_steps)
         trainer.begin_step({.count_losses = true});
         for (int m = 0; m < micro_steps; m++) {
             const int position = (step * micro_steps + m) * comm.world() + comm.rank();
-            const Batch batch = some_modern_batch(position, config.batch * config.seq);
+            const Batch batch = small_batch(position, config.batch * config.seq);
             trainer.micro_step(batch.tokens.data(), batch.targets.data());
         }
         trainer.finish_step();
