@@ -14,12 +14,11 @@ made no FP8 matmuls) or a gap is above --max-gap; with code 2 if there is nothin
 
 import argparse
 import math
-import os
 import statistics
 import sys
 from dataclasses import dataclass
 
-from runs import RunError, continue_in_venv, print_notes, printable, published_names, read_published, read_run
+from runs import RunError, continue_in_venv, next_to, print_notes, printable, published_names, read_published, read_runs
 
 ROLES = {"x": "layer inputs (x)", "w": "weights (w)", "dout": "output gradients (dout)"}
 
@@ -435,8 +434,7 @@ def draw(reference, comparisons, out, max_gap, published=None):
             scales.set_ylabel("scale: median,\nsmallest to largest")
             fractions.legend(frameon=False, fontsize=8)
     figure.align_ylabels([loss, gap] + ([*first] if first else []))
-    figure.savefig(out, dpi=130)
-    plt.close(figure)
+    plot.save(figure, out)
 
 
 # ---- the command ---------------------------------------------------------------------------------------------------
@@ -448,16 +446,6 @@ def fraction(text):
     if not value >= 0:
         raise ValueError(text)
     return value
-
-
-def read_runs(paths):
-    """Reads the runs and gives them distinct names."""
-    runs = [read_run(path) for path in paths]
-    names = [run.name for run in runs]
-    for run, path in zip(runs, paths):
-        if names.count(run.name) > 1:
-            run.name = os.path.normpath(path)
-    return runs
 
 
 def parse(argv):
@@ -500,13 +488,15 @@ def main(argv=None):
     print_report(reference, comparisons, args.start)
     if published:
         print_published(published, [reference, *others])
-    directory = args.reference if os.path.isdir(args.reference) else os.path.dirname(os.path.abspath(args.reference))
-    out = args.out or os.path.join(directory, "compare.png")
+    out = args.out or next_to(args.reference, "compare.png")
     try:
         draw(reference, comparisons, out, args.max_gap, published)
         print(f"\ncurves, gaps and FP8 counters drawn to {out}")
     except ModuleNotFoundError:
         print("\nno picture: matplotlib is missing (scripts/setup.sh installs it into .venv)")
+    except RunError as error:
+        print(f"compare_runs: {error}", file=sys.stderr)
+        return 2
     reasons = failures(comparisons, [reference, *others], args.max_gap, args.start)
     for reason in reasons:
         print(f"FAILED: {reason}")

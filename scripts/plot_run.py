@@ -9,10 +9,9 @@ floor, which no model's loss can go below, draws that floor too (the demo corpus
 """
 
 import argparse
-import os
 import sys
 
-from runs import RunError, continue_in_venv, gaps, print_notes, read_run, smooth
+from runs import RunError, continue_in_venv, gaps, next_to, print_notes, read_runs, smooth
 
 if __name__ == "__main__":
     continue_in_venv("matplotlib", needed=True)
@@ -86,26 +85,34 @@ def draw(runs, floor, out, by_tokens):
     loss.set_title(title, loc="left", fontweight="bold", pad=22)
     if len(runs) == 1 and runs[0].title:
         loss.text(0, 1.025, runs[0].title, transform=loss.transAxes, fontsize=9, color="#555555")
-    figure.savefig(out, dpi=130)
-    plt.close(figure)
+    save(figure, out)
+
+
+def save(figure, out):
+    try:
+        figure.savefig(out, dpi=130)
+    except (OSError, ValueError) as error:  # ValueError: a format that is not known
+        raise RunError(f"cannot draw to {out}: {error}") from error
+    finally:
+        plt.close(figure)
 
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="run directories (train_gpt --out)")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="run directories (train_gpt --out) or metrics.jsonl files")
     parser.add_argument("--out", metavar="FILE", help="the picture; default: loss.png in the first run directory")
     parser.add_argument("--floor", type=float, metavar="X", help="draw this lowest possible loss")
     parser.add_argument("--x", choices=["step", "tokens"], default="step", help="the horizontal axis")
     args = parser.parse_args(argv)
+    out = args.out or next_to(args.runs[0], "loss.png")
     try:
-        runs = [read_run(directory) for directory in args.runs]
+        runs = read_runs(args.runs)
+        print_notes(runs)
+        floors = [run.floor for run in runs if run.floor is not None]
+        floor = args.floor if args.floor is not None else floors[0] if floors else None
+        draw(runs, floor, out, args.x == "tokens")
     except RunError as error:
         raise SystemExit(str(error)) from error
-    print_notes(runs)
-    floors = [run.floor for run in runs if run.floor is not None]
-    floor = args.floor if args.floor is not None else floors[0] if floors else None
-    out = args.out or os.path.join(args.runs[0], "loss.png")
-    draw(runs, floor, out, args.x == "tokens")
     print(f"curves drawn to {out}")
 
 

@@ -10,14 +10,13 @@ says so.
 """
 
 import argparse
-import os
 import sys
 
-from runs import RunError, continue_in_venv, read_scaling
+from runs import RunError, continue_in_venv, next_to, read_scaling
 
 if __name__ == "__main__":
     continue_in_venv("matplotlib", needed=True)
-from plot_run import COLOURS, MARKERS, STYLE, plt
+from plot_run import COLOURS, MARKERS, STYLE, plt, save
 
 
 def draw_speed(axes, estimates):
@@ -79,8 +78,7 @@ def draw(estimates, out):
     speed.set_title("Predicted scaling, not measured", loc="left", fontweight="bold", pad=22)
     subtitle = estimates[0].assumptions if len({e.assumptions for e in estimates}) == 1 else "predicted compute"
     speed.text(0, 1.025, subtitle, transform=speed.transAxes, fontsize=9, color="#555555")
-    figure.savefig(out, dpi=130)
-    plt.close(figure)
+    save(figure, out)
 
 
 def main(argv=None):
@@ -89,13 +87,11 @@ def main(argv=None):
                         help="a directory with the scaling.json of --estimate-scaling -o")
     parser.add_argument("--out", metavar="FILE", help="the picture; default: scaling.png in the first directory")
     args = parser.parse_args(argv)
+    out = args.out or next_to(args.estimates[0], "scaling.png")
     try:
-        estimates = [read_scaling(path) for path in args.estimates]
+        draw([read_scaling(path) for path in args.estimates], out)
     except RunError as error:
         raise SystemExit(str(error)) from error
-    directory = args.estimates[0] if os.path.isdir(args.estimates[0]) else os.path.dirname(args.estimates[0])
-    out = args.out or os.path.join(directory, "scaling.png")
-    draw(estimates, out)
     print(f"predicted scaling drawn to {out}")
 
 

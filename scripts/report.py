@@ -20,8 +20,8 @@ import re
 import statistics
 import sys
 
-from compare_runs import ROLES, Comparison, counters, failures, gap_tables, read_runs, role_of, summary
-from runs import TASK_SCORES, Run, RunError, is_number, smooth, with_ratios
+from compare_runs import ROLES, Comparison, counters, failures, gap_tables, role_of, summary
+from runs import TASK_SCORES, Run, RunError, is_number, next_to, read_runs, smooth, with_ratios
 
 PARTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "report")
 MOST_POINTS = 500  # per curve; a longer curve is drawn as this many stretches
@@ -471,8 +471,7 @@ def main(argv=None):
     args = parser.parse_args(argv)
     if args.window is not None and args.window < 1:
         parser.error("--window: at least 1")
-    directory = args.runs[0] if os.path.isdir(args.runs[0]) else os.path.dirname(os.path.abspath(args.runs[0]))
-    out = args.out or os.path.join(directory, "report.html")
+    out = args.out or next_to(args.runs[0], "report.html")
     try:
         runs = read_runs(args.runs)
         text = page(runs, [Comparison(runs[0], run, args.window) for run in runs[1:]])

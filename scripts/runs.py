@@ -264,6 +264,21 @@ def read_run(path):
     return run
 
 
+def read_runs(paths):
+    """Reads the runs and gives them distinct names."""
+    runs = [read_run(path) for path in paths]
+    names = [run.name for run in runs]
+    for run, path in zip(runs, paths):
+        if names.count(run.name) > 1:
+            run.name = os.path.normpath(path)
+    return runs
+
+
+def next_to(path, name):
+    """The path of a file `name` in a directory, which is `path` or has `path` as a file."""
+    return os.path.join(path if os.path.isdir(path) else os.path.dirname(os.path.abspath(path)), name)
+
+
 @dataclass
 class Published:
     """A published curve: validation losses by number of tokens, and their source."""

@@ -14,12 +14,11 @@ compare.
 """
 
 import argparse
-import os
 import statistics
 import sys
 
-from compare_runs import Comparison, loss_text, precision_text, print_table, read_runs
-from runs import RunError, continue_in_venv, print_notes
+from compare_runs import Comparison, loss_text, precision_text, print_table
+from runs import RunError, continue_in_venv, next_to, print_notes, read_runs
 
 
 def validations(run):
@@ -96,8 +95,7 @@ def draw(runs, losses, out):
     axes.set_xlabel("optimizer step")
     axes.set_xlim(left=0)
     axes.set_title("Steps to the same loss", loc="left", fontweight="bold")
-    figure.savefig(out, dpi=130)
-    plot.plt.close(figure)
+    plot.save(figure, out)
 
 
 def other_batches(runs):
@@ -126,12 +124,15 @@ def main(argv=None):
     except RunError as error:
         print(f"steps_to_loss: {error}", file=sys.stderr)
         return 2
-    out = args.out or os.path.join(args.runs[0], "steps.png")
+    out = args.out or next_to(args.runs[0], "steps.png")
     try:
         draw(runs, losses, out)
         print(f"\ncurves drawn to {out}")
     except ModuleNotFoundError:
         print("\nno picture: matplotlib is missing (scripts/setup.sh installs it into .venv)")
+    except RunError as error:
+        print(f"steps_to_loss: {error}", file=sys.stderr)
+        return 2
     reasons = list(other_batches(runs))
     for reason in reasons:
         print(f"FAILED: {reason}")

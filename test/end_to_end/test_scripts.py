@@ -722,6 +722,33 @@ class Picture(InDirectory):
         self.assertEqual(load("steps_to_loss").main([*runs, "--loss", "0.2", "--loss", "0.001", "-o", out]), 0)
         self.assert_picture(out)
 
+    def test_a_file_of_records(self):
+        """Pictures go next to it."""
+        run = self.run_directory("run")
+        for script, picture in ((self.module, "loss.png"), (load("steps_to_loss"), "steps.png")):
+            script.main([os.path.join(run, "metrics.jsonl")])
+            self.assert_picture(os.path.join(run, picture))
+
+    def test_a_picture_that_cannot_be_written(self):
+        runs = [write_run(self, "a"), write_run(self, "b")]
+        for name in ("nowhere/a.png", "a.gif4"):
+            out = os.path.join(self.directory, name)
+
+            def draw(*_, out=out):
+                plot = importlib.import_module("plot_run")
+                plot.save(plot.plt.figure(), out)
+
+            for script in ("compare_runs", "steps_to_loss"):
+                module = load(script)
+                module.draw = draw
+                with contextlib.redirect_stderr(io.StringIO()) as err:
+                    self.assertEqual(module.main([*runs, "-o", out]), 2)
+                self.assertIn(f"{script}: cannot draw to {out}: ", err.getvalue())
+            module = load("plot_run")
+            module.draw = draw
+            with self.assertRaisesRegex(SystemExit, f"^cannot draw to {out}: "):
+                module.main([*runs, "--out", out])
+
     def test_no_run(self):
         with self.assertRaisesRegex(SystemExit, "holds no metrics.jsonl"):
             self.module.main([self.directory])
