@@ -42,8 +42,10 @@ def row(script, program):
 
 
 def default_program():
-    found = [path for path in ("./train_gpt", "./train_gpt_cpu") if os.access(os.path.join(ROOT, path), os.X_OK)]
-    return found[-1]
+    for path in (os.path.join(ROOT, name) for name in ("train_gpt_cpu", "train_gpt")):
+        if os.access(path, os.X_OK):
+            return path
+    sys.exit("pretrain_table needs train_gpt or train_gpt_cpu: run make")
 
 
 # ---- steps -------------------------------------------------------------------------------------------------------------

@@ -294,6 +294,6 @@ class Part:
     def finish(self, **more):
         complete = not self.skipped and all(item.get("done") for item in self.result["items"].values())
         self.save(complete=complete, skipped=self.skipped, **more)
-        print(f"  {'complete' if complete else 'no time for: ' + ', '.join(self.skipped) or 'incomplete'}; {self.path}",
-              flush=True)
+        how = "complete" if complete else f"no time for: {', '.join(self.skipped)}" if self.skipped else "incomplete"
+        print(f"  {how}; {self.path}", flush=True)
         return complete

@@ -317,6 +317,15 @@ class Pieces(unittest.TestCase):
         self.assertIn("here", done.output)
         self.assertLess(done.seconds, 10)
 
+    def test_a_part_says_how_it_ended(self):
+        for done, minutes, how in ((True, 9, "complete"), (False, 9, "incomplete"), (True, 0, "no time for: x")):
+            out = trainer.new_path("part")
+            part = tools.Part(tools.Session(out, out, out, True, minutes), 1, "a part")
+            with contextlib.redirect_stdout(io.StringIO()) as text:
+                part.item("x", lambda done=done: {"done": done}, seconds=1)
+                self.assertEqual(part.finish(), how == "complete")
+            self.assertIn(f"  {how}; ", text.getvalue())
+
     def test_libraries_are_found_by_name(self):
         place = trainer.new_path("lib")
         os.makedirs(place)
