@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "test/virtual_gpu/ptx_program.h"
+#include "test/virtual_gpu/child.h"
 
 namespace virtual_gpu::test {
 
@@ -43,9 +43,10 @@ private:
 };
 
 // The line about the last kernel that a child process writes which runs this program's test case of that name.
-inline nlohmann::json counts_of(const std::string& name, const std::string& variables = "VIRTUAL_GPU_THREADS=1") {
+inline nlohmann::json counts_of(const std::string& name, Variables variables = {{"VIRTUAL_GPU_THREADS", "1"}}) {
     const CountsFile file;
-    CHECK(run_tests_with(variables + " VIRTUAL_GPU_COUNTS=" + file.path(), name) == 0);
+    variables["VIRTUAL_GPU_COUNTS"] = file.path();
+    expect_cases(name, variables);
     nlohmann::json found = file.lines("kernel").back();
     found.erase("seconds");
     for (nlohmann::json& shape : found["shapes"]) shape.erase("seconds");

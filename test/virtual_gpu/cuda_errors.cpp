@@ -4,7 +4,6 @@
 
 #include <atomic>
 #include <cstdlib>
-#include <map>
 #include <string>
 #include <thread>
 
@@ -155,7 +154,7 @@ TEST_CASE("virtual_gpu devices: each has a UUID of its own and the same one in e
         std::printf("%s\n", uuid_of(0).c_str());
         return;
     }
-    const auto output_with = [](std::map<std::string, std::string> variables) {
+    const auto output_with = [](Variables variables) {
         variables["VIRTUAL_GPU_DEVICES"] = "2";
         const Child child = run_child(variables);
         CHECK(child.status == 0);

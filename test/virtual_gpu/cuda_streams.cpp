@@ -69,13 +69,6 @@ private:
     std::atomic<bool> open_{false};
 };
 
-bool eventually(const std::function<bool()>& condition) {
-    const Clock::time_point end = Clock::now() + std::chrono::seconds(20);
-    while (!condition())
-        if (Clock::now() > end) return false;
-    return true;
-}
-
 void drain(cudaStream_t stream) { CHECK(cudaStreamSynchronize(stream) == cudaSuccess); }
 
 // Two streams wait for the same event in many rounds. Counts the rounds in which the second went first.

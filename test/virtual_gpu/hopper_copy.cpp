@@ -11,29 +11,26 @@
 namespace virtual_gpu::test {
 namespace {
 
-const std::string kShared = ".shared .align 8 .b64 bar[2];\n.shared .align 1024 .b8 data[8192];\n";
+const std::string kShared = ".shared .align 8 .b64 bar[2]; .shared .align 1024 .b8 data[8192]; ";
 // One thread makes the copies; %p0 selects it.
 const std::string kStart =
-    "mov.u32 %r0, %tid.x;\nsetp.eq.u32 %p0, %r0, 0;\n@%p0 mbarrier.init.shared::cta.b64 [bar], 1;\n"
-    "@%p0 fence.mbarrier_init.release.cluster;\nbar.sync 0;\n";
-const std::string kWait =
-    "{\n.reg .pred p;\nW:\nmbarrier.try_wait.parity.shared::cta.b64 p, [bar], 0;\n@!p bra W;\n}\n";
+    "mov.u32 %r0, %tid.x; setp.eq.u32 %p0, %r0, 0; @%p0 mbarrier.init.shared::cta.b64 [bar], 1; "
+    "@%p0 fence.mbarrier_init.release.cluster; bar.sync 0; ";
+const std::string kWait = wait("0");
 const std::string kLoad = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes ";
 const std::string kStore = "cp.async.bulk.global.shared::cta.bulk_group ";
-const std::string kCommit = "cp.async.bulk.commit_group;\n", kWaitRead = "cp.async.bulk.wait_group.read 0;\n",
-                  kWaitGroup = "cp.async.bulk.wait_group 0;\n";
+const std::string kCommit = "cp.async.bulk.commit_group; ", kWaitRead = "cp.async.bulk.wait_group.read 0; ",
+                  kWaitGroup = "cp.async.bulk.wait_group 0; ";
 
-std::string expect(int bytes) {
-    return "@%p0 mbarrier.arrive.expect_tx.shared::cta.b64 _, [bar], " + std::to_string(bytes) + ";\n";
-}
+std::string expect(int bytes) { return ptx("@%p0 mbarrier.arrive.expect_tx.shared::cta.b64 _, [bar], $1; ", bytes); }
 // All threads store shared memory, 4 bytes each, to parameter 0.
 std::string store_data(int parameter) {
     return element_address(9, parameter, 4) +
-           "shl.b32 %r10, %r0, 2;\nmov.u32 %r11, data;\nadd.u32 %r11, %r11, %r10;\nld.shared.u32 %r12, [%r11];\n"
-           "st.global.u32 [%rd9], %r12;\n";
+           "shl.b32 %r10, %r0, 2; mov.u32 %r11, data; add.u32 %r11, %r11, %r10; ld.shared.u32 %r12, [%r11]; "
+           "st.global.u32 [%rd9], %r12; ";
 }
 std::string fill_data() {  // fills it with the thread's number
-    return "shl.b32 %r10, %r0, 2;\nmov.u32 %r11, data;\nadd.u32 %r11, %r11, %r10;\nst.shared.u32 [%r11], %r0;\n";
+    return "shl.b32 %r10, %r0, 2; mov.u32 %r11, data; add.u32 %r11, %r11, %r10; st.shared.u32 [%r11], %r0; ";
 }
 
 template <class T>
@@ -47,8 +44,8 @@ std::vector<T> counting(size_t count) {
 
 TEST_CASE("hopper: bulk copies move bytes both ways") {
     const Buffer in(counting<uint32_t>(256)), out(std::vector<uint32_t>(128, 0));
-    run_snippet(kStart + expect(512) + "@%p0 " + kLoad + "[data], [%rd1+64], 256, [bar];\n@%p0 " + kLoad +
-                    "[data+256], [%rd1], 256, [bar];\n" + kWait + store_data(0),
+    run_snippet(kStart + expect(512) + "@%p0 " + kLoad + "[data], [%rd1+64], 256, [bar]; @%p0 " + kLoad +
+                    "[data+256], [%rd1], 256, [bar]; " + kWait + store_data(0),
                 {out.address(), in.address()}, threads(128), kShared);
     std::vector<uint32_t> expected;
     for (uint32_t n = 0; n < 64; n++) expected.push_back(17 + n);
@@ -56,8 +53,8 @@ TEST_CASE("hopper: bulk copies move bytes both ways") {
     CHECK(out.read<uint32_t>() == expected);
 
     const Buffer stored(std::vector<uint32_t>(64, 7));
-    run_snippet("mov.u32 %r0, %tid.x;\nsetp.eq.u32 %p0, %r0, 0;\n" + fill_data() +
-                    "fence.proxy.async.shared::cta;\nbar.sync 0;\n@%p0 " + kStore + "[%rd0+16], [data+32], 64;\n@%p0 " +
+    run_snippet("mov.u32 %r0, %tid.x; setp.eq.u32 %p0, %r0, 0; " + fill_data() +
+                    "fence.proxy.async.shared::cta; bar.sync 0; @%p0 " + kStore + "[%rd0+16], [data+32], 64; @%p0 " +
                     kCommit + "@%p0 " + kWaitRead,
                 {stored.address()}, threads(128), kShared);
     std::vector<uint32_t> all(64, 7);
@@ -68,8 +65,8 @@ TEST_CASE("hopper: bulk copies move bytes both ways") {
 // Run by the case below, with counts.
 TEST_CASE("hopper counted: a bulk copy" * doctest::skip()) {
     const Buffer in(counting<uint32_t>(256)), out(std::vector<uint32_t>(128, 0));
-    run_snippet(kStart + expect(512) + "@%p0 " + kLoad + "[data], [%rd1+64], 256, [bar];\n@%p0 " + kLoad +
-                    "[data+256], [%rd1], 256, [bar];\n" + kWait + store_data(0),
+    run_snippet(kStart + expect(512) + "@%p0 " + kLoad + "[data], [%rd1+64], 256, [bar]; @%p0 " + kLoad +
+                    "[data+256], [%rd1], 256, [bar]; " + kWait + store_data(0),
                 {out.address(), in.address()}, threads(128), kShared);
     if (virtual_gpu::counting()) write_counts(options().counts);
 }
@@ -81,21 +78,20 @@ TEST_CASE("hopper: the memory that bulk copies read is in a launch's footprint")
 
 TEST_CASE("hopper: prefetches and hints of caches change nothing") {
     const Buffer in(counting<uint32_t>(64)), out(std::vector<uint32_t>(32, 0));
-    run_snippet(
-        kStart + expect(128) +
-            "mov.b64 %rd5, 0;\n@%p0 cp.async.bulk.prefetch.L2.global [%rd1], 128;\n"
-            "@%p0 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [data], [%rd1], "
-            "128, [bar], %rd5;\n" +
-            kWait + "fence.proxy.async.global;\n" + store_data(0),
-        {out.address(), in.address()}, threads(32), kShared);
+    run_snippet(kStart + expect(128) +
+                    "mov.b64 %rd5, 0; @%p0 cp.async.bulk.prefetch.L2.global [%rd1], 128; @%p0 "
+                    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [data], [%rd1], "
+                    "128, [bar], %rd5; " +
+                    kWait + "fence.proxy.async.global; " + store_data(0),
+                {out.address(), in.address()}, threads(32), kShared);
     CHECK(out.read<uint32_t>() == counting<uint32_t>(32));
 }
 
 TEST_CASE("hopper: bulk copies' rules") {
     const Buffer written(std::vector<uint8_t>(1024, 1)), fresh(1024);
     const std::string load = kStart + expect(64) + "@%p0 " + kLoad, end = "\n" + kWait,
-                      fill = "mov.u32 %r0, %tid.x;\nsetp.eq.u32 %p0, %r0, 0;\n" + fill_data();
-    const std::string one = "st.shared.v4.u32 [data], {%r1, %r1, %r1, %r1};\nfence.proxy.async;\n";
+                      fill = "mov.u32 %r0, %tid.x; setp.eq.u32 %p0, %r0, 0; " + fill_data();
+    const std::string one = "st.shared.v4.u32 [data], {%r1, %r1, %r1, %r1}; fence.proxy.async; ";
     check(
         {
             {load + "[data], [%rd0], {{72||64}}, [bar];" + end, {"bulk copy of 72 bytes, which is no multiple of 16"}},
@@ -107,58 +103,58 @@ TEST_CASE("hopper: bulk copies' rules") {
             {load + "[data], [{{%rd1||%rd0}}], 64, [bar];" + end, {"of which bytes were never written"}},
             {load + "[data], [%rd0], 64, [bar{{+8||}}];" + end, {"no mbarrier was initialized at shared 8"}},
             // Arrived data is read after the phase has completed.
-            {load + "[data], [%rd0], 64, [bar];\nbar.sync 0;\n{{||" + kWait + "}}ld.shared.u32 %r1, [data];\n" + kWait,
+            {load + "[data], [%rd0], 64, [bar]; bar.sync 0; {{||" + kWait + "}}ld.shared.u32 %r1, [data]; " + kWait,
              {"load of 4 bytes of shared memory", "asynchronous copy that has not been waited for"}},
-            {kStart + "{{@%p0 mbarrier.arrive.shared::cta.b64 _, [bar];||" + expect(64) + "}}\n@%p0 " + kLoad +
-                 "[data], [%rd0], 64, [bar];\n" + kWait + "@%p0 ld.shared.u32 %r1, [data];",
+            {kStart + "{{@%p0 mbarrier.arrive.shared::cta.b64 _, [bar];||" + expect(64) + "}} @%p0 " + kLoad +
+                 "[data], [%rd0], 64, [bar]; " + kWait + "@%p0 ld.shared.u32 %r1, [data];",
              {"asynchronous copy that has not been waited for"}},
-            {kStart + expect(64) + "@%p0 " + kLoad + "[data], [%rd0], {{80||64}}, [bar];\n" + kWait +
+            {kStart + expect(64) + "@%p0 " + kLoad + "[data], [%rd0], {{80||64}}, [bar]; " + kWait +
                  "ld.shared.u32 %r1, [data];",
              {"every warp waits: warp 0 at the mbarrier at shared 0",
               "phase 0, which waits for 0 of 1 arrivals and -16"}},
-            {kStart + expect(64) + "@%p0 " + kLoad + "[data], [%rd0], {{48||64}}, [bar];\n" + kWait,
+            {kStart + expect(64) + "@%p0 " + kLoad + "[data], [%rd0], {{48||64}}, [bar]; " + kWait,
              {"every warp waits", "0 of 1 arrivals and 16 bytes"}},
-            {load + "[data], [%rd0], 64, [bar];\n{{||" + kWait + "}}@%p0 st.shared.u32 [data+60], 1;\n" + kWait,
+            {load + "[data], [%rd0], 64, [bar]; {{||" + kWait + "}}@%p0 st.shared.u32 [data+60], 1; " + kWait,
              {"a write to shared 1084, which the bulk copy of PTX line ", "may still write"}},
-            {load + "[data], [%rd0], 64, [bar];\n{{||" + kWait + "}}",
+            {load + "[data], [%rd0], 64, [bar]; {{||" + kWait + "}}",
              {"the block ends while this bulk copy may still"}},
-            {load + "[data], [%rd0], 32, [bar];\n@%p0 " + kLoad + "[data+{{16||32}}], [%rd0], 32, [bar];" + end,
+            {load + "[data], [%rd0], 32, [bar]; @%p0 " + kLoad + "[data+{{16||32}}], [%rd0], 32, [bar];" + end,
              {"a write to shared 1040, which the bulk copy of PTX line "}},
             {kStart + expect(16) + "@%p0 " + kLoad + "[{{bar||data}}], [%rd0], 16, [bar];" + end,
              {"a bulk copy to shared 0, where an mbarrier lies"}},
-            {"mov.u32 %r0, %tid.x;\nsetp.eq.u32 %p0, %r0, 0;\n@%p0 mbarrier.init.shared::cta.b64 [bar], 1;\n"
-             "{{||@%p0 fence.proxy.async;\n}}bar.sync 0;\n" +
+            {"mov.u32 %r0, %tid.x; setp.eq.u32 %p0, %r0, 0; @%p0 mbarrier.init.shared::cta.b64 [bar], 1; "
+             "{{||@%p0 fence.proxy.async; }}bar.sync 0; " +
                  expect(16) + "@%p0 " + kLoad + "[data], [%rd0], 16, [bar];" + end,
              {"the mbarrier's init (PTX line ", "has no fence.mbarrier_init or fence.proxy.async behind it"}},
-            {kStart + "@%p0 st.shared.u32 [data+8], 1;\n{{||@%p0 fence.proxy.async.shared::cta;\n}}" + expect(16) +
+            {kStart + "@%p0 st.shared.u32 [data+8], 1; {{||@%p0 fence.proxy.async.shared::cta; }}" + expect(16) +
                  "@%p0 " + kLoad + "[data], [%rd0], 16, [bar];" + end,
              {"bulk copy writes over shared 1032, which thread 0 wrote at PTX line "}},
             // Stores: the data must be written and fenced before, and stay until the wait.
-            {fill + "{{||fence.proxy.async.shared::cta;\n}}bar.sync 0;\n@%p0 " + kStore + "[%rd1], [data], 128;\n" +
+            {fill + "{{||fence.proxy.async.shared::cta; }}bar.sync 0; @%p0 " + kStore + "[%rd1], [data], 128; " +
                  kCommit + kWaitRead,
              {"bulk copy reads shared 1024, which thread 0 wrote at PTX line ", "without fence.proxy.async between"}},
-            {fill + "fence.proxy.async;\nbar.sync 0;\n@%p0 " + kStore + "[%rd1], [data+{{16||0}}], 128;\n" + kCommit +
+            {fill + "fence.proxy.async; bar.sync 0; @%p0 " + kStore + "[%rd1], [data+{{16||0}}], 128; " + kCommit +
                  kWaitRead,
              {"a bulk copy from shared 1152, a byte that was never written"}},
-            {one + kStore + "[%rd1], [data], 16;\n" + kCommit + "{{||" + kWaitRead + "}}st.shared.u32 [data+4], 1;\n" +
+            {one + kStore + "[%rd1], [data], 16; " + kCommit + "{{||" + kWaitRead + "}}st.shared.u32 [data+4], 1; " +
                  kWaitRead,
              {"a write to shared 1028, which the bulk copy of PTX line ", "may still read"},
              kOneThread},
-            {one + kStore + "[%rd1], [data], 16;\n" + kCommit + kStore + "[%rd1+16], [data], 16;\n" + kCommit +
-                 "cp.async.bulk.wait_group.read {{1||0}};\nst.shared.u32 [data], 1;\n" + kWaitRead,
+            {one + kStore + "[%rd1], [data], 16; " + kCommit + kStore + "[%rd1+16], [data], 16; " + kCommit +
+                 "cp.async.bulk.wait_group.read {{1||0}}; st.shared.u32 [data], 1; " + kWaitRead,
              {"may still read"},
              kOneThread},
-            {one + kStore + "[%rd1], [data], 16;\n{{||" + kCommit + "}}" + kWaitRead,
+            {one + kStore + "[%rd1], [data], 16; {{||" + kCommit + "}}" + kWaitRead,
              {"the block ends while this bulk copy may still read its shared memory"},
              kOneThread},
-            {one + kStore + "[%rd1+32], [data], 16;\n" + kCommit + "{{" + kWaitRead + "||" + kWaitGroup +
+            {one + kStore + "[%rd1+32], [data], 16; " + kCommit + "{{" + kWaitRead + "||" + kWaitGroup +
                  "}}ld.global.u32 %r1, [%rd1+32];",
              {"load of 4 bytes of global memory", "asynchronous copy that has not been waited for"},
              kOneThread},
-            {one + kStore + "[%rd1+{{1016||1008}}], [data], 16;\n" + kCommit + kWaitGroup,
+            {one + kStore + "[%rd1+{{1016||1008}}], [data], 16; " + kCommit + kWaitGroup,
              {"which is not aligned to 16 bytes"},
              kOneThread},
-            {one + kStore + "[%rd1+{{1024||1008}}], [data], 16;\n" + kCommit + kWaitGroup,
+            {one + kStore + "[%rd1+{{1024||1008}}], [data], 16; " + kCommit + kWaitGroup,
              {"0 bytes past an allocation of 1024 bytes"},
              kOneThread},
         },
@@ -194,16 +190,17 @@ void run_with_map(const CUtensorMap& map, uint64_t pointer, const std::string& s
     std::vector<unsigned char> parameters(136);
     std::memcpy(parameters.data(), &map, 128);
     std::memcpy(parameters.data() + 128, &pointer, 8);
-    run_text(kModule + kShared + ".visible .entry test(.param .align 64 .b8 map[128], .param .u64 p)\n{\n" +
-                 kRegisters + "ld.param.u64 %rd0, [p];\nmov.b64 %rd2, map;\ncvta.param.u64 %rd1, %rd2;\n" + snippet +
-                 "\nret;\n}\n",
+    run_text(kModule + kShared + ".visible .entry test(.param .align 64 .b8 map[128], .param .u64 p)\n{ " + kRegisters +
+                 "ld.param.u64 %rd0, [p]; mov.b64 %rd2, map; cvta.param.u64 %rd1, %rd2; " + snippet + "\nret; } ",
              parameters, shape);
 }
 
 std::string tensor_load(size_t rank, const std::string& coordinates, size_t bytes) {
-    return "prefetch.tensormap [%rd1];\n" + kStart + expect(static_cast<int>(bytes)) + "@%p0 cp.async.bulk.tensor." +
-           std::to_string(rank) + "d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [data], [%rd1, {" +
-           coordinates + "}], [bar];\n" + kWait;
+    return "prefetch.tensormap [%rd1]; " + kStart + expect(static_cast<int>(bytes)) +
+           ptx("@%p0 cp.async.bulk.tensor.$1d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+               "[data], [%rd1, {$2}], [bar]; ",
+               rank, coordinates) +
+           kWait;
 }
 
 }  // namespace
@@ -223,10 +220,10 @@ TEST_CASE("hopper: a tensor copy loads a box, swizzled, with zeros beyond the te
             REQUIRE(encode({{kColumns, kHeight}, {kPitch * 2}, {width, height}, swizzle}, in.address(), map) ==
                     CUDA_SUCCESS);
             const Buffer out(std::vector<uint16_t>(bytes / 2, 0));
-            run_with_map(map, out.address(),
-                         "mov.u32 %r20, " + std::to_string(x) + ";\nmov.u32 %r21, " + std::to_string(y) + ";\n" +
-                             tensor_load(2, "%r20, %r21", bytes) + store_data(0),
-                         threads(bytes / 4));
+            run_with_map(
+                map, out.address(),
+                ptx("mov.u32 %r20, $1; mov.u32 %r21, $2; ", x, y) + tensor_load(2, "%r20, %r21", bytes) + store_data(0),
+                threads(bytes / 4));
             const std::vector<uint16_t> got = out.read<uint16_t>();
             bool all = true;
             for (uint32_t r = 0; r < height; r++)
@@ -286,11 +283,11 @@ TEST_CASE("hopper: tensor copies of one to five dimensions, both ways") {
         const Buffer whole(std::vector<uint32_t>(8 * 4 * 3 * 2 * 2, 1000));
         REQUIRE(encode(t, whole.address(), to) == CUDA_SUCCESS);
         run_with_map(to, 0,
-                     "mov.u32 %r0, %tid.x;\nsetp.eq.u32 %p0, %r0, 0;\n" + fill_data() +
-                         "fence.proxy.async;\nbar.sync 0;\n"
-                         "@%p0 cp.async.bulk.tensor." +
-                         std::to_string(rank) + "d.global.shared::cta.tile.bulk_group [%rd1, {" + coordinates +
-                         "}], [data];\n@%p0 " + kCommit + "@%p0 " + kWaitRead,
+                     "mov.u32 %r0, %tid.x; setp.eq.u32 %p0, %r0, 0; " + fill_data() +
+                         "fence.proxy.async; bar.sync 0; " +
+                         ptx("@%p0 cp.async.bulk.tensor.$1d.global.shared::cta.tile.bulk_group [%rd1, {$2}], [data]; ",
+                             rank, coordinates) +
+                         "@%p0 " + kCommit + "@%p0 " + kWaitRead,
                      threads(count));
         std::vector<uint32_t> stored(8 * 4 * 3 * 2 * 2, 1000);
         for (uint32_t n = 0; n < count; n++)

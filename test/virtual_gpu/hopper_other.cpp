@@ -4,19 +4,18 @@
 namespace virtual_gpu::test {
 namespace {
 
-const std::string kShared = ".shared .align 128 .b8 data[1024];\n";
+const std::string kShared = ".shared .align 128 .b8 data[1024]; ";
 const std::string kIds =
-    "mov.u32 %r0, %tid.x;\nmov.u32 %r1, %laneid;\nshr.u32 %r2, %r0, 5;\nsetp.eq.u32 %p0, %r0, 0;\n"
-    "setp.lt.u32 %p1, %r1, 16;\nshr.u32 %r3, %r0, 7;\nsetp.eq.u32 %p2, %r3, 0;\n"
-    "setp.eq.u32 %p3, %r2, 3;\n";
+    "mov.u32 %r0, %tid.x; mov.u32 %r1, %laneid; shr.u32 %r2, %r0, 5; setp.eq.u32 %p0, %r0, 0; "
+    "setp.lt.u32 %p1, %r1, 16; shr.u32 %r3, %r0, 7; setp.eq.u32 %p2, %r3, 0; setp.eq.u32 %p3, %r2, 3; ";
 
 }  // namespace
 
 TEST_CASE("hopper: elect.sync elects one lane, always the same") {
     const Buffer out(std::vector<uint32_t>(64, 0));
-    const std::string elect = "elect.sync %r5|%p4, 0xffff0000;\nselp.u32 %r6, 1, 0, %p4;\n";
-    run_snippet(kIds + "@%p1 bra END;\n" + elect + "mov.u32 %r7, %r6;\n" + elect + "add.u32 %r7, %r7, %r6;\n" +
-                    element_address(9, 0, 4) + "st.global.u32 [%rd9], %r7;\nst.global.u32 [%rd9+128], %r5;\nEND:",
+    const std::string elect = "elect.sync %r5|%p4, 0xffff0000; selp.u32 %r6, 1, 0, %p4; ";
+    run_snippet(kIds + "@%p1 bra END; " + elect + "mov.u32 %r7, %r6; " + elect + "add.u32 %r7, %r7, %r6; " +
+                    element_address(9, 0, 4) + "st.global.u32 [%rd9], %r7; st.global.u32 [%rd9+128], %r5; END:",
                 {out.address()});
     const auto got = out.read<uint32_t>();
     uint32_t leaders = 0;
@@ -37,21 +36,18 @@ TEST_CASE("hopper: stmatrix stores fragments") {
     for (const int count : {1, 2, 4})
         for (const bool transposed : {false, true}) {
             const Buffer out(std::vector<uint16_t>(static_cast<size_t>(count) * 64, 0));
-            std::string s = kIds + "mov.u32 %r10, data;\nshl.b32 %r11, %r1, 4;\nadd.u32 %r10, %r10, %r11;\n", words;
+            std::string s = kIds + "mov.u32 %r10, data; shl.b32 %r11, %r1, 4; add.u32 %r10, %r10, %r11; ", words;
             // Words m and m + 1 of a lane hold its number with 2 m, and with 2 m + 1.
             for (int m = 0; m < count; m++) {
-                const std::string r = "%r" + std::to_string(20 + m);
-                s += "mad.lo.s32 " + r + ", %r1, 0x01000100, " + std::to_string(2 * m | (2 * m + 1) << 16) + ";\n";
-                words += (m ? ", " : "") + r;
+                s += ptx("mad.lo.s32 %r$1, %r1, 0x01000100, $2; ", 20 + m, 2 * m | (2 * m + 1) << 16);
+                words += ptx("$1%r$2", m ? ", " : "", 20 + m);
             }
-            s += "stmatrix.sync.aligned.m8n8.x" + std::to_string(count) + (transposed ? ".trans" : "") +
-                 ".shared.b16 [%r10], {" + words +
-                 "};\nbar.warp.sync 0xffffffff;\nmov.u32 %r12, data;\n"
-                 "mov.u32 %r13, 0;\nLOOP:\ncvt.u64.u32 %rd5, %r13;\nadd.s64 %rd6, %rd0, %rd5;\nadd.u32 %r14, %r12, "
-                 "%r13;\n"
-                 "ld.shared.u16 %h1, [%r14];\n@%p0 st.global.u16 [%rd6], %h1;\nadd.u32 %r13, %r13, 2;\n"
-                 "setp.lt.u32 %p5, %r13, " +
-                 std::to_string(128 * count) + ";\n@%p5 bra LOOP;";
+            s += ptx("stmatrix.sync.aligned.m8n8.x$1$2.shared.b16 [%r10], {$3}; ", count, transposed ? ".trans" : "",
+                     words) +
+                 "bar.warp.sync 0xffffffff; mov.u32 %r12, data; mov.u32 %r13, 0; LOOP: cvt.u64.u32 %rd5, %r13; "
+                 "add.s64 %rd6, %rd0, %rd5; add.u32 %r14, %r12, %r13; ld.shared.u16 %h1, [%r14]; "
+                 "@%p0 st.global.u16 [%rd6], %h1; add.u32 %r13, %r13, 2; setp.lt.u32 %p5, %r13, " +
+                 std::to_string(128 * count) + "; @%p5 bra LOOP;";
             run_snippet(s, {out.address()}, {}, kShared);
             std::vector<uint16_t> expected;
             for (int m = 0; m < count; m++)
@@ -63,11 +59,11 @@ TEST_CASE("hopper: stmatrix stores fragments") {
             INFO("x", count, transposed ? " transposed" : "");
             CHECK(out.read<uint16_t>() == expected);
         }
-    const std::string address = kIds + "mov.u32 %r10, data;\nshl.b32 %r11, %r1, 4;\nadd.u32 %r10, %r10, %r11;\n",
+    const std::string address = kIds + "mov.u32 %r10, data; shl.b32 %r11, %r1, 4; add.u32 %r10, %r10, %r11; ",
                       x4 = "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%r10], {%r0, %r0, %r0, %r0};";
     check({{address + "{{@%p1 ||}}" + x4, {"stmatrix with 16 of 32 lanes"}},
-           {address + "add.u32 %r10, %r10, {{8||16}};\n" + x4, {"misaligned stmatrix of 16 bytes"}},
-           {address + "add.u32 %r10, %r10, {{528||512}};\n" + x4, {"stmatrix of 16 bytes at shared 1024"}},
+           {address + "add.u32 %r10, %r10, {{8||16}}; " + x4, {"misaligned stmatrix of 16 bytes"}},
+           {address + "add.u32 %r10, %r10, {{528||512}}; " + x4, {"stmatrix of 16 bytes at shared 1024"}},
            {address + "stmatrix.sync.aligned.m8n8.{{x2||x4}}.shared.b16 [%r10], {%r0, %r0, %r0, %r0};",
             {"another number of matrices"}}},
           kShared);
@@ -84,10 +80,10 @@ TEST_CASE("hopper: setmaxnreg moves registers between warpgroups") {
         });
     };
     const auto set = [](const std::string& how, int count) {
-        return "setmaxnreg." + how + ".sync.aligned.u32 " + std::to_string(count) + ";\n";
+        return ptx("setmaxnreg.$1.sync.aligned.u32 $2; ", how, count);
     };
     const auto both = [&](const std::string& first, const std::string& second) {
-        return "@%p2 bra FIRST;\n" + second + "bra END;\nFIRST:\n" + first + "END:\n";
+        return "@%p2 bra FIRST; " + second + "bra END; FIRST: " + first + "END: ";
     };
     CHECK(message(both(set("dec", 96), set("inc", 240))) == "");
     CHECK(message(both(set("inc", 240), set("dec", 96))) == "");
@@ -107,29 +103,27 @@ TEST_CASE("hopper: setmaxnreg moves registers between warpgroups") {
 
 TEST_CASE("hopper: a cluster of one block") {
     const Buffer out(std::vector<uint32_t>(128, 0));
-    run_snippet(
-        kIds +
-            "mov.u32 %r10, data;\nmapa.shared::cluster.u32 %r11, %r10, %cluster_ctarank;\nshl.b32 %r12, %r0, 2;\n"
-            "add.u32 %r11, %r11, %r12;\nst.shared::cluster.u32 [%r11], %r0;\n"
-            "barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;\n"
-            "xor.b32 %r13, %r12, 508;\nadd.u32 %r13, %r10, %r13;\nld.shared::cluster.u32 %r14, [%r13];\n"
-            "barrier.cluster.arrive;\n@%p1 add.u32 %r14, %r14, %cluster_nctarank;\nbarrier.cluster.wait;\n" +
-            element_address(9, 0, 4) +
-            "st.global.u32 [%rd9], %r14;\ngriddepcontrol.wait;\n"
-            "griddepcontrol.launch_dependents;",
-        {out.address()}, threads(128), kShared);
+    run_snippet(kIds +
+                    "mov.u32 %r10, data; mapa.shared::cluster.u32 %r11, %r10, %cluster_ctarank; shl.b32 %r12, %r0, 2; "
+                    "add.u32 %r11, %r11, %r12; st.shared::cluster.u32 [%r11], %r0; "
+                    "barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned; "
+                    "xor.b32 %r13, %r12, 508; add.u32 %r13, %r10, %r13; ld.shared::cluster.u32 %r14, [%r13]; "
+                    "barrier.cluster.arrive; @%p1 add.u32 %r14, %r14, %cluster_nctarank; barrier.cluster.wait; " +
+                    element_address(9, 0, 4) +
+                    "st.global.u32 [%rd9], %r14; griddepcontrol.wait; griddepcontrol.launch_dependents;",
+                {out.address()}, threads(128), kShared);
     std::vector<uint32_t> expected;
     for (uint32_t n = 0; n < 128; n++) expected.push_back((127 - n) + (n % 32 < 16 ? 1 : 0));
     CHECK(out.read<uint32_t>() == expected);
-    const std::string arrive = "barrier.cluster.arrive.aligned;\n", wait = "barrier.cluster.wait.aligned;\n";
+    const std::string arrive = "barrier.cluster.arrive.aligned; ", wait = "barrier.cluster.wait.aligned; ";
     check({{kIds + "mapa.shared::cluster.u32 %r5, %r0, {{1||0}};", {"block 1 of a cluster of one"}},
            {kIds + "{{||" + arrive + "}}" + wait, {"the thread waits and has not arrived"}},
            {kIds + arrive + "{{||" + wait + "}}" + arrive + wait,
             {"the thread has arrived already and not waited since"}},
            {kIds + arrive + "{{@%p1 ||}}" + wait, {"barrier.cluster that lanes ffff0000 of a warp do not reach"}},
            {kIds + "{{@%p1 ||}}" + arrive + wait, {"barrier.cluster that lanes ffff0000 of a warp do not reach"}},
-           {kIds + "@%p3 bra OTHER;\n" + arrive + wait + "bra END;\nOTHER:\n{{bar.sync 1, 64||" + arrive + wait +
-                "}};\nEND:\n",
+           {kIds + "@%p3 bra OTHER; " + arrive + wait + "bra END; OTHER: {{bar.sync 1, 64||" + arrive + wait +
+                "}}; END: ",
             {"every warp waits: warp 0 at barrier.cluster (PTX line ", "warp 3 at barrier 1"},
             threads(128)}},
           kShared);

@@ -75,39 +75,38 @@ std::string registers_named(const std::string& prefix, int count, int first = 0)
     return s + "}";
 }
 
-const std::string kSpace = ".shared .align 1024 .b8 A[16384];\n.shared .align 1024 .b8 B[32768];\n";
-const std::string kDeclare = ".reg .f32 %acc<128>;\n.reg .b32 %a<4>;\n.reg .b64 %da, %db;\n";
-const std::string kFence = "wgmma.fence.sync.aligned;\n", kCommit = "wgmma.commit_group.sync.aligned;\n",
-                  kWait = "wgmma.wait_group.sync.aligned 0;\n";
+const std::string kSpace = ".shared .align 1024 .b8 A[16384]; .shared .align 1024 .b8 B[32768]; ";
+const std::string kDeclare = ".reg .f32 %acc<128>; .reg .b32 %a<4>; .reg .b64 %da, %db; ";
+const std::string kFence = "wgmma.fence.sync.aligned; ", kCommit = "wgmma.commit_group.sync.aligned; ",
+                  kWait = "wgmma.wait_group.sync.aligned 0; ";
 
 // Copies `bytes` bytes (a multiple of 16) of parameter n to a shared array, with 128 threads and 16 bytes at a time.
 std::string to_shared(int parameter, const std::string& array, size_t bytes, int offset = 0) {
-    const std::string label = "COPY" + array;
-    return "mov.u32 %r10, %tid.x;\nshl.b32 %r10, %r10, 4;\n" + label + ":\nsetp.ge.u32 %p9, %r10, " +
-           std::to_string(bytes) + ";\n@%p9 bra " + label + "_END;\ncvt.u64.u32 %rd20, %r10;\nadd.s64 %rd21, %rd" +
-           std::to_string(parameter) + ", %rd20;\nld.global.v4.u32 {%r12, %r13, %r14, %r15}, [%rd21];\nmov.u32 %r11, " +
-           array + ";\nadd.u32 %r11, %r11, %r10;\nst.shared.v4.u32 [%r11+" + std::to_string(offset) +
-           "], {%r12, %r13, %r14, %r15};\nadd.u32 %r10, %r10, "
-           "2048;\nbra " +
-           label + ";\n" + label + "_END:\n";
+    return ptx(
+        "mov.u32 %r10, %tid.x; shl.b32 %r10, %r10, 4; "
+        "COPY_$2: setp.ge.u32 %p9, %r10, $3; @%p9 bra END_$2; cvt.u64.u32 %rd20, %r10; "
+        "add.s64 %rd21, %rd$1, %rd20; ld.global.v4.u32 {%r12, %r13, %r14, %r15}, [%rd21]; mov.u32 %r11, $2; "
+        "add.u32 %r11, %r11, %r10; st.shared.v4.u32 [%r11+$4], {%r12, %r13, %r14, %r15}; "
+        "add.u32 %r10, %r10, 2048; bra COPY_$2; END_$2: ",
+        parameter, array, bytes, offset);
 }
 std::string descriptor(const std::string& to, const std::string& array, uint64_t bits, int offset = 0) {
-    return "mov.u32 %r10, " + array + ";\nadd.u32 %r10, %r10, " + std::to_string(offset) +
-           ";\nshr.u32 %r10, %r10, 4;\ncvt.u64.u32 " + to + ", %r10;\nor.b64 " + to + ", " + to + ", " +
-           std::to_string(bits) + ";\n";
+    return ptx(
+        "mov.u32 %r10, $2; add.u32 %r10, %r10, $4; shr.u32 %r10, %r10, 4; cvt.u64.u32 $1, %r10; "
+        "or.b64 $1, $1, $3; ",
+        to, array, bits, offset);
 }
 std::string opcode(const Case& c) {
-    return "wgmma.mma_async.sync.aligned.m64n" + std::to_string(c.N) + "k" + std::to_string(k_of(c)) + ".f32." +
-           name_of(c.a) + "." + name_of(c.b);
+    return ptx("wgmma.mma_async.sync.aligned.m64n$1k$2.f32.$3.$4", c.N, k_of(c), name_of(c.a), name_of(c.b));
 }
 std::string product(const Case& c, const std::string& results, const std::string& scale_d = "1") {
-    std::string s = opcode(c) + " " + results + ", " + (c.a_in_registers ? "{%a0, %a1, %a2, %a3}" : "%da") + ", %db, " +
-                    scale_d + ", " + std::to_string(c.sign_a) + ", " + std::to_string(c.sign_b);
+    std::string s = ptx("$1 $2, $3, %db, $4, $5, $6", opcode(c), results,
+                        c.a_in_registers ? "{%a0, %a1, %a2, %a3}" : "%da", scale_d, c.sign_a, c.sign_b);
     if (c.a == Type::bf16) {
         if (!c.a_in_registers) s += c.transposed_a ? ", 1" : ", 0";
         s += c.transposed_b ? ", 1" : ", 0";
     }
-    return s + ";\n";
+    return s + "; ";
 }
 
 struct Inputs {
@@ -154,16 +153,14 @@ std::vector<float> run(const Case& c, const Inputs& o) {
             c_of_threads[static_cast<size_t>(thread * count + r)] = o.C[result_at(thread, r, c.N)];
     const Buffer A(a.bytes), B(b.bytes), C(c_of_threads), fragments(fragments_of_a(c, o.A));
     std::string s = kDeclare + to_shared(1, "A", a.bytes.size()) + to_shared(2, "B", b.bytes.size()) +
-                    "fence.proxy.async.shared::cta;\nbar.sync 0;\nmov.u32 %r1, %tid.x;\nmul.wide.u32 %rd10, %r1, " +
+                    "fence.proxy.async.shared::cta; bar.sync 0; mov.u32 %r1, %tid.x; mul.wide.u32 %rd10, %r1, " +
                     std::to_string(4 * count) +
-                    ";\nadd.s64 %rd10, %rd10, %rd0;\nmul.wide.u32 %rd11, %r1, 16;\n"
-                    "add.s64 %rd11, %rd11, %rd3;\nld.global.v4.u32 {%a0, %a1, %a2, %a3}, [%rd11];\n";
-    for (int r = 0; r < count; r++)
-        s += "ld.global.f32 %acc" + std::to_string(r) + ", [%rd10+" + std::to_string(4 * r) + "];\n";
+                    "; add.s64 %rd10, %rd10, %rd0; mul.wide.u32 %rd11, %r1, 16; add.s64 %rd11, %rd11, %rd3; "
+                    "ld.global.v4.u32 {%a0, %a1, %a2, %a3}, [%rd11]; ";
+    for (int r = 0; r < count; r++) s += ptx("ld.global.f32 %acc$1, [%rd10+$2]; ", r, 4 * r);
     s += descriptor("%da", "A", descriptor_of(a)) + descriptor("%db", "B", descriptor_of(b)) + kFence +
          product(c, registers_named("%acc", count), c.accumulates ? "1" : "0") + kCommit + kWait;
-    for (int r = 0; r < count; r++)
-        s += "st.global.f32 [%rd10+" + std::to_string(4 * r) + "], %acc" + std::to_string(r) + ";\n";
+    for (int r = 0; r < count; r++) s += ptx("st.global.f32 [%rd10+$2], %acc$1; ", r, 4 * r);
     run_snippet(s, {C.address(), A.address(), B.address(), fragments.address()}, threads(128), kSpace);
     const std::vector<float> got = C.read<float>();
     std::vector<float> D(static_cast<size_t>(64 * c.N));
@@ -266,16 +263,16 @@ TEST_CASE("hopper: wgmma goes along k within a swizzled tile, and starts between
     for (const int shift : {0, 128, 640}) {
         const Buffer out(std::vector<float>(64 * N, 0));
         const uint64_t base = static_cast<uint64_t>(shift / 128) << 49;
-        std::string s = kDeclare + "mov.u32 %r1, %tid.x;\n";
+        std::string s = kDeclare + "mov.u32 %r1, %tid.x; ";
         s += to_shared(1, "A", a.bytes.size(), shift) + to_shared(2, "B", b.bytes.size(), shift) +
-             "fence.proxy.async.shared::cta;\nbar.sync 0;\n" + kFence;
+             "fence.proxy.async.shared::cta; bar.sync 0; " + kFence;
         for (int k = 0; k < 4; k++)
             s += descriptor("%da", "A", descriptor_of(a) | base, shift + 32 * k) +
                  descriptor("%db", "B", descriptor_of(b) | base, shift + 32 * k) +
                  product({.N = N}, registers_named("%acc", 4), k ? "1" : "0") + (k == 1 ? kCommit : "");
         s += kCommit + kWait +
-             "mul.wide.u32 %rd10, %r1, 16;\nadd.s64 %rd10, %rd10, %rd0;\n"
-             "st.global.v4.f32 [%rd10], {%acc0, %acc1, %acc2, %acc3};\n";
+             "mul.wide.u32 %rd10, %r1, 16; add.s64 %rd10, %rd10, %rd0; "
+             "st.global.v4.f32 [%rd10], {%acc0, %acc1, %acc2, %acc3}; ";
         run_snippet(s, {out.address(), A.address(), B.address()}, threads(128), kSpace);
         const std::vector<float> got = out.read<float>();
         bool all = true;
@@ -294,7 +291,7 @@ TEST_CASE("hopper: wgmma goes along k within a swizzled tile, and starts between
 
 TEST_CASE("hopper: wgmma sums like Hopper's tensor cores on request") {
     if (options().arithmetic == Arithmetic::fp32)
-        CHECK(run_tests_with("VIRTUAL_GPU_ARITHMETIC=hopper", "hopper: wgmma multiplies") == 0);
+        expect_cases("hopper: wgmma multiplies", {{"VIRTUAL_GPU_ARITHMETIC", "hopper"}});
 }
 
 namespace {
@@ -302,17 +299,17 @@ namespace {
 // Four warps; A and B are zero, filled and fenced correctly. 16 columns: 8 results, in %acc0 to %acc7.
 const Case kSmall{.N = 16};
 const std::string kResults = registers_named("%acc", 8), kOthers = registers_named("%acc", 8, 8);
-std::string fill(const std::string& fence = "fence.proxy.async.shared::cta;\n") {
+std::string fill(const std::string& fence = "fence.proxy.async.shared::cta; ") {
     std::string s = kDeclare +
-                    "mov.u32 %r1, %tid.x;\nshl.b32 %r2, %r1, 4;\nmov.u32 %r3, A;\nadd.u32 %r3, %r3, %r2;\n"
-                    "mov.u32 %r4, B;\nadd.u32 %r4, %r4, %r2;\nmov.u32 %r5, 0;\n";
+                    "mov.u32 %r1, %tid.x; shl.b32 %r2, %r1, 4; mov.u32 %r3, A; add.u32 %r3, %r3, %r2; mov.u32 %r4, B; "
+                    "add.u32 %r4, %r4, %r2; mov.u32 %r5, 0; ";
     for (int n = 0; n < 8; n++) {
-        const std::string at = "+" + std::to_string(2048 * n) + "], {%r5, %r5, %r5, %r5};\n";
-        s += "st.shared.v4.u32 [%r3" + at + "st.shared.v4.u32 [%r4" + at;
+        for (const char* base : {"%r3", "%r4"})
+            s += ptx("st.shared.v4.u32 [$1+$2], {%r5, %r5, %r5, %r5}; ", base, 2048 * n);
     }
-    for (int n = 0; n < 16; n++) s += "add.f32 %acc" + std::to_string(n) + ", 0f00000000, 0f00000000;\n";
-    for (int n = 0; n < 4; n++) s += "add.u32 %a" + std::to_string(n) + ", %r5, %r5;\n";
-    return s + fence + "bar.sync 0;\nshr.u32 %r6, %r1, 5;\nsetp.eq.u32 %p3, %r6, 3;\nsetp.eq.u32 %p0, %r1, 0;\n" +
+    for (int n = 0; n < 16; n++) s += ptx("add.f32 %acc$1, 0f00000000, 0f00000000; ", n);
+    for (int n = 0; n < 4; n++) s += ptx("add.u32 %a$1, %r5, %r5; ", n);
+    return s + fence + "bar.sync 0; shr.u32 %r6, %r1, 5; setp.eq.u32 %p3, %r6, 3; setp.eq.u32 %p0, %r1, 0; " +
            descriptor("%da", "A", uint64_t{1} << 16 | uint64_t{64} << 32 | uint64_t{1} << 62) +
            descriptor("%db", "B", uint64_t{1} << 16 | uint64_t{64} << 32 | uint64_t{1} << 62);
 }
@@ -330,115 +327,82 @@ const Shape kGroup = threads(128);
 }  // namespace
 
 TEST_CASE("hopper: wgmma's registers are fenced, and used after a wait") {
-    const std::string use = "add.f32 %f1, %acc3, %acc3;\n";
+    const std::string use = "add.f32 %f1, %acc3, %acc3; ";
     check(
         {
-            {kBegin + "{{||" + kFence + "}}" + kProduct + kCommit + kWait,
-             {"no wgmma.fence before the first wgmma"},
-             kGroup},
-            {kBegin + kFence + "add.f32 %acc5, %acc5, %acc5;\n{{||" + kFence + "}}" + kProduct + kCommit + kWait,
-             {"a register of it was used at PTX line ", "without wgmma.fence between"},
-             kGroup},
-            {kBegin + kFence + "add.u32 %a2, %a2, %r5;\n{{||" + kFence + "}}" + kOfRegisters + kCommit + kWait,
-             {"a register of it was used at PTX line "},
-             kGroup},
+            {kBegin + "{{||" + kFence + "}}" + kProduct + kCommit + kWait, {"no wgmma.fence before the first wgmma"}},
+            {kBegin + kFence + "add.f32 %acc5, %acc5, %acc5; {{||" + kFence + "}}" + kProduct + kCommit + kWait,
+             {"a register of it was used at PTX line ", "without wgmma.fence between"}},
+            {kBegin + kFence + "add.u32 %a2, %a2, %r5; {{||" + kFence + "}}" + kOfRegisters + kCommit + kWait,
+             {"a register of it was used at PTX line "}},
             {kBegin + kFence + kProduct + kCommit + kWait + "{{||" + kFence + "}}" + kWide + kCommit + kWait,
-             {"a register of it is one of a product of 16 columns", "without wgmma.fence between"},
-             kGroup},
+             {"a register of it is one of a product of 16 columns", "without wgmma.fence between"}},
             // Results are used after a wait for their group.
             {kBegin + kFence + kProduct + kCommit + "{{||" + kWait + "}}" + use + kWait,
-             {"a register is used that the wgmma of PTX line ", "may still write: no wgmma.wait_group"},
-             kGroup},
-            {kBegin + kFence + kProduct + kCommit + "wgmma.wait_group.sync.aligned {{1||0}};\n" + use + kWait,
-             {"may still write"},
-             kGroup},
+             {"a register is used that the wgmma of PTX line ", "may still write: no wgmma.wait_group"}},
+            {kBegin + kFence + kProduct + kCommit + "wgmma.wait_group.sync.aligned {{1||0}}; " + use + kWait,
+             {"may still write"}},
             {kBegin + kFence + kProduct + kCommit + product(kSmall, kOthers) + kCommit +
-                 "wgmma.wait_group.sync.aligned 1;\nadd.f32 %f1, {{%acc8||%acc0}}, %acc1;\n" + kWait,
-             {"may still write"},
-             kGroup},
-            {kBegin + kFence + kProduct + "{{||" + kCommit + "}}" + kWait + use + kCommit + kWait,
-             {"may still write"},
-             kGroup},
-            {kBegin + kFence + kProduct + kCommit + "{{mov.f32 %acc2, 0f00000000;\n||}}" + kWait,
-             {"may still write"},
-             kGroup},
-            {kBegin + kFence + kOfRegisters + kCommit + "{{mov.u32 %a1, 0;\n||}}" + kWait, {"may still read"}, kGroup},
-            {kBegin + kFence + kOfRegisters + kCommit + "{{||" + kWait + "}}add.u32 %r7, %a3, %a3;\n" + kWait,
-             {"may still read"},
-             kGroup},
+                 "wgmma.wait_group.sync.aligned 1; add.f32 %f1, {{%acc8||%acc0}}, %acc1; " + kWait,
+             {"may still write"}},
+            {kBegin + kFence + kProduct + "{{||" + kCommit + "}}" + kWait + use + kCommit + kWait, {"may still write"}},
+            {kBegin + kFence + kProduct + kCommit + "{{mov.f32 %acc2, 0f00000000; ||}}" + kWait, {"may still write"}},
+            {kBegin + kFence + kOfRegisters + kCommit + "{{mov.u32 %a1, 0; ||}}" + kWait, {"may still read"}},
+            {kBegin + kFence + kOfRegisters + kCommit + "{{||" + kWait + "}}add.u32 %r7, %a3, %a3; " + kWait,
+             {"may still read"}},
             {kBegin + kFence + kProduct + kCommit + "{{||" + kWait + "}}",
-             {"the warp ends without a wgmma.wait_group"},
-             kGroup},
+             {"the warp ends without a wgmma.wait_group"}},
             // A copy of a result waits together with it.
-            {kBegin + kFence + kProduct + kCommit + "mov.f32 %f5, %acc0;\n{{||" + kWait + "}}add.f32 %f1, %f5, %f5;\n" +
+            {kBegin + kFence + kProduct + kCommit + "mov.f32 %f5, %acc0; {{||" + kWait + "}}add.f32 %f1, %f5, %f5; " +
                  kWait,
-             {"may still write"},
-             kGroup},
+             {"may still write"}},
         },
-        kSpace);
+        kSpace, {}, kGroup);
 }
 
 TEST_CASE("hopper: shared memory that wgmma reads is written, visible, and unchanged meanwhile") {
     const Buffer global(std::vector<uint32_t>(4, 0));
     check(
         {
-            {fill("{{||fence.proxy.async;\n}}") + kFence + kProduct + kCommit + kWait,
-             {"wgmma's matrix B reads shared", "without fence.proxy.async between"},
-             kGroup},
-            {kBegin + "@%p0 st.shared.u32 [A+{{16||8192}}], %r5;\nbar.sync 0;\n" + kFence + kProduct + kCommit + kWait,
-             {"wgmma's matrix A reads shared 16, which thread 0 wrote at PTX line "},
-             kGroup},
-            {kBegin + kFence + kProduct + kCommit + "{{||" + kWait + "}}bar.sync 0;\n@%p0 st.shared.u32 [B], %r5;\n" +
+            {fill("{{||fence.proxy.async; }}") + kFence + kProduct + kCommit + kWait,
+             {"wgmma's matrix B reads shared", "without fence.proxy.async between"}},
+            {kBegin + "@%p0 st.shared.u32 [A+{{16||8192}}], %r5; bar.sync 0; " + kFence + kProduct + kCommit + kWait,
+             {"wgmma's matrix A reads shared 16, which thread 0 wrote at PTX line "}},
+            {kBegin + kFence + kProduct + kCommit + "{{||" + kWait + "}}bar.sync 0; @%p0 st.shared.u32 [B], %r5; " +
                  kWait,
-             {"a write to shared 16384, which the wgmma of warp ", "may still read"},
-             kGroup},
-            {kBegin + "add.s64 %db, %db, {{1024||512}};\n" + kFence + kProduct + kCommit + kWait,
-             {"wgmma's matrix B of 16 bytes of shared memory", "never written"},
-             kGroup},
-            {kBegin + "add.s64 %da, %da, {{3072||960}};\n" + kFence + kProduct + kCommit + kWait,
-             {"wgmma's matrix A has 16 bytes at shared ", "; the block has 49160"},
-             kGroup},
-            {kBegin + "@%p0 mbarrier.init.shared::cta.b64 [bar], 1;\n@%p0 fence.proxy.async;\nbar.sync 0;\n" + kFence +
+             {"a write to shared 16384, which the wgmma of warp ", "may still read"}},
+            {kBegin + "add.s64 %db, %db, {{1024||512}}; " + kFence + kProduct + kCommit + kWait,
+             {"wgmma's matrix B of 16 bytes of shared memory", "never written"}},
+            {kBegin + "add.s64 %da, %da, {{3072||960}}; " + kFence + kProduct + kCommit + kWait,
+             {"wgmma's matrix A has 16 bytes at shared ", "; the block has 49160"}},
+            {kBegin + "@%p0 mbarrier.init.shared::cta.b64 [bar], 1; @%p0 fence.proxy.async; bar.sync 0; " + kFence +
                  kProduct + kCommit + "{{||" + kWait +
-                 "}}bar.sync 0;\n@%p0 mbarrier.arrive.expect_tx.shared::cta.b64 _, [bar], 16;\n"
-                 "@%p0 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [A+16], [%rd0], 16, [bar];\n"
-                 "{\n.reg .pred p;\nW:\nmbarrier.try_wait.parity.shared::cta.b64 p, [bar], 0;\n@!p bra W;\n}\n" +
-                 kWait,
-             {"a bulk copy to shared 16, which the wgmma of warp ", "may still read"},
-             kGroup},
+                 "}}bar.sync 0; @%p0 mbarrier.arrive.expect_tx.shared::cta.b64 _, [bar], 16; "
+                 "@%p0 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [A+16], [%rd0], 16, [bar]; " +
+                 wait("0") + kWait,
+             {"a bulk copy to shared 16, which the wgmma of warp ", "may still read"}},
         },
-        kSpace + ".shared .align 8 .b64 bar;\n", {global.address()});
+        kSpace + ".shared .align 8 .b64 bar; ", {global.address()}, kGroup);
 }
 
 TEST_CASE("hopper: all warps of a warpgroup execute wgmma") {
     check(
         {
-            {kBegin + kFence + "{{@!%p3 bra SKIP;\nbra END;\nSKIP:\n||}}" + kProduct + kCommit + kWait + "END:\n",
-             {"warp 3 ends without the wgmma.mma_async.", " executed"},
-             kGroup},
-            {kBegin + kFence + "{{@%p3 add.s64 %db, %db, 64;\n||}}" + kProduct + kCommit + kWait,
-             {"executed that of PTX line ", " with other operands instead"},
-             kGroup},
+            {kBegin + kFence + "{{@!%p3 bra SKIP; bra END; SKIP: ||}}" + kProduct + kCommit + kWait + "END: ",
+             {"warp 3 ends without the wgmma.mma_async.", " executed"}},
+            {kBegin + kFence + "{{@%p3 add.s64 %db, %db, 64; ||}}" + kProduct + kCommit + kWait,
+             {"executed that of PTX line ", " with other operands instead"}},
             {kBegin + kFence + "{{@!%p0 ||}}" + kProduct + kCommit + kWait,
-             {"an instruction of a warpgroup with 31 of 32 lanes"},
-             kGroup},
-            {kBegin + "{{@!%p0 ||}}" + kFence + kProduct + kCommit + kWait,
-             {"wgmma.fence with 31 of 32 lanes"},
-             kGroup},
-            {kBegin + kFence + kProduct + "{{@!%p0 ||}}" + kCommit + kWait,
-             {"wgmma.commit_group with 31 of 32 lanes"},
-             kGroup},
-            {kBegin + kFence + kProduct + kCommit + "{{@!%p0 ||}}" + kWait,
-             {"wgmma.wait_group with 31 of 32 lanes"},
-             kGroup},
-            {kBegin + kFence + "{{@%p0 add.s64 %db, %db, 64;\n||}}" + kProduct + kCommit + kWait,
-             {"its matrix descriptor is not that of lane 0"},
-             kGroup},
+             {"an instruction of a warpgroup with 31 of 32 lanes"}},
+            {kBegin + "{{@!%p0 ||}}" + kFence + kProduct + kCommit + kWait, {"wgmma.fence with 31 of 32 lanes"}},
+            {kBegin + kFence + kProduct + "{{@!%p0 ||}}" + kCommit + kWait, {"wgmma.commit_group with 31 of 32 lanes"}},
+            {kBegin + kFence + kProduct + kCommit + "{{@!%p0 ||}}" + kWait, {"wgmma.wait_group with 31 of 32 lanes"}},
+            {kBegin + kFence + "{{@%p0 add.s64 %db, %db, 64; ||}}" + kProduct + kCommit + kWait,
+             {"its matrix descriptor is not that of lane 0"}},
             {kBegin + kFence + product(kSmall, kResults, "{{%p0||%p3}}") + kCommit + kWait,
-             {"scale-d differs between lanes"},
-             kGroup},
+             {"scale-d differs between lanes"}},
         },
-        kSpace);
+        kSpace, {}, kGroup);
 }
 
 TEST_CASE("hopper: wgmma's shapes and immediates") {
@@ -449,15 +413,15 @@ TEST_CASE("hopper: wgmma's shapes and immediates") {
         contains(message(kDeclare + kFence + kProduct, threads(64)), "the last 2 warps of the block are no warpgroup"));
     for (const char* shape : {"m64n12k16", "m64n264k16", "m64n0k16", "m32n16k16", "m64n16k32"})
         CHECK(contains(message(kDeclare + "wgmma.mma_async.sync.aligned." + shape + ".f32.bf16.bf16 " + kResults +
-                                   ", %da, %db, 1, 1, 1, 0, 0;\n",
+                                   ", %da, %db, 1, 1, 1, 0, 0; ",
                                kGroup),
                        "instruction not known"));
-    CHECK(contains(message(kDeclare + opcode(kSmall) + " " + kResults + ", %da, %db, 1, 2, 1, 0, 0;\n", kGroup),
+    CHECK(contains(message(kDeclare + opcode(kSmall) + " " + kResults + ", %da, %db, 1, 2, 1, 0, 0; ", kGroup),
                    "a scale that is neither 1 nor -1"));
     CHECK(contains(
-        message(kDeclare + opcode(kSmall) + " " + registers_named("%acc", 7) + ", %da, %db, 1, 1, 1, 0, 0;\n", kGroup),
+        message(kDeclare + opcode(kSmall) + " " + registers_named("%acc", 7) + ", %da, %db, 1, 1, 1, 0, 0; ", kGroup),
         "another number of results"));
-    CHECK(contains(message(kDeclare + opcode(kSmall) + " " + kResults + ", %da, %db, 1, 1, 1;\n", kGroup),
+    CHECK(contains(message(kDeclare + opcode(kSmall) + " " + kResults + ", %da, %db, 1, 1, 1; ", kGroup),
                    "operand is missing"));
 }
 

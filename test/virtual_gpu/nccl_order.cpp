@@ -64,7 +64,7 @@ void two_communicators(bool expect_deadlock) {
 }
 
 // Rank 0 names the operation on the communicator in which it waits, or on the other.
-void expect_deadlock_of_two(const std::vector<Ended>& ended) {
+void expect_deadlock_of_two(const std::vector<Child>& ended) {
     expect_success(ended);
     const std::string a = "ncclAllReduce #1 (1 float32, sum) on communicator 1";
     const std::string b = "ncclAllReduce #1 (1 float32, sum) on communicator 2";

@@ -19,18 +19,13 @@
 #include <thread>
 #include <vector>
 
+#include "test/virtual_gpu/child.h"
+
 namespace virtual_gpu::test {
 
-using Variables = std::map<std::string, std::string>;
-struct Ended {
-    int status;  // as from waitpid()
-    std::string output;
-};
-
 // Runs the ranks of the current test case, with a card each and the streams in plain order.
-std::vector<Ended> run_ranks(int ranks, const Variables& all = {}, const std::map<int, Variables>& of_rank = {});
-void expect_success(const std::vector<Ended>& ended);
-bool contains(const Ended& ended, const std::string& text);
+std::vector<Child> run_ranks(int ranks, const Variables& all = {}, const std::map<int, Variables>& of_rank = {});
+void expect_success(const std::vector<Child>& ended);
 
 // For use in such a process:
 bool is_rank();
@@ -40,8 +35,6 @@ ncclUniqueId unique_id(int which);  // one of kIds, the same on all ranks
 constexpr int kIds = 8;
 ncclComm_t communicator(int which = 0, int nranks = ranks(), int as = rank());  // on card `rank`
 
-// Waits for the condition for a limited time.
-bool eventually(const std::function<bool()>& condition, double seconds = 10);
 ncclResult_t await_error(ncclComm_t comm);  // an asynchronous error; ncclSuccess if none came
 
 template <class T>

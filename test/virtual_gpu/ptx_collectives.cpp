@@ -22,13 +22,12 @@ Results run(const std::string& snippet, const std::vector<std::vector<uint32_t>>
     for (const auto& w : words) all.insert(all.end(), w.begin(), w.end());
     const Buffer in(all), out(256);
     std::string text = element_address(20, 0, 4) + element_address(21, 1, 4);
-    for (size_t n = 0; n < words.size(); n++)
-        text += "ld.global.u32 %r" + std::to_string(n + 1) + ", [%rd21+" + std::to_string(128 * n) + "];\n";
-    text += "mov.u32 %r20, -7;\nsetp.eq.s32 %p5, 0, 1;\nmov.u32 %r40, " + std::to_string(lanes) +
-            ";\nshr.u32 %r40, %r40, %r62;\n"
-            "and.b32 %r40, %r40, 1;\nsetp.eq.s32 %p9, %r40, 0;\n@%p9 bra SKIP;\n" +
-            snippet +
-            "\nSKIP:\nst.global.u32 [%rd20], %r20;\nselp.u32 %r21, 1, 0, %p5;\nst.global.u32 [%rd20+128], %r21;";
+    for (size_t n = 0; n < words.size(); n++) text += ptx("ld.global.u32 %r$1, [%rd21+$2]; ", n + 1, 128 * n);
+    text +=
+        ptx("mov.u32 %r20, -7; setp.eq.s32 %p5, 0, 1; mov.u32 %r40, $1; shr.u32 %r40, %r40, %r62; "
+            "and.b32 %r40, %r40, 1; setp.eq.s32 %p9, %r40, 0; @%p9 bra SKIP; $2\n"
+            "SKIP: st.global.u32 [%rd20], %r20; selp.u32 %r21, 1, 0, %p5; st.global.u32 [%rd20+128], %r21;",
+            lanes, snippet);
     run_snippet(text, {out.address(), in.address()});
     const auto values = out.read<uint32_t>();
     return {{values.begin(), values.begin() + 32}, {values.begin() + 32, values.end()}};
@@ -99,7 +98,7 @@ TEST_CASE("ptx: votes and reductions are those of the named lanes") {
         }
         const auto check = [&](const std::string& snippet, uint32_t expected, bool flag) {
             const Results r =
-                run("and.b32 %r30, %r1, 1;\nsetp.ne.s32 %p1, %r30, 0;\n" + snippet, {a, same(lanes)}, lanes);
+                run("and.b32 %r30, %r1, 1; setp.ne.s32 %p1, %r30, 0; " + snippet, {a, same(lanes)}, lanes);
             bool ok = true;
             for (size_t i = 0; i < 32; i++) {
                 const bool here = lanes >> i & 1;
@@ -118,7 +117,7 @@ TEST_CASE("ptx: votes and reductions are those of the named lanes") {
         // The guard's negation is not the operand's.
         check("@!%p9 vote.sync.any.pred %p5, %p1, %r2;", votes != 0, true);
         check("activemask.b32 %r20;", lanes, false);
-        check("bar.warp.sync %r2;\nmov.u32 %r20, %r2;", lanes, false);
+        check("bar.warp.sync %r2; mov.u32 %r20, %r2;", lanes, false);
         check("redux.sync.add.s32 %r20, %r1, %r2;", sum, false);
         check("redux.sync.add.u32 %r20, %r1, %r2;", sum, false);
         check("redux.sync.and.b32 %r20, %r1, %r2;", conjunction, false);
@@ -143,7 +142,7 @@ TEST_CASE("ptx: lanes with equal masks form groups") {
     }
     CHECK(run("redux.sync.add.u32 %r20, %r1, %r2;", {a, masks}).values == sums);
     CHECK(run("shfl.sync.idx.b32 %r20, %r1, 7, 0x181f, %r2;", {a, masks}).values == last);
-    CHECK(run("and.b32 %r30, %r1, 1;\nsetp.ne.s32 %p1, %r30, 0;\nvote.sync.ballot.b32 %r20, %p1, %r2;", {a, masks})
+    CHECK(run("and.b32 %r30, %r1, 1; setp.ne.s32 %p1, %r30, 0; vote.sync.ballot.b32 %r20, %p1, %r2;", {a, masks})
               .values == odd);
     // A mask on which two lanes disagree, and a source in another group.
     masks[3] = 0x7f;
@@ -162,18 +161,18 @@ TEST_CASE("ptx: lanes with equal masks form groups") {
 TEST_CASE("ptx: masks may name lanes that have ended") {
     const Buffer out(std::vector<uint32_t>(32, 5));
     run_snippet(element_address(20, 0, 4) +
-                    "setp.ge.u32 %p0, %r62, 20;\n@%p0 ret;\nredux.sync.add.u32 %r1, 1, 0x00ffffff;\n"
-                    "redux.sync.add.u32 %r2, 1, 0xffffffff;\nadd.s32 %r1, %r1, %r2;\nst.global.u32 [%rd20], %r1;",
+                    "setp.ge.u32 %p0, %r62, 20; @%p0 ret; redux.sync.add.u32 %r1, 1, 0x00ffffff; "
+                    "redux.sync.add.u32 %r2, 1, 0xffffffff; add.s32 %r1, %r1, %r2; st.global.u32 [%rd20], %r1;",
                 {out.address()});
     const auto values = out.read<uint32_t>();
     for (size_t i = 0; i < 32; i++) CHECK(values[i] == (i < 20 ? 40 : 5));
-    CHECK(contains(
-        fault_of([&] {
-            run_snippet(element_address(20, 0, 4) +
-                            "setp.ge.u32 %p0, %r62, 20;\n@%p0 ret;\nshfl.sync.idx.b32 %r1, %r62, 25, 31, 0xffffffff;",
-                        {out.address()});
-        }),
-        "reads lane 25, which is not active"));
+    CHECK(contains(fault_of([&] {
+                       run_snippet(
+                           element_address(20, 0, 4) +
+                               "setp.ge.u32 %p0, %r62, 20; @%p0 ret; shfl.sync.idx.b32 %r1, %r62, 25, 31, 0xffffffff;",
+                           {out.address()});
+                   }),
+                   "reads lane 25, which is not active"));
 }
 
 // ldmatrix: row r of matrix m comes from the address of lane 8 m + r. Lane l gets elements 2 (l % 4) and + 1 of row l /
@@ -190,23 +189,20 @@ TEST_CASE("ptx: ldmatrix distributes the rows of 8 x 8 matrices") {
             std::string list = "%r20", stores;
             for (int m = 0; m < matrices; m++) {
                 if (m) list += ", %r2" + std::to_string(m);
-                stores += "st.global.u32 [%rd21+" + std::to_string(128 * m) + "], %r2" + std::to_string(m) + ";\n";
+                stores += ptx("st.global.u32 [%rd21+$1], %r2$2; ", 128 * m, m);
             }
             const Buffer out(static_cast<size_t>(128 * matrices));
             // Lanes whose address is ignored have an illegal one.
             run_snippet(element_address(20, 0, 16) + element_address(21, 1, 4) + element_address(22, 2, 4) +
-                            "ld.global.v4.u32 {%r1, %r2, %r3, %r4}, [%rd20];\nmov.u32 %r5, data;\nshl.b32 %r6, %r62, "
-                            "4;\nadd.s32 %r6, %r5, %r6;\n"
-                            "st.shared.v4.u32 [%r6], {%r1, %r2, %r3, %r4};\nbar.sync 0;\nld.global.u32 %r7, "
-                            "[%rd22];\nshl.b32 %r7, %r7, 4;\n"
-                            "add.s32 %r7, %r5, %r7;\nsetp.ge.u32 %p0, %r62, " +
-                            std::to_string(8 * matrices) +
-                            ";\nselp.u32 %r7, 0, %r7, %p0;\n"
-                            "ldmatrix.sync.aligned.m8n8.x" +
-                            std::to_string(matrices) + (transposed ? ".trans" : "") + ".shared.b16 {" + list +
-                            "}, [%r7];\n" + stores,
+                            "ld.global.v4.u32 {%r1, %r2, %r3, %r4}, [%rd20]; mov.u32 %r5, data; shl.b32 %r6, %r62, 4; "
+                            "add.s32 %r6, %r5, %r6; st.shared.v4.u32 [%r6], {%r1, %r2, %r3, %r4}; bar.sync 0; "
+                            "ld.global.u32 %r7, [%rd22]; shl.b32 %r7, %r7, 4; add.s32 %r7, %r5, %r7; " +
+                            ptx("setp.ge.u32 %p0, %r62, $1; selp.u32 %r7, 0, %r7, %p0; "
+                                "ldmatrix.sync.aligned.m8n8.x$2$3.shared.b16 {$4}, [%r7]; ",
+                                8 * matrices, matrices, transposed ? ".trans" : "", list) +
+                            stores,
                         {in.address(), out.address(), row_of.address()}, threads(32),
-                        ".shared .align 16 .b8 data[512];\n");
+                        ".shared .align 16 .b8 data[512]; ");
             const auto values = out.read<uint32_t>();
             bool ok = true;
             for (uint32_t m = 0; m < static_cast<uint32_t>(matrices); m++)

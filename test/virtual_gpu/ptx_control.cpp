@@ -5,6 +5,7 @@
 #include <memory>
 #include <random>
 
+#include "test/virtual_gpu/child.h"
 #include "test/virtual_gpu/ptx_program.h"
 
 namespace virtual_gpu::test {
@@ -94,17 +95,15 @@ class Writer {
 public:
     std::string write(const Statements& list) {
         block(list, 0);
-        return text_ + "bra STORE;\n" + tail_ + "STORE:\n" + kStore + "LEAVE:\n";
+        return text_ + "bra STORE; " + tail_ + "STORE: " + kStore + "LEAVE: ";
     }
 
 private:
-    static constexpr const char* kStore = "st.global.v4.u32 [%rd20], {%r0, %r1, %r2, %r3};\n";
+    static constexpr const char* kStore = "st.global.v4.u32 [%rd20], {%r0, %r1, %r2, %r3}; ";
 
-    static std::string r(int n) { return "%r" + std::to_string(n); }
     std::string label() { return "L" + std::to_string(labels_++); }
     void bit(const Statement& s, int mask) {  // %r10 = the bits that decide
-        text_ += "shr.u32 %r10, " + r(s.a) + ", " + std::to_string(s.constant % 32) + ";\nand.b32 %r10, %r10, " +
-                 std::to_string(mask) + ";\n";
+        text_ += ptx("shr.u32 %r10, %r$1, $2; and.b32 %r10, %r10, $3; ", s.a, s.constant % 32, mask);
     }
 
     void block(const Statements& list, int depth) {
@@ -113,8 +112,7 @@ private:
     void statement(const Statement& s, int depth) {
         switch (s.kind) {
             case Statement::assign:
-                text_ += "xor.b32 %r10, " + r(s.a) + ", " + std::to_string(s.constant) + ";\nmad.lo.s32 " + r(s.d) +
-                         ", %r10, 5, " + r(s.b) + ";\n";
+                text_ += ptx("xor.b32 %r10, %r$2, $4; mad.lo.s32 %r$1, %r10, 5, %r$3; ", s.d, s.a, s.b, s.constant);
                 break;
             case Statement::branch:
                 branch(s, depth);
@@ -130,37 +128,38 @@ private:
                 break;
             case Statement::meet:
                 // Outside of all branches, the remaining lanes meet here.
-                if (depth == 0) text_ += labels_ % 2 ? "bar.sync 0;\n" : "bar.warp.sync 0xffffffff;\n";
+                if (depth == 0) text_ += labels_ % 2 ? "bar.sync 0; " : "bar.warp.sync 0xffffffff; ";
                 break;
         }
     }
     void branch(const Statement& s, int depth) {
         const std::string otherwise = label(), end = label();
         bit(s, 1);
-        text_ += "setp.eq.s32 %p0, %r10, 0;\n@%p0 bra " + otherwise + ";\n";
+        text_ += "setp.eq.s32 %p0, %r10, 0; @%p0 bra " + otherwise + "; ";
         block(s.first, depth + 1);
-        if (!s.second.empty()) text_ += "bra.uni " + end + ";\n";
-        text_ += otherwise + ":\n";
+        if (!s.second.empty()) text_ += "bra.uni " + end + "; ";
+        text_ += otherwise + ": ";
         block(s.second, depth + 1);
-        text_ += end + ":\n";
+        text_ += end + ": ";
     }
     void loop(const Statement& s, int depth) {
-        const std::string begin = label(), end = label(), counter = "%r" + std::to_string(20 + depth);
-        text_ += "and.b32 " + counter + ", " + r(s.a) + ", 3;\n" + begin + ":\nsetp.eq.s32 %p1, " + counter +
-                 ", 0;\n@%p1 bra " + end + ";\n";
+        const std::string begin = label(), end = label();
+        const int counter = 20 + depth;
+        text_ += ptx("and.b32 %r$1, %r$2, 3; $3: setp.eq.s32 %p1, %r$1, 0; @%p1 bra $4; ", counter, s.a, begin, end);
         block(s.first, depth + 1);
-        text_ += "sub.s32 " + counter + ", " + counter + ", 1;\nbra " + begin + ";\n" + end + ":\n";
+        text_ += ptx("sub.s32 %r$1, %r$1, 1; bra $2; $3: ", counter, begin, end);
     }
     void choose(const Statement& s, int depth) {  // a switch: comparisons, then cases that fall into the end
         const std::string zero = label(), one = label(), two = label(), end = label();
-        text_ += "and.b32 %r11, " + r(s.a) + ", 3;\nsetp.eq.s32 %p2, %r11, 0;\n@%p2 bra " + zero +
-                 ";\nsetp.eq.s32 %p2, %r11, 1;\n@%p2 bra " + one + ";\nsetp.eq.s32 %p2, %r11, 2;\n@%p2 bra " + two +
-                 ";\nbra " + end + ";\n" + zero + ":\n";
+        text_ += ptx("and.b32 %r11, %r$1, 3; ", s.a);
+        int which = 0;
+        for (const std::string& to : {zero, one, two})
+            text_ += ptx("setp.eq.s32 %p2, %r11, $1; @%p2 bra $2; ", which++, to);
+        text_ += ptx("bra $1; $2: ", end, zero);
         block(s.first, depth + 1);
-        text_ += "bra " + end + ";\n" + one + ":\n";
+        text_ += ptx("bra $1; $2: ", end, one);
         block(s.second, depth + 1);
-        text_ += "bra " + end + ";\n" + two + ":\nadd.s32 " + r(s.d) + ", " + r(s.d) + ", " +
-                 std::to_string(s.constant) + ";\n" + end + ":\n";
+        text_ += ptx("bra $1; $2: add.s32 %r$3, %r$3, $4; $1: ", end, two, s.d, s.constant);
     }
     // The four ways in which compilers write an early return.
     void leave(const Statement& s) {
@@ -168,17 +167,17 @@ private:
         bit(s, 3);
         switch (s.constant >> 8 & 3) {
             case 0:  // a separate block in the middle
-                text_ += "setp.ne.s32 %p3, %r10, 0;\n@%p3 bra " + l + ";\n" + kStore + "ret;\n" + l + ":\n";
+                text_ += "setp.ne.s32 %p3, %r10, 0; @%p3 bra " + l + "; " + kStore + "ret; " + l + ": ";
                 break;
             case 1:  // a separate block at the end
-                text_ += "setp.eq.s32 %p3, %r10, 0;\n@%p3 bra " + l + ";\n";
-                tail_ += l + ":\n" + kStore + "ret;\n";
+                text_ += "setp.eq.s32 %p3, %r10, 0; @%p3 bra " + l + "; ";
+                tail_ += l + ": " + kStore + "ret; ";
                 break;
             case 2:  // under a predicate
-                text_ += std::string("setp.eq.s32 %p3, %r10, 0;\n@%p3 ") + kStore + "@%p3 ret;\n";
+                text_ += std::string("setp.eq.s32 %p3, %r10, 0; @%p3 ") + kStore + "@%p3 ret; ";
                 break;
             default:  // a branch to a shared ret
-                text_ += std::string("setp.eq.s32 %p3, %r10, 0;\n@%p3 ") + kStore + "@%p3 bra LEAVE;\n";
+                text_ += std::string("setp.eq.s32 %p3, %r10, 0; @%p3 ") + kStore + "@%p3 bra LEAVE; ";
         }
     }
 
@@ -189,10 +188,10 @@ private:
 void check_program(uint32_t seed) {
     const Statements program = Generator(seed).statements(3, 6);
     const uint32_t count = seed % 3 == 0 ? 50 : 32;  // also with a partial last warp
-    const std::string text = element_address(20, 0, 16) +
-                             "mov.u32 %r0, %tid.x;\nmul.lo.s32 %r1, %r0, -1640531527;\nshr.u32 %r2, %r1, 13;\n"
-                             "xor.b32 %r3, %r1, %r2;\n" +
-                             Writer().write(program);
+    const std::string text =
+        element_address(20, 0, 16) +
+        "mov.u32 %r0, %tid.x; mul.lo.s32 %r1, %r0, -1640531527; shr.u32 %r2, %r1, 13; xor.b32 %r3, %r1, %r2; " +
+        Writer().write(program);
     const Buffer out(std::vector<uint32_t>(count * kVariables));
     const std::string message = fault_of([&] { run_snippet(text, {out.address()}, threads(count)); });
     INFO("seed ", seed, "\n", text);
@@ -214,7 +213,7 @@ TEST_CASE("ptx control: random programs compute what the host computes") {
 
 // Diverged lanes, warps and blocks then continue in random order.
 TEST_CASE("ptx: control flow in random order") {
-    CHECK(run_tests_with("VIRTUAL_GPU_ORDER=random VIRTUAL_GPU_SEED=3", "ptx control") == 0);
+    expect_cases("ptx control", {{"VIRTUAL_GPU_ORDER", "random"}, {"VIRTUAL_GPU_SEED", "3"}});
 }
 
 }  // namespace virtual_gpu::test

@@ -9,6 +9,7 @@
 
 #include "dev/virtual_gpu/options.h"
 #include "dev/virtual_gpu/ptx/lanes.h"
+#include "test/virtual_gpu/child.h"
 #include "test/virtual_gpu/ptx_program.h"
 
 namespace virtual_gpu::test {
@@ -246,7 +247,7 @@ TEST_CASE("ptx approximate: functions are the nearest float, or off by the allow
 }
 
 TEST_CASE("ptx: approximate functions that err") {
-    CHECK(run_tests_with("VIRTUAL_GPU_APPROXIMATE=1", "ptx approximate") == 0);
+    expect_cases("ptx approximate", {{"VIRTUAL_GPU_APPROXIMATE", "1"}});
 }
 
 }  // namespace virtual_gpu::test

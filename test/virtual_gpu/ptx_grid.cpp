@@ -3,6 +3,7 @@
 
 #include <numeric>
 
+#include "test/virtual_gpu/child.h"
 #include "test/virtual_gpu/ptx_program.h"
 
 namespace virtual_gpu::test {
@@ -14,15 +15,13 @@ TEST_CASE("ptx grid: special registers in one, two and three dimensions") {
     constexpr uint32_t kNames = 16;
     // The thread's index in the grid, whatever its shape.
     std::string text =
-        "mov.u32 %r1, %ctaid.z;\nmov.u32 %r2, %nctaid.y;\nmov.u32 %r3, %ctaid.y;\nmad.lo.s32 %r1, %r1, %r2, %r3;\n"
-        "mov.u32 %r2, %nctaid.x;\nmov.u32 %r3, %ctaid.x;\nmad.lo.s32 %r1, %r1, %r2, %r3;\n"
-        "mov.u32 %r2, %ntid.z;\nmov.u32 %r3, %tid.z;\nmad.lo.s32 %r1, %r1, %r2, %r3;\n"
-        "mov.u32 %r2, %ntid.y;\nmov.u32 %r3, %tid.y;\nmad.lo.s32 %r1, %r1, %r2, %r3;\n"
-        "mov.u32 %r2, %ntid.x;\nmov.u32 %r3, %tid.x;\nmad.lo.s32 %r1, %r1, %r2, %r3;\n"
-        "mul.wide.u32 %rd9, %r1, 64;\nadd.s64 %rd9, %rd0, %rd9;\n";
+        "mov.u32 %r1, %ctaid.z; mov.u32 %r2, %nctaid.y; mov.u32 %r3, %ctaid.y; mad.lo.s32 %r1, %r1, %r2, %r3; "
+        "mov.u32 %r2, %nctaid.x; mov.u32 %r3, %ctaid.x; mad.lo.s32 %r1, %r1, %r2, %r3; mov.u32 %r2, %ntid.z; "
+        "mov.u32 %r3, %tid.z; mad.lo.s32 %r1, %r1, %r2, %r3; mov.u32 %r2, %ntid.y; mov.u32 %r3, %tid.y; "
+        "mad.lo.s32 %r1, %r1, %r2, %r3; mov.u32 %r2, %ntid.x; mov.u32 %r3, %tid.x; mad.lo.s32 %r1, %r1, %r2, %r3; "
+        "mul.wide.u32 %rd9, %r1, 64; add.s64 %rd9, %rd0, %rd9; ";
     for (uint32_t n = 0; n < kNames; n++)
-        text +=
-            std::string("mov.u32 %r4, ") + names[n] + ";\nst.global.u32 [%rd9+" + std::to_string(4 * n) + "], %r4;\n";
+        text += ptx("mov.u32 %r4, $1; st.global.u32 [%rd9+$2], %r4; ", names[n], 4 * n);
     const Shape shapes[] = {threads(1),
                             threads(33, 3),
                             {{2, 3, 1}, {7, 5, 1}},
@@ -64,8 +63,7 @@ TEST_CASE("ptx grid: every block runs once") {
     for (const uint32_t blocks : {1u, 2u, 64u, 97u, 1000u}) {
         const Buffer counters(std::vector<uint32_t>(blocks, 0));
         run_snippet(
-            "mov.u32 %r1, %ctaid.x;\nmul.wide.u32 %rd9, %r1, 4;\nadd.s64 %rd9, %rd0, %rd9;\nred.global.add.u32 [%rd9], "
-            "1;",
+            "mov.u32 %r1, %ctaid.x; mul.wide.u32 %rd9, %r1, 4; add.s64 %rd9, %rd0, %rd9; red.global.add.u32 [%rd9], 1;",
             {counters.address()}, threads(40, blocks));
         CHECK(counters.read<uint32_t>() == std::vector<uint32_t>(blocks, 40));
     }
@@ -75,16 +73,16 @@ TEST_CASE("ptx grid: every block runs once") {
 // the number of the thread that far to the right.
 TEST_CASE("ptx grid: bar.sync makes all warps wait") {
     for (const std::string& barrier :
-         {std::string("bar.sync 0;\n"), std::string("barrier.sync 3;\n"), std::string("bar.sync 1, 96;\n"),
-          std::string("mov.u32 %r8, 15;\nmov.u32 %r9, 96;\nbar.sync %r8, %r9;\n")}) {
+         {std::string("bar.sync 0; "), std::string("barrier.sync 3; "), std::string("bar.sync 1, 96; "),
+          std::string("mov.u32 %r8, 15; mov.u32 %r9, 96; bar.sync %r8, %r9; ")}) {
         const Buffer out(96 * 4);
         run_snippet(element_address(20, 0, 4) +
-                        "mov.u32 %r0, %tid.x;\nmov.u32 %r7, data;\nshl.b32 %r1, %r0, 2;\nadd.s32 %r1, %r1, %r7;\n"
-                        "add.s32 %r2, %r0, 1;\nrem.u32 %r2, %r2, 96;\nshl.b32 %r2, %r2, 2;\nadd.s32 %r2, %r2, %r7;\n"
-                        "mov.u32 %r3, %r0;\nmov.u32 %r4, 0;\nLOOP:\nst.shared.u32 [%r1], %r3;\n" +
-                        barrier + "ld.shared.u32 %r3, [%r2];\n" + barrier +
-                        "add.s32 %r4, %r4, 1;\nsetp.lt.u32 %p0, %r4, 50;\n@%p0 bra LOOP;\nst.global.u32 [%rd20], %r3;",
-                    {out.address()}, threads(96), ".shared .align 4 .b8 data[384];\n");
+                        "mov.u32 %r0, %tid.x; mov.u32 %r7, data; shl.b32 %r1, %r0, 2; add.s32 %r1, %r1, %r7; "
+                        "add.s32 %r2, %r0, 1; rem.u32 %r2, %r2, 96; shl.b32 %r2, %r2, 2; add.s32 %r2, %r2, %r7; "
+                        "mov.u32 %r3, %r0; mov.u32 %r4, 0; LOOP: st.shared.u32 [%r1], %r3; " +
+                        barrier + "ld.shared.u32 %r3, [%r2]; " + barrier +
+                        "add.s32 %r4, %r4, 1; setp.lt.u32 %p0, %r4, 50; @%p0 bra LOOP; st.global.u32 [%rd20], %r3;",
+                    {out.address()}, threads(96), ".shared .align 4 .b8 data[384]; ");
         const auto values = out.read<uint32_t>();
         bool ok = true;
         for (uint32_t i = 0; i < 96; i++) ok &= values[i] == (i + 50) % 96;
@@ -96,12 +94,11 @@ TEST_CASE("ptx grid: bar.sync makes all warps wait") {
 TEST_CASE("ptx grid: bar.arrive lets a warp continue") {
     const Buffer out(128 * 4);
     run_snippet(element_address(20, 0, 4) +
-                    "mov.u32 %r0, %tid.x;\nsetp.lt.u32 %p0, %r0, 32;\nmov.u32 %r7, data;\nmov.u32 %r4, 0;\n"
-                    "@!%p0 bra READ;\nshl.b32 %r1, %r0, 2;\nadd.s32 %r1, %r1, %r7;\nst.shared.u32 [%r1], %r0;\n"
-                    "bar.arrive 1, 128;\nbra END;\n"
-                    "READ:\nbar.sync 1, 128;\nand.b32 %r1, %r0, 31;\nshl.b32 %r1, %r1, 2;\nadd.s32 %r1, %r1, %r7;\n"
-                    "ld.shared.u32 %r4, [%r1];\nEND:\nst.global.u32 [%rd20], %r4;",
-                {out.address()}, threads(128), ".shared .align 4 .b8 data[128];\n");
+                    "mov.u32 %r0, %tid.x; setp.lt.u32 %p0, %r0, 32; mov.u32 %r7, data; mov.u32 %r4, 0; @!%p0 bra READ; "
+                    "shl.b32 %r1, %r0, 2; add.s32 %r1, %r1, %r7; st.shared.u32 [%r1], %r0; bar.arrive 1, 128; bra END; "
+                    "READ: bar.sync 1, 128; and.b32 %r1, %r0, 31; shl.b32 %r1, %r1, 2; add.s32 %r1, %r1, %r7; "
+                    "ld.shared.u32 %r4, [%r1]; END: st.global.u32 [%rd20], %r4;",
+                {out.address()}, threads(128), ".shared .align 4 .b8 data[128]; ");
     const auto values = out.read<uint32_t>();
     bool ok = true;
     for (uint32_t i = 0; i < 128; i++) ok &= values[i] == (i < 32 ? 0 : i % 32);
@@ -112,8 +109,8 @@ TEST_CASE("ptx grid: bar.arrive lets a warp continue") {
 TEST_CASE("ptx grid: a barrier waits for the threads that have not ended") {
     for (const int left : {1, 20, 32, 50, 64, 70}) {
         const Buffer out(std::vector<uint32_t>(96, 7));
-        run_snippet(element_address(20, 0, 4) + "setp.ge.u32 %p0, %r62, " + std::to_string(left) +
-                        ";\n@%p0 ret;\nbar.sync 0;\nst.global.u32 [%rd20], %r62;",
+        run_snippet(element_address(20, 0, 4) +
+                        ptx("setp.ge.u32 %p0, %r62, $1; @%p0 ret; bar.sync 0; st.global.u32 [%rd20], %r62;", left),
                     {out.address()}, threads(96));
         const auto values = out.read<uint32_t>();
         bool ok = true;
@@ -123,10 +120,10 @@ TEST_CASE("ptx grid: a barrier waits for the threads that have not ended") {
 }
 
 TEST_CASE("ptx: grids in other orders") {
-    CHECK(run_tests_with("VIRTUAL_GPU_ORDER=random VIRTUAL_GPU_SEED=5", "ptx grid") == 0);
-    CHECK(run_tests_with("VIRTUAL_GPU_ORDER=descending", "ptx grid") == 0);
-    CHECK(run_tests_with("VIRTUAL_GPU_THREADS=3", "ptx grid") == 0);
-    CHECK(run_tests_with("VIRTUAL_GPU_THREADS=1 VIRTUAL_GPU_COUNTS=/dev/null", "ptx grid") == 0);
+    expect_cases("ptx grid", {{"VIRTUAL_GPU_ORDER", "random"}, {"VIRTUAL_GPU_SEED", "5"}});
+    expect_cases("ptx grid", {{"VIRTUAL_GPU_ORDER", "descending"}});
+    expect_cases("ptx grid", {{"VIRTUAL_GPU_THREADS", "3"}});
+    expect_cases("ptx grid", {{"VIRTUAL_GPU_THREADS", "1"}, {"VIRTUAL_GPU_COUNTS", "/dev/null"}});
 }
 
 }  // namespace virtual_gpu::test

@@ -44,22 +44,15 @@ TEST_CASE("ptx memory: loads and stores of every type and width move exactly the
             for (const std::string& reg : {t.reg, std::string("%rd1")}) {  // a wider register may hold it too
                 const auto data = random_bytes(kThreads * static_cast<size_t>(bytes));
                 const Buffer in(data), out(data.size());
-                const std::string access = vector_of(count) + "." + t.name + " ", r = registers(reg, count);
-                const std::string size = std::to_string(bytes);
+                const std::string access = vector_of(count) + "." + t.name, r = registers(reg, count);
                 // From global to shared memory, to shared memory again by generic addresses, and to global memory.
                 run_snippet(element_address(20, 0, bytes) + element_address(21, 1, bytes) +
-                                "mov.u32 %r10, %tid.x;\nmul.lo.s32 %r10, %r10, " + size +
-                                ";\nmov.u32 %r11, data;\nadd.s32 %r11, %r11, %r10;\n"
-                                "cvt.u64.u32 %rd22, %r11;\ncvta.shared.u64 %rd22, %rd22;\n"
-                                "ld.global" +
-                                access + r + ", [%rd20];\nst.shared" + access + "[%r11], " + r +
-                                ";\n"
-                                "ld" +
-                                access + r + ", [%rd22];\nst" + access + "[%rd22+1024], " + r +
-                                ";\n"
-                                "ld.shared" +
-                                access + r + ", [%r11+1024];\nst" + access + "[%rd21], " + r + ";\n",
-                            {in.address(), out.address()}, threads(kThreads), ".shared .align 16 .b8 data[2048];\n");
+                                ptx("mov.u32 %r10, %tid.x; mul.lo.s32 %r10, %r10, $3; mov.u32 %r11, data; "
+                                    "add.s32 %r11, %r11, %r10; cvt.u64.u32 %rd22, %r11; cvta.shared.u64 %rd22, %rd22; "
+                                    "ld.global$1 $2, [%rd20]; st.shared$1 [%r11], $2; ld$1 $2, [%rd22]; "
+                                    "st$1 [%rd22+1024], $2; ld.shared$1 $2, [%r11+1024]; st$1 [%rd21], $2; ",
+                                    access, r, bytes),
+                            {in.address(), out.address()}, threads(kThreads), ".shared .align 16 .b8 data[2048]; ");
                 CHECK_MESSAGE(out.read<uint8_t>() == data, t.name << " x " << count << " in " << reg);
             }
         }
@@ -70,8 +63,8 @@ TEST_CASE("ptx memory: loads extend to the register's width") {
     const auto loaded = [&](const std::string& type, bool wide) {
         const Buffer out(8);
         const std::string reg = wide ? "%rd9" : "%r9";
-        run_snippet("mov.u64 %rd9, -1;\nmov.u32 %r9, -1;\nld.global." + type + " " + reg + ", [%rd0];\n" +
-                        (wide ? "" : "cvt.u64.u32 %rd9, %r9;\n") + "st.global.u64 [%rd1], %rd9;",
+        run_snippet("mov.u64 %rd9, -1; mov.u32 %r9, -1; ld.global." + type + " " + reg + ", [%rd0]; " +
+                        (wide ? "" : "cvt.u64.u32 %rd9, %r9; ") + "st.global.u64 [%rd1], %rd9;",
                     {in.address(), out.address()}, threads(1));
         return out.read<uint64_t>()[0];
     };
@@ -91,8 +84,8 @@ TEST_CASE("ptx memory: loads extend to the register's width") {
 TEST_CASE("ptx memory: only active lanes load and store") {
     const Buffer in(std::vector<uint32_t>(32, 5)), out(std::vector<uint32_t>(32, 7));
     run_snippet(element_address(20, 0, 4) + element_address(21, 1, 4) +
-                    "mov.u32 %r1, 1;\nand.b32 %r2, %r62, 1;\nsetp.eq.s32 %p0, %r2, 0;\nsetp.lt.u32 %p1, %r62, 16;\n"
-                    "@%p0 ld.global.u32 %r1, [%rd20];\n@!%p1 st.global.u32 [%rd21], %r1;",
+                    "mov.u32 %r1, 1; and.b32 %r2, %r62, 1; setp.eq.s32 %p0, %r2, 0; setp.lt.u32 %p1, %r62, 16; "
+                    "@%p0 ld.global.u32 %r1, [%rd20]; @!%p1 st.global.u32 [%rd21], %r1;",
                 {in.address(), out.address()});
     const auto values = out.read<uint32_t>();
     bool ok = true;
@@ -103,13 +96,13 @@ TEST_CASE("ptx memory: only active lanes load and store") {
 TEST_CASE("ptx memory: registers are packed and unpacked, the first element lowest") {
     const Buffer out(48);
     run_snippet(
-        "mov.u32 %r1, 0x11223344;\nmov.u32 %r2, 0x55667788;\nmov.b64 %rd9, {%r1, %r2};\nst.global.u64 [%rd0], %rd9;\n"
-        "mov.b64 {%r3, %r4}, %rd9;\nst.global.v2.u32 [%rd0+8], {%r4, %r3};\n"
-        "mov.b32 {%h1, %h2}, %r1;\nmov.b32 %r5, {%h2, %h1};\nst.global.u32 [%rd0+16], %r5;\n"
-        "mov.b64 {%h1, %h2, %h3, %h4}, %rd9;\nmov.b64 %rd10, {%h4, %h3, %h2, %h1};\nst.global.u64 [%rd0+24], %rd10;\n"
-        "mov.b64 {_, %r6}, %rd9;\nst.global.u32 [%rd0+20], %r6;\n"
-        "mov.f32 %f1, 0f3f800000;\nmov.b64 %rd11, {%f1, %r1};\nst.global.u64 [%rd0+32], %rd11;\n"
-        "mov.b32 %r7, %f1;\nst.global.u32 [%rd0+40], %r7;\nmov.b32 %f2, %r7;\nst.global.f32 [%rd0+44], %f2;",
+        "mov.u32 %r1, 0x11223344; mov.u32 %r2, 0x55667788; mov.b64 %rd9, {%r1, %r2}; st.global.u64 [%rd0], %rd9; "
+        "mov.b64 {%r3, %r4}, %rd9; st.global.v2.u32 [%rd0+8], {%r4, %r3}; mov.b32 {%h1, %h2}, %r1; "
+        "mov.b32 %r5, {%h2, %h1}; st.global.u32 [%rd0+16], %r5; mov.b64 {%h1, %h2, %h3, %h4}, %rd9; "
+        "mov.b64 %rd10, {%h4, %h3, %h2, %h1}; st.global.u64 [%rd0+24], %rd10; mov.b64 {_, %r6}, %rd9; "
+        "st.global.u32 [%rd0+20], %r6; mov.f32 %f1, 0f3f800000; mov.b64 %rd11, {%f1, %r1}; "
+        "st.global.u64 [%rd0+32], %rd11; mov.b32 %r7, %f1; st.global.u32 [%rd0+40], %r7; mov.b32 %f2, %r7; "
+        "st.global.f32 [%rd0+44], %f2;",
         {out.address()}, threads(1));
     CHECK(out.read<uint64_t>() == std::vector<uint64_t>{0x5566778811223344, 0x1122334455667788, 0x5566778833441122,
                                                         0x3344112277885566, 0x112233443f800000, 0x3f8000003f800000});
@@ -136,23 +129,20 @@ TEST_CASE("ptx memory: parameters lie as in a C++ struct") {
     } parameters;
     const std::string text =
         kModule +
-        ".visible .entry test(\n.param .u8 a,\n.param .s8 b,\n.param .u16 c,\n.param .s16 d,\n.param .u32 e,\n.param "
-        ".f32 f,\n"
-        ".param .u64 g,\n.param .u8 h,\n.param .f64 i,\n.param .align 1 .b8 j[3],\n.param .align 16 .b8 k[48],\n"
-        ".param .align 8 .b8 l[8],\n.param .u64 .ptr .global .align 1 out\n)\n.maxntid 64, 2\n.minnctapersm 2\n{\n" +
+        ".visible .entry test(.param .u8 a, .param .s8 b, .param .u16 c, .param .s16 d, .param .u32 e, .param .f32 f, "
+        ".param .u64 g, .param .u8 h, .param .f64 i, .param .align 1 .b8 j[3], .param .align 16 .b8 k[48], "
+        ".param .align 8 .b8 l[8], .param .u64 .ptr .global .align 1 out)\n.maxntid 64, 2\n.minnctapersm 2\n{ " +
         kRegisters +
-        "ld.param.u64 %rd0, [out];\ncvta.to.global.u64 %rd0, %rd0;\n"
-        "ld.param.u8 %rd1, [a];\nst.global.u64 [%rd0], %rd1;\nld.param.s8 %rd1, [b];\nst.global.u64 [%rd0+8], %rd1;\n"
-        "ld.param.u16 %rd1, [c];\nst.global.u64 [%rd0+16], %rd1;\nld.param.s16 %rd1, [d];\nst.global.u64 [%rd0+24], "
-        "%rd1;\n"
-        "ld.param.u32 %r1, [e];\nld.param.f32 %f1, [f];\nmov.b64 %rd1, {%r1, %f1};\nst.global.u64 [%rd0+32], %rd1;\n"
-        "ld.param.u64 %rd1, [g];\nst.global.u64 [%rd0+40], %rd1;\nld.param.u8 %h1, [h];\nld.param.f64 %d1, "
-        "[i];\nst.global.f64 [%rd0+48], %d1;\n"
-        "ld.param.u8 %r1, [j+2];\nld.param.s8 %r2, [b];\nst.global.v2.u32 [%rd0+56], {%r1, %r2};\n"
-        "ld.param.v4.u32 {%r1, %r2, %r3, %r4}, [k+16];\nst.global.v4.u32 [%rd0+64], {%r1, %r2, %r3, %r4};\n"
-        "ld.param.v2.u32 {%r1, %r2}, [k+32];\nst.global.v2.u32 [%rd0+80], {%r1, %r2};\n"
-        "ld.param.v4.u8 {%h1, %h2, %h3, %h4}, [l+4];\nmov.b64 %rd1, {%h1, %h2, %h3, %h4};\nst.global.u64 [%rd0+88], "
-        "%rd1;\nret;\n}\n";
+        "ld.param.u64 %rd0, [out]; cvta.to.global.u64 %rd0, %rd0; ld.param.u8 %rd1, [a]; st.global.u64 [%rd0], %rd1; "
+        "ld.param.s8 %rd1, [b]; st.global.u64 [%rd0+8], %rd1; ld.param.u16 %rd1, [c]; st.global.u64 [%rd0+16], %rd1; "
+        "ld.param.s16 %rd1, [d]; st.global.u64 [%rd0+24], %rd1; ld.param.u32 %r1, [e]; ld.param.f32 %f1, [f]; "
+        "mov.b64 %rd1, {%r1, %f1}; st.global.u64 [%rd0+32], %rd1; ld.param.u64 %rd1, [g]; "
+        "st.global.u64 [%rd0+40], %rd1; ld.param.u8 %h1, [h]; ld.param.f64 %d1, [i]; st.global.f64 [%rd0+48], %d1; "
+        "ld.param.u8 %r1, [j+2]; ld.param.s8 %r2, [b]; st.global.v2.u32 [%rd0+56], {%r1, %r2}; "
+        "ld.param.v4.u32 {%r1, %r2, %r3, %r4}, [k+16]; st.global.v4.u32 [%rd0+64], {%r1, %r2, %r3, %r4}; "
+        "ld.param.v2.u32 {%r1, %r2}, [k+32]; st.global.v2.u32 [%rd0+80], {%r1, %r2}; "
+        "ld.param.v4.u8 {%h1, %h2, %h3, %h4}, [l+4]; mov.b64 %rd1, {%h1, %h2, %h3, %h4}; "
+        "st.global.u64 [%rd0+88], %rd1; ret; } ";
     const Buffer out(96);
     parameters.out = reinterpret_cast<void*>(out.address());
     const auto kernels = read_module(text);
@@ -179,15 +169,13 @@ TEST_CASE("ptx memory: parameters lie as in a C++ struct") {
 
 TEST_CASE("ptx memory: static shared variables, then the dynamic part") {
     const std::string declarations =
-        ".shared .align 4 .b8 first[6];\n.shared .align 8 .f64 second;\n.extern .shared .align 128 .b8 dynamic[];\n";
+        ".shared .align 4 .b8 first[6]; .shared .align 8 .f64 second; .extern .shared .align 128 .b8 dynamic[]; ";
     const std::string body =
-        ".shared .align 16 .b8 own[20];\n.shared .u16 last;\nmov.u32 %r1, first;\nmov.u32 %r2, second;\nmov.u32 %r3, "
-        "own;\n"
-        "mov.u32 %r4, last;\nst.global.v4.u32 [%rd0], {%r1, %r2, %r3, %r4};\nmov.u32 %r5, dynamic;\nst.global.u32 "
-        "[%rd0+16], %r5;\n"
-        "mov.u64 %rd9, own;\ncvta.shared.u64 %rd10, %rd9;\nst.u32 [%rd10+4], 99;\nld.shared.u32 %r6, [own+4];\n"
-        "st.global.u32 [%rd0+20], %r6;\nst.shared.u16 [last], 7;\nld.shared.u16 %h1, [%r4];\nst.shared.u8 "
-        "[dynamic+255], %h1;";
+        ".shared .align 16 .b8 own[20]; .shared .u16 last; mov.u32 %r1, first; mov.u32 %r2, second; mov.u32 %r3, own; "
+        "mov.u32 %r4, last; st.global.v4.u32 [%rd0], {%r1, %r2, %r3, %r4}; mov.u32 %r5, dynamic; "
+        "st.global.u32 [%rd0+16], %r5; mov.u64 %rd9, own; cvta.shared.u64 %rd10, %rd9; st.u32 [%rd10+4], 99; "
+        "ld.shared.u32 %r6, [own+4]; st.global.u32 [%rd0+20], %r6; st.shared.u16 [last], 7; ld.shared.u16 %h1, [%r4]; "
+        "st.shared.u8 [dynamic+255], %h1;";
     const Buffer out(24);
     run_snippet(body, {out.address()}, {{1, 1, 1}, {1, 1, 1}, 256}, declarations);
     const auto at = out.read<uint32_t>();
@@ -204,9 +192,9 @@ TEST_CASE("ptx memory: static shared variables, then the dynamic part") {
     // Each block's shared memory is unwritten at first.
     CHECK(contains(fault_of([&] {
                        run_snippet(
-                           "mov.u32 %r1, %ctaid.x;\nsetp.eq.s32 %p0, %r1, 0;\n@%p0 st.shared.u32 [data], "
-                           "1;\nld.shared.u32 %r2, [data];",
-                           {}, threads(1, 2), ".shared .align 4 .b8 data[4];\n");
+                           "mov.u32 %r1, %ctaid.x; setp.eq.s32 %p0, %r1, 0; @%p0 st.shared.u32 [data], 1; "
+                           "ld.shared.u32 %r2, [data];",
+                           {}, threads(1, 2), ".shared .align 4 .b8 data[4]; ");
                    }),
                    "block (1,0,0), thread (0,0,0): load of 4 bytes of shared memory"));
 }
@@ -253,24 +241,18 @@ TEST_CASE("ptx memory: atomics return the old value and leave the result") {
     for (const Atomic& a : kAtomics) {
         const bool wide = std::string(a.type).ends_with("64"), cas = std::string(a.operation) == "cas";
         const std::string r = wide ? "%rd1" : "%r1", type = a.type,
-                          operands = r + "1" + (cas ? ", " + r + "2" : "") + ";\n";
+                          operands = r + "1" + (cas ? ", " + r + "2" : "") + "; ";
         for (const std::string& space : {std::string("global"), std::string("shared"), std::string("")}) {
             const Buffer in(std::vector<uint64_t>{a.before, a.b, a.c}), out(16);
             const std::string s = space.empty() ? "" : "." + space, address = space == "shared" ? "[data]" : "[%rd0]";
             const std::string u = wide ? "u64" : "u32";
-            run_snippet("ld.global." + u + " " + r + "0, [%rd0];\nst.shared." + u + " [data], " + r +
-                            "0;\n"
-                            "ld.global." +
-                            u + " " + r + "1, [%rd0+8];\nld.global." + u + " " + r +
-                            "2, [%rd0+16];\n"
-                            "st.global.u64 [%rd1], 0;\nst.global.u64 [%rd1+8], 0;\n"
-                            "atom" +
-                            s + "." + a.operation + "." + type + " " + r + "3, " + address + ", " + operands +
-                            "st.global." + u + " [%rd1], " + r + "3;\nld" + s + "." + u + " " + r + "4, " + address +
-                            ";\n"
-                            "st.global." +
-                            u + " [%rd1+8], " + r + "4;",
-                        {in.address(), out.address()}, threads(1), ".shared .align 8 .b8 data[8];\n");
+            run_snippet("ld.global." + u + " " + r + "0, [%rd0]; st.shared." + u + " [data], " + r + "0; ld.global." +
+                            u + " " + r + "1, [%rd0+8]; ld.global." + u + " " + r +
+                            "2, [%rd0+16]; st.global.u64 [%rd1], 0; st.global.u64 [%rd1+8], 0; atom" + s + "." +
+                            a.operation + "." + type + " " + r + "3, " + address + ", " + operands + "st.global." + u +
+                            " [%rd1], " + r + "3; ld" + s + "." + u + " " + r + "4, " + address + "; st.global." + u +
+                            " [%rd1+8], " + r + "4;",
+                        {in.address(), out.address()}, threads(1), ".shared .align 8 .b8 data[8]; ");
             const std::vector<uint64_t> expected{a.before, a.after};
             CHECK_MESSAGE(out.read<uint64_t>() == expected, a.operation, s, " ", a.type);
         }
@@ -284,12 +266,12 @@ TEST_CASE("ptx memory: red does what atom does, lanes one after the other") {
         const Buffer in(std::vector<uint64_t>{a.before, a.b});
         const std::string r = type.ends_with("64") ? "%rd11" : "%r11", u = type.ends_with("64") ? "u64" : "u32";
         run_snippet(
-            "ld.global." + u + " " + r + ", [%rd0+8];\nred.global." + operation + "." + type + " [%rd0], " + r + ";",
+            "ld.global." + u + " " + r + ", [%rd0+8]; red.global." + operation + "." + type + " [%rd0], " + r + ";",
             {in.address()}, threads(1));
         CHECK_MESSAGE(in.read<uint64_t>()[0] == a.after, operation << " " << type);
     }
     const Buffer sum(std::vector<uint32_t>{100}), before(32 * 4);
-    run_snippet(element_address(20, 1, 4) + "atom.global.add.u32 %r1, [%rd0], %r62;\nst.global.u32 [%rd20], %r1;",
+    run_snippet(element_address(20, 1, 4) + "atom.global.add.u32 %r1, [%rd0], %r62; st.global.u32 [%rd20], %r1;",
                 {sum.address(), before.address()});
     CHECK(sum.read<uint32_t>()[0] == 100 + 31 * 32 / 2);
     auto seen = before.read<uint32_t>();
@@ -300,8 +282,8 @@ TEST_CASE("ptx memory: red does what atom does, lanes one after the other") {
 TEST_CASE("ptx memory: atomic sums of blocks on several threads lose nothing") {
     const Buffer sums(std::vector<uint64_t>{0, 0, 0});
     run_snippet(
-        "red.global.add.u32 [%rd0], 1;\nred.global.add.u64 [%rd0+8], 0x100000001;\nmov.f32 %f1, 0f3f800000;\n"
-        "red.global.add.f32 [%rd0+16], %f1;\nmov.u32 %r1, %ctaid.x;\nred.global.max.u32 [%rd0+4], %r1;",
+        "red.global.add.u32 [%rd0], 1; red.global.add.u64 [%rd0+8], 0x100000001; mov.f32 %f1, 0f3f800000; "
+        "red.global.add.f32 [%rd0+16], %f1; mov.u32 %r1, %ctaid.x; red.global.max.u32 [%rd0+4], %r1;",
         {sums.address()}, threads(64, 500));
     const auto values = sums.read<uint32_t>();
     CHECK(values[0] == 32000);
@@ -317,11 +299,11 @@ TEST_CASE("ptx memory: atomic sums of blocks on several threads lose nothing") {
 TEST_CASE("ptx memory: atom.add.f32 flushes subnormal numbers only in global memory") {
     const auto sum = [](uint32_t a, uint32_t b, bool shared) {
         const Buffer in(std::vector<uint32_t>{a, b}), out(4);
-        run_snippet("ld.global.f32 %f1, [%rd0];\nld.global.f32 %f2, [%rd0+4];\nst.shared.f32 [data], %f1;\n" +
-                        std::string(shared ? "red.shared.add.f32 [data], %f2;\nld.shared.f32 %f3, [data];\n"
-                                           : "red.global.add.f32 [%rd0], %f2;\nld.global.f32 %f3, [%rd0];\n") +
+        run_snippet("ld.global.f32 %f1, [%rd0]; ld.global.f32 %f2, [%rd0+4]; st.shared.f32 [data], %f1; " +
+                        std::string(shared ? "red.shared.add.f32 [data], %f2; ld.shared.f32 %f3, [data]; "
+                                           : "red.global.add.f32 [%rd0], %f2; ld.global.f32 %f3, [%rd0]; ") +
                         "st.global.f32 [%rd1], %f3;",
-                    {in.address(), out.address()}, threads(1), ".shared .align 4 .b8 data[4];\n");
+                    {in.address(), out.address()}, threads(1), ".shared .align 4 .b8 data[4]; ");
         return out.read<uint32_t>()[0];
     };
     CHECK(sum(1, 2, true) == 3);
@@ -341,18 +323,16 @@ TEST_CASE("ptx memory: cp.async copies its bytes and fills with zeros") {
         for (const int wanted : {0, 1, 3, 4, 7, 8, 15, 16}) {
             if (wanted > size) continue;
             const Buffer out(static_cast<size_t>(32 * size));
-            const std::string bytes = std::to_string(size);
             run_snippet(
-                "mov.u32 %r1, " + std::to_string(wanted) + ";\nmov.u32 %r0, %tid.x;\nmul.lo.s32 %r2, %r0, " + bytes +
-                    ";\nmov.u32 %r3, data;\nadd.s32 %r3, %r3, %r2;\ncvt.u64.u32 %rd9, %r2;\nadd.s64 %rd10, %rd0, "
-                    "%rd9;\nadd.s64 %rd11, %rd1, %rd9;\n"
-                    "cp.async.ca.shared.global [%r3], [%rd10], " +
-                    bytes + ", %r1;\ncp.async.wait_all;\nbar.sync 0;\n" +
-                    (size == 4 ? "ld.shared.u32 %r4, [%r3];\nst.global.u32 [%rd11], %r4;"
-                     : size == 8
-                         ? "ld.shared.u64 %rd12, [%r3];\nst.global.u64 [%rd11], %rd12;"
-                         : "ld.shared.v2.u64 {%rd12, %rd13}, [%r3];\nst.global.v2.u64 [%rd11], {%rd12, %rd13};"),
-                {in.address(), out.address()}, threads(32), ".shared .align 16 .b8 data[512];\n");
+                ptx("mov.u32 %r1, $2; mov.u32 %r0, %tid.x; mul.lo.s32 %r2, %r0, $1; mov.u32 %r3, data; "
+                    "add.s32 %r3, %r3, %r2; cvt.u64.u32 %rd9, %r2; add.s64 %rd10, %rd0, %rd9; add.s64 %rd11, %rd1, "
+                    "%rd9; "
+                    "cp.async.ca.shared.global [%r3], [%rd10], $1, %r1; cp.async.wait_all; bar.sync 0; ",
+                    size, wanted) +
+                    (size == 4   ? "ld.shared.u32 %r4, [%r3]; st.global.u32 [%rd11], %r4;"
+                     : size == 8 ? "ld.shared.u64 %rd12, [%r3]; st.global.u64 [%rd11], %rd12;"
+                                 : "ld.shared.v2.u64 {%rd12, %rd13}, [%r3]; st.global.v2.u64 [%rd11], {%rd12, %rd13};"),
+                {in.address(), out.address()}, threads(32), ".shared .align 16 .b8 data[512]; ");
             std::vector<uint8_t> expected(data.begin(), data.begin() + 32 * size);
             for (int i = 0; i < 32 * size; i++)
                 if (i % size >= wanted) expected[static_cast<size_t>(i)] = 0;
@@ -361,10 +341,9 @@ TEST_CASE("ptx memory: cp.async copies its bytes and fills with zeros") {
     // If no bytes are requested, none are read, so the address may be arbitrary.
     CHECK(fault_of([] {
               run_snippet(
-                  "mov.u64 %rd9, 64;\nmov.u32 %r1, 0;\ncp.async.cg.shared.global [data], [%rd9], 16, "
-                  "%r1;\ncp.async.wait_all;\n"
-                  "ld.shared.u32 %r2, [data];",
-                  {}, threads(1), ".shared .align 16 .b8 data[16];\n");
+                  "mov.u64 %rd9, 64; mov.u32 %r1, 0; cp.async.cg.shared.global [data], [%rd9], 16, %r1; "
+                  "cp.async.wait_all; ld.shared.u32 %r2, [data];",
+                  {}, threads(1), ".shared .align 16 .b8 data[16]; ");
           }) == "");
 }
 
@@ -373,15 +352,15 @@ TEST_CASE("ptx memory: wait_group leaves the newest groups") {
     const Buffer in(std::vector<uint32_t>{0, 1, 2, 3, 10, 11, 12, 13, 20, 21, 22, 23, 30, 31, 32, 33});
     std::string copies;
     for (int g = 0; g < 4; g++)
-        copies += "cp.async.cg.shared.global [data+" + std::to_string(16 * g) + "], [%rd0+" + std::to_string(16 * g) +
-                  "], 16;\ncp.async.commit_group;\n";
+        copies += ptx("cp.async.cg.shared.global [data+$1], [%rd0+$1], 16; cp.async.commit_group; ", 16 * g);
     for (int left = 0; left <= 5; left++)
         for (int read = 0; read < 4; read++) {
             const Buffer out(4);
             const std::string message = fault_of([&] {
-                run_snippet(copies + "cp.async.wait_group " + std::to_string(left) + ";\nld.shared.u32 %r1, [data+" +
-                                std::to_string(16 * read + 4) + "];\nst.global.u32 [%rd1], %r1;",
-                            {in.address(), out.address()}, threads(1), ".shared .align 16 .b8 data[64];\n");
+                run_snippet(
+                    copies + ptx("cp.async.wait_group $1; ld.shared.u32 %r1, [data+$2]; st.global.u32 [%rd1], %r1;",
+                                 left, 16 * read + 4),
+                    {in.address(), out.address()}, threads(1), ".shared .align 16 .b8 data[64]; ");
             });
             CHECK(contains(message, "has not been waited for") == (read >= 4 - left));
             if (message.empty()) CHECK(out.read<uint32_t>()[0] == static_cast<uint32_t>(10 * read + 1));
@@ -389,10 +368,10 @@ TEST_CASE("ptx memory: wait_group leaves the newest groups") {
     // Two copies to one place: the later one wins.
     const Buffer out(4);
     run_snippet(
-        "cp.async.cg.shared.global [data], [%rd0], 16;\ncp.async.commit_group;\ncp.async.cg.shared.global [data], "
-        "[%rd0+16], 16;\n"
-        "cp.async.commit_group;\ncp.async.wait_group 0;\nld.shared.u32 %r1, [data];\nst.global.u32 [%rd1], %r1;",
-        {in.address(), out.address()}, threads(1), ".shared .align 16 .b8 data[64];\n");
+        "cp.async.cg.shared.global [data], [%rd0], 16; cp.async.commit_group; "
+        "cp.async.cg.shared.global [data], [%rd0+16], 16; cp.async.commit_group; cp.async.wait_group 0; "
+        "ld.shared.u32 %r1, [data]; st.global.u32 [%rd1], %r1;",
+        {in.address(), out.address()}, threads(1), ".shared .align 16 .b8 data[64]; ");
     CHECK(out.read<uint32_t>()[0] == 10);
 }
 

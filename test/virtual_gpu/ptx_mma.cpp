@@ -8,8 +8,10 @@
 #include <limits>
 #include <random>
 
+#include "dev/virtual_gpu/arithmetic/formats.h"
 #include "dev/virtual_gpu/arithmetic/fused_sum.h"
 #include "dev/virtual_gpu/options.h"
+#include "test/virtual_gpu/child.h"
 #include "test/virtual_gpu/ptx_program.h"
 
 namespace virtual_gpu::test {
@@ -19,20 +21,14 @@ constexpr int kRows = 16, kColumns = 8;
 
 struct Format {
     const char* name;
-    int bits, exponent_bits, mantissa_bits, bias;
+    int bits, mantissa_bits, bias;
     bool has_infinity;
-    double value(uint32_t code) const {
-        const uint32_t mantissas = 1u << mantissa_bits, mantissa = code & (mantissas - 1);
-        const int field = static_cast<int>(code >> mantissa_bits) & ((1 << exponent_bits) - 1),
-                  top = (1 << exponent_bits) - 1;
-        const double sign = code >> (bits - 1) & 1 ? -1 : 1;
-        if (field == top && has_infinity) return mantissa ? NAN : sign * INFINITY;
-        if (field == top && mantissa == mantissas - 1) return NAN;  // E4M3 has only this one
-        return sign * std::ldexp(mantissa + (field ? mantissas : 0), (field ? field : 1) - bias - mantissa_bits);
-    }
+    float (*value)(uint32_t code);
     int least_exponent() const { return 1 - bias; }
 };
-const Format kBf16{"bf16", 16, 8, 7, 127, true}, kE4M3{"e4m3", 8, 4, 3, 7, false}, kE5M2{"e5m2", 8, 5, 2, 15, true};
+const Format kBf16{"bf16", 16, 7, 127, true, [](uint32_t code) { return float_of_bf16(static_cast<uint16_t>(code)); }},
+    kE4M3{"e4m3", 8, 3, 7, false, [](uint32_t code) { return float_of_e4m3(static_cast<uint8_t>(code)); }},
+    kE5M2{"e5m2", 8, 2, 15, true, [](uint32_t code) { return float_of_e5m2(static_cast<uint8_t>(code)); }};
 
 struct Matrices {
     Format fa, fb;
@@ -79,13 +75,12 @@ std::vector<float> multiply(Matrices& m) {
     const Buffer in(fragments(m)), out(512);
     const std::string shape = m.K == 16 ? "m16n8k16" : "m16n8k32";
     std::string text = element_address(20, 0, 4) + element_address(21, 1, 4);
-    for (int n = 0; n < 10; n++)
-        text += std::string("ld.global.") + (n < 6 ? "u32 %r" : "f32 %f") + std::to_string(n) + ", [%rd21+" +
-                std::to_string(128 * n) + "];\n";
-    text += "mma.sync.aligned." + shape + ".row.col.f32." + m.fa.name + "." + m.fb.name +
-            ".f32 {%f6, %f7, %f8, %f9}, {%r0, %r1, %r2, %r3}, {%r4, %r5}, {%f6, %f7, %f8, %f9};\n";
-    for (int n = 0; n < 4; n++)
-        text += "st.global.f32 [%rd20+" + std::to_string(128 * n) + "], %f" + std::to_string(6 + n) + ";\n";
+    for (int n = 0; n < 10; n++) text += ptx("ld.global.$1$2, [%rd21+$3]; ", n < 6 ? "u32 %r" : "f32 %f", n, 128 * n);
+    text +=
+        ptx("mma.sync.aligned.$1.row.col.f32.$2.$3.f32 "
+            "{%f6, %f7, %f8, %f9}, {%r0, %r1, %r2, %r3}, {%r4, %r5}, {%f6, %f7, %f8, %f9}; ",
+            shape, m.fa.name, m.fb.name);
+    for (int n = 0; n < 4; n++) text += ptx("st.global.f32 [%rd20+$1], %f$2; ", 128 * n, 6 + n);
     run_snippet(text, {out.address(), in.address()});
     const auto words = out.read<float>();
     std::vector<float> d(kRows * kColumns);
@@ -128,11 +123,11 @@ void check(Matrices m, bool normal) {
             std::vector<float> a, b;
             double sum = m.C(row, column), magnitudes = std::fabs(sum);
             for (int k = 0; k < m.K; k++) {
-                const double x = m.fa.value(m.A(row, k)), y = m.fb.value(m.B(k, column));
-                a.push_back(static_cast<float>(x));
-                b.push_back(static_cast<float>(y));
-                sum += x * y;
-                magnitudes += std::fabs(x * y);
+                a.push_back(m.fa.value(m.A(row, k)));
+                b.push_back(m.fb.value(m.B(k, column)));
+                const double term = static_cast<double>(a.back()) * static_cast<double>(b.back());
+                sum += term;
+                magnitudes += std::fabs(term);
             }
             const float result = d[static_cast<size_t>(row * kColumns + column)];
             const float wanted = canonical_or(expected(a, b, m.C(row, column), m));
@@ -216,7 +211,7 @@ TEST_CASE("ptx mma: subnormal numbers, infinities and NaN") {
 
 TEST_CASE("ptx: mma in the arithmetic of each generation") {
     for (const char* arithmetic : {"ampere", "ada", "hopper", "blackwell"})
-        CHECK_MESSAGE(run_tests_with(std::string("VIRTUAL_GPU_ARITHMETIC=") + arithmetic, "ptx mma") == 0, arithmetic);
+        expect_cases("ptx mma", {{"VIRTUAL_GPU_ARITHMETIC", arithmetic}});
 }
 
 }  // namespace virtual_gpu::test
