@@ -176,6 +176,14 @@ TEST_CASE("virtual_gpu arithmetic: tf32 keeps 10 fraction bits") {
     CHECK(tf32_truncated(-kInfinity) == -kInfinity);
     CHECK(bits_of(tf32_of(from_bits(0x7f800001u))) == kNaNBits);
     CHECK(bits_of(tf32_truncated(from_bits(0x7f800001u))) == kNaNBits);
+    size_t wrong = 0;
+    for_every_rounding([&](float x) {
+        if (!std::isfinite(x)) return;
+        const uint32_t down = bits_of(x) & 0xffffe000;  // the neighbour towards zero
+        for (const uint32_t lost : {0x0fffu, 0x1000u, 0x1001u})
+            wrong += bits_of(tf32_of(from_bits(down | lost))) != (lost < 0x1000 ? down : down + 0x2000);
+    });
+    CHECK(wrong == 0);
 }
 
 TEST_CASE("virtual_gpu arithmetic: a fused sum loses bits below its fraction") {

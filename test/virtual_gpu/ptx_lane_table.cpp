@@ -1,6 +1,6 @@
-// Every lane-by-lane instruction with known results, worked out by hand: edge cases that the PTX ISA documents.
-// Integers are decimal or hexadecimal. Floats are decimal, 0x1.8p3, inf, nan (the canonical one), or 0f and 0d with
-// their bits, as in PTX. An opcode of the machine without a case here fails the test.
+// Lane-by-lane instructions with known results, worked out by hand: edge cases that the PTX ISA documents. Integers are
+// decimal or hexadecimal. Floats are decimal, 0x1.8p3, inf, nan (the canonical one), or 0f and 0d with their bits, as
+// in PTX. An opcode of the machine that has no case here and is not in ptx_integers.cpp fails the test.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -21,65 +21,7 @@ struct Row {
 };
 
 const Row kTable[] = {
-    // ---- integers: sums and products wrap ----
-    {"add.{u16,s16,u32,s32,u64,s64}", "2 3 = 5; -1 1 = 0; 7 -9 = -2"},
-    {"add.{u16,s16}", "0x7fff 1 = 0x8000; 65535 65535 = 65534"},
-    {"add.{u32,s32}", "2147483647 1 = -2147483648; 0xffffffff 0xffffffff = 0xfffffffe"},
-    {"add.{u64,s64}", "0xffffffff 1 = 0x100000000; 0x7fffffffffffffff 1 = 0x8000000000000000"},
-    {"sub.{u16,s16,u32,s32,u64,s64}", "2 3 = -1; 0 -1 = 1; 9 4 = 5"},
-    {"sub.{u32,s32}", "-2147483648 1 = 2147483647"},
-    {"sub.{u64,s64}", "0x100000000 1 = 0xffffffff; 0x8000000000000000 1 = 0x7fffffffffffffff"},
-    {"mul.lo.{u16,s16,u32,s32,u64,s64}", "7 -3 = -21; -1 -1 = 1"},
-    {"mul.lo.{u16,s16}", "0x100 0x100 = 0; 257 255 = 65535"},
-    {"mul.lo.{u32,s32}", "65536 65537 = 65536; -2147483648 -1 = -2147483648"},
-    {"mul.lo.{u64,s64}", "0x100000001 0x100000001 = 0x200000001"},
-    {"mad.lo.{u16,s16,u32,s32,u64,s64}", "7 -3 30 = 9; -1 -1 -1 = 0"},
-    {"mad.lo.{u32,s32}", "65536 65536 5 = 5"},
-    {"mul.hi.{u16,u32,u64}", "2 3 = 0; -1 -1 = -2; -1 2 = 1"},
-    {"mul.hi.{s16,s32,s64}", "2 3 = 0; -1 -1 = 0; -1 2 = -1"},
-    {"mul.hi.s32", "-2147483648 -2147483648 = 0x40000000"},
-    {"mul.hi.u64", "0x100000000 0x100000000 = 1"},
-    {"mul.wide.u16", "65535 65535 = 0xfffe0001"},
-    {"mul.wide.s16", "-1 65535 = 1; -32768 -32768 = 0x40000000; -1 2 = -2"},
-    {"mul.wide.u32", "0xffffffff 0xffffffff = 0xfffffffe00000001; 0x80000000 2 = 0x100000000"},
-    {"mul.wide.s32", "-1 2 = -2; -2147483648 -2147483648 = 0x4000000000000000"},
-    {"mad.wide.u16", "65535 65535 0x1ffff = 0x00000000"},
-    {"mad.wide.s16", "-1 2 3 = 1"},
-    {"mad.wide.u32", "0xffffffff 2 4 = 0x200000002"},
-    {"mad.wide.s32", "-1 2 -4 = -6; 2147483647 2 0x7fffffffffffffff = 0x80000000fffffffd"},
-    {"min.{s16,s32,s64}", "-1 1 = -1; 3 2 = 2"},
-    {"max.{s16,s32,s64}", "-1 1 = 1; 3 2 = 3"},
-    {"min.{u16,u32,u64}", "-1 1 = 1; 3 2 = 2"},
-    {"max.{u16,u32,u64}", "-1 1 = -1; 3 2 = 3"},
-    {"neg.{s16,s32,s64}", "5 = -5; 0 = 0"},
-    {"abs.{s16,s32,s64}", "-5 = 5; 5 = 5"},
-    {"{neg,abs}.s16", "-32768 = -32768"},
-    {"{neg,abs}.s32", "-2147483648 = -2147483648"},
-    {"{neg,abs}.s64", "0x8000000000000000 = 0x8000000000000000"},
-    // Division by zero gives any value and no fault. The smallest number divided by -1 wraps.
-    {"div.{u16,s16,u32,s32,u64,s64}", "7 2 = 3; 7 0 = -1"},
-    {"rem.{u16,s16,u32,s32,u64,s64}", "7 2 = 1; 7 0 = 7"},
-    {"div.{s16,s32,s64}", "-7 2 = -3; 7 -2 = -3; 7 -1 = -7"},
-    {"rem.{s16,s32,s64}", "-7 2 = -1; 7 -2 = 1; 7 -1 = 0"},
-    {"div.{u16,u32,u64}", "-1 -1 = 1; -1 1 = -1"},
-    {"div.u32", "-1 2 = 0x7fffffff"},
-    {"div.s16", "-32768 -1 = -32768"},
-    {"div.s32", "-2147483648 -1 = -2147483648"},
-    {"div.s64", "0x8000000000000000 -1 = 0x8000000000000000"},
-    {"rem.s16", "-32768 -1 = 0"},
-    {"rem.s32", "-2147483648 -1 = 0"},
-    {"rem.s64", "0x8000000000000000 -1 = 0"},
-    // ---- comparisons and selection ----
-    {"setp.eq.{u16,s16,u32,s32,u64,s64,b16,b32,b64}", "3 3 = 1; 3 4 = 0; -1 -1 = 1"},
-    {"setp.ne.{u16,s16,u32,s32,u64,s64,b16,b32,b64}", "3 3 = 0; 3 4 = 1; -1 1 = 1"},
-    {"setp.lt.{s16,s32,s64}", "-1 1 = 1; 1 -1 = 0; 2 2 = 0"},
-    {"setp.le.{s16,s32,s64}", "-1 1 = 1; 1 -1 = 0; 2 2 = 1"},
-    {"setp.gt.{s16,s32,s64}", "-1 1 = 0; 1 -1 = 1; 2 2 = 0"},
-    {"setp.ge.{s16,s32,s64}", "-1 1 = 0; 1 -1 = 1; 2 2 = 1"},
-    {"setp.lt.{u16,u32,u64}", "-1 1 = 0; 1 -1 = 1; 2 2 = 0"},
-    {"setp.le.{u16,u32,u64}", "-1 1 = 0; 1 -1 = 1; 2 2 = 1"},
-    {"setp.gt.{u16,u32,u64}", "-1 1 = 1; 1 -1 = 0; 2 2 = 0"},
-    {"setp.ge.{u16,u32,u64}", "-1 1 = 1; 1 -1 = 0; 2 2 = 1"},
+    // ---- selection, predicates, bits ----
     {"selp.{u16,s16,u32,s32,u64,s64,b16,b32,b64,f32,f64}", "3 4 1 = 3; 3 4 0 = 4"},
     {"mov.{u16,s16,u32,s32,u64,s64,b16,b32,b64,f32,f64}", "5 = 5; -1 = -1"},
     {"mov.f32", "0f7fc00001 = 0f7fc00001; -0 = -0"},
@@ -89,26 +31,9 @@ const Row kTable[] = {
     {"xor.pred", "1 1 = 0; 1 0 = 1; 0 1 = 1; 0 0 = 0"},
     {"not.pred", "1 = 0; 0 = 1"},
     {"mov.pred", "1 = 1; 0 = 0"},
-    // ---- bits; shifts by more than the width count as shifts by it ----
-    {"and.{b16,b32,b64}", "12 10 = 8; -1 0x7f = 0x7f"},
-    {"or.{b16,b32,b64}", "12 10 = 14; -1 0 = -1"},
-    {"xor.{b16,b32,b64}", "12 10 = 6; -1 -1 = 0"},
-    {"not.{b16,b32,b64}", "0 = -1; 5 = -6"},
-    {"shl.{b16,b32,b64}", "1 0 = 1; 3 4 = 48; 1 64 = 0; 1 0xffffffff = 0; 1 256 = 0"},
-    {"shl.b16", "1 15 = 0x8000; 1 16 = 0; 0xffff 8 = 0xff00"},
-    {"shl.b32", "1 31 = 0x80000000; 1 32 = 0; 1 33 = 0"},
-    {"shl.b64", "1 32 = 0x100000000; 1 63 = 0x8000000000000000"},
-    {"shr.{u16,s16,u32,s32,u64,s64,b16,b32,b64}", "48 4 = 3; 5 0 = 5; 5 64 = 0; 5 0xffffffff = 0; 5 256 = 0"},
-    {"shr.{s16,s32,s64}", "-8 1 = -4; -8 64 = -1; -8 0xffffffff = -1"},
-    {"shr.{u16,b16}", "0x8000 15 = 1; 0x8000 16 = 0; 0xffff 1 = 0x7fff"},
-    {"shr.s16", "0x8000 15 = -1; 0x8000 16 = -1; 0x7fff 16 = 0"},
-    {"shr.{u32,b32}", "0x80000000 31 = 1; 0x80000000 32 = 0; 0xffffffff 1 = 0x7fffffff"},
-    {"shr.s32", "0x80000000 31 = -1; 0x80000000 32 = -1; 0x7fffffff 32 = 0"},
-    {"shr.{u64,b64}", "0x8000000000000000 63 = 1; 0x100000000 32 = 1"},
-    {"shr.s64", "0x8000000000000000 63 = -1; 0x8000000000000000 32 = 0xffffffff80000000"},
     {"bfi.b32",
-     "0xff 0 8 4 = 0xf00; 0 0xffffffff 4 8 = 0xfffff00f; 5 9 0 0 = 9; 5 9 32 4 = 9; 5 9 0 32 = 5; "
-     "5 9 0 255 = 5; 0xff 0 28 8 = 0xf0000000; 0xf 0 256 260 = 0xf; 1 0 31 32 = 0x80000000"},
+     "0xff 0 8 4 = 0xf00; 0 0xffffffff 4 8 = 0xfffff00f; 5 9 0 0 = 9; 5 9 32 4 = 9; 5 9 0 32 = 5; 5 9 0 255 = 5; "
+     "0xff 0 28 8 = 0xf0000000; 0xf 0 256 260 = 0xf; 1 0 31 32 = 0x80000000"},
     {"bfe.u32",
      "0x12345678 8 8 = 0x56; 0x12345678 0 0 = 0; 0x12345678 0 32 = 0x12345678; 0x12345678 28 8 = 1; "
      "0xffffffff 32 4 = 0; 0xffffffff 31 255 = 1; 0xffffffff 256 264 = 0xff; 0xffffffff 255 1 = 0"},
@@ -121,9 +46,8 @@ const Row kTable[] = {
     {"popc.b32", "0 = 0; 0xffffffff = 32; 0x80000001 = 2"},
     {"clz.b32", "0 = 32; 1 = 31; 0xffffffff = 0; 0x00800000 = 8"},
     {"lop3.b32",
-     "0xf0 0xcc 0xaa 0x80 = 0x80; 0xf0 0xcc 0xaa 0xfe = 0xfe; 0xf0 0xcc 0xaa 0xca = 0xca; "
-     "0xf0 0xcc 0xaa 0x96 = 0x96; 1 2 3 0 = 0; 1 2 3 0xff = 0xffffffff; 0xff 0xf 0 0xf0 = 0xff; "
-     "0xff 0xf 0 0xcc = 0xf; 0xff 0xf 3 0xaa = 3"},
+     "0xf0 0xcc 0xaa 0x80 = 0x80; 0xf0 0xcc 0xaa 0xfe = 0xfe; 0xf0 0xcc 0xaa 0xca = 0xca; 0xf0 0xcc 0xaa 0x96 = 0x96; "
+     "1 2 3 0 = 0; 1 2 3 0xff = 0xffffffff; 0xff 0xf 0 0xf0 = 0xff; 0xff 0xf 0 0xcc = 0xf; 0xff 0xf 3 0xaa = 3"},
     {"cvta.to.global.u64 cvta.global.u64", "0x123456789abc = 0x123456789abc"},
     {"cvta.shared.u64", "0x410 = 0x5100000000000410"},
     {"cvta.to.shared.u64", "0x5100000000000410 = 0x410"},
@@ -131,14 +55,13 @@ const Row kTable[] = {
     {"add.{,rn.}{f32,f64}",
      "1.5 2.25 = 3.75; inf -inf = nan; nan 1 = nan; 1 nan = nan; -0 -0 = -0; 1 -1 = 0; -0 0 = 0"},
     {"add.{,rn.}f32",
-     "16777216 1 = 16777216; 16777216 3 = 16777220; 0f00000001 0f00000001 = 0f00000002; "
-     "0x1.fffffep127 0x1p103 = inf; 0f7f800001 1 = nan; 0fffc00000 1 = nan"},
+     "16777216 1 = 16777216; 16777216 3 = 16777220; 0f00000001 0f00000001 = 0f00000002; 0x1.fffffep127 0x1p103 = inf; "
+     "0f7f800001 1 = nan; 0fffc00000 1 = nan"},
     {"add.{,rn.}f64", "9007199254740992 1 = 9007199254740992; 0dfff8000000000000 1 = nan"},
     {"sub.{,rn.}{f32,f64}", "1.5 2.25 = -0.75; inf inf = nan; 0 0 = 0; -0 0 = -0; nan 1 = nan"},
     {"mul.{,rn.}{f32,f64}", "1.5 -2 = -3; 0 inf = nan; -0 5 = -0; nan 0 = nan"},
     {"mul.{,rn.}f32",
-     "0x1p-100 0x1p-49 = 0f00000001; 0x1p-100 0x1p-50 = 0; 0x1.8p-100 0x1p-50 = 0f00000001; "
-     "0x1p100 0x1p28 = inf"},
+     "0x1p-100 0x1p-49 = 0f00000001; 0x1p-100 0x1p-50 = 0; 0x1.8p-100 0x1p-50 = 0f00000001; 0x1p100 0x1p28 = inf"},
     {"fma.rn.{f32,f64}", "2 3 4 = 10; inf 0 1 = nan; 1 -0 -0 = -0; 1 0 -0 = 0; nan 1 1 = nan"},
     // (1 + 2^-12)^2 - (1 + 2^-11) = 2^-24: rounding the product first would give 0.
     {"fma.rn.f32", "0x1.001p0 0x1.001p0 -0x1.002p0 = 0x1p-24; 0x1p-100 0x1p-49 0 = 0f00000001"},
@@ -171,8 +94,8 @@ const Row kTable[] = {
     {"setp.{equ,neu,ltu,leu,gtu,geu,nan}.{f32,f64}", "nan 1 = 1; 1 nan = 1; nan nan = 1"},
     // ---- approximations: exact for the special inputs in the PTX ISA's tables; ftz takes subnormals as zero ----
     {"ex2.approx.{,ftz.}f32",
-     "0 = 1; -0 = 1; 3 = 8; -1 = 0.5; inf = inf; -inf = 0; nan = nan; 128 = inf; -126 = 0x1p-126; "
-     "0f00000001 = 1; -200 = 0; 1000 = inf; 127 = 0x1p127"},
+     "0 = 1; -0 = 1; 3 = 8; -1 = 0.5; inf = inf; -inf = 0; nan = nan; 128 = inf; -126 = 0x1p-126; 0f00000001 = 1; "
+     "-200 = 0; 1000 = inf; 127 = 0x1p127"},
     {"ex2.approx.f32", "-127 = 0x1p-127; -149 = 0x1p-149"},
     {"ex2.approx.ftz.f32", "-127 = 0; -149 = 0"},
     {"lg2.approx.{,ftz.}f32",
@@ -187,8 +110,8 @@ const Row kTable[] = {
     {"rcp.approx.f32", "0x1p127 = 0x1p-127; 0x1p-128 = inf"},
     {"rcp.approx.ftz.f32", "0x1p127 = 0; -0x1p127 = -0; 0x1p-127 = inf; -0x1p-127 = -inf"},
     {"div.{approx,full}.f32",
-     "1 4 = 0.25; -3 2 = -1.5; 1 0 = inf; 0 0 = nan; inf inf = nan; 5 inf = 0; nan 1 = nan; "
-     "1 nan = nan; 0x1p126 0x1p126 = 1; inf 1 = inf"},
+     "1 4 = 0.25; -3 2 = -1.5; 1 0 = inf; 0 0 = nan; inf inf = nan; 5 inf = 0; nan 1 = nan; 1 nan = nan; "
+     "0x1p126 0x1p126 = 1; inf 1 = inf"},
     // For 2^126 < |b| < 2^128 the quotient is 0, or NaN if a is infinite; div.full has no such range.
     {"div.approx.f32",
      "0x1p127 0x1p127 = 0; 1 -0x1p127 = -0; inf 0x1p127 = nan; -inf 0x1.8p126 = nan; nan 0x1p127 = nan; "
@@ -197,46 +120,20 @@ const Row kTable[] = {
     {"sin.approx.f32", "0 = 0; -0 = -0; inf = nan; nan = nan"},
     {"cos.approx.f32", "0 = 1; inf = nan; nan = nan"},
     {"tanh.approx.f32", "0 = 0; -0 = -0; inf = 1; -inf = -1; nan = nan; 20 = 1"},
-    // ---- conversions ----
+    // ---- conversions; those between integers and floats of 32 and 64 bits are also in ptx_integers.cpp ----
     {"cvt.{u8,s8,u16,s16,u32,s32,u64,s64}.{u8,s8,u16,s16,u32,s32,u64,s64}", "0 = 0; 100 = 100"},
-    {"cvt.{u16,s16,u32,s32,u64,s64}.s8", "0x80 = -128; 0xff = -1; 0x17f = 127"},
-    {"cvt.{u16,s16,u32,s32,u64,s64}.u8", "0x80 = 128; 0xff = 255; 0x180 = 128"},
-    {"cvt.s8.{u16,s16,u32,s32,u64,s64}", "0x180 = -128; 255 = -1; 127 = 127"},
-    {"cvt.u8.{u16,s16,u32,s32,u64,s64}", "0x180 = 128; -1 = 255"},
-    {"cvt.{u32,s32,u64,s64}.s16", "0x8000 = -32768"},
-    {"cvt.{u32,s32,u64,s64}.u16", "0x8000 = 32768"},
-    {"cvt.{u64,s64}.s32", "0x80000000 = -2147483648"},
-    {"cvt.{u64,s64}.u32", "0x80000000 = 2147483648"},
-    {"cvt.{u32,s32}.{u64,s64}", "0x1234567890 = 0x34567890"},
     {"cvt.rn.{f32,f64}.{u8,s8,u16,s16,u32,s32,u64,s64}", "0 = 0; 100 = 100"},
     {"cvt.rn.{f32,f64}.{s8,s16,s32,s64}", "-1 = -1"},
     {"cvt.rn.{f32,f64}.u8", "255 = 255"},
     {"cvt.rn.{f32,f64}.u16", "65535 = 65535"},
-    {"cvt.rn.f32.{u32,s32,u64,s64}", "16777217 = 16777216; 16777219 = 16777220; 0x7fffffff = 0x1p31"},
-    {"cvt.rn.f32.u32", "0xffffffff = 0x1p32; 0xffffff7f = 0x1.fffffep31"},
-    {"cvt.rn.f32.u64", "-1 = 0x1p64; 0x8000008000000000 = 0x1p63; 0x8000008000000001 = 0x1.000002p63"},
-    {"cvt.rn.f32.s64", "0x4000004000000001 = 0x1.000002p62; 0x8000000000000000 = -0x1p63"},
-    {"cvt.rn.f64.{u64,s64}", "9007199254740993 = 9007199254740992; 9007199254740995 = 9007199254740996"},
-    {"cvt.rn.f64.u64", "-1 = 0x1p64; 0x8000000000000401 = 0x1.0000000000001p63"},
     {"cvt.rzi.{u32,s32,u64,s64}.{f32,f64}", "2.9 = 2; 0.5 = 0; -0.5 = 0; -0 = 0"},
     {"cvt.rni.{u32,s32,u64,s64}.{f32,f64}", "2.5 = 2; 3.5 = 4; 0.5 = 0; -0.5 = 0; 2.75 = 3"},
     {"cvt.rmi.{u32,s32,u64,s64}.{f32,f64}", "2.9 = 2; 3 = 3"},
     {"cvt.rpi.{u32,s32,u64,s64}.{f32,f64}", "2.1 = 3; -0.5 = 0; 3 = 3"},
-    {"cvt.rzi.{s32,s64}.{f32,f64}", "-2.9 = -2"},
-    {"cvt.rni.{s32,s64}.{f32,f64}", "-2.5 = -2; -3.5 = -4"},
-    {"cvt.rmi.{s32,s64}.{f32,f64}", "-2.1 = -3; -0.5 = -1"},
-    {"cvt.rpi.{s32,s64}.{f32,f64}", "-2.9 = -2"},
-    // These saturate. NaN becomes 0 from f32 to 32 bits, otherwise only the most significant bit is set.
-    {"cvt.{rzi,rni,rmi,rpi}.u32.{f32,f64}",
-     "-1 = 0; -inf = 0; inf = 0xffffffff; 0x1p32 = 0xffffffff; 0x1.fffffep31 = 0xffffff00"},
-    {"cvt.{rzi,rni,rmi,rpi}.s32.{f32,f64}",
-     "-inf = -2147483648; inf = 2147483647; 0x1p31 = 2147483647; -0x1p31 = -2147483648; "
-     "-0x1p40 = -2147483648; 0x1.fffffep30 = 0x7fffff80"},
-    {"cvt.{rzi,rni,rmi,rpi}.u64.{f32,f64}",
-     "-1 = 0; -inf = 0; inf = -1; 0x1p64 = -1; 0x1.fffffep63 = 0xffffff0000000000"},
-    {"cvt.{rzi,rni,rmi,rpi}.s64.{f32,f64}",
-     "-inf = 0x8000000000000000; inf = 0x7fffffffffffffff; 0x1p63 = 0x7fffffffffffffff; "
-     "-0x1p63 = 0x8000000000000000; 0x1.fffffep62 = 0x7fffff8000000000"},
+    // NaN becomes 0 from f32 to 32 bits, otherwise only the most significant bit is set. Infinities saturate.
+    {"cvt.{rzi,rni,rmi,rpi}.{u32,u64}.{f32,f64}", "-inf = 0; inf = -1"},
+    {"cvt.{rzi,rni,rmi,rpi}.s32.{f32,f64}", "-inf = -2147483648; inf = 2147483647"},
+    {"cvt.{rzi,rni,rmi,rpi}.s64.{f32,f64}", "-inf = 0x8000000000000000; inf = 0x7fffffffffffffff"},
     {"cvt.{rzi,rni,rmi,rpi}.{u32,s32}.f32", "nan = 0"},
     {"cvt.{rzi,rni,rmi,rpi}.{u32,s32}.f64", "nan = 0x80000000"},
     {"cvt.{rzi,rni,rmi,rpi}.{u64,s64}.{f32,f64}", "nan = 0x8000000000000000"},
@@ -246,16 +143,16 @@ const Row kTable[] = {
     {"cvt.rpi.{f32.f32,f64.f64}", "2.1 = 3; -2.9 = -2; -0.5 = -0; nan = nan"},
     {"cvt.f64.f32", "1.5 = 1.5; 0x1p-149 = 0x1p-149; nan = nan; -inf = -inf; -0 = -0"},
     {"cvt.rn.f32.f64",
-     "1.5 = 1.5; 0x1.000001p0 = 1; 0x1.000003p0 = 0x1.000004p0; 0x1.0000010000001p0 = 0x1.000002p0; "
-     "0x1p-150 = 0; 0x1.8p-150 = 0x1p-149; 1e300 = inf; nan = nan; -1e-300 = -0"},
+     "1.5 = 1.5; 0x1.000001p0 = 1; 0x1.000003p0 = 0x1.000004p0; 0x1.0000010000001p0 = 0x1.000002p0; 0x1p-150 = 0; "
+     "0x1.8p-150 = 0x1p-149; 1e300 = inf; nan = nan; -1e-300 = -0"},
     {"cvt.f32.bf16", "0x3f80 = 1; 0xbf80 = -1; 0x0001 = 0x1p-133; 0x8000 = -0; 0x7f80 = inf"},
     {"cvt.rn.bf16.f32",
      "1 = 0x3f80; 0x1.01p0 = 0x3f80; 0x1.03p0 = 0x3f82; 0x1.010002p0 = 0x3f81; nan = 0x7fff; -inf = 0xff80; "
      "0x1.fffffep127 = 0x7f80; 0fffc00000 = 0x7fff; -0 = 0x8000; 0x1p-134 = 0; 0x1.8p-134 = 1"},
     {"cvt.rn.bf16x2.f32", "1 -2 = 0x3f80c000; nan 0 = 0x7fff0000"},
     {"cvt.rn.satfinite.e4m3x2.f32",
-     "1 -2 = 0x38c0; 1000 -1000 = 0x7efe; nan inf = 0x7f7e; 0x1p-9 0x1p-10 = 0x0100; "
-     "0x1.8p-9 0x1p-7 = 0x0204; 464 17 = 0x7e58; -0 0x1.1p4 = 0x8058; 19 0 = 0x5a00"},
+     "1 -2 = 0x38c0; 1000 -1000 = 0x7efe; nan inf = 0x7f7e; 0x1p-9 0x1p-10 = 0x0100; 0x1.8p-9 0x1p-7 = 0x0204; "
+     "464 17 = 0x7e58; -0 0x1.1p4 = 0x8058; 19 0 = 0x5a00"},
     {"cvt.rn.satfinite.e5m2x2.f32",
      "1 -2 = 0x3cc0; 1e6 -inf = 0x7bfb; nan 0 = 0x7f00; 0x1p-16 0x1p-17 = 0x0100; 0x1.2p0 0x1.6p0 = 0x3c3e"},
     {"cvt.rp.satfinite.ue8m0x2.f32",
@@ -331,7 +228,7 @@ void add_cases(const std::string& text, const std::string& kinds, Cases& to) {
 
 }  // namespace
 
-TEST_CASE("ptx: every lane-by-lane instruction gives its known results") {
+TEST_CASE("ptx: lane-by-lane instructions give their known results") {
     std::map<std::string, Cases> cases;
     for (const Row& row : kTable)
         for (const std::string& opcode : expanded(row.opcodes)) {
@@ -340,8 +237,8 @@ TEST_CASE("ptx: every lane-by-lane instruction gives its known results") {
             add_cases(row.cases, op->operands, cases[opcode]);
         }
     for (const std::string& opcode : lane_opcodes()) {
-        CHECK_MESSAGE(cases.count(opcode) == 1, opcode << " has no case");
-        if (!cases.count(opcode)) continue;
+        CHECK_MESSAGE(cases.contains(opcode) != compared_in_128_bits(opcode), opcode << " has no case, or two");
+        if (!cases.contains(opcode)) continue;
         if (options().approximate && find_lane_op(opcode)->kind == Kind::special) continue;
         const Cases& c = cases[opcode];
         const std::string& kinds = find_lane_op(opcode)->operands;

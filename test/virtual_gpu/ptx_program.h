@@ -119,4 +119,7 @@ inline std::string element_address(int n, int parameter, int bytes) {
 std::vector<uint64_t> run_lane_op(const std::string& opcode, const std::string& kinds,
                                   const std::vector<std::vector<uint64_t>>& operands);
 
+// True if ptx_integers.cpp compares this opcode with arithmetic in 128 bits, so that it needs no known results.
+bool compared_in_128_bits(const std::string& opcode);
+
 }  // namespace virtual_gpu::test
