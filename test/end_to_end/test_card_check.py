@@ -164,8 +164,8 @@ class OnHost(unittest.TestCase):
     def test_ranks(self):
         for flags in (tiny_flags("--card-check", "force", *QUICK), ["check", *SHAPE, *QUICK]):
             done = test_run_ranks.run_ranks(RANKS, *flags, env=cache())
-            self.assertEqual(done.returncode, 0, done.stderr)
-            self.assertIn("checked between ranks: all_gather", done.stdout)
+            self.assertEqual(done.code, 0, done.err)
+            self.assertIn("checked between ranks: all_gather", done.out)
 
 
 @unittest.skipUnless(os.path.exists(VIRTUAL), "no virtual GPU: make virtual")
@@ -440,22 +440,22 @@ class OnVirtualGpu(unittest.TestCase):
         directory = {"XDG_CACHE_HOME": new_path("cache")}
         honest, kept = (ranks(env=directory) for _ in range(2))
         for done, known in ((honest, False), (kept, True)):
-            self.assertEqual(done.returncode, 0, done.stderr)
-            self.assertIn("checked between ranks: all_gather", done.stdout)
-            self.assertEqual("(known;" in done.stdout, known)
+            self.assertEqual(done.code, 0, done.err)
+            self.assertIn("checked between ranks: all_gather", done.out)
+            self.assertEqual("(known;" in done.out, known)
         for path in files_in(os.path.join(directory["XDG_CACHE_HOME"], "train_gpt")):  # one per card
             links = read_json(path)["findings"][f"links of {RANKS} ranks"]
             self.assertEqual(set(links["rates"]), {"all_gather", "reduce_scatter"})
-        losses = [re.findall(r"^step .* loss (\S+)", done.stdout, re.MULTILINE) for done in (honest, kept)]
+        losses = [re.findall(r"^step .* loss (\S+)", done.out, re.MULTILINE) for done in (honest, kept)]
         self.assertEqual(len(losses[0]), 5)
         self.assertEqual(losses[0], losses[1])
         for operation, call in (("all_gather", "ncclAllGather"), ("reduce_scatter", "ncclReduceScatter")):
             with self.subTest(operation):
                 lying = ranks(f"corrupt:{call}")
-                self.assertEqual(lying.returncode, 7, lying.stdout)
-                self.assertRegex(lying.stderr, rf"card check: on .*{operation}.*expected")
+                self.assertEqual(lying.code, 7, lying.out)
+                self.assertRegex(lying.err, rf"card check: on .*{operation}.*expected")
         endless = ranks("stall:3", "--timeout-start", "4")
-        self.assertEqual(endless.returncode, 7, endless.stdout)
+        self.assertEqual(endless.code, 7, endless.out)
 
 
 if __name__ == "__main__":

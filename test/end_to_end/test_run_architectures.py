@@ -7,9 +7,9 @@ import re
 import unittest
 
 from test_run_ranks import MPIRUN, run_ranks
-from trainer import BRIEF, TINY_BATCH, Case, corpus, new_path, read_json, read_safetensors, run, write_json
+from trainer import (BRIEF, CHECKPOINT, FLAGS, TINY_BATCH, Case, corpus, new_path, read_json, read_safetensors, run,
+                     write_json)
 
-FLAGS, CHECKPOINT = 2, 4
 SHAPE = {"layers": 2, "heads": 4, "kv_heads": 2, "channels": 64, "head_dim": 32, "hidden": 96, "context": 64}
 
 
@@ -78,8 +78,7 @@ class Architectures(Case):
                      "--total-batch", "512", "--verify-every", "2")
         env = {"OMP_NUM_THREADS": "1"}  # with more threads OpenBLAS sums in another order
         self.succeeded(*same, "--out", directories[0], env=env)
-        done = run_ranks(2, *same, "--zero", "3", "--out", directories[1], env=env)
-        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.succeeds(run_ranks(2, *same, "--zero", "3", "--out", directories[1], env=env))
         self.assert_same_weights(*directories)
 
     def test_plans_published_shapes(self):
@@ -100,7 +99,7 @@ class Architectures(Case):
         self.refused(run("-e", described("mamba"), "--dry-run"), FLAGS, 'unknown architecture "mamba"')
 
 
-class EveryName(unittest.TestCase):
+class EveryName(Case):
     """Every name of -e list whose model is not too large trains a step. Only layers are left out, and the data has a
     small vocabulary. dev/soak.sh trains all but llama3-70b.
     """
@@ -120,8 +119,7 @@ class EveryName(unittest.TestCase):
                 if memory["total"] - memory["libraries"] > self.MOST << 30:
                     too_large.add(name)
                     continue
-                done = run(*flags)
-                self.assertEqual(done.code, 0, done.err)
+                done = self.succeeds(run(*flags))
                 self.assertRegex(done.out, r"step +1/1 \| loss \d+\.\d+ \| norm \d")
                 self.assertNotIn("first pass went wrong", done.out)
         self.assertLess(len(too_large), len(names) / 2)

@@ -9,9 +9,10 @@ import signal
 import time
 import unittest
 
-from test_run_checkpoints import CHECKPOINT, FLAGS_CODE, Case, Directory
+from test_run_checkpoints import Directory
 from test_run_ranks import MPIRUN, ONE_THREAD
-from trainer import BRIEF, FP8_RECIPES, corpus, new_path, read_json, read_safetensors, recipe_flags, run
+from trainer import (BRIEF, CHECKPOINT, FLAGS, FP8_RECIPES, Case, corpus, new_path, read_json, read_safetensors,
+                     recipe_flags, run)
 
 EMA = ["--average", "ema:0.7"]
 # Each changes how masters or working copies are kept. The last flags win.
@@ -152,10 +153,10 @@ class Resume(Case):
 
     def test_refused(self):
         for rule in ("ema:1", "ema:0", "ema:0.5x", "last:0", "swa", ""):
-            self.refused(Directory().run("--average", rule), FLAGS_CODE, "--average")
-        self.refused(Directory().run("--average", "last:13"), FLAGS_CODE, "more steps than the run has (12)")
+            self.refused(Directory().run("--average", rule), FLAGS, "--average")
+        self.refused(Directory().run("--average", "last:13"), FLAGS, "more steps than the run has (12)")
         val = corpus().val
-        self.refused(Directory().run(*EMA, "--val", f"a={val}", "--val", f"a_average={val}"), FLAGS_CODE,
+        self.refused(Directory().run(*EMA, "--val", f"a={val}", "--val", f"a_average={val}"), FLAGS,
                      "--val a_average")
 
 

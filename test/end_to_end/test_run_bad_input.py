@@ -8,9 +8,9 @@ import struct
 import subprocess
 import unittest
 
-from trainer import PROGRAM, VOCAB, Case, corpus, new_path, run, tiny_flags, write_shard
+from trainer import (CHECKPOINT, DATA, FLAGS, PROGRAM, RESOURCES, VOCAB, Case, corpus, new_path, run, tiny_flags,
+                     write_shard)
 
-FLAGS, DATA, CHECKPOINT, RESOURCES = 2, 3, 4, 5
 TRAINED = re.compile("^step ", re.MULTILINE)
 SOME_TOKENS = [256] + [ord("a") + i % 26 for i in range(999)]
 
@@ -127,9 +127,7 @@ class BadInput(Case):
 
     def test_commands(self):
         for flags, part in ((["--layers", "2"], "--train"), (["trian", *tiny_flags()], "unknown command 'trian'")):
-            result = run(*flags)
-            self.assertEqual(result.code, FLAGS)
-            self.assertIn(part, result.err)
+            self.refused(run(*flags), FLAGS, part)
 
     @unittest.skipUnless(os.path.exists("/dev/full"), "needs /dev/full")
     def test_output_that_cannot_be_written(self):
@@ -152,8 +150,7 @@ class BadInput(Case):
         link = link_to_training_data()
         for *flags, val in ([corpus().train], [link], ["--val", f"unseen={corpus().val}", f"trained={link}"]):
             with self.subTest(val):
-                done = run(*tiny_flags("--max-steps", "1", *flags, "--val", val))
-                self.assertEqual(done.code, 0, done.err)
+                done = self.succeeds(run(*tiny_flags("--max-steps", "1", *flags, "--val", val)))
                 self.assertIn(f"note: {val.split('=')[-1]} is in both -i and -j", done.out)
         self.assertNotIn("is a shard of", run(*tiny_flags("--max-steps", "1", "--val", corpus().val)).out)
 
@@ -174,8 +171,7 @@ class BadInput(Case):
                                   (["--tokenizer", pipe, "--sample-every", "1", "--train", corpus().train], DATA,
                                    "tokenizer file")):
             with self.subTest(file=name):
-                result = run(*small, *flags, limit=20)
-                self.assertEqual(result.code, code, result.err)
+                result = self.succeeds(run(*small, *flags, limit=20), code)
                 self.assertRegex(result.err, f"^train_gpt: cannot open the {name} .*: it is a pipe, not a regular file; "
                                  "give ")
 

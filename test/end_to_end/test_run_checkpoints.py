@@ -18,12 +18,12 @@ import time
 import unittest
 
 from test_ranks import ENVIRONMENT
-from test_run_ranks import LAUNCH, MPIRUN, ONE_THREAD, command
-from trainer import (FP8_RECIPES, PROGRAM, ROOT, TIME_FIELDS, Case, corpus, disk_trouble, new_path, read_bytes, read_json,
-                     read_records, read_safetensors, recipe_flags, run, workspace, write_json, write_shard)
+from test_run_ranks import MPIRUN, ONE_THREAD, command, run_each, run_on
+from trainer import (CHECKPOINT, DATA, FLAGS, FP8_RECIPES, PROGRAM, RESOURCES, ROOT, STOPPED, TIME_FIELDS, Case, corpus,
+                     disk_trouble, new_path, read_bytes, read_json, read_records, read_safetensors, recipe_flags, run,
+                     workspace, write_json, write_shard)
 
 MATRIX = bool(os.environ.get("CHECKPOINT_MATRIX"))
-STOPPED, FLAGS_CODE, CHECKPOINT, NO_RESOURCES = 75, 2, 4, 5
 # One layer of 32 channels: a few milliseconds a step.
 MICRO = ["--layers", "1", "--channels", "32", "--heads", "1", "--context", "16", "--seq", "16", "--batch", "4",
          "--lr", "1e-3"]
@@ -48,14 +48,8 @@ class Directory:
     def file(self, *names):
         return os.path.join(self.path, *names)
 
-    def run(self, *flags, env=None, ranks=1, limit=120):
-        flags = micro_flags("--out", self.path, *flags)
-        if ranks == 1:
-            return run(*flags, env={**ONE_THREAD, **(env or {})}, limit=limit)
-        done = subprocess.run(command(ranks, *flags), capture_output=True, text=True, errors="replace", timeout=limit,
-                              cwd=workspace(), env={**ENVIRONMENT, **(env or {})})
-        done.code, done.out, done.err = done.returncode, done.stdout, done.stderr
-        return done
+    def run(self, *flags, env=None, ranks=1):
+        return run_on(ranks, *micro_flags("--out", self.path, *flags), env=env)
 
     def start(self, *flags, env=None, ranks=1):
         flags = micro_flags("--out", self.path, *flags)
@@ -275,7 +269,7 @@ class Resume(Case):
             self.succeeds(run_.run("--stop-after", stop, "--resume", "auto"))
         before = run_.records(), list(run_.checkpoints), os.listdir(run_.path)
         self.refused(run_.run("--resume", "latest", "--rewind", "1", "--layers", "2"), CHECKPOINT, "--layers")
-        self.refused(run_.run("--resume", "latest", "--rewind", "1", "--new-data", "--train", new_path()), 3, "no file")
+        self.refused(run_.run("--resume", "latest", "--rewind", "1", "--new-data", "--train", new_path()), DATA, "no file")
         self.assertEqual((run_.records(), list(run_.checkpoints), os.listdir(run_.path)), before)
 
     def test_retention_leaves_what_was_resumed_from(self):
@@ -370,16 +364,14 @@ class Ranks(Case):
         flags = ["--total-batch", "384", "--zero", "2"]
         self.succeeds(run_.run(*flags, "--stop-after", "3", ranks=2))
         flags = micro_flags("--out", run_.path, *flags, "--resume", "latest")
-        done = run_with_disks(flags, None, "DISK_HIDE=1")
-        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        self.assertIn("step 3 is done", done.stdout)
+        done = self.succeeds(run_with_disks(flags, None, "DISK_HIDE=1"))
+        self.assertIn("step 3 is done", done.out)
 
     def test_no_two_ranks_write_to_one_file(self):
         """NFS would make them wait for each other for a day (NeMo-RL#3504)."""
         flags = micro_flags("--out", Directory().path, *self.FLAGS, "--zero", "2", "-n", "2", "--stop-after", "4")
         lists = [new_path("opened") for _ in range(3)]
-        done = run_with_disks(flags, *(f"DISK_OPENED={path}" for path in lists))
-        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.succeeds(run_with_disks(flags, *(f"DISK_OPENED={path}" for path in lists)))
         opened = []
         for path in lists:
             with open(path, encoding="utf-8") as file:
@@ -396,11 +388,11 @@ class Ranks(Case):
                 flags = micro_flags("--out", run_.path, "--total-batch", "384", "-n", "4", "--on-save-error", policy,
                                     "--stop-after", "11")
                 done = run_with_disks(flags, None, f"DISK_FAIL_AT=3 DISK_ERRNO={errno.ENOSPC}")
-                text = done.stdout + done.stderr
+                text = done.out + done.err
                 self.assertIn("rank 1: ", text)
                 self.assertIn(os.strerror(errno.ENOSPC), text)
                 self.assertEqual(run_.checkpoints, {})
-                self.assertEqual(done.returncode, NO_RESOURCES, text)  # the last checkpoint could not be written either
+                self.succeeds(done, RESOURCES)  # the last checkpoint could not be written either
                 if policy == "continue":
                     self.assertIn("training continues", text)
                     self.assertEqual(len([r for r in run_.records() if "loss" in r]), 11)
@@ -423,14 +415,14 @@ class Refused(Case):
 
     def test_a_directory_that_holds_a_run(self):
         self.save()
-        self.refused(self.run_.run(), FLAGS_CODE, "--resume latest", "--overwrite")
+        self.refused(self.run_.run(), FLAGS, "--resume latest", "--overwrite")
         self.succeeds(self.run_.run("--overwrite", "--stop-after", "1"))
         self.assertEqual(list(self.run_.checkpoints), [1])
 
     def test_flags_that_contradict(self):
-        self.refused(self.run_.run("--resume", "latest", "--overwrite"), FLAGS_CODE, "--overwrite")
-        self.refused(self.run_.run("--rewind", "1"), FLAGS_CODE, "--resume")
-        self.refused(run("--train", corpus().train, *MICRO, "--resume", "latest"), FLAGS_CODE, "--out")
+        self.refused(self.run_.run("--resume", "latest", "--overwrite"), FLAGS, "--overwrite")
+        self.refused(self.run_.run("--rewind", "1"), FLAGS, "--resume")
+        self.refused(run("--train", corpus().train, *MICRO, "--resume", "latest"), FLAGS, "--out")
 
     def test_another_model(self):
         self.save()
@@ -474,15 +466,12 @@ class Refused(Case):
         self.succeeds(self.run_.run("--resume", "latest", "--verify", "size"))
 
     def test_a_second_run_in_the_same_directory(self):
-        process = self.run_.start("--max-steps", "100000")
-        try:
-            while not process.stdout.readline().startswith("step "):
-                self.assertIsNone(process.poll())
-            for how in (["--overwrite"], ["--resume", "auto"], []):
-                self.refused(self.run_.run(*how), FLAGS_CODE, "in use by another run", str(process.pid))
-        finally:
-            process.kill()
-            process.communicate()
+        process = self.started(self.run_.start("--max-steps", "100000"))
+        self.wait_for(process, "step ")
+        for how in (["--overwrite"], ["--resume", "auto"], []):
+            self.refused(self.run_.run(*how), FLAGS, "in use by another run", str(process.pid))
+        process.kill()
+        process.wait()
         self.succeeds(self.run_.run("--resume", "auto", "--stop-after", "1"))
 
 
@@ -519,7 +508,7 @@ class ValidationWatch(Case):
 
     def test_without_validations(self):
         for flags in (["--plateau", "0.5,2"], ["--early-stop", "1"]):
-            self.refused(Directory().run(*flags, "--val-every", "0"), FLAGS_CODE, "--plateau and --early-stop")
+            self.refused(Directory().run(*flags, "--val-every", "0"), FLAGS, "--plateau and --early-stop")
 
 
 class DecayNow(Case):
@@ -568,12 +557,11 @@ class DecayNow(Case):
         run_ = Directory()
         self.succeeds(run_.run(*self.LONG, "--stop-after", "5"))
         self.ask(run_, "4\n")
-        process = run_.start(*self.LONG, "--resume", "latest", env={"LD_PRELOAD": disk_trouble(), "DISK_SLOW": "20"})
-        try:
-            self.assertIn("step     9/10 ", next(line for line in process.stdout if line.startswith("step     9/")))
-        finally:
-            process.kill()
-            process.communicate()
+        process = self.started(run_.start(*self.LONG, "--resume", "latest",
+                                          env={"LD_PRELOAD": disk_trouble(), "DISK_SLOW": "20"}))
+        self.wait_for(process, "step     9/10 ")
+        process.kill()
+        process.wait()
         self.assertEqual((max(run_.checkpoints), os.path.exists(run_.file("decay"))), (5, True))
         self.succeeds(run_.run(*self.LONG, "--resume", "latest"))
         self.assertEqual(self.weights(run_), self.expected)
@@ -605,12 +593,8 @@ class DecayNow(Case):
 
 
 def run_with_disks(flags, *disks):
-    """Starts a rank for each of `disks`: disk_trouble.c's instructions for it, or None."""
-    command_line = list(LAUNCH)
-    for disk in disks:
-        settings = ["env", f"LD_PRELOAD={disk_trouble()}", *disk.split()] if disk else []
-        command_line += ["-np", "1", *settings, PROGRAM, *flags, ":"]
-    return subprocess.run(command_line[:-1], capture_output=True, text=True, timeout=120, cwd=workspace(), env=ENVIRONMENT)
+    """Runs a rank for each of `disks`: disk_trouble.c's instructions for it, or None."""
+    return run_each(*((flags, [f"LD_PRELOAD={disk_trouble()}", *disk.split()] if disk else []) for disk in disks))
 
 
 class Disk(Case):
@@ -648,7 +632,7 @@ class Disk(Case):
     def test_calls_that_fail(self):
         """The run continues, saved checkpoints stay, and the message includes the disk's error."""
         calls = self.calls()
-        for error, code in ((errno.ENOSPC, NO_RESOURCES), (errno.EDQUOT, NO_RESOURCES), (errno.EIO, CHECKPOINT)):
+        for error, code in ((errno.ENOSPC, RESOURCES), (errno.EDQUOT, RESOURCES), (errno.EIO, CHECKPOINT)):
             at = random.Random(error).sample(range(1, calls + 1), calls if MATRIX else 3)
             for call in at:
                 with self.subTest(error=errno.errorcode[error], call=call):
@@ -671,8 +655,7 @@ class Disk(Case):
         for line in process.stdout:
             lines.append(line)
             seen[line[:10]] = time.monotonic()
-        err = process.communicate()[1]
-        self.assertEqual(process.returncode, 0, err)
+        self.ended(process)
         self.assertIn("step 4: no checkpoint, because the last one is still being written\n", lines)
         # The lines of steps 3 to 6 appear while the file of step 2 is still being written.
         self.assertLess(seen["step     6"] - seen["step     2"], slow)
@@ -691,7 +674,7 @@ class Disk(Case):
             room = shutil.disk_usage(mount).free
             file.write(b"x" * max(0, room - 40000))
         result = run_.run("-n", "2", "--resume", "latest")
-        self.refused(result, NO_RESOURCES, "a checkpoint takes")
+        self.refused(result, RESOURCES, "a checkpoint takes")
         self.assertEqual(list(run_.checkpoints), [2])
         os.remove(os.path.join(mount, "filler"))
         self.succeeds(run_.run("--resume", "latest", "--keep", "1"))
@@ -711,7 +694,7 @@ class Disk(Case):
             self.skipTest("tmpfs cannot be mounted")
         self.addCleanup(subprocess.run, ["umount", mount])
         run_ = Directory(os.path.join(mount, "run"))
-        self.refused(run_.run(*wide), NO_RESOURCES, "a checkpoint takes")
+        self.refused(run_.run(*wide), RESOURCES, "a checkpoint takes")
         self.succeeds(run_.run(*narrow))
         self.assertEqual(list(run_.checkpoints), [2])
 

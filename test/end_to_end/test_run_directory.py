@@ -6,14 +6,13 @@ import os
 import resource
 import shutil
 import signal
-import subprocess
 import time
 import unittest
 
-from test_run_checkpoints import (CHECKPOINT, FLAGS_CODE, NO_RESOURCES, STOPPED, Case, Directory, disk_trouble,
-                                  micro_flags, whole_run)
+from test_run_checkpoints import Directory, micro_flags, whole_run
 from test_run_ranks import ONE_THREAD
-from trainer import ENVIRONMENT, PROGRAM, new_path, read_bytes, workspace, write_shard
+from trainer import (CHECKPOINT, ENVIRONMENT, FLAGS, PROGRAM, RESOURCES, STOPPED, Case, disk_trouble, new_path,
+                     read_bytes, run_command, workspace, write_shard)
 
 
 class RunDirectory(Case):
@@ -74,12 +73,11 @@ class Auto(RunDirectory):
     def test_killed_before_the_first_checkpoint(self):
         """Only the records of steps were lost anyway, and they are kept."""
         self.run_ = Directory()
-        process = self.run_.start("--max-steps", "100000", "--checkpoint-minutes", "0", "-n", "90000")
-        while not process.stdout.readline().startswith("step     2/"):
-            self.assertIsNone(process.poll())
+        process = self.started(self.run_.start("--max-steps", "100000", "--checkpoint-minutes", "0", "-n", "90000"))
+        self.wait_for(process, "step     2/")
         process.kill()
-        process.communicate()
-        self.refused(self.run_.run(), FLAGS_CODE, "already holds a run (metrics.jsonl has steps)")
+        process.wait()
+        self.refused(self.run_.run(), FLAGS, "already holds a run (metrics.jsonl has steps)")
         result = self.succeeds(self.run_.run("--resume", "auto", "--stop-after", "1"))
         self.assertIn("the records of an earlier run, which wrote no checkpoint, are now in", result.out)
         with open(self.run_.file("before-1", "metrics.jsonl"), encoding="utf-8") as file:
@@ -134,13 +132,12 @@ class LocalDisk(Case):
         while process.poll() is None:
             seen += os.path.isdir(local) and bool(os.listdir(local))
             time.sleep(0.01)
-        out, err = process.communicate()
-        self.assertEqual(process.returncode, 0, out + err)
+        self.ended(process)
         self.assertLessEqual(seen, 1, "a name is there for microseconds")
 
     def test_a_place_that_cannot_be_written(self):
         local = shutil.copy(__file__, new_path("file"))
-        self.refused(Directory().run("--checkpoint-local", local), FLAGS_CODE, f"--checkpoint-local {local}: cannot",
+        self.refused(Directory().run("--checkpoint-local", local), FLAGS, f"--checkpoint-local {local}: cannot",
                      os.strerror(errno.ENOTDIR))
 
 
@@ -151,13 +148,11 @@ class FileSizes(Case):
         self.succeeds(run_.run("-n", "2", "--stop-after", "2"))
         (state,) = (name for name in os.listdir(run_.checkpoints[2]) if name != "manifest.json")
         half = os.path.getsize(os.path.join(run_.checkpoints[2], state)) // 2
-        limited = subprocess.run([PROGRAM, *micro_flags("--out", run_.path, "-n", "2", "--resume", "latest")],
-                                 capture_output=True, text=True, timeout=120, cwd=workspace(),
-                                 env={**ENVIRONMENT, **ONE_THREAD},
-                                 preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (half, half)))
-        self.assertEqual(limited.returncode, NO_RESOURCES, limited.stdout + limited.stderr)
-        self.assertIn("cannot write to it: File too large; free space there or choose another directory",
-                      limited.stderr)
+        limited = run_command([PROGRAM, *micro_flags("--out", run_.path, "-n", "2", "--resume", "latest")], 120,
+                              {**ENVIRONMENT, **ONE_THREAD},
+                              preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (half, half)))
+        self.refused(limited, RESOURCES,
+                     "cannot write to it: File too large; free space there or choose another directory")
         self.assertEqual(list(run_.checkpoints), [2])
         self.succeeds(run_.run("-n", "2", "--resume", "latest"))
         self.same_state(run_.state(12), whole_run("-n", "2").state(12))
@@ -166,22 +161,14 @@ class FileSizes(Case):
 class Logs(RunDirectory):
     def test_moved_away_during_a_run(self):
         """Checkpoints are still written, and later records go to a new file."""
-        process = self.run_.start("--max-steps", "100000", "-n", "5", "--resume", "latest")
-        self.addCleanup(process.kill)
-
-        def wait_for(*texts):
-            line = ""
-            while not all(text in line for text in texts):
-                line = process.stdout.readline()
-                self.assertTrue(line, process.poll())
-        wait_for("checkpoint of step")
+        process = self.started(self.run_.start("--max-steps", "100000", "-n", "5", "--resume", "latest"))
+        self.wait_for(process, "checkpoint of step")
         for name in ("metrics.jsonl", "main.log"):
             os.rename(self.run_.file(name), self.run_.file(name + ".1"))
         for _ in range(3):
-            wait_for("checkpoint of step")
+            self.wait_for(process, "checkpoint of step")
         process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=60)
-        self.assertEqual(process.returncode, STOPPED, out + err)
+        err = self.ended(process, STOPPED).err
         self.assertEqual(err.count("was moved or deleted"), 2, err)
         records = self.run_.records()
         self.assertGreater(records[0]["step"], 6)

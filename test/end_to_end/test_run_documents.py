@@ -1,12 +1,11 @@
 """--doc-mask and --doc-positions reach training, validation, `eval` and resuming, and data whose documents have no known
 beginning is refused. What they compute: test/model/documents.cpp."""
 
-import json
 import unittest
 
-from trainer import Case, FinishedRun, corpus, new_path, read_json, run, tiny_flags, write_json, write_shard
+from trainer import (CHECKPOINT, DATA, FLAGS, Case, FinishedRun, corpus, new_path, read_json, run, tiny_flags,
+                     write_json, write_shard)
 
-FLAGS, DATA, CHECKPOINT = 2, 3, 4
 VALIDATION = ["--val", corpus().val, "--val-batches", "3", "--precision", "fp32"]
 
 
@@ -20,8 +19,7 @@ def shard(tokens, **sidecar):
 class Documents(Case):
     def evaluated(self, trained, *flags):
         path = new_path() + ".json"
-        done = run("eval", "--from", trained.directory, *VALIDATION, "-b", 4, "-t", 64, *flags, "-o", path)
-        self.assertEqual(done.code, 0, done.err)
+        self.succeeds(run("eval", "--from", trained.directory, *VALIDATION, "-b", 4, "-t", 64, *flags, "-o", path))
         return read_json(path)["val_loss"]
 
     def test_each_flag_changes_training_validation_and_eval(self):
@@ -33,7 +31,7 @@ class Documents(Case):
         self.assertEqual(self.evaluated(masked, "--doc-mask"), masked.validations[5])
         self.assertNotEqual(self.evaluated(masked), masked.validations[5])
         self.assertEqual(self.evaluated(restarted, "--doc-mask", "--doc-positions"), restarted.validations[5])
-        self.assertIs(json.loads(masked.read("run.json"))["config"]["doc-mask"], True)
+        self.assertIs(masked.info["config"]["doc-mask"], True)
         self.assertEqual(len(masked.result.samples), 1)
 
     def test_refused(self):
@@ -57,10 +55,8 @@ class Documents(Case):
         directory = new_path()
         flags = tiny_flags("--out", directory)
         self.assertEqual(run(*flags, "--stop-after", "2", "-n", "2").code, 0)
-        refused = run(*flags, "--resume", "latest", "--doc-mask")
-        self.assertEqual(refused.code, CHECKPOINT, refused.err)
-        self.assertIn("written with --doc-mask false, this run has --doc-mask true, which is other data; --new-data",
-                      refused.err)
+        self.refused(run(*flags, "--resume", "latest", "--doc-mask"), CHECKPOINT,
+                     "written with --doc-mask false, this run has --doc-mask true, which is other data; --new-data")
         self.assertEqual(run(*flags, "--resume", "latest", "--doc-mask", "--new-data").code, 0)
 
 

@@ -6,10 +6,9 @@ import shutil
 import struct
 import unittest
 
-from trainer import (VOCAB, Case, FinishedRun, llmc_tensors, new_path, read_bytes as read, read_safetensors, run, tiny_flags,
-                     write_as_llmc, write_json, write_llmc_model)
+from trainer import (CHECKPOINT, DATA, FLAGS, VOCAB, Case, FinishedRun, llmc_tensors, new_path, read_bytes as read,
+                     read_safetensors, run, tiny_flags, write_as_llmc, write_json, write_llmc_model)
 
-FLAGS, DATA, CHECKPOINT = 2, 3, 4
 TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json"]
 SHAPE = dict(context=64, vocab=VOCAB, layers=2, heads=2, channels=64)
 
@@ -86,9 +85,8 @@ class Export(Case):
                   for source in (path, self.trained.directory, self.trained.path("model.safetensors"))]
         self.assertEqual(losses[0], losses[1])
         self.assertEqual(losses[0], losses[2])
-        result = run(*tiny_flags("--init-from", path, "--layers", "1"))
-        self.assertEqual(result.code, CHECKPOINT)
-        self.assertIn("holds another model: layers is 2, this model has 1", result.err)
+        self.refused(run(*tiny_flags("--init-from", path, "--layers", "1")), CHECKPOINT,
+                     "holds another model: layers is 2, this model has 1")
         copy = new_path()
         shutil.copytree(path, copy)
         with open(os.path.join(copy, "rank_00000.safetensors"), "r+b") as file:

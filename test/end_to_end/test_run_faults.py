@@ -3,17 +3,15 @@
 
 import unittest
 
-from trainer import new_path, run, tiny_flags
+from trainer import FAILURE, Case, new_path, run, tiny_flags
 
-FAILURE = 1
 LATE = "the device failed (LLMC_FAULT); it happened in some earlier launch; LLMC_SYNC=1 names it"
 FP8 = ["--precision", "fp8", "--max-steps", "2", "--val-every", "0"]
 
 
-class Faults(unittest.TestCase):
+class Faults(Case):
     def fault(self, at, *flags, **env):
-        result = run(*tiny_flags(*FP8, *flags), env={"LLMC_FAULT": str(at), **env})
-        self.assertEqual(result.code, FAILURE, result.err or result.out)
+        result = self.refused(run(*tiny_flags(*FP8, *flags), env={"LLMC_FAULT": str(at), **env}), FAILURE)
         self.assertEqual(result.err.count("\n"), 1, result.err)
         self.assertTrue(result.err.startswith("train_gpt: "), result.err)
         return result

@@ -11,11 +11,11 @@ import subprocess
 import unittest
 
 from test_ranks import free_port
-from trainer import (ENVIRONMENT, PROGRAM, ROOT, FinishedRun, corpus, new_path, read_json, read_records, run,
-                     tiny_flags, workspace)
+from trainer import (ENVIRONMENT, FAILURE, FLAGS, PROGRAM, RESOURCES, ROOT, Case, FinishedRun, corpus, new_path,
+                     read_json, read_records, run, tiny_flags, workspace)
 
 
-class Files(unittest.TestCase):
+class Files(Case):
     @classmethod
     def setUpClass(cls):
         cls.done = FinishedRun("--val", corpus().val, "--val-every", "3", "--val-batches", "2", "--max-steps", "7",
@@ -68,7 +68,7 @@ class Files(unittest.TestCase):
             cores = ["Nehalem", "Haswell"] if " avx2 " in file.read() else ["Nehalem"]
         for core in cores:
             done = FinishedRun("--max-steps", "1", env={"OPENBLAS_CORETYPE": core})
-            self.assertEqual(json.loads(done.read("run.json"))["versions"]["openblas_core"], core)
+            self.assertEqual(done.info["versions"]["openblas_core"], core)
 
     def output_in_a_terminal(self, **variables):
         """The output of a run in a terminal."""
@@ -110,7 +110,7 @@ class Files(unittest.TestCase):
     def test_without_val_every_it_costs_little(self):
         # 2 batches of a third of a micro-step are 4.8 % of 7 steps of 2 micro-steps, and 5.6 % of 6.
         done = FinishedRun("--val", corpus().val, "--val-batches", "2", "--total-batch", "512", "--max-steps", "8")
-        self.assertEqual(json.loads(done.read("run.json"))["config"]["val-every"], 7)
+        self.assertEqual(done.info["config"]["val-every"], 7)
         self.assertEqual(list(done.validations), [0, 7, 8])
 
     def test_zero_is_never(self):
@@ -123,7 +123,7 @@ class Files(unittest.TestCase):
                 self.assertEqual([s for s, _ in quiet.result.samples], [] if "--sample" in flags[0] else [1, 2])
 
 
-class Weights(unittest.TestCase):
+class Weights(Case):
     @classmethod
     def setUpClass(cls):
         cls.done = FinishedRun("--val", corpus().val, "--val-batches", "3", "--max-steps", "12", "--lr", "2e-3")
@@ -141,25 +141,23 @@ class Weights(unittest.TestCase):
         self.assertLess(last, 4.5, "or else it would not show that the weights were used")
 
 
-class Configuration(unittest.TestCase):
+class Configuration(Case):
     def test_a_run_from_run_json_is_the_same_run(self):
         first = FinishedRun("--lr", "1.7e-3", "--seed", "5", "--max-steps", "4")
         out = new_path()
-        result = run("--config", first.path("run.json"), "--out", out)
-        self.assertEqual(result.code, 0, result.err)
+        self.succeeds(run("--config", first.path("run.json"), "--out", out))
         self.assertEqual([r["loss"] for r in read_records(out) if "loss" in r], first.losses)
-        printed = run("--config", first.path("run.json"), "--print-config")
-        self.assertEqual(printed.code, 0, printed.err)
+        printed = self.succeeds(run("--config", first.path("run.json"), "--print-config"))
         self.assertEqual(json.loads(printed.out)["lr"], 1.7e-3)
 
 
-class Fingerprints(unittest.TestCase):
+class Fingerprints(Case):
     """The fingerprint that decides if two runs may be compared."""
 
     @staticmethod
     def of(*flags):
         done = FinishedRun("--max-steps", "4", "--total-batch", "512", *flags)
-        return json.loads(done.read("run.json"))["weights_hash"], [r["batch_hash"] for r in done.steps]
+        return done.info["weights_hash"], [r["batch_hash"] for r in done.steps]
 
     def test_they_depend_on_nothing_but_weights_and_batches(self):
         weights, batches = self.of()
@@ -171,7 +169,7 @@ class Fingerprints(unittest.TestCase):
                 self.assertEqual(self.of(*flags), (weights, batches))
 
 
-class Planning(unittest.TestCase):
+class Planning(Case):
     def plan(self, *flags):
         result = run(*flags, "--dry-run")
         self.assertEqual(result.code, 5 if "DOES NOT FIT" in result.out else 0, result.err)
@@ -257,8 +255,7 @@ class Planning(unittest.TestCase):
         self.assertLess(seconds("27720", "note: --fit: -b 231 -d 7096320: "), 8 * seconds("27743", "note: --fit: "))
 
     def plan_json(self, code, *flags):
-        result = run(*flags, "--dry-run", "--json")
-        self.assertEqual(result.code, code, result.err)
+        result = self.succeeds(run(*flags, "--dry-run", "--json"), code)
         return result.out
 
     def test_what_fits_on_one_card(self):
@@ -284,27 +281,24 @@ class Planning(unittest.TestCase):
         self.assertEqual(run("--config", config, "-i", corpus().train, "--stop-after", "1").code, 0)
 
 
-class Fitting(unittest.TestCase):
+class Fitting(Case):
     """Runs on a device with little memory, which LLMC_MEMORY_MB simulates."""
 
     LITTLE = {"LLMC_MEMORY_MB": "8"}
     FLAGS = ["--batch", "32", "--max-steps", "2", "--card-check", "off"]
 
     def test_a_run_that_does_not_fit_says_what_would(self):
-        result = run(*tiny_flags(*self.FLAGS), env=self.LITTLE)
-        self.assertEqual(result.code, 5, result.err)
+        result = self.refused(run(*tiny_flags(*self.FLAGS), env=self.LITTLE), RESOURCES)
         self.assertRegex(result.err, r"^train_gpt: this run needs [\d.]+ MiB and CPU \(.*\) has 8.0 MiB: ")
         changes = re.findall(r"^  (-.*\S) +([\d.]+) MiB$", result.out, re.MULTILINE)
         self.assertTrue(changes, result.out)
         for flags, needed in changes:
             self.assertLessEqual(float(needed), 8)
-            done = run(*tiny_flags(*self.FLAGS, *flags.split()), env=self.LITTLE)
-            self.assertEqual(done.code, 0, done.err)
+            self.succeeds(run(*tiny_flags(*self.FLAGS, *flags.split()), env=self.LITTLE))
 
     def needed(self, level, *flags):
         """MiB that a run needs with this level of recomputation, from its plan."""
-        plan = run(*tiny_flags(*self.FLAGS, "-r", level, *flags, "--dry-run", "--json"))
-        self.assertEqual(plan.code, 0, plan.err)
+        plan = self.succeeds(run(*tiny_flags(*self.FLAGS, "-r", level, *flags, "--dry-run", "--json")))
         kinds = ("weights", "gradients", "optimizer", "activations", "workspace")
         return sum(json.loads(plan.out)["memory"][kind] for kind in kinds) / 2**20
 
@@ -318,21 +312,20 @@ class Fitting(unittest.TestCase):
             memory = math.ceil(needed[i])
             self.assertLess(memory, ([1e9] + needed)[i], needed)  # the level before does not fit
             done = FinishedRun(*self.FLAGS, *shape, env={"LLMC_MEMORY_MB": str(memory)})
-            self.assertEqual(json.loads(done.read("run.json"))["config"]["recompute"], level)
+            self.assertEqual(done.info["config"]["recompute"], level)
             notes = re.findall(r"^note: -r auto chose (\w+), the least", done.result.out, re.MULTILINE)
             self.assertEqual(notes, [level] if i else [])
             losses.add(tuple(done.losses))
         self.assertEqual(len(losses), 1)
         too_little = run(*tiny_flags(*self.FLAGS, *shape), env={"LLMC_MEMORY_MB": str(int(needed[-1]))})
-        self.assertEqual(too_little.code, 5)
-        self.assertIn(f"this run needs {needed[-1]:.1f} MiB", too_little.err)
+        self.refused(too_little, RESOURCES, f"this run needs {needed[-1]:.1f} MiB")
         self.assertNotIn(" -r ", too_little.out)  # auto follows from the other changes
 
     def test_fit(self):
         """The run has the same steps, its run.json says what --fit chose, and it resumes as it was."""
         directory = new_path()
-        result = run(*tiny_flags(*self.FLAGS, "--fit", "--out", directory, "--stop-after", "1"), env=self.LITTLE)
-        self.assertEqual(result.code, 0, result.err)
+        result = self.succeeds(run(*tiny_flags(*self.FLAGS, "--fit", "--out", directory, "--stop-after", "1"),
+                                   env=self.LITTLE))
         flags, = re.findall(r"^note: --fit: (.*): a rank needs [\d.]+ MiB instead of [\d.]+ MiB, and has 8.0 MiB$",
                             result.out, re.MULTILINE)
         first, second = re.fullmatch(r"-b (\d+) -d (\d+)(?: -r \w+)?", flags).groups()
@@ -340,8 +333,7 @@ class Fitting(unittest.TestCase):
         self.assertEqual((config["batch"], config["total-batch"]), (int(first), int(second)))
         self.assertEqual(int(second), 32 * 64)
         self.assertNotIn("fit", config)
-        resumed = run("--out", directory, "--resume", "latest", "--stop-after", "2", env=self.LITTLE)
-        self.assertEqual(resumed.code, 0, resumed.err)
+        resumed = self.succeeds(run("--out", directory, "--resume", "latest", "--stop-after", "2", env=self.LITTLE))
         self.assertIn("step 1 is done", resumed.out)
 
     def ranks(self, memories, *flags):
@@ -370,7 +362,7 @@ class Fitting(unittest.TestCase):
         self.assertIn("note: -r auto chose block", outputs[0])
 
 
-class FlagsPage(unittest.TestCase):
+class FlagsPage(Case):
     """dev/guide/flags.md is what --help-markdown prints."""
 
     def test_is_current(self):
@@ -390,14 +382,13 @@ class FlagsPage(unittest.TestCase):
                 self.assertEqual(len(re.findall(r"(?<!\\)\|", line)), 4, line)
 
 
-class HelpOfCommands(unittest.TestCase):
+class HelpOfCommands(Case):
     """Has the layout of --help, and refusals have the style of training's."""
 
     def test_help_fits(self):
         for command in ("eval", "sample", "export"):
             for columns in ("80", "120"):
-                result = run(command, "--help", env={"COLUMNS": columns})
-                self.assertEqual(result.code, 0, result.err)
+                result = self.succeeds(run(command, "--help", env={"COLUMNS": columns}))
                 self.assertTrue(result.out.startswith(f"Usage: train_gpt {command} --from PATH"))
                 self.assertLessEqual(max(map(len, result.out.splitlines())), int(columns))
                 self.assertNotRegex(result.out, r"(?<!prompt )TEXT|REQUIRED|OPTIONS|:\{")
@@ -408,24 +399,21 @@ class HelpOfCommands(unittest.TestCase):
                 (["export", "--from"], "needs a value: --from PATH"),
                 (["eval", "--from", "x", "y"], "eval: unexpected argument 'y'; flags start with -"),
                 (["sample", "--from", "x", "-g", "4x"], "--tokens: '4x' is not a whole number")):
-            result = run(*arguments)
-            self.assertEqual(result.code, 2, arguments)
-            self.assertIn(message, result.err)
+            self.refused(run(*arguments), FLAGS, message)
 
 
-class Sampling(unittest.TestCase):
+class Sampling(Case):
     def test_sampling_does_not_change_training(self):
         quiet = FinishedRun("--max-steps", "6")
         chatty = FinishedRun("--max-steps", "6", "--sample-every", "2", "--sample-tokens", "3", "--prompt", "Tom")
         self.assertEqual(quiet.losses, chatty.losses)
 
 
-class Endings(unittest.TestCase):
+class Endings(Case):
     def test_stopped_without_out(self):
         """It saved nothing, so nothing may queue it again."""
         result = run(*tiny_flags("--max-steps", "1000000", "--max-minutes", "0.01"))
-        self.assertEqual(result.code, 1)
-        self.assertIn("(--max-minutes reached); nothing was saved because the run has no --out", result.err)
+        self.refused(result, FAILURE, "(--max-minutes reached); nothing was saved because the run has no --out")
         self.assertIn("nothing will be saved: no --out", result.out)
         self.assertEqual(run(*tiny_flags("--stop-after", "1")).code, 0)
 

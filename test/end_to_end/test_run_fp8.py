@@ -1,10 +1,9 @@
 """Training in FP8: it follows BF16 and is not BF16, repeats bit for bit, and says what it did."""
 
-import json
 import os
 import unittest
 
-from test_run_ranks import MPIRUN, ONE_THREAD, RankRun, run_ranks
+from test_run_ranks import MPIRUN, ONE_THREAD, RankRun, run_on
 from trainer import (BLOCK_RECIPES, FP8_RECIPES, TINY_BATCH, Case, FinishedRun, corpus, new_path, read_bytes,
                      read_records, recipe_flags, run, tiny_flags, write_json)
 
@@ -49,7 +48,7 @@ class Fp8(Case):
                  "--val-batches", "2"]
 
         def in_use(done):
-            return json.loads(done.read("run.json"))["kernels"]
+            return done.info["kernels"]
 
         fused, portable = FinishedRun(*flags), FinishedRun(*flags, "--kernels", "portable")
         on_every_card = [name for name in in_use(fused) if not name.startswith("host_")]
@@ -70,7 +69,7 @@ class Fp8(Case):
     def test_sums_of_hopper(self):
         flags = ["--precision", "fp8", "--max-steps", "4", "--checkpoint-every", "2"]
         exact, hopper = FinishedRun(*flags), FinishedRun(*flags, "--fp8-arithmetic", "hopper")
-        self.assertEqual(json.loads(hopper.read("run.json"))["config"]["fp8-arithmetic"], "hopper")
+        self.assertEqual(hopper.info["config"]["fp8-arithmetic"], "hopper")
         self.assertEqual(hopper.steps[0]["products"], exact.steps[0]["products"])
         self.assertNotEqual(hopper.losses, exact.losses)
         self.assertLess(max(abs(a / b - 1) for a, b in zip(hopper.losses, exact.losses)), 1e-3)
@@ -117,8 +116,7 @@ class Fp8(Case):
         for recipe in FP8_RECIPES:
             with self.subTest(recipe=recipe):
                 directory = new_path()
-                result = run(*flags, "--out", directory, "--fp8-recipe", recipe)
-                self.assertEqual(result.code, 0, result.err)
+                self.succeeds(run(*flags, "--out", directory, "--fp8-recipe", recipe))
                 for record in outliers(directory):
                     linears = [f"h.{l}.{linear}" for l in (0, 1) for linear in ("qkv", "attn_proj", "fc", "fc_proj")]
                     self.assertEqual(set(record), {(l + ".x", "kurtosis") for l in linears} |
@@ -135,8 +133,7 @@ class Fp8(Case):
             return
         directories = [new_path(), new_path()]  # of one rank and of two
         for ranks, directory in enumerate(directories, 1):
-            result = run_ranks(ranks, *flags, "--reduce-order", "rank", "--out", directory)
-            self.assertEqual(result.returncode, 0, result.stderr)
+            self.succeeds(run_on(ranks, *flags, "--reduce-order", "rank", "--out", directory))
         for one, two in zip(*map(outliers, directories), strict=True):
             for key, value in one.items():
                 self.assertAlmostEqual(two[key] / value, 1, delta=1e-12, msg=key)
@@ -149,12 +146,7 @@ class Fp8(Case):
         def trained(*flags, ranks=1, products=(24, 3, 0)):
             """Errors by step and layer; what training came to; memory."""
             out = new_path()
-            if ranks > 1:
-                result = run_ranks(ranks, *flags, "--out", out)
-                self.assertEqual(result.returncode, 0, result.stderr)
-            else:
-                result = run(*flags, "--out", out, env=ONE_THREAD)  # like every rank of several
-                self.assertEqual(result.code, 0, result.err)
+            self.succeeds(run_on(ranks, *flags, "--out", out))
             records = read_records(out)
             weights = read_bytes(os.path.join(out, "model.safetensors"))
             steps = [(r["loss"], r["norm"]) for r in records if "loss" in r]
@@ -217,11 +209,7 @@ class Fp8(Case):
 
         def trained(*more, ranks=1, out=None):
             out = out or new_path()
-            if ranks > 1:
-                code = run_ranks(ranks, *flags, "--out", out, *more).returncode
-            else:
-                code = run(*flags, "--out", out, *more).code
-            self.assertEqual(code, 0, more)
+            self.succeeds(run_on(ranks, *flags, "--out", out, *more))
             return out
 
         def weights(directory):
@@ -274,13 +262,12 @@ class Fp8(Case):
             self.assertIn("step 4: all layers continue in BF16 (--fp8-until 75%)\n", until.result.out)
             self.assertEqual([step["products"]["fp8"] for step in until.steps], [3 * LINEAR_LAYERS] * 4 + [0] * 2)
             resumed = FinishedRun(*fp8, "--stop-after", "4")
-            run(*tiny_flags("--out", resumed.directory, *flags, "--precision", "bf16", "--resume", "latest"))
+            resumed.resume(*flags, "--precision", "bf16")
             self.assertEqual(weights(until), weights(resumed))
             self.assertNotEqual(weights(until), weights(FinishedRun(*fp8)))
             for stop in (3, 5):
                 parts = FinishedRun(*fp8, "--fp8-until", "4", "--stop-after", stop)
-                rest = run(*tiny_flags("--out", parts.directory, *fp8, "--fp8-until", "4", "--resume", "latest"))
-                self.assertEqual(rest.code, 0, rest.err)
+                self.succeeds(parts.resume(*fp8, "--fp8-until", "4"))
                 self.assertEqual(weights(parts), weights(until))
 
     def test_the_backward_pass_in_bf16(self):
@@ -294,8 +281,7 @@ class Fp8(Case):
         self.assertEqual(cast, {"x", "w"})
         self.assertNotEqual(one.losses, FinishedRun(*flags, "--fp8-grad", "e5m2").losses)
         parts = FinishedRun(*flags, "--stop-after", "4", env=ONE_THREAD)
-        rest = run(*tiny_flags("--out", parts.directory, *flags, "--resume", "latest"), env=ONE_THREAD)
-        self.assertEqual(rest.code, 0, rest.err)
+        self.succeeds(parts.resume(*flags, env=ONE_THREAD))
         self.assertEqual(parts.read("model.safetensors"), one.read("model.safetensors"))
         for more in (["--zero", "0"], ["--zero", "2", "--recompute", "block"]) if MPIRUN else ():
             with self.subTest(more=more):

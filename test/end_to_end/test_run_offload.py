@@ -5,10 +5,10 @@ import unittest
 
 from test_run_profile import Trace
 from test_run_ranks import MPIRUN, ONE_THREAD, RankRun, check_same_run
-from trainer import FinishedRun, corpus, run, tiny_flags
+from trainer import FLAGS, RESOURCES, Case, FinishedRun, corpus, run, tiny_flags
 
 
-class SameNumbers(unittest.TestCase):
+class SameNumbers(Case):
     FLAGS = ["--max-steps", "8", "--total-batch", "512", "--lr", "2e-3"]
 
     def test_any_order_of_streams(self):
@@ -39,8 +39,7 @@ class SameNumbers(unittest.TestCase):
         flags = [*self.FLAGS, "--precision", "fp8", "--adam-moments", "bf16"]
         plain, stopped = FinishedRun(*flags), FinishedRun(*flags, "--offload", "optimizer", "--stop-after", "3")
         for more in (["--stop-after", "6"], ["--offload", "both"]):
-            result = run(*tiny_flags(*flags, "--out", stopped.directory, "--resume", "latest", *more))
-            self.assertEqual(result.code, 0, result.err)
+            self.succeeds(stopped.resume(*flags, *more))
         self.assertEqual(stopped.losses, plain.losses)
         self.assertEqual(stopped.read("model.safetensors"), plain.read("model.safetensors"))
 
@@ -94,17 +93,16 @@ def check_overlap(test, runs):
     test.assertEqual({n for order, n in arrived if order != "random"}, {0})
 
 
-class Overlap(unittest.TestCase):
+class Overlap(Case):
     def test_copies_beside_blocks_and_updates(self):
         flags = [*OVERLAP_FLAGS, "--max-steps", 20, "--profile-steps", 16]
         check_overlap(self, {streams: FinishedRun(*flags, env={"LLMC_STREAMS": streams})
                              for streams in ("now", "lazy", "random")})
 
 
-class Plans(unittest.TestCase):
+class Plans(Case):
     def plan(self, code, *flags):
-        result = run(*flags, "--dry-run", "--json")
-        self.assertEqual(result.code, code, result.err)
+        result = self.succeeds(run(*flags, "--dry-run", "--json"), code)
         return json.loads(result.out)
 
     def test_what_host_memory_makes_fit(self):
@@ -134,13 +132,11 @@ class Plans(unittest.TestCase):
         self.assertEqual(self.plan(0, *flags, "--offload", "both")["time"], plan["time"])
 
     def test_refusals(self):
-        result = run(*tiny_flags("--precision", "fp32", "--offload", "optimizer"))
-        self.assertEqual(result.code, 2)
-        self.assertIn("--offload optimizer needs --precision bf16 or fp8", result.err)
+        self.refused(run(*tiny_flags("--precision", "fp32", "--offload", "optimizer")), FLAGS,
+                     "--offload optimizer needs --precision bf16 or fp8")
         # No machine has 10 TiB; training does not begin.
-        result = run("--train", corpus().train, "-e", "llama3-70b", "-b", "1", "--offload", "optimizer", "--precision",
-                     "bf16")
-        self.assertEqual(result.code, 5)
+        result = self.refused(run("--train", corpus().train, "-e", "llama3-70b", "-b", "1", "--offload", "optimizer",
+                                  "--precision", "bf16"), RESOURCES)
         self.assertRegex(result.err, r"--offload needs \d+\.\d GiB of host memory per rank, and this machine has ")
 
 

@@ -142,7 +142,7 @@ class Ranks(Base):
         self.assertGreater(record["communication_ms"], 0)
         self.assertGreaterEqual(record["hidden"], 0)
         self.assertLessEqual(record["hidden"], 1)
-        self.assertIn("hidden behind compute", profiled.result.stdout)
+        self.assertIn("hidden behind compute", profiled.result.out)
         return flags, profiled
 
     # Two blocks fit into the slots, so a pass begins with the blocks with which the previous one ended.
@@ -170,7 +170,7 @@ class Ranks(Base):
     def test_groups(self):
         done = RankRun(4, *FLAGS, "--zero", 3, "--shard-within", 2, "--profile-steps", "1")
         done.check_memory(self)
-        self.assertIn("4 ranks over mpi, --zero 3 --shard-within 2", done.result.stdout)
+        self.assertIn("4 ranks over mpi, --zero 3 --shard-within 2", done.result.out)
         trace = Trace(done.path("trace-rank3.json"))
         self.check_times(trace)
         sums = trace.named("sum over groups")

@@ -2,6 +2,7 @@
 decision to stop, and refused starts.
 """
 
+import functools
 import os
 import random
 import re
@@ -13,10 +14,13 @@ import unittest
 
 import hostile_peers
 from test_ranks import ENVIRONMENT, FOREIGN, free_port
-from trainer import PROGRAM, FinishedRun, corpus, disk_trouble, new_path, read_json, read_records, tiny_flags, workspace
+from trainer import (COMMUNICATION, FLAGS, PROGRAM, STOPPED, Case, FinishedRun, corpus, disk_trouble, new_path,
+                     read_json, read_records, run, run_command, tiny_flags, workspace)
 
 MPIRUN = shutil.which("mpirun")
 LAUNCH = [MPIRUN or "mpirun", "--oversubscribe", "--bind-to", "none"]
+# OpenBLAS rounds differently with another number of threads, so every process of these tests has one.
+ONE_THREAD = {"OMP_NUM_THREADS": ENVIRONMENT["OMP_NUM_THREADS"]}
 
 
 def command(ranks, *flags):
@@ -24,27 +28,39 @@ def command(ranks, *flags):
 
 
 def run_ranks(ranks, *flags, limit=180, env=None):
-    return subprocess.run(command(ranks, *flags), capture_output=True, text=True, errors="replace", timeout=limit,
-                          cwd=workspace(), env={**ENVIRONMENT, **(env or {})})
+    return run_command(command(ranks, *flags), limit, {**ENVIRONMENT, **(env or {})})
+
+
+def run_on(ranks, *flags, env=None, **how):
+    """Any number of ranks. One has a single thread, like each of several."""
+    if ranks > 1:
+        return run_ranks(ranks, *flags, env=env, **how)
+    return run(*flags, env={**ONE_THREAD, **(env or {})}, **how)
+
+
+def run_each(*ranks, limit=180):
+    """Runs one rank for each (flags, settings of its environment)."""
+    parts = [[":", "-np", "1", "env", *settings, PROGRAM, *map(str, flags)] for flags, settings in ranks]
+    return run_command([*LAUNCH, *sum(parts, [])[1:]], limit, ENVIRONMENT)
+
+
+def wait_for_steps(directory):
+    """Until a run has recorded some, at most for a minute."""
+    deadline, metrics = time.monotonic() + 60, os.path.join(directory, "metrics.jsonl")
+    while not (os.path.exists(metrics) and os.path.getsize(metrics) > 500) and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 class RankRun(FinishedRun):
     """A run of several processes that must succeed, and the files it left."""
 
     def __init__(self, ranks, *flags, env=None):
-        self.directory = new_path()
-        self.result = run_ranks(ranks, *tiny_flags("--out", self.directory, *flags), env=env)
-        if self.result.returncode != 0:
-            raise AssertionError(f"exit code {self.result.returncode}\n{self.result.stdout}{self.result.stderr}")
+        super().__init__(*flags, program=functools.partial(run_ranks, ranks), env=env)
 
 
 def worst(a, b):
     assert len(a) == len(b)
     return max(abs(x / y - 1) for x, y in zip(a, b))
-
-
-# OpenBLAS rounds differently with another number of threads, so every process of these tests has one.
-ONE_THREAD = {"OMP_NUM_THREADS": ENVIRONMENT["OMP_NUM_THREADS"]}
 
 
 def check_same_run(test, run, other):
@@ -56,7 +72,7 @@ def check_same_run(test, run, other):
 
 
 @unittest.skipUnless(MPIRUN, "no mpirun")
-class Ranks(unittest.TestCase):
+class Ranks(Case):
     # 6 samples per step: one process with 6, three with 2, or two with 1 and three micro-steps.
     FLAGS = ["--total-batch", "384", "--max-steps", "20", "--lr", "1e-3", "--warmup", "5", "--reduce-order", "rank"]
 
@@ -80,7 +96,7 @@ class Ranks(unittest.TestCase):
                 self.assertEqual([s["batch_hash"] for s in three.steps], [s["batch_hash"] for s in one.steps])
                 self.assertEqual([s["tokens"] for s in three.steps], [s["tokens"] for s in one.steps])
                 self.assertLess(worst(three.validations.values(), one.validations.values()), 1e-3)
-                self.assertIn(f"3 ranks over mpi, --zero {stage}", three.result.stdout)
+                self.assertIn(f"3 ranks over mpi, --zero {stage}", three.result.out)
                 three.check_memory(self)
                 check_same_run(self, three, same_size)
                 self.assertEqual(three.validations, same_size.validations)
@@ -116,36 +132,28 @@ class Ranks(unittest.TestCase):
     def test_a_stop_of_one_is_a_stop_of_all(self):
         directory = new_path()
         flags = tiny_flags("--out", directory, "--max-steps", "100000", "--precision", "bf16")
-        process = subprocess.Popen(command(3, *flags), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                                   cwd=workspace(), env=ENVIRONMENT)
-        self.addCleanup(process.kill)
-        deadline = time.monotonic() + 60
-        metrics = os.path.join(directory, "metrics.jsonl")
-        while not (os.path.exists(metrics) and os.path.getsize(metrics) > 500) and time.monotonic() < deadline:
-            time.sleep(0.1)
+        process = self.started(subprocess.Popen(command(3, *flags), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                                text=True, cwd=workspace(), env=ENVIRONMENT))
+        wait_for_steps(directory)
         ranks = subprocess.run(["pgrep", "-f", "--", f"^{PROGRAM}.*{directory}"], capture_output=True, text=True)
         pids = [int(pid) for pid in ranks.stdout.split()]
         self.assertEqual(len(pids), 3)
         os.kill(pids[1], signal.SIGTERM)
-        output, _ = process.communicate(timeout=60)
-        self.assertEqual(process.returncode, 75, output)
+        output = self.ended(process, STOPPED).out
         self.assertIn("stopping after step", output)
         self.assertIn("checkpoint of step", output)
 
     def slow_run(self, *settings):
         """Three ranks, of which rank 1 has these settings, and what the run says about slow ranks."""
         directory = new_path()
-        flags = list(map(str, tiny_flags("--out", directory, "--max-steps", "13", "--batch", "2")))
-        of_rank = [["-np", "1", "env", *own, PROGRAM, *flags] for own in ([], settings, [])]
-        result = subprocess.run([*LAUNCH, *of_rank[0], ":", *of_rank[1], ":", *of_rank[2]], capture_output=True,
-                                text=True, timeout=120, cwd=workspace(), env=ENVIRONMENT)
-        self.assertEqual(result.returncode, 0, result.stderr)
+        flags = tiny_flags("--out", directory, "--max-steps", "13", "--batch", "2")
+        result = self.succeeds(run_each((flags, []), (flags, settings), (flags, [])))
         records = read_records(directory)
         steps = [r for r in records if "loss" in r]
         # The last step is reported after the last exchange.
         self.assertEqual([r["step"] for r in steps if "slowest_rank" in r], list(range(1, 13)))
         (found,) = [r for r in records if r.get("slow_rank")]
-        return result.stdout, steps[-6:-1], found
+        return result.out, steps[-6:-1], found
 
     def test_a_slow_rank(self):
         """Rank 1 takes 100 ms longer in each of two kernels of a step. The others wait as long, and it is named."""
@@ -179,26 +187,19 @@ class Ranks(unittest.TestCase):
                             (["--comm", "nccl"], "NCCL")):
             with self.subTest(flags=flags):
                 result = run_ranks(2, *tiny, *flags)
-                self.assertNotEqual(result.returncode, 0)
-                self.assertIn(part, result.stderr + result.stdout)
-        different = [*command(1, *tiny, "--lr", "1e-3"), ":", "-np", "1", PROGRAM, *map(str, tiny), "--lr", "2e-3"]
-        result = subprocess.run(different, capture_output=True, text=True, timeout=60, cwd=workspace(), env=ENVIRONMENT)
-        self.assertEqual(result.returncode, 2, result.stderr)
-        self.assertIn('"lr"', result.stderr)
+                self.assertNotEqual(result.code, 0)
+                self.assertIn(part, result.err + result.out)
+        self.refused(run_each(([*tiny, "--lr", "1e-3"], []), ([*tiny, "--lr", "2e-3"], [])), FLAGS, '"lr"')
 
 
-class OverTcp(unittest.TestCase):
+class OverTcp(Case):
     """Ranks that meet with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."""
 
     def start(self, rank, port, directory, *flags, address="127.0.0.1"):
         own = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": address, "MASTER_PORT": str(port)}
-        process = subprocess.Popen([PROGRAM, *map(str, tiny_flags("--out", directory, *flags))], text=True,
-                                   stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=workspace(),
-                                   env={**ENVIRONMENT, **own})
-        self.addCleanup(process.stderr.close)
-        self.addCleanup(process.wait)
-        self.addCleanup(process.kill)
-        return process
+        return self.started(subprocess.Popen([PROGRAM, *map(str, tiny_flags("--out", directory, *flags))], text=True,
+                                             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=workspace(),
+                                             env={**ENVIRONMENT, **own}))
 
     def test_strangers_at_the_port(self):
         hostile_peers.check_strangers(random.Random(1))
@@ -214,8 +215,7 @@ class OverTcp(unittest.TestCase):
                 (0, "127.0.0.1", "rank 0: rank 1 did not connect to 127.0.0.1:")):
             with self.subTest(rank=rank, address=address):
                 process = self.start(rank, free_port(), new_path(), "--timeout-start", "1", address=address)
-                _, error = process.communicate(timeout=60)
-                self.assertEqual(process.returncode, 7, error)
+                error = self.ended(process, COMMUNICATION).err
                 self.assertIn(message, error)
                 self.assertNotIn("nothing moved", error)
 
@@ -223,25 +223,20 @@ class OverTcp(unittest.TestCase):
         """The other rank ends with code 7, a line that names the lost one, and a report."""
         directory, port = new_path(), free_port()
         ranks = [self.start(rank, port, directory, "--max-steps", "1000000") for rank in range(2)]
-        deadline = time.monotonic() + 60
-        metrics = os.path.join(directory, "metrics.jsonl")
-        while not (os.path.exists(metrics) and os.path.getsize(metrics) > 500) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_for_steps(directory)
         ranks[1].kill()
-        _, error = ranks[0].communicate(timeout=60)
-        self.assertEqual(ranks[0].returncode, 7, error)
+        error = self.ended(ranks[0], COMMUNICATION).err
         self.assertRegex(error, r"rank 0(: rank 1 was lost during| on \S+: rank 1 on \S+ is gone)")
         report = read_json(os.path.join(directory, "watchdog_rank00000.json"))
         self.assertRegex(report["problem"], "rank 1 (was lost|on .* is gone)")
         self.assertGreater(report["step"], 0)
 
 
-class Planning(unittest.TestCase):
+class Planning(Case):
     def plan(self, *flags, code=0):
-        done = subprocess.run([PROGRAM, "-e", "d12", *map(str, flags)], capture_output=True, text=True, timeout=60,
-                              env={k: v for k, v in ENVIRONMENT.items() if not FOREIGN.match(k)}, cwd=workspace())
-        self.assertEqual(done.returncode, code, done.stderr)
-        return done.stdout if code == 0 else done.stderr
+        done = self.succeeds(run_command([PROGRAM, "-e", "d12", *map(str, flags)], 60,
+                                         {k: v for k, v in ENVIRONMENT.items() if not FOREIGN.match(k)}), code)
+        return done.out if code == 0 else done.err
 
     def rows(self, text):
         """The table of stages as {stage: its cells}."""

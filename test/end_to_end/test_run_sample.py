@@ -10,9 +10,9 @@ import struct
 import subprocess
 import unittest
 
-from trainer import ENVIRONMENT, PROGRAM, ROOT, Case, FinishedRun, corpus, new_path, run, tiny_flags, workspace
+from trainer import (CHECKPOINT, DATA, ENVIRONMENT, FLAGS, PROGRAM, ROOT, Case, FinishedRun, corpus, new_path, run,
+                     tiny_flags, workspace)
 
-FLAGS, DATA, CHECKPOINT = 2, 3, 4
 PYTHON = os.path.join(ROOT, ".venv", "bin", "python")
 HAS_TOKENIZERS = os.access(PYTHON, os.X_OK) and subprocess.run([PYTHON, "-c", "import numpy, tokenizers"], check=False,
                                                                capture_output=True).returncode == 0
@@ -26,8 +26,7 @@ class Sample(Case):
                                   "--tokenizer", "bytes", "--prompt", "dan ")
 
     def sample(self, *flags):
-        result = run("sample", "--from", self.trained.directory, "--tokenizer", "bytes", *flags)
-        self.assertEqual(result.code, 0, result.err)
+        result = self.succeeds(run("sample", "--from", self.trained.directory, "--tokenizer", "bytes", *flags))
         return result
 
     def test_the_cache_changes_nothing(self):
@@ -140,8 +139,7 @@ class Sample(Case):
         bare = new_path()
         shutil.copytree(exported, bare, ignore=shutil.ignore_patterns("tokenizer*"))
         ids = " ".join(str(byte) for byte in b"dan ")
-        result = run("sample", "--from", bare, "--prompt", ids, *flags[2:])
-        self.assertEqual(result.code, 0, result.err)
+        result = self.succeeds(run("sample", "--from", bare, "--prompt", ids, *flags[2:]))
         self.assertRegex(result.err, r"^note: text is token ids, because there is no tokenizer\.json.* --tokenizer FILE")
         numbers = result.out.removeprefix(ids).split()
         self.assertEqual(bytes(map(int, numbers)).decode(errors="replace"), expected.removeprefix("dan ").removesuffix("\n"))
@@ -197,9 +195,8 @@ class WhileTraining(Case):
         self.assertNotIn("token ids", trained.result.out)
         self.assertEqual(trained.read("tokenizer.bin"), table(BYTES, 256))
         os.remove(os.path.join(folder, "tokenizer.bin"))
-        result = run(*tiny_flags("--train", os.path.join(folder, "train_*.bin"), "--out", trained.directory, "--resume",
-                                 "latest", "--max-steps", "4", "--sample-every", "4", "--sample-tokens", "10"))
-        self.assertEqual(result.code, 0, result.err)
+        result = self.succeeds(trained.resume("--train", os.path.join(folder, "train_*.bin"), "--max-steps", "4",
+                                              "--sample-every", "4", "--sample-tokens", "10"))
         self.assertNotIn("token ids", result.out)
 
     @unittest.skipUnless(HAS_TOKENIZERS, "the Python package tokenizers is not in .venv")
@@ -211,8 +208,7 @@ class WhileTraining(Case):
             subprocess.run([PYTHON, "-m", "data.prepare", *command], cwd=ROOT, check=True, capture_output=True)
         trained = self.train(folder, "--max-steps", "10")
         prompt, tokens = "train_gpt pretrains a  GPT", ["--tokens", "30", "--temperature", "0"]
-        text = run("sample", "--from", trained.directory, "--prompt", prompt, *tokens)
-        self.assertEqual(text.code, 0, text.err)
+        text = self.succeeds(run("sample", "--from", trained.directory, "--prompt", prompt, *tokens))
         bare = new_path()
         shutil.copytree(trained.directory, bare, ignore=shutil.ignore_patterns("tokenizer*", "run.json", "checkpoints"))
 
@@ -222,8 +218,7 @@ class WhileTraining(Case):
             return json.loads(subprocess.run([PYTHON, "-c", code, json.dumps(argument)], check=True, capture_output=True).stdout)
 
         ids = " ".join(map(str, their("t.encode(json.loads(sys.argv[1])).ids", prompt)))
-        numbers = run("sample", "--from", bare, "--prompt", ids, *tokens)
-        self.assertEqual(numbers.code, 0, numbers.err)
+        numbers = self.succeeds(run("sample", "--from", bare, "--prompt", ids, *tokens))
         made = list(map(int, numbers.out.removeprefix(ids).split()))
         self.assertEqual(len(made), 30)
         self.assertEqual(prompt + their("t.decode(json.loads(sys.argv[1]), skip_special_tokens=False)", made) + "\n", text.out)

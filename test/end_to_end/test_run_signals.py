@@ -6,27 +6,21 @@ import signal
 import struct
 import unittest
 
-from test_run_checkpoints import STOPPED, Case, Directory, disk_trouble, whole_run
-from trainer import workspace
-
-NOT_SAVED = 1  # a stopped run that cannot be continued
+from test_run_checkpoints import Directory, whole_run
+from trainer import FAILURE, STOPPED, Case, disk_trouble, workspace
 
 
 class Signals(Case):
     def stop(self, ready, number, *flags, env=None):
         """Sends a signal once a line of output shows that the run is ready for it."""
         run_ = Directory()
-        process = run_.start("--max-steps", "100000", *flags, env=env)
-        try:
-            for line in process.stdout:
-                if ready in line:
-                    break
-            process.send_signal(number)
-            out, err = process.communicate(timeout=60)
-        finally:
-            process.kill()
-        self.assertEqual(process.returncode, STOPPED, out + err)
-        return run_, out
+        return run_, self.stopped(run_.start("--max-steps", "100000", *flags, env=env), ready, number).out
+
+    def stopped(self, process, ready, number=signal.SIGTERM, code=STOPPED, limit=60):
+        self.started(process)
+        self.wait_for(process, ready)
+        process.send_signal(number)
+        return self.ended(process, code, limit)
 
     def test_every_signal(self):
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
@@ -53,17 +47,12 @@ class Signals(Case):
         slow = {"LD_PRELOAD": disk_trouble(), "DISK_SLOW": "2"}
         for ready, flags, code, answer in (
                 ("step     1/", ["--max-steps", "100000"], STOPPED, "this step and its checkpoint"),
-                ("step     1/", ["--max-steps", "100000", "-n", "0", "--checkpoint-minutes", "0"], NOT_SAVED, "this step"),
+                ("step     1/", ["--max-steps", "100000", "-n", "0", "--checkpoint-minutes", "0"], FAILURE, "this step"),
                 ("step     3/", ["--max-steps", "3"], 0, "the last files of the run")):
             with self.subTest(answer=answer):
                 process = Directory().start("--val-every", "0", *flags, env=slow)
-                self.addCleanup(process.kill)
-                while not process.stdout.readline().startswith(ready):
-                    self.assertIsNone(process.poll())
-                process.send_signal(signal.SIGINT)
-                out, err = process.communicate(timeout=60)
-                self.assertEqual(process.returncode, code, out + err)
-                self.assertIn(f"stopping after {answer} (Ctrl-C again stops at once)", err)
+                result = self.stopped(process, ready, signal.SIGINT, code)
+                self.assertIn(f"stopping after {answer} (Ctrl-C again stops at once)", result.err)
 
     def test_a_long_validation_is_given_up(self):
         """A validation of minutes is abandoned, and the resumed run repeats it."""
@@ -77,31 +66,19 @@ class Signals(Case):
         run_ = Directory()
         self.succeeds(run_.run(*flags, "--stop-after", "2"))
         process = run_.start(*flags, "--hellaswag", path, "--resume", "latest")
-        self.addCleanup(process.kill)
-        while not process.stdout.readline().startswith("step     3/"):
-            self.assertIsNone(process.poll())
-        process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=30)
-        self.assertEqual(process.returncode, STOPPED, out + err)
-        self.assertIn("stopping after step 3: SIGTERM", out)
+        self.assertIn("stopping after step 3: SIGTERM", self.stopped(process, "step     3/", limit=30).out)
         self.succeeds(run_.run(*flags, "--resume", "latest"))
         self.assertEqual(run_.records(), whole_run(*flags).records())
 
     def test_a_long_sample_is_cut_short(self):
-        for flags, number in ((["--max-minutes", "0.05"], None), ([], signal.SIGTERM)):
+        for flags, is_signalled in ((["--max-minutes", "0.05"], False), ([], True)):
             run_ = Directory()
             process = run_.start("--max-steps", "100000", "--sample-every", "2", "--sample-tokens", "3000000", *flags)
-            self.addCleanup(process.kill)
-            while number and not process.stdout.readline().startswith("step     2/"):
-                self.assertIsNone(process.poll())
-            if number:
-                process.send_signal(number)
-            out, err = process.communicate(timeout=60)
-            self.assertEqual(process.returncode, STOPPED, out + err)
-            self.assertRegex(out, r"note: the sample has \d+ of 3000000 tokens, because the run is stopping")
+            result = self.stopped(process, "step     2/") if is_signalled else self.ended(self.started(process), STOPPED)
+            self.assertRegex(result.out, r"note: the sample has \d+ of 3000000 tokens, because the run is stopping")
             (sample,) = [record["sample"] for record in run_.records() if "sample" in record]
             self.assertGreater(len(sample), 0)
-            if number:
+            if is_signalled:
                 self.assertEqual(list(run_.checkpoints), [2])
 
     def test_a_stop_keeps_what_was_due(self):

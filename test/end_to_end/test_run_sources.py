@@ -9,9 +9,8 @@ import unittest
 
 from test_run_checkpoints import MICRO, Case, Directory, whole_run
 from test_run_ranks import MPIRUN
-from trainer import new_path, run, write_shard
+from trainer import CHECKPOINT, DATA, FLAGS, new_path, run, write_shard
 
-FLAGS, DATA, CHECKPOINT = 2, 3, 4
 SEQ, ROWS = 16, 4  # of a step in the tests' runs, which have 12 steps, so 48 samples
 
 

@@ -3,17 +3,13 @@ verified, and that verified steps leave no trace: test/train/verification.cpp an
 
 import math
 import os
-import shutil
-import subprocess
 import unittest
 
-from test_ranks import ENVIRONMENT
 from test_run_architectures import described
 from test_run_architectures import flags as architecture_flags
-from test_run_ranks import run_ranks
-from trainer import PROGRAM, VOCAB, FinishedRun, new_path, run, tiny_flags, workspace
+from test_run_ranks import MPIRUN, run_each, run_ranks
+from trainer import FLAGS, NUMBERS, VOCAB, Case, FinishedRun, new_path, run, tiny_flags
 
-MPIRUN = shutil.which("mpirun")
 # Two norms a block and the last one: step 3 has 5, and step 4, which is verified, 10.
 FLIPPED = {"LLMC_FLIP": "layernorm_forward:8"}
 FOUND = (r"step 4: silent data corruption: rank 0 on \S+ \(CPU \(\d+ threads?\)\): output of block 1 had checksum "
@@ -25,17 +21,13 @@ def checkpoints(directory):
     return sorted(os.listdir(os.path.join(directory, "checkpoints")))
 
 
-class Verification(unittest.TestCase):
+class Verification(Case):
     FLAGS = ["--max-steps", "5", "-n", "1"]
-
-    def go_on(self, directory, *flags, env=None):
-        return run(*tiny_flags("--out", directory, *self.FLAGS, "--resume", "latest", *flags), env=env)
 
     def test_found(self):
         clean = FinishedRun(*self.FLAGS)
         found = FinishedRun(*self.FLAGS, "--stop-after", "2")
-        result = self.go_on(found.directory, "--verify-every", "2", env=FLIPPED)
-        self.assertEqual(result.code, 6, result.err)
+        result = self.refused(found.resume(*self.FLAGS, "--verify-every", "2", env=FLIPPED), NUMBERS)
         self.assertRegex(result.err, rf"^train_gpt: {FOUND}\n$")
         self.assertRegex(found.read("main.log").decode().splitlines()[-1], rf"^s:3 end:1 {FOUND}$")
         self.assertIn("output of block 1 had", found.records[-1]["corruption"])
@@ -43,16 +35,14 @@ class Verification(unittest.TestCase):
         # There is no checkpoint of that step, none at the end, and no weights. The run can resume from the last one.
         self.assertIn(checkpoints(found.directory)[-1], ("step_00000002", "step_00000003"))
         self.assertFalse(os.path.exists(found.path("model.safetensors")))
-        again = self.go_on(found.directory, "--verify-every", "2")
-        self.assertEqual(again.code, 0, again.err)
+        self.succeeds(found.resume(*self.FLAGS, "--verify-every", "2"))
         self.assertEqual(found.read("model.safetensors"), clean.read("model.safetensors"))
         self.assertEqual(found.read("main.log"), clean.read("main.log"))
 
     def test_flips_are_spelled_right(self):
         for text in ("layernorm_forward", "layernorm_forward:0", "layernorm_forward:x"):
-            result = run(*tiny_flags(), env={"LLMC_FLIP": text})
-            self.assertEqual(result.code, 2)
-            self.assertIn(f"LLMC_FLIP={text}: expected WORK:N, as in adamw:3", result.err)
+            self.refused(run(*tiny_flags(), env={"LLMC_FLIP": text}), FLAGS,
+                         f"LLMC_FLIP={text}: expected WORK:N, as in adamw:3")
 
     def test_records_and_memory(self):
         verified = FinishedRun(*self.FLAGS, "--precision", "fp8", "--verify-every", "2", "--total-batch", "512")
@@ -63,31 +53,27 @@ class Verification(unittest.TestCase):
 
     @unittest.skipUnless(MPIRUN, "no mpirun")
     def test_one_rank_of_three(self):
-        flip = 'test "$OMPI_COMM_WORLD_RANK" != 1 || export LLMC_FLIP=layernorm_forward:18; exec "$@"'
         directory = new_path()
         flags = tiny_flags("--out", directory, "--batch", "1", "--zero", "3", *self.FLAGS, "--verify-every", "4")
-        done = subprocess.run([MPIRUN, "--oversubscribe", "--bind-to", "none", "-np", "3", "sh", "-c", flip, "sh", PROGRAM,
-                               *map(str, flags)], capture_output=True, text=True, errors="replace", timeout=120,
-                              cwd=workspace(), env=ENVIRONMENT)
-        self.assertEqual(done.returncode, 6, done.stderr)
-        self.assertRegex(done.stderr, r"rank \d: " + FOUND.replace("rank 0 on", "rank 1 on"))
+        done = self.refused(run_each((flags, []), (flags, ["LLMC_FLIP=layernorm_forward:18"]), (flags, [])), NUMBERS)
+        self.assertRegex(done.err, r"rank \d: " + FOUND.replace("rank 0 on", "rank 1 on"))
         self.assertNotIn("step_00000004", checkpoints(directory))
 
 
 @unittest.skipUnless(MPIRUN, "no mpirun")
-class EveryChecksum(unittest.TestCase):
+class EveryChecksum(Case):
     """Runs with the most checksums per tensor: matrices alone, codes of all weights next to working copies, and sums
     over ranks.
     """
 
     def test_blocks_of_codes_over_ranks(self):
         model = described("nano", channels=128, hidden=128)
-        result = run_ranks(2, *architecture_flags(model, "--precision", "fp8", "--fp8-recipe", "mxfp8", "--zero", "0",
-                                                  "--batch", "2", "--reduce-order", "rank", "--verify-every", "2"))
-        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        self.succeeds(run_ranks(2, *architecture_flags(
+            model, "--precision", "fp8", "--fp8-recipe", "mxfp8", "--zero", "0", "--batch", "2", "--reduce-order", "rank",
+            "--verify-every", "2")))
 
 
-class FreshWeights(unittest.TestCase):
+class FreshWeights(Case):
     def test_loss_of_step_1(self):
         fresh = FinishedRun("--max-steps", "2")
         expected = fresh.steps[0]["fresh_weights"]

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
 PROGRAM = os.path.abspath(os.environ.get("TRAIN_GPT", os.path.join(ROOT, "train_gpt_cpu")))
+# The program's exit codes (llmc/base/error.h).
+FAILURE, FLAGS, DATA, CHECKPOINT, RESOURCES, NUMBERS, COMMUNICATION, STOPPED = 1, 2, 3, 4, 5, 6, 7, 75
 VOCAB = 257
 HEADER_BYTES = 1024
 
@@ -124,8 +126,12 @@ def disk_trouble():
 
 def run(*flags, env=None, limit=120):
     """Runs the program with exactly these flags, away from the repository."""
-    done = subprocess.run([PROGRAM, *map(str, flags)], capture_output=True, text=True, errors="replace", timeout=limit,
-                          cwd=workspace(), env={**ENVIRONMENT, **(env or {})})
+    return run_command([PROGRAM, *map(str, flags)], limit, {**ENVIRONMENT, **(env or {})})
+
+
+def run_command(command, limit, env, **how):
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=limit, cwd=workspace(),
+                          env=env, **how)
     return Result(done.returncode, done.stdout, done.stderr)
 
 
@@ -141,6 +147,25 @@ class Case(unittest.TestCase):
         self.succeeds(result, code)
         for part in parts:
             self.assertIn(part, result.err)
+        return result
+
+    def started(self, process):
+        """The process, which the end of the test kills."""
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        return process
+
+    def wait_for(self, process, text):
+        """Reads the output of a process up to a line with this text."""
+        for line in iter(process.stdout.readline, ""):
+            if text in line:
+                return
+        self.fail(f"exit code {process.wait()} before a line with {text!r}")
+
+    def ended(self, process, code=0, limit=60):
+        """How the process ended, which must be with this exit code."""
+        out, err = process.communicate(timeout=limit)
+        return self.succeeds(Result(process.returncode, out or "", err or ""), code)
 
     def same_state(self, state, expected):
         """Compares names, because unittest would take minutes to show how two long values differ."""
@@ -178,11 +203,14 @@ def read_records(directory):
 class FinishedRun:
     """A run that must succeed, and the files it left."""
 
-    def __init__(self, *flags, env=None, code=0, limit=120):
+    def __init__(self, *flags, code=0, program=run, **how):
         self.directory = new_path()
-        self.result = run(*tiny_flags("--out", self.directory, *flags), env=env, limit=limit)
+        self.result = program(*tiny_flags("--out", self.directory, *flags), **how)
         if self.result.code != code:
             raise AssertionError(f"exit code {self.result.code}, expected {code}\n{self.result.out}{self.result.err}")
+
+    def resume(self, *flags, program=run, **how):
+        return program(*tiny_flags("--out", self.directory, *flags, "--resume", "latest"), **how)
 
     def path(self, name):
         return os.path.join(self.directory, name)
@@ -212,8 +240,9 @@ class FinishedRun:
         return {t["tensor"]: t["scale"] for r in self.records if "fp8" in r and r["step"] == step for t in r["fp8"]}
 
     @property
-    def micro_steps(self):
-        return json.loads(self.read("run.json"))["micro_steps"]
+    def info(self):
+        """The contents of run.json."""
+        return read_json(self.path("run.json"))
 
     @property
     def losses(self):
