@@ -73,7 +73,7 @@ class SameNumbers(Case):
     """Everything but the time fields, bit for bit: JSON floats have all their digits."""
 
     def test_lazy_streams_guarded_memory_and_order_of_threads(self):
-        for precision in ("bf16", "fp32"):
+        for precision in ("fp8", "bf16", "fp32"):
             with self.subTest(precision=precision):
                 flags = ["--val", corpus().val, "--val-every", "4", "--val-batches", "3", "--max-steps", "8",
                          "--total-batch", "512", "--lr", "2e-3", "--precision", precision, "--sample-every", "4",
@@ -170,31 +170,22 @@ class Spikes(Case):
                            "--schedule", "constant", "--max-steps", self.STEPS, *flags)
 
     def test_reported_and_with_skip_spikes_skipped(self):
-        plain, skipping = self.spiky(), self.spiky("--skip-spikes")
-        spikes = [r["step"] for r in plain.steps if "spike" in r]
-        self.assertTrue(spikes, "none was found")
-        self.assertLess(len(spikes), 6)
-        (first, *_) = spikes
-        self.assertGreater(first, 200, "the noise comes again in the second pass")
-        record = plain.steps[first - 1]
-        for name, limit in record["spike"].items():
-            self.assertGreater(record[name], limit)
-        self.assertIn(f"spike at step {first}: ", plain.result.out)
-        self.assertIn("not skipped (see --skip-spikes)", plain.result.out)
-        self.assertEqual(plain.steps[-1]["skipped"], 0)
-
-        self.assertEqual(skipping.losses[:first], plain.losses[:first], "until then the runs are the same")
-        self.assertEqual(skipping.steps[first - 1]["spike"], record["spike"])
-        self.assertEqual(skipping.steps[first - 1]["skipped"], 1)
-        self.assertEqual(skipping.steps[first]["skipped"], 1)
-        self.assertIn("sigma of past steps; skipped", skipping.result.out)
-        self.assertNotEqual(skipping.losses[first], plain.losses[first])
-        self.assertLess(skipping.losses[first], plain.losses[first], "nothing was learned from noise")
+        """Without --skip-spikes: test/optim/spikes.cpp and test/log/progress.cpp."""
+        run_ = self.spiky("--skip-spikes")
+        spikes = [r for r in run_.steps if "spike" in r]
+        self.assertTrue(0 < len(spikes) < 6, spikes)
+        first = spikes[0]
+        self.assertGreater(first["step"], 200, "the noise comes again in the second pass")
+        for name, limit in first["spike"].items():
+            self.assertGreater(first[name], limit)
+        self.assertIn(f"spike at step {first['step']}: ", run_.result.out)
+        self.assertIn("sigma of past steps; skipped", run_.result.out)
+        self.assertEqual((first["skipped"], run_.steps[-1]["skipped"]), (1, len(spikes)))
 
 
-class Skips(unittest.TestCase):
+class Skips(Case):
     def test_too_many_stop_the_run_and_name_what_went_bad(self):
-        for precision, culprit in (("bf16", "the loss was nan"), ("fp32", "the loss was nan"),
+        for precision, culprit in (("bf16", "the loss was nan"),
                                    ("fp8", "the first FP8 tensor with a value that is not finite was h.0.")):
             with self.subTest(precision=precision):
                 result = run(*tiny_flags("--precision", precision, "--lr", "1e30", "--max-skips", "3", "--max-steps", "20"))
