@@ -661,13 +661,18 @@ class Disk(Case):
         self.assertLess(seen["step     6"] - seen["step     2"], slow)
         self.assertIn(12, run_.checkpoints)
 
-    def test_a_full_file_system(self):
-        """A real file system of one megabyte."""
+    def mounted(self, size):
+        """The path of a file system of this size in bytes."""
         mount = new_path("tmpfs")
         os.mkdir(mount)
-        if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", mount], capture_output=True).returncode:
+        if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", mount], capture_output=True).returncode:
             self.skipTest("tmpfs cannot be mounted")
         self.addCleanup(subprocess.run, ["umount", mount])
+        return mount
+
+    def test_a_full_file_system(self):
+        """A real file system of one megabyte."""
+        mount = self.mounted(1 << 20)
         run_ = Directory(os.path.join(mount, "run"))
         self.succeeds(run_.run("--stop-after", "2"))
         with open(os.path.join(mount, "filler"), "wb") as file:
@@ -686,14 +691,8 @@ class Disk(Case):
         elsewhere = Directory()
         self.succeeds(elsewhere.run(*narrow))
         parameters = read_json(elsewhere.file("run.json"))["model"]["parameters"]
-        mount = new_path("tmpfs")
-        os.mkdir(mount)
         # FP32 needs 12 bytes per parameter; BF16 needs 6, and model.safetensors at the end 4.
-        mounting = ["mount", "-t", "tmpfs", "-o", f"size={parameters * 23 // 2}", "tmpfs", mount]
-        if subprocess.run(mounting, capture_output=True).returncode:
-            self.skipTest("tmpfs cannot be mounted")
-        self.addCleanup(subprocess.run, ["umount", mount])
-        run_ = Directory(os.path.join(mount, "run"))
+        run_ = Directory(os.path.join(self.mounted(parameters * 23 // 2), "run"))
         self.refused(run_.run(*wide), RESOURCES, "a checkpoint takes")
         self.succeeds(run_.run(*narrow))
         self.assertEqual(list(run_.checkpoints), [2])
