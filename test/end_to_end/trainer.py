@@ -150,7 +150,7 @@ class Case(unittest.TestCase):
         return result
 
     def started(self, process):
-        """The process, which the end of the test kills."""
+        """Returns the process, which is killed at the end of the test."""
         self.addCleanup(process.wait)
         self.addCleanup(process.kill)
         return process
@@ -160,10 +160,10 @@ class Case(unittest.TestCase):
         for line in iter(process.stdout.readline, ""):
             if text in line:
                 return
-        self.fail(f"exit code {process.wait()} before a line with {text!r}")
+        self.fail(f"exit code {process.wait(timeout=60)} before a line with {text!r}")
 
     def ended(self, process, code=0, limit=60):
-        """How the process ended, which must be with this exit code."""
+        """Waits until the process ends, which must be with this exit code."""
         out, err = process.communicate(timeout=limit)
         return self.succeeds(Result(process.returncode, out or "", err or ""), code)
 
