@@ -161,7 +161,8 @@ KeptResults::KeptResults(const std::string& directory, const Json& identity) : i
     if (!directory.empty()) path_ = directory + fmt::format("/check-{:016x}.json", checksum(text.data(), text.size()));
 }
 
-// The content of the file; null if its identity is another one. Throws if there is no such file, or it is no object.
+// Returns the file's content, or null if the file belongs to another identity. Throws if there is no such file, or if
+// it does not hold an object.
 Json KeptResults::read() const {
     if (path_.empty()) return {};
     const Json json = read_json_or_null<Json>(path_, kKeptResults);

@@ -32,7 +32,7 @@ struct Candidate {
     double tokens_per_s = 0;  // 0: unknown
 };
 
-// True if every flag of `a` is one of `b`, which has more.
+// True if `b` has all flags of `a`, and at least one more.
 bool is_part_of(Flags a, Flags b) { return a != b && (a & b) == a; }
 
 double speed_of(const PlannedRun& run, const StagePlan& plan) {

@@ -192,7 +192,7 @@ Gradient<Real> LlamaBlock<Real>::attend_backward(const Pass& pass) {
     return {dhidden_};
 }
 
-// In place in dhidden_: from the gradient of attention's input to the gradient of qkv's output.
+// Turns dhidden_ in place from the gradient of attention's input into the gradient of qkv's output.
 template <class Real>
 void LlamaBlock<Real>::rotate_back(const Pass& pass) {
     if (!has_qk_norm_) return rope_backward(dhidden_, rope(), 0, pass.N(), pass.T, heads_, pass.stream);
