@@ -315,7 +315,9 @@ LLMC_DEVICE void add_tiles(float (&sums)[SplitTiles<own, HD>::gradients][HD / 64
     const bf16* const rows_0 = shared.rows[row_stage][0].panel[0] + warpgroup * 64 * kTileColumns;
     const bf16* const rows_1 = shared.rows[row_stage][1].panel[0] + warpgroup * 64 * kTileColumns;
     const auto release = [&](int stage) {
-        if constexpr (owns_keys) __syncwarp();  // all lanes are done with lse and delta
+        // All lanes are done with lse and delta, and have seen this phase of `full` complete. At HD 64 the wait for
+        // products has made sure of the latter.
+        if constexpr (owns_keys || !Tiles::works_ahead) __syncwarp();
         if (lane == 0) arrive(shared.empty[stage]);
     };
     int running = -1;  // the stage of the last tile, if its last product may still run

@@ -172,14 +172,16 @@ LLMC_DEVICE void add_tiles(ForwardState<HD>& state, ForwardShared<HD>& shared, i
     const int lane = static_cast<int>(threadIdx.x & 31);
     const bf16* const queries = shared.queries[query_stage].panel[0] + warpgroup * 64 * kTileColumns;
     int key = first_key + (tiles - 1) * Tiles::key_rows, left = tiles;  // the next tile, and how many are left
+    const auto skip_stage = [&](Barrier& full, Barrier& empty, auto& at) {
+        wait(full, at.parity);
+        __syncwarp();  // all lanes have seen this phase of `full` complete, before the next one may begin
+        if (lane == 0) arrive(empty);
+        at.advance();
+    };
     const auto skip = [&] {
         for (; left > 0 && sight_on(key) == Sight::nothing; left--, key -= Tiles::key_rows) {
-            wait(shared.keys_full[keys.stage], keys.parity);
-            if (lane == 0) arrive(shared.keys_empty[keys.stage]);
-            keys.advance();
-            wait(shared.values_full[values.stage], values.parity);
-            if (lane == 0) arrive(shared.values_empty[values.stage]);
-            values.advance();
+            skip_stage(shared.keys_full[keys.stage], shared.keys_empty[keys.stage], keys);
+            skip_stage(shared.values_full[values.stage], shared.values_empty[values.stage], values);
         }
     };
     skip();  // tiles beyond the warpgroup's last query
