@@ -66,7 +66,9 @@ def hopper_tests():
                               ("*backward of attention*", ("attention bf16", "attention_backward_fp8 e4m3"))):
             yield Test(attention, case, f"{kernels[0]} HD={HD} NH=1 in documents B=1 T=456")
             yield Test(attention, case, f"{kernels[0]} HD={HD} NH=1 window=150 B=1 T=456")
+            yield Test(attention, case, f"{kernels[0]} HD={HD} NH=2 NKV=1 B=1 T=392")
             yield Test(attention, case, f"{kernels[1]} HD={HD} NH=1 window=193 B=1 T=464")
+            yield Test(attention, case, f"{kernels[1]} HD={HD} NH=3 B=2 T=40")  # more items than stages
     yield Test(attention, "*plain and quantizing*", "attention_forward_fp8 HD=128 NH=1 B=1 T=400")
     for kernel in ("multiply_gelu_forward", "multiply_gelu_backward e4m3"):
         yield Test(gelu, "*", f"{kernel} N=384 K=656 F=128")
@@ -180,7 +182,8 @@ def tries(mutant):
         yield from ((*place, ORDERS[0]) for place in places[:MOST_TRIES])
         return
     for n in range(MOST_TRIES):
-        yield *places[n % len(places)], ORDERS[(n + n // len(places)) % len(ORDERS)]
+        at = n % len(places)
+        yield *places[at], ORDERS[(at + n // len(places)) % len(ORDERS)]  # each time another order at each place
 
 
 def verdict(result):
