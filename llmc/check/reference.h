@@ -155,7 +155,8 @@ struct AttentionShape {
         const int of_window = window > 0 && query >= window ? query - window + 1 : 0;
         return documents.empty() ? of_window : std::max(of_window, documents[static_cast<size_t>(b) * T + query]);
     }
-    double factor() const { return scale != 0 ? scale : 1 / std::sqrt(static_cast<double>(HD)); }  // of the scores
+    // Scores are q . k times this factor.
+    double factor() const { return scale != 0 ? scale : 1 / std::sqrt(static_cast<double>(HD)); }
     int key_head(int h) const { return h / (NH / NKV); }  // the key head that query head h reads
     size_t rows() const { return static_cast<size_t>(B) * T * NH; }
     size_t elements() const { return rows() * HD; }

@@ -113,8 +113,8 @@ struct CommProcess {
     HostExchange exchange;
     CollectiveChain chain;  // for NCCL
     BackendList backends;
-    // The back-end whose Comm::Group is open, or nullptr. There is one at a time, because NCCL groups all collectives
-    // of a thread, while a back-end knows only its own.
+    // The back-end whose Comm::Group is open, or nullptr. Only one is open at a time, because NCCL groups all
+    // collectives of a thread, while a back-end only knows its own collectives.
     const Backend* grouping = nullptr;
 };
 

@@ -3,12 +3,16 @@
 // for its refusal.
 #pragma once
 #include <cstddef>
+#include <limits>
 #include <string>
 #include <vector>
 
 struct sockaddr;
 
 namespace llmc {
+
+// A deadline that never passes. All deadlines here are in monotonic_seconds().
+constexpr double kForever = std::numeric_limits<double>::infinity();
 
 // A TCP socket. Calls block unless a comment says otherwise.
 class TcpSocket {
@@ -25,8 +29,7 @@ public:
     // False if the peer is gone; error() says why.
     [[nodiscard]] bool send(const void* data, size_t bytes);
     [[nodiscard]] bool receive(void* data, size_t bytes);
-    // The same, but also false if `deadline` (in monotonic_seconds(), or infinity) passes before everything has
-    // arrived.
+    // The same, but also false if the deadline passes before everything has arrived.
     [[nodiscard]] bool receive_until(double deadline, void* data, size_t bytes);
     // Takes the bytes that have already arrived, at most `bytes`. Returns their number, or -1 if the peer is gone.
     ptrdiff_t receive_available(void* data, size_t bytes);

@@ -21,7 +21,6 @@
 #include <cstdio>
 #include <cstring>
 #include <deque>
-#include <limits>
 #include <utility>
 
 #define XXH_INLINE_ALL
@@ -74,7 +73,7 @@ bool same_proof(const Hello& a, const Hello& b) {
 
 // When a meeting that begins now has to be complete.
 double deadline_of(const TcpMeeting& meeting) {
-    return meeting.timeout > 0 ? monotonic_seconds() + meeting.timeout : std::numeric_limits<double>::infinity();
+    return meeting.timeout > 0 ? monotonic_seconds() + meeting.timeout : kForever;
 }
 
 // Every rank takes one of rank 0's descriptors. The usual limit of 1024 may be raised to the hard limit.

@@ -13,7 +13,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <limits>
 #include <memory>
 #include <utility>
 
@@ -24,8 +23,6 @@ namespace llmc {
 namespace {
 
 constexpr uint32_t kVanished = 30'000;  // milliseconds without an answer
-
-constexpr double kForever = std::numeric_limits<double>::infinity();
 
 // Waits for one of `events` on a socket. Returns false if the deadline passes first. A signal does not end the wait.
 bool wait_until(double deadline, int descriptor, short events) {

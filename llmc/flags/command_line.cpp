@@ -106,8 +106,7 @@ std::vector<std::string> prepare(const std::vector<std::string>& given, const st
 }
 
 CLI::Option* add(CLI::App& app, const Flag& flag) {
-    std::string names = (flag.short_name ? fmt::format("-{:c},--", flag.short_name) : "--") + flag.long_name;
-    if (!flag.other_name.empty()) names += ",--" + flag.other_name;
+    const std::string names = names_text(flag);
     return flag.is_switch() ? app.add_flag(names) : app.add_option(names)->take_all()->allow_extra_args(false);
 }
 

@@ -67,8 +67,8 @@ struct GivenFlag {
 };
 
 // Reads a command line that may have these flags. Throws Error(bad_flags) if an argument is not one of them, or if a
-// flag lacks its value; `see` says where all flags are listed ("--help-all lists all"). If --help, --version or another
-// flag that prints something is there, returns only that flag.
+// flag lacks its value; `see` says where all flags are listed ("--help-all lists all"). Stops at --help, --version or
+// another flag that only prints something, and returns only that flag.
 std::vector<GivenFlag> read_flags(const std::vector<std::string>& arguments, const std::vector<Flag>& flags,
                                   const std::string& see);
 
@@ -82,7 +82,7 @@ struct CommandFlags {
     std::string name, description;
     Options defaults = {};
     std::vector<Flag> flags = {};
-    std::string footer = {};  // of --help
+    std::string footer = {};  // text below the flags in --help
 };
 const std::vector<CommandFlags>& all_commands();
 

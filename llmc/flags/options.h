@@ -282,12 +282,12 @@ struct Options {
     Parsed<ProfileSteps> profile_steps;  // may be empty
 
     // Only of the commands eval, sample and export
-    std::string from;         // weights to read
-    bool of_average = false;  // their average
+    std::string from;         // path of the weights to read
+    bool of_average = false;  // read the average of these weights instead
     std::string to;           // file or directory to write
     ExportFormat format = ExportFormat::hf;
-    StateFormat dtype = StateFormat::fp32;  // of the exported weights
-    int num_samples = 1;                    // per prompt
+    StateFormat dtype = StateFormat::fp32;  // number format of the exported weights
+    int num_samples = 1;                    // samples per prompt
     bool no_cache = false;
 
     std::set<std::string> given;  // long names of the flags that the command line or --config has

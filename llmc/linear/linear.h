@@ -158,7 +158,6 @@ public:
 
 private:
     friend class Linear<Real>;
-    static constexpr int kNoLayer = -1;
     // One layout of an operand.
     struct Codes {
         uint8_t* codes = nullptr;

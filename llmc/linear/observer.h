@@ -48,7 +48,7 @@ private:
     float* cosines_ = nullptr;  // see gate_alignment()
     // The probe's. Layers use this memory in turns.
     bf16* x_ = nullptr;          // (N, C)
-    int x_of_ = -1;              // the layer whose input is in x_, as a number in the registry
+    int x_of_ = kNoLayer;        // the layer whose input is in x_, as a number in the registry
     bf16* weight_ = nullptr;     // (OC, C)
     float* master_ = nullptr;    // (OC, C), collected from the ranks
     char* workspace_ = nullptr;  // for collecting them

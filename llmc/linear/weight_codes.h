@@ -21,6 +21,8 @@
 
 namespace llmc {
 
+constexpr int kNoLayer = -1;  // no layer's number in Fp8Registry
+
 class WeightCodes {
 public:
     WeightCodes(Weights<bf16>& weights, Fp8Registry& fp8) : weights_(weights), fp8_(fp8) {}
@@ -52,7 +54,6 @@ public:
     bool from_working_copy(int layer) const { return matrix(layer).from == CodesFrom::working_copy; }
 
 private:
-    static constexpr int kNoLayer = -1;
     struct Memory {
         e4m3 *rows = nullptr, *transposed = nullptr;
         char *row_scales = nullptr, *transposed_scales = nullptr;  // only for recipes with block scales

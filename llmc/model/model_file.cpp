@@ -19,7 +19,7 @@ using nlohmann::ordered_json;
 // ---- a file --------------------------------------------------------------------------------------------------------
 
 constexpr int kMostOfField = 100'000'000;         // far above any real model
-constexpr int kMostOfProduct = 8 * kMostOfField;  // of fields that are multiplied as ints
+constexpr int kMostOfProduct = 8 * kMostOfField;  // largest product of fields; an int can hold it
 
 void ModelFields::refuse(const std::string& problem) const {
     throw Error(ExitCode::bad_flags, "model file {}: {}", path_, problem);

@@ -37,7 +37,7 @@ int start_child(const std::vector<std::string>& command, int input, pid_t& pid) 
     // A separate process group: Ctrl-C in a terminal then reaches only the run, which still has files to write.
     posix_spawnattr_t attributes;
     posix_spawnattr_init(&attributes);
-    // A shell that inherits that cannot undo it: `zcat ... | head` would fail.
+    // The run ignores these signals. A shell that inherits this cannot undo it: `zcat ... | head` would fail.
     sigset_t ignored_here;
     sigemptyset(&ignored_here);
     for (const int signal_number : kIgnoredSignals) sigaddset(&ignored_here, signal_number);

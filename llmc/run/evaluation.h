@@ -45,7 +45,7 @@ private:
     const Inputs& inputs_;
     Trainer<Real>& trainer_;
     Watchdog& watchdog_;
-    std::optional<TokenDecoder> decoder_;  // nothing if the run prints no samples
+    std::optional<TokenDecoder> decoder_;  // empty if the run prints no samples
     std::vector<int> prompt_;
     std::optional<double> last_loss_;
 };

@@ -121,7 +121,7 @@ public:
     LossSum evaluate(const int* tokens, const int* targets);
     // This rank's losses (B, T), token by token; 0 where the target is -1. Also a collective.
     std::vector<float> token_losses(const int* tokens, const int* targets);
-    std::vector<float> token_losses() const;  // of the last evaluate()
+    std::vector<float> token_losses() const;  // the same for the batch of the last evaluate()
 
     // The average of the weights (--average). The model evaluates with it between use_average() and use_weights(),
     // which gives back every bit of the state. Both are collectives and wait for the device.

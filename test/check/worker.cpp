@@ -13,18 +13,19 @@ using namespace llmc::test;
 
 namespace {
 
-// The findings of workers that run these commands, with a limit of 0.4 s per item.
-Findings findings_of(const std::string& commands) {
+// The findings of workers that run these commands.
+Findings findings_of(const std::string& commands, double item_seconds = 20) {
     const TemporaryDirectory directory;
     const std::string program = directory.path.string() + "/worker";
     std::ofstream(program) << "#!/bin/sh\ncat > $0.request\n" << commands;
     chmod(program.c_str(), 0700);
     CheckRequest request;
-    request.item_seconds = 0.4;
+    request.item_seconds = item_seconds;
     return supervise(request, program, [] {});
 }
+// The error of a check whose items have a limit of 0.4 s.
 std::string supervised(const std::string& commands) {
-    return error_of([&] { findings_of(commands); });
+    return error_of([&] { findings_of(commands, 0.4); });
 }
 
 std::string say(const std::string& line) { return "echo '" + line + "'\n"; }

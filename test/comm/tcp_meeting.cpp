@@ -103,7 +103,7 @@ TEST_CASE("meeting: silent connections, however many, do not delay the ranks") {
 }
 
 TEST_CASE("meeting: all ranks of a large run may connect at once") {
-    HubThread hub(200, 1);
+    HubThread hub(200, 3);
     std::vector<TcpSocket> silent;
     for (int r = 1; r < 200; r++) silent.push_back(stranger(hub.meeting()));
     CHECK(contains(hub.error(), "did not connect"));
