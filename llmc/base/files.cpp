@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <string_view>
 
 namespace llmc {
 
@@ -141,6 +142,9 @@ uint64_t free_bytes(const std::string& path) {
 
 // ---- reading --------------------------------------------------------------------------------------------------------
 
+// The beginning of a pointer: the small text that lies at a file's path until Git LFS has fetched the file.
+constexpr std::string_view kLfsPointer = "version https://git-lfs.github.com/spec/v1";
+
 static const char* type_name(mode_t mode) {
     if (S_ISDIR(mode)) return "a directory";
     if (S_ISFIFO(mode)) return "a pipe";
@@ -157,6 +161,9 @@ InputFile::InputFile(const std::string& path, const InputKind& kind)
     bytes_ = static_cast<uint64_t>(status.st_size);
     if (kind.largest_mib > 0 && bytes_ > kind.largest_mib << 20)
         fail(fmt::format("it has {} bytes, and the limit is {} MiB", bytes_, kind.largest_mib));
+    std::string start(kLfsPointer.size(), '\0');
+    if (pread_fully(fd_, start.data(), start.size(), 0) > 0 && start == kLfsPointer)
+        fail("it is a Git LFS pointer, not the file itself; fetch the file with `git lfs pull`");
 }
 
 InputFile::~InputFile() { ::close(fd_); }

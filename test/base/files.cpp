@@ -89,3 +89,29 @@ TEST_CASE("input files: pipes, directories, devices and files that are too large
     CHECK(refusal(large) ==
           "cannot open the recipe " + large + ": it has 1048577 bytes, and the limit is 1 MiB" + hint);
 }
+
+TEST_CASE("input files: a Git LFS pointer is refused and named") {
+    const TemporaryDirectory directory;
+    const std::string path = directory / "a", first = "version https://git-lfs.github.com/spec/v1";
+    const struct {
+        const char* what;
+        std::string content;
+        bool pointer;
+    } table[] = {
+        {"a pointer", first + "\noid sha256:" + std::string(64, '0') + "\nsize 548105171\n", true},
+        {"lines end with CRLF", first + "\r\nsize 1\r\n", true},
+        {"only the first line", first, true},
+        {"another version of the specification", "version https://git-lfs.github.com/spec/v2\nsize 1\n", false},
+        {"text that quotes one", "> " + first + "\n", false},
+        {"cut off", first.substr(0, first.size() - 1), false},
+        {"empty", "", false},
+    };
+    for (const auto& row : table) {
+        CAPTURE(row.what);
+        std::ofstream(path, std::ios::binary) << row.content;
+        CHECK(refusal(path) == (row.pointer ? "cannot open the recipe " + path +
+                                                  ": it is a Git LFS pointer, not the file itself; fetch the file with "
+                                                  "`git lfs pull`; give a recipe of at most 1 MiB"
+                                            : ""));
+    }
+}

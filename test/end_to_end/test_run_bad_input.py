@@ -158,22 +158,29 @@ class BadInput(Case):
     def test_output_directory_without_permission(self):
         self.refuses(FLAGS, ["--out", unwritable_directory()], "Permission denied", "--out")
 
-    def test_pipes_directories_and_devices(self):
-        """Every file that is opened is a regular one; test/base/files.cpp has the kinds."""
-        pipe, shard = new_path("pipe"), write_shard(SOME_TOKENS)
-        os.mkfifo(pipe)
-        os.symlink(pipe, shard + ".json")
+    def test_files_that_are_not_the_real_ones(self):
+        """Every file that is opened is a regular one, and no pointer of Git LFS; test/base/files.cpp has the kinds."""
         small = tiny_flags()[2:]  # without --train
-        for flags, code, name in ((train_on(pipe), DATA, "token shard"), (["--train", shard], DATA, "sidecar"),
-                                  (["--init-from", pipe, "--train", corpus().train], CHECKPOINT, "weights"),
-                                  (["--model", pipe, "--dry-run"], FLAGS, "model file"),
-                                  (["--config", pipe], FLAGS, "configuration file"),
-                                  (["--tokenizer", pipe, "--sample-every", "1", "--train", corpus().train], DATA,
-                                   "tokenizer file")):
-            with self.subTest(file=name):
-                result = self.succeeds(run(*small, *flags, limit=20), code)
-                self.assertRegex(result.err, f"^train_gpt: cannot open the {name} .*: it is a pipe, not a regular file; "
-                                 "give ")
+        trained = ["--train", corpus().train]
+        pipe, pointer = new_path("pipe"), write_file("version https://git-lfs.github.com/spec/v1\nsize 9\n", "pointer")
+        os.mkfifo(pipe)
+        for path, reason in ((pipe, "it is a pipe, not a regular file; give "),
+                             (pointer, "it is a Git LFS pointer, not the file itself; fetch the file with `git lfs pull`")):
+            shard, export = write_shard(SOME_TOKENS), new_path("export")
+            os.mkdir(export)
+            for link in (shard + ".json", os.path.join(export, "model.safetensors")):
+                os.symlink(path, link)
+            for flags, code, name in ((train_on(path), DATA, "token shard"), (["--train", shard], DATA, "sidecar"),
+                                      (["--init-from", path, *trained], CHECKPOINT, "weights"),
+                                      (["--init-from", export, *trained], CHECKPOINT, "weights"),
+                                      (["--model", path, "--dry-run"], FLAGS, "model file"),
+                                      (["--config", path], FLAGS, "configuration file"),
+                                      (["--task", "a=" + path, *trained], DATA,
+                                       "file of multiple-choice examples"),
+                                      (["--tokenizer", path, "--sample-every", "1", *trained], DATA, "tokenizer file")):
+                with self.subTest(file=name, reason=reason):
+                    result = self.succeeds(run(*small, *flags, limit=20), code)
+                    self.assertRegex(result.err, f"^train_gpt: cannot open the {name} .*: {reason}")
 
 
 if __name__ == "__main__":
