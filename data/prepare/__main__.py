@@ -4,11 +4,12 @@ import argparse
 import codecs
 import errno
 import importlib.util
+import json
 import os
 import re
 import sys
 
-NEEDED = ("numpy", "tiktoken")  # packages; if one is missing here, .venv has it
+NEEDED = ("numpy", "tiktoken", "tokenizers")  # packages; if one is missing here, .venv has it
 
 
 def whole_number(text):
@@ -47,10 +48,11 @@ def unescaped(text):
 def add_tokenizer(command, default):
     command.add_argument("--tokenizer", metavar="NAME|FILE", default=default,
                          help="bytes; gpt2 or another tiktoken name (its vocabulary is downloaded once); NAME=FILE "
-                              "with a local copy of that vocabulary; a file with GPT-2's (gpt2.tiktoken); or a "
-                              "tokenizer.json; default: %(default)s")
+                              "with a local copy of that vocabulary; a file with GPT-2's (gpt2.tiktoken, or llm.c's "
+                              "tokenizer.bin); or a tokenizer.json; default: %(default)s")
     command.add_argument("--end-token", metavar="TOKEN",
-                         help="the token that begins documents, if tokenizer.json has none with a usual name")
+                         help="the token that begins documents, for a tokenizer.json that puts none in front of a text "
+                              "and has none with a usual name")
 
 
 def add_format(command):
@@ -130,6 +132,12 @@ def add_others(commands):
                        help="number of tokens, including the end token")
     add_format(train)
 
+    encode = add("encode", "Answers texts on standard input, a JSON string per line, with their ids, a JSON array per line.")
+    table = add("table", "Writes tokenizer.bin, the bytes of each token, to standard output.")
+    for command in (encode, table):
+        add_tokenizer(command, "bytes")
+    table.add_argument("--out", metavar="FILE", help="write this file instead")
+
     inspect = add("inspect", "Prints the header, sidecar and first documents of shards.")
     validate = add("validate", "Checks size, checksum and ids of shards, that they share a tokenizer, and that no "
                                "document is in both train and val.")
@@ -154,7 +162,7 @@ def parse(argv):
 
 
 def run(parser, args):
-    from . import (chunks, hellaswag, pipeline, readers, shard_tools, tasks, tinyshakespeare, tokenizers,
+    from . import (chunks, encode, hellaswag, pipeline, readers, shard_tools, tasks, tinyshakespeare, tokenizers,
                    train_tokenizer)
     if args.command == "text":
         if args.workers < 1:
@@ -178,15 +186,20 @@ def run(parser, args):
     elif args.command == "train-tokenizer":
         separator = None if args.separator is None else args.separator.encode()
         train_tokenizer.train_tokenizer(args.inputs, args.out, args.vocab, readers.Format(args.column, separator))
+    elif args.command == "encode":
+        return encode.encode(args.tokenizer, args.end_token)
+    elif args.command == "table":
+        encode.write_table(args.tokenizer, args.end_token, args.out)
     elif args.command == "inspect":
         shard_tools.inspect(args.shards, args.tokenizer, args.documents)
     elif args.command == "validate":
         shard_tools.validate(args.shards, args.tokenizer)
     else:
         shard_tools.merge(args.shards, args.out, args.shard_tokens)
+    return 0
 
 
-def restart_in_venv():
+def restart_in_venv(command):
     """Restarts this program with the Python of .venv if this one lacks a package; setup.sh installs packages there."""
     python = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", ".venv", "bin", "python"))
     started_by_this = sys.orig_argv[0] == python
@@ -194,17 +207,21 @@ def restart_in_venv():
     if missing and not started_by_this and os.access(python, os.X_OK):
         os.execv(python, [python, *sys.orig_argv[1:]])
     if "numpy" in missing:
-        sys.exit("prepare: it needs the Python package numpy; scripts/setup.sh installs it into .venv")
+        message = "it needs the Python package numpy; scripts/setup.sh installs it into .venv"
+        if command == "encode":  # its reader expects JSON
+            print(json.dumps({"error": message}), flush=True)
+            sys.exit(1)
+        sys.exit(f"prepare: {message}")
 
 
 def main(argv=None):
     parser, args = parse(argv)
     if argv is None:
-        restart_in_venv()
+        restart_in_venv(args.command)
     from .report import printable
     from .tokenizers import PrepareError
     try:
-        run(parser, args)
+        return run(parser, args)
     except (PrepareError, ValueError) as error:
         print(f"prepare: {printable(error)}", file=sys.stderr)
         return 1
@@ -217,7 +234,6 @@ def main(argv=None):
     except KeyboardInterrupt:
         print("prepare: stopped; the same command continues from here", file=sys.stderr)
         return 130
-    return 0
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from . import duplicates, readers, rules
 from .shard import new_file, parse_json, write_atomically
 from .tokenizers import PrepareError, open_tokenizer
 
-VERSION = 2  # format of a chunk's files; a run does not continue from files of another version
+VERSION = 3  # format of a chunk's files; a run does not continue from files of another version
 CHUNK_BYTES = 4 << 20
 BLOCK_TOKENS = 1 << 24  # a chunk is written in blocks, so memory does not grow with the inputs
 DROPPED, TRAIN, VAL = range(3)
@@ -74,7 +74,8 @@ class Worker:
                 return json.load(file) | {"earlier": True}
         started = time.perf_counter()
         self.counts = {"index": index, "blocks": 0, "documents": 0, "tokens": 0, "replaced_documents": 0, "replaced": 0,
-                       "replaced_in": [], "dropped": {}, "bad": [], "tokenizer_seconds": 0.0}
+                       "replaced_in": [], "dropped": {}, "bad": [], "changed": 0, "uncounted": 0,
+                       "tokenizer_seconds": 0.0}
         for part in chunk.parts:
             for raw in readers.read(part, self.format):
                 self.take(raw, part)
@@ -119,6 +120,8 @@ class Worker:
         tokens = self.tokenizer.encode(text)
         counts["tokenizer_seconds"] += time.perf_counter() - started
         counts["tokens"] += len(tokens)
+        counts["changed"] += self.tokenizer.text_of(tokens.tolist()) != data
+        counts["uncounted"] += not self.tokenizer.counts(tokens, len(data))
         minima = duplicates.signature(text) if options.dedup == "minhash" else None
         self.block.append((tokens, len(data), duplicates.document_hash(data), minima))
         self.block_tokens += len(tokens)
@@ -293,7 +296,7 @@ def fingerprint(options, chunks, tokenizer):
     """A hash of everything that determines the chunks' files. All other settings may change when a run continues."""
     flags = [options.column, options.separator, options.skip_bad, options.normalize, options.rules,
              options.dedup == "minhash", options.decontaminate]
-    state = hashlib.sha256(json.dumps([VERSION, tokenizer.hash, flags]).encode())
+    state = hashlib.sha256(json.dumps([VERSION, tokenizer.hash, tokenizer.end_token, flags]).encode())
     files = {path for name in options.decontaminate for path in readers.expand(name)}
     for chunk in chunks:
         state.update(repr(chunk).encode())

@@ -24,7 +24,8 @@ import numpy
 from . import duplicates, report
 from .chunks import DROPPED, TRAIN, VAL, block_path, fingerprint, plan_chunks, run_chunks
 from .shard import MAX_TOKENS, write_atomically, write_shards
-from .tokenizers import PrepareError, open_tokenizer, write_tokenizer
+from .table import write_tokenizer
+from .tokenizers import PrepareError, open_tokenizer
 
 WORK = ".prepare"
 
@@ -93,8 +94,8 @@ def in_mixture(blocks, epochs):
 # ---- 3. shards -----------------------------------------------------------------------------------------------------
 
 
-def tokens_of(blocks, split, epochs):
-    """Yields the tokens of a split, block by block."""
+def tokens_of(blocks, split, epochs, tokenizer):
+    """Yields the tokens of a split and their bytes of text, block by block."""
     for block, epoch in in_mixture(blocks, epochs if split == TRAIN else [1.0] * len(epochs)):
         taken = block.verdicts == split
         if not taken.any():
@@ -103,20 +104,15 @@ def tokens_of(blocks, split, epochs):
             # A fraction of an epoch takes only some of the documents.
             if split == TRAIN and epochs[block.source] < epoch + 1:
                 taken &= fractions(arrays["hashes"], 8) < epochs[block.source] - epoch
-            yield arrays["tokens"][numpy.repeat(taken, arrays["lengths"])]
-
-
-def bytes_of_tokens(tokenizer):
-    """The bytes of text for each token; the end token has none."""
-    sizes = numpy.array([len(piece) for piece in tokenizer.pieces()])
-    sizes[tokenizer.end_token] = 0
-    return sizes
+            tokens = arrays["tokens"][numpy.repeat(taken, arrays["lengths"])]
+            if len(tokens):
+                yield tokens, tokenizer.sizes_in_documents(tokens, arrays["lengths"][taken], arrays["bytes"][taken])
 
 
 def write_split(blocks, split, name, epochs, options, tokenizer, folder):
-    return write_shards(tokens_of(blocks, split, epochs), lambda i: os.path.join(folder, f"{name}_{i:06d}.bin"),
+    return write_shards(tokens_of(blocks, split, epochs, tokenizer), lambda i: os.path.join(folder, f"{name}_{i:06d}.bin"),
                         tokenizer=tokenizer.name, vocab=tokenizer.vocab, end_token=tokenizer.end_token,
-                        shard_tokens=options.shard_tokens, token_bytes=bytes_of_tokens(tokenizer),
+                        shard_tokens=options.shard_tokens,
                         extra={"end_token": tokenizer.end_token, "tokenizer_hash": tokenizer.hash})
 
 
@@ -251,7 +247,7 @@ def prepare(options, out, workers=1, overwrite=False):
         for split, name in ((VAL, "val"), (TRAIN, "train")):
             if stats.documents_of[name]:
                 stats.add_shards(name, write_split(blocks, split, name, epochs, options, tokenizer, shards))
-        write_tokenizer(tokenizer, shards)
+        write_tokenizer(tokenizer, shards, stats.table_is_exact())
         stats.write(shards)
         publish(shards, out)
         remove_work(work)

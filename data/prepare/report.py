@@ -51,6 +51,7 @@ class Report:
         self.by_place, self.files = by_place, files
         self.started = time.perf_counter()
         self.documents = self.replaced_documents = self.replaced = 0
+        self.changed = self.uncounted = 0  # documents that their tokens do not give back, and whose bytes they miscount
         self.documents_now = self.tokens_now = 0  # without those of a stopped run that this one continues
         self.dropped, self.bad, self.replaced_in = {}, [], []
         self.seconds = self.tokenizer_seconds = 0.0
@@ -61,7 +62,8 @@ class Report:
         self.shards = {}
 
     def add_chunk(self, counts):
-        for name in ("documents", "replaced_documents", "replaced", "seconds", "tokenizer_seconds"):
+        for name in ("documents", "replaced_documents", "replaced", "changed", "uncounted", "seconds",
+                     "tokenizer_seconds"):
             setattr(self, name, getattr(self, name) + counts[name])
         for reason, count in counts["dropped"].items():
             self.drop(reason, count)
@@ -101,6 +103,10 @@ class Report:
         self.shards[name] = {"shards": len(sidecars), "tokens": sum(s["tokens"] for s in sidecars),
                              "documents": sum(s["documents"] for s in sidecars)}
 
+    def table_is_exact(self):
+        """True if the bytes of the tokens add up to those of every document."""
+        return self.uncounted == 0
+
     def facts(self):
         wall = time.perf_counter() - self.started
         kept = sum(self.documents_of.values())
@@ -110,6 +116,7 @@ class Report:
             "tokenizer": self.tokenizer.name, "vocab": self.tokenizer.vocab, "tokenizer_hash": self.tokenizer.hash,
             "documents": self.documents, "kept": kept, "dropped": dict(sorted(self.dropped.items())),
             "invalid_utf8": {"documents": self.replaced_documents, "characters": self.replaced},
+            "changed_by_tokenizer": {"documents": self.changed, "of_another_length": self.uncounted},
             "split": "start" if self.by_place else "hash", **self.shards,
             "bytes_per_token": self.kept_bytes / max(self.kept_tokens, 1),
             "lengths": {f"{1 << i}": int(self.lengths[i]) for i in range(used[0], used[-1] + 1)},
@@ -127,6 +134,11 @@ class Report:
         if self.replaced_documents:
             lines.append(f"  {self.replaced_documents:>10} had bytes that are not valid UTF-8: {self.replaced} replaced")
             lines += [f"  {'':>10}   {printable(path)}" for path in self.replaced_in[:5]]
+        if self.changed:
+            lines.append(f"  {self.changed:>10} are changed by the tokenizer: its tokens stand for another text")
+        if self.uncounted:
+            lines.append(f"  {self.uncounted:>10} of them get another length, so train_gpt computes bits per byte from the "
+                         "mean bytes per token")
         for name, shards in self.shards.items():
             lines.append(f"{name}: {plural(shards['tokens'], 'token')}, {plural(shards['documents'], 'document')}, "
                          f"{plural(shards['shards'], 'shard')}")

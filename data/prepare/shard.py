@@ -77,10 +77,9 @@ def write_atomically(path, data):
 class _Shard:
     """A shard that is being written, under a temporary name; it gets its final name only when it is complete."""
 
-    def __init__(self, path, vocab, token_bytes):
+    def __init__(self, path, vocab):
         self.path = path
-        self.token_bytes = token_bytes
-        self.text_bytes = 0
+        self.text_bytes = None
         self.magic, self.version = UINT16 if vocab <= 1 << 16 else UINT32
         self.tokens = self.documents = 0
         self.max_token = -1
@@ -88,7 +87,7 @@ class _Shard:
         self.file = open(path + ".tmp", "wb")
         self.file.write(bytes(HEADER_BYTES))
 
-    def write(self, tokens, end_token):
+    def write(self, tokens, end_token, sizes):
         self.tokens += len(tokens)
         if isinstance(tokens, array.array):
             self.documents += tokens.count(end_token)
@@ -96,8 +95,8 @@ class _Shard:
         else:
             self.documents += int((tokens == end_token).sum())
             self.max_token = max(self.max_token, int(tokens.max()))
-        if self.token_bytes is not None:
-            self.text_bytes += int(self.token_bytes[tokens].sum())
+        if sizes is not None:
+            self.text_bytes = (self.text_bytes or 0) + int(sizes.sum())
         if sys.byteorder == "big" and isinstance(tokens, array.array):
             tokens = tokens[:]
             tokens.byteswap()
@@ -114,7 +113,7 @@ class _Shard:
                        checksum="sha256:" + self.hash.hexdigest())
         if sidecar["tokenizer"] == "bytes":
             sidecar["bytes"] = self.tokens - self.documents  # of the text; an end token has none
-        elif self.token_bytes is not None:
+        elif self.text_bytes is not None:
             sidecar["bytes"] = self.text_bytes
         json_path = self.path + ".json"
         with open(json_path + ".tmp", "w") as file:
@@ -135,14 +134,13 @@ class _Shard:
                 os.remove(path)
 
 
-def write_shards(chunks, path_of, *, tokenizer, vocab, end_token, shard_tokens=MAX_TOKENS, token_bytes=None,
-                 extra=None):
+def write_shards(chunks, path_of, *, tokenizer, vocab, end_token, shard_tokens=MAX_TOKENS, extra=None):
     """Writes the tokens of `chunks` as shards of `shard_tokens` tokens and returns the sidecars. `chunks` is an
-    iterable of token_array()s, numpy arrays of the shard's type, or lists.
+    iterable of token_array()s, numpy arrays of the shard's type, or lists. Each can also be a pair with a numpy array of
+    the bytes of text for each of its tokens.
 
-    path_of(i) is the path of the i-th shard. `token_bytes` (vocab) is a numpy array with the bytes of text for each
-    token. `extra` is added to the sidecars. Memory does not grow with the data. Every shard but the last is full. A
-    document counts in the shard where it starts, with the end token.
+    path_of(i) is the path of the i-th shard. `extra` is added to the sidecars. Memory does not grow with the data. Every
+    shard but the last is full. A document counts in the shard where it starts, with the end token.
     """
     if not 1 <= shard_tokens <= MAX_TOKENS:
         raise ValueError(f"a shard holds 1 to {MAX_TOKENS} tokens, not {shard_tokens}")
@@ -150,13 +148,15 @@ def write_shards(chunks, path_of, *, tokenizer, vocab, end_token, shard_tokens=M
     sidecars, shard = [], None
     try:
         for chunk in chunks:
+            chunk, sizes = chunk if isinstance(chunk, tuple) else (chunk, None)
             tokens = chunk if hasattr(chunk, "itemsize") else checked_array(vocab, chunk)
             at = 0
             while at < len(tokens):
                 if shard is None:
-                    shard = _Shard(path_of(len(sidecars)), vocab, token_bytes)
-                part = tokens[at:at + shard_tokens - shard.tokens]
-                shard.write(part, end_token)
+                    shard = _Shard(path_of(len(sidecars)), vocab)
+                here = slice(at, at + shard_tokens - shard.tokens)
+                part = tokens[here]
+                shard.write(part, end_token, None if sizes is None else sizes[here])
                 if shard.max_token >= vocab:
                     raise ValueError(f"token {shard.max_token} is not below the vocabulary of {vocab}")
                 at += len(part)

@@ -7,7 +7,8 @@ import os
 import numpy
 
 from .shard import read_shard, write_shards
-from .tokenizers import PrepareError, open_tokenizer, read_table
+from .table import read_table
+from .tokenizers import PrepareError, open_tokenizer
 
 
 def open_shard(path):
@@ -42,9 +43,9 @@ def pieces_of(path, sidecar, name):
     if name:
         tokenizer = open_tokenizer(name)
         check_tokenizer(path, sidecar, tokenizer)
-        return tokenizer.pieces()
+        return tokenizer.pieces
     table = os.path.join(os.path.dirname(path), "tokenizer.bin")
-    return read_table(table)[0] if os.path.exists(table) else None
+    return read_table(table).pieces if os.path.exists(table) else None
 
 
 def documents_of(tokens, end_token):

@@ -8,8 +8,11 @@ import os
 import urllib.error
 import urllib.request
 
-from .shard import open_regular, token_array, write_shards
-from .tokenizers import PrepareError, write_tokenizer
+import numpy
+
+from .shard import open_regular, write_shards
+from .table import write_tokenizer
+from .tokenizers import PrepareError
 
 URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 VAL_TOKENS = 32768
@@ -43,17 +46,20 @@ def speeches(text):
 
 def prepare_tinyshakespeare(out, tokenizer, text_file=None, url=URL):
     text = read_or_download(text_file, url)
-    tokens = token_array(tokenizer.vocab)
-    for speech in speeches(text):
-        tokens.append(tokenizer.end_token)
-        tokens.extend(tokenizer.encode(speech.decode(errors="replace")).tolist())
+    texts = [speech.decode(errors="replace") for speech in speeches(text)]
+    documents = [tokenizer.encode(speech) for speech in texts]
+    lengths, sizes = [len(document) + 1 for document in documents], [len(speech.encode()) for speech in texts]
+    exact = all(map(tokenizer.counts, documents, sizes))
+    end = numpy.array([tokenizer.end_token], documents[0].dtype)
+    tokens = numpy.concatenate([part for document in documents for part in (end, document)])
+    sizes = tokenizer.sizes_in_documents(tokens, numpy.array(lengths), numpy.array(sizes))
     if len(tokens) <= VAL_TOKENS:
         raise PrepareError(f"the text has {len(tokens)} tokens; the validation set alone takes {VAL_TOKENS}")
     os.makedirs(out, exist_ok=True)
-    for split, part in (("val", tokens[:VAL_TOKENS]), ("train", tokens[VAL_TOKENS:])):
+    for split, where in (("val", slice(VAL_TOKENS)), ("train", slice(VAL_TOKENS, None))):
         path = os.path.join(out, f"tinyshakespeare_{split}.bin")
-        write_shards([part], lambda _: path, tokenizer=tokenizer.name, vocab=tokenizer.vocab,
+        write_shards([(tokens[where], sizes[where])], lambda _: path, tokenizer=tokenizer.name, vocab=tokenizer.vocab,
                      end_token=tokenizer.end_token, extra={"end_token": tokenizer.end_token,
                                                            "tokenizer_hash": tokenizer.hash})
-        print(f"{path}: {len(part)} tokens")
-    write_tokenizer(tokenizer, out)
+        print(f"{path}: {len(tokens[where])} tokens")
+    write_tokenizer(tokenizer, out, exact)

@@ -5,7 +5,6 @@ Run: .venv/bin/python -m unittest discover -s test/data
 """
 
 import array
-import base64
 import hashlib
 import json
 import os
@@ -18,9 +17,10 @@ import unittest
 from unittest import mock
 
 import numpy
+from made_tokenizers import rank_file
 from prepare_case import TestCase, command_line, needs
 
-from prepare import hellaswag, shard, tinyshakespeare, tokenizers
+from prepare import hellaswag, shard, table, tinyshakespeare, tokenizers
 
 
 class ShardWriter(TestCase):
@@ -140,28 +140,30 @@ class BytesTokenizer(TestCase):
     def test_table_is_llm_c_s_file(self):
         tokenizer = tokenizers.open_tokenizer("bytes")
         self.assertEqual(tokenizer.encode("a\u00e4").tolist(), [97, 0xc3, 0xa4])
-        table = tokenizers.table_bytes(tokenizer)
-        self.assertEqual(table[:1024], struct.pack("<256i", 20240328, 2, 257, 256, *[0] * 252))
-        self.assertEqual(table[1024:], b"".join(bytes([1, byte]) for byte in range(256)) + b"\1\n")
-        self.assertEqual(tokenizers.read_table(self.path("t", table)), (tokenizer.pieces(), 256))
-        with self.assertRaisesRegex(tokenizers.PrepareError, "not a tokenizer file"):
-            tokenizers.read_table(self.path("t", b"x" + table[1:]))
+        content = table.table_bytes(table.table_of(tokenizer))
+        self.assertEqual(content[:1024], struct.pack("<256i", 20240328, 2, 257, 256, *[0] * 252))
+        self.assertEqual(content[1024:], b"".join(bytes([1, byte]) for byte in range(256)) + b"\1\n")
+        self.assertEqual(table.read_table(self.path("t", content)).pieces, [*tokenizer.pieces[:256], b"\n"])
 
-    def test_no_table_for_long_tokens(self):
-        tokenizer = tokenizers.open_tokenizer("bytes")
-        with mock.patch.object(tokenizer, "pieces", lambda: [b"x" * 255]):
-            self.assertIsNotNone(tokenizers.table_bytes(tokenizer))
-        with mock.patch.object(tokenizer, "pieces", lambda: [b"x" * 256]):
-            self.assertIsNone(tokenizers.table_bytes(tokenizer))
+    def test_table_with_long_tokens_has_wide_lengths(self):
+        for length, version, width in ((255, 2, 1), (256, 3, 2), (65535, 3, 2)):
+            made = table.Table([b"x" * length, b"", b"end"], 2, prefix=1, exact=False)
+            content = table.table_bytes(made)
+            self.assertEqual(struct.unpack_from("<7i", content), (20240328, version, 3, 2, 1, 1, 0))
+            self.assertEqual(content[1024:1024 + width], length.to_bytes(width, "little"))
+            self.assertEqual(len(content), 1024 + 3 * width + length + 3)
+            self.assertEqual(table.read_table(self.path("t", content)), made)
+
+    def test_damaged_tables(self):
+        good = table.table_bytes(table.table_of(tokenizers.open_tokenizer("bytes")))
+        for content, words in ((b"x" + good[1:], "not a tokenizer file"), (b"", "not a tokenizer file"),
+                               (good[:4] + b"\4" + good[5:], "not a tokenizer file"), (good[:-1], "is damaged"),
+                               (good + b"x", "is damaged")):
+            with self.assertRaisesRegex(ValueError, words):
+                table.read_table(self.path("t", content))
 
 
-def rank_file(merges=()):
-    """A file of GPT-2's size: the bytes, some merges, and entries that no text uses."""
-    tokens = [bytes([byte]) for byte in range(256)] + list(merges)
-    tokens += [b"\xff\xfe%d" % i for i in range(50256 - len(tokens))]
-    return b"".join(base64.b64encode(token) + b" %d\n" % rank for rank, token in enumerate(tokens))
-
-
+@needs("tokenizers")
 class RankFile(TestCase):
     def test_reads(self):
         ranks = tokenizers.read_ranks(self.path("r", rank_file([b"he", b"ll"])))
@@ -177,7 +179,7 @@ class RankFile(TestCase):
             tokenizers.gpt2_from(self.path("none"))
 
 
-@needs("tiktoken")
+@needs("tiktoken", "tokenizers")
 class Tiktoken(TestCase):
     def setUp(self):
         super().setUp()
@@ -189,8 +191,9 @@ class Tiktoken(TestCase):
         tokens, sidecar = shard.read_shard(self.path("out/train_000000.bin"))
         self.assertEqual(list(tokens), [50256, 258, ord("o"), 259, *b"<|endoftext|>"])
         self.assertEqual((sidecar["tokenizer"], sidecar["vocab"], sidecar["documents"]), ("gpt2", 50257, 1))
-        pieces, end_token = tokenizers.read_table(self.path("out/tokenizer.bin"))
-        self.assertEqual(end_token, 50256)
+        left = table.read_table(self.path("out/tokenizer.bin"))
+        pieces = left.pieces
+        self.assertEqual(left.end_token, 50256)
         self.assertEqual(b"".join(pieces[token] for token in tokens), b"<|endoftext|>hello he<|endoftext|>")
 
     def test_hash_tells_tables_apart(self):
@@ -257,7 +260,7 @@ class OwnTokenizer(TestCase):
         self.assertEqual(self.read("tokenizer.json"), (self.train("again.json"), self.read("again.json"))[1])
         for text in (WORDS.decode(), "  what it never saw: \x01\u20ac\U0001f600\r\n", "<|endoftext|>"):
             tokens = tokenizer.encode(text)
-            self.assertEqual(b"".join(tokenizer.pieces()[token] for token in tokens).decode(), text)
+            self.assertEqual(tokenizer.text_of(tokens).decode(), text)
             self.assertNotIn(tokenizer.end_token, tokens)
         self.assertLess(len(tokenizer.encode(WORDS.decode())), len(WORDS) / 2)
 
@@ -265,9 +268,9 @@ class OwnTokenizer(TestCase):
         path = self.train()
         self.prepared("text", self.path("words"), "--tokenizer", path, "--out", self.path("out"), "--val-fraction", 0)
         tokens, sidecar = shard.read_shard(self.path("out/train_000000.bin"))
-        pieces, end_token = tokenizers.read_table(self.path("out/tokenizer.bin"))
-        self.assertEqual((tokens[0], end_token), (299, 299))
-        self.assertEqual(b"".join(pieces[token] for token in tokens[1:]), WORDS)
+        left = table.read_table(self.path("out/tokenizer.bin"))
+        self.assertEqual((tokens[0], left.end_token), (299, 299))
+        self.assertEqual(b"".join(left.pieces[token] for token in tokens[1:]), WORDS)
         self.assertEqual(sidecar["bytes"], len(WORDS))
         self.assertEqual(sidecar["tokenizer_hash"], "sha256:" + hashlib.sha256(self.read("tokenizer.json")).hexdigest())
         self.assertEqual(self.read("out/tokenizer.json"), self.read("tokenizer.json"))
@@ -285,17 +288,8 @@ class OwnTokenizer(TestCase):
         path = self.path("no_end.json", json.dumps(content).encode())
         with self.assertRaisesRegex(tokenizers.PrepareError, "--end-token"):
             tokenizers.open_tokenizer(path)
-        self.assertEqual(tokenizers.open_tokenizer(path, "!").end_token, 0)
-
-    def test_sentencepiece_s_way(self):
-        import tokenizers as library
-        vocab = {"<0x0A>": 0, "\u2581a": 1, "\u2581": 2, "a": 3, "</s>": 4}
-        model = library.Tokenizer(library.models.BPE(vocab, [("\u2581", "a")], byte_fallback=True))
-        model.add_special_tokens(["</s>"])
-        model.save(self.path("t.json"))
-        tokenizer = tokenizers.open_tokenizer(self.path("t.json"))
-        self.assertEqual(tokenizer.pieces(), [b"\n", b" a", b" ", b"a", b"</s>"])
-        self.assertEqual(tokenizer.end_token, 4)
+        with self.assertRaisesRegex(tokenizers.PrepareError, "! would begin documents, but it is not a special token"):
+            tokenizers.open_tokenizer(path, "!")
 
 
 class TinyShakespeare(TestCase):
@@ -307,7 +301,8 @@ class TinyShakespeare(TestCase):
         val, sidecar = shard.read_shard(self.path("out/tinyshakespeare_val.bin"))
         train, _ = shard.read_shard(self.path("out/tinyshakespeare_train.bin"))
         self.assertEqual(len(val), 32768)
-        self.assertEqual(tokenizers.read_table(self.path("out/tokenizer.bin")), (tokenizers.Bytes().pieces(), 256))
+        self.assertEqual(self.read("out/tokenizer.bin"), table.table_bytes(table.table_of(tokenizers.Bytes())))
+        self.assertEqual(sidecar["bytes"], len(val) - val.count(256))
         self.assertEqual(sidecar["documents"], val.count(256))
         expected = []
         for speech in self.CONTENT.split(b"\n\n"):

@@ -1,0 +1,54 @@
+"""`prepare encode` and `prepare table`: what train_gpt needs of a tokenizer, ids for prompts and bytes for ids."""
+
+import json
+import signal
+import sys
+
+from . import readers
+from .shard import write_atomically
+from .table import table_bytes, table_of
+from .tokenizers import PrepareError, SAMPLE, open_tokenizer
+
+
+def say(answer):
+    print(json.dumps(answer), flush=True)
+
+
+def encode(name, end_token=None, lines=None):
+    """Answers each line of the standard input, a text as a JSON string, with its ids, until the input ends. The first
+    line of the answers describes the tokenizer. Every answer may be {"error": MESSAGE} instead.
+    """
+    if not sys.stdin.isatty():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for train_gpt, which then ends the input
+    try:
+        tokenizer = open_tokenizer(name, end_token, needs_end=False)
+    except (PrepareError, ValueError, OSError) as error:
+        say({"error": str(error)})
+        return 1
+    begin = -1 if tokenizer.end_token is None else tokenizer.end_token
+    say({"vocab": tokenizer.vocab, "begin": begin, "hash": tokenizer.hash})
+    for line in lines or sys.stdin.buffer:
+        try:
+            text = json.loads(line)
+            if not isinstance(text, str):
+                raise ValueError("it is not a string")
+        except (ValueError, RecursionError) as error:
+            say({"error": f"the line is not a JSON string: {error}"})
+            continue
+        say(tokenizer.encode(readers.decode(text)[0]).tolist())
+    return 0
+
+
+def write_table(name, end_token=None, out=None):
+    """Writes tokenizer.bin to `out`, or to the standard output."""
+    tokenizer = open_tokenizer(name, end_token)
+    exact = tokenizer.counts(tokenizer.encode(SAMPLE), len(SAMPLE.encode()))
+    if not exact:
+        print(f"prepare: {tokenizer.name} changes the length of text, so its table is marked: it does not count bytes",
+              file=sys.stderr)
+    content = table_bytes(table_of(tokenizer, exact))
+    if out:
+        write_atomically(out, content)
+    else:
+        sys.stdout.buffer.write(content)
+        sys.stdout.flush()
