@@ -2,8 +2,6 @@
 // end. The training loop in train_gpt.cu drives a Run. Two of its parts are declared here, too: Checkpoints
 // (checkpoints.cpp), and the programs that run next to training (children.cpp).
 #pragma once
-#include <sys/types.h>
-
 #include <cstdint>
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -11,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "llmc/base/child.h"
 #include "llmc/base/clock.h"
 #include "llmc/checkpoint/saver.h"
 #include "llmc/comm/watchdog.h"
@@ -53,7 +52,7 @@ public:
 private:
     struct Running {
         int64_t step;
-        pid_t pid;
+        Child process;
     };
     void warn(int64_t step, const std::string& problem) const;
 
@@ -74,12 +73,10 @@ public:
     Follower& operator=(const Follower&) = delete;
 
 private:
-    std::string start();  // returns the problem, "" if there is none
     void warn(const std::string& problem) const;
 
     std::vector<std::string> command_;  // the command with which a user would follow the run
-    pid_t pid_ = -1;                    // -1: not running
-    int alive_ = -1;                    // end of a pipe to the script; it ends when this is closed or the process dies
+    std::optional<Child> script_;
 };
 
 // ---- checkpoints ----------------------------------------------------------------------------------------------------

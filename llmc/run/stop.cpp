@@ -14,6 +14,7 @@
 #include <cstring>
 #include <filesystem>
 
+#include "llmc/base/child.h"
 #include "llmc/base/files.h"
 #include "llmc/base/text.h"
 #include "llmc/train/words.h"

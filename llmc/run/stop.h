@@ -1,8 +1,6 @@
 // Ending a run before its last step: by signals, by --max-minutes, and by a file that asks for the decay of the
 // learning rate to begin now.
 #pragma once
-#include <signal.h>
-
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -22,7 +20,6 @@ namespace llmc {
 //
 // SIGPIPE and SIGXFSZ are ignored, so that the writing call fails instead of the process. A run whose output nobody
 // reads continues, and a file above the limit of `ulimit -f` is reported with its name.
-constexpr int kIgnoredSignals[] = {SIGPIPE, SIGXFSZ};
 
 void install_signal_handlers();
 
