@@ -57,19 +57,22 @@ def add_tokenizer(command, default):
 
 def add_format(command):
     command.add_argument("--column", default="text", metavar="NAME",
-                         help="field with the text in JSON lines, parquet and datasets; default: %(default)s")
+                         help="field with the text in JSON, parquet, Arrow files and datasets; default: %(default)s")
     command.add_argument("--separator", type=unescaped, metavar="TEXT",
                          help="text between the documents of a text file ('\\n\\n', '<|endoftext|>'); by default a "
                               "file is one document")
+    command.add_argument("--structured-as-text", action="store_true",
+                         help="read JSON, tables of comma-separated values, WARC and RTF files as text, as in a folder "
+                              "of source code; by default records of JSON are documents and the others are refused")
 
 
 def add_text(commands):
     about = "Converts text, JSON lines, parquet and datasets to train_*.bin and val_*.bin, with a report."
     text = commands.add_parser("text", help=about, description=about)
     text.add_argument("inputs", nargs="+", type=weighted_input, metavar="INPUT[@WEIGHT]",
-                      help="file (.jsonl, .parquet, otherwise text; also .gz and .zst), directory, 'pattern', "
-                           "hf:NAME[:CONFIG[:SPLIT]], tinystories, fineweb or fineweb-edu; weights are the inputs' "
-                           "shares of the training tokens")
+                      help="file (text, JSON, parquet or Arrow; text and JSON also compressed with gzip, zstd, xz or "
+                           "bzip2), directory, 'pattern', hf:NAME[:CONFIG[:SPLIT]], tinystories, fineweb or "
+                           "fineweb-edu; weights are the inputs' shares of the training tokens")
     text.add_argument("--out", required=True, metavar="DIR", help="directory for shards, sidecars and report")
     add_tokenizer(text, "bytes")
     add_format(text)
@@ -185,7 +188,8 @@ def run(parser, args):
         tasks.prepare_task(args.task, args.out, tokenizer, args.input, args.labels, args.shots, args.delimiter)
     elif args.command == "train-tokenizer":
         separator = None if args.separator is None else args.separator.encode()
-        train_tokenizer.train_tokenizer(args.inputs, args.out, args.vocab, readers.Format(args.column, separator))
+        train_tokenizer.train_tokenizer(args.inputs, args.out, args.vocab,
+                                        readers.Format(args.column, separator, args.structured_as_text))
     elif args.command == "encode":
         return encode.encode(args.tokenizer, args.end_token)
     elif args.command == "table":

@@ -16,8 +16,8 @@ import time
 import numpy
 
 from . import duplicates, readers, rules
-from .shard import new_file, parse_json, write_atomically
-from .tokenizers import PrepareError, open_tokenizer
+from .shard import new_file, write_atomically
+from .tokenizers import END_TOKENS, PrepareError, open_tokenizer
 
 VERSION = 3  # format of a chunk's files; a run does not continue from files of another version
 CHUNK_BYTES = 4 << 20
@@ -34,6 +34,7 @@ class Options:
     end_token: str | None = None
     column: str = "text"
     separator: str | None = None
+    structured_as_text: bool = False
     skip_bad: bool = False
     normalize: str = "none"
     rules: tuple = ()
@@ -46,7 +47,7 @@ class Options:
 
     def format(self):
         separator = None if self.separator is None else self.separator.encode()
-        return readers.Format(self.column, separator)
+        return readers.Format(self.column, separator, self.structured_as_text)
 
 
 @dataclasses.dataclass
@@ -61,8 +62,8 @@ class Worker:
         self.options, self.folder = options, folder
         self.format = options.format()
         self.tokenizer = tokenizer or open_tokenizer(options.tokenizer, options.end_token)
-        self.contamination = rules.contamination_ngrams(
-            " ".join(strings(document)) for name in options.decontaminate for document in evaluation_set(name))
+        self.contamination = set().union(*map(contamination_of, options.decontaminate))
+        self.markers = {*END_TOKENS, options.end_token} - {None}
         self.counts = None
         self.block, self.block_tokens = [], 0  # documents that no file has yet, and the number of their tokens
 
@@ -74,11 +75,16 @@ class Worker:
                 return json.load(file) | {"earlier": True}
         started = time.perf_counter()
         self.counts = {"index": index, "blocks": 0, "documents": 0, "tokens": 0, "replaced_documents": 0, "replaced": 0,
-                       "replaced_in": [], "dropped": {}, "bad": [], "changed": 0, "uncounted": 0,
-                       "tokenizer_seconds": 0.0}
+                       "replaced_in": [], "dropped": {}, "bad": [], "changed": 0, "uncounted": 0, "markers": {},
+                       "separated_files": 0, "unseparated_files": 0, "crlf_files": 0, "tokenizer_seconds": 0.0}
         for part in chunk.parts:
+            self.counts["separated_files"] += part.kind == "separated"
             for raw in readers.read(part, self.format):
-                self.take(raw, part)
+                if isinstance(raw, readers.Unseparated):
+                    self.counts["unseparated_files"] += 1
+                    self.counts["crlf_files"] += raw.ends_with_crlf
+                else:
+                    self.take(raw, part)
         if self.block:
             self.write_block()
         self.counts["seconds"] = time.perf_counter() - started
@@ -99,12 +105,15 @@ class Worker:
             return self.drop("unreadable", raw.message)
         text, replaced = readers.decode(raw)
         if text is None:
-            return self.drop("UTF-16 text" if readers.is_utf16(part.path) else "binary", part.path)
+            return self.drop("binary", part.path)
         if replaced:
             if part.path not in counts["replaced_in"] and len(counts["replaced_in"]) < 3:
                 counts["replaced_in"].append(part.path)
             counts["replaced_documents"] += 1
             counts["replaced"] += replaced
+        for marker in self.markers:
+            if marker in text:
+                counts["markers"][marker] = counts["markers"].get(marker, 0) + text.count(marker)
         if options.normalize != "none":
             text = rules.normalize(text, options.normalize)
         for name in options.rules:
@@ -148,17 +157,21 @@ def block_path(folder, index, block):
 
 
 def evaluation_set(name):
-    """The records of an evaluation set: whole JSON objects, or texts."""
+    """The records of an evaluation set: whole JSON objects, rows of tables, or texts."""
     for path in readers.expand(name):
-        if path.endswith((".jsonl", ".jsonl.gz", ".jsonl.zst")):
-            for number, line in enumerate(readers.split_at(b"\n", readers.blocks(path)), 1):
-                try:
-                    if line is None or line.strip():
-                        yield parse_json(line or "")
-                except ValueError as error:
-                    raise PrepareError(f"{path}, line {number}: not JSON ({error})") from None
+        if os.path.isfile(path) and readers.content_of(path).kind != "text":
+            yield from (value for _, value in readers.rows(path))
         else:
             yield from readers.texts([path], readers.Format())
+
+
+def contamination_of(name):
+    """The n-grams of an evaluation set, which must have some."""
+    ngrams = rules.contamination_ngrams(" ".join(strings(document)) for document in evaluation_set(name))
+    if not ngrams:
+        raise PrepareError(f"--decontaminate {name} has no text of {rules.CONTAMINATION_WORDS} words, so no document "
+                           "would be dropped")
+    return ngrams
 
 
 def strings(value):
@@ -260,8 +273,8 @@ def plan_chunks(options, is_output=lambda path: False):
                 for part in readers.plan(path, format)] for name, _ in options.inputs]
     parts = [part for source in sources for part in source]
     by_place = options.val_split == "start" or options.val_split == "auto" and len(parts) < FEW_DOCUMENTS and all(
-        part.kind == "text" for part in parts)
-    if by_place and any(part.kind != "text" for part in parts):
+        part.kind in ("text", "bad") for part in parts)
+    if by_place and any(part.kind not in ("text", "bad") for part in parts):
         raise PrepareError("--val-split start needs plain text files: elsewhere documents are split by their hashes")
     val_bytes = 0
     if by_place and options.val_fraction > 0:  # any fraction above 0 makes a validation set
@@ -294,8 +307,8 @@ def split_by_place(part, val_bytes):
 
 def fingerprint(options, chunks, tokenizer):
     """A hash of everything that determines the chunks' files. All other settings may change when a run continues."""
-    flags = [options.column, options.separator, options.skip_bad, options.normalize, options.rules,
-             options.dedup == "minhash", options.decontaminate]
+    flags = [options.column, options.separator, options.structured_as_text, options.skip_bad, options.normalize,
+             options.rules, options.dedup == "minhash", options.decontaminate]
     state = hashlib.sha256(json.dumps([VERSION, tokenizer.hash, tokenizer.end_token, flags]).encode())
     files = {path for name in options.decontaminate for path in readers.expand(name)}
     for chunk in chunks:

@@ -11,7 +11,8 @@ import os
 import struct
 import sys
 
-from .shard import parse_json, write_atomically
+from .readers import numbered_lines, rows, value_of
+from .shard import write_atomically
 from .tinyshakespeare import read_or_download
 from .tokenizers import PrepareError
 
@@ -22,19 +23,16 @@ ENDINGS = 4  # the number that llm.c's reader expects
 LIMIT = 1 << 16  # limit for an example's bytes and for its index
 
 
-def read_examples(content, where):
-    """Yields (context, endings, index of the right ending) for each line."""
-    for number, line in enumerate(content.splitlines(), 1):
-        if not line.strip():
-            continue
+def read_examples(examples):
+    """Yields (context, endings, index of the right ending) for each of (where, example)."""
+    for where, example in examples:
         try:
-            example = parse_json(line)
             context, endings, label = example["ctx"], example["endings"], int(example["label"])
         except (ValueError, TypeError, KeyError) as error:
-            raise PrepareError(f"{where}, line {number}: not an example of HellaSwag ({type(error).__name__}: {error})"
+            raise PrepareError(f"{where}: not an example of HellaSwag ({type(error).__name__}: {error})"
                                "; it has ctx, endings and label (the test split has no labels)") from None
         if len(endings) != ENDINGS or not 0 <= label < ENDINGS:
-            raise PrepareError(f"{where}, line {number}: {len(endings)} endings, the right one is {label}; llm.c's "
+            raise PrepareError(f"{where}: {len(endings)} endings, the right one is {label}; llm.c's "
                                f"file has {ENDINGS}, 0 to {ENDINGS - 1}")
         yield context, endings, label
 
@@ -72,9 +70,11 @@ def prepare_hellaswag(out, tokenizer, split="val", text_file=None):
     """Writes `out` and its sidecar."""
     if tokenizer.vocab > START:
         raise PrepareError(f"llm.c's file has tokens below {START}, {tokenizer.name} has {tokenizer.vocab}")
-    content = read_or_download(text_file, URL.format(split), "--input FILE")
+    examples = rows(text_file) if text_file else (
+        (where, value_of(line, where))
+        for where, line in numbered_lines([read_or_download(None, URL.format(split), "--input FILE")], split))
     bodies = []
-    for context, endings, label in read_examples(content, text_file or split):
+    for context, endings, label in read_examples(examples):
         if len(bodies) == LIMIT - 1:
             raise PrepareError(f"llm.c's file has at most {LIMIT - 1} examples")
         bodies.append(encode_example(len(bodies), context, endings, label, tokenizer))

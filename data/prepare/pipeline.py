@@ -235,9 +235,9 @@ def prepare(options, out, workers=1, overwrite=False):
             print(f"prepare: continues with {done} of {len(chunks)} chunks done", file=sys.stderr)
         shutil.rmtree(shards, ignore_errors=True)
         os.makedirs(shards)
-        files = len({part.path for chunk in chunks for part in chunk.parts})
-        stats = report.Report(options, tokenizer, workers, by_place, files)
-        with report.progress_bar(sum(part.bytes for chunk in chunks for part in chunk.parts)) as progress:
+        parts = [part for chunk in chunks for part in chunk.parts]
+        stats = report.Report(options, tokenizer, workers, by_place, parts)
+        with report.progress_bar(sum(part.bytes for part in parts)) as progress:
             results = run_chunks(chunks, options, folder, tokenizer, workers, progress)
         for result in results:
             stats.add_chunk(result)

@@ -1,17 +1,18 @@
-"""Documents from files: text, JSON lines, parquet, datasets of Hugging Face; compressed with gzip or zstd.
+"""Documents from files: text, JSON, parquet, Arrow files and datasets of Hugging Face (formats.py tells them apart).
 
 plan() cuts the inputs into parts, so that many workers can read them, and always cuts them the same way. read() yields
-the documents of a part: a str, bytes of text that is not decoded yet, or Bad for a document that could not be read.
+the documents of a part: a str, bytes of text that is not decoded yet, Bad for a document that could not be read, or
+Unseparated for a file without separators, after its document. rows() yields whole JSON objects or rows of a table.
 """
 
+import contextlib
 import dataclasses
 import functools
 import glob
-import gzip
 import os
 import re
-import zlib
 
+from .formats import READ_ERRORS, blocks, identify, json_values
 from .shard import open_regular, parse_json
 from .tokenizers import PrepareError, missing
 
@@ -20,6 +21,7 @@ RECORD_BYTES = 64 << 20  # a longer line of JSON lines, or text between separato
 PART_BYTES = 4 << 20  # approximate size of a part of a file with many documents
 # A file is binary if more than a third of its characters are odd, the rule of perldoc -X, -B.
 BINARY_FRACTION = 1 / 3
+DESCRIPTIONS = {"dataset_info.json", "state.json", "dataset_dict.json"}
 DATASETS = {  # names with their locations
     "tinystories": "hf:roneneldan/TinyStories",
     "fineweb": "hf:HuggingFaceFW/fineweb:sample-10BT",
@@ -32,6 +34,7 @@ class Format:
     """How the inputs are read."""
     column: str = "text"  # of JSON lines, parquet and datasets
     separator: bytes | None = None  # separates the documents of a text file; None makes the file one document
+    structured_as_text: bool = False  # JSON and other formats of text count as text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +51,12 @@ class Bad:
     message: str
 
 
+@dataclasses.dataclass(frozen=True)
+class Unseparated:
+    path: str
+    ends_with_crlf: bool  # the separator would occur if its newlines were CRLF
+
+
 def expand(name):
     """The files of an input: a file, a directory, a pattern, a dataset hf:NAME[:CONFIG[:SPLIT]] or a known name."""
     if os.path.isfile(name) or name.startswith("hf:") or is_saved_dataset(name):
@@ -58,6 +67,8 @@ def expand(name):
             folders[:] = [folder for folder in folders if not folder.startswith(".")]
             files += [os.path.join(folder, file) for file in names if not file.startswith(".")]
         files = [file for file in files if os.path.isfile(file)]
+        if any(file.endswith(".arrow") for file in files):  # datasets writes these descriptions next to its tables
+            files = [file for file in files if os.path.basename(file) not in DESCRIPTIONS]
     elif name in DATASETS:
         return [DATASETS[name]]
     else:
@@ -78,23 +89,27 @@ def plan(path, format):
     """The parts of a file."""
     if path.startswith("hf:") or is_saved_dataset(path):
         return plan_dataset(path, format)
-    size = os.path.getsize(path)
-    stem, extension = os.path.splitext(path)
-    packed = extension in (".gz", ".zst")
-    if packed:
-        extension = os.path.splitext(stem)[1]
-    if extension == ".parquet":
-        return plan_parquet(path, format)
-    if extension in (".jsonl", ".ndjson"):
-        if packed:
-            return [Part("packed lines", path, 0, size, size)]
+    try:
+        content = identify(path, format.column, format.structured_as_text)
+        size = os.path.getsize(path)
+    except READ_ERRORS as error:
+        return [Part("bad", unreadable(path, error), 0, 0, 0)]
+    if content.kind == "refused":
+        return [Part("bad", content.why, 0, 0, 0)]
+    if content.kind == "lines" and not content.packed:
         return [Part("lines", path, start, min(start + PART_BYTES, size), min(PART_BYTES, size - start))
                 for start in range(0, max(size, 1), PART_BYTES)]
-    if format.separator is not None:
-        return [Part("separated", path, 0, size, size)]
-    if packed:
-        return [Part("packed text", path, 0, size, size)]
-    return plan_text(path, size)
+    if content.kind in ("parquet", "arrow"):
+        return plan_table(path, format, content.kind)
+    if content.kind == "text" and format.separator is None and not content.packed:
+        return plan_text(path, size)
+    kind = {"lines": "packed lines", "records": "records"}.get(
+        content.kind, "packed text" if format.separator is None else "separated")
+    return [Part(kind, path, 0, size, size)]
+
+
+def unreadable(path, error):
+    return f"cannot read {path}: {getattr(error, 'strerror', None) or error}"
 
 
 def plan_text(path, size):
@@ -122,33 +137,6 @@ def whole_characters(data):
         if data[-back] & 0xc0 != 0x80:  # the first byte of a character
             return len(data) - (back if data[-back] >= 0x80 else 0)
     return len(data)
-
-
-def blocks(path):
-    """Yields the content of a file in pieces of at most 32 MiB, decompressed if its name says that it is compressed."""
-    # 4 bytes of zstd can stand for 128 KiB of text, so only a small piece is decompressed at a time.
-    size = 1 << 10 if path.endswith(".zst") else 1 << 20
-    with open_regular(path) as raw, gzip.open(raw) if path.endswith(".gz") else raw as file:
-        pieces = iter(lambda: file.read(size), b"")
-        yield from unpack_zstd(pieces, path) if path.endswith(".zst") else pieces
-
-
-def unpack_zstd(pieces, path):
-    try:
-        import zstandard
-    except ImportError:
-        raise missing("zstandard", path) from None
-    frame = None
-    try:
-        for piece in pieces:
-            while piece:
-                frame = frame or zstandard.ZstdDecompressor().decompressobj()
-                yield frame.decompress(piece)
-                piece, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
-    except zstandard.ZstdError as error:
-        raise EOFError(error) from None
-    if frame is not None:
-        raise EOFError("it ends inside a frame of zstd")
 
 
 def read_text(part, format):
@@ -198,8 +186,22 @@ def too_long(where):
 
 
 def read_separated(part, format):
-    for number, text in enumerate(split_at(format.separator, blocks(part.path)), 1):
+    size, number, text = 0, 0, b""
+
+    def counted():
+        nonlocal size
+        for piece in blocks(part.path):
+            size += len(piece)
+            yield piece
+
+    for number, text in enumerate(split_at(format.separator, counted()), 1):
         yield too_long(f"{part.path}, document {number}") if text is None else text
+    if number == 1 and text is not None and len(text) == size:
+        yield Unseparated(part.path, with_crlf(format.separator) in text)
+
+
+def with_crlf(separator):
+    return separator.replace(b"\r\n", b"\n").replace(b"\n", b"\r\n")
 
 
 def read_lines(part, format):
@@ -222,63 +224,132 @@ def skip_line(file, stop):
         pass
 
 
+def numbered_lines(pieces, path):
+    """Yields (where, line); the line is None if it is too long."""
+    for number, line in enumerate(split_at(b"\n", pieces), 1):
+        if line is None or line.strip():
+            yield f"{path}, line {number}", line
+
+
 def read_packed_lines(part, format):
-    for number, line in enumerate(split_at(b"\n", blocks(part.path)), 1):
-        yield from read_record(line, format, f"{part.path}, line {number}")
+    for where, line in numbered_lines(blocks(part.path), part.path):
+        yield from read_record(line, format, where)
+
+
+def records(path):
+    """Yields (where, value) for the values of JSON that is not JSON lines. Ends with a Bad if it cannot be read on."""
+    number, values = 0, json_values(blocks(path), RECORD_BYTES)
+    while True:
+        number += 1
+        where = f"{path}, record {number}"
+        try:
+            yield where, next(values)
+        except StopIteration:
+            return
+        except ValueError as error:
+            yield where, Bad(f"{where}: not JSON ({error})")
+            return
+
+
+def read_records(part, format):
+    for where, value in records(part.path):
+        yield value if isinstance(value, Bad) else text_of(value, format, where)
+
+
+def value_of(line, where):
+    """The value of a JSON line, or Bad. `line` is None if it is longer than RECORD_BYTES."""
+    if line is None:
+        return too_long(where)
+    try:
+        # Bytes that are not valid UTF-8 become lone surrogates, which decode() replaces and counts.
+        return parse_json(line.decode("utf-8-sig", errors="surrogateescape").removeprefix("\x1e"))
+    except ValueError as error:
+        return Bad(f"{where}: not JSON ({error})")
 
 
 def read_record(line, format, where):
-    """The text of a JSON line, or Bad. `line` is None if it is longer than RECORD_BYTES."""
-    if line is None:
-        yield too_long(where)
-        return
-    if not line.strip():
-        return
+    if line is None or line.strip():
+        value = value_of(line, where)
+        yield value if isinstance(value, Bad) else text_of(value, format, where)
+
+
+def text_of(record, format, where):
+    """The text of a JSON value, or Bad. Like a table's, a field that is null is empty."""
+    if isinstance(record, dict) and format.column in record:
+        text = record[format.column]
+        return text if isinstance(text, str) else "" if text is None else Bad(
+            f"{where}: '{format.column}' is {JSON_NAMES_OF[type(text)]}, not a text (--column NAME chooses)")
+    fields = "no object" if not isinstance(record, dict) else "an object without fields" if not record else \
+        f"without '{format.column}'; its fields: {', '.join(map(str, record))}"
+    return Bad(f"{where}: the record is {fields} (--column NAME chooses, --structured-as-text reads JSON as text)")
+
+
+JSON_NAMES_OF = {dict: "an object", list: "an array", int: "a number", float: "a number", bool: "true or false"}
+
+
+# ---- parquet and Arrow files ---------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def pyarrow_errors(path, kind):
     try:
-        # Bytes that are not valid UTF-8 become lone surrogates, which are replaced and counted like all others.
-        record = parse_json(line.decode("utf-8", errors="surrogateescape"))
-    except ValueError as error:
-        yield Bad(f"{where}: not JSON ({error})")
-        return
-    text = record.get(format.column) if isinstance(record, dict) else None
-    if isinstance(text, str):
-        yield text
-        return
-    fields = "no object" if not isinstance(record, dict) else "text in none of its fields" if not record else \
-        "no text in '" + format.column + "'; its fields: " + ", ".join(map(str, record))
-    yield Bad(f"{where}: the line has {fields} (--column NAME chooses)")
-
-
-# ---- parquet -------------------------------------------------------------------------------------------------------
-
-
-def open_parquet(path):
-    try:
-        import pyarrow.parquet
+        import pyarrow
     except ImportError:
         raise missing("pyarrow", path) from None
     try:
-        return pyarrow.parquet.ParquetFile(path)
+        yield
     except (pyarrow.ArrowException, OSError) as error:
-        raise PrepareError(f"{path} cannot be read as parquet: {str(error).splitlines()[0]}") from None
+        raise PrepareError(f"{path} cannot be read as {kind}: {(str(error).splitlines() or [''])[0]}") from None
+
+
+def open_parquet(path):
+    with pyarrow_errors(path, "parquet"):
+        import pyarrow.parquet
+        return pyarrow.parquet.ParquetFile(path)
+
+
+def open_arrow(path):
+    """The schema and the batches of a file in one of Arrow's two formats: with an index at its end, or a stream, which
+    datasets writes.
+    """
+    with pyarrow_errors(path, "arrow"):
+        import pyarrow
+        file = pyarrow.memory_map(path)
+        if file.read(6) == b"ARROW1":
+            reader = pyarrow.ipc.open_file(file)
+            return reader.schema, (reader.get_batch(i) for i in range(reader.num_record_batches))
+        file.seek(0)
+        reader = pyarrow.ipc.open_stream(file)
+        return reader.schema, reader
+
+
+def check_column(path, column, schema):
+    """Refuses a table whose column is not text."""
+    from pyarrow import types
+    if column not in schema.names:
+        raise no_column(path, column, schema.names)
+    kind = schema.field(column).type
+    value = kind.value_type if types.is_dictionary(kind) else kind
+    if not any(is_text(value) for is_text in (types.is_string, types.is_large_string, types.is_string_view,
+                                              types.is_binary, types.is_large_binary, types.is_binary_view)):
+        raise PrepareError(f"column '{column}' of {path} is {kind}, not text; the columns are "
+                           f"{', '.join(schema.names)} (--column)")
 
 
 def no_column(path, column, names):
     return PrepareError(f"{path} has no column '{column}'; it has {', '.join(names)} (--column)")
 
 
-def plan_parquet(path, format):
+def plan_table(path, format, kind):
     try:
-        file = open_parquet(path)
+        file = open_parquet(path) if kind == "parquet" else None
+        schema = file.schema_arrow if file else open_arrow(path)[0]
     except PrepareError as error:
         return [Part("bad", str(error), 0, 0, 0)]
-    schema = file.schema_arrow
-    if format.column not in schema.names:
-        raise no_column(path, format.column, schema.names)
-    kind = str(schema.field(format.column).type)
-    if not any(word in kind for word in ("string", "binary")):
-        raise PrepareError(f"column '{format.column}' of {path} is {kind}, not text; the columns are "
-                           f"{', '.join(schema.names)} (--column)")
+    check_column(path, format.column, schema)
+    if not file:
+        size = os.path.getsize(path)
+        return [Part("arrow", path, 0, size, size)]
     parts, start, size = [], 0, 0
     groups = file.metadata.num_row_groups
     for group in range(groups):
@@ -290,14 +361,24 @@ def plan_parquet(path, format):
 
 
 def read_parquet(part, format):
-    import pyarrow
-    file = open_parquet(part.path)
+    return texts_of(part.path, "parquet", format.column, lambda: open_parquet(part.path).iter_batches(
+        1000, range(part.start, part.stop), [format.column]))
+
+
+def read_arrow(part, format):
+    return texts_of(part.path, "arrow", format.column, lambda: open_arrow(part.path)[1])
+
+
+def texts_of(path, kind, column, batches):
+    """Yields the texts of a column as bytes, which decode() checks."""
     try:
-        for batch in file.iter_batches(1000, range(part.start, part.stop), [format.column]):
-            for text in batch.column(0).to_pylist():
-                yield text or ""
-    except pyarrow.ArrowException as error:
-        yield Bad(f"{part.path} cannot be read: {str(error).splitlines()[0]}")
+        with pyarrow_errors(path, kind):
+            import pyarrow
+            for batch in batches():
+                for text in batch.column(column).cast(pyarrow.large_binary()).to_pylist():
+                    yield text or b""
+    except PrepareError as error:
+        yield Bad(str(error))
 
 
 # ---- datasets of Hugging Face --------------------------------------------------------------------------------------
@@ -328,8 +409,7 @@ def open_dataset(path):
 
 def plan_dataset(path, format):
     dataset = open_dataset(path)
-    if format.column not in dataset.column_names:
-        raise no_column(path, format.column, dataset.column_names)
+    check_column(path, format.column, dataset.features.arrow_schema)
     rows = len(dataset)
     row_bytes = max(dataset.data.nbytes // max(rows, 1), 1)
     step = max(PART_BYTES // row_bytes, 1)
@@ -349,41 +429,67 @@ def read_bad(part, format):
 
 
 READERS = {"text": read_text, "packed text": read_packed_text, "separated": read_separated, "lines": read_lines,
-           "packed lines": read_packed_lines, "parquet": read_parquet, "dataset": read_dataset, "bad": read_bad}
+           "packed lines": read_packed_lines, "records": read_records, "parquet": read_parquet, "arrow": read_arrow,
+           "dataset": read_dataset, "bad": read_bad}
+TEXT_KINDS = {"text", "packed text", "separated"}
 
 
 def read(part, format):
-    """Yields the documents of a part, and Bad for those that cannot be read. After a Bad for the whole file, nothing
-    follows.
+    """Yields the documents of a part, Bad for those that cannot be read, and Unseparated. After a Bad for the whole
+    file, nothing follows.
     """
     try:
         yield from READERS[part.kind](part, format)
-    except (OSError, EOFError, zlib.error) as error:
-        yield Bad(f"cannot read {part.path}: {getattr(error, 'strerror', None) or error}")
+    except READ_ERRORS as error:
+        yield Bad(unreadable(part.path, error))
 
 
-def is_utf16(path):
-    """True if a file begins with a byte order mark of UTF-16."""
-    return next(blocks(path), b"")[:2] in (b"\xff\xfe", b"\xfe\xff")
+def content_of(path):
+    try:
+        return identify(path, None)
+    except READ_ERRORS as error:
+        raise PrepareError(unreadable(path, error)) from None
+
+
+def rows(path):
+    """Yields (where, value) for the values of JSON or the rows of a table, which are objects in a sound file."""
+    content = content_of(path)
+    if content.kind == "refused":
+        raise PrepareError(content.why)
+    if content.kind in ("parquet", "arrow"):
+        found = table_rows(path, content.kind)
+    elif content.kind == "records":
+        found = records(path)
+    else:
+        found = ((where, value_of(line, where)) for where, line in numbered_lines(blocks(path), path))
+    try:
+        for where, value in found:
+            if isinstance(value, Bad):
+                raise PrepareError(value.message)
+            yield where, value
+    except READ_ERRORS as error:
+        raise PrepareError(unreadable(path, error)) from None
+
+
+def table_rows(path, kind):
+    number = 0
+    with pyarrow_errors(path, kind):
+        for batch in open_parquet(path).iter_batches(1000) if kind == "parquet" else open_arrow(path)[1]:
+            for row in batch.to_pylist():
+                number += 1
+                yield f"{path}, row {number}", row
 
 
 def decode(raw):
-    """Returns (text, number of characters replaced because they are not valid Unicode), or (None, 0) for a binary file.
+    """Returns (text, number of characters replaced because they are not valid Unicode), or (None, 0) for a binary
+    document. All texts come through here. A byte order mark at the start is removed.
     """
     if isinstance(raw, str):
-        try:
-            raw.encode()
-            return raw, 0
-        except UnicodeEncodeError:
-            return re.subn("[\ud800-\udfff]", "\ufffd", raw)
-    if b"\0" in raw:
-        return None, 0
-    try:
-        return raw.decode("utf-8-sig"), 0
-    except UnicodeDecodeError:
+        text, replaced = re.subn("[\ud800-\udfff]", "\ufffd", raw.removeprefix("\ufeff"))
+    else:
         text = raw.decode("utf-8-sig", errors="replace")
         replaced = text.count("\ufffd") - raw.count(b"\xef\xbf\xbd")
-        return (None, 0) if replaced > BINARY_FRACTION * len(text) else (text, replaced)
+    return (None, 0) if "\0" in text or replaced > BINARY_FRACTION * len(text) else (text, replaced)
 
 
 def texts(inputs, format):
@@ -394,4 +500,5 @@ def texts(inputs, format):
                 for raw in read(part, format):
                     if isinstance(raw, Bad):
                         raise PrepareError(raw.message)
-                    yield decode(raw)[0] or ""
+                    if not isinstance(raw, Unseparated):
+                        yield decode(raw)[0] or ""

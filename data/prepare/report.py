@@ -10,10 +10,10 @@ import time
 import numpy
 
 from .chunks import DROPPED, TRAIN, VAL
+from .readers import TEXT_KINDS, with_crlf
 from .tokenizers import PrepareError
 
 SPLITS = {TRAIN: "train", VAL: "val"}
-UTF16_HINT = "iconv -f UTF-16 -t UTF-8 FILE > NEW converts UTF-16 text"
 
 
 def plural(count, noun):
@@ -23,6 +23,11 @@ def plural(count, noun):
 def printable(text):
     """The text without characters that could disturb a terminal, such as escape sequences and newlines."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
+
+
+def quoted(text):
+    """The text as a shell and --separator take it."""
+    return "'" + text.encode("unicode_escape").decode("ascii") + "'"
 
 
 def progress_bar(total):
@@ -46,9 +51,12 @@ class NoProgress:
 
 
 class Report:
-    def __init__(self, options, tokenizer, workers, by_place, files):
+    def __init__(self, options, tokenizer, workers, by_place, parts):
         self.options, self.tokenizer, self.workers = options, tokenizer, workers
-        self.by_place, self.files = by_place, files
+        self.by_place, self.files = by_place, len({part.path for part in parts})
+        self.kinds = {part.kind for part in parts}
+        self.separated_files = self.unseparated_files = self.crlf_files = 0
+        self.markers = {}  # texts that usually begin or end documents, with the number of occurrences
         self.started = time.perf_counter()
         self.documents = self.replaced_documents = self.replaced = 0
         self.changed = self.uncounted = 0  # documents that their tokens do not give back, and whose bytes they miscount
@@ -62,11 +70,13 @@ class Report:
         self.shards = {}
 
     def add_chunk(self, counts):
-        for name in ("documents", "replaced_documents", "replaced", "changed", "uncounted", "seconds",
-                     "tokenizer_seconds"):
+        for name in ("documents", "replaced_documents", "replaced", "changed", "uncounted", "separated_files",
+                     "unseparated_files", "crlf_files", "seconds", "tokenizer_seconds"):
             setattr(self, name, getattr(self, name) + counts[name])
         for reason, count in counts["dropped"].items():
             self.drop(reason, count)
+        for marker, count in counts["markers"].items():
+            self.markers[marker] = self.markers.get(marker, 0) + count
         self.bad += counts["bad"]
         self.replaced_in += [path for path in counts["replaced_in"] if path not in self.replaced_in]
         if not counts.get("earlier"):
@@ -90,14 +100,36 @@ class Report:
         reasons = sorted(self.dropped.items())
         if train + val == 0:
             why = "; ".join(f"{reason}: {count}" if len(reasons) > 1 else reason for reason, count in reasons)
-            raise PrepareError(f"no document is left of {plural(self.files, 'file')}" + (f" ({why})" if why else "")
-                               + (f"; {UTF16_HINT}" if "UTF-16 text" in self.dropped else ""))
+            raise PrepareError(f"no document is left of {plural(self.files, 'file')}" + (f" ({why})" if why else ""))
         if train == 0:
             raise PrepareError(f"--val-fraction {self.options.val_fraction}: too little text ({plural(val, 'document')}) "
                                "to leave anything for training; --val-fraction 0 makes no validation set")
         if val == 0 and self.options.val_fraction > 0:
             raise PrepareError(f"none of {plural(train, 'document')} fell into the validation set of --val-fraction "
                                f"{self.options.val_fraction}; use a larger fraction, or 0 for no validation set")
+
+    def notes(self):
+        """Sentences about options and markers that had no effect."""
+        options, notes = self.options, []
+        if options.separator is not None:
+            flag = f"--separator {quoted(options.separator)}"
+            if "separated" not in self.kinds:
+                notes.append(f"{flag} had no effect, because no input is a text file")
+            elif self.unseparated_files == self.separated_files:
+                notes.append(f"{flag} occurs in none of {plural(self.separated_files, 'text file')}: each became one "
+                             "document")
+            if self.crlf_files:
+                better = with_crlf(options.separator.encode()).decode()
+                notes.append(f"{plural(self.crlf_files, 'text file')} without {flag} would be separated by "
+                             f"--separator {quoted(better)}: the lines end with CRLF")
+        if options.column != "text" and self.kinds <= TEXT_KINDS | {"bad"}:
+            notes.append(f"--column {options.column} had no effect, because no input has fields")
+        if options.max_epochs != 1 and options.inputs[0][1] is None:
+            notes.append(f"--max-epochs {options.max_epochs:g} had no effect, because no input has a weight")
+        for marker, count in sorted(self.markers.items()):
+            notes.append(f"{quoted(marker)} occurs {plural(count, 'time')} in the text and was tokenized like other "
+                         f"text; if it separates the documents of text files, give --separator {quoted(marker)}")
+        return notes
 
     def add_shards(self, name, sidecars):
         self.shards[name] = {"shards": len(sidecars), "tokens": sum(s["tokens"] for s in sidecars),
@@ -119,6 +151,7 @@ class Report:
             "changed_by_tokenizer": {"documents": self.changed, "of_another_length": self.uncounted},
             "split": "start" if self.by_place else "hash", **self.shards,
             "bytes_per_token": self.kept_bytes / max(self.kept_tokens, 1),
+            "notes": self.notes(),
             "lengths": {f"{1 << i}": int(self.lengths[i]) for i in range(used[0], used[-1] + 1)},
             "speed": {"seconds": wall, "workers": self.workers, "documents_per_s": self.documents_now / wall,
                       "tokens_per_s": self.tokens_now / wall,
@@ -129,8 +162,6 @@ class Report:
         lines = [f"{plural(facts['documents'], 'document')} in, {facts['kept']} kept"]
         lines += [f"  {count:>10} dropped: {reason}" for reason, count in facts["dropped"].items()]
         lines += [f"  {'':>10}   {printable(message)}" for message in self.bad[:5]]
-        if "UTF-16 text" in facts["dropped"]:
-            lines.append(f"  {'':>10}   {UTF16_HINT}")
         if self.replaced_documents:
             lines.append(f"  {self.replaced_documents:>10} had bytes that are not valid UTF-8: {self.replaced} replaced")
             lines += [f"  {'':>10}   {printable(path)}" for path in self.replaced_in[:5]]
@@ -152,6 +183,7 @@ class Report:
         lines.append(f"{speed['seconds']:.1f} s, {plural(speed['workers'], 'worker')}: {speed['documents_per_s']:.0f} "
                      f"documents/s, {speed['tokens_per_s']:.0f} tokens/s; the tokenizer alone took "
                      f"{100 * speed['of_the_tokenizer_alone']:.0f} % of the workers' time")
+        lines += [f"note: {note}" for note in facts["notes"]]
         return "\n".join(lines) + "\n"
 
     def write(self, folder):

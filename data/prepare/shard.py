@@ -18,6 +18,7 @@ import sys
 HEADER_BYTES = 1024
 UINT16 = (20240520, 1)  # magic, version
 UINT32 = (20240801, 7)
+LFS_POINTER = b"version https://git-lfs.github.com/spec/v1"
 MAX_TOKENS = 2**31 - 1  # the header's count is an int32
 
 
@@ -35,12 +36,16 @@ def checked_array(vocab, tokens):
 
 
 def open_regular(path):
-    """Opens a file for reading bytes. A pipe would block and a device may have no end, so both raise OSError."""
+    """Opens a file for reading bytes. A pipe would block and a device may have no end, so both raise OSError. So does
+    the small text that lies at a file's path until Git LFS has fetched the file.
+    """
     def opener(name, flags):
         descriptor = os.open(name, flags | os.O_NONBLOCK)
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        if not regular or os.pread(descriptor, len(LFS_POINTER), 0) == LFS_POINTER:
             os.close(descriptor)
-            raise OSError(errno.EINVAL, "it is not a regular file", path)
+            raise OSError(errno.EINVAL, "it is a Git LFS pointer, not the file itself; fetch the file with `git lfs "
+                          "pull`" if regular else "it is not a regular file", path)
         return descriptor
     return open(path, "rb", opener=opener)
 

@@ -12,8 +12,8 @@ import os
 import random
 
 from .hellaswag import START, write_file
-from .readers import open_parquet
-from .shard import open_regular, parse_json
+from .readers import rows
+from .shard import open_regular
 from .tokenizers import PrepareError
 
 WIDE_VERSION = 2
@@ -82,42 +82,25 @@ TASKS = {  # the function that reads a row, and what a row has
 }
 
 
-def read_rows(path):
-    """Yields (number, row) of JSON lines or of a parquet file."""
-    if path.endswith(".parquet"):
-        file = open_parquet(path)
-        import pyarrow
-        try:
-            yield from enumerate(file.read().to_pylist(), 1)
-        except (pyarrow.ArrowException, OSError) as error:
-            raise PrepareError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
-        return
-    with open_regular(path) as file:
-        for number, line in enumerate(file.read().splitlines(), 1):
-            if line.strip():
-                yield number, line
-
-
 def read_questions(task, path, labels_path=None):
-    """Returns [([(context, ending), ...], index of the right one, line)]."""
+    """Returns [([(context, ending), ...], index of the right one, where it is)]."""
     read, needs = TASKS[task]
     labels = None
     if labels_path:
         with open_regular(labels_path) as file:
             labels = file.read().decode(errors="replace").split()
     questions = []
-    for number, row in read_rows(path):
+    for where, row in rows(path):
         try:
-            row = parse_json(row) if isinstance(row, bytes) else row
             if labels is not None:
                 row = row | {"label": labels[len(questions)]}
             pairs, right = read(row)
             if len(pairs) < 2:
                 raise ValueError("there are fewer than 2 choices")
         except (ValueError, TypeError, KeyError, IndexError) as error:
-            raise PrepareError(f"{path}, line {number}: not a question of {task} ({type(error).__name__}: {error}); it "
+            raise PrepareError(f"{where}: not a question of {task} ({type(error).__name__}: {error}); it "
                                f"has {needs}") from None
-        questions.append((pairs, right, number))
+        questions.append((pairs, right, where))
     if labels is not None and len(labels) != len(questions):
         raise PrepareError(f"{labels_path} has {len(labels)} labels, {path} has {len(questions)} questions")
     return questions
@@ -171,16 +154,16 @@ def prepare_task(task, out, tokenizer, path, labels=None, shots=0, delimiter=" "
     if shots and shots >= len(questions):
         raise PrepareError(f"--shots {shots}: {path} has {len(questions)} questions")
     bodies = []
-    for index, (pairs, right, number) in enumerate(questions):
+    for index, (pairs, right, where) in enumerate(questions):
         if task == "core":
-            rows = encode_core(core_prompts(questions, index, shots, delimiter), pairs, tokenizer)
+            choices = encode_core(core_prompts(questions, index, shots, delimiter), pairs, tokenizer)
         else:
-            rows = [encode_pair(context, ending, tokenizer) for context, ending in pairs]
-        if min(min(scored, length) for _, scored, length in rows) < 1:
-            raise PrepareError(f"{path}, line {number}: a choice has no tokens of its own that could be scored")
-        shared = common([tokens[:len(tokens) - scored] for tokens, scored, _ in rows])
-        body = [START, 0, index, right, len(rows), shared, *rows[0][0][:shared]]
-        for tokens, scored, length in rows:
+            choices = [encode_pair(context, ending, tokenizer) for context, ending in pairs]
+        if min(min(scored, length) for _, scored, length in choices) < 1:
+            raise PrepareError(f"{where}: a choice has no tokens of its own that could be scored")
+        shared = common([tokens[:len(tokens) - scored] for tokens, scored, _ in choices])
+        body = [START, 0, index, right, len(choices), shared, *choices[0][0][:shared]]
+        for tokens, scored, length in choices:
             body += [scored, length, len(tokens) - shared, *tokens[shared:]]
         body[1] = 4 * len(body)
         bodies.append(array.array("I", body))

@@ -146,7 +146,7 @@ class Tasks(TestCase):
                       refused("piqa", piqa | {"label": 2}))
         self.assertIn("line 1: not a question of piqa (ValueError: sol2 is '', not a text)",
                       refused("piqa", piqa | {"sol2": ""}))
-        self.assertIn("line 1: not a question of piqa (TypeError", refused("piqa", ["goal"]))
+        self.assertIn("record 1: not a question of piqa (TypeError", refused("piqa", ["goal"]))
         self.assertIn("has no examples", refused("piqa"))
         self.assertIn("(ValueError: the answer is 'D', not one of A, B, C)", refused("arc", ARC | {"answerKey": "D"}))
         self.assertIn("(ValueError: the answer is '', not", refused("winogrande", WINOGRANDE | {"answer": ""}))
@@ -162,7 +162,7 @@ class Tasks(TestCase):
         self.assertIn("l.lst has 2 labels", refused("piqa", PIQA, flags=("--labels", labels)))
         self.assertIn("IndexError", refused("piqa", PIQA, PIQA, PIQA, flags=("--labels", labels)))
         self.path("in.jsonl", json.dumps(piqa).encode() + b"\n\n{\n")
-        self.assertIn("line 3: not a question of piqa (JSONDecodeError",
+        self.assertIn("line 3: not JSON (",
                       self.refused("task", "piqa", "--input", self.path("in.jsonl"), "--tokenizer", "bytes", "--out",
                                    self.path("t.bin")))
         self.assertIn("nowhere: No such file", self.refused("task", "piqa", "--input", self.path("nowhere"), "--tokenizer",

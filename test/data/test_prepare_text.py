@@ -90,7 +90,7 @@ class Read(TestCase):
         frames = b"".join(zstandard.compress(part) for part in (self.lines()[:half], self.lines()[half:]))
         self.assertEqual(self.out(self.path("a.jsonl.zst", frames)), self.TEXTS)
         self.assertEqual(self.out(self.path("a.txt.zst", zstandard.compress(b"one"))), ["one"])
-        for content, words in ((frames[:-1], "ends inside a frame"), (b"no zstd at all", "cannot read")):
+        for content, words in ((frames[:-1], "ends inside a frame"), (b"no zstd at all", "is not what its name says")):
             cut = self.path("cut.txt.zst", content)
             self.assertIn(words, self.refused("text", cut, "--out", self.path("no")))
 
@@ -165,7 +165,7 @@ class Read(TestCase):
     def test_skip_bad(self):
         broken = self.lines(["good"]) + b'{"text": 7}\nnonsense\n\n["text"]\n' + self.lines(["fine"])
         path = self.path("a.jsonl", broken)
-        for start, words in ((b'{"text": 7}', "at byte 0: the line has no text in 'text'; its fields: text"),
+        for start, words in ((b'{"text": 7}', "at byte 0: 'text' is a number, not a text"),
                              (b"nonsense", "at byte 0: not JSON"), (b'["text"]', "no object")):
             output = self.refused("text", self.path("b.jsonl", start + b"\n"), "--out", self.path("no"))
             self.assertIn(words, output)
@@ -264,7 +264,7 @@ class BadInput(TestCase):
                 ((self.path("latin", b"\xe9\xe8\xff\xfe" * 9 + b"abc"), empty),
                  "no document is left of 2 files (binary: 1; empty: 1)"),
                 ((self.path("wide", "text\n".encode("utf-16")),),
-                 "no document is left of 1 file (UTF-16 text); iconv -f UTF-16 -t UTF-8"),
+                 "wide is UTF-16 text, which prepare text does not read; iconv -f UTF-16 -t UTF-8 FILE > NEW converts"),
                 ((some, "--val-fraction", "1"), "--val-fraction 1"),
                 ((some, "--val-fraction", "0.5"), "too little text (1 document) to leave anything for training; --val-frac"),
                 ((some, "--val-fraction", "0.01", "--val-split", "hash"), "none of 1 document fell into the val"),
@@ -304,10 +304,8 @@ class BadInput(TestCase):
     def test_files_with_invalid_utf8_are_named(self):
         self.path("in/latin.txt", "d\u00e9j\u00e0 vu".encode("latin-1"))
         self.path("in/fine.txt", b"fine")
-        self.path("in/wide.txt", "wide".encode("utf-16"))
         output = self.prepared("text", self.path("in"), "--out", self.path("out"), "--val-fraction", 0)
         self.assertRegex(output, r"1 had bytes that are not valid UTF-8: 2 replaced\n +\S+/in/latin.txt\n")
-        self.assertRegex(output, r"1 dropped: UTF-16 text\n +\S+/in/wide.txt\n +iconv -f UTF-16 -t UTF-8")
 
     def test_deeply_nested_json(self):
         deep = b'{"text": ' + b"[" * 200_000 + b"]" * 200_000 + b"}\n"
@@ -320,7 +318,7 @@ class BadInput(TestCase):
                       self.text(some, "--overwrite", "--decontaminate", path))
         half = self.path("half.jsonl", b'{"a": ' + b"[" * 900 + b'"x"' + b"]" * 900 + b', "b": "y"}')
         self.assertEqual(list(chunks.strings(next(chunks.evaluation_set(half)))), ["x", "y"])
-        self.assertIn("line 1: not an example", self.refused("hellaswag", "--tokenizer", "bytes", "--input", path,
+        self.assertIn("line 1: not JSON", self.refused("hellaswag", "--tokenizer", "bytes", "--input", path,
                                                              "--out", self.path("h.bin")))
 
     def test_pipes(self):
