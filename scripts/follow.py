@@ -30,7 +30,7 @@ import struct
 import sys
 import time
 
-from runs import TASK_SCORES, continue_in_venv, misfit, printable, read_info, with_ratios
+from runs import TASK_SCORES, continue_in_venv, is_count, misfit, printable, read_info, with_ratios
 
 
 def warn(text):
@@ -98,9 +98,11 @@ def scalars(record, all_tensors=False):
     found |= fp8_tags(record.get("fp8_errors", []), "layer", all_tensors)
     for tensor in with_ratios(record.get("signals", [])):  # the largest of all blocks
         kind = re.sub(r"^h\.\d+\.", "", tensor["tensor"])
-        for key in {"gradient", "update_ratio", "max_logit"} & numbers(tensor).keys():
+        values = numbers(tensor)
+        for key in {"gradient", "update_ratio", "max_logit"} & values.keys():
             tag = f"tensors/{kind}/{key}"
-            found[tag] = max(found.get(tag, tensor[key]), tensor[key])
+            both = found.get(tag, values[key]), values[key]
+            found[tag] = math.nan if any(map(math.isnan, both)) else max(both)
     return found
 
 
@@ -134,45 +136,56 @@ class Life:
 
 
 class Metrics:
-    """The records of metrics.jsonl as they come. A line that is cut short is left until it is whole."""
+    """The records of metrics.jsonl as they come, read in pieces. A line that is cut short is left until it is whole."""
+
+    PIECE = 1 << 20  # bytes
 
     def __init__(self, path):
         self.path, self.file, self.lines, self.rest, self.damaged = path, None, 0, b"", False
+        self.at_end = True  # no more bytes, when new_records() looked
 
     def new_records(self):
-        """[(number of the line, record)] since the last call."""
+        """[(number of the line, record)] of the next piece."""
         try:
             self.file = self.file or open(self.path, "rb")
         except FileNotFoundError:
             return []
         found = self.read()
-        try:
-            moved = not os.path.samestat(os.stat(self.path), os.fstat(self.file.fileno()))
-        except FileNotFoundError:
-            moved = False
-        if moved:  # log rotation: the new file continues where the old one ends
-            found += self.read()
-            self.close()
-            self.file = open(self.path, "rb")
-            found += self.read()
+        if self.at_end and self.is_moved():  # log rotation: the new file continues where the old one ends
+            found += self.read()  # what was written before the move
+            if self.at_end:
+                self.close()
+                self.file, self.at_end = open(self.path, "rb"), False
         return found
 
+    def is_moved(self):
+        try:
+            return not os.path.samestat(os.stat(self.path), os.fstat(self.file.fileno()))
+        except FileNotFoundError:
+            return False
+
     def read(self):
-        *lines, self.rest = (self.rest + self.file.read()).split(b"\n")
+        data = self.file.read(self.PIECE)
+        self.at_end = len(data) < self.PIECE
+        *lines, self.rest = (self.rest + data).split(b"\n")
         found = []
         for line in lines:
             number, self.lines = self.lines, self.lines + 1
             try:
                 record = json.loads(line) if line.strip() else None
-                sound = isinstance(record, dict) and isinstance(record.get("step"), int) and not misfit(record)
+                sound = isinstance(record, dict) and is_count(record.get("step")) and not misfit(record)
             except (ValueError, RecursionError):
                 sound = False
             if sound:
                 found.append((number, record))
-            elif line.strip() and not self.damaged:
-                self.damaged = True
-                warn(f"{self.path}: line {number + 1} is damaged; such lines are skipped")
+            elif line.strip():
+                self.skip(number)
         return found
+
+    def skip(self, number):
+        if not self.damaged:
+            self.damaged = True
+            warn(f"{self.path}: line {number + 1} is damaged; such lines are skipped")
 
     def close(self):
         if self.file:
@@ -240,8 +253,9 @@ class TensorBoard:
         from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
         from tensorboard.compat.proto.event_pb2 import Event
 
-        steps = [Event.FromString(data).step for data in RawEventFileLoader(os.path.join(self.directory, name)).Load()]
-        return max(steps[1:], default=None)  # the first is the version
+        events = RawEventFileLoader(os.path.join(self.directory, name)).Load()
+        next(events, None)  # the version
+        return max((Event.FromString(data).step for data in events), default=None)
 
     def write(self, _, record):
         if record["step"] < self.first_step:
@@ -409,6 +423,16 @@ class Sinks:
         for flag, sink in list(self.sinks.items()):
             self.attempt(flag, lambda sink=sink: action(sink))
 
+    def write(self, number, record, metrics):
+        """Sends a record, unless it says what no output can show."""
+        def send(sink):
+            try:
+                sink.write(number, record)
+            except (ArithmeticError, LookupError, TypeError, ValueError):
+                metrics.skip(number)
+
+        self.each(send)
+
 
 def follow(args, sinks):
     """Sends records until the run ends."""
@@ -424,11 +448,14 @@ def follow(args, sinks):
         if Life(read_info(args.run)).name != life.name:
             continue  # resumed a moment ago: the file was cut, and the records may be of both lives
         for number, record in new:
-            sinks.each(lambda sink, number=number, record=record: sink.write(number, record))
+            sinks.write(number, record, metrics)
         sinks.each(lambda sink: sink.flush())
+        if not metrics.at_end:
+            continue
         if not going_on:
             break
         wait_for_more(args, args.poll)
+    metrics.close()
     sinks.each(lambda sink: sink.finish())
 
 

@@ -1,8 +1,10 @@
 """Runs that others watch: train_gpt --track and scripts/follow.py, read back as TensorBoard, Prometheus's client and W&B
 read them. Run it with .venv/bin/python."""
 
+import contextlib
 import fcntl
 import importlib.util
+import io
 import json
 import logging
 import math
@@ -14,12 +16,14 @@ import subprocess
 import sys
 import time
 import unittest
+from unittest import mock
 
 from trainer import (ENVIRONMENT, PROGRAM, ROOT, FinishedRun, corpus, new_path, read_bytes, read_records, run,
                      tiny_flags, workspace, write_json)
 
 SCRIPT = os.path.join(ROOT, "scripts", "follow.py")
 sys.path.insert(0, os.path.join(ROOT, "scripts"))
+import follow  # noqa: E402
 from follow import scalars  # noqa: E402
 
 
@@ -147,6 +151,11 @@ class Names(unittest.TestCase):
                           "tensors/qkv.weight/max_logit": -2.0})
 
     def test_a_nan_is_not_hidden(self):
+        signals = [dict(tensor="h.0.fc.weight", gradient=0.5),
+                   dict(tensor="h.1.fc.weight", gradient=None, nonfinite=dict(gradient="nan")),
+                   dict(tensor="h.2.fc.weight", gradient=0.25)]
+        for order in (signals, signals[::-1], signals[1:]):
+            self.assertTrue(math.isnan(scalars(dict(step=1, signals=order))["tensors/fc.weight/gradient"]))
         fp8 = [dict(self.FP8[0], amax=None, nonfinite=dict(amax="nan")), self.FP8[1]]
         self.assertTrue(math.isnan(scalars(dict(step=1, fp8=fp8))["fp8/fc.x/amax"]))
 
@@ -257,6 +266,58 @@ class TensorBoard(Following):
         process.kill()
         process.communicate(timeout=60)  # which also ends when the follower closes its standard error
         self.assert_equal_to_metrics(finished)
+
+    BAD = {"no number after all": '{"step": 2, "loss": null, "nonfinite": {"loss": "much"}}',
+           "no JSON": "{damaged", "no object": "[]", "no step": '{"loss": 1}', "a step that is no count": '{"step": true}',
+           "a negative step": '{"step": -1, "val_loss": 3}', "a step above 64 bits": '{"step": 99999999999999999999, "a": 3}',
+           "too many digits": '{"step": 2, "x": 1' + "0" * 400 + "}", "a lone surrogate": '{"step": 2, "\\ud800": 1}',
+           "a lone surrogate in a sample": '{"step": 2, "sample": "\\ud800"}', "deep": "[" * 100_000,
+           "words for numbers": '{"step": 2, "memory_outside": {"a": "b"}}', "not UTF-8": '{"step": 2, "a\udcff": 1}',
+           "layers without names": '{"step": 2, "fp8_errors": [{"error": 1}]}'}
+
+    def test_a_bad_record_is_skipped(self):
+        """The records before and after it are shown, whatever it says."""
+        for what, line in self.BAD.items():
+            with self.subTest(what):
+                recorded = Recorded()
+                recorded.write(dict(step=1, loss=5.0))
+                with open(recorded.path("metrics.jsonl"), "ab") as file:
+                    file.write(line.encode("utf-8", "surrogateescape") + b"\n")
+                recorded.write(dict(step=3, loss=5.0))
+                recorded.end()
+                code, said = self.follow_here(recorded.directory, "--tensorboard", "--prometheus", recorded.path("x.prom"))
+                self.assertEqual((code, said), (0, f"follow: {recorded.path('metrics.jsonl')}: line 2 is damaged; such "
+                                                   "lines are skipped\n"))
+                events = read_events(recorded.path("tensorboard"))
+                self.assertEqual([step for tag, step in events if tag == "train/loss"], [1, 3])
+
+    def follow_here(self, *args):
+        """Follows in this process, which is faster."""
+        with contextlib.redirect_stderr(io.StringIO()) as err:
+            code = follow.main([*args, "--poll", "0"])
+        return code, err.getvalue()
+
+    def test_memory_does_not_grow_with_the_records(self):
+        """A follower that starts late reads a long file in pieces."""
+        recorded = Recorded()
+        recorded.write(*steps(1, 2000, note="x" * 100))
+        recorded.end()
+        sizes = []
+
+        class Counted(follow.Metrics):
+            PIECE = 1000
+
+            def new_records(self):
+                found = super().new_records()
+                sizes.append(len(found))
+                return found
+
+        with mock.patch.object(follow, "Metrics", Counted):
+            self.assertEqual(self.follow_here(recorded.directory, "--tensorboard"), (0, ""))
+        self.assertLess(max(sizes), 10)
+        self.assertEqual(sum(sizes), 2000)
+        events = read_events(recorded.path("tensorboard"))
+        self.assertEqual([step for tag, step in events if tag == "train/loss"], list(range(1, 2001)))
 
     def test_restarts_rewinds_and_rotation(self):
         recorded = Recorded()
