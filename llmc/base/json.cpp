@@ -11,6 +11,17 @@
 #include "llmc/base/error.h"
 
 namespace llmc {
+
+using nlohmann::ordered_json;
+JsonValue::JsonValue() : value_(std::make_unique<ordered_json>()) {}
+JsonValue::JsonValue(const ordered_json& value) : value_(std::make_unique<ordered_json>(value)) {}
+JsonValue::JsonValue(const JsonValue& other) : value_(std::make_unique<ordered_json>(*other.value_)) {}
+JsonValue::~JsonValue() = default;
+JsonValue& JsonValue::operator=(JsonValue other) noexcept {
+    value_.swap(other.value_);
+    return *this;
+}
+
 namespace {
 
 // Builds a value from the parser's events. nlohmann's own parser can limit depth and refuse repeated names only with a

@@ -1,6 +1,7 @@
 // JSON from text and to text. Values are nlohmann's own types. Its parser and printer take long to compile, so only
 // json.cpp includes them.
 #pragma once
+#include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <stdexcept>
 #include <string>
@@ -13,6 +14,25 @@ namespace llmc {
 // The reason why a text is not valid JSON. The caller's message adds which text it is.
 struct JsonError : std::runtime_error {
     using std::runtime_error::runtime_error;
+};
+
+// A JSON value as a member of a class in a header. It needs only the declaration of nlohmann's type, whose definition
+// takes longer to compile than most files that would include it.
+class JsonValue {
+public:
+    JsonValue();  // null
+    JsonValue(const nlohmann::ordered_json& value);
+    JsonValue(const JsonValue& other);
+    ~JsonValue();
+    JsonValue& operator=(JsonValue other) noexcept;
+    nlohmann::ordered_json& operator*() { return *value_; }
+    const nlohmann::ordered_json& operator*() const { return *value_; }
+    nlohmann::ordered_json* operator->() { return value_.get(); }
+    const nlohmann::ordered_json* operator->() const { return value_.get(); }
+    operator const nlohmann::ordered_json&() const { return *value_; }
+
+private:
+    std::unique_ptr<nlohmann::ordered_json> value_;
 };
 
 constexpr int kDeepestJson = 64;  // levels; limited because copying a value recurses

@@ -2,6 +2,7 @@
 #include "llmc/check/card_check.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "llmc/base/clock.h"
 #include "llmc/base/json.h"

@@ -4,7 +4,7 @@
 // all sums have the same order.
 #pragma once
 #include <functional>
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <set>
 #include <string>
 #include <vector>

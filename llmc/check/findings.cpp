@@ -166,7 +166,7 @@ KeptResults::KeptResults(const std::string& directory, const Json& identity) : i
 Json KeptResults::read() const {
     if (path_.empty()) return {};
     const Json json = read_json_or_null<Json>(path_, kKeptResults);
-    return json.at("identity") == identity_ ? json : Json();
+    return json.at("identity") == *identity_ ? json : Json();
 }
 
 Findings KeptResults::load() const {
@@ -194,7 +194,7 @@ std::string KeptResults::add(const Findings& findings) const {
         const Lock lock(path_ + ".lock");
         Findings all = load();
         for (const auto& [name, finding] : findings) all[name] = finding;
-        const Json json = {{"identity", identity_}, {"changed", today()}, {"findings", all}};
+        const Json json = {{"identity", *identity_}, {"changed", today()}, {"findings", all}};
         write_synced(system_calls(), path_, json_text(json, 1) + "\n");
         return "";
     } catch (const std::exception& error) {

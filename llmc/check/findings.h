@@ -2,10 +2,11 @@
 // the file of kept results.
 #pragma once
 #include <map>
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
+#include "llmc/base/json.h"
 #include "llmc/check/kernel_checks.h"
 #include "llmc/check/product_checks.h"
 
@@ -85,7 +86,7 @@ public:
 private:
     nlohmann::ordered_json read() const;
 
-    nlohmann::ordered_json identity_;
+    JsonValue identity_;
     std::string path_;
 };
 

@@ -3,6 +3,7 @@
 #include "llmc/checkpoint/checkpoint_reader.h"
 
 #include <sys/stat.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <atomic>

@@ -4,6 +4,7 @@
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <limits>
@@ -265,10 +266,10 @@ std::string manifest_text(const Manifest& m) {
     body["step"] = m.step;
     body["world"] = m.world;
     body["zero"] = m.zero;
-    body["config"] = m.config;
-    body["versions"] = m.versions;
-    body["run"] = m.run;
-    body["state"] = m.state;
+    body["config"] = *m.config;
+    body["versions"] = *m.versions;
+    body["run"] = *m.run;
+    body["state"] = *m.state;
     body["tensors"] = Json::array();
     for (const StateTensor& tensor : m.tensors)
         body["tensors"].push_back({{"name", tensor.name}, {"shape", tensor.shape}, {"parts", tensor.parts}});
@@ -306,10 +307,10 @@ Manifest parse_manifest(const std::string& path, const std::string& text) {
     m.step = static_cast<int64_t>(parser.number(json, "step", 0, uint64_t{1} << 60));
     m.world = static_cast<int>(parser.number(json, "world", 1, 1 << 20));
     m.zero = static_cast<int>(parser.number(json, "zero", 0, 3));
-    m.config = parser.object(json, "config");
-    m.versions = parser.object(json, "versions");
-    m.run = parser.object(json, "run");
-    m.state = parser.object(json, "state");
+    *m.config = parser.object(json, "config");
+    *m.versions = parser.object(json, "versions");
+    *m.run = parser.object(json, "run");
+    *m.state = parser.object(json, "state");
     for (const Json& tensor : parser.list(json, "tensors")) m.tensors.push_back(parser.tensor(tensor));
     m.chunk_bytes = parser.number(json, "chunk_bytes", 1, uint64_t{1} << 30);
     for (const Json& file : parser.list(json, "files")) add_state_file(m, path, file);

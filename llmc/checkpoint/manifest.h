@@ -4,11 +4,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "llmc/base/files.h"
+#include "llmc/base/json.h"
 
 namespace llmc {
 
@@ -67,10 +67,10 @@ StateFile write_state_file(FileCalls& calls, const std::string& directory, int r
 struct Manifest {
     std::string run_id;
     int64_t step = 0;
-    int world = 1, zero = 0;                  // settings of the run that wrote it
-    nlohmann::ordered_json config, versions;  // in the form of run.json
-    nlohmann::ordered_json run;               // the run's position in its data and in its output files
-    nlohmann::ordered_json state;             // all small state; see train/state.h
+    int world = 1, zero = 0;     // settings of the run that wrote it
+    JsonValue config, versions;  // in the form of run.json
+    JsonValue run;               // the run's position in its data and in its output files
+    JsonValue state;             // all small state; see train/state.h
     std::vector<StateTensor> tensors;
     uint64_t chunk_bytes = 0;
     std::vector<StateFile> files;

@@ -2,6 +2,7 @@
 // build: threads
 #include "llmc/checkpoint/saver.h"
 
+#include <nlohmann/json.hpp>
 #include <system_error>
 
 #include "llmc/base/clock.h"

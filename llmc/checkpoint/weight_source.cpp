@@ -121,8 +121,8 @@ std::string differences(const ModelConfig& there, const ModelConfig& here) {
 namespace {
 
 ModelConfig model_of(const CheckpointReader& reader) {
-    const nlohmann::ordered_json& config = reader.manifest().config;
-    const nlohmann::ordered_json& run = reader.manifest().run;
+    const nlohmann::ordered_json& config = *reader.manifest().config;
+    const nlohmann::ordered_json& run = *reader.manifest().run;
     const auto number = [&](const char* name) {
         const auto found = config.find(name);
         const bool is_number = found != config.end() && found->is_number_unsigned() && *found < (1 << 30);
@@ -155,7 +155,7 @@ std::string checkpoint_at(const std::string& path) {
 CheckpointWeights::CheckpointWeights(const std::string& checkpoint, const char* part)
     : reader_(checkpoint), part_(part), model_(model_of(reader_)) {
     const nlohmann::ordered_json::json_pointer count("/average/count");
-    const nlohmann::ordered_json& state = reader_.manifest().state;
+    const nlohmann::ordered_json& state = *reader_.manifest().state;
     const bool has_average = state.contains(count) && state[count].is_number_unsigned() && state[count] > 0;
     if (part_ == "average" && !has_average)
         throw Error(ExitCode::checkpoint,
@@ -166,8 +166,8 @@ CheckpointWeights::CheckpointWeights(const std::string& checkpoint, const char* 
 }
 
 int CheckpointWeights::end_token() const {
-    const auto data = reader_.manifest().run.find("data");
-    const bool known = data != reader_.manifest().run.end() && data->is_object() && data->contains("end_token");
+    const auto data = reader_.manifest().run->find("data");
+    const bool known = data != reader_.manifest().run->end() && data->is_object() && data->contains("end_token");
     return known && data->at("end_token").is_number_unsigned() ? data->at("end_token").get<int>() : -1;
 }
 

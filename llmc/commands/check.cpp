@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "llmc/base/json.h"
@@ -50,7 +51,7 @@ std::map<std::string, std::string> algorithms_of(const ProductChoices& choices) 
 // Notes that the kernels differ from those of the checkpoint's run, which may round differently.
 void compare_kernels(const Options& o, const Resumed* resumed, std::vector<std::string>& notes) {
     if (!resumed) return;
-    const Json then = resumed->checkpoint->manifest().run.value("kernels", Json());
+    const Json then = resumed->checkpoint->manifest().run->value("kernels", Json());
     const Json now = o.kernel_set.names();
     if (then.is_array() && then != now)
         notes.push_back(
@@ -62,9 +63,9 @@ void compare_kernels(const Options& o, const Resumed* resumed, std::vector<std::
 ProductChoices products_of(const Resumed* resumed, std::vector<std::string>& notes) {
     if (!resumed) return {};
     const Manifest& manifest = resumed->checkpoint->manifest();
-    const ProductChoices choices = manifest.run.value("products", Json::object());
+    const ProductChoices choices = manifest.run->value("products", Json::object());
     if (choices.empty()) return {};
-    const std::string now = versions_json().value("cublaslt", ""), then = manifest.versions.value("cublaslt", "");
+    const std::string now = versions_json().value("cublaslt", ""), then = manifest.versions->value("cublaslt", "");
     if (!now.empty() && then == now) return choices;
     notes.push_back(
         fmt::format("the checkpoint's matmuls ran in cuBLASLt {}; with this version their bits may differ", then));
@@ -103,7 +104,7 @@ KernelSet candidates_of(const Options& o, const DeviceInfo& device, const Resume
     KernelSet set = candidates_for(o, device.compute_capability);
     if (!resumed && o.tune <= 1) return {};
     if (!resumed) return set;
-    const Json then = resumed->checkpoint->manifest().run.value("kernels", Json::array());
+    const Json then = resumed->checkpoint->manifest().run->value("kernels", Json::array());
     for (const std::string& name : set.names())
         if (std::find(then.begin(), then.end(), name) == then.end()) set.remove(kernel_variant(name).variant);
     return set;
@@ -287,7 +288,7 @@ void note_links(const Rates& rates, const Comm& comm, Admission& admission) {
         print_line("checked between ranks: all_gather {:.3g} GB/s, reduce_scatter {:.3g} GB/s per rank",
                    rates.at("all_gather") / 1e9, rates.at("reduce_scatter") / 1e9);
     for (const auto& [name, rate] : rates) admission.rates[name] = rate;
-    admission.summary["gb_per_s"] = rates_json(admission.rates, false);
+    (*admission.summary)["gb_per_s"] = rates_json(admission.rates, false);
     bool one_node = true;
     for (int rank = 1; rank < comm.world(); rank++) one_node &= comm.host(rank) == comm.host(0);
     if (one_node && std::string(comm.name()) == "nccl")  // otherwise these are not the rates of the card's links
@@ -317,16 +318,16 @@ Admission admit(const Options& o, Ranks& ranks, const Resumed* resumed) {
     Admission& admission = checked.admission;
     compare_kernels(admission.options, resumed, checked.notes);
     admission.products = checked.result.choices;
-    admission.findings = checked.result.findings;
+    *admission.findings = checked.result.findings;
     admission.rates = rates_of(checked.result.findings);
-    admission.summary = {{"right", checked.result.right},
-                         {"items", checked.result.items},
-                         {"fell_back", checked.fallbacks.count},
-                         {"fallbacks", checked.fallbacks.lines},
-                         {"notes", checked.notes},
-                         {"tflops", rates_json(admission.rates, true)},
-                         {"gb_per_s", rates_json(admission.rates, false)},
-                         {"results", checked.path()}};
+    *admission.summary = {{"right", checked.result.right},
+                          {"items", checked.result.items},
+                          {"fell_back", checked.fallbacks.count},
+                          {"fallbacks", checked.fallbacks.lines},
+                          {"notes", checked.notes},
+                          {"tflops", rates_json(admission.rates, true)},
+                          {"gb_per_s", rates_json(admission.rates, false)},
+                          {"results", checked.path()}};
     if (ranks.comm.is_main()) {
         print_notes(checked);
         std::fputs(summary_line(checked, ranks.device).c_str(), stdout);

@@ -3,7 +3,6 @@
 // separate bias, FP8 layers by BF16. If nothing correct is left, the run does not start.
 #pragma once
 #include <map>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 #include <string>
@@ -21,8 +20,8 @@ struct Admission {
     Options options;                  // the run's options, without the kernels and FP8 layers that are wrong here
     ProductChoices products;          // algorithms of products
     std::optional<KeptResults> kept;  // where results are kept; nothing if nothing was checked
-    nlohmann::ordered_json summary;   // for run.json; null if nothing was checked
-    nlohmann::ordered_json findings;  // for check.json: the results of this rank's card
+    JsonValue summary;                // for run.json; null if nothing was checked
+    JsonValue findings;               // for check.json: the results of this rank's card
     Rates rates;                      // measured on this rank's card; empty if nothing was timed
 };
 

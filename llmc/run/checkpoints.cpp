@@ -2,6 +2,7 @@
 #include "llmc/run/run.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "llmc/base/json.h"
 #include "llmc/base/text.h"
@@ -83,15 +84,15 @@ Manifest Checkpoints<Real>::manifest() {
     m.step = position_.step;
     m.world = trainer_.comm().world();
     m.zero = trainer_.layout().stage();
-    m.config = parse_json<nlohmann::ordered_json>(config_json(options_));
-    m.versions = versions_json();
+    *m.config = parse_json<nlohmann::ordered_json>(config_json(options_));
+    *m.versions = versions_json();
     RunPosition position = position_;
     position.files = directory_.sizes();
-    m.run = position_json(position, options_, inputs_);
-    m.run["kernels"] = options_.kernel_set.names();
-    if (options_.model_config.architecture != &kGpt2) m.run["model"] = model_json(options_.model_config);
-    m.run["products"] = trainer_.config().products;
-    m.state = state_json(trainer_.read_state());
+    *m.run = position_json(position, options_, inputs_);
+    (*m.run)["kernels"] = options_.kernel_set.names();
+    if (options_.model_config.architecture != &kGpt2) (*m.run)["model"] = model_json(options_.model_config);
+    (*m.run)["products"] = trainer_.config().products;
+    *m.state = state_json(trainer_.read_state());
     m.tensors = trainer_.state_tensors();
     m.chunk_bytes = kChunkBytes;
     return m;

@@ -153,9 +153,9 @@ std::string described(const Json& model) { return model.is_null() ? kGpt2.name :
 
 void compare_configurations(const Options& o, Resumed& resumed) {
     Json then = kOldValues;
-    for (const auto& [name, value] : resumed.checkpoint->manifest().config.items()) then[current_name(name)] = value;
+    for (const auto& [name, value] : resumed.checkpoint->manifest().config->items()) then[current_name(name)] = value;
     const Json now = parse_json<Json>(config_json(o));
-    const Json no_model, model_then = resumed.checkpoint->manifest().run.value("model", no_model);
+    const Json no_model, model_then = resumed.checkpoint->manifest().run->value("model", no_model);
     const Json model_now = o.model_config.architecture == &kGpt2 ? no_model : model_json(o.model_config);
     if (model_then != model_now)
         fail(
@@ -185,7 +185,7 @@ int64_t small_number(const Json& value) {
 
 void read_position(const Options& o, const Inputs& inputs, Resumed& resumed) {
     const CheckpointReader& checkpoint = *resumed.checkpoint;
-    const Json& run = checkpoint.manifest().run;
+    const Json& run = *checkpoint.manifest().run;
     RunPosition& position = resumed.position;
     std::string fingerprint;
     try {
@@ -309,7 +309,7 @@ void require_tensors(const CheckpointReader& checkpoint, const std::vector<State
 
 TrainerState state_of(const CheckpointReader& checkpoint) {
     try {
-        return state_from_json(checkpoint.manifest().state);
+        return state_from_json(*checkpoint.manifest().state);
     } catch (const Error& error) {
         throw Error(error.code(), checkpoint.directory() + "/" + error.what());
     }

@@ -2,6 +2,7 @@
 #include "llmc/run/run.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "llmc/base/clock.h"

@@ -4,7 +4,6 @@
 #pragma once
 #include <cstdint>
 #include <functional>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -129,7 +128,7 @@ private:
 
 // Facts about this rank's card that the run records.
 struct CardFacts {
-    nlohmann::ordered_json check;       // summary of the card check; null if nothing was checked
+    JsonValue check;                    // summary of the card check; null if nothing was checked
     std::optional<double> peak_tflops;  // denominator of MFU, if the card is known
 };
 

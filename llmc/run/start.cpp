@@ -2,6 +2,7 @@
 #include "llmc/run/start.h"
 
 #include <filesystem>
+#include <nlohmann/json.hpp>
 
 #include "llmc/base/clock.h"
 #include "llmc/base/json.h"
@@ -26,8 +27,8 @@ void write_run_json(const RunDirectory& directory, const Options& options, const
                                 {"kernels", options.kernel_set.names()},
                                 {"versions", versions_json()},
                                 {"weights_hash", facts.weights_hash},
-                                {"card_check", facts.card_check},
-                                {"products", facts.products}};
+                                {"card_check", *facts.card_check},
+                                {"products", *facts.products}};
     const std::string path = directory.file("run.json");
     ordered_json run;
     if (facts.resumed_at >= 0 && fs::exists(path)) {
@@ -80,7 +81,7 @@ void begin_records(RunDirectory& directory, Trainer<Real>& trainer, const Option
     }
     write_run_json(directory, o,
                    {trainer.comm().world(), ranks.device.name, weights, position.run_id, position.saved, card_check,
-                    trainer.config().products});
+                    ordered_json(trainer.config().products)});
 }
 
 template void begin_records(RunDirectory&, Trainer<float>&, const Options&, const ordered_json&, const Ranks&,

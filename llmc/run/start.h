@@ -3,7 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -69,11 +69,11 @@ void begin_records(RunDirectory& directory, Trainer<Real>& trainer, const Option
 // The contents of run.json besides the options.
 struct RunFacts {
     int world = 1;
-    std::string device;                                     // "NVIDIA H200", "host (2 threads)"
-    std::string weights_hash;                               // hash of the weights at the start
-    std::string run_id;                                     // the same in every checkpoint of the run
-    int64_t resumed_at = -1;                                // step at which the run resumed; -1 for a new run
-    nlohmann::ordered_json card_check = {}, products = {};  // results of the card check; how each matmul is computed
+    std::string device;                        // "NVIDIA H200", "host (2 threads)"
+    std::string weights_hash;                  // hash of the weights at the start
+    std::string run_id;                        // the same in every checkpoint of the run
+    int64_t resumed_at = -1;                   // step at which the run resumed; -1 for a new run
+    JsonValue card_check = {}, products = {};  // results of the card check; how each matmul is computed
 };
 
 // Writes the options and `facts` into the directory's run.json. A resumed run adds an entry to "resumed" instead.

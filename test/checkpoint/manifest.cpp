@@ -41,8 +41,8 @@ TEST_CASE("manifest: reads back, and is JSON") {
     CHECK(back.world == 3);
     CHECK(back.tensors == m.tensors);
     CHECK(back.files == m.files);
-    CHECK(back.config == m.config);
-    CHECK(back.state == m.state);
+    CHECK(*back.config == *m.config);
+    CHECK(*back.state == *m.state);
     CHECK(back.bytes() == 300);
     CHECK(parse_json<nlohmann::json>(manifest_text(m))["manifest"]["step"] == 20);
     CHECK(refusal([](auto&) {}) == "");  // the helper itself changes nothing

@@ -3,6 +3,7 @@
 #pragma once
 #include <algorithm>
 #include <cstring>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -61,10 +62,10 @@ inline Manifest state_manifest(int64_t step, int world) {
     m.run_id = "0123456789abcdef";
     m.step = step;
     m.world = world;
-    m.config = {{"lr", 1e-3}, {"prompt", "caf\xc3\xa9"}};
-    m.versions = {{"git", "test"}};
-    m.run = {{"reports_due", false}};
-    m.state = {{"applied", step}};
+    *m.config = {{"lr", 1e-3}, {"prompt", "caf\xc3\xa9"}};
+    *m.versions = {{"git", "test"}};
+    *m.run = {{"reports_due", false}};
+    *m.state = {{"applied", step}};
     m.tensors = kStateTensors;
     m.chunk_bytes = kChunkBytes;
     return m;

@@ -19,6 +19,10 @@ LONGEST_FILE = 800  # lines
 LONGEST_FUNCTION = 100  # lines between its braces
 MOST_PARAMETERS = 10  # but for kernels and their launchers
 MOST_HEADERS_OF_ONE_FILE = 10  # see headers_of_one_file(); lower it with each that joins its file
+# Libraries whose headers take a second or longer to compile, and the headers of llmc/ that may include them because few
+# files need those.
+SLOW_HEADERS = {"nlohmann/json.hpp": ["llmc/flags/rows.h", "llmc/model/model_file.h"], "CLI/CLI.hpp": [], "dnnl.hpp": [],
+                "mpi.h": [], "regex": [], "fmt/format.h": [], "fmt/ranges.h": []}
 LARGEST_FILE = 256 << 10  # bytes
 LARGEST_FIXTURE = 2 << 20  # reference values in test/fixtures/
 
@@ -179,6 +183,12 @@ class House(unittest.TestCase):
         sources = {"llmc/data/a.h": "", "llmc/data/a.cpp": include % "a.h", "llmc/data/b.h": include % "a.h" + include % "c.h",
                    "llmc/data/c.h": "", "llmc/data/d.h": "", "llmc/run/e.cpp": include % "b.h" + include % "c.h"}
         self.assertEqual(headers_of_one_file(sources), {"llmc/data/a.h": "llmc/data/b.h", "llmc/data/d.h": None})
+
+    def test_slow_headers_are_included_by_sources(self):
+        for path in self.sources:
+            if path.startswith("llmc/") and path.endswith((".h", ".cuh")):
+                slow = [i for i in includes_of(read(path)) if path not in SLOW_HEADERS.get(i, [path])]
+                self.assertEqual(slow, [], f"{path}: include it in the .cpp files that need it")
 
     def test_length_of_files(self):
         for path in self.sources:
