@@ -1,10 +1,11 @@
 """`prepare encode` and `prepare table`: what train_gpt needs of a tokenizer, ids for prompts and bytes for ids."""
 
 import json
+import os
 import signal
 import sys
 
-from . import readers
+from . import outputs, readers
 from .shard import write_atomically
 from .table import table_bytes, table_of
 from .tokenizers import PrepareError, SAMPLE, open_tokenizer
@@ -35,7 +36,8 @@ def encode(name, end_token=None, lines=None):
         except (ValueError, RecursionError) as error:
             say({"error": f"the line is not a JSON string: {error}"})
             continue
-        say(tokenizer.encode(readers.decode(text)[0]).tolist())
+        text = readers.decode(text)[0]
+        say({"error": "the text is binary"} if text is None else tokenizer.encode(text).tolist())
     return 0
 
 
@@ -48,6 +50,8 @@ def write_table(name, end_token=None, out=None):
               file=sys.stderr)
     content = table_bytes(table_of(tokenizer, exact))
     if out:
+        outputs.require_own(out, outputs.has_table_head)
+        os.makedirs(os.path.dirname(out) or ".", exist_ok=True)
         write_atomically(out, content)
     else:
         sys.stdout.buffer.write(content)

@@ -11,6 +11,7 @@ import os
 import struct
 import sys
 
+from . import outputs
 from .readers import numbered_lines, rows, value_of
 from .shard import write_atomically
 from .tinyshakespeare import read_or_download
@@ -57,6 +58,8 @@ def write_file(out, tokenizer, bodies, version, where):
     if sys.byteorder == "big":
         for body in bodies:
             body.byteswap()
+    outputs.require_own(out, outputs.is_questions)
+    outputs.require_own(out + ".json", outputs.is_sidecar)
     os.makedirs(os.path.dirname(out) or ".", exist_ok=True)
     header = struct.pack("<4i", MAGIC, version, len(bodies), longest).ljust(1024, b"\0")
     sidecar = {"tokenizer": tokenizer.name, "vocab": tokenizer.vocab, "tokenizer_hash": tokenizer.hash,

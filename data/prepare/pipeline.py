@@ -15,19 +15,15 @@ import dataclasses
 import fcntl
 import glob
 import os
-import re
-import shutil
 import sys
 
 import numpy
 
-from . import duplicates, report
+from . import duplicates, outputs, report
 from .chunks import DROPPED, TRAIN, VAL, block_path, fingerprint, plan_chunks, run_chunks
-from .shard import MAX_TOKENS, write_atomically, write_shards
+from .shard import MAX_TOKENS, create, write_atomically, write_shards
 from .table import write_tokenizer
 from .tokenizers import PrepareError, open_tokenizer
-
-WORK = ".prepare"
 
 
 # ---- 2. what stays -------------------------------------------------------------------------------------------------
@@ -116,25 +112,13 @@ def write_split(blocks, split, name, epochs, options, tokenizer, folder):
                         extra={"end_token": tokenizer.end_token, "tokenizer_hash": tokenizer.hash})
 
 
-def old_shards(out):
-    return [path for split in ("train", "val") for path in
-            glob.glob(os.path.join(glob.escape(out), f"{split}_[0-9][0-9][0-9][0-9][0-9][0-9].bin*"))]
-
-
-def is_output(path, out):
-    """True if `path` is an output of a run with --out `out`."""
-    folder, name = os.path.split(os.path.abspath(path))
-    ours = re.fullmatch(r"(train|val)_\d{6}\.bin(\.json)?|tokenizer\.(bin|json)|report\.(json|txt|png)", name)
-    return ours is not None and os.path.realpath(folder) == os.path.realpath(out)
-
-
-def publish(folder, out):
-    """Moves the finished files into place. Removes old shards first, so a new run with fewer shards leaves none behind
-    for a pattern to match.
+def publish(folder, out, tokenizer):
+    """Moves the finished files into place. Removes those of an earlier run first, so a new run with fewer shards leaves
+    none behind for a pattern to match. The report comes first, because it proves that the other files are prepare's.
     """
-    for path in old_shards(out):
+    for path in outputs.own_files(out, tokenizer.content):
         os.remove(path)
-    for name in sorted(os.listdir(folder), key=lambda name: (not name.endswith(".json"), name)):
+    for name in sorted(os.listdir(folder), key=lambda name: (name != "report.json", not name.endswith(".json"), name)):
         os.replace(os.path.join(folder, name), os.path.join(out, name))
 
 
@@ -143,7 +127,7 @@ def publish(folder, out):
 
 @contextlib.contextmanager
 def locked(folder):
-    with open(os.path.join(folder, "lock"), "w") as file:
+    with create(os.path.join(folder, "lock")) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -163,20 +147,13 @@ def check(options):
         raise PrepareError(f"--max-epochs {options.max_epochs} is not above 0")
 
 
-def clear(work, *kept):
-    for name in os.listdir(work):
-        path = os.path.join(work, name)
-        if name not in kept:
-            shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
-
-
 def remove_work(work):
     """Deletes the working files of a run whose output is in place. If this is killed, finish_earlier_run() completes
     it.
     """
     os.replace(os.path.join(work, "plan"), os.path.join(work, "done"))
-    clear(work, "done")
-    shutil.rmtree(work)
+    outputs.clear(work, "done")
+    outputs.remove(work)
 
 
 def finish_earlier_run(work, mark, overwrite):
@@ -187,16 +164,16 @@ def finish_earlier_run(work, mark, overwrite):
     except FileNotFoundError:
         return False
     if same and not overwrite:
-        clear(work, "done")
-        shutil.rmtree(work)
+        outputs.clear(work, "done")
+        outputs.remove(work)
         return True
-    clear(work, "lock")
+    outputs.clear(work, "lock")
     return False
 
 
-def begin(work, mark, overwrite):
+def begin(work, mark, overwrite, own):
     """Creates the work directory for exactly these chunks. Returns the number of chunks that a stopped run has
-    completed, or None.
+    completed, or None. `own`: the files of an earlier run.
     """
     plan, chunks = os.path.join(work, "plan"), os.path.join(work, "chunks")
     done = len(glob.glob(os.path.join(glob.escape(chunks), "*.json")))
@@ -207,11 +184,11 @@ def begin(work, mark, overwrite):
         if done and not overwrite:
             raise PrepareError(f"{work} holds the chunks of a stopped run with other flags or inputs; give the flags of "
                                "that run to continue it, or drop it with --overwrite")
-    elif not overwrite and (old := old_shards(os.path.dirname(work))):
-        shutil.rmtree(work)
+    elif not overwrite and (old := list(filter(outputs.is_shard, own))):
+        outputs.remove(work)
         raise PrepareError(f"{os.path.dirname(work)} already holds shards ({os.path.basename(old[0])}); choose another "
                            "--out or replace them with --overwrite")
-    clear(work, "lock")
+    outputs.clear(work, "lock")
     os.makedirs(chunks)
     write_atomically(plan, mark.encode())
     return None
@@ -221,19 +198,20 @@ def prepare(options, out, workers=1, overwrite=False):
     """Writes the shards and the report into `out` and returns the report, or None if an earlier run wrote them."""
     check(options)
     tokenizer = open_tokenizer(options.tokenizer, options.end_token)
-    chunks, by_place = plan_chunks(options, lambda path: is_output(path, out))
-    work = os.path.join(out, WORK)
+    chunks, by_place = plan_chunks(options, lambda path: outputs.is_output(path, out))
+    work, own = os.path.join(out, outputs.WORK), outputs.own_files(out, tokenizer.content)
+    outputs.check_work(work)
     os.makedirs(work, exist_ok=True)
     with locked(work):
         mark = fingerprint(options, chunks, tokenizer)
         if finish_earlier_run(work, mark, overwrite):
             print(f"prepare: {out} is already complete", file=sys.stderr)
             return None
-        done = begin(work, mark, overwrite)
+        done = begin(work, mark, overwrite, own)
         folder, shards = os.path.join(work, "chunks"), os.path.join(work, "shards")
         if done is not None:
             print(f"prepare: continues with {done} of {len(chunks)} chunks done", file=sys.stderr)
-        shutil.rmtree(shards, ignore_errors=True)
+        outputs.clear_folder(work, "shards")
         os.makedirs(shards)
         parts = [part for chunk in chunks for part in chunk.parts]
         stats = report.Report(options, tokenizer, workers, by_place, parts)
@@ -249,6 +227,6 @@ def prepare(options, out, workers=1, overwrite=False):
                 stats.add_shards(name, write_split(blocks, split, name, epochs, options, tokenizer, shards))
         write_tokenizer(tokenizer, shards, stats.table_is_exact())
         stats.write(shards)
-        publish(shards, out)
+        publish(shards, out, tokenizer)
         remove_work(work)
     return stats

@@ -10,6 +10,7 @@ import time
 import numpy
 
 from .chunks import DROPPED, TRAIN, VAL
+from .outputs import PICTURE
 from .readers import TEXT_KINDS, with_crlf
 from .tokenizers import PrepareError
 
@@ -210,5 +211,5 @@ def draw(facts, path):
     axes.set_xticks(range(len(facts["lengths"])), facts["lengths"], rotation=45)
     axes.set(xlabel="tokens in a document, from", ylabel="documents",
              title=f"{facts['kept']} documents, {facts['bytes_per_token']:.2f} bytes per token")
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=120, metadata={"Software": PICTURE})
     pyplot.close(figure)

@@ -65,10 +65,15 @@ def sync(file):
     os.fsync(file.fileno())
 
 
+def create(path, mode="wb"):
+    """Opens a new or empty file for writing, but not through a symbolic link, which leads to somebody else's file."""
+    return open(path, mode, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666))
+
+
 @contextlib.contextmanager
 def new_file(path):
     """Opens a file for writing bytes. It gets its name when it is complete and on the disk."""
-    with open(path + ".tmp", "wb") as file:
+    with create(path + ".tmp") as file:
         yield file
         sync(file)
     os.replace(path + ".tmp", path)
@@ -89,7 +94,7 @@ class _Shard:
         self.tokens = self.documents = 0
         self.max_token = -1
         self.hash = hashlib.sha256()
-        self.file = open(path + ".tmp", "wb")
+        self.file = create(path + ".tmp")
         self.file.write(bytes(HEADER_BYTES))
 
     def write(self, tokens, end_token, sizes):
@@ -121,7 +126,7 @@ class _Shard:
         elif self.text_bytes is not None:
             sidecar["bytes"] = self.text_bytes
         json_path = self.path + ".json"
-        with open(json_path + ".tmp", "w") as file:
+        with create(json_path + ".tmp", "w") as file:
             json.dump(sidecar, file, indent=2)
             file.write("\n")
             sync(file)

@@ -1,5 +1,6 @@
 """`prepare inspect`, `validate` and `merge`: show shards, check them, and combine several into others."""
 
+import glob
 import hashlib
 import json
 import os
@@ -110,8 +111,8 @@ def merge(paths, out, shard_tokens):
 
     if "vocab" not in sidecar or "end_token" not in sidecar:
         raise PrepareError(f"{paths[0]} has no sidecar with vocab and end_token, so its tokens cannot be told apart")
-    if os.path.exists(f"{out}_000000.bin"):
-        raise PrepareError(f"{out}_000000.bin is there already; choose another --out")
+    if found := sorted(glob.glob(glob.escape(out) + "_[0-9][0-9][0-9][0-9][0-9][0-9].bin*")):
+        raise PrepareError(f"{found[0]} is there already; choose another --out")
     os.makedirs(os.path.dirname(out) or ".", exist_ok=True)
     written = write_shards(parts(), lambda i: f"{out}_{i:06d}.bin", tokenizer=sidecar["tokenizer"],
                            vocab=sidecar["vocab"], end_token=sidecar["end_token"], shard_tokens=shard_tokens,

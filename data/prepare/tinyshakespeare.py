@@ -10,6 +10,7 @@ import urllib.request
 
 import numpy
 
+from . import outputs
 from .shard import open_regular, write_shards
 from .table import write_tokenizer
 from .tokenizers import PrepareError
@@ -55,6 +56,10 @@ def prepare_tinyshakespeare(out, tokenizer, text_file=None, url=URL):
     sizes = tokenizer.sizes_in_documents(tokens, numpy.array(lengths), numpy.array(sizes))
     if len(tokens) <= VAL_TOKENS:
         raise PrepareError(f"the text has {len(tokens)} tokens; the validation set alone takes {VAL_TOKENS}")
+    for path in (os.path.join(out, f"tinyshakespeare_{split}.bin") for split in ("val", "train")):
+        outputs.require_own(path, outputs.is_shard)
+        outputs.require_own(path + ".json", outputs.is_sidecar)
+    outputs.require_own_tokenizer(tokenizer.content, out)
     os.makedirs(out, exist_ok=True)
     for split, where in (("val", slice(VAL_TOKENS)), ("train", slice(VAL_TOKENS, None))):
         path = os.path.join(out, f"tinyshakespeare_{split}.bin")

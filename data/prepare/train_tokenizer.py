@@ -6,7 +6,8 @@ It cuts words like GPT-2. The ids are the 256 bytes, then the merges, and last, 
 
 import os
 
-from . import readers
+from . import outputs, readers
+from .shard import write_atomically
 from .tokenizers import PrepareError, missing
 
 END = "<|endoftext|>"
@@ -19,6 +20,7 @@ def train_tokenizer(inputs, out, vocab, format):
         raise missing("tokenizers", "train-tokenizer") from None
     if vocab < 257:
         raise PrepareError(f"--vocab {vocab} is below 257: all bytes and the end token")
+    outputs.require_own(out, outputs.is_trained)
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
@@ -31,6 +33,5 @@ def train_tokenizer(inputs, out, vocab, format):
                            "smaller --vocab")
     tokenizer.add_special_tokens([END])
     os.makedirs(os.path.dirname(out) or ".", exist_ok=True)
-    tokenizer.save(out + ".tmp")
-    os.replace(out + ".tmp", out)
+    write_atomically(out, tokenizer.to_str(pretty=True).encode())
     print(f"{out}: {vocab} tokens")

@@ -23,7 +23,7 @@ from unittest import mock
 
 from prepare_case import TestCase, command_line, needs
 
-from prepare import chunks, pipeline, readers
+from prepare import chunks, outputs, pipeline, readers
 
 DOCUMENTS = 400
 DOC_BYTES = 2000
@@ -491,7 +491,7 @@ class Workers(TestCase):
             self.assertFalse(os.path.exists(self.path(out + "/report.json")) and count < 20)
             resumed += "continues with" in self.prepared(*self.args, "--out", self.path(out))
             self.assertEqual(self.digest(out), whole, f"killed before file {count}")
-            self.assertEqual(os.listdir(self.path(out)).count(pipeline.WORK), 0)
+            self.assertEqual(os.listdir(self.path(out)).count(outputs.WORK), 0)
             count += 6
         self.assertGreater(count, 24)
         speed = json.loads(self.read(f"out{count - 6}/report.json"))["speed"]
@@ -523,11 +523,11 @@ class Workers(TestCase):
                 output = self.prepared(*self.args, "--out", self.path(out))
                 finished += "is already complete" in output
                 self.assertEqual(self.digest(out), whole, f"killed before it removed file {count}")
-                self.assertEqual(os.listdir(self.path(out)).count(pipeline.WORK), 0)
+                self.assertEqual(os.listdir(self.path(out)).count(outputs.WORK), 0)
             count += 7
         self.assertGreater(finished, 2)
         self.assertIn("already holds shards", self.refused(*self.args, "--out", self.path("whole")))
-        self.assertEqual(os.listdir(self.path("whole")).count(pipeline.WORK), 0)
+        self.assertEqual(os.listdir(self.path("whole")).count(outputs.WORK), 0)
 
     def test_killed_workers_go_too(self):
         script = ("import sys; from prepare import chunks, readers, __main__; chunks.CHUNK_BYTES = 1000;"
@@ -536,7 +536,7 @@ class Workers(TestCase):
         process = subprocess.Popen([sys.executable, "-c", script, *self.args, "--out", self.path("out"), "--workers",
                                     "2"], env={**os.environ, "PYTHONPATH": data}, stdout=subprocess.DEVNULL,
                                    stderr=subprocess.DEVNULL)
-        folder, children = self.path(f"out/{pipeline.WORK}/chunks"), []
+        folder, children = self.path(f"out/{outputs.WORK}/chunks"), []
         while not (os.path.isdir(folder) and os.listdir(folder)) and process.poll() is None:
             with open(f"/proc/{process.pid}/task/{process.pid}/children") as file:
                 children = file.read().split()
@@ -570,8 +570,8 @@ class Workers(TestCase):
         self.assertEqual(self.digest("out"), self.digest("fresh"))
 
     def test_two_at_once(self):
-        os.makedirs(self.path(f"out/{pipeline.WORK}"))
-        with pipeline.locked(self.path(f"out/{pipeline.WORK}")):
+        os.makedirs(self.path(f"out/{outputs.WORK}"))
+        with pipeline.locked(self.path(f"out/{outputs.WORK}")):
             self.assertIn("another prepare is at work", self.refused(*self.args, "--out", self.path("out")))
 
     def test_a_worker_s_error_arrives(self):
