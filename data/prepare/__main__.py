@@ -135,7 +135,7 @@ def add_others(commands):
                        help="number of tokens, including the end token")
     add_format(train)
 
-    encode = add("encode", "Answers texts on standard input, a JSON string per line, with their ids, a JSON array per line.")
+    encode = add("encode", "Answers each line of standard input, a JSON string, with the text's ids, a JSON array.")
     table = add("table", "Writes tokenizer.bin, the bytes of each token, to standard output.")
     for command in (encode, table):
         add_tokenizer(command, "bytes")
@@ -236,7 +236,7 @@ def main(argv=None):
               file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("prepare: stopped; the same command continues from here", file=sys.stderr)
+        print("prepare: stopped" + "; the same command continues from here" * (args.command == "text"), file=sys.stderr)
         return 130
 
 

@@ -75,8 +75,9 @@ class Worker:
                 return json.load(file) | {"earlier": True}
         started = time.perf_counter()
         self.counts = {"index": index, "blocks": 0, "documents": 0, "tokens": 0, "replaced_documents": 0, "replaced": 0,
-                       "replaced_in": [], "dropped": {}, "bad": [], "changed": 0, "uncounted": 0, "markers": {},
-                       "separated_files": 0, "unseparated_files": 0, "crlf_files": 0, "tokenizer_seconds": 0.0}
+                       "replaced_in": [], "dropped": {}, "bad": [], "changed": 0, "bytes": 0, "miscounted": 0,
+                       "markers": {}, "separated_files": 0, "unseparated_files": 0, "crlf_files": 0,
+                       "tokenizer_seconds": 0.0}
         for part in chunk.parts:
             self.counts["separated_files"] += part.kind == "separated"
             for raw in readers.read(part, self.format):
@@ -130,7 +131,8 @@ class Worker:
         counts["tokenizer_seconds"] += time.perf_counter() - started
         counts["tokens"] += len(tokens)
         counts["changed"] += self.tokenizer.text_of(tokens.tolist()) != data
-        counts["uncounted"] += not self.tokenizer.counts(tokens, len(data))
+        counts["bytes"] += len(data)
+        counts["miscounted"] += self.tokenizer.miscounted(tokens, len(data))
         minima = duplicates.signature(text) if options.dedup == "minhash" else None
         self.block.append((tokens, len(data), duplicates.document_hash(data), minima))
         self.block_tokens += len(tokens)

@@ -38,10 +38,25 @@ def read_examples(examples):
         yield context, endings, label
 
 
+def common(rows):
+    """How many elements at the start are the same in all rows."""
+    shortest = min(map(len, rows))
+    return next((i for i in range(shortest) if len({row[i] for row in rows}) > 1), shortest)
+
+
+def encode_parts(context, endings, tokenizer):
+    """The tokens of the context and of each ending."""
+    if tokenizer.prefix == 0:  # each on its own, as llm.c does
+        return [tokenizer.encode(text).tolist() for text in [context] + [" " + ending for ending in endings]]
+    # This tokenizer would put another space in front of an ending on its own.
+    rows = [tokenizer.encode(context + " " + ending).tolist() for ending in endings]
+    shared = min(common(rows), len(tokenizer.encode(context)))
+    return [rows[0][:shared]] + [row[shared:] for row in rows]
+
+
 def encode_example(index, context, endings, label, tokenizer):
     body = [START, 0, index, label, len(endings)]
-    for text in [context] + [" " + ending for ending in endings]:
-        tokens = tokenizer.encode(text).tolist()
+    for tokens in encode_parts(context, endings, tokenizer):
         body += [len(tokens), *tokens]
     size = 2 * len(body)
     if size >= LIMIT:

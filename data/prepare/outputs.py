@@ -146,6 +146,23 @@ def require_own_tokenizer(content, folder):
         require_own(os.path.join(folder, "tokenizer.json"), is_tokenizer, is_same(content))
 
 
+def require_one_tokenizer(folder, own, has_json, replaced=()):
+    """Refuses a directory where the tokenizer's files would be next to shards that are not `replaced` and that have
+    another tokenizer, or begin documents with another token. `own`: a sidecar of the new shards. `has_json`: whether
+    they have a tokenizer.json.
+    """
+    for path in sorted(glob.glob(os.path.join(glob.escape(folder), "*.bin.json"))):
+        sidecar = json_object(path) if path not in replaced else {}
+        for name in ("tokenizer_hash" if "tokenizer_hash" in sidecar else "tokenizer", "end_token"):
+            if sidecar.get(name, own.get(name)) != own.get(name):
+                raise PrepareError(f"{path.removesuffix('.json')} has the {name} {sidecar[name]}, the new shards have "
+                                   f"{own.get(name)}; they need different tokenizer files, so choose another --out")
+    path = os.path.join(folder, "tokenizer.json")
+    if os.path.lexists(path) and not has_json and path not in replaced:
+        raise PrepareError(f"{path} is not the tokenizer of the new shards, which have none; remove it, or choose "
+                           "another --out")
+
+
 def own_files(out, tokenizer_content=None):
     """The files of an earlier run in `out`, in the order of deletion. Refuses files that only have their names, except
     the present tokenizer.json.

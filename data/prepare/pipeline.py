@@ -106,10 +106,12 @@ def tokens_of(blocks, split, epochs, tokenizer):
 
 
 def write_split(blocks, split, name, epochs, options, tokenizer, folder):
-    return write_shards(tokens_of(blocks, split, epochs, tokenizer), lambda i: os.path.join(folder, f"{name}_{i:06d}.bin"),
-                        tokenizer=tokenizer.name, vocab=tokenizer.vocab, end_token=tokenizer.end_token,
-                        shard_tokens=options.shard_tokens,
-                        extra={"end_token": tokenizer.end_token, "tokenizer_hash": tokenizer.hash})
+    def path_of(i):
+        return os.path.join(folder, f"{name}_{i:06d}.bin")
+
+    return write_shards(tokens_of(blocks, split, epochs, tokenizer), path_of, tokenizer=tokenizer.name,
+                        vocab=tokenizer.vocab, end_token=tokenizer.end_token, shard_tokens=options.shard_tokens,
+                        extra=tokenizer.sidecar())
 
 
 def publish(folder, out, tokenizer):
@@ -207,6 +209,7 @@ def prepare(options, out, workers=1, overwrite=False):
         if finish_earlier_run(work, mark, overwrite):
             print(f"prepare: {out} is already complete", file=sys.stderr)
             return None
+        outputs.require_one_tokenizer(out, tokenizer.sidecar(), tokenizer.content is not None, own)
         done = begin(work, mark, overwrite, own)
         folder, shards = os.path.join(work, "chunks"), os.path.join(work, "shards")
         if done is not None:

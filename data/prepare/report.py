@@ -12,6 +12,7 @@ import numpy
 from .chunks import DROPPED, TRAIN, VAL
 from .outputs import PICTURE
 from .readers import TEXT_KINDS, with_crlf
+from .table import MISCOUNTED
 from .tokenizers import PrepareError
 
 SPLITS = {TRAIN: "train", VAL: "val"}
@@ -60,7 +61,8 @@ class Report:
         self.markers = {}  # texts that usually begin or end documents, with the number of occurrences
         self.started = time.perf_counter()
         self.documents = self.replaced_documents = self.replaced = 0
-        self.changed = self.uncounted = 0  # documents that their tokens do not give back, and whose bytes they miscount
+        self.changed = 0  # documents whose tokens stand for another text
+        self.bytes = self.miscounted = 0  # of all documents
         self.documents_now = self.tokens_now = 0  # without those of a stopped run that this one continues
         self.dropped, self.bad, self.replaced_in = {}, [], []
         self.seconds = self.tokenizer_seconds = 0.0
@@ -71,7 +73,7 @@ class Report:
         self.shards = {}
 
     def add_chunk(self, counts):
-        for name in ("documents", "replaced_documents", "replaced", "changed", "uncounted", "separated_files",
+        for name in ("documents", "replaced_documents", "replaced", "changed", "bytes", "miscounted", "separated_files",
                      "unseparated_files", "crlf_files", "seconds", "tokenizer_seconds"):
             setattr(self, name, getattr(self, name) + counts[name])
         for reason, count in counts["dropped"].items():
@@ -137,8 +139,8 @@ class Report:
                              "documents": sum(s["documents"] for s in sidecars)}
 
     def table_is_exact(self):
-        """True if the bytes of the tokens add up to those of every document."""
-        return self.uncounted == 0
+        """True if the bytes of the tokens add up to those of the documents."""
+        return self.miscounted <= MISCOUNTED * self.bytes
 
     def facts(self):
         wall = time.perf_counter() - self.started
@@ -149,7 +151,7 @@ class Report:
             "tokenizer": self.tokenizer.name, "vocab": self.tokenizer.vocab, "tokenizer_hash": self.tokenizer.hash,
             "documents": self.documents, "kept": kept, "dropped": dict(sorted(self.dropped.items())),
             "invalid_utf8": {"documents": self.replaced_documents, "characters": self.replaced},
-            "changed_by_tokenizer": {"documents": self.changed, "of_another_length": self.uncounted},
+            "changed_by_tokenizer": {"documents": self.changed, "miscounted_bytes": self.miscounted},
             "split": "start" if self.by_place else "hash", **self.shards,
             "bytes_per_token": self.kept_bytes / max(self.kept_tokens, 1),
             "notes": self.notes(),
@@ -167,10 +169,10 @@ class Report:
             lines.append(f"  {self.replaced_documents:>10} had bytes that are not valid UTF-8: {self.replaced} replaced")
             lines += [f"  {'':>10}   {printable(path)}" for path in self.replaced_in[:5]]
         if self.changed:
-            lines.append(f"  {self.changed:>10} are changed by the tokenizer: its tokens stand for another text")
-        if self.uncounted:
-            lines.append(f"  {self.uncounted:>10} of them get another length, so train_gpt computes bits per byte from the "
-                         "mean bytes per token")
+            lines.append(f"  {self.changed:>10} changed by the tokenizer: the tokens stand for another text; lengths "
+                         f"differ by {plural(self.miscounted, 'byte')} of {self.bytes}")
+        if not self.table_is_exact():
+            lines.append("so bits per byte will be computed from the mean bytes per token")
         for name, shards in self.shards.items():
             lines.append(f"{name}: {plural(shards['tokens'], 'token')}, {plural(shards['documents'], 'document')}, "
                          f"{plural(shards['shards'], 'shard')}")

@@ -146,15 +146,15 @@ class _Shard:
 
 def write_shards(chunks, path_of, *, tokenizer, vocab, end_token, shard_tokens=MAX_TOKENS, extra=None):
     """Writes the tokens of `chunks` as shards of `shard_tokens` tokens and returns the sidecars. `chunks` is an
-    iterable of token_array()s, numpy arrays of the shard's type, or lists. Each can also be a pair with a numpy array of
-    the bytes of text for each of its tokens.
+    iterable of token_array()s, numpy arrays of the shard's type, or lists. Each can also be a pair with a numpy array
+    of the bytes of text for each of its tokens.
 
-    path_of(i) is the path of the i-th shard. `extra` is added to the sidecars. Memory does not grow with the data. Every
-    shard but the last is full. A document counts in the shard where it starts, with the end token.
+    path_of(i) is the path of the i-th shard. `extra` is added to the sidecars. Memory does not grow with the data.
+    Every shard but the last is full. A document counts in the shard where it starts, with the end token.
     """
     if not 1 <= shard_tokens <= MAX_TOKENS:
         raise ValueError(f"a shard holds 1 to {MAX_TOKENS} tokens, not {shard_tokens}")
-    sidecar = dict(tokenizer=tokenizer, vocab=vocab, **(extra or {}))
+    sidecar = dict(tokenizer=tokenizer, vocab=vocab) | (extra or {})
     sidecars, shard = [], None
     try:
         for chunk in chunks:

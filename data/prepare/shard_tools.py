@@ -7,9 +7,14 @@ import os
 
 import numpy
 
-from .shard import read_shard, write_shards
+from . import outputs
+from .shard import open_regular, read_shard, write_atomically, write_shards
 from .table import read_table
 from .tokenizers import PrepareError, open_tokenizer
+
+
+PART = 1 << 20  # tokens that are handled at once
+OF_ONE_SHARD = ("max_token", "documents", "tokens", "bytes", "checksum")  # fields of a sidecar
 
 
 def open_shard(path):
@@ -99,22 +104,68 @@ def validate(paths, tokenizer=None):
         raise PrepareError(f"{len(both)} documents are both in training and in validation shards")
 
 
+def parts_of(path, tokens, sidecar):
+    """Yields the tokens of a shard in parts, with their bytes of text if the sidecar gives those of the shard: the
+    bytes in the tokenizer.bin next to the shard, or, if their sum is not the sidecar's, the mean for all tokens.
+    """
+    places = [slice(at, at + PART) for at in range(0, len(tokens), PART)]
+    table = os.path.join(os.path.dirname(path), "tokenizer.bin")
+    sizes = read_table(table).sizes() if os.path.exists(table) else numpy.empty(0)
+    exact = len(sizes) > sidecar.get("max_token", len(sizes)) and \
+        sum(int(sizes[tokens[here]].sum()) for here in places) == sidecar.get("bytes")
+    for here in places:
+        part = tokens[here]
+        if "bytes" not in sidecar:
+            yield part
+        elif exact:
+            yield part, sizes[part]
+        else:
+            ends = numpy.arange(here.start, here.start + len(part) + 1)
+            yield part, numpy.diff(ends * sidecar["bytes"] // len(tokens))
+
+
+def tokenizer_files(paths):
+    """The tokenizer's files next to the shards, as {name: content}. All directories must have the same."""
+    files = {}
+    for folder in sorted({os.path.dirname(path) for path in paths}):
+        for name in ("tokenizer.bin", "tokenizer.json"):
+            path = os.path.join(folder, name)
+            if os.path.exists(path):
+                with open_regular(path) as file:
+                    content = file.read()
+                if files.setdefault(name, (path, content))[1] != content:
+                    raise PrepareError(f"{path} and {files[name][0]} differ; delete the one that does not belong to "
+                                       "the shards, or write it again with prepare table")
+    return {name: content for name, (_, content) in files.items()}
+
+
 def merge(paths, out, shard_tokens):
-    """Writes the tokens of the shards, in order, as shards of another size: out_000000.bin and so on."""
-    sidecar = open_shard(paths[0])[1]
+    """Writes the tokens of the shards, in order, as shards of another size: out_000000.bin and so on, and next to them
+    the tokenizer's files.
+    """
+    sidecars = [open_shard(path)[1] for path in paths]
+    sidecar = sidecars[0]
+    for path, other in zip(paths, sidecars):
+        check_same_tokenizer(path, other, paths[0], sidecar)
 
     def parts():
         for path in paths:
             tokens, own = open_shard(path)
-            check_same_tokenizer(path, own, paths[0], sidecar)
-            yield tokens
+            yield from parts_of(path, tokens, own)
 
     if "vocab" not in sidecar or "end_token" not in sidecar:
         raise PrepareError(f"{paths[0]} has no sidecar with vocab and end_token, so its tokens cannot be told apart")
     if found := sorted(glob.glob(glob.escape(out) + "_[0-9][0-9][0-9][0-9][0-9][0-9].bin*")):
         raise PrepareError(f"{found[0]} is there already; choose another --out")
-    os.makedirs(os.path.dirname(out) or ".", exist_ok=True)
+    folder, files = os.path.dirname(out) or ".", tokenizer_files(paths)
+    outputs.require_one_tokenizer(folder, sidecar, "tokenizer.json" in files)
+    for name, content in files.items():
+        outputs.require_own(os.path.join(folder, name), outputs.is_same(content))
+    os.makedirs(folder, exist_ok=True)
+    shared = {name: value for name, value in sidecar.items() if all(other.get(name) == value for other in sidecars)}
     written = write_shards(parts(), lambda i: f"{out}_{i:06d}.bin", tokenizer=sidecar["tokenizer"],
                            vocab=sidecar["vocab"], end_token=sidecar["end_token"], shard_tokens=shard_tokens,
-                           extra={name: sidecar[name] for name in ("end_token", "tokenizer_hash") if name in sidecar})
+                           extra={name: value for name, value in shared.items() if name not in OF_ONE_SHARD})
+    for name, content in files.items():
+        write_atomically(os.path.join(folder, name), content)
     print(f"{out}_*.bin: {sum(s['tokens'] for s in written)} tokens, {len(written)} shards")

@@ -8,15 +8,16 @@ import numpy
 
 from .shard import open_regular, write_atomically
 
+MISCOUNTED = 1e-4  # a table counts bytes if their sum is off by at most this fraction
 MAGIC, VERSION, WIDE_VERSION = 20240328, 2, 3  # llm.c's; ours with uint16 lengths
 
 
 @dataclasses.dataclass
 class Table:
     """The file has a header of 256 int32: magic, version, number of tokens, the token that begins documents, the number
-    of bytes that the tokens of a document have in front of its text, and 1 if the tokens' bytes do not add up to the
-    documents' bytes. Then, for each token, a length of one byte (version 2, llm.c's) or of two (version 3, if a token
-    needs it), and its bytes.
+    of bytes that the tokens of a document have in front of its text, and 1 if the sum of the tokens' bytes differs from
+    the documents' by more than MISCOUNTED. Then, for each token, a length of one byte (version 2, llm.c's) or of two
+    (version 3, if a token needs it), and its bytes.
     """
     pieces: list  # what each token contributes to text; for end_token, what is shown for it
     end_token: int
@@ -24,14 +25,16 @@ class Table:
     exact: bool = True
 
     def sizes(self):
-        """The bytes of text of each token, as a numpy array."""
+        """The bytes of text of each token, as a numpy array. What a document's tokens have in front of its text is
+        subtracted at the token that begins it.
+        """
         sizes = numpy.array([len(piece) for piece in self.pieces])
-        sizes[self.end_token] = 0
+        sizes[self.end_token] = -self.prefix
         return sizes
 
 
 def table_of(tokenizer, exact=True):
-    """The table of a tokenizer. `exact`: whether its bytes add up to those of the documents."""
+    """The table of a tokenizer. `exact`: whether its bytes count those of the documents."""
     pieces = list(tokenizer.pieces)
     pieces[tokenizer.end_token] = tokenizer.shown_end
     return Table(pieces, tokenizer.end_token, tokenizer.prefix, exact)

@@ -11,7 +11,7 @@ import array
 import os
 import random
 
-from .hellaswag import START, write_file
+from .hellaswag import START, common, write_file
 from .readers import rows
 from .shard import open_regular
 from .tokenizers import PrepareError
@@ -107,12 +107,6 @@ def read_questions(task, path, labels_path=None):
 
 
 # ---- tokens ---------------------------------------------------------------------------------------------------------
-
-
-def common(rows):
-    """How many elements at the start are the same in all rows."""
-    shortest = min(map(len, rows))
-    return next((i for i in range(shortest) if len({row[i] for row in rows}) > 1), shortest)
 
 
 def encode_pair(context, ending, tokenizer):

@@ -69,6 +69,10 @@ class Tokenizer:
 
     content = None
 
+    def sidecar(self):
+        """What the sidecars of its shards say about it."""
+        return {"tokenizer": self.name, "vocab": self.vocab, "end_token": self.end_token, "tokenizer_hash": self.hash}
+
     def text_of(self, ids):
         """The bytes that the ids stand for, after what encode() puts in front of every text."""
         return b"".join(map(self.pieces.__getitem__, ids))[self.prefix:]
@@ -83,9 +87,9 @@ class Tokenizer:
         """The number of bytes that encode() puts in front of every text: SentencePiece's tokenizers add a space."""
         return max(int(self.sizes[self.encode("a")].sum()) - 1, 0)
 
-    def counts(self, tokens, text_bytes):
-        """True if the sizes of a text's tokens, without the prefix, add up to its bytes."""
-        return int(self.sizes[tokens].sum()) - self.prefix == text_bytes
+    def miscounted(self, tokens, text_bytes):
+        """By how many bytes the sizes of a text's tokens, without the prefix, differ from the text's size."""
+        return abs(int(self.sizes[tokens].sum()) - self.prefix - text_bytes)
 
     def sizes_in_documents(self, tokens, lengths, documents_bytes):
         """The bytes of text of each token in a row of documents, which have these numbers of tokens and bytes. What the
@@ -164,19 +168,22 @@ class Json(Tokenizer):
             os.path.basename(path), "sha256:" + hashlib.sha256(self.content).hexdigest())
         self.end_token = self.find_end_token(path, end_token, needs_end)
         if self.end_token is not None and self.end_token in self.encode(self.shown_end.decode()):
-            raise PrepareError(f"{path}: {self.shown_end.decode()} would begin documents, but it is not a special token, "
-                               "so a text can contain it; name another token with --end-token")
+            raise PrepareError(f"{path}: {self.shown_end.decode()} would begin documents, but it is not a special "
+                               "token, so a text can contain it; name another token with --end-token")
 
     def of_tiktoken(self):
-        """(name, hash) of the encoding of tiktoken whose ids the file gives, such as the tokenizer.json next to shards."""
+        """(name, hash) of the tiktoken encoding that has the ids of this file, or None. Such a file is the
+        tokenizer.json next to shards of an encoding.
+        """
         file = json.loads(self.content)
         if file["normalizer"] or file["post_processor"] or not file["model"].get("ignore_merges"):
             return None
         special = {token.content: i for i, token in self.added.items()}
         for name, pattern, tokens, vocab in known_encodings():
-            if tokens == special and vocab in (None, self.vocab) and \
+            same_tokens = special.items() <= tokens.items() and set(special.values()) == set(tokens.values())
+            if same_tokens and vocab in (None, self.vocab) and \
                     json.loads(split_of(pattern).__getstate__()) == file["pre_tokenizer"]:
-                return name, hash_of_ranks(name, self.pieces, special)
+                return name, hash_of_ranks(name, self.pieces, tokens)
         return None
 
     def find_end_token(self, path, named, needed):
@@ -192,8 +199,8 @@ class Json(Tokenizer):
         found = named or usual
         if len(front) > 1 or back not in ([], [found]) or front and back:
             raise PrepareError(f"{path} puts {' '.join(front) or 'nothing'} in front of a text and "
-                               f"{' '.join(back) or 'nothing'} behind it, but in shards one token begins a document and "
-                               "none ends it; change the file's post_processor")
+                               f"{' '.join(back) or 'nothing'} behind it, but in shards one token begins a document "
+                               "and none ends it; change the file's post_processor")
         if front and named not in (None, *front):
             raise PrepareError(f"{path} puts {front[0]} in front of every text, so documents cannot begin with "
                                f"--end-token {named}; leave it out, or change the file's post_processor")
@@ -277,8 +284,12 @@ def last_merge(piece, ranks):
 def split_of(pattern):
     """The pre-tokenizer of an encoding of tiktoken."""
     library = import_tokenizers("this tokenizer")
+    try:
+        regex = library.Regex(portable(pattern))
+    except Exception as error:  # the package raises Exception itself
+        raise PrepareError(f"no tokenizer.json can split words like {pattern} ({error})") from None
     return library.pre_tokenizers.Sequence([
-        library.pre_tokenizers.Split(library.Regex(portable(pattern)), "isolated"),
+        library.pre_tokenizers.Split(regex, "isolated"),
         library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
@@ -291,10 +302,11 @@ def json_of_ranks(tokenizer):
     merges = [(written[parts[0]], written[parts[1]]) for piece, _ in sorted(ranks.items(), key=lambda item: item[1])
               if len(piece) > 1 and len(parts := last_merge(piece, ranks)) == 2]
     # Like tiktoken, take a word that is a token as it is. Special tokens need their ids from the vocabulary.
-    vocab = {written[piece]: rank for piece, rank in ranks.items()} | encoding._special_tokens
+    special = {rank: text for text, rank in encoding._special_tokens.items()}  # a token may have two names
+    vocab = {written[piece]: rank for piece, rank in ranks.items()} | {text: rank for rank, text in special.items()}
     made = library.Tokenizer(library.models.BPE(vocab, merges, ignore_merges=True))
     made.pre_tokenizer, made.decoder = split_of(tokenizer.pattern), library.decoders.ByteLevel()
-    made.add_special_tokens(list(encoding._special_tokens))
+    made.add_special_tokens(list(special.values()))
     made.encode_special_tokens = True
     for text in (SAMPLE, *encoding._special_tokens):
         if made.encode(text, add_special_tokens=False).ids != tokenizer.encode(text).tolist():
@@ -401,8 +413,8 @@ def gpt2_from_table(path):
     if pieces[:256] == Bytes.pieces[:256] and len(pieces) == 257:
         return Bytes()
     if len(pieces) != GPT2_END + 1 or any(pieces[i] != piece for i, piece in GPT2_PIECES.items()):
-        raise PrepareError(f"{path} says what its {len(pieces)} tokens are, but not how a text is cut into them; give the "
-                           "tokenizer.json")
+        raise PrepareError(f"{path} says what its {len(pieces)} tokens are, but not how a text is cut into them; give "
+                           "the tokenizer.json")
     return gpt2_of({piece: rank for rank, piece in enumerate(pieces[:GPT2_END])})
 
 
@@ -425,6 +437,6 @@ def open_tokenizer(name, end_token=None, needs_end=True):
         if start.lstrip().startswith(b"{"):
             return Json(name, end_token, needs_end)
         if start.startswith(b"\n"):
-            raise PrepareError(f"{name} is a model of SentencePiece, not a tokenizer.json; give the tokenizer.json that "
-                               "lies beside it (AutoTokenizer.from_pretrained(...).save_pretrained(DIR) writes one)")
+            raise PrepareError(f"{name} is a SentencePiece model, not a tokenizer.json; give the tokenizer.json next to "
+                               "it (AutoTokenizer.from_pretrained(...).save_pretrained(DIR) writes one)")
     return Json(name, end_token, needs_end) if name.endswith(".json") else gpt2_from(name)

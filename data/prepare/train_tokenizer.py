@@ -5,6 +5,8 @@ It cuts words like GPT-2. The ids are the 256 bytes, then the merges, and last, 
 """
 
 import os
+import signal
+import sys
 
 from . import outputs, readers
 from .shard import write_atomically
@@ -24,9 +26,14 @@ def train_tokenizer(inputs, out, vocab, format):
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(vocab_size=vocab - 1, show_progress=False,
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=vocab - 1, show_progress=sys.stderr.isatty(),
                                              initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    tokenizer.train_from_iterator(readers.texts(inputs, format), trainer)
+    # The package computes for minutes without returning to Python, which would notice Ctrl-C only then.
+    handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        tokenizer.train_from_iterator(readers.texts(inputs, format), trainer)
+    finally:
+        signal.signal(signal.SIGINT, handler)
     found = tokenizer.get_vocab_size()
     if found < vocab - 1:
         raise PrepareError(f"this text has merges for a vocabulary of {found + 1}, not of {vocab}; give more text or a "

@@ -9,13 +9,14 @@ try:
 except ImportError:
     library = None  # only rank_file() goes without
 
-LLAMA3_PATTERN = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
-                  r"|\s+(?!\S)|\s+")
+LLAMA3_PATTERN = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+                  r"|\s*[\r\n]+|\s+(?!\S)|\s+")
 
 PARTS = ("the", "The", "house", "dogs", "don't", "I'LL", "we've", "it's", "'s", "1", "12", "1984", "1234567", " ", "  ",
          "        ", "\n", "\n\n", "\r\n", "\t", "\n  ", ".", ", ", "...", "!?", "x=1;", "<s>", "</s>", "<|endoftext|>",
          "\u00e9t\u00e9", "stra\u00dfe", "\u03b1\u03b2\u03b3", "\u4f60\u597d\u4e16\u754c", "\u0928\u092e", "\U0001f600",
-         "\U0001f469\u200d\U0001f4bb", "e\u0301", "\u00a0", "\u3000", "\u2581", "\ufffd", "\x01", "\u0660\u0661", "A" * 9)
+         "\U0001f469\u200d\U0001f4bb", "e\u0301", "\u00a0", "\u3000", "\u2581", "\ufffd", "\x01", "\u0660\u0661",
+         "A" * 9)
 
 
 def random_texts(count, seed=1, parts=PARTS):
@@ -62,13 +63,14 @@ def llama3_like():
     """Begins documents with <|begin_of_text|>, which its post-processor adds."""
     tokenizer = trained_bpe(LLAMA3_PATTERN, 500)
     tokenizer.add_special_tokens(["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"])
-    template = library.processors.TemplateProcessing("<|begin_of_text|> $A", special_tokens=[("<|begin_of_text|>", 500)])
+    begin = "<|begin_of_text|>"
+    template = library.processors.TemplateProcessing(f"{begin} $A", special_tokens=[(begin, 500)])
     tokenizer.post_processor = library.processors.Sequence([library.processors.ByteLevel(trim_offsets=False), template])
     return tokenizer
 
 
 def llama2_like(metaspace=False, post_processor="<s> $A"):
-    """SentencePiece's way: spaces are U+2581, one is put in front of the text, and bytes without a token of their own are
+    """SentencePiece's way: spaces are U+2581, one is put in front of the text, and characters without a token are bytes,
     <0x00> to <0xFF>. `metaspace`: as newer files of the same models say it.
     """
     vocab = {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"<0x{byte:02X}>": 3 + byte for byte in range(256)}
@@ -79,7 +81,8 @@ def llama2_like(metaspace=False, post_processor="<s> $A"):
                         ("\u2581\u2581", "\u2581\u2581")):
         vocab[left + right] = len(vocab)
         merges.append((left, right))
-    tokenizer = library.Tokenizer(library.models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    tokenizer = library.Tokenizer(library.models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True,
+                                                     byte_fallback=True))
     decoders, normalizers = library.decoders, library.normalizers
     if metaspace:
         tokenizer.pre_tokenizer = library.pre_tokenizers.Metaspace("\u2581", "first", split=False)

@@ -8,8 +8,10 @@ import array
 import hashlib
 import json
 import os
+import pty
 import random
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -275,6 +277,32 @@ class OwnTokenizer(TestCase):
         self.assertEqual(sidecar["tokenizer_hash"], "sha256:" + hashlib.sha256(self.read("tokenizer.json")).hexdigest())
         self.assertEqual(self.read("out/tokenizer.json"), self.read("tokenizer.json"))
 
+    def test_training_shows_progress_and_ends_at_ctrl_c(self):
+        from prepare import readers
+        seen, texts = [], [WORDS.decode()]
+
+        def watched(*_):
+            seen.append(signal.getsignal(signal.SIGINT))
+            yield from texts
+
+        before = signal.getsignal(signal.SIGINT)
+        with mock.patch.object(readers, "texts", watched):
+            self.train()
+            self.assertEqual(seen, [signal.SIG_DFL])  # ends the process whatever it does
+            texts.append(3)
+            with self.assertRaises(TypeError):
+                self.train()
+        self.assertEqual(signal.getsignal(signal.SIGINT), before)
+
+        terminal, end = pty.openpty()
+        self.addCleanup(os.close, terminal)
+        command = [sys.executable, "-m", "prepare", "train-tokenizer", self.path("words"), "--vocab", "300", "--out",
+                   self.path("t.json")]
+        folder = os.path.dirname(os.path.dirname(command_line.__file__))
+        subprocess.run(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=end, check=True)
+        os.close(end)
+        self.assertIn(b"Compute merges", os.read(terminal, 1 << 16))
+
     def test_refusals(self):
         self.assertIn("--vocab 256 is below 257", self.refused("train-tokenizer", self.path("words", WORDS), "--vocab",
                                                                 256, "--out", self.path("t.json")))
@@ -440,12 +468,22 @@ class ShardTools(TestCase):
         self.assertEqual(merged, tokens)
         self.assertEqual([sidecar["tokens"] for sidecar in sidecars][:-1], [4000] * (len(sidecars) - 1))
         self.prepared("validate", *(self.path(f"merged/{name}") for name in os.listdir(self.path("merged"))
-                                    if name.endswith(".bin")))
+                                    if name.startswith("train") and name.endswith(".bin")))
+        self.assertEqual(self.read("merged/tokenizer.bin"), self.read("out/tokenizer.bin"))
         self.assertIn("is there already", self.refused("merge", *train, "--out", self.path("merged/train")))
-        self.sidecar(tokenizer_hash="sha256:0")
-        self.assertIn("have different tokenizers: tokenizer_hash sha256:",
-                      self.refused("merge", *self.files, "--out", self.path("other/train")))
-        self.assertEqual(os.listdir(self.path("other")), [])
+        for changes, words in (({"tokenizer_hash": "sha256:0"}, "have different tokenizers: tokenizer_hash sha256:"),
+                               ({"end_token": 10}, "have different tokenizers: end_token 256 and 10")):
+            kept = self.read(self.files[0] + ".json")
+            self.sidecar(**changes)
+            self.assertIn(words, self.refused("merge", *self.files, "--out", self.path("other/train")))
+            self.assertFalse(os.path.exists(self.path("other")))
+            self.path(self.files[0] + ".json", kept)
+
+    def test_merge_into_a_directory_of_another_tokenizer(self):
+        self.path("there/val_000000.bin.json", b'{"end_token": 1}')
+        self.assertIn("val_000000.bin has the end_token 1, the new shards have 256; they need different tokenizer files",
+                      self.refused("merge", *self.files, "--out", self.path("there/train")))
+        self.assertEqual(os.listdir(self.path("there")), ["val_000000.bin.json"])
 
 
 if __name__ == "__main__":
