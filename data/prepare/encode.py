@@ -15,7 +15,7 @@ def say(answer):
     print(json.dumps(answer), flush=True)
 
 
-def encode(name, end_token=None, lines=None):
+def encode(name, end_token=None):
     """Answers each line of the standard input, a text as a JSON string, with its ids, until the input ends. The first
     line of the answers describes the tokenizer. Every answer may be {"error": MESSAGE} instead.
     """
@@ -28,7 +28,7 @@ def encode(name, end_token=None, lines=None):
         return 1
     begin = -1 if tokenizer.end_token is None else tokenizer.end_token
     say({"vocab": tokenizer.vocab, "begin": begin, "hash": tokenizer.hash})
-    for line in lines or sys.stdin.buffer:
+    for line in sys.stdin.buffer:
         try:
             text = json.loads(line)
             if not isinstance(text, str):

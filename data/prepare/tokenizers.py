@@ -161,11 +161,12 @@ class Json(Tokenizer):
         if self.tokenizer.decoder is None:  # the package would put spaces between tokens
             byte_level = isinstance(self.tokenizer.pre_tokenizer, library.pre_tokenizers.ByteLevel)
             self.tokenizer.decoder = library.decoders.ByteLevel() if byte_level else library.decoders.Fuse()
+        self.name = os.path.basename(path)
         self.ids = self.tokenizer.get_vocab(with_added_tokens=True)
         self.vocab = max(self.ids.values(), default=-1) + 1
         self.added = self.tokenizer.get_added_tokens_decoder()
         self.name, self.hash = self.of_tiktoken() or (
-            os.path.basename(path), "sha256:" + hashlib.sha256(self.content).hexdigest())
+            self.name, "sha256:" + hashlib.sha256(self.content).hexdigest())
         self.end_token = self.find_end_token(path, end_token, needs_end)
         if self.end_token is not None and self.end_token in self.encode(self.shown_end.decode()):
             raise PrepareError(f"{path}: {self.shown_end.decode()} would begin documents, but it is not a special "
@@ -176,13 +177,13 @@ class Json(Tokenizer):
         tokenizer.json next to shards of an encoding.
         """
         file = json.loads(self.content)
-        if file["normalizer"] or file["post_processor"] or not file["model"].get("ignore_merges"):
+        if file.get("normalizer") or file.get("post_processor") or not file["model"].get("ignore_merges"):
             return None
         special = {token.content: i for i, token in self.added.items()}
         for name, pattern, tokens, vocab in known_encodings():
             same_tokens = special.items() <= tokens.items() and set(special.values()) == set(tokens.values())
             if same_tokens and vocab in (None, self.vocab) and \
-                    json.loads(split_of(pattern).__getstate__()) == file["pre_tokenizer"]:
+                    json.loads(split_of(pattern).__getstate__()) == file.get("pre_tokenizer"):
                 return name, hash_of_ranks(name, self.pieces, tokens)
         return None
 
@@ -214,7 +215,10 @@ class Json(Tokenizer):
         return self.tokenizer.id_to_token(self.end_token).encode()
 
     def encode(self, text):
-        encoded = self.tokenizer.encode(text, add_special_tokens=False)
+        try:
+            encoded = self.tokenizer.encode(text, add_special_tokens=False)
+        except Exception as error:  # the package raises Exception itself
+            raise PrepareError(f"{self.name} cannot encode {text[:40]!r}: {error}") from None
         return numpy.array(encoded.ids, token_type(self.vocab))
 
     @functools.cached_property

@@ -279,6 +279,21 @@ class Bytes(Server):
         self.assertIn("changes the length of text, so its table is marked", said)
         self.assertFalse(table.read_table(self.path("t.bin")).exact)
 
+    def test_files_that_other_programs_write(self):
+        """A file may leave out parts; a tokenizer may have no token for a text, and none for those that it has not."""
+        tokenizer = made_tokenizers.trained_bpe(tokenizers.GPT2_PATTERN, 300)
+        tokenizer.add_special_tokens(["<|endoftext|>"])
+        whole = json.loads(made_tokenizers.content(tokenizer))
+        for ignore_merges in (False, True):
+            whole["model"]["ignore_merges"] = ignore_merges
+            some = {name: part for name, part in whole.items() if part is not None}
+            path = self.path("some.json", json.dumps(some).encode())
+            self.assertEqual(tokenizers.open_tokenizer(path).text_of(tokenizer.encode("a dog").ids), b"a dog")
+        words = library.Tokenizer(library.models.WordLevel({"cat": 0, "</s>": 1}, unk_token="[UNK]"))
+        words.add_special_tokens(["</s>"])
+        self.assertIn("tokenizer.json cannot encode 'a': WordLevel error: Missing [UNK] token",
+                      self.refused("table", "--tokenizer", self.made(words), "--out", self.path("t.bin")))
+
     def test_merge_keeps_bytes(self):
         texts = made_tokenizers.random_texts(200, parts=["the", "house", " ", "\u00e9", "7"])
         path = self.path("a.jsonl", "".join(json.dumps({"text": "x" + text}) + "\n" for text in texts).encode())
