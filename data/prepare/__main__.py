@@ -112,7 +112,7 @@ def add_others(commands):
     hellaswag = add("hellaswag", "Writes HellaSwag as llm.c's evaluation file.")
     hellaswag.add_argument("--out", required=True, metavar="FILE", help="hellaswag_val.bin, for example")
     add_tokenizer(hellaswag, "gpt2")
-    hellaswag.add_argument("--split", choices=("val", "train"), default="val", help="default: %(default)s")
+    hellaswag.add_argument("--split", choices=("val", "train"), help="the file to download; default: val")
     hellaswag.add_argument("--input", metavar="FILE", help="a local copy of its .jsonl, so that nothing is downloaded")
 
     task = add("task", "Converts ARC, PIQA, Winogrande, or a task of nanochat's CORE for train_gpt --task NAME=FILE.")
@@ -177,8 +177,10 @@ def run(parser, args):
         tokenizer = tokenizers.open_tokenizer(args.tokenizer, args.end_token)
         tinyshakespeare.prepare_tinyshakespeare(args.out, tokenizer, args.text)
     elif args.command == "hellaswag":
+        if args.input and args.split:
+            parser.error("--split chooses the file to download, and --input names one")
         tokenizer = tokenizers.open_tokenizer(args.tokenizer, args.end_token)
-        hellaswag.prepare_hellaswag(args.out, tokenizer, args.split, args.input)
+        hellaswag.prepare_hellaswag(args.out, tokenizer, args.split or "val", args.input)
     elif args.command == "task":
         if args.task != "piqa" and args.labels:
             parser.error(f"--labels: the labels of {args.task} are in its rows")

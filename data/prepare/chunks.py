@@ -273,6 +273,9 @@ def plan_chunks(options, is_output=lambda path: False):
     format = options.format()
     sources = [[part for path in readers.expand(name) if path == name or not is_output(path)
                 for part in readers.plan(path, format)] for name, _ in options.inputs]
+    for (name, _), parts in zip(options.inputs, sources):
+        if not parts:
+            raise PrepareError(f"{name} holds only the output of an earlier run")
     parts = [part for source in sources for part in source]
     by_place = options.val_split == "start" or options.val_split == "auto" and len(parts) < FEW_DOCUMENTS and all(
         part.kind in ("text", "bad") for part in parts)

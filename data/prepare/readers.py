@@ -397,6 +397,8 @@ def open_dataset(path):
         raise missing("datasets", path) from None
     try:
         if not path.startswith("hf:"):
+            for table in glob.glob(os.path.join(glob.escape(path), "**", "*.arrow"), recursive=True):
+                open_regular(table).close()  # refuses pointers of Git LFS
             dataset = datasets.load_from_disk(path)
             return dataset["train"] if isinstance(dataset, datasets.DatasetDict) else dataset
         name, config, split = (path[3:].split(":") + [None, None])[:3]
@@ -485,7 +487,11 @@ def decode(raw):
     document. All texts come through here. A byte order mark at the start is removed.
     """
     if isinstance(raw, str):
-        text, replaced = re.subn("[\ud800-\udfff]", "\ufffd", raw.removeprefix("\ufeff"))
+        text, replaced = raw.removeprefix("\ufeff"), 0
+        try:
+            text.encode()
+        except UnicodeEncodeError:  # faster than a search in every text
+            text, replaced = re.subn("[\ud800-\udfff]", "\ufffd", text)
     else:
         text = raw.decode("utf-8-sig", errors="replace")
         replaced = text.count("\ufffd") - raw.count(b"\xef\xbf\xbd")

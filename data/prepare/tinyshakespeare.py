@@ -10,7 +10,7 @@ import urllib.request
 
 import numpy
 
-from . import outputs
+from . import outputs, readers
 from .shard import open_regular, write_shards
 from .table import MISCOUNTED, write_tokenizer
 from .tokenizers import PrepareError
@@ -47,6 +47,8 @@ def speeches(text):
 
 def prepare_tinyshakespeare(out, tokenizer, text_file=None, url=URL):
     text = read_or_download(text_file, url)
+    if readers.decode(text) != (text.decode(errors="replace"), 0):
+        raise PrepareError(f"{text_file or url} is not UTF-8 text without a byte order mark")
     texts = [speech.decode(errors="replace") for speech in speeches(text)]
     documents = [tokenizer.encode(speech) for speech in texts]
     lengths, sizes = [len(document) + 1 for document in documents], [len(speech.encode()) for speech in texts]

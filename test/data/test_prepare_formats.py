@@ -9,6 +9,7 @@ import gzip
 import io
 import json
 import lzma
+import os
 import pickle
 import sqlite3
 import struct
@@ -276,6 +277,9 @@ class Formats(TestCase):
         self.assertEqual(self.documents("train"), TEXTS)
         self.assertIn("column 'tags' of", self.refused("text", self.path("all/saved"), "--column", "tags", "--out",
                                                        self.path("no")))
+        pointer = self.path("all/pointer/a.arrow", POINTER)
+        self.path("all/pointer/state.json", b"{}")
+        self.assertIn("Git LFS pointer", self.refused("text", os.path.dirname(pointer), "--out", self.path("no")))
         cut = self.read("all/saved/data-00000-of-00001.arrow")[:900]
         self.assertIn("cut.arrow cannot be read as arrow", self.refused("text", self.path("cut.arrow", cut), "--out",
                                                                          self.path("no")))
@@ -386,6 +390,19 @@ class Notes(TestCase):
             self.assertEqual([note[:31] for note in notes], [
                 "--separator '\\n\\n' occurs in no", "6 text files without --separato",
                 "'<|endoftext|>' occurs 18 times"])
+
+    def test_other_options_without_effect_are_refused(self):
+        self.prepared("text", self.path("in/a", b"text"), "--out", self.path("in/out"), "--val-fraction", 0)
+        for weight in ("", "@1"):
+            self.assertIn("in/out holds only the output of an earlier run", self.refused(
+                "text", self.path("in/a") + weight, self.path("in/out") + weight, "--out", self.path("in/out")))
+        with self.assertRaises(SystemExit), mock.patch("sys.stderr"):
+            self.prepare("hellaswag", "--input", "x", "--split", "train", "--out", self.path("h"))
+        for content in (b"caf\xe9\n\n" * 20_000, "text\n\n".encode("utf-16") * 9000,
+            b"\xef\xbb\xbf" + b"text\n\n" * 9000):
+            self.assertIn("play is not UTF-8 text without a byte order mark", self.refused(
+                "tinyshakespeare", "--tokenizer", "bytes", "--text", self.path("play", content), "--out",
+                self.path("t")))
 
     def test_an_evaluation_set_that_drops_nothing_is_refused(self):
         some = self.path("some", b"text")
