@@ -137,9 +137,11 @@ def add_others(commands):
 
     encode = add("encode", "Answers each line of standard input, a JSON string, with the text's ids, a JSON array.")
     table = add("table", "Writes tokenizer.bin, the bytes of each token, to standard output.")
-    for command in (encode, table):
+    as_json = add("json", "Writes a tokenizer.json that gives the tokenizer's ids to standard output.")
+    for command in (encode, table, as_json):
         add_tokenizer(command, "bytes")
-    table.add_argument("--out", metavar="FILE", help="write this file instead")
+    for command in (table, as_json):
+        command.add_argument("--out", metavar="FILE", help="write this file instead")
 
     inspect = add("inspect", "Prints the header, sidecar and first documents of shards.")
     validate = add("validate", "Checks size, checksum and ids of shards, that they share a tokenizer, and that no "
@@ -196,6 +198,8 @@ def run(parser, args):
         return encode.encode(args.tokenizer, args.end_token)
     elif args.command == "table":
         encode.write_table(args.tokenizer, args.end_token, args.out)
+    elif args.command == "json":
+        encode.write_json(args.tokenizer, args.end_token, args.out)
     elif args.command == "inspect":
         shard_tools.inspect(args.shards, args.tokenizer, args.documents)
     elif args.command == "validate":

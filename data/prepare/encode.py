@@ -1,4 +1,6 @@
-"""`prepare encode` and `prepare table`: what train_gpt needs of a tokenizer, ids for prompts and bytes for ids."""
+"""`prepare encode`, `table` and `json`: what train_gpt needs of a tokenizer, ids for prompts, bytes for ids, and the
+tokenizer.json of an export.
+"""
 
 import json
 import os
@@ -8,7 +10,7 @@ import sys
 from . import outputs, readers
 from .shard import write_atomically
 from .table import table_bytes, table_of
-from .tokenizers import PrepareError, SAMPLE, open_tokenizer
+from .tokenizers import PrepareError, SAMPLE, json_of_bytes, open_tokenizer
 
 
 def say(answer):
@@ -48,7 +50,16 @@ def write_table(name, end_token=None, out=None):
     if not exact:
         print(f"prepare: {tokenizer.name} changes the length of text, so its table is marked: it does not count bytes",
               file=sys.stderr)
-    content = table_bytes(table_of(tokenizer, exact))
+    write(table_bytes(table_of(tokenizer, exact)), out)
+
+
+def write_json(name, end_token=None, out=None):
+    """Writes tokenizer.json to `out`, or to the standard output."""
+    tokenizer = open_tokenizer(name, end_token, needs_end=False)
+    write(json_of_bytes() if tokenizer.content is None else tokenizer.content, out)
+
+
+def write(content, out):
     if out:
         outputs.require_own(out, outputs.has_table_head)
         os.makedirs(os.path.dirname(out) or ".", exist_ok=True)

@@ -319,6 +319,16 @@ def json_of_ranks(tokenizer):
     return made.to_str().encode()
 
 
+def json_of_bytes():
+    """The content of a tokenizer.json that gives the ids of `bytes`."""
+    library = import_tokenizers("the tokenizer.json of bytes")
+    made = library.Tokenizer(library.models.BPE(notations()[0] | {END_TOKENS[0]: Bytes.end_token}, []))
+    made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = library.decoders.ByteLevel()
+    made.add_special_tokens([END_TOKENS[0]])
+    return made.to_str().encode()
+
+
 def hash_of_ranks(name, pieces, special):
     # The encoding's name, not its pattern: versions of tiktoken write the same pattern differently.
     pieces = list(pieces)

@@ -31,9 +31,10 @@ nlohmann::ordered_json quantization_config() {
             {"ignore", {"lm_head"}}};
 }
 
-// The id of the token between documents, or null. A vocabulary of GPT-2's size has GPT-2's <|endoftext|>.
-nlohmann::ordered_json end_token_id(const ModelConfig& model, int end_token) {
-    if (end_token >= 0 && end_token < model.vocab) return end_token;
+// The first of the tokens that the model has, or null. A vocabulary of GPT-2's size has GPT-2's <|endoftext|>.
+nlohmann::ordered_json token_id(const ModelConfig& model, int token, int otherwise) {
+    for (const int id : {token, otherwise})
+        if (id >= 0 && id < model.vocab) return id;
     return model.vocab == 50257 ? nlohmann::ordered_json(50256) : nullptr;
 }
 
@@ -41,7 +42,8 @@ nlohmann::ordered_json hf_config(const ModelConfig& config, const HfFormat& form
     nlohmann::ordered_json json = hf_model_json(config);
     json["torch_dtype"] = format.type == HfType::fp32 ? "float32" : "bfloat16";
     // Written even if null: transformers' default is GPT-2's id, which is outside a smaller vocabulary.
-    json["bos_token_id"] = json["eos_token_id"] = end_token_id(config, format.end_token);
+    json["bos_token_id"] = token_id(config, format.begin_token, format.end_token);
+    json["eos_token_id"] = token_id(config, format.end_token, format.end_token);
     if (format.type == HfType::fp8) json["quantization_config"] = quantization_config();
     return json;
 }
@@ -50,10 +52,10 @@ void write_config(const std::string& folder, const ModelConfig& model, const HfF
     write_synced(system_calls(), folder + "config.json", json_text(hf_config(model, format), 2) + "\n");
 }
 
-void write_generation_config(const std::string& folder, const ModelConfig& model, int end_token) {
-    const nlohmann::ordered_json id = end_token_id(model, end_token);
-    if (id.is_null()) return;
-    const nlohmann::ordered_json json{{"bos_token_id", id}, {"eos_token_id", id}};
+void write_generation_config(const std::string& folder, const nlohmann::ordered_json& config) {
+    if (config.at("eos_token_id").is_null()) return;
+    const nlohmann::ordered_json json{{"bos_token_id", config.at("bos_token_id")},
+                                      {"eos_token_id", config.at("eos_token_id")}};
     write_synced(system_calls(), folder + "generation_config.json", json_text(json, 2) + "\n");
 }
 
@@ -177,7 +179,7 @@ void export_hf_directory(const std::string& directory, const ModelConfig& model,
         write_file(folder + names.back(), shards[i], format.type, fetch);
     }
     if (shards.size() > 1) write_index(folder, shards, names);
-    write_generation_config(folder, model, format.end_token);
+    write_generation_config(folder, hf_config(model, format));
     write_config(folder, model, format);
 }
 

@@ -247,13 +247,13 @@ HfWeights::HfWeights(const std::string& path, const ModelConfig* expected)
     for (size_t i = 0; i < names.size(); ++i) tensors_[tensors[i].row.name].emplace_back(names[i], tensors[i]);
 }
 
-int HfWeights::end_token() const {
+int HfWeights::token_id(const char* key) const {
     if (files_.config_path().empty()) return -1;
     constexpr InputKind kind = {"model file", "the config.json of a Hugging Face model", ExitCode::checkpoint, 16};
     const auto config = read_json_or_null<nlohmann::json>(files_.config_path(), kind);
-    nlohmann::json end = config.is_object() ? config.value("eos_token_id", nlohmann::json()) : nlohmann::json();
-    if (end.is_array() && !end.empty()) end = nlohmann::json(end[0]);  // chat models have several
-    return end.is_number_unsigned() && end < model_.vocab ? end.get<int>() : -1;
+    nlohmann::json id = config.is_object() ? config.value(key, nlohmann::json()) : nlohmann::json();
+    if (id.is_array() && !id.empty()) id = nlohmann::json(id[0]);  // chat models have several
+    return id.is_number_unsigned() && id < model_.vocab ? id.get<int>() : -1;
 }
 
 std::vector<float> HfWeights::fetch(const std::string& name) const {

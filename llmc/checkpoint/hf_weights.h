@@ -78,9 +78,12 @@ public:
 
     const ModelConfig& model() const override { return model_; }
     std::vector<float> fetch(const std::string& name) const override;
-    int end_token() const override;  // eos_token_id in config.json
+    int end_token() const override { return token_id("eos_token_id"); }
+    int begin_token() const override { return token_id("bos_token_id"); }
 
 private:
+    int token_id(const char* key) const;  // from config.json; -1 without it
+
     WeightFiles files_;
     ModelConfig model_;
     std::map<std::string, std::vector<std::pair<std::string, HfTensor>>> tensors_;  // by our name: the file's
@@ -108,6 +111,7 @@ struct HfFormat {
     HfType type = HfType::fp32;
     int end_token = -1;  // between documents; -1 if unknown
     uint64_t shard_bytes = kHfShardBytes;
+    int begin_token = -1;  // begins documents; -1: end_token
 };
 
 // Writes a directory that from_pretrained() can load: model.safetensors (or shards and model.safetensors.index.json),

@@ -21,6 +21,8 @@ public:
     virtual std::vector<float> fetch(const std::string& name) const = 0;
     // The token that begins every document of the training data, or -1 if unknown.
     virtual int end_token() const { return -1; }
+    // The same, except for models of other programs, which may end documents with another token.
+    virtual int begin_token() const { return end_token(); }
 };
 
 // Opens the source that the path names: a training checkpoint, a run with one (its newest), a file that begins with

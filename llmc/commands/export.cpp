@@ -60,17 +60,20 @@ std::string llmc_file(const Options& o) {
     return file.string();
 }
 
-// Writes the tokenizer's files if there is a tokenizer. Returns the id of the token between documents, or -1.
-int write_tokenizer(const Options& o, const WeightSource& source) {
-    HfTokenizerTarget target{o.to, source.model().vocab, source.model().context, source.end_token()};
-    std::string tokenizer = o.tokenizer;
-    if (tokenizer.empty()) {
-        const TokenizerSearch search = find_tokenizer("", o.from, source);
-        if (search.tokenizer) tokenizer = search.tokenizer->name();
-        if (!search.tokenizer)
-            print_line("note: the export has no tokenizer, because {}; --tokenizer FILE adds one", search.problem);
+// Writes the tokenizer's files if there is a tokenizer. Returns the tokens at the edges of documents.
+DocumentTokens write_tokenizer(const Options& o, const WeightSource& source) {
+    const HfTokenizerTarget target{
+        o.to, source.model().vocab, source.model().context, {source.begin_token(), source.end_token()}};
+    if (!o.tokenizer.empty()) return write_hf_tokenizer(o.tokenizer, target);
+    const TokenizerSearch search = find_tokenizer("", o.from, source);
+    std::string problem = search.problem;
+    try {
+        if (search.tokenizer) return write_hf_tokenizer(search.tokenizer->encoder(), target);
+    } catch (const Error& error) {
+        problem = error.what();
     }
-    return tokenizer.empty() ? target.end_token : write_hf_tokenizer(tokenizer, target);
+    print_line("note: the export has no tokenizer, because {}; --tokenizer FILE adds one", sanitize(problem));
+    return target.tokens;
 }
 
 }  // namespace
@@ -91,8 +94,8 @@ ExitCode export_weights(const Options& o) {
         const HfType type = o.dtype == StateFormat::fp32   ? HfType::fp32
                             : o.dtype == StateFormat::bf16 ? HfType::bf16
                                                            : HfType::fp8;
-        const int end_token = write_tokenizer(o, *source);
-        export_hf_directory(o.to, source->model(), {type, end_token}, fetch);
+        const DocumentTokens tokens = write_tokenizer(o, *source);
+        export_hf_directory(o.to, source->model(), {type, tokens.end, kHfShardBytes, tokens.begin}, fetch);
     }
     print_line("{} in {} written to {}", counted(source->model().parameters(), "parameter"), word_of(o.dtype), written);
     return ExitCode::ok;

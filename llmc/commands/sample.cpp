@@ -9,6 +9,7 @@
 
 #include "llmc/base/clock.h"
 #include "llmc/base/text.h"
+#include "llmc/data/encoder.h"
 #include "llmc/data/tokenizer.h"
 #include "llmc/model/sampler.h"
 #include "llmc/run/evaluation.h"
@@ -29,11 +30,15 @@ void choose_shape(const ModelConfig& model, Options& o) {
     o.recompute = Recompute::norm;  // keys and values stay, most of the rest does not
 }
 
-// Writes text to the terminal as its bytes come, whole characters at a time.
+// Writes text to the terminal as its bytes come, whole characters at a time. Leaves out the first `hidden` bytes.
 class TextStream {
 public:
+    explicit TextStream(size_t hidden) : hidden_(hidden) {}
+
     void write(const std::string& bytes) {
-        rest_ += bytes;
+        const size_t hidden = std::min(hidden_, bytes.size());
+        hidden_ -= hidden;
+        rest_ += bytes.substr(hidden);
         const size_t whole = complete_utf8(rest_);
         put(rest_.substr(0, whole));
         rest_.erase(0, whole);
@@ -46,29 +51,31 @@ private:
         std::fflush(stdout);
     }
     std::string rest_;
+    size_t hidden_;
 };
 
 template <class Real>
 class Writer {
 public:
     Writer(const Options& options, const TokenDecoder& decoder, Trainer<Real>& trainer)
-        : options_(options), decoder_(decoder), trainer_(trainer) {}
+        : options_(options), decoder_(decoder), encoder_(decoder.encoder()), trainer_(trainer) {}
 
     // Every sample of a prompt; "": the beginning of a document.
     void write(const std::string& prompt, bool echo) {
-        const std::vector<int> tokens = prompt_tokens(decoder_, prompt, trainer_.config().model);
+        const std::vector<int> tokens = prompt_tokens(encoder_, prompt, decoder_.end_token(), trainer_.config().model);
         for (int i = 0; i < options_.num_samples; i++) {
             if (i > 0) std::puts("---");
-            write_one(tokens, echo ? prompt : "");
+            write_one(tokens, echo ? prompt : "", prompt.empty() ? static_cast<size_t>(decoder_.prefix_bytes()) : 0);
         }
     }
 
 private:
-    void write_one(std::vector<int> tokens, const std::string& echo) {
+    // `hidden`: bytes that the tokens of a document have in front of its text.
+    void write_one(std::vector<int> tokens, const std::string& echo, size_t hidden) {
         const Options& o = options_;
         const SamplerSettings settings{o.temperature, o.top_k, o.top_p, o.seed + samples_++};
         const std::string prompt_length = plural(static_cast<int64_t>(tokens.size()), "token");
-        TextStream text;
+        TextStream text(hidden);
         text.write(echo);
         const double begin = monotonic_seconds();
         double first = 0;
@@ -91,6 +98,7 @@ private:
 
     const Options& options_;
     const TokenDecoder& decoder_;
+    PromptEncoder encoder_;
     Trainer<Real>& trainer_;
     uint64_t samples_ = 0;
 };

@@ -1,24 +1,25 @@
-// Finds and reads tokenizer files, decodes tokens, and encodes prompts with a plain byte-pair encoder. hf_tokenizer.cpp
-// handles Hugging Face's format.
+// Finds and reads tokenizer files, and decodes tokens.
 // build: fuzzed
 #include "llmc/data/tokenizer.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
 #include <string_view>
+#include <unordered_set>
 
 #include "llmc/base/error.h"
 #include "llmc/base/files.h"
 #include "llmc/base/text.h"
+#include "llmc/data/encoder.h"
 
 namespace llmc {
 namespace {
 
 constexpr int32_t magic_llmc = 20240328;
 constexpr int max_vocab = 1 << 24;  // far more than any tokenizer has; keeps a corrupt file from filling the memory
+constexpr int kMostPrefixBytes = 255;
 
 constexpr InputKind kTokenizerFile = {"tokenizer file",
                                       "a .tiktoken file, an llm.c tokenizer.bin, a tokenizer.json, a directory with "
@@ -82,12 +83,6 @@ bool printable(uint32_t c) {
 
 }  // namespace
 
-std::vector<int> encode_bytes(const std::string& prompt) {
-    std::vector<int> tokens;
-    for (unsigned char byte : prompt) tokens.push_back(byte);
-    return tokens;
-}
-
 size_t complete_utf8(std::string_view text) {
     for (size_t back = 1; back <= std::min<size_t>(3, text.size()); ++back) {
         const unsigned char byte = static_cast<unsigned char>(text[text.size() - back]);
@@ -126,7 +121,7 @@ std::vector<std::string> tokenizer_files(const std::string& directory) {
     const fs::path folder(directory.empty() ? "." : directory);
     std::vector<std::string> files, tables;
     std::error_code ignored;
-    for (const char* name : {"tokenizer.json", "tokenizer.bin", "gpt2_tokenizer.bin"})
+    for (const char* name : {"tokenizer.bin", "tokenizer.json", "gpt2_tokenizer.bin"})
         if (fs::is_regular_file(folder / name, ignored)) files.push_back((folder / name).string());
     for (const auto& entry : fs::directory_iterator(folder, ignored))
         if (entry.path().extension() == ".tiktoken" && entry.is_regular_file(ignored))
@@ -162,7 +157,11 @@ TokenDecoder TokenDecoder::byte_vocabulary() {
     return decoder;
 }
 
-TokenDecoder TokenDecoder::token_ids() { return TokenDecoder("token ids"); }
+TokenDecoder TokenDecoder::token_ids() {
+    TokenDecoder decoder("token ids");
+    decoder.encoder_ = "";
+    return decoder;
+}
 
 TokenDecoder TokenDecoder::open(const std::string& name) {
     if (name == "bytes") return byte_vocabulary();
@@ -173,10 +172,20 @@ TokenDecoder TokenDecoder::open(const std::string& name) {
         return open(files[0]);
     }
     const std::string content = read_input(name, kTokenizerFile);
+    if (!content.starts_with('{')) return parse_table(content, name);
+    return from_llmc(ask_prepare("table", name), name);
+}
+
+TokenDecoder TokenDecoder::parse_table(const std::string& content, const std::string& path) {
     int32_t magic = 0;
     if (content.size() >= sizeof magic) std::memcpy(&magic, content.data(), sizeof magic);
-    if (magic == magic_llmc) return from_llmc(content, name);
-    return content.starts_with('{') ? from_hf(content, name) : from_tiktoken(content, name);
+    TokenDecoder decoder = magic == magic_llmc ? from_llmc(content, path) : from_tiktoken(content, path);
+    const std::filesystem::path file(path);
+    std::error_code ignored;
+    if (file.filename() == "tokenizer.bin" && std::filesystem::exists(file.parent_path() / "tokenizer.json", ignored))
+        decoder.encoder_ = (file.parent_path() / "tokenizer.json").string();
+    if (decoder.pieces_ == byte_vocabulary().pieces_) decoder.encoder_ = "bytes";
+    return decoder;
 }
 
 void TokenDecoder::require_same(const TokenDecoder& other) const {
@@ -190,28 +199,34 @@ void TokenDecoder::require_same(const TokenDecoder& other) const {
     }
 }
 
-// Format: int32 head[256] = {magic, version, tokens, end token (version 2)}, then {uint8 length, bytes} per token.
+// Format: int32 head[256] = {magic, version, tokens, end token, prefix bytes, 1 if it does not count text}, then
+// {length, bytes} per token. The length is a uint8, or from version 3 on a uint16. Version 1 has no end token; llm.c's
+// version 2 ends with it.
 TokenDecoder TokenDecoder::from_llmc(const std::string& content, const std::string& path) {
     int32_t head[256];
     if (content.size() < sizeof head) bad_file(path, fmt::format("has {} bytes, less than its header", content.size()));
     std::memcpy(head, content.data(), sizeof head);
     const int version = head[1], count = head[2];
-    if (version != 1 && version != 2)
-        bad_file(path, fmt::format("has version {}; versions 1 and 2 can be read", version));
+    if (version < 1 || version > 3) bad_file(path, fmt::format("has version {}; versions 1 to 3 can be read", version));
     if (count < 1 || count > max_vocab) bad_file(path, fmt::format("claims {} tokens", count));
 
     TokenDecoder decoder(path);
-    decoder.end_token_ = version == 2 ? head[3] : 50256;  // only GPT-2's tokenizer was written in version 1
+    decoder.end_token_ = version == 1 ? 50256 : head[3];  // only GPT-2's tokenizer was written in version 1
+    if (version > 1) decoder.prefix_bytes_ = head[4], decoder.counts_text_ = head[5] == 0;
+    if (decoder.prefix_bytes_ < 0 || decoder.prefix_bytes_ > kMostPrefixBytes)
+        bad_file(path, fmt::format("says that documents begin with {} bytes that are not text", head[4]));
     if (decoder.end_token_ < 0 || decoder.end_token_ >= count)
         bad_file(path, fmt::format("its end token {} is not one of its {} tokens", decoder.end_token_, count));
+    const size_t width = version == 3 ? 2 : 1;  // bytes of a length
     size_t at = sizeof head;
     for (int id = 0; id < count; ++id) {
-        const size_t length = at < content.size() ? static_cast<unsigned char>(content[at]) : 0;
-        if (at >= content.size() || content.size() - at - 1 < length)
+        uint16_t length = 0;
+        const bool has_length = content.size() - at >= width;
+        if (has_length) std::memcpy(&length, content.data() + at, width);
+        if (!has_length || content.size() - at - width < length)
             bad_file(path, fmt::format("ends inside token {} of {}: it is truncated", id, count));
-        decoder.pieces_.push_back(content.substr(at + 1, length));
-        if (id != decoder.end_token_ && length > 0) decoder.tokens_.emplace(decoder.pieces_.back(), Token{id, id});
-        at += 1 + length;
+        decoder.pieces_.push_back(content.substr(at + width, length));
+        at += width + length;
     }
     if (at != content.size()) bad_file(path, fmt::format("has {} bytes after its last token", content.size() - at));
     return decoder;
@@ -219,6 +234,7 @@ TokenDecoder TokenDecoder::from_llmc(const std::string& content, const std::stri
 
 TokenDecoder TokenDecoder::from_tiktoken(const std::string& content, const std::string& path) {
     TokenDecoder decoder(path);
+    std::unordered_set<std::string> seen;
     std::string_view rest = content;
     for (int line_number = 1; !rest.empty(); ++line_number) {
         std::string_view line = rest.substr(0, rest.find('\n'));
@@ -234,10 +250,10 @@ TokenDecoder TokenDecoder::from_tiktoken(const std::string& content, const std::
                                        line_number, magic_llmc));
         if (decoder.pieces_.size() <= static_cast<size_t>(id)) decoder.pieces_.resize(id + 1);
         decoder.pieces_[id] = bytes;
-        if (!decoder.tokens_.emplace(bytes, Token{id, id}).second)
+        if (!seen.insert(bytes).second)
             bad_file(path, fmt::format("line {} repeats the bytes of an earlier token", line_number));
     }
-    if (decoder.tokens_.empty()) bad_file(path, "is empty");
+    if (seen.empty()) bad_file(path, "is empty");
     // The file has no special tokens. GPT-2's end token and Llama 3's begin token, which start documents in llm.c's
     // shards, have the ids after the last rank.
     const int ranks = decoder.vocab();
@@ -248,109 +264,35 @@ TokenDecoder TokenDecoder::from_tiktoken(const std::string& content, const std::
     return decoder;
 }
 
-std::string TokenDecoder::as_llmc() const {
-    int32_t head[256] = {magic_llmc, 2, vocab(), end_token_};
+std::string TokenDecoder::as_table() const {
+    size_t longest = 0;
+    for (const std::string& piece : pieces_) longest = std::max(longest, piece.size());
+    if (longest > UINT16_MAX) bad_file(name_, fmt::format("has a token of {} bytes; the most are 65,535", longest));
+    const size_t width = longest > UINT8_MAX ? 2 : 1;
+    const int32_t head[256] = {magic_llmc, width == 2 ? 3 : 2, vocab(), end_token_, prefix_bytes_, !counts_text_};
     std::string content(reinterpret_cast<const char*>(head), sizeof head);
     for (const std::string& piece : pieces_) {
-        if (piece.size() > 255) bad_file(name_, "has a token of more than 255 bytes, the most in llm.c's format");
-        content += static_cast<char>(piece.size()) + piece;
+        const auto length = static_cast<uint16_t>(piece.size());
+        content.append(reinterpret_cast<const char*>(&length), width);
+        content += piece;
     }
     return content;
 }
 
 std::string TokenDecoder::decode(const std::vector<int>& tokens) const {
     std::string text;
-    for (int token : tokens)
-        text += pieces_.empty()                 ? fmt::format("{} ", token)
-                : token >= 0 && token < vocab() ? pieces_[token]
-                                                : fmt::format("<|{}|>", token);
+    for (const int token : tokens) {
+        const bool has_text = token >= 0 && token < vocab() && !pieces_[token].empty();
+        text += pieces_.empty() ? fmt::format("{} ", token) : has_text ? pieces_[token] : fmt::format("<|{}|>", token);
+    }
     return text;
 }
 
 std::vector<int> TokenDecoder::text_bytes() const {
     std::vector<int> bytes;
-    for (const std::string& piece : pieces_) {
-        const bool is_end = static_cast<int>(bytes.size()) == end_token_;
-        const bool is_text = !is_end && (tokens_.empty() || tokens_.contains(piece));
-        bytes.push_back(is_text ? static_cast<int>(piece.size()) : 0);
-    }
+    for (const std::string& piece : pieces_) bytes.push_back(static_cast<int>(piece.size()));
+    if (end_token_ >= 0 && end_token_ < vocab()) bytes[end_token_] = 0;
     return bytes;
-}
-
-// Reads token ids separated by spaces.
-static std::vector<int> numbers_in(const std::string& prompt) {
-    std::vector<int> ids;
-    const char *at = prompt.data(), *const end = at + prompt.size();
-    while (at < end) {
-        if (*at == ' ') {
-            at++;
-            continue;
-        }
-        int id = -1;
-        const auto [after, error] = std::from_chars(at, end, id);
-        if (error != std::errc() || id < 0 || (after < end && *after != ' '))
-            throw Error(ExitCode::bad_flags,
-                        "--prompt needs a tokenizer, and none was found; give --tokenizer FILE, or a prompt of token "
-                        "ids like '464 3290'");
-        ids.push_back(id);
-        at = after;
-    }
-    return ids;
-}
-
-std::vector<int> TokenDecoder::encode(const std::string& prompt) const {
-    if (pieces_.empty()) return numbers_in(prompt);
-    if (tokens_.empty()) return encode_bytes(prompt);
-    std::vector<int> tokens;
-    // A word starts at the space before it: "a  b" is "a", " ", " b".
-    for (size_t start = 0; start < prompt.size();) {
-        size_t end = start;
-        while (end < prompt.size() && prompt[end] == ' ') ++end;
-        if (end - start > 1 && end < prompt.size()) {
-            --end;  // only the last space of a run belongs to the next word
-        } else {
-            while (end < prompt.size() && prompt[end] != ' ') ++end;
-        }
-        encode_word(prompt.substr(start, end - start), tokens);
-        start = end;
-    }
-    return tokens;
-}
-
-std::vector<std::string> TokenDecoder::parts_of(int token) const {
-    const std::string& piece = pieces_[token];
-    const auto found = tokens_.find(piece);
-    return merged(piece, found == tokens_.end() ? 0 : found->second.rank);
-}
-
-// Merges the neighbours whose union has the lowest rank, until no union has a rank lower than `below`. Takes quadratic
-// time in the length of a word, but words are short.
-std::vector<std::string> TokenDecoder::merged(const std::string& word, int below) const {
-    std::vector<std::string> parts;
-    for (char byte : word) parts.emplace_back(1, byte);
-    for (;;) {
-        size_t best = parts.size();
-        int best_rank = below;
-        for (size_t i = 0; i + 1 < parts.size(); ++i) {
-            const auto found = tokens_.find(parts[i] + parts[i + 1]);
-            if (found == tokens_.end() || found->second.rank >= best_rank) continue;
-            best = i;
-            best_rank = found->second.rank;
-        }
-        if (best == parts.size()) return parts;
-        parts[best] += parts[best + 1];
-        parts.erase(parts.begin() + static_cast<std::ptrdiff_t>(best) + 1);
-    }
-}
-
-void TokenDecoder::encode_word(const std::string& word, std::vector<int>& tokens) const {
-    for (const std::string& part : merged(word, max_vocab)) {
-        const auto found = tokens_.find(part);
-        if (found == tokens_.end())
-            throw Error(ExitCode::bad_data, "the tokenizer has no token for the prompt's byte 0x{:02x}",
-                        static_cast<unsigned char>(part[0]));
-        tokens.push_back(found->second.id);
-    }
 }
 
 }  // namespace llmc

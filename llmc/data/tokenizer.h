@@ -1,15 +1,13 @@
-// Tokenizers: text from tokens for samples, and tokens from a prompt. Training itself only needs shards, which contain
-// tokens.
+// Text from tokens, for samples, and the bytes of text that tokens stand for. encoder.h turns prompts into tokens.
 #pragma once
 #include <optional>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 namespace llmc {
 
-// A vocabulary, read from one of several file formats.
+// The bytes that each token of a vocabulary contributes to text, read from one of several file formats.
 class TokenDecoder {
 public:
     // Ids 0 to 255 are bytes. Id 256 ends a document and prints as a newline. data/demo_corpus.py and `data.prepare
@@ -20,12 +18,18 @@ public:
     static TokenDecoder token_ids();
 
     // `name` is "bytes", a file, or a directory with one of tokenizer_files() in it. The content determines the format:
-    //   - a tiktoken file (one line `base64 rank` per token)
-    //   - an llm.c tokenizer (magic 20240328, version 1 or 2)
-    //   - a tokenizer.json of Hugging Face with a byte-level BPE, such as those of GPT-2, Llama 3 and Qwen
+    //   - a table (parse_table())
+    //   - a tokenizer.json of Hugging Face, whose table data.prepare makes
     static TokenDecoder open(const std::string& name);
 
+    // A table that `path` has: a tiktoken file (one line `base64 rank` per token), or an llm.c tokenizer.bin (magic
+    // 20240328, version 1 or 2; data.prepare also writes version 3, with longer tokens).
+    static TokenDecoder parse_table(const std::string& content, const std::string& path);
+
     const std::string& name() const { return name_; }  // the argument of open(), "bytes" or "token ids"
+    // The tokenizer that encodes prompts, for PromptEncoder and data.prepare: "bytes", the tokenizer.json next to a
+    // tokenizer.bin, or the file itself. "" for token ids.
+    const std::string& encoder() const { return encoder_; }
     int vocab() const { return static_cast<int>(pieces_.size()); }
     int end_token() const { return end_token_; }  // the token that begins every document; -1 if unknown
     void set_end_token(int token) { end_token_ = token; }
@@ -33,48 +37,37 @@ public:
     // Throws Error(bad_data) if an id that both have stands for different text.
     void require_same(const TokenDecoder& other) const;
 
-    // The bytes of the tokens. Ids outside the vocabulary (a model's padded columns) become "<|id|>".
+    // The bytes of the tokens. Ids outside the vocabulary (a model's padded columns), and tokens that add nothing to
+    // text, become "<|id|>".
     std::string decode(const std::vector<int>& tokens) const;
 
-    // The number of bytes of text for each id. Tokens that are not text, such as the end token, have none.
+    // The number of bytes that each id adds to text. The end token adds none.
     std::vector<int> text_bytes() const;
+    // The bytes that the tokens of every document have in front of its text, such as SentencePiece's space.
+    int prefix_bytes() const { return prefix_bytes_; }
+    // False if the bytes of a document's tokens do not add up to its length, because the tokenizer changes text.
+    bool counts_text() const { return counts_text_; }
 
-    // The tokens of a prompt. The byte vocabulary gives its bytes. All others use byte-pair encoding by rank within
-    // words, where a word includes the one space before it. GPT-2's official pre-tokenizer is a regular expression that
-    // also splits between letters, digits, punctuation, contractions ('s, 'll) and kinds of white space. Almost no
-    // token of its vocabulary crosses such a split, so both agree on ordinary text. They may differ around contractions
-    // and runs of mixed white space. Prepare training data with data/prepare, which uses the official one.
-    std::vector<int> encode(const std::string& prompt) const;
-
-    // The two pieces that byte-pair encoding merges into this token, or more than two if no earlier tokens lead to it.
-    std::vector<std::string> parts_of(int token) const;
-
-    // The tokenizer in llm.c's format (version 2). Throws Error(bad_data) if a token has more than 255 bytes.
-    std::string as_llmc() const;
+    // The table in llm.c's format: version 2, or 3 if a token has more than 255 bytes.
+    std::string as_table() const;
 
 private:
-    struct Token {
-        int rank, id;  // byte-pair encoding first merges the neighbours with the lowest rank
-    };
-
-    explicit TokenDecoder(const std::string& name) : name_(name) {}
+    explicit TokenDecoder(const std::string& name) : name_(name), encoder_(name) {}
     static TokenDecoder from_llmc(const std::string& content, const std::string& path);
     static TokenDecoder from_tiktoken(const std::string& content, const std::string& path);
-    static TokenDecoder from_hf(const std::string& content, const std::string& path);  // hf_tokenizer.cpp
-    void encode_word(const std::string& word, std::vector<int>& tokens) const;
-    std::vector<std::string> merged(const std::string& word, int below) const;
 
-    std::string name_;
-    std::vector<std::string> pieces_;                // bytes of each id; empty if token ids are printed
-    std::unordered_map<std::string, Token> tokens_;  // by bytes, without special tokens; empty for the byte vocabulary
+    std::string name_, encoder_;
+    std::vector<std::string> pieces_;  // bytes of each id; empty if token ids are printed
     int end_token_ = -1;
+    int prefix_bytes_ = 0;
+    bool counts_text_ = true;
 };
 
 // Throws Error(bad_data) if a tokenizer with this many tokens cannot belong to a vocabulary of `vocab` ids: if it has
 // more tokens, or fewer than `fewest`.
 void require_tokens_fit(const std::string& tokenizer, int tokens, int vocab, int fewest = 0);
 
-// The tokenizer files in a directory, best first: tokenizer.json, tokenizer.bin, gpt2_tokenizer.bin, *.tiktoken.
+// The tokenizer files in a directory, best first: tokenizer.bin, tokenizer.json, gpt2_tokenizer.bin, *.tiktoken.
 std::vector<std::string> tokenizer_files(const std::string& directory);
 
 struct TokenizerSearch {
@@ -83,9 +76,6 @@ struct TokenizerSearch {
 };
 // Returns the first tokenizer file of the directories that can be read and passes require_tokens_fit().
 TokenizerSearch find_tokenizer(const std::vector<std::string>& directories, int vocab, int fewest = 0);
-
-// The prompt's bytes as tokens of the byte vocabulary.
-std::vector<int> encode_bytes(const std::string& prompt);
 
 // The number of bytes of `text` up to its last whole character. The bytes after it may begin another character.
 size_t complete_utf8(std::string_view text);
@@ -96,24 +86,28 @@ std::string sanitize(const std::string& text);
 
 // ---- export (hf_tokenizer.cpp) -------------------------------------------------------------------------------------
 
+// Tokens at the edges of documents; -1 if unknown. In the data of a run they are the same token.
+struct DocumentTokens {
+    int begin = -1, end = -1;
+};
+
 // The model that the tokenizer's files are written for.
 struct HfTokenizerTarget {
     std::string directory;
     int vocab = 0, context = 0;
-    int end_token = -1;  // begins every document of the training data; -1 if unknown
+    DocumentTokens tokens;
 };
 
 // Writes a tokenizer in the files that Hugging Face's programs read: tokenizer.json (of the tokenizers package) and
 // tokenizer_config.json, which transformers and lm-evaluation-harness expect next to a model. The source, `tokenizer`,
 // can be
 //
-//   a Hugging Face directory or tokenizer.json: the files are copied, and tokenizer_config.json gets an eos_token and a
-//   bos_token if it has no eos_token;
-//   anything else that TokenDecoder::open() reads: the result is a byte-level BPE with that vocabulary, which splits
-//   words like GPT-2's.
+//   a Hugging Face directory or tokenizer.json: the files are copied;
+//   anything else whose tokenizer.json data.prepare can make: "bytes", and tables of GPT-2's vocabulary.
 //
-// Returns the id of the end token, or -1 if it is unknown. Throws Error(bad_data) if `tokenizer` is none of these, has
-// more tokens than the model's vocabulary, or has tokens that are not merges of two earlier ones.
-int write_hf_tokenizer(const std::string& tokenizer, const HfTokenizerTarget& target);
+// The files name the target's tokens as bos_token and eos_token. Unknown ones stay as they are; without any, a token
+// with a usual name is taken. Returns the tokens that the files name. Throws Error(bad_data) if `tokenizer` is none of
+// these or has more tokens than the model's vocabulary.
+DocumentTokens write_hf_tokenizer(const std::string& tokenizer, const HfTokenizerTarget& target);
 
 }  // namespace llmc

@@ -93,14 +93,15 @@ std::optional<TaskScores> score_choices(Trainer<Real>& trainer, const std::strin
 // Bits per byte of text, as nanochat counts them: the loss of the targets that are text, by the bytes of these targets.
 class BitsPerByte {
 public:
-    // Takes the bytes of text of each token id.
-    explicit BitsPerByte(const std::vector<double>& bytes) : bytes_(bytes) {}
+    explicit BitsPerByte(const TextBytes& bytes) : bytes_(bytes) {}
 
-    void add(const std::vector<int32_t>& targets, const std::vector<float>& losses) {
+    void add(const std::vector<int32_t>& tokens, const std::vector<int32_t>& targets,
+             const std::vector<float>& losses) {
         for (size_t i = 0; i < targets.size(); i++) {
-            const double bytes = targets[i] < 0 ? 0 : bytes_[static_cast<size_t>(targets[i])];
-            if (bytes > 0) sums_[0] += static_cast<double>(losses[i]);
-            sums_[1] += bytes;
+            const double bytes = targets[i] < 0 ? 0 : bytes_.of_token[static_cast<size_t>(targets[i])];
+            if (bytes == 0) continue;
+            sums_[0] += static_cast<double>(losses[i]);
+            sums_[1] += bytes - (tokens[i] == bytes_.begin ? bytes_.prefix : 0);
         }
     }
 
@@ -111,15 +112,15 @@ public:
     }
 
 private:
-    const std::vector<double>& bytes_;
+    const TextBytes& bytes_;
     std::vector<double> sums_ = {0, 0};  // nats and bytes on this rank
 };
 
 }  // namespace
 
-std::vector<int> prompt_tokens(const TokenDecoder& decoder, const std::string& prompt, const ModelConfig& model) {
-    const std::vector<int> tokens =
-        prompt.empty() ? std::vector<int>{std::max(decoder.end_token(), 0)} : decoder.encode(prompt);
+std::vector<int> prompt_tokens(PromptEncoder& encoder, const std::string& prompt, int end_token,
+                               const ModelConfig& model) {
+    const std::vector<int> tokens = prompt.empty() ? std::vector<int>{std::max(end_token, 0)} : encoder.encode(prompt);
     if (tokens.empty()) throw Error(ExitCode::bad_flags, "--prompt: '{}' contains no token", prompt);
     for (const int token : tokens)
         if (token >= model.vocab)
@@ -140,7 +141,28 @@ Evaluation<Real>::Evaluation(const Options& options, const Inputs& inputs, Train
             print_line("note: samples are printed as token ids, because {}; --tokenizer FILE gives text",
                        inputs.tokenizer.problem);
     }
-    prompt_ = prompt_tokens(*decoder_, options.prompt, options.model_config);
+    encode_prompt();
+}
+
+// Rank 0 asks for the tokens of the prompt; the other ranks get them, or its error.
+template <class Real>
+void Evaluation<Real>::encode_prompt() {
+    const Comm& comm = trainer_.comm();
+    std::string ids;
+    do_together(comm, [&] {
+        if (!comm.is_main()) return;
+        PromptEncoder encoder(decoder_->encoder());
+        prompt_ = prompt_tokens(encoder, options_.prompt, decoder_->end_token(), options_.model_config);
+        const std::string shards = inputs_.train ? inputs_.train->sidecar().tokenizer_hash.value_or("") : "";
+        if (!encoder.hash().empty() && !shards.empty() && encoder.hash() != shards)
+            throw Error(ExitCode::bad_data,
+                        "--prompt: the tokenizer {} is not the one that {} was made with (tokenizer_hash {}, not {}); "
+                        "give that one with --tokenizer",
+                        decoder_->encoder(), inputs_.train->path(0), encoder.hash(), shards);
+        for (const int id : prompt_) ids += std::to_string(id) + " ";
+    });
+    prompt_.clear();
+    for (const std::string& id : words_in(broadcast_text(comm, ids))) prompt_.push_back(number_in<int>(id).value());
 }
 
 template <class Real>
@@ -174,7 +196,7 @@ bool Evaluation<Real>::add_losses(bool of_average, std::vector<ValLoss>& losses)
             const auto loss = trainer_.evaluate(tokens.data(), targets.data());
             sum += loss.sum;
             count += loss.count;
-            if (!inputs_.val_bytes[s].empty()) bits.add(targets, trainer_.token_losses());
+            if (!inputs_.val_bytes[s].of_token.empty()) bits.add(tokens, targets, trainer_.token_losses());
         }
         losses.push_back(
             {of_average ? name_with_average(name) : name, static_cast<float>(sum / count), bits.result(comm)});
@@ -219,7 +241,8 @@ Sample Evaluation<Real>::print_sample(int64_t step, const Deadline& deadline) {
             generate_token(trainer_.model(), tokens, settings, static_cast<uint64_t>(made), trainer_.stream()));
         sample.cut_short = told_to_stop() && made + 1 < o.sample_tokens;
     }
-    sample.text = sanitize(decoder_->decode({tokens.begin() + static_cast<long>(hidden), tokens.end()}));
+    const std::string text = decoder_->decode({tokens.begin() + static_cast<long>(hidden), tokens.end()});
+    sample.text = sanitize(text.substr(std::min<size_t>(text.size(), static_cast<size_t>(decoder_->prefix_bytes()))));
     if (trainer_.comm().is_main()) {
         print_line("sample after step {}:\n{}", step, sample.text);
         if (sample.cut_short)

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "llmc/comm/watchdog.h"
+#include "llmc/data/encoder.h"
 #include "llmc/data/tokenizer.h"
 #include "llmc/log/metrics.h"
 #include "llmc/run/inputs.h"
@@ -13,9 +14,10 @@
 
 namespace llmc {
 
-// The tokens with which a sample begins: those of the prompt, or for "" the end-of-text token, which begins a document.
-// Throws if the tokenizer cannot encode the prompt, or if the model does not have one of the tokens.
-std::vector<int> prompt_tokens(const TokenDecoder& decoder, const std::string& prompt, const ModelConfig& model);
+// The tokens with which a sample begins: those of the prompt, or for "" the end token, which begins a document. Throws
+// if the prompt cannot be encoded, or if the model does not have one of the tokens.
+std::vector<int> prompt_tokens(PromptEncoder& encoder, const std::string& prompt, int end_token,
+                               const ModelConfig& model);
 
 struct Sample {
     std::string text;
@@ -39,6 +41,7 @@ public:
     void print_floor() const;
 
 private:
+    void encode_prompt();
     bool add_losses(bool of_average, std::vector<ValLoss>& losses);
 
     const Options& options_;

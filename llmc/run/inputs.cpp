@@ -73,17 +73,18 @@ TokenizerSearch tokenizer_of(const ShardSet& shards, const Options& o) {
 }
 
 // See Inputs::val_bytes.
-std::vector<double> bytes_of_tokens(const ShardSet& set, const std::optional<TokenDecoder>& tokenizer, int vocab) {
-    std::vector<double> bytes;
-    if (tokenizer) {
+TextBytes bytes_of_tokens(const ShardSet& set, const std::optional<TokenDecoder>& tokenizer, int vocab) {
+    TextBytes bytes{{}, set.end_token().value_or(-1)};
+    if (tokenizer && tokenizer->counts_text()) {
         const std::vector<int> exact = tokenizer->text_bytes();
-        bytes.assign(exact.begin(), exact.end());
-        bytes.resize(static_cast<size_t>(vocab));
+        bytes.of_token.assign(exact.begin(), exact.end());
+        bytes.of_token.resize(static_cast<size_t>(vocab));
+        bytes.prefix = tokenizer->prefix_bytes();
     } else if (const std::optional<double> mean = set.bytes_per_token()) {
-        bytes.assign(static_cast<size_t>(vocab), *mean);
+        bytes.of_token.assign(static_cast<size_t>(vocab), *mean);
     }
-    const int64_t end_token = set.end_token().value_or(-1);
-    if (end_token >= 0 && end_token < static_cast<int64_t>(bytes.size())) bytes[static_cast<size_t>(end_token)] = 0;
+    if (bytes.begin >= 0 && bytes.begin < static_cast<int64_t>(bytes.of_token.size()))
+        bytes.of_token[static_cast<size_t>(bytes.begin)] = 0;
     return bytes;
 }
 
@@ -205,27 +206,18 @@ void Inputs::describe(ResolveInputs& surroundings) const {
 void Inputs::keep_tokenizer(const RunDirectory& directory, bool overwrite) const {
     if (!directory.active() || !train) return;
     std::error_code ignored;
-    const auto delete_copies = [&] {
-        for (const char* old : {"tokenizer.json", "tokenizer.bin", "tokenizer.tiktoken"})
-            fs::remove(directory.file(old), ignored);
-    };
-    if (!tokenizer.tokenizer) {
-        // Next to the shards the file is not a run's copy.
-        const fs::path shards = fs::absolute(train->path(0)).parent_path();
-        if (overwrite && !fs::equivalent(shards, directory.path(), ignored)) delete_copies();
-        return;
-    }
-    const TokenDecoder& decoder = *tokenizer.tokenizer;
-    const fs::path from(decoder.name());
-    const bool is_bytes = decoder.name() == "bytes";
-    const std::string to = directory.file(is_bytes || from.extension() == ".bin" ? "tokenizer.bin"
-                                          : from.extension() == ".json"          ? "tokenizer.json"
-                                                                                 : "tokenizer.tiktoken");
-    if (!is_bytes && fs::equivalent(from, to, ignored)) return;
-    const InputKind kind = {"tokenizer file", "the vocabulary of the shards", ExitCode::bad_data};
-    const std::string content = is_bytes ? decoder.as_llmc() : read_input(from.string(), kind);
-    delete_copies();
-    write_file(to, content);
+    const std::optional<TokenDecoder>& decoder = tokenizer.tokenizer;
+    // Next to the shards or where the run has found it, a file is not a run's copy.
+    const fs::path from = decoder && decoder->name() != "bytes" ? fs::path(decoder->name()) : fs::path(train->path(0));
+    if (fs::equivalent(fs::absolute(from).parent_path(), directory.path(), ignored)) return;
+    if (!decoder && !overwrite) return;
+    for (const char* old : {"tokenizer.json", "tokenizer.bin", "tokenizer.tiktoken"})
+        fs::remove(directory.file(old), ignored);
+    if (!decoder) return;
+    write_file(directory.file("tokenizer.bin"), decoder->as_table());
+    constexpr InputKind kind = {"tokenizer file", "the tokenizer.json of the shards", ExitCode::bad_data};
+    const std::string& encoder = decoder->encoder();
+    if (encoder.ends_with(".json")) write_file(directory.file("tokenizer.json"), read_input(encoder, kind));
 }
 
 void only_bench(Options& o) {

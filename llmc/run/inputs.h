@@ -23,15 +23,22 @@ struct SourceUse {
     double passes() const { return static_cast<double>(tokens) / static_cast<double>(tokens_per_pass); }
 };
 
+// The bytes of text that each token id stands for, to compute bits per byte.
+struct TextBytes {
+    std::vector<double> of_token;  // 0 for tokens that are not text; empty if unknown
+    int64_t begin = -1;            // token that begins documents
+    int prefix = 0;                // bytes of a document's first token that are not text
+};
+
 struct Inputs {
     std::unique_ptr<ShardSet> train;                                     // nullptr without --train
     TrainSources sources;                                                // of `train`, a pattern each
     std::optional<SampleOrder> order;                                    // of `train`; set_order() sets it
     std::vector<std::pair<std::string, std::unique_ptr<ShardSet>>> val;  // by name
     std::vector<std::pair<std::string, std::vector<Choices>>> tasks;     // by name, --hellaswag first
-    // For each set of `val`, the bytes of text of each id, 0 for tokens that are not text. From the run's or the
-    // set's tokenizer, or else the mean that its sidecars give. Empty if neither is known. check() sets it.
-    std::vector<std::vector<double>> val_bytes;
+    // For each set of `val`: from the run's or the set's tokenizer, or else the mean that its sidecars give. check()
+    // sets it.
+    std::vector<TextBytes> val_bytes;
     TokenizerSearch tokenizer;  // the run's. check() sets that of the training set; eval sets that of the weights
 
     explicit Inputs(const Options& options);
@@ -50,8 +57,8 @@ struct Inputs {
     void require_enough(const Options& options, int64_t steps_ahead = 0) const;
     // Identifies the training data, its sources and their order.
     uint64_t train_fingerprint() const { return order->fingerprint(train->fingerprint()); }
-    // Copies the tokenizer's file into the run directory, so that samples and exports need nothing outside of it.
-    // Deletes the copy of an earlier run that this one overwrites.
+    // Copies the tokenizer's table and its tokenizer.json into the run directory, so that samples and exports need
+    // nothing outside of it. Deletes the copy of an earlier run that this one overwrites.
     void keep_tokenizer(const RunDirectory& directory, bool overwrite) const;
     // Fills in the facts about the shards that resolve() needs.
     void describe(ResolveInputs& surroundings) const;

@@ -1,15 +1,20 @@
-// Tokenizers: the three kinds of vocabulary, broken files, byte-pair merges by hand, and safe terminal output.
+// Tokenizers: the kinds of tables, broken files, exports, and safe terminal output.
 #include "llmc/data/tokenizer.h"
 
 #include "test/data/shard_files.h"
 
 using namespace llmc;
 
-// A version 1 file must hold GPT-2's end token 50256; version 2 names its own.
-static std::string llmc_tokenizer(int version, int end, const std::vector<std::string>& pieces) {
-    int32_t head[256] = {20240328, version, static_cast<int32_t>(pieces.size()), end};
+// A version 1 file must hold GPT-2's end token 50256; later versions name their own. Version 3 has wide lengths.
+static std::string llmc_tokenizer(int version, int end, const std::vector<std::string>& pieces, int prefix = 0,
+                                  int inexact = 0) {
+    int32_t head[256] = {20240328, version, static_cast<int32_t>(pieces.size()), end, prefix, inexact};
     std::string content(reinterpret_cast<const char*>(head), sizeof head);
-    for (const std::string& piece : pieces) content += static_cast<char>(piece.size()) + piece;
+    for (const std::string& piece : pieces) {
+        content += static_cast<char>(piece.size() & 255);
+        if (version == 3) content += static_cast<char>(piece.size() >> 8);
+        content += piece;
+    }
     return content;
 }
 
@@ -19,20 +24,14 @@ TEST_CASE("byte vocabulary") {
         CHECK(decoder.end_token() == 256);
         CHECK(decoder.decode({'H', 'i', 256, 0xc3, 0xa4}) == "Hi\n\xc3\xa4");
         CHECK(decoder.decode({'a', 257, -1}) == "a<|257|><|-1|>");
-        CHECK(decoder.encode("a\xff") == std::vector<int>{'a', 255});
+        CHECK(decoder.encoder() == "bytes");
         std::vector<int> bytes(257, 1);
         bytes[256] = 0;
         CHECK(decoder.text_bytes() == bytes);
     }
-    CHECK(encode_bytes("") == std::vector<int>{});
-    CHECK(encode_bytes("\xc3\xa4 b") == std::vector<int>{0xc3, 0xa4, ' ', 'b'});
-    for (int token = 0; token < 256; ++token) {
-        const TokenDecoder decoder = TokenDecoder::byte_vocabulary();
-        CHECK(encode_bytes(decoder.decode({token})) == std::vector<int>{token});
-    }
 }
 
-TEST_CASE("tiktoken file: decoding and merges by rank") {
+TEST_CASE("tiktoken file") {
     TemporaryDirectory dir;
     // a b c " " ab bc " a" " ab"
     const std::string text = "YQ== 0\nYg== 1\nYw== 2\nIA== 3\nYmM= 4\nYWI= 5\r\nIGE= 6\nIGFi 7\n";
@@ -40,13 +39,8 @@ TEST_CASE("tiktoken file: decoding and merges by rank") {
     CHECK(decoder.vocab() == 8);
     CHECK(decoder.end_token() == -1);
     CHECK(decoder.decode({5, 7, 4, 3, 2}) == "ab abbc c");
-    CHECK(decoder.encode("abc") == std::vector<int>{0, 4});  // bc (4) before ab (5)
-    CHECK(decoder.encode("ab") == std::vector<int>{5});
-    CHECK(decoder.encode("c ab") == std::vector<int>{2, 7});          // ab, then " ab"
-    CHECK(decoder.encode("a  ab ") == std::vector<int>{0, 3, 7, 3});  // the second of two spaces belongs to the word
-    CHECK(decoder.encode("  ") == std::vector<int>{3, 3});
-    CHECK(decoder.encode("").empty());
-    check_error(ExitCode::bad_data, {"0x64"}, [&] { decoder.encode("ad"); });
+    CHECK(decoder.text_bytes() == std::vector<int>{1, 1, 1, 1, 2, 2, 2, 3});
+    CHECK(decoder.encoder() == dir / "small.tiktoken");
 }
 
 TEST_CASE("llm.c tokenizer, version 2") {
@@ -56,9 +50,40 @@ TEST_CASE("llm.c tokenizer, version 2") {
     const TokenDecoder decoder = TokenDecoder::open(path);
     CHECK(decoder.vocab() == 6);
     CHECK(decoder.end_token() == 3);
-    CHECK(decoder.decode({3, 2, 4, 5}) == std::string("ababab\0\xff", 8));
-    CHECK(decoder.encode("abab") == std::vector<int>{2, 2});  // a prompt cannot end the document
+    CHECK(decoder.decode({3, 2, 4, 5}) == std::string("ababab\0\xff<|5|>", 13));
     CHECK(decoder.text_bytes() == std::vector<int>{1, 1, 2, 0, 2, 0});
+    CHECK(decoder.prefix_bytes() == 0);
+    CHECK(decoder.counts_text());
+}
+
+TEST_CASE("llm.c tokenizer: what data.prepare writes, and what is written again") {
+    TemporaryDirectory dir;
+    const std::string longest(65535, 'x'), wide(256, 'y'), narrow(255, 'z');
+    struct Row {
+        int version;
+        std::vector<std::string> pieces;
+        int prefix, inexact;
+    };
+    for (const Row& row : std::vector<Row>{{2, {"a", narrow, "<s>", ""}, 1, 0},
+                                           {2, {"a", "b", "<s>"}, 0, 1},
+                                           {3, {"a", wide, "<s>", longest, ""}, 1, 1}}) {
+        const std::string content = llmc_tokenizer(row.version, 2, row.pieces, row.prefix, row.inexact);
+        const TokenDecoder decoder = TokenDecoder::parse_table(content, "t.bin");
+        CHECK(decoder.prefix_bytes() == row.prefix);
+        CHECK(decoder.counts_text() == !row.inexact);
+        const std::vector<int> bytes = decoder.text_bytes();
+        for (size_t i = 0; i < bytes.size(); i++)
+            CHECK(bytes[i] == (i == 2 ? 0 : static_cast<int>(row.pieces[i].size())));
+        CHECK(decoder.decode({1, 2}) == row.pieces[1] + "<s>");
+        CHECK(decoder.as_table() == content);
+    }
+    const std::string path = make_file(dir / "tokenizer.bin", llmc_tokenizer(2, 0, {"a", "bc"}));
+    CHECK(TokenDecoder::open(path).encoder() == path);
+    make_file(dir / "tokenizer.json", "{}");
+    CHECK(TokenDecoder::open(path).encoder() == dir / "tokenizer.json");
+    CHECK(TokenDecoder::open(dir / "").name() == path);  // a table needs no Python
+    const TokenDecoder bytes = TokenDecoder::byte_vocabulary();
+    CHECK(TokenDecoder::parse_table(bytes.as_table(), "kept.bin").encoder() == "bytes");
 }
 
 TEST_CASE("llm.c tokenizer, version 1, ends with 50256") {
@@ -111,80 +136,100 @@ TEST_CASE("broken tokenizer files") {
     refused(good.substr(0, good.size() - 1), {"token 1 of 2", "truncated"});
     refused(good.substr(0, good.size() - 3), {"token 1 of 2", "truncated"});
     refused(good + "z", {"1 bytes after"});
-    refused(llmc_tokenizer(3, 0, {"a"}), {"version 3"});
+    for (const int version : {0, 4}) refused(llmc_tokenizer(version, 0, {"a"}), {"version " + std::to_string(version)});
+    refused(llmc_tokenizer(2, 0, {"a"}, -1), {"begin with -1 bytes"});
+    refused(llmc_tokenizer(2, 0, {"a"}, 1000), {"begin with 1000 bytes"});
+    const std::string wide = llmc_tokenizer(3, 0, {"a", "bc"});
+    for (const size_t missing : {1, 3, 4})
+        refused(wide.substr(0, wide.size() - missing), {"token 1 of 2", "truncated"});
     refused(llmc_tokenizer(2, 2, {"a", "bc"}), {"end token 2"});
     refused(llmc_tokenizer(2, 0, {}), {"0 tokens"});
 }
 
-// A tokenizer.json in which "é" is one token of two bytes. The ids are not in the order of the merges.
-static std::string small_json(const std::string& merges, const std::string& more = "") {
-    return R"({"version": "1.0", "added_tokens": [{"id": 9, "content": "<|endoftext|>", "special": true}],
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "Split"}, {"type": "ByteLevel"}]},
-        "model": {)" +
-           more +
-           R"("vocab": {"a": 0, "b": 1, "c": 2, "Ġ": 3, "ab": 4, "bc": 5, "Ã": 6, "©": 7, "Ã©": 8, "Ġab": 10},
-        "merges": )" +
-           merges + "}}";
-}
-
-TEST_CASE("tokenizer.json: both spellings of merges, by rank") {
-    TemporaryDirectory dir;
-    for (const char* merges :
-         {R"(["Ã ©", "b c", "a b", "Ġ ab"])", R"([["Ã","©"], ["b","c"], ["a","b"], ["Ġ","ab"]])"}) {
-        const TokenDecoder decoder = TokenDecoder::open(make_file(dir / "tokenizer.json", small_json(merges)));
-        CHECK(decoder.vocab() == 11);
-        CHECK(decoder.end_token() == 9);
-        CHECK(decoder.text_bytes() == std::vector<int>{1, 1, 1, 1, 2, 2, 1, 1, 2, 0, 3});
-        CHECK(decoder.decode({10, 8, 9, 3}) == " abé<|endoftext|> ");
-        CHECK(decoder.encode("abc é ab") == std::vector<int>{0, 5, 3, 8, 10});  // bc (rank 1) before ab (rank 2)
-        CHECK(TokenDecoder::open(dir / "").encode("ab") == std::vector<int>{4});
-    }
-    const auto refused = [&](const std::string& content, const std::vector<std::string>& words) {
-        const std::string path = make_file(dir / "other.json", content);
-        check_error(ExitCode::bad_data, words, [&] { TokenDecoder::open(path); });
+TEST_CASE("tokenizers that differ are refused") {
+    const auto table = [](int end, const std::vector<std::string>& pieces) {
+        return TokenDecoder::parse_table(llmc_tokenizer(2, end, pieces), "some.bin");
     };
-    refused(small_json("[]", R"("type": "Unigram", )"), {"other.json", "Unigram", "byte-level BPE"});
-    refused(small_json("[]", R"("type": "WordPiece", )"), {"WordPiece"});
-    refused(R"({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}})", {"characters, not bytes"});
-    refused(R"({"model": {"layers": 2}})", {"not a tokenizer.json"});
-    refused("{", {"other.json", "line 1"});
-    refused(small_json("[]", R"("type": "\u001b[31m", )"), {R"(it is a \x1b[31m model)"});
-    refused(small_json(R"(["a c"])"), {"ac"});
+    const TokenDecoder decoder = table(2, {"a", "b", "<s>", ""});
+    for (const TokenDecoder& same : {table(2, {"a", "b", "\n"}), table(2, {"a", "b", "<s>", "more", "tokens"})})
+        CHECK_NOTHROW(decoder.require_same(same));
+    check_error(ExitCode::bad_data, {"some.bin", "token 1 is 'b', but 'c'"}, [&] {
+        decoder.require_same(table(2, {"a", "c", "<s>"}));
+    });
 }
 
-TEST_CASE("tokenizer.json: an export is read back as the table that it came from") {
-    TemporaryDirectory dir;
-    std::vector<std::string> pieces;
-    for (int byte = 255; byte >= 0; byte--) pieces.emplace_back(1, static_cast<char>(byte));
-    for (const char* piece : {"th", "the", " the", "\xc3\xa4", "\n\n", "we", "er"}) pieces.emplace_back(piece);
-    pieces.insert(pieces.begin() + 258, "");
-    pieces[258] = "<|endoftext|>";
-    const TokenDecoder table = TokenDecoder::open(make_file(dir / "t.bin", llmc_tokenizer(2, 258, pieces)));
-    CHECK(table.as_llmc() == llmc_tokenizer(2, 258, pieces));
-    make_file(dir / "somebodys", "precious");
+// Exported files of a tokenizer.json and these other files, if they have content.
+struct Exported {
+    DocumentTokens tokens;
+    std::string config, map;
+};
+static Exported exported(const std::string& config, DocumentTokens tokens, const std::string& special_tokens = "") {
+    TemporaryDirectory from, to;
+    make_file(from / "tokenizer.json", R"({"model": {"type": "BPE", "vocab": {"<unk>": 0, "<s>": 1, "</s>": 2, "a": 3}},
+        "added_tokens": [{"id": 1, "content": "<s>"}, {"id": 2, "content": "</s>"}, {"id": 4, "content": "<|im_end|>"}]})");
+    if (!config.empty()) make_file(from / "tokenizer_config.json", config);
+    if (!special_tokens.empty()) make_file(from / "special_tokens_map.json", special_tokens);
+    make_file(to / "somebodys", "precious");
     for (const char* name : {"tokenizer.json", "tokenizer_config.json"})
-        std::filesystem::create_symlink("somebodys", dir / name);  // replaced, not followed
-    CHECK(write_hf_tokenizer(dir / "t.bin", {dir / "", 300, 64}) == 258);
-    CHECK(llmc::test::read_file(dir / "somebodys") == "precious");
-    const TokenDecoder back = TokenDecoder::open(dir / "tokenizer.json");
-    CHECK(back.vocab() == table.vocab());
-    CHECK(back.end_token() == 258);
-    CHECK_NOTHROW(back.require_same(table));
-    for (int id = 0; id < table.vocab(); id++) CHECK(back.decode({id}) == table.decode({id}));
-    for (const char* text : {"the other\n\n the", "\xc3\xa4\xff 7", "lower"})
-        CHECK(back.encode(text) == table.encode(text));
-    CHECK(back.decode({back.encode("wer")[0]}) == "we");  // its merge comes before that of "er"
-    std::swap(pieces[3], pieces[4]);
-    const TokenDecoder other = TokenDecoder::open(make_file(dir / "o.bin", llmc_tokenizer(2, 258, pieces)));
-    check_error(ExitCode::bad_data, {"o.bin", "token 3", "tokenizer.json"}, [&] { other.require_same(back); });
+        std::filesystem::create_symlink("somebodys", to / name);  // replaced, not followed
+    Exported result;
+    result.tokens = write_hf_tokenizer(from / "", {to / "", 300, 64, tokens});
+    CHECK(llmc::test::read_file(to / "somebodys") == "precious");
+    CHECK(llmc::test::read_file(to / "tokenizer.json") == llmc::test::read_file(from / "tokenizer.json"));
+    result.config = llmc::test::read_file(to / "tokenizer_config.json");
+    if (!special_tokens.empty()) result.map = llmc::test::read_file(to / "special_tokens_map.json");
+    return result;
+}
+
+TEST_CASE("export: the files name the tokens at the edges of documents") {
+    const std::string llama2 = R"({"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": true})";
+    const auto line = [](const char* key, const char* text) {
+        return std::string("\"") + key + "\": \"" + text + "\"";
+    };
+    struct Row {
+        std::string config;
+        DocumentTokens known;
+        DocumentTokens expected;
+        const char *begin, *end;
+    };
+    for (const Row& row :
+         std::vector<Row>{{"", {1, 1}, {1, 1}, "<s>", "<s>"},  // a run with Llama 2's tokenizer
+                          {llama2, {1, 1}, {1, 1}, "<s>", "<s>"},
+                          {llama2, {2, 2}, {2, 2}, "</s>", "</s>"},  // a run with older shards
+                          {llama2, {1, 2}, {1, 2}, "<s>", nullptr},  // another program's model
+                          {llama2, {}, {1, 2}, "<s>", nullptr},      // a model that names none
+                          {"", {}, {2, 2}, "</s>", "</s>"},          // nothing does
+                          {R"({"eos_token": "<|im_end|>"})", {}, {4, 4}, "<|im_end|>", "<|im_end|>"},
+                          {R"({"eos_token": {"content": "</s>"}, "bos_token": "<s>"})", {}, {1, 2}, "<s>", nullptr},
+                          {"", {77, 77}, {2, 2}, "</s>", "</s>"}}) {
+        const Exported result = exported(row.config, row.known);
+        CHECK(result.tokens.begin == row.expected.begin);
+        CHECK(result.tokens.end == row.expected.end);
+        CHECK(result.config.find(line("bos_token", row.begin)) != std::string::npos);
+        if (row.end) CHECK(result.config.find(line("eos_token", row.end)) != std::string::npos);
+        if (!row.end) CHECK(result.config == row.config);  // the bytes of a file that is right already
+    }
+    const Exported map = exported(llama2, {1, 1}, R"({"eos_token": "</s>", "unk_token": "<unk>"})");
+    CHECK(map.map.find(line("eos_token", "<s>")) != std::string::npos);
+    CHECK(map.map.find(line("unk_token", "<unk>")) != std::string::npos);
+}
+
+TEST_CASE("export: broken files") {
+    TemporaryDirectory dir;
+    const auto refused = [&](const std::string& content, const std::vector<std::string>& words) {
+        make_file(dir / "other.json", content);
+        check_error(ExitCode::bad_data, words, [&] { write_hf_tokenizer(dir / "other.json", {dir / "", 4, 64, {}}); });
+    };
+    refused(R"({"model": {"layers": 2}})", {"other.json", "not a tokenizer.json"});
+    refused("{", {"other.json", "line 1"});
+    refused(R"({"model": {"vocab": {}}, "added_tokens": [{"id": -1}]})", {"id -1 is invalid"});
+    refused(R"({"model": {"vocab": {}}, "added_tokens": [{"id": 4}]})", {"has 5 tokens, but the vocabulary has 4"});
+    CHECK(!std::filesystem::exists(dir / "tokenizer.json"));
 }
 
 TEST_CASE("token ids stand in for an unknown tokenizer") {
-    const TokenDecoder decoder = TokenDecoder::token_ids();
-    CHECK(decoder.decode({464, 3290}) == "464 3290 ");
-    CHECK(decoder.encode(" 464  3290") == std::vector<int>{464, 3290});
-    for (const char* text : {"hello", "4x", "-1", "99999999999"})
-        check_error(ExitCode::bad_flags, {"--prompt", "--tokenizer FILE"}, [&] { decoder.encode(text); });
+    CHECK(TokenDecoder::token_ids().decode({464, 3290}) == "464 3290 ");
+    CHECK(TokenDecoder::token_ids().encoder().empty());
 }
 
 TEST_CASE("find_tokenizer: the first file that can be read and fits") {

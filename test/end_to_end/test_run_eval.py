@@ -217,11 +217,28 @@ class Eval(Case):
         self.assertIsNone(found())
         write_json(shard + ".json", {"bytes": 300, "tokens": 100, "documents": ends, "end_token": 256})
         self.assertAlmostEqual(found(), bits / len(scored) / (300 / (100 - ends)), delta=1e-5)
-        with open(os.path.join(directory, "tokenizer.bin"), "wb") as file:  # each token has 1 to 5 bytes
-            file.write(struct.pack("<4i", 20240328, 2, VOCAB, 256).ljust(1024, b"\0"))
-            for i in range(VOCAB):
-                length = 1 + i % 5
-                file.write(bytes([length]) + (b"%05d" % i)[-length:])
+
+        def write_table(prefix=0, inexact=0, empty=()):  # each token has 1 to 5 bytes
+            with open(os.path.join(directory, "tokenizer.bin"), "wb") as file:
+                file.write(struct.pack("<6i", 20240328, 2, VOCAB, 256, prefix, inexact).ljust(1024, b"\0"))
+                for i in range(VOCAB):
+                    length = 0 if i in empty else 1 + i % 5
+                    file.write(bytes([length]) + (b"%05d" % i)[5 - length:])
+
+        # A tokenizer that puts a byte in front of every document's text.
+        begun = sum(token == 256 != target for row in (0, 1)
+                    for token, target in zip(tokens[16 * row:], tokens[16 * row + 1:16 * row + 17]))
+        self.assertGreater(begun, 0)
+        write_table(prefix=1)
+        self.assertAlmostEqual(found(), bits / (sum(1 + target % 5 for target, _ in scored) - begun), delta=1e-5)
+        # Tokens that are not text count neither in the loss nor in the bytes.
+        text = [(target, loss) for target, loss in scored if target not in (33, 40)]
+        self.assertLess(len(text), len(scored))
+        write_table(empty=(33, 40))
+        self.assertAlmostEqual(found(), sum(loss for _, loss in text) / math.log(2) / sum(1 + t % 5 for t, _ in text), delta=1e-5)
+        write_table(inexact=1)
+        self.assertAlmostEqual(found(), bits / len(scored) / (300 / (100 - ends)), delta=1e-5)
+        write_table()
         exact = bits / sum(1 + target % 5 for target, _ in scored)
         self.assertAlmostEqual(found(), exact, delta=1e-5)
         if MPIRUN:

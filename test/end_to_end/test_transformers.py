@@ -4,12 +4,15 @@ Needs the Python packages torch and transformers, which scripts/setup.sh does no
 """
 
 import importlib.util
+import json
 import os
 import struct
 import unittest
 
 from test_run_architectures import described, flags
-from trainer import Case, corpus, new_path, read_json, run, write_json
+from test_run_prompts import prepare, tokenizers
+from test_run_sample import HAS_TOKENIZERS
+from trainer import ROOT, TINY_BATCH, Case, corpus, new_path, read_bytes, read_json, run, write_json, write_shard
 
 BATCH, LENGTH = 4, 32
 PACKAGES = ("torch", "transformers")
@@ -83,6 +86,62 @@ class Transformers(Case):
 
     def test_nano(self):
         self.check("NanoChatForCausalLM", described("nano", kv_heads=4))
+
+
+@unittest.skipUnless(HAS_TOKENIZERS and all(map(importlib.util.find_spec, PACKAGES)),
+                     "torch, transformers or tokenizers are not installed")
+class Documents(Case):
+    """The tokenizer of an export gives the ids of the shards, with the token that begins documents. So the first tokens of
+    documents have the loss that they have in the run.
+    """
+
+    def check(self, kind, begin):
+        import torch
+        import transformers
+        folder, directory, exported, first = new_path("shards"), new_path(), new_path(), 16
+        with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as file:
+            texts = [text.strip() for text in file.read().split("\n\n")]
+        texts = [text for text in texts if len(text) > 40]
+        with open(new_path("texts") + ".jsonl", "w", encoding="utf-8") as file:
+            file.writelines(json.dumps({"text": text}) + "\n" for text in texts)
+        prepare("text", file.name, "--tokenizer", tokenizers()[kind][0], "--val-fraction", "0", "--out", folder)
+        self.assertEqual(read_json(os.path.join(folder, "train_000000.bin.json"))["end_token"], begin)
+        shard = os.path.join(folder, "train_000000.bin")
+        self.succeeds(run("--train", shard, "-e", described("llama"), *TINY_BATCH, "--max-steps", "30", "--lr", "1e-2",
+                          "--out", directory, "--precision", "fp32"))
+        self.succeeds(run("export", "--from", directory, "--to", exported))
+
+        tokenizer = transformers.AutoTokenizer.from_pretrained(exported)
+        model = transformers.AutoModelForCausalLM.from_pretrained(exported, dtype="float32").eval()
+        self.assertEqual({tokenizer.bos_token_id, tokenizer.eos_token_id, model.config.bos_token_id,
+                          model.config.eos_token_id, model.generation_config.bos_token_id,
+                          model.generation_config.eos_token_id}, {begin})
+        theirs = [tokenizer(text).input_ids for text in texts]
+        content = read_bytes(shard)[1024:]
+        tokens = struct.unpack(f"<{len(content) // 2}H", content)
+        starts = [i for i, token in enumerate(tokens) if token == begin] + [len(tokens)]
+        self.assertEqual(sorted(theirs), sorted(list(tokens[a:b]) for a, b in zip(starts, starts[1:])))
+
+        def loss(rows):
+            inputs = torch.tensor(rows)
+            with torch.no_grad():
+                logits = model(input_ids=inputs[:, :-1]).logits.double()
+            return torch.nn.functional.cross_entropy(logits.flatten(0, 1), inputs[:, 1:].flatten()).item()
+
+        rows = [ids[:first] for ids in theirs if len(ids) >= first]
+        rows = rows[:len(rows) // BATCH * BATCH]
+        beginnings = write_shard([token for row in rows for token in row] + [begin])
+        self.succeeds(run("eval", "--from", directory, "--val", beginnings, "-b", BATCH, "-t", first, "--precision",
+                          "fp32", "--out", directory + ".json"))
+        whole = [[*row, begin] for row in rows]
+        self.assertLess(abs(loss(whole) - read_json(directory + ".json")["val_loss"]), SAME)
+        self.assertGreater(abs(loss([[begin + 1, *row[1:]] for row in whole]) - loss(whole)), 100 * SAME)
+
+    def test_llama2(self):
+        self.check("llama2", 1)
+
+    def test_llama3(self):
+        self.check("llama3", 500)
 
 
 if __name__ == "__main__":
