@@ -63,7 +63,7 @@ endif
 
 # ---- test programs -------------------------------------------------------------------------------------------------
 .PHONY: test-cpu test-gpu test-ranks test-ranks-binary test-ranks-gpu kernels probe probe-cpu gradients gradients-cpu \
-        kernel-times bench-cpu virtual test-virtual predict fuzz mutation soak dist gpu-build
+        kernel-times bench-cpu virtual test-virtual fuzz mutation soak dist gpu-build
 CPU_PROGRAMS  += $(addprefix $(CPU_DIR)/,test_cpu test_ranks probe_cpu gradients_cpu bench_cpu bench_step)
 CUDA_PROGRAMS += $(addprefix $(CUDA_DIR)/,test_gpu test_ranks probe gradients)
 $(CPU_DIR)/test_cpu: $(call cpu_objects,$(TESTS) $(HOST_TESTS) $(PROBE))
@@ -118,8 +118,6 @@ virtual:  # objects with PTX are another configuration
 	$(MAKE) virtual PTX=1
 endif
 test-virtual: $(VIRTUAL_DIR)/test_virtual_gpu  ## the virtual GPU's own tests
-predict: virtual  ## predicted times of kernels and steps (dev/virtual_gpu/PREDICTIONS.md)
-	python3 dev/virtual_gpu/predict.py --kernels
 $(VIRTUAL_PROGRAMS): $(call virtual_objects,$(VIRTUAL_GPU)) $(CUDA_OBJECTS) | $(VIRTUAL_OUT)/libnccl.so.2
 	$(CXX) -rdynamic -Wl,-rpath,'$$ORIGIN' $(filter %.o,$^) -o $@ $(LIBS_CPU) -ldl  # libnccl.so.2 calls the program
 $(VIRTUAL_OUT)/train_gpt: $(call shared,train_gpt.cu)

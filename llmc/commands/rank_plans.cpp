@@ -40,19 +40,14 @@ nlohmann::ordered_json memory_json(const StagePlan& plan) {
     return memory;
 }
 
-// Milliseconds of a step by kind of work, and the time model's constants, which dev/virtual_gpu/predict.py reads.
+// Milliseconds of a step by kind of work.
 nlohmann::ordered_json time_json(const PlannedRun& run, const StagePlan& plan) {
     const StepTime time = step_time(run, run.precision, plan.slices);
-    const TimeModel model(run.gpu, run.measured);
     return {{"matmuls", time.products},
             {"attention", time.attention},
             {"elementwise", time.elementwise},
             {"optimizer", time.optimizer},
-            {"offload", time.offload},
-            {"elementwise_rate", model.element_wise_rate()},
-            {"launch", kLaunch},
-            {"tensor_share", kTensorKernelShare},
-            {"mma_sync_share", model.mma_sync_share()}};
+            {"offload", time.offload}};
 }
 
 nlohmann::ordered_json change_json(const Change& change) {

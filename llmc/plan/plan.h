@@ -21,7 +21,7 @@
 namespace llmc {
 
 // ---- the time of kernels and of a step (time_model.cpp) -------------------------------------------------------------
-// The one model behind --dry-run, --estimate-scaling and `make predict`. Its constants come from measurements of this
+// The one model behind --dry-run and --estimate-scaling. Its constants come from measurements of this
 // program on an H100 and from published ones of other programs' kernels. A test holds it to measured steps of this
 // program, and to published ones of llm.c and llmq (test/plan/time_model.cpp). dev/notes/performance.md has sources and
 // errors.

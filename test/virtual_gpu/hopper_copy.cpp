@@ -4,8 +4,6 @@
 
 #include "dev/virtual_gpu/options.h"
 #include "dev/virtual_gpu/ptx/tensor_map.h"
-#include "dev/virtual_gpu/work.h"
-#include "test/virtual_gpu/counts_file.h"
 #include "test/virtual_gpu/hopper_program.h"
 
 namespace virtual_gpu::test {
@@ -60,20 +58,6 @@ TEST_CASE("hopper: bulk copies move bytes both ways") {
     std::vector<uint32_t> all(64, 7);
     for (uint32_t n = 0; n < 16; n++) all[4 + n] = 8 + n;
     CHECK(stored.read<uint32_t>() == all);
-}
-
-// Run by the case below, with counts.
-TEST_CASE("hopper counted: a bulk copy" * doctest::skip()) {
-    const Buffer in(counting<uint32_t>(256)), out(std::vector<uint32_t>(128, 0));
-    run_snippet(kStart + expect(512) + "@%p0 " + kLoad + "[data], [%rd1+64], 256, [bar]; @%p0 " + kLoad +
-                    "[data+256], [%rd1], 256, [bar]; " + kWait + store_data(0),
-                {out.address(), in.address()}, threads(128), kShared);
-    if (virtual_gpu::counting()) write_counts(options().counts);
-}
-TEST_CASE("hopper: the memory that bulk copies read is in a launch's footprint") {
-    const nlohmann::json counts = counts_of("hopper counted: a bulk copy");
-    CHECK(counts["footprint_read_sectors"] == (64 + 256) / 32);  // the two copies overlap
-    CHECK(counts["footprint_written_sectors"] == 512 / 32);
 }
 
 TEST_CASE("hopper: prefetches and hints of caches change nothing") {

@@ -58,7 +58,7 @@ const char* const kSnippet =
 }  // namespace
 
 // The case below runs this one with counts.
-TEST_CASE("ptx counted: a footprint" * doctest::skip()) {
+TEST_CASE("ptx counted: sectors" * doctest::skip()) {
     const Buffer in(std::vector<uint32_t>(256, 1)), one(std::vector<uint32_t>(1, 1)),
         out(std::vector<uint32_t>(2048, 0)), sum(std::vector<uint32_t>(1, 0));
     for (int times = 0; times < 2; times++)
@@ -68,14 +68,11 @@ TEST_CASE("ptx counted: a footprint" * doctest::skip()) {
     if (counting()) write_counts(options().counts);  // without a stream, whose end would write them
 }
 
-TEST_CASE("ptx counts: sectors of a launch, each once, whatever the order and the threads") {
-    const std::string name = "ptx counted: a footprint";
+TEST_CASE("ptx counts: sectors and requests of a launch, whatever the order and the threads") {
+    const std::string name = "ptx counted: sectors";
     const json one = counts_of(name);
-    // For one of the two launches, which are separate modules: 1024 bytes, `one` and the atomic's word are read; half
-    // of 256 sectors and the atomic's are written.
-    CHECK(one["footprint_read_sectors"] == 1024 / 32 + 1 + 1);
-    CHECK(one["footprint_written_sectors"] == 128 + 1);
-    // 8 warps: 4 sectors for each of two loads, and 1 each for the shared word and the atomic; 4 warps write 32 each.
+    // For one of the two launches, which are separate modules. 8 warps: 4 sectors for each of two loads, and 1 each for
+    // the shared word and the atomic; 4 warps write 32 each.
     CHECK(one["global_sectors"] == 8 * (4 + 4 + 1 + 1) + 4 * 32);
     CHECK(one["global_requests"] == 8 * 4 + 4);
     CHECK(one["launches"] == 1);

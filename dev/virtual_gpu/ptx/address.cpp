@@ -6,7 +6,6 @@
 
 #include "dev/virtual_gpu/ptx/async.h"
 #include "dev/virtual_gpu/ptx/falsify.h"
-#include "dev/virtual_gpu/ptx/footprint.h"
 #include "dev/virtual_gpu/ptx/races.h"
 #include "dev/virtual_gpu/ptx/traffic.h"
 
@@ -139,22 +138,16 @@ void resolve(Warp& w, const Op& op, uint64_t (&address)[kLanes], Space space, ui
 
 void note_read(Warp& w, const Op& op, const Addresses& at, uint32_t bytes) {
     Block& block = *w.block;
-    if (block.footprint && !at.is_shared) block.footprint->read(at, w.mask, bytes, block.sectors);
     if (block.races) block.races->note(w, op, at, bytes, Access::read);
 }
 void note_write(Warp& w, const Op& op, const Addresses& at, uint32_t bytes) {
     Block& block = *w.block;
-    if (block.footprint && !at.is_shared) block.footprint->write(at, w.mask, bytes, block.sectors);
     if (block.last_store && !at.is_shared) block.last_store->note(at, w.mask, bytes);
     if (block.async && at.is_shared) block.async->note_write(w, op, at, bytes);
     if (block.races) block.races->note(w, op, at, bytes, Access::write);
 }
 void note_atomic(Warp& w, const Op& op, const Addresses& at, uint32_t bytes) {
     Block& block = *w.block;
-    if (block.footprint && !at.is_shared) {
-        block.footprint->read(at, w.mask, bytes, block.sectors);
-        block.footprint->write(at, w.mask, bytes, block.sectors);
-    }
     if (block.last_store && !at.is_shared) block.last_store->note(at, w.mask, bytes);
     if (block.async && at.is_shared) block.async->note_write(w, op, at, bytes);
     if (block.races) block.races->note(w, op, at, bytes, Access::atomic);

@@ -31,7 +31,7 @@ bool all_written(const uint8_t* written) {
 [[noreturn]] void fail_unwritten(Warp& w, const Op& op, int lane, const Addresses& at, uint32_t total,
                                  const char* what);
 
-// Record accesses for race detection and for the launch's footprint, if those are enabled.
+// Record accesses for race detection, if it is enabled.
 void note_read(Warp& w, const Op& op, const Addresses& at, uint32_t bytes);
 void note_write(Warp& w, const Op& op, const Addresses& at, uint32_t bytes);
 void note_atomic(Warp& w, const Op& op, const Addresses& at, uint32_t bytes);

@@ -7,7 +7,6 @@
 #include "dev/virtual_gpu/ptx/async.h"
 #include "dev/virtual_gpu/ptx/decoder.h"
 #include "dev/virtual_gpu/ptx/falsify.h"
-#include "dev/virtual_gpu/ptx/footprint.h"
 #include "dev/virtual_gpu/ptx/races.h"
 #include "dev/virtual_gpu/ptx/tensor_map.h"
 
@@ -50,21 +49,6 @@ void note_races(Warp& w, const Op& op, const BulkCopy& copy) {
         uint8_t* written;
         char* const bytes = bytes_of(p.global + p.first, written);
         note(w, op, copy.lane, bytes, written, p.last - p.first, false, copy.loads ? Access::read : Access::write);
-    }
-}
-
-// The launch's footprint: see footprint.h.
-void note_footprint(Block& block, const BulkCopy& copy) {
-    if (!block.footprint) return;
-    for (const BulkPiece& p : copy.pieces) {
-        if (p.first >= p.last) continue;
-        Addresses at;
-        at.bytes[copy.lane] = bytes_of(p.global + p.first, at.written[copy.lane]);
-        const auto count = static_cast<uint32_t>(p.last - p.first);
-        if (copy.loads)
-            block.footprint->read(at, 1u << copy.lane, count, block.sectors);
-        else
-            block.footprint->write(at, 1u << copy.lane, count, block.sectors);
     }
 }
 
@@ -131,7 +115,6 @@ void BulkCopies::add(Warp& w, const Op& op, BulkCopy copy) {
         }
     }
     note_races(w, op, copy);
-    note_footprint(block, copy);
     if (copy.loads) {
         if (block.races) block.races->release_to(w, 1u << copy.lane, copy.known);
         for (const BulkPiece& p : copy.pieces) {

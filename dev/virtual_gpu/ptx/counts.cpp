@@ -51,7 +51,6 @@ struct Sums {
     OpCounts all;
     std::array<uint64_t, kKinds> kinds{};               // warp instructions
     std::map<std::string, uint64_t> tensor_operations;  // additions and multiplications by operand type
-    Sectors footprint;
 
     void add(const Sums& s) {
         launches += s.launches;
@@ -61,8 +60,6 @@ struct Sums {
         add_to(all, s.all);
         for (size_t i = 0; i < kinds.size(); i++) kinds[i] += s.kinds[i];
         for (const auto& [type, n] : s.tensor_operations) tensor_operations[type] += n;
-        footprint.read += s.footprint.read;
-        footprint.written += s.footprint.written;
     }
 };
 
@@ -94,8 +91,6 @@ nlohmann::json words(const Sums& s) {
             {"global_bytes", s.all.bytes},
             {"global_requests", s.all.requests},
             {"global_sectors", s.all.sectors},
-            {"footprint_read_sectors", s.footprint.read},
-            {"footprint_written_sectors", s.footprint.written},
             {"shared_passes", s.all.passes},
             {"shared_conflicts", s.all.conflicts}};
 }
@@ -161,8 +156,6 @@ LaunchCounter::LaunchCounter(const Launch& launch) : launch_(launch), begin_(std
 void LaunchCounter::add(const Block& block) {
     ops_.resize(block.counts.size());
     for (size_t i = 0; i < ops_.size(); i++) add_to(ops_[i], block.counts[i]);
-    sectors_.read += block.sectors.read;
-    sectors_.written += block.sectors.written;
 }
 
 // A failed launch is counted up to the failure.
@@ -173,7 +166,6 @@ LaunchCounter::~LaunchCounter() {
     sums.launches = 1;
     sums.blocks = uint64_t{launch_.grid[0]} * launch_.grid[1] * launch_.grid[2];
     sums.threads = sums.blocks * launch_.block[0] * launch_.block[1] * launch_.block[2];
-    sums.footprint = sectors_;
     KernelCounts& k = all()[launch_.kernel];
     k.ops.resize(code.ops.size());
     for (size_t i = 0; i < ops_.size(); i++) {

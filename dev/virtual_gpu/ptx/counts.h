@@ -22,7 +22,6 @@ private:
     const Launch& launch_;
     const std::chrono::steady_clock::time_point begin_;
     std::vector<OpCounts> ops_;
-    Sectors sectors_;
 };
 
 }  // namespace virtual_gpu

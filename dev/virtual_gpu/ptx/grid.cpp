@@ -13,7 +13,6 @@
 #include "dev/virtual_gpu/ptx/async.h"
 #include "dev/virtual_gpu/ptx/counts.h"
 #include "dev/virtual_gpu/ptx/falsify.h"
-#include "dev/virtual_gpu/ptx/footprint.h"
 #include "dev/virtual_gpu/ptx/kernel.h"
 #include "dev/virtual_gpu/ptx/machine.h"
 #include "dev/virtual_gpu/ptx/races.h"
@@ -142,7 +141,6 @@ void prepare(Block& block, const Launch& launch) {
     block.ranges.assign(code.ops.size(), Range{});
     block.async = code.is_async ? std::make_shared<Async>() : nullptr;
     block.counts.assign(counting() ? code.ops.size() : 0, OpCounts{});
-    block.sectors = {};
     const uint32_t threads = launch.block[0] * launch.block[1] * launch.block[2];
     block.warps.resize((threads + kLanes - 1) / kLanes);
     for (size_t n = 0; n < block.warps.size(); n++) {
@@ -220,8 +218,6 @@ void run_grid(const Launch& launch) {
     const uint64_t count = uint64_t{launch.grid[0]} * launch.grid[1] * launch.grid[2];
     static Races* const races = Races::wanted() ? new Races : nullptr;
     if (races) races->start_launch();
-    static Footprint* const footprint = counting() ? new Footprint : nullptr;
-    if (footprint) footprint->start_launch();
     const int most = races ? 1 : options().threads > 0 ? options().threads : omp_get_max_threads();
     const int threads = static_cast<int>(std::min<uint64_t>(static_cast<uint64_t>(most), count));
     std::exception_ptr failure;
@@ -233,7 +229,6 @@ void run_grid(const Launch& launch) {
         static thread_local Block block;  // reuses its storage
         prepare(block, launch);
         block.races = races;
-        block.footprint = footprint;
         block.last_store = nullptr;
 #pragma omp for schedule(dynamic, 1)
         for (uint64_t i = 0; i < count; i++) {

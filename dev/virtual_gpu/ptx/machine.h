@@ -130,11 +130,6 @@ struct OpCounts {
     uint64_t passes = 0, conflicts = 0;  // in shared memory: passes of 128 bytes; those beyond the necessary ones
 };
 
-// Sectors of 32 bytes of device memory, each counted once per launch (footprint.h).
-struct Sectors {
-    uint64_t read = 0, written = 0;
-};
-
 struct Warp {
     uint32_t mask = 0;               // lanes of the running instruction
     uint32_t active = 0, alive = 0;  // lanes on the running path; lanes that have not ended
@@ -206,8 +201,6 @@ struct Block {
     uint64_t generation = ~uint64_t{0};      // of memory, when `ranges` were found
     class Races* races = nullptr;            // nullptr if race detection is off
     std::vector<OpCounts> counts;            // for each op; empty if counting is off
-    class Footprint* footprint = nullptr;    // of the launch; nullptr if counting is off
-    Sectors sectors;                         // touched first by this thread
     struct LastStore* last_store = nullptr;  // nullptr if not needed
     uint64_t random = 0;                     // state of the generator; 0 if nothing is random
     std::shared_ptr<class Async> async;      // nullptr if the kernel uses none
