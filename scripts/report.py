@@ -142,8 +142,6 @@ def layer_charts(runs):
     for quantity, title, scale in (("update_ratio", "Tensors: norm of the update over that of the weights", "log"),
                                    ("gradient", "Tensors: norm of the gradient", "log"),
                                    ("max_logit", "Attention: largest logit of a layer", "linear"),
-                                   ("kurtosis", "FP8, inputs: kurtosis (3: normal)", "log"),
-                                   ("largest_alignment", "FP8, gate and up: largest |cos| of a layer's rows", "linear"),
                                    ("forward_error", "FP8, outputs: relative error of a matmul", "log"),
                                    ("dgrad_error", "FP8, input gradients: relative error of a matmul", "log"),
                                    ("wgrad_error", "FP8, weight gradients: relative error of a matmul", "log")):

@@ -18,12 +18,9 @@ struct Shape {
     float deviation = 0;  // 0: magnitudes spread over 24 powers of two
     bool low = false;     // the values come in two halves, as attention writes its output
     bool bias = true;     // the cast of a gradient also sums its columns
-    bool smooth = false;  // the cast of a weight also multiplies its columns by factors
 
     size_t n() const { return size_t{1} * N * C; }
-    std::string text() const {
-        return fmt::format(" N={} C={}{}{}", N, C, bad ? " with NaN and infinity" : "", smooth ? " with factors" : "");
-    }
+    std::string text() const { return fmt::format(" N={} C={}{}", N, C, bad ? " with NaN and infinity" : ""); }
     float scale_or(float usual) const { return scale > 0 ? scale : usual; }
 };
 
@@ -83,25 +80,14 @@ void gradient(Trial& t, const Shape& s) {
     });
 }
 
-// A weight, the factors of its columns, which are powers of two, and the codes of the products, which are exact.
+// A weight and its codes.
 template <class Master>
 struct Weight {
     Input<Master> master;
-    Input<float> factors;
     float scale;
-    std::vector<float> products;
 
-    Weight(Trial& t, const Shape& s)
-        : master(t.input(values_of<Master>(t, s))),
-          scale(s.scale_or(16.0f)),
-          products(reference::to_floats(master.values)) {
-        if (!s.smooth) return;
-        std::vector<float> powers;
-        for (int c = 0; c < s.C; c++) powers.push_back(std::ldexp(1.0f, -(c / 8 % 4)));
-        for (size_t i = 0; i < products.size(); i++) products[i] *= powers[i % powers.size()];
-        factors = t.input(powers);
-    }
-    CodeRanges<e4m3> codes() const { return {Bounded::exactly(products), scale}; }
+    Weight(Trial& t, const Shape& s) : master(t.input(values_of<Master>(t, s))), scale(s.scale_or(16.0f)) {}
+    CodeRanges<e4m3> codes() const { return {Bounded::exactly(reference::to_floats(master.values)), scale}; }
 };
 
 template <class Master>
@@ -109,7 +95,7 @@ void weight(Trial& t, const Shape& s) {
     const Weight<Master> w(t, s);
     const CodeRanges<e4m3> expected = w.codes();
     each_pass<e4m3>(t, kAllPasses, s.N, s.C, w.scale, [&](Trial& trial, const auto& to, QuantizePass pass) {
-        trial.run_twice([&] { quantize_weight(to.target(), w.master, s.N, s.C, pass, t.stream(), w.factors); });
+        trial.run_twice([&] { quantize_weight(to.target(), w.master, s.N, s.C, pass, t.stream()); });
         to.compare(expected, {pass});
     });
 }
@@ -117,7 +103,7 @@ void weight(Trial& t, const Shape& s) {
 // A weight in two slices, the second of which begins inside a row, and transposed afterwards.
 template <class Master>
 void weight_slices(Trial& t, const Shape& s) {
-    const size_t cut = s.n() / 3 / 64 * 64 + 16, C = s.C;
+    const size_t cut = s.n() / 3 / 64 * 64 + 16;
     const Weight<Master> w(t, s);
     const CodeRanges<e4m3> expected = w.codes();
     for (const QuantizePass pass :
@@ -125,9 +111,8 @@ void weight_slices(Trial& t, const Shape& s) {
         t.nested([&](Trial& trial) {
             const QuantizedResults<e4m3> to(trial, s.N, s.C, w.scale);
             trial.run_twice([&] {
-                quantize_flat(to.row, w.master, cut, to.state, pass, t.stream(), {w.factors, C, 0});
-                quantize_flat(to.row + cut, w.master + cut, s.n() - cut, to.state, pass, t.stream(),
-                              {w.factors, C, cut});
+                quantize_flat(to.row, w.master, cut, to.state, pass, t.stream());
+                quantize_flat(to.row + cut, w.master + cut, s.n() - cut, to.state, pass, t.stream());
                 if (pass != QuantizePass::measure) transpose_codes(to.transposed, to.row, s.N, s.C, t.stream());
             });
             to.compare(expected, {pass});
@@ -158,7 +143,7 @@ void add_quantize(Items& items, const KernelUse& use) {
         with_type<e4m3, e5m2>(use.e4m3_gradients,
                               [&]<class F8>(F8) { add_gradient<F8>(items, {.N = N, .C = width, .bias = use.biases}); });
     with_type<bf16, float>(use.optimizer.masters == StateFormat::bf16, [&]<class Master>(Master) {
-        add_weight<Master>(items, {.N = N, .C = C, .smooth = use.smooth}, use.several_ranks);
+        add_weight<Master>(items, {.N = N, .C = C}, use.several_ranks);
     });
 }
 
@@ -170,10 +155,8 @@ void add_quantize_tests(Items& items) {
             add_kernel<e5m2>(items, "quantize", activation<e5m2>, {.N = N, .C = C, .scale = 0.3f, .low = low});
         }
         each_type<e4m3, e5m2>([&]<class F8>(F8) { add_gradient<F8>(items, {N, C}); });
-        each_type<float, bf16>([&]<class Master>(Master) {
-            for (const bool smooth : {false, true})
-                add_weight<Master>(items, {.N = N, .C = C, .scale = 23.0f, .smooth = smooth}, true);
-        });
+        each_type<float, bf16>(
+            [&]<class Master>(Master) { add_weight<Master>(items, {.N = N, .C = C, .scale = 23.0f}, true); });
     }
     const Shape bad{144, 144, true, 2.0f, 1.0f};
     each_type<e4m3, e5m2>([&]<class F8>(F8) {

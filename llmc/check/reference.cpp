@@ -7,7 +7,6 @@
 #include <random>
 
 #include "llmc/base/error.h"
-#include "llmc/kernels/outliers.h"
 
 namespace llmc::reference {
 
@@ -151,21 +150,6 @@ std::vector<double> column_sums(const std::vector<float>& x, int C) {
     std::vector<double> sums(static_cast<size_t>(C));
     for (size_t i = 0; i < x.size(); i++) sums[i % static_cast<size_t>(C)] += static_cast<double>(x[i]);
     return sums;
-}
-
-std::vector<float> smoothing(const std::vector<float>& amax, const std::vector<float>& before) {
-    std::vector<int> exponents;
-    for (const float a : amax)
-        if (a > 0) exponents.push_back(std::ilogb(a));
-    if (exponents.empty()) return before;
-    std::sort(exponents.rbegin(), exponents.rend());
-    const int largest = exponents.front(), middle = exponents[(exponents.size() + 1) / 2 - 1];
-    std::vector<float> factors;
-    for (const float a : amax) {
-        const int distance = largest - std::max(a > 0 ? std::ilogb(a) : middle, middle);
-        factors.push_back(std::ldexp(1.0f, -std::min(distance / 2, kMostSmoothing)));
-    }
-    return factors;
 }
 
 namespace {

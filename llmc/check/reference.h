@@ -1,5 +1,5 @@
 // FP64 references of kernels, each with the largest error of a correct kernel: norms, activations, sums of columns,
-// smoothing factors and attention. Also seeded inputs. The card check and tests share them.
+// and attention. Also seeded inputs. The card check and tests share them.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -132,12 +132,6 @@ inline int column_additions(int N, int C) { return std::min(N, 32 + std::max(8, 
 
 std::vector<double> column_sums(const std::vector<float>& x, int C);
 constexpr double kColumnSumError = 1e-6;  // relative to |sum| + 1 + the mean of its terms times their number
-
-// ---- factors of --fp8-smooth ---------------------------------------------------------------------------------------
-
-// The smoothing factors of one layer, from the largest magnitude of each channel (llmc/kernels/outliers.h), or `before`
-// if all magnitudes are 0.
-std::vector<float> smoothing(const std::vector<float>& amax, const std::vector<float>& before);
 
 // ---- attention ------------------------------------------------------------------------------------------------------
 // Causal attention in FP64, forward and backward, with how far a correct kernel may be from it. For the card check and

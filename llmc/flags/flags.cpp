@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/base/error.h"
+#include "llmc/base/json.h"
 #include "llmc/base/text.h"
 #include "llmc/data/order.h"
 #include "llmc/flags/rows.h"
@@ -280,8 +281,6 @@ const Flag kRows[] = {
     flag(0, "fp8-amax-algo", "NAME", &Options::fp8_amax_algo, {},
          "delayed scaling: value taken from the amax window: max, most_recent or ema"),
     flag(0, "fp8-pow2-scales", "", &Options::fp8_pow2_scales, {}, "round scales down to powers of two"),
-    flag(0, "fp8-smooth", "", &Options::fp8_smooth, {},
-         "divide channels of SwiGLU's output by powers of two, so that outliers do not set the scale"),
     flag(0, "fp8-fast-accum", "NAME", &Options::fp8_fast_accum, {},
          "matmuls that accumulate with fewer bits, which is faster: forward, none or all (GPU only)"),
     flag(
@@ -466,6 +465,30 @@ const Flag* find_flag(std::string_view name) {
 }
 
 std::string current_name(const std::string& name) { return name == "muon-cautious-decay" ? "cautious-decay" : name; }
+
+const std::vector<RemovedFlag>& removed_flags() {
+    static const std::vector<RemovedFlag> flags = {
+        {"fp8-smooth", "false",
+         "--fp8-recipe block gives each block of a row its own scale, and --fp8-layers all,-fc_proj keeps the layer "
+         "that "
+         "reads SwiGLU's output in BF16"},
+        {"tensorboard", "false", "use --track tensorboard", true},
+        {"prometheus", "null", "use --track prometheus=FILE", true},
+    };
+    return flags;
+}
+
+const RemovedFlag* find_removed_flag(std::string_view name) {
+    for (const RemovedFlag& flag : removed_flags())
+        if (flag.name == name) return &flag;
+    return nullptr;
+}
+
+bool RemovedFlag::goes_on(const ordered_json& value) const {
+    return observes || value.is_null() || value == parse_json<ordered_json>(default_value);
+}
+
+std::string RemovedFlag::text() const { return "--" + name + " has been removed: " + instead; }
 
 std::string names_text(const Flag& flag) {
     return (flag.short_name ? fmt::format("-{:c}, --", flag.short_name) : "--") + flag.long_name +

@@ -56,6 +56,20 @@ const Flag* find_flag(std::string_view name);
 // Today's name of a flag in a configuration that this version or an earlier one wrote.
 std::string current_name(const std::string& name);
 
+// A flag that earlier versions had. Configurations and checkpoints of theirs may still name it.
+struct RemovedFlag {
+    std::string name;
+    std::string default_value;  // as JSON
+    std::string instead;        // what a user does now: the end of a sentence
+    bool observes = false;      // no number of a run depended on it, so a configuration may have any value
+
+    // True if a run goes on without the flag, although its configuration has this value.
+    bool goes_on(const nlohmann::ordered_json& value) const;
+    std::string text() const;  // "--tensorboard has been removed: use --track tensorboard"
+};
+const std::vector<RemovedFlag>& removed_flags();
+const RemovedFlag* find_removed_flag(std::string_view name);
+
 std::string names_text(const Flag& flag);  // "-b, --batch"
 
 // ---- command lines (command_line.cpp) -------------------------------------------------------------------------------

@@ -248,9 +248,8 @@ struct {
     {"global-batch-size", "here it is -d, --total-batch, in tokens: sequences * --seq"},
     {"max-tokens train-tokens num-tokens token-budget target-tokens", "use -x, --max-steps: tokens / --total-batch"},
     {"lr-decay-iters lr-decay-steps", "the learning rate decays over all of -x, --max-steps"},
-    {"tensorboard tensorboard-dir enable-tensorboard use-tensorboard",
+    {"tensorboard-dir enable-tensorboard use-tensorboard",
      "use --track tensorboard, which writes event files into the run directory"},
-    {"prometheus", "use --track prometheus=FILE"},
     {"wandb wandb-log wandb-project wandb-run-name enable-wandb use-wandb",
      "use --track wandb, or --track wandb=PROJECT"},
     {"report-to", "use --track tensorboard or --track wandb"},
@@ -307,6 +306,7 @@ std::string unknown_flag_text(const std::string& argument, const std::vector<Fla
     const std::string typed = argument.substr(0, argument.find('='));
     std::string text = "unknown flag " + typed, name = typed.substr(typed.find_first_not_of('-'));
     std::replace(name.begin(), name.end(), '_', '-');
+    if (const RemovedFlag* const removed = find_removed_flag(name)) return removed->text();
     std::vector<std::string> names;
     for (const FlagName& flag : known) names.push_back(flag.name);
     for (const auto& [ours, theirs] : kNames)

@@ -36,6 +36,10 @@ std::vector<std::string> without_command(std::vector<std::string> arguments) {
 // Appends an entry of a configuration file to `given`.
 void append_entry(const std::string& name, const ordered_json& value, std::vector<GivenFlag>& given) {
     const std::string key = current_name(name);
+    if (const RemovedFlag* const removed = find_removed_flag(key)) {
+        if (!removed->goes_on(value)) refuse("\"{}\" is {}, and {}", key, json_text(value), removed->text());
+        return;
+    }
     const Flag* flag = find_flag(key);
     if (flag == nullptr) {
         std::vector<std::string> known;
@@ -149,13 +153,12 @@ std::string run_json_to_resume(const Options& o) {
     return std::filesystem::exists(path, ignored) ? path.string() : "";
 }
 
-// Leaves out the limits of the last command, -z of a run on one rank, where it has no meaning, and flags that earlier
-// versions had.
+// Leaves out the limits of the last command, and -z of a run on one rank, where it has no meaning.
 Options read_run_config(const std::string& path) {
     try {
         const ordered_json run = read_json(path);
         ordered_json config = run.at("config");
-        for (const char* name : {"stop-after", "max-minutes", "tensorboard", "prometheus"}) config.erase(name);
+        for (const char* name : {"stop-after", "max-minutes"}) config.erase(name);
         const ordered_json* last = &run;
         if (run.contains("resumed") && !run["resumed"].empty()) last = &run["resumed"].back();
         if (last->at("world") == 1) config.erase("zero");

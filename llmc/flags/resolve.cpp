@@ -356,8 +356,6 @@ void resolve_fp8(Options& o, const ResolveInputs& inputs) {
             o.batch, o.seq, tokens, round_up(o.seq, 16));
     resolve_fp8_arithmetic(o, inputs);
     resolve_emulation(o, inputs);
-    if (o.fp8_smooth && o.model_config.table().activation != Activation::swiglu)
-        refuse("--fp8-smooth needs SwiGLU, which this model does not have; leave it out");
 }
 
 void resolve_offload(Options& o) {

@@ -13,7 +13,6 @@ Fp8Config fp8_config(const Options& o) {
     config.algorithm = o.fp8_amax_algo;
     config.pow2_scales = o.fp8_pow2_scales;
     config.grad = o.fp8_grad;
-    config.smooth = o.fp8_smooth;
     config.fallback = o.fp8_fallback.value;
     config.until = o.fp8_until.value.step(o.max_steps);
     config.probe = o.fp8_probe_every > 0;

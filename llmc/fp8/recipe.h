@@ -71,7 +71,6 @@ struct Fp8Config {
     AmaxAlgorithm algorithm = AmaxAlgorithm::max;
     bool pow2_scales = false;      // round scales down to powers of two
     Fp8Grad grad = Fp8Grad::e5m2;  // block scales have e4m3 instead of e5m2
-    bool smooth = false;           // a factor for each channel of some layers' inputs (laboratory.h)
     Fp8FallbackRule fallback;
     int64_t until = Fp8Until::kNever;  // all layers leave FP8 after this step
     bool probe = false;                // some micro-steps also compute their products in BF16 (laboratory.h)

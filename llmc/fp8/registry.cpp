@@ -13,13 +13,13 @@ namespace {
 // Block scales come from the block itself, so flags about histories and formats do not apply. The tensor's own scale is
 // then that of its largest block, for the log.
 Fp8Config resolved(Fp8Config config) {
-    if (config.grad == Fp8Grad::bf16 && config.smooth) refuse("--fp8-smooth needs --fp8-grad e5m2 or e4m3");
     if (config.grad == Fp8Grad::bf16 && config.recipe == Fp8Recipe::block)
         refuse("--fp8-grad bf16 needs --fp8-recipe delayed, current or mxfp8");
     if (scaling_of(config.recipe) == Fp8Scaling::tensor) return config;
-    if (config.fallback.steps > 0 || config.smooth)
-        refuse("{} needs --fp8-recipe delayed or current: with block scales, an outlier affects only its own block",
-               config.smooth ? "--fp8-smooth" : "--fp8-fallback");
+    if (config.fallback.steps > 0)
+        refuse(
+            "--fp8-fallback needs --fp8-recipe delayed or current: with block scales, an outlier affects only its own "
+            "block");
     if (config.grad == Fp8Grad::e5m2) config.grad = Fp8Grad::e4m3;
     config.pow2_scales = true;
     config.algorithm = AmaxAlgorithm::most_recent;
@@ -79,7 +79,7 @@ void Fp8Registry::allocate(stream_t stream) {
     if (count() == 0) return;
     fp8_reset(states_, history_, count(), config_, stream);
     fp8_reset(evaluation_, history_, count(), config_, stream);
-    laboratory_.allocate(stream);
+    laboratory_.clear_probed(stream);
     if (!falls_back()) return;
     const size_t n = count();
     set_bytes(watches_, 0, n * sizeof(Fp8Watch), stream);
@@ -140,7 +140,6 @@ void Fp8Registry::finish_step(const float* change, stream_t stream) {
     if (falls_back()) watch(stream);
     const ProfileRange range("FP8 scales", stream);
     fp8_finish_step(states_, history_, count(), config_, change, stream);
-    laboratory_.finish_step(stream);
 }
 
 std::vector<Fp8Fallback> Fp8Registry::take_fallbacks() {
@@ -162,7 +161,6 @@ void Fp8Registry::clear_counts(stream_t stream) {
     if (count() == 0) return;
     if (falls_back()) fp8_keep_watched_counts(watches_, states_, count(), stream);
     fp8_clear_counts(states_, count(), stream);
-    laboratory_.clear_outliers(stream);
 }
 
 void Fp8Registry::put_aside(Fp8State* copy, stream_t stream) const {
@@ -175,9 +173,8 @@ void Fp8Registry::put_back(const Fp8State* copy, stream_t stream) {
 // ---- checkpoints ----------------------------------------------------------------------------------------------------
 
 std::string Fp8Registry::rule() const {
-    return fmt::format("{} {} margin {}{}{} history {} dout {}", word_of(config_.recipe), word_of(config_.algorithm),
-                       config_.margin, config_.pow2_scales ? " pow2" : "", config_.smooth ? " smooth" : "",
-                       config_.history, word_of(config_.grad));
+    return fmt::format("{} {} margin {}{} history {} dout {}", word_of(config_.recipe), word_of(config_.algorithm),
+                       config_.margin, config_.pow2_scales ? " pow2" : "", config_.history, word_of(config_.grad));
 }
 
 Fp8Saved Fp8Registry::read_state(stream_t stream) const {
@@ -204,10 +201,7 @@ Fp8Saved Fp8Registry::read_state(stream_t stream) const {
         tensor.history.assign(history.data() + i * length, history.data() + (i + 1) * length);
         tensor.watch = watches[i];
         if (saved.watched) tensor.verdict = slot.values[i];
-        if (role_of(static_cast<int>(i)) == Fp8Role::x)
-            tensor.smoothing = laboratory_.factors_text(static_cast<int>(i) / kFp8Roles, stream);
     }
-    saved.outliers = laboratory_.read_outliers(stream);
     saved.probed = laboratory_.read_probed(stream);
     return saved;
 }
@@ -238,18 +232,6 @@ bool Fp8Registry::is_of(const Fp8Saved& saved) const {
     return true;
 }
 
-// Factors stay 1 if the tensors are not the saved run's.
-void Fp8Registry::restore_factors(const Fp8Saved& saved, stream_t stream) {
-    if (!is_of(saved)) return;
-    for (int layer = 0; layer < layers(); layer++) {
-        if (!laboratory_.is_smooth(layer)) continue;
-        const Fp8SavedTensor& x = saved.tensors[tensor(layer, Fp8Role::x)];
-        if (!laboratory_.set_factors(layer, x.smoothing, stream))
-            throw Error(ExitCode::checkpoint,
-                        x.name + ": the checkpoint's smoothing factors are for another number of channels");
-    }
-}
-
 bool Fp8Registry::restore(const Fp8Saved& saved, stream_t stream) {
     const size_t n = count(), length = config_.history;
     if (!is_of(saved)) return false;
@@ -269,7 +251,6 @@ bool Fp8Registry::restore(const Fp8Saved& saved, stream_t stream) {
     if (n == 0) return true;
     write_through(states_, states.data(), n, stream);
     write_through(history_, history.data(), history.size(), stream);
-    laboratory_.restore_outliers(saved.outliers, stream);
     laboratory_.restore_probed(saved.probed, stream);
     if (!falls_back()) return true;
     write_through(watches_, watches.data(), n, stream);

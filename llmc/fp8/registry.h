@@ -27,7 +27,6 @@ struct Fp8SavedTensor {
     std::string name;  // "h.3.fc_proj.dout"
     Fp8State state{};
     std::vector<float> history;  // amaxes, the oldest first; 0 for an empty entry
-    std::string smoothing;       // Fp8Laboratory::factors_text(); "" if it has none
     Fp8Watch watch{};
     Fp8Verdict verdict{};  // the last step's; take_fallbacks() has not seen it yet
 };
@@ -36,7 +35,6 @@ struct Fp8Saved {
     bool calibrated = false, watched = false;  // watched: there are verdicts
     std::vector<std::string> left;             // layers that have left FP8
     std::vector<Fp8SavedTensor> tensors;
-    std::vector<Fp8Outliers> outliers{};     // by layer, since the last record
     std::vector<Fp8RankSums::Row> probed{};  // by layer and product, of the last probed step; empty without a probe
 };
 
@@ -70,14 +68,11 @@ public:
 
     // Lets casts of training passes count the elements that they lose, which costs time. Off at first, and always on
     // with a fallback rule. Values that are not finite are always counted.
-    void count_losses(bool on) {
-        count_losses_ = on || falls_back();
-        laboratory_.record_outliers(on);
-    }
+    void count_losses(bool on) { count_losses_ = on || falls_back(); }
     QuantizePass train_pass() const { return count_losses_ ? QuantizePass::train_counted : QuantizePass::train; }
     QuantizePass write_pass() const { return count_losses_ ? QuantizePass::write_counted : QuantizePass::write; }
 
-    // Research instruments. Nothing that training needs depends on them, except the factors of --fp8-smooth.
+    // A research instrument: nothing that training needs depends on it.
     Fp8Laboratory& laboratory() { return laboratory_; }
     const Fp8Laboratory& laboratory() const { return laboratory_; }
 
@@ -112,13 +107,12 @@ public:
     void put_aside(Fp8State* copy, stream_t stream) const;
     void put_back(const Fp8State* copy, stream_t stream);
 
-    // For checkpoints. All wait for the device, and read_state() is a collective. A resumed run first calls mark_left()
-    // and restore_factors(), then sets the weights, then calls restore(). That returns false if the saved run had other
-    // tensors or another rule; the next step then calibrates.
+    // For checkpoints. All wait for the device, and read_state() is a collective. A resumed run first calls
+    // mark_left(), then sets the weights, then calls restore(). That returns false if the saved run had other tensors
+    // or another rule; the next step then calibrates.
     Fp8Saved read_state(stream_t stream) const;
     std::string rule() const;
     void mark_left(const std::vector<std::string>& layers);
-    void restore_factors(const Fp8Saved& saved, stream_t stream);
     bool restore(const Fp8Saved& saved, stream_t stream);
 
 private:

@@ -55,18 +55,18 @@ void quantize(const Quantized<F8>& to, float* dbias, float* scratch, const bf16*
 
 template <class Master>
 static __global__ void __launch_bounds__(kQuantizeThreads, 3)
-    quantize_weight_kernel(e4m3* row, e4m3* transposed, Fp8State* state, const Master* master, const float* factors,
-                           int R, int C, QuantizePass pass) {
-    quantize_weight_tile(row, transposed, state, state->scale, master, factors, R, C, pass);
+    quantize_weight_kernel(e4m3* row, e4m3* transposed, Fp8State* state, const Master* master, int R, int C,
+                           QuantizePass pass) {
+    quantize_weight_tile(row, transposed, state, state->scale, master, R, C, pass);
 }
 
 template <class Master>
 static void launch_quantize_weight(const Quantized<e4m3>& to, const Master* master, int R, int C, QuantizePass pass,
-                                   stream_t stream, const float* factors) {
+                                   stream_t stream) {
     const QuantizeLaunch<e4m3> l("quantize_weight", to, nullptr, nullptr, R, C, pass, stream);
     host::launch_or_loop<quantize_weight_kernel<Master>, host::quantize_weight<Master>>(
         KernelVariant::host_quantize, l.config, out(l.row, l.elements), out(l.transposed, l.elements),
-        state_access(to.state, pass), in(master, l.elements), in(factors, C), R, C, pass);
+        state_access(to.state, pass), in(master, l.elements), R, C, pass);
 }
 
 // ---- a slice of a weight, and the transposition of codes -----------------------------------------------------------
@@ -75,8 +75,7 @@ constexpr int kPerThread = 16;
 
 template <class Master>
 static __global__ void __launch_bounds__(kQuantizeThreads)
-    quantize_flat_kernel(e4m3* codes, const Master* master, size_t count, Fp8State* state, QuantizePass pass,
-                         const float* factors, size_t columns, size_t begin) {
+    quantize_flat_kernel(e4m3* codes, const Master* master, size_t count, Fp8State* state, QuantizePass pass) {
     LLMC_SHARED(QuantizeTally, tallies, [kQuantizeThreads]);
     QuantizeTally tally;
     const float scale = state->scale;
@@ -93,13 +92,6 @@ static __global__ void __launch_bounds__(kQuantizeThreads)
             for (int i = 0; i < 8; i++) {
                 const size_t place = first + static_cast<size_t>(place_in_fours(i));
                 x[i] = place < count ? to_float(master[place]) : 0.0f;
-            }
-        }
-        if (factors != nullptr) {
-            LLMC_UNROLL
-            for (int i = 0; i < 8; i++) {
-                const size_t place = first + static_cast<size_t>(place_in_fours(i));
-                x[i] *= factors[(begin + place) % columns];
             }
         }
         uint32_t words[2] = {};
@@ -124,7 +116,7 @@ static __global__ void __launch_bounds__(kQuantizeThreads)
 
 template <class Master>
 static void launch_quantize_flat(e4m3* codes, const Master* master, size_t count, Fp8State* state, QuantizePass pass,
-                                 stream_t stream, const ColumnFactors& of) {
+                                 stream_t stream) {
     if (count == 0) return;
     if ((writes_fp8(pass) && raises_amax(pass)) || state == nullptr || reinterpret_cast<uintptr_t>(master) % 16 != 0 ||
         reinterpret_cast<uintptr_t>(codes) % 4 != 0)
@@ -132,8 +124,7 @@ static void launch_quantize_flat(e4m3* codes, const Master* master, size_t count
     e4m3* target = writes_fp8(pass) ? codes : nullptr;
     const unsigned blocks = static_cast<unsigned>(div_up(count, static_cast<size_t>(kQuantizeThreads) * kPerThread));
     launch<quantize_flat_kernel<Master>>({dim3(blocks), dim3(kQuantizeThreads), 0, stream}, out(target, count),
-                                         in(master, count), count, state_access(state, pass), pass,
-                                         in(of.factors, of.columns), of.columns, of.first);
+                                         in(master, count), count, state_access(state, pass), pass);
 }
 
 static __global__ void __launch_bounds__(kQuantizeThreads)
@@ -205,12 +196,12 @@ LLMC_INSTANTIATE(e5m2)
 
 #define LLMC_OVERLOAD(Master)                                                                               \
     void quantize_weight(const Quantized<e4m3>& to, const Master* master, int R, int C, QuantizePass pass,  \
-                         stream_t stream, const float* factors) {                                           \
-        launch_quantize_weight(to, master, R, C, pass, stream, factors);                                    \
+                         stream_t stream) {                                                                 \
+        launch_quantize_weight(to, master, R, C, pass, stream);                                             \
     }                                                                                                       \
     void quantize_flat(e4m3* codes, const Master* master, size_t count, Fp8State* state, QuantizePass pass, \
-                       stream_t stream, const ColumnFactors& of) {                                          \
-        launch_quantize_flat(codes, master, count, state, pass, stream, of);                                \
+                       stream_t stream) {                                                                   \
+        launch_quantize_flat(codes, master, count, state, pass, stream);                                    \
     }
 LLMC_OVERLOAD(float)
 LLMC_OVERLOAD(bf16)

@@ -35,31 +35,21 @@ void quantize(const Quantized<F8>& out, float* dbias, float* scratch, const bf16
               int C, bool accumulate, QuantizePass pass, stream_t stream);
 size_t quantize_scratch(int N, int C);
 
-// x = master (R, C), both multiples of 16, times factors (C) unless nullptr. Moves 6 bytes per element, 4 in pass
-// `measure`; 2 less each with BF16 masters.
-void quantize_weight(const Quantized<e4m3>& out, const float* master, int R, int C, QuantizePass pass, stream_t stream,
-                     const float* factors = nullptr);
-void quantize_weight(const Quantized<e4m3>& out, const bf16* master, int R, int C, QuantizePass pass, stream_t stream,
-                     const float* factors = nullptr);
+// x = master (R, C), both multiples of 16. Moves 6 bytes per element, 4 in pass `measure`; 2 less each with BF16
+// masters.
+void quantize_weight(const Quantized<e4m3>& out, const float* master, int R, int C, QuantizePass pass, stream_t stream);
+void quantize_weight(const Quantized<e4m3>& out, const bf16* master, int R, int C, QuantizePass pass, stream_t stream);
 
 // ---- slices of weights ---------------------------------------------------------------------------------------------
 //
 // A rank that owns a slice of a weight has a range of elements without rows and columns. It casts its slice before the
 // bytes travel, and the gathered bytes are transposed afterwards. Together they give the bits of quantize_weight().
 
-// The factors of a matrix's columns, and where in that matrix the slice begins.
-struct ColumnFactors {
-    const float* factors = nullptr;  // (columns); nullptr: all 1
-    size_t columns = 1, first = 0;
-};
-
 // Pass `measure`: state->amax_now = max(amax_now, |master[i]|), and state->bad if a value is not finite. Pass `write`
 // or `replay`: codes[i] = E4M3(master[i] * state->scale), and the counts of the pass. Any count; pointers are 16-byte
 // aligned. Reads a master per element and writes 1 byte.
-void quantize_flat(e4m3* codes, const float* master, size_t count, Fp8State* state, QuantizePass pass, stream_t stream,
-                   const ColumnFactors& of = {});
-void quantize_flat(e4m3* codes, const bf16* master, size_t count, Fp8State* state, QuantizePass pass, stream_t stream,
-                   const ColumnFactors& of = {});
+void quantize_flat(e4m3* codes, const float* master, size_t count, Fp8State* state, QuantizePass pass, stream_t stream);
+void quantize_flat(e4m3* codes, const bf16* master, size_t count, Fp8State* state, QuantizePass pass, stream_t stream);
 
 // transposed (C, R) = codes (R, C), multiples of 16. Moves 2 bytes per element.
 void transpose_codes(e4m3* transposed, const e4m3* codes, int R, int C, stream_t stream);

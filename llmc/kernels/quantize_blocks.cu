@@ -288,7 +288,7 @@ static __global__ void __launch_bounds__(kQuantizeThreads, 3)
         row_scales[tile_scale_index(C, corner.row, corner.column)] = power_of_two(exponent);
         transposed_scales[tile_scale_index(R, corner.column, corner.row)] = power_of_two(exponent);
     }
-    quantize_weight_tile(row, transposed, state, power_of_two(-exponent), master, nullptr, R, C, pass);
+    quantize_weight_tile(row, transposed, state, power_of_two(-exponent), master, R, C, pass);
 }
 
 // ---- back ----------------------------------------------------------------------------------------------------------

@@ -171,13 +171,11 @@ static_assert(kTileWords == 32 && WeightOwner::kWarps == 8, "a row for a warp; t
 // Stage 1 of a thread: values go from `master` (R, C) to `row`, `tile` and the tally.
 template <class Master>
 LLMC_DEVICE void quantize_weight_rows(e4m3* row_codes, uint32_t* tile, QuantizeTally& tally, float scale,
-                                      const Master* master, const float* factors, int R, int C, QuantizePass pass) {
+                                      const Master* master, int R, int C, QuantizePass pass) {
     const TileCorner corner(C);
     const WeightOwner own;
     const int column = corner.column + own.word * 4;
     if (column >= C) return;
-    float factor[4] = {1.0f, 1.0f, 1.0f, 1.0f};
-    if (factors != nullptr) load4(factors + column, factor);
     constexpr int kAtOnce = 8;  // rows that are loaded together
     LLMC_UNROLL
     for (int i = 0; i < WeightOwner::kRows; i += kAtOnce) {
@@ -193,8 +191,6 @@ LLMC_DEVICE void quantize_weight_rows(e4m3* row_codes, uint32_t* tile, QuantizeT
             const int local = first + 2 * pair * WeightOwner::kWarps;
             if (corner.row + local >= R) continue;  // R is a multiple of 16: both rows or none
             uint32_t codes[2] = {};
-            LLMC_UNROLL
-            for (int k = 0; k < 8; k++) x[pair][k] *= factor[k % 4];
             quantize_8<e4m3>(codes, tally, x[pair], scale, pass);
             if (!writes_fp8(pass)) continue;
             LLMC_UNROLL
@@ -212,11 +208,11 @@ LLMC_DEVICE void quantize_weight_rows(e4m3* row_codes, uint32_t* tile, QuantizeT
 // The body of a weight's kernel. Pointers are as in quantize_tile().
 template <class Master>
 LLMC_DEVICE void quantize_weight_tile(e4m3* row, e4m3* transposed, Fp8State* state, float scale, const Master* master,
-                                      const float* factors, int R, int C, QuantizePass pass) {
+                                      int R, int C, QuantizePass pass) {
     LLMC_SHARED(uint32_t, tile, [kTileRows * kTileWords]);
     LLMC_SHARED(QuantizeTally, tallies, [kQuantizeThreads]);
     QuantizeTally tally;
-    quantize_weight_rows(row, tile, tally, scale, master, factors, R, C, pass);
+    quantize_weight_rows(row, tile, tally, scale, master, R, C, pass);
     tallies[threadIdx.x] = tally;
     __syncthreads();
     commit_tallies(state, tallies, static_cast<size_t>(R) * C, pass);

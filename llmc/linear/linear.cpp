@@ -7,7 +7,6 @@
 #include "llmc/kernels/bias.h"
 #include "llmc/kernels/hopper/matmul_gelu.h"
 #include "llmc/kernels/norm.h"
-#include "llmc/kernels/outliers.h"
 #include "llmc/kernels/quantize.h"
 #include "llmc/kernels/quantize_blocks.h"
 #include "llmc/linear/observer.h"
@@ -44,7 +43,6 @@ Linear<Real>::Linear(LinearLayers<Real>& layers, const std::string& name, int ro
     is_fp8_ = layers.fp8_ && table.tensor(weight_).codes != CodesFrom::nothing;
     if (!is_fp8_) return;
     tensors_ = layers.fp8_->add(name);
-    if (setup.smooth) layers.fp8_->laboratory().smooth(tensors_, inputs_);
     layers.codes_->add(weight_, setup.kind);
     plan_codes();
     if constexpr (kCanBeFp8<Real>) layers.observer_->plan(*this, layers.activations_);
@@ -111,7 +109,6 @@ Operand<Real> Linear<Real>::input(const Real* value, const Real* low, const Pass
         if (needs_codes(pass) && layers_.block_scales()) {
             const Quantized<e4m3> codes = x_codes(pass);
             const bool leaves_traces = pass.kind == PassKind::training;
-            layers_.observer_->before_cast(*this, value, pass);
             quantize_blocks(codes, nullptr, nullptr, value, pass.N(), inputs_, layers_.fp8_->scaling(), false,
                             leaves_traces ? layers_.fp8_->train_pass() : QuantizePass::replay, pass.stream);
             return {value, codes};
@@ -148,27 +145,11 @@ Real* Linear<Real>::observed_input(const Pass& pass) const {
 }
 
 template <class Real>
-bool Linear<Real>::is_smooth() const {
-    return is_fp8_ && layers_.fp8_->laboratory().is_smooth(tensors_);
-}
-
-template <class Real>
-void Linear<Real>::smooth_source(const Pass& pass) {
-    if constexpr (kCanBeFp8<Real>) {
-        const Fp8Laboratory& laboratory = layers_.fp8_->laboratory();
-        layers_.observer_->before_cast(*this, layers_.source_, pass);
-        float* const amax = pass.kind == PassKind::training ? laboratory.channel_amax(tensors_) : nullptr;
-        scale_columns(layers_.source_, amax, laboratory.factors(tensors_), true, pass.N(), inputs_, pass.stream);
-    }
-}
-
-template <class Real>
 void Linear<Real>::forward(Real* out, const Operand<Real>& x, const Pass& pass) {
     const Real* bias = bias_ ? layers_.weights_.weight(*bias_) : nullptr;
     if constexpr (kCanBeFp8<Real>)
         if (is_fp8_) {
             check_holds(layers_.x_, "x");
-            layers_.observer_->before_forward(*this, x, pass);
             const Quantized<e4m3> w = layers_.codes_->rows(tensors_);
             layers_.matmul_.forward_fp8(out, x.codes.row, x.codes.row_scale_inv(), w.row, w.row_scale_inv(), bias,
                                         pass.N(), inputs_, outputs_, pass.stream);
@@ -227,12 +208,8 @@ void Linear<Real>::cast_and_wgrad(const Quantized<F8>& codes, const Gradient<Rea
     }
     check_holds(*x_transposed_, "x, transposed");
     float* const dweight = layers_.gradients_.gradient(weight_);
-    // The codes of a smoothed layer are those of x / factors and weight * factors, so wgrad gives dweight / factors.
-    const float* const factors = fp8.laboratory().factors(tensors_);
-    if (factors && pass.accumulate) scale_columns(dweight, nullptr, factors, true, outputs_, inputs_, pass.stream);
     layers_.matmul_.wgrad_fp8(dweight, codes.transposed, codes.transposed_scale_inv(), x.codes.transposed,
                               x.codes.transposed_scale_inv(), N, inputs_, outputs_, pass.accumulate, pass.stream);
-    if (factors) scale_columns(dweight, nullptr, factors, false, outputs_, inputs_, pass.stream);
 }
 
 template <class Real>
@@ -243,9 +220,6 @@ void Linear<Real>::backward_fp8(const Quantized<F8>& codes, Real* dinp, const Gr
     const Quantized<e4m3> w = layers_.codes_->both(tensors_, pass.stream);
     layers_.matmul_.dgrad_fp8(dinp, codes.row, codes.row_scale_inv(), w.transposed, w.transposed_scale_inv(), pass.N(),
                               inputs_, outputs_, pass.stream);
-    // dgrad of a smoothed layer gives dinp * factors.
-    const float* const factors = layers_.fp8_->laboratory().factors(tensors_);
-    if (factors) scale_columns(dinp, nullptr, factors, true, pass.N(), inputs_, pass.stream);
     const float* const dweight = layers_.gradients_.gradient(weight_);
     layers_.observer_->after_backward(*this, dinp, dweight, dout, x, pass);
 }
@@ -267,7 +241,6 @@ Operand<Real> Linear<Real>::forward_gelu(Real* h, void* row, Linear& next, const
     Operand<Real> active;
     if constexpr (kCanBeFp8<Real>) {
         check_holds(layers_.x_, "x");
-        layers_.observer_->before_forward(*this, x, pass);
         const Quantized<e4m3> w = layers_.codes_->rows(tensors_);
         const bf16* const bias = layers_.weights_.weight(*bias_);
         active = next.cast_input(pass, [&](Quantized<e4m3> codes, QuantizePass cast) {

@@ -195,8 +195,6 @@ struct LinearSetup {
     bool runs_again = false;          // and the output, which later layers of the block read
     bool input_from_values = false;   // the kernel that produces the input does not cast it
     bool gradient_from_norm = false;  // a norm's backward computes the output's gradient, and casts it
-    bool gated = false;               // the first half of the outputs are gates for the second half
-    bool smooth = false;              // --fp8-smooth applies to the input
 };
 
 template <class Real>
@@ -236,7 +234,6 @@ public:
                 const Real* const observed = write_observed(pass, write);
                 if (!input_goes_through_source()) return {observed, cast_input(pass, cast).codes};
                 write(layers_.source_);
-                if (is_smooth()) smooth_source(pass);
                 return {observed, input(layers_.source_, nullptr, pass).codes};
             }
         write(value);
@@ -325,13 +322,9 @@ private:
 
     void plan_codes();
     Real* observed_input(const Pass& pass) const;
-    bool is_smooth() const;
-    // --fp8-smooth: divides each channel of the values in `source` by its factor. WeightCodes multiplies the weight by
-    // the same factors, so the product stays the same.
-    void smooth_source(const Pass& pass);
     // True if the producer of the input writes values, which are then cast.
     bool input_goes_through_source() const {
-        return backward_is_fp8() && (setup_.input_from_values || layers_.block_scales() || is_smooth());
+        return backward_is_fp8() && (setup_.input_from_values || layers_.block_scales());
     }
     // True if any product reads codes of this pass's input.
     bool needs_codes(const Pass& pass) const {

@@ -1,9 +1,9 @@
-// Measures outliers, and computes products again in BF16. See observer.h.
+// Computes products again in BF16. See observer.h.
 #include "llmc/linear/observer.h"
 
 #include "llmc/device/trace.h"
+#include "llmc/kernels/differences.h"
 #include "llmc/kernels/elementwise.h"
-#include "llmc/kernels/outliers.h"
 
 namespace llmc {
 namespace {
@@ -16,57 +16,15 @@ size_t weight_count(const Layer& layer) { return input_count(layer, layer.output
 
 }  // namespace
 
-// ---- outliers -------------------------------------------------------------------------------------------------------
-
 void LinearObserver::plan(const Layer& layer, Arena& activations) {
-    activations.plan_shared("moment parts", &parts_, moment_parts(input_count(layer, layer.rows())));
-    if (layer.setup().gated) activations.plan_shared("cosines", &cosines_, layer.outputs() / 2);
-    if (fp8_.config().probe) plan_probe(layer, activations);
-}
-
-template <class T>
-void LinearObserver::measure_outliers(const Layer& layer, const T* x, const Fp8State* state, const Pass& pass) {
-    if (!laboratory().records_outliers() || pass.kind != PassKind::training) return;
-    const ProfileRange range("outliers", pass.stream);
-    add_moments(laboratory().moments(layer.fp8_number()), parts_, x, input_count(layer, pass.N()), state, pass.stream);
-    if (layer.setup().gated) measure_gates(layer, pass.stream);
-}
-
-// The result is the same in every micro-step and on every rank. Reads the codes, or with block scales their source.
-void LinearObserver::measure_gates(const Layer& layer, stream_t stream) {
-    const auto align = [&](const auto* weight) {
-        gate_alignment(laboratory().alignment(layer.fp8_number()), cosines_, weight, layer.outputs() / 2,
-                       layer.inputs(), stream);
-    };
-    const WeightCodes& codes = layers_.codes();
-    if (!fp8_.has_block_scales())
-        align(codes.rows(layer.fp8_number()).row);
-    else if (codes.from_working_copy(layer.fp8_number()))
-        align(layer.weight());
-    else
-        layers_.weights().master(layer.weight_place().unit, layer.weight_place().tensor).typed(align);
-}
-
-// Smoothed inputs and inputs with block scales are measured as values here, all others in before_forward() as the codes
-// that products read.
-void LinearObserver::before_cast(const Layer& layer, const bf16* x, const Pass& pass) {
-    measure_outliers(layer, x, nullptr, pass);
-}
-
-void LinearObserver::before_forward(const Layer& layer, const Operand<bf16>& x, const Pass& pass) {
-    if (!fp8_.has_block_scales() && !laboratory().is_smooth(layer.fp8_number()))
-        measure_outliers(layer, x.codes.row, x.codes.state, pass);
-}
-
-// ---- probe ----------------------------------------------------------------------------------------------------------
-
-void LinearObserver::plan_probe(const Layer& layer, Arena& activations) {
+    if (!fp8_.config().probe) return;
     const size_t inputs = input_count(layer, layer.rows()), outputs = output_count(layer, layer.rows());
     const size_t weights = weight_count(layer);
     activations.plan_shared("probe x", &x_, inputs);
     for (const size_t bytes : {outputs * sizeof(bf16), inputs * sizeof(bf16), weights * sizeof(float)})
         activations.plan_shared("probe result", &result_, bytes);
-    for (const size_t n : {inputs, outputs, weights}) activations.plan_shared("moment parts", &parts_, moment_parts(n));
+    for (const size_t n : {inputs, outputs, weights})
+        activations.plan_shared("difference parts", &parts_, difference_parts(n));
     if (layers_.codes().from_working_copy(layer.fp8_number())) return;
     activations.plan_shared("probe weight", &weight_, weights);
     const ShardLayout& layout = layers_.weights().layout();

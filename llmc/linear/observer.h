@@ -1,9 +1,6 @@
-// The research instruments for layers in FP8. Linear layers call the observer around their casts and products. It does
-// not change their results. Fp8Laboratory keeps its measurements.
-//
-//   outliers   in steps that are recorded: the kurtosis of inputs and the alignment of gates
-//   probe      --fp8-probe-every: each product again in BF16, from the values before the cast, and the sums of the
-//              differences
+// The probe of layers in FP8 (--fp8-probe-every). Linear layers call the observer around their products. It computes
+// each product again in BF16, from the values before the cast, and adds up the differences, which Fp8Laboratory keeps.
+// It does not change the layers' results.
 #pragma once
 #include "llmc/linear/linear.h"
 
@@ -14,7 +11,7 @@ public:
     using Layer = Linear<bf16>;
     explicit LinearObserver(LinearLayers<bf16>& layers) : layers_(layers), fp8_(*layers.fp8()) {}
 
-    // Plans memory for a layer in FP8, when the layer plans its own.
+    // In runs with a probe, plans memory for a layer in FP8, when the layer plans its own.
     void plan(const Layer& layer, Arena& activations);
 
     // True if producers must also write the values of inputs and of outputs' gradients.
@@ -22,10 +19,6 @@ public:
     // Memory for the values of the layer's input (N, C), which would otherwise only exist in FP8.
     bf16* input_values(const Layer& layer);
 
-    // An input (N, C) that will be cast to FP8. Only called if the values exist: with block scales, and before
-    // smoothing.
-    void before_cast(const Layer& layer, const bf16* x, const Pass& pass);
-    void before_forward(const Layer& layer, const Operand<bf16>& x, const Pass& pass);
     void after_forward(const Layer& layer, const bf16* out, const Operand<bf16>& x, const bf16* bias, const Pass& pass);
     // dinp (N, C) and dweight (OC, C), the sum over micro-steps if pass.accumulate, are complete.
     void after_backward(const Layer& layer, const bf16* dinp, const float* dweight, const Gradient<bf16>& dout,
@@ -33,10 +26,6 @@ public:
 
 private:
     Fp8Laboratory& laboratory() const { return fp8_.laboratory(); }
-    template <class T>
-    void measure_outliers(const Layer& layer, const T* x, const Fp8State* state, const Pass& pass);
-    void measure_gates(const Layer& layer, stream_t stream);
-    void plan_probe(const Layer& layer, Arena& activations);
     const bf16* probed_weight(const Layer& layer, stream_t stream);
     // Compares the FP8 result with result_.
     template <class T>
@@ -44,9 +33,8 @@ private:
 
     LinearLayers<bf16>& layers_;
     Fp8Registry& fp8_;
-    double* parts_ = nullptr;   // see add_moments() and add_differences()
-    float* cosines_ = nullptr;  // see gate_alignment()
-    // The probe's. Layers use this memory in turns.
+    // Layers use this memory in turns.
+    double* parts_ = nullptr;    // see add_differences()
     bf16* x_ = nullptr;          // (N, C)
     int x_of_ = kNoLayer;        // the layer whose input is in x_, as a number in the registry
     bf16* weight_ = nullptr;     // (OC, C)

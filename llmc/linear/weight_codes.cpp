@@ -36,8 +36,7 @@ void WeightCodes::allocate() {
     for (int layer = 0; layer < layers(); layer++) {
         const Matrix& m = matrix(layer);
         if (m.from == CodesFrom::masters)
-            weights_.keep_in_fp8(m.place.unit, m.place.tensor, fp8_.state(layer, Fp8Role::w),
-                                 fp8_.laboratory().factors(layer));
+            weights_.keep_in_fp8(m.place.unit, m.place.tensor, fp8_.state(layer, Fp8Role::w));
     }
 }
 
@@ -113,8 +112,7 @@ void WeightCodes::cast_slices(QuantizePass pass, stream_t stream) {
                 if (measures)
                     quantize_flat(nullptr, masters, range.count, range.fp8, pass, stream);
                 else
-                    quantize_flat(weights_.codes_slice(u) + range.begin, masters, range.count, range.fp8, pass, stream,
-                                  range.columns);
+                    quantize_flat(weights_.codes_slice(u) + range.begin, masters, range.count, range.fp8, pass, stream);
             });
         }
 }
@@ -137,15 +135,13 @@ void WeightCodes::write_matrices(bool again, stream_t stream) {
     }
 }
 
-// Weights are measured without their smoothing factors. No factor is above 1, so the scale also fits the product.
 void WeightCodes::write_from_masters(int layer, QuantizePass pass, stream_t stream) {
     const Matrix& m = matrix(layer);
     weights_.master(m.place.unit, m.place.tensor).typed([&](const auto* masters) {
         if (fp8_.scaling() == Fp8Scaling::block)
             quantize_weight_tiles(rows(layer), masters, m.outputs, m.inputs, pass, stream);
         else
-            quantize_weight(rows(layer), masters, m.outputs, m.inputs, pass, stream,
-                            pass == QuantizePass::measure ? nullptr : fp8_.laboratory().factors(layer));
+            quantize_weight(rows(layer), masters, m.outputs, m.inputs, pass, stream);
     });
 }
 

@@ -144,14 +144,6 @@ void record_end(int64_t step, const std::string& why, RunDirectory& directory) {
     directory.append_main_log(fmt::format("s:{} end:1 ", step - 1) + why);
 }
 
-// Adds the outlier statistics that are defined; the kurtosis of zeros is not.
-static void put_outliers(ordered_json& tensor, Fp8Role role, const Fp8Outliers& outliers) {
-    if (role == Fp8Role::x && std::isfinite(outliers.kurtosis())) tensor["kurtosis"] = outliers.kurtosis();
-    if (role != Fp8Role::w || !std::isfinite(outliers.alignment[0])) return;
-    tensor["alignment"] = outliers.alignment[0];
-    tensor["largest_alignment"] = outliers.alignment[1];
-}
-
 void record_fp8(int64_t step, Fp8Registry& fp8, stream_t stream, RunDirectory& directory) {
     const Fp8Saved now = fp8.read_state(stream);
     ordered_json record{{"step", step}, {"fp8", ordered_json::array()}};
@@ -166,10 +158,6 @@ void record_fp8(int64_t step, Fp8Registry& fp8, stream_t stream, RunDirectory& d
         tensor["saturated"] = state.saturated;
         tensor["underflowed"] = state.underflowed;
         tensor["nonfinite"] = state.nonfinite;
-        const std::string& smoothing = now.tensors[i].smoothing;
-        if (!smoothing.empty())
-            tensor["smallest_factor"] = std::ldexp(1.0, 'a' - *std::max_element(smoothing.begin(), smoothing.end()));
-        put_outliers(tensor, role_of(i), now.outliers[i / kFp8Roles]);
         record["fp8"].push_back(tensor);
     }
     directory.append(record);

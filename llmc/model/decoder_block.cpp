@@ -12,12 +12,11 @@ namespace {
 
 // Setup of a layer that reads a norm's output.
 template <class Real>
-LinearSetup reads_norm(const ModelContext<Real>& c, const char* kind, bool gated = false) {
+LinearSetup reads_norm(const ModelContext<Real>& c, const char* kind) {
     return {.kind = kind,
             .recomputed = c.setup.recompute >= Recompute::norm,
             .runs_again = c.setup.recompute == Recompute::block,
-            .input_from_values = !c.setup.kernels.has(KernelVariant::layernorm_fp8),
-            .gated = gated};
+            .input_from_values = !c.setup.kernels.has(KernelVariant::layernorm_fp8)};
 }
 
 // Writes the values of a layer's input again before its backward, if an observer reads them.
@@ -41,13 +40,12 @@ DecoderBlock<Real>::DecoderBlock(ModelContext<Real>& c, int layer, const Attenti
                   .recomputed = setup_.recompute == Recompute::block,
                   .runs_again = setup_.recompute == Recompute::block,
                   .gradient_from_norm = setup_.kernels.has(KernelVariant::layernorm_backward_fp8)}),
-      fc_(c.linear, block_prefix(layer) + "fc", setup_.N(), reads_norm(c, "fc", is_gated(activation_))),
+      fc_(c.linear, block_prefix(layer) + "fc", setup_.N(), reads_norm(c, "fc")),
       fc_proj_(c.linear, block_prefix(layer) + "fc_proj", setup_.N(),
                {.kind = "fc_proj",
                 .recomputed = setup_.recompute >= Recompute::gelu,
                 .input_from_values = !setup_.kernels.has(KernelVariant::gelu_fp8),
-                .gradient_from_norm = setup_.kernels.has(KernelVariant::layernorm_backward_fp8),
-                .smooth = is_gated(activation_)}),
+                .gradient_from_norm = setup_.kernels.has(KernelVariant::layernorm_backward_fp8)}),
       ln1_(c, block_prefix(layer) + "ln1", keeps_rows()),
       ln2_(c, block_prefix(layer) + "ln2", keeps_rows()) {
     const size_t N = c.N(), C = c.C(), rows_of_lse = N * heads_.NH;

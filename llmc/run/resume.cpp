@@ -153,7 +153,13 @@ std::string described(const Json& model) { return model.is_null() ? kGpt2.name :
 
 void compare_configurations(const Options& o, Resumed& resumed) {
     Json then = kOldValues;
-    for (const auto& [name, value] : resumed.checkpoint->manifest().config->items()) then[current_name(name)] = value;
+    for (const auto& [name, value] : resumed.checkpoint->manifest().config->items()) {
+        then[current_name(name)] = value;
+        const RemovedFlag* const removed = find_removed_flag(name);
+        if (removed && !removed->goes_on(value))
+            fail("{} was written with --{} {}, and {}; a new run can start from its weights with --init-from",
+                 resumed.checkpoint->directory(), name, text_of(value), removed->text());
+    }
     const Json now = parse_json<Json>(config_json(o));
     const Json no_model, model_then = resumed.checkpoint->manifest().run->value("model", no_model);
     const Json model_now = o.model_config.architecture == &kGpt2 ? no_model : model_json(o.model_config);

@@ -169,13 +169,12 @@ bool UnitCuts::codes_travel() const {
     return any;
 }
 
-void UnitCuts::keep_in_fp8(size_t unit, size_t tensor, Fp8State* state, const float* factors) {
+void UnitCuts::keep_in_fp8(size_t unit, size_t tensor, Fp8State* state) {
     Tensor& kept = units_[unit].tensors[tensor];
     if (layout_.is_sliced() && !kept.travels)
         throw Error(ExitCode::failure, "tensor {} was not planned to travel as FP8",
                     layout_.table().unit(unit).tensors[tensor].name);
     kept.state = state;
-    kept.factors = factors;
     cut_into_ranges(unit);
 }
 
@@ -193,15 +192,11 @@ void UnitCuts::cut_into_ranges(size_t unit) {
     ranges.clear();
     const ShardLayout::Part slice = layout_.slice(unit);
     // Adds those of the unit's elements [from, to) that are in the slice.
-    const auto add = [&](size_t from, size_t to, Fp8State* fp8, const ColumnFactors& columns = {}) {
+    const auto add = [&](size_t from, size_t to, Fp8State* fp8) {
         const ShardLayout::Part part = ShardLayout::overlap(slice, {from, to - from});
         if (part.count == 0) return;
         const size_t decayed = std::clamp(u.decay_count, part.begin, part.end()) - part.begin;
-        ranges.push_back({part.begin - slice.begin,
-                          part.count,
-                          decayed,
-                          fp8,
-                          {columns.factors, columns.columns, part.begin - from}});
+        ranges.push_back({part.begin - slice.begin, part.count, decayed, fp8});
     };
     size_t at = 0;
     for (size_t t = 0; t < tensors.size(); t++) {
@@ -209,7 +204,7 @@ void UnitCuts::cut_into_ranges(size_t unit) {
         const ParameterTensor& info = u.tensors[t];
         add(at, info.offset, nullptr);
         at = info.offset + info.count();
-        add(info.offset, at, tensors[t].state, {tensors[t].factors, static_cast<size_t>(info.shape.back())});
+        add(info.offset, at, tensors[t].state);
     }
     add(at, u.count, nullptr);
 }

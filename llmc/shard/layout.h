@@ -183,7 +183,6 @@ public:
     struct Range {
         size_t begin, count, decay_count;  // elements of the slice
         Fp8State* fp8;                     // if set, the optimizer raises its amax and writes no working copy
-        ColumnFactors columns;             // by which the codes of that tensor are multiplied
     };
     const std::vector<Range>& ranges(size_t unit) const { return units_[unit].ranges; }
     // Part of a unit with FP8 codes that is not in FP8 and lies on one rank.
@@ -199,14 +198,13 @@ public:
     Fp8State* state(size_t unit, size_t tensor) const { return units_[unit].tensors[tensor].state; }  // nullptr: BF16
 
     // See Weights.
-    void keep_in_fp8(size_t unit, size_t tensor, Fp8State* state, const float* factors);
+    void keep_in_fp8(size_t unit, size_t tensor, Fp8State* state);
     void leave_fp8(size_t unit, size_t tensor);
 
 private:
     struct Tensor {
-        bool travels;                    // as FP8 codes
-        Fp8State* state = nullptr;       // set while the tensor is in FP8
-        const float* factors = nullptr;  // one for each column, or nullptr
+        bool travels;               // as FP8 codes
+        Fp8State* state = nullptr;  // set while the tensor is in FP8
     };
     struct Cut {
         std::vector<Tensor> tensors;

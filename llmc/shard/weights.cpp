@@ -318,9 +318,9 @@ void Weights<Real>::cast_part(size_t unit, const ShardLayout::Part& part, stream
 // ---- in and out of FP8 ----------------------------------------------------------------------------------------------
 
 template <class Real>
-void Weights<Real>::keep_in_fp8(size_t unit, size_t tensor, Fp8State* state, const float* factors) {
+void Weights<Real>::keep_in_fp8(size_t unit, size_t tensor, Fp8State* state) {
     if (cuts_.state(unit, tensor) == state) return;
-    cuts_.keep_in_fp8(unit, tensor, state, factors);
+    cuts_.keep_in_fp8(unit, tensor, state);
     to_be_measured_ = true;
 }
 

@@ -60,9 +60,8 @@ public:
     const std::vector<Range>& ranges(size_t unit) const { return cuts_.ranges(unit); }
 
     // The model will only read FP8 codes of this tensor, made from the masters. From now on the optimizer leaves its
-    // working copy alone, and raises state->amax_now to the largest magnitude of the new weights. `factors`, none above
-    // 1, multiply the matrix's columns when they are cast. May be repeated.
-    void keep_in_fp8(size_t unit, size_t tensor, Fp8State* state, const float* factors = nullptr);
+    // working copy alone, and raises state->amax_now to the largest magnitude of the new weights. May be repeated.
+    void keep_in_fp8(size_t unit, size_t tensor, Fp8State* state);
     Fp8State* fp8_state(size_t unit, size_t tensor) const { return cuts_.state(unit, tensor); }  // nullptr: not in FP8
     // The model reads this tensor's working copy again, from the next publish() on. Call on every rank in the same
     // step. Throws if the tensor was planned without a working copy (ParameterTensor::copied).

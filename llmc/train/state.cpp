@@ -177,7 +177,6 @@ void list_fields(const Fields& field, Fp8SavedTensor& t) {
     field("verdict", t.verdict.reason);
     field("verdict_fraction", t.verdict.fraction);
     field("history", t.history);
-    if (field.has("smoothing", !t.smoothing.empty())) field("smoothing", t.smoothing);
 }
 
 void list_fields(const Fields& field, Fp8Saved& fp8) {
@@ -186,14 +185,7 @@ void list_fields(const Fields& field, Fp8Saved& fp8) {
     field("watched", fp8.watched);
     field("left", fp8.left);
     field("tensors", fp8.tensors);
-    std::vector<std::array<double, 5>> outliers;  // of each layer, three moments and two alignments
-    for (const auto& [moments, alignment] : fp8.outliers)
-        outliers.push_back({moments[0], moments[1], moments[2], alignment[0], alignment[1]});
-    if (field.has("outliers")) field("outliers", outliers);  // older states have neither these nor `probed`
-    fp8.outliers.clear();
-    for (const auto& layer : outliers)
-        fp8.outliers.push_back({{layer[0], layer[1], layer[2]}, {as_float(layer[3]), as_float(layer[4])}});
-    if (field.has("probed")) field("probed", fp8.probed);
+    if (field.has("probed")) field("probed", fp8.probed);  // older states do not have it
 }
 
 void list_fields(const Fields& field, TrainerState& state) {

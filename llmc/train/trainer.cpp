@@ -363,7 +363,6 @@ bool Trainer<Real>::restore(const TrainerState& state, const ReadState& read) {
         return true;
     }
     if (state.fp8) fp8()->mark_left(state.fp8->left);
-    if (state.fp8) fp8()->restore_factors(*state.fp8, stream_);
     model_.leave_fp8(step_, stream_);
     weights_are_set();
     // FP8 scales of gradients are valid only for the loss scale with which they were computed.

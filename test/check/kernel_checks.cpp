@@ -73,8 +73,7 @@ TEST_CASE("every kernel of a run is right" * doctest::test_suite(kOnce)) {
         {"fp32", tiny_gpt(), [](auto& u) { u.bf16 = false; }},
         {"fp32, head dimension 128", tiny_gpt(128, 1), [](auto& u) { u.bf16 = false; }},
         {"Llama, bf16, grouped queries", tiny_model(kLlama, 128, 4, 2), [](auto&) {}},
-        {"Llama, fp8 delayed, smooth", tiny_model(kLlama, 64, 2, 1),
-         [](auto& u) { u.fp8 = u.smooth = u.several_ranks = true; }},
+        {"Llama, fp8 delayed", tiny_model(kLlama, 64, 2, 1), [](auto& u) { u.fp8 = u.several_ranks = true; }},
         {"Llama, fp8 block", tiny_model(kLlama, 128, 2, 1), in_blocks},
         {"Qwen3, fp8 delayed", tiny_model(kQwen3, 256, 2, 1), [](auto& u) { u.fp8 = u.e4m3_gradients = true; }},
         {"Qwen3, fp32, z-loss", tiny_model(kQwen3, 64, 2, 1),
@@ -307,7 +306,7 @@ TEST_CASE("every result of every check is compared" * doctest::test_suite(kOnce)
     size_t of_models = 0;
     for (const Architecture* architecture : {&kLlama, &kQwen3, &kNano}) {
         use = tiny_model(*architecture, 64, 2, 1);
-        use.fp8 = use.smooth = true;
+        use.fp8 = true;
         for (const CheckItem& item : kernel_checks(use))
             if (item.family == "kernels" && seen.insert(item.name).second)
                 of_models += check_every_result_is_compared(item);
@@ -506,7 +505,7 @@ TEST_CASE("kernel checks: the worker derives the kernels of the run from its con
           Flags{{"precision", "fp32"}, {"cautious-decay", "true"}}, Flags{{"precision", "fp32"}, {"nesterov", "on"}},
           Flags{{"fp8-recipe", "mxfp8"}, {"reduce", "fp8"}, {"z-loss", "1e-4"}},
           Flags{{"fp8-recipe", "current"}, {"fp8-grad", "e4m3"}, {"doc-mask", "true"}},
-          Flags{{"model", "llama3.2-1b"}, {"fp8-smooth", "true"}, {"fp8-probe-every", "5"}},
+          Flags{{"model", "llama3.2-1b"}, {"fp8-probe-every", "5"}},
           Flags{{"model", "nano-d4"}, {"optimizer", "normuon"}, {"kernels", "host_norm"}}}) {
         Options o;
         o.precision = Precision::fp8;

@@ -52,7 +52,7 @@ def model(draw, architecture, wide):
     return ["-e", described(architecture, **shape)]
 
 
-def fp8(draw, recipe, gated):
+def fp8(draw, recipe):
     flags = ["--fp8-recipe", recipe, *draw.maybe(0.3, "--fp8-pow2-scales"), *draw.flag(0.2, "--fp8-margin", 1),
              *draw.flag(0.3, "--fp8-grad", *(["e4m3"] if recipe == "block" else ["e4m3", "bf16"]))]
     if recipe == "delayed":
@@ -61,7 +61,6 @@ def fp8(draw, recipe, gated):
     if recipe in TENSOR_RECIPES:
         flags += draw.flag(0.2, "--fp8-fallback", "0.0001,0.0001,1", "0.01,0.001,2")
         layers += ["all,+lm_head", "all,-last,+lm_head"]
-        flags += draw.maybe(0.3 * gated * ("bf16" not in flags), "--fp8-smooth")
     flags += draw.flag(0.2, "--fp8-until", 2, "60%")
     return flags + draw.flag(0.4, "--fp8-layers", *layers)
 
@@ -108,8 +107,7 @@ def training(draw, steps=None):
     seq, batch = 64 if blocks else 16, 2 if blocks else draw.choice([1, 2])
     step, steps = SAMPLES * batch * seq, steps or draw.choice([5, 7])
     architecture = draw.choice(["gpt2", "llama", "qwen3", "nano"])
-    gated = architecture in ("llama", "qwen3")
-    flags = [*model(draw, architecture, blocks), "--precision", precision, *(fp8(draw, recipe, gated) if recipe else []),
+    flags = [*model(draw, architecture, blocks), "--precision", precision, *(fp8(draw, recipe) if recipe else []),
              "--seq", seq, "--batch", batch, "--total-batch", step, *data(draw, steps, step),
              "--lr", draw.choice(["1e-3", "5e-3"]), "--seed", draw.randrange(99),
              *draw.maybe(0.3, "--total-batch", 2 * step, "--batch-schedule", f"{step}:2"),

@@ -357,7 +357,7 @@ class OnVirtualGpu(unittest.TestCase):
 
         records = ["--fp8-log-every", "1", "--fp8-probe-every", "1"]
         for architecture, flags in (("gpt2", card_flags("delayed")), ("llama", [*card_flags("delayed"), *records]),
-                                    ("llama", [*card_flags("current"), *records, "--fp8-smooth"]),
+                                    ("llama", [*card_flags("current"), *records]),
                                     ("qwen3", ["--precision", "bf16"]), ("nano", card_flags("current"))):
             with self.subTest(architecture, flags=flags):
                 flags = [*([] if architecture == "gpt2" else tiny(architecture)), *flags]

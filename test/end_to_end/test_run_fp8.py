@@ -98,39 +98,6 @@ class Fp8(Case):
         return ["--train", corpus().train, "--model", shape, *TINY_BATCH, "--total-batch", "512", "--max-steps", "4",
                 "--fp8-log-every", "2"]
 
-    def test_records_of_outliers(self):
-        flags = self.llama_flags()
-
-        def outliers(directory):
-            records = [record["fp8"] for record in read_records(directory) if "fp8" in record]
-            return [{(t["tensor"], name): t[name] for t in record for name in NAMES if name in t} for record in records]
-
-        NAMES = ("kurtosis", "alignment", "largest_alignment")
-        for recipe in FP8_RECIPES:
-            with self.subTest(recipe=recipe):
-                directory = new_path()
-                self.succeeds(run(*flags, "--out", directory, "--fp8-recipe", recipe))
-                for record in outliers(directory):
-                    linears = [f"h.{l}.{linear}" for l in (0, 1) for linear in ("qkv", "attn_proj", "fc", "fc_proj")]
-                    self.assertEqual(set(record), {(l + ".x", "kurtosis") for l in linears} |
-                                     {(f"h.{l}.fc.w", name) for l in (0, 1) for name in NAMES[1:]})
-                    for (tensor, name), value in record.items():
-                        self.assertGreater(value, 1 if name == "kurtosis" else 0, tensor)
-                    for l in (0, 1):
-                        mean, largest = (record[f"h.{l}.fc.w", name] for name in NAMES[1:])
-                        self.assertLess(mean, largest)
-                        self.assertLess(largest, 0.7)  # of 128 random pairs in 128 dimensions
-                    # SwiGLU's products have heavier tails than the normed stream.
-                    self.assertGreater(record["h.0.fc_proj.x", "kurtosis"], record["h.0.fc.x", "kurtosis"])
-        if not MPIRUN:
-            return
-        directories = [new_path(), new_path()]  # of one rank and of two
-        for ranks, directory in enumerate(directories, 1):
-            self.succeeds(run_on(ranks, *flags, "--reduce-order", "rank", "--out", directory))
-        for one, two in zip(*map(outliers, directories), strict=True):
-            for key, value in one.items():
-                self.assertAlmostEqual(two[key] / value, 1, delta=1e-12, msg=key)
-
     def test_probe(self):
         """Errors of every layer's products, and all bits of the run as without; the same ones whether weights are whole or sharded."""
         PRODUCTS = ("forward_error", "dgrad_error", "wgrad_error")
@@ -154,7 +121,7 @@ class Fp8(Case):
         gpt2 = [*llama, "--layers", "2", "--heads", "4", "--channels", "128"]
         del gpt2[gpt2.index("--model"):gpt2.index("--model") + 2]
         kinds = [(gpt2, ["--fp8-recipe", recipe]) for recipe in FP8_RECIPES]
-        kinds += [(gpt2, ["--fp8-layers", "all,+lm_head"]), (gpt2, ["--kernels", "portable"]), (llama, ["--fp8-smooth"])]
+        kinds += [(gpt2, ["--fp8-layers", "all,+lm_head"]), (gpt2, ["--kernels", "portable"]), (llama, [])]
         for shape, more in kinds:
             with self.subTest(shape="gpt2" if shape is gpt2 else "llama", more=more):
                 flags = [*shape, *more]
@@ -194,36 +161,6 @@ class Fp8(Case):
         # One rank's micro-batch is what three have together: only how rows are summed is another.
         for layer, products in trained(*llama, *ranks, "--batch", "6", *probe)[0][2].items():
             self.assertAlmostEqual(first[2][layer]["forward_error"] / products["forward_error"], 1, delta=0.02, msg=layer)
-
-    def test_smooth(self):
-        """Other bits, near BF16's losses; the same ones after a restart, and from any number of ranks in any stage."""
-        flags = [*self.llama_flags(), "--lr", "2e-3", "--reduce-order", "rank"]
-
-        def trained(*more, ranks=1, out=None):
-            out = out or new_path()
-            self.succeeds(run_on(ranks, *flags, "--out", out, *more))
-            return out
-
-        def weights(directory):
-            return read_bytes(os.path.join(directory, "model.safetensors"))
-
-        smooth, plain, bf16 = trained("--fp8-smooth"), trained(), trained("--precision", "bf16")
-        self.assertNotEqual(weights(smooth), weights(plain))
-        for a, b in zip(*([r["loss"] for r in read_records(d) if "loss" in r] for d in (smooth, bf16)), strict=True):
-            self.assertLess(abs(a / b - 1), 0.0025)
-        found = [{t["tensor"]: t["smallest_factor"] for t in r["fp8"] if "smallest_factor" in t} for r in read_records(smooth)
-                 if "fp8" in r]
-        self.assertEqual([set(factors) for factors in found], [{"h.0.fc_proj.x", "h.1.fc_proj.x"}] * 2)
-        self.assertLess(min(found[0].values()), 1)
-        self.assertEqual(found, [{t["tensor"]: t["smallest_factor"] for t in r["fp8"] if "smallest_factor" in t}
-                                 for r in read_records(trained("--fp8-smooth", "--recompute", "block")) if "fp8" in r])
-        parts = trained("--fp8-smooth", "--stop-after", "2")
-        trained("--fp8-smooth", "--resume", "latest", out=parts)
-        self.assertEqual(weights(parts), weights(smooth))
-        for stage in range(4) if MPIRUN else ():
-            with self.subTest(stage=stage):
-                self.assertEqual(weights(trained("--fp8-smooth", "--zero", str(stage), ranks=2)), weights(smooth))
-        self.assertEqual(weights(trained("--fp8-smooth", "--verify-every", "2")), weights(smooth))
 
     def test_layers_leave_fp8(self):
         # A margin of 12 makes every tensor underflow here and there.
@@ -285,7 +222,6 @@ class Fp8(Case):
                             (["--fp8-grad", "bf16", "--zero", "3", "--world", "2", "--dry-run"], "use --zero 2"),
                             (["--fp8-fallback", "0.1,0.5,0"], "optimizer steps of at least 1"),
                             (["--fp8-recipe", "mxfp8", "--fp8-fallback", "0.1,0.5,9"], "--fp8-recipe delayed or current"),
-                            (["--fp8-smooth"], "needs SwiGLU, which this model does not have"),
                             (["--fp8-layers", "all,-block9"], "block9"),
                             (["--fp8-recipe", "block"], "64 channels are not a multiple of 128"),
                             (["--fp8-recipe", "mxfp8", "--seq", "48", "--batch", "1"], "48 tokens per micro-batch")):
@@ -293,11 +229,6 @@ class Fp8(Case):
                 result = run(*tiny_flags("--precision", "fp8", *flags))
                 self.refused(result, 2, part)
                 self.assertEqual(result.out, "")
-        smooth = [(["--fp8-recipe", recipe], "--fp8-smooth needs --fp8-recipe delayed") for recipe in BLOCK_RECIPES]
-        smooth.append((["--fp8-layers", "all,-fc_proj"], "no layer that reads SwiGLU's output (fc_proj) is in FP8"))
-        for flags, part in smooth:
-            for what in ([], ["--dry-run"]):
-                self.refused(run(*self.llama_flags(), "--fp8-smooth", *flags, *what), 2, part)
 
 
 if __name__ == "__main__":

@@ -319,8 +319,6 @@ TEST_CASE("options: bad values") {
         {{"--track", "prometheus", "-i", "x", "-o", "y"}, "--track: prometheus needs a value, as in prometheus=FILE"},
         {{"--track", "wandb=", "-i", "x", "-o", "y"}, "--track: wandb needs a value"},
         {{"--track", "", "-i", "x", "-o", "y"}, "--track: '' is not one of tensorboard, wandb"},
-        {{"--tensorboard", "-i", "x"}, "unknown flag --tensorboard; use --track tensorboard"},
-        {{"--prometheus", "x", "-i", "x"}, "unknown flag --prometheus; use --track prometheus=FILE"},
         {{"--profile-steps", "5:4", "-i", "x", "-o", "y"}, "--profile-steps: '5:4' is not a number of steps"},
         {{"--profile-steps", "-i", "x"}, "--profile-steps needs a value"},
         {{"--tf32=1"}, "=true or =false"},
@@ -482,6 +480,35 @@ TEST_CASE("options: flags that a run's optimizer ignored in earlier versions are
     }
     const ConfigFile written(R"({"train": "t", "optimizer": "lion", "nesterov": "on"})");
     CHECK(contains(test::error_of([&] { resolved({"--config", written.path.c_str()}); }), "--nesterov needs"));
+}
+
+TEST_CASE("options: a removed flag may be in a configuration with its default, and an error names its substitute") {
+    const TemporaryDirectory run;
+    const std::string out = run.path.string(), run_json = out + "/run.json";
+    const auto with = [&](const json& config, bool of_run) {
+        std::ofstream(run_json) << (of_run ? json{{"world", 1}, {"config", config}} : config).dump();
+        return of_run ? std::vector{"-o", out.c_str(), "--resume", "latest"}
+                      : std::vector{"--config", run_json.c_str()};
+    };
+    for (const RemovedFlag& removed : removed_flags()) {
+        CAPTURE(removed.name);
+        CHECK(find_flag(removed.name) == nullptr);
+        CHECK(current_name(removed.name) == removed.name);
+        CHECK(contains(refusal({"-i", "x", ("--" + removed.name + "=1").c_str()}),
+                       "--" + removed.name + " has been removed: " + removed.instead));
+        for (const bool of_run : {false, true}) {
+            for (const json& value : {json(), parse_json<json>(removed.default_value)}) {
+                const Options o = parse(with({{"train", "t"}, {"batch", 7}, {removed.name, value}}, of_run)).options;
+                CHECK(o.batch == 7);
+                CHECK(!o.given.contains(removed.name));
+            }
+            const std::vector<const char*> other = with({{"train", "t"}, {removed.name, "another"}}, of_run);
+            if (removed.observes)
+                CHECK_NOTHROW(parse(other));
+            else
+                CHECK(contains(refusal(other), "\"" + removed.name + "\" is \"another\", and " + removed.text()));
+        }
+    }
 }
 
 TEST_CASE("options: -x and --epochs replace each other") {

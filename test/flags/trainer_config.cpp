@@ -91,7 +91,7 @@ TEST_CASE("trainer config: numbers and switches arrive in their own places") {
     o.loss_scale_growth_interval = 11, o.shard_within = 4;
     find_flag("kernels")->set(o, "gelu_fp8");
     resolve(o, {});
-    o.zero = 2, o.fp8_smooth = true;  // as with several ranks, and with SwiGLU
+    o.zero = 2;  // as with several ranks
     const TrainerConfig c = trainer_config(o);
     CHECK(c.model == o.model_config);
     CHECK(c.batch == 2);
@@ -115,7 +115,6 @@ TEST_CASE("trainer config: numbers and switches arrive in their own places") {
     CHECK(c.fp8->fallback.underflowed == 0.5f);
     CHECK(c.fp8->fallback.steps == 3);
     CHECK(c.fp8->until == 94);
-    CHECK(c.fp8->smooth);
     CHECK(!c.loss_scale.dynamic);
     CHECK(c.loss_scale.initial == 256);
     CHECK(c.loss_scale.growth_interval == 11);

@@ -77,8 +77,8 @@ template <class F8>
 void quantize(const Grid&, F8* row, F8* transposed, float* parts, Fp8State* state, const bf16* inp, const bf16* inp_low,
               int N, int C, QuantizePass pass);
 template <class Master>
-void quantize_weight(const Grid&, e4m3* row, e4m3* transposed, Fp8State* state, const Master* master,
-                     const float* factors, int R, int C, QuantizePass pass);
+void quantize_weight(const Grid&, e4m3* row, e4m3* transposed, Fp8State* state, const Master* master, int R, int C,
+                     QuantizePass pass);
 void gelu_forward_fp8(const Grid&, e4m3* row, e4m3* transposed, Fp8State* state, const bf16* inp, int N, int C,
                       QuantizePass pass);
 template <class F8>

@@ -172,15 +172,13 @@ void quantize(const Grid&, F8* row, F8* transposed, float* parts, Fp8State* stat
 }
 
 template <class Master>
-void quantize_weight(const Grid&, e4m3* row, e4m3* transposed, Fp8State* state, const Master* master,
-                     const float* factors, int R, int C, QuantizePass pass) {
-    quantize_tiles<e4m3>({row, transposed, nullptr, state, R, C, pass}, [=](size_t r, size_t c) {
-        const Floats x = load(master + r * C + c);
-        return factors ? x * load(factors + c) : x;
-    });
+void quantize_weight(const Grid&, e4m3* row, e4m3* transposed, Fp8State* state, const Master* master, int R, int C,
+                     QuantizePass pass) {
+    quantize_tiles<e4m3>({row, transposed, nullptr, state, R, C, pass},
+                         [=](size_t r, size_t c) { return load(master + r * C + c); });
 }
-template void quantize_weight(const Grid&, e4m3*, e4m3*, Fp8State*, const float*, const float*, int, int, QuantizePass);
-template void quantize_weight(const Grid&, e4m3*, e4m3*, Fp8State*, const bf16*, const float*, int, int, QuantizePass);
+template void quantize_weight(const Grid&, e4m3*, e4m3*, Fp8State*, const float*, int, int, QuantizePass);
+template void quantize_weight(const Grid&, e4m3*, e4m3*, Fp8State*, const bf16*, int, int, QuantizePass);
 
 void gelu_forward_fp8(const Grid&, e4m3* row, e4m3* transposed, Fp8State* state, const bf16* inp, int N, int C,
                       QuantizePass pass) {
