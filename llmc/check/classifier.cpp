@@ -19,9 +19,7 @@ struct Shape {
     std::string text() const {
         std::string text = fmt::format(" N={} V={}/{}", rows, V, padded_V);
         if (cap() > 0) text += fmt::format(" capped at {:g}", cap());
-        if (shaping.trained.z_loss > 0) text += fmt::format(" with z-loss {:g}", shaping.trained.z_loss);
-        if (shaping.trained.label_smoothing > 0)
-            text += fmt::format(" with labels smoothed by {:g}", shaping.trained.label_smoothing);
+        if (shaping.z_loss > 0) text += fmt::format(" with z-loss {:g}", shaping.z_loss);
         return text;
     }
 };
@@ -39,14 +37,14 @@ std::vector<double> cap_logits(std::vector<double>& logits, double cap) {
     return slope;
 }
 
-// Losses leave out z-loss and label smoothing; the gradient has them.
+// Losses leave out z-loss; the gradient has it.
 struct Exact {
     std::vector<double> losses, gradient;
 };
 Exact exact_values(const Shape& s, std::vector<double> logits, const std::vector<int>& targets, double dloss) {
     const std::vector<double> slope = cap_logits(logits, s.cap());
     Exact e{{}, std::vector<double>(logits.size())};
-    const double smoothing = s.shaping.trained.label_smoothing, z_loss = s.shaping.trained.z_loss;
+    const double z_loss = s.shaping.z_loss;
     for (size_t row = 0; row < targets.size(); row++) {
         double* const x = &logits[row * s.width()];
         double max = -1e300, sum = 0;
@@ -57,8 +55,7 @@ Exact exact_values(const Shape& s, std::vector<double> logits, const std::vector
         e.losses.push_back(target < 0 ? 0.0 : log_z - x[target]);
         for (int v = 0; v < s.V && target >= 0; v++) {
             const size_t at = row * s.width() + static_cast<size_t>(v);
-            const double wanted = (1 - smoothing) * (v == target) + smoothing / s.V;
-            e.gradient[at] = (std::exp(x[v] - max) / sum * (1 + z_gradient) - wanted) * dloss * slope[at];
+            e.gradient[at] = (std::exp(x[v] - max) / sum * (1 + z_gradient) - (v == target)) * dloss * slope[at];
         }
     }
     return e;
@@ -107,9 +104,8 @@ void cross_entropy(Trial& t, const Shape& s) {
     const Exact expected = exact_values(s, reference::to_doubles(before), targets, dloss);
     const double of_cap = soft_cap_error(s.cap());
     Bounded losses(expected.losses, kLossError + of_cap, 1.0);
-    // Smoothing may leave next to nothing of a gradient; beyond the cap, terms cancel that have the error of the
-    // largest.
-    double floor = (kGradientFloor + double{s.shaping.trained.label_smoothing} / s.V) * dloss;
+    // Beyond the cap, terms cancel that have the error of the largest.
+    double floor = kGradientFloor * dloss;
     for (const double g : expected.gradient)
         if (s.special == Shape::beyond_cap) floor = std::max(floor, 1e-2 * std::fabs(g));
     Bounded gradient(expected.gradient, reference::rounding_error<Real>() + kGradientError + 2 * of_cap, floor);
@@ -138,8 +134,7 @@ void cross_entropy(Trial& t, const Shape& s) {
     t.run_twice([&] {
         run(dlogits, loss, loss_gradient, scale, true, s.shaping);
         run(unscaled, again, loss_gradient, nullptr, true, s.shaping);
-        run(logits, evaluated, 1.0f, nullptr, false,
-            {s.shaping.soft_cap, {}});  // z-loss and smoothing are not reported
+        run(logits, evaluated, 1.0f, nullptr, false, {s.shaping.soft_cap});  // z-loss is not reported
     });
     t.within(loss, losses);
     t.equal(evaluated, t.read(loss));
@@ -195,8 +190,7 @@ void add_tests(Items& items) {
         add_cross_entropy<Real>(items, {rows, V, padded_V, {}});
     for (const auto& [V, padded_V] : {std::pair{257, 384}, {3001, 3072}, {50257, 50304}}) {
         add_cross_entropy<Real>(items, {5, V, padded_V, {}, 1.0f, Shape::extreme});
-        for (const LogitShaping& shaping :
-             {LogitShaping{15.0f, {}}, {0, {0.01f}}, {30.0f, {1e-4f}}, {0, {0, 0.2f}}, {15.0f, {1e-4f, 0.1f}}}) {
+        for (const LogitShaping& shaping : {LogitShaping{15.0f}, {0, 0.01f}, {30.0f, 1e-4f}}) {
             add_cross_entropy<Real>(items, {5, V, padded_V, shaping, 10.0f, Shape::beyond_cap});
             add_cross_entropy<Real>(
                 items, {5, V, padded_V, shaping, shaping.soft_cap > 0 ? shaping.soft_cap / 2 : 3.0f, Shape::with_bad});
@@ -208,7 +202,7 @@ void add_tests(Items& items) {
 
 void add_classifier(Items& items, const KernelUse& use) {
     const float deviation = use.logit_cap > 0 ? use.logit_cap / 2 : 3.0f;  // many near the cap
-    const Shape s{5, use.vocab, use.padded_vocab, {use.logit_cap, use.loss}, deviation, Shape::with_bad};
+    const Shape s{5, use.vocab, use.padded_vocab, {use.logit_cap, use.z_loss}, deviation, Shape::with_bad};
     with_type<bf16, float>(use.bf16, [&]<class Real>(Real) { add_cross_entropy<Real>(items, s); });
     add_kernel(items, "sum_losses", losses_of, 1031);
 }

@@ -99,7 +99,7 @@ KernelUse::KernelUse(const TrainerConfig& config, Precision precision, int ranks
     max_logits = (signals || qk_clip) && config.model.table().attention;
     documents = config.end_token.has_value();
     document_positions = config.document_positions;
-    loss = config.loss;
+    z_loss = config.z_loss;
     set_model(config.model);
     for (const V variant : {V::hopper_attention, V::hopper_attention_backward_split})
         if (!hopper::can_run(attention_heads())) kernels.remove(variant);

@@ -63,7 +63,7 @@ struct KernelUse {
     bool max_logits = false;  // attention's largest logits are measured
     bool documents = false;   // attention stays inside documents
     bool document_positions = false;
-    TrainedLoss loss;
+    float z_loss = 0;
 
     // The model. The defaults are GPT-2's.
     int tokens = 0;  // batch times sequence length: the tokens of a micro-batch

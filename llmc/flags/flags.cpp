@@ -231,8 +231,6 @@ const Flag kRows[] = {
     flag(0, "z-loss", "X", &Options::z_loss, {},
          "add X log(Z)^2 to the training loss, Z being the softmax denominator (PaLM uses 1e-4); reported losses "
          "exclude it"),
-    flag(0, "label-smoothing", "X", &Options::label_smoothing, {.max = 1, .max_open = true},
-         "spread the fraction X of each target over all tokens in training; reported losses exclude it"),
     flag(0, "average", "RULE", &Options::average, average_from_text,
          "keep an average of the weights, which is validated next to them: ema:DECAY, such as ema:0.999 (DECAY * "
          "average + (1 - DECAY) * weights after every step), or last:N (mean of the weights after the last N steps)"),
@@ -472,6 +470,7 @@ const std::vector<RemovedFlag>& removed_flags() {
          "--fp8-recipe block gives each block of a row its own scale, and --fp8-layers all,-fc_proj keeps the layer "
          "that "
          "reads SwiGLU's output in BF16"},
+        {"label-smoothing", "0", "train on the targets as they are; --z-loss also keeps logits small"},
         {"tensorboard", "false", "use --track tensorboard", true},
         {"prometheus", "null", "use --track prometheus=FILE", true},
     };

@@ -190,7 +190,7 @@ struct Options {
     double clip = 1.0;                                                      // 0 = off
     ClipKind clip_kind = ClipKind::norm;
     double qk_clip = 0;  // 0 = off
-    double z_loss = 0, label_smoothing = 0;
+    double z_loss = 0;
     Parsed<AverageRule> average = {"off", {}};
 
     // Precision and memory

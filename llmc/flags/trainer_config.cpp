@@ -77,7 +77,7 @@ TrainerConfig trainer_config(const Options& o, const ProductChoices& products) {
     config.adamw.cautious_decay = !muon && o.cautious_decay;
     config.adamw.nesterov = !muon && o.nesterov == Nesterov::on;
     config.clip = o.clip;
-    config.loss = {static_cast<float>(o.z_loss), static_cast<float>(o.label_smoothing)};
+    config.z_loss = static_cast<float>(o.z_loss);
     config.loss_scale = o.loss_scale.value;
     config.loss_scale.growth_interval = o.loss_scale_growth_interval;
     config.skip_spikes = o.skip_spikes;

@@ -105,14 +105,11 @@ LLMC_DEVICE SoftmaxResult combine_block(SoftmaxResult thread) {
     return combine_lanes(result);
 }
 
-// The wanted distribution gives the target `target_share`, and every token `share_of_all`.
-//
 // Two blocks of 768 threads fit a multiprocessor. Their rows together stay in the L2 cache for the second pass.
 template <class Real, int Threads, bool Capped>
 static __global__ void __launch_bounds__(Threads, Threads == 768 ? 2 : 1)
     softmax_cross_entropy_kernel(Real* logits, float* losses, const int* targets, float dloss, const float* loss_scale,
-                                 int V, int padded_V, bool write_gradient, float soft_cap, float z_loss,
-                                 float target_share, float share_of_all) {
+                                 int V, int padded_V, bool write_gradient, float soft_cap, float z_loss) {
     const SoftCap<Capped> cap{soft_cap};
     const int row = gridDim.x - 1 - blockIdx.x, target = targets[row];
     Real* x_row = logits + static_cast<size_t>(row) * padded_V;
@@ -142,20 +139,19 @@ static __global__ void __launch_bounds__(Threads, Threads == 768 ? 2 : 1)
 
     const float gradient = !known ? not_a_number() : loss_scale != nullptr ? dloss * *loss_scale : dloss;
     const float factor = gradient * (1.0f + 2.0f * z_loss * (max + logf(sum))) / sum;
-    const float of_target = gradient * target_share, of_all = gradient * share_of_all;
     for (int c = threadIdx.x * 8; c < padded_V; c += Threads * 8) {
         float x[8] = {};
         if (c < V) {
             load8(x_row + c, x);
             LLMC_UNROLL
             for (int i = 0; i < 8; i++) {
-                float d = exp2_fast((cap(x[i], slope) - max) * kLog2E) * factor - of_all;
-                if (Capped && c + i == target) d -= of_target;
+                float d = exp2_fast((cap(x[i], slope) - max) * kLog2E) * factor;
+                if (Capped && c + i == target) d -= gradient;
                 x[i] = Capped ? d * slope : d;
             }
             if (!Capped && target >= c && target < c + 8) {
                 LLMC_UNROLL
-                for (int i = 0; i < 8; i++) x[i] -= c + i == target ? of_target : 0.0f;
+                for (int i = 0; i < 8; i++) x[i] -= c + i == target ? gradient : 0.0f;
             }
             if (c + 8 > V) {
                 LLMC_UNROLL
@@ -175,13 +171,10 @@ void softmax_cross_entropy(Real* logits, float* losses, const int* targets, floa
         throw Error(ExitCode::failure, "softmax_cross_entropy: V={} with padded_V={}; needs 1 <= V <= padded_V", V,
                     padded_V);
     }
-    const float soft_cap = shaping.soft_cap, z_loss = shaping.trained.z_loss;
-    const float label_smoothing = shaping.trained.label_smoothing;
-    if (!(soft_cap >= 0.0f && z_loss >= 0.0f && label_smoothing >= 0.0f && label_smoothing < 1.0f)) {
-        throw Error(ExitCode::failure,
-                    "softmax_cross_entropy: soft cap {:g}, z-loss {:g}, label smoothing {:g}; they must be 0 or more, "
-                    "the last below 1",
-                    soft_cap, z_loss, label_smoothing);
+    const auto [soft_cap, z_loss] = shaping;
+    if (!(soft_cap >= 0.0f && z_loss >= 0.0f)) {
+        throw Error(ExitCode::failure, "softmax_cross_entropy: soft cap {:g}, z-loss {:g}; they must be 0 or more",
+                    soft_cap, z_loss);
     }
     const size_t n = static_cast<size_t>(rows) * padded_V, count = rows;
     const auto launch_with = [&]<int Threads, bool Capped>() {
@@ -189,8 +182,8 @@ void softmax_cross_entropy(Real* logits, float* losses, const int* targets, floa
         host::launch_or_loop<softmax_cross_entropy_kernel<Real, Threads, Capped>,
                              host::softmax_cross_entropy<Real, Threads, Capped>>(
             KernelVariant::host_classifier, {dim3(rows), dim3(Threads), 0, stream}, read_and_perhaps_written,
-            out(losses, count), in(targets, count), dloss, in(loss_scale, 1), V, padded_V, write_gradient, soft_cap,
-            z_loss, 1.0f - label_smoothing, label_smoothing / static_cast<float>(V));
+            out(losses, count), in(targets, count), dloss, in(loss_scale, 1), V, padded_V, write_gradient,
+            shaping.soft_cap, shaping.z_loss);
     };
     const auto run = [&]<int Threads>() {
         if (shaping.soft_cap > 0.0f)

@@ -7,16 +7,10 @@
 
 namespace llmc {
 
-// Terms of the training loss besides the cross-entropy.
-struct TrainedLoss {
-    float z_loss = 0.0f;           // adds z_loss * log(Z)^2 with Z = sum of exp(logits) (PaLM, arXiv 2204.02311)
-    float label_smoothing = 0.0f;  // spreads this share of the target over all V tokens (arXiv 1512.00567)
-};
-
-// The soft cap of the logits, and further terms of the loss.
+// The soft cap of the logits, and a further term of the training loss.
 struct LogitShaping {
     float soft_cap = 0.0f;  // logits become cap * tanh(logits / cap) (Gemma 2, arXiv 2408.00118); 0: unchanged
-    TrainedLoss trained;
+    float z_loss = 0.0f;    // adds z_loss * log(Z)^2 with Z = sum of exp(logits) (PaLM, arXiv 2204.02311)
 };
 
 // losses[row] = -log softmax(logits[row])[targets[row]], and if write_gradient:
@@ -33,7 +27,7 @@ struct LogitShaping {
 //   loss_scale one float on the device, or nullptr for 1
 //
 // `shaping`: with a cap, losses are those of the capped logits, and the gradient is that of the logits before the cap.
-// z-loss and label smoothing change the gradient only, so losses stay comparable.
+// z-loss changes the gradient only, so losses stay comparable.
 //
 // One block per row. An online softmax reads the row, with one exponential per element and one more per 8 while the
 // maximum still grows. A second pass reads the row again from the L2 cache and writes the gradient. Moves 2

@@ -40,7 +40,7 @@ struct ModelSetup {
     std::optional<int> end_token;             // if set, attention stays within documents (mark_documents())
     bool document_positions = false;          // learned positions start again with every document; needs end_token
     KernelSet kernels = KernelSet::common();  // variants to use; their portable counterparts replace all others
-    TrainedLoss loss;
+    float z_loss = 0;                         // see LogitShaping
 
     int N() const { return batch * seq; }  // upper limit of a pass
 };

@@ -225,7 +225,7 @@ void Transformer<Real>::loss_and_head_gradients(float loss_weight, const float* 
         const Operand<Real> lnf = head_.input(lnf_ + begin, nullptr, chunk);  // (rows, C)
         head_.forward(logits_, lnf, chunk);                                   // (rows, Vp)
         softmax_cross_entropy(logits_, losses_ + row, targets_ + row, loss_weight, loss_scale, rows, V, Vp, training,
-                              pass.stream, {static_cast<float>(config().logit_cap), setup_.loss});
+                              pass.stream, {static_cast<float>(config().logit_cap), setup_.z_loss});
         if (training) head_.backward(dlnf_ + begin, {logits_}, lnf, chunk);  // (rows, C)
     }
 }

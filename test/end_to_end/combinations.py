@@ -117,7 +117,6 @@ def training(draw, steps=None):
                            ["--schedule", draw.choice(["wsd", "wsd-linear", "inverse-sqrt"]), "--decay-from", 3]]),
              *(draw.flag(0.3, "--qk-clip", "0.03") if architecture in ("gpt2", "llama") else []),
              *draw.flag(0.2, "--z-loss", "1e-3"),
-             *draw.flag(0.2, "--label-smoothing", "0.1"),
              *draw.maybe(0.3, "--doc-mask", *draw.maybe(0.5 if architecture == "gpt2" else 0, "--doc-positions")),
              *draw.flag(0.2, "--kernels", "portable"), *draw.maybe(0.2, "--skip-spikes"),
              *draw.flag(0.2, "--plateau", "0.5,0"), *draw.flag(0.3, "--average", "ema:0.9", "last:3"),

@@ -82,7 +82,7 @@ TEST_CASE("trainer config: numbers and switches arrive in their own places") {
     o.batch = 2, o.seq = 64, o.total_batch = 384, o.max_steps = 100;
     o.lr = 1e-3, o.warmup = 5, o.final_lr_fraction = 0.25;
     o.beta1 = 0.5, o.beta2 = 0.75, o.eps = 1e-6, o.weight_decay = 0.2, o.clip = 3;
-    o.z_loss = 1e-4, o.label_smoothing = 0.1;
+    o.z_loss = 1e-4;
     find_flag("fp8-layers")->set(o, "all,-first");
     o.fp8_history = 7, o.fp8_margin = 2;
     find_flag("fp8-fallback")->set(o, "0.25,0.5,3");
@@ -106,8 +106,7 @@ TEST_CASE("trainer config: numbers and switches arrive in their own places") {
     CHECK(c.adamw.eps == 1e-6);
     CHECK(c.adamw.weight_decay == 0.2);
     CHECK(c.clip == 3);
-    CHECK(c.loss.z_loss == 1e-4f);
-    CHECK(c.loss.label_smoothing == 0.1f);
+    CHECK(c.z_loss == 1e-4f);
     CHECK(c.fp8_layers == Fp8LayerTerms{{"all"}, {"first", false}});
     CHECK(c.fp8->history == 7);
     CHECK(c.fp8->margin == 2);

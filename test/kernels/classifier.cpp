@@ -86,16 +86,16 @@ TEST_CASE_TEMPLATE("softmax_cross_entropy ignores target -1 and marks other bad 
     }
 }
 
-TEST_CASE("softmax_cross_entropy: the gradient is the derivative of capped, smoothed loss and z-loss") {
+TEST_CASE("softmax_cross_entropy: the gradient is the derivative of capped loss and z-loss") {
     Classifier<float> c({1, 40, 40}, 8.0f);
-    c.shaping = {15.0f, {0.02f, 0.25f}};
+    c.shaping = {15.0f, 0.02f};
     const auto objective = [&](int column, double step) {
         auto x = to_doubles(c.logits);
         x[column] += step;
-        double sum = 0, mean = 0;
-        for (double& v : x) sum += std::exp(v = 15 * std::tanh(v / 15)), mean += v / 40;
+        double sum = 0;
+        for (double& v : x) sum += std::exp(v = 15 * std::tanh(v / 15));
         const double log_z = std::log(sum);
-        return log_z - 0.75 * x[c.targets[0]] - 0.25 * mean + 0.02 * log_z * log_z;
+        return log_z - x[c.targets[0]] + 0.02 * log_z * log_z;
     };
     Classifier<float> run = c;
     run.run(1.0f, nullptr, true);
@@ -141,8 +141,7 @@ TEST_CASE("softmax_cross_entropy refuses impossible shapes") {
     CHECK_THROWS_AS(run(1, 7, 12), Error);
     CHECK_THROWS_AS(run(1, 9, 8), Error);
     CHECK_THROWS_AS(run(1, 0, 8), Error);
-    for (const LogitShaping& shaping :
-         {LogitShaping{-1.0f, {}}, {0, {-1.0f}}, {kNaN, {}}, {0, {0, -0.1f}}, {0, {0, 1.0f}}})
+    for (const LogitShaping& shaping : {LogitShaping{-1.0f}, {0, -1.0f}, {kNaN}, {0, kNaN}})
         CHECK_THROWS_AS(
             softmax_cross_entropy<float>(x, x, targets.get(), 1.0f, nullptr, 1, 8, 8, true, test_stream(), shaping),
             Error);

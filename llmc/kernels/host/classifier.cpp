@@ -98,8 +98,7 @@ Softmax combine(const Threads& threads, int warps) {
 
 template <class Real, int kThreads, bool kCapped>
 void softmax_cross_entropy(const Grid& grid, Real* logits, float* losses, const int* targets, float dloss,
-                           const float* loss_scale, int V, int padded_V, bool write_gradient, float cap, float z_loss,
-                           float target_share, float share_of_all) {
+                           const float* loss_scale, int V, int padded_V, bool write_gradient, float cap, float z_loss) {
     const int rows = static_cast<int>(grid.grid.x);
 #pragma omp parallel if (static_cast <size_t>(rows) * V > 8192)
     {
@@ -129,12 +128,11 @@ void softmax_cross_entropy(const Grid& grid, Real* logits, float* losses, const 
 
             const float gradient = !known ? nan : loss_scale ? dloss * *loss_scale : dloss;
             const float factor = gradient * (1.0f + 2.0f * z_loss * (max + logf(sum))) / sum;
-            const float of_target = gradient * target_share, of_all = gradient * share_of_all;
             const float of_softmax =
-                known ? (exp2_of(splat((target_logit - max) * kLog2E)) * factor - of_all)[0] - of_target : 0.0f;
+                known ? (exp2_of(splat((target_logit - max) * kLog2E)) * factor)[0] - gradient : 0.0f;
             for (int c = 0; c < V; c += kLanes) {
                 const Floats logit = capped<kCapped>(load_first(x + c, padded_V - c), cap, slope);
-                Floats d = exp2_of((logit - max) * kLog2E) * factor - of_all;
+                Floats d = exp2_of((logit - max) * kLog2E) * factor;
                 if (kCapped) d *= slope;
                 if (c + kLanes > V) d = first_lanes(d, V - c);
                 store_first(x + c, d, padded_V - c);
@@ -145,9 +143,9 @@ void softmax_cross_entropy(const Grid& grid, Real* logits, float* losses, const 
     }
 }
 
-#define LLMC_INSTANTIATE(Real, kThreads, kCapped)                 \
-    template void softmax_cross_entropy<Real, kThreads, kCapped>( \
-        const Grid&, Real*, float*, const int*, float, const float*, int, int, bool, float, float, float, float);
+#define LLMC_INSTANTIATE(Real, kThreads, kCapped)                                                               \
+    template void softmax_cross_entropy<Real, kThreads, kCapped>(const Grid&, Real*, float*, const int*, float, \
+                                                                 const float*, int, int, bool, float, float);
 #define LLMC_INSTANTIATE_THREADS(Real, kThreads) \
     LLMC_INSTANTIATE(Real, kThreads, false) LLMC_INSTANTIATE(Real, kThreads, true)
 LLMC_INSTANTIATE_THREADS(float, 32)

@@ -106,8 +106,7 @@ void quantize_weight_tiles(const Grid&, e4m3* row, float* row_scales, e4m3* tran
 
 template <class Real, int kThreads, bool kCapped>
 void softmax_cross_entropy(const Grid&, Real* logits, float* losses, const int* targets, float dloss,
-                           const float* loss_scale, int V, int padded_V, bool write_gradient, float cap, float z_loss,
-                           float target_share, float share_of_all);
+                           const float* loss_scale, int V, int padded_V, bool write_gradient, float cap, float z_loss);
 
 // ---- embedding.cpp --------------------------------------------------------------------------------------------------
 
