@@ -82,16 +82,6 @@ void inverse_norm(Trial& t, const Matrix& s) {
 }
 
 template <class Real>
-void row_factors(Trial& t, const Matrix& s) {
-    const auto x = t.normal<Real>(s.count(), s.size);
-    float *factors = t.result<float>("factors", s.rows), *squares = t.scratch<float>(s.rows);
-    t.run_twice([&] { row_inverse_norms<Real>(factors, squares, x, s.rows, s.columns, kSafety, t.stream()); });
-    std::vector<double> expected;
-    for (const double sum : sums_of_squares(x.doubles(), s, true)) expected.push_back(inverse_of(sum));
-    t.within(factors, Bounded(expected, (s.columns + 8) * kUnit, 0));
-}
-
-template <class Real>
 void matrix_copies(Trial& t, const Matrix& s) {
     const auto copy = [&](Trial& trial, bool transpose, FactorOf of) {
         const auto x = trial.normal<Real>(s.count(), s.size);
@@ -143,7 +133,6 @@ void add_momentum(Items& items, const Momentum& s) {
 template <class Real>
 void add_matrix(Items& items, const Matrix& s) {
     add_kernel<Real>(items, "muon_inverse_norm", inverse_norm<Real>, s);
-    add_kernel<Real>(items, "muon row_inverse_norms", row_factors<Real>, s);
     if (s.size != 1) return;
     add_kernel<Real>(items, "muon copy_matrix", matrix_copies<Real>, s);
     for (const char* skipped : {"", ", skipped step,"})

@@ -180,9 +180,8 @@ const Flag kRows[] = {
          "in a row without a new best loss; off: never"),
     flag(0, "early-stop", "N", &Options::early_stop, {},
          "finish the run after more than N validations in a row without a new best loss; 0: never"),
-    flag(0, "optimizer", "NAME", &Options::optimizer, {},
-         "adamw, lion, sgd, muon, normuon or muoneq (the last three update the blocks' matrices and leave the rest to "
-         "AdamW)"),
+    flag(0, "optimizer", "NAME", &Options::optimizer, {{"muoneq", "; it has been removed: use muon or normuon"}},
+         "adamw, lion, sgd, muon or normuon (the last two update the blocks' matrices and leave the rest to AdamW)"),
     flag('c', "weight-decay", "X", &Options::weight_decay, {}, "decoupled weight decay of matrices and embeddings"),
     flag(0, "cautious-decay", "", &Options::cautious_decay, {},
          "no weight decay for weights whose update points away from zero (adamw, and the matrices of muon)"),
@@ -203,9 +202,10 @@ const Flag kRows[] = {
          "0.9; muon 0.95"),
     flag(0, "nesterov", "on|off", &Options::nesterov, {}, "Nesterov momentum in sgd, muon and adamw (NAdamW)",
          "off; muon on"),
-    flag(0, "muon-ns", "NAME", &Options::muon_ns, {},
-         "muon's Newton-Schulz iteration: k (Jordan's 5 steps), p (Polar Express, 5 steps), q (5 steps of growing "
-         "accuracy) or s (12 steps that converge)"),
+    flag(0, "muon-ns", "NAME", &Options::muon_ns,
+         {{"q", "; it has been removed: use p, which is as accurate"},
+          {"s", "; it has been removed: use p, which is as accurate in 5 steps"}},
+         "muon's Newton-Schulz iteration of 5 steps: k (Jordan's) or p (Polar Express)"),
     flag(0, "muon-scale", "NAME", &Options::muon_scale, {},
          "size of muon's update of an A x B matrix: rms (0.2 sqrt(max(A, B)); use AdamW's --lr) or spectral "
          "(sqrt(max(1, A/B)); use --lr 0.02 or so)"),

@@ -111,7 +111,7 @@ std::string default_text(const Flag& flag);
 // A flag that only some optimizers use.
 struct OptimizerFlag {
     const char* name;
-    const char* optimizers;  // those that use it: "adamw, muon, normuon or muoneq"
+    const char* optimizers;  // those that use it: "adamw, muon or normuon"
     const char* instead = "leave it out";
 };
 // The flags with a value that the run's optimizer ignores. resolve() refuses them.

@@ -80,10 +80,9 @@ TokenStages seq_stages_from_text(const std::string& text);
 // ---- choices --------------------------------------------------------------------------------------------------------
 
 // Choices that only options have. Those of a Trainer are in train/words.h.
-enum class MuonSteps : char { k = 'k', p = 'p', q = 'q', s = 's' };  // see newton_schulz_steps()
+enum class MuonSteps : char { k = 'k', p = 'p' };  // see newton_schulz_steps()
 template <>
-inline constexpr Word<MuonSteps> kWords<MuonSteps>[] = {
-    {"k", MuonSteps::k}, {"p", MuonSteps::p}, {"q", MuonSteps::q}, {"s", MuonSteps::s}};
+inline constexpr Word<MuonSteps> kWords<MuonSteps>[] = {{"k", MuonSteps::k}, {"p", MuonSteps::p}};
 
 enum class Nesterov { by_optimizer, on, off };
 template <>

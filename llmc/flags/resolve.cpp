@@ -227,21 +227,21 @@ void resolve_validation(Options& o, const ResolveInputs& inputs) {
 // ---- the optimizer -------------------------------------------------------------------------------------------------
 
 constexpr OptimizerFlag kOptimizerFlags[] = {
-    {"adam-moments", "adamw, muon, normuon or muoneq"},
-    {"adamw-lr", "muon, normuon or muoneq", "use --lr"},
-    {"embedding-lr", "muon, normuon or muoneq", "use --lr"},
-    {"head-lr", "muon, normuon or muoneq", "use --lr"},
-    {"vector-lr", "muon, normuon or muoneq", "use --lr"},
-    {"adamw-weight-decay", "muon, normuon or muoneq", "use --weight-decay"},
-    {"muon-ns", "muon, normuon or muoneq"},
-    {"muon-scale", "muon, normuon or muoneq"},
-    {"muon-momentum-warmup", "muon, normuon or muoneq"},
-    {"cautious-decay", "adamw, muon, normuon or muoneq"},
-    {"beta1", "adamw, lion, muon, normuon or muoneq"},
-    {"beta2", "adamw, lion, muon, normuon or muoneq"},
-    {"eps", "adamw, muon, normuon or muoneq"},
-    {"momentum", "sgd, muon, normuon or muoneq"},
-    {"nesterov", "adamw, sgd, muon, normuon or muoneq"},
+    {"adam-moments", "adamw, muon or normuon"},
+    {"adamw-lr", "muon or normuon", "use --lr"},
+    {"embedding-lr", "muon or normuon", "use --lr"},
+    {"head-lr", "muon or normuon", "use --lr"},
+    {"vector-lr", "muon or normuon", "use --lr"},
+    {"adamw-weight-decay", "muon or normuon", "use --weight-decay"},
+    {"muon-ns", "muon or normuon"},
+    {"muon-scale", "muon or normuon"},
+    {"muon-momentum-warmup", "muon or normuon"},
+    {"cautious-decay", "adamw, muon or normuon"},
+    {"beta1", "adamw, lion, muon or normuon"},
+    {"beta2", "adamw, lion, muon or normuon"},
+    {"eps", "adamw, muon or normuon"},
+    {"momentum", "sgd, muon or normuon"},
+    {"nesterov", "adamw, sgd, muon or normuon"},
 };
 
 void check_optimizer_flags(const Options& o) {

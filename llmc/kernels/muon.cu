@@ -179,22 +179,6 @@ static void row_squares(float* squares, const Real* x, int rows, int columns, st
         in(x, static_cast<size_t>(rows) * columns), rows, columns);
 }
 
-static __global__ void __launch_bounds__(kThreads)
-    muon_row_factors_kernel(float* factors, const float* squares, int rows, int columns, float factor) {
-    const int row = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
-    if (row >= rows) return;
-    const float norm = factor * sqrtf(squares[row] * static_cast<float>(columns));
-    factors[row] = 1.0f / fmaxf(norm, static_cast<float>(kSmallestNorm));
-}
-
-template <class Real>
-void row_inverse_norms(float* factors, float* squares, const Real* x, int rows, int columns, double factor,
-                       stream_t stream) {
-    row_squares(squares, x, rows, columns, stream);
-    launch<muon_row_factors_kernel>({dim3(div_up(rows, kThreads)), kThreads, 0, stream}, out(factors, rows),
-                                    in(squares, rows), rows, columns, static_cast<float>(factor));
-}
-
 // One block for all lines (rows or columns).
 static __global__ void __launch_bounds__(kThreads)
     normuon_factors_kernel(float* factors, float* second, const float* squares, int lines, float beta2,
@@ -259,7 +243,6 @@ void muon_update(const StateArray& master, Real* working, Fp8State* fp8, const R
     template void muon_momentum<Real>(float*, Real*, const StateArray&, size_t, const MuonMomentum&, bool,             \
                                       const StepState*, stream_t);                                                     \
     template void muon_inverse_norm<Real>(float*, double*, const Real*, size_t, double, stream_t);                     \
-    template void row_inverse_norms<Real>(float*, float*, const Real*, int, int, double, stream_t);                    \
     template void copy_matrix<Real>(Real*, const Real*, int, int, bool, const float*, FactorOf, stream_t);             \
     template void normuon_factors<Real>(float*, float*, float*, const Real*, int, int, bool, double, const StepState*, \
                                         stream_t);                                                                     \

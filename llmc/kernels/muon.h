@@ -45,12 +45,6 @@ size_t muon_norm_blocks(size_t count);
 template <class Real>
 void muon_inverse_norm(float* inverse, double* partials, const Real* x, size_t count, double factor, stream_t stream);
 
-// factors[r] = 1 / max(factor * ||row r of x||, 1e-7): row equilibration (MuonEq (R), arXiv 2603.28254). squares: one
-// float per row, scratch. Squares are summed in FP32 in a fixed order.
-template <class Real>
-void row_inverse_norms(float* factors, float* squares, const Real* x, int rows, int columns, double factor,
-                       stream_t stream);
-
 // out = inp (rows, columns), or its transpose (columns, rows). Before it is rounded, each element is multiplied by
 // factors[0], or by the factor of its row or column in `inp`. Not in place. Moves 2 * sizeof(Real) bytes per element.
 enum class FactorOf { none, matrix, row, column };

@@ -19,14 +19,6 @@ NewtonSchulzSteps newton_schulz_steps(char set) {
                      {3.285753657755655, -2.3681294933425376, 0.46449024233003106},
                      {2.3465413258596377, -1.7097828382687081, 0.42323551169305323}},
                     1.02};
-        case 'q':
-            return {{{4.0848, -6.8946, 2.9270},
-                     {3.9505, -6.3029, 2.6377},
-                     {3.7418, -5.5913, 2.3037},
-                     {2.8769, -3.1427, 1.2046},
-                     {2.8366, -3.0525, 1.2012}}};
-        case 's':
-            return {std::vector<NewtonSchulzStep>(12, {2.0, -1.5, 0.5})};
         default:
             throw Error(ExitCode::failure, "no Newton-Schulz steps are called '{:c}'", set);
     }

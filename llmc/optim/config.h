@@ -11,7 +11,7 @@
 
 namespace llmc {
 
-enum class OptimizerKind { adamw, lion, sgd, muon, normuon, muoneq };  // the last three are variants of Muon
+enum class OptimizerKind { adamw, lion, sgd, muon, normuon };  // the last two are variants of Muon
 constexpr bool is_muon(OptimizerKind kind) { return kind >= OptimizerKind::muon; }
 
 // The format of AdamW's second moments next to first ones in `moments`. It is never fp8: AdamW divides by their roots.
@@ -35,8 +35,6 @@ struct NewtonSchulzSteps {
 // The sets of --muon-ns:
 //   k   the quintic of Jordan et al. five times, https://kellerjordan.github.io/posts/muon: singular values near 1
 //   p   Polar Express (Amsel et al., arXiv 2505.16932): five optimal steps for singular values from 1e-3 up
-//   q   five quintics of increasing accuracy, as in NVIDIA's Emerging-Optimizers
-//   s   the classical quintic twelve times, which converges to 1
 NewtonSchulzSteps newton_schulz_steps(char set);
 
 // The size of Muon's update for an (A, B) matrix.

@@ -254,9 +254,8 @@ void Muon<Real>::plan_memory() {
     newton_schulz_.plan(arena_);
     arena_.plan(&partials_, muon_norm_blocks(largest));
     arena_.plan(&inverse_norm_, 1);
-    if (config_.kind == OptimizerKind::muon) return;
-    for (float** numbers : {&factors_, &squares_}) arena_.plan(numbers, longest);
     if (config_.kind != OptimizerKind::normuon) return;
+    for (float** numbers : {&factors_, &squares_}) arena_.plan(numbers, longest);
     state_arena_.plan(&second_, *std::max_element(lines.begin(), lines.end()));
 }
 
@@ -353,16 +352,8 @@ void Muon<Real>::orthogonalize(size_t matrix, Real* values, const StepState* sta
     const MuonMatrix& m = matrices_[matrix];
     const bool transposed = m.rows > m.columns;
     const int rows = m.smaller(), columns = m.larger();
-    if (config_.kind == OptimizerKind::muoneq) {
-        // The norm of a matrix whose rows have norm 1 is the root of their number.
-        row_inverse_norms(factors_, squares_, values, m.rows, m.columns, newton_schulz_.safety() * std::sqrt(m.rows),
-                          stream);
-        copy_matrix(newton_schulz_.input(), values, m.rows, m.columns, transposed, factors_, FactorOf::row, stream);
-    } else {
-        muon_inverse_norm(inverse_norm_, partials_, values, m.count(), newton_schulz_.safety(), stream);
-        copy_matrix(newton_schulz_.input(), values, m.rows, m.columns, transposed, inverse_norm_, FactorOf::matrix,
-                    stream);
-    }
+    muon_inverse_norm(inverse_norm_, partials_, values, m.count(), newton_schulz_.safety(), stream);
+    copy_matrix(newton_schulz_.input(), values, m.rows, m.columns, transposed, inverse_norm_, FactorOf::matrix, stream);
     const Real* const x = newton_schulz_.run(matmul_, rows, columns, stream);
     FactorOf factor_of = FactorOf::none;
     if (config_.kind == OptimizerKind::normuon) {

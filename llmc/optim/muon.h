@@ -1,5 +1,5 @@
-// Muon (Jordan et al., https://kellerjordan.github.io/posts/muon; arXiv 2502.16982), NorMuon (arXiv 2510.05491) and
-// MuonEq with rows (arXiv 2603.28254) on the ranks' slices of the parameters:
+// Muon (Jordan et al., https://kellerjordan.github.io/posts/muon; arXiv 2502.16982) and NorMuon (arXiv 2510.05491) on
+// the ranks' slices of the parameters:
 //
 //   momentum       in the slice, element by element: U, in the type of the activations
 //   exchange       U goes to the rank that owns each matrix; not needed if every rank holds everything
@@ -159,7 +159,7 @@ private:
     Real* whole_ = nullptr;                    // one matrix
     double* partials_ = nullptr;
     float* inverse_norm_ = nullptr;
-    // second_: NorMuon's, for all owned matrices. The others are for one: NorMuon's lines, or MuonEq's rows.
+    // NorMuon's: second_ for all owned matrices, the others for the lines of one.
     float *second_ = nullptr, *factors_ = nullptr, *squares_ = nullptr;
     std::vector<size_t> second_at_;  // by matrix
 };

@@ -39,9 +39,11 @@ inline constexpr Word<ScheduleKind> kWords<ScheduleKind>[] = {{"cosine", Schedul
                                                               {"inverse-sqrt", ScheduleKind::inverse_sqrt}};
 
 template <>
-inline constexpr Word<OptimizerKind> kWords<OptimizerKind>[] = {
-    {"adamw", OptimizerKind::adamw}, {"lion", OptimizerKind::lion},       {"sgd", OptimizerKind::sgd},
-    {"muon", OptimizerKind::muon},   {"normuon", OptimizerKind::normuon}, {"muoneq", OptimizerKind::muoneq}};
+inline constexpr Word<OptimizerKind> kWords<OptimizerKind>[] = {{"adamw", OptimizerKind::adamw},
+                                                                {"lion", OptimizerKind::lion},
+                                                                {"sgd", OptimizerKind::sgd},
+                                                                {"muon", OptimizerKind::muon},
+                                                                {"normuon", OptimizerKind::normuon}};
 
 template <>
 inline constexpr Word<StateFormat> kWords<StateFormat>[] = {

@@ -121,10 +121,11 @@ TEST_CASE("loops have the specifications of the kernels that they replace, and a
 }
 
 TEST_CASE("every optimizer's kernels are right, and are checked only where they are used") {
-    const std::pair<OptimizerKind, std::string> kinds[] = {
-        {OptimizerKind::adamw, "adamw_update"}, {OptimizerKind::lion, "lion_update"},
-        {OptimizerKind::sgd, "sgd_update"},     {OptimizerKind::muon, "muon"},
-        {OptimizerKind::normuon, "muon"},       {OptimizerKind::muoneq, "muon"}};
+    const std::pair<OptimizerKind, std::string> kinds[] = {{OptimizerKind::adamw, "adamw_update"},
+                                                           {OptimizerKind::lion, "lion_update"},
+                                                           {OptimizerKind::sgd, "sgd_update"},
+                                                           {OptimizerKind::muon, "muon"},
+                                                           {OptimizerKind::normuon, "muon"}};
     for (const auto& [kind, name] : kinds)
         for (const auto& [fp8, moments] : {std::pair{false, StateFormat::fp32},
                                            {true, StateFormat::fp32},

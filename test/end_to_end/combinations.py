@@ -66,7 +66,7 @@ def fp8(draw, recipe):
 
 
 def optimizer(draw):
-    name = draw.choice(["adamw", "adamw", "adamw", "lion", "sgd", "muon", "normuon", "muoneq"])
+    name = draw.choice(["adamw", "adamw", "adamw", "lion", "sgd", "muon", "normuon"])
     flags = ["--optimizer", name, *draw.choice([[], [], ["--clip", 0], ["--clip", 0.01, "--clip-kind", "norm"],
                                                 ["--clip", 0.01, "--clip-kind", "tensor"],
                                                 ["--clip", "1e-4", "--clip-kind", "value"]])]

@@ -182,7 +182,7 @@ class Ranks(unittest.TestCase):
 
     def test_other_optimizers(self):
         """A slice may begin at any of a thread's eight places, where nvcc might fuse other products."""
-        for optimizer in ("adamw --nesterov on --cautious-decay", "muon", "normuon", "muoneq", "lion", "sgd"):
+        for optimizer in ("adamw --nesterov on --cautious-decay", "muon", "normuon", "lion", "sgd"):
             self.check_stages("fp32", [1], "--optimizer", *optimizer.split())
 
     def test_lazy_and_random_streams(self):

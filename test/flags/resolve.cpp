@@ -281,7 +281,7 @@ TEST_CASE("resolve: precision and its notes") {
 TEST_CASE("resolve: a flag that the optimizer ignores is refused, unless it has its default") {
     const struct {
         const char *flag, *value;
-        const char* used_by;  // and by muon, normuon and muoneq
+        const char* used_by;  // and by muon and normuon
         const char* instead = "leave it out";
     } rows[] = {{"adam-moments", "bf16", "adamw"},
                 {"adamw-lr", "0.001", "", "use --lr"},
@@ -313,7 +313,7 @@ TEST_CASE("resolve: a flag that the optimizer ignores is refused, unless it has 
             }
             CHECK(message.starts_with(fmt::format("--{} needs --optimizer ", flag)));
             CHECK(message.ends_with(fmt::format(", and this run has --optimizer {}; {}", name, instead)));
-            CHECK(contains(message, "muon, normuon or muoneq"));
+            CHECK(contains(message, "muon or normuon"));
             for (const std::string& user : words_in(used_by)) CHECK(contains(message, user + ", "));
         }
     }
