@@ -88,7 +88,6 @@ std::string plan_json(const Options& o, const PlannedRun& run, const StagePlan& 
         if (length.hours) {
             json["hours"] = *length.hours;
             json["gpu_hours"] = length.gpu_hours(run.ranks);
-            if (length.price > 0) json["cost"] = length.price * length.gpu_hours(run.ranks);
         }
     }
     for (const SourceUse& use : inputs.sources_after(o, o.max_steps))
@@ -213,7 +212,6 @@ double predicted_ms(const PlannedRun& run, const StagePlan& plan) {
 
 RunLength length_of(const Options& o, const PlannedRun& run, const StagePlan& plan) {
     RunLength length;
-    length.price = o.price;
     if (o.max_steps <= 0) return length;
     length.steps = o.max_steps;
     length.tokens = o.batches.tokens_until(o.max_steps);

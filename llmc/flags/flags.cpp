@@ -411,8 +411,6 @@ const Flag kRows[] = {
     once(flag(0, "fit", "", &Options::fit, {},
               "if the run does not fit into memory, change what is predicted to cost least: -r, -b, -z, --offload, "
               "--adam-moments, --master, --gradients or --precision; the start of the run lists the changes")),
-    once(flag(0, "price", "X", &Options::price, {}, "price of a GPU-hour, for the cost that --dry-run predicts",
-              "none")),
     once(flag(0, "json", "", &Options::json, {}, "with --dry-run: print the plan as one JSON object")),
     once(flag(0, "world", "N", &Options::world, {.min = 1, .max = 65536}, "number of ranks to plan for", "1")),
     common(once(flag(0, "gpu", "NAME", &Options::gpu, gpu_named,
@@ -471,6 +469,7 @@ const std::vector<RemovedFlag>& removed_flags() {
          "that "
          "reads SwiGLU's output in BF16"},
         {"label-smoothing", "0", "train on the targets as they are; --z-loss also keeps logits small"},
+        {"price", "null", "multiply the GPU-hours that --dry-run predicts by your price", true},
         {"tensorboard", "false", "use --track tensorboard", true},
         {"prometheus", "null", "use --track prometheus=FILE", true},
     };

@@ -269,7 +269,6 @@ struct Options {
     bool print_config = false;
     bool dry_run = false;
     bool fit = false;
-    double price = 0;   // of a GPU-hour; 0: unknown
     bool json = false;  // the plan of --dry-run as JSON
     bool estimate_scaling = false;
     bool bench = false;

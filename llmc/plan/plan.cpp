@@ -148,9 +148,6 @@ std::string describe_length(const RunLength& length, int ranks) {
     if (length.hours)
         text += row("predicted", format_duration(3600 * *length.hours),
                     fmt::format("{:.3g} GPU-hours on {}", length.gpu_hours(ranks), plural(ranks, "GPU")));
-    if (length.hours && length.price > 0)
-        text += row("cost", fmt::format("{:.2f}", length.price * length.gpu_hours(ranks)),
-                    fmt::format("at {:g} per GPU-hour", length.price));
     return text;
 }
 

@@ -127,7 +127,6 @@ void check_host_memory(const MemoryByKind& needed, size_t available);
 struct RunLength {
     int64_t steps = 0, tokens = 0;
     std::optional<double> hours;
-    double price = 0;  // of a GPU-hour; 0: unknown
     double gpu_hours(int ranks) const { return hours.value_or(0) * ranks; }
 };
 std::string describe_length(const RunLength& length, int ranks);

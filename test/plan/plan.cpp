@@ -234,14 +234,12 @@ TEST_CASE("plan: a card that shares the host's memory also holds a checkpoint's 
 }
 
 TEST_CASE("plan: how long a run is") {
-    const RunLength length{20000, 10485760000, 2.5, 0};
+    const RunLength length{20000, 10485760000, 2.5};
     CHECK(length.gpu_hours(8) == 20);
     const std::string text = describe_length(length, 8);
     CHECK(contains(text, "Run: 20,000 steps, 10.5 B tokens\n"));
     CHECK(contains(text, "2:30:00   20 GPU-hours on 8 GPUs\n"));
-    CHECK(!contains(text, "cost"));
-    CHECK(contains(describe_length({20000, 10485760000, 2.5, 3.5}, 8), "  70.00   at 3.5 per GPU-hour\n"));
-    CHECK(describe_length({1, 1024, {}, 3.5}, 1) == "Run: 1 step, 1,024 tokens\n");
+    CHECK(describe_length({1, 1024, {}}, 1) == "Run: 1 step, 1,024 tokens\n");
 }
 
 TEST_CASE("plan: memory check") {
