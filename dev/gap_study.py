@@ -16,7 +16,7 @@ training loss then has less noise than the validation loss, because all runs rea
 Every finished run is added to the results file. A second start continues where the first one stopped, even within a
 run: its directory is kept in results.json.runs until it has finished. (With --branch, the directories of BF16 runs stay.)
 All models, kinds and seeds of a file share its settings; a file made with other settings is refused. Runs are ordered by
-seed, and within a seed those that emulate Hopper's sums come last. dev/guide/fp8_gaps.md has results.
+seed. dev/guide/fp8_gaps.md has results.
 """
 
 import argparse
@@ -41,7 +41,6 @@ KINDS = {
     "delayed, BF16 from 94 %": [*FP8, "delayed", "--fp8-until", "94%"],
     "delayed, FP8 head": [*FP8, "delayed", "--fp8-layers", "all,+lm_head"],
     "delayed, first block in BF16": [*FP8, "delayed", "--fp8-layers", "all,-first"],
-    "delayed, Hopper's sums": [*FP8, "delayed", "--fp8-arithmetic", "hopper"],
 }
 RECIPES = list(KINDS)  # --kinds has these by default
 STATES = {
@@ -53,7 +52,6 @@ STATES = {
 for precision in ("bf16", "delayed"):
     prefix = "" if precision == "bf16" else precision + ", "
     KINDS.update({prefix + state: KINDS[precision] + flags for state, flags in STATES.items()})
-LAST = ["delayed, Hopper's sums"]  # slower than the others
 # Muon for nano, as nanochat trains its models; AdamW for the others.
 TRAINING = {"gpt2": ["--lr", "1e-3"], "llama": ["--lr", "1e-3"], "nano": ["--optimizer", "muon", "--lr", "4e-3"]}
 SETTINGS = {"layers": 4, "channels": 128, "head_dim": 32, "seq": 128, "batch": 4, "steps": 1000, "branch": 0}
@@ -167,17 +165,15 @@ def main():
     if a.table:
         return print_tables(study["runs"])
     done = {(r["model"], r["kind"], r["seed"]) for r in study["runs"]}
-    for seed in a.seeds:
-        for late in (False, True):
-            for model, kind in itertools.product(a.models, a.kinds):
-                if (kind in LAST) != late or (model, kind, seed) in done:
-                    continue
-                run = measure(a, model, kind, seed)
-                study["runs"].append(run)
-                with open(a.results + ".new", "w", encoding="utf-8") as file:
-                    json.dump(study, file, indent=1)
-                os.replace(a.results + ".new", a.results)
-                print(f"{model}, {kind}, seed {seed}: {last_validation(run):.4f} in {run['seconds']} s", flush=True)
+    for seed, model, kind in itertools.product(a.seeds, a.models, a.kinds):
+        if (model, kind, seed) in done:
+            continue
+        run = measure(a, model, kind, seed)
+        study["runs"].append(run)
+        with open(a.results + ".new", "w", encoding="utf-8") as file:
+            json.dump(study, file, indent=1)
+        os.replace(a.results + ".new", a.results)
+        print(f"{model}, {kind}, seed {seed}: {last_validation(run):.4f} in {run['seconds']} s", flush=True)
     return print_tables(study["runs"])
 
 

@@ -281,10 +281,6 @@ const Flag kRows[] = {
     flag(0, "fp8-pow2-scales", "", &Options::fp8_pow2_scales, {}, "round scales down to powers of two"),
     flag(0, "fp8-fast-accum", "NAME", &Options::fp8_fast_accum, {},
          "matmuls that accumulate with fewer bits, which is faster: forward, none or all (GPU only)"),
-    flag(
-        0, "fp8-arithmetic", "NAME", &Options::fp8_arithmetic, {},
-        "sums of FP8 matmuls on the CPU: fp32, or hopper, which emulates the 13 fraction bits of Hopper's tensor cores "
-        "and is slower (CPU only)"),
     flag(0, "fp8-emulation", "", &Options::fp8_emulation, {},
          "on a GPU that lacks the recipe's FP8 matmuls, compute them in BF16 from the same FP8 values; slower than "
          "--precision bf16"),
@@ -468,6 +464,9 @@ const std::vector<RemovedFlag>& removed_flags() {
          "--fp8-recipe block gives each block of a row its own scale, and --fp8-layers all,-fc_proj keeps the layer "
          "that "
          "reads SwiGLU's output in BF16"},
+        {"fp8-arithmetic", "\"fp32\"",
+         "FP8 matmuls on a CPU sum in FP32; the CUDA program on the virtual GPU sums like Hopper's tensor cores with "
+         "VIRTUAL_GPU_ARITHMETIC=hopper (dev/virtual_gpu/README.md)"},
         {"label-smoothing", "0", "train on the targets as they are; --z-loss also keeps logits small"},
         {"price", "null", "multiply the GPU-hours that --dry-run predicts by your price", true},
         {"tensorboard", "false", "use --track tensorboard", true},

@@ -212,7 +212,6 @@ struct Options {
     AmaxAlgorithm fp8_amax_algo = AmaxAlgorithm::max;
     bool fp8_pow2_scales = false;
     FastAccumulation fp8_fast_accum = FastAccumulation::forward;
-    Fp8Arithmetic fp8_arithmetic = Fp8Arithmetic::fp32;
     bool fp8_emulation = false;   // allow a GPU to emulate FP8 products
     int64_t fp8_log_every = 10;   // 0 = never
     int64_t fp8_probe_every = 0;  // 0 = never

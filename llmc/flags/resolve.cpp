@@ -317,23 +317,10 @@ void resolve_zero(Options& o, int ranks) {
 
 // ---- precision and kernels -----------------------------------------------------------------------------------------
 
-void resolve_fp8_arithmetic(const Options& o, const ResolveInputs& inputs) {
-    if (o.fp8_arithmetic == Fp8Arithmetic::fp32) return;
-    if (!inputs.host_device)
-        refuse(
-            "--fp8-arithmetic {} emulates that card's sums on a CPU and cannot change a GPU's tensor cores: leave it "
-            "out, or use train_gpt_cpu",
-            word_of(o.fp8_arithmetic));
-    if (o.fp8_recipe == Fp8Recipe::mxfp8)
-        refuse("--fp8-arithmetic hopper: Hopper has no MXFP8 matmuls; use --fp8-recipe delayed, current or block");
-}
-
 // An FP8 run whose products run in BF16 would be a slower BF16 run with a wrong name. A CPU always emulates them.
 void resolve_emulation(Options& o, const ResolveInputs& inputs) {
     if (inputs.host_device)
-        add_note(o, o.fp8_arithmetic == Fp8Arithmetic::hopper
-                        ? "FP8 is emulated on the CPU: matmuls read FP8 values and sum like Hopper's tensor cores"
-                        : "FP8 is emulated on the CPU: matmuls read FP8 values and compute in BF16 or FP32");
+        add_note(o, "FP8 is emulated on the CPU: matmuls read FP8 values and compute in BF16 or FP32");
     const std::string because = inputs.fp8_emulated_because ? inputs.fp8_emulated_because(o.fp8_recipe) : "";
     if (because.empty()) return;
     if (!o.fp8_emulation)
@@ -354,7 +341,6 @@ void resolve_fp8(Options& o, const ResolveInputs& inputs) {
             "-b {} x -t {} = {} tokens per micro-batch is not a multiple of 16, which FP8 wgrad needs; use -t {} or "
             "--precision bf16",
             o.batch, o.seq, tokens, round_up(o.seq, 16));
-    resolve_fp8_arithmetic(o, inputs);
     resolve_emulation(o, inputs);
 }
 

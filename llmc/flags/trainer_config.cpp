@@ -59,7 +59,6 @@ TrainerConfig trainer_config(const Options& o, const ProductChoices& products) {
     if (!o.sequences.stages().empty()) config.shortest_piece = static_cast<int>(o.sequences.stages().front().tokens);
     config.kernels = o.kernel_set;
     config.fast_accumulation = o.fp8_fast_accum;
-    config.fp8_arithmetic = o.fp8_arithmetic;
     if (o.precision == Precision::fp8) config.fp8 = fp8_config(o);
     config.fp8_layers = o.fp8_layers.value;
     config.sharding.stage = o.zero;

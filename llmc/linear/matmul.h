@@ -43,9 +43,6 @@ constexpr OperandType fp8_operand_type = std::is_same_v<F8, e5m2> ? OperandType:
 // --fp8-fast-accum: the FP8 products in which tensor cores accumulate with fewer bits, which is faster. GPU only.
 enum class FastAccumulation { none, forward, all };
 
-// --fp8-arithmetic: how the CPU sums FP8 products: in FP32, or as Hopper's tensor cores (products_host.h).
-enum class Fp8Arithmetic { fp32, hopper };
-
 // Number of products by the type of their operands.
 struct ProductCounts {
     int64_t fp8 = 0, bf16 = 0, fp32 = 0;
@@ -137,10 +134,9 @@ public:
 
     // allow_tf32: FP32 operands may be rounded to TF32 (GPU only). `scaling` applies to all FP8 products. If cuBLASLt
     // has no such products (emulated_because()) or refuses one, BF16 units multiply the same values, which BF16
-    // represents exactly. A refused product is named on stderr. `arithmetic` has no effect on a GPU; hopper needs
-    // another scaling than mx.
+    // represents exactly. A refused product is named on stderr.
     explicit Matmul(bool allow_tf32, FastAccumulation fast = FastAccumulation::forward,
-                    Fp8Scaling scaling = Fp8Scaling::tensor, Fp8Arithmetic arithmetic = Fp8Arithmetic::fp32);
+                    Fp8Scaling scaling = Fp8Scaling::tensor);
     ~Matmul();
     Matmul(const Matmul&) = delete;
     Matmul& operator=(const Matmul&) = delete;
@@ -243,7 +239,6 @@ private:
     const bool allow_tf32_;
     const FastAccumulation fast_;
     const Fp8Scaling scaling_;
-    const Fp8Arithmetic arithmetic_;
     std::unique_ptr<Backend> backend_;
     ProductChoices choices_;
     std::map<Product, ProductChoice> chosen_;  // choices_ by product, filled in on first use

@@ -318,8 +318,8 @@ struct Matmul::Backend {
     }
 };
 
-Matmul::Matmul(bool allow_tf32, FastAccumulation fast, Fp8Scaling scaling, Fp8Arithmetic arithmetic)
-    : allow_tf32_(allow_tf32), fast_(fast), scaling_(scaling), arithmetic_(arithmetic) {}
+Matmul::Matmul(bool allow_tf32, FastAccumulation fast, Fp8Scaling scaling)
+    : allow_tf32_(allow_tf32), fast_(fast), scaling_(scaling) {}
 Matmul::~Matmul() = default;
 
 Matmul::Backend& Matmul::backend() {

@@ -3,9 +3,8 @@
 // OpenBLAS computes FP32 products, also those of BF16 and FP8 operands widened to FP32.
 //
 // The product of two BF16 or FP8 values is exact in FP32, so results differ from a tensor core's only by the order and
-// precision of sums. products_host.h has FP8 products with Hopper's sums. The libraries and the loops here share
-// their OpenMP threads. Link the OpenMP build of OpenBLAS, because a thread pool of its own would compete with ours for
-// the cores.
+// precision of sums. The libraries and the loops here share their OpenMP threads. Link the OpenMP build of OpenBLAS,
+// because a thread pool of its own would compete with ours for the cores.
 // build: per device, optimized
 #include "llmc/linear/matmul.h"
 
@@ -286,8 +285,8 @@ struct Matmul::Backend {
     }
 };
 
-Matmul::Matmul(bool allow_tf32, FastAccumulation fast, Fp8Scaling scaling, Fp8Arithmetic arithmetic)
-    : allow_tf32_(allow_tf32), fast_(fast), scaling_(scaling), arithmetic_(arithmetic) {}
+Matmul::Matmul(bool allow_tf32, FastAccumulation fast, Fp8Scaling scaling)
+    : allow_tf32_(allow_tf32), fast_(fast), scaling_(scaling) {}
 
 Matmul::Backend& Matmul::backend() {
     if (!backend_) backend_ = std::make_unique<Backend>();
@@ -335,7 +334,6 @@ size_t Matmul::planned_bytes(const std::vector<LinearShape>& shapes, Fp8Scaling)
 bool Matmul::submit(const Product& product, const ProductTensors& t, stream_t stream) {
     const Gemm g(product);
     const bool narrow = product.type != OperandType::fp32;
-    const bool as_hopper = is_fp8(product.type) && arithmetic_ == Fp8Arithmetic::hopper;
     Backend& b = backend();
     ProductSizes needed;
     needed.cover(product);
@@ -355,11 +353,9 @@ bool Matmul::submit(const Product& product, const ProductTensors& t, stream_t st
                   in(static_cast<const char*>(t.addend), g.result_size() * result_bytes),
                   scales(t.first_scale_inv, product.first_scales(), g.rows),
                   scales(t.second_scale_inv, product.second_scales(), g.columns), written},
-                 {product.name(), __FILE__, __LINE__}, [=, &b, fast = accumulates_fast(product, fast_)] {
+                 {product.name(), __FILE__, __LINE__}, [=, &b] {
                      if (!narrow)
                          b.multiply_fp32(product, t);
-                     else if (as_hopper)
-                         host::multiply_as_hopper(product, t, fast);
                      else if (host::OnednnProducts::has_bf16())
                          b.multiply_bf16(product, t);
                      else

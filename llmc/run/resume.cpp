@@ -146,8 +146,7 @@ const std::vector<std::string> kData = words_in("seq seed doc-mask doc-positions
 // Flags that older checkpoints lack, with the value that their runs had.
 const Json kOldValues = {{"optimizer", "adamw"},    {"doc-mask", false},      {"doc-positions", false},
                          {"batch-schedule", "off"}, {"seq-schedule", "off"},  {"master", "fp32"},
-                         {"gradients", "fp32"},     {"adam-moments", "fp32"}, {"clip-kind", "norm"},
-                         {"fp8-arithmetic", "fp32"}};
+                         {"gradients", "fp32"},     {"adam-moments", "fp32"}, {"clip-kind", "norm"}};
 
 std::string described(const Json& model) { return model.is_null() ? kGpt2.name : json_text(model); }
 

@@ -60,7 +60,7 @@ Trainer<Real>::Trainer(const TrainerConfig& config, const Comm& comm)
       layout_(table_, comm, config.sharding),
       weights_(layout_, config.optimizer.masters),
       gradients_(layout_),
-      matmul_(config.tf32, config.fast_accumulation, config.fp8_scaling(), config.fp8_arithmetic),
+      matmul_(config.tf32, config.fast_accumulation, config.fp8_scaling()),
       model_(config_, weights_, gradients_, matmul_),
       optimizer_(config_, weights_, gradients_, &matmul_) {
     matmul_.choose(config.products);

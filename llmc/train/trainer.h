@@ -42,7 +42,6 @@ struct TrainerConfig : ModelSetup, OptimizerSetup {
     int micro_steps = 1;  // per step
     bool tf32 = false;
     FastAccumulation fast_accumulation = FastAccumulation::forward;
-    Fp8Arithmetic fp8_arithmetic = Fp8Arithmetic::fp32;
     Fp8LayerTerms fp8_layers = {{"all"}};
     Sharding sharding;
     ProductChoices products;    // the card check's

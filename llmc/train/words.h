@@ -65,10 +65,6 @@ inline constexpr Word<FastAccumulation> kWords<FastAccumulation>[] = {
     {"forward", FastAccumulation::forward}, {"none", FastAccumulation::none}, {"all", FastAccumulation::all}};
 
 template <>
-inline constexpr Word<Fp8Arithmetic> kWords<Fp8Arithmetic>[] = {{"fp32", Fp8Arithmetic::fp32},
-                                                                {"hopper", Fp8Arithmetic::hopper}};
-
-template <>
 inline constexpr Word<Wire> kWords<Wire>[] = {{"fp32", Wire::fp32}, {"bf16", Wire::bf16}, {"fp8", Wire::fp8}};
 
 template <>

@@ -370,21 +370,6 @@ TEST_CASE("resolve: FP8 products that the card has to emulate are refused, unles
     CHECK(contains(resolved(o, host).notes.at(0), "FP8 is emulated on the CPU"));
 }
 
-TEST_CASE("resolve: --fp8-arithmetic hopper needs a CPU and a recipe that Hopper has") {
-    Options o;
-    o.precision = Precision::fp8;
-    o.fp8_arithmetic = Fp8Arithmetic::hopper;
-    CHECK(contains(refusal(o), "--fp8-arithmetic hopper emulates that card's sums"));
-    ResolveInputs host;
-    host.host_device = true;
-    CHECK(contains(resolved(o, host).notes.at(0), "sum like Hopper's tensor cores"));
-    o.fp8_recipe = Fp8Recipe::mxfp8;
-    CHECK(contains(refusal(o, host), "Hopper has no MXFP8 matmuls"));
-    o.precision = Precision::bf16;
-    CHECK(resolved(o, host).notes ==
-          std::vector<std::string>{"--fp8-recipe, --fp8-arithmetic have no effect with --precision bf16"});
-}
-
 TEST_CASE("resolve: --kernels selects kernels that the card and the precision can use") {
     Options o;
     o.precision = Precision::fp8;

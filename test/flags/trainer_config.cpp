@@ -65,7 +65,6 @@ TEST_CASE("trainer config: words arrive in their own places") {
     CHECK(with("fp8-grad", "e4m3").fp8->grad == Fp8Grad::e4m3);
     CHECK(with("fp8-amax-algo", "ema").fp8->algorithm == AmaxAlgorithm::ema);
     CHECK(with("fp8-fast-accum", "all").fast_accumulation == FastAccumulation::all);
-    CHECK(with("fp8-arithmetic", "hopper").fp8_arithmetic == Fp8Arithmetic::hopper);
     CHECK(with("optimizer", "lion").optimizer.kind == OptimizerKind::lion);
     CHECK(with("master", "bf16").optimizer.masters == StateFormat::bf16);
     CHECK(with("gradients", "bf16").sharding.gradients == StateFormat::bf16);
