@@ -11,15 +11,11 @@ namespace {
 struct Shape {
     int B, T, C, V;
     bool positions = true, favourite = true;  // every second token is the same
-    std::vector<int> documents = {};          // (B, T); empty: none
 
     size_t tokens() const { return size_t{1} * B * T; }
-    size_t position_of(size_t token) const {
-        return token % static_cast<size_t>(T) - static_cast<size_t>(documents.empty() ? 0 : documents[token]);
-    }
+    size_t position_of(size_t token) const { return token % static_cast<size_t>(T); }
     std::string text() const {
-        return fmt::format(" B={} T={} C={} V={}{}{}", B, T, C, V, positions ? "" : " without positions",
-                           positions && !documents.empty() ? " in documents" : "");
+        return fmt::format(" B={} T={} C={} V={}{}", B, T, C, V, positions ? "" : " without positions");
     }
 };
 
@@ -37,9 +33,8 @@ void forward(Trial& t, const Shape& s) {
     const size_t C = s.C;
     const auto ids = t.input(example_tokens(s));
     const auto wte = t.normal<Real>(s.V * C, 1.0f), wpe = s.positions ? t.normal<Real>(s.T * C, 0.5f) : Input<Real>();
-    const auto documents = t.input_or_none(s.documents);
     Real* out = t.result<Real>("out", {{"b", s.B}, {"t", s.T}, {"", C}});
-    t.run_twice([&] { embedding_forward<Real>(out, ids, wte, wpe, s.B, s.T, s.C, s.V, t.stream(), documents); });
+    t.run_twice([&] { embedding_forward<Real>(out, ids, wte, wpe, s.B, s.T, s.C, s.V, t.stream()); });
     t.within(out, [&](size_t i) {
         double sum = wte.at(ids.values[i / C] * C + i % C);
         if (s.positions) sum += wpe.at(s.position_of(i / C) * C + i % C);
@@ -58,16 +53,12 @@ template <class Real>
 void backward(Trial& t, const Shape& s) {
     const size_t C = s.C;
     const std::vector<int> ids = example_tokens(s);
-    std::vector<int> places;
-    for (size_t n = 0; n < s.documents.size(); n++) places.push_back(static_cast<int>(s.position_of(n)));
     const auto by_id = t.input(sorted(ids));
-    const auto by_position = s.documents.empty() ? Input<int>() : t.input(sorted(places));
     const auto dout = t.normal<Real>(s.tokens() * C, 1.0f, 0.25f);
     const auto before = t.random<float>(s.V * C, 1.0f), positions_before = t.random<float>(s.T * C, 1.0f);
     float *dwte = t.result("dwte", {{"id", s.V}, {"", C}}, before),
           *dwpe = s.positions ? t.result("dwpe", {{"t", s.T}, {"", C}}, positions_before) : nullptr;
-    t.run_twice(
-        [&] { embedding_backward<Real>(dwte, dwpe, by_id, dout, s.B, s.T, s.C, s.V, t.stream(), by_position); });
+    t.run_twice([&] { embedding_backward<Real>(dwte, dwpe, by_id, dout, s.B, s.T, s.C, s.V, t.stream()); });
     std::vector<double> tokens(before.begin(), before.end()),
         positions(positions_before.begin(), positions_before.end());
     for (size_t i = 0; i < dout.values.size(); i++) {
@@ -78,7 +69,7 @@ void backward(Trial& t, const Shape& s) {
     // Relative to |sum| + 1 + the mean of the terms times their largest number.
     const double error = 2e-6, of_tokens = 1.0 + 0.25 * s.tokens();
     t.within(dwte, Bounded(tokens, error, of_tokens));
-    if (s.positions) t.within(dwpe, Bounded(positions, error, s.documents.empty() ? 1.0 + s.B : of_tokens));
+    if (s.positions) t.within(dwpe, Bounded(positions, error, 1.0 + s.B));
 }
 
 template <class Real>
@@ -91,14 +82,11 @@ void add(Items& items, const Shape& s) {
 
 void add_embedding(Items& items, const KernelUse& use) {
     constexpr int kMostIds = 251;  // rows of the table that are tried
-    Shape s{2, 149, use.channels, std::min(use.vocab, kMostIds), use.position_embedding};
-    if (use.document_positions) s.documents = example_documents(use, s.B, s.T);
+    const Shape s{2, 149, use.channels, std::min(use.vocab, kMostIds), use.position_embedding};
     with_type<bf16, float>(use.bf16, [&]<class Real>(Real) { add<Real>(items, s); });
 }
 
 void add_embedding_tests(Items& items) {
-    KernelUse with_documents;
-    with_documents.documents = true;
     for (const auto& [B, T, C, V] : {std::tuple{1, 1, 8, 3},
                                      {2, 7, 64, 11},
                                      {3, 33, 128, 257},
@@ -106,10 +94,7 @@ void add_embedding_tests(Items& items) {
                                      {2, 125, 768, 997},
                                      {3, 11, 1600, 50},
                                      {4, 125, 264, 4}})
-        for (Shape s : {Shape{B, T, C, V},
-                        {B, T, C, V, true, false},
-                        {B, T, C, V, false},
-                        {B, T, C, V, true, true, example_documents(with_documents, B, T)}})
+        for (const Shape& s : {Shape{B, T, C, V}, {B, T, C, V, true, false}, {B, T, C, V, false}})
             each_type<float, bf16>([&]<class Real>(Real) { add<Real>(items, s); });
 }
 

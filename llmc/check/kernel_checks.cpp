@@ -98,7 +98,6 @@ KernelUse::KernelUse(const TrainerConfig& config, Precision precision, int ranks
     qk_clip = config.qk_clip > 0;
     max_logits = (signals || qk_clip) && config.model.table().attention;
     documents = config.end_token.has_value();
-    document_positions = config.document_positions;
     z_loss = config.z_loss;
     set_model(config.model);
     for (const V variant : {V::hopper_attention, V::hopper_attention_backward_split})

@@ -62,7 +62,6 @@ struct KernelUse {
     bool qk_clip = false;     // --qk-clip
     bool max_logits = false;  // attention's largest logits are measured
     bool documents = false;   // attention stays inside documents
-    bool document_positions = false;
     float z_loss = 0;
 
     // The model. The defaults are GPT-2's.

@@ -94,7 +94,7 @@ CommandFlags complete(CommandFlags command, const std::string& of_training) {
 const std::vector<CommandFlags>& all_commands() {
     static const std::vector<CommandFlags> commands = {
         complete(eval(),
-                 "val hellaswag task val-batches batch seq doc-mask doc-positions precision tf32 fp8-recipe fp8-layers "
+                 "val hellaswag task val-batches batch seq doc-mask precision tf32 fp8-recipe fp8-layers "
                  "fp8-emulation zero comm timeout-start timeout-step"),
         complete(sample(),
                  "prompt tokenizer temperature top-k top-p seed precision tf32 fp8-recipe fp8-layers fp8-emulation"),

@@ -153,8 +153,6 @@ const Flag kRows[] = {
          "off"),
     flag(0, "doc-mask", "", &Options::doc_mask, {},
          "keep attention within documents, which begin at the shard's end-of-text token"),
-    flag(0, "doc-positions", "", &Options::doc_positions, {},
-         "with --doc-mask: learned positions restart at each document"),
 
     heading("Optimization"),
     common(flag('l', "lr", "X", &Options::lr, {.min_open = true}, "peak learning rate")),
@@ -355,7 +353,7 @@ const Flag kRows[] = {
     once(flag(0, "skip-data", "N", &Options::skip_data, {.max = 1e9},
               "with --resume: skip the data of N steps, for example data that made the run diverge")),
     once(flag(0, "new-data", "", &Options::new_data, {},
-              "with --resume: accept other training data, -t, --seed, --doc-mask or --doc-positions than the "
+              "with --resume: accept other training data, -t, --seed or --doc-mask than the "
               "checkpoint's run had")),
 
     heading("Validation and samples"),
@@ -464,6 +462,9 @@ const std::vector<RemovedFlag>& removed_flags() {
          "--fp8-recipe block gives each block of a row its own scale, and --fp8-layers all,-fc_proj keeps the layer "
          "that "
          "reads SwiGLU's output in BF16"},
+        {"doc-positions", "false",
+         "--doc-mask alone keeps attention within documents, and models with rotary positions (-e llama3.2-1b, "
+         "qwen3-0.6b, nano-d12) only see distances within them"},
         {"fp8-arithmetic", "\"fp32\"",
          "FP8 matmuls on a CPU sum in FP32; the CUDA program on the virtual GPU sums like Hopper's tensor cores with "
          "VIRTUAL_GPU_ARITHMETIC=hopper (dev/virtual_gpu/README.md)"},

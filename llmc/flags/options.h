@@ -150,11 +150,10 @@ struct Options {
     std::string init_from;                    // "": random weights
 
     // Batch and length
-    int batch = 4;               // B, sequences per micro-step and rank
-    int seq = 0;                 // T; 0 = not given = 1024, or the context if that is shorter
-    bool doc_mask = false;       // attention does not cross documents
-    bool doc_positions = false;  // positions start at 0 in each document
-    int64_t total_batch = 0;     // tokens per step over all ranks; 0 = not given = B*T*ranks
+    int batch = 4;            // B, sequences per micro-step and rank
+    int seq = 0;              // T; 0 = not given = 1024, or the context if that is shorter
+    bool doc_mask = false;    // attention does not cross documents
+    int64_t total_batch = 0;  // tokens per step over all ranks; 0 = not given = B*T*ranks
     Parsed<TokenStages> batch_schedule = {"off", {}};
     Parsed<TokenStages> seq_schedule = {"off", {}};
     int64_t max_steps = -1;  // -1 = one epoch; stays -1 when the training set's size is not known

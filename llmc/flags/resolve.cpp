@@ -69,14 +69,6 @@ void resolve_seq(Options& o) {
                o.model_config.name, context, o.seq);
 }
 
-void check_positions(const Options& o) {
-    if (!o.doc_positions) return;
-    if (!o.doc_mask) refuse("--doc-positions needs --doc-mask, which says where documents begin");
-    for (const TensorRow& row : o.model_config.table().embedding)
-        if (row.name == "wpe") return;
-    refuse("--doc-positions needs learned positions, and this model's are rotary; leave it out");
-}
-
 // ---- tokens of a step and a sequence, and the length of the run -----------------------------------------------------
 
 // Refuses micro-batches that kernels refuse: attention's have sequences in the third dimension of their grid, and the
@@ -455,7 +447,6 @@ void resolve(Options& options, const ResolveInputs& inputs) {
     resolve_model(options, inputs);
     resolve_depth(options);
     resolve_seq(options);
-    check_positions(options);
     check_micro_batch(options);
     resolve_total_batch(options, inputs.ranks);
     resolve_batch_schedule(options, inputs.ranks);

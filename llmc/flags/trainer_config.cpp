@@ -54,7 +54,6 @@ TrainerConfig trainer_config(const Options& o, const ProductChoices& products) {
     config.micro_steps = o.micro_steps;
     config.recompute = o.recompute == Recompute::automatic ? Recompute::none : o.recompute;
     if (o.doc_mask) config.end_token = o.end_token;
-    config.document_positions = o.doc_positions;
     config.tf32 = o.tf32;
     if (!o.sequences.stages().empty()) config.shortest_piece = static_cast<int>(o.sequences.stages().front().tokens);
     config.kernels = o.kernel_set;

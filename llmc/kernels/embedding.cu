@@ -13,16 +13,14 @@ namespace llmc {
 // ---- forward: one warp a token -------------------------------------------------------------------------------------
 
 template <class Real>
-static __global__ void __launch_bounds__(256)
-    embedding_forward_kernel(Real* out, const int* tokens, const Real* wte, const Real* wpe, const int* documents,
-                             int rows, int T, int C, int V) {
+static __global__ void __launch_bounds__(256) embedding_forward_kernel(Real* out, const int* tokens, const Real* wte,
+                                                                       const Real* wpe, int rows, int T, int C, int V) {
     const int row = blockIdx.x * 8 + threadIdx.x / 32;
     if (row >= rows) return;
     const int token = tokens[row];
     const bool known = token >= 0 && token < V;
     const Real* token_row = wte + static_cast<size_t>(known ? token : 0) * C;
-    const int position = row % T - (documents ? documents[row] : 0);
-    const Real* position_row = wpe ? wpe + static_cast<size_t>(position) * C : nullptr;
+    const Real* position_row = wpe ? wpe + static_cast<size_t>(row % T) * C : nullptr;
     for (int c = threadIdx.x % 32 * 8; c < C; c += 256) {
         float x[8], y[8] = {};
         load8(token_row + c, x);
@@ -46,13 +44,13 @@ static int check_embedding(const char* launcher, int B, int T, int C, int V) {
 
 template <class Real>
 void embedding_forward(Real* out, const int* tokens, const Real* wte, const Real* wpe, int B, int T, int C, int V,
-                       stream_t stream, const int* documents) {
+                       stream_t stream) {
     const int rows = check_embedding("embedding_forward", B, T, C, V);
     const size_t n = static_cast<size_t>(rows) * C;
     host::launch_or_loop<embedding_forward_kernel<Real>, host::embedding_forward<Real>>(
         KernelVariant::host_embedding, {dim3(div_up(rows, 8)), dim3(256), 0, stream}, llmc::out(out, n),
-        in(tokens, rows), in(wte, static_cast<size_t>(V) * C), in(wpe, wpe ? static_cast<size_t>(T) * C : 0),
-        in(documents, documents ? rows : 0), rows, T, C, V);
+        in(tokens, rows), in(wte, static_cast<size_t>(V) * C), in(wpe, wpe ? static_cast<size_t>(T) * C : 0), rows, T,
+        C, V);
 }
 
 // ---- grouping the tokens (host) ------------------------------------------------------------------------------------
@@ -128,7 +126,7 @@ LLMC_DEVICE void add_to(float* target, const float (&sum)[8]) {
 
 constexpr int kLongSegment = 64;  // tokens that occur more often are shared by the block's eight warps
 
-// A block has 8 tokens (or positions, for dwpe) and 256 columns. Each warp takes one token; then all warps share the
+// A block has 8 tokens and 256 columns. Each warp takes one token; then all warps share the
 // tokens that occur often.
 template <class Real>
 static __global__ void __launch_bounds__(256)
@@ -182,28 +180,22 @@ static __global__ void __launch_bounds__(256)
 
 template <class Real>
 void embedding_backward(float* dwte, float* dwpe, const int* sorted, const Real* dout, int B, int T, int C, int V,
-                        stream_t stream, const int* sorted_positions) {
+                        stream_t stream) {
     const int rows = check_embedding("embedding_backward", B, T, C, V);
     const size_t n = static_cast<size_t>(rows) * C;
     const unsigned slabs = div_up(C, 256);
-    const auto add_rows = [&](float* gradient, const int* groups, int ids) {
-        host::launch_or_loop<embedding_backward_tokens_kernel<Real>, host::embedding_backward_tokens<Real>>(
-            KernelVariant::host_embedding, {dim3(div_up(rows, 8), slabs), dim3(256), 0, stream},
-            inout(gradient, static_cast<size_t>(ids) * C), in(groups, token_sort_size(rows)), in(dout, n), rows, C,
-            ids);
-    };
-    add_rows(dwte, sorted, V);
+    host::launch_or_loop<embedding_backward_tokens_kernel<Real>, host::embedding_backward_tokens<Real>>(
+        KernelVariant::host_embedding, {dim3(div_up(rows, 8), slabs), dim3(256), 0, stream},
+        inout(dwte, static_cast<size_t>(V) * C), in(sorted, token_sort_size(rows)), in(dout, n), rows, C, V);
     if (!dwpe) return;
-    if (sorted_positions) return add_rows(dwpe, sorted_positions, T);
     host::launch_or_loop<embedding_backward_positions_kernel<Real>, host::embedding_backward_positions<Real>>(
         KernelVariant::host_embedding, {dim3(div_up(T, 8), slabs), dim3(256), 0, stream},
         inout(dwpe, static_cast<size_t>(T) * C), in(dout, n), B, T, C);
 }
 
-#define LLMC_INSTANTIATE(Real)                                                                                 \
-    template void embedding_forward(Real*, const int*, const Real*, const Real*, int, int, int, int, stream_t, \
-                                    const int*);                                                               \
-    template void embedding_backward(float*, float*, const int*, const Real*, int, int, int, int, stream_t, const int*);
+#define LLMC_INSTANTIATE(Real)                                                                                  \
+    template void embedding_forward(Real*, const int*, const Real*, const Real*, int, int, int, int, stream_t); \
+    template void embedding_backward(float*, float*, const int*, const Real*, int, int, int, int, stream_t);
 LLMC_INSTANTIATE(float)
 LLMC_INSTANTIATE(bf16)
 #undef LLMC_INSTANTIATE

@@ -38,7 +38,6 @@ struct ModelSetup {
     std::optional<Fp8Config> fp8;    // recipe of the weights with FP8 codes; only with bf16 activations
     size_t logits_bytes = kLogitsBytes;
     std::optional<int> end_token;             // if set, attention stays within documents (mark_documents())
-    bool document_positions = false;          // learned positions start again with every document; needs end_token
     KernelSet kernels = KernelSet::common();  // variants to use; their portable counterparts replace all others
     float z_loss = 0;                         // see LogitShaping
 

@@ -70,7 +70,6 @@ Transformer<Real>::Transformer(const ModelSetup& setup, Weights<Real>& weights, 
     for (int** tensor : {&tokens_, &targets_}) workspace_.plan(tensor, N);
     workspace_.plan(&sorted_, token_sort_size(n));
     if (setup.end_token) workspace_.plan(&documents_, N);
-    if (setup.document_positions) workspace_.plan(&sorted_positions_, token_sort_size(n));
     workspace_.plan(&loss_sums_, 2);
     workspace_.plan(&loss_counts_, 2);
     workspace_.plan(&loss_workspace_, weights.layout().comm().template all_reduce_workspace<double>(1));
@@ -92,9 +91,8 @@ void Transformer<Real>::allocate(stream_t stream) {
     }
     offloaded_.allocate(inputs);
     const size_t sorted = token_sort_size(setup_.N());
-    const size_t positions = setup_.document_positions ? context_.N() + sorted : 0;
     for (Staging& staging : staging_) {
-        staging.memory = pinned<int>(3 * context_.N() + sorted + positions);
+        staging.memory = pinned<int>(3 * context_.N() + sorted);
         staging.copied = create_event();
     }
 }
@@ -162,27 +160,21 @@ void Transformer<Real>::upload(const MicroBatch& batch, const Pass& pass) {
         int* const documents = reserve(count);
         mark_documents(documents, batch.tokens, pass.B, pass.T, *setup_.end_token);
         send(documents_, documents, count);
-        if (setup_.document_positions && pass.kind == PassKind::training) {
-            int* const positions = reserve(count);
-            for (int i = 0; i < n; i++) positions[i] = i % pass.T - documents[i];
-            send_sorted(sorted_positions_, positions);
-        }
     }
     record(staging.copied, pass.stream);
 }
 
 // ---- forward --------------------------------------------------------------------------------------------------------
 
-// Embeds pass.B sequences of `positions` tokens, whose first token is at position `first`. Positions start again in
-// each of `documents`, unless that is nullptr.
+// Embeds pass.B sequences of `positions` tokens, whose first token is at position `first`.
 template <class Real>
-void Transformer<Real>::embed(int first, int positions, const int* documents, const Pass& pass) {
+void Transformer<Real>::embed(int first, int positions, const Pass& pass) {
     const size_t C = context_.C(), begin = static_cast<size_t>(first) * C;
     Real* const residual = blocks_.front()->residual() + begin;
     Real* const embedded = embedding_norm_ ? embedded_ + begin : residual;
     const Real* const wpe = wpe_ ? weights_.weight(*wpe_) + begin : nullptr;
     embedding_forward(embedded, tokens_, weights_.weight(wte_), wpe, pass.B, positions, config().channels,
-                      config().padded_vocab(), pass.stream, documents);
+                      config().padded_vocab(), pass.stream);
     const size_t rows = static_cast<size_t>(pass.B) * positions, all = pass.N();
     if (rows < all) set_bytes(embedded + rows * C, 0, (all - rows) * C * sizeof(Real), pass.stream);
     if (embedding_norm_) embedding_norm_->forward(residual, nullptr, embedded, nullptr, pass);
@@ -195,7 +187,7 @@ void Transformer<Real>::forward(const Pass& pass) {
     if (training) offloaded_.acquire(0, pass.stream);
     {
         const auto unit = use(embedding_unit(), forward_names_, pass);
-        embed(0, pass.T, setup_.document_positions ? documents_ : nullptr, pass);
+        embed(0, pass.T, pass);
     }
     ResidualStream<Real> x{blocks_.front()->residual(), nullptr};
     for (int l = 0; l < config().layers; l++) {
@@ -279,7 +271,7 @@ void Transformer<Real>::embed_backward(const Pass& pass) {
     if (!pass.accumulate && !config().tied) clear(dwte, wte_);
     if (embedding_norm_) embedding_norm_->backward(dresidual_, nullptr, dresidual_, embedded_, nullptr, pass);
     embedding_backward(dwte, dwpe, sorted_, dresidual_, pass.B, pass.T, config().channels, config().padded_vocab(),
-                       pass.stream, sorted_positions_);
+                       pass.stream);
 }
 
 // ---- what the trainer calls -----------------------------------------------------------------------------------------
@@ -345,7 +337,7 @@ ResidualStream<Real> Transformer<Real>::decode(int first, int end, stream_t stre
     const int positions = std::min(end, config().context) - first;
     {
         const UnitInUse<Real> unit(weights_, embedding_unit(), stream);
-        embed(first, positions, nullptr, pass(PassKind::evaluation, 1, end - first, stream));
+        embed(first, positions, pass(PassKind::evaluation, 1, end - first, stream));
     }
     for (int l = 0; l < config().layers; l++) {
         const UnitInUse<Real> unit(weights_, block_unit(l), stream);

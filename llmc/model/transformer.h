@@ -112,7 +112,7 @@ private:
         return {weights_, unit, pass.stream, names[unit].c_str()};
     }
     void upload(const MicroBatch& batch, const Pass& pass);
-    void embed(int first, int positions, const int* documents, const Pass& pass);
+    void embed(int first, int positions, const Pass& pass);
     void forward(const Pass& pass);
     int piece_end(int first) const;
     ResidualStream<Real> decode(int first, int end, stream_t stream);
@@ -139,20 +139,19 @@ private:
     const ParameterTable::Place wte_;                 // (Vp, C)
     const std::optional<ParameterTable::Place> wpe_;  // (context, C)
 
-    Real* embedded_ = nullptr;         // (N, C)   input of the embedding's norm, if there is one
-    Real* residual_final_;             // (N, C)
-    Real* lnf_;                        // (N, C)
-    float* losses_;                    // (N)
-    Real* dresidual_;                  // (N, C)   gradient of the residual stream
-    Real* dlnf_;                       // (N, C)
-    Real* logits_;                     // (head_.rows(), Vp), and their gradient
-    float* scratch_;                   // partial sums of bias and norm gradients
-    int* tokens_;                      // (N)
-    int* targets_;                     // (N)
-    int* documents_ = nullptr;         // (N), see mark_documents(); nullptr without an end token
-    int* sorted_;                      // token_sort_size(N)
-    int* sorted_positions_ = nullptr;  // token_sort_size(N), with document_positions
-    double* loss_sums_;                // {training, evaluation}
+    Real* embedded_ = nullptr;  // (N, C)   input of the embedding's norm, if there is one
+    Real* residual_final_;      // (N, C)
+    Real* lnf_;                 // (N, C)
+    float* losses_;             // (N)
+    Real* dresidual_;           // (N, C)   gradient of the residual stream
+    Real* dlnf_;                // (N, C)
+    Real* logits_;              // (head_.rows(), Vp), and their gradient
+    float* scratch_;            // partial sums of bias and norm gradients
+    int* tokens_;               // (N)
+    int* targets_;              // (N)
+    int* documents_ = nullptr;  // (N), see mark_documents(); nullptr without an end token
+    int* sorted_;               // token_sort_size(N)
+    double* loss_sums_;         // {training, evaluation}
     int* loss_counts_;
     char* loss_workspace_;
     float* max_logits_ = nullptr;           // (layers, NH)

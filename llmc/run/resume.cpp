@@ -142,11 +142,11 @@ const std::vector<std::string> kFixed =
 // The flags of kFixed that change the shape of the weights.
 const std::vector<std::string> kShape = words_in("layers heads channels vocab context");
 // Flags that decide which data comes next.
-const std::vector<std::string> kData = words_in("seq seed doc-mask doc-positions");
+const std::vector<std::string> kData = words_in("seq seed doc-mask");
 // Flags that older checkpoints lack, with the value that their runs had.
-const Json kOldValues = {{"optimizer", "adamw"},    {"doc-mask", false},      {"doc-positions", false},
-                         {"batch-schedule", "off"}, {"seq-schedule", "off"},  {"master", "fp32"},
-                         {"gradients", "fp32"},     {"adam-moments", "fp32"}, {"clip-kind", "norm"}};
+const Json kOldValues = {{"optimizer", "adamw"},   {"doc-mask", false},  {"batch-schedule", "off"},
+                         {"seq-schedule", "off"},  {"master", "fp32"},   {"gradients", "fp32"},
+                         {"adam-moments", "fp32"}, {"clip-kind", "norm"}};
 
 std::string described(const Json& model) { return model.is_null() ? kGpt2.name : json_text(model); }
 

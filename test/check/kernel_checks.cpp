@@ -69,7 +69,7 @@ TEST_CASE("every kernel of a run is right" * doctest::test_suite(kOnce)) {
         {"fp8 current", tiny_gpt(), [](auto& u) { u.fp8 = u.current_scaling = true; }},
         {"fp8 block", tiny_gpt(128, 2), in_blocks},
         {"fp8 mx", tiny_gpt(), [](auto& u) { in_blocks(u), u.scaling = Fp8Scaling::mx; }},
-        {"fp8, documents", tiny_gpt(128, 2), [](auto& u) { u.fp8 = u.documents = u.document_positions = true; }},
+        {"fp8, documents", tiny_gpt(128, 2), [](auto& u) { u.fp8 = u.documents = true; }},
         {"fp32", tiny_gpt(), [](auto& u) { u.bf16 = false; }},
         {"fp32, head dimension 128", tiny_gpt(128, 1), [](auto& u) { u.bf16 = false; }},
         {"Llama, bf16, grouped queries", tiny_model(kLlama, 128, 4, 2), [](auto&) {}},

@@ -117,7 +117,7 @@ def training(draw, steps=None):
                            ["--schedule", draw.choice(["wsd", "wsd-linear", "inverse-sqrt"]), "--decay-from", 3]]),
              *(draw.flag(0.3, "--qk-clip", "0.03") if architecture in ("gpt2", "llama") else []),
              *draw.flag(0.2, "--z-loss", "1e-3"),
-             *draw.maybe(0.3, "--doc-mask", *draw.maybe(0.5 if architecture == "gpt2" else 0, "--doc-positions")),
+             *draw.maybe(0.3, "--doc-mask"),
              *draw.flag(0.2, "--kernels", "portable"), *draw.maybe(0.2, "--skip-spikes"),
              *draw.flag(0.2, "--plateau", "0.5,0"), *draw.flag(0.3, "--average", "ema:0.9", "last:3"),
              *(["--task", f"choices={task()}"] if draw.random() < 0.2 else []),

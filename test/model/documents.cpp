@@ -42,29 +42,24 @@ struct Trained {
     std::vector<std::vector<float>> gradients;
 
     // Runs `batch`, B rows, with the loss weight of `weighed` tokens.
-    // `own_positions`: learned positions start again with each document. Otherwise they are 0 and their gradient is
-    // ignored.
+    // Learned positions are 0, and their gradient is ignored, because they do not start again with a document.
     Trained(const std::string& name, const Batch& batch, int B, float weighed, std::optional<int> end_token,
-            Recompute recompute = Recompute::gelu, bool own_positions = false) {
+            Recompute recompute = Recompute::gelu) {
         const size_t count = batch.tokens.size();
         TrainerConfig config = trainer_config(config_of(name), B, static_cast<int>(count) / B, recompute);
         config.end_token = end_token;
-        config.document_positions = own_positions;
         TestModel<Real> test(config);
         for (const TensorRow& row : all_tensors(test.config)) {
             std::vector<float> values;
             for (const double x : pattern(row.name, static_cast<size_t>(row.count())))
-                values.push_back(static_cast<float>(row.name == "wpe" && !own_positions ? 0
-                                                    : row.is_matrix()                   ? x / 8
-                                                                                        : 1 + x / 4));
+                values.push_back(static_cast<float>(row.name == "wpe" ? 0 : row.is_matrix() ? x / 8 : 1 + x / 4));
             test.trainer.set_weight(row.name, values);
         }
         test.trainer.weights_are_set();
         test.model.train_micro_step({batch.tokens.data(), batch.targets.data()}, {1 / weighed}, test.stream);
         losses = read_back(test.model.losses(), count, test.stream);
         gradients = test.all_gradients();
-        const auto wpe = test.table.look_up("wpe");
-        if (wpe && !own_positions)
+        if (const auto wpe = test.table.look_up("wpe"))
             gradients.erase(gradients.begin() + static_cast<long>(wpe->tensor));  // for other rows
     }
 };
@@ -118,23 +113,6 @@ TEST_CASE_TEMPLATE("documents: a row of two documents has the losses and gradien
     }
 }
 
-TEST_CASE_TEMPLATE("documents: with --doc-positions, a row of two documents also has the positions of two rows", Real,
-                   float, bf16) {
-    constexpr int T = 32, cut = 13;
-    const double bound = 2 * (sizeof(Real) == 4 ? 1e-4 : 3e-2);
-    const Batch row = packed_row(T, cut);
-    const auto trained = [](const Batch& batch, std::optional<int> end_token, bool own_positions) {
-        return Trained<Real>("gpt2", batch, 1, T, end_token, Recompute::gelu, own_positions);
-    };
-    // A row of its own always has its own positions.
-    const Trained<Real> first = trained(part_of(row, 0, cut), kEnd, true),
-                        second = trained(part_of(row, cut, T), kEnd, true);
-    const Distance<Real> anew(trained(row, kEnd, true), first, second);
-    CHECK(anew.losses < bound);
-    CHECK(anew.gradients < bound);
-    CHECK(first.gradients.size() == all_tensors(config_of("gpt2")).size());  // wpe's gradient is among them
-}
-
 TEST_CASE_TEMPLATE("documents: rows without an end token inside have the bits of a model without documents", Real,
                    float, bf16) {
     const Batch row = packed_row(32, 0);
@@ -143,16 +121,6 @@ TEST_CASE_TEMPLATE("documents: rows without an end token inside have the bits of
         CHECK(same_bits(with.losses, without.losses));
         CHECK(same_bits(with.gradients, without.gradients));
     }
-    TrainerConfig config = trainer_config(config_of("gpt2"), 2, 16, Recompute::gelu);
-    std::vector<std::vector<std::vector<float>>> trained;
-    for (const bool own_positions : {false, true}) {
-        config.end_token = kEnd, config.document_positions = own_positions;
-        TestModel<Real> test(config);
-        test.trainer.initialize(5);
-        test.step(row);
-        trained.push_back(test.all_gradients());
-    }
-    CHECK(same_bits(trained[0], trained[1]));
 }
 
 TEST_CASE_TEMPLATE("documents: every recompute level gives the same bits", Real, float, bf16) {

@@ -26,14 +26,14 @@ void add_rows(float* to, const Real* dout, int C, int begin, int end, const RowO
 }  // namespace
 
 template <class Real>
-void embedding_forward(const Grid&, Real* out, const int* tokens, const Real* wte, const Real* wpe,
-                       const int* documents, int rows, int T, int C, int V) {
+void embedding_forward(const Grid&, Real* out, const int* tokens, const Real* wte, const Real* wpe, int rows, int T,
+                       int C, int V) {
 #pragma omp parallel for schedule(static) if (static_cast <size_t>(rows) * C > 16384)
     for (int row = 0; row < rows; row++) {
-        const int token = tokens[row], position = row % T - (documents ? documents[row] : 0);
+        const int token = tokens[row];
         const bool known = token >= 0 && token < V;
         const Real* from = wte + static_cast<size_t>(known ? token : 0) * C;
-        const Real* place = wpe ? wpe + static_cast<size_t>(position) * C : nullptr;
+        const Real* place = wpe ? wpe + static_cast<size_t>(row % T) * C : nullptr;
         for (int c = 0; c < C; c += kLanes) {
             Floats x = load_first(from + c, C - c) + (place ? load_first(place + c, C - c) : Floats{});
             if (!known) x = splat(float_from_bits(kFloatMagnitudeMask));
@@ -65,10 +65,9 @@ void embedding_backward_positions(const Grid&, float* dwpe, const Real* dout, in
     }
 }
 
-#define LLMC_INSTANTIATE(Real)                                                                                      \
-    template void embedding_forward(const Grid&, Real*, const int*, const Real*, const Real*, const int*, int, int, \
-                                    int, int);                                                                      \
-    template void embedding_backward_tokens(const Grid&, float*, const int*, const Real*, int, int, int);           \
+#define LLMC_INSTANTIATE(Real)                                                                                     \
+    template void embedding_forward(const Grid&, Real*, const int*, const Real*, const Real*, int, int, int, int); \
+    template void embedding_backward_tokens(const Grid&, float*, const int*, const Real*, int, int, int);          \
     template void embedding_backward_positions(const Grid&, float*, const Real*, int, int, int);
 LLMC_INSTANTIATE(float)
 LLMC_INSTANTIATE(bf16)

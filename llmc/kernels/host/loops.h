@@ -111,8 +111,8 @@ void softmax_cross_entropy(const Grid&, Real* logits, float* losses, const int* 
 // ---- embedding.cpp --------------------------------------------------------------------------------------------------
 
 template <class Real>
-void embedding_forward(const Grid&, Real* out, const int* tokens, const Real* wte, const Real* wpe,
-                       const int* documents, int rows, int T, int C, int V);
+void embedding_forward(const Grid&, Real* out, const int* tokens, const Real* wte, const Real* wpe, int rows, int T,
+                       int C, int V);
 template <class Real>
 void embedding_backward_tokens(const Grid&, float* dwte, const int* sorted, const Real* dout, int n, int C, int V);
 template <class Real>
