@@ -92,7 +92,7 @@ def loss_curves(runs):
         for key, points in run.val.items():
             name = key.removeprefix("val_loss").removeprefix("_")
             curves.append(curve(i, "validation" + (f" ({name})" if name else ""), *map(list, zip(*points)),
-                                style="dotted" if name.endswith("average") else "points"))
+                                style="points"))
     return curves
 
 

@@ -162,29 +162,6 @@ void averages(Trial& t, size_t n) {
     t.equal(copy, [&](size_t i) { return values.at(i); });
 }
 
-// Averages lie on both sides of the middle between two values of BF16, in the middle, and where rounding overflows.
-template <class T>
-void exchanges(Trial& t, size_t n) {
-    const auto before = t.random<T>(n, 1.0f);
-    std::vector<float> average = t.random<float>(n, 1.0f);
-    for (size_t i = 0; i < n; i += 5) average[i] = float_from_bits((float_bits(average[i]) & 0xffff0000) | 0x8000);
-    average[n / 2] = float_from_bits(0xffffffff);
-    T *once = t.result("values", n, before), *twice = t.result("values again", n, before);
-    float *kept = t.result("average", n, average), *same = t.result("average again", n, average);
-    t.run_twice([&] {
-        exchange_average(once, kept, n, t.stream());
-        for (int i = 0; i < 2; i++) exchange_average(twice, same, n, t.stream());
-    });
-    t.equal(twice, before);
-    t.equal(same, average);
-    t.equal(once, [&](size_t i) {
-        if constexpr (std::is_same_v<T, float>)
-            return average[i];
-        else
-            return bf16{static_cast<uint16_t>((uint64_t{float_bits(average[i])} + 0x8000) >> 16)};
-    });
-}
-
 // ---- several ranks -------------------------------------------------------------------------------------------------
 
 constexpr float kLossScale = 1024.0f;
@@ -294,7 +271,6 @@ void add_first_values(Items& items, size_t n) {
 template <class T>
 void add_averages(Items& items, size_t n) {
     add_kernel<T>(items, "add_to_average", averages<T>, n);
-    add_kernel<T>(items, "exchange_average", exchanges<T>, n);
 }
 
 // The kernels that work on the pieces of several ranks.
@@ -339,7 +315,7 @@ void add_sums(Items& items, const KernelUse& use) {
     with_type<bf16, float>(use.optimizer.masters == StateFormat::bf16, [&]<class Master>(Master) {
         add_first_values<Master>(items, 70001);
         if (use.signals) add_kernel<Master>(items, "subtract_from", difference<Master>, 4099);
-        if (use.optimizer.average.kind != AverageKind::none) add_averages<Master>(items, 4099);
+        if (use.optimizer.averages()) add_averages<Master>(items, 4099);
     });
     if (use.several_ranks) {
         add_pieces(items, "sum_pieces fp32");

@@ -158,10 +158,7 @@ CheckpointWeights::CheckpointWeights(const std::string& checkpoint, const char* 
     const nlohmann::ordered_json& state = *reader_.manifest().state;
     const bool has_average = state.contains(count) && state[count].is_number_unsigned() && state[count] > 0;
     if (part_ == "average" && !has_average)
-        throw Error(ExitCode::checkpoint,
-                    "{} has no average of the weights: its run had no --average, or had not reached the steps of "
-                    "last:N",
-                    checkpoint);
+        throw Error(ExitCode::checkpoint, "{} has no average of the weights: its run had no --average", checkpoint);
     reader_.verify(Verify::full);
 }
 

@@ -229,9 +229,10 @@ const Flag kRows[] = {
     flag(0, "z-loss", "X", &Options::z_loss, {},
          "add X log(Z)^2 to the training loss, Z being the softmax denominator (PaLM uses 1e-4); reported losses "
          "exclude it"),
-    flag(0, "average", "RULE", &Options::average, average_from_text,
-         "keep an average of the weights, which is validated next to them: ema:DECAY, such as ema:0.999 (DECAY * "
-         "average + (1 - DECAY) * weights after every step), or last:N (mean of the weights after the last N steps)"),
+    flag(0, "average", "RULE", &Options::average, average_decay_from_text,
+         "keep an average of the weights in the checkpoints: ema:DECAY, such as ema:0.999 (DECAY * average + (1 - "
+         "DECAY) "
+         "* weights after every step); eval, sample and export take it with --average"),
 
     heading("Precision and memory"),
     common(flag(0, "precision", "NAME", &Options::precision, {},

@@ -29,8 +29,6 @@ struct ValSet {
     std::string glob;
     bool operator==(const ValSet&) const = default;
 };
-// The name under which the loss of the averaged weights on that set is reported.
-inline std::string name_with_average(const std::string& set) { return set.empty() ? "average" : set + "_average"; }
 
 // A value with a notation of its own, such as --fp8-fallback 0.01,0.5,10.
 template <class T>
@@ -189,7 +187,7 @@ struct Options {
     ClipKind clip_kind = ClipKind::norm;
     double qk_clip = 0;  // 0 = off
     double z_loss = 0;
-    Parsed<AverageRule> average = {"off", {}};
+    Parsed<double> average = {"off", 0};  // decay
 
     // Precision and memory
     Precision precision = default_precision();  // resolve() leaves fp32, bf16 or fp8

@@ -198,14 +198,13 @@ std::optional<int64_t> batches_of_a_validation(const Options& o, const ResolveIn
     const int64_t per_batch = int64_t{o.batch} * inputs.ranks;
     int64_t batches = 0;
     for (const int64_t rows : inputs.task_rows) batches += (rows + per_batch - 1) / per_batch;
-    const int64_t models = o.average.value.kind == AverageKind::ema ? 2 : 1;  // the weights, and their average
     const bool sizes_known = inputs.val_tokens.size() == o.val.size();
     if (!sizes_known && o.val_batches < 0) return std::nullopt;
-    if (!sizes_known) return batches + models * o.val_batches * static_cast<int64_t>(o.val.size());
+    if (!sizes_known) return batches + o.val_batches * static_cast<int64_t>(o.val.size());
     for (const int64_t tokens : inputs.val_tokens) {
         const int64_t samples = std::max<int64_t>(tokens - 1, 0) / o.seq;
         const int64_t all = (samples + per_batch - 1) / per_batch;
-        batches += models * (o.val_batches < 0 ? all : std::min(all, o.val_batches));
+        batches += o.val_batches < 0 ? all : std::min(all, o.val_batches);
     }
     return batches;
 }
@@ -272,16 +271,6 @@ void resolve_optimizer(Options& o) {
     for (double* rate : {&o.embedding_lr, &o.head_lr, &o.vector_lr})
         if (*rate < 0) *rate = o.adamw_lr;
     if (o.adamw_weight_decay < 0) o.adamw_weight_decay = o.weight_decay;
-}
-
-void check_average(const Options& o) {
-    if (o.average.value.kind == AverageKind::none) return;
-    if (o.max_steps > 0 && o.average.value.steps > o.max_steps)
-        refuse("--average {} is a mean over more steps than the run has ({})", o.average.text, o.max_steps);
-    for (const ValSet& set : o.val)
-        for (const ValSet& other : o.val)
-            if (other.name == name_with_average(set.name))
-                refuse("--val {}: that name is the one of a loss that --average adds; use another", other.name);
 }
 
 // ---- profiles, checkpoints and ranks --------------------------------------------------------------------------------
@@ -460,7 +449,6 @@ void resolve(Options& options, const ResolveInputs& inputs) {
     resolve_validation(options, inputs);
     if (!inputs.trained_on.empty())
         add_note(options, inputs.trained_on + " is in both -i and -j: its validation loss is not on unseen text");
-    check_average(options);
     check_profiled_steps(options);
     check_resume(options);
     resolve_precision(options, inputs);

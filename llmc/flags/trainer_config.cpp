@@ -24,8 +24,7 @@ OptimizerConfig optimizer_config(const Options& o) {
     config.kind = o.optimizer;
     config.masters = o.master;
     config.adam_moments = o.adam_moments;
-    config.average = o.average.value;
-    if (config.average.kind == AverageKind::last) config.average_from = o.max_steps - config.average.steps + 1;
+    config.average_decay = o.average.value;
     config.rounding_seed = o.seed;
     config.clip_kind = o.clip_kind;
     config.lion = {o.beta1, o.beta2, o.weight_decay};

@@ -116,35 +116,6 @@ void add_to_average(float* average, const StateArray& values, float share, size_
     });
 }
 
-LLMC_DEVICE void exchange(float& value, float& average) {
-    const float kept = value;
-    value = average;
-    average = kept;
-}
-// Half a step of BF16 is added, so that the upper half is the rounded value. It is subtracted again behind the lower
-// half, so that the next exchange finds the same sum.
-LLMC_DEVICE void exchange(bf16& value, float& average) {
-    constexpr uint32_t kHalf = 0x8000;
-    const uint32_t sum = float_bits(average) + kHalf, kept = value.bits;
-    value.bits = static_cast<uint16_t>(sum >> 16);
-    average = float_from_bits((kept << 16 | (sum & 0xffff)) - kHalf);
-}
-
-template <class T>
-static __global__ void __launch_bounds__(kThreads) exchange_average_kernel(T* values, float* average, size_t n) {
-    const size_t stride = static_cast<size_t>(gridDim.x) * kThreads;
-    for (size_t i = static_cast<size_t>(blockIdx.x) * kThreads + threadIdx.x; i < n; i += stride)
-        exchange(values[i], average[i]);
-}
-
-void exchange_average(const StateArray& values, float* average, size_t n, stream_t stream) {
-    if (n == 0) return;
-    values.typed([&]<class T>(T* weights) {
-        launch<exchange_average_kernel<T>>({blocks_for(n), kThreads, 0, stream}, inout(weights, n), inout(average, n),
-                                           n);
-    });
-}
-
 // ---- gradients in BF16 ---------------------------------------------------------------------------------------------
 
 // A thread's two fours each take their random bits from one word.

@@ -26,11 +26,6 @@ void subtract_from(float* out, const StateArray& a, size_t n, stream_t stream);
 // bytes per element and those of `values`.
 void add_to_average(float* average, const StateArray& values, float share, size_t n, stream_t stream);
 
-// Exchanges values with an average. BF16 values take the average rounded to nearest, with ties away from zero, and the
-// average keeps the bits that were rounded off. Exchanging them again gives back every bit of both. Moves 8 bytes per
-// element and twice those of `values`.
-void exchange_average(const StateArray& values, float* average, size_t n, stream_t stream);
-
 // Adds `pieces` (added, n) one after the other to gradients, or to 0 if `first`. Every sum is computed in FP32 and
 // rounded to BF16 at random, with gradient_bits(rounding.key, batch + piece, place). Moves 4 * added + 4 bytes per
 // element, 2 less if `first`. 16-byte aligned; n is a multiple of 8, or `added` is 1.

@@ -1,4 +1,4 @@
-// The coefficients of Newton-Schulz iterations, Muon's scale per shape, and rules of averages.
+// The coefficients of Newton-Schulz iterations, Muon's scale per shape, and the decay of --average.
 #include "llmc/optim/config.h"
 
 #include <algorithm>
@@ -29,22 +29,16 @@ double muon_scale(MuonScale scale, int rows, int columns) {
     return std::sqrt(std::max(1.0, static_cast<double>(rows) / columns));
 }
 
-float AverageRule::share(int64_t count) const {
-    if (count == 1) return 1;
-    return static_cast<float>(kind == AverageKind::ema ? 1 - decay : 1 / static_cast<double>(count));
-}
-
-AverageRule average_from_text(const std::string& text) {
-    AverageRule rule;
-    if (text == "off") return rule;
-    if (text.starts_with("ema:")) rule = {AverageKind::ema, number_in<double>(text.substr(4)).value_or(0)};
-    if (text.starts_with("last:")) rule = {AverageKind::last, 0, number_in<int64_t>(text.substr(5)).value_or(0)};
-    if (!(rule.decay > 0 && rule.decay < 1) && rule.steps < 1)
+double average_decay_from_text(const std::string& text) {
+    if (text == "off") return 0;
+    const double decay = text.starts_with("ema:") ? number_in<double>(text.substr(4)).value_or(0) : 0;
+    if (decay > 0 && decay < 1) return decay;
+    if (text.starts_with("last:"))
         refuse(
-            "--average {}: expected off, ema:DECAY with a decay between 0 and 1, as in ema:0.999, or last:N with a "
-            "number of steps",
+            "--average {}: means over the last steps have been removed; use ema:DECAY, whose average covers about "
+            "1 / (1 - DECAY) steps: ema:0.999 about 1000",
             text);
-    return rule;
+    refuse("--average {}: expected off, or ema:DECAY with a decay between 0 and 1, as in ema:0.999", text);
 }
 
 }  // namespace llmc

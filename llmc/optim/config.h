@@ -56,29 +56,8 @@ struct MuonConfig {
     double embedding_rate = 1, head_rate = 1, vector_rate = 1;
 };
 
-// --average: an average of the weights, kept next to them in FP32. It begins as a copy of the first weights that it
-// covers.
-enum class AverageKind {
-    none,
-    ema,   // decay * average + (1 - decay) * weights after every step: get_ema_multi_avg_fn of torch.optim.swa_utils
-    last,  // mean of the weights after each of the run's last steps: AveragedModel's default there; LAWA, 2306.03241
-};
-struct AverageRule {
-    AverageKind kind = AverageKind::none;
-    double decay = 0;   // ema
-    int64_t steps = 0;  // last
-
-    // The share of the newest weights in an average of `count` of them.
-    float share(int64_t count) const;
-    bool operator==(const AverageRule&) const = default;
-};
-AverageRule average_from_text(const std::string& text);  // off, ema:DECAY or last:N
-
-// An average in a checkpoint: its kind, and the number of weights in it.
-struct AverageState {
-    AverageKind kind = AverageKind::none;
-    int64_t count = 0;
-};
+// --average: off, or ema:DECAY. Returns the decay, 0 for off.
+double average_decay_from_text(const std::string& text);
 
 struct OptimizerConfig {
     OptimizerKind kind = OptimizerKind::adamw;
@@ -90,8 +69,10 @@ struct OptimizerConfig {
     StateFormat second_moments() const { return second_moment_format(adam_moments); }
     bool keeps_moments() const { return kind != OptimizerKind::sgd || sgd.momentum != 0; }
     ClipKind clip_kind = ClipKind::norm;
-    AverageRule average;
-    int64_t average_from = 1;    // the first step whose weights are in the average
+    // If above 0, an average of the weights is kept next to them in FP32. It begins as a copy of them; then it becomes
+    // decay * average + (1 - decay) * weights after every step: get_ema_multi_avg_fn of torch.optim.swa_utils.
+    double average_decay = 0;
+    bool averages() const { return average_decay > 0; }
     uint64_t rounding_seed = 0;  // seeds stochastic rounding
 
     // For the elements of a unit from `first` on.

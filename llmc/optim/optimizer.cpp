@@ -33,7 +33,7 @@ Optimizer<Real>::Optimizer(const OptimizerSetup& setup, Weights<Real>& weights, 
     } else if (setup_.optimizer.keeps_moments()) {
         m_ = moments_.add_everywhere("m");
     }
-    if (setup_.optimizer.average.kind != AverageKind::none) average_ = moments_.add_everywhere("average");
+    if (averages()) average_ = moments_.add_everywhere("average");
     arena_.plan(&partials_, partial_count_);
     arena_.plan(&state_, 1);
     arena_.plan(&loss_scale_, 1);
@@ -179,39 +179,20 @@ void Optimizer<Real>::update_rest(size_t unit, stream_t stream) {
 
 // ---- the average of the weights -------------------------------------------------------------------------------------
 
-// Calls visit(masters, average, count) with the parts of this rank's slices, which pass through the device a second
-// time if they are offloaded.
+// Offloaded weights pass through the device a second time.
 template <class Real>
-template <class Visit>
-void Optimizer<Real>::for_each_average(stream_t stream, Visit&& visit) {
+void Optimizer<Real>::average(stream_t stream) {
+    if (!averages()) return;
+    const float share = averaged_++ == 0 ? 1.0f : static_cast<float>(1 - setup_.optimizer.average_decay);
+    const ProfileRange range("average the weights", stream);
     for (size_t u = 0; u < weights_.layout().units(); u++) {
         const ShardLayout::Part part = weights_.layout().slice(u);
-        ring_.update(
-            {weights_.slice(u).master, moments_.at(average_, u, part.begin)}, part.count, stream,
-            [&](const StateRing::Slice& slice) { visit(slice[0], slice[1].template as<float>(), slice.count); });
+        ring_.update({weights_.slice(u).master, moments_.at(average_, u, part.begin)}, part.count, stream,
+                     [&](const StateRing::Slice& slice) {
+                         add_to_average(slice[1].template as<float>(), slice[0], share, slice.count, stream);
+                     });
     }
     ring_.finish(stream);
-}
-
-template <class Real>
-void Optimizer<Real>::average(int64_t step, stream_t stream) {
-    const OptimizerConfig& config = setup_.optimizer;
-    if (config.average.kind == AverageKind::none) return;
-    if (step <= config.average_from) averaged_ = 0;  // also in a resumed run that averages later steps
-    if (step < config.average_from) return;
-    const float share = config.average.share(++averaged_);
-    const ProfileRange range("average the weights", stream);
-    for_each_average(stream, [&](const StateArray& masters, float* average, size_t count) {
-        add_to_average(average, masters, share, count, stream);
-    });
-}
-
-template <class Real>
-void Optimizer<Real>::exchange_average(stream_t stream) {
-    const ProfileRange range("exchange weights and average", stream);
-    for_each_average(stream, [&](const StateArray& masters, float* average, size_t count) {
-        llmc::exchange_average(masters, average, count, stream);
-    });
 }
 
 // ---- checkpoints ----------------------------------------------------------------------------------------------------
@@ -227,7 +208,7 @@ OptimizerState Optimizer<Real>::read_state(stream_t stream) const {
             scale.clean_steps,
             read_back(spikes_, stream),
             setup_.loss_scale.dynamic,
-            {setup_.optimizer.average.kind, averaged_}};
+            averaged_};
 }
 
 template <class Real>
@@ -238,7 +219,7 @@ void Optimizer<Real>::restore(const OptimizerState& saved, stream_t stream) {
     step.consecutive_skips = saved.consecutive_skips;
     write_through(state_, step, stream);
     write_through(spikes_, saved.spikes, stream);
-    averaged_ = goes_on_with(saved.average) ? saved.average.count : 0;
+    averaged_ = averages() ? saved.averaged : 0;
     const bool same = setup_.loss_scale.dynamic || saved.loss_scale == setup_.loss_scale.initial;
     if (saved.dynamic == setup_.loss_scale.dynamic && same)
         write_through(loss_scale_, LossScaleState{saved.loss_scale, 1.0f, saved.clean_steps, 0}, stream);

@@ -52,7 +52,7 @@ struct OptimizerState {
     int32_t clean_steps = 0;  // see LossScaleState
     SpikeState spikes{};
     bool dynamic = false;  // the loss scale is dynamic
-    AverageState average = {};
+    int64_t averaged = 0;  // number of weights in the average; 0: there is none
 };
 
 // Everything that decides the updates; the part of a TrainerConfig that an Optimizer needs.
@@ -88,11 +88,9 @@ public:
     // Starts the statistics of spikes again: sums of losses over another number of targets say nothing about them.
     void forget_spikes(stream_t stream) { reset_spikes(spikes_, stream); }
 
-    // Adds the weights after `step`, the last one finished, to the average if they belong there (--average).
-    void average(int64_t step, stream_t stream);
-    int64_t averaged() const { return averaged_; }  // number of weights in the average
-    // Exchanges the masters with the average. A second exchange gives back every bit of both.
-    void exchange_average(stream_t stream);
+    // With --average, adds the weights after a step to the average.
+    void average(stream_t stream);
+    bool averages() const { return setup_.optimizer.averages(); }
 
     // Multiplies the schedule's learning rate by `factor` from the next update on.
     void scale_rate(double factor) { setup_.schedule.factor = factor; }
@@ -115,10 +113,7 @@ public:
     }
 
     // For checkpoints; both wait for the device. restore() takes over the saved loss scale if it is dynamic in both
-    // runs; otherwise the configured loss scale stays. Without an average of the same kind, it begins again.
-    bool goes_on_with(const AverageState& saved) const {
-        return saved.count > 0 && saved.kind == setup_.optimizer.average.kind;
-    }
+    // runs; otherwise the configured loss scale stays.
     OptimizerState read_state(stream_t stream) const;
     void restore(const OptimizerState& state, stream_t stream);
 
@@ -129,8 +124,6 @@ private:
                       stream_t stream);
     void update_unit(size_t unit, stream_t stream);
     void update_rest(size_t unit, stream_t stream);
-    template <class Visit>
-    void for_each_average(stream_t stream, Visit&& visit);
 
     OptimizerSetup setup_;
     Weights<Real>& weights_;

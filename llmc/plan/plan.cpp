@@ -71,7 +71,7 @@ std::string memory_section(const PlannedRun& run, const StagePlan& plan) {
                 (optimizer.adam_moments == StateFormat::fp8    ? ", moments FP8 and BF16"
                  : optimizer.adam_moments == StateFormat::bf16 ? ", moments BF16"
                                                                : "") +
-                (optimizer.average.kind != AverageKind::none ? ", average FP32" : ""));
+                (optimizer.averages() ? ", average FP32" : ""));
     text += row("activations", format_bytes(m.activations),
                 fmt::format("-b {}, -r {}", config.batch, word_of(config.recompute)));
     text += row("workspace", format_bytes(m.workspace));

@@ -95,15 +95,14 @@ double optimizer_bytes(const OptimizerConfig& optimizer, StateFormat gradients) 
     if (optimizer.kind == OptimizerKind::adamw)
         moments = 2.0 * static_cast<double>(bytes_of(optimizer.adam_moments) + bytes_of(optimizer.second_moments()));
     if (is_muon(optimizer.kind)) moments = 2 * 2 * 4;
-    const bool averages = optimizer.average.kind != AverageKind::none;
-    const double average = averages ? static_cast<double>(bytes_of(optimizer.masters)) + 2 * 4 : 0;
+    const double average = optimizer.averages() ? static_cast<double>(bytes_of(optimizer.masters)) + 2 * 4 : 0;
     return 2.0 * static_cast<double>(bytes_of(gradients)) + masters + moments + average;
 }
 // Bytes of master and moments per parameter. Muon's matrices have one moment, and the rest counts as they do. For an
 // average of the weights, the master passes through the device a second time.
 double state_bytes(const OptimizerConfig& optimizer) {
     const bool two_moments = optimizer.kind == OptimizerKind::adamw;
-    const double average = optimizer.average.kind != AverageKind::none ? 4 + 4 : 0;
+    const double average = optimizer.averages() ? 4 + 4 : 0;
     return 4 + (two_moments ? 2.0 * static_cast<double>(bytes_of(optimizer.adam_moments)) : 4) + average;
 }
 // Quantizing a weight reads the master and writes both layouts. That is 6 bytes, but the kernel has 0.6 to 0.7 of the

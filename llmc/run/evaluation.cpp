@@ -179,7 +179,7 @@ bool Evaluation<Real>::samples_after(int64_t step, bool last) const {
 
 // Adds the loss on each set. Returns false if a signal asks some rank to stop meanwhile.
 template <class Real>
-bool Evaluation<Real>::add_losses(bool of_average, std::vector<ValLoss>& losses) {
+bool Evaluation<Real>::add_losses(std::vector<ValLoss>& losses) {
     const Options& o = options_;
     const Comm& comm = trainer_.comm();
     std::vector<int32_t> tokens(static_cast<size_t>(o.batch) * o.seq), targets(tokens.size());
@@ -198,8 +198,7 @@ bool Evaluation<Real>::add_losses(bool of_average, std::vector<ValLoss>& losses)
             count += loss.count;
             if (!inputs_.val_bytes[s].of_token.empty()) bits.add(tokens, targets, trainer_.token_losses());
         }
-        losses.push_back(
-            {of_average ? name_with_average(name) : name, static_cast<float>(sum / count), bits.result(comm)});
+        losses.push_back({name, static_cast<float>(sum / count), bits.result(comm)});
     }
     return true;
 }
@@ -209,14 +208,8 @@ std::optional<ValRecord> Evaluation<Real>::validate(int64_t step) {
     const StopWaitsFor batch("this batch of the validation");
     ValRecord record;
     record.step = step;
-    if (options_.val_batches != 0 && !add_losses(false, record.losses)) return std::nullopt;
+    if (options_.val_batches != 0 && !add_losses(record.losses)) return std::nullopt;
     if (!record.losses.empty()) last_loss_ = record.losses[0].loss;
-    if (!record.losses.empty() && trainer_.averaged() > 0) {
-        trainer_.use_average();
-        const bool finished = add_losses(true, record.losses);
-        trainer_.use_weights();
-        if (!finished) return std::nullopt;
-    }
     for (const auto& [name, examples] : inputs_.tasks) {
         const std::optional<TaskScores> scores = score_choices(trainer_, name, examples, watchdog_);
         if (!scores) return std::nullopt;

@@ -31,8 +31,8 @@ public:
 
     bool validates_after(int64_t step, bool last) const;
     bool samples_after(int64_t step, bool last) const;
-    // Mean loss over each validation set, with the weights and with their average if there is one, and scores in each
-    // task. Returns nothing if a signal asks some rank to stop meanwhile.
+    // Mean loss over each validation set, and scores in each task. Returns nothing if a signal asks some rank to stop
+    // meanwhile.
     std::optional<ValRecord> validate(int64_t step);
     // Prints --sample-tokens tokens that follow the prompt, or the beginning of a document. A signal or the deadline
     // cuts the sample short.
@@ -42,7 +42,7 @@ public:
 
 private:
     void encode_prompt();
-    bool add_losses(bool of_average, std::vector<ValLoss>& losses);
+    bool add_losses(std::vector<ValLoss>& losses);
 
     const Options& options_;
     const Inputs& inputs_;

@@ -342,9 +342,8 @@ void restore(Trainer<Real>& trainer, Ranks& ranks, const Resumed& resumed) {
     if (trainer.gradients().residuals() && state.residuals != trainer.comm().world())
         print_line("note: --reduce fp8 starts without residuals: the checkpoint has those of {} ranks",
                    state.residuals);
-    const AverageRule& average = trainer.config().optimizer.average;
-    if (average.kind != AverageKind::none && state.optimizer.average.kind != average.kind)
-        print_line("note: the checkpoint has no average of the weights of this kind: --average begins with this run");
+    if (trainer.config().optimizer.averages() && state.optimizer.averaged == 0)
+        print_line("note: the checkpoint has no average of the weights: --average begins with this run");
     if (!same_scales)
         print_line("note: FP8 scales are measured again in the next step: the recipe or the loss scale changed");
 }

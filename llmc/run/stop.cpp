@@ -163,8 +163,6 @@ std::string DecayFile::problem_of(int64_t step, int64_t steps) const {
     const int64_t left = schedule.steps - step;
     if (steps < 1 || steps > left)
         return fmt::format("it asks for a decay of {}; {} to {} are possible", plural(steps, "step"), 1, left);
-    if (config_.optimizer.average.kind == AverageKind::last)
-        return "--average last:N needs the run to end with --max-steps";
     return "";
 }
 

@@ -284,12 +284,6 @@ std::vector<NamedMemory> Weights<Real>::working_copies() const {
 }
 
 template <class Real>
-void Weights<Real>::masters_are_replaced(stream_t stream) {
-    to_be_measured_ = to_be_cast_ = true;
-    if (!layout_.is_sliced()) cast_slices(stream);  // publish() casts slices
-}
-
-template <class Real>
 void Weights<Real>::publish_again(stream_t stream) {
     cast_slices(stream);
     publish(stream);

@@ -69,8 +69,6 @@ public:
     // True if a tensor in FP8 was changed by anything but the optimizer, so that it must be measured.
     bool to_be_measured() const { return to_be_measured_; }
     void set_measured() { to_be_measured_ = false; }
-    // Call after replacing the masters in place, before publish().
-    void masters_are_replaced(stream_t stream);
     // The masters of a whole tensor, if they are not sliced.
     StateArray master(size_t unit, size_t tensor) const;
     // With sliced masters: collects those of a whole tensor in `out`. A collective. `workspace` is for an all_reduce of

@@ -150,15 +150,6 @@ void list_fields(const Fields& field, SpikeState& spikes) {
     field("norm", spikes.norm);
 }
 
-void list_fields(const Fields& field, AverageState& average) {
-    std::string kind = field.writes() ? word_of(average.kind) : "";
-    field("kind", kind);
-    const std::optional<AverageKind> known = value_of_word<AverageKind>(kind);
-    if (!known) fail("has an \"average\" of a kind that this program does not know");
-    average.kind = *known;
-    field("count", average.count);
-}
-
 void list_fields(const Fields& field, Fp8SavedTensor& t) {
     field("name", t.name);
     field("scale", t.state.scale);
@@ -199,7 +190,13 @@ void list_fields(const Fields& field, TrainerState& state) {
         scale("clean_steps", o.clean_steps);
     });
     field("spikes", o.spikes);
-    if (field.has("average", o.average.kind != AverageKind::none)) field("average", o.average);
+    if (field.has("average", o.averaged > 0))
+        field.object("average", [&](const Fields& average) {
+            std::string kind = "ema";  // earlier versions had others, with which no run goes on
+            average("kind", kind);
+            average("count", o.averaged);
+            if (kind != "ema") o.averaged = 0;
+        });
     if (field.has("fp8", state.fp8.has_value())) {
         if (!state.fp8) state.fp8.emplace();
         field("fp8", *state.fp8);

@@ -207,7 +207,7 @@ std::vector<Fp8Fallback> Trainer<Real>::finish_step() {
     optimizer_.update(model_.train_loss_sum(), fp8() ? fp8()->bad_flag() : nullptr, stream_);
     if (config_.qk_clip > 0) clip_logits();
     if (signals_) signals_->after_optimizer(step_ + 1);
-    optimizer_.average(step_ + 1, stream_);
+    optimizer_.average(stream_);
     if (fp8()) fp8()->finish_step(optimizer_.loss_scale_change(), stream_);
     const std::vector<Fp8Fallback> left = model_.leave_fp8(step_ + 1, stream_);
     model_.prepare_weights(stream_);
@@ -253,25 +253,6 @@ std::optional<StepRecord> Trainer<Real>::take_result(int leave) {
     if (record && signals_) signals_->take(*record);
     if (record && verification_) record->verified = verification_->take(record->step);
     return record;
-}
-
-// ---- the average of the weights -------------------------------------------------------------------------------------
-
-template <class Real>
-void Trainer<Real>::use_average() {
-    if (fp8()) fp8_aside_ = read_back(fp8()->states(), static_cast<size_t>(fp8()->count()), stream_);
-    optimizer_.exchange_average(stream_);
-    weights_.masters_are_replaced(stream_);
-    model_.prepare_weights(stream_);
-}
-
-// Codes and working copies follow from the masters and the scales.
-template <class Real>
-void Trainer<Real>::use_weights() {
-    optimizer_.exchange_average(stream_);
-    if (fp8()) write_through(fp8()->state(0, Fp8Role::x), fp8_aside_.data(), fp8_aside_.size(), stream_);
-    model_.forget_rows();  // keys and values that the average computed
-    model_.linear().make_weights_again(stream_);
 }
 
 // ---- state ----------------------------------------------------------------------------------------------------------
@@ -339,7 +320,7 @@ void Trainer<Real>::restore_residuals(const TrainerState& state, const ReadState
 
 template <class Real>
 bool Trainer<Real>::restore(const TrainerState& state, const ReadState& read) {
-    const bool has_average = optimizer_.goes_on_with(state.optimizer.average);
+    const bool has_average = optimizer_.averages() && state.optimizer.averaged > 0;
     for_each_state(&ShardLayout::slice, [&](size_t unit, const ParameterTensor& tensor, const DeviceSlice& part) {
         if (part.slice.part == "average" && !has_average) return;
         const size_t begin = tensor.offset + part.slice.start;

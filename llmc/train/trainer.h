@@ -122,12 +122,6 @@ public:
     std::vector<float> token_losses(const int* tokens, const int* targets);
     std::vector<float> token_losses() const;  // the same for the batch of the last evaluate()
 
-    // The average of the weights (--average). The model evaluates with it between use_average() and use_weights(),
-    // which gives back every bit of the state. Both are collectives and wait for the device.
-    int64_t averaged() const { return optimizer_.averaged(); }  // number of weights in it; 0: there is no average yet
-    void use_average();
-    void use_weights();
-
     // ---- the state between two steps, for checkpoints; collectives that wait for the device ----
 
     // The parts of the state that this rank saves. Those of all ranks together are the whole state, without overlap.
@@ -180,7 +174,6 @@ private:
     Transformer<Real> model_;
     Optimizer<Real> optimizer_;
     std::optional<StepResults> results_;  // created by allocate(), as the stream
-    std::vector<Fp8State> fp8_aside_;     // while the model evaluates with the average
     StepKind kind_;                       // kind of the current step
     int micro_step_ = 0;
     int64_t step_ = 0;

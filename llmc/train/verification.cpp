@@ -30,10 +30,10 @@ constexpr Wording kWording[kVerifiedKinds] = {
 
 // An upper bound. Per tensor: the master, m with its scales, v, the working copy, its FP8 codes in two layouts, the
 // gradient, two sums of it, and any average. Per unit its output. Then the losses, their sum, and the head's FP8 codes.
-size_t checksums_per_step(const ParameterTable& table, const AverageRule& average) {
+size_t checksums_per_step(const ParameterTable& table, bool averages) {
     size_t tensors = 0;
     for (const Unit& unit : table.units()) tensors += unit.tensors.size();
-    return (average.kind == AverageKind::none ? 10 : 11) * tensors + table.units().size() + 4;
+    return (averages ? 11 : 10) * tensors + table.units().size() + 4;
 }
 
 }  // namespace
@@ -151,7 +151,7 @@ std::string StepChecksums::find(Verified kind, const Row& row, const std::vector
 template <class Real>
 Verification<Real>::Verification(Trainer<Real>& trainer)
     : trainer_(trainer),
-      checksums_(trainer.comm(), checksums_per_step(trainer.table(), trainer.config().optimizer.average) +
+      checksums_(trainer.comm(), checksums_per_step(trainer.table(), trainer.config().optimizer.averages()) +
                                      trainer.second_moments().size()) {
     const size_t tensors = trainer.fp8() ? static_cast<size_t>(trainer.fp8()->count()) : 0;
     if (tensors > 0) arena_.plan(&fp8_states_, tensors);

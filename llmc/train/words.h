@@ -57,10 +57,6 @@ inline constexpr Word<ClipKind> kWords<ClipKind>[] = {
     {"norm", ClipKind::norm}, {"tensor", ClipKind::tensor}, {"value", ClipKind::value}};
 
 template <>
-inline constexpr Word<AverageKind> kWords<AverageKind>[] = {
-    {"off", AverageKind::none}, {"ema", AverageKind::ema}, {"last", AverageKind::last}};
-
-template <>
 inline constexpr Word<FastAccumulation> kWords<FastAccumulation>[] = {
     {"forward", FastAccumulation::forward}, {"none", FastAccumulation::none}, {"all", FastAccumulation::all}};
 

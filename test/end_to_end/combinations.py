@@ -119,7 +119,7 @@ def training(draw, steps=None):
              *draw.flag(0.2, "--z-loss", "1e-3"),
              *draw.maybe(0.3, "--doc-mask"),
              *draw.flag(0.2, "--kernels", "portable"), *draw.maybe(0.2, "--skip-spikes"),
-             *draw.flag(0.2, "--plateau", "0.5,0"), *draw.flag(0.3, "--average", "ema:0.9", "last:3"),
+             *draw.flag(0.2, "--plateau", "0.5,0"), *draw.flag(0.3, "--average", "ema:0.9"),
              *(["--task", f"choices={task()}"] if draw.random() < 0.2 else []),
              *draw.flag(0.5, "--recompute", "none", "norm", "block")]
     if precision != "fp32":
@@ -166,7 +166,7 @@ def numbers(directory):
                     found[f"{key} of step {record['step']}"] = record[key]
             if "val_loss" in record and record["step"] % 2 == 0:  # a stop adds a validation of its own
                 found[f"validation of step {record['step']}"] = [
-                    record.get(key) for key in ("val_loss", "val_loss_average", "choices_acc", "choices_acc_norm")]
+                    record.get(key) for key in ("val_loss", "choices_acc", "choices_acc_norm")]
             for tensor in record.get("fp8", []):
                 found[f"{tensor['tensor']} in step {record['step']}"] = tensor["amax"], tensor["scale"]
     found.update(read_safetensors(os.path.join(directory, "model.safetensors")))

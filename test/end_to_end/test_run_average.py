@@ -1,5 +1,5 @@
-"""Averages of the weights (--average): their definition, that training does not notice them, and that they are validated,
-saved, continued and exported.
+"""The average of the weights (--average): its definition, that training does not notice it, and that it is saved,
+continued, evaluated and exported.
 """
 
 import array
@@ -27,43 +27,28 @@ def values(state, part):
     return {tensor: array.array("f", data) for (tensor, p), data in state.items() if p == part}
 
 
-def without_average(records):
-    return [{k: v for k, v in r.items() if not k.endswith("_average") and k != "verify_ms"} for r in records]
+def timeless(records):
+    return [{k: v for k, v in r.items() if k != "verify_ms"} for r in records]
 
 
 class Definition(Case):
-    def check(self, rule, mean, *flags):
-        """Compares the average in the checkpoint of every step with that of the masters so far."""
+    def test_ema(self):
+        """torch.optim.swa_utils: AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.7)).update_parameters(model)
+        after every step, which QK-clip ends. The first call copies.
+        """
         run, masters = Directory(), []
         for step in range(1, 7):
-            self.succeeds(run.run("--max-steps", "6", "--stop-after", step, "--resume", "auto", "--average", rule,
-                                  *flags))
+            self.succeeds(run.run("--max-steps", "6", "--stop-after", step, "--resume", "auto", *EMA,
+                                  "--qk-clip", "0.002", "--signals-every", "1"))
             masters.append(values(run.state(step), "master"))
-            expected = mean(masters)
-            count, average = run.manifest(step)["state"]["average"]["count"], values(run.state(step), "average")
-            self.assertEqual(count, len(expected), step)
-            for tensor, found in average.items() if expected else []:
-                history = [weights[tensor] for _, weights in expected]
-                factors = [factor for factor, _ in expected]
+            self.assertEqual(run.manifest(step)["state"]["average"], {"kind": "ema", "count": step})
+            factors = [0.7 ** (step - 1) if i == 0 else 0.3 * 0.7 ** (step - 1 - i) for i in range(step)]
+            for tensor, found in values(run.state(step), "average").items():
+                history = [weights[tensor] for weights in masters]
                 for i, number in enumerate(found):
                     exact = math.fsum(f * h[i] for f, h in zip(factors, history))
                     self.assertLess(abs(number - exact), 1e-6 * max(abs(h[i]) for h in history) + 1e-12, (tensor, i))
-        return run
-
-    def test_ema(self):
-        """torch.optim.swa_utils: AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.7)).update_parameters(model)
-        after every step. The first call copies.
-        """
-        def mean(masters):
-            n = len(masters)
-            return [(0.7 ** (n - 1) if i == 0 else 0.3 * 0.7 ** (n - 1 - i), w) for i, w in enumerate(masters)]
-        self.check("ema:0.7", mean)
-
-    def test_last(self):
-        """AveragedModel(model).update_parameters(model) after each of the last three steps, which QK-clip ends."""
-        run = self.check("last:3", lambda masters: [(1 / len(masters[3:]), weights) for weights in masters[3:]],
-                         "--qk-clip", "0.002", "--signals-every", "1")
-        logits = [t["max_logit"] for r in run.records() for t in r.get("signals", []) if r["step"] > 3 and "max_logit" in t]
+        logits = [t["max_logit"] for r in run.records() for t in r.get("signals", []) if "max_logit" in t]
         self.assertGreater(max(logits), 0.002, "it clips")
 
 
@@ -76,14 +61,9 @@ class Training(Case):
                 limits = ["--max-steps", "6", "--val-every", "2", "--fp8-log-every", "1"]
                 self.succeeds(plain.run(*limits, *flags))
                 self.succeeds(averaged.run(*limits, *EMA, *flags))
-                self.assertEqual(without_average(averaged.records()), without_average(plain.records()))
+                self.assertEqual(timeless(averaged.records()), timeless(plain.records()))
                 self.same_state({name: data for name, data in averaged.state(6).items() if name[1] != "average"},
                                 plain.state(6))
-                losses = [(r["val_loss"], r.get("val_loss_average")) for r in averaged.records() if "val_loss" in r]
-                self.assertIsNone(losses[0][1])  # before the first step
-                for weights, average in losses[1:]:  # the average is behind, and the loss is falling
-                    self.assertLess(weights, average)
-                    self.assertLess(average, losses[0][0])
 
 
 class Resume(Case):
@@ -99,20 +79,18 @@ class Resume(Case):
         self.assertEqual(run.records(), whole.records())
 
     def test_killed(self):
-        for rule in ("ema:0.9", "last:50"):  # the mean begins in step 11
-            with self.subTest(rule=rule):
-                flags = [*self.FLAGS, "--val-batches", "6", "--max-steps", "60", "-n", "2", "--average", rule]
-                whole, killed = Directory(), Directory()
-                self.succeeds(whole.run(*flags))
-                process = killed.start(*flags, "--resume", "auto", env=ONE_THREAD)
-                while max(killed.checkpoints, default=0) < 12 and process.poll() is None:
-                    time.sleep(0.001)
-                process.kill()
-                process.communicate()
-                self.assertEqual(process.returncode, -signal.SIGKILL)
-                self.assertLess(max(killed.checkpoints), 60)
-                self.succeeds(killed.run(*flags, "--resume", "auto"))
-                self.same_bits(killed, whole, 60)
+        flags = [*self.FLAGS, "--val-batches", "6", "--max-steps", "60", "-n", "2", "--average", "ema:0.9"]
+        whole, killed = Directory(), Directory()
+        self.succeeds(whole.run(*flags))
+        process = killed.start(*flags, "--resume", "auto", env=ONE_THREAD)
+        while max(killed.checkpoints, default=0) < 12 and process.poll() is None:
+            time.sleep(0.001)
+        process.kill()
+        process.communicate()
+        self.assertEqual(process.returncode, -signal.SIGKILL)
+        self.assertLess(max(killed.checkpoints), 60)
+        self.succeeds(killed.run(*flags, "--resume", "auto"))
+        self.same_bits(killed, whole, 60)
 
     @unittest.skipUnless(MPIRUN, "no mpirun")
     def test_ranks_and_stages(self):
@@ -126,55 +104,43 @@ class Resume(Case):
                 self.run_on(run, 2, *EMA, "--zero", zero, "--resume", "latest")
                 self.same_bits(run, whole)
 
-    def test_of_other_last_steps(self):
-        """A resumed run that ends later averages its own last steps, and not those that were to be the last."""
-        flags = ["--average", "last:3", "--schedule", "constant"]
-        whole, run = Directory(), Directory()
-        self.succeeds(whole.run(*flags))
-        self.succeeds(run.run(*flags, "--max-steps", "6", "--stop-after", "5"))
-        self.assertEqual(run.manifest(5)["state"]["average"]["count"], 2)
-        self.succeeds(run.run(*flags, "--resume", "latest"))
-        self.same_state(run.state(12), whole.state(12))
-        self.assertEqual(run.manifest(12)["state"]["average"]["count"], 3)
-
     def test_begins_in_a_resumed_run(self):
         plain, run = Directory(), Directory()
         self.run_on(plain, 1)
         self.run_on(run, 1, "--stop-after", "4")
         result = self.run_on(run, 1, "--resume", "latest", "--stop-after", "6", *EMA)
-        self.assertIn("note: the checkpoint has no average of the weights of this kind: --average begins", result.out)
+        self.assertIn("note: the checkpoint has no average of the weights: --average begins", result.out)
         self.assertEqual(run.manifest(6)["state"]["average"], {"kind": "ema", "count": 2})
-        result = self.run_on(run, 1, "--resume", "latest", "--stop-after", "7", "--average", "last:2")
-        self.assertIn("--average begins", result.out)
-        self.assertEqual(values(run.state(7), "average"), values(run.state(7), "master"))
         result = self.run_on(run, 1, "--resume", "latest")
-        self.assertIn("--average off from here on; until now it was last:2", result.out)
+        self.assertIn("--average off from here on; until now it was ema:0.7", result.out)
         self.same_state(run.state(8), plain.state(8))
 
     def test_refused(self):
-        for rule in ("ema:1", "ema:0", "ema:0.5x", "last:0", "swa", ""):
-            self.refused(Directory().run("--average", rule), FLAGS, "--average")
-        self.refused(Directory().run("--average", "last:13"), FLAGS, "more steps than the run has (12)")
-        val = corpus().val
-        self.refused(Directory().run(*EMA, "--val", f"a={val}", "--val", f"a_average={val}"), FLAGS,
-                     "--val a_average")
+        for rule, problem in (("ema:1", "between 0 and 1"), ("ema:0", "between 0 and 1"), ("ema:0.5x", "ema:DECAY"),
+                              ("last:3", "have been removed; use ema:DECAY"), ("swa", "ema:DECAY"), ("", "--average")):
+            self.refused(Directory().run("--average", rule), FLAGS, problem)
 
 
 class Commands(Case):
     def test_export_eval_and_sample(self):
-        """The export has the bits of the average, and `eval` computes the loss that the run reported."""
+        """The export has the bits of the average, and `eval` and `sample` compute the same with either. The average is
+        behind the weights, and the loss is falling."""
         directory, exported, report = Directory(), new_path(), new_path() + ".json"
         self.succeeds(directory.run(*EMA, "--precision", "fp32", "--val-batches", "-1"))
-        last = directory.records()[-1]
+        losses = [r["val_loss"] for r in directory.records() if "val_loss" in r]
         self.succeeds(run("export", "--from", directory.path, "--average", "--to", exported, "--tokenizer", "bytes"))
         tensors = read_safetensors(os.path.join(exported, "model.safetensors"))
         average = directory.state(12)["h.0.fc.bias", "average"]
         self.assertEqual(tensors["transformer.h.0.mlp.c_fc.bias"][2], average)
         self.assertNotEqual(directory.state(12)["h.0.fc.bias", "master"], average)
-        for flags in (["--from", directory.path, "--average"], ["--from", exported]):
+        found = []
+        for flags in (["--from", directory.path, "--average"], ["--from", exported], ["--from", directory.path]):
             self.succeeds(run("eval", *flags, "--val", corpus().val, "--batch", "4", "--precision", "fp32", "-o", report,
                               env=ONE_THREAD))
-            self.assertEqual(read_json(report)["val_loss"], last["val_loss_average"])
+            found.append(read_json(report)["val_loss"])
+        self.assertEqual(found[0], found[1])
+        self.assertEqual(found[2], losses[-1])
+        self.assertTrue(losses[-1] < found[0] < losses[0], (losses, found))
         text = [self.succeeds(run("sample", *flags, "--tokenizer", "bytes", "--prompt", "a", "-g", "8", env=ONE_THREAD)).out
                 for flags in (["--from", directory.path, "--average"], ["--from", exported])]
         self.assertEqual(*text)

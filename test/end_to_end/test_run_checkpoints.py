@@ -580,8 +580,7 @@ class DecayNow(Case):
                                      ([], "0\n", "1 to 11 are possible"),
                                      ([], "12\n", "1 to 11 are possible"),
                                      (["--warmup", "5"], "4\n", "the warm-up takes 5 steps"),
-                                     (["--decay-from", "0", "--warmup", "0"], "4\n", "the learning rate decays already"),
-                                     (["--average", "last:2", "--warmup", "0"], "4\n", "--average last:N needs")):
+                                     (["--decay-from", "0", "--warmup", "0"], "4\n", "the learning rate decays already")):
             with self.subTest(flags=flags, text=text):
                 run_ = Directory()
                 os.makedirs(run_.path)

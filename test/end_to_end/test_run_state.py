@@ -19,7 +19,7 @@ BYTES = [([], (2, 4, 12, 0)),
          (NARROW, (0, 2, 5.0625, 0)),
          (["--offload", "optimizer"], (2, 4, 0, 12)),
          (["--average", "ema:0.9"], (2, 4, 16, 0)),
-         (["--average", "last:1", "--offload", "optimizer"], (2, 4, 0, 16)),
+         (["--average", "ema:0.9", "--offload", "optimizer"], (2, 4, 0, 16)),
          ([*NARROW, "--offload", "optimizer"], (2, 2, 0, 5.0625))]
 
 
