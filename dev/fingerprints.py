@@ -28,7 +28,7 @@ from test_ranks import ENVIRONMENT  # noqa: E402
 
 STEPS = 6
 # Fields that contain times or paths, and val_bpb, which follows from the losses and the tokenizer's bytes.
-VOLATILE = (*trainer.TIME_FIELDS, "memory", "memory_outside", "profile", "mfu", "eta_s", "val_bpb")
+VOLATILE = (*trainer.TIME_FIELDS, "memory", "memory_outside", "mfu", "eta_s", "val_bpb")
 
 PRECISIONS = {
     "fp32": ["--precision", "fp32"],

@@ -87,7 +87,7 @@ def fp8_tags(tensors, name_key, all_tensors):
 def scalars(record, all_tensors=False):
     """{tag: number} of a record of metrics.jsonl."""
     found = {tag_of(key): value for key, value in numbers(record).items()}
-    for key in ("products", "memory_outside", "profile"):
+    for key in ("products", "memory_outside"):
         values = record.get(key)
         if isinstance(values, dict):
             found |= {f"system/{key}/{name}": value for name, value in numbers(values).items()}

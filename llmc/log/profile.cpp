@@ -1,4 +1,4 @@
-// Computes how much communication is hidden behind compute, and writes traces in Chrome's format.
+// Traces the steps of --profile-steps, and writes them in Chrome's format.
 #include "llmc/log/profile.h"
 
 #include <algorithm>
@@ -9,6 +9,7 @@
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
 #include "llmc/base/text.h"
+#include "llmc/log/run_directory.h"
 
 namespace llmc {
 namespace {
@@ -17,55 +18,6 @@ using nlohmann::ordered_json;
 
 constexpr int64_t kWarmup = 2;       // steps: the first one calibrates FP8, and finds algorithms and clocks
 constexpr int64_t kMostSteps = 100;  // every range is kept in memory until the end
-
-// ---- sets of time ---------------------------------------------------------------------------------------------------
-
-struct Interval {
-    int64_t begin, end;
-};
-using Intervals = std::vector<Interval>;  // sorted and apart from each other, once united
-
-Intervals united(Intervals all) {
-    std::sort(all.begin(), all.end(), [](const Interval& a, const Interval& b) { return a.begin < b.begin; });
-    Intervals result;
-    for (const Interval& i : all) {
-        if (!result.empty() && i.begin <= result.back().end)
-            result.back().end = std::max(result.back().end, i.end);
-        else
-            result.push_back(i);
-    }
-    return result;
-}
-
-Intervals common(const Intervals& a, const Intervals& b) {
-    Intervals result;
-    for (size_t i = 0, j = 0; i < a.size() && j < b.size();) {
-        const int64_t begin = std::max(a[i].begin, b[j].begin), end = std::min(a[i].end, b[j].end);
-        if (begin < end) result.push_back({begin, end});
-        a[i].end < b[j].end ? i++ : j++;
-    }
-    return result;
-}
-
-Intervals without(const Intervals& a, const Intervals& b) {
-    Intervals result;
-    size_t j = 0;
-    for (Interval i : a) {
-        while (j < b.size() && b[j].end <= i.begin) j++;
-        for (size_t k = j; k < b.size() && b[k].begin < i.end; k++) {
-            if (b[k].begin > i.begin) result.push_back({i.begin, b[k].begin});
-            i.begin = std::max(i.begin, b[k].end);
-        }
-        if (i.begin < i.end) result.push_back(i);
-    }
-    return result;
-}
-
-int64_t length(const Intervals& all) {
-    int64_t sum = 0;
-    for (const Interval& i : all) sum += i.end - i.begin;
-    return sum;
-}
 
 // ---- the file -------------------------------------------------------------------------------------------------------
 
@@ -105,23 +57,6 @@ ProfileSteps profile_steps_from_text(const std::string& text) {
         throw Error(ExitCode::bad_flags, "'{}' asks for {} steps; at most {} can be profiled, and a few are enough",
                     text, steps.last - steps.first + 1, kMostSteps);
     return steps;
-}
-
-Overlap overlap_of(const std::vector<Trace::Range>& ranges) {
-    std::map<std::string, std::pair<Intervals, Intervals>> lines;  // compute and communication of each
-    for (const Trace::Range& range : ranges) {
-        if (range.kind == Trace::Kind::host) continue;
-        auto& [compute, communication] = lines[range.line];
-        (range.kind == Trace::Kind::compute ? compute : communication).push_back({range.begin, range.end});
-    }
-    Intervals all_compute, all_communication;
-    for (const auto& [name, line] : lines) {
-        const Intervals communication = united(line.second), compute = without(united(line.first), communication);
-        all_compute.insert(all_compute.end(), compute.begin(), compute.end());
-        all_communication.insert(all_communication.end(), communication.begin(), communication.end());
-    }
-    const Intervals compute = united(all_compute), communication = united(all_communication);
-    return {length(communication), length(common(communication, compute)), length(compute)};
 }
 
 std::string trace_json(const TraceProcess& process, const std::vector<Trace::Range>& ranges) {
@@ -177,8 +112,8 @@ bool Profiler::begin_step(int64_t step) {
     return waited;
 }
 
-std::optional<ordered_json> Profiler::finish(int64_t step) {
-    if (!trace_ || first_ == 0) return std::nullopt;
+bool Profiler::finish(int64_t step) {
+    if (!trace_ || first_ == 0) return false;
     step_.reset();
     const std::vector<Trace::Range> ranges = trace_->finish();
     const int rank = comm_.rank();
@@ -191,38 +126,13 @@ std::optional<ordered_json> Profiler::finish(int64_t step) {
     write_file(file.string(), trace_json(process, ranges));
     trace_.reset();
 
-    const Overlap overlap = overlap_of(ranges);
-    const double steps = static_cast<double>(step - first_ + 1);
-    const auto per_step = [steps](int64_t ns) { return static_cast<double>(ns) * 1e-6 / steps; };
-    ordered_json profile{{"first_step", first_},
-                         {"steps", step - first_ + 1},
-                         {"compute_ms", per_step(overlap.compute)},
-                         {"communication_ms", per_step(overlap.communication)},
-                         {"hidden_ms", per_step(overlap.hidden)},
-                         {"hidden", nullptr}};
-    if (overlap.communication > 0)
-        profile["hidden"] = static_cast<double>(overlap.hidden) / static_cast<double>(overlap.communication);
-    return ordered_json{{"step", step}, {"profile", profile}};
-}
-
-std::string describe_profile(const ordered_json& record) {
-    const ordered_json& p = record["profile"];
-    std::string text =
-        fmt::format("profile of steps {} to {}: {:.1f} ms of compute per step", p["first_step"].get<long long>(),
-                    record["step"].get<long long>(), p["compute_ms"].get<double>());
-    if (p["hidden"].is_null()) return text + ", no communication";
-    return text + fmt::format(", {:.1f} ms of communication, {:.1f} % of it hidden behind compute",
-                              p["communication_ms"].get<double>(), 100 * p["hidden"].get<double>());
-}
-
-void finish_profile(Profiler& profiler, int64_t step, const Comm& comm, RunDirectory& directory) {
-    const std::optional<nlohmann::ordered_json> record = profiler.finish(step);
-    if (!record) return;
-    directory.append(*record);
-    if (comm.is_main())
-        print_line("{}\nwritten to {}/trace-rank*.json: open them in https://ui.perfetto.dev or chrome://tracing{}",
-                   describe_profile(*record), profiler.directory(),
-                   comm.world() > 1 ? "; scripts/merge_traces.py makes one file of them" : "");
+    if (comm_.is_main())
+        print_line(
+            "profile of steps {} to {}: written to {}/trace-rank*.json; open them in https://ui.perfetto.dev or "
+            "chrome://tracing{}",
+            first_, step, setup_->directory,
+            comm_.world() > 1 ? "; scripts/merge_traces.py makes one file of them" : "");
+    return true;
 }
 
 }  // namespace llmc

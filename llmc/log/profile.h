@@ -1,16 +1,14 @@
 // --profile-steps: records what the streams and the host do during some steps. Each rank writes a file for Perfetto
-// (https://ui.perfetto.dev) or chrome://tracing. Also says how much of the communication was hidden behind compute.
+// (https://ui.perfetto.dev) or chrome://tracing.
 #pragma once
 #include <cstdint>
 #include <memory>
-#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "llmc/comm/comm.h"
 #include "llmc/device/trace.h"
-#include "llmc/log/run_directory.h"
 
 namespace llmc {
 
@@ -20,13 +18,6 @@ struct ProfileSteps {
 
 // "N": N steps after two steps of warm-up. "A:B": from step A up to, but without, step B. Throws Error(bad_flags).
 ProfileSteps profile_steps_from_text(const std::string& text);
-
-// Nanoseconds in which collectives ran, in which collectives and compute ran at once, and in which compute ran. Ranges
-// of one line may be nested: inside a compute range, a communication range counts as communication.
-struct Overlap {
-    int64_t communication = 0, hidden = 0, compute = 0;
-};
-Overlap overlap_of(const std::vector<Trace::Range>& ranges);
 
 struct TraceProcess {
     int rank = 0;
@@ -54,12 +45,10 @@ public:
     bool begin_step(int64_t step);
     bool is_last(int64_t step) const { return trace_ && step == setup_->steps.last; }
     void end_step() { step_.reset(); }
-    const std::string& directory() const { return setup_->directory; }
 
-    // Call after the last profiled step or at the end of the run. Waits for the streams, writes the file and returns
-    // this rank's record for metrics.jsonl, {"step", "profile": {...}}. Returns nothing if there is nothing (more) to
-    // write.
-    std::optional<nlohmann::ordered_json> finish(int64_t step);
+    // Call after the last profiled step or at the end of the run. Waits for the streams, writes this rank's file, and
+    // prints where it is. Returns false if there is nothing (more) to write.
+    bool finish(int64_t step);
 
 private:
     const Comm& comm_;
@@ -69,11 +58,5 @@ private:
     std::string step_name_;
     std::optional<ProfileRange> step_;
 };
-
-// Describes the record for a person.
-std::string describe_profile(const nlohmann::ordered_json& record);
-
-// Calls profiler.finish(), writes its record and prints it. Every rank calls it.
-void finish_profile(Profiler& profiler, int64_t step, const Comm& comm, RunDirectory& directory);
 
 }  // namespace llmc

@@ -227,7 +227,7 @@ void Run<Real>::end_profiled_step() {
     interrupted_ = profiler_.is_last(position_.step);
     if (!interrupted_) return;
     report_steps(0);
-    finish_profile(profiler_, position_.step, comm_, directory_);
+    profiler_.finish(position_.step);
 }
 
 template <class Real>
@@ -313,7 +313,7 @@ ExitCode Run<Real>::finish() {
     report_steps(0);
     reports_.print_bench();
     if (comm_.is_main() && stop_ != StopReason::none) print_line("stopping after step {}: {}", step, stop_name(stop_));
-    finish_profile(profiler_, step, comm_, directory_);  // if the run stopped before the last profiled step
+    profiler_.finish(step);  // if the run stopped before the last profiled step
 
     ranks_.watchdog.begin(Watchdog::Phase::save);
     const Failure unsaved = checkpoints_.finish();

@@ -67,7 +67,7 @@ class Base(Case):
 
 
 class OneProcess(Base):
-    def test_trace_and_record(self):
+    def test_trace(self):
         for env in ({}, {"LLMC_STREAMS": "lazy", "LLMC_GUARD": "1"}):
             with self.subTest(env=env):
                 done = FinishedRun(*FLAGS, "--precision", "fp8", "--fp8-layers", "all,+lm_head", "--profile-steps", "2",
@@ -78,12 +78,7 @@ class OneProcess(Base):
                 for name in ("FP8 scales", "FP8 weight scales", "quantize weights"):
                     self.assertTrue(trace.named(name), name)
                 self.assertEqual(trace.line(WEIGHTS) + trace.line(GRADIENTS), [])
-                (record,) = [r for r in done.records if "profile" in r]
-                self.assertEqual(record["step"], 4)
-                self.assertEqual((record["profile"]["first_step"], record["profile"]["steps"]), (3, 2))
-                self.assertIsNone(record["profile"]["hidden"])
-                self.assertGreater(record["profile"]["compute_ms"], 0)
-                self.assertIn("profile of steps 3 to 4: ", done.result.out)
+                self.assertIn("profile of steps 3 to 4: written to ", done.result.out)
                 self.assertIn("https://ui.perfetto.dev", done.result.out)
                 self.assertEqual([s["step"] for s in done.steps], list(range(1, 7)))
 
@@ -138,11 +133,6 @@ class Ranks(Base):
                 self.assertEqual(r["cat"], "communication")
             self.check_order(trace, slots=stage == 3)
         self.assertEqual(len(clock), 1)
-        (record,) = [r["profile"] for r in profiled.records if "profile" in r]
-        self.assertGreater(record["communication_ms"], 0)
-        self.assertGreaterEqual(record["hidden"], 0)
-        self.assertLessEqual(record["hidden"], 1)
-        self.assertIn("hidden behind compute", profiled.result.out)
         return flags, profiled
 
     # Two blocks fit into the slots, so a pass begins with the blocks with which the previous one ended.
@@ -153,7 +143,7 @@ class Ranks(Base):
             with self.subTest(precision=precision):
                 flags, profiled = self.check_ranks(precision, 3, self.STAGE3, 2)
                 plain = RankRun(2, *flags)
-                self.assertEqual([r for r in profiled.timeless if "profile" not in r], plain.timeless)
+                self.assertEqual(profiled.timeless, plain.timeless)
                 self.assertEqual(profiled.read("model.safetensors"), plain.read("model.safetensors"))
 
     def test_lazy_and_random_streams(self):

@@ -120,12 +120,12 @@ class Names(unittest.TestCase):
     def test_groups(self):
         record = dict(step=3, loss=2.5, norm=None, nonfinite=dict(norm="inf"), ms=4, val_loss=3, val_loss_code=4,
                       hellaswag_acc=0.25, arc_easy_acc_norm=0.5, batch_hash="7", verified=True, elapsed=3.5,
-                      products=dict(fp8=24), memory=dict(weights=dict(planned=5)), profile=dict(compute_ms=6.5, kernels=["x"]),
+                      products=dict(fp8=24), memory=dict(weights=dict(planned=5)),
                       tokens=9, source_tokens={"a/*.bin": 6, "b.bin": 3})
         self.assertEqual(scalars(record), {
             "train/loss": 2.5, "train/norm": math.inf, "system/ms": 4, "val/loss": 3, "val/loss_code": 4,
             "val/hellaswag_acc": 0.25, "val/arc_easy_acc_norm": 0.5, "system/products/fp8": 24,
-            "system/memory/weights/planned": 5, "system/profile/compute_ms": 6.5,
+            "system/memory/weights/planned": 5,
             "train/tokens": 9, "train/tokens/a/*.bin": 6, "train/tokens/b.bin": 3})
         self.assertEqual(scalars(dict(step=1, sample="text")), {})
 
