@@ -35,7 +35,7 @@ from counted import ROOT, ptx_of, read_kernels, run_counted
 
 ACCEPTED = Path(__file__).with_name("mutation_accepted.txt")
 LOST = r"bar\.sync|bar\.warp\.sync|bar\.arrive|barrier\.sync|cp\.async\.(?:wait_group|wait_all|commit_group)|" \
-       r"(?:@!?%p\d+ )?(?:mbarrier|fence|cp\.async\.bulk|wgmma\.(?:fence|commit|wait)|griddepcontrol)"
+       r"(?:@!?%p\d+ )?(?:mbarrier|fence|cp\.async\.bulk|wgmma\.(?:fence|commit|wait))"
 FOLDERS = ("kernels", "optim")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "VIRTUAL_GPU_MULTIPROCESSORS": "2"}
 MOST_TRIES = 6

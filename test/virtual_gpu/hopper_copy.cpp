@@ -60,17 +60,6 @@ TEST_CASE("hopper: bulk copies move bytes both ways") {
     CHECK(stored.read<uint32_t>() == all);
 }
 
-TEST_CASE("hopper: prefetches and hints of caches change nothing") {
-    const Buffer in(counting<uint32_t>(64)), out(std::vector<uint32_t>(32, 0));
-    run_snippet(kStart + expect(128) +
-                    "mov.b64 %rd5, 0; @%p0 cp.async.bulk.prefetch.L2.global [%rd1], 128; @%p0 "
-                    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [data], [%rd1], "
-                    "128, [bar], %rd5; " +
-                    kWait + "fence.proxy.async.global; " + store_data(0),
-                {out.address(), in.address()}, threads(32), kShared);
-    CHECK(out.read<uint32_t>() == counting<uint32_t>(32));
-}
-
 TEST_CASE("hopper: bulk copies' rules") {
     const Buffer written(std::vector<uint8_t>(1024, 1)), fresh(1024);
     const std::string load = kStart + expect(64) + "@%p0 " + kLoad, end = "\n" + kWait,
@@ -180,7 +169,7 @@ void run_with_map(const CUtensorMap& map, uint64_t pointer, const std::string& s
 }
 
 std::string tensor_load(size_t rank, const std::string& coordinates, size_t bytes) {
-    return "prefetch.tensormap [%rd1]; " + kStart + expect(static_cast<int>(bytes)) +
+    return kStart + expect(static_cast<int>(bytes)) +
            ptx("@%p0 cp.async.bulk.tensor.$1d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
                "[data], [%rd1, {$2}], [bar]; ",
                rank, coordinates) +

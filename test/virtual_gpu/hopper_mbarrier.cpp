@@ -16,28 +16,22 @@ const std::string kInit =
 }  // namespace
 
 TEST_CASE("hopper: mbarrier counts arrivals of its phases") {
-    // Word by word: state before, pending counts seen by the arrivals, and whether each phase is complete.
-    const Buffer out(std::vector<uint32_t>(16, 99));
-    const auto arrive = [](const std::string& how, int at) {
-        return ptx("mbarrier.arrive$1; mbarrier.pending_count.b64 %r5, %rd9; st.global.u32 [%rd0+$2], %r5; ", how,
-                   4 * at);
+    // Word by word: is the phase of this parity complete?
+    const Buffer out(std::vector<uint32_t>(7, 99));
+    const auto arrive = [](const std::string& rest) { return "mbarrier.arrive" + rest + "; "; };
+    const auto test = [](int parity, int at) {
+        return ptx(
+            "mbarrier.try_wait.parity.shared::cta.b64 %p2, [bar], $1; selp.u32 %r5, 1, 0, %p2; "
+            "st.global.u32 [%rd0+$2], %r5; ",
+            parity, 4 * at);
     };
-    const auto test = [](const std::string& what, int at) {
-        return ptx("mbarrier.test_wait$1; selp.u32 %r5, 1, 0, %p2; st.global.u32 [%rd0+$2], %r5; ", what, 4 * at);
-    };
-    const std::string parity = ".parity.shared::cta.b64 %p2, [bar], ";
-    run_snippet(kInit + "3; @!%p0 bra END; " + arrive(".shared::cta.b64 %rd9, [bar]", 0) + test(parity + "0", 1) +
-                    test(parity + "1", 2) + arrive(".shared.b64 %rd9, [bar], 2", 3) + test(parity + "0", 4) +
-                    test(parity + "1", 5) + test(".shared.b64 %p2, [bar], %rd9", 6) +
-                    // The second phase: bytes as well.
-                    arrive(".expect_tx.release.cta.shared::cta.b64 %rd9, [bar], 64", 7) +
-                    arrive(".noComplete.shared.b64 %rd9, [bar], 1", 8) + arrive(".shared.b64 %rd9, [bar], 1", 9) +
-                    test(parity + "1", 10) + "mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [bar], 64; " +
-                    test(parity + "1", 11) + test(parity + "0", 12) + arrive("_drop.shared.b64 %rd9, [bar]", 13) +
-                    "mbarrier.arrive.shared.b64 _, [bar], 2; " + arrive(".shared.b64 %rd9, [bar]", 14) +
-                    test(".shared.b64 %p2, [bar], %rd9", 15) + "END:",
+    run_snippet(kInit + "3; @!%p0 bra END; " + arrive(".shared::cta.b64 _, [bar]") + test(0, 0) + test(1, 1) +
+                    arrive(".shared.b64 _, [bar], 2") + test(0, 2) + test(1, 3) +
+                    // The second phase: bytes as well, of which none is left.
+                    arrive(".expect_tx.release.cta.shared::cta.b64 _, [bar], 0") + test(1, 4) +
+                    arrive(".shared.b64 _, [bar], 2") + test(1, 5) + test(0, 6) + "END:",
                 {out.address()}, {}, kBarriers);
-    CHECK(out.read<uint32_t>() == std::vector<uint32_t>{3, 0, 1, 2, 1, 0, 1, 3, 2, 1, 0, 1, 0, 3, 2, 0});
+    CHECK(out.read<uint32_t>() == std::vector<uint32_t>{0, 1, 1, 0, 0, 1, 0});
 }
 
 TEST_CASE("hopper: warps and lanes wait for each other at mbarriers") {
@@ -67,13 +61,12 @@ TEST_CASE("hopper: mbarriers' rules") {
     check(
         {
             {"@%p0 mbarrier.init.shared.b64 [bar], 1; {{||mbarrier.init.shared.b64 [bar], 1; "
-             "}}mbarrier.test_wait.parity.shared.b64 %p1, [bar], 0;",
+             "}}mbarrier.try_wait.parity.shared.b64 %p1, [bar], 0;",
              {"no mbarrier was initialized at shared 0"}},
             {"mbarrier.init.shared.b64 [bar], {{0||1}};", {"a count of 0"}},
             {"mbarrier.init.shared.b64 [bar], {{1048576||1048575}};", {"a count of 1048576"}},
             {"mbarrier.init.shared.b64 [bar+{{4||8}}], 1;", {"misaligned mbarrier of 8 bytes"}},
-            {"mbarrier.init.shared.b64 [bar], 1; {{||mbarrier.inval.shared.b64 [bar]; "
-             "}}mbarrier.init.shared.b64 [bar], 1;",
+            {"mbarrier.init.shared.b64 [bar], 1; mbarrier.init.shared.b64 [bar+{{0||8}}], 1;",
              {"an mbarrier is there already, of PTX line "}},
             {"mbarrier.init.shared.b64 [bar], 2; mbarrier.arrive.shared.b64 _, [bar], {{3||2}};",
              {"3 arrivals at the mbarrier at shared 0 are more than are expected: phase 0, which waits for 2 of 2 "
@@ -81,21 +74,16 @@ TEST_CASE("hopper: mbarriers' rules") {
             {"mbarrier.init.shared.b64 [bar], 1; mbarrier.arrive.expect_tx.shared.b64 _, [bar], {{16||0}}; "
              "mbarrier.arrive.shared.b64 _, [bar];",
              {"1 arrivals", "0 of 1 arrivals and 16 bytes"}},
-            {"mbarrier.init.shared.b64 [bar], 2; mbarrier.arrive.noComplete.shared.b64 %rd9, [bar], {{2||1}};",
-             {"an arrival that may not complete the phase does"}},
-            {"mbarrier.init.shared.b64 [bar], 2; mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [bar], 1048575; "
-             "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [bar], {{1||0}};",
+            {"mbarrier.init.shared.b64 [bar], 3; mbarrier.arrive.expect_tx.shared.b64 _, [bar], 1048575; "
+             "mbarrier.arrive.expect_tx.shared.b64 _, [bar], {{1||0}};",
              {"cannot count 1048576 bytes"}},
-            {"mbarrier.init.shared.b64 [bar], 1; mbarrier.test_wait.parity.shared.b64 %p1, [bar], {{2||1}};",
+            {"mbarrier.init.shared.b64 [bar], 1; mbarrier.try_wait.parity.shared.b64 %p1, [bar], {{2||1}};",
              {"phase parity 2"}},
-            {"mbarrier.init.shared.b64 [bar], 1; mbarrier.arrive.shared.b64 %rd9, [bar]; "
-             "{{mbarrier.arrive.shared.b64 _, [bar]||}}; mbarrier.test_wait.shared.b64 %p1, [bar], %rd9;",
-             {"a state of phase 0; the mbarrier is in phase 2"}},
             // Generic addresses lead there too, but not out of shared memory.
             {"{{mov.b64 %rd9, %rd0||mov.u64 %rd8, bar; cvta.shared.u64 %rd9, %rd8}}; mbarrier.init.b64 [%rd9], 1;",
              {"mbarrier outside of shared memory"}},
             // The barrier's bits are opaque.
-            {"mbarrier.init.shared.b64 [bar], 1; {{||mbarrier.inval.shared.b64 [bar]; }}st.shared.u32 [bar+4], 1;",
+            {"mbarrier.init.shared.b64 [bar], 1; st.shared.u32 [bar+{{4||8}}], 1;",
              {"a write to shared 4, where an mbarrier lies"}},
             {"st.shared.u64 [bar+8], 1; mbarrier.init.shared.b64 [bar], 1; ld.shared.u64 %rd9, [bar+{{0||8}}];",
              {"load of 8 bytes of shared memory", "of an mbarrier"}},
@@ -105,7 +93,7 @@ TEST_CASE("hopper: mbarriers' rules") {
               "): phase 0, which waits for 1 of 1 arrivals and 0 bytes; warp 1 at the mbarrier"},
              threads(64)},
             {one +
-                 "@%p1 bar.sync 1, 64; @!%p1 {{mbarrier.test_wait.parity.shared.b64 %p2, [bar], 1||bar.sync 1, 64}}; "
+                 "@%p1 bar.sync 1, 64; @!%p1 {{mbarrier.try_wait.parity.shared.b64 %p2, [bar], 1||bar.sync 1, 64}}; "
                  "@%p1 bra END; " +
                  wait("{{0||1}}") + "END:",
              {"every warp waits: warp 0 at barrier 1", "warp 1 at the mbarrier"},
@@ -113,8 +101,10 @@ TEST_CASE("hopper: mbarriers' rules") {
             {"mbarrier.init.shared.b64 [bar], 1; mbarrier.arrive.expect_tx.shared.b64 _, [bar], {{32||0}}; " +
                  wait("0"),
              {"waits for 0 of 1 arrivals and 32 bytes"}},
-            {"{{mbarrier.arrive.volatile.shared.b64||mbarrier.pending_count.b64 %r1, %rd1; //}} _, [bar];",
+            {"mbarrier.init.shared.b64 [bar], 1; mbarrier.arrive{{.volatile||}}.shared.b64 _, [bar];",
              {"instruction not known: mbarrier.arrive.volatile.shared.b64"}},
+            {"mbarrier.init.shared.b64 [bar], 1; mbarrier.arrive.shared.b64 {{%rd9||_}}, [bar];",
+             {"only arrivals without a result are known"}},
         },
         kBarriers, {global.address()}, kOneThread);
 }

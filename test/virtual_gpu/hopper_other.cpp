@@ -11,27 +11,6 @@ const std::string kIds =
 
 }  // namespace
 
-TEST_CASE("hopper: elect.sync elects one lane, always the same") {
-    const Buffer out(std::vector<uint32_t>(64, 0));
-    const std::string elect = "elect.sync %r5|%p4, 0xffff0000; selp.u32 %r6, 1, 0, %p4; ";
-    run_snippet(kIds + "@%p1 bra END; " + elect + "mov.u32 %r7, %r6; " + elect + "add.u32 %r7, %r7, %r6; " +
-                    element_address(9, 0, 4) + "st.global.u32 [%rd9], %r7; st.global.u32 [%rd9+128], %r5; END:",
-                {out.address()});
-    const auto got = out.read<uint32_t>();
-    uint32_t leaders = 0;
-    for (uint32_t lane = 0; lane < 32; lane++) {
-        CHECK((got[lane] == 0 || got[lane] == 2));
-        leaders += got[lane] / 2;
-        if (lane < 16) continue;
-        CHECK(got[32 + lane] >= 16);
-        CHECK(got[got[32 + lane]] == 2);  // the lane that is named
-    }
-    CHECK(leaders == 1);
-    check({{kIds + "@%p1 elect.sync _|%p4, {{0xffffffff||0x0000ffff}};",
-            {"elect.sync: lanes ffff0000 are named and not here"}}},
-          kShared);
-}
-
 TEST_CASE("hopper: stmatrix stores fragments") {
     for (const int count : {1, 2, 4})
         for (const bool transposed : {false, true}) {
@@ -101,32 +80,12 @@ TEST_CASE("hopper: setmaxnreg moves registers between warpgroups") {
     CHECK(contains(message(set("dec", 96), 168, 192), "the last 2 warps of the block are no warpgroup"));
 }
 
-TEST_CASE("hopper: a cluster of one block") {
-    const Buffer out(std::vector<uint32_t>(128, 0));
-    run_snippet(kIds +
-                    "mov.u32 %r10, data; mapa.shared::cluster.u32 %r11, %r10, %cluster_ctarank; shl.b32 %r12, %r0, 2; "
-                    "add.u32 %r11, %r11, %r12; st.shared::cluster.u32 [%r11], %r0; "
-                    "barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned; "
-                    "xor.b32 %r13, %r12, 508; add.u32 %r13, %r10, %r13; ld.shared::cluster.u32 %r14, [%r13]; "
-                    "barrier.cluster.arrive; @%p1 add.u32 %r14, %r14, %cluster_nctarank; barrier.cluster.wait; " +
-                    element_address(9, 0, 4) +
-                    "st.global.u32 [%rd9], %r14; griddepcontrol.wait; griddepcontrol.launch_dependents;",
-                {out.address()}, threads(128), kShared);
-    std::vector<uint32_t> expected;
-    for (uint32_t n = 0; n < 128; n++) expected.push_back((127 - n) + (n % 32 < 16 ? 1 : 0));
-    CHECK(out.read<uint32_t>() == expected);
-    const std::string arrive = "barrier.cluster.arrive.aligned; ", wait = "barrier.cluster.wait.aligned; ";
-    check({{kIds + "mapa.shared::cluster.u32 %r5, %r0, {{1||0}};", {"block 1 of a cluster of one"}},
-           {kIds + "{{||" + arrive + "}}" + wait, {"the thread waits and has not arrived"}},
-           {kIds + arrive + "{{||" + wait + "}}" + arrive + wait,
-            {"the thread has arrived already and not waited since"}},
-           {kIds + arrive + "{{@%p1 ||}}" + wait, {"barrier.cluster that lanes ffff0000 of a warp do not reach"}},
-           {kIds + "{{@%p1 ||}}" + arrive + wait, {"barrier.cluster that lanes ffff0000 of a warp do not reach"}},
-           {kIds + "@%p3 bra OTHER; " + arrive + wait + "bra END; OTHER: {{bar.sync 1, 64||" + arrive + wait +
-                "}}; END: ",
-            {"every warp waits: warp 0 at barrier.cluster (PTX line ", "warp 3 at barrier 1"},
-            threads(128)}},
-          kShared);
+TEST_CASE("hopper: clusters, elections and other instructions that no kernel uses are refused") {
+    for (const char* snippet :
+         {"elect.sync %r5|%p4, 0xffffffff;", "mapa.shared::cluster.u32 %r5, %r0, 0;", "barrier.cluster.arrive.aligned;",
+          "barrier.cluster.wait.aligned;", "griddepcontrol.wait;", "prefetch.tensormap [%rd0];",
+          "cp.async.bulk.prefetch.L2.global [%rd0], 128;"})
+        CHECK(contains(fault_of([&] { run_snippet(snippet, {0}); }), "instruction not known"));
     CHECK(contains(fault_of([] { read_module(kModule + ".visible .entry k() .reqnctapercluster 2, 1, 1 { ret; }"); }),
                    ".reqnctapercluster"));
 }

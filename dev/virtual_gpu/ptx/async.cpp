@@ -57,7 +57,6 @@ void Async::start(Block& block) {
     barriers.start();
     proxies.start(block);
     copies.start(block);
-    cluster.start(block);
     const int launched = (block.launch->kernel->registers + 7) / 8 * 8;  // a warp gets registers in units of 256
     registers.assign(block.warps.size(), launched);
     registers_in_all = launched * static_cast<int>(block.warps.size());
@@ -139,10 +138,7 @@ void wait_in_vain(Warp& w, const Op& op, uint32_t address) {
 }
 
 std::string Async::describe_wait(const Warp& w) const {
-    if (w.waits_for == 0)
-        return format(" warp %d %s (PTX line %u);", w.index,
-                      w.waits_at->execute == set_max_registers ? "for registers" : "at barrier.cluster",
-                      w.waits_at->line);
+    if (w.waits_for == 0) return format(" warp %d for registers (PTX line %u);", w.index, w.waits_at->line);
     std::string state = "that is no more";
     for (const auto& [address, barrier] : barriers.all_of())
         if (address == w.waits_for) state = barrier.describe();

@@ -42,22 +42,6 @@ private:
     std::vector<uint32_t> fences_;  // the most recent fence, by thread
 };
 
-// barrier.cluster for clusters of one block: it covers all threads of the block.
-class ClusterBarrier {
-public:
-    void start(const Block& block);
-    void arrive(Warp& w, const Op& op);
-    uint32_t passed(Warp& w, const Op& op);  // returns the active lanes that need not wait any more
-    void forget(const Warp& w, uint32_t lanes) { arrived_[static_cast<size_t>(w.index)] &= ~lanes; }
-
-private:
-    void complete(const Block& block);
-    uint32_t phase_ = 0;
-    std::vector<uint32_t> arrived_;           // lanes that have not waited since, by warp
-    std::vector<uint32_t> phase_of_arrival_;  // by thread
-    Races::Knowledge arriving_, released_;
-};
-
 class Async {
 public:
     void start(Block& block);
@@ -78,7 +62,6 @@ public:
     std::vector<WarpgroupLog> warpgroups;  // four warps each
     std::vector<int> registers;            // setmaxnreg: registers per thread, by warp, if known
     int registers_in_all = 0;
-    ClusterBarrier cluster;
 };
 
 inline int thread_of(const Warp& w, int lane) { return w.index * kLanes + lane; }
@@ -92,12 +75,8 @@ void wait_in_vain(Warp& w, const Op& op, uint32_t address);
 
 // fence.proxy.async, fence.mbarrier_init
 void fence_async(Warp&, const Op&);
-void cluster_arrive(Warp&, const Op&);
-void cluster_wait(Warp&, const Op&);
-void map_to_cluster(Warp&, const Op&);
 void generic_of_parameter(Warp&, const Op&);
 void set_max_registers(Warp&, const Op&);
-void elect(Warp&, const Op&);
 void store_matrix(Warp&, const Op&);
 
 }  // namespace virtual_gpu

@@ -396,10 +396,4 @@ void bulk_wait(Warp& w, const Op& op) {
         w.block->async->copies.wait(w, first_lane(left), static_cast<uint32_t>(op.immediate), op.mode == 1);
 }
 
-void prefetch_tensor_map(Warp& w, const Op& op) {
-    const auto& list = w.code->lists[static_cast<size_t>(op.list)];
-    for (uint32_t left = w.mask; left; left &= left - 1)
-        read_tensor_map(w, op, first_lane(left), address_at(w, list, 0, first_lane(left)));
-}
-
 }  // namespace virtual_gpu

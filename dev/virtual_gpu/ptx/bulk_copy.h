@@ -54,9 +54,8 @@ private:
 void bulk_copy(Warp&, const Op&);
 void bulk_commit(Warp&, const Op&);
 void bulk_wait(Warp&, const Op&);
-void prefetch_tensor_map(Warp&, const Op&);
 
 // The kind of a copy in Op::mode.
-enum BulkMode : uint8_t { kBulkLoad = 0, kBulkStore = 1, kBulkPrefetch = 2 };
+enum BulkMode : uint8_t { kBulkLoad = 0, kBulkStore = 1 };
 
 }  // namespace virtual_gpu

@@ -1,5 +1,5 @@
 // Instructions that a warp's lanes execute together: PTX ISA, "Data Movement: shfl.sync", "Parallel Synchronization:
-// vote.sync, redux.sync, bar.warp.sync, activemask, elect.sync". Every lane in a mask must arrive with the same mask or
+// vote.sync, redux.sync, bar.warp.sync, activemask". Every lane in a mask must arrive with the same mask or
 // have ended (CUDA C++ Programming Guide, "Warp Vote Functions"). Lanes with other masks may execute the instruction
 // separately.
 #include "dev/virtual_gpu/ptx/instructions.h"
@@ -101,17 +101,6 @@ void shuffle(Warp& w, const Op& op) {
 
 void vote(Warp& w, const Op& op) {
     each_group(w, op, op.at[2], "vote.sync", [&] { vote_of_group(w, op); });
-}
-
-// The PTX ISA does not define which lane is elected; here it is the first of a group.
-void elect(Warp& w, const Op& op) {
-    each_group(w, op, op.at[2], "elect.sync", [&] {
-        const int leader = first_lane(w.mask);
-        uint32_t leaders[kLanes];
-        for (uint32_t& l : leaders) l = static_cast<uint32_t>(leader);
-        if (op.count) w.set_words(op.at[0], leaders);
-        w.set_predicate(op.at[1], 1u << leader);
-    });
 }
 
 void active_mask(Warp& w, const Op& op) {

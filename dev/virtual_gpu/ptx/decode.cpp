@@ -18,10 +18,9 @@ namespace virtual_gpu {
 namespace {
 
 constexpr std::pair<const char*, Special> kSpecialNames[] = {
-    {"%tid.x", kTidX},     {"%tid.y", kTidY},    {"%tid.z", kTidZ},     {"%laneid", kLane},
-    {"%ctaid.x", kCtaX},   {"%ctaid.y", kCtaY},  {"%ctaid.z", kCtaZ},   {"%ntid.x", kNtidX},
-    {"%ntid.y", kNtidY},   {"%ntid.z", kNtidZ},  {"%nctaid.x", kNctaX}, {"%nctaid.y", kNctaY},
-    {"%nctaid.z", kNctaZ}, {"%warpid", kWarpId}, {"%clock", kClock},    {"%cluster_ctarank", kZero},
+    {"%tid.x", kTidX},     {"%tid.y", kTidY},     {"%tid.z", kTidZ},     {"%laneid", kLane},   {"%ctaid.x", kCtaX},
+    {"%ctaid.y", kCtaY},   {"%ctaid.z", kCtaZ},   {"%ntid.x", kNtidX},   {"%ntid.y", kNtidY},  {"%ntid.z", kNtidZ},
+    {"%nctaid.x", kNctaX}, {"%nctaid.y", kNctaY}, {"%nctaid.z", kNctaZ}, {"%warpid", kWarpId}, {"%clock", kClock},
 };
 
 Space space_of(std::string_view name) {
@@ -203,7 +202,6 @@ private:
             for (const auto& [name, special] : kSpecialNames)
                 if (o.text == name) return static_cast<uint32_t>(special) * kLanes | kSpecialBank;
             if (o.text == "WARP_SZ") return constant(kind, kLanes);
-            if (o.text == "%cluster_nctarank") return constant(kind, 1);  // only clusters of one block are simulated
             if (const auto s = symbols_.find(o.text); s != symbols_.end()) return constant(kind, s->second.address);
         }
         bad_ptx(in_->line, in_->opcode + ": operand not known: " + o.text);

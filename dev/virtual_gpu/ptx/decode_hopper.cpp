@@ -1,6 +1,7 @@
-// Decodes the instructions that came with sm_90. Refused as unknown are, among others: clusters of several blocks and
-// their instructions (st.async, multicast), reductions by bulk copies (cp.reduce.async.bulk), im2col copies, sparse
-// products, and products other than BF16 and FP8 with FP32 sums.
+// Decodes the instructions that came with sm_90 and that kernels of the product use. Refused as unknown are, among
+// others: clusters and their instructions (barrier.cluster, mapa, st.async, multicast), elect.sync, griddepcontrol,
+// prefetches, reductions by bulk copies (cp.reduce.async.bulk), im2col copies, sparse products, and products other than
+// BF16 and FP8 with FP32 sums.
 #include "dev/virtual_gpu/ptx/async.h"
 #include "dev/virtual_gpu/ptx/decoder.h"
 #include "dev/virtual_gpu/ptx/instructions.h"
@@ -67,60 +68,44 @@ void set_list(OperandDecoder& d, Op& op, std::vector<uint32_t> list) {
 
 // ---- mbarrier ------------------------------------------------------------------------------------------------------
 
-void decode_barrier_wait(OperandDecoder& d, Op& op, const Parts& parts) {
-    op.mode = has_part(parts, "parity") ? kParity : 0;
+void decode_barrier_wait(OperandDecoder& d, Op& op) {
     op.at[0] = d.place(d.operand(0), 'p');
     d.address(op, d.operand(1));
-    op.at[1] = d.place(d.operand(2), op.mode ? 'w' : 'l');
+    op.at[1] = d.place(d.operand(2), 'w');
     if (d.instruction().operands.size() > 3) d.place(d.operand(3), 'w');  // the time limit
     op.execute = mbarrier_wait;
 }
 
 void decode_barrier_arrive(OperandDecoder& d, Op& op, const Parts& parts) {
-    op.mode = static_cast<uint8_t>((has_part(parts, "expect_tx") ? kExpect : 0) |
-                                   (has_part(parts, "noComplete") ? kNoComplete : 0) |
-                                   (parts[1] == "arrive_drop" ? kDrop : 0));
-    const bool returns = d.operand(0).kind != Operand::memory;
-    const size_t at = returns ? 1 : 0;
-    op.count = returns && d.operand(0).kind == Operand::reg;
-    if (op.count) op.at[0] = d.place(d.operand(0), 'l');
-    d.address(op, d.operand(at));
-    const bool counted = d.instruction().operands.size() > at + 1;
-    d.need(counted || (op.mode & (kExpect | kNoComplete)) == 0, "a count is missing");
-    op.at[1] = counted ? d.place(d.operand(at + 1), 'w') : d.constant('w', 1);
+    op.mode = has_part(parts, "expect_tx") ? 1 : 0;
+    d.need(d.operand(0).kind != Operand::memory && d.operand(0).kind != Operand::reg,
+           "only arrivals without a result are known: _");
+    d.address(op, d.operand(1));
+    const bool counted = d.instruction().operands.size() > 2;
+    d.need(counted || op.mode == 0, "a count is missing");
+    op.at[1] = counted ? d.place(d.operand(2), 'w') : d.constant('w', 1);
     op.execute = mbarrier_arrive;
 }
 
 bool decode_mbarrier(OperandDecoder& d, Op& op, const Parts& parts) {
     only(d, parts,
-         {"mbarrier",  "init",     "inval",   "arrive",        "arrive_drop", "expect_tx",       "complete_tx",
-          "test_wait", "try_wait", "parity",  "pending_count", "noComplete",  "release",         "acquire",
-          "relaxed",   "cta",      "cluster", "shared",        "shared::cta", "shared::cluster", "b64"});
+         {"mbarrier", "init", "arrive", "expect_tx", "try_wait", "parity", "release", "acquire", "relaxed", "cta",
+          "shared", "shared::cta", "b64"});
     if (parts.size() < 3) return false;
     const std::string_view what = parts[1];
     op.kind = Kind::barrier;
-    if (what == "pending_count") {
-        op.at[0] = d.place(d.operand(0), 'w');
-        op.at[1] = d.place(d.operand(1), 'l');
-        op.execute = mbarrier_pending_count;
-        return true;
-    }
     d.code().is_async = true;
     op.space = Space::generic;
     for (std::string_view p : parts)
         if (p.starts_with("shared")) op.space = Space::shared;
-    if (what == "test_wait" || what == "try_wait") {
-        decode_barrier_wait(d, op, parts);
-    } else if (what == "arrive" || what == "arrive_drop") {
+    if (what == "try_wait" && has_part(parts, "parity")) {
+        decode_barrier_wait(d, op);
+    } else if (what == "arrive") {
         decode_barrier_arrive(d, op, parts);
-    } else {
+    } else if (what == "init") {
         d.address(op, d.operand(0));
-        op.mode = what == "expect_tx" ? kExpect : 0;
-        if (what != "inval") op.at[1] = d.place(d.operand(1), 'w');
-        op.execute = what == "init"                                 ? mbarrier_init
-                     : what == "inval"                              ? mbarrier_invalidate
-                     : what == "expect_tx" || what == "complete_tx" ? mbarrier_transaction
-                                                                    : nullptr;
+        op.at[1] = d.place(d.operand(1), 'w');
+        op.execute = mbarrier_init;
     }
     return op.execute != nullptr;
 }
@@ -128,11 +113,11 @@ bool decode_mbarrier(OperandDecoder& d, Op& op, const Parts& parts) {
 // ---- bulk copies ---------------------------------------------------------------------------------------------------
 
 // [shared], [global], size, [mbarrier] or [shared], [map, {x, y}], [mbarrier]. A store has the first two in reverse
-// order and no mbarrier. A cache policy may follow.
+// order and no mbarrier.
 bool decode_bulk_copy(OperandDecoder& d, Op& op, const Parts& parts) {
     only(d, parts,
          {"cp", "async", "bulk", "tensor", "1d", "2d", "3d", "4d", "5d", "shared::cta", "shared::cluster", "tile",
-          "global", "mbarrier::complete_tx::bytes", "bulk_group", "L2::cache_hint"});
+          "global", "mbarrier::complete_tx::bytes", "bulk_group"});
     const bool tensor = has_part(parts, "tensor"), loads = has_part(parts, "mbarrier::complete_tx::bytes");
     const size_t to = tensor ? 5 : 3;
     if (loads == has_part(parts, "bulk_group") || parts.size() < to + 2) return false;
@@ -171,10 +156,6 @@ bool decode_bulk(OperandDecoder& d, Op& op, const Parts& parts) {
         op.mode = parts.back() == "read" ? 1 : 0;
         op.immediate = static_cast<int64_t>(d.bits_of(d.operand(0).text));
         op.execute = bulk_wait;
-        return true;
-    }
-    if (parts[3] == "prefetch" || has_part(parts, "prefetch")) {
-        op.execute = nothing;  // a prefetch into L2 changes no contents
         return true;
     }
     return decode_bulk_copy(d, op, parts);
@@ -296,26 +277,6 @@ bool decode_set_max_registers(OperandDecoder& d, Op& op) {
     return true;
 }
 
-bool decode_cluster(OperandDecoder& d, Op& op, const Parts& parts) {
-    if (parts[0] == "mapa") {
-        only(d, parts, {"mapa", "shared::cluster", "u32", "u64"});
-        op.wide = parts.back() == "u64";
-        op.at[0] = d.place(d.operand(0), op.wide ? 'l' : 'w');
-        op.at[1] = d.place(d.operand(1), op.wide ? 'l' : 'w');
-        op.at[2] = d.place(d.operand(2), 'w');
-        op.kind = Kind::move;
-        op.execute = map_to_cluster;
-        return true;
-    }
-    only(d, parts, {"barrier", "cluster", "arrive", "wait", "release", "relaxed", "acquire", "aligned"});
-    if (parts.size() < 3) return false;
-    op.mode = has_part(parts, "aligned") ? 1 : 0;
-    op.execute = parts[2] == "arrive" ? cluster_arrive : cluster_wait;
-    op.kind = Kind::barrier;
-    d.code().is_async = true;
-    return true;
-}
-
 }  // namespace
 
 bool decode_hopper(OperandDecoder& d, Op& op) {
@@ -325,35 +286,13 @@ bool decode_hopper(OperandDecoder& d, Op& op) {
     if (c.starts_with("cp.async.bulk.")) return decode_bulk(d, op, parts);
     if (parts[0] == "wgmma") return decode_wgmma(d, op, parts);
     if (c.starts_with("fence.proxy.") || c.starts_with("fence.mbarrier_init.")) return decode_fence(d, op);
-    if (parts[0] == "mapa" || c.starts_with("barrier.cluster.")) return decode_cluster(d, op, parts);
     if (parts[0] == "stmatrix") return decode_matrix_store(d, op, parts);
     if (parts[0] == "setmaxnreg") return decode_set_max_registers(d, op);
-    if (c == "griddepcontrol.wait" || c == "griddepcontrol.launch_dependents") {
-        op.execute = nothing;  // earlier grids have always ended
-        op.kind = Kind::barrier;
-        return true;
-    }
-    if (c == "prefetch.tensormap" || c == "prefetch.param.tensormap") {
-        std::vector<uint32_t> list;
-        d.address(list, d.operand(0));
-        set_list(d, op, std::move(list));
-        op.execute = prefetch_tensor_map;
-        return true;
-    }
     if (c == "cvta.param.u64") {
         op.at[0] = d.place(d.operand(0), 'l');
         op.at[1] = d.place(d.operand(1), 'l');
         op.execute = generic_of_parameter;
         op.kind = Kind::move;
-        return true;
-    }
-    if (c == "elect.sync") {
-        d.need(d.instruction().operands.size() == 3, "another number of operands");
-        op.count = d.operand(0).kind == Operand::reg;
-        if (op.count) op.at[0] = d.place(d.operand(0), 'w');
-        op.at[1] = d.place(d.operand(1), 'p');
-        op.at[2] = d.place(d.operand(2), 'w');
-        op.execute = elect;
         return true;
     }
     return false;

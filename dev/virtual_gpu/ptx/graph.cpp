@@ -98,8 +98,8 @@ void each_register(const Operand& o, F f) {
 // correct but costs a place.
 size_t results_of(const Instruction& i, const Body& body) {
     const std::string& c = i.opcode;
-    for (const char* without : {"st.", "bar", "cp.", "red.", "fence", "membar", "mbarrier", "wgmma", "stmatrix",
-                                "griddepcontrol", "setmaxnreg", "prefetch", "discard"})
+    for (const char* without :
+         {"st.", "bar", "cp.", "red.", "fence", "membar", "mbarrier", "wgmma", "stmatrix", "setmaxnreg", "discard"})
         if (c.starts_with(without)) return 0;
     if (i.operands.empty()) return 0;
     const bool predicate_too = c.starts_with("shfl") && i.operands[1].kind == Operand::reg &&

@@ -86,7 +86,6 @@ enum Special {
     kNctaZ,
     kWarpId,
     kClock,
-    kZero,
     kSpecials
 };
 

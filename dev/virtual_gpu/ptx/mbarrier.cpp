@@ -79,20 +79,10 @@ uint32_t checked_count(const Warp& w, const Op& op, int lane, uint32_t count, ui
     return count;
 }
 
-// The phase and the pending count before, which mbarrier.arrive returns.
-uint64_t state_of(const MBarrier& b) { return uint64_t{b.phase} << 32 | b.pending; }
-
 bool is_complete(Warp& w, const Op& op, int lane, const MBarrier& b) {
-    if (op.mode & kParity) {
-        const uint32_t parity = w.at<const uint32_t>(op.at[1])[lane];
-        if (parity > 1) w.fail(op, lane, "phase parity %u", parity);
-        return (b.phase & 1) != parity;
-    }
-    const uint64_t state = w.at<const uint64_t>(op.at[1])[lane];
-    const uint32_t phase = static_cast<uint32_t>(state >> 32);
-    if (phase != b.phase && phase + 1 != b.phase)
-        w.fail(op, lane, "a state of phase %u; the mbarrier is in %s", phase, b.describe().c_str());
-    return phase != b.phase;
+    const uint32_t parity = w.at<const uint32_t>(op.at[1])[lane];
+    if (parity > 1) w.fail(op, lane, "phase parity %u", parity);
+    return (b.phase & 1) != parity;
 }
 
 }  // namespace
@@ -118,49 +108,17 @@ void mbarrier_init(Warp& w, const Op& op) {
     }
 }
 
-void mbarrier_invalidate(Warp& w, const Op& op) {
-    const Addresses at = used_barriers(w, op, "mbarrier.inval");
-    for (uint32_t left = w.mask; left; left &= left - 1) {
-        const int lane = first_lane(left);
-        w.block->async->barriers.all().erase(shared_address(*w.block, at.written[lane]));
-        std::memset(at.written[lane], 0, kBarrierBytes);
-    }
-}
-
 void mbarrier_arrive(Warp& w, const Op& op) {
     const Addresses at = used_barriers(w, op, "mbarrier.arrive");
     MBarriers& barriers = w.block->async->barriers;
     const uint32_t* const operand = w.at<const uint32_t>(op.at[1]);
-    uint64_t states[kLanes] = {};
     for (uint32_t left = w.mask; left; left &= left - 1) {
         const int lane = first_lane(left);
         const uint32_t address = shared_address(*w.block, at.written[lane]);
-        MBarrier& b = barriers.at(w, op, lane, address);
-        states[lane] = state_of(b);
-        uint32_t count = 1;
-        if (op.mode & kExpect)
-            barriers.expect(w, op, lane, address, checked_count(w, op, lane, operand[lane], 0));
-        else
-            count = checked_count(w, op, lane, operand[lane], 1);
-        if ((op.mode & kNoComplete) && count >= b.pending)
-            w.fail(op, lane, "an arrival that may not complete the phase does: %s", b.describe().c_str());
-        if (op.mode & kDrop) b.expected -= std::min(count, b.expected);
-        barriers.arrive(w, op, lane, address, count);
-    }
-    if (op.count == 0) return;
-    uint64_t* const d = w.at<uint64_t>(op.at[0]);
-    for (int i = 0; i < kLanes; i++)
-        if (has(w.mask, i)) d[i] = states[i];
-}
-
-void mbarrier_transaction(Warp& w, const Op& op) {
-    const Addresses at = used_barriers(w, op, "mbarrier");
-    const uint32_t* const bytes = w.at<const uint32_t>(op.at[1]);
-    for (uint32_t left = w.mask; left; left &= left - 1) {
-        const int lane = first_lane(left);
-        const int64_t count = checked_count(w, op, lane, bytes[lane], 0);
-        w.block->async->barriers.expect(w, op, lane, shared_address(*w.block, at.written[lane]),
-                                        op.mode & kExpect ? count : -count);
+        const bool expects = op.mode == 1;
+        const uint32_t number = checked_count(w, op, lane, operand[lane], expects ? 0 : 1);
+        if (expects) barriers.expect(w, op, lane, address, number);
+        barriers.arrive(w, op, lane, address, expects ? 1 : number);
     }
 }
 
@@ -186,12 +144,5 @@ void mbarrier_wait(Warp& w, const Op& op) {
 }
 
 void mbarrier_pass(Warp& w, const Op& op) { w.set_predicate(op.at[0], w.mask); }
-
-void mbarrier_pending_count(Warp& w, const Op& op) {
-    const uint64_t* const states = w.at<const uint64_t>(op.at[1]);
-    uint32_t counts[kLanes];
-    for (int i = 0; i < kLanes; i++) counts[i] = static_cast<uint32_t>(states[i]);
-    w.set_words(op.at[0], counts);
-}
 
 }  // namespace virtual_gpu

@@ -45,14 +45,10 @@ private:
     std::map<uint32_t, MBarrier> all_;  // by shared address
 };
 
-// The instructions. at[0] is the result, at[1] the operand after the address. Op::count 0 drops the result.
-enum MBarrierMode : uint8_t { kExpect = 1, kNoComplete = 2, kDrop = 4, kParity = 8 };
+// The instructions. at[0] is the result, at[1] the operand after the address. Op::mode 1: arrive.expect_tx.
 void mbarrier_init(Warp&, const Op&);
-void mbarrier_invalidate(Warp&, const Op&);
 void mbarrier_arrive(Warp&, const Op&);
-void mbarrier_transaction(Warp&, const Op&);  // expect_tx, or complete_tx without kExpect
-void mbarrier_wait(Warp&, const Op&);         // test_wait and try_wait
-void mbarrier_pass(Warp&, const Op&);         // a wait that VIRTUAL_GPU_LOSE removes: it finds its phase complete
-void mbarrier_pending_count(Warp&, const Op&);
+void mbarrier_wait(Warp&, const Op&);  // try_wait.parity
+void mbarrier_pass(Warp&, const Op&);  // a wait that VIRTUAL_GPU_LOSE removes: it finds its phase complete
 
 }  // namespace virtual_gpu
