@@ -70,7 +70,7 @@ class Tokenizer:
     content = None
 
     def sidecar(self):
-        """What the sidecars of its shards say about it."""
+        """The fields with which the sidecars of its shards describe it."""
         return {"tokenizer": self.name, "vocab": self.vocab, "end_token": self.end_token, "tokenizer_hash": self.hash}
 
     def text_of(self, ids):

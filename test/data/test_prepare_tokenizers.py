@@ -179,7 +179,7 @@ class Encode(Server):
 
 @needs("tokenizers")
 class Begin(Server):
-    """What begins documents: the post-processor's token, or else one by its name."""
+    """Documents begin with the post-processor's token, or else with a token that has a usual name."""
 
     def test_cases(self):
         llama2, plain = made_tokenizers.llama2_like, made_tokenizers.neox_like()
