@@ -116,6 +116,9 @@ class Bytes(Tokenizer):
     def encode(self, text):
         return numpy.frombuffer(text.encode(), numpy.uint8).astype("<u2")
 
+    def text_of(self, ids):  # the same, but fast
+        return bytes(ids)
+
 
 class Tiktoken(Tokenizer):
     """An encoding of the tiktoken package."""
