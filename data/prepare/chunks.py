@@ -130,9 +130,10 @@ class Worker:
         tokens = self.tokenizer.encode(text)
         counts["tokenizer_seconds"] += time.perf_counter() - started
         counts["tokens"] += len(tokens)
-        counts["changed"] += self.tokenizer.text_of(tokens.tolist()) != data
+        decoded = self.tokenizer.text_of(tokens.tolist())
+        counts["changed"] += decoded != data
         counts["bytes"] += len(data)
-        counts["miscounted"] += self.tokenizer.miscounted(tokens, len(data))
+        counts["miscounted"] += abs(len(decoded) - len(data))
         minima = duplicates.signature(text) if options.dedup == "minhash" else None
         self.block.append((tokens, len(data), duplicates.document_hash(data), minima))
         self.block_tokens += len(tokens)

@@ -140,6 +140,9 @@ class Tiktoken(Tokenizer):
         # "<|endoftext|>" in a text is ordinary text, not an end token.
         return self.encoding.encode_to_numpy(text, disallowed_special=()).astype(token_type(self.vocab))
 
+    def text_of(self, ids):  # the same, but fast
+        return self.encoding.decode_bytes(ids)
+
     @functools.cached_property
     def content(self):
         return json_of_ranks(self)
