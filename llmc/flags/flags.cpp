@@ -348,7 +348,7 @@ const Flag kRows[] = {
          "host memory"),
     flag(0, "after-checkpoint", "CMD", &Options::after_checkpoint, {},
          "when a checkpoint is complete, run the shell command CMD with its path as the last argument, while training "
-         "continues",
+         "continues; not taken from --config or a run.json",
          "none"),
     once(flag(0, "rewind", "N", &Options::rewind, {}, "with --resume: skip the newest N checkpoints")),
     once(flag(0, "skip-data", "N", &Options::skip_data, {.max = 1e9},

@@ -11,6 +11,7 @@
 #include "llmc/base/json.h"
 #include "llmc/base/text.h"
 #include "llmc/data/order.h"
+#include "llmc/data/tokenizer.h"
 #include "llmc/flags/flags.h"
 #include "llmc/flags/help.h"
 #include "llmc/log/provenance.h"
@@ -172,12 +173,32 @@ Options read_run_config(const std::string& path) {
     }
 }
 
+// Leaves out what starts a program or writes outside of --out: somebody else may have written the file. Such flags
+// count on the command line alone.
+void leave_out_commands(const Options& line, const std::string& path, Options& options) {
+    const auto leave_out = [&](const char* name, const std::string& value) {
+        if (!line.given.contains(name))
+            options.notes.push_back(sanitize(
+                fmt::format("{} has --{} {}, which counts on the command line alone, so it is left out here; to use "
+                            "it, add that flag to this command",
+                            path, name, shell_quote(value))));
+        options.given.erase(name);
+    };
+    if (!options.after_checkpoint.empty()) leave_out("after-checkpoint", options.after_checkpoint);
+    options.after_checkpoint.clear();
+    const std::vector<std::string> in_run_directory = {"tensorboard"};
+    if (options.track.value.empty() || options.track.value == in_run_directory) return;
+    leave_out("track", options.track.text);
+    options.track = Options().track;
+}
+
 // The configuration file, prepared for the flags of the command line (`line`) to override it. If these name a model,
 // the file's shape is dropped. -x and --epochs replace each other, except with several sources.
 Options with_config(const Options& line) {
     const std::string run_json = line.config_file.empty() ? run_json_to_resume(line) : "";
     if (line.config_file.empty() && run_json.empty()) return {};
     Options options = run_json.empty() ? read_config_file(line.config_file) : read_run_config(run_json);
+    leave_out_commands(line, run_json.empty() ? line.config_file : run_json, options);
     if (!line.model.empty()) options.layers = options.heads = options.channels = options.context = 0;
     if (sources_from_text(line.train.empty() ? options.train : line.train).is_mixture()) return options;
     if (line.given.contains("max-steps") && options.given.erase("epochs")) options.epochs = 0;

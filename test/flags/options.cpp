@@ -157,7 +157,9 @@ TEST_CASE("options: every long flag reaches its variable, and no other" * doctes
         CHECK(changed == after);
         CHECK((before != after) == !flag.command_line_only);
         const ConfigFile printed(config_json(given));
-        CHECK(config_json(parse({"--config", printed.path.c_str()}).options) == config_json(given));
+        const bool is_command = flag.long_name == "after-checkpoint" || flag.long_name == "track";
+        CHECK(config_json(parse({"--config", printed.path.c_str()}).options) ==
+              config_json(is_command ? without : given));
     }
     CHECK(all_flags().size() > 60);
     CHECK(contains(options({"--prompt", "hi there"}).command_line, "train_gpt -i data --prompt 'hi there'"));
@@ -454,6 +456,40 @@ TEST_CASE("options: --resume continues with the configuration of the run's run.j
         CAPTURE(damaged);
         std::ofstream(run.path / "run.json") << damaged;
         CHECK(contains(refusal({"-o", out.c_str(), "--resume", "latest"}), "--config FILE"));
+    }
+}
+
+TEST_CASE("options: what starts a program or writes elsewhere is not taken from a file") {
+    const TemporaryDirectory run;
+    const std::string out = run.path.string(), file = out + "/run.json";
+    const auto write = [&](const char* flags) {
+        std::ofstream(file) << R"({"world": 1, "config": {"train": "t", )" << flags << "}}";
+    };
+    const auto has = [](const Options& o, const std::string& part) {
+        return std::any_of(o.notes.begin(), o.notes.end(), [&](const auto& note) { return contains(note, part); });
+    };
+    for (Arguments from : {Arguments{"-o", out.c_str(), "--resume", "latest"}, {"-o", "x", "--config", file.c_str()}}) {
+        write(R"("after-checkpoint": "rm -rf \u001b[2J ~", "track": "off")");
+        const Options o = parse(from).options;
+        CHECK(o.after_checkpoint == "");
+        CHECK(!o.given.contains("after-checkpoint"));
+        CHECK(has(o, file + " has --after-checkpoint 'rm -rf "));
+        CHECK(has(o, "add that flag to this command"));
+        CHECK(!has(o, "\x1b"));
+        CHECK(!has(o, "--track"));
+        for (const char* elsewhere : {"wandb", "prometheus=/x/.profile", "tensorboard=/x", "tensorboard,wandb=p"}) {
+            write(fmt::format(R"("after-checkpoint": "", "track": "{}")", elsewhere).c_str());
+            CHECK(parse(from).options.track.value.empty());
+            CHECK(has(parse(from).options, std::string(" has --track ") + elsewhere));
+        }
+        write(R"("track": "tensorboard")");  // into the run directory
+        CHECK(parse(from).options.track.text == "tensorboard");
+        write(R"("after-checkpoint": "theirs", "track": "wandb=theirs")");
+        from.insert(from.end(), {"--after-checkpoint", "mine", "--track", "wandb=mine"});
+        const Options mine = parse(from).options;
+        CHECK(mine.after_checkpoint == "mine");
+        CHECK(mine.track.text == "wandb=mine");
+        CHECK(!has(mine, "theirs"));
     }
 }
 
