@@ -38,8 +38,23 @@ void remove_link(FileCalls& calls, const std::string& path) {
     if (calls.unlink(path.c_str()) != 0 && errno != ENOENT) fail_to_write(path, "delete the link");
 }
 
+bool is_number(const std::string& text) {
+    return !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
+}
 bool is_written_by_saves(const std::string& name) {
-    return name.starts_with(kManifestName) || (name.starts_with("rank_") && name.ends_with(".safetensors"));
+    constexpr size_t kStart = 5, kEnd = 12;  // of rank_00000.safetensors, around the number
+    if (name == kManifestName || name == std::string(kManifestName) + ".tmp") return true;
+    return name.size() > kStart + kEnd && name.starts_with("rank_") && name.ends_with(".safetensors") &&
+           is_number(name.substr(kStart, name.size() - kStart - kEnd));
+}
+
+// True for step_N and step_N.tmp, which .set_aside or .set_asideM may follow.
+bool is_name_of_saves(const std::string& name) {
+    const size_t aside = std::min(name.find(kSetAside), name.size());
+    const std::string number = name.substr(std::min(aside + kSetAside.size(), name.size()));
+    std::string step = name.substr(0, aside);
+    if (step.ends_with(kUnfinished)) step.resize(step.size() - kUnfinished.size());
+    return step_in_name(step) >= 0 && (number.empty() || is_number(number));
 }
 
 // Deletes the files that saves write, then the directory. Returns false if the directory stays because it contains
@@ -111,7 +126,7 @@ std::vector<FoundCheckpoint> find_checkpoints(const std::string& directory) {
 void remove_unfinished(FileCalls& calls, const std::string& directory) {
     try {
         for (const std::string& name : names_in(directory)) {
-            if (!name.starts_with(kPrefix) || !name.ends_with(kUnfinished)) continue;
+            if (!is_name_of_saves(name) || !name.ends_with(kUnfinished)) continue;
             try {
                 clear(calls, directory + "/" + name);
             } catch (const Error& error) {
@@ -162,7 +177,7 @@ void remove_all_checkpoints(FileCalls& calls, const std::string& directory) {
     for (const FoundCheckpoint& found : find_checkpoints(directory)) remove_checkpoint(calls, found.path);
     for (const std::string& name : names_in(directory)) {
         const std::string path = directory + "/" + name;
-        if (!name.starts_with(kPrefix)) continue;
+        if (!is_name_of_saves(name)) continue;
         if (is_link(path))
             remove_link(calls, path);
         else if (!remove_directory(calls, path))
@@ -180,7 +195,7 @@ std::string set_aside(FileCalls& calls, const std::string& path) {
 }
 
 void prune_checkpoints(FileCalls& calls, const std::string& directory, const CheckpointRetention& retention,
-                       int64_t in_use) {
+                       int64_t in_use, const std::vector<int64_t>& read) {
     if (retention.keep == 0) return;
     std::optional<Error> problem;  // the first error
     int64_t newer = 0;             // complete checkpoints seen so far
@@ -188,7 +203,8 @@ void prune_checkpoints(FileCalls& calls, const std::string& directory, const Che
         if (!checkpoint.has_manifest) continue;  // kept: a person may want to inspect it
         const bool newest = newer < retention.keep;
         const bool by_step = retention.keep_every > 0 && checkpoint.step % retention.keep_every == 0;
-        const bool used = checkpoint.step == in_use && newer < 2;
+        const bool used = (checkpoint.step == in_use && newer < 2) ||
+                          std::find(read.begin(), read.end(), checkpoint.step) != read.end();
         newer++;
         if (newest || by_step || used) continue;
         try {

@@ -61,8 +61,9 @@ void remove_all_checkpoints(FileCalls& calls, const std::string& directory);
 // Renames a checkpoint so that it no longer counts as one, and returns the new path.
 std::string set_aside(FileCalls& calls, const std::string& path);
 // Removes complete checkpoints that need not be kept. `in_use` is the step that the run was resumed from, or -1; it
-// stays until two newer checkpoints are complete. If a removal fails, removes the rest and then throws.
+// stays until two newer checkpoints are complete. `read` are the steps whose checkpoints other programs read now. If a
+// removal fails, removes the rest and then throws.
 void prune_checkpoints(FileCalls& calls, const std::string& directory, const CheckpointRetention& retention,
-                       int64_t in_use);
+                       int64_t in_use, const std::vector<int64_t>& read = {});
 
 }  // namespace llmc

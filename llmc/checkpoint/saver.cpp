@@ -102,7 +102,8 @@ std::optional<SaveOutcome> CheckpointSaver::end_of_writing() {
         if (job_.before_manifest) job_.before_manifest();
         commit_checkpoint(calls_, directory_, step, manifest_text(job_.manifest));
         // The new checkpoint is complete even if pruning fails.
-        prune_problem_ = failure_of([&] { prune_checkpoints(calls_, directory_, retention_, in_use_); }).text;
+        prune_problem_ =
+            failure_of([&] { prune_checkpoints(calls_, directory_, retention_, in_use_, job_.read); }).text;
     });
     return std::nullopt;
 }

@@ -32,6 +32,7 @@ struct SaveJob {
     std::function<void()> before_manifest;  // rank 0 calls it in the thread; may be empty
     std::vector<uint64_t> checksums;        // expected of the file; empty if unknown
     Failure failure;                        // an error of this rank before begin(), which makes the save fail
+    std::vector<int64_t> read;              // steps of earlier checkpoints that must stay, because programs read them
 };
 
 struct SaveOutcome {

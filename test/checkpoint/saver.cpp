@@ -545,6 +545,34 @@ TEST_CASE("checkpoint directory: one failed removal does not prevent the others"
     CHECK(folder.names() == Names{"step_00000002", "step_00000003", "step_00000004"});
 }
 
+TEST_CASE("checkpoint directory: a checkpoint that another program reads stays until it is done") {
+    WithFolder folder;
+    for (const int64_t step : {3, 4, 5}) write_checkpoint(folder.directory, step, 1);
+    prune_checkpoints(system_calls(), folder.directory, {1, 0}, -1, {1, 3});
+    CHECK(folder.names() == Names{"step_00000001", "step_00000003", "step_00000005"});
+    prune_checkpoints(system_calls(), folder.directory, {1, 0}, -1, {3});
+    CHECK(folder.names() == Names{"step_00000003", "step_00000005"});
+}
+
+TEST_CASE("checkpoint directory: only files and directories that a save names so are deleted") {
+    WithFolder folder;
+    for (const char* name : {"step_x", "step_", "step_3x", "step_00000003.bak", "step_00000003.tmp2",
+                             "step_3.set_asidex", "step_x.tmp", "mine"}) {
+        fs::create_directories(folder.directory + "/" + name);
+        make_file(folder.directory + "/" + name + "/manifest.json", "mine");
+    }
+    const Names others = {"manifest.json.bak", "rank_.safetensors", "rank_0.safetensors.bak", "rank_mine.safetensors"};
+    for (const std::string& name : others) make_file(checkpoint_path(folder.directory, 2) + "/" + name, "mine");
+    fs::create_directories(folder.directory + "/step_00000007.tmp.set_aside2");
+    save(folder.directory, {3});  // removes leftovers
+    remove_all_checkpoints(system_calls(), folder.directory);
+    CHECK(folder.names() == Names{"mine", "step_", "step_00000002.tmp.set_aside", "step_00000003.bak",
+                                  "step_00000003.tmp2", "step_3.set_asidex", "step_3x", "step_x", "step_x.tmp"});
+    CHECK(names_in(folder.directory + "/step_00000002.tmp.set_aside") == others);
+    for (const char* name : {"step_x", "step_3x", "step_x.tmp", "mine"})
+        CHECK(read_file(folder.directory + "/" + name + "/manifest.json") == "mine");
+}
+
 TEST_CASE("checkpoint directory: retention") {
     TemporaryDirectory folder;
     const std::string directory = folder / "c";
