@@ -132,7 +132,7 @@ class Life:
         # A run that continues in another directory has the same run_id, and another date.
         self.run = f"{info.get('run_id', '')}-{re.sub('[^0-9TZ]', '', str(info.get('date', '')))}"
         self.name = f"{self.run}-{len(self.resumed_at)}"
-        self.configuration = {key: value for key, value in info.items() if key not in ("resumed", "first_checkpoint")}
+        self.configuration = {key: value for key, value in info.items() if key not in ("resumed", "first_checkpoint", "wrote")}
 
 
 class Metrics:

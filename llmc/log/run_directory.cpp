@@ -71,23 +71,14 @@ bool has_bytes(const std::string& path) {
     return exists(path) && (error || bytes > 0);
 }
 
-// Facts about a run that the lines of its log show.
-struct Log {
-    bool is_ours = false;  // its first line looks like a run's
-    bool has_steps = false;
-};
-Log look_at_log(const std::string& path, const std::string& first, const std::string& step) {
-    Log log;
+// True if a line of the log is about a step.
+bool has_steps(const std::string& path, const char* step) {
     std::error_code ignored;
-    if (!fs::is_regular_file(path, ignored)) return log;
+    if (!fs::is_regular_file(path, ignored)) return false;
     std::ifstream file(path);
-    std::string line;
-    for (bool is_first = true; std::getline(file, line); is_first = false) {
-        if (is_first) log.is_ours = line.starts_with(first);
-        log.has_steps = line.find(step) != std::string::npos;
-        if (log.has_steps || !log.is_ours) break;
-    }
-    return log;
+    for (std::string line; std::getline(file, line);)
+        if (line.find(step) != std::string::npos) return true;
+    return false;
 }
 
 // The sign in DIR/checkpoints that there was a checkpoint; "" if there is none.
@@ -100,26 +91,27 @@ std::string saved_in(const std::string& checkpoints) {
     return "";
 }
 
-std::vector<std::string> names_starting_with(const std::string& directory, const std::string& start) {
-    std::vector<std::string> names;
-    for (const std::string& name : names_in(directory))
-        if (name.starts_with(start)) names.push_back(name);
-    return names;
+// True if run.json says that the run was to save checkpoints.
+bool saves_checkpoints(const ordered_json& run) {
+    const auto is_on = [&](const char* flag) {
+        const ordered_json off = 0;
+        const ordered_json value = run.value("config", ordered_json::object()).value(flag, off);
+        return value.is_number() && value != off;
+    };
+    return run.is_object() && run.contains("config") && run["config"].is_object() &&
+           (is_on("checkpoint-every") || is_on("checkpoint-minutes"));
 }
 
 }  // namespace
 
 EarlierRun find_earlier_run(const std::string& directory) {
-    const std::string dir = directory + "/";
     EarlierRun found;
     found.saved = saved_in(directory + "/checkpoints");
-    const Log metrics = look_at_log(dir + "metrics.jsonl", "{\"step\":", "\"loss\":");
-    const Log main_log = look_at_log(dir + "main.log", "s:", " trl:");
-    found.steps = metrics.has_steps ? "metrics.jsonl has steps" : main_log.has_steps ? "main.log has steps" : "";
+    if (has_steps(directory + "/main.log", " trl:")) found.steps = "main.log has steps";
+    if (has_steps(directory + "/metrics.jsonl", "\"loss\":")) found.steps = "metrics.jsonl has steps";
 
     const ordered_json run = read_run_json(directory);
     const bool is_run = run.is_object() && run.contains("run_id");
-    const bool is_ours = is_run || metrics.is_ours || main_log.is_ours;
     const auto says = [&](bool true_here, const char* text) {
         if (true_here && found.saved.empty()) found.saved = text;
     };
@@ -128,48 +120,10 @@ EarlierRun find_earlier_run(const std::string& directory) {
         says(!found.never_saved, "run.json says that a checkpoint was written");
     }
     says(is_run && run.contains("resumed"), "run.json says that the run was resumed");
-    says(is_ours && exists(dir + "model.safetensors"), "model.safetensors is there");
-    if (is_ours) return found;
-    std::vector<std::string> names = {"run.json", "metrics.jsonl", "main.log", "config.json"};
-    for (const std::string& name : names_starting_with(directory, "model"))
-        if (name.find(".safetensors") != std::string::npos) names.push_back(name);
-    for (const std::string& name : names)
-        if (has_bytes(dir + name)) found.foreign_file = name;
+    // If every save has failed, the final weights of the run do not prevent another attempt, which moves them aside.
+    const bool saves_failed = found.never_saved && saves_checkpoints(run);
+    says(!saves_failed && is_run_file(directory, "model.safetensors"), "model.safetensors is there");
     return found;
-}
-
-std::string move_records_aside(const std::string& directory) {
-    const std::string dir = directory + "/";
-    if (!has_bytes(dir + "metrics.jsonl") && !has_bytes(dir + "main.log")) return "";
-    int number = 1;
-    while (exists(dir + fmt::format("before-{}", number))) number++;
-    const std::string target = dir + fmt::format("before-{}", number);
-    std::error_code error;
-    fs::create_directory(target, error);
-    std::vector<std::string> names = {"run.json", "metrics.jsonl", "main.log", "check.json", "tensorboard"};
-    for (const std::string& name : names_starting_with(directory, "trace-rank")) names.push_back(name);
-    for (const std::string& name : names)
-        if (!error && exists(dir + name)) fs::rename(dir + name, target + "/" + name, error);
-    if (error)
-        throw Error(disk_is_full(error.value()) ? ExitCode::no_resources : ExitCode::failure, "cannot write {}: {}",
-                    target, std::strerror(error.value()));
-    return target;
-}
-
-void remove_earlier_run(const std::string& directory) {
-    const std::string dir = directory + "/";
-    remove_all_checkpoints(system_calls(), directory + "/checkpoints");
-    std::error_code error;
-    fs::remove_all(dir + "tensorboard", error);
-    std::vector<std::string> names = {"run.json",          "metrics.jsonl", "main.log",
-                                      "model.safetensors", "check.json",    "decay"};
-    for (const std::string& name : names_starting_with(directory, "trace-rank")) names.push_back(name);
-    for (const std::string& name : names) {
-        fs::remove(dir + name, error);
-        if (error)
-            throw Error(ExitCode::bad_flags, "cannot delete {}: {}; choose another directory with --out", (dir + name),
-                        error.message());
-    }
 }
 
 void require_checkpoint_directory(const std::string& path) {
@@ -186,7 +140,7 @@ void require_checkpoint_directory(const std::string& path) {
 
 namespace {
 
-constexpr int kFlags = O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC;
+constexpr int kFlags = O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC | O_NOFOLLOW;
 constexpr size_t kMostWaiting = size_t{64} << 20;
 
 void warn(const std::string& text) { print_error("train_gpt: {}", text); }
@@ -322,6 +276,13 @@ void RunDirectory::lock() {
                                              " is a symbolic link, and the file that it leads to would be "
                                              "overwritten; delete the link, or choose another directory with --out");
     if (lock_ < 0) fail_to_prepare(path_, errno);
+    if (!created_lock_ && !is_run_file(path_, "lock")) {
+        ::close(std::exchange(lock_, -1));
+        throw Error(ExitCode::bad_flags,
+                    "{} is not the lock of a run, and would be overwritten; move it away, or choose another directory "
+                    "with --out",
+                    name);
+    }
     struct flock whole {};
     whole.l_type = F_WRLCK;
     whole.l_whence = SEEK_SET;
@@ -359,18 +320,49 @@ void RunDirectory::check_lock() {
     ::close(std::exchange(lock_, -1));
 }
 
-void RunDirectory::begin(bool overwrite, bool restart) {
+// Throws if a file that matters was not written by a run.
+void RunDirectory::require(const std::function<bool(const RunFile&)>& matters) {
+    for (const RunFile& found : find_run_files(path_)) {
+        if (found.is_ours && found.is_recorded) wrote_[found.name] = file_fingerprint(file(found.name));
+        if (!found.is_ours && matters(found))
+            throw Error(ExitCode::bad_flags,
+                        "the run directory {} holds files that no run has written and that this one would replace "
+                        "({}); choose another with --out, or move them away",
+                        path_, found.name);
+    }
+}
+
+void RunDirectory::require_own_files() {
     if (!active()) return;
+    // Damaged records do not prevent a resume, which adds to them.
+    const std::vector<std::string> records = {"run.json", "metrics.jsonl", "main.log"};
+    require([&](const RunFile& file) { return file.fate == RunFileFate::moves && !contains(records, file.name); });
+}
+
+namespace {
+
+// Moves the files of a run into a new directory DIR/before-N. Returns its path, or "" if there are no records.
+std::string move_aside(const std::string& directory) {
+    if (!has_bytes(directory + "/metrics.jsonl") && !has_bytes(directory + "/main.log")) return "";
+    int number = 1;
+    while (exists(directory + fmt::format("/before-{}", number))) number++;
+    const std::string target = directory + fmt::format("/before-{}", number);
+    move_run_files(directory, {RunFileFate::moves}, target);
+    return target;
+}
+
+}  // namespace
+
+void RunDirectory::begin(bool overwrite, bool restart, const IsInput& is_input) {
+    if (!active()) return;
+    require([&](const RunFile& found) { return (found.is_replaced || !overwrite) && !is_input(file(found.name)); });
+    std::erase_if(wrote_, [](const auto& recorded) { return !recorded.first.starts_with("tokenizer."); });
     if (overwrite) {
-        remove_earlier_run(path_);
+        remove_all_checkpoints(system_calls(), checkpoints());
+        delete_run_files(path_, {RunFileFate::moves, RunFileFate::ends});
         return go_on({});
     }
     const EarlierRun earlier = find_earlier_run(path_);
-    if (!earlier.foreign_file.empty())
-        throw Error(ExitCode::bad_flags,
-                    "the run directory {} holds files that no run has written and that this one would replace ({}); "
-                    "choose another with --out, or replace them with --overwrite",
-                    path_, earlier.foreign_file);
     std::string sign = earlier.why_not_restart();
     if (!restart && sign.empty()) sign = earlier.steps;
     if (!sign.empty())
@@ -378,8 +370,8 @@ void RunDirectory::begin(bool overwrite, bool restart) {
                     "the run directory {} already holds a run ({}); choose another with --out, continue that run with "
                     "--resume latest, or replace it with --overwrite",
                     path_, sign);
-    if (const std::string aside = move_records_aside(path_); !aside.empty())
-        print_line("note: the records of an earlier run, which wrote no checkpoint, are now in {}", aside);
+    if (const std::string aside = move_aside(path_); !aside.empty())
+        print_line("note: the files of an earlier run, which wrote no checkpoint, are now in {}", aside);
     go_on({});
 }
 
@@ -402,20 +394,54 @@ std::function<void()> RunDirectory::synchronizer() const {
 
 std::string RunDirectory::file(const std::string& name) const { return (fs::path(path_) / name).string(); }
 
+void RunDirectory::update_run_json(const char* what, const std::function<void(ordered_json&)>& change) const {
+    try {
+        auto run = read_run_json(path_);
+        if (!run.is_object()) return;
+        change(run);
+        write_file(file("run.json"), json_text(run, 2) + "\n");
+    } catch (const Error& error) {
+        print_error("train_gpt: cannot record {} in run.json: {}", what, error.what());
+    }
+}
+
 void RunDirectory::note_checkpoint(int64_t step) {
     if (!active()) return;
     check_lock();
-    if (noted_) return;
-    try {
-        auto run = read_run_json(path_);
-        if (run.is_object() && run["first_checkpoint"].is_null()) {
-            run["first_checkpoint"] = step;
-            write_file(file("run.json"), json_text(run, 2) + "\n");
-        }
-        noted_ = true;
-    } catch (const Error& error) {
-        print_error("train_gpt: cannot record the checkpoint in run.json: {}", error.what());
+    if (std::exchange(noted_, true)) return;
+    update_run_json("the checkpoint", [step](ordered_json& run) {
+        if (run["first_checkpoint"].is_null()) run["first_checkpoint"] = step;
+    });
+}
+
+void RunDirectory::note_files(const std::vector<std::string>& names, bool written) {
+    if (!active()) return;
+    for (const std::string& name : names) wrote_[name] = written ? file_fingerprint(file(name)) : "";
+    update_run_json("its files", [this](ordered_json& run) { run["wrote"] = wrote(); });
+}
+
+ordered_json RunDirectory::wrote() const { return wrote_; }
+
+void RunDirectory::remove_weights() const {
+    if (is_run_file(path_, "model.safetensors")) ::unlink(file("model.safetensors").c_str());
+}
+
+void RunDirectory::keep_tokenizer(std::map<std::string, std::string> copies) {
+    if (!active()) return;
+    for (const RunFile& found : find_run_files(path_)) {
+        if (found.fate != RunFileFate::follows) continue;
+        const std::string path = file(found.name);
+        const auto copy = copies.find(found.name);
+        const bool is_same = copy != copies.end() && file_fingerprint(path) == text_fingerprint(copy->second);
+        if (found.is_ours && !is_same) ::unlink(path.c_str());
+        if (copy == copies.end() || (found.is_ours && !is_same)) continue;
+        if (!is_same) print_line("note: {} stays, because no run has written it; the run keeps no copy", path);
+        copies.erase(copy);
     }
+    if (copies.empty()) return;
+    for (const auto& [name, content] : copies) wrote_[name] = text_fingerprint(content);
+    note_files({}, true);
+    for (const auto& [name, content] : copies) write_file(file(name), content);
 }
 
 void RunDirectory::append(const ordered_json& record) {

@@ -3,8 +3,12 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <vector>
+
+#include "llmc/log/run_files.h"
 
 namespace llmc {
 
@@ -20,24 +24,16 @@ void write_file(const std::string& file, const std::string& text);
 
 // ---- what a directory holds before the run begins -------------------------------------------------------------------
 
-// Signs of an earlier run in the directory that --out names, and files that no run has written. Without --overwrite, a
-// new run replaces nothing that somebody could miss.
+// Signs of an earlier run in the directory that --out names.
 struct EarlierRun {
     std::string saved;         // sign that checkpoints or final weights were written; "" if there is none
     std::string steps;         // names the log that has steps; "" if none has
     bool never_saved = false;  // run.json says that no checkpoint was ever completed
-    std::string foreign_file;  // a file that a run would replace but that no run has written; "" if there is none
 
     // The reason why --resume auto must not begin a new run if it finds no checkpoint; "" if it may.
     std::string why_not_restart() const { return !saved.empty() || never_saved ? saved : steps; }
 };
 EarlierRun find_earlier_run(const std::string& directory);
-
-// Moves the records of a run into a new directory DIR/before-N. Returns its path, or "" if there are no records.
-std::string move_records_aside(const std::string& directory);
-
-// Deletes the files of the run in the directory, and nothing else.
-void remove_earlier_run(const std::string& directory);
 
 // Throws unless DIR/checkpoints can be written to: a link must lead to a directory.
 void require_checkpoint_directory(const std::string& path);
@@ -90,12 +86,17 @@ public:
     RunDirectory(const RunDirectory&) = delete;
     RunDirectory& operator=(const RunDirectory&) = delete;
 
-    // Call begin() or go_on() before anything is written. begin() starts a new run. It throws Error(bad_flags) if the
-    // directory holds a run that made steps, or files that no run has written. `overwrite` replaces that run with its
-    // checkpoints and its exported model. `restart` allows to restart a run that wrote no checkpoint, and moves its
-    // records aside. go_on() continues the run in the directory, whose logs had these sizes.
-    void begin(bool overwrite, bool restart = false);
+    // Call begin(), or require_own_files() and go_on(), before anything is written. begin() starts a new run. It throws
+    // Error(bad_flags) if the directory holds a run that made steps, or files that no run has written. `overwrite`
+    // replaces that run with its checkpoints and its exported model. `restart` allows to restart a run that wrote no
+    // checkpoint, and moves its files aside. `is_input` is true for files that the new run reads and leaves alone.
+    // go_on() continues the run in the directory, whose logs had these sizes.
+    using IsInput = std::function<bool(const std::string& path)>;
+    void begin(
+        bool overwrite, bool restart = false, const IsInput& is_input = [](const std::string&) { return false; });
     void go_on(const RunFileSizes& sizes);
+    // Throws Error(bad_flags) if a run that resumes here would replace files that no run has written.
+    void require_own_files();
 
     bool active() const { return !path_.empty(); }
     const std::string& path() const { return path_; }
@@ -104,6 +105,16 @@ public:
     RunFileSizes sizes() const;
     // Returns a function that flushes both logs to the disk, for any thread.
     std::function<void()> synchronizer() const;
+
+    // For files that other programs write, too, run.json records the fingerprint of the run's own. Call
+    // note_files(names, false) before writing them and note_files(names, true) afterwards. Never throws.
+    void note_files(const std::vector<std::string>& names, bool written);
+    nlohmann::ordered_json wrote() const;  // the fingerprints by name, for a new run.json
+    // Deletes model.safetensors, unless no run has written it.
+    void remove_weights() const;
+    // Writes the copies of a tokenizer's files, name and content, and deletes earlier runs' copies. A file that no run
+    // has written stays; if it has one of these names and another content, says so and writes nothing there.
+    void keep_tokenizer(std::map<std::string, std::string> copies);
 
     // Notes in run.json that there is a checkpoint, so that a restart that cannot see it does not begin at step 1. Also
     // warns if the lock is gone. Never throws.
@@ -115,14 +126,17 @@ public:
 
 private:
     void lock();
+    void require(const std::function<bool(const RunFile&)>& matters);
+    void update_run_json(const char* what, const std::function<void(nlohmann::ordered_json&)>& change) const;
     bool lock_is_lost() const;
     void check_lock();
 
     std::string path_;
     int lock_ = -1;
     bool created_lock_ = false;
-    bool begun_ = false;  // by begin() or go_on()
-    bool noted_ = false;  // the first checkpoint, in run.json
+    bool begun_ = false;                        // by begin() or go_on()
+    bool noted_ = false;                        // the first checkpoint, in run.json
+    std::map<std::string, std::string> wrote_;  // fingerprints of the run's files that run.json records
     LogFile metrics_, main_log_;
 };
 

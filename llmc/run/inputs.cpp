@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <limits>
+#include <map>
 #include <numeric>
 #include <utility>
 
@@ -203,21 +204,32 @@ void Inputs::describe(ResolveInputs& surroundings) const {
     }
 }
 
-void Inputs::keep_tokenizer(const RunDirectory& directory, bool overwrite) const {
-    if (!directory.active() || !train) return;
+static bool is_in(const std::string& directory, const fs::path& file) {
     std::error_code ignored;
+    return fs::equivalent(fs::absolute(file).parent_path(), directory, ignored);
+}
+
+void Inputs::keep_tokenizer(RunDirectory& directory) const {
+    if (!directory.active() || !train) return;
     const std::optional<TokenDecoder>& decoder = tokenizer.tokenizer;
     // Next to the shards or where the run has found it, a file is not a run's copy.
     const fs::path from = decoder && decoder->name() != "bytes" ? fs::path(decoder->name()) : fs::path(train->path(0));
-    if (fs::equivalent(fs::absolute(from).parent_path(), directory.path(), ignored)) return;
-    if (!decoder && !overwrite) return;
-    for (const char* old : {"tokenizer.json", "tokenizer.bin", "tokenizer.tiktoken"})
-        fs::remove(directory.file(old), ignored);
-    if (!decoder) return;
-    write_file(directory.file("tokenizer.bin"), decoder->as_table());
-    constexpr InputKind kind = {"tokenizer file", "the tokenizer.json of the shards", ExitCode::bad_data};
-    const std::string& encoder = decoder->encoder();
-    if (encoder.ends_with(".json")) write_file(directory.file("tokenizer.json"), read_input(encoder, kind));
+    if (is_in(directory.path(), from)) return;
+    std::map<std::string, std::string> copies;
+    if (decoder) {
+        copies["tokenizer.bin"] = decoder->as_table();
+        constexpr InputKind kind = {"tokenizer file", "the tokenizer.json of the shards", ExitCode::bad_data};
+        const std::string& encoder = decoder->encoder();
+        if (encoder.ends_with(".json")) copies["tokenizer.json"] = read_input(encoder, kind);
+    }
+    directory.keep_tokenizer(std::move(copies));
+}
+
+bool Inputs::is_input(const std::string& path) const {
+    const fs::path file(path);
+    if (!train || !file.filename().string().starts_with("tokenizer.")) return false;
+    const std::string directory = file.parent_path().string();
+    return is_in(directory, train->path(0)) || (tokenizer.tokenizer && is_in(directory, tokenizer.tokenizer->name()));
 }
 
 void only_bench(Options& o) {

@@ -58,8 +58,10 @@ struct Inputs {
     // Identifies the training data, its sources and their order.
     uint64_t train_fingerprint() const { return order->fingerprint(train->fingerprint()); }
     // Copies the tokenizer's table and its tokenizer.json into the run directory, so that samples and exports need
-    // nothing outside of it. Deletes the copy of an earlier run that this one overwrites.
-    void keep_tokenizer(const RunDirectory& directory, bool overwrite) const;
+    // nothing outside of it.
+    void keep_tokenizer(RunDirectory& directory) const;
+    // True if `path`, in the run directory, is a tokenizer that lies next to the training shards or that the run uses.
+    bool is_input(const std::string& path) const;
     // Fills in the facts about the shards that resolve() needs.
     void describe(ResolveInputs& surroundings) const;
 };

@@ -67,7 +67,7 @@ Run<Real>::Run(const Options& options, const Inputs& inputs, const CardFacts& ca
       decay_file_(trainer.config(), directory) {
     begin_records(directory, trainer, options, card.check, ranks, position);
     reports_.count_earlier_alerts();
-    inputs.keep_tokenizer(directory, options.overwrite);
+    inputs.keep_tokenizer(directory);
     follower_.emplace(options, directory);
 }
 
@@ -321,8 +321,12 @@ ExitCode Run<Real>::finish() {
     forget_decay_file();
     if (!options_.out.empty()) {
         record_memory(step, trainer_.memory(), comm_, directory_);
-        if (stop_ == StopReason::none || !checkpoints_.enabled())
-            save_weights(trainer_, directory_.active() ? directory_.file("model.safetensors") : "", options_.end_token);
+        if (stop_ == StopReason::none || !checkpoints_.enabled()) {
+            const std::vector<std::string> names = {"model.safetensors", "config.json"};
+            directory_.note_files(names, false);
+            save_weights(trainer_, directory_.active() ? directory_.file(names[0]) : "", options_.end_token);
+            directory_.note_files(names, true);
+        }
     }
     synchronize_device();  // throws if something failed after the last result
     evaluation_.print_floor();

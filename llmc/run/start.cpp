@@ -38,6 +38,7 @@ void write_run_json(const RunDirectory& directory, const Options& options, const
         run["resumed"].push_back(start);
         run["resumed"].back()["step"] = facts.resumed_at;
         if (run["first_checkpoint"].is_null()) run["first_checkpoint"] = facts.resumed_at;
+        run["wrote"] = directory.wrote();
     } else {
         run = {{"run_id", facts.run_id}, {"first_checkpoint", nullptr}};  // note_checkpoint() puts the step here
         run.update(start);
@@ -47,16 +48,21 @@ void write_run_json(const RunDirectory& directory, const Options& options, const
                         {"context", m.context}, {"parameters", m.parameters()}};
         if (m.architecture != &kGpt2) run["model"].update(model_json(m));
         run["micro_steps"] = options.micro_steps;
+        run["wrote"] = directory.wrote();
     }
     run["config"] = parse_json<ordered_json>(config_json(options));
     write_file(path, json_text(run, 2) + "\n");
 }
 
-void prepare_directory(RunDirectory& directory, const Options& o, const std::optional<Resumed>& resumed,
-                       const ordered_json& findings) {
+void prepare_directory(RunDirectory& directory, const Options& o, const Inputs& inputs,
+                       const std::optional<Resumed>& resumed, const ordered_json& findings) {
     if (!directory.active()) return;
     require_checkpoint_directory(directory.checkpoints());
-    if (!resumed || resumed->position.saved < 0) directory.begin(o.overwrite, o.resume.value == ResumeFrom::automatic);
+    if (resumed && resumed->position.saved >= 0)
+        directory.require_own_files();
+    else
+        directory.begin(o.overwrite, o.resume.value == ResumeFrom::automatic,
+                        [&](const std::string& path) { return inputs.is_input(path); });
     remove_unfinished(system_calls(), directory.checkpoints());
     if (!findings.is_null()) write_file(directory.file("check.json"), json_text(findings, 1) + "\n");
 }
@@ -76,8 +82,7 @@ void begin_records(RunDirectory& directory, Trainer<Real>& trainer, const Option
                 print_line("note: {} is newer than the step that the run continues from: renamed to {}", found.path,
                            set_aside(system_calls(), found.path));
         directory.go_on(position.files);
-        std::error_code ignored;
-        fs::remove(directory.file("model.safetensors"), ignored);  // left from an earlier step
+        directory.remove_weights();  // left from an earlier step
     }
     write_run_json(directory, o,
                    {trainer.comm().world(), ranks.device.name, weights, position.run_id, position.saved, card_check,

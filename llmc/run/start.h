@@ -56,8 +56,8 @@ RunPosition set_weights(Trainer<Real>& trainer, const Options& options, Ranks& r
 
 // Prepares rank 0's directory for a new run, and writes the findings of its card check to check.json, unless they are
 // null. For a run that resumes in its own directory, nothing else changes yet.
-void prepare_directory(RunDirectory& directory, const Options& options, const std::optional<Resumed>& resumed,
-                       const nlohmann::ordered_json& findings);
+void prepare_directory(RunDirectory& directory, const Options& options, const Inputs& inputs,
+                       const std::optional<Resumed>& resumed, const nlohmann::ordered_json& findings);
 
 // Opens the records, now that nothing can prevent the run any more: sets checkpoints aside that are newer than the
 // resumed one, cuts metrics.jsonl and main.log to their lengths at that time, and writes run.json with `card_check`. A

@@ -79,7 +79,7 @@ class Auto(RunDirectory):
         process.wait()
         self.refused(self.run_.run(), FLAGS, "already holds a run (metrics.jsonl has steps)")
         result = self.succeeds(self.run_.run("--resume", "auto", "--stop-after", "1"))
-        self.assertIn("the records of an earlier run, which wrote no checkpoint, are now in", result.out)
+        self.assertIn("the files of an earlier run, which wrote no checkpoint, are now in", result.out)
         with open(self.run_.file("before-1", "metrics.jsonl"), encoding="utf-8") as file:
             self.assertIn('"step":2,"loss"', file.read())
 
@@ -93,13 +93,39 @@ class Auto(RunDirectory):
             self.assertEqual([name for name in os.listdir(self.run_.path) if name.startswith("before")], kept)
 
 
+def tokens(*flags, train=None):
+    """The flags of a run whose shards do not name a tokenizer."""
+    return ["--train", train or write_shard(list(range(64)) * 8), "--vocab", "257", "--val-every", "0", "--max-steps",
+            "1", *flags]
+
+
 class Links(RunDirectory):
+    def test_somebodys_files_in_the_directory_of_the_data(self):
+        """--out may be that directory. The run replaces and deletes nothing that it has not written. Every name and
+        content: test/log/run_files.cpp."""
+        folder = self.somebodys()
+        train = shutil.copy(write_shard(list(range(64)) * 8), os.path.join(folder, "train.bin"))
+        shutil.copy(self.run_.file("tokenizer.bin"), folder)
+        os.makedirs(os.path.join(folder, "tensorboard"))
+        shutil.copy(self.run_.file("metrics.jsonl"), os.path.join(folder, "tensorboard", "events.out.tfevents.mine"))
+        self.run_ = Directory(folder)
+        mine = self.files()
+        for flags in ([], ["--overwrite"], ["--resume", "latest", "--max-steps", "2"]):
+            self.succeeds(self.run_.run(*tokens("--tokenizer", os.path.join(folder, "tokenizer.bin"), train=train), *flags))
+            self.assertEqual(mine.items() - self.files().items(), set())
+        shutil.copy(self.run_.file("metrics.jsonl"), self.run_.file("check.json"))
+        with open(self.run_.file("config.json"), "a", encoding="utf-8") as file:
+            file.write(" ")  # edited by hand
+        for name in ("check.json", "config.json"):
+            before = self.files()
+            for flags in ([], ["--overwrite"], ["--resume", "latest"]):
+                self.refused(self.run_.run(*tokens(train=train), *flags), FLAGS, f"no run has written and that this one "
+                             f"would replace ({name})", "choose another with --out, or move them away")
+            self.assertEqual(self.files(), before)
+            os.remove(self.run_.file(name))
+
     def test_overwrite_deletes_the_copied_tokenizer(self):
         """Samples of the new run would be decoded with the old run's tokenizer."""
-        def tokens(*flags):
-            return ["--train", write_shard(list(range(64)) * 8), "--vocab", "257", "--val-every", "0", "--max-steps",
-                    "1", *flags]
-
         def copies(directory):
             return [name for name in os.listdir(directory) if name.startswith("tokenizer")]
 

@@ -2,6 +2,8 @@
 #include "llmc/log/run_directory.h"
 
 #include <doctest/doctest.h>
+#include <signal.h>
+#include <sys/resource.h>
 
 #include <filesystem>
 #include <fstream>
@@ -112,27 +114,26 @@ TEST_CASE("run directory: a resumed run can add to any run.json") {
 }
 
 TEST_CASE("run directory: a run is not replaced unless asked") {
-    for (const char* precious : {"run.json", "metrics.jsonl", "model.safetensors"}) {
-        CAPTURE(precious);
+    for (const bool weights : {false, true}) {
         TemporaryDirectory base;
-        fs::create_directories(base.path);
-        std::ofstream(base / precious) << "old";
-        std::ofstream(base / "notes.txt") << "mine";
-        for (const char* old : {"trace-rank11.json", "check.json", "decay"}) std::ofstream(base / old) << "{}";
-        fs::create_directories(base / "tensorboard/old");
+        const std::string step = metrics_line(example()) + "\n";
+        make_file(base / "metrics.jsonl", step);
+        make_file(base / "run.json",
+                  R"({"run_id": "7", "first_checkpoint": null, "wrote": {"model.safetensors": ""}})");
+        make_file(base / "notes.txt", "mine");
+        make_file(base / "decay", "7\n");
+        if (weights) make_file(base / "model.safetensors", "old");
         CHECK(code_of([&] { BegunDirectory(base.path.string(), false); }) == ExitCode::bad_flags);
-        CHECK(read_file(base / precious) == "old");
+        CHECK(read_file(base / "metrics.jsonl") == step);
         CHECK(!fs::exists(base / "main.log"));
         BegunDirectory run(base.path.string(), true);
-        CHECK(read_file(base / precious) == "");
-        for (const char* old : {"model.safetensors", "trace-rank11.json", "check.json", "decay", "tensorboard"})
-            CHECK(!fs::exists(base / old));
+        CHECK(read_file(base / "metrics.jsonl") == "");
+        for (const char* old : {"model.safetensors", "run.json", "decay"}) CHECK(!fs::exists(base / old));
         CHECK(read_file(base / "notes.txt") == "mine");
     }
     // A directory with other files in it is fine.
     TemporaryDirectory base;
-    fs::create_directories(base.path);
-    std::ofstream(base / "notes.txt") << "mine";
+    make_file(base / "notes.txt", "mine");
     CHECK_NOTHROW(BegunDirectory(base.path.string(), false));
 }
 
@@ -221,20 +222,91 @@ TEST_CASE("run directory: signs that there were checkpoints") {
     CHECK(sign([](const auto& path, const auto&) { std::ofstream(path) << "x"; }) == "checkpoints is a file");
 }
 
-TEST_CASE("run directory: files that no run wrote are replaced only with --overwrite, and unrelated files never") {
-    for (const char* name : {"config.json", "main.log", "metrics.jsonl", "run.json", "model.safetensors",
-                             "model-00001-of-00002.safetensors", "model.safetensors.index.json"}) {
+TEST_CASE("run directory: files that no run wrote are never replaced") {
+    const std::string parts = "model-00001-of-00002.safetensors", index = "model.safetensors.index.json";
+    for (const std::string name :
+         {"config.json", "main.log", "metrics.jsonl", "run.json", "model.safetensors", "check.json", "lock", "decay",
+          "trace-rank3.json", "watchdog_rank00000.json", "tokenizer.json", "tokenizer.bin", "tokenizer.tiktoken",
+          parts.c_str(), index.c_str()}) {
         CAPTURE(name);
         Place place;
-        place.put(name, "mine");
+        place.put(name.c_str(), "mine");
         place.put("notes.txt", "mine too");
         CHECK(place.start() == ExitCode::bad_flags);
         CHECK(place.start(true) == ExitCode::bad_flags);
-        CHECK(read_file(place / name) == "mine");
-        CHECK_NOTHROW(BegunDirectory(place.path.string(), true));
+        const bool stays_beside = name == parts || name == index;
+        CHECK(code_of([&] { BegunDirectory(place.path.string(), true); }) ==
+              (stays_beside ? ExitCode::ok : ExitCode::bad_flags));
+        const bool is_weights = name == "model.safetensors" || name == "config.json";
+        if (name != "lock") {
+            RunDirectory resumed(place.path.string());
+            const bool matters = is_weights || name.ends_with("k.json") || name.find("rank") != std::string::npos;
+            CHECK(code_of([&] { resumed.require_own_files(); }) == (matters ? ExitCode::bad_flags : ExitCode::ok));
+            if (is_weights) resumed.remove_weights();
+        }
+        CHECK(read_file(place / name.c_str()) == "mine");
         CHECK(read_file(place / "notes.txt") == "mine too");
-        CHECK(read_file(place / "model-00001-of-00002.safetensors") ==
-              (std::string(name).starts_with("model-") ? "mine" : ""));
+    }
+}
+
+TEST_CASE("run directory: a link in place of a log is not followed") {
+    for (const char* name : {"metrics.jsonl", "main.log", "run.json"}) {
+        Place place;
+        place.put("thesis", kStep);
+        fs::create_symlink("thesis", place / name);
+        CHECK(place.start() == ExitCode::bad_flags);
+        RunDirectory resumed(place.path.string());
+        if (name != std::string("run.json")) CHECK(code_of([&] { resumed.go_on({}); }) == ExitCode::bad_flags);
+        CHECK(read_file(place / "thesis") == kStep);
+    }
+}
+
+TEST_CASE("run directory: the tokenizer's copy replaces only earlier runs' copies") {
+    Place place;
+    const auto is_input = [&](const std::string& path) { return path.ends_with("tokenizer.json"); };
+    const auto keep = [&](bool overwrite, const char* name, const char* content) {
+        RunDirectory run(place.path.string());
+        run.begin(overwrite, false, is_input);
+        write_run_json(run, {}, {});
+        run.keep_tokenizer(*name == '\0' ? std::map<std::string, std::string>()
+                                         : std::map<std::string, std::string>{{name, content}});
+    };
+    place.put("tokenizer.json", "somebody's");  // next to the shards: --out is the directory of the data
+    keep(false, "tokenizer.json", "another");
+    CHECK(read_file(place / "tokenizer.json") == "somebody's");
+    keep(true, "tokenizer.bin", "a run's");
+    keep(true, "tokenizer.tiktoken", "the next run's");
+    CHECK(!fs::exists(place / "tokenizer.bin"));
+    CHECK(read_file(place / "tokenizer.tiktoken") == "the next run's");
+    keep(true, "tokenizer.tiktoken", "changed");
+    CHECK(read_file(place / "tokenizer.tiktoken") == "changed");
+    keep(true, "", "");
+    CHECK(!fs::exists(place / "tokenizer.tiktoken"));
+    CHECK(read_file(place / "tokenizer.json") == "somebody's");
+}
+
+TEST_CASE("run directory: final weights are the run's own, and a run whose every save failed begins again") {
+    const std::vector<std::pair<const char*, bool>> configs = {
+        {R"({"checkpoint-every": 0, "checkpoint-minutes": 30})", true},
+        {R"({"checkpoint-every": 5})", true},
+        {R"({"checkpoint-every": 0, "checkpoint-minutes": 0})", false},
+        {"{}", false},
+        {"3", false}};
+    for (const auto& [config, saves] : configs) {
+        CAPTURE(config);
+        Place place;
+        {
+            RunDirectory run(place.path.string());
+            run.begin(false);
+            place.put("run.json", fmt::format(R"({{"run_id": "7", "first_checkpoint": null, "config": {}}})", config));
+            place.put("metrics.jsonl", kStep);
+            run.note_files({"model.safetensors", "config.json"}, false);
+            place.put("model.safetensors", "weights");
+            run.note_files({"model.safetensors", "config.json"}, true);
+        }
+        CHECK(is_run_file(place.path.string(), "model.safetensors"));
+        CHECK(place.start(true) == (saves ? ExitCode::ok : ExitCode::bad_flags));
+        CHECK(read_file(place / (saves ? "before-1/model.safetensors" : "model.safetensors")) == "weights");
     }
 }
 
@@ -285,17 +357,25 @@ TEST_CASE("run directory: a start that is refused leaves no lock") {
 
 TEST_CASE("log file: a disk that takes nothing does not end the run, and lines come later") {
     Place place;
-    if (!fs::exists("/dev/full")) return;
-    fs::create_symlink("/dev/full", place / "log");
+    rlimit limit{};
+    REQUIRE(getrlimit(RLIMIT_FSIZE, &limit) == 0);
+    const auto at_most = [&](rlim_t bytes) {
+        const rlimit lower{bytes, limit.rlim_max};
+        REQUIRE(setrlimit(RLIMIT_FSIZE, &lower) == 0);
+    };
+    const auto before = signal(SIGXFSZ, SIG_IGN);
     {
         LogFile log;
         log.open(place / "log", 0);
+        at_most(0);
         log.append("one");
         log.append("two");
+        at_most(limit.rlim_cur);
+        signal(SIGXFSZ, before);
         CHECK(log.size() == 8);
+        CHECK(read_file(place / "log") == "");
         log.synchronizer()();
-        fs::remove(place / "log");  // there is room again
-        log.append("three");
+        log.append("three");  // there is room again
         CHECK(read_file(place / "log") == "one\ntwo\nthree\n");
         CHECK(log.size() == 14);
     }
