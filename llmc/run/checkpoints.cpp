@@ -23,13 +23,14 @@ std::vector<StateSlice> without_values(const std::vector<DeviceSlice>& state) {
 
 template <class Real>
 Checkpoints<Real>::Checkpoints(const Options& options, const Inputs& inputs, Trainer<Real>& trainer,
-                               RunDirectory& directory, const RunPosition& position)
+                               RunDirectory& directory, const RunPosition& position, const std::function<void()>& alive)
     : options_(options),
       inputs_(inputs),
       trainer_(trainer),
       directory_(directory),
       position_(position),
       command_(options.after_checkpoint),
+      alive_(alive),
       last_saved_(position.saved) {
     if (options.out.empty() || (options.checkpoint_every == 0 && options.checkpoint_minutes == 0)) return;
     const Comm& comm = trainer.comm();
@@ -106,14 +107,30 @@ void Checkpoints<Real>::begin(bool last) {
     job.slices = staging_->slices();
     job.in_background = staging_->is_apart();
     job.failure = failure_of([&] { job.values = staging_->take(trainer_.stream()); });
+    job.values = [this, in_background = job.in_background, values = std::move(job.values)](auto... part) {
+        if (waits_ || !in_background) alive_();  // every piece that is written is a sign of life
+        return values(part...);
+    };
     job.checksums = staging_->checksums();
     job.before_manifest = directory_.synchronizer();
+    job.read = command_.steps();
     if (const std::optional<SaveOutcome> outcome = saver_->begin(std::move(job))) report(*outcome, last);
+}
+
+// Waits for the save that is active, if there is one.
+template <class Real>
+void Checkpoints<Real>::wait(bool last) {
+    waits_ = true;
+    const std::optional<SaveOutcome> outcome = saver_->wait();
+    waits_ = false;
+    if (outcome) report(*outcome, last);
 }
 
 template <class Real>
 void Checkpoints<Real>::save() {
     if (position_.step == last_saved_) return;
+    const int64_t milestones = options_.keep_every;
+    if (milestones > 0 && position_.step % milestones == 0) wait(false);  // --keep-every promises this checkpoint
     if (!saver_->is_active()) return begin(false);
     last_begin_ = monotonic_seconds();
     if (trainer_.comm().is_main())
@@ -123,11 +140,11 @@ void Checkpoints<Real>::save() {
 template <class Real>
 Failure Checkpoints<Real>::finish() {
     if (!saver_) return {};
-    if (const std::optional<SaveOutcome> outcome = saver_->wait()) report(*outcome, false);
+    wait(false);
     if (position_.step == last_saved_ || position_.step == 0) return {};
     const Failure failure = failure_of([&] {
         begin(true);
-        if (const std::optional<SaveOutcome> outcome = saver_->wait()) report(*outcome, true);
+        wait(true);
     });
     if (failure.code == ExitCode::communication) throw Error(failure.code, failure.text);
     return failure;

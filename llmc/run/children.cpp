@@ -1,8 +1,10 @@
 // Starts programs next to the run, and reports those that fail.
 #include "llmc/run/run.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cstring>
 #include <thread>
 
 #include "llmc/base/text.h"
@@ -16,26 +18,69 @@ constexpr double kPatience = 20;  // seconds: how long a run that has ended wait
 
 // ---- --after-checkpoint ---------------------------------------------------------------------------------------------
 
+std::string script_with_path(const std::string& command) {
+    char quote = '\0';   // of the quotation that the character is in
+    size_t end = 0;      // of the last argument
+    bool begins = true;  // a word begins here
+    for (size_t i = 0; i < command.size(); i++) {
+        const char c = command[i];
+        if (quote == '\0' && c == '#' && begins) {  // a comment
+            i = std::min(command.find('\n', i), command.size());
+            continue;
+        }
+        const bool ends_words = quote == '\0' && std::strchr(" \t\n;&", c) != nullptr;
+        begins = ends_words;
+        if (c == '\\' && quote != '\'')
+            i++;  // the next character has no meaning for the shell
+        else if (quote == c)
+            quote = '\0';
+        else if (quote == '\0' && (c == '\'' || c == '"'))
+            quote = c;
+        if (!ends_words) end = i + 1;
+    }
+    end = std::min(end, command.size());
+    return command.substr(0, end) + " \"$@\"" + command.substr(end);
+}
+
+CheckpointCommand::CheckpointCommand(const std::string& command)
+    : command_(command), script_(script_with_path(command)) {}
+
 void CheckpointCommand::start(int64_t step, const std::string& path) {
-    if (!command_.empty())
-        running_.push_back({step, Child({"/bin/sh", "-c", command_ + " \"$@\"", "sh", path}, Child::Pipes::none)});
+    if (command_.empty()) return;
+    look();
+    if (waiting_)
+        print_line("note: --after-checkpoint is not run for step {}: it still runs for step {}, and step {} is newer",
+                   waiting_->step, running_->step, step);
+    waiting_ = {step, path};
+    look();
 }
 
 void CheckpointCommand::look() {
-    std::erase_if(running_, [&](Running& child) {
-        const std::optional<std::string> problem = child.process.result();
-        if (problem && !problem->empty()) warn(child.step, *problem);
-        return problem.has_value();
-    });
+    if (running_) {
+        const std::optional<std::string> problem = running_->process.result();
+        if (!problem) return;
+        if (!problem->empty()) warn(running_->step, *problem);
+        running_.reset();
+    }
+    if (!waiting_) return;
+    running_.emplace(waiting_->step, Child({"/bin/sh", "-c", script_, "sh", waiting_->path}, Child::Pipes::none));
+    waiting_.reset();
 }
 
 void CheckpointCommand::wait(const std::function<void()>& alive) {
     look();
-    if (!running_.empty()) print_line("waiting for --after-checkpoint of step {}", running_.back().step);
-    for (; !running_.empty(); look()) {
+    if (running_) print_line("waiting for --after-checkpoint of step {}", waiting_ ? waiting_->step : running_->step);
+    for (; running_; look()) {
         alive();
         std::this_thread::sleep_for(std::chrono::milliseconds(100));
     }
+}
+
+std::vector<int64_t> CheckpointCommand::steps() const {
+    std::vector<int64_t> steps;
+    if (running_) steps.push_back(running_->step);
+    if (waiting_) steps.push_back(waiting_->step);
+    return steps;
 }
 
 void CheckpointCommand::warn(int64_t step, const std::string& problem) const {

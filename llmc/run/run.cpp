@@ -57,7 +57,7 @@ Run<Real>::Run(const Options& options, const Inputs& inputs, const CardFacts& ca
       first_step_(position.step + 1),
       last_step_(last_step_of(options, position)),
       deadline_(deadline_after(options.max_minutes)),
-      checkpoints_(options, inputs, trainer, directory, position_),
+      checkpoints_(options, inputs, trainer, directory, position_, [&ranks] { ranks.watchdog.alive(); }),
       stop_waits_for_(checkpoints_.enabled() ? "this step and its checkpoint" : "this step"),
       loader_(loader_from(position, options, inputs, comm_)),
       evaluation_(options, inputs, trainer, ranks.watchdog),
@@ -331,7 +331,7 @@ ExitCode Run<Real>::finish() {
     synchronize_device();  // throws if something failed after the last result
     evaluation_.print_floor();
     if (unsaved) throw Error(unsaved.code, unsaved.text);
-    checkpoints_.wait_for_commands([&] { ranks_.watchdog.alive(); });
+    checkpoints_.wait_for_commands();
 
     const RunEnd end{first_step_, step, stop_, checkpoints_.enabled(), seconds_since_start(), reports_.results()};
     if (comm_.is_main()) print_end(options_, end);

@@ -2,6 +2,7 @@
 // end. The training loop in train_gpt.cu drives a Run. Two of its parts are declared here, too: Checkpoints
 // (checkpoints.cpp), and the programs that run next to training (children.cpp).
 #pragma once
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -34,21 +35,27 @@ namespace llmc {
 // neither waits for them nor ends when they fail. Ctrl-C in a terminal does not reach them, and they write to standard
 // error.
 
-// Runs the command of --after-checkpoint when a checkpoint is complete: an upload, an evaluation.
+// Runs the command of --after-checkpoint when a checkpoint is complete: an upload, an evaluation. One command runs at a
+// time. Meanwhile the newest checkpoint waits for its command, and older ones get none.
 class CheckpointCommand {
 public:
     // `command` is one of the shell's; "" runs nothing.
-    explicit CheckpointCommand(const std::string& command) : command_(command) {}
+    explicit CheckpointCommand(const std::string& command);
 
-    // Starts the command with the checkpoint's path as its last argument. Commands of earlier checkpoints may still be
-    // running.
+    // Runs the command for a checkpoint, now or after the command that runs.
     void start(int64_t step, const std::string& path);
-    // Warns of the commands that have failed since the last call. Does not wait.
+    // Warns if the command has failed, and starts the next one. Does not wait.
     void look();
-    // Waits for the commands that are still running, and calls `alive` about ten times a second meanwhile.
+    // Waits for the commands, and calls `alive` about ten times a second meanwhile.
     void wait(const std::function<void()>& alive);
+    // The steps whose checkpoints the command reads or is going to read.
+    std::vector<int64_t> steps() const;
 
 private:
+    struct Task {
+        int64_t step;
+        std::string path;
+    };
     struct Running {
         int64_t step;
         Child process;
@@ -56,8 +63,13 @@ private:
     void warn(int64_t step, const std::string& problem) const;
 
     const std::string command_;
-    std::vector<Running> running_;
+    const std::string script_;  // for `sh -c`, with the path as $1
+    std::optional<Running> running_;
+    std::optional<Task> waiting_;
 };
+// The script that runs the command with its first parameter as the last argument of the last command in it: before the
+// operator that ends it ("train.sh &") and before a comment.
+std::string script_with_path(const std::string& command);
 
 // Runs scripts/follow.py for --track. It reads metrics.jsonl.
 class Follower {
@@ -85,8 +97,10 @@ template <class Real>
 class Checkpoints {
 public:
     // `position` is where the run is; Run updates it. Throws Error(no_resources) if there is no room for a checkpoint.
+    // `alive` is called while the run does nothing but write a checkpoint, from any thread, as long as there is
+    // progress.
     Checkpoints(const Options& options, const Inputs& inputs, Trainer<Real>& trainer, RunDirectory& directory,
-                const RunPosition& position);
+                const RunPosition& position, const std::function<void()>& alive);
 
     bool enabled() const { return saver_.has_value(); }
     // This rank's state, which it tells the others at the end of a step.
@@ -103,10 +117,11 @@ public:
     // if that failed, the same on every rank.
     Failure finish();
     // Waits for the commands of --after-checkpoint, and calls `alive` meanwhile.
-    void wait_for_commands(const std::function<void()>& alive) { command_.wait(alive); }
+    void wait_for_commands() { command_.wait(alive_); }
 
 private:
     void begin(bool last);
+    void wait(bool last);
     void report(const SaveOutcome& outcome, bool last);
     Manifest manifest();
 
@@ -118,6 +133,8 @@ private:
     std::optional<Staging> staging_;
     std::optional<CheckpointSaver> saver_;
     CheckpointCommand command_;
+    const std::function<void()> alive_;
+    std::atomic<bool> waits_{false};  // the run waits for the save
     double last_begin_ = monotonic_seconds();
     int64_t last_saved_;  // step of the last checkpoint in this directory; -1 if there is none
 };
