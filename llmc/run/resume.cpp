@@ -36,6 +36,11 @@ bool is_directory(const std::string& path) {
     return fs::is_directory(path, ignored);
 }
 
+bool is_gone(const std::string& path) {
+    std::error_code ignored;
+    return fs::symlink_status(path, ignored).type() == fs::file_type::not_found;
+}
+
 // Rank 0's paths, on every rank. A zero byte, which no path contains, ends each of them on the way.
 std::vector<std::string> broadcast_paths(const Comm& comm, const std::vector<std::string>& paths) {
     std::string text;
@@ -51,6 +56,7 @@ struct Candidates {
     std::string directory;           // directory that was searched; "" if --resume names one checkpoint
     std::vector<std::string> paths;  // complete checkpoints, newest first
     int64_t all = 0;                 // number of checkpoints, complete or not
+    bool changed = false;            // a checkpoint was deleted during the search
 };
 
 // Searches the directory that --resume names, or else `own`.
@@ -59,7 +65,7 @@ Candidates candidates_for(const Options& o, const std::string& own) {
     const std::string& named = o.resume.text;
     if (is_path && fs::exists(named + "/" + kManifestName)) {
         if (o.rewind > 0) refuse("--rewind counts from the newest checkpoint, and --resume names one");
-        return {"", {named}, 1};
+        return {"", {named}, 1, false};
     }
     Candidates candidates;
     candidates.directory = !is_path ? own : is_directory(named + "/checkpoints") ? named + "/checkpoints" : named;
@@ -68,6 +74,8 @@ Candidates candidates_for(const Options& o, const std::string& own) {
         candidates.all++;
         if (found.has_manifest)
             candidates.paths.push_back(found.path);
+        else if (is_gone(found.path))
+            candidates.changed = true;
         else if (found.is_link && !is_directory(found.path))
             print_error("train_gpt: skipping {}: it is a link that leads nowhere", found.path);
         else
@@ -88,7 +96,7 @@ void require_no_run(const std::string& out) {
 }
 
 // Opens and checks one candidate; throws on every rank if it cannot be used.
-std::unique_ptr<CheckpointReader> open_candidate(const std::string& path, const Options& o, Ranks& ranks) {
+std::unique_ptr<CheckpointReader> open_candidate(const std::string& path, Verify how, Ranks& ranks) {
     const Comm& comm = ranks.comm;
     std::string text;
     do_together(comm, [&] {
@@ -97,27 +105,31 @@ std::unique_ptr<CheckpointReader> open_candidate(const std::string& path, const 
     text = broadcast_text(comm, text);
     auto reader = std::make_unique<CheckpointReader>(path, text);
     do_together(comm, [&] {
-        reader->verify(o.verify, static_cast<size_t>(comm.rank()), static_cast<size_t>(comm.world()),
+        reader->verify(how, static_cast<size_t>(comm.rank()), static_cast<size_t>(comm.world()),
                        [&] { ranks.watchdog.alive(); });
     });
     return reader;
 }
 
-// The newest undamaged checkpoint, after skipping --rewind of them.
-std::unique_ptr<CheckpointReader> newest(const std::vector<std::string>& paths, const Options& o, Ranks& ranks) {
+// The newest undamaged checkpoint after the newest --rewind of them, whose values need no check. Returns nothing if
+// another process, which prunes its checkpoints, has deleted one that was to be read: there is a newer one.
+std::unique_ptr<CheckpointReader> newest(const Candidates& candidates, const Options& o, Ranks& ranks) {
+    const Comm& comm = ranks.comm;
     std::string problems;
     int64_t left_out = 0;
-    for (const std::string& path : paths) {
+    for (const std::string& path : broadcast_paths(comm, candidates.paths)) {
         try {
-            std::unique_ptr<CheckpointReader> reader = open_candidate(path, o, ranks);
+            const Verify how = left_out < o.rewind ? Verify::none : o.verify;
+            std::unique_ptr<CheckpointReader> reader = open_candidate(path, how, ranks);
             if (left_out++ == o.rewind) return reader;
         } catch (const Error& error) {
             if (error.code() != ExitCode::checkpoint) throw;
+            if (comm.host_max(comm.is_main() && is_gone(path)) > 0) return nullptr;
             problems += std::string("\n  ") + error.what();
-            if (ranks.comm.is_main())
-                print_error("train_gpt: skipping {}: it is damaged: {}", path, sanitize(error.what()));
+            if (comm.is_main()) print_error("train_gpt: skipping {}: it is damaged: {}", path, sanitize(error.what()));
         }
     }
+    if (comm.host_max(candidates.changed) > 0) return nullptr;
     if (left_out > 0)
         fail("--rewind {}: there are {} undamaged checkpoints, so --rewind can be at most {}", o.rewind, left_out,
              left_out - 1);
@@ -250,20 +262,22 @@ std::optional<Resumed> find_checkpoint(const Options& o, const Inputs& inputs, R
     const double began = monotonic_seconds();
     const Comm& comm = ranks.comm;
     const std::string own = o.out.empty() ? "" : o.out + "/checkpoints";
-    Candidates mine;  // empty except on rank 0
-    do_together(comm, [&] {
-        if (!comm.is_main()) return;
-        mine = candidates_for(o, own);
-        if (is_auto && mine.all == 0) require_no_run(o.out);
-    });
-    if (comm.host_max(mine.all) == 0) {
-        if (is_auto) return std::nullopt;
-        fail("--resume {}: there is no checkpoint in {}{}", o.resume.text,
-             comm.is_main() ? mine.directory : "the run directory",
-             o.resume.value == ResumeFrom::latest ? "; --resume auto starts a new run if there is none" : "");
-    }
     Resumed resumed;
-    resumed.checkpoint = newest(broadcast_paths(comm, mine.paths), o, ranks);
+    while (!resumed.checkpoint) {
+        Candidates mine;  // empty except on rank 0
+        do_together(comm, [&] {
+            if (!comm.is_main()) return;
+            mine = candidates_for(o, own);
+            if (is_auto && mine.all == 0) require_no_run(o.out);
+        });
+        if (comm.host_max(mine.all) == 0) {
+            if (is_auto) return std::nullopt;
+            fail("--resume {}: there is no checkpoint in {}{}", o.resume.text,
+                 comm.is_main() ? mine.directory : "the run directory",
+                 o.resume.value == ResumeFrom::latest ? "; --resume auto starts a new run if there is none" : "");
+        }
+        resumed.checkpoint = newest(mine, o, ranks);
+    }
     read_position(o, inputs, resumed);
     compare_configurations(o, resumed);
     bool in_place = false;  // on rank 0: the checkpoint is in --out, so its logs continue
