@@ -58,6 +58,8 @@ public:
 
     // The configuration. With block scales, fields that do not apply have fixed values.
     const Fp8Config& config() const { return config_; }
+    // All layers leave FP8 after this step instead of the configured one.
+    void leave_after(int64_t step) { config_.until = step; }
     Fp8Scaling scaling() const { return scaling_; }
     bool has_block_scales() const { return scaling_ != Fp8Scaling::tensor; }
     bool falls_back() const { return config_.fallback.steps > 0; }
@@ -122,7 +124,7 @@ private:
     void add_counts(std::vector<Fp8State>& states, std::vector<Fp8Watch>& watches) const;
 
     const Comm comm_;
-    const Fp8Config config_;
+    Fp8Config config_;
     const Fp8Scaling scaling_;
     std::vector<std::string> names_;
     std::vector<bool> left_;

@@ -365,11 +365,21 @@ void restore(Trainer<Real>& trainer, Ranks& ranks, const Resumed& resumed) {
 }  // namespace
 
 template <class Real>
+void decay(Trainer<Real>& trainer, const Options& o, const Decay& decay) {
+    trainer.decay(decay.from, decay.until);
+    if (trainer.fp8() && o.fp8_until.value.is_percentage)
+        trainer.fp8()->leave_after(std::max(o.fp8_until.value.step(decay.until), decay.from + 1));
+}
+
+template void decay(Trainer<float>&, const Options&, const Decay&);
+template void decay(Trainer<bf16>&, const Options&, const Decay&);
+
+template <class Real>
 RunPosition set_weights(Trainer<Real>& trainer, const Options& o, Ranks& ranks, std::optional<Resumed>& resumed) {
     if (resumed) {
         restore(trainer, ranks, *resumed);
         if (o.plateau.text != "off") trainer.scale_rate(resumed->position.watch.rate_factor());
-        if (const Decay& decay = resumed->position.decay; decay.has_begun()) trainer.decay(decay.from, decay.until);
+        if (resumed->position.decay.has_begun()) decay(trainer, o, resumed->position.decay);
         resumed->checkpoint.reset();  // closes its files, which may have to be deleted
         return resumed->position;
     }

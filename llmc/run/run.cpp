@@ -64,7 +64,7 @@ Run<Real>::Run(const Options& options, const Inputs& inputs, const CardFacts& ca
       reports_(options, {last_step_, card.peak_tflops, comm_.world(), options.log_every}, inputs,
                position.data_step - position.step, trainer.fp8(), comm_, directory),
       profiler_(comm_, profiler_setup(options, trainer)),
-      decay_file_(trainer.config(), directory) {
+      decay_file_(trainer.config(), inputs.sources, directory) {
     begin_records(directory, trainer, options, card.check, ranks, position);
     reports_.count_earlier_alerts();
     inputs.keep_tokenizer(directory);
@@ -179,7 +179,7 @@ template <class Real>
 void Run<Real>::begin_decay(int64_t steps) {
     const int64_t step = position_.step, until = step + steps;
     position_.decay = {step, until};
-    trainer_.decay(step, until);
+    decay(trainer_, options_, position_.decay);
     last_step_ = std::min(last_step_, until);
     agreed_.time_to_save = 1;
     reports_.end_at(last_step_);

@@ -52,6 +52,10 @@ std::optional<Resumed> find_checkpoint(const Options& options, const Inputs& inp
 template <class Real>
 RunPosition set_weights(Trainer<Real>& trainer, const Options& options, Ranks& ranks, std::optional<Resumed>& resumed);
 
+// Begins a decay that somebody asked for by hand. A share of the run (--fp8-until 94%) is then one of the shorter run.
+template <class Real>
+void decay(Trainer<Real>& trainer, const Options& options, const Decay& decay);
+
 // ---- the run directory and its records (start.cpp) ------------------------------------------------------------------
 
 // Prepares rank 0's directory for a new run, and writes the findings of its card check to check.json, unless they are

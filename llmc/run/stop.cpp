@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <utility>
 
 #include "llmc/base/child.h"
 #include "llmc/base/files.h"
@@ -118,36 +119,44 @@ bool StopPoll::operator()() {
 
 // ---- "decay now" ----------------------------------------------------------------------------------------------------
 
-DecayFile::DecayFile(const TrainerConfig& config, const RunDirectory& directory)
-    : config_(config), path_(directory.active() ? directory.file("decay") : "") {}
+DecayFile::DecayFile(const TrainerConfig& config, const TrainSources& sources, const RunDirectory& directory,
+                     double seconds_between_looks)
+    : config_(config), sources_(sources), interval_(seconds_between_looks), directory_(directory.path()) {}
 
 int64_t DecayFile::look(int64_t step) {
     const double now = monotonic_seconds();
-    if (path_.empty() || now < next_look_) return kNone;
-    next_look_ = now + 1;
+    if (directory_.empty() || now < next_look_) return kNone;
+    next_look_ = now + interval_;
+    const std::string path = directory_ + "/decay";
     std::error_code ignored;
-    if (!std::filesystem::exists(path_, ignored)) return kNone;
-    std::string problem;
-    int64_t steps = kNone;
+    if (!std::filesystem::exists(path, ignored)) return kNone;
+    std::string text;
     try {
-        constexpr InputKind kind = {"request", "one line with a number of steps", ExitCode::failure, 1};
-        const std::string text = read_input(path_, kind);
-        if (!text.ends_with('\n')) return kNone;  // its writer is not done yet
-        const std::optional<int64_t> asked = number_in<int64_t>(text.substr(0, text.find('\n')));
-        steps = asked.value_or(kNone);
-        problem = asked ? problem_of(step, steps) : "expected one line with a number of steps, such as 2000";
+        constexpr InputKind kind = {"request", "one line with a number of steps", ExitCode::failure, 1, false};
+        text = read_input(path, kind);
     } catch (const Error& error) {
-        problem = error.what();
+        text = error.what();
     }
-    if (problem.empty()) return steps;
-    print_error("train_gpt: step {}: {} is ignored and deleted: {}", step, path_, problem);
-    if (unlink(path_.c_str()) != 0) path_.clear();  // a directory, for example
+    if (text == answered_) return kNone;
+    const bool seen = text == std::exchange(seen_, text);
+    if (!seen && !text.ends_with('\n')) return kNone;  // its writer may not be done yet
+    answered_ = text;
+    const std::optional<int64_t> steps = number_in<int64_t>(text.substr(0, text.find_last_not_of(" \t\r\n") + 1));
+    if (!steps) {
+        print_error("train_gpt: step {}: {} is ignored: expected one line with a number of steps, such as 2000", step,
+                    path);
+        return kNone;
+    }
+    const std::string problem = problem_of(step, *steps);
+    if (problem.empty()) return *steps;
+    print_error("train_gpt: step {}: {} is ignored and deleted: {}", step, path, problem);
+    if (unlink(path.c_str()) != 0) directory_.clear();
     return kNone;
 }
 
 void DecayFile::forget() {
-    if (!path_.empty()) unlink(path_.c_str());
-    path_.clear();
+    if (!directory_.empty() && is_run_file(directory_, "decay")) unlink((directory_ + "/decay").c_str());
+    directory_.clear();
 }
 
 std::string DecayFile::problem_of(int64_t step, int64_t steps) const {
@@ -163,6 +172,12 @@ std::string DecayFile::problem_of(int64_t step, int64_t steps) const {
     const int64_t left = schedule.steps - step;
     if (steps < 1 || steps > left)
         return fmt::format("it asks for a decay of {}; {} to {} are possible", plural(steps, "step"), 1, left);
+    for (const TrainSources::Stage& stage : sources_.stages)
+        if (const int64_t start = stage.steps_before(schedule.steps); stage.is_percentage && start > step)
+            return fmt::format(
+                "--train begins a stage at a percentage of -x, after step {}; resume the run with @{} in "
+                "its place, and ask again",
+                start, start);
     return "";
 }
 

@@ -7,6 +7,7 @@
 
 #include "llmc/base/clock.h"
 #include "llmc/comm/comm.h"
+#include "llmc/data/order.h"
 #include "llmc/log/run_directory.h"
 #include "llmc/train/trainer.h"
 
@@ -85,10 +86,12 @@ struct Decay {
 class DecayFile {
 public:
     static constexpr int64_t kNone = -1;
-    DecayFile(const TrainerConfig& config, const RunDirectory& directory);
+    DecayFile(const TrainerConfig& config, const TrainSources& sources, const RunDirectory& directory,
+              double seconds_between_looks = 1);
 
-    // The number of steps for which the file asks after `step`, or kNone. A file that asks for a decay that this run
-    // cannot begin is deleted, and its problem printed.
+    // The number of steps for which the file asks after `step`, or kNone. A file without a line feed counts once it is
+    // the same at two looks, because its writer may not be done at the first. A file that asks for a decay that this
+    // run cannot begin is deleted, and its problem printed. Anything but a number is not a request and stays.
     int64_t look(int64_t step);
     // Deletes the file, and looks no more. Call once a checkpoint holds the decay, or if none will.
     void forget();
@@ -98,8 +101,11 @@ private:
     std::string problem_of(int64_t step, int64_t steps) const;
 
     const TrainerConfig& config_;
-    std::string path_;      // "" if this process does not look
-    double next_look_ = 0;  // monotonic_seconds()
+    const TrainSources& sources_;
+    const double interval_;                       // seconds between looks
+    std::string directory_;                       // "" if this process does not look
+    double next_look_ = 0;                        // monotonic_seconds()
+    std::optional<std::string> seen_, answered_;  // content of the file at the last look, and at the last answer
 };
 
 }  // namespace llmc

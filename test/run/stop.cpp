@@ -7,7 +7,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <string>
+
+#include "test/helpers.h"
 
 using namespace llmc;
 
@@ -112,4 +115,60 @@ TEST_CASE("signals: SIGHUP stays ignored under nohup") {
               raise(SIGHUP);
               return stop_requested() ? 1 : 7;
           }) == 7);
+}
+
+// ---- "decay now" ----------------------------------------------------------------------------------------------------
+
+TEST_CASE("decay file: what is a request, what is refused, and what is not touched") {
+    const test::TemporaryDirectory base;
+    const RunDirectory directory(base.path.string());
+    const std::string path = base / "decay";
+    TrainerConfig config;
+    config.schedule.kind = ScheduleKind::wsd;
+    config.schedule.steps = 100;
+    const TrainSources one = sources_from_text("a"), early = sources_from_text("a:1@0;b:1@40%"),
+                       late = sources_from_text("a:1@0;b:1@60%"), step = sources_from_text("a:1@0;b:1@60");
+    struct Example {
+        const char* text;
+        const TrainSources& sources;
+        int64_t first, second;  // answers of two looks after step 50
+        bool stays;
+    };
+    constexpr int64_t kNone = DecayFile::kNone;
+    for (const Example& example : {Example{"20\n", one, 20, 20, true},
+                                   {"20", one, kNone, 20, true},  // it may have become 200
+                                   {"20 \r\n", one, 20, 20, true},
+                                   {"20\n", early, 20, 20, true},
+                                   {"20\n", step, 20, 20, true},
+                                   {"20\n", late, kNone, kNone, false},  // 60 % of another length
+                                   {"0\n", one, kNone, kNone, false},
+                                   {"51\n", one, kNone, kNone, false},
+                                   {"51", one, kNone, kNone, false},
+                                   {"soon\n", one, kNone, kNone, true},
+                                   {"soon", one, kNone, kNone, true},
+                                   {"20\n30\n", one, kNone, kNone, true},
+                                   {"", one, kNone, kNone, true}}) {
+        CAPTURE(example.text);
+        test::make_file(path, example.text);
+        DecayFile file(config, example.sources, directory, 0);
+        CHECK(file.look(50) == example.first);
+        if (example.first != kNone) continue;
+        CHECK(file.look(50) == example.second);
+        CHECK(std::filesystem::exists(path) == example.stays);
+    }
+    // Text that grows between two looks counts when it is complete. A link is no request.
+    test::make_file(path, "2");
+    DecayFile file(config, one, directory, 0);
+    CHECK(file.look(50) == kNone);
+    test::make_file(path, "20");
+    CHECK(file.look(50) == kNone);
+    CHECK(file.look(50) == 20);
+    file.forget();
+    CHECK(!std::filesystem::exists(path));
+    std::filesystem::create_symlink(test::make_file(base / "elsewhere", "20\n"), path);
+    DecayFile other(config, one, directory, 0);
+    for (int i = 0; i < 2; i++) CHECK(other.look(50) == kNone);
+    other.forget();
+    CHECK(std::filesystem::is_symlink(path));
+    CHECK(test::read_file(base / "elsewhere") == "20\n");
 }
