@@ -4,6 +4,7 @@
 //   DISK_FAIL_AT=N     and from there on lets calls fail, with
 //   DISK_ERRNO=E       this error number
 //   DISK_SLOW=SECONDS  makes every fsync() of a rank's file take so long
+//   DISK_WRITE_MS=MS   makes every pwrite() to a rank's file take so long
 //   DISK_READ_MS=MS    makes every pread() of any file take so long
 //   DISK_HIDE=1        shows no directory's names, and no manifest
 //   DISK_COUNT=FILE    writes the number of calls there at the end
@@ -91,6 +92,7 @@ int close(int fd) {
 }
 static ssize_t write_file(ssize_t (*real)(int, const void*, size_t, off_t), int fd, const void* data, size_t n, off_t at) {
     if (fd < 0 || fd >= (int)sizeof watched || !watched[fd]) return real(fd, data, n, at);
+    if (watched[fd] == RANK_FILE && setting("DISK_WRITE_MS")) usleep((unsigned)setting("DISK_WRITE_MS") * 1000);
     if (meet()) return -1;
     return real(fd, data, n, at);
 }

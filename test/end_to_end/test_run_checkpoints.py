@@ -10,6 +10,7 @@ import functools
 import itertools
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -237,6 +238,7 @@ class Resume(Case):
         run_ = Directory()
         for stop in (2, 4, 6, 8):
             self.succeeds(run_.run("--keep", "0", "--stop-after", str(stop), "--resume", "auto"))
+        damage(os.path.join(run_.checkpoints[8], "rank_00000.safetensors"))  # what is skipped is not read
         result = self.succeeds(run_.run("--keep", "0", "--resume", "latest", "--rewind", "2", "--skip-data", "3"))
         self.assertIn("step 4 is done", result.out)
         whole = [r["batch_hash"] for r in whole_run("--max-steps", "16").records() if "loss" in r]
@@ -279,18 +281,64 @@ class Resume(Case):
         self.assertEqual(list(run_.checkpoints), [4, 8])
 
     def test_a_command_after_each(self):
-        """--after-checkpoint gets the paths of complete checkpoints; what it does never ends a run, which waits for it."""
-        run_, log = Directory(), new_path()
-        command = f'f() {{ sleep 0.2; test -s "$1/manifest.json" && basename "$1" >> {log}; }}; f'
-        done = self.succeeds(run_.run("-n", "2", "--max-steps", "5", "--keep", "0", "--after-checkpoint", command))
-        self.assertIn("waiting for --after-checkpoint of step 5\n", done.out)
+        """--after-checkpoint gets the paths of complete checkpoints, one at a time, and --keep deletes none of those that
+        it reads. What it does never ends a run, which waits for it."""
+        run_, log, go = Directory(), new_path(), new_path()
+        command = (f'f() {{ until [ -e {go} ]; do sleep 0.01; done; test -s "$1/manifest.json" && basename "$1" >> {log}; '
+                   '}; f # a note')
+        process = self.started(run_.start("-n", "2", "--max-steps", "9", "--keep", "1", "--after-checkpoint", command))
+        said = self.wait_for(process, "waiting for --after-checkpoint of step 9\n")
+        first, *others, last = re.findall(r"checkpoint of step (\d+) written", said)
+        self.assertEqual(list(run_.checkpoints), sorted({int(first), int((others or [first])[-1]), 9}),
+                         "the first is read, and the last but one waited while the last was saved")
+        with open(go, "w", encoding="utf-8"):
+            pass
+        self.ended(process)
+        for step in others:
+            self.assertIn(f"note: --after-checkpoint is not run for step {step}: it still runs for step {first}, and", said)
         with open(log, encoding="utf-8") as file:
-            self.assertEqual(sorted(file.read().split()), sorted(os.listdir(os.path.join(run_.path, "checkpoints"))))
-        failed = self.succeeds(Directory().run("--max-steps", "2", "--after-checkpoint", "exit 3 #"))
-        self.assertIn("warning: --after-checkpoint 'exit 3 #' failed with exit code 3 for the checkpoint of step 2; "
-                      "training continues\n", failed.err)
-        failed = self.succeeds(Directory().run("--max-steps", "2", "--after-checkpoint", "kill -s PIPE $$; exit 3 #"))
-        self.assertIn("#' was killed by signal 13 for", failed.err, "the run's own ignored signals reach no pipeline")
+            self.assertEqual(file.read().split(), [f"step_{int(step):08}" for step in (first, last)])
+        failed = self.succeeds(Directory().run("--max-steps", "2", "--after-checkpoint", "f() { exit 3; }; f &"))
+        self.assertNotIn("warning", failed.err)
+        failed = self.succeeds(Directory().run("--max-steps", "2", "--after-checkpoint", "f() { exit 3; }; f"))
+        self.assertIn("warning: --after-checkpoint 'f() { exit 3; }; f' failed with exit code 3 for the checkpoint of step "
+                      "2; training continues\n", failed.err)
+        failed = self.succeeds(Directory().run("--max-steps", "2", "--after-checkpoint", "kill -s PIPE $$; true"))
+        self.assertIn("true' was killed by signal 13 for", failed.err, "the run's own ignored signals reach no pipeline")
+
+    def test_a_command_in_a_strangers_run_json(self):
+        """It is printed and not run, with --resume and with --config."""
+        run_, touched = Directory(), new_path()
+        self.succeeds(run_.run("--stop-after", "2", "--after-checkpoint", f"touch {touched}; true"))
+        os.remove(touched)
+        for flags in (["--out", new_path(), "--config", run_.file("run.json"), "--stop-after", "2"],
+                      ["--out", run_.path, "--resume", "latest", "--stop-after", "4"]):
+            done = self.succeeds(run(*flags))
+            self.assertIn(f"has --after-checkpoint 'touch {touched}; true', which counts on the command line alone", done.out)
+            self.assertFalse(os.path.exists(touched))
+        self.succeeds(run("--out", run_.path, "--resume", "latest", "--stop-after", "6", "--after-checkpoint",
+                          f"touch {touched}; true"))
+        self.assertTrue(os.path.exists(touched))
+
+    def test_resumed_from_a_run_that_prunes(self):
+        """The newest checkpoint is deleted after it was found: there is a newer one by then."""
+        other = Directory()
+        for stop in ("3", "6", "9"):
+            self.succeeds(other.run("--keep", "0", "--stop-after", stop, "--resume", "auto"))
+        there = other.checkpoints
+        newer = shutil.move(there[9], new_path())
+        run_ = Directory()
+        process = self.started(run_.start("--resume", other.path,
+                                          env={"LD_PRELOAD": disk_trouble(), "DISK_READ_MS": "40"}))
+        opened = os.path.join(there[6], "rank_00000.safetensors")
+        while process.poll() is None and not any(os.path.realpath(f"/proc/{process.pid}/fd/{fd}") == opened
+                                                 for fd in os.listdir(f"/proc/{process.pid}/fd")):
+            time.sleep(0.001)
+        shutil.move(newer, there[9])
+        for step in (3, 6):
+            shutil.rmtree(there[step])
+        self.wait_for(process, "step 9 is done")
+        process.kill()
 
     def test_another_reader(self):
         """A reader that only knows the description finds the same numbers."""
@@ -566,17 +614,21 @@ class DecayNow(Case):
         self.succeeds(run_.run(*self.LONG, "--resume", "latest"))
         self.assertEqual(self.weights(run_), self.expected)
 
-    def test_a_file_that_is_still_being_written(self):
+    def test_a_share_of_the_run_is_one_of_the_shorter_run(self):
+        """--fp8-until 94% follows the end of the run, also after another resume."""
+        fp8 = ["--precision", "fp8", "--fp8-until", "94%"]
+        planned = Directory()
+        self.succeeds(planned.run(*self.FLAGS, *fp8, "--max-steps", "10", "--decay-from", "6"))
         run_ = Directory()
-        os.makedirs(run_.path)
-        self.ask(run_, "4")  # it may become 40
-        self.succeeds(run_.run(*self.FLAGS))
-        self.assertTrue(os.path.exists(run_.file("decay")))
-        self.assertFalse(any("decay_from" in record for record in run_.records()))
+        self.succeeds(run_.run(*self.LONG, *fp8, "--stop-after", "5"))
+        self.ask(run_, "4\n")
+        self.succeeds(run_.run(*self.LONG, *fp8, "--stop-after", "8", "--resume", "latest"))
+        result = self.succeeds(run_.run(*self.LONG, *fp8, "--resume", "latest"))
+        self.assertIn("step 9: all layers continue in BF16 (--fp8-until 94%)", result.out)
+        self.assertEqual(self.weights(run_), self.weights(planned))
 
     def test_refusals(self):
         for flags, text, problem in ((["--schedule", "cosine"], "4\n", "--schedule cosine has no decay to begin"),
-                                     ([], "soon\n", "expected one line with a number of steps"),
                                      ([], "0\n", "1 to 11 are possible"),
                                      ([], "12\n", "1 to 11 are possible"),
                                      (["--warmup", "5"], "4\n", "the warm-up takes 5 steps"),
@@ -659,6 +711,31 @@ class Disk(Case):
         # The lines of steps 3 to 6 appear while the file of step 2 is still being written.
         self.assertLess(seen["step     6"] - seen["step     2"], slow)
         self.assertIn(12, run_.checkpoints)
+
+    def test_milestones_are_not_skipped(self):
+        """A checkpoint of --keep-every waits for the one before it."""
+        run_ = Directory()
+        done = self.succeeds(run_.run("-n", "1", "--keep-every", "3", "--max-steps", "4", "--val-every", "0",
+                                      env={"LD_PRELOAD": disk_trouble(), "DISK_SLOW": "1"}))
+        self.assertIn(3, run_.checkpoints, done.out)
+
+    def test_a_save_that_takes_longer_than_its_time_limit(self):
+        """Progress is a sign of life. The file has some 50 parts, so it takes longer than a second."""
+        run_ = Directory()
+        self.succeeds(run_.run("--stop-after", "1", "--timeout-save", "1", "--val-every", "0",
+                               env={"LD_PRELOAD": disk_trouble(), "DISK_WRITE_MS": "50"}))
+        self.assertIn(1, run_.checkpoints)
+
+    def test_a_run_whose_every_save_failed_begins_again(self):
+        """Its weights are moved aside, like its records."""
+        run_ = Directory()
+        failed = run_.run("--max-steps", "4", env={"LD_PRELOAD": disk_trouble(), "DISK_FAIL_AT": "1",
+                                                   "DISK_ERRNO": str(errno.EIO)})
+        self.refused(failed, CHECKPOINT, "the checkpoint of step 4 could not be written")
+        weights = read_bytes(run_.file("model.safetensors"))
+        self.succeeds(run_.run("--max-steps", "4", "--resume", "auto"))
+        self.assertEqual(read_bytes(run_.file("before-1", "model.safetensors")), weights)
+        self.assertIn(4, run_.checkpoints)
 
     def mounted(self, size):
         """The path of a file system of this size in bytes."""

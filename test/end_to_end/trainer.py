@@ -156,10 +156,12 @@ class Case(unittest.TestCase):
         return process
 
     def wait_for(self, process, text):
-        """Reads the output of a process up to a line with this text."""
+        """Reads the output of a process up to a line with this text, and returns it."""
+        read = ""
         for line in iter(process.stdout.readline, ""):
+            read += line
             if text in line:
-                return
+                return read
         self.fail(f"exit code {process.wait(timeout=60)} before a line with {text!r}")
 
     def ended(self, process, code=0, limit=60):
