@@ -20,10 +20,10 @@ from trainer import (DATA, ENVIRONMENT, FLAGS, PROGRAM, ROOT, Case, FinishedRun,
 
 # Makes the tokenizers of test/data/made_tokenizers.py, and has the libraries encode texts: {kind: [file, [[text, ids]]]}.
 MAKER = """
-import json, os, sys
+import json, os, subprocess, sys
 sys.path[:0] = [os.path.join(sys.argv[1], "test", "data"), os.path.join(sys.argv[1], "data")]
 import tokenizers, made_tokenizers as made
-from prepare import tokenizers as ours, train_tokenizer, readers
+from prepare import tokenizers as ours
 folder, made_of = sys.argv[2], {}
 def write(kind, name, content):
     os.makedirs(os.path.join(folder, kind))
@@ -34,8 +34,9 @@ def write(kind, name, content):
 write("gpt2", "gpt2.tiktoken", made.gpt2_like())
 for kind in ("llama3", "llama2", "neox"):
     write(kind, "tokenizer.json", made.content(getattr(made, kind + "_like")()))
-write("own", "tokenizer.json", b"")
-train_tokenizer.train_tokenizer([os.path.join(sys.argv[1], "README.md")], made_of["own"], 400, readers.Format("text", None))
+made_of["own"] = os.path.join(folder, "own.json")
+subprocess.run([sys.executable, "-m", "data.prepare", "train-tokenizer", "README.md", "--vocab", "400", "--out", made_of["own"]],
+               cwd=sys.argv[1], check=True, capture_output=True)
 texts = [text for text in made.random_texts(60, seed=7) if "\\n" not in text] + ["a\\n\\nb", "12345"]
 found = {}
 for kind, path in made_of.items():
@@ -54,7 +55,7 @@ json.dump(found, sys.stdout)
 def tokenizers():
     """{kind: [path, [[text, ids]]]}"""
     made = subprocess.run([PYTHON, "-c", MAKER, ROOT, new_path("tokenizers")], check=True, capture_output=True, text=True)
-    return json.loads(made.stdout.splitlines()[-1])
+    return json.loads(made.stdout)
 
 
 def prepare(*arguments):
@@ -101,7 +102,7 @@ class Prompts(Case):
                 told = self.samples(model, path, [texts[i][0] for i in lines])
                 self.assertEqual(told, self.samples(model, path, [as_ids[i] for i in lines]))
                 self.assertEqual(told[1], [len(texts[i][1]) for i in lines])
-                for i in set(range(len(texts))) - set(lines):
+                for i in set(range(len(texts))) - set(lines) if kind in ("gpt2", "llama3") else ():
                     flags = ["sample", "--from", model, "--tokenizer", path, "-g", "4", "--temperature", "0.5", "--prompt"]
                     text, ids = (self.succeeds(run(*flags, prompt)) for prompt in (texts[i][0], as_ids[i]))
                     self.assertIn(f"{len(texts[i][1])} tokens of prompt", text.err)

@@ -135,7 +135,7 @@ class Documents(Case):
                           "fp32", "--out", directory + ".json"))
         whole = [[*row, begin] for row in rows]
         self.assertLess(abs(loss(whole) - read_json(directory + ".json")["val_loss"]), SAME)
-        self.assertGreater(abs(loss([[begin + 1, *row[1:]] for row in whole]) - loss(whole)), 100 * SAME)
+        self.assertGreater(abs(loss([[row[1], *row[1:]] for row in whole]) - loss(whole)), 20 * SAME)
 
     def test_llama2(self):
         self.check("llama2", 1)
