@@ -43,8 +43,9 @@ public:
     bool peer_is_this_machine() const;
     int descriptor() const { return descriptor_; }
 
-    // Listens on the interface that has the address of `host`, or on all interfaces if this machine has none with it.
-    // Port 0 takes any free port. Throws Error(communication).
+    // Listens on the interface that has the address of `host`, or on all interfaces if this machine has none with it,
+    // or if `host` is the name of this machine and only leads to itself. Port 0 takes any free port. Throws
+    // Error(communication).
     static TcpSocket listen(const std::string& host, int port);
     int port() const;
     // The next connection and the numeric address it comes from, or a closed socket if none is waiting.
@@ -59,8 +60,8 @@ private:
     std::string error_;
 };
 
-// True for "localhost", ::1 and 127.x.x.x.
-bool is_loopback(const std::string& host);
+// True for a numeric address that only this machine reaches: ::1 and 127.x.x.x.
+bool is_loopback(const std::string& address);
 
 struct TcpAddress {
     std::string host;

@@ -7,6 +7,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <strings.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -64,6 +65,17 @@ AddressList resolve(const std::string& host, int port, std::string& error) {
     const int status = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
     if (status != 0) error = gai_strerror(status);
     return {status == 0 ? found : nullptr, freeaddrinfo};
+}
+
+// True for the host name of this machine, with or without its domain. /etc/hosts often maps it to 127.0.1.1, where no
+// other machine could connect.
+bool is_own_name(const std::string& host) {
+    char own[256] = "";
+    gethostname(own, sizeof own - 1);
+    const auto first_label = [](const char* name) { return std::string(name, std::strcspn(name, ".")); };
+    const std::string label = first_label(own);
+    return strcasecmp(first_label(host.c_str()).c_str(), label.c_str()) == 0 &&
+           strcasecmp(label.c_str(), "localhost") != 0;
 }
 
 // Tries one address once. Returns the reason of a failure, or "" for success.
@@ -168,7 +180,7 @@ bool TcpSocket::peer_is_this_machine() const {
     return peer == local_address() || is_loopback(peer);
 }
 
-bool is_loopback(const std::string& host) { return host == "localhost" || host == "::1" || host.starts_with("127."); }
+bool is_loopback(const std::string& address) { return address == "::1" || address.starts_with("127."); }
 
 bool TcpSocket::listen_at(const sockaddr* address, unsigned size) {
     TcpSocket socket(::socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
@@ -187,8 +199,7 @@ TcpSocket TcpSocket::listen(const std::string& host, int port) {
     for (const std::string& name : {host, std::string("::"), std::string("0.0.0.0")}) {
         const AddressList found = resolve(name, port, ignored);
         for (const addrinfo* a = found.get(); a; a = a->ai_next) {
-            // Debian's /etc/hosts maps a machine's own name to 127.0.1.1, where no other machine could connect.
-            if (is_loopback(numeric(a->ai_addr, a->ai_addrlen)) && !is_loopback(host)) continue;
+            if (is_loopback(numeric(a->ai_addr, a->ai_addrlen)) && is_own_name(host)) continue;
             if (listener.listen_at(a->ai_addr, a->ai_addrlen)) return listener;
             if (errno == EADDRNOTAVAIL || errno == EAFNOSUPPORT) continue;
             throw Error(ExitCode::communication, "rank 0 cannot listen on port {}: {}; choose another MASTER_PORT",

@@ -83,7 +83,16 @@ TcpSocket stranger(const TcpMeeting& meeting) {
 
 TEST_CASE("meeting: the listener only serves the interface of MASTER_ADDR") {
     CHECK(TcpSocket::listen("127.0.0.1", 0).local_address() == "127.0.0.1");
-    CHECK(is_loopback(TcpSocket::listen("localhost", 0).local_address()));
+    for (const char* host : {"localhost", "LOCALHOST", "127.0.0.1", "127.1", "127.8.9.10", "0x7f.1", "::1",
+                             "0:0:0:0:0:0:0:1", "::ffff:127.0.0.1", "::ffff:7f00:1"}) {
+        CAPTURE(host);
+        const std::string address = TcpSocket::listen(host, 0).local_address();
+        // A machine without IPv6 has no ::1.
+        CHECK((is_loopback(address) || (std::strchr(host, ':') && address == "0.0.0.0")));
+    }
+    char own[256] = "";
+    gethostname(own, sizeof own - 1);
+    if (std::string(own) != "localhost") CHECK_FALSE(is_loopback(TcpSocket::listen(own, 0).local_address()));
     // Not this machine's address, and an unknown name: MASTER_ADDR may be known only to the other machines.
     for (const char* host : {"192.0.2.1", "no-such-host.invalid"}) {
         const std::string address = TcpSocket::listen(host, 0).local_address();
