@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <optional>
 
 #include "llmc/base/error.h"
@@ -15,6 +16,7 @@
 #include "llmc/kernels/hopper/attention.h"
 #include "llmc/kernels/hopper/matmul_gelu.h"
 #include "llmc/kernels/muon.h"
+#include "llmc/kernels/quantize_blocks.h"
 #include "llmc/log/profile.h"
 
 namespace llmc {
@@ -22,6 +24,14 @@ namespace {
 
 void add_note(Options& o, const std::string& note) {
     if (!contains(o.notes, note)) o.notes.push_back(note);
+}
+
+// FP8 matmuls take whole blocks of scales, or multiples of 16 tokens. Returns the number of sequences of `length` tokens
+// that has to divide those of a micro-batch.
+int64_t multiple_of_sequences(const Options& o, int64_t length) {
+    const Fp8Scaling scaling = scaling_of(o.fp8_recipe);
+    const int64_t tokens = scaling == Fp8Scaling::tensor ? 16 : block_length(scaling);
+    return tokens / std::gcd(tokens, length);
 }
 
 // ---- the model -----------------------------------------------------------------------------------------------------
@@ -64,9 +74,10 @@ void resolve_model(Options& o, const ResolveInputs& inputs) {
 void resolve_seq(Options& o) {
     const int context = o.model_config.context;
     if (o.seq == 0) o.seq = std::min(kDefaultSeq, context);
+    const int64_t multiple = multiple_of_sequences(o, o.batch), whole = context / multiple * multiple;
     if (o.seq > context)
-        refuse("-t {} is above the context {} of model {}; use -t {} or --context {}", o.seq, context,
-               o.model_config.name, context, o.seq);
+        refuse("-t {} is above the context {} of model {}; use {}--context {}", o.seq, context, o.model_config.name,
+               whole > 0 ? fmt::format("-t {} or ", whole) : "", o.seq);
 }
 
 // ---- tokens of a step and a sequence, and the length of the run -----------------------------------------------------
@@ -75,10 +86,10 @@ void resolve_seq(Options& o) {
 // embedding's count tokens.
 void check_micro_batch(const Options& o) {
     constexpr int64_t kMostSequences = 65535, kMostTokens = 1 << 29;
-    const int64_t tokens = int64_t{o.batch} * o.seq;
+    const int64_t tokens = int64_t{o.batch} * o.seq, multiple = multiple_of_sequences(o, o.seq);
     if (tokens > kMostTokens)
         refuse("-b {} x -t {} = {} tokens per micro-batch exceed the limit of {}; use -b {}", o.batch, o.seq, tokens,
-               kMostTokens, kMostTokens / o.seq);
+               kMostTokens, std::min(kMostSequences, kMostTokens / o.seq) / multiple * multiple);
     const TokenStages& stages = o.seq_schedule.value;  // the first one has the shortest sequences
     const int64_t sequences = stages.empty() ? o.batch : tokens / stages.front().tokens;
     if (sequences > kMostSequences)
@@ -317,11 +328,15 @@ void resolve_fp8(Options& o, const ResolveInputs& inputs) {
     if (!inputs.fp8_supported)
         refuse("--precision fp8: {} has no FP8 (GPUs from sm_89 on have it); use --precision bf16", inputs.device_name);
     const int64_t tokens = int64_t{o.batch} * o.seq;
+    const int64_t batch = round_up<int64_t>(o.batch, multiple_of_sequences(o, o.seq));
     if (tokens % 16 != 0)
         refuse(
-            "-b {} x -t {} = {} tokens per micro-batch is not a multiple of 16, which FP8 wgrad needs; use -t {} or "
+            "-b {} x -t {} = {} tokens per micro-batch is not a multiple of 16, which FP8 wgrad needs; use -b {}{} or "
             "--precision bf16",
-            o.batch, o.seq, tokens, round_up(o.seq, 16));
+            o.batch, o.seq, tokens, batch,
+            o.given.contains("total-batch")
+                ? fmt::format(" -d {}", round_up(o.total_batch, batch * o.seq * inputs.ranks))
+                : "");
     resolve_emulation(o, inputs);
 }
 

@@ -62,7 +62,7 @@ class Fp8(Case):
     def test_it_is_the_default(self):
         flags = [f for f in tiny_flags("--print-config") if f not in ("--precision", "bf16")]
         self.assertIn('"precision": "fp8"', run(*flags).out)
-        self.refused(run(*flags, "--batch", "1", "--seq", "40"), 2, "use -t 48 or --precision bf16")
+        self.refused(run(*flags, "--batch", "1", "--seq", "40"), 2, "use -b 2 or --precision bf16")
 
     def test_records_of_every_tensor(self):
         finished = FinishedRun("--precision", "fp8", "--max-steps", "6", "--fp8-log-every", "3", "--fp8-layers", "all,-first")

@@ -261,7 +261,7 @@ TEST_CASE("resolve: precision and its notes") {
     o.batch = 3, o.seq = 20;
     CHECK_THROWS_WITH_AS(
         resolved(o),
-        "-b 3 x -t 20 = 60 tokens per micro-batch is not a multiple of 16, which FP8 wgrad needs; use -t 32 "
+        "-b 3 x -t 20 = 60 tokens per micro-batch is not a multiple of 16, which FP8 wgrad needs; use -b 4 "
         "or --precision bf16",
         Error);
     o.batch = 4, o.seq = 0;
@@ -507,4 +507,72 @@ TEST_CASE("resolve: a step larger than the training set is noted") {
     CHECK(is_noted(256));
     CHECK(!is_noted(257));
     CHECK(!is_noted(0));  // the number is unknown
+}
+
+// The flags of each piece of advice in a refusal: "...; use -t 48 or --precision bf16" has two.
+static std::vector<std::vector<std::string>> advice_in(const std::string& message) {
+    std::vector<std::vector<std::string>> all;
+    const size_t use = message.rfind("; use ");
+    for (std::string rest = use == std::string::npos ? "" : message.substr(use + 6); !rest.empty();) {
+        const size_t end = std::min(rest.find(" or "), rest.size());
+        std::vector<std::string> words = words_in(rest.substr(0, end));
+        if (words.size() % 2 == 0 && words[0][0] == '-') all.push_back(words);
+        rest.erase(0, std::min(end + 4, rest.size()));
+    }
+    return all;
+}
+
+TEST_CASE("resolve: the program accepts what its refusals advise") {
+    struct Case {
+        const char* flags;
+        size_t advice;  // pieces of advice
+        ResolveInputs inputs = {};
+    };
+    const std::vector<Case> cases = {
+        {"--vocab 100", 1, with_data(300)},
+        {"-t 2048", 2},
+        {"-e tiny -t 1000", 2},
+        {"-b 3 --layers 1 --heads 2 --channels 128 --context 40 -t 48", 2},
+        {"-b 1 --layers 1 --heads 2 --channels 128 --context 12 -t 16", 1},
+        {"-b 4 --layers 1 --heads 2 --channels 128 --context 50 -t 64 --fp8-recipe mxfp8", 2},
+        {"-b 60000 -t 10000 --context 20000", 1},
+        {"-b 60001 -t 9001 --context 20000", 1},
+        {"-b 6000000 -t 100", 1},
+        {"-b 6000000 -t 100 --fp8-recipe block", 1},
+        {"-d 1000", 1},
+        {"-d 5000", 2},
+        {"-d 100000 -b 2 -t 512", 2, with_ranks(3)},
+        {"-b 3 -t 37", 2},
+        {"-b 3 -t 37 --fp8-recipe mxfp8", 2},
+        {"-b 3 -t 37 --fp8-recipe block", 2},
+        {"-b 3 -t 37 --fp8-recipe current --context 40", 2},
+        {"-b 3 -t 37 --layers 1 --heads 2 --channels 128", 2},
+        {"-b 3 -t 37 -d 222 --fp8-recipe mxfp8", 2, with_ranks(2)},
+        {"-b 1 -t 8", 2},
+        {"--precision fp8", 1,
+         [] {
+             ResolveInputs inputs;
+             inputs.fp8_supported = false;
+             return inputs;
+         }()},
+    };
+    const auto parsed = [](const std::string& flags, const std::vector<std::string>& more) {
+        std::vector<std::string> all = words_in("train_gpt -i data " + flags);
+        all.insert(all.end(), more.begin(), more.end());
+        std::vector<const char*> pointers;
+        for (const std::string& word : all) pointers.push_back(word.c_str());
+        return parse_options(static_cast<int>(pointers.size()), pointers.data()).options;
+    };
+    for (const Case& c : cases) {
+        CAPTURE(c.flags);
+        const std::string message = refusal(parsed(c.flags, {}), c.inputs);
+        CAPTURE(message);
+        const std::vector<std::vector<std::string>> advice = advice_in(message);
+        CHECK(advice.size() == c.advice);
+        for (const std::vector<std::string>& flags : advice) {
+            const Options o = parsed(c.flags, flags);
+            CHECK(error_of([&] { resolved(o, c.inputs); }, ExitCode::bad_flags) == "");
+            CHECK((o.precision != Precision::fp8 || int64_t{o.batch} * o.seq % 16 == 0));
+        }
+    }
 }
