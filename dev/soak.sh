@@ -95,8 +95,10 @@ stage "strangers and lying ranks, AddressSanitizer" check env TRAIN_GPT=$NATIVE-
 stage "fuzzing with AddressSanitizer" check env TRAIN_GPT=$NATIVE-address-whole/train_gpt_cpu \
     python3 test/end_to_end/fuzz.py --cases "$FUZZ" --seed "$RANDOM"
 
-stage "Hugging Face's transformers, where they are installed" unittest \
-    .venv/bin/python test/end_to_end/test_transformers.py
+# Every Python in TRANSFORMERS_PYTHONS has a version of transformers.
+for python in ${TRANSFORMERS_PYTHONS:-.venv/bin/python}; do
+    stage "Hugging Face's transformers of $python" unittest "$python" test/end_to_end/test_transformers.py
+done
 
 stage "combinations of flags at random" check python3 test/end_to_end/combinations.py --cases "$FUZZ" --seed "$RANDOM"
 stage "runs that die at random moments" check python3 test/end_to_end/lives.py --lives "$LIVES" --seed "$RANDOM"

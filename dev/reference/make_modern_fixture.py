@@ -1,22 +1,25 @@
 """Writes test/fixtures/modern.json: the results of Hugging Face's own classes for small models of architectures other
 than GPT-2.
 
-    python3 -m venv .venv && .venv/bin/pip install torch==2.15.0 transformers==5.23.0
+    python3 -m venv .venv && .venv/bin/pip install torch==2.15.0 transformers==5.24.0
     .venv/bin/python dev/reference/make_modern_fixture.py
 
 Weights are not stored: pattern() computes them from their names, here and in test/model/modern_fixture.h. For each
-gradient the file has its norm and its dot product with another pattern, which changes under any permutation.
+gradient the file has its norm and its dot product with another pattern, which changes under any permutation. "steps"
+has losses and gradient norms of AdamW. All products and sums are in float64; only norms and rotary angles, which the
+classes compute in float32, are not.
 """
 
 import json
 import os
 
 import torch
-from transformers import (LlamaConfig, LlamaForCausalLM, NanoChatConfig, NanoChatForCausalLM, Qwen3Config,
-                          Qwen3ForCausalLM)
+from transformers import (LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, NanoChatConfig,
+                          NanoChatForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM)
 
 OUT = os.path.join(os.path.dirname(__file__), "..", "..", "test", "fixtures", "modern.json")
 VOCAB, LENGTH, SHOWN = 101, 24, 16
+STEPS, RATE, DECAY, CLIP = 20, 2e-3, 0.5, 1.0
 COMMON = {"vocab_size": VOCAB, "num_hidden_layers": 2, "max_position_embeddings": 32, "attn_implementation": "eager",
           "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 MODELS = {
@@ -28,6 +31,13 @@ MODELS = {
     "llama_tied": (LlamaForCausalLM, LlamaConfig(
         hidden_size=64, num_attention_heads=2, num_key_value_heads=2, intermediate_size=160, rms_norm_eps=1e-5,
         tie_word_embeddings=True, **COMMON)),
+    "mistral": (MistralForCausalLM, MistralConfig(
+        hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=32, intermediate_size=160,
+        rms_norm_eps=1e-5, sliding_window=5, tie_word_embeddings=False,
+        rope_parameters={"rope_type": "default", "rope_theta": 1000.0}, **COMMON)),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config(
+        hidden_size=96, num_attention_heads=3, num_key_value_heads=1, intermediate_size=160, rms_norm_eps=1e-6,
+        tie_word_embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 1000.0}, **COMMON)),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config(
         hidden_size=96, num_attention_heads=4, num_key_value_heads=1, head_dim=32, intermediate_size=160,
         rms_norm_eps=1e-6, tie_word_embeddings=True,
@@ -53,9 +63,27 @@ def rounded(x):
     return float(f"{x.item():.7g}")
 
 
+def train(model):
+    """AdamW from these weights. Matrices decay, vectors do not."""
+    groups = [{"params": [p for p in model.parameters() if (p.dim() > 1) == decays], "weight_decay": decay}
+              for decays, decay in ((True, DECAY), (False, 0.0))]
+    optimizer = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.95), eps=1e-8)
+    losses, norms = [], []
+    for step in range(STEPS):  # small_batch() of test/model/gpt2_fixture.h
+        tokens = [(31 * step + i * i + 7) % VOCAB for i in range(LENGTH)]
+        targets = torch.tensor([(3 * token + 1) % VOCAB for token in tokens])
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(torch.tensor([tokens])).logits[0], targets)
+        loss.backward()
+        norms.append(rounded(torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)))
+        optimizer.step()
+        losses.append(rounded(loss))
+    return {"rate": RATE, "decay": DECAY, "clip": CLIP, "losses": losses, "norms": norms}
+
+
 def describe(make, config):
     config._attn_implementation = "eager"
-    model = make(config).float().eval()
+    model = make(config).double().eval()
     config = model.config
     tensors = {}
     with torch.no_grad():
@@ -72,9 +100,11 @@ def describe(make, config):
     for name, parameter in model.named_parameters():
         gradient = parameter.grad.double().flatten()
         gradients[name] = [rounded(gradient.norm()), rounded(gradient.dot(pattern("gradient " + name, gradient.numel())))]
+    logits = [rounded(x) for x in logits[-1, :SHOWN]]
+    steps = train(model)
     written = {key: value for key, value in config.to_diff_dict().items() if key != "transformers_version"}
     return {"config": written, "tensors": tensors, "tokens": tokens, "loss": rounded(loss),
-            "logits": [rounded(x) for x in logits[-1, :SHOWN]], "gradients": gradients}
+            "logits": logits, "gradients": gradients, "steps": steps}
 
 
 if __name__ == "__main__":

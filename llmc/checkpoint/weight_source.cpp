@@ -90,32 +90,6 @@ ModelConfig described_by(const std::function<ModelConfig()>& description) {
     }
 }
 
-// The fields of the model's own file, with windows spelled out layer by layer, as Hugging Face's files have them.
-static nlohmann::ordered_json comparable(ModelConfig model) {
-    std::string layers;
-    for (int layer = 0; layer < model.layers; layer++) layers += model.window_of(layer) > 0 ? 'S' : 'L';
-    const bool has_windows = layers.find('S') != std::string::npos;
-    if (!has_windows) model.window = 0;
-    model.window_layers = has_windows ? layers : "";
-    return model_json(model);
-}
-
-std::string differences(const ModelConfig& there, const ModelConfig& here) {
-    if (there.architecture != here.architecture)
-        return fmt::format("the architecture is {}, this model has {}", there.architecture->name,
-                           here.architecture->name);
-    nlohmann::ordered_json theirs = comparable(there), ours = comparable(here);
-    for (const auto& [name, value] : ours.items()) theirs.emplace(name, nullptr);  // if it has no such field
-    std::string text;
-    for (const auto& [name, value] : theirs.items()) {
-        const nlohmann::ordered_json mine = ours.value(name, nlohmann::ordered_json());
-        if (value == mine) continue;
-        text += fmt::format("{}{} is {}, this model has {}", text.empty() ? "" : "; ", name, json_text(value),
-                            json_text(mine));
-    }
-    return text;
-}
-
 // ---- training checkpoints -------------------------------------------------------------------------------------------
 
 namespace {

@@ -44,10 +44,6 @@ void fetch_exactly(const std::string& path, const TensorRow& row, const FetchTen
 // Throws unless the numbers are possible for a model and small enough that its size can be computed.
 void require_numbers(const std::string& path, const ModelConfig& model);
 
-// The differences between two models, in the words of our own model files: "layers is 2, this model has 3; vocab is
-// 257, this model has 50257". "" if they are the same.
-std::string differences(const ModelConfig& there, const ModelConfig& here);
-
 // Returns the model that a description next to some weights has. Its errors become Error(checkpoint).
 ModelConfig described_by(const std::function<ModelConfig()>& description);
 

@@ -42,7 +42,7 @@ std::string TensorRow::layer() const {
 
 std::vector<int> TensorRow::matrices() const {
     std::vector<int> rows_of = matrix_rows;
-    if (rows_of.empty())
+    if (rows_of.empty() && is_matrix())
         for (const HfPart& part : hf_parts) rows_of.push_back(part.rows);
     return rows_of;
 }

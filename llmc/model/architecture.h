@@ -116,7 +116,8 @@ struct ModelDescription {
     // Fills in the fields that a description leaves open. Layers, heads and channels are set.
     void (*set_defaults)(ModelConfig& config);
 };
-extern const ModelDescription kGpt2Description, kLlamaDescription, kQwen3Description, kNanoDescription;
+extern const ModelDescription kGpt2Description, kLlamaDescription, kMistralDescription, kQwen2Description,
+    kQwen3Description, kNanoDescription;
 
 struct Architecture {
     const char* name;
@@ -148,7 +149,7 @@ constexpr Architecture architecture_of(const char* name, ModelTable (*table)(con
     return {name, table, description, B<float>::scratch, make_block<float, B>, make_block<bf16, B>};
 }
 
-extern const Architecture kGpt2, kLlama, kQwen3, kNano;
-constexpr const Architecture* kArchitectures[] = {&kGpt2, &kLlama, &kQwen3, &kNano};
+extern const Architecture kGpt2, kLlama, kMistral, kQwen2, kQwen3, kNano;
+constexpr const Architecture* kArchitectures[] = {&kGpt2, &kLlama, &kMistral, &kQwen2, &kQwen3, &kNano};
 
 }  // namespace llmc

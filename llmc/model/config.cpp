@@ -37,14 +37,15 @@ const ModelConfig kGpt2Models[] = {
     {"gpt3-6.7b", 32, 32, 4096, 50257, 2048},
 };
 
-// The others: Llama 3 (arXiv 2407.21783) and 3.2, TinyLlama (2401.02385), Qwen3 (2505.09388), as their files on Hugging
-// Face describe them.
+// The others: Llama 3 (arXiv 2407.21783) and 3.2, TinyLlama (2401.02385), Mistral 7B v0.1 (2310.06825), Qwen 2.5
+// (2412.15115), Qwen3 (2505.09388), as their files on Hugging Face describe them.
 struct OtherModel {
     const char* name;
     const Architecture* architecture;
     int layers, heads, kv_heads, channels, head_dim, hidden, vocab, context;
     double rope_theta, rope_factor;
     bool tied;
+    int window = 0;
 };
 const OtherModel kOtherModels[] = {
     {"llama3-8b", &kLlama, 32, 32, 8, 4096, 128, 14336, 128256, 8192, 5e5, 0, false},
@@ -53,6 +54,11 @@ const OtherModel kOtherModels[] = {
     {"llama3.2-1b", &kLlama, 16, 32, 8, 2048, 64, 8192, 128256, 131072, 5e5, 32, true},
     {"llama3.2-3b", &kLlama, 28, 24, 8, 3072, 128, 8192, 128256, 131072, 5e5, 32, true},
     {"tinyllama-1.1b", &kLlama, 22, 32, 4, 2048, 64, 5632, 32000, 2048, 1e4, 0, false},
+    {"mistral-7b", &kMistral, 32, 32, 8, 4096, 128, 14336, 32000, 32768, 1e4, 0, false, 4096},
+    {"qwen2.5-0.5b", &kQwen2, 24, 14, 2, 896, 64, 4864, 151936, 32768, 1e6, 0, true},
+    {"qwen2.5-1.5b", &kQwen2, 28, 12, 2, 1536, 128, 8960, 151936, 131072, 1e6, 0, true},
+    {"qwen2.5-3b", &kQwen2, 36, 16, 2, 2048, 128, 11008, 151936, 32768, 1e6, 0, true},
+    {"qwen2.5-7b", &kQwen2, 28, 28, 4, 3584, 128, 18944, 152064, 131072, 1e6, 0, false},
     {"qwen3-0.6b", &kQwen3, 28, 16, 8, 1024, 128, 3072, 151936, 40960, 1e6, 0, true},
     {"qwen3-1.7b", &kQwen3, 28, 16, 8, 2048, 128, 6144, 151936, 40960, 1e6, 0, true},
     {"qwen3-4b", &kQwen3, 36, 32, 8, 2560, 128, 9728, 151936, 40960, 1e6, 0, true},
@@ -92,6 +98,7 @@ const std::vector<ModelConfig>& models() {
             m.tied = other.tied;
             m.rope.theta = other.rope_theta;
             m.rope.factor = other.rope_factor;
+            m.window = other.window;
             models.push_back(m);
         }
         for (const int depth : {8, 12, 20, 32}) models.push_back(nano_model(depth));
@@ -137,17 +144,21 @@ void validate_heads(const ModelConfig& m) {
                m.channels, m.heads, m.head_dim(), kHeadDimensionsText, possible_heads(m.channels));
 }
 
-// Only Qwen3's published class supports windows. With another architecture, other programs would read the weights as a
-// model that sees all keys.
 void validate_window(const ModelConfig& m) {
     if (m.window == 0 && m.window_layers.empty()) return;
-    if (m.architecture != &kQwen3)
-        refuse("model {}: \"window\" is for the architecture {}, whose published class has windows, not {}", m.name,
-               kQwen3.name, m.architecture->name);
     check_range(m, "window", m.window, kMaxContext);
     if (m.window_layers.find_first_not_of("SL") != std::string::npos)
         refuse("model {}: \"window_layers\" is \"{}\"; it has S (the window) and L (all keys), as in SSSL", m.name,
                m.window_layers);
+}
+
+// An export must be the same model. A setting that the architecture's published class does not have would be lost: for
+// example, other programs would read the weights of a model with windows as one that sees all keys.
+void validate_export(const ModelConfig& m) {
+    const std::string lost = differences(model_from_json(nlohmann::json(hf_model_json(m)), m.name), m);
+    if (!lost.empty())
+        refuse("model {}: an export would be another model, because {} has no such setting: {}", m.name,
+               m.architecture->description->hf_class, lost);
 }
 
 }  // namespace
@@ -214,6 +225,7 @@ void ModelConfig::validate() const {
     if (mlp_channels() % 32 != 0)
         refuse("model {}: {} channels inside the MLP are not a multiple of 32; make \"hidden\" {}", name,
                mlp_channels(), (mlp_channels() + 31) / 32 * 32);
+    validate_export(*this);
 }
 
 std::vector<std::string> model_names() {

@@ -1,11 +1,13 @@
 // A block of Llama 3 (arXiv 2407.21783): RMS norms, attention with rotary positions and grouped queries, a gated MLP,
-// no biases. Tables describe its relatives. Qwen3 (arXiv 2505.09388) also norms queries and keys, with gains. "nano" is
+// no biases. Tables describe its relatives. Mistral (arXiv 2310.06825) has a window. Qwen 2.5 (arXiv 2412.15115) has
+// biases of queries, keys and values. Qwen3 (arXiv 2505.09388) norms queries and keys, with gains. "nano" is
 // nanochat's plain form of October 2025: norms without gains, also of queries, keys and the embedding, a squared ReLU
 // instead of the gate, and projections that start at 0.
 #include <algorithm>
 #include <optional>
 
 #include "llmc/device/transfer.h"
+#include "llmc/kernels/bias.h"
 #include "llmc/kernels/quantize.h"
 #include "llmc/kernels/rope.h"
 #include "llmc/model/architecture.h"
@@ -92,13 +94,26 @@ ModelTable llama_table(const ModelConfig& config) {
     return gated_table(config, {Init::normal, Init::normal, Init::residual, Init::normal});
 }
 
-ModelTable qwen3_table(const ModelConfig& config) {
+// `more`: tensors between qkv.weight and attn_proj.weight.
+ModelTable qwen_table(const ModelConfig& config, const std::vector<TensorRow>& more) {
     ModelTable table = gated_table(config, {Init::normal, Init::normal, Init::normal, Init::normal});
-    const int HD = config.head_dim();
     const auto attn_proj = std::find_if(table.block.begin(), table.block.end(),
                                         [](const TensorRow& row) { return row.name == "attn_proj.weight"; });
-    table.block.insert(attn_proj, {{"q_norm.weight", "self_attn.q_norm.weight", HD, 0, Init::ones},
-                                   {"k_norm.weight", "self_attn.k_norm.weight", HD, 0, Init::ones}});
+    table.block.insert(attn_proj, more.begin(), more.end());
+    return table;
+}
+
+ModelTable qwen2_table(const ModelConfig& config) {
+    const int queries = config.attention_channels(), keys = config.key_value_heads() * config.head_dim();
+    const std::vector<HfPart> parts = {
+        {"self_attn.q_proj.bias", queries}, {"self_attn.k_proj.bias", keys}, {"self_attn.v_proj.bias", keys}};
+    return qwen_table(config, {{"qkv.bias", "", queries + 2 * keys, 0, Init::zeros, 0, parts}});
+}
+
+ModelTable qwen3_table(const ModelConfig& config) {
+    const int HD = config.head_dim();
+    ModelTable table = qwen_table(config, {{"q_norm.weight", "self_attn.q_norm.weight", HD, 0, Init::ones},
+                                           {"k_norm.weight", "self_attn.k_norm.weight", HD, 0, Init::ones}});
     table.qk_norm = true;
     return table;
 }
@@ -145,7 +160,8 @@ template <class Real>
 size_t LlamaBlock<Real>::scratch(const ModelConfig& config, int B, int T) {
     const int N = B * T;
     const int widest = std::max({config.channels, config.qkv_channels(), 2 * config.mlp_channels()});
-    return std::max({Norm<Real>::scratch(N, config.channels), quantize_scratch(N, widest),
+    const size_t bias = config.architecture == &kQwen2 ? bias_gradient_scratch(N, config.qkv_channels()) : 0;
+    return std::max({Norm<Real>::scratch(N, config.channels), quantize_scratch(N, widest), bias,
                      qk_norm_backward_scratch(N, heads_of(config, 0))});
 }
 
@@ -206,6 +222,8 @@ void LlamaBlock<Real>::rotate_back(const Pass& pass) {
 }  // namespace
 
 constinit const Architecture kLlama = architecture_of<LlamaBlock>("llama", llama_table, &kLlamaDescription);
+constinit const Architecture kMistral = architecture_of<LlamaBlock>("mistral", llama_table, &kMistralDescription);
+constinit const Architecture kQwen2 = architecture_of<LlamaBlock>("qwen2", qwen2_table, &kQwen2Description);
 constinit const Architecture kQwen3 = architecture_of<LlamaBlock>("qwen3", qwen3_table, &kQwen3Description);
 constinit const Architecture kNano = architecture_of<LlamaBlock>("nano", nano_table, &kNanoDescription);
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <utility>
 
 #include "llmc/base/error.h"
 #include "llmc/base/files.h"
@@ -32,32 +33,49 @@ ModelFields ModelFields::inside(const char* key) const {
     return {value, path_};
 }
 
+bool ModelFields::is_there(const char* key) const {
+    known_.insert(key);
+    return read_ && read_->contains(key);
+}
+
+void ModelFields::refuse_missing(const char* key) const {
+    refuse(fmt::format("\"{}\" is missing, and no value can be assumed for it", key));
+}
+
+void ModelFields::refuse_others(std::span<const char* const> harmless) const {
+    for (const auto& [key, value] : read_->items())
+        if (!value.is_null() && !known_.count(key) && !std::count(harmless.begin(), harmless.end(), key))
+            refuse(
+                fmt::format("\"{}\" is {}; this key is unknown here and may change what the model computes. If it "
+                            "does not, remove it from the file",
+                            key, json_text(value)));
+}
+
 void ModelFields::set(const char* key, const ordered_json& value) const {
+    known_.insert(key);
     if (writes()) (*written_)[key] = value;
 }
 
-void ModelFields::positive(std::initializer_list<const char*> keys, int& field, int fallback) const {
+void ModelFields::positive(std::initializer_list<const char*> keys, int& field, int fallback, int null) const {
     if (writes()) return set(*keys.begin(), field);
     for (const char* key : keys) {
-        if (!has(key)) continue;
+        if (!is_there(key)) continue;
         const json& value = (*read_)[key];
-        if (!value.is_number_integer() || value.get<double>() < 1 || value.get<double>() > kMostOfField)
+        const bool is_positive =
+            value.is_number_integer() && value.get<double>() >= 1 && value.get<double>() <= kMostOfField;
+        if (!is_positive && (null == kRequired || !value.is_null()))
             refuse(fmt::format("\"{}\" is {}; it must be a positive whole number", key, json_text(value)));
-        field = value.get<int>();
+        field = is_positive ? value.get<int>() : null;
         return;
     }
-    if (fallback == kRequired)
-        refuse(
-            fmt::format("\"{}\" is missing; the fields are layers, heads, channels, vocab and context (or Hugging "
-                        "Face's n_layer, n_head, n_embd, vocab_size, n_positions)",
-                        *keys.begin()));
+    if (fallback == kRequired) refuse_missing(*keys.begin());
     field = fallback;
 }
 
 void ModelFields::number(const char* key, double& field, double fallback) const {
     if (writes()) return set(key, field);
     field = fallback;
-    if (!has(key)) return;
+    if (!is_there(key)) return fallback == kRequired ? refuse_missing(key) : void();
     const json& value = (*read_)[key];
     if (!value.is_number() || !(value.get<double>() > 0))
         refuse(fmt::format("\"{}\" is {}; it must be a number above 0", key, json_text(value)));
@@ -67,7 +85,7 @@ void ModelFields::number(const char* key, double& field, double fallback) const 
 void ModelFields::boolean(const char* key, bool& field, bool fallback) const {
     if (writes()) return set(key, field);
     field = fallback;
-    if (!has(key)) return;
+    if (!is_there(key)) return;
     const json& value = (*read_)[key];
     if (!value.is_boolean()) refuse(fmt::format("\"{}\" is {}; it must be true or false", key, json_text(value)));
     field = value.get<bool>();
@@ -76,7 +94,7 @@ void ModelFields::boolean(const char* key, bool& field, bool fallback) const {
 void ModelFields::text(const char* key, std::string& field, const std::string& fallback) const {
     if (writes()) return set(key, field);
     field = fallback;
-    if (!has(key)) return;
+    if (!is_there(key)) return;
     const json& value = (*read_)[key];
     if (!value.is_string()) refuse(fmt::format("\"{}\" is {}; it must be a word", key, json_text(value)));
     field = value.get<std::string>();
@@ -102,15 +120,16 @@ namespace {
 // Hugging Face files hold many settings. Those that would make a different architecture must have GPT-2's value.
 void gpt2_fields(const ModelFields& file, ModelConfig& config) {
     const char* const gpt2 = "GPT-2";
-    file.positive({"n_layer", "layers"}, config.layers);
-    file.positive({"n_head", "heads"}, config.heads);
-    file.positive({"n_embd", "channels"}, config.channels);
-    file.positive({"n_positions", "n_ctx", "context"}, config.context, 0);
+    file.positive("n_layer", config.layers);
+    file.positive("n_head", config.heads);
+    file.positive("n_embd", config.channels);
+    file.positive({"n_positions", "n_ctx"}, config.context, 0);
     file.set("n_ctx", config.context);
-    file.positive({"vocab_size", "vocab"}, config.vocab, 0);
+    file.positive("vocab_size", config.vocab, 0);
     file.fixed("activation_function", {"gelu_new", "gelu_pytorch_tanh"}, gpt2);
     file.fixed("layer_norm_epsilon", {1e-5}, gpt2);
     file.fixed("tie_word_embeddings", {true}, gpt2);
+    file.require("scale_attn_weights", {true}, gpt2);
     file.require("scale_attn_by_inverse_layer_idx", {false}, gpt2);
     file.require("n_inner", {4 * config.channels}, gpt2);
     for (const char* dropout : {"attn_pdrop", "embd_pdrop", "resid_pdrop"}) file.set(dropout, 0.0);
@@ -129,31 +148,72 @@ void scaling_fields(const ModelFields& file, RopeConfig& rope) {
     if (type == "default") return;
     if (type != "llama3")
         file.refuse("its rotary positions are of type \"" + type + "\"; supported are \"default\" and \"llama3\"");
-    file.number("factor", rope.factor, 8);
-    file.number("low_freq_factor", rope.low_freq, 1);
-    file.number("high_freq_factor", rope.high_freq, 4);
-    file.positive("original_max_position_embeddings", rope.old_context, 8192);
+    file.number("factor", rope.factor);
+    file.number("low_freq_factor", rope.low_freq);
+    file.number("high_freq_factor", rope.high_freq);
+    file.positive("original_max_position_embeddings", rope.old_context, rope.old_context);
     if (rope.high_freq <= rope.low_freq)
         file.refuse("\"high_freq_factor\" must be above \"low_freq_factor\" in its rotary positions");
 }
 
-// transformers 5 has rotary positions in rope_parameters, version 4 in rope_theta and rope_scaling. Both are written.
-void rope_fields(const ModelFields& file, RopeConfig& rope) {
-    if (!file.writes()) rope = {};
-    file.number("rope_theta", rope.theta, rope.theta);
+void write_rope(const ModelFields& file, RopeConfig& rope) {
+    file.number("rope_theta", rope.theta);
     file.set("rope_scaling", nullptr);
-    if (file.writes() ? rope.factor > 0 : file.has("rope_scaling")) scaling_fields(file.inside("rope_scaling"), rope);
-    if (!file.writes() && !file.has("rope_parameters")) return;
+    if (rope.factor > 0) scaling_fields(file.inside("rope_scaling"), rope);
     const ModelFields parameters = file.inside("rope_parameters");
     scaling_fields(parameters, rope);
-    parameters.number("rope_theta", rope.theta, rope.theta);
+    parameters.number("rope_theta", rope.theta);
+}
+
+// transformers 5 has rotary positions in rope_parameters, version 4 in rope_theta and rope_scaling. Both are written.
+// Each version ignores some of what a file says twice, so a file must say the same thing everywhere.
+void rope_fields(const ModelFields& file, RopeConfig& rope, const char* architecture) {
+    if (file.writes()) return write_rope(file, rope);
+    RopeConfig outside;
+    int old_context;
+    file.number("rope_theta", outside.theta, outside.theta);
+    file.positive("original_max_position_embeddings", old_context, 0, 0);
+    file.require("partial_rotary_factor", {1, 1.0}, architecture);
+    rope = outside;
+    bool is_first = true;
+    for (const char* key : {"rope_scaling", "rope_parameters"}) {
+        if (!file.has(key)) continue;
+        const ModelFields parameters = file.inside(key);
+        RopeConfig inside = outside;
+        inside.old_context = old_context > 0 ? old_context : ModelFields::kRequired;
+        scaling_fields(parameters, inside);
+        parameters.number("rope_theta", inside.theta, inside.theta);
+        parameters.require("partial_rotary_factor", {1, 1.0}, architecture);
+        parameters.refuse_others({});
+        if (inside.factor == 0) inside.old_context = outside.old_context;
+        const bool agrees = (inside.factor == 0 || old_context == 0 || inside.old_context == old_context) &&
+                            (!file.has("rope_theta") || inside.theta == outside.theta) && (is_first || inside == rope);
+        if (!agrees) file.refuse(fmt::format("\"{}\" contradicts other keys about rotary positions; keep one", key));
+        rope = inside, is_first = false;
+    }
+}
+
+void window_field(const ModelFields& file, ModelConfig& config) {
+    const char* const key = "sliding_window";
+    if (file.writes()) return file.set(key, config.short_layers() > 0 ? ordered_json(config.window) : ordered_json());
+    file.positive(key, config.window, 4096, 0);
 }
 
 // "layer_types" gives each layer's kind. An older file has the window from layer max_window_layers on.
-void read_windows(const ModelFields& file, ModelConfig& config) {
-    bool windows = false;
+void layer_windows(const ModelFields& file, ModelConfig& config) {
+    bool windows = file.writes() && config.short_layers() > 0;
     file.boolean("use_sliding_window", windows, false);
-    windows &= file.has("sliding_window");
+    window_field(file, config);
+    if (file.writes()) {
+        std::vector<std::string> types;
+        for (int l = 0; l < config.layers; l++) types.push_back(config.window_of(l) > 0 ? kSliding : kFull);
+        return file.set("layer_types", types);
+    }
+    const int window = std::exchange(config.window, 0);
+    windows &= window > 0;
+    const json first = file.has("max_window_layers") ? file.object()["max_window_layers"] : json(28);
+    if (!first.is_number_integer() || first < 0)
+        file.refuse("\"max_window_layers\" is " + json_text(first) + "; it counts layers");
     std::string layers;
     if (file.has("layer_types")) {
         for (const json& type : file.object()["layer_types"]) {
@@ -164,49 +224,50 @@ void read_windows(const ModelFields& file, ModelConfig& config) {
         }
         if (static_cast<int>(layers.size()) != config.layers)
             file.refuse(fmt::format("\"layer_types\" has {} layers of {}", layers.size(), config.layers));
-    } else if (windows) {
-        const json first = file.object().value("max_window_layers", json(28));
-        if (!first.is_number_integer() || first < 0)
-            file.refuse("\"max_window_layers\" is " + json_text(first) + "; it counts layers");
-        for (int layer = 0; layer < config.layers; layer++) layers += layer < first ? 'L' : 'S';
+    } else {
+        for (int layer = 0; layer < config.layers; layer++) layers += windows && layer >= first ? 'S' : 'L';
     }
     if (layers.find('S') == std::string::npos) return;
     if (!windows)
         file.refuse(fmt::format(
             "\"layer_types\" has \"{}\", but \"use_sliding_window\" and \"sliding_window\" set no window", kSliding));
-    file.positive("sliding_window", config.window);
+    config.window = window;
     config.window_layers = layers;
 }
 
-// Fields that all architectures share. If `head_dim` is 0, a head has C / NH channels.
-void common_fields(const ModelFields& file, ModelConfig& config, const char* architecture, const char* activation,
-                   int head_dim = 0) {
+// A class of transformers: its name for messages, and the values of fields that a file leaves out.
+struct HfClass {
+    const char* name;
+    const char* activation = "silu";
+    int kv_heads = 0;  // 0: one for each head
+    int head_dim = 0;  // 0: C / NH
+};
+
+// Fields that all of them share.
+void common_fields(const ModelFields& file, ModelConfig& config, const HfClass& of) {
     file.positive("num_hidden_layers", config.layers);
     file.positive("num_attention_heads", config.heads);
-    file.positive("num_key_value_heads", config.kv_heads, config.heads);
-    file.positive("head_dim", config.own_head_dim, head_dim);
+    file.positive("num_key_value_heads", config.kv_heads, of.kv_heads > 0 ? of.kv_heads : config.heads, config.heads);
+    file.positive("head_dim", config.own_head_dim, of.head_dim, of.head_dim > 0 ? ModelFields::kRequired : 0);
     file.positive("hidden_size", config.channels);
     file.positive("intermediate_size", config.hidden);
     file.positive("max_position_embeddings", config.context, 0);
     file.positive("vocab_size", config.vocab, 0);
-    file.fixed("hidden_act", {activation}, architecture);
+    file.fixed("hidden_act", {of.activation}, of.name);
     file.number("rms_norm_eps", config.norm_eps, 1e-6);
     file.boolean("tie_word_embeddings", config.tied, false);
-    file.fixed("attention_bias", {false}, architecture);
     file.set("attention_dropout", 0.0);
-    file.require("mlp_bias", {false}, architecture);
-    file.require("partial_rotary_factor", {1, 1.0}, architecture);
-    rope_fields(file, config.rope);
-    if (file.writes()) return;
-    if (int64_t{config.own_head_dim} * config.heads == config.channels) config.own_head_dim = 0;
-    read_windows(file, config);
+    file.require("mlp_bias", {false}, of.name);
+    rope_fields(file, config.rope, of.name);
+    if (!file.writes() && int64_t{config.own_head_dim} * config.heads == config.channels) config.own_head_dim = 0;
 }
 
 // Three matrices of two thirds of the usual width have as many parameters as two, rounded to whole pieces for products.
 int swiglu_hidden(int channels) { return (8 * channels / 3 + 255) / 256 * 256; }
 
 void llama_fields(const ModelFields& file, ModelConfig& config) {
-    common_fields(file, config, "Llama", "silu");
+    common_fields(file, config, {"Llama"});
+    file.fixed("attention_bias", {false}, "Llama");
     file.set("mlp_bias", false);
 }
 
@@ -216,29 +277,45 @@ void llama_defaults(ModelConfig& config) {
     config.rope.theta = 500000;
 }
 
-void qwen3_fields(const ModelFields& file, ModelConfig& config) {
-    common_fields(file, config, "Qwen3", "silu", 128);
-    std::vector<std::string> types;
-    for (int layer = 0; layer < config.layers; layer++) types.push_back(config.window_of(layer) > 0 ? kSliding : kFull);
-    file.set("use_sliding_window", config.window > 0);
-    file.set("sliding_window", config.window > 0 ? ordered_json(config.window) : ordered_json());
-    file.set("layer_types", types);
+void mistral_fields(const ModelFields& file, ModelConfig& config) {
+    common_fields(file, config, {"Mistral", "silu", 8});
+    file.require("attention_bias", {false}, "Mistral");
+    window_field(file, config);
 }
 
-void qwen3_defaults(ModelConfig& config) {
-    config.hidden = swiglu_hidden(config.channels);
-    config.tied = false;
+void mistral_defaults(ModelConfig& config) {
+    llama_defaults(config);
+    config.rope.theta = 10000;
+}
+
+void qwen2_fields(const ModelFields& file, ModelConfig& config) {
+    common_fields(file, config, {"Qwen2", "silu", 32});
+    file.require("attention_bias", {true}, "Qwen2");
+    file.require("use_mrope", {false}, "Qwen2");
+    layer_windows(file, config);
+}
+
+void qwen3_fields(const ModelFields& file, ModelConfig& config) {
+    common_fields(file, config, {"Qwen3", "silu", 32, 128});
+    file.fixed("attention_bias", {false}, "Qwen3");
+    layer_windows(file, config);
+}
+
+void qwen_defaults(ModelConfig& config) {
+    llama_defaults(config);
     config.norm_eps = 1e-6;
     config.rope.theta = 1000000;
 }
 
 void nano_fields(const ModelFields& file, ModelConfig& config) {
-    common_fields(file, config, "NanoChat", "relu2");
+    common_fields(file, config, {"NanoChat", "relu2"});
+    file.fixed("attention_bias", {false}, "NanoChat");
     file.require("tie_word_embeddings", {false}, "NanoChat");
     const char* const cap = "final_logit_softcapping";
-    if (file.writes() && config.logit_cap == 0) return file.set(cap, nullptr);
-    const bool is_off = !file.writes() && file.object().contains(cap) && !file.has(cap);
-    file.number(cap, config.logit_cap, is_off ? 0 : 15);
+    const bool is_off = file.writes() ? config.logit_cap == 0 : file.object().contains(cap) && !file.has(cap);
+    if (!is_off) return file.number(cap, config.logit_cap, 15);
+    file.set(cap, nullptr);
+    config.logit_cap = 0;
 }
 
 void nano_defaults(ModelConfig& config) {
@@ -329,6 +406,54 @@ void read_own_fields(const ModelFields& file, ModelConfig& config) {
     if (!is_gpt2) other_own_fields(file, config);
 }
 
+// Keys that change nothing that the program computes from the weights. Initial values are its own, and it has no
+// dropout.
+const char* const kHarmless[] = {
+    // of every model
+    "_attn_implementation", "_attn_implementation_autoset", "_commit_hash", "_name_or_path", "_num_labels",
+    "bos_token_id", "chunk_size_feed_forward", "cross_attention_hidden_size", "decoder_start_token_id", "dtype",
+    "eos_token_id", "finetuning_task", "id2label", "initializer_range", "is_decoder", "label2id", "model_max_length",
+    "name", "num_labels", "output_attentions", "output_hidden_states", "pad_token_id", "prefix", "problem_type",
+    "return_dict", "sep_token_id", "task_specific_params", "tf_legacy_loss", "tie_encoder_decoder",
+    "tie_last_hidden_states", "tokenizer_class", "torch_dtype", "torchscript", "transformers_version", "unsloth_fixed",
+    "unsloth_version", "use_bfloat16", "use_cache",
+    // of some
+    "gradient_checkpointing", "n_special", "predict_special_tokens", "pretraining_tp", "reorder_and_upcast_attn",
+    "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",
+    // for generating text
+    "bad_words_ids", "begin_suppress_tokens", "diversity_penalty", "do_sample", "early_stopping",
+    "encoder_no_repeat_ngram_size", "encoder_repetition_penalty", "epsilon_cutoff", "eta_cutoff",
+    "exponential_decay_length_penalty", "forced_bos_token_id", "forced_eos_token_id", "length_penalty", "max_length",
+    "min_length", "no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_return_sequences", "output_scores",
+    "remove_invalid_values", "repetition_penalty", "return_dict_in_generate", "suppress_tokens", "temperature", "top_k",
+    "top_p", "typical_p"};
+
+// FP8 weights are read in the form that `export` writes. Other forms, or quantized activations, are another model.
+void check_quantization(const ModelFields& file) {
+    if (!file.has("quantization_config")) return;
+    const ModelFields config = file.inside("quantization_config");
+    const char* const what = "weights of compressed-tensors with one FP8 scale a tensor";
+    config.fixed("quant_method", {"compressed-tensors"}, what);
+    config.fixed("format", {"float-quantized"}, what);
+    config.require("kv_cache_scheme", {nullptr}, what);
+    for (const json& group : config.object().value("config_groups", json::object()))
+        for (const char* key : {"input_activations", "output_activations"})
+            if (group.is_object() && !group.value(key, json()).is_null())
+                config.refuse(fmt::format("\"quantization_config\" has \"{}\"; only weights may be quantized", key));
+}
+
+// Refuses variants of a class that its own fields do not tell apart.
+void check_variant(const ModelFields& file, const std::string& hf_class) {
+    const std::string base = hf_class.substr(0, hf_class.find(hf_class.ends_with("LMHeadModel") ? "LMHead" : "For"));
+    if (file.has("architectures"))
+        for (const json& name : file.object()["architectures"])
+            if (name != hf_class && name != base + "Model")
+                file.refuse(fmt::format("\"architectures\" has {}; it must be \"{}\"", json_text(name), hf_class));
+    for (const char* key : {"is_encoder_decoder", "add_cross_attention"}) file.require(key, {false}, hf_class.c_str());
+    file.require("pruned_heads", {json::object()}, hf_class.c_str());
+    check_quantization(file);
+}
+
 void read_hf_fields(const ModelFields& file, ModelConfig& config) {
     std::string type;
     file.text("model_type", type, kGpt2.description->hf_type);
@@ -336,7 +461,10 @@ void read_hf_fields(const ModelFields& file, ModelConfig& config) {
     if (!config.architecture)
         file.refuse(fmt::format("\"model_type\" is \"{}\", which is not one of the supported architectures ({})", type,
                                 names(hf_name)));
-    config.architecture->description->fields(file, config);
+    const ModelDescription& description = *config.architecture->description;
+    description.fields(file, config);
+    check_variant(file, description.hf_class);
+    file.refuse_others(kHarmless);
 }
 
 // The configuration with every value spelled out, as files have it.
@@ -353,7 +481,10 @@ constexpr InputKind kModelFile = {"model file", "a JSON file that describes a mo
 
 constinit const ModelDescription kGpt2Description = {"gpt2", "GPT2LMHeadModel", gpt2_fields, gpt2_defaults};
 constinit const ModelDescription kLlamaDescription = {"llama", "LlamaForCausalLM", llama_fields, llama_defaults};
-constinit const ModelDescription kQwen3Description = {"qwen3", "Qwen3ForCausalLM", qwen3_fields, qwen3_defaults};
+constinit const ModelDescription kMistralDescription = {"mistral", "MistralForCausalLM", mistral_fields,
+                                                        mistral_defaults};
+constinit const ModelDescription kQwen2Description = {"qwen2", "Qwen2ForCausalLM", qwen2_fields, qwen_defaults};
+constinit const ModelDescription kQwen3Description = {"qwen3", "Qwen3ForCausalLM", qwen3_fields, qwen_defaults};
 // nanochat as of October 2025.
 constinit const ModelDescription kNanoDescription = {"nanochat", "NanoChatForCausalLM", nano_fields, nano_defaults};
 
@@ -405,6 +536,32 @@ ordered_json hf_model_json(const ModelConfig& config) {
     ModelConfig model = spelled_out(config);
     description.fields(ModelFields(file), model);
     return file;
+}
+
+// The fields of the model's own file, with windows spelled out layer by layer, as Hugging Face's files have them.
+static nlohmann::ordered_json comparable(ModelConfig model) {
+    std::string layers;
+    for (int layer = 0; layer < model.layers; layer++) layers += model.window_of(layer) > 0 ? 'S' : 'L';
+    const bool has_windows = layers.find('S') != std::string::npos;
+    if (!has_windows) model.window = 0;
+    model.window_layers = has_windows ? layers : "";
+    return model_json(model);
+}
+
+std::string differences(const ModelConfig& there, const ModelConfig& here) {
+    if (there.architecture != here.architecture)
+        return fmt::format("the architecture is {}, this model has {}", there.architecture->name,
+                           here.architecture->name);
+    nlohmann::ordered_json theirs = comparable(there), ours = comparable(here);
+    for (const auto& [name, value] : ours.items()) theirs.emplace(name, nullptr);  // if it has no such field
+    std::string text;
+    for (const auto& [name, value] : theirs.items()) {
+        const nlohmann::ordered_json mine = ours.value(name, nlohmann::ordered_json());
+        if (value == mine) continue;
+        text += fmt::format("{}{} is {}, this model has {}", text.empty() ? "" : "; ", name, json_text(value),
+                            json_text(mine));
+    }
+    return text;
 }
 
 }  // namespace llmc

@@ -3,6 +3,8 @@
 #pragma once
 #include <initializer_list>
 #include <nlohmann/json.hpp>
+#include <set>
+#include <span>
 #include <string>
 
 #include "llmc/model/config.h"
@@ -19,8 +21,12 @@ nlohmann::ordered_json model_json(const ModelConfig& config);
 // config.json, without the fields about weight files and tokens.
 nlohmann::ordered_json hf_model_json(const ModelConfig& config);
 
+// The differences between two models, in the words of our own model files: "layers is 2, this model has 3; vocab is
+// 257, this model has 50257". "" if they are the same.
+std::string differences(const ModelConfig& there, const ModelConfig& here);
+
 // A JSON object that a list of fields either reads or writes. Each field is named once; reading refuses a wrong value
-// with the file, the field and the value.
+// with the file, the field and the value. It remembers which keys were read, so that the others can be refused.
 class ModelFields {
 public:
     // Reads `json`, which the file at `path` holds.
@@ -29,15 +35,19 @@ public:
     explicit ModelFields(nlohmann::ordered_json& json) : written_(&json) {}
 
     bool writes() const { return written_ != nullptr; }
-    bool has(const char* key) const { return read_ && read_->contains(key) && !(*read_)[key].is_null(); }
+    bool has(const char* key) const { return is_there(key) && !(*read_)[key].is_null(); }
     const nlohmann::json& object() const { return *read_; }  // that is read
     ModelFields inside(const char* key) const;               // an object in this one; new if it is written
 
-    // Fields. Reading takes the first of `keys` that is there, or else the fallback; writing takes the first key.
-    static constexpr int kRequired = -1;  // a fallback: the field must be there
-    void positive(std::initializer_list<const char*> keys, int& field, int fallback = kRequired) const;
-    void positive(const char* key, int& field, int fallback = kRequired) const { positive({key}, field, fallback); }
-    void number(const char* key, double& field, double fallback) const;  // above 0
+    // Fields. Reading takes the first of `keys` that is there, or else the fallback; writing takes the first key. A
+    // field that may be null then has the value `null`.
+    static constexpr int kRequired = -1;  // a fallback: the field must be there; for `null`: it must not be null
+    void positive(std::initializer_list<const char*> keys, int& field, int fallback = kRequired,
+                  int null = kRequired) const;
+    void positive(const char* key, int& field, int fallback = kRequired, int null = kRequired) const {
+        positive({key}, field, fallback, null);
+    }
+    void number(const char* key, double& field, double fallback = kRequired) const;  // above 0
     void boolean(const char* key, bool& field, bool fallback) const;
     void text(const char* key, std::string& field, const std::string& fallback) const;
 
@@ -45,12 +55,18 @@ public:
     void fixed(const char* key, std::initializer_list<nlohmann::json> allowed, const char* architecture) const;
     // The same for a field that is read but not written.
     void require(const char* key, std::initializer_list<nlohmann::json> allowed, const char* architecture) const;
-    // A field that is written but not read.
+    // A field that is written, and may have any value when it is read.
     void set(const char* key, const nlohmann::ordered_json& value) const;
 
+    // Refuses the first key that has a value, was not read so far, and is not in `harmless`.
+    void refuse_others(std::span<const char* const> harmless) const;
     [[noreturn]] void refuse(const std::string& problem) const;
 
 private:
+    bool is_there(const char* key) const;
+    [[noreturn]] void refuse_missing(const char* key) const;
+
+    mutable std::set<std::string> known_;  // keys that were asked for
     const nlohmann::json* read_ = nullptr;
     nlohmann::ordered_json* written_ = nullptr;
     const std::string path_ = {};

@@ -433,6 +433,10 @@ TEST_CASE("a check has the items that the model's table asks for, and no others"
         "without positions",         "of gradients",          "rmsnorm_forward_fp8",      "rope",
         "rmsnorm_backward_fp8 e5m2", "swiglu_forward_fp8",    "swiglu_backward_fp8 e5m2", "attention_forward_fp8"};
     CHECK(words_of(kLlama, 1) == llama);
+    CHECK(words_of(kMistral, 1) == llama);
+    Words qwen2 = llama;
+    qwen2.erase("of gradients"), qwen2.insert({"add_bias", "with bias gradient"});
+    CHECK(words_of(kQwen2, 1) == qwen2);
     llama.erase("rope"), llama.insert("qk_norm_rope bf16 HD=32 NH=2");
     CHECK(words_of(kQwen3, 1) == llama);
     CHECK(words_of(kNano, 2) ==

@@ -74,7 +74,44 @@ TEST_CASE("hf: weights of another architecture or other settings are refused") {
     CHECK(contains(refusal([](ModelConfig& m) { m.tied = true; }), "tied is false, this model has true"));
     CHECK(contains(refusal([](ModelConfig& m) { m.kv_heads = 1; }), "kv_heads is 2, this model has 1"));
     CHECK(refusal([](ModelConfig&) {}) == "");
-    CHECK(refusal([](ModelConfig& m) { m.logit_cap = 30; }) == "");  // Llama's config.json has no field for it
+}
+
+TEST_CASE("hf: a tensor without a place in the model, or one that is missing, is refused by name") {
+    const auto refusal = [](const char* model, const std::string& extra, const ModelConfig* read_as = nullptr) {
+        const ModelConfig config = modern_config(model);
+        const auto weights = modern_weights(config);
+        const TemporaryDirectory folder;
+        export_hf_directory(folder / "", config, {HfType::fp32},
+                            [&](const std::string& tensor, std::vector<float>& out) { out = weights.at(tensor); });
+        nlohmann::json index;
+        for (const HfTensor& tensor : hf_tensors(config)) index["weight_map"][tensor.spec.name] = "rest.safetensors";
+        index["weight_map"][extra] = "extra.safetensors";
+        std::filesystem::rename(folder / "model.safetensors", folder / "rest.safetensors");
+        make_file(folder / "model.safetensors.index.json", json_text(index));
+        SafetensorsWriter writer(folder / "extra.safetensors", {{extra, "F32", {1}}}, {});
+        writer.write(extra, "abcd", 4);
+        writer.finish();
+        if (read_as) std::filesystem::remove(folder / "config.json");
+        return checkpoint_error([&] { HfWeights(folder / "", read_as); });
+    };
+    const struct {
+        const char *model, *extra;
+    } cases[] = {{"llama", "model.layers.0.self_attn.q_proj.bias"},
+                 {"llama", "model.layers.0.mlp.gate_proj.weight_scale"},
+                 {"llama", "model.layers.2.input_layernorm.weight"},
+                 {"llama", "score.weight"},
+                 {"mistral", "model.layers.1.block_sparse_moe.gate.weight"},
+                 {"qwen2", "model.layers.1.self_attn.o_proj.bias"},
+                 {"qwen2", "model.layers.1.self_attn.q_norm.weight"},
+                 {"qwen3", "model.layers.0.self_attn.v_proj.bias"},
+                 {"nano", "model.norm.weight"}};
+    for (const auto& [model, extra] : cases)
+        CHECK(contains(refusal(model, extra), std::string("tensor ") + extra + " (1) has no place in this model"));
+    CHECK(refusal("llama", "model.layers.0.self_attn.rotary_emb.inv_freq") == "");
+    ModelConfig biased = modern_config("llama");
+    biased.architecture = &kQwen2;
+    CHECK(contains(refusal("llama", "lm_head.bias", &biased),
+                   "has no tensor model.layers.0.self_attn.q_proj.bias (128)"));
 }
 
 TEST_CASE("hf: models differ if only one has windows or a cap, but not in how windows are written") {

@@ -1,6 +1,7 @@
 // llm.c's model files: the place of each tensor, both ways, and refused files. test_run_export.py compares with its own
 // writer.
 #include "llmc/checkpoint/llmc_model.h"
+#include "llmc/model/model_file.h"
 
 #include <doctest/doctest.h>
 

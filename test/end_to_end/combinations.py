@@ -47,8 +47,9 @@ def model(draw, architecture, wide):
                  head_dim=64 if wide else draw.choice([32, 64]))
     if architecture != "nano":
         shape["tied"] = draw.random() < 0.5
-    if architecture == "qwen3" and draw.random() < 0.5:
-        shape.update(window=draw.choice([4, 8]), window_layers=draw.choice(["S", "SL", "SSL"]))
+    if architecture in ("mistral", "qwen2", "qwen3") and draw.random() < 0.5:
+        shape.update(window=draw.choice([4, 8]),
+                     window_layers=draw.choice(["S"] if architecture == "mistral" else ["S", "SL", "SSL"]))
     return ["-e", described(architecture, **shape)]
 
 
@@ -106,7 +107,7 @@ def training(draw, steps=None):
     blocks = recipe in BLOCK_RECIPES
     seq, batch = 64 if blocks else 16, 2 if blocks else draw.choice([1, 2])
     step, steps = SAMPLES * batch * seq, steps or draw.choice([5, 7])
-    architecture = draw.choice(["gpt2", "llama", "qwen3", "nano"])
+    architecture = draw.choice(["gpt2", "llama", "mistral", "qwen2", "qwen3", "nano"])
     flags = [*model(draw, architecture, blocks), "--precision", precision, *(fp8(draw, recipe) if recipe else []),
              "--seq", seq, "--batch", batch, "--total-batch", step, *data(draw, steps, step),
              "--lr", draw.choice(["1e-3", "5e-3"]), "--seed", draw.randrange(99),

@@ -60,6 +60,35 @@ class Architectures(Case):
         self.refused(run("export", "--from", run_directory, "--to", new_path(), "--format", "llmc"), CHECKPOINT,
                      "llm.c's model files hold GPT-2")
 
+    def test_fp8_exports_are_read(self):
+        """FP8 weights are those that the run's matmuls see, so evaluations in FP8 agree with them better than with BF16."""
+        trained, exported = new_path(), new_path()
+        self.succeeded(*flags(described("qwen2"), "--out", trained, "--precision", "fp8"))
+        self.succeeded("export", "--from", trained, "--to", exported, "--dtype", "fp8")
+        losses = []
+        for source in (trained, exported):
+            path = new_path() + ".json"
+            self.succeeded("eval", "--from", source, "--val", corpus().val, "-m", "2", "-b", "2", "-t", "32", "--precision",
+                           "fp32", "--out", path)
+            losses.append(read_json(path)["val_loss"])
+        self.assertNotEqual(*losses)
+        self.assertLess(abs(losses[0] - losses[1]), 0.02 * losses[0])
+        again = new_path()
+        self.succeeded(*flags(exported, "--init-from", exported, "--out", again, "--max-steps", "1"))
+        config = os.path.join(exported, "config.json")
+        write_json(config, dict(read_json(config), quantization_config={"quant_method": "gptq"}))
+        self.refused(run("eval", "--from", exported, "--val", corpus().val), CHECKPOINT, '"quant_method" is "gptq"')
+
+    def test_mistral(self):
+        run_directory = self.check(described("mistral", window=8), "MistralForCausalLM", "--precision", "fp8")
+        self.assertEqual(read_json(os.path.join(run_directory, "config.json"))["sliding_window"], 8)
+
+    def test_qwen2(self):
+        run_directory = self.check(described("qwen2"), "Qwen2ForCausalLM", "--precision", "bf16")
+        tensors = read_safetensors(os.path.join(run_directory, "model.safetensors"))
+        self.assertEqual(tensors["model.layers.1.self_attn.k_proj.bias"][1], [64])
+        self.assertNotIn("model.layers.1.self_attn.o_proj.bias", tensors)
+
     def test_qwen3(self):
         model = described("qwen3", tied=True, window=8, window_layers="SL")
         run_directory = self.check(model, "Qwen3ForCausalLM", "--precision", "bf16")
@@ -82,10 +111,10 @@ class Architectures(Case):
         self.assert_same_weights(*directories)
 
     def test_plans_published_shapes(self):
-        for name, head in (("llama3-8b", "untied"), ("qwen3-4b", "tied")):
+        for name, head in (("llama3-8b", "untied"), ("qwen2.5-3b", "tied"), ("mistral-7b", "untied")):
             text = self.succeeded("-e", name, "--dry-run", "--world", "8", "--gpu", "h100", "-b", "1", "-t", "4096",
                                   "-r", "block", "-z", "3")
-            self.assertRegex(text, f"8 heads of keys and values, .* {head} head")
+            self.assertRegex(text, f"[28] heads of keys and values, .* {head} head")
             for kind in ("weights", "gradients", "optimizer", "activations", "workspace"):
                 self.assertRegex(text, rf"\n  {kind} +[0-9.]+ [GM]iB")
 
@@ -96,6 +125,7 @@ class Architectures(Case):
                    {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
                     "intermediate_size": 96, "vocab_size": 300, "attention_bias": True})
         self.refused(run("-e", directory, "--dry-run"), FLAGS, "attention_bias")
+        self.refused(run("-e", described("llama", logit_cap=30.0), "--dry-run"), FLAGS, "no such setting: logit_cap")
         self.refused(run("-e", described("mamba"), "--dry-run"), FLAGS, 'unknown architecture "mamba"')
 
 

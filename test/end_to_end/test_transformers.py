@@ -1,8 +1,11 @@
-"""Hugging Face's transformers and this program give the same losses for weights that the other has written.
+"""Hugging Face's transformers and this program compute the same for weights that the other has written, and for every
+config.json that the program accepts.
 
-Needs the Python packages torch and transformers, which scripts/setup.sh does not install; skipped without them.
+Needs the Python packages torch and transformers, and compressed-tensors for FP8, which scripts/setup.sh does not
+install; skipped without them. dev/soak.sh runs it with every Python in TRANSFORMERS_PYTHONS, to test several versions.
 """
 
+import copy
 import importlib.util
 import json
 import os
@@ -15,35 +18,84 @@ from test_run_sample import HAS_TOKENIZERS
 from trainer import ROOT, TINY_BATCH, Case, corpus, new_path, read_bytes, read_json, run, write_json, write_shard
 
 BATCH, LENGTH = 4, 32
+FIRST = 2  # tokens of a row, for the loss of the first
 PACKAGES = ("torch", "transformers")
 
 # Sums of at most a few hundred terms of order 1, added in two orders: each errs by at most 2^-24 times their number.
 SAME = 2e-5
+SCALING = {"factor": 8, "low_freq": 1, "high_freq": 4, "old_context": 32}
 
 
-@unittest.skipUnless(all(map(importlib.util.find_spec, PACKAGES)), "torch and transformers are not installed")
-class Transformers(Case):
+def installed(*packages):
+    return all(map(importlib.util.find_spec, packages))
+
+
+@unittest.skipUnless(installed(*PACKAGES), "torch and transformers are not installed")
+class WithTransformers(Case):
     def succeeded(self, *arguments):
-        self.succeeds(run(*arguments))
+        return self.succeeds(run(*arguments)).out
 
-    def our_loss(self, directory):
+    def evaluated(self, directory, length=LENGTH):
+        """The result of an evaluation, and the path of its report."""
         path = new_path() + ".json"
-        self.succeeded("eval", "--from", directory, "--val", corpus().val, "-m", "1", "-b", BATCH, "-t", LENGTH,
-                       "--precision", "fp32", "--out", path)
+        return run("eval", "--from", directory, "--val", corpus().val, "-m", "1", "-b", BATCH, "-t", length,
+                   "--precision", "fp32", "--out", path), path
+
+    def our_loss(self, directory, length=LENGTH):
+        result, path = self.evaluated(directory, length)
+        self.succeeds(result)
         return read_json(path)["val_loss"]
 
     def their_model(self, directory):
         import transformers
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
         return transformers.AutoModelForCausalLM.from_pretrained(directory, dtype="float32").eval()
 
-    def their_loss(self, model):
+    def their_loss(self, model, length=LENGTH):
         import torch
         with open(corpus().val, "rb") as file:
-            tokens = struct.unpack(f"<{BATCH * LENGTH + 1}H", file.read(1024 + 2 * (BATCH * LENGTH + 1))[1024:])
-        inputs, targets = (torch.tensor(part).view(BATCH, LENGTH) for part in (tokens[:-1], tokens[1:]))
+            tokens = struct.unpack(f"<{BATCH * length + 1}H", file.read(1024 + 2 * (BATCH * length + 1))[1024:])
+        inputs, targets = (torch.tensor(part).view(BATCH, length) for part in (tokens[:-1], tokens[1:]))
         with torch.no_grad():
-            logits = model(input_ids=inputs).logits.double()
+            logits = model(input_ids=inputs, return_dict=True).logits.double()
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()).item()
+
+    def trained(self, model, *more):
+        directory = new_path()
+        self.succeeded(*flags(model, "--out", directory, "--precision", "fp32", *more))
+        return directory
+
+    def exported(self, directory, dtype):
+        path = new_path()
+        self.succeeded("export", "--from", directory, "--to", path, "--dtype", dtype)
+        return path
+
+    def needs(self, hf_class):
+        import transformers
+        if not hasattr(transformers, hf_class):
+            self.skipTest(f"transformers {transformers.__version__} has no {hf_class}")
+
+
+def gpt2():
+    path = new_path() + ".json"
+    write_json(path, {"layers": 2, "heads": 2, "channels": 64, "context": 64})
+    return path
+
+
+# Models by the class that transformers has for them.
+MODELS = {
+    "GPT2LMHeadModel": [gpt2],
+    "LlamaForCausalLM": [lambda: described("llama", rope_scaling=SCALING), lambda: described("llama", tied=True)],
+    "MistralForCausalLM": [lambda: described("mistral"), lambda: described("mistral", window=8)],
+    "Qwen2ForCausalLM": [lambda: described("qwen2", tied=True), lambda: described("qwen2", window=8, window_layers="LS")],
+    "Qwen3ForCausalLM": [lambda: described("qwen3", tied=True), lambda: described("qwen3", window=8, window_layers="SL")],
+    "NanoChatForCausalLM": [lambda: described("nano", kv_heads=4)],
+}
+
+
+class Transformers(WithTransformers):
+    """Exports in every format: losses, also of the first tokens, texts, and the way back."""
 
     def check_end_token(self, directory, model):
         import transformers
@@ -52,40 +104,139 @@ class Transformers(Case):
         self.assertEqual((model.config.eos_token_id, model.generation_config.eos_token_id), (256, 256))
         self.assertEqual(tokenizer("dan koc").input_ids, list(b"dan koc"))
 
+    def check_text(self, directory, model):
+        """Both take the most likely byte every time."""
+        import torch
+        prompt, count = "dan ", 24
+        ours = self.succeeded("sample", "--from", directory, "--tokenizer", "bytes", "--prompt", prompt, "-g", count,
+                              "--temperature", "0", "--precision", "fp32")
+        with torch.no_grad():
+            ids = model.generate(torch.tensor([list(prompt.encode())]), max_new_tokens=count, do_sample=False)[0]
+        theirs = bytes(token for token in ids.tolist() if token < 256).decode(errors="replace")
+        self.assertIn(theirs, ours)
+
     def check(self, name, model):
-        trained, back = new_path(), new_path()
-        self.succeeded(*flags(model, "--out", trained, "--precision", "fp32"))
-        for dtype in ("fp32", "bf16"):
-            exported = new_path()
-            self.succeeded("export", "--from", trained, "--to", exported, "--dtype", dtype)
-            theirs = self.their_model(exported)
-            self.check_end_token(exported, theirs)
-            self.assertEqual(type(theirs).__name__, name)
-            self.assertLess(abs(self.their_loss(theirs) - self.our_loss(exported)), SAME)
-        theirs.save_pretrained(back)
+        trained, back = self.trained(model), new_path()
+        for dtype in ("fp32", "bf16", "fp8"):
+            if dtype == "fp8" and (name == "GPT2LMHeadModel" or not installed("compressed_tensors")):
+                continue
+            with self.subTest(dtype=dtype):
+                exported = self.exported(trained, dtype)
+                theirs = self.their_model(exported)
+                self.check_end_token(exported, theirs)
+                self.assertEqual(type(theirs).__name__, name)
+                for length in (LENGTH, FIRST):
+                    self.assertLess(abs(self.their_loss(theirs, length) - self.our_loss(exported, length)), SAME)
+                self.check_text(exported, theirs)
+            if dtype == "bf16":
+                kept = theirs
+        kept.save_pretrained(back)
         self.assertIn("model.safetensors", os.listdir(back))
-        self.assertLess(abs(self.their_loss(theirs) - self.our_loss(back)), SAME)
+        self.assertLess(abs(self.their_loss(kept) - self.our_loss(back)), SAME)
         # Trained weights, not those of a fresh model of the same shape.
-        fresh = type(theirs)(theirs.config)
-        self.assertGreater(abs(self.their_loss(fresh) - self.their_loss(theirs)), 100 * SAME)
+        fresh = type(kept)(kept.config)
+        self.assertGreater(abs(self.their_loss(fresh) - self.their_loss(kept)), 100 * SAME)
 
-    def test_gpt2(self):
-        path = new_path() + ".json"
-        write_json(path, {"layers": 2, "heads": 2, "channels": 64, "context": 64})
-        self.check("GPT2LMHeadModel", path)
+    def test_exports(self):
+        for name, models in MODELS.items():
+            for number, model in enumerate(models):
+                with self.subTest(name=name, number=number):
+                    self.needs(name)
+                    self.check(name, model())
 
-    def test_llama(self):
-        scaling = {"factor": 8, "low_freq": 1, "high_freq": 4, "old_context": 32}
-        self.check("LlamaForCausalLM", described("llama", rope_scaling=scaling))
 
-    def test_qwen3(self):
-        self.check("Qwen3ForCausalLM", described("qwen3", tied=True))
+# Values to try in place of another one.
+def others(value):
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, (int, float)):
+        return [value + 1, value * 2, None]
+    if isinstance(value, list):
+        return [value[::-1], value[1:], None]
+    if isinstance(value, dict):
+        return [{}, None]
+    return [True, 1, "other"] if value is None else ["other", None]
 
-    def test_qwen3_in_windows(self):
-        self.check("Qwen3ForCausalLM", described("qwen3", tied=True, window=8, window_layers="SL"))
 
-    def test_nano(self):
-        self.check("NanoChatForCausalLM", described("nano", kv_heads=4))
+# Keys of other models and of earlier versions, which a file may have as well.
+MORE = {"head_dim": 64, "attention_bias": True, "mlp_bias": True, "sliding_window": 3, "use_sliding_window": True,
+        "max_window_layers": 0, "layer_types": ["sliding_attention", "full_attention"], "rope_theta": 100.0,
+        "partial_rotary_factor": 0.5, "original_max_position_embeddings": 16, "n_inner": 100, "n_ctx": 32,
+        "rope_scaling": {"rope_type": "linear", "factor": 4.0, "type": "linear"}, "num_key_value_heads": 1,
+        "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 100.0}, "final_logit_softcapping": 1.0,
+        "scale_attn_by_inverse_layer_idx": True, "tie_word_embeddings": False, "unknown_to_everyone": 1}
+
+
+class EveryKey(WithTransformers):
+    """Each key of a config.json that transformers itself wrote is removed and changed. The program refuses the file, or
+    has the same loss as transformers. If transformers cannot load it, the change must make no difference here.
+    """
+
+    def changed(self, config):
+        """Yields (what was done, a changed config)."""
+        places = [()] + [(key,) for key, value in config.items() if isinstance(value, dict)]
+        for place in places:
+            inside = config[place[0]] if place else config
+            for key in inside:
+                for value in [..., *others(inside[key])]:
+                    yield (*place, key, "removed" if value is ... else value), self.set(config, (*place, key), value)
+        for key, value in MORE.items():
+            if config.get(key) != value:
+                yield (key, value), self.set(config, (key,), value)
+
+    def set(self, config, path, value):
+        config = copy.deepcopy(config)
+        inside = config
+        for key in path[:-1]:
+            inside = inside[key]
+        inside[path[-1]] = value
+        if value is ...:
+            del inside[path[-1]]
+        return config
+
+    def complete(self, directory):
+        """Writes every key of the class's configuration, not only those that differ from its defaults."""
+        import transformers
+        path = os.path.join(directory, "config.json")
+        config = transformers.AutoConfig.from_pretrained(directory)
+        values = {**config.to_dict(), **read_json(path)}
+        if "rope_parameters" not in type(config)().to_dict():
+            values.pop("rope_parameters", None)  # version 4 copies the key from our file, and does not read it
+        write_json(path, values)
+        return path, values
+
+    def check(self, model):
+        saved = new_path()
+        self.their_model(self.exported(self.trained(model), "fp32")).save_pretrained(saved)
+        path, config = self.complete(saved)
+        plain = self.our_loss(saved)
+        self.assertLess(abs(self.their_loss(self.their_model(saved)) - plain), SAME)
+        accepted, moved = 0, 0
+        for what, changed in self.changed(config):
+            write_json(path, changed)
+            result, report = self.evaluated(saved)
+            if result.code != 0:
+                continue
+            accepted += 1
+            with self.subTest(changed=what):
+                ours = read_json(report)["val_loss"]
+                moved += abs(ours - plain) > SAME
+                try:
+                    theirs = self.their_loss(self.their_model(saved))
+                except Exception:  # of many classes
+                    theirs = plain
+                self.assertLess(abs(theirs - ours), SAME)
+        self.assertGreater(accepted, 20)
+        return moved
+
+    def test_keys(self):
+        moved = 0
+        for name, models in MODELS.items():
+            for number, model in enumerate(models):
+                with self.subTest(name=name, number=number):
+                    self.needs(name)
+                    moved += self.check(model())
+        self.assertGreater(moved, 5)  # the test can see a difference
 
 
 @unittest.skipUnless(HAS_TOKENIZERS and all(map(importlib.util.find_spec, PACKAGES)),

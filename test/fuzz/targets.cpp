@@ -223,7 +223,7 @@ std::vector<std::string> run_jsons() {
 
 std::vector<std::string> models() {
     std::vector<std::string> files;
-    for (const char* name : {"d12", "llama3-8b", "qwen3-8b", "nano-d4"})
+    for (const char* name : {"d12", "llama3-8b", "mistral-7b", "qwen2.5-3b", "qwen3-8b", "nano-d4"})
         for (const auto& json : {model_json(find_model(name)), hf_model_json(find_model(name))})
             files.push_back(json_text(json));
     return files;

@@ -22,7 +22,7 @@ inline const nlohmann::json& modern_fixture() {
     }();
     return file;
 }
-constexpr const char* kModernModels[] = {"llama", "llama_tied", "qwen3", "nano"};
+constexpr const char* kModernModels[] = {"llama", "llama_tied", "mistral", "qwen2", "qwen3", "nano"};
 
 inline ModelConfig modern_config(const std::string& name) {
     ModelConfig config = model_from_json(modern_fixture().at(name).at("config"), name);
@@ -63,11 +63,15 @@ inline std::map<std::string, std::vector<float>> modern_weights(const ModelConfi
 }
 
 template <class Real>
-std::unique_ptr<TestModel<Real>> loaded(const ModelConfig& config, int B, int T, Recompute recompute) {
-    auto test = std::make_unique<TestModel<Real>>(config, B, T, recompute);
-    for (const auto& [name, values] : modern_weights(config)) test->trainer.set_weight(name, values);
+std::unique_ptr<TestModel<Real>> loaded(const TrainerConfig& config) {
+    auto test = std::make_unique<TestModel<Real>>(config);
+    for (const auto& [name, values] : modern_weights(config.model)) test->trainer.set_weight(name, values);
     test->trainer.weights_are_set();
     return test;
+}
+template <class Real>
+std::unique_ptr<TestModel<Real>> loaded(const ModelConfig& config, int B, int T, Recompute recompute) {
+    return loaded<Real>(trainer_config(config, B, T, recompute));
 }
 
 // One sequence.
