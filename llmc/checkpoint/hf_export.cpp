@@ -20,14 +20,14 @@ namespace {
 
 // ---- config.json ---------------------------------------------------------------------------------------------------
 
-// In the form of compressed-tensors. A program that does not know it stops here instead of taking codes for values.
+// In the form of compressed-tensors, which decodes layers of the class Linear.
 nlohmann::ordered_json quantization_config() {
     const nlohmann::ordered_json weights = {
         {"num_bits", 8}, {"type", "float"}, {"strategy", "tensor"}, {"symmetric", true}, {"dynamic", false}};
     return {{"quant_method", "compressed-tensors"},
             {"format", "float-quantized"},
             {"quantization_status", "compressed"},
-            {"config_groups", {{"group_0", {{"targets", {"Linear", "Conv1D"}}, {"weights", weights}}}}},
+            {"config_groups", {{"group_0", {{"targets", {"Linear"}}, {"weights", weights}}}}},
             {"ignore", {"lm_head"}}};
 }
 

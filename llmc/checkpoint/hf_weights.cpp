@@ -112,6 +112,20 @@ std::string name_in_file(const WeightFiles& file, const std::string& full_name) 
     return !full_name.starts_with("lm_head") && file.contains(bare) ? bare : "";
 }
 
+// The scale of an FP8 tensor, as export_hf_directory() and compressed-tensors store it.
+std::string scale_name(const std::string& name) { return name + "_scale"; }
+
+bool is_float(const std::string& dtype) {
+    return dtype == "F32" || dtype == "BF16" || dtype == "F16" || dtype == "F64";
+}
+
+// True if the file has the tensor as FP8 codes with one scale.
+bool is_scaled_fp8(const WeightFiles& file, const std::string& name) {
+    if (file.info(name).dtype != "F8_E4M3" || !file.contains(scale_name(name))) return false;
+    const TensorInfo& scale = file.info(scale_name(name));
+    return is_float(scale.dtype) && scale.elements() == 1;
+}
+
 bool is_ignored(const std::string& name) {
     return name == "lm_head.weight" || name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") ||
            name.ends_with(".rotary_emb.inv_freq");
@@ -121,6 +135,7 @@ bool is_ignored(const std::string& name) {
 // type, and no others.
 std::vector<std::string> match_tensors(const WeightFiles& file, const std::vector<HfTensor>& tensors) {
     std::vector<std::string> names;
+    std::set<std::string> known;
     for (const HfTensor& tensor : tensors) {
         const TensorSpec& spec = tensor.spec;
         const std::string name = name_in_file(file, spec.name);
@@ -135,12 +150,15 @@ std::vector<std::string> match_tensors(const WeightFiles& file, const std::vecto
             refuse_file(file.file_with(name).path(),
                         "tensor {} is {}, this model needs {}; choose the model that the file holds", name,
                         shape_text(info.shape), wanted);
-        if (info.dtype != "F32" && info.dtype != "BF16" && info.dtype != "F16" && info.dtype != "F64")
-            refuse_file(file.file_with(name).path(), "tensor {} is {}; F32, BF16, F16 or F64 is needed", name,
-                        info.dtype);
+        const bool is_fp8 = is_scaled_fp8(file, name);
+        if (!is_fp8 && !is_float(info.dtype))
+            refuse_file(file.file_with(name).path(),
+                        "tensor {} is {}; F32, BF16, F16 or F64 is needed, or F8_E4M3 with a tensor {} of one scale",
+                        name, info.dtype, scale_name(name));
         names.push_back(name);
+        known.insert(name);
+        if (is_fp8) known.insert(scale_name(name));
     }
-    const std::set<std::string> known(names.begin(), names.end());
     for (const auto& [name, where] : file.tensors()) {
         if (known.count(name) || is_ignored(name)) continue;
         refuse_file(where->path(), "tensor {} {} has no place in this model; choose the model that the file holds",
@@ -175,7 +193,6 @@ ModelConfig described_model(const WeightFiles& file, const ModelConfig* expected
     if (model.context == 0) model.context = rows(1);
     if (!expected || model.architecture != expected->architecture) return model;
     if (model.context == 0) model.context = expected->context;
-    if (model.architecture != &kNano) model.logit_cap = expected->logit_cap;  // only nanochat's file has this field
     return model;
 }
 
@@ -261,7 +278,11 @@ std::vector<float> HfWeights::fetch(const std::string& name) const {
     if (found == tensors_.end()) refuse_file(files_.path(), "has no tensor {}", name);
     std::vector<float> ours(static_cast<size_t>(found->second.front().second.row.count()));
     for (const auto& [name_there, tensor] : found->second) {
-        const std::vector<float> values = files_.read_floats(name_there);
+        std::vector<float> values = files_.read_floats(name_there);
+        if (is_scaled_fp8(files_, name_there)) {
+            const float scale = files_.read_floats(scale_name(name_there))[0];
+            for (float& value : values) value *= scale;
+        }
         require_finite(files_.file_with(name_there).path(), name_there, tensor.spec.shape, values);
         if (name == "wte" && model_.tied) check_tied(files_, values);
         tensor.from_file(values, ours);

@@ -67,7 +67,7 @@ private:
     std::map<std::string, const SafetensorsFile*> tensors_;
 };
 
-// Weights in a file or a Hugging Face directory. Accepts F32, BF16, F16 and F64, and names with or
+// Weights in a file or a Hugging Face directory. Accepts F32, BF16, F16, F64 and our FP8 (below), and names with or
 // without "transformer." (or "model."). Opening checks all shapes. Ignores attn.bias masks and the lm_head.weight of a
 // tied model; throws an Error if that differs from wte.
 class HfWeights : public WeightSource {
@@ -102,7 +102,8 @@ void export_hf(const std::string& path, const ModelConfig& model, int end_token,
 //   value = code * scale,   scale = max |value| / 448
 //
 // compressed-tensors, and with it vLLM, stores weights with one scale per tensor this way ("float-quantized" in
-// config.json). Everything else is BF16.
+// config.json), but only those of torch.nn.Linear. The layers of GPT2LMHeadModel are Conv1D: transformers would take
+// their codes for weights, so GPT-2 is not exported in fp8. Everything else is BF16.
 enum class HfType { fp32, bf16, fp8 };
 
 constexpr uint64_t kHfShardBytes = 5'000'000'000;  // a larger model is split into several files, as Hugging Face does

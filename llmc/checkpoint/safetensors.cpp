@@ -14,6 +14,7 @@
 #include "llmc/base/error.h"
 #include "llmc/base/files.h"
 #include "llmc/base/json.h"
+#include "llmc/device/formats.cuh"
 
 namespace llmc {
 
@@ -218,8 +219,12 @@ std::vector<float> SafetensorsFile::read_floats(const std::string& name) const {
         read(name, bits.data(), count * sizeof(uint16_t));
         std::transform(bits.begin(), bits.end(), values.begin(),
                        tensor.dtype == "BF16" ? float_from_bf16 : float_from_f16);
+    } else if (tensor.dtype == "F8_E4M3") {
+        std::vector<e4m3> codes(count);
+        read(name, codes.data(), count);
+        std::transform(codes.begin(), codes.end(), values.begin(), [](e4m3 code) { return to_float(code); });
     } else {
-        refuse_file(path_, "tensor {} has dtype {}; F32, BF16, F16 or F64 is needed here", name, tensor.dtype);
+        refuse_file(path_, "tensor {} has dtype {}; F32, BF16, F16, F64 or F8_E4M3 is needed here", name, tensor.dtype);
     }
     return values;
 }

@@ -84,6 +84,10 @@ ExitCode export_weights(const Options& o) {
     if (o.format == ExportFormat::llmc && !o.tokenizer.empty())
         refuse("export: --tokenizer needs --format hf; a model file of llm.c has no tokenizer");
     const std::unique_ptr<WeightSource> source = open_weights(o.from, o.of_average);
+    if (o.dtype == StateFormat::fp8 && source->model().table().hf_transposed)
+        refuse(
+            "export: --dtype fp8 is not for GPT-2, because transformers would take the FP8 codes for weights: "
+            "compressed-tensors decodes Linear layers, and GPT2LMHeadModel has Conv1D layers. Use --dtype bf16");
     const FetchTensor fetch = [&](const std::string& name, std::vector<float>& out) { out = source->fetch(name); };
     std::string written = o.to;
     if (o.format == ExportFormat::llmc) {

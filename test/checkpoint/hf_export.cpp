@@ -20,6 +20,13 @@ namespace {
 
 using Weights = std::map<std::string, std::vector<float>>;
 const ModelConfig kSmall = {.layers = 2, .heads = 1, .channels = 32, .vocab = 50, .context = 6};
+const ModelConfig kSmallQwen = [] {
+    ModelConfig model = kSmall;
+    model.architecture = &kQwen2;
+    model.hidden = 64;
+    return model;
+}();
+constexpr int64_t kCodesOfQwen = 2 * 32 * (3 * 32 + 32 + 2 * 64 + 64);
 
 // Weights of all magnitudes: each tensor has its own range, with values down to 2^-20 of its largest.
 Weights weights_of(const ModelConfig& model) {
@@ -36,8 +43,9 @@ Weights weights_of(const ModelConfig& model) {
     return weights;
 }
 
-void export_as(const std::string& folder, HfType type, const Weights& weights, uint64_t shard_bytes = kHfShardBytes) {
-    export_hf_directory(folder, kSmall, {type, -1, shard_bytes},
+void export_as(const std::string& folder, HfType type, const Weights& weights, uint64_t shard_bytes = kHfShardBytes,
+               const ModelConfig& model = kSmall) {
+    export_hf_directory(folder, model, {type, -1, shard_bytes},
                         [&](const std::string& name, std::vector<float>& out) { out = weights.at(name); });
 }
 
@@ -85,48 +93,53 @@ TEST_CASE("hf_export: FP32 is exact, BF16 within half a unit, and both are read 
     for (const TensorInfo& tensor : file.tensors()) CHECK(tensor.dtype == "BF16");
 }
 
-TEST_CASE("hf_export: FP8 codes times their scale are the values to half a unit of E4M3") {
+TEST_CASE("hf_export: FP8 codes times their scale are the values to half a unit of E4M3, and are read back") {
     TemporaryDirectory folder;
-    Weights weights = weights_of(kSmall);
+    Weights weights = weights_of(kSmallQwen);
     weights["h.0.fc.weight"].assign(weights["h.0.fc.weight"].size(), 0.0f);
     weights["h.1.fc.weight"].assign(weights["h.1.fc.weight"].size(), 3 * std::numeric_limits<float>::denorm_min());
     weights["h.1.qkv.weight"][5] = -3e38f;
-    export_as(folder / "", HfType::fp8, weights);
+    export_as(folder / "", HfType::fp8, weights, kHfShardBytes, kSmallQwen);
+    const Weights back = import_from(folder / "");
     const SafetensorsFile file(folder / "model.safetensors");
     CHECK(file.metadata().at("format") == "pt");
     CHECK(contains(file.metadata().at("fp8"), "weight (F8_E4M3) * weight_scale (F32"));
-    CHECK(config_in(folder / "")["quantization_config"]["quant_method"] == "compressed-tensors");
+    const nlohmann::json quantization = config_in(folder / "")["quantization_config"];
+    CHECK(quantization["quant_method"] == "compressed-tensors");
+    CHECK(quantization["config_groups"]["group_0"]["targets"] == nlohmann::json{"Linear"});
 
     size_t codes_seen = 0;
-    for (const HfTensor& tensor : hf_tensors(kSmall)) {
+    for (const HfTensor& tensor : hf_tensors(kSmallQwen)) {
         const std::string& name = tensor.spec.name;
         CAPTURE(name);
         const TensorInfo& info = file.info(name);
         CHECK(info.shape == tensor.spec.shape);
-        CHECK(info.dtype == (tensor.transposed ? "F8_E4M3" : "BF16"));  // Hugging Face transposes only linear layers
-        CHECK(file.contains(name + "_scale") == tensor.transposed);
-        if (!tensor.transposed) continue;
+        const bool is_linear = name.ends_with("_proj.weight");
+        CHECK(info.dtype == (is_linear ? "F8_E4M3" : "BF16"));
+        CHECK(file.contains(name + "_scale") == is_linear);
+        if (!is_linear) continue;
         const float scale = file.read_floats(name + "_scale").at(0);
         CHECK(file.info(name + "_scale").shape == std::vector<int64_t>{1});
         std::vector<uint8_t> codes(info.bytes());
         file.read(name, codes.data(), codes.size());
-        const std::vector<float> wanted =
-            transpose(weights.at(tensor.row.name), tensor.spec.shape[1], tensor.spec.shape[0]);
+        const std::vector<float> wanted = tensor.to_file(weights.at(tensor.row.name));
+        const std::vector<float> read = tensor.to_file(back.at(tensor.row.name));
         double largest = 0;
         for (size_t i = 0; i < codes.size(); i++) {
             const double got = value_of_e4m3(codes[i]), scaled = wanted[i] / double{scale};
             // The division was rounded to FP32 before the cast to a code.
             REQUIRE(std::fabs(got - scaled) <= half_ulp(scaled, 3, -6) + std::fabs(scaled) * 0x1p-23);
+            REQUIRE(read[i] == static_cast<float>(got) * scale);
             largest = std::max(largest, std::fabs(got));
         }
         CHECK(largest == (tensor.row.name == "h.0.fc.weight" || tensor.row.name == "h.1.fc.weight" ? 0 : 448));
         codes_seen += codes.size();
     }
-    CHECK(codes_seen == 2 * 12 * 32 * 32);
-    CHECK(contains(checkpoint_error([&] { import_from(folder / ""); }), "c_attn.weight is F8_E4M3"));
+    CHECK(codes_seen == kCodesOfQwen);
 
     weights["h.0.fc.weight"][7] = NAN;
-    CHECK(contains(checkpoint_error([&] { export_as(folder / "", HfType::fp8, weights); }), "c_fc.weight has NaN"));
+    CHECK(contains(checkpoint_error([&] { export_as(folder / "", HfType::fp8, weights, kHfShardBytes, kSmallQwen); }),
+                   "gate_proj.weight has NaN"));
 }
 
 TEST_CASE("hf_export: a model larger than the limit of a file is split into several, with an index") {
@@ -157,9 +170,11 @@ TEST_CASE("hf_export: a model larger than the limit of a file is split into seve
     CHECK(import_from(folder / "") == weights);
 
     TemporaryDirectory other;
-    export_as(other / "", HfType::fp8, weights, 9'000);
+    export_as(other / "", HfType::fp8, weights_of(kSmallQwen), 9'000, kSmallQwen);
     const nlohmann::json fp8 = parse_json<nlohmann::json>(read_file(other / "model.safetensors.index.json"));
-    const std::string name = "transformer.h.1.mlp.c_fc.weight";
+    const std::string name = "model.layers.1.mlp.up_proj.weight";
     CHECK(fp8["weight_map"][name] == fp8["weight_map"][name + "_scale"]);
-    CHECK(fp8["metadata"]["total_size"] == 2 * kSmall.parameters() - 2 * 12 * 32 * 32 + 8 * 4);
+    CHECK(fp8["metadata"]["total_size"] == 2 * kSmallQwen.parameters() - kCodesOfQwen + 14 * 4);
+    const Weights back = import_from(other / "");
+    CHECK(back.size() == all_tensors(kSmallQwen).size());
 }

@@ -76,9 +76,10 @@ class Export(Case):
         losses = [FinishedRun("--max-steps", "2", "--init-from", source).losses for source in (directory, path)]
         self.assertEqual(losses[0], losses[1])
 
-    def test_fp8(self):
-        directory = self.export(self.trained.directory, "--dtype", "fp8")
-        self.refused(run(*tiny_flags("--init-from", directory)), CHECKPOINT, "is F8_E4M3")
+    def test_fp8_is_not_for_gpt2(self):
+        directory = new_path()
+        self.refuses(FLAGS, ["--from", self.trained.directory, "--to", directory, "--dtype", "fp8"], "Conv1D", "--dtype bf16")
+        self.assertFalse(os.path.exists(directory))
 
     def test_a_checkpoint(self):
         (name,) = os.listdir(self.trained.path("checkpoints"))
