@@ -56,20 +56,16 @@ void ModelFields::set(const char* key, const ordered_json& value) const {
     if (writes()) (*written_)[key] = value;
 }
 
-void ModelFields::positive(std::initializer_list<const char*> keys, int& field, int fallback, int null) const {
-    if (writes()) return set(*keys.begin(), field);
-    for (const char* key : keys) {
-        if (!is_there(key)) continue;
-        const json& value = (*read_)[key];
-        const bool is_positive =
-            value.is_number_integer() && value.get<double>() >= 1 && value.get<double>() <= kMostOfField;
-        if (!is_positive && (null == kRequired || !value.is_null()))
-            refuse(fmt::format("\"{}\" is {}; it must be a positive whole number", key, json_text(value)));
-        field = is_positive ? value.get<int>() : null;
-        return;
-    }
-    if (fallback == kRequired) refuse_missing(*keys.begin());
+void ModelFields::positive(const char* key, int& field, int fallback, int null) const {
+    if (writes()) return set(key, field);
     field = fallback;
+    if (!is_there(key)) return fallback == kRequired ? refuse_missing(key) : void();
+    const json& value = (*read_)[key];
+    field = null;
+    if (value.is_null() && null != kRequired) return;
+    if (!value.is_number_integer() || value.get<double>() < 1 || value.get<double>() > kMostOfField)
+        refuse(fmt::format("\"{}\" is {}; it must be a positive whole number", key, json_text(value)));
+    field = value.get<int>();
 }
 
 void ModelFields::number(const char* key, double& field, double fallback) const {
@@ -123,7 +119,7 @@ void gpt2_fields(const ModelFields& file, ModelConfig& config) {
     file.positive("n_layer", config.layers);
     file.positive("n_head", config.heads);
     file.positive("n_embd", config.channels);
-    file.positive({"n_positions", "n_ctx"}, config.context, 0);
+    file.positive("n_positions", config.context, 0);
     file.set("n_ctx", config.context);
     file.positive("vocab_size", config.vocab, 0);
     file.fixed("activation_function", {"gelu_new", "gelu_pytorch_tanh"}, gpt2);

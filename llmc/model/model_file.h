@@ -39,14 +39,9 @@ public:
     const nlohmann::json& object() const { return *read_; }  // that is read
     ModelFields inside(const char* key) const;               // an object in this one; new if it is written
 
-    // Fields. Reading takes the first of `keys` that is there, or else the fallback; writing takes the first key. A
-    // field that may be null then has the value `null`.
+    // Fields. Reading takes the fallback if the key is not there, and `null` if its value is null.
     static constexpr int kRequired = -1;  // a fallback: the field must be there; for `null`: it must not be null
-    void positive(std::initializer_list<const char*> keys, int& field, int fallback = kRequired,
-                  int null = kRequired) const;
-    void positive(const char* key, int& field, int fallback = kRequired, int null = kRequired) const {
-        positive({key}, field, fallback, null);
-    }
+    void positive(const char* key, int& field, int fallback = kRequired, int null = kRequired) const;
     void number(const char* key, double& field, double fallback = kRequired) const;  // above 0
     void boolean(const char* key, bool& field, bool fallback) const;
     void text(const char* key, std::string& field, const std::string& fallback) const;
