@@ -154,7 +154,7 @@ def others(value):
     if isinstance(value, list):
         return [value[::-1], value[1:], None]
     if isinstance(value, dict):
-        return [{}, None]
+        return [None]
     return [True, 1, "other"] if value is None else ["other", None]
 
 
@@ -180,6 +180,8 @@ class EveryKey(WithTransformers):
             for key in inside:
                 for value in [..., *others(inside[key])]:
                     yield (*place, key, "removed" if value is ... else value), self.set(config, (*place, key), value)
+                if place:
+                    yield (*place, key, "outside"), self.set(self.set(config, (*place, key), ...), (key,), inside[key])
         for key, value in MORE.items():
             if config.get(key) != value:
                 yield (key, value), self.set(config, (key,), value)
