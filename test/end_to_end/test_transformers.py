@@ -145,7 +145,7 @@ class Transformers(WithTransformers):
                     self.check(name, model())
 
 
-# Values to try in place of another one.
+# Values to try instead of this one.
 def others(value):
     if isinstance(value, bool):
         return [not value]
