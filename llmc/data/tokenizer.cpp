@@ -212,7 +212,10 @@ TokenDecoder TokenDecoder::from_llmc(const std::string& content, const std::stri
 
     TokenDecoder decoder(path);
     decoder.end_token_ = version == 1 ? 50256 : head[3];  // only GPT-2's tokenizer was written in version 1
-    if (version > 1) decoder.prefix_bytes_ = head[4], decoder.counts_text_ = head[5] == 0;
+    if (version > 1) {
+        decoder.prefix_bytes_ = head[4];
+        decoder.counts_text_ = head[5] == 0;
+    }
     if (decoder.prefix_bytes_ < 0 || decoder.prefix_bytes_ > kMostPrefixBytes)
         bad_file(path, fmt::format("says that documents begin with {} bytes that are not text", head[4]));
     if (decoder.end_token_ < 0 || decoder.end_token_ >= count)
