@@ -11,12 +11,14 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cerrno>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <type_traits>
@@ -47,11 +49,11 @@ constexpr InputKind kSidecar = {"sidecar", "the .json file that data.prepare wro
 void pread_all(int fd, const std::string& path, int64_t offset, int64_t bytes, void* out) {
     const ssize_t got = pread_fully(fd, out, static_cast<size_t>(bytes), static_cast<uint64_t>(offset));
     if (got < 0)
-        throw Error(ExitCode::bad_data, "reading {} from byte {} failed: {}", path, offset, std::strerror(errno));
+        throw ReadError(ExitCode::bad_data, "reading {} from byte {} failed: {}", path, offset, std::strerror(errno));
     if (got < bytes)
-        throw Error(ExitCode::bad_data,
-                    "{} ends at byte {}, {} bytes early: it was cut after it was opened; restore it and resume", path,
-                    offset + got, bytes - got);
+        throw ReadError(ExitCode::bad_data,
+                        "{} ends at byte {}, {} bytes early: it was cut after it was opened; restore it and resume",
+                        path, offset + got, bytes - got);
 }
 
 struct Header {
@@ -115,7 +117,7 @@ void read_field(const nlohmann::json& object, const char* name, std::optional<Va
     field = found->get<Value>();
 }
 
-Sidecar read_sidecar(const std::string& shard_path, int64_t tokens) {
+Sidecar read_sidecar(const std::string& shard_path, const Header& header) {
     const std::string path = shard_path + ".json";
     if (::access(path.c_str(), F_OK) != 0) return {};
     const auto invalid = [&](const std::exception& error) {
@@ -125,7 +127,9 @@ Sidecar read_sidecar(const std::string& shard_path, int64_t tokens) {
     };
     Sidecar sidecar;
     try {
-        const nlohmann::json object = parse_json<nlohmann::json>(read_input(path, kSidecar));
+        const std::string text = read_input(path, kSidecar);
+        sidecar.fingerprint = XXH64(text.data(), text.size(), 0);
+        const nlohmann::json object = parse_json<nlohmann::json>(text);
         read_field(object, "tokenizer", sidecar.tokenizer);
         read_field(object, "tokenizer_hash", sidecar.tokenizer_hash);
         read_field(object, "vocab", sidecar.vocab);
@@ -140,11 +144,18 @@ Sidecar read_sidecar(const std::string& shard_path, int64_t tokens) {
     } catch (const nlohmann::json::exception& error) {  // a field has another type
         invalid(error);
     }
-    if (sidecar.tokens && *sidecar.tokens != tokens)
+    if (sidecar.tokens && *sidecar.tokens != header.tokens)
         throw Error(ExitCode::bad_data,
                     "the sidecar {} says {} tokens, its shard has {}: they do not belong together; prepare the shard "
                     "again or remove the sidecar",
-                    path, *sidecar.tokens, tokens);
+                    path, *sidecar.tokens, header.tokens);
+    const int64_t most = header.token_bytes == 2 ? 1 << 16 : kMostTokenIds;
+    if (sidecar.vocab && (*sidecar.vocab < 1 || *sidecar.vocab > most))
+        throw Error(
+            ExitCode::bad_data,
+            "the sidecar {} says a vocabulary of {} ids; with tokens of {} bytes it can have 1 to {}; prepare the "
+            "shard again or remove the sidecar",
+            path, *sidecar.vocab, header.token_bytes, most);
     return sidecar;
 }
 
@@ -210,15 +221,17 @@ std::vector<std::string> expand_glob(const std::string& pattern) {
 
 ShardSet::ShardSet(const std::vector<std::string>& patterns) {
     if (patterns.empty()) throw Error(ExitCode::bad_data, "a set of token shards needs at least one path or pattern");
-    std::set<std::string> seen;
+    std::map<std::pair<uint64_t, uint64_t>, std::string> paths;  // by identity
     for (size_t i = 0; i < patterns.size(); i++)
         for (const std::string& path : expand_glob(patterns[i])) {
-            if (!seen.insert(path).second)
-                throw Error(ExitCode::bad_data,
-                            "{} is named twice ('{}' matches it again), so its tokens would count twice", path,
-                            patterns[i]);
             add_shard(path, i);
+            const auto [first, is_new] = paths.emplace(shards_.back().identity, path);
+            if (!is_new)
+                throw Error(ExitCode::bad_data, "{} is named twice ('{}' matches {}), so its tokens would count twice",
+                            first->second, patterns[i],
+                            first->second == path ? "it again" : path + ", which is the same file");
         }
+    require_one_tokenizer({this});
 }
 
 ShardSet ShardSet::random(int vocab, int64_t tokens, uint64_t seed) {
@@ -248,29 +261,52 @@ ShardSet ShardSet::random(int vocab, int64_t tokens, uint64_t seed) {
 void ShardSet::add_shard(const std::string& path, size_t pattern) {
     auto file = std::make_unique<InputFile>(path, kShard);
     const Header header = read_header(file->fd(), path);
-    Shard shard{path, pattern, nullptr, header.tokens, header.identity, read_sidecar(path, header.tokens)};
-    if (!shards_.empty()) {
-        const Shard& first = shards_[0];
-        if (header.token_bytes != token_bytes_)
-            throw Error(ExitCode::bad_data,
-                        "{} has tokens of {} bytes, {} of {}: shards of one set must have one width", path,
-                        header.token_bytes, first.path, token_bytes_);
-        const auto &mine = shard.sidecar.tokenizer, &firsts = first.sidecar.tokenizer;
-        if (mine && firsts && *mine != *firsts)
-            throw Error(ExitCode::bad_data,
-                        "{} was tokenized with '{}', {} with '{}': shards of one set must share a tokenizer", path,
-                        *mine, first.path, *firsts);
-        const auto &my_hash = shard.sidecar.tokenizer_hash, &first_hash = first.sidecar.tokenizer_hash;
-        if (my_hash && first_hash && *my_hash != *first_hash)
-            throw Error(ExitCode::bad_data,
-                        "{} and {} were made with different tokenizers of the same name, {}: their sidecars have "
-                        "tokenizer_hash {} and {}; prepare them with the same tokenizer",
-                        path, first.path, mine.value_or("?"), *my_hash, *first_hash);
-    }
+    Shard shard{path, pattern, nullptr, header.tokens, header.identity, read_sidecar(path, header)};
+    if (!shards_.empty() && header.token_bytes != token_bytes_)
+        throw Error(ExitCode::bad_data, "{} has tokens of {} bytes, {} of {}: shards of one set must have one width",
+                    path, header.token_bytes, shards_[0].path, token_bytes_);
     token_bytes_ = header.token_bytes;
     total_tokens_ += header.tokens;
     shards_.push_back(std::move(shard));
     if (shards() <= max_open_files) shards_.back().file = std::move(file);
+}
+
+// The token that the sidecar says begins documents, or that its tokenizer is known to have.
+static std::optional<int64_t> known_end_token(const Sidecar& sidecar) {
+    if (sidecar.end_token) return sidecar.end_token;
+    if (sidecar.tokenizer == "bytes") return 256;
+    if (sidecar.tokenizer == "gpt2") return 50256;
+    return std::nullopt;
+}
+
+void ShardSet::require_one_tokenizer(const std::vector<const ShardSet*>& sets) {
+    const auto number = [](const std::optional<int64_t>& value) { return value ? std::to_string(*value) : ""; };
+    // The facts of a sidecar about its tokenizer; "" for those that it lacks.
+    const auto say = [&](const Sidecar& sidecar) -> std::array<std::pair<const char*, std::string>, 4> {
+        return {{{"tokenizer_hash", sidecar.tokenizer_hash.value_or("")},
+                 {"tokenizer", sidecar.tokenizer.value_or("")},
+                 {"vocab", number(sidecar.vocab)},
+                 {"end_token", number(known_end_token(sidecar))}}};
+    };
+    std::array<const Shard*, 4> firsts{};  // the first shard whose sidecar says it
+    for (const ShardSet* set : sets)
+        for (const Shard& shard : set->shards_) {
+            const auto mine = say(shard.sidecar);
+            for (size_t i = 0; i < mine.size(); i++) {
+                const auto& [name, value] = mine[i];
+                if (value.empty()) continue;
+                if (!firsts[i]) firsts[i] = &shard;
+                const Sidecar& first = firsts[i]->sidecar;
+                const std::string expected = say(first)[i].second;
+                const bool same_hash =
+                    shard.sidecar.tokenizer_hash && shard.sidecar.tokenizer_hash == first.tokenizer_hash;
+                if (value != expected && !(name == std::string("tokenizer") && same_hash))
+                    throw Error(ExitCode::bad_data,
+                                "{} and {} were made with different tokenizers: their sidecars have {} {} and {}; "
+                                "prepare all sets with one tokenizer",
+                                shard.path, firsts[i]->path, name, value, expected);
+            }
+        }
 }
 
 std::string ShardSet::shared_file(const ShardSet& other) const {
@@ -293,26 +329,54 @@ std::optional<double> ShardSet::bytes_per_token() const {
 }
 
 std::optional<int64_t> ShardSet::end_token() const {
-    const Sidecar& known = sidecar();
-    if (known.end_token) return known.end_token;
-    if (!known.tokenizer) return token_bytes_ == 2 ? 50256 : 128000;
-    if (*known.tokenizer == "bytes") return 256;
-    if (*known.tokenizer == "gpt2") return 50256;
-    return std::nullopt;
+    if (sidecar().end_token || sidecar().tokenizer) return known_end_token(sidecar());
+    return token_bytes_ == 2 ? 50256 : 128000;
+}
+
+uint64_t ShardSet::hash_tokens(const Shard& shard, int64_t first, int64_t count, uint64_t hash) const {
+    std::vector<uint32_t> tokens(static_cast<size_t>(count));
+    read_tokens(shard, first, count, tokens.data());
+    return XXH64(tokens.data(), tokens.size() * sizeof(uint32_t), hash);
+}
+
+const std::vector<uint64_t>& ShardSet::fingerprints_by_pattern() const {
+    if (!fingerprints_.empty()) return fingerprints_;
+    constexpr int64_t kSmallSet = 1 << 24, kBlock = 1 << 12, kBlocksOfSet = 1 << 12, kBlocksOfShard = 8;
+    const bool whole = total_tokens_ <= kSmallSet;
+    const int64_t block = whole ? 1 << 15 : kBlock;
+    std::vector<uint64_t> hashes(shards_.back().pattern + 1, static_cast<uint64_t>(token_bytes_));
+    for (const Shard& shard : shards_) {
+        const int64_t distance =
+            whole ? block : std::max(block, std::min(total_tokens_ / kBlocksOfSet, shard.tokens / kBlocksOfShard));
+        uint64_t& hash = hashes[shard.pattern];
+        hash = XXH64(&shard.tokens, sizeof shard.tokens, hash);
+        for (int64_t first = 0; first < shard.tokens; first += distance)
+            hash = hash_tokens(shard, first, std::min(block, shard.tokens - first), hash);
+        const int64_t end = std::min(block, shard.tokens);
+        if (!whole) hash = hash_tokens(shard, shard.tokens - end, end, hash);
+    }
+    return fingerprints_ = hashes;
 }
 
 uint64_t ShardSet::fingerprint() const {
-    constexpr int64_t looked_at = 1 << 15;  // tokens at each end that are hashed
-    std::vector<uint32_t> tokens(looked_at);
+    const std::vector<uint64_t>& hashes = fingerprints_by_pattern();
+    return XXH64(hashes.data(), hashes.size() * sizeof(uint64_t), 0);
+}
+
+uint64_t ShardSet::fingerprint_of_ends() const {
     uint64_t hash = static_cast<uint64_t>(token_bytes_);
     for (const Shard& shard : shards_) {
-        const int64_t count = std::min(looked_at, shard.tokens);
+        const int64_t count = std::min<int64_t>(1 << 15, shard.tokens);
         hash = XXH64(&shard.tokens, sizeof shard.tokens, hash);
-        for (const int64_t first : {int64_t{0}, shard.tokens - count}) {
-            read_tokens(shard, first, count, tokens.data());
-            hash = XXH64(tokens.data(), static_cast<size_t>(count) * sizeof(uint32_t), hash);
-        }
+        hash = hash_tokens(shard, 0, count, hash);
+        hash = hash_tokens(shard, shard.tokens - count, count, hash);
     }
+    return hash;
+}
+
+uint64_t ShardSet::sidecars_fingerprint() const {
+    uint64_t hash = 0;
+    for (const Shard& shard : shards_) hash = XXH64(&shard.sidecar.fingerprint, sizeof(uint64_t), hash);
     return hash;
 }
 
@@ -340,13 +404,19 @@ int64_t ShardSet::samples(int T) const {
 }
 
 void ShardSet::read_tokens(const Shard& shard, int64_t first, int64_t count, uint32_t* out) const {
-    std::optional<InputFile> opened;
-    if (!shard.file) opened.emplace(shard.path, kShard);
-    const int fd = opened ? opened->fd() : shard.file->fd();
-    const int64_t offset = header_bytes + first * token_bytes_;
-    if (token_bytes_ == 4) return pread_all(fd, shard.path, offset, count * 4, out);
-    std::vector<uint16_t> narrow(static_cast<size_t>(count));
-    pread_all(fd, shard.path, offset, count * 2, narrow.data());
+    const int64_t offset = header_bytes + first * token_bytes_, bytes = count * token_bytes_;
+    std::vector<uint16_t> narrow(token_bytes_ == 2 ? static_cast<size_t>(count) : 0);
+    void* const to = narrow.empty() ? static_cast<void*>(out) : narrow.data();
+    const auto opened_again = [&] {  // a file server that was restarted does not know open files
+        try {
+            return InputFile(shard.path, kShard);
+        } catch (const Error& error) {
+            throw ReadError(error.code(), error.what());
+        }
+    };
+    if (!shard.file ||
+        pread_fully(shard.file->fd(), to, static_cast<size_t>(bytes), static_cast<uint64_t>(offset)) != bytes)
+        pread_all(opened_again().fd(), shard.path, offset, bytes, to);
     std::copy(narrow.begin(), narrow.end(), out);
 }
 

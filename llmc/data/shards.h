@@ -28,6 +28,15 @@ struct Sidecar {
     std::optional<int64_t> bytes;         // bytes of the text before tokenization
     std::optional<int64_t> end_token;     // begins every document
     std::optional<double> entropy_floor;  // nats per token: no model can have a lower expected loss
+    uint64_t fingerprint = 0;             // of the whole text
+};
+
+// The largest vocabulary of a sidecar or a model, four times that of the largest published tokenizers.
+constexpr int kMostTokenIds = 1 << 20;
+
+// A shard that cannot be read now. A later attempt may succeed: disks and file servers recover.
+struct ReadError : Error {
+    using Error::Error;
 };
 
 // An ordered set of shards that are open for reading.
@@ -55,12 +64,23 @@ public:
     // tokenizer is a different one.
     std::optional<int64_t> end_token() const;
 
+    // Throws an Error unless all shards of all sets come from one tokenizer, as far as their sidecars say: its name and
+    // hash, the vocabulary, and the token that begins documents.
+    static void require_one_tokenizer(const std::vector<const ShardSet*>& sets);
+
     // The first file of `other` that is also in this set, under any path; "" if there is none.
     std::string shared_file(const ShardSet& other) const;
 
-    // Identifies the content and order of the shards, independent of file names. Hashes each shard's length and its
-    // first and last tokens.
+    // Identifies the content and order of the shards, independent of file names. Hashes the lengths of the shards and
+    // their tokens: all of them if the set has at most 16 million, otherwise blocks at equal distances, at least 8 per
+    // shard.
     uint64_t fingerprint() const;
+    // The same for each pattern. Only the first call reads the shards.
+    const std::vector<uint64_t>& fingerprints_by_pattern() const;
+    // The fingerprint of earlier versions, which only hashed the two ends of each shard.
+    uint64_t fingerprint_of_ends() const;
+    // Identifies the contents of the sidecars.
+    uint64_t sidecars_fingerprint() const;
 
     // The number of samples of T tokens: the sum over shards of (tokens - 1) / T. Throws an Error if it is zero.
     int64_t samples(int T) const;
@@ -68,7 +88,8 @@ public:
     std::vector<int64_t> samples_by_pattern(int T) const;
 
     // Reads sample `sample` of samples(T): T+1 tokens. Sample i of a shard covers its tokens [i*T, i*T+T], so a
-    // sample's last target is the next sample's first input. Throws an Error if a token is >= vocab.
+    // sample's last target is the next sample's first input. Throws a ReadError if it cannot be read, and an Error if a
+    // token is >= vocab.
     void read_sample(int64_t sample, int T, int32_t* out, int64_t vocab) const;
 
     // Throws an Error if a token does not fit the vocabulary. If a sidecar gives the largest id, it is trusted. Shards
@@ -88,12 +109,15 @@ private:
 
     ShardSet() = default;
     void add_shard(const std::string& path, size_t pattern = 0);
+    // Continues `hash` with the tokens of a shard from `first` on.
+    uint64_t hash_tokens(const Shard& shard, int64_t first, int64_t count, uint64_t hash) const;
     void read_tokens(const Shard& shard, int64_t first, int64_t count, uint32_t* out) const;
     void scan_vocabulary(const Shard& shard, int64_t vocab) const;
 
     std::vector<Shard> shards_;
     int token_bytes_ = 0;
     int64_t total_tokens_ = 0;
+    mutable std::vector<uint64_t> fingerprints_;  // of each pattern; empty: not computed yet
 };
 
 // ---- the magic numbers of llm.c's and llmq's files ------------------------------------------------------------------

@@ -7,6 +7,7 @@
 
 #include "llmc/base/error.h"
 #include "llmc/base/text.h"
+#include "llmc/data/shards.h"
 #include "llmc/kernels/attention.h"
 #include "llmc/model/model_file.h"
 
@@ -108,7 +109,7 @@ const std::vector<ModelConfig>& models() {
 }
 
 // Limits far above anything sensible: they catch slips of the keyboard before arithmetic overflows.
-constexpr int kMaxChannels = 1 << 16, kMaxVocab = 1 << 24, kMaxContext = 1 << 20;
+constexpr int kMaxChannels = 1 << 16, kMaxContext = 1 << 20;
 
 void check_range(const ModelConfig& m, const char* field, int value, int limit) {
     if (value < 1 || value > limit) refuse("model {}: {} is {}; it must be from 1 to {}", m.name, field, value, limit);
@@ -209,7 +210,7 @@ void ModelConfig::validate() const {
     check_range(*this, "layers", layers, kMaxLayers);
     check_range(*this, "heads", heads, kMaxChannels);
     check_range(*this, "channels", channels, kMaxChannels);
-    check_range(*this, "vocab", vocab, kMaxVocab);
+    check_range(*this, "vocab", vocab, kMostTokenIds);
     check_range(*this, "context", context, kMaxContext);
     if (channels % 32 != 0)
         refuse("model {}: channels={} is not a multiple of 32; use --channels {}", name, channels,

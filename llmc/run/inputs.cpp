@@ -104,6 +104,10 @@ void Inputs::check(const Options& o) {
         if (o.doc_mask) check_end_token(set, o);
     };
     if (train) check_set(*train);
+    std::vector<const ShardSet*> sets;
+    if (train) sets.push_back(train.get());
+    for (const auto& [name, set] : val) sets.push_back(set.get());
+    ShardSet::require_one_tokenizer(sets);
     if (train) tokenizer = tokenizer_of(*train, o);
     set_order(o);
     require_enough(o);

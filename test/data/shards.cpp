@@ -1,7 +1,10 @@
 // Shards: both token widths, every way a file can be malformed, sidecars, vocabulary checks, files beyond 2 and 4 GiB.
 #include "llmc/data/shards.h"
 
+#include <array>
 #include <cmath>
+#include <filesystem>
+#include <fstream>
 
 #include "test/data/shard_files.h"
 
@@ -129,22 +132,122 @@ TEST_CASE("malformed files are refused with what is wrong") {
     check_error(ExitCode::bad_data, {"at least one"}, [&] { ShardSet(std::vector<std::string>{}); });
 }
 
-TEST_CASE("shards of one set have one width, one tokenizer and are named once") {
+TEST_CASE("shards of one set have one width and are named once, under whatever path") {
     TemporaryDirectory dir;
     write_shard<uint16_t>(dir / "a.bin", counting(0, 9));
     write_shard<uint32_t>(dir / "b.bin", {1, 2, 3});
     check_error(ExitCode::bad_data, {dir / "b.bin", dir / "a.bin", "width"}, [&] { ShardSet({dir / "*.bin"}); });
-    check_error(ExitCode::bad_data, {dir / "a.bin", "twice"}, [&] { ShardSet({dir / "a.bin", dir / "a*"}); });
-    write_shard<uint16_t>(dir / "b.bin", counting(0, 9));
-    make_file(dir / "a.bin.json", R"({"tokenizer": "gpt2"})");
-    CHECK_NOTHROW(ShardSet({dir / "*.bin"}));
-    make_file(dir / "b.bin.json", R"({"tokenizer": "bytes"})");
-    check_error(ExitCode::bad_data, {"gpt2", "bytes"}, [&] { ShardSet({dir / "*.bin"}); });
-    make_file(dir / "b.bin.json", R"({"tokenizer": "gpt2", "tokenizer_hash": "sha256:b"})");
-    CHECK_NOTHROW(ShardSet({dir / "*.bin"}));
-    make_file(dir / "a.bin.json", R"({"tokenizer": "gpt2", "tokenizer_hash": "sha256:a"})");
-    check_error(ExitCode::bad_data, {"the same name, gpt2", "sha256:a", "sha256:b"},
-                [&] { ShardSet({dir / "*.bin"}); });
+    std::filesystem::create_symlink(dir / "a.bin", dir / "soft_link");
+    std::filesystem::create_hard_link(dir / "a.bin", dir / "hard_link");
+    std::filesystem::create_directory_symlink(dir / ".", dir / "linked");
+    for (const char* again : {"a*.bin", "soft_link", "hard_link", "linked/a.bin", "./a.bin"}) {
+        CAPTURE(again);
+        check_error(ExitCode::bad_data, {dir / "a.bin", "twice"}, [&] { ShardSet({dir / "a.bin", dir / again}); });
+    }
+    std::filesystem::copy_file(dir / "a.bin", dir / "copy");
+    CHECK_NOTHROW(ShardSet({dir / "a.bin", dir / "copy"}));
+}
+
+TEST_CASE("all shards of all sets come from one tokenizer, as far as their sidecars say") {
+    TemporaryDirectory dir;
+    const std::string none, gpt2 = R"({"tokenizer": "gpt2"})";
+    struct Case {
+        std::array<std::string, 3> sidecars;  // two shards of a set, and one of another set
+        std::vector<std::string> words;       // of the refusal; none: they fit together
+    };
+    const std::vector<Case> cases = {
+        {{none, none, none}, {}},
+        {{gpt2, none, gpt2}, {}},
+        {{gpt2, none, R"({"tokenizer": "gpt2", "vocab": 50257, "end_token": 50256})"}, {}},
+        {{gpt2, R"({"tokenizer": "bytes"})", none}, {"b.bin and", "a.bin", "tokenizer bytes and gpt2"}},
+        {{gpt2, none, R"({"tokenizer": "bytes"})"}, {"c.bin and", "a.bin", "tokenizer bytes and gpt2"}},
+        {{none, gpt2, R"({"tokenizer": "bytes"})"}, {"c.bin and", "b.bin"}},
+        {{R"({"tokenizer": "x", "tokenizer_hash": "a"})", gpt2, none}, {"tokenizer gpt2 and x"}},
+        {{R"({"tokenizer": "x", "tokenizer_hash": "a"})", none, R"({"tokenizer": "x", "tokenizer_hash": "b"})"},
+         {"tokenizer_hash b and a"}},
+        {{R"({"tokenizer": "x", "tokenizer_hash": "a"})", none, R"({"tokenizer": "y", "tokenizer_hash": "a"})"}, {}},
+        {{R"({"vocab": 300})", R"({"vocab": 301})", none}, {"vocab 301 and 300"}},
+        {{R"({"vocab": 300})", none, R"({"vocab": 301})"}, {"vocab 301 and 300"}},
+        {{R"({"end_token": 0})", none, R"({"end_token": 1})"}, {"end_token 1 and 0"}},
+        {{gpt2, none, R"({"end_token": 1})"}, {"end_token 1 and 50256"}},
+        {{none, none, R"({"end_token": 1})"}, {}},  // llm.c's end token is a guess, not what a sidecar says
+    };
+    for (const Case& c : cases) {
+        for (int i = 0; i < 3; i++) {
+            const std::string path = write_shard(dir / fmt::format("{}.bin", "abc"[i]), counting(i, 9));
+            std::filesystem::remove(path + ".json");
+            if (!c.sidecars[i].empty()) make_file(path + ".json", c.sidecars[i]);
+        }
+        const auto open = [&] {
+            const ShardSet first({dir / "[ab].bin"}), second({dir / "c.bin"});
+            ShardSet::require_one_tokenizer({&first, &second});
+        };
+        CAPTURE(c.sidecars[0] + c.sidecars[1] + c.sidecars[2]);
+        if (c.words.empty())
+            CHECK_NOTHROW(open());
+        else
+            check_error(ExitCode::bad_data, c.words, open);
+    }
+}
+
+TEST_CASE("a sidecar's vocabulary is one that its tokens can have") {
+    TemporaryDirectory dir;
+    const std::string narrow = write_shard(dir / "a.bin", counting(0, 9));
+    const std::string wide = write_shard(dir / "b.bin", std::vector<uint32_t>{1, 2, 3});
+    const auto open = [&](const std::string& path, int64_t vocab) {
+        make_file(path + ".json", fmt::format(R"({{"vocab": {}}})", vocab));
+        ShardSet({path});
+    };
+    for (const auto& [path, vocab] : std::vector<std::pair<std::string, int64_t>>{
+             {narrow, 1}, {narrow, 65536}, {wide, 65537}, {wide, kMostTokenIds}})
+        CHECK_NOTHROW(open(path, vocab));
+    for (const auto& [path, vocab] : std::vector<std::pair<std::string, int64_t>>{{narrow, 0},
+                                                                                  {narrow, -1},
+                                                                                  {narrow, 65537},
+                                                                                  {wide, 0},
+                                                                                  {wide, kMostTokenIds + 1},
+                                                                                  {wide, 8388608},
+                                                                                  {wide, 1000000000000}})
+        check_error(ExitCode::bad_data, {path + ".json says a vocabulary of " + std::to_string(vocab) + " ids"},
+                    [&] { open(path, vocab); });
+}
+
+// Writes a token into a shard of 2-byte tokens.
+static void change(const std::string& path, int64_t token, uint16_t value) {
+    std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
+    file.seekp(1024 + 2 * token);
+    file.write(reinterpret_cast<const char*>(&value), sizeof value);
+}
+
+TEST_CASE("fingerprint: any token of a small set, blocks all over a large one") {
+    TemporaryDirectory dir;
+    const std::string small = write_shard(dir / "a.bin", counting(0, 40000)), large = dir / "b.bin";
+    make_file(large, shard_header(20240520, 1, 1 << 25));
+    std::filesystem::resize_file(large, 1024 + 2 * (int64_t{1} << 25));  // zeros that take no room
+    for (const auto& [path, tokens] : std::vector<std::pair<std::string, std::vector<int64_t>>>{
+             {small, {0, 1, 20000, 32767, 32768, 39999}},
+             {large, {0, 8192, 1 << 24, (1 << 24) + 4095, 3 << 23, (1 << 25) - 1}}}) {
+        const uint64_t before = ShardSet({path}).fingerprint(), ends = ShardSet({path}).fingerprint_of_ends();
+        CHECK(before == ShardSet({path}).fingerprint());
+        for (const int64_t token : tokens) {
+            CAPTURE(token);
+            change(path, token, 60000);
+            CHECK(ShardSet({path}).fingerprint() != before);
+            change(path, token, path == small ? static_cast<uint16_t>(token) : 0);
+            CHECK(ShardSet({path}).fingerprint() == before);
+        }
+        change(path, tokens[2], 60000);
+        CHECK((ShardSet({path}).fingerprint_of_ends() == ends) == (path == large));
+        change(path, tokens[2], path == small ? static_cast<uint16_t>(tokens[2]) : 0);
+    }
+    // A set of several patterns, and the sidecars.
+    const std::string other = write_shard(dir / "c.bin", counting(7, 50));
+    CHECK(ShardSet({small, other}).fingerprint() != ShardSet({other, small}).fingerprint());
+    const ShardSet both({small, other});
+    CHECK(both.fingerprints_by_pattern().size() == 2);
+    make_file(other + ".json", R"({"end_token": 3})");
+    CHECK(both.sidecars_fingerprint() != ShardSet({small, other}).sidecars_fingerprint());
+    CHECK(both.fingerprint() == ShardSet({small, other}).fingerprint());
 }
 
 TEST_CASE("sidecars: read, absent, partial, contradicting, broken") {

@@ -41,7 +41,7 @@ class Documents(Case):
                 (DATA, tiny_flags("--doc-mask", "--train", other),
                  "which token begins the documents of " + other + " is not known"),
                 (DATA, tiny_flags("--doc-mask", "--val", shard(tokens, vocab=257, end_token=7)),
-                 "begin with token 7, those of the first set with 256")):
+                 "end_token 7 and 256")):
             with self.subTest(flags=flags):
                 self.refused(run(*flags), code, *words)
         self.assertEqual(run("-e", "d12", "--doc-mask", "--dry-run", "--gpu", "h100").code, 0)  # a plan needs no data
