@@ -6,6 +6,7 @@
 
 #include "llmc/base/json.h"
 #include "llmc/base/text.h"
+#include "llmc/comm/agreement.h"
 #include "llmc/run/evaluation.h"
 
 namespace llmc {
@@ -15,7 +16,12 @@ template <class Real>
 ValRecord evaluate(const Options& o, const Inputs& inputs, Ranks& ranks, const WeightSource& weights) {
     const auto trainer = load_model<Real>(o, ranks, weights);
     ranks.watchdog.begin_step(0);
-    return Evaluation<Real>(o, inputs, *trainer, ranks.watchdog).validate(0).value();  // no signal is caught
+    Evaluation<Real> evaluation(o, inputs, *trainer, ranks.watchdog);
+    const std::optional<ValRecord> record = evaluation.validate(0);
+    do_together(ranks.comm, [&] {
+        if (!evaluation.unreadable().empty()) throw Error(ExitCode::bad_data, evaluation.unreadable());
+    });
+    return record.value();  // no signal is caught
 }
 
 void print(const Options& o, const ModelConfig& model, const Ranks& ranks, const ValRecord& record) {

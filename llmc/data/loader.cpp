@@ -3,9 +3,14 @@
 #include "llmc/data/loader.h"
 
 #include <algorithm>
+#include <chrono>
+#include <optional>
 #include <utility>
 
+#include "llmc/base/clock.h"
 #include "llmc/base/error.h"
+#include "llmc/base/text.h"
+#include "llmc/data/tokenizer.h"
 #include "llmc/device/faults.h"
 #include "llmc/device/runtime.h"
 #include "llmc/kernels/embedding.h"
@@ -18,8 +23,24 @@ static void split_sample(const int32_t* sample, int T, int32_t* tokens, int32_t*
     std::copy_n(sample + 1, T, targets);
 }
 
+double ReadRetry::pause_after(const ReadError& error) {
+    const double now = monotonic_seconds();
+    if (since_ < 0) {
+        since_ = now;
+        pause_ = 0.025;
+        print_error("train_gpt: warning: {}; trying again for {:g} seconds", sanitize(error.what()), patience_);
+    }
+    if (now - since_ >= patience_) throw ReadError(error);
+    return pause_ = std::min(2 * pause_, 1.0);
+}
+
+void ReadRetry::succeeded() {
+    if (since_ >= 0) print_error("train_gpt: the data can be read again");
+    since_ = -1;
+}
+
 TrainLoader::TrainLoader(const ShardSet& shards, SampleOrder order, int B, int T, int rank, int world,
-                         int64_t first_batch, int vocab)
+                         int64_t first_batch, int vocab, int64_t most_ahead, double patience)
     : shards_(shards),
       order_(std::move(order)),
       B_(B),
@@ -28,6 +49,8 @@ TrainLoader::TrainLoader(const ShardSet& shards, SampleOrder order, int B, int T
       world_(world),
       first_batch_(first_batch),
       vocab_(vocab),
+      most_ahead_(std::max<int64_t>(most_ahead, kAhead)),
+      retry_(patience),
       slot_size_(2 * static_cast<size_t>(B) * T + token_sort_size(B * T)) {
     ring_ = pinned<int32_t>(kSlots * slot_size_);
     thread_ = std::thread(&TrainLoader::prefetch, this);
@@ -44,38 +67,62 @@ TrainLoader::~TrainLoader() {
 }
 
 void TrainLoader::prefetch() {
-    for (int64_t batch = 0;; ++batch) {
-        {
-            std::unique_lock lock(mutex_);
-            free_.wait(lock, [&] { return stop_ || batch - batches_taken_ < kAhead; });
-            if (stop_) return;
-        }
-        std::exception_ptr error;
-        try {
-            read_batch(first_batch_ + batch, slot(batch));
-        } catch (...) {
-            error = std::current_exception();
-        }
-        {
-            std::lock_guard lock(mutex_);
-            if (error)
-                error_ = error;
-            else
-                batches_read_ = batch + 1;
+    std::unique_lock lock(mutex_);
+    double next_attempt = 0;  // monotonic_seconds()
+    while (!stop_) {
+        const double wait = next_attempt - monotonic_seconds();
+        if (!samples_.empty() && batches_laid_out_ - batches_taken_ < kAhead) {
+            const Samples samples = std::move(samples_.front());
+            samples_.pop_front();
+            lock.unlock();
+            lay_out(samples, slot(batches_laid_out_));
+            lock.lock();
+            batches_laid_out_++;
+        } else if (error_ || batches_read_ - batches_taken_ >= most_ahead_) {
+            free_.wait(lock);
+        } else if (wait > 0) {
+            free_.wait_for(lock, std::chrono::duration<double>(wait));
+        } else {
+            lock.unlock();
+            std::optional<Samples> samples;
+            std::exception_ptr error;
+            try {
+                samples = read_batch(first_batch_ + batches_read_);
+                retry_.succeeded();
+            } catch (const ReadError& failure) {
+                try {
+                    next_attempt = monotonic_seconds() + retry_.pause_after(failure);
+                } catch (...) {
+                    error = std::current_exception();
+                }
+            } catch (...) {
+                error = std::current_exception();
+            }
+            lock.lock();
+            error_ = error;
+            if (samples) {
+                samples_.push_back(std::move(*samples));
+                batches_read_++;
+            }
         }
         ready_.notify_one();
-        if (error) return;
     }
 }
 
-void TrainLoader::read_batch(int64_t micro_batch, int32_t* slot) const {
-    int32_t *const tokens = slot, *const targets = slot + count();
-    std::vector<int32_t> sample(static_cast<size_t>(T_) + 1);
+TrainLoader::Samples TrainLoader::read_batch(int64_t micro_batch) const {
+    const size_t length = static_cast<size_t>(T_) + 1;
+    Samples samples(static_cast<size_t>(B_) * length);
     const int64_t first = (micro_batch * world_ + rank_) * B_;
-    for (int64_t b = 0; b < B_; ++b) {
-        shards_.read_sample(order_.at(first + b), T_, sample.data(), vocab_);
-        split_sample(sample.data(), T_, tokens + b * T_, targets + b * T_);
-    }
+    for (int64_t b = 0; b < B_; ++b)
+        shards_.read_sample(order_.at(first + b), T_, &samples[static_cast<size_t>(b) * length], vocab_);
+    return samples;
+}
+
+void TrainLoader::lay_out(const Samples& samples, int32_t* slot) const {
+    int32_t *const tokens = slot, *const targets = slot + count();
+    for (int64_t b = 0; b < B_; ++b)
+        split_sample(&samples[static_cast<size_t>(b) * (static_cast<size_t>(T_) + 1)], T_, tokens + b * T_,
+                     targets + b * T_);
     sort_tokens(targets + count(), tokens, B_ * T_);
 }
 
@@ -83,36 +130,65 @@ MicroBatch TrainLoader::next() {
     const int32_t* batch;
     {
         std::unique_lock lock(mutex_);
-        ready_.wait(lock, [&] { return error_ || batches_read_ > batches_taken_; });
-        if (batches_read_ == batches_taken_) std::rethrow_exception(error_);
+        const auto is_missing = [&] { return error_ && batches_read_ == batches_taken_; };
+        ready_.wait(lock, [&] { return is_missing() || batches_laid_out_ > batches_taken_; });
+        if (is_missing()) std::rethrow_exception(error_);
         batch = slot(batches_taken_++);
     }
     free_.notify_one();
     return {batch, batch + count(), batch + 2 * count()};
 }
 
-EvalLoader::EvalLoader(const ShardSet& shards, int B, int T, int rank, int world, int64_t max_batches, int vocab)
-    : shards_(shards), B_(B), T_(T), rank_(rank), world_(world), vocab_(vocab), samples_(shards.samples(T)) {
+std::string TrainLoader::wait_for(int64_t batches, const std::function<bool()>& goes_on) {
+    std::unique_lock lock(mutex_);
+    const int64_t until = batches_taken_ + std::min(batches, most_ahead_);
+    while (batches_read_ < until && !error_ && goes_on()) ready_.wait_for(lock, std::chrono::milliseconds(200));
+    if (batches_read_ >= until || !error_) return "";
+    try {
+        std::rethrow_exception(error_);
+    } catch (const std::exception& error) {
+        return error.what();
+    }
+}
+
+EvalLoader::EvalLoader(const ShardSet& shards, int B, int T, int rank, int world, int64_t max_batches, int vocab,
+                       double patience)
+    : shards_(shards),
+      B_(B),
+      T_(T),
+      rank_(rank),
+      world_(world),
+      vocab_(vocab),
+      patience_(patience),
+      samples_(shards.samples(T)) {
     const int64_t per_batch = int64_t{B} * world;
     const int64_t all = (samples_ + per_batch - 1) / per_batch;
     batches_ = max_batches < 0 ? all : std::min(all, max_batches);
 }
 
-void EvalLoader::read(int64_t batch, int32_t* tokens, int32_t* targets) const {
+void EvalLoader::read(int64_t batch, int32_t* tokens, int32_t* targets, const std::function<void()>& alive) const {
     if (batch < 0 || batch >= batches_)
         throw Error(ExitCode::failure, "validation batch {} was asked for, there are {}", batch, batches_);
-    std::vector<int32_t> sample(static_cast<size_t>(T_) + 1);
     const int64_t first = (batch * world_ + rank_) * B_;
-    for (int64_t b = 0; b < B_; ++b) {
-        int32_t *row_tokens = tokens + b * T_, *row_targets = targets + b * T_;
-        if (first + b < samples_) {
-            shards_.read_sample(first + b, T_, sample.data(), vocab_);
-            split_sample(sample.data(), T_, row_tokens, row_targets);
-        } else {
-            std::fill_n(row_tokens, T_, 0);
-            std::fill_n(row_targets, T_, -1);
+    ReadRetry retry(patience_);
+    for (int64_t b = 0; b < B_;) {
+        try {
+            read_row(first + b, tokens + b * T_, targets + b * T_);
+            retry.succeeded();
+            ++b;
+        } catch (const ReadError& error) {
+            std::this_thread::sleep_for(std::chrono::duration<double>(retry.pause_after(error)));
+            alive();
         }
     }
+}
+
+// Past the end of the set, tokens are 0 and targets -1.
+void EvalLoader::read_row(int64_t sample, int32_t* tokens, int32_t* targets) const {
+    std::vector<int32_t> row(static_cast<size_t>(T_) + 1, -1);
+    if (sample < samples_) shards_.read_sample(sample, T_, row.data(), vocab_);
+    split_sample(row.data(), T_, tokens, targets);
+    if (sample >= samples_) std::fill_n(tokens, T_, 0);
 }
 
 }  // namespace llmc

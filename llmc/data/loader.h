@@ -1,10 +1,15 @@
 // Batches of tokens from shards: TrainLoader returns shuffled micro-batches from a prefetch thread, EvalLoader reads a
 // validation set from its start. The target of a token is the token after it.
+//
+// A read that fails is repeated for up to a minute, with a warning.
 #pragma once
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <exception>
+#include <functional>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -23,6 +28,21 @@ struct MicroBatch {
     const int32_t* sorted = nullptr;
 };
 
+constexpr double kReadPatience = 60;  // seconds for which a read that fails is repeated
+
+// Decides whether a read that failed is repeated.
+class ReadRetry {
+public:
+    explicit ReadRetry(double patience) : patience_(patience) {}
+    // Call after a failure. Returns the seconds to wait before the next attempt; throws `error` if patience has ended.
+    double pause_after(const ReadError& error);
+    void succeeded();
+
+private:
+    double patience_, pause_ = 0;
+    double since_ = -1;  // monotonic_seconds() of the first failure; -1: the last read succeeded
+};
+
 // Row b of a run's micro-batch k on rank r is the sample
 //
 //   order.at((k * world + r) * B + b)
@@ -32,9 +52,10 @@ struct MicroBatch {
 // first_batch is the only state.
 class TrainLoader {
 public:
-    // `shards` must outlive the loader. The first next() is micro-batch first_batch (0 in a new run).
+    // `shards` must outlive the loader. The first next() is micro-batch first_batch (0 in a new run). The thread reads
+    // at least `most_ahead` micro-batches ahead: those of the largest step.
     TrainLoader(const ShardSet& shards, SampleOrder order, int B, int T, int rank, int world, int64_t first_batch,
-                int vocab);
+                int vocab, int64_t most_ahead = 0, double patience = kReadPatience);
     ~TrainLoader();
     TrainLoader(const TrainLoader&) = delete;
     TrainLoader& operator=(const TrainLoader&) = delete;
@@ -44,9 +65,16 @@ public:
     // would have returned the failed micro-batch throws its error, and so do all later calls.
     MicroBatch next();
 
+    // Waits until the next `batches` micro-batches have been read, at most `most_ahead`, so that no next() for them can
+    // fail. Returns the problem if one cannot be read, "" if all have been. Calls `goes_on` several times a second and
+    // stops waiting if that returns false.
+    std::string wait_for(int64_t batches, const std::function<bool()>& goes_on);
+
 private:
+    using Samples = std::vector<int32_t>;  // (B, T + 1)
     void prefetch();
-    void read_batch(int64_t micro_batch, int32_t* slot) const;
+    Samples read_batch(int64_t micro_batch) const;
+    void lay_out(const Samples& samples, int32_t* slot) const;
     int32_t* slot(int64_t batch) { return ring_ + static_cast<size_t>(batch % kSlots) * slot_size_; }
     size_t count() const { return static_cast<size_t>(B_) * T_; }  // tokens of a micro-batch
 
@@ -56,14 +84,18 @@ private:
     const int64_t first_batch_;
     const int vocab_;
 
-    // A ring of micro-batches between the two threads. The prefetch thread writes the slot of batch `batches_read_`
-    // without the lock, because the other thread only reads slots of earlier batches.
+    // The prefetch thread reads micro-batches into samples_, and lays out the next ones in a ring between the two
+    // threads. It writes the slot of batch `batches_laid_out_` without the lock, because the other thread only reads
+    // slots of earlier batches.
     static constexpr int kAhead = 4, kInUse = 3, kSlots = kAhead + kInUse;
-    const size_t slot_size_;  // ints
-    Pinned<int32_t> ring_;    // (kSlots, slot_size_); a slot: tokens, targets, sorted
+    const int64_t most_ahead_;
+    ReadRetry retry_;
+    std::deque<Samples> samples_;  // of the batches that are read, but not laid out
+    const size_t slot_size_;       // ints
+    Pinned<int32_t> ring_;         // (kSlots, slot_size_); a slot: tokens, targets, sorted
     std::mutex mutex_;
     std::condition_variable ready_, free_;
-    int64_t batches_read_ = 0, batches_taken_ = 0;
+    int64_t batches_read_ = 0, batches_laid_out_ = 0, batches_taken_ = 0;
     bool stop_ = false;
     std::exception_ptr error_;
     std::thread thread_;  // last: it starts when everything above exists
@@ -76,17 +108,24 @@ private:
 class EvalLoader {
 public:
     // `shards` must outlive the loader. max_batches = -1: all.
-    EvalLoader(const ShardSet& shards, int B, int T, int rank, int world, int64_t max_batches, int vocab);
+    EvalLoader(const ShardSet& shards, int B, int T, int rank, int world, int64_t max_batches, int vocab,
+               double patience = kReadPatience);
 
     int64_t batches() const { return batches_; }
 
-    void read(int64_t batch,
-              int32_t* tokens,          // (B, T)
-              int32_t* targets) const;  // (B, T)
+    // Calls `alive` before each new attempt.
+    void read(
+        int64_t batch,
+        int32_t* tokens,   // (B, T)
+        int32_t* targets,  // (B, T)
+        const std::function<void()>& alive = [] {}) const;
 
 private:
+    void read_row(int64_t sample, int32_t* tokens, int32_t* targets) const;
+
     const ShardSet& shards_;
     const int B_, T_, rank_, world_, vocab_;
+    const double patience_;
     const int64_t samples_;
     int64_t batches_;
 };

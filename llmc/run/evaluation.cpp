@@ -177,7 +177,8 @@ bool Evaluation<Real>::samples_after(int64_t step, bool last) const {
     return decoder_ && step > 0 && (step % options_.sample_every == 0 || last);
 }
 
-// Adds the loss on each set. Returns false if a signal asks some rank to stop meanwhile.
+// Adds the loss on each set. Returns false if a signal asks some rank to stop meanwhile, or if some rank cannot read a
+// set: that rank goes on with empty batches, because the others wait for it, and all of them learn it at the set's end.
 template <class Real>
 bool Evaluation<Real>::add_losses(std::vector<ValLoss>& losses) {
     const Options& o = options_;
@@ -187,17 +188,25 @@ bool Evaluation<Real>::add_losses(std::vector<ValLoss>& losses) {
     for (size_t s = 0; s < inputs_.val.size(); s++) {
         const auto& [name, set] = inputs_.val[s];
         BitsPerByte bits(inputs_.val_bytes[s]);
-        const EvalLoader loader(*set, o.batch, o.seq, comm.rank(), comm.world(), o.val_batches, o.model_config.vocab);
+        const EvalLoader loader(*set, o.batch, o.seq, comm.rank(), comm.world(), o.val_batches, o.model_config.vocab,
+                                read_patience(o));
         double sum = 0, count = 0;
         for (int64_t i = 0; i < loader.batches(); i++) {
             watchdog_.alive();
-            if (told_to_stop()) return false;
-            loader.read(i, tokens.data(), targets.data());
+            if (told_to_stop(!unreadable_.empty())) return false;
+            if (unreadable_.empty())
+                unreadable_ =
+                    failure_of([&] { loader.read(i, tokens.data(), targets.data(), [&] { watchdog_.alive(); }); }).text;
+            if (!unreadable_.empty()) {
+                std::fill(tokens.begin(), tokens.end(), 0);
+                std::fill(targets.begin(), targets.end(), -1);
+            }
             const auto loss = trainer_.evaluate(tokens.data(), targets.data());
             sum += loss.sum;
             count += loss.count;
             if (!inputs_.val_bytes[s].of_token.empty()) bits.add(tokens, targets, trainer_.token_losses());
         }
+        if (comm.host_max(!unreadable_.empty()) > 0) return false;
         losses.push_back({name, static_cast<float>(sum / count), bits.result(comm)});
     }
     return true;
@@ -208,6 +217,7 @@ std::optional<ValRecord> Evaluation<Real>::validate(int64_t step) {
     const StopWaitsFor batch("this batch of the validation");
     ValRecord record;
     record.step = step;
+    unreadable_.clear();
     if (options_.val_batches != 0 && !add_losses(record.losses)) return std::nullopt;
     if (!record.losses.empty()) last_loss_ = record.losses[0].loss;
     for (const auto& [name, examples] : inputs_.tasks) {

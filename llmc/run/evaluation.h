@@ -32,8 +32,10 @@ public:
     bool validates_after(int64_t step, bool last) const;
     bool samples_after(int64_t step, bool last) const;
     // Mean loss over each validation set, and scores in each task. Returns nothing if a signal asks some rank to stop
-    // meanwhile.
+    // meanwhile, or if some rank cannot read a set.
     std::optional<ValRecord> validate(int64_t step);
+    // Why this rank could not read a set in the last validate(); "" if it could.
+    const std::string& unreadable() const { return unreadable_; }
     // Prints --sample-tokens tokens that follow the prompt, or the beginning of a document. A signal or the deadline
     // cuts the sample short.
     Sample print_sample(int64_t step, const Deadline& deadline);
@@ -51,6 +53,7 @@ private:
     std::optional<TokenDecoder> decoder_;  // empty if the run prints no samples
     std::vector<int> prompt_;
     std::optional<double> last_loss_;
+    std::string unreadable_;
 };
 
 }  // namespace llmc

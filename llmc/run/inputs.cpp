@@ -11,6 +11,7 @@
 #include "llmc/base/error.h"
 #include "llmc/base/files.h"
 #include "llmc/base/text.h"
+#include "llmc/data/loader.h"
 #include "llmc/device/math.cuh"
 
 namespace llmc {
@@ -234,6 +235,10 @@ bool Inputs::is_input(const std::string& path) const {
     if (!train || !file.filename().string().starts_with("tokenizer.")) return false;
     const std::string directory = file.parent_path().string();
     return is_in(directory, train->path(0)) || (tokenizer.tokenizer && is_in(directory, tokenizer.tokenizer->name()));
+}
+
+double read_patience(const Options& o) {
+    return o.timeout_step > 0 ? std::min(kReadPatience, o.timeout_step / 3) : kReadPatience;
 }
 
 void only_bench(Options& o) {

@@ -66,6 +66,10 @@ struct Inputs {
     void describe(ResolveInputs& surroundings) const;
 };
 
+// Seconds for which a read of a shard is repeated if it fails: well below --timeout-step, after which a rank that waits
+// for this one would end the run.
+double read_patience(const Options& options);
+
 // ---- --bench: measures the time of a step; it needs neither data nor a run directory --------------------------------
 
 constexpr int64_t kBenchSteps = 25, kBenchWarmup = 5;

@@ -272,6 +272,7 @@ std::string problem_of(const Options& o, const RunEnd& end) {
 }
 
 ExitCode exit_code_of(const RunEnd& end) {
+    if (end.stop == StopReason::unreadable_data) return ExitCode::bad_data;
     if (end.stop != StopReason::none) return end.resumable ? ExitCode::stopped : ExitCode::failure;
     return ends_badly(end.results) ? ExitCode::bad_numbers : ExitCode::ok;
 }

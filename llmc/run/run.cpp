@@ -8,6 +8,7 @@
 #include "llmc/base/clock.h"
 #include "llmc/base/json.h"
 #include "llmc/base/text.h"
+#include "llmc/comm/agreement.h"
 #include "llmc/train/state.h"
 
 namespace llmc {
@@ -22,7 +23,8 @@ int64_t last_step_of(const Options& options, const RunPosition& position) {
 // The loader of this rank's batches, from the run's position on.
 TrainLoader loader_from(const RunPosition& position, const Options& o, const Inputs& inputs, const Comm& comm) {
     const int64_t first_batch = o.batches.tokens_until(position.data_step) / o.micro_step_tokens(comm.world());
-    return {*inputs.train, *inputs.order, o.batch, o.seq, comm.rank(), comm.world(), first_batch, o.model_config.vocab};
+    return {*inputs.train, *inputs.order,        o.batch,       o.seq,           comm.rank(), comm.world(),
+            first_batch,   o.model_config.vocab, o.micro_steps, read_patience(o)};
 }
 
 // Streams and size of the trace for --profile-steps; nothing without the flag.
@@ -76,7 +78,7 @@ void Run<Real>::begin() {
     if (position_.step == 0 || std::exchange(position_.evaluation_due, false))
         if (due_now().any()) evaluate();
     // A signal prevents the first step; --max-minutes leaves time for one step.
-    stop_ = agree({stop_reason(std::nullopt)}).stop;
+    if (stop_ == StopReason::none) stop_ = agree({reason_to_stop(std::nullopt)}).stop;
 }
 
 // ---- a step ---------------------------------------------------------------------------------------------------------
@@ -87,9 +89,8 @@ StepKind Run<Real>::begin_step() {
     position_.data_step++;
     ranks_.watchdog.begin_step(step);
     if (profiler_.begin_step(step)) interrupted_ = true;
-    micro_steps_ = static_cast<int>(options_.batches.tokens_of(step) / options_.micro_step_tokens(comm_.world()));
+    micro_steps_ = micro_steps_of(step);
     micro_step_ = 0;
-    data_seconds_ = 0;
     fingerprint_.clear();
     const Due due = due_now();
     return {.continues = !std::exchange(interrupted_, false),
@@ -105,7 +106,7 @@ MicroBatch Run<Real>::load_batch() {
     const ProfileRange range("load a batch");
     ranks_.watchdog.alive();  // one rank alone has no collectives, and a step of many micro-steps may take long
     const double asked = monotonic_seconds();
-    const MicroBatch batch = loader_.next();
+    const MicroBatch batch = loader_.next();  // its samples have been read; see reason_to_stop()
     data_seconds_ += monotonic_seconds() - asked;
     const int64_t first_sample = (int64_t{micro_step_++} * comm_.world() + comm_.rank()) * options_.batch;
     fingerprint_.add(batch.tokens, batch.targets, options_.batch, options_.seq, first_sample);
@@ -115,7 +116,7 @@ MicroBatch Run<Real>::load_batch() {
 template <class Real>
 void Run<Real>::end_step(const std::vector<Fp8Fallback>& fallbacks) {
     const int64_t step = position_.step;
-    trainer_.submitted().data_ms = 1e3 * data_seconds_;
+    trainer_.submitted().data_ms = 1e3 * std::exchange(data_seconds_, 0);
     std::optional<StepRecord> before = wait_for_result(1);  // the previous step's; this one still runs
     agreed_ = agree(proposal(before));
     stop_ = agreed_.stop;
@@ -132,11 +133,30 @@ void Run<Real>::end_step(const std::vector<Fp8Fallback>& fallbacks) {
     position_.evaluation_due = stop_ != StopReason::none;  // the resumed run evaluates instead
 }
 
+template <class Real>
+int Run<Real>::micro_steps_of(int64_t step) const {
+    return static_cast<int>(options_.batches.tokens_of(step) / options_.micro_step_tokens(comm_.world()));
+}
+
+// Why this rank does not want to begin the next step. Waits until the step's data has been read, so that no rank fails
+// within a step, where others would wait for it in a collective.
+template <class Real>
+StopReason Run<Real>::reason_to_stop(const Deadline& deadline) {
+    const double asked = monotonic_seconds();
+    if (position_.step < last_step_)
+        unreadable_ = loader_.wait_for(micro_steps_of(position_.step + 1), [&] {
+            ranks_.watchdog.alive();
+            return stop_reason(deadline) == StopReason::none;
+        });
+    data_seconds_ += monotonic_seconds() - asked;
+    return unreadable_.empty() ? stop_reason(deadline) : StopReason::unreadable_data;
+}
+
 // The values of this rank at the end of a step. `before`: the record of the step before, if there is one.
 template <class Real>
 typename Run<Real>::Agreement Run<Real>::proposal(const std::optional<StepRecord>& before) {
     Agreement mine;
-    mine.stop = stop_reason(deadline_);
+    mine.stop = reason_to_stop(deadline_);
     mine.batch_hash = fingerprint_.value();
     mine.writing = checkpoints_.is_writing();
     mine.time_to_save = checkpoints_.is_time();
@@ -158,7 +178,7 @@ typename Run<Real>::Agreement Run<Real>::agree(Agreement mine) {
     rank_times_.clear();
     for (const Agreement& rank : all) {
         // The bytes come from another process.
-        if (rank.stop < StopReason::none || rank.stop > StopReason::signal || rank.writing > 1 ||
+        if (rank.stop < StopReason::none || rank.stop > StopReason::unreadable_data || rank.writing > 1 ||
             rank.time_to_save > 1 || rank.decay < DecayFile::kNone ||
             rank.decay > std::max<int64_t>(options_.max_steps - position_.step, 0))
             throw Error(ExitCode::communication, "rank {} does not say whether the run goes on", &rank - all.data());
@@ -254,7 +274,8 @@ void Run<Real>::evaluate() {
     interrupted_ = true;
     const ProfileRange range("evaluate");
     if (due.validation && !validate()) {
-        stop_ = StopReason::signal;
+        unreadable_ = evaluation_.unreadable();
+        stop_ = agree({unreadable_.empty() ? StopReason::signal : StopReason::unreadable_data}).stop;
         position_.evaluation_due = true;  // the resumed run does all of this
         return;
     }
@@ -333,6 +354,9 @@ ExitCode Run<Real>::finish() {
     if (unsaved) throw Error(unsaved.code, unsaved.text);
     checkpoints_.wait_for_commands();
 
+    const Failure failure =
+        first_failure(comm_, {unreadable_.empty() ? ExitCode::ok : ExitCode::bad_data, unreadable_});
+    if (comm_.is_main() && failure) print_error("train_gpt: {}", sanitize(failure.text));
     const RunEnd end{first_step_, step, stop_, checkpoints_.enabled(), seconds_since_start(), reports_.results()};
     if (comm_.is_main()) print_end(options_, end);
     return exit_code_of(end);

@@ -188,6 +188,8 @@ private:
         Energy energy{};                     // sum over the ranks, since the last agreement
         RankTime time = {};                  // of the step before; not agreed
     };
+    int micro_steps_of(int64_t step) const;
+    StopReason reason_to_stop(const Deadline& deadline);
     Agreement proposal(const std::optional<StepRecord>& before);
     Agreement agree(Agreement mine);
 
@@ -220,6 +222,7 @@ private:
     int64_t last_step_;         // its last step, unless something stops it before
     const Deadline deadline_;   // --max-minutes
     StopReason stop_ = StopReason::none;
+    std::string unreadable_;  // why this rank cannot read its data; "" if it can
 
     Checkpoints<Real> checkpoints_;
     const StopWaitsFor stop_waits_for_;  // during a step
@@ -235,7 +238,7 @@ private:
     int micro_steps_ = 0, micro_step_ = 0;
     BatchFingerprint fingerprint_;
     Agreement agreed_;
-    double data_seconds_ = 0;           // waiting for batches
+    double data_seconds_ = 0;           // waiting for batches since the last step
     std::vector<RankTime> rank_times_;  // the times that ranks last exchanged
     bool interrupted_ = true;           // other work ran since the previous step
 };

@@ -101,14 +101,15 @@ StopReason stop_reason(const Deadline& deadline) {
 
 std::string stop_name(StopReason reason) {
     if (reason == StopReason::out_of_time) return "--max-minutes reached";
+    if (reason == StopReason::unreadable_data) return "data cannot be read";
     return stop_requested() ? stop_signal_name() : "another rank was told to";
 }
 
-bool StopPoll::operator()() {
+bool StopPoll::operator()(bool mine) {
     if (calls_left_-- > 0) return false;
     constexpr int64_t kSecond = 1'000'000, kStop = int64_t{1} << 62;
     const double now = monotonic_seconds();
-    const bool stops = stop_reason(deadline_) != StopReason::none;
+    const bool stops = mine || stop_reason(deadline_) != StopReason::none;
     const int64_t passed = static_cast<int64_t>(1e6 * (now - last_));
     const int64_t slowest = comm_.host_max(stops ? kStop : passed / interval_);  // microseconds per piece
     if (comm_.world() > 1) interval_ = std::clamp<int64_t>(kSecond / std::max<int64_t>(slowest, 1), 1, 4 * interval_);

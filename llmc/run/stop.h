@@ -41,8 +41,8 @@ const char* stop_signal_name();  // the first signal that asked for a stop: "SIG
 
 // ---- stopping between steps and within long work --------------------------------------------------------------------
 
-// Why a run ends before its last step.
-enum class StopReason : int64_t { none, out_of_time, signal };
+// Why a run ends before its last step. Of several reasons the last in this list counts.
+enum class StopReason : int64_t { none, out_of_time, signal, unreadable_data };
 // Time limit of monotonic_seconds(), or nothing.
 using Deadline = std::optional<double>;
 Deadline deadline_after(double minutes);  // 0 means no limit
@@ -57,8 +57,9 @@ class StopPoll {
 public:
     explicit StopPoll(const Comm& comm, const Deadline& deadline = {}) : comm_(comm), deadline_(deadline) {}
 
-    // Every rank calls it before each piece. Returns true on all ranks if the work should end here.
-    bool operator()();
+    // Every rank calls it before each piece. Returns true on all ranks if the work should end here. `mine`: this rank
+    // has a reason of its own.
+    bool operator()(bool mine = false);
 
 private:
     const Comm& comm_;

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
+#include <filesystem>
 #include <memory>
 #include <set>
 #include <thread>
@@ -146,6 +147,78 @@ TEST_CASE("an error of the prefetch thread reaches next(), after the batches bef
 
     TrainLoader fine(set, order_of(set, 6), 1, T, 0, 1, 0, 1000);
     for (int i = 0; i < 100; ++i) CHECK_NOTHROW(fine.next());
+}
+
+namespace {
+
+// A shard that cannot be read behind its first `tokens`, as if its disk failed, until it is restored.
+struct CutShard {
+    TemporaryDirectory dir;
+    std::string path = write_shard<uint16_t>(dir / "a.bin", counting(0, 301)), copy = dir / "copy";
+    ShardSet set{{path}};
+
+    explicit CutShard(int64_t tokens) {
+        std::filesystem::copy_file(path, copy);
+        std::filesystem::resize_file(path, 1024 + 2 * tokens);
+    }
+    // In place, or by another file under the same name.
+    void restore(bool in_place) {
+        if (in_place)
+            std::filesystem::copy_file(copy, path, std::filesystem::copy_options::overwrite_existing);
+        else
+            std::filesystem::rename(copy, path);
+    }
+};
+
+}  // namespace
+
+TEST_CASE("a read that fails is repeated until it succeeds") {
+    for (const bool in_place : {true, false}) {
+        CAPTURE(in_place);
+        CutShard shard(0);
+        TrainLoader loader(shard.set, order_of(shard.set, 6), 2, T, 0, 1, 0, vocab, 9, 60);
+        int asked = 0;
+        CHECK(loader.wait_for(9, [&] { return ++asked < 3; }) == "");  // gave up waiting
+        CHECK(asked == 3);
+        shard.restore(in_place);
+        CHECK(loader.wait_for(9, [] { return true; }) == "");
+        for (int i = 0; i < 9; i++)
+            CHECK(loader.next().tokens[T] == 3 * static_cast<int>(sample_at(2 * i + 1, 100, 6)));
+    }
+    CutShard shard(0);
+    std::vector<int32_t> tokens(2 * T), targets(2 * T);
+    int attempts = 0;
+    EvalLoader(shard.set, 2, T, 0, 1, -1, vocab, 60).read(0, tokens.data(), targets.data(), [&] {
+        attempts++;
+        shard.restore(true);
+    });
+    CHECK(attempts == 1);
+    CHECK(targets == std::vector<int32_t>{1, 2, 3, 4, 5, 6});
+}
+
+TEST_CASE("a read that fails for too long is a problem of its step, not of the steps before it") {
+    CutShard shard(270);
+    const SampleOrder order = order_of(shard.set, 6);
+    int good = 0;  // batches before the first that cannot be read
+    while (order.at(good) * T + T < 270) good++;
+    REQUIRE(good > 0);
+    TrainLoader loader(shard.set, order, 1, T, 0, 1, 0, vocab, 100, 0.1);
+    CHECK(loader.wait_for(good, [] { return true; }) == "");
+    CHECK(contains(loader.wait_for(good + 1, [] { return true; }), "a.bin ends at byte"));
+    for (int i = 0; i < good; i++) CHECK(loader.next().tokens[0] == T * order.at(i));
+    CHECK(contains(loader.wait_for(1, [] { return true; }), "a.bin ends at byte"));
+    CHECK_THROWS_AS(loader.next(), ReadError);
+
+    std::vector<int32_t> tokens(T), targets(T);
+    const EvalLoader evaluation(shard.set, 1, T, 0, 1, -1, vocab, 0.1);
+    CHECK_NOTHROW(evaluation.read(0, tokens.data(), targets.data()));
+    CHECK_THROWS_AS(evaluation.read(99, tokens.data(), targets.data()), ReadError);
+}
+
+TEST_CASE("a token outside the vocabulary is no reason to read again") {
+    const CountingSet data({100});
+    TrainLoader loader(data.set, order_of(data.set, 1), 4, T, 0, 1, 0, 50, 20, 1e9);
+    CHECK(contains(loader.wait_for(20, [] { return true; }), "but the vocabulary has 50 ids"));
 }
 
 TEST_CASE("loaders stop at once, whether or not batches were taken") {

@@ -6,6 +6,8 @@
 //   DISK_SLOW=SECONDS  makes every fsync() of a rank's file take so long
 //   DISK_WRITE_MS=MS   makes every pwrite() to a rank's file take so long
 //   DISK_READ_MS=MS    makes every pread() of any file take so long
+//   DISK_UNREADABLE=F  while the file F exists, lets every pread() of a file whose path ends with DISK_READS_OF fail, with
+//                      DISK_ERRNO, or without it as if the file had ended
 //   DISK_HIDE=1        shows no directory's names, and no manifest
 //   DISK_COUNT=FILE    writes the number of calls there at the end
 //   DISK_OPENED=FILE   writes there what is opened to be written to, a path a line
@@ -23,7 +25,7 @@
 #include <unistd.h>
 
 static int calls;
-static char watched[4096];  // by descriptor
+static char watched[4096], may_be_unreadable[4096];  // by descriptor
 
 static long setting(const char* name) {
     const char* text = getenv(name);
@@ -70,7 +72,11 @@ static int open_file(int (*real)(const char*, int, ...), const char* path, int f
     if (yes && setting("DISK_HIDE") && strstr(path, "manifest.json")) return errno = ENOENT, -1;
     if (yes && writes && meet()) return -1;
     if (yes && writes) note_opened(path);
-    return watch(real(path, flags, mode), yes ? (strstr(path, "rank_") ? RANK_FILE : OTHER_FILE) : 0);
+    const char* const end = getenv("DISK_READS_OF");
+    const int fd = watch(real(path, flags, mode), yes ? (strstr(path, "rank_") ? RANK_FILE : OTHER_FILE) : 0);
+    if (fd >= 0 && fd < (int)sizeof may_be_unreadable)
+        may_be_unreadable[fd] = end && strlen(path) > strlen(end) && !strcmp(path + strlen(path) - strlen(end), end);
+    return fd;
 }
 int open(const char* path, int flags, ...) {
     va_list rest;
@@ -100,6 +106,9 @@ ssize_t pwrite(int fd, const void* data, size_t n, off_t at) { return write_file
 ssize_t pwrite64(int fd, const void* data, size_t n, off_t at) { return write_file(REAL(pwrite64), fd, data, n, at); }
 static ssize_t read_file(ssize_t (*real)(int, void*, size_t, off_t), int fd, void* data, size_t n, off_t at) {
     if (setting("DISK_READ_MS")) usleep((unsigned)setting("DISK_READ_MS") * 1000);
+    if (fd >= 0 && fd < (int)sizeof may_be_unreadable && may_be_unreadable[fd] &&
+        access(getenv("DISK_UNREADABLE"), F_OK) == 0)
+        return (errno = (int)setting("DISK_ERRNO")) ? -1 : 0;
     return real(fd, data, n, at);
 }
 ssize_t pread(int fd, void* data, size_t n, off_t at) { return read_file(REAL(pread), fd, data, n, at); }

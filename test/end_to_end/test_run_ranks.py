@@ -38,10 +38,14 @@ def run_on(ranks, *flags, env=None, **how):
     return run(*flags, env={**ONE_THREAD, **(env or {})}, **how)
 
 
-def run_each(*ranks, limit=180):
-    """Runs one rank for each (flags, settings of its environment)."""
+def each(*ranks):
+    """The command with one rank for each (flags, settings of its environment, as env has them)."""
     parts = [[":", "-np", "1", "env", *settings, PROGRAM, *map(str, flags)] for flags, settings in ranks]
-    return run_command([*LAUNCH, *sum(parts, [])[1:]], limit, ENVIRONMENT)
+    return [*LAUNCH, *sum(parts, [])[1:]]
+
+
+def run_each(*ranks, limit=180):
+    return run_command(each(*ranks), limit, ENVIRONMENT)
 
 
 def wait_for_steps(directory):
