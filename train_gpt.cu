@@ -6,6 +6,7 @@
 #include "llmc/flags/options.h"  // Options, parse_options, parse_command, resolve, trainer_config, config_json
 
 // the data and the other ranks, which decide defaults
+#include "llmc/comm/agreement.h"  // require_same_inputs
 #include "llmc/comm/comm.h"       // launch_environment, leave
 #include "llmc/device/runtime.h"  // prepare_process
 #include "llmc/run/inputs.h"      // Inputs: training and validation data, the tokenizer
@@ -104,6 +105,7 @@ ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
 
     // Refuse ranks that disagree, and a run that does not fit into memory unless --fit finds one that does.
     const Comm& comm = ranks.comm;
+    require_same_inputs(comm, inputs.fingerprints(given));
     comm.require_equal("configuration", config_json(given));
     comm.require_equal("command line", collective_flags(given));
     const Options options = fit_into_memory(asked, given, ranks);

@@ -2,6 +2,9 @@
 // checkpoints.
 #include "llmc/checkpoint/weight_source.h"
 
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -55,8 +58,14 @@ std::unique_ptr<WeightSource> open_weights(const std::string& path, const ModelC
                 there.architecture == &kGpt2 ? flags : "");
 }
 
-void import_weights(const WeightSource& source, const StoreTensor& store) {
-    for (const TensorRow& row : all_tensors(source.model())) store(row.name, source.fetch(row.name));
+uint64_t import_weights(const WeightSource& source, const StoreTensor& store) {
+    uint64_t fingerprint = 0;
+    for (const TensorRow& row : all_tensors(source.model())) {
+        const std::vector<float> values = source.fetch(row.name);
+        fingerprint = XXH64(values.data(), values.size() * sizeof(float), fingerprint);
+        store(row.name, values);
+    }
+    return fingerprint;
 }
 
 void fetch_exactly(const std::string& path, const TensorRow& row, const FetchTensor& fetch, std::vector<float>& out) {

@@ -1,10 +1,14 @@
 // Exchange of texts and errors between ranks, on top of host collectives.
 #include "llmc/comm/agreement.h"
 
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <sstream>
 
 #include "llmc/comm/backend.h"
 
@@ -60,6 +64,33 @@ std::string broadcast_text(const Comm& comm, const std::string& text) {
     received.resize(bytes);
     if (bytes > 0) comm.host_broadcast(received.data(), static_cast<size_t>(bytes), 0);
     return received;
+}
+
+void require_same_inputs(const Comm& comm, const InputFingerprints& mine) {
+    if (comm.world() == 1) return;
+    std::string text;
+    for (const auto& [name, fingerprint] : mine) text += fmt::format("{:016x} {}\n", fingerprint, name);
+    const uint64_t digest = XXH64(text.data(), text.size(), 0);
+    std::vector<uint64_t> digests(static_cast<size_t>(comm.world()));
+    comm.host_all_gather(digests.data(), &digest, sizeof digest);
+    const auto other = std::find_if(digests.begin(), digests.end(), [&](uint64_t d) { return d != digests[0]; });
+    if (other == digests.end()) return;
+    const std::vector<std::string> texts = gather_texts(comm, text);
+    const int rank = static_cast<int>(other - digests.begin());
+    std::istringstream first(texts[0]), second(texts[static_cast<size_t>(rank)]);
+    std::string a, b;
+    do {
+        if (!std::getline(first, a)) a.clear();
+        if (!std::getline(second, b)) b.clear();
+    } while (a == b && !a.empty());
+    a = peer_text(a.data(), a.size());
+    b = peer_text(b.data(), b.size());
+    const std::string& line = b.empty() ? a : b;  // this rank may have found no such file
+    throw Error(ExitCode::bad_data,
+                "rank {} on {} has read another {} than rank 0 (their fingerprints are {} and {}); give all ranks the "
+                "same files",
+                rank, comm.host(rank), line.size() > 17 ? line.substr(17) : "input",
+                b.empty() ? "none" : b.substr(0, 16), a.empty() ? "none" : a.substr(0, 16));
 }
 
 Failure first_failure(const Comm& comm, const Failure& mine) {

@@ -1,7 +1,9 @@
 // Texts, sums and errors that ranks exchange. All functions are collectives unless noted.
 #pragma once
+#include <cstdint>
 #include <exception>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "llmc/base/error.h"
@@ -15,6 +17,12 @@ std::vector<std::string> gather_texts(const Comm& comm, const std::string& mine)
 std::vector<std::string> describe_ranks(const Comm& comm);
 // Returns rank 0's text on every rank.
 std::string broadcast_text(const Comm& comm, const std::string& text);
+
+// The inputs of a rank by name ("training set 'x.bin'"), with fingerprints of their content.
+using InputFingerprints = std::vector<std::pair<std::string, uint64_t>>;
+// Throws the same Error(bad_data) on every rank unless all ranks have read the same. The message names the first input
+// that differs.
+void require_same_inputs(const Comm& comm, const InputFingerprints& mine);
 
 // Returns the vectors of all ranks added up element by element, in the order of the ranks. They have the same length.
 template <class T>

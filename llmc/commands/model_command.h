@@ -9,6 +9,7 @@
 #include "llmc/flags/options.h"
 #include "llmc/plan/plan.h"
 #include "llmc/run/ranks.h"
+#include "llmc/train/state.h"
 #include "llmc/train/trainer.h"
 
 namespace llmc {
@@ -34,9 +35,7 @@ std::unique_ptr<Trainer<Real>> load_model(const Options& options, const Ranks& r
     auto trainer = std::make_unique<Trainer<Real>>(config, ranks.comm);
     check_memory(trainer->memory(), ranks.libraries_to_come(options), ranks.device.free_memory, ranks.device.name);
     trainer->allocate();
-    import_weights(
-        weights, [&](const std::string& name, const std::vector<float>& values) { trainer->set_weight(name, values); });
-    trainer->weights_are_set();
+    load_weights(*trainer, weights, options.from);
     return trainer;
 }
 

@@ -1,18 +1,25 @@
 // Opens the shards, finds their tokenizer, and checks that they fit the model.
 #include "llmc/run/inputs.h"
 
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <limits>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <numeric>
 #include <utility>
 
 #include "llmc/base/error.h"
 #include "llmc/base/files.h"
+#include "llmc/base/json.h"
 #include "llmc/base/text.h"
 #include "llmc/data/loader.h"
 #include "llmc/device/math.cuh"
+#include "llmc/log/provenance.h"
+#include "llmc/model/model_file.h"
 
 namespace llmc {
 namespace {
@@ -207,6 +214,27 @@ void Inputs::describe(ResolveInputs& surroundings) const {
         for (const Choices& example : examples)
             surroundings.task_rows.back() += static_cast<int64_t>(example.completions.size());
     }
+}
+
+uint64_t fingerprint_of(const std::string& content) { return XXH64(content.data(), content.size(), 0); }
+
+InputFingerprints Inputs::fingerprints(const Options& o) const {
+    InputFingerprints all;
+    const auto add_set = [&](const std::string& name, const ShardSet& set, const std::vector<std::string>& patterns) {
+        for (size_t i = 0; i < patterns.size(); i++)
+            all.emplace_back(fmt::format("{} '{}'", name, patterns[i]), set.fingerprints_by_pattern()[i]);
+        all.emplace_back(fmt::format("set of sidecars of {} '{}'", name, joined(patterns)), set.sidecars_fingerprint());
+    };
+    if (train && !sources.patterns.empty()) add_set("training set", *train, sources.patterns);
+    for (size_t i = 0; i < val.size(); i++) add_set("validation set", *val[i].second, {o.val[i].glob});
+    for (const ValSet& task : task_files(o))
+        all.emplace_back("task file " + task.glob,
+                         fingerprint_of(read_input(task.glob, {"task file", "", ExitCode::bad_data})));
+    if (tokenizer.tokenizer)
+        all.emplace_back("tokenizer", fingerprint_of(tokenizer.tokenizer->as_table()));
+    if (!o.model.empty() && !is_model_name(o.model))
+        all.emplace_back("model file " + o.model, fingerprint_of(json_text(model_json(find_model(o.model)))));
+    return all;
 }
 
 static bool is_in(const std::string& directory, const fs::path& file) {

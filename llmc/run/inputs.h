@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "llmc/comm/agreement.h"
 #include "llmc/data/choices.h"
 #include "llmc/data/order.h"
 #include "llmc/data/shards.h"
@@ -55,6 +56,8 @@ struct Inputs {
     // Throws Error(bad_flags) if the run goes over a source of a mixture more often than --epochs allows.
     // `steps_ahead`: data steps ahead of the counted ones, after --skip-data.
     void require_enough(const Options& options, int64_t steps_ahead = 0) const;
+    // Fingerprints of everything that this rank has read, except for weights (see load_weights). Call after check().
+    InputFingerprints fingerprints(const Options& options) const;
     // Identifies the training data, its sources and their order.
     uint64_t train_fingerprint() const { return order->fingerprint(train->fingerprint()); }
     // Copies the tokenizer's table and its tokenizer.json into the run directory, so that samples and exports need
@@ -69,6 +72,8 @@ struct Inputs {
 // Seconds for which a read of a shard is repeated if it fails: well below --timeout-step, after which a rank that waits
 // for this one would end the run.
 double read_patience(const Options& options);
+
+uint64_t fingerprint_of(const std::string& content);
 
 // ---- --bench: measures the time of a step; it needs neither data nor a run directory --------------------------------
 

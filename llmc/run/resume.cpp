@@ -105,6 +105,11 @@ std::unique_ptr<CheckpointReader> open_candidate(const std::string& path, Verify
     text = broadcast_text(comm, text);
     auto reader = std::make_unique<CheckpointReader>(path, text);
     do_together(comm, [&] {
+        // A rank may not see the manifest yet, because its file system caches names.
+        std::string mine = text;
+        if (!comm.is_main()) failure_of([&] { mine = CheckpointReader(path).manifest_text(); });
+        if (mine != text)
+            throw Error(ExitCode::bad_data, "{} is another checkpoint here than on rank 0", path);
         reader->verify(how, static_cast<size_t>(comm.rank()), static_cast<size_t>(comm.world()),
                        [&] { ranks.watchdog.alive(); });
     });
@@ -386,7 +391,7 @@ RunPosition set_weights(Trainer<Real>& trainer, const Options& o, Ranks& ranks, 
     if (o.init_from.empty())
         trainer.initialize(o.seed);
     else
-        load_weights(trainer, o.init_from);
+        load_weights(trainer, *open_weights(o.init_from, o.model_config), o.init_from);
     RunPosition position;
     position.run_id = new_run_id();
     return position;

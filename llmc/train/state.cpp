@@ -14,6 +14,7 @@
 #include "llmc/base/json.h"
 #include "llmc/checkpoint/hf_weights.h"
 #include "llmc/checkpoint/manifest.h"
+#include "llmc/comm/agreement.h"
 #include "llmc/train/trainer.h"
 #include "llmc/train/words.h"
 
@@ -222,10 +223,11 @@ TrainerState state_from_json(const Json& json) {
 // ---- weights alone --------------------------------------------------------------------------------------------------
 
 template <class Real>
-void load_weights(Trainer<Real>& trainer, const std::string& path) {
-    import_weights(
-        *open_weights(path, trainer.config().model),
-        [&](const std::string& name, const std::vector<float>& values) { trainer.set_weight(name, values); });
+void load_weights(Trainer<Real>& trainer, const WeightSource& weights, const std::string& name) {
+    const uint64_t fingerprint = import_weights(
+        weights,
+        [&](const std::string& tensor, const std::vector<float>& values) { trainer.set_weight(tensor, values); });
+    require_same_inputs(trainer.comm(), {{"set of weights from " + name, fingerprint}});
     trainer.weights_are_set();
 }
 
@@ -238,8 +240,8 @@ void save_weights(const Trainer<Real>& trainer, const std::string& path, int end
         for (const TensorRow& row : all_tensors(trainer.config().model)) trainer.get_weight(row.name);
 }
 
-template void load_weights(Trainer<float>&, const std::string&);
-template void load_weights(Trainer<bf16>&, const std::string&);
+template void load_weights(Trainer<float>&, const WeightSource&, const std::string&);
+template void load_weights(Trainer<bf16>&, const WeightSource&, const std::string&);
 template void save_weights(const Trainer<float>&, const std::string&, int);
 template void save_weights(const Trainer<bf16>&, const std::string&, int);
 

@@ -12,6 +12,7 @@
 
 #include "llmc/checkpoint/manifest.h"
 #include "llmc/checkpoint/safetensors.h"
+#include "llmc/checkpoint/weight_source.h"
 #include "llmc/device/owned.h"
 #include "llmc/fp8/registry.h"
 #include "llmc/optim/optimizer.h"
@@ -42,9 +43,10 @@ struct DeviceSlice {
 // The name that safetensors files have for values of a format. Those in fp8 are saved as BF16, which has all of them.
 inline const char* dtype_of(StateFormat format) { return format == StateFormat::fp32 ? "F32" : "BF16"; }
 
-// Sets a trainer's weights from a file of another program (checkpoint/weight_source.h). Every rank reads the file.
+// Sets a trainer's weights from a source that is called `name` (checkpoint/weight_source.h). Every rank reads all of
+// it; ranks that have read different weights are refused. A collective.
 template <class Real>
-void load_weights(Trainer<Real>& trainer, const std::string& path);
+void load_weights(Trainer<Real>& trainer, const WeightSource& weights, const std::string& name);
 // Writes a trainer's weights in Hugging Face's format. A collective: the first rank writes, and only it needs `path`.
 // `end_token`: the token between documents, or -1 if it is unknown.
 template <class Real>

@@ -97,3 +97,24 @@ TEST_CASE("agreement: a failure whose exit code is not a number is still a failu
     CHECK(failure.code == ExitCode::failure);
     CHECK(failure.text == "rank 1: ?");
 }
+
+TEST_CASE("agreement: the first input that ranks have read differently is named") {
+    const InputFingerprints mine = {{"training set 'a'", 1}, {"sidecars", 2}, {"validation set 'b'", 3}};
+    const auto liar = std::make_shared<Liar>();
+    const Comm comm = connect_transport(liar, false, ReduceOrder::any);
+    CHECK_NOTHROW(require_same_inputs(comm, mine));
+    for (const size_t changed : {size_t{0}, size_t{1}, size_t{2}}) {
+        // Rank 1's digest, then in the text its fingerprint of this input and of those after it.
+        liar->lie = [=](char* data, size_t bytes) {
+            if (bytes == sizeof(uint64_t)) data[0] ^= 1;
+            std::string text(data, bytes);
+            for (size_t i = changed; i < mine.size() && bytes > 64; i++) text[text.find(mine[i].first) - 2] = 'f';
+            text.copy(data, bytes);
+        };
+        const std::string message = error_of([&] { require_same_inputs(comm, mine); }, ExitCode::bad_data);
+        CAPTURE(message);
+        CHECK(contains(message, "rank 1 on"));
+        CHECK(contains(message, "another " + mine[changed].first + " than rank 0"));
+        CHECK(contains(message, "000000000000000f and 000000000000000" + std::to_string(mine[changed].second)));
+    }
+}

@@ -12,7 +12,7 @@ import unittest
 
 from test_run_ranks import MPIRUN, run_ranks
 from trainer import (CHECKPOINT, DATA, FLAGS, VOCAB, Case, FinishedRun, corpus, new_path, read_json, read_safetensors,
-                     run, write_as_llmc, write_json, write_shard)
+                     run, write_as_llmc, write_choices, write_json, write_shard)
 
 SHAPE = dict(context=64, vocab=VOCAB, layers=1, heads=1, channels=32)
 SMALL = ["--layers", "1", "--channels", "32", "--heads", "1", "--precision", "fp32", "--lr", "1e-2", "--max-steps", "12"]
@@ -60,22 +60,6 @@ class Gpt2:
                 logits = [sum(map(operator.mul, row, x)) for row in wte]
                 losses.append(math.log(sum(map(math.exp, logits))) - logits[tokens[position + 1]])
         return losses
-
-
-def write_choices(examples):
-    """Writes [(label, context, completions)] in llm.c's format, using only its definition."""
-    path, stream, longest = new_path("choices") + ".bin", [], 0
-    for index, (label, context, completions) in enumerate(examples):
-        words = [65535, 0, index, label, len(completions), len(context), *context]
-        for completion in completions:
-            words += [len(completion), *completion]
-        words[1] = 2 * len(words)
-        longest = max(longest, words[1])
-        stream += words
-    with open(path, "wb") as file:
-        file.write(struct.pack("<4i", 20240522, 1, len(examples), longest).ljust(1024, b"\0"))
-        file.write(struct.pack(f"<{len(stream)}H", *stream))
-    return path
 
 
 def write_task(examples):

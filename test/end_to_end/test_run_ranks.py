@@ -14,8 +14,9 @@ import unittest
 
 import hostile_peers
 from test_ranks import ENVIRONMENT, FOREIGN, free_port
-from trainer import (COMMUNICATION, FLAGS, PROGRAM, STOPPED, Case, FinishedRun, corpus, disk_trouble, new_path,
-                     read_json, read_records, run, run_command, tiny_flags, workspace)
+from trainer import (COMMUNICATION, DATA, FLAGS, PROGRAM, STOPPED, TINY_BATCH, TINY_MODEL, Case, FinishedRun, corpus,
+                     disk_trouble, new_path, read_bytes, read_json, read_records, run, run_command, tiny_flags,
+                     workspace, write_choices, write_json)
 
 MPIRUN = shutil.which("mpirun")
 LAUNCH = [MPIRUN or "mpirun", "--oversubscribe", "--bind-to", "none"]
@@ -194,6 +195,79 @@ class Ranks(Case):
                 self.assertNotEqual(result.code, 0)
                 self.assertIn(part, result.err + result.out)
         self.refused(run_each(([*tiny, "--lr", "1e-3"], []), ([*tiny, "--lr", "2e-3"], [])), FLAGS, '"lr"')
+
+
+class OtherInputs(Case):
+    """Ranks whose flags are the same, but lead to different files."""
+
+    @classmethod
+    def setUpClass(cls):
+        """Two directories with the same files."""
+        cls.places = [new_path("place"), new_path("place")]
+        done = FinishedRun("--max-steps", "1")
+        os.mkdir(cls.places[0])
+        for name, path in {"train.bin": corpus().train, "val.bin": corpus().val, "tokenizer.bin": done.path("tokenizer.bin"),
+                           "config.json": done.path("config.json"),
+                           "model.safetensors": done.path("model.safetensors"),
+                           "task.bin": write_choices([(0, [1, 2], [[3, 4], [5, 6]])])}.items():
+            shutil.copy(path, os.path.join(cls.places[0], name))
+        for name in ("train.bin.json", "val.bin.json"):
+            write_json(os.path.join(cls.places[0], name), {"vocab": 257, "end_token": 256})
+        write_json(os.path.join(cls.places[0], "model.json"), {
+            "layers": 1, "heads": 1, "channels": 32, "context": 64, "vocab": 257})
+        shutil.copytree(*cls.places)
+
+    def run_with(self, name, changed, *flags):
+        """Runs two ranks. `changed` changes the file of this name that rank 1 reads."""
+        path = os.path.join(self.places[1], name)
+        before = read_bytes(path)
+        with open(path, "wb") as file:
+            file.write(changed(before))
+        try:
+            return run_each(*((flags, ["-C", place]) for place in self.places))
+        finally:
+            with open(path, "wb") as file:
+                file.write(before)
+
+    @unittest.skipUnless(MPIRUN, "mpirun is not installed")
+    def test_each_input_is_compared(self):
+        def at(offset):
+            return lambda data: data[:offset] + bytes([data[offset] ^ 1]) + data[offset + 1:]
+
+        def text(old, new):
+            return lambda data: data.replace(old.encode(), new.encode())
+
+        small = ["--train", "train.bin", *TINY_MODEL, *TINY_BATCH, "--max-steps", "1", "--precision", "fp32"]
+        evaluation = ["eval", "--from", "./model.safetensors", "--val", "val.bin", "-m", "1", "-b", "2", "-t", "64"]
+        for name, changed, flags, found in (
+                ("train.bin", at(1024 + 120000), small, "training set 'train.bin'"),
+                ("train.bin.json", text("257", "300"), small, "set of sidecars of training set 'train.bin'"),
+                ("train.bin.json", text("256", "255"), small, "set of sidecars of training set 'train.bin'"),
+                ("val.bin", at(-2), [*small, "--val", "val.bin"], "validation set 'val.bin'"),
+                ("val.bin.json", text("}", ', "bytes": 9}'), [*small, "--val", "val.bin"],
+                 "set of sidecars of validation set 'val.bin'"),
+                ("task.bin", at(-2), [*small, "--task", "a=task.bin"], "task file task.bin"),
+                ("tokenizer.bin", at(-1), small, "tokenizer than rank 0"),
+                ("model.json", text("64", "128"), [*small, "-e", "model.json"], "model file model.json"),
+                ("model.safetensors", at(-2), [*small, "--init-from", "model.safetensors"],
+                 "set of weights from model.safetensors"),
+                ("model.safetensors", at(-2), evaluation, "set of weights from ./model.safetensors"),
+                ("val.bin", at(-2), evaluation, "validation set 'val.bin'")):
+            with self.subTest(name=name, found=found):
+                self.refused(self.run_with(name, changed, *flags), DATA, "rank 1 on", "has read another " + found)
+        for flags in ([*small, "--val", "val.bin", "--task", "a=task.bin", "--init-from", "model.safetensors"], evaluation):
+            self.succeeds(self.run_with("train.bin", lambda data: data, *flags))
+
+    @unittest.skipUnless(MPIRUN, "mpirun is not installed")
+    def test_a_checkpoint_that_is_another_one_elsewhere(self):
+        flags = ["--train", "train.bin", *TINY_MODEL, *TINY_BATCH, "--total-batch", "512", "--precision", "fp32"]
+        for place, seed in zip(self.places, ("1", "2")):
+            shutil.rmtree(os.path.join(place, "saved"), ignore_errors=True)
+            self.succeeds(run_command(["env", "-C", place, PROGRAM, *flags, "--max-steps", "1", "--seed", seed, "--out",
+                                       "saved"], 60, ENVIRONMENT))
+        more = [*flags, "--max-steps", "2", "--seed", "1", "--resume", "saved", "--out", "more"]
+        result = run_each(*((more, ["-C", place]) for place in self.places))
+        self.refused(result, DATA, "rank 1: ", "is another checkpoint here than on rank 0")
 
 
 class OverTcp(Case):

@@ -102,6 +102,22 @@ def write_shard(tokens, *, magic=20240520, version=1, count=None, cut=0, extra=b
     return path
 
 
+def write_choices(examples):
+    """Writes [(label, context, completions)] in llm.c's format, using only its definition."""
+    path, stream, longest = new_path("choices") + ".bin", [], 0
+    for index, (label, context, completions) in enumerate(examples):
+        words = [65535, 0, index, label, len(completions), len(context), *context]
+        for completion in completions:
+            words += [len(completion), *completion]
+        words[1] = 2 * len(words)
+        longest = max(longest, words[1])
+        stream += words
+    with open(path, "wb") as file:
+        file.write(struct.pack("<4i", 20240522, 1, len(examples), longest).ljust(1024, b"\0"))
+        file.write(struct.pack(f"<{len(stream)}H", *stream))
+    return path
+
+
 @dataclass
 class Result:
     code: int
