@@ -102,6 +102,8 @@ done
 
 stage "combinations of flags at random" check python3 test/end_to_end/combinations.py --cases "$FUZZ" --seed "$RANDOM"
 stage "runs that die at random moments" check python3 test/end_to_end/lives.py --lives "$LIVES" --seed "$RANDOM"
+stage "runs whose inputs change between their lives" check \
+    python3 test/end_to_end/changed_inputs.py --lives "$LIVES" --seed "$RANDOM"
 
 if command -v clang++ >/dev/null; then
     stage "libFuzzer: every kind of file that is read" check make -s fuzz FUZZ_SECONDS=600

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "llmc/base/error.h"
 #include "llmc/base/text.h"
@@ -98,6 +99,11 @@ ValidationWatch::Verdict ValidationWatch::observe(double loss, const PlateauRule
     since_change_ = 0;
     rate_factor_ *= rule.factor;
     return Verdict::lower_rate;
+}
+
+bool ValidationWatch::forget_losses() {
+    since_best_ = since_change_ = 0;
+    return std::exchange(best_, std::nullopt).has_value();
 }
 
 nlohmann::ordered_json ValidationWatch::to_json() const {

@@ -68,6 +68,10 @@ public:
     double rate_factor() const { return rate_factor_; }  // factor of the schedule's learning rate
     int64_t since_best() const { return since_best_; }   // validations since the best loss
 
+    // Forgets the best loss, which says nothing about losses on other data. Returns false if there is none.
+    bool forget_losses();
+    void forget_rate() { rate_factor_ = 1; }
+
     nlohmann::ordered_json to_json() const;
     static ValidationWatch from_json(const nlohmann::ordered_json& json);
 

@@ -230,11 +230,30 @@ InputFingerprints Inputs::fingerprints(const Options& o) const {
     for (const ValSet& task : task_files(o))
         all.emplace_back("task file " + task.glob,
                          fingerprint_of(read_input(task.glob, {"task file", "", ExitCode::bad_data})));
-    if (tokenizer.tokenizer)
-        all.emplace_back("tokenizer", fingerprint_of(tokenizer.tokenizer->as_table()));
+    if (tokenizer.tokenizer) all.emplace_back("tokenizer", fingerprint_of(tokenizer.tokenizer->as_table()));
     if (!o.model.empty() && !is_model_name(o.model))
         all.emplace_back("model file " + o.model, fingerprint_of(json_text(model_json(find_model(o.model)))));
     return all;
+}
+
+nlohmann::ordered_json Inputs::facts(const Options& o) const {
+    // The mark in front tells it from that of earlier versions.
+    nlohmann::ordered_json facts = {
+        {"fingerprint", "blocks:" + fingerprint_text(order->fingerprint(train->fingerprint()))},
+        {"tokens", train->total_tokens()},
+        {"end_token", o.end_token}};
+    if (train->sidecar().tokenizer_hash) facts["tokenizer_hash"] = *train->sidecar().tokenizer_hash;
+    if (!val.empty() && o.val_batches != 0) {
+        const ShardSet& set = *val[0].second;
+        const int64_t all = set.samples(o.seq), most = o.total_batch / o.micro_steps / o.seq * o.val_batches;
+        facts["validation"] = fmt::format("{} of {} tokens in sequences of {}", fingerprint_text(set.fingerprint()),
+                                          (o.val_batches < 0 ? all : std::min(all, most)) * o.seq, o.seq);
+    }
+    return facts;
+}
+
+std::string Inputs::earlier_fingerprint() const {
+    return fingerprint_text(order->fingerprint(train->fingerprint_of_ends()));
 }
 
 static bool is_in(const std::string& directory, const fs::path& file) {

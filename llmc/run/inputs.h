@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <utility>
@@ -58,8 +59,14 @@ struct Inputs {
     void require_enough(const Options& options, int64_t steps_ahead = 0) const;
     // Fingerprints of everything that this rank has read, except for weights (see load_weights). Call after check().
     InputFingerprints fingerprints(const Options& options) const;
-    // Identifies the training data, its sources and their order.
-    uint64_t train_fingerprint() const { return order->fingerprint(train->fingerprint()); }
+    // Facts about the data that a checkpoint keeps and a resume compares:
+    //   fingerprint     of the training data, its sources and their order
+    //   end_token       that begins documents
+    //   tokenizer_hash  of the training data
+    //   validation      fingerprint of the first validation set, and how many of its tokens a validation scores
+    nlohmann::ordered_json facts(const Options& options) const;
+    // The fingerprint of checkpoints of earlier versions, which has another form.
+    std::string earlier_fingerprint() const;
     // Copies the tokenizer's table and its tokenizer.json into the run directory, so that samples and exports need
     // nothing outside of it.
     void keep_tokenizer(RunDirectory& directory) const;

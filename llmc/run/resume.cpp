@@ -3,9 +3,11 @@
 #include "llmc/run/start.h"
 
 #include <filesystem>
+#include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <utility>
 
 #include "llmc/base/clock.h"
 #include "llmc/base/error.h"
@@ -108,8 +110,7 @@ std::unique_ptr<CheckpointReader> open_candidate(const std::string& path, Verify
         // A rank may not see the manifest yet, because its file system caches names.
         std::string mine = text;
         if (!comm.is_main()) failure_of([&] { mine = CheckpointReader(path).manifest_text(); });
-        if (mine != text)
-            throw Error(ExitCode::bad_data, "{} is another checkpoint here than on rank 0", path);
+        if (mine != text) throw Error(ExitCode::bad_data, "{} is another checkpoint here than on rank 0", path);
         reader->verify(how, static_cast<size_t>(comm.rank()), static_cast<size_t>(comm.world()),
                        [&] { ranks.watchdog.alive(); });
     });
@@ -146,56 +147,104 @@ std::unique_ptr<CheckpointReader> newest(const Candidates& candidates, const Opt
 
 std::string text_of(const Json& value) { return value.is_string() ? value.get<std::string>() : json_text(value); }
 
-// Flags that do not change what a step computes.
-const std::vector<std::string> kFree = words_in(
-    "train val out init-from model batch stop-after max-minutes recompute offload zero shard-within comm "
-    "timeout-start timeout-step timeout-save log-every checkpoint-every checkpoint-minutes keep keep-every verify "
-    "on-save-error checkpoint-local after-checkpoint val-every val-batches sample-every sample-tokens tokenizer "
-    "prompt temperature top-k top-p signals-every alert fp8-log-every fp8-probe-every card-check tune strict "
-    "timeout-check verify-every hellaswag task track");
-// Flags that change the model, its state or the meaning of a step.
-const std::vector<std::string> kFixed =
-    words_in("layers heads channels vocab context total-batch batch-schedule seq-schedule optimizer");
-// The flags of kFixed that change the shape of the weights.
-const std::vector<std::string> kShape = words_in("layers heads channels vocab context");
-// Flags that decide which data comes next.
-const std::vector<std::string> kData = words_in("seq seed doc-mask");
 // Flags that older checkpoints lack, with the value that their runs had.
 const Json kOldValues = {{"optimizer", "adamw"},   {"doc-mask", false},  {"batch-schedule", "off"},
                          {"seq-schedule", "off"},  {"master", "fp32"},   {"gradients", "fp32"},
                          {"adam-moments", "fp32"}, {"clip-kind", "norm"}};
 
+// State that only means something with the settings and inputs under which it was collected. If one of them changes, it
+// starts again. The functions return false if there was nothing to forget.
+struct Restart {
+    const char* state;
+    const char* after_change_of;
+    bool (*forget)(ValidationWatch& watch, TrainerState& state, const Options& o);
+};
+const Restart kRestarts[] = {
+    {"the best validation loss, which --plateau and --early-stop compare with", "validation doc-mask",
+     [](ValidationWatch& watch, TrainerState&, const Options& o) {
+         return watch.forget_losses() && (o.plateau.text != "off" || o.early_stop > 0);
+     }},
+    {"the factor by which --plateau had lowered the learning rate", "plateau",
+     [](ValidationWatch& watch, TrainerState&, const Options& o) {
+         if (o.plateau.text != "off" || watch.rate_factor() == 1) return false;
+         watch.forget_rate();
+         return true;
+     }},
+    {"the statistics that find spikes", "fingerprint seq doc-mask z-loss",
+     [](ValidationWatch&, TrainerState& state, const Options&) {
+         SpikeState fresh{};
+         fresh.loss_limit = fresh.norm_limit = std::numeric_limits<double>::infinity();
+         return std::exchange(state.optimizer.spikes, fresh).accepted > 0;
+     }},
+    {"the counts of --fp8-fallback", "fp8-fallback",
+     [](ValidationWatch&, TrainerState& state, const Options&) {
+         bool counted = false;
+         if (!state.fp8) return counted;
+         for (Fp8SavedTensor& t : state.fp8->tensors) {
+             counted |= t.watch.saturating > 0 || t.watch.underflowing > 0;
+             t.watch = {t.state.elements, t.state.saturated, t.state.underflowed, 0, 0};
+             t.verdict = {};
+         }
+         return counted;
+     }},
+};
+
 std::string described(const Json& model) { return model.is_null() ? kGpt2.name : json_text(model); }
 
-void compare_configurations(const Options& o, Resumed& resumed) {
-    Json then = kOldValues;
-    for (const auto& [name, value] : resumed.checkpoint->manifest().config->items()) {
-        then[current_name(name)] = value;
-        const RemovedFlag* const removed = find_removed_flag(name);
-        if (removed && !removed->goes_on(value))
-            fail("{} was written with --{} {}, and {}; a new run can start from its weights with --init-from",
-                 resumed.checkpoint->directory(), name, text_of(value), removed->text());
-    }
-    const Json now = parse_json<Json>(config_json(o));
-    const Json no_model, model_then = resumed.checkpoint->manifest().run->value("model", no_model);
+// "--lr 0.001", or "end_token 256".
+std::string setting(const std::string& name, const Json& value) {
+    return (find_flag(name) ? "--" : "") + name + " " + text_of(value);
+}
+
+// Compares the settings and inputs of the checkpoint's run with those of this run, by kResumeRules.
+void compare_settings(const Options& o, const Inputs& inputs, Resumed& resumed) {
+    const Manifest& manifest = resumed.checkpoint->manifest();
+    const std::string& directory = resumed.checkpoint->directory();
+    const Json no_model, model_then = manifest.run->value("model", no_model);
     const Json model_now = o.model_config.architecture == &kGpt2 ? no_model : model_json(o.model_config);
     if (model_then != model_now)
         fail(
             "{} holds another model: {}, this run has {}; leave out the flags that choose the model to "
             "continue that run, or start a new run of another model in another --out",
-            resumed.checkpoint->directory(), described(model_then), described(model_now));
+            directory, described(model_then), described(model_now));
+    Json then = kOldValues, now = inputs.facts(o);
+    for (const auto& [name, value] : manifest.config->items()) {
+        then[current_name(name)] = value;
+        const RemovedFlag* const removed = find_removed_flag(name);
+        if (removed && !removed->goes_on(value))
+            fail("{} was written with --{} {}, and {}; a new run can start from its weights with --init-from",
+                 directory, name, text_of(value), removed->text());
+    }
+    then.update(manifest.run->at("data"));
+    now.update(parse_json<Json>(config_json(o)));
+    if (text_of(then["fingerprint"]).find(':') == std::string::npos) now["fingerprint"] = inputs.earlier_fingerprint();
     for (const auto& [name, value] : now.items()) {
-        if (!then.contains(name) || then[name] == value || contains(kFree, name)) continue;
-        const std::string before = text_of(then[name]), after = text_of(value);
-        const bool is_data = contains(kData, name);
-        const char* const advice = is_data                  ? ", which is other data; --new-data accepts it"
-                                   : contains(kShape, name) ? "; its weights fit that shape alone: leave the flag "
-                                                              "out, or start a new run in another --out"
-                                                            : "; a new run can start from its weights with --init-from";
-        if (contains(kFixed, name) || (is_data && !o.new_data))
-            fail("{} was written with --{} {}, this run has --{} {}{}", resumed.checkpoint->directory(), name, before,
-                 name, after, advice);
-        resumed.notes.push_back("--" + name + " " + after + " from here on; until now it was " + before);
+        if (!then.contains(name) || then[name] == value) continue;
+        resumed.changed.push_back(name);
+        // Without --doc-mask, training does not depend on where documents begin.
+        const ResumeRule& rule = name == "end_token" && !o.doc_mask ? resume_rule("lr") : resume_rule(name);
+        const bool is_data = rule.change == OnChange::new_data;
+        if (name == "fingerprint" && !o.new_data)
+            fail(
+                "{} was written in a run on other training data than --train {}{}; give that, or take the new "
+                "data with --new-data",
+                directory, o.train, inputs.sources.is_mixture() ? ", or with other weights or stages" : "");
+        if (rule.change == OnChange::refused || (is_data && !o.new_data))
+            fail("{} was written with {}, this run has {}{}", directory, setting(name, then[name]),
+                 setting(name, value), rule.advice);
+        if (name == "fingerprint")
+            resumed.notes.push_back(
+                "--new-data: the training data has changed; the run continues at the same place in its order");
+        else if (rule.change != OnChange::free)
+            resumed.notes.push_back(setting(name, value) + " from here on; until now it was " + text_of(then[name]));
+    }
+}
+
+TrainerState state_of(const CheckpointReader& checkpoint) {
+    try {
+        return state_from_json(*checkpoint.manifest().state);
+    } catch (const Error& error) {
+        throw Error(error.code(), checkpoint.directory() + "/" + error.what());
     }
 }
 
@@ -209,13 +258,15 @@ void read_position(const Options& o, const Inputs& inputs, Resumed& resumed) {
     const CheckpointReader& checkpoint = *resumed.checkpoint;
     const Json& run = *checkpoint.manifest().run;
     RunPosition& position = resumed.position;
-    std::string fingerprint;
     try {
-        fingerprint = run.at("data").at("fingerprint").get<std::string>();
+        run.at("data").at("fingerprint").get<std::string>();
         position.data_step = small_number(run.at("data").at("next_step")) + o.skip_data;
         position.evaluation_due = run.at("reports_due").get<bool>();
         if (run.contains("validation")) position.watch = ValidationWatch::from_json(run.at("validation"));
-        if (run.contains("decay") && o.decay_from < 0 && takes_decay_from(o.schedule))
+        if (run.contains("decay") && (o.decay_from >= 0 || !takes_decay_from(o.schedule)))
+            resumed.notes.push_back("the decay of the learning rate that was begun by hand is over: " +
+                                    std::string(o.decay_from >= 0 ? "--decay-from" : "--schedule") + " replaces it");
+        else if (run.contains("decay"))
             position.decay = {small_number(run.at("decay").at("from")), small_number(run.at("decay").at("until"))};
         position.files.metrics = small_number(run.at("files").at("metrics.jsonl"));
         position.files.main_log = small_number(run.at("files").at("main.log"));
@@ -230,28 +281,47 @@ void read_position(const Options& o, const Inputs& inputs, Resumed& resumed) {
     if (o.skip_data > 0 && o.batches.grows_after(position.step))
         fail("--skip-data counts steps of --total-batch tokens, which --batch-schedule has not reached yet");
     inputs.require_enough(o, position.data_step - position.step);
-    if (fingerprint == fingerprint_text(inputs.train_fingerprint())) return;
-    if (!o.new_data)
-        fail(
-            "{} was written in a run on other training data than --train {}{}; give that, or take the new "
-            "data with --new-data",
-            checkpoint.directory(), o.train, inputs.sources.is_mixture() ? ", or with other weights or stages" : "");
-    resumed.notes.push_back(
-        "--new-data: the training data has changed; the run continues at the same place in its order");
 }
 
 }  // namespace
 
+const std::vector<ResumeRule> kResumeRules = {
+    {OnChange::free,
+     "train val out init-from model stop-after max-minutes recompute offload zero shard-within comm "
+     "timeout-start timeout-step timeout-save log-every checkpoint-every checkpoint-minutes keep keep-every verify "
+     "on-save-error checkpoint-local after-checkpoint val-every val-batches sample-every sample-tokens tokenizer "
+     "prompt temperature top-k top-p signals-every alert fp8-log-every fp8-probe-every card-check tune strict "
+     "timeout-check verify-every hellaswag task track validation tokens"},
+    {OnChange::noted,
+     "batch depth max-steps epochs lr warmup schedule final-lr-fraction decay-from cooldown restart-every "
+     "restart-factor "
+     "plateau early-stop weight-decay cautious-decay beta1 beta2 eps master gradients adam-moments momentum nesterov "
+     "muon-ns muon-scale muon-momentum-warmup adamw-lr embedding-lr head-lr vector-lr adamw-weight-decay clip "
+     "clip-kind qk-clip z-loss average precision tf32 kernels fp8-recipe fp8-layers fp8-grad "
+     "fp8-history fp8-margin fp8-amax-algo fp8-pow2-scales fp8-fast-accum fp8-emulation "
+     "fp8-fallback fp8-until loss-scale loss-scale-growth-interval max-skips skip-spikes reduce reduce-order "
+     "tokenizer_hash"},
+    {OnChange::new_data, "seq seed doc-mask end_token fingerprint", ", which is other data; --new-data accepts it"},
+    {OnChange::refused, "layers heads channels vocab context",
+     "; its weights fit that shape alone: leave the flag out, or start a new run in another --out"},
+    {OnChange::refused, "total-batch batch-schedule seq-schedule optimizer",
+     "; a new run can start from its weights with --init-from"},
+};
+
+const ResumeRule& resume_rule(const std::string& name) {
+    for (const ResumeRule& rule : kResumeRules)
+        if (contains(words_in(rule.names), name)) return rule;
+    throw Error(ExitCode::failure, "kResumeRules has no {}", name);
+}
+
 Json position_json(const RunPosition& p, const Options& o, const Inputs& inputs) {
     const int64_t samples = inputs.train->samples(o.seq), at = o.batches.tokens_until(p.data_step) / o.seq;
-    Json data = {{"fingerprint", fingerprint_text(inputs.train_fingerprint())},
-                 {"tokens", inputs.train->total_tokens()},
-                 {"next_step", p.data_step}};
+    Json data = inputs.facts(o);
+    data["next_step"] = p.data_step;
     if (!inputs.sources.is_mixture()) {
         data["epoch"] = at / samples;
         data["sample"] = at % samples;
     }
-    data["end_token"] = o.end_token;
     for (const SourceUse& use : inputs.sources_after(o, p.data_step)) data["sources"][use.pattern] = use.tokens;
     Json position = {{"data", data},
                      {"reports_due", p.evaluation_due},
@@ -284,7 +354,12 @@ std::optional<Resumed> find_checkpoint(const Options& o, const Inputs& inputs, R
         resumed.checkpoint = newest(mine, o, ranks);
     }
     read_position(o, inputs, resumed);
-    compare_configurations(o, resumed);
+    compare_settings(o, inputs, resumed);
+    resumed.state = state_of(*resumed.checkpoint);
+    for (const Restart& restart : kRestarts)
+        for (const std::string& name : words_in(restart.after_change_of))
+            if (contains(resumed.changed, name) && restart.forget(resumed.position.watch, resumed.state, o))
+                resumed.notes.push_back(std::string("begun again after this change: ") + restart.state);
     bool in_place = false;  // on rank 0: the checkpoint is in --out, so its logs continue
     if (comm.is_main() && !own.empty()) {
         std::error_code ignored;
@@ -331,20 +406,12 @@ void require_tensors(const CheckpointReader& checkpoint, const std::vector<State
              needed);
 }
 
-TrainerState state_of(const CheckpointReader& checkpoint) {
-    try {
-        return state_from_json(*checkpoint.manifest().state);
-    } catch (const Error& error) {
-        throw Error(error.code(), checkpoint.directory() + "/" + error.what());
-    }
-}
-
 template <class Real>
 void restore(Trainer<Real>& trainer, Ranks& ranks, const Resumed& resumed) {
     const CheckpointReader& checkpoint = *resumed.checkpoint;
     const double began = monotonic_seconds();
     require_tensors(checkpoint, trainer.state_tensors());
-    TrainerState state = state_of(checkpoint);
+    TrainerState state = resumed.state;
     state.step = resumed.position.step;
     const bool same_scales = trainer.restore(
         state, [&](const std::string& tensor, const std::string& part, uint64_t start, uint64_t count, float* values) {

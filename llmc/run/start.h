@@ -15,6 +15,7 @@
 #include "llmc/run/inputs.h"
 #include "llmc/run/ranks.h"
 #include "llmc/run/stop.h"
+#include "llmc/train/state.h"
 #include "llmc/train/trainer.h"
 
 namespace llmc {
@@ -34,11 +35,28 @@ struct RunPosition {
 };
 nlohmann::ordered_json position_json(const RunPosition& position, const Options& options, const Inputs& inputs);
 
+// The answer of a resumed run to a setting or an input that differs from that of the checkpoint's run.
+enum class OnChange {
+    free,      // goes on: the change has no effect on what a step computes
+    noted,     // goes on with a note
+    new_data,  // refuses, unless --new-data accepts other data
+    refused,
+};
+struct ResumeRule {
+    OnChange change;
+    const char* names;        // of flags, and of Inputs::facts()
+    const char* advice = "";  // the end of the refusal
+};
+extern const std::vector<ResumeRule> kResumeRules;  // each name once
+const ResumeRule& resume_rule(const std::string& name);
+
 struct Resumed {
     std::unique_ptr<CheckpointReader> checkpoint;
     RunPosition position;
-    std::vector<std::string> notes;  // flags that differ from those of the checkpoint, for the user
-    double seconds = 0;              // time to find and check it
+    TrainerState state;
+    std::vector<std::string> changed;  // names of settings and inputs that differ from those of the checkpoint
+    std::vector<std::string> notes;    // for the user
+    double seconds = 0;                // time to find and check it
 };
 
 // Finds the checkpoint that --resume asks for: rank 0 looks for it, and all ranks check its files. Damaged or

@@ -1,0 +1,26 @@
+// The table of what a resume may change names every flag and every fact about the data, each once.
+#include <doctest/doctest.h>
+
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "llmc/base/text.h"
+#include "llmc/flags/flags.h"
+#include "llmc/run/start.h"
+
+using namespace llmc;
+
+TEST_CASE("resume: every flag of a configuration and every fact about the data has one rule") {
+    std::map<std::string, int> rules;
+    for (const ResumeRule& rule : kResumeRules)
+        for (const std::string& name : words_in(rule.names)) rules[name]++;
+    std::vector<std::string> compared = words_in("fingerprint tokens end_token tokenizer_hash validation");
+    for (const Flag& flag : all_flags())
+        if (!flag.command_line_only) compared.push_back(flag.long_name);
+    for (const std::string& name : compared) {
+        CAPTURE(name);
+        CHECK(rules[name] == 1);
+        CHECK_NOTHROW(resume_rule(name));
+    }
+    CHECK(rules.size() == compared.size());  // and nothing else
+}
