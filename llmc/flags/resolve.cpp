@@ -26,8 +26,8 @@ void add_note(Options& o, const std::string& note) {
     if (!contains(o.notes, note)) o.notes.push_back(note);
 }
 
-// FP8 matmuls take whole blocks of scales, or multiples of 16 tokens. Returns the number of sequences of `length` tokens
-// that has to divide those of a micro-batch.
+// FP8 matmuls take whole blocks of scales, or multiples of 16 tokens. Returns the number of sequences of `length`
+// tokens that has to divide those of a micro-batch.
 int64_t multiple_of_sequences(const Options& o, int64_t length) {
     const Fp8Scaling scaling = scaling_of(o.fp8_recipe);
     const int64_t tokens = scaling == Fp8Scaling::tensor ? 16 : block_length(scaling);
