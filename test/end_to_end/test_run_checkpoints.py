@@ -489,46 +489,6 @@ class Refused(Case):
                 self.refused(self.run_.run("--resume", "latest", *flags), CHECKPOINT, words, "--new-data")
         self.succeeds(self.run_.run("--resume", "latest", "--train", other, "--vocab", "257", "--new-data"))
 
-    def test_inputs_that_changed(self):
-        """Every change of what a run depends on is refused or noted; --new-data accepts other data."""
-        tokens = [256 if i % 50 == 0 else i % 50 for i in range(140000)]
-        facts = {"tokenizer": "mine.json", "tokenizer_hash": "a", "vocab": 257, "end_token": 256}
-        train, val = write_shard(tokens), write_shard(tokens[:3000])
-        masked = ["--doc-mask", "--plateau", "0.5,3"]
-
-        def live(run_, *flags):
-            return run("--out", run_.path, "--train", train, "--val", val, *MICRO, "--precision", "bf16", "--max-steps",
-                       "12", "--val-every", "3", *flags)
-
-        def prepare(end_token=256, tokenizer="a", middle=1, last=1):
-            for path in (train, val):
-                write_json(path + ".json", {**facts, "end_token": end_token, "tokenizer_hash": tokenizer})
-            for path, token, value in ((train, 70000, middle), (val, 2999, last)):
-                with open(path, "r+b") as file:
-                    file.seek(1024 + 2 * token)
-                    file.write(bytes([value, 0]))
-
-        for mask, change, refusal, note in (
-                ([], {"middle": 2}, "other training data", "the training data has changed"),
-                ([], {"end_token": 3}, None, "end_token 3 from here on; until now it was 256"),
-                (masked, {"end_token": 3}, "with end_token 256, this run has end_token 3, which is other data",
-                 "end_token 3 from here on"),
-                ([], {"tokenizer": "b"}, None, "tokenizer_hash b from here on; until now it was a"),
-                ([], {"last": 2}, None, None),
-                (masked, {"last": 2}, None, "begun again after this change: the best validation loss")):
-            with self.subTest(change=change, mask=mask):
-                run_ = Directory()
-                prepare()
-                self.succeeds(live(run_, *mask, "--stop-after", "6"))
-                prepare(**change)
-                more = [*mask, "--resume", "latest", "--stop-after", "8"]
-                if refusal:
-                    self.refused(live(run_, *more), CHECKPOINT, refusal, "--new-data")
-                result = self.succeeds(live(run_, *more, *(["--new-data"] if refusal else [])))
-                changes = [line for line in result.out.splitlines() if line.startswith("note: ") and
-                           ("change" in line or "here on" in line)]
-                self.assertEqual(any(note in line for line in changes) if note else changes == [], True, changes)
-
     def test_state_in_another_format(self):
         """It is converted, with a message. From BF16 to FP32 nothing is lost."""
         for flag, part in (("--adam-moments", "v"), ("--master", "master")):
