@@ -65,8 +65,9 @@ def prepare(*arguments):
 def random_model(vocab):
     """llm.c's file of a model whose next token depends on all tokens before it."""
     shape = dict(context=64, vocab=vocab, layers=1, heads=1, channels=32)
-    numbers = [random.Random(1).uniform(-1, 1) for _ in range(9973)]
-    return write_llmc_model(shape, {name: (numbers * (count // len(numbers) + 1))[:count]
+    chance = random.Random(1)
+    numbers = [chance.uniform(-1, 1) for _ in range(9973)]
+    return write_llmc_model(shape, {name: (chance.sample(numbers, len(numbers)) * (count // len(numbers) + 1))[:count]
                                     for name, _, count in llmc_tensors(shape)})
 
 
