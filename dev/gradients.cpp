@@ -78,7 +78,7 @@ Measured measure(const Options& o, const ShardSet& shards) {
     if (o.init_from.empty())
         trainer.initialize(o.seed);
     else
-        load_weights(trainer, o.init_from);
+        load_weights(trainer, *open_weights(o.init_from, o.model_config), o.init_from);
 
     const SampleOrder order({shards.samples(o.seq)}, {{0, {1}}}, o.seed);
     TrainLoader loader(shards, order, o.batch, o.seq, 0, 1, 0, o.model_config.vocab);

@@ -250,6 +250,13 @@ TEST_CASE("fingerprint: any token of a small set, blocks all over a large one") 
     CHECK(both.fingerprint() == ShardSet({small, other}).fingerprint());
 }
 
+TEST_CASE("fingerprint of the ends: the value in checkpoints of version 0.1.0") {
+    TemporaryDirectory dir;
+    std::vector<uint16_t> tokens;
+    for (int64_t i = 0; i < 70000; i++) tokens.push_back(static_cast<uint16_t>((i * 7919 + i * i) % 50257));
+    CHECK(ShardSet({write_shard(dir / "a.bin", tokens)}).fingerprint_of_ends() == 0x83eaff361be578e8);
+}
+
 TEST_CASE("sidecars: read, absent, partial, contradicting, broken") {
     TemporaryDirectory dir;
     const std::string path = write_shard<uint16_t>(dir / "a.bin", counting(0, 9));
