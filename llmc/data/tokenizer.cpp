@@ -193,8 +193,8 @@ void TokenDecoder::require_same(const TokenDecoder& other) const {
         const std::string &mine = pieces_[id], &theirs = other.pieces_[id];
         const bool both_end = id == end_token_ && id == other.end_token_;  // formats name the end token differently
         if (mine == theirs || mine.empty() || theirs.empty() || both_end) continue;
-        bad_file(name_, fmt::format("token {} is '{}', but '{}' in {}: they are different tokenizers; give the "
-                                    "tokenizer that the training data was made with",
+        bad_file(name_, fmt::format("token {} is '{}', but '{}' in {}: they are different tokenizers; "
+                                    "prepare all data with the tokenizer of the training data",
                                     id, sanitize(mine), sanitize(theirs), other.name_));
     }
 }

@@ -121,7 +121,11 @@ void Inputs::check(const Options& o) {
     require_enough(o);
     for (const auto& [name, set] : val) {
         check_set(*set);
-        const TokenizerSearch search = tokenizer.tokenizer ? tokenizer : tokenizer_of(*set, o);
+        TokenizerSearch search = tokenizer_of(*set, o);
+        if (tokenizer.tokenizer) {  // eval: that of the weights
+            if (search.tokenizer) tokenizer.tokenizer->require_same(*search.tokenizer);
+            search = tokenizer;
+        }
         val_bytes.push_back(bytes_of_tokens(*set, search.tokenizer, o.model_config.vocab));
     }
     const std::vector<ValSet> files = task_files(o);

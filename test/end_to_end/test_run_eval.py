@@ -227,7 +227,11 @@ class Eval(Case):
         self.assertAlmostEqual(found(), exact, delta=1e-5)
         if MPIRUN:
             self.assertAlmostEqual(found("1", ranks=2), exact, delta=1e-5)
-        of_run = evaluated(self.trained.directory)  # its tokenizer has a byte per token
+        # The run's tokenizer has a byte per token. It is not that of the second set.
+        self.refuses(DATA, ["--from", self.trained.directory, "--val", shard, "-b", "2", "-t", "16"], "token 0 is",
+                     "they are different tokenizers")
+        os.remove(os.path.join(directory, "tokenizer.bin"))
+        of_run = evaluated(self.trained.directory)
         for name in ("val_bpb", "val_bpb_unknown"):
             self.assertAlmostEqual(of_run[name], bits / len(scored), delta=1e-5)
 
