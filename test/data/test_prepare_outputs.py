@@ -24,13 +24,14 @@ FOREIGN_TOKENIZER = {"version": "1.0", "added_tokens": [], "normalizer": None, "
                      "decoder": None, "truncation": None, "padding": None,
                      "model": {"type": "BPE", "vocab": {"a": 0, "</s>": 1}, "merges": []}}
 
+EARLIER_PICTURE = b"\x89PNG\r\n\x1a\n Matplotlib"  # prepare's only next to its report
 FOREIGN = {  # contents that are not prepare's, by name in --out
     "train_000000.bin": [b"my notes", b"", HEAD, TABLE], "val_000123.bin": [b"my notes", HEAD],
     "train_000000.bin.json": [b"my notes", b"{}", b"[1]", b'{"tokenizer": "mine"}'],
     "tokenizer.bin": [b"my notes", b"", TABLE, HEAD],
     "tokenizer.json": [b"my notes", b"{}", json.dumps(FOREIGN_TOKENIZER).encode()],
     "report.json": [b"my notes", b'{"kept": 1}', b""], "report.txt": [b"My report\n", b"", b"documents in, kept\n"],
-    "report.png": [b"\x89PNG\r\n\x1a\n my picture", b"my notes"],
+    "report.png": [b"\x89PNG\r\n\x1a\n my picture", EARLIER_PICTURE, b"my notes"],
     ".prepare": [b"my notes"], ".prepare/notes": [b"my notes"], ".prepare/chunks": [b"my notes"],
     ".prepare/chunks/00000000.json.bak": [b"x"], ".prepare/chunks/deep/00000000.json": [b"x"],
     ".prepare/shards/a.bin": [b"x"], ".prepare/old/plan": [b"x"], ".prepare/plan/a": [b"x"]}
@@ -127,6 +128,9 @@ class Outputs(TestCase):
         self.prepared(*self.text_to("out"))
         self.assertIn("report.png", os.listdir(self.path("out")))
         self.prepared(*self.text_to("out", "--overwrite"))
+        self.path("out/report.png", EARLIER_PICTURE)
+        self.prepared(*self.text_to("out", "--overwrite"))
+        self.assertNotEqual(self.read("out/report.png"), EARLIER_PICTURE)
 
     def test_a_file_that_appears_during_the_run_stays(self):
         real = pipeline.write_split
