@@ -461,8 +461,7 @@ const std::vector<RemovedFlag>& removed_flags() {
     static const std::vector<RemovedFlag> flags = {
         {"fp8-smooth", "false",
          "--fp8-recipe block gives each block of a row its own scale, and --fp8-layers all,-fc_proj keeps the layer "
-         "that "
-         "reads SwiGLU's output in BF16"},
+         "that reads SwiGLU's output in BF16"},
         {"doc-positions", "false",
          "--doc-mask alone keeps attention within documents, and models with rotary positions (-e llama3.2-1b, "
          "qwen3-0.6b, nano-d12) only see distances within them"},
