@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 constexpr const char* kInstall =
-    "; data.prepare, which reads tokenizers, needs Python 3 and packages that scripts/setup.sh --with-prepare installs";
+    "; data.prepare, which reads tokenizers, needs Python 3 and packages that scripts/setup.sh installs";
 constexpr const char* kIds = "ids:";  // a prompt that begins so consists of ids
 
 // The directory whose data/prepare is the package; "" if there is none.
