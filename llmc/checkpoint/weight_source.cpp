@@ -2,9 +2,6 @@
 // checkpoints.
 #include "llmc/checkpoint/weight_source.h"
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -58,14 +55,8 @@ std::unique_ptr<WeightSource> open_weights(const std::string& path, const ModelC
                 there.architecture == &kGpt2 ? flags : "");
 }
 
-uint64_t import_weights(const WeightSource& source, const StoreTensor& store) {
-    uint64_t fingerprint = 0;
-    for (const TensorRow& row : all_tensors(source.model())) {
-        const std::vector<float> values = source.fetch(row.name);
-        fingerprint = XXH64(values.data(), values.size() * sizeof(float), fingerprint);
-        store(row.name, values);
-    }
-    return fingerprint;
+void import_weights(const WeightSource& source, const StoreTensor& store) {
+    for (const TensorRow& row : all_tensors(source.model())) store(row.name, source.fetch(row.name));
 }
 
 void fetch_exactly(const std::string& path, const TensorRow& row, const FetchTensor& fetch, std::vector<float>& out) {

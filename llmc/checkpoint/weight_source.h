@@ -32,9 +32,9 @@ std::unique_ptr<WeightSource> open_weights(const std::string& path, bool average
 // The same for a run of this model. Refuses a source of a different model. A .safetensors file needs no config.json.
 std::unique_ptr<WeightSource> open_weights(const std::string& path, const ModelConfig& model);
 
-// Passes every parameter to `store` once. Returns a fingerprint of all their values.
+// Passes every parameter to `store` once.
 using StoreTensor = std::function<void(const std::string& name, const std::vector<float>& values)>;
-uint64_t import_weights(const WeightSource& source, const StoreTensor& store);
+void import_weights(const WeightSource& source, const StoreTensor& store);
 
 // Fetches one parameter in our layout for an export, with or without padded rows, into `out`.
 using FetchTensor = std::function<void(const std::string& name, std::vector<float>& out)>;

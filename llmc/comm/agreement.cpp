@@ -1,9 +1,6 @@
 // Exchange of texts and errors between ranks, on top of host collectives.
 #include "llmc/comm/agreement.h"
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -67,17 +64,12 @@ std::string broadcast_text(const Comm& comm, const std::string& text) {
 }
 
 void require_same_inputs(const Comm& comm, const InputFingerprints& mine) {
-    if (comm.world() == 1) return;
     std::string text;
     for (const auto& [name, fingerprint] : mine) text += fmt::format("{:016x} {}\n", fingerprint, name);
-    const uint64_t digest = XXH64(text.data(), text.size(), 0);
-    std::vector<uint64_t> digests(static_cast<size_t>(comm.world()));
-    comm.host_all_gather(digests.data(), &digest, sizeof digest);
-    const auto other = std::find_if(digests.begin(), digests.end(), [&](uint64_t d) { return d != digests[0]; });
-    if (other == digests.end()) return;
     const std::vector<std::string> texts = gather_texts(comm, text);
-    const int rank = static_cast<int>(other - digests.begin());
-    std::istringstream first(texts[0]), second(texts[static_cast<size_t>(rank)]);
+    const auto other = std::find_if(texts.begin(), texts.end(), [&](const std::string& t) { return t != texts[0]; });
+    if (other == texts.end()) return;
+    std::istringstream first(texts[0]), second(*other);
     std::string a, b;
     do {
         if (!std::getline(first, a)) a.clear();
@@ -85,6 +77,7 @@ void require_same_inputs(const Comm& comm, const InputFingerprints& mine) {
     } while (a == b && !a.empty());
     a = peer_text(a.data(), a.size());
     b = peer_text(b.data(), b.size());
+    const int rank = static_cast<int>(other - texts.begin());
     const std::string& line = b.empty() ? a : b;  // this rank may have found no such file
     throw Error(ExitCode::bad_data,
                 "rank {} on {} has read another {} than rank 0 (their fingerprints are {} and {}); give all ranks the "

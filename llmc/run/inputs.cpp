@@ -1,9 +1,6 @@
 // Opens the shards, finds their tokenizer, and checks that they fit the model.
 #include "llmc/run/inputs.h"
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include <algorithm>
 #include <filesystem>
 #include <limits>
@@ -16,6 +13,7 @@
 #include "llmc/base/files.h"
 #include "llmc/base/json.h"
 #include "llmc/base/text.h"
+#include "llmc/checkpoint/manifest.h"  // checksum
 #include "llmc/data/loader.h"
 #include "llmc/device/math.cuh"
 #include "llmc/log/provenance.h"
@@ -220,10 +218,11 @@ void Inputs::describe(ResolveInputs& surroundings) const {
     }
 }
 
-uint64_t fingerprint_of(const std::string& content) { return XXH64(content.data(), content.size(), 0); }
-
 InputFingerprints Inputs::fingerprints(const Options& o) const {
     InputFingerprints all;
+    const auto add_text = [&](const std::string& name, const std::string& content) {
+        all.emplace_back(name, checksum(content.data(), content.size()));
+    };
     const auto add_set = [&](const std::string& name, const ShardSet& set, const std::vector<std::string>& patterns) {
         for (size_t i = 0; i < patterns.size(); i++)
             all.emplace_back(fmt::format("{} '{}'", name, patterns[i]), set.fingerprints_by_pattern()[i]);
@@ -232,11 +231,10 @@ InputFingerprints Inputs::fingerprints(const Options& o) const {
     if (train && !sources.patterns.empty()) add_set("training set", *train, sources.patterns);
     for (size_t i = 0; i < val.size(); i++) add_set("validation set", *val[i].second, {o.val[i].glob});
     for (const ValSet& task : task_files(o))
-        all.emplace_back("task file " + task.glob,
-                         fingerprint_of(read_input(task.glob, {"task file", "", ExitCode::bad_data})));
-    if (tokenizer.tokenizer) all.emplace_back("tokenizer", fingerprint_of(tokenizer.tokenizer->as_table()));
+        add_text("task file " + task.glob, read_input(task.glob, {"task file", "", ExitCode::bad_data}));
+    if (tokenizer.tokenizer) add_text("tokenizer", tokenizer.tokenizer->as_table());
     if (!o.model.empty() && !is_model_name(o.model))
-        all.emplace_back("model file " + o.model, fingerprint_of(json_text(model_json(find_model(o.model)))));
+        add_text("model file " + o.model, json_text(model_json(find_model(o.model))));
     return all;
 }
 

@@ -80,8 +80,6 @@ struct Inputs {
 // for this one would end the run.
 double read_patience(const Options& options);
 
-uint64_t fingerprint_of(const std::string& content);
-
 // ---- --bench: measures the time of a step; it needs neither data nor a run directory --------------------------------
 
 constexpr int64_t kBenchSteps = 25, kBenchWarmup = 5;

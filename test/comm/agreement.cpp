@@ -104,9 +104,8 @@ TEST_CASE("agreement: the first input that ranks have read differently is named"
     const Comm comm = connect_transport(liar, false, ReduceOrder::any);
     CHECK_NOTHROW(require_same_inputs(comm, mine));
     for (const size_t changed : {size_t{0}, size_t{1}, size_t{2}}) {
-        // Rank 1's digest, then in the text its fingerprint of this input and of those after it.
+        // In rank 1's text, its fingerprints of this input and of those after it.
         liar->lie = [=](char* data, size_t bytes) {
-            if (bytes == sizeof(uint64_t)) data[0] ^= 1;
             std::string text(data, bytes);
             for (size_t i = changed; i < mine.size() && bytes > 64; i++) text[text.find(mine[i].first) - 2] = 'f';
             text.copy(data, bytes);
