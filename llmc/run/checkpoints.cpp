@@ -56,6 +56,7 @@ Checkpoints<Real>::Checkpoints(const Options& options, const Inputs& inputs, Tra
                    comm.rank(), staging_->note());
     saver_.emplace(comm, options.out + "/checkpoints", CheckpointRetention{options.keep, options.keep_every},
                    last_saved_);
+    *facts_ = inputs.facts(options);
 }
 
 template <class Real>
@@ -89,7 +90,7 @@ Manifest Checkpoints<Real>::manifest() {
     *m.versions = versions_json();
     RunPosition position = position_;
     position.files = directory_.sizes();
-    *m.run = position_json(position, options_, inputs_);
+    *m.run = position_json(position, options_, inputs_, *facts_);
     (*m.run)["kernels"] = options_.kernel_set.names();
     if (options_.model_config.architecture != &kGpt2) (*m.run)["model"] = model_json(options_.model_config);
     (*m.run)["products"] = trainer_.config().products;

@@ -313,9 +313,9 @@ const ResumeRule& resume_rule(const std::string& name) {
     throw Error(ExitCode::failure, "kResumeRules has no {}", name);
 }
 
-Json position_json(const RunPosition& p, const Options& o, const Inputs& inputs) {
+Json position_json(const RunPosition& p, const Options& o, const Inputs& inputs, const Json& facts) {
     const int64_t samples = inputs.train->samples(o.seq), at = o.batches.tokens_until(p.data_step) / o.seq;
-    Json data = inputs.facts(o);
+    Json data = facts;
     data["next_step"] = p.data_step;
     if (!inputs.sources.is_mixture()) {
         data["epoch"] = at / samples;

@@ -33,7 +33,9 @@ struct RunPosition {
     int64_t saved = -1;           // step of the checkpoint in --out that the run resumed from, else -1
     RunFileSizes files;           // sizes of the logs
 };
-nlohmann::ordered_json position_json(const RunPosition& position, const Options& options, const Inputs& inputs);
+// `facts`: Inputs::facts() when the run began.
+nlohmann::ordered_json position_json(const RunPosition& position, const Options& options, const Inputs& inputs,
+                                     const nlohmann::ordered_json& facts);
 
 // The answer of a resumed run to a setting or an input that differs from that of the checkpoint's run.
 enum class OnChange {
