@@ -119,7 +119,7 @@ ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
     RunDirectory directory(comm.is_main() ? options.out : "");
     std::optional<Resumed> resumed = find_checkpoint(options, inputs, ranks);
     Admission admission = admit(options, ranks, resumed ? &*resumed : nullptr);
-    prepare_directory(directory, options, inputs, resumed, admission.findings);
+    prepare_directory(directory, options, inputs, resumed, *admission.findings);
     const RunOutlook outlook{
         inputs.sources.is_mixture() ? 0 : surroundings.train_tokens, resumed ? resumed->position.step + 1 : 1,
         predicted_seconds(admission.options, plan, comm, ranks.device), inputs.describe_sources(admission.options)};

@@ -66,7 +66,7 @@ BEGINS_JSON = re.compile(rf"{OBJECT}|\[\s*(?:{OBJECT}|{STRING}\s*[,\]])", re.DOT
 class Content:
     kind: str  # "text", "lines" (JSON lines), "records" (other JSON), "parquet", "arrow" or "refused"
     packed: bool = False
-    why: str = ""  # of a refused file
+    why: str = ""  # why the file is refused
 
 
 def packing_of(start):

@@ -9,6 +9,7 @@ import re
 import stat
 import struct
 
+from . import table
 from .shard import UINT16, UINT32, open_regular, parse_json
 from .tokenizers import PrepareError
 
@@ -38,7 +39,8 @@ def begins_with(*numbers):
 
 
 is_questions = begins_with((20240522, 1), (20240522, 2))
-has_shard_head, has_table_head = begins_with(UINT16, UINT32), begins_with((20240328, 2), (20240328, 3))
+has_shard_head = begins_with(UINT16, UINT32)
+has_table_head = begins_with((table.MAGIC, table.VERSION), (table.MAGIC, table.WIDE_VERSION))
 
 
 def is_sidecar(path):

@@ -150,10 +150,9 @@ def check(options):
 
 
 def remove_work(work):
-    """Deletes the working files of a run whose output is in place. If this is killed, finish_earlier_run() completes
-    it.
+    """Deletes the working files of a run whose output is in place. The mark goes last: if this is killed,
+    finish_earlier_run() completes it.
     """
-    os.replace(os.path.join(work, "plan"), os.path.join(work, "done"))
     outputs.clear(work, "done")
     outputs.remove(work)
 
@@ -166,8 +165,7 @@ def finish_earlier_run(work, mark, overwrite):
     except FileNotFoundError:
         return False
     if same and not overwrite:
-        outputs.clear(work, "done")
-        outputs.remove(work)
+        remove_work(work)
         return True
     outputs.clear(work, "lock")
     return False
@@ -231,5 +229,6 @@ def prepare(options, out, workers=1, overwrite=False):
         write_tokenizer(tokenizer, shards, stats.table_is_exact())
         stats.write(shards)
         publish(shards, out, tokenizer)
+        os.replace(os.path.join(work, "plan"), os.path.join(work, "done"))
         remove_work(work)
     return stats

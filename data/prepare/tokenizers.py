@@ -2,8 +2,8 @@
 
 Text becomes ids only here: shards, task files and the prompts of train_gpt (`prepare encode`) all come from encode().
 A tokenizer also knows the bytes that each id contributes to text (`pieces`), so that text is counted and decoded by a
-table. The hash covers everything that decides which tokens a text has: shards with different
-hashes do not belong together.
+table. The hash covers everything that decides which tokens a text has: shards with different hashes do not belong
+together.
 """
 
 import base64

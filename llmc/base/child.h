@@ -38,8 +38,8 @@ public:
     void close_pipes();
     void kill();  // ends the child at once; result() says so
 
-    // Nothing while the child runs. Then "" if it succeeded, else "failed with exit code 3", "was killed by signal 9",
-    // "cannot be started: No such file or directory".
+    // How the child has ended: "" if it succeeded, else "failed with exit code 3", "was killed by signal 9" or "cannot
+    // be started: No such file or directory". Returns std::nullopt while the child runs.
     std::optional<std::string> result();
     // The same, after waiting for at most `seconds`.
     std::optional<std::string> wait(double seconds);

@@ -29,7 +29,6 @@ public:
     const nlohmann::ordered_json& operator*() const { return *value_; }
     nlohmann::ordered_json* operator->() { return value_.get(); }
     const nlohmann::ordered_json* operator->() const { return value_.get(); }
-    operator const nlohmann::ordered_json&() const { return *value_; }
 
 private:
     std::unique_ptr<nlohmann::ordered_json> value_;

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <optional>
+#include <string_view>
 
 #include "llmc/base/text.h"
 #include "llmc/checkpoint/manifest.h"
@@ -42,10 +43,10 @@ bool is_number(const std::string& text) {
     return !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
 }
 bool is_written_by_saves(const std::string& name) {
-    constexpr size_t kStart = 5, kEnd = 12;  // of rank_00000.safetensors, around the number
     if (name == kManifestName || name == std::string(kManifestName) + ".tmp") return true;
-    return name.size() > kStart + kEnd && name.starts_with("rank_") && name.ends_with(".safetensors") &&
-           is_number(name.substr(kStart, name.size() - kStart - kEnd));
+    constexpr std::string_view before = "rank_", after = ".safetensors";
+    return name.size() > before.size() + after.size() && name.starts_with(before) && name.ends_with(after) &&
+           is_number(name.substr(before.size(), name.size() - before.size() - after.size()));
 }
 
 // True for step_N and step_N.tmp, which .set_aside or .set_asideM may follow.

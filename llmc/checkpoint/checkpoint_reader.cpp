@@ -3,7 +3,6 @@
 #include "llmc/checkpoint/checkpoint_reader.h"
 
 #include <sys/stat.h>
-#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -11,6 +10,7 @@
 #include <cstring>
 #include <exception>
 #include <mutex>
+#include <nlohmann/json.hpp>
 #include <system_error>
 #include <thread>
 

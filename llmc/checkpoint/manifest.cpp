@@ -4,11 +4,11 @@
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
-#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <utility>
 

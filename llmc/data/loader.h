@@ -90,7 +90,7 @@ private:
     static constexpr int kAhead = 4, kInUse = 3, kSlots = kAhead + kInUse;
     const int64_t most_ahead_;
     ReadRetry retry_;
-    std::deque<Samples> samples_;  // of the batches that are read, but not laid out
+    std::deque<Samples> samples_;  // batches that have been read but not laid out yet
     const size_t slot_size_;       // ints
     Pinned<int32_t> ring_;         // (kSlots, slot_size_); a slot: tokens, targets, sorted
     std::mutex mutex_;

@@ -28,7 +28,7 @@ struct Sidecar {
     std::optional<int64_t> bytes;         // bytes of the text before tokenization
     std::optional<int64_t> end_token;     // begins every document
     std::optional<double> entropy_floor;  // nats per token: no model can have a lower expected loss
-    uint64_t fingerprint = 0;             // of the whole text
+    uint64_t fingerprint = 0;             // a hash of the sidecar's text
 };
 
 // The largest vocabulary of a sidecar or a model, four times that of the largest published tokenizers.
@@ -117,7 +117,7 @@ private:
     std::vector<Shard> shards_;
     int token_bytes_ = 0;
     int64_t total_tokens_ = 0;
-    mutable std::vector<uint64_t> fingerprints_;  // of each pattern; empty: not computed yet
+    mutable std::vector<uint64_t> fingerprints_;  // one per pattern; empty until they are first asked for
 };
 
 // ---- the magic numbers of llm.c's and llmq's files ------------------------------------------------------------------

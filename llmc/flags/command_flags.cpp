@@ -68,8 +68,7 @@ CommandFlags export_weights() {
              "fp32, bf16 or, for hf only, fp8 (E4M3 codes with one scale per linear layer, the rest in bf16)"),
         flag(0, "tokenizer", "FILE", &Options::tokenizer, {},
              "for hf only: also write this tokenizer's files; a tokenizer.json or a directory with one, GPT-2's "
-             ".tiktoken "
-             "or tokenizer.bin, or bytes",
+             ".tiktoken or tokenizer.bin, or bytes",
              "found with the weights or the data"),
         flag(0, "overwrite", "", &Options::overwrite, {}, "replace the model that --to already holds")};
     command.footer =

@@ -231,8 +231,7 @@ const Flag kRows[] = {
          "exclude it"),
     flag(0, "average", "RULE", &Options::average, average_decay_from_text,
          "keep an average of the weights in the checkpoints: ema:DECAY, such as ema:0.999 (DECAY * average + (1 - "
-         "DECAY) "
-         "* weights after every step); eval, sample and export take it with --average"),
+         "DECAY) * weights after every step); eval, sample and export take it with --average"),
 
     heading("Precision and memory"),
     common(flag(0, "precision", "NAME", &Options::precision, {},

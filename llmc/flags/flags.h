@@ -60,7 +60,7 @@ std::string current_name(const std::string& name);
 struct RemovedFlag {
     std::string name;
     std::string default_value;  // as JSON
-    std::string instead;        // what a user does now: the end of a sentence
+    std::string instead;        // what to do now, such as "use --track tensorboard"; see text()
     bool observes = false;      // no number of a run depended on it, so a configuration may have any value
 
     // True if a run goes on without the flag, although its configuration has this value.

@@ -10,7 +10,7 @@ namespace llmc {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kSums = 2;  // of the differences' squares and of the expected values' squares
+constexpr int kSums = 2;  // each block sums the squares of the differences and of the expected values
 // As for the global norm (clip.cu): enough elements for each block, and enough blocks for any GPU.
 constexpr size_t kElementsPerBlock = 32768, kMaxBlocks = 1024;
 

@@ -126,8 +126,7 @@ LLMC_DEVICE void add_to(float* target, const float (&sum)[8]) {
 
 constexpr int kLongSegment = 64;  // tokens that occur more often are shared by the block's eight warps
 
-// A block has 8 tokens and 256 columns. Each warp takes one token; then all warps share the
-// tokens that occur often.
+// A block has 8 tokens and 256 columns. Each warp takes one token; then all warps share the tokens that occur often.
 template <class Real>
 static __global__ void __launch_bounds__(256)
     embedding_backward_tokens_kernel(float* dwte, const int* sorted, const Real* dout, int n, int C, int V) {

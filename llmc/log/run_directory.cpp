@@ -433,8 +433,9 @@ void RunDirectory::keep_tokenizer(std::map<std::string, std::string> copies) {
         const std::string path = file(found.name);
         const auto copy = copies.find(found.name);
         const bool is_same = copy != copies.end() && file_fingerprint(path) == text_fingerprint(copy->second);
-        if (found.is_ours && !is_same) ::unlink(path.c_str());
-        if (copy == copies.end() || (found.is_ours && !is_same)) continue;
+        const bool is_old = found.is_ours && !is_same;
+        if (is_old) ::unlink(path.c_str());
+        if (is_old || copy == copies.end()) continue;
         if (!is_same) print_line("note: {} stays, because no run has written it; the run keeps no copy", path);
         copies.erase(copy);
     }

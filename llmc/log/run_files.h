@@ -12,7 +12,7 @@ namespace llmc {
 enum class RunFileFate {
     moves,    // to before-N if the earlier run never saved; deleted by --overwrite
     ends,     // deleted by --overwrite
-    follows,  // RunDirectory::keep() replaces it
+    follows,  // RunDirectory::keep_tokenizer() replaces or deletes it
     stays
 };
 

@@ -185,7 +185,8 @@ void rope_fields(const ModelFields& file, RopeConfig& rope, const char* architec
         const bool agrees = (inside.factor == 0 || old_context == 0 || inside.old_context == old_context) &&
                             (!file.has("rope_theta") || inside.theta == outside.theta) && (is_first || inside == rope);
         if (!agrees) file.refuse(fmt::format("\"{}\" contradicts other keys about rotary positions; keep one", key));
-        rope = inside, is_first = false;
+        rope = inside;
+        is_first = false;
     }
 }
 

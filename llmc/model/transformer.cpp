@@ -141,11 +141,6 @@ void Transformer<Real>::upload(const MicroBatch& batch, const Pass& pass) {
         std::copy(values, values + n, staged);
         send(to, staged, count);
     };
-    const auto send_sorted = [&](int* to, const int* values) {
-        int* const sorted = reserve(sort_size);
-        sort_tokens(sorted, values, n);
-        send(to, sorted, sort_size);
-    };
 
     if (batch.sorted && n == setup_.N()) {
         send(tokens_, batch.tokens, count);
@@ -154,7 +149,11 @@ void Transformer<Real>::upload(const MicroBatch& batch, const Pass& pass) {
     } else {
         send_staged(tokens_, batch.tokens);
         if (batch.targets) send_staged(targets_, batch.targets);
-        if (pass.kind == PassKind::training) send_sorted(sorted_, batch.tokens);
+        if (pass.kind == PassKind::training) {
+            int* const sorted = reserve(sort_size);
+            sort_tokens(sorted, batch.tokens, n);
+            send(sorted_, sorted, sort_size);
+        }
     }
     if (batch.targets && setup_.end_token) {
         int* const documents = reserve(count);

@@ -19,8 +19,8 @@ constexpr double kPatience = 20;  // seconds: how long a run that has ended wait
 // ---- --after-checkpoint ---------------------------------------------------------------------------------------------
 
 std::string script_with_path(const std::string& command) {
-    char quote = '\0';   // of the quotation that the character is in
-    size_t end = 0;      // of the last argument
+    char quote = '\0';   // the quotation mark that is open, if any
+    size_t end = 0;      // where the last argument ends
     bool begins = true;  // a word begins here
     for (size_t i = 0; i < command.size(); i++) {
         const char c = command[i];

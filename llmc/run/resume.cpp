@@ -221,21 +221,22 @@ void compare_settings(const Options& o, const Inputs& inputs, Resumed& resumed) 
     for (const auto& [name, value] : now.items()) {
         if (!then.contains(name) || then[name] == value) continue;
         resumed.changed.push_back(name);
+        const ResumeRule& rule = resume_rule(name);
         // Without --doc-mask, training does not depend on where documents begin.
-        const ResumeRule& rule = name == "end_token" && !o.doc_mask ? resume_rule("lr") : resume_rule(name);
-        const bool is_data = rule.change == OnChange::new_data;
+        const OnChange change = name == "end_token" && !o.doc_mask ? OnChange::noted : rule.change;
+        const bool is_data = change == OnChange::new_data;
         if (name == "fingerprint" && !o.new_data)
             fail(
                 "{} was written in a run on other training data than --train {}{}; give that, or take the new "
                 "data with --new-data",
                 directory, o.train, inputs.sources.is_mixture() ? ", or with other weights or stages" : "");
-        if (rule.change == OnChange::refused || (is_data && !o.new_data))
+        if (change == OnChange::refused || (is_data && !o.new_data))
             fail("{} was written with {}, this run has {}{}", directory, setting(name, then[name]),
                  setting(name, value), rule.advice);
         if (name == "fingerprint")
             resumed.notes.push_back(
                 "--new-data: the training data has changed; the run continues at the same place in its order");
-        else if (rule.change != OnChange::free)
+        else if (change != OnChange::free)
             resumed.notes.push_back(setting(name, value) + " from here on; until now it was " + text_of(then[name]));
     }
 }
@@ -259,7 +260,7 @@ void read_position(const Options& o, const Inputs& inputs, Resumed& resumed) {
     const Json& run = *checkpoint.manifest().run;
     RunPosition& position = resumed.position;
     try {
-        run.at("data").at("fingerprint").get<std::string>();
+        run.at("data").at("fingerprint").get<std::string>();  // throws unless it is there
         position.data_step = small_number(run.at("data").at("next_step")) + o.skip_data;
         position.evaluation_due = run.at("reports_due").get<bool>();
         if (run.contains("validation")) position.watch = ValidationWatch::from_json(run.at("validation"));
@@ -298,8 +299,7 @@ const std::vector<ResumeRule> kResumeRules = {
      "momentum nesterov muon-ns muon-scale muon-momentum-warmup adamw-lr embedding-lr head-lr vector-lr "
      "adamw-weight-decay clip clip-kind qk-clip z-loss average precision tf32 kernels fp8-recipe fp8-layers fp8-grad "
      "fp8-history fp8-margin fp8-amax-algo fp8-pow2-scales fp8-fast-accum fp8-emulation fp8-fallback fp8-until "
-     "loss-scale loss-scale-growth-interval max-skips skip-spikes reduce reduce-order "
-     "tokenizer_hash"},
+     "loss-scale loss-scale-growth-interval max-skips skip-spikes reduce reduce-order tokenizer_hash"},
     {OnChange::new_data, "seq seed doc-mask end_token fingerprint", ", which is other data; --new-data accepts it"},
     {OnChange::refused, "layers heads channels vocab context",
      "; its weights fit that shape alone: leave the flag out, or start a new run in another --out"},

@@ -221,11 +221,11 @@ class Formats(TestCase):
     def test_ordinary_text_is_not_refused(self):
         for text in ("text, and more\n", "PK\n", "BZhang\n", "ORCHARD\n", "id,text", "a,b\n1,2\n", "%PDF\n",
             "<html>\n", "\u0080 x\n"):
-            expected = text if text != "id,text" else None
             with self.subTest(text):
                 found = self.documents_of(self.path("a", text.encode()), readers.Format(column="body"))
                 self.assertEqual(found, [text])
-                self.assertTrue(expected is None or self.documents_of(self.path("a")) == [text])
+                if text != "id,text":  # a header with the column "text"
+                    self.assertEqual(self.documents_of(self.path("a")), [text])
 
     @needs("pyarrow")
     def test_columns_are_judged_by_their_type(self):

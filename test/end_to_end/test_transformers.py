@@ -241,8 +241,7 @@ class EveryKey(WithTransformers):
         self.assertGreater(moved, 5)  # the test can see a difference
 
 
-@unittest.skipUnless(HAS_TOKENIZERS and all(map(importlib.util.find_spec, PACKAGES)),
-                     "torch, transformers or tokenizers are not installed")
+@unittest.skipUnless(HAS_TOKENIZERS and installed(*PACKAGES), "torch, transformers or tokenizers are not installed")
 class Documents(Case):
     """The tokenizer of an export gives the ids of the shards, with the token that begins documents. So the first tokens of
     documents have the loss that they have in the run.

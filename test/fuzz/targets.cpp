@@ -60,7 +60,7 @@ void read_manifest(const std::string& bytes) {
     expect_no_more_than_errors([&] {
         const Manifest manifest = parse_manifest("manifest.json", whole);
         parse_manifest("manifest.json", manifest_text(manifest));  // a manifest that was read can be written
-        state_from_json(manifest.state);
+        state_from_json(*manifest.state);
     });
 }
 
