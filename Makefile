@@ -1,5 +1,5 @@
 # Builds train_gpt, the CUDA program, and train_gpt_cpu, the same program on the host device. `make help` lists targets
-# and options. dev/build.mk adds what developers need: tests, sanitizers, the virtual GPU, packages.
+# and options. dev/build.mk adds what developers need: tests, sanitizers, packages, the virtual GPU.
 .DEFAULT_GOAL := all
 comma := ,
 space := $() $()
@@ -172,7 +172,7 @@ uninstall:
 clean:  ## removes all builds
 	rm -rf build train_gpt train_gpt_cpu
 help:  ## this list
-	@sed -n -e 's/^\([a-z][a-z_-]*\):.*  ## /make \1@/p' -e 's/^\([A-Z_]*\) *?= .*## /  \1=@/p' Makefile dev/build.mk | \
-	    awk -F@ '{ printf "%-22s%s\n", $$1, $$2 }'
+	@sed -n -e 's/^\([a-z][a-z_-]*\):.*  ## /make \1@/p' -e 's/^\([A-Z_]*\) *?= .*## /  \1=@/p' \
+	    Makefile dev/build.mk dev/virtual_gpu/build.mk | awk -F@ '{ printf "%-22s%s\n", $$1, $$2 }'
 
 -include $(shell find $(CPU_DIR) $(CUDA_DIR) $(SHARED_DIR) -name '*.d' 2>/dev/null)

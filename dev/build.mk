@@ -1,4 +1,4 @@
-# The builds of developers: tests, sanitizers, the virtual GPU, the probe, fuzzing, packages. Included by the Makefile.
+# The builds of developers: tests, sanitizers, the probe, fuzzing, packages. Included by the Makefile.
 #
 # Marks in a file's line "// build: ..." that matter here, next to `per device` and `optimized`:
 #   threads    starts threads, or is run by several: both sanitizers look at it, wherever it lies
@@ -8,7 +8,7 @@
 
 # ---- tests ---------------------------------------------------------------------------------------------------------
 # A test with device code is a .cu file and runs on both devices; test/device/host/ is about the host device itself.
-TESTS      := test/main.cpp $(filter-out test/virtual_gpu/%,$(wildcard test/*/*.cpp test/*/*.cu))
+TESTS      := test/main.cpp $(wildcard test/*/*.cpp test/*/*.cu)
 HOST_TESTS := $(wildcard test/device/host/*.cpp test/device/host/*.cu)
 RANK_TESTS := $(wildcard test/comm/ranks/*.cpp)
 PROBE      := $(filter-out dev/probe/main.cpp,$(wildcard dev/probe/*.cpp dev/probe/*.cu))
@@ -63,7 +63,7 @@ endif
 
 # ---- test programs -------------------------------------------------------------------------------------------------
 .PHONY: test-cpu test-gpu test-ranks test-ranks-binary test-ranks-gpu kernels probe probe-cpu gradients gradients-cpu \
-        kernel-times bench-cpu virtual test-virtual fuzz mutation soak dist gpu-build
+        kernel-times bench-cpu fuzz mutation soak dist gpu-build
 CPU_PROGRAMS  += $(addprefix $(CPU_DIR)/,test_cpu test_ranks probe_cpu gradients_cpu bench_cpu bench_step)
 CUDA_PROGRAMS += $(addprefix $(CUDA_DIR)/,test_gpu test_ranks probe gradients)
 $(CPU_DIR)/test_cpu: $(call cpu_objects,$(TESTS) $(HOST_TESTS) $(PROBE))
@@ -103,41 +103,7 @@ $(CUDA_DIR)/libkernel_times.so: dev/gpu/kernel_times.cpp Makefile
 	@mkdir -p $(@D)
 	$(CXX) $(CXXFLAGS_CUDA) -shared -fPIC $< -o $@ -L$(CUDA_HOME)/lib64 -L$(CUDA_HOME)/extras/CUPTI/lib64 -lcupti
 
-# ---- the virtual GPU (dev/virtual_gpu/README.md) -------------------------------------------------------------------
-# Programs of CUDA objects that keep their PTX, linked with what stands in for CUDA, cuBLASLt and NCCL.
-VIRTUAL_DIR   := build/virtual
-VIRTUAL_OUT   := $(VIRTUAL_DIR)$(addprefix -,$(filter-out sm_90a,$(subst $(space),-,$(ARCH_NAMES))))
-VIRTUAL_GPU   := $(filter-out dev/virtual_gpu/nccl/%,$(wildcard dev/virtual_gpu/*.cpp dev/virtual_gpu/*/*.cpp))
-VIRTUAL_NCCL  := $(wildcard dev/virtual_gpu/nccl/*.cpp)
-VIRTUAL_PROGRAMS := $(addprefix $(VIRTUAL_OUT)/,train_gpt test_gpu test_ranks probe gradients)
-virtual_objects = $(patsubst %,$(VIRTUAL_DIR)/%.o,$1)
-ifeq ($(PTX),1)
-virtual: $(VIRTUAL_PROGRAMS) $(VIRTUAL_OUT)/libnccl.so.2  ## the CUDA programs on the virtual GPU, in build/virtual
-else
-virtual:  # objects with PTX are another configuration
-	$(MAKE) virtual PTX=1
-endif
-test-virtual: $(VIRTUAL_DIR)/test_virtual_gpu  ## the virtual GPU's own tests
-$(VIRTUAL_PROGRAMS): $(call virtual_objects,$(VIRTUAL_GPU)) $(CUDA_OBJECTS) | $(VIRTUAL_OUT)/libnccl.so.2
-	$(CXX) -rdynamic -Wl,-rpath,'$$ORIGIN' $(filter %.o,$^) -o $@ $(LIBS_CPU) -ldl  # libnccl.so.2 calls the program
-$(VIRTUAL_OUT)/train_gpt: $(call shared,train_gpt.cu)
-$(VIRTUAL_OUT)/test_gpu: $(CUDA_TEST_OBJECTS)
-$(VIRTUAL_OUT)/test_ranks: $(CUDA_RANK_OBJECTS)
-$(VIRTUAL_OUT)/probe: $(CUDA_PROBE_OBJECTS)
-$(VIRTUAL_OUT)/gradients: $(call shared,dev/gradients.cpp)
-$(VIRTUAL_OUT)/libnccl.so.2: $(call virtual_objects,$(VIRTUAL_NCCL))
-	@mkdir -p $(@D)
-	$(CXX) -shared $^ -o $@ -lrt -lpthread
-VIRTUAL_TESTS := $(wildcard test/virtual_gpu/*.cpp)
-$(VIRTUAL_DIR)/test_virtual_gpu: $(call virtual_objects,$(VIRTUAL_TESTS) $(VIRTUAL_GPU) $(VIRTUAL_NCCL))
-	$(CXX) -rdynamic $^ -o $@ $(LIBS_CPU) -lrt -ldl
-# Vectors of this machine, but no contractions: they would not be the instructions that are played.
-$(VIRTUAL_DIR)/%.o: OPTIMIZE := -O3
-$(VIRTUAL_DIR)/test/%.o: OPTIMIZE := -O1
-$(VIRTUAL_DIR)/%.o: % Makefile
-	@mkdir -p $(@D)
-	$(CCACHE) $(CXX) -std=c++20 -I. $(WARNINGS) $(OPTIMIZE) -march=$(MARCH) -fopenmp -fno-math-errno -fno-trapping-math \
-	    -ffp-contract=off -fPIC -MMD -MP -I$(CUDA_HOME)/include $(addprefix -I,$(NCCL_INCLUDE)) -c $< -o $@
+include dev/virtual_gpu/build.mk  # make virtual, make test-virtual
 
 # ---- fuzzing -------------------------------------------------------------------------------------------------------
 # Clang compiles the readers of files with libFuzzer's marks. Everything else comes from the ordinary build.
@@ -172,4 +138,4 @@ dist:  ## build/dist/train_gpt-VERSION-linux-x86_64.tar.gz: programs for all GPU
 	$(call package,$(DIST),train_gpt_cpu $(if $(NVCC),train_gpt))
 	tar -czf $(DIST).tar.gz -C build/dist $(notdir $(DIST))
 	@ls -l $(DIST).tar.gz
--include $(shell find build/virtual build/fuzz -name '*.d' 2>/dev/null)
+-include $(shell find build/fuzz -name '*.d' 2>/dev/null)

@@ -30,7 +30,7 @@ queue stage "rules of the house" unittest python3 test/end_to_end/test_house.py
 queue stage "python: data preparation" unittest .venv/bin/python -m unittest discover -s test/data -p 'test_*.py'
 queue stage "python: scripts" unittest .venv/bin/python test/end_to_end/test_scripts.py
 queue stage "python: broken records" unittest .venv/bin/python test/end_to_end/test_broken_records.py
-queue stage "python: counts of kernels" unittest python3 test/end_to_end/test_kernel_counts.py
+queue stage "python: counts of kernels" unittest python3 dev/virtual_gpu/test/test_kernel_counts.py
 drain
 
 # ---- host device ---------------------------------------------------------------------------------------------------
@@ -130,23 +130,10 @@ queue stage "ThreadSanitizer: training" check "${tsan[@]}" \
 # ---- CUDA build ----------------------------------------------------------------------------------------------------
 
 if command -v nvcc >/dev/null || [[ -x ${CUDA_HOME:-/usr/local/cuda}/bin/nvcc ]]; then
-    cuda=(PTX=1 GPU_ARCH=sm_90a)
-    stage "CUDA: build for sm_90a" check make -s -j"$JOBS" train_gpt test-gpu test-ranks-gpu probe gradients "${cuda[@]}"
+    stage "CUDA: build for sm_90a" check make -s -j"$JOBS" train_gpt test-gpu test-ranks-gpu probe gradients PTX=1 \
+        GPU_ARCH=sm_90a
     stage "CUDA: registers and spills" check python3 dev/check_kernels.py build/cuda-sm_90a-ptx
-    virtual=build/virtual
-    stage "virtual GPU: build" check make -s -j"$JOBS" virtual test-virtual "${cuda[@]}"
-    # Leaves out the test that makes a GPU convert every float.
-    virtual_tests=(OMP_NUM_THREADS=1 $virtual/test_gpu --no-colors --test-suite-exclude=once
-        "--test-case-exclude=*conversions of floats*")
-    # The longest tests first, because they end the queue.
-    queue stage "virtual GPU: kernels, races" doctest env VIRTUAL_GPU_RACES=1 VIRTUAL_GPU_ORDER=random VIRTUAL_GPU_MULTIPROCESSORS=2 \
-        "${virtual_tests[@]}" "--source-file=$kernels,*test/fp8/scaling.cpp,*test/optim/*"
-    queue stage "virtual GPU: CUDA tests, lazy streams" doctest env VIRTUAL_GPU_STREAMS=lazy "${virtual_tests[@]}" \
-        "--source-file-exclude=$kernels"
-    queue stage "virtual GPU: card check" unittest python3 test/end_to_end/test_card_check.py OnVirtualGpu
-    queue stage "virtual GPU: end to end" unittest .venv/bin/python test/end_to_end/test_virtual_gpu.py
-    queue stage "virtual GPU: contracts" doctest $virtual/test_virtual_gpu --no-colors
-    queue stage "virtual GPU: counts of kernels" check python3 dev/virtual_gpu/kernel_counts.py --check
+    source dev/virtual_gpu/stages.sh
 else
     require "CUDA: build for sm_90a" "no nvcc"
     require "CUDA: registers and spills" "no nvcc"

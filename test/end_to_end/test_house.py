@@ -168,6 +168,12 @@ class House(unittest.TestCase):
                 inside = [i for i in includes_of(read(path)) if i.startswith("llmc/device/host/")]
                 self.assertEqual(inside, [], path)
 
+    def test_the_virtual_gpu_and_the_rest_include_nothing_of_each_other(self):
+        for path in self.sources:
+            if not path.endswith((".py", ".sh")):
+                own = [i.startswith("dev/virtual_gpu/") for i in includes_of(read(path)) if re.match("(llmc|test|dev)/", i)]
+                self.assertEqual(set(own) - {path.startswith("dev/virtual_gpu/")}, set(), path)
+
     def test_headers_are_included_once(self):
         for path in self.sources:
             if path.endswith((".h", ".cuh")):
@@ -398,7 +404,7 @@ class Pages(unittest.TestCase):
             self.assertEqual([line for line in lines if line not in code], [], f"{path} quotes {source}")
 
     def test_make_targets(self):
-        makefile = read("Makefile") + read("dev/build.mk")
+        makefile = read("Makefile") + read("dev/build.mk") + read("dev/virtual_gpu/build.mk")
         for path in ("README.md", "dev/README.md"):
             for target in re.findall(r"make ([a-z][a-z_-]+)", self.pages[path]):
                 self.assertRegex(makefile, rf"(?m)^{re.escape(target)}( \w+)*:", target)
