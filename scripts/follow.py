@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Shows a run in TensorBoard, Prometheus and Weights & Biases, during training or afterwards.
 
-    ./train_gpt ... -o runs/d12 --track tensorboard,wandb        # starts this script by itself
     python3 scripts/follow.py runs/d12 --tensorboard && tensorboard --logdir runs/d12/tensorboard
     python3 scripts/follow.py runs/d12 --prometheus /var/lib/node_exporter/d12.prom --wandb my-project
+    python3 scripts/follow.py runs/d12 --alert "loss>8,tokens_per_s<1e5 for 20"
 
 It reads metrics.jsonl as train_gpt writes it, so it never slows the run, and ends when the run ends. It may be stopped
 and started again at any time: it sends what is missing, and nothing twice. When a run resumes from a checkpoint, the
@@ -24,8 +24,6 @@ import json
 import math
 import os
 import re
-import select
-import signal
 import struct
 import sys
 import time
@@ -109,7 +107,7 @@ def scalars(record, all_tensors=False):
 def texts(record):
     """{tag: text} of a record: a sample, or an event, such as a layer that left FP8."""
     found = {"sample": record["sample"]} if "sample" in record else {}
-    return found | {event: json.dumps(record[event], indent=1) for event in ("fp8_fallback", "alert", "slow_rank")
+    return found | {event: json.dumps(record[event], indent=1) for event in ("fp8_fallback", "slow_rank")
                     if event in record}
 
 
@@ -388,10 +386,65 @@ class WeightsAndBiases:
             self.run = None
 
 
+class Alert:
+    """Prints when a rule begins to hold, such as "loss>8", or "tokens_per_s<1e5 for 20": in 20 records in a row. Records
+    without the number do not count. NaN breaks every limit."""
+
+    FIELDS = ("loss", "lr", "norm", "tokens", "seq", "ms", "tokens_per_s", "skipped", "loss_scale", "watts",
+              "joules_per_token", "slowest_rank", "slowest_ratio", "slowest_data_ms", "peers_ms", "verify_ms", "val_loss")
+
+    def __init__(self, args):
+        self.rules, self.life = args.alert, None
+
+    @classmethod
+    def rules_of(cls, text):
+        """[(text, field, sign, limit, records in a row)] of RULES."""
+        rules = []
+        for rule in map(str.strip, text.split(",")):
+            found = re.fullmatch(r"(\w+) *([<>]) *(\S+)(?: for (\d+))?", rule)
+            if not found:
+                raise argparse.ArgumentTypeError(f"'{rule}' is not a rule such as loss>8 or tokens_per_s<1e5 for 20")
+            field, sign, limit, steps = found.groups()
+            if field not in cls.FIELDS:
+                raise argparse.ArgumentTypeError(f"'{rule}' is about {field}, which is not one of {', '.join(cls.FIELDS)}")
+            try:
+                number = float(limit)
+            except ValueError:
+                number = math.nan
+            if not math.isfinite(number):
+                raise argparse.ArgumentTypeError(f"'{rule}' needs a number after {sign}")
+            if steps and int(steps) < 1:
+                raise argparse.ArgumentTypeError(f"'{rule}' needs a number from 1 on after 'for'")
+            rules.append((rule, field, sign, number, int(steps or 1)))
+        return rules
+
+    def begin(self, life):
+        # A resumed run's records come again from the first one on. Those before the checkpoint have been reported.
+        self.reported = life.resumed_at[-1] if self.life and life.resumed_at else -1
+        self.life, self.in_a_row = life, [0] * len(self.rules)
+
+    def write(self, _, record):
+        values = numbers(record)
+        for at, (rule, field, sign, limit, steps) in enumerate(self.rules):
+            if field not in values:
+                continue
+            value = values[field]
+            holds = math.isnan(value) or (value > limit if sign == ">" else value < limit)
+            self.in_a_row[at] = self.in_a_row[at] + 1 if holds else 0
+            if self.in_a_row[at] == steps and record["step"] > self.reported:
+                print(f"step {record['step']}: {rule}: it is {value:g}", flush=True)
+
+    def flush(self):
+        pass
+
+    def finish(self):
+        pass
+
+
 # ---- following -----------------------------------------------------------------------------------------------------
 
 SINKS = {"tensorboard": (TensorBoard, "tensorboard"), "prometheus": (Prometheus, "prometheus_client"),
-         "wandb": (WeightsAndBiases, "wandb")}  # flag: (class, Python package)
+         "wandb": (WeightsAndBiases, "wandb"), "alert": (Alert, None)}  # flag: (class, Python package)
 
 
 class Sinks:
@@ -404,7 +457,7 @@ class Sinks:
         for flag, (kind, package) in SINKS.items():
             if getattr(args, flag) is None:
                 continue
-            if importlib.util.find_spec(package) is None:
+            if package and importlib.util.find_spec(package) is None:
                 self.failed = True
                 warn(f"--{flag} needs the Python package {package}: {sys.executable} -m pip install {package}, or "
                      "scripts/setup.sh --with-tracking")
@@ -436,9 +489,11 @@ class Sinks:
 
 def follow(args, sinks):
     """Sends records until the run ends."""
-    life, metrics = None, Metrics(os.path.join(args.run, "metrics.jsonl"))
+    life, metrics, seen = None, Metrics(os.path.join(args.run, "metrics.jsonl")), time.monotonic()
     while sinks.sinks:
-        going_on = wait_for_more(args, 0)  # asked before reading, so that the last records are read
+        going_on = is_going_on(args.run)  # asked before reading, so that the last records are read
+        if going_on:
+            seen = time.monotonic()
         now = Life(read_info(args.run))
         if not life or life.name != now.name:
             metrics.close()
@@ -452,28 +507,19 @@ def follow(args, sinks):
         sinks.each(lambda sink: sink.flush())
         if not metrics.at_end:
             continue
-        if not going_on:
+        if not going_on and time.monotonic() - seen >= (args.patience or 0):
             break
-        wait_for_more(args, args.poll)
+        time.sleep(args.poll)
     metrics.close()
     sinks.each(lambda sink: sink.finish())
 
 
-def wait_for_more(args, seconds):
-    """Waits, as a child of train_gpt no longer than that lives. False if the run has ended."""
-    if args.child:
-        return not select.select([sys.stdin], [], [], seconds)[0]
-    time.sleep(seconds)
-    return is_going_on(args.run)
-
-
 def has_run(args):
     """Waits for run.json, up to --patience."""
-    waited = 0
+    until = time.monotonic() + (60 if args.patience is None else args.patience)
     while "run_id" not in read_info(args.run):
-        if waited >= args.patience:
+        if time.monotonic() >= until:
             return False
-        waited += args.poll
         time.sleep(args.poll)
     return True
 
@@ -492,19 +538,17 @@ def main(argv=None):
     parser.add_argument("--name", help="the run's name in W&B; default: the directory's")
     parser.add_argument("--all-tensors", action="store_true", help="show each FP8 tensor, next to the summary by kind")
     parser.add_argument("--poll", type=float, default=2, metavar="SECONDS", help="time between two reads of the records; default: 2")
-    parser.add_argument("--patience", type=float, default=60, metavar="SECONDS",
-                        help="time to wait for a run that has not begun; default: 60")
-    parser.add_argument("--child", action="store_true",
-                        help="end when standard input ends instead of when the run does, and ignore signals that stop "
-                             "a run; train_gpt --track uses this")
+    parser.add_argument("--alert", type=Alert.rules_of, metavar="RULES",
+                        help="print when a rule begins to hold: FIELD>X or FIELD<X, for N steps in a row with ' for N'; "
+                             "several, separated by commas")
+    parser.add_argument("--patience", type=float, metavar="SECONDS",
+                        help="time to wait for a run that has not begun (default: 60), and for one that has stopped to "
+                             "resume (default: 0)")
     args = parser.parse_args(argv)
-    if args.child:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-            signal.signal(number, signal.SIG_IGN)
-    packages = [package for flag, (_, package) in SINKS.items() if getattr(args, flag) is not None]
-    if not packages:
-        parser.error("say where to: --tensorboard, --prometheus FILE or --wandb")
-    for package in packages:
+    asked = [package for flag, (_, package) in SINKS.items() if getattr(args, flag) is not None]
+    if not asked:
+        parser.error("say where to: --tensorboard, --prometheus FILE, --wandb or --alert RULES")
+    for package in filter(None, asked):
         continue_in_venv(package)
     if args.tensorboard == "":
         args.tensorboard = os.path.join(args.run, "tensorboard")

@@ -279,9 +279,6 @@ def warnings_of(run):
         for layer in record.get("fp8_fallback", []):
             yield (f"step {record['step']}: {layer['layer']} left FP8 for BF16, because its {layer['tensor']} "
                    f"{layer['reason']}")
-        if alert := record.get("alert"):
-            value = "a number that is not finite" if alert["value"] is None else f"{alert['value']:.5g}"
-            yield f"step {record['step']}: alert {alert['rule']}, at {value}"
         if slow := record.get("slow_rank"):
             yield f"step {record['step']}: {slow['where']} was slow, and the other ranks waited for it"
         outside = record.get("memory_outside", {})

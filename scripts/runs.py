@@ -82,8 +82,7 @@ RECORD = {"tokens": is_count, "source_tokens": {"*": is_count}, "lr": is_number,
           "fp8_errors": [{"layer": is_name}], "signals": [{"tensor": is_name}],
           "fp8_fallback": [{"layer": is_name, "tensor": is_name, "reason": is_name}],
           "memory": {"*": {"planned": is_count, "least_peak": is_count, "most_peak": is_count}},
-          "memory_outside": {"*": is_count}, "slow_rank": is_slow_rank,
-          "alert": {"rule": is_name, "value": is_number}}
+          "memory_outside": {"*": is_count}, "slow_rank": is_slow_rank}
 MODEL = {"layers": is_count, "channels": is_count, "heads": is_count, "parameters": is_count}
 
 

@@ -5,8 +5,8 @@
 #   ./scripts/setup.sh
 #   ./scripts/setup.sh --with-prepare   also installs packages of data/prepare for parquet, datasets and near
 #                                       duplicates (so does CI=true)
-#   ./scripts/setup.sh --with-tracking  also installs tensorboard, wandb and prometheus_client for train_gpt --track (so
-#                                       does CI=true)
+#   ./scripts/setup.sh --with-tracking  also installs tensorboard, wandb and prometheus_client for scripts/follow.py
+#                                       (so does CI=true)
 #   ./scripts/setup.sh --with-browser   also installs Chromium and tools with which tests view reports (so does CI=true)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

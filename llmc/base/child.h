@@ -1,5 +1,5 @@
-// Child processes: programs that work next to this one, such as the tokenizer that encodes prompts, a follower of the
-// run, or the user's command after a checkpoint.
+// Child processes: programs that work next to this one, such as the tokenizer that encodes prompts or the user's
+// command after a checkpoint.
 #pragma once
 #include <signal.h>
 #include <sys/types.h>
@@ -14,7 +14,7 @@ namespace llmc {
 // `zcat ... | head` would fail.
 constexpr int kIgnoredSignals[] = {SIGPIPE, SIGXFSZ};
 
-// The path of a file or folder that is packaged with the program ("scripts/follow.py"): next to the executable, or in
+// The path of a file or folder that is packaged with the program ("data/prepare"): next to the executable, or in
 // the checkout whose build/CONFIGURATION/ holds it. "" if there is none.
 std::string find_packaged(const std::string& name);
 
@@ -22,8 +22,8 @@ std::string find_packaged(const std::string& name);
 // does not reach it, and it holds none of this process's files and sockets.
 class Child {
 public:
-    // Standard input and output: none: empty, and standard error; input: a pipe, and standard error; both: pipes.
-    enum class Pipes { none, input, both };
+    // Standard input and output: none: empty, and standard error; both: pipes.
+    enum class Pipes { none, both };
 
     // Starts the program command[0], which is searched in PATH, in `directory` ("": this one). result() tells if that
     // failed.
@@ -33,7 +33,6 @@ public:
     Child(Child&& other) noexcept;
     Child& operator=(Child&& other) noexcept;
 
-    pid_t pid() const { return pid_; }
     int start_error() const { return start_error_; }  // errno if the child could not be started, else 0
     void close_pipes();
     void kill();  // ends the child at once; result() says so

@@ -14,7 +14,7 @@
 #include "llmc/fp8/recipe.h"
 #include "llmc/kernels/variants.h"
 #include "llmc/log/profile.h"
-#include "llmc/log/watches.h"
+#include "llmc/log/validation_watch.h"
 #include "llmc/optim/prepare_step.h"
 
 namespace llmc {
@@ -40,21 +40,6 @@ ResumeFrom resume_from(const std::string& text) {
     if (word && !std::filesystem::exists(text, ignored))
         refuse("'" + text + "' is not latest, auto or a directory; did you mean " + *word + "?");
     return ResumeFrom::path;
-}
-
-std::vector<std::string> track_targets(const std::string& text) {
-    std::vector<std::string> targets;
-    if (text == "off") return targets;
-    for (const std::string& entry : split(text, ',')) {
-        const size_t equals = entry.find('=');
-        const std::string target = entry.substr(0, equals);
-        if (target != "tensorboard" && target != "wandb" && target != "prometheus")
-            refuse("'" + target + "' is not one of tensorboard, wandb, prometheus=FILE");
-        if (entry.ends_with("=") || (target == "prometheus" && equals == std::string::npos))
-            refuse(target + " needs a value, as in prometheus=FILE");
-        targets.push_back(entry);
-    }
-    return targets;
 }
 
 std::optional<GpuSpec> gpu_named(const std::string& text) {
@@ -102,10 +87,6 @@ const Flag kRows[] = {
     common(flag('o', "out", "DIR", &Options::out, check_not_empty,
                 "run directory for configuration, metrics, log, checkpoints and weights", "none: nothing is written")),
     once(flag(0, "overwrite", "", &Options::overwrite, {}, "replace the run that --out DIR already holds")),
-    flag(0, "track", "LIST", &Options::track, track_targets,
-         "show the run elsewhere: tensorboard[=DIR], wandb[=PROJECT], prometheus=FILE, separated by commas. Starts "
-         "scripts/follow.py, which can also be started later",
-         "off"),
 
     heading("Model"),
     common(
@@ -384,11 +365,6 @@ const Flag kRows[] = {
     flag(0, "seed", "N", &Options::seed, {}, "seed for all random numbers"),
     flag(0, "log-every", "N", &Options::log_every, {.min = 1},
          "print every N-th step; metrics.jsonl and main.log have all of them"),
-    flag(
-        0, "alert", "RULES", &Options::alert, alert_rules,
-        "warn when a number of a step's record passes a limit: FIELD>X or FIELD<X, for N steps in a row with ' for N'; "
-        "several, separated by commas: \"loss>8,tokens_per_s<1e5 for 20\"",
-        "off"),
     flag(0, "signals-every", "N", &Options::signals_every, {},
          "every N steps, record the norms of every tensor's gradient, weights and update, and the largest logits of "
          "attention; 0: never"),
@@ -457,6 +433,8 @@ const Flag* find_flag(std::string_view name) {
 std::string current_name(const std::string& name) { return name == "muon-cautious-decay" ? "cautious-decay" : name; }
 
 const std::vector<RemovedFlag>& removed_flags() {
+    const char* const kFollow =
+        "start scripts/follow.py RUN --tensorboard (or --wandb, --prometheus FILE) while it trains";
     static const std::vector<RemovedFlag> flags = {
         {"fp8-smooth", "false",
          "--fp8-recipe block gives each block of a row its own scale, and --fp8-layers all,-fc_proj keeps the layer "
@@ -469,8 +447,11 @@ const std::vector<RemovedFlag>& removed_flags() {
          "VIRTUAL_GPU_ARITHMETIC=hopper (dev/virtual_gpu/README.md)"},
         {"label-smoothing", "0", "train on the targets as they are; --z-loss also keeps logits small"},
         {"price", "null", "multiply the GPU-hours that --dry-run predicts by your price", true},
-        {"tensorboard", "false", "use --track tensorboard", true},
-        {"prometheus", "null", "use --track prometheus=FILE", true},
+        {"track", "\"off\"", kFollow, true},
+        {"tensorboard", "false", kFollow, true},
+        {"prometheus", "null", kFollow, true},
+        {"alert", "\"off\"", "scripts/follow.py RUN --alert RULES prints the steps in which a rule begins to hold",
+         true},
     };
     return flags;
 }

@@ -97,8 +97,6 @@ void check_complete(const Options& options) {
     if (options.json && !options.dry_run) refuse("--json prints the plan of --dry-run; add --dry-run");
     if (!options.profile_steps.text.empty() && options.out.empty())
         refuse("--profile-steps writes its traces into the run directory; add --out DIR");
-    if (!options.track.value.empty() && options.out.empty() && !options.bench)
-        refuse("--track reads the metrics that a run writes into its run directory; add --out DIR");
     if (!options.bench && !planning && !options.checking) check_checkpoints_have_a_place(options);
     if (options.bench && !options.profile_steps.text.empty())
         refuse("--bench writes nothing, so it cannot be combined with --profile-steps");
@@ -186,10 +184,6 @@ void leave_out_commands(const Options& line, const std::string& path, Options& o
     };
     if (!options.after_checkpoint.empty()) leave_out("after-checkpoint", options.after_checkpoint);
     options.after_checkpoint.clear();
-    const std::vector<std::string> in_run_directory = {"tensorboard"};
-    if (options.track.value.empty() || options.track.value == in_run_directory) return;
-    leave_out("track", options.track.text);
-    options.track = Options().track;
 }
 
 // The configuration file, prepared for the flags of the command line (`line`) to override it. If these name a model,

@@ -14,7 +14,7 @@
 #include "llmc/comm/launch.h"
 #include "llmc/kernels/variants.h"
 #include "llmc/log/profile.h"
-#include "llmc/log/watches.h"
+#include "llmc/log/validation_watch.h"
 #include "llmc/model/config.h"
 #include "llmc/optim/prepare_step.h"
 #include "llmc/plan/cards.h"
@@ -138,7 +138,6 @@ struct Options {
     std::vector<ValSet> val;  // any number
     std::string out;          // run directory; nothing is written if empty
     bool overwrite = false;
-    Parsed<std::vector<std::string>> track = {"off", {}};  // TARGET or TARGET=VALUE of scripts/follow.py
 
     // Model
     std::string model;                        // name or file; d12 if empty
@@ -258,7 +257,6 @@ struct Options {
 
     // Running and planning
     uint64_t seed = 1337;
-    Parsed<std::vector<AlertRule>> alert = {"off", {}};
     int64_t log_every = 1;      // steps
     int64_t signals_every = 0;  // steps; 0 = never
     int64_t verify_every = 0;   // steps; 0 = never

@@ -23,14 +23,6 @@ void put_number(ordered_json& record, const std::string& key, double value) {
     record["nonfinite"][key] = std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
 }
 
-std::optional<double> find_number(const ordered_json& record, const std::string& key) {
-    constexpr double infinity = std::numeric_limits<double>::infinity();
-    if (!record.contains(key)) return std::nullopt;
-    if (record[key].is_number()) return record[key].get<double>();
-    const std::string word = record.at("nonfinite").at(key).get<std::string>();
-    return word == "nan" ? std::numeric_limits<double>::quiet_NaN() : word == "inf" ? infinity : -infinity;
-}
-
 double ValLoss::perplexity() const { return std::exp(static_cast<double>(loss)); }
 
 ordered_json metrics_json(const StepRecord& r) {
@@ -126,12 +118,10 @@ std::string main_log_line(const ValRecord& r) {
 
 // ---- records --------------------------------------------------------------------------------------------------------
 
-ordered_json record_step(const StepRecord& record, RunDirectory& directory) {
-    const ordered_json line = metrics_json(record);
-    directory.append(line);
+void record_step(const StepRecord& record, RunDirectory& directory) {
+    directory.append(metrics_json(record));
     directory.append_main_log(main_log_line(record));
     if (!record.signals.empty()) directory.append(signals_json(record));
-    return line;
 }
 
 void record_validation(const ValRecord& record, RunDirectory& directory) {
@@ -221,17 +211,6 @@ void report_verdict(int64_t step, ValidationWatch::Verdict verdict, const Valida
         stops ? "the run ends here (--early-stop)"
               : fmt::format("the learning rate continues at {:g} times the schedule (--plateau)", watch.rate_factor()));
     if (!stops) directory.append({{"step", step}, {"rate_factor", watch.rate_factor()}});
-}
-
-void report_alerts(const ordered_json& line, Alerts& alerts, RunDirectory& directory, const Comm& comm) {
-    if (!comm.is_main()) return;
-    const long long step = line["step"].get<long long>();
-    for (const Alerts::Alert& alert : alerts.observe(line)) {
-        print_line("warning: step {}: {}: it is {:g} (--alert)", step, alert.rule, unsigned_nan(alert.value));
-        ordered_json begun{{"rule", alert.rule}};
-        put_number(begun, "value", alert.value);
-        directory.append({{"step", step}, {"alert", begun}});
-    }
 }
 
 void report_slow_rank(int64_t step, SlowRankWatch::Change change, const SlowestRank& slowest,

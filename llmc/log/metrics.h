@@ -11,7 +11,7 @@
 #include "llmc/comm/rank_time.h"
 #include "llmc/fp8/registry.h"
 #include "llmc/log/run_directory.h"
-#include "llmc/log/watches.h"
+#include "llmc/log/validation_watch.h"
 #include "llmc/shard/arena.h"
 #include "llmc/train/step_results.h"
 
@@ -47,8 +47,6 @@ struct ValRecord {
 // Puts a number into a record. JSON has no non-finite numbers: for these the value is null and record["nonfinite"][key]
 // is "nan", "inf" or "-inf". Finite numbers keep all digits of a double, so they read back to the same bits.
 void put_number(nlohmann::ordered_json& record, const std::string& key, double value);
-// The number that put_number() put there; nothing if the record has no such key.
-std::optional<double> find_number(const nlohmann::ordered_json& record, const std::string& key);
 
 // Lines of metrics.jsonl.
 nlohmann::ordered_json metrics_json(const StepRecord& record);
@@ -61,8 +59,7 @@ std::string main_log_line(const ValRecord& record);
 
 // ---- records --------------------------------------------------------------------------------------------------------
 
-// Returns the step's line of metrics.jsonl.
-nlohmann::ordered_json record_step(const StepRecord& record, RunDirectory& directory);
+void record_step(const StepRecord& record, RunDirectory& directory);
 void record_validation(const ValRecord& record, RunDirectory& directory);  // nothing if the record is empty
 
 // Writes a line into main.log that says why the run ends in this step: "s:19 end:1" and the reason.
@@ -90,9 +87,6 @@ void record_memory_outside(int64_t step, const DeviceInfo& opened, size_t reserv
 // Prints and records that the learning rate is lowered (--plateau) or that the run ends (--early-stop).
 void report_verdict(int64_t step, ValidationWatch::Verdict verdict, const ValidationWatch& watch,
                     RunDirectory& directory, const Comm& comm);
-
-// Prints and records the rules of --alert that begin to hold with this step. `line` is from record_step().
-void report_alerts(const nlohmann::ordered_json& line, Alerts& alerts, RunDirectory& directory, const Comm& comm);
 
 // Prints and records that a rank becomes slow, or that none is slow any more. `ranks`: descriptions of all ranks.
 void report_slow_rank(int64_t step, SlowRankWatch::Change change, const SlowestRank& slowest,

@@ -304,7 +304,6 @@ void only_bench(Options& o) {
     o.rewind = o.skip_data = 0;
     if (o.train.empty()) o.epochs = 0;
     o.new_data = false;
-    o.track = Options().track;
     o.resume = {};
     for (std::string Options::*path : {&Options::out, &Options::hellaswag, &Options::checkpoint_local})
         (o.*path).clear();

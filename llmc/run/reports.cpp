@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "llmc/base/error.h"
@@ -135,8 +134,7 @@ Reports::Reports(const Options& options, const ProgressSetup& setup, const Input
       steps_ahead_(steps_ahead),
       progress_(comm.is_main() ? stdout : nullptr, setup),
       comm_(comm),
-      ranks_(describe_ranks(comm)),
-      alerts_(options.alert.value) {}
+      ranks_(describe_ranks(comm)) {}
 
 void Reports::add_facts(StepRecord& record, uint64_t batch_hash, const Energy& energy) const {
     const int64_t length = options_.sequences.tokens_of(record.step);
@@ -154,23 +152,10 @@ void Reports::add_facts(StepRecord& record, uint64_t batch_hash, const Energy& e
         record.fresh = fresh_loss(options_.model_config, options_.total_batch);
 }
 
-void Reports::count_earlier_alerts() {
-    if (!directory_.active() || options_.alert.value.empty()) return;
-    std::ifstream file(directory_.file("metrics.jsonl"));
-    for (std::string line; std::getline(file, line);) {
-        const auto record = parse_json_or_null<nlohmann::ordered_json>(line);
-        try {
-            if (record.contains("loss")) alerts_.observe(record);
-        } catch (const nlohmann::ordered_json::exception&) {  // somebody edited the line
-        }
-    }
-}
-
 void Reports::report(StepRecord record) {
     record.tokens_per_s = static_cast<double>(options_.batches.tokens_of(record.step)) / record.ms * 1e3;
-    const nlohmann::ordered_json line = record_step(record, directory_);
+    record_step(record, directory_);
     progress_.step(record, device_bytes_in_use());
-    report_alerts(line, alerts_, directory_, comm_);
     if (record.slowest)
         report_slow_rank(record.step, slow_ranks_.observe(*record.slowest), *record.slowest, ranks_, directory_, comm_);
     results_.train = {record.step, record.loss};

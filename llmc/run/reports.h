@@ -61,8 +61,6 @@ public:
     Reports(const Options& options, const ProgressSetup& setup, const Inputs& inputs, int64_t steps_ahead,
             const Fp8Registry* fp8, const Comm& comm, RunDirectory& directory);
 
-    // Counts the steps in metrics.jsonl, which a resumed run continues, for the rules of --alert. Prints no alert.
-    void count_earlier_alerts();
     // Fills in the fields of a step's record that the run knows: its batch, the tokens so far, energy.
     void add_facts(StepRecord& record, uint64_t batch_hash, const Energy& energy) const;
     // Reports a step. Throws Error(bad_numbers) if too many steps in a row were skipped, or if bits differ.
@@ -87,7 +85,6 @@ private:
     const Comm& comm_;
     const std::vector<std::string> ranks_;  // descriptions
     SlowRankWatch slow_ranks_;
-    Alerts alerts_;
     std::vector<StepRecord> benched_;  // with --bench, all steps
 };
 

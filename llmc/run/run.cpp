@@ -68,9 +68,7 @@ Run<Real>::Run(const Options& options, const Inputs& inputs, const CardFacts& ca
       profiler_(comm_, profiler_setup(options, trainer)),
       decay_file_(trainer.config(), inputs.sources, directory) {
     begin_records(directory, trainer, options, *card.check, ranks, position);
-    reports_.count_earlier_alerts();
     inputs.keep_tokenizer(directory);
-    follower_.emplace(options, directory);
 }
 
 template <class Real>

@@ -30,13 +30,11 @@
 
 namespace llmc {
 
-// ---- programs that run next to training -----------------------------------------------------------------------------
-// They are children of rank 0: the user's command of --after-checkpoint, and scripts/follow.py of --track. Training
-// neither waits for them nor ends when they fail. Ctrl-C in a terminal does not reach them, and they write to standard
-// error.
+// ---- --after-checkpoint ---------------------------------------------------------------------------------------------
 
 // Runs the command of --after-checkpoint when a checkpoint is complete: an upload, an evaluation. One command runs at a
-// time. Meanwhile the newest checkpoint waits for its command, and older ones get none.
+// time. Meanwhile the newest checkpoint waits for its command, and older ones get none. Training does not end when a
+// command fails. Ctrl-C in a terminal does not reach the command, which writes to standard error.
 class CheckpointCommand {
 public:
     // `command` is one of the shell's; "" runs nothing.
@@ -70,25 +68,6 @@ private:
 // The script that runs the command with its first parameter as the last argument of the last command in it: before the
 // operator that ends it ("train.sh &") and before a comment.
 std::string script_with_path(const std::string& command);
-
-// Runs scripts/follow.py for --track. It reads metrics.jsonl.
-class Follower {
-public:
-    // Starts the script if --track asks for it and this rank writes the run directory. A script that cannot be started
-    // is a warning that says what to install.
-    Follower(const Options& options, const RunDirectory& directory);
-    // Tells the script that the run has ended and waits up to 20 seconds while it sends the last records. One that
-    // takes longer continues on its own. One that failed is a warning with the command that catches up.
-    ~Follower();
-    Follower(const Follower&) = delete;
-    Follower& operator=(const Follower&) = delete;
-
-private:
-    void warn(const std::string& problem) const;
-
-    std::vector<std::string> command_;  // the command with which a user would follow the run
-    std::optional<Child> script_;
-};
 
 // ---- checkpoints ----------------------------------------------------------------------------------------------------
 
@@ -232,7 +211,6 @@ private:
     Reports reports_;
     Profiler profiler_;
     EnergyMeter meter_;
-    std::optional<Follower> follower_;  // --track
     DecayFile decay_file_;
 
     // State of the current step.

@@ -11,7 +11,7 @@
 #include "llmc/checkpoint/checkpoint_reader.h"
 #include "llmc/flags/options.h"
 #include "llmc/log/run_directory.h"
-#include "llmc/log/watches.h"
+#include "llmc/log/validation_watch.h"
 #include "llmc/run/inputs.h"
 #include "llmc/run/ranks.h"
 #include "llmc/run/stop.h"

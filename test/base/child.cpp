@@ -86,7 +86,7 @@ TEST_CASE("child: files, signals and directory") {
     CHECK(shell("kill -PIPE $$; exit 5", Child::Pipes::none).wait(kLong) == "was killed by signal 13");
     ::sigaction(SIGPIPE, &before, nullptr);
 
-    Child reader = shell("cat; exit 4", Child::Pipes::input);
+    Child reader = shell("cat; exit 4");
     CHECK(reader.wait(0) == std::nullopt);
     reader.close_pipes();
     CHECK(reader.wait(kLong) == "failed with exit code 4");

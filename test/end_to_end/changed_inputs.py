@@ -95,7 +95,7 @@ CHANGES = {
         "--beta1": ("0.8", "0.9"), "--clip": ("0.5", "1"), "--z-loss": ("1e-4", "0"), "--average": ("ema:0.9", "off"),
         "--log-every": ("2", "1"), "--recompute": ("block", "none"), "--val-batches": ("2", "1"),
         "--val-every": ("1", "2"), "--keep": ("5", "9"), "--schedule": ("cosine", "constant"),
-        "--loss-scale": ("dynamic", "off"), "--fp8-history": ("4", "16"), "--alert": ("loss>9", "off")}.items()},
+        "--loss-scale": ("dynamic", "off"), "--fp8-history": ("4", "16")}.items()},
 }
 
 

@@ -46,24 +46,6 @@ class Learning(Case):
         self.assertNotEqual(with_it[1]["loss"], without[1]["loss"])
 
 
-class Alerts(Case):
-    def test_once_when_a_rule_begins_to_hold(self):
-        run = FinishedRun("--alert", "loss>1, tokens_per_s<1e12 for 3,lr>1", "--max-steps", "6")
-        alerts = [(r["step"], r["alert"]["rule"], r["alert"]["value"]) for r in run.records if "alert" in r]
-        self.assertEqual(alerts, [(1, "loss>1", run.steps[0]["loss"]),
-                                  (3, "tokens_per_s<1e12 for 3", run.steps[2]["tokens_per_s"])])
-        warnings = [line for line in run.result.out.splitlines() if line.startswith("warning: ")]
-        self.assertEqual(warnings, [f"warning: step {step}: {rule}: it is {value:g} (--alert)" for step, rule, value in alerts])
-
-    def test_counts_on_after_a_resume(self):
-        """Rules that hold for long count the records before the checkpoint; those that held then do not alert again."""
-        flags = ["--alert", "loss>1,loss>2 for 5", "--max-steps", "6"]
-        stopped = FinishedRun(*flags, "--stop-after", "3")
-        self.succeeds(stopped.resume(*flags))
-        alerts = [(r["step"], r["alert"]["rule"]) for r in stopped.records if "alert" in r]
-        self.assertEqual(alerts, [(1, "loss>1"), (5, "loss>2 for 5")])
-
-
 class SameNumbers(Case):
     """Everything but the time fields, bit for bit: JSON floats have all their digits."""
 

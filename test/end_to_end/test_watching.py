@@ -1,6 +1,7 @@
-"""Runs that others watch: train_gpt --track and scripts/follow.py, read back as TensorBoard, Prometheus's client and W&B
+"""Runs that others watch: what scripts/follow.py writes, read back as TensorBoard, Prometheus's client and W&B
 read them. Run it with .venv/bin/python."""
 
+import argparse
 import contextlib
 import fcntl
 import importlib.util
@@ -9,7 +10,6 @@ import json
 import logging
 import math
 import os
-import shlex
 import signal
 import struct
 import subprocess
@@ -62,11 +62,14 @@ class Recorded:
     def __init__(self):
         self.directory = new_path()
         os.makedirs(self.directory)
+        self.begin()
+        self.write_info()
+
+    def begin(self):
         # As train_gpt holds it.
         self.lock = os.open(self.path("lock"), os.O_RDWR | os.O_CREAT)
         fcntl.fcntl(self.lock, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
         self.metrics = open(self.path("metrics.jsonl"), "a", encoding="utf-8")
-        self.write_info()
 
     def path(self, name):
         return os.path.join(self.directory, name)
@@ -108,6 +111,9 @@ class Following(unittest.TestCase):
     def ended(self, process):
         out, err = process.communicate(timeout=60)
         return process.returncode, out + err
+
+    def follow_to_the_end(self, directory, *flags):
+        self.assertEqual(self.ended(self.follow(directory, *flags)), (0, ""))
 
 
 def steps(first, last, factor=5.0, **more):
@@ -184,9 +190,9 @@ class TensorBoard(Following):
 
     def test_a_run_that_goes_back(self):
         flags = ["--precision", "fp8", "--val", corpus().val, "--val-every", 4, "--val-batches", 1, "--fp8-log-every", 4,
-                 "--max-steps", 24, "-n", 6, "--sample-every", 5, "--sample-tokens", 4, "--track", "tensorboard"]
+                 "--max-steps", 24, "-n", 6, "--sample-every", 5, "--sample-tokens", 4]
         finished = FinishedRun(*flags)
-        self.assertEqual(finished.result.err, "")
+        self.follow_to_the_end(finished.directory, "--tensorboard")
         found = self.assert_equal_to_metrics(finished)
         tags = {tag for tag, _ in found}
         self.assertLessEqual({"train/loss", "train/lr", "val/loss", "system/tokens_per_s", "fp8/fc.dout/amax"}, tags)
@@ -201,18 +207,20 @@ class TensorBoard(Following):
         back = sorted(int(name.removeprefix("step_")) for name in os.listdir(finished.path("checkpoints")))[-2]
         again = run(*tiny_flags("--out", finished.directory, *flags, "--resume", "latest", "--rewind", 1, "--lr", "1e-2",
                                 "--stop-after", 20))
-        self.assertEqual((again.code, "--track" in again.err), (0, False), again.err)
+        self.assertEqual(again.code, 0, again.err)
+        self.follow_to_the_end(finished.directory, "--tensorboard")
         later = self.assert_equal_to_metrics(finished)
         self.assertEqual(max(step for tag, step in later if tag == "train/loss"), 20)
         self.assertEqual(later["train/loss", back], found["train/loss", back])
         self.assertNotEqual(later["train/loss", 20], found["train/loss", 20])
         self.assertIn('"lr": 0.01', read_events(finished.path("tensorboard"))["configuration", back + 1][0])
         # Started once more, it has nothing to add.
-        self.assertEqual(self.ended(self.follow(finished.directory, "--tensorboard")), (0, ""))
+        self.follow_to_the_end(finished.directory, "--tensorboard")
         self.assert_equal_to_metrics(finished)
 
     def test_a_flipped_bit_and_a_lost_record_are_seen(self):
-        finished = FinishedRun("--max-steps", 3, "--track", "tensorboard")
+        finished = FinishedRun("--max-steps", 3)
+        self.follow_to_the_end(finished.directory, "--tensorboard")
         self.assert_equal_to_metrics(finished)
         (name,) = os.listdir(finished.path("tensorboard"))
         data = bytearray(finished.read(os.path.join("tensorboard", name)))
@@ -222,50 +230,54 @@ class TensorBoard(Following):
             with self.assertRaises(AssertionError):
                 self.assert_equal_to_metrics(finished)
 
-    def start(self, *flags):
-        """Starts a run that ends only when it is stopped. Returns it, the process that follows it, and its messages."""
-        directory = new_path()
-        process = subprocess.Popen([PROGRAM, *map(str, tiny_flags("--out", directory, "--max-steps", 10**6, *flags))],
-                                   stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=workspace(),
-                                   env=ENVIRONMENT, start_new_session=True)
-        self.addCleanup(lambda: (process.kill(), process.communicate()))
-        events = os.path.join(directory, "tensorboard")
-        wait_for(lambda: os.path.isdir(events) and os.listdir(events))
-        with open(f"/proc/{process.pid}/task/{process.pid}/children", encoding="utf-8") as file:
-            (child,) = map(int, file.read().split())
+    def start(self):
+        """Starts a run that ends only when it is stopped, and follows it. Returns both processes, and the run."""
         finished = FinishedRun.__new__(FinishedRun)
-        finished.directory = directory
-        return process, child, finished
+        finished.directory = new_path()
+        flags = tiny_flags("--out", finished.directory, "--max-steps", 10**6)
+        process = subprocess.Popen([PROGRAM, *map(str, flags)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                                   cwd=workspace(), env=ENVIRONMENT)
+        self.addCleanup(lambda: (process.kill(), process.wait()))
+        follower = self.follow(finished.directory, "--tensorboard")
+        events = finished.path("tensorboard")
+        wait_for(lambda: os.path.isdir(events) and os.listdir(events) and len(read_events(events)) > 50)
+        return process, follower, finished
 
-    def test_a_killed_follower_harms_nothing_and_catches_up(self):
-        process, child, finished = self.start("--track", "tensorboard")
-        wait_for(lambda: len(read_events(finished.path("tensorboard"))) > 50)
-        os.kill(child, signal.SIGKILL)
+    def test_a_killed_follower_catches_up(self):
+        process, follower, finished = self.start()
+        follower.kill()
+        follower.wait()
         time.sleep(0.2)
-        os.killpg(process.pid, signal.SIGINT)
-        _, said = process.communicate(timeout=60)
-        self.assertEqual(process.returncode, 75, said)
-        self.assertIn("warning: --track: the follower was killed by signal 9; nothing is lost", said)
-        missing = said.splitlines()[-1]
-        self.assertTrue(missing.startswith("    python3 "), said)
+        process.send_signal(signal.SIGINT)
+        self.assertEqual(process.wait(timeout=60), 75)
         with self.assertRaises(AssertionError):
             self.assert_equal_to_metrics(finished)
-        subprocess.run(shlex.split(missing), check=True, cwd=workspace(), timeout=60)
+        self.follow_to_the_end(finished.directory, "--tensorboard")
         self.assert_equal_to_metrics(finished)
 
-    def test_it_outlives_a_killed_run(self):
-        process, child, finished = self.start("--track", "tensorboard")
-        os.killpg(process.pid, signal.SIGUSR2)  # as batch systems signal every process: the run stops after this step
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            os.kill(child, number)
-        _, said = process.communicate(timeout=60)
-        self.assertEqual((process.returncode, "--track" in said), (75, False), said)
-        self.assert_equal_to_metrics(finished)
-        process, child, finished = self.start("--track", "tensorboard")
-        wait_for(lambda: len(read_events(finished.path("tensorboard"))) > 50)
+    def test_it_sends_everything_of_a_killed_run(self):
+        process, follower, finished = self.start()
         process.kill()
-        process.communicate(timeout=60)  # which also ends when the follower closes its standard error
+        self.assertEqual(self.ended(follower), (0, ""))
         self.assert_equal_to_metrics(finished)
+
+    def test_it_waits_for_a_run_to_resume(self):
+        recorded = Recorded()
+        recorded.write(*steps(1, 2))
+        recorded.end()
+        process = self.follow(recorded.directory, "--tensorboard", "--patience", "60")
+        events = recorded.path("tensorboard")
+
+        def losses():
+            return os.path.isdir(events) and [step for tag, step in read_events(events) if tag == "train/loss"]
+
+        wait_for(lambda: losses() == [1, 2])
+        time.sleep(0.2)
+        self.assertIsNone(process.poll())
+        recorded.begin()
+        recorded.write_info(resumed=[dict(step=2)])
+        recorded.write(*steps(3, 4))
+        wait_for(lambda: losses() == [1, 2, 3, 4])
 
     BAD = {"no number after all": '{"step": 2, "loss": null, "nonfinite": {"loss": "much"}}',
            "no JSON": "{damaged", "no object": "[]", "no step": '{"loss": 1}', "a step that is no count": '{"step": true}',
@@ -381,9 +393,9 @@ class Prometheus(Following):
         path = new_path("numbers") + ".prom"
         directory = new_path('a "quoted" \\ name')
         sets = ["--val", corpus().val, "--val", f"again={corpus().val}"]
-        result = run(*tiny_flags("--out", directory, *sets, "--val-every", 2, "--val-batches", 1, "--track",
-                                 "prometheus=" + path))
+        result = run(*tiny_flags("--out", directory, *sets, "--val-every", 2, "--val-batches", 1))
         self.assertEqual((result.code, result.err), (0, ""))
+        self.follow_to_the_end(directory, "--prometheus", path)
         families = self.families(path)
         records = read_records(directory)
         last = [r for r in records if "loss" in r][-1]
@@ -475,8 +487,8 @@ class WeightsAndBiases(Following):
 
     def test_a_run(self):
         finished = FinishedRun("--val", corpus().val, "--val-batches", 1, "--sample-every", 3, "--sample-tokens", 4,
-                               "--prompt", "1 2", "--track", "wandb=p", env=self.environment)
-        self.assertEqual(finished.result.err, "")
+                               "--prompt", "1 2")
+        self.follow_to_the_end(finished.directory, "--wandb", "p")
         (init,) = self.calls("init")
         self.assertEqual((init["project"], init["name"], init["resume"], init["config"]["config"]["seed"]),
                          ("p", os.path.basename(finished.directory), "allow", 1337))
@@ -517,9 +529,8 @@ class WeightsAndBiases(Following):
         self.assertEqual([c["id"] for c in self.calls("finish")], [self.R + "-0", self.R + "-1"])
 
     def test_one_that_fails_is_left_out(self):
-        finished = FinishedRun("--track", "wandb=broken", env=self.environment)
-        self.assertIn("follow: --wandb: RuntimeError: no such project", finished.result.err)
-        self.assertIn("warning: --track: the follower failed with exit code 1; nothing is lost", finished.result.err)
+        code, said = self.ended(self.follow(FinishedRun().directory, "--wandb", "broken"))
+        self.assertEqual((code, said), (1, "follow: --wandb: RuntimeError: no such project\n"))
 
     def test_before_there_is_a_run(self):
         directory = new_path()
@@ -540,35 +551,85 @@ class WeightsAndBiases(Following):
         self.assertNotIn(b"5.123456789", data)
 
 
-class Missing(unittest.TestCase):
-    """A missing package is named, and the run continues without it."""
+class Alerts(Following):
+    def alerts(self, directory, rules):
+        code, said = self.ended(self.follow(directory, "--alert", rules))
+        self.assertEqual(code, 0, said)
+        return said.splitlines()
 
-    def python(self, text):
-        directory = new_path("bin")
-        os.makedirs(directory)
-        if text:
-            with open(os.path.join(directory, "python3"), "w", encoding="utf-8") as file:
-                file.write("#!/bin/sh\n" + text)
-            os.chmod(file.name, 0o755)
-        return {"PATH": directory}
+    def begins(self, rule, losses):
+        """The steps, from 1, in which the rule begins to hold when the loss has these values."""
+        alert = follow.Alert(mock.Mock(alert=follow.Alert.rules_of(rule)))
+        alert.begin(mock.Mock(resumed_at=[]))
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            for step, loss in enumerate(losses, 1):
+                words = {math.inf: "inf", -math.inf: "-inf"}.get(loss, "nan")
+                finite = math.isfinite(loss)
+                alert.write(step, dict(step=step, loss=loss if finite else None, **({} if finite else dict(nonfinite=dict(loss=words)))))
+                alert.write(step, dict(step=step, memory={}))  # other records do not count
+        return [int(line.split()[1].rstrip(":")) for line in out.getvalue().splitlines()]
+
+    def test_once_when_a_rule_begins_to_hold_and_again_when_it_begins_again(self):
+        self.assertEqual(self.begins("loss>8", [9, 9, 8, 7, 9, 10]), [1, 5])
+        self.assertEqual(self.begins("loss<8", [9, 8, 7, 7, 9, 1]), [3, 6])
+        self.assertEqual(self.begins("loss>8 for 3", [9, 9, 7, 9, 9, 9, 9, 9, 9, 9, 1, 9, 9, 9]), [6, 14])
+        self.assertEqual(self.begins("loss>8", [1, math.nan, math.inf, 1, -math.inf]), [2])
+        self.assertEqual(self.begins("loss<8", [10, math.nan, 10, -math.inf, math.inf]), [2, 4])
+        self.assertEqual(self.begins("norm>8", [9, 9, 9]), [])
+
+    def test_a_run(self):
+        run_ = FinishedRun("--max-steps", "6")
+        self.assertEqual(self.alerts(run_.directory, "loss>1, tokens_per_s<1e12 for 3,lr>1"),
+                         [f"step 1: loss>1: it is {run_.steps[0]['loss']:g}",
+                          f"step 3: tokens_per_s<1e12 for 3: it is {run_.steps[2]['tokens_per_s']:g}"])
+
+    def test_a_resumed_run_reports_no_step_twice(self):
+        recorded = Recorded()
+        recorded.write(*steps(1, 4, 100.0))
+        process = self.follow(recorded.directory, "--alert", "loss>1,loss<40 for 3")
+        said = [process.stdout.readline()]  # step 1
+        recorded.truncate(*steps(1, 3, 100.0))
+        recorded.write_info(resumed=[dict(step=3)])
+        recorded.write(*steps(4, 6, 100.0))
+        said.append(process.stdout.readline())
+        recorded.end()
+        self.assertEqual((said, self.ended(process)),
+                         (["step 1: loss>1: it is 100\n", "step 5: loss<40 for 3: it is 20\n"], (0, "")))
+
+    def test_rules_that_are_refused(self):
+        for rules in ("", "loss", "loss>8,", "loss=8", ">8", "loss>", "loss>>8", "loss>x", "loss>nan", "loss>inf",
+                      "loss>8 for", "loss>8 for 0", "loss>8 for -1", "loss>8 for 1.5", "loss>8 for 2 for 3",
+                      "loss>8 for 2x", "for 3>2", "grad_norm>10"):
+            with self.subTest(rules), self.assertRaises(argparse.ArgumentTypeError):
+                follow.Alert.rules_of(rules)
+        self.assertEqual(follow.Alert.rules_of("loss>8, tokens_per_s < 1e5 for 20,lr>-.5"),
+                         [("loss>8", "loss", ">", 8, 1), ("tokens_per_s < 1e5 for 20", "tokens_per_s", "<", 1e5, 20),
+                          ("lr>-.5", "lr", ">", -0.5, 1)])
+
+    def test_the_numbers_of_a_run_are_known(self):
+        run_ = FinishedRun("--signals-every", "2", "--verify-every", "2", "--max-steps", "3")
+        self.assertEqual({key for record in run_.steps for key in follow.numbers(record)} - set(follow.Alert.FIELDS), set())
+
+
+class Missing(Following):
+    """A missing package is named, and the others continue without it."""
 
     def test_packages(self):
-        without_packages = self.python(f'exec {shlex.quote(sys.executable)} -S "$@"')
-        finished = FinishedRun("--track", "tensorboard,wandb,prometheus=x.prom", env=without_packages)
+        recorded = Recorded()
+        recorded.write(*steps(1, 1))
+        recorded.end()
+        command = [sys.executable, "-S", SCRIPT, recorded.directory, "--tensorboard", "--wandb", "--prometheus=x.prom",
+                   "--alert", "loss>1"]
+        result = subprocess.run(command, capture_output=True, text=True, cwd=workspace(), timeout=60)
         for flag, package in (("tensorboard", "tensorboard"), ("prometheus", "prometheus_client"), ("wandb", "wandb")):
-            self.assertIn(f"follow: --{flag} needs the Python package {package}: ", finished.result.err)
-            self.assertIn(f" -m pip install {package}, or scripts/setup.sh --with-tracking\n", finished.result.err)
-        self.assertIn(f"follow.py {finished.directory} --tensorboard --wandb --prometheus=x.prom\n", finished.result.err)
-
-    def test_python(self):
-        finished = FinishedRun("--track", "tensorboard", env=self.python(""))
-        self.assertIn("warning: --track: python3 is not installed (apt-get install python3", finished.result.err)
-        self.assertEqual(len(finished.steps), 5)
+            self.assertIn(f"follow: --{flag} needs the Python package {package}: ", result.stderr)
+            self.assertIn(f" -m pip install {package}, or scripts/setup.sh --with-tracking\n", result.stderr)
+        self.assertEqual((result.returncode, result.stdout), (1, "step 1: loss>1: it is 5\n"))
 
     def test_nothing_asked_for(self):
         result = subprocess.run([sys.executable, SCRIPT, "x"], capture_output=True, text=True)
         self.assertEqual(result.returncode, 2)
-        self.assertIn("say where to: --tensorboard, --prometheus FILE or --wandb", result.stderr)
+        self.assertIn("say where to: --tensorboard, --prometheus FILE, --wandb or --alert RULES", result.stderr)
 
 
 if __name__ == "__main__":

@@ -73,18 +73,12 @@ bool is_accepted(const std::string& text, const Flag& flag) {
 
 // A value for the flag, other than its default, in command line form. No two numbers are equal.
 std::string sample_text(const Flag& flag) {
-    const std::map<std::string, std::string> with_notation = {{"fp8-fallback", "0.01,0.5,10"},
-                                                              {"fp8-until", "94%"},
-                                                              {"loss-scale", "256"},
-                                                              {"alert", "loss>8,ms>5 for 3"},
-                                                              {"plateau", "0.5,3"},
-                                                              {"average", "ema:0.999"},
-                                                              {"batch-schedule", "65536:1000"},
-                                                              {"seq-schedule", "128:1000"},
-                                                              {"gpu", "h100"},
-                                                              {"profile-steps", "5"},
-                                                              {"track", "tensorboard,prometheus=run.prom"},
-                                                              {"kernels", "gelu_fp8,attention_fp8"}};
+    const std::map<std::string, std::string> with_notation = {
+        {"fp8-fallback", "0.01,0.5,10"}, {"fp8-until", "94%"},
+        {"loss-scale", "256"},           {"plateau", "0.5,3"},
+        {"average", "ema:0.999"},        {"batch-schedule", "65536:1000"},
+        {"seq-schedule", "128:1000"},    {"gpu", "h100"},
+        {"profile-steps", "5"},          {"kernels", "gelu_fp8,attention_fp8"}};
     if (with_notation.contains(flag.long_name)) return with_notation.at(flag.long_name);
     if (flag.is_switch()) return "true";
     if (flag.clear) return "name=a \"text\" of a list";
@@ -117,7 +111,7 @@ json sample_json(const Flag& flag, const std::string& text) {
 Arguments beside(const std::string& flag) {
     Arguments arguments = {"-i", "data"};
     if (flag == "gpu" || flag == "json") arguments.push_back("--dry-run");
-    const std::set<std::string> need_a_place = {"profile-steps", "track", "checkpoint-every", "checkpoint-minutes"};
+    const std::set<std::string> need_a_place = {"profile-steps", "checkpoint-every", "checkpoint-minutes"};
     if (need_a_place.contains(flag)) arguments.insert(arguments.end(), {"-o", "dir"});
     return arguments;
 }
@@ -157,7 +151,7 @@ TEST_CASE("options: every long flag reaches its variable, and no other" * doctes
         CHECK(changed == after);
         CHECK((before != after) == !flag.command_line_only);
         const ConfigFile printed(config_json(given));
-        const bool is_command = flag.long_name == "after-checkpoint" || flag.long_name == "track";
+        const bool is_command = flag.long_name == "after-checkpoint";
         CHECK(config_json(parse({"--config", printed.path.c_str()}).options) ==
               config_json(is_command ? without : given));
     }
@@ -217,12 +211,6 @@ TEST_CASE("options: validation sets") {
     CHECK(contains(refusal({"-i", "d", "-j", "a=x", "-j", "a=y"}), "--val: two are named \"a\""));
     CHECK(contains(refusal({"-i", "d", "-j", "x", "-j", "y"}), "name each one"));
     CHECK(contains(refusal({"-i", "d", "-j", "a="}), "no pattern"));
-}
-
-TEST_CASE("options: where --track sends the records") {
-    CHECK(options({"-o", "r"}).track.value.empty());
-    CHECK(options({"-o", "r", "--track", "tensorboard=a b,wandb,prometheus=/x/y=z.prom"}).track.value ==
-          std::vector<std::string>{"tensorboard=a b", "wandb", "prometheus=/x/y=z.prom"});
 }
 
 // Which names are near, and what other programs call a flag: test/flags/help.cpp.
@@ -315,12 +303,6 @@ TEST_CASE("options: bad values") {
         {{"--json", "-i", "x"}, "add --dry-run"},
         {{"--gpu", "h200", "-i", "x"}, "add --dry-run or --estimate-scaling"},
         {{"--profile-steps", "3", "-i", "x"}, "add --out"},
-        {{"--track", "wandb", "-i", "x"},
-         "--track reads the metrics that a run writes into its run directory; add --out"},
-        {{"--track", "tensorboard,mlflow", "-i", "x", "-o", "y"}, "--track: 'mlflow' is not one of tensorboard, wandb"},
-        {{"--track", "prometheus", "-i", "x", "-o", "y"}, "--track: prometheus needs a value, as in prometheus=FILE"},
-        {{"--track", "wandb=", "-i", "x", "-o", "y"}, "--track: wandb needs a value"},
-        {{"--track", "", "-i", "x", "-o", "y"}, "--track: '' is not one of tensorboard, wandb"},
         {{"--profile-steps", "5:4", "-i", "x", "-o", "y"}, "--profile-steps: '5:4' is not a number of steps"},
         {{"--profile-steps", "-i", "x"}, "--profile-steps needs a value"},
         {{"--tf32=1"}, "=true or =false"},
@@ -469,26 +451,17 @@ TEST_CASE("options: what starts a program or writes elsewhere is not taken from 
         return std::any_of(o.notes.begin(), o.notes.end(), [&](const auto& note) { return contains(note, part); });
     };
     for (Arguments from : {Arguments{"-o", out.c_str(), "--resume", "latest"}, {"-o", "x", "--config", file.c_str()}}) {
-        write(R"("after-checkpoint": "rm -rf \u001b[2J ~", "track": "off")");
+        write(R"("after-checkpoint": "rm -rf \u001b[2J ~")");
         const Options o = parse(from).options;
         CHECK(o.after_checkpoint == "");
         CHECK(!o.given.contains("after-checkpoint"));
         CHECK(has(o, file + " has --after-checkpoint 'rm -rf "));
         CHECK(has(o, "add that flag to this command"));
         CHECK(!has(o, "\x1b"));
-        CHECK(!has(o, "--track"));
-        for (const char* elsewhere : {"wandb", "prometheus=/x/.profile", "tensorboard=/x", "tensorboard,wandb=p"}) {
-            write(fmt::format(R"("after-checkpoint": "", "track": "{}")", elsewhere).c_str());
-            CHECK(parse(from).options.track.value.empty());
-            CHECK(has(parse(from).options, std::string(" has --track ") + elsewhere));
-        }
-        write(R"("track": "tensorboard")");  // into the run directory
-        CHECK(parse(from).options.track.text == "tensorboard");
-        write(R"("after-checkpoint": "theirs", "track": "wandb=theirs")");
-        from.insert(from.end(), {"--after-checkpoint", "mine", "--track", "wandb=mine"});
+        write(R"("after-checkpoint": "theirs")");
+        from.insert(from.end(), {"--after-checkpoint", "mine"});
         const Options mine = parse(from).options;
         CHECK(mine.after_checkpoint == "mine");
-        CHECK(mine.track.text == "wandb=mine");
         CHECK(!has(mine, "theirs"));
     }
 }

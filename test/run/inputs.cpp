@@ -13,7 +13,6 @@ TEST_CASE("bench: options of any command become those of a bench, which writes n
     o.val = o.task = {{"y", "y"}};
     o.sample_every = o.checkpoint_every = o.early_stop = o.rewind = o.skip_data = 1;
     o.plateau = {"0.5,3", {0.5, 3}};
-    o.track = {"wandb", {"wandb"}};
     o.new_data = true;
     o.warmup = 700;
     only_bench(o);
