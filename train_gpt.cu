@@ -24,7 +24,7 @@
 #include "llmc/train/trainer.h"  // Trainer: the model, the optimizer, a step
 
 // other commands
-#include "llmc/commands/model_command.h"  // evaluate_weights, sample_text, export_weights
+#include "llmc/commands/model_command.h"  // evaluate_weights, sample_text, export_weights, inspect_weights
 
 using namespace llmc;
 
@@ -145,7 +145,7 @@ std::optional<ExitCode> run_command(const std::vector<std::string>& arguments, L
     const std::string& command = arguments[0];
     const std::vector<std::string> flags(arguments.begin() + 1, arguments.end());
     if (command == "check" && !flags.empty() && flags[0] == kWorkerArgument) return check_worker(kernel_use_from_text);
-    if (command != "eval" && command != "sample" && command != "export") return std::nullopt;
+    if (command != "eval" && command != "sample" && command != "export" && command != "inspect") return std::nullopt;
     const ParsedOptions parsed = parse_command(command, flags);
     if (parsed.text) return print(*parsed.text);
     const LaunchInfo launched = launch_environment();
@@ -153,6 +153,7 @@ std::optional<ExitCode> run_command(const std::vector<std::string>& arguments, L
         refuse("{}: runs in one process, not in {}; start it without mpirun or srun", command, launched.world);
     if (command == "sample") return sample_text(parsed.options);
     if (command == "export") return export_weights(parsed.options);
+    if (command == "inspect") return inspect_weights(parsed.options);
     launch = launched;
     return evaluate_weights(parsed.options, launch);
 }

@@ -93,7 +93,6 @@ def scalars(record, all_tensors=False):
     for kind, sizes in record.get("memory", {}).items():
         found |= {f"system/memory/{kind}/{name}": value for name, value in numbers(sizes).items()}
     found |= fp8_tags(record.get("fp8", []), "tensor", all_tensors)
-    found |= fp8_tags(record.get("fp8_errors", []), "layer", all_tensors)
     for tensor in with_ratios(record.get("signals", [])):  # the largest of all blocks
         kind = re.sub(r"^h\.\d+\.", "", tensor["tensor"])
         values = numbers(tensor)

@@ -141,16 +141,11 @@ def layer_charts(runs):
     charts = []
     for quantity, title, scale in (("update_ratio", "Tensors: norm of the update over that of the weights", "log"),
                                    ("gradient", "Tensors: norm of the gradient", "log"),
-                                   ("max_logit", "Attention: largest logit of a layer", "linear"),
-                                   ("forward_error", "FP8, outputs: relative error of a matmul", "log"),
-                                   ("dgrad_error", "FP8, input gradients: relative error of a matmul", "log"),
-                                   ("wgrad_error", "FP8, weight gradients: relative error of a matmul", "log")):
+                                   ("max_logit", "Attention: largest logit of a layer", "linear")):
         curves = []
         for i, run in enumerate(runs):
-            found = [(record["step"], [t[quantity] for t in record.get("fp8", record.get("fp8_errors", []))
-                                        + with_ratios(record.get("signals", []))
-                                        if isinstance(t.get(quantity), (int, float))])
-                     for record in [*run.fp8, *run.other]]
+            found = [(record["step"], [t[quantity] for t in with_ratios(record.get("signals", []))
+                                        if isinstance(t.get(quantity), (int, float))]) for record in run.other]
             for name, of, style in (("median", statistics.median, "line"), ("largest", max, "dotted")):
                 points = [(step, of(values)) for step, values in found if values]
                 if points:

@@ -79,7 +79,7 @@ RECORD = {"tokens": is_count, "source_tokens": {"*": is_count}, "lr": is_number,
           "products": {"*": is_count}, "nonfinite": {"*": is_name}, "sample": is_text,
           "fp8": [{"tensor": is_name, "amax": is_amount, "scale": is_amount, "elements": is_count, "saturated": is_count,
                    "underflowed": is_count, "nonfinite": is_count}],
-          "fp8_errors": [{"layer": is_name}], "signals": [{"tensor": is_name}],
+          "signals": [{"tensor": is_name}],
           "fp8_fallback": [{"layer": is_name, "tensor": is_name, "reason": is_name}],
           "memory": {"*": {"planned": is_count, "least_peak": is_count, "most_peak": is_count}},
           "memory_outside": {"*": is_count}, "slow_rank": is_slow_rank}

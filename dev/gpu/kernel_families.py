@@ -22,7 +22,6 @@ FAMILIES = [
     ("optimizer", r"adamw|update_kernel|add_gradients|muon_|average_kernel|copy_matrix|_squares|rates_kernel|global_norm|clip_|add_partials|loss_scale|prepare_step|spike"),
     ("communication", r"pieces|nccl"),
     ("verification", r"checksum"),
-    ("records of FP8", r"differences_kernel"),
     ("quantization", r"quantize|dequantize|product_factors|transpose_codes|scale|amax|fp8"),
     ("biases and their gradients, column sums", r"bias|column"),
     ("loss", r"softmax_cross_entropy|sum_losses"),

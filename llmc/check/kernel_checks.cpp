@@ -35,8 +35,7 @@ constexpr Family kFamilies[] = {{check::add_hardware},
                                 {check::add_muon, V::host_optimizer},
                                 {check::add_step},
                                 {check::add_quantize, V::host_quantize},
-                                {check::add_quantize_blocks, V::host_quantize},
-                                {check::add_probe}};
+                                {check::add_quantize_blocks, V::host_quantize}};
 
 // The same item once more, on a stream that runs these kernels. `variant` is blamed if it fails.
 CheckItem with_kernels(const CheckItem& item, const char* suffix, V variant, const KernelSet& kernels) {
@@ -87,7 +86,6 @@ KernelUse::KernelUse(const TrainerConfig& config, Precision precision, int ranks
     scaling = config.fp8_scaling();
     e4m3_gradients = fp8 && config.fp8->grad == Fp8Grad::e4m3;
     current_scaling = fp8 && config.fp8->recipe == Fp8Recipe::current;
-    probe = fp8 && config.fp8->probe;
     kernels = config.kernels;
     several_ranks = ranks > 1;
     fp8_wire = several_ranks && config.sharding.wire == Wire::fp8;

@@ -52,7 +52,6 @@ struct KernelUse {
     bool e4m3_gradients = false;
     bool current_scaling = false;  // producers measure the amax first, then write
     KernelSet kernels;             // the host device's loops and Hopper's variants that the run uses
-    bool probe = false;            // FP8 products are compared with BF16 products
     bool several_ranks = false;
     bool fp8_wire = false;  // --reduce fp8
     OptimizerConfig optimizer;

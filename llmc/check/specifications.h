@@ -99,8 +99,6 @@ void add_quantize(Items& items, const KernelUse& use);  // one scale per tensor
 void add_quantize_tests(Items& items);
 void add_quantize_blocks(Items& items, const KernelUse& use);
 void add_quantize_blocks_tests(Items& items);
-void add_probe(Items& items, const KernelUse& use);  // --fp8-probe-every
-void add_probe_tests(Items& items);
 
 // The run's attention with fewer heads, so that checks are quick: at most three, or two key heads that up to four query
 // heads share.

@@ -16,18 +16,6 @@
 #include "llmc/model/model_file.h"
 
 namespace llmc {
-namespace {
-
-// The path itself if it is a checkpoint, or the newest complete one of a run; "" if there is none.
-std::string newest_checkpoint(const std::string& path) {
-    std::error_code ignored;
-    if (std::filesystem::exists(path + "/" + kManifestName, ignored)) return path;
-    for (const FoundCheckpoint& found : find_checkpoints(path + "/checkpoints"))
-        if (found.has_manifest) return found.path;
-    return "";
-}
-
-}  // namespace
 
 // `model` describes weights without a config.json; nullptr if there is no such model.
 static std::unique_ptr<WeightSource> open(const std::string& path, const ModelConfig* model) {
@@ -124,6 +112,14 @@ std::string checkpoint_at(const std::string& path) {
     const bool is_checkpoint = std::filesystem::exists(path + "/" + kManifestName, ignored);
     const bool has_finished = std::filesystem::exists(path + "/model.safetensors", ignored);
     return has_finished && !is_checkpoint ? "" : newest_checkpoint(path);
+}
+
+std::string newest_checkpoint(const std::string& path) {
+    std::error_code ignored;
+    if (std::filesystem::exists(path + "/" + kManifestName, ignored)) return path;
+    for (const FoundCheckpoint& found : find_checkpoints(path + "/checkpoints"))
+        if (found.has_manifest) return found.path;
+    return "";
 }
 
 CheckpointWeights::CheckpointWeights(const std::string& checkpoint, const char* part)

@@ -52,6 +52,8 @@ ModelConfig described_by(const std::function<ModelConfig()>& description);
 // The checkpoint that a path names: itself, or a run's newest complete checkpoint. "" if there is none, or if the run
 // has finished and left a model.safetensors.
 std::string checkpoint_at(const std::string& path);
+// The same for a run that has finished: its newest complete checkpoint.
+std::string newest_checkpoint(const std::string& path);
 
 // The FP32 master weights of a training checkpoint, or their average, for --init-from and export.
 class CheckpointWeights : public WeightSource {

@@ -1,4 +1,5 @@
-// The commands eval, sample and export, and the code that they share: it loads a model, its shape and its tokenizer.
+// The commands eval, sample, export and inspect, and the code that they share: it loads a model, its shape and its
+// tokenizer.
 #pragma once
 #include <memory>
 #include <string>
@@ -18,6 +19,7 @@ namespace llmc {
 ExitCode evaluate_weights(Options options, const LaunchInfo& launch);  // losses and tasks
 ExitCode sample_text(Options options);
 ExitCode export_weights(const Options& options);  // into other programs' files
+ExitCode inspect_weights(Options options);        // a micro-batch in three precisions
 
 // The tokenizer `given` with --tokenizer, or the one found with the weights: in the run directory, the Hugging Face
 // directory or the directory of the file that `from` names, or next to the training data of the run. Its end token is

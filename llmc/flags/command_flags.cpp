@@ -1,4 +1,4 @@
-// The flags of the commands eval, sample and export, and how their command lines are read.
+// The flags of the commands eval, sample, export and inspect, and how their command lines are read.
 #include <algorithm>
 
 #include "llmc/base/error.h"
@@ -77,6 +77,19 @@ CommandFlags export_weights() {
     return command;
 }
 
+CommandFlags inspect() {
+    CommandFlags command = {
+        "inspect",
+        "Shows what rounding does to a model: one micro-batch in FP32, BF16 and FP8, with the loss of each, how far "
+        "the gradient of each layer is from that in FP32 (cosine of their angle, and gain), and how far each layer's "
+        "three FP8 matmuls are from the same matmuls in BF16. From a checkpoint of an FP8 run, FP8 scales are those "
+        "that the "
+        "run's next step would use. Flags that are not given are the checkpoint's."};
+    command.flags = {from_flag(), flag(0, "json", "", &Options::json, {},
+                                       "print everything as one JSON object, with the norm of each tensor's gradient")};
+    return command;
+}
+
 // Adds the flags of training that the command has too, and --help. The help shows the command's own defaults.
 CommandFlags complete(CommandFlags command, const std::string& of_training) {
     for (const std::string& name : words_in(of_training)) command.flags.push_back(*find_flag(name));
@@ -97,22 +110,29 @@ const std::vector<CommandFlags>& all_commands() {
                  "fp8-emulation zero comm timeout-start timeout-step"),
         complete(sample(),
                  "prompt tokenizer temperature top-k top-p seed precision tf32 fp8-recipe fp8-layers fp8-emulation"),
-        complete(export_weights(), "")};
+        complete(export_weights(), ""),
+        complete(inspect(),
+                 "train batch seq seed doc-mask z-loss tf32 kernels fp8-recipe fp8-layers fp8-grad fp8-history "
+                 "fp8-margin fp8-amax-algo fp8-pow2-scales fp8-fast-accum fp8-emulation")};
     return commands;
 }
 
+const CommandFlags& find_command(const std::string& name) {
+    return *std::find_if(all_commands().begin(), all_commands().end(),
+                         [&](const CommandFlags& candidate) { return candidate.name == name; });
+}
+
 ParsedOptions parse_command(const std::string& name, const std::vector<std::string>& arguments) {
-    const auto command = std::find_if(all_commands().begin(), all_commands().end(),
-                                      [&](const CommandFlags& candidate) { return candidate.name == name; });
+    const CommandFlags& command = find_command(name);
     const std::string help = "train_gpt " + name + " --help";
-    ParsedOptions parsed = {command->defaults, {}};
+    ParsedOptions parsed = {command.defaults, {}};
     try {
-        set_flags(read_flags(arguments, command->flags, help + " lists all"), parsed.options);
+        set_flags(read_flags(arguments, command.flags, help + " lists all"), parsed.options);
         if (parsed.options.help) {
-            parsed.text = command_help(*command, help_width());
+            parsed.text = command_help(command, help_width());
             return parsed;
         }
-        for (const Flag& flag : command->flags)
+        for (const Flag& flag : command.flags)
             if (flag.required && !parsed.options.given.contains(flag.long_name))
                 refuse("--{} {} is missing: {} ({})", flag.long_name, flag.value, flag.help, help);
     } catch (const Error& error) {

@@ -264,8 +264,6 @@ const Flag kRows[] = {
          "on a GPU that lacks the recipe's FP8 matmuls, compute them in BF16 from the same FP8 values; slower than "
          "--precision bf16"),
     flag(0, "fp8-log-every", "N", &Options::fp8_log_every, {}, "record every FP8 tensor every N steps; 0: never"),
-    flag(0, "fp8-probe-every", "N", &Options::fp8_probe_every, {},
-         "every N steps, repeat the FP8 matmuls of the first micro-step in BF16 and record their errors; 0: never"),
     flag(0, "fp8-fallback", "RULE", &Options::fp8_fallback, fp8_fallback_from_text,
          "SATURATED,UNDERFLOWED,STEPS, such as 0.01,0.5,10: move a layer to BF16 after STEPS steps in a row in which "
          "more than these fractions of one of its tensors saturated or underflowed; off: never"),
@@ -445,6 +443,8 @@ const std::vector<RemovedFlag>& removed_flags() {
         {"fp8-arithmetic", "\"fp32\"",
          "FP8 matmuls on a CPU sum in FP32; the CUDA program on the virtual GPU sums like Hopper's tensor cores with "
          "VIRTUAL_GPU_ARITHMETIC=hopper (dev/virtual_gpu/README.md)"},
+        {"fp8-probe-every", "0",
+         "train_gpt inspect --from CHECKPOINT shows the errors of each layer's FP8 matmuls, for one micro-batch", true},
         {"label-smoothing", "0", "train on the targets as they are; --z-loss also keeps logits small"},
         {"price", "null", "multiply the GPU-hours that --dry-run predicts by your price", true},
         {"track", "\"off\"", kFollow, true},

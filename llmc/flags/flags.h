@@ -1,6 +1,6 @@
 // The table of flags: a row says everything about one flag. The command line, configuration files, --help,
 // dev/guide/flags.md, --print-config and the tests are made from the rows, so a new flag is a row in flags.cpp and a
-// field of Options. The commands eval, sample and export have tables of their own (command_flags.cpp).
+// field of Options. The commands eval, sample, export and inspect have tables of their own (command_flags.cpp).
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -90,7 +90,7 @@ std::vector<GivenFlag> read_flags(const std::vector<std::string>& arguments, con
 // values that its field had.
 void set_flags(const std::vector<GivenFlag>& given, Options& options);
 
-// ---- the commands eval, sample and export (command_flags.cpp) -------------------------------------------------------
+// ---- the commands eval, sample, export and inspect (command_flags.cpp) ----------------------------------------------
 
 struct CommandFlags {
     std::string name, description;
@@ -99,6 +99,7 @@ struct CommandFlags {
     std::string footer = {};  // text below the flags in --help
 };
 const std::vector<CommandFlags>& all_commands();
+const CommandFlags& find_command(const std::string& name);
 
 // ---- values as text -------------------------------------------------------------------------------------------------
 

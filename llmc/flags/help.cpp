@@ -33,6 +33,7 @@ const Command kCommands[] = {
     {"eval", "print a model's loss on validation sets, and its scores in tasks (eval --help)"},
     {"sample", "generate text with a model (sample --help)"},
     {"export", "write a model's weights for Hugging Face or llm.c (export --help)"},
+    {"inspect", "compare a micro-batch in FP8, BF16 and FP32 (inspect --help)"},
 };
 
 // `left` in the first column, then `right` wrapped from `column` on; on a line of its own if `left` is too long.

@@ -208,9 +208,8 @@ struct Options {
     AmaxAlgorithm fp8_amax_algo = AmaxAlgorithm::max;
     bool fp8_pow2_scales = false;
     FastAccumulation fp8_fast_accum = FastAccumulation::forward;
-    bool fp8_emulation = false;   // allow a GPU to emulate FP8 products
-    int64_t fp8_log_every = 10;   // 0 = never
-    int64_t fp8_probe_every = 0;  // 0 = never
+    bool fp8_emulation = false;  // allow a GPU to emulate FP8 products
+    int64_t fp8_log_every = 10;  // 0 = never
     Parsed<Fp8FallbackRule> fp8_fallback = {"off", {}};
     Parsed<Fp8Until> fp8_until = {"off", {}};
     Parsed<LossScaleConfig> loss_scale;  // "" = not given = dynamic in fp8, else off
@@ -263,7 +262,7 @@ struct Options {
     bool print_config = false;
     bool dry_run = false;
     bool fit = false;
-    bool json = false;  // the plan of --dry-run as JSON
+    bool json = false;  // the plan of --dry-run, or what inspect finds, as JSON
     bool estimate_scaling = false;
     bool bench = false;
     bool help = false, help_all = false, help_markdown = false, version = false;
@@ -272,7 +271,7 @@ struct Options {
     std::string config_file;             // of --config
     Parsed<ProfileSteps> profile_steps;  // may be empty
 
-    // Only of the commands eval, sample and export
+    // Only of the commands eval, sample, export and inspect
     std::string from;         // path of the weights to read
     bool of_average = false;  // read the average of these weights instead
     std::string to;           // file or directory to write
@@ -310,7 +309,7 @@ struct ParsedOptions {
 };
 
 ParsedOptions parse_options(int argc, const char* const* argv);
-// The same for eval, sample or export, with the arguments after its name.
+// The same for eval, sample, export or inspect, with the arguments after its name.
 ParsedOptions parse_command(const std::string& command, const std::vector<std::string>& arguments);
 
 // ---- what the options mean together, for this run -------------------------------------------------------------------

@@ -384,7 +384,7 @@ bool can_multiply_with_gelu(const Options& o, KernelVariant variant) {
     const ModelConfig& model = o.model_config;
     const bool sums_fit = variant != KernelVariant::hopper_matmul_gelu || o.fp8_fast_accum != FastAccumulation::none;
     return sums_fit && model.table().activation == Activation::gelu && o.fp8_recipe == Fp8Recipe::delayed &&
-           o.fp8_grad != Fp8Grad::bf16 && o.fp8_probe_every == 0 &&
+           o.fp8_grad != Fp8Grad::bf16 &&
            hopper::can_multiply_with_gelu(o.batch * o.seq, model.channels, model.mlp_channels());
 }
 

@@ -15,7 +15,6 @@ Fp8Config fp8_config(const Options& o) {
     config.grad = o.fp8_grad;
     config.fallback = o.fp8_fallback.value;
     config.until = o.fp8_until.value.step(o.max_steps);
-    config.probe = o.fp8_probe_every > 0;
     return config;
 }
 

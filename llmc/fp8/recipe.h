@@ -73,7 +73,6 @@ struct Fp8Config {
     Fp8Grad grad = Fp8Grad::e5m2;  // block scales have e4m3 instead of e5m2
     Fp8FallbackRule fallback;
     int64_t until = Fp8Until::kNever;  // all layers leave FP8 after this step
-    bool probe = false;                // some micro-steps also compute their products in BF16 (laboratory.h)
 
     bool layers_may_leave() const { return fallback.steps > 0 || until != Fp8Until::kNever; }
 };

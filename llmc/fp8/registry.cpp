@@ -37,12 +37,11 @@ std::array<uint64_t*, 7> counts_of(Fp8State& state, Fp8Watch& watch) {
 }  // namespace
 
 Fp8Registry::Fp8Registry(const Fp8Config& config, const Comm& comm)
-    : comm_(comm), config_(resolved(config)), scaling_(scaling_of(config.recipe)), laboratory_(config_, comm) {}
+    : comm_(comm), config_(resolved(config)), scaling_(scaling_of(config.recipe)) {}
 
 int Fp8Registry::add(const std::string& layer) {
     names_.push_back(layer);
     left_.push_back(false);
-    laboratory_.add_layer();
     return layers() - 1;
 }
 
@@ -62,7 +61,6 @@ void Fp8Registry::plan(Arena& arena) {
     arena.plan(&evaluation_, n);
     arena.plan(&history_, n * config_.history);
     arena.plan(&bad_flag_, 1);
-    laboratory_.plan(arena);
     if (comm_.world() > 1) {
         arena.plan(&packed_, 2 * n);
         arena.plan(&workspace_, comm_.all_reduce_workspace<float>(2 * n));
@@ -79,7 +77,6 @@ void Fp8Registry::allocate(stream_t stream) {
     if (count() == 0) return;
     fp8_reset(states_, history_, count(), config_, stream);
     fp8_reset(evaluation_, history_, count(), config_, stream);
-    laboratory_.clear_probed(stream);
     if (!falls_back()) return;
     const size_t n = count();
     set_bytes(watches_, 0, n * sizeof(Fp8Watch), stream);
@@ -202,7 +199,6 @@ Fp8Saved Fp8Registry::read_state(stream_t stream) const {
         tensor.watch = watches[i];
         if (saved.watched) tensor.verdict = slot.values[i];
     }
-    saved.probed = laboratory_.read_probed(stream);
     return saved;
 }
 
@@ -251,7 +247,6 @@ bool Fp8Registry::restore(const Fp8Saved& saved, stream_t stream) {
     if (n == 0) return true;
     write_through(states_, states.data(), n, stream);
     write_through(history_, history.data(), history.size(), stream);
-    laboratory_.restore_probed(saved.probed, stream);
     if (!falls_back()) return true;
     write_through(watches_, watches.data(), n, stream);
     if (!saved.watched) return true;

@@ -8,7 +8,7 @@
 
 #include "llmc/comm/comm.h"
 #include "llmc/device/owned.h"
-#include "llmc/fp8/laboratory.h"
+#include "llmc/fp8/recipe.h"
 #include "llmc/fp8/scaling.h"
 #include "llmc/shard/arena.h"
 
@@ -35,7 +35,6 @@ struct Fp8Saved {
     bool calibrated = false, watched = false;  // watched: there are verdicts
     std::vector<std::string> left;             // layers that have left FP8
     std::vector<Fp8SavedTensor> tensors;
-    std::vector<Fp8RankSums::Row> probed{};  // by layer and product, of the last probed step; empty without a probe
 };
 
 class Fp8Registry {
@@ -73,10 +72,6 @@ public:
     void count_losses(bool on) { count_losses_ = on || falls_back(); }
     QuantizePass train_pass() const { return count_losses_ ? QuantizePass::train_counted : QuantizePass::train; }
     QuantizePass write_pass() const { return count_losses_ ? QuantizePass::write_counted : QuantizePass::write; }
-
-    // A research instrument: nothing that training needs depends on it.
-    Fp8Laboratory& laboratory() { return laboratory_; }
-    const Fp8Laboratory& laboratory() const { return laboratory_; }
 
     // On the device, (count()).
     const Fp8State* states() const { return states_; }
@@ -130,7 +125,6 @@ private:
     std::vector<bool> left_;
     bool calibrated_ = false;
     bool count_losses_ = falls_back();
-    Fp8Laboratory laboratory_;
 
     Fp8State* states_ = nullptr;      // (layers, 3)
     Fp8State* evaluation_ = nullptr;  // (layers, 3)

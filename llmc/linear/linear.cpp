@@ -9,7 +9,6 @@
 #include "llmc/kernels/norm.h"
 #include "llmc/kernels/quantize.h"
 #include "llmc/kernels/quantize_blocks.h"
-#include "llmc/linear/observer.h"
 
 namespace llmc {
 namespace {
@@ -45,7 +44,6 @@ Linear<Real>::Linear(LinearLayers<Real>& layers, const std::string& name, int ro
     tensors_ = layers.fp8_->add(name);
     layers.codes_->add(weight_, setup.kind);
     plan_codes();
-    if constexpr (kCanBeFp8<Real>) layers.observer_->plan(*this, layers.activations_);
     if (takes_gradient_from_norm())
         layers.activations_.plan_shared("bias parts", &layers.bias_parts_,
                                         norm_backward_fp8_bias_parts(rows, outputs_));
@@ -133,18 +131,6 @@ void Linear<Real>::check_holds(const Shared& shared, const char* what) const {
 }
 
 template <class Real>
-bool Linear<Real>::is_observed(const Pass& pass) const {
-    return is_fp8_ && layers_.observer_->wants_values(pass);
-}
-
-template <class Real>
-Real* Linear<Real>::observed_input(const Pass& pass) const {
-    if constexpr (kCanBeFp8<Real>)
-        if (is_observed(pass)) return layers_.observer_->input_values(*this);
-    return nullptr;
-}
-
-template <class Real>
 void Linear<Real>::forward(Real* out, const Operand<Real>& x, const Pass& pass) {
     const Real* bias = bias_ ? layers_.weights_.weight(*bias_) : nullptr;
     if constexpr (kCanBeFp8<Real>)
@@ -153,7 +139,6 @@ void Linear<Real>::forward(Real* out, const Operand<Real>& x, const Pass& pass) 
             const Quantized<e4m3> w = layers_.codes_->rows(tensors_);
             layers_.matmul_.forward_fp8(out, x.codes.row, x.codes.row_scale_inv(), w.row, w.row_scale_inv(), bias,
                                         pass.N(), inputs_, outputs_, pass.stream);
-            layers_.observer_->after_forward(*this, out, x, bias, pass);
             return;
         }
     layers_.matmul_.forward(out, x.value, weight(), bias, pass.N(), inputs_, outputs_, pass.stream);
@@ -174,6 +159,7 @@ void Linear<Real>::backward(Real* dinp, const Gradient<Real>& dout, const Operan
                 backward_fp8(codes, dinp, dout, x, pass);
             });
         }
+    if (layers_.backward_observer_) layers_.backward_observer_(*this, x, dout, pass);
     const int N = pass.N();
     if (bias_ && dout.bias == Gradient<Real>::Bias::none)
         bias_gradient(layers_.gradients_.gradient(*bias_), pass.scratch, dout.value, N, outputs_, pass.accumulate,
@@ -220,20 +206,16 @@ void Linear<Real>::backward_fp8(const Quantized<F8>& codes, Real* dinp, const Gr
     const Quantized<e4m3> w = layers_.codes_->both(tensors_, pass.stream);
     layers_.matmul_.dgrad_fp8(dinp, codes.row, codes.row_scale_inv(), w.transposed, w.transposed_scale_inv(), pass.N(),
                               inputs_, outputs_, pass.stream);
-    const float* const dweight = layers_.gradients_.gradient(weight_);
-    layers_.observer_->after_backward(*this, dinp, dweight, dout, x, pass);
 }
 
 // ---- with GELU, in one kernel ---------------------------------------------------------------------------------------
 
-// Not used in runs with probes, so that steps with and without a probe round alike; nor with recipes that run the
-// producer twice.
+// Not used with recipes that run the producer twice.
 template <class Real>
 bool Linear<Real>::multiplies_with_gelu(const Linear& next, const Pass& pass) const {
     if (!backward_is_fp8() || !next.backward_is_fp8() || !bias_ || next.input_goes_through_source()) return false;
     const Fp8Registry& fp8 = *layers_.fp8_;
-    return fp8.uses_history() && !layers_.block_scales() && !fp8.config().probe &&
-           hopper::can_multiply_with_gelu(pass.N(), inputs_, outputs_);
+    return fp8.uses_history() && !layers_.block_scales() && hopper::can_multiply_with_gelu(pass.N(), inputs_, outputs_);
 }
 
 template <class Real>
@@ -289,7 +271,6 @@ LinearLayers<Real>::LinearLayers(Weights<Real>& weights, Gradients& gradients, M
     if (!fp8) return;
     if constexpr (kCanBeFp8<Real>) {
         codes_ = std::make_unique<WeightCodes>(weights, *fp8_);
-        observer_ = std::make_unique<LinearObserver>(*this);
     } else {
         throw Error(ExitCode::failure, "a model in FP32 has no FP8 layers");
     }
@@ -390,7 +371,7 @@ std::map<Product, std::set<std::string>> LinearLayers<Real>::products(int N) con
             const OperandType fp8 = fp8_->config().grad == Fp8Grad::e5m2 ? OperandType::e5m2_e4m3 : OperandType::e4m3;
             add(*layer, OperandType::e4m3, layer->backward_is_fp8() ? fp8 : operand_type<Real>, fp8_->scaling());
         }
-        if (!layer->is_fp8() || fp8_->layers_may_leave() || fp8_->config().probe)
+        if (!layer->is_fp8() || fp8_->layers_may_leave())
             add(*layer, operand_type<Real>, operand_type<Real>, Fp8Scaling::tensor);
     }
     return products;

@@ -32,6 +32,7 @@
 // memory that all layers share. Transposed codes of x are kept for the weight gradient, or shared if backward
 // recomputes them. Each pass writes only the layouts that it reads. WeightCodes holds the codes of w.
 #pragma once
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -86,7 +87,7 @@ struct Pass {
 // next operand is made. Linear checks that.
 template <class Real>
 struct Operand {
-    // nullptr if the input only exists in FP8. Values next to codes may be in the observer's memory.
+    // nullptr if the input only exists in FP8.
     const Real* value = nullptr;
     Quantized<e4m3> codes;  // set if the layer is in FP8
 };
@@ -115,7 +116,6 @@ struct Gradient {
 
 template <class Real>
 class Linear;
-class LinearObserver;
 
 // The parts that a model's linear layers share: matrix products, the FP8 recipe, and memory for codes. Each layer adds
 // itself when it is constructed; then comes finish_planning().
@@ -134,7 +134,7 @@ public:
     // Shapes for Matmul::reserve().
     std::vector<Matmul::LinearShape> shapes() const;
     // The products of a micro-step of N tokens, with the kinds of layers that need them. Includes the BF16 products of
-    // layers that may leave FP8, and of a probe.
+    // layers that may leave FP8.
     std::map<Product, std::set<std::string>> products(int N) const;
 
     Fp8Registry* fp8() { return fp8_.get(); }  // nullptr without FP8
@@ -151,10 +151,10 @@ public:
     // FP8.
     std::vector<Fp8Fallback> leave_fp8(int64_t step, stream_t stream);
 
-    // For the observer.
-    Weights<Real>& weights() { return weights_; }
-    Matmul& matmul() { return matmul_; }
-    WeightCodes& codes() { return *codes_; }
+    // Every backward of a layer outside of FP8 first calls the observer with its operands. An empty observer ends that.
+    using BackwardObserver =
+        std::function<void(Linear<Real>& layer, const Operand<Real>& x, const Gradient<Real>& dout, const Pass& pass)>;
+    void observe(const BackwardObserver& observer) { backward_observer_ = observer; }
 
 private:
     friend class Linear<Real>;
@@ -176,9 +176,9 @@ private:
     Gradients& gradients_;
     Matmul& matmul_;
     const std::unique_ptr<Fp8Registry> fp8_;
-    std::unique_ptr<WeightCodes> codes_;        // nullptr without FP8
-    std::unique_ptr<LinearObserver> observer_;  // nullptr without FP8
+    std::unique_ptr<WeightCodes> codes_;  // nullptr without FP8
     std::vector<Linear<Real>*> layers_;
+    BackwardObserver backward_observer_;
     Arena activations_{MemoryKind::activations};
     Shared x_;     // row codes of x
     Shared dout_;  // both layouts of dout, in the format of gradients
@@ -230,28 +230,15 @@ public:
     Operand<Real> input(Real* value, const Pass& pass, Write&& write, Cast&& cast) {
         if constexpr (kCanBeFp8<Real>)
             if (backward_is_fp8()) {
-                // Writes observed values first, because the cast must overwrite the outputs that both write.
-                const Real* const observed = write_observed(pass, write);
-                if (!input_goes_through_source()) return {observed, cast_input(pass, cast).codes};
+                if (!input_goes_through_source()) return cast_input(pass, cast);
                 write(layers_.source_);
-                return {observed, input(layers_.source_, nullptr, pass).codes};
+                return {nullptr, input(layers_.source_, nullptr, pass).codes};
             }
         write(value);
         return input(value, nullptr, pass);
     }
     // The input from values in memory. `low` (N, C): their rounding errors, or nullptr.
     Operand<Real> input(const Real* value, const Real* low, const Pass& pass);
-    // True if the observer reads the values of this pass's input and of its output's gradient. Their producers then
-    // write values next to codes.
-    bool is_observed(const Pass& pass) const;
-    // If the observer reads the values of an input, writes them to its memory and returns that; otherwise nullptr.
-    // Blocks call it again before backward(), because forward's values have been overwritten.
-    template <class Write>
-    const Real* write_observed(const Pass& pass, Write&& write) {
-        Real* const values = observed_input(pass);
-        if (values) write(values);
-        return values;
-    }
     // True if a producer runs only once in this pass and can write codes itself, with cast_input().
     bool casts_at_once(const Pass& pass) const {
         return is_fp8_ && !layers_.block_scales() && (pass.kind == PassKind::recompute || layers_.fp8_->uses_history());
@@ -321,7 +308,6 @@ private:
     using Codes = typename LinearLayers<Real>::Codes;
 
     void plan_codes();
-    Real* observed_input(const Pass& pass) const;
     // True if the producer of the input writes values, which are then cast.
     bool input_goes_through_source() const {
         return backward_is_fp8() && (setup_.input_from_values || layers_.block_scales());

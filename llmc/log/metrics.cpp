@@ -154,20 +154,6 @@ void record_fp8(int64_t step, Fp8Registry& fp8, stream_t stream, RunDirectory& d
     fp8.clear_counts(stream);
 }
 
-void record_fp8_errors(int64_t step, const Fp8Registry& fp8, stream_t stream, RunDirectory& directory) {
-    const std::vector<Fp8RankSums::Row> sums = fp8.laboratory().read_probed(stream);
-    ordered_json record{{"step", step}, {"fp8_errors", ordered_json::array()}};
-    for (int l = 0; l < fp8.layers(); l++) {
-        ordered_json layer{{"layer", fp8.layer_name(l)}};
-        for (int product = 0; product < kFp8Probed; product++) {
-            const double error = probed_error(sums[Fp8Laboratory::probed_row(l, static_cast<Fp8Probed>(product))]);
-            if (std::isfinite(error)) layer[kFp8ProbedNames[product]] = error;
-        }
-        if (layer.size() > 1) record["fp8_errors"].push_back(layer);
-    }
-    directory.append(record);
-}
-
 void record_memory(int64_t step, const MemoryByKind& plan, const Comm& comm, RunDirectory& directory) {
     std::array<uint64_t, kMemoryKinds> mine;
     for (size_t kind = 0; kind < kMemoryKinds; kind++) mine[kind] = device_memory_use(MemoryKind(kind)).peak;

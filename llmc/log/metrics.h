@@ -69,9 +69,6 @@ void record_end(int64_t step, const std::string& why, RunDirectory& directory);
 // the device.
 void record_fp8(int64_t step, Fp8Registry& fp8, stream_t stream, RunDirectory& directory);
 
-// Records how far the FP8 products of each layer were from BF16 products in a probed step. Waits for the device.
-void record_fp8_errors(int64_t step, const Fp8Registry& fp8, stream_t stream, RunDirectory& directory);
-
 // Records memory by kind: the plan, and the smallest and largest peak of all ranks.
 void record_memory(int64_t step, const MemoryByKind& plan, const Comm& comm, RunDirectory& directory);
 

@@ -19,12 +19,6 @@ LinearSetup reads_norm(const ModelContext<Real>& c, const char* kind) {
             .input_from_values = !c.setup.kernels.has(KernelVariant::layernorm_fp8)};
 }
 
-// Writes the values of a layer's input again before its backward, if an observer reads them.
-template <class Real, class Write>
-void observe_again(Linear<Real>& layer, Operand<Real>& x, const Pass& pass, Write&& write) {
-    if (const Real* const values = layer.write_observed(pass, write)) x.value = values;
-}
-
 }  // namespace
 
 template <class Real>
@@ -160,8 +154,7 @@ Operand<Real> DecoderBlock<Real>::attend(const Pass& pass) {
     if constexpr (kCanBeFp8<Real>)
         if (attn_proj_.casts_at_once(pass) && attention_casts(KernelVariant::attention_fp8, pass)) {
             const bool is_read =  // as values
-                pass.kind == PassKind::recompute ||
-                (pass.kind == PassKind::training && (keeps_rows() || attn_proj_.is_observed(pass)));
+                pass.kind == PassKind::recompute || (pass.kind == PassKind::training && keeps_rows());
             Real* const out = is_read ? attention_ : nullptr;
             Real* const low = is_read ? attention_low_ : nullptr;
             Operand<Real> x = attn_proj_.cast_input(pass, [&](const auto& codes, QuantizePass cast) {
@@ -183,15 +176,12 @@ Gradient<Real> DecoderBlock<Real>::backward(const Gradient<Real>& dstream, Linea
     Real* const dresidual = dstream.value;  // (N, C)
 
     // The MLP's branch.
-    observe_again(fc_proj_, fc_proj_in_, pass, [&](Real* out) { write_activation(out, pass); });
     const Gradient<Real> dfc = fc_proj_backward(dstream, pass);
-    observe_again(fc_, fc_in_, pass, [&](Real* out) { ln2_.forward(out, nullptr, residual_mid_, nullptr, pass); });
     fc_.backward(dbranch_, dfc, fc_in_, pass);
     const Gradient<Real> dmid = ln2_.backward(dresidual, dresidual, dbranch_, residual_mid_, &attn_proj_, pass);
 
     // Attention's branch.
     attn_proj_.backward(dbranch_, dmid, attn_proj_in_, pass);
-    observe_again(qkv_, qkv_in_, pass, [&](Real* out) { ln1_.forward(out, nullptr, residual_, nullptr, pass); });
     qkv_.backward(dbranch_, attend_backward(pass), qkv_in_, pass);
     return ln1_.backward(dresidual, dresidual, dbranch_, residual_, before, pass);
 }
@@ -210,17 +200,10 @@ Gradient<Real> DecoderBlock<Real>::activate_backward(const Pass& pass) {
     float* const dbias = sums_bias_gradient(activation_) ? fc_.dbias() : nullptr;
     const BiasGradient bias{dbias, pass.scratch, pass.accumulate};
     if constexpr (kCanBeFp8<Real>)
-        if (setup_.kernels.has(KernelVariant::gelu_backward_fp8) && fc_.casts_gradients()) {
-            Gradient<Real> dfc = fc_.cast_gradient(pass, [&](const auto& codes, QuantizePass cast) {
+        if (setup_.kernels.has(KernelVariant::gelu_backward_fp8) && fc_.casts_gradients())
+            return fc_.cast_gradient(pass, [&](const auto& codes, QuantizePass cast) {
                 activation_backward_fp8(activation_, codes, bias, dactive_, fc_out_, N, F, cast, pass.stream);
             });
-            if (fc_.is_observed(pass)) {
-                const BiasGradient none{nullptr, pass.scratch};
-                activation_backward<Real>(activation_, dhidden_, none, dactive_, fc_out_, N, F, pass.stream);
-                dfc.value = dhidden_;
-            }
-            return dfc;
-        }
     activation_backward<Real>(activation_, dhidden_, bias, dactive_, fc_out_, N, F, pass.stream);
     using Bias = typename Gradient<Real>::Bias;
     return {dhidden_, Gradient<Real>::Codes::none, dbias ? Bias::done : Bias::none};

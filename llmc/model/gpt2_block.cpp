@@ -87,18 +87,12 @@ template <class Real>
 Gradient<Real> Gpt2Block<Real>::attend_backward(const Pass& pass) {
     if constexpr (kCanBeFp8<Real>)
         if (qkv_.casts_gradients() && qkv_.casts_at_once(pass) &&
-            this->attention_casts(KernelVariant::attention_backward_fp8, pass)) {
-            Gradient<Real> dqkv = qkv_.cast_gradient(pass, [&](const auto& codes, QuantizePass cast) {
+            this->attention_casts(KernelVariant::attention_backward_fp8, pass))
+            return qkv_.cast_gradient(pass, [&](const auto& codes, QuantizePass cast) {
                 attention_backward_fp8(codes, qkv_.dbias(), pass.scratch, this->delta_, dbranch_, qkv_out_,
                                        this->attention_, this->attention_low_, this->lse_, pass.B, pass.T, heads_,
                                        pass.accumulate, cast, pass.stream, pass.documents);
             });
-            if (qkv_.is_observed(pass)) {
-                this->attention_backward_to_hidden(pass);
-                dqkv.value = dhidden_;
-            }
-            return dqkv;
-        }
     this->attention_backward_to_hidden(pass);
     return {dhidden_};
 }

@@ -291,7 +291,7 @@ const std::vector<ResumeRule> kResumeRules = {
      "train val out init-from model stop-after max-minutes recompute offload zero shard-within comm "
      "timeout-start timeout-step timeout-save log-every checkpoint-every checkpoint-minutes keep keep-every verify "
      "on-save-error checkpoint-local after-checkpoint val-every val-batches sample-every sample-tokens tokenizer "
-     "prompt temperature top-k top-p signals-every fp8-log-every fp8-probe-every card-check tune strict "
+     "prompt temperature top-k top-p signals-every fp8-log-every card-check tune strict "
      "timeout-check verify-every hellaswag task validation tokens"},
     {OnChange::noted,
      "batch depth max-steps epochs lr warmup schedule final-lr-fraction decay-from cooldown restart-every "

@@ -93,7 +93,6 @@ StepKind Run<Real>::begin_step() {
     const Due due = due_now();
     return {.continues = !std::exchange(interrupted_, false),
             .count_losses = due.fp8_records,
-            .probes = due.fp8_errors,
             .micro_steps = micro_steps_,
             .length = static_cast<int>(options_.sequences.tokens_of(step)),
             .batch_changes = step > 1 && options_.batches.tokens_of(step) != options_.batches.tokens_of(step - 1)};
@@ -262,7 +261,7 @@ typename Run<Real>::Due Run<Real>::due_now() const {
     const bool last = step == last_step_, records = trainer_.fp8() && !options_.out.empty();
     const auto every = [step](int64_t interval) { return interval > 0 && step > 0 && step % interval == 0; };
     return {evaluation_.validates_after(step, last), evaluation_.samples_after(step, last),
-            records && every(options_.fp8_log_every), records && every(options_.fp8_probe_every)};
+            records && every(options_.fp8_log_every)};
 }
 
 template <class Real>
@@ -279,7 +278,6 @@ void Run<Real>::evaluate() {
     }
     if (due.sample) print_sample();
     if (due.fp8_records) record_fp8(position_.step, *trainer_.fp8(), trainer_.stream(), directory_);
-    if (due.fp8_errors) record_fp8_errors(position_.step, *trainer_.fp8(), trainer_.stream(), directory_);
 }
 
 // Validates, then lowers the learning rate (--plateau) or ends the run (--early-stop) if the loss does not improve.

@@ -175,8 +175,8 @@ private:
 
     // The parts of evaluate() that are due between two steps. Evaluation does the first two.
     struct Due {
-        bool validation, sample, fp8_records, fp8_errors;
-        bool any() const { return validation || sample || fp8_records || fp8_errors; }
+        bool validation, sample, fp8_records;
+        bool any() const { return validation || sample || fp8_records; }
     };
     Due due_now() const;
     bool validate();

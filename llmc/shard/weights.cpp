@@ -149,20 +149,6 @@ StateArray Weights<Real>::master(size_t unit, size_t tensor) const {
     return master_.from(table().unit(unit).begin + table().unit(unit).tensors[tensor].offset);
 }
 
-// Every rank gives its share and zeros elsewhere. At most one term of each sum is not zero, so no order rounds it.
-template <class Real>
-void Weights<Real>::collect_master(float* out, size_t unit, size_t tensor, void* workspace, stream_t stream) const {
-    const ParameterTensor& of = table().unit(unit).tensors[tensor];
-    const ShardLayout::Part share = ShardLayout::overlap(layout_.share(unit), of);
-    set_bytes(out, 0, of.count() * sizeof(float), stream);
-    if (share.count > 0)
-        master_part(unit, share).typed([&](const auto* masters) {
-            copy_values(out + share.begin - of.offset, masters, share.count, stream);
-        });
-    const CommRange range("collect masters", layout_.comm(), stream);
-    layout_.comm().all_reduce(out, of.count(), ReduceOp::sum, workspace, stream);
-}
-
 template <class Real>
 typename Weights<Real>::Slice Weights<Real>::slice(size_t unit, size_t at) const {
     const size_t element = layout_.slice(unit).begin + at;

@@ -71,9 +71,6 @@ public:
     void set_measured() { to_be_measured_ = false; }
     // The masters of a whole tensor, if they are not sliced.
     StateArray master(size_t unit, size_t tensor) const;
-    // With sliced masters: collects those of a whole tensor in `out`. A collective. `workspace` is for an all_reduce of
-    // that many floats.
-    void collect_master(float* out, size_t unit, size_t tensor, void* workspace, stream_t stream) const;
 
     // Call after every change of the master weights, and after writing the codes of this rank's slices. Casts the
     // slices to the working copy, and sends both unless gather() does (stage 3). Does nothing if weights are not

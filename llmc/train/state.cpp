@@ -177,7 +177,6 @@ void list_fields(const Fields& field, Fp8Saved& fp8) {
     field("watched", fp8.watched);
     field("left", fp8.left);
     field("tensors", fp8.tensors);
-    if (field.has("probed")) field("probed", fp8.probed);  // older states do not have it
 }
 
 void list_fields(const Fields& field, TrainerState& state) {

@@ -164,7 +164,6 @@ void Trainer<Real>::begin_step(const StepKind& kind) {
     if (kind.batch_changes) optimizer_.forget_spikes(stream_);
     matmul_.reset_counts();
     if (fp8()) fp8()->count_losses(kind.count_losses);
-    if (fp8() && kind.probes) fp8()->laboratory().clear_probed(stream_);
     if (verification_) verification_->prepare(step_ + 1);
 }
 
@@ -174,7 +173,6 @@ void Trainer<Real>::micro_step(const MicroBatch& batch, float weight) {
     const bool first = micro_step_ == 0, last = ++micro_step_ == kind_.micro_steps;
     const bool measures_logits = config_.qk_clip > 0 || (signals_ && signals_->is_due(step_ + 1));
     const auto run = [&] {
-        if (fp8()) fp8()->laboratory().probe(kind_.probes && first);
         model_.train_micro_step(batch,
                                 {.loss_weight = weight / static_cast<float>(total),
                                  .loss_scale = optimizer_.loss_scale(),

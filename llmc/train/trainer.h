@@ -57,7 +57,6 @@ struct TrainerConfig : ModelSetup, OptimizerSetup {
 struct StepKind {
     bool continues = false;     // the previous step was the last work on the stream
     bool count_losses = false;  // FP8 casts count the elements that saturate or underflow
-    bool probes = false;        // the first micro-step makes its products in BF16 as well (linear.h)
     int micro_steps = 0;        // 0: TrainerConfig::micro_steps
     // Sequences are cut into pieces of this many tokens, at least shortest_piece, each its own sequence; 0: they stay
     // whole.

@@ -195,9 +195,7 @@ void Verification<Real>::run_twice(const std::function<void()>& micro_step) {
         const ProfileRange range("verify: the first time", stream);
         if (fp8) fp8->put_aside(fp8_states_, stream);
         see_weights(false);
-        if (fp8) fp8->laboratory().pause(true);
         run(false, micro_step);
-        if (fp8) fp8->laboratory().pause(false);
         see_results(false);
         if (fp8) fp8->put_back(fp8_states_, stream);
         trainer_.matmul().reset_counts();

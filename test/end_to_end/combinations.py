@@ -135,8 +135,7 @@ def change(draw, trained, most_zero, whole, choices):
     ranks = draw.choice(choices)
     offload = draw.flag(0.3, "--offload", "optimizer", "residuals", "both")
     flags = ["--val-batches", SAMPLES // ranks, *draw.flag(0.3, "--recompute", "none", "gelu", "norm", "block"),
-             *draw.flag(0.3, "--verify-every", 1, 2), *draw.flag(0.3, "--fp8-probe-every", 1, 2),
-             *draw.flag(0.3, "--signals-every", 1, 2),
+             *draw.flag(0.3, "--verify-every", 1, 2), *draw.flag(0.3, "--signals-every", 1, 2),
              *draw.flag(0.2, "--after-checkpoint", "true", "false"),
              *([] if "fp32" in trained else offload)]
     if ranks > 1:

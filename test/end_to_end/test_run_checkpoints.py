@@ -118,7 +118,7 @@ class Resume(Case):
         """In every precision, with accumulation. FP8's histories are restored, too (Megatron-Bridge#1730,
         TransformerEngine#982). Every optimizer and every format of the state: test/train/state.cpp."""
         kinds = [["--precision", "fp32"], ["--precision", "bf16"]]
-        kinds += [[*recipe_flags(r), "--batch", "8", "--fp8-probe-every", "1"] for r in FP8_RECIPES]
+        kinds += [[*recipe_flags(r), "--batch", "8"] for r in FP8_RECIPES]
         for precision in (["--precision", "bf16"], [*recipe_flags("delayed"), "--batch", "8", "--master", "bf16"]):
             kinds.append([*precision, "--qk-clip", "0.01", "--signals-every", "1"])
             logits = [t["max_logit"] for r in whole_run(*kinds[-1]).records() for t in r.get("signals", [])

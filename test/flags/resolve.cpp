@@ -401,7 +401,6 @@ TEST_CASE("resolve: --kernels selects kernels that the card and the precision ca
     CHECK(used([](Options& n) { n.fp8_fast_accum = FastAccumulation::none; }) == std::vector{candidates[1]});
     CHECK(used([](Options& n) { n.fp8_recipe = Fp8Recipe::current; }) == none);
     CHECK(used([](Options& n) { n.fp8_grad = Fp8Grad::bf16; }) == none);
-    CHECK(used([](Options& n) { n.fp8_probe_every = 5; }) == none);
     CHECK(used([](Options& n) { n.batch = 1, n.seq = 64; }) == none);
     CHECK(used([](Options& n) { set(n, "model", "llama3-8b"); }) == none);
     o.fp8_recipe = Fp8Recipe::current;

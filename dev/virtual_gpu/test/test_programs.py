@@ -189,12 +189,11 @@ class Ranks(unittest.TestCase):
             self.check_stages("fp32", [1], "--optimizer", *optimizer.split())
 
     def test_lazy_and_random_streams(self):
-        """Four layers share two slots for weights and for gradients. The first runs have FP8 gradients with residuals,
-        and a probe, whose collectives come between those of weights. The second have only the gradients' collectives in
-        a backward pass.
+        """Four layers share two slots for weights and for gradients. The first runs have FP8 gradients with residuals.
+        The second have only the gradients' collectives in a backward pass.
         """
         flags = [*self.FLAGS, "--layers", "4"]
-        for more, orders in (([*flags_of("delayed"), "--zero", "3", "--reduce", "fp8", "--fp8-probe-every", "1"],
+        for more, orders in (([*flags_of("delayed"), "--zero", "3", "--reduce", "fp8"],
                               ("lazy", "random")), ([*flags_of("bf16"), "--zero", "2"], ("lazy",))):
             first = virtual_ranks(*flags, *more)
             for streams in orders:
