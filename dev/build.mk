@@ -62,20 +62,18 @@ $(CPU_DIR)/%.o: % Makefile
 endif
 
 # ---- test programs -------------------------------------------------------------------------------------------------
-.PHONY: test-cpu test-gpu test-ranks test-ranks-binary test-ranks-gpu kernels probe probe-cpu gradients gradients-cpu \
+.PHONY: test-cpu test-gpu test-ranks test-ranks-binary test-ranks-gpu kernels probe probe-cpu \
         kernel-times bench-cpu fuzz mutation soak dist gpu-build
-CPU_PROGRAMS  += $(addprefix $(CPU_DIR)/,test_cpu test_ranks probe_cpu gradients_cpu bench_cpu bench_step)
-CUDA_PROGRAMS += $(addprefix $(CUDA_DIR)/,test_gpu test_ranks probe gradients)
+CPU_PROGRAMS  += $(addprefix $(CPU_DIR)/,test_cpu test_ranks probe_cpu bench_cpu bench_step)
+CUDA_PROGRAMS += $(addprefix $(CUDA_DIR)/,test_gpu test_ranks probe)
 $(CPU_DIR)/test_cpu: $(call cpu_objects,$(TESTS) $(HOST_TESTS) $(PROBE))
 $(CPU_DIR)/test_ranks: $(call cpu_objects,$(RANK_TESTS))
 $(CPU_DIR)/probe_cpu: $(call cpu_objects,$(PROBE)) $(call shared,dev/probe/main.cpp)
-$(CPU_DIR)/gradients_cpu: $(call shared,dev/gradients.cpp)
 $(CPU_DIR)/bench_cpu: $(CPU_DIR)/dev/bench_cpu.cu.o
 $(CPU_DIR)/bench_step: $(CPU_DIR)/dev/bench_step.cpp.o
 $(CUDA_DIR)/test_gpu: $(CUDA_TEST_OBJECTS)
 $(CUDA_DIR)/test_ranks: $(CUDA_RANK_OBJECTS)
 $(CUDA_DIR)/probe: $(CUDA_PROBE_OBJECTS)
-$(CUDA_DIR)/gradients: $(call shared,dev/gradients.cpp)
 
 test-cpu: $(CPU_DIR)/test_cpu  ## the tests for the host device; SANITIZE=address or thread
 test-gpu: $(CUDA_DIR)/test_gpu  ## the tests for a GPU
@@ -86,8 +84,6 @@ test-ranks-gpu: $(CUDA_DIR)/test_ranks  ## the same on GPUs
 kernels: $(filter %.cu.o,$(CUDA_OBJECTS))  ## only device code, for dev/check_kernels.py
 probe: $(CUDA_DIR)/probe  ## asks a GPU for every matrix product (dev/gpu/README.md)
 probe-cpu: $(CPU_DIR)/probe_cpu
-gradients: $(CUDA_DIR)/gradients  ## writes a micro-batch's gradients, to compare devices
-gradients-cpu: $(CPU_DIR)/gradients_cpu
 kernel-times: $(CUDA_DIR)/libkernel_times.so  ## a library that measures a program's kernels
 bench-cpu: $(CPU_DIR)/bench_cpu $(CPU_DIR)/bench_step  ## times of the host device, kernel by kernel
 	$(CPU_DIR)/bench_cpu

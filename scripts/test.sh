@@ -37,7 +37,7 @@ drain
 
 host=(train_gpt_cpu test-cpu test-ranks-binary)
 if [[ -n $ALL ]]; then
-    host+=(probe-cpu gradients-cpu)  # the GPU session's tests, among others, use these
+    host+=(probe-cpu)  # the GPU session's tests use it
 else
     export BRIEF=1  # fewer recipes and shardings, as marked in the tests
 fi

@@ -6,7 +6,7 @@ import hashlib
 import os
 import shutil
 
-from tools import Part, read_json, read_records, run
+from tools import Part, found_by_inspect, read_json, read_records, run, write_json
 
 # The largest allowed |GPU / host - 1| of a loss within 20 steps.
 RECIPES = {
@@ -32,18 +32,31 @@ def model_flags(dry):
     return TINY_MODEL if dry else MODEL
 
 
-def make_references(train_gpt, gradients, shard, out, dry):
+def inspect_flags(references, shard, dry, name):
+    """The command that shows the gradients of a recipe, at the last weights of the host's run in FP32."""
+    flags, model = RECIPES[name][0], model_flags(dry)
+    return ["inspect", "--from", os.path.join(references, "fp32", "model.safetensors"), "--train", shard,
+            *model[model.index("--batch"):], *flags[2:], "--json"]
+
+
+def inspected(text, name):
+    """What `inspect` found in the precision of a recipe."""
+    return found_by_inspect(text)[RECIPES[name][0][1]]
+
+
+def make_references(train_gpt, shard, out, dry):
     """Makes the host's runs, one folder per recipe, and its gradients."""
     for name, (flags, _) in RECIPES.items():
         place = os.path.join(out, name)
         shutil.rmtree(place, ignore_errors=True)
-        common = ["--train", shard, *model_flags(dry), *flags]
-        for command in ([train_gpt, *common, *training_flags(dry), "--out", place],
-                        [gradients, *common, "--out", os.path.join(place, "gradients.json")]):
-            done = run(command, 3600, {"OMP_WAIT_POLICY": "passive"})
+        training = ["--train", shard, *model_flags(dry), *flags, *training_flags(dry), "--out", place]
+        for command in (training, inspect_flags(out, shard, dry, name)):
+            done = run([train_gpt, *command], 3600, {"OMP_WAIT_POLICY": "passive"})
             if done.code != 0:
                 raise SystemExit(f"{done.command}\n{done.tail()}")
-        os.remove(os.path.join(place, "model.safetensors"))
+        write_json(os.path.join(place, "gradients.json"), inspected(done.output, name))
+        if name != "fp32":
+            os.remove(os.path.join(place, "model.safetensors"))
         shutil.rmtree(os.path.join(place, "checkpoints"))
         print(f"  host, {name}: {done.seconds} s")
 
@@ -112,12 +125,12 @@ def measure_recipe(session, shard, name, references):
     result["limit"] = limit
     result["repeatable"] = (fingerprint(places[0]) == fingerprint(places[1]) and
                             [r["loss"] for r in steps_of(places[0])] == [r["loss"] for r in steps_of(places[1])])
-    gradients = session.path("host_and_gpu", name + "_gradients.json")
-    done = session.run([session.program("gradients"), *common, "--out", gradients], 120, log=name + "_gradients")
+    done = session.run([session.program("train_gpt"), *inspect_flags(references, shard, session.dry, name)], 120,
+                       log=name + "_gradients")
     if done.code != 0:
         result["gradients"] = done.tail()
     else:
-        result["gradients"] = compare_gradients(read_json(gradients),
+        result["gradients"] = compare_gradients(inspected(done.output, name),
                                                 read_json(os.path.join(reference, "gradients.json")))
     close = result["loss_gap"] != "not finite" and result["loss_gap"] <= limit
     same = result["same_weights"] and result["same_batches"] and result["steps"] == result["steps_of_host"]

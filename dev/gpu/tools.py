@@ -66,6 +66,11 @@ def read_records(run_directory):
         return [json.loads(line) for line in file]
 
 
+def found_by_inspect(output):
+    """The JSON that `train_gpt inspect --json` prints."""
+    return json.loads(output[output.index("{"):output.rindex("}") + 1])
+
+
 def counts_of_doctest(text):
     found = re.search(r"test cases:\s*(\d+) \|\s*(\d+) passed \|\s*(\d+) failed", text)
     return {"passed": int(found[2]), "failed": int(found[3])} if found else {}

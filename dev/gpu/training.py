@@ -9,7 +9,7 @@ import statistics
 import subprocess
 import sys
 
-from tools import ROOT, Part, gpu_state, read_json, read_records
+from tools import ROOT, Part, found_by_inspect, gpu_state, read_json, read_records
 
 PRECISIONS = {
     "bf16": ["--precision", "bf16"],
@@ -94,16 +94,19 @@ def gradient_errors(session, weights, kinds, name):
     """
     errors = {}
     for kind in kinds:
-        out = session.path("gradients.json")
-        done = session.run([session.program("gradients"), "--train", session.shard("train"), *model_flags(session),
-                            "--batch", 2 if session.dry else 16, "--init-from", weights, *PRECISIONS[kind], "--out",
-                            out], 60, log=f"gradients_{name}_{kind}")
+        precision, flags = PRECISIONS[kind][1], PRECISIONS[kind][2:]
+        size = ["--batch", 2, "--seq", 64] if session.dry else ["--batch", 16, "--seq", 1024]
+        done = session.run([session.program("train_gpt"), "inspect", "--from", weights, "--train",
+                            session.shard("train"), *size, *flags, "--json"], 60, log=f"gradients_{name}_{kind}")
         if done.code != 0:
             errors[kind] = done.tail(300)
             continue
-        result = read_json(out)
+        found = found_by_inspect(done.output)
+        result = found[precision]
         tensor, worst = min(result["gradients"].items(), key=lambda item: item[1]["cosine"] or 0.0)
-        errors[kind] = {**{key: result[key] for key in ("loss", "loss_in_fp32", "cosine", "gain")},
+        errors[kind] = {"loss": result["loss"], "loss_in_fp32": found["fp32"]["loss"],
+                        **{key: result[key] for key in ("cosine", "gain")},
+                        "matmul_errors": found["matmul_errors"] if precision == "fp8" else {},
                         "worst": {"tensor": tensor, "cosine": worst["cosine"], "gain": worst["gain"]}}
     return errors
 
@@ -122,7 +125,9 @@ def measure_run(session, name, seed):
             for layers in LAYERS[:2] if session.dry else LAYERS:
                 flags_of_layers = [*PRECISIONS["delayed"], "--fp8-layers", layers]
                 of_layers[layers] = loss_of_weights(session, weights, flags_of_layers, f"{name}_{seed}_{layers}")
-        kinds = [name] if name != "bf16" else ["bf16", "grad-bf16", "delayed"] if session.dry else GRADIENTS
+        kinds = [name] if "--fp8-until" not in PRECISIONS[name] else []  # whose last steps were in BF16
+        if name == "bf16":
+            kinds = ["bf16", "grad-bf16", "delayed"] if session.dry else GRADIENTS
         gradients = gradient_errors(session, weights, kinds, f"{name}_{seed}")
         os.remove(weights)
     losses = re.findall(r"val_loss (\S+)", done.output)

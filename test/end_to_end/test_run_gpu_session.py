@@ -17,7 +17,7 @@ import trainer
 BUILD = next((path for name in ("cpu-native", "cpu-native-nompi")
               if os.path.exists(os.path.join(path := os.path.join(trainer.ROOT, "build", name), "train_gpt_cpu"))), "")
 SESSION = os.path.join(trainer.ROOT, "dev", "gpu")
-PROGRAMS = ("train_gpt_cpu", "test_cpu", "probe_cpu", "gradients_cpu", "test_ranks")
+PROGRAMS = ("train_gpt_cpu", "test_cpu", "probe_cpu", "test_ranks")
 sys.path.insert(0, SESSION)
 
 import host_and_gpu  # noqa: E402
@@ -44,8 +44,7 @@ class Dry(unittest.TestCase):
     def setUpClass(cls):
         missing = [name for name in PROGRAMS if not os.path.exists(os.path.join(BUILD, name))]
         if missing:
-            raise unittest.SkipTest(f"{', '.join(missing)} not built: make test-cpu test-ranks-binary probe-cpu "
-                                    "gradients-cpu")
+            raise unittest.SkipTest(f"{', '.join(missing)} not built: make test-cpu test-ranks-binary probe-cpu")
         cls.pack, cls.out = trainer.new_path("pack"), trainer.new_path("session")
         subprocess.run([sys.executable, os.path.join(SESSION, "make_references.py"), "--build", BUILD, "--out",
                         os.path.join(cls.pack, "references"), "--dry"], check=True, capture_output=True,
@@ -114,15 +113,6 @@ class Dry(unittest.TestCase):
             self.assertEqual(item["loss_gap"], 0)
             self.assertTrue(item["repeatable"])
             self.assertEqual(item["gradients"]["projection"]["gap"], 0)
-
-    def test_gradients_are_those_of_training(self):
-        for recipe in host_and_gpu.RECIPES:
-            place = os.path.join(self.pack, "references", recipe)
-            gradients = read(os.path.join(place, "gradients.json"))
-            norm = sum(row["norm"]**2 for row in gradients["gradients"].values())**0.5
-            first = host_and_gpu.steps_of(place)[0]
-            self.assertAlmostEqual(norm / first["norm"], 1, places=4 if recipe in ("fp32", "bf16") else 2)
-            self.assertAlmostEqual(gradients["loss"], first["loss"], places=4)
 
     def test_training_is_compared(self):
         report = self.parts[4]["comparisons"]["1337"]
