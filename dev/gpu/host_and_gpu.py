@@ -40,7 +40,7 @@ def inspect_flags(references, shard, dry, name):
 
 
 def inspected(text, name):
-    """What `inspect` found in the precision of a recipe."""
+    """The part of `inspect`'s results for the precision of a recipe."""
     return found_by_inspect(text)[RECIPES[name][0][1]]
 
 

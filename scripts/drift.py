@@ -1,0 +1,156 @@
+#!/usr/bin/env python3
+"""Does FP8 follow BF16 in this run? Continues one checkpoint three times on the same batches: in BF16, in FP8, and in
+BF16 with the micro-batches cut in two (the control, which changes only the order of sums). Prints how far the losses of
+FP8 and of the control are from those in BF16. A gap no larger than the control's is chance.
+
+    python3 scripts/drift.py runs/first --steps 100
+    python3 scripts/drift.py runs/first/checkpoints/step_00005000 --steps 200 --launch 'mpirun -np 8'
+    python3 scripts/drift.py runs/first --steps 100 -- --fp8-layers all,-first     # flags of the FP8 run
+
+Uses the run's newest checkpoint with enough steps left: a run with -n N saves one every N steps. The schedule, the data
+and all other flags are the run's. At the end, the weights of all three are evaluated in BF16 on the run's validation
+sets, so that this gap is one of the weights and not of rounding in the evaluation. Takes the time of three times N
+steps and three saves; the metrics stay in --out, the checkpoints do not.
+"""
+
+import argparse
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+
+from compare_runs import by_step, loss_text, mean, percent, print_table
+from runs import RunError, read_object, read_run
+
+
+def parse(argv):
+    parser = argparse.ArgumentParser(description=__doc__, usage="drift.py RUN --steps N [OPTIONS] [-- FLAGS]",
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", help="a run directory, or one of its checkpoints")
+    parser.add_argument("--steps", type=int, required=True, metavar="N", help="steps after the checkpoint")
+    parser.add_argument("-o", "--out", metavar="DIR", help="for the three runs; default: RUN/drift")
+    parser.add_argument("--program", help="train_gpt or train_gpt_cpu; default: the one that made the run")
+    parser.add_argument("--launch", type=shlex.split, default=[], metavar="COMMAND",
+                        help="starts the program on several ranks, as 'mpirun -np 8' does")
+    ours = argv[:argv.index("--")] if "--" in argv else argv
+    arguments = parser.parse_args(ours)
+    arguments.fp8_flags = argv[len(ours) + 1:]
+    if arguments.steps < 1:
+        parser.error("--steps must be at least 1")
+    return arguments
+
+
+def find_checkpoint(path, steps):
+    """Returns the run directory, its run.json, the checkpoint to continue from, and its step."""
+    path = os.path.normpath(path)
+    place, given = os.path.split(path)
+    is_checkpoint = os.path.basename(place) == "checkpoints"
+    run = os.path.dirname(place) if is_checkpoint else path
+    info = read_object(os.path.join(run, "run.json")) or {}
+    if not {"config", "command", "micro_steps"} <= info.keys():
+        raise RunError(f"{run} is no run of train_gpt: it has no run.json with the run's configuration")
+    last = info["config"].get("max-steps")
+    folder = os.path.join(run, "checkpoints")
+    names = [given] if is_checkpoint else sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+    found = [int(name.removeprefix("step_")) for name in names
+             if name.startswith("step_") and os.path.exists(os.path.join(folder, name, "manifest.json"))]
+    found.sort()
+    fitting = [step for step in found if not isinstance(last, int) or step + steps <= last]
+    if not fitting:
+        raise RunError(f"{path} has no checkpoint with {steps} steps left: the run ends after step {last}, and it has "
+                       f"checkpoints of steps {', '.join(map(str, found)) or 'none'}; use a smaller --steps, or train "
+                       "with -n N, which saves every N steps")
+    return run, info, os.path.join(folder, f"step_{fitting[-1]:08}"), fitting[-1]
+
+
+def branches_of(info, fp8_flags):
+    """{name: flags} of the three runs. The loss scale of a run in the other precision is that precision's default."""
+    batch, micro_steps, was_fp8 = info["config"]["batch"], info["micro_steps"], info["config"]["precision"] == "fp8"
+    if batch % 2 and micro_steps % 2:
+        raise RunError(f"no control: {micro_steps} micro-steps of {batch} sequences cannot be halved or doubled")
+    bf16 = ["--precision", "bf16", *(["--loss-scale", "off"] if was_fp8 else [])]
+    return {"bf16": bf16, "control": [*bf16, "--batch", str(2 * batch if batch % 2 else batch // 2)],
+            "fp8": ["--precision", "fp8", *([] if was_fp8 else ["--loss-scale", "dynamic"]), *fp8_flags]}
+
+
+def call(command, log):
+    with open(log, "a", encoding="utf-8") as file:
+        file.write(f"$ {shlex.join(command)}\n")
+        file.flush()
+        done = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, check=False)
+    if done.returncode not in (0, 75):
+        with open(log, encoding="utf-8", errors="replace") as file:
+            raise RunError(f"exit code {done.returncode}; the log is in {log}:\n{file.read()[-1000:]}")
+
+
+def evaluate(program, out, config, log):
+    """The losses of a run's last weights in BF16, by validation set."""
+    sets = [text for glob in config.get("val") or [] for text in ("--val", glob)]
+    if not sets:
+        return {}
+    file = os.path.join(out, "eval.json")
+    call([*program, "eval", "--from", out, *sets, "--batch", str(config["batch"]), "--seq", str(config["seq"]),
+          "--val-batches", str(config.get("val-batches", -1)), "--out", file], log)
+    return {name: value for name, value in read_object(file).items() if name.startswith("val_loss")}
+
+
+def drift(a):
+    run, info, checkpoint, step = find_checkpoint(a.run, a.steps)
+    config = info["config"]
+    out = a.out or os.path.join(run, "drift")
+    program = [*a.launch, a.program or shlex.split(info["command"])[0]]
+    os.makedirs(out, exist_ok=True)
+    losses, validations = {}, {}
+    for name, flags in branches_of(info, a.fp8_flags).items():
+        place, log = os.path.join(out, name), os.path.join(out, name + ".log")
+        print(f"{name}: steps {step + 1} to {step + a.steps} ...", file=sys.stderr, flush=True)
+        if os.path.exists(log):
+            os.remove(log)
+        shutil.rmtree(place, ignore_errors=True)
+        call([*program, "--config", os.path.join(run, "run.json"), "--resume", checkpoint, "--out", place,
+              "--stop-after", str(step + a.steps), "--max-minutes", "0", "--val-every", "0", "--sample-every", "0",
+              "--checkpoint-every", "0", "--checkpoint-minutes", "0", *flags], log)
+        losses[name] = by_step(read_run(place))
+        validations[name] = evaluate(program, place, config, log)
+        shutil.rmtree(os.path.join(place, "checkpoints"), ignore_errors=True)
+        if os.path.exists(os.path.join(place, "model.safetensors")):
+            os.remove(os.path.join(place, "model.safetensors"))
+    print(f"{checkpoint}, {a.steps} steps")
+    print_table(["bf16", "fp8", "control"], rows(losses, validations, a.steps))
+
+
+def rows(losses, validations, steps):
+    """Rows of a table: the loss in BF16, and the gaps of FP8 and the control to it."""
+    for name, records in losses.items():
+        other = [s for s, r in records.items() if r.get("batch_hash") != losses["bf16"].get(s, {}).get("batch_hash")]
+        if other or len(records) != len(losses["bf16"]):
+            raise RunError(f"{name} did not train on the batches of bf16")
+    without = [step for step, record in losses["fp8"].items() if not record["products"]["fp8"]]
+    if without:
+        raise RunError(f"step {without[0]} of fp8 had no matmul in FP8: does the run have --fp8-until or --fp8-layers none?")
+
+    def row(values):
+        reference = values["bf16"]
+        return [loss_text(reference), *(percent(values[name] / reference - 1) for name in ("fp8", "control"))]
+
+    def training(last):
+        return row({name: mean([r["loss"] for r in list(records.values())[-last:]]) for name, records in losses.items()})
+
+    table = [(f"training loss, {steps} steps", training(steps))]
+    if steps >= 10:
+        table.append((f"training loss, last {steps // 5}", training(steps // 5)))
+    for name in validations["bf16"]:
+        table.append((f"{name}, evaluated in BF16", row({kind: found[name] for kind, found in validations.items()})))
+    return table
+
+
+def main(argv=None):
+    try:
+        drift(parse(sys.argv[1:] if argv is None else argv))
+    except RunError as error:
+        sys.exit(f"drift.py: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""scripts/drift.py: a run's checkpoint continued in BF16, in FP8, and as a control."""
+
+import os
+import re
+import subprocess
+import sys
+import unittest
+
+from trainer import ENVIRONMENT, ROOT, FinishedRun, corpus, new_path, read_records
+
+
+def drift(*flags):
+    return subprocess.run([sys.executable, os.path.join(ROOT, "scripts", "drift.py"), *map(str, flags)], capture_output=True,
+                          text=True, env=ENVIRONMENT, timeout=300, check=False)
+
+
+class Drift(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        flags = ["--precision", "bf16", "--max-steps", "30", "--lr", "2e-3", "--val", corpus().val, "--val-batches", "4"]
+        cls.trunk = FinishedRun(*flags, "--stop-after", "20")
+        if (ended := cls.trunk.resume(*flags)).code != 0:
+            raise AssertionError(ended.err)
+
+    def gaps(self, *flags):
+        """The numbers of each row of the table: the loss in BF16, and the gaps of FP8 and the control in percent."""
+        done = drift(self.trunk.directory, "--steps", "10", *flags)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("step_00000020, 10 steps", done.stdout)
+        found = [re.split(r" {3,}", line) for line in done.stdout.splitlines()[2:]]
+        return {row[0]: [float(cell.removesuffix(" %")) for cell in row[1:]] for row in found}
+
+    def test_fp8_and_the_control(self):
+        out = new_path("drift")
+        rows = self.gaps("-o", out)
+        self.assertEqual(list(rows), ["training loss, 10 steps", "training loss, last 2", "val_loss, evaluated in BF16"])
+        losses = {name: [r for r in read_records(os.path.join(out, name)) if "loss" in r] for name in ("bf16", "fp8", "control")}
+        for name, products in (("bf16", {"bf16": 27}), ("fp8", {"fp8": 24, "bf16": 3}), ("control", {"bf16": 27})):
+            self.assertEqual([r["step"] for r in losses[name]], list(range(21, 31)))
+            self.assertEqual({kind: n for kind, n in losses[name][0]["products"].items() if n}, products)
+            self.assertEqual(os.listdir(os.path.join(out, name)).count("checkpoints"), 0)
+        # The trunk itself was BF16, so its last ten steps are the same.
+        self.assertEqual([r["loss"] for r in losses["bf16"]], self.trunk.losses[20:])
+        loss, fp8, control = rows["training loss, 10 steps"]
+        mean = {name: sum(r["loss"] for r in records) / 10 for name, records in losses.items()}
+        self.assertAlmostEqual(loss, mean["bf16"], places=3)
+        self.assertAlmostEqual(fp8, 100 * (mean["fp8"] / mean["bf16"] - 1), places=3)
+        self.assertAlmostEqual(control, 100 * (mean["control"] / mean["bf16"] - 1), places=3)
+        self.assertNotEqual(losses["control"], losses["bf16"])
+        self.assertLess(abs(control), 0.05)
+        self.assertLess(abs(fp8), 0.5)
+        # Flags of the FP8 run: with this margin most values underflow, and the gap is no longer small.
+        worse = self.gaps("-o", out, "--", "--fp8-margin", "16")
+        self.assertGreater(worse["training loss, 10 steps"][1], 5 * abs(fp8))
+        self.assertGreater(worse["training loss, 10 steps"][1], 0.3)
+        self.assertEqual(worse["training loss, 10 steps"][2], control)
+
+    def test_refusals(self):
+        for flags, words in (((self.trunk.directory, "--steps", "25"), "has no checkpoint with 25 steps left"),
+                             ((os.path.join(self.trunk.directory, "checkpoints", "step_00000020"), "--steps", "20"),
+                              "checkpoints of steps 20"),
+                             ((new_path(), "--steps", "1"), "no run.json"),
+                             ((self.trunk.directory, "--steps", "5", "--", "--fp8-recipe", "none"), "'none' is not one of"),
+                             ((self.trunk.directory, "--steps", "5", "--", "--fp8-layers", "none"), "no matmul in FP8")):
+            done = drift(*flags)
+            self.assertEqual(done.returncode, 1, done.stdout)
+            self.assertIn(words, done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
