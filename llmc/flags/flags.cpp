@@ -381,8 +381,8 @@ const Flag kRows[] = {
               "--adam-moments, --master, --gradients or --precision; the start of the run lists the changes")),
     once(flag(0, "json", "", &Options::json, {}, "with --dry-run: print the plan as one JSON object")),
     once(flag(0, "world", "N", &Options::world, {.min = 1, .max = 65536}, "number of ranks to plan for", "1")),
-    common(once(flag(0, "gpu", "NAME", &Options::gpu, gpu_named,
-                     "card to plan for: h100, h200, a100, l40s, rtx4090, ...", "the one found; --dry-run: else h200"))),
+    common(once(flag(0, "gpu", "NAME", &Options::gpu, gpu_named, "card to plan for: h100, h200, a100, l40s, ...",
+                     "the one found, else h200"))),
     once(flag(0, "estimate-scaling", "", &Options::estimate_scaling, {},
               "print the tokens per second predicted for 1 to 1024 GPUs with this batch on each, and exit (with -o "
               "DIR: also write DIR/scaling.json); needs no GPU")),

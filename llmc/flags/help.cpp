@@ -30,7 +30,7 @@ struct Command {
 const Command kCommands[] = {
     {"train", "train a model; this word may be left out"},
     {"check", "test this card's kernels, matmuls and links for a run with these flags"},
-    {"eval", "print a model's loss on validation sets, and its scores in tasks (eval --help)"},
+    {"eval", "print a model's losses and its scores in tasks (eval --help)"},
     {"sample", "generate text with a model (sample --help)"},
     {"export", "write a model's weights for Hugging Face or llm.c (export --help)"},
     {"inspect", "compare a micro-batch in FP8, BF16 and FP32 (inspect --help)"},
