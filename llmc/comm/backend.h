@@ -2,7 +2,6 @@
 // device memory, ordered by a stream. The implementation is chosen at run time through virtual functions.
 #pragma once
 #include <cstddef>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -47,9 +46,10 @@ public:
     virtual void all_to_all_v(void* out, const std::vector<size_t>& receive, const void* in,
                               const std::vector<size_t>& send, stream_t stream) = 0;
     virtual void broadcast(void* data, size_t bytes, int root, stream_t stream) = 0;
-    // Reductions in an order that the library chooses. Only NCCL implements them.
-    virtual void reduce_scatter(float*, const float*, size_t, stream_t) {}
-    virtual void all_reduce(void*, size_t, ElementType, ReduceOp, stream_t) {}
+    // Reductions in an order that the library chooses. Only NCCL has them; others throw.
+    virtual void reduce_scatter(float* out, const float* in, size_t count, stream_t stream);
+    virtual void all_reduce(void* data, size_t count, ElementType type, ReduceOp op, stream_t stream);
+    // Around collectives that the library should start together. Others have nothing to do.
     virtual void begin_group() {}
     virtual void end_group() {}
     virtual std::string failure() { return {}; }  // callable from any thread: what went wrong, or ""
@@ -66,26 +66,17 @@ private:
     std::vector<std::weak_ptr<Backend>> backends_;
 };
 
-// Runs host functions on device memory, ordered by the stream and by their own submission. On the host device they run
-// on the memory itself, as work of the stream. On CUDA they run on copies in pinned memory while the calling thread
-// waits.
-class HostExchange {
-public:
-    // work(out, in) reads `in` (in_bytes) and writes all of `out` (out_bytes).
-    using Work = std::function<void(void* out, const void* in)>;
-    void run(const char* name, void* out, size_t out_bytes, const void* in, size_t in_bytes, stream_t stream,
-             Work work);
-    // Waits until everything submitted so far has run.
-    void drain();
-
-private:
+// State that the host back-ends of a process share, because their collectives run one after the other.
+struct HostQueue {
     struct Staging {
         Pinned<char> memory;
         size_t bytes = 0;
         char* reserve(size_t needed);
     };
-    Staging in_, out_;  // on CUDA; they grow to the largest message
-    OwnedEvent last_;   // on the host device: after the last exchange
+    Staging in, out;  // on CUDA; they grow to the largest message
+    OwnedEvent last;  // on the host device: after the last collective
+
+    void drain();  // waits until everything submitted so far has run
 };
 
 // True if this version of NCCL starts the collectives of several communicators in the order of the calls, given the
@@ -110,7 +101,7 @@ private:
 struct CommProcess {
     const std::shared_ptr<OperationLog> log = std::make_shared<OperationLog>();
     PeerWaits waits{log};
-    HostExchange exchange;
+    HostQueue queue;
     CollectiveChain chain;  // for NCCL
     BackendList backends;
     // The back-end whose Comm::Group is open, or nullptr. Only one is open at a time, because NCCL groups all
@@ -118,7 +109,7 @@ struct CommProcess {
     const Backend* grouping = nullptr;
 };
 
-// Makes collectives on device memory from a transport. `group` names the communicator in the log.
+// The host back-end: collectives on device memory through a transport. `group` names the communicator in the log.
 std::unique_ptr<Backend> make_host_backend(std::shared_ptr<Transport> transport, std::shared_ptr<CommProcess> process,
                                            std::string group);
 

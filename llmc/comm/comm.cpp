@@ -247,7 +247,7 @@ void Comm::attach_device() const {
 void Comm::finish() const {
     const State& s = *state_;
     if (!s.transport) return;
-    s.process->exchange.drain();
+    s.process->queue.drain();
     s.process->log->set_finishing();
     s.transport->barrier();
     s.transport->finish();

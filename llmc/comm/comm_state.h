@@ -67,7 +67,7 @@ struct Comm::State {
     template <class Function>
     void on_host(const char* what, size_t sent, Function function) const {
         Transport& t = control();
-        process->exchange.drain();
+        process->queue.drain();
         const uint64_t sequence = process->log->begin(what, group, sent);
         function(t);
         process->log->end(sequence);

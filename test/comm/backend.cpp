@@ -39,6 +39,14 @@ TEST_CASE("backends: the failure of any communicator is reported until the commu
     CHECK(list.failure().empty());
 }
 
+TEST_CASE("backends: a reduction that a back-end lacks is an error") {
+    Broken without;
+    CHECK_THROWS_WITH_AS(without.reduce_scatter(nullptr, nullptr, 1, nullptr),
+                         "this back-end has no reduce_scatter; exchange pieces and sum them", Error);
+    CHECK_THROWS_WITH_AS(without.all_reduce(nullptr, 1, ElementType::f32, ReduceOp::sum, nullptr),
+                         "this back-end has no all_reduce; gather the values and reduce them", Error);
+}
+
 TEST_CASE("nccl: from 2.26 on it keeps the order of several communicators on request") {
     CHECK(nccl_keeps_order(22600, "1"));
     CHECK(nccl_keeps_order(22809, "1"));
