@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Checks what ptxas reported about the kernels: none may spill registers or have its wgmma products
-serialized, and those in dev/kernel_resources.txt must exist and stay within their registers.
+"""Checks what ptxas reported about the kernels: none may spill registers or have its wgmma products serialized, and
+those in dev/kernel_resources.txt must exist and stay within their registers. Kernels are not tuned for sm_100 and
+sm_120: there the limits of registers do not hold, and small spills are allowed.
 
     python3 dev/check_kernels.py build/cuda-sm_90a build/cuda-sm_80
     python3 dev/check_kernels.py --list build/cuda-sm_90a      # all kernels and what they use
@@ -92,7 +93,7 @@ def find_reports(directory):
 
 # These architectures run 1536 threads per multiprocessor, not 2048, so up to 40 registers per thread still allow all of
 # them: 65536 / 1536 is 42, and registers are allocated in units of eight.
-FEWER_THREADS = ("sm_86", "sm_89", "sm_120")
+FEWER_THREADS = ("sm_86", "sm_89")
 REGISTERS_FOR_ALL_OF_THEM = 40
 
 
@@ -101,16 +102,22 @@ def allowed(most, arch):
     return max(most, REGISTERS_FOR_ALL_OF_THEM) if arch in FEWER_THREADS else most
 
 
+# Layer norm of long rows spills most there, 268 bytes a thread (nvcc 13.0).
+NOT_TUNED_FOR = ("sm_100", "sm_120")
+MOST_SPILLED_THERE = 300
+
+
 def check(kernels, names, table):
     """Returns a sentence for each problem."""
     problems = []
     for kernel in kernels:
         what = f"{short_signature(names[kernel.mangled])} ({kernel.arch})"
-        if kernel.spilled:
+        tuned = kernel.arch not in NOT_TUNED_FOR
+        if kernel.spilled > (0 if tuned else MOST_SPILLED_THERE):
             problems.append(f"{what} spills {kernel.spilled} bytes of registers")
-        elif kernel.stack:
+        elif kernel.stack and not kernel.spilled:
             problems.append(f"{what} keeps {kernel.stack} bytes in local memory: an array indexed at run time?")
-        most = table.get(base_name(names[kernel.mangled]))
+        most = table.get(base_name(names[kernel.mangled])) if tuned else None
         if most is not None and kernel.registers > allowed(most, kernel.arch):
             problems.append(f"{what} uses {kernel.registers} registers; dev/kernel_resources.txt allows "
                             f"{allowed(most, kernel.arch)}")

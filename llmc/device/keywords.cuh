@@ -43,13 +43,7 @@
 #define LLMC_NO_UNROLL
 #endif
 
-// Hardware features of the architecture being compiled for. Multiprocessors of 8.6, 8.9 and 12.0 have 100 KB of shared
-// memory, others 164 or more.
-#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200)
-constexpr bool kSmallSharedMemory = true;
-#else
-constexpr bool kSmallSharedMemory = false;
-#endif
+// 1 if the architecture being compiled for casts to FP8 in hardware.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
 #define LLMC_HARDWARE_FP8 1
 #else

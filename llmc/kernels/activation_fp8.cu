@@ -1,6 +1,5 @@
 // Activations that quantize their output (activation.h). Each kernel is quantize_tile() (quantize_tile.cuh) around a
 // producer that computes the values.
-#include "llmc/device/registers.cuh"
 #include "llmc/kernels/activation.cuh"
 #include "llmc/kernels/activation.h"
 #include "llmc/kernels/host/loops.h"
@@ -71,7 +70,6 @@ struct SwigluValues {
         Bf16x16 gate, up;
     };
     LLMC_DEVICE void load(Inputs& inputs, int row, int column) const {
-        forget(row);  // otherwise nvcc keeps the addresses of all rows in registers
         const bf16* const gate = inp + static_cast<size_t>(row) * 2 * F + column;
         inputs.gate.load(gate);
         inputs.up.load(gate + F);

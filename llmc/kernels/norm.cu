@@ -14,7 +14,7 @@ namespace llmc {
 
 // The kernel of both norms. RMS norm has neither mean nor shift.
 template <NormKind norm, class Real, int Rows, int Vectors>
-static __global__ void __launch_bounds__(256, kKeepsTooMuch ? 2 : 0)
+static __global__ void __launch_bounds__(256)
     layernorm_forward_kernel(Real* normed, float* mean, float* rstd, Real* residual, const Real* inp1, const Real* inp2,
                              const Real* weight, const Real* shift, float eps, int N, int C, int warps_per_row) {
     LLMC_SHARED(float, exchange, [kTeamExchange]);

@@ -53,8 +53,7 @@ LLMC_DEVICE void quantize_normed_rows(e4m3* row_codes, uint32_t* tile, QuantizeT
     for (int r = 0; r < Rows; r++) {
         LLMC_UNROLL
         for (int v = 0; v < Vectors; v++) {
-            int c = team.column(v);
-            forget(c);
+            const int c = team.column(v);
             if (c >= C) continue;
             if (v > 0) compiler_fence();
             uint32_t codes[2];
@@ -121,7 +120,7 @@ static __global__ void __launch_bounds__(kBlockWarps * 32, 2)
         row_statistics<norm>(x, row_mean, row_rstd, eps, C, team);
         store_statistics<norm, true>(mean, rstd, row_mean, row_rstd, first_row, N, team);
         // nvcc would keep the addresses of the loads in registers and spill. (RMS norm spills if they are forgotten.)
-        if constexpr (!kKeepsTooMuch && norm == NormKind::layer) forget_always(team.thread);
+        if constexpr (norm == NormKind::layer) forget(team.thread);
         normalise_rows<norm>(x, row_mean, row_rstd, weight, shift, C, team);
         quantize_normed_rows<norm>(row, tile, tally, x, scale, first_row, local, stride, C, team, pass);
     }
@@ -227,7 +226,7 @@ struct RowsAhead {
             LLMC_UNROLL
             for (int r = 0; r < kGroupRows; r++) load8(slot(r), x[r][0]);
         } else {
-            piece_by_piece([&] { load_rows(x, from, first_row, N, C, team); });  // otherwise spills on sm_80
+            load_rows(x, from, first_row, N, C, team);
         }
     }
 };
@@ -336,7 +335,7 @@ static __global__ void __launch_bounds__(512)
                 row_mean[r] = norm == NormKind::layer ? __shfl_sync(~0u, tile_mean, local + r) : 0.0f;
                 row_rstd[r] = __shfl_sync(~0u, tile_rstd, local + r);
             }
-            forget_always(team.thread);  // nvcc would keep the addresses of rows in registers and spill
+            forget(team.thread);  // nvcc would keep the addresses of rows in registers and spill
             backward_rows<norm>(d, x, weight, row_mean, row_rstd, dweight, dshift, kGroupRows, C, team);
             if (last) load_statistics(next_tile);
             cp_async_wait<1>();
@@ -353,10 +352,9 @@ static __global__ void __launch_bounds__(512)
                     pair[0][0][i] = d[r][0][i];
                     pair[1][0][i] = d[r + 1][0][i];
                 }
-                in_turn([&] {  // otherwise the compiler takes all rows at once and spills
-                    finish_rows<norm>(row, tile, tally, bias_sums, dinp, pair, scale, first_row + r, local + r, stride,
-                                      C, team, pass);
-                });
+                compiler_fence();  // otherwise the compiler takes all rows at once and spills
+                finish_rows<norm>(row, tile, tally, bias_sums, dinp, pair, scale, first_row + r, local + r, stride, C,
+                                  team, pass);
             }
         }
         if (transposed != nullptr) {

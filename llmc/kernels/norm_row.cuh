@@ -151,12 +151,11 @@ LLMC_DEVICE void add_rows(float (&x)[Rows][Vectors][8], const float (&y)[Rows][V
 }
 
 // x += the team's rows of `from`. kWhole: no group of rows ends past N, and the kernel has so few registers left that
-// a whole long row in flight next to x would spill. Otherwise only FP32 rows go piece by piece, where registers are
-// short.
+// a whole long row in flight next to x would spill.
 template <bool kWhole, class Real, int Rows, int Vectors>
 LLMC_DEVICE void add_stored_rows(float (&x)[Rows][Vectors][8], const Real* from, int first_row, int N, int C,
                                  const RowTeam& team) {
-    if constexpr (!kWhole && (sizeof(Real) == 2 || !kKeepsTooMuch)) {
+    if constexpr (!kWhole) {
         float y[Rows][Vectors][8];
         load_rows(y, from, first_row, N, C, team);
         add_rows(x, y);
@@ -164,21 +163,14 @@ LLMC_DEVICE void add_stored_rows(float (&x)[Rows][Vectors][8], const Real* from,
         LLMC_UNROLL
         for (int v = 0; v < Vectors; v++) {
             const int c = team.column(v);
-            const auto add = [&] {
+            if (v > 0 && v % 2 == 0) compiler_fence();
+            LLMC_UNROLL
+            for (int r = 0; r < Rows; r++) {
+                float y[8] = {};
+                if (c < C) load8(from + static_cast<size_t>(first_row + r) * C + c, y);
                 LLMC_UNROLL
-                for (int r = 0; r < Rows; r++) {
-                    float y[8] = {};
-                    const size_t row = kWhole || first_row + r < N ? first_row + r : N - 1;
-                    if (c < C) load8(from + row * C + c, y);
-                    LLMC_UNROLL
-                    for (int i = 0; i < 8; i++) x[r][v][i] += y[i];
-                }
-            };
-            if (kWhole && v > 0 && v % 2 == 0) compiler_fence();
-            if constexpr (!kWhole || (kLoadsTooEarly && Vectors == 8))
-                piece_by_piece(add);
-            else
-                add();
+                for (int i = 0; i < 8; i++) x[r][v][i] += y[i];
+            }
         }
     }
 }
@@ -235,10 +227,7 @@ LLMC_DEVICE_SAME_BITS void row_statistics(const float (&x)[Rows][Vectors][8], fl
     }
     team_sum_each(rstd, team);
     LLMC_UNROLL
-    for (int r = 0; r < Rows; r++) {
-        rstd[r] = reciprocal_sqrt(rstd[r] * scale + eps);
-        forget(mean[r]);
-    }
+    for (int r = 0; r < Rows; r++) rstd[r] = reciprocal_sqrt(rstd[r] * scale + eps);
 }
 
 // Writes the statistics of the team's rows for the backward. kWhole: no group of rows ends past N.
@@ -275,7 +264,6 @@ LLMC_DEVICE void normalise_rows(float (&x)[Rows][Vectors][8], const float (&mean
     for (int v = 0; v < Vectors; v++) {
         const int c = team.column(v);
         if (c >= C) continue;
-        if constexpr (norm == NormKind::rms && kLoadsTooEarly) compiler_fence();  // not all vectors' weights at once
         float w[8], s[8];
         load_weights<norm>(weight, c, w);
         if constexpr (norm == NormKind::layer) load8(shift + c, s);
@@ -312,13 +300,7 @@ LLMC_DEVICE void backward_rows(float (&d)[Rows][Vectors][8], float (&x)[Rows][Ve
         // over the caller's loop, or all loaded at the start as the compiler prefers. The compiler fence prevents that.
         if (v > 0) compiler_fence();
         float w[8] = {};
-        const auto load = [&] {
-            if (c < C) load_weights<kind>(weight, c, w);
-        };
-        if constexpr (kKeepsTooMuch && sizeof(Real) == 4 && Vectors > 1)
-            piece_by_piece(load);
-        else
-            load();
+        if (c < C) load_weights<kind>(weight, c, w);
         LLMC_UNROLL
         for (int r = 0; r < Rows; r++) {
             float product[8];

@@ -222,12 +222,8 @@ LLMC_DEVICE void store_column_codes(e4m3* transposed, const uint8_t* staged, con
 
 }  // namespace
 
-// Number of blocks that must fit on a multiprocessor. The shared memory of cards with 100 KB holds two, and for three
-// nvcc for sm_120 spills.
-constexpr int kBlocksAtOnce = kSmallSharedMemory ? 2 : 3;
-
 template <Fp8Scaling S>
-static __global__ void __launch_bounds__(kQuantizeThreads, kBlocksAtOnce)
+static __global__ void __launch_bounds__(kQuantizeThreads, 3)
     quantize_blocks_kernel(e4m3* row, void* row_scales, e4m3* transposed, void* transposed_scales, float* parts,
                            Fp8State* state, const bf16* inp, int N, int C, QuantizePass pass) {
     LLMC_SHARED(bf16, tile, [kTile * kPitch]);

@@ -279,9 +279,9 @@ class KernelReport(InDirectory):
 
     def test_several_architectures_in_one_report(self):
         text = report(self.ADD, 30, arch="sm_80") + report(self.ADD, 34, arch="sm_90a", spilled=4) + \
-            report(self.ADD, 30, arch="sm_120")
+            report(self.ADD, 30, arch="sm_89")
         self.assertEqual([(k.arch, k.registers) for k in self.module.parse_report(text)],
-                         [("sm_80", 30), ("sm_90a", 34), ("sm_120", 30)])
+                         [("sm_80", 30), ("sm_90a", 34), ("sm_89", 30)])
         self.assertEqual(self.check(text, {"add_kernel": 32}),
                          ["add_kernel<float> (sm_90a) spills 8 bytes of registers",
                           "add_kernel<float> (sm_90a) uses 34 registers; dev/kernel_resources.txt allows 32"])
@@ -296,9 +296,16 @@ class KernelReport(InDirectory):
     def test_multiprocessors_of_1536_threads_take_40_registers_a_thread(self):
         self.assertEqual(self.check(report(self.ADD, 40, arch="sm_89"), {"add_kernel": 32}), [])
         self.assertIn("uses 41 registers; dev/kernel_resources.txt allows 40",
-                      self.check(report(self.ADD, 41, arch="sm_120"), {"add_kernel": 32})[0])
-        self.assertIn("uses 49 registers", self.check(report(self.ADD, 49, arch="sm_120"), {"add_kernel": 48})[0])
-        self.assertIn("uses 40 registers", self.check(report(self.ADD, 40, arch="sm_100"), {"add_kernel": 32})[0])
+                      self.check(report(self.ADD, 41, arch="sm_89"), {"add_kernel": 32})[0])
+        self.assertIn("uses 49 registers", self.check(report(self.ADD, 49, arch="sm_89"), {"add_kernel": 48})[0])
+        self.assertIn("uses 40 registers", self.check(report(self.ADD, 40, arch="sm_80"), {"add_kernel": 32})[0])
+
+    def test_architectures_that_no_kernel_is_tuned_for(self):
+        for arch in ("sm_100", "sm_120"):
+            text = report(self.ADD, 203, arch=arch, spilled=100, stack=100)
+            self.assertEqual(self.check(text, {"add_kernel": 32}), [])
+            self.assertIn("spills 400 bytes", self.check(report(self.ADD, 128, arch=arch, spilled=200), {})[0])
+            self.assertIn("64 bytes in local memory", self.check(report(self.ADD, 40, arch=arch, stack=64), {})[0])
 
     def test_a_kernel_that_is_gone(self):
         self.assertIn("add_kernel is in", self.check(report(self.SUM, 33), {"add_kernel": 32})[0])

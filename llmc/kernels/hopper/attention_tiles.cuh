@@ -4,7 +4,6 @@
 #include <numeric>
 
 #include "llmc/device/hopper.cuh"
-#include "llmc/device/registers.cuh"
 #include "llmc/kernels/attention_quantize.cuh"
 #include "llmc/kernels/hopper/attention.h"
 

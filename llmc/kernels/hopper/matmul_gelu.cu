@@ -89,8 +89,8 @@ struct TileWalk {
         LLMC_NO_UNROLL
         for (;; tile += stride * step) {
             TileWalk same = *this;  // read again for each tile, so that it takes no registers meanwhile
-            forget_always(same.N);
-            forget_always(same.F);
+            forget(same.N);
+            forget(same.F);
             if (tile >= same.count()) return;
             take(same.place(tile), tile + step >= same.count());
         }
@@ -109,7 +109,7 @@ struct GroupThread {
     // The same thread. Its places are computed again from it, because the main loop has no registers for them.
     LLMC_DEVICE GroupThread again() const {
         int same = static_cast<int>(index);
-        forget_always(same);
+        forget(same);
         return {group, static_cast<unsigned>(same), staging};
     }
     LLMC_DEVICE bool is_first() const { return index == 0; }
