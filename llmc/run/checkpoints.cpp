@@ -1,5 +1,5 @@
 // Builds manifests, and starts and reports saves.
-#include "llmc/run/run.h"
+#include "llmc/run/checkpoints.h"
 
 #include <algorithm>
 #include <nlohmann/json.hpp>

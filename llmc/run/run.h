@@ -1,127 +1,26 @@
 // The life of a training run around its steps: where it is, its batches, its records, validations, checkpoints and its
-// end. The training loop in train_gpt.cu drives a Run. Two of its parts are declared here, too: Checkpoints
-// (checkpoints.cpp), and the programs that run next to training (children.cpp).
+// end. The training loop in train_gpt.cu drives a Run.
 #pragma once
-#include <atomic>
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "llmc/base/child.h"
-#include "llmc/base/clock.h"
-#include "llmc/checkpoint/saver.h"
-#include "llmc/comm/watchdog.h"
 #include "llmc/data/loader.h"
 #include "llmc/flags/options.h"
 #include "llmc/log/energy.h"
 #include "llmc/log/profile.h"
 #include "llmc/log/provenance.h"
-#include "llmc/log/run_directory.h"
+#include "llmc/run/checkpoints.h"
 #include "llmc/run/evaluation.h"
 #include "llmc/run/inputs.h"
 #include "llmc/run/ranks.h"
 #include "llmc/run/reports.h"
 #include "llmc/run/start.h"
 #include "llmc/run/stop.h"
-#include "llmc/train/state.h"
 #include "llmc/train/trainer.h"
 
 namespace llmc {
-
-// ---- --after-checkpoint ---------------------------------------------------------------------------------------------
-
-// Runs the command of --after-checkpoint when a checkpoint is complete: an upload, an evaluation. One command runs at a
-// time. Meanwhile the newest checkpoint waits for its command, and older ones get none. Training does not end when a
-// command fails. Ctrl-C in a terminal does not reach the command, which writes to standard error.
-class CheckpointCommand {
-public:
-    // `command` is one of the shell's; "" runs nothing.
-    explicit CheckpointCommand(const std::string& command);
-
-    // Runs the command for a checkpoint, now or after the command that runs.
-    void start(int64_t step, const std::string& path);
-    // Warns if the command has failed, and starts the next one. Does not wait.
-    void look();
-    // Waits for the commands, and calls `alive` about ten times a second meanwhile.
-    void wait(const std::function<void()>& alive);
-    // The steps whose checkpoints the command reads or is going to read.
-    std::vector<int64_t> steps() const;
-
-private:
-    struct Task {
-        int64_t step;
-        std::string path;
-    };
-    struct Running {
-        int64_t step;
-        Child process;
-    };
-    void warn(int64_t step, const std::string& problem) const;
-
-    const std::string command_;
-    const std::string script_;  // for `sh -c`, with the path as $1
-    std::optional<Running> running_;
-    std::optional<Task> waiting_;
-};
-// The script that runs the command with its first parameter as the last argument of the last command in it: before the
-// operator that ends it ("train.sh &") and before a comment.
-std::string script_with_path(const std::string& command);
-
-// ---- checkpoints ----------------------------------------------------------------------------------------------------
-
-// Decides when a run saves checkpoints, and reports the results. CheckpointSaver does the work, next to training.
-template <class Real>
-class Checkpoints {
-public:
-    // `position` is where the run is; Run updates it. Throws Error(no_resources) if there is no room for a checkpoint.
-    // `alive` is called while the run does nothing but write a checkpoint, from any thread, as long as there is
-    // progress.
-    Checkpoints(const Options& options, const Inputs& inputs, Trainer<Real>& trainer, RunDirectory& directory,
-                const RunPosition& position, const std::function<void()>& alive);
-
-    bool enabled() const { return saver_.has_value(); }
-    // This rank's state, which it tells the others at the end of a step.
-    bool is_writing() const { return saver_ && saver_->is_working(); }
-    int64_t last_saved() const { return last_saved_; }  // step of the last checkpoint in this directory; -1: none
-    bool is_time() const;  // --checkpoint-minutes have passed; always false on ranks other than 0
-
-    // Collectives: every rank calls them with the values that the ranks agreed on. Call advance() after every step. If
-    // is_due(), report everything up to this step, then call save().
-    void advance(bool some_rank_is_writing);
-    bool is_due(bool time_to_save) const;
-    void save();
-    // Saves the last checkpoint of the run, unless this step has one, and waits until it is written. Returns the reason
-    // if that failed, the same on every rank.
-    Failure finish();
-    // Waits for the commands of --after-checkpoint, and calls `alive` meanwhile.
-    void wait_for_commands() { command_.wait(alive_); }
-
-private:
-    void begin(bool last);
-    void wait(bool last);
-    void report(const SaveOutcome& outcome, bool last);
-    Manifest manifest();
-
-    const Options& options_;
-    const Inputs& inputs_;
-    Trainer<Real>& trainer_;
-    RunDirectory& directory_;
-    const RunPosition& position_;
-    JsonValue facts_;  // Inputs::facts() when the run began: the last save must not depend on data that can be read
-    std::optional<Staging> staging_;
-    std::optional<CheckpointSaver> saver_;
-    CheckpointCommand command_;
-    const std::function<void()> alive_;
-    std::atomic<bool> waits_{false};  // the run waits for the save
-    double last_begin_ = monotonic_seconds();
-    int64_t last_saved_;  // step of the last checkpoint in this directory; -1 if there is none
-};
-
-// ---- the run --------------------------------------------------------------------------------------------------------
-// Every rank calls the functions of Run in the same order, and all ranks stop after the same step. Within a step
-// nothing waits for the device: step k is reported while step k + 1 runs.
 
 // Facts about this rank's card that the run records.
 struct CardFacts {
@@ -129,6 +28,8 @@ struct CardFacts {
     std::optional<double> peak_tflops;  // denominator of MFU, if the card is known
 };
 
+// Every rank calls the functions of Run in the same order, and all ranks stop after the same step. Within a step
+// nothing waits for the device: step k is reported while step k + 1 runs.
 template <class Real>
 class Run {
 public:

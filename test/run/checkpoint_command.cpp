@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <thread>
 
-#include "llmc/run/run.h"
+#include "llmc/run/checkpoint_command.h"
 #include "test/helpers.h"
 
 using namespace llmc;

@@ -1,8 +1,7 @@
-// Starts programs next to the run, and reports those that fail.
-#include "llmc/run/run.h"
+// Runs the command of --after-checkpoint, and warns if it fails.
+#include "llmc/run/checkpoint_command.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <thread>
@@ -10,7 +9,10 @@
 #include "llmc/base/text.h"
 
 namespace llmc {
+namespace {
 
+// The script that runs the command with its first parameter as the last argument of the last command in it: before the
+// operator that ends it ("train.sh &") and before a comment.
 std::string script_with_path(const std::string& command) {
     char quote = '\0';   // the quotation mark that is open, if any
     size_t end = 0;      // where the last argument ends
@@ -34,6 +36,8 @@ std::string script_with_path(const std::string& command) {
     end = std::min(end, command.size());
     return command.substr(0, end) + " \"$@\"" + command.substr(end);
 }
+
+}  // namespace
 
 CheckpointCommand::CheckpointCommand(const std::string& command)
     : command_(command), script_(script_with_path(command)) {}

@@ -1,0 +1,63 @@
+// When a run saves checkpoints, and what it reports about them.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <optional>
+
+#include "llmc/base/clock.h"
+#include "llmc/checkpoint/saver.h"
+#include "llmc/run/checkpoint_command.h"
+#include "llmc/run/start.h"
+
+namespace llmc {
+
+// Decides when a run saves checkpoints, and reports the results. CheckpointSaver does the work, next to training.
+template <class Real>
+class Checkpoints {
+public:
+    // `position` is where the run is; Run updates it. Throws Error(no_resources) if there is no room for a checkpoint.
+    // `alive` is called while the run does nothing but write a checkpoint, from any thread, as long as there is
+    // progress.
+    Checkpoints(const Options& options, const Inputs& inputs, Trainer<Real>& trainer, RunDirectory& directory,
+                const RunPosition& position, const std::function<void()>& alive);
+
+    bool enabled() const { return saver_.has_value(); }
+    // This rank's state, which it tells the others at the end of a step.
+    bool is_writing() const { return saver_ && saver_->is_working(); }
+    int64_t last_saved() const { return last_saved_; }  // step of the last checkpoint in this directory; -1: none
+    bool is_time() const;  // --checkpoint-minutes have passed; always false on ranks other than 0
+
+    // Collectives: every rank calls them with the values that the ranks agreed on. Call advance() after every step. If
+    // is_due(), report everything up to this step, then call save().
+    void advance(bool some_rank_is_writing);
+    bool is_due(bool time_to_save) const;
+    void save();
+    // Saves the last checkpoint of the run, unless this step has one, and waits until it is written. Returns the reason
+    // if that failed, the same on every rank.
+    Failure finish();
+    // Waits for the commands of --after-checkpoint, and calls `alive` meanwhile.
+    void wait_for_commands() { command_.wait(alive_); }
+
+private:
+    void begin(bool last);
+    void wait(bool last);
+    void report(const SaveOutcome& outcome, bool last);
+    Manifest manifest();
+
+    const Options& options_;
+    const Inputs& inputs_;
+    Trainer<Real>& trainer_;
+    RunDirectory& directory_;
+    const RunPosition& position_;
+    JsonValue facts_;  // Inputs::facts() when the run began: the last save must not depend on data that can be read
+    std::optional<Staging> staging_;
+    std::optional<CheckpointSaver> saver_;
+    CheckpointCommand command_;
+    const std::function<void()> alive_;
+    std::atomic<bool> waits_{false};  // the run waits for the save
+    double last_begin_ = monotonic_seconds();
+    int64_t last_saved_;  // step of the last checkpoint in this directory; -1 if there is none
+};
+
+}  // namespace llmc
