@@ -13,4 +13,5 @@ queue stage "virtual GPU: CUDA tests, lazy streams" doctest env VIRTUAL_GPU_STRE
 queue stage "virtual GPU: card check" unittest python3 test/end_to_end/test_card_check.py OnVirtualGpu
 queue stage "virtual GPU: programs" unittest .venv/bin/python dev/virtual_gpu/test/test_programs.py
 queue stage "virtual GPU: contracts" doctest $virtual/test_virtual_gpu --no-colors
+queue stage "virtual GPU: table of counts" unittest python3 dev/virtual_gpu/test/test_kernel_counts.py
 queue stage "virtual GPU: counts of kernels" check python3 dev/virtual_gpu/kernel_counts.py --check
