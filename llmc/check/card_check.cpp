@@ -17,9 +17,6 @@ using Json = nlohmann::ordered_json;
 // not decide between algorithms of about the same speed.
 constexpr double kWorthChanging = 0.95;
 
-// A candidate is used if it takes less than this share of the time of what it replaces.
-constexpr double kWorthUsing = 0.97;
-
 // "rank 3 on node7: ", or "" on a single rank.
 std::string who(const Comm& comm) {
     return comm.world() == 1 ? "" : fmt::format("rank {} on {}: ", comm.rank(), comm.host(comm.rank()));
@@ -141,33 +138,6 @@ Proposal agree_on_products(const CardCheck& check, const Comm& comm, CardCheckRe
     }
 }
 
-// Rank 0 compares the candidates' times with those of what they replace, in which the way that was agreed on stands for
-// the library's first way.
-void compare_candidates(const CheckRequest& request, const std::vector<CheckItem>& items, const Comm& comm,
-                        const Proposal& agreed, CardCheckResult& result) {
-    Json slow = Json::array(), lines = Json::array();
-    for (const CheckItem& item : items) {
-        if (!item.product) continue;
-        const std::string key = request.key(*item.product);
-        const Finding& finding = result.findings.at(key);
-        const double first = finding.trials.empty() ? 0 : finding.trials.front().ms;
-        const auto choice = agreed.choices.find(key);
-        const ProductTrial* const chosen = choice == agreed.choices.end() ? nullptr : finding.trial_of(choice->second);
-        const double product = chosen ? chosen->ms : 0;
-        const CandidateTimes times = result.findings.at(item.name).times;
-        const double replaced = times.replaced - first + product;
-        const bool is_timed = first > 0 && product > 0 && times.ms > 0;
-        const bool is_faster = is_timed && times.ms < kWorthUsing * replaced;
-        if (!is_faster) slow.push_back(item.variant);
-        if (is_timed)
-            lines.push_back(
-                fmt::format("{} takes {:.3g} ms, and what it replaces {:.3g} ms", item.variant, times.ms, replaced));
-    }
-    const Json told = broadcast_json(comm, {{"slow", slow}, {"lines", lines}});
-    result.slow_variants = told["slow"];
-    result.comparisons = told["lines"];
-}
-
 // Sorts the wrong kernels of this card into those that have a replacement and those that have none.
 void sort_problems(const std::vector<CheckItem>& items, const Comm& comm, CardCheckResult& result) {
     std::vector<std::string> variants, notes, refusals;
@@ -223,7 +193,6 @@ CardCheckResult check_card(const CardCheck& check, const Comm& comm) {
     const Proposal agreed = agree_on_products(check, comm, result);
     result.choices = agreed.choices;
     describe_products(check.request, comm, agreed, result);
-    compare_candidates(check.request, items, comm, agreed, result);
     std::erase_if(result.choices, [](const auto& choice) { return choice.second == ProductChoice{}; });
     result.seconds = monotonic_seconds() - begin;
     return result;

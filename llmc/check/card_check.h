@@ -31,8 +31,6 @@ struct CardCheckResult {
     ProductChoices choices;                // for products that do not use the library's first algorithm
     std::set<std::string> wrong_variants;  // kernel variants to leave out, or kAllOfFp8
     std::vector<Product> wrong_products;   // no algorithm computes these right
-    std::set<std::string> slow_variants;   // candidates that are right, but not faster than what they replace
-    std::vector<std::string> comparisons;  // one line for each candidate that was timed
     std::vector<std::string> notes;        // one line for everything that is replaced
     std::vector<std::string> refusals;     // one line for everything that is wrong and cannot be replaced
 };

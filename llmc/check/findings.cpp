@@ -58,7 +58,6 @@ void to_json(Json& json, const Finding& f) {
     json["seconds"] = f.seconds;
     if (!f.trials.empty()) json["ways"] = f.trials;
     if (!f.rates.empty()) json["rates"] = f.rates;
-    if (f.times.ms > 0) json["ms"] = {f.times.ms, f.times.replaced};
 }
 void from_json(const Json& json, Finding& f) {
     f = {json.at("family"),
@@ -66,9 +65,7 @@ void from_json(const Json& json, Finding& f) {
          json.value("problem", ""),
          json.value("seconds", 0.0),
          json.value("ways", std::vector<ProductTrial>()),
-         json.value("rates", Rates()),
-         {}};
-    if (json.contains("ms")) f.times = {json["ms"][0], json["ms"][1]};
+         json.value("rates", Rates())};
 }
 
 void to_json(Json& json, const CheckRequest& r) {

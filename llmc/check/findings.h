@@ -23,7 +23,6 @@ struct Finding {
     double seconds = 0;
     std::vector<ProductTrial> trials;  // empty unless the item is a product
     Rates rates = {};
-    CandidateTimes times = {};  // 0 unless the item is a candidate that was timed
 
     const ProductTrial* trial_of(const ProductChoice& way) const;  // nullptr if this way was not tried
 };

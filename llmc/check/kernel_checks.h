@@ -22,12 +22,6 @@ struct TrainerConfig;
 // The variant of items without which a run falls back from FP8 to BF16 altogether.
 constexpr const char* kAllOfFp8 = "fp8";
 
-// Milliseconds of a candidate, and of what it replaces: the product in the library's first way, and the separate
-// kernel.
-struct CandidateTimes {
-    double ms = 0, replaced = 0;
-};
-
 struct CheckItem {
     // Names the kernel and everything its result depends on except the card and the program, because results are
     // stored under it: "layernorm_forward bf16 N=149 C=768".
@@ -39,9 +33,6 @@ struct CheckItem {
     std::function<std::string(stream_t)> run;
     // Measures a rate per second, for items that have one; 0 if it could not be timed.
     std::function<double(stream_t)> rate = {};
-    // The times of a candidate (KernelVariantEntry::is_candidate) at the run's shape, and the product that it replaces.
-    std::function<CandidateTimes(stream_t)> times = {};
-    std::optional<Product> product = {};
 };
 
 // Which kernels a run uses, and at which sizes.

@@ -82,7 +82,6 @@ void add_decode_tests(Items& items);  // attention against a cache
 void add_activations(Items& items, const KernelUse& use);
 void add_activation_tests(Items& items);
 void add_product_with_gelu_tests(Items& items);  // on Hopper
-void add_candidates(Items& items, const KernelUse& use);
 void add_classifier(Items& items, const KernelUse& use);
 void add_classifier_tests(Items& items);
 void add_sums(Items& items, const KernelUse& use);  // biases, norms, sums over ranks

@@ -89,25 +89,8 @@ void leave_out_kernels(Options& o, const std::set<std::string>& wrong, Fallbacks
         const KernelVariantEntry& entry = kernel_variant(name);
         if (!o.kernel_set.has(entry.variant)) continue;
         o.kernel_set.remove(entry.variant);
-        const std::string line = fmt::format("{} falls back to {}", entry.name, entry.counterpart);
-        if (entry.is_candidate && !o.kernels.value)
-            fallbacks.lines.push_back(line);  // a run without it is no worse than planned
-        else
-            fallbacks.add(line);
+        fallbacks.add(fmt::format("{} falls back to {}", entry.name, entry.counterpart));
     }
-}
-
-// The candidates that this check decides about. A resumed run keeps those of the checkpoint's run, so that its bits
-// stay.
-KernelSet candidates_of(const Options& o, const DeviceInfo& device, const Resumed* resumed) {
-    if (o.kernels.value || !has_tensor_maps()) return {};
-    KernelSet set = candidates_for(o, device.compute_capability);
-    if (!resumed && o.tune <= 1) return {};
-    if (!resumed) return set;
-    const Json then = resumed->checkpoint->manifest().run->value("kernels", Json::array());
-    for (const std::string& name : set.names())
-        if (std::find(then.begin(), then.end(), name) == then.end()) set.remove(kernel_variant(name).variant);
-    return set;
 }
 
 void fall_back_to_bf16(Options& o, Fallbacks& fallbacks) {
@@ -220,8 +203,6 @@ Checked check_until_right(const Options& options, Ranks& ranks, const Resumed* r
     check.force = o.card_check == CardCheckMode::force;
     checked.admission.kept = check.kept;
     const std::map<std::string, std::string> preferred = algorithms_of(products_of(resumed, checked.notes));
-    const KernelSet candidates = candidates_of(o, ranks.device, resumed);
-    for (const std::string& name : candidates.names()) o.kernel_set.add(kernel_variant(name).variant);
     for (;;) {
         const StagePlan plan = plan_rank(o, ranks.comm);
         check.request = request_of(o, plan, ranks.comm, preferred);
@@ -235,9 +216,6 @@ Checked check_until_right(const Options& options, Ranks& ranks, const Resumed* r
         if (!replace_wrong(o, checked.result, plan, checked.fallbacks)) break;
         check.force = false;  // cached results count from here on
     }
-    for (const std::string& line : checked.result.comparisons) checked.notes.push_back(line);
-    for (const std::string& name : checked.result.slow_variants)
-        if (!resumed && candidates.has(kernel_variant(name).variant)) o.kernel_set.remove(kernel_variant(name).variant);
     add_products(checked.result.choices, checked.fallbacks);
     if (o.strict && checked.fallbacks.count > 0)
         stop_run("--strict allows no fallback, and these are needed:", checked.notes);

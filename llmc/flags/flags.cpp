@@ -230,8 +230,8 @@ const Flag kRows[] = {
         "keep in host memory: optimizer (master weights and moments), residuals (the inputs of blocks until backward), "
         "both, off (nothing) or auto (what makes the run fit)"),
     flag(0, "kernels", "LIST", &Options::kernels, wanted_kernels,
-         "kernel variants to use: auto (all that the card supports, and candidates that the card check finds faster), "
-         "portable (none: plain kernels only), or names separated by commas (--kernels list names all)"),
+         "kernel variants to use: auto (all that the card supports), portable (none: plain kernels only), or "
+         "names separated by commas (--kernels list names all)"),
     flag(0, "card-check", "NAME", &Options::card_check, {},
          "test kernels, matmuls and collectives on this card before the run uses them: auto (on a GPU, once per card, "
          "driver and program), force (every time, on a CPU too) or off"),

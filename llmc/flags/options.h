@@ -336,9 +336,6 @@ struct ResolveInputs {
 
 // Call it once, on what parse_options() returned. Values that it fills in count as given afterwards.
 void resolve(Options& options, const ResolveInputs& inputs);
-// The candidates among the kernel variants (KernelVariantEntry::is_candidate) that this run could use on a card with
-// tensor maps.
-KernelSet candidates_for(const Options& options, int card);
 
 // The parts of resolve() that are about --depth, nanochat's one dial (depth.cpp). The first one names the model, before
 // it is looked up, and refuses another one. The second one needs the model and its vocabulary. It sets the other flags

@@ -399,7 +399,8 @@ void resolve_kernels(Options& o, const ResolveInputs& inputs) {
     for (const V variant : {V::hopper_attention, V::hopper_attention_backward_split, V::hopper_matmul_gelu,
                             V::hopper_matmul_gelu_backward}) {
         const KernelVariantEntry& entry = kernel_variant(variant);
-        if (entry.is_candidate ? !can_multiply_with_gelu(o, variant) : is_automatic && !hopper::can_run(heads))
+        const bool with_gelu = variant == V::hopper_matmul_gelu || variant == V::hopper_matmul_gelu_backward;
+        if (with_gelu ? !can_multiply_with_gelu(o, variant) : is_automatic && !hopper::can_run(heads))
             o.kernel_set.remove(variant);
         if (inputs.tensor_maps || !o.kernel_set.has(variant)) continue;
         o.kernel_set.remove(variant);
@@ -410,15 +411,6 @@ void resolve_kernels(Options& o, const ResolveInputs& inputs) {
 }
 
 }  // namespace
-
-KernelSet candidates_for(const Options& o, int card) {
-    KernelSet set;
-    if (o.precision != Precision::fp8) return set;
-    for (const KernelVariantEntry& entry : kernel_variants())
-        if (entry.is_candidate && entry.runs_on(card) && can_multiply_with_gelu(o, entry.variant))
-            set.add(entry.variant);
-    return set;
-}
 
 std::vector<OptimizerFlag> ignored_flags(const Options& o) {
     // Resolved options, as in run.json, have defaults even for flags that the optimizer ignores.

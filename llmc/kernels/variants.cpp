@@ -26,9 +26,9 @@ constexpr KernelVariantEntry kEntries[] = {
     {V::hopper_attention, "hopper_attention", 90, 90, false, F::bf16, "attention_forward"},
     {V::hopper_attention_backward_split, "hopper_attention_backward_split", 90, 90, false, F::bf16,
      "attention_backward"},
-    {V::hopper_matmul_gelu, "hopper_matmul_gelu", 90, 90, false, F::fp8, "fc's product and gelu_fp8", true},
+    {V::hopper_matmul_gelu, "hopper_matmul_gelu", 90, 90, false, F::fp8, "fc's product and gelu_fp8"},
     {V::hopper_matmul_gelu_backward, "hopper_matmul_gelu_backward", 90, 90, false, F::fp8,
-     "fc_proj's product and gelu_backward_fp8", true},
+     "fc_proj's product and gelu_backward_fp8"},
     {V::host_attention, "host_attention", kHostDevice, kHostDevice, true, F::fp32, "attention's kernels"},
     {V::host_classifier, "host_classifier", kHostDevice, kHostDevice, true, F::fp32, "the classifier's kernel"},
     {V::host_norm, "host_norm", kHostDevice, kHostDevice, true, F::fp32, "the norms' kernels"},
@@ -97,7 +97,7 @@ KernelSet kernel_set(const WantedKernels& wanted, std::optional<int> card, Forma
     KernelSet set;
     for (const KernelVariantEntry& entry : kEntries) {
         const bool runs = card ? entry.runs_on(*card) : wanted || entry.last_card != kHostDevice;
-        if (wanted ? !wanted->has(entry.variant) : entry.is_candidate) continue;
+        if (wanted && !wanted->has(entry.variant)) continue;
         if (wanted && !runs) {
             const std::string here = *card == kHostDevice
                                          ? "a CPU"

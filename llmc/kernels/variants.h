@@ -52,7 +52,6 @@ struct KernelVariantEntry {
     bool on_host;             // true if it also runs on the host device; kHostDevice as first and last card: only there
     Formats formats;          // only runs with these formats use it
     const char* counterpart;  // the kernels that are used instead, in their order
-    bool is_candidate = false;  // not known to be faster: --kernels auto uses it only if the card check finds it so
 
     bool runs_on(int card) const { return card == kHostDevice ? on_host : card >= first_card && card <= last_card; }
     std::string cards() const;  // "compute capability 9.0"

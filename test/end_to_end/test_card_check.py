@@ -232,48 +232,6 @@ class OnVirtualGpu(unittest.TestCase):
                     self.assertEqual(json.loads(lying.read("run.json"))["kernels"], [])
                     self.assertEqual(lying.losses, without.losses)
 
-    @unittest.skipUnless(CARD == "sm_90a", f"{CARD}, the card that is played, is no Hopper card")
-    def test_hopper_candidates(self):
-        """Hopper's products with GELU are used if they are right and faster than what they replace, or if they are
-        right and named."""
-        names = ["hopper_matmul_gelu", "hopper_matmul_gelu_backward"]
-        env = {**cache(), "VIRTUAL_GPU_MULTIPROCESSORS": "2"}  # and little L2, which each timing overwrites twice
-        flags = [*card_flags("delayed"), "--timeout-check", "20", "--card-check", "auto", "--max-steps", "1"]
-
-        def kernels(done):
-            return [name for name in json.loads(done.read("run.json"))["kernels"] if name in names]
-
-        untimed = run(*flags, "--tune", "0", env=cache())
-        self.assertEqual(kernels(untimed), [])
-        first = run(*flags, "--tune", "2", env=env)
-        lines = re.findall(r"(\w+) takes (\S+) ms, and what it replaces (\S+) ms", first.result.out)
-        self.assertEqual([name for name, _, _ in lines], names)
-        ratios = [float(own) / float(other) for _, own, other in lines]
-        if all(abs(ratio - 0.97) > 0.02 for ratio in ratios):  # the lines have three digits
-            self.assertEqual(kernels(first), [name for name, ratio in zip(names, ratios) if ratio < 0.97])
-        # The times are kept, and others decide otherwise: the candidate's own, and that of the product in the library's
-        # first way, with which the candidate was compared. The second way is then chosen and takes 2 ms less.
-        [path] = files_in(os.path.join(env["XDG_CACHE_HOME"], "train_gpt"))
-        kept = read_json(path)
-        items = [finding for finding in kept["findings"].values() if "ms" in finding]
-        self.assertEqual(len(items), 2)
-        ways = [finding["ways"] for finding in kept["findings"].values() if len(finding.get("ways", [])) == 2]
-        for own, first_way, used in (((2, 4), 1, names[:1]), ((2, 2), 3, [])):
-            for item, ms in zip(items, own):
-                item["ms"] = [ms, 3]
-            for library_way, other in ways:
-                library_way["ms"], other["ms"] = first_way, 1
-            write_json(path, kept)
-            self.assertEqual(kernels(run(*flags, "--tune", "2", env=env)), used, (own, first_way))
-        named = [*flags, "--tune", "0", "--kernels", ",".join(["gelu_fp8", "gelu_backward_fp8", *names])]
-        self.assertEqual(kernels(run(*named, env=env)), names)  # though these times are slow
-        kernel = "hopper_matmul_gelu_kernel<llmc::"
-        lying = run(*named, "--timeout-check", "2",
-                    env={**cache(), "VIRTUAL_GPU_FAULT": f"wrong-kernel:{kernel}e4m3,hang-kernel:{kernel}e5m2"})
-        for name in names:
-            self.assertIn(f"note: card check: {name} falls back to ", lying.result.out)
-        self.assertEqual(kernels(lying), [])
-
     def test_a_smaller_workspace(self):
         """If no algorithm with the whole workspace is correct, one with less is used, and counted."""
         flags, fault = ["--precision", "bf16", *QUICK], f"wrong-workspace:{FC} TN bf16*bf16->bf16 bias@4"

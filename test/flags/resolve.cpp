@@ -375,36 +375,37 @@ TEST_CASE("resolve: --kernels selects kernels that the card and the precision ca
     o.precision = Precision::fp8;
     ResolveInputs hopper, ada, turing;
     hopper.card = 90, ada.card = 89, turing.card = 75;
-    KernelSet with_hopper = KernelSet::common();
-    with_hopper.add(KernelVariant::hopper_attention);
-    with_hopper.add(KernelVariant::hopper_attention_backward_split);
-    CHECK(resolved(o, hopper).kernel_set == with_hopper);
-    CHECK(resolved(o).kernel_set == with_hopper);
-    for (const char* model : {"llama3-8b", "qwen3-1.7b"}) {  // head dimension 128
+    KernelSet with_attention = KernelSet::common();
+    with_attention.add(KernelVariant::hopper_attention);
+    with_attention.add(KernelVariant::hopper_attention_backward_split);
+    const std::vector<std::string> both = {"hopper_matmul_gelu", "hopper_matmul_gelu_backward"}, none;
+    const auto with_gelu = [&](const std::function<void(Options&)>& change) {  // the matmuls with GELU of such a run
+        Options other = o;
+        change(other);
+        KernelSet set = resolved(other, hopper).kernel_set;
+        for (const std::string& name : with_attention.names()) set.remove(kernel_variant(name).variant);
+        return set.names();
+    };
+    CHECK(with_gelu([](Options&) {}) == both);
+    CHECK(with_gelu([](Options& n) { n.fp8_fast_accum = FastAccumulation::none; }) == std::vector{both[1]});
+    CHECK(with_gelu([](Options& n) { n.fp8_recipe = Fp8Recipe::current; }) == none);
+    CHECK(with_gelu([](Options& n) { n.fp8_grad = Fp8Grad::bf16; }) == none);
+    CHECK(with_gelu([](Options& n) { n.batch = 1, n.seq = 64; }) == none);
+    for (const char* model : {"llama3-8b", "qwen3-1.7b"}) {  // head dimension 128, and other activations
         Options wide = o;
         set(wide, "model", model);
-        CHECK(resolved(wide, hopper).kernel_set == with_hopper);
+        CHECK(resolved(wide, hopper).kernel_set == with_attention);
     }
     Options other = o;  // a head dimension that the Hopper kernels do not have
     set(other, "model", "gpt3-760m");
-    CHECK(resolved(other, hopper).kernel_set == KernelSet::common());
+    KernelSet without_attention = KernelSet::common();
+    for (const std::string& name : both) without_attention.add(kernel_variant(name).variant);
+    CHECK(resolved(other, hopper).kernel_set == without_attention);
     CHECK(resolved(o, ada).kernel_set == KernelSet::common());
     CHECK(resolved(o, turing).kernel_set == KernelSet());
-    const std::vector<std::string> candidates = {"hopper_matmul_gelu", "hopper_matmul_gelu_backward"}, none;
-    const auto used = [&](const std::function<void(Options&)>& change) {  // of candidates that are named
-        Options named = o;
-        named.kernels.value = wanted_kernels("hopper_matmul_gelu,hopper_matmul_gelu_backward");
-        change(named);
-        return resolved(named, hopper).kernel_set.names();
-    };
-    CHECK(used([](Options&) {}) == candidates);
-    CHECK(used([](Options& n) { n.fp8_fast_accum = FastAccumulation::none; }) == std::vector{candidates[1]});
-    CHECK(used([](Options& n) { n.fp8_recipe = Fp8Recipe::current; }) == none);
-    CHECK(used([](Options& n) { n.fp8_grad = Fp8Grad::bf16; }) == none);
-    CHECK(used([](Options& n) { n.batch = 1, n.seq = 64; }) == none);
-    CHECK(used([](Options& n) { set(n, "model", "llama3-8b"); }) == none);
     o.fp8_recipe = Fp8Recipe::current;
-    CHECK(resolved(o, hopper).kernel_set == with_hopper);
+    CHECK(resolved(o, hopper).kernel_set == with_attention);
+    CHECK(resolved(o).kernel_set == with_attention);
     o.kernels.value = wanted_kernels("portable");
     CHECK(resolved(o, hopper).kernel_set == KernelSet());
     o.kernels.value = wanted_kernels("gelu_fp8");

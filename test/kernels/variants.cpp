@@ -50,6 +50,8 @@ TEST_CASE("variants: portable, auto, and lists") {
     KernelSet with_hopper = KernelSet::common();
     with_hopper.add(KernelVariant::hopper_attention);
     with_hopper.add(KernelVariant::hopper_attention_backward_split);
+    with_hopper.add(KernelVariant::hopper_matmul_gelu);
+    with_hopper.add(KernelVariant::hopper_matmul_gelu_backward);
     CHECK(all == with_hopper);
     CHECK(kernel_set({}, 89, Formats::fp8) == KernelSet::common());
     CHECK(kernel_set({}, 100, Formats::fp8) == KernelSet::common());

@@ -89,9 +89,9 @@ PlannedRun run_of(const Measured& m, const MeasuredRates& rates) {
     config.batch = m.batch, config.seq = m.seq, config.micro_steps = 1;
     config.recompute = Recompute::none;
     config.kernels = kernel_set({}, run.gpu.capability, Formats::fp8);
-    if (m.gelu_products) {
-        config.kernels.add(KernelVariant::hopper_matmul_gelu);
-        config.kernels.add(KernelVariant::hopper_matmul_gelu_backward);
+    if (!m.gelu_products) {
+        config.kernels.remove(KernelVariant::hopper_matmul_gelu);
+        config.kernels.remove(KernelVariant::hopper_matmul_gelu_backward);
     }
     config.sharding.stage = 0;
     if (m.seq == 2048) {
