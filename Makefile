@@ -170,7 +170,7 @@ install:  ## what is built, into PREFIX (and DESTDIR); make uninstall
 uninstall:
 	rm -rf $(DESTDIR)$(PREFIX)/lib/train_gpt $(addprefix $(DESTDIR)$(PREFIX)/bin/,train_gpt train_gpt_cpu)
 clean:  ## removes all builds
-	rm -rf build train_gpt train_gpt_cpu
+	rm -rf build train_gpt train_gpt_cpu check_card check_card_cpu
 help:  ## this list
 	@sed -n -e 's/^\([a-z][a-z_-]*\):.*  ## /make \1@/p' -e 's/^\([A-Z_]*\) *?= .*## /  \1=@/p' \
 	    Makefile dev/build.mk dev/virtual_gpu/build.mk | awk -F@ '{ printf "%-22s%s\n", $$1, $$2 }'

@@ -13,10 +13,11 @@
 #include "llmc/run/ranks.h"       // Ranks: the communicator, the watchdog over it, this rank's device
 
 // before the first step
-#include "llmc/commands/check.h"     // admit: the card check; check_communicators, load_products
 #include "llmc/commands/planning.h"  // AskedRun, fit_into_memory, plan_rank, plan_run, predicted_seconds
+#include "llmc/linear/tune.h"        // load_products
 #include "llmc/run/reports.h"        // describe_start
 #include "llmc/run/start.h"          // find_checkpoint, prepare_directory, set_weights
+#include "llmc/run/tuning.h"         // tune_run: the algorithms of matmuls; peak_tflops
 
 // training
 #include "llmc/run/run.h"        // Run: batches, records, validation, checkpoints, the end
@@ -34,15 +35,14 @@ namespace {
 // the training loop
 
 template <class Real>
-ExitCode train(const Options& options, const Inputs& inputs, Admission& admission, Ranks& ranks,
+ExitCode train(const Options& options, const Inputs& inputs, const Tuning& tuning, Ranks& ranks,
                RunDirectory& directory, std::optional<Resumed>& resumed) {
-    Trainer<Real> trainer(trainer_config(options, admission.products), ranks.comm);
+    Trainer<Real> trainer(trainer_config(options, tuning.products), ranks.comm);
     trainer.allocate();
     if (std::string(ranks.comm.name()) == "nccl")
         load_products(trainer.kinds_of_products(), trainer.matmul(), trainer.stream());
-    check_communicators(options, trainer, ranks, admission);
     const RunPosition position = set_weights(trainer, options, ranks, resumed);  // a checkpoint's, a file's, or fresh
-    const CardFacts card{admission.summary, peak_tflops(ranks.device, options.precision, admission)};
+    const CardFacts card{tuning.summary, peak_tflops(ranks.device, options.precision, tuning.rates)};
     Run<Real> run(options, inputs, card, ranks, directory, position, trainer);
 
     run.begin();  // validate before the first step
@@ -112,24 +112,21 @@ ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
     const StagePlan plan = plan_rank(options, comm);
     if (!inputs.train && options.bench) inputs.train = std::make_unique<ShardSet>(bench_tokens(options));
     inputs.set_order(options);  // again, because --fit may have changed the batch, and --bench has its data only now
-    if (options.checking) return check_cards(options, ranks);
 
-    // Find the checkpoint to resume from, and check the card: admission.options leave out kernels and FP8 layers that
-    // are wrong on it.
+    // Find the checkpoint to resume from, and choose the algorithms of matmuls on this card.
     RunDirectory directory(comm.is_main() ? options.out : "");
     std::optional<Resumed> resumed = find_checkpoint(options, inputs, ranks);
-    Admission admission = admit(options, ranks, resumed ? &*resumed : nullptr);
-    prepare_directory(directory, options, inputs, resumed, *admission.findings);
-    const RunOutlook outlook{
-        inputs.sources.is_mixture() ? 0 : surroundings.train_tokens, resumed ? resumed->position.step + 1 : 1,
-        predicted_seconds(admission.options, plan, comm, ranks.device), inputs.describe_sources(admission.options)};
-    if (comm.is_main()) std::fputs(describe_start(admission.options, ranks, outlook).c_str(), stdout);
+    const Tuning tuning = tune_run(options, plan.products, ranks, resumed ? &*resumed : nullptr);
+    prepare_directory(directory, options, inputs, resumed);
+    const RunOutlook outlook{inputs.sources.is_mixture() ? 0 : surroundings.train_tokens,
+                             resumed ? resumed->position.step + 1 : 1,
+                             predicted_seconds(options, plan, comm, ranks.device), inputs.describe_sources(options)};
+    if (comm.is_main()) std::fputs(describe_start(options, ranks, outlook).c_str(), stdout);
 
     ExitCode code = ExitCode::failure;
     try {
-        code = options.precision == Precision::fp32
-                   ? train<float>(admission.options, inputs, admission, ranks, directory, resumed)
-                   : train<bf16>(admission.options, inputs, admission, ranks, directory, resumed);
+        code = options.precision == Precision::fp32 ? train<float>(options, inputs, tuning, ranks, directory, resumed)
+                                                    : train<bf16>(options, inputs, tuning, ranks, directory, resumed);
     } catch (const Error& error) {
         ranks.watchdog.report_loss(error);
         throw;
@@ -138,13 +135,12 @@ ExitCode run_program(int argc, char** argv, const LaunchInfo& launch) {
     return code;
 }
 
-// Runs the command that the first argument names, if it is neither training nor its card check. Sets `launch` for eval,
-// which can run on several ranks.
+// Runs the command that the first argument names, if it is not training. Sets `launch` for eval, which can run on
+// several ranks.
 std::optional<ExitCode> run_command(const std::vector<std::string>& arguments, LaunchInfo& launch) {
     if (arguments.empty()) return std::nullopt;
     const std::string& command = arguments[0];
     const std::vector<std::string> flags(arguments.begin() + 1, arguments.end());
-    if (command == "check" && !flags.empty() && flags[0] == kWorkerArgument) return check_worker(kernel_use_from_text);
     if (command != "eval" && command != "sample" && command != "export" && command != "inspect") return std::nullopt;
     const ParsedOptions parsed = parse_command(command, flags);
     if (parsed.text) return print(*parsed.text);

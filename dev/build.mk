@@ -8,7 +8,9 @@
 
 # ---- tests ---------------------------------------------------------------------------------------------------------
 # A test with device code is a .cu file and runs on both devices; test/device/host/ is about the host device itself.
-TESTS      := test/main.cpp $(wildcard test/*/*.cpp test/*/*.cu)
+# The kernels' specifications serve check_card, too.
+SPECIFICATIONS := $(wildcard test/kernels/specifications/*.cpp test/kernels/specifications/*.cu)
+TESTS      := test/main.cpp $(wildcard test/*/*.cpp test/*/*.cu) $(SPECIFICATIONS)
 HOST_TESTS := $(wildcard test/device/host/*.cpp test/device/host/*.cu)
 RANK_TESTS := $(wildcard test/comm/ranks/*.cpp)
 PROBE      := $(filter-out dev/probe/main.cpp,$(wildcard dev/probe/*.cpp dev/probe/*.cu))
@@ -30,7 +32,7 @@ PLAIN_DIR := $(CPU_DIR)
 ifneq ($(SANITIZE),)
 WHOLE     := $(if $(filter command,$(origin UNCHECKED)),-whole)
 ALL       := $(LLMC) $(HOST_ONLY) $(TESTS) $(HOST_TESTS) $(RANK_TESTS) $(PROBE)
-UPPER     := $(foreach dir,check commands flags log plan run,llmc/$(dir)/%)
+UPPER     := $(foreach dir,commands flags log plan run,llmc/$(dir)/%)
 THREADED  := $(HOST_ONLY) $(HOST_TESTS) $(wildcard test/comm/*.cpp) $(call marked,threads)
 CHECKED_address := $(filter-out $(UPPER),$(filter llmc/%,$(ALL))) $(THREADED) $(call marked,addresses)
 CHECKED_thread  := llmc/comm/% llmc/device/% llmc/train/% $(THREADED)
@@ -62,19 +64,26 @@ $(CPU_DIR)/%.o: % Makefile
 endif
 
 # ---- test programs -------------------------------------------------------------------------------------------------
-.PHONY: test-cpu test-gpu test-ranks test-ranks-binary test-ranks-gpu kernels probe probe-cpu \
+.PHONY: check_card check_card_cpu test-cpu test-gpu test-ranks test-ranks-binary test-ranks-gpu kernels probe probe-cpu \
         kernel-times bench-cpu fuzz mutation soak dist gpu-build
-CPU_PROGRAMS  += $(addprefix $(CPU_DIR)/,test_cpu test_ranks probe_cpu bench_cpu bench_step)
-CUDA_PROGRAMS += $(addprefix $(CUDA_DIR)/,test_gpu test_ranks probe)
+CPU_PROGRAMS  += $(addprefix $(CPU_DIR)/,check_card_cpu test_cpu test_ranks probe_cpu bench_cpu bench_step)
+CUDA_PROGRAMS += $(addprefix $(CUDA_DIR)/,check_card test_gpu test_ranks probe)
+$(CPU_DIR)/check_card_cpu: $(call cpu_objects,$(SPECIFICATIONS)) $(call shared,dev/check_card.cpp)
 $(CPU_DIR)/test_cpu: $(call cpu_objects,$(TESTS) $(HOST_TESTS) $(PROBE))
 $(CPU_DIR)/test_ranks: $(call cpu_objects,$(RANK_TESTS))
 $(CPU_DIR)/probe_cpu: $(call cpu_objects,$(PROBE)) $(call shared,dev/probe/main.cpp)
 $(CPU_DIR)/bench_cpu: $(CPU_DIR)/dev/bench_cpu.cu.o
 $(CPU_DIR)/bench_step: $(CPU_DIR)/dev/bench_step.cpp.o
+CUDA_CHECK_OBJECTS := $(call cuda_objects,$(SPECIFICATIONS)) $(call shared,dev/check_card.cpp)
+$(CUDA_DIR)/check_card: $(CUDA_CHECK_OBJECTS)
 $(CUDA_DIR)/test_gpu: $(CUDA_TEST_OBJECTS)
 $(CUDA_DIR)/test_ranks: $(CUDA_RANK_OBJECTS)
 $(CUDA_DIR)/probe: $(CUDA_PROBE_OBJECTS)
 
+check_card: $(CUDA_DIR)/check_card  ## tests all that a run uses on this card (README.md)
+	@cmp -s $< $@ || cp -f $< $@
+check_card_cpu: $(CPU_DIR)/check_card_cpu  ## the same on the host device
+	@cmp -s $< $@ || cp -f $< $@
 test-cpu: $(CPU_DIR)/test_cpu  ## the tests for the host device; SANITIZE=address or thread
 test-gpu: $(CUDA_DIR)/test_gpu  ## the tests for a GPU
 test-ranks: $(CPU_DIR)/test_ranks  ## several processes: collectives, launches, lost ranks (needs mpirun)

@@ -28,9 +28,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 ACCEPTED = ROOT / "dev/mutation_accepted.txt"
-# Files of llmc/check/ that need the model, other processes or matrix products.
-NO_SPECIFICATIONS = ("card_check.cpp", "collectives.cpp", "findings.cpp", "kernel_checks.cpp",
-                     "product_checks.cpp", "step.cpp", "worker.cpp")
+# Files of test/kernels/specifications/ that need the model, other ranks or matrix products, and tests of such files.
+NO_SPECIFICATIONS = ("collectives.cpp", "kernel_checks.cpp", "product_checks.cpp", "step.cpp")
+NO_KERNEL_TESTS = ("check_specifications.cpp", "kernel_checks.cpp", "known_products.cpp", "trial.cpp")
 ORDERS = ("ascending", "descending", "random")
 COMMON = "-std=c++20 -I. -fopenmp -fno-math-errno -w -DLLMC_CUDA=0 -MMD"
 FLAGS = {"plain": "-O2", "tsan": "-O1 -g -fsanitize=thread"}
@@ -133,14 +133,15 @@ class Build:
         self.tree, self.kind, self.folder = tree, kind, tree / "build" / kind
         self.folder.mkdir(parents=True)
         # Linked where a test needs them: kernels, and their specifications.
-        parts = sorted(str(p.relative_to(tree)) for pattern in ("kernels/*.cu", "comm/pieces.cu", "check/*.cpp")
-                       for p in (tree / "llmc").glob(pattern) if p.name not in NO_SPECIFICATIONS)
+        parts = sorted(str(p.relative_to(tree)) for pattern in ("llmc/kernels/*.cu", "llmc/comm/pieces.cu",
+                                                                "test/kernels/specifications/*.cpp")
+                       for p in tree.glob(pattern) if p.name not in NO_SPECIFICATIONS)
         base = sorted(str(p.relative_to(tree)) for pattern in ("device/host/*.cpp", "device/faults.cpp", "device/transfer.cpp",
                                                                "kernels/*.cpp",
                                                                "linear/matmul.cpp", "linear/*_host.cpp")
-                      for p in (tree / "llmc").glob(pattern)) + ["test/main.cpp", "test/kernels/specifications.cpp"]
+                      for p in (tree / "llmc").glob(pattern)) + ["test/main.cpp", "test/kernels/check_specifications.cpp"]
         self.tests = sorted(str(p.relative_to(tree)) for p in (tree / "test/kernels").glob("*.cpp")
-                            if p.name != "specifications.cpp") + ["test/device/warp.cu"]
+                            if p.name not in NO_KERNEL_TESTS) + ["test/device/warp.cu"]
         with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
             self.object = dict(pool.map(lambda s: (s, self.compile(tree, s, self.folder)), parts + base + self.tests))
         self.base = [self.object[s] for s in base]

@@ -19,7 +19,7 @@ tsan=(env OMP_NUM_THREADS=1 "TSAN_OPTIONS=halt_on_error=1 atexit_sleep_ms=0" "${
 export ASAN_OPTIONS=detect_leaks=0
 export LARGEST_GIB=6  # of models that train a step (test_run_architectures.py)
 
-stage "host: build" check make -s -j"$JOBS" train_gpt_cpu test-cpu test-ranks-binary probe-cpu
+stage "host: build" check make -s -j"$JOBS" train_gpt_cpu check_card_cpu test-cpu test-ranks-binary probe-cpu
 for streams in now lazy random; do
     for guard in 0 1; do
         settings=(env LLMC_STREAMS=$streams LLMC_GUARD=$guard)
@@ -136,8 +136,8 @@ if command -v nvcc >/dev/null || [[ -x ${CUDA_HOME:-/usr/local/cuda}/bin/nvcc ]]
                 VIRTUAL_GPU_ORDER=random $programs/test_gpu --no-colors
         done
         stage "virtual GPU: $arch, races" doctest env VIRTUAL_GPU_CARD=$arch VIRTUAL_GPU_RACES=1 $programs/test_gpu --no-colors
-        stage "virtual GPU: $arch, card check" unittest env VIRTUAL_GPU_CARD=$arch VIRTUAL_PROGRAMS=$programs \
-            python3 test/end_to_end/test_card_check.py OnVirtualGpu
+        stage "virtual GPU: $arch, check_card" unittest env VIRTUAL_GPU_CARD=$arch VIRTUAL_PROGRAMS=$programs \
+            python3 test/end_to_end/test_check_card.py OnVirtualGpu
         stage "virtual GPU: $arch, approximations at their worst" doctest \
             env VIRTUAL_GPU_CARD=$arch VIRTUAL_GPU_APPROXIMATE=1 $programs/test_gpu --no-colors
     done

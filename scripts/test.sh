@@ -34,7 +34,7 @@ drain
 
 # ---- host device ---------------------------------------------------------------------------------------------------
 
-host=(train_gpt_cpu test-cpu test-ranks-binary)
+host=(train_gpt_cpu check_card_cpu test-cpu test-ranks-binary)
 if [[ -n $ALL ]]; then
     host+=(probe-cpu)  # the GPU session's tests use it
 else
@@ -55,7 +55,7 @@ for file in test/end_to_end/test_run_*.py; do
     if [[ -z $ALL && $name == test_run_gpu_session ]]; then continue; fi
     queue stage "end to end: ${name#test_run_}" unittest python3 "$file"
 done
-queue stage "end to end: card check" unittest python3 test/end_to_end/test_card_check.py OnHost
+queue stage "end to end: check_card" unittest python3 test/end_to_end/test_check_card.py OnHost
 queue stage "watching runs" unittest .venv/bin/python test/end_to_end/test_watching.py
 queue stage "report of runs" unittest .venv/bin/python test/end_to_end/test_report.py
 # The tests mark the suites that are left out here and below (test/suites.h).
@@ -103,7 +103,7 @@ asan_tests=("${asan[@]}" $NATIVE-address/test_cpu --no-colors "--test-suite-excl
 # Leaves out tests of objects that this build takes from the ordinary one (UNCHECKED in dev/build.mk); make soak has
 # them.
 queue stage "AddressSanitizer, UBSan: other tests" doctest "${asan_tests[@]}" \
-    "--source-file-exclude=$kernels,*test/check/*,*test/dev/*,*test/base/*,*test/flags/*,*test/log/*,*test/plan/*,*test/run/*,*test/device/formats.cu,*test/device/math.cu"
+    "--source-file-exclude=$kernels,*test/dev/*,*test/base/*,*test/flags/*,*test/log/*,*test/plan/*,*test/run/*,*test/device/formats.cu,*test/device/math.cu"
 queue stage "UBSan: kernels" doctest "${asan_tests[@]}" "--source-file=$kernels"
 queue stage "AddressSanitizer, UBSan: broken files" check "${asan[@]}" \
     TRAIN_GPT=$NATIVE-address/train_gpt_cpu python3 test/end_to_end/fuzz.py --cases 60

@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "llmc/check/reference.h"
 #include "llmc/device/formats.cuh"
 #include "llmc/device/transfer.h"
+#include "test/kernels/specifications/reference.h"
 
 namespace llmc::test {
 

@@ -13,7 +13,7 @@ data=${2:-}
 cuda=build/cuda-sm_90a-nompi
 options=(GPU_ARCH=sm_90a USE_MPI=0 USE_NCCL=1 ${NVCC:+"NVCC=$NVCC"} ${CXX:+"CXX=$CXX"})
 
-make -s -j"${JOBS:-2}" "${options[@]}" train_gpt test-gpu test-ranks-gpu probe kernel-times
+make -s -j"${JOBS:-2}" "${options[@]}" train_gpt check_card test-gpu test-ranks-gpu probe kernel-times
 make -s -j"${JOBS:-2}" ${CXX:+"CXX=$CXX"} train_gpt_cpu
 host=build/cpu-native
 if [[ ! -x $host/train_gpt_cpu ]]; then host=build/cpu-native-nompi; fi
@@ -22,7 +22,7 @@ mkdir -p "$pack"
 programs=$(mktemp -d)
 trap 'rm -rf "$programs"' EXIT
 mkdir "$programs/lib"
-for program in train_gpt test_gpu test_ranks probe libkernel_times.so; do
+for program in train_gpt check_card test_gpu test_ranks probe libkernel_times.so; do
     cp "$cuda/$program" "$programs/$program"
     strip "$programs/$program"
 done

@@ -9,7 +9,7 @@ virtual_objects = $(patsubst %,$(VIRTUAL_DIR)/%.o,$1)
 
 # Programs of CUDA objects that keep their PTX, linked with what stands in for CUDA, cuBLASLt and NCCL.
 VIRTUAL_OUT      := $(VIRTUAL_DIR)$(addprefix -,$(filter-out sm_90a,$(subst $(space),-,$(ARCH_NAMES))))
-VIRTUAL_PROGRAMS := $(addprefix $(VIRTUAL_OUT)/,train_gpt test_gpu test_ranks probe)
+VIRTUAL_PROGRAMS := $(addprefix $(VIRTUAL_OUT)/,train_gpt check_card test_gpu test_ranks probe)
 .PHONY: virtual test-virtual
 ifeq ($(PTX),1)
 virtual: $(VIRTUAL_PROGRAMS) $(VIRTUAL_OUT)/libnccl.so.2  ## the CUDA programs on the virtual GPU, in build/virtual
@@ -20,6 +20,7 @@ endif
 $(VIRTUAL_PROGRAMS): $(call virtual_objects,$(VIRTUAL_GPU)) $(CUDA_OBJECTS) | $(VIRTUAL_OUT)/libnccl.so.2
 	$(CXX) -rdynamic -Wl,-rpath,'$$ORIGIN' $(filter %.o,$^) -o $@ $(LIBS_CPU) -ldl  # libnccl.so.2 calls the program
 $(VIRTUAL_OUT)/train_gpt: $(call shared,train_gpt.cu)
+$(VIRTUAL_OUT)/check_card: $(CUDA_CHECK_OBJECTS)
 $(VIRTUAL_OUT)/test_gpu: $(CUDA_TEST_OBJECTS)
 $(VIRTUAL_OUT)/test_ranks: $(CUDA_RANK_OBJECTS)
 $(VIRTUAL_OUT)/probe: $(CUDA_PROBE_OBJECTS)

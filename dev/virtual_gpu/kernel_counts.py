@@ -31,7 +31,7 @@ RUNS = {"fp32": ["--precision", "fp32"], "bf16": ["--precision", "bf16"],
                                                  "attention_fp8,attention_backward_fp8"],
         **{f"fp8 {recipe}": ["--precision", "fp8", "--fp8-recipe", recipe] for recipe in ("delayed", "current", "block")}}
 SHAPE = ["--layers", 2, "--channels", 128, "--heads", 2, "-b", 2, "-t", 64, "--vocab", 300, "--max-steps", 2,
-         "--checkpoint-minutes", 0, "--card-check", "off"]
+         "--checkpoint-minutes", 0, "--tune", "0"]
 HEADER = f"""# What each kernel does in two steps of a tiny model. dev/virtual_gpu/kernel_counts.py --write makes this file.
 # Precision, kernel, {", ".join(COUNTED)}.
 # Counted in the PTX of this compiler for this architecture:

@@ -10,9 +10,9 @@
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
 #include "llmc/base/text.h"
-#include "llmc/commands/check.h"
 #include "llmc/log/metrics.h"
 #include "llmc/run/ranks.h"
+#include "llmc/run/tuning.h"
 
 namespace llmc {
 namespace {

@@ -232,15 +232,9 @@ const Flag kRows[] = {
     flag(0, "kernels", "LIST", &Options::kernels, wanted_kernels,
          "kernel variants to use: auto (all that the card supports), portable (none: plain kernels only), or "
          "names separated by commas (--kernels list names all)"),
-    flag(0, "card-check", "NAME", &Options::card_check, {},
-         "test kernels, matmuls and collectives on this card before the run uses them: auto (on a GPU, once per card, "
-         "driver and program), force (every time, on a CPU too) or off"),
     flag(0, "tune", "N", &Options::tune, {.max = 64},
-         "algorithms per matmul that the card check times to find the fastest; 0: take the library's first correct "
-         "one"),
-    flag(0, "strict", "", &Options::strict, {}, "refuse to start if the card check would fall back to anything"),
-    flag(0, "timeout-check", "SECONDS", &Options::timeout_check, {.min_open = true},
-         "a part of the card check that takes longer than this fails"),
+         "algorithms of cuBLASLt per matmul that are timed before the first step to find the fastest; 0: take the "
+         "library's first one (GPU only)"),
 
     heading("FP8 and loss scaling"),
     flag(0, "fp8-recipe", "NAME", &Options::fp8_recipe, {},
@@ -433,6 +427,10 @@ std::string current_name(const std::string& name) { return name == "muon-cautiou
 const std::vector<RemovedFlag>& removed_flags() {
     const char* const kFollow =
         "start scripts/follow.py RUN --tensorboard (or --wandb, --prometheus FILE) while it trains";
+    constexpr const char* kCheckCard =
+        "the program check_card (make check_card) tests the kernels, matmuls and collectives of a run on this card, "
+        "and "
+        "exits with 1 if one is wrong";
     static const std::vector<RemovedFlag> flags = {
         {"fp8-smooth", "false",
          "--fp8-recipe block gives each block of a row its own scale, and --fp8-layers all,-fc_proj keeps the layer "
@@ -446,6 +444,9 @@ const std::vector<RemovedFlag>& removed_flags() {
         {"fp8-probe-every", "0",
          "train_gpt inspect --from CHECKPOINT shows the errors of each layer's FP8 matmuls, for one micro-batch", true},
         {"label-smoothing", "0", "train on the targets as they are; --z-loss also keeps logits small"},
+        {"card-check", "\"auto\"", kCheckCard, true},
+        {"strict", "false", kCheckCard},
+        {"timeout-check", "60", kCheckCard, true},
         {"price", "null", "multiply the GPU-hours that --dry-run predicts by your price", true},
         {"track", "\"off\"", kFollow, true},
         {"tensorboard", "false", kFollow, true},

@@ -29,7 +29,6 @@ struct Command {
 };
 const Command kCommands[] = {
     {"train", "train a model; this word may be left out"},
-    {"check", "test this card's kernels, matmuls and links for a run with these flags"},
     {"eval", "print a model's losses and its scores in tasks (eval --help)"},
     {"sample", "generate text with a model (sample --help)"},
     {"export", "write a model's weights for Hugging Face or llm.c (export --help)"},
@@ -271,7 +270,7 @@ struct {
     {"generate inference infer complete chat", "did you mean sample?"},
     {"pretrain run start", "did you mean train?"},
     {"convert save", "did you mean export?"},
-    {"verify selftest doctor", "did you mean check?"},
+    {"check verify selftest doctor", "use the program check_card (make check_card)"},
     {"resume continue", "add --resume latest to the flags of the run"},
     {"prepare tokenize", "python3 -m data.prepare makes shards"},
     {"plan", "use --dry-run"},

@@ -25,11 +25,11 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// Removes `train` or `check` in front of the flags; `help` becomes --help.
+// Removes `train` in front of the flags; `help` becomes --help.
 std::vector<std::string> without_command(std::vector<std::string> arguments) {
     if (arguments.empty() || arguments[0].empty() || arguments[0][0] == '-') return arguments;
     if (arguments[0] == "help") return {"--help"};
-    if (arguments[0] != "train" && arguments[0] != "check") refuse(unknown_command_text(arguments[0]));
+    if (arguments[0] != "train") refuse(unknown_command_text(arguments[0]));
     arguments.erase(arguments.begin());
     return arguments;
 }
@@ -97,12 +97,12 @@ void check_complete(const Options& options) {
     if (options.json && !options.dry_run) refuse("--json prints the plan of --dry-run; add --dry-run");
     if (!options.profile_steps.text.empty() && options.out.empty())
         refuse("--profile-steps writes its traces into the run directory; add --out DIR");
-    if (!options.bench && !planning && !options.checking) check_checkpoints_have_a_place(options);
+    if (!options.bench && !planning) check_checkpoints_have_a_place(options);
     if (options.bench && !options.profile_steps.text.empty())
         refuse("--bench writes nothing, so it cannot be combined with --profile-steps");
     if (options.bench && options.train.empty() && options.doc_mask)
         refuse("--bench: random tokens have no documents for --doc-mask; add --train GLOB");
-    if (options.train.empty() && !options.bench && !planning && !options.print_config && !options.checking) {
+    if (options.train.empty() && !options.bench && !planning && !options.print_config) {
         if (from != ResumeFrom::nothing && !options.out.empty() && options.config_file.empty())
             refuse("--resume {}: there is no run in {}, which has no run.json; check --out, or add --train 'GLOB'",
                    options.resume.text, options.out);
@@ -234,7 +234,6 @@ static std::string models_text() {
 ParsedOptions parse_options(int argc, const char* const* argv) {
     ParsedOptions parsed;
     Options& options = parsed.options;
-    const bool checking = argc > 1 && std::string(argv[1]) == "check";
     const std::vector<GivenFlag> given =
         read_flags(without_command({argv + std::min(argc, 1), argv + argc}), all_flags(), "--help-all lists all");
     set_flags(given, options);
@@ -250,7 +249,6 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
     } else {
         options = with_config(options);
         set_flags(given, options);
-        options.checking = checking;
         check_complete(options);
     }
     if (argc > 0) options.program = shell_quote(argv[0]);

@@ -103,11 +103,6 @@ inline constexpr Word<Offload> kWords<Offload>[] = {{"off", Offload::off},
                                                     {"both", Offload::both},
                                                     {"auto", Offload::automatic}};
 
-enum class CardCheckMode { automatic, force, off };
-template <>
-inline constexpr Word<CardCheckMode> kWords<CardCheckMode>[] = {
-    {"auto", CardCheckMode::automatic}, {"force", CardCheckMode::force}, {"off", CardCheckMode::off}};
-
 enum class ResumeFrom { nothing, latest, automatic, path };
 template <>
 inline constexpr Word<ResumeFrom> kWords<ResumeFrom>[] = {{"latest", ResumeFrom::latest},
@@ -191,10 +186,7 @@ struct Options {
     // Precision and memory
     Precision precision = default_precision();  // resolve() leaves fp32, bf16 or fp8
     bool tf32 = false;
-    CardCheckMode card_check = CardCheckMode::automatic;
     int tune = 8;
-    bool strict = false;
-    double timeout_check = 60;                   // seconds
     Recompute recompute = Recompute::automatic;  // choose_automatic() replaces it
     Offload offload = Offload::off;
     Parsed<WantedKernels> kernels = {"auto", {}};  // see kernel_set
@@ -281,7 +273,6 @@ struct Options {
     bool no_cache = false;
 
     std::set<std::string> given;  // long names of the flags that the command line or --config has
-    bool checking = false;        // train_gpt check instead of a run
     std::string command_line;     // as given, quoted for a shell
     std::string program;          // its first word
 

@@ -1,4 +1,4 @@
-// Biases and their gradients (bias.h), and the second half of deterministic column sums (column_sums.cuh).
+// Gradients of biases (bias.h), and the second half of deterministic column sums (column_sums.cuh).
 #include "llmc/kernels/bias.h"
 
 #include <algorithm>
@@ -68,36 +68,6 @@ void reduce_column_parts(float* first, float* second, const float* parts, int co
         in(parts, static_cast<size_t>(count) * columns), count, columns, split, accumulate);
 }
 
-// ---- add: a thread has eight columns, and every gridDim.y-th row of them -------------------------------------------
-
-constexpr int kRowsOfThread = 8;
-
-template <class Real>
-static __global__ void __launch_bounds__(256) add_bias_kernel(Real* out, const Real* bias, int N, int OC) {
-    const int column = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x) * 8;
-    if (column >= OC) return;
-    float add[8];
-    load8(bias + column, add);
-    for (int row = static_cast<int>(blockIdx.y); row < N; row += static_cast<int>(gridDim.y)) {
-        Real* const at = out + static_cast<size_t>(row) * OC + column;
-        float x[8];
-        load8(at, x);
-        LLMC_UNROLL
-        for (int i = 0; i < 8; i++) x[i] += add[i];
-        store8(at, x);
-    }
-}
-
-template <class Real>
-void add_bias(Real* out, const Real* bias, int N, int OC, stream_t stream) {
-    check_rows("add_bias", N, OC);
-    constexpr int kMostBlocks = 2048;  // along the rows: enough to fill any card
-    const int threads = std::min(256, div_up(OC / 8, 32) * 32);
-    const dim3 grid(div_up(OC / 8, threads), std::min(div_up(N, kRowsOfThread), kMostBlocks));
-    launch<add_bias_kernel<Real>>({grid, dim3(threads), 0, stream}, inout(out, static_cast<size_t>(N) * OC),
-                                  in(bias, OC), N, OC);
-}
-
 // ---- gradient ------------------------------------------------------------------------------------------------------
 
 template <class Real>
@@ -131,11 +101,7 @@ void bias_gradient(float* dbias, float* scratch, const Real* dout, int N, int C,
     reduce_column_parts(dbias, nullptr, scratch, plan.parts, C, C, accumulate, stream);
 }
 
-#define LLMC_INSTANTIATE(Real)                                      \
-    template void add_bias(Real*, const Real*, int, int, stream_t); \
-    template void bias_gradient(float*, float*, const Real*, int, int, bool, stream_t);
-LLMC_INSTANTIATE(float)
-LLMC_INSTANTIATE(bf16)
-#undef LLMC_INSTANTIATE
+template void bias_gradient(float*, float*, const float*, int, int, bool, stream_t);
+template void bias_gradient(float*, float*, const bf16*, int, int, bool, stream_t);
 
 }  // namespace llmc

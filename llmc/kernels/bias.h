@@ -1,4 +1,4 @@
-// Adds a bias, for products whose epilogue does not, and computes its gradient: column sums of the output gradient.
+// The gradient of a bias: column sums of the output gradient. A product's epilogue adds the bias itself.
 #pragma once
 #include <cstddef>
 
@@ -6,16 +6,6 @@
 #include "llmc/device/runtime.h"
 
 namespace llmc {
-
-// out[n][c] += bias[c], in FP32 and rounded once.
-//
-//   out  (N, OC) Real, float or bf16; N >= 1, OC % 8 == 0
-//   bias (OC) Real
-//
-// Moves 2 * sizeof(Real) bytes per element. An epilogue adds to the unrounded sum, so in bf16 this `out` is rounded
-// once more than an epilogue's.
-template <class Real>
-void add_bias(Real* out, const Real* bias, int N, int OC, stream_t stream);
 
 // dbias[c] = sum over n of dout[n][c]; added to dbias if `accumulate`.
 //

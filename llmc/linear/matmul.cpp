@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <climits>
 
-#include "llmc/kernels/bias.h"
-
 namespace llmc {
 
 const char* Product::name() const {
@@ -65,15 +63,6 @@ Gemm::Gemm(const Product& p)
 
 namespace {
 
-// result (rows, columns) += bias (columns), rounded once more.
-void add_bias_to(const Product& product, const ProductTensors& t, stream_t stream) {
-    const Gemm g(product);
-    if (product.result_element() == Product::Element::bf16)
-        add_bias(static_cast<bf16*>(t.result), static_cast<const bf16*>(t.bias), g.rows, g.columns, stream);
-    else
-        add_bias(static_cast<float*>(t.result), static_cast<const float*>(t.bias), g.rows, g.columns, stream);
-}
-
 [[noreturn]] void refuse(const Product& product, const std::string& why) {
     throw Error(ExitCode::failure, product.describe() + ": " + why);
 }
@@ -130,7 +119,7 @@ void Matmul::choose(ProductChoices choices) {
     forget_plans();
 }
 
-const ProductChoice& Matmul::chosen(const Product& product) {
+const std::string& Matmul::chosen(const Product& product) {
     const auto [place, is_new] = chosen_.try_emplace(product);
     if (!is_new || choices_.empty()) return place->second;
     const auto found = choices_.find(key(product));
@@ -144,17 +133,7 @@ void Matmul::multiply(const Product& product, const ProductTensors& tensors, str
     if (has_stream_ && stream != stream_) refuse(product, "a Matmul works on one stream, make another for this one");
     has_stream_ = true;
     stream_ = stream;
-    if (const ProductChoice& choice = chosen(product); product.bias && choice.separate_bias) {
-        Product without = product;
-        without.bias = false;
-        ProductTensors plain = tensors;
-        plain.bias = nullptr;
-        chosen_.try_emplace(without, ProductChoice{choice.algorithm, choice.emulated});
-        if (submit(without, plain, stream)) counts_.emulated++;
-        add_bias_to(product, tensors, stream);
-    } else if (submit(product, tensors, stream)) {
-        counts_.emulated++;
-    }
+    if (submit(product, tensors, stream)) counts_.emulated++;
     (is_fp8(product.type) ? counts_.fp8 : product.type == OperandType::bf16 ? counts_.bf16 : counts_.fp32)++;
 }
 

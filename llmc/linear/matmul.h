@@ -72,18 +72,9 @@ struct Product {
 // True if tensor cores may accumulate this FP8 product with fewer bits. Block scales allow no fast accumulation.
 bool accumulates_fast(const Product& product, FastAccumulation wanted);
 
-// How to compute a product, if not with the first algorithm that the library proposes.
-struct ProductChoice {
-    std::string algorithm;       // one of Matmul::proposals(), from any process; "" for the library's first
-    bool emulated = false;       // BF16 units multiply the FP8 values
-    bool separate_bias = false;  // our own kernel adds the bias after the product
-    // Set if every algorithm with a larger workspace was wrong: the limit in bytes. Only explains the choice.
-    std::optional<size_t> workspace = {};
-    bool operator==(const ProductChoice& other) const {
-        return algorithm == other.algorithm && emulated == other.emulated && separate_bias == other.separate_bias;
-    }
-};
-using ProductChoices = std::map<std::string, ProductChoice>;  // by Matmul::key()
+// The algorithm of each product that does not use the first one that the library proposes: one of Matmul::proposals(),
+// from any process, by Matmul::key().
+using ProductChoices = std::map<std::string, std::string>;
 
 // Message for the user when cuBLASLt refuses an FP8 product, printed once per product.
 std::string emulation_note(const Product& product, const std::string& refusal);
@@ -147,19 +138,14 @@ public:
 
     // The name under which choices are stored: describe(), and the settings of this object that change the result.
     std::string key(const Product& product) const;
-    // How to compute products from now on. Products without a choice use the library's first proposal. So does a
+    // The algorithms of products from now on. Products without a choice use the library's first proposal. So does a
     // product whose chosen algorithm this library lacks, which is named on stderr.
     void choose(ProductChoices choices);
-    const ProductChoices& choices() const { return choices_; }
-    // The library's algorithms for a product that need at most `workspace` bytes: up to `limit` texts, the library's
-    // favourite first, valid in any process with the same library. The host device has only "".
-    std::vector<std::string> proposals(const Product& product, int limit, size_t workspace);
-    // Workspace sizes to try: all that is available first, then less. Empty on the host device.
-    std::vector<size_t> workspaces();
+    // The library's algorithms for a product: up to `limit` texts, the library's favourite first, valid in any process
+    // with the same library. Empty on the host device, which has one way of computing a product.
+    std::vector<std::string> proposals(const Product& product, int limit);
     // True if this device computes a product with BF16 units, because it has no such FP8 product.
     bool emulates(const Product& product);
-    // True if the library can compute this product with this algorithm.
-    bool has_algorithm(const Product& product, const std::string& algorithm);
     // Computes any product. `forward`, `dgrad` and the others below call this.
     void multiply(const Product& product, const ProductTensors& tensors, stream_t stream);
 
@@ -231,7 +217,7 @@ private:
     struct Backend;  // differs by device
 
     Backend& backend();
-    const ProductChoice& chosen(const Product& product);
+    const std::string& chosen(const Product& product);  // its algorithm; "" if there is no choice
     void forget_plans();
     bool submit(const Product& product, const ProductTensors& tensors, stream_t stream);  // true: emulated
     void emulate(const Product& product, ProductTensors tensors, stream_t stream);        // GPU only
@@ -241,7 +227,7 @@ private:
     const Fp8Scaling scaling_;
     std::unique_ptr<Backend> backend_;
     ProductChoices choices_;
-    std::map<Product, ProductChoice> chosen_;  // choices_ by product, filled in on first use
+    std::map<Product, std::string> chosen_;  // choices_ by product, filled in on first use
     ProductCounts counts_;
     bool has_stream_ = false;
     stream_t stream_{};

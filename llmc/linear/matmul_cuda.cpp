@@ -327,29 +327,16 @@ Matmul::Backend& Matmul::backend() {
     return *backend_;
 }
 
-std::vector<std::string> Matmul::proposals(const Product& product, int limit, size_t workspace) {
+std::vector<std::string> Matmul::proposals(const Product& product, int limit) {
     Plan plan;
     backend().describe(plan, product);
-    find_algorithms(plan, product, backend().handle, workspace, limit);
+    find_algorithms(plan, product, backend().handle, backend().workspace_bytes, limit);
     std::vector<std::string> texts;
     for (const cublasLtMatmulAlgo_t& algorithm : plan.algorithms) texts.push_back(text_of(algorithm));
     return texts;
 }
 
-std::vector<size_t> Matmul::workspaces() {
-    std::vector<size_t> sizes;
-    for (const size_t bytes : kLtWorkspaces)
-        if (bytes <= backend().workspace_bytes) sizes.push_back(bytes);
-    return sizes;
-}
-
 bool Matmul::emulates(const Product& product) { return product.has_block_scales() && backend().lacks_scales; }
-
-bool Matmul::has_algorithm(const Product& product, const std::string& algorithm) {
-    Plan plan;
-    backend().describe(plan, product);
-    return take_algorithm(plan, backend().handle, backend().workspace_bytes, algorithm);
-}
 
 void Matmul::forget_plans() {
     if (backend_) backend_->plans.clear();
@@ -406,12 +393,11 @@ void Matmul::emulate(const Product& product, ProductTensors t, stream_t stream) 
 
 bool Matmul::submit(const Product& product, const ProductTensors& t, stream_t stream) {
     Backend& b = backend();
-    const ProductChoice& choice = chosen(product);
-    if (!product.emulated && (choice.emulated || emulates(product))) {
+    if (!product.emulated && emulates(product)) {
         emulate(product, t, stream);
         return true;
     }
-    Plan& plan = b.plan_for(product, choice.algorithm);
+    Plan& plan = b.plan_for(product, chosen(product));
     const float host_factors[] = {t.factor, product.accumulate ? 1.0f : t.addend_factor};
     const void* const addend = t.addend ? t.addend : t.result;
     const float* factors = has_device_factors(product) ? b.factors : host_factors;

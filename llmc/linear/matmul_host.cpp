@@ -299,10 +299,8 @@ Matmul::~Matmul() {
     tear_down([] { synchronize_device(); });  // queued products use this object's buffers
 }
 
-std::vector<std::string> Matmul::proposals(const Product&, int, size_t) { return {""}; }
-std::vector<size_t> Matmul::workspaces() { return {0}; }
+std::vector<std::string> Matmul::proposals(const Product&, int) { return {}; }
 bool Matmul::emulates(const Product&) { return false; }
-bool Matmul::has_algorithm(const Product&, const std::string& algorithm) { return algorithm.empty(); }
 void Matmul::forget_plans() {}
 std::string Matmul::emulated_because(Fp8Scaling) { return ""; }
 

@@ -47,6 +47,7 @@ const std::vector<Row>& rows() {
         {std::regex(R"(run\.json)"), R"x(\{\s*"(run_id|resumed)":)x", moves},
         {std::regex(R"(metrics\.jsonl)"), R"x(\{"step":)x", moves},
         {std::regex(R"(main\.log)"), "s:[0-9]", moves},
+        // Earlier versions wrote it.
         {std::regex(R"(check\.json)"), R"x(\{\s*(\}|"[^"]*": ?\{\s*"family":))x", moves},
         {std::regex(R"(trace-rank[0-9]+\.json)"), R"x(\{"displayTimeUnit":"ms","baseTimeNanoseconds":)x", moves},
         {std::regex(R"(watchdog_rank[0-9]{5,}\.json)"), R"x(\{\s*"backend":)x", moves},

@@ -131,7 +131,7 @@ std::string bare(std::string_view name) {
 }
 
 // The share of the data sheet's peak that large products and streaming kernels reach. Products: 790 of 989.4 TFLOP/s in
-// BF16 and 1450 of 1978.9 in FP8, the middle of what the card check measured on an H100 (cuBLASLt 13.1, five checks of
+// BF16 and 1450 of 1978.9 in FP8, the middle of what was measured on an H100 (cuBLASLt 13.1, five checks of
 // 2026-11-26 and 27: 781 to 803, and 1404 to 1500). Published for older versions are 750 and 1350. Memory: 4.2 of 4.8
 // TB/s, published for an H200. Other cards are assumed to reach the same shares.
 constexpr double kProductFraction = 790.0 / 989.4;
@@ -223,7 +223,7 @@ std::string describe_rates(const MeasuredRates& measured, bool has_fp8) {
     if (has_fp8) add("fp8", "matmuls in fp8");
     add("copy", "memory");
     if (here.empty()) return "The card's rates are from the table of cards.";
-    return fmt::format("Measured by the card check on this card ({}): {}.", measured.date, here) +
+    return fmt::format("Measured on this kind of card ({}): {}.", measured.date, here) +
            (table.empty() ? "" : " From the table of cards: " + table + ".");
 }
 
@@ -234,7 +234,7 @@ std::string describe_links(const GpuSpec& gpu, const MeasuredRates& measured) {
         kNicRate / 1e9);
     if (knows(measured, "all_gather") && knows(measured, "reduce_scatter"))
         return fmt::format(
-                   "Links were measured by the card check on this card ({}): all_gather {:.3g} GB/s, reduce_scatter "
+                   "Links were measured on this kind of card ({}): all_gather {:.3g} GB/s, reduce_scatter "
                    "{:.3g} GB/s per rank, in nodes of {} GPUs; the rest is assumed: ",
                    measured.date, rates.all_gather_gbs, rates.reduce_scatter_gbs, kNodeGpus) +
                rest;

@@ -1,13 +1,13 @@
-// The speed of cards: peaks from their data sheets, which MFU refers to, and the rates that predictions use. The card
-// check measures rates on this card. Without one, a rate is a typical share of the data sheet's peak.
+// The speed of cards: peaks from their data sheets, which MFU refers to, and the rates that predictions use. The tuning
+// at a run's start measures rates on this card. Without one, a rate is a typical share of the data sheet's peak.
 #pragma once
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "llmc/check/findings.h"
 #include "llmc/device/runtime.h"
+#include "llmc/linear/tune.h"
 #include "llmc/train/words.h"
 
 namespace llmc {
@@ -40,7 +40,7 @@ std::vector<std::string> gpu_short_names();
 // The peak for a run in this precision on this device, for MFU; nothing for unknown cards.
 std::optional<double> peak_tflops(const DeviceInfo& device, Precision precision);
 
-// The rates that the card check measured on the card that is planned for; empty if it has not checked that card.
+// The rates that runs measured on the kind of card that is planned for; empty if there was none.
 struct MeasuredRates {
     Rates rates;
     std::string date;  // of the newest rate

@@ -6,7 +6,6 @@
 
 #include "llmc/base/json.h"
 #include "llmc/base/text.h"
-#include "llmc/check/findings.h"
 #include "llmc/log/provenance.h"
 #include "llmc/model/model_file.h"
 

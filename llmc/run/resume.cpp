@@ -196,6 +196,15 @@ std::string setting(const std::string& name, const Json& value) {
     return (find_flag(name) ? "--" : "") + name + " " + text_of(value);
 }
 
+// Notes kernels other than those of the checkpoint's run, as on another kind of card.
+void compare_kernels(const Options& o, Resumed& resumed) {
+    const Json then = resumed.checkpoint->manifest().run->value("kernels", Json()), now = o.kernel_set.names();
+    if (then.is_array() && then != now)
+        resumed.notes.push_back(
+            fmt::format("the checkpoint's run used the kernels {}, this run uses {}; results may round differently",
+                        json_text(then), json_text(now)));
+}
+
 // Compares the settings and inputs of the checkpoint's run with those of this run, by kResumeRules.
 void compare_settings(const Options& o, const Inputs& inputs, Resumed& resumed) {
     const Manifest& manifest = resumed.checkpoint->manifest();
@@ -291,8 +300,7 @@ const std::vector<ResumeRule> kResumeRules = {
      "train val out init-from model stop-after max-minutes recompute offload zero shard-within comm "
      "timeout-start timeout-step timeout-save log-every checkpoint-every checkpoint-minutes keep keep-every verify "
      "on-save-error checkpoint-local after-checkpoint val-every val-batches sample-every sample-tokens tokenizer "
-     "prompt temperature top-k top-p signals-every fp8-log-every card-check tune strict "
-     "timeout-check verify-every hellaswag task validation tokens"},
+     "prompt temperature top-k top-p signals-every fp8-log-every tune verify-every hellaswag task validation tokens"},
     {OnChange::noted,
      "batch depth max-steps epochs lr warmup schedule final-lr-fraction decay-from cooldown restart-every "
      "restart-factor plateau early-stop weight-decay cautious-decay beta1 beta2 eps master gradients adam-moments "
@@ -354,6 +362,7 @@ std::optional<Resumed> find_checkpoint(const Options& o, const Inputs& inputs, R
     }
     read_position(o, inputs, resumed);
     compare_settings(o, inputs, resumed);
+    compare_kernels(o, resumed);
     resumed.state = state_of(*resumed.checkpoint);
     for (const Restart& restart : kRestarts)
         for (const std::string& name : words_in(restart.after_change_of))

@@ -67,7 +67,7 @@ Run<Real>::Run(const Options& options, const Inputs& inputs, const CardFacts& ca
                position.data_step - position.step, trainer.fp8(), comm_, directory),
       profiler_(comm_, profiler_setup(options, trainer)),
       decay_file_(trainer.config(), inputs.sources, directory) {
-    begin_records(directory, trainer, options, *card.check, ranks, position);
+    begin_records(directory, trainer, options, *card.tuning, ranks, position);
     inputs.keep_tokenizer(directory);
 }
 

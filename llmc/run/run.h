@@ -24,7 +24,7 @@ namespace llmc {
 
 // Facts about this rank's card that the run records.
 struct CardFacts {
-    JsonValue check;                    // summary of the card check; null if nothing was checked
+    JsonValue tuning;                   // what was measured before the first step; null on a CPU
     std::optional<double> peak_tflops;  // denominator of MFU, if the card is known
 };
 

@@ -7,7 +7,6 @@
 #include "llmc/base/clock.h"
 #include "llmc/base/json.h"
 #include "llmc/base/text.h"
-#include "llmc/check/findings.h"
 #include "llmc/checkpoint/checkpoint_directory.h"
 #include "llmc/log/provenance.h"
 #include "llmc/model/model_file.h"
@@ -27,7 +26,7 @@ void write_run_json(const RunDirectory& directory, const Options& options, const
                                 {"kernels", options.kernel_set.names()},
                                 {"versions", versions_json()},
                                 {"weights_hash", facts.weights_hash},
-                                {"card_check", *facts.card_check},
+                                {"tuning", *facts.tuning},
                                 {"products", *facts.products}};
     const std::string path = directory.file("run.json");
     ordered_json run;
@@ -55,7 +54,7 @@ void write_run_json(const RunDirectory& directory, const Options& options, const
 }
 
 void prepare_directory(RunDirectory& directory, const Options& o, const Inputs& inputs,
-                       const std::optional<Resumed>& resumed, const ordered_json& findings) {
+                       const std::optional<Resumed>& resumed) {
     if (!directory.active()) return;
     require_checkpoint_directory(directory.checkpoints());
     if (resumed && resumed->position.saved >= 0)
@@ -64,11 +63,10 @@ void prepare_directory(RunDirectory& directory, const Options& o, const Inputs& 
         directory.begin(o.overwrite, o.resume.value == ResumeFrom::automatic,
                         [&](const std::string& path) { return inputs.is_input(path); });
     remove_unfinished(system_calls(), directory.checkpoints());
-    if (!findings.is_null()) write_file(directory.file("check.json"), json_text(findings, 1) + "\n");
 }
 
 template <class Real>
-void begin_records(RunDirectory& directory, Trainer<Real>& trainer, const Options& o, const ordered_json& card_check,
+void begin_records(RunDirectory& directory, Trainer<Real>& trainer, const Options& o, const ordered_json& tuning,
                    const Ranks& ranks, const RunPosition& position) {
     if (o.out.empty()) return;
     const std::string weights =
@@ -85,7 +83,7 @@ void begin_records(RunDirectory& directory, Trainer<Real>& trainer, const Option
         directory.remove_weights();  // left from an earlier step
     }
     write_run_json(directory, o,
-                   {trainer.comm().world(), ranks.device.name, weights, position.run_id, position.saved, card_check,
+                   {trainer.comm().world(), ranks.device.name, weights, position.run_id, position.saved, tuning,
                     ordered_json(trainer.config().products)});
 }
 

@@ -78,26 +78,25 @@ void decay(Trainer<Real>& trainer, const Options& options, const Decay& decay);
 
 // ---- the run directory and its records (start.cpp) ------------------------------------------------------------------
 
-// Prepares rank 0's directory for a new run, and writes the findings of its card check to check.json, unless they are
-// null. For a run that resumes in its own directory, nothing else changes yet.
+// Prepares rank 0's directory for a new run. For a run that resumes in its own directory, nothing else changes yet.
 void prepare_directory(RunDirectory& directory, const Options& options, const Inputs& inputs,
-                       const std::optional<Resumed>& resumed, const nlohmann::ordered_json& findings);
+                       const std::optional<Resumed>& resumed);
 
 // Opens the records, now that nothing can prevent the run any more: sets checkpoints aside that are newer than the
-// resumed one, cuts metrics.jsonl and main.log to their lengths at that time, and writes run.json with `card_check`. A
+// resumed one, cuts metrics.jsonl and main.log to their lengths at that time, and writes run.json with `tuning`. A
 // collective.
 template <class Real>
 void begin_records(RunDirectory& directory, Trainer<Real>& trainer, const Options& options,
-                   const nlohmann::ordered_json& card_check, const Ranks& ranks, const RunPosition& position);
+                   const nlohmann::ordered_json& tuning, const Ranks& ranks, const RunPosition& position);
 
 // The contents of run.json besides the options.
 struct RunFacts {
     int world = 1;
-    std::string device;                        // "NVIDIA H200", "host (2 threads)"
-    std::string weights_hash;                  // hash of the weights at the start
-    std::string run_id;                        // the same in every checkpoint of the run
-    int64_t resumed_at = -1;                   // step at which the run resumed; -1 for a new run
-    JsonValue card_check = {}, products = {};  // results of the card check; how each matmul is computed
+    std::string device;                    // "NVIDIA H200", "host (2 threads)"
+    std::string weights_hash;              // hash of the weights at the start
+    std::string run_id;                    // the same in every checkpoint of the run
+    int64_t resumed_at = -1;               // step at which the run resumed; -1 for a new run
+    JsonValue tuning = {}, products = {};  // what was measured before the first step; the algorithm of each matmul
 };
 
 // Writes the options and `facts` into the directory's run.json. A resumed run adds an entry to "resumed" instead.

@@ -44,7 +44,7 @@ struct TrainerConfig : ModelSetup, OptimizerSetup {
     FastAccumulation fast_accumulation = FastAccumulation::forward;
     Fp8LayerTerms fp8_layers = {{"all"}};
     Sharding sharding;
-    ProductChoices products;    // the card check's
+    ProductChoices products;    // algorithms of matmuls
     bool forward_only = false;  // for evaluation and sampling: no memory for gradients and moments
     double qk_clip = 0;         // limit of attention's logits (kernels/clip.h); 0: none
     int64_t signals_every = 0;  // steps from one with norms by tensor to the next (signals.h); 0: none

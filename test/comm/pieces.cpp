@@ -4,8 +4,8 @@
 
 #include <cmath>
 
-#include "llmc/check/reference_quantize.h"
-#include "test/kernels/specifications.h"
+#include "test/kernels/check_specifications.h"
+#include "test/kernels/specifications/reference_quantize.h"
 
 using namespace llmc;
 using namespace llmc::test;

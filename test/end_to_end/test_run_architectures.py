@@ -134,7 +134,7 @@ class EveryName(Case):
     small vocabulary. dev/soak.sh trains all but llama3-70b.
     """
 
-    NARROW = ["--layers", "1", "-b", "1", "-t", "32", "--max-steps", "1", "--card-check", "off"]
+    NARROW = ["--layers", "1", "-b", "1", "-t", "32", "--max-steps", "1"]
     MOST = int(os.environ.get("LARGEST_GIB", "1" if BRIEF else "2"))  # larger models are only planned
 
     def test_every_name_trains_a_step(self):

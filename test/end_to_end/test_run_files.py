@@ -279,7 +279,7 @@ class Fitting(Case):
     """Runs on a device with little memory, which LLMC_MEMORY_MB simulates."""
 
     LITTLE = {"LLMC_MEMORY_MB": "8"}
-    FLAGS = ["--batch", "32", "--max-steps", "2", "--card-check", "off"]
+    FLAGS = ["--batch", "32", "--max-steps", "2"]
 
     def test_a_run_that_does_not_fit_says_what_would(self):
         result = self.refused(run(*tiny_flags(*self.FLAGS), env=self.LITTLE), RESOURCES)

@@ -17,7 +17,7 @@ import trainer
 BUILD = next((path for name in ("cpu-native", "cpu-native-nompi")
               if os.path.exists(os.path.join(path := os.path.join(trainer.ROOT, "build", name), "train_gpt_cpu"))), "")
 SESSION = os.path.join(trainer.ROOT, "dev", "gpu")
-PROGRAMS = ("train_gpt_cpu", "test_cpu", "probe_cpu", "test_ranks")
+PROGRAMS = ("train_gpt_cpu", "check_card_cpu", "test_cpu", "probe_cpu", "test_ranks")
 sys.path.insert(0, SESSION)
 
 import host_and_gpu  # noqa: E402
@@ -44,7 +44,8 @@ class Dry(unittest.TestCase):
     def setUpClass(cls):
         missing = [name for name in PROGRAMS if not os.path.exists(os.path.join(BUILD, name))]
         if missing:
-            raise unittest.SkipTest(f"{', '.join(missing)} not built: make test-cpu test-ranks-binary probe-cpu")
+            raise unittest.SkipTest(f"{', '.join(missing)} not built: make check_card_cpu test-cpu test-ranks-binary "
+                                    "probe-cpu")
         cls.pack, cls.out = trainer.new_path("pack"), trainer.new_path("session")
         subprocess.run([sys.executable, os.path.join(SESSION, "make_references.py"), "--build", BUILD, "--out",
                         os.path.join(cls.pack, "references"), "--dry"], check=True, capture_output=True,
@@ -184,11 +185,13 @@ class Dry(unittest.TestCase):
         pack, out = trainer.new_path("pack"), trainer.new_path("session")
         os.makedirs(pack)
         with tarfile.open(os.path.join(pack, "programs.tar.xz"), "w:xz") as tar:
-            tar.add(os.path.join(BUILD, "train_gpt_cpu"), "./train_gpt_cpu")
+            for name in ("train_gpt_cpu", "check_card_cpu"):
+                tar.add(os.path.join(BUILD, name), "./" + name)
         run_session(pack, out, "--parts", "0")
         items = read(os.path.join(out, "part0_machine.json"))["items"]
         self.assertTrue(items["programs"]["done"])
-        self.assertIn("right, 0 fell back", items["card check d12 fp8"]["output"])
+        self.assertEqual(items["check_card d12 fp8"]["code"], 0)
+        self.assertRegex(items["check_card d12 fp8"]["output"], r"all +\d+ of +\d+ right")
         with tarfile.open(os.path.join(out, "results.tar.gz")) as tar:
             self.assertFalse([name for name in tar.getnames() if os.path.basename(name).startswith("train_gpt")])
 
@@ -270,8 +273,6 @@ class Pieces(unittest.TestCase):
     def test_every_kernel_of_the_project_has_a_family(self):
         names = set()
         for folder, _, files in os.walk(os.path.join(trainer.ROOT, "llmc")):
-            if os.path.basename(folder) == "check":  # none of a step's
-                continue
             for name in files:
                 if name.endswith((".cu", ".cuh")):
                     with open(os.path.join(folder, name), encoding="utf-8") as file:

@@ -1,8 +1,8 @@
 // GELU, SwiGLU and squared ReLU: their specifications at many shapes, and properties that a specification cannot
 // express.
 #include "llmc/kernels/activation.h"
+#include "test/kernels/check_specifications.h"
 #include "test/kernels/quantized.h"
-#include "test/kernels/specifications.h"
 
 using namespace llmc;
 using namespace llmc::test;

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "test/kernels/attention_run.h"
-#include "test/kernels/specifications.h"
+#include "test/kernels/check_specifications.h"
 #include "test/suites.h"
 
 using namespace llmc;

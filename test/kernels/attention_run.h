@@ -4,9 +4,9 @@
 
 #include <vector>
 
-#include "llmc/check/reference.h"
 #include "llmc/kernels/attention.h"
 #include "test/kernel_test.h"
+#include "test/kernels/specifications/reference.h"
 
 namespace llmc::test::attention {
 

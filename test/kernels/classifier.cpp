@@ -3,7 +3,7 @@
 
 #include <random>
 
-#include "test/kernels/specifications.h"
+#include "test/kernels/check_specifications.h"
 
 using namespace llmc;
 using namespace llmc::test;

@@ -5,7 +5,7 @@
 #include <map>
 #include <random>
 
-#include "test/kernels/specifications.h"
+#include "test/kernels/check_specifications.h"
 
 using namespace llmc;
 using namespace llmc::test;

@@ -4,7 +4,7 @@
 #include "llmc/kernels/attention.h"
 #include "llmc/kernels/variants.h"
 #include "test/kernels/attention_run.h"
-#include "test/kernels/specifications.h"
+#include "test/kernels/check_specifications.h"
 
 using namespace llmc;
 using namespace llmc::test;
@@ -50,7 +50,7 @@ TEST_CASE("Hopper's backward of attention meets attention's specifications") {
 }
 
 // The backward pass need not round differently: it adds up in the portable kernels' order, and on the virtual GPU it
-// has their bits. That it runs at all is seen in test_card_check.py, where it is made wrong.
+// has their bits. That it runs at all is seen in test_check_card.py, where it is made wrong.
 TEST_CASE("Hopper's attention is another kernel, whose sums round differently, at the head dimensions that it has") {
     if (!is_hopper()) return;
     for (const int HD : {64, 96, 128}) {

@@ -1,8 +1,8 @@
 // Hopper's products with GELU: their specifications, and refusals. Skipped where the device is no Hopper card.
 #include "llmc/kernels/hopper/matmul_gelu.h"
 
+#include "test/kernels/check_specifications.h"
 #include "test/kernels/quantized.h"
-#include "test/kernels/specifications.h"
 
 using namespace llmc;
 using namespace llmc::test;

@@ -7,8 +7,8 @@
 #if !LLMC_CUDA
 #include "llmc/device/host/settings.h"
 #endif
+#include "test/kernels/check_specifications.h"
 #include "test/kernels/quantized.h"
-#include "test/kernels/specifications.h"
 
 using namespace llmc;
 using namespace llmc::test;

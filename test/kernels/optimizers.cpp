@@ -3,7 +3,7 @@
 #include "llmc/kernels/clip.h"
 #include "llmc/kernels/muon.h"
 #include "llmc/kernels/update.h"
-#include "test/kernels/specifications.h"
+#include "test/kernels/check_specifications.h"
 
 using namespace llmc;
 using namespace llmc::test;

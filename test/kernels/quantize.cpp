@@ -2,8 +2,8 @@
 // express.
 #include "llmc/kernels/quantize.h"
 
+#include "test/kernels/check_specifications.h"
 #include "test/kernels/quantized.h"
-#include "test/kernels/specifications.h"
 
 using namespace llmc;
 using namespace llmc::test;

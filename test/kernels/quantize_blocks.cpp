@@ -4,8 +4,8 @@
 
 #include <random>
 
+#include "test/kernels/check_specifications.h"
 #include "test/kernels/quantized.h"
-#include "test/kernels/specifications.h"
 
 using namespace llmc;
 using namespace llmc::test;

@@ -1,10 +1,10 @@
 // Arrays for codes and state, and comparisons, for tests of quantizing kernels besides the specifications.
 #pragma once
-#include "llmc/check/reference.h"
-#include "llmc/check/reference_quantize.h"
 #include "llmc/kernels/fp8_state.h"
 #include "test/helpers.h"
 #include "test/kernel_test.h"
+#include "test/kernels/specifications/reference.h"
+#include "test/kernels/specifications/reference_quantize.h"
 
 namespace llmc::test {
 

@@ -1,7 +1,7 @@
 // RoPE and QK-norm: their specifications at many shapes, tables of angles, and pairs of neighbours.
 #include "llmc/kernels/rope.h"
 
-#include "test/kernels/specifications.h"
+#include "test/kernels/check_specifications.h"
 
 using namespace llmc;
 using namespace llmc::test;

@@ -4,11 +4,8 @@
 
 #include <doctest/doctest.h>
 
-#include <filesystem>
-#include <nlohmann/json.hpp>
 #include <set>
 
-#include "llmc/check/findings.h"
 #include "llmc/plan/plan.h"
 
 using namespace llmc;
@@ -197,8 +194,8 @@ TEST_CASE("card rates: a step's time follows from them, and the plan names their
     const auto said = [&](const Rates& rates) { return describe_plan(run_with(rates), {}); };
     CHECK(contains(said({}), " The card's rates are from the table of cards.\n"));
     CHECK(contains(said({}), "from public rates"));
-    CHECK(contains(said(kAll),
-                   "Measured by the card check on this card (2026-01-02): matmuls in bf16, matmuls in fp8, memory.\n"));
+    CHECK(
+        contains(said(kAll), "Measured on this kind of card (2026-01-02): matmuls in bf16, matmuls in fp8, memory.\n"));
     CHECK(contains(said(kAll), "Large matmuls at 600 TFLOP/s in bf16 and 900 in fp8"));
     CHECK(contains(said(kAll), "3.7 TB/s"));
     CHECK(contains(said({{"copy", 4e12}}), "(2026-01-02): memory. From the table of cards: matmuls in bf16, matmuls"));
@@ -248,19 +245,6 @@ TEST_CASE("card rates: a card that is not in the table has its measured rates") 
     CHECK(!measured_card(device, {{{"fp8", 9e14}, {"bf16", 6e14}}, ""}));
     CHECK(!measured_card(device, {{{"fp8", 9e14}, {"copy", 4e12}}, ""}));
     CHECK(measured_card(device, {{{"bf16", 6e14}, {"copy", 4e12}}, ""})->fp8_tflops == 0);
-}
-
-TEST_CASE("card rates: rates and date of kept results") {
-    const std::filesystem::path directory =
-        std::filesystem::temp_directory_path() / ("rates-" + std::to_string(getpid()));
-    const KeptResults kept(directory.string(), {{"device", "A"}});
-    CHECK(kept.date() == "");
-    CHECK(kept.add({{"copy", {"memory", "", "", 0, {}, {{"copy", 4e12}}}}}) == "");
-    CHECK(kept.add({{"links of 8 ranks", {"between ranks", "", "", 0, {}, {{"all_gather", 2e11}}}}}) == "");
-    CHECK(kept.date().size() == std::string("2026-01-02").size());
-    CHECK(rates_of(kept.load()) == Rates{{"copy", 4e12}, {"all_gather", 2e11}});
-    CHECK(KeptResults(directory.string(), {{"device", "B"}}).date() == "");
-    std::filesystem::remove_all(directory);
 }
 
 }  // namespace llmc::test

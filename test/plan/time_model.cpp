@@ -126,7 +126,7 @@ TEST_CASE("time model: steps within 10 % of those of this program, and their par
         {"Llama 3 8B FP8", "llama3-8b", 0, 2, 2048, fp8, 2271},
         {"Llama 3 8B FP8", "llama3-8b", 0, 4, 2048, fp8, 4283},
     };
-    // Rates of the card check on that card, and those of the table.
+    // Rates measured on that card, and those of the table.
     const MeasuredRates checked = {{{"bf16", 797e12}, {"fp8", 1500e12}, {"copy", 2.85e12}}, "2026-11-27"};
     for (const MeasuredRates& rates : {checked, MeasuredRates{}})
         for (const Measured& m : runs) {

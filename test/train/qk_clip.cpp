@@ -4,10 +4,10 @@
 #include <cmath>
 #include <map>
 
-#include "llmc/check/reference.h"
 #include "llmc/device/transfer.h"
 #include "llmc/model/architecture.h"
 #include "llmc/train/signals.h"
+#include "test/kernels/specifications/reference.h"
 #include "test/model/gpt2_fixture.h"
 #include "test/suites.h"
 

@@ -25,7 +25,7 @@ from trainer import FinishedRun, corpus, new_path, recipe_flags, tiny_flags, wri
 VIRTUAL = os.path.join(trainer.ROOT, "build", "virtual")
 RANKS = 3
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-NO_CHECK = ["--card-check", "off"]  # test_card_check.py tests it
+NO_TUNING = ["--tune", "0"]  # event times say nothing here; test_check_card.py tests it
 # The largest allowed |virtual / host - 1| of a loss. In FP32 the two differ in the order of a few sums and in exp2. In
 # other precisions a value that rounds the other way propagates.
 BOUNDS = {"fp32": 1e-5, "bf16": 1e-3, "delayed": 1e-3, "current": 1e-3, "block": 1e-3}
@@ -46,12 +46,12 @@ def on_virtual_gpu():
 
 def virtual_run(*flags, env=None, code=0):
     with on_virtual_gpu():
-        return FinishedRun(*NO_CHECK, *flags, env={**ONE_THREAD, **(env or {})}, code=code)
+        return FinishedRun(*NO_TUNING, *flags, env={**ONE_THREAD, **(env or {})}, code=code)
 
 
 def virtual_ranks(*flags, env=None):
     with on_virtual_gpu():
-        return test_run_ranks.RankRun(RANKS, *NO_CHECK, *flags, env={"VIRTUAL_GPU_DEVICES": str(RANKS), **(env or {})})
+        return test_run_ranks.RankRun(RANKS, *NO_TUNING, *flags, env={"VIRTUAL_GPU_DEVICES": str(RANKS), **(env or {})})
 
 
 class FollowsHost(unittest.TestCase):
@@ -208,7 +208,7 @@ class Ranks(unittest.TestCase):
 
     def test_a_collective_that_never_ends(self):
         with on_virtual_gpu():
-            done = test_run_ranks.run_ranks(RANKS, *tiny_flags(*NO_CHECK, "--zero", "2", "--timeout-step", "2"),
+            done = test_run_ranks.run_ranks(RANKS, *tiny_flags(*NO_TUNING, "--zero", "2", "--timeout-step", "2"),
                                             env={"VIRTUAL_GPU_DEVICES": str(RANKS), "VIRTUAL_GPU_FAULT": "stall:30"})
         self.assertEqual(done.code, trainer.COMMUNICATION, done.err)
         self.assertRegex(done.err, r"rank \d.*(all_gather|reduce_scatter|all_reduce|broadcast|all_to_all)")
@@ -251,7 +251,7 @@ class Faults(unittest.TestCase):
 
     def run_with(self, fault, *flags):
         with on_virtual_gpu():
-            return trainer.run(*tiny_flags(*NO_CHECK, *recipe_flags("delayed"), *flags),
+            return trainer.run(*tiny_flags(*NO_TUNING, *recipe_flags("delayed"), *flags),
                                env={**ONE_THREAD, "VIRTUAL_GPU_FAULT": fault})
 
     def test_a_kernel_that_loses_the_device(self):
@@ -262,7 +262,7 @@ class Faults(unittest.TestCase):
 
     def test_the_kernel_is_named(self):
         with on_virtual_gpu():
-            result = trainer.run(*tiny_flags(*NO_CHECK, *recipe_flags("delayed")),
+            result = trainer.run(*tiny_flags(*NO_TUNING, *recipe_flags("delayed")),
                                  env={**ONE_THREAD, "VIRTUAL_GPU_FAULT": "kernel:60", "LLMC_SYNC": "1"})
         self.assertEqual(result.code, 1)
         self.assertRegex(result.err, r"train_gpt: .*_kernel.*failed")

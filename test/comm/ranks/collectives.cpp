@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <cstring>
 
-#include "llmc/check/reference_quantize.h"
 #include "llmc/kernels/elementwise.h"
 #include "test/comm/ranks/ranks.h"
 #include "test/helpers.h"
+#include "test/kernels/specifications/reference_quantize.h"
 
 using namespace llmc;
 using namespace llmc::test;

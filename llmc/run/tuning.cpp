@@ -1,0 +1,180 @@
+// The choice of a run's algorithms, and what is kept of it (tuning.h).
+#include "llmc/run/tuning.h"
+
+#include <nlohmann/json.hpp>
+
+#include "llmc/base/clock.h"
+#include "llmc/base/json.h"
+#include "llmc/base/text.h"
+#include "llmc/comm/agreement.h"
+#include "llmc/comm/link_rates.h"
+#include "llmc/log/provenance.h"
+#include "llmc/train/trainer.h"
+
+namespace llmc {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// The algorithms of the checkpoint's run, if the library has the same version. An earlier version kept objects.
+ProductChoices products_of(const Resumed* resumed, std::vector<std::string>& notes) {
+    if (!resumed) return {};
+    const Manifest& manifest = resumed->checkpoint->manifest();
+    ProductChoices choices;
+    const Json then_chosen = manifest.run->value("products", Json::object());
+    for (const auto& [product, choice] : then_chosen.items())
+        choices[product] = choice.is_object() ? choice.value("algorithm", "") : choice.get<std::string>();
+    std::erase_if(choices, [](const auto& choice) { return choice.second.empty(); });
+    if (choices.empty()) return {};
+    const std::string now = versions_json().value("cublaslt", ""), then = manifest.versions->value("cublaslt", "");
+    if (!now.empty() && then == now) return choices;
+    notes.push_back(
+        fmt::format("the checkpoint's matmuls ran in cuBLASLt {}; with this version their bits may differ", then));
+    return {};
+}
+
+// Rates of matmuls in TFLOP/s, or the other rates in GB/s.
+Json rates_json(const Rates& rates, bool of_products) {
+    Json json = Json::object();
+    for (const auto& [name, rate] : rates)
+        if (is_of_products(name) == of_products) json[name] = rate / (of_products ? 1e12 : 1e9);
+    return json;
+}
+std::string rates_text(const Rates& rates) {
+    std::string text;
+    for (const bool of_products : {true, false}) {
+        std::vector<std::string> parts;
+        const Json of_kind = rates_json(rates, of_products);
+        for (const auto& [name, rate] : of_kind.items())
+            parts.push_back(name + fmt::format(" {:.3g}", rate.get<double>()));
+        if (!parts.empty()) text += fmt::format("; {} {}", of_products ? "TFLOP/s:" : "GB/s:", joined(parts));
+    }
+    return text;
+}
+
+bool has_fast_links(const Comm& comm) {  // all ranks are on one node, and NCCL joins them
+    bool one_node = comm.world() > 1 && std::string(comm.name()) == "nccl";
+    for (int rank = 1; rank < comm.world(); rank++) one_node &= comm.host(rank) == comm.host(0);
+    return one_node;
+}
+
+// Rank 0's value.
+Json broadcast(const Comm& comm, const Json& json) { return parse_json<Json>(broadcast_text(comm, json_text(json))); }
+
+// Times the products and measures the rates that are not known yet.
+Json measure(const Options& o, const ProductUses& products, const ProductChoices& chosen, const Json& known,
+             Ranks& ranks) {
+    const TrainerConfig config = trainer_config(o);
+    Matmul matmul(config.tf32, config.fast_accumulation, config.fp8_scaling());
+    const OwnedStream stream = create_stream();
+    std::vector<Product> unknown;
+    for (const auto& [product, layers] : products) {
+        const std::string key = matmul.key(product);
+        if (!chosen.contains(key) && !known["algorithms"].contains(key)) unknown.push_back(product);
+    }
+    const Tuned tuned = tune(unknown, o.tune, matmul, stream, [&] { ranks.watchdog.alive(); });
+    Rates rates = tuned.rates;
+    if (!known["rates"].contains("copy"))
+        if (const double rate = copy_rate(stream); rate > 0) rates["copy"] = rate;
+    return {{"algorithms", tuned.choices}, {"rates", rates}};
+}
+
+std::string card_text(const DeviceInfo& device) {
+    std::string text;
+    const Json versions = versions_json();
+    for (const std::string name : {"driver", "cublaslt"})
+        if (versions.contains(name))
+            text += (text.empty() ? "" : ", ") + name + " " + versions[name].get<std::string>();
+    return device.name + (text.empty() ? "" : " (" + text + ")");
+}
+
+// A line about check_card's results on this kind of card, if they are missing or bad.
+void print_check(const Json& check, const DeviceInfo& device) {
+    if (check.is_null())
+        print_line(
+            "note: nobody has run check_card on this kind of card, {}: \"make check_card\", then ./check_card "
+            "with this run's flags, tests all that the run uses",
+            card_text(device));
+    else
+        for (const auto& [item, problem] : check.at("items").items())
+            if (problem != "")
+                print_line("note: check_card found an error on this kind of card ({}): {}: {}", check.value("date", ""),
+                           item, problem.get<std::string>());
+}
+
+}  // namespace
+
+CacheFile card_cache(const DeviceInfo& device) {
+    Json identity = {{"device", device.name}, {"compute_capability", device.compute_capability}};
+    const Json versions = versions_json();
+    for (const char* name : {"driver", "cublaslt"})
+        if (versions.contains(name)) identity[name] = versions[name];
+    return {cache_directory(), "card", identity};
+}
+
+MeasuredRates kept_rates(const DeviceInfo& device) {
+    const CacheFile cache = card_cache(device);
+    return {cache.load().value("rates", Rates()), cache.date()};
+}
+
+std::optional<double> peak_tflops(const DeviceInfo& device, Precision precision, const Rates& rates) {
+    if (const std::optional<double> peak = peak_tflops(device, precision)) return peak;
+    const auto measured = rates.find(word_of(precision));
+    return measured == rates.end() ? std::nullopt : std::optional(measured->second * 1e-12);
+}
+
+Tuning tune_run(const Options& o, const ProductUses& products, Ranks& ranks, const Resumed* resumed) {
+    const Comm& comm = ranks.comm;
+    const double began = monotonic_seconds();
+    Tuning tuning;
+    std::vector<std::string> notes;
+    tuning.products = products_of(resumed, notes);
+    for (const std::string& note : notes)
+        if (comm.is_main()) print_line("note: {}", note);
+    if (ranks.device.is_host) return tuning;
+
+    const CacheFile cache = card_cache(ranks.device);
+    Json known = {{"algorithms", Json::object()}, {"rates", Json::object()}, {"check_card", nullptr}}, found;
+    known.update(broadcast(comm, comm.is_main() ? cache.load() : Json::object()));
+    tuning.rates = known["rates"];
+    if (o.tune > 1) {
+        do_together(comm, [&] {
+            if (comm.is_main()) found = measure(o, products, tuning.products, known, ranks);
+        });
+        found = broadcast(comm, found);
+        Rates measured = found["rates"];
+        if (has_fast_links(comm) && !known["rates"].contains("all_gather")) {
+            const LinkRates links = measure_links(comm);
+            measured.insert({{"all_gather", links.all_gather}, {"reduce_scatter", links.reduce_scatter}});
+        }
+        raise(tuning.rates, measured);
+        known["algorithms"].update(found["algorithms"]);
+        const TrainerConfig config = trainer_config(o);
+        const Matmul names(config.tf32, config.fast_accumulation, config.fp8_scaling());
+        for (const auto& [product, layers] : products) {
+            const std::string key = names.key(product);
+            if (known["algorithms"].contains(key)) tuning.products.insert({key, known["algorithms"][key]});
+        }
+        if (comm.is_main() && !measured.empty()) {
+            const std::string problem = cache.add({{"algorithms", found["algorithms"]}, {"rates", tuning.rates}});
+            if (!problem.empty()) print_line("note: the algorithms cannot be kept for the next run: {}", problem);
+            print_line("tuned {} on {} in {:.1f} s{}", counted(found["algorithms"].size(), "matmul"),
+                       card_text(ranks.device), monotonic_seconds() - began, rates_text(tuning.rates));
+        }
+    }
+    *tuning.summary = {{"tflops", rates_json(tuning.rates, true)},
+                       {"gb_per_s", rates_json(tuning.rates, false)},
+                       {"kept", cache.path()},
+                       {"check_card", known["check_card"].is_null() ? Json() : known["check_card"]["date"]}};
+    if (!comm.is_main()) return tuning;
+    const std::optional<double> peak = peak_tflops(ranks.device, o.precision, tuning.rates);
+    if (peak && !peak_tflops(ranks.device, o.precision))
+        print_line(
+            "note: this card is not in the table of cards, so MFU is relative to {:.3g} TFLOP/s, the highest "
+            "rate of its matmuls that was measured",
+            *peak);
+    print_check(known["check_card"], ranks.device);
+    return tuning;
+}
+
+}  // namespace llmc

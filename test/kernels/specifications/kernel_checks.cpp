@@ -1,0 +1,132 @@
+// The list of checks of what a run uses (kernel_checks.h).
+#include "test/kernels/specifications/kernel_checks.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "llmc/kernels/hopper/attention.h"
+#include "llmc/kernels/variants.h"
+#include "llmc/train/trainer.h"
+#include "test/kernels/specifications/specifications.h"
+
+namespace llmc {
+
+namespace {
+
+using V = KernelVariant;
+
+// A function that adds the items of a family of kernels, and the family's loops on the host device.
+struct Family {
+    void (*add)(check::Items&, const KernelUse&);
+    std::optional<V> loops = {};
+};
+constexpr Family kFamilies[] = {{check::add_hardware},
+                                {check::add_embedding, V::host_embedding},
+                                {check::add_norms, V::host_norm},
+                                {check::add_rope, V::host_rope},
+                                {check::add_attention, V::host_attention},
+                                {check::add_activations, V::host_activation},
+                                {check::add_classifier, V::host_classifier},
+                                {check::add_sums, V::host_sums},
+                                {check::add_clipping, V::host_optimizer},
+                                {check::add_optimizer, V::host_optimizer},
+                                {check::add_muon, V::host_optimizer},
+                                {check::add_step},
+                                {check::add_quantize, V::host_quantize},
+                                {check::add_quantize_blocks, V::host_quantize}};
+
+// The same item once more, on a stream that runs these kernels.
+CheckItem with_kernels(const CheckItem& item, const char* suffix, const KernelSet& kernels) {
+    CheckItem again = item;
+    again.name += suffix;
+    again.run = [run = item.run, kernels](stream_t stream) {
+        struct Chosen {
+            stream_t stream;
+            Chosen(stream_t s, const KernelSet& set) : stream(s) { choose_kernels(s, set); }
+            ~Chosen() { choose_kernels(stream, {}); }
+        } chosen(stream, kernels);
+        return run(stream);
+    };
+    return again;
+}
+
+bool has(const std::vector<TensorRow>& rows, const std::string& name) {
+    return std::any_of(rows.begin(), rows.end(), [&](const TensorRow& row) { return row.name == name; });
+}
+
+}  // namespace
+
+std::vector<CheckItem> kernel_checks(const KernelUse& use) {
+    const KernelSet loops = kernel_set({}, kHostDevice, Formats::fp8);
+    check::Items items;
+    for (const Family& family : kFamilies) {
+        const size_t first = items.size();
+        family.add(items, use);
+        const size_t end = items.size();
+        for (size_t i = first; family.loops && use.kernels.has(*family.loops) && i < end; i++)
+            items.push_back(with_kernels(items[i], " in loops", loops));
+        for (const auto& [variant, suffix] : {std::pair{V::hopper_attention, " on Hopper"},
+                                              {V::hopper_attention_backward_split, " with its backward on Hopper"}}) {
+            if (family.loops != V::host_attention || !use.kernels.has(variant)) continue;
+            KernelSet kernels;
+            kernels.add(variant);
+            for (size_t i = first; i < end; i++) items.push_back(with_kernels(items[i], suffix, kernels));
+        }
+    }
+    return items;
+}
+
+KernelUse::KernelUse(const TrainerConfig& config, Precision precision, int ranks) {
+    bf16 = precision != Precision::fp32;
+    fp8 = config.fp8.has_value();
+    scaling = config.fp8_scaling();
+    e4m3_gradients = fp8 && config.fp8->grad == Fp8Grad::e4m3;
+    current_scaling = fp8 && config.fp8->recipe == Fp8Recipe::current;
+    kernels = config.kernels;
+    several_ranks = ranks > 1;
+    fp8_wire = several_ranks && config.sharding.wire == Wire::fp8;
+    optimizer = config.optimizer;
+    adamw = config.adamw;
+    gradients = config.sharding.gradients;
+    signals = config.signals_every > 0;
+    qk_clip = config.qk_clip > 0;
+    max_logits = (signals || qk_clip) && config.model.table().attention;
+    documents = config.end_token.has_value();
+    z_loss = config.z_loss;
+    set_model(config.model);
+    for (const V variant : {V::hopper_attention, V::hopper_attention_backward_split})
+        if (!hopper::can_run(attention_heads())) kernels.remove(variant);
+    tokens = config.batch * config.seq;
+}
+
+void KernelUse::set_model(const ModelConfig& model) {
+    channels = model.channels;
+    heads = model.heads;
+    kv_heads = model.key_value_heads();
+    head_dim = model.head_dim();
+    window = model.short_layers() > 0 ? model.window : 0;
+    hidden = model.mlp_channels();
+    vocab = model.vocab;
+    padded_vocab = model.padded_vocab();
+    logit_cap = static_cast<float>(model.logit_cap);
+
+    // A norm, a linear layer and the model itself look for tensors by these names, too.
+    const ModelTable table = model.table();
+    layer_norm = rms_norm = rms_norm_without_gains = false;
+    const auto add_norm = [&](const std::vector<TensorRow>& rows, const std::string& name) {
+        const bool shifted = has(rows, name + ".bias"), weighted = has(rows, name + ".weight");
+        (shifted ? layer_norm : weighted ? rms_norm : rms_norm_without_gains) = true;
+    };
+    add_norm(table.block, "ln1");
+    add_norm(table.block, "ln2");
+    add_norm(table.final, "lnf");
+    if (table.embedding_norm) add_norm(table.embedding, "embedding_norm");
+    biases = false;
+    for (const std::string& name : linear_names(model)) biases |= has(table.block, name + ".bias");
+    position_embedding = has(table.embedding, "wpe");
+    qk_norm = table.qk_norm;
+    qk_gains = has(table.block, "q_norm.weight");
+    activation = table.activation;
+}
+
+}  // namespace llmc
