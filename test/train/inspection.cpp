@@ -5,8 +5,8 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "llmc/check/reference_quantize.h"
 #include "llmc/model/model_file.h"
+#include "test/kernels/specifications/reference_quantize.h"
 #include "test/linear/sums.h"
 #include "test/model/fp8_training.h"
 
@@ -108,11 +108,11 @@ TEST_CASE("inspect: errors are those of FP64 products of the same operands") {
     std::vector<double> x, dout;
     {
         Inspected<bf16> run(model);
-        run.model.linear().observe([&](auto& layer, const auto& in, const auto& gradient, const LayerPass& pass) {
+        run.model.linear().observe([&](auto& layer, const auto& in, const auto& gradient, const Pass& pass) {
             if (layer.name() != name) return;
             const size_t n = static_cast<size_t>(kN);
-            x = in_fp64(read_back(in.value, n * layer.shape().C, pass.stream));
-            dout = in_fp64(read_back(gradient.value, n * layer.shape().OC, pass.stream));
+            x = in_fp64(read_back(in.value, n * layer.inputs(), pass.stream));
+            dout = in_fp64(read_back(gradient.value, n * layer.outputs(), pass.stream));
         });
         run.run();
     }
