@@ -86,13 +86,20 @@ void Fp8Registry::allocate(stream_t stream) {
     }
 }
 
-void Fp8Registry::set_scale(int layer, Fp8Role role, stream_t stream) {
-    fp8_set_current(states_, tensor(layer, role), 1, config_, stream);
+QuantizePass Fp8Registry::first_run(PassKind kind) const {
+    if (kind == PassKind::recompute) return QuantizePass::replay;  // with forward's scale
+    if (!uses_history() && !has_block_scales()) return QuantizePass::measure;
+    return kind == PassKind::training ? train_pass() : QuantizePass::replay;
 }
-void Fp8Registry::set_evaluation_scale(int layer, Fp8Role role, stream_t stream) {
-    fp8_set_current(evaluation_, tensor(layer, role), 1, config_, stream);
+
+bool Fp8Registry::finish_run(QuantizePass& run, int layer, Fp8Role role, PassKind kind, stream_t stream) {
+    if (run != QuantizePass::measure) return true;
+    const bool evaluation = kind == PassKind::evaluation;
+    fp8_set_current(evaluation ? evaluation_ : states_, tensor(layer, role), 1, config_, stream);
     // No end of a step clears this flag, which would keep all later evaluations from setting the scale.
-    set_bytes(&evaluation_state(layer, role)->bad, 0, sizeof(Fp8State::bad), stream);
+    if (evaluation) set_bytes(&state(layer, role, kind)->bad, 0, sizeof(Fp8State::bad), stream);
+    run = evaluation ? QuantizePass::replay : write_pass();
+    return false;
 }
 
 void Fp8Registry::set_weight_scales(stream_t stream) {

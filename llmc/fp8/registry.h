@@ -14,6 +14,9 @@
 
 namespace llmc {
 
+// A pass through the model. Only training changes amaxes, histories and counters.
+enum class PassKind { training, recompute, evaluation };
+
 // A layer that must leave FP8, and its first tensor that breaks the rule.
 struct Fp8Fallback {
     int layer;
@@ -73,15 +76,20 @@ public:
     QuantizePass train_pass() const { return count_losses_ ? QuantizePass::train_counted : QuantizePass::train; }
     QuantizePass write_pass() const { return count_losses_ ? QuantizePass::write_counted : QuantizePass::write; }
 
+    // How a kernel casts a tensor: its first run makes first_run(). After each run call finish_run(), which returns
+    // true if the codes are written. After a run that measured, it sets the scale, sets `run` to what comes next, and
+    // returns false.
+    QuantizePass first_run(PassKind kind) const;
+    bool finish_run(QuantizePass& run, int layer, Fp8Role role, PassKind kind, stream_t stream);
+
     // On the device, (count()).
     const Fp8State* states() const { return states_; }
-    Fp8State* state(int layer, Fp8Role role) const { return states_ + tensor(layer, role); }
-    // The state that evaluation with current scaling uses instead, so that training does not notice it.
-    Fp8State* evaluation_state(int layer, Fp8Role role) const { return evaluation_ + tensor(layer, role); }
+    // Evaluation with scales of its own values has states of its own, so that training does not notice it.
+    Fp8State* state(int layer, Fp8Role role, PassKind kind = PassKind::training) const {
+        const bool own = kind == PassKind::evaluation && !uses_history();
+        return (own ? evaluation_ : states_) + tensor(layer, role);
+    }
 
-    // Computes the scale from the amax that was measured last.
-    void set_scale(int layer, Fp8Role role, stream_t stream);
-    void set_evaluation_scale(int layer, Fp8Role role, stream_t stream);
     // Computes the scales of all weights. Call after measuring and before writing their codes.
     void set_weight_scales(stream_t stream);
     // With sliced weights, each rank has measured its slices. This takes the maximum over the ranks.

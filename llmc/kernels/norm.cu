@@ -43,17 +43,15 @@ void norm_forward(const NormParameters<Real>& norm, Real* normed, float* mean, f
     check_rows("norm_forward", N, C);
     check_forward("norm_forward", norm, mean, rstd, inp2, residual, C);
     const size_t n = static_cast<size_t>(N) * C, columns = C, rows = N;
-    with_norm_kind(norm.kind(), [&]<NormKind kind>() {
-        with_row_shape(C, [&]<int Rows, int Vectors>() {
-            const int warps_per_row = div_up(C, Vectors * 256);
-            const int teams = div_up(N, Rows), teams_per_block = warps_per_row == 1 ? 8 : 1;
-            const int threads = warps_per_row == 1 ? 256 : 32 * warps_per_row;
-            host::launch_or_loop<layernorm_forward_kernel<kind, Real, Rows, Vectors>,
-                                 host::norm_forward<kind == NormKind::layer, Real>>(
-                KernelVariant::host_norm, {dim3(div_up(teams, teams_per_block)), dim3(threads), 0, stream},
-                out(normed, n), out(mean, rows), out(rstd, rows), out(residual, n), in(inp1, n), in(inp2, n),
-                in(norm.weight, columns), in(norm.shift, columns), norm.eps, N, C, warps_per_row);
-        });
+    with_norm_shape(norm.kind(), C, [&]<NormKind kind, int Rows, int Vectors>() {
+        const int warps_per_row = div_up(C, Vectors * 256);
+        const int teams = div_up(N, Rows), teams_per_block = warps_per_row == 1 ? 8 : 1;
+        const int threads = warps_per_row == 1 ? 256 : 32 * warps_per_row;
+        host::launch_or_loop<layernorm_forward_kernel<kind, Real, Rows, Vectors>,
+                             host::norm_forward<kind == NormKind::layer, Real>>(
+            KernelVariant::host_norm, {dim3(div_up(teams, teams_per_block)), dim3(threads), 0, stream}, out(normed, n),
+            out(mean, rows), out(rstd, rows), out(residual, n), in(inp1, n), in(inp2, n), in(norm.weight, columns),
+            in(norm.shift, columns), norm.eps, N, C, warps_per_row);
     });
 }
 

@@ -154,16 +154,13 @@ void norm_forward_fp8(const NormParameters<bf16>& norm, const Quantized<e4m3>& t
     if (!writes_fp8(pass)) residual = nullptr;
     e4m3* row = writes_fp8(pass) ? to.row : nullptr;
     e4m3* transposed = writes_fp8(pass) ? to.transposed : nullptr;
-    with_norm_kind(norm.kind(), [&]<NormKind kind>() {
-        with_row_shape(C, [&]<int Rows, int Vectors>() {
-            host::launch_or_loop<layernorm_forward_fp8_kernel<kind, Rows, Vectors>,
-                                 host::norm_forward_fp8<kind == NormKind::layer>>(
-                KernelVariant::host_norm,
-                {dim3(div_up(N, plan.rows)), dim3(plan.threads()), plan.shared_bytes(), stream}, out(row, n),
-                out(transposed, n), state_access(to.state, pass), out(mean, rows), out(rstd, rows), out(residual, n),
-                in(inp1, n), in(inp2, n), in(norm.weight, columns), in(norm.shift, columns), norm.eps, N, C,
-                plan.warps_per_row, plan.rows, plan.stride, pass);
-        });
+    with_norm_shape(norm.kind(), C, [&]<NormKind kind, int Rows, int Vectors>() {
+        host::launch_or_loop<layernorm_forward_fp8_kernel<kind, Rows, Vectors>,
+                             host::norm_forward_fp8<kind == NormKind::layer>>(
+            KernelVariant::host_norm, {dim3(div_up(N, plan.rows)), dim3(plan.threads()), plan.shared_bytes(), stream},
+            out(row, n), out(transposed, n), state_access(to.state, pass), out(mean, rows), out(rstd, rows),
+            out(residual, n), in(inp1, n), in(inp2, n), in(norm.weight, columns), in(norm.shift, columns), norm.eps, N,
+            C, plan.warps_per_row, plan.rows, plan.stride, pass);
     });
 }
 
@@ -402,19 +399,20 @@ void norm_backward_fp8(const NormParameters<bf16>& norm, const NormGradients& gr
     const size_t exchange_bytes = plan.warps > 1 ? kTeamExchange * sizeof(float) : 0;
     const size_t own_bytes = static_cast<size_t>(plan.rows) * stride * 4 + bias_bytes + exchange_bytes;
     const size_t ahead_bytes = static_cast<size_t>(plan.warps) * 2 * kGroupBytes;
-    with_norm_kind(norm.kind(), [&]<NormKind kind>() {
-        const auto run = [&]<bool kAhead>() {
-            const size_t shared_bytes = own_bytes + (kAhead ? ahead_bytes : 0);
-            host::launch_or_loop<layernorm_backward_fp8_kernel<kind, kAhead, F8>,
-                                 host::norm_backward_fp8<kind == NormKind::layer, F8>>(
-                KernelVariant::host_norm, {dim3(plan.blocks), dim3(32 * plan.warps), shared_bytes, stream}, out(row, n),
-                out(transposed, n), state_access(to.state, pass), out(bias_parts, plan.parts(C)), out(dinp, n),
-                in(dresidual, n), out(parts, plan.parts(sums)), in(dout, n), in(inp, n), in(norm.weight, columns),
-                in(mean, rows), in(rstd, rows), N, C, plan.rows, stride, pass);
-        };
-        const bool ahead = own_bytes + ahead_bytes <= shared_memory_per_block();
-        ahead ? run.template operator()<true>() : run.template operator()<false>();
-    });
+    const auto run = [&]<NormKind kind, bool kAhead>() {
+        const size_t shared_bytes = own_bytes + (kAhead ? ahead_bytes : 0);
+        host::launch_or_loop<layernorm_backward_fp8_kernel<kind, kAhead, F8>,
+                             host::norm_backward_fp8<kind == NormKind::layer, F8>>(
+            KernelVariant::host_norm, {dim3(plan.blocks), dim3(32 * plan.warps), shared_bytes, stream}, out(row, n),
+            out(transposed, n), state_access(to.state, pass), out(bias_parts, plan.parts(C)), out(dinp, n),
+            in(dresidual, n), out(parts, plan.parts(sums)), in(dout, n), in(inp, n), in(norm.weight, columns),
+            in(mean, rows), in(rstd, rows), N, C, plan.rows, stride, pass);
+    };
+    const bool ahead = own_bytes + ahead_bytes <= shared_memory_per_block();
+    if (layer)
+        ahead ? run.template operator()<NormKind::layer, true>() : run.template operator()<NormKind::layer, false>();
+    else
+        ahead ? run.template operator()<NormKind::rms, true>() : run.template operator()<NormKind::rms, false>();
     if (parts != nullptr)
         reduce_column_parts(gradients.dweight, gradients.dshift, parts, plan.blocks, sums, C, gradients.accumulate,
                             stream);

@@ -19,24 +19,28 @@ constexpr int kTeamMaxWarps = 16;
 constexpr int kTeamMaxSums = 8;
 constexpr int kTeamExchange = 2 * kTeamMaxWarps * kTeamMaxSums;  // floats of shared memory
 
-// Calls run<Rows, Vectors>() for the forward kernels' rows of C columns. Several short rows go to one warp, so that as
-// many bytes are in flight as with long rows.
-template <class Run>
-void with_row_shape(int C, const Run& run) {
-    if (C <= 256)
-        run.template operator()<4, 1>();
-    else if (C <= 512)
-        run.template operator()<4, 2>();
-    else if (C <= 1024)
-        run.template operator()<2, 4>();
-    else
-        run.template operator()<1, 8>();
-}
-
 // Calls run<kind>(), the launch of a kernel for this kind of norm.
 template <class Run>
 void with_norm_kind(NormKind kind, const Run& run) {
     kind == NormKind::layer ? run.template operator()<NormKind::layer>() : run.template operator()<NormKind::rms>();
+}
+
+// Calls run<kind, Rows, Vectors>(), the launch of a forward kernel for rows of C columns. Several short rows go to one
+// warp, so that as many bytes are in flight as with long rows.
+template <class Run>
+void with_norm_shape(NormKind kind, int C, const Run& run) {
+    const auto run_kind = [&]<NormKind k>() {
+        if (C <= 256)
+            run.template operator()<k, 4, 1>();
+        else if (C <= 512)
+            run.template operator()<k, 4, 2>();
+        else if (C <= 1024)
+            run.template operator()<k, 2, 4>();
+        else
+            run.template operator()<k, 1, 8>();
+    };
+    kind == NormKind::layer ? run_kind.template operator()<NormKind::layer>()
+                            : run_kind.template operator()<NormKind::rms>();
 }
 
 inline void check_width(const char* launcher, int C, int widest = 12288) {

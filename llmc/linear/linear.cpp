@@ -5,7 +5,6 @@
 
 #include "llmc/device/trace.h"
 #include "llmc/kernels/bias.h"
-#include "llmc/kernels/hopper/matmul_gelu.h"
 #include "llmc/kernels/norm.h"
 #include "llmc/kernels/quantize.h"
 #include "llmc/kernels/quantize_blocks.h"
@@ -31,27 +30,32 @@ std::string enumeration(const std::vector<std::string>& items) {
 template <class Real>
 Linear<Real>::Linear(LinearLayers<Real>& layers, const std::string& name, int rows, const LinearSetup& setup,
                      const std::string& weight)
-    : layers_(layers), name_(name), rows_(rows), setup_(setup) {
+    : layers_(layers), name_(name), setup_(setup) {
     const ParameterTable& table = layers.weights_.table();
     weight_ = table.find(weight.empty() ? name + ".weight" : weight);
     bias_ = table.look_up(name + ".bias");
-    const std::vector<int>& shape = table.tensor(weight_).shape;
-    outputs_ = shape.at(0);
-    inputs_ = shape.at(1);
+    const ParameterTensor& tensor = table.tensor(weight_);
+    const bool is_fp8 = layers.fp8_ && tensor.codes != CodesFrom::nothing;
+    shape_ = {rows, tensor.shape.at(1), tensor.shape.at(0), is_fp8 ? OperandType::e4m3 : operand_type<Real>};
     layers.layers_.push_back(this);
-    is_fp8_ = layers.fp8_ && table.tensor(weight_).codes != CodesFrom::nothing;
-    if (!is_fp8_) return;
-    tensors_ = layers.fp8_->add(name);
+    // Products read the input as values now, or after the layer has left FP8.
+    const bool reads_values = !backward_is_fp8() || layers.fp8_->layers_may_leave();
+    if (reads_values && !setup.input_in_memory) {
+        const size_t count = static_cast<size_t>(rows) * shape_.C;
+        if (setup.recomputed)
+            layers.values_.plan_shared("x of " + setup.kind, &values_, count);
+        else
+            layers.values_.plan(&values_, count);
+    }
+    if (!is_fp8) return;
+    number_ = layers.fp8_->add(name);
     layers.codes_->add(weight_, setup.kind);
     plan_codes();
-    if (takes_gradient_from_norm())
-        layers.activations_.plan_shared("bias parts", &layers.bias_parts_,
-                                        norm_backward_fp8_bias_parts(rows, outputs_));
 }
 
 template <class Real>
 void Linear<Real>::plan_codes() {
-    const size_t N = rows_, C = inputs_, OC = outputs_;
+    const size_t N = shape_.N, C = shape_.C, OC = shape_.OC;
     Arena& activations = layers_.activations_;
     const ScaleLayout layout = layers_.fp8_->scaling() == Fp8Scaling::mx ? ScaleLayout::mx : ScaleLayout::vectors;
     // Memory is shared by all layers that plan it under the same name.
@@ -73,28 +77,24 @@ void Linear<Real>::plan_codes() {
 
 template <class Real>
 void Linear<Real>::leave_fp8(stream_t stream) {
-    is_fp8_ = false;
-    layers_.codes_->leave(tensors_, stream);
+    shape_.type = operand_type<Real>;
+    layers_.codes_->leave(number_, stream);
 }
 
-// ---- forward and backward -------------------------------------------------------------------------------------------
+// ---- codes ----------------------------------------------------------------------------------------------------------
 
 template <class Real>
-Quantized<e4m3> Linear<Real>::x_codes(const Pass& pass) {
-    const bool evaluation = pass.kind == PassKind::evaluation;
-    Fp8Registry& fp8 = *layers_.fp8_;
-    Fp8State* state = evaluation && !fp8.uses_history() ? fp8.evaluation_state(tensors_, Fp8Role::x)
-                                                        : fp8.state(tensors_, Fp8Role::x);
-    Quantized<e4m3> codes{nullptr, nullptr, state};
+Quantized<e4m3> Linear<Real>::x_codes(const LayerPass& pass) {
+    Quantized<e4m3> codes{nullptr, nullptr, layers_.fp8_->state(number_, Fp8Role::x, pass.kind)};
     // forward() reads the row codes, wgrad the transposed ones. If backward recomputes the input, that pass writes the
     // transposed codes, and row codes only if forward() runs again.
     if (pass.kind != PassKind::recompute || setup_.runs_again) {
-        layers_.x_.holder = tensors_;
+        layers_.x_.holder = number_;
         codes.row = reinterpret_cast<e4m3*>(layers_.x_.row.codes);
         codes.row_scales = layers_.x_.row.scales;
     }
-    if (backward_is_fp8() && !evaluation && !(setup_.recomputed && pass.kind == PassKind::training)) {
-        x_transposed_->holder = tensors_;
+    if (backward_is_fp8() && pass.kind == (setup_.recomputed ? PassKind::recompute : PassKind::training)) {
+        x_transposed_->holder = number_;
         codes.transposed = reinterpret_cast<e4m3*>(x_transposed_->transposed.codes);
         codes.transposed_scales = x_transposed_->transposed.scales;
     }
@@ -102,171 +102,155 @@ Quantized<e4m3> Linear<Real>::x_codes(const Pass& pass) {
 }
 
 template <class Real>
-Operand<Real> Linear<Real>::input(const Real* value, const Real* low, const Pass& pass) {
-    if constexpr (kCanBeFp8<Real>) {
-        if (needs_codes(pass) && layers_.block_scales()) {
-            const Quantized<e4m3> codes = x_codes(pass);
-            const bool leaves_traces = pass.kind == PassKind::training;
-            quantize_blocks(codes, nullptr, nullptr, value, pass.N(), inputs_, layers_.fp8_->scaling(), false,
-                            leaves_traces ? layers_.fp8_->train_pass() : QuantizePass::replay, pass.stream);
-            return {value, codes};
-        }
-        if (needs_codes(pass)) {
-            Operand<Real> x = cast_input(pass, [&](const Quantized<e4m3>& codes, QuantizePass cast) {
-                quantize<e4m3>(codes, nullptr, nullptr, value, low, pass.N(), inputs_, false, cast, pass.stream);
-            });
-            x.value = value;
-            return x;
-        }
-    }
-    return {value, {}};
+Linear<Real>::GradientCodes Linear<Real>::gradient_codes() {
+    Shared& d = layers_.dout_;
+    d.holder = number_;
+    const auto codes = [&]<class F8>(F8) -> GradientCodes {
+        return Quantized<F8>{reinterpret_cast<F8*>(d.row.codes), reinterpret_cast<F8*>(d.transposed.codes),
+                             layers_.fp8_->state(number_, Fp8Role::dout), d.row.scales, d.transposed.scales};
+    };
+    return layers_.fp8_->config().grad == Fp8Grad::e5m2 ? codes(e5m2{}) : codes(e4m3{});
 }
 
 template <class Real>
 void Linear<Real>::check_holds(const Shared& shared, const char* what) const {
-    if (shared.holder == tensors_) return;
+    if (shared.holder == number_) return;
     const Fp8Registry& fp8 = *layers_.fp8_;
     const std::string holder = shared.holder < 0 ? "no codes" : "those of " + fp8.layer_name(shared.holder);
     throw Error(ExitCode::failure, "{}: the memory for its FP8 codes of {} holds {}", name_, what, holder);
 }
 
 template <class Real>
-void Linear<Real>::forward(Real* out, const Operand<Real>& x, const Pass& pass) {
+template <class F8>
+void Linear<Real>::cast(const Quantized<F8>& codes, Fp8Role role, QuantizePass cast_pass, const Real* value,
+                        const Real* low, float* dbias, const LayerPass& pass) {
+    Fp8Registry& fp8 = *layers_.fp8_;
+    const int columns = role == Fp8Role::x ? shape_.C : shape_.OC;
+    if constexpr (std::is_same_v<F8, e4m3>)
+        if (layers_.block_scales())
+            return quantize_blocks(codes, dbias, pass.scratch, value, pass.N, columns, fp8.scaling(), pass.accumulate,
+                                   cast_pass, pass.stream);
+    do {
+        quantize<F8>(codes, dbias, pass.scratch, value, low, pass.N, columns, pass.accumulate, cast_pass, pass.stream);
+    } while (!fp8.finish_run(cast_pass, number_, role, pass.kind, pass.stream));
+}
+
+// ---- forward --------------------------------------------------------------------------------------------------------
+
+template <class Real>
+Operand<Real> Linear<Real>::input_target(const LayerPass& pass) {
+    if constexpr (kCanBeFp8<Real>) {
+        if (input_goes_through_source()) return {layers_.source_};
+        if (backward_is_fp8()) return {nullptr, x_codes(pass), layers_.fp8_->first_run(pass.kind)};
+    }
+    return {values_};
+}
+
+template <class Real>
+bool Linear<Real>::accept(Operand<Real>& x, const LayerPass& pass) {
+    return layers_.fp8_->finish_run(x.cast_pass, number_, Fp8Role::x, pass.kind, pass.stream);
+}
+
+template <class Real>
+Operand<Real> Linear<Real>::input(Real* value, const Real* low, const LayerPass& pass) {
+    Operand<Real> x{value};
+    if constexpr (kCanBeFp8<Real>)
+        if (needs_codes(pass)) {
+            x.codes = x_codes(pass);
+            cast(x.codes, Fp8Role::x, layers_.fp8_->first_run(pass.kind), value, low, nullptr, pass);
+        }
+    return x;
+}
+
+template <class Real>
+void Linear<Real>::forward(Real* out, const Operand<Real>& x, const LayerPass& pass) {
     const Real* bias = bias_ ? layers_.weights_.weight(*bias_) : nullptr;
     if constexpr (kCanBeFp8<Real>)
-        if (is_fp8_) {
+        if (is_fp8()) {
             check_holds(layers_.x_, "x");
-            const Quantized<e4m3> w = layers_.codes_->rows(tensors_);
+            const Quantized<e4m3> w = layers_.codes_->rows(number_);
             layers_.matmul_.forward_fp8(out, x.codes.row, x.codes.row_scale_inv(), w.row, w.row_scale_inv(), bias,
-                                        pass.N(), inputs_, outputs_, pass.stream);
+                                        pass.N, shape_.C, shape_.OC, pass.stream);
             return;
         }
-    layers_.matmul_.forward(out, x.value, weight(), bias, pass.N(), inputs_, outputs_, pass.stream);
+    layers_.matmul_.forward(out, x.value, weight(), bias, pass.N, shape_.C, shape_.OC, pass.stream);
+}
+
+// ---- backward -------------------------------------------------------------------------------------------------------
+
+template <class Real>
+Gradient<Real> Linear<Real>::gradient_target(const LayerPass& pass) {
+    Gradient<Real> dout;
+    if (is_fp8() && layers_.gradients_are_cast()) {
+        dout.state = Gradient<Real>::Codes::wanted;
+        dout.codes = gradient_codes();
+        dout.cast_pass = layers_.fp8_->first_run(pass.kind);
+    }
+    return dout;
 }
 
 template <class Real>
-bool Linear<Real>::takes_gradient_from_norm() const {
-    return setup_.gradient_from_norm && casts_gradients() && outputs_ <= kWidestFusedGradient;
+bool Linear<Real>::accept(Gradient<Real>& dout, const LayerPass& pass) {
+    if (layers_.fp8_->finish_run(dout.cast_pass, number_, Fp8Role::dout, pass.kind, pass.stream)) {
+        dout.state = Gradient<Real>::Codes::written;
+        return true;
+    }
+    dout.bias_parts = nullptr;  // not written by a run that measures
+    return dout.value != nullptr;
 }
 
 template <class Real>
-void Linear<Real>::backward(Real* dinp, const Gradient<Real>& dout, const Operand<Real>& x, const Pass& pass) {
+void Linear<Real>::backward(Real* dinp, const Gradient<Real>& dout, const Operand<Real>& x, const LayerPass& pass) {
+    const int N = pass.N, C = shape_.C, OC = shape_.OC;
     if constexpr (kCanBeFp8<Real>)
         if (backward_is_fp8()) {
-            if (dout.codes == Gradient<Real>::Codes::written) check_holds(layers_.dout_, "dout");
-            return with_gradient_codes([&]<class F8>(Quantized<F8> codes) {
-                if (dout.row) codes.row = static_cast<F8*>(dout.row);
-                backward_fp8(codes, dinp, dout, x, pass);
-            });
+            std::visit(
+                [&](const auto& codes) {
+                    cast_and_wgrad(codes, dout, x, pass);
+                    const Quantized<e4m3> w = layers_.codes_->both(number_, pass.stream);
+                    layers_.matmul_.dgrad_fp8(dinp, codes.row, codes.row_scale_inv(), w.transposed,
+                                              w.transposed_scale_inv(), N, C, OC, pass.stream);
+                },
+                codes_of(dout));
+            return;
         }
     if (layers_.backward_observer_) layers_.backward_observer_(*this, x, dout, pass);
-    const int N = pass.N();
-    if (bias_ && dout.bias == Gradient<Real>::Bias::none)
-        bias_gradient(layers_.gradients_.gradient(*bias_), pass.scratch, dout.value, N, outputs_, pass.accumulate,
-                      pass.stream);
-    layers_.matmul_.wgrad(layers_.gradients_.gradient(weight_), dout.value, x.value, N, inputs_, outputs_,
-                          pass.accumulate, pass.stream);
-    layers_.matmul_.dgrad(dinp, dout.value, weight(), N, inputs_, outputs_, pass.stream);
+    if (bias_ && !dout.bias_done) bias_gradient(dbias(), pass.scratch, dout.value, N, OC, pass.accumulate, pass.stream);
+    layers_.matmul_.wgrad(layers_.gradients_.gradient(weight_), dout.value, x.value, N, C, OC, pass.accumulate,
+                          pass.stream);
+    layers_.matmul_.dgrad(dinp, dout.value, weight(), N, C, OC, pass.stream);
 }
 
 template <class Real>
 template <class F8>
 void Linear<Real>::cast_and_wgrad(const Quantized<F8>& codes, const Gradient<Real>& dout, const Operand<Real>& x,
-                                  const Pass& pass) {
+                                  const LayerPass& pass) {
     using G = Gradient<Real>;
-    const int N = pass.N();
-    Fp8Registry& fp8 = *layers_.fp8_;
-    float* const dbias = dout.bias == G::Bias::done ? nullptr : this->dbias();
-    const auto cast = [&](QuantizePass quantize_pass) {
-        quantize<F8>(codes, dbias, pass.scratch, dout.value, nullptr, N, outputs_, pass.accumulate, quantize_pass,
-                     pass.stream);
-    };
-    if (dout.codes == G::Codes::none && layers_.block_scales()) {
-        if constexpr (std::is_same_v<F8, e4m3>)
-            quantize_blocks(codes, dbias, pass.scratch, dout.value, N, outputs_, fp8.scaling(), pass.accumulate,
-                            fp8.train_pass(), pass.stream);
-    } else if (dout.codes == G::Codes::none) {
-        cast_by_recipe(Fp8Role::dout, PassKind::training, pass.stream, cast);
-    } else if (dout.codes == G::Codes::measured) {
-        cast(fp8.write_pass());
-    } else if (dout.bias == G::Bias::parts && bias_) {
-        finish_bias_gradient(dbias, layers_.bias_parts_, N, outputs_, pass.accumulate, pass.stream);
+    const int N = pass.N, C = shape_.C, OC = shape_.OC;
+    if (dout.state == G::Codes::written) {
+        check_holds(layers_.dout_, "dout");
+        if (dout.bias_parts && bias_)
+            finish_bias_gradient(dbias(), dout.bias_parts, N, OC, pass.accumulate, pass.stream);
+    } else {
+        const bool wanted = dout.state == G::Codes::wanted;
+        cast(codes, Fp8Role::dout, wanted ? dout.cast_pass : layers_.fp8_->first_run(pass.kind), dout.value, nullptr,
+             dout.bias_done ? nullptr : dbias(), pass);
     }
     check_holds(*x_transposed_, "x, transposed");
     float* const dweight = layers_.gradients_.gradient(weight_);
     layers_.matmul_.wgrad_fp8(dweight, codes.transposed, codes.transposed_scale_inv(), x.codes.transposed,
-                              x.codes.transposed_scale_inv(), N, inputs_, outputs_, pass.accumulate, pass.stream);
-}
-
-template <class Real>
-template <class F8>
-void Linear<Real>::backward_fp8(const Quantized<F8>& codes, Real* dinp, const Gradient<Real>& dout,
-                                const Operand<Real>& x, const Pass& pass) {
-    cast_and_wgrad(codes, dout, x, pass);
-    const Quantized<e4m3> w = layers_.codes_->both(tensors_, pass.stream);
-    layers_.matmul_.dgrad_fp8(dinp, codes.row, codes.row_scale_inv(), w.transposed, w.transposed_scale_inv(), pass.N(),
-                              inputs_, outputs_, pass.stream);
-}
-
-// ---- with GELU, in one kernel ---------------------------------------------------------------------------------------
-
-// Not used with recipes that run the producer twice.
-template <class Real>
-bool Linear<Real>::multiplies_with_gelu(const Linear& next, const Pass& pass) const {
-    if (!backward_is_fp8() || !next.backward_is_fp8() || !bias_ || next.input_goes_through_source()) return false;
-    const Fp8Registry& fp8 = *layers_.fp8_;
-    return fp8.uses_history() && !layers_.block_scales() && hopper::can_multiply_with_gelu(pass.N(), inputs_, outputs_);
-}
-
-template <class Real>
-Operand<Real> Linear<Real>::forward_gelu(Real* h, void* row, Linear& next, const Operand<Real>& x, const Pass& pass) {
-    Operand<Real> active;
-    if constexpr (kCanBeFp8<Real>) {
-        check_holds(layers_.x_, "x");
-        const Quantized<e4m3> w = layers_.codes_->rows(tensors_);
-        const bf16* const bias = layers_.weights_.weight(*bias_);
-        active = next.cast_input(pass, [&](Quantized<e4m3> codes, QuantizePass cast) {
-            if (codes.row) codes.row = static_cast<e4m3*>(row);
-            hopper::multiply_gelu_forward(codes, h, {x.codes.row, &x.codes.state->scale_inv},
-                                          {w.row, &w.state->scale_inv}, bias, pass.N(), inputs_, outputs_, cast,
-                                          pass.stream);
-        });
-        if (active.codes.row) active.codes.row = static_cast<e4m3*>(row);
-        layers_.matmul_.count_fp8();
-    }
-    return active;
-}
-
-template <class Real>
-Gradient<Real> Linear<Real>::backward_gelu(const Real* h, void* row, Linear& before, const Gradient<Real>& dout,
-                                           const Operand<Real>& x, const Pass& pass) {
-    using G = Gradient<Real>;
-    if constexpr (kCanBeFp8<Real>) {
-        if (dout.codes == G::Codes::written) check_holds(layers_.dout_, "dout");
-        with_gradient_codes([&]<class F8>(const Quantized<F8>& codes) {
-            cast_and_wgrad(codes, dout, x, pass);
-            const Quantized<e4m3> w = layers_.codes_->both(tensors_, pass.stream);
-            before.cast_gradient(pass, [&]<class Any>(Quantized<Any> dh, QuantizePass cast) {
-                if constexpr (std::is_same_v<Any, F8>) {  // all layers have one format
-                    dh.row = static_cast<F8*>(row);
-                    hopper::multiply_gelu_backward<F8>(
-                        dh, {before.dbias(), pass.scratch, pass.accumulate}, {codes.row, &codes.state->scale_inv},
-                        {w.transposed, &w.state->scale_inv}, h, pass.N(), outputs_, inputs_, cast, pass.stream);
-                }
-            });
-        });
-        layers_.matmul_.count_fp8();
-    }
-    return {nullptr, G::Codes::written, G::Bias::done, row};
+                              x.codes.transposed_scale_inv(), N, C, OC, pass.accumulate, pass.stream);
 }
 
 // ---- all layers -----------------------------------------------------------------------------------------------------
 
 template <class Real>
-LinearLayers<Real>::LinearLayers(Weights<Real>& weights, Gradients& gradients, Matmul& matmul, const Fp8Config* fp8)
+LinearLayers<Real>::LinearLayers(Weights<Real>& weights, Gradients& gradients, Matmul& matmul, Arena& values,
+                                 const Fp8Config* fp8)
     : weights_(weights),
       gradients_(gradients),
       matmul_(matmul),
+      values_(values),
       fp8_(fp8 ? std::make_unique<Fp8Registry>(*fp8, weights.layout().comm()) : nullptr) {
     if (!fp8) return;
     if constexpr (kCanBeFp8<Real>) {
@@ -307,13 +291,13 @@ void LinearLayers<Real>::check_recipe() const {
         if (!layer->is_fp8()) continue;
         if (layer->name() == kHeadLayer)
             refuse("--fp8-layers +{} needs --fp8-recipe delayed or current", layer->name());
-        for (const int extent : {layer->outputs(), layer->inputs()}) {
+        for (const int extent : {layer->shape().OC, layer->shape().C}) {
             if (extent % length == 0) continue;
             channels = extent;
             add_once(odd_channels, layer->setup_.kind);
         }
-        if (layer->rows() % length != 0) {
-            rows = layer->rows();
+        if (layer->shape().N % length != 0) {
+            rows = layer->shape().N;
             add_once(odd_rows, layer->setup_.kind);
         }
     }
@@ -342,11 +326,8 @@ void LinearLayers<Real>::allocate(stream_t stream) {
 template <class Real>
 std::vector<Matmul::LinearShape> LinearLayers<Real>::shapes() const {
     std::vector<Matmul::LinearShape> shapes;
-    for (const Linear<Real>* layer : layers_) {
-        const OperandType type = layer->is_fp8() ? OperandType::e4m3 : operand_type<Real>;
-        const Matmul::LinearShape shape{layer->rows(), layer->inputs(), layer->outputs(), type};
-        if (std::find(shapes.begin(), shapes.end(), shape) == shapes.end()) shapes.push_back(shape);
-    }
+    for (const Linear<Real>* layer : layers_)
+        if (std::find(shapes.begin(), shapes.end(), layer->shape()) == shapes.end()) shapes.push_back(layer->shape());
     return shapes;
 }
 
@@ -354,12 +335,12 @@ template <class Real>
 std::map<Product, std::set<std::string>> LinearLayers<Real>::products(int N) const {
     std::map<Product, std::set<std::string>> products;
     const auto add = [&](const Linear<Real>& layer, OperandType x, OperandType dout, Fp8Scaling scaling) {
-        const int C = layer.inputs(), OC = layer.outputs();
+        const int C = layer.shape().C, OC = layer.shape().OC;
         const auto enter = [&](Product::Kind kind, OperandType type, int rows, bool bias, bool accumulate) {
             const Fp8Scaling scales = llmc::is_fp8(type) ? scaling : Fp8Scaling::tensor;
             products[{kind, type, rows, C, OC, bias, accumulate, scales}].insert(layer.setup_.kind);
         };
-        for (const int rows : {std::min(layer.rows(), N), N % layer.rows()}) {
+        for (const int rows : {std::min(layer.shape().N, N), N % layer.shape().N}) {
             if (rows == 0) continue;
             enter(Product::forward, x, rows, layer.bias_.has_value(), false);
             enter(Product::dgrad, dout, rows, false, false);
@@ -391,6 +372,17 @@ int LinearLayers<Real>::token_multiple() const {
 }
 
 template <class Real>
+int64_t LinearLayers<Real>::fp8_products(int N) const {
+    int64_t products = 0;
+    for (const Linear<Real>* layer : layers_) {
+        if (!layer->is_fp8()) continue;
+        const int of_chunk = layer->backward_is_fp8() ? 3 : 1;
+        products += of_chunk * div_up(N, layer->shape().N) + layer->setup_.runs_again;
+    }
+    return products;
+}
+
+template <class Real>
 void LinearLayers<Real>::prepare_weights(stream_t stream) {
     if (codes_)
         codes_->prepare(stream);
@@ -417,7 +409,7 @@ std::vector<Fp8Fallback> LinearLayers<Real>::leave_fp8(int64_t step, stream_t st
     const std::vector<Fp8Fallback> left = fp8_->take_fallbacks();
     if (step >= fp8_->config().until) fp8_->mark_all_left();
     for (Linear<Real>* layer : layers_)
-        if (layer->is_fp8() && fp8_->has_left(layer->tensors_)) layer->leave_fp8(stream);
+        if (layer->is_fp8() && fp8_->has_left(layer->number_)) layer->leave_fp8(stream);
     return left;
 }
 

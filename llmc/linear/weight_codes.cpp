@@ -154,14 +154,10 @@ void WeightCodes::write_from_working_copy(int layer, bool again, stream_t stream
                         again ? QuantizePass::replay : fp8_.train_pass(), stream);
         return;
     }
-    const auto cast = [&](QuantizePass pass) {
+    QuantizePass pass = again ? QuantizePass::replay : QuantizePass::measure;
+    do {
         quantize<e4m3>(rows(layer), nullptr, nullptr, weight, nullptr, m.outputs, m.inputs, false, pass, stream);
-    };
-    if (!again) {
-        cast(QuantizePass::measure);
-        fp8_.set_scale(layer, Fp8Role::w, stream);
-    }
-    cast(again ? QuantizePass::replay : fp8_.write_pass());
+    } while (!fp8_.finish_run(pass, layer, Fp8Role::w, PassKind::training, stream));
 }
 
 }  // namespace llmc

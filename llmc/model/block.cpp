@@ -16,10 +16,14 @@ Norm<Real>::Norm(ModelContext<Real>& context, const std::string& name, bool kept
       channels_(context.setup.model.channels),
       eps_(static_cast<float>(context.setup.model.norm_eps)),
       weight_(context.weights.table().look_up(name + ".weight")),
-      bias_(context.weights.table().look_up(name + ".bias")) {
+      bias_(context.weights.table().look_up(name + ".bias")),
+      casts_gradient_(context.linear.gradients_are_cast() && channels_ <= kWidestFusedGradient &&
+                      context.setup.kernels.has(KernelVariant::layernorm_backward_fp8)) {
     const std::string kind = name.substr(name.rfind('.') + 1);
     if (bias_) context.plan(kept, (kind + " mean").c_str(), &mean_, context.N());
     context.plan(kept, (kind + " rstd").c_str(), &rstd_, context.N());
+    if (casts_gradient_)
+        context.plan(false, "bias parts", &bias_parts_, norm_backward_fp8_bias_parts(context.setup.N(), channels_));
 }
 
 template <class Real>
@@ -35,19 +39,24 @@ NormParameters<Real> Norm<Real>::parameters() const {
 }
 
 template <class Real>
-Operand<Real> Norm<Real>::forward(Linear<Real>& reader, Real* normed, Real* residual, const Real* inp1,
-                                  const Real* inp2, const Pass& pass) {
-    return reader.input(
-        normed, pass, [&](Real* out) { forward(out, residual, inp1, inp2, pass); },
-        [&](const auto& codes, QuantizePass cast) {
-            norm_forward_fp8(parameters(), codes, mean_, rstd_, inp2 ? residual : nullptr, inp1, inp2, pass.N(),
-                             channels_, cast, pass.stream);
-        });
+Operand<Real> Norm<Real>::forward(Linear<Real>& reader, Real* residual, const Real* inp1, const Real* inp2,
+                                  const Pass& pass) {
+    Operand<Real> out = reader.input_target(pass);
+    if constexpr (kCanBeFp8<Real>)
+        if (out.casts()) {
+            do {
+                norm_forward_fp8(parameters(), out.codes, mean_, rstd_, inp2 ? residual : nullptr, inp1, inp2, pass.N,
+                                 channels_, out.cast_pass, pass.stream);
+            } while (!reader.accept(out, pass));
+            return out;
+        }
+    forward(out.value, residual, inp1, inp2, pass);
+    return reader.input(out.value, nullptr, pass);
 }
 
 template <class Real>
 void Norm<Real>::forward(Real* normed, Real* residual, const Real* inp1, const Real* inp2, const Pass& pass) {
-    norm_forward(parameters(), normed, mean_, rstd_, inp2 ? residual : nullptr, inp1, inp2, pass.N(), channels_,
+    norm_forward(parameters(), normed, mean_, rstd_, inp2 ? residual : nullptr, inp1, inp2, pass.N, channels_,
                  pass.stream);
 }
 
@@ -57,12 +66,21 @@ Gradient<Real> Norm<Real>::backward(Real* dinp, const Real* dresidual, const Rea
     const NormParameters<Real> norm = parameters();
     const NormGradients gradients{gradient(weight_), gradient(bias_), norm.weight ? pass.scratch : nullptr,
                                   pass.accumulate};
-    if (added && added->takes_gradient_from_norm())
-        return added->gradient_from_norm(dinp, pass, [&](const auto& codes, float* bias_parts, QuantizePass cast) {
-            norm_backward_fp8(norm, gradients, codes, bias_parts, dinp, dresidual, dout, inp, mean_, rstd_, pass.N(),
-                              channels_, cast, pass.stream);
-        });
-    norm_backward(norm, gradients, dinp, dresidual, dout, inp, mean_, rstd_, pass.N(), channels_, pass.stream);
+    if constexpr (kCanBeFp8<Real>)
+        if (added && added->is_fp8() && casts_gradient_) {
+            Gradient<Real> out = added->gradient_target(pass);
+            out.value = dinp;
+            out.bias_parts = bias_parts_;
+            std::visit(
+                [&](const auto& codes) {
+                    norm_backward_fp8(norm, gradients, codes, bias_parts_, dinp, dresidual, dout, inp, mean_, rstd_,
+                                      pass.N, channels_, out.cast_pass, pass.stream);
+                },
+                out.codes);
+            added->accept(out, pass);
+            return out;
+        }
+    norm_backward(norm, gradients, dinp, dresidual, dout, inp, mean_, rstd_, pass.N, channels_, pass.stream);
     return {dinp};
 }
 

@@ -16,6 +16,13 @@
 
 namespace llmc {
 
+// One way through a model, forward or backward.
+struct Pass : LayerPass {         // N = B * T
+    int B, T;                     // sequences, and tokens of each
+    const int* documents;         // (B, T), see mark_documents(); nullptr: attention takes a row as one document
+    float* max_logits = nullptr;  // (layers, NH), which training raises to attention's largest logits; or nullptr
+};
+
 // How much forward keeps for backward. Backward computes the rest again from the same inputs with the same kernels, so
 // every level gives the same bits.
 enum class Recompute {
@@ -86,7 +93,7 @@ public:
     virtual void allocated(stream_t) {}
 
     virtual ResidualStream<Real> forward(const ResidualStream<Real>& in, const Pass& pass) = 0;
-    // For inference: forward of pass.N() rows of one sequence, from row `first` on. The block still has the earlier
+    // For inference: forward of pass.N rows of one sequence, from row `first` on. The block still has the earlier
     // rows. Both streams begin at the sequence's first row.
     virtual ResidualStream<Real> decode(const ResidualStream<Real>& in, int first, const Pass& pass) = 0;
     // True if the block still has its rows after other blocks have run.
@@ -113,9 +120,8 @@ public:
     static size_t scratch(int N, int C);  // floats that backward needs for partial sums
 
     // Computes residual = inp1 + inp2 and its norm, (N, C) each. If inp2 is nullptr, norms inp1 and does not write
-    // `residual`. `normed` receives the norm unless `reader`, the layer that reads it, is in FP8.
-    Operand<Real> forward(Linear<Real>& reader, Real* normed, Real* residual, const Real* inp1, const Real* inp2,
-                          const Pass& pass);
+    // `residual`. The norm is the input of `reader`.
+    Operand<Real> forward(Linear<Real>& reader, Real* residual, const Real* inp1, const Real* inp2, const Pass& pass);
     // The same if no linear layer reads the norm.
     void forward(Real* normed, Real* residual, const Real* inp1, const Real* inp2, const Pass& pass);
     // dinp = dresidual + the gradient through the norm of `inp`, (N, C) each. dresidual may be nullptr, for 0, or dinp
@@ -136,7 +142,9 @@ private:
     const int channels_;
     const float eps_;  // used by RMS norm only
     const Place weight_, bias_;
+    const bool casts_gradient_;                // the gradient of `added`
     float *mean_ = nullptr, *rstd_ = nullptr;  // (N)
+    float* bias_parts_ = nullptr;              // column sums for the bias gradient of `added`; shared
 };
 
 // The inputs of the blocks in host memory (--offload residuals), between a micro-step's forward and its backward pass.

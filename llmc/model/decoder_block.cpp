@@ -33,31 +33,26 @@ DecoderBlock<Real>::DecoderBlock(ModelContext<Real>& c, int layer, const Attenti
                  {.kind = "attn_proj",
                   .recomputed = setup_.recompute == Recompute::block,
                   .runs_again = setup_.recompute == Recompute::block,
-                  .gradient_from_norm = setup_.kernels.has(KernelVariant::layernorm_backward_fp8)}),
+                  .input_in_memory = true}),
       fc_(c.linear, block_prefix(layer) + "fc", setup_.N(), reads_norm(c, "fc")),
       fc_proj_(c.linear, block_prefix(layer) + "fc_proj", setup_.N(),
                {.kind = "fc_proj",
                 .recomputed = setup_.recompute >= Recompute::gelu,
-                .input_from_values = !setup_.kernels.has(KernelVariant::gelu_fp8),
-                .gradient_from_norm = setup_.kernels.has(KernelVariant::layernorm_backward_fp8)}),
+                .input_from_values = !setup_.kernels.has(KernelVariant::gelu_fp8)}),
       ln1_(c, block_prefix(layer) + "ln1", keeps_rows()),
       ln2_(c, block_prefix(layer) + "ln2", keeps_rows()) {
     const size_t N = c.N(), C = c.C(), rows_of_lse = N * heads_.NH;
-    const size_t qkv = qkv_.outputs(), width = heads_.width();
-    const size_t hidden = fc_.outputs(), F = fc_proj_.inputs();
-    const Recompute level = setup_.recompute;
+    const size_t qkv = qkv_.shape().OC, width = heads_.width();
+    const size_t hidden = fc_.shape().OC, F = fc_proj_.shape().C;
     const bool keeps = keeps_rows();
     const std::string buffer = fmt::format("residual {}", static_cast<size_t>(layer) % OffloadedResiduals::kBuffers);
     c.plan(!setup_.offload_residuals, buffer.c_str(), &residual_, N * C);
-    if (qkv_.reads_values()) c.plan(level < Recompute::norm, "ln1", &ln1_out_, N * C);
     c.plan(keeps, "qkv", &qkv_out_, N * qkv);
     c.plan(keeps, "attention", &attention_, N * width);
     if (!std::is_same_v<Real, float>) c.plan(keeps, "attention low", &attention_low_, N * width);
     c.plan(keeps, "lse", &lse_, rows_of_lse);
     c.plan(keeps, "residual mid", &residual_mid_, N * C);
-    if (fc_.reads_values()) c.plan(level < Recompute::norm, "ln2", &ln2_out_, N * C);
     c.plan(keeps, "fc", &fc_out_, N * hidden);
-    if (fc_proj_.reads_values()) c.plan(level < Recompute::gelu, "active", &active_, N * F);
     c.plan(false, "branch", &branch_, N * C);
     c.plan(false, "dbranch", &dbranch_, N * std::max(C, width));
     c.plan(false, activation_in_place ? "dhidden" : "dactive", &dactive_, N * F);
@@ -76,13 +71,13 @@ ResidualStream<Real> DecoderBlock<Real>::forward(const ResidualStream<Real>& in,
 
 template <class Real>
 void DecoderBlock<Real>::forward_to_activation(const ResidualStream<Real>& in, const Pass& pass) {
-    qkv_in_ = ln1_.forward(qkv_, ln1_out_, residual_, in.residual, in.branch, pass);  // (N, C)
-    make_qkv(qkv_in_, 0, pass);                                                       // (N, NH + 2 NKV, HD)
-    measure_logits(pass);                                                             // (NH)
-    attn_proj_in_ = attend(pass);                                                     // (N, NH HD)
-    attn_proj_.forward(branch_, attn_proj_in_, pass);                                 // (N, C)
-    fc_in_ = ln2_.forward(fc_, ln2_out_, residual_mid_, residual_, branch_, pass);    // (N, C)
-    fc_proj_in_ = fc_and_activate(pass);                                              // (N, F)
+    qkv_in_ = ln1_.forward(qkv_, residual_, in.residual, in.branch, pass);  // (N, C)
+    make_qkv(qkv_in_, 0, pass);                                             // (N, NH + 2 NKV, HD)
+    measure_logits(pass);                                                   // (NH)
+    attn_proj_in_ = attend(pass);                                           // (N, NH HD)
+    attn_proj_.forward(branch_, attn_proj_in_, pass);                       // (N, C)
+    fc_in_ = ln2_.forward(fc_, residual_mid_, residual_, branch_, pass);    // (N, C)
+    fc_proj_in_ = fc_and_activate(pass);                                    // (N, F)
 }
 
 template <class Real>
@@ -97,10 +92,10 @@ ResidualStream<Real> DecoderBlock<Real>::decode(const ResidualStream<Real>& in, 
     const size_t begin = static_cast<size_t>(first) * setup_.model.channels;
     Real *const residual = residual_ + begin, *const mid = residual_mid_ + begin, *const branch = branch_ + begin;
     const Real* const in_branch = in.branch ? in.branch + begin : nullptr;
-    make_qkv(ln1_.forward(qkv_, ln1_out_, residual, in.residual + begin, in_branch, pass), first, pass);
-    attention_decode<Real>(attention_, attention_low_, qkv_out_, first, pass.N(), heads_, pass.stream);
+    make_qkv(ln1_.forward(qkv_, residual, in.residual + begin, in_branch, pass), first, pass);
+    attention_decode<Real>(attention_, attention_low_, qkv_out_, first, pass.N, heads_, pass.stream);
     attn_proj_.forward(branch, attn_proj_.input(attention_, attention_low_, pass), pass);
-    fc_.forward(fc_out_, ln2_.forward(fc_, ln2_out_, mid, residual, branch, pass), pass);
+    fc_.forward(fc_out_, ln2_.forward(fc_, mid, residual, branch, pass), pass);
     fc_proj_.forward(branch, activate(pass), pass);
     return {residual_mid_, branch_};
 }
@@ -110,37 +105,38 @@ void DecoderBlock<Real>::recompute(const Pass& pass) {
     const Recompute level = setup_.recompute;
     if (level == Recompute::block) return forward_to_activation({residual_, nullptr}, pass);
     if (level >= Recompute::norm) {
-        qkv_in_ = ln1_.forward(qkv_, ln1_out_, nullptr, residual_, nullptr, pass);
-        fc_in_ = ln2_.forward(fc_, ln2_out_, nullptr, residual_mid_, nullptr, pass);
+        qkv_in_ = ln1_.forward(qkv_, nullptr, residual_, nullptr, pass);
+        fc_in_ = ln2_.forward(fc_, nullptr, residual_mid_, nullptr, pass);
     }
     if (level >= Recompute::gelu) fc_proj_in_ = activate(pass);
 }
 
 template <class Real>
 bool DecoderBlock<Real>::multiplies_with_gelu(KernelVariant variant, const Pass& pass) const {
-    return setup_.kernels.has(variant) && activation_ == Activation::gelu && fc_.multiplies_with_gelu(fc_proj_, pass);
+    return setup_.kernels.has(variant) && activation_ == Activation::gelu && gelu_products_.fit(pass);
 }
 
 template <class Real>
 Operand<Real> DecoderBlock<Real>::fc_and_activate(const Pass& pass) {
     if (multiplies_with_gelu(KernelVariant::hopper_matmul_gelu, pass))
-        return fc_.forward_gelu(fc_out_, dhidden_, fc_proj_, fc_in_, pass);
+        return gelu_products_.forward(fc_out_, dhidden_, fc_in_, pass);
     fc_.forward(fc_out_, fc_in_, pass);
     return activate(pass);
 }
 
 template <class Real>
 Operand<Real> DecoderBlock<Real>::activate(const Pass& pass) {
-    return fc_proj_.input(
-        active_, pass, [&](Real* out) { write_activation(out, pass); },
-        [&](const auto& codes, QuantizePass cast) {
-            activation_forward_fp8(activation_, codes, fc_out_, pass.N(), fc_proj_.inputs(), cast, pass.stream);
-        });
-}
-
-template <class Real>
-void DecoderBlock<Real>::write_activation(Real* out, const Pass& pass) {
-    activation_forward(activation_, out, fc_out_, pass.N(), fc_proj_.inputs(), pass.stream);
+    const int N = pass.N, F = fc_proj_.shape().C;
+    Operand<Real> active = fc_proj_.input_target(pass);
+    if constexpr (kCanBeFp8<Real>)
+        if (active.casts()) {
+            do {
+                activation_forward_fp8(activation_, active.codes, fc_out_, N, F, active.cast_pass, pass.stream);
+            } while (!fc_proj_.accept(active, pass));
+            return active;
+        }
+    activation_forward(activation_, active.value, fc_out_, N, F, pass.stream);
+    return fc_proj_.input(active.value, nullptr, pass);
 }
 
 template <class Real>
@@ -151,19 +147,19 @@ bool DecoderBlock<Real>::attention_casts(KernelVariant variant, const Pass& pass
 // Computes attention for attn_proj. Backward also reads the output, with the part that rounding lost.
 template <class Real>
 Operand<Real> DecoderBlock<Real>::attend(const Pass& pass) {
-    if constexpr (kCanBeFp8<Real>)
-        if (attn_proj_.casts_at_once(pass) && attention_casts(KernelVariant::attention_fp8, pass)) {
+    if constexpr (kCanBeFp8<Real>) {
+        Operand<Real> x = attn_proj_.input_target(pass);
+        if (x.casts_at_once() && attention_casts(KernelVariant::attention_fp8, pass)) {
             const bool is_read =  // as values
                 pass.kind == PassKind::recompute || (pass.kind == PassKind::training && keeps_rows());
             Real* const out = is_read ? attention_ : nullptr;
             Real* const low = is_read ? attention_low_ : nullptr;
-            Operand<Real> x = attn_proj_.cast_input(pass, [&](const auto& codes, QuantizePass cast) {
-                attention_forward_fp8(codes, out, low, lse_, qkv_out_, pass.B, pass.T, heads_, cast, pass.stream,
-                                      pass.documents);
-            });
-            x.value = out;
+            attention_forward_fp8(x.codes, out, low, lse_, qkv_out_, pass.B, pass.T, heads_, x.cast_pass, pass.stream,
+                                  pass.documents);
+            attn_proj_.accept(x, pass);
             return x;
         }
+    }
     attention_forward<Real>(attention_, attention_low_, lse_, qkv_out_, pass.B, pass.T, heads_, pass.stream,
                             pass.documents);
     return attn_proj_.input(attention_, attention_low_, pass);
@@ -189,24 +185,30 @@ Gradient<Real> DecoderBlock<Real>::backward(const Gradient<Real>& dstream, Linea
 template <class Real>
 Gradient<Real> DecoderBlock<Real>::fc_proj_backward(const Gradient<Real>& dstream, const Pass& pass) {
     if (multiplies_with_gelu(KernelVariant::hopper_matmul_gelu_backward, pass))
-        return fc_proj_.backward_gelu(fc_out_, dhidden_, fc_, dstream, fc_proj_in_, pass);
+        return gelu_products_.backward(fc_out_, dhidden_, dstream, fc_proj_in_, pass);
     fc_proj_.backward(dactive_, dstream, fc_proj_in_, pass);
     return activate_backward(pass);
 }
 
 template <class Real>
 Gradient<Real> DecoderBlock<Real>::activate_backward(const Pass& pass) {
-    const int N = pass.N(), F = fc_proj_.inputs();
-    float* const dbias = sums_bias_gradient(activation_) ? fc_.dbias() : nullptr;
-    const BiasGradient bias{dbias, pass.scratch, pass.accumulate};
+    const int N = pass.N, F = fc_proj_.shape().C;
+    Gradient<Real> dfc = fc_.gradient_target(pass);
+    const BiasGradient bias{sums_bias_gradient(activation_) ? fc_.dbias() : nullptr, pass.scratch, pass.accumulate};
+    const bool bias_done = bias.dbias != nullptr;
     if constexpr (kCanBeFp8<Real>)
-        if (setup_.kernels.has(KernelVariant::gelu_backward_fp8) && fc_.casts_gradients())
-            return fc_.cast_gradient(pass, [&](const auto& codes, QuantizePass cast) {
-                activation_backward_fp8(activation_, codes, bias, dactive_, fc_out_, N, F, cast, pass.stream);
-            });
+        if (setup_.kernels.has(KernelVariant::gelu_backward_fp8) && dfc.casts()) {
+            const auto run = [&](const auto& codes) {
+                activation_backward_fp8(activation_, codes, bias, dactive_, fc_out_, N, F, dfc.cast_pass, pass.stream);
+            };
+            do {
+                std::visit(run, dfc.codes);
+            } while (!fc_.accept(dfc, pass));
+            dfc.bias_done = bias_done;
+            return dfc;
+        }
     activation_backward<Real>(activation_, dhidden_, bias, dactive_, fc_out_, N, F, pass.stream);
-    using Bias = typename Gradient<Real>::Bias;
-    return {dhidden_, Gradient<Real>::Codes::none, dbias ? Bias::done : Bias::none};
+    return {.value = dhidden_, .bias_done = bias_done};
 }
 
 template <class Real>

@@ -3,6 +3,7 @@
 #pragma once
 #include "llmc/kernels/activation.h"
 #include "llmc/kernels/attention.h"
+#include "llmc/linear/gelu_products.h"
 #include "llmc/model/block.h"
 
 namespace llmc {
@@ -38,20 +39,18 @@ protected:
     const AttentionHeads heads_;
     const Activation activation_;
     Linear<Real> qkv_, attn_proj_, fc_, fc_proj_;
+    GeluProducts<Real> gelu_products_{fc_, fc_proj_};
     Norm<Real> ln1_, ln2_;
 
-    // Activations. All blocks share those that are not kept until backward. nullptr if they only exist in FP8.
-    // F: number of fc_proj's inputs.
+    // Activations. All blocks share those that are not kept until backward. F: number of fc_proj's inputs. Outputs of
+    // norms and of the activation are in memory of the layers that read them.
     Real* residual_ = nullptr;       // (N, C)   the block's input
-    Real* ln1_out_ = nullptr;        // (N, C)
     Real* qkv_out_ = nullptr;        // (N, NH + 2 NKV, HD)   input of attention
     Real* attention_ = nullptr;      // (N, NH HD)
     Real* attention_low_ = nullptr;  // (N, NH HD)   attention's rounding errors to bf16; nullptr in fp32
     float* lse_ = nullptr;           // (B, NH, T)   log of the sum of a row's exp(score)
     Real* residual_mid_ = nullptr;   // (N, C)   after attention
-    Real* ln2_out_ = nullptr;        // (N, C)
     Real* fc_out_ = nullptr;         // (N, fc's outputs)   before the activation
-    Real* active_ = nullptr;         // (N, F)
     Real* branch_ = nullptr;         // (N, C)   a projection's output; shared
     Real* dbranch_ = nullptr;        // (N, C)   gradient inside a branch, or (N, NH HD) of attention; shared
     Real* dactive_ = nullptr;        // (N, F)   shared
@@ -65,7 +64,6 @@ private:
     Operand<Real> attend(const Pass& pass);
     Operand<Real> fc_and_activate(const Pass& pass);  // from fc_in_
     Operand<Real> activate(const Pass& pass);         // fc_proj's input from fc_out_, as codes or values
-    void write_activation(Real* out, const Pass& pass);
     // fc_proj's backward, then the activation's. Returns the gradient of fc's output.
     Gradient<Real> fc_proj_backward(const Gradient<Real>& dstream, const Pass& pass);
     // True if the variant computes GELU, or its gradient, in the product next to it.

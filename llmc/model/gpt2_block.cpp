@@ -85,14 +85,21 @@ void Gpt2Block<Real>::make_qkv(const Operand<Real>& normed, int first, const Pas
 
 template <class Real>
 Gradient<Real> Gpt2Block<Real>::attend_backward(const Pass& pass) {
-    if constexpr (kCanBeFp8<Real>)
-        if (qkv_.casts_gradients() && qkv_.casts_at_once(pass) &&
-            this->attention_casts(KernelVariant::attention_backward_fp8, pass))
-            return qkv_.cast_gradient(pass, [&](const auto& codes, QuantizePass cast) {
-                attention_backward_fp8(codes, qkv_.dbias(), pass.scratch, this->delta_, dbranch_, qkv_out_,
-                                       this->attention_, this->attention_low_, this->lse_, pass.B, pass.T, heads_,
-                                       pass.accumulate, cast, pass.stream, pass.documents);
-            });
+    if constexpr (kCanBeFp8<Real>) {
+        Gradient<Real> dqkv = qkv_.gradient_target(pass);
+        if (dqkv.casts_at_once() && this->attention_casts(KernelVariant::attention_backward_fp8, pass)) {
+            std::visit(
+                [&](const auto& codes) {
+                    attention_backward_fp8(codes, qkv_.dbias(), pass.scratch, this->delta_, dbranch_, qkv_out_,
+                                           this->attention_, this->attention_low_, this->lse_, pass.B, pass.T, heads_,
+                                           pass.accumulate, dqkv.cast_pass, pass.stream, pass.documents);
+                },
+                dqkv.codes);
+            dqkv.bias_done = true;
+            qkv_.accept(dqkv, pass);
+            return dqkv;
+        }
+    }
     this->attention_backward_to_hidden(pass);
     return {dhidden_};
 }

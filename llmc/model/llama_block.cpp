@@ -149,7 +149,7 @@ LlamaBlock<Real>::LlamaBlock(ModelContext<Real>& c, int layer)
       gradients_(c.gradients),
       query_gain_(c.weights.table().look_up(block_prefix(layer) + "q_norm.weight")),
       key_gain_(c.weights.table().look_up(block_prefix(layer) + "k_norm.weight")) {
-    const size_t qkv = qkv_.outputs();
+    const size_t qkv = qkv_.shape().OC;
     if (has_qk_norm_) c.plan(this->keeps_rows(), "unrotated", &unrotated_, c.N() * qkv);
     const size_t angles = static_cast<size_t>(positions_) * static_cast<size_t>(heads_.HD / 2);
     c.plan(false, "rope cos", &cos_, angles);
@@ -186,10 +186,10 @@ void LlamaBlock<Real>::make_qkv(const Operand<Real>& normed, int first, const Pa
     Real* const out = qkv_out_ + begin;
     if (!has_qk_norm_) {
         qkv_.forward(out, normed, pass);
-        return rope_forward(out, rope(), first, pass.N(), pass.T, heads_, pass.stream);
+        return rope_forward(out, rope(), first, pass.N, pass.T, heads_, pass.stream);
     }
     qkv_.forward(unrotated_ + begin, normed, pass);
-    qk_norm_rope_forward<Real>(out, unrotated_ + begin, gains(), rope(), first, pass.N(), pass.T, heads_,
+    qk_norm_rope_forward<Real>(out, unrotated_ + begin, gains(), rope(), first, pass.N, pass.T, heads_,
                                static_cast<float>(setup_.model.norm_eps), pass.stream);
 }
 
@@ -211,11 +211,11 @@ Gradient<Real> LlamaBlock<Real>::attend_backward(const Pass& pass) {
 // Turns dhidden_ in place from the gradient of attention's input into the gradient of qkv's output.
 template <class Real>
 void LlamaBlock<Real>::rotate_back(const Pass& pass) {
-    if (!has_qk_norm_) return rope_backward(dhidden_, rope(), 0, pass.N(), pass.T, heads_, pass.stream);
+    if (!has_qk_norm_) return rope_backward(dhidden_, rope(), 0, pass.N, pass.T, heads_, pass.stream);
     QkGains<float> dgains{nullptr, nullptr};
     if (query_gain_) dgains = {gradients_.gradient(*query_gain_), gradients_.gradient(*key_gain_)};
     qk_norm_rope_backward<Real>(dhidden_, dgains, query_gain_ ? pass.scratch : nullptr, unrotated_, gains(), rope(), 0,
-                                pass.N(), pass.T, heads_, static_cast<float>(setup_.model.norm_eps), pass.accumulate,
+                                pass.N, pass.T, heads_, static_cast<float>(setup_.model.norm_eps), pass.accumulate,
                                 pass.stream);
 }
 

@@ -42,12 +42,12 @@ Transformer<Real>::Transformer(const ModelSetup& setup, Weights<Real>& weights, 
       weights_(weights),
       gradients_(gradients),
       matmul_(matmul),
-      linear_(weights, gradients, matmul, setup.fp8 ? &*setup.fp8 : nullptr),
+      linear_(weights, gradients, matmul, activations_, setup.fp8 ? &*setup.fp8 : nullptr),
       context_{setup, weights, gradients, linear_, activations_},
       blocks_(make_blocks(context_)),
       offloaded_(setup.offload_residuals ? blocks_.size() : 0, context_.N() * context_.C() * sizeof(Real)),
       head_(linear_, kHeadLayer, logits_chunk(setup.N(), config().padded_vocab(), sizeof(Real), setup.logits_bytes),
-            {.kind = kHeadLayer}, setup.model.tied ? "wte" : ""),
+            {.kind = kHeadLayer, .input_in_memory = true}, setup.model.tied ? "wte" : ""),
       final_norm_(context_, "lnf", true),
       head_unit_(setup.model.tied ? embedding_unit() : final_unit(setup.model)),
       wte_(weights.table().find("wte")),
@@ -62,7 +62,7 @@ Transformer<Real>::Transformer(const ModelSetup& setup, Weights<Real>& weights, 
     for (Real** tensor : {&residual_final_, &lnf_, &dresidual_}) activations_.plan(tensor, N * C);
     activations_.plan_shared("dbranch", &dlnf_, N * C);  // free again before the blocks' backward
     activations_.plan(&losses_, N);
-    workspace_.plan(&logits_, static_cast<size_t>(head_.rows()) * config().padded_vocab());
+    workspace_.plan(&logits_, static_cast<size_t>(head_.shape().N) * config().padded_vocab());
     const int shortest = setup.shortest_piece > 0 ? setup.shortest_piece : setup.seq;
     const auto scratch = config().architecture->scratch;
     workspace_.plan(&scratch_,
@@ -112,21 +112,11 @@ void Transformer<Real>::initialize(uint64_t seed, stream_t stream) {
     }
 }
 
-template <class Real>
-int64_t Transformer<Real>::fp8_products() const {
-    int64_t products = 0;
-    for (const Linear<Real>* layer : linear_.all()) {
-        const int of_chunk = layer->backward_is_fp8() ? 3 : 1;
-        if (layer->is_fp8()) products += of_chunk * (layer == &head_ ? head_chunks() : 1) + layer->setup().runs_again;
-    }
-    return products;
-}
-
 // Copies tokens, targets (pass.B, pass.T) and, in training, the sorted tokens to the device. A batch of the TrainLoader
 // is in pinned memory and sorted already. Others are sorted here and go through staging. So do the places of documents.
 template <class Real>
 void Transformer<Real>::upload(const MicroBatch& batch, const Pass& pass) {
-    const int n = pass.N();
+    const int n = pass.N;
     const size_t count = n, sort_size = token_sort_size(n);
     Staging& staging = staging_[next_staging_];
     next_staging_ ^= 1;
@@ -174,7 +164,7 @@ void Transformer<Real>::embed(int first, int positions, const Pass& pass) {
     const Real* const wpe = wpe_ ? weights_.weight(*wpe_) + begin : nullptr;
     embedding_forward(embedded, tokens_, weights_.weight(wte_), wpe, pass.B, positions, config().channels,
                       config().padded_vocab(), pass.stream);
-    const size_t rows = static_cast<size_t>(pass.B) * positions, all = pass.N();
+    const size_t rows = static_cast<size_t>(pass.B) * positions, all = pass.N;
     if (rows < all) set_bytes(embedded + rows * C, 0, (all - rows) * C * sizeof(Real), pass.stream);
     if (embedding_norm_) embedding_norm_->forward(residual, nullptr, embedded, nullptr, pass);
 }
@@ -208,10 +198,11 @@ void Transformer<Real>::loss_and_head_gradients(float loss_weight, const float* 
     const bool training = pass.kind == PassKind::training;
     if (training) gradients_.acquire(head_unit_, pass.stream);
     const UnitInUse<Real> unit(weights_, head_unit_, pass.stream, "head and loss");
-    for (int row = 0; row < pass.N(); row += head_.rows()) {
-        const int rows = std::min(head_.rows(), pass.N() - row);
+    for (int row = 0; row < pass.N; row += head_.shape().N) {
+        const int rows = std::min(head_.shape().N, pass.N - row);
         const size_t begin = static_cast<size_t>(row) * context_.C();
-        Pass chunk = pass.over(rows);
+        LayerPass chunk = pass;
+        chunk.N = rows;
         chunk.accumulate |= row > 0;
         const Operand<Real> lnf = head_.input(lnf_ + begin, nullptr, chunk);  // (rows, C)
         head_.forward(logits_, lnf, chunk);                                   // (rows, Vp)
@@ -247,7 +238,9 @@ void Transformer<Real>::backward(const Pass& pass) {
         backward_unit(block_unit(l), pass, [&] {
             Linear<Real>* const before = l > 0 ? &blocks_[l - 1]->last_layer() : nullptr;
             offloaded_.bring(l, pass.stream);
-            blocks_[l]->recompute(pass.as(PassKind::recompute));
+            Pass recompute = pass;
+            recompute.kind = PassKind::recompute;
+            blocks_[l]->recompute(recompute);
             dstream = blocks_[l]->backward(dstream, before, pass);  // (N, C)
             offloaded_.release(l, pass.stream);
         });
@@ -290,7 +283,7 @@ void Transformer<Real>::train_micro_step(const MicroBatch& batch, const MicroSte
     }
     forward(training);
     loss_and_head_gradients(step.loss_weight, step.loss_scale, training);
-    sum_losses(loss_sums_, loss_counts_, losses_, targets_, training.N(), !step.first, stream);
+    sum_losses(loss_sums_, loss_counts_, losses_, targets_, training.N, !step.first, stream);
     backward(training);
     if (step.last) share_losses(0, stream);
     const Comm& comm = weights_.layout().comm();
@@ -316,7 +309,7 @@ void Transformer<Real>::evaluate(const int* tokens, const int* targets, stream_t
     upload({tokens, targets}, evaluation);
     forward(evaluation);
     loss_and_head_gradients(0.0f, nullptr, evaluation);
-    sum_losses(loss_sums_ + 1, loss_counts_ + 1, losses_, targets_, evaluation.N(), false, stream);
+    sum_losses(loss_sums_ + 1, loss_counts_ + 1, losses_, targets_, evaluation.N, false, stream);
 }
 
 // ---- decoding -------------------------------------------------------------------------------------------------------
@@ -390,7 +383,8 @@ std::vector<float> Transformer<Real>::next_token_logits(const int* tokens, int l
     {
         const UnitInUse<Real> unit(weights_, head_unit_, stream);
         matmul_.template forward<Real>(logits_, lnf_ + static_cast<size_t>(length - 1 - last) * context_.C(),
-                                       head_.weight(), nullptr, 1, config().channels, config().padded_vocab(), stream);
+                                       weights_.weight(head_.weight_place()), nullptr, 1, config().channels,
+                                       config().padded_vocab(), stream);
     }
     const float cap = static_cast<float>(config().logit_cap);
     std::vector<float> logits;

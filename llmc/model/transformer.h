@@ -99,13 +99,13 @@ public:
     LinearLayers<Real>& linear() { return linear_; }
     const LinearLayers<Real>& linear() const { return linear_; }
     Fp8Registry* fp8() { return linear_.fp8(); }  // nullptr without FP8
-    int head_chunks() const { return div_up(setup_.N(), head_.rows()); }
+    int head_chunks() const { return div_up(setup_.N(), head_.shape().N); }
     // Number of FP8 products that a training micro-step should make with the layers that are in FP8 now.
-    int64_t fp8_products() const;
+    int64_t fp8_products() const { return linear_.fp8_products(setup_.N()); }
 
 private:
     Pass pass(PassKind kind, int B, int T, stream_t stream) const {
-        return {kind, B, T, /*accumulate=*/false, scratch_, stream, documents_};
+        return {{kind, B * T, /*accumulate=*/false, scratch_, stream}, B, T, documents_};
     }
     // Keeps the unit's weights gathered until the end of the scope. Profiles show the work as names[unit].
     UnitInUse<Real> use(size_t unit, const std::vector<std::string>& names, const Pass& pass) {
@@ -145,7 +145,7 @@ private:
     float* losses_;             // (N)
     Real* dresidual_;           // (N, C)   gradient of the residual stream
     Real* dlnf_;                // (N, C)
-    Real* logits_;              // (head_.rows(), Vp), and their gradient
+    Real* logits_;              // (head_.shape().N, Vp), and their gradient
     float* scratch_;            // partial sums of bias and norm gradients
     int* tokens_;               // (N)
     int* targets_;              // (N)

@@ -68,7 +68,7 @@ double MatmulErrors::error(const Sums& sums) { return std::sqrt(sums.differences
 
 MatmulErrors::MatmulErrors(Trainer<bf16>& fp8, Trainer<bf16>& bf16) : fp8_(fp8), bf16_(bf16) {
     for (const Linear<llmc::bf16>* layer : bf16.model().linear().all()) {
-        const size_t N = layer->rows(), C = layer->inputs(), OC = layer->outputs();
+        const size_t N = layer->shape().N, C = layer->shape().C, OC = layer->shape().OC;
         arena_.plan_shared("out", &out_, N * OC);
         arena_.plan_shared("dinp", &dinp_, N * C);
         arena_.plan_shared("dweight", &dweight_, OC * C);
@@ -77,18 +77,19 @@ MatmulErrors::MatmulErrors(Trainer<bf16>& fp8, Trainer<bf16>& bf16) : fp8_(fp8),
     bf16.model().linear().observe([this](auto&... arguments) { multiply(arguments...); });
 }
 
-void MatmulErrors::multiply(Linear<bf16>& layer, const Operand<bf16>& x, const Gradient<bf16>& dout, const Pass& pass) {
+void MatmulErrors::multiply(Linear<bf16>& layer, const Operand<bf16>& x, const Gradient<bf16>& dout,
+                            const LayerPass& pass) {
     Linear<bf16>& in_fp8 = fp8_.model().linear().find(layer.name());
     if (!in_fp8.is_fp8()) return;
-    const int N = pass.N(), C = layer.inputs(), OC = layer.outputs();
+    const int N = pass.N, C = layer.shape().C, OC = layer.shape().OC;
     const size_t n = N;
     layer.forward(out_, x, pass);
-    bf16_.matmul().dgrad(dinp_, dout.value, layer.weight(), N, C, OC, pass.stream);
+    bf16_.matmul().dgrad(dinp_, dout.value, bf16_.weights().weight(layer.weight_place()), N, C, OC, pass.stream);
     bf16_.matmul().wgrad(dweight_, dout.value, x.value, N, C, OC, false, pass.stream);
     const std::vector<bf16> out = read_back(out_, n * OC, pass.stream), dinp = read_back(dinp_, n * C, pass.stream);
     const std::vector<float> dweight = read_back(dweight_, static_cast<size_t>(OC) * C, pass.stream);
 
-    Pass pass_in_fp8 = pass;
+    LayerPass pass_in_fp8 = pass;
     pass_in_fp8.accumulate = false;
     pass_in_fp8.stream = fp8_.stream();
     const auto [unit, tensor] = in_fp8.weight_place();

@@ -52,7 +52,7 @@ public:
     const std::map<std::string, OfLayer>& by_layer() const { return by_layer_; }
 
 private:
-    void multiply(Linear<bf16>& layer, const Operand<bf16>& x, const Gradient<bf16>& dout, const Pass& pass);
+    void multiply(Linear<bf16>& layer, const Operand<bf16>& x, const Gradient<bf16>& dout, const LayerPass& pass);
 
     Trainer<bf16>&fp8_, &bf16_;
     Arena arena_{MemoryKind::workspace};

@@ -12,10 +12,10 @@ using Fp8Model = TestModel<bf16>;
 
 // Runs a layer of the blocks forward and backward by itself, in a micro-step of two sequences. `in` and `dinp` are
 // (N, C), `out` and `dout` (N, OC). The step has begun; the layer's gradients are complete afterwards.
-inline void run_layer(Fp8Model& test, Linear<bf16>& layer, bf16* out, bf16* dinp, const bf16* in, bf16* dout) {
+inline void run_layer(Fp8Model& test, Linear<bf16>& layer, bf16* out, bf16* dinp, bf16* in, bf16* dout) {
     DeviceArray<float> scratch(size_t{1} << 20);
     const size_t unit = layer.weight_place().unit;
-    const Pass pass{PassKind::training, 2, layer.rows() / 2, false, scratch, test.stream};
+    const LayerPass pass{PassKind::training, layer.shape().N, false, scratch, test.stream};
     test.gradients.begin_micro_step(true, true);
     test.weights.gather(unit, test.stream);
     test.gradients.acquire(unit, test.stream);

@@ -112,7 +112,7 @@ inline Fp8Config recipe(Fp8Recipe kind) {
 template <class Real>
 uint64_t fp8_elements(const LinearLayers<Real>& linear, Fp8Registry& fp8, int tensor, int N) {
     const Linear<Real>& layer = linear.find(fp8.layer_name(tensor / kFp8Roles));
-    const uint64_t in = static_cast<uint64_t>(layer.inputs()), out = static_cast<uint64_t>(layer.outputs()),
+    const uint64_t in = static_cast<uint64_t>(layer.shape().C), out = static_cast<uint64_t>(layer.shape().OC),
                    n = static_cast<uint64_t>(N);
     return role_of(tensor) == Fp8Role::x ? n * in : role_of(tensor) == Fp8Role::dout ? n * out : in * out;
 }

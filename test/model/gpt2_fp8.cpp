@@ -76,7 +76,7 @@ TEST_CASE("gpt2 fp8: with --fp8-grad bf16, a layer's forward has FP8's bits and 
         Fp8Model test(model, 2, kN / 2, Recompute::none, config);
         test.trainer.initialize(3);
         Linear<bf16>& layer = test.model.linear().find("h.0.fc");
-        const size_t OC = layer.outputs();
+        const size_t OC = layer.shape().OC;
         std::vector<float> weight;
         for (const bf16 x : random(OC * C, 0.02f, 2)) weight.push_back(to_float(x));
         test.trainer.set_weight("h.0.fc.weight", weight);
@@ -96,8 +96,8 @@ TEST_CASE("gpt2 fp8: with --fp8-grad bf16, a layer's forward has FP8's bits and 
         size_t x_codes = 0, dout_codes = 0;
         for (const Linear<bf16>* each : test.model.linear().all()) {
             if (!each->is_fp8()) continue;
-            x_codes += size_t{kN} * each->inputs();  // kept until wgrad
-            dout_codes = std::max(dout_codes, size_t{kN} * each->outputs());
+            x_codes += size_t{kN} * each->shape().C;  // kept until wgrad
+            dout_codes = std::max(dout_codes, size_t{kN} * each->shape().OC);
         }
         return Results{out.download(),
                        dinp.download(),

@@ -32,13 +32,11 @@ public:
         : up_(c.linear, block_prefix(layer) + "up", c.setup.N(),
               {.kind = "up", .input_from_values = !c.setup.kernels.has(KernelVariant::layernorm_fp8)}),
           down_(c.linear, block_prefix(layer) + "down", c.setup.N(),
-                {.kind = "down",
-                 .input_from_values = !c.setup.kernels.has(KernelVariant::gelu_fp8),
-                 .gradient_from_norm = c.setup.kernels.has(KernelVariant::layernorm_backward_fp8)}),
+                {.kind = "down", .input_from_values = !c.setup.kernels.has(KernelVariant::gelu_fp8)}),
           norm_(c, block_prefix(layer) + "norm", true) {
         const size_t N = c.N(), C = c.C();
-        for (Real** tensor : {&residual_, &normed_}) c.activations.plan(tensor, N * C);
-        for (Real** tensor : {&hidden_, &gelu_}) c.activations.plan(tensor, N * 2 * C);
+        c.activations.plan(&residual_, N * C);
+        c.activations.plan(&hidden_, N * 2 * C);
         for (auto [name, tensor] : {std::pair{"branch", &branch_}, {"dbranch", &dbranch_}, {"dhidden", &dhidden_}})
             c.activations.plan_shared(name, tensor, N * 2 * C);
     }
@@ -52,24 +50,19 @@ public:
     Linear<Real>& last_layer() override { return down_; }
 
     ResidualStream<Real> forward(const ResidualStream<Real>& in, const Pass& pass) override {
-        up_in_ = norm_.forward(up_, normed_, residual_, in.residual, in.branch, pass);
+        up_in_ = norm_.forward(up_, residual_, in.residual, in.branch, pass);
         up_.forward(hidden_, up_in_, pass);
-        down_in_ = down_.input(
-            gelu_, pass, [&](Real* out) { activate(out, pass); },
-            [&](const auto& codes, QuantizePass cast) {
-                activation_forward_fp8(Activation::gelu, codes, hidden_, pass.N(), up_.outputs(), cast, pass.stream);
-            });
+        down_in_ = activate(pass);
         down_.forward(branch_, down_in_, pass);
         return {residual_, branch_};
     }
     ResidualStream<Real> decode(const ResidualStream<Real>& in, int first, const Pass& pass) override {
-        const size_t begin = static_cast<size_t>(first) * static_cast<size_t>(up_.inputs());
+        const size_t begin = static_cast<size_t>(first) * static_cast<size_t>(up_.shape().C);
         Real *const residual = residual_ + begin, *const branch = branch_ + begin;
         const Real* const in_branch = in.branch ? in.branch + begin : nullptr;
-        up_in_ = norm_.forward(up_, normed_, residual, in.residual + begin, in_branch, pass);
+        up_in_ = norm_.forward(up_, residual, in.residual + begin, in_branch, pass);
         up_.forward(hidden_, up_in_, pass);
-        activate(gelu_, pass);
-        down_.forward(branch, down_.input(gelu_, nullptr, pass), pass);
+        down_.forward(branch, activate(pass), pass);
         return {residual_, branch_};
     }
     bool keeps_rows() const override { return true; }
@@ -77,19 +70,30 @@ public:
     Gradient<Real> backward(const Gradient<Real>& dstream, Linear<Real>* before, const Pass& pass) override {
         down_.backward(dhidden_, dstream, down_in_, pass);
         activation_backward<Real>(Activation::gelu, dhidden_, {up_.dbias(), pass.scratch, pass.accumulate}, dhidden_,
-                                  hidden_, pass.N(), up_.outputs(), pass.stream);
-        up_.backward(dbranch_, {dhidden_, Gradient<Real>::Codes::none, Gradient<Real>::Bias::done}, up_in_, pass);
+                                  hidden_, pass.N, up_.shape().OC, pass.stream);
+        up_.backward(dbranch_, {.value = dhidden_, .bias_done = true}, up_in_, pass);
         return norm_.backward(dstream.value, dstream.value, dbranch_, residual_, before, pass);
     }
 
 private:
-    void activate(Real* out, const Pass& pass) {
-        activation_forward(Activation::gelu, out, hidden_, pass.N(), up_.outputs(), pass.stream);
+    Operand<Real> activate(const Pass& pass) {
+        const int N = pass.N, F = up_.shape().OC;
+        Operand<Real> active = down_.input_target(pass);
+        if constexpr (kCanBeFp8<Real>)
+            if (active.casts()) {
+                do {
+                    activation_forward_fp8(Activation::gelu, active.codes, hidden_, N, F, active.cast_pass,
+                                           pass.stream);
+                } while (!down_.accept(active, pass));
+                return active;
+            }
+        activation_forward(Activation::gelu, active.value, hidden_, N, F, pass.stream);
+        return down_.input(active.value, nullptr, pass);
     }
 
     Linear<Real> up_, down_;
     Norm<Real> norm_;
-    Real *residual_, *normed_, *hidden_, *gelu_, *branch_, *dbranch_, *dhidden_;
+    Real *residual_, *hidden_, *branch_, *dbranch_, *dhidden_;
     Operand<Real> up_in_, down_in_;
 };
 

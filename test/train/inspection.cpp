@@ -108,11 +108,11 @@ TEST_CASE("inspect: errors are those of FP64 products of the same operands") {
     std::vector<double> x, dout;
     {
         Inspected<bf16> run(model);
-        run.model.linear().observe([&](auto& layer, const auto& in, const auto& gradient, const Pass& pass) {
+        run.model.linear().observe([&](auto& layer, const auto& in, const auto& gradient, const LayerPass& pass) {
             if (layer.name() != name) return;
             const size_t n = static_cast<size_t>(kN);
-            x = in_fp64(read_back(in.value, n * layer.inputs(), pass.stream));
-            dout = in_fp64(read_back(gradient.value, n * layer.outputs(), pass.stream));
+            x = in_fp64(read_back(in.value, n * layer.shape().C, pass.stream));
+            dout = in_fp64(read_back(gradient.value, n * layer.shape().OC, pass.stream));
         });
         run.run();
     }

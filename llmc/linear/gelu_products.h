@@ -1,0 +1,29 @@
+// Two linear layers with GELU between them, in FP8 on Hopper: the first layer's forward and the second's dgrad also
+// compute GELU or its gradient, and cast the result (kernels/hopper/matmul_gelu.h).
+//
+//   h (N, F) = first(x),   second's input = GELU(h)
+#pragma once
+#include "llmc/linear/linear.h"
+
+namespace llmc {
+
+template <class Real>
+class GeluProducts {
+public:
+    GeluProducts(Linear<Real>& first, Linear<Real>& second) : first_(first), second_(second) {}
+
+    // True if this pass may use them: the shapes fit, and the recipe runs producers once.
+    bool fit(const LayerPass& pass) const;
+    // first.forward() to h, and the input of `second`. Row codes go to `row` (N, F bytes), because x occupies the
+    // memory of the second layer's.
+    Operand<Real> forward(Real* h, void* row, const Operand<Real>& x, const LayerPass& pass);
+    // second.backward(), but with the gradient of h instead of dinp. Row codes go to `row` (N, F bytes), because dout
+    // occupies the memory of the first layer's.
+    Gradient<Real> backward(const Real* h, void* row, const Gradient<Real>& dout, const Operand<Real>& active,
+                            const LayerPass& pass);
+
+private:
+    Linear<Real>&first_, &second_;
+};
+
+}  // namespace llmc
