@@ -62,8 +62,11 @@ TEST_CASE("copy_rate() is a positive number of bytes per second, and raise() kee
 
 TEST_CASE("load_products() runs every product once and leaves the counts unchanged") {
     ProductUses products;
-    for (const Product& product : some_products()) products[product] = {"fc"};
     Matmul matmul(false);
+    for (const Product& product : some_products()) {
+        products[product] = {"fc"};
+        matmul.reserve({product.N, product.C, product.OC, product.type});
+    }
     matmul.reset_counts({5, 6, 7});
 #if !LLMC_CUDA
     host::record_operations(true);
