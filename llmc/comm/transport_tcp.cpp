@@ -24,10 +24,10 @@ const char* kind_name(Kind kind) {
     return n >= 1 && n <= std::size(names) ? names[n - 1] : "an unknown operation";
 }
 
-constexpr uint32_t kMagic = 0x4C4D4D43;
+constexpr uint32_t kFrameMagic = 0x4C4D4D43;
 
 struct Header {
-    uint32_t magic = kMagic;
+    uint32_t magic = kFrameMagic;
     Kind kind = {};  // any number, if another program sent it
     uint64_t sequence = 0;
     uint64_t bytes = 0;
@@ -184,13 +184,13 @@ private:
         Header header;
         TcpSocket& peer = peers_[from];
         if (!peer.receive(&header, sizeof header)) lost(from, kind);
-        if (header.magic == kMagic && header.kind == Kind::failed) {
+        if (header.magic == kFrameMagic && header.kind == Kind::failed) {
             char text[1000] = "";
             const size_t size = std::min<uint64_t>(header.bytes, sizeof text);
             if (!peer.receive(text, size)) lost(from, kind);
             throw Error(ExitCode::communication, peer_text(text, size));
         }
-        if (header.magic != kMagic || header.kind != kind || header.sequence != sequence_ || header.bytes != bytes)
+        if (header.magic != kFrameMagic || header.kind != kind || header.sequence != sequence_ || header.bytes != bytes)
             throw Error(ExitCode::communication,
                         "ranks are out of step: rank {} is in {} #{} of {} bytes, rank {} in {} #{} of {} bytes", rank_,
                         kind_name(kind), sequence_, bytes, from, kind_name(header.kind), header.sequence, header.bytes);

@@ -34,7 +34,7 @@ double limit_of(const WatchdogLimits& limits, Watchdog::Phase phase) {
 void write_all(int descriptor, const std::string& text) {
     size_t at = 0;
     while (at < text.size()) {
-        const ssize_t n = write(descriptor, text.data() + at, text.size() - at);
+        const ssize_t n = ::write(descriptor, text.data() + at, text.size() - at);
         if (n < 0 && errno == EINTR) continue;
         if (n <= 0) return;
         at += static_cast<size_t>(n);
@@ -190,7 +190,7 @@ void Watchdog::write_report(const std::string& problem) const {
     const std::string path = fmt::format("{}/watchdog_rank{:05}.json", directory_, rank_);
     // Written under another name, since this process may be killed halfway.
     const std::string temporary = path + ".tmp";
-    const int file = open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0644);
+    const int file = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0644);
     if (file < 0) return;
     write_all(file, json_text(report, 1) + "\n");
     std::rename(temporary.c_str(), path.c_str());

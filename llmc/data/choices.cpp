@@ -13,8 +13,8 @@
 namespace llmc {
 namespace {
 
-constexpr int32_t kMagic = 20240522, kVersion = 1, kWideVersion = 2;
-constexpr size_t kHeaderBytes = 1024;
+constexpr int32_t kChoicesMagic = 20240522, kVersion = 1, kWideVersion = 2;
+constexpr size_t kChoicesHeaderBytes = 1024;
 constexpr uint32_t kStart = 65535;
 constexpr InputKind kChoicesFile = {
     "file of multiple-choice examples",
@@ -25,9 +25,9 @@ constexpr InputKind kChoicesFile = {
 class Words {
 public:
     Words(const std::string& path, const std::string& bytes, bool wide) : path_(path), wide_(wide) {
-        words_.resize((bytes.size() - kHeaderBytes) / word_bytes());
+        words_.resize((bytes.size() - kChoicesHeaderBytes) / word_bytes());
         for (size_t i = 0; i < words_.size(); i++)
-            std::memcpy(&words_[i], bytes.data() + kHeaderBytes + i * word_bytes(), word_bytes());
+            std::memcpy(&words_[i], bytes.data() + kChoicesHeaderBytes + i * word_bytes(), word_bytes());
     }
     bool wide() const { return wide_; }
     size_t word_bytes() const { return wide_ ? 4 : 2; }
@@ -94,10 +94,10 @@ std::vector<Choices> read_choices(const std::string& path) {
     const std::string bytes = read_input(path, kChoicesFile);
     int32_t head[4] = {};
     std::memcpy(head, bytes.data(), std::min(bytes.size(), sizeof head));
-    if (bytes.size() < kHeaderBytes || head[0] != kMagic)
+    if (bytes.size() < kChoicesHeaderBytes || head[0] != kChoicesMagic)
         throw Error(ExitCode::bad_data,
                     "{} is not a file of multiple-choice examples: it begins with {}{}, not with {}", path, head[0],
-                    name_of_magic(head[0]), kMagic);
+                    name_of_magic(head[0]), kChoicesMagic);
     if (head[1] != kVersion && head[1] != kWideVersion)
         throw Error(ExitCode::bad_data, "{} has version {}; versions {} and {} can be read", path, head[1], kVersion,
                     kWideVersion);

@@ -24,8 +24,8 @@ const char* const kFiles[] = {"tokenizer.json", "tokenizer_config.json",   "voca
 const char* const kEndNames[] = {"<|endoftext|>", "<|begin_of_text|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]"};
 constexpr int kMostTokens = 1 << 24;
 
-constexpr InputKind kTokenizerFile = {"tokenizer file", "a JSON file of a Hugging Face tokenizer", ExitCode::bad_data,
-                                      256};
+constexpr InputKind kHfTokenizerFile = {"tokenizer file", "a JSON file of a Hugging Face tokenizer", ExitCode::bad_data,
+                                        256};
 
 // The files of a Hugging Face directory by name, or the files next to the tokenizer.json `from`, or the file `from`.
 std::map<std::string, std::string> hf_files(const fs::path& from) {
@@ -35,11 +35,11 @@ std::map<std::string, std::string> hf_files(const fs::path& from) {
     if (!is_folder && (from.extension() != ".json" || !fs::exists(from, ignored))) return files;
     const fs::path folder = is_folder ? from : from.parent_path();
     if (!is_folder && from.filename() != "tokenizer.json") {
-        files["tokenizer.json"] = read_input(from.string(), kTokenizerFile);
+        files["tokenizer.json"] = read_input(from.string(), kHfTokenizerFile);
         return files;
     }
     for (const char* name : kFiles)
-        if (fs::exists(folder / name, ignored)) files[name] = read_input((folder / name).string(), kTokenizerFile);
+        if (fs::exists(folder / name, ignored)) files[name] = read_input((folder / name).string(), kHfTokenizerFile);
     return files;
 }
 

@@ -63,12 +63,13 @@ Gemm::Gemm(const Product& p)
 
 namespace {
 
-[[noreturn]] void refuse(const Product& product, const std::string& why) {
+[[noreturn]] void refuse_product(const Product& product, const std::string& why) {
     throw Error(ExitCode::failure, product.describe() + ": " + why);
 }
 
 void check_shape(const Product& product) {
-    if (product.N <= 0 || product.C <= 0 || product.OC <= 0) refuse(product, "every dimension must be positive");
+    if (product.N <= 0 || product.C <= 0 || product.OC <= 0)
+        refuse_product(product, "every dimension must be positive");
     const struct {
         const char* name;
         int value;
@@ -77,30 +78,31 @@ void check_shape(const Product& product) {
     if (is_fp8(product.type))
         for (const auto& d : dimensions)
             if (d.value % multiple != 0)
-                refuse(product, fmt::format("{}={} is not a multiple of {}, as these FP8 matmuls need; change the "
-                                            "shape or run this layer in BF16",
-                                            d.name, d.value, multiple));
+                refuse_product(product,
+                               fmt::format("{}={} is not a multiple of {}, as these FP8 matmuls need; change the "
+                                           "shape or run this layer in BF16",
+                                           d.name, d.value, multiple));
     if (product.has_block_scales() && product.type != OperandType::e4m3)
-        refuse(product, "block scales are for E4M3 operands");
+        refuse_product(product, "block scales are for E4M3 operands");
     // cuBLASLt 13.1 computes wrong results on Hopper where a row's bytes do not fit an int32.
     const Gemm g(product);
     const size_t row_bytes = std::max({bytes_of(product.first_element()) * static_cast<size_t>(g.first_columns),
                                        bytes_of(product.second_element()) * static_cast<size_t>(g.second_columns),
                                        bytes_of(product.result_element()) * static_cast<size_t>(g.columns)});
-    if (row_bytes > INT_MAX) refuse(product, fmt::format("a row of {} bytes exceeds 2^31 - 1", row_bytes));
+    if (row_bytes > INT_MAX) refuse_product(product, fmt::format("a row of {} bytes exceeds 2^31 - 1", row_bytes));
 }
 
 void check_tensors(const Product& product, const ProductTensors& t) {
     const bool is_combined = t.addend || t.factor != 1.0f || t.addend_factor != 0.0f;
     if (is_combined && (is_fp8(product.type) || product.kind == Product::wgrad || product.bias || product.accumulate ||
                         t.addend == t.result || !t.addend))
-        refuse(product, "this product cannot be scaled and added to another matrix");
+        refuse_product(product, "this product cannot be scaled and added to another matrix");
     for (const void* p : {static_cast<const void*>(t.result), t.first, t.second, t.bias, t.first_scale_inv,
                           t.second_scale_inv, t.addend})
         if (reinterpret_cast<uintptr_t>(p) % 16 != 0)
-            refuse(product, fmt::format("pointer {} is not 16-byte aligned", p));
-    if (!t.result || !t.first || !t.second) refuse(product, "a tensor is null");
-    if (is_fp8(product.type) && (!t.first_scale_inv || !t.second_scale_inv)) refuse(product, "a scale is null");
+            refuse_product(product, fmt::format("pointer {} is not 16-byte aligned", p));
+    if (!t.result || !t.first || !t.second) refuse_product(product, "a tensor is null");
+    if (is_fp8(product.type) && (!t.first_scale_inv || !t.second_scale_inv)) refuse_product(product, "a scale is null");
 }
 
 }  // namespace
@@ -130,7 +132,8 @@ const std::string& Matmul::chosen(const Product& product) {
 void Matmul::multiply(const Product& product, const ProductTensors& tensors, stream_t stream) {
     check_shape(product);
     check_tensors(product, tensors);
-    if (has_stream_ && stream != stream_) refuse(product, "a Matmul works on one stream, make another for this one");
+    if (has_stream_ && stream != stream_)
+        refuse_product(product, "a Matmul works on one stream, make another for this one");
     has_stream_ = true;
     stream_ = stream;
     if (submit(product, tensors, stream)) counts_.emulated++;
