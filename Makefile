@@ -12,6 +12,7 @@ USE_MPI    ?= $(if $(MPICXX),1,0)                          ## 1: several process
 USE_NCCL   ?= $(if $(NCCL_INCLUDE),1,0)                    ## 1: several GPUs at full speed
 USE_ONEDNN ?= $(if $(wildcard /usr/include/dnnl.hpp),1,0)  ## 1: fast BF16 and FP8 matmuls on CPUs that have them
 SANITIZE   ?=                ## build for the host device with address (and undefined) or thread
+UNITY      ?= 1              ## 0: compile each file alone: a whole build takes longer, the one after an edit less
 PTX        ?= 0              ## 1: CUDA objects keep their PTX, for the virtual GPU
 PREFIX     ?= /usr/local     ## where make install puts programs, scripts and guides
 
@@ -36,12 +37,12 @@ FOUND_ARCH  := $(if $(FOUND_ARCHS),$(subst $(space),$(comma),$(FOUND_ARCHS)),sm_
 
 # The comments behind options leave spaces at their end.
 GIVEN_ONEDNN := $(filter command,$(origin USE_ONEDNN))
-OPTIONS := PRECISION GPU_ARCH MARCH USE_MPI USE_NCCL USE_ONEDNN SANITIZE PTX PREFIX
+OPTIONS := PRECISION GPU_ARCH MARCH USE_MPI USE_NCCL USE_ONEDNN SANITIZE UNITY PTX PREFIX
 $(foreach option,$(OPTIONS),$(eval $(option) := $(strip $($(option)))))
 expected = $(if $(filter-out $2,$($1)),$(error $1=$($1): expected $3))
 $(call expected,PRECISION,AUTO FP32 BF16,AUTO$(comma) FP32 or BF16)
 $(call expected,SANITIZE,address thread,address or thread)
-$(foreach option,USE_MPI USE_NCCL USE_ONEDNN PTX,$(call expected,$(option),0 1,0 or 1))
+$(foreach option,USE_MPI USE_NCCL USE_ONEDNN UNITY PTX,$(call expected,$(option),0 1,0 or 1))
 ARCH_NAMES := $(sort $(patsubst sm_all,all,$(addprefix sm_,$(patsubst sm_%,%,$(subst $(comma), ,$(GPU_ARCH))))))
 needed = $(if $1,,$(error $2))
 $(call needed,$(if $(ARCH_NAMES),$(if $(filter-out all $(GPU_ARCHS),$(ARCH_NAMES)),,yes)),GPU_ARCH=$(GPU_ARCH): \
@@ -74,7 +75,7 @@ GIT_VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unknown
 WARNINGS := -Wall -Wextra -Wno-restrict  # g++ 12 has false alarms on std::string
 CXXFLAGS := -std=c++20 -I. $(WARNINGS)
 LEVEL    := -Og  # C++ around the kernels runs once per launch, and compiles in three fifths of the time of -O2
-CXXFLAGS_HOST := $(CXXFLAGS) -fopenmp -fno-math-errno -ffp-contract=off -march=$(MARCH) -MMD -MP -DLLMC_CUDA=0
+CXXFLAGS_HOST = $(CXXFLAGS) -fopenmp -fno-math-errno -ffp-contract=off -march=$(MARCH) -MMD -MP -DLLMC_CUDA=0
 # With its default limit g++ unrolls loops over the 8 elements of a vector access before it can vectorise them: kernels
 # would take up to twice as long.
 CXXFLAGS_CPU    = $(CXXFLAGS_HOST) $(LEVEL) $(if $(findstring clang,$(CXX)),,--param max-completely-peel-times=7)
@@ -109,19 +110,48 @@ marked  = $(foreach mark,$(MARKS),$(if $(findstring $1,$(mark)),$(firstword $(su
 LLMC       := $(wildcard llmc/*/*.cpp llmc/*/*.cu llmc/kernels/hopper/*.cu) build/git_version.cpp
 HOST_ONLY  := $(wildcard llmc/device/host/*.cpp llmc/kernels/host/*.cpp)
 PER_DEVICE := %.cu $(HOST_ONLY) $(call marked,per-device)
-shared      = $(patsubst %,$(SHARED_DIR)/%.o,$1)
-objects_in  = $(patsubst %,$1/%.o,$(filter $(PER_DEVICE),$2)) $(call shared,$(filter-out $(PER_DEVICE),$2))
-cpu_objects  = $(call objects_in,$(CPU_DIR),$1)
-cuda_objects = $(call objects_in,$(CUDA_DIR),$1)
-CPU_OBJECTS  = $(call cpu_objects,$(LLMC) $(HOST_ONLY))
-CUDA_OBJECTS = $(call cuda_objects,$(LLMC))
+OPTIMIZED  := $(call marked,optimized) $(HOST_ONLY) llmc/%.cu
+# The CPU program runs the kernels as loops (llmc/kernels/host/launch.h). test_cpu also emulates those that have a loop.
+LAUNCHERS  := $(wildcard llmc/kernels/*.cu) llmc/kernels/host/launch.cpp
+
+# Headers take four fifths of a file's time, so files that are compiled alike are compiled as one: a unit is a file in
+# build/units that includes them. All names in it must differ, those in anonymous namespaces too. nvcc has no units.
+plain           = $(filter-out $(PER_DEVICE) $(OPTIMIZED),$(filter $(patsubst %,llmc/%/%,$1),$(LLMC)))
+FOR_DEVICE     := $(filter $(call marked,per-device),$(LLMC))
+unit_core      := $(call plain,base data comm checkpoint device)
+unit_model     := $(call plain,kernels shard fp8 linear optim model train)
+unit_settings  := $(call plain,log flags)
+unit_runs      := $(call plain,plan run commands)
+unit_optimized := $(filter-out $(PER_DEVICE),$(filter $(OPTIMIZED),$(LLMC)))
+unit_device    := $(filter-out $(OPTIMIZED),$(FOR_DEVICE))
+unit_device_optimized := $(filter $(OPTIMIZED),$(FOR_DEVICE))
+unit_loops     := $(filter-out %/attention.cpp $(LAUNCHERS),$(wildcard llmc/kernels/host/*.cpp))
+unit_attention := $(patsubst %,llmc/kernels/attention_%.cu,forward backward fp32 logits)
+unit_tensors   := $(patsubst %,llmc/kernels/%.cu,activation activation_fp8 classifier embedding norm quantize_blocks)
+UNITS    := core model settings runs optimized device device_optimized loops attention tensors
+UNITS    := $(if $(SANITIZE)$(filter 0,$(UNITY))$(filter fuzz,$(MAKECMDGOALS)),,$(UNITS))
+in_units  = $(foreach unit,$(UNITS),$(if $(filter $(unit_$(unit)),$1),build/units/$(unit).cpp)) \
+            $(filter-out $(foreach unit,$(UNITS),$(unit_$(unit))),$1)
+PER_DEVICE += $(patsubst %,build/units/%.cpp,device device_optimized loops attention tensors)
+OPTIMIZED  += $(patsubst %,build/units/%.cpp,optimized device_optimized loops)
+
+shared        = $(patsubst %,$(SHARED_DIR)/%.o,$1)
+objects_in    = $(patsubst %,$1/%.o,$(filter $(PER_DEVICE),$2)) $(call shared,$(filter-out $(PER_DEVICE),$2))
+cpu_objects   = $(call objects_in,$(CPU_DIR),$(call in_units,$1))
+cuda_objects  = $(call objects_in,$(CUDA_DIR),$(call in_units,$(filter %.cpp,$1)) $(filter %.cu,$1))
+CPU_OBJECTS   = $(call cpu_objects,$(filter-out $(LAUNCHERS),$(LLMC) $(HOST_ONLY)))
+CPU_LAUNCHERS = $(call cpu_objects,$(LAUNCHERS))
+CUDA_OBJECTS  = $(call cuda_objects,$(LLMC))
 CPU_MAIN     = $(call shared,train_gpt.cu)
 CPU_PROGRAMS  = $(CPU_DIR)/train_gpt_cpu
 CUDA_PROGRAMS = $(CUDA_DIR)/train_gpt
 
 # ---- rules ---------------------------------------------------------------------------------------------------------
-optimized_in = $(patsubst %,$1/%.o,$(call marked,optimized) $(HOST_ONLY)) $1/llmc/%.cu.o
+optimized_in = $(OPTIMIZED:%=$1/%.o)
 $(foreach dir,$(CPU_DIR) $(CUDA_DIR) $(SHARED_DIR),$(call optimized_in,$(dir))): LEVEL := -O3
+# A unit has the same __FILE__, and anonymous classes outside of the main file.
+$(patsubst %,%/build/units/%.o,$(CPU_DIR) $(CUDA_DIR) $(SHARED_DIR)): CXXFLAGS += \
+    -Wno-subobject-linkage -fmacro-prefix-map=./=
 $(CPU_DIR)/%.cpp.o: CXXFLAGS_CPU += $(DEFINES_CPU)
 $(CUDA_DIR)/llmc/device/runtime.cu.o: NVCCFLAGS += -DLLMC_GPU_ARCHS='"$(ARCHS)"'
 $(SHARED_DIR)/%.o: % Makefile
@@ -138,6 +168,10 @@ $(CUDA_DIR)/%.cu.o: %.cu Makefile  # ptxas reports registers and spills into a f
 	@echo $(NVCC) ... -c $<
 	@$(CCACHE) $(NVCC) $(NVCCFLAGS) -MMD -MP -MF $(@:.o=.d) -MT $@ -c $< -o $@ 2> $@.ptxas || { cat $@.ptxas >&2; exit 1; }
 	@grep -E "warning|error" $@.ptxas || true
+build/units/%.cpp: FORCE
+	@mkdir -p $(@D)
+	@printf '#include "%s"\n' $(unit_$*) > $@.$$PPID
+	@if cmp -s $@.$$PPID $@; then rm $@.$$PPID; else mv $@.$$PPID $@; fi
 # The value of "git" in --version and run.json. Rewritten only when it changes.
 build/git_version.cpp: FORCE
 	@mkdir -p $(@D)
@@ -145,6 +179,7 @@ build/git_version.cpp: FORCE
 	@if cmp -s $@.$$PPID $@; then rm $@.$$PPID; else mv $@.$$PPID $@; fi
 include dev/build.mk
 $(CPU_DIR)/train_gpt_cpu: $(CPU_MAIN)
+$(filter-out %/test_cpu,$(CPU_PROGRAMS)): $(CPU_LAUNCHERS)
 $(CUDA_DIR)/train_gpt: $(call shared,train_gpt.cu)
 $(CPU_PROGRAMS): $(CPU_OBJECTS)
 	$(CXX) $(LINK_FLAGS) $^ -o $@ $(LIBS_CPU)

@@ -24,6 +24,14 @@ CUDA_RANK_OBJECTS  := $(call cuda_objects,$(RANK_TESTS))
 # serves the whole program.
 $(foreach dir,$(NO_DEVICE) test/comm,$(SHARED_DIR)/$(dir)/%.o) $(SHARED_DIR)/test/main.cpp.o: LEVEL := -O0
 
+# test_cpu emulates the kernels that have CPU loops, and compares them. -O1 compiles in half the time of -O3.
+TEST_LAUNCHERS = $(LAUNCHERS:%=$(CPU_DIR)/with_kernels/%.o)
+$(CPU_DIR)/with_kernels/%.o $(CPU_DIR)/test/device/host/%.o: CXXFLAGS_CPU += -DLLMC_WITH_KERNELS
+$(CPU_DIR)/with_kernels/%.o: LEVEL := -O1
+$(CPU_DIR)/with_kernels/%.o: % Makefile
+	@mkdir -p $(@D)
+	$(CCACHE) $(CXX) $(CXXFLAGS_CPU) -x c++ -c $< -o $@
+
 # ---- sanitizers ----------------------------------------------------------------------------------------------------
 # A sanitizer's build reuses ordinary objects of files that it need not look at. AddressSanitizer leaves out tests, which
 # only call llmc/, and the upper folders, which read flags and write reports. ThreadSanitizer looks at folders where
@@ -42,9 +50,10 @@ CPU_MAIN  := $(CPU_DIR)/train_gpt.cu.o
 LINK_FLAGS := -fsanitize=$(if $(filter thread,$(SANITIZE)),thread,address$(comma)undefined)
 cpu_objects = $(patsubst %,$(CPU_DIR)/%.o,$(filter-out $(UNCHECKED),$1)) \
               $(call objects_in,$(PLAIN_DIR),$(filter $(UNCHECKED),$1))
+TEST_LAUNCHERS = $(CPU_LAUNCHERS)
 # Line numbers for reports, relative to the checkout, so that ccache knows them in every clone. g++ takes its own
 # AVX-512 headers for uninitialised.
-CXXFLAGS_SANITIZE = -g1 -fdebug-prefix-map=$(CURDIR)=. -Wno-maybe-uninitialized
+CXXFLAGS_SANITIZE = -DLLMC_WITH_KERNELS -g1 -fdebug-prefix-map=$(CURDIR)=. -Wno-maybe-uninitialized
 ifeq ($(SANITIZE),thread)
 CXXFLAGS_SANITIZE += -fsanitize=thread -Wno-tsan
 else
@@ -69,7 +78,7 @@ endif
 CPU_PROGRAMS  += $(addprefix $(CPU_DIR)/,check_card_cpu test_cpu test_ranks probe_cpu bench_cpu bench_step)
 CUDA_PROGRAMS += $(addprefix $(CUDA_DIR)/,check_card test_gpu test_ranks probe)
 $(CPU_DIR)/check_card_cpu: $(call cpu_objects,$(SPECIFICATIONS)) $(call shared,dev/check_card.cpp)
-$(CPU_DIR)/test_cpu: $(call cpu_objects,$(TESTS) $(HOST_TESTS) $(PROBE))
+$(CPU_DIR)/test_cpu: $(TEST_LAUNCHERS) $(call cpu_objects,$(TESTS) $(HOST_TESTS) $(PROBE))
 $(CPU_DIR)/test_ranks: $(call cpu_objects,$(RANK_TESTS))
 $(CPU_DIR)/probe_cpu: $(call cpu_objects,$(PROBE)) $(call shared,dev/probe/main.cpp)
 $(CPU_DIR)/bench_cpu: $(CPU_DIR)/dev/bench_cpu.cu.o
@@ -120,7 +129,7 @@ fuzz: build/fuzz/fuzz  ## broken files of every kind, by libFuzzer (needs clang)
 	    build/fuzz/fuzz $$target build/fuzz/$$target -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=2048 \
 	        -artifact_prefix=build/fuzz/$$target- -print_final_stats=1 || exit 1; \
 	done
-build/fuzz/fuzz: $(FUZZED_OBJECTS) $(filter-out $(FUZZED:%=\%/%.o),$(CPU_OBJECTS))
+build/fuzz/fuzz: $(FUZZED_OBJECTS) $(filter-out $(FUZZED:%=\%/%.o),$(CPU_OBJECTS) $(CPU_LAUNCHERS))
 	rm -f $@.a && ar rcs $@.a $(filter-out build/fuzz/%,$^)
 	clang++ -fsanitize=fuzzer,address,undefined $(FUZZED_OBJECTS) $@.a -o $@ $(subst -fopenmp,-lgomp,$(LIBS_CPU))
 build/fuzz/%.o: %

@@ -32,7 +32,7 @@ ACCEPTED = ROOT / "dev/mutation_accepted.txt"
 NO_SPECIFICATIONS = ("collectives.cpp", "kernel_checks.cpp", "product_checks.cpp", "step.cpp")
 NO_KERNEL_TESTS = ("check_specifications.cpp", "kernel_checks.cpp", "known_products.cpp", "trial.cpp")
 ORDERS = ("ascending", "descending", "random")
-COMMON = "-std=c++20 -I. -fopenmp -fno-math-errno -w -DLLMC_CUDA=0 -MMD"
+COMMON = "-std=c++20 -I. -fopenmp -fno-math-errno -w -DLLMC_CUDA=0 -DLLMC_WITH_KERNELS -MMD"
 FLAGS = {"plain": "-O2", "tsan": "-O1 -g -fsanitize=thread"}
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TSAN_OPTIONS": "halt_on_error=1 exitcode=66 atexit_sleep_ms=0"}
 STATEMENT = re.compile(r"__syncthreads\(\);|__syncwarp\([^;]*\);|\bbar_sync\([^;{]*\);|\bcp_async_wait<([^>]*)>\(\)")

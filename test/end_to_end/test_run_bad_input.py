@@ -140,6 +140,7 @@ class BadInput(Case):
 
     def test_environment_of_the_host_device(self):
         for name, value, expected in (("LLMC_ORDER", "sideways", "ascending, descending, random"),
+                                      ("LLMC_LOOPS", "compare", "no kernels to compare its CPU loops with"),
                                       ("OMP_NUM_THREADS", "100000", "a whole number from 1 to 1024"),
                                       ("LLMC_STACK_KB", "1", "a whole number from 32 to 1048576"),
                                       ("LLMC_STACK_KB", "x", "a whole number from 32 to 1048576")):

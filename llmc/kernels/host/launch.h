@@ -2,8 +2,11 @@
 //
 // A loop does the work of a whole grid on the host device. It takes the shape of the grid and then the kernel's own
 // parameters, so one launch declares the accesses and passes the arguments of both. A loop must write the same bits as
-// its kernel, for any number of OpenMP threads. It runs on streams for which choose_kernels() has chosen its family.
-// LLMC_LOOPS=compare runs the kernel and the loop on every stream, and fails if they write different bytes.
+// its kernel, for any number of OpenMP threads.
+//
+// On the host device a program has the loop alone, because kernels take long to compile. Tests are compiled with
+// LLMC_WITH_KERNELS and have both: the loop runs on streams for which choose_kernels() has chosen its family, and with
+// LLMC_LOOPS=compare both run on every stream, which fails if they write different bytes.
 #pragma once
 #include <type_traits>
 
@@ -25,7 +28,7 @@ struct LoopOf<void (*)(P...)> {
 
 #if !LLMC_ON_GPU
 bool runs_loops(stream_t stream, KernelVariant family);
-bool compares_loops();
+bool compares_loops();  // throws if this program has no kernels to compare with
 // Runs the kernel, restores what it has overwritten and runs the loop. Throws if they have written different bytes.
 void run_both(const std::vector<Access>& accesses, const LaunchSite& site, const std::function<void()>& kernel,
               const std::function<void()>& loop);
@@ -36,6 +39,7 @@ void submit_loop(void (*)(P...), const LaunchConfig& c, std::initializer_list<Ac
     const LaunchSite site{kernel_name<kernel>(), c.file, c.line};
     const auto run_loop = [=, grid = Grid{c.grid, c.block}] { loop(grid, arguments...); };
     if (!compares_loops()) return submit(c.stream, accesses, site, run_loop);
+#ifdef LLMC_WITH_KERNELS
     check_launch(c.grid, c.block, c.shared_bytes, site);
     submit(c.stream, accesses, site, [=, written = std::vector<Access>(accesses)] {
         const auto run_kernel = [=] {
@@ -45,28 +49,29 @@ void submit_loop(void (*)(P...), const LaunchConfig& c, std::initializer_list<Ac
         };
         run_both(written, site, run_kernel, run_loop);
     });
+#endif
 }
 #endif
 
-template <auto kernel, auto loop, class... A>
-void launch_or_loop([[maybe_unused]] KernelVariant family, const LaunchConfig& config, const A&... arguments) {
-    static_assert(std::is_same_v<decltype(loop), typename LoopOf<decltype(kernel)>::Type>);
-#if !LLMC_ON_GPU
-    if (runs_loops(config.stream, family))
-        return submit_loop<kernel, loop>(kernel, config, {detail::access_of(arguments)...}, arguments...);
-#endif
-    launch<kernel>(config, arguments...);
-}
-
-// The same for launches that list their accesses separately.
+// For launches that list their accesses separately.
 template <auto kernel, auto loop, class... A>
 void launch_or_loop([[maybe_unused]] KernelVariant family, const LaunchConfig& config,
                     std::initializer_list<Access> accesses, const A&... arguments) {
-    static_assert(std::is_same_v<decltype(loop), typename LoopOf<decltype(kernel)>::Type>);
-#if !LLMC_ON_GPU
-    if (runs_loops(config.stream, family)) return submit_loop<kernel, loop>(kernel, config, accesses, arguments...);
-#endif
+    using Kernel = decltype(kernel);
+    static_assert(std::is_same_v<decltype(loop), typename LoopOf<Kernel>::Type>);
+#if LLMC_ON_GPU
     launch<kernel>(config, accesses, arguments...);
+#else
+#ifdef LLMC_WITH_KERNELS
+    if (!runs_loops(config.stream, family)) return launch<kernel>(config, accesses, arguments...);
+#endif
+    submit_loop<kernel, loop>(Kernel(), config, accesses, arguments...);
+#endif
+}
+
+template <auto kernel, auto loop, class... A>
+void launch_or_loop(KernelVariant family, const LaunchConfig& config, const A&... arguments) {
+    launch_or_loop<kernel, loop>(family, config, {detail::access_of(arguments)...}, arguments...);
 }
 
 }  // namespace llmc::host
