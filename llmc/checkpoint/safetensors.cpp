@@ -22,7 +22,7 @@ static_assert(std::endian::native == std::endian::little, "tensors are read and 
 
 namespace {
 
-using Json = nlohmann::json;
+using HeaderJson = nlohmann::json;
 
 constexpr uint64_t kLengthBytes = 8;
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;
@@ -39,19 +39,19 @@ bool tensor_bytes(const std::vector<int64_t>& shape, size_t element_bytes, uint6
     return true;
 }
 
-uint64_t unsigned_field(const std::string& path, const std::string& name, const char* field, const Json& value) {
+uint64_t unsigned_field(const std::string& path, const std::string& name, const char* field, const HeaderJson& value) {
     if (!value.is_number_unsigned())
         refuse_file(path, "tensor {}: {} holds {}, which is not a whole number >= 0", name, field, json_text(value));
     return value.get<uint64_t>();
 }
 
-TensorInfo parse_tensor(const std::string& path, const std::string& name, const Json& entry) {
+TensorInfo parse_tensor(const std::string& path, const std::string& name, const HeaderJson& entry) {
     const bool complete = entry.is_object() && entry.contains("dtype") && entry["dtype"].is_string() &&
                           entry.contains("shape") && entry["shape"].is_array() && entry.contains("data_offsets") &&
                           entry["data_offsets"].is_array() && entry["data_offsets"].size() == 2;
     if (!complete) refuse_file(path, "tensor {} lacks a proper dtype, shape or data_offsets in the header", name);
     TensorInfo tensor{name, entry["dtype"].get<std::string>(), {}, 0, 0};
-    for (const Json& extent : entry["shape"]) {
+    for (const HeaderJson& extent : entry["shape"]) {
         const uint64_t value = unsigned_field(path, name, "shape", extent);
         if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))
             refuse_file(path, "tensor {}: shape holds {}, which is too large", name, json_text(extent));
@@ -142,9 +142,9 @@ std::string SafetensorsFile::read_header() {
 }
 
 void SafetensorsFile::parse_header(const std::string& header) {
-    Json root;
+    HeaderJson root;
     try {
-        root = parse_json<Json>(header);
+        root = parse_json<HeaderJson>(header);
     } catch (const JsonError& error) {
         refuse_file(path_, "its header is not valid JSON ({})", error.what());
     }
@@ -272,7 +272,7 @@ SafetensorsLayout lay_out_safetensors(const std::string& path, const std::vector
     std::string header;
     try {
         header = root.dump();  // unlike json_text(), this throws
-    } catch (const Json::exception& error) {
+    } catch (const HeaderJson::exception& error) {
         refuse_file(path, "cannot write its header: a name or metadata text is not UTF-8 ({})", error.what());
     }
     header.resize((header.size() + 7) / 8 * 8, ' ');
