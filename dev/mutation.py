@@ -133,11 +133,11 @@ class Build:
         self.tree, self.kind, self.folder = tree, kind, tree / "build" / kind
         self.folder.mkdir(parents=True)
         # Linked where a test needs them: kernels, and their specifications.
-        parts = sorted(str(p.relative_to(tree)) for pattern in ("llmc/kernels/*.cu", "llmc/comm/pieces.cu",
+        parts = sorted(str(p.relative_to(tree)) for pattern in ("llmc/kernels/*.cu", "llmc/comm/reductions.cu",
                                                                 "test/kernels/specifications/*.cpp")
                        for p in tree.glob(pattern) if p.name not in NO_SPECIFICATIONS)
-        base = sorted(str(p.relative_to(tree)) for pattern in ("device/host/*.cpp", "device/faults.cpp", "device/transfer.cpp",
-                                                               "kernels/*.cpp",
+        base = sorted(str(p.relative_to(tree)) for pattern in ("device/host/*.cpp", "device/device_errors.cpp",
+                                                               "device/transfer.cpp", "kernels/*.cpp",
                                                                "linear/matmul.cpp", "linear/*_host.cpp")
                       for p in (tree / "llmc").glob(pattern)) + ["test/main.cpp", "test/kernels/check_specifications.cpp"]
         self.tests = sorted(str(p.relative_to(tree)) for p in (tree / "test/kernels").glob("*.cpp")

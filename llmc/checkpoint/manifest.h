@@ -33,7 +33,7 @@ struct StateTensor {
     std::vector<int64_t> shape;
     std::vector<std::string> parts;
     uint64_t elements() const;
-    // True for a rank's gradient residuals (llmc/comm/pieces.h), which belong to the rank and not to the model.
+    // True for a rank's gradient residuals (llmc/comm/reductions.h), which belong to the rank and not to the model.
     bool is_residual() const { return parts == std::vector<std::string>{"residual"}; }
     bool operator==(const StateTensor&) const = default;
 };

@@ -1,5 +1,5 @@
 // Comm's collectives on device memory. Here they are counted, a world of one rank copies, and reductions that a
-// back-end lacks, or that must not depend on its algorithm, exchange pieces and sum them in rank order (pieces.h).
+// back-end lacks, or that must not depend on its algorithm, exchange pieces and sum them in rank order (reductions.h).
 #include <exception>
 #include <numeric>
 #include <type_traits>

@@ -18,8 +18,8 @@
 
 #include "llmc/comm/launch.h"
 #include "llmc/comm/operation_log.h"
-#include "llmc/comm/pieces.h"
 #include "llmc/comm/rank_time.h"
+#include "llmc/comm/reductions.h"
 #include "llmc/device/runtime.h"
 #include "llmc/device/trace.h"
 

@@ -11,7 +11,7 @@
 #include "llmc/base/error.h"
 #include "llmc/base/text.h"
 #include "llmc/data/tokenizer.h"
-#include "llmc/device/faults.h"
+#include "llmc/device/device_errors.h"
 #include "llmc/device/runtime.h"
 #include "llmc/kernels/embedding.h"
 

@@ -5,7 +5,7 @@
 
 #include <cstddef>
 
-#include "llmc/device/faults.h"
+#include "llmc/device/device_errors.h"
 
 namespace llmc {
 

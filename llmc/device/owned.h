@@ -2,7 +2,7 @@
 #pragma once
 #include <utility>
 
-#include "llmc/device/faults.h"
+#include "llmc/device/device_errors.h"
 #include "llmc/device/runtime.h"
 
 namespace llmc {

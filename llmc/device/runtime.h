@@ -8,7 +8,7 @@
 #include <string>
 
 #include "llmc/base/error.h"
-#include "llmc/device/faults.h"
+#include "llmc/device/device_errors.h"
 
 // The types that CUDA's streams and events point to, by CUDA's names. The host device defines them itself.
 struct CUstream_st;
@@ -128,7 +128,7 @@ bool is_done(event_t event);
 float elapsed_ms(event_t from, event_t to);
 
 // Must be called after every launch and matrix product. With LLMC_SYNC=1 it waits for the work, and throws an Error
-// with the name of `site` if it failed (faults.h).
+// with the name of `site` if it failed (device_errors.h).
 void after_work(stream_t stream, const LaunchSite& site);
 
 // Opens and closes a named range for NVTX tools, as part of a ProfileRange (trace.h). Does nothing on the host device.

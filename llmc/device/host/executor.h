@@ -18,7 +18,7 @@
 #include <memory>
 #include <vector>
 
-#include "llmc/device/faults.h"
+#include "llmc/device/device_errors.h"
 #include "llmc/device/host/settings.h"
 
 // ---- CUDA's vector types and built-in variables ---------------------------------------------------------------------

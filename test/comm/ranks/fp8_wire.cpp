@@ -1,6 +1,6 @@
 // Training with gradients in FP8 between ranks: equal bits in every stage, errors within the bound of the cast, and
 // skipped steps. Resuming is tested end to end (test_run_fp8_wire.py).
-#include "llmc/comm/pieces.h"
+#include "llmc/comm/reductions.h"
 
 #include <cmath>
 #include <map>

@@ -8,7 +8,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "llmc/comm/pieces.h"
+#include "llmc/comm/reductions.h"
 #include "llmc/kernels/fp8_state.h"
 #include "llmc/kernels/quantize_blocks.h"
 
@@ -214,7 +214,7 @@ std::vector<T> turned(const std::vector<T>& x, int R, int K) {
 }
 
 // ---- the FP8 wire ---------------------------------------------------------------------------------------------------
-// Reference values for gradients that ranks send in FP8 (llmc/comm/pieces.h), from the definitions in FP64. For
+// Reference values for gradients that ranks send in FP8 (llmc/comm/reductions.h), from the definitions in FP64. For
 // check_card and for tests.
 
 struct CastPieces {

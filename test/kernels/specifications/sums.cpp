@@ -2,7 +2,7 @@
 // pieces of several ranks, in FP32, BF16 and FP8.
 #include <set>
 
-#include "llmc/comm/pieces.h"
+#include "llmc/comm/reductions.h"
 #include "llmc/kernels/bias.h"
 #include "llmc/kernels/clip.h"
 #include "llmc/kernels/elementwise.h"

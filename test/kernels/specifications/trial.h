@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "llmc/base/error.h"
-#include "llmc/device/faults.h"
+#include "llmc/device/device_errors.h"
 #include "llmc/device/formats.cuh"
 #include "llmc/device/transfer.h"
 #include "llmc/kernels/state_array.h"

@@ -1,6 +1,6 @@
 // A device that is lost in the middle of a run: the error message reaches the caller whatever objects are alive, and
 // with LLMC_SYNC=1 it names the work.
-#include "llmc/device/faults.h"
+#include "llmc/device/device_errors.h"
 
 #include <functional>
 #include <memory>
@@ -123,7 +123,7 @@ TEST_CASE("faults: with LLMC_SYNC=1 the failing launch is named") {
         const Caught found = error_of([&] { launch_both(x); });
         CAPTURE(found.message);
         CHECK(found.says("second_kernel failed: the device failed (LLMC_FAULT) [launched at "));
-        CHECK(found.says("faults.cu:"));
+        CHECK(found.says("device_errors.cu:"));
         CHECK(!found.says("LLMC_SYNC"));
         host::inject_fault(0);
     }

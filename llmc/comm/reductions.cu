@@ -1,5 +1,5 @@
-// Kernels and launchers of pieces.h.
-#include "llmc/comm/pieces.h"
+// Kernels and launchers of reductions.h.
+#include "llmc/comm/reductions.h"
 
 #include <type_traits>
 

@@ -1,6 +1,6 @@
 // Pieces of gradients that ranks exchange: the specifications of their sums and casts at many sizes, every kind of
 // value in FP8, and what error feedback promises.
-#include "llmc/comm/pieces.h"
+#include "llmc/comm/reductions.h"
 
 #include <cmath>
 

@@ -1,5 +1,5 @@
 // Messages for device faults, and the LLMC_SYNC switch.
-#include "llmc/device/faults.h"
+#include "llmc/device/device_errors.h"
 
 #include <atomic>
 #include <cstdio>
