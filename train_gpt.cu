@@ -37,7 +37,9 @@ namespace {
 template <class Real>
 ExitCode train(const Options& options, const Inputs& inputs, const Tuning& tuning, Ranks& ranks,
                RunDirectory& directory, std::optional<Resumed>& resumed) {
-    Trainer<Real> trainer(trainer_config(options, tuning.products), ranks.comm);
+    TrainerConfig config = options;
+    config.products = tuning.products;
+    Trainer<Real> trainer(config, ranks.comm);
     trainer.allocate();
     if (std::string(ranks.comm.name()) == "nccl")
         load_products(trainer.kinds_of_products(), trainer.matmul(), trainer.stream());

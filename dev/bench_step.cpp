@@ -55,7 +55,7 @@ void run(const char* precision, bool with_fp8, int steps) {
     config.model = demo_model();
     config.batch = kB, config.seq = kT;
     config.recompute = Recompute::none;
-    if (with_fp8) config.fp8 = Fp8Config{};
+    if (with_fp8) config.precision = Precision::fp8;
     config.schedule = {ScheduleKind::constant, 1e-3, 0, 1000, 0};
     config.clip = 1.0;
     Trainer<Real> trainer(config, Comm::self());

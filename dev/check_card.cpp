@@ -75,7 +75,7 @@ private:
 };
 
 void check_products(const Options& o, const ProductUses& products, Checks& checks, stream_t stream) {
-    const TrainerConfig config = trainer_config(o);
+    const TrainerConfig& config = o;
     Matmul matmul(config.tf32, config.fast_accumulation, config.fp8_scaling());
     ProductChecks of_products(matmul, stream);
     for (const auto& [product, layers] : products) {
@@ -92,7 +92,7 @@ void check_products(const Options& o, const ProductUses& products, Checks& check
 
 template <class Real>
 std::vector<NamedComm> communicators_of(const Options& o, const Comm& world) {
-    Trainer<Real> trainer(trainer_config(o), world);
+    Trainer<Real> trainer(o, world);
     std::vector<NamedComm> comms;
     for (const NamedComm& named : {NamedComm{"the world", trainer.comm()},
                                    {"weights", trainer.weights().comm()},
@@ -166,7 +166,7 @@ ExitCode check_card(int argc, const char* const* argv, bool json, const LaunchIn
 
     Checks checks(ranks, json);
     const OwnedStream stream = create_stream();
-    for (const CheckItem& item : kernel_checks(KernelUse(trainer_config(o), o.precision, ranks.comm.world())))
+    for (const CheckItem& item : kernel_checks(KernelUse(o, o.precision, ranks.comm.world())))
         checks.check(item.name, item.family, [&] { return item.run(stream); });
     check_products(o, plan_rank(o, ranks.comm).products, checks, stream);
     if (ranks.comm.world() > 1 && ranks.comm.host_max(checks.is_lost()) == 0)

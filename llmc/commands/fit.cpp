@@ -63,44 +63,47 @@ private:
         if (base.offload != Offload::off || base.precision == Precision::fp32) return;
         for (const Offload choice : {Offload::residuals, Offload::optimizer, Offload::both}) {
             Options offloaded = base;
-            offloaded.offload = choice;
+            set_offload(offloaded, choice);
             search_formats(offloaded, flags | kOffload);
         }
     }
     // The requested formats of the state, then with one array after another in a smaller format.
     static std::vector<std::pair<Flags, Options>> state_formats(const Options& base) {
-        const bool has_adam_moments = base.optimizer == OptimizerKind::adamw || is_muon(base.optimizer);
-        const bool may_round_gradients = base.clip_kind == ClipKind::norm && base.shard_within == 0;
+        const bool has_adam_moments = base.optimizer.kind == OptimizerKind::adamw || is_muon(base.optimizer.kind);
+        const bool may_round_gradients = base.optimizer.clip_kind == ClipKind::norm && base.sharding.within == 0;
+        constexpr auto adam_moments = [](Options& o) -> StateFormat& { return o.optimizer.adam_moments; };
+        constexpr auto masters = [](Options& o) -> StateFormat& { return o.optimizer.masters; };
+        constexpr auto gradients = [](Options& o) -> StateFormat& { return o.sharding.gradients; };
         const struct {
             bool possible;
             Flags flag;
-            StateFormat Options::*array;
+            StateFormat& (*array)(Options&);
             StateFormat format;
-        } steps[] = {{has_adam_moments, kMoments, &Options::adam_moments, StateFormat::bf16},
-                     {true, kMaster, &Options::master, StateFormat::bf16},
-                     {may_round_gradients, kGradients, &Options::gradients, StateFormat::bf16},
-                     {has_adam_moments, kFp8Moments, &Options::adam_moments, StateFormat::fp8}};
+        } steps[] = {{has_adam_moments, kMoments, adam_moments, StateFormat::bf16},
+                     {true, kMaster, masters, StateFormat::bf16},
+                     {may_round_gradients, kGradients, gradients, StateFormat::bf16},
+                     {has_adam_moments, kFp8Moments, adam_moments, StateFormat::fp8}};
         std::vector<std::pair<Flags, Options>> formats = {{0, base}};
         for (const auto& [possible, flag, array, format] : steps) {
-            if (!possible || base.*array >= format) continue;
             auto [flags, narrower] = formats.back();
-            narrower.*array = format;
+            if (!possible || array(narrower) >= format) continue;
+            array(narrower) = format;
             formats.emplace_back(flags | flag, narrower);
         }
         return formats;
     }
     void search_formats(const Options& base, Flags flags) {
-        const int last_stage = ranks_ > 1 ? 3 : base.zero;
-        for (int stage = base.zero; stage <= last_stage; stage++)
+        const int last_stage = ranks_ > 1 ? 3 : base.sharding.stage;
+        for (int stage = base.sharding.stage; stage <= last_stage; stage++)
             for (const auto& [formats, narrowed] : state_formats(base))
                 for (const Recompute level : kLevels) {
                     const bool is_asked_for = level == level_ || level_ == Recompute::automatic;
                     if (level < level_ && !is_asked_for) continue;
                     Options o = narrowed;
-                    o.zero = stage;
+                    o.sharding.stage = stage;
                     o.recompute = level;
-                    add_largest_batch(
-                        o, flags | formats | (stage != base.zero ? kStage : 0) | (is_asked_for ? 0 : kRecompute));
+                    add_largest_batch(o, flags | formats | (stage != base.sharding.stage ? kStage : 0) |
+                                             (is_asked_for ? 0 : kRecompute));
                 }
     }
     // The batch asked for and smaller ones, as far as they divide a step into whole micro-steps, smallest first.
@@ -115,7 +118,7 @@ private:
     std::optional<Candidate> fitting(Options o, Flags flags, int batch) const {
         o.batch = batch;
         o.micro_steps = static_cast<int>(o.total_batch / o.micro_step_tokens(ranks_));
-        const StagePlan plan = plan_stage(o, ranks_, o.zero, room_);
+        const StagePlan plan = plan_stage(o, ranks_, o.sharding.stage, room_);
         if (!plan.refused.empty() || !room_.holds(plan)) return std::nullopt;
         return Candidate{o, flags | (batch != options_.batch ? kBatch : 0),
                          card_ ? speed_of(run_of(o, *card_, ranks_), plan) : 0};
@@ -196,7 +199,7 @@ std::optional<Change> change_with(const AskedRun& asked, const std::string& flag
                                   const std::optional<PlannedCard>& card) {
     try {
         Options o = asked.with(flags, ranks);
-        const StagePlan plan = plan_stage(o, ranks, o.zero, room);
+        const StagePlan plan = plan_stage(o, ranks, o.sharding.stage, room);
         if (!plan.refused.empty() || !room.holds(plan)) return std::nullopt;
         Change change{flags, ranks, room.needed(plan), {}, 0, {}};
         if (!card) return change;
@@ -225,7 +228,7 @@ void add_more_ranks(const AskedRun& asked, const Options& options, int ranks, co
         }
         if (has_fewer) continue;
         Options o = options;
-        o.zero = 3;
+        o.sharding.stage = 3;
         if (!asked.flags.given.count("total-batch")) o.total_batch = int64_t{o.batch} * o.seq * n;
         for (const Candidate& candidate : Search(o, asked.flags.recompute, n, room, card).find()) {
             const std::optional<Change> change =
@@ -264,7 +267,7 @@ AutomaticChoice choose_automatic(const Options& asked, const std::function<Stage
         for (const Recompute level : kLevels) {
             if (!any_level && level != asked.recompute) continue;
             Options o = asked;
-            o.offload = offload;
+            set_offload(o, offload);
             o.recompute = level;
             const StagePlan plan = plan_of(o);
             const bool fit = fits(plan);
@@ -319,7 +322,7 @@ std::string describe_changes(const std::vector<Change>& changes, int ranks) {
 
 Options fit_plan(const AskedRun& asked, const Options& options, int ranks, const Room& room,
                  const std::optional<PlannedCard>& card) {
-    const StagePlan before = plan_stage(options, ranks, options.zero, room);
+    const StagePlan before = plan_stage(options, ranks, options.sharding.stage, room);
     if (!before.refused.empty() || room.holds(before)) return options;
     for (const Change& change : changes_that_fit(asked, options, ranks, room, card)) {
         if (change.ranks != ranks) continue;

@@ -98,7 +98,7 @@ struct Inspector {
         Options options = o;
         options.precision = precision;
         resolve_for(weights.model(), options, surroundings, ranks);
-        TrainerConfig config = trainer_config(options);
+        TrainerConfig config = options;
         config.recompute = Recompute::none;
         config.optimizer.kind = OptimizerKind::sgd;  // takes little memory, and no step
         config.loss_scale = {};
@@ -140,7 +140,7 @@ struct Inspector {
             f.layer_of[in_bf16->table().tensor(layer->weight_place()).name] = layer->name();
         f.fp32.name = "fp32";
         f.bf16.name = "bf16";
-        f.fp8.name = std::string("fp8 ") + word_of(o.fp8_recipe);
+        f.fp8.name = std::string("fp8 ") + word_of(o.fp8.recipe);
         return f;
     }
 };
@@ -174,7 +174,7 @@ Json json_of(const GradientSums& gradient) {
 Json json_of(const Inspection& f, const Options& o, const Ranks& ranks) {
     Json json = {{"from", o.from},
                  {"device", ranks.device.name},
-                 {"recipe", word_of(o.fp8_recipe)},
+                 {"recipe", word_of(o.fp8.recipe)},
                  {"scales", f.has_run_scales ? "checkpoint" : "measured"}};
     for (const auto& [precision, i] : {std::pair{"fp32", &f.fp32}, {"bf16", &f.bf16}, {"fp8", &f.fp8}}) {
         Json& entry = json[precision] = {{"loss", i->loss}};

@@ -42,7 +42,7 @@ TokenizerSearch find_tokenizer(const std::string& given, const std::string& from
 }
 
 void resolve_for(const ModelConfig& model, Options& o, ResolveInputs surroundings, const Ranks& ranks) {
-    o.vocab = model.vocab;  // not the data's
+    o.model.vocab = model.vocab;  // not the data's
     surroundings.model = &model;
     ranks.describe(surroundings);
     resolve(o, surroundings);

@@ -32,7 +32,7 @@ void resolve_for(const ModelConfig& model, Options& options, ResolveInputs surro
 // A Trainer of resolved options that evaluates alone, with the weights. A collective.
 template <class Real>
 std::unique_ptr<Trainer<Real>> load_model(const Options& options, const Ranks& ranks, const WeightSource& weights) {
-    TrainerConfig config = trainer_config(options);
+    TrainerConfig config = options;
     config.forward_only = true;
     auto trainer = std::make_unique<Trainer<Real>>(config, ranks.comm);
     check_memory(trainer->memory(), ranks.libraries_to_come(options), ranks.device.free_memory, ranks.device.name);

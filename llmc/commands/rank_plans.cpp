@@ -19,8 +19,8 @@ namespace {
 
 // True if the card that is planned for has no memory of its own.
 bool shares_memory(const Options& o) {
-    if (!o.gpu.value && (LLMC_CUDA == 0 || device_count() == 0)) return false;
-    const std::optional<GpuSpec> gpu = o.gpu.value ? o.gpu.value : find_gpu(device_info().name);
+    if (!o.gpu && (LLMC_CUDA == 0 || device_count() == 0)) return false;
+    const std::optional<GpuSpec> gpu = o.gpu ? o.gpu : find_gpu(device_info().name);
     return gpu && gpu->shares_memory;
 }
 
@@ -42,7 +42,7 @@ nlohmann::ordered_json memory_json(const StagePlan& plan) {
 
 // Milliseconds of a step by kind of work.
 nlohmann::ordered_json time_json(const PlannedRun& run, const StagePlan& plan) {
-    const StepTime time = step_time(run, run.precision, plan.slices);
+    const StepTime time = step_time(run, run.config.precision, plan.slices);
     return {{"matmuls", time.products},
             {"attention", time.attention},
             {"elementwise", time.elementwise},
@@ -60,7 +60,7 @@ nlohmann::ordered_json change_json(const Change& change) {
 // Bytes, milliseconds and hours. Times are predicted.
 std::string plan_json(const Options& o, const PlannedRun& run, const StagePlan& plan,
                       const std::vector<StagePlan>& stages, const std::vector<Change>& changes, const Inputs& inputs) {
-    const ModelConfig& m = o.model_config;
+    const ModelConfig& m = o.model;
     nlohmann::ordered_json json = {{"model", m.name},
                                    {"parameters", m.parameters()},
                                    {"flops_per_token", m.flops_per_token(o.seq)},
@@ -90,7 +90,7 @@ std::string plan_json(const Options& o, const PlannedRun& run, const StagePlan& 
             json["gpu_hours"] = length.gpu_hours(run.ranks);
         }
     }
-    for (const SourceUse& use : inputs.sources_after(o, o.max_steps))
+    for (const SourceUse& use : inputs.sources_after(o, o.schedule.steps))
         json["sources"][use.pattern] = {{"tokens", use.tokens}, {"passes", use.passes()}};
     for (const StagePlan& stage : stages)
         if (stage.refused.empty()) json["stages"].push_back({{"zero", stage.stage}, {"memory", memory_json(stage)}});
@@ -160,7 +160,7 @@ void print_scaling(const Options& o, int zero) {
 
 template <class Real>
 StagePlan plan_rank_of(const Options& o, const Comm& comm) {
-    Trainer<Real> trainer(trainer_config(o), comm);
+    Trainer<Real> trainer(o, comm);
     const ShardLayout& layout = trainer.layout();
     StagePlan plan;
     plan.stage = layout.stage();
@@ -179,7 +179,7 @@ StagePlan plan_rank_of(const Options& o, const Comm& comm) {
 }  // namespace
 
 std::optional<PlannedCard> card_to_plan_for(const Options& o) {
-    if (o.gpu.value) return PlannedCard{*o.gpu.value};
+    if (o.gpu) return PlannedCard{*o.gpu};
     if (LLMC_CUDA == 0 || device_count() == 0) return std::nullopt;
     const DeviceInfo device = device_info();
     const MeasuredRates measured = kept_rates(device);
@@ -188,13 +188,11 @@ std::optional<PlannedCard> card_to_plan_for(const Options& o) {
     return gpu ? std::optional(PlannedCard{*gpu, measured}) : std::nullopt;
 }
 
-PlannedRun run_of(const Options& o, const PlannedCard& card, int ranks) {
-    return {trainer_config(o), o.precision, ranks, card.gpu, card.measured};
-}
+PlannedRun run_of(const Options& o, const PlannedCard& card, int ranks) { return {o, ranks, card.gpu, card.measured}; }
 
 StagePlan plan_stage(Options o, int ranks, int stage, const Room& room) {
-    o.zero = ranks > 1 ? stage : 0;
-    if (o.zero == 0 || ranks <= o.shard_within) o.shard_within = 0;  // a group of all
+    o.sharding.stage = ranks > 1 ? stage : 0;
+    if (o.sharding.stage == 0 || ranks <= o.sharding.within) o.sharding.within = 0;  // a group of all
     try {
         return choose_for_planned(o, ranks, room).plan;
     } catch (const Error& error) {
@@ -207,14 +205,14 @@ StagePlan plan_stage(Options o, int ranks, int stage, const Room& room) {
 }
 
 double predicted_ms(const PlannedRun& run, const StagePlan& plan) {
-    return run.ranks > 1 ? predict_step(run, plan).step() : step_time(run, run.precision, plan.slices).total();
+    return run.ranks > 1 ? predict_step(run, plan).step() : step_time(run, run.config.precision, plan.slices).total();
 }
 
 RunLength length_of(const Options& o, const PlannedRun& run, const StagePlan& plan) {
     RunLength length;
-    if (o.max_steps <= 0) return length;
-    length.steps = o.max_steps;
-    length.tokens = o.batches.tokens_until(o.max_steps);
+    if (o.schedule.steps <= 0) return length;
+    length.steps = o.schedule.steps;
+    length.tokens = o.batches.tokens_until(o.schedule.steps);
     if (!no_prediction_because(run).empty()) return length;
     length.hours =
         predicted_ms(run, plan) * static_cast<double>(length.tokens) / static_cast<double>(run.tokens()) / 3.6e6;
@@ -232,7 +230,7 @@ std::optional<double> predicted_seconds(const Options& o, const StagePlan& plan,
                                         const DeviceInfo& device) {
     constexpr double kFlopsPerThread = 50e9;  // the best that matmuls on a CPU reach
     if (device.is_host)
-        return o.model_config.flops_per_token(o.seq) * static_cast<double>(o.total_batch) /
+        return o.model.flops_per_token(o.seq) * static_cast<double>(o.total_batch) /
                (kFlopsPerThread * device.multiprocessors * comm.world());
     const std::optional<PlannedCard> card = card_to_plan_for(o);
     if (!card) return std::nullopt;
@@ -242,7 +240,7 @@ std::optional<double> predicted_seconds(const Options& o, const StagePlan& plan,
 
 ExitCode plan_run(const AskedRun& asked, const Options& o, const Inputs& inputs) {
     const ExitCode code = o.dry_run ? dry_run(asked, o, inputs) : ExitCode::ok;
-    if (o.estimate_scaling) print_scaling(o, asked.flags.zero);
+    if (o.estimate_scaling) print_scaling(o, asked.flags.sharding.stage);
     return code;
 }
 

@@ -9,6 +9,7 @@
 #include "llmc/base/text.h"
 #include "llmc/data/order.h"
 #include "llmc/flags/flags.h"
+#include "llmc/flags/rows.h"
 
 namespace llmc {
 namespace {
@@ -34,10 +35,10 @@ class Fill {
 public:
     explicit Fill(Options& options) : options_(options) {}
 
-    template <class T>
-    void operator()(const char* name, T Options::*field, const std::type_identity_t<T>& value) {
+    template <class T, class Struct>
+    void operator()(const char* name, T Struct::*field, const std::type_identity_t<T>& value) {
         if (options_.given.contains(name)) return;
-        options_.*field = value;
+        field_of(options_, field) = value;
         const Flag& flag = *find_flag(name);
         text_ += flag.short_name ? fmt::format(" -{:c}", flag.short_name) : fmt::format(" --{}", name);
         const nlohmann::ordered_json json = flag.get(options_);
@@ -51,17 +52,17 @@ private:
 };
 
 void check_depth(const Options& o) {
-    const ModelConfig& m = o.model_config;
+    const ModelConfig& m = o.model;
     if (m.layers != o.depth)
         refuse(
             "--depth {} is a model of {} layers, and this one (--layers, or --init-from's) has {}; leave one of them "
             "out",
             o.depth, o.depth, m.layers);
-    if (o.given.contains("optimizer") && !is_muon(o.optimizer))
+    if (o.given.contains("optimizer") && !is_muon(o.optimizer.kind))
         refuse("--depth {} sets rates for normuon or muon, not for --optimizer {}; use -e {} and give rates", o.depth,
-               word_of(o.optimizer), model_of(o.depth));
-    if (o.given.contains("muon-scale") && o.muon_scale != MuonScale::spectral && !o.given.contains("lr"))
-        refuse("--depth sets a rate for --muon-scale spectral; with " + std::string(word_of(o.muon_scale)) +
+               word_of(o.optimizer.kind), model_of(o.depth));
+    if (o.given.contains("muon-scale") && o.optimizer.muon_scale != MuonScale::spectral && !o.given.contains("lr"))
+        refuse("--depth sets a rate for --muon-scale spectral; with " + std::string(word_of(o.optimizer.muon_scale)) +
                " give --lr too");
 }
 
@@ -70,15 +71,15 @@ void check_depth(const Options& o) {
 void resolve_depth_model(Options& o) {
     if (o.depth == 0) return;
     const std::string name = model_of(o.depth);
-    if (!o.model.empty() && o.model != name)
-        refuse("--depth {} is the model {}, and --model says {}; leave one of them out", o.depth, name, o.model);
-    o.model = name;
+    if (!o.model_name.empty() && o.model_name != name)
+        refuse("--depth {} is the model {}, and --model says {}; leave one of them out", o.depth, name, o.model_name);
+    o.model_name = name;
 }
 
 void resolve_depth(Options& o) {
     if (o.depth == 0) return;
     check_depth(o);
-    const ModelConfig& m = o.model_config;
+    const ModelConfig& m = o.model;
     ModelConfig reference = find_model(model_of(kReferenceDepth));
     reference.vocab = m.vocab;
     const double tokens = tokens_for(m), times = tokens / tokens_for(reference);
@@ -90,29 +91,29 @@ void resolve_depth(Options& o) {
     const double batch_rate = std::sqrt(static_cast<double>(o.total_batch) / kReferenceBatch);
     const double width_rate = batch_rate / std::sqrt(m.channels / kReferenceChannels);
     if (!o.given.contains("epochs") || sources_from_text(o.train).is_mixture())
-        fill("max-steps", &Options::max_steps, static_cast<int64_t>(tokens) / o.total_batch);
-    fill("lr", &Options::lr, kMatrixRate * batch_rate);
-    fill("schedule", &Options::schedule, ScheduleKind::wsd_linear);
-    fill("warmup", &Options::warmup, 40);
-    fill("final-lr-fraction", &Options::final_lr_fraction, 0.05);
-    fill("cooldown", &Options::cooldown, 0.65);
-    fill("optimizer", &Options::optimizer, OptimizerKind::normuon);
-    fill("weight-decay", &Options::weight_decay, kWeightDecay * batch_rate / times);
-    fill("beta1", &Options::beta1, 0.8);
-    fill("beta2", &Options::beta2, 0.95);
-    fill("eps", &Options::eps, 1e-10);
-    fill("momentum", &Options::momentum, 0.97);
-    fill("muon-ns", &Options::muon_ns, MuonSteps::p);
-    fill("muon-scale", &Options::muon_scale, MuonScale::spectral);
-    fill("muon-momentum-warmup", &Options::muon_momentum_warmup, 400);
-    fill("cautious-decay", &Options::cautious_decay, true);
+        fill("max-steps", &ScheduleConfig::steps, static_cast<int64_t>(tokens) / o.total_batch);
+    fill("lr", &ScheduleConfig::lr, kMatrixRate * batch_rate);
+    fill("schedule", &ScheduleConfig::kind, ScheduleKind::wsd_linear);
+    fill("warmup", &ScheduleConfig::warmup, 40);
+    fill("final-lr-fraction", &ScheduleConfig::final_fraction, 0.05);
+    fill("cooldown", &ScheduleConfig::cooldown, 0.65);
+    fill("optimizer", &OptimizerConfig::kind, OptimizerKind::normuon);
+    fill("weight-decay", &OptimizerConfig::weight_decay, kWeightDecay * batch_rate / times);
+    fill("beta1", &OptimizerConfig::beta1, 0.8);
+    fill("beta2", &OptimizerConfig::beta2, 0.95);
+    fill("eps", &OptimizerConfig::eps, 1e-10);
+    fill("momentum", &OptimizerConfig::momentum, 0.97);
+    fill("muon-ns", &OptimizerConfig::muon_ns, MuonSteps::p);
+    fill("muon-scale", &OptimizerConfig::muon_scale, MuonScale::spectral);
+    fill("muon-momentum-warmup", &OptimizerConfig::muon_momentum_warmup, 400);
+    fill("cautious-decay", &OptimizerConfig::cautious_decay, true);
     if (!o.given.contains("adamw-lr")) {  // otherwise it is their default
-        fill("embedding-lr", &Options::embedding_lr, kEmbeddingRate * width_rate);
-        fill("head-lr", &Options::head_lr, kHeadRate * width_rate);
+        fill("embedding-lr", &OptimizerConfig::embedding_lr, kEmbeddingRate * width_rate);
+        fill("head-lr", &OptimizerConfig::head_lr, kHeadRate * width_rate);
     }
-    fill("adamw-weight-decay", &Options::adamw_weight_decay, 0.001);
+    fill("adamw-weight-decay", &OptimizerConfig::adamw_weight_decay, 0.001);
     fill("clip", &Options::clip, 0);
-    o.notes.push_back(fmt::format("--depth {} stands for -e {}{}", o.depth, o.model, fill.text()));
+    o.notes.push_back(fmt::format("--depth {} stands for -e {}{}", o.depth, o.model_name, fill.text()));
 }
 
 }  // namespace llmc

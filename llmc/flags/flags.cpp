@@ -63,6 +63,16 @@ Flag not_fp8(Flag flag) {
     return flag;
 }
 
+// A text that replaces the loss scale, but not the interval of its own flag.
+Flag keeps_growth_interval(Flag flag) {
+    flag.set = [set = flag.set](Options& o, const std::string& text) {
+        const int interval = o.loss_scale.growth_interval;
+        set(o, text);
+        o.loss_scale.growth_interval = interval;
+    };
+    return flag;
+}
+
 // Concerns one invocation, so configuration files may not contain it.
 Flag once(Flag flag) {
     flag.command_line_only = true;
@@ -90,7 +100,7 @@ const Flag kRows[] = {
 
     heading("Model"),
     common(
-        flag('e', "model", "NAME|FILE", &Options::model, check_not_empty,
+        flag('e', "model", "NAME|FILE", &Options::model_name, check_not_empty,
              "tiny, d2 to d48, gpt2-xl, llama3-8b, qwen3-8b, nano-d12, ... (-e list names all), or a JSON file such as "
              "Hugging Face's config.json",
              "d12")),
@@ -98,12 +108,12 @@ const Flag kRows[] = {
          "nanochat's dial: its model of N layers with training steps, batch size and learning rates to match, printed "
          "as flags at the start; flags you give take precedence",
          "off"),
-    flag(0, "layers", "N", &Options::layers, {.min = 1}, "number of transformer blocks", "the model's"),
-    flag(0, "heads", "N", &Options::heads, {.min = 1},
+    flag(0, "layers", "N", &ModelConfig::layers, {.min = 1}, "number of transformer blocks", "the model's"),
+    flag(0, "heads", "N", &ModelConfig::heads, {.min = 1},
          "attention heads; channels / heads must be 32, 64, 80, 96, 128 or 256", "the model's"),
-    flag(0, "channels", "N", &Options::channels, {.min = 1}, "width of the residual stream", "the model's"),
-    flag(0, "vocab", "N", &Options::vocab, {.min = 1}, "vocabulary size", "the data's, or 50257"),
-    flag(0, "context", "N", &Options::context, {.min = 1}, "longest sequence that the model accepts",
+    flag(0, "channels", "N", &ModelConfig::channels, {.min = 1}, "width of the residual stream", "the model's"),
+    flag(0, "vocab", "N", &ModelConfig::vocab, {.min = 1}, "vocabulary size", "the data's, or 50257"),
+    flag(0, "context", "N", &ModelConfig::context, {.min = 1}, "longest sequence that the model accepts",
          "the model's; -t for a shape of your own"),
     common(flag(0, "init-from", "PATH", &Options::init_from, {},
                 "start from these weights: a checkpoint, a run, a Hugging Face directory or .safetensors file, or an "
@@ -115,7 +125,7 @@ const Flag kRows[] = {
     common(flag('t', "seq", "N", &Options::seq, {.min = 1}, "tokens per sequence", "1024, or the context")),
     common(flag('d', "total-batch", "N", &Options::total_batch, {.min = 1},
                 "tokens per optimizer step over all ranks; above b*t*ranks, gradients accumulate", "b*t*ranks")),
-    common(flag('x', "max-steps", "N", &Options::max_steps,
+    common(flag('x', "max-steps", "N", &ScheduleConfig::steps,
                 {.min = 1, .word = "-1", .word_means = -1, .answers = {{"0", " (-1: one epoch)"}}},
                 "training steps; -1: one epoch")),
     flag(0, "epochs", "N", &Options::epochs, {.min = 1, .max = 1e6},
@@ -136,72 +146,73 @@ const Flag kRows[] = {
          "keep attention within documents, which begin at the shard's end-of-text token"),
 
     heading("Optimization"),
-    common(flag('l', "lr", "X", &Options::lr, {.min_open = true}, "peak learning rate")),
-    common(flag('u', "warmup", "N", &Options::warmup, {}, "steps of linear warm-up")),
-    flag('k', "schedule", "NAME", &Options::schedule, {},
+    common(flag('l', "lr", "X", &ScheduleConfig::lr, {.min_open = true}, "peak learning rate")),
+    common(flag('u', "warmup", "N", &ScheduleConfig::warmup, {}, "steps of linear warm-up")),
+    flag('k', "schedule", "NAME", &ScheduleConfig::kind, {},
          "learning rate after the warm-up: cosine, linear, constant, wsd (constant, then 1 - sqrt decay), wsd-linear "
          "(constant, then linear decay), step (0.316 of the peak after 80 % of the steps, 0.1 after 90 %) or "
          "inverse-sqrt"),
-    flag('q', "final-lr-fraction", "X", &Options::final_lr_fraction, {.max = 1},
+    flag('q', "final-lr-fraction", "X", &ScheduleConfig::final_fraction, {.max = 1},
          "final learning rate as a fraction of the peak"),
     flag(
-        0, "decay-from", "STEP", &Options::decay_from, {.min = -1},
+        0, "decay-from", "STEP", &ScheduleConfig::decay_from, {.min = -1},
         "wsd, wsd-linear, inverse-sqrt: decay from this step on to the last, for instance in a branch of a longer run; "
         "-1: by --cooldown, or with inverse-sqrt never"),
-    flag(0, "cooldown", "X", &Options::cooldown, {.max = 1, .min_open = true},
+    flag(0, "cooldown", "X", &ScheduleConfig::cooldown, {.max = 1, .min_open = true},
          "fraction of the steps in which wsd and wsd-linear decay"),
-    flag(0, "restart-every", "N", &Options::restart_every, {},
+    flag(0, "restart-every", "N", &ScheduleConfig::restart_every, {},
          "restart the cosine at the peak, first N steps after the warm-up; 0: never"),
-    flag(0, "restart-factor", "K", &Options::restart_factor, {.min = 1, .max = 1000},
+    flag(0, "restart-factor", "K", &ScheduleConfig::restart_factor, {.min = 1, .max = 1000},
          "each period of --restart-every is K times as long as the one before"),
     flag(0, "plateau", "RULE", &Options::plateau, plateau_from_text,
          "FACTOR,PATIENCE, such as 0.5,3: multiply the learning rate by FACTOR after more than PATIENCE validations "
          "in a row without a new best loss; off: never"),
     flag(0, "early-stop", "N", &Options::early_stop, {},
          "finish the run after more than N validations in a row without a new best loss; 0: never"),
-    flag(0, "optimizer", "NAME", &Options::optimizer, {{"muoneq", "; it has been removed: use muon or normuon"}},
+    flag(0, "optimizer", "NAME", &OptimizerConfig::kind, {{"muoneq", "; it has been removed: use muon or normuon"}},
          "adamw, lion, sgd, muon or normuon (the last two update the blocks' matrices and leave the rest to AdamW)"),
-    flag('c', "weight-decay", "X", &Options::weight_decay, {}, "decoupled weight decay of matrices and embeddings"),
-    flag(0, "cautious-decay", "", &Options::cautious_decay, {},
+    flag('c', "weight-decay", "X", &OptimizerConfig::weight_decay, {},
+         "decoupled weight decay of matrices and embeddings"),
+    flag(0, "cautious-decay", "", &OptimizerConfig::cautious_decay, {},
          "no weight decay for weights whose update points away from zero (adamw, and the matrices of muon)"),
-    flag(0, "beta1", "X", &Options::beta1, {.max = 1, .max_open = true},
+    flag(0, "beta1", "X", &OptimizerConfig::beta1, {.max = 1, .max_open = true},
          "AdamW: decay of the first moment; Lion: weight of the moment in the update"),
-    flag(0, "beta2", "X", &Options::beta2, {.max = 1, .max_open = true},
+    flag(0, "beta2", "X", &OptimizerConfig::beta2, {.max = 1, .max_open = true},
          "AdamW: decay of the second moment; Lion: decay of the moment", "0.95; lion 0.99"),
-    flag(0, "eps", "X", &Options::eps, {.min_open = true}, "AdamW's epsilon"),
-    not_fp8(flag(0, "master", "NAME", &Options::master, {},
+    flag(0, "eps", "X", &OptimizerConfig::eps, {.min_open = true}, "AdamW's epsilon"),
+    not_fp8(flag(0, "master", "NAME", &OptimizerConfig::masters, {},
                  "format of the master weights: fp32 or bf16 (half the memory, stochastic rounding)")),
-    not_fp8(flag(0, "gradients", "NAME", &Options::gradients, {},
+    not_fp8(flag(0, "gradients", "NAME", &Sharding::gradients, {},
                  "format of the sums of a step's gradients: fp32 or bf16 (half the memory, stochastic rounding)")),
     flag(
-        0, "adam-moments", "NAME", &Options::adam_moments, {},
+        0, "adam-moments", "NAME", &OptimizerConfig::adam_moments, {},
         "format of AdamW's moments: fp32, bf16, or fp8 (the first moment in E4M3, the second in bf16); narrow ones are "
         "rounded stochastically"),
-    flag(0, "momentum", "X", &Options::momentum, {.max = 1, .max_open = true}, "momentum of sgd (0: none) and muon",
-         "0.9; muon 0.95"),
-    flag(0, "nesterov", "on|off", &Options::nesterov, {}, "Nesterov momentum in sgd, muon and adamw (NAdamW)",
+    flag(0, "momentum", "X", &OptimizerConfig::momentum, {.max = 1, .max_open = true},
+         "momentum of sgd (0: none) and muon", "0.9; muon 0.95"),
+    flag(0, "nesterov", "on|off", &OptimizerConfig::nesterov, {}, "Nesterov momentum in sgd, muon and adamw (NAdamW)",
          "off; muon on"),
-    flag(0, "muon-ns", "NAME", &Options::muon_ns,
+    flag(0, "muon-ns", "NAME", &OptimizerConfig::muon_ns,
          {{"q", "; it has been removed: use p, which is as accurate"},
           {"s", "; it has been removed: use p, which is as accurate in 5 steps"}},
          "muon's Newton-Schulz iteration of 5 steps: k (Jordan's) or p (Polar Express)"),
-    flag(0, "muon-scale", "NAME", &Options::muon_scale, {},
+    flag(0, "muon-scale", "NAME", &OptimizerConfig::muon_scale, {},
          "size of muon's update of an A x B matrix: rms (0.2 sqrt(max(A, B)); use AdamW's --lr) or spectral "
          "(sqrt(max(1, A/B)); use --lr 0.02 or so)"),
-    flag(0, "muon-momentum-warmup", "N", &Options::muon_momentum_warmup, {},
+    flag(0, "muon-momentum-warmup", "N", &OptimizerConfig::muon_momentum_warmup, {},
          "steps in which muon's momentum grows linearly from 0.85 to --momentum; 0: off"),
-    flag(0, "adamw-lr", "X", &Options::adamw_lr, {.min_open = true},
+    flag(0, "adamw-lr", "X", &OptimizerConfig::adamw_lr, {.min_open = true},
          "with muon: peak learning rate of the parameters that AdamW updates", "--lr"),
-    flag(0, "embedding-lr", "X", &Options::embedding_lr, {.min_open = true},
+    flag(0, "embedding-lr", "X", &OptimizerConfig::embedding_lr, {.min_open = true},
          "with muon: peak learning rate of the embeddings", "--adamw-lr"),
-    flag(0, "head-lr", "X", &Options::head_lr, {.min_open = true},
+    flag(0, "head-lr", "X", &OptimizerConfig::head_lr, {.min_open = true},
          "with muon: peak learning rate of an untied output head", "--adamw-lr"),
-    flag(0, "vector-lr", "X", &Options::vector_lr, {.min_open = true},
+    flag(0, "vector-lr", "X", &OptimizerConfig::vector_lr, {.min_open = true},
          "with muon: peak learning rate of norms and biases", "--adamw-lr"),
-    flag(0, "adamw-weight-decay", "X", &Options::adamw_weight_decay, {},
+    flag(0, "adamw-weight-decay", "X", &OptimizerConfig::adamw_weight_decay, {},
          "with muon: weight decay of embeddings and output head", "--weight-decay"),
     flag(0, "clip", "X", &Options::clip, {}, "gradient clipping threshold (see --clip-kind); 0: no clipping"),
-    flag(0, "clip-kind", "NAME", &Options::clip_kind, {},
+    flag(0, "clip-kind", "NAME", &OptimizerConfig::clip_kind, {},
          "quantity that --clip limits: norm (of all gradients together), tensor (norm of each tensor's gradient) or "
          "value (magnitude of each element)"),
     flag(0, "qk-clip", "X", &Options::qk_clip, {},
@@ -210,7 +221,7 @@ const Flag kRows[] = {
     flag(0, "z-loss", "X", &Options::z_loss, {},
          "add X log(Z)^2 to the training loss, Z being the softmax denominator (PaLM uses 1e-4); reported losses "
          "exclude it"),
-    flag(0, "average", "RULE", &Options::average, average_decay_from_text,
+    flag(0, "average", "RULE", &OptimizerConfig::average_decay, average_decay_from_text,
          "keep an average of the weights in the checkpoints: ema:DECAY, such as ema:0.999 (DECAY * average + (1 - "
          "DECAY) * weights after every step); eval, sample and export take it with --average"),
 
@@ -229,7 +240,7 @@ const Flag kRows[] = {
         0, "offload", "NAME", &Options::offload, {},
         "keep in host memory: optimizer (master weights and moments), residuals (the inputs of blocks until backward), "
         "both, off (nothing) or auto (what makes the run fit)"),
-    flag(0, "kernels", "LIST", &Options::kernels, wanted_kernels,
+    flag(0, "kernels", "LIST", &Options::wanted_kernels, wanted_kernels,
          "kernel variants to use: auto (all that the card supports), portable (none: plain kernels only), or "
          "names separated by commas (--kernels list names all)"),
     flag(0, "tune", "N", &Options::tune, {.max = 64},
@@ -237,38 +248,38 @@ const Flag kRows[] = {
          "library's first one (GPU only)"),
 
     heading("FP8 and loss scaling"),
-    flag(0, "fp8-recipe", "NAME", &Options::fp8_recipe, {},
+    flag(0, "fp8-recipe", "NAME", &Fp8Config::recipe, {},
          "scaling: delayed (from past steps), current (from the tensor itself, in one more pass), block (one scale per "
          "128 elements) or mxfp8 (one per 32)"),
     flag(0, "fp8-layers", "LIST", &Options::fp8_layers, fp8_layers_from_text,
          "linear layers in FP8: all or none, then exceptions such as -first,-last,-block7,-fc_proj,-block3.qkv; "
          "+lm_head adds the output head"),
-    flag(0, "fp8-grad", "NAME", &Options::fp8_grad, {},
+    flag(0, "fp8-grad", "NAME", &Fp8Config::grad, {},
          "format of output gradients: e5m2, e4m3 or bf16, with which both backward matmuls are in BF16"),
-    flag(0, "fp8-history", "N", &Options::fp8_history, {.min = 1, .max = kMaxAmaxHistory},
+    flag(0, "fp8-history", "N", &Fp8Config::history, {.min = 1, .max = kMaxAmaxHistory},
          "delayed scaling: optimizer steps in the amax window"),
-    flag(0, "fp8-margin", "N", &Options::fp8_margin, {.max = 16},
+    flag(0, "fp8-margin", "N", &Fp8Config::margin, {.max = 16},
          "headroom above the amax that scales leave, in powers of two"),
-    flag(0, "fp8-amax-algo", "NAME", &Options::fp8_amax_algo, {},
+    flag(0, "fp8-amax-algo", "NAME", &Fp8Config::algorithm, {},
          "delayed scaling: value taken from the amax window: max, most_recent or ema"),
-    flag(0, "fp8-pow2-scales", "", &Options::fp8_pow2_scales, {}, "round scales down to powers of two"),
-    flag(0, "fp8-fast-accum", "NAME", &Options::fp8_fast_accum, {},
+    flag(0, "fp8-pow2-scales", "", &Fp8Config::pow2_scales, {}, "round scales down to powers of two"),
+    flag(0, "fp8-fast-accum", "NAME", &Options::fast_accumulation, {},
          "matmuls that accumulate with fewer bits, which is faster: forward, none or all (GPU only)"),
     flag(0, "fp8-emulation", "", &Options::fp8_emulation, {},
          "on a GPU that lacks the recipe's FP8 matmuls, compute them in BF16 from the same FP8 values; slower than "
          "--precision bf16"),
     flag(0, "fp8-log-every", "N", &Options::fp8_log_every, {}, "record every FP8 tensor every N steps; 0: never"),
-    flag(0, "fp8-fallback", "RULE", &Options::fp8_fallback, fp8_fallback_from_text,
+    flag(0, "fp8-fallback", "RULE", &Fp8Config::fallback, fp8_fallback_from_text,
          "SATURATED,UNDERFLOWED,STEPS, such as 0.01,0.5,10: move a layer to BF16 after STEPS steps in a row in which "
          "more than these fractions of one of its tensors saturated or underflowed; off: never"),
     flag(0, "fp8-until", "WHEN", &Options::fp8_until, fp8_until_from_text,
          "move all layers to BF16 after this step or percentage of --max-steps, such as 9400 or 94%"),
-    flag(
+    keeps_growth_interval(flag(
         0, "loss-scale", "X", &Options::loss_scale, loss_scale_config,
         "off, dynamic (starts at 65536), dynamic:N (which halves only at the Nth skipped step in a row and those after "
         "it) or a power of two",
-        "dynamic in fp8, else off"),
-    flag(0, "loss-scale-growth-interval", "N", &Options::loss_scale_growth_interval, {.min = 1},
+        "dynamic in fp8, else off")),
+    flag(0, "loss-scale-growth-interval", "N", &LossScaleConfig::growth_interval, {.min = 1},
          "steps without overflow after which a dynamic loss scale doubles"),
     flag(0, "max-skips", "N", &Options::max_skips, {}, "stop after N skipped steps in a row; 0: never"),
     flag(0, "skip-spikes", "", &Options::skip_spikes, {},
@@ -276,15 +287,15 @@ const Flag kRows[] = {
          "this flag they are only reported"),
 
     heading("Several GPUs (start with mpirun, srun, or RANK, WORLD_SIZE and MASTER_ADDR)"),
-    common(flag('z', "zero", "N", &Options::zero, {.max = 3},
+    common(flag('z', "zero", "N", &Sharding::stage, {.max = 3},
                 "ZeRO stage: ranks share 0 nothing, 1 optimizer state and master weights, 2 also gradients, 3 also "
                 "working weights",
                 "1 with several ranks")),
-    flag(0, "shard-within", "N", &Options::shard_within, {},
+    flag(0, "shard-within", "N", &Sharding::within, {},
          "shard within groups of N neighbouring ranks, such as a node, and replicate across groups; 0: across all "
          "ranks"),
     flag(0, "comm", "NAME", &Options::comm, {}, "communication between ranks: auto, self, mpi, tcp or nccl"),
-    flag(0, "reduce", "NAME", &Options::reduce, {},
+    flag(0, "reduce", "NAME", &Sharding::wire, {},
          "format in which gradients are sent: fp32, bf16 or fp8 (each rank adds its rounding error to the next step); "
          "sums are FP32"),
     flag(0, "reduce-order", "NAME", &Options::reduce_order, {},

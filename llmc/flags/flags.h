@@ -1,6 +1,6 @@
 // The table of flags: a row says everything about one flag. The command line, configuration files, --help,
 // dev/guide/flags.md, --print-config and the tests are made from the rows, so a new flag is a row in flags.cpp and a
-// field of Options. The commands eval, sample, export and inspect have tables of their own (command_flags.cpp).
+// field of Options or of a struct in it. The other commands have tables of their own (command_flags.cpp).
 #pragma once
 #include <cstdint>
 #include <functional>

@@ -90,22 +90,22 @@ void check_checkpoints_have_a_place(const Options& o) {
 void check_complete(const Options& options) {
     check_weights_survive(options);
     const bool planning = options.dry_run || options.estimate_scaling;
-    if (options.gpu.value && !planning) refuse("--gpu names the card to plan for; add --dry-run or --estimate-scaling");
-    const ResumeFrom from = options.resume.value;
+    if (options.gpu && !planning) refuse("--gpu names the card to plan for; add --dry-run or --estimate-scaling");
+    const ResumeFrom from = options.resume;
     if ((from == ResumeFrom::latest || from == ResumeFrom::automatic) && options.out.empty() && !options.bench)
-        refuse("--resume {} looks for a checkpoint in the run directory; add --out DIR", options.resume.text);
+        refuse("--resume {} looks for a checkpoint in the run directory; add --out DIR", options.text("resume"));
     if (options.json && !options.dry_run) refuse("--json prints the plan of --dry-run; add --dry-run");
-    if (!options.profile_steps.text.empty() && options.out.empty())
+    if (!options.text("profile-steps").empty() && options.out.empty())
         refuse("--profile-steps writes its traces into the run directory; add --out DIR");
     if (!options.bench && !planning) check_checkpoints_have_a_place(options);
-    if (options.bench && !options.profile_steps.text.empty())
+    if (options.bench && !options.text("profile-steps").empty())
         refuse("--bench writes nothing, so it cannot be combined with --profile-steps");
     if (options.bench && options.train.empty() && options.doc_mask)
         refuse("--bench: random tokens have no documents for --doc-mask; add --train GLOB");
     if (options.train.empty() && !options.bench && !planning && !options.print_config) {
         if (from != ResumeFrom::nothing && !options.out.empty() && options.config_file.empty())
             refuse("--resume {}: there is no run in {}, which has no run.json; check --out, or add --train 'GLOB'",
-                   options.resume.text, options.out);
+                   options.text("resume"), options.out);
         refuse(
             "no training data: give --train 'GLOB', for example -i 'data/*train_*.bin' (python3 -m data.prepare makes "
             "such files, --bench needs none, and --help explains the flags)");
@@ -146,7 +146,7 @@ Options options_of_run(ordered_json config, const std::string& path) {
 // The run.json whose configuration --resume continues with; "" if there is none. A command with --train says everything
 // itself.
 std::string run_json_to_resume(const Options& o) {
-    if (o.resume.value == ResumeFrom::nothing || o.out.empty() || !o.train.empty()) return "";
+    if (o.resume == ResumeFrom::nothing || o.out.empty() || !o.train.empty()) return "";
     const std::filesystem::path path = std::filesystem::path(o.out) / "run.json";
     std::error_code ignored;
     return std::filesystem::exists(path, ignored) ? path.string() : "";
@@ -193,10 +193,11 @@ Options with_config(const Options& line) {
     if (line.config_file.empty() && run_json.empty()) return {};
     Options options = run_json.empty() ? read_config_file(line.config_file) : read_run_config(run_json);
     leave_out_commands(line, run_json.empty() ? line.config_file : run_json, options);
-    if (!line.model.empty()) options.layers = options.heads = options.channels = options.context = 0;
+    if (!line.model_name.empty())
+        options.model.layers = options.model.heads = options.model.channels = options.model.context = 0;
     if (sources_from_text(line.train.empty() ? options.train : line.train).is_mixture()) return options;
     if (line.given.contains("max-steps") && options.given.erase("epochs")) options.epochs = 0;
-    if (line.given.contains("epochs") && options.given.erase("max-steps")) options.max_steps = -1;
+    if (line.given.contains("epochs") && options.given.erase("max-steps")) options.schedule.steps = -1;
     return options;
 }
 
@@ -210,6 +211,24 @@ Options read_config_file(const std::string& path) {
 }
 
 Options options_from_json(const std::string& text) { return options_of(parse_json<ordered_json>(text), "of the run"); }
+
+Options::Options() {
+    batch = 4;
+    precision = default_precision();
+    recompute = Recompute::automatic;
+    schedule.steps = -1;  // one epoch, and that is -1 until the training set's size is known
+    clip = 1;
+    sharding.stage = -1;  // not given = 1 with several ranks, else 0
+    for (const char* flag : {"batch-schedule", "seq-schedule", "plateau", "average", "fp8-fallback", "fp8-until"})
+        texts[flag] = "off";
+    texts["kernels"] = "auto";
+    texts["fp8-layers"] = "all";
+}
+
+std::string Options::text(const std::string& flag) const {
+    const auto found = texts.find(flag);
+    return found == texts.end() ? "" : found->second;
+}
 
 Precision default_precision() { return value_of_word<Precision>(LLMC_DEFAULT_PRECISION).value(); }
 
@@ -244,7 +263,7 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
         parsed.text = help_markdown();
     } else if (options.version) {
         parsed.text = version_text();
-    } else if (options.model == "list") {
+    } else if (options.model_name == "list") {
         parsed.text = models_text();
     } else {
         options = with_config(options);
@@ -267,7 +286,7 @@ std::string config_json(const Options& options) {
 std::string collective_flags(const Options& o) {
     return fmt::format(
         "--bench {:d}\n--fit {:d}\n--profile-steps {}\n--resume {}\n--rewind {}\n--skip-data {}\n--new-data {:d}\n",
-        o.bench, o.fit, o.profile_steps.text, o.resume.text, o.rewind, o.skip_data, o.new_data);
+        o.bench, o.fit, o.text("profile-steps"), o.text("resume"), o.rewind, o.skip_data, o.new_data);
 }
 
 std::string version_text() {

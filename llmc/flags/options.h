@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -18,7 +19,7 @@
 #include "llmc/model/config.h"
 #include "llmc/optim/prepare_step.h"
 #include "llmc/plan/cards.h"
-#include "llmc/train/words.h"
+#include "llmc/train/config.h"
 
 namespace llmc {
 
@@ -28,14 +29,6 @@ struct ValSet {
     std::string name;
     std::string glob;
     bool operator==(const ValSet&) const = default;
-};
-
-// A value with a notation of its own, such as --fp8-fallback 0.01,0.5,10.
-template <class T>
-struct Parsed {
-    std::string text;  // as given, for messages and run.json
-    T value = {};      // parsed from `text`
-    bool operator==(const Parsed& other) const { return text == other.text; }
 };
 
 // ---- --batch-schedule and --seq-schedule ----------------------------------------------------------------------------
@@ -77,14 +70,7 @@ TokenStages seq_stages_from_text(const std::string& text);
 
 // ---- choices --------------------------------------------------------------------------------------------------------
 
-// Choices that only options have. Those of a Trainer are in train/words.h.
-enum class MuonSteps : char { k = 'k', p = 'p' };  // see newton_schulz_steps()
-template <>
-inline constexpr Word<MuonSteps> kWords<MuonSteps>[] = {{"k", MuonSteps::k}, {"p", MuonSteps::p}};
-
-enum class Nesterov { by_optimizer, on, off };
-template <>
-inline constexpr Word<Nesterov> kWords<Nesterov>[] = {{"on", Nesterov::on}, {"off", Nesterov::off}};
+// Choices that only options have. Those of a Trainer are in train/config.h.
 
 // The parts of a run's memory that are in host memory.
 enum class Offload {
@@ -125,9 +111,12 @@ inline constexpr Word<Verify> kWords<Verify>[] = {
 
 Precision default_precision();  // FP8, or what `make PRECISION=` says
 
-// A field for every flag, by the flag's name. Its row in flags.cpp says what it means and which values it takes. "Not
-// given" marks the values that resolve() replaces.
-struct Options {
+// A field for every flag. Those that a Trainer takes are in TrainerConfig and the structs in it, and resolve() leaves
+// there what the run needs. A flag's row in flags.cpp says what it means and which values it takes. "Not given" marks
+// the values that resolve() replaces.
+struct Options : TrainerConfig {
+    Options();
+
     // Data and output
     std::string train;        // glob or mixture; see sources_from_text()
     std::vector<ValSet> val;  // any number
@@ -135,96 +124,45 @@ struct Options {
     bool overwrite = false;
 
     // Model
-    std::string model;                        // name or file; d12 if empty
-    int depth = 0;                            // 0 = not given; see resolve_depth()
-    int layers = 0, heads = 0, channels = 0;  // 0 = not given
-    int vocab = 0, context = 0;               // 0 = not given
-    std::string init_from;                    // "": random weights
+    std::string model_name;  // name or file; d12 if empty
+    int depth = 0;           // 0 = not given; see resolve_depth()
+    std::string init_from;   // "": random weights
 
     // Batch and length
-    int batch = 4;            // B, sequences per micro-step and rank
-    int seq = 0;              // T; 0 = not given = 1024, or the context if that is shorter
-    bool doc_mask = false;    // attention does not cross documents
     int64_t total_batch = 0;  // tokens per step over all ranks; 0 = not given = B*T*ranks
-    Parsed<TokenStages> batch_schedule = {"off", {}};
-    Parsed<TokenStages> seq_schedule = {"off", {}};
-    int64_t max_steps = -1;  // -1 = one epoch; stays -1 when the training set's size is not known
-    int64_t epochs = 0;      // 0 = not given; resolve() turns it into max_steps and leaves 0, but not for a mixture
+    TokenStages batch_schedule, seq_schedule;
+    int64_t epochs = 0;  // 0 = not given; resolve() turns it into schedule.steps and leaves 0, but not for a mixture
     int64_t stop_after = 0;  // 0 = off
     double max_minutes = 0;  // 0 = off
 
     // Optimization
-    double lr = 3e-4;
-    ScheduleKind schedule = ScheduleKind::cosine;
-    int64_t warmup = 0;
-    double final_lr_fraction = 0;
-    double cooldown = 0.2;      // of wsd
-    int64_t decay_from = -1;    // step; -1 = not given: by cooldown
-    int64_t restart_every = 0;  // steps; 0 = never
-    int64_t restart_factor = 1;
-    Parsed<PlateauRule> plateau = {"off", {}};
+    PlateauRule plateau;
     int64_t early_stop = 0;  // validations; 0 = off
-    OptimizerKind optimizer = OptimizerKind::adamw;
-    double weight_decay = 0.1;
-    double beta1 = 0.9, eps = 1e-8;
-    StateFormat master = StateFormat::fp32, gradients = StateFormat::fp32, adam_moments = StateFormat::fp32;
-    double beta2 = -1;                           // -1 = not given = 0.95, lion's 0.99
-    double momentum = -1;                        // -1 = not given = 0.9, muon's 0.95
-    Nesterov nesterov = Nesterov::by_optimizer;  // not given = off, with muon on
-    MuonSteps muon_ns = MuonSteps::k;
-    MuonScale muon_scale = MuonScale::rms;
-    int64_t muon_momentum_warmup = 0;  // steps; 0 = off
-    bool cautious_decay = false;
-    double adamw_lr = -1, embedding_lr = -1, head_lr = -1, vector_lr = -1;  // -1 = not given = the one before, or lr
-    double adamw_weight_decay = -1;                                         // -1 = not given = weight_decay
-    double clip = 1.0;                                                      // 0 = off
-    ClipKind clip_kind = ClipKind::norm;
-    double qk_clip = 0;  // 0 = off
-    double z_loss = 0;
-    Parsed<double> average = {"off", 0};  // decay
 
     // Precision and memory
-    Precision precision = default_precision();  // resolve() leaves fp32, bf16 or fp8
-    bool tf32 = false;
     int tune = 8;
-    Recompute recompute = Recompute::automatic;  // choose_automatic() replaces it
-    Offload offload = Offload::off;
-    Parsed<WantedKernels> kernels = {"auto", {}};  // see kernel_set
+    Offload offload = Offload::off;  // see set_offload()
+    WantedKernels wanted_kernels;
 
     // FP8 (with --precision fp8)
-    Fp8Recipe fp8_recipe = Fp8Recipe::delayed;
-    Parsed<Fp8LayerTerms> fp8_layers = {"all", {{"all"}}};
-    Fp8Grad fp8_grad = Fp8Grad::e5m2;
-    int fp8_history = 16;  // optimizer steps
-    int fp8_margin = 0;    // headroom in powers of two
-    AmaxAlgorithm fp8_amax_algo = AmaxAlgorithm::max;
-    bool fp8_pow2_scales = false;
-    FastAccumulation fp8_fast_accum = FastAccumulation::forward;
     bool fp8_emulation = false;  // allow a GPU to emulate FP8 products
     int64_t fp8_log_every = 10;  // 0 = never
-    Parsed<Fp8FallbackRule> fp8_fallback = {"off", {}};
-    Parsed<Fp8Until> fp8_until = {"off", {}};
-    Parsed<LossScaleConfig> loss_scale;  // "" = not given = dynamic in fp8, else off
-    int loss_scale_growth_interval = 1000;
-    int max_skips = 20;        // skipped steps in a row; 0 = no limit
-    bool skip_spikes = false;  // skip steps whose loss or norm is far above those of past steps
+    Fp8Until fp8_until;
+    int max_skips = 20;  // skipped steps in a row; 0 = no limit
 
     // Several processes
-    int zero = -1;         // 0 to 3; -1 = not given = 1 with several ranks, else 0
-    int shard_within = 0;  // ranks of a group that shards; 0 = all
     CommKind comm = CommKind::automatic;
-    Wire reduce = Wire::fp32;
     ReduceOrder reduce_order = ReduceOrder::any;
     double timeout_start = 600;  // seconds without a sign of life; 0 = no limit
     double timeout_step = 300;
     double timeout_save = 900;
 
     // Checkpoints (with --out)
-    int64_t checkpoint_every = 0;    // steps; 0 = off
-    double checkpoint_minutes = 30;  // 0 = off
-    int64_t keep = 3;                // 0 = all
-    int64_t keep_every = 0;          // steps; 0 = off
-    Parsed<ResumeFrom> resume;       // its text is the path, if it is one
+    int64_t checkpoint_every = 0;             // steps; 0 = off
+    double checkpoint_minutes = 30;           // 0 = off
+    int64_t keep = 3;                         // 0 = all
+    int64_t keep_every = 0;                   // steps; 0 = off
+    ResumeFrom resume = ResumeFrom::nothing;  // text("resume") is the path, if it is one
     Verify verify = Verify::full;
     OnSaveError on_save_error = OnSaveError::go_on;
     std::string checkpoint_local;  // directory; "": staged in memory
@@ -248,9 +186,7 @@ struct Options {
 
     // Running and planning
     uint64_t seed = 1337;
-    int64_t log_every = 1;      // steps
-    int64_t signals_every = 0;  // steps; 0 = never
-    int64_t verify_every = 0;   // steps; 0 = never
+    int64_t log_every = 1;  // steps
     bool print_config = false;
     bool dry_run = false;
     bool fit = false;
@@ -258,10 +194,10 @@ struct Options {
     bool estimate_scaling = false;
     bool bench = false;
     bool help = false, help_all = false, help_markdown = false, version = false;
-    int world = 0;                       // ranks to plan for; 0 = not given
-    Parsed<std::optional<GpuSpec>> gpu;  // the card to plan for
-    std::string config_file;             // of --config
-    Parsed<ProfileSteps> profile_steps;  // may be empty
+    int world = 0;               // ranks to plan for; 0 = not given
+    std::optional<GpuSpec> gpu;  // the card to plan for
+    std::string config_file;     // of --config
+    ProfileSteps profile_steps;  // text("profile-steps") is empty without them
 
     // Only of the commands eval, sample, export and inspect
     std::string from;         // path of the weights to read
@@ -273,14 +209,13 @@ struct Options {
     bool no_cache = false;
 
     std::set<std::string> given;  // long names of the flags that the command line or --config has
-    std::string command_line;     // as given, quoted for a shell
-    std::string program;          // its first word
+    // The values of flags with a notation of their own, such as --fp8-fallback 0.01,0.5,10, as given. "" = not given.
+    std::map<std::string, std::string> texts;
+    std::string text(const std::string& flag) const;
+    std::string command_line;  // as given, quoted for a shell
+    std::string program;       // its first word
 
     // Filled by resolve()
-    ModelConfig model_config;
-    KernelSet kernel_set;            // what --kernels means on this card
-    int end_token = -1;              // token that begins every document; -1 without data
-    int micro_steps = 0;             // per step: total_batch / (B*T*ranks)
     TokenSchedule batches;           // from total_batch and batch_schedule
     TokenSchedule sequences;         // from seq and seq_schedule
     std::vector<std::string> notes;  // printed at the start of the run
@@ -288,9 +223,7 @@ struct Options {
     // The tokens of a micro-step on all ranks together.
     int64_t micro_step_tokens(int ranks) const { return int64_t{batch} * seq * ranks; }
     // The last step that this process can reach.
-    int64_t last_step() const { return stop_after > 0 ? std::min(stop_after, max_steps) : max_steps; }
-
-    bool operator==(const Options&) const = default;
+    int64_t last_step() const { return stop_after > 0 ? std::min(stop_after, schedule.steps) : schedule.steps; }
 };
 
 // `text` is the output of --help, --version or -e list, after which the program exits with code 0. Absent for a run.
@@ -334,9 +267,8 @@ void resolve(Options& options, const ResolveInputs& inputs);
 void resolve_depth_model(Options& options);
 void resolve_depth(Options& options);
 
-// The configuration of a Trainer for resolved options.
-struct TrainerConfig;
-TrainerConfig trainer_config(const Options& options, const ProductChoices& products = {});
+// Chooses the memory that is on the host.
+void set_offload(Options& options, Offload offload);
 
 // The configuration as JSON that --config accepts: keys are long flag names. Flags that concern one invocation are left
 // out.

@@ -29,7 +29,7 @@ void add_note(Options& o, const std::string& note) {
 // FP8 matmuls take whole blocks of scales, or multiples of 16 tokens. Returns the number of sequences of `length`
 // tokens that has to divide those of a micro-batch.
 int64_t multiple_of_sequences(const Options& o, int64_t length) {
-    const Fp8Scaling scaling = scaling_of(o.fp8_recipe);
+    const Fp8Scaling scaling = scaling_of(o.fp8.recipe);
     const int64_t tokens = scaling == Fp8Scaling::tensor ? 16 : block_length(scaling);
     return tokens / std::gcd(tokens, length);
 }
@@ -39,44 +39,46 @@ int64_t multiple_of_sequences(const Options& o, int64_t length) {
 constexpr int kDefaultSeq = 1024;
 constexpr int kDefaultVocab = 50257;  // GPT-2's
 
-// The shape of -e, with the fields that flags change. Without -e, a shape given by flags is the user's own, and its
+// The shape of `base` with the fields that flags change.
+void resolve_shape(ModelConfig& m, const ModelConfig& base, const ModelConfig& given) {
+    if (given.layers > 0) m.layers = given.layers;
+    if (given.heads > 0) m.heads = given.heads;
+    if (given.channels > 0) m.channels = given.channels;
+    if (m.layers != base.layers || m.heads != base.heads || m.channels != base.channels) m.name = "custom";
+}
+
+void resolve_vocab(ModelConfig& m, const ModelConfig& given, const std::string& model_name, int data_vocab) {
+    if (is_model_name(model_name) && data_vocab > 0) m.vocab = data_vocab;
+    if (m.vocab == 0) m.vocab = data_vocab > 0 ? data_vocab : kDefaultVocab;
+    if (given.vocab > 0) m.vocab = given.vocab;
+    if (m.vocab < data_vocab)
+        refuse("--vocab {} is less than the data's {} token ids; use --vocab {} or leave it out", m.vocab, data_vocab,
+               data_vocab);
+}
+
+// The model of -e, with the fields that flags change. Without -e, a shape given by flags is the user's own, and its
 // context follows -t.
 void resolve_model(Options& o, const ResolveInputs& inputs) {
-    const bool own_shape = o.model.empty() && (o.layers > 0 || o.heads > 0 || o.channels > 0);
-    if (o.model.empty()) o.model = "d12";
-    const ModelConfig base = inputs.model ? *inputs.model : find_model(o.model);
-    ModelConfig m = base;
-    if (o.layers > 0) m.layers = o.layers;
-    if (o.heads > 0) m.heads = o.heads;
-    if (o.channels > 0) m.channels = o.channels;
-    if (m.layers != base.layers || m.heads != base.heads || m.channels != base.channels) m.name = "custom";
-
-    if (is_model_name(o.model) && inputs.data_vocab > 0) m.vocab = inputs.data_vocab;
-    if (m.vocab == 0) m.vocab = inputs.data_vocab > 0 ? inputs.data_vocab : kDefaultVocab;
-    if (o.vocab > 0) m.vocab = o.vocab;
-    if (m.vocab < inputs.data_vocab)
-        refuse("--vocab {} is less than the data's {} token ids; use --vocab {} or leave it out", m.vocab,
-               inputs.data_vocab, inputs.data_vocab);
-
-    if (own_shape) m.context = 0;
-    if (o.context > 0) m.context = o.context;
-    if (m.context == 0) m.context = o.seq > 0 ? o.seq : kDefaultSeq;
-    m.validate();
-    o.model_config = m;
+    const ModelConfig given = o.model;
+    const bool own_shape = o.model_name.empty() && (given.layers > 0 || given.heads > 0 || given.channels > 0);
+    if (o.model_name.empty()) o.model_name = "d12";
+    const ModelConfig base = inputs.model ? *inputs.model : find_model(o.model_name);
+    o.model = base;
+    resolve_shape(o.model, base, given);
+    resolve_vocab(o.model, given, o.model_name, inputs.data_vocab);
+    if (own_shape) o.model.context = 0;
+    if (given.context > 0) o.model.context = given.context;
+    if (o.model.context == 0) o.model.context = o.seq > 0 ? o.seq : kDefaultSeq;
+    o.model.validate();
     o.end_token = inputs.end_token;
-    o.layers = m.layers;
-    o.heads = m.heads;
-    o.channels = m.channels;
-    o.vocab = m.vocab;
-    o.context = m.context;
 }
 
 void resolve_seq(Options& o) {
-    const int context = o.model_config.context;
+    const int context = o.model.context;
     if (o.seq == 0) o.seq = std::min(kDefaultSeq, context);
     const int64_t multiple = multiple_of_sequences(o, o.batch), whole = context / multiple * multiple;
     if (o.seq > context)
-        refuse("-t {} is above the context {} of model {}; use {}--context {}", o.seq, context, o.model_config.name,
+        refuse("-t {} is above the context {} of model {}; use {}--context {}", o.seq, context, o.model.name,
                whole > 0 ? fmt::format("-t {} or ", whole) : "", o.seq);
 }
 
@@ -90,7 +92,7 @@ void check_micro_batch(const Options& o) {
     if (tokens > kMostTokens)
         refuse("-b {} x -t {} = {} tokens per micro-batch exceed the limit of {}; use -b {}", o.batch, o.seq, tokens,
                kMostTokens, std::min(kMostSequences, kMostTokens / o.seq) / multiple * multiple);
-    const TokenStages& stages = o.seq_schedule.value;  // the first one has the shortest sequences
+    const TokenStages& stages = o.seq_schedule;  // the first one has the shortest sequences
     const int64_t sequences = stages.empty() ? o.batch : tokens / stages.front().tokens;
     if (sequences > kMostSequences)
         refuse("-b {} makes {} sequences per micro-batch, above the limit of {}; use a smaller -b{}", o.batch,
@@ -111,7 +113,7 @@ void resolve_total_batch(Options& o, int ranks) {
 }
 
 void resolve_batch_schedule(Options& o, int ranks) {
-    o.batches = {o.batch_schedule.value, o.total_batch};
+    o.batches = {o.batch_schedule, o.total_batch};
     const int64_t micro_step = o.micro_step_tokens(ranks);
     std::string stages;
     int64_t end = 0;
@@ -120,7 +122,7 @@ void resolve_batch_schedule(Options& o, int ranks) {
             refuse(
                 "--batch-schedule {}: {} tokens per step must be below -d {} and a multiple of the micro-step's {} (-b "
                 "{} x -t {} x {})",
-                o.batch_schedule.text, tokens, o.total_batch, micro_step, o.batch, o.seq, plural(ranks, "rank"));
+                o.text("batch-schedule"), tokens, o.total_batch, micro_step, o.batch, o.seq, plural(ranks, "rank"));
         end += steps;
         stages += fmt::format("{} tokens per step up to step {}, ", with_commas(tokens), end);
     }
@@ -128,13 +130,14 @@ void resolve_batch_schedule(Options& o, int ranks) {
 }
 
 void resolve_seq_schedule(Options& o) {
-    o.sequences = {o.seq_schedule.value, o.seq};
+    o.sequences = {o.seq_schedule, o.seq};
+    if (!o.seq_schedule.empty()) o.shortest_piece = static_cast<int>(o.seq_schedule.front().tokens);
     std::string stages;
     int64_t end = 0;
     for (const auto& [tokens, steps] : o.sequences.stages()) {
         if (tokens >= o.seq || o.seq % tokens != 0)
-            refuse("--seq-schedule {}: sequences of -t {} tokens cannot be cut into pieces of {}", o.seq_schedule.text,
-                   o.seq, tokens);
+            refuse("--seq-schedule {}: sequences of -t {} tokens cannot be cut into pieces of {}",
+                   o.text("seq-schedule"), o.seq, tokens);
         end += steps;
         stages += fmt::format("sequences of {} tokens up to step {}, ", tokens, end);
     }
@@ -143,24 +146,27 @@ void resolve_seq_schedule(Options& o) {
 
 // A step with more tokens than the whole training set is rarely intended.
 void note_large_batch(Options& o, int64_t train_tokens) {
-    const int64_t tokens = o.batches.tokens_of(o.max_steps);
+    if (o.schedule.steps <= 0) return;
+    const int64_t tokens = o.batches.tokens_of(o.schedule.steps);
     if (train_tokens <= 0 || tokens < train_tokens) return;
     add_note(o, fmt::format("a step takes {} tokens, and the training set has {}: every step goes over all of it",
                             with_commas(tokens), with_commas(train_tokens)));
 }
 
+// Turns --epochs into steps.
 void resolve_epochs(Options& o, int64_t train_tokens) {
     if (sources_from_text(o.train).is_mixture()) {
-        if (o.max_steps == -1) refuse("--train has several sources, so no epoch says how long the run is; add -x N");
+        if (o.schedule.steps == -1)
+            refuse("--train has several sources, so no epoch says how long the run is; add -x N");
         return;  // --epochs limits the passes over each; see Inputs::require_enough()
     }
     if (o.epochs == 0) return;
-    if (o.max_steps != -1) refuse("--epochs and -x both say how long the run is; use one of them");
+    if (o.schedule.steps != -1) refuse("--epochs and -x both say how long the run is; use one of them");
     if (train_tokens == 0) refuse("--epochs counts passes over the training data; add --train 'GLOB', or use -x");
     if (o.epochs > std::numeric_limits<int64_t>::max() / train_tokens)
         refuse("--epochs {} of {} tokens are too many", o.epochs, with_commas(train_tokens));
-    o.max_steps = o.batches.steps_within(o.epochs * (train_tokens - 1));
-    if (o.max_steps == 0)
+    o.schedule.steps = o.batches.steps_within(o.epochs * (train_tokens - 1));
+    if (o.schedule.steps == 0)
         refuse("--epochs {}: {} tokens are less than one step ({} tokens, -d); use a smaller -d, -b or -t", o.epochs,
                with_commas(o.epochs * train_tokens), with_commas(o.batches.tokens_of(1)));
     o.epochs = 0;
@@ -168,38 +174,37 @@ void resolve_epochs(Options& o, int64_t train_tokens) {
 
 // Without -x and --epochs, the run is one epoch.
 void resolve_steps(Options& o, int64_t train_tokens) {
-    resolve_epochs(o, train_tokens);
-    if (o.max_steps == -1 && train_tokens > 0) {
-        o.max_steps = o.batches.steps_within(train_tokens - 1);  // the last target needs one more token
-        if (o.max_steps == 0)
+    if (o.schedule.steps == -1 && train_tokens > 0) {
+        o.schedule.steps = o.batches.steps_within(train_tokens - 1);  // the last target needs one more token
+        if (o.schedule.steps == 0)
             refuse(
                 "the training set has {} tokens, and one step needs {} (-d) plus one; use a smaller -d, -b or -t, or "
                 "set -x to go over the data several times",
                 with_commas(train_tokens), with_commas(o.batches.tokens_of(1)));
     }
-    if (o.max_steps > std::numeric_limits<int64_t>::max() / o.total_batch)
-        refuse("-x {} steps of {} tokens (-d) are too many", o.max_steps, with_commas(o.total_batch));
-    if (o.max_steps > 0) note_large_batch(o, train_tokens);
+    if (o.schedule.steps > std::numeric_limits<int64_t>::max() / o.total_batch)
+        refuse("-x {} steps of {} tokens (-d) are too many", o.schedule.steps, with_commas(o.total_batch));
 }
 
 // ---- the learning rate over the run --------------------------------------------------------------------------------
 
 void check_schedule(const Options& o, bool may_be_one_epoch) {
     const bool validates = !o.val.empty() && o.val_every != 0 && o.val_batches != 0;
-    if ((o.plateau.value.factor < 1 || o.early_stop > 0) && !validates)
+    if ((o.plateau.factor < 1 || o.early_stop > 0) && !validates)
         refuse("--plateau and --early-stop follow the validation loss: add -j, and leave out -v 0 and -m 0");
-    if (o.restart_every > 0 && o.schedule != ScheduleKind::cosine)
-        refuse("--restart-every needs --schedule cosine; this run has --schedule {}", word_of(o.schedule));
-    if (o.decay_from >= 0 && !takes_decay_from(o.schedule))
+    if (o.schedule.restart_every > 0 && o.schedule.kind != ScheduleKind::cosine)
+        refuse("--restart-every needs --schedule cosine; this run has --schedule {}", word_of(o.schedule.kind));
+    if (o.schedule.decay_from >= 0 && !takes_decay_from(o.schedule.kind))
         refuse("--decay-from needs --schedule wsd, wsd-linear or inverse-sqrt; this run has --schedule {}",
-               word_of(o.schedule));
-    if (o.max_steps > 0 && o.decay_from >= o.max_steps)
-        refuse("--decay-from {} leaves no step of {} to decay in; use a larger -x", o.decay_from, o.max_steps);
-    if (o.decay_from >= 0 && o.decay_from < o.warmup)
-        refuse("--decay-from {} is within the warm-up of {} steps", o.decay_from, o.warmup);
-    if (o.max_steps > 0 && o.warmup >= o.max_steps)
-        refuse("--warmup {} leaves none of the {} steps (-x{}) after it; use a smaller -u", o.warmup, o.max_steps,
-               may_be_one_epoch ? ", or one epoch" : "");
+               word_of(o.schedule.kind));
+    if (o.schedule.steps > 0 && o.schedule.decay_from >= o.schedule.steps)
+        refuse("--decay-from {} leaves no step of {} to decay in; use a larger -x", o.schedule.decay_from,
+               o.schedule.steps);
+    if (o.schedule.decay_from >= 0 && o.schedule.decay_from < o.schedule.warmup)
+        refuse("--decay-from {} is within the warm-up of {} steps", o.schedule.decay_from, o.schedule.warmup);
+    if (o.schedule.steps > 0 && o.schedule.warmup >= o.schedule.steps)
+        refuse("--warmup {} leaves none of the {} steps (-x{}) after it; use a smaller -u", o.schedule.warmup,
+               o.schedule.steps, may_be_one_epoch ? ", or one epoch" : "");
 }
 
 // ---- validation ----------------------------------------------------------------------------------------------------
@@ -220,10 +225,14 @@ std::optional<int64_t> batches_of_a_validation(const Options& o, const ResolveIn
     return batches;
 }
 
-void resolve_validation(Options& o, const ResolveInputs& inputs) {
+void resolve_validation_interval(Options& o, const ResolveInputs& inputs) {
     if (o.val_every >= 0 || (o.val.empty() && o.hellaswag.empty() && o.task.empty())) return;
     const std::optional<int64_t> batches = batches_of_a_validation(o, inputs);
     if (batches) o.val_every = validation_interval(*batches, o.micro_steps);
+}
+
+void note_validation_on_training_data(Options& o, const std::string& shard) {
+    if (!shard.empty()) add_note(o, shard + " is in both -i and -j: its validation loss is not on unseen text");
 }
 
 // ---- the optimizer -------------------------------------------------------------------------------------------------
@@ -248,20 +257,20 @@ constexpr OptimizerFlag kOptimizerFlags[] = {
 
 void check_optimizer_flags(const Options& o) {
     for (const auto& [name, optimizers, instead] : ignored_flags(o))
-        refuse("--{} needs --optimizer {}, and this run has --optimizer {}; {}", name, optimizers, word_of(o.optimizer),
-               instead);
+        refuse("--{} needs --optimizer {}, and this run has --optimizer {}; {}", name, optimizers,
+               word_of(o.optimizer.kind), instead);
 }
 
 void check_clipping(const Options& o) {
-    if (o.clip_kind != ClipKind::norm && o.clip == 0)
+    if (o.optimizer.clip_kind != ClipKind::norm && o.clip == 0)
         refuse("--clip-kind {} has no effect with --clip 0, which turns clipping off; give --clip X",
-               word_of(o.clip_kind));
-    if (o.clip_kind != ClipKind::norm && o.gradients != StateFormat::fp32)
+               word_of(o.optimizer.clip_kind));
+    if (o.optimizer.clip_kind != ClipKind::norm && o.sharding.gradients != StateFormat::fp32)
         refuse(
             "--clip-kind {} changes gradients in place, which would round them once more with --gradients bf16; "
             "leave one of them out",
-            word_of(o.clip_kind));
-    if (o.qk_clip > 0 && o.model_config.table().qk_norm)
+            word_of(o.optimizer.clip_kind));
+    if (o.qk_clip > 0 && o.model.table().qk_norm)
         refuse(
             "--qk-clip {:g} scales the weights of queries and keys, which the QK-norm of this model undoes; leave it "
             "out: QK-norm limits attention's logits by itself",
@@ -270,61 +279,51 @@ void check_clipping(const Options& o) {
 
 // Fills in defaults that depend on the optimizer. The learning rates of muon's AdamW default to one another.
 void resolve_optimizer(Options& o) {
-    const bool muon = is_muon(o.optimizer);
-    if (o.beta2 < 0) o.beta2 = o.optimizer == OptimizerKind::lion ? 0.99 : 0.95;
-    if (o.momentum < 0) o.momentum = muon ? 0.95 : 0.9;
-    if (o.nesterov == Nesterov::by_optimizer) o.nesterov = muon ? Nesterov::on : Nesterov::off;
-    if (!muon) return;
-    if (o.muon_momentum_warmup > 0 && o.momentum < kFirstMuonMomentum)
-        refuse("--momentum {:g} is below {:g}, where --muon-momentum-warmup begins; leave the warm-up out", o.momentum,
-               kFirstMuonMomentum);
-    if (o.adamw_lr < 0) o.adamw_lr = o.lr;
-    for (double* rate : {&o.embedding_lr, &o.head_lr, &o.vector_lr})
-        if (*rate < 0) *rate = o.adamw_lr;
-    if (o.adamw_weight_decay < 0) o.adamw_weight_decay = o.weight_decay;
+    o.optimizer = o.optimizer.complete(o.schedule.lr);
+    o.optimizer.rounding_seed = o.seed;
+    if (is_muon(o.optimizer.kind) && o.optimizer.muon_momentum_warmup > 0 && o.optimizer.momentum < kFirstMuonMomentum)
+        refuse("--momentum {:g} is below {:g}, where --muon-momentum-warmup begins; leave the warm-up out",
+               o.optimizer.momentum, kFirstMuonMomentum);
 }
 
 // ---- profiles, checkpoints and ranks --------------------------------------------------------------------------------
 
 void check_profiled_steps(const Options& o) {
-    if (o.profile_steps.text.empty() || o.max_steps <= 0) return;
-    const ProfileSteps& steps = o.profile_steps.value;
+    if (o.text("profile-steps").empty() || o.schedule.steps <= 0) return;
+    const ProfileSteps& steps = o.profile_steps;
     if (steps.last > o.last_step())
-        refuse("--profile-steps {} asks for the steps {} to {}, but the run ends after step {}", o.profile_steps.text,
-               steps.first, steps.last, o.last_step());
+        refuse("--profile-steps {} asks for the steps {} to {}, but the run ends after step {}",
+               o.text("profile-steps"), steps.first, steps.last, o.last_step());
 }
 
 void check_resume(const Options& o) {
-    const bool resumes = o.resume.value != ResumeFrom::nothing;
+    const bool resumes = o.resume != ResumeFrom::nothing;
     if (resumes && o.overwrite) refuse("--overwrite removes the run that --resume would continue; use one of them");
     if (!resumes && (o.rewind > 0 || o.skip_data > 0 || o.new_data))
         refuse("--rewind, --skip-data and --new-data need a checkpoint; add --resume latest");
 }
 
 void resolve_zero(Options& o, int ranks) {
-    if (ranks == 1 && o.zero > 0)
-        add_note(o, fmt::format("-z {} has no effect in one process; start several with mpirun or srun", o.zero));
-    if (o.zero < 0 || ranks == 1) o.zero = ranks > 1 ? 1 : 0;
+    if (ranks == 1 && o.sharding.stage > 0)
+        add_note(
+            o, fmt::format("-z {} has no effect in one process; start several with mpirun or srun", o.sharding.stage));
+    if (o.sharding.stage < 0 || ranks == 1) o.sharding.stage = ranks > 1 ? 1 : 0;
 }
 
 // ---- precision and kernels -----------------------------------------------------------------------------------------
 
-// An FP8 run whose products run in BF16 would be a slower BF16 run with a wrong name. A CPU always emulates them.
-void resolve_emulation(Options& o, const ResolveInputs& inputs) {
-    if (inputs.host_device)
-        add_note(o, "FP8 is emulated on the CPU: matmuls read FP8 values and compute in BF16 or FP32");
-    const std::string because = inputs.fp8_emulated_because ? inputs.fp8_emulated_because(o.fp8_recipe) : "";
-    if (because.empty()) return;
-    if (!o.fp8_emulation)
-        refuse(
-            "--fp8-recipe {}: {}. Use another recipe or --precision bf16; --fp8-emulation runs the matmuls in BF16 on "
-            "the same FP8 values, slower than --precision bf16",
-            word_of(o.fp8_recipe), because);
-    add_note(o, "--fp8-emulation: all FP8 matmuls run in BF16, slower than --precision bf16: " + because);
+void resolve_precision(Options& o, const ResolveInputs& inputs) {
+    if (o.precision != Precision::automatic) return;
+    o.precision = inputs.fp8_supported ? Precision::fp8 : inputs.bf16_supported ? Precision::bf16 : Precision::fp32;
+    add_note(o, fmt::format("--precision auto: {}", word_of(o.precision)));
 }
 
-void resolve_fp8(Options& o, const ResolveInputs& inputs) {
-    if (o.precision != Precision::fp8) return;
+void resolve_loss_scale(Options& o) {
+    if (o.text("loss-scale").empty()) find_flag("loss-scale")->set(o, o.is_fp8() ? "dynamic" : "off");
+}
+
+void check_fp8(const Options& o, const ResolveInputs& inputs) {
+    if (!o.is_fp8()) return;
     if (!inputs.fp8_supported)
         refuse("--precision fp8: {} has no FP8 (GPUs from sm_89 on have it); use --precision bf16", inputs.device_name);
     const int64_t tokens = int64_t{o.batch} * o.seq;
@@ -337,28 +336,32 @@ void resolve_fp8(Options& o, const ResolveInputs& inputs) {
             o.given.contains("total-batch")
                 ? fmt::format(" -d {}", round_up(o.total_batch, batch * o.seq * inputs.ranks))
                 : "");
-    resolve_emulation(o, inputs);
+}
+
+// An FP8 run whose products run in BF16 would be a slower BF16 run with a wrong name. A CPU always emulates them.
+void check_emulation(Options& o, const ResolveInputs& inputs) {
+    if (!o.is_fp8()) return;
+    if (inputs.host_device)
+        add_note(o, "FP8 is emulated on the CPU: matmuls read FP8 values and compute in BF16 or FP32");
+    const std::string because = inputs.fp8_emulated_because ? inputs.fp8_emulated_because(o.fp8.recipe) : "";
+    if (because.empty()) return;
+    if (!o.fp8_emulation)
+        refuse(
+            "--fp8-recipe {}: {}. Use another recipe or --precision bf16; --fp8-emulation runs the matmuls in BF16 on "
+            "the same FP8 values, slower than --precision bf16",
+            word_of(o.fp8.recipe), because);
+    add_note(o, "--fp8-emulation: all FP8 matmuls run in BF16, slower than --precision bf16: " + because);
 }
 
 void resolve_offload(Options& o) {
-    if (o.precision != Precision::fp32) return;
-    if (o.offload == Offload::automatic) o.offload = Offload::off;
-    if (offloads_optimizer(o.offload))
+    const bool fp32 = o.precision == Precision::fp32;
+    if (fp32 && offloads_optimizer(o.offload))
         refuse("--offload {} needs --precision bf16 or fp8: in fp32 the masters themselves are the model's weights",
                word_of(o.offload));
+    set_offload(o, fp32 && o.offload == Offload::automatic ? Offload::off : o.offload);
 }
 
-void resolve_precision(Options& o, const ResolveInputs& inputs) {
-    if (o.precision == Precision::automatic) {
-        o.precision = inputs.fp8_supported ? Precision::fp8 : inputs.bf16_supported ? Precision::bf16 : Precision::fp32;
-        add_note(o, fmt::format("--precision auto: {}", word_of(o.precision)));
-    }
-    if (o.loss_scale.text.empty()) {
-        o.loss_scale.text = o.precision == Precision::fp8 ? "dynamic" : "off";
-        o.loss_scale.value = loss_scale_config(o.loss_scale.text);
-    }
-    resolve_fp8(o, inputs);
-    resolve_offload(o);
+void note_tf32_without_effect(Options& o, const ResolveInputs& inputs) {
     if (o.tf32 && inputs.host_device)
         add_note(o, "--tf32 is ignored: the CPU build has no tensor cores");
     else if (o.tf32 && o.precision != Precision::fp32)
@@ -368,7 +371,7 @@ void resolve_precision(Options& o, const ResolveInputs& inputs) {
 
 // Notes FP8 flags that differ from the default in a run without FP8. A run.json also holds the defaults.
 void note_fp8_flags_without_effect(Options& o) {
-    if (o.precision == Precision::fp8) return;
+    if (o.is_fp8()) return;
     std::vector<std::string> names;
     for (const Flag& flag : all_flags())
         if (flag.long_name.starts_with("fp8-") && flag.get(o) != flag.get(Options()))
@@ -381,29 +384,29 @@ void note_fp8_flags_without_effect(Options& o) {
 // True if kernels may compute GELU, or its gradient, in the product next to it: in GPT-2's MLP, with scales from
 // earlier steps.
 bool can_multiply_with_gelu(const Options& o, KernelVariant variant) {
-    const ModelConfig& model = o.model_config;
-    const bool sums_fit = variant != KernelVariant::hopper_matmul_gelu || o.fp8_fast_accum != FastAccumulation::none;
-    return sums_fit && model.table().activation == Activation::gelu && o.fp8_recipe == Fp8Recipe::delayed &&
-           o.fp8_grad != Fp8Grad::bf16 &&
+    const ModelConfig& model = o.model;
+    const bool sums_fit = variant != KernelVariant::hopper_matmul_gelu || o.fast_accumulation != FastAccumulation::none;
+    return sums_fit && model.table().activation == Activation::gelu && o.fp8.recipe == Fp8Recipe::delayed &&
+           o.fp8.grad != Fp8Grad::bf16 &&
            hopper::can_multiply_with_gelu(o.batch * o.seq, model.channels, model.mlp_channels());
 }
 
 void resolve_kernels(Options& o, const ResolveInputs& inputs) {
-    const bool fp8 = o.precision == Precision::fp8 && scaling_of(o.fp8_recipe) == Fp8Scaling::tensor;
+    const bool fp8 = o.is_fp8() && o.fp8_scaling() == Fp8Scaling::tensor;
     const Formats formats = o.precision == Precision::fp32 ? Formats::fp32 : fp8 ? Formats::fp8 : Formats::bf16;
-    o.kernel_set = kernel_set(o.kernels.value, inputs.card, formats);
-    const ModelConfig& model = o.model_config;
+    o.kernels = kernel_set(o.wanted_kernels, inputs.card, formats);
+    const ModelConfig& model = o.model;
     const AttentionHeads heads = {model.heads, model.key_value_heads(), model.head_dim()};
-    const bool is_automatic = !o.kernels.value;
+    const bool is_automatic = !o.wanted_kernels;
     using V = KernelVariant;
     for (const V variant : {V::hopper_attention, V::hopper_attention_backward_split, V::hopper_matmul_gelu,
                             V::hopper_matmul_gelu_backward}) {
         const KernelVariantEntry& entry = kernel_variant(variant);
         const bool with_gelu = variant == V::hopper_matmul_gelu || variant == V::hopper_matmul_gelu_backward;
         if (with_gelu ? !can_multiply_with_gelu(o, variant) : is_automatic && !hopper::can_run(heads))
-            o.kernel_set.remove(variant);
-        if (inputs.tensor_maps || !o.kernel_set.has(variant)) continue;
-        o.kernel_set.remove(variant);
+            o.kernels.remove(variant);
+        if (inputs.tensor_maps || !o.kernels.has(variant)) continue;
+        o.kernels.remove(variant);
         add_note(o,
                  fmt::format("{} falls back to {}: this driver cannot encode tensor maps; use one for CUDA 12 or later",
                              entry.name, entry.counterpart));
@@ -412,16 +415,22 @@ void resolve_kernels(Options& o, const ResolveInputs& inputs) {
 
 }  // namespace
 
+void set_offload(Options& o, Offload offload) {
+    o.offload = offload;
+    o.sharding.offload_state = offloads_optimizer(offload);
+    o.offload_residuals = offloads_residuals(offload);
+}
+
 std::vector<OptimizerFlag> ignored_flags(const Options& o) {
     // Resolved options, as in run.json, have defaults even for flags that the optimizer ignores.
     Options defaults;
-    defaults.optimizer = o.optimizer;
-    resolve_optimizer(defaults);
+    defaults.optimizer.kind = o.optimizer.kind;
+    defaults.optimizer = defaults.optimizer.complete(defaults.schedule.lr);
     std::vector<OptimizerFlag> ignored;
     for (const OptimizerFlag& row : kOptimizerFlags) {
         std::string optimizers = row.optimizers;
         std::replace(optimizers.begin(), optimizers.end(), ',', ' ');
-        if (contains(words_in(optimizers), word_of(o.optimizer))) continue;
+        if (contains(words_in(optimizers), word_of(o.optimizer.kind))) continue;
         const Flag& flag = *find_flag(row.name);
         const nlohmann::ordered_json value = flag.get(o);
         if (value != flag.get(defaults) && value != flag.get(Options())) ignored.push_back(row);
@@ -438,29 +447,41 @@ int64_t validation_interval(int64_t batches, int64_t micro_steps) {
     return round_up(steps, unit);
 }
 
-void resolve(Options& options, const ResolveInputs& inputs) {
-    resolve_depth_model(options);
-    resolve_model(options, inputs);
-    resolve_depth(options);
-    resolve_seq(options);
-    check_micro_batch(options);
-    resolve_total_batch(options, inputs.ranks);
-    resolve_batch_schedule(options, inputs.ranks);
-    resolve_seq_schedule(options);
-    resolve_zero(options, inputs.ranks);
-    resolve_steps(options, inputs.train_tokens);
-    check_schedule(options, inputs.train_tokens > 0);
-    check_optimizer_flags(options);
-    check_clipping(options);
-    resolve_optimizer(options);
-    resolve_validation(options, inputs);
-    if (!inputs.trained_on.empty())
-        add_note(options, inputs.trained_on + " is in both -i and -j: its validation loss is not on unseen text");
-    check_profiled_steps(options);
-    check_resume(options);
-    resolve_precision(options, inputs);
-    note_fp8_flags_without_effect(options);
-    resolve_kernels(options, inputs);
+void resolve(Options& o, const ResolveInputs& inputs) {
+    // Each rule needs what those before it decide: the model, then the tokens of a micro-batch, a step and the run.
+    resolve_depth_model(o);
+    resolve_model(o, inputs);
+    resolve_depth(o);
+    resolve_seq(o);
+    check_micro_batch(o);
+    resolve_total_batch(o, inputs.ranks);
+    resolve_batch_schedule(o, inputs.ranks);
+    resolve_seq_schedule(o);
+    resolve_zero(o, inputs.ranks);
+    resolve_epochs(o, inputs.train_tokens);
+    resolve_steps(o, inputs.train_tokens);
+    note_large_batch(o, inputs.train_tokens);
+    o.fp8.until = o.fp8_until.step(o.schedule.steps);
+
+    check_schedule(o, inputs.train_tokens > 0);
+    check_optimizer_flags(o);
+    check_clipping(o);
+    resolve_optimizer(o);
+
+    resolve_validation_interval(o, inputs);
+    note_validation_on_training_data(o, inputs.trained_on);
+    check_profiled_steps(o);
+    check_resume(o);
+
+    // The number formats, and the memory and kernels that suit them.
+    resolve_precision(o, inputs);
+    resolve_loss_scale(o);
+    check_fp8(o, inputs);
+    check_emulation(o, inputs);
+    resolve_offload(o);
+    note_tf32_without_effect(o, inputs);
+    note_fp8_flags_without_effect(o);
+    resolve_kernels(o, inputs);
 }
 
 }  // namespace llmc

@@ -1,9 +1,10 @@
-// Makes the rows of the tables of flags, and binds each to its field of Options.
+// Makes the rows of the tables of flags, and binds each to its field of Options or of a struct in it.
 #pragma once
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "llmc/base/error.h"
 #include "llmc/base/text.h"
@@ -65,19 +66,31 @@ inline nlohmann::ordered_json json_of_text(const std::string& text) {
     return text.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(text);
 }
 
+// A row names a field of Options or of a struct in it, as in &Options::train and &OptimizerConfig::beta1. No struct
+// occurs twice in Options.
+template <class T, class Struct, class AnyOptions>
+auto& field_of(AnyOptions& o, T Struct::*field) {
+    if constexpr (std::is_base_of_v<Struct, Options>) {
+        return o.*field;
+    } else {
+        using Part = std::conditional_t<std::is_const_v<AnyOptions>, const Struct, Struct>;
+        return std::get<Part&>(std::tie(o.model, o.fp8, o.schedule, o.optimizer, o.loss_scale, o.sharding)).*field;
+    }
+}
+
 // ---- rows: flag(short name, long name, value, field, accepted values, help, default if not the field's) -------------
 
 // A number.
-template <class T>
-requires std::is_arithmetic_v<T> Flag flag(char short_name, const char* long_name, const char* value, T Options::*field,
+template <class T, class Struct>
+requires std::is_arithmetic_v<T> Flag flag(char short_name, const char* long_name, const char* value, T Struct::*field,
                                            const Range& range, const char* help, const char* default_text = "") {
     Flag row{short_name, long_name, value, help, default_text};
     row.range = range;
     row.answers = range.answers;
-    row.set = [field, range](Options& o, const std::string& text) { read_number(text, range, o.*field); };
+    row.set = [field, range](Options& o, const std::string& text) { read_number(text, range, field_of(o, field)); };
     // A number that the flag itself would refuse stands for "not given".
     row.get = [field, range](const Options& o) -> nlohmann::ordered_json {
-        const T number = o.*field;
+        const T number = field_of(o, field);
         if constexpr (std::is_signed_v<T> && std::is_integral_v<T>)
             if (is_word(number, range) && std::to_string(number) == range.word) return number;
         return is_in_range(number, range) ? nlohmann::ordered_json(number) : nlohmann::ordered_json();
@@ -86,17 +99,18 @@ requires std::is_arithmetic_v<T> Flag flag(char short_name, const char* long_nam
 }
 
 // A switch.
-inline Flag flag(char short_name, const char* long_name, const char* value, bool Options::*field, std::nullptr_t,
-                 const char* help, const char* default_text = "") {
+template <class Struct>
+Flag flag(char short_name, const char* long_name, const char* value, bool Struct::*field, std::nullptr_t,
+          const char* help, const char* default_text = "") {
     Flag row{short_name, long_name, value, help, default_text};
-    row.set = [field](Options& o, const std::string& text) { o.*field = text == "true"; };
-    row.get = [field](const Options& o) { return nlohmann::ordered_json(o.*field); };
+    row.set = [field](Options& o, const std::string& text) { field_of(o, field) = text == "true"; };
+    row.get = [field](const Options& o) { return nlohmann::ordered_json(field_of(o, field)); };
     return row;
 }
 
 // One of the words of an enum.
-template <class Enum>
-requires std::is_enum_v<Enum> Flag flag(char short_name, const char* long_name, const char* value, Enum Options::*field,
+template <class Enum, class Struct>
+requires std::is_enum_v<Enum> Flag flag(char short_name, const char* long_name, const char* value, Enum Struct::*field,
                                         const Answers& answers, const char* help, const char* default_text = "") {
     Flag row{short_name, long_name, value, help, default_text};
     for (const Word<Enum>& word : kWords<Enum>) row.words.push_back(word.text);
@@ -104,9 +118,9 @@ requires std::is_enum_v<Enum> Flag flag(char short_name, const char* long_name, 
     row.set = [field, words = row.words](Options& o, const std::string& text) {
         const std::optional<Enum> choice = value_of_word<Enum>(text);
         if (!choice) refuse("'" + text + "' is not one of " + joined(words));
-        o.*field = *choice;
+        field_of(o, field) = *choice;
     };
-    row.get = [field](const Options& o) { return json_of_text(word_of(o.*field)); };
+    row.get = [field](const Options& o) { return json_of_text(word_of(field_of(o, field))); };
     return row;
 }
 
@@ -117,19 +131,24 @@ inline Flag flag(char short_name, const char* long_name, const char* value, std:
     Flag row{short_name, long_name, value, help, default_text};
     row.set = [field, check](Options& o, const std::string& text) {
         if (check) check(text);
-        o.*field = text;
+        field_of(o, field) = text;
     };
-    row.get = [field](const Options& o) { return json_of_text(o.*field); };
+    row.get = [field](const Options& o) { return json_of_text(field_of(o, field)); };
     return row;
 }
 
-// A text in a notation of its own. `parse` returns its value, or throws.
-template <class T>
-Flag flag(char short_name, const char* long_name, const char* value, Parsed<T> Options::*field,
-          T (*parse)(const std::string&), const char* help, const char* default_text = "") {
+// A text in a notation of its own. `parse` returns its value, or throws. Options::texts keeps the text.
+template <class T, class Struct, class Parse>
+requires std::is_invocable_r_v<T, Parse, const std::string&> Flag flag(char short_name, const char* long_name,
+                                                                       const char* value, T Struct::*field, Parse parse,
+                                                                       const char* help,
+                                                                       const char* default_text = "") {
     Flag row{short_name, long_name, value, help, default_text};
-    row.set = [field, parse](Options& o, const std::string& text) { o.*field = {text, parse(text)}; };
-    row.get = [field](const Options& o) { return json_of_text((o.*field).text); };
+    row.set = [field, parse, name = row.long_name](Options& o, const std::string& text) {
+        field_of(o, field) = parse(text);
+        o.texts[name] = text;
+    };
+    row.get = [name = row.long_name](const Options& o) { return json_of_text(o.text(name)); };
     return row;
 }
 
@@ -137,18 +156,19 @@ Flag flag(char short_name, const char* long_name, const char* value, Parsed<T> O
 inline Flag flag(char short_name, const char* long_name, const char* value, std::vector<ValSet> Options::*field,
                  Check check, const char* help, const char* default_text = "") {
     Flag row{short_name, long_name, value, help, default_text};
-    row.clear = [field](Options& o) { (o.*field).clear(); };
+    row.clear = [field](Options& o) { field_of(o, field).clear(); };
     row.set = [field, check, flag = row.long_name](Options& o, const std::string& text) {
         check(text);
         const ValSet set = parse_val_set(text, flag);
-        for (const ValSet& other : o.*field)
+        for (const ValSet& other : field_of(o, field))
             if (other.name == set.name)
                 refuse("--{0}: two are named \"{1}\"; name each one: --{0} a=FILE --{0} b=FILE", flag, set.name);
-        (o.*field).push_back(set);
+        field_of(o, field).push_back(set);
     };
     row.get = [field](const Options& o) {
         nlohmann::ordered_json list;
-        for (const ValSet& set : o.*field) list.push_back(set.name.empty() ? set.glob : set.name + "=" + set.glob);
+        for (const ValSet& set : field_of(o, field))
+            list.push_back(set.name.empty() ? set.glob : set.name + "=" + set.glob);
         return list;
     };
     return row;

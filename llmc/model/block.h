@@ -9,9 +9,8 @@
 #include "llmc/device/owned.h"
 #include "llmc/kernels/classifier.h"
 #include "llmc/kernels/norm.h"
-#include "llmc/kernels/variants.h"
 #include "llmc/linear/linear.h"
-#include "llmc/model/config.h"
+#include "llmc/model/setup.h"
 #include "llmc/shard/arena.h"
 
 namespace llmc {
@@ -21,34 +20,6 @@ struct Pass : LayerPass {         // N = B * T
     int B, T;                     // sequences, and tokens of each
     const int* documents;         // (B, T), see mark_documents(); nullptr: attention takes a row as one document
     float* max_logits = nullptr;  // (layers, NH), which training raises to attention's largest logits; or nullptr
-};
-
-// How much forward keeps for backward. Backward computes the rest again from the same inputs with the same kernels, so
-// every level gives the same bits.
-enum class Recompute {
-    none,      // keep everything
-    gelu,      // recompute the activation's output
-    norm,      // ... and the outputs of the block's norms
-    block,     // keep only a block's input and run its forward again
-    automatic  // until a plan has chosen the first of them that fits; a model never sees it
-};
-
-constexpr size_t kLogitsBytes = size_t{512} << 20;
-
-// Everything that defines a model except its weights; the part of a TrainerConfig that a Transformer needs.
-struct ModelSetup {
-    ModelConfig model;
-    int batch = 1, seq = 0;  // B sequences of T tokens per micro-batch and rank
-    int shortest_piece = 0;  // shortest piece into which training cuts sequences, in tokens; 0: never cut
-    Recompute recompute = Recompute::gelu;
-    bool offload_residuals = false;  // --offload residuals: the blocks' inputs are in host memory until backward
-    std::optional<Fp8Config> fp8;    // recipe of the weights with FP8 codes; only with bf16 activations
-    size_t logits_bytes = kLogitsBytes;
-    std::optional<int> end_token;             // if set, attention stays within documents (mark_documents())
-    KernelSet kernels = KernelSet::common();  // variants to use; their portable counterparts replace all others
-    float z_loss = 0;                         // see LogitShaping
-
-    int N() const { return batch * seq; }  // upper limit of a pass
 };
 
 // Data that the parts of a model share. While it is constructed, each part plans its memory and adds its layers here.

@@ -42,7 +42,7 @@ Transformer<Real>::Transformer(const ModelSetup& setup, Weights<Real>& weights, 
       weights_(weights),
       gradients_(gradients),
       matmul_(matmul),
-      linear_(weights, gradients, matmul, activations_, setup.fp8 ? &*setup.fp8 : nullptr),
+      linear_(weights, gradients, matmul, activations_, setup.is_fp8() ? &setup.fp8 : nullptr),
       context_{setup, weights, gradients, linear_, activations_},
       blocks_(make_blocks(context_)),
       offloaded_(setup.offload_residuals ? blocks_.size() : 0, context_.N() * context_.C() * sizeof(Real)),
@@ -69,7 +69,7 @@ Transformer<Real>::Transformer(const ModelSetup& setup, Weights<Real>& weights, 
                     std::max(scratch(config(), setup.batch, setup.seq), scratch(config(), n / shortest, shortest)));
     for (int** tensor : {&tokens_, &targets_}) workspace_.plan(tensor, N);
     workspace_.plan(&sorted_, token_sort_size(n));
-    if (setup.end_token) workspace_.plan(&documents_, N);
+    if (setup.doc_mask) workspace_.plan(&documents_, N);
     workspace_.plan(&loss_sums_, 2);
     workspace_.plan(&loss_counts_, 2);
     workspace_.plan(&loss_workspace_, weights.layout().comm().template all_reduce_workspace<double>(1));
@@ -145,9 +145,9 @@ void Transformer<Real>::upload(const MicroBatch& batch, const Pass& pass) {
             send(sorted_, sorted, sort_size);
         }
     }
-    if (batch.targets && setup_.end_token) {
+    if (batch.targets && setup_.doc_mask) {
         int* const documents = reserve(count);
-        mark_documents(documents, batch.tokens, pass.B, pass.T, *setup_.end_token);
+        mark_documents(documents, batch.tokens, pass.B, pass.T, setup_.end_token);
         send(documents_, documents, count);
     }
     record(staging.copied, pass.stream);
@@ -207,7 +207,7 @@ void Transformer<Real>::loss_and_head_gradients(float loss_weight, const float* 
         const Operand<Real> lnf = head_.input(lnf_ + begin, nullptr, chunk);  // (rows, C)
         head_.forward(logits_, lnf, chunk);                                   // (rows, Vp)
         softmax_cross_entropy(logits_, losses_ + row, targets_ + row, loss_weight, loss_scale, rows, V, Vp, training,
-                              pass.stream, {static_cast<float>(config().logit_cap), setup_.z_loss});
+                              pass.stream, {static_cast<float>(config().logit_cap), static_cast<float>(setup_.z_loss)});
         if (training) head_.backward(dlnf_ + begin, {logits_}, lnf, chunk);  // (rows, C)
     }
 }

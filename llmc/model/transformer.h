@@ -95,7 +95,7 @@ public:
     void forget_rows() { decoded_.clear(); }
 
     const ModelConfig& config() const { return setup_.model; }
-    std::optional<int> end_token() const { return setup_.end_token; }
+    std::optional<int> end_token() const { return setup_.doc_mask ? std::optional(setup_.end_token) : std::nullopt; }
     LinearLayers<Real>& linear() { return linear_; }
     const LinearLayers<Real>& linear() const { return linear_; }
     Fp8Registry* fp8() { return linear_.fp8(); }  // nullptr without FP8

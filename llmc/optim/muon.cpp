@@ -174,7 +174,7 @@ Muon<Real>::Muon(Weights<Real>& weights, Gradients& gradients, Matmul& matmul, c
       rank_(static_cast<size_t>(layout_.comm().rank()) % ranks_),
       matrices_(plan_muon(layout_.table(), static_cast<int>(ranks_))),
       shapes_(shapes_of<Real>(matrices_)),
-      newton_schulz_(newton_schulz_steps(config.muon.newton_schulz), shapes_),
+      newton_schulz_(newton_schulz_steps(config.muon_ns), shapes_),
       second_at_(matrices_.size(), kNone) {
     if (matrices_.empty()) refuse("--optimizer muon: the model has no matrices in its blocks");
     plan_rounds();
@@ -306,7 +306,7 @@ void Muon<Real>::find_directions(const Round& round, const OptimizerMoments& mom
             ring.update(
                 {moments.at(moment, unit, piece.begin)}, piece.count, stream, [&](const StateRing::Slice& slice) {
                     muon_momentum(slice[0].template as<float>(), held_ + at + slice.begin, gradient.from(slice.begin),
-                                  slice.count, config_.muon.momentum, config_.muon.nesterov, state, stream);
+                                  slice.count, config_.muon_momentum(), config_.uses_nesterov(), state, stream);
                 });
             at += padded(piece.count);
         }
@@ -359,7 +359,7 @@ void Muon<Real>::orthogonalize(size_t matrix, Real* values, const StepState* sta
     if (config_.kind == OptimizerKind::normuon) {
         const bool lines_are_rows = m.rows == m.columns;
         normuon_factors(factors_, second_ + second_at_[matrix], squares_, x, rows, columns, lines_are_rows,
-                        config_.muon.normuon_beta2, state, stream);
+                        config_.normuon_beta2, state, stream);
         factor_of = lines_are_rows ? FactorOf::row : FactorOf::column;
     }
     copy_matrix(values, x, rows, columns, transposed, factors_, factor_of, stream);
@@ -392,8 +392,8 @@ void Muon<Real>::apply(const Round& round, StateRing& ring, const StepState* sta
         Fp8State* fp8 = nullptr;  // an FP8 tensor forms its own range, limited to this rank's slice
         for (const auto& range : weights_.ranges(m.unit))
             if (range.begin <= begin && begin < range.begin + range.count) fp8 = range.fp8;
-        const MuonUpdate update{muon_scale(config_.muon.scale, m.rows, m.columns), config_.muon.weight_decay,
-                                config_.muon.cautious_decay};
+        const MuonUpdate update{muon_scale(config_.muon_scale, m.rows, m.columns), config_.weight_decay,
+                                config_.cautious_decay};
         ring.update({weights_.slice(m.unit, begin).master}, piece.count, stream, [&](const StateRing::Slice& slice) {
             muon_update(slice[0], weights_.slice(m.unit, begin + slice.begin).working, fp8, held_ + at + slice.begin,
                         slice.count, update, state, stream, config_.rounding(m.unit, piece.begin + slice.begin));

@@ -97,13 +97,13 @@ void Optimizer<Real>::update(const double* loss_sum, const int* bad_flag, stream
     gradients_.finish_reduce(stream);
     sum_squares(stream);
     const ProfileRange range("update", stream);
-    prepare_step(state_, partials_, partial_count_, loss_sum, loss_scale(), bad_flag, setup_.schedule, setup_.adamw,
-                 setup_.optimizer.clip_kind == ClipKind::norm ? setup_.clip : 0, {spikes_, setup_.skip_spikes}, stream);
+    prepare_step(state_, partials_, partial_count_, loss_sum, loss_scale(), bad_flag, setup_.schedule,
+                 setup_.optimizer.adamw(), setup_.optimizer.clip_kind == ClipKind::norm ? setup_.clip : 0,
+                 {spikes_, setup_.skip_spikes}, stream);
     update_spikes(spikes_, state_, stream);
     clipping_.apply(loss_scale(), stream);
     if (muon_) {
-        const MuonConfig& muon = setup_.optimizer.muon;
-        scale_rates(group_states_, state_, {{muon.embedding_rate, muon.head_rate, muon.vector_rate}}, stream);
+        scale_rates(group_states_, state_, setup_.optimizer.rates(setup_.schedule.lr), stream);
         muon_->update(moments_, muon_m_, ring_, state_, stream);
     }
     for (size_t u = 0; u < weights_.layout().units(); u++) {
@@ -127,7 +127,8 @@ void Optimizer<Real>::update_adamw(size_t unit, Fp8State* fp8, ShardLayout::Part
         part.count, stream, [&](const StateRing::Slice& slice) {
             adamw_update(slice[0], slice[1], slice[2], weights_.slice(unit, at + slice.begin).working, fp8,
                          gradients_.slice(unit).from(at + slice.begin), slice.count, slice.of_first(decayed),
-                         setup_.adamw, state, stream, setup_.optimizer.rounding(unit, part.begin + slice.begin));
+                         setup_.optimizer.adamw(), state, stream,
+                         setup_.optimizer.rounding(unit, part.begin + slice.begin));
         });
 }
 
@@ -151,9 +152,9 @@ void Optimizer<Real>::update_unit(size_t unit, stream_t stream) {
                                     rule, state_, stream, config.rounding(unit, begin + at));
                          };
                          if (config.kind == OptimizerKind::lion)
-                             update(lion_update<Real>, config.lion);
+                             update(lion_update<Real>, config.lion());
                          else
-                             update(sgd_update<Real>, config.sgd);
+                             update(sgd_update<Real>, config.sgd());
                      });
     }
 }

@@ -55,16 +55,6 @@ struct OptimizerState {
     int64_t averaged = 0;  // number of weights in the average; 0: there is none
 };
 
-// Everything that decides the updates; the part of a TrainerConfig that an Optimizer needs.
-struct OptimizerSetup {
-    ScheduleConfig schedule;
-    AdamWConfig adamw = {};
-    OptimizerConfig optimizer = {};
-    double clip = 0;  // bound of the gradient (ClipKind); 0: no clipping
-    LossScaleConfig loss_scale = {};
-    bool skip_spikes = false;  // skip steps whose loss or norm is far above those of past steps
-};
-
 template <class Real>
 class Optimizer {
 public:

@@ -8,7 +8,7 @@
 
 #include "llmc/device/runtime.h"
 #include "llmc/linear/tune.h"
-#include "llmc/train/words.h"
+#include "llmc/train/config.h"
 
 namespace llmc {
 

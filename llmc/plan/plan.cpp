@@ -96,11 +96,12 @@ std::string speed_line(const PlannedRun& run, Precision precision, double ms) {
                                                fp8 ? run.gpu.fp8_tflops : run.gpu.bf16_tflops, run.ranks);
     return fmt::format("  {:18} {} tok/s, MFU {:.1f}% of the {} peak{}\n", word_of(precision),
                        with_commas(std::llround(tokens_per_s)), 100 * mfu, fp8 ? "FP8" : "BF16",
-                       precision == run.precision ? "; this run" : "");
+                       precision == run.config.precision ? "; this run" : "");
 }
 
 std::string time_section(const PlannedRun& run, int slices) {
-    if (run.precision == Precision::fp32) return "Predicted step time: only known for bf16 and fp8 (this is fp32)\n";
+    if (run.config.precision == Precision::fp32)
+        return "Predicted step time: only known for bf16 and fp8 (this is fp32)\n";
     std::vector<Precision> precisions = {Precision::bf16};
     if (run.gpu.fp8_tflops > 0) precisions.push_back(Precision::fp8);
     std::vector<StepTime> times;
@@ -126,7 +127,7 @@ std::string time_section(const PlannedRun& run, int slices) {
     for (size_t i = 0; i < times.size(); i++) text += speed_line(run, precisions[i], times[i].total());
     if (run.gpu.fp8_tflops == 0)
         text += fmt::format("  {} has no FP8{}\n", run.gpu.match,
-                            run.precision == Precision::fp8 ? ": use --precision bf16 there" : "");
+                            run.config.precision == Precision::fp8 ? ": use --precision bf16 there" : "");
     return text +
            fmt::format(
                "  Large matmuls at {:.0f} TFLOP/s in bf16 and {:.0f} in fp8, others by their shapes; element-wise\n"

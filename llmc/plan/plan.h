@@ -29,7 +29,6 @@ namespace llmc {
 // A run to plan, and the card to plan it for.
 struct PlannedRun {
     TrainerConfig config;
-    Precision precision = Precision::bf16;
     int ranks = 1;
     GpuSpec gpu = {};
     MeasuredRates measured = {};

@@ -103,7 +103,7 @@ Sent sent_in_step(const ShardLayout& layout, int micro_steps, size_t element) {
 
 StepPrediction predict_step(PlannedRun run, const StagePlan& plan) {
     run.config.recompute = plan.recompute;
-    const StepTime kernels = step_time(run, run.precision, plan.slices);
+    const StepTime kernels = step_time(run, run.config.precision, plan.slices);
     const Sent& sent = plan.sent;
     const int in_node = std::min(sent.group, kNodeGpus), of_groups = std::clamp(kNodeGpus / sent.group, 1, sent.groups);
     const CardRates card(run.gpu, run.measured);
@@ -125,8 +125,8 @@ StepPrediction predict_step(PlannedRun run, const StagePlan& plan) {
 }
 
 std::string no_prediction_because(const PlannedRun& run) {
-    if (run.precision == Precision::fp32) return "step times are known for bf16 and fp8 alone";
-    if (run.precision == Precision::fp8 && run.gpu.fp8_tflops == 0)
+    if (run.config.precision == Precision::fp32) return "step times are known for bf16 and fp8 alone";
+    if (run.config.precision == Precision::fp8 && run.gpu.fp8_tflops == 0)
         return run.gpu.match + " has no FP8: use --precision bf16";
     return "";
 }
@@ -189,7 +189,7 @@ std::string describe_scaling(const PlannedRun& run, const std::vector<ScalingPoi
     std::string text = fmt::format(
         "Predicted scaling of {} on {}, {}, --zero {}{}: {}\n"
         "  Every GPU takes {} x {} tokens x {} per step, however many there are (weak scaling)\n",
-        config.model.name, run.gpu.match, word_of(run.precision), config.sharding.stage, within,
+        config.model.name, run.gpu.match, word_of(run.config.precision), config.sharding.stage, within,
         run.measured.rates.empty() ? "nothing here is measured" : "from rates that were measured",
         plural(config.batch, "sequence"), config.seq, plural(config.micro_steps, "micro-step"));
     text += fmt::format("  {:>5} {:>13} {:>12} {:>12} {:>11} {:>10} {:>10}   {}\n", "GPUs", "tokens/s", "efficiency",
@@ -215,7 +215,7 @@ std::string scaling_json(const PlannedRun& run, const std::vector<ScalingPoint>&
         {"predicted", true},
         {"model", {{"name", config.model.name}, {"parameters", config.model.parameters()}}},
         {"card", run.gpu.match},
-        {"precision", word_of(run.precision)},
+        {"precision", word_of(run.config.precision)},
         {"zero", config.sharding.stage},
         {"shard_within", config.sharding.within},
         {"batch", config.batch},

@@ -244,7 +244,7 @@ public:
           L_(model_.layers),
           C_(model_.channels),
           N_(static_cast<double>(config_.seq) * config_.batch),
-          fp8_backward_(!config_.fp8 || config_.fp8->grad != Fp8Grad::bf16) {
+          fp8_backward_(!config_.is_fp8() || config_.fp8.grad != Fp8Grad::bf16) {
         fp8_share_ =
             (fp8_.size() - fp8_.contains(kHeadLayer)) / (L_ * static_cast<double>(linear_names(model_).size()));
         cast_share_ = fp8_backward_ ? fp8_share_ : 0;
@@ -336,7 +336,7 @@ public:
         if (!is_muon(config_.optimizer.kind)) return ms;
         // Ranks share Muon's matrices in every stage.
         const int sharing = config_.sharding.within > 0 ? config_.sharding.within : run_.ranks;
-        const size_t steps = newton_schulz_steps(config_.optimizer.muon.newton_schulz).steps.size();
+        const size_t steps = newton_schulz_steps(config_.optimizer.muon_ns).steps.size();
         return ms +
                static_cast<double>(steps) * newton_schulz_flops(matrices_) / (time_.card().bf16_tflops * 1e9) / sharing;
     }

@@ -90,8 +90,8 @@ Manifest Checkpoints<Real>::manifest() {
     RunPosition position = position_;
     position.files = directory_.sizes();
     *m.run = position_json(position, options_, inputs_, *facts_);
-    (*m.run)["kernels"] = options_.kernel_set.names();
-    if (options_.model_config.architecture != &kGpt2) (*m.run)["model"] = model_json(options_.model_config);
+    (*m.run)["kernels"] = options_.kernels.names();
+    if (options_.model.architecture != &kGpt2) (*m.run)["model"] = model_json(options_.model);
     (*m.run)["products"] = trainer_.config().products;
     *m.state = state_json(trainer_.read_state());
     m.tensors = trainer_.state_tensors();

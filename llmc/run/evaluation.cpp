@@ -136,7 +136,7 @@ Evaluation<Real>::Evaluation(const Options& options, const Inputs& inputs, Train
     decoder_ = inputs.tokenizer.tokenizer;
     if (!decoder_) {
         decoder_ = TokenDecoder::token_ids();
-        decoder_->set_end_token(options.end_token < options.model_config.vocab ? options.end_token : -1);
+        decoder_->set_end_token(options.end_token < options.model.vocab ? options.end_token : -1);
         if (trainer.comm().is_main())
             print_line("note: samples are printed as token ids, because {}; --tokenizer FILE gives text",
                        inputs.tokenizer.problem);
@@ -152,7 +152,7 @@ void Evaluation<Real>::encode_prompt() {
     do_together(comm, [&] {
         if (!comm.is_main()) return;
         PromptEncoder encoder(decoder_->encoder());
-        prompt_ = prompt_tokens(encoder, options_.prompt, decoder_->end_token(), options_.model_config);
+        prompt_ = prompt_tokens(encoder, options_.prompt, decoder_->end_token(), options_.model);
         const std::string shards = inputs_.train ? inputs_.train->sidecar().tokenizer_hash.value_or("") : "";
         if (!encoder.hash().empty() && !shards.empty() && encoder.hash() != shards)
             throw Error(ExitCode::bad_data,
@@ -188,7 +188,7 @@ bool Evaluation<Real>::add_losses(std::vector<ValLoss>& losses) {
     for (size_t s = 0; s < inputs_.val.size(); s++) {
         const auto& [name, set] = inputs_.val[s];
         BitsPerByte bits(inputs_.val_bytes[s]);
-        const EvalLoader loader(*set, o.batch, o.seq, comm.rank(), comm.world(), o.val_batches, o.model_config.vocab,
+        const EvalLoader loader(*set, o.batch, o.seq, comm.rank(), comm.world(), o.val_batches, o.model.vocab,
                                 read_patience(o));
         double sum = 0, count = 0;
         for (int64_t i = 0; i < loader.batches(); i++) {

@@ -16,6 +16,7 @@
 #include "llmc/checkpoint/manifest.h"  // checksum
 #include "llmc/data/loader.h"
 #include "llmc/device/math.cuh"
+#include "llmc/flags/flags.h"
 #include "llmc/log/provenance.h"
 #include "llmc/model/model_file.h"
 
@@ -33,9 +34,9 @@ void check_end_token(const ShardSet& set, const Options& o) {
     const std::optional<int64_t> token = set.end_token();
     if (!token) refuse("which token begins the documents of " + path + " is not known");
     const auto id = static_cast<long long>(*token);
-    if (id < 0 || id >= o.model_config.vocab)
+    if (id < 0 || id >= o.model.vocab)
         refuse(fmt::format("the documents of {} should begin with token {}{}, which a vocabulary of {} does not have",
-                           path, id, set.sidecar().end_token ? "" : ", as llm.c's do", o.model_config.vocab));
+                           path, id, set.sidecar().end_token ? "" : ", as llm.c's do", o.model.vocab));
     if (id != o.end_token)
         refuse(fmt::format("the documents of {} begin with token {}, those of the first set with {}", path, id,
                            o.end_token));
@@ -58,11 +59,11 @@ std::vector<ValSet> task_files(const Options& o) {
 TokenizerSearch tokenizer_of(const ShardSet& shards, const Options& o) {
     const Sidecar& sidecar = shards.sidecar();
     // A .tiktoken file lacks the special tokens, which are at most 256 in the usual tokenizers.
-    const int64_t ids = sidecar.vocab.value_or(o.model_config.vocab);
+    const int64_t ids = sidecar.vocab.value_or(o.model.vocab);
     const int vocab = static_cast<int>(std::min<int64_t>(ids, std::numeric_limits<int>::max()));
     const int fewest = sidecar.vocab ? vocab - 256 : 0;
     std::vector<std::string> directories{fs::path(shards.path(0)).parent_path().string()};
-    if (o.resume.value != ResumeFrom::nothing && !o.out.empty()) directories.push_back(o.out);
+    if (o.resume != ResumeFrom::nothing && !o.out.empty()) directories.push_back(o.out);
     TokenizerSearch search;
     if (sidecar.tokenizer == "bytes")
         search.tokenizer = TokenDecoder::byte_vocabulary();
@@ -106,7 +107,7 @@ Inputs::Inputs(const Options& options) : sources(sources_from_text(options.train
 
 void Inputs::check(const Options& o) {
     const auto check_set = [&](const ShardSet& set) {
-        set.check_vocabulary(o.model_config.vocab);
+        set.check_vocabulary(o.model.vocab);
         if (o.doc_mask) check_end_token(set, o);
     };
     if (train) check_set(*train);
@@ -124,11 +125,10 @@ void Inputs::check(const Options& o) {
             if (search.tokenizer) tokenizer.tokenizer->require_same(*search.tokenizer);
             search = tokenizer;
         }
-        val_bytes.push_back(bytes_of_tokens(*set, search.tokenizer, o.model_config.vocab));
+        val_bytes.push_back(bytes_of_tokens(*set, search.tokenizer, o.model.vocab));
     }
     const std::vector<ValSet> files = task_files(o);
-    for (size_t i = 0; i < tasks.size(); i++)
-        check_choices(tasks[i].second, o.model_config.vocab, o.seq, files[i].glob);
+    for (size_t i = 0; i < tasks.size(); i++) check_choices(tasks[i].second, o.model.vocab, o.seq, files[i].glob);
 }
 
 void Inputs::set_order(const Options& o) {
@@ -142,15 +142,15 @@ void Inputs::set_order(const Options& o) {
     std::vector<SampleOrder::Stage> stages;
     int64_t steps = -1;
     for (const TrainSources::Stage& stage : sources.stages) {
-        const int64_t before = std::exchange(steps, stage.steps_before(o.max_steps));
+        const int64_t before = std::exchange(steps, stage.steps_before(o.schedule.steps));
         if (steps <= before)
             refuse(
                 "--train {}: a stage starts after step {}, and the one before it after step {}: stages must begin "
                 "one after the other",
                 o.train, steps, before);
-        if (steps > 0 && steps >= o.max_steps)
+        if (steps > 0 && steps >= o.schedule.steps)
             refuse("--train {}: a stage starts after step {}, but the run ends after step {} (-x)", o.train, steps,
-                   o.max_steps);
+                   o.schedule.steps);
         stages.push_back({o.batches.tokens_until(steps) / o.seq, stage.weights});
     }
     order.emplace(samples, stages, o.seed);
@@ -167,12 +167,12 @@ std::vector<SourceUse> Inputs::sources_after(const Options& o, int64_t steps) co
 
 std::string Inputs::describe_sources(const Options& o) const {
     std::string text;
-    const std::vector<SourceUse> uses = sources_after(o, o.max_steps);
+    const std::vector<SourceUse> uses = sources_after(o, o.schedule.steps);
     for (size_t i = 0; i < uses.size(); i++) {
         text += fmt::format("source {}: {}, {:.2f} passes over {};", uses[i].pattern, counted(uses[i].tokens, "token"),
                             uses[i].passes(), counted(uses[i].tokens_per_pass, "token"));
         for (const TrainSources::Stage& stage : sources.stages) {
-            const int64_t steps = stage.steps_before(o.max_steps);
+            const int64_t steps = stage.steps_before(o.schedule.steps);
             const int64_t all = std::accumulate(stage.weights.begin(), stage.weights.end(), int64_t{0});
             text += fmt::format("{} {:.4g} %", steps == 0 ? "" : fmt::format(", after step {}", steps),
                                 100 * static_cast<double>(stage.weights[i]) / static_cast<double>(all));
@@ -185,7 +185,7 @@ std::string Inputs::describe_sources(const Options& o) const {
 void Inputs::require_enough(const Options& o, int64_t steps_ahead) const {
     std::string missing;
     int64_t passes = 0;
-    for (const SourceUse& use : sources_after(o, o.max_steps + steps_ahead)) {
+    for (const SourceUse& use : sources_after(o, o.schedule.steps + steps_ahead)) {
         if (use.tokens <= std::max<int64_t>(o.epochs, 1) * use.tokens_per_pass) continue;
         passes = std::max(passes, div_up(use.tokens, use.tokens_per_pass));
         missing += fmt::format("; '{}' would give {} tokens and has {}", use.pattern, with_commas(use.tokens),
@@ -195,7 +195,7 @@ void Inputs::require_enough(const Options& o, int64_t steps_ahead) const {
         refuse(
             "--train: {} steps need more data than its sources have{}; use a smaller -x or other weights, or allow "
             "{} passes over a source with --epochs {}",
-            with_commas(o.max_steps + steps_ahead), missing, passes, passes);
+            with_commas(o.schedule.steps + steps_ahead), missing, passes, passes);
 }
 
 void Inputs::describe(ResolveInputs& surroundings) const {
@@ -233,8 +233,8 @@ InputFingerprints Inputs::fingerprints(const Options& o) const {
     for (const ValSet& task : task_files(o))
         add_text("task file " + task.glob, read_input(task.glob, {"task file", "", ExitCode::bad_data}));
     if (tokenizer.tokenizer) add_text("tokenizer", tokenizer.tokenizer->as_table());
-    if (!o.model.empty() && !is_model_name(o.model))
-        add_text("model file " + o.model, json_text(model_json(find_model(o.model))));
+    if (!o.model_name.empty() && !is_model_name(o.model_name))
+        add_text("model file " + o.model_name, json_text(model_json(find_model(o.model_name))));
     return all;
 }
 
@@ -295,16 +295,17 @@ void only_bench(Options& o) {
     if (o.stop_after <= kBenchWarmup)
         throw Error(ExitCode::bad_flags,
                     "--bench leaves out {} steps of warm-up: use a --stop-after above that, or none", kBenchWarmup);
-    if (o.train.empty() && o.max_steps < 0 && o.depth == 0) o.max_steps = o.warmup + o.stop_after;
+    if (o.train.empty() && o.schedule.steps < 0 && o.depth == 0) o.schedule.steps = o.schedule.warmup + o.stop_after;
     o.val.clear();
     o.task.clear();
     o.sample_every = o.checkpoint_every = o.early_stop = 0;
     o.checkpoint_minutes = 0;
-    o.plateau = Options().plateau;
     o.rewind = o.skip_data = 0;
     if (o.train.empty()) o.epochs = 0;
     o.new_data = false;
-    o.resume = {};
+    find_flag("plateau")->set(o, "off");
+    o.resume = ResumeFrom::nothing;
+    o.texts.erase("resume");
     for (std::string Options::*path : {&Options::out, &Options::hellaswag, &Options::checkpoint_local})
         (o.*path).clear();
 }
@@ -312,7 +313,7 @@ void only_bench(Options& o) {
 ShardSet bench_tokens(const Options& o) {
     constexpr int64_t kMost = 1 << 24;  // a longer run reads them several times
     const int64_t needed = o.batches.tokens_until(o.last_step());
-    return ShardSet::random(o.model_config.vocab, std::max<int64_t>(std::min(needed, kMost), o.seq) + 1, o.seed);
+    return ShardSet::random(o.model.vocab, std::max<int64_t>(std::min(needed, kMost), o.seq) + 1, o.seed);
 }
 
 }  // namespace llmc

@@ -56,7 +56,7 @@ void Ranks::describe(ResolveInputs& surroundings) const {
 size_t Ranks::libraries_to_come(const Options& o) const {
     if (device.is_host) return 0;
     const bool nccl = std::string(comm.name()) == "nccl";
-    const int within = o.zero == 0 ? 0 : o.shard_within;
+    const int within = o.sharding.stage == 0 ? 0 : o.sharding.within;
     return memory_reserve(nccl ? std::max(0, nccl_communicators(comm.world(), within) - 1) : 0);
 }
 

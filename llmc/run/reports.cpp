@@ -18,7 +18,8 @@ namespace {
 
 std::string passes_of(const Options& o, int64_t train_tokens) {
     if (train_tokens <= 1) return "";
-    const double passes = static_cast<double>(o.batches.tokens_until(o.max_steps)) / static_cast<double>(train_tokens);
+    const double passes =
+        static_cast<double>(o.batches.tokens_until(o.schedule.steps)) / static_cast<double>(train_tokens);
     return fmt::format(", {} passes over the {} of training data",
                        passes < 0.1 ? fmt::format("{:.2g}", passes) : fmt::format("{:.1f}", passes),
                        counted(train_tokens, "token"));
@@ -26,15 +27,15 @@ std::string passes_of(const Options& o, int64_t train_tokens) {
 
 std::string length_line(const Options& o, const RunOutlook& outlook) {
     std::string text =
-        fmt::format("{} of {} in {}{}: {}{}\n", counted(o.max_steps, "step"), counted(o.total_batch, "token"),
-                    counted(o.micro_steps, "micro-step"), o.max_steps == 1 ? "" : " each",
-                    counted(o.batches.tokens_until(o.max_steps), "token"), passes_of(o, outlook.train_tokens));
+        fmt::format("{} of {} in {}{}: {}{}\n", counted(o.schedule.steps, "step"), counted(o.total_batch, "token"),
+                    counted(o.micro_steps, "micro-step"), o.schedule.steps == 1 ? "" : " each",
+                    counted(o.batches.tokens_until(o.schedule.steps), "token"), passes_of(o, outlook.train_tokens));
     const int64_t steps = o.last_step() - outlook.first_step + 1;
     if (steps <= 0)
-        text += outlook.first_step - 1 == o.max_steps
-                    ? fmt::format("nothing to do: all {} are done\n", counted(o.max_steps, "step"))
+        text += outlook.first_step - 1 == o.schedule.steps
+                    ? fmt::format("nothing to do: all {} are done\n", counted(o.schedule.steps, "step"))
                     : fmt::format("nothing to do: step {} is past --{} {}\n", outlook.first_step - 1,
-                                  o.stop_after > 0 && o.stop_after < o.max_steps ? "stop-after" : "max-steps",
+                                  o.stop_after > 0 && o.stop_after < o.schedule.steps ? "stop-after" : "max-steps",
                                   o.last_step());
     return text;
 }
@@ -53,7 +54,7 @@ std::string time_note(const Options& o, const DeviceInfo& device, const RunOutlo
     return fmt::format(
         "note: these are {} parameters on {}: predicted {:.1f} minutes or more per step, {} for the run; for a small "
         "run try -e tiny or scripts/demo.sh\n",
-        format_count(o.model_config.parameters()), counted(device.multiprocessors, "CPU thread"), seconds / 60,
+        format_count(o.model.parameters()), counted(device.multiprocessors, "CPU thread"), seconds / 60,
         format_duration(seconds * static_cast<double>(steps)));
 }
 
@@ -86,11 +87,11 @@ std::string describe_start(const Options& o, const Ranks& ranks, const RunOutloo
     for (const std::string& note : o.notes) text += "note: " + note + "\n";
     if (o.out.empty() && !o.bench) text += "note: nothing will be saved: no --out\n";
     if (comm.world() > 1)
-        text += fmt::format("{} ranks over {}, --zero {}{}\n", comm.world(), comm.name(), o.zero,
-                            o.shard_within > 0 ? fmt::format(" --shard-within {}", o.shard_within) : "");
+        text += fmt::format("{} ranks over {}, --zero {}{}\n", comm.world(), comm.name(), o.sharding.stage,
+                            o.sharding.within > 0 ? fmt::format(" --shard-within {}", o.sharding.within) : "");
     return text +
-           fmt::format("{} on {}, {}: {}\n", o.model_config.name, ranks.device.name, word_of(o.precision),
-                       counted(o.model_config.parameters(), "parameter")) +
+           fmt::format("{} on {}, {}: {}\n", o.model.name, ranks.device.name, word_of(o.precision),
+                       counted(o.model.parameters(), "parameter")) +
            length_line(o, outlook) + outlook.sources + time_note(o, ranks.device, outlook);
 }
 
@@ -142,14 +143,13 @@ void Reports::add_facts(StepRecord& record, uint64_t batch_hash, const Energy& e
     for (const SourceUse& use : inputs_.sources_after(options_, record.step + steps_ahead_))
         record.source_tokens.emplace_back(use.pattern, use.tokens);
     if (!options_.sequences.stages().empty()) record.seq = length;
-    record.flops_per_token = options_.model_config.flops_per_token(static_cast<int>(length));
+    record.flops_per_token = options_.model.flops_per_token(static_cast<int>(length));
     record.batch_hash = fingerprint_text(batch_hash);
     if (std::isfinite(energy.watts)) {
         record.watts = energy.watts;
         record.joules_per_token = energy.joules / static_cast<double>(options_.batches.tokens_of(record.step));
     }
-    if (record.step == 1 && options_.init_from.empty())
-        record.fresh = fresh_loss(options_.model_config, options_.total_batch);
+    if (record.step == 1 && options_.init_from.empty()) record.fresh = fresh_loss(options_.model, options_.total_batch);
 }
 
 void Reports::report(StepRecord record) {

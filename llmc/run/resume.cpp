@@ -63,8 +63,8 @@ struct Candidates {
 
 // Searches the directory that --resume names, or else `own`.
 Candidates candidates_for(const Options& o, const std::string& own) {
-    const bool is_path = o.resume.value == ResumeFrom::path;
-    const std::string& named = o.resume.text;
+    const bool is_path = o.resume == ResumeFrom::path;
+    const std::string& named = o.text("resume");
     if (is_path && fs::exists(named + "/" + kManifestName)) {
         if (o.rewind > 0) refuse("--rewind counts from the newest checkpoint, and --resume names one");
         return {"", {named}, 1, false};
@@ -162,11 +162,11 @@ struct Restart {
 const Restart kRestarts[] = {
     {"the best validation loss, which --plateau and --early-stop compare with", "validation doc-mask",
      [](ValidationWatch& watch, TrainerState&, const Options& o) {
-         return watch.forget_losses() && (o.plateau.text != "off" || o.early_stop > 0);
+         return watch.forget_losses() && (o.text("plateau") != "off" || o.early_stop > 0);
      }},
     {"the factor by which --plateau had lowered the learning rate", "plateau",
      [](ValidationWatch& watch, TrainerState&, const Options& o) {
-         if (o.plateau.text != "off" || watch.rate_factor() == 1) return false;
+         if (o.text("plateau") != "off" || watch.rate_factor() == 1) return false;
          watch.forget_rate();
          return true;
      }},
@@ -198,7 +198,7 @@ std::string setting(const std::string& name, const Json& value) {
 
 // Notes kernels other than those of the checkpoint's run, as on another kind of card.
 void compare_kernels(const Options& o, Resumed& resumed) {
-    const Json then = resumed.checkpoint->manifest().run->value("kernels", Json()), now = o.kernel_set.names();
+    const Json then = resumed.checkpoint->manifest().run->value("kernels", Json()), now = o.kernels.names();
     if (then.is_array() && then != now)
         resumed.notes.push_back(
             fmt::format("the checkpoint's run used the kernels {}, this run uses {}; results may round differently",
@@ -210,7 +210,7 @@ void compare_settings(const Options& o, const Inputs& inputs, Resumed& resumed) 
     const Manifest& manifest = resumed.checkpoint->manifest();
     const std::string& directory = resumed.checkpoint->directory();
     const Json no_model, model_then = manifest.run->value("model", no_model);
-    const Json model_now = o.model_config.architecture == &kGpt2 ? no_model : model_json(o.model_config);
+    const Json model_now = o.model.architecture == &kGpt2 ? no_model : model_json(o.model);
     if (model_then != model_now)
         fail(
             "{} holds another model: {}, this run has {}; leave out the flags that choose the model to "
@@ -273,9 +273,10 @@ void read_position(const Options& o, const Inputs& inputs, Resumed& resumed) {
         position.data_step = small_number(run.at("data").at("next_step")) + o.skip_data;
         position.evaluation_due = run.at("reports_due").get<bool>();
         if (run.contains("validation")) position.watch = ValidationWatch::from_json(run.at("validation"));
-        if (run.contains("decay") && (o.decay_from >= 0 || !takes_decay_from(o.schedule)))
+        if (run.contains("decay") && (o.schedule.decay_from >= 0 || !takes_decay_from(o.schedule.kind)))
             resumed.notes.push_back("the decay of the learning rate that was begun by hand is over: " +
-                                    std::string(o.decay_from >= 0 ? "--decay-from" : "--schedule") + " replaces it");
+                                    std::string(o.schedule.decay_from >= 0 ? "--decay-from" : "--schedule") +
+                                    " replaces it");
         else if (run.contains("decay"))
             position.decay = {small_number(run.at("decay").at("from")), small_number(run.at("decay").at("until"))};
         position.files.metrics = small_number(run.at("files").at("metrics.jsonl"));
@@ -339,8 +340,8 @@ Json position_json(const RunPosition& p, const Options& o, const Inputs& inputs,
 }
 
 std::optional<Resumed> find_checkpoint(const Options& o, const Inputs& inputs, Ranks& ranks) {
-    const bool is_auto = o.resume.value == ResumeFrom::automatic;
-    if (o.resume.value == ResumeFrom::nothing) return std::nullopt;
+    const bool is_auto = o.resume == ResumeFrom::automatic;
+    if (o.resume == ResumeFrom::nothing) return std::nullopt;
     const double began = monotonic_seconds();
     const Comm& comm = ranks.comm;
     const std::string own = o.out.empty() ? "" : o.out + "/checkpoints";
@@ -354,9 +355,9 @@ std::optional<Resumed> find_checkpoint(const Options& o, const Inputs& inputs, R
         });
         if (comm.host_max(mine.all) == 0) {
             if (is_auto) return std::nullopt;
-            fail("--resume {}: there is no checkpoint in {}{}", o.resume.text,
+            fail("--resume {}: there is no checkpoint in {}{}", o.text("resume"),
                  comm.is_main() ? mine.directory : "the run directory",
-                 o.resume.value == ResumeFrom::latest ? "; --resume auto starts a new run if there is none" : "");
+                 o.resume == ResumeFrom::latest ? "; --resume auto starts a new run if there is none" : "");
         }
         resumed.checkpoint = newest(mine, o, ranks);
     }
@@ -447,8 +448,8 @@ void restore(Trainer<Real>& trainer, Ranks& ranks, const Resumed& resumed) {
 template <class Real>
 void decay(Trainer<Real>& trainer, const Options& o, const Decay& decay) {
     trainer.decay(decay.from, decay.until);
-    if (trainer.fp8() && o.fp8_until.value.is_percentage)
-        trainer.fp8()->leave_after(std::max(o.fp8_until.value.step(decay.until), decay.from + 1));
+    if (trainer.fp8() && o.fp8_until.is_percentage)
+        trainer.fp8()->leave_after(std::max(o.fp8_until.step(decay.until), decay.from + 1));
 }
 
 template void decay(Trainer<float>&, const Options&, const Decay&);
@@ -458,7 +459,7 @@ template <class Real>
 RunPosition set_weights(Trainer<Real>& trainer, const Options& o, Ranks& ranks, std::optional<Resumed>& resumed) {
     if (resumed) {
         restore(trainer, ranks, *resumed);
-        if (o.plateau.text != "off") trainer.scale_rate(resumed->position.watch.rate_factor());
+        if (o.text("plateau") != "off") trainer.scale_rate(resumed->position.watch.rate_factor());
         if (resumed->position.decay.has_begun()) decay(trainer, o, resumed->position.decay);
         resumed->checkpoint.reset();  // closes its files, which may have to be deleted
         return resumed->position;
@@ -466,7 +467,7 @@ RunPosition set_weights(Trainer<Real>& trainer, const Options& o, Ranks& ranks, 
     if (o.init_from.empty())
         trainer.initialize(o.seed);
     else
-        load_weights(trainer, *open_weights(o.init_from, o.model_config), o.init_from);
+        load_weights(trainer, *open_weights(o.init_from, o.model), o.init_from);
     RunPosition position;
     position.run_id = new_run_id();
     return position;

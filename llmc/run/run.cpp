@@ -23,16 +23,16 @@ int64_t last_step_of(const Options& options, const RunPosition& position) {
 // The loader of this rank's batches, from the run's position on.
 TrainLoader loader_from(const RunPosition& position, const Options& o, const Inputs& inputs, const Comm& comm) {
     const int64_t first_batch = o.batches.tokens_until(position.data_step) / o.micro_step_tokens(comm.world());
-    return {*inputs.train, *inputs.order,        o.batch,       o.seq,           comm.rank(), comm.world(),
-            first_batch,   o.model_config.vocab, o.micro_steps, read_patience(o)};
+    return {*inputs.train, *inputs.order, o.batch,       o.seq,         comm.rank(),
+            comm.world(),  first_batch,   o.model.vocab, o.micro_steps, read_patience(o)};
 }
 
 // Streams and size of the trace for --profile-steps; nothing without the flag.
 template <class Real>
 std::optional<Profiler::Setup> profiler_setup(const Options& o, Trainer<Real>& trainer) {
-    if (o.profile_steps.text.empty()) return std::nullopt;
+    if (o.text("profile-steps").empty()) return std::nullopt;
     Profiler::Setup setup;
-    setup.steps = o.profile_steps.value;
+    setup.steps = o.profile_steps;
     setup.directory = o.out;
     // Ranges of a unit: forward, backward, two gathers and a reduction per micro-step; some more per step.
     setup.ranges_per_step = trainer.table().units().size() * (5 * static_cast<size_t>(o.micro_steps) + 6) + 64;
@@ -177,7 +177,7 @@ typename Run<Real>::Agreement Run<Real>::agree(Agreement mine) {
         // The bytes come from another process.
         if (rank.stop < StopReason::none || rank.stop > StopReason::unreadable_data || rank.writing > 1 ||
             rank.time_to_save > 1 || rank.decay < DecayFile::kNone ||
-            rank.decay > std::max<int64_t>(options_.max_steps - position_.step, 0))
+            rank.decay > std::max<int64_t>(options_.schedule.steps - position_.step, 0))
             throw Error(ExitCode::communication, "rank {} does not say whether the run goes on", &rank - all.data());
         agreed.stop = std::max(agreed.stop, rank.stop);
         agreed.batch_hash += rank.batch_hash;
@@ -235,7 +235,7 @@ void Run<Real>::report_layers_that_left_fp8(const std::vector<Fp8Fallback>& fall
     for (const Fp8Fallback& fallback : fallbacks)
         report_fallback(position_.step - 1, fallback, *trainer_.fp8(), comm_, directory_);
     if (ends_fp8() && comm_.is_main())
-        print_line("step {}: all layers continue in BF16 (--fp8-until {})", position_.step, options_.fp8_until.text);
+        print_line("step {}: all layers continue in BF16 (--fp8-until {})", position_.step, options_.text("fp8-until"));
 }
 
 template <class Real>
@@ -291,7 +291,7 @@ bool Run<Real>::validate() {
     // The extra validation at the end of a stopped run does not count: after a resume it would count twice.
     if (record->losses.empty() || step % options_.val_every != 0) return true;
     const ValidationWatch::Verdict verdict =
-        position_.watch.observe(record->losses[0].loss, options_.plateau.value, options_.early_stop);
+        position_.watch.observe(record->losses[0].loss, options_.plateau, options_.early_stop);
     report_verdict(step, verdict, position_.watch, directory_, comm_);
     if (verdict == ValidationWatch::Verdict::lower_rate) trainer_.scale_rate(position_.watch.rate_factor());
     if (verdict == ValidationWatch::Verdict::stop) last_step_ = step;

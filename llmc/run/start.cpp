@@ -18,12 +18,12 @@ namespace fs = std::filesystem;
 
 void write_run_json(const RunDirectory& directory, const Options& options, const RunFacts& facts) {
     if (!directory.active()) return;
-    const ModelConfig& m = options.model_config;
+    const ModelConfig& m = options.model;
     const ordered_json start = {{"date", utc_now()},
                                 {"command", options.command_line},
                                 {"world", facts.world},
                                 {"device", facts.device},
-                                {"kernels", options.kernel_set.names()},
+                                {"kernels", options.kernels.names()},
                                 {"versions", versions_json()},
                                 {"weights_hash", facts.weights_hash},
                                 {"tuning", *facts.tuning},
@@ -60,7 +60,7 @@ void prepare_directory(RunDirectory& directory, const Options& o, const Inputs& 
     if (resumed && resumed->position.saved >= 0)
         directory.require_own_files();
     else
-        directory.begin(o.overwrite, o.resume.value == ResumeFrom::automatic,
+        directory.begin(o.overwrite, o.resume == ResumeFrom::automatic,
                         [&](const std::string& path) { return inputs.is_input(path); });
     remove_unfinished(system_calls(), directory.checkpoints());
 }

@@ -18,7 +18,7 @@
 #include "llmc/base/child.h"
 #include "llmc/base/files.h"
 #include "llmc/base/text.h"
-#include "llmc/train/words.h"
+#include "llmc/train/config.h"
 
 namespace llmc {
 namespace {

@@ -64,7 +64,7 @@ Json broadcast(const Comm& comm, const Json& json) { return parse_json<Json>(bro
 // Times the products and measures the rates that are not known yet.
 Json measure(const Options& o, const ProductUses& products, const ProductChoices& chosen, const Json& known,
              Ranks& ranks) {
-    const TrainerConfig config = trainer_config(o);
+    const TrainerConfig& config = o;
     Matmul matmul(config.tf32, config.fast_accumulation, config.fp8_scaling());
     const OwnedStream stream = create_stream();
     std::vector<Product> unknown;
@@ -149,7 +149,7 @@ Tuning tune_run(const Options& o, const ProductUses& products, Ranks& ranks, con
         }
         raise(tuning.rates, measured);
         known["algorithms"].update(found["algorithms"]);
-        const TrainerConfig config = trainer_config(o);
+        const TrainerConfig& config = o;
         const Matmul names(config.tf32, config.fast_accumulation, config.fp8_scaling());
         for (const auto& [product, layers] : products) {
             const std::string key = names.key(product);

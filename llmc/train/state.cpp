@@ -15,8 +15,8 @@
 #include "llmc/checkpoint/hf_weights.h"
 #include "llmc/checkpoint/manifest.h"
 #include "llmc/comm/agreement.h"
+#include "llmc/train/config.h"
 #include "llmc/train/trainer.h"
-#include "llmc/train/words.h"
 
 namespace llmc {
 namespace {

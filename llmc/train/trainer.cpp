@@ -7,22 +7,22 @@
 #include "llmc/device/transfer.h"
 #include "llmc/kernels/clip.h"
 #include "llmc/shard/state_values.h"
+#include "llmc/train/config.h"
 #include "llmc/train/signals.h"
 #include "llmc/train/state.h"
 #include "llmc/train/verification.h"
-#include "llmc/train/words.h"
 
 namespace llmc {
 namespace {
 
 std::vector<Unit> units_of(const TrainerConfig& config, const Comm& comm) {
     std::vector<Unit> units = parameter_units(config.model);
-    if (config.fp8) {
+    if (config.is_fp8()) {
         const Fp8Layers layers = fp8_layers(config.fp8_layers, config.model.layers, linear_names(config.model));
         const bool sliced = comm.world() > 1 && config.sharding.stage > 0;
         const bool masters_are_copies = config.optimizer.masters == StateFormat::bf16 && !sliced;
-        const bool copies_are_read = config.fp8_scaling() == Fp8Scaling::mx || config.fp8->grad == Fp8Grad::bf16;
-        choose_fp8_weights(units, layers, copies_are_read, masters_are_copies || config.fp8->layers_may_leave());
+        const bool copies_are_read = config.fp8_scaling() == Fp8Scaling::mx || config.fp8.grad == Fp8Grad::bf16;
+        choose_fp8_weights(units, layers, copies_are_read, masters_are_copies || config.fp8.layers_may_leave());
     }
     return units;
 }

@@ -27,6 +27,7 @@
 #include "llmc/model/transformer.h"
 #include "llmc/optim/optimizer.h"
 #include "llmc/shard/arena.h"
+#include "llmc/train/config.h"
 #include "llmc/train/state.h"
 #include "llmc/train/step_results.h"
 
@@ -36,22 +37,6 @@ template <class Real>
 class Verification;
 template <class Real>
 class Signals;
-
-// Everything that decides the numbers of a run, except its data and the type of its activations.
-struct TrainerConfig : ModelSetup, OptimizerSetup {
-    int micro_steps = 1;  // per step
-    bool tf32 = false;
-    FastAccumulation fast_accumulation = FastAccumulation::forward;
-    Fp8LayerTerms fp8_layers = {{"all"}};
-    Sharding sharding;
-    ProductChoices products;    // algorithms of matmuls
-    bool forward_only = false;  // for evaluation and sampling: no memory for gradients and moments
-    double qk_clip = 0;         // limit of attention's logits (kernels/clip.h); 0: none
-    int64_t signals_every = 0;  // steps from one with norms by tensor to the next (signals.h); 0: none
-    int64_t verify_every = 0;   // steps from one verified step to the next (verification.h); 0: none
-
-    Fp8Scaling fp8_scaling() const { return fp8 ? scaling_of(fp8->recipe) : Fp8Scaling::tensor; }
-};
 
 // Properties of a single step.
 struct StepKind {

@@ -294,14 +294,24 @@ const int table[] = {1, 2};
 
 
 def rows_of_flags(text):
-    """(long name, field of Options) of each row of the table in llmc/flags/flags.cpp."""
-    return re.findall(r"""\bflag\(\s*(?:'\w'|0),\s*"([a-z0-9-]+)",\s*"[^"]*",\s*&Options::(\w+),""", text)
+    """(long name, struct, field) of each row of the table in llmc/flags/flags.cpp."""
+    return re.findall(r"""\bflag\(\s*(?:'\w'|0),\s*"([a-z0-9-]+)",\s*"[^"]*",\s*&(\w+)::(\w+),""", text)
+
+
+# Flags whose field has another name in its struct.
+OTHER_FIELDS = {"config": "config_file", "model": "model_name", "kernels": "wanted_kernels", "max-steps": "steps",
+                "schedule": "kind", "final-lr-fraction": "final_fraction", "optimizer": "kind", "master": "masters",
+                "average": "average_decay", "zero": "stage", "shard-within": "within", "reduce": "wire",
+                "fp8-amax-algo": "algorithm", "fp8-fast-accum": "fast_accumulation",
+                "loss-scale-growth-interval": "growth_interval"}
 
 
 def wrong_fields(rows):
-    """Rows that set another field than that of their name."""
-    special = {"config": "config_file"}
-    return [(name, field) for name, field in rows if field != special.get(name, name.replace("-", "_"))]
+    """Rows that set another field than that of their name, which in Fp8Config lacks the prefix."""
+    def field_of(name, struct):
+        prefix = "fp8-" if struct == "Fp8Config" else ""
+        return OTHER_FIELDS.get(name, name.removeprefix(prefix).replace("-", "_"))
+    return [(name, field) for name, struct, field in rows if field != field_of(name, struct)]
 
 
 class Flags(unittest.TestCase):
@@ -313,12 +323,14 @@ class Flags(unittest.TestCase):
         self.assertEqual(wrong_fields(rows), [])
 
     def test_a_wrong_field_is_found(self):
-        text = """flag(0, "beta1", "X", &Options::beta2, {.max = 1}, "help"),
+        text = """flag(0, "beta1", "X", &OptimizerConfig::beta2, {.max = 1}, "help"),
                   once(flag(
                       'b', "batch", "N", &Options::batch, {}, "help")),
+                  flag(0, "fp8-margin", "N", &Fp8Config::margin, {}, "help"),
+                  flag(0, "fp8-history", "N", &Fp8Config::margin, {}, "help"),
                   flag(0, "config", "", &Options::config_file, {}, "help")"""
-        self.assertEqual(len(rows_of_flags(text)), 3)
-        self.assertEqual(wrong_fields(rows_of_flags(text)), [("beta1", "beta2")])
+        self.assertEqual(len(rows_of_flags(text)), 5)
+        self.assertEqual(wrong_fields(rows_of_flags(text)), [("beta1", "beta2"), ("fp8-history", "margin")])
 
 
 def without_code(text):

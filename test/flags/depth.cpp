@@ -55,29 +55,29 @@ TEST_CASE("depth: model, tokens, batch and rates are nanochat's") {
     for (const auto& run : runs) {
         CAPTURE(run.depth);
         const Options o = resolved("--depth " + std::to_string(run.depth), run.vocab);
-        CHECK(o.model_config.architecture == &kNano);
-        CHECK(o.layers == run.depth);
-        CHECK(o.channels == run.channels);
-        CHECK(o.heads * 128 == run.channels);
-        CHECK(o.vocab == run.vocab);
+        CHECK(o.model.architecture == &kNano);
+        CHECK(o.model.layers == run.depth);
+        CHECK(o.model.channels == run.channels);
+        CHECK(o.model.heads * 128 == run.channels);
+        CHECK(o.model.vocab == run.vocab);
         CHECK(o.seq == 2048);
         CHECK(o.total_batch == run.batch);
-        CHECK(o.max_steps == run.steps);
-        CHECK(o.lr == doctest::Approx(run.lr).epsilon(1e-12));
-        CHECK(o.embedding_lr == doctest::Approx(run.embedding_lr).epsilon(1e-12));
-        CHECK(o.head_lr == doctest::Approx(run.head_lr).epsilon(1e-12));
-        CHECK(o.weight_decay == doctest::Approx(run.weight_decay).epsilon(1e-12));
-        CHECK(o.schedule == ScheduleKind::wsd_linear);
-        CHECK(o.warmup == 40);
-        CHECK(o.cooldown == 0.65);
-        CHECK(o.final_lr_fraction == 0.05);
-        CHECK(o.optimizer == OptimizerKind::normuon);
-        CHECK(o.momentum == 0.97);
-        CHECK(o.nesterov == Nesterov::on);
-        CHECK(o.muon_momentum_warmup == 400);
-        CHECK(o.cautious_decay);
-        CHECK(o.muon_scale == MuonScale::spectral);
-        CHECK(o.muon_ns == MuonSteps::p);
+        CHECK(o.schedule.steps == run.steps);
+        CHECK(o.schedule.lr == doctest::Approx(run.lr).epsilon(1e-12));
+        CHECK(o.optimizer.embedding_lr == doctest::Approx(run.embedding_lr).epsilon(1e-12));
+        CHECK(o.optimizer.head_lr == doctest::Approx(run.head_lr).epsilon(1e-12));
+        CHECK(o.optimizer.weight_decay == doctest::Approx(run.weight_decay).epsilon(1e-12));
+        CHECK(o.schedule.kind == ScheduleKind::wsd_linear);
+        CHECK(o.schedule.warmup == 40);
+        CHECK(o.schedule.cooldown == 0.65);
+        CHECK(o.schedule.final_fraction == 0.05);
+        CHECK(o.optimizer.kind == OptimizerKind::normuon);
+        CHECK(o.optimizer.momentum == 0.97);
+        CHECK(o.optimizer.nesterov == Nesterov::on);
+        CHECK(o.optimizer.muon_momentum_warmup == 400);
+        CHECK(o.optimizer.cautious_decay);
+        CHECK(o.optimizer.muon_scale == MuonScale::spectral);
+        CHECK(o.optimizer.muon_ns == MuonSteps::p);
         CHECK(o.clip == 0);
     }
 }
@@ -110,24 +110,24 @@ TEST_CASE("depth: it stands for the flags that it prints") {
 TEST_CASE("depth: flags that are given win, in a file too, and others follow them") {
     const Options alone = resolved("--depth 12"), larger = resolved("--depth 12 -d 2097152");
     CHECK(larger.total_batch == 2097152);
-    CHECK(larger.lr == doctest::Approx(2 * alone.lr));  // the root of the batch
-    CHECK(larger.head_lr == doctest::Approx(2 * alone.head_lr));
-    CHECK(larger.weight_decay == doctest::Approx(2 * alone.weight_decay));
-    CHECK(larger.max_steps == alone.max_steps / 4);
+    CHECK(larger.schedule.lr == doctest::Approx(2 * alone.schedule.lr));  // the root of the batch
+    CHECK(larger.optimizer.head_lr == doctest::Approx(2 * alone.optimizer.head_lr));
+    CHECK(larger.optimizer.weight_decay == doctest::Approx(2 * alone.optimizer.weight_decay));
+    CHECK(larger.schedule.steps == alone.schedule.steps / 4);
     const Options given = resolved("--depth 12 --lr 3e-4 -t 1024 --optimizer muon -k cosine --adamw-lr 0.002");
-    CHECK(given.lr == 3e-4);  // the default, but asked for
+    CHECK(given.schedule.lr == 3e-4);  // the default, but asked for
     CHECK(given.seq == 1024);
-    CHECK(given.optimizer == OptimizerKind::muon);
-    CHECK(given.schedule == ScheduleKind::cosine);
-    CHECK(given.embedding_lr == 0.002);
-    CHECK(given.head_lr == 0.002);
-    CHECK(given.weight_decay == alone.weight_decay);
+    CHECK(given.optimizer.kind == OptimizerKind::muon);
+    CHECK(given.schedule.kind == ScheduleKind::cosine);
+    CHECK(given.optimizer.embedding_lr == 0.002);
+    CHECK(given.optimizer.head_lr == 0.002);
+    CHECK(given.optimizer.weight_decay == alone.optimizer.weight_decay);
     CHECK(spelled_out(given).find("--optimizer") == std::string::npos);
-    CHECK(resolved("--depth 12 -e nano-d12").lr == alone.lr);
+    CHECK(resolved("--depth 12 -e nano-d12").schedule.lr == alone.schedule.lr);
     const Options wide = resolved("--depth 12 --channels 1536 --heads 12");
-    CHECK(wide.channels == 1536);
-    CHECK(wide.embedding_lr < alone.embedding_lr);
-    CHECK(resolved("-e nano-d12").lr == 3e-4);
+    CHECK(wide.model.channels == 1536);
+    CHECK(wide.optimizer.embedding_lr < alone.optimizer.embedding_lr);
+    CHECK(resolved("-e nano-d12").schedule.lr == 3e-4);
     CHECK(resolved("-e nano-d12").notes.empty());
 }
 

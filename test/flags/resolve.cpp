@@ -44,68 +44,68 @@ ResolveInputs with_data(int vocab, int64_t tokens = 0) {
 
 TEST_CASE("resolve: defaults") {
     const Options o = resolved({});
-    CHECK(o.model == "d12");
-    CHECK(o.model_config == find_model("d12"));
-    CHECK(o.layers == 12);
-    CHECK(o.vocab == 50257);
-    CHECK(o.context == 1024);
+    CHECK(o.model_name == "d12");
+    CHECK(o.model == find_model("d12"));
+    CHECK(o.model.layers == 12);
+    CHECK(o.model.vocab == 50257);
+    CHECK(o.model.context == 1024);
     CHECK(o.seq == 1024);
     CHECK(o.total_batch == 4096);
     CHECK(o.micro_steps == 1);
-    CHECK(o.max_steps == -1);
+    CHECK(o.schedule.steps == -1);
     CHECK(o.precision == Precision::fp8);
-    CHECK(o.loss_scale.text == "dynamic");
-    CHECK(o.loss_scale.value.dynamic);
+    CHECK(o.text("loss-scale") == "dynamic");
+    CHECK(o.loss_scale.dynamic);
     CHECK(!o.skip_spikes);
     CHECK(o.notes.empty());
 }
 
 TEST_CASE("resolve: the model's shape") {
     Options o;
-    o.model = "gpt3-125m";
-    CHECK(resolved(o).context == 2048);
+    o.model_name = "gpt3-125m";
+    CHECK(resolved(o).model.context == 2048);
     CHECK(resolved(o).seq == 1024);
-    CHECK(resolved(o).model_config.name == "gpt3-125m");
-    o.layers = 3;  // a variation keeps the rest, the context as well
-    CHECK(resolved(o).model_config.layers == 3);
-    CHECK(resolved(o).context == 2048);
-    CHECK(resolved(o).model_config.name == "custom");
+    CHECK(resolved(o).model.name == "gpt3-125m");
+    o.model.layers = 3;  // a variation keeps the rest, the context as well
+    CHECK(resolved(o).model.layers == 3);
+    CHECK(resolved(o).model.context == 2048);
+    CHECK(resolved(o).model.name == "custom");
 
     Options own;
-    own.layers = 2, own.heads = 2, own.channels = 64;
-    CHECK(resolved(own).context == 1024);
+    own.model.layers = 2, own.model.heads = 2, own.model.channels = 64;
+    CHECK(resolved(own).model.context == 1024);
     own.seq = 96;
-    CHECK(resolved(own).context == 96);  // it follows -t
-    own.context = 128;
-    CHECK(resolved(own).context == 128);
+    CHECK(resolved(own).model.context == 96);  // it follows -t
+    own.model.context = 128;
+    CHECK(resolved(own).model.context == 128);
     CHECK(resolved(own).seq == 96);
     own.seq = 0;
     CHECK(resolved(own).seq == 128);  // 1024, or the context if that is shorter
 
-    own.heads = 3;
+    own.model.heads = 3;
     CHECK(contains(refusal(own), "cannot be divided by heads=3"));
-    o.model = "no-such-model";
+    o.model_name = "no-such-model";
     CHECK(contains(refusal(o), "unknown model"));
 }
 
 TEST_CASE("resolve: the vocabulary comes from the flag, the file, the data, or is GPT-2's") {
     Options o;
-    CHECK(resolved(o).vocab == 50257);
-    CHECK(resolved(o, with_data(300)).vocab == 300);
-    o.vocab = 512;
-    CHECK(resolved(o, with_data(300)).vocab == 512);
+    CHECK(resolved(o).model.vocab == 50257);
+    CHECK(resolved(o, with_data(300)).model.vocab == 300);
+    o.model.vocab = 512;
+    CHECK(resolved(o, with_data(300)).model.vocab == 512);
     CHECK(contains(refusal(o, with_data(513)), "--vocab 513"));
 
     const TemporaryDirectory directory;
     auto from_file = [&](const std::string& text, int data_vocab) {
         Options with_file;
-        with_file.model = make_file(directory / "model.json", text);
+        with_file.model_name = make_file(directory / "model.json", text);
         return resolved(with_file, with_data(data_vocab));
     };
-    CHECK(from_file(R"({"layers": 1, "heads": 1, "channels": 64, "vocab": 400})", 300).vocab == 400);
-    CHECK(from_file(R"({"layers": 1, "heads": 1, "channels": 64})", 300).vocab == 300);
-    CHECK(from_file(R"({"layers": 1, "heads": 1, "channels": 64})", 0).vocab == 50257);
-    CHECK(from_file(R"({"layers": 1, "heads": 1, "channels": 64})", 0).context == 1024);
+    CHECK(from_file(R"({"layers": 1, "heads": 1, "channels": 64, "vocab": 400})", 300).model.vocab == 400);
+    CHECK(from_file(R"({"layers": 1, "heads": 1, "channels": 64})", 300).model.vocab == 300);
+    CHECK(from_file(R"({"layers": 1, "heads": 1, "channels": 64})", 0).model.vocab == 50257);
+    CHECK(from_file(R"({"layers": 1, "heads": 1, "channels": 64})", 0).model.context == 1024);
     CHECK(from_file(R"({"layers": 1, "heads": 1, "channels": 64, "context": 48})", 0).seq == 48);
 }
 
@@ -116,8 +116,8 @@ TEST_CASE("resolve: sequences fit the context") {
     CHECK_NOTHROW(resolved(o));
     o.seq = 1025;
     CHECK(contains(refusal(o), "use -t 1024 or --context 1025"));
-    o.context = 2048;
-    CHECK(resolved(o).model_config.context == 2048);
+    o.model.context = 2048;
+    CHECK(resolved(o).model.context == 2048);
 }
 
 TEST_CASE("resolve: the total batch is whole micro-steps on all ranks") {
@@ -150,7 +150,7 @@ TEST_CASE("resolve: stages of a batch schedule are whole micro-steps, below the 
     ResolveInputs inputs;
     for (const auto& [tokens, steps] : {std::pair{90113, 21}, {90112, 20}, {2049, 1}}) {
         inputs.train_tokens = tokens;
-        CHECK(resolved(o, inputs).max_steps == steps);
+        CHECK(resolved(o, inputs).schedule.steps == steps);
     }
     inputs.train_tokens = 2048;
     CHECK(contains(refusal(o, inputs), "one step needs 2,048"));
@@ -172,7 +172,7 @@ TEST_CASE("resolve: sequences are cut into equal pieces") {
 
 TEST_CASE("resolve: a micro-batch has as many tokens and sequences as kernels can count") {
     Options o;
-    o.seq = o.context = 16384;
+    o.seq = o.model.context = 16384;
     o.batch = 32768;  // 2^29 tokens
     CHECK(resolved(o).total_batch == 536870912);
     o.batch = 32769;
@@ -199,7 +199,7 @@ TEST_CASE("resolve: a micro-batch has as many tokens and sequences as kernels ca
 TEST_CASE("resolve: profiled steps lie within the run") {
     Options o;
     o.precision = Precision::bf16;
-    o.max_steps = 10;
+    o.schedule.steps = 10;
     for (const char* text : {"8", "1:11", "10:11"}) {
         set(o, "profile-steps", text);
         CHECK_NOTHROW(resolved(o));
@@ -209,7 +209,7 @@ TEST_CASE("resolve: profiled steps lie within the run") {
     set(o, "profile-steps", "4:6");
     o.stop_after = 4;
     CHECK(contains(refusal(o), "asks for the steps 4 to 5, but the run ends after step 4"));
-    o.max_steps = -1;
+    o.schedule.steps = -1;
     CHECK_NOTHROW(resolved(o));  // length not known yet
     o.stop_after = 0;
     CHECK_NOTHROW(resolved(o, with_data(0, 4 * 1024 * 5 + 1)));
@@ -221,19 +221,19 @@ TEST_CASE("resolve: steps of one epoch, and warm-up") {
     o.precision = Precision::bf16;
     o.batch = 1;
     o.seq = 100;
-    CHECK(resolved(o, with_data(0, 1001)).max_steps == 10);
-    CHECK(resolved(o, with_data(0, 1000)).max_steps == 9);  // the last target needs one token more
+    CHECK(resolved(o, with_data(0, 1001)).schedule.steps == 10);
+    CHECK(resolved(o, with_data(0, 1000)).schedule.steps == 9);  // the last target needs one token more
     CHECK(contains(refusal(o, with_data(0, 100)), "the training set has 100 tokens"));
-    o.warmup = 9;
+    o.schedule.warmup = 9;
     CHECK_NOTHROW(resolved(o, with_data(0, 1001)));
-    o.warmup = 10;
+    o.schedule.warmup = 10;
     CHECK(contains(refusal(o, with_data(0, 1001)), "one epoch"));
     CHECK_NOTHROW(resolved(o));  // length not known yet
-    o.max_steps = 10;
+    o.schedule.steps = 10;
     CHECK(contains(refusal(o), "--warmup 10 leaves none of the 10 steps"));
-    o.max_steps = 11;
-    CHECK(resolved(o, with_data(0, 1001)).max_steps == 11);  // given: not an epoch
-    o.max_steps = int64_t{1} << 50;
+    o.schedule.steps = 11;
+    CHECK(resolved(o, with_data(0, 1001)).schedule.steps == 11);  // given: not an epoch
+    o.schedule.steps = int64_t{1} << 50;
     CHECK_NOTHROW(resolved(o));
     o.total_batch = int64_t{100} << 20;  // more tokens in all than 64 bits can count
     CHECK(contains(refusal(o), "-x 1125899906842624 steps of 104,857,600 tokens (-d) are too many"));
@@ -244,12 +244,12 @@ TEST_CASE("resolve: precision and its notes") {
     o.precision = Precision::automatic;
     CHECK(resolved(o).precision == Precision::fp8);
     CHECK(contains(resolved(o).notes.at(0), "auto: fp8"));
-    CHECK(resolved(o).loss_scale.text == "dynamic");
+    CHECK(resolved(o).text("loss-scale") == "dynamic");
     ResolveInputs without_fp8;
     without_fp8.fp8_supported = false;
     without_fp8.device_name = "an old card";
     CHECK(resolved(o, without_fp8).precision == Precision::bf16);
-    CHECK(resolved(o, without_fp8).loss_scale.text == "off");
+    CHECK(resolved(o, without_fp8).text("loss-scale") == "off");
     ResolveInputs old_card = without_fp8;
     old_card.bf16_supported = false;
     CHECK(resolved(o, old_card).precision == Precision::fp32);
@@ -266,7 +266,7 @@ TEST_CASE("resolve: precision and its notes") {
         Error);
     o.batch = 4, o.seq = 0;
     set(o, "loss-scale", "256");
-    CHECK(resolved(o).loss_scale.value.initial == 256);
+    CHECK(resolved(o).loss_scale.initial == 256);
 
     o.precision = Precision::fp32;
     o.tf32 = true;
@@ -300,7 +300,7 @@ TEST_CASE("resolve: a flag that the optimizer ignores is refused, unless it has 
                 {"nesterov", "on", "adamw sgd"}};
     for (const auto& [name, optimizer] : kWords<OptimizerKind>) {
         Options usual;
-        usual.optimizer = optimizer;
+        usual.optimizer.kind = optimizer;
         CHECK_NOTHROW(resolved(resolved(usual)));  // as a run.json has them
         for (const auto& [flag, value, used_by, instead] : rows) {
             CAPTURE(fmt::format("--{} {} --optimizer {}", flag, value, name));
@@ -321,21 +321,21 @@ TEST_CASE("resolve: a flag that the optimizer ignores is refused, unless it has 
 
 TEST_CASE("resolve: clipping and momentum that contradict other flags") {
     Options o;
-    o.clip_kind = ClipKind::value, o.clip = 0;
+    o.optimizer.clip_kind = ClipKind::value, o.clip = 0;
     CHECK(refusal(o) == "--clip-kind value has no effect with --clip 0, which turns clipping off; give --clip X");
     Options low;
-    low.optimizer = OptimizerKind::muon, low.momentum = 0.8, low.muon_momentum_warmup = 5;
+    low.optimizer = {.kind = OptimizerKind::muon, .momentum = 0.8, .muon_momentum_warmup = 5};
     CHECK(refusal(low) == "--momentum 0.8 is below 0.85, where --muon-momentum-warmup begins; leave the warm-up out");
 }
 
 TEST_CASE("resolve: a ZeRO stage in one process is noted, and has no effect") {
     Options o;
-    o.zero = 3;
+    o.sharding.stage = 3;
     CHECK(contains(resolved(o).notes.at(0), "-z 3 has no effect in one process"));
-    CHECK(resolved(o).zero == 0);
+    CHECK(resolved(o).sharding.stage == 0);
     CHECK(resolved(o, with_ranks(2)).notes.empty());
-    CHECK(resolved(o, with_ranks(2)).zero == 3);
-    o.zero = 0;
+    CHECK(resolved(o, with_ranks(2)).sharding.stage == 3);
+    o.sharding.stage = 0;
     CHECK(resolved(o).notes.empty());
 }
 
@@ -347,7 +347,7 @@ TEST_CASE("resolve: FP8 products that the card has to emulate are refused, unles
     Options o;
     o.precision = Precision::fp8;
     CHECK(resolved(o, ada).notes.empty());
-    o.fp8_recipe = Fp8Recipe::block;
+    o.fp8.recipe = Fp8Recipe::block;
     CHECK(contains(refusal(o, ada),
                    "--fp8-recipe block: it is no Hopper. Use another recipe or --precision bf16; "
                    "--fp8-emulation runs the matmuls in BF16"));
@@ -360,7 +360,7 @@ TEST_CASE("resolve: FP8 products that the card has to emulate are refused, unles
           std::vector<std::string>{"--fp8-recipe, --fp8-emulation have no effect with --precision bf16"});
     o.fp8_emulation = false;
     CHECK(resolved(o, ada).notes == std::vector<std::string>{"--fp8-recipe has no effect with --precision bf16"});
-    o.fp8_recipe = Fp8Recipe::delayed;
+    o.fp8.recipe = Fp8Recipe::delayed;
     CHECK(resolved(o, ada).notes.empty());
 
     // A CPU needs no flag, and a note says so.
@@ -382,47 +382,47 @@ TEST_CASE("resolve: --kernels selects kernels that the card and the precision ca
     const auto with_gelu = [&](const std::function<void(Options&)>& change) {  // the matmuls with GELU of such a run
         Options other = o;
         change(other);
-        KernelSet set = resolved(other, hopper).kernel_set;
+        KernelSet set = resolved(other, hopper).kernels;
         for (const std::string& name : with_attention.names()) set.remove(kernel_variant(name).variant);
         return set.names();
     };
     CHECK(with_gelu([](Options&) {}) == both);
-    CHECK(with_gelu([](Options& n) { n.fp8_fast_accum = FastAccumulation::none; }) == std::vector{both[1]});
-    CHECK(with_gelu([](Options& n) { n.fp8_recipe = Fp8Recipe::current; }) == none);
-    CHECK(with_gelu([](Options& n) { n.fp8_grad = Fp8Grad::bf16; }) == none);
+    CHECK(with_gelu([](Options& n) { n.fast_accumulation = FastAccumulation::none; }) == std::vector{both[1]});
+    CHECK(with_gelu([](Options& n) { n.fp8.recipe = Fp8Recipe::current; }) == none);
+    CHECK(with_gelu([](Options& n) { n.fp8.grad = Fp8Grad::bf16; }) == none);
     CHECK(with_gelu([](Options& n) { n.batch = 1, n.seq = 64; }) == none);
     for (const char* model : {"llama3-8b", "qwen3-1.7b"}) {  // head dimension 128, and other activations
         Options wide = o;
         set(wide, "model", model);
-        CHECK(resolved(wide, hopper).kernel_set == with_attention);
+        CHECK(resolved(wide, hopper).kernels == with_attention);
     }
     Options other = o;  // a head dimension that the Hopper kernels do not have
     set(other, "model", "gpt3-760m");
     KernelSet without_attention = KernelSet::common();
     for (const std::string& name : both) without_attention.add(kernel_variant(name).variant);
-    CHECK(resolved(other, hopper).kernel_set == without_attention);
-    CHECK(resolved(o, ada).kernel_set == KernelSet::common());
-    CHECK(resolved(o, turing).kernel_set == KernelSet());
-    o.fp8_recipe = Fp8Recipe::current;
-    CHECK(resolved(o, hopper).kernel_set == with_attention);
-    CHECK(resolved(o).kernel_set == with_attention);
-    o.kernels.value = wanted_kernels("portable");
-    CHECK(resolved(o, hopper).kernel_set == KernelSet());
-    o.kernels.value = wanted_kernels("gelu_fp8");
-    CHECK(resolved(o, hopper).kernel_set.names() == std::vector<std::string>{"gelu_fp8"});
+    CHECK(resolved(other, hopper).kernels == without_attention);
+    CHECK(resolved(o, ada).kernels == KernelSet::common());
+    CHECK(resolved(o, turing).kernels == KernelSet());
+    o.fp8.recipe = Fp8Recipe::current;
+    CHECK(resolved(o, hopper).kernels == with_attention);
+    CHECK(resolved(o).kernels == with_attention);
+    o.wanted_kernels = wanted_kernels("portable");
+    CHECK(resolved(o, hopper).kernels == KernelSet());
+    o.wanted_kernels = wanted_kernels("gelu_fp8");
+    CHECK(resolved(o, hopper).kernels.names() == std::vector<std::string>{"gelu_fp8"});
     CHECK(contains(refusal(o, turing), "--kernels gelu_fp8: it is for compute capability 8.0 and later"));
     for (const Fp8Recipe recipe : {Fp8Recipe::block, Fp8Recipe::mxfp8}) {
-        o.fp8_recipe = recipe;
-        CHECK(resolved(o, hopper).kernel_set == KernelSet());
+        o.fp8.recipe = recipe;
+        CHECK(resolved(o, hopper).kernels == KernelSet());
     }
-    o.fp8_recipe = Fp8Recipe::delayed, o.precision = Precision::bf16, o.kernels = {"auto", {}};
-    CHECK(resolved(o, hopper).kernel_set.names() ==
+    o.fp8.recipe = Fp8Recipe::delayed, o.precision = Precision::bf16, o.wanted_kernels = {};
+    CHECK(resolved(o, hopper).kernels.names() ==
           std::vector<std::string>{"hopper_attention", "hopper_attention_backward_split"});
     o.precision = Precision::fp32;
-    CHECK(resolved(o, hopper).kernel_set == KernelSet());
+    CHECK(resolved(o, hopper).kernels == KernelSet());
     o.precision = Precision::bf16;
     hopper.tensor_maps = false;
-    CHECK(resolved(o, hopper).kernel_set == KernelSet());
+    CHECK(resolved(o, hopper).kernels == KernelSet());
     CHECK(contains(resolved(o, hopper).notes.at(0), "hopper_attention falls back to attention_forward: this driver"));
 }
 
@@ -487,18 +487,18 @@ TEST_CASE("resolve: --epochs is a number of steps") {
     o.seq = 64;
     o.epochs = 3;
     const Options three = resolved(o, with_data(257, 2561));  // 10 steps of 256 tokens, and the last target
-    CHECK(three.max_steps == 30);
+    CHECK(three.schedule.steps == 30);
     CHECK(three.epochs == 0);  // run.json only has the steps
     CHECK(contains(refusal(o), "--epochs counts passes over the training data; add --train"));
     CHECK(contains(refusal(o, with_data(257, 50)), "less than one step"));
-    o.max_steps = 5;
+    o.schedule.steps = 5;
     CHECK(contains(refusal(o, with_data(257, 2561)), "--epochs and -x both say"));
 }
 
 TEST_CASE("resolve: a step larger than the training set is noted") {
     Options o;
     o.seq = 64;
-    o.max_steps = 5;
+    o.schedule.steps = 5;
     const auto is_noted = [&](int64_t tokens) {
         for (const std::string& note : resolved(o, with_data(257, tokens)).notes)
             if (contains(note, "every step goes over all of it")) return true;

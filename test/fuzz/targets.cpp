@@ -215,7 +215,7 @@ std::vector<std::string> run_jsons() {
     Options options;
     options.train = "data/train*.bin";
     options.val = {{"", "data/val*.bin"}, {"other", "data/other*.bin"}};
-    options.model = "llama3.2-1b";
+    options.model_name = "llama3.2-1b";
     const std::string config = config_json(options);
     resolve(options, {});
     return {config, "{\"run_id\": \"20240520\", \"world\": 2, \"config\": " + config_json(options) + "}"};

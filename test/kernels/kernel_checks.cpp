@@ -141,11 +141,9 @@ TEST_CASE("every optimizer's kernels are right, and are checked only where they 
 }
 
 TEST_CASE("optimizers are checked with the run's momentum and decay") {
-    const auto updates = [](OptimizerKind kind, const SgdConfig& sgd, const MuonConfig& muon) {
+    const auto updates = [](const OptimizerConfig& optimizer) {
         KernelUse use = tiny_gpt();
-        use.optimizer.kind = kind;
-        use.optimizer.sgd = sgd;
-        use.optimizer.muon = muon;
+        use.optimizer = optimizer;
         std::string names;
         for (const CheckItem& item : kernel_checks(use)) {
             if (!item.name.starts_with("sgd_") && !item.name.starts_with("muon_")) continue;
@@ -154,9 +152,10 @@ TEST_CASE("optimizers are checked with the run's momentum and decay") {
         }
         return names;
     };
-    CHECK(contains(updates(OptimizerKind::sgd, {0, false}, {}), "sgd_update, momentum 0,"));
-    CHECK(contains(updates(OptimizerKind::sgd, {0.95, true}, {}), "sgd_update, momentum 0.95 Nesterov,"));
-    const std::string muon = updates(OptimizerKind::muon, {}, {.nesterov = false, .cautious_decay = true});
+    CHECK(contains(updates({.kind = OptimizerKind::sgd, .momentum = 0}), "sgd_update, momentum 0,"));
+    CHECK(contains(updates({.kind = OptimizerKind::sgd, .momentum = 0.95, .nesterov = Nesterov::on}),
+                   "sgd_update, momentum 0.95 Nesterov,"));
+    const std::string muon = updates({.kind = OptimizerKind::muon, .cautious_decay = true, .nesterov = Nesterov::off});
     CHECK(contains(muon, "muon_momentum bf16 without Nesterov of fp32"));
     CHECK(contains(muon, "muon_update, cautious,"));
 }
@@ -492,6 +491,6 @@ TEST_CASE("kernel checks: flags decide which kernels a run uses") {
         ResolveInputs inputs;
         inputs.ranks = 3;
         resolve(o, inputs);
-        CHECK(seen.insert(names_of(KernelUse(trainer_config(o), o.precision, 3))).second);
+        CHECK(seen.insert(names_of(KernelUse(o, o.precision, 3))).second);
     }
 }

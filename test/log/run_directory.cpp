@@ -12,6 +12,7 @@
 
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
+#include "llmc/flags/flags.h"
 #include "llmc/log/metrics.h"
 #include "llmc/log/provenance.h"
 #include "llmc/run/start.h"
@@ -74,7 +75,7 @@ TEST_CASE("run directory: run.json") {
     options.seed = 18446744073709551615u;
     options.command_line = "train_gpt -i 'data/*.bin'";
     options.precision = Precision::fp8;
-    options.kernels = {"gelu_fp8", wanted_kernels("gelu_fp8")};
+    find_flag("kernels")->set(options, "gelu_fp8");
     resolve(options, {});
     BegunDirectory run(base / "a", false);
     write_run_json(run, options, {4, "NVIDIA H200", "0123456789abcdef", "feedbeef", -1});

@@ -47,7 +47,7 @@ struct Trained {
             Recompute recompute = Recompute::gelu) {
         const size_t count = batch.tokens.size();
         TrainerConfig config = trainer_config(config_of(name), B, static_cast<int>(count) / B, recompute);
-        config.end_token = end_token;
+        config.doc_mask = end_token.has_value(), config.end_token = end_token.value_or(-1);
         TestModel<Real> test(config);
         for (const TensorRow& row : all_tensors(test.config)) {
             std::vector<float> values;
@@ -136,7 +136,7 @@ TEST_CASE_TEMPLATE("documents: in evaluation, no bit depends on another document
     constexpr int T = 32, cut = 20;
     TrainerConfig config = trainer_config(config_of("llama"), 1, T, Recompute::block);
     for (const bool masked : {true, false}) {
-        config.end_token = masked ? std::optional(kEnd) : std::nullopt;
+        config.doc_mask = masked, config.end_token = kEnd;
         TestModel<Real> test(config);
         test.trainer.initialize(5);
         Batch row = packed_row(T, cut);
@@ -157,7 +157,7 @@ TEST_CASE("documents: in FP8 attention that casts gives the bits of attention th
     const Batch row = packed_row(64, 21);
     const auto second_step = [&](bool casts, std::optional<int> end_token) {
         TrainerConfig config = trainer_config(model, 1, 64, Recompute::gelu, &fp8);
-        config.end_token = end_token;
+        config.doc_mask = end_token.has_value(), config.end_token = end_token.value_or(-1);
         for (const KernelVariant variant : {KernelVariant::attention_fp8, KernelVariant::attention_backward_fp8})
             if (!casts) config.kernels.remove(variant);
         TestModel<bf16> test(config);
@@ -177,7 +177,7 @@ TEST_CASE("documents: in FP8 attention that casts gives the bits of attention th
 TEST_CASE("documents: a sample depends only on tokens from the last end token on") {
     TrainerConfig config = trainer_config(config_of("nano"), 1, 32, Recompute::none);
     for (const bool masked : {true, false}) {
-        config.end_token = masked ? std::optional(kEnd) : std::nullopt;
+        config.doc_mask = masked, config.end_token = kEnd;
         TestModel<float> test(config);
         for (const auto& [name, values] : modern_weights(test.config)) test.trainer.set_weight(name, values);
         test.trainer.weights_are_set();
@@ -196,7 +196,7 @@ TEST_CASE("documents: a sample depends only on tokens from the last end token on
 TEST_CASE("documents: they take one int of memory per token") {
     TrainerConfig config = trainer_config(config_of("llama"), 3, 32, Recompute::gelu);
     const Trainer<float> without(config, Comm::self());
-    config.end_token = kEnd;
+    config.doc_mask = true, config.end_token = kEnd;
     const Trainer<float> with(config, Comm::self());
     CHECK(with.memory().workspace - without.memory().workspace >= 3 * 32 * sizeof(int));
     CHECK(with.memory().workspace - without.memory().workspace < 3 * 32 * sizeof(int) + device_alignment());

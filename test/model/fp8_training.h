@@ -33,7 +33,6 @@ inline TrainerConfig training_config(const Gpt2Fixture& fixture, const Fp8Config
     TrainerConfig training = trainer_config(fixture_config(fixture), fixture.integer("batch"), fixture.integer("seq"),
                                             recompute, &config, layers);
     training.schedule = {ScheduleKind::constant, lr_factor * fixture.number("lr"), 0, 100, 0};
-    training.adamw = {0.9, 0.95, 1e-8, 0.1};
     training.clip = 1.0;
     training.loss_scale = loss_scale_config(loss_scale);
     training.kernels = kernels;

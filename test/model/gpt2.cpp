@@ -40,8 +40,11 @@ void check_gradients(double max_error, double min_cosine) {
     CHECK(i == 4 + 2 * 12);
 }
 
-AdamWConfig fixture_adamw(const Gpt2Fixture& fixture) {
-    return {fixture.number("beta1"), fixture.number("beta2"), fixture.number("eps"), fixture.number("weight_decay")};
+OptimizerConfig fixture_adamw(const Gpt2Fixture& fixture) {
+    return {.weight_decay = fixture.number("weight_decay"),
+            .beta1 = fixture.number("beta1"),
+            .eps = fixture.number("eps"),
+            .beta2 = fixture.number("beta2")};
 }
 
 // Losses and gradient norms of the fixture's ten training steps.
@@ -50,7 +53,7 @@ void train_ten_steps(const Gpt2Fixture& fixture, std::vector<double>& losses, st
     TrainerConfig config =
         trainer_config(fixture_config(fixture), fixture.integer("batch"), fixture.integer("seq"), Recompute::gelu);
     config.schedule = {ScheduleKind::constant, fixture.number("lr"), 0, 100, 0};
-    config.adamw = fixture_adamw(fixture);
+    config.optimizer = fixture_adamw(fixture);
     config.clip = fixture.number("clip");
     TestModel<Real> test(config);
     test.load(fixture);

@@ -124,7 +124,7 @@ inline TrainerConfig trainer_config(const ModelConfig& model, int B, int T, Reco
     config.batch = B;
     config.seq = T;
     config.recompute = recompute;
-    if (fp8) config.fp8 = *fp8;
+    if (fp8) config.precision = Precision::fp8, config.fp8 = *fp8;
     config.fp8_layers = fp8_layers_from_text(fp8_layers);
     return config;
 }
@@ -213,7 +213,7 @@ std::vector<double> training_losses(const TrainerConfig& config, int steps) {
         losses.push_back(test.step(small_batch(step, config.batch * config.seq)).loss);
     const int64_t layers = config.model.layers * std::ssize(linear_names(config.model));
     CHECK(test.trainer.submitted().products.fp8 == test.trainer.expected_fp8_products());
-    CHECK(test.trainer.submitted().products.fp8 == (config.fp8 ? 3 * layers : 0));
+    CHECK(test.trainer.submitted().products.fp8 == (config.is_fp8() ? 3 * layers : 0));
     return losses;
 }
 

@@ -38,7 +38,6 @@ struct BlockTraining {
         const Fp8Config fp8 = recipe(kind);
         TrainerConfig config = trainer_config(fixture_config(fixture), fixture.B, fixture.T, level, &fp8);
         config.schedule = {ScheduleKind::constant, 1e-3, 0, 100, 0};
-        config.adamw = {0.9, 0.95, 1e-8, 0.1};
         config.clip = 1.0;
         config.loss_scale = loss_scale_config(loss_scale);
         return config;

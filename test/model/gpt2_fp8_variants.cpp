@@ -198,7 +198,7 @@ TEST_CASE("gpt2 fp8 variants: Hopper's products with GELU change the order of su
 
 TEST_CASE("gpt2 fp8 variants: with scales per block, no variant has an effect") {
     TrainerConfig config = trainer_config(fixture_config(Gpt2Fixture()), 4, 32, Recompute::gelu);
-    config.fp8 = recipe(Fp8Recipe::mxfp8);
+    config.precision = Precision::fp8, config.fp8 = recipe(Fp8Recipe::mxfp8);
     TestModel<bf16> fused(config);
     config.kernels = kPortable;
     TestModel<bf16> plain(config);
@@ -218,7 +218,7 @@ TEST_CASE("gpt2 fp8 variants: values that are only cast take the memory of one l
     const Gpt2Fixture fixture;
     const auto bytes = [&](const KernelSet& kernels) {
         TrainerConfig config = trainer_config(fixture_config(fixture), 4, 32, Recompute::gelu);
-        config.fp8 = Fp8Config();
+        config.precision = Precision::fp8;
         config.kernels = kernels;
         return Trainer<bf16>(config, Comm::self()).memory().activations;
     };

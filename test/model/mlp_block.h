@@ -107,7 +107,7 @@ inline TrainerConfig mlp_config(const Fp8Config* fp8) {
     config.model.architecture = &kMlp;
     config.batch = 2, config.seq = 32;
     config.recompute = Recompute::none;
-    if (fp8) config.fp8 = *fp8;
+    if (fp8) config.precision = Precision::fp8, config.fp8 = *fp8;
     config.schedule = {ScheduleKind::constant, 3e-3, 0, 100, 0};
     config.clip = 1.0;
     return config;

@@ -82,7 +82,7 @@ TEST_CASE("modern blocks: 20 steps of AdamW against Hugging Face's classes") {
         const int T = static_cast<int>(modern_batch(name).tokens.size());
         TrainerConfig config = trainer_config(modern_config(name), 1, T, Recompute::gelu);
         config.schedule = {ScheduleKind::constant, expected.at("rate"), 0, 100, 0};
-        config.adamw.weight_decay = expected.at("decay");
+        config.optimizer.weight_decay = expected.at("decay");
         config.clip = expected.at("clip");
         const auto test = loaded<float>(config);
         for (int step = 0; step < std::ssize(expected.at("losses")); step++) {

@@ -38,8 +38,7 @@ Updated update(ClipKind kind, double clip, float scale) {
     Weights<float> weights(layout);
     Gradients gradients(layout);
     OptimizerSetup setup{.schedule = {ScheduleKind::constant, 1, 0, 10, 0}, .clip = clip};
-    setup.optimizer.kind = OptimizerKind::sgd;
-    setup.optimizer.sgd = {0, false, 0};
+    setup.optimizer = {.kind = OptimizerKind::sgd, .weight_decay = 0, .momentum = 0};
     setup.optimizer.clip_kind = kind;
     setup.loss_scale.initial = scale;
     Optimizer<float> optimizer(setup, weights, gradients);

@@ -152,7 +152,7 @@ std::vector<Real> orthogonalized(const std::vector<Real>& values, int rows, int 
     return result;
 }
 
-constexpr char kSets[] = {'k', 'p'};
+constexpr MuonSteps kSets[] = {MuonSteps::k, MuonSteps::p};
 const std::pair<int, int> kShapes[] = {{48, 48}, {96, 40}, {24, 72}, {1, 64}, {64, 1}};
 
 }  // namespace
@@ -169,9 +169,9 @@ double rounding_bound(const Matrix& u, const NewtonSchulzSteps& steps) {
 }
 
 TEST_CASE("Newton-Schulz in FP32 is the polynomial in FP64, of every shape and set") {
-    for (const char set : kSets)
+    for (const MuonSteps set : kSets)
         for (const auto& [rows, columns] : kShapes) {
-            CAPTURE(set);
+            CAPTURE(word_of(set));
             CAPTURE(rows);
             const NewtonSchulzSteps steps = newton_schulz_steps(set);
             const auto u = random_normal<float>(static_cast<size_t>(rows) * columns, 3.0f, 11);
@@ -188,16 +188,16 @@ TEST_CASE("Newton-Schulz in FP32 is the polynomial in FP64, of every shape and s
 
 TEST_CASE("Newton-Schulz in BF16 is near the polynomial, and singular values land in each set's band") {
     const struct {
-        char set;
+        MuonSteps set;
         double low, high;
-    } bands[] = {{'k', 0.68, 1.13}, {'p', 0.86, 1.14}};
+    } bands[] = {{MuonSteps::k, 0.68, 1.13}, {MuonSteps::p, 0.86, 1.14}};
     std::vector<double> values;
     for (int i = 0; i < 32; i++) values.push_back(std::pow(10.0, -1.2 * i / 31));
     const Known known(64, 32, values, 5);
     REQUIRE(values.back() > 1e-2 * known.matrix.norm());
     const std::vector<bf16> u = rounded<bf16>(known.matrix.values);
     for (const auto& [set, low, high] : bands) {
-        CAPTURE(set);
+        CAPTURE(word_of(set));
         const auto o = orthogonalized(u, 64, 32, newton_schulz_steps(set));
         CHECK(relative_norm_error(o, newton_schulz(Matrix(64, 32, u), newton_schulz_steps(set)).values) < 0.03);
         const Matrix result(64, 32, o);
@@ -208,7 +208,7 @@ TEST_CASE("Newton-Schulz in BF16 is near the polynomial, and singular values lan
         }
     }
     // Results of `k` are outside the band of `p`, so the bands tell them apart.
-    const Matrix k(64, 32, orthogonalized(u, 64, 32, newton_schulz_steps('k')));
+    const Matrix k(64, 32, orthogonalized(u, 64, 32, newton_schulz_steps(MuonSteps::k)));
     const Matrix inner = product(transposed(known.u), product(k, known.v));
     double least = 1;
     for (int i = 0; i < 32; i++) least = std::min(least, inner.at(i, i));
@@ -219,8 +219,8 @@ TEST_CASE_TEMPLATE("Newton-Schulz: zeros stay zeros, powers of two change no bit
                    bf16) {
     const int rows = 40, columns = 24;
     const size_t n = static_cast<size_t>(rows) * columns;
-    for (const char set : kSets) {
-        CAPTURE(set);
+    for (const MuonSteps set : kSets) {
+        CAPTURE(word_of(set));
         const NewtonSchulzSteps steps = newton_schulz_steps(set);
         for (const Real x : orthogonalized(std::vector<Real>(n, to<Real>(0.0f)), rows, columns, steps))
             REQUIRE(to_float(x) == 0.0f);
@@ -274,13 +274,12 @@ std::vector<Unit> units_of(bool fused) {
 }
 
 struct StepOptions {
-    OptimizerKind kind = OptimizerKind::muon;
-    MuonConfig muon = {};
+    OptimizerConfig optimizer = {.kind = OptimizerKind::muon, .adamw_weight_decay = 0.2};
     bool fused = true;
     int steps = 4;
 };
 const ScheduleConfig kSchedule{ScheduleKind::linear, 2e-2, 2, 10, 0.1};
-constexpr AdamWConfig kAdamW{0.9, 0.95, 1e-8, 0.2};
+const AdamWConfig kAdamW = StepOptions().optimizer.adamw();
 
 std::vector<float> gradient_of(int step, size_t unit, size_t count) {
     return random_normal<float>(count, 0.3f, static_cast<uint32_t>(100 * step + 7 * static_cast<int>(unit) + 1));
@@ -295,9 +294,7 @@ std::vector<std::vector<float>> weights_after(const StepOptions& o) {
     Weights<Real> weights(layout);
     Gradients gradients(layout);
     Matmul matmul(false);
-    OptimizerSetup setup{.schedule = kSchedule, .adamw = kAdamW};
-    setup.optimizer.kind = o.kind;
-    setup.optimizer.muon = o.muon;
+    const OptimizerSetup setup{.schedule = kSchedule, .optimizer = o.optimizer};
     Optimizer<Real> optimizer(setup, weights, gradients, &matmul);
     weights.allocate(stream);
     gradients.allocate(stream);
@@ -334,17 +331,17 @@ void simulate_matrix(const MuonMatrix& m, const StepOptions& o, std::vector<doub
     std::vector<double> second(static_cast<size_t>(m.larger()), 0.0);
     for (int step = 0; step < o.steps; step++) {
         const auto grads = gradient_of(step, m.unit, unit.size());
-        const MuonMomentum& warmup = o.muon.momentum;
+        const MuonMomentum warmup = o.optimizer.muon_momentum();
         const double part = warmup.warmup > 0 ? std::min(1.0, static_cast<double>(step) / warmup.warmup) : 1;
         const double rate = learning_rate(kSchedule, step), mu = (1 - part) * 0.85 + part * warmup.momentum;
         Matrix u(m.rows, m.columns);
         for (size_t i = 0; i < m.count(); i++) {
             const double g = grads[m.begin + i];
             momentum.values[i] = mu * momentum.values[i] + (1 - mu) * g;
-            u.values[i] = o.muon.nesterov ? (1 - mu) * g + mu * momentum.values[i] : momentum.values[i];
+            u.values[i] = o.optimizer.uses_nesterov() ? (1 - mu) * g + mu * momentum.values[i] : momentum.values[i];
         }
-        Matrix direction = newton_schulz(u, newton_schulz_steps(o.muon.newton_schulz));
-        if (o.kind == OptimizerKind::normuon) {
+        Matrix direction = newton_schulz(u, newton_schulz_steps(o.optimizer.muon_ns));
+        if (o.optimizer.kind == OptimizerKind::normuon) {
             const double norm = direction.norm();
             const int lines = by_rows ? m.rows : m.columns, length = by_rows ? m.columns : m.rows;
             for (int line = 0; line < lines; line++) {
@@ -352,7 +349,7 @@ void simulate_matrix(const MuonMatrix& m, const StepOptions& o, std::vector<doub
                 for (int i = 0; i < length; i++)
                     squares += std::pow(by_rows ? direction.at(line, i) : direction.at(i, line), 2) / length;
                 double& average = second[line];
-                average = o.muon.normuon_beta2 * average + (1 - o.muon.normuon_beta2) * squares;
+                average = o.optimizer.normuon_beta2 * average + (1 - o.optimizer.normuon_beta2) * squares;
                 for (int i = 0; i < length; i++)
                     (by_rows ? direction.at(line, i) : direction.at(i, line)) /= std::sqrt(average);
             }
@@ -362,9 +359,10 @@ void simulate_matrix(const MuonMatrix& m, const StepOptions& o, std::vector<doub
         for (size_t i = 0; i < m.count(); i++) {
             double& p = unit[m.begin + i];
             const double agreement = direction.values[i] * p;
-            if (o.muon.cautious_decay) REQUIRE(std::fabs(agreement) > 1e-7);  // no sign depends on a rounding
-            const double decay = o.muon.cautious_decay && agreement < 0 ? 0 : o.muon.weight_decay;
-            p = p * (1 - rate * decay) - rate * muon_scale(o.muon.scale, m.rows, m.columns) * direction.values[i];
+            if (o.optimizer.cautious_decay) REQUIRE(std::fabs(agreement) > 1e-7);  // no sign depends on a rounding
+            const double decay = o.optimizer.cautious_decay && agreement < 0 ? 0 : o.optimizer.weight_decay;
+            p = p * (1 - rate * decay) -
+                rate * muon_scale(o.optimizer.muon_scale, m.rows, m.columns) * direction.values[i];
         }
     }
 }
@@ -396,7 +394,7 @@ std::vector<std::vector<double>> simulated(const StepOptions& o) {
         for (const ParameterTensor& t : table.unit(u).tensors) {
             const bool block = u == 1 || u == 2;
             if (block && t.decay) continue;
-            const double factor = !t.decay ? o.muon.vector_rate : u == 0 ? o.muon.embedding_rate : o.muon.head_rate;
+            const double factor = o.optimizer.rates(kSchedule.lr).of[!t.decay ? 2 : u == 0 ? 0 : 1];
             simulate_adamw(u, t.offset, t.offset + t.count(), factor, t.decay ? kAdamW.weight_decay : 0, o.steps,
                            units[u]);
         }
@@ -429,18 +427,18 @@ TEST_CASE("Muon's whole step is the published algorithm, with every setting") {
         change(o);
         all.push_back(o);
     };
-    add([](StepOptions& o) { o.muon.momentum = {0.5}; });
-    add([](StepOptions& o) { o.muon.momentum = {0.95, 3}; });
-    add([](StepOptions& o) { o.muon.cautious_decay = true; });
-    add([](StepOptions& o) { o.muon.nesterov = false; });
-    add([](StepOptions& o) { o.muon.scale = MuonScale::spectral; });
-    add([](StepOptions& o) { o.muon.weight_decay = 10; });
-    add([](StepOptions& o) { o.muon.newton_schulz = 'p'; });
-    add([](StepOptions& o) { o.muon.embedding_rate = 3; });
-    add([](StepOptions& o) { o.muon.head_rate = 0.25; });
-    add([](StepOptions& o) { o.muon.vector_rate = 2; });
-    add([](StepOptions& o) { o.kind = OptimizerKind::normuon; });
-    add([](StepOptions& o) { o.kind = OptimizerKind::normuon, o.muon.normuon_beta2 = 0.5; });
+    add([](StepOptions& o) { o.optimizer.momentum = 0.5; });
+    add([](StepOptions& o) { o.optimizer.muon_momentum_warmup = 3; });
+    add([](StepOptions& o) { o.optimizer.cautious_decay = true; });
+    add([](StepOptions& o) { o.optimizer.nesterov = Nesterov::off; });
+    add([](StepOptions& o) { o.optimizer.muon_scale = MuonScale::spectral; });
+    add([](StepOptions& o) { o.optimizer.weight_decay = 10; });
+    add([](StepOptions& o) { o.optimizer.muon_ns = MuonSteps::p; });
+    add([](StepOptions& o) { o.optimizer.embedding_lr = 3 * kSchedule.lr; });
+    add([](StepOptions& o) { o.optimizer.head_lr = 0.25 * kSchedule.lr; });
+    add([](StepOptions& o) { o.optimizer.vector_lr = 2 * kSchedule.lr; });
+    add([](StepOptions& o) { o.optimizer.kind = OptimizerKind::normuon; });
+    add([](StepOptions& o) { o.optimizer.kind = OptimizerKind::normuon, o.optimizer.normuon_beta2 = 0.5; });
     for (size_t i = 0; i < all.size(); i++) {
         CAPTURE(i);
         CHECK(step_error(all[i], all[i]) < 1e-6);
@@ -452,7 +450,7 @@ TEST_CASE("Muon's whole step is the published algorithm, with every setting") {
 TEST_CASE_TEMPLATE("Q, K and V, gate and up are updated as if they were separate tensors", Real, float, bf16) {
     for (const OptimizerKind kind : {OptimizerKind::muon, OptimizerKind::normuon}) {
         StepOptions fused, apart;
-        fused.kind = apart.kind = kind;
+        fused.optimizer.kind = apart.optimizer.kind = kind;
         apart.fused = false;
         const auto a = weights_after<Real>(fused), b = weights_after<Real>(apart);
         for (size_t u = 0; u < 4; u++)

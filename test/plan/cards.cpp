@@ -147,7 +147,7 @@ PlannedRun run_with(const Rates& rates) {
     PlannedRun run;
     run.config.model = find_model("gpt2");
     run.config.batch = 8, run.config.seq = 1024;
-    run.precision = Precision::fp8;
+    run.config.precision = Precision::fp8;
     run.gpu = *find_gpu_by_short_name("h200");
     run.measured = {rates, "2026-01-02"};
     return run;

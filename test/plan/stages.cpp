@@ -46,7 +46,7 @@ PlannedRun gpt2_run(const char* gpu = "h200", Precision precision = Precision::b
     run.config.model = find_model("gpt2");
     run.config.batch = 8, run.config.seq = 1024, run.config.sharding.stage = 1;
     run.ranks = 8;
-    run.precision = precision;
+    run.config.precision = precision;
     run.gpu = *find_gpu_by_short_name(gpu);
     return run;
 }
@@ -264,7 +264,7 @@ TEST_CASE("scaling: a plan for which -r auto chose another level takes that leve
         p.recompute = gpus == 2 ? Recompute::block : Recompute::none;
         return p;
     });
-    CHECK(points[2].step.compute == near(step_time(run, run.precision, 8).total()));
+    CHECK(points[2].step.compute == near(step_time(run, run.config.precision, 8).total()));
     CHECK(points[1].step.compute > 1.2 * points[2].step.compute);
     const std::string text = describe_scaling(run, points);
     CAPTURE(text);

@@ -149,7 +149,7 @@ TEST_CASE("time model: steps within 10 % of those of this program, and their par
 TEST_CASE("time model: a run with a scale per block has the times of such products") {
     PlannedRun run = run_of({"", "d12", 1, 64, 1024, Precision::fp8, 0}, {});
     const double per_tensor = step_time(run, Precision::fp8, 1).products;
-    run.config.fp8.emplace().recipe = Fp8Recipe::block;
+    run.config.precision = Precision::fp8, run.config.fp8.recipe = Fp8Recipe::block;
     const TimeModel model = model_of("h100");
     const double N = 65536;
     double longer = 0;

@@ -3,27 +3,31 @@
 
 #include <doctest/doctest.h>
 
+#include <nlohmann/json.hpp>
+
 #include "llmc/base/error.h"
+#include "llmc/flags/flags.h"
 
 using namespace llmc;
 
 TEST_CASE("bench: options of any command become those of a bench, which writes nothing") {
     Options o;
-    o.out = o.resume.text = o.hellaswag = o.checkpoint_local = "x";
+    o.out = o.hellaswag = o.checkpoint_local = "x";
     o.val = o.task = {{"y", "y"}};
     o.sample_every = o.checkpoint_every = o.early_stop = o.rewind = o.skip_data = 1;
-    o.plateau = {"0.5,3", {0.5, 3}};
+    find_flag("plateau")->set(o, "0.5,3");
+    find_flag("resume")->set(o, "latest");
     o.new_data = true;
-    o.warmup = 700;
+    o.schedule.warmup = 700;
     only_bench(o);
     CHECK(o.stop_after == kBenchSteps);
-    CHECK(o.max_steps == 725);
+    CHECK(o.schedule.steps == 725);
     Options expected;
     expected.stop_after = kBenchSteps;
-    expected.max_steps = 725;
-    expected.warmup = 700;
+    expected.schedule.steps = 725;
+    expected.schedule.warmup = 700;
     expected.checkpoint_minutes = 0;
-    CHECK(o == expected);
+    for (const Flag& flag : all_flags()) CHECK(flag.get(o) == flag.get(expected));
 
     Options given;
     given.train = "z";
@@ -31,7 +35,7 @@ TEST_CASE("bench: options of any command become those of a bench, which writes n
     only_bench(given);
     CHECK(given.train == "z");
     CHECK(given.stop_after == 8);
-    CHECK(given.max_steps == -1);  // one epoch
+    CHECK(given.schedule.steps == -1);  // one epoch
     given.stop_after = kBenchWarmup;
     CHECK_THROWS_AS(only_bench(given), Error);
 }

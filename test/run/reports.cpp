@@ -18,7 +18,7 @@ namespace {
 Options options() {
     Options o;
     o.seq = 64;
-    o.max_steps = 300;
+    o.schedule.steps = 300;
     o.out = "runs/a b";
     o.program = "./train_gpt";
     resolve(o, {});
@@ -84,7 +84,7 @@ TEST_CASE("summary: the start says how large and how long the run is") {
     CHECK(!contains(text, "nothing will be saved"));
     CHECK(!contains(text, "predicted"));
     Options single = options();
-    single.max_steps = 1;
+    single.schedule.steps = 1;
     CHECK(contains(start(single, cpu, {}), "1 step of 256 tokens in 1 micro-step: 256 tokens"));
     o.out.clear();
     CHECK(contains(start(o, cpu, {}), "nothing will be saved: no --out"));

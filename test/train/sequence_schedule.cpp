@@ -46,7 +46,7 @@ TrainerConfig small(const char* architecture, int layers, int context, const Fp8
     model.layers = layers, model.heads = 2, model.channels = 64, model.vocab = kVocab, model.context = context;
     TrainerConfig config = trainer_config(model, 1, context, Recompute::gelu, fp8);
     config.schedule = {ScheduleKind::constant, 1e-3, 0, 100, 0};
-    config.end_token = 0;
+    config.doc_mask = true, config.end_token = 0;
     return config;
 }
 

@@ -134,7 +134,7 @@ TEST_CASE("state: every optimizer continues with the same bits, and keeps the mo
                                 StateFormat masters = StateFormat::fp32) {
         TrainerConfig config = config_of(nullptr);
         config.optimizer.kind = kind;
-        config.optimizer.sgd.momentum = momentum;
+        config.optimizer.momentum = momentum;
         config.optimizer.adam_moments = format;
         config.optimizer.masters = masters;
         return config;

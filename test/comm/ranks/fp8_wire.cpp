@@ -108,7 +108,7 @@ TEST_CASE("gradients in FP8: after one SGD step, weights are within the cast's e
     double norms = 0;  // sum over the ranks' gradients
     for (const Wire wire : {Wire::fp32, Wire::bf16, Wire::fp8}) {
         TrainerConfig config = config_of(2, wire);
-        config.optimizer.kind = OptimizerKind::sgd, config.optimizer.sgd = {0, false, 0};
+        config.optimizer = {.kind = OptimizerKind::sgd, .weight_decay = 0, .momentum = 0};
         config.schedule.lr = rate, config.clip = 0, config.loss_scale = loss_scale_config("off");
         Run<float> run(config);
         double squares = 0;

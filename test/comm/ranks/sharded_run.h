@@ -40,10 +40,12 @@ inline TrainerConfig trainer_config(const RunConfig& c) {
     config.batch = kB, config.seq = kT;
     config.micro_steps = c.micro_steps;
     config.recompute = c.recompute;
-    if (c.recipe)
-        config.fp8 = Fp8Config{.recipe = value_of_word<Fp8Recipe>(c.recipe).value(),
-                               .margin = c.fallback.steps > 0 ? 5 : 0,
-                               .fallback = c.fallback};
+    if (c.recipe) {
+        config.precision = Precision::fp8;
+        config.fp8 = {.recipe = value_of_word<Fp8Recipe>(c.recipe).value(),
+                      .margin = c.fallback.steps > 0 ? 5 : 0,
+                      .fallback = c.fallback};
+    }
     config.fp8_layers = fp8_layers_from_text(c.layers);
     config.kernels = c.kernels;
     config.sharding.stage = c.stage;
@@ -51,7 +53,6 @@ inline TrainerConfig trainer_config(const RunConfig& c) {
     config.sharding.within = c.within;
     config.sharding.gradients = c.gradients;
     config.schedule = {ScheduleKind::constant, 2e-3, 0, 100, 0};
-    config.adamw = {0.9, 0.95, 1e-8, 0.1};
     config.clip = c.clip;
     config.optimizer.clip_kind = c.clip_kind;
     config.optimizer.masters = c.masters, config.optimizer.adam_moments = c.moments;

@@ -78,21 +78,21 @@ std::vector<CheckItem> kernel_checks(const KernelUse& use) {
 
 KernelUse::KernelUse(const TrainerConfig& config, Precision precision, int ranks) {
     bf16 = precision != Precision::fp32;
-    fp8 = config.fp8.has_value();
+    fp8 = config.is_fp8();
     scaling = config.fp8_scaling();
-    e4m3_gradients = fp8 && config.fp8->grad == Fp8Grad::e4m3;
-    current_scaling = fp8 && config.fp8->recipe == Fp8Recipe::current;
+    e4m3_gradients = fp8 && config.fp8.grad == Fp8Grad::e4m3;
+    current_scaling = fp8 && config.fp8.recipe == Fp8Recipe::current;
     kernels = config.kernels;
     several_ranks = ranks > 1;
     fp8_wire = several_ranks && config.sharding.wire == Wire::fp8;
     optimizer = config.optimizer;
-    adamw = config.adamw;
+    adamw = config.optimizer.adamw();
     gradients = config.sharding.gradients;
     signals = config.signals_every > 0;
     qk_clip = config.qk_clip > 0;
     max_logits = (signals || qk_clip) && config.model.table().attention;
-    documents = config.end_token.has_value();
-    z_loss = config.z_loss;
+    documents = config.doc_mask;
+    z_loss = static_cast<float>(config.z_loss);
     set_model(config.model);
     for (const V variant : {V::hopper_attention, V::hopper_attention_backward_split})
         if (!hopper::can_run(attention_heads())) kernels.remove(variant);

@@ -12,7 +12,7 @@
 #include "llmc/linear/matmul.h"
 #include "llmc/model/config.h"
 #include "llmc/optim/config.h"
-#include "llmc/train/words.h"
+#include "llmc/train/config.h"
 
 namespace llmc {
 

@@ -170,7 +170,7 @@ void add_tests(Items& items) {
 void add_muon(Items& items, const KernelUse& use) {
     if (!is_muon(use.optimizer.kind)) return;
     with_type<bf16, float>(use.bf16, [&]<class Real>(Real) {
-        add_momentum<Real>(items, {15048, use.optimizer.muon.nesterov, false, use.gradients});
+        add_momentum<Real>(items, {15048, use.optimizer.uses_nesterov(), false, use.gradients});
         add_matrix<Real>(items, {});
     });
 }

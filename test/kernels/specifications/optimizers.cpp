@@ -1,6 +1,6 @@
 // Element-wise updates of weights, with the working copy and the amax that they leave.
 #include "llmc/kernels/update.h"
-#include "llmc/train/words.h"
+#include "llmc/train/config.h"
 #include "test/kernels/specifications/specifications.h"
 
 namespace llmc::check {
@@ -260,7 +260,8 @@ void add_optimizer(Items& items, const KernelUse& use) {
         u.rule = Rule::lion;
     } else if (use.optimizer.kind == OptimizerKind::sgd) {
         u.rule = Rule::sgd;
-        u.sgd = {use.optimizer.sgd.momentum, use.optimizer.sgd.nesterov, u.sgd.weight_decay};
+        u.sgd = use.optimizer.sgd();
+        u.sgd.weight_decay = Update().sgd.weight_decay;
     } else {
         u.moments = use.optimizer.adam_moments;
         u.cautious = use.adamw.cautious_decay;
@@ -278,7 +279,7 @@ void add_optimizer(Items& items, const KernelUse& use) {
             add_update<Real>(items, {.rule = Rule::muon,
                                      .measured = casts,
                                      .masters = use.optimizer.masters,
-                                     .muon = {2.5, 0.1, use.optimizer.muon.cautious_decay}});
+                                     .muon = {2.5, 0.1, use.optimizer.cautious_decay}});
     });
 }
 

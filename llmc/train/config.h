@@ -1,33 +1,29 @@
-// The choices that configure a Trainer, by the words that flags, reports and run.json have for them. A choice gets its
-// word here; the flag's row in flags.cpp explains it.
+// The configuration of a Trainer, and the words that flags, reports and run.json have for its choices. A choice gets
+// its word here; the flag's row in flags.cpp explains it.
 #pragma once
+#include <cstdint>
+
 #include "llmc/base/text.h"
-#include "llmc/comm/comm.h"
-#include "llmc/fp8/recipe.h"
 #include "llmc/linear/matmul.h"
-#include "llmc/model/block.h"
+#include "llmc/model/setup.h"
 #include "llmc/optim/config.h"
-#include "llmc/optim/schedule.cuh"
+#include "llmc/shard/layout.h"
 
 namespace llmc {
 
-// The number formats of a run: FP8 in some linear layers and BF16 elsewhere, BF16, or FP32.
-enum class Precision {
-    fp8,
-    bf16,
-    fp32,
-    automatic  // until resolve() has seen the device
+// Everything that decides the numbers of a run, except its data. `precision` has to fit the type of the activations.
+struct TrainerConfig : ModelSetup, OptimizerSetup {
+    int micro_steps = 1;  // per step
+    bool tf32 = false;
+    FastAccumulation fast_accumulation = FastAccumulation::forward;
+    Fp8LayerTerms fp8_layers = {{"all"}};
+    Sharding sharding;
+    ProductChoices products;    // algorithms of matmuls
+    bool forward_only = false;  // for evaluation and sampling: no memory for gradients and moments
+    double qk_clip = 0;         // limit of attention's logits (kernels/clip.h); 0: none
+    int64_t signals_every = 0;  // steps from one with norms by tensor to the next (signals.h); 0: none
+    int64_t verify_every = 0;   // steps from one verified step to the next (verification.h); 0: none
 };
-template <>
-inline constexpr Word<Precision> kWords<Precision>[] = {
-    {"fp8", Precision::fp8}, {"bf16", Precision::bf16}, {"fp32", Precision::fp32}, {"auto", Precision::automatic}};
-
-template <>
-inline constexpr Word<Recompute> kWords<Recompute>[] = {{"auto", Recompute::automatic},
-                                                        {"none", Recompute::none},
-                                                        {"gelu", Recompute::gelu},
-                                                        {"norm", Recompute::norm},
-                                                        {"block", Recompute::block}};
 
 template <>
 inline constexpr Word<ScheduleKind> kWords<ScheduleKind>[] = {{"cosine", ScheduleKind::cosine},
