@@ -39,9 +39,11 @@ double wire_bytes(size_t count, Wire wire) {
     return static_cast<double>(count) * (wire == Wire::bf16 ? sizeof(bf16) : sizeof(float));
 }
 
-// "  -r norm", if -r auto chose another level for this plan than for the run.
+// "  -r norm", if -r auto chose another level for this plan than for the run. Where it has not chosen, it means none.
 std::string other_level(const PlannedRun& run, const StagePlan& plan) {
-    return plan.recompute == run.config.recompute ? "" : fmt::format("  -r {}", word_of(plan.recompute));
+    return plan.recompute == std::max(run.config.recompute, Recompute::none)
+               ? ""
+               : fmt::format("  -r {}", word_of(plan.recompute));
 }
 
 std::string stage_row(const PlannedRun& run, const StagePlan& plan, bool advised) {

@@ -258,7 +258,7 @@ TEST_CASE("scaling: tokens per second and efficiency, by hand") {
 
 TEST_CASE("scaling: a plan for which -r auto chose another level takes that level's time, and says so") {
     PlannedRun run = gpt2_run();
-    run.config.recompute = Recompute::none;
+    run.config.recompute = Recompute::automatic;
     const auto points = estimate_scaling(run, [](int gpus) {
         StagePlan p = plan(1, 30, 0);
         p.recompute = gpus == 2 ? Recompute::block : Recompute::none;
