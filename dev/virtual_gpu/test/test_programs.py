@@ -278,7 +278,7 @@ class Faults(unittest.TestCase):
         """
         for left, workspace in ((4096, None), (24, 4), (3, 0)):
             result = subprocess.run(
-                [os.path.join(VIRTUAL, "test_gpu"), "--no-colors", "-tc=An algorithm that the library does not have*"],
+                [os.path.join(VIRTUAL, "test_gpu"), "--no-colors", "-tc=load_products() runs every product once*"],
                 env={**os.environ, **ONE_THREAD, "VIRTUAL_GPU_FAULT": f"memory:{left}"}, text=True, capture_output=True,
                 check=False)
             self.assertIn("1 passed | 0 failed", result.stdout)
