@@ -18,7 +18,6 @@ enum class Where {
     count,      // N: the N-th occurrence
     product,    // N: the N-th shape; or a part of its description
     algorithm,  // the same, and optionally @N or @all: with which algorithm
-    workspace,  // the same: with more than this many MiB of workspace; 0 for @all
     name,       // a part of a name
 };
 struct Kind {
@@ -32,7 +31,6 @@ constexpr Kind kKinds[] = {
     {"refuse", Where::product},
     {"wrong-product", Where::algorithm},
     {"unsteady-product", Where::algorithm},
-    {"wrong-workspace", Where::workspace},
     {"cast", Where::name},
     {"wrong-kernel", Where::name},
     {"unsteady-kernel", Where::name},
@@ -60,7 +58,7 @@ bool read_number(const std::string& text, uint64_t& number) {
 }
 
 bool read_where(std::string where, PlannedFault& fault) {
-    if (fault.kind.where == Where::algorithm || fault.kind.where == Where::workspace) {
+    if (fault.kind.where == Where::algorithm) {
         fault.algorithm = kFirstAlgorithm;
         if (const size_t at = where.rfind('@'); at != std::string::npos) {
             const std::string which = where.substr(at + 1);
@@ -88,7 +86,7 @@ PlannedFault read_fault(const std::string& text) {
         kinds += std::string(kinds.empty() ? "" : "|") + kind.name;
         if (text.substr(0, colon) != kind.name) continue;
         fault.kind = kind;
-        if (kind.where == Where::algorithm || kind.where == Where::workspace) fault.algorithm = kFirstAlgorithm;
+        if (kind.where == Where::algorithm) fault.algorithm = kFirstAlgorithm;
         if (colon == std::string::npos && kind.where == Where::count) fault.number = 1;
         if (colon == std::string::npos || read_where(text.substr(colon + 1), fault)) return fault;
     }
@@ -127,9 +125,7 @@ bool lies(const char* kind, const std::string& name) { return lies(kind, 0, name
 bool lies(const char* kind, uint64_t shape, const std::string& description, int algorithm) {
     return std::any_of(planned().begin(), planned().end(), [&](const PlannedFault& fault) {
         return fault.kind.name == std::string_view(kind) && (fault.number == 0 || fault.number == shape) &&
-               (fault.kind.where == Where::workspace
-                    ? algorithm > fault.algorithm
-                    : fault.algorithm == kEveryAlgorithm || fault.algorithm == algorithm) &&
+               (fault.algorithm == kEveryAlgorithm || fault.algorithm == algorithm) &&
                description.find(fault.part) != std::string::npos;
     });
 }

@@ -13,7 +13,7 @@ long planned_fault(const char* kind);
 bool lies(const char* kind, const std::string& name);
 
 // For a fault of products: true if it hits the shape number `shape`, or one whose description contains WHERE, with this
-// algorithm. For wrong-workspace, `algorithm` is the algorithm's workspace in MiB.
+// algorithm.
 bool lies(const char* kind, uint64_t shape, const std::string& description, int algorithm);
 
 // A number that differs from run to run: it counts up from a random number in each process.

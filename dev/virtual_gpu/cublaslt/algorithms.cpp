@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 #include <map>
 #include <mutex>
 #include <tuple>
@@ -93,12 +92,10 @@ const Way* way_of(const Algorithm& algorithm) {
 }
 
 std::vector<Algorithm> proposals(const Product& p, const Preference& wish) {
-    const bool takes_all = lies("wrong-workspace", number_of(p), describe(p), std::numeric_limits<int>::max());
     std::vector<Algorithm> all;
     for (const Way& way : kWays)
         if (has(p, way, wish))
-            all.push_back(algorithm_of(p, way, takes_all ? wish.workspace : workspace_of(p, way, wish.workspace),
-                                       wish.alignment));
+            all.push_back(algorithm_of(p, way, workspace_of(p, way, wish.workspace), wish.alignment));
     if (options().heuristic == kReversed)
         std::reverse(all.begin(), all.end());
     else
