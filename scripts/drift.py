@@ -9,7 +9,7 @@ FP8 and of the control are from those in BF16. A gap no larger than the control'
 
 Uses the run's newest checkpoint with enough steps left: a run with -n N saves one every N steps. The schedule, the data
 and all other flags are the run's. At the end, the weights of all three are evaluated in BF16 on the run's validation
-sets, so that this gap is one of the weights and not of rounding in the evaluation. Takes the time of three times N
+sets, so this gap comes from the weights, and not from evaluating in FP8. Takes the time of three times N
 steps and three saves; the metrics stay in --out, the checkpoints do not.
 """
 
@@ -20,7 +20,7 @@ import shutil
 import subprocess
 import sys
 
-from compare_runs import by_step, loss_text, mean, percent, print_table
+from compare_runs import Comparison, loss_text, mean, percent, print_table, steps_without_fp8
 from runs import RunError, read_object, read_run
 
 
@@ -48,7 +48,7 @@ def find_checkpoint(path, steps):
     is_checkpoint = os.path.basename(place) == "checkpoints"
     run = os.path.dirname(place) if is_checkpoint else path
     info = read_object(os.path.join(run, "run.json")) or {}
-    if not {"config", "command", "micro_steps"} <= info.keys():
+    if not {"config", "command", "micro_steps", "run_id"} <= info.keys():
         raise RunError(f"{run} is no run of train_gpt: it has no run.json with the run's configuration")
     last = info["config"].get("max-steps")
     folder = os.path.join(run, "checkpoints")
@@ -101,32 +101,42 @@ def drift(a):
     out = a.out or os.path.join(run, "drift")
     program = [*a.launch, a.program or shlex.split(info["command"])[0]]
     os.makedirs(out, exist_ok=True)
-    losses, validations = {}, {}
-    for name, flags in branches_of(info, a.fp8_flags).items():
+    branches = branches_of(info, a.fp8_flags)
+    for name in branches:
+        clear(os.path.join(out, name), info)
+    runs, validations = {}, {}
+    for name, flags in branches.items():
         place, log = os.path.join(out, name), os.path.join(out, name + ".log")
         print(f"{name}: steps {step + 1} to {step + a.steps} ...", file=sys.stderr, flush=True)
         if os.path.exists(log):
             os.remove(log)
-        shutil.rmtree(place, ignore_errors=True)
         call([*program, "--config", os.path.join(run, "run.json"), "--resume", checkpoint, "--out", place,
               "--stop-after", str(step + a.steps), "--max-minutes", "0", "--val-every", "0", "--sample-every", "0",
               "--checkpoint-every", "0", "--checkpoint-minutes", "0", *flags], log)
-        losses[name] = by_step(read_run(place))
+        runs[name] = read_run(place)
         validations[name] = evaluate(program, place, config, log)
         shutil.rmtree(os.path.join(place, "checkpoints"), ignore_errors=True)
         if os.path.exists(os.path.join(place, "model.safetensors")):
             os.remove(os.path.join(place, "model.safetensors"))
     print(f"{checkpoint}, {a.steps} steps")
-    print_table(["bf16", "fp8", "control"], rows(losses, validations, a.steps))
+    print_table(["bf16", "fp8", "control"], rows(runs, validations, a.steps))
 
 
-def rows(losses, validations, steps):
+def clear(place, info):
+    """Deletes what an earlier start has left there, and nothing else."""
+    if not os.path.lexists(place):
+        return
+    if (read_object(os.path.join(place, "run.json")) or {}).get("run_id", "") != info["run_id"]:
+        raise RunError(f"{place} is there already, and it is no continuation of this run; give another --out")
+    shutil.rmtree(place)
+
+
+def rows(runs, validations, steps):
     """Rows of a table: the loss in BF16, and the gaps of FP8 and the control to it."""
-    for name, records in losses.items():
-        other = [s for s, r in records.items() if r.get("batch_hash") != losses["bf16"].get(s, {}).get("batch_hash")]
-        if other or len(records) != len(losses["bf16"]):
+    for name, run in runs.items():
+        if len(run.steps) != len(runs["bf16"].steps) or Comparison(runs["bf16"], run, 1).first_other_batch():
             raise RunError(f"{name} did not train on the batches of bf16")
-    without = [step for step, record in losses["fp8"].items() if not record["products"]["fp8"]]
+    without = steps_without_fp8(runs["fp8"])
     if without:
         raise RunError(f"step {without[0]} of fp8 had no matmul in FP8: does the run have --fp8-until or --fp8-layers none?")
 
@@ -135,7 +145,7 @@ def rows(losses, validations, steps):
         return [loss_text(reference), *(percent(values[name] / reference - 1) for name in ("fp8", "control"))]
 
     def training(last):
-        return row({name: mean([r["loss"] for r in list(records.values())[-last:]]) for name, records in losses.items()})
+        return row({name: mean([r["loss"] for r in run.steps[-last:]]) for name, run in runs.items()})
 
     table = [(f"training loss, {steps} steps", training(steps))]
     if steps >= 10:

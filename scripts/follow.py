@@ -62,18 +62,18 @@ def tag_of(key):
     return f"{group}/{key}"
 
 
-def fp8_tags(tensors, name_key, all_tensors):
-    """{fp8/fc.x/amax: number}: for each kind of tensor or layer, one number over all blocks of the model."""
+def fp8_tags(tensors, all_tensors):
+    """{fp8/fc.x/amax: number}: for each kind of tensor, one number over all blocks of the model."""
     found, by_kind = {}, {}
     for tensor in tensors:
         values = numbers(tensor)
         if all_tensors:
-            found |= {f"fp8/{tensor[name_key]}/{key}": value for key, value in values.items()}
+            found |= {f"fp8/{tensor["tensor"]}/{key}": value for key, value in values.items()}
         elements = values.pop("elements", 0)
         for key in ("saturated", "underflowed"):
             if key in values:
                 values[key + "_fraction"] = values.pop(key) / elements if elements else 0.0
-        kind = re.sub(r"^h\.\d+\.", "", tensor[name_key])
+        kind = re.sub(r"^h\.\d+\.", "", tensor["tensor"])
         for key, value in values.items():
             by_kind.setdefault(f"fp8/{kind}/{key}", []).append(value)
     for tag, values in by_kind.items():
@@ -92,7 +92,7 @@ def scalars(record, all_tensors=False):
     found |= {f"train/tokens/{source}": float(tokens) for source, tokens in record.get("source_tokens", {}).items()}
     for kind, sizes in record.get("memory", {}).items():
         found |= {f"system/memory/{kind}/{name}": value for name, value in numbers(sizes).items()}
-    found |= fp8_tags(record.get("fp8", []), "tensor", all_tensors)
+    found |= fp8_tags(record.get("fp8", []), all_tensors)
     for tensor in with_ratios(record.get("signals", [])):  # the largest of all blocks
         kind = re.sub(r"^h\.\d+\.", "", tensor["tensor"])
         values = numbers(tensor)
@@ -387,7 +387,7 @@ class WeightsAndBiases:
 
 class Alert:
     """Prints when a rule begins to hold, such as "loss>8", or "tokens_per_s<1e5 for 20": in 20 records in a row. Records
-    without the number do not count. NaN breaks every limit."""
+    without the number do not count. A NaN meets every rule."""
 
     FIELDS = ("loss", "lr", "norm", "tokens", "seq", "ms", "tokens_per_s", "skipped", "loss_scale", "watts",
               "joules_per_token", "slowest_rank", "slowest_ratio", "slowest_data_ms", "peers_ms", "verify_ms", "val_loss")

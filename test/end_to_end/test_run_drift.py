@@ -6,7 +6,7 @@ import subprocess
 import sys
 import unittest
 
-from trainer import ENVIRONMENT, ROOT, FinishedRun, corpus, new_path, read_records
+from trainer import ENVIRONMENT, ROOT, FinishedRun, corpus, new_path, read_records, write_json
 
 
 def drift(*flags):
@@ -54,6 +54,17 @@ class Drift(unittest.TestCase):
         self.assertGreater(worse["training loss, 10 steps"][1], 5 * abs(fp8))
         self.assertGreater(worse["training loss, 10 steps"][1], 0.3)
         self.assertEqual(worse["training loss, 10 steps"][2], control)
+
+    def test_what_is_not_its_own_stays(self):
+        for name in ("bf16", "control"):  # somebody's folder, and another run
+            out = new_path("drift")
+            os.makedirs(os.path.join(out, name))
+            if name == "control":
+                write_json(os.path.join(out, name, "run.json"), {"run_id": "other"})
+            done = drift(self.trunk.directory, "--steps", "5", "-o", out)
+            self.assertEqual(done.returncode, 1, done.stdout)
+            self.assertIn(f"{name} is there already", done.stderr)
+            self.assertEqual(os.listdir(out), [name])
 
     def test_refusals(self):
         for flags, words in (((self.trunk.directory, "--steps", "25"), "has no checkpoint with 25 steps left"),

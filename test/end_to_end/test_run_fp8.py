@@ -1,11 +1,10 @@
 """Training in FP8: it follows BF16 and is not BF16, repeats bit for bit, and says what it did."""
 
-import os
 import unittest
 
-from test_run_ranks import MPIRUN, ONE_THREAD, RankRun, run_on
-from trainer import (BLOCK_RECIPES, FP8_RECIPES, TINY_BATCH, Case, FinishedRun, corpus, new_path, read_bytes,
-                     read_records, recipe_flags, run, tiny_flags, write_json)
+from test_run_ranks import MPIRUN, ONE_THREAD, RankRun
+from trainer import (BLOCK_RECIPES, FP8_RECIPES, TINY_BATCH, Case, FinishedRun, corpus, new_path, recipe_flags, run,
+                     tiny_flags, write_json)
 
 LINEAR_LAYERS = 2 * 4  # of the tiny model
 
@@ -53,7 +52,8 @@ class Fp8(Case):
             self.assertLess(abs(a / b - 1), 0.0025)  # as FP8 follows BF16
         strict = FinishedRun(*flags, "--kernels", "portable", env={"LLMC_STREAMS": "lazy", "LLMC_GUARD": "1"})
         self.assertEqual(portable.timeless, strict.timeless)
-        # The CPU's own loops give the bits of the kernels that run on a GPU.
+        # The CPU's own loops give the bits of the kernels that run on a GPU. Only programs for tests have both (make
+        # soak runs this on one); LLMC_LOOPS=compare compares them kernel by kernel.
         of_threads = FinishedRun(*flags, "--kernels", ",".join(on_every_card))
         self.assertEqual(in_use(of_threads), on_every_card)
         self.assertEqual(of_threads.losses, fused.losses)
