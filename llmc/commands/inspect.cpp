@@ -23,7 +23,7 @@ using Json = nlohmann::ordered_json;
 struct Origin {
     Json config = Json::object();
     TrainerState state;
-    double tokens = 0;  // of the next step
+    double tokens = 0;  // in the next step
 };
 
 Origin origin_of(const std::string& checkpoint) {
@@ -72,8 +72,8 @@ struct Inspection {
     bool has_run_scales = false;                           // FP8 scales are the run's, not measured in this micro-batch
 };
 
-// The projection of a gradient on a fixed direction of +1 and -1. The difference of two projections is about the norm
-// of the difference, which equal norms would hide.
+// The projection of a gradient on a fixed direction of +1 and -1. Gradients of equal norm may differ; then their
+// projections differ, by about the norm of the difference.
 double projection(const std::vector<float>& gradient) {
     double sum = 0;
     for (size_t i = 0; i < gradient.size(); i++) {
@@ -100,7 +100,8 @@ struct Inspector {
         resolve_for(weights.model(), options, surroundings, ranks);
         TrainerConfig config = options;
         config.recompute = Recompute::none;
-        config.optimizer.kind = OptimizerKind::sgd;  // takes little memory, and no step
+        config.optimizer.kind = OptimizerKind::sgd;  // no step is taken; without momentum SGD keeps no moments
+        config.optimizer.momentum = 0;
         config.loss_scale = {};
         config.loss_scale.initial = origin.state.optimizer.loss_scale;
         auto trainer = std::make_unique<Trainer<Real>>(config, ranks.comm);
@@ -197,14 +198,16 @@ ExitCode inspect_weights(Options o) {
     const std::unique_ptr<WeightSource> weights = open_weights(checkpoint.empty() ? o.from : checkpoint);
     const Origin origin = origin_of(checkpoint);
     take_flags(origin.config, o);
+    o.schedule.steps = 1;  // resolve() wants a length, and no epoch says that of a mixture
     if (o.train.empty()) refuse("inspect: no checkpoint of a run names the tokens for {}; add --train 'GLOB'", o.from);
     const ShardSet shards(sources_from_text(o.train).patterns);
     shards.check_vocabulary(weights->model().vocab);
     ResolveInputs surroundings;
-    surroundings.end_token = static_cast<int>(shards.end_token().value_or(-1));
+    surroundings.end_token = end_token_of(&shards);
     Ranks ranks(o, {});
     ranks.connect(o, {});
     resolve_for(weights->model(), o, surroundings, ranks);
+    if (o.doc_mask) check_end_token(shards, o);
     const SampleOrder order({shards.samples(o.seq)}, {{0, {1}}}, o.seed);
     TrainLoader loader(shards, order, o.batch, o.seq, 0, 1, 0, weights->model().vocab);
     const Inspection inspection = Inspector{o, ranks, *weights, origin, surroundings, loader.next()}.inspect();

@@ -25,23 +25,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// --doc-mask: the documents of all sets must begin with the same token of the vocabulary.
-void check_end_token(const ShardSet& set, const Options& o) {
-    const std::string& path = set.path(0);
-    const auto refuse = [&](const std::string& what) {
-        throw Error(ExitCode::bad_data, "--doc-mask: " + what + "; " + path + ".json can say {\"end_token\": ID}");
-    };
-    const std::optional<int64_t> token = set.end_token();
-    if (!token) refuse("which token begins the documents of " + path + " is not known");
-    const auto id = static_cast<long long>(*token);
-    if (id < 0 || id >= o.model.vocab)
-        refuse(fmt::format("the documents of {} should begin with token {}{}, which a vocabulary of {} does not have",
-                           path, id, set.sidecar().end_token ? "" : ", as llm.c's do", o.model.vocab));
-    if (id != o.end_token)
-        refuse(fmt::format("the documents of {} begin with token {}, those of the first set with {}", path, id,
-                           o.end_token));
-}
-
 // The files of multiple-choice examples, by name.
 std::vector<ValSet> task_files(const Options& o) {
     std::vector<ValSet> files = o.task;
@@ -97,6 +80,27 @@ TextBytes bytes_of_tokens(const ShardSet& set, const std::optional<TokenDecoder>
 }
 
 }  // namespace
+
+int end_token_of(const ShardSet* set) {
+    const int64_t token = set ? set->end_token().value_or(-1) : -1;
+    return token == static_cast<int>(token) ? static_cast<int>(token) : -1;
+}
+
+void check_end_token(const ShardSet& set, const Options& o) {
+    const std::string& path = set.path(0);
+    const auto refuse = [&](const std::string& what) {
+        throw Error(ExitCode::bad_data, "--doc-mask: " + what + "; " + path + ".json can say {\"end_token\": ID}");
+    };
+    const std::optional<int64_t> token = set.end_token();
+    if (!token) refuse("which token begins the documents of " + path + " is not known");
+    const auto id = static_cast<long long>(*token);
+    if (id < 0 || id >= o.model.vocab)
+        refuse(fmt::format("the documents of {} should begin with token {}{}, which a vocabulary of {} does not have",
+                           path, id, set.sidecar().end_token ? "" : ", as llm.c's do", o.model.vocab));
+    if (id != o.end_token)
+        refuse(fmt::format("the documents of {} begin with token {}, those of the first set with {}", path, id,
+                           o.end_token));
+}
 
 Inputs::Inputs(const Options& options) : sources(sources_from_text(options.train)) {
     if (!options.train.empty()) train = std::make_unique<ShardSet>(sources.patterns);
@@ -205,8 +209,7 @@ void Inputs::describe(ResolveInputs& surroundings) const {
         surroundings.train_tokens = train->total_tokens();
     }
     const ShardSet* const first = train ? train.get() : val.empty() ? nullptr : val.front().second.get();
-    const int64_t end_token = first ? first->end_token().value_or(-1) : -1;
-    if (end_token == static_cast<int>(end_token)) surroundings.end_token = static_cast<int>(end_token);
+    surroundings.end_token = end_token_of(first);
     for (const auto& [name, set] : val) {
         surroundings.val_tokens.push_back(set->total_tokens());
         if (train && surroundings.trained_on.empty()) surroundings.trained_on = train->shared_file(*set);

@@ -32,6 +32,12 @@ struct TextBytes {
     int prefix = 0;                // bytes of a document's first token that are not text
 };
 
+// The token that begins a set's documents; -1 if it is not known, or without a set.
+int end_token_of(const ShardSet* set);
+// --doc-mask: throws Error(bad_data) unless the documents of the set begin with options.end_token, a token of the
+// vocabulary.
+void check_end_token(const ShardSet& set, const Options& options);
+
 struct Inputs {
     std::unique_ptr<ShardSet> train;                                     // nullptr without --train
     TrainSources sources;                                                // of `train`, a pattern each

@@ -15,7 +15,7 @@ struct InspectedBatch {
     double loss = 0;                                      // mean over its targets
     std::map<std::string, std::vector<float>> gradients;  // of the mean loss, by tensor
 };
-// `weight` as in Trainer::micro_step(). The trainer is not good for further steps.
+// `weight` as in Trainer::micro_step(). The trainer cannot take a step afterwards.
 template <class Real>
 InspectedBatch inspect_batch(Trainer<Real>& trainer, const MicroBatch& batch, float weight);
 

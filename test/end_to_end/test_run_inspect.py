@@ -4,7 +4,7 @@ import json
 import os
 import unittest
 
-from trainer import DATA, FLAGS, Case, FinishedRun, corpus, new_path, read_records, run, tiny_flags, write_json
+from trainer import DATA, FLAGS, Case, FinishedRun, corpus, new_path, read_records, run, tiny_flags, write_json, write_shard
 
 PRODUCTS = ("forward", "dgrad", "wgrad")
 LAYERS = [f"h.{l}.{linear}" for l in (0, 1) for linear in ("qkv", "attn_proj", "fc", "fc_proj")]
@@ -88,6 +88,19 @@ class Inspect(Case):
                     first, = [r for r in read_records(out) if "loss" in r]
                     self.assertAlmostEqual(found[precision]["loss"], first["loss"], places=4)
                     self.assertAlmostEqual(found[precision]["norm"] / first["norm"], 1, places=digits)
+
+    def test_a_run_on_a_mixture(self):
+        trained = FinishedRun("--precision", "bf16", "--max-steps", "2", "--train", f"{corpus().train}:1,{corpus().val}:1")
+        self.assertEqual(self.inspected("--from", trained.directory)["scales"], "measured")
+
+    def test_documents(self):
+        """With --doc-mask the token that begins documents must be known, as in training."""
+        tokens = [256 if i % 50 == 0 else i % 50 for i in range(2000)]
+        shard, weights = write_shard(tokens), FinishedRun("--precision", "fp32", "--max-steps", "1").path("model.safetensors")
+        flags = ["--from", weights, "--train", shard, "--batch", "2", "--seq", "64"]
+        self.refused(run("inspect", *flags, "--doc-mask"), DATA, "begin with token 50256")
+        write_json(shard + ".json", {"end_token": 256})
+        self.assertNotEqual(self.inspected(*flags)["fp32"]["loss"], self.inspected(*flags, "--doc-mask")["fp32"]["loss"])
 
     def test_refusals(self):
         trained = FinishedRun("--precision", "bf16", "--max-steps", "1")
