@@ -63,7 +63,7 @@ Flag not_fp8(Flag flag) {
     return flag;
 }
 
-// A text that replaces the loss scale, but not the interval of its own flag.
+// --loss-scale sets all of LossScaleConfig except the growth interval, which has a flag of its own.
 Flag keeps_growth_interval(Flag flag) {
     flag.set = [set = flag.set](Options& o, const std::string& text) {
         const int interval = o.loss_scale.growth_interval;
@@ -456,7 +456,7 @@ const std::vector<RemovedFlag>& removed_flags() {
          "train_gpt inspect --from CHECKPOINT shows the errors of each layer's FP8 matmuls, for one micro-batch", true},
         {"label-smoothing", "0", "train on the targets as they are; --z-loss also keeps logits small"},
         {"card-check", "\"auto\"", kCheckCard, true},
-        {"strict", "false", kCheckCard},
+        {"strict", "false", kCheckCard, true},
         {"timeout-check", "60", kCheckCard, true},
         {"price", "null", "multiply the GPU-hours that --dry-run predicts by your price", true},
         {"track", "\"off\"", kFollow, true},

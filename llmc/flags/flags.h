@@ -60,12 +60,12 @@ std::string current_name(const std::string& name);
 struct RemovedFlag {
     std::string name;
     std::string default_value;  // as JSON
-    std::string instead;        // what to do now, such as "use --z-loss"; see text()
+    std::string instead;        // what to do now; text() adds it to "--NAME has been removed: "
     bool observes = false;      // no number of a run depended on it, so a configuration may have any value
 
     // True if a run goes on without the flag, although its configuration has this value.
     bool goes_on(const nlohmann::ordered_json& value) const;
-    std::string text() const;  // "--label-smoothing has been removed: use --z-loss"
+    std::string text() const;
 };
 const std::vector<RemovedFlag>& removed_flags();
 const RemovedFlag* find_removed_flag(std::string_view name);

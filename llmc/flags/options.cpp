@@ -95,10 +95,10 @@ void check_complete(const Options& options) {
     if ((from == ResumeFrom::latest || from == ResumeFrom::automatic) && options.out.empty() && !options.bench)
         refuse("--resume {} looks for a checkpoint in the run directory; add --out DIR", options.text("resume"));
     if (options.json && !options.dry_run) refuse("--json prints the plan of --dry-run; add --dry-run");
-    if (!options.text("profile-steps").empty() && options.out.empty())
+    if (options.profile_steps.any() && options.out.empty())
         refuse("--profile-steps writes its traces into the run directory; add --out DIR");
     if (!options.bench && !planning) check_checkpoints_have_a_place(options);
-    if (options.bench && !options.text("profile-steps").empty())
+    if (options.bench && options.profile_steps.any())
         refuse("--bench writes nothing, so it cannot be combined with --profile-steps");
     if (options.bench && options.train.empty() && options.doc_mask)
         refuse("--bench: random tokens have no documents for --doc-mask; add --train GLOB");
@@ -209,8 +209,6 @@ Options read_config_file(const std::string& path) {
     const bool of_run = file.contains("config") && file["config"].is_object();
     return of_run ? options_of_run(file["config"], path) : options_of(file, path);
 }
-
-Options options_from_json(const std::string& text) { return options_of(parse_json<ordered_json>(text), "of the run"); }
 
 Options::Options() {
     batch = 4;

@@ -197,7 +197,7 @@ struct Options : TrainerConfig {
     int world = 0;               // ranks to plan for; 0 = not given
     std::optional<GpuSpec> gpu;  // the card to plan for
     std::string config_file;     // of --config
-    ProfileSteps profile_steps;  // text("profile-steps") is empty without them
+    ProfileSteps profile_steps;
 
     // Only of the commands eval, sample, export and inspect
     std::string from;         // path of the weights to read
@@ -276,9 +276,6 @@ std::string config_json(const Options& options);
 
 // The flags of one invocation that must be equal on all ranks, as a text to compare.
 std::string collective_flags(const Options& options);
-
-// The options of a configuration that config_json() wrote.
-Options options_from_json(const std::string& text);
 
 // The pieces, for tests.
 Options read_config_file(const std::string& path);

@@ -289,7 +289,7 @@ void resolve_optimizer(Options& o) {
 // ---- profiles, checkpoints and ranks --------------------------------------------------------------------------------
 
 void check_profiled_steps(const Options& o) {
-    if (o.text("profile-steps").empty() || o.schedule.steps <= 0) return;
+    if (!o.profile_steps.any() || o.schedule.steps <= 0) return;
     const ProfileSteps& steps = o.profile_steps;
     if (steps.last > o.last_step())
         refuse("--profile-steps {} asks for the steps {} to {}, but the run ends after step {}",
