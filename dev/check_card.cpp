@@ -75,11 +75,10 @@ private:
 };
 
 void check_products(const Options& o, const ProductUses& products, Checks& checks, stream_t stream) {
-    const TrainerConfig& config = o;
-    Matmul matmul(config.tf32, config.fast_accumulation, config.fp8_scaling());
+    Matmul matmul(o.tf32, o.fast_accumulation, o.fp8_scaling());
     ProductChecks of_products(matmul, stream);
     for (const auto& [product, layers] : products) {
-        if (checks.is_lost()) return;
+        if (checks.is_lost()) return;  // no more algorithms can be asked for
         const std::vector<std::string> algorithms = of_products.algorithms(product, std::max(o.tune, 1));
         for (size_t i = 0; i < algorithms.size(); i++) {
             const std::string number =
@@ -166,9 +165,9 @@ ExitCode check_card(int argc, const char* const* argv, bool json, const LaunchIn
 
     Checks checks(ranks, json);
     const OwnedStream stream = create_stream();
-    for (const CheckItem& item : kernel_checks(KernelUse(o, o.precision, ranks.comm.world())))
+    for (const CheckItem& item : kernel_checks(KernelUse(o, ranks.comm.world())))
         checks.check(item.name, item.family, [&] { return item.run(stream); });
-    check_products(o, plan_rank(o, ranks.comm).products, checks, stream);
+    if (!checks.is_lost()) check_products(o, plan_rank(o, ranks.comm).products, checks, stream);
     if (ranks.comm.world() > 1 && ranks.comm.host_max(checks.is_lost()) == 0)
         checks.check("collectives", "collectives", [&] {
             check_collectives(o.precision == Precision::fp32 ? communicators_of<float>(o, ranks.comm)

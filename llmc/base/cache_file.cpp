@@ -5,7 +5,6 @@
 #include <sys/file.h>
 #include <unistd.h>
 #include <cstdlib>
-#include <ctime>
 #include <filesystem>
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -35,21 +34,6 @@ private:
     const int fd_;
 };
 
-std::string today() {
-    const std::time_t now = std::time(nullptr);
-    char text[32];
-    std::strftime(text, sizeof text, "%Y-%m-%d", std::gmtime(&now));
-    return text;
-}
-
-void merge(Json& entries, const Json& more) {
-    for (const auto& [name, value] : more.items())
-        if (value.is_object() && entries.contains(name) && entries[name].is_object())
-            merge(entries[name], value);
-        else
-            entries[name] = value;
-}
-
 }  // namespace
 
 std::string cache_directory() {
@@ -64,19 +48,14 @@ CacheFile::CacheFile(const std::string& directory, const std::string& kind, cons
         path_ = directory + fmt::format("/{}-{:016x}.json", kind, std::hash<std::string>()(json_text(identity)));
 }
 
-// The file's content. Empty if there is no file, or none with this identity and an object of entries.
-Json CacheFile::read() const {
+Json CacheFile::load() const {
     try {
         const Json json = path_.empty() ? Json() : read_json_or_null<Json>(path_, kCache);
-        if (json.at("identity") == *identity_ && json.at("entries").is_object()) return json;
+        if (json.at("identity") == *identity_ && json.at("entries").is_object()) return json["entries"];
     } catch (const std::exception&) {  // treated as missing; it will be written again
     }
     return Json::object();
 }
-
-Json CacheFile::load() const { return read().value("entries", Json::object()); }
-
-std::string CacheFile::date() const { return read().value("changed", ""); }
 
 std::string CacheFile::add(const Json& entries) const {
     if (path_.empty()) return "there is no home directory to keep it in";
@@ -84,8 +63,8 @@ std::string CacheFile::add(const Json& entries) const {
         std::filesystem::create_directories(std::filesystem::path(path_).parent_path());
         const Lock lock(path_ + ".lock");
         Json all = load();
-        merge(all, entries);
-        const Json json = {{"identity", *identity_}, {"changed", today()}, {"entries", all}};
+        all.update(entries, /*merge_objects=*/true);
+        const Json json = {{"identity", *identity_}, {"entries", all}};
         write_synced(system_calls(), path_, json_text(json, 1) + "\n");
         return "";
     } catch (const std::exception& error) {

@@ -1,5 +1,5 @@
-// A JSON file in the user's cache directory, which programs keep from one run to the next. Its name and its first entry
-// say what the others depend on, so that they are found again only where they hold.
+// A JSON file in the user's cache directory, which programs keep from one run to the next. Its name and its `identity`
+// say what the entries depend on, such as card, driver and library, so that a run elsewhere does not use them.
 #pragma once
 #include <nlohmann/json_fwd.hpp>
 #include <string>
@@ -19,14 +19,11 @@ public:
     const std::string& path() const { return path_; }
     // The entries, an object. Empty if there is no file, or if it is unreadable or has another identity.
     nlohmann::ordered_json load() const;
-    std::string date() const;  // the day of the last addition; empty if load() returns nothing
     // Adds entries. Objects are merged, and other values replace those that are there. Several processes, and several
     // machines with one home directory, may add at the same time. Returns a description of an error, or "".
     std::string add(const nlohmann::ordered_json& entries) const;
 
 private:
-    nlohmann::ordered_json read() const;
-
     JsonValue identity_;
     std::string path_;
 };

@@ -49,7 +49,7 @@ public:
     // Reductions in an order that the library chooses. Only NCCL has them; others throw.
     virtual void reduce_scatter(float* out, const float* in, size_t count, stream_t stream);
     virtual void all_reduce(void* data, size_t count, ElementType type, ReduceOp op, stream_t stream);
-    // Around collectives that the library should start together. Others have nothing to do.
+    // Called around collectives that NCCL launches as one group. Other back-ends do nothing.
     virtual void begin_group() {}
     virtual void end_group() {}
     virtual std::string failure() { return {}; }  // callable from any thread: what went wrong, or ""

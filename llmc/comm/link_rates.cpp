@@ -10,7 +10,8 @@
 namespace llmc {
 namespace {
 
-// Floats: 1 MiB a rank; or over NCCL, whose links are slow with little, 64 MiB on all ranks together.
+// Message sizes in floats: 1 MiB per rank; over NCCL 64 MiB over all ranks, because small messages do not reach the
+// speed of the links.
 constexpr size_t kFloats = size_t{256} << 10, kFloatsOverNccl = size_t{16} << 20;
 constexpr int kWarmUp = 1, kTimed = 4;
 

@@ -8,7 +8,7 @@ namespace llmc {
 struct LinkRates {
     double all_gather = 0, reduce_scatter = 0;
 };
-// A collective of ranks that do nothing else meanwhile. It does not count as traffic.
+// A collective. Call it while the ranks are idle. Its bytes do not count as traffic.
 LinkRates measure_links(const Comm& comm);
 
 }  // namespace llmc

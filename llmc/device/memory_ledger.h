@@ -40,6 +40,9 @@ public:
                 return true;
         return false;
     }
+    void forget_peaks() {
+        for (MemoryUse& use : use_) use.peak = use.bytes;
+    }
     MemoryUse use(MemoryKind kind) const { return use_[static_cast<size_t>(kind)]; }
 
 private:

@@ -95,6 +95,7 @@ struct MemoryUse {
     size_t bytes = 0, peak = 0;  // now, and the most so far
 };
 MemoryUse device_memory_use(MemoryKind kind);
+void forget_memory_peaks();  // they are what is in use now
 // Pinned (page-locked) host memory.
 void* pinned_malloc(size_t bytes);
 void pinned_free(void* p);

@@ -332,8 +332,8 @@ std::vector<Matmul::LinearShape> LinearLayers<Real>::shapes() const {
 }
 
 template <class Real>
-std::map<Product, std::set<std::string>> LinearLayers<Real>::products(int N) const {
-    std::map<Product, std::set<std::string>> products;
+ProductUses LinearLayers<Real>::products(int N) const {
+    ProductUses products;
     const auto add = [&](const Linear<Real>& layer, OperandType x, OperandType dout, Fp8Scaling scaling) {
         const int C = layer.shape().C, OC = layer.shape().OC;
         const auto enter = [&](Product::Kind kind, OperandType type, int rows, bool bias, bool accumulate) {

@@ -122,7 +122,7 @@ public:
     std::vector<Matmul::LinearShape> shapes() const;
     // The products of a micro-step of N tokens, with the kinds of layers that need them. Includes the BF16 products of
     // layers that may leave FP8.
-    std::map<Product, std::set<std::string>> products(int N) const;
+    ProductUses products(int N) const;
 
     Fp8Registry* fp8() { return fp8_.get(); }  // nullptr without FP8
     const std::vector<Linear<Real>*>& all() const { return layers_; }

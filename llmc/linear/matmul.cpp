@@ -107,6 +107,12 @@ void check_tensors(const Product& product, const ProductTensors& t) {
 
 }  // namespace
 
+ProductTensors ProductTensors::of(const Product& product, ProductTensors all) {
+    if (!product.bias) all.bias = nullptr;
+    if (!is_fp8(product.type)) all.first_scale_inv = all.second_scale_inv = nullptr;
+    return all;
+}
+
 std::string Matmul::key(const Product& product) const {
     const bool is_tf32 = allow_tf32_ && product.type == OperandType::fp32;
     return product.describe() + (product.emulated                   ? " emulated"

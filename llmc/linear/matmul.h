@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -69,6 +70,8 @@ struct Product {
     std::string describe() const;  // e.g. "matmul forward bf16 N=4096 C=768 OC=2304 with bias"
     const char* name() const;      // e.g. "matmul forward"
 };
+// Products, with the kinds of layers, or the optimizer, that need them.
+using ProductUses = std::map<Product, std::set<std::string>>;
 // True if tensor cores may accumulate this FP8 product with fewer bits. Block scales allow no fast accumulation.
 bool accumulates_fast(const Product& product, FastAccumulation wanted);
 
@@ -85,6 +88,9 @@ constexpr size_t bytes_of(Product::Element element) {
 // The pointers of a product. FP8 operands have scales: a code stands for code * scale_inv. scale_inv is one float, or a
 // table of block scales (quantize_blocks.h).
 struct ProductTensors {
+    // Those of `all` that the product reads: a bias and scales only if it has some.
+    static ProductTensors of(const Product& product, ProductTensors all);
+
     void* result;
     const void *first, *second, *bias = nullptr;
     const void *first_scale_inv = nullptr, *second_scale_inv = nullptr;

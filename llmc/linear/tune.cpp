@@ -93,13 +93,8 @@ public:
         }
     }
     ProductTensors tensors() const {
-        const bool is_scaled = is_fp8(product_.type);
-        return {result_.data(),
-                first_.data(),
-                second_.data(),
-                product_.bias ? bias_.data() : nullptr,
-                is_scaled ? first_scales_.data() : nullptr,
-                is_scaled ? second_scales_.data() : nullptr};
+        return ProductTensors::of(product_, {result_.data(), first_.data(), second_.data(), bias_.data(),
+                                             first_scales_.data(), second_scales_.data()});
     }
 
 private:

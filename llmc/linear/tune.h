@@ -3,7 +3,6 @@
 #pragma once
 #include <functional>
 #include <map>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -17,9 +16,6 @@ using Rates = std::map<std::string, double>;
 bool is_of_products(const std::string& rate);
 // Replaces rates of `all` by higher ones of the same name.
 void raise(Rates& all, const Rates& more);
-
-// The products of a run, and the layers that need each.
-using ProductUses = std::map<Product, std::set<std::string>>;
 
 struct Tuned {
     ProductChoices choices;  // of the products that have an algorithm to choose

@@ -50,7 +50,7 @@ private:
     Trainer<Real>& trainer_;
     RunDirectory& directory_;
     const RunPosition& position_;
-    JsonValue facts_;  // Inputs::facts() when the run began: the last save must not depend on data that can be read
+    JsonValue facts_;  // Inputs::facts() when the run began, so that the last save works if the data cannot be read
     std::optional<Staging> staging_;
     std::optional<CheckpointSaver> saver_;
     CheckpointCommand command_;

@@ -162,11 +162,11 @@ struct Restart {
 const Restart kRestarts[] = {
     {"the best validation loss, which --plateau and --early-stop compare with", "validation doc-mask",
      [](ValidationWatch& watch, TrainerState&, const Options& o) {
-         return watch.forget_losses() && (o.text("plateau") != "off" || o.early_stop > 0);
+         return watch.forget_losses() && (o.plateau != PlateauRule{} || o.early_stop > 0);
      }},
     {"the factor by which --plateau had lowered the learning rate", "plateau",
      [](ValidationWatch& watch, TrainerState&, const Options& o) {
-         if (o.text("plateau") != "off" || watch.rate_factor() == 1) return false;
+         if (o.plateau != PlateauRule{} || watch.rate_factor() == 1) return false;
          watch.forget_rate();
          return true;
      }},
@@ -269,7 +269,7 @@ void read_position(const Options& o, const Inputs& inputs, Resumed& resumed) {
     const Json& run = *checkpoint.manifest().run;
     RunPosition& position = resumed.position;
     try {
-        run.at("data").at("fingerprint").get<std::string>();  // throws unless it is there
+        run.at("data").at("fingerprint").get<std::string>();  // throws if it is missing or no text
         position.data_step = small_number(run.at("data").at("next_step")) + o.skip_data;
         position.evaluation_due = run.at("reports_due").get<bool>();
         if (run.contains("validation")) position.watch = ValidationWatch::from_json(run.at("validation"));
@@ -459,7 +459,7 @@ template <class Real>
 RunPosition set_weights(Trainer<Real>& trainer, const Options& o, Ranks& ranks, std::optional<Resumed>& resumed) {
     if (resumed) {
         restore(trainer, ranks, *resumed);
-        if (o.text("plateau") != "off") trainer.scale_rate(resumed->position.watch.rate_factor());
+        if (o.plateau != PlateauRule{}) trainer.scale_rate(resumed->position.watch.rate_factor());
         if (resumed->position.decay.has_begun()) decay(trainer, o, resumed->position.decay);
         resumed->checkpoint.reset();  // closes its files, which may have to be deleted
         return resumed->position;

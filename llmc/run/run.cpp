@@ -30,7 +30,7 @@ TrainLoader loader_from(const RunPosition& position, const Options& o, const Inp
 // Streams and size of the trace for --profile-steps; nothing without the flag.
 template <class Real>
 std::optional<Profiler::Setup> profiler_setup(const Options& o, Trainer<Real>& trainer) {
-    if (o.text("profile-steps").empty()) return std::nullopt;
+    if (!o.profile_steps.any()) return std::nullopt;
     Profiler::Setup setup;
     setup.steps = o.profile_steps;
     setup.directory = o.out;

@@ -16,8 +16,9 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// The algorithms of the checkpoint's run, if the library has the same version. An earlier version kept objects.
-ProductChoices products_of(const Resumed* resumed, std::vector<std::string>& notes) {
+// The algorithms of the checkpoint's run, if the library has the same version. Earlier versions stored an object for
+// each matmul instead of the algorithm's text.
+ProductChoices products_of(const Resumed* resumed, const Comm& comm) {
     if (!resumed) return {};
     const Manifest& manifest = resumed->checkpoint->manifest();
     ProductChoices choices;
@@ -28,8 +29,8 @@ ProductChoices products_of(const Resumed* resumed, std::vector<std::string>& not
     if (choices.empty()) return {};
     const std::string now = versions_json().value("cublaslt", ""), then = manifest.versions->value("cublaslt", "");
     if (!now.empty() && then == now) return choices;
-    notes.push_back(
-        fmt::format("the checkpoint's matmuls ran in cuBLASLt {}; with this version their bits may differ", then));
+    if (comm.is_main())
+        print_line("note: the checkpoint's matmuls ran in cuBLASLt {}; with this version their bits may differ", then);
     return {};
 }
 
@@ -53,9 +54,7 @@ std::string rates_text(const Rates& rates) {
 }
 
 bool has_fast_links(const Comm& comm) {  // all ranks are on one node, and NCCL joins them
-    bool one_node = comm.world() > 1 && std::string(comm.name()) == "nccl";
-    for (int rank = 1; rank < comm.world(); rank++) one_node &= comm.host(rank) == comm.host(0);
-    return one_node;
+    return comm.world() > 1 && comm.local_world() == comm.world() && std::string(comm.name()) == "nccl";
 }
 
 // Rank 0's value.
@@ -63,9 +62,7 @@ Json broadcast(const Comm& comm, const Json& json) { return parse_json<Json>(bro
 
 // Times the products and measures the rates that are not known yet.
 Json measure(const Options& o, const ProductUses& products, const ProductChoices& chosen, const Json& known,
-             Ranks& ranks) {
-    const TrainerConfig& config = o;
-    Matmul matmul(config.tf32, config.fast_accumulation, config.fp8_scaling());
+             Matmul& matmul, Ranks& ranks) {
     const OwnedStream stream = create_stream();
     std::vector<Product> unknown;
     for (const auto& [product, layers] : products) {
@@ -79,21 +76,28 @@ Json measure(const Options& o, const ProductUses& products, const ProductChoices
     return {{"algorithms", tuned.choices}, {"rates", rates}};
 }
 
-std::string card_text(const DeviceInfo& device) {
-    std::string text;
+// Versions of what decides, next to the card, how fast matmuls are and which algorithms they have.
+Json libraries() {
+    Json found = Json::object();
     const Json versions = versions_json();
-    for (const std::string name : {"driver", "cublaslt"})
-        if (versions.contains(name))
-            text += (text.empty() ? "" : ", ") + name + " " + versions[name].get<std::string>();
-    return device.name + (text.empty() ? "" : " (" + text + ")");
+    for (const char* name : {"driver", "cublaslt"})
+        if (versions.contains(name)) found[name] = versions[name];
+    return found;
+}
+
+std::string card_text(const DeviceInfo& device) {
+    std::vector<std::string> parts;
+    const Json versions = libraries();
+    for (const auto& [name, version] : versions.items()) parts.push_back(name + " " + version.get<std::string>());
+    return device.name + (parts.empty() ? "" : " (" + joined(parts) + ")");
 }
 
 // A line about check_card's results on this kind of card, if they are missing or bad.
 void print_check(const Json& check, const DeviceInfo& device) {
     if (check.is_null())
         print_line(
-            "note: nobody has run check_card on this kind of card, {}: \"make check_card\", then ./check_card "
-            "with this run's flags, tests all that the run uses",
+            "note: check_card has not been run on this kind of card, {}. To test everything that this run uses, in a "
+            "checkout: make check_card && ./check_card FLAGS",
             card_text(device));
     else
         for (const auto& [item, problem] : check.at("items").items())
@@ -102,19 +106,27 @@ void print_check(const Json& check, const DeviceInfo& device) {
                            item, problem.get<std::string>());
 }
 
+void print_notes(const Options& o, const Tuning& tuning, const Json& check, const DeviceInfo& device) {
+    const std::optional<double> peak = peak_tflops(device, o.precision, tuning.rates);
+    if (peak && !peak_tflops(device, o.precision))
+        print_line(
+            "note: this card is not in the table of cards, so MFU is relative to {:.3g} TFLOP/s, the highest "
+            "rate of its matmuls that was measured",
+            *peak);
+    print_check(check, device);
+}
+
 }  // namespace
 
 CacheFile card_cache(const DeviceInfo& device) {
     Json identity = {{"device", device.name}, {"compute_capability", device.compute_capability}};
-    const Json versions = versions_json();
-    for (const char* name : {"driver", "cublaslt"})
-        if (versions.contains(name)) identity[name] = versions[name];
+    identity.update(libraries());
     return {cache_directory(), "card", identity};
 }
 
 MeasuredRates kept_rates(const DeviceInfo& device) {
-    const CacheFile cache = card_cache(device);
-    return {cache.load().value("rates", Rates()), cache.date()};
+    const Json kept = card_cache(device).load();
+    return {kept.value("rates", Rates()), kept.value("measured", "")};
 }
 
 std::optional<double> peak_tflops(const DeviceInfo& device, Precision precision, const Rates& rates) {
@@ -127,10 +139,7 @@ Tuning tune_run(const Options& o, const ProductUses& products, Ranks& ranks, con
     const Comm& comm = ranks.comm;
     const double began = monotonic_seconds();
     Tuning tuning;
-    std::vector<std::string> notes;
-    tuning.products = products_of(resumed, notes);
-    for (const std::string& note : notes)
-        if (comm.is_main()) print_line("note: {}", note);
+    tuning.products = products_of(resumed, comm);
     if (ranks.device.is_host) return tuning;
 
     const CacheFile cache = card_cache(ranks.device);
@@ -138,8 +147,9 @@ Tuning tune_run(const Options& o, const ProductUses& products, Ranks& ranks, con
     known.update(broadcast(comm, comm.is_main() ? cache.load() : Json::object()));
     tuning.rates = known["rates"];
     if (o.tune > 1) {
+        Matmul matmul(o.tf32, o.fast_accumulation, o.fp8_scaling());
         do_together(comm, [&] {
-            if (comm.is_main()) found = measure(o, products, tuning.products, known, ranks);
+            if (comm.is_main()) found = measure(o, products, tuning.products, known, matmul, ranks);
         });
         found = broadcast(comm, found);
         Rates measured = found["rates"];
@@ -149,31 +159,24 @@ Tuning tune_run(const Options& o, const ProductUses& products, Ranks& ranks, con
         }
         raise(tuning.rates, measured);
         known["algorithms"].update(found["algorithms"]);
-        const TrainerConfig& config = o;
-        const Matmul names(config.tf32, config.fast_accumulation, config.fp8_scaling());
         for (const auto& [product, layers] : products) {
-            const std::string key = names.key(product);
+            const std::string key = matmul.key(product);
             if (known["algorithms"].contains(key)) tuning.products.insert({key, known["algorithms"][key]});
         }
         if (comm.is_main() && !measured.empty()) {
-            const std::string problem = cache.add({{"algorithms", found["algorithms"]}, {"rates", tuning.rates}});
+            const std::string problem = cache.add(
+                {{"algorithms", found["algorithms"]}, {"rates", tuning.rates}, {"measured", utc_now().substr(0, 10)}});
             if (!problem.empty()) print_line("note: the algorithms cannot be kept for the next run: {}", problem);
             print_line("tuned {} on {} in {:.1f} s{}", counted(found["algorithms"].size(), "matmul"),
                        card_text(ranks.device), monotonic_seconds() - began, rates_text(tuning.rates));
         }
     }
+    forget_memory_peaks();  // those of tuning, which plans do not count
     *tuning.summary = {{"tflops", rates_json(tuning.rates, true)},
                        {"gb_per_s", rates_json(tuning.rates, false)},
                        {"kept", cache.path()},
                        {"check_card", known["check_card"].is_null() ? Json() : known["check_card"]["date"]}};
-    if (!comm.is_main()) return tuning;
-    const std::optional<double> peak = peak_tflops(ranks.device, o.precision, tuning.rates);
-    if (peak && !peak_tflops(ranks.device, o.precision))
-        print_line(
-            "note: this card is not in the table of cards, so MFU is relative to {:.3g} TFLOP/s, the highest "
-            "rate of its matmuls that was measured",
-            *peak);
-    print_check(known["check_card"], ranks.device);
+    if (comm.is_main()) print_notes(o, tuning, known["check_card"], ranks.device);
     return tuning;
 }
 

@@ -1,9 +1,8 @@
 // Before its first step, a run chooses algorithms for its matmuls on this card, and measures rates
-// (llmc/linear/tune.h). Results are kept in the user's cache for the next start on this kind of card, so that two
-// starts of one command have the same bits.
+// (llmc/linear/tune.h). Results are kept in the user's cache for the next start on this kind of card, so that
+// running a command twice gives the same bits.
 #pragma once
 #include <optional>
-#include <string>
 
 #include "llmc/base/cache_file.h"
 #include "llmc/flags/options.h"
@@ -15,7 +14,8 @@
 namespace llmc {
 
 // The cache for this kind of card with this driver and cuBLASLt: {"algorithms": {product: algorithm}, "rates":
-// {name: rate}, "check_card": {"date", "items": {name: problem, "" if it is right}}}.
+// {name: rate}, "measured": day of the newest rate, "check_card": {"date", "items": {name: problem, "" if it is
+// right}}}.
 CacheFile card_cache(const DeviceInfo& device);
 // The rates that earlier starts measured on this kind of card.
 MeasuredRates kept_rates(const DeviceInfo& device);

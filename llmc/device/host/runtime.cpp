@@ -324,6 +324,7 @@ void device_free(void* p) {
 size_t device_alignment() { return DeviceMemory::instance().alignment(); }
 size_t device_bytes_in_use() { return MemoryLedger::instance().bytes(); }
 MemoryUse device_memory_use(MemoryKind kind) { return MemoryLedger::instance().use(kind); }
+void forget_memory_peaks() { MemoryLedger::instance().forget_peaks(); }
 
 void* pinned_malloc(size_t bytes) {
     require_device("pinned_malloc");

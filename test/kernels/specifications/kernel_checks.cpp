@@ -76,8 +76,8 @@ std::vector<CheckItem> kernel_checks(const KernelUse& use) {
     return items;
 }
 
-KernelUse::KernelUse(const TrainerConfig& config, Precision precision, int ranks) {
-    bf16 = precision != Precision::fp32;
+KernelUse::KernelUse(const TrainerConfig& config, int ranks) {
+    bf16 = config.precision != Precision::fp32;
     fp8 = config.is_fp8();
     scaling = config.fp8_scaling();
     e4m3_gradients = fp8 && config.fp8.grad == Fp8Grad::e4m3;
@@ -96,7 +96,6 @@ KernelUse::KernelUse(const TrainerConfig& config, Precision precision, int ranks
     set_model(config.model);
     for (const V variant : {V::hopper_attention, V::hopper_attention_backward_split})
         if (!hopper::can_run(attention_heads())) kernels.remove(variant);
-    tokens = config.batch * config.seq;
 }
 
 void KernelUse::set_model(const ModelConfig& model) {

@@ -46,7 +46,6 @@ struct KernelUse {
     float z_loss = 0;
 
     // The model. The defaults are GPT-2's.
-    int tokens = 0;  // batch times sequence length: the tokens of a micro-batch
     int channels = 0, heads = 0, kv_heads = 0, head_dim = 0;
     int window = 0;  // keys of attention in the short layers; 0: there are none
     int hidden = 0;  // channels inside the MLP, after the activation
@@ -60,7 +59,7 @@ struct KernelUse {
 
     KernelUse() = default;
     // The kernels of a run with this configuration and number of ranks.
-    KernelUse(const TrainerConfig& config, Precision precision, int ranks);
+    KernelUse(const TrainerConfig& config, int ranks);
     // Sets the model's fields, from its shape and from the table of its tensors.
     void set_model(const ModelConfig& model);
 

@@ -61,13 +61,8 @@ struct ProductChecks::Operands {
             set_bytes(result.data(), 0xFF, result.bytes(), stream);
     }
     ProductTensors tensors() const {
-        const bool scaled = is_fp8(product.type);
-        return {result.data(),
-                first.data(),
-                second.data(),
-                product.bias ? bias.data() : nullptr,
-                scaled ? first_scale.data() : nullptr,
-                scaled ? second_scale.data() : nullptr};
+        return ProductTensors::of(product, {result.data(), first.data(), second.data(), bias.data(), first_scale.data(),
+                                            second_scale.data()});
     }
 
     const Product product;
