@@ -3,7 +3,7 @@
 #include <cstdio>
 
 // flags
-#include "llmc/flags/options.h"  // Options, parse_options, parse_command, resolve, trainer_config, config_json
+#include "llmc/flags/options.h"  // Options, parse_options, parse_command, resolve, config_json
 
 // the data and the other ranks, which decide defaults
 #include "llmc/comm/agreement.h"  // require_same_inputs

@@ -44,7 +44,10 @@ def check_card(session, model, precision):
         ["-e", model, "-b", 16]
     done = session.run([session.program("check_card"), *shape, "--precision", precision], 180,
                        {"XDG_CACHE_HOME": session.path("cache")})
-    return {"done": done.code in (0, 1), "code": done.code, "output": done.output}
+    wrong = [line for line in done.output.splitlines() if line.startswith("WRONG: ")]
+    for line in wrong:
+        print(f"  {line}", flush=True)
+    return {"done": done.code in (0, 1), "code": done.code, "wrong": wrong, "output": done.output}
 
 
 def part0(session):

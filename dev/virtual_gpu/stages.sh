@@ -7,8 +7,7 @@ virtual_tests=(OMP_NUM_THREADS=1 $virtual/test_gpu --no-colors --test-suite-excl
     "--test-case-exclude=*conversions of floats*")
 # The longest tests first, because they end the queue.
 queue stage "virtual GPU: kernels, races" doctest env VIRTUAL_GPU_RACES=1 VIRTUAL_GPU_ORDER=random VIRTUAL_GPU_MULTIPROCESSORS=2 \
-    "${virtual_tests[@]}" "--source-file=*test/kernels/*,*test/fp8/scaling.cpp,*test/optim/*" \
-    "--source-file-exclude=*test/kernels/kernel_checks.cpp"
+    "${virtual_tests[@]}" "--source-file=*test/kernels/*,*test/fp8/scaling.cpp,*test/optim/*"
 queue stage "virtual GPU: CUDA tests, lazy streams" doctest env VIRTUAL_GPU_STREAMS=lazy "${virtual_tests[@]}" \
     "--source-file-exclude=*test/kernels/*"
 queue stage "virtual GPU: check_card" unittest python3 test/end_to_end/test_check_card.py OnVirtualGpu

@@ -14,6 +14,7 @@ namespace llmc {
 
 struct ProfileSteps {
     int64_t first = 1, last = 0;  // count from 1; both are included
+    bool any() const { return last > 0; }
 };
 
 // "N": N steps after two steps of warm-up. "A:B": from step A up to, but without, step B. Throws Error(bad_flags).

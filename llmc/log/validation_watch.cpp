@@ -1,14 +1,12 @@
 // Reads the rule of --plateau, and counts the validations without a better loss.
 #include "llmc/log/validation_watch.h"
 
-#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "llmc/base/error.h"
 #include "llmc/base/text.h"
-#include "llmc/log/metrics.h"
 
 namespace llmc {
 

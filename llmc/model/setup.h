@@ -23,7 +23,7 @@ inline constexpr Word<Precision> kWords<Precision>[] = {
 // How much forward keeps for backward. Backward computes the rest again from the same inputs with the same kernels, so
 // every level gives the same bits.
 enum class Recompute {
-    automatic,  // until a plan has chosen the first of the others that fits; a model takes it for `none`
+    automatic,  // a plan replaces it by the first of the others that fits; a model treats it as `none`
     none,       // keep everything
     gelu,       // recompute the activation's output
     norm,       // ... and the outputs of the block's norms

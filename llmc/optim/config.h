@@ -1,6 +1,5 @@
 // Everything that decides the updates: the optimizer (--optimizer) and its settings, schedule, clipping, loss scale.
 #pragma once
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -80,7 +79,7 @@ struct OptimizerConfig {
     OptimizerConfig complete(double lr) const;
 
     // The settings in the form in which the kernels take them.
-    AdamWConfig adamw() const;  // with Muon, for the rest
+    AdamWConfig adamw() const;  // with Muon, for what Muon leaves to it
     LionConfig lion() const;
     SgdConfig sgd() const;
     MuonMomentum muon_momentum() const;

@@ -131,8 +131,8 @@ std::string bare(std::string_view name) {
 }
 
 // The share of the data sheet's peak that large products and streaming kernels reach. Products: 790 of 989.4 TFLOP/s in
-// BF16 and 1450 of 1978.9 in FP8, the middle of what was measured on an H100 (cuBLASLt 13.1, five checks of
-// 2026-11-26 and 27: 781 to 803, and 1404 to 1500). Published for older versions are 750 and 1350. Memory: 4.2 of 4.8
+// BF16 and 1450 of 1978.9 in FP8, the median of five measurements on an H100 (cuBLASLt 13.1, 2026-11-26 and
+// 27: 781 to 803, and 1404 to 1500). Published for older versions are 750 and 1350. Memory: 4.2 of 4.8
 // TB/s, published for an H200. Other cards are assumed to reach the same shares.
 constexpr double kProductFraction = 790.0 / 989.4;
 constexpr double kFp8ProductFraction = 1450.0 / 1978.9;

@@ -40,7 +40,7 @@ std::vector<std::string> gpu_short_names();
 // The peak for a run in this precision on this device, for MFU; nothing for unknown cards.
 std::optional<double> peak_tflops(const DeviceInfo& device, Precision precision);
 
-// The rates that runs measured on the kind of card that is planned for; empty if there was none.
+// The rates that runs measured on the kind of card that is planned for; empty if no run has measured any.
 struct MeasuredRates {
     Rates rates;
     std::string date;  // of the newest rate

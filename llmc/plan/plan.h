@@ -162,7 +162,7 @@ struct StagePlan {
     size_t shared_copy = 0;  // host memory, if the card shares it
     int slices = 1;          // into which a unit is divided
     Sent sent;
-    std::map<Product, std::set<std::string>> products;  // of a micro-step, and which kinds of layers need them
+    ProductUses products;  // of a micro-step, and which kinds of layers need them
     size_t bytes() const { return memory.total() + reserve + shared_copy; }
 };
 

@@ -3,7 +3,6 @@
 #include "llmc/train/state.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <iterator>
 #include <limits>

@@ -82,8 +82,8 @@ std::vector<Matmul::LinearShape> Trainer<Real>::product_shapes() const {
 }
 
 template <class Real>
-std::map<Product, std::set<std::string>> Trainer<Real>::kinds_of_products() const {
-    std::map<Product, std::set<std::string>> products = model_.linear().products(config_.batch * config_.seq);
+ProductUses Trainer<Real>::kinds_of_products() const {
+    ProductUses products = model_.linear().products(config_.batch * config_.seq);
     if (const Muon<Real>* muon = optimizer_.muon())
         for (const Product& product : muon->products()) products[product].insert(word_of(config_.optimizer.kind));
     return products;

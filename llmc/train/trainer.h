@@ -93,7 +93,7 @@ public:
     // How many of a micro-step's matrix products (StepRecord::products) should be in FP8.
     int64_t expected_fp8_products() const { return model_.fp8_products(); }
     // The products of a step, with the kinds of layers, or the optimizer, that need them.
-    std::map<Product, std::set<std::string>> kinds_of_products() const;
+    ProductUses kinds_of_products() const;
 
     // ---- evaluation ----
 

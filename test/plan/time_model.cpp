@@ -75,7 +75,7 @@ struct Measured {
     Precision precision;
     double ms;                                                          // of a step; 0: not measured
     double matmuls = 0, attention = 0, elementwise = 0, optimizer = 0;  // ms of kernels
-    bool gelu_products = false;                                         // both candidates
+    bool gelu_products = false;                                         // both matmuls with GELU
 };
 
 // One micro-step at T = 1024 without recomputation, or Llama 3 8B: eight at T = 2048, as --fit makes it.

@@ -89,10 +89,11 @@ class FollowsHost(unittest.TestCase):
         # Compares the norm and the projection on a fixed direction, as fractions of the norm. BF16 has 8 bits, FP8 has
         # 4 or 3, and sums round in another order.
         weights = FinishedRun("--precision", "fp32", "--max-steps", "2", env=ONE_THREAD).path("model.safetensors")
+        on_host, on_virtual = (self.inspected(program, weights)
+                               for program in (trainer.PROGRAM, os.path.join(VIRTUAL, "train_gpt")))
         for name, bound in {"fp32": 1e-5, "bf16": 1e-2, "fp8": 5e-2}.items():
             with self.subTest(name):
-                host = self.gradients(trainer.PROGRAM, weights, name)
-                virtual = self.gradients(os.path.join(VIRTUAL, "train_gpt"), weights, name)
+                host, virtual = on_host[name]["gradients"], on_virtual[name]["gradients"]
                 self.assertEqual(list(virtual), list(host))
                 self.assertGreater(len(host), 20)
                 for tensor, reference in host.items():
@@ -101,11 +102,11 @@ class FollowsHost(unittest.TestCase):
                                         f"{tensor}: {key}")
 
     @staticmethod
-    def gradients(program, weights, precision):
+    def inspected(program, weights):
         done = subprocess.run([program, "inspect", "--from", weights, "--train", corpus().train, *trainer.TINY_BATCH,
                                "--json"], check=True, capture_output=True, timeout=120,
                               env={**trainer.ENVIRONMENT, **ONE_THREAD})
-        return json.loads(done.stdout)[precision]["gradients"]
+        return json.loads(done.stdout)
 
 
 class Orders(unittest.TestCase):
