@@ -114,8 +114,8 @@ struct ForwardState {
     float output[HD / 64][32];  // not yet divided by rounded_sum
     float maximum[2];           // of the raw scores seen so far
     float sum[2];               // of this thread's unrounded probabilities, for lse
-    // Of the probabilities as rounded to BF16. Dividing by it makes the weights of V's rows add up to exactly 1, so
-    // that a component common to all of V passes without rounding errors, which would bias the backward's delta.
+    // Of the row's probabilities as rounded to BF16. Dividing by it makes the weights of V's rows add up to exactly 1,
+    // so that a component common to all of V passes without rounding errors, which would bias the backward's delta.
     float rounded_sum[2];
 };
 
@@ -151,14 +151,20 @@ LLMC_DEVICE void softmax(float (&scores)[64], float (&maximum)[2], float (&sum)[
     }
 }
 
-// Probabilities as the A operand of the next product, rounded to BF16, and their sums.
-LLMC_DEVICE void round_probabilities(uint32_t (&rounded)[8][4], float (&rounded_sum)[2], const float (&scores)[64]) {
+// Rounds probabilities to BF16, as the A operand of the next product, and adds them up. A product with a matrix of ones
+// takes one instruction per 16 keys, where unpacking and adding take 16. All lanes of a row get the sum of its keys.
+template <int N>
+LLMC_DEVICE void round_probabilities(uint32_t (&rounded)[N / 8][4], float (&rounded_sum)[2], const float (&scores)[N]) {
+    const uint32_t ones[2] = {0x3f803f80u, 0x3f803f80u};
+    float total[2][4] = {};
     LLMC_UNROLL
-    for (int i = 0; i < 32; i++) {
-        const uint32_t pair = pack_bf16x2(scores[2 * i], scores[2 * i + 1]);
-        rounded[i / 4][i % 4] = pair;
-        rounded_sum[i & 1] += bf16x2_low(pair) + bf16x2_high(pair);
+    for (int k = 0; k < N / 8; k++) {
+        LLMC_UNROLL
+        for (int i = 0; i < 4; i++) rounded[k][i] = pack_bf16x2(scores[8 * k + 2 * i], scores[8 * k + 2 * i + 1]);
+        mma_m16n8k16(total[k % 2], rounded[k], ones);
     }
+    rounded_sum[0] += total[0][0] + total[1][0];
+    rounded_sum[1] += total[0][2] + total[1][2];
 }
 
 // Walks over an item's tiles of keys. `keys` and `values` are the places in their rings, which all items share.
@@ -342,7 +348,6 @@ LLMC_DEVICE void consume(ForwardShared<HD>& shared, const ForwardOutput& to, int
 
         // Store, through shared memory for 16-byte accesses.
         quad_sum_each(state.sum);
-        quad_sum_each(state.rounded_sum);
         float inverse[2];
         LLMC_UNROLL
         for (int half = 0; half < 2; half++) {
