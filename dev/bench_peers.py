@@ -43,18 +43,19 @@ def ours(program, shape, precision, threads, _):
 # ---- PyTorch ---------------------------------------------------------------------------------------------------------
 
 
-def torch_gpt2(layers, heads, channels, vocab, context):
-    """GPT-2 as a PyTorch module that returns the loss."""
+def torch_gpt2(layers, heads, channels, vocab, context, linear=None):
+    """GPT-2 as a PyTorch module that returns the loss. `linear`: the class of the blocks' layers, else nn.Linear."""
     import torch
     from torch import nn
     from torch.nn import functional as F
+    linear = linear or nn.Linear
 
     class Block(nn.Module):
         def __init__(self):
             super().__init__()
             self.ln1, self.ln2 = nn.LayerNorm(channels), nn.LayerNorm(channels)
-            self.qkv, self.proj = nn.Linear(channels, 3 * channels), nn.Linear(channels, channels)
-            self.fc, self.fc_proj = nn.Linear(channels, 4 * channels), nn.Linear(4 * channels, channels)
+            self.qkv, self.proj = linear(channels, 3 * channels), linear(channels, channels)
+            self.fc, self.fc_proj = linear(channels, 4 * channels), linear(4 * channels, channels)
 
         def forward(self, x):
             q, k, v = (z.view(*x.shape[:2], heads, -1).transpose(1, 2)

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 import threading
 import time
 
@@ -157,6 +158,46 @@ def gpu_state():
         if result.returncode == 0 and lines:
             return dict(zip(fields, (value.strip() for value in lines[0].split(","))))
     return {}
+
+
+WATCHED = {"clocks.sm": "clock_mhz", "power.draw": "power_w", "temperature.gpu": "temperature_c"}
+
+
+class GpuWatch:
+    """Records the card's clock, power and temperature ten times a second, while its `with` block runs. Afterwards
+    `seen` has of each the median and the 5th and 95th of a hundred; {} without nvidia-smi.
+    """
+
+    def __enter__(self):
+        self.seen, self.samples = {}, tempfile.TemporaryFile("w+")
+        query = ["nvidia-smi", f"--query-gpu={','.join(WATCHED)}", "--format=csv,noheader,nounits", "-i", "0",
+                 "-lms", "100"]
+        try:
+            self.process = subprocess.Popen(query, stdout=self.samples, stderr=subprocess.DEVNULL)
+        except OSError:
+            self.process = None
+        return self
+
+    def __exit__(self, *_):
+        if self.process:
+            self.process.terminate()
+            self.process.wait()
+        self.samples.seek(0)
+        self.seen = summary_of_samples(self.samples.read())
+        self.samples.close()
+
+
+def summary_of_samples(text):
+    """Of nvidia-smi's lines of WATCHED: the median and the 5th and 95th percentile of each."""
+    rows = [line.split(",") for line in text.splitlines()]
+    columns = zip(*(row for row in rows if len(row) == len(WATCHED)))
+    summary = {}
+    for name, column in zip(WATCHED.values(), columns):
+        numbers = sorted(float(cell) for cell in column if re.fullmatch(r"\s*[\d.]+\s*", cell))
+        if numbers:
+            at = {percent: numbers[round(percent / 100 * (len(numbers) - 1))] for percent in (5, 50, 95)}
+            summary[name] = {"samples": len(numbers), "median": at[50], "p5": at[5], "p95": at[95]}
+    return summary
 
 
 # ---- a session and its result files --------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
 """Parts 4 and 5: GPT-2 124M on real data in BF16 and FP8, compared; and tokens per second by model, precision and
-kernels, compared with published ones.
+kernels, in runs of a minute at 524,288 tokens a step and in runs of a micro-step a step, compared with published ones.
 """
 
 import os
@@ -9,7 +9,7 @@ import statistics
 import subprocess
 import sys
 
-from tools import ROOT, Part, found_by_inspect, gpu_state, read_json, read_records
+from tools import ROOT, GpuWatch, Part, found_by_inspect, gpu_state, read_json, read_records
 
 PRECISIONS = {
     "bf16": ["--precision", "bf16"],
@@ -200,6 +200,16 @@ def part4(session):
 
 # (model, sequences of 1024 tokens per micro-step): each fits into 141 GB in FP8 with -r none.
 SIZES = {"124M": ("d12", 64), "355M": ("d24", 32), "774M": ("d36", 32), "1558M": ("d48", 16)}
+STEP = 524_288  # tokens of a step, as llm.c and GPT-2 train: a micro-step is a small part of it
+# Runs of a minute: model, sequences of a micro-step, precision, tokens of a step, further flags.
+MINUTE = ", a minute"
+MINUTES = {
+    "124M delayed" + MINUTE: ("d12", 64, "delayed", STEP, ["-r", "none"]),
+    "1558M delayed" + MINUTE: ("d48", 16, "delayed", STEP, ["-r", "none"]),
+    "8B delayed" + MINUTE: ("llama3-8b", 8, "delayed", STEP // 4, ["--fit", "--offload", "optimizer"]),
+    "124M bf16" + MINUTE: ("d12", 64, "bf16", STEP, ["-r", "none"]),
+    "1558M bf16" + MINUTE: ("d48", 16, "bf16", STEP, ["-r", "none"]),
+}
 PORTABLE = " portable"  # ends the names of items without the kernels that only newer cards have
 
 # Published tokens per second of one GPU with 1024 tokens a sequence: (model, precision, card, tokens/s, source).
@@ -207,6 +217,8 @@ PUBLISHED = [
     ("124M", "bf16", "H100", 468_000, "llm.c, one of eight with their communication: 140 ms for 524,288 tokens "
                                       "(modded-nanogpt records/2024-10-13_llmc)"),
     ("1558M", "bf16", "H100", 46_800, "llm.c, one of eight with their communication (llm.c#677)"),
+    ("1558M", "delayed", "H100", 73_000, "llmq, Qwen2.5-1.5B (llmq benchmarks/H100x1.md)"),
+    ("8B", "delayed", "H100", 19_200, "llmq, Qwen2.5-7B with BF16 masters (llmq benchmarks/H100x1.md)"),
     ("1558M", "delayed", "H100", 47_600, "Transformer Engine, batch 14 (ROCm/TransformerEngine#72)"),
     ("1558M", "delayed", "H200", 62_000, "Transformer Engine, batch 38 (ROCm/TransformerEngine#72)"),
 ]
@@ -217,10 +229,10 @@ def kernel_flags(name):
 
 
 def against_published(items):
-    """For every published rate that this session measured: both rates, and ours over theirs."""
+    """For every published rate that this session measured for a minute: both rates, and ours over theirs."""
     rows = []
     for model, precision, card, published, source in PUBLISHED:
-        measured = items.get(f"{model} {precision}", {}).get("tokens_per_s")
+        measured = items.get(f"{model} {precision}{MINUTE}", {}).get("tokens_per_s")
         if measured:
             rows.append({"model": model, "precision": precision, "tokens_per_s": measured, "published": published,
                          "published_card": card, "ratio": round(measured / published, 3), "source": source})
@@ -228,32 +240,64 @@ def against_published(items):
 
 
 def rate(batch, ms, tokens):
-    """The rate of a run from the milliseconds of its steps, of which the first third warms up."""
+    """The rate of a short run from the milliseconds of its steps, of which the first third warms up."""
     middle = statistics.median(ms[len(ms) // 3:])
     return {"batch": batch, "ms": middle, "tokens_per_s": round(tokens / middle * 1e3), "ms_of_steps": ms}
 
 
-def speed_of(session, model, batch, precision, steps, flags):
+def long_rate(batch, ms, tokens, warm_up_ms=10_000):
+    """The rate that a long run has: the mean of all steps after the card is warm, because a card at its power limit
+    slows single steps down.
+    """
+    warm = next((i for i in range(1, len(ms)) if sum(ms[:i]) >= warm_up_ms), len(ms) // 3)
+    mean = statistics.fmean(ms[warm:])
+    return {"batch": batch, "ms": mean, "median_ms": statistics.median(ms[warm:]),
+            "tokens_per_s": round(tokens / mean * 1e3), "ms_of_steps": ms}
+
+
+def steps_of_speed(session, model, batch, flags, log):
+    """Trains, and returns how the run ended, the milliseconds of its steps, and what its last line says."""
     shape = ["--layers", 1, "--channels", 128, "--heads", 2, "--context", 64, "--batch", 2, "--seq", 64]
     if not session.dry:
-        shape = ["-e", model, "-b", batch, "-t", 1024, "-r", "none"]
-    done = session.run([session.program("train_gpt"), "--train", session.shard("train"), *shape, *PRECISIONS[precision],
-                        *flags, "--max-steps", steps, "--val-every", 0], 240,
-                       log="_".join(["speed", model, precision, *flags[1:]]))
+        shape = ["-e", model, "-b", batch, "-t", 1024]
+    with GpuWatch() as card:
+        done = session.run([session.program("train_gpt"), "--train", session.shard("train"), *shape, *flags,
+                            "--val-every", 0], 240, log=log)
     lines = [line for line in done.output.splitlines() if line.lstrip().startswith("step ")]
     ms = [float(value) for line in lines if (value := next(iter(re.findall(r"([\d.]+) ms", line)), None))]
+    memory = re.findall(r"mem (\S+ \S+)", lines[-1]) if lines else []
+    mfu = re.findall(r"MFU ([\d.]+)%", lines[-1]) if lines else []
+    return done, ms, {"mfu_percent_of_last_step": float(mfu[0]) if mfu else None,
+                      "memory": memory[0] if memory else None, **card.seen}
+
+
+def speed_of(session, model, batch, precision, steps, flags):
+    done, ms, more = steps_of_speed(session, model, batch,
+                                    ["-r", "none", *PRECISIONS[precision], *flags, "--max-steps", steps],
+                                    "_".join(["speed", model, precision, *flags[1:]]))
     if done.code != 0 or len(ms) < steps:
         return {"done": False, "code": done.code, "output": done.tail()}
-    memory = re.findall(r"mem (\S+ \S+)", lines[-1])
-    mfu = re.findall(r"MFU ([\d.]+)%", lines[-1])
-    return {**rate(batch, ms, 128 if session.dry else batch * 1024),
-            "mfu_percent_of_last_step": float(mfu[0]) if mfu else None, "memory": memory[0] if memory else None}
+    return {**rate(batch, ms, 128 if session.dry else batch * 1024), **more}
+
+
+def minute_of(session, model, batch, precision, tokens, flags):
+    """A minute at `tokens` tokens a step, as a real run has them: the rate to quote."""
+    tokens = 256 if session.dry else tokens
+    length = ["--max-steps", 4] if session.dry else ["--max-steps", 100_000, "--max-minutes", 1]
+    done, ms, more = steps_of_speed(session, model, batch,
+                                    [*PRECISIONS[precision], *flags, "--total-batch", tokens, *length],
+                                    f"minute_{model}_{precision}")
+    if done.code != 0 or len(ms) < 4:
+        return {"done": False, "code": done.code, "output": done.tail()}
+    return {"tokens_per_step": tokens, **long_rate(batch, ms, tokens), **more}
 
 
 def part5(session):
     part = Part(session, 5, "speed")
     sizes = dict(list(SIZES.items())[:1]) if session.dry else SIZES
     steps = 4 if session.dry else 15
+    for name in ["124M bf16" + MINUTE] if session.dry else MINUTES:
+        part.item(name, lambda: minute_of(session, *MINUTES[name]), 0 if session.dry else 80)
     names = []
     for size in sizes:
         for precision in ("bf16", "delayed"):

@@ -10,7 +10,9 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import time
 import unittest
+import unittest.mock
 
 import trainer
 
@@ -25,6 +27,7 @@ import kernel_families  # noqa: E402
 import session  # noqa: E402
 import several_ranks  # noqa: E402
 import tools  # noqa: E402
+import training  # noqa: E402
 
 
 read = trainer.read_json
@@ -140,12 +143,31 @@ class Dry(unittest.TestCase):
 
     def test_speed(self):
         items = self.parts[5]["items"]
-        self.assertEqual(set(items), {f"124M {name}" for name in ("bf16", "bf16 portable", "delayed", "delayed portable")})
+        self.assertEqual(set(items), {f"124M {name}" for name in ("bf16, a minute", "bf16", "bf16 portable", "delayed",
+                                                                  "delayed portable")})
         for item in items.values():
             self.assertGreater(item["tokens_per_s"], 0)
         published, = self.parts[5]["against_published"]
-        self.assertEqual((published["model"], published["tokens_per_s"]), ("124M", items["124M bf16"]["tokens_per_s"]))
+        self.assertEqual((published["model"], published["tokens_per_s"]), ("124M", items["124M bf16, a minute"]["tokens_per_s"]))
         self.assertAlmostEqual(published["ratio"], published["tokens_per_s"] / 468000, places=3)
+
+    def test_a_minute_has_the_mean_of_steps_after_warm_up(self):
+        ms = [90.0] * 4 + [100.0, 100.0, 400.0]
+        self.assertEqual(training.long_rate(2, ms, 300, warm_up_ms=360)["tokens_per_s"], 1500)
+        self.assertEqual(training.rate(2, ms, 300)["tokens_per_s"], 3000)
+
+    def test_the_card_is_watched(self):
+        tool = os.path.join(trainer.new_path("tools"), "nvidia-smi")
+        os.makedirs(os.path.dirname(tool))
+        with open(tool, "w", encoding="utf-8") as file:
+            file.write("#!/bin/sh\nfor i in 0 1 2 3 4; do echo \"17${i}0, 69$i.5, [N/A]\"; done; echo error; exec sleep 60\n")
+        os.chmod(tool, 0o755)
+        with unittest.mock.patch.dict(os.environ, PATH=os.path.dirname(tool) + os.pathsep + os.environ["PATH"]):
+            with tools.GpuWatch() as card:
+                while os.fstat(card.samples.fileno()).st_size < 5 * 20:
+                    time.sleep(0.01)
+        self.assertEqual(card.seen, {"clock_mhz": {"samples": 5, "median": 1720, "p5": 1700, "p95": 1740},
+                                     "power_w": {"samples": 5, "median": 692.5, "p5": 690.5, "p95": 694.5}})
 
     def test_ranks_agree_to_the_bit(self):
         part = self.parts[7]
@@ -263,6 +285,26 @@ class Pieces(unittest.TestCase):
                          [("matmuls", 0.0, 2), ("attention", 0.0, 1), ("elementwise", 0.0, 3), ("optimizer", 0.0, 0),
                           ("other", 0.5, None)])
         self.assertLessEqual(set(kernel_families.MODELLED), {name for name, _ in kernel_families.FAMILIES})
+
+    def test_fp8_layers_of_pytorch(self):
+        """E4M3 has a relative rounding error of at most 2^-4, E5M2 of 2^-3."""
+        try:
+            import torch
+        except ImportError:
+            self.skipTest("no torch")
+        from torch_fp8 import Fp8Linear
+        torch.manual_seed(1)
+        layer = torch.nn.Linear(64, 96)
+        of_fp8 = Fp8Linear(64, 96)
+        of_fp8.load_state_dict(layer.state_dict())
+        values, gradient, found = torch.randn(4, 8, 64), torch.randn(4, 8, 96), []
+        for linear in (layer, of_fp8):
+            x = values.clone().requires_grad_(True)
+            out = linear(x)
+            (out.float() * gradient).sum().backward()
+            found.append((out, x.grad, linear.weight.grad, linear.bias.grad))
+        for plain, fp8, bound in zip(*found, (2**-4, 2**-3, 2**-3, 2**-8)):
+            self.assertLess(((fp8 - plain).norm() / plain.norm()).item(), bound)
 
     def test_attention_rates(self):
         kernels = [{"name": "hopper_attention_forward_kernel", "us": 100.0}, {"name": "attention_delta_kernel", "us": 50.0},
