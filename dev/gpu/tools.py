@@ -188,7 +188,7 @@ class GpuWatch:
 
 
 def summary_of_samples(text):
-    """Of nvidia-smi's lines of WATCHED: the median and the 5th and 95th percentile of each."""
+    """The median, the 5th and the 95th percentile of each of WATCHED, from the lines of nvidia-smi."""
     rows = [line.split(",") for line in text.splitlines()]
     columns = zip(*(row for row in rows if len(row) == len(WATCHED)))
     summary = {}
