@@ -135,6 +135,20 @@ TEST_CASE("runtime: memory is counted and aligned") {
     CHECK(device_bytes_in_use() == before);
 }
 
+TEST_CASE("runtime: the peak of memory can be forgotten, down to what is in use") {
+    test_stream();
+    void* const kept = device_malloc(1 << 10);
+    device_free(device_malloc(size_t{3} << 20));
+    const MemoryUse most = device_memory_use(MemoryKind::workspace);
+    CHECK(most.peak >= most.bytes + (size_t{3} << 20));
+    forget_memory_peaks();
+    const MemoryUse now = device_memory_use(MemoryKind::workspace);
+    CHECK(now.bytes == most.bytes);
+    CHECK(now.peak == now.bytes);
+    device_free(kept);
+    CHECK(device_memory_use(MemoryKind::workspace).peak == now.peak);
+}
+
 TEST_CASE("runtime: too large an allocation ends with its own exit code") {
     test_stream();
     const size_t before = device_bytes_in_use();
