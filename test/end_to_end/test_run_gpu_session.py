@@ -257,6 +257,36 @@ class Dry(unittest.TestCase):
         self.assertIn("another", str(caught.exception))
 
 
+@unittest.skipUnless(all(os.path.exists(os.path.join(BUILD, name)) for name in PROGRAMS[:2]), "not built")
+class SeveralGpus(unittest.TestCase):
+    def run_it(self, out):
+        with contextlib.redirect_stdout(io.StringIO()) as text, unittest.mock.patch.dict(os.environ, trainer.ENVIRONMENT):
+            code = several_ranks.main(["--dry", "--programs", BUILD, "--out", out])
+        return code, text.getvalue()
+
+    def test_on_the_cpu(self):
+        out = trainer.new_path("several")
+        code, text = self.run_it(out)
+        self.assertEqual(code, 0, text)
+        for what in ("check_card", "delayed: bits of one rank", "a rank is killed"):
+            self.assertRegex(text, rf"{what} +right\n")
+        self.assertRegex(text, r"124M delayed +2 +3 +[\d,]+ +[\d.]+ %\n")
+        # What is wrong is said, and what is done is not done again.
+        path = os.path.join(out, "part9_several_gpus.json")
+        part = read(path)
+        part["items"]["delayed: bits of one rank"]["passed"] = False
+        trainer.write_json(path, part)
+        code, text = self.run_it(out)
+        self.assertEqual(code, 1)
+        self.assertRegex(text, r"delayed: bits of one rank +WRONG\n")
+        self.assertTrue(text.rstrip().endswith("WRONG: delayed: bits of one rank"), text)
+
+    def test_one_gpu_is_refused(self):
+        with contextlib.redirect_stderr(io.StringIO()) as text, self.assertRaises(SystemExit):
+            several_ranks.main(["--ranks", "1", "--out", trainer.new_path("several")])
+        self.assertIn("several GPUs are needed", text.getvalue())
+
+
 class Pieces(unittest.TestCase):
     def test_gaps(self):
         self.assertEqual(host_and_gpu.relative_gap(None, 1.0), float("inf"))
