@@ -271,7 +271,7 @@ class SeveralGpus(unittest.TestCase):
         for what in ("check_card", "delayed: bits of one rank", "a rank is killed"):
             self.assertRegex(text, rf"{what} +right\n")
         self.assertRegex(text, r"124M delayed +2 +3 +[\d,]+ +[\d.]+ %\n")
-        # What is wrong is said, and what is done is not done again.
+        # Errors are named, and finished items are not run again.
         path = os.path.join(out, "part9_several_gpus.json")
         part = read(path)
         part["items"]["delayed: bits of one rank"]["passed"] = False

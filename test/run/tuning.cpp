@@ -1,4 +1,4 @@
-// What MFU of a run refers to.
+// The peak that MFU refers to.
 #include "llmc/run/tuning.h"
 
 #include <doctest/doctest.h>
