@@ -109,6 +109,17 @@ def add_others(commands):
     add_tokenizer(shakespeare, "gpt2")
     shakespeare.add_argument("--text", metavar="FILE", help="a local copy of its text, so that nothing is downloaded")
 
+    download = add("download", "Fetches published shards, checks them, and writes their sidecars.")
+    download.add_argument("name", choices=("fineweb10B", "fineweb-edu10B"),
+                          help="10 billion tokens of FineWeb or FineWeb-Edu with GPT-2's tokenizer, 20 GB")
+    download.add_argument("--out", required=True, metavar="DIR", help="directory for the shards and sidecars")
+    download.add_argument("--shards", type=int, metavar="N",
+                          help="only the validation shard and the first N training shards, of 100M tokens (0.2 GB) each")
+    download.add_argument("--revision", metavar="COMMIT", help="of the data set on the hub; default: the newest, or that "
+                                                                "of the shards in DIR")
+    download.add_argument("--tokenizer", default="gpt2", metavar="FILE",
+                          help="gpt2.tiktoken, or llm.c's tokenizer.bin, so that its vocabulary is not downloaded")
+
     hellaswag = add("hellaswag", "Writes HellaSwag as llm.c's evaluation file.")
     hellaswag.add_argument("--out", required=True, metavar="FILE", help="hellaswag_val.bin, for example")
     add_tokenizer(hellaswag, "gpt2")
@@ -167,7 +178,7 @@ def parse(argv):
 
 
 def run(parser, args):
-    from . import (chunks, encode, hellaswag, pipeline, readers, shard_tools, tasks, tinyshakespeare, tokenizers,
+    from . import (chunks, download, encode, hellaswag, pipeline, readers, shard_tools, tasks, tinyshakespeare, tokenizers,
                    train_tokenizer)
     if args.command == "text":
         if args.workers < 1:
@@ -178,6 +189,8 @@ def run(parser, args):
     elif args.command == "tinyshakespeare":
         tokenizer = tokenizers.open_tokenizer(args.tokenizer, args.end_token)
         tinyshakespeare.prepare_tinyshakespeare(args.out, tokenizer, args.text)
+    elif args.command == "download":
+        download.download(args.name, args.out, args.shards, args.revision, args.tokenizer)
     elif args.command == "hellaswag":
         if args.input and args.split:
             parser.error("--split chooses the file to download, and --input names one")
@@ -242,7 +255,8 @@ def main(argv=None):
               file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("prepare: stopped" + "; the same command continues from here" * (args.command == "text"), file=sys.stderr)
+        print("prepare: stopped" + "; the same command continues from here" * (args.command in ("text", "download")),
+              file=sys.stderr)
         return 130
 
 
