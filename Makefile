@@ -129,7 +129,7 @@ unit_loops     := $(filter-out %/attention.cpp $(LAUNCHERS),$(wildcard llmc/kern
 unit_attention := $(patsubst %,llmc/kernels/attention_%.cu,forward backward fp32 logits)
 unit_tensors   := $(patsubst %,llmc/kernels/%.cu,activation activation_fp8 classifier embedding norm quantize_blocks)
 UNITS    := core model settings runs optimized device device_optimized loops attention tensors
-UNITS    := $(if $(SANITIZE)$(filter 0,$(UNITY))$(filter fuzz,$(MAKECMDGOALS)),,$(UNITS))
+UNITS    := $(if $(filter 0,$(UNITY))$(filter fuzz,$(MAKECMDGOALS)),,$(UNITS))
 in_units  = $(foreach unit,$(UNITS),$(if $(filter $(unit_$(unit)),$1),build/units/$(unit).cpp)) \
             $(filter-out $(foreach unit,$(UNITS),$(unit_$(unit))),$1)
 PER_DEVICE += $(patsubst %,build/units/%.cpp,device device_optimized loops attention tensors)

@@ -17,12 +17,21 @@ PROBE      := $(filter-out dev/probe/main.cpp,$(wildcard dev/probe/*.cpp dev/pro
 # Folders that know no device: test_gpu leaves their tests to test_cpu. `make WITHOUT_DEVICE=` has them in both.
 NO_DEVICE      := $(addprefix test/,base flags log plan run checkpoint data dev)
 WITHOUT_DEVICE := $(filter-out $(call marked,gpu-test),$(wildcard $(NO_DEVICE:%=%/*.cpp)))
+# The tests of a folder are a unit, too, without those that have a mark. Specifications are not: all of them use the same
+# names.
+TEST_UNITS := $(addprefix test/,base checkpoint comm comm/ranks data flags fp8 kernels linear log model optim plan run \
+              shard train) dev/probe
+MARKED     := $(foreach mark,$(MARKS),$(firstword $(subst :, ,$(mark))))
+$(foreach folder,$(TEST_UNITS),$(eval unit_$(folder) := \
+    $(filter-out $(MARKED) dev/probe/main.cpp,$(wildcard $(folder)/*.cpp))))
+UNITS += $(if $(UNITS),$(TEST_UNITS))
 CUDA_TEST_OBJECTS := $(call cuda_objects,$(filter-out $(WITHOUT_DEVICE),$(TESTS)) $(if $(WITHOUT_DEVICE),,$(PROBE)))
 CUDA_PROBE_OBJECTS := $(call cuda_objects,$(PROBE) dev/probe/main.cpp)
 CUDA_RANK_OBJECTS  := $(call cuda_objects,$(RANK_TESTS))
 # These tests take no longer at -O0. A file compiled so must share no inline function with code that computes: one copy
 # serves the whole program.
-$(foreach dir,$(NO_DEVICE) test/comm,$(SHARED_DIR)/$(dir)/%.o) $(SHARED_DIR)/test/main.cpp.o: LEVEL := -O0
+$(foreach dir,$(NO_DEVICE) test/comm,$(SHARED_DIR)/$(dir)/%.o $(SHARED_DIR)/build/units/$(dir)%.o) \
+$(SHARED_DIR)/test/main.cpp.o: LEVEL := -O0
 
 # test_cpu emulates the kernels that have CPU loops, and compares them. -O1 compiles in half the time of -O3.
 TEST_LAUNCHERS = $(LAUNCHERS:%=$(CPU_DIR)/with_kernels/%.o)
@@ -45,11 +54,12 @@ THREADED  := $(HOST_ONLY) $(HOST_TESTS) $(wildcard test/comm/*.cpp) $(call marke
 CHECKED_address := $(filter-out $(UPPER),$(filter llmc/%,$(ALL))) $(THREADED) $(call marked,addresses)
 CHECKED_thread  := llmc/comm/% llmc/device/% llmc/train/% $(THREADED)
 UNCHECKED := $(filter-out $(CHECKED_$(SANITIZE)),$(ALL))
+UNITS     := $(foreach unit,$(UNITS),$(if $(filter-out $(UNCHECKED),$(unit_$(unit))),,$(unit)))
 CPU_DIR   := build/cpu-$(MARCH)-$(SANITIZE)$(WHOLE)$(SUFFIX)
 CPU_MAIN  := $(CPU_DIR)/train_gpt.cu.o
 LINK_FLAGS := -fsanitize=$(if $(filter thread,$(SANITIZE)),thread,address$(comma)undefined)
 cpu_objects = $(patsubst %,$(CPU_DIR)/%.o,$(filter-out $(UNCHECKED),$1)) \
-              $(call objects_in,$(PLAIN_DIR),$(filter $(UNCHECKED),$1))
+              $(call objects_in,$(PLAIN_DIR),$(call in_units,$(filter $(UNCHECKED),$1)))
 TEST_LAUNCHERS = $(CPU_LAUNCHERS)
 # Line numbers for reports, relative to the checkout, so that ccache knows them in every clone. g++ takes its own
 # AVX-512 headers for uninitialised.

@@ -15,7 +15,7 @@ using nlohmann::ordered_json;
 
 namespace {
 
-std::string refusal(const std::string& text) {
+std::string json_refusal(const std::string& text) {
     try {
         parse_json<ordered_json>(text);
     } catch (const JsonError& error) {
@@ -42,15 +42,15 @@ TEST_CASE("JSON: texts become values, in the order of the text or sorted") {
 TEST_CASE("JSON: malformed, too deep or repeated names are refused with the reason") {
     for (const char* broken : {"", " ", "{", "[1,]", "{\"a\":}", "nonsense", "{}{}", "\"\xff\"", "{1:2}"}) {
         CAPTURE(broken);
-        CHECK(refusal(broken).starts_with("parse error at line 1, column"));
+        CHECK(json_refusal(broken).starts_with("parse error at line 1, column"));
     }
-    CHECK(refusal("1e999").find("number overflow") == 0);
-    CHECK(refusal(nested(kDeepestJson)) == "<no error>");
-    CHECK(refusal(nested(kDeepestJson + 1)) == "it is nested deeper than 64 levels");
-    CHECK(refusal(std::string(1000000, '[')) == "it is nested deeper than 64 levels");
-    CHECK(refusal(R"({"a":1,"b":2,"a":1})") == "an object has the name \"a\" twice");
-    CHECK(refusal(R"({"a":{"b":[{"c":1},{"c":2,"d":3,"c":4}]}})") == "an object has the name \"c\" twice");
-    CHECK(refusal(R"({"a":{"a":[{"a":1},{"a":{}}]},"b":{"a":0,"b":1}})") == "<no error>");
+    CHECK(json_refusal("1e999").find("number overflow") == 0);
+    CHECK(json_refusal(nested(kDeepestJson)) == "<no error>");
+    CHECK(json_refusal(nested(kDeepestJson + 1)) == "it is nested deeper than 64 levels");
+    CHECK(json_refusal(std::string(1000000, '[')) == "it is nested deeper than 64 levels");
+    CHECK(json_refusal(R"({"a":1,"b":2,"a":1})") == "an object has the name \"a\" twice");
+    CHECK(json_refusal(R"({"a":{"b":[{"c":1},{"c":2,"d":3,"c":4}]}})") == "an object has the name \"c\" twice");
+    CHECK(json_refusal(R"({"a":{"a":[{"a":1},{"a":{}}]},"b":{"a":0,"b":1}})") == "<no error>");
 }
 
 namespace {

@@ -18,7 +18,7 @@ using namespace llmc::test;
 
 namespace {
 
-using Weights = std::map<std::string, std::vector<float>>;
+using NamedWeights = std::map<std::string, std::vector<float>>;
 const ModelConfig kSmall = {.layers = 2, .heads = 1, .channels = 32, .vocab = 50, .context = 6};
 const ModelConfig kSmallQwen = [] {
     ModelConfig model = kSmall;
@@ -29,8 +29,8 @@ const ModelConfig kSmallQwen = [] {
 constexpr int64_t kCodesOfQwen = 2 * 32 * (3 * 32 + 32 + 2 * 64 + 64);
 
 // Weights of all magnitudes: each tensor has its own range, with values down to 2^-20 of its largest.
-Weights weights_of(const ModelConfig& model) {
-    Weights weights;
+NamedWeights weights_of(const ModelConfig& model) {
+    NamedWeights weights;
     uint32_t state = 1;
     const auto random = [&] { return static_cast<float>((state = state * 1664525u + 1013904223u) >> 8) * 0x1p-24f; };
     int tensor = 0;
@@ -43,14 +43,14 @@ Weights weights_of(const ModelConfig& model) {
     return weights;
 }
 
-void export_as(const std::string& folder, HfType type, const Weights& weights, uint64_t shard_bytes = kHfShardBytes,
+void export_as(const std::string& folder, HfType type, const NamedWeights& weights, uint64_t shard_bytes = kHfShardBytes,
                const ModelConfig& model = kSmall) {
     export_hf_directory(folder, model, {type, -1, shard_bytes},
                         [&](const std::string& name, std::vector<float>& out) { out = weights.at(name); });
 }
 
-Weights import_from(const std::string& path) {
-    Weights weights;
+NamedWeights import_from(const std::string& path) {
+    NamedWeights weights;
     import_weights(*open_weights(path),
                    [&](const std::string& name, const std::vector<float>& values) { weights[name] = values; });
     return weights;
@@ -77,13 +77,13 @@ nlohmann::json config_in(const std::string& folder) {
 
 TEST_CASE("hf_export: FP32 is exact, BF16 within half a unit, and both are read back") {
     TemporaryDirectory folder;
-    const Weights weights = weights_of(kSmall);
+    const NamedWeights weights = weights_of(kSmall);
     export_as(folder / "", HfType::fp32, weights);
     CHECK(import_from(folder / "") == weights);
     CHECK(config_in(folder / "")["torch_dtype"] == "float32");
 
     export_as(folder / "", HfType::bf16, weights);
-    const Weights rounded = import_from(folder / "");
+    const NamedWeights rounded = import_from(folder / "");
     CHECK(config_in(folder / "")["torch_dtype"] == "bfloat16");
     CHECK(rounded != weights);
     for (const auto& [name, values] : weights)
@@ -95,12 +95,12 @@ TEST_CASE("hf_export: FP32 is exact, BF16 within half a unit, and both are read 
 
 TEST_CASE("hf_export: FP8 codes times their scale are the values to half a unit of E4M3, and are read back") {
     TemporaryDirectory folder;
-    Weights weights = weights_of(kSmallQwen);
+    NamedWeights weights = weights_of(kSmallQwen);
     weights["h.0.fc.weight"].assign(weights["h.0.fc.weight"].size(), 0.0f);
     weights["h.1.fc.weight"].assign(weights["h.1.fc.weight"].size(), 3 * std::numeric_limits<float>::denorm_min());
     weights["h.1.qkv.weight"][5] = -3e38f;
     export_as(folder / "", HfType::fp8, weights, kHfShardBytes, kSmallQwen);
-    const Weights back = import_from(folder / "");
+    const NamedWeights back = import_from(folder / "");
     const SafetensorsFile file(folder / "model.safetensors");
     CHECK(file.metadata().at("format") == "pt");
     CHECK(contains(file.metadata().at("fp8"), "weight (F8_E4M3) * weight_scale (F32"));
@@ -144,7 +144,7 @@ TEST_CASE("hf_export: FP8 codes times their scale are the values to half a unit 
 
 TEST_CASE("hf_export: a model larger than the limit of a file is split into several, with an index") {
     TemporaryDirectory folder;
-    const Weights weights = weights_of(kSmall);
+    const NamedWeights weights = weights_of(kSmall);
     export_as(folder / "", HfType::fp32, weights, 20'000);
     CHECK(!std::filesystem::exists(folder / "model.safetensors"));
     const nlohmann::json index = parse_json<nlohmann::json>(read_file(folder / "model.safetensors.index.json"));
@@ -175,6 +175,6 @@ TEST_CASE("hf_export: a model larger than the limit of a file is split into seve
     const std::string name = "model.layers.1.mlp.up_proj.weight";
     CHECK(fp8["weight_map"][name] == fp8["weight_map"][name + "_scale"]);
     CHECK(fp8["metadata"]["total_size"] == 2 * kSmallQwen.parameters() - kCodesOfQwen + 14 * 4);
-    const Weights back = import_from(other / "");
+    const NamedWeights back = import_from(other / "");
     CHECK(back.size() == all_tensors(kSmallQwen).size());
 }

@@ -20,12 +20,12 @@ using namespace llmc::test;
 
 namespace {
 
-using Weights = std::map<std::string, std::vector<float>>;
+using NamedWeights = std::map<std::string, std::vector<float>>;
 const ModelConfig kTiny = {.layers = 2, .heads = 2, .channels = 4, .vocab = 7, .context = 5};
 
 // Every element has its own value, exact in BF16 and F16. wte has one padded row more than the vocabulary.
-Weights numbered_weights(const ModelConfig& config) {
-    Weights weights;
+NamedWeights numbered_weights(const ModelConfig& config) {
+    NamedWeights weights;
     const std::vector<HfTensor> tensors = hf_tensors(config);
     for (size_t i = 0; i < tensors.size(); ++i) {
         size_t count = 1;
@@ -40,19 +40,19 @@ Weights numbered_weights(const ModelConfig& config) {
     return weights;
 }
 
-void export_weights(const std::string& path, const Weights& weights, const ModelConfig& config = kTiny) {
+void export_weights(const std::string& path, const NamedWeights& weights, const ModelConfig& config = kTiny) {
     export_hf(path, config, -1, [&](const std::string& name, std::vector<float>& out) { out = weights.at(name); });
 }
 
-Weights import_weights(const std::string& path, const ModelConfig& config = kTiny) {
-    Weights weights;
+NamedWeights import_weights(const std::string& path, const ModelConfig& config = kTiny) {
+    NamedWeights weights;
     import_weights(*open_weights(path, config), [&](const std::string& name, const std::vector<float>& values) {
         CHECK(weights.emplace(name, values).second);
     });
     return weights;
 }
 
-Weights unpadded(Weights weights) {
+NamedWeights unpadded(NamedWeights weights) {
     weights["wte"].resize(kTiny.vocab * kTiny.channels);
     return weights;
 }
@@ -128,7 +128,7 @@ TEST_CASE("hf_weights: names and shapes are those of the published GPT-2") {
 
 TEST_CASE("hf_weights: export writes (in, out) matrices, no padded rows, and config.json") {
     TemporaryDirectory folder;
-    const Weights weights = numbered_weights(kTiny);
+    const NamedWeights weights = numbered_weights(kTiny);
     export_weights(folder / "model.safetensors", weights);
     const SafetensorsFile file(folder / "model.safetensors");
     CHECK(file.metadata().at("format") == "pt");
@@ -167,13 +167,13 @@ TEST_CASE("hf_weights: export writes (in, out) matrices, no padded rows, and con
 TEST_CASE("hf_weights: export then import gives the same weights") {
     TemporaryDirectory folder;
     const std::string path = folder / "model.safetensors";
-    const Weights weights = numbered_weights(kTiny);
+    const NamedWeights weights = numbered_weights(kTiny);
     export_weights(path, weights);
     CHECK(import_weights(path) == unpadded(weights));
 
     // Wider than a transposition tile, not a multiple of it, and not square.
     const ModelConfig wide = {.layers = 1, .heads = 2, .channels = 38, .vocab = 3, .context = 2};
-    Weights wide_weights = numbered_weights(wide);
+    NamedWeights wide_weights = numbered_weights(wide);
     export_weights(folder / "wide.safetensors", wide_weights, wide);
     wide_weights["wte"].resize(3 * 38);
     CHECK(import_weights(folder / "wide.safetensors", wide) == wide_weights);
@@ -184,7 +184,7 @@ TEST_CASE("hf_weights: export then import gives the same weights") {
                                 .channels = fixture.integer("channels"),
                                 .vocab = fixture.integer("vocab"),
                                 .context = fixture.integer("context")};
-    Weights reference;
+    NamedWeights reference;
     for (const HfTensor& tensor : hf_tensors(config)) reference[tensor.row.name] = fixture.weight(tensor.row.name);
     export_weights(folder / "fixture.safetensors", reference, config);
     CHECK(import_weights(folder / "fixture.safetensors", config) == reference);
@@ -193,7 +193,7 @@ TEST_CASE("hf_weights: export then import gives the same weights") {
 TEST_CASE("hf_weights: import takes bare names, BF16 and F16, a tied head and mask buffers") {
     TemporaryDirectory folder;
     const std::string path = folder / "model.safetensors";
-    const Weights weights = numbered_weights(kTiny);
+    const NamedWeights weights = numbered_weights(kTiny);
     export_weights(path, weights);
     std::vector<Raw> tensors = load_raw(path);
     Raw head = find_raw(tensors, "transformer.wte.weight");
@@ -271,7 +271,7 @@ TEST_CASE("hf_weights: a file that does not fit the model is refused before anyt
 
 TEST_CASE("hf_weights: import takes a directory, with shards too, names with and without the prefix") {
     TemporaryDirectory folder;
-    const Weights weights = numbered_weights(kTiny);
+    const NamedWeights weights = numbered_weights(kTiny);
     export_weights(folder / "model.safetensors", weights);
     CHECK(import_weights(folder / "") == unpadded(weights));
 
@@ -326,7 +326,7 @@ TEST_CASE("hf_weights: a config.json of another model is refused, with every num
 
 TEST_CASE("hf_weights: a value that is not finite is refused, with its place in the file") {
     TemporaryDirectory folder;
-    Weights weights = numbered_weights(kTiny);
+    NamedWeights weights = numbered_weights(kTiny);
     weights["h.1.fc.weight"][3 * 4 + 2] = NAN;  // (out 3, in 2) of ours
     export_weights(folder / "model.safetensors", weights);
     CHECK(contains(checkpoint_error([&] { import_weights(folder / ""); }),
@@ -359,7 +359,7 @@ TEST_CASE("hf_weights: a directory describes its own model") {
 TEST_CASE("hf_weights: an export that fails leaves nothing behind") {
     TemporaryDirectory folder;
     const std::string path = folder / "model.safetensors";
-    Weights weights = numbered_weights(kTiny);
+    NamedWeights weights = numbered_weights(kTiny);
     weights["h.1.fc.bias"].pop_back();
     CHECK(contains(checkpoint_error([&] { export_weights(path, weights); }),
                    "h.1.fc.bias has 15 elements, 16 are needed"));

@@ -18,8 +18,8 @@ using namespace llmc::test;
 
 namespace {
 
-using Weights = std::map<std::string, std::vector<float>>;
-const ModelConfig kTiny = {.layers = 2, .heads = 2, .channels = 4, .vocab = 7, .context = 5};
+using NamedWeights = std::map<std::string, std::vector<float>>;
+const ModelConfig kTinyGpt2 = {.layers = 2, .heads = 2, .channels = 4, .vocab = 7, .context = 5};
 
 // llm.c's order of tensors; block tensors are stored for all layers together. Sizes are elements per layer.
 struct Kind {
@@ -45,8 +45,8 @@ std::vector<float> numbered_file() {
     return all;
 }
 
-Weights split(const std::vector<float>& all) {
-    Weights weights;
+NamedWeights split(const std::vector<float>& all) {
+    NamedWeights weights;
     size_t at = 0;
     for (const Kind& kind : kKinds)
         for (int layer = 0; layer < (kind.of_block ? 2 : 1); layer++) {
@@ -70,8 +70,8 @@ std::string file_of(int32_t version, const std::vector<float>& all) {
     return bytes;
 }
 
-Weights import_file(const std::string& path, const ModelConfig& model = kTiny) {
-    Weights weights;
+NamedWeights import_file(const std::string& path, const ModelConfig& model = kTinyGpt2) {
+    NamedWeights weights;
     import_weights(*open_weights(path, model), [&](const std::string& name, const std::vector<float>& values) {
         CHECK(weights.emplace(name, values).second);
     });
@@ -89,12 +89,12 @@ TEST_CASE("llmc_model: every tensor is read from its place and written to it, in
         make_file(path, bytes);
         CHECK(import_file(path) == split(all));
         const ModelConfig described = open_weights(path)->model();
-        CHECK(differences(described, kTiny) == "");
+        CHECK(differences(described, kTinyGpt2) == "");
         CHECK(described.name == "model");
 
-        Weights weights = split(all);
+        NamedWeights weights = split(all);
         weights["wte"].resize(128 * 4, 3.0f);  // any values in the rows after the vocabulary
-        export_llmc(folder / "again.bin", kTiny, version == 3 ? LlmcType::fp32 : LlmcType::bf16,
+        export_llmc(folder / "again.bin", kTinyGpt2, version == 3 ? LlmcType::fp32 : LlmcType::bf16,
                     [&](const std::string& name, std::vector<float>& out) { out = weights.at(name); });
         CHECK(read_file(folder / "again.bin") == bytes);
     }
@@ -102,10 +102,10 @@ TEST_CASE("llmc_model: every tensor is read from its place and written to it, in
 
 TEST_CASE("llmc_model: BF16 is rounded to nearest even") {
     TemporaryDirectory folder;
-    Weights weights = split(numbered_file());
+    NamedWeights weights = split(numbered_file());
     weights["lnf.bias"] = {1.0f + 0x1p-8f, 1.0f + 3 * 0x1p-8f, -1.0f - 0x1p-8f - 0x1p-20f, 0x1p-140f};
     const std::string path = folder / "x.bin";
-    export_llmc(path, kTiny, LlmcType::bf16,
+    export_llmc(path, kTinyGpt2, LlmcType::bf16,
                 [&](const std::string& name, std::vector<float>& out) { out = weights.at(name); });
     CHECK(import_file(path)["lnf.bias"] == std::vector<float>{1.0f, 1.0f + 0x1p-6f, -1.0f - 0x1p-7f, 0.0f});
 }
@@ -129,7 +129,7 @@ TEST_CASE("llmc_model: a file is llm.c's by its magic or its name") {
 TEST_CASE("llmc_model: files of another kind or another model are refused") {
     TemporaryDirectory folder;
     const std::string path = folder / "x.bin", good = file_of(3, numbered_file());
-    const auto refusal = [&](const std::string& bytes, const ModelConfig& model = kTiny) {
+    const auto refusal = [&](const std::string& bytes, const ModelConfig& model = kTinyGpt2) {
         make_file(path, bytes);
         return checkpoint_error([&] { open_weights(path, model); });
     };
@@ -161,7 +161,7 @@ TEST_CASE("llmc_model: files of another kind or another model are refused") {
     CHECK(contains(refusal(good.substr(0, good.size() - 1)), "is truncated"));
     CHECK(contains(refusal(good + '\0'), "is too long"));
     CHECK(contains(refusal(with(1, 5)), "is too long"));
-    ModelConfig other = kTiny;
+    ModelConfig other = kTinyGpt2;
     other.heads = 1;
     CHECK(contains(refusal(good, other), "holds another model: heads is 2, this model has 1; choose the model that"));
 }
@@ -186,10 +186,10 @@ TEST_CASE("llmc_model: a non-finite value is refused, except in padded rows, whi
 
 TEST_CASE("llmc_model: an export that fails leaves nothing behind") {
     TemporaryDirectory folder;
-    Weights weights = split(numbered_file());
+    NamedWeights weights = split(numbered_file());
     weights["h.1.fc.bias"].pop_back();
     CHECK(contains(checkpoint_error([&] {
-                       export_llmc(folder / "x.bin", kTiny, LlmcType::fp32,
+                       export_llmc(folder / "x.bin", kTinyGpt2, LlmcType::fp32,
                                    [&](const std::string& name, std::vector<float>& out) { out = weights.at(name); });
                    }),
                    "h.1.fc.bias has 15 elements, 16 are needed"));

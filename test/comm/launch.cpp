@@ -43,7 +43,7 @@ Variables with(Variables variables, const Variables& more) {
     return variables;
 }
 
-using Transport = CommChoice::Transport;
+using ChosenTransport = CommChoice::Transport;
 
 }  // namespace
 
@@ -127,29 +127,29 @@ TEST_CASE("launch: contradictions are refused") {
 }
 
 TEST_CASE("launch: the back-end that each launcher and build leads to") {
-    CHECK(choose_comm(CommKind::automatic, {}, kCpu).transport == Transport::self);
+    CHECK(choose_comm(CommKind::automatic, {}, kCpu).transport == ChosenTransport::self);
     CHECK(choose_comm(CommKind::automatic, {}, kGpu).nccl == false);
-    CHECK(choose_comm(CommKind::mpi, {}, kCpu).transport == Transport::mpi);
-    CHECK(choose_comm(CommKind::nccl, {}, kGpu).transport == Transport::self);
+    CHECK(choose_comm(CommKind::mpi, {}, kCpu).transport == ChosenTransport::mpi);
+    CHECK(choose_comm(CommKind::nccl, {}, kGpu).transport == ChosenTransport::self);
     CHECK(choose_comm(CommKind::automatic, launched({{"RANK", "0"}, {"WORLD_SIZE", "1"}}), kCpu).transport ==
-          Transport::self);
+          ChosenTransport::self);
 
-    CHECK(choose_comm(CommKind::automatic, launched(kMpirun), kCpu).transport == Transport::mpi);
+    CHECK(choose_comm(CommKind::automatic, launched(kMpirun), kCpu).transport == ChosenTransport::mpi);
     CHECK_FALSE(choose_comm(CommKind::automatic, launched(kMpirun), kCpu).nccl);
     CHECK(choose_comm(CommKind::automatic, launched(kMpirun), kGpu).nccl);
-    CHECK(choose_comm(CommKind::automatic, launched(kMpirun), kGpu).transport == Transport::mpi);
+    CHECK(choose_comm(CommKind::automatic, launched(kMpirun), kGpu).transport == ChosenTransport::mpi);
     CHECK_FALSE(choose_comm(CommKind::mpi, launched(kMpirun), kGpu).nccl);
     CHECK(choose_comm(CommKind::automatic, launched({{"PMIX_RANK", "6"}}), kGpu).nccl);
 
-    CHECK(choose_comm(CommKind::automatic, launched(kTorchrun), kCpu).transport == Transport::tcp);
-    CHECK(choose_comm(CommKind::tcp, launched(kTorchrun), kCpuAlone).transport == Transport::tcp);
+    CHECK(choose_comm(CommKind::automatic, launched(kTorchrun), kCpu).transport == ChosenTransport::tcp);
+    CHECK(choose_comm(CommKind::tcp, launched(kTorchrun), kCpuAlone).transport == ChosenTransport::tcp);
     CHECK(choose_comm(CommKind::automatic, launched(kTorchrun), kGpuWithoutMpi).nccl);
-    CHECK(choose_comm(CommKind::nccl, launched(kTorchrun), kGpuWithoutMpi).transport == Transport::tcp);
-    CHECK(choose_comm(CommKind::automatic, launched(kSrun), kGpu).transport == Transport::mpi);
+    CHECK(choose_comm(CommKind::nccl, launched(kTorchrun), kGpuWithoutMpi).transport == ChosenTransport::tcp);
+    CHECK(choose_comm(CommKind::automatic, launched(kSrun), kGpu).transport == ChosenTransport::mpi);
     CHECK(choose_comm(CommKind::automatic, launched(with(kSrun, {{"MASTER_ADDR", "n"}})), kGpu).transport ==
-          Transport::tcp);
+          ChosenTransport::tcp);
     CHECK(choose_comm(CommKind::automatic, launched(with(kMpirun, {{"MASTER_ADDR", "n"}})), kGpuWithoutMpi).transport ==
-          Transport::tcp);
+          ChosenTransport::tcp);
 }
 
 TEST_CASE("launch: impossible requests are refused with advice") {

@@ -17,7 +17,7 @@ Options options(const std::string& command, const std::string& arguments) {
     return parsed.options;
 }
 
-std::string refusal(const std::string& command, const std::string& arguments) {
+std::string command_refusal(const std::string& command, const std::string& arguments) {
     return error_of([&] { parse_command(command, words_in(arguments)); }, ExitCode::bad_flags);
 }
 
@@ -49,19 +49,21 @@ TEST_CASE("commands: each has its flags, with its own defaults") {
 }
 
 TEST_CASE("commands: wrong, missing and foreign flags are refused by the command's name") {
-    CHECK(refusal("eval", "").starts_with("eval: --from PATH is missing: a checkpoint, "));
-    CHECK(contains(refusal("export", "--from a"), "export: --to PATH is missing: "));
-    CHECK(contains(refusal("export", "--from a"), "(train_gpt export --help)"));
-    CHECK(refusal("export", "--from") == "export: --from needs a value: --from PATH");
-    CHECK(refusal("export", "--from a --to b --dtype fp16") == "export: --dtype: 'fp16' is not one of fp32, bf16, fp8");
-    CHECK(refusal("export", "--from a --to b --overwrite yes")
+    CHECK(command_refusal("eval", "").starts_with("eval: --from PATH is missing: a checkpoint, "));
+    CHECK(contains(command_refusal("export", "--from a"), "export: --to PATH is missing: "));
+    CHECK(contains(command_refusal("export", "--from a"), "(train_gpt export --help)"));
+    CHECK(command_refusal("export", "--from") == "export: --from needs a value: --from PATH");
+    CHECK(command_refusal("export", "--from a --to b --dtype fp16") ==
+          "export: --dtype: 'fp16' is not one of fp32, bf16, fp8");
+    CHECK(command_refusal("export", "--from a --to b --overwrite yes")
               .starts_with("export: --overwrite takes no value, and 'yes' follows it"));
-    CHECK(refusal("sample", "--from a -g 0").starts_with("sample: --tokens: 0 is out of range; it must be from 1 to "));
-    CHECK(
-        refusal("sample", "--max_new_tokens 5").starts_with("sample: unknown flag --max_new_tokens; here it is -g, "));
-    CHECK(refusal("eval", "--from a --lr 1") == "eval: unknown flag --lr (train_gpt eval --help lists all)");
-    CHECK(contains(refusal("eval", "--from a b"), "eval: unexpected argument 'b'; flags start with -"));
-    CHECK(contains(refusal("eval", "--from a -j x1.bin x2.bin"), "quote the pattern: --val 'x*.bin'"));
+    CHECK(command_refusal("sample", "--from a -g 0")
+              .starts_with("sample: --tokens: 0 is out of range; it must be from 1 to "));
+    CHECK(command_refusal("sample", "--max_new_tokens 5")
+              .starts_with("sample: unknown flag --max_new_tokens; here it is -g, "));
+    CHECK(command_refusal("eval", "--from a --lr 1") == "eval: unknown flag --lr (train_gpt eval --help lists all)");
+    CHECK(contains(command_refusal("eval", "--from a b"), "eval: unexpected argument 'b'; flags start with -"));
+    CHECK(contains(command_refusal("eval", "--from a -j x1.bin x2.bin"), "quote the pattern: --val 'x*.bin'"));
 }
 
 TEST_CASE("commands: help shows every flag") {

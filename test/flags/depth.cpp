@@ -13,7 +13,7 @@ using namespace llmc::test;
 
 namespace {
 
-Options resolved(const std::string& flags, int data_vocab = 0) {
+Options resolved_flags(const std::string& flags, int data_vocab = 0) {
     std::vector<std::string> arguments = split("train_gpt -i x " + flags, ' ');
     std::erase(arguments, "");
     std::vector<const char*> pointers;
@@ -25,8 +25,8 @@ Options resolved(const std::string& flags, int data_vocab = 0) {
     return options;
 }
 
-std::string refusal(const std::string& flags) {
-    return error_of([&] { resolved(flags); });
+std::string depth_refusal(const std::string& flags) {
+    return error_of([&] { resolved_flags(flags); });
 }
 
 // The flags in the note.
@@ -54,7 +54,7 @@ TEST_CASE("depth: model, tokens, batch and rates are nanochat's") {
     };
     for (const auto& run : runs) {
         CAPTURE(run.depth);
-        const Options o = resolved("--depth " + std::to_string(run.depth), run.vocab);
+        const Options o = resolved_flags("--depth " + std::to_string(run.depth), run.vocab);
         CHECK(o.model.architecture == &kNano);
         CHECK(o.model.layers == run.depth);
         CHECK(o.model.channels == run.channels);
@@ -90,17 +90,17 @@ TEST_CASE("depth: the batches that nanochat reports") {
                                        {26, 1 << 20},
                                        {32, 1 << 21},
                                        {50, 1 << 21}})
-        CHECK(resolved("--depth " + std::to_string(depth)).total_batch == batch);
+        CHECK(resolved_flags("--depth " + std::to_string(depth)).total_batch == batch);
 }
 
 TEST_CASE("depth: it stands for the flags that it prints") {
     for (const auto& [depth, others] :
          {std::pair{"12", ""}, {"20", "--lr 0.01 -x 100"}, {"8", "-d 1048576 --clip 1"}}) {
         CAPTURE(depth);
-        const Options by_depth = resolved(std::string("--depth ") + depth + " " + others);
+        const Options by_depth = resolved_flags(std::string("--depth ") + depth + " " + others);
         const std::string all = spelled_out(by_depth);
         REQUIRE(!all.empty());
-        Options by_flags = resolved(all + " " + others);        // what was given is not repeated
+        Options by_flags = resolved_flags(all + " " + others);  // what was given is not repeated
         CHECK(config_json(by_flags) != config_json(by_depth));  // by "depth" alone
         by_flags.depth = by_depth.depth;
         CHECK(config_json(by_flags) == config_json(by_depth));
@@ -108,13 +108,13 @@ TEST_CASE("depth: it stands for the flags that it prints") {
 }
 
 TEST_CASE("depth: flags that are given win, in a file too, and others follow them") {
-    const Options alone = resolved("--depth 12"), larger = resolved("--depth 12 -d 2097152");
+    const Options alone = resolved_flags("--depth 12"), larger = resolved_flags("--depth 12 -d 2097152");
     CHECK(larger.total_batch == 2097152);
     CHECK(larger.schedule.lr == doctest::Approx(2 * alone.schedule.lr));  // the root of the batch
     CHECK(larger.optimizer.head_lr == doctest::Approx(2 * alone.optimizer.head_lr));
     CHECK(larger.optimizer.weight_decay == doctest::Approx(2 * alone.optimizer.weight_decay));
     CHECK(larger.schedule.steps == alone.schedule.steps / 4);
-    const Options given = resolved("--depth 12 --lr 3e-4 -t 1024 --optimizer muon -k cosine --adamw-lr 0.002");
+    const Options given = resolved_flags("--depth 12 --lr 3e-4 -t 1024 --optimizer muon -k cosine --adamw-lr 0.002");
     CHECK(given.schedule.lr == 3e-4);  // the default, but asked for
     CHECK(given.seq == 1024);
     CHECK(given.optimizer.kind == OptimizerKind::muon);
@@ -123,23 +123,23 @@ TEST_CASE("depth: flags that are given win, in a file too, and others follow the
     CHECK(given.optimizer.head_lr == 0.002);
     CHECK(given.optimizer.weight_decay == alone.optimizer.weight_decay);
     CHECK(spelled_out(given).find("--optimizer") == std::string::npos);
-    CHECK(resolved("--depth 12 -e nano-d12").schedule.lr == alone.schedule.lr);
-    const Options wide = resolved("--depth 12 --channels 1536 --heads 12");
+    CHECK(resolved_flags("--depth 12 -e nano-d12").schedule.lr == alone.schedule.lr);
+    const Options wide = resolved_flags("--depth 12 --channels 1536 --heads 12");
     CHECK(wide.model.channels == 1536);
     CHECK(wide.optimizer.embedding_lr < alone.optimizer.embedding_lr);
-    CHECK(resolved("-e nano-d12").schedule.lr == 3e-4);
-    CHECK(resolved("-e nano-d12").notes.empty());
+    CHECK(resolved_flags("-e nano-d12").schedule.lr == 3e-4);
+    CHECK(resolved_flags("-e nano-d12").notes.empty());
 }
 
 TEST_CASE("depth: contradictions are refused") {
-    CHECK(refusal("--depth 12 -e d12") ==
+    CHECK(depth_refusal("--depth 12 -e d12") ==
           "--depth 12 is the model nano-d12, and --model says d12; leave one of them out");
-    CHECK(refusal("--depth 12 --layers 6") ==
+    CHECK(depth_refusal("--depth 12 --layers 6") ==
           "--depth 12 is a model of 12 layers, and this one (--layers, or --init-from's) has 6; leave one of them out");
-    CHECK(refusal("--depth 12 --optimizer adamw") ==
+    CHECK(depth_refusal("--depth 12 --optimizer adamw") ==
           "--depth 12 sets rates for normuon or muon, not for --optimizer adamw; use -e nano-d12 and give rates");
-    CHECK(refusal("--depth 12 --muon-scale rms") ==
+    CHECK(depth_refusal("--depth 12 --muon-scale rms") ==
           "--depth sets a rate for --muon-scale spectral; with rms give --lr too");
-    CHECK(refusal("--depth 12 --muon-scale rms --lr 1e-3").empty());
-    CHECK(refusal("--depth 0") == "--depth: 0 is out of range; it must be from 1 to 1000");
+    CHECK(depth_refusal("--depth 12 --muon-scale rms --lr 1e-3").empty());
+    CHECK(depth_refusal("--depth 0") == "--depth: 0 is out of range; it must be from 1 to 1000");
 }

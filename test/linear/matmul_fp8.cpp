@@ -18,7 +18,7 @@ bool no_fp8() {
 }
 
 template <class F8>
-void check_products(int N, int C, int OC, FastAccumulation fast = FastAccumulation::none) {
+void check_fp8_products(int N, int C, int OC, FastAccumulation fast = FastAccumulation::none) {
     CAPTURE(N);
     CAPTURE(C);
     CAPTURE(OC);
@@ -89,12 +89,12 @@ TEST_CASE("FP8 products equal FP64 products of the dequantized operands, for bot
     if (no_fp8()) return;
     const int shapes[][3] = {{16, 16, 16}, {16, 48, 80}, {112, 32, 16}, {208, 16, 144}, {48, 272, 112}};
     for (const auto& [N, C, OC] : shapes) {
-        check_products<e5m2>(N, C, OC);
-        check_products<e4m3>(N, C, OC);
+        check_fp8_products<e5m2>(N, C, OC);
+        check_fp8_products<e4m3>(N, C, OC);
     }
-    check_products<e5m2>(272, 144, 304);  // large enough for several threads
+    check_fp8_products<e5m2>(272, 144, 304);  // large enough for several threads
     for (const FastAccumulation fast : {FastAccumulation::forward, FastAccumulation::all})
-        check_products<e5m2>(64, 128, 96, fast);
+        check_fp8_products<e5m2>(64, 128, 96, fast);
 }
 
 TEST_CASE("every FP8 code has its exact value in a product") {

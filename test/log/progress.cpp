@@ -15,7 +15,7 @@ using namespace llmc::test;
 
 namespace {
 
-StepRecord example() {
+StepRecord progress_example() {
     StepRecord record;
     record.step = 12;
     record.loss = 3.12341f;
@@ -31,7 +31,7 @@ const Pace kPace = {400, 6231.4, 0.4123, size_t{1288490189}, 32};  // 1.2 GiB
 
 TEST_CASE("progress: the whole line") {
     CHECK(
-        format_progress(example(), kPace, false) ==
+        format_progress(progress_example(), kPace, false) ==
         "step    12/400 | loss 3.1234 | norm 0.8123 | lr 3.00e-04 | 82.1 ms | 6,231 tok/s | MFU 41.2% | mem 1.2 GiB | "
         "ETA 0:32");
 }
@@ -48,7 +48,7 @@ TEST_CASE("progress: unknown numbers are not shown") {
 }
 
 TEST_CASE("progress: colour marks trouble and adds nothing else") {
-    StepRecord record = example();
+    StepRecord record = progress_example();
     record.loss = NAN;
     const std::string coloured = format_progress(record, kPace, true), plain = format_progress(record, kPace, false);
     CHECK(contains(coloured, "\033[1;31mloss nan\033[0m"));

@@ -151,8 +151,8 @@ TEST_CASE("run directory: places that cannot be written") {
 namespace {
 
 // Runs in a directory, as begin() finds them.
-struct Place : TemporaryDirectory {
-    Place() { fs::create_directories(path); }
+struct RunPlace : TemporaryDirectory {
+    RunPlace() { fs::create_directories(path); }
     void put(const char* name, const std::string& text) const {
         fs::create_directories(fs::path(*this / name).parent_path());
         std::ofstream(*this / name) << text;
@@ -171,7 +171,7 @@ const char* const kNeverSaved = R"({"run_id": "7", "first_checkpoint": null})";
 }  // namespace
 
 TEST_CASE("run directory: a run that died before its first step is begun again") {
-    Place place;
+    RunPlace place;
     place.put("run.json", kNeverSaved);
     place.put("metrics.jsonl", "");
     place.put("main.log", "");
@@ -185,7 +185,7 @@ TEST_CASE("run directory: a run that died before its first step is begun again")
 }
 
 TEST_CASE("run directory: a restart begins again only a run that never saved, and keeps its records") {
-    Place place;
+    RunPlace place;
     for (const int round : {1, 2}) {
         place.put("run.json", kNeverSaved);
         place.put("metrics.jsonl", kStep);
@@ -206,7 +206,7 @@ TEST_CASE("run directory: a restart begins again only a run that never saved, an
 
 TEST_CASE("run directory: signs that there were checkpoints") {
     const auto sign = [](auto make) {
-        Place place;
+        RunPlace place;
         place.put("run.json", kNeverSaved);
         make(place / "checkpoints", place.path);
         return find_earlier_run(place.path.string()).why_not_restart();
@@ -230,7 +230,7 @@ TEST_CASE("run directory: files that no run wrote are never replaced") {
           "trace-rank3.json", "watchdog_rank00000.json", "tokenizer.json", "tokenizer.bin", "tokenizer.tiktoken",
           parts.c_str(), index.c_str()}) {
         CAPTURE(name);
-        Place place;
+        RunPlace place;
         place.put(name.c_str(), "mine");
         place.put("notes.txt", "mine too");
         CHECK(place.start() == ExitCode::bad_flags);
@@ -252,7 +252,7 @@ TEST_CASE("run directory: files that no run wrote are never replaced") {
 
 TEST_CASE("run directory: a link in place of a log is not followed") {
     for (const char* name : {"metrics.jsonl", "main.log", "run.json"}) {
-        Place place;
+        RunPlace place;
         place.put("thesis", kStep);
         fs::create_symlink("thesis", place / name);
         CHECK(place.start() == ExitCode::bad_flags);
@@ -263,7 +263,7 @@ TEST_CASE("run directory: a link in place of a log is not followed") {
 }
 
 TEST_CASE("run directory: the tokenizer's copy replaces only earlier runs' copies") {
-    Place place;
+    RunPlace place;
     const auto is_input = [&](const std::string& path) { return path.ends_with("tokenizer.json"); };
     const auto keep = [&](bool overwrite, const char* name, const char* content) {
         RunDirectory run(place.path.string());
@@ -295,7 +295,7 @@ TEST_CASE("run directory: final weights are the run's own, and a run whose every
         {"3", false}};
     for (const auto& [config, saves] : configs) {
         CAPTURE(config);
-        Place place;
+        RunPlace place;
         {
             RunDirectory run(place.path.string());
             run.begin(false);
@@ -312,7 +312,7 @@ TEST_CASE("run directory: final weights are the run's own, and a run whose every
 }
 
 TEST_CASE("run directory: a link to a directory of checkpoints survives --overwrite") {
-    Place place;
+    RunPlace place;
     place.put("big/step_00000003/manifest.json", "{}");
     place.put("big/notes", "mine");
     fs::create_directory_symlink(place / "big", place / "checkpoints");
@@ -328,7 +328,7 @@ TEST_CASE("run directory: a link to a directory of checkpoints survives --overwr
 }
 
 TEST_CASE("run directory: the lock is no link, and a lost lock is harmless") {
-    Place place;
+    RunPlace place;
     place.put("thesis", "mine");
     fs::create_symlink("thesis", place / "lock");
     CHECK(place.start() == ExitCode::bad_flags);
@@ -343,7 +343,7 @@ TEST_CASE("run directory: the lock is no link, and a lost lock is harmless") {
 }
 
 TEST_CASE("run directory: a start that is refused leaves no lock") {
-    Place place;
+    RunPlace place;
     place.put("config.json", "mine");
     CHECK(place.start() == ExitCode::bad_flags);
     CHECK(!fs::exists(place / "lock"));
@@ -357,7 +357,7 @@ TEST_CASE("run directory: a start that is refused leaves no lock") {
 }
 
 TEST_CASE("log file: a disk that takes nothing does not end the run, and lines come later") {
-    Place place;
+    RunPlace place;
     rlimit limit{};
     REQUIRE(getrlimit(RLIMIT_FSIZE, &limit) == 0);
     const auto at_most = [&](rlim_t bytes) {
@@ -384,7 +384,7 @@ TEST_CASE("log file: a disk that takes nothing does not end the run, and lines c
 }
 
 TEST_CASE("log file: lines follow the name when the file is moved away or cut") {
-    Place place;
+    RunPlace place;
     LogFile log;
     log.open(place / "log", 0);
     log.append("one");
@@ -401,7 +401,7 @@ TEST_CASE("log file: lines follow the name when the file is moved away or cut") 
 }
 
 TEST_CASE("log file: a resumed run cuts it to its length at the checkpoint, unless it is another file") {
-    Place place;
+    RunPlace place;
     const auto after = [&](const char* before, int64_t bytes) {
         place.put("log", before);
         LogFile log;

@@ -278,8 +278,8 @@ struct StepOptions {
     bool fused = true;
     int steps = 4;
 };
-const ScheduleConfig kSchedule{ScheduleKind::linear, 2e-2, 2, 10, 0.1};
-const AdamWConfig kAdamW = StepOptions().optimizer.adamw();
+const ScheduleConfig kMuonSchedule{ScheduleKind::linear, 2e-2, 2, 10, 0.1};
+const AdamWConfig kMuonAdamW = StepOptions().optimizer.adamw();
 
 std::vector<float> gradient_of(int step, size_t unit, size_t count) {
     return random_normal<float>(count, 0.3f, static_cast<uint32_t>(100 * step + 7 * static_cast<int>(unit) + 1));
@@ -294,7 +294,7 @@ std::vector<std::vector<float>> weights_after(const StepOptions& o) {
     Weights<Real> weights(layout);
     Gradients gradients(layout);
     Matmul matmul(false);
-    const OptimizerSetup setup{.schedule = kSchedule, .optimizer = o.optimizer};
+    const OptimizerSetup setup{.schedule = kMuonSchedule, .optimizer = o.optimizer};
     Optimizer<Real> optimizer(setup, weights, gradients, &matmul);
     weights.allocate(stream);
     gradients.allocate(stream);
@@ -333,7 +333,7 @@ void simulate_matrix(const MuonMatrix& m, const StepOptions& o, std::vector<doub
         const auto grads = gradient_of(step, m.unit, unit.size());
         const MuonMomentum warmup = o.optimizer.muon_momentum();
         const double part = warmup.warmup > 0 ? std::min(1.0, static_cast<double>(step) / warmup.warmup) : 1;
-        const double rate = learning_rate(kSchedule, step), mu = (1 - part) * 0.85 + part * warmup.momentum;
+        const double rate = learning_rate(kMuonSchedule, step), mu = (1 - part) * 0.85 + part * warmup.momentum;
         Matrix u(m.rows, m.columns);
         for (size_t i = 0; i < m.count(); i++) {
             const double g = grads[m.begin + i];
@@ -372,14 +372,14 @@ void simulate_adamw(size_t unit_index, size_t begin, size_t end, double factor, 
     std::vector<double> m(unit.size()), v(unit.size());
     for (int step = 0; step < steps; step++) {
         const auto grads = gradient_of(step, unit_index, unit.size());
-        const double rate = learning_rate(kSchedule, step) * factor;
+        const double rate = learning_rate(kMuonSchedule, step) * factor;
         for (size_t i = begin; i < end; i++) {
             const double g = grads[i];
-            m[i] = kAdamW.beta1 * m[i] + (1 - kAdamW.beta1) * g;
-            v[i] = kAdamW.beta2 * v[i] + (1 - kAdamW.beta2) * g * g;
-            const double m_hat = m[i] / (1 - std::pow(kAdamW.beta1, step + 1)),
-                         v_hat = v[i] / (1 - std::pow(kAdamW.beta2, step + 1));
-            unit[i] = unit[i] * (1 - rate * decay) - rate * m_hat / (std::sqrt(v_hat) + kAdamW.eps);
+            m[i] = kMuonAdamW.beta1 * m[i] + (1 - kMuonAdamW.beta1) * g;
+            v[i] = kMuonAdamW.beta2 * v[i] + (1 - kMuonAdamW.beta2) * g * g;
+            const double m_hat = m[i] / (1 - std::pow(kMuonAdamW.beta1, step + 1)),
+                         v_hat = v[i] / (1 - std::pow(kMuonAdamW.beta2, step + 1));
+            unit[i] = unit[i] * (1 - rate * decay) - rate * m_hat / (std::sqrt(v_hat) + kMuonAdamW.eps);
         }
     }
 }
@@ -394,8 +394,8 @@ std::vector<std::vector<double>> simulated(const StepOptions& o) {
         for (const ParameterTensor& t : table.unit(u).tensors) {
             const bool block = u == 1 || u == 2;
             if (block && t.decay) continue;
-            const double factor = o.optimizer.rates(kSchedule.lr).of[!t.decay ? 2 : u == 0 ? 0 : 1];
-            simulate_adamw(u, t.offset, t.offset + t.count(), factor, t.decay ? kAdamW.weight_decay : 0, o.steps,
+            const double factor = o.optimizer.rates(kMuonSchedule.lr).of[!t.decay ? 2 : u == 0 ? 0 : 1];
+            simulate_adamw(u, t.offset, t.offset + t.count(), factor, t.decay ? kMuonAdamW.weight_decay : 0, o.steps,
                            units[u]);
         }
     return units;
@@ -434,9 +434,9 @@ TEST_CASE("Muon's whole step is the published algorithm, with every setting") {
     add([](StepOptions& o) { o.optimizer.muon_scale = MuonScale::spectral; });
     add([](StepOptions& o) { o.optimizer.weight_decay = 10; });
     add([](StepOptions& o) { o.optimizer.muon_ns = MuonSteps::p; });
-    add([](StepOptions& o) { o.optimizer.embedding_lr = 3 * kSchedule.lr; });
-    add([](StepOptions& o) { o.optimizer.head_lr = 0.25 * kSchedule.lr; });
-    add([](StepOptions& o) { o.optimizer.vector_lr = 2 * kSchedule.lr; });
+    add([](StepOptions& o) { o.optimizer.embedding_lr = 3 * kMuonSchedule.lr; });
+    add([](StepOptions& o) { o.optimizer.head_lr = 0.25 * kMuonSchedule.lr; });
+    add([](StepOptions& o) { o.optimizer.vector_lr = 2 * kMuonSchedule.lr; });
     add([](StepOptions& o) { o.optimizer.kind = OptimizerKind::normuon; });
     add([](StepOptions& o) { o.optimizer.kind = OptimizerKind::normuon, o.optimizer.normuon_beta2 = 0.5; });
     for (size_t i = 0; i < all.size(); i++) {

@@ -136,7 +136,7 @@ namespace llmc::test {
 namespace {
 
 // Ignores line breaks.
-bool contains(std::string text, const std::string& part) {
+bool contains_words(std::string text, const std::string& part) {
     for (size_t at; (at = text.find("\n  ")) != std::string::npos;) text.replace(at, 3, " ");
     return text.find(part) != std::string::npos;
 }
@@ -192,16 +192,16 @@ TEST_CASE("card rates: a step's time follows from them, and the plan names their
     CHECK((thin.products > before.products && thin.products < 1.3 * before.products));
     CHECK(times({{"fp8", 1e12}, {"all_gather", 1e9}}).total() == before.total());
     const auto said = [&](const Rates& rates) { return describe_plan(run_with(rates), {}); };
-    CHECK(contains(said({}), " The card's rates are from the table of cards.\n"));
-    CHECK(contains(said({}), "from public rates"));
+    CHECK(contains_words(said({}), " The card's rates are from the table of cards.\n"));
+    CHECK(contains_words(said({}), "from public rates"));
     CHECK(
-        contains(said(kAll), "Measured on this kind of card (2026-01-02): matmuls in bf16, matmuls in fp8, memory.\n"));
-    CHECK(contains(said(kAll), "Large matmuls at 600 TFLOP/s in bf16 and 900 in fp8"));
-    CHECK(contains(said(kAll), "3.7 TB/s"));
-    CHECK(contains(said({{"copy", 4e12}}), "(2026-01-02): memory. From the table of cards: matmuls in bf16, matmuls"));
+        contains_words(said(kAll), "Measured on this kind of card (2026-01-02): matmuls in bf16, matmuls in fp8, memory.\n"));
+    CHECK(contains_words(said(kAll), "Large matmuls at 600 TFLOP/s in bf16 and 900 in fp8"));
+    CHECK(contains_words(said(kAll), "3.7 TB/s"));
+    CHECK(contains_words(said({{"copy", 4e12}}), "(2026-01-02): memory. From the table of cards: matmuls in bf16, matmuls"));
     PlannedRun old = run_with({{"copy", 4e12}, {"bf16", 6e14}});
     old.gpu = *find_gpu_by_short_name("a100");
-    CHECK(!contains(describe_plan(old, {}), "From the table of cards"));  // the card has no FP8
+    CHECK(!contains_words(describe_plan(old, {}), "From the table of cards"));  // the card has no FP8
 }
 
 TEST_CASE("card rates: waits for other ranks") {
@@ -218,16 +218,16 @@ TEST_CASE("card rates: waits for other ranks") {
     CHECK(waits(35e9, 0, kAll) == doctest::Approx(175));
     CHECK(waits(0, 35e9, kAll) == doctest::Approx(350));
     const GpuSpec gpu = run_with({}).gpu;
-    CHECK(contains(describe_links(gpu, {}), "Links are assumed: NVLink at 350 GB/s"));
-    CHECK(contains(describe_links(gpu, {kAll, "2026-01-02"}), "all_gather 200 GB/s, reduce_scatter 100 GB/s per rank"));
-    CHECK(!contains(describe_links(gpu, {kAll, "2026-01-02"}), "Links are assumed"));
+    CHECK(contains_words(describe_links(gpu, {}), "Links are assumed: NVLink at 350 GB/s"));
+    CHECK(contains_words(describe_links(gpu, {kAll, "2026-01-02"}), "all_gather 200 GB/s, reduce_scatter 100 GB/s per rank"));
+    CHECK(!contains_words(describe_links(gpu, {kAll, "2026-01-02"}), "Links are assumed"));
     const GpuSpec gb10 = *find_gpu_by_short_name("gb10");
     CHECK(CardRates(gb10, {}).all_gather_gbs == 25);
-    CHECK(contains(describe_links(gb10, {}), "Links are assumed: a network of 25 GB/s a direction for every GPU"));
+    CHECK(contains_words(describe_links(gb10, {}), "Links are assumed: a network of 25 GB/s a direction for every GPU"));
     const auto title = [&](const Rates& rates) { return describe_scaling(run_with(rates), {}); };
-    CHECK(contains(title({}), "nothing here is measured"));
-    CHECK(contains(title(kAll), "from rates that were measured"));
-    CHECK(contains(title(kAll), "Links were measured"));
+    CHECK(contains_words(title({}), "nothing here is measured"));
+    CHECK(contains_words(title(kAll), "from rates that were measured"));
+    CHECK(contains_words(title(kAll), "Links were measured"));
 }
 
 TEST_CASE("card rates: a card that is not in the table has its measured rates") {
@@ -241,7 +241,7 @@ TEST_CASE("card rates: a card that is not in the table has its measured rates") 
     CHECK((card->multiprocessors == 100 && card->capability == 121));
     CHECK(card->fp8_tflops == doctest::Approx(900));
     CHECK(CardRates(*card, {kAll, ""}).bandwidth_gbs == doctest::Approx(4000));
-    CHECK(contains(describe_links(*card, {}), "PCIe at 20 GB/s"));
+    CHECK(contains_words(describe_links(*card, {}), "PCIe at 20 GB/s"));
     CHECK(!measured_card(device, {{{"fp8", 9e14}, {"bf16", 6e14}}, ""}));
     CHECK(!measured_card(device, {{{"fp8", 9e14}, {"copy", 4e12}}, ""}));
     CHECK(measured_card(device, {{{"bf16", 6e14}, {"copy", 4e12}}, ""})->fp8_tflops == 0);

@@ -14,9 +14,7 @@ using namespace llmc::test;
 
 namespace {
 
-constexpr size_t kGiB = size_t{1} << 30;
-
-doctest::Approx near(double x) { return doctest::Approx(x).epsilon(1e-9); }
+doctest::Approx nearly(double x) { return doctest::Approx(x).epsilon(1e-9); }
 
 // For 4 ranks: an embedding of 1024 elements, three blocks of 528 padded to 768, a final norm of 16 padded to 256.
 const ParameterTable& small_table() {
@@ -53,6 +51,7 @@ PlannedRun gpt2_run(const char* gpu = "h200", Precision precision = Precision::b
 
 // A stage on 8 ranks with this memory (GiB) and wait (ms): for the embedding and the first block, at 350 GB/s.
 StagePlan plan(int stage, double gib, double ms) {
+    constexpr size_t kGiB = size_t{1} << 30;
     StagePlan p;
     p.stage = stage;
     p.recompute = gpt2_run().config.recompute;
@@ -91,7 +90,7 @@ TEST_CASE("sharding plan: bytes and calls of the stages, by hand") {
     CHECK(none.gradients.calls == 10);
     CHECK(sent(stage(0), 7).bytes() == none.bytes());  // micro-steps are added up first
     CHECK(sent(stage(0), 7, ReduceOrder::rank).gradients.bytes == 8 * 10752);
-    CHECK(none.first == near((1024.0 + 768) / 3584));
+    CHECK(none.first == nearly((1024.0 + 768) / 3584));
 
     const Sent one = sent(stage(1), 3);
     CHECK(one.weights.bytes == 5376);
@@ -153,39 +152,39 @@ TEST_CASE("sharding plan: waiting is what compute does not cover, by hand") {
     const auto ms = [](double time, double rate = 350) { return Sent::Kind{0, time * rate * 1e6}; };
     s.weights = ms(1), s.gradients = ms(2);
     const auto beside = [](double time) { return time * 24 / (132 - 24); };  // NCCL holds 24 multiprocessors
-    CHECK(waits(s, 1) == near(0.25 * 3 + beside(0.75 * 3)));                 // the rest is hidden
+    CHECK(waits(s, 1) == nearly(0.25 * 3 + beside(0.75 * 3)));               // the rest is hidden
     s.gradients = ms(2 + 2 * (forward + backward));
     const double all = 3 + 2 * (forward + backward);
-    CHECK(waits(s, 1) == near(all - (forward + backward) + beside(forward + backward)));
+    CHECK(waits(s, 1) == nearly(all - (forward + backward) + beside(forward + backward)));
     s.forwards = s.backwards = 2;  // as much again to overlap with
-    CHECK(waits(s, 2, 2) == near(0.25 * all + beside(0.75 * all)));
+    CHECK(waits(s, 2, 2) == nearly(0.25 * all + beside(0.75 * all)));
     s.gradients = ms(2), s.weights = ms(4);  // gathered in four passes, the first of which waits
-    CHECK(waits(s, 3, 2) == near(0.25 * (1 + 2) + beside(6 - 0.25 * (1 + 2))));
+    CHECK(waits(s, 3, 2) == nearly(0.25 * (1 + 2) + beside(6 - 0.25 * (1 + 2))));
 
     // Latencies: a call, and a step to each other rank; or an exchange with all at once.
     Sent calls;
     calls.group = 8, calls.first = 1;
     calls.gradients = {1000, 0};
-    CHECK(waits(calls, 1) == near(6.6 + 7 * 0.6));
+    CHECK(waits(calls, 1) == nearly(6.6 + 7 * 0.6));
     calls.exchanged = true;
-    CHECK(waits(calls, 1) == near(6.6 + 0.6));
+    CHECK(waits(calls, 1) == nearly(6.6 + 0.6));
     calls.group = 16;
-    CHECK(waits(calls, 1) == near(6.6 + 2.7));
+    CHECK(waits(calls, 1) == nearly(6.6 + 2.7));
     calls.exchanged = false;
-    CHECK(waits(calls, 1) == near(6.6 + 14 * 0.6 + 2.7));
+    CHECK(waits(calls, 1) == nearly(6.6 + 14 * 0.6 + 2.7));
 
     // Between nodes: in a ring through all eight NICs of 50 GB/s, or an exchange of each rank through its own NIC.
     Sent nodes;
     nodes.group = 16, nodes.first = 1, nodes.gradients = ms(7);
-    CHECK(waits(nodes, 1) == near(7));  // the link is slower
+    CHECK(waits(nodes, 1) == nearly(7));  // the link is slower
     nodes.exchanged = true;
-    CHECK(waits(nodes, 1) == near(7 * 350 / 50));
+    CHECK(waits(nodes, 1) == nearly(7 * 350 / 50));
     // Two groups of eight, and four groups of four, of which two share a node and so two NICs.
     Sent groups;
     groups.group = 8, groups.groups = 2, groups.first = 1, groups.between_groups = ms(1, 50);
-    CHECK(waits(groups, 1) == near(1));
+    CHECK(waits(groups, 1) == nearly(1));
     groups.group = 4, groups.groups = 4;
-    CHECK(waits(groups, 1) == near(0.5));
+    CHECK(waits(groups, 1) == nearly(0.5));
     groups.group = groups.groups = 1;
     CHECK(waits(groups, 1) == 0);
 }
@@ -238,12 +237,12 @@ TEST_CASE("scaling: tokens per second and efficiency, by hand") {
     CHECK(points.front().gpus == 1);
     CHECK(points.back().gpus == 1024);
     const double compute = points[0].step.compute;
-    CHECK(compute == near(step_time(run, Precision::bf16, 1).total()));
+    CHECK(compute == nearly(step_time(run, Precision::bf16, 1).total()));
     for (const ScalingPoint& p : points) {
         CAPTURE(p.gpus);
         const double step = compute + (p.gpus > 1 ? 1 : 0);
-        CHECK(p.tokens_per_s == near(3 * 8 * 1024 * p.gpus / step * 1e3));
-        CHECK(p.efficiency == near(compute / step));
+        CHECK(p.tokens_per_s == nearly(3 * 8 * 1024 * p.gpus / step * 1e3));
+        CHECK(p.efficiency == nearly(compute / step));
         CHECK(p.fits);
     }
     const std::string text = describe_scaling(run, points), json = scaling_json(run, points);
@@ -264,7 +263,7 @@ TEST_CASE("scaling: a plan for which -r auto chose another level takes that leve
         p.recompute = gpus == 2 ? Recompute::block : Recompute::none;
         return p;
     });
-    CHECK(points[2].step.compute == near(step_time(run, run.config.precision, 8).total()));
+    CHECK(points[2].step.compute == nearly(step_time(run, run.config.precision, 8).total()));
     CHECK(points[1].step.compute > 1.2 * points[2].step.compute);
     const std::string text = describe_scaling(run, points);
     CAPTURE(text);

@@ -9,7 +9,7 @@ using namespace llmc::test;
 
 namespace {
 
-ParameterTable example_table(int units = 2) {
+ParameterTable units_table(int units = 2) {
     Unit unit;
     unit.tensors = {{"a", {16, 16}, true}, {"b", {32, 16}, true}, {"c", {16, 32}, true}, {"d", {20}, false}};
     std::vector<Unit> all;
@@ -23,7 +23,7 @@ ParameterTable example_table(int units = 2) {
 }  // namespace
 
 TEST_CASE("a unit without FP8 is one range") {
-    const ParameterTable table = example_table();
+    const ParameterTable table = units_table();
     const Weights<bf16> weights{ShardLayout(table, Comm::self())};
     for (size_t u = 0; u < 2; u++) {
         REQUIRE(weights.ranges(u).size() == 1);
@@ -36,7 +36,7 @@ TEST_CASE("a unit without FP8 is one range") {
 }
 
 TEST_CASE("each tensor in FP8 is a range, and so is what lies between two of them") {
-    const ParameterTable table = example_table();
+    const ParameterTable table = units_table();
     const size_t count = table.unit(0).count, decayed = table.unit(0).decay_count;
     Fp8State states[3] = {};
     for (int mask = 0; mask < 8; mask++) {
@@ -66,7 +66,7 @@ TEST_CASE("each tensor in FP8 is a range, and so is what lies between two of the
 }
 
 TEST_CASE("weights are measured at the start and after they were set") {
-    const ParameterTable table = example_table();
+    const ParameterTable table = units_table();
     Weights<bf16> weights{ShardLayout(table, Comm::self())};
     weights.allocate(test_stream());
     Fp8State state{};
@@ -87,7 +87,7 @@ TEST_CASE("weights are measured at the start and after they were set") {
 // One rank keeps everything and could answer all of these; stage 3 could not, so none may.
 TEST_CASE("weights can only be used between gather and release") {
     const stream_t stream = test_stream();
-    const ParameterTable table = example_table(6);
+    const ParameterTable table = units_table(6);
     Weights<bf16> weights{ShardLayout(table, Comm::self())};
     weights.allocate(stream);
     const auto weight = [&](size_t unit) { return [&weights, unit] { weights.weight(unit, 1); }; };

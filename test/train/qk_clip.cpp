@@ -16,7 +16,7 @@ using namespace llmc::test;
 
 namespace {
 
-constexpr int kB = 2, kT = 32;
+constexpr int kBatch = 2, kLength = 32;
 using Tensors = std::map<std::string, std::vector<float>>;
 
 // ---- GPT-2 in FP64 -------------------------------------------------------------------------------------------------
@@ -50,12 +50,12 @@ void add(std::vector<double>& x, const std::vector<double>& y) {
 void raise_to_logits(std::vector<double>& maxima, const ModelConfig& model, const Tensors& weights,
                      const std::vector<int>& tokens) {
     const size_t C = static_cast<size_t>(model.channels);
-    const reference::AttentionShape shape{kB, kT, model.heads, model.head_dim()};
+    const reference::AttentionShape shape{kBatch, kLength, model.heads, model.head_dim()};
     std::vector<double> x;
     for (size_t n = 0; n < tokens.size(); n++)
         for (size_t c = 0; c < C; c++)
             x.push_back(double{weights.at("wte")[static_cast<size_t>(tokens[n]) * C + c]} +
-                        weights.at("wpe")[n % kT * C + c]);
+                        weights.at("wpe")[n % kLength * C + c]);
     for (int l = 0; l < model.layers; l++) {
         const auto of = [&](const char* name) -> const std::vector<float>& {
             return weights.at("h." + std::to_string(l) + "." + name);
@@ -78,14 +78,14 @@ void raise_to_logits(std::vector<double>& maxima, const ModelConfig& model, cons
 // ---- runs ----------------------------------------------------------------------------------------------------------
 
 ModelConfig grouped_model() {
-    ModelConfig model = small_model(2, kT);
+    ModelConfig model = small_model(2, kLength);
     model.architecture = &kLlama;
     model.heads = 4, model.kv_heads = 2, model.channels = 128;
     return model;
 }
 
 struct Setup {
-    ModelConfig model = small_model(2, kT);
+    ModelConfig model = small_model(2, kLength);
     double limit = 0;
     const Fp8Config* fp8 = nullptr;
     StateFormat masters = StateFormat::fp32;
@@ -95,7 +95,7 @@ struct Setup {
 };
 
 TrainerConfig config_of(const Setup& s) {
-    TrainerConfig config = trainer_config(s.model, kB, kT, Recompute::none, s.fp8);
+    TrainerConfig config = trainer_config(s.model, kBatch, kLength, Recompute::none, s.fp8);
     config.micro_steps = 2;
     config.schedule = {ScheduleKind::constant, s.rate, 0, 100, 0};
     config.optimizer.kind = s.optimizer, config.optimizer.masters = s.masters;
@@ -136,7 +136,7 @@ struct ClippedRun : TestModel<Real> {
     StepRecord step(int index) {
         this->begin_step();
         for (int m = 0; m < 2; m++) {
-            const Batch batch = small_batch(2 * index + m, kB * kT);
+            const Batch batch = small_batch(2 * index + m, kBatch * kLength);
             this->trainer.micro_step(batch.tokens.data(), batch.targets.data());
         }
         return this->finish_step();
@@ -190,8 +190,8 @@ TEST_CASE_TEMPLATE("the largest logits of a step are those of GPT-2 in FP64, ove
         const ModelConfig& model = run.config;
         std::vector<double> expected(run.model.max_logit_count(), -INFINITY), second = expected;
         for (int m = 0; m < 2; m++)
-            raise_to_logits(expected, model, weights, small_batch(2 * step + m, kB * kT).tokens);
-        raise_to_logits(second, model, weights, small_batch(2 * step + 1, kB * kT).tokens);
+            raise_to_logits(expected, model, weights, small_batch(2 * step + m, kBatch * kLength).tokens);
+        raise_to_logits(second, model, weights, small_batch(2 * step + 1, kBatch * kLength).tokens);
         CHECK(second != expected);  // the first micro-batch has one of the largest
         const StepRecord record = run.step(step);
         const std::vector<float> measured = run.max_logits();

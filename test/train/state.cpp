@@ -31,7 +31,7 @@ TrainerConfig config_of(const Fp8Config* fp8) {
 }
 
 template <class Real>
-void step(TestModel<Real>& test, int index, float weight_of_loss = 1) {
+void short_step(TestModel<Real>& test, int index, float weight_of_loss = 1) {
     std::vector<int> tokens, targets;
     for (int i = 0; i < 17; i++) tokens.push_back((index * 31 + i * i + 7) % 101);
     targets.assign(tokens.begin() + 1, tokens.end());
@@ -86,14 +86,14 @@ TEST_CASE_TEMPLATE("state: a restored trainer makes the same steps" * doctest::t
         if (fp8 && std::is_same_v<Real, float>) continue;
         TestModel<Real> whole(config_of(fp8)), begun(config_of(fp8));
         whole.trainer.initialize(1);
-        for (int i = 0; i < 4; i++) step(whole, i);
+        for (int i = 0; i < 4; i++) short_step(whole, i);
         CHECK(restore(begun, whole));
         CHECK(begun.trainer.steps() == 4);
         CHECK(state_text(begun) == state_text(whole));
         CHECK(slices_of(begun) == slices_of(whole));
         for (int i = 4; i < 8; i++) {
-            step(whole, i);
-            step(begun, i);
+            short_step(whole, i);
+            short_step(begun, i);
             CHECK(state_text(begun) == state_text(whole));
             CHECK(slices_of(begun) == slices_of(whole));
         }
@@ -105,8 +105,8 @@ TEST_CASE_TEMPLATE("state: a restored trainer makes the same steps" * doctest::t
             if (part.slice.part == "v")
                 write_state(part.values, std::vector<float>(part.slice.count, 1.0f).data(), part.slice.count,
                             other.stream);
-        step(whole, 8);
-        step(other, 8);
+        short_step(whole, 8);
+        short_step(other, 8);
         CHECK(slices_of(other) != slices_of(whole));
     }
 }
@@ -116,13 +116,13 @@ TEST_CASE("state: a restored trainer continues to count consecutive skipped step
     config.loss_scale.hysteresis = 2;
     TestModel<bf16> whole(config), begun(config);
     whole.trainer.initialize(1);
-    step(whole, 0);
-    step(whole, 1, INFINITY);
+    short_step(whole, 0);
+    short_step(whole, 1, INFINITY);
     CHECK(whole.trainer.read_state().optimizer.loss_scale == 1024);
     CHECK(restore(begun, whole));
     CHECK(state_text(begun) == state_text(whole));
     for (TestModel<bf16>* test : {&whole, &begun}) {
-        step(*test, 2, INFINITY);
+        short_step(*test, 2, INFINITY);
         CHECK(test->trainer.read_state().optimizer.consecutive_skips == 2);
         CHECK(test->trainer.read_state().optimizer.loss_scale == 512);
     }
@@ -161,7 +161,7 @@ TEST_CASE("state: every optimizer continues with the same bits, and keeps the mo
         CAPTURE(results.size());
         TestModel<bf16> whole(config), begun(config);
         whole.trainer.initialize(1);
-        for (int i = 0; i < 3; i++) step(whole, i);
+        for (int i = 0; i < 3; i++) short_step(whole, i);
         size_t kept = 0, narrow = 0, lines = 0;  // elements; bytes that narrow formats save; elements
         for (const DeviceSlice& part : whole.trainer.state_slices())
             narrow += part.slice.count * (sizeof(float) - bytes_of(part.values.format));
@@ -185,7 +185,7 @@ TEST_CASE("state: every optimizer continues with the same bits, and keeps the mo
         CHECK(whole.trainer.memory().optimizer >= moments);
         CHECK(whole.trainer.memory().optimizer < moments + moments / 8);
         CHECK(restore(begun, whole));
-        for (int i = 3; i < 5; i++) step(whole, i), step(begun, i);
+        for (int i = 3; i < 5; i++) short_step(whole, i), short_step(begun, i);
         CHECK(slices_of(begun) == slices_of(whole));
         for (const auto& other : results)
             CHECK(slices_of(whole).at("h.0.fc.weight.master") != other.at("h.0.fc.weight.master"));
@@ -203,7 +203,7 @@ TEST_CASE("state: a run can change between masters or moments in BF16, FP8 and F
     (masters ? narrow_config.optimizer.masters : narrow_config.optimizer.adam_moments) = format;
     TestModel<bf16> wide(config_of(nullptr)), narrow(narrow_config), back(config_of(nullptr)), again(narrow_config);
     wide.trainer.initialize(1);
-    for (int i = 0; i < 3; i++) step(wide, i);
+    for (int i = 0; i < 3; i++) short_step(wide, i);
     CHECK(restore(narrow, wide));
     CHECK(restore(back, narrow));
     CHECK(restore(again, back));
@@ -222,7 +222,7 @@ TEST_CASE("state: a run can change between masters or moments in BF16, FP8 and F
                 wrong += found[i] != (is_master == masters ? to_float(to_bf16(values[i])) : values[i]);
         CHECK(wrong == 0);
     }
-    for (TestModel<bf16>* test : {&wide, &narrow, &back, &again}) step(*test, 3);
+    for (TestModel<bf16>* test : {&wide, &narrow, &back, &again}) short_step(*test, 3);
     CHECK(slices_of(again) == slices_of(narrow));
     const char* const rounded = masters ? "h.0.fc.weight.master" : "h.0.fc.weight.v";
     CHECK(slices_of(narrow).at(rounded) != slices_of(back).at(rounded));
@@ -238,14 +238,14 @@ TEST_CASE("state: FP8 scales are found again if the recipe or the loss scale has
     unscaled.loss_scale = {};
     TestModel<bf16> without(unscaled);
     whole.trainer.initialize(1);
-    for (int i = 0; i < 3; i++) step(whole, i);
+    for (int i = 0; i < 3; i++) short_step(whole, i);
     CHECK(restore(same, whole));
     CHECK(same.trainer.fp8()->uses_history());
     CHECK(!restore(changed, whole));
     CHECK(!changed.trainer.fp8()->uses_history());
     CHECK(!restore(without, whole));
     CHECK(!restore(forward_alone, whole));
-    step(changed, 3);  // calibrates
+    short_step(changed, 3);  // calibrates
     CHECK(changed.trainer.fp8()->uses_history());
 }
 
@@ -312,7 +312,7 @@ TEST_CASE("staging: memory, none of it, or a local file give the same bytes") {
     TemporaryDirectory folder;
     TestModel<float> test(config_of(nullptr));
     test.trainer.initialize(1);
-    step(test, 0);
+    short_step(test, 0);
     const auto values = slices_of(test);
     Staging memory(test.trainer.state_slices(), "", size_t{1} << 30), none(test.trainer.state_slices(), "", 1000),
         file(test.trainer.state_slices(), folder / "local", 0);
@@ -326,7 +326,7 @@ TEST_CASE("staging: memory, none of it, or a local file give the same bytes") {
     for (int i = 0; i < 3; i++) {
         const Staging* staging = stagings[i];
         const SliceBytes& bytes = taken[i];
-        if (staging->is_apart()) step(test, 1);  // the copy does not change
+        if (staging->is_apart()) short_step(test, 1);  // the copy does not change
         for (size_t s = 0; s < staging->slices().size(); s++) {
             const StateSlice& slice = staging->slices()[s];
             const std::vector<float>& expected = values.at(slice.name());
@@ -347,7 +347,7 @@ TEST_CASE("state: first moments in FP8 are staged as BF16 without loss, in piece
     config.optimizer.adam_moments = StateFormat::fp8;
     TestModel<bf16> test(config);
     test.trainer.initialize(1);
-    for (int i = 0; i < 3; i++) step(test, i);
+    for (int i = 0; i < 3; i++) short_step(test, i);
     for (const size_t memory : {size_t{1} << 30, size_t{0}}) {
         Staging staging(test.trainer.state_slices(), "", memory);
         CHECK(staging.is_apart() == (memory > 0));

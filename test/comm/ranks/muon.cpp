@@ -8,7 +8,7 @@ using namespace llmc::test;
 namespace {
 
 constexpr size_t kBlocks = 5;
-constexpr int kSteps = 2;
+constexpr int kMuonSteps = 2;
 
 std::vector<Unit> units() {
     std::vector<Unit> all(kBlocks + 2);
@@ -25,20 +25,20 @@ std::vector<Unit> units() {
     return all;
 }
 
-struct Result {
+struct MuonResult {
     std::vector<std::vector<float>> weights;
     double bytes = 0, planned = 0, calls = 0, planned_calls = 0;  // per step, averaged over the ranks
 };
 
 template <class Real>
-Result train(const Comm& comm, OptimizerKind kind, int stage, int within, int ranks) {
+MuonResult train(const Comm& comm, OptimizerKind kind, int stage, int within, int ranks) {
     OptimizerSetup setup{.schedule = {ScheduleKind::constant, 1e-2, 0, 100, 0}, .clip = 1};
     setup.optimizer.kind = kind;
     // NorMuon with AdamW's moments in BF16, Muon with moments in FP32.
     setup.optimizer.adam_moments = kind == OptimizerKind::normuon ? StateFormat::bf16 : StateFormat::fp32;
     ExactRun<Real> run(units(), comm, {.stage = stage, .within = within}, setup);
-    for (int step = 0; step < kSteps; step++) run.step(step, ranks);
-    Result result;
+    for (int step = 0; step < kMuonSteps; step++) run.step(step, ranks);
+    MuonResult result;
     result.weights = all_weights(run.weights, run.stream);
     const Muon<Real>& muon = *run.optimizer.muon();
     const Traffic& traffic = muon.comm().traffic();
@@ -46,8 +46,8 @@ Result train(const Comm& comm, OptimizerKind kind, int stage, int within, int ra
     std::vector<uint64_t> all(2 * as_size(comm.world()));
     comm.host_all_gather(all.data(), mine, sizeof mine);
     for (size_t r = 0; r < as_size(comm.world()); r++)
-        result.bytes += static_cast<double>(all[2 * r]) / kSteps / comm.world();
-    result.calls = static_cast<double>(mine[1]) / kSteps;
+        result.bytes += static_cast<double>(all[2 * r]) / kMuonSteps / comm.world();
+    result.calls = static_cast<double>(mine[1]) / kMuonSteps;
     result.planned = muon.sent_in_step().bytes;
     result.planned_calls = muon.sent_in_step().calls;
     return result;
@@ -61,13 +61,13 @@ TEST_CASE_TEMPLATE("muon on any number of ranks", Real, float, bf16) {
     const int ranks = world().world();
     for (const OptimizerKind kind : {OptimizerKind::muon, OptimizerKind::normuon}) {
         CAPTURE(static_cast<int>(kind));
-        const Result expected = train<Real>(Comm::self(), kind, 0, 0, ranks);
+        const MuonResult expected = train<Real>(Comm::self(), kind, 0, 0, ranks);
         CHECK(expected.bytes == 0);
         CHECK(expected.planned == 0);
         for (int stage = 0; stage <= 3; stage++) {
             if (kind == OptimizerKind::normuon && stage % 2 == 1) continue;
             CAPTURE(stage);
-            const Result result = train<Real>(world(), kind, stage, 0, ranks);
+            const MuonResult result = train<Real>(world(), kind, stage, 0, ranks);
             CHECK(same_bits(result.weights, expected.weights));
             CHECK(result.bytes == doctest::Approx(result.planned).epsilon(1e-12));
             CHECK(result.calls == result.planned_calls);

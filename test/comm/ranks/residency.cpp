@@ -11,11 +11,11 @@ using namespace llmc::test;
 
 namespace {
 
-constexpr int kUnits = 7;
+constexpr int kResidentUnits = 7;
 
 ParameterTable table_of_units() {
-    std::vector<Unit> units(kUnits);
-    for (int u = 0; u < kUnits; u++) {
+    std::vector<Unit> units(kResidentUnits);
+    for (int u = 0; u < kResidentUnits; u++) {
         units[as_size(u)].name = "unit " + std::to_string(u);
         units[as_size(u)].tensors = {{"a", {16, 16}, true}, {"b", {32}, false}};
     }
@@ -40,7 +40,7 @@ TEST_CASE("weights that left their slot, or were not asked for, cannot be read")
         Weights<float> weights(ShardLayout(table, world(), sharding));
         weights.allocate(stream);
         if (world().world() > 1) CHECK(stream_priority(weights.gather_stream()) == StreamPriority::communication);
-        for (size_t u = 0; u < kUnits; u++)
+        for (size_t u = 0; u < kResidentUnits; u++)
             for (size_t t = 0; t < 2; t++)
                 weights.set_tensor(u, t, std::vector<float>(table.unit(u).tensors[t].count(), float(u)), stream);
         weights.publish(stream);
