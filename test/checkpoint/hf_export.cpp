@@ -43,8 +43,8 @@ NamedWeights weights_of(const ModelConfig& model) {
     return weights;
 }
 
-void export_as(const std::string& folder, HfType type, const NamedWeights& weights, uint64_t shard_bytes = kHfShardBytes,
-               const ModelConfig& model = kSmall) {
+void export_as(const std::string& folder, HfType type, const NamedWeights& weights,
+               uint64_t shard_bytes = kHfShardBytes, const ModelConfig& model = kSmall) {
     export_hf_directory(folder, model, {type, -1, shard_bytes},
                         [&](const std::string& name, std::vector<float>& out) { out = weights.at(name); });
 }

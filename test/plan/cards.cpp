@@ -194,11 +194,12 @@ TEST_CASE("card rates: a step's time follows from them, and the plan names their
     const auto said = [&](const Rates& rates) { return describe_plan(run_with(rates), {}); };
     CHECK(contains_words(said({}), " The card's rates are from the table of cards.\n"));
     CHECK(contains_words(said({}), "from public rates"));
-    CHECK(
-        contains_words(said(kAll), "Measured on this kind of card (2026-01-02): matmuls in bf16, matmuls in fp8, memory.\n"));
+    CHECK(contains_words(said(kAll),
+                         "Measured on this kind of card (2026-01-02): matmuls in bf16, matmuls in fp8, memory.\n"));
     CHECK(contains_words(said(kAll), "Large matmuls at 600 TFLOP/s in bf16 and 900 in fp8"));
     CHECK(contains_words(said(kAll), "3.7 TB/s"));
-    CHECK(contains_words(said({{"copy", 4e12}}), "(2026-01-02): memory. From the table of cards: matmuls in bf16, matmuls"));
+    CHECK(contains_words(said({{"copy", 4e12}}),
+                         "(2026-01-02): memory. From the table of cards: matmuls in bf16, matmuls"));
     PlannedRun old = run_with({{"copy", 4e12}, {"bf16", 6e14}});
     old.gpu = *find_gpu_by_short_name("a100");
     CHECK(!contains_words(describe_plan(old, {}), "From the table of cards"));  // the card has no FP8
@@ -219,11 +220,13 @@ TEST_CASE("card rates: waits for other ranks") {
     CHECK(waits(0, 35e9, kAll) == doctest::Approx(350));
     const GpuSpec gpu = run_with({}).gpu;
     CHECK(contains_words(describe_links(gpu, {}), "Links are assumed: NVLink at 350 GB/s"));
-    CHECK(contains_words(describe_links(gpu, {kAll, "2026-01-02"}), "all_gather 200 GB/s, reduce_scatter 100 GB/s per rank"));
+    CHECK(contains_words(describe_links(gpu, {kAll, "2026-01-02"}),
+                         "all_gather 200 GB/s, reduce_scatter 100 GB/s per rank"));
     CHECK(!contains_words(describe_links(gpu, {kAll, "2026-01-02"}), "Links are assumed"));
     const GpuSpec gb10 = *find_gpu_by_short_name("gb10");
     CHECK(CardRates(gb10, {}).all_gather_gbs == 25);
-    CHECK(contains_words(describe_links(gb10, {}), "Links are assumed: a network of 25 GB/s a direction for every GPU"));
+    CHECK(
+        contains_words(describe_links(gb10, {}), "Links are assumed: a network of 25 GB/s a direction for every GPU"));
     const auto title = [&](const Rates& rates) { return describe_scaling(run_with(rates), {}); };
     CHECK(contains_words(title({}), "nothing here is measured"));
     CHECK(contains_words(title(kAll), "from rates that were measured"));
