@@ -17,18 +17,16 @@ scripts/setup.sh --with-tracking installs them into .venv.
 
 import argparse
 import calendar
-import fcntl
 import html
 import importlib.util
 import json
 import math
 import os
 import re
-import struct
 import sys
 import time
 
-from runs import TASK_SCORES, continue_in_venv, is_count, misfit, printable, read_info, with_ratios
+from runs import TASK_SCORES, continue_in_venv, is_count, is_going_on, misfit, printable, read_info, with_ratios
 
 
 def warn(text):
@@ -68,7 +66,7 @@ def fp8_tags(tensors, all_tensors):
     for tensor in tensors:
         values = numbers(tensor)
         if all_tensors:
-            found |= {f"fp8/{tensor["tensor"]}/{key}": value for key, value in values.items()}
+            found |= {f"fp8/{tensor['tensor']}/{key}": value for key, value in values.items()}
         elements = values.pop("elements", 0)
         for key in ("saturated", "underflowed"):
             if key in values:
@@ -188,16 +186,6 @@ class Metrics:
         if self.file:
             self.file.close()
         self.file, self.rest = None, b""
-
-
-def is_going_on(directory):
-    """True while train_gpt holds the lock of the directory. Asks without taking it."""
-    try:
-        with open(os.path.join(directory, "lock"), "rb") as file:
-            question = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
-            return struct.unpack("hhqqi4x", fcntl.fcntl(file, fcntl.F_GETLK, question))[0] != fcntl.F_UNLCK
-    except OSError:
-        return False
 
 
 # ---- where the records go ------------------------------------------------------------------------------------------

@@ -3,12 +3,14 @@ scaling.json. Users call report.py, compare_runs.py, plot_run.py, steps_to_loss.
 """
 
 import bisect
+import fcntl
 import glob
 import importlib.util
 import json
 import math
 import os
 import re
+import struct
 import sys
 from dataclasses import dataclass, field
 
@@ -201,6 +203,16 @@ def read_info(directory):
         if key in info and not fits(info[key], shape):
             del info[key]
     return info
+
+
+def is_going_on(directory):
+    """True while train_gpt holds the lock of the directory. Asks without taking it."""
+    try:
+        with open(os.path.join(directory, "lock"), "rb") as file:
+            question = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
+            return struct.unpack("hhqqi4x", fcntl.fcntl(file, fcntl.F_GETLK, question))[0] != fcntl.F_UNLCK
+    except OSError:
+        return False
 
 
 def find_floor(config):
