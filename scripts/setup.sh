@@ -117,7 +117,7 @@ install_python_packages() {
 if ! has_python_packages "${PYTHON_PACKAGES[@]}"; then install_python_packages "${PYTHON_PACKAGES[@]}"; fi
 # The package that prepares text, installed in place. Training does not need it.
 if [[ -n ${WITH_PREPARE:-} || ${CI:-} == true ]]; then
-    PREPARE=./data[all] PREPARE_PACKAGES+=(pyarrow datasketch datasets)
+    PREPARE=./data[all] PREPARE_PACKAGES+=(pyarrow datasketch datasets gguf)
 fi
 if ! has_python_packages "${PREPARE_PACKAGES[@]}"; then
     install_python_packages -e "$PREPARE" ||

@@ -57,6 +57,7 @@ for file in test/end_to_end/test_run_*.py; do
 done
 queue stage "end to end: check_card" unittest python3 test/end_to_end/test_check_card.py OnHost
 queue stage "watching runs" unittest .venv/bin/python test/end_to_end/test_watching.py
+queue stage "GGUF files" unittest .venv/bin/python test/end_to_end/test_gguf.py
 queue stage "report of runs" unittest .venv/bin/python test/end_to_end/test_report.py
 # The tests mark the suites that are left out here and below (test/suites.h).
 if [[ -n $ALL ]]; then
