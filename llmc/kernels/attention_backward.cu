@@ -50,12 +50,7 @@ static __global__ void __launch_bounds__(kDeltaThreads)
         for (int i = 0; i < (HD + 31) / 32; i++) {
             if (HD % 32 != 0 && i * 32 + quad_lane * 8 >= HD) continue;
             const size_t at = row * HD + static_cast<size_t>(i * 32 + quad_lane * 8);
-            float gradient[8], high[8], low[8];
-            load8(dout + at, gradient);
-            load8(out + at, high);
-            load8(out_low + at, low);
-            LLMC_UNROLL
-            for (int e = 0; e < 8; e++) sums[r] += gradient[e] * (high[e] + low[e]);
+            add_to_delta(sums[r], dout + at, out + at, out_low + at);
         }
     }
     quad_sum_each(sums);
@@ -493,12 +488,6 @@ static int token_tiles(int T, int HD) { return div_up(T, owned_tokens(HD)); }
 static_assert(two_blocks_fit<KeyGradientTiles<64, Room::scarce>>(99 * 1024));
 static_assert(two_blocks_fit<QueryGradientTiles<64, Room::scarce>>(99 * 1024));
 
-struct BackwardInputs {
-    const bf16 *dout, *qkv, *out, *out_low;
-    const float* lse;
-    const int* documents;
-};
-
 template <int HD>
 static void launch_delta(float* delta, const BackwardInputs& inputs, int B, int T, int NH, stream_t stream) {
     const size_t n = elements(B, T, NH, HD), rows = n / HD;
@@ -556,9 +545,7 @@ static int run_backward(const Gradients<Out>& to, float* delta, const BackwardIn
 #if LLMC_ON_GPU
     if (hopper::can_run(heads) &&
         KernelSet::has(stream_kernels(stream), KernelVariant::hopper_attention_backward_split)) {
-        with_head_dimension(heads.HD, [&]<int HD>() { launch_delta<HD>(delta, inputs, B, T, heads.NH, stream); });
-        hopper::attention_backward_split(to, inputs.dout, inputs.qkv, inputs.lse, delta, B, T, heads, stream,
-                                         inputs.documents);
+        hopper::attention_backward_split(to, delta, inputs, B, T, heads, stream);
         return hopper::kBackwardTile;
     }
 #endif

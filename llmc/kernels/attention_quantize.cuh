@@ -126,6 +126,13 @@ LLMC_DEVICE void get_channel_sums(float* part, const float* shared) {
 
 // ---- gradients -----------------------------------------------------------------------------------------------------
 
+// Inputs of the backward pass; `documents` may be nullptr.
+struct BackwardInputs {
+    const bf16 *dout, *qkv, *out, *out_low;
+    const float* lse;
+    const int* documents;
+};
+
 // Output of the gradients. Out is bf16 for dqkv (B, T, NH + 2 NKV, HD), or an FP8 type. For FP8, `transposed` starts at
 // the first channel of the kernel's own part of (NH + 2 NKV, HD), and `parts` (blocks along the tokens of all
 // sequences, NH + 2 NKV, HD) gets the sums over a block's tokens. Any of the three pointers may be nullptr.

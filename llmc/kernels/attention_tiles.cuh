@@ -41,6 +41,18 @@ LLMC_DEVICE size_t head_offset(int b, int h, int T, int NH) {
 }
 LLMC_DEVICE size_t row_statistics_offset(int b, int h, int T, int NH) { return (static_cast<size_t>(b) * NH + h) * T; }
 
+// ---- delta ---------------------------------------------------------------------------------------------------------
+
+// Adds eight columns of a row to its delta, which is the sum of dout * (out + out_low).
+LLMC_DEVICE void add_to_delta(float& delta, const bf16* dout, const bf16* out, const bf16* out_low) {
+    float gradient[8], high[8], low[8];
+    load8(dout, gradient);
+    load8(out, high);
+    load8(out_low, low);
+    LLMC_UNROLL
+    for (int e = 0; e < 8; e++) delta += gradient[e] * (high[e] + low[e]);
+}
+
 // ---- load ----------------------------------------------------------------------------------------------------------
 
 // Starts copying the first Columns columns of rows from first_row on of a (T, HD) matrix into a tile, 16 bytes per

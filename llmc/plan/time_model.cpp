@@ -55,7 +55,10 @@ constexpr PortableAttention kPortableLogits = {1.05, 124, 52.0 / 64};  // attent
 constexpr double kPortableShareWide = 0.58;
 constexpr double kClock = 1.75e9, kSchedulers = 4;  // under load, of an H100; other cards' clocks are 1.4 to 2.6 GHz
 constexpr double kPortableTile = 64;                // keys; half of the tile at the diagonal is computed in vain
-constexpr double kDeltaBytes = 6;                   // per token and channel: the backward pass reads out and dout first
+// Delta, bytes per token and channel. The portable kernels read out, out_low and dout first. Hopper's kernel for dQ
+// reads out and out_low while it multiplies; predicted on 2026-11-28 from the instructions of the warp that adds them
+// up (15 to 25 us for 64 x 1024 tokens of 124M).
+constexpr double kDeltaBytes = 6, kHopperDeltaBytes = 1;
 // TFLOP/s of the Hopper kernels for long sequences, at head dimensions 64 and 128, counted as 2 products forward and 5
 // backward. Fitted to an H100 80GB HBM3 (driver 580.159.04, 2026-11-27). At 64, 64 x 1024 tokens and 12 heads, in BF16:
 // 424 us a layer forward, 679 for dK and dV, 389 for dQ. At 128, 2 x 4096 tokens and 32 heads, in an FP8 run: 558 us
@@ -217,13 +220,14 @@ TimeModel::Attention TimeModel::attention(double layers, int B, int T, const Att
         const double rate = for_long_sequences * T / (T + kHopperTile);
         return attention_at(rate * card_.peak_tflops / kHopperPeak, products, tokens, T, channels);
     };
-    Attention time = {portable(kPortableForward), portable(heads.HD == 256 ? kPortableBackward256 : kPortableBackward),
+    const auto delta = [&](double bytes) { return element_wise(tokens * channels * bytes); };
+    Attention time = {portable(kPortableForward),
+                      portable(heads.HD == 256 ? kPortableBackward256 : kPortableBackward) + delta(kDeltaBytes),
                       portable(kPortableLogits)};
     if (runs(kernels, KernelVariant::hopper_attention) && hopper::can_run(heads))
         time.forward = on_hopper(kHopperForward[heads.HD == 128], 2);
     if (runs(kernels, KernelVariant::hopper_attention_backward_split) && hopper::can_run(heads))
-        time.backward = on_hopper(kHopperBackward[heads.HD == 128], 5);
-    time.backward += element_wise(tokens * channels * kDeltaBytes);
+        time.backward = on_hopper(kHopperBackward[heads.HD == 128], 5) + delta(kHopperDeltaBytes);
     return time;
 }
 

@@ -49,6 +49,25 @@ TEST_CASE("Hopper's backward of attention meets attention's specifications") {
     check_specifications(check::add_attention_tests, is_of_backward);
 }
 
+// delta is computed by the kernel that owns queries, from tiles in shared memory at head dimension 64 and from global
+// memory at 128. T = 392 leaves part of the last tile without queries, and a block takes several tiles.
+TEST_CASE("Hopper's backward of attention computes delta with the portable kernel's bits") {
+    if (!is_hopper()) return;
+    for (const int HD : {64, 128}) {
+        for (const int T : {392, 40}) {
+            CAPTURE(HD);
+            CAPTURE(T);
+            const reference::AttentionShape s{2, T, 4, HD, 2};
+            test::attention::Run<bf16> run(s);  // on the portable kernels
+            const std::vector<float> portable = run.delta.download();
+            run.delta.upload(std::vector<float>(portable.size()));
+            const OnHopper chosen("hopper_attention_backward_split");
+            run.backward();
+            CHECK(same_bits(run.delta.download(), portable));
+        }
+    }
+}
+
 // The backward pass need not round differently: it adds up in the portable kernels' order, and on the virtual GPU it
 // has their bits. That it runs at all is seen in test_check_card.py, where it is made wrong.
 TEST_CASE("Hopper's attention is another kernel, whose sums round differently, at the head dimensions that it has") {

@@ -7,7 +7,8 @@
 namespace llmc::attention {
 template <class Out>
 struct Gradients;  // attention_quantize.cuh
-}
+struct BackwardInputs;
+}  // namespace llmc::attention
 
 namespace llmc::hopper {
 
@@ -32,10 +33,10 @@ void attention_forward(const Quantized<e4m3>& to, bf16* out, bf16* out_low, floa
 constexpr int kBackwardTile = 128;
 
 // Backward in two kernels, of which one owns keys and one queries; see attention_backward() and
-// attention_backward_fp8(). delta is an input here.
+// attention_backward_fp8(). The one that owns queries runs first, and computes delta as well.
 template <class Out>
-void attention_backward_split(const attention::Gradients<Out>& to, const bf16* dout, const bf16* qkv, const float* lse,
-                              const float* delta, int B, int T, const AttentionHeads& heads, stream_t stream,
-                              const int* documents);
+void attention_backward_split(const attention::Gradients<Out>& to, float* delta,
+                              const attention::BackwardInputs& inputs, int B, int T, const AttentionHeads& heads,
+                              stream_t stream);
 
 }  // namespace llmc::hopper

@@ -12,6 +12,9 @@
 // Each of two consumer warpgroups has 64 of the block's rows. P and dS stay in its registers as the left operands of
 // the next products, and so do the sums of the gradients. A warpgroup skips tiles in which no query sees a key.
 //
+// The kernel that owns queries runs first. It computes delta = rowsum(dO * O) of its rows, and writes it for the other
+// kernel. All of a sum's terms are added in the portable kernel's order, so delta has the same bits.
+//
 // A block takes many tiles of rows, one after the other (WorkOrder). While its consumers store the gradients of one,
 // the producers already load the next. Each warpgroup turns its gradients into FP8 codes by itself, and two other warps
 // sum up the rounded gradients for the bias gradient.
@@ -36,17 +39,17 @@ struct SplitTiles {
     // they are needed. For HD 128 there are too few registers.
     static constexpr bool works_ahead = HD == 64;
     static constexpr int gradients = own == Own::keys ? 2 : 1;  // dK and dV, or dQ
-    // A warp writes lse and delta of the queries into shared memory: of columns, or of the block's own rows. The kernel
-    // that owns queries has no room for them at HD 128, where its consumers load their own.
+    // A warp writes lse and delta of the queries into shared memory: of columns, or of the block's own rows, one item
+    // ahead. The kernel that owns queries has no room for them at HD 128, where its consumers compute their own.
     static constexpr bool shares_statistics = own == Own::keys || HD == 64;
+    static constexpr bool computes_delta_ahead = own == Own::queries && HD == 64;
     static constexpr int statistics_stages = own == Own::keys ? stages : row_stages;
     static constexpr int statistics_rows = !shares_statistics ? 1 : own == Own::keys ? columns : kGradientRows;
     // Arrivals when a stage is full: the tiles, and lse and delta from each lane of that warp.
     static constexpr int stage_arrivals = own == Own::keys ? 33 : 1;
-    static constexpr int row_arrivals = own == Own::queries && shares_statistics ? 33 : 1;
 };
 
-// Shared memory of the kernels that own keys and queries: 167 and 181 KB for HD 64, 198 and 227 KB for HD 128. Of
+// Shared memory of the kernels that own keys and queries: 167 and 213 KB for HD 64, 198 and 227 KB for HD 128. Of
 // either side, tile 0 is an operand of S (queries or keys), and tile 1 an operand of dP (dout or values).
 template <Own own, int HD>
 struct SplitShared {
@@ -57,14 +60,17 @@ struct SplitShared {
     struct alignas(kTileAlignment) OtherTile {
         bf16 panel[Tiles::panels][Tiles::columns * kTileColumns];
     };
+    struct Nothing {};
     OwnTile rows[Tiles::row_stages][2];
     OtherTile columns[Tiles::stages][2];
+    std::conditional_t<Tiles::computes_delta_ahead, OwnTile[2], Nothing> outputs;     // out and out_low of the own rows
     alignas(128) bf16 out[Tiles::gradients][kGradientRows * attention::kStride<HD>];  // gradients, to be stored
     using Statistics = float[Tiles::statistics_stages][Tiles::statistics_rows];
     Statistics lse, delta;
     WorkItem items[Tiles::row_stages];
     Barrier rows_full[Tiles::row_stages], rows_empty[Tiles::row_stages], full[Tiles::stages], empty[Tiles::stages];
-    Barrier out_full, out_empty;  // for the warps that sum up FP8 gradients
+    Barrier out_full, out_empty;                                         // for the warps that sum up FP8 gradients
+    Barrier outputs_full, outputs_empty, delta_full[Tiles::row_stages];  // for the warp that computes delta ahead
 
     // FP8 codes of a warpgroup's gradient go through its half of the block's own rows, which are no longer needed then.
     static_assert(kCodeWords<HD> * sizeof(uint32_t) <= 64 * kTileColumns * sizeof(bf16));
@@ -75,6 +81,11 @@ struct SplitShared {
 
 struct SplitShape {
     int B, T, NH, NKV;
+};
+
+// Tensor maps of what TMA loads. The output is loaded where delta is computed ahead.
+struct SplitMaps {
+    CUtensorMap qkv, dout, out, out_low;
 };
 
 // An item's rows, and the columns that they meet: tiles from `begin` up to `end` of each query head of a group, or of
@@ -117,23 +128,32 @@ struct SplitWalk {
 
 // One thread loads an item's rows, and then tiles of columns as stages become free.
 template <Own own, int HD, bool kDocuments>
-LLMC_DEVICE void produce_tiles(SplitShared<own, HD>& shared, const CUtensorMap& qkv, const CUtensorMap& dout,
-                               const SplitShape& shape, const WorkOrder& order, int window, const int* documents) {
-    RingPosition<SplitTiles<own, HD>::row_stages> rows_at;
-    RingPosition<SplitTiles<own, HD>::stages> at;
+LLMC_DEVICE void produce_tiles(SplitShared<own, HD>& shared, const SplitMaps& maps, const SplitShape& shape,
+                               const WorkOrder& order, int window, const int* documents) {
+    using Tiles = SplitTiles<own, HD>;
+    RingPosition<Tiles::row_stages> rows_at;
+    RingPosition<Tiles::stages> at;
+    RingPosition<1> outputs_at;
     order.each_item([&](const WorkItem& item) {
         const SplitWalk<own, HD, kDocuments> walk(item, shape, window, documents);
         const HeadColumns<HD> head(walk.h, walk.kv, shape.NH, shape.NKV);
         const auto load = [&](auto& tiles, Barrier& full, bool keys, int member, int row) {
             const int query = head.query + member * HD;
             arrive_and_expect(full, sizeof(tiles));
-            load_panels(tiles[0].panel, qkv, full, keys ? head.key : query, row, walk.b);
-            load_panels(tiles[1].panel, keys ? qkv : dout, full, keys ? head.value : query, row, walk.b);
+            load_panels(tiles[0].panel, maps.qkv, full, keys ? head.key : query, row, walk.b);
+            load_panels(tiles[1].panel, keys ? maps.qkv : maps.dout, full, keys ? head.value : query, row, walk.b);
         };
         wait(shared.rows_empty[rows_at.stage], rows_at.parity ^ 1);
         shared.items[rows_at.stage] = item;
         load(shared.rows[rows_at.stage], shared.rows_full[rows_at.stage], own == Own::keys, 0, walk.first_row);
         rows_at.advance();
+        if constexpr (Tiles::computes_delta_ahead) {
+            wait(shared.outputs_empty, outputs_at.parity ^ 1);
+            arrive_and_expect(shared.outputs_full, sizeof(shared.outputs));
+            load_panels(shared.outputs[0].panel, maps.out, shared.outputs_full, head.query, walk.first_row, walk.b);
+            load_panels(shared.outputs[1].panel, maps.out_low, shared.outputs_full, head.query, walk.first_row, walk.b);
+            outputs_at.advance();
+        }
         walk.each_tile([&](int member, int column) {
             wait(shared.empty[at.stage], at.parity ^ 1);
             load(shared.columns[at.stage], shared.full[at.stage], own != Own::keys, member, column);
@@ -142,50 +162,84 @@ LLMC_DEVICE void produce_tiles(SplitShared<own, HD>& shared, const CUtensorMap& 
     });
 }
 
-// A warp writes lse in base 2 and delta of a tile's queries. All loads are under way before the first result is used:
-// one after the other they took longer than a tile's products.
-template <int Rows>
-LLMC_DEVICE void write_statistics(float (&lse)[Rows], float (&delta)[Rows], const float* lse_of, const float* delta_of,
-                                  int first_query, int T, Barrier& empty, int parity, Barrier& full) {
-    const int lane = static_cast<int>(threadIdx.x & 31);
-    float loaded[Rows / 32][2];
-    LLMC_UNROLL
-    for (int i = 0; i < Rows / 32; i++) {
-        const QueryStatistics query(lse_of, delta_of, first_query + i * 32 + lane, T);
-        loaded[i][0] = query.lse;
-        loaded[i][1] = query.delta;
-    }
-    wait(empty, parity);
-    LLMC_UNROLL
-    for (int i = 0; i < Rows / 32; i++) {
-        lse[i * 32 + lane] = loaded[i][0] * attention::kLog2E;
-        delta[i * 32 + lane] = loaded[i][1];
-    }
-    arrive(full);
+// A warp writes lse in base 2 and delta of each tile of queries that meets the block's keys. All loads are under way
+// before the first result is used: one after the other they took longer than a tile's products.
+template <int HD, bool kDocuments>
+LLMC_DEVICE void produce_statistics(SplitShared<Own::keys, HD>& shared, const float* lse, const float* delta,
+                                    const SplitShape& shape, const WorkOrder& order, int window, const int* documents) {
+    using Tiles = SplitTiles<Own::keys, HD>;
+    const int lane = static_cast<int>(threadIdx.x & 31), T = shape.T;
+    RingPosition<Tiles::stages> at;
+    order.each_item([&](const WorkItem& item) {
+        const SplitWalk<Own::keys, HD, kDocuments> walk(item, shape, window, documents);
+        walk.each_tile([&](int member, int column) {
+            const size_t rows = attention::row_statistics_offset(walk.b, walk.h + member, T, shape.NH);
+            float loaded[Tiles::columns / 32][2];
+            LLMC_UNROLL
+            for (int i = 0; i < Tiles::columns / 32; i++) {
+                const int query = column + i * 32 + lane;
+                loaded[i][0] = lse_at(lse + rows, query, T);
+                loaded[i][1] = query < T ? delta[rows + static_cast<size_t>(query)] : 0.0f;
+            }
+            wait(shared.empty[at.stage], at.parity ^ 1);
+            LLMC_UNROLL
+            for (int i = 0; i < Tiles::columns / 32; i++) {
+                shared.lse[at.stage][i * 32 + lane] = loaded[i][0] * attention::kLog2E;
+                shared.delta[at.stage][i * 32 + lane] = loaded[i][1];
+            }
+            arrive(shared.full[at.stage]);
+            at.advance();
+        });
+    });
 }
 
-template <Own own, int HD, bool kDocuments>
-LLMC_DEVICE void produce_statistics(SplitShared<own, HD>& shared, const float* lse, const float* delta,
-                                    const SplitShape& shape, const WorkOrder& order, int window, const int* documents) {
-    using Tiles = SplitTiles<own, HD>;
-    RingPosition<Tiles::statistics_stages> at;
-    order.each_item([&](const WorkItem& item) {
-        const SplitWalk<own, HD, kDocuments> walk(item, shape, window, documents);
-        const auto write = [&](int member, int first_query, Barrier& empty, Barrier& full) {
-            const size_t rows = attention::row_statistics_offset(walk.b, walk.h + member, shape.T, shape.NH);
-            write_statistics(shared.lse[at.stage], shared.delta[at.stage], lse + rows, delta + rows, first_query,
-                             shape.T, empty, at.parity ^ 1, full);
-            at.advance();
-        };
-        if constexpr (own == Own::keys) {
-            const auto step = [&](int member, int column) {
-                write(member, column, shared.empty[at.stage], shared.full[at.stage]);
-            };
-            walk.each_tile(step);
-        } else {
-            write(0, walk.first_row, shared.rows_empty[at.stage], shared.rows_full[at.stage]);
+// A warp computes delta of the block's own queries one item ahead, four lanes a row, from tiles in shared memory. It
+// writes delta and lse in base 2 for the consumers, and delta for the other kernel. Rows from T on have arrived as
+// zeros.
+template <int HD>
+LLMC_DEVICE void produce_delta(SplitShared<Own::queries, HD>& shared, const float* lse, float* delta,
+                               const SplitShape& shape) {
+    static_assert(HD == kTileColumns);
+    const int lane = static_cast<int>(threadIdx.x & 31), T = shape.T;
+    const int quad_row = lane >> 3 | (lane & 4);  // neighbouring quads take rows whose pieces lie in different banks
+    RingPosition<SplitTiles<Own::queries, HD>::row_stages> at;
+    RingPosition<1> outputs_at;
+    int last;
+    LLMC_NO_UNROLL
+    do {
+        wait(shared.rows_full[at.stage], at.parity);
+        const WorkItem item = shared.items[at.stage];
+        last = item.last;
+        const int first_query = (div_up(T, kGradientRows) - 1 - item.rank) * kGradientRows + lane;
+        const size_t rows = attention::row_statistics_offset(item.b, item.head, T, shape.NH);
+        float own_lse[kGradientRows / 32];
+        LLMC_UNROLL
+        for (int i = 0; i < kGradientRows / 32; i++) own_lse[i] = lse_at(lse + rows, first_query + i * 32, T);
+        wait(shared.outputs_full, outputs_at.parity);
+        LLMC_NO_UNROLL  // with two rows in one step ptxas spills
+            for (int row = quad_row; row < kGradientRows; row += 8) {
+            float sum[1] = {};
+            LLMC_UNROLL
+            for (int piece = 0; piece < 8; piece += 4) {
+                const int place = row * kTileColumns + ((piece + (lane & 3)) ^ quad_row) * 8;
+                attention::add_to_delta(sum[0], shared.rows[at.stage][1].panel[0] + place,
+                                        shared.outputs[0].panel[0] + place, shared.outputs[1].panel[0] + place);
+            }
+            quad_sum_each(sum);
+            if ((lane & 3) == 0) shared.delta[at.stage][row] = sum[0];
         }
-    });
+        __syncwarp();
+        if (lane == 0) arrive(shared.outputs_empty);
+        LLMC_UNROLL
+        for (int i = 0; i < kGradientRows / 32; i++) {
+            const int query = first_query + i * 32;
+            shared.lse[at.stage][i * 32 + lane] = own_lse[i] * attention::kLog2E;
+            if (query < T) delta[rows + static_cast<size_t>(query)] = shared.delta[at.stage][i * 32 + lane];
+        }
+        arrive(shared.delta_full[at.stage]);
+        at.advance();
+        outputs_at.advance();
+    } while (!last);
 }
 
 // Two warps sum up the rounded gradients of an item's tokens for the bias gradient, two channels a thread, while the
@@ -286,11 +340,43 @@ LLMC_DEVICE void add_tile(float (&sums)[SplitTiles<own, HD>::gradients][HD / 64]
     if constexpr (!Tiles::works_ahead) finish_sums(sums);
 }
 
+// Global memory of the statistics. The consumers use it where delta is not computed ahead.
+template <Own own>
+struct SplitStatistics {
+    const bf16 *dout, *out, *out_low;
+    const float* lse;
+    std::conditional_t<own == Own::queries, float, const float>* delta;
+};
+
+// Computes delta of a thread's two rows, four lanes a row, and writes it for the other kernel. Rows from T on repeat
+// the last one, so that no branch separates the loads; their P is 0, and their gradients are not stored.
+template <int HD>
+LLMC_DEVICE float2 own_deltas(const SplitStatistics<Own::queries>& from, const SplitShape& shape, int b, int h,
+                              int row) {
+    const int T = shape.T, quad_lane = static_cast<int>(threadIdx.x & 3);
+    float* const to = from.delta + attention::row_statistics_offset(b, h, T, shape.NH);
+    float sums[2] = {};
+    LLMC_UNROLL
+    for (int half = 0; half < 2; half++) {
+        const int query = row + 8 * half < T ? row + 8 * half : T - 1;
+        const size_t first =
+            attention::head_offset<HD>(b, h, T, shape.NH) + static_cast<size_t>(query) * shape.NH * HD + quad_lane * 8;
+        LLMC_UNROLL
+        for (int i = 0; i < HD; i += 32)
+            attention::add_to_delta(sums[half], from.dout + first + i, from.out + first + i, from.out_low + first + i);
+    }
+    quad_sum_each(sums);
+    LLMC_UNROLL
+    for (int half = 0; half < 2; half++)
+        if (quad_lane == 0 && row + 8 * half < T) to[row + 8 * half] = sums[half];
+    return {sums[0], sums[1]};
+}
+
 // Walks over an item's tiles. `at` is the place in the ring of columns, which all items share.
 template <Own own, int HD, bool kDocuments>
 LLMC_DEVICE void add_tiles(float (&sums)[SplitTiles<own, HD>::gradients][HD / 64][32], SplitShared<own, HD>& shared,
-                           int row_stage, RingPosition<SplitTiles<own, HD>::stages>& at, const float* lse,
-                           const float* delta, const SplitShape& shape, float scale_log2,
+                           int row_stage, RingPosition<SplitTiles<own, HD>::stages>& at,
+                           const SplitStatistics<own>& from, const SplitShape& shape, float scale_log2,
                            const SplitWalk<own, HD, kDocuments>& walk) {
     using Tiles = SplitTiles<own, HD>;
     constexpr bool owns_keys = own == Own::keys;
@@ -306,11 +392,10 @@ LLMC_DEVICE void add_tiles(float (&sums)[SplitTiles<own, HD>::gradients][HD / 64
         own_lse.both = {shared.lse[row_stage][place], shared.lse[row_stage][place + 8]};
         own_delta.both = {shared.delta[row_stage][place], shared.delta[row_stage][place + 8]};
     } else if constexpr (!owns_keys) {
-        const size_t rows = attention::row_statistics_offset(walk.b, walk.h, shape.T, shape.NH);
-        const QueryStatistics upper(lse + rows, delta + rows, row, shape.T);
-        const QueryStatistics lower(lse + rows, delta + rows, row + 8, shape.T);
-        own_lse.both = {upper.lse * attention::kLog2E, lower.lse * attention::kLog2E};
-        own_delta.both = {upper.delta, lower.delta};
+        const float* const lse = from.lse + attention::row_statistics_offset(walk.b, walk.h, shape.T, shape.NH);
+        own_lse.both = {lse_at(lse, row, shape.T) * attention::kLog2E,
+                        lse_at(lse, row + 8, shape.T) * attention::kLog2E};
+        own_delta.both = own_deltas<HD>(from, shape, walk.b, walk.h, row);
     }
     const bf16* const rows_0 = shared.rows[row_stage][0].panel[0] + warpgroup * 64 * kTileColumns;
     const bf16* const rows_1 = shared.rows[row_stage][1].panel[0] + warpgroup * 64 * kTileColumns;
@@ -389,8 +474,9 @@ LLMC_DEVICE void store_codes(SplitShared<own, HD>& shared, int row_stage, const 
 // Takes the block's items. Warps have BF16 gradients of their own to store, and do not wait for each other; with FP8
 // codes the warps of a warpgroup do.
 template <Own own, int HD, bool kDocuments, class Out>
-LLMC_DEVICE void consume(SplitShared<own, HD>& shared, const attention::Gradients<Out>& to, const float* lse,
-                         const float* delta, const SplitShape& shape, float scale, int window, const int* documents) {
+LLMC_DEVICE void consume(SplitShared<own, HD>& shared, const attention::Gradients<Out>& to,
+                         const SplitStatistics<own>& from, const SplitShape& shape, float scale, int window,
+                         const int* documents) {
     using Tiles = SplitTiles<own, HD>;
     constexpr bool kFp8 = attention::kIsFp8<Out>;
     const int lane = static_cast<int>(threadIdx.x & 31), warp = same_in_warp(static_cast<int>(threadIdx.x) / 32);
@@ -403,11 +489,12 @@ LLMC_DEVICE void consume(SplitShared<own, HD>& shared, const attention::Gradient
     LLMC_NO_UNROLL
     do {
         wait(shared.rows_full[rows_at.stage], rows_at.parity);
+        if constexpr (Tiles::computes_delta_ahead) wait(shared.delta_full[rows_at.stage], rows_at.parity);
         const WorkItem item = shared.items[rows_at.stage];
         last = item.last;
         const SplitWalk<own, HD, kDocuments> walk(item, shape, window, documents);
         float sums[Tiles::gradients][Tiles::panels][32] = {};
-        add_tiles(sums, shared, rows_at.stage, at, lse, delta, shape, scale * attention::kLog2E, walk);
+        add_tiles(sums, shared, rows_at.stage, at, from, shape, scale * attention::kLog2E, walk);
 
         const auto release_rows = [&] {
             __syncwarp();
@@ -452,18 +539,22 @@ LLMC_DEVICE void consume(SplitShared<own, HD>& shared, const attention::Gradient
 template <Own own, int HD, bool kDocuments, class Out>
 static __global__ void __launch_bounds__(kGradientThreads, 1)
     hopper_attention_split_kernel(Out* __restrict__ dqkv, Out* __restrict__ transposed, float* __restrict__ parts,
-                                  Fp8State* __restrict__ fp8, const __grid_constant__ CUtensorMap qkv,
-                                  const __grid_constant__ CUtensorMap dout, const float* __restrict__ lse,
-                                  const float* __restrict__ delta, SplitShape shape, WorkOrder order, float scale,
-                                  int window, QuantizePass pass, const int* __restrict__ documents) {
+                                  Fp8State* __restrict__ fp8, const __grid_constant__ SplitMaps maps,
+                                  SplitStatistics<own> from, SplitShape shape, WorkOrder order, float scale, int window,
+                                  QuantizePass pass, const int* __restrict__ documents) {
 #if LLMC_HOPPER
     using Tiles = SplitTiles<own, HD>;
     extern __shared__ __align__(kTileAlignment) unsigned char hopper_shared[];
     SplitShared<own, HD>& shared = *reinterpret_cast<SplitShared<own, HD>*>(hopper_shared);
     if (threadIdx.x == 0) {
         for (int i = 0; i < Tiles::row_stages; i++) {
-            init(shared.rows_full[i], Tiles::row_arrivals);
+            init(shared.rows_full[i], 1);
             init(shared.rows_empty[i], kGradientConsumers / 32);  // one arrival per warp
+            if constexpr (Tiles::computes_delta_ahead) init(shared.delta_full[i], 32);
+        }
+        if constexpr (Tiles::computes_delta_ahead) {
+            init(shared.outputs_full, 1);
+            init(shared.outputs_empty, 1);
         }
         for (int i = 0; i < Tiles::stages; i++) {
             init(shared.full[i], Tiles::stage_arrivals);
@@ -478,10 +569,12 @@ static __global__ void __launch_bounds__(kGradientThreads, 1)
     if (warp >= kGradientConsumers / 32) {
         give_registers<40>();
         if (threadIdx.x == kGradientConsumers)
-            produce_tiles<own, HD, kDocuments>(shared, qkv, dout, shape, order, window, documents);
-        if constexpr (Tiles::shares_statistics) {
-            if (warp == kGradientConsumers / 32 + 1)
-                produce_statistics<own, HD, kDocuments>(shared, lse, delta, shape, order, window, documents);
+            produce_tiles<own, HD, kDocuments>(shared, maps, shape, order, window, documents);
+        if (warp == kGradientConsumers / 32 + 1) {
+            if constexpr (own == Own::keys)
+                produce_statistics<HD, kDocuments>(shared, from.lse, from.delta, shape, order, window, documents);
+            else if constexpr (Tiles::computes_delta_ahead)
+                produce_delta<HD>(shared, from.lse, from.delta, shape);
         }
         if (attention::kIsFp8<Out> && parts != nullptr && warp >= kGradientThreads / 32 - kSummingThreads / 32)
             sum_gradients<own, HD>(shared, parts, shape, order,
@@ -489,39 +582,45 @@ static __global__ void __launch_bounds__(kGradientThreads, 1)
         return;
     }
     take_registers<232>();
-    consume<own, HD, kDocuments, Out>(shared, {dqkv, transposed, parts, fp8, pass}, lse, delta, shape, scale, window,
+    consume<own, HD, kDocuments, Out>(shared, {dqkv, transposed, parts, fp8, pass}, from, shape, scale, window,
                                       documents);
 #endif
 }
 
 template <Own own, int HD, class Out>
-static void launch_split(const attention::Gradients<Out>& to, const bf16* dout, const bf16* qkv, const float* lse,
-                         const float* delta, int B, int T, const AttentionHeads& heads, stream_t stream,
-                         const int* documents) {
+static void launch_split(const attention::Gradients<Out>& to, float* delta, const attention::BackwardInputs& inputs,
+                         int B, int T, const AttentionHeads& heads, stream_t stream) {
+    constexpr bool owns_queries = own == Own::queries;
     const size_t n = attention::elements(B, T, heads.NH, HD), whole = attention::elements(B, T, heads.rows(), HD);
-    const int tiles = div_up(T, kGradientRows), own_heads = own == Own::keys ? heads.NKV : heads.NH;
+    const int tiles = div_up(T, kGradientRows), own_heads = owns_queries ? heads.NH : heads.NKV;
     const size_t part_count = static_cast<size_t>(B) * tiles * heads.qkv_width();
-    const CUtensorMap qkv_map = tensor_map(qkv, B, T, static_cast<size_t>(heads.qkv_width()), 64);
-    const CUtensorMap dout_map = tensor_map(dout, B, T, static_cast<size_t>(heads.width()), 64);
+    const auto map_of = [&](const bf16* rows, int width) {
+        return tensor_map(rows, B, T, static_cast<size_t>(width), 64);
+    };
+    const SplitMaps maps = {map_of(inputs.qkv, heads.qkv_width()), map_of(inputs.dout, heads.width()),
+                            map_of(inputs.out, heads.width()), map_of(inputs.out_low, heads.width())};
+    const SplitStatistics<own> from = {inputs.dout, inputs.out, inputs.out_low, inputs.lse, delta};
     const WorkOrder order(B, own_heads, tiles, !shares_multiprocessors());
-    attention::with_documents(documents, [&]<bool kDocuments>() {
+    attention::with_documents(inputs.documents, [&]<bool kDocuments>() {
         launch<hopper_attention_split_kernel<own, HD, kDocuments, Out>>(
             {dim3(static_cast<unsigned>(order.blocks)), dim3(kGradientThreads), sizeof(SplitShared<own, HD>), stream},
             {out(to.row, whole), out(to.transposed, whole), out(to.parts, part_count), state_access(to.fp8, to.pass),
-             in(dout, n), in(qkv, whole), in(lse, n / HD), in(delta, n / HD), in(documents, attention::tokens(B, T))},
-            to.row, to.transposed, to.parts, to.fp8, qkv_map, dout_map, lse, delta,
-            SplitShape{B, T, heads.NH, heads.NKV}, order, heads.softmax_scale(), heads.window_in(T), to.pass,
-            documents);
+             in(inputs.dout, n), in(inputs.qkv, whole), in(inputs.lse, n / HD),
+             owns_queries ? Access(out(delta, n / HD)) : Access(in(delta, n / HD)),
+             in(owns_queries ? inputs.out : nullptr, n), in(owns_queries ? inputs.out_low : nullptr, n),
+             in(inputs.documents, attention::tokens(B, T))},
+            to.row, to.transposed, to.parts, to.fp8, maps, from, SplitShape{B, T, heads.NH, heads.NKV}, order,
+            heads.softmax_scale(), heads.window_in(T), to.pass, inputs.documents);
     });
 }
 
 template <class Out>
-void attention_backward_split(const attention::Gradients<Out>& to, const bf16* dout, const bf16* qkv, const float* lse,
-                              const float* delta, int B, int T, const AttentionHeads& heads, stream_t stream,
-                              const int* documents) {
+void attention_backward_split(const attention::Gradients<Out>& to, float* delta,
+                              const attention::BackwardInputs& inputs, int B, int T, const AttentionHeads& heads,
+                              stream_t stream) {
     const auto run = [&]<int HD>() {
-        launch_split<Own::keys, HD>(to, dout, qkv, lse, delta, B, T, heads, stream, documents);
-        launch_split<Own::queries, HD>(to, dout, qkv, lse, delta, B, T, heads, stream, documents);
+        launch_split<Own::queries, HD>(to, delta, inputs, B, T, heads, stream);
+        launch_split<Own::keys, HD>(to, delta, inputs, B, T, heads, stream);
     };
     if (heads.HD == 64)
         run.template operator()<64>();
@@ -529,9 +628,9 @@ void attention_backward_split(const attention::Gradients<Out>& to, const bf16* d
         run.template operator()<128>();
 }
 
-#define LLMC_INSTANTIATE(Out)                                                                                        \
-    template void attention_backward_split(const attention::Gradients<Out>&, const bf16*, const bf16*, const float*, \
-                                           const float*, int, int, const AttentionHeads&, stream_t, const int*);
+#define LLMC_INSTANTIATE(Out)                                                                                          \
+    template void attention_backward_split(const attention::Gradients<Out>&, float*, const attention::BackwardInputs&, \
+                                           int, int, const AttentionHeads&, stream_t);
 LLMC_INSTANTIATE(bf16)
 LLMC_INSTANTIATE(e4m3)
 LLMC_INSTANTIATE(e5m2)

@@ -80,13 +80,10 @@ struct HeadColumns {
         : query(h * HD), key((NH + kv) * HD), value((NH + NKV + kv) * HD) {}
 };
 
-// lse of a query and its delta. From T on lse is infinite, so that P is exp2(-infinity) = 0.
-struct QueryStatistics {
-    float lse, delta;
-    LLMC_DEVICE QueryStatistics(const float* lse_of, const float* delta_of, int query, int T)
-        : lse(query < T ? lse_of[query] : float_from_bits(kFloatInfinityBits)),
-          delta(query < T ? delta_of[query] : 0.0f) {}
-};
+// lse of a query. From T on it is infinite, so that P is exp2(-infinity) = 0.
+LLMC_DEVICE float lse_at(const float* lse_of, int query, int T) {
+    return query < T ? lse_of[query] : float_from_bits(kFloatInfinityBits);
+}
 
 // ---- multiply ------------------------------------------------------------------------------------------------------
 
