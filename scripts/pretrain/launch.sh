@@ -8,6 +8,7 @@
 #   PRECISION=bf16   the run to compare with (default: fp8)
 #   DATA=DIR         another place of the shards: *train_*.bin and *val_*.bin
 #   OUT=DIR          default runs/NAME-PRECISION
+#   SUPERVISE=...    options of scripts/supervise.py, which restarts after failures: SUPERVISE="--follow tensorboard"
 #
 # Flags on the command line come after the script's own and so override them. With --dry-run, --estimate-scaling or
 # --print-config nothing is trained, and neither data nor a GPU is needed.
@@ -19,7 +20,7 @@ absolute() { [[ $1 == /* ]] && echo "$1" || echo "$PWD/$1"; }
 launch() {
     if [[ ${1:-} == -h || ${1:-} == --help ]]; then
         sed -n '2,/^$/{/^#/s/^# \{0,1\}//p}' "$0"
-        sed -n '5,13s/^# \{0,1\}//p' "$root/scripts/pretrain/launch.sh"
+        sed -n '5,14s/^# \{0,1\}//p' "$root/scripts/pretrain/launch.sh"
         return
     fi
     local planning= argument
@@ -58,12 +59,16 @@ launch() {
         exit 3
     fi
     flags+=(-i "$directory/*train_*.bin" -j "$directory/*val_*.bin" --resume auto "$@")
+    export SUPERVISOR=$root/scripts/supervise.py
     if [[ -n ${NODES:-} ]]; then
         PROGRAM=$program exec sbatch --nodes="$NODES" "$root/scripts/multi_node/train.sbatch" "${flags[@]}"
-    elif [[ -n ${HOSTS:-} ]]; then
-        exec "$root/scripts/multi_node/run_mpirun.sh" --program "$program" --hosts "$HOSTS" -- "${flags[@]}"
-    elif ((ranks > 1)); then
-        exec "$root/scripts/multi_node/run_mpirun.sh" --program "$program" --ranks "$ranks" -- "${flags[@]}"
     fi
-    exec "$program" "${flags[@]}"
+    local command=("$program")
+    if [[ -n ${HOSTS:-} ]]; then
+        command=("$root/scripts/multi_node/run_mpirun.sh" --program "$program" --hosts "$HOSTS" --)
+    elif ((ranks > 1)); then
+        command=("$root/scripts/multi_node/run_mpirun.sh" --program "$program" --ranks "$ranks" --)
+    fi
+    # shellcheck disable=SC2086
+    exec python3 "$SUPERVISOR" ${SUPERVISE:-} -- "${command[@]}" "${flags[@]}"
 }

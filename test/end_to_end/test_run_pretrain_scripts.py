@@ -102,7 +102,7 @@ class Pretraining(unittest.TestCase):
                 file.write(f'#!/bin/sh\necho {name} "$@"\n')
             os.chmod(path, 0o755)
         path = commands + os.pathsep + os.environ["PATH"]
-        by_mpirun = start("gpt2_1558M.sh", HOSTS="a:8,b:8", DATA=data, PATH=path).stdout
+        by_mpirun = start("gpt2_1558M.sh", HOSTS="a:8,b:8", DATA=data, OUT=new_path(), PATH=path).stdout
         self.assertRegex(by_mpirun, r"^mpirun .*--host a:8,b:8 -np 16 .*-e d48 .*-d 1048576 -b 16 -m 40 .*--resume auto")
         by_slurm = start("gpt2_1558M.sh", "-l", "1e-3", NODES="4", DATA=data, PATH=path).stdout
         self.assertRegex(by_slurm, r"^sbatch --nodes=4 .*scripts/multi_node/train.sbatch .*-b 16 -m 20 .*-l 1e-3$")

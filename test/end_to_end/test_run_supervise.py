@@ -1,0 +1,303 @@
+"""scripts/supervise.py: runs that are really killed, stopped and made to diverge, and what it did."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import unittest
+
+from test_ranks import ENVIRONMENT
+from test_run_checkpoints import Directory, micro_flags, whole_run
+from test_run_ranks import LAUNCH, MPIRUN, ONE_THREAD
+from trainer import (DATA, FAILURE, FLAGS, NUMBERS, PROGRAM, ROOT, STOPPED, Case, Result, new_path, workspace,
+                     write_shard)
+
+SCRIPT = os.path.join(ROOT, "scripts", "supervise.py")
+# --keep-every: no checkpoint is left out because the one before is still being written.
+LONG = ["--max-steps", "100", "-n", "5", "--keep-every", "5", "--val-every", "0"]
+BAD = [2438, 2836, 3632]  # sequences that the run reaches once its loss is low, one after the other
+
+
+def script(text, name="program"):
+    """The path of an executable shell script."""
+    path = os.path.join(new_path("commands"), name)
+    os.makedirs(os.path.dirname(path))
+    with open(path, "w", encoding="utf-8") as file:
+        file.write("#!/bin/sh\n" + text)
+    os.chmod(path, 0o755)
+    return path
+
+
+def processes(pattern):
+    found = subprocess.run(["pgrep", "-f", "--", pattern], capture_output=True, text=True)
+    return [int(pid) for pid in found.stdout.split()]
+
+
+class Supervised(Directory):
+    """A run under the supervisor."""
+
+    def supervise(self, test, *flags, options=(), program=(PROGRAM,), env=None):
+        words = ["--back-off", "0.01", *options, "--", *program, *micro_flags("--out", self.path, *flags)]
+        return test.started(subprocess.Popen(
+            [sys.executable, SCRIPT, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            cwd=workspace(), env={**ENVIRONMENT, **ONE_THREAD, **(env or {})}))
+
+    @property
+    def lives(self):
+        if not os.path.exists(self.file("lives.jsonl")):
+            return []
+        with open(self.file("lives.jsonl"), encoding="utf-8") as file:
+            return [json.loads(line) for line in file]
+
+    @property
+    def did(self):
+        return [(life["exit_code"], life["action"]) for life in self.lives]
+
+    def wait_for_checkpoint(self, lives):
+        """Returns once there is a new checkpoint after this number of lives."""
+        deadline = time.monotonic() + 60
+        while len(self.lives) < lives and time.monotonic() < deadline:
+            time.sleep(0.01)
+        before = max(self.checkpoints, default=0)
+        while max(self.checkpoints, default=0) <= before and time.monotonic() < deadline:
+            time.sleep(0.005)
+
+    def kill(self, number, which):
+        """Sends a signal to one process of the program."""
+        os.kill(processes(f"^{re.escape(PROGRAM)} .*{self.path}")[which], number)
+
+
+class Lives(Case):
+    LAUNCHES = [([], [], 0)]  # words before the program, flags, the process that is killed
+    if MPIRUN:
+        LAUNCHES.append(([*LAUNCH, "-np", "3"], ["--total-batch", "192", "--reduce-order", "rank"], 1))
+
+    def slow_until(self, life):
+        """The program, with slow steps in the lives before this one, so that a signal arrives before their end."""
+        return script(f'[ "$SUPERVISE_LIFE" -ge {life} ] || export LLMC_DELAY=adamw:50\nexec {PROGRAM} "$@"\n')
+
+    def undisturbed(self, launch, flags):
+        whole = Directory()
+        self.succeeds(whole.run(*LONG, *flags, ranks=3 if launch else 1))
+        return whole
+
+    def test_killed_again_and_again(self):
+        for launch, flags, which in self.LAUNCHES:
+            with self.subTest(launch=launch):
+                run_ = Supervised()
+                process = run_.supervise(self, *LONG, *flags, program=[*launch, self.slow_until(4)])
+                for life, number in enumerate((signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM)):
+                    run_.wait_for_checkpoint(life)
+                    run_.kill(number, which)
+                self.ended(process)
+                self.assertEqual(run_.did, [(137, "restart"), (139, "restart"), (STOPPED, "restart"), (0, "done")])
+                self.assertEqual([life["life"] for life in run_.lives], [1, 2, 3, 4])
+                self.same_run(run_, self.undisturbed(launch, flags), 100)
+
+    def test_a_device_that_is_lost_in_every_life(self):
+        run_ = Supervised()
+        self.ended(run_.supervise(self, *LONG, options=["--max-failures", "1"], env={"LLMC_FAULT": "2500"}))
+        self.assertGreater(len(run_.lives), 2, "each life with a new checkpoint is followed by another")
+        self.assertEqual(run_.did, [(FAILURE, "restart")] * (len(run_.lives) - 1) + [(0, "done")])
+        self.same_run(run_, whole_run(*LONG), 100)
+        hopeless = Supervised()
+        process = hopeless.supervise(self, options=["--max-failures", "3"], env={"LLMC_FAULT": "60"})
+        result = self.ended(process, FAILURE)
+        self.assertEqual(hopeless.did, [(FAILURE, "restart")] * 2 + [(FAILURE, "stop")])
+        self.assertIn("3 lives in a row without a new checkpoint", result.err)
+
+    def test_stopped_and_continued(self):
+        for launch, flags, _ in self.LAUNCHES:
+            for number in (signal.SIGINT, signal.SIGTERM) if not launch else (signal.SIGTERM,):
+                with self.subTest(launch=launch, number=number):
+                    run_ = Supervised()
+                    process = run_.supervise(self, *LONG, *flags, program=[*launch, self.slow_until(2)])
+                    run_.wait_for_checkpoint(0)
+                    process.send_signal(number)
+                    self.ended(process, STOPPED)
+                    self.ended(run_.supervise(self, *LONG, *flags, program=[*launch, PROGRAM]))
+                    self.assertEqual(run_.did, [(STOPPED, "stopped"), (0, "done")])
+                    self.assertEqual([life["life"] for life in run_.lives], [1, 2])
+                    self.same_run(run_, self.undisturbed(launch, flags), 100)
+
+    def test_time_limit(self):
+        run_ = Supervised()
+        self.ended(run_.supervise(self, "--max-steps", "100000", "--max-minutes", "0.005"), STOPPED)
+        self.assertEqual(run_.did, [(STOPPED, "stopped")])
+        self.assertIn("--max-minutes reached", run_.lives[0]["reason"])
+
+    def test_what_a_restart_does_not_mend(self):
+        for flags, code in ((["--layers", "x"], FLAGS), (["--train", new_path()], DATA)):
+            run_ = Supervised()
+            self.ended(run_.supervise(self, *flags), code)
+            self.assertEqual(run_.did, [(code, "stop")])
+        run_ = Supervised()
+        self.ended(run_.supervise(self, program=[new_path()]), 127)
+        self.assertEqual(run_.did, [(127, "stop")])
+
+    def test_refusals(self):
+        for flags, part in ((["--overwrite"], "--overwrite"), (["--skip-data", "3"], "--skip-data"),
+                            (["--resume", "runs/other"], "--resume runs/other")):
+            self.refused(self.ended_any(Supervised().supervise(self, *flags)), FLAGS, part)
+        done = subprocess.run([sys.executable, SCRIPT, "--", PROGRAM], capture_output=True, text=True)
+        self.assertIn("COMMAND needs --out", done.stderr)
+
+    def ended_any(self, process):
+        out, err = process.communicate(timeout=60)
+        return Result(process.returncode, out, err)
+
+    def test_hooks_and_the_follower(self):
+        log, run_ = new_path("events"), Supervised()
+        event = "$SUPERVISE_EVENT $SUPERVISE_LIFE $SUPERVISE_EXIT_CODE $SUPERVISE_RUN"
+        options = ["--on-event", f'echo "{event}" >> {log}',
+                   "--before-resume", f"echo before >> {log}; test $SUPERVISE_LIFE != 2", "--follow", "alert=loss>0"]
+        result = self.ended(run_.supervise(self, *LONG, options=options, env={"LLMC_FAULT": "4000"}))
+        self.assertEqual(run_.did[:2], [(FAILURE, "restart")] * 2)
+        self.assertIn("--before-resume ended with exit code 1", run_.lives[1]["reason"])
+        with open(log, encoding="utf-8") as file:
+            lines = file.read().splitlines()
+        self.assertEqual(lines[:4], [f"start 0 0 {run_.path}", "before", f"restart 1 1 {run_.path}", "before"])
+        self.assertEqual(lines[-1], f"done {len(run_.lives)} 0 {run_.path}")
+        self.assertIn("step 1: loss>0: it is ", result.out)
+        self.assertEqual(processes(f"follow.py {run_.path}"), [])
+
+
+class BadNumbers(Case):
+    def shard(self, *bad):
+        """300 steps of easy data, with a sequence of another token in some places."""
+        tokens = [i * 7 % 13 for i in range(16 * 16 * 300 + 1)]
+        for sample in bad:
+            tokens[sample * 16:sample * 16 + 17] = [200] * 17
+        return write_shard(tokens)
+
+    def flags(self, *bad):
+        return ["--train", self.shard(*bad), "--vocab", "257", "--batch", "16", "--max-steps", "280", "--lr", "2e-2",
+                "-n", "10", "--keep-every", "10", "--val-every", "0", "--skip-spikes", "--max-skips", "1"]
+
+    def hashes(self, run_):
+        return [r["batch_hash"] for r in run_.records() if "loss" in r]
+
+    def check_order(self, run_, whole, life):
+        """The batches are those of the whole run, without the data that this life of the run left out."""
+        to, skip = (run_.lives[life]["state"]["rewind"][key] for key in ("to", "skip"))
+        self.assertEqual(to + skip, run_.lives[life]["step"])
+        steps = len(self.hashes(run_))
+        self.assertEqual(self.hashes(run_), self.hashes(whole)[:to] + self.hashes(whole)[to + skip:steps + skip])
+
+    def test_bad_data_is_skipped(self):
+        run_, whole, flags = Supervised(), Directory(), self.flags(BAD[0])
+        self.ended(run_.supervise(self, *flags))
+        self.assertEqual(run_.did, [(NUMBERS, "rewind"), (0, "done")])
+        self.succeeds(whole.run(*flags, "--max-skips", "0", "--max-steps", "300"))
+        self.check_order(run_, whole, 0)
+
+    def test_bad_checkpoints_are_passed_over(self):
+        """The weights diverge, and checkpoints are made of them. The rewound life dies before it makes one, and the
+        next still leaves the data out."""
+        program = script("case $SUPERVISE_LIFE in 1 | 3) export LLMC_FAULT=$((3850 - 1250 * SUPERVISE_LIFE)) ;;\n"
+                         f'2) set -- "$@" --lr 1e9 --max-skips 13 ;; esac\nexec {PROGRAM} "$@"\n')
+        run_ = Supervised()
+        self.ended(run_.supervise(self, *LONG, program=[program]))
+        self.assertEqual(run_.did, [(FAILURE, "restart"), (NUMBERS, "rewind"), (FAILURE, "restart"), (0, "done")])
+        self.assertIn("--rewind", run_.lives[2]["flags"])
+        self.assertEqual(run_.lives[3]["flags"][2:], ["--skip-data", str(run_.lives[1]["state"]["rewind"]["skip"])])
+        self.check_order(run_, whole_run(*LONG, "--max-steps", "150"), 1)
+
+    def test_it_gives_up_after_two_rewinds(self):
+        run_ = Supervised()
+        result = self.ended(run_.supervise(self, *self.flags(*BAD)), NUMBERS)
+        self.assertEqual(run_.did, [(NUMBERS, "rewind"), (NUMBERS, "rewind"), (NUMBERS, "stop")])
+        self.assertIn("after 2 rewinds", result.err)
+        none = Supervised()
+        self.ended(none.supervise(self, "--lr", "1e9", "--warmup", "0", "--max-skips", "3"), NUMBERS)
+        self.assertEqual(none.did[-1], (NUMBERS, "stop"))
+        self.assertIn("no checkpoint to go back to", none.lives[-1]["reason"])
+
+    def test_silent_corruption_and_missing_products(self):
+        run_ = Supervised()
+        flipped = {"LLMC_FLIP": "layernorm_forward:8"}
+        self.ended(run_.supervise(self, "-n", "1", "--verify-every", "2", env=flipped), NUMBERS)
+        self.assertEqual(run_.did, [(NUMBERS, "stop")])
+        self.assertRegex(run_.lives[0]["reason"], r"silent data corruption: rank 0 on \S+ \(CPU")
+        run_ = Supervised()
+        message = "rank 0: a micro-step ran 0 FP8 matmuls instead of the 24 of its FP8 layers"
+        self.ended(run_.supervise(self, program=[script(f'echo "{message}" >&2\nexit 6\n')]), NUMBERS)
+        self.assertEqual(run_.did, [(NUMBERS, "stop")])
+        self.assertIn(message, run_.lives[0]["reason"])
+
+
+class Hosts(Case):
+    """Stand-ins for mpirun and srun, on which host b loses its rank in every life."""
+
+    SRUN = {"LOST": "srun: error: b: task 3: Killed"}
+
+    def commands(self, name, blame, words, **env):
+        """The commands that were started, and the run."""
+        log, run_ = new_path("log"), Supervised()
+        launcher = script(f'echo "$@" >> {log}\ncase "$@" in {blame}) ;; *) echo "$LOST" >&2; exit 137 ;; esac\n', name)
+        process = run_.supervise(self, program=[launcher, *words, "train_gpt"], options=["--max-failures", "4"],
+                                 env=env)
+        process.communicate(timeout=60)
+        with open(log, encoding="utf-8") as file:
+            return [line.split(" train_gpt")[0] for line in file], run_
+
+    def test_a_host_that_failed_twice_is_left_out(self):
+        lost = "mpirun noticed that process rank 1 with PID 0 on node b exited on signal 9 (Killed)."
+        started, run_ = self.commands("mpirun", "'--host a:2,c:2 '*", ["--host", "a:2,b:2,c:2", "-np", "6"], LOST=lost)
+        self.assertEqual(started, ["--host a:2,b:2,c:2 -np 6"] * 2 + ["--host a:2,c:2 -np 4"])
+        self.assertEqual(run_.did, [(137, "restart"), (137, "restart"), (0, "done")])
+        self.assertEqual(run_.lives[-1]["state"]["left_out"], ["b"])
+        started, _ = self.commands("srun", "*--exclude=b*", ["--nodes=2"], **self.SRUN, SLURM_JOB_NUM_NODES="3")
+        self.assertEqual(started, ["--nodes=2"] * 2 + ["--exclude=b --nodes=2"])
+
+    def test_without_a_host_to_spare(self):
+        started, run_ = self.commands("srun", "never", ["--nodes=2"], **self.SRUN, SLURM_JOB_NUM_NODES="2")
+        self.assertEqual(started, ["--nodes=2"] * 4)
+        self.assertEqual(run_.did[-1], (137, "stop"))
+
+
+class Slurm(Case):
+    """multi_node/train.sbatch with stand-ins for srun and scontrol."""
+
+    def job(self, *flags, srun='exec "$@"', **env):
+        """The job, and the file in which scontrol writes its arguments."""
+        log = new_path("scontrol")
+        commands = [script(f'while [ "${{1#--}}" != "$1" ]; do echo "$1" >> {log}.srun; shift; done\n{srun}\n', "srun"),
+                    script(f'case $1 in show) echo localhost ;; *) echo "$@" >> {log} ;; esac\n', "scontrol")]
+        path = os.pathsep.join([*map(os.path.dirname, commands), os.environ["PATH"]])
+        variables = {"PATH": path, "PROGRAM": PROGRAM, "SUPERVISE": "--back-off 0.01", "SUPERVISOR": SCRIPT,
+                     "SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "a,b", "SLURM_JOB_NUM_NODES": "3",
+                     "SLURM_NTASKS_PER_NODE": "8"}
+        process = subprocess.Popen(["bash", os.path.join(ROOT, "scripts", "multi_node", "train.sbatch"), *flags],
+                                   text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=workspace(),
+                                   env={**ENVIRONMENT, **ONE_THREAD, **variables, **env})
+        return self.started(process), log
+
+    def test_a_time_limit_requeues_and_a_cancellation_does_not(self):
+        slow = {"LLMC_DELAY": "adamw:50"}
+        for number, code in ((signal.SIGUSR1, 0), (signal.SIGTERM, STOPPED)):
+            with self.subTest(number=number):
+                run_ = Supervised()
+                process, log = self.job(*micro_flags("--out", run_.path, *LONG), MAX_REQUEUES="1", **slow)
+                run_.wait_for_checkpoint(0)
+                process.send_signal(number)
+                self.ended(process, code)
+                self.assertEqual(run_.did, [(STOPPED, "stopped")])
+                self.assertEqual(os.path.exists(log), code == 0)
+
+    def test_a_spare_node(self):
+        run_ = Supervised()
+        process, log = self.job("--out", run_.path, srun='echo "srun: error: b: task 9: Killed" >&2; exit 137',
+                                SPARE_NODES="1", SUPERVISE="--back-off 0.01 --max-failures 4")
+        self.ended(process, 137)
+        with open(log + ".srun", encoding="utf-8") as file:
+            words = file.read()
+        self.assertEqual(words.split().count("--exclude=b"), 2)
+        self.assertIn("--nodes=2\n--ntasks=16\n", words)
+
+
+if __name__ == "__main__":
+    unittest.main()
