@@ -5,11 +5,13 @@
     python3 scripts/supervise.py --follow tensorboard -- mpirun --host a:8,b:8,c:8 ./train_gpt ... -o runs/d12
 
 COMMAND starts train_gpt, with any launcher in front. Its flags come last, because supervise.py adds some at the end:
---resume auto, and what a restart needs. Start it once, outside mpirun and srun. dev/guide/supervising.md lists what it
-does after which exit code. RUN/lives.jsonl has a line for every life of the run; the same command continues after a
-reboot. Ctrl-C, SIGTERM and SIGUSR1 stop the run after a checkpoint (exit code 75); a second one stops it at once.
+--resume auto, and those that a restart needs. Start it once, outside mpirun and srun. dev/guide/supervising.md lists
+what it does after which exit code. RUN/lives.jsonl has a line for every life of the run; the same command continues
+after a reboot. Ctrl-C, SIGTERM and SIGUSR1 stop the run after a checkpoint (exit code 75); a second one stops it at
+once.
 
 Hooks are shell commands. They find SUPERVISE_EVENT, _RUN, _LIFE, _EXIT_CODE, _STEP and _REASON in their environment.
+COMMAND finds SUPERVISE_LIFE.
 """
 
 import argparse
@@ -172,13 +174,16 @@ class Supervisor:
     def __init__(self, args, command):
         self.args, self.command = args, command
         self.files = RunFiles(self.command.out)
+        if is_going_on(self.command.out):
+            raise ValueError(f"the run in {self.command.out} is going on already; stop that first")
         os.makedirs(self.command.out, exist_ok=True)
         self.state = self.remembered()
         self.began = time.monotonic()
         self.asked, self.process, self.follower = None, None, None
         self.wake = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-            signal.signal(number, self.stop)
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+                signal.signal(number, self.stop)
 
     def remembered(self):
         """The state after the last life, unless that one ended for good: then somebody has looked at it since."""
@@ -254,7 +259,7 @@ class Supervisor:
         """One life of the run: its exit code and the last lines of its standard error."""
         if self.args.before_resume and (code := self.hook(self.args.before_resume, "before_resume")):
             return FAILURE, [f"--before-resume ended with exit code {code}"]
-        words = self.command.without(self.state.left_out) if self.state.left_out else self.command.words
+        words = self.state.left_out and self.command.without(self.state.left_out) or self.command.words
         lines = collections.deque(maxlen=200)
         try:
             self.process = subprocess.Popen([*words, *flags], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE,

@@ -12,7 +12,7 @@ import unittest
 from test_ranks import ENVIRONMENT
 from test_run_checkpoints import Directory, micro_flags, whole_run
 from test_run_ranks import LAUNCH, MPIRUN, ONE_THREAD
-from trainer import (DATA, FAILURE, FLAGS, NUMBERS, PROGRAM, ROOT, STOPPED, Case, Result, new_path, workspace,
+from trainer import (DATA, FAILURE, FLAGS, NUMBERS, PROGRAM, ROOT, STOPPED, Case, new_path, workspace,
                      write_shard)
 
 SCRIPT = os.path.join(ROOT, "scripts", "supervise.py")
@@ -116,6 +116,7 @@ class Lives(Case):
                     run_ = Supervised()
                     process = run_.supervise(self, *LONG, *flags, program=[*launch, self.slow_until(2)])
                     run_.wait_for_checkpoint(0)
+                    self.refused(self.ended(run_.supervise(self, *LONG, *flags), FLAGS), FLAGS, "is going on already")
                     process.send_signal(number)
                     self.ended(process, STOPPED)
                     self.ended(run_.supervise(self, *LONG, *flags, program=[*launch, PROGRAM]))
@@ -141,13 +142,9 @@ class Lives(Case):
     def test_refusals(self):
         for flags, part in ((["--overwrite"], "--overwrite"), (["--skip-data", "3"], "--skip-data"),
                             (["--resume", "runs/other"], "--resume runs/other")):
-            self.refused(self.ended_any(Supervised().supervise(self, *flags)), FLAGS, part)
+            self.refused(self.ended(Supervised().supervise(self, *flags), FLAGS), FLAGS, part)
         done = subprocess.run([sys.executable, SCRIPT, "--", PROGRAM], capture_output=True, text=True)
         self.assertIn("COMMAND needs --out", done.stderr)
-
-    def ended_any(self, process):
-        out, err = process.communicate(timeout=60)
-        return Result(process.returncode, out, err)
 
     def test_hooks_and_the_follower(self):
         log, run_ = new_path("events"), Supervised()
@@ -221,7 +218,7 @@ class BadNumbers(Case):
         flipped = {"LLMC_FLIP": "layernorm_forward:8"}
         self.ended(run_.supervise(self, "-n", "1", "--verify-every", "2", env=flipped), NUMBERS)
         self.assertEqual(run_.did, [(NUMBERS, "stop")])
-        self.assertRegex(run_.lives[0]["reason"], r"silent data corruption: rank 0 on \S+ \(CPU")
+        self.assertRegex(run_.lives[0]["reason"], r"^silent data corruption: rank 0 on \S+ \(CPU")
         run_ = Supervised()
         message = "rank 0: a micro-step ran 0 FP8 matmuls instead of the 24 of its FP8 layers"
         self.ended(run_.supervise(self, program=[script(f'echo "{message}" >&2\nexit 6\n')]), NUMBERS)
