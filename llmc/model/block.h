@@ -29,7 +29,8 @@ struct ModelContext {
     Weights<Real>& weights;
     Gradients& gradients;
     LinearLayers<Real>& linear;
-    Arena& activations;
+    Arena& activations;  // hold nothing between passes
+    Arena& constants;    // are written once
 
     size_t N() const { return static_cast<size_t>(setup.N()); }
     size_t C() const { return static_cast<size_t>(setup.model.channels); }

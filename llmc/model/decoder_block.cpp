@@ -44,9 +44,9 @@ DecoderBlock<Real>::DecoderBlock(ModelContext<Real>& c, int layer, const Attenti
     const size_t N = c.N(), C = c.C(), rows_of_lse = N * heads_.NH;
     const size_t qkv = qkv_.shape().OC, width = heads_.width();
     const size_t hidden = fc_.shape().OC, F = fc_proj_.shape().C;
-    const bool keeps = keeps_rows();
+    const bool keeps = keeps_rows(), trains = !setup_.forward_only;
     const std::string buffer = fmt::format("residual {}", static_cast<size_t>(layer) % OffloadedResiduals::kBuffers);
-    c.plan(!setup_.offload_residuals, buffer.c_str(), &residual_, N * C);
+    c.plan(trains && !setup_.offload_residuals, buffer.c_str(), &residual_, N * C);
     c.plan(keeps, "qkv", &qkv_out_, N * qkv);
     c.plan(keeps, "attention", &attention_, N * width);
     if (!std::is_same_v<Real, float>) c.plan(keeps, "attention low", &attention_low_, N * width);
@@ -54,9 +54,10 @@ DecoderBlock<Real>::DecoderBlock(ModelContext<Real>& c, int layer, const Attenti
     c.plan(keeps, "residual mid", &residual_mid_, N * C);
     c.plan(keeps, "fc", &fc_out_, N * hidden);
     c.plan(false, "branch", &branch_, N * C);
+    if (trains || setup_.is_fp8()) c.plan(false, "dhidden", &dhidden_, N * std::max(hidden, qkv));
+    if (!trains) return;
     c.plan(false, "dbranch", &dbranch_, N * std::max(C, width));
     c.plan(false, activation_in_place ? "dhidden" : "dactive", &dactive_, N * F);
-    c.plan(false, "dhidden", &dhidden_, N * std::max(hidden, qkv));
     c.plan(false, "delta", &delta_, rows_of_lse);
 }
 

@@ -152,8 +152,8 @@ LlamaBlock<Real>::LlamaBlock(ModelContext<Real>& c, int layer)
     const size_t qkv = qkv_.shape().OC;
     if (has_qk_norm_) c.plan(this->keeps_rows(), "unrotated", &unrotated_, c.N() * qkv);
     const size_t angles = static_cast<size_t>(positions_) * static_cast<size_t>(heads_.HD / 2);
-    c.plan(false, "rope cos", &cos_, angles);
-    c.plan(false, "rope sin", &sin_, angles);
+    c.constants.plan_shared("rope cos", &cos_, angles);
+    c.constants.plan_shared("rope sin", &sin_, angles);
 }
 
 template <class Real>

@@ -52,6 +52,7 @@ struct ModelSetup {
     int end_token = -1;                       // the token that begins every document; -1: unknown
     KernelSet kernels = KernelSet::common();  // variants to use; their portable counterparts replace all others
     double z_loss = 0;                        // see LogitShaping
+    bool forward_only = false;                // for evaluation and sampling: no memory for a backward pass
 
     int N() const { return batch * seq; }  // upper limit of a pass
     bool is_fp8() const { return precision == Precision::fp8; }

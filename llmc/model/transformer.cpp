@@ -37,13 +37,17 @@ static std::vector<std::unique_ptr<Block<Real>>> make_blocks(ModelContext<Real>&
 
 // The order of members is the order in which layers are added and memory is planned.
 template <class Real>
-Transformer<Real>::Transformer(const ModelSetup& setup, Weights<Real>& weights, Gradients& gradients, Matmul& matmul)
+Transformer<Real>::Transformer(const ModelSetup& setup, Weights<Real>& weights, Gradients& gradients, Matmul& matmul,
+                               Transformer* host)
     : setup_(setup),
       weights_(weights),
       gradients_(gradients),
       matmul_(matmul),
+      activations_(MemoryKind::activations, host ? &host->activations_ : nullptr),
+      constants_(MemoryKind::activations, host ? &host->constants_ : nullptr),
+      workspace_(MemoryKind::workspace, host ? &host->workspace_ : nullptr),
       linear_(weights, gradients, matmul, activations_, setup.is_fp8() ? &setup.fp8 : nullptr),
-      context_{setup, weights, gradients, linear_, activations_},
+      context_{setup, weights, gradients, linear_, activations_, constants_},
       blocks_(make_blocks(context_)),
       offloaded_(setup.offload_residuals ? blocks_.size() : 0, context_.N() * context_.C() * sizeof(Real)),
       head_(linear_, kHeadLayer, logits_chunk(setup.N(), config().padded_vocab(), sizeof(Real), setup.logits_bytes),
@@ -59,8 +63,11 @@ Transformer<Real>::Transformer(const ModelSetup& setup, Weights<Real>& weights, 
         embedding_norm_.emplace(context_, "embedding_norm", true);
         activations_.plan(&embedded_, N * C);
     }
-    for (Real** tensor : {&residual_final_, &lnf_, &dresidual_}) activations_.plan(tensor, N * C);
-    activations_.plan_shared("dbranch", &dlnf_, N * C);  // free again before the blocks' backward
+    for (Real** tensor : {&residual_final_, &lnf_}) activations_.plan(tensor, N * C);
+    if (!setup.forward_only) {
+        activations_.plan(&dresidual_, N * C);
+        activations_.plan_shared("dbranch", &dlnf_, N * C);  // free again before the blocks' backward
+    }
     activations_.plan(&losses_, N);
     workspace_.plan(&logits_, static_cast<size_t>(head_.shape().N) * config().padded_vocab());
     const int shortest = setup.shortest_piece > 0 ? setup.shortest_piece : setup.seq;
@@ -81,8 +88,8 @@ Transformer<Real>::Transformer(const ModelSetup& setup, Weights<Real>& weights, 
 
 template <class Real>
 void Transformer<Real>::allocate(stream_t stream) {
-    activations_.allocate();
-    workspace_.allocate();
+    for (Arena* arena : {&activations_, &constants_, &workspace_})
+        if (arena->bytes() > 0) arena->allocate();
     linear_.allocate(stream);
     std::vector<void*> inputs;
     for (const auto& block : blocks_) {

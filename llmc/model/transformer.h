@@ -36,11 +36,13 @@ struct MicroStep {
 template <class Real>
 class Transformer {
 public:
-    // `setup` must outlive the model. Nothing is allocated before allocate().
-    Transformer(const ModelSetup& setup, Weights<Real>& weights, Gradients& gradients, Matmul& matmul);
+    // `setup` must outlive the model. Nothing is allocated before allocate(). With a host, which is a model of the same
+    // shape, activations and workspace are in its memory, so passes of the two must not overlap.
+    Transformer(const ModelSetup& setup, Weights<Real>& weights, Gradients& gradients, Matmul& matmul,
+                Transformer* host = nullptr);
 
     // Both leave out the memory of linear().
-    size_t activation_bytes() const { return activations_.bytes(); }
+    size_t activation_bytes() const { return activations_.bytes() + constants_.bytes(); }
     size_t workspace_bytes() const { return workspace_.bytes(); }
     const OffloadedResiduals& offloaded() const { return offloaded_; }
     void allocate(stream_t stream);
@@ -127,7 +129,7 @@ private:
     Weights<Real>& weights_;
     Gradients& gradients_;
     Matmul& matmul_;
-    Arena activations_{MemoryKind::activations}, workspace_{MemoryKind::workspace};
+    Arena activations_, constants_, workspace_;
     LinearLayers<Real> linear_;
     ModelContext<Real> context_;
     std::vector<std::unique_ptr<Block<Real>>> blocks_;

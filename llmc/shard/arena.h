@@ -5,6 +5,9 @@
 //   activations.plan(&qkv, N * 3 * C);     // remembers the address of the pointer
 //   activations.bytes();                   // known before anything is allocated
 //   activations.allocate();                // sets the pointers
+//
+// An arena can be the guest of another one, its host: it then uses the host's memory, at times at which the host's
+// contents are not needed. The host is as large as the largest of them.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -40,9 +43,11 @@ struct MemoryByKind {
 
 class Arena {
 public:
-    explicit Arena(MemoryKind kind) : kind_(kind) {}
+    explicit Arena(MemoryKind kind, Arena* host = nullptr) : kind_(kind), host_(host) {
+        if (host_) host_->guests_.push_back(this);
+    }
     ~Arena() {
-        tear_down([this] { device_free(memory_); });
+        if (!host_) tear_down([this] { device_free(memory_); });
     }
     Arena(const Arena&) = delete;
     Arena& operator=(const Arena&) = delete;
@@ -67,11 +72,12 @@ public:
     size_t bytes() const {
         size_t sum = bytes_;
         for (const auto& [name, shared] : shared_) sum += shared.bytes;
+        for (const Arena* guest : guests_) sum = std::max(sum, guest->bytes());
         return sum;
     }
 
-    void allocate() {
-        memory_ = static_cast<char*>(device_malloc(bytes(), kind_));
+    void allocate() {  // a guest after its host
+        memory_ = host_ ? host_->memory_ : static_cast<char*>(device_malloc(bytes(), kind_));
         for (const Slot& slot : slots_) *slot.pointer = memory_ + slot.offset;
         char* at = memory_ + bytes_;
         for (const auto& [name, shared] : shared_) {
@@ -91,6 +97,8 @@ private:
     };
     static size_t aligned(size_t bytes) { return round_up(bytes, device_alignment()); }
     MemoryKind kind_;
+    Arena* host_;
+    std::vector<Arena*> guests_;
     std::vector<Slot> slots_;
     std::map<std::string, Shared> shared_;
     size_t bytes_ = 0;

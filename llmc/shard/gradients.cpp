@@ -35,7 +35,7 @@ void Gradients::plan() {
         &workspace_,
         std::max(workspace(layout_.group_size(), largest, layout_.sharding().wire, !layout_.accumulates() && !rounds),
                  workspace(layout_.groups(), largest / layout_.groups(), layout_.wire_between_groups(), false)));
-    if (residual_count() > 0) arena_.plan(&residuals_, residual_count());
+    if (residual_count() > 0) residual_arena_.plan(&residuals_, residual_count());
 }
 
 size_t Gradients::residual_count() const {
@@ -45,7 +45,8 @@ size_t Gradients::residual_count() const {
 
 void Gradients::allocate(stream_t stream) {
     arena_.allocate();
-    set_bytes(kept_.values, 0, kept() * bytes_of(kept_.format), stream);
+    if (residual_count() > 0) residual_arena_.allocate();
+    clear(stream);
     const Comm& comm = layout_.comm();
     if (comm.world() == 1 && layout_.accumulates()) return;
     const int group = static_cast<int>(layout_.group_size());
@@ -55,10 +56,13 @@ void Gradients::allocate(stream_t stream) {
     reduce_stream_ = create_stream(StreamPriority::communication);
     computed_ = create_event();
     reduced_ = create_event();
-    for (size_t s = 0; s < slots_.size(); s++) {
+    for (Slot& slot : slots_) slot.reduced = create_event();
+}
+
+void Gradients::clear(stream_t stream) {
+    set_bytes(kept_.values, 0, kept() * bytes_of(kept_.format), stream);
+    for (size_t s = 0; s < slots_.size(); s++)
         set_bytes(slots_[s].memory, 0, layout_.slot_count(s) * sizeof(float), stream);
-        slots_[s].reduced = create_event();
-    }
 }
 
 // The memory to which the model writes a unit's gradient.

@@ -43,8 +43,11 @@ class Gradients {
 public:
     explicit Gradients(const ShardLayout& layout);
 
-    size_t bytes() const { return arena_.bytes(); }
+    size_t bytes() const { return arena_.bytes() + residual_arena_.bytes(); }
     void allocate(stream_t stream);  // gradients start at 0
+    // Memory that holds nothing between two steps. Call clear() after other use: padding must be 0 in every step.
+    Arena& memory() { return arena_; }
+    void clear(stream_t stream);
 
     const ShardLayout& layout() const { return layout_; }
 
@@ -108,7 +111,7 @@ private:
     const ShardLayout layout_;
     // Within this rank's group, and between the ranks that have the same slice in each group.
     Comm comm_ = Comm::self(), groups_comm_ = Comm::self();
-    Arena arena_{MemoryKind::gradients};
+    Arena arena_{MemoryKind::gradients}, residual_arena_{MemoryKind::gradients};
     StateArray kept_;  // all units if the model accumulates in place; otherwise sums of this rank's slices
     std::vector<Slot> slots_;
     std::vector<size_t> acquired_;  // by slot, in every stage: the unit that is acquired and not reduced

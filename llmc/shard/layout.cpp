@@ -24,7 +24,8 @@ size_t Unit::copy_index(size_t element) const {
     return element - without;
 }
 
-ParameterTable::ParameterTable(std::vector<Unit> units, int world, size_t alignment) : units_(std::move(units)) {
+ParameterTable::ParameterTable(std::vector<Unit> units, int world, size_t alignment)
+    : units_(std::move(units)), alignment_(alignment) {
     for (Unit& unit : units_) {
         unit.begin = count_;
         size_t at = 0;

@@ -66,6 +66,7 @@ public:
 
     const std::vector<Unit>& units() const { return units_; }
     const Unit& unit(size_t i) const { return units_[i]; }
+    size_t alignment() const { return alignment_; }    // of tensors, in elements
     size_t count() const { return count_; }            // elements, with padding
     size_t copies() const { return copies_; }          // elements of the working copies, with padding
     size_t parameters() const { return parameters_; }  // elements, without padding
@@ -80,7 +81,7 @@ public:
 
 private:
     std::vector<Unit> units_;
-    size_t count_ = 0, copies_ = 0, parameters_ = 0;
+    size_t alignment_, count_ = 0, copies_ = 0, parameters_ = 0;
 };
 
 // ---- slices ---------------------------------------------------------------------------------------------------------

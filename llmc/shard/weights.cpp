@@ -28,9 +28,11 @@ void copy_values(To* out, const From* inp, size_t count, stream_t stream) {
 // ---- memory ---------------------------------------------------------------------------------------------------------
 
 template <class Real>
-Weights<Real>::Weights(const ShardLayout& layout, StateFormat masters)
+Weights<Real>::Weights(const ShardLayout& layout, StateFormat masters, const Weights* owner, Arena* memory)
     : layout_(layout),
       cuts_(layout_),
+      owner_(owner),
+      working_arena_(MemoryKind::weights, memory),
       master_arena_(layout.state_memory()),
       master_(nullptr, masters),
       gathered_(ShardLayout::kSlots, ShardLayout::kNoUnit) {
@@ -42,7 +44,7 @@ template <class Real>
 void Weights<Real>::plan() {
     const bool whole = layout_.keeps_whole_weights();
     if (!whole) cut_working_copy();
-    master_arena_.plan(&master_, layout_.slice_total());
+    if (!owner_) master_arena_.plan(&master_, layout_.slice_total());
     if (!master_is_working()) working_arena_.plan(&working_, working_count());
     if (cuts_.codes_travel()) working_arena_.plan(&fp8_, code_count());
     if (whole) return;
@@ -78,13 +80,22 @@ template <class Real>
 void Weights<Real>::allocate(stream_t stream) {
     for (Arena* arena : {&working_arena_, &master_arena_})
         if (arena->bytes() > 0) arena->allocate();
-    set_bytes(master_.values, 0, layout_.slice_total() * bytes_of(master_.format), stream);  // padding stays 0
+    if (owner_)
+        master_ = owner_->master_;
+    else
+        set_bytes(master_.values, 0, layout_.slice_total() * bytes_of(master_.format), stream);  // padding stays 0
     if (working_) set_bytes(working_, 0, working_count() * sizeof(Real), stream);
     if (fp8_) set_bytes(fp8_, 0, code_count(), stream);
     if (layout_.comm().world() == 1) return;
-    comm_ = layout_.comm().neighbours(static_cast<int>(layout_.group_size()), "weights");
-    gather_stream_ = create_stream(StreamPriority::communication);
+    if (owner_) {
+        comm_ = owner_->comm_;
+        gather_stream_ = owner_->gather_stream_;
+    } else {
+        comm_ = layout_.comm().neighbours(static_cast<int>(layout_.group_size()), "weights");
+        gather_stream_ = own_stream_ = create_stream(StreamPriority::communication);
+    }
     slices_cast_ = create_event();
+    gathered_all_ = create_event();
     for (Slot& slot : slots_) {
         slot.ready = create_event();
         slot.free = create_event();
@@ -272,7 +283,15 @@ std::vector<NamedMemory> Weights<Real>::working_copies() const {
 template <class Real>
 void Weights<Real>::publish_again(stream_t stream) {
     cast_slices(stream);
+    to_be_cast_ = false;
     publish(stream);
+}
+
+template <class Real>
+void Weights<Real>::wait_for_gathers(stream_t stream) {
+    if (!gather_stream_) return;
+    record(gathered_all_, gather_stream_);
+    wait(stream, gathered_all_);
 }
 
 // Casts this rank's slices of the masters to the working copy, except what the model reads as FP8 codes.

@@ -32,7 +32,12 @@ struct InitialValues;
 template <class Real>
 class Weights {
 public:
-    explicit Weights(const ShardLayout& layout, StateFormat masters = StateFormat::fp32);
+    explicit Weights(const ShardLayout& layout, StateFormat masters = StateFormat::fp32)
+        : Weights(layout, masters, nullptr, nullptr) {}
+    // More working copies of `owner`'s masters, in memory that is free while they are used: from publish_again() to
+    // wait_for_gathers(). The layout has the owner's slices. Everything else is the owner's, and must outlive them.
+    Weights(const ShardLayout& layout, const Weights& owner, Arena& memory)
+        : Weights(layout, owner.master_.format, &owner, &memory) {}
 
     // Bytes of the working copy with FP8 codes, and of the masters.
     size_t working_bytes() const { return working_arena_.bytes(); }
@@ -83,6 +88,8 @@ public:
     // the working copies again from the masters. Their bits stay the same unless memory was corrupted.
     std::vector<NamedMemory> working_copies() const;
     void publish_again(stream_t stream);  // after the codes were written again
+    // Makes the stream wait until no gather uses memory any more.
+    void wait_for_gathers(stream_t stream);
 
     // The stream on which weights travel (nullptr on one rank), and the communicator of this rank's group.
     stream_t gather_stream() const { return gather_stream_; }
@@ -113,6 +120,7 @@ private:
         bool awaited = false;  // the model has waited for the last publish()
     };
 
+    Weights(const ShardLayout& layout, StateFormat masters, const Weights* owner, Arena* memory);
     void plan();
     void check_resident(size_t unit, size_t tensor) const;
     bool master_is_working() const;
@@ -135,8 +143,9 @@ private:
 
     const ShardLayout layout_;
     UnitCuts cuts_;
-    Comm comm_ = Comm::self();  // this rank's group
-    Arena working_arena_{MemoryKind::weights}, master_arena_;
+    Comm comm_ = Comm::self();    // this rank's group
+    const Weights* const owner_;  // of the masters, or nullptr
+    Arena working_arena_, master_arena_;
     StateArray master_;
     // All units, or this rank's slices of them in stage 3, without tensors that have no working copy.
     Real* working_ = nullptr;
@@ -145,9 +154,10 @@ private:
     std::vector<Slot> slots_;
     std::vector<size_t> gathered_;  // by slot, in every stage: the unit that is gathered and not released
     size_t last_gathered_ = 0;      // tells whether the model goes forward or backward
-    OwnedStream gather_stream_;
-    std::vector<std::string> names_;  // for profiles, by unit
-    OwnedEvent slices_cast_;
+    OwnedStream own_stream_;
+    stream_t gather_stream_ = nullptr;  // own_stream_, or the owner's
+    std::vector<std::string> names_;    // for profiles, by unit
+    OwnedEvent slices_cast_, gathered_all_;
     std::vector<Published> published_;
     bool to_be_measured_ = true, to_be_cast_ = true;
 };

@@ -19,7 +19,6 @@ struct TrainerConfig : ModelSetup, OptimizerSetup {
     Fp8LayerTerms fp8_layers = {{"all"}};
     Sharding sharding;
     ProductChoices products;    // algorithms of matmuls
-    bool forward_only = false;  // for evaluation and sampling: no memory for gradients and moments
     double qk_clip = 0;         // limit of attention's logits (kernels/clip.h); 0: none
     int64_t signals_every = 0;  // steps from one with norms by tensor to the next (signals.h); 0: none
     int64_t verify_every = 0;   // steps from one verified step to the next (verification.h); 0: none
