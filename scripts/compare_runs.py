@@ -8,8 +8,8 @@ Prints a table (losses, gaps, speed, matmuls by type, FP8 counters) and draws th
 A gap is loss / (reference's loss) - 1. It is computed for the mean training loss of every window of steps (--window)
 and for every validation. Only steps that both runs have are compared.
 
-Exits with code 1 and a message if the comparison is not fair (the initial weights or the batches differ, or an FP8 run
-made no FP8 matmuls) or a gap is above --max-gap; with code 2 if there is nothing to compare.
+Exits with code 1 and a message if the comparison is not fair (the initial weights or the batches differ, only one run
+was validated in FP8, or an FP8 run made no FP8 matmuls) or a gap is above --max-gap; with code 2 if there is nothing to compare.
 """
 
 import argparse
@@ -75,15 +75,18 @@ class Comparison:
         self.steps = sorted(ours.keys() & theirs.keys())
         self.pairs = [(theirs[step], ours[step]) for step in self.steps]
         self.windows = self._windows(window or default_window(max(self.steps, default=1)))
+        # Steps after which only one of the runs was validated in FP8, whose rounding is in the loss.
+        self.mixed = [step for step, precision in sorted(run.val_precision.items()) if step in reference.val_precision and
+                      (precision == "fp8") != (reference.val_precision[step] == "fp8")]
         self.validations = []
         for name in reference.val.keys() & run.val.keys():
             ours, theirs = dict(run.val[name]), dict(reference.val[name])
             self.validations += [Gap(step, step, name.replace("val_loss", "validation"), theirs[step], ours[step])
-                                 for step in sorted(ours.keys() & theirs.keys())]
+                                 for step in sorted(ours.keys() & theirs.keys()) if step not in self.mixed]
 
     @property
     def is_empty(self):
-        return not self.steps and not self.validations
+        return not self.steps and not self.validations and not self.mixed
 
     def _windows(self, width):
         windows = {}
@@ -114,6 +117,12 @@ class Comparison:
     def first_other_batch(self):
         return self.first_other("batch_hash")
 
+    def why_not_comparable(self):
+        """A line if the validations of the runs do not measure the same, or none."""
+        return [f"{self.run.name} was validated in {self.run.val_precision[step]} and {self.reference.name} in "
+                f"{self.reference.val_precision[step]} (step {step}), and the rounding of an FP8 forward pass is only in one of "
+                "the losses; compare what train_gpt eval gives for both" for step in self.mixed[:1]]
+
 
 def same(a, b):
     return a == b if a and b else None
@@ -142,6 +151,7 @@ def failures(comparisons, runs, max_gap, start):
         if c.first_other_batch():
             lines.append(f"{c.run.name} did not train on the batches of {c.reference.name}, from step "
                          f"{c.first_other_batch()} on (batch_hash: the data, --seed or the batch size differ)")
+        lines += c.why_not_comparable()
         worst = c.worst(start)
         if max_gap is None:
             continue
@@ -193,6 +203,10 @@ def worst_fraction(run, count):
     return f"{fraction:.1e} {tensor}" if fraction else "0"
 
 
+def val_precision_text(run):
+    return ", then ".join(dict.fromkeys(str(precision) for _, precision in sorted(run.val_precision.items()))) or "-"
+
+
 def rows_of_a_run(run, last_steps):
     last = run.steps[-1] if run.steps else {}
     val = run.val.get("val_loss") or next(iter(run.val.values()), [])
@@ -209,6 +223,7 @@ def rows_of_a_run(run, last_steps):
         "  mean of the last window": loss_text(mean([r["loss"] for r in run.steps[-last_steps:]])) if last else "-",
         "validation loss, last": f"{loss_text(val[-1][1])} (step {val[-1][0]})" if val else "-",
         "  best": f"{loss_text(best[1])} (step {best[0]})" if best else "-",
+        "  computed in": val_precision_text(run),
         "tokens/s, median": "-" if speed is None else f"{speed:,.0f}",
         "matmuls per micro-step": products_text(run),
         "steps skipped / spikes": f"{skipped} / {spikes}",

@@ -78,7 +78,7 @@ def is_slow_rank(value):
 TRAINING = {"step": is_step, "loss": is_number}
 RECORD = {"tokens": is_count, "source_tokens": {"*": is_count}, "lr": is_number, "norm": is_number, "ms": is_number,
           "tokens_per_s": is_number, "skipped": is_count, "loss_scale": is_number, "watts": is_number, "joules_per_token": is_number,
-          "products": {"*": is_count}, "nonfinite": {"*": is_name}, "sample": is_text,
+          "products": {"*": is_count}, "nonfinite": {"*": is_name}, "sample": is_text, "val_precision": is_name,
           "fp8": [{"tensor": is_name, "amax": is_amount, "scale": is_amount, "elements": is_count, "saturated": is_count,
                    "underflowed": is_count, "nonfinite": is_count}],
           "signals": [{"tensor": is_name}],
@@ -128,6 +128,7 @@ class Run:
     info: dict = field(default_factory=dict)  # run.json, or {}
     steps: list = field(default_factory=list)  # training records in order
     val: dict = field(default_factory=dict)  # "val_loss" or "val_loss_NAME": [(step, loss)]
+    val_precision: dict = field(default_factory=dict)  # by step of a validation: the precision of its forward pass
     fp8: list = field(default_factory=list)  # records of FP8 tensors in order
     other: list = field(default_factory=list)  # other records in order: samples, memory, layers that left FP8, ...
     notes: list = field(default_factory=list)  # problems with its files
@@ -251,7 +252,7 @@ def read_run(path):
         raise RunError(f"{path} {reason}; give the --out directory of a run")
     directory = os.path.dirname(os.path.abspath(metrics))
     run = Run(os.path.basename(directory))
-    val, broken = {}, []
+    val, precisions, broken = {}, {}, []
     for record in without_repeats(read_records(metrics)):
         if key := misfit(record):
             broken.append(f"step {record['step']}: {printable(key)}")
@@ -265,6 +266,7 @@ def read_run(path):
         for key, value in record.items():
             if key.startswith("val_loss") and value is not None:
                 val.setdefault(key, {})[record["step"]] = value  # a later record of the same step wins
+                precisions[record["step"]] = record.get("val_precision")
     run.val = {key: sorted(points.items()) for key, points in val.items()}
     if not run.steps and not run.val:
         raise RunError(f"{metrics} has no step yet")
@@ -272,6 +274,8 @@ def read_run(path):
         records = f"{len(broken)} record" + "s" * (len(broken) > 1)
         run.notes.append(f"{records} of metrics.jsonl skipped, with values that cannot be right ({broken[0]})")
     run.info = read_info(directory)
+    # Earlier runs were all validated in their own precision.
+    run.val_precision = {step: precision or run.config.get("precision") for step, precision in precisions.items()}
     return run
 
 

@@ -9,8 +9,8 @@ The losses are those of the first run after an eighth, a quarter, a half and all
 A run reaches a loss at its first validation at or below it, so --val-every sets the resolution. Prints a table and
 draws the curves.
 
-Exits with code 1 and a message if runs did not train on the same batches, and with code 2 if there is nothing to
-compare.
+Exits with code 1 and a message if runs did not train on the same batches or only some were validated in FP8, and with
+code 2 if there is nothing to compare.
 """
 
 import argparse
@@ -98,10 +98,12 @@ def draw(runs, losses, out):
     plot.save(figure, out)
 
 
-def other_batches(runs):
-    """A line for every run whose batches differ from the first run's."""
+def failures(runs):
+    """A line for every run whose batches differ from the first run's, or whose validations measure something else."""
     for run in runs[1:]:
-        step = Comparison(runs[0], run, None).first_other_batch()
+        comparison = Comparison(runs[0], run, None)
+        yield from comparison.why_not_comparable()
+        step = comparison.first_other_batch()
         if step:
             yield (f"{run.name} did not train on the batches of {runs[0].name}, from step {step} on (batch_hash: the data, "
                    "--seed or the batch size differ)")
@@ -133,7 +135,7 @@ def main(argv=None):
     except RunError as error:
         print(f"steps_to_loss: {error}", file=sys.stderr)
         return 2
-    reasons = list(other_batches(runs))
+    reasons = list(failures(runs))
     for reason in reasons:
         print(f"FAILED: {reason}")
     return 1 if reasons else 0

@@ -345,6 +345,9 @@ const Flag kRows[] = {
                 {.word = "auto", .word_means = -1, .answers = {{"-1", " (auto: by its cost)"}}},
                 "validate every N steps; 0: never; auto: so that it takes less than 5 % of the time")),
     flag('m', "val-batches", "N", &Options::val_batches, {.min = -1}, "batches per validation; 0: none, -1: all"),
+    flag(0, "val-precision", "NAME", &Options::val_precision, {},
+         "forward pass of validations and tasks in an FP8 run: bf16 (with the weights that it exports, as in eval) or "
+         "run (in FP8, as in training)"),
     flag(0, "hellaswag", "FILE", &Options::hellaswag, check_not_empty,
          "multiple-choice examples in llm.c's format to score at every validation (the whole file, regardless of -m)",
          "none"),

@@ -75,6 +75,7 @@ ordered_json metrics_json(const ValRecord& r) {
         line[task.name + "_acc"] = task.accuracy;
         line[task.name + "_acc_norm"] = task.normalized_accuracy;
     }
+    line["val_precision"] = word_of(r.precision);
     return line;
 }
 

@@ -12,6 +12,7 @@
 #include "llmc/fp8/registry.h"
 #include "llmc/log/run_directory.h"
 #include "llmc/log/validation_watch.h"
+#include "llmc/model/setup.h"
 #include "llmc/shard/arena.h"
 #include "llmc/train/step_results.h"
 
@@ -40,6 +41,7 @@ struct ValRecord {
     int64_t step = 0;
     std::vector<ValLoss> losses;
     std::vector<TaskScores> tasks = {};
+    Precision precision = Precision::bf16;  // of the forward pass
 
     bool empty() const { return losses.empty() && tasks.empty(); }
 };

@@ -215,8 +215,10 @@ bool Evaluation<Real>::add_losses(std::vector<ValLoss>& losses) {
 template <class Real>
 std::optional<ValRecord> Evaluation<Real>::validate(int64_t step) {
     const StopWaitsFor batch("this batch of the validation");
+    const typename Trainer<Real>::Validation in_its_precision(trainer_);
     ValRecord record;
     record.step = step;
+    record.precision = trainer_.validation_precision();
     unreadable_.clear();
     if (options_.val_batches != 0 && !add_losses(record.losses)) return std::nullopt;
     if (!record.losses.empty()) last_loss_ = record.losses[0].loss;

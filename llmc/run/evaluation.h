@@ -31,8 +31,8 @@ public:
 
     bool validates_after(int64_t step, bool last) const;
     bool samples_after(int64_t step, bool last) const;
-    // Mean loss over each validation set, and scores in each task. Returns nothing if a signal asks some rank to stop
-    // meanwhile, or if some rank cannot read a set.
+    // Mean loss over each validation set, and scores in each task, in Trainer::validation_precision(). Returns nothing
+    // if a signal asks some rank to stop meanwhile, or if some rank cannot read a set.
     std::optional<ValRecord> validate(int64_t step);
     // Why this rank could not read a set in the last validate(); "" if it could.
     const std::string& unreadable() const { return unreadable_; }

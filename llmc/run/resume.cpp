@@ -160,7 +160,7 @@ struct Restart {
     bool (*forget)(ValidationWatch& watch, TrainerState& state, const Options& o);
 };
 const Restart kRestarts[] = {
-    {"the best validation loss, which --plateau and --early-stop compare with", "validation doc-mask",
+    {"the best validation loss, which --plateau and --early-stop compare with", "validation val-precision doc-mask",
      [](ValidationWatch& watch, TrainerState&, const Options& o) {
          return watch.forget_losses() && (o.plateau != PlateauRule{} || o.early_stop > 0);
      }},
@@ -224,6 +224,8 @@ void compare_settings(const Options& o, const Inputs& inputs, Resumed& resumed) 
             fail("{} was written with --{} {}, and {}; a new run can start from its weights with --init-from",
                  directory, name, text_of(value), removed->text());
     }
+    // Earlier FP8 runs were validated in FP8.
+    if (!then.contains("val-precision")) then["val-precision"] = then["precision"] == "fp8" ? "run" : "bf16";
     then.update(manifest.run->at("data"));
     now.update(parse_json<Json>(config_json(o)));
     if (text_of(then["fingerprint"]).find(':') == std::string::npos) now["fingerprint"] = inputs.earlier_fingerprint();
@@ -308,7 +310,7 @@ const std::vector<ResumeRule> kResumeRules = {
      "momentum nesterov muon-ns muon-scale muon-momentum-warmup adamw-lr embedding-lr head-lr vector-lr "
      "adamw-weight-decay clip clip-kind qk-clip z-loss average precision tf32 kernels fp8-recipe fp8-layers fp8-grad "
      "fp8-history fp8-margin fp8-amax-algo fp8-pow2-scales fp8-fast-accum fp8-emulation fp8-fallback fp8-until "
-     "loss-scale loss-scale-growth-interval max-skips skip-spikes reduce reduce-order tokenizer_hash"},
+     "val-precision loss-scale loss-scale-growth-interval max-skips skip-spikes reduce reduce-order tokenizer_hash"},
     {OnChange::new_data, "seq seed doc-mask end_token fingerprint", ", which is other data; --new-data accepts it"},
     {OnChange::refused, "layers heads channels vocab context",
      "; its weights fit that shape alone: leave the flag out, or start a new run in another --out"},

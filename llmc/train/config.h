@@ -11,6 +11,11 @@
 
 namespace llmc {
 
+// How an FP8 run is validated. Other runs are validated in their own precision.
+enum class ValPrecision { bf16, run };
+template <>
+inline constexpr Word<ValPrecision> kWords<ValPrecision>[] = {{"bf16", ValPrecision::bf16}, {"run", ValPrecision::run}};
+
 // Everything that decides the numbers of a run, except its data. `precision` has to fit the type of the activations.
 struct TrainerConfig : ModelSetup, OptimizerSetup {
     int micro_steps = 1;  // per step
@@ -18,10 +23,14 @@ struct TrainerConfig : ModelSetup, OptimizerSetup {
     FastAccumulation fast_accumulation = FastAccumulation::forward;
     Fp8LayerTerms fp8_layers = {{"all"}};
     Sharding sharding;
-    ProductChoices products;    // algorithms of matmuls
+    ProductChoices products;  // algorithms of matmuls
+    ValPrecision val_precision = ValPrecision::bf16;
     double qk_clip = 0;         // limit of attention's logits (kernels/clip.h); 0: none
     int64_t signals_every = 0;  // steps from one with norms by tensor to the next (signals.h); 0: none
     int64_t verify_every = 0;   // steps from one verified step to the next (verification.h); 0: none
+
+    // True if validation needs a model of its own.
+    bool validates_in_bf16() const { return is_fp8() && !forward_only && val_precision == ValPrecision::bf16; }
 };
 
 template <>

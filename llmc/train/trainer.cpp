@@ -64,6 +64,7 @@ Trainer<Real>::Trainer(const TrainerConfig& config, const Comm& comm)
       model_(config_, weights_, gradients_, matmul_),
       optimizer_(config_, weights_, gradients_, &matmul_) {
     matmul_.choose(config.products);
+    if (config.validates_in_bf16()) validation_model_.emplace(config_, weights_, gradients_, matmul_, model_);
     if (config.signals_every > 0) signals_ = std::make_unique<Signals<Real>>(*this);
     if (signals_ || config.qk_clip > 0) model_.plan_max_logits();
     if (config.verify_every > 0) verification_ = std::make_unique<Verification<Real>>(*this);
@@ -76,8 +77,11 @@ Trainer<Real>::~Trainer() = default;
 template <class Real>
 std::vector<Matmul::LinearShape> Trainer<Real>::product_shapes() const {
     std::vector<Matmul::LinearShape> shapes = model_.linear().shapes();
-    if (optimizer_.muon() && !config_.forward_only)
-        shapes.insert(shapes.end(), optimizer_.muon()->shapes().begin(), optimizer_.muon()->shapes().end());
+    const auto add = [&](const std::vector<Matmul::LinearShape>& more) {
+        shapes.insert(shapes.end(), more.begin(), more.end());
+    };
+    if (validation_model_) add(validation_model_->model().linear().shapes());
+    if (optimizer_.muon() && !config_.forward_only) add(optimizer_.muon()->shapes());
     return shapes;
 }
 
@@ -118,6 +122,7 @@ void Trainer<Real>::allocate() {
     weights_.allocate(stream_);
     if (!config_.forward_only) gradients_.allocate(stream_);
     model_.allocate(stream_);
+    if (validation_model_) validation_model_->allocate(stream_);
     if (!config_.forward_only) {
         optimizer_.allocate(stream_);
         gradients_.feed_back(optimizer_.loss_scale(), &optimizer_.state()->consecutive_skips);
@@ -350,22 +355,35 @@ bool Trainer<Real>::restore(const TrainerState& state, const ReadState& read) {
 }
 
 template <class Real>
+void Trainer<Real>::begin_validation() {
+    if (!validation_model_) return;
+    validation_model_->begin(stream_);
+    evaluated_ = &validation_model_->model();
+}
+
+template <class Real>
+void Trainer<Real>::end_validation() {
+    if (validation_model_) validation_model_->end(stream_);
+    evaluated_ = &model_;
+}
+
+template <class Real>
 typename Trainer<Real>::LossSum Trainer<Real>::evaluate(const int* tokens, const int* targets) {
-    model_.evaluate(tokens, targets, stream_);
-    model_.share_evaluation(stream_);
-    return {read_back(model_.eval_loss_sum(), stream_),
-            static_cast<double>(read_back(model_.eval_loss_count(), stream_))};
+    evaluated_->evaluate(tokens, targets, stream_);
+    evaluated_->share_evaluation(stream_);
+    return {read_back(evaluated_->eval_loss_sum(), stream_),
+            static_cast<double>(read_back(evaluated_->eval_loss_count(), stream_))};
 }
 
 template <class Real>
 std::vector<float> Trainer<Real>::token_losses(const int* tokens, const int* targets) {
-    model_.evaluate(tokens, targets, stream_);
+    evaluated_->evaluate(tokens, targets, stream_);
     return token_losses();
 }
 
 template <class Real>
 std::vector<float> Trainer<Real>::token_losses() const {
-    return read_back(model_.losses(), static_cast<size_t>(config_.batch) * config_.seq, stream_);
+    return read_back(evaluated_->losses(), static_cast<size_t>(config_.batch) * config_.seq, stream_);
 }
 
 template class Trainer<float>;

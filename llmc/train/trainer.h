@@ -38,6 +38,40 @@ class Verification;
 template <class Real>
 class Signals;
 
+// The model that validates an FP8 run in BF16 (--val-precision bf16). A run exports its weights in FP32 or BF16, and an
+// FP8 forward pass would add its own rounding to their loss. The model has no memory of its own. Between two steps it
+// uses memory whose contents are not needed then:
+//
+//   its working weights             the gradients' memory; they are cast from the masters once per validation
+//   its activations and workspace   those of the trained model
+//
+// If every rank has memory for all gradients, it also gets all working weights. Otherwise each rank casts its slices,
+// and units are gathered before each use, as in --zero 3. The losses are those of a BF16 run, to the bit.
+template <class Real>
+class ValidationModel {
+public:
+    // `trained` has these weights and gradients.
+    ValidationModel(const TrainerConfig& config, Weights<Real>& weights, Gradients& gradients, Matmul& matmul,
+                    Transformer<Real>& trained);
+
+    void allocate(stream_t stream);  // after the trained model
+    Transformer<Real>& model() { return model_; }
+    const Transformer<Real>& model() const { return model_; }
+
+    // Between two steps, around the evaluations of a validation.
+    void begin(stream_t stream);
+    void end(stream_t stream);
+
+private:
+    const ModelSetup setup_;
+    const ParameterTable table_;
+    const ShardLayout layout_;
+    Weights<Real> weights_;
+    Gradients& gradients_;
+    Transformer<Real>& trained_;
+    Transformer<Real> model_;
+};
+
 // Properties of a single step.
 struct StepKind {
     bool continues = false;     // the previous step was the last work on the stream
@@ -97,6 +131,22 @@ public:
 
     // ---- evaluation ----
 
+    // Between two steps: evaluates in the precision of validation during the lifetime of this object. Otherwise
+    // evaluation is in the run's.
+    class Validation {
+    public:
+        explicit Validation(Trainer& trainer) : trainer_(trainer) { trainer_.begin_validation(); }
+        ~Validation() {
+            tear_down([this] { trainer_.end_validation(); });
+        }
+        Validation(const Validation&) = delete;
+        Validation& operator=(const Validation&) = delete;
+
+    private:
+        Trainer& trainer_;
+    };
+    Precision validation_precision() const { return validation_model_ ? Precision::bf16 : config_.precision; }
+
     // Loss of a batch, without training on it: sums over all ranks; waits for the device.
     struct LossSum {
         double sum = 0, count = 0;
@@ -144,6 +194,8 @@ public:
     Optimizer<Real>& optimizer() { return optimizer_; }
 
 private:
+    void begin_validation();
+    void end_validation();
     void clip_logits();
     void restore_residuals(const TrainerState& state, const ReadState& read);
     std::vector<Matmul::LinearShape> product_shapes() const;
@@ -157,8 +209,10 @@ private:
     Matmul matmul_;
     Transformer<Real> model_;
     Optimizer<Real> optimizer_;
-    std::optional<StepResults> results_;  // created by allocate(), as the stream
-    StepKind kind_;                       // kind of the current step
+    std::optional<ValidationModel<Real>> validation_model_;  // if TrainerConfig::validates_in_bf16()
+    Transformer<Real>* evaluated_ = &model_;                 // by evaluate()
+    std::optional<StepResults> results_;                     // created by allocate(), as the stream
+    StepKind kind_;                                          // kind of the current step
     int micro_step_ = 0;
     int64_t step_ = 0;
     std::unique_ptr<Signals<Real>> signals_;            // nullptr without --signals-every

@@ -154,7 +154,7 @@ class Eval(Case):
         expected = [sum(map(operator.eq, column, labels)) / 12 for column in (by_sum, by_length)]
         self.assertNotEqual(*expected)
         names = [f"{task}_{key}" for task in ("hellaswag", "b", "a") for key in ("acc", "acc_norm")]
-        self.assertEqual(list(found), names + ["hellaswag_examples", "b_examples", "a_examples"])
+        self.assertEqual(list(found), names + ["val_precision", "hellaswag_examples", "b_examples", "a_examples"])
         self.assertEqual([found["b_acc"], found["b_acc_norm"], found["b_examples"]], [*expected, 12])
         first = self.expected([0] * len(self.examples))
         for name in ("hellaswag", "a"):

@@ -1,10 +1,13 @@
 """Training in FP8: it follows BF16 and is not BF16, repeats bit for bit, and says what it did."""
 
+import json
+import os
+import sys
 import unittest
 
 from test_run_ranks import MPIRUN, ONE_THREAD, RankRun
-from trainer import (BLOCK_RECIPES, FP8_RECIPES, TINY_BATCH, Case, FinishedRun, corpus, new_path, recipe_flags, run,
-                     tiny_flags, write_json)
+from trainer import (BLOCK_RECIPES, ENVIRONMENT, FP8_RECIPES, ROOT, TINY_BATCH, Case, FinishedRun, corpus, new_path,
+                     read_json, read_records, recipe_flags, run, run_command, tiny_flags, write_choices, write_json)
 
 LINEAR_LAYERS = 2 * 4  # of the tiny model
 
@@ -124,6 +127,45 @@ class Fp8(Case):
                 parts = FinishedRun(*fp8, "--fp8-until", "4", "--stop-after", stop)
                 self.succeeds(parts.resume(*fp8, "--fp8-until", "4"))
                 self.assertEqual(weights(parts), weights(until))
+
+    def test_validation_in_bf16(self):
+        """It has the bits of eval in BF16 and takes nothing from training."""
+        flags = ["--precision", "fp8", "--val", corpus().val, "--val-batches", "3", "--val-every", "2", "--hellaswag",
+                 write_choices([(0, [1, 2], [[3], [4, 5]])])]
+        bf16, fp8 = FinishedRun(*flags), FinishedRun(*flags, "--val-precision", "run")
+        alone = [(s["loss"], s["norm"]) for s in FinishedRun(*flags, "--val-every", "0").steps]
+        for run_, precision in ((bf16, "bf16"), (fp8, "fp8")):
+            self.assertEqual([r["val_precision"] for r in run_.records if "val_loss" in r], [precision] * 4)
+            self.assertEqual([(s["loss"], s["norm"]) for s in run_.steps], alone)
+        config, result = bf16.info["config"], new_path() + ".json"
+        self.succeeds(run("eval", "--from", bf16.directory, "-b", config["batch"], "-t", config["seq"], *flags[2:6],
+                          *flags[8:], "--precision", "bf16", "--out", result))
+        last = {key: value for key, value in bf16.timeless[-1].items() if key != "step"}
+        self.assertIn("hellaswag_acc", last)
+        self.assertEqual({key: value for key, value in read_json(result).items() if key in last}, last)
+        self.assertNotEqual(bf16.validations, fp8.validations)
+
+    def test_validations_in_two_precisions_are_not_compared(self):
+        """As the run of an earlier program, which validated in FP8, and its continuation by this one."""
+        flags = ["--precision", "fp8", "--val", corpus().val, "--val-batches", "1", "--val-every", "2"]
+        bf16, fp8 = FinishedRun(*flags), FinishedRun(*flags, "--val-precision", "run", "--stop-after", "3")
+        self.compare(bf16, fp8, 1, "computed in +bf16 +fp8", "was validated in fp8 and run.* in bf16 .step 0.")
+        done = self.succeeds(fp8.resume(*flags))
+        self.assertIn("--val-precision bf16 from here on; until now it was run", done.out)
+        records = [{key: value for key, value in record.items() if (key, value) != ("val_precision", "fp8")}
+                   for record in read_records(fp8.directory)]
+        with open(fp8.path("metrics.jsonl"), "w", encoding="utf-8") as file:
+            file.writelines(json.dumps(record) + "\n" for record in records)
+        self.compare(bf16, fp8, 1, "computed in +bf16 +fp8, then bf16", "was validated in fp8 and run.* in bf16 .step 0.",
+                     "gap, last validation +- +.0.000 %")
+        self.compare(bf16, bf16, 0, "computed in +bf16 +bf16")
+
+    def compare(self, a, b, code, *patterns):
+        script = os.path.join(ROOT, "scripts", "compare_runs.py")
+        done = run_command([sys.executable, script, a.directory, b.directory, "-o", new_path() + ".png"], 60, ENVIRONMENT)
+        self.succeeds(done, code)
+        for pattern in patterns:
+            self.assertRegex(done.out, pattern)
 
     def test_the_backward_pass_in_bf16(self):
         """Forward multiplies codes, backward values; one rank, three ranks and two lives give the same bits."""

@@ -360,7 +360,7 @@ def write_run(case, name, steps=40, precision="bf16", factor=1.0, weights="w", b
                             tokens_per_s=50.0 if fp8 else 100.0, products=dict(fp8=24 if fp8 else 0, bf16=3, fp32=0),
                             skipped=0, loss_scale=1, batch_hash=batch.format(step=step)))
         if step % val_every == 0:
-            records.append(dict(step=step, val_loss=5.5 * factor / step))
+            records.append(dict(step=step, val_loss=5.5 * factor / step, val_precision="bf16"))
             if fp8:
                 tensors = [dict(tensor=f"h.0.qkv.{role}", amax=1.0, scale=448.0 * step, elements=1000, saturated=step,
                                 underflowed=2, nonfinite=0) for role in ("x", "w", "dout")]

@@ -124,7 +124,8 @@ TEST_CASE("metrics: validation records and llm.c's log lines") {
                                                       {"val_perplexity", std::exp(3.25)},
                                                       {"val_loss_code", 2.5},
                                                       {"val_perplexity_code", std::exp(2.5)},
-                                                      {"val_bpb_code", 1.75}});
+                                                      {"val_bpb_code", 1.75},
+                                                      {"val_precision", "bf16"}});
     CHECK(main_log_line(val) == "s:20 tel:3.2500");
     const ValRecord scored = {20, {{"", 3.25f}}, {{"hellaswag", 8, 0.25, 0.375}, {"piqa", 4, 0.5, 0.75}}};
     CHECK(parse_json<json>(metrics_line(scored))["hellaswag_acc"] == 0.25);
