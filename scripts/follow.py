@@ -540,10 +540,10 @@ def main(argv=None):
     if args.tensorboard == "":
         args.tensorboard = os.path.join(args.run, "tensorboard")
     sinks = Sinks(args)
-    if sinks.sinks and not has_run(args):
-        warn(f"{args.run} holds no run.json; give the --out directory of a run")
-        return 2
     try:
+        if sinks.sinks and not has_run(args):
+            warn(f"{args.run} holds no run.json; give the --out directory of a run")
+            return 2
         follow(args, sinks)
     except KeyboardInterrupt:
         sinks.each(lambda sink: sink.finish())

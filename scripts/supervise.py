@@ -236,7 +236,7 @@ class Supervisor:
         if self.follower:
             self.follower.send_signal(signal.SIGINT)
             self.follower.wait()
-            self.follow().wait()
+            self.follow("--patience", "0").wait()
 
     def flags(self):
         """The flags of the next life."""
@@ -341,13 +341,14 @@ class Supervisor:
         while True:
             self.state.life += 1
             self.start_follower()
-            start, before, flags = now(), self.files.checkpoints()[-1:], self.flags()
+            start, flags = now(), self.flags()
+            newest = self.state.rewind["to"] if "--rewind" in flags else max(self.files.checkpoints(), default=0)
             code, lines = self.live(flags)
             until = time.monotonic() + 60
             while is_going_on(self.command.out) and time.monotonic() < until:  # ranks that a launcher left behind
                 time.sleep(0.1)
             step, checkpoints = self.files.last_step(), self.files.checkpoints()
-            action, reason = self.decide(code, lines, checkpoints[-1:] > before)
+            action, reason = self.decide(code, lines, max(checkpoints, default=0) > newest)
             with open(self.files.file("lives.jsonl"), "a", encoding="utf-8") as file:
                 file.write(json.dumps({
                     "life": self.state.life, "start": start, "end": now(), "exit_code": code, "step": step,
