@@ -229,7 +229,7 @@ class Supervisor:
 
     def start_follower(self):
         if self.args.follow and (self.follower is None or self.follower.poll() is not None):
-            self.follower = self.follow("--patience", "1e9")
+            self.follower = self.follow("--patience", "3600")  # it ends if this process is killed, and no run follows
 
     def end_follower(self):
         """One that does not wait any longer sends what is missing."""
