@@ -1,13 +1,16 @@
 // Causal flash attention forward in BF16 for Hopper: TMA loads, mbarriers and wgmma; see hopper/attention.h.
 //
-// A block owns 64 queries of a head per consumer warpgroup and walks over the keys that they see, 128 at a time, from
-// the last to the first. One thread of the producer warpgroup loads; each consumer warpgroup multiplies and keeps its
-// scores, probabilities and output in registers. While the tensor cores compute the scores of the next tile, and the
-// product of this tile's probabilities with its values, the softmax of the next tile runs (FlashAttention-3, arXiv
-// 2407.08608). A warpgroup skips tiles of which it sees no key.
+// A team of two consumer warpgroups owns 128 queries of a head, 64 for each, and walks over the keys that they see, 64
+// or 128 at a time, from the last to the first. A thread of the producer warpgroup loads; each consumer warpgroup
+// multiplies and keeps its scores, probabilities and output in registers. While the tensor cores compute the scores of
+// the next tile, and the product of this tile's probabilities with its values, the softmax of the next tile runs
+// (FlashAttention-3, arXiv 2407.08608). A warpgroup skips tiles of which it sees no key.
 //
-// A block takes many tiles of queries, one after the other (WorkOrder). While its consumers store the output of one,
-// the producer already loads the next.
+// At head dimension 64 a block has two teams. Each has its own shared memory and takes its own tiles of queries, so one
+// multiplies while the other starts or finishes a tile. At 128 there is room for one.
+//
+// A team takes many tiles of queries, one after the other (WorkOrder). While its consumers store the output of one, the
+// producer already loads the next.
 #include "llmc/kernels/hopper/attention.h"
 
 #if LLMC_ON_GPU
@@ -17,21 +20,21 @@ namespace llmc {
 namespace hopper {
 
 // Sizes by head dimension. Registers: the launch gives each thread the same number, the producers hand most of theirs
-// to the consumers. 512 threads x 128 = 128 x 32 + 384 x 160; 384 threads x 168 = 128 x 40 + 256 x 232.
+// to the consumers. 640 threads x 96 >= 128 x 24 + 512 x 112; 384 threads x 168 = 128 x 40 + 256 x 232.
 template <int HD>
 struct ForwardTiles {
-    static constexpr int consumers = HD == 64 ? 3 : 2;  // warpgroups
-    static constexpr int consumer_threads = 128 * consumers, threads = consumer_threads + 128;
-    static constexpr int query_rows = 64 * consumers, key_rows = 128, stages = 2;
-    static constexpr int panels = HD / 64;  // tiles of 64 columns side by side
-    static constexpr int query_stages = HD == 64 ? 2 : 1;
+    static constexpr int teams = HD == 64 ? 2 : 1;
+    static constexpr int consumers = 2;  // warpgroups of a team
+    static constexpr int consumer_threads = 128 * consumers, threads = teams * consumer_threads + 128;
+    static constexpr int query_rows = 64 * consumers, key_rows = HD == 64 ? 64 : 128, stages = HD == 64 ? 3 : 2;
+    static constexpr int panels = HD / 64;             // tiles of 64 columns side by side
     static constexpr bool room_for_output = HD == 64;  // in shared memory, next to the queries
-    static constexpr int producer_registers = HD == 64 ? 32 : 40, consumer_registers = HD == 64 ? 160 : 232;
+    static constexpr int producer_registers = HD == 64 ? 24 : 40, consumer_registers = HD == 64 ? 112 : 232;
 };
 
-// Shared memory: 179 KB for HD 64, 213 KB for HD 128. The output and what its rounding left, `out_low`, wait there on
-// their way to memory, rows padded as in attention_tiles.cuh. With HD 128 they overwrite the queries. FP8 codes wait in
-// `codes`.
+// Shared memory of a team: 111 KB for HD 64, 213 KB for HD 128. The output and what its rounding left, `out_low`, wait
+// there on their way to memory, rows padded as in attention_tiles.cuh. With HD 128 they overwrite the queries. FP8
+// codes wait in `codes`.
 template <int HD>
 struct ForwardShared {
     using Tiles = ForwardTiles<HD>;
@@ -45,15 +48,15 @@ struct ForwardShared {
     static constexpr int output_bytes = 2 * output_elements * static_cast<int>(sizeof(bf16));
 
     Keys keys[Tiles::stages], values[Tiles::stages];
-    Queries queries[Tiles::query_stages];
+    Queries queries;
     alignas(128) unsigned char behind_queries[output_bytes - (Tiles::room_for_output ? 0 : sizeof(Queries))];
     alignas(128) uint32_t codes[Tiles::consumers][kCodeWords<HD>];
-    WorkItem items[Tiles::query_stages];
-    Barrier queries_full[Tiles::query_stages], queries_empty[Tiles::query_stages], keys_full[Tiles::stages],
-        keys_empty[Tiles::stages], values_full[Tiles::stages], values_empty[Tiles::stages];
+    WorkItem item;
+    Barrier queries_full, queries_empty, keys_full[Tiles::stages], keys_empty[Tiles::stages],
+        values_full[Tiles::stages], values_empty[Tiles::stages];
 
     LLMC_DEVICE bf16* out() {
-        return Tiles::room_for_output ? reinterpret_cast<bf16*>(behind_queries) : queries[0].panel[0];
+        return Tiles::room_for_output ? reinterpret_cast<bf16*>(behind_queries) : queries.panel[0];
     }
     LLMC_DEVICE bf16* out_low() { return out() + output_elements; }
 };
@@ -79,21 +82,21 @@ struct ForwardWalk {
 // For each item loads the queries, then keys and values tile by tile, from the last to the first, as stages become
 // free.
 template <int HD, bool kDocuments>
-LLMC_DEVICE void produce(ForwardShared<HD>& shared, const CUtensorMap& qkv, const WorkOrder& order, int T, int NH,
-                         int NKV, int window, const int* documents) {
+LLMC_DEVICE void produce(ForwardShared<HD>& shared, const CUtensorMap& qkv, const WorkOrder& order, int worker, int T,
+                         int NH, int NKV, int window, const int* documents) {
     using Tiles = ForwardTiles<HD>;
-    RingPosition<Tiles::query_stages> queries;
+    RingPosition<1> queries;
     RingPosition<Tiles::stages> at;
-    order.each_item([&](const WorkItem& item) {
+    const auto take = [&](const WorkItem& item) {
         const ForwardWalk<HD, kDocuments> walk(item, T, window, documents);
         const HeadColumns<HD> columns(walk.h, walk.h / (NH / NKV), NH, NKV);
         const auto load = [&](auto& tile, Barrier& full, int column, int row) {
             arrive_and_expect(full, sizeof(tile));
             load_panels(tile.panel, qkv, full, column, row, walk.b);
         };
-        wait(shared.queries_empty[queries.stage], queries.parity ^ 1);
-        shared.items[queries.stage] = item;
-        load(shared.queries[queries.stage], shared.queries_full[queries.stage], columns.query, walk.first_query);
+        wait(shared.queries_empty, queries.parity ^ 1);
+        shared.item = item;
+        load(shared.queries, shared.queries_full, columns.query, walk.first_query);
         queries.advance();
         LLMC_NO_UNROLL
         for (int tile = walk.tiles - 1; tile >= 0; tile--, at.advance()) {
@@ -103,7 +106,8 @@ LLMC_DEVICE void produce(ForwardShared<HD>& shared, const CUtensorMap& qkv, cons
             wait(shared.values_empty[at.stage], at.parity ^ 1);
             load(shared.values[at.stage], shared.values_full[at.stage], columns.value, row);
         }
-    });
+    };
+    order.each_item(take, worker);
 }
 
 // ---- a consumer warpgroup ------------------------------------------------------------------------------------------
@@ -122,13 +126,13 @@ struct ForwardState {
 // Turns raw scores into probabilities relative to the row's maximum so far, in base 2. `correction` is the factor for
 // all sums under the previous maximum. `diagonal` is (this thread's first query) - (its first key); a row sees keys 0
 // to windows[row] - 1 places before it.
-template <bool Masked>
-LLMC_DEVICE void softmax(float (&scores)[64], float (&maximum)[2], float (&sum)[2], float (&correction)[2],
+template <bool Masked, int N>
+LLMC_DEVICE void softmax(float (&scores)[N], float (&maximum)[2], float (&sum)[2], float (&correction)[2],
                          float scale_log2, int diagonal, const int (&windows)[2]) {
     const float minus_infinity = float_from_bits(0xff800000u);
     float offset[2], previous[2] = {maximum[0], maximum[1]};
     LLMC_UNROLL
-    for (int i = 0; i < 64; i++) {
+    for (int i = 0; i < N; i++) {
         const int half = i >> 1 & 1;
         if (Masked && !attention::in_window(diagonal + 8 * half - (i >> 2) * 8 - (i & 1), windows[half]))
             scores[i] = minus_infinity;
@@ -144,7 +148,7 @@ LLMC_DEVICE void softmax(float (&scores)[64], float (&maximum)[2], float (&sum)[
         sum[half] *= correction[half];
     }
     LLMC_UNROLL
-    for (int i = 0; i < 64; i++) {
+    for (int i = 0; i < N; i++) {
         const int half = i >> 1 & 1;
         scores[i] = exp2_fast(scores[i] * scale_log2 - offset[half]);
         sum[half] += scores[i];
@@ -170,13 +174,13 @@ LLMC_DEVICE void round_probabilities(uint32_t (&rounded)[N / 8][4], float (&roun
 // Walks over an item's tiles of keys. `keys` and `values` are the places in their rings, which all items share.
 // sight_on(key) judges the tile that starts with `key`. `query` is the thread's first row.
 template <int HD, class SightOfKeys>
-LLMC_DEVICE void add_tiles(ForwardState<HD>& state, ForwardShared<HD>& shared, int query_stage,
+LLMC_DEVICE void add_tiles(ForwardState<HD>& state, ForwardShared<HD>& shared,
                            RingPosition<ForwardTiles<HD>::stages>& keys, RingPosition<ForwardTiles<HD>::stages>& values,
                            int warpgroup, int first_key, int tiles, float scale_log2, int query,
                            const int (&windows)[2], SightOfKeys&& sight_on) {
     using Tiles = ForwardTiles<HD>;
     const int lane = static_cast<int>(threadIdx.x & 31);
-    const bf16* const queries = shared.queries[query_stage].panel[0] + warpgroup * 64 * kTileColumns;
+    const bf16* const queries = shared.queries.panel[0] + warpgroup * 64 * kTileColumns;
     int key = first_key + (tiles - 1) * Tiles::key_rows, left = tiles;  // the next tile, and how many are left
     const auto skip_stage = [&](Barrier& full, Barrier& empty, auto& at) {
         wait(full, at.parity);
@@ -193,8 +197,8 @@ LLMC_DEVICE void add_tiles(ForwardState<HD>& state, ForwardShared<HD>& shared, i
     skip();  // tiles beyond the warpgroup's last query
     if (left == 0) return;
 
-    float scores[64], correction[2];
-    uint32_t probabilities[8][4];
+    float scores[Tiles::key_rows / 2], correction[2];
+    uint32_t probabilities[Tiles::key_rows / 16][4];
     wait(shared.keys_full[keys.stage], keys.parity);
     begin_products();
     multiply_panels<HD / 64, Tiles::query_rows, Tiles::key_rows>(scores, queries, shared.keys[keys.stage].panel[0]);
@@ -304,28 +308,28 @@ LLMC_DEVICE void store_codes(uint32_t* codes, const ForwardOutput& to, ForwardSt
     warpgroup_barrier(warpgroup);
     if (to.row) store_code_rows<HD>(to.row + token * width + channel, width, codes, group_query, T);
     if (to.transposed) store_code_columns<HD>(to.transposed + channel * tokens + token, tokens, codes, group_query, T);
-    const bool counts_elements = group_query + b + h + static_cast<int>(threadIdx.x) == 0;
+    const bool counts_elements = group_query + b + h + thread_of_warpgroup() == 0;
     commit_warp(to.fp8, tally, counts_elements ? tokens * width : 0, to.pass);
 }
 
-// Takes the block's items. Warps have BF16 output of their own to store, and do not wait for each other; with FP8 codes
+// Takes a team's items. Warps have BF16 output of their own to store, and do not wait for each other; with FP8 codes
 // the warps of a warpgroup do.
 template <int HD, bool kDocuments, bool kFp8>
-LLMC_DEVICE void consume(ForwardShared<HD>& shared, const ForwardOutput& to, int B, int T, int NH, float scale,
-                         int window, const int* documents) {
+LLMC_DEVICE void consume(ForwardShared<HD>& shared, int team, const ForwardOutput& to, int B, int T, int NH,
+                         float scale, int window, const int* documents) {
     using namespace attention;
     using Tiles = ForwardTiles<HD>;
-    const int lane = static_cast<int>(threadIdx.x & 31), warp = static_cast<int>(threadIdx.x) / 32;
-    const int warpgroup = same_in_warp(static_cast<int>(threadIdx.x) / 128);
-    RingPosition<Tiles::query_stages> queries;
+    const int thread = static_cast<int>(threadIdx.x) - team * Tiles::consumer_threads;
+    const int lane = thread & 31, warp = thread / 32, warpgroup = same_in_warp(thread / 128);
+    RingPosition<1> queries;
     RingPosition<Tiles::stages> keys, values;
     float code_scale = 1.0f;
     if constexpr (kFp8) code_scale = to.fp8->scale;
     int last;
     LLMC_NO_UNROLL
     do {
-        wait(shared.queries_full[queries.stage], queries.parity);
-        const WorkItem item = shared.items[queries.stage];
+        wait(shared.queries_full, queries.parity);
+        const WorkItem item = shared.item;
         last = item.last;
         const ForwardWalk<HD, kDocuments> walk(item, T, window, documents);
         const int group_query = walk.first_query + warpgroup * 64, last_query = group_query + 63;
@@ -334,15 +338,15 @@ LLMC_DEVICE void consume(ForwardShared<HD>& shared, const ForwardOutput& to, int
         const int first_window = walk.windows(group_query), last_window = walk.windows(last_query);
         ForwardState<HD> state = {};
         state.maximum[0] = state.maximum[1] = float_from_bits(0xff800000u);
-        add_tiles<HD>(state, shared, queries.stage, keys, values, warpgroup, walk.first_key, walk.tiles, scale * kLog2E,
-                      query, windows, [&](int key) {
+        add_tiles<HD>(state, shared, keys, values, warpgroup, walk.first_key, walk.tiles, scale * kLog2E, query,
+                      windows, [&](int key) {
                           if (group_query >= T) return Sight::nothing;
                           return sight_of(group_query, last_query, key, key + Tiles::key_rows - 1, first_window,
                                           last_window);
                       });
         const auto release_queries = [&] {
             __syncwarp();
-            if (lane == 0) arrive(shared.queries_empty[queries.stage]);
+            if (lane == 0) arrive(shared.queries_empty);
         };
         if constexpr (Tiles::room_for_output) release_queries();
 
@@ -368,7 +372,7 @@ LLMC_DEVICE void consume(ForwardShared<HD>& shared, const ForwardOutput& to, int
         if (to.out_low) store_rows<HD, 16>(to.out_low + offset, stride, low, first_row, T);
         if constexpr (kFp8)
             store_codes<HD>(shared.codes[warpgroup], to, state, code_scale, group_query, walk.b, walk.h, B, T, NH,
-                            warpgroup);
+                            team * Tiles::consumers + warpgroup);
         if constexpr (!Tiles::room_for_output) {
             fence_async_proxy();  // the output was written where TMA writes next
             release_queries();
@@ -390,13 +394,12 @@ static __global__ void __launch_bounds__(ForwardTiles<HD>::threads, 1)
 #if LLMC_HOPPER
     using Tiles = ForwardTiles<HD>;
     extern __shared__ __align__(kTileAlignment) unsigned char hopper_shared[];
-    ForwardShared<HD>& shared = *reinterpret_cast<ForwardShared<HD>*>(hopper_shared);
-    if (threadIdx.x == 0) {
+    ForwardShared<HD>* const of_teams = reinterpret_cast<ForwardShared<HD>*>(hopper_shared);
+    if (threadIdx.x < Tiles::teams) {
         constexpr int consumer_warps = 4 * Tiles::consumers;  // each arrives once at an empty stage
-        for (int i = 0; i < Tiles::query_stages; i++) {
-            init(shared.queries_full[i], 1);
-            init(shared.queries_empty[i], consumer_warps);
-        }
+        ForwardShared<HD>& shared = of_teams[threadIdx.x];
+        init(shared.queries_full, 1);
+        init(shared.queries_empty, consumer_warps);
         for (int i = 0; i < Tiles::stages; i++) {
             init(shared.keys_full[i], 1);
             init(shared.values_full[i], 1);
@@ -406,15 +409,20 @@ static __global__ void __launch_bounds__(ForwardTiles<HD>::threads, 1)
         publish_barriers();
     }
     __syncthreads();
-    if (same_in_warp(static_cast<int>(threadIdx.x) / 128) == Tiles::consumers) {
+    const int warpgroup = same_in_warp(static_cast<int>(threadIdx.x) / 128);
+    const auto worker = [](int team) { return static_cast<int>(blockIdx.x + team * gridDim.x); };
+    if (warpgroup == Tiles::teams * Tiles::consumers) {
         give_registers<Tiles::producer_registers>();
-        if (threadIdx.x == Tiles::consumer_threads)
-            produce<HD, kDocuments>(shared, qkv, order, T, NH, NKV, window, documents);
+        const int team = same_in_warp(static_cast<int>(threadIdx.x) % 128 / 32);
+        if (team < Tiles::teams && threadIdx.x % 32 == 0)
+            produce<HD, kDocuments>(of_teams[team], qkv, order, worker(team), T, NH, NKV, window, documents);
         return;
     }
     take_registers<Tiles::consumer_registers>();
-    consume<HD, kDocuments, kFp8>(shared, {out, out_low, lse, row, transposed, fp8, pass}, B, T, NH, scale, window,
-                                  documents);
+    const int team = warpgroup / Tiles::consumers;
+    if (worker(team) >= order.workers) return;  // a team without items
+    consume<HD, kDocuments, kFp8>(of_teams[team], team, {out, out_low, lse, row, transposed, fp8, pass}, B, T, NH,
+                                  scale, window, documents);
 #endif
 }
 
@@ -425,10 +433,11 @@ static void launch_forward(const Quantized<e4m3>& to, bf16* result, bf16* result
     using Tiles = ForwardTiles<HD>;
     const size_t n = attention::elements(B, T, heads.NH, HD);
     const CUtensorMap map = tensor_map(qkv, B, T, static_cast<size_t>(heads.qkv_width()), 64);
-    const WorkOrder order(B, heads.NH, div_up(T, Tiles::query_rows), !shares_multiprocessors());
+    const WorkOrder order(B, heads.NH, div_up(T, Tiles::query_rows), !shares_multiprocessors(), Tiles::teams);
     attention::with_documents(documents, [&]<bool kDocuments>() {
         launch<hopper_attention_forward_kernel<HD, kDocuments, kFp8>>(
-            {dim3(static_cast<unsigned>(order.blocks)), dim3(Tiles::threads), sizeof(ForwardShared<HD>), stream},
+            {dim3(static_cast<unsigned>(order.blocks)), dim3(Tiles::threads), Tiles::teams * sizeof(ForwardShared<HD>),
+             stream},
             {out(result, n), out(result_low, n), out(lse, n / HD), in(qkv, attention::elements(B, T, heads.rows(), HD)),
              out(to.row, n), out(to.transposed, n), state_access(to.state, pass),
              in(documents, attention::tokens(B, T))},

@@ -1,6 +1,7 @@
 // Shared by attention's kernels for Hopper: loading panels of 64 columns, products of tiles, masks, a warpgroup's
 // scores and their gradients, and gradients on their way to memory. Only nvcc sees this file.
 #pragma once
+#include <algorithm>
 #include <numeric>
 
 #include "llmc/device/hopper.cuh"
@@ -17,20 +18,24 @@ struct WorkItem {
     int last;  // 1 for the last of a block's items
 };
 
-// The order in which a grid's blocks take all tiles of all heads. Blocks either stay: one runs on each multiprocessor
-// and takes an item in every round, so that its loads for the next item run while it finishes the last one. Which items
-// it takes is fixed, and no block waits for another one. Or there is a block for each item, head after head.
+// The order in which a grid's workers take all tiles of all heads. A worker is a block, or one of its teams. Workers
+// either stay: each multiprocessor runs one block, and a worker takes an item in every round, so that its loads for the
+// next item run while it finishes the last one. Which items it takes is fixed, and no worker waits for another one. Or
+// there is a worker for each item, head after head.
 //
-// If blocks stay, within a section of heads tiles with longer walks come first, and every second round runs through the
-// blocks backwards, so that blocks get equal work. A section is the fewest heads that fill pairs of rounds; while it
+// If workers stay, within a section of heads tiles with longer walks come first, and every second round runs through
+// the workers backwards, so that they get equal work. A section is the fewest heads that fill pairs of rounds; while it
 // runs, its heads stay in L2. The last section takes the rest.
 struct WorkOrder {
-    int heads, tiles, items, blocks, section_heads, sections;  // `heads` of one sequence; `tiles` of one head
+    int heads, tiles, items, section_heads, sections;  // `heads` of one sequence; `tiles` of one head
+    int workers, blocks;                               // worker w is in block w % blocks
 
-    WorkOrder(int B, int heads, int tiles, bool stay) : heads(heads), tiles(tiles), items(B * heads * tiles) {
+    WorkOrder(int B, int heads, int tiles, bool stay, int teams = 1)
+        : heads(heads), tiles(tiles), items(B * heads * tiles) {
         static const int multiprocessors = device_info().multiprocessors;
-        blocks = stay && items > multiprocessors ? multiprocessors : items;
-        section_heads = blocks < items ? 2 * blocks / std::gcd(2 * blocks, tiles) : 1;
+        workers = stay ? std::min(items, multiprocessors * teams) : items;
+        blocks = stay ? std::min(items, multiprocessors) : div_up(items, teams);
+        section_heads = workers < items ? 2 * workers / std::gcd(2 * workers, tiles) : 1;
         sections = B * heads < section_heads ? 1 : B * heads / section_heads;
     }
 
@@ -41,17 +46,16 @@ struct WorkOrder {
         const int place = index - section * section_items, head = first_head + place % width;
         return {place / width, head % heads, head / heads, last};
     }
-    // The index of this block's item in a round.
-    LLMC_DEVICE int index(int round) const {
-        const int block = static_cast<int>(blockIdx.x);
-        return round * blocks + (round % 2 == 0 ? block : blocks - 1 - block);
+    // The index of a worker's item in a round.
+    LLMC_DEVICE int index(int round, int worker) const {
+        return round * workers + (round % 2 == 0 ? worker : workers - 1 - worker);
     }
-    // Calls take(item) for each item of this block, which has at least one.
+    // Calls take(item) for each item of a worker: this block, unless it has teams. A team may have none.
     template <class Take>
-    LLMC_DEVICE void each_item(Take&& take) const {
+    LLMC_DEVICE void each_item(Take&& take, int worker = static_cast<int>(blockIdx.x)) const {
         LLMC_NO_UNROLL
-        for (int round = 0, now = index(0), next; now < items; round++, now = next) {
-            next = index(round + 1);
+        for (int round = 0, now = index(0, worker), next; now < items; round++, now = next) {
+            next = index(round + 1, worker);
             take(item(now, next >= items));
         }
     }
