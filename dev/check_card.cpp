@@ -13,6 +13,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "llmc/base/cache_file.h"
 #include "llmc/base/clock.h"
 #include "llmc/base/json.h"
 #include "llmc/base/text.h"
@@ -20,6 +21,7 @@
 #include "llmc/commands/planning.h"
 #include "llmc/log/metrics.h"
 #include "llmc/run/inputs.h"
+#include "llmc/run/ranks.h"
 #include "llmc/run/tuning.h"
 #include "llmc/train/trainer.h"
 #include "test/kernels/specifications/collectives.h"

@@ -8,13 +8,16 @@
 #include <utility>
 #include <vector>
 
-#include "llmc/base/error.h"
-
 namespace llmc {
 
 using nlohmann::ordered_json;
 JsonValue::JsonValue() : value_(std::make_unique<ordered_json>()) {}
 JsonValue::JsonValue(const ordered_json& value) : value_(std::make_unique<ordered_json>(value)) {}
+JsonValue::JsonValue(bool value) : JsonValue(ordered_json(value)) {}
+JsonValue::JsonValue(int64_t value) : JsonValue(ordered_json(value)) {}
+JsonValue::JsonValue(uint64_t value) : JsonValue(ordered_json(value)) {}
+JsonValue::JsonValue(double value) : JsonValue(ordered_json(value)) {}
+JsonValue::JsonValue(const std::string& value) : JsonValue(ordered_json(value)) {}
 JsonValue::JsonValue(const JsonValue& other) : value_(std::make_unique<ordered_json>(*other.value_)) {}
 JsonValue::~JsonValue() = default;
 JsonValue& JsonValue::operator=(JsonValue other) noexcept {

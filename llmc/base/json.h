@@ -1,6 +1,7 @@
 // JSON from text and to text. Values are nlohmann's own types. Its parser and printer take long to compile, so only
 // json.cpp includes them.
 #pragma once
+#include <cstdint>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <stdexcept>
@@ -22,6 +23,11 @@ class JsonValue {
 public:
     JsonValue();  // null
     JsonValue(const nlohmann::ordered_json& value);
+    explicit JsonValue(bool value);
+    explicit JsonValue(int64_t value);
+    explicit JsonValue(uint64_t value);
+    explicit JsonValue(double value);
+    explicit JsonValue(const std::string& value);
     JsonValue(const JsonValue& other);
     ~JsonValue();
     JsonValue& operator=(JsonValue other) noexcept;

@@ -12,12 +12,19 @@
 #include <limits>
 #include <sstream>
 
-#include "llmc/base/error.h"
-
 namespace llmc {
 
 // The compiler emits an inline function only where it is used.
 [[gnu::used]] static std::string (*const emitted)(fmt::string_view, fmt::format_args) = &fmt::vformat;
+
+std::string format_bytes(size_t bytes) {
+    const char* const units[] = {"KiB", "MiB", "GiB", "TiB"};
+    if (bytes < 1024) return fmt::format("{} B", bytes);
+    double value = static_cast<double>(bytes) / 1024;
+    int unit = 0;
+    for (; value >= 1023.95 && unit < 3; unit++) value /= 1024;  // 1023.95 would print as 1024.0
+    return fmt::format("{:.1f} {}", value, units[unit]);
+}
 
 std::string with_commas(int64_t number) {
     std::string digits = std::to_string(number);

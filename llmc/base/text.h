@@ -14,16 +14,7 @@
 
 namespace llmc {
 
-// "512 B", "3.2 KiB", "1.2 GiB".
-inline std::string format_bytes(size_t bytes) {
-    const char* const units[] = {"KiB", "MiB", "GiB", "TiB"};
-    if (bytes < 1024) return fmt::format("{} B", bytes);
-    double value = static_cast<double>(bytes) / 1024;
-    int unit = 0;
-    for (; value >= 1023.95 && unit < 3; unit++) value /= 1024;  // 1023.95 would print as 1024.0
-    return fmt::format("{:.1f} {}", value, units[unit]);
-}
-
+std::string format_bytes(size_t bytes);                        // "512 B", "3.2 KiB", "1.2 GiB"
 std::string with_commas(int64_t number);                       // 1234567 -> "1,234,567"
 std::string format_count(int64_t number);                      // 999999 -> "999,999", 1557000000 -> "1.56 B"
 std::string plural(int64_t count, const std::string& noun);    // "1 step", "2,000 steps", "2 batches"

@@ -11,11 +11,9 @@
 
 #include "llmc/checkpoint/manifest.h"
 #include "llmc/checkpoint/safetensors.h"
+#include "llmc/checkpoint/verify.h"
 
 namespace llmc {
-
-// Checks before a checkpoint is used: none, of file sizes, or of every byte.
-enum class Verify { none, size, full };
 
 class CheckpointReader {
 public:

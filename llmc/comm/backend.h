@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "llmc/comm/comm.h"
+#include "llmc/comm/operation_log.h"
+#include "llmc/comm/rank_time.h"
 #include "llmc/device/owned.h"
 
 namespace llmc {

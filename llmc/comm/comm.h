@@ -17,8 +17,6 @@
 #include <vector>
 
 #include "llmc/comm/launch.h"
-#include "llmc/comm/operation_log.h"
-#include "llmc/comm/rank_time.h"
 #include "llmc/comm/reductions.h"
 #include "llmc/device/runtime.h"
 #include "llmc/device/trace.h"
@@ -43,6 +41,8 @@ struct Traffic {
 };
 
 class Backend;
+class OperationLog;
+class PeerWaits;
 class Transport;
 
 // A communicator: a group of ranks, and this process's place in it.

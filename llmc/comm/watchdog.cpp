@@ -12,6 +12,7 @@
 
 #include "llmc/base/clock.h"
 #include "llmc/base/json.h"
+#include "llmc/comm/operation_log.h"
 
 namespace llmc {
 

@@ -20,6 +20,8 @@
 
 namespace llmc {
 
+struct OperationEntry;
+
 // Seconds without a sign of life (a collective that begins or ends, or a call below); 0 for no limit. Time in which the
 // machine did not run this process, because it was suspended or starved, does not count. Before watch() the watchdog
 // allows a few seconds more than `start`, since connect() has the same limit and a better message.

@@ -4,12 +4,12 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "llmc/base/json.h"
-#include "llmc/base/text.h"
-#include "llmc/checkpoint/manifest.h"  // checksum
-#include "llmc/comm/agreement.h"
+#include "llmc/log/run_directory.h"
 #include "llmc/model/model_file.h"
 #include "llmc/run/evaluation.h"
+#include "llmc/run/inputs.h"
+#include "llmc/run/ranks.h"
+#include "llmc/train/trainer.h"
 
 namespace llmc {
 namespace {

@@ -4,11 +4,10 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "llmc/base/text.h"
 #include "llmc/checkpoint/hf_weights.h"
 #include "llmc/checkpoint/llmc_model.h"
-#include "llmc/checkpoint/weight_source.h"
-#include "llmc/data/tokenizer.h"
+#include "llmc/run/ranks.h"
+#include "llmc/train/trainer.h"
 
 namespace llmc {
 namespace {

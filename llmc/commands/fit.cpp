@@ -7,11 +7,10 @@
 #include <cstdio>
 #include <map>
 
-#include "llmc/base/error.h"
-#include "llmc/base/text.h"
 #include "llmc/comm/agreement.h"
 #include "llmc/flags/flags.h"
 #include "llmc/log/progress.h"
+#include "llmc/run/ranks.h"
 #include "llmc/train/state.h"
 
 namespace llmc {

@@ -3,14 +3,13 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "llmc/base/json.h"
-#include "llmc/base/text.h"
 #include "llmc/commands/model_command.h"
 #include "llmc/data/loader.h"
-#include "llmc/data/order.h"
-#include "llmc/device/math.cuh"
 #include "llmc/flags/flags.h"
+#include "llmc/run/inputs.h"
+#include "llmc/run/ranks.h"
 #include "llmc/train/inspection.h"
+#include "llmc/train/trainer.h"
 
 namespace llmc {
 namespace {

@@ -5,6 +5,9 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/log/run_directory.h"
+#include "llmc/plan/plan.h"
+#include "llmc/run/ranks.h"
+#include "llmc/train/trainer.h"
 
 namespace llmc {
 namespace {
@@ -47,5 +50,19 @@ void resolve_for(const ModelConfig& model, Options& o, ResolveInputs surrounding
     ranks.describe(surroundings);
     resolve(o, surroundings);
 }
+
+template <class Real>
+std::unique_ptr<Trainer<Real>> load_model(const Options& options, const Ranks& ranks, const WeightSource& weights) {
+    TrainerConfig config = options;
+    config.forward_only = true;
+    auto trainer = std::make_unique<Trainer<Real>>(config, ranks.comm);
+    check_memory(trainer->memory(), ranks.libraries_to_come(options), ranks.device.free_memory, ranks.device.name);
+    trainer->allocate();
+    load_weights(*trainer, weights, options.from);
+    return trainer;
+}
+
+template std::unique_ptr<Trainer<float>> load_model(const Options&, const Ranks&, const WeightSource&);
+template std::unique_ptr<Trainer<bf16>> load_model(const Options&, const Ranks&, const WeightSource&);
 
 }  // namespace llmc

@@ -5,15 +5,15 @@
 #include <string>
 #include <vector>
 
-#include "llmc/checkpoint/weight_source.h"
 #include "llmc/data/tokenizer.h"
 #include "llmc/flags/options.h"
-#include "llmc/plan/plan.h"
-#include "llmc/run/ranks.h"
-#include "llmc/train/state.h"
-#include "llmc/train/trainer.h"
 
 namespace llmc {
+
+class WeightSource;
+struct Ranks;
+template <class Real>
+class Trainer;
 
 // The commands, with the options that parse_command() returned.
 ExitCode evaluate_weights(Options options, const LaunchInfo& launch);  // losses and tasks
@@ -31,14 +31,6 @@ void resolve_for(const ModelConfig& model, Options& options, ResolveInputs surro
 
 // A Trainer of resolved options that evaluates alone, with the weights. A collective.
 template <class Real>
-std::unique_ptr<Trainer<Real>> load_model(const Options& options, const Ranks& ranks, const WeightSource& weights) {
-    TrainerConfig config = options;
-    config.forward_only = true;
-    auto trainer = std::make_unique<Trainer<Real>>(config, ranks.comm);
-    check_memory(trainer->memory(), ranks.libraries_to_come(options), ranks.device.free_memory, ranks.device.name);
-    trainer->allocate();
-    load_weights(*trainer, weights, options.from);
-    return trainer;
-}
+std::unique_ptr<Trainer<Real>> load_model(const Options& options, const Ranks& ranks, const WeightSource& weights);
 
 }  // namespace llmc

@@ -9,11 +9,13 @@
 #include <string>
 #include <vector>
 
+#include "llmc/flags/options.h"
 #include "llmc/plan/plan.h"
-#include "llmc/run/inputs.h"
-#include "llmc/run/ranks.h"
 
 namespace llmc {
+
+struct Inputs;
+struct Ranks;
 
 // ---- plans of ranks (rank_plans.cpp) --------------------------------------------------------------------------------
 // The memory that ranks would need and the time they would take. The ranks need not exist, and no GPU is needed.

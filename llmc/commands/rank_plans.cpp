@@ -7,12 +7,12 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "llmc/base/error.h"
-#include "llmc/base/json.h"
-#include "llmc/base/text.h"
 #include "llmc/log/metrics.h"
+#include "llmc/log/run_directory.h"
+#include "llmc/run/inputs.h"
 #include "llmc/run/ranks.h"
 #include "llmc/run/tuning.h"
+#include "llmc/train/trainer.h"
 
 namespace llmc {
 namespace {

@@ -8,11 +8,12 @@
 #include <iostream>
 
 #include "llmc/base/clock.h"
-#include "llmc/base/text.h"
 #include "llmc/data/encoder.h"
-#include "llmc/data/tokenizer.h"
 #include "llmc/model/sampler.h"
 #include "llmc/run/evaluation.h"
+#include "llmc/run/inputs.h"
+#include "llmc/run/ranks.h"
+#include "llmc/train/trainer.h"
 
 namespace llmc {
 namespace {

@@ -1,9 +1,7 @@
 // The flags of the commands eval, sample, export and inspect, and how their command lines are read.
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
-#include "llmc/base/error.h"
-#include "llmc/base/text.h"
-#include "llmc/flags/flags.h"
 #include "llmc/flags/help.h"
 #include "llmc/flags/rows.h"
 
@@ -95,9 +93,9 @@ CommandFlags complete(CommandFlags command, const std::string& of_training) {
     for (const std::string& name : words_in(of_training)) command.flags.push_back(*find_flag(name));
     command.flags.push_back(flag('h', "help", "", &Options::help, {}, "print this and exit"));
     for (Flag& row : command.flags)
-        row.default_text = row.required                                      ? "required"
-                           : row.get(command.defaults) == row.get(Options()) ? default_text(row)
-                                                                             : flag_text(row, command.defaults);
+        row.default_text = row.required                                        ? "required"
+                           : *row.get(command.defaults) == *row.get(Options()) ? default_text(row)
+                                                                               : flag_text(row, command.defaults);
     return command;
 }
 

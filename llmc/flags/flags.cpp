@@ -6,16 +6,8 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "llmc/base/error.h"
-#include "llmc/base/json.h"
-#include "llmc/base/text.h"
 #include "llmc/data/order.h"
 #include "llmc/flags/rows.h"
-#include "llmc/fp8/recipe.h"
-#include "llmc/kernels/variants.h"
-#include "llmc/log/profile.h"
-#include "llmc/log/validation_watch.h"
-#include "llmc/optim/prepare_step.h"
 
 namespace llmc {
 namespace {
@@ -488,8 +480,14 @@ std::string names_text(const Flag& flag) {
            (flag.other_name.empty() ? "" : ", --" + flag.other_name);
 }
 
+JsonValue json_of_sets(const std::vector<ValSet>& sets) {
+    ordered_json list;
+    for (const ValSet& set : sets) list.push_back(set.name.empty() ? set.glob : set.name + "=" + set.glob);
+    return list;
+}
+
 std::string flag_text(const Flag& flag, const Options& options) {
-    const ordered_json value = flag.get(options);
+    const ordered_json value = *flag.get(options);
     if (flag.is_switch() || value.is_null()) return "";
     if (value.is_string()) return value.get<std::string>();
     return value.is_number_float() ? shortest_text(value.get<double>()) : value.dump();

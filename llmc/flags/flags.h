@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "llmc/base/json.h"
 #include "llmc/flags/options.h"
 
 namespace llmc {
@@ -42,7 +43,7 @@ struct Flag {
     // The field of Options. set() throws Error(bad_flags) for a text that the flag does not accept; a list appends.
     // get() returns the value as a configuration file has it, null if it was not given.
     std::function<void(Options&, const std::string& text)> set = {};
-    std::function<nlohmann::ordered_json(const Options&)> get = {};
+    std::function<JsonValue(const Options&)> get = {};
     std::function<void(Options&)> clear = {};  // of a list, which may be given several times
     std::vector<std::string> words = {};       // all that it accepts, if it accepts words
     Range range = {};                          // if it accepts numbers

@@ -6,10 +6,6 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "llmc/base/error.h"
-#include "llmc/base/files.h"
-#include "llmc/base/json.h"
-#include "llmc/base/text.h"
 #include "llmc/data/order.h"
 #include "llmc/data/tokenizer.h"
 #include "llmc/flags/flags.h"
@@ -276,7 +272,7 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
 std::string config_json(const Options& options) {
     ordered_json config;
     for (const Flag& flag : all_flags())
-        if (!flag.command_line_only) config[flag.long_name] = flag.get(options);
+        if (!flag.command_line_only) config[flag.long_name] = *flag.get(options);
     // Paths and prompts may hold bytes that are not UTF-8.
     return json_text(config, 2) + "\n";
 }

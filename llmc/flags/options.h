@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "llmc/checkpoint/checkpoint_reader.h"
+#include "llmc/checkpoint/verify.h"
 #include "llmc/comm/launch.h"
 #include "llmc/kernels/variants.h"
 #include "llmc/log/profile.h"
@@ -102,10 +102,6 @@ inline constexpr Word<OnSaveError> kWords<OnSaveError>[] = {{"continue", OnSaveE
 enum class ExportFormat { hf, llmc };
 template <>
 inline constexpr Word<ExportFormat> kWords<ExportFormat>[] = {{"hf", ExportFormat::hf}, {"llmc", ExportFormat::llmc}};
-
-template <>
-inline constexpr Word<Verify> kWords<Verify>[] = {
-    {"full", Verify::full}, {"size", Verify::size}, {"none", Verify::none}};
 
 // ---- all options ----------------------------------------------------------------------------------------------------
 

@@ -6,18 +6,10 @@
 #include <numeric>
 #include <optional>
 
-#include "llmc/base/error.h"
-#include "llmc/base/text.h"
 #include "llmc/data/order.h"
-#include "llmc/device/math.cuh"
 #include "llmc/flags/flags.h"
-#include "llmc/flags/options.h"
-#include "llmc/fp8/recipe.h"
 #include "llmc/kernels/hopper/attention.h"
 #include "llmc/kernels/hopper/matmul_gelu.h"
-#include "llmc/kernels/muon.h"
-#include "llmc/kernels/quantize_blocks.h"
-#include "llmc/log/profile.h"
 
 namespace llmc {
 namespace {
@@ -374,7 +366,7 @@ void note_fp8_flags_without_effect(Options& o) {
     if (o.is_fp8()) return;
     std::vector<std::string> names;
     for (const Flag& flag : all_flags())
-        if (flag.long_name.starts_with("fp8-") && flag.get(o) != flag.get(Options()))
+        if (flag.long_name.starts_with("fp8-") && *flag.get(o) != *flag.get(Options()))
             names.push_back("--" + flag.long_name);
     if (!names.empty())
         add_note(o, joined(names) + (names.size() == 1 ? " has" : " have") + " no effect with --precision " +
@@ -432,8 +424,8 @@ std::vector<OptimizerFlag> ignored_flags(const Options& o) {
         std::replace(optimizers.begin(), optimizers.end(), ',', ' ');
         if (contains(words_in(optimizers), word_of(o.optimizer.kind))) continue;
         const Flag& flag = *find_flag(row.name);
-        const nlohmann::ordered_json value = flag.get(o);
-        if (value != flag.get(defaults) && value != flag.get(Options())) ignored.push_back(row);
+        const nlohmann::ordered_json value = *flag.get(o);
+        if (value != *flag.get(defaults) && value != *flag.get(Options())) ignored.push_back(row);
     }
     return ignored;
 }

@@ -3,7 +3,6 @@
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
-#include <nlohmann/json.hpp>
 #include <tuple>
 
 #include "llmc/base/error.h"
@@ -62,9 +61,8 @@ inline void read_number(const std::string& text, const Range& range, double& fie
     field = value;
 }
 
-inline nlohmann::ordered_json json_of_text(const std::string& text) {
-    return text.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(text);
-}
+inline JsonValue json_of_text(const std::string& text) { return text.empty() ? JsonValue() : JsonValue(text); }
+JsonValue json_of_sets(const std::vector<ValSet>& sets);
 
 // A row names a field of Options or of a struct in it, as in &Options::train and &OptimizerConfig::beta1. No struct
 // occurs twice in Options.
@@ -89,11 +87,13 @@ requires std::is_arithmetic_v<T> Flag flag(char short_name, const char* long_nam
     row.answers = range.answers;
     row.set = [field, range](Options& o, const std::string& text) { read_number(text, range, field_of(o, field)); };
     // A number that the flag itself would refuse stands for "not given".
-    row.get = [field, range](const Options& o) -> nlohmann::ordered_json {
+    row.get = [field, range](const Options& o) {
+        using Widest = std::conditional_t<!std::is_integral_v<T>, double,
+                                          std::conditional_t<std::is_signed_v<T>, int64_t, uint64_t>>;
         const T number = field_of(o, field);
         if constexpr (std::is_signed_v<T> && std::is_integral_v<T>)
-            if (is_word(number, range) && std::to_string(number) == range.word) return number;
-        return is_in_range(number, range) ? nlohmann::ordered_json(number) : nlohmann::ordered_json();
+            if (is_word(number, range) && std::to_string(number) == range.word) return JsonValue(Widest{number});
+        return is_in_range(number, range) ? JsonValue(Widest{number}) : JsonValue();
     };
     return row;
 }
@@ -104,7 +104,7 @@ Flag flag(char short_name, const char* long_name, const char* value, bool Struct
           const char* help, const char* default_text = "") {
     Flag row{short_name, long_name, value, help, default_text};
     row.set = [field](Options& o, const std::string& text) { field_of(o, field) = text == "true"; };
-    row.get = [field](const Options& o) { return nlohmann::ordered_json(field_of(o, field)); };
+    row.get = [field](const Options& o) { return JsonValue(field_of(o, field)); };
     return row;
 }
 
@@ -165,12 +165,7 @@ inline Flag flag(char short_name, const char* long_name, const char* value, std:
                 refuse("--{0}: two are named \"{1}\"; name each one: --{0} a=FILE --{0} b=FILE", flag, set.name);
         field_of(o, field).push_back(set);
     };
-    row.get = [field](const Options& o) {
-        nlohmann::ordered_json list;
-        for (const ValSet& set : field_of(o, field))
-            list.push_back(set.name.empty() ? set.glob : set.name + "=" + set.glob);
-        return list;
-    };
+    row.get = [field](const Options& o) { return json_of_sets(field_of(o, field)); };
     return row;
 }
 

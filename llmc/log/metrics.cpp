@@ -6,8 +6,9 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "llmc/base/error.h"
-#include "llmc/base/text.h"
+#include "llmc/fp8/registry.h"
+#include "llmc/log/run_directory.h"
+#include "llmc/train/step_results.h"
 
 namespace llmc {
 

@@ -7,16 +7,19 @@
 #include <string>
 #include <vector>
 
-#include "llmc/comm/comm.h"
 #include "llmc/comm/rank_time.h"
-#include "llmc/fp8/registry.h"
-#include "llmc/log/run_directory.h"
 #include "llmc/log/validation_watch.h"
 #include "llmc/model/setup.h"
-#include "llmc/shard/arena.h"
-#include "llmc/train/step_results.h"
 
 namespace llmc {
+
+class Comm;
+class Fp8Registry;
+class RunDirectory;
+struct Fp8Fallback;
+struct MemoryByKind;
+struct ProductCounts;
+struct StepRecord;
 
 // The mean loss over a validation set.
 struct ValLoss {

@@ -8,9 +8,9 @@
 #include <cstdlib>
 
 #include "llmc/base/clock.h"
-#include "llmc/base/error.h"
-#include "llmc/base/text.h"
 #include "llmc/comm/launch.h"
+#include "llmc/log/metrics.h"
+#include "llmc/train/step_results.h"
 
 namespace llmc {
 namespace {

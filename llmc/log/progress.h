@@ -8,9 +8,10 @@
 #include <optional>
 #include <string>
 
-#include "llmc/log/metrics.h"
-
 namespace llmc {
+
+struct StepRecord;
+struct ValRecord;
 
 // The numbers of a step's line that its record lacks.
 struct Pace {

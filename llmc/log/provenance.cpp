@@ -9,7 +9,6 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "llmc/base/error.h"
 #include "llmc/comm/agreement.h"
 #include "llmc/device/transfer.h"
 #include "llmc/kernels/elementwise.h"
@@ -24,6 +23,7 @@
 #include <cblas.h>
 
 #include "llmc/linear/products_host.h"
+#include "llmc/shard/weights.h"
 #endif
 
 #ifndef LLMC_VERSION

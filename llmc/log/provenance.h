@@ -8,9 +8,12 @@
 #include <utility>
 #include <vector>
 
-#include "llmc/shard/weights.h"
+#include "llmc/device/runtime.h"
 
 namespace llmc {
+
+template <class Real>
+class Weights;
 
 // ---- versions -------------------------------------------------------------------------------------------------------
 // For run.json and --version.

@@ -4,9 +4,8 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 
-#include "llmc/base/error.h"
-#include "llmc/base/text.h"
 #include "llmc/data/shards.h"
 #include "llmc/kernels/attention.h"
 #include "llmc/model/model_file.h"

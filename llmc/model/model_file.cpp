@@ -4,12 +4,10 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <utility>
 
-#include "llmc/base/error.h"
-#include "llmc/base/files.h"
 #include "llmc/base/json.h"
-#include "llmc/base/text.h"
 #include "llmc/data/tokenizer.h"
 
 namespace llmc {
@@ -37,6 +35,8 @@ bool ModelFields::is_there(const char* key) const {
     known_.insert(key);
     return read_ && read_->contains(key);
 }
+
+bool ModelFields::has(const char* key) const { return is_there(key) && !(*read_)[key].is_null(); }
 
 void ModelFields::refuse_missing(const char* key) const {
     refuse(fmt::format("\"{}\" is missing, and no value can be assumed for it", key));

@@ -2,7 +2,7 @@
 // directions.
 #pragma once
 #include <initializer_list>
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <set>
 #include <span>
 #include <string>
@@ -35,7 +35,7 @@ public:
     explicit ModelFields(nlohmann::ordered_json& json) : written_(&json) {}
 
     bool writes() const { return written_ != nullptr; }
-    bool has(const char* key) const { return is_there(key) && !(*read_)[key].is_null(); }
+    bool has(const char* key) const;
     const nlohmann::json& object() const { return *read_; }  // that is read
     ModelFields inside(const char* key) const;               // an object in this one; new if it is written
 

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "llmc/device/math.cuh"
+#include "llmc/model/transformer.h"
 
 namespace llmc {
 namespace {
@@ -49,5 +49,18 @@ int window_begin(int length, int longest) {
     const int half = std::max(longest / 2, 1);
     return round_up(length - longest, half);
 }
+
+template <class Real>
+int generate_token(Transformer<Real>& model, const std::vector<int>& tokens, const SamplerSettings& settings,
+                   uint64_t position, stream_t stream) {
+    const int length = static_cast<int>(tokens.size());
+    int begin = window_begin(length, model.most_tokens());
+    for (int i = begin; model.end_token() && i < length; i++)
+        if (tokens[i] == *model.end_token()) begin = i;
+    return sample_token(model.next_token_logits(tokens.data() + begin, length - begin, stream), settings, position);
+}
+
+template int generate_token(Transformer<float>&, const std::vector<int>&, const SamplerSettings&, uint64_t, stream_t);
+template int generate_token(Transformer<bf16>&, const std::vector<int>&, const SamplerSettings&, uint64_t, stream_t);
 
 }  // namespace llmc

@@ -4,9 +4,12 @@
 #include <cstdint>
 #include <vector>
 
-#include "llmc/model/transformer.h"
+#include "llmc/device/runtime.h"
 
 namespace llmc {
+
+template <class Real>
+class Transformer;
 
 struct SamplerSettings {
     double temperature = 1.0;  // 0: the most likely token
@@ -28,12 +31,6 @@ int window_begin(int length, int longest);
 // last document alone, which begins with that token.
 template <class Real>
 int generate_token(Transformer<Real>& model, const std::vector<int>& tokens, const SamplerSettings& settings,
-                   uint64_t position, stream_t stream) {
-    const int length = static_cast<int>(tokens.size());
-    int begin = window_begin(length, model.most_tokens());
-    for (int i = begin; model.end_token() && i < length; i++)
-        if (tokens[i] == *model.end_token()) begin = i;
-    return sample_token(model.next_token_logits(tokens.data() + begin, length - begin, stream), settings, position);
-}
+                   uint64_t position, stream_t stream);
 
 }  // namespace llmc

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "llmc/data/loader.h"
+#include "llmc/data/micro_batch.h"
 #include "llmc/device/owned.h"
 #include "llmc/kernels/classifier.h"
 #include "llmc/model/block.h"

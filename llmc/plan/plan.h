@@ -15,8 +15,9 @@
 #include "llmc/kernels/variants.h"
 #include "llmc/linear/matmul.h"
 #include "llmc/plan/cards.h"
+#include "llmc/shard/arena.h"
 #include "llmc/shard/layout.h"
-#include "llmc/train/trainer.h"
+#include "llmc/train/config.h"
 
 namespace llmc {
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "llmc/kernels/hopper/attention.h"
+#include "llmc/model/transformer.h"
 
 namespace llmc {
 namespace {

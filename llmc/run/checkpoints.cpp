@@ -4,10 +4,12 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "llmc/base/json.h"
-#include "llmc/base/text.h"
+#include "llmc/base/clock.h"
+#include "llmc/flags/options.h"
 #include "llmc/log/provenance.h"
 #include "llmc/model/model_file.h"
+#include "llmc/run/inputs.h"
+#include "llmc/train/trainer.h"
 
 namespace llmc {
 namespace {
@@ -30,6 +32,7 @@ Checkpoints<Real>::Checkpoints(const Options& options, const Inputs& inputs, Tra
       position_(position),
       command_(options.after_checkpoint),
       alive_(alive),
+      last_begin_(monotonic_seconds()),
       last_saved_(position.saved) {
     if (options.out.empty() || (options.checkpoint_every == 0 && options.checkpoint_minutes == 0)) return;
     const Comm& comm = trainer.comm();

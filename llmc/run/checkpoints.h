@@ -5,7 +5,6 @@
 #include <functional>
 #include <optional>
 
-#include "llmc/base/clock.h"
 #include "llmc/checkpoint/saver.h"
 #include "llmc/run/checkpoint_command.h"
 #include "llmc/run/start.h"
@@ -56,7 +55,7 @@ private:
     CheckpointCommand command_;
     const std::function<void()> alive_;
     std::atomic<bool> waits_{false};  // the run waits for the save
-    double last_begin_ = monotonic_seconds();
+    double last_begin_;
     int64_t last_saved_;  // step of the last checkpoint in this directory; -1 if there is none
 };
 

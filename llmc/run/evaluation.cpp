@@ -7,11 +7,12 @@
 #include <limits>
 #include <numbers>
 
-#include "llmc/base/text.h"
-#include "llmc/comm/agreement.h"
+#include "llmc/data/encoder.h"
 #include "llmc/data/loader.h"
 #include "llmc/model/sampler.h"
+#include "llmc/run/inputs.h"
 #include "llmc/run/ranks.h"
+#include "llmc/train/trainer.h"
 
 namespace llmc {
 namespace {

@@ -3,16 +3,22 @@
 #pragma once
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <vector>
 
-#include "llmc/comm/watchdog.h"
-#include "llmc/data/encoder.h"
 #include "llmc/data/tokenizer.h"
 #include "llmc/log/metrics.h"
-#include "llmc/run/inputs.h"
 #include "llmc/run/stop.h"
-#include "llmc/train/trainer.h"
 
 namespace llmc {
+
+class PromptEncoder;
+class Watchdog;
+struct Inputs;
+struct ModelConfig;
+struct Options;
+template <class Real>
+class Trainer;
 
 // The tokens with which a sample begins: those of the prompt, or for "" the end token, which begins a document. Throws
 // if the prompt cannot be encoded, or if the model does not have one of the tokens.

@@ -9,15 +9,11 @@
 #include <numeric>
 #include <utility>
 
-#include "llmc/base/error.h"
-#include "llmc/base/files.h"
-#include "llmc/base/json.h"
-#include "llmc/base/text.h"
 #include "llmc/checkpoint/manifest.h"  // checksum
 #include "llmc/data/loader.h"
-#include "llmc/device/math.cuh"
 #include "llmc/flags/flags.h"
 #include "llmc/log/provenance.h"
+#include "llmc/log/run_directory.h"
 #include "llmc/model/model_file.h"
 
 namespace llmc {

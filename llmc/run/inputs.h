@@ -13,10 +13,12 @@
 #include "llmc/data/order.h"
 #include "llmc/data/shards.h"
 #include "llmc/data/tokenizer.h"
-#include "llmc/flags/options.h"
-#include "llmc/log/run_directory.h"
 
 namespace llmc {
+
+class RunDirectory;
+struct Options;
+struct ResolveInputs;
 
 // How much of a source has been used.
 struct SourceUse {

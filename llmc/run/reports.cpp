@@ -6,12 +6,14 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
-#include "llmc/base/error.h"
 #include "llmc/base/json.h"
-#include "llmc/base/text.h"
-#include "llmc/comm/agreement.h"
+#include "llmc/fp8/registry.h"
+#include "llmc/log/energy.h"
+#include "llmc/log/metrics.h"
 #include "llmc/log/provenance.h"
+#include "llmc/log/run_directory.h"
 #include "llmc/run/inputs.h"
+#include "llmc/run/ranks.h"
 
 namespace llmc {
 namespace {

@@ -7,18 +7,23 @@
 #include <string>
 #include <vector>
 
-#include "llmc/comm/comm.h"
-#include "llmc/flags/options.h"
-#include "llmc/fp8/registry.h"
-#include "llmc/log/energy.h"
-#include "llmc/log/metrics.h"
+#include "llmc/comm/rank_time.h"
 #include "llmc/log/progress.h"
-#include "llmc/run/inputs.h"
-#include "llmc/run/ranks.h"
 #include "llmc/run/stop.h"
 #include "llmc/train/step_results.h"
 
 namespace llmc {
+
+class Comm;
+class Fp8Registry;
+class RunDirectory;
+class SampleOrder;
+struct Energy;
+struct Inputs;
+struct ModelConfig;
+struct Options;
+struct Ranks;
+struct ValRecord;
 
 // ---- the start ------------------------------------------------------------------------------------------------------
 

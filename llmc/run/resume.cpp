@@ -10,16 +10,13 @@
 #include <utility>
 
 #include "llmc/base/clock.h"
-#include "llmc/base/error.h"
-#include "llmc/base/json.h"
-#include "llmc/base/text.h"
 #include "llmc/checkpoint/checkpoint_directory.h"
-#include "llmc/comm/agreement.h"
-#include "llmc/data/tokenizer.h"
 #include "llmc/flags/flags.h"
 #include "llmc/log/provenance.h"
 #include "llmc/model/model_file.h"
-#include "llmc/train/state.h"
+#include "llmc/run/inputs.h"
+#include "llmc/run/ranks.h"
+#include "llmc/train/trainer.h"
 
 namespace llmc {
 namespace {

@@ -6,10 +6,9 @@
 #include <utility>
 
 #include "llmc/base/clock.h"
-#include "llmc/base/json.h"
-#include "llmc/base/text.h"
-#include "llmc/comm/agreement.h"
-#include "llmc/train/state.h"
+#include "llmc/run/inputs.h"
+#include "llmc/run/ranks.h"
+#include "llmc/train/trainer.h"
 
 namespace llmc {
 namespace {

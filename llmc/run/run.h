@@ -6,21 +6,20 @@
 #include <string>
 #include <vector>
 
+#include "llmc/base/json.h"
 #include "llmc/data/loader.h"
-#include "llmc/flags/options.h"
 #include "llmc/log/energy.h"
 #include "llmc/log/profile.h"
 #include "llmc/log/provenance.h"
 #include "llmc/run/checkpoints.h"
 #include "llmc/run/evaluation.h"
-#include "llmc/run/inputs.h"
-#include "llmc/run/ranks.h"
 #include "llmc/run/reports.h"
 #include "llmc/run/start.h"
 #include "llmc/run/stop.h"
-#include "llmc/train/trainer.h"
 
 namespace llmc {
+
+struct StepKind;
 
 // Facts about this rank's card that the run records.
 struct CardFacts {

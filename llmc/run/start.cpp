@@ -5,11 +5,12 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/base/clock.h"
-#include "llmc/base/json.h"
-#include "llmc/base/text.h"
 #include "llmc/checkpoint/checkpoint_directory.h"
 #include "llmc/log/provenance.h"
 #include "llmc/model/model_file.h"
+#include "llmc/run/inputs.h"
+#include "llmc/run/ranks.h"
+#include "llmc/train/trainer.h"
 
 namespace llmc {
 

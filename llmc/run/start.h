@@ -8,17 +8,17 @@
 #include <string>
 #include <vector>
 
-#include "llmc/checkpoint/checkpoint_reader.h"
-#include "llmc/flags/options.h"
 #include "llmc/log/run_directory.h"
 #include "llmc/log/validation_watch.h"
-#include "llmc/run/inputs.h"
-#include "llmc/run/ranks.h"
 #include "llmc/run/stop.h"
 #include "llmc/train/state.h"
-#include "llmc/train/trainer.h"
 
 namespace llmc {
+
+class CheckpointReader;
+struct Inputs;
+struct Options;
+struct Ranks;
 
 // ---- the checkpoint and the weights (resume.cpp) --------------------------------------------------------------------
 

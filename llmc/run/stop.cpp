@@ -16,8 +16,10 @@
 #include <utility>
 
 #include "llmc/base/child.h"
+#include "llmc/base/clock.h"
 #include "llmc/base/files.h"
-#include "llmc/base/text.h"
+#include "llmc/data/order.h"
+#include "llmc/log/run_directory.h"
 #include "llmc/train/config.h"
 
 namespace llmc {
@@ -104,6 +106,9 @@ std::string stop_name(StopReason reason) {
     if (reason == StopReason::unreadable_data) return "data cannot be read";
     return stop_requested() ? stop_signal_name() : "another rank was told to";
 }
+
+StopPoll::StopPoll(const Comm& comm, const Deadline& deadline)
+    : comm_(comm), deadline_(deadline), last_(monotonic_seconds()) {}
 
 bool StopPoll::operator()(bool mine) {
     if (calls_left_-- > 0) return false;

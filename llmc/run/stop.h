@@ -5,13 +5,12 @@
 #include <optional>
 #include <string>
 
-#include "llmc/base/clock.h"
-#include "llmc/comm/comm.h"
-#include "llmc/data/order.h"
-#include "llmc/log/run_directory.h"
-#include "llmc/train/trainer.h"
-
 namespace llmc {
+
+class Comm;
+class RunDirectory;
+struct TrainerConfig;
+struct TrainSources;
 
 // ---- signals --------------------------------------------------------------------------------------------------------
 // SIGINT, SIGTERM, SIGHUP (a closed terminal), SIGUSR1 and SIGUSR2 (Slurm can send one of them before a time limit) ask
@@ -55,7 +54,7 @@ std::string stop_name(StopReason reason);  // "SIGTERM", "--max-minutes reached"
 // they agree on. One rank asks after every piece.
 class StopPoll {
 public:
-    explicit StopPoll(const Comm& comm, const Deadline& deadline = {}) : comm_(comm), deadline_(deadline) {}
+    explicit StopPoll(const Comm& comm, const Deadline& deadline = {});
 
     // Every rank calls it before each piece. Returns true on all ranks if the work should end here. `mine`: this rank
     // has a reason of its own.
@@ -64,7 +63,7 @@ public:
 private:
     const Comm& comm_;
     const Deadline deadline_;
-    double last_ = monotonic_seconds();
+    double last_;
     int64_t interval_ = 1, calls_left_ = 0;
 };
 

@@ -3,12 +3,13 @@
 
 #include <nlohmann/json.hpp>
 
+#include "llmc/base/cache_file.h"
 #include "llmc/base/clock.h"
-#include "llmc/base/json.h"
-#include "llmc/base/text.h"
 #include "llmc/comm/agreement.h"
 #include "llmc/comm/link_rates.h"
 #include "llmc/log/provenance.h"
+#include "llmc/run/ranks.h"
+#include "llmc/run/start.h"
 #include "llmc/train/trainer.h"
 
 namespace llmc {

@@ -4,14 +4,16 @@
 #pragma once
 #include <optional>
 
-#include "llmc/base/cache_file.h"
-#include "llmc/flags/options.h"
+#include "llmc/base/json.h"
 #include "llmc/linear/tune.h"
 #include "llmc/plan/cards.h"
-#include "llmc/run/ranks.h"
-#include "llmc/run/start.h"
 
 namespace llmc {
+
+class CacheFile;
+struct Options;
+struct Ranks;
+struct Resumed;
 
 // The cache for this kind of card with this driver and cuBLASLt: {"algorithms": {product: algorithm}, "rates":
 // {name: rate}, "measured": day of the newest rate, "check_card": {"date", "items": {name: problem, "" if it is

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "llmc/device/transfer.h"
+#include "llmc/train/trainer.h"
 
 namespace llmc {
 
@@ -76,6 +77,8 @@ MatmulErrors::MatmulErrors(Trainer<bf16>& fp8, Trainer<bf16>& bf16) : fp8_(fp8),
     arena_.allocate();
     bf16.model().linear().observe([this](auto&... arguments) { multiply(arguments...); });
 }
+
+MatmulErrors::~MatmulErrors() { bf16_.model().linear().observe({}); }
 
 void MatmulErrors::multiply(Linear<bf16>& layer, const Operand<bf16>& x, const Gradient<bf16>& dout,
                             const LayerPass& pass) {

@@ -6,9 +6,14 @@
 #include <string>
 #include <vector>
 
-#include "llmc/train/trainer.h"
+#include "llmc/data/micro_batch.h"
+#include "llmc/linear/linear.h"
+#include "llmc/shard/arena.h"
 
 namespace llmc {
+
+template <class Real>
+class Trainer;
 
 // The loss and the gradients of a micro-batch, on the host.
 struct InspectedBatch {
@@ -38,7 +43,7 @@ class MatmulErrors {
 public:
     // Both trainers have the same weights. Steps of `fp8` have ended, and its gradients have been read.
     MatmulErrors(Trainer<bf16>& fp8, Trainer<bf16>& bf16);
-    ~MatmulErrors() { bf16_.model().linear().observe({}); }
+    ~MatmulErrors();
     MatmulErrors(const MatmulErrors&) = delete;
     MatmulErrors& operator=(const MatmulErrors&) = delete;
 

@@ -6,9 +6,8 @@
 #include <map>
 
 #include "llmc/comm/agreement.h"
-#include "llmc/device/runtime.h"
-#include "llmc/device/trace.h"
 #include "llmc/kernels/elementwise.h"
+#include "llmc/train/trainer.h"
 
 namespace llmc {
 namespace {

@@ -23,9 +23,11 @@
 #include "llmc/device/owned.h"
 #include "llmc/shard/arena.h"
 #include "llmc/train/step_results.h"
-#include "llmc/train/trainer.h"
 
 namespace llmc {
+
+template <class Real>
+class Trainer;
 
 enum class Verified { state, weights, activations, gradients, sums, totals };
 constexpr size_t kVerifiedKinds = 6;

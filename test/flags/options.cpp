@@ -47,7 +47,7 @@ Options options(Arguments arguments) {
 // The value of every flag.
 std::map<std::string, json> values_of(const Options& options) {
     std::map<std::string, json> values;
-    for (const Flag& flag : all_flags()) values[flag.long_name] = flag.get(options);
+    for (const Flag& flag : all_flags()) values[flag.long_name] = *flag.get(options);
     return values;
 }
 
@@ -107,7 +107,7 @@ std::string sample_text(const Flag& flag) {
 json sample_json(const Flag& flag, const std::string& text) {
     if (flag.is_switch()) return true;
     if (flag.clear) return json{text};
-    const auto by_default = flag.get(parse({"-i", "x"}).options);  // null if resolve() computes it
+    const json by_default = *flag.get(parse({"-i", "x"}).options);  // null if resolve() computes it
     // --loss-scale also takes words, so the configuration has a text.
     const bool takes_number = (flag.value == "N" || flag.value == "X") && flag.long_name != "loss-scale";
     const bool is_number = by_default.is_number() || (by_default.is_null() && takes_number);
@@ -141,14 +141,14 @@ TEST_CASE("options: every long flag reaches its variable, and no other" * doctes
         CHECK(values_of(given) != values_of(without));
         CHECK(contains(given.command_line, "--" + flag.long_name));
         CHECK(given.given.contains(flag.long_name));
-        CHECK(json(flag.get(given)) == sample_json(flag, text));
+        CHECK(json(*flag.get(given)) == sample_json(flag, text));
         Options expected = without;
         flag.set(expected, text);
         expected.given.insert(flag.long_name);
         CHECK(values_of(given) == values_of(expected));
         CHECK(given.given == expected.given);
         for (const Flag& other : all_flags())
-            if (&other != &flag) CHECK(other.get(given) == other.get(without));
+            if (&other != &flag) CHECK(*other.get(given) == *other.get(without));
 
         // The configuration has it under the flag's name, and reads it back.
         const json before = parse_json<json>(config_json(without));

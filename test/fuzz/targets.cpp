@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <nlohmann/json.hpp>
 #include <stdexcept>
 
 #include "llmc/base/error.h"

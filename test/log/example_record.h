@@ -4,6 +4,8 @@
 
 #include "llmc/log/metrics.h"
 
+#include "llmc/train/step_results.h"
+
 namespace llmc::test {
 
 inline StepRecord example() {

@@ -11,6 +11,10 @@
 
 #include "llmc/base/error.h"
 #include "llmc/base/json.h"
+#include "llmc/comm/comm.h"
+#include "llmc/fp8/registry.h"
+#include "llmc/log/run_directory.h"
+#include "llmc/shard/arena.h"
 #include "test/helpers.h"
 #include "test/log/example_record.h"
 

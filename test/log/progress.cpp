@@ -8,6 +8,8 @@
 #include <map>
 #include <string>
 
+#include "llmc/log/metrics.h"
+#include "llmc/train/step_results.h"
 #include "test/helpers.h"
 
 using namespace llmc;

@@ -10,6 +10,7 @@
 #include <random>
 
 #include "llmc/flags/options.h"
+#include "llmc/shard/weights.h"
 #include "llmc/train/trainer.h"
 
 using namespace llmc;

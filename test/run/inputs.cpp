@@ -27,7 +27,7 @@ TEST_CASE("bench: options of any command become those of a bench, which writes n
     expected.schedule.steps = 725;
     expected.schedule.warmup = 700;
     expected.checkpoint_minutes = 0;
-    for (const Flag& flag : all_flags()) CHECK(flag.get(o) == flag.get(expected));
+    for (const Flag& flag : all_flags()) CHECK(*flag.get(o) == *flag.get(expected));
 
     Options given;
     given.train = "z";

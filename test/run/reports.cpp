@@ -6,8 +6,11 @@
 #include <cmath>
 #include <set>
 
+#include "llmc/log/energy.h"
+#include "llmc/log/metrics.h"
 #include "llmc/log/progress.h"
 #include "llmc/run/inputs.h"
+#include "llmc/run/ranks.h"
 #include "test/helpers.h"
 
 using namespace llmc;

@@ -6,6 +6,8 @@
 
 #include "llmc/base/text.h"
 #include "llmc/flags/flags.h"
+#include "llmc/run/inputs.h"
+#include "llmc/run/ranks.h"
 #include "llmc/run/start.h"
 
 using namespace llmc;

@@ -10,6 +10,11 @@
 #include <filesystem>
 #include <string>
 
+#include "llmc/base/clock.h"
+#include "llmc/comm/comm.h"
+#include "llmc/data/order.h"
+#include "llmc/log/run_directory.h"
+#include "llmc/train/config.h"
 #include "test/helpers.h"
 
 using namespace llmc;
