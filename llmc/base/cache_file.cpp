@@ -9,8 +9,6 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
-#include "llmc/base/files.h"
-
 namespace llmc {
 namespace {
 

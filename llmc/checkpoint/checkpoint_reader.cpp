@@ -14,8 +14,6 @@
 #include <system_error>
 #include <thread>
 
-#include "llmc/base/error.h"
-#include "llmc/base/files.h"
 #include "llmc/checkpoint/checkpoint_directory.h"
 #include "llmc/device/formats.cuh"
 

@@ -7,12 +7,6 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "llmc/base/error.h"
-#include "llmc/base/files.h"
-#include "llmc/base/json.h"
-#include "llmc/checkpoint/safetensors.h"
-#include "llmc/checkpoint/weight_source.h"
-#include "llmc/device/formats.cuh"
 #include "llmc/model/model_file.h"
 
 namespace llmc {

@@ -9,11 +9,6 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "llmc/base/error.h"
-#include "llmc/base/files.h"
-#include "llmc/base/json.h"
-#include "llmc/checkpoint/weight_source.h"
-
 namespace llmc {
 
 namespace fs = std::filesystem;

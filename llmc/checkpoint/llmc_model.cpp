@@ -7,11 +7,7 @@
 #include <filesystem>
 #include <functional>
 
-#include "llmc/base/error.h"
-#include "llmc/base/files.h"
-#include "llmc/checkpoint/weight_source.h"
 #include "llmc/data/shards.h"
-#include "llmc/device/formats.cuh"
 
 namespace llmc {
 namespace {

@@ -12,7 +12,6 @@
 #include <set>
 #include <utility>
 
-#include "llmc/base/json.h"
 #include "llmc/checkpoint/safetensors.h"
 
 namespace llmc {

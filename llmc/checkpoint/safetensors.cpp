@@ -11,8 +11,6 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "llmc/base/error.h"
-#include "llmc/base/files.h"
 #include "llmc/base/json.h"
 #include "llmc/device/formats.cuh"
 

@@ -6,9 +6,6 @@
 #include <system_error>
 
 #include "llmc/base/clock.h"
-#include "llmc/base/error.h"
-#include "llmc/base/json.h"
-#include "llmc/base/text.h"
 
 namespace llmc {
 

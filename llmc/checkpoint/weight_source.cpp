@@ -7,9 +7,6 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "llmc/base/error.h"
-#include "llmc/base/json.h"
-#include "llmc/base/text.h"
 #include "llmc/checkpoint/checkpoint_directory.h"
 #include "llmc/checkpoint/hf_weights.h"
 #include "llmc/checkpoint/llmc_model.h"

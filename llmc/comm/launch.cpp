@@ -6,8 +6,6 @@
 #include <initializer_list>
 #include <optional>
 
-#include "llmc/base/error.h"
-
 namespace llmc {
 namespace {
 

@@ -5,7 +5,6 @@
 #include <string>
 
 #include "llmc/base/clock.h"
-#include "llmc/device/owned.h"
 
 namespace llmc {
 namespace {

@@ -5,8 +5,6 @@
 #include <cmath>
 #include <utility>
 
-#include "llmc/base/error.h"
-
 namespace llmc {
 namespace {
 

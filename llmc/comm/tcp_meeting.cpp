@@ -27,7 +27,6 @@
 #include <xxhash.h>
 
 #include "llmc/base/clock.h"
-#include "llmc/base/error.h"
 #include "llmc/comm/backend.h"
 
 namespace llmc {

@@ -6,8 +6,6 @@
 #include <cstring>
 #include <utility>
 
-#include "llmc/base/error.h"
-#include "llmc/base/files.h"
 #include "llmc/data/shards.h"
 
 namespace llmc {

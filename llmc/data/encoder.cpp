@@ -8,7 +8,6 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/base/clock.h"
-#include "llmc/base/error.h"
 #include "llmc/base/json.h"
 #include "llmc/base/text.h"
 

@@ -6,8 +6,6 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "llmc/base/error.h"
-#include "llmc/base/files.h"
 #include "llmc/base/json.h"
 #include "llmc/data/encoder.h"
 #include "llmc/data/tokenizer.h"

@@ -8,11 +8,8 @@
 #include <utility>
 
 #include "llmc/base/clock.h"
-#include "llmc/base/error.h"
 #include "llmc/base/text.h"
 #include "llmc/data/tokenizer.h"
-#include "llmc/device/device_errors.h"
-#include "llmc/device/runtime.h"
 #include "llmc/kernels/embedding.h"
 
 namespace llmc {

@@ -8,7 +8,6 @@
 #include <cstdlib>
 #include <numeric>
 
-#include "llmc/base/error.h"
 #include "llmc/base/text.h"
 #include "llmc/device/math.cuh"
 

@@ -24,8 +24,6 @@
 #include <type_traits>
 #include <utility>
 
-#include "llmc/base/error.h"
-#include "llmc/base/files.h"
 #include "llmc/base/json.h"
 #include "llmc/device/math.cuh"
 

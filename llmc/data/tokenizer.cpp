@@ -9,7 +9,6 @@
 #include <string_view>
 #include <unordered_set>
 
-#include "llmc/base/error.h"
 #include "llmc/base/files.h"
 #include "llmc/base/text.h"
 #include "llmc/data/encoder.h"

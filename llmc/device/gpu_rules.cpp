@@ -5,8 +5,6 @@
 #include <cstdlib>
 #include <sstream>
 
-#include "llmc/base/error.h"
-
 namespace llmc {
 
 namespace {

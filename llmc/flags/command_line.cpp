@@ -3,8 +3,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 
-#include "llmc/base/error.h"
-#include "llmc/base/text.h"
 #include "llmc/flags/flags.h"
 #include "llmc/flags/help.h"
 

@@ -8,8 +8,6 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "llmc/base/error.h"
-#include "llmc/base/text.h"
 #include "llmc/flags/flags.h"
 
 namespace llmc {

@@ -6,9 +6,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "llmc/base/error.h"
 #include "llmc/base/json.h"
-#include "llmc/base/text.h"
 #include "llmc/log/run_directory.h"
 
 namespace llmc {

@@ -15,8 +15,6 @@
 #include <utility>
 
 #include "llmc/base/clock.h"
-#include "llmc/base/error.h"
-#include "llmc/base/files.h"
 #include "llmc/base/json.h"
 #include "llmc/base/text.h"
 #include "llmc/checkpoint/checkpoint_directory.h"

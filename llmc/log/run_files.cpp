@@ -14,7 +14,6 @@
 #include <optional>
 #include <regex>
 
-#include "llmc/base/files.h"
 #include "llmc/base/text.h"
 #include "llmc/checkpoint/checkpoint_directory.h"
 #include "llmc/checkpoint/manifest.h"

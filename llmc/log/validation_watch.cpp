@@ -5,7 +5,6 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "llmc/base/error.h"
 #include "llmc/base/text.h"
 
 namespace llmc {

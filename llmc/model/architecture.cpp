@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "llmc/device/math.cuh"
 #include "llmc/kernels/initial_values.h"
 #include "llmc/model/config.h"
 

@@ -4,9 +4,6 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "llmc/kernels/attention.h"
-#include "llmc/model/block.h"
-
 namespace llmc {
 namespace {
 

@@ -8,9 +8,7 @@
 
 #include "llmc/device/transfer.h"
 #include "llmc/kernels/bias.h"
-#include "llmc/kernels/quantize.h"
 #include "llmc/kernels/rope.h"
-#include "llmc/model/architecture.h"
 #include "llmc/model/decoder_block.h"
 
 namespace llmc {

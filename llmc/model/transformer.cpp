@@ -5,9 +5,7 @@
 #include <cmath>
 #include <utility>
 
-#include "llmc/comm/comm.h"
 #include "llmc/device/transfer.h"
-#include "llmc/kernels/classifier.h"
 #include "llmc/kernels/embedding.h"
 #include "llmc/kernels/initial_values.h"
 

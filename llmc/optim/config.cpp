@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "llmc/base/text.h"
-
 namespace llmc {
 
 NewtonSchulzSteps newton_schulz_steps(MuonSteps set) {

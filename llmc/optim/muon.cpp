@@ -5,10 +5,6 @@
 #include <cmath>
 #include <utility>
 
-#include "llmc/base/error.h"
-#include "llmc/device/trace.h"
-#include "llmc/kernels/muon.h"
-
 namespace llmc {
 
 // ---- the plan -------------------------------------------------------------------------------------------------------

@@ -3,13 +3,9 @@
 
 #include <algorithm>
 
-#include "llmc/comm/comm.h"
-#include "llmc/device/formats.cuh"
-#include "llmc/device/trace.h"
 #include "llmc/device/transfer.h"
 #include "llmc/kernels/clip.h"
 #include "llmc/kernels/elementwise.h"
-#include "llmc/kernels/update.h"
 
 namespace llmc {
 

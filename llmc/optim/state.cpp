@@ -3,8 +3,6 @@
 
 #include <algorithm>
 
-#include "llmc/device/trace.h"
-
 namespace llmc {
 
 size_t OptimizerMoments::add(const char* name, std::vector<ShardLayout::Part> regions, StateFormat format) {

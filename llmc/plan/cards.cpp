@@ -3,8 +3,6 @@
 
 #include <cctype>
 
-#include "llmc/base/error.h"
-
 namespace llmc {
 namespace {
 

@@ -6,8 +6,6 @@
 #include <functional>
 #include <vector>
 
-#include "llmc/base/error.h"
-#include "llmc/base/text.h"
 #include "llmc/log/progress.h"
 
 namespace llmc {

@@ -3,9 +3,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "llmc/base/error.h"
 #include "llmc/base/json.h"
-#include "llmc/base/text.h"
 #include "llmc/plan/plan.h"
 
 namespace llmc {

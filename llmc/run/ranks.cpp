@@ -4,8 +4,6 @@
 
 #include <algorithm>
 
-#include "llmc/comm/comm.h"
-#include "llmc/linear/matmul.h"
 #include "llmc/plan/plan.h"
 
 namespace llmc {

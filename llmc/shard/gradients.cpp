@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "llmc/comm/comm.h"
 #include "llmc/kernels/elementwise.h"
 #include "llmc/shard/state_values.h"
 

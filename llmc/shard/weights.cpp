@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "llmc/comm/comm.h"
 #include "llmc/device/transfer.h"
 #include "llmc/kernels/elementwise.h"
 #include "llmc/kernels/initial_values.h"

@@ -6,7 +6,6 @@
 #include <numeric>
 
 #include "llmc/comm/agreement.h"
-#include "llmc/device/trace.h"
 #include "llmc/kernels/clip.h"
 #include "llmc/kernels/elementwise.h"
 #include "llmc/train/trainer.h"

@@ -13,7 +13,6 @@
 #include <fstream>
 #include <limits>
 
-#include "llmc/base/text.h"
 #include "llmc/comm/agreement.h"
 #include "llmc/device/transfer.h"
 #include "llmc/shard/state_values.h"

@@ -9,12 +9,8 @@
 #include <nlohmann/json.hpp>
 #include <type_traits>
 
-#include "llmc/base/error.h"
-#include "llmc/base/json.h"
 #include "llmc/checkpoint/hf_weights.h"
-#include "llmc/checkpoint/manifest.h"
 #include "llmc/comm/agreement.h"
-#include "llmc/train/config.h"
 #include "llmc/train/trainer.h"
 
 namespace llmc {

@@ -3,8 +3,6 @@
 
 #include <utility>
 
-#include "llmc/base/error.h"
-
 namespace llmc {
 
 StepResults::StepResults(PeerWaits& waits) : waits_(waits) {

@@ -3,13 +3,10 @@
 
 #include <algorithm>
 
-#include "llmc/device/trace.h"
 #include "llmc/device/transfer.h"
 #include "llmc/kernels/clip.h"
 #include "llmc/shard/state_values.h"
-#include "llmc/train/config.h"
 #include "llmc/train/signals.h"
-#include "llmc/train/state.h"
 #include "llmc/train/verification.h"
 
 namespace llmc {
