@@ -1,4 +1,4 @@
-// What --verify says.
+// The checks of --verify.
 #pragma once
 #include "llmc/base/text.h"
 

@@ -1,4 +1,4 @@
-// What a training step takes: the tokens of a micro-batch and their targets.
+// The tokens and targets of a micro-batch.
 #pragma once
 #include <cstdint>
 

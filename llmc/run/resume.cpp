@@ -11,6 +11,7 @@
 
 #include "llmc/base/clock.h"
 #include "llmc/checkpoint/checkpoint_directory.h"
+#include "llmc/checkpoint/checkpoint_reader.h"
 #include "llmc/flags/flags.h"
 #include "llmc/log/provenance.h"
 #include "llmc/model/model_file.h"
