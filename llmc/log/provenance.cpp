@@ -12,6 +12,7 @@
 #include "llmc/comm/agreement.h"
 #include "llmc/device/transfer.h"
 #include "llmc/kernels/elementwise.h"
+#include "llmc/shard/weights.h"
 
 #if LLMC_CUDA
 #include <cublasLt.h>
@@ -23,7 +24,6 @@
 #include <cblas.h>
 
 #include "llmc/linear/products_host.h"
-#include "llmc/shard/weights.h"
 #endif
 
 #ifndef LLMC_VERSION
