@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Checks what ptxas reported about the kernels: none may spill registers or have its wgmma products serialized, and
 those in dev/kernel_resources.txt must exist and stay within their registers. Kernels are not tuned for sm_100 and
-sm_120: there the limits of registers do not hold, and small spills are allowed.
+sm_120: there the limits of registers do not hold, and small spills are allowed. In SASS for sm_90a, a loop of the
+kernels with a number of loads in that file must issue that number before it uses the first of them.
 
     python3 dev/check_kernels.py build/cuda-sm_90a build/cuda-sm_80
     python3 dev/check_kernels.py --list build/cuda-sm_90a      # all kernels and what they use
@@ -10,8 +11,10 @@ The CUDA build writes the report of `ptxas -v` next to each object, as *.ptxas.
 """
 
 import argparse
+import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections import namedtuple
@@ -71,18 +74,94 @@ def short_signature(signature):
 
 
 def read_table(path):
-    """Reads {kernel: most registers}."""
-    table = {}
+    """Reads {kernel: most registers} and {kernel: least loads in flight}."""
+    registers, loads = {}, {}
     with open(path, encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             words = line.split("#")[0].split()
             if not words:
                 continue
-            if len(words) != 2 or not words[1].isdigit():
-                raise SystemExit(f"{path}:{number}: expected a kernel and a number of registers, not '{line.strip()}'")
-            table[words[0]] = int(words[1])
-    return table
+            if len(words) not in (2, 3) or not all(word.isdigit() for word in words[1:]):
+                raise SystemExit(f"{path}:{number}: expected a kernel, a number of registers and perhaps one of loads, "
+                                 f"not '{line.strip()}'")
+            registers[words[0]] = int(words[1])
+            if len(words) == 3:
+                loads[words[0]] = int(words[2])
+    return registers, loads
 
+
+# ---- loads in flight -------------------------------------------------------------------------------------------------
+
+def find_cuobjdump():
+    """CUDA's, or the one in Triton's Python package; None if there is none."""
+    places = [os.path.join(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "bin")]
+    if triton := importlib.util.find_spec("triton"):
+        places.append(os.path.join(os.path.dirname(triton.origin), "backends/nvidia/bin"))
+    return shutil.which("cuobjdump") or shutil.which("cuobjdump", path=os.pathsep.join(places))
+
+
+def parse_sass(text, arch="sm_90a"):
+    """{kernel: [(address, instruction)]} of `cuobjdump -sass`."""
+    kernels, of_arch, code = {}, False, []
+    for line in text.splitlines():
+        if found := re.match(r"arch = (\S+)", line):
+            of_arch = found[1] == arch
+        elif found := re.match(r"\s+Function : (\S+)", line):
+            code = []
+            if of_arch:
+                kernels[found[1]] = code
+        elif found := re.match(r"\s+/\*([0-9a-f]{4,5})\*/\s+(?:@!?U?P\w+\s+)?(.*?)\s*;", line):
+            code.append((int(found[1], 16), found[2]))
+    return kernels
+
+
+def loads_in_flight(code):
+    """The most loads of 16 bytes from global memory that a loop issues before an instruction uses one of them."""
+    most = 0
+    for end, jump in code:
+        target = re.match(r"BRA (?:U?!?U?P\w+, )?0x([0-9a-f]+)", jump)
+        if not target or int(target[1], 16) > end:
+            continue
+        waiting = {}  # {register: load}
+        for address, instruction in code:
+            if not int(target[1], 16) <= address <= end:
+                continue
+            registers = [int(number) for number in re.findall(r"\bR(\d+)\b", instruction)]
+            is_load = re.match(r"LDG\S*\.128", instruction)
+            if any(register in waiting for register in (registers[1:] if is_load else registers)):
+                waiting = {}
+            if is_load:
+                waiting |= {registers[0] + i: address for i in range(4)}
+                most = max(most, len(set(waiting.values())))
+    return most
+
+
+def check_loads(sass, names, least):
+    """Returns a sentence for each kernel of {mangled name: code} with too few loads in flight."""
+    problems = []
+    for kernel, code in sass.items():
+        wanted = least.get(base_name(names[kernel]), 0)
+        if (most := loads_in_flight(code)) < wanted:
+            problems.append(f"{short_signature(names[kernel])} has {most} loads in flight; dev/kernel_resources.txt "
+                            f"requires {wanted}")
+    return problems
+
+
+def check_loads_of_build(directory, kernels, names, least):
+    files = sorted({kernel.file for kernel in kernels if base_name(names[kernel.mangled]) in least})
+    cuobjdump = find_cuobjdump()
+    if files and not cuobjdump:
+        print(f"{directory}: loads in flight are not checked, because cuobjdump is missing")
+        return []
+    problems = []
+    for file in files:
+        done = subprocess.run([cuobjdump, "-sass", os.path.join(directory, file.removesuffix(".ptxas"))],
+                              capture_output=True, text=True, check=True)
+        problems += check_loads(parse_sass(done.stdout), names, least)
+    return problems
+
+
+# ---- builds ----------------------------------------------------------------------------------------------------------
 
 def find_reports(directory):
     for folder, _, files in sorted(os.walk(os.path.join(directory, "llmc"))):
@@ -131,7 +210,7 @@ def main(argv=None):
     parser.add_argument("builds", nargs="+", metavar="DIR", help="CUDA builds: build/cuda-ARCH")
     parser.add_argument("--list", action="store_true", help="print every kernel with what it uses")
     args = parser.parse_args(argv)
-    table, failed = read_table(TABLE), False
+    (table, loads), failed = read_table(TABLE), False
     for directory in args.builds:
         kernels, slow = [], []
         for path in find_reports(directory):
@@ -150,6 +229,7 @@ def main(argv=None):
                       f"{kernel.arch}  {short_signature(names[kernel.mangled])}")
         problems = check(kernels, names, table)
         problems += [f"{short_signature(names.get(kernel, kernel))}: ptxas serializes wgmma: {line}" for kernel, line in slow]
+        problems += check_loads_of_build(directory, kernels, names, loads)
         failed |= bool(problems)
         print(f"{directory}: {len(kernels)} kernels, {len(problems)} problems")
         for problem in problems:

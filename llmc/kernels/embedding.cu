@@ -7,6 +7,7 @@
 #include "llmc/device/kernel.cuh"
 #include "llmc/kernels/check_shape.h"
 #include "llmc/kernels/host/loops.h"
+#include "llmc/kernels/loads.cuh"
 
 namespace llmc {
 
@@ -93,26 +94,31 @@ void sort_tokens(int* packed, const int* tokens, int n) {
 
 // ---- backward ------------------------------------------------------------------------------------------------------
 
-// sum += dout[row_of(j)] for j = begin, begin + step, ... in this order: 8 columns, with four loads in flight.
-template <class Real, class RowOf>
+template <class Real>
+LLMC_DEVICE void add_values(float (&sum)[8], const Packed8<Real>& values) {
+    float x[8];
+    values.get(x);
+    LLMC_UNROLL
+    for (int i = 0; i < 8; i++) sum[i] += x[i];
+}
+
+// sum += dout[row_of(j)] for j = begin, begin + step, ... in this order: 8 columns, with kAtOnce rows in flight.
+template <int kAtOnce, class Real, class RowOf>
 LLMC_DEVICE void sum_rows_in_order(float (&sum)[8], const Real* dout, int column, int C, int begin, int end, int step,
                                    RowOf row_of) {
     int j = begin;
-    for (; j + 3 * step < end; j += 4 * step) {
-        float x[4][8];
+    for (; j + (kAtOnce - 1) * step < end; j += kAtOnce * step) {
+        Packed8<Real> x[kAtOnce];
         LLMC_UNROLL
-        for (int k = 0; k < 4; k++) load8(dout + static_cast<size_t>(row_of(j + k * step)) * C + column, x[k]);
+        for (int k = 0; k < kAtOnce; k++) x[k].load(dout + static_cast<size_t>(row_of(j + k * step)) * C + column);
+        issue_loads_first();
         LLMC_UNROLL
-        for (int k = 0; k < 4; k++) {
-            LLMC_UNROLL
-            for (int i = 0; i < 8; i++) sum[i] += x[k][i];
-        }
+        for (int k = 0; k < kAtOnce; k++) add_values(sum, x[k]);
     }
     for (; j < end; j += step) {
-        float x[8];
-        load8(dout + static_cast<size_t>(row_of(j)) * C + column, x);
-        LLMC_UNROLL
-        for (int i = 0; i < 8; i++) sum[i] += x[i];
+        Packed8<Real> x;
+        x.load(dout + static_cast<size_t>(row_of(j)) * C + column);
+        add_values(sum, x);
     }
 }
 
@@ -125,6 +131,11 @@ LLMC_DEVICE void add_to(float* target, const float (&sum)[8]) {
 }
 
 constexpr int kLongSegment = 64;  // tokens that occur more often are shared by the block's eight warps
+// Rows in flight. A frequent token has thousands of rows that one block adds in turn, so only loads in flight hide
+// their latency: 128 bytes a thread.
+constexpr int kAtOnce = 4;
+template <class Real>
+constexpr int kAtOnceOfLong = 16 / sizeof(Real);
 
 // A block has 8 tokens and 256 columns. Each warp takes one token; then all warps share the tokens that occur often.
 template <class Real>
@@ -143,7 +154,7 @@ static __global__ void __launch_bounds__(256)
         const int begin = starts[mine], end = starts[mine + 1];
         if (end - begin <= kLongSegment) {
             float sum[8] = {};
-            sum_rows_in_order(sum, dout, column, C, begin, end, 1, row_of);
+            sum_rows_in_order<kAtOnce>(sum, dout, column, C, begin, end, 1, row_of);
             add_to(dwte + static_cast<size_t>(ids[mine]) * C + column, sum);
         }
     }
@@ -152,7 +163,7 @@ static __global__ void __launch_bounds__(256)
         const int begin = starts[i], end = starts[i + 1];
         if (end - begin <= kLongSegment) continue;
         float sum[8] = {};
-        if (column < C) sum_rows_in_order(sum, dout, column, C, begin + warp, end, 8, row_of);
+        if (column < C) sum_rows_in_order<kAtOnceOfLong<Real>>(sum, dout, column, C, begin + warp, end, 8, row_of);
         store8(&sums[threadIdx.x * 8], sum);  // (8 warps, 256 columns)
         __syncthreads();
         const int c = blockIdx.y * 256 + threadIdx.x;
@@ -173,7 +184,7 @@ static __global__ void __launch_bounds__(256)
     const int t = blockIdx.x * 8 + threadIdx.x / 32, column = blockIdx.y * 256 + threadIdx.x % 32 * 8;
     if (t >= T || column >= C) return;
     float sum[8] = {};
-    sum_rows_in_order(sum, dout, column, C, 0, B, 1, [=](int b) { return b * T + t; });
+    sum_rows_in_order<kAtOnce>(sum, dout, column, C, 0, B, 1, [=](int b) { return b * T + t; });
     add_to(dwpe + static_cast<size_t>(t) * C + column, sum);
 }
 
