@@ -4,6 +4,9 @@
 #include "llmc/device/kernel.cuh"
 #include "llmc/kernels/check_shape.h"
 #include "llmc/kernels/host/loops.h"
+#include "llmc/kernels/loads.cuh"
+#include "llmc/kernels/quantize.h"
+#include "llmc/kernels/quantize_values.cuh"
 
 namespace llmc {
 
@@ -105,43 +108,73 @@ LLMC_DEVICE SoftmaxResult combine_block(SoftmaxResult thread) {
     return combine_lanes(result);
 }
 
-// Two blocks of 768 threads fit a multiprocessor. Their rows together stay in the L2 cache for the second pass.
-template <class Real, int Threads, bool Capped>
-static __global__ void __launch_bounds__(Threads, Threads == 768 ? 2 : 1)
-    softmax_cross_entropy_kernel(Real* logits, float* losses, const int* targets, float dloss, const float* loss_scale,
-                                 int V, int padded_V, bool write_gradient, float soft_cap, float z_loss) {
-    const SoftCap<Capped> cap{soft_cap};
-    const int row = gridDim.x - 1 - blockIdx.x, target = targets[row];
-    Real* x_row = logits + static_cast<size_t>(row) * padded_V;
+// ---- one row --------------------------------------------------------------------------------------------------------
+
+// Calls use(c, x) for the thread's vectors of eight logits of a row, in order, with 32 bytes in flight.
+template <int Threads, class Real, class Use>
+LLMC_DEVICE void for_each_vector(const Real* row, int V, const Use& use) {
+    constexpr int kAtOnce = 4 / sizeof(Real), kStep = Threads * 8;
+    LLMC_NO_UNROLL
+    for (int first = static_cast<int>(threadIdx.x) * 8; first < V; first += kAtOnce * kStep) {
+        Packed8<Real> packed[kAtOnce];
+        LLMC_UNROLL
+        for (int k = 0; k < kAtOnce; k++) {
+            const int c = first + k * kStep;  // past the end, the first vector is read again and not used
+            packed[k].load(row + (c < V ? c : first));
+        }
+        if constexpr (kAtOnce > 1) issue_loads_first();
+        LLMC_UNROLL
+        for (int k = 0; k < kAtOnce; k++) {
+            const int c = first + k * kStep;
+            if (c >= V) break;
+            float x[8];
+            packed[k].get(x);
+            use(c, x);
+        }
+    }
+}
+
+// The parameters of softmax_cross_entropy() that are the same for all rows.
+struct LossParameters {
+    float dloss;
+    const float* loss_scale;
+    int V, padded_V;
+    bool write_gradient;
+    float soft_cap, z_loss;
+};
+
+// Computes the loss of a row, and calls store(c, gradient) for the thread's vectors of eight columns.
+template <int Threads, bool Capped, class Real, class Store>
+LLMC_DEVICE void softmax_cross_entropy_row(const LossParameters& p, const Real* x_row, int target, float* loss,
+                                           const Store& store) {
+    const SoftCap<Capped> cap{p.soft_cap};
     if (target == kIgnoredTarget) {
-        if (threadIdx.x == 0) losses[row] = 0.0f;
+        if (threadIdx.x == 0) *loss = 0.0f;
         const float zeros[8] = {};
-        for (int c = threadIdx.x * 8; write_gradient && c < padded_V; c += Threads * 8) store8(x_row + c, zeros);
+        for (int c = threadIdx.x * 8; p.write_gradient && c < p.padded_V; c += Threads * 8) store(c, zeros);
         return;
     }
-    const bool known = target >= 0 && target < V;
+    const bool known = target >= 0 && target < p.V;
     float target_logit = not_a_number(), slope;
     if (threadIdx.x == 0 && known) target_logit = cap(to_float(x_row[target]), slope);
 
     OnlineSoftmax softmax;
-    for (int c = threadIdx.x * 8; c < V; c += Threads * 8) {
-        float x[8];
-        load8(x_row + c, x);
+    for_each_vector<Threads>(x_row, p.V, [&](int c, float(&x)[8]) {
         if constexpr (Capped) cap.apply(x);
-        if (c + 8 <= V)
+        if (c + 8 <= p.V)
             softmax.add(x, 8);
         else
-            softmax.add(x, V - c);
-    }
+            softmax.add(x, p.V - c);
+    });
     const auto [max, sum] = combine_block<Threads>(softmax.result());
-    if (threadIdx.x == 0) losses[row] = (max - target_logit) + logf(sum);
-    if (!write_gradient) return;
+    if (threadIdx.x == 0) *loss = (max - target_logit) + logf(sum);
+    if (!p.write_gradient) return;
 
-    const float gradient = !known ? not_a_number() : loss_scale != nullptr ? dloss * *loss_scale : dloss;
-    const float factor = gradient * (1.0f + 2.0f * z_loss * (max + logf(sum))) / sum;
-    for (int c = threadIdx.x * 8; c < padded_V; c += Threads * 8) {
+    const float gradient = !known ? not_a_number() : p.loss_scale != nullptr ? p.dloss * *p.loss_scale : p.dloss;
+    const float factor = gradient * (1.0f + 2.0f * p.z_loss * (max + logf(sum))) / sum;
+    for (int c = threadIdx.x * 8; c < p.padded_V; c += Threads * 8) {
         float x[8] = {};
-        if (c < V) {
+        if (c < p.V) {
             load8(x_row + c, x);
             LLMC_UNROLL
             for (int i = 0; i < 8; i++) {
@@ -153,57 +186,139 @@ static __global__ void __launch_bounds__(Threads, Threads == 768 ? 2 : 1)
                 LLMC_UNROLL
                 for (int i = 0; i < 8; i++) x[i] -= c + i == target ? gradient : 0.0f;
             }
-            if (c + 8 > V) {
+            if (c + 8 > p.V) {
                 LLMC_UNROLL
-                for (int i = 0; i < 8; i++) x[i] = c + i < V ? x[i] : 0.0f;
+                for (int i = 0; i < 8; i++) x[i] = c + i < p.V ? x[i] : 0.0f;
             }
         }
-        store8(x_row + c, x);
+        store(c, x);
     }
+}
+
+// ---- gradient over the logits, or as codes --------------------------------------------------------------------------
+
+// Two blocks of 768 threads fit a multiprocessor. Their rows together stay in the L2 cache for the second pass.
+template <class Real, int Threads, bool Capped>
+static __global__ void __launch_bounds__(Threads, Threads == 768 ? 2 : 1)
+    softmax_cross_entropy_kernel(Real* logits, float* losses, const int* targets, float dloss, const float* loss_scale,
+                                 int V, int padded_V, bool write_gradient, float soft_cap, float z_loss) {
+    const int row = gridDim.x - 1 - blockIdx.x;
+    Real* const x_row = logits + static_cast<size_t>(row) * padded_V;
+    softmax_cross_entropy_row<Threads, Capped>({dloss, loss_scale, V, padded_V, write_gradient, soft_cap, z_loss},
+                                               x_row, targets[row], losses + row,
+                                               [=](int c, const float(&gradient)[8]) { store8(x_row + c, gradient); });
+}
+
+template <class F8, int Threads, bool Capped>
+static __global__ void __launch_bounds__(Threads, Threads == 768 ? 2 : 1)
+    softmax_cross_entropy_fp8_kernel(F8* codes, Fp8State* state, const bf16* logits, float* losses, const int* targets,
+                                     float dloss, const float* loss_scale, int V, int padded_V, float soft_cap,
+                                     float z_loss, QuantizePass pass) {
+    const int row = gridDim.x - 1 - blockIdx.x;
+    const size_t begin = static_cast<size_t>(row) * padded_V;
+    const float scale = state->scale;
+    LLMC_SHARED(QuantizeTally, tallies, [Threads]);
+    QuantizeTally tally;
+    softmax_cross_entropy_row<Threads, Capped>({dloss, loss_scale, V, padded_V, true, soft_cap, z_loss}, logits + begin,
+                                               targets[row], losses + row, [&](int c, const float(&gradient)[8]) {
+                                                   float rounded[8];
+                                                   LLMC_UNROLL
+                                                   for (int i = 0; i < 8; i += 2) {
+                                                       const uint32_t pair = pack_bf16x2(gradient[i], gradient[i + 1]);
+                                                       rounded[i] = bf16x2_low(pair);
+                                                       rounded[i + 1] = bf16x2_high(pair);
+                                                   }
+                                                   uint32_t words[2] = {};
+                                                   quantize_8<F8, true>(words, tally, rounded, scale, pass);
+                                                   if (writes_fp8(pass))
+                                                       *reinterpret_cast<uint2*>(codes + begin + c) =
+                                                           make_uint2(words[0], words[1]);
+                                               });
+    tallies[threadIdx.x] = tally;
+    __syncthreads();
+    commit_tallies(state, tallies, static_cast<size_t>(gridDim.x) * padded_V, pass);
+}
+
+// ---- launchers ------------------------------------------------------------------------------------------------------
+
+static void check_loss(const char* launcher, int rows, int V, int padded_V, const LogitShaping& shaping) {
+    check_rows(launcher, rows, padded_V);
+    if (V < 1 || V > padded_V) {
+        throw Error(ExitCode::failure, "{}: V={} with padded_V={}; needs 1 <= V <= padded_V", launcher, V, padded_V);
+    }
+    const auto [soft_cap, z_loss] = shaping;
+    if (!(soft_cap >= 0.0f && z_loss >= 0.0f)) {
+        throw Error(ExitCode::failure, "{}: soft cap {:g}, z-loss {:g}; they must be 0 or more", launcher, soft_cap,
+                    z_loss);
+    }
+}
+
+// Calls run<Threads, Capped>(). A small vocabulary gets one warp per row: on short rows the exchange between warps
+// would dominate.
+template <class Run>
+static void choose_block(int V, float soft_cap, const Run& run) {
+    const auto with_threads = [&]<int Threads>() {
+        if (soft_cap > 0.0f)
+            run.template operator()<Threads, true>();
+        else
+            run.template operator()<Threads, false>();
+    };
+    if (V <= 1024)
+        with_threads.template operator()<32>();
+    else if (V <= 8192)
+        with_threads.template operator()<128>();
+    else
+        with_threads.template operator()<768>();
 }
 
 template <class Real>
 void softmax_cross_entropy(Real* logits, float* losses, const int* targets, float dloss, const float* loss_scale,
                            int rows, int V, int padded_V, bool write_gradient, stream_t stream,
                            const LogitShaping& shaping) {
-    check_rows("softmax_cross_entropy", rows, padded_V);
-    if (V < 1 || V > padded_V) {
-        throw Error(ExitCode::failure, "softmax_cross_entropy: V={} with padded_V={}; needs 1 <= V <= padded_V", V,
-                    padded_V);
-    }
-    const auto [soft_cap, z_loss] = shaping;
-    if (!(soft_cap >= 0.0f && z_loss >= 0.0f)) {
-        throw Error(ExitCode::failure, "softmax_cross_entropy: soft cap {:g}, z-loss {:g}; they must be 0 or more",
-                    soft_cap, z_loss);
-    }
+    check_loss("softmax_cross_entropy", rows, V, padded_V, shaping);
     const size_t n = static_cast<size_t>(rows) * padded_V, count = rows;
-    const auto launch_with = [&]<int Threads, bool Capped>() {
+    choose_block(V, shaping.soft_cap, [&]<int Threads, bool Capped>() {
         const Tensor<Real> read_and_perhaps_written{logits, n, true, write_gradient};
         host::launch_or_loop<softmax_cross_entropy_kernel<Real, Threads, Capped>,
                              host::softmax_cross_entropy<Real, Threads, Capped>>(
             KernelVariant::host_classifier, {dim3(rows), dim3(Threads), 0, stream}, read_and_perhaps_written,
             out(losses, count), in(targets, count), dloss, in(loss_scale, 1), V, padded_V, write_gradient,
             shaping.soft_cap, shaping.z_loss);
-    };
-    const auto run = [&]<int Threads>() {
-        if (shaping.soft_cap > 0.0f)
-            launch_with.template operator()<Threads, true>();
-        else
-            launch_with.template operator()<Threads, false>();
-    };
-    // A small vocabulary gets one warp per row: on short rows the exchange between warps would dominate.
-    if (V <= 1024)
-        run.template operator()<32>();
-    else if (V <= 8192)
-        run.template operator()<128>();
-    else
-        run.template operator()<768>();
+    });
 }
 
-template void softmax_cross_entropy(float*, float*, const int*, float, const float*, int, int, int, bool, stream_t,
-                                    const LogitShaping&);
-template void softmax_cross_entropy(bf16*, float*, const int*, float, const float*, int, int, int, bool, stream_t,
-                                    const LogitShaping&);
+template <class F8>
+void softmax_cross_entropy_fp8(const Quantized<F8>& to, const bf16* logits, float* losses, const int* targets,
+                               float dloss, const float* loss_scale, int rows, int V, int padded_V, QuantizePass pass,
+                               stream_t stream, const LogitShaping& shaping) {
+    check_loss("softmax_cross_entropy_fp8", rows, V, padded_V, shaping);
+    check_quantize("softmax_cross_entropy_fp8", to.state, rows, padded_V);
+    const bool writes = writes_fp8(pass);
+    if (writes && (to.row == nullptr || to.transposed == nullptr))
+        throw Error(ExitCode::failure, "softmax_cross_entropy_fp8: writes codes in both layouts; one is missing");
+    const size_t n = static_cast<size_t>(rows) * padded_V, count = rows;
+    choose_block(V, shaping.soft_cap, [&]<int Threads, bool Capped>() {
+        host::launch_or_loop<softmax_cross_entropy_fp8_kernel<F8, Threads, Capped>,
+                             host::softmax_cross_entropy_fp8<F8, Threads, Capped>>(
+            KernelVariant::host_classifier, {dim3(rows), dim3(Threads), 0, stream}, out(writes ? to.row : nullptr, n),
+            state_access(to.state, pass), in(logits, n), out(losses, count), in(targets, count), dloss,
+            in(loss_scale, 1), V, padded_V, shaping.soft_cap, shaping.z_loss, pass);
+    });
+    if (writes) transpose_codes(to.transposed, to.row, rows, padded_V, stream);
+}
+
+#define LLMC_INSTANTIATE(Real)                                                                                         \
+    template void softmax_cross_entropy(Real*, float*, const int*, float, const float*, int, int, int, bool, stream_t, \
+                                        const LogitShaping&);
+LLMC_INSTANTIATE(float)
+LLMC_INSTANTIATE(bf16)
+#undef LLMC_INSTANTIATE
+#define LLMC_INSTANTIATE(F8)                                                                              \
+    template void softmax_cross_entropy_fp8(const Quantized<F8>&, const bf16*, float*, const int*, float, \
+                                            const float*, int, int, int, QuantizePass, stream_t, const LogitShaping&);
+LLMC_INSTANTIATE(e4m3)
+LLMC_INSTANTIATE(e5m2)
+#undef LLMC_INSTANTIATE
 
 // ---- sum of the losses ---------------------------------------------------------------------------------------------
 

@@ -1,9 +1,11 @@
-// Softmax cross-entropy over the vocabulary, loss and gradient in one kernel, in place; and the sum of the losses.
+// Softmax cross-entropy over the vocabulary, loss and gradient in one kernel, in place or as FP8 codes; and the sum of
+// the losses.
 #pragma once
 #include <cstddef>
 
 #include "llmc/device/formats.cuh"
 #include "llmc/device/runtime.h"
+#include "llmc/kernels/fp8_state.h"
 
 namespace llmc {
 
@@ -37,6 +39,15 @@ template <class Real>
 void softmax_cross_entropy(Real* logits, float* losses, const int* targets, float dloss, const float* loss_scale,
                            int rows, int V, int padded_V, bool write_gradient, stream_t stream,
                            const LogitShaping& shaping = {});
+
+// The same with the gradient, rounded to BF16, as FP8 codes in both layouts (quantize.h). The logits stay, so a recipe
+// may run it twice: first with pass `measure`, which writes the losses and no codes. rows and padded_V are multiples
+// of 16. Moves 5 bytes per element: 3 in the softmax's kernel, which writes rows, and 2 in a second kernel that
+// transposes the codes. Measuring moves 2.
+template <class F8>
+void softmax_cross_entropy_fp8(const Quantized<F8>& to, const bf16* logits, float* losses, const int* targets,
+                               float dloss, const float* loss_scale, int rows, int V, int padded_V, QuantizePass pass,
+                               stream_t stream, const LogitShaping& shaping = {});
 
 // total = sum of losses, count = number of targets that are not -1; added to the old values if `accumulate`. One block,
 // in a fixed order, in double. total and count are one value each; losses and targets are (n), and n may be 0.

@@ -127,8 +127,9 @@ static void launch_quantize_flat(e4m3* codes, const Master* master, size_t count
                                          in(master, count), count, state_access(state, pass), pass);
 }
 
+template <class F8>
 static __global__ void __launch_bounds__(kQuantizeThreads)
-    transpose_codes_kernel(e4m3* transposed, const e4m3* codes, int R, int C) {
+    transpose_codes_kernel(F8* transposed, const F8* codes, int R, int C) {
     LLMC_SHARED(uint32_t, tile, [kTileRows * kTileWords]);
     const TileCorner corner(C);
     const int chunk = static_cast<int>(threadIdx.x) % kTileChunks, column = corner.column + chunk * 16;
@@ -136,7 +137,7 @@ static __global__ void __launch_bounds__(kQuantizeThreads)
     for (int pass = 0; pass < kTilePasses; pass++) {
         const int local = static_cast<int>(threadIdx.x) / kTileChunks + pass * kTilePassRows;
         if (corner.row + local >= R || column >= C) continue;
-        const e4m3* source = codes + static_cast<size_t>(corner.row + local) * C + column;
+        const F8* source = codes + static_cast<size_t>(corner.row + local) * C + column;
         check_aligned16(source);
         *reinterpret_cast<Bytes16*>(tile + tile_word(local, chunk)) = *reinterpret_cast<const Bytes16*>(source);
     }
@@ -144,13 +145,15 @@ static __global__ void __launch_bounds__(kQuantizeThreads)
     quantize_tile_columns(transposed, tile, R, C);
 }
 
-void transpose_codes(e4m3* transposed, const e4m3* codes, int R, int C, stream_t stream) {
+template <class F8>
+void transpose_codes(F8* transposed, const F8* codes, int R, int C, stream_t stream) {
     if (R < 16 || R % 16 != 0 || C < 16 || C % 16 != 0)
         throw Error(ExitCode::failure, "transpose_codes: {} x {} are not multiples of 16", R, C);
     const size_t n = static_cast<size_t>(R) * C;
     const unsigned blocks = static_cast<unsigned>(div_up(R, kTileRows) * div_up(C, kTileColumns));
-    launch<transpose_codes_kernel>({dim3(blocks), dim3(kQuantizeThreads), 0, stream}, out(transposed, n), in(codes, n),
-                                   R, C);
+    host::launch_or_loop<transpose_codes_kernel<F8>, host::transpose_codes<F8>>(
+        KernelVariant::host_quantize, {dim3(blocks), dim3(kQuantizeThreads), 0, stream}, out(transposed, n),
+        in(codes, n), R, C);
 }
 
 // ---- back ----------------------------------------------------------------------------------------------------------
@@ -189,6 +192,7 @@ void product_factors(float* factors, const float* first, const float* second, fl
 #define LLMC_INSTANTIATE(F8)                                                                               \
     template void quantize(const Quantized<F8>&, float*, float*, const bf16*, const bf16*, int, int, bool, \
                            QuantizePass, stream_t);                                                        \
+    template void transpose_codes(F8*, const F8*, int, int, stream_t);                                     \
     template void dequantize(bf16*, const F8*, size_t, stream_t);
 LLMC_INSTANTIATE(e4m3)
 LLMC_INSTANTIATE(e5m2)

@@ -52,7 +52,8 @@ void quantize_flat(e4m3* codes, const float* master, size_t count, Fp8State* sta
 void quantize_flat(e4m3* codes, const bf16* master, size_t count, Fp8State* state, QuantizePass pass, stream_t stream);
 
 // transposed (C, R) = codes (R, C), multiples of 16. Moves 2 bytes per element.
-void transpose_codes(e4m3* transposed, const e4m3* codes, int R, int C, stream_t stream);
+template <class F8>
+void transpose_codes(F8* transposed, const F8* codes, int R, int C, stream_t stream);
 
 // ---- back to BF16, for products that cuBLASLt does not have in FP8 -------------------------------------------------
 

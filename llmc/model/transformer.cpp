@@ -195,11 +195,12 @@ void Transformer<Real>::forward(const Pass& pass) {
 }
 
 // The head and the loss, a chunk of rows at a time, so that the logits of all rows never exist together. In training,
-// each chunk's logits become their own gradient in place. dlnf receives the gradient of lnf; that of the head's weight
-// goes into the gradients.
+// each chunk's logits become their own gradient in place, or if the head is in FP8, the loss writes the gradient as
+// codes. dlnf receives the gradient of lnf; that of the head's weight goes into the gradients.
 template <class Real>
 void Transformer<Real>::loss_and_head_gradients(float loss_weight, const float* loss_scale, const Pass& pass) {
     const int V = config().vocab, Vp = config().padded_vocab();
+    const LogitShaping shaping = {static_cast<float>(config().logit_cap), static_cast<float>(setup_.z_loss)};
     const bool training = pass.kind == PassKind::training;
     if (training) gradients_.acquire(head_unit_, pass.stream);
     const UnitInUse<Real> unit(weights_, head_unit_, pass.stream, "head and loss");
@@ -211,8 +212,20 @@ void Transformer<Real>::loss_and_head_gradients(float loss_weight, const float* 
         chunk.accumulate |= row > 0;
         const Operand<Real> lnf = head_.input(lnf_ + begin, nullptr, chunk);  // (rows, C)
         head_.forward(logits_, lnf, chunk);                                   // (rows, Vp)
+        if constexpr (kCanBeFp8<Real>)
+            if (Gradient<Real> dlogits = training ? head_.gradient_target(chunk) : Gradient<Real>(); dlogits.casts()) {
+                const auto run = [&](const auto& codes) {
+                    softmax_cross_entropy_fp8(codes, logits_, losses_ + row, targets_ + row, loss_weight, loss_scale,
+                                              rows, V, Vp, dlogits.cast_pass, pass.stream, shaping);
+                };
+                do {
+                    std::visit(run, dlogits.codes);
+                } while (!head_.accept(dlogits, chunk));
+                head_.backward(dlnf_ + begin, dlogits, lnf, chunk);  // (rows, C)
+                continue;
+            }
         softmax_cross_entropy(logits_, losses_ + row, targets_ + row, loss_weight, loss_scale, rows, V, Vp, training,
-                              pass.stream, {static_cast<float>(config().logit_cap), static_cast<float>(setup_.z_loss)});
+                              pass.stream, shaping);
         if (training) head_.backward(dlnf_ + begin, {logits_}, lnf, chunk);  // (rows, C)
     }
 }

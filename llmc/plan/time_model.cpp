@@ -88,6 +88,8 @@ constexpr double kActivation = 2;        // reads or writes a channel
 constexpr double kBiasGradient = 2;      // reads a channel. In FP8 the kernel that quantizes sums it up
 constexpr double kRope = 8;              // queries and keys, forward and backward: reads 2, writes 2
 constexpr double kLogits = 4;            // per id of the vocabulary: read and written in place
+constexpr double kLogitsFp8 = 5;         // read, written as row codes, which are transposed
+constexpr double kLogitsMeasured = 2;    // and read once more, if the scale follows from their own gradient
 constexpr double kEmbedding = 26;        // embedding forward, wte and wpe backward (FP32), final norm
 constexpr double kKernelsPerLayer = 20;  // launches besides the matmuls, in a micro-step
 
@@ -332,7 +334,12 @@ public:
     }
 
     // The element-wise kernels of the embedding and the logits.
-    double ends() const { return time_.element_wise(N_ * (kLogits * model_.padded_vocab() + C_ * kEmbedding)); }
+    double ends() const {
+        double logits = kLogits;
+        if (fp8_.contains(kHeadLayer) && fp8_backward_)
+            logits = kLogitsFp8 + (config_.fp8.recipe == Fp8Recipe::current ? kLogitsMeasured : 0);
+        return time_.element_wise(N_ * (logits * model_.padded_vocab() + C_ * kEmbedding));
+    }
 
     double optimizer() const {
         const double updated = parameters() / slices_;

@@ -266,7 +266,7 @@ const CheckItem& item_named(const std::vector<CheckItem>& items, const std::stri
 
 TEST_CASE("every result of every check is compared" * doctest::test_suite(kOnce)) {
     KernelUse use = tiny_gpt();
-    use.fp8 = use.several_ranks = true;
+    use.fp8 = use.fp8_head = use.several_ranks = true;
     size_t lies = 0;
     for (const CheckItem& item : kernel_checks(use)) lies += check_every_result_is_compared(item);
     CHECK(lies > 100);
@@ -370,6 +370,10 @@ TEST_CASE("a check needs no more than the run has") {
     use.fp8 = true;
     CHECK(count_with(use, "attention_forward_fp8") == 1);
     CHECK(count_with(use, "_fp8") > 5);
+    CHECK(count_with(use, "softmax_cross_entropy_fp8") == 0);
+    use.fp8_head = true;
+    CHECK(names(use).count("softmax_cross_entropy_fp8 e5m2 N=16 V=509/512") == 1);
+    use.fp8_head = false;
     use.current_scaling = true;  // through BF16
     CHECK(count_with(use, "attention_forward_fp8") == 0);
     use.scaling = Fp8Scaling::block;

@@ -87,5 +87,5 @@ TEST_CASE("quantize refuses unsupported arguments, and says what FP8 needs") {
             "scratch");
     refused([&] { quantize_weight(to.both(), master, 8, 16, pass, test_stream()); }, "N=8");
     refused([&] { quantize_flat(to.row, master, 64, to.state, pass, test_stream()); }, "measured, then written");
-    refused([&] { transpose_codes(to.transposed, to.row, 8, 8, test_stream()); }, "multiples of 16");
+    refused([&] { transpose_codes<e4m3>(to.transposed, to.row, 8, 8, test_stream()); }, "multiples of 16");
 }

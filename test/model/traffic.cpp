@@ -30,8 +30,8 @@ struct RecordedStep {
     size_t activation_bytes = 0;
 
     RecordedStep(int layers, const Fp8Config* fp8, Recompute recompute = Recompute::none,
-                 const KernelSet& kernels = KernelSet::common()) {
-        TrainerConfig config = trainer_config(config_of(layers), kB, kT, recompute, fp8);
+                 const KernelSet& kernels = KernelSet::common(), const char* fp8_layers = "all") {
+        TrainerConfig config = trainer_config(config_of(layers), kB, kT, recompute, fp8, fp8_layers);
         config.kernels = kernels;
         config.schedule = {ScheduleKind::constant, 1e-3, 0, 100, 0};
         config.clip = 1.0;
@@ -112,6 +112,24 @@ TEST_CASE("traffic: under delayed scaling every tensor is cast by its producer")
     const double elements = kTokens * kC * layers;
     CHECK(static_cast<double>(forward.bytes_written) == doctest::Approx((4 + 2) * elements).epsilon(0.03));
     CHECK(static_cast<double>(forward.bytes_read) == doctest::Approx(6 * elements).epsilon(0.03));
+}
+
+TEST_CASE(
+    "traffic: the loss moves 4 bytes a logit, 5 if it writes the codes of a head in FP8, 7 if it measures first") {
+    const double logits = kTokens * config_of(1).padded_vocab();
+    const auto bytes_per_logit = [&](Fp8Recipe kind, const char* layers) {
+        const Fp8Config fp8 = recipe(kind);
+        const RecordedStep step(1, &fp8, Recompute::none, KernelSet::common(), layers);
+        CHECK(step.of("quantize_kernel<llmc::e5m2>").count == 0);
+        host::OperationRecord sum = step.of("softmax_cross_entropy");
+        const auto transposed = step.of("transpose_codes");
+        sum.bytes_read += transposed.bytes_read, sum.bytes_written += transposed.bytes_written;
+        return static_cast<double>(sum.bytes_read + sum.bytes_written) / logits;
+    };
+    // Targets and losses are another 8 bytes a row of 128 logits.
+    CHECK(bytes_per_logit(Fp8Recipe::delayed, "none") == doctest::Approx(4 + 8 / 128.0).epsilon(0.001));
+    CHECK(bytes_per_logit(Fp8Recipe::delayed, "none,+lm_head") == doctest::Approx(5 + 8 / 128.0).epsilon(0.005));
+    CHECK(bytes_per_logit(Fp8Recipe::current, "none,+lm_head") == doctest::Approx(7 + 16 / 128.0).epsilon(0.005));
 }
 
 TEST_CASE("traffic: without one variant, its counterpart and a cast run instead, and all other variants still run") {

@@ -1,8 +1,9 @@
-// Loop of the classifier. A task has one row, and sums its softmax as the threads of a kernel's block do together.
+// Loops of the classifier. A task has one row, and sums its softmax as the threads of a kernel's block do together.
 #include <cmath>
 #include <vector>
 
 #include "llmc/kernels/host/loops.h"
+#include "llmc/kernels/host/quantize.h"
 #include "llmc/kernels/host/vectors.h"
 
 namespace llmc::host {
@@ -94,67 +95,110 @@ Softmax combine(const Threads& threads, int warps) {
     return warps == 1 ? of_warps[0] : combine(of_warps);
 }
 
+// The parameters that are the same for all rows.
+struct LossParameters {
+    float dloss;
+    const float* loss_scale;
+    int V, padded_V;
+    bool write_gradient;
+    float cap, z_loss;
+};
+
+// Computes the loss of the row x, and overwrites x with the gradient.
+template <class Real, int kThreads, bool kCapped>
+float loss_of_row(const LossParameters& p, Real* x, int target) {
+    thread_local Threads threads;
+    const int V = p.V, padded_V = p.padded_V;
+    if (target == kIgnoredTarget) {
+        if (p.write_gradient) std::memset(static_cast<void*>(x), 0, static_cast<size_t>(padded_V) * sizeof(Real));
+        return 0.0f;
+    }
+    const bool known = target >= 0 && target < V;
+    const float nan = float_from_bits(kFloatMagnitudeMask);
+    Floats slope;
+    const float target_logit = known ? capped<kCapped>(splat(to_float(x[target])), p.cap, slope)[0] : nan;
+    const float target_slope = known ? slope[0] : 1.0f;
+
+    threads.clear(kThreads);
+    for (int c = 0; c < V; c += kLanes)
+        threads.add(c % (kThreads * 8), capped<kCapped>(load_first(x + c, padded_V - c), p.cap, slope),
+                    std::min(kLanes, V - c));
+    const auto [max, sum] = combine(threads, kThreads / 32);
+    const float loss = (max - target_logit) + logf(sum);
+    if (!p.write_gradient) return loss;
+
+    const float gradient = !known ? nan : p.loss_scale ? p.dloss * *p.loss_scale : p.dloss;
+    const float factor = gradient * (1.0f + 2.0f * p.z_loss * (max + logf(sum))) / sum;
+    const float of_softmax = known ? (exp2_of(splat((target_logit - max) * kLog2E)) * factor)[0] - gradient : 0.0f;
+    for (int c = 0; c < V; c += kLanes) {
+        const Floats logit = capped<kCapped>(load_first(x + c, padded_V - c), p.cap, slope);
+        Floats d = exp2_of((logit - max) * kLog2E) * factor;
+        if (kCapped) d *= slope;
+        if (c + kLanes > V) d = first_lanes(d, V - c);
+        store_first(x + c, d, padded_V - c);
+    }
+    for (int c = V; c < padded_V; c++) x[c] = to<Real>(0.0f);
+    if (known) x[target] = to<Real>(kCapped ? of_softmax * target_slope : of_softmax);
+    return loss;
+}
+
 }  // namespace
 
 template <class Real, int kThreads, bool kCapped>
 void softmax_cross_entropy(const Grid& grid, Real* logits, float* losses, const int* targets, float dloss,
                            const float* loss_scale, int V, int padded_V, bool write_gradient, float cap, float z_loss) {
+    const LossParameters parameters = {dloss, loss_scale, V, padded_V, write_gradient, cap, z_loss};
     const int rows = static_cast<int>(grid.grid.x);
+#pragma omp parallel for schedule(static) if (static_cast <size_t>(rows) * V > 8192)
+    for (int row = 0; row < rows; row++)
+        losses[row] = loss_of_row<Real, kThreads, kCapped>(parameters, logits + static_cast<size_t>(row) * padded_V,
+                                                           targets[row]);
+}
+
+template <class F8, int kThreads, bool kCapped>
+void softmax_cross_entropy_fp8(const Grid& grid, F8* codes, Fp8State* state, const bf16* logits, float* losses,
+                               const int* targets, float dloss, const float* loss_scale, int V, int padded_V, float cap,
+                               float z_loss, QuantizePass pass) {
+    const LossParameters parameters = {dloss, loss_scale, V, padded_V, true, cap, z_loss};
+    const int rows = static_cast<int>(grid.grid.x);
+    const size_t width = static_cast<size_t>(padded_V);
 #pragma omp parallel if (static_cast <size_t>(rows) * V > 8192)
     {
-        thread_local Threads threads;
+        std::vector<bf16> gradient(width);
+        std::vector<float> values(width);
+        Tally tally;
 #pragma omp for schedule(static)
         for (int row = 0; row < rows; row++) {
-            const int target = targets[row];
-            Real* const x = logits + static_cast<size_t>(row) * padded_V;
-            if (target == kIgnoredTarget) {
-                losses[row] = 0.0f;
-                if (write_gradient) std::memset(static_cast<void*>(x), 0, static_cast<size_t>(padded_V) * sizeof(Real));
-                continue;
-            }
-            const bool known = target >= 0 && target < V;
-            const float nan = float_from_bits(kFloatMagnitudeMask);
-            Floats slope;
-            const float target_logit = known ? capped<kCapped>(splat(to_float(x[target])), cap, slope)[0] : nan;
-            const float target_slope = known ? slope[0] : 1.0f;
-
-            threads.clear(kThreads);
-            for (int c = 0; c < V; c += kLanes)
-                threads.add(c % (kThreads * 8), capped<kCapped>(load_first(x + c, padded_V - c), cap, slope),
-                            std::min(kLanes, V - c));
-            const auto [max, sum] = combine(threads, kThreads / 32);
-            losses[row] = (max - target_logit) + logf(sum);
-            if (!write_gradient) continue;
-
-            const float gradient = !known ? nan : loss_scale ? dloss * *loss_scale : dloss;
-            const float factor = gradient * (1.0f + 2.0f * z_loss * (max + logf(sum))) / sum;
-            const float of_softmax =
-                known ? (exp2_of(splat((target_logit - max) * kLog2E)) * factor)[0] - gradient : 0.0f;
-            for (int c = 0; c < V; c += kLanes) {
-                const Floats logit = capped<kCapped>(load_first(x + c, padded_V - c), cap, slope);
-                Floats d = exp2_of((logit - max) * kLog2E) * factor;
-                if (kCapped) d *= slope;
-                if (c + kLanes > V) d = first_lanes(d, V - c);
-                store_first(x + c, d, padded_V - c);
-            }
-            for (int c = V; c < padded_V; c++) x[c] = to<Real>(0.0f);
-            if (known) x[target] = to<Real>(kCapped ? of_softmax * target_slope : of_softmax);
+            const size_t begin = static_cast<size_t>(row) * width;
+            std::copy_n(logits + begin, width, gradient.data());
+            losses[row] = loss_of_row<bf16, kThreads, kCapped>(parameters, gradient.data(), targets[row]);
+            for (int c = 0; c < padded_V; c += kLanes) store(values.data() + c, load(gradient.data() + c));
+            quantize_rows<F8>({codes ? codes + begin : nullptr, width, nullptr, 0}, tally, values.data(), width, 1,
+                              padded_V, state->scale, pass);
         }
+        commit(state, tally, 0, pass);
     }
+    commit(state, {}, static_cast<size_t>(rows) * width, pass);
 }
 
 #define LLMC_INSTANTIATE(Real, kThreads, kCapped)                                                               \
     template void softmax_cross_entropy<Real, kThreads, kCapped>(const Grid&, Real*, float*, const int*, float, \
                                                                  const float*, int, int, bool, float, float);
-#define LLMC_INSTANTIATE_THREADS(Real, kThreads) \
-    LLMC_INSTANTIATE(Real, kThreads, false) LLMC_INSTANTIATE(Real, kThreads, true)
-LLMC_INSTANTIATE_THREADS(float, 32)
-LLMC_INSTANTIATE_THREADS(float, 128)
-LLMC_INSTANTIATE_THREADS(float, 768)
-LLMC_INSTANTIATE_THREADS(bf16, 32)
-LLMC_INSTANTIATE_THREADS(bf16, 128)
-LLMC_INSTANTIATE_THREADS(bf16, 768)
+#define LLMC_INSTANTIATE_FP8(F8, kThreads, kCapped)                                                                  \
+    template void softmax_cross_entropy_fp8<F8, kThreads, kCapped>(const Grid&, F8*, Fp8State*, const bf16*, float*, \
+                                                                   const int*, float, const float*, int, int, float, \
+                                                                   float, QuantizePass);
+#define LLMC_INSTANTIATE_BOTH(kThreads, kCapped) \
+    LLMC_INSTANTIATE(float, kThreads, kCapped)   \
+    LLMC_INSTANTIATE(bf16, kThreads, kCapped)    \
+    LLMC_INSTANTIATE_FP8(e4m3, kThreads, kCapped) LLMC_INSTANTIATE_FP8(e5m2, kThreads, kCapped)
+#define LLMC_INSTANTIATE_THREADS(kThreads) LLMC_INSTANTIATE_BOTH(kThreads, false) LLMC_INSTANTIATE_BOTH(kThreads, true)
+LLMC_INSTANTIATE_THREADS(32)
+LLMC_INSTANTIATE_THREADS(128)
+LLMC_INSTANTIATE_THREADS(768)
 #undef LLMC_INSTANTIATE_THREADS
+#undef LLMC_INSTANTIATE_BOTH
+#undef LLMC_INSTANTIATE_FP8
 #undef LLMC_INSTANTIATE
 
 }  // namespace llmc::host

@@ -79,6 +79,8 @@ void quantize(const Grid&, F8* row, F8* transposed, float* parts, Fp8State* stat
 template <class Master>
 void quantize_weight(const Grid&, e4m3* row, e4m3* transposed, Fp8State* state, const Master* master, int R, int C,
                      QuantizePass pass);
+template <class F8>
+void transpose_codes(const Grid&, F8* transposed, const F8* codes, int R, int C);
 void gelu_forward_fp8(const Grid&, e4m3* row, e4m3* transposed, Fp8State* state, const bf16* inp, int N, int C,
                       QuantizePass pass);
 template <class F8>
@@ -107,6 +109,10 @@ void quantize_weight_tiles(const Grid&, e4m3* row, float* row_scales, e4m3* tran
 template <class Real, int kThreads, bool kCapped>
 void softmax_cross_entropy(const Grid&, Real* logits, float* losses, const int* targets, float dloss,
                            const float* loss_scale, int V, int padded_V, bool write_gradient, float cap, float z_loss);
+template <class F8, int kThreads, bool kCapped>
+void softmax_cross_entropy_fp8(const Grid&, F8* codes, Fp8State* state, const bf16* logits, float* losses,
+                               const int* targets, float dloss, const float* loss_scale, int V, int padded_V, float cap,
+                               float z_loss, QuantizePass pass);
 
 // ---- embedding.cpp --------------------------------------------------------------------------------------------------
 

@@ -69,6 +69,14 @@ LLMC_INLINE void turn(uint8_t* to, size_t to_pitch, const uint8_t* from, size_t 
     for (int i = 0; i < 16; i++) std::memcpy(to + i * to_pitch, reinterpret_cast<uint8_t*>(&s[i / 2]) + i % 2 * 8, 8);
 }
 
+// Transposes a rectangle of codes. `rows` is a multiple of 8, `columns` of 16.
+void turn_rectangle(uint8_t* to, size_t to_pitch, const uint8_t* from, size_t pitch, int rows, int columns) {
+    for (int c = 0; c < columns; c += 16)
+        for (int r = 0; r < rows; r += 8)
+            turn(to + static_cast<size_t>(c) * to_pitch + r, to_pitch, from + static_cast<size_t>(r) * pitch + c,
+                 pitch);
+}
+
 }  // namespace
 
 void commit(Fp8State* state, const Tally& t, size_t elements, QuantizePass pass) {
@@ -106,11 +114,8 @@ void quantize_rows(const CodeTarget<F8>& to, Tally& tally, const float* values, 
         if (to.row) std::memcpy(to.row + static_cast<size_t>(r) * to.row_pitch, line, static_cast<size_t>(columns));
     }
     if (!writes_fp8(pass) || !to.transposed) return;
-    for (int c = 0; c < columns; c += 16)
-        for (int r = 0; r < rows; r += 8)
-            turn(reinterpret_cast<uint8_t*>(to.transposed) + static_cast<size_t>(c) * to.transposed_pitch + r,
-                 to.transposed_pitch, codes.data() + static_cast<size_t>(r) * columns + c,
-                 static_cast<size_t>(columns));
+    turn_rectangle(reinterpret_cast<uint8_t*>(to.transposed), to.transposed_pitch, codes.data(),
+                   static_cast<size_t>(columns), rows, columns);
 }
 
 void sum_rows_apart(float* part, const float* tile, size_t stride, int rows, int columns, int apart) {
@@ -180,6 +185,19 @@ void quantize_weight(const Grid&, e4m3* row, e4m3* transposed, Fp8State* state, 
 template void quantize_weight(const Grid&, e4m3*, e4m3*, Fp8State*, const float*, int, int, QuantizePass);
 template void quantize_weight(const Grid&, e4m3*, e4m3*, Fp8State*, const bf16*, int, int, QuantizePass);
 
+template <class F8>
+void transpose_codes(const Grid&, F8* transposed, const F8* codes, int R, int C) {
+    const size_t rows = static_cast<size_t>(R), columns = static_cast<size_t>(C);
+#pragma omp parallel for schedule(static) if (rows * columns > 8192)
+    for (int c = 0; c < C; c += kTile)
+        for (int r = 0; r < R; r += kTile) {
+            const size_t row = static_cast<size_t>(r), column = static_cast<size_t>(c);
+            turn_rectangle(reinterpret_cast<uint8_t*>(transposed + column * rows + row), rows,
+                           reinterpret_cast<const uint8_t*>(codes + row * columns + column), columns,
+                           std::min(kTile, R - r), std::min(kTile, C - c));
+        }
+}
+
 void gelu_forward_fp8(const Grid&, e4m3* row, e4m3* transposed, Fp8State* state, const bf16* inp, int N, int C,
                       QuantizePass pass) {
     quantize_tiles<e4m3>({row, transposed, nullptr, state, N, C, pass},
@@ -229,6 +247,7 @@ void activation_fp8(const Grid&, F8* row, F8* transposed, Fp8State* state, const
     template void quantize_rows(const CodeTarget<F8>&, Tally&, const float*, size_t, int, int, float, QuantizePass); \
     template void quantize(const Grid&, F8*, F8*, float*, Fp8State*, const bf16*, const bf16*, int, int,             \
                            QuantizePass);                                                                            \
+    template void transpose_codes(const Grid&, F8*, const F8*, int, int);                                            \
     template void gelu_backward_fp8(const Grid&, F8*, F8*, float*, Fp8State*, const bf16*, const bf16*, int, int,    \
                                     QuantizePass);                                                                   \
     template void swiglu_backward_fp8(const Grid&, F8*, F8*, Fp8State*, const bf16*, const bf16*, int, int,          \

@@ -1,6 +1,7 @@
-// Softmax cross-entropy over the run's vocabulary, and the sum of losses.
+// Softmax cross-entropy over the run's vocabulary, in place and as FP8 codes, and the sum of losses.
 #include "llmc/kernels/classifier.h"
 
+#include "llmc/kernels/quantize_values.cuh"
 #include "test/kernels/specifications/specifications.h"
 
 namespace llmc::check {
@@ -72,7 +73,7 @@ double soft_cap_error(double cap) { return 2 * 10 * reference::kUnit * cap; }
 
 // ---- specifications ------------------------------------------------------------------------------------------------
 
-// Padding holds NaN: it must not be used. Row 2 is ignored (target -1).
+// Padding holds NaN: it must not be used.
 template <class Real>
 std::vector<Real> example_logits(Trial& t, const Shape& s) {
     auto logits = t.random<Real>(static_cast<size_t>(s.rows) * s.width(), s.deviation);
@@ -91,33 +92,45 @@ std::vector<Real> example_logits(Trial& t, const Shape& s) {
     return logits;
 }
 
+// Inputs, and the losses and the gradient that follow from them. Target -1 in row 2, NaN in row 3 of `with_bad`.
 template <class Real>
-void cross_entropy(Trial& t, const Shape& s) {
-    const auto before = example_logits<Real>(t, s);
+struct Example {
+    std::vector<Real> logits;
     std::vector<int> targets;
-    for (int row = 0; row < s.rows; row++) {
-        const int first[] = {s.V - 1, s.V / 2, -1, 0, s.V / 3};
-        targets.push_back(row < 5 ? first[row] : row * 7919 % s.V);
-    }
-    const float loss_gradient = 1.0f / static_cast<float>(s.rows);
-    const double dloss = double{loss_gradient} * kLossScale;
-    const Exact expected = exact_values(s, reference::to_doubles(before), targets, dloss);
-    const double of_cap = soft_cap_error(s.cap());
-    Bounded losses(expected.losses, kLossError + of_cap, 1.0);
-    // Beyond the cap, terms cancel that have the error of the largest.
-    double floor = kGradientFloor * dloss;
-    for (const double g : expected.gradient)
-        if (s.special == Shape::beyond_cap) floor = std::max(floor, 1e-2 * std::fabs(g));
-    Bounded gradient(expected.gradient, reference::rounding_error<Real>() + kGradientError + 2 * of_cap, floor);
-    for (size_t row = 0; row < targets.size(); row++) {
-        const bool bad = s.special == Shape::with_bad && row == 3;
-        if (targets[row] < 0) losses.bounds[row] = 0;
-        if (bad) losses.values[row] = std::nan("");
-        for (size_t v = 0, at = row * s.width(); v < s.width(); v++, at++) {
-            if (v >= static_cast<size_t>(s.V) || targets[row] < 0) gradient.bounds[at] = 0;
-            if (bad && v < static_cast<size_t>(s.V)) gradient.values[at] = std::nan("");
+    const float loss_gradient;
+    Bounded losses, gradient;
+
+    Example(Trial& t, const Shape& s)
+        : logits(example_logits<Real>(t, s)), loss_gradient(1.0f / static_cast<float>(s.rows)) {
+        for (int row = 0; row < s.rows; row++) {
+            const int first[] = {s.V - 1, s.V / 2, -1, 0, s.V / 3};
+            targets.push_back(row < 5 ? first[row] : row * 7919 % s.V);
+        }
+        const double dloss = double{loss_gradient} * kLossScale;
+        const Exact expected = exact_values(s, reference::to_doubles(logits), targets, dloss);
+        const double of_cap = soft_cap_error(s.cap());
+        losses = Bounded(expected.losses, kLossError + of_cap, 1.0);
+        // Beyond the cap, terms cancel that have the error of the largest.
+        double floor = kGradientFloor * dloss;
+        for (const double g : expected.gradient)
+            if (s.special == Shape::beyond_cap) floor = std::max(floor, 1e-2 * std::fabs(g));
+        gradient = Bounded(expected.gradient, reference::rounding_error<Real>() + kGradientError + 2 * of_cap, floor);
+        for (size_t row = 0; row < targets.size(); row++) {
+            const bool bad = s.special == Shape::with_bad && row == 3;
+            if (targets[row] < 0) losses.bounds[row] = 0;
+            if (bad) losses.values[row] = std::nan("");
+            for (size_t v = 0, at = row * s.width(); v < s.width(); v++, at++) {
+                if (v >= static_cast<size_t>(s.V) || targets[row] < 0) gradient.bounds[at] = 0;
+                if (bad && v < static_cast<size_t>(s.V)) gradient.values[at] = std::nan("");
+            }
         }
     }
+};
+
+template <class Real>
+void cross_entropy(Trial& t, const Shape& s) {
+    const Example<Real> example(t, s);
+    const auto& [before, targets, loss_gradient, losses, gradient] = example;
     const auto device_targets = t.input(targets);
     const auto scale = t.input_of(kLossScale);
     const std::vector<Axis> axes = {{"row", s.rows}, {"", s.width()}};
@@ -144,6 +157,38 @@ void cross_entropy(Trial& t, const Shape& s) {
     std::vector<Real> scaled;  // a power of two moves the gradient exactly, but for subnormal numbers
     for (const Real g : t.read(unscaled)) scaled.push_back(to<Real>(to_float(g) * kLossScale));
     t.within(dlogits, Bounded::exactly(scaled).widened(0, 0x1p-110));
+}
+
+// The codes are those of the exact gradient within its bounds, and byte by byte those of the gradient in place. Some
+// values saturate and some become 0.
+template <class F8>
+void cross_entropy_fp8(Trial& t, const Shape& s) {
+    const Example<bf16> example(t, s);
+    const auto logits = t.input(example.logits);
+    const auto targets = t.input(example.targets);
+    const auto loss_scale = t.input_of(kLossScale);
+    const float largest_gradient = example.loss_gradient * kLossScale;
+    const float scale = 1.5f * Fp8Limits<F8>::largest / largest_gradient;
+    const CodeRanges<F8> expected(example.gradient, scale);
+    bf16* dlogits = t.result<bf16>("dlogits", matrix(s.rows, s.width()), example.logits);
+    float* plain_loss = t.result<float>("loss in place", {{"row", s.rows}});
+    t.run_twice([&] {
+        softmax_cross_entropy<bf16>(dlogits, plain_loss, targets, example.loss_gradient, loss_scale, s.rows, s.V,
+                                    s.padded_V, true, t.stream(), s.shaping);
+    });
+    t.within(plain_loss, example.losses);
+    for (const QuantizePass pass : kAllPasses)
+        t.nested([&](Trial& trial) {
+            const QuantizedResults<F8> to(trial, s.rows, s.padded_V, scale);
+            float* loss = trial.result<float>("loss", {{"row", s.rows}});
+            trial.run_twice([&] {
+                softmax_cross_entropy_fp8<F8>(to.target(), logits, loss, targets, example.loss_gradient, loss_scale,
+                                              s.rows, s.V, s.padded_V, pass, t.stream(), s.shaping);
+            });
+            trial.equal(loss, t.read(plain_loss));
+            to.compare(expected, {pass});
+            to.compare_with_cast(dlogits, nullptr, pass);
+        });
 }
 
 void losses_of(Trial& t, size_t n) {
@@ -176,6 +221,10 @@ template <class Real>
 void add_cross_entropy(Items& items, const Shape& s) {
     add_kernel<Real>(items, "softmax_cross_entropy", cross_entropy<Real>, s);
 }
+template <class F8>
+void add_cross_entropy_fp8(Items& items, const Shape& s) {
+    add_kernel<F8>(items, "softmax_cross_entropy_fp8", cross_entropy_fp8<F8>, s);
+}
 
 template <class Real>
 void add_tests(Items& items) {
@@ -198,17 +247,33 @@ void add_tests(Items& items) {
     }
 }
 
+template <class F8>
+void add_fp8_tests(Items& items) {
+    for (const auto& [rows, V, padded_V] :
+         {std::tuple{16, 257, 384}, {48, 16, 16}, {144, 1000, 1008}, {16, 3001, 3072}, {16, 50257, 50304}})
+        add_cross_entropy_fp8<F8>(items, {rows, V, padded_V, {}});
+    for (const auto& [V, padded_V] : {std::pair{257, 384}, {3001, 3072}, {8200, 8320}}) {
+        add_cross_entropy_fp8<F8>(items, {16, V, padded_V, {}, 1.0f, Shape::extreme});
+        add_cross_entropy_fp8<F8>(items, {16, V, padded_V, {15.0f, 1e-4f}, 7.5f, Shape::with_bad});
+    }
+}
+
 }  // namespace
 
 void add_classifier(Items& items, const KernelUse& use) {
     const float deviation = use.logit_cap > 0 ? use.logit_cap / 2 : 3.0f;  // many near the cap
     const Shape s{5, use.vocab, use.padded_vocab, {use.logit_cap, use.z_loss}, deviation, Shape::with_bad};
     with_type<bf16, float>(use.bf16, [&]<class Real>(Real) { add_cross_entropy<Real>(items, s); });
+    Shape in_fp8 = s;
+    in_fp8.rows = 16;
+    if (use.fp8_head)
+        with_type<e4m3, e5m2>(use.e4m3_gradients, [&]<class F8>(F8) { add_cross_entropy_fp8<F8>(items, in_fp8); });
     add_kernel(items, "sum_losses", losses_of, 1031);
 }
 
 void add_classifier_tests(Items& items) {
     each_type<float, bf16>([&]<class Real>(Real) { add_tests<Real>(items); });
+    each_type<e4m3, e5m2>([&]<class F8>(F8) { add_fp8_tests<F8>(items); });
     for (const size_t n : {0, 1, 255, 256, 10007}) add_kernel(items, "sum_losses", losses_of, n);
 }
 

@@ -32,6 +32,7 @@ struct KernelUse {
     bool fp8 = false;  // in some linear layers
     Fp8Scaling scaling = Fp8Scaling::tensor;
     bool e4m3_gradients = false;
+    bool fp8_head = false;         // the head's gradient is in FP8
     bool current_scaling = false;  // producers measure the amax first, then write
     KernelSet kernels;             // the host device's loops and Hopper's variants that the run uses
     bool several_ranks = false;
