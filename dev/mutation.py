@@ -139,7 +139,7 @@ class Build:
         base = sorted(str(p.relative_to(tree)) for pattern in ("device/host/*.cpp", "device/device_errors.cpp",
                                                                "device/transfer.cpp", "kernels/*.cpp",
                                                                "linear/matmul.cpp", "linear/*_host.cpp")
-                      for p in (tree / "llmc").glob(pattern)) + ["test/main.cpp", "test/kernels/check_specifications.cpp"]
+                      for p in (tree / "llmc").glob(pattern)) + ["test/main.cpp", "test/device/host/loops.cu", "test/kernels/check_specifications.cpp"]
         self.tests = sorted(str(p.relative_to(tree)) for p in (tree / "test/kernels").glob("*.cpp")
                             if p.name not in NO_KERNEL_TESTS) + ["test/device/warp.cu"]
         with concurrent.futures.ThreadPoolExecutor(jobs) as pool:

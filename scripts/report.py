@@ -338,7 +338,7 @@ def configuration(runs):
     """The differing settings; all others are folded away."""
     facts = [dict(flat(run.info)) for run in runs]
     keys = list(dict.fromkeys(key for known in facts for key in known))
-    # "config.kernels" is the flag; "kernels" lists the variants that the run used.
+    # "config.kernels" is the flag; "kernels" says which the run used.
     rows = [("kernels used" if key == "kernels" else key.removeprefix("config."), [known.get(key) for known in facts])
             for key in keys]
     told = {"date", "run_id", "command", *OWN_TO_A_RUN}

@@ -62,14 +62,14 @@ def hopper_tests():
     """Few specifications, for which one block takes several tiles of several stages each, some of them masked."""
     attention, gelu = "test/kernels/hopper_attention.cpp", "test/kernels/hopper_matmul_gelu.cpp"
     for HD in (64, 128):
-        for case, kernels in (("*plain and quantizing*", ("attention bf16", "attention_forward_fp8")),
-                              ("*backward of attention*", ("attention bf16", "attention_backward_fp8 e4m3"))):
-            yield Test(attention, case, f"{kernels[0]} HD={HD} NH=1 in documents B=1 T=456")
-            yield Test(attention, case, f"{kernels[0]} HD={HD} NH=1 window=150 B=1 T=456")
-            yield Test(attention, case, f"{kernels[0]} HD={HD} NH=2 NKV=1 B=1 T=392")
-            yield Test(attention, case, f"{kernels[1]} HD={HD} NH=1 window=193 B=1 T=464")
-            yield Test(attention, case, f"{kernels[1]} HD={HD} NH=3 B=2 T=40")  # more items than stages
-    yield Test(attention, "*plain and quantizing*", "attention_forward_fp8 HD=128 NH=1 B=1 T=400")
+        shapes = [f"attention bf16 HD={HD} {shape}"
+                  for shape in ("NH=1 in documents B=1 T=456", "NH=1 window=150 B=1 T=456", "NH=2 NKV=1 B=1 T=392")]
+        for kernel in ("attention_forward_fp8", "attention_backward_fp8 e4m3"):
+            shapes += [f"{kernel} HD={HD} NH=1 window=193 B=1 T=464",
+                       f"{kernel} HD={HD} NH=3 B=2 T=40"]  # more items than stages
+        for shape in shapes:
+            yield Test(attention, "*plain and quantizing*", shape + " on Hopper")
+    yield Test(attention, "*plain and quantizing*", "attention_forward_fp8 HD=128 NH=1 B=1 T=400 on Hopper")
     for kernel in ("multiply_gelu_forward", "multiply_gelu_backward e4m3"):
         yield Test(gelu, "*", f"{kernel} N=384 K=656 F=128")
         yield Test(gelu, "*", f"{kernel} N=384 K=400 F=384")

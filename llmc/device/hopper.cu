@@ -34,6 +34,11 @@ EncodeTiled encode_tiled() {
 
 bool has_tensor_maps() { return encode_tiled() != nullptr; }
 
+bool is_hopper() {
+    static const bool is = device_info().compute_capability == 90 && has_tensor_maps();
+    return is;
+}
+
 CUtensorMap hopper::tensor_map(const bf16* base, int batches, int rows, size_t columns, int tile_rows) {
     if (!has_tensor_maps())
         throw Error(ExitCode::failure, "the driver cannot encode tensor maps (cuTensorMapEncodeTiled)");
@@ -57,6 +62,7 @@ CUtensorMap hopper::tensor_map(const bf16* base, int batches, int rows, size_t c
 
 namespace llmc {
 bool has_tensor_maps() { return false; }
+bool is_hopper() { return false; }
 }  // namespace llmc
 
 #endif

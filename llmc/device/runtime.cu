@@ -239,28 +239,7 @@ StreamPriority stream_priority(stream_t stream) {
     LLMC_CHECK_CUDA(cudaStreamGetPriority(stream, &priority));
     return priority < least ? StreamPriority::communication : StreamPriority::normal;
 }
-
-namespace {
-std::mutex kernels_mutex;
-std::map<stream_t, uint64_t> kernels_of_streams;
-}  // namespace
-
-void set_stream_kernels(stream_t stream, uint64_t kernels) {
-    const std::lock_guard lock(kernels_mutex);
-    kernels_of_streams[stream] = kernels;
-}
-uint64_t stream_kernels(stream_t stream) {
-    const std::lock_guard lock(kernels_mutex);
-    const auto found = kernels_of_streams.find(stream);
-    return found == kernels_of_streams.end() ? 0 : found->second;
-}
-void destroy_stream(stream_t stream) {
-    {
-        const std::lock_guard lock(kernels_mutex);
-        kernels_of_streams.erase(stream);
-    }
-    LLMC_CHECK_CUDA(cudaStreamDestroy(stream));
-}
+void destroy_stream(stream_t stream) { LLMC_CHECK_CUDA(cudaStreamDestroy(stream)); }
 void synchronize(stream_t stream) { LLMC_CHECK_CUDA(cudaStreamSynchronize(stream)); }
 void synchronize_device() { LLMC_CHECK_CUDA(cudaDeviceSynchronize()); }
 

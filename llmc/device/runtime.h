@@ -70,6 +70,8 @@ DeviceInfo device_info();
 size_t shared_memory_per_block();  // the field of device_info(), without its cost
 // True if the driver encodes tensor maps, which kernels with TMA need (device/hopper.cuh). False on the host device.
 bool has_tensor_maps();
+// True if kernels for Hopper run here: the card has compute capability 9.0, and its driver encodes tensor maps.
+bool is_hopper();
 
 // PCI bus address, for example "00000000:3b:00.0", for libraries other than CUDA's runtime. "" on the host device.
 std::string device_pci_bus_id();
@@ -114,11 +116,6 @@ StreamPriority stream_priority(stream_t stream);
 void destroy_stream(stream_t stream);
 void synchronize(stream_t stream);
 void synchronize_device();
-
-// Each stream stores a set of bits that tells launchers which kernel variants to use (choose_kernels() in
-// llmc/kernels/variants.h). A new stream has no bits set.
-void set_stream_kernels(stream_t stream, uint64_t kernels);
-uint64_t stream_kernels(stream_t stream);  // 0 for nullptr
 
 event_t create_event(bool timing = false);
 void destroy_event(event_t event);

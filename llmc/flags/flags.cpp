@@ -232,9 +232,9 @@ const Flag kRows[] = {
         0, "offload", "NAME", &Options::offload, {},
         "keep in host memory: optimizer (master weights and moments), residuals (the inputs of blocks until backward), "
         "both, off (nothing) or auto (what makes the run fit)"),
-    flag(0, "kernels", "LIST", &Options::wanted_kernels, wanted_kernels,
-         "kernel variants to use: auto (all that the card supports), portable (none: plain kernels only), or "
-         "names separated by commas (--kernels list names all)"),
+    flag(0, "kernels", "NAME", &Options::kernels, {},
+         "auto (Hopper's own kernels on a card of compute capability 9.0) or portable (on every card the same, for "
+         "comparison); a CPU runs its own loops in both cases"),
     flag(0, "tune", "N", &Options::tune, {.max = 64},
          "algorithms of cuBLASLt per matmul that are timed before the first step to find the fastest; 0: take the "
          "library's first one (GPU only)"),

@@ -215,7 +215,6 @@ Options::Options() {
     sharding.stage = -1;  // not given = 1 with several ranks, else 0
     for (const char* flag : {"batch-schedule", "seq-schedule", "plateau", "average", "fp8-fallback", "fp8-until"})
         texts[flag] = "off";
-    texts["kernels"] = "auto";
     texts["fp8-layers"] = "all";
 }
 

@@ -13,7 +13,6 @@
 
 #include "llmc/checkpoint/verify.h"
 #include "llmc/comm/launch.h"
-#include "llmc/kernels/variants.h"
 #include "llmc/log/profile.h"
 #include "llmc/log/validation_watch.h"
 #include "llmc/model/config.h"
@@ -137,8 +136,8 @@ struct Options : TrainerConfig {
 
     // Precision and memory
     int tune = 8;
-    Offload offload = Offload::off;  // see set_offload()
-    WantedKernels wanted_kernels;
+    Offload offload = Offload::off;           // see set_offload()
+    std::string kernels_in_use = "portable";  // by resolve(): hopper, portable, or loops on a CPU
 
     // FP8 (with --precision fp8)
     bool fp8_emulation = false;  // allow a GPU to emulate FP8 products
@@ -248,7 +247,7 @@ struct ResolveInputs {
     bool bf16_supported = true;          // for --precision auto
     bool fp8_supported = true;           // the card has FP8 tensor cores; the host device computes exactly
     std::string device_name;             // for messages
-    std::optional<int> card;             // see variants.h; unset for a plan
+    bool hopper = false;                 // the card has compute capability 9.0
     bool tensor_maps = true;             // the driver encodes tensor maps, which Hopper's kernels need
     // Why the card computes all products of an FP8 recipe in BF16; "", or unset, if it has FP8 products.
     std::function<std::string(Fp8Recipe)> fp8_emulated_because;

@@ -8,8 +8,6 @@
 
 #include "llmc/data/order.h"
 #include "llmc/flags/flags.h"
-#include "llmc/kernels/hopper/attention.h"
-#include "llmc/kernels/hopper/matmul_gelu.h"
 
 namespace llmc {
 namespace {
@@ -373,36 +371,14 @@ void note_fp8_flags_without_effect(Options& o) {
                         word_of(o.precision));
 }
 
-// True if kernels may compute GELU, or its gradient, in the product next to it: in GPT-2's MLP, with scales from
-// earlier steps.
-bool can_multiply_with_gelu(const Options& o, KernelVariant variant) {
-    const ModelConfig& model = o.model;
-    const bool sums_fit = variant != KernelVariant::hopper_matmul_gelu || o.fast_accumulation != FastAccumulation::none;
-    return sums_fit && model.table().activation == Activation::gelu && o.fp8.recipe == Fp8Recipe::delayed &&
-           o.fp8.grad != Fp8Grad::bf16 &&
-           hopper::can_multiply_with_gelu(o.batch * o.seq, model.channels, model.mlp_channels());
-}
-
+// run.json and checkpoints name the kernels, because others may round differently.
 void resolve_kernels(Options& o, const ResolveInputs& inputs) {
-    const bool fp8 = o.is_fp8() && o.fp8_scaling() == Fp8Scaling::tensor;
-    const Formats formats = o.precision == Precision::fp32 ? Formats::fp32 : fp8 ? Formats::fp8 : Formats::bf16;
-    o.kernels = kernel_set(o.wanted_kernels, inputs.card, formats);
-    const ModelConfig& model = o.model;
-    const AttentionHeads heads = {model.heads, model.key_value_heads(), model.head_dim()};
-    const bool is_automatic = !o.wanted_kernels;
-    using V = KernelVariant;
-    for (const V variant : {V::hopper_attention, V::hopper_attention_backward_split, V::hopper_matmul_gelu,
-                            V::hopper_matmul_gelu_backward}) {
-        const KernelVariantEntry& entry = kernel_variant(variant);
-        const bool with_gelu = variant == V::hopper_matmul_gelu || variant == V::hopper_matmul_gelu_backward;
-        if (with_gelu ? !can_multiply_with_gelu(o, variant) : is_automatic && !hopper::can_run(heads))
-            o.kernels.remove(variant);
-        if (inputs.tensor_maps || !o.kernels.has(variant)) continue;
-        o.kernels.remove(variant);
+    const bool hopper = inputs.hopper && o.kernels == Kernels::automatic && o.precision != Precision::fp32;
+    o.kernels_in_use = inputs.host_device ? "loops" : hopper && inputs.tensor_maps ? "hopper" : "portable";
+    if (hopper && !inputs.tensor_maps)
         add_note(o,
-                 fmt::format("{} falls back to {}: this driver cannot encode tensor maps; use one for CUDA 12 or later",
-                             entry.name, entry.counterpart));
-    }
+                 "portable kernels run instead of Hopper's: this driver cannot encode tensor maps; use one for CUDA 12 "
+                 "or later");
 }
 
 }  // namespace

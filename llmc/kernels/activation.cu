@@ -83,8 +83,8 @@ static void gelu_backward(Real* dinp, const BiasGradient& bias, const Real* dout
     const ColumnSumPlan plan(N, F);
     const size_t n = static_cast<size_t>(N) * F;
     host::launch_or_loop<gelu_backward_kernel<Real>, host::gelu_backward<Real>>(
-        KernelVariant::host_activation, {plan.grid(), dim3(kColumnSumThreads), 0, stream}, out(dinp, n),
-        out(bias.scratch, plan.scratch(F)), in(dout, n), in(inp, n), N, F, plan.lanes);
+        {plan.grid(), dim3(kColumnSumThreads), 0, stream}, out(dinp, n), out(bias.scratch, plan.scratch(F)),
+        in(dout, n), in(inp, n), N, F, plan.lanes);
     if (bias.dbias) reduce_column_parts(bias.dbias, nullptr, bias.scratch, plan.parts, F, F, bias.accumulate, stream);
 }
 
@@ -167,16 +167,13 @@ void activation_forward(Activation f, Real* out_pointer, const Real* inp, int N,
     switch (f) {
         case Activation::gelu:
             return host::launch_or_loop<gelu_forward_kernel<Real>, host::activate<Gelu, Real>>(
-                KernelVariant::host_activation, element_blocks("gelu_forward", N, F, kGeluVectors, stream),
-                out(out_pointer, n), in(inp, n), n);
+                element_blocks("gelu_forward", N, F, kGeluVectors, stream), out(out_pointer, n), in(inp, n), n);
         case Activation::relu2:
             return host::launch_or_loop<relu2_forward_kernel<Real>, host::activate<Relu2, Real>>(
-                KernelVariant::host_activation, element_blocks("relu2_forward", N, F, 1, stream), out(out_pointer, n),
-                in(inp, n), n);
+                element_blocks("relu2_forward", N, F, 1, stream), out(out_pointer, n), in(inp, n), n);
         case Activation::swiglu:
             return host::launch_or_loop<swiglu_forward_kernel<Real>, host::swiglu_forward<Real>>(
-                KernelVariant::host_activation, swiglu_blocks("swiglu_forward", N, F, stream), out(out_pointer, n),
-                in(inp, 2 * n), N, F);
+                swiglu_blocks("swiglu_forward", N, F, stream), out(out_pointer, n), in(inp, 2 * n), N, F);
     }
 }
 
@@ -189,12 +186,10 @@ void activation_backward(Activation f, Real* dinp, const BiasGradient& bias, con
             return gelu_backward(dinp, bias, dout, inp, N, F, stream);
         case Activation::relu2:
             return host::launch_or_loop<relu2_backward_kernel<Real>, host::activate_backward<Relu2, Real>>(
-                KernelVariant::host_activation, element_blocks("relu2_backward", N, F, 1, stream), out(dinp, n),
-                in(dout, n), in(inp, n), n);
+                element_blocks("relu2_backward", N, F, 1, stream), out(dinp, n), in(dout, n), in(inp, n), n);
         case Activation::swiglu:
             return host::launch_or_loop<swiglu_backward_kernel<Real>, host::swiglu_backward<Real>>(
-                KernelVariant::host_activation, swiglu_blocks("swiglu_backward", N, F, stream), out(dinp, 2 * n),
-                in(dout, n), in(inp, 2 * n), N, F);
+                swiglu_blocks("swiglu_backward", N, F, stream), out(dinp, 2 * n), in(dout, n), in(inp, 2 * n), N, F);
     }
 }
 

@@ -142,9 +142,8 @@ template <auto kernel, auto loop, class F8, class... In>
 static void cast_values(const char* launcher, const Quantized<F8>& to, int N, int columns, int F, QuantizePass pass,
                         stream_t stream, const In&... inputs) {
     const QuantizeLaunch<F8> l(launcher, to, nullptr, nullptr, N, columns, pass, stream);
-    host::launch_or_loop<kernel, loop>(KernelVariant::host_activation, l.config, out(l.row, l.elements),
-                                       out(l.transposed, l.elements), state_access(to.state, pass), inputs..., N, F,
-                                       pass);
+    host::launch_or_loop<kernel, loop>(l.config, out(l.row, l.elements), out(l.transposed, l.elements),
+                                       state_access(to.state, pass), inputs..., N, F, pass);
 }
 
 void activation_forward_fp8(Activation f, const Quantized<e4m3>& to, const bf16* inp, int N, int F, QuantizePass pass,
@@ -169,9 +168,8 @@ static void gelu_backward_fp8(const Quantized<F8>& to, const BiasGradient& bias,
                               int N, int F, QuantizePass pass, stream_t stream) {
     const QuantizeLaunch<F8> l("gelu_backward_fp8", to, bias.dbias, bias.scratch, N, F, pass, stream);
     host::launch_or_loop<gelu_backward_fp8_kernel<F8>, host::gelu_backward_fp8<F8>>(
-        KernelVariant::host_activation, l.config, out(l.row, l.elements), out(l.transposed, l.elements),
-        out(l.parts, l.part_elements), state_access(to.state, pass), in(dout, l.elements), in(inp, l.elements), N, F,
-        pass);
+        l.config, out(l.row, l.elements), out(l.transposed, l.elements), out(l.parts, l.part_elements),
+        state_access(to.state, pass), in(dout, l.elements), in(inp, l.elements), N, F, pass);
     l.finish_bias(bias.dbias, F, bias.accumulate);
 }
 

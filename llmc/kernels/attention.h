@@ -20,6 +20,12 @@
 
 namespace llmc {
 
+// --kernels: which of two kernels for the same work runs.
+enum class Kernels {
+    automatic,  // Hopper's (hopper/) if the card is one and the shape fits, else portable ones
+    portable
+};
+
 // ---- heads ---------------------------------------------------------------------------------------------------------
 
 // A row of qkv is (NH + 2 NKV, HD), as the qkv product writes it: queries, then keys, then values. With NKV < NH
@@ -28,6 +34,7 @@ struct AttentionHeads {
     int NH, NKV, HD;
     float scale = 0.0f;  // factor of the scores; 0: HD^-0.5
     int window = 0;      // number of keys a query sees, the last of them its own; 0: all
+    Kernels kernels = Kernels::automatic;
 
     int rows() const { return NH + 2 * NKV; }  // heads in a row of qkv
     int width() const { return NH * HD; }      // channels of the output
@@ -37,7 +44,7 @@ struct AttentionHeads {
     float softmax_scale() const { return scale != 0.0f ? scale : 1.0f / std::sqrt(static_cast<float>(HD)); }
 };
 
-// The head dimensions of all attention and RoPE kernels. Hopper's variants have fewer (hopper/attention.h).
+// The head dimensions of all attention and RoPE kernels. Hopper's kernels have fewer (hopper/attention.h).
 constexpr int kHeadDimensions[] = {32, 64, 80, 96, 128, 256};
 constexpr const char* kHeadDimensionsText = "32, 64, 80, 96, 128 or 256";
 
@@ -116,8 +123,8 @@ void attention_forward<float>(float*, float*, float*, const float*, int, int, co
 // bf16: three kernels and no atomics: delta; one that owns key tiles (dK, dV); one that owns query tiles (dQ). Both
 // recompute scores and dP: 7 products (11 for HD 256) instead of the 5 of a single kernel that adds dQ up in FP32
 // atomics, and the same bits on every run. Scores, P, dP and dS stay in registers, and so do the FP32 sums of a key
-// tile, which takes its group's queries head by head. If the stream's kernels have Hopper's variant, that one runs
-// instead (hopper/attention.h).
+// tile, which takes its group's queries head by head. Hopper's kernels run instead where they can
+// (hopper/attention.h).
 template <class Real>
 void attention_backward(Real* dqkv, float* delta, const Real* dout, const Real* qkv, const Real* out,
                         const Real* out_low, const float* lse, int B, int T, const AttentionHeads& heads,
@@ -147,7 +154,7 @@ void attention_forward_fp8(const Quantized<e4m3>& to, bf16* out, bf16* out_low, 
 
 // to (B * T, qkv's width): dqkv rounded to BF16, as attention_backward() writes it. dbias (qkv's width): sums of dqkv
 // over tokens, added to dbias if `accumulate`. scratch: attention_backward_fp8_scratch() floats. dbias and scratch may
-// both be nullptr. The number of partial sums depends on the shape and the variant alone.
+// both be nullptr. The number of partial sums depends on the shape and the kernels alone.
 template <class F8>
 void attention_backward_fp8(const Quantized<F8>& to, float* dbias, float* scratch, float* delta, const bf16* dout,
                             const bf16* qkv, const bf16* out, const bf16* out_low, const float* lse, int B, int T,

@@ -492,7 +492,6 @@ template <int HD>
 static void launch_delta(float* delta, const BackwardInputs& inputs, int B, int T, int NH, stream_t stream) {
     const size_t n = elements(B, T, NH, HD), rows = n / HD;
     host::launch_or_loop<attention_delta_kernel<HD>, host::attention_delta<HD>>(
-        KernelVariant::host_attention,
         {dim3(static_cast<unsigned>(div_up(rows, size_t{kDeltaRows}))), dim3(kDeltaThreads), 0, stream},
         out(delta, rows), in(inputs.dout, n), in(inputs.out, n), in(inputs.out_low, n), rows, T, NH);
 }
@@ -515,7 +514,6 @@ static void launch_backward(const Gradients<Out>& to, float* delta, const Backwa
         using QueryTiles = QueryGradientTiles<HD, with_room>;
         host::launch_or_loop<attention_key_gradient_kernel<HD, with_room, kDocuments, Out>,
                              host::attention_key_gradient<HD, Out>>(
-            KernelVariant::host_attention,
             {key_grid, dim3(KeyTiles::threads),
              KeyTiles::shared_bytes + kRowWindowBytes<kDocuments, KeyTiles::key_rows>, stream},
             out(to.row, whole), out(transposed_keys, 2 * keys), out(to.parts, part_count),
@@ -524,7 +522,6 @@ static void launch_backward(const Gradients<Out>& to, float* delta, const Backwa
             in(inputs.documents, tokens(B, T)));
         host::launch_or_loop<attention_query_gradient_kernel<HD, with_room, kDocuments, Out>,
                              host::attention_query_gradient<HD, Out>>(
-            KernelVariant::host_attention,
             {query_grid, dim3(QueryTiles::threads),
              QueryTiles::shared_bytes + kRowWindowBytes<kDocuments, QueryTiles::query_rows>, stream},
             out(to.row, whole), out(to.transposed, n), out(to.parts, part_count), state_access(to.fp8, to.pass),
@@ -543,8 +540,7 @@ static int run_backward(const Gradients<Out>& to, float* delta, const BackwardIn
             "attention backward: out_low is missing; have the forward write it (a delta from the rounded output "
             "alone is biased)");
 #if LLMC_ON_GPU
-    if (hopper::can_run(heads) &&
-        KernelSet::has(stream_kernels(stream), KernelVariant::hopper_attention_backward_split)) {
+    if (hopper::runs(heads)) {
         hopper::attention_backward_split(to, delta, inputs, B, T, heads, stream);
         return hopper::kBackwardTile;
     }

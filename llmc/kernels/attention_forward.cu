@@ -129,7 +129,7 @@ static void launch_forward(const Quantized<e4m3>& to, bf16* result, bf16* result
                            const int* documents) {
     using Tiles = ForwardTiles<HD>;
 #if LLMC_ON_GPU
-    if (KernelSet::has(stream_kernels(stream), KernelVariant::hopper_attention) && hopper::can_run(heads))
+    if (hopper::runs(heads))
         return hopper::attention_forward(to, result, result_low, lse, qkv, B, T, heads, pass, stream, documents);
 #endif
     const size_t n = elements(B, T, heads.NH, HD);
@@ -137,7 +137,6 @@ static void launch_forward(const Quantized<e4m3>& to, bf16* result, bf16* result
                     static_cast<unsigned>(B));
     with_documents(documents, [&]<bool kDocuments>() {
         host::launch_or_loop<attention_forward_kernel<HD, kDocuments, kFp8>, host::attention_forward<HD>>(
-            KernelVariant::host_attention,
             {grid, dim3(Tiles::threads), Tiles::shared_bytes + kRowWindowBytes<kDocuments, Tiles::query_rows>, stream},
             out(result, n), out(result_low, n), out(lse, n / HD), in(qkv, elements(B, T, heads.rows(), HD)),
             out(to.row, n), out(to.transposed, n), state_access(to.state, pass), T, heads.NH, heads.NKV,

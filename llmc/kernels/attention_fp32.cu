@@ -175,9 +175,9 @@ static void launch_forward_fp32(float* result, float* lse, const float* qkv, int
     const float scale_log2 = heads.scale != 0.0f ? heads.scale * kLog2E : kLog2E / std::sqrt(static_cast<float>(HD));
     with_documents(documents, [&]<bool kDocuments>() {
         host::launch_or_loop<attention_forward_fp32_kernel<HD, kDocuments>, host::attention_forward_fp32<HD>>(
-            KernelVariant::host_attention, {fp32_grid<HD>(B, T, heads.NH), dim3(kThreads), 0, stream}, out(result, n),
-            out(lse, n / HD), in(qkv, elements(B, T, heads.rows(), HD)), T, heads.NH, heads.NKV, scale_log2,
-            heads.window_in(T), in(documents, tokens(B, T)));
+            {fp32_grid<HD>(B, T, heads.NH), dim3(kThreads), 0, stream}, out(result, n), out(lse, n / HD),
+            in(qkv, elements(B, T, heads.rows(), HD)), T, heads.NH, heads.NKV, scale_log2, heads.window_in(T),
+            in(documents, tokens(B, T)));
     });
 }
 
@@ -190,13 +190,13 @@ static void launch_backward_fp32(float* dqkv, float* delta, const float* dout, c
     with_documents(documents, [&]<bool kDocuments>() {
         host::launch_or_loop<attention_query_gradient_fp32_kernel<HD, kDocuments>,
                              host::attention_query_gradient_fp32<HD>>(
-            KernelVariant::host_attention, {fp32_grid<HD>(B, T, heads.NH), dim3(kThreads), 0, stream}, out(dqkv, whole),
-            out(delta, rows), in(dout, n), in(qkv, whole), in(result, n), in(lse, rows), T, heads.NH, heads.NKV, scale,
-            heads.window_in(T), in(documents, tokens(B, T)));
+            {fp32_grid<HD>(B, T, heads.NH), dim3(kThreads), 0, stream}, out(dqkv, whole), out(delta, rows), in(dout, n),
+            in(qkv, whole), in(result, n), in(lse, rows), T, heads.NH, heads.NKV, scale, heads.window_in(T),
+            in(documents, tokens(B, T)));
         host::launch_or_loop<attention_key_gradient_fp32_kernel<HD, kDocuments>, host::attention_key_gradient_fp32<HD>>(
-            KernelVariant::host_attention, {fp32_grid<HD>(B, T, heads.NKV), dim3(kThreads), 0, stream},
-            out(dqkv, whole), in(dout, n), in(qkv, whole), in(lse, rows), in(delta, rows), T, heads.NH, heads.NKV,
-            scale, heads.window_in(T), in(documents, tokens(B, T)));
+            {fp32_grid<HD>(B, T, heads.NKV), dim3(kThreads), 0, stream}, out(dqkv, whole), in(dout, n), in(qkv, whole),
+            in(lse, rows), in(delta, rows), T, heads.NH, heads.NKV, scale, heads.window_in(T),
+            in(documents, tokens(B, T)));
     });
 }
 

@@ -105,9 +105,8 @@ static void launch_max_logits(float* maxima, const Real* qkv, int B, int T, cons
     const dim3 grid(div_up(T, kLogitQueries<Real, HD>), heads.NH, B);
     const size_t shared = sizeof(Real) == 2 ? 2 * kLogitRows * kRowBytes<HD> : 0;
     host::launch_or_loop<kernel, host::attention_max_logits<Real, HD>>(
-        KernelVariant::host_attention, {grid, dim3(kLogitThreads), shared, stream}, inout(maxima, heads.NH),
-        in(qkv, elements(B, T, heads.rows(), HD)), T, heads.NH, heads.NKV, heads.softmax_scale(), heads.window_in(T),
-        in(documents, tokens(B, T)));
+        {grid, dim3(kLogitThreads), shared, stream}, inout(maxima, heads.NH), in(qkv, elements(B, T, heads.rows(), HD)),
+        T, heads.NH, heads.NKV, heads.softmax_scale(), heads.window_in(T), in(documents, tokens(B, T)));
 }
 
 }  // namespace attention

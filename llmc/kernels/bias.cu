@@ -62,7 +62,7 @@ void reduce_column_parts(float* first, float* second, const float* parts, int co
                          bool accumulate, stream_t stream) {
     const size_t first_size = split, second_size = columns - split;
     host::launch_or_loop<reduce_column_parts_kernel, host::reduce_column_parts>(
-        KernelVariant::host_sums, {dim3(div_up(columns, kReduceColumns)), dim3(256), 0, stream},
+        {dim3(div_up(columns, kReduceColumns)), dim3(256), 0, stream},
         accumulate ? inout(first, first_size) : out(first, first_size),
         accumulate ? inout(second, second_size) : out(second, second_size),
         in(parts, static_cast<size_t>(count) * columns), count, columns, split, accumulate);
@@ -96,7 +96,7 @@ void bias_gradient(float* dbias, float* scratch, const Real* dout, int N, int C,
     check_rows("bias_gradient", N, C);
     const ColumnSumPlan plan(N, C);
     host::launch_or_loop<bias_gradient_kernel<Real>, host::bias_gradient<Real>>(
-        KernelVariant::host_sums, {plan.grid(), dim3(kColumnSumThreads), 0, stream}, out(scratch, plan.scratch(C)),
+        {plan.grid(), dim3(kColumnSumThreads), 0, stream}, out(scratch, plan.scratch(C)),
         in(dout, static_cast<size_t>(N) * C), N, C, plan.lanes);
     reduce_column_parts(dbias, nullptr, scratch, plan.parts, C, C, accumulate, stream);
 }

@@ -281,9 +281,8 @@ void softmax_cross_entropy(Real* logits, float* losses, const int* targets, floa
         const Tensor<Real> read_and_perhaps_written{logits, n, true, write_gradient};
         host::launch_or_loop<softmax_cross_entropy_kernel<Real, Threads, Capped>,
                              host::softmax_cross_entropy<Real, Threads, Capped>>(
-            KernelVariant::host_classifier, {dim3(rows), dim3(Threads), 0, stream}, read_and_perhaps_written,
-            out(losses, count), in(targets, count), dloss, in(loss_scale, 1), V, padded_V, write_gradient,
-            shaping.soft_cap, shaping.z_loss);
+            {dim3(rows), dim3(Threads), 0, stream}, read_and_perhaps_written, out(losses, count), in(targets, count),
+            dloss, in(loss_scale, 1), V, padded_V, write_gradient, shaping.soft_cap, shaping.z_loss);
     });
 }
 
@@ -300,9 +299,9 @@ void softmax_cross_entropy_fp8(const Quantized<F8>& to, const bf16* logits, floa
     choose_block(V, shaping.soft_cap, [&]<int Threads, bool Capped>() {
         host::launch_or_loop<softmax_cross_entropy_fp8_kernel<F8, Threads, Capped>,
                              host::softmax_cross_entropy_fp8<F8, Threads, Capped>>(
-            KernelVariant::host_classifier, {dim3(rows), dim3(Threads), 0, stream}, out(writes ? to.row : nullptr, n),
-            state_access(to.state, pass), in(logits, n), out(losses, count), in(targets, count), dloss,
-            in(loss_scale, 1), V, padded_V, shaping.soft_cap, shaping.z_loss, pass);
+            {dim3(rows), dim3(Threads), 0, stream}, out(writes ? to.row : nullptr, n), state_access(to.state, pass),
+            in(logits, n), out(losses, count), in(targets, count), dloss, in(loss_scale, 1), V, padded_V,
+            shaping.soft_cap, shaping.z_loss, pass);
     });
     if (writes) transpose_codes(to.transposed, to.row, rows, padded_V, stream);
 }

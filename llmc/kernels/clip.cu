@@ -53,8 +53,8 @@ void global_norm_partials(double* partials, const StateArray& grad, size_t n, st
     check_aligned("global_norm_partials", {grad.values});
     const size_t blocks = global_norm_blocks(n);
     grad.typed([&]<class T>(const T* values) {
-        host::launch_or_loop<global_norm_kernel<T>, host::global_norm<T>>(
-            KernelVariant::host_sums, {dim3(blocks), kThreads, 0, stream}, out(partials, blocks), in(values, n), n);
+        host::launch_or_loop<global_norm_kernel<T>, host::global_norm<T>>({dim3(blocks), kThreads, 0, stream},
+                                                                          out(partials, blocks), in(values, n), n);
     });
 }
 
@@ -199,7 +199,7 @@ void qk_clip(const StateArray& master, Real* working, Fp8State* fp8, const float
     with_state({&master}, [&]<class State>() {
         with_measure(fp8, [&]<bool kMeasures>() {
             host::launch_or_loop<qk_clip_kernel<State, Real, kMeasures>, host::qk_clip<State, Real, kMeasures>>(
-                KernelVariant::host_optimizer, update_blocks(count, kMeasures, stream),
+                update_blocks(count, kMeasures, stream),
                 {changed(master, count), inout(working, count), inout(fp8, 1), in(maxima, heads.NH), in(state, 1)},
                 array_of<State>(master), working, fp8, factors, count, rounding, state);
         });

@@ -49,9 +49,8 @@ void embedding_forward(Real* out, const int* tokens, const Real* wte, const Real
     const int rows = check_embedding("embedding_forward", B, T, C, V);
     const size_t n = static_cast<size_t>(rows) * C;
     host::launch_or_loop<embedding_forward_kernel<Real>, host::embedding_forward<Real>>(
-        KernelVariant::host_embedding, {dim3(div_up(rows, 8)), dim3(256), 0, stream}, llmc::out(out, n),
-        in(tokens, rows), in(wte, static_cast<size_t>(V) * C), in(wpe, wpe ? static_cast<size_t>(T) * C : 0), rows, T,
-        C, V);
+        {dim3(div_up(rows, 8)), dim3(256), 0, stream}, llmc::out(out, n), in(tokens, rows),
+        in(wte, static_cast<size_t>(V) * C), in(wpe, wpe ? static_cast<size_t>(T) * C : 0), rows, T, C, V);
 }
 
 // ---- grouping the tokens (host) ------------------------------------------------------------------------------------
@@ -195,12 +194,12 @@ void embedding_backward(float* dwte, float* dwpe, const int* sorted, const Real*
     const size_t n = static_cast<size_t>(rows) * C;
     const unsigned slabs = div_up(C, 256);
     host::launch_or_loop<embedding_backward_tokens_kernel<Real>, host::embedding_backward_tokens<Real>>(
-        KernelVariant::host_embedding, {dim3(div_up(rows, 8), slabs), dim3(256), 0, stream},
-        inout(dwte, static_cast<size_t>(V) * C), in(sorted, token_sort_size(rows)), in(dout, n), rows, C, V);
+        {dim3(div_up(rows, 8), slabs), dim3(256), 0, stream}, inout(dwte, static_cast<size_t>(V) * C),
+        in(sorted, token_sort_size(rows)), in(dout, n), rows, C, V);
     if (!dwpe) return;
     host::launch_or_loop<embedding_backward_positions_kernel<Real>, host::embedding_backward_positions<Real>>(
-        KernelVariant::host_embedding, {dim3(div_up(T, 8), slabs), dim3(256), 0, stream},
-        inout(dwpe, static_cast<size_t>(T) * C), in(dout, n), B, T, C);
+        {dim3(div_up(T, 8), slabs), dim3(256), 0, stream}, inout(dwpe, static_cast<size_t>(T) * C), in(dout, n), B, T,
+        C);
 }
 
 #define LLMC_INSTANTIATE(Real)                                                                                  \

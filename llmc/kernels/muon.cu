@@ -49,8 +49,8 @@ void muon_momentum(float* m, Real* u, const StateArray& grad, size_t count, cons
     const size_t blocks = div_up<size_t>(count, kThreads * kUpdatePerThread);
     grad.typed([&]<class Gradient>(const Gradient* gradients) {
         host::launch_or_loop<muon_momentum_kernel<Real, Gradient>, host::muon_momentum<Real, Gradient>>(
-            KernelVariant::host_optimizer, {dim3(blocks), kThreads, 0, stream}, inout(m, count), out(u, count),
-            in(gradients, count), count, momentum, nesterov, in(state, 1));
+            {dim3(blocks), kThreads, 0, stream}, inout(m, count), out(u, count), in(gradients, count), count, momentum,
+            nesterov, in(state, 1));
     });
 }
 
@@ -86,8 +86,8 @@ static __global__ void __launch_bounds__(kThreads)
 template <class Real>
 void muon_inverse_norm(float* inverse, double* partials, const Real* x, size_t count, double factor, stream_t stream) {
     const size_t blocks = muon_norm_blocks(count);
-    host::launch_or_loop<muon_norm_kernel<Real>, host::muon_norm<Real>>(
-        KernelVariant::host_optimizer, {dim3(blocks), kThreads, 0, stream}, out(partials, blocks), in(x, count), count);
+    host::launch_or_loop<muon_norm_kernel<Real>, host::muon_norm<Real>>({dim3(blocks), kThreads, 0, stream},
+                                                                        out(partials, blocks), in(x, count), count);
     launch<muon_inverse_norm_kernel>({1, kThreads, 0, stream}, out(inverse, 1), in(partials, blocks), blocks, factor);
 }
 
@@ -130,8 +130,8 @@ void copy_matrix(Real* out, const Real* inp, int rows, int columns, bool transpo
                                                           : columns;
     const dim3 grid(div_up(columns, kTile), div_up(rows, kTile));
     host::launch_or_loop<copy_matrix_kernel<Real>, host::copy_matrix<Real>>(
-        KernelVariant::host_optimizer, {grid, kThreads, 0, stream}, llmc::out(out, count), in(inp, count), rows,
-        columns, transpose, in(n_factors > 0 ? factors : nullptr, n_factors), factor_of);
+        {grid, kThreads, 0, stream}, llmc::out(out, count), in(inp, count), rows, columns, transpose,
+        in(n_factors > 0 ? factors : nullptr, n_factors), factor_of);
 }
 
 // ---- NorMuon -------------------------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ static __global__ void __launch_bounds__(kThreads)
 template <class Real>
 static void row_squares(float* squares, const Real* x, int rows, int columns, stream_t stream) {
     host::launch_or_loop<row_squares_kernel<Real>, host::row_squares<Real>>(
-        KernelVariant::host_optimizer, {dim3(div_up(rows, kWarps)), kThreads, 0, stream}, out(squares, rows),
+        {dim3(div_up(rows, kWarps)), kThreads, 0, stream}, out(squares, rows),
         in(x, static_cast<size_t>(rows) * columns), rows, columns);
 }
 
@@ -211,8 +211,7 @@ void normuon_factors(float* factors, float* second, float* squares, const Real* 
         row_squares(squares, x, rows, columns, stream);
     else
         host::launch_or_loop<column_squares_kernel<Real>, host::column_squares<Real>>(
-            KernelVariant::host_optimizer, {dim3(div_up(columns, 32)), kThreads, 0, stream}, out(squares, columns),
-            in(x, count), rows, columns);
+            {dim3(div_up(columns, 32)), kThreads, 0, stream}, out(squares, columns), in(x, count), rows, columns);
     launch<normuon_factors_kernel>({1, kThreads, 0, stream}, out(factors, lines), inout(second, lines),
                                    in(squares, lines), lines, static_cast<float>(beta2),
                                    static_cast<float>(1.0 - beta2), in(state, 1));

@@ -49,8 +49,8 @@ void norm_forward(const NormParameters<Real>& norm, Real* normed, float* mean, f
         const int threads = warps_per_row == 1 ? 256 : 32 * warps_per_row;
         host::launch_or_loop<layernorm_forward_kernel<kind, Real, Rows, Vectors>,
                              host::norm_forward<kind == NormKind::layer, Real>>(
-            KernelVariant::host_norm, {dim3(div_up(teams, teams_per_block)), dim3(threads), 0, stream}, out(normed, n),
-            out(mean, rows), out(rstd, rows), out(residual, n), in(inp1, n), in(inp2, n), in(norm.weight, columns),
+            {dim3(div_up(teams, teams_per_block)), dim3(threads), 0, stream}, out(normed, n), out(mean, rows),
+            out(rstd, rows), out(residual, n), in(inp1, n), in(inp2, n), in(norm.weight, columns),
             in(norm.shift, columns), norm.eps, N, C, warps_per_row);
     });
 }
@@ -132,9 +132,8 @@ void norm_backward(const NormParameters<Real>& norm, const NormGradients& gradie
         const auto run = [&]<int Rows, int Vectors>() {
             host::launch_or_loop<layernorm_backward_kernel<kind, Real, Rows, Vectors>,
                                  host::norm_backward<kind == NormKind::layer, Rows, Real>>(
-                KernelVariant::host_norm, config, out(dinp, n), in(dresidual, n),
-                out(parts, static_cast<size_t>(plan.blocks) * sums), in(dout, n), in(inp, n), in(norm.weight, columns),
-                in(mean, rows), in(rstd, rows), N, C);
+                config, out(dinp, n), in(dresidual, n), out(parts, static_cast<size_t>(plan.blocks) * sums),
+                in(dout, n), in(inp, n), in(norm.weight, columns), in(mean, rows), in(rstd, rows), N, C);
         };
         plan.wide ? run.template operator()<1, 3>() : run.template operator()<4, 1>();
     });

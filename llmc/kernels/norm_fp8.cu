@@ -157,10 +157,10 @@ void norm_forward_fp8(const NormParameters<bf16>& norm, const Quantized<e4m3>& t
     with_norm_shape(norm.kind(), C, [&]<NormKind kind, int Rows, int Vectors>() {
         host::launch_or_loop<layernorm_forward_fp8_kernel<kind, Rows, Vectors>,
                              host::norm_forward_fp8<kind == NormKind::layer>>(
-            KernelVariant::host_norm, {dim3(div_up(N, plan.rows)), dim3(plan.threads()), plan.shared_bytes(), stream},
-            out(row, n), out(transposed, n), state_access(to.state, pass), out(mean, rows), out(rstd, rows),
-            out(residual, n), in(inp1, n), in(inp2, n), in(norm.weight, columns), in(norm.shift, columns), norm.eps, N,
-            C, plan.warps_per_row, plan.rows, plan.stride, pass);
+            {dim3(div_up(N, plan.rows)), dim3(plan.threads()), plan.shared_bytes(), stream}, out(row, n),
+            out(transposed, n), state_access(to.state, pass), out(mean, rows), out(rstd, rows), out(residual, n),
+            in(inp1, n), in(inp2, n), in(norm.weight, columns), in(norm.shift, columns), norm.eps, N, C,
+            plan.warps_per_row, plan.rows, plan.stride, pass);
     });
 }
 
@@ -403,10 +403,10 @@ void norm_backward_fp8(const NormParameters<bf16>& norm, const NormGradients& gr
         const size_t shared_bytes = own_bytes + (kAhead ? ahead_bytes : 0);
         host::launch_or_loop<layernorm_backward_fp8_kernel<kind, kAhead, F8>,
                              host::norm_backward_fp8<kind == NormKind::layer, F8>>(
-            KernelVariant::host_norm, {dim3(plan.blocks), dim3(32 * plan.warps), shared_bytes, stream}, out(row, n),
-            out(transposed, n), state_access(to.state, pass), out(bias_parts, plan.parts(C)), out(dinp, n),
-            in(dresidual, n), out(parts, plan.parts(sums)), in(dout, n), in(inp, n), in(norm.weight, columns),
-            in(mean, rows), in(rstd, rows), N, C, plan.rows, stride, pass);
+            {dim3(plan.blocks), dim3(32 * plan.warps), shared_bytes, stream}, out(row, n), out(transposed, n),
+            state_access(to.state, pass), out(bias_parts, plan.parts(C)), out(dinp, n), in(dresidual, n),
+            out(parts, plan.parts(sums)), in(dout, n), in(inp, n), in(norm.weight, columns), in(mean, rows),
+            in(rstd, rows), N, C, plan.rows, stride, pass);
     };
     const bool ahead = own_bytes + ahead_bytes <= shared_memory_per_block();
     if (layer)

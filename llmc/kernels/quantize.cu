@@ -45,9 +45,8 @@ void quantize(const Quantized<F8>& to, float* dbias, float* scratch, const bf16*
               bool accumulate, QuantizePass pass, stream_t stream) {
     const QuantizeLaunch<F8> l("quantize", to, dbias, scratch, N, C, pass, stream);
     host::launch_or_loop<quantize_kernel<F8>, host::quantize<F8>>(
-        KernelVariant::host_quantize, l.config, out(l.row, l.elements), out(l.transposed, l.elements),
-        out(l.parts, l.part_elements), state_access(to.state, pass), in(inp, l.elements), in(inp_low, l.elements), N, C,
-        pass);
+        l.config, out(l.row, l.elements), out(l.transposed, l.elements), out(l.parts, l.part_elements),
+        state_access(to.state, pass), in(inp, l.elements), in(inp_low, l.elements), N, C, pass);
     l.finish_bias(dbias, C, accumulate);
 }
 
@@ -65,8 +64,8 @@ static void launch_quantize_weight(const Quantized<e4m3>& to, const Master* mast
                                    stream_t stream) {
     const QuantizeLaunch<e4m3> l("quantize_weight", to, nullptr, nullptr, R, C, pass, stream);
     host::launch_or_loop<quantize_weight_kernel<Master>, host::quantize_weight<Master>>(
-        KernelVariant::host_quantize, l.config, out(l.row, l.elements), out(l.transposed, l.elements),
-        state_access(to.state, pass), in(master, l.elements), R, C, pass);
+        l.config, out(l.row, l.elements), out(l.transposed, l.elements), state_access(to.state, pass),
+        in(master, l.elements), R, C, pass);
 }
 
 // ---- a slice of a weight, and the transposition of codes -----------------------------------------------------------
@@ -152,8 +151,7 @@ void transpose_codes(F8* transposed, const F8* codes, int R, int C, stream_t str
     const size_t n = static_cast<size_t>(R) * C;
     const unsigned blocks = static_cast<unsigned>(div_up(R, kTileRows) * div_up(C, kTileColumns));
     host::launch_or_loop<transpose_codes_kernel<F8>, host::transpose_codes<F8>>(
-        KernelVariant::host_quantize, {dim3(blocks), dim3(kQuantizeThreads), 0, stream}, out(transposed, n),
-        in(codes, n), R, C);
+        {dim3(blocks), dim3(kQuantizeThreads), 0, stream}, out(transposed, n), in(codes, n), R, C);
 }
 
 // ---- back ----------------------------------------------------------------------------------------------------------

@@ -330,9 +330,9 @@ void launch_quantize_blocks(const Quantized<e4m3>& to, const QuantizeLaunch<e4m3
                             QuantizePass pass) {
     constexpr ScaleLayout layout = S == Fp8Scaling::mx ? ScaleLayout::mx : ScaleLayout::vectors;
     host::launch_or_loop<quantize_blocks_kernel<S>, host::quantize_blocks<S>>(
-        KernelVariant::host_quantize, l.config, out(l.row, l.elements), scales_written(to.row_scales, layout, N, C),
-        out(l.transposed, l.elements), scales_written(to.transposed_scales, layout, C, N),
-        out(l.parts, l.part_elements), state_access(to.state, pass), in(inp, l.elements), N, C, pass);
+        l.config, out(l.row, l.elements), scales_written(to.row_scales, layout, N, C), out(l.transposed, l.elements),
+        scales_written(to.transposed_scales, layout, C, N), out(l.parts, l.part_elements), state_access(to.state, pass),
+        in(inp, l.elements), N, C, pass);
 }
 
 }  // namespace
@@ -359,10 +359,9 @@ static void launch_quantize_weight_tiles(const Quantized<e4m3>& to, const Master
         throw Error(ExitCode::failure, "quantize_weight_tiles: both layouts and their scales are needed");
     const QuantizeLaunch<e4m3> l("quantize_weight_tiles", to, nullptr, nullptr, R, C, pass, stream);
     host::launch_or_loop<quantize_weight_tiles_kernel<Master>, host::quantize_weight_tiles<Master>>(
-        KernelVariant::host_quantize, l.config, out(l.row, l.elements),
-        scales_written<float>(to.row_scales, ScaleLayout::tiles, R, C), out(l.transposed, l.elements),
-        scales_written<float>(to.transposed_scales, ScaleLayout::tiles, C, R), state_access(to.state, pass),
-        in(master, l.elements), R, C, pass);
+        l.config, out(l.row, l.elements), scales_written<float>(to.row_scales, ScaleLayout::tiles, R, C),
+        out(l.transposed, l.elements), scales_written<float>(to.transposed_scales, ScaleLayout::tiles, C, R),
+        state_access(to.state, pass), in(master, l.elements), R, C, pass);
 }
 
 void quantize_weight_tiles(const Quantized<e4m3>& to, const float* master, int R, int C, QuantizePass pass,

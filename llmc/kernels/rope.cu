@@ -277,8 +277,8 @@ static void launch_rope(const char* launcher, Real* qkv, const RopeTable& table,
     const size_t angles = table_size(table, heads.HD);
     with_head_dimension(heads.HD, [&]<int HD>() {
         host::launch_or_loop<rope_kernel<Real, HD, Back>, host::rope<Real, HD, Back>>(
-            KernelVariant::host_rope, {grid_of_heads<HD>(N, range.count), dim3(kThreads), 0, stream},
-            inout(qkv, qkv_size(N, heads)), in(table.cos, angles), in(table.sin, angles), first, N, T, range);
+            {grid_of_heads<HD>(N, range.count), dim3(kThreads), 0, stream}, inout(qkv, qkv_size(N, heads)),
+            in(table.cos, angles), in(table.sin, angles), first, N, T, range);
     });
 }
 
@@ -301,9 +301,9 @@ void qk_norm_rope_forward(Real* out, const Real* qkv, const QkGains<const Real>&
     const size_t n = qkv_size(N, heads), angles = table_size(table, heads.HD), columns = static_cast<size_t>(heads.HD);
     with_head_dimension(heads.HD, [&]<int HD>() {
         host::launch_or_loop<qk_norm_rope_forward_kernel<Real, HD>, host::qk_norm_rope_forward<Real, HD>>(
-            KernelVariant::host_rope, {grid_of_heads<HD>(N, range.count), dim3(kThreads), 0, stream}, llmc::out(out, n),
-            in(qkv, n), in(gains.query, columns), in(gains.key, columns), in(table.cos, angles), in(table.sin, angles),
-            first, N, T, heads.NH, heads.NKV, range, eps);
+            {grid_of_heads<HD>(N, range.count), dim3(kThreads), 0, stream}, llmc::out(out, n), in(qkv, n),
+            in(gains.query, columns), in(gains.key, columns), in(table.cos, angles), in(table.sin, angles), first, N, T,
+            heads.NH, heads.NKV, range, eps);
     });
 }
 
@@ -331,10 +331,9 @@ void qk_norm_rope_backward(Real* dqkv, const QkGains<float>& dgains, float* scra
     const int blocks = qk_norm_backward_blocks(N, heads);
     with_head_dimension(heads.HD, [&]<int HD>() {
         host::launch_or_loop<qk_norm_rope_backward_kernel<Real, HD>, host::qk_norm_rope_backward<Real, HD>>(
-            KernelVariant::host_rope, {dim3(blocks), dim3(kThreads), 0, stream}, inout(dqkv, n),
-            out(scratch, qk_norm_backward_scratch(N, heads)), in(qkv, n), in(gains.query, columns),
-            in(gains.key, columns), in(table.cos, angles), in(table.sin, angles), first, N, T, heads.NH, heads.NKV,
-            eps);
+            {dim3(blocks), dim3(kThreads), 0, stream}, inout(dqkv, n), out(scratch, qk_norm_backward_scratch(N, heads)),
+            in(qkv, n), in(gains.query, columns), in(gains.key, columns), in(table.cos, angles), in(table.sin, angles),
+            first, N, T, heads.NH, heads.NKV, eps);
     });
     if (has_gains)
         reduce_column_parts(dgains.query, dgains.key, scratch, blocks, 2 * heads.HD, heads.HD, accumulate, stream);

@@ -194,7 +194,7 @@ void adamw_update(const StateArray& master, const StateArray& m, const StateArra
         const auto launch_with = [&]<bool kMeasures, bool kPlain>() {
             host::launch_or_loop<adamw_kernel<Real, State, kMeasures, kPlain>,
                                  host::adamw<Real, State, kMeasures, kPlain>>(
-                KernelVariant::host_optimizer, update_blocks(count, kMeasures, stream),
+                update_blocks(count, kMeasures, stream),
                 {changed(master, count), changed(m, count), inout(m.scales, div_up(count, kStateGroup)),
                  changed(v, count), out(working, count), inout(fp8, 1), read(grad, count), in(state, 1)},
                 tensors, fp8, count, decay_count, factors, state);

@@ -336,7 +336,7 @@ void run_update(const char* name, const StateArray& master, float* moment, Real*
         with_measure(fp8, [&]<bool kMeasures>() {
             host::launch_or_loop<update_kernel<Rule, State, Real, Array, kMeasures>,
                                  host::update<Rule, State, Real, Array, kMeasures>>(
-                KernelVariant::host_optimizer, update_blocks(count, kMeasures, stream),
+                update_blocks(count, kMeasures, stream),
                 {changed(master, count), inout(moment, count), out(working, count), inout(fp8, 1), reads, in(state, 1)},
                 array_of<State>(master), moment, working, fp8, inputs, count, decay_count, rule, rounding, state);
         });

@@ -6,12 +6,18 @@
 namespace llmc {
 
 template <class Real>
-bool GeluProducts<Real>::fit(const LayerPass& pass) const {
-    if (!first_.backward_is_fp8() || !second_.backward_is_fp8() || !first_.bias_ || second_.input_goes_through_source())
+bool GeluProducts<Real>::fit_backward(const LayerPass& pass) const {
+    if (!allowed_ || !is_hopper() || !first_.backward_is_fp8() || !second_.backward_is_fp8() || !first_.bias_ ||
+        second_.input_goes_through_source())
         return false;
     const Fp8Registry& fp8 = *first_.layers_.fp8_;
     const auto& shape = first_.shape();
     return fp8.uses_history() && !fp8.has_block_scales() && hopper::can_multiply_with_gelu(pass.N, shape.C, shape.OC);
+}
+
+template <class Real>
+bool GeluProducts<Real>::fit_forward(const LayerPass& pass) const {
+    return fit_backward(pass) && first_.layers_.matmul_.fast_accumulation() != FastAccumulation::none;
 }
 
 template <class Real>

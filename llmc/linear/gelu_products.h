@@ -10,10 +10,13 @@ namespace llmc {
 template <class Real>
 class GeluProducts {
 public:
-    GeluProducts(Linear<Real>& first, Linear<Real>& second) : first_(first), second_(second) {}
+    GeluProducts(Linear<Real>& first, Linear<Real>& second, bool allowed)
+        : first_(first), second_(second), allowed_(allowed) {}
 
-    // True if this pass may use them: the shapes fit, and the recipe runs producers once.
-    bool fit(const LayerPass& pass) const;
+    // True if this pass uses them: they are allowed, the card is Hopper's, the shapes fit, and the recipe runs
+    // producers once. Forward accumulates fast, which must be allowed, too.
+    bool fit_backward(const LayerPass& pass) const;
+    bool fit_forward(const LayerPass& pass) const;
     // first.forward() to h, and the input of `second`. Row codes go to `row` (N, F bytes), because x occupies the
     // memory of the second layer's.
     Operand<Real> forward(Real* h, void* row, const Operand<Real>& x, const LayerPass& pass);
@@ -24,6 +27,7 @@ public:
 
 private:
     Linear<Real>&first_, &second_;
+    const bool allowed_;
 };
 
 }  // namespace llmc

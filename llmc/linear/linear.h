@@ -182,11 +182,10 @@ private:
 
 // How a layer is used in its block.
 struct LinearSetup {
-    std::string kind;                // layers of one kind share memory that is not kept until backward
-    bool recomputed = false;         // backward recomputes the input
-    bool runs_again = false;         // and the output, which later layers of the block read
-    bool input_in_memory = false;    // the block has memory for the input's values
-    bool input_from_values = false;  // the kernel that produces the input does not cast it
+    std::string kind;              // layers of one kind share memory that is not kept until backward
+    bool recomputed = false;       // backward recomputes the input
+    bool runs_again = false;       // and the output, which later layers of the block read
+    bool input_in_memory = false;  // the block has memory for the input's values
 };
 
 template <class Real>
@@ -238,9 +237,7 @@ private:
     // False with --fp8-grad bf16: forward multiplies codes, dgrad and wgrad the values and the weight's working copy.
     bool backward_is_fp8() const { return is_fp8() && layers_.fp8_->config().grad != Fp8Grad::bf16; }
     // True if the producer of the input writes values, which are then cast.
-    bool input_goes_through_source() const {
-        return backward_is_fp8() && (setup_.input_from_values || layers_.block_scales());
-    }
+    bool input_goes_through_source() const { return backward_is_fp8() && layers_.block_scales(); }
     // True if any product reads codes of this pass's input.
     bool needs_codes(const LayerPass& pass) const {
         return backward_is_fp8() || (is_fp8() && (pass.kind != PassKind::recompute || setup_.runs_again));

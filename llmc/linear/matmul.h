@@ -138,6 +138,7 @@ public:
     Matmul(const Matmul&) = delete;
     Matmul& operator=(const Matmul&) = delete;
 
+    FastAccumulation fast_accumulation() const { return fast_; }
     // Creates the library's handle and workspace, which planning does not need. Otherwise the first use does. If memory
     // is short, takes a smaller workspace and says so on stderr.
     void allocate() { backend(); }

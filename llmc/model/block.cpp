@@ -15,8 +15,7 @@ Norm<Real>::Norm(ModelContext<Real>& context, const std::string& name, bool kept
       eps_(static_cast<float>(context.setup.model.norm_eps)),
       weight_(context.weights.table().look_up(name + ".weight")),
       bias_(context.weights.table().look_up(name + ".bias")),
-      casts_gradient_(context.linear.gradients_are_cast() && channels_ <= kWidestFusedGradient &&
-                      context.setup.kernels.has(KernelVariant::layernorm_backward_fp8)) {
+      casts_gradient_(context.linear.gradients_are_cast() && channels_ <= kWidestFusedGradient) {
     const std::string kind = name.substr(name.rfind('.') + 1);
     if (bias_) context.plan(kept, (kind + " mean").c_str(), &mean_, context.N());
     context.plan(kept, (kind + " rstd").c_str(), &rstd_, context.N());

@@ -12,8 +12,7 @@ template <class Real>
 LinearSetup reads_norm(const ModelContext<Real>& c, const char* kind) {
     return {.kind = kind,
             .recomputed = c.setup.recompute >= Recompute::norm,
-            .runs_again = c.setup.recompute == Recompute::block,
-            .input_from_values = !c.setup.kernels.has(KernelVariant::layernorm_fp8)};
+            .runs_again = c.setup.recompute == Recompute::block};
 }
 
 }  // namespace
@@ -33,11 +32,11 @@ DecoderBlock<Real>::DecoderBlock(ModelContext<Real>& c, int layer, const Attenti
                   .input_in_memory = true}),
       fc_(c.linear, block_prefix(layer) + "fc", setup_.N(), reads_norm(c, "fc")),
       fc_proj_(c.linear, block_prefix(layer) + "fc_proj", setup_.N(),
-               {.kind = "fc_proj",
-                .recomputed = setup_.recompute >= Recompute::gelu,
-                .input_from_values = !setup_.kernels.has(KernelVariant::gelu_fp8)}),
+               {.kind = "fc_proj", .recomputed = setup_.recompute >= Recompute::gelu}),
+      gelu_products_(fc_, fc_proj_, setup_.kernels == Kernels::automatic && activation_ == Activation::gelu),
       ln1_(c, block_prefix(layer) + "ln1", keeps_rows()),
       ln2_(c, block_prefix(layer) + "ln2", keeps_rows()) {
+    heads_.kernels = setup_.kernels;
     const size_t N = c.N(), C = c.C(), rows_of_lse = N * heads_.NH;
     const size_t qkv = qkv_.shape().OC, width = heads_.width();
     const size_t hidden = fc_.shape().OC, F = fc_proj_.shape().C;
@@ -110,14 +109,8 @@ void DecoderBlock<Real>::recompute(const Pass& pass) {
 }
 
 template <class Real>
-bool DecoderBlock<Real>::multiplies_with_gelu(KernelVariant variant, const Pass& pass) const {
-    return setup_.kernels.has(variant) && activation_ == Activation::gelu && gelu_products_.fit(pass);
-}
-
-template <class Real>
 Operand<Real> DecoderBlock<Real>::fc_and_activate(const Pass& pass) {
-    if (multiplies_with_gelu(KernelVariant::hopper_matmul_gelu, pass))
-        return gelu_products_.forward(fc_out_, dhidden_, fc_in_, pass);
+    if (gelu_products_.fit_forward(pass)) return gelu_products_.forward(fc_out_, dhidden_, fc_in_, pass);
     fc_.forward(fc_out_, fc_in_, pass);
     return activate(pass);
 }
@@ -137,17 +130,12 @@ Operand<Real> DecoderBlock<Real>::activate(const Pass& pass) {
     return fc_proj_.input(active.value, nullptr, pass);
 }
 
-template <class Real>
-bool DecoderBlock<Real>::attention_casts(KernelVariant variant, const Pass& pass) const {
-    return setup_.kernels.has(variant) && pass.T % kQuantizedAttentionTokens == 0;
-}
-
 // Computes attention for attn_proj. Backward also reads the output, with the part that rounding lost.
 template <class Real>
 Operand<Real> DecoderBlock<Real>::attend(const Pass& pass) {
     if constexpr (kCanBeFp8<Real>) {
         Operand<Real> x = attn_proj_.input_target(pass);
-        if (x.casts_at_once() && attention_casts(KernelVariant::attention_fp8, pass)) {
+        if (x.casts_at_once() && attention_casts(pass)) {
             const bool is_read =  // as values
                 pass.kind == PassKind::recompute || (pass.kind == PassKind::training && keeps_rows());
             Real* const out = is_read ? attention_ : nullptr;
@@ -182,7 +170,7 @@ Gradient<Real> DecoderBlock<Real>::backward(const Gradient<Real>& dstream, Linea
 
 template <class Real>
 Gradient<Real> DecoderBlock<Real>::fc_proj_backward(const Gradient<Real>& dstream, const Pass& pass) {
-    if (multiplies_with_gelu(KernelVariant::hopper_matmul_gelu_backward, pass))
+    if (gelu_products_.fit_backward(pass))
         return gelu_products_.backward(fc_out_, dhidden_, dstream, fc_proj_in_, pass);
     fc_proj_.backward(dactive_, dstream, fc_proj_in_, pass);
     return activate_backward(pass);
@@ -195,7 +183,7 @@ Gradient<Real> DecoderBlock<Real>::activate_backward(const Pass& pass) {
     const BiasGradient bias{sums_bias_gradient(activation_) ? fc_.dbias() : nullptr, pass.scratch, pass.accumulate};
     const bool bias_done = bias.dbias != nullptr;
     if constexpr (kCanBeFp8<Real>)
-        if (setup_.kernels.has(KernelVariant::gelu_backward_fp8) && dfc.casts()) {
+        if (dfc.casts()) {
             const auto run = [&](const auto& codes) {
                 activation_backward_fp8(activation_, codes, bias, dactive_, fc_out_, N, F, dfc.cast_pass, pass.stream);
             };

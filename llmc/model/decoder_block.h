@@ -28,18 +28,18 @@ protected:
     // In: gradient of attention's output, in dbranch_. Returns the gradient of qkv's output.
     virtual Gradient<Real> attend_backward(const Pass& pass) = 0;
 
-    // True if attention casts its results to FP8 itself. A sequence must fill whole pieces of a transposed row;
+    // True if attention can cast its results to FP8 itself. A sequence must fill whole pieces of a transposed row;
     // otherwise the results go through BF16.
-    bool attention_casts(KernelVariant variant, const Pass& pass) const;
+    static bool attention_casts(const Pass& pass) { return pass.T % kQuantizedAttentionTokens == 0; }
     // Writes the gradient of qkv_out_ to dhidden_.
     void attention_backward_to_hidden(const Pass& pass);
 
     const ModelSetup& setup_;
     const int layer_;
-    const AttentionHeads heads_;
+    AttentionHeads heads_;
     const Activation activation_;
     Linear<Real> qkv_, attn_proj_, fc_, fc_proj_;
-    GeluProducts<Real> gelu_products_{fc_, fc_proj_};
+    GeluProducts<Real> gelu_products_;
     Norm<Real> ln1_, ln2_;
 
     // Activations. All blocks share those that are not kept until backward. F: number of fc_proj's inputs. Outputs of
@@ -66,8 +66,6 @@ private:
     Operand<Real> activate(const Pass& pass);         // fc_proj's input from fc_out_, as codes or values
     // fc_proj's backward, then the activation's. Returns the gradient of fc's output.
     Gradient<Real> fc_proj_backward(const Gradient<Real>& dstream, const Pass& pass);
-    // True if the variant computes GELU, or its gradient, in the product next to it.
-    bool multiplies_with_gelu(KernelVariant variant, const Pass& pass) const;
     // In: gradient of the activation's output, in dactive_. Returns the gradient of fc's output.
     Gradient<Real> activate_backward(const Pass& pass);
 

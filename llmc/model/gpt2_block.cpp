@@ -87,7 +87,7 @@ template <class Real>
 Gradient<Real> Gpt2Block<Real>::attend_backward(const Pass& pass) {
     if constexpr (kCanBeFp8<Real>) {
         Gradient<Real> dqkv = qkv_.gradient_target(pass);
-        if (dqkv.casts_at_once() && this->attention_casts(KernelVariant::attention_backward_fp8, pass)) {
+        if (dqkv.casts_at_once() && Base::attention_casts(pass)) {
             std::visit(
                 [&](const auto& codes) {
                     attention_backward_fp8(codes, qkv_.dbias(), pass.scratch, this->delta_, dbranch_, qkv_out_,

@@ -4,7 +4,7 @@
 
 #include "llmc/base/text.h"
 #include "llmc/fp8/recipe.h"
-#include "llmc/kernels/variants.h"
+#include "llmc/kernels/attention.h"
 #include "llmc/model/config.h"
 
 namespace llmc {
@@ -19,6 +19,9 @@ enum class Precision {
 template <>
 inline constexpr Word<Precision> kWords<Precision>[] = {
     {"fp8", Precision::fp8}, {"bf16", Precision::bf16}, {"fp32", Precision::fp32}, {"auto", Precision::automatic}};
+
+template <>
+inline constexpr Word<Kernels> kWords<Kernels>[] = {{"auto", Kernels::automatic}, {"portable", Kernels::portable}};
 
 // How much forward keeps for backward. Backward computes the rest again from the same inputs with the same kernels, so
 // every level gives the same bits.
@@ -48,11 +51,11 @@ struct ModelSetup {
     Recompute recompute = Recompute::gelu;
     bool offload_residuals = false;  // --offload residuals: the blocks' inputs are in host memory until backward
     size_t logits_bytes = kLogitsBytes;
-    bool doc_mask = false;                    // attention stays within documents (mark_documents())
-    int end_token = -1;                       // the token that begins every document; -1: unknown
-    KernelSet kernels = KernelSet::common();  // variants to use; their portable counterparts replace all others
-    double z_loss = 0;                        // see LogitShaping
-    bool forward_only = false;                // for evaluation and sampling: no memory for a backward pass
+    bool doc_mask = false;  // attention stays within documents (mark_documents())
+    int end_token = -1;     // the token that begins every document; -1: unknown
+    Kernels kernels = Kernels::automatic;
+    double z_loss = 0;          // see LogitShaping
+    bool forward_only = false;  // for evaluation and sampling: no memory for a backward pass
 
     int N() const { return batch * seq; }  // upper limit of a pass
     bool is_fp8() const { return precision == Precision::fp8; }

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "llmc/kernels/attention.h"
-#include "llmc/kernels/variants.h"
 #include "llmc/linear/matmul.h"
 #include "llmc/plan/cards.h"
 #include "llmc/shard/arena.h"
@@ -64,15 +63,12 @@ public:
     double matmul(const Matmul& product) const;
     // A product in FP8 with GELU, or with GELU's gradient, in its epilogue.
     double matmul_gelu(double M, double N, double K, bool backward) const;
-    // Causal attention in this number of layers, with the kernels that a run with this set has on the card.
+    // Causal attention in this number of layers, with the kernels that the card has for these heads.
     struct Attention {
         double forward, backward;
         double logits = 0;  // attention_max_logits()
     };
-    bool runs(const KernelSet& kernels, KernelVariant variant) const {
-        return kernels.has(variant) && kernel_variant(variant).runs_on(gpu_.capability);
-    }
-    Attention attention(double layers, int B, int T, const AttentionHeads& heads, const KernelSet& kernels) const;
+    Attention attention(double layers, int B, int T, const AttentionHeads& heads) const;
     // The time of attention at a rate that counts this many products (2 forward, 5 backward) over half of the square,
     // for `tokens` tokens in sequences of T.
     static double attention_at(double tflops, int products, double tokens, double T, double channels);
@@ -81,6 +77,7 @@ public:
     double optimizer(double bytes) const { return bytes / (card_.bandwidth_gbs * 1e6); }
     double launches(double count) const { return kLaunch * count; }
     double element_wise_rate() const { return kElementWiseShare * card_.bandwidth_gbs * 1e9; }  // bytes per second
+    bool is_hopper() const { return gpu_.capability == 90; }
     double mma_sync_share() const;  // rate of mma.sync, relative to the tensor cores' peak
     const CardRates& card() const { return card_; }
 

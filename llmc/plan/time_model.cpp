@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "llmc/kernels/hopper/attention.h"
+#include "llmc/kernels/hopper/matmul_gelu.h"
 #include "llmc/model/transformer.h"
 
 namespace llmc {
@@ -210,8 +211,7 @@ double TimeModel::attention_at(double tflops, int products, double tokens, doubl
     return products * tokens * T * channels / (tflops * 1e9);
 }
 
-TimeModel::Attention TimeModel::attention(double layers, int B, int T, const AttentionHeads& heads,
-                                          const KernelSet& kernels) const {
+TimeModel::Attention TimeModel::attention(double layers, int B, int T, const AttentionHeads& heads) const {
     const double peak = card_.peak_tflops * 1e12, tokens = layers * B * T, channels = heads.width();
     const double computed = tokens * heads.NH / 2 * (T + kPortableTile);  // pairs of query and key
     const auto portable = [&](const PortableAttention& k) {
@@ -228,10 +228,10 @@ TimeModel::Attention TimeModel::attention(double layers, int B, int T, const Att
     Attention time = {portable(kPortableForward),
                       portable(heads.HD == 256 ? kPortableBackward256 : kPortableBackward) + delta(kDeltaBytes),
                       portable(kPortableLogits)};
-    if (runs(kernels, KernelVariant::hopper_attention) && hopper::can_run(heads))
+    if (is_hopper() && hopper::can_run(heads)) {
         time.forward = on_hopper(kHopperForward[heads.HD == 128], 2);
-    if (runs(kernels, KernelVariant::hopper_attention_backward_split) && hopper::can_run(heads))
         time.backward = on_hopper(kHopperBackward[heads.HD == 128], 5) + delta(kHopperDeltaBytes);
+    }
     return time;
 }
 
@@ -252,12 +252,18 @@ public:
           L_(model_.layers),
           C_(model_.channels),
           N_(static_cast<double>(config_.seq) * config_.batch),
+          kernels_(precision == Precision::fp32 ? Kernels::portable : config_.kernels),
           fp8_backward_(!config_.is_fp8() || config_.fp8.grad != Fp8Grad::bf16) {
         fp8_share_ =
             (fp8_.size() - fp8_.contains(kHeadLayer)) / (L_ * static_cast<double>(linear_names(model_).size()));
         cast_share_ = fp8_backward_ ? fp8_share_ : 0;
-        gelu_forward_ = time_.runs(config_.kernels, KernelVariant::hopper_matmul_gelu) ? fp8_share_ : 0;
-        gelu_backward_ = time_.runs(config_.kernels, KernelVariant::hopper_matmul_gelu_backward) ? fp8_share_ : 0;
+        const bool with_gelu = kernels_ == Kernels::automatic && time_.is_hopper() &&
+                               model_.table().activation == Activation::gelu &&
+                               config_.fp8.recipe == Fp8Recipe::delayed &&
+                               hopper::can_multiply_with_gelu(config_.batch * config_.seq, model_.channels,
+                                                              model_.mlp_channels());  // GeluProducts::fit_backward()
+        gelu_backward_ = with_gelu ? cast_share_ : 0;
+        gelu_forward_ = config_.fast_accumulation != FastAccumulation::none ? gelu_backward_ : 0;
     }
 
     // The matmuls of the blocks, without those that recomputation repeats.
@@ -293,11 +299,11 @@ public:
     // Attention of all layers, with the quantization of its output and of dqkv.
     TimeModel::Attention attention() const {
         if (!model_.table().attention) return {0, 0, 0};
-        const AttentionHeads heads = {model_.heads, model_.key_value_heads(), model_.head_dim()};
+        const AttentionHeads heads = {
+            .NH = model_.heads, .NKV = model_.key_value_heads(), .HD = model_.head_dim(), .kernels = kernels_};
         const double whole_layers =
             model_.attention_flops_per_token(config_.seq) / (6 * heads.width() * static_cast<double>(config_.seq));
-        TimeModel::Attention attention =
-            time_.attention(whole_layers, config_.batch, config_.seq, heads, config_.kernels);
+        TimeModel::Attention attention = time_.attention(whole_layers, config_.batch, config_.seq, heads);
         const double share = 1 - cast_share_ * (1 - kFp8Attention);  // time, over that in a BF16 run
         attention.forward =
             share * attention.forward + cast_share_ * time_.element_wise(L_ * N_ * heads.width() * kQuantizeOutput);
@@ -404,10 +410,11 @@ private:
     const Fp8Layers fp8_;
     const std::vector<TensorRow> matrices_;  // of the blocks
     const double L_, C_, N_;                 // N: tokens of a micro-step on this rank
-    const bool fp8_backward_;                // dgrad and wgrad of layers in FP8 are as well
-    double fp8_share_;                       // share of the blocks' linear layers that are in FP8
-    double cast_share_;                      // share of them whose operands exist only in FP8
-    double gelu_forward_, gelu_backward_;    // share of them whose product with GELU is one kernel
+    const Kernels kernels_;
+    const bool fp8_backward_;              // dgrad and wgrad of layers in FP8 are as well
+    double fp8_share_;                     // share of the blocks' linear layers that are in FP8
+    double cast_share_;                    // share of them whose operands exist only in FP8
+    double gelu_forward_, gelu_backward_;  // share of them whose product with GELU is one kernel
 };
 
 }  // namespace

@@ -93,7 +93,7 @@ Manifest Checkpoints<Real>::manifest() {
     RunPosition position = position_;
     position.files = directory_.sizes();
     *m.run = position_json(position, options_, inputs_, *facts_);
-    (*m.run)["kernels"] = options_.kernels.names();
+    (*m.run)["kernels"] = options_.kernels_in_use;
     if (options_.model.architecture != &kGpt2) (*m.run)["model"] = model_json(options_.model);
     (*m.run)["products"] = trainer_.config().products;
     *m.state = state_json(trainer_.read_state());

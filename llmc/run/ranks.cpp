@@ -46,7 +46,7 @@ void Ranks::describe(ResolveInputs& surroundings) const {
     surroundings.fp8_supported = planned_ || device.has_fp8;
     surroundings.device_name = device.name;
     if (planned_) return;
-    surroundings.card = device.compute_capability;
+    surroundings.hopper = device.compute_capability == 90;
     surroundings.tensor_maps = device.is_host || has_tensor_maps();
     surroundings.fp8_emulated_because = [](Fp8Recipe recipe) { return Matmul::emulated_because(scaling_of(recipe)); };
 }

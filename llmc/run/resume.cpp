@@ -196,11 +196,11 @@ std::string setting(const std::string& name, const Json& value) {
 
 // Notes kernels other than those of the checkpoint's run, as on another kind of card.
 void compare_kernels(const Options& o, Resumed& resumed) {
-    const Json then = resumed.checkpoint->manifest().run->value("kernels", Json()), now = o.kernels.names();
-    if (then.is_array() && then != now)
-        resumed.notes.push_back(
-            fmt::format("the checkpoint's run used the kernels {}, this run uses {}; results may round differently",
-                        json_text(then), json_text(now)));
+    const std::string then = kernels_in_use(resumed.checkpoint->manifest().run->value("kernels", Json()));
+    if (then.empty() || then == o.kernels_in_use) return;
+    resumed.notes.push_back(fmt::format(
+        "the checkpoint's run used other kernels (\"{}\"; this run: \"{}\"), so results may round differently", then,
+        o.kernels_in_use));
 }
 
 // Compares the settings and inputs of the checkpoint's run with those of this run, by kResumeRules.
@@ -315,6 +315,13 @@ const std::vector<ResumeRule> kResumeRules = {
     {OnChange::refused, "total-batch batch-schedule seq-schedule optimizer",
      "; a new run can start from its weights with --init-from"},
 };
+
+std::string kernels_in_use(const Json& of_run) {
+    if (of_run.is_null()) return "";
+    const std::string text = text_of(of_run);
+    if (!of_run.is_array()) return text;
+    return text.find("hopper_") != text.npos ? "hopper" : text.find("host_") != text.npos ? "loops" : "portable";
+}
 
 const ResumeRule& resume_rule(const std::string& name) {
     for (const ResumeRule& rule : kResumeRules)

@@ -24,7 +24,7 @@ void write_run_json(const RunDirectory& directory, const Options& options, const
                                 {"command", options.command_line},
                                 {"world", facts.world},
                                 {"device", facts.device},
-                                {"kernels", options.kernels.names()},
+                                {"kernels", options.kernels_in_use},
                                 {"versions", versions_json()},
                                 {"weights_hash", facts.weights_hash},
                                 {"tuning", *facts.tuning},

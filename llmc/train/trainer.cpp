@@ -114,7 +114,6 @@ MemoryByKind Trainer<Real>::memory() const {
 template <class Real>
 void Trainer<Real>::allocate() {
     stream_ = create_stream();
-    choose_kernels(stream_, config_.kernels);
     results_.emplace(comm_.waits());
     weights_.allocate(stream_);
     if (!config_.forward_only) gradients_.allocate(stream_);

@@ -330,7 +330,7 @@ def rows_of_flags(text):
 
 
 # Flags whose field has another name in its struct.
-OTHER_FIELDS = {"config": "config_file", "model": "model_name", "kernels": "wanted_kernels", "max-steps": "steps",
+OTHER_FIELDS = {"config": "config_file", "model": "model_name", "max-steps": "steps",
                 "schedule": "kind", "final-lr-fraction": "final_fraction", "optimizer": "kind", "master": "masters",
                 "average": "average_decay", "zero": "stage", "shard-within": "within", "reduce": "wire",
                 "fp8-amax-algo": "algorithm", "fp8-fast-accum": "fast_accumulation",

@@ -38,29 +38,12 @@ class Fp8(Case):
                 self.assertEqual({s["skipped"] for s in fp8.steps}, {0})
                 self.assertEqual({s["loss_scale"] for s in fp8.steps}, {65536})
 
-    def test_kernels_that_are_left_out(self):
-        flags = ["--precision", "fp8", "--max-steps", "20", "--lr", "1e-3", "--val", corpus().val, "--val-every", "10",
-                 "--val-batches", "2"]
-
-        def in_use(done):
-            return done.info["kernels"]
-
-        fused, portable = FinishedRun(*flags), FinishedRun(*flags, "--kernels", "portable")
-        on_every_card = [name for name in in_use(fused) if not name.startswith("host_")]
-        self.assertEqual(len(on_every_card), 6)
-        self.assertGreater(len(in_use(fused)), 6)
-        self.assertEqual(in_use(portable), [])
-        self.assertNotEqual(fused.losses, portable.losses)
-        for a, b in zip(fused.losses, portable.losses, strict=True):
-            self.assertLess(abs(a / b - 1), 0.0025)  # as FP8 follows BF16
-        strict = FinishedRun(*flags, "--kernels", "portable", env={"LLMC_STREAMS": "lazy", "LLMC_GUARD": "1"})
-        self.assertEqual(portable.timeless, strict.timeless)
-        # The CPU's own loops give the bits of the kernels that run on a GPU. Only programs for tests have both (make
-        # soak runs this on one); LLMC_LOOPS=compare compares them kernel by kernel.
-        of_threads = FinishedRun(*flags, "--kernels", ",".join(on_every_card))
-        self.assertEqual(in_use(of_threads), on_every_card)
-        self.assertEqual(of_threads.losses, fused.losses)
-        self.assertEqual(of_threads.read("model.safetensors"), fused.read("model.safetensors"))
+    def test_a_cpu_runs_its_loops_whatever_kernels_are_asked_for(self):
+        flags = ["--precision", "fp8", "--max-steps", "6", "--lr", "1e-3"]
+        auto = FinishedRun(*flags)
+        portable = FinishedRun(*flags, "--kernels", "portable", env={"LLMC_STREAMS": "lazy", "LLMC_GUARD": "1"})
+        self.assertEqual((auto.info["kernels"], portable.info["kernels"]), ("loops", "loops"))
+        self.assertEqual(auto.losses, portable.losses)
 
     def test_it_is_the_default(self):
         flags = [f for f in tiny_flags("--print-config") if f not in ("--precision", "bf16")]

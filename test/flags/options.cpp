@@ -85,7 +85,7 @@ std::string sample_text(const Flag& flag) {
         {"loss-scale", "256"},           {"plateau", "0.5,3"},
         {"average", "ema:0.999"},        {"batch-schedule", "65536:1000"},
         {"seq-schedule", "128:1000"},    {"gpu", "h100"},
-        {"profile-steps", "5"},          {"kernels", "gelu_fp8,attention_fp8"}};
+        {"profile-steps", "5"}};
     if (with_notation.contains(flag.long_name)) return with_notation.at(flag.long_name);
     if (flag.is_switch()) return "true";
     if (flag.clear) return "name=a \"text\" of a list";

@@ -370,60 +370,25 @@ TEST_CASE("resolve: FP8 products that the card has to emulate are refused, unles
     CHECK(contains(resolved(o, host).notes.at(0), "FP8 is emulated on the CPU"));
 }
 
-TEST_CASE("resolve: --kernels selects kernels that the card and the precision can use") {
+TEST_CASE("resolve: names the kernels that the run uses") {
     Options o;
     o.precision = Precision::fp8;
-    ResolveInputs hopper, ada, turing;
-    hopper.card = 90, ada.card = 89, turing.card = 75;
-    KernelSet with_attention = KernelSet::common();
-    with_attention.add(KernelVariant::hopper_attention);
-    with_attention.add(KernelVariant::hopper_attention_backward_split);
-    const std::vector<std::string> both = {"hopper_matmul_gelu", "hopper_matmul_gelu_backward"}, none;
-    const auto with_gelu = [&](const std::function<void(Options&)>& change) {  // the matmuls with GELU of such a run
-        Options other = o;
-        change(other);
-        KernelSet set = resolved(other, hopper).kernels;
-        for (const std::string& name : with_attention.names()) set.remove(kernel_variant(name).variant);
-        return set.names();
-    };
-    CHECK(with_gelu([](Options&) {}) == both);
-    CHECK(with_gelu([](Options& n) { n.fast_accumulation = FastAccumulation::none; }) == std::vector{both[1]});
-    CHECK(with_gelu([](Options& n) { n.fp8.recipe = Fp8Recipe::current; }) == none);
-    CHECK(with_gelu([](Options& n) { n.fp8.grad = Fp8Grad::bf16; }) == none);
-    CHECK(with_gelu([](Options& n) { n.batch = 1, n.seq = 64; }) == none);
-    for (const char* model : {"llama3-8b", "qwen3-1.7b"}) {  // head dimension 128, and other activations
-        Options wide = o;
-        set(wide, "model", model);
-        CHECK(resolved(wide, hopper).kernels == with_attention);
-    }
-    Options other = o;  // a head dimension that the Hopper kernels do not have
-    set(other, "model", "gpt3-760m");
-    KernelSet without_attention = KernelSet::common();
-    for (const std::string& name : both) without_attention.add(kernel_variant(name).variant);
-    CHECK(resolved(other, hopper).kernels == without_attention);
-    CHECK(resolved(o, ada).kernels == KernelSet::common());
-    CHECK(resolved(o, turing).kernels == KernelSet());
-    o.fp8.recipe = Fp8Recipe::current;
-    CHECK(resolved(o, hopper).kernels == with_attention);
-    CHECK(resolved(o).kernels == with_attention);
-    o.wanted_kernels = wanted_kernels("portable");
-    CHECK(resolved(o, hopper).kernels == KernelSet());
-    o.wanted_kernels = wanted_kernels("gelu_fp8");
-    CHECK(resolved(o, hopper).kernels.names() == std::vector<std::string>{"gelu_fp8"});
-    CHECK(contains(refusal(o, turing), "--kernels gelu_fp8: it is for compute capability 8.0 and later"));
-    for (const Fp8Recipe recipe : {Fp8Recipe::block, Fp8Recipe::mxfp8}) {
-        o.fp8.recipe = recipe;
-        CHECK(resolved(o, hopper).kernels == KernelSet());
-    }
-    o.fp8.recipe = Fp8Recipe::delayed, o.precision = Precision::bf16, o.wanted_kernels = {};
-    CHECK(resolved(o, hopper).kernels.names() ==
-          std::vector<std::string>{"hopper_attention", "hopper_attention_backward_split"});
+    ResolveInputs hopper, other, cpu;
+    hopper.hopper = cpu.host_device = true;
+    CHECK(resolved(o, hopper).kernels_in_use == "hopper");
+    CHECK(resolved(o, other).kernels_in_use == "portable");
+    CHECK(resolved(o, cpu).kernels_in_use == "loops");
     o.precision = Precision::fp32;
-    CHECK(resolved(o, hopper).kernels == KernelSet());
+    CHECK(resolved(o, hopper).kernels_in_use == "portable");
     o.precision = Precision::bf16;
     hopper.tensor_maps = false;
-    CHECK(resolved(o, hopper).kernels == KernelSet());
-    CHECK(contains(resolved(o, hopper).notes.at(0), "hopper_attention falls back to attention_forward: this driver"));
+    CHECK(resolved(o, hopper).kernels_in_use == "portable");
+    CHECK(contains(resolved(o, hopper).notes.at(0), "portable kernels run instead of Hopper's: this driver"));
+    o.kernels = Kernels::portable;
+    CHECK(resolved(o, hopper).notes.empty());
+    hopper.tensor_maps = true;
+    CHECK(resolved(o, hopper).kernels_in_use == "portable");
+    CHECK(resolved(o, cpu).kernels_in_use == "loops");
 }
 
 // A batch of validation is a third of a micro-step: batches / 3 < 5 % of steps * micro_steps.

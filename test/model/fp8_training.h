@@ -28,14 +28,12 @@ inline void run_layer(Fp8Model& test, Linear<bf16>& layer, bf16* out, bf16* dinp
 }
 
 inline TrainerConfig training_config(const Gpt2Fixture& fixture, const Fp8Config& config, const std::string& loss_scale,
-                                     Recompute recompute, const std::string& layers, double lr_factor,
-                                     const KernelSet& kernels) {
+                                     Recompute recompute, const std::string& layers, double lr_factor) {
     TrainerConfig training = trainer_config(fixture_config(fixture), fixture.integer("batch"), fixture.integer("seq"),
                                             recompute, &config, layers);
     training.schedule = {ScheduleKind::constant, lr_factor * fixture.number("lr"), 0, 100, 0};
     training.clip = 1.0;
     training.loss_scale = loss_scale_config(loss_scale);
-    training.kernels = kernels;
     return training;
 }
 
@@ -47,8 +45,8 @@ struct Fp8Training {
     const Optimizer<bf16>& optimizer = test.optimizer;
 
     Fp8Training(const Fp8Config& config, const std::string& loss_scale, Recompute recompute = Recompute::gelu,
-                const std::string& layers = "all", double lr_factor = 1, const KernelSet& kernels = KernelSet::common())
-        : test(training_config(fixture, config, loss_scale, recompute, layers, lr_factor, kernels)) {
+                const std::string& layers = "all", double lr_factor = 1)
+        : test(training_config(fixture, config, loss_scale, recompute, layers, lr_factor)) {
         test.load(fixture);
     }
 

@@ -29,10 +29,8 @@ template <class Real>
 class MlpBlock : public Block<Real> {
 public:
     MlpBlock(ModelContext<Real>& c, int layer)
-        : up_(c.linear, block_prefix(layer) + "up", c.setup.N(),
-              {.kind = "up", .input_from_values = !c.setup.kernels.has(KernelVariant::layernorm_fp8)}),
-          down_(c.linear, block_prefix(layer) + "down", c.setup.N(),
-                {.kind = "down", .input_from_values = !c.setup.kernels.has(KernelVariant::gelu_fp8)}),
+        : up_(c.linear, block_prefix(layer) + "up", c.setup.N(), {.kind = "up"}),
+          down_(c.linear, block_prefix(layer) + "down", c.setup.N(), {.kind = "down"}),
           norm_(c, block_prefix(layer) + "norm", true) {
         const size_t N = c.N(), C = c.C();
         c.activations.plan(&residual_, N * C);

@@ -186,33 +186,6 @@ TEST_CASE("modern blocks: take the memory that is planned") {
         }
 }
 
-// Fused kernels that cast against plain ones followed by quantize(). Sums of gains use another order. nano has no
-// gains, so all its bits are the same, except the norm's gradient, where a GPU's compiler fuses a product with a sum in
-// one of the two.
-TEST_CASE("modern blocks: without fused kernels the same bits" * doctest::test_suite(kNotUnderSanitizers)) {
-    for (const char* name : {"nano", "qwen3"})
-        for (const Fp8Recipe kind : {Fp8Recipe::delayed, Fp8Recipe::current}) {
-            CAPTURE(name);
-            CAPTURE(static_cast<int>(kind));
-            const Fp8Config fp8 = recipe(kind);
-            TrainerConfig config = modern_training(name, &fp8, Recompute::gelu);
-            TestModel<bf16> fused(config);
-            const bool exact = std::string(name) == "nano";
-            config.kernels = {};
-            if (exact) config.kernels.add(KernelVariant::layernorm_backward_fp8);
-            TestModel<bf16> plain(config);
-            for (TestModel<bf16>* test : {&fused, &plain}) test->trainer.initialize(3);
-            for (int step = 0; step < 3; step++) {
-                const Batch batch = small_batch(step, 128);
-                const double loss = fused.step(batch).loss, other = plain.step(batch).loss;
-                if (exact || step == 0) CHECK(loss == other);
-            }
-            const bool same =
-                same_bits(all_weights(fused.weights, fused.stream), all_weights(plain.weights, plain.stream));
-            if (exact) CHECK(same);
-        }
-}
-
 // Like test/model/generate.cpp for GPT-2: past the first piece, and past the context.
 TEST_CASE_TEMPLATE("modern blocks: the cache changes no bit of a logit" * doctest::test_suite(kNotUnderSanitizers),
                    Real, float, bf16) {

@@ -30,9 +30,8 @@ struct RecordedStep {
     size_t activation_bytes = 0;
 
     RecordedStep(int layers, const Fp8Config* fp8, Recompute recompute = Recompute::none,
-                 const KernelSet& kernels = KernelSet::common(), const char* fp8_layers = "all") {
+                 const char* fp8_layers = "all") {
         TrainerConfig config = trainer_config(config_of(layers), kB, kT, recompute, fp8, fp8_layers);
-        config.kernels = kernels;
         config.schedule = {ScheduleKind::constant, 1e-3, 0, 100, 0};
         config.clip = 1.0;
         TestModel<bf16> test(config);
@@ -119,7 +118,7 @@ TEST_CASE(
     const double logits = kTokens * config_of(1).padded_vocab();
     const auto bytes_per_logit = [&](Fp8Recipe kind, const char* layers) {
         const Fp8Config fp8 = recipe(kind);
-        const RecordedStep step(1, &fp8, Recompute::none, KernelSet::common(), layers);
+        const RecordedStep step(1, &fp8, Recompute::none, layers);
         CHECK(step.of("quantize_kernel<llmc::e5m2>").count == 0);
         host::OperationRecord sum = step.of("softmax_cross_entropy");
         const auto transposed = step.of("transpose_codes");
@@ -130,68 +129,6 @@ TEST_CASE(
     CHECK(bytes_per_logit(Fp8Recipe::delayed, "none") == doctest::Approx(4 + 8 / 128.0).epsilon(0.001));
     CHECK(bytes_per_logit(Fp8Recipe::delayed, "none,+lm_head") == doctest::Approx(5 + 8 / 128.0).epsilon(0.005));
     CHECK(bytes_per_logit(Fp8Recipe::current, "none,+lm_head") == doctest::Approx(7 + 16 / 128.0).epsilon(0.005));
-}
-
-TEST_CASE("traffic: without one variant, its counterpart and a cast run instead, and all other variants still run") {
-    using Name = std::pair<const char*, const char*>;  // a part of a kernel's name, and its end
-    const struct {
-        KernelVariant variant;
-        Name fused, plain;
-        uint64_t runs;  // runs of one block
-    } rows[] = {
-        {KernelVariant::layernorm_fp8, {"layernorm_forward_fp8_kernel", ""}, {"layernorm_forward_kernel", ""}, 2},
-        {KernelVariant::gelu_fp8, {"gelu_forward_fp8_kernel", ""}, {"gelu_forward_kernel", ""}, 1},
-        {KernelVariant::attention_fp8,
-         {"attention_forward_kernel", "true>"},
-         {"attention_forward_kernel", "false>"},
-         1},
-        {KernelVariant::layernorm_backward_fp8,
-         {"layernorm_backward_fp8_kernel", ""},
-         {"layernorm_backward_kernel", ""},
-         2},
-        {KernelVariant::gelu_backward_fp8, {"gelu_backward_fp8_kernel", ""}, {"gelu_backward_kernel", ""}, 1},
-        {KernelVariant::attention_backward_fp8,
-         {"attention_key_gradient_kernel", "e5m2>"},
-         {"attention_key_gradient_kernel", "bf16>"},
-         1}};
-    const auto count = [](const RecordedStep& step, const Name& name) {
-        uint64_t count = 0;
-        for (const auto& [kernel, row] : step.operations)
-            if (kernel.find(name.first) != std::string::npos && kernel.ends_with(name.second)) count += row.count;
-        return count;
-    };
-    const Fp8Config delayed = recipe(Fp8Recipe::delayed);
-    const RecordedStep all(1, &delayed);
-    REQUIRE(std::size(rows) == KernelSet::common().names().size());
-    for (const auto& left_out : rows) {
-        KernelSet kernels = KernelSet::common();
-        kernels.remove(left_out.variant);
-        const RecordedStep step(1, &delayed, Recompute::none, kernels);
-        CHECK(count(step, {"quantize_kernel", ""}) == left_out.runs);
-        for (const auto& row : rows) {
-            const std::string name = kernel_variant(row.variant).name;
-            CAPTURE(name);
-            const uint64_t moved = row.variant == left_out.variant ? row.runs : 0;
-            CHECK(count(all, row.fused) == row.runs);
-            CHECK(count(step, row.fused) == row.runs - moved);
-            CHECK(count(step, row.plain) == count(all, row.plain) + moved);
-        }
-    }
-}
-
-TEST_CASE("traffic: loops are declared and recorded as the kernels whose work they do") {
-    const Fp8Config delayed = recipe(Fp8Recipe::delayed);
-    const RecordedStep kernels(1, &delayed);
-    const RecordedStep loops(1, &delayed, Recompute::none, kernel_set({}, kHostDevice, Formats::fp8));
-    REQUIRE(kernels.operations.size() == loops.operations.size());
-    for (const auto& [name, row] : kernels.operations) {
-        CAPTURE(name);
-        REQUIRE(loops.operations.count(name) == 1);
-        const host::OperationRecord& loop = loops.operations.at(name);
-        CHECK(loop.count == row.count);
-        CHECK(loop.bytes_read == row.bytes_read);
-        CHECK(loop.bytes_written == row.bytes_written);
-    }
 }
 
 TEST_CASE("traffic: FP8 weights are read once and never written in BF16") {

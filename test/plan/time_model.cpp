@@ -75,7 +75,6 @@ struct Measured {
     Precision precision;
     double ms;                                                          // of a step; 0: not measured
     double matmuls = 0, attention = 0, elementwise = 0, optimizer = 0;  // ms of kernels
-    bool gelu_products = false;                                         // both matmuls with GELU
 };
 
 // One micro-step at T = 1024 without recomputation, or Llama 3 8B: eight at T = 2048, as --fit makes it.
@@ -88,11 +87,6 @@ PlannedRun run_of(const Measured& m, const MeasuredRates& rates) {
     if (m.seq == 4096) config.model.vocab = 50304;  // fits on the card
     config.batch = m.batch, config.seq = m.seq, config.micro_steps = 1;
     config.recompute = Recompute::none;
-    config.kernels = kernel_set({}, run.gpu.capability, Formats::fp8);
-    if (!m.gelu_products) {
-        config.kernels.remove(KernelVariant::hopper_matmul_gelu);
-        config.kernels.remove(KernelVariant::hopper_matmul_gelu_backward);
-    }
     config.sharding.stage = 0;
     if (m.seq == 2048) {
         config.micro_steps = 8;
@@ -113,15 +107,11 @@ TEST_CASE("time model: steps within 10 % of those of this program, and their par
     const Measured runs[] = {
         {"124M BF16", "d12", 0, 64, 1024, bf16, 113.5, 70.3, 0, 23.8, 1.51},
         {"six layers of 124M, BF16", "d12", 6, 64, 1024, bf16, 0, 45.01, 9.66, 14.95},
-        {"124M FP8", "d12", 0, 64, 1024, fp8, 95.1, 47.65, 19.67, 23.6, 2.21},
-        {"124M FP8, products with GELU", "d12", 0, 64, 1024, fp8, 93.0, 54.99, 19.43, 15.1, 2.21, true},
+        {"124M FP8", "d12", 0, 64, 1024, fp8, 93.0, 54.99, 19.43, 15.1, 2.21},
         {"355M BF16", "d24", 0, 32, 1024, bf16, 156.2},
-        {"355M FP8", "d24", 0, 32, 1024, fp8, 124.4},
         {"1558M BF16", "d48", 0, 16, 1024, bf16, 322.7, 215.6, 0, 40.1, 17.9},
-        {"six layers of 1558M, FP8", "d48", 6, 16, 1024, fp8, 0, 24.82, 5.15, 6.6, 3.71},
-        {"six layers of 1558M, FP8, products with GELU", "d48", 6, 16, 1024, fp8, 0, 27.87, 5.32, 4.4, 3.73, true},
-        {"1558M FP8", "d48", 0, 16, 1024, fp8, 236.7},
-        {"1558M FP8, products with GELU", "d48", 0, 16, 1024, fp8, 234.0, 0, 0, 0, 0, true},
+        {"six layers of 1558M, FP8", "d48", 6, 16, 1024, fp8, 0, 27.87, 5.32, 4.4, 3.73},
+        {"1558M FP8", "d48", 0, 16, 1024, fp8, 234.0},
         {"two layers of Llama 3 8B, FP8", "llama3-8b", 2, 2, 4096, fp8, 0, 27.41, 4.37, 0, 10.69},
         {"Llama 3 8B FP8", "llama3-8b", 0, 2, 2048, fp8, 2271},
         {"Llama 3 8B FP8", "llama3-8b", 0, 4, 2048, fp8, 4283},
@@ -159,6 +149,9 @@ TEST_CASE("time model: a run with a scale per block has the times of such produc
         longer += model.matmul({OC, C, N, Kind::fp8_blocks_wgrad, 4}) - model.matmul({OC, C, N, Kind::fp8_split, 4});
     }
     CHECK(longer > 0.02 * per_tensor);
+    // With a scale per tensor, fc's forward and fc_proj's dgrad compute GELU as well.
+    longer += model.matmul({N, 3072, 768, Kind::fp8_fast}) - model.matmul_gelu(N, 3072, 768, false);
+    longer += model.matmul({N, 3072, 768, Kind::fp8_split}) - model.matmul_gelu(N, 3072, 768, true);
     CHECK(step_time(run, Precision::fp8, 1).products == doctest::Approx(per_tensor + longer));
 }
 
@@ -254,46 +247,47 @@ TEST_CASE("time model: attention as measured on an H100") {
     // its own), and the forward kernel at head dimension 64 has two teams (predicted: 0.92 times the measured 424 and
     // 229 us).
     struct Layer {
-        const char* kernels;
+        Kernels kernels;
         int B, T;
         AttentionHeads heads;
         double forward, backward;
     };
     const Layer layers[] = {
-        {"hopper_attention,hopper_attention_backward_split", 64, 1024, {12, 12, 64}, 391, 1068},
-        {"hopper_attention,hopper_attention_backward_split", 16, 1024, {25, 25, 64}, 211, 563},  // *
-        {"hopper_attention,hopper_attention_backward_split", 2, 4096, {32, 8, 128}, 613, 1638},  // *
-        {"portable", 64, 1024, {12, 12, 64}, 544, 1568},
-        {"portable", 2, 4096, {32, 8, 128}, 1411, 4623},  // *
+        {Kernels::automatic, 64, 1024, {12, 12, 64}, 391, 1068},
+        {Kernels::automatic, 16, 1024, {25, 25, 64}, 211, 563},  // *
+        {Kernels::automatic, 2, 4096, {32, 8, 128}, 613, 1638},  // *
+        {Kernels::portable, 64, 1024, {12, 12, 64}, 544, 1568},
+        {Kernels::portable, 2, 4096, {32, 8, 128}, 1411, 4623},  // *
     };
     for (const Layer& layer : layers) {
-        CAPTURE(layer.kernels);
+        CAPTURE(static_cast<int>(layer.kernels));
         CAPTURE(layer.T);
-        const TimeModel::Attention time = model_of("h100").attention(
-            1, layer.B, layer.T, layer.heads, kernel_set(wanted_kernels(layer.kernels), 90, Formats::bf16));
+        AttentionHeads heads = layer.heads;
+        heads.kernels = layer.kernels;
+        const TimeModel::Attention time = model_of("h100").attention(1, layer.B, layer.T, heads);
         CHECK(1e3 * time.forward == doctest::Approx(layer.forward).epsilon(0.06));
         CHECK(1e3 * time.backward == doctest::Approx(layer.backward).epsilon(0.06));
     }
 }
 
 TEST_CASE("time model: attention's portable kernels are slower than FlashAttention-2") {
-    const auto tflops = [](const char* card, double T, int head_dim, const char* kernels) {
+    const auto tflops = [](const char* card, double T, int head_dim, Kernels kernels) {
         const GpuSpec gpu = *find_gpu_by_short_name(card);
         const int B = static_cast<int>(65536 / T);
         const double tokens = 65536, channels = 2048;
         const TimeModel::Attention time = TimeModel(gpu, {}).attention(
-            1, B, static_cast<int>(T), AttentionHeads{2048 / head_dim, 2048 / head_dim, head_dim},
-            kernel_set(wanted_kernels(kernels), gpu.capability, Formats::bf16));
+            1, B, static_cast<int>(T), AttentionHeads{2048 / head_dim, 2048 / head_dim, head_dim, 0, 0, kernels});
         return TimeModel::Attention{2e-9 * tokens * T * channels / time.forward,
                                     5e-9 * tokens * T * channels / time.backward};
     };
     // FlashAttention-2 on an H100: 229 and 180 TFLOP/s (T = 1024, causal).
-    const TimeModel::Attention portable = tflops("h100", 1024, 64, "portable");
+    const TimeModel::Attention portable = tflops("h100", 1024, 64, Kernels::portable);
     CHECK((portable.forward > 0.8 * 229 && portable.forward < 229));
     CHECK((portable.backward > 0.8 * 180 && portable.backward < 180));
-    CHECK(tflops("rtx4090", 1024, 64, "auto").forward == tflops("rtx4090", 1024, 64, "portable").forward);
+    CHECK(tflops("rtx4090", 1024, 64, Kernels::automatic).forward ==
+          tflops("rtx4090", 1024, 64, Kernels::portable).forward);
     // Head dimension 256 has no Hopper kernels, and 11 products backward instead of 7.
-    const TimeModel::Attention wide = tflops("h100", 1024, 256, "auto");
-    CHECK(wide.forward == tflops("h100", 1024, 256, "portable").forward);
-    CHECK(wide.backward < 0.8 * tflops("h100", 1024, 128, "portable").backward);
+    const TimeModel::Attention wide = tflops("h100", 1024, 256, Kernels::automatic);
+    CHECK(wide.forward == tflops("h100", 1024, 256, Kernels::portable).forward);
+    CHECK(wide.backward < 0.8 * tflops("h100", 1024, 128, Kernels::portable).backward);
 }

@@ -52,20 +52,17 @@ TEST_CASE("trainer: a step has as many micro-steps as were asked for") {
 
 TEST_CASE_TEMPLATE("trainer: takes the memory that it has planned", Real, float, bf16) {
     constexpr StateFormat fp32 = StateFormat::fp32, bf16 = StateFormat::bf16;
-    for (const auto& [fp8, kernels, optimizer, narrow, offload] :
-         {std::tuple{false, KernelSet::common(), OptimizerKind::adamw, fp32, false},
-          {true, KernelSet::common(), OptimizerKind::adamw, fp32, false},
-          {true, {}, OptimizerKind::adamw, fp32, false},
-          {true, {}, OptimizerKind::adamw, fp32, true},
-          {false, KernelSet::common(), OptimizerKind::adamw, bf16, false},
-          {true, KernelSet::common(), OptimizerKind::adamw, bf16, false},
-          {true, KernelSet::common(), OptimizerKind::adamw, bf16, true},
-          {false, KernelSet::common(), OptimizerKind::lion, fp32, false},
-          {false, KernelSet::common(), OptimizerKind::normuon, bf16, false},
-          {true, KernelSet::common(), OptimizerKind::normuon, fp32, true}}) {
+    for (const auto& [fp8, optimizer, narrow, offload] : {std::tuple{false, OptimizerKind::adamw, fp32, false},
+                                                          {true, OptimizerKind::adamw, fp32, false},
+                                                          {true, OptimizerKind::adamw, fp32, true},
+                                                          {false, OptimizerKind::adamw, bf16, false},
+                                                          {true, OptimizerKind::adamw, bf16, false},
+                                                          {true, OptimizerKind::adamw, bf16, true},
+                                                          {false, OptimizerKind::lion, fp32, false},
+                                                          {false, OptimizerKind::normuon, bf16, false},
+                                                          {true, OptimizerKind::normuon, fp32, true}}) {
         if (fp8 && std::is_same_v<Real, float>) continue;
         TrainerConfig config = small_config(fp8, 1);
-        config.kernels = kernels;
         config.optimizer.kind = optimizer, config.optimizer.masters = config.sharding.gradients = narrow;
         if (fp8 && narrow == bf16) config.optimizer.adam_moments = StateFormat::fp8;
         config.sharding.offload_state = config.offload_residuals = offload;

@@ -50,7 +50,6 @@ struct Operation {
 
 struct CUstream_st {
     llmc::StreamPriority priority = llmc::StreamPriority::normal;
-    uint64_t kernels = 0;
     std::deque<llmc::host::Operation> queue;
 };
 
@@ -372,8 +371,6 @@ stream_t create_stream(StreamPriority priority) {
     return streams.back();
 }
 StreamPriority stream_priority(stream_t stream) { return stream->priority; }
-void set_stream_kernels(stream_t stream, uint64_t kernels) { stream->kernels = kernels; }
-uint64_t stream_kernels(stream_t stream) { return stream ? stream->kernels : 0; }
 void destroy_stream(stream_t stream) {
     if (!stream) return;
     drain(stream);

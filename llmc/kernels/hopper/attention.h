@@ -1,6 +1,6 @@
-// Attention on Hopper (compute capability 9.0): variants of the launchers in llmc/kernels/attention.h, on TMA and
-// wgmma. Same arguments, same rules, other orders of sums: results agree with the portable kernels within the bounds of
-// the FP64 reference, not to the bit. Each gives the same bits on every run.
+// Attention on Hopper (compute capability 9.0), on TMA and wgmma, which the launchers in llmc/kernels/attention.h take
+// where they can. Same arguments, same rules, other orders of sums: results agree with the portable kernels within the
+// bounds of the FP64 reference, not to the bit. Each gives the same bits on every run.
 #pragma once
 #include "llmc/kernels/attention.h"
 
@@ -12,8 +12,12 @@ struct BackwardInputs;
 
 namespace llmc::hopper {
 
-// True if these kernels can run such heads; other shapes take the portable kernel.
-inline bool can_run(const AttentionHeads& heads) { return heads.HD == 64 || heads.HD == 128; }
+// True if these kernels may run such heads on a Hopper card. Other shapes take the portable kernels.
+inline bool can_run(const AttentionHeads& heads) {
+    return heads.kernels == Kernels::automatic && (heads.HD == 64 || heads.HD == 128);
+}
+// True if they run them here.
+inline bool runs(const AttentionHeads& heads) { return can_run(heads) && is_hopper(); }
 
 // True if other kernels may hold multiprocessors for as long as one of these kernels runs, as NCCL's do; its back-end
 // sets it. Blocks that stay on their multiprocessors would then begin after others have ended, and the kernel would

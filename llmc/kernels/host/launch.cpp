@@ -1,4 +1,4 @@
-// Decides which loops run, and compares loops with their kernels: see launch.h.
+// Compares loops with their kernels: see launch.h.
 #include "llmc/kernels/host/launch.h"
 
 #include <cstdlib>
@@ -22,10 +22,6 @@ bool compares_loops() {
         return true;
     }();
     return compares;
-}
-
-bool runs_loops(stream_t stream, KernelVariant family) {
-    return compares_loops() || KernelSet::has(stream_kernels(stream), family);
 }
 
 namespace {

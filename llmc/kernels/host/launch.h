@@ -1,17 +1,15 @@
-// Lets a launcher offer a plain CPU loop as a variant of a kernel: launch_or_loop<kernel, loop>(family, config, ...).
+// Lets a launcher offer a plain CPU loop for the work of a kernel: launch_or_loop<kernel, loop>(config, ...).
 //
 // A loop does the work of a whole grid on the host device. It takes the shape of the grid and then the kernel's own
 // parameters, so one launch declares the accesses and passes the arguments of both. A loop must write the same bits as
 // its kernel, for any number of OpenMP threads.
 //
 // On the host device a program has the loop alone, because kernels take long to compile. Tests are compiled with
-// LLMC_WITH_KERNELS and have both: the loop runs on streams for which choose_kernels() has chosen its family, and with
-// LLMC_LOOPS=compare both run on every stream, which fails if they write different bytes.
+// LLMC_WITH_KERNELS and run the kernel, or with LLMC_LOOPS=compare both, which fails if they write different bytes.
 #pragma once
 #include <type_traits>
 
 #include "llmc/device/launch.cuh"
-#include "llmc/kernels/variants.h"
 
 namespace llmc::host {
 
@@ -27,7 +25,11 @@ struct LoopOf<void (*)(P...)> {
 };
 
 #if !LLMC_ON_GPU
-bool runs_loops(stream_t stream, KernelVariant family);
+// True if kernels run instead of loops, in a program that has both; tests set it.
+inline bool& runs_kernels() {
+    static bool runs = false;
+    return runs;
+}
 bool compares_loops();  // throws if this program has no kernels to compare with
 // Runs the kernel, restores what it has overwritten and runs the loop. Throws if they have written different bytes.
 void run_both(const std::vector<Access>& accesses, const LaunchSite& site, const std::function<void()>& kernel,
@@ -55,23 +57,22 @@ void submit_loop(void (*)(P...), const LaunchConfig& c, std::initializer_list<Ac
 
 // For launches that list their accesses separately.
 template <auto kernel, auto loop, class... A>
-void launch_or_loop([[maybe_unused]] KernelVariant family, const LaunchConfig& config,
-                    std::initializer_list<Access> accesses, const A&... arguments) {
+void launch_or_loop(const LaunchConfig& config, std::initializer_list<Access> accesses, const A&... arguments) {
     using Kernel = decltype(kernel);
     static_assert(std::is_same_v<decltype(loop), typename LoopOf<Kernel>::Type>);
 #if LLMC_ON_GPU
     launch<kernel>(config, accesses, arguments...);
 #else
 #ifdef LLMC_WITH_KERNELS
-    if (!runs_loops(config.stream, family)) return launch<kernel>(config, accesses, arguments...);
+    if (runs_kernels() && !compares_loops()) return launch<kernel>(config, accesses, arguments...);
 #endif
     submit_loop<kernel, loop>(Kernel(), config, accesses, arguments...);
 #endif
 }
 
 template <auto kernel, auto loop, class... A>
-void launch_or_loop(KernelVariant family, const LaunchConfig& config, const A&... arguments) {
-    launch_or_loop<kernel, loop>(family, config, {detail::access_of(arguments)...}, arguments...);
+void launch_or_loop(const LaunchConfig& config, const A&... arguments) {
+    launch_or_loop<kernel, loop>(config, {detail::access_of(arguments)...}, arguments...);
 }
 
 }  // namespace llmc::host

@@ -26,7 +26,6 @@ struct RunConfig {
     Fp8FallbackRule fallback = {};
     int within = 0;
     int blocks = 3;
-    KernelSet kernels = KernelSet::common();
     StateFormat masters = StateFormat::fp32, gradients = StateFormat::fp32, moments = StateFormat::fp32;
     ClipKind clip_kind = ClipKind::norm;
     double clip = 1.0;
@@ -47,7 +46,6 @@ inline TrainerConfig trainer_config(const RunConfig& c) {
                       .fallback = c.fallback};
     }
     config.fp8_layers = fp8_layers_from_text(c.layers);
-    config.kernels = c.kernels;
     config.sharding.stage = c.stage;
     config.sharding.wire = c.wire;
     config.sharding.within = c.within;

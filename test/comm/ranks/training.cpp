@@ -223,7 +223,7 @@ TEST_CASE("sharded training in FP8 equals one rank's, with the same scales on ev
     }
 }
 
-TEST_CASE("sharded FP8: some layers in BF16, the head, portable kernels, whole-block recomputation, BF16 wire, mxfp8" *
+TEST_CASE("sharded FP8: some layers in BF16, the head, whole-block recomputation, BF16 wire, mxfp8" *
           doctest::test_suite(kTrainingLong)) {
     RunConfig config;
     config.recipe = "delayed";
@@ -233,7 +233,6 @@ TEST_CASE("sharded FP8: some layers in BF16, the head, portable kernels, whole-b
     RunConfig head;
     head.recipe = "delayed";
     head.layers = "all,+lm_head";
-    head.kernels = {};
     check_stages<bf16>(head, 1e-3, 5e-2);
     RunConfig wire;
     wire.wire = Wire::bf16;

@@ -1,4 +1,5 @@
-// Loops that replace kernels (llmc/kernels/host/launch.h): which streams run them, and the comparison with the kernels.
+// Loops that replace kernels (llmc/kernels/host/launch.h): where they run, and the comparison with the kernels. In the
+// tests kernels run.
 #include "llmc/kernels/host/launch.h"
 
 #include "llmc/device/kernel.cuh"
@@ -9,6 +10,8 @@ using namespace llmc;
 using namespace llmc::test;
 
 namespace {
+
+[[maybe_unused]] const bool kernels_run = host::runs_kernels() = true;
 
 constexpr int kCount = 64;
 
@@ -21,8 +24,7 @@ void twos(const host::Grid&, float* to, int n) {
 
 float launched_on(stream_t stream) {
     DeviceArray<float> x(kCount);
-    host::launch_or_loop<ones_kernel, twos>(KernelVariant::host_norm, {dim3(1), dim3(kCount), 0, stream},
-                                            out(x.get(), kCount), kCount);
+    host::launch_or_loop<ones_kernel, twos>({dim3(1), dim3(kCount), 0, stream}, out(x.get(), kCount), kCount);
     synchronize(stream);
     return x.download()[kCount - 1];
 }
@@ -42,22 +44,27 @@ std::string difference(float of_kernel, float of_loop) {
 
 }  // namespace
 
-TEST_CASE("loops run on the streams for which their family was chosen") {
+TEST_CASE("loops run unless tests run kernels, and are recorded as the kernels whose work they do") {
     if (host::compares_loops()) return;  // otherwise loops run everywhere, and this one is wrong
-    test_stream();
-    const stream_t stream = create_stream();
-    CHECK(launched_on(stream) == 1.0f);
-    KernelSet kernels;
-    kernels.add(KernelVariant::host_attention);
-    choose_kernels(stream, kernels);
-    CHECK(launched_on(stream) == 1.0f);
-    kernels.add(KernelVariant::host_norm);
-    choose_kernels(stream, kernels);
-    CHECK(launched_on(stream) == 2.0f);
-    CHECK(launched_on(nullptr) == 1.0f);
-    choose_kernels(stream, {});
-    CHECK(launched_on(stream) == 1.0f);
-    destroy_stream(stream);
+    CHECK(host::runs_kernels());
+    const auto recorded = [](bool kernels) {
+        host::runs_kernels() = kernels;
+        host::record_operations(true);
+        CHECK(launched_on(test_stream()) == (kernels ? 1.0f : 2.0f));
+        const std::map<std::string, host::OperationRecord> operations = host::operations();
+        host::record_operations(false);
+        host::runs_kernels() = true;
+        return operations;
+    };
+    const auto of_kernel = recorded(true), of_loop = recorded(false);
+    const auto row = std::find_if(of_kernel.begin(), of_kernel.end(), [](const auto& operation) {
+        return operation.first.find("ones_kernel") != std::string::npos;
+    });
+    REQUIRE(row != of_kernel.end());
+    REQUIRE(of_loop.contains(row->first));
+    CHECK(of_loop.at(row->first).count == 1);
+    CHECK(of_loop.at(row->first).bytes_written == row->second.bytes_written);
+    CHECK(of_loop.at(row->first).bytes_read == row->second.bytes_read);
 }
 
 TEST_CASE("a loop that differs from its kernel is named with the place") {

@@ -308,10 +308,12 @@ void add_activations(Items& items, const KernelUse& use) {
     with_type<bf16, float>(use.bf16, [&]<class Real>(Real) { add_plain<Real>(items, s); });
     if (!use.fp8 || use.scaling != Fp8Scaling::tensor) return;
     add_forward_fp8(items, whole_tiles);
-    if (use.kernels.has(KernelVariant::hopper_matmul_gelu)) add_product_forward(items, product);
+    const bool products = use.hopper && use.activation == Activation::gelu && !use.current_scaling &&
+                          hopper::can_multiply_with_gelu(product.N, product.K, product.F);
+    if (products) add_product_forward(items, product);
     with_type<e4m3, e5m2>(use.e4m3_gradients, [&]<class F8>(F8) {
         add_backward_fp8<F8>(items, whole_tiles);
-        if (use.kernels.has(KernelVariant::hopper_matmul_gelu_backward)) add_product_backward<F8>(items, product);
+        if (products) add_product_backward<F8>(items, product);
     });
 }
 

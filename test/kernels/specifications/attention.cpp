@@ -1,8 +1,10 @@
 // Attention: plain, quantizing, against a cache, and its largest logits; the shapes that checks of a run take.
 #include <algorithm>
+#include <optional>
 #include <set>
 
 #include "llmc/kernels/attention.h"
+#include "llmc/kernels/hopper/attention.h"
 #include "test/kernels/specifications/specifications.h"
 
 namespace llmc::check {
@@ -237,11 +239,18 @@ void add_backward_fp8(Items& items, const Shape& s) {
     add_kernel<F8>(items, "attention_backward_fp8", backward_fp8<F8>, s);
 }
 
+// A copy of the shape for these kernels, unless no card has them for it.
+std::optional<Shape> with(Kernels kernels, Shape s) {
+    s.kernels = kernels;
+    return kernels == Kernels::portable || hopper::can_run(s.heads()) ? std::optional(s) : std::nullopt;
+}
+
 template <class Real>
-void add_plain_tests(Items& items) {
-    const auto add = [&](const Shape& s) {
-        add_kernel<Real>(items, "attention", attention<Real>, s);
-        add_kernel<Real>(items, "attention_max_logits", max_logits<Real>, s);
+void add_plain_tests(Items& items, Kernels kernels) {
+    const auto add = [&](const Shape& shape) {
+        const std::optional<Shape> s = with(kernels, shape);
+        if (s) add_kernel<Real>(items, "attention", attention<Real>, *s);
+        if (kernels == Kernels::portable) add_kernel<Real>(items, "attention_max_logits", max_logits<Real>, *s);
     };
     for (const int HD : {32, 64, 128}) {
         for (const auto& [B, T, NH] :
@@ -258,7 +267,7 @@ void add_plain_tests(Items& items) {
             {{64, 64, 32, 1, 1, 40}}, {{1, 1, 30, 31, 66}}, {{128}}, {{127, 2, 3}}, {{205, 4}}, {{}}};
         for (const auto& rows : cuts) add({{1, 210, 1, HD, 1, 0, 0, reference::documents_of(210, rows)}});
         for (const int window : {1, 7, 65}) add({{1, 210, 2, HD, 1, 0, window, reference::documents_of(210, cuts[0])}});
-        // Several of the largest tiles of Hopper's variant, which takes no head dimension of 32.
+        // Several of the largest tiles of Hopper's kernels, which take no head dimension of 32.
         if (HD == 32 || sizeof(Real) != 2) continue;
         add({{1, 392, 2, HD, 1}});
         add({{1, 456, 1, HD, 1, 0, 150}});
@@ -282,24 +291,33 @@ void add_plain_tests(Items& items) {
 }  // namespace
 
 void add_attention(Items& items, const KernelUse& use) {
+    std::vector<Kernels> kernels = {Kernels::portable};
+    if (use.hopper) kernels.push_back(Kernels::automatic);
+    const auto each_shape = [&](int T, const auto& add) {
+        for (const Kernels k : kernels)
+            for (const Shape shape : example_shapes(use, 2, T))
+                if (const std::optional<Shape> s = with(k, shape)) add(*s);
+    };
     // Several tiles of 64 and of 128 rows, and a part of one.
-    for (const Shape s : example_shapes(use, 2, 277)) {
+    each_shape(277, [&](const Shape& s) {
         with_type<bf16, float>(use.bf16, [&]<class Real>(Real) {
             add_kernel<Real>(items, "attention", attention<Real>, s);
-            if (use.max_logits) add_kernel<Real>(items, "attention_max_logits", max_logits<Real>, s);
+            if (use.max_logits && s.kernels == Kernels::portable)
+                add_kernel<Real>(items, "attention_max_logits", max_logits<Real>, s);
         });
-    }
+    });
     if (!use.fp8 || use.scaling != Fp8Scaling::tensor || use.current_scaling) return;
     // Fills no tile, but pieces of 8 tokens; 304 tokens are a multiple of 16.
-    for (const Shape s : example_shapes(use, 2, 152)) {
+    each_shape(152, [&](const Shape& s) {
         add_forward_fp8(items, s);
-        if (!use.position_embedding) continue;  // RoPE turns the gradient back before it is cast
+        if (!use.position_embedding) return;  // RoPE turns the gradient back before it is cast
         with_type<e4m3, e5m2>(use.e4m3_gradients, [&]<class F8>(F8) { add_backward_fp8<F8>(items, s); });
-    }
+    });
 }
 
-void add_attention_tests(Items& items) {
-    each_type<float, bf16>([&]<class Real>(Real) { add_plain_tests<Real>(items); });
+static void add_tests(Items& items, Kernels kernels) {
+    if (kernels == Kernels::portable) add_plain_tests<float>(items, kernels);
+    add_plain_tests<bf16>(items, kernels);
     // Sequences shorter than a tile, of whole tiles, and of a partial last tile; some are an odd number of 8 tokens.
     std::vector<Shape> shapes;
     for (const int HD : {32, 64, 128}) {
@@ -315,23 +333,27 @@ void add_attention_tests(Items& items) {
         shapes.push_back({{2, 40, 1, HD}});
         shapes.push_back({{1, 144, 2, HD, 1, 0, 50, reference::documents_of(144, {{37, 37, 37}})}});
     }
-    for (const int HD : {64, 128})
-        shapes.push_back({{1, 464, 1, HD, 1, 0, 193}});  // several tiles of Hopper's variants
+    for (const int HD : {64, 128}) shapes.push_back({{1, 464, 1, HD, 1, 0, 193}});  // several tiles of Hopper's kernels
     for (size_t i = 0; i < shapes.size(); i++) {
         // One pass, another for the next shape; all of them with documents and a window, on tiles of every kind.
-        Shape& s = shapes[i];
-        if (s.documents.empty() || s.window == 0) s.passes = {kWritingPasses[i % kWritingPasses.size()]};
-        add_forward_fp8(items, s);
-        each_type<e4m3, e5m2>([&]<class F8>(F8) { add_backward_fp8<F8>(items, s); });
+        std::optional<Shape> s = with(kernels, shapes[i]);
+        if (!s) continue;
+        if (s->documents.empty() || s->window == 0) s->passes = {kWritingPasses[i % kWritingPasses.size()]};
+        add_forward_fp8(items, *s);
+        each_type<e4m3, e5m2>([&]<class F8>(F8) { add_backward_fp8<F8>(items, *s); });
     }
     Shape skipping({1, 400, 1, 128});  // Hopper's last warpgroup has no rows and skips four tiles
     skipping.passes = {QuantizePass::train};
-    add_forward_fp8(items, skipping);
+    add_forward_fp8(items, *with(kernels, skipping));
+    if (kernels != Kernels::portable) return;
     Shape bad({1, 48, 2, 32}, 1.0f, true);
     bad.passes = {QuantizePass::train};
     add_forward_fp8(items, bad);
     add_backward_fp8<e5m2>(items, bad);
 }
+
+void add_attention_tests(Items& items) { add_tests(items, Kernels::portable); }
+void add_hopper_attention_tests(Items& items) { add_tests(items, Kernels::automatic); }
 
 void add_decode_tests(Items& items) {
     each_type<float, bf16>([&]<class Real>(Real) {

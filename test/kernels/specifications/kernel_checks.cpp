@@ -2,10 +2,7 @@
 #include "test/kernels/specifications/kernel_checks.h"
 
 #include <algorithm>
-#include <optional>
 
-#include "llmc/kernels/hopper/attention.h"
-#include "llmc/kernels/variants.h"
 #include "llmc/train/trainer.h"
 #include "test/kernels/specifications/specifications.h"
 
@@ -13,42 +10,10 @@ namespace llmc {
 
 namespace {
 
-using V = KernelVariant;
-
-// A function that adds the items of a family of kernels, and the family's loops on the host device.
-struct Family {
-    void (*add)(check::Items&, const KernelUse&);
-    std::optional<V> loops = {};
-};
-constexpr Family kFamilies[] = {{check::add_hardware},
-                                {check::add_embedding, V::host_embedding},
-                                {check::add_norms, V::host_norm},
-                                {check::add_rope, V::host_rope},
-                                {check::add_attention, V::host_attention},
-                                {check::add_activations, V::host_activation},
-                                {check::add_classifier, V::host_classifier},
-                                {check::add_sums, V::host_sums},
-                                {check::add_clipping, V::host_optimizer},
-                                {check::add_optimizer, V::host_optimizer},
-                                {check::add_muon, V::host_optimizer},
-                                {check::add_step},
-                                {check::add_quantize, V::host_quantize},
-                                {check::add_quantize_blocks, V::host_quantize}};
-
-// The same item once more, on a stream that runs these kernels.
-CheckItem with_kernels(const CheckItem& item, const char* suffix, const KernelSet& kernels) {
-    CheckItem again = item;
-    again.name += suffix;
-    again.run = [run = item.run, kernels](stream_t stream) {
-        struct Chosen {
-            stream_t stream;
-            Chosen(stream_t s, const KernelSet& set) : stream(s) { choose_kernels(s, set); }
-            ~Chosen() { choose_kernels(stream, {}); }
-        } chosen(stream, kernels);
-        return run(stream);
-    };
-    return again;
-}
+constexpr void (*kFamilies[])(check::Items&, const KernelUse&) = {
+    check::add_hardware,    check::add_embedding,  check::add_norms,    check::add_rope,           check::add_attention,
+    check::add_activations, check::add_classifier, check::add_sums,     check::add_clipping,       check::add_optimizer,
+    check::add_muon,        check::add_step,       check::add_quantize, check::add_quantize_blocks};
 
 bool has(const std::vector<TensorRow>& rows, const std::string& name) {
     return std::any_of(rows.begin(), rows.end(), [&](const TensorRow& row) { return row.name == name; });
@@ -57,22 +22,8 @@ bool has(const std::vector<TensorRow>& rows, const std::string& name) {
 }  // namespace
 
 std::vector<CheckItem> kernel_checks(const KernelUse& use) {
-    const KernelSet loops = kernel_set({}, kHostDevice, Formats::fp8);
     check::Items items;
-    for (const Family& family : kFamilies) {
-        const size_t first = items.size();
-        family.add(items, use);
-        const size_t end = items.size();
-        for (size_t i = first; family.loops && use.kernels.has(*family.loops) && i < end; i++)
-            items.push_back(with_kernels(items[i], " in loops", loops));
-        for (const auto& [variant, suffix] : {std::pair{V::hopper_attention, " on Hopper"},
-                                              {V::hopper_attention_backward_split, " with its backward on Hopper"}}) {
-            if (family.loops != V::host_attention || !use.kernels.has(variant)) continue;
-            KernelSet kernels;
-            kernels.add(variant);
-            for (size_t i = first; i < end; i++) items.push_back(with_kernels(items[i], suffix, kernels));
-        }
-    }
+    for (const auto add : kFamilies) add(items, use);
     return items;
 }
 
@@ -84,7 +35,7 @@ KernelUse::KernelUse(const TrainerConfig& config, int ranks) {
     fp8_head = fp8 && config.fp8.grad != Fp8Grad::bf16 &&
                fp8_layers(config.fp8_layers, config.model.layers, linear_names(config.model)).contains(kHeadLayer);
     current_scaling = fp8 && config.fp8.recipe == Fp8Recipe::current;
-    kernels = config.kernels;
+    hopper = bf16 && config.kernels == Kernels::automatic && is_hopper();
     several_ranks = ranks > 1;
     fp8_wire = several_ranks && config.sharding.wire == Wire::fp8;
     optimizer = config.optimizer;
@@ -96,8 +47,6 @@ KernelUse::KernelUse(const TrainerConfig& config, int ranks) {
     documents = config.doc_mask;
     z_loss = static_cast<float>(config.z_loss);
     set_model(config.model);
-    for (const V variant : {V::hopper_attention, V::hopper_attention_backward_split})
-        if (!hopper::can_run(attention_heads())) kernels.remove(variant);
 }
 
 void KernelUse::set_model(const ModelConfig& model) {

@@ -34,7 +34,7 @@ struct KernelUse {
     bool e4m3_gradients = false;
     bool fp8_head = false;         // the head's gradient is in FP8
     bool current_scaling = false;  // producers measure the amax first, then write
-    KernelSet kernels;             // the host device's loops and Hopper's variants that the run uses
+    bool hopper = false;           // Hopper's kernels, too
     bool several_ranks = false;
     bool fp8_wire = false;  // --reduce fp8
     OptimizerConfig optimizer;

@@ -235,7 +235,8 @@ std::string text_of(const AttentionHeads& heads) {
 
 std::string AttentionShape::text() const {
     return text_of(heads()) + (window > 0 ? fmt::format(" window={}", window) : "") +
-           (documents.empty() ? "" : " in documents") + fmt::format(" B={} T={}", B, T);
+           (documents.empty() ? "" : " in documents") + fmt::format(" B={} T={}", B, T) +
+           (kernels == Kernels::automatic ? " on Hopper" : "");
 }
 
 std::vector<int> documents_of(int T, const std::vector<std::vector<int>>& rows) {

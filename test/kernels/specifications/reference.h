@@ -143,8 +143,9 @@ struct AttentionShape {
     float scale = 0;                  // factor of the scores; 0 means HD^-0.5
     int window = 0;                   // 0: all keys
     std::vector<int> documents = {};  // (B, T) as in llmc/kernels/attention.h; empty: none
+    Kernels kernels = Kernels::portable;
 
-    AttentionHeads heads() const { return {NH, NKV, HD, scale, window}; }
+    AttentionHeads heads() const { return {NH, NKV, HD, scale, window, kernels}; }
     int first_key(int b, int query) const {
         const int of_window = window > 0 && query >= window ? query - window + 1 : 0;
         return documents.empty() ? of_window : std::max(of_window, documents[static_cast<size_t>(b) * T + query]);

@@ -78,7 +78,8 @@ void add_rope(Items& items, const KernelUse& use);  // with QK-norm
 void add_rope_tests(Items& items);
 void add_attention(Items& items, const KernelUse& use);
 void add_attention_tests(Items& items);
-void add_decode_tests(Items& items);  // attention against a cache
+void add_hopper_attention_tests(Items& items);  // of Hopper's kernels
+void add_decode_tests(Items& items);            // attention against a cache
 void add_activations(Items& items, const KernelUse& use);
 void add_activation_tests(Items& items);
 void add_product_with_gelu_tests(Items& items);  // on Hopper
