@@ -168,6 +168,7 @@ $(CUDA_DIR)/%.cu.o: %.cu Makefile  # ptxas reports registers and spills into a f
 	@echo $(NVCC) ... -c $<
 	@$(CCACHE) $(NVCC) $(NVCCFLAGS) -MMD -MP -MF $(@:.o=.d) -MT $@ -c $< -o $@ 2> $@.ptxas || { cat $@.ptxas >&2; exit 1; }
 	@grep -E "warning|error" $@.ptxas || true
+.PRECIOUS: build/units/%.cpp  # or make deletes them after a first build, and the next one compiles them again
 build/units/%.cpp: FORCE
 	@mkdir -p $(@D)
 	@printf '#include "%s"\n' $(unit_$*) > $@.$$PPID
