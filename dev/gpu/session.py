@@ -27,8 +27,8 @@ from host_and_gpu import part3
 from kernel_families import part6
 from peers import part8
 from several_ranks import part7
-from tools import (ROOT, STOPPED, Part, Session, counts_of_doctest, find_library, find_tool, gpu_state,
-                   library_directories, read_json)
+from tools import (ROOT, STOPPED, Part, Session, check_card_command, counts_of_doctest, find_library, find_tool,
+                   found_by_check_card, gpu_state, library_directories, read_json)
 from training import part4, part5
 
 # ---- part 0 --------------------------------------------------------------------------------------------------------
@@ -39,12 +39,9 @@ CARD_CHECKS = [(model, precision) for model in ("d12", "d48") for precision in (
 
 
 def check_card(session, model, precision):
-    """Runs check_card for a run of this model and precision. Keeps its results next to the session's."""
-    shape = ["--layers", 2, "--channels", 64, "--heads", 2, "-b", 2, "-t", 64, "--vocab", 257] if session.dry else \
-        ["-e", model, "-b", 16]
-    done = session.run([session.program("check_card"), *shape, "--precision", precision], 180,
-                       {"XDG_CACHE_HOME": session.path("cache")})
-    wrong = [line for line in done.output.splitlines() if line.startswith("WRONG: ")]
+    """Runs check_card. Keeps its results next to the session's."""
+    done = session.run(check_card_command(session, model, precision), 180, {"XDG_CACHE_HOME": session.path("cache")})
+    wrong = found_by_check_card(done.output)
     for line in wrong:
         print(f"  {line}", flush=True)
     return {"done": done.code in (0, 1), "code": done.code, "wrong": wrong, "output": done.output}

@@ -5,7 +5,7 @@
 
 About ten minutes: check_card on every GPU; 20 steps in every stage of --zero, which must have the bits of one rank; a
 rank that is killed, after which the others must end; and tokens per second of GPT-2 124M and 1558M on one GPU and on all
-of them, with the rates of their links. Results are in OUT/part9_several_gpus.json; what is done is not done again.
+of them, with the rates of their links. Results are in OUT/part9_several_gpus.json; finished items are not run again.
 --dry does it in seconds with ranks on the CPU (make train_gpt_cpu check_card_cpu), and tests only this script.
 
 Part 7 of session.py is the same comparison with two ranks that share one GPU, over TCP.
@@ -14,18 +14,22 @@ Part 7 of session.py is the same comparison with two ranks that share one GPU, o
 import argparse
 import concurrent.futures
 import glob
+import itertools
 import os
 import random
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import time
 
 from host_and_gpu import RECIPES, fingerprint, model_flags, steps_of
-from tools import ROOT, STOPPED, Part, Session, counts_of_doctest, read_json, read_records
+from tools import (ROOT, STOPPED, Part, Session, check_card_command, counts_of_doctest, found_by_check_card, nvidia_smi,
+                   read_json, read_records)
 from training import PRECISIONS, SIZES, STEP, long_rate
+
+sys.path.insert(0, os.path.join(ROOT, "data"))
+from prepare.shard import token_array, write_shards  # noqa: E402
 
 SHARDED = ("fp32", "bf16", "delayed", "current")  # the RECIPES that every sharding stage supports
 SPEEDS = (("124M", "delayed"), ("1558M", "delayed"), ("1558M", "bf16"))
@@ -109,11 +113,8 @@ def part7(session):
 NO_FILES = ["--val-every", 0, "--checkpoint-every", 0, "--checkpoint-minutes", 0]
 
 
-def output_of(command):
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    except OSError:
-        return ""
+def output_of(program, *flags):
+    return subprocess.run([program, *flags], capture_output=True, text=True, check=False).stdout if program else ""
 
 
 def random_shard(session):
@@ -122,20 +123,14 @@ def random_shard(session):
     if not os.path.exists(path):
         os.makedirs(os.path.dirname(path), exist_ok=True)
         draw = random.Random(1)
-        tokens = struct.pack(f"<{1 << 16}H", *(draw.randrange(vocab) for _ in range(1 << 16)))
-        with open(path, "wb") as file:
-            file.write(struct.pack("<256i", 20240520, 1, count, *[0] * 253))
-            for _ in range(count >> 16):
-                file.write(tokens)
+        tokens = token_array(vocab, (draw.randrange(vocab) for _ in range(1 << 16)))
+        write_shards(itertools.repeat(tokens, count >> 16), lambda _: path, tokenizer="random", vocab=vocab, end_token=0)
     return path
 
 
 def check_cards(session, ranks, comm):
-    shape = ["--layers", 1, "--channels", 64, "--heads", 2, "-b", 2, "-t", 64, "--vocab", 257] if session.dry else \
-        ["-e", "d12", "-b", 16]
-    command = [session.program("check_card"), *shape, "--precision", "fp8", *comm]
-    done = run_ranks(session, ranks, command, 300, "check_card")
-    wrong = [line for line in done[0].output.splitlines() if line.startswith("WRONG: ")]
+    done = run_ranks(session, ranks, [*check_card_command(session, "d12", "fp8"), *comm], 300, "check_card")
+    wrong = found_by_check_card(done[0].output)
     codes = [rank.code for rank in done]
     return {"codes": codes, "wrong": wrong, "passed": not any(codes), "done": not set(codes) - {0, 1},
             "output": done[0].tail(3000)}
@@ -216,8 +211,8 @@ def several_gpus(session, ranks, comm):
     part = Part(session, 9, "several_gpus")
     part.result["ranks"] = ranks
     shard = random_shard(session)
-    part.item("machine", lambda: {"gpus": output_of(["nvidia-smi", "-L"]), "links": output_of(["nvidia-smi", "topo", "-m"]),
-                                  "versions": output_of([session.program("train_gpt"), "--version"])})
+    part.item("machine", lambda: {"gpus": output_of(nvidia_smi(), "-L"), "links": output_of(nvidia_smi(), "topo", "-m"),
+                                  "versions": output_of(session.program("train_gpt"), "--version")})
     part.item("check_card", lambda: check_cards(session, ranks, comm))
     for name in SHARDED[2:3] if session.dry else SHARDED:
         part.item(f"{name}: bits of one rank", lambda: measure_stages(session, shard, name, ranks, comm))
@@ -242,7 +237,7 @@ def main(argv=None):
                                                                         "the checkout")
     parser.add_argument("--dry", action="store_true", help="ranks on the CPU")
     args = parser.parse_args(argv)
-    ranks = args.ranks or (2 if args.dry else output_of(["nvidia-smi", "-L"]).count("GPU "))
+    ranks = args.ranks or (2 if args.dry else output_of(nvidia_smi(), "-L").count("GPU "))
     if ranks < 2:
         parser.error("several GPUs are needed, and nvidia-smi -L names fewer than two; --dry tests this script on a CPU")
     session = Session(args.programs, ROOT, args.out, args.dry, minutes=60)

@@ -72,6 +72,18 @@ def found_by_inspect(output):
     return json.loads(output[output.index("{"):output.rindex("}") + 1])
 
 
+def check_card_command(session, model, precision):
+    """check_card for a run of this model and precision."""
+    shape = ["--layers", 2, "--channels", 64, "--heads", 2, "-b", 2, "-t", 64, "--vocab", 257] if session.dry else \
+        ["-e", model, "-b", 16]
+    return [session.program("check_card"), *shape, "--precision", precision]
+
+
+def found_by_check_card(output):
+    """The lines that name what is wrong."""
+    return [line for line in output.splitlines() if line.startswith("WRONG: ")]
+
+
 def counts_of_doctest(text):
     found = re.search(r"test cases:\s*(\d+) \|\s*(\d+) passed \|\s*(\d+) failed", text)
     return {"passed": int(found[2]), "failed": int(found[3])} if found else {}
@@ -145,9 +157,14 @@ GPU_FIELDS = ("name", "driver_version", "memory.total", "clocks.sm", "clocks.mem
               "power.draw", "temperature.gpu", "compute_cap")
 
 
+def nvidia_smi():
+    """The path of nvidia-smi, or None."""
+    return shutil.which("nvidia-smi") or find_library("nvidia-smi", ["/usr/local/nvidia/bin", "/usr/bin"])
+
+
 def gpu_state():
     """The fields that nvidia-smi reports now; {} without nvidia-smi."""
-    program = shutil.which("nvidia-smi") or find_library("nvidia-smi", ["/usr/local/nvidia/bin", "/usr/bin"])
+    program = nvidia_smi()
     for fields in (GPU_FIELDS, GPU_FIELDS[:2]) if program else ():  # not every driver knows every field
         try:
             result = subprocess.run([program, f"--query-gpu={','.join(fields)}", "--format=csv,noheader"],
@@ -169,13 +186,9 @@ class GpuWatch:
     """
 
     def __enter__(self):
-        self.seen, self.samples = {}, tempfile.TemporaryFile("w+")
-        query = ["nvidia-smi", f"--query-gpu={','.join(WATCHED)}", "--format=csv,noheader,nounits", "-i", "0",
-                 "-lms", "100"]
-        try:
-            self.process = subprocess.Popen(query, stdout=self.samples, stderr=subprocess.DEVNULL)
-        except OSError:
-            self.process = None
+        self.seen, self.samples, program = {}, tempfile.TemporaryFile("w+"), nvidia_smi()
+        query = [f"--query-gpu={','.join(WATCHED)}", "--format=csv,noheader,nounits", "-i", "0", "-lms", "100"]
+        self.process = program and subprocess.Popen([program, *query], stdout=self.samples, stderr=subprocess.DEVNULL)
         return self
 
     def __exit__(self, *_):
