@@ -163,6 +163,13 @@ def scores(vocab, merges):
     return [-float(rank.get(token, len(merges))) for token in vocab]
 
 
+def adds_space(tokenizer):
+    """True if a Llama-2-like tokenizer puts a space in front of a text: by its normalizer or by its pre-tokenizer."""
+    cuts = tokenizer["pre_tokenizer"]
+    return '"Prepend"' in json.dumps(tokenizer["normalizer"]) or \
+        cuts is not None and '"prepend_scheme": "never"' not in json.dumps(cuts)
+
+
 def add_tokenizer(writer, directory, config, pre):
     path = os.path.join(directory, "tokenizer.json")
     if not os.path.exists(path):
@@ -190,8 +197,7 @@ def add_tokenizer(writer, directory, config, pre):
         writer.add_tokenizer_model("llama")
         writer.add_tokenizer_pre("default")
         writer.add_token_scores(scores(tokens, merges))
-        writer.add_add_space_prefix('"Prepend"' in json.dumps(tokenizer["normalizer"]) or '"prepend_scheme": "never"' not
-                                    in json.dumps(tokenizer["pre_tokenizer"]) and tokenizer["pre_tokenizer"] is not None)
+        writer.add_add_space_prefix(adds_space(tokenizer))
     else:
         pre = pre or name_of_cuts(tokenizer["pre_tokenizer"])
         if not pre:
