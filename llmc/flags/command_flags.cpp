@@ -80,9 +80,8 @@ CommandFlags inspect() {
         "inspect",
         "Shows what rounding does to a model: one micro-batch in FP32, BF16 and FP8, with the loss of each, how far "
         "the gradient of each layer is from that in FP32 (cosine of the angle between them, and gain), and how far "
-        "each "
-        "layer's three FP8 matmuls are from the same matmuls in BF16. From a checkpoint of an FP8 run, FP8 scales are "
-        "those that the run's next step would use. Flags that are not given are the checkpoint's."};
+        "each layer's three FP8 matmuls are from the same matmuls in BF16. From a checkpoint of an FP8 run, FP8 scales "
+        "are those that the run's next step would use. Flags that are not given are the checkpoint's."};
     command.flags = {from_flag(), flag(0, "json", "", &Options::json, {},
                                        "print everything as one JSON object, with the norm of each tensor's gradient")};
     return command;

@@ -61,7 +61,7 @@ std::string current_name(const std::string& name);
 struct RemovedFlag {
     std::string name;
     std::string default_value;  // as JSON
-    std::string instead;        // what to do now; text() adds it to "--NAME has been removed: "
+    std::string instead;        // what to do now; ends text(), "--NAME has been removed: INSTEAD"
     bool observes = false;      // no number of a run depended on it, so a configuration may have any value
 
     // True if a run goes on without the flag, although its configuration has this value.

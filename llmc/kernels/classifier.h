@@ -42,8 +42,8 @@ void softmax_cross_entropy(Real* logits, float* losses, const int* targets, floa
 
 // The same with the gradient, rounded to BF16, as FP8 codes in both layouts (quantize.h). The logits stay, so a recipe
 // may run it twice: first with pass `measure`, which writes the losses and no codes. rows and padded_V are multiples
-// of 16. Moves 5 bytes per element: 3 in the softmax's kernel, which writes rows, and 2 in a second kernel that
-// transposes the codes. Measuring moves 2.
+// of 16. One kernel reads the logits and writes row codes (3 bytes per element), a second one transposes these codes
+// (2). Measuring moves 2 bytes.
 template <class F8>
 void softmax_cross_entropy_fp8(const Quantized<F8>& to, const bf16* logits, float* losses, const int* targets,
                                float dloss, const float* loss_scale, int rows, int V, int padded_V, QuantizePass pass,

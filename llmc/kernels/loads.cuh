@@ -16,7 +16,7 @@ namespace llmc {
 template <class Real>
 struct Packed8 {
 #if LLMC_ON_GPU
-    static constexpr int kPieces = static_cast<int>(sizeof(Real)) / 2;  // of 16 bytes
+    static constexpr int kPieces = static_cast<int>(sizeof(Real)) / 2;  // loads of 16 bytes
     Bytes16 raw[kPieces];
     LLMC_DEVICE void load(const Real* p) {
         LLMC_UNROLL

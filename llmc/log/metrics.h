@@ -44,7 +44,7 @@ struct ValRecord {
     int64_t step = 0;
     std::vector<ValLoss> losses;
     std::vector<TaskScores> tasks = {};
-    Precision precision = Precision::bf16;  // of the forward pass
+    Precision precision = Precision::bf16;  // in which the losses were computed
 
     bool empty() const { return losses.empty() && tasks.empty(); }
 };

@@ -15,6 +15,11 @@ LinearSetup reads_norm(const ModelContext<Real>& c, const char* kind) {
             .runs_again = c.setup.recompute == Recompute::block};
 }
 
+AttentionHeads with_kernels(AttentionHeads heads, Kernels kernels) {
+    heads.kernels = kernels;
+    return heads;
+}
+
 }  // namespace
 
 template <class Real>
@@ -22,7 +27,7 @@ DecoderBlock<Real>::DecoderBlock(ModelContext<Real>& c, int layer, const Attenti
                                  bool activation_in_place)
     : setup_(c.setup),
       layer_(layer),
-      heads_(heads),
+      heads_(with_kernels(heads, c.setup.kernels)),
       activation_(c.setup.model.table().activation),
       qkv_(c.linear, block_prefix(layer) + "qkv", setup_.N(), reads_norm(c, "qkv")),
       attn_proj_(c.linear, block_prefix(layer) + "attn_proj", setup_.N(),
@@ -36,7 +41,6 @@ DecoderBlock<Real>::DecoderBlock(ModelContext<Real>& c, int layer, const Attenti
       gelu_products_(fc_, fc_proj_, setup_.kernels == Kernels::automatic && activation_ == Activation::gelu),
       ln1_(c, block_prefix(layer) + "ln1", keeps_rows()),
       ln2_(c, block_prefix(layer) + "ln2", keeps_rows()) {
-    heads_.kernels = setup_.kernels;
     const size_t N = c.N(), C = c.C(), rows_of_lse = N * heads_.NH;
     const size_t qkv = qkv_.shape().OC, width = heads_.width();
     const size_t hidden = fc_.shape().OC, F = fc_proj_.shape().C;

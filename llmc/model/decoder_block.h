@@ -36,7 +36,7 @@ protected:
 
     const ModelSetup& setup_;
     const int layer_;
-    AttentionHeads heads_;
+    const AttentionHeads heads_;
     const Activation activation_;
     Linear<Real> qkv_, attn_proj_, fc_, fc_proj_;
     GeluProducts<Real> gelu_products_;

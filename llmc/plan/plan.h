@@ -160,7 +160,7 @@ struct StagePlan {
     size_t shared_copy = 0;  // host memory, if the card shares it
     int slices = 1;          // into which a unit is divided
     Sent sent;
-    ProductUses products;  // of a micro-step, and which kinds of layers need them
+    ProductUses products;  // the matmuls of a micro-step, each with the kinds of layers that need it
     size_t bytes() const { return memory.total() + reserve + shared_copy; }
 };
 

@@ -118,8 +118,8 @@ struct ForwardState {
     float output[HD / 64][32];  // not yet divided by rounded_sum
     float maximum[2];           // of the raw scores seen so far
     float sum[2];               // of this thread's unrounded probabilities, for lse
-    // Of the row's probabilities as rounded to BF16. Dividing by it makes the weights of V's rows add up to exactly 1,
-    // so that a component common to all of V passes without rounding errors, which would bias the backward's delta.
+    // The sum of the row's probabilities after rounding to BF16. Divided by it, the weights of V's rows add up to
+    // exactly 1, so a component common to all of V passes without rounding errors, which would bias backward's delta.
     float rounded_sum[2];
 };
 
