@@ -109,15 +109,16 @@ def add_others(commands):
     add_tokenizer(shakespeare, "gpt2")
     shakespeare.add_argument("--text", metavar="FILE", help="a local copy of its text, so that nothing is downloaded")
 
-    download = add("download", "Fetches published shards, checks them, and writes their sidecars.")
-    download.add_argument("name", choices=("fineweb10B", "fineweb-edu10B"),
-                          help="10 billion tokens of FineWeb or FineWeb-Edu with GPT-2's tokenizer, 20 GB")
-    download.add_argument("--out", required=True, metavar="DIR", help="directory for the shards and sidecars")
+    download = add("download", "Fetches published shards, or a text to begin with, and checks them.")
+    download.add_argument("name", choices=("fineweb10B", "fineweb-edu10B", "tinyshakespeare"),
+                          help="10 billion tokens of FineWeb or FineWeb-Edu with GPT-2's tokenizer (20 GB), with their "
+                               "sidecars; or the text of Tiny Shakespeare (1 MB)")
+    download.add_argument("--out", required=True, metavar="DIR", help="directory for the files")
     download.add_argument("--shards", type=int, metavar="N",
                           help="only the validation shard and the first N training shards, of 100M tokens (0.2 GB) each")
     download.add_argument("--revision", metavar="COMMIT", help="of the data set on the hub; default: the newest, or that "
                                                                 "of the shards in DIR")
-    download.add_argument("--tokenizer", default="gpt2", metavar="FILE",
+    download.add_argument("--tokenizer", metavar="FILE",
                           help="gpt2.tiktoken, or llm.c's tokenizer.bin, so that its vocabulary is not downloaded")
 
     hellaswag = add("hellaswag", "Writes HellaSwag as llm.c's evaluation file.")
@@ -190,7 +191,12 @@ def run(parser, args):
         tokenizer = tokenizers.open_tokenizer(args.tokenizer, args.end_token)
         tinyshakespeare.prepare_tinyshakespeare(args.out, tokenizer, args.text)
     elif args.command == "download":
-        download.download(args.name, args.out, args.shards, args.revision, args.tokenizer)
+        if args.name != "tinyshakespeare":
+            download.download(args.name, args.out, args.shards, args.revision, args.tokenizer)
+        elif args.shards or args.revision or args.tokenizer:
+            parser.error("--shards, --revision and --tokenizer are for shards, not for tinyshakespeare")
+        else:
+            tinyshakespeare.download_text(args.out)
     elif args.command == "hellaswag":
         if args.input and args.split:
             parser.error("--split chooses the file to download, and --input names one")

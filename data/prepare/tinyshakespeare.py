@@ -1,37 +1,63 @@
-"""`prepare tinyshakespeare`: the 1 MB of Shakespeare that llm.c starts with, as shards that equal llm.c's byte for
-byte.
+"""The 1 MB of Shakespeare that llm.c starts with: `prepare download tinyshakespeare` fetches its text, and `prepare
+tinyshakespeare` makes shards that equal llm.c's byte for byte.
 
-Every speech is a document. The first 32,768 tokens are the validation set.
+In these shards every speech is a document. The first 32,768 tokens are the validation set.
 """
 
+import hashlib
+import http.client
 import os
+import time
 import urllib.error
 import urllib.request
 
 import numpy
 
 from . import outputs, readers
-from .shard import open_regular, write_shards
+from .shard import open_regular, write_atomically, write_shards
 from .table import MISCOUNTED, write_tokenizer
 from .tokenizers import PrepareError
 
 URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 VAL_TOKENS = 32768
+PAUSES = (1, 4)  # seconds before each further attempt to download
 
 
 def download(url, instead):
-    try:
-        with urllib.request.urlopen(url, timeout=60) as reply:
-            return reply.read()
-    except (urllib.error.URLError, OSError) as error:
-        raise PrepareError(f"could not download {url}: {getattr(error, 'reason', error)}; without a network fetch it "
-                           f"elsewhere and give it with {instead}") from None
+    """The bytes of a page."""
+    for pause in (*PAUSES, None):
+        try:
+            with urllib.request.urlopen(url, timeout=60) as reply:
+                return reply.read()
+        except (OSError, http.client.HTTPException) as error:
+            if pause is None or isinstance(error, urllib.error.HTTPError) and error.code < 500:
+                raise PrepareError(f"could not download {url}: {getattr(error, 'reason', error)}; without a network, "
+                                   f"{instead}") from None
+        time.sleep(pause)
 
 
-def read_or_download(file, url, instead="--text FILE"):
+def download_text(out):
+    path = os.path.join(out, "tinyshakespeare.txt")
+    outputs.require_own(path, is_text)
+    if not os.path.exists(path):
+        text = download(URL, "fetch it elsewhere, or go on with a text of your own")
+        if hashlib.sha256(text).hexdigest() != SHA256:
+            raise PrepareError(f"{URL} arrived with other bytes ({len(text)}) than the published text; give the same "
+                               "command again")
+        os.makedirs(out, exist_ok=True)
+        write_atomically(path, text)
+    print(f"{path}: {os.path.getsize(path):,} bytes, with the published checksum")
+
+
+def is_text(path):
+    return hashlib.sha256(outputs.read(path)).hexdigest() == SHA256
+
+
+def read_or_download(file, url, flag="--text FILE"):
     """The bytes of the file `file`, or of the page `url` if `file` is None."""
     if file is None:
-        return download(url, instead)
+        return download(url, f"fetch it elsewhere and give it with {flag}")
     try:
         with open_regular(file) as stream:
             return stream.read()
@@ -45,10 +71,10 @@ def speeches(text):
     return [part + b"\n\n" for part in parts[:-1]] + parts[-1:]
 
 
-def prepare_tinyshakespeare(out, tokenizer, text_file=None, url=URL):
-    text = read_or_download(text_file, url)
+def prepare_tinyshakespeare(out, tokenizer, text_file=None):
+    text = read_or_download(text_file, URL)
     if readers.decode(text) != (text.decode(errors="replace"), 0):
-        raise PrepareError(f"{text_file or url} is not UTF-8 text without a byte order mark")
+        raise PrepareError(f"{text_file or URL} is not UTF-8 text without a byte order mark")
     texts = [speech.decode(errors="replace") for speech in speeches(text)]
     documents = [tokenizer.encode(speech) for speech in texts]
     lengths, sizes = [len(document) + 1 for document in documents], [len(speech.encode()) for speech in texts]

@@ -5,6 +5,7 @@ Run: .venv/bin/python -m unittest discover -s test/data
 """
 
 import array
+import contextlib
 import hashlib
 import json
 import os
@@ -320,6 +321,14 @@ class OwnTokenizer(TestCase):
             tokenizers.open_tokenizer(path, "!")
 
 
+@contextlib.contextmanager
+def no_route():
+    with mock.patch.object(tinyshakespeare, "PAUSES", (0,)), \
+            mock.patch.object(tinyshakespeare.urllib.request, "urlopen", side_effect=OSError("no route")) as urlopen:
+        yield
+    assert urlopen.call_count == 2
+
+
 class TinyShakespeare(TestCase):
     CONTENT = b"\n\n".join(b"Speaker %d:\nWords, words, words.\n" % i for i in range(2000))
 
@@ -340,8 +349,9 @@ class TinyShakespeare(TestCase):
     def test_messages(self):
         nowhere = "file://" + self.path("nowhere.txt")
         with self.assertRaisesRegex(tokenizers.PrepareError, "could not download.*--text FILE"):
-            tinyshakespeare.read_or_download(None, nowhere)
-        with mock.patch.object(tinyshakespeare.urllib.request, "urlopen", side_effect=OSError("no route")):
+            with mock.patch.object(tinyshakespeare, "PAUSES", ()):
+                tinyshakespeare.read_or_download(None, nowhere)
+        with no_route():
             output = self.refused("tinyshakespeare", "--out", self.path("out"), "--tokenizer", "bytes")
         self.assertIn("no route", output)
         self.assertFalse(os.path.exists(self.path("out")))
@@ -391,7 +401,7 @@ class HellaSwag(TestCase):
         self.assertIn("the right one is 4", refused(good | {"label": 4}))
         self.assertIn("bytes; llm.c's file has examples below 65536", refused(good | {"ctx": "x" * 32768}))
         self.assertIn("has no examples", refused())
-        with mock.patch.object(tinyshakespeare.urllib.request, "urlopen", side_effect=OSError("no route")):
+        with no_route():
             output = self.refused("hellaswag", "--tokenizer", "bytes", "--out", self.path("h.bin"))
         self.assertRegex(output, "could not download https://.*hellaswag_val.jsonl: no route.*--input FILE")
         wide = mock.Mock(vocab=65536)

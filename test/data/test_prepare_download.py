@@ -1,4 +1,4 @@
-"""prepare download: shards from a hub on this machine, checked, continued, and refused."""
+"""prepare download: shards from a hub on this machine, and a text from a server, checked, continued, and refused."""
 
 import hashlib
 import http.server
@@ -174,6 +174,64 @@ class Download(TestCase):
         import huggingface_hub
         with mock.patch.object(huggingface_hub.HfApi, "dataset_info", side_effect=OSError("no route\nto host")):
             self.assertIn(f"the hub does not answer for {REPO}: no route", self.refused(*self.arguments()))
+
+
+class Text(TestCase):
+    """The text of Tiny Shakespeare, from a server that gives the replies of a list: content and announced length, or an
+    HTTP status."""
+
+    CONTENT = b"First Citizen:\nBefore we proceed any further, hear me speak.\n"
+
+    def download(self, *replies):
+        from prepare import tinyshakespeare
+        waiting = list(replies)
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def log_message(self, *_):
+                pass
+
+            def do_GET(self):
+                reply = waiting.pop(0)
+                if isinstance(reply, int):
+                    return self.send_error(reply)
+                self.send_response(200)
+                self.send_header("Content-Length", str(reply[1]))
+                self.end_headers()
+                return self.wfile.write(reply[0])
+
+        with http.server.ThreadingHTTPServer(("localhost", 0), Handler) as server:
+            threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+            with mock.patch.multiple(tinyshakespeare, URL=f"http://localhost:{server.server_port}/input.txt",
+                                     SHA256=hashlib.sha256(self.CONTENT).hexdigest(), PAUSES=(0, 0)), \
+                    mock.patch.dict(os.environ, no_proxy="*"):
+                try:
+                    return self.prepare("download", "tinyshakespeare", "--out", self.path("out"))
+                finally:
+                    server.shutdown()
+                    self.assertEqual(waiting, [], "replies that were not asked for")
+
+    def test_arrives_once(self):
+        whole = (self.CONTENT, len(self.CONTENT))
+        code, out, error = self.download(503, (self.CONTENT[:9], len(self.CONTENT)), whole)
+        self.assertEqual((code, error), (0, ""))
+        self.assertIn(f"tinyshakespeare.txt: {len(self.CONTENT)} bytes, with the published checksum", out)
+        self.assertEqual(self.read("out/tinyshakespeare.txt"), self.CONTENT)
+        self.assertEqual(os.listdir(self.path("out")), ["tinyshakespeare.txt"])
+        self.assertEqual(self.download(), (0, out, ""))
+
+    def test_what_is_refused(self):
+        for replies, message in (([503] * 3, "Service Unavailable; without a network, fetch it elsewhere, or go on with a "
+                                             "text of your own"),
+                                 ([404], "could not download http://localhost:.*: Not Found"),
+                                 ([(b"<html>", 6)], r"arrived with other bytes \(6\) than the published text")):
+            code, _, error = self.download(*replies)
+            self.assertEqual(code, 1)
+            self.assertRegex(error, message)
+            self.assertFalse(os.path.exists(self.path("out")))
+        self.path("out/tinyshakespeare.txt", b"somebody else's")
+        self.assertIn("is in the way", self.download()[2])
+        with self.assertRaises(SystemExit):
+            self.prepare("download", "tinyshakespeare", "--out", self.path("out"), "--shards", "1")
 
 
 if __name__ == "__main__":
