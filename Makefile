@@ -97,10 +97,10 @@ DEFINES_CPU  := $(DEFINES) -DLLMC_BUILT_FOR='"$(MARCH)"' $(if $(filter 1,$(USE_O
 DEFINES_CUDA := $(DEFINES) -DLLMC_BUILT_FOR='"$(ARCHS)"' \
                 $(if $(filter 1,$(USE_NCCL)),-DLLMC_USE_NCCL=1 -I$(NCCL_INCLUDE))
 LIBS_CPU  := $(if $(filter 1,$(USE_ONEDNN)),-ldnnl) $(addprefix -L,$(BLAS_DIR)) $(BLAS_DIR:%=-Wl$(comma)-rpath$(comma)%) \
-             -lopenblas -fopenmp -lpthread $(MPI_LIBS)
+             -lopenblas -lcrypto -fopenmp -lpthread $(MPI_LIBS)
 NCCL_LIB  := $(abspath $(filter .venv/% $(NCCL_HOME)/%,$(NCCL_INCLUDE:include=lib)))
 LIBS_CUDA := -L$(CUDA_HOME)/lib64 $(foreach dir,$(CUDA_HOME)/lib64 $(NCCL_LIB),-Xlinker -rpath -Xlinker $(dir)) \
-             -lcublasLt -lgomp -lpthread -ldl $(subst -Wl$(comma),-Xlinker ,$(MPI_LIBS))
+             -lcublasLt -lcrypto -lgomp -lpthread -ldl $(subst -Wl$(comma),-Xlinker ,$(MPI_LIBS))
 
 # ---- sources and objects -------------------------------------------------------------------------------------------
 # A file that needs something special in a build says so in a line "// build: ...". `per device`: a .cpp file that is

@@ -40,7 +40,7 @@ STATEMENT = re.compile(r"__syncthreads\(\);|__syncwarp\([^;]*\);|\bbar_sync\([^;
 
 def libraries():
     folders = list(Path("/usr/lib").glob("*/openblas-openmp"))
-    return f"-L{folders[0]} -Wl,-rpath,{folders[0]} -lopenblas -lpthread" if folders else "-lopenblas -lpthread"
+    return f"-L{folders[0]} -Wl,-rpath,{folders[0]} -lopenblas -lcrypto -lpthread" if folders else "-lopenblas -lcrypto -lpthread"
 
 
 # ---- mutants -----------------------------------------------------------------------------------------------------------

@@ -3,14 +3,15 @@
 // All messages have a fixed size:
 //
 //   hub -> spoke   Challenge   a magic number and random bytes, sent when the connection is accepted
-//   spoke -> hub   Hello       rank, world size, program, and a hash of these, the random bytes and the secret
+//   spoke -> hub   Hello       rank, world size, program, and an HMAC-SHA256 of these and the challenge
 //   hub -> spoke   Verdict     empty: welcome; else the reason of the refusal
 //
-// The secret itself is never sent. The hash is XXH3, which is not cryptographic: it keeps out other runs, port scanners
-// and strangers on a shared network. It does not protect against an attacker who can read or change the traffic. After
-// the meeting, traffic is neither encrypted nor authenticated.
+// The key of the HMAC is the secret, which is never sent: who reads the traffic learns nothing that admits another
+// process. After the meeting, traffic is neither encrypted nor authenticated.
 #include "llmc/comm/tcp.h"
 
+#include <openssl/crypto.h>
+#include <openssl/hmac.h>
 #include <poll.h>
 #include <sys/random.h>
 #include <sys/resource.h>
@@ -23,9 +24,6 @@
 #include <deque>
 #include <utility>
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include "llmc/base/clock.h"
 #include "llmc/comm/backend.h"
 
@@ -34,7 +32,7 @@ namespace {
 
 constexpr size_t kMostStrangers = 128;  // connections without a hello that are held at once, besides one for each rank
 constexpr size_t kMostWarnings = 12;    // about rejected connections
-constexpr char kMagic[8] = {'L', 'L', 'M', 'C', 'r', 'k', '0', '2'};
+constexpr char kMagic[8] = {'L', 'L', 'M', 'C', 'r', 'k', '0', '3'};
 
 struct Challenge {
     char magic[8];
@@ -45,7 +43,7 @@ struct Hello {
     char magic[8];
     int32_t rank, world;
     char program[32];
-    unsigned char proof[16];
+    unsigned char proof[32];
 };
 
 struct Verdict {
@@ -53,21 +51,12 @@ struct Verdict {
 };
 
 void prove(Hello& hello, const std::string& secret, const Challenge& challenge) {
-    std::string text = secret;
-    text.append(reinterpret_cast<const char*>(&challenge), sizeof challenge);
-    text.append(reinterpret_cast<const char*>(&hello), offsetof(Hello, proof));
-    text += secret;
-    XXH128_canonical_t canonical;
-    XXH128_canonicalFromHash(&canonical, XXH3_128bits(text.data(), text.size()));
-    static_assert(sizeof canonical == sizeof hello.proof);
-    std::memcpy(hello.proof, &canonical, sizeof canonical);
-}
-
-// Compares in a time that does not depend on where the proofs differ.
-bool same_proof(const Hello& a, const Hello& b) {
-    unsigned different = 0;
-    for (size_t i = 0; i < sizeof a.proof; i++) different |= static_cast<unsigned>(a.proof[i] ^ b.proof[i]);
-    return different == 0;
+    unsigned char text[sizeof challenge + offsetof(Hello, proof)];
+    std::memcpy(text, &challenge, sizeof challenge);
+    std::memcpy(text + sizeof challenge, &hello, offsetof(Hello, proof));
+    if (!HMAC(EVP_sha256(), secret.data(), static_cast<int>(secret.size()), text, sizeof text, hello.proof, nullptr))
+        throw Error(ExitCode::failure,
+                    "OpenSSL cannot compute HMAC-SHA256; is its configuration (OPENSSL_CONF) broken?");
 }
 
 // When a meeting that begins now has to be complete.
@@ -183,7 +172,7 @@ private:
         const Hello& hello = guest.hello;
         Hello expected = hello;
         prove(expected, meeting_.secret, guest.challenge);
-        if (!same_proof(hello, expected))
+        if (CRYPTO_memcmp(hello.proof, expected.proof, sizeof expected.proof) != 0)
             return "its secret is not rank 0's: set LLMC_SECRET to the same text on all ranks (without it, the job id "
                    "of torchrun, mpirun or Slurm is the secret), or MASTER_PORT is another run's";
         if (hello.world != meeting_.world || hello.rank < 1 || hello.rank >= meeting_.world)

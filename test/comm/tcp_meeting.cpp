@@ -146,7 +146,7 @@ TEST_CASE("meeting: a connection that talks slowly is dropped when its time is o
     HubThread hub(2);
     TcpSocket slow = stranger(hub.meeting());
     const double start = monotonic_seconds();
-    const std::string hello = "LLMCrk02" + std::string(56, 'x');
+    const std::string hello = "LLMCrk03" + std::string(72, 'x');
     size_t sent = 0;
     while (sent < hello.size() && slow.send(&hello[sent], 1) && !slow.peer_closed()) {
         usleep(100'000);
@@ -161,7 +161,7 @@ TEST_CASE("meeting: a connection that talks slowly is dropped when its time is o
 TEST_CASE("meeting: strangers that say something else, and leave at once") {
     HubThread hub(3, 2);  // rank 2 never comes, so rank 0 lists the strangers
     for (const std::string& text : {std::string("GET / HTTP/1.1\r\n\r\n"), std::string(100'000, '\xff'),
-                                    std::string("LLMCrk02") + std::string(56, '\1'), std::string("LLMCrk02"),
+                                    std::string("LLMCrk03") + std::string(72, '\1'), std::string("LLMCrk03"),
                                     std::string("LLMCrk01\1\0\0\0\3\0\0\0", 16), std::string()}) {
         TcpSocket socket = stranger(hub.meeting());
         socket.send_without_waiting(text.data(), text.size());
@@ -193,6 +193,42 @@ TEST_CASE("meeting: a process that is not a missing rank is told why, and the ru
     CHECK(contains(refusal(1, [](TcpMeeting&) {}),
                    "rank 1 has already connected, from 127.0.0.1; two processes have RANK=1"));
     const TcpSocket rank_2 = meet_as_spoke(2, hub.meeting());
+    CHECK(hub.error() == "");
+}
+
+// A man in the middle passes on rank 0's challenge and rank 1's hello. Every part of the hello is covered by the proof.
+TEST_CASE("meeting: a hello that was changed or recorded on its way is refused") {
+    HubThread hub(3);
+    std::string recorded;
+    const auto answer = [&](int changed_byte, bool replay = false) {
+        TcpSocket listener = TcpSocket::listen("127.0.0.1", 0), to_hub = stranger(hub.meeting());
+        TcpMeeting middle = hub.meeting();
+        middle.address.port = listener.port();
+        std::optional<TcpSocket> rank_1;
+        std::string error;
+        std::thread spoke([&] { error = ending_of([&] { rank_1 = meet_as_spoke(1, middle); }); });
+        std::string address, challenge(24, 0), hello(80, 0), verdict(256, 0);
+        TcpSocket from_spoke;
+        while (!from_spoke.open()) from_spoke = listener.accept(address);
+        CHECK(to_hub.receive(challenge.data(), challenge.size()));
+        CHECK(from_spoke.send(challenge.data(), challenge.size()));
+        CHECK(from_spoke.receive(hello.data(), hello.size()));
+        if (changed_byte >= 0) hello[changed_byte] ^= 1;
+        if (replay) hello = recorded;
+        CHECK(to_hub.send(hello.data(), hello.size()));
+        CHECK(to_hub.receive(verdict.data(), verdict.size()));
+        CHECK(from_spoke.send(verdict.data(), verdict.size()));
+        spoke.join();
+        recorded = hello;
+        return error;
+    };
+    for (const int byte : {8, 12, 16, 47, 48, 63, 79}) {  // rank, world, program and proof
+        CAPTURE(byte);
+        CHECK(contains(answer(byte), "its secret is not rank 0's"));
+    }
+    CHECK(answer(-1) == "");
+    CHECK(contains(answer(-1, true), "its secret is not rank 0's"));
+    const TcpSocket rank_1 = meet_as_spoke(1, hub.meeting()), rank_2 = meet_as_spoke(2, hub.meeting());
     CHECK(hub.error() == "");
 }
 

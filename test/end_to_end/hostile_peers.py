@@ -23,7 +23,7 @@ from trainer import PROGRAM, new_path, read_records, tiny_flags, workspace
 
 LIMIT = 240  # seconds per run, also on a busy machine
 # The messages of the meeting, in bytes (tcp_meeting.cpp), and the header of all later ones (transport_tcp.cpp).
-CHALLENGE, HELLO, VERDICT = 24, 64, 256
+CHALLENGE, HELLO, VERDICT = 24, 80, 256
 HEADER = struct.Struct("<IIQQ")  # magic, kind, sequence, bytes
 FINDING = ("AddressSanitizer", "runtime error:", "terminate called", "Segmentation")
 OWN_CODES = (0, 2, 3, 4, 5, 6, 7)
@@ -92,7 +92,7 @@ def slow(port, interval):
 
         def talk():
             with contextlib.suppress(OSError):
-                for byte in b"LLMCrk02" + bytes(HELLO):
+                for byte in b"LLMCrk03" + bytes(HELLO):
                     connection.sendall(bytes([byte]))
                     time.sleep(interval)
         threading.Thread(target=talk, daemon=True).start()
@@ -101,12 +101,12 @@ def slow(port, interval):
 
 def strangers(port, rng):
     noise = rng.randbytes
-    return [*[speak(port, b"")] * 320, *[speak(port, b"", leave=True)] * 5, *[speak(port, b"LLMCrk02", reset=True)] * 3,
+    return [*[speak(port, b"")] * 320, *[speak(port, b"", leave=True)] * 5, *[speak(port, b"LLMCrk03", reset=True)] * 3,
             speak(port, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"), speak(port, noise(1 << 20)),
             *(speak(port, noise(rng.randrange(1, 300))) for _ in range(5)),
             # Half a hello, and whole ones without a valid proof.
-            speak(port, b"LLMCrk02" + noise(20)), speak(port, b"LLMCrk02" + noise(20), leave=True),
-            *(speak(port, b"LLMCrk02" + struct.pack("<ii", rank, world) + noise(48))
+            speak(port, b"LLMCrk03" + noise(20)), speak(port, b"LLMCrk03" + noise(20), leave=True),
+            *(speak(port, b"LLMCrk03" + struct.pack("<ii", rank, world) + noise(64))
               for rank, world in ((1, 2), (0, 2), (-1, 2), (1, 3), (2**31 - 1, 2**31 - 1))),
             slow(port, 0.2), slow(port, 0.9)]
 
