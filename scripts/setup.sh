@@ -14,7 +14,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 PACKAGES=(
     g++ make git python3 python3-venv ccache  # tools
     libopenblas-openmp-dev libdnnl-dev # matmuls on the CPU
-    doctest-dev libcli11-dev nlohmann-json3-dev libxxhash-dev libfmt-dev libssl-dev
+    doctest-dev nlohmann-json3-dev libxxhash-dev libfmt-dev libssl-dev
     libopenmpi-dev openmpi-bin
 )
 PYTHON_PACKAGES=(matplotlib)
@@ -92,7 +92,7 @@ if command -v dpkg-query >/dev/null && command -v apt-get >/dev/null; then
     if ((${#missing[@]} > 0)); then install_packages "${missing[@]}"; fi
 elif ! have_tools; then
     echo "setup.sh: this system has no apt. Please install: g++ (12 or newer), make, git, python3 with venv, and" >&2
-    echo "the development files of OpenBLAS, doctest, CLI11, nlohmann-json, xxHash, fmt, OpenSSL and Open MPI." >&2
+    echo "the development files of OpenBLAS, doctest, nlohmann-json, xxHash, fmt, OpenSSL and Open MPI." >&2
     exit 1
 fi
 

@@ -40,6 +40,10 @@ std::optional<GpuSpec> gpu_named(const std::string& text) {
     return gpu;
 }
 
+void check_shell(const std::string& text) {
+    if (text != "bash") refuse("'" + text + "' is not bash (zsh runs bash's script after autoload -U bashcompinit)");
+}
+
 // A task has no default name.
 void check_task(const std::string& text) {
     if (parse_val_set(text, "task").name.empty()) refuse("'" + text + "' has no name; use --task NAME=FILE");
@@ -379,7 +383,8 @@ const Flag kRows[] = {
     once(flag(0, "fit", "", &Options::fit, {},
               "if the run does not fit into memory, change what is predicted to cost least: -r, -b, -z, --offload, "
               "--adam-moments, --master, --gradients or --precision; the start of the run lists the changes")),
-    once(flag(0, "json", "", &Options::json, {}, "with --dry-run: print the plan as one JSON object")),
+    once(flag(0, "json", "", &Options::json, {},
+              "with --dry-run: print the plan as one JSON object; with -e list: the names as an array")),
     once(flag(0, "world", "N", &Options::world, {.min = 1, .max = 65536}, "number of ranks to plan for", "1")),
     common(once(flag(0, "gpu", "NAME", &Options::gpu, gpu_named, "card to plan for: h100, h200, a100, l40s, ...",
                      "the one found, else h200"))),
@@ -392,6 +397,9 @@ const Flag kRows[] = {
     once(flag(0, "profile-steps", "N|A:B", &Options::profile_steps, profile_steps_from_text,
               "trace N steps after two of warm-up, or steps A to B - 1, into trace-rank<R>.json for Perfetto; needs "
               "--out",
+              "none")),
+    once(flag(0, "completion", "SHELL", &Options::completion, check_shell,
+              "print a script that completes flags in bash, and exit: source <(./train_gpt --completion bash)",
               "none")),
     once(flag(0, "version", "", &Options::version, {}, "print the version and exit")),
     once(flag('h', "help", "", &Options::help, {}, "print the most important flags and exit")),
@@ -434,9 +442,7 @@ const std::vector<RemovedFlag>& removed_flags() {
     const char* const kFollow =
         "start scripts/follow.py RUN --tensorboard (or --wandb, --prometheus FILE) while it trains";
     constexpr const char* kCheckCard =
-        "the program check_card (make check_card) tests the kernels, matmuls and collectives of a run on this card, "
-        "and "
-        "exits with 1 if one is wrong";
+        "the program check_card (make check_card) tests the kernels, matmuls and collectives of a run on this card";
     static const std::vector<RemovedFlag> flags = {
         {"fp8-smooth", "false",
          "--fp8-recipe block gives each block of a row its own scale, and --fp8-layers all,-fc_proj keeps the layer "

@@ -9,6 +9,8 @@
 #include <cstring>
 
 #include "llmc/flags/flags.h"
+#include "llmc/model/config.h"
+#include "llmc/plan/cards.h"
 
 namespace llmc {
 
@@ -22,10 +24,9 @@ constexpr const char* kExitCodes =
     "Exit codes: 0 done, 1 other failure, 2 flags or configuration, 3 data, 4 checkpoint, 5 not enough memory or disk "
     "or no usable device, 6 numbers went bad, 7 communication lost, 75 stopped by a signal or limit after saving.";
 
-struct Command {
+struct {
     const char *name, *help;
-};
-const Command kCommands[] = {
+} const kCommands[] = {
     {"train", "train a model; this word may be left out"},
     {"eval", "print a model's losses and its scores in tasks (eval --help)"},
     {"sample", "generate text with a model (sample --help)"},
@@ -147,35 +148,81 @@ std::string help_markdown() {
     return text;
 }
 
+// ---- --completion bash ----------------------------------------------------------------------------------------------
+
+namespace {
+
+// The command of bash after the flag. It offers words, or names of files ("return", for `complete -o default`), or
+// nothing.
+std::string completion_of(const Flag& flag) {
+    std::vector<std::string> words = flag.words;
+    if (flag.long_name == "gpu") words = gpu_short_names();
+    if (flag.long_name == "model") words = model_names();
+    if (flag.long_name == "completion") words = {"bash"};
+    if (!words.empty()) return "words='" + joined(words) + "'";
+    for (const char* kind : {"FILE", "DIR", "PATH", "GLOB"})
+        if (flag.value.find(kind) != std::string::npos) return "return";
+    return "compopt +o default; return";
+}
+
+}  // namespace
+
+std::string completion_script() {
+    std::string names = "train", commands, values;
+    std::vector<std::string> seen;  // a flag that several commands have means the same in all of them
+    const auto flags_of_command = [&](const std::vector<Flag>& flags) {
+        std::vector<std::string> names;
+        for (const Flag& flag : flags) {
+            names.push_back("--" + flag.long_name);
+            if (flag.is_switch() || contains(seen, flag.long_name)) continue;
+            seen.push_back(flag.long_name);
+            const std::string letter = flag.short_name ? fmt::format("-{:c} | ", flag.short_name) : "";
+            values += fmt::format("    {}--{}) {} ;;\n", letter, flag.long_name, completion_of(flag));
+        }
+        return joined(names);
+    };
+    const std::string train = flags_of_command(all_flags());
+    for (const CommandFlags& command : all_commands()) {
+        names += ", " + command.name;
+        commands += fmt::format("    {}) words='{}' ;;\n", command.name, flags_of_command(command.flags));
+    }
+    return fmt::format(R"(# Completes flags of train_gpt in bash: source <(./train_gpt --completion bash)
+_train_gpt() {{
+    local IFS=$', \n' words current=${{COMP_WORDS[COMP_CWORD]#=}} flag=${{COMP_WORDS[COMP_CWORD - 1]}}
+    if [[ $flag == = ]]; then flag=${{COMP_WORDS[COMP_CWORD - 2]}}; fi  # --flag=value is three words
+    case ${{COMP_WORDS[1]}} in
+{}    *) words='{}' ;;
+    esac
+    if ((COMP_CWORD == 1)); then words+=', {}'; fi
+    case $flag in
+{}    esac
+    COMPREPLY=($(compgen -W "$words" -- "$current"))
+}}
+complete -o default -F _train_gpt train_gpt train_gpt_cpu
+)",
+                       commands, train, names, values);
+}
+
 // ---- unknown flags and commands -------------------------------------------------------------------------------------
 // Tables of llm.c's and other programs' flags, with the answer to each.
 
 namespace {
 
-struct Answer {
-    const char* flag;
-    const char* meaning;  // in llm.c
-    const char* here;
-};
-
-const Answer kAnswers[] = {
+struct {
+    const char *flags, *meaning, *here;  // the meaning in llm.c
+} const kAnswers[] = {
     {"-nk", "checkpoints to keep", "use --keep"},
     {"-nm", "major checkpoints", "use --keep-every, in steps"},
     {"-w", "keep FP32 master weights", "they are kept unless there is --master bf16; leave it out"},
     {"-f", "allow TF32", "use --tf32 to allow it; off is the default"},
     {"-ge", "GELU fusion", "there is nothing to choose; leave it out"},
     {"-a", "overfit one batch", "train on a shard as small as one batch"},
-    {"-sl", "skip steps with an outlying loss", "use --skip-spikes, which has its own limits"},
-    {"-sg", "skip steps with an outlying gradient norm", "use --skip-spikes, which has its own limits"},
+    {"-sl -sg", "skip steps with an outlying loss or gradient norm", "use --skip-spikes, which has its own limits"},
     {"-lg", "GPU information in the log", "this program has no such log; leave it out"},
-    {"-pn", "number of processes", "the launcher (mpirun, srun) sets it; leave it out"},
-    {"-pr", "process rank", "the launcher (mpirun, srun) sets it; leave it out"},
+    {"-pn -pr", "number of processes, rank", "the launcher (mpirun, srun) sets it; leave it out"},
     {"-pg", "GPUs per node", "it is detected; leave it out"},
-    {"-pi", "how to initialize NCCL", "it is detected; leave it out"},
-    {"-pm", "how to initialize NCCL", "it is detected; leave it out"},
-    {"-ps", "server address", "the launcher sets it; leave it out"},
-    {"-pf", "file-system path", "the launcher sets it; leave it out"},
-    {"-pp", "file-system path", "the launcher sets it; leave it out"},
+    {"-pi -pm", "how to initialize NCCL", "it is detected; leave it out"},
+    {"-ps -pf -pp", "server address, file-system path", "the launcher sets it; leave it out"},
 };
 
 // Flags of nanoGPT, nanochat, Megatron-LM, torchtitan, Hugging Face's Trainer and llmq, by the flag that has their
@@ -292,25 +339,23 @@ std::optional<std::string> answer_llmc_flag(const std::string& flag, const std::
             "-y {} is llm.c's; here it is --resume latest, or --resume auto, which starts a new run if there is no "
             "checkpoint yet; without --resume, every run starts over",
             value);
-    for (const Answer& answer : kAnswers) {
-        if (flag == answer.flag)
-            return fmt::format("{} is a flag of llm.c ({}) but not of this program: {}", answer.flag, answer.meaning,
-                               answer.here);
-    }
+    for (const auto& [flags, meaning, here] : kAnswers)
+        if (contains(words_in(flags), flag))
+            return fmt::format("{} is a flag of llm.c ({}) but not of this program: {}", flag, meaning, here);
     return std::nullopt;
 }
 
-std::string unknown_flag_text(const std::string& argument, const std::vector<FlagName>& known, const std::string& see) {
+std::string unknown_flag_text(const std::string& argument, const std::vector<Flag>& known, const std::string& see) {
     const std::string typed = argument.substr(0, argument.find('='));
     std::string text = "unknown flag " + typed, name = typed.substr(typed.find_first_not_of('-'));
     std::replace(name.begin(), name.end(), '_', '-');
     if (const RemovedFlag* const removed = find_removed_flag(name)) return removed->text();
     std::vector<std::string> names;
-    for (const FlagName& flag : known) names.push_back(flag.name);
+    for (const Flag& flag : known) names.push_back(flag.long_name);
     for (const auto& [ours, theirs] : kNames)
-        for (const FlagName& flag : known)
-            if (flag.name == ours && contains(words_in(theirs), name))
-                return text + "; here it is " + flag.shown + " (" + flag.help + ")";
+        for (const Flag& flag : known)
+            if (flag.long_name == ours && contains(words_in(theirs), name))
+                return text + "; here it is " + names_text(flag) + " (" + flag.help + ")";
     for (const auto& [theirs, answer] : kAnswersInWords)
         if (contains(words_in(theirs), name)) return text + "; " + answer;
     const std::optional<std::string> found = nearest(name, names);
@@ -319,7 +364,7 @@ std::string unknown_flag_text(const std::string& argument, const std::vector<Fla
 
 std::string unknown_command_text(const std::string& command) {
     std::vector<std::string> names;
-    for (const Command& known : kCommands) names.push_back(known.name);
+    for (const auto& known : kCommands) names.push_back(known.name);
     std::string text = "unknown command '" + command + "'";
     const std::optional<std::string> found = nearest(command, names);
     if (found) text += "; did you mean " + *found + "?";

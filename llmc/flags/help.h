@@ -8,6 +8,7 @@
 namespace llmc {
 
 struct CommandFlags;
+struct Flag;
 
 // ---- --help, --help-all and --help-markdown -------------------------------------------------------------------------
 
@@ -22,6 +23,9 @@ std::string command_help(const CommandFlags& command, size_t width);
 // The page of --help-markdown: the flags of training, then those of each command.
 std::string help_markdown();
 
+// The script of --completion bash: names of flags and commands, words that flags accept, and files.
+std::string completion_script();
+
 // ---- unknown flags and commands -------------------------------------------------------------------------------------
 // People who come from other programs type flags and commands that have another name here, mean something else, or do
 // not exist.
@@ -29,16 +33,10 @@ std::string help_markdown();
 // The answer to llm.c's `flag` ("-y", "-ge") followed by `value`; nothing if it is a flag of this program as well.
 std::optional<std::string> answer_llmc_flag(const std::string& flag, const std::string& value);
 
-// A flag that the program, or one of its commands, has.
-struct FlagName {
-    std::string name;   // "batch"
-    std::string shown;  // "-b, --batch"
-    std::string help;
-};
-
 // "unknown flag --batch-size; here it is -b, --batch (sequences per micro-step and rank)", or "unknown flag --bacth;
-// did you mean --batch? (SEE)", or "unknown flag --bacth (SEE)". `argument` may have a value: --batch-size=4.
-std::string unknown_flag_text(const std::string& argument, const std::vector<FlagName>& known, const std::string& see);
+// did you mean --batch? (SEE)", or "unknown flag --bacth (SEE)". `argument` may have a value: --batch-size=4. `known`
+// are the flags of the program, or of one of its commands.
+std::string unknown_flag_text(const std::string& argument, const std::vector<Flag>& known, const std::string& see);
 
 // "unknown command 'evaluate'; did you mean eval? Commands are ...".
 std::string unknown_command_text(const std::string& command);

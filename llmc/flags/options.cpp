@@ -236,13 +236,6 @@ ValSet parse_val_set(const std::string& text, const std::string& flag) {
     return {name, text.substr(equals + 1)};
 }
 
-// The text that -e list prints.
-static std::string models_text() {
-    return wrap("Models for -e: " + joined(model_names()) + "; nano-dN for any N; or a JSON file that describes one.",
-                2, help_width()) +
-           "\n";
-}
-
 ParsedOptions parse_options(int argc, const char* const* argv) {
     ParsedOptions parsed;
     Options& options = parsed.options;
@@ -256,8 +249,13 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
         parsed.text = help_markdown();
     } else if (options.version) {
         parsed.text = version_text();
+    } else if (!options.completion.empty()) {
+        parsed.text = completion_script();
     } else if (options.model_name == "list") {
-        parsed.text = models_text();
+        const std::string names = joined(model_names()) + "; nano-dN for any N; or a JSON file that describes one.";
+        parsed.text =
+            options.json ? json_text(ordered_json(model_names())) : wrap("Models for -e: " + names, 2, help_width());
+        *parsed.text += "\n";
     } else {
         options = with_config(options);
         set_flags(given, options);

@@ -185,9 +185,10 @@ struct Options : TrainerConfig {
     bool print_config = false;
     bool dry_run = false;
     bool fit = false;
-    bool json = false;  // the plan of --dry-run, or what inspect finds, as JSON
+    bool json = false;  // the plan of --dry-run, the list of models, or what inspect finds, as JSON
     bool estimate_scaling = false;
     bool bench = false;
+    std::string completion;  // the shell that asks for its script
     bool help = false, help_all = false, help_markdown = false, version = false;
     int world = 0;               // ranks to plan for; 0 = not given
     std::optional<GpuSpec> gpu;  // the card to plan for

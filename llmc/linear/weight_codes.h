@@ -51,7 +51,6 @@ public:
 
     // The layer reads its working copy from the next prepare() on.
     void leave(int layer, stream_t stream);
-    bool from_working_copy(int layer) const { return matrix(layer).from == CodesFrom::working_copy; }
 
 private:
     struct Memory {

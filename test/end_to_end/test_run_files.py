@@ -397,6 +397,60 @@ class HelpOfCommands(Case):
             self.refused(run(*arguments), FLAGS, message)
 
 
+class Completion(Case):
+    """The script of --completion bash, in bash itself."""
+
+    def offered(self, *lines):
+        """The words that bash offers for the last one of each command line, which has the words that bash makes of it."""
+        with open(self.script, "w", encoding="utf-8") as file:
+            file.write(self.succeeds(run("--completion", "bash")).out)
+        calls = [f"COMPREPLY=(); COMP_WORDS=({line}); ((COMP_CWORD = ${{#COMP_WORDS[@]}} - 1)); _train_gpt; echo \"${{COMPREPLY[*]}}\""
+                 for line in lines]
+        text = "\n".join([f"source {self.script}", "compopt() { COMPREPLY=(compopt \"$@\"); }", *calls])
+        done = subprocess.run(["bash", "--norc"], input=text, capture_output=True, text=True, check=True)
+        self.assertEqual(done.stderr, "")
+        return [line.split() for line in done.stdout.splitlines()]
+
+    def setUp(self):
+        self.script = new_path("completion")
+
+    def test_what_is_offered(self):
+        first, flags, recipes, equals, part, files, number, commands, of_eval, shared = self.offered(
+            "train_gpt ''", "train_gpt -b 4 --fp8-r", "train_gpt --fp8-recipe ''", "train_gpt --precision =",
+            "train_gpt --precision = b", "train_gpt --out ''", "train_gpt -b ''", "train_gpt ev", "train_gpt eval --",
+            "train_gpt sample --precision f")
+        self.assertLessEqual({"--train", "--out", "eval", "train"}, set(first))
+        self.assertEqual(flags, ["--fp8-recipe"])
+        self.assertEqual(recipes, ["delayed", "current", "block", "mxfp8"])
+        self.assertEqual(equals, ["fp8", "bf16", "fp32", "auto"])
+        self.assertEqual(part, ["bf16"])
+        self.assertEqual(files, [], "bash completes names of files itself")
+        self.assertEqual(number, ["compopt", "+o", "default"], "no files where a number belongs")
+        self.assertEqual(commands, ["eval"])
+        self.assertIn("--average", of_eval)
+        self.assertNotIn("--lr", of_eval)
+        self.assertEqual(shared, ["fp8", "fp32"])
+
+    def test_a_persons_terminal(self):
+        self.offered()
+        open(new_path("weights_of_a_model"), "w", encoding="utf-8").close()
+        typed = f"source {self.script}\ntrain_gpt_cpu --fp8-rec\tmx\t --from {workspace()}/weights_of\t --end\n"
+        terminal, inside = pty.openpty()
+        with subprocess.Popen(["bash", "--norc", "--noprofile", "-i"], stdin=inside, stdout=inside, stderr=inside,
+                              start_new_session=True, env={**ENVIRONMENT, "TERM": "dumb", "COLUMNS": "300"}) as shell:
+            os.close(inside)
+            os.write(terminal, (typed + "exit\n").encode())
+            text = b""
+            try:
+                while part := os.read(terminal, 4096):
+                    text += part
+            except OSError:  # the shell has left
+                pass
+            os.close(terminal)
+        self.assertEqual(shell.wait(), 127, "train_gpt_cpu is not in PATH")
+        self.assertRegex(text.decode(), r"--fp8-recipe mxfp8  ?--from \S*/weights_of_a_model\d+  ?--end")
+
+
 class Sampling(Case):
     def test_sampling_does_not_change_training(self):
         quiet = FinishedRun("--max-steps", "6")

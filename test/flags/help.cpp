@@ -55,13 +55,7 @@ TEST_CASE("llm.c flags: flags that this program has too are not answered") {
 
 namespace {
 
-std::vector<FlagName> known_flags() {
-    std::vector<FlagName> known;
-    for (const Flag& flag : all_flags()) known.push_back({flag.long_name, names_text(flag), flag.help});
-    return known;
-}
-
-std::string answer(const std::string& flag) { return unknown_flag_text(flag, known_flags(), "SEE"); }
+std::string answer(const std::string& flag) { return unknown_flag_text(flag, all_flags(), "SEE"); }
 
 }  // namespace
 
@@ -103,7 +97,8 @@ TEST_CASE("other programs: unknown flags name the nearest of those the command h
     CHECK(answer("--bacth") == "unknown flag --bacth; did you mean --batch? (SEE)");
     CHECK(answer("--total_batch=4") == "unknown flag --total_batch; did you mean --total-batch? (SEE)");
     CHECK(answer("--completely-different") == "unknown flag --completely-different (SEE)");
-    const std::vector<FlagName> few = {{"tokens", "-g, --tokens", "the most"}, {"from", "--from", "a run"}};
+    const std::vector<Flag> few = {{.short_name = 'g', .long_name = "tokens", .help = "the most"},
+                                   {.long_name = "from", .help = "a run"}};
     CHECK(unknown_flag_text("--max_new_tokens", few, "SEE") ==
           "unknown flag --max_new_tokens; here it is -g, --tokens (the most)");
     CHECK(unknown_flag_text("--form", few, "SEE") == "unknown flag --form; did you mean --from? (SEE)");

@@ -130,7 +130,8 @@ TEST_CASE("options: every long flag reaches its variable, and no other" * doctes
     const ConfigFile empty("{}");
     for (const Flag& flag : all_flags()) {
         CAPTURE(flag.long_name);
-        if (flag.long_name.starts_with("help") || flag.long_name == "version") continue;  // prints, sets nothing else
+        if (flag.long_name.starts_with("help") || flag.long_name == "version" || flag.long_name == "completion")
+            continue;  // prints, sets nothing else
         const std::string text = flag.long_name == "config" ? empty.path : sample_text(flag);
         const std::string argument = "--" + flag.long_name + "=" + text;
         CAPTURE(argument);
@@ -607,6 +608,7 @@ TEST_CASE("options: -e list names the models that -e takes, without training dat
     REQUIRE(text);
     for (const std::string& name : model_names()) CHECK(contains(*text, name));
     CHECK(parse({"--model=list", "-i", "x"}).text == text);
+    CHECK(parse_json<json>(*parse({"-e", "list", "--json"}).text) == json(model_names()));
 }
 
 TEST_CASE("options: help and version win over everything else") {
