@@ -149,7 +149,7 @@ build/fuzz/%.o: %
 
 # ---- packages (dev/guide/packages.md) ------------------------------------------------------------------------------
 # Programs, and what users run with them, laid out as in a checkout.
-PACKAGED := README.md LICENSE data dev/guide dev/notes dev/pictures llmc/checkpoint/README.md \
+PACKAGED := README.md LICENSE data dev/CHANGELOG.md dev/guide dev/notes dev/pictures llmc/checkpoint/README.md \
             $(addprefix scripts/,configs multi_node pretrain published report) $(wildcard scripts/*.py)
 package = mkdir -p $1 && cp -R --parents --remove-destination $2 $(PACKAGED) $1 && \
           find $1 -name __pycache__ -prune -exec rm -r {} +

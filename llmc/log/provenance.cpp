@@ -27,7 +27,7 @@
 #endif
 
 #ifndef LLMC_VERSION
-#define LLMC_VERSION "0.1.0"
+#define LLMC_VERSION "0.2.0"
 #endif
 
 namespace llmc {

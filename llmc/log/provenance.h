@@ -18,7 +18,7 @@ class Weights;
 // ---- versions -------------------------------------------------------------------------------------------------------
 // For run.json and --version.
 
-std::string version_number();  // "0.1.0"
+std::string version_number();  // "0.2.0"
 
 // {"git", "1a2b3c4-dirty"}, {"built_for", "sm_90a"} (on the host device its -march), {"compiler", "g++ 12.2.0"}, then
 // the libraries. On the host device: OpenBLAS, the processor that its kernels are for, and oneDNN. On a GPU: CUDA at
