@@ -13,6 +13,7 @@ was validated in FP8, or an FP8 run made no FP8 matmuls) or a gap is above --max
 """
 
 import argparse
+import json
 import math
 import statistics
 import sys
@@ -335,6 +336,33 @@ def print_report(reference, comparisons, start):
         print_table(heads, rows)
 
 
+def number(value):
+    """A number for JSON, which has none that are not finite."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def facts_of(run):
+    """The run's part of --json."""
+    last = run.steps[-1] if run.steps else {}
+    return {"name": run.name, "precision": run.config.get("precision"), "steps": last.get("step", 0),
+            "tokens": last.get("tokens", 0), "loss": last.get("loss"), "tokens_per_s": median_speed(run.steps),
+            "validations": {name: dict(points) for name, points in run.val.items()}}
+
+
+def facts_of_comparison(c, start):
+    worst = c.worst(start)
+    return {**facts_of(c.run), "same_weights": c.same_weights(), "first_other_batch": c.first_other_batch(),
+            "speed_ratio": c.speed_ratio(), "largest_gap": number(worst.relative) if worst else None,
+            "gaps": [{"what": gap.what, "first": gap.first, "last": gap.last, "reference": number(gap.reference),
+                      "loss": number(gap.loss), "gap": number(gap.relative)} for gap in c.windows + c.validations]}
+
+
+def print_json(facts, reasons):
+    """Prints one object, and returns the exit code."""
+    print(json.dumps({**facts, "failures": reasons}, allow_nan=False))
+    return 1 if reasons else 0
+
+
 # ---- the picture ---------------------------------------------------------------------------------------------------
 
 def draw_gaps(axes, comparisons, colours, max_gap):
@@ -477,6 +505,7 @@ def parse(argv):
     parser.add_argument("--from", type=int, default=0, metavar="STEP", dest="start",
                         help="judge only windows and validations from this step on: early ones differ by chance")
     parser.add_argument("-o", "--out", metavar="FILE", help="the picture; default: compare.png in A's directory")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead; no picture")
     args = parser.parse_args(argv)
     if not args.others and not args.published:
         parser.error("the following arguments are required: B, or --published")
@@ -500,6 +529,13 @@ def main(argv=None):
         print(f"compare_runs: {error}", file=sys.stderr)
         return 2
     print_notes([reference, *others])
+    reasons = failures(comparisons, [reference, *others], args.max_gap, args.start)
+    if args.json:
+        facts = {"reference": facts_of(reference), "runs": [facts_of_comparison(c, args.start) for c in comparisons]}
+        if published:
+            facts["published"] = {run.name: [dict(zip(("step", "tokens", "loss", "published"), point))
+                                             for point in beside_published(published, run)] for run in [reference, *others]}
+        return print_json(facts, reasons)
     print_report(reference, comparisons, args.start)
     if published:
         print_published(published, [reference, *others])
@@ -512,7 +548,6 @@ def main(argv=None):
     except RunError as error:
         print(f"compare_runs: {error}", file=sys.stderr)
         return 2
-    reasons = failures(comparisons, [reference, *others], args.max_gap, args.start)
     for reason in reasons:
         print(f"FAILED: {reason}")
     return 1 if reasons else 0

@@ -14,13 +14,14 @@ steps and three saves; the metrics stay in --out, the checkpoints do not.
 """
 
 import argparse
+import json
 import os
 import shlex
 import shutil
 import subprocess
 import sys
 
-from compare_runs import Comparison, loss_text, mean, percent, print_table, steps_without_fp8
+from compare_runs import Comparison, loss_text, mean, number, percent, print_table, steps_without_fp8
 from runs import RunError, read_object, read_run
 
 
@@ -33,6 +34,7 @@ def parse(argv):
     parser.add_argument("--program", help="train_gpt or train_gpt_cpu; default: the one that made the run")
     parser.add_argument("--launch", type=shlex.split, default=[], metavar="COMMAND",
                         help="starts the program on several ranks, as 'mpirun -np 8' does")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     ours = argv[:argv.index("--")] if "--" in argv else argv
     arguments = parser.parse_args(ours)
     arguments.fp8_flags = argv[len(ours) + 1:]
@@ -118,8 +120,13 @@ def drift(a):
         shutil.rmtree(os.path.join(place, "checkpoints"), ignore_errors=True)
         if os.path.exists(os.path.join(place, "model.safetensors")):
             os.remove(os.path.join(place, "model.safetensors"))
+    found = rows(runs, validations, a.steps)
+    if a.json:
+        losses = {name: {run: number(loss) for run, loss in values.items()} for name, values in found}
+        print(json.dumps({"checkpoint": checkpoint, "steps": a.steps, "losses": losses}))
+        return
     print(f"{checkpoint}, {a.steps} steps")
-    print_table(["bf16", "fp8", "control"], rows(runs, validations, a.steps))
+    print_table(["bf16", "fp8", "control"], [(name, gaps(losses)) for name, losses in found])
 
 
 def clear(place, info):
@@ -132,7 +139,7 @@ def clear(place, info):
 
 
 def rows(runs, validations, steps):
-    """Rows of a table: the loss in BF16, and the gaps of FP8 and the control to it."""
+    """[(name, {run: loss})]: training losses, and validations of the last weights."""
     for name, run in runs.items():
         if len(run.steps) != len(runs["bf16"].steps) or Comparison(runs["bf16"], run, 1).first_other_batch():
             raise RunError(f"{name} did not train on the batches of bf16")
@@ -140,19 +147,21 @@ def rows(runs, validations, steps):
     if without:
         raise RunError(f"step {without[0]} of fp8 had no matmul in FP8: does the run have --fp8-until or --fp8-layers none?")
 
-    def row(values):
-        reference = values["bf16"]
-        return [loss_text(reference), *(percent(values[name] / reference - 1) for name in ("fp8", "control"))]
-
     def training(last):
-        return row({name: mean([r["loss"] for r in run.steps[-last:]]) for name, run in runs.items()})
+        return {name: mean([r["loss"] for r in run.steps[-last:]]) for name, run in runs.items()}
 
     table = [(f"training loss, {steps} steps", training(steps))]
     if steps >= 10:
         table.append((f"training loss, last {steps // 5}", training(steps // 5)))
     for name in validations["bf16"]:
-        table.append((f"{name}, evaluated in BF16", row({kind: found[name] for kind, found in validations.items()})))
+        table.append((f"{name}, evaluated in BF16", {kind: found[name] for kind, found in validations.items()}))
     return table
+
+
+def gaps(losses):
+    """Cells of a table: the loss in BF16, and the gaps of FP8 and the control to it."""
+    reference = losses["bf16"]
+    return [loss_text(reference), *(percent(losses[name] / reference - 1) for name in ("fp8", "control"))]
 
 
 def main(argv=None):

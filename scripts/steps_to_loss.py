@@ -17,7 +17,7 @@ import argparse
 import statistics
 import sys
 
-from compare_runs import Comparison, loss_text, precision_text, print_table
+from compare_runs import Comparison, facts_of, loss_text, precision_text, print_json, print_table
 from runs import RunError, continue_in_venv, next_to, print_notes, read_runs
 
 
@@ -115,6 +115,7 @@ def main(argv=None):
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run directories (train_gpt --out); the first is the reference")
     parser.add_argument("--loss", type=float, action="append", metavar="X", help="steps to this loss (may be repeated)")
     parser.add_argument("-o", "--out", metavar="FILE", help="the picture; default: steps.png in the first run's directory")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead; no picture")
     args = parser.parse_args(argv)
     if argv is None:
         continue_in_venv("matplotlib")  # without it there is a table and no picture
@@ -122,6 +123,11 @@ def main(argv=None):
         runs = read_runs(args.runs)
         print_notes(runs)
         losses = sorted(args.loss or losses_on_the_way(validations(runs[0])), reverse=True)
+        reasons = list(failures(runs))
+        if args.json:
+            return print_json({"runs": [facts_of(run) for run in runs], "steps_to_loss": [
+                {"loss": loss, "steps": {run.name: step_of(validations(run), loss) for run in runs}} for loss in losses]},
+                reasons)
         print_report(runs, losses)
     except RunError as error:
         print(f"steps_to_loss: {error}", file=sys.stderr)
@@ -135,7 +141,6 @@ def main(argv=None):
     except RunError as error:
         print(f"steps_to_loss: {error}", file=sys.stderr)
         return 2
-    reasons = list(failures(runs))
     for reason in reasons:
         print(f"FAILED: {reason}")
     return 1 if reasons else 0

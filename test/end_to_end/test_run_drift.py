@@ -1,5 +1,6 @@
 """scripts/drift.py: a run's checkpoint continued in BF16, in FP8, and as a control."""
 
+import json
 import os
 import re
 import subprocess
@@ -50,10 +51,12 @@ class Drift(unittest.TestCase):
         self.assertLess(abs(control), 0.05)
         self.assertLess(abs(fp8), 0.5)
         # Flags of the FP8 run: with this margin most values underflow, and the gap is no longer small.
-        worse = self.gaps("-o", out, "--", "--fp8-margin", "16")
-        self.assertGreater(worse["training loss, 10 steps"][1], 5 * abs(fp8))
-        self.assertGreater(worse["training loss, 10 steps"][1], 0.3)
-        self.assertEqual(worse["training loss, 10 steps"][2], control)
+        done = drift(self.trunk.directory, "--steps", "10", "-o", out, "--json", "--", "--fp8-margin", "16")
+        found = json.loads(done.stdout)["losses"]
+        self.assertEqual(list(found), list(rows))
+        worse = found["training loss, 10 steps"]
+        self.assertGreater(100 * (worse["fp8"] / worse["bf16"] - 1), max(5 * abs(fp8), 0.3))
+        self.assertEqual((worse["bf16"], worse["control"]), (mean["bf16"], mean["control"]))
 
     def test_what_is_not_its_own_stays(self):
         for name in ("bf16", "control"):  # somebody's folder, and another run

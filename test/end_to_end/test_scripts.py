@@ -340,6 +340,18 @@ class Comparing(InDirectory):
         super().setUp()
         self.a = write_run(self, "a")
 
+    def test_json(self):
+        b = write_run(self, "b", precision="fp8", factor=1.001)
+        result = self.compare(self.a, b, "--json", "--max-gap", "0.05%")
+        found = json.loads(result.stdout)
+        self.assertEqual((result.returncode, len(found["failures"])), (1, 1))
+        self.assertEqual((found["reference"]["name"], found["reference"]["precision"]), ("a", "bf16"))
+        (run,) = found["runs"]
+        self.assertAlmostEqual(run["largest_gap"], 0.001)
+        self.assertEqual((run["same_weights"], run["first_other_batch"]), (True, 0))
+        self.assertEqual([gap["last"] for gap in run["gaps"] if gap["what"] == "validation"],
+                         [int(step) for step in run["validations"]["val_loss"]])
+
     def test_equal_runs(self):
         result = self.compare(self.a, write_run(self, "b", precision="fp8", factor=1.001), "--max-gap", "0.2%")
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
@@ -538,6 +550,13 @@ class StepsToLoss(InDirectory):
                          {"0.3000": ["20", "10 (0.50 times)"], "0.2000": ["30", "20 (0.67 times)"],
                           "0.0100": ["not reached", "not reached"]})
         self.assertEqual(self.reached(self.a, b, "--loss", "0.1"), {"0.1000": ["not reached", "30"]})
+
+    def test_json(self):
+        b = write_run(self, "b", factor=0.5)
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            self.assertEqual(load("steps_to_loss").main([self.a, b, "--loss", "0.1", "--json"]), 0)
+        self.assertEqual(json.loads(out.getvalue())["steps_to_loss"], [{"loss": 0.1, "steps": {"a": None, "b": 30}}])
 
     def test_other_batches_fail(self):
         self.reached(self.a, write_run(self, "b", batch="other{step}"), code=1)
