@@ -45,6 +45,11 @@ def unescaped(text):
     return codecs.decode(text.encode("latin-1", "backslashreplace"), "unicode_escape")
 
 
+def cores():
+    """The number of cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
 def add_tokenizer(command, default):
     command.add_argument("--tokenizer", metavar="NAME|FILE", default=default,
                          help="bytes; gpt2 or another tiktoken name (its vocabulary is downloaded once); NAME=FILE "
@@ -76,7 +81,7 @@ def add_text(commands):
     text.add_argument("--out", required=True, metavar="DIR", help="directory for shards, sidecars and report")
     add_tokenizer(text, "bytes")
     add_format(text)
-    text.add_argument("--workers", type=int, default=1, metavar="N", help="processes; default: %(default)s")
+    text.add_argument("--workers", type=int, default=cores(), metavar="N", help="processes; default: one per core (%(default)s)")
     text.add_argument("--val-fraction", type=float, default=0.05, metavar="F",
                       help="fraction of the documents in the validation set; default: %(default)s")
     text.add_argument("--val-split", choices=("auto", "hash", "start"), default="auto",

@@ -234,7 +234,7 @@ def results_of_workers(chunks, options, folder, workers):
     """Yields (index, counts) of each chunk, in the order in which they finish."""
     todo = iter(enumerate(chunks))
     try:
-        with started_workers(min(workers, len(chunks)), options, folder) as pipes:
+        with started_workers(workers, options, folder) as pipes:
             for pipe in pipes:
                 pipe.send(next(todo))
             for _ in chunks:

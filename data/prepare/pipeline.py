@@ -199,6 +199,7 @@ def prepare(options, out, workers=1, overwrite=False):
     check(options)
     tokenizer = open_tokenizer(options.tokenizer, options.end_token)
     chunks, by_place = plan_chunks(options, lambda path: outputs.is_output(path, out))
+    workers = min(workers, len(chunks))
     work, own = os.path.join(out, outputs.WORK), outputs.own_files(out, tokenizer.content)
     outputs.check_work(work)
     os.makedirs(work, exist_ok=True)

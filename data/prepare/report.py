@@ -184,8 +184,8 @@ class Report:
             lines.append(f"  from {length:>8}: {count:>9} " + "#" * -(-50 * count // most))
         speed = facts["speed"]
         lines.append(f"{speed['seconds']:.1f} s, {plural(speed['workers'], 'worker')}: {speed['documents_per_s']:.0f} "
-                     f"documents/s, {speed['tokens_per_s']:.0f} tokens/s; the tokenizer alone took "
-                     f"{100 * speed['of_the_tokenizer_alone']:.0f} % of the workers' time")
+                     f"documents/s, {speed['tokens_per_s']:.0f} tokens/s; {100 * speed['of_the_tokenizer_alone']:.0f} % "
+                     "of the time for the tokenizer")
         lines += [f"note: {note}" for note in facts["notes"]]
         return "\n".join(lines) + "\n"
 

@@ -41,7 +41,7 @@ class TestCase(unittest.TestCase):
     def prepare(self, *args):
         """Returns the exit code and the output on stdout and stderr."""
         with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as error, \
-                mock.patch.object(report, "draw", self.draw):
+                mock.patch.object(report, "draw", self.draw), mock.patch.object(command_line, "cores", lambda: 1):
             code = command_line.main([str(arg) for arg in args])
         return code, out.getvalue(), error.getvalue()
 
