@@ -316,7 +316,7 @@ std::string describe_changes(const std::vector<Change>& changes, int ranks) {
         text += "\n";
     }
     if (has_times) text += "  step, tok/s: predicted, of all ranks\n";
-    return text + (changes.front().ranks == ranks ? "  --fit makes the first change\n" : "  more ranks are needed\n");
+    return text + (changes.front().ranks == ranks ? "  --fit makes the first change\n" : "  it needs more GPUs\n");
 }
 
 Options fit_plan(const AskedRun& asked, const Options& options, int ranks, const Room& room,

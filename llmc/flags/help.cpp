@@ -22,12 +22,13 @@ constexpr size_t kHelpColumn = 28;  // where the help of a flag starts
 
 constexpr const char* kExitCodes =
     "Exit codes: 0 done, 1 other failure, 2 flags or configuration, 3 data, 4 checkpoint, 5 not enough memory or disk "
-    "or no usable device, 6 numbers went bad, 7 communication lost, 75 stopped by a signal or limit after saving.";
+    "or no usable device, 6 training diverged or data corruption was found, 7 communication lost, 75 stopped by a "
+    "signal or limit after saving.";
 
 struct {
     const char *name, *help;
 } const kCommands[] = {
-    {"train", "train a model; this word may be left out"},
+    {"train", "train a model (the default)"},
     {"eval", "print a model's losses and its scores in tasks (eval --help)"},
     {"sample", "generate text with a model (sample --help)"},
     {"export", "write a model's weights for Hugging Face or llm.c (export --help)"},

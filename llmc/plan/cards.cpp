@@ -220,7 +220,7 @@ std::string describe_rates(const MeasuredRates& measured, bool has_fp8) {
     add("bf16", "matmuls in bf16");
     if (has_fp8) add("fp8", "matmuls in fp8");
     add("copy", "memory");
-    if (here.empty()) return "The card's rates are from the table of cards.";
+    if (here.empty()) return "Rates: built-in table for this card, not measured here.";
     return fmt::format("Measured on this kind of card ({}): {}.", measured.date, here) +
            (table.empty() ? "" : " From the table of cards: " + table + ".");
 }

@@ -78,7 +78,7 @@ std::string memory_section(const PlannedRun& run, const StagePlan& plan) {
     if (m.offloaded > 0)
         host += row("host memory", format_bytes(m.offloaded), offloaded_parts(config) + " (--offload)");
     text += row("libraries", format_bytes(plan.reserve),
-                std::string("reserved, an estimate: CUDA, cuBLASLt") + (run.ranks == 1 ? "" : ", NCCL"));
+                std::string("estimate for CUDA and cuBLASLt") + (run.ranks == 1 ? "" : " and NCCL"));
     if (run.gpu.shares_memory) text += host;
     text += row("total", format_bytes(plan.bytes()),
                 fmt::format("{} {}, which has {}", plan.bytes() <= run.available() ? "fits into" : "DOES NOT FIT into",

@@ -293,7 +293,7 @@ class OnVirtualGpu(unittest.TestCase):
 
         self.assertEqual(check("--precision", "bf16", env=env).code, 0)
         table = plan()
-        self.assertIn("The card's rates are from the table of cards.", table)
+        self.assertIn("Rates: built-in table for this card, not measured here.", table)
         self.assertIn("Links are assumed", table)
         kept = read_json(kept_in(env))
         kept["entries"].update(rates=measured, measured="2026-01-02")
@@ -303,7 +303,7 @@ class OnVirtualGpu(unittest.TestCase):
                      "matmuls at 600 TFLOP/s in bf16", "kernels at 3.7 TB/s",
                      "all_gather 200 GB/s, reduce_scatter 100 GB/s per rank"):
             self.assertIn(said, text)
-        self.assertIn("The card's rates are from the table of cards.", plan("--gpu", "h200"))
+        self.assertIn("Rates: built-in table for this card, not measured here.", plan("--gpu", "h200"))
 
     def test_a_resumed_run_keeps_its_products(self):
         """Also if the library now proposes other algorithms first, whose sums have other bits."""

@@ -193,7 +193,7 @@ TEST_CASE("card rates: a step's time follows from them, and the plan names their
     CHECK((thin.products > before.products && thin.products < 1.3 * before.products));
     CHECK(times({{"fp8", 1e12}, {"all_gather", 1e9}}).total() == before.total());
     const auto said = [&](const Rates& rates) { return describe_plan(run_with(rates), {}); };
-    CHECK(contains_words(said({}), " The card's rates are from the table of cards.\n"));
+    CHECK(contains_words(said({}), " Rates: built-in table for this card, not measured here.\n"));
     CHECK(contains_words(said({}), "from public rates"));
     CHECK(contains_words(said(kAll),
                          "Measured on this kind of card (2026-01-02): matmuls in bf16, matmuls in fp8, memory.\n"));
