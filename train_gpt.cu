@@ -1,6 +1,9 @@
 // train_gpt: pretrains a GPT from token shards. train() is the training loop, run_program() turns flags into a run,
 // run_command() starts the other commands, and main() turns errors into exit codes.
+#include <unistd.h>
+
 #include <cstdio>
+#include <cstdlib>
 
 // flags
 #include "llmc/flags/options.h"  // Options, parse_options, parse_command, resolve, config_json
@@ -166,10 +169,11 @@ int main(int argc, char** argv) {
         const Error error(failure.code(), sanitize(failure.what()));  // it may quote an untrusted file
         std::fflush(stdout);
         if (!launch.alone()) leave(launch, error);
-        std::fprintf(stderr, "train_gpt: %s\n", error.what());
+        print_error("train_gpt: {}", error.what());
         return static_cast<int>(error.code());
     };
     try {
+        allow_status(use_colour(isatty(STDOUT_FILENO) != 0, std::getenv));
         if (const std::optional<ExitCode> done = run_command({argv + 1, argv + argc}, launch))
             return static_cast<int>(printed(*done));
         launch = launch_environment();

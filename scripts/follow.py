@@ -35,8 +35,8 @@ def warn(text):
 
 # ---- what a record says --------------------------------------------------------------------------------------------
 
-SYSTEM = {"ms", "tokens_per_s", "watts", "joules_per_token", "verify_ms", "slowest_rank", "slowest_ratio",
-          "slowest_data_ms", "peers_ms"}
+SYSTEM = {"ms", "tokens_per_s", "mfu", "watts", "joules_per_token", "sm_clock_mhz", "temperature_c", "verify_ms",
+          "slowest_rank", "slowest_ratio", "slowest_data_ms", "peers_ms"}
 
 # How the values of an FP8 tensor combine over the layers of the model; "max" for all others. The smallest scale is that
 # of the tensor with the largest values. Counts become fractions first, so that the worst tensor is seen.
@@ -190,7 +190,7 @@ class Metrics:
 
 # ---- where the records go ------------------------------------------------------------------------------------------
 # Each of these has: begin(life), before the first record and again when the run was resumed, after which all records of
-# metrics.jsonl come again; write(number of the line, record); flush(); finish().
+# metrics.jsonl come again; write(number of the line, record); flush(); finish(). `target`: where the records are then, or None.
 
 class TensorBoard:
     """Event files. A file is named after the life of the run that it shows, and begins with the step from which on
@@ -200,7 +200,8 @@ class TensorBoard:
     OVERLAP = 10  # steps that are written again: records of neighbouring steps may come in any order
 
     def __init__(self, args):
-        self.directory, self.all_tensors, self.records = args.tensorboard, args.all_tensors, None
+        self.directory = self.target = args.tensorboard
+        self.all_tensors, self.records = args.all_tensors, None
 
     def begin(self, life):
         from tensorboard.summary.writer.record_writer import RecordWriter
@@ -287,13 +288,17 @@ class Prometheus:
         "loss_scale": ("loss_scale", "Loss scale of the last step."),
         "watts": ("power_watts", "Power of all ranks' cards over the last step."),
         "joules_per_token": ("joules_per_token", "Energy of all ranks' cards per training token, last step."),
+        "mfu": ("model_flops_utilization", "Model FLOPs of the last step, as a fraction of the cards' peak."),
+        "sm_clock_mhz": ("sm_clock_mhz", "Clock of the slowest card."),
+        "temperature_c": ("temperature_celsius", "Temperature of the hottest card."),
         "time": ("last_record_timestamp_seconds", "When the newest of these numbers was written, Unix time."),
     }
 
     def __init__(self, args):
         from prometheus_client import CollectorRegistry
 
-        self.file, self.failed = args.prometheus, False
+        self.file = self.target = args.prometheus
+        self.failed = False
         self.run = os.fsencode(args.run).decode("utf-8", "replace")  # a label is UTF-8, which a path need not be
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)
@@ -342,7 +347,7 @@ class WeightsAndBiases:
     own count, so those that an earlier start of this script has sent are known."""
 
     def __init__(self, args):
-        self.args, self.run = args, None
+        self.args, self.run, self.target = args, None, f"the project {args.wandb} of W&B"
 
     def begin(self, life):
         import wandb
@@ -351,7 +356,8 @@ class WeightsAndBiases:
         resumes = len(life.resumed_at)
         name = self.args.name or os.path.basename(os.path.abspath(self.args.run))
         self.run = wandb.init(project=self.args.wandb, name=name + (f" (resumed, {resumes})" if resumes else ""),
-                              id=life.name, group=life.run, resume="allow", config=life.configuration)
+                              id=life.name, group=life.run, resume="allow", config=life.configuration,
+                              dir=os.environ.get("WANDB_DIR", self.args.run))
         self.run.define_metric("step")
         self.run.define_metric("*", step_metric="step")
 
@@ -377,11 +383,10 @@ class Alert:
     """Prints when a rule begins to hold, such as "loss>8", or "tokens_per_s<1e5 for 20": in 20 records in a row. Records
     without the number do not count. A NaN meets every rule."""
 
-    FIELDS = ("loss", "lr", "norm", "tokens", "seq", "ms", "tokens_per_s", "skipped", "loss_scale", "watts",
-              "joules_per_token", "slowest_rank", "slowest_ratio", "slowest_data_ms", "peers_ms", "verify_ms", "val_loss")
+    FIELDS = ("loss", "lr", "norm", "tokens", "seq", "skipped", "loss_scale", "val_loss", *sorted(SYSTEM))
 
     def __init__(self, args):
-        self.rules, self.life = args.alert, None
+        self.rules, self.life, self.target = args.alert, None, None
 
     @classmethod
     def rules_of(cls, text):
@@ -440,7 +445,7 @@ class Sinks:
     def __init__(self, args):
         self.failed = False
         self.args = args
-        self.sinks = {}
+        self.sinks, self.last_step = {}, 0
         for flag, (kind, package) in SINKS.items():
             if getattr(args, flag) is None:
                 continue
@@ -472,6 +477,7 @@ class Sinks:
                 metrics.skip(number)
 
         self.each(send)
+        self.last_step = record["step"]
 
 
 def follow(args, sinks):
@@ -547,6 +553,8 @@ def main(argv=None):
         follow(args, sinks)
     except KeyboardInterrupt:
         sinks.each(lambda sink: sink.finish())
+    if targets := " and ".join(sink.target for sink in sinks.sinks.values() if sink.target):
+        print(f"follow: {args.run} is in {targets} up to step {sinks.last_step}", flush=True)
     return 1 if sinks.failed else 0
 
 

@@ -173,8 +173,11 @@ def charts_of(runs, comparisons):
         chart("skipped", "Steps skipped so far", "",
               recorded([run if any(r.get("skipped") for r in run.steps) else Run(run.name) for run in runs], "skipped",
                        "skipped", stepped=True)),
+        chart("mfu", "Model FLOPs utilization", "of the cards' peak", recorded(runs, "mfu", "MFU")),
         chart("power", "Power of all cards", "W", recorded(runs, "watts", "watts")),
         chart("energy", "Energy", "J/token", recorded(runs, "joules_per_token", "joules per token")),
+        chart("clock", "Clock of the slowest card", "MHz", recorded(runs, "sm_clock_mhz", "MHz")),
+        chart("temperature", "Temperature of the hottest card", "°C", recorded(runs, "temperature_c", "°C")),
         *fp8_charts(runs),
         *layer_charts(runs),
     ]

@@ -77,7 +77,9 @@ def is_slow_rank(value):
 # each element], or {key: shape}, where "*" stands for any key.
 TRAINING = {"step": is_step, "loss": is_number}
 RECORD = {"tokens": is_count, "source_tokens": {"*": is_count}, "lr": is_number, "norm": is_number, "ms": is_number,
-          "tokens_per_s": is_number, "skipped": is_count, "loss_scale": is_number, "watts": is_number, "joules_per_token": is_number,
+          "tokens_per_s": is_number, "skipped": is_count, "loss_scale": is_number,
+          "mfu": is_number, "watts": is_number, "joules_per_token": is_number, "sm_clock_mhz": is_number,
+          "temperature_c": is_number,
           "products": {"*": is_count}, "nonfinite": {"*": is_name}, "sample": is_text, "val_precision": is_name,
           "fp8": [{"tensor": is_name, "amax": is_amount, "scale": is_amount, "elements": is_count, "saturated": is_count,
                    "underflowed": is_count, "nonfinite": is_count}],

@@ -262,7 +262,7 @@ def steps_of_speed(session, model, batch, flags, log):
         shape = ["-e", model, "-b", batch, "-t", 1024]
     with GpuWatch() as card:
         done = session.run([session.program("train_gpt"), "--train", session.shard("train"), *shape, *flags,
-                            "--val-every", 0], 240, log=log)
+                            "--log-every", 1, "--val-every", 0], 240, log=log)
     lines = [line for line in done.output.splitlines() if line.lstrip().startswith("step ")]
     ms = [float(value) for line in lines if (value := next(iter(re.findall(r"([\d.]+) ms", line)), None))]
     memory = re.findall(r"mem (\S+ \S+)", lines[-1]) if lines else []

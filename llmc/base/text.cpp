@@ -11,6 +11,9 @@
 #include <iterator>
 #include <limits>
 #include <sstream>
+#include <utility>
+
+#include "llmc/base/clock.h"
 
 namespace llmc {
 
@@ -177,6 +180,26 @@ std::string utc_now() {
     char text[32];
     std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts);
     return text;
+}
+
+static bool status_is_allowed = false, status_is_shown = false;
+static double next_status = 0;  // monotonic_seconds()
+
+void allow_status(bool allowed) { status_is_allowed = allowed; }
+
+void show_status(const std::string& line) {
+    if (!status_is_allowed || monotonic_seconds() < next_status) return;
+    next_status = monotonic_seconds() + 0.1;
+    status_is_shown = true;
+    std::fputs(("\r\033[K\033[?7l" + line + "\033[?7h").c_str(), stdout);  // a longer line than the terminal's is cut
+    std::fflush(stdout);
+}
+
+void clear_status() {
+    next_status = 0;
+    if (!std::exchange(status_is_shown, false)) return;
+    std::fputs("\r\033[K", stdout);
+    std::fflush(stdout);
 }
 
 }  // namespace llmc

@@ -59,14 +59,22 @@ std::string utc_now();
 
 // ---- lines for people -----------------------------------------------------------------------------------------------
 
+// Shows a line on the terminal that the next output replaces: "validation: batch 12 of 300". At most ten a second, and
+// none at all in a log; see allow_status().
+void show_status(const std::string& line);
+void clear_status();
+void allow_status(bool allowed);  // at the start of a program
+
 // Print fmt::format(format, values...) and a newline on standard output and standard error. A line that cannot be
 // written is lost, because a run goes on without its reader.
 template <class... Values>
 void print_line(fmt::format_string<Values...> format, Values&&... values) {
+    clear_status();
     std::fputs((fmt::format(format, std::forward<Values>(values)...) + "\n").c_str(), stdout);
 }
 template <class... Values>
 void print_error(fmt::format_string<Values...> format, Values&&... values) {
+    clear_status();
     std::fputs((fmt::format(format, std::forward<Values>(values)...) + "\n").c_str(), stderr);
 }
 

@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 
 const std::string kPrefix = "step_", kUnfinished = ".tmp", kSetAside = ".set_aside";
 
-void warn(const std::string& text) { std::fprintf(stderr, "train_gpt: %s\n", text.c_str()); }
+void warn(const std::string& text) { print_error("train_gpt: {}", text); }
 
 fs::file_type type_of(const std::string& path) {
     std::error_code ignored;

@@ -41,7 +41,11 @@ std::unique_ptr<WeightSource> open_weights(const std::string& path, const ModelC
 }
 
 void import_weights(const WeightSource& source, const StoreTensor& store) {
-    for (const TensorRow& row : all_tensors(source.model())) store(row.name, source.fetch(row.name));
+    for (const TensorRow& row : all_tensors(source.model())) {
+        show_status("reading " + row.name);
+        store(row.name, source.fetch(row.name));
+    }
+    clear_status();
 }
 
 void fetch_exactly(const std::string& path, const TensorRow& row, const FetchTensor& fetch, std::vector<float>& out) {

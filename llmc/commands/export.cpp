@@ -87,7 +87,10 @@ ExitCode export_weights(const Options& o) {
         refuse(
             "export: --dtype fp8 is not for GPT-2, because transformers would take the FP8 codes for weights: "
             "compressed-tensors decodes Linear layers, and GPT2LMHeadModel has Conv1D layers. Use --dtype bf16");
-    const FetchTensor fetch = [&](const std::string& name, std::vector<float>& out) { out = source->fetch(name); };
+    const FetchTensor fetch = [&](const std::string& name, std::vector<float>& out) {
+        show_status("writing " + name);
+        out = source->fetch(name);
+    };
     std::string written = o.to;
     if (o.format == ExportFormat::llmc) {
         written = llmc_file(o);

@@ -122,8 +122,8 @@ const Flag kRows[] = {
     common(flag('d', "total-batch", "N", &Options::total_batch, {.min = 1},
                 "tokens per optimizer step over all ranks; above b*t*ranks, gradients accumulate", "b*t*ranks")),
     common(flag('x', "max-steps", "N", &ScheduleConfig::steps,
-                {.min = 1, .word = "-1", .word_means = -1, .answers = {{"0", " (-1: one epoch)"}}},
-                "training steps; -1: one epoch")),
+                {.min = 1, .word = "-1", .word_means = -1, .answers = {{"0", " (-1: one epoch)"}}}, "training steps",
+                "one epoch")),
     flag(0, "epochs", "N", &Options::epochs, {.min = 1, .max = 1e6},
          "passes over the training data, instead of -x. With -x and several sources: passes allowed over each source",
          "-x; 1 with several sources"),
@@ -365,8 +365,9 @@ const Flag kRows[] = {
 
     heading("Running and planning"),
     flag(0, "seed", "N", &Options::seed, {}, "seed for all random numbers"),
-    flag(0, "log-every", "N", &Options::log_every, {.min = 1},
-         "print every N-th step; metrics.jsonl and main.log have all of them"),
+    flag(0, "log-every", "N", &Options::log_every, {.min = 1, .word = "auto"},
+         "print every N-th step (auto: at most 200 lines, of a round number of steps each; a terminal also shows the "
+         "steps between them, in one line); metrics.jsonl and main.log have all of them"),
     flag(0, "signals-every", "N", &Options::signals_every, {},
          "every N steps, record the norms of every tensor's gradient, weights and update, and the largest logits of "
          "attention; 0: never"),

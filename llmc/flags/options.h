@@ -181,7 +181,7 @@ struct Options : TrainerConfig {
 
     // Running and planning
     uint64_t seed = 1337;
-    int64_t log_every = 1;  // steps
+    int64_t log_every = 0;  // steps; 0 = not given = see steps_between_lines()
     bool print_config = false;
     bool dry_run = false;
     bool fit = false;

@@ -40,8 +40,12 @@ ordered_json metrics_json(const StepRecord& r) {
     if (r.products.emulated > 0) line["products"]["emulated"] = r.products.emulated;
     line["skipped"] = r.skipped;
     put_number(line, "loss_scale", r.loss_scale);
-    if (r.watts) put_number(line, "watts", *r.watts);
-    if (r.joules_per_token) put_number(line, "joules_per_token", *r.joules_per_token);
+    for (const auto& [name, value] : {std::pair{"mfu", r.mfu},
+                                      {"watts", r.watts},
+                                      {"joules_per_token", r.joules_per_token},
+                                      {"sm_clock_mhz", r.sm_clock_mhz},
+                                      {"temperature_c", r.temperature_c}})
+        if (value) put_number(line, name, *value);
     if (r.slowest) {
         line["slowest_rank"] = r.slowest->rank;
         put_number(line, "slowest_ratio", r.slowest->ratio());

@@ -42,7 +42,8 @@ std::string format_progress(const StepRecord& record, const Pace& pace, bool col
     fields.add(fmt::format("lr {:.2e}", record.lr));
     fields.add(fmt::format("{:.{}f} ms", record.ms, record.ms < 9999.95 ? 1 : 0));
     if (pace.tokens_per_s) fields.add(with_commas(std::llround(*pace.tokens_per_s)) + " tok/s");
-    if (pace.mfu) fields.add(fmt::format("MFU {:.1f}%", 100 * *pace.mfu));
+    if (record.mfu && pace.tokens_per_s)
+        fields.add(fmt::format("MFU {:.1f}%", 100 * *record.mfu * *pace.tokens_per_s / record.tokens_per_s));
     if (pace.memory) fields.add("mem " + format_bytes(*pace.memory));
     if (pace.seconds_left) fields.add("ETA " + format_duration(*pace.seconds_left));
     if (record.is_skipped()) fields.add("skipped", true);
@@ -53,12 +54,12 @@ std::string format_spike(const StepRecord& record) {
     std::string what;
     auto add = [&](const char* name, float value, std::optional<float> limit) {
         if (!limit) return;
-        what += fmt::format("{}{} {:.4f} is above {:.4f}", what.empty() ? "" : " and ", name, value, *limit);
+        what += fmt::format("{}{} {:.4f} > {:.4f}", what.empty() ? "" : " and ", name, value, *limit);
     };
     add("loss", record.loss, record.spike.loss);
-    add("norm", record.norm, record.spike.norm);
-    return fmt::format("spike at step {}: {}, mean + 6 sigma of past steps; {}", record.step, what,
-                       record.is_skipped() ? "skipped" : "not skipped (see --skip-spikes)");
+    add("gradient norm", record.norm, record.spike.norm);
+    return fmt::format("spike at step {}: {} (mean + 6 sigma); {}", record.step, what,
+                       record.is_skipped() ? "step skipped" : "step kept (--skip-spikes would skip it)");
 }
 
 std::string format_fresh_loss(const StepRecord& record) {
@@ -94,6 +95,12 @@ bool use_colour(bool is_terminal, const std::function<const char*(const char*)>&
     return text("OMPI_COMM_WORLD_RANK").empty() && launch_environment(variable).alone();
 }
 
+int64_t steps_between_lines(int64_t steps) {
+    for (int64_t power = 1;; power *= 10)
+        for (const int64_t digit : {1, 2, 5})
+            if (200 * digit * power >= steps) return digit * power;
+}
+
 void Throughput::add(double tokens, double ms) {
     if (first_) {
         first_ = false;
@@ -122,9 +129,6 @@ void Progress::step(const StepRecord& record, std::optional<size_t> memory) {
     Pace pace;
     pace.last_step = setup_.last_step;
     pace.tokens_per_s = throughput_.tokens_per_s();
-    if (pace.tokens_per_s && setup_.peak_tflops)
-        pace.mfu =
-            model_flops_utilization(record.flops_per_token, *pace.tokens_per_s, *setup_.peak_tflops, setup_.ranks);
     pace.memory = memory;
     if (!first_report_) {
         first_report_ = monotonic_seconds();
@@ -136,8 +140,12 @@ void Progress::step(const StepRecord& record, std::optional<size_t> memory) {
         pace.seconds_left = seconds_left(record.step, *ms);
     const bool unusual =
         record.is_skipped() || record.spike || !std::isfinite(record.loss) || !std::isfinite(record.norm);
-    if (record.step % setup_.log_every == 0 || steps_since_ == 0 || record.step == setup_.last_step || unusual)
-        print(format_progress(record, pace, colour_));
+    const int64_t every = setup_.log_every > 0 ? setup_.log_every : steps_between_lines(setup_.last_step);
+    const std::string line = format_progress(record, pace, colour_);
+    if (record.step % every == 0 || steps_since_ == 0 || record.step == setup_.last_step || unusual)
+        print(line);
+    else if (out_)
+        show_status(line);
     if (record.spike) print(format_spike(record));
     if (const std::string note = record.fresh ? format_fresh_loss(record) : ""; !note.empty()) print(note);
 }
@@ -155,6 +163,7 @@ void Progress::validation(const ValRecord& record) {
 
 void Progress::print(const std::string& line) {
     if (!out_) return;
+    clear_status();
     std::fprintf(out_, "%s\n", line.c_str());
     std::fflush(out_);
 }

@@ -17,13 +17,12 @@ struct ValRecord;
 struct Pace {
     int64_t last_step = -1;              // -1 if unknown
     std::optional<double> tokens_per_s;  // smoothed
-    std::optional<double> mfu;           // 0.412; nothing if the card's peak is unknown
     std::optional<size_t> memory;        // bytes in use
     std::optional<double> seconds_left;
 };
 
 std::string format_progress(const StepRecord& record, const Pace& pace, bool colour);
-// "spike at step 812: loss 9.1200 is above 4.3100, ..."
+// "spike at step 812: loss 9.1200 > 4.3100 ..."
 std::string format_spike(const StepRecord& record);
 // A warning if the loss of fresh weights is further from the expected loss than its margin, else "".
 std::string format_fresh_loss(const StepRecord& record);
@@ -33,8 +32,11 @@ std::string format_validation(const ValRecord& record, bool colour);
 double model_flops_utilization(double flops_per_token, double tokens_per_s, double peak_tflops, int ranks);
 
 // True on a person's terminal. Under a launcher (mpirun, srun) it is false, because the output may end in a log. A
-// non-empty NO_COLOR and TERM=dumb ask for plain text. `variable` is getenv.
+// non-empty NO_COLOR and TERM=dumb ask for plain text, without colour and status lines. `variable` is getenv.
 bool use_colour(bool is_terminal, const std::function<const char*(const char*)>& variable);
+
+// Steps from one line of a run of `steps` steps to the next: 1, 2 or 5 times a power of ten, for at most 200 lines.
+int64_t steps_between_lines(int64_t steps);
 
 // Tokens per second: an exponential moving average of time and tokens, corrected for its start at zero. The first step
 // is left out, because it warms up caches, plans and clocks.
@@ -53,7 +55,7 @@ struct ProgressSetup {
     int64_t last_step = -1;             // min(max_steps, stop_after); -1 if unknown
     std::optional<double> peak_tflops;  // peak of one card in the run's precision
     int ranks = 1;
-    int64_t log_every = 1;  // steps
+    int64_t log_every = 1;  // steps; 0 = steps_between_lines()
 };
 
 class Progress {

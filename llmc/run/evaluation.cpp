@@ -70,6 +70,7 @@ std::optional<TaskScores> score_choices(Trainer<Real>& trainer, const std::strin
     StopPoll told_to_stop(comm);
     for (size_t first = 0; first < most_rows; first += B) {
         if (told_to_stop()) return std::nullopt;
+        show_status(fmt::format("{}: row {} of {}", name, first, most_rows));
         const size_t end = std::min(first + B, rows.size());
         std::fill(tokens.begin(), tokens.end(), 0);
         std::fill(targets.begin(), targets.end(), -1);
@@ -202,6 +203,8 @@ bool Evaluation<Real>::add_losses(std::vector<ValLoss>& losses) {
                 std::fill(tokens.begin(), tokens.end(), 0);
                 std::fill(targets.begin(), targets.end(), -1);
             }
+            show_status(
+                fmt::format("validation{}: batch {} of {}", name.empty() ? "" : " " + name, i + 1, loader.batches()));
             const auto loss = trainer_.evaluate(tokens.data(), targets.data());
             sum += loss.sum;
             count += loss.count;

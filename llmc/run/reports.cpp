@@ -8,7 +8,7 @@
 
 #include "llmc/base/json.h"
 #include "llmc/fp8/registry.h"
-#include "llmc/log/energy.h"
+#include "llmc/log/card_meter.h"
 #include "llmc/log/metrics.h"
 #include "llmc/log/provenance.h"
 #include "llmc/log/run_directory.h"
@@ -35,7 +35,7 @@ std::string length_line(const Options& o, const RunOutlook& outlook) {
     const int64_t steps = o.last_step() - outlook.first_step + 1;
     if (steps <= 0)
         text += outlook.first_step - 1 == o.schedule.steps
-                    ? fmt::format("nothing to do: all {} are done\n", counted(o.schedule.steps, "step"))
+                    ? fmt::format("all {} are done; raise -x to continue\n", counted(o.schedule.steps, "step"))
                     : fmt::format("nothing to do: step {} is past --{} {}\n", outlook.first_step - 1,
                                   o.stop_after > 0 && o.stop_after < o.schedule.steps ? "stop-after" : "max-steps",
                                   o.last_step());
@@ -87,13 +87,14 @@ std::string describe_start(const Options& o, const Ranks& ranks, const RunOutloo
     const Comm& comm = ranks.comm;
     std::string text;
     for (const std::string& note : o.notes) text += "note: " + note + "\n";
-    if (o.out.empty() && !o.bench) text += "note: nothing will be saved: no --out\n";
+    if (o.out.empty() && !o.bench) text += "note: no --out, so nothing will be saved\n";
     if (comm.world() > 1)
         text += fmt::format("{} ranks over {}, --zero {}{}\n", comm.world(), comm.name(), o.sharding.stage,
                             o.sharding.within > 0 ? fmt::format(" --shard-within {}", o.sharding.within) : "");
     return text +
-           fmt::format("{} on {}, {}: {}\n", o.model.name, ranks.device.name, word_of(o.precision),
-                       counted(o.model.parameters(), "parameter")) +
+           fmt::format("{}{} of {} channels, {}, {}, on {}\n", o.model.name == "custom" ? "" : o.model.name + ": ",
+                       counted(o.model.layers, "layer"), o.model.channels, counted(o.model.parameters(), "parameter"),
+                       word_of(o.precision), ranks.device.name) +
            length_line(o, outlook) + outlook.sources + time_note(o, ranks.device, outlook);
 }
 
@@ -139,23 +140,27 @@ Reports::Reports(const Options& options, const ProgressSetup& setup, const Input
       comm_(comm),
       ranks_(describe_ranks(comm)) {}
 
-void Reports::add_facts(StepRecord& record, uint64_t batch_hash, const Energy& energy) const {
+void Reports::add_facts(StepRecord& record, uint64_t batch_hash, const CardReading& cards) const {
     const int64_t length = options_.sequences.tokens_of(record.step);
     record.tokens = options_.batches.tokens_until(record.step);
     for (const SourceUse& use : inputs_.sources_after(options_, record.step + steps_ahead_))
         record.source_tokens.emplace_back(use.pattern, use.tokens);
     if (!options_.sequences.stages().empty()) record.seq = length;
-    record.flops_per_token = options_.model.flops_per_token(static_cast<int>(length));
     record.batch_hash = fingerprint_text(batch_hash);
-    if (std::isfinite(energy.watts)) {
-        record.watts = energy.watts;
-        record.joules_per_token = energy.joules / static_cast<double>(options_.batches.tokens_of(record.step));
-    }
+    const auto known = [](double value) { return std::isfinite(value) ? std::optional(value) : std::nullopt; };
+    record.watts = known(cards.watts);
+    record.joules_per_token = known(cards.joules / static_cast<double>(options_.batches.tokens_of(record.step)));
+    record.sm_clock_mhz = known(cards.sm_clock_mhz);
+    record.temperature_c = known(cards.temperature_c);
     if (record.step == 1 && options_.init_from.empty()) record.fresh = fresh_loss(options_.model, options_.total_batch);
 }
 
 void Reports::report(StepRecord record) {
     record.tokens_per_s = static_cast<double>(options_.batches.tokens_of(record.step)) / record.ms * 1e3;
+    const int length = static_cast<int>(options_.sequences.tokens_of(record.step));
+    if (setup_.peak_tflops)
+        record.mfu = model_flops_utilization(options_.model.flops_per_token(length), record.tokens_per_s,
+                                             *setup_.peak_tflops, setup_.ranks);
     record_step(record, directory_);
     progress_.step(record, device_bytes_in_use());
     if (record.slowest)
@@ -207,11 +212,7 @@ std::string format_bench(const std::vector<StepRecord>& steps, const ProgressSet
     if (setup.ranks > 1)
         text += fmt::format(", {} of each of {} ranks", with_commas(std::llround(median.tokens_per_s / setup.ranks)),
                             setup.ranks);
-    if (setup.peak_tflops)
-        text += fmt::format(
-            ", MFU {:.1f}% of {:.0f} TFLOP/s",
-            100 * model_flops_utilization(median.flops_per_token, median.tokens_per_s, *setup.peak_tflops, setup.ranks),
-            *setup.peak_tflops);
+    if (median.mfu) text += fmt::format(", MFU {:.1f}% of {:.0f} TFLOP/s", 100 * *median.mfu, *setup.peak_tflops);
     if (median.joules_per_token) text += fmt::format(", {:.3g} J per token", *median.joules_per_token);
     return text + ", mem " + format_bytes(memory);
 }
@@ -265,9 +266,10 @@ ExitCode exit_code_of(const RunEnd& end) {
 }
 
 void print_end(const Options& o, const RunEnd& end) {
+    clear_status();
     std::fputs(describe_end(o, end).c_str(), stdout);
     const std::string problem = problem_of(o, end);
-    if (!problem.empty()) std::fprintf(stderr, "train_gpt: %s\n", problem.c_str());
+    if (!problem.empty()) print_error("train_gpt: {}", problem);
 }
 
 }  // namespace llmc

@@ -18,7 +18,7 @@ class Comm;
 class Fp8Registry;
 class RunDirectory;
 class SampleOrder;
-struct Energy;
+struct CardReading;
 struct Inputs;
 struct ModelConfig;
 struct Options;
@@ -35,8 +35,8 @@ struct RunOutlook {
     std::string sources = {};                     // Inputs::describe_sources()
 };
 
-// "d12 on NVIDIA H100, fp8: 124,475,904 parameters", the length of the run in steps, tokens and passes over the data,
-// the predicted time, and the notes. Several lines.
+// "d12: 12 layers of 768 channels, 124,475,904 parameters, fp8, on NVIDIA H100", the length of the run in steps, tokens
+// and passes over the data, the predicted time, and the notes. Several lines.
 std::string describe_start(const Options& options, const Ranks& ranks, const RunOutlook& outlook);
 
 // ---- steps ----------------------------------------------------------------------------------------------------------
@@ -66,8 +66,8 @@ public:
     Reports(const Options& options, const ProgressSetup& setup, const Inputs& inputs, int64_t steps_ahead,
             const Fp8Registry* fp8, const Comm& comm, RunDirectory& directory);
 
-    // Fills in the fields of a step's record that the run knows: its batch, the tokens so far, energy.
-    void add_facts(StepRecord& record, uint64_t batch_hash, const Energy& energy) const;
+    // Fills in the fields of a step's record that the run knows: its batch, the tokens so far, the cards.
+    void add_facts(StepRecord& record, uint64_t batch_hash, const CardReading& cards) const;
     // Reports a step. Throws Error(bad_numbers) if too many steps in a row were skipped, or if bits differ.
     void report(StepRecord record);
     void report(const ValRecord& record);

@@ -471,10 +471,14 @@ RunPosition set_weights(Trainer<Real>& trainer, const Options& o, Ranks& ranks, 
         resumed->checkpoint.reset();  // closes its files, which may have to be deleted
         return resumed->position;
     }
-    if (o.init_from.empty())
+    if (o.init_from.empty()) {
         trainer.initialize(o.seed);
-    else
+    } else {
+        const double start = monotonic_seconds();
         load_weights(trainer, *open_weights(o.init_from, o.model), o.init_from);
+        if (ranks.comm.is_main())
+            print_line("weights read from {} in {:.2f} s", o.init_from, monotonic_seconds() - start);
+    }
     RunPosition position;
     position.run_id = new_run_id();
     return position;

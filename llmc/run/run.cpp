@@ -2,6 +2,7 @@
 #include "llmc/run/run.h"
 
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -116,7 +117,7 @@ void Run<Real>::end_step(const std::vector<Fp8Fallback>& fallbacks) {
     std::optional<StepRecord> before = wait_for_result(1);  // the previous step's; this one still runs
     agreed_ = agree(proposal(before));
     stop_ = agreed_.stop;
-    reports_.add_facts(trainer_.submitted(), agreed_.batch_hash, agreed_.energy);
+    reports_.add_facts(trainer_.submitted(), agreed_.batch_hash, agreed_.cards);
     if (step == first_step_ && fallbacks.empty() && !ends_fp8()) check_first_step();
     if (before && comm_.world() > 1) before->slowest = slowest_rank(rank_times_);
     if (before) reports_.report(*before);
@@ -166,11 +167,11 @@ typename Run<Real>::Agreement Run<Real>::proposal(const std::optional<StepRecord
 // The ranks exchange their values, such as requests to stop; all get the same result.
 template <class Real>
 typename Run<Real>::Agreement Run<Real>::agree(Agreement mine) {
-    mine.energy = meter_.since_last();
+    mine.cards = meter_.since_last();
     std::vector<Agreement> all(static_cast<size_t>(comm_.world()));
     comm_.host_all_gather(all.data(), &mine, sizeof mine);
     Agreement agreed;
-    agreed.energy = {0, 0};
+    agreed.cards.joules = agreed.cards.watts = 0;
     rank_times_.clear();
     for (const Agreement& rank : all) {
         // The bytes come from another process.
@@ -183,8 +184,10 @@ typename Run<Real>::Agreement Run<Real>::agree(Agreement mine) {
         agreed.writing |= rank.writing;
         agreed.time_to_save |= rank.time_to_save;
         agreed.decay = std::max(agreed.decay, rank.decay);
-        agreed.energy.joules += rank.energy.joules;
-        agreed.energy.watts += rank.energy.watts;
+        agreed.cards.joules += rank.cards.joules;
+        agreed.cards.watts += rank.cards.watts;
+        agreed.cards.sm_clock_mhz = std::fmin(agreed.cards.sm_clock_mhz, rank.cards.sm_clock_mhz);
+        agreed.cards.temperature_c = std::fmax(agreed.cards.temperature_c, rank.cards.temperature_c);
         rank_times_.push_back(rank.time);
     }
     return agreed;

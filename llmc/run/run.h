@@ -8,7 +8,7 @@
 
 #include "llmc/base/json.h"
 #include "llmc/data/loader.h"
-#include "llmc/log/energy.h"
+#include "llmc/log/card_meter.h"
 #include "llmc/log/profile.h"
 #include "llmc/log/provenance.h"
 #include "llmc/run/checkpoints.h"
@@ -65,7 +65,7 @@ private:
         uint8_t writing = 0;                 // 1: some rank is still writing a checkpoint
         uint8_t time_to_save = 0;            // 1: --checkpoint-minutes have passed
         int64_t decay = DecayFile::kNone;    // steps for which a decay shall begin now
-        Energy energy{};                     // sum over the ranks, since the last agreement
+        CardReading cards{};                 // over the ranks, since the last agreement
         RankTime time = {};                  // of the step before; not agreed
     };
     int micro_steps_of(int64_t step) const;
@@ -110,7 +110,7 @@ private:
     Evaluation<Real> evaluation_;
     Reports reports_;
     Profiler profiler_;
-    EnergyMeter meter_;
+    CardMeter meter_;
     DecayFile decay_file_;
 
     // State of the current step.

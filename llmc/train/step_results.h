@@ -85,13 +85,14 @@ struct StepRecord {
     int64_t tokens = 0;                                          // trained on so far, over all ranks
     std::vector<std::pair<std::string, int64_t>> source_tokens;  // of `tokens`, by source; empty for one source
     int64_t seq = 0;                                             // tokens per sequence with --seq-schedule, else 0
-    double flops_per_token = 0;                                  // ModelConfig::flops_per_token()
     double tokens_per_s = 0;                                     // over all ranks
-    std::optional<double> watts, joules_per_token;  // all ranks' cards together, if their driver measures energy
-    std::string batch_hash;                         // fingerprint of the step's samples; "" if unknown
-    std::optional<FreshLoss> fresh;                 // only for step 1 of freshly initialised weights
-    double data_ms = 0;                             // time that this rank waited for its batches
-    std::optional<SlowestRank> slowest;             // if the ranks have exchanged their times of this step
+    std::optional<double> mfu;                                   // model FLOPs utilization, if the cards' peak is known
+    std::optional<double> watts, joules_per_token;      // all ranks' cards together, if their driver measures energy
+    std::optional<double> sm_clock_mhz, temperature_c;  // of the slowest and of the hottest card, if the driver tells
+    std::string batch_hash;                             // fingerprint of the step's samples; "" if unknown
+    std::optional<FreshLoss> fresh;                     // only for step 1 of freshly initialised weights
+    double data_ms = 0;                                 // time that this rank waited for its batches
+    std::optional<SlowestRank> slowest;                 // if the ranks have exchanged their times of this step
 };
 
 // Copies each step's loss and state to the host as soon as the device has them. The training loop submits step k + 1

@@ -73,7 +73,8 @@ class Auto(RunDirectory):
     def test_killed_before_the_first_checkpoint(self):
         """Only the records of steps were lost anyway, and they are kept."""
         self.run_ = Directory()
-        process = self.started(self.run_.start("--max-steps", "100000", "--checkpoint-minutes", "0", "-n", "90000"))
+        process = self.started(self.run_.start("--max-steps", "100000", "--checkpoint-minutes", "0", "-n", "90000",
+                                               "--log-every", "1"))
         self.wait_for(process, "step     2/")
         process.kill()
         process.wait()

@@ -71,12 +71,12 @@ class Files(Case):
             done = FinishedRun("--max-steps", "1", env={"OPENBLAS_CORETYPE": core})
             self.assertEqual(done.info["versions"]["openblas_core"], core)
 
-    def output_in_a_terminal(self, **variables):
+    def output_in_a_terminal(self, *flags, **variables):
         """The output of a run in a terminal."""
         ours = re.compile(r"NO_COLOR$|TERM$|OMPI_|PMI|SLURM_|RANK$|WORLD_SIZE$")
         env = {k: v for k, v in ENVIRONMENT.items() if not ours.match(k)}
         terminal, inside = pty.openpty()
-        with subprocess.Popen([PROGRAM, *tiny_flags("--max-steps", "2", "--val", corpus().val)], stdout=inside,
+        with subprocess.Popen([PROGRAM, *tiny_flags("--max-steps", "2", "--val", corpus().val, *flags)], stdout=inside,
                               stderr=inside, stdin=subprocess.DEVNULL, cwd=workspace(),
                               env={**env, "TERM": "xterm", **variables}) as process:
             os.close(inside)
@@ -99,6 +99,16 @@ class Files(Case):
                 self.assertRegex(text, r"(?m)^step     2/2 \| loss ")
                 self.assertNotIn("\033", text)
                 self.assertNotIn("\r", text)
+
+    def test_a_terminal_shows_the_steps_between_two_lines_in_one(self):
+        text = self.output_in_a_terminal("--max-steps", "9", "--log-every", "8")
+        clear = "\r\033[K"
+        self.assertIn(clear + "\033[?7lvalidation: batch 1 of ", text)
+        self.assertRegex(text, r"\r\033\[K\033\[\?7lstep +[2-7]/9")
+        left = [re.sub(r"\033\[[\d;?]*[a-zA-Z]", "", line.rpartition(clear)[2]) for line in text.split("\n")]
+        self.assertEqual([" ".join(line.split()[:2]) for line in left if re.match("(step|val) ", line)],
+                         ["val 0", "step 1/9", "step 8/9", "step 9/9", "val 9"])
+        self.assertFalse([line for line in left if line.startswith("validation:")])
 
     def test_val_batches_all(self):
         everything, beyond_32_bits = (FinishedRun("--val", corpus().val, "--val-batches", count, "--max-steps", "1")
@@ -272,8 +282,8 @@ class Planning(Case):
             with self.subTest(name=name):
                 self.assertIn("fits into H100", self.plan("--config", os.path.join(directory, name), "--world", "8",
                                                           "--gpu", "h100"))
-        config = os.path.join(directory, "tiny_cpu.json")
-        self.assertEqual(run("--config", config, "-i", corpus().train, "--stop-after", "1").code, 0)
+        config = os.path.join(directory, "shakespeare_cpu.json")
+        self.assertEqual(run("--config", config, "-i", corpus().train, "-o", new_path(), "--stop-after", "1").code, 0)
 
 
 class Fitting(Case):
@@ -463,7 +473,7 @@ class Endings(Case):
         """It saved nothing, so nothing may queue it again."""
         result = run(*tiny_flags("--max-steps", "1000000", "--max-minutes", "0.01"))
         self.refused(result, FAILURE, "(--max-minutes reached); nothing was saved because the run has no --out")
-        self.assertIn("nothing will be saved: no --out", result.out)
+        self.assertIn("no --out, so nothing will be saved", result.out)
         self.assertEqual(run(*tiny_flags("--stop-after", "1")).code, 0)
 
     def test_weights_that_are_not_finite_any_more(self):

@@ -33,9 +33,9 @@ class Signals(Case):
     def test_at_any_time(self):
         """During the start, a validation, a sample and a save (spd#677, Automodel#3007)."""
         slow = {"LD_PRELOAD": disk_trouble(), "DISK_SLOW": "1"}
-        for ready, flags, env in (("custom on", [], None), ("val ", ["--val-every", "1", "--val-batches", "-1"], None),
+        for ready, flags, env in ((" on CPU", [], None), ("val ", ["--val-every", "1", "--val-batches", "-1"], None),
                                   ("sample after", ["--sample-every", "1", "--sample-tokens", "500"], None),
-                                  ("step     4/", ["-n", "3", "--val-every", "0"], slow)):
+                                  ("step     4/", ["-n", "3", "--val-every", "0", "--log-every", "1"], slow)):
             with self.subTest(ready=ready):
                 run_, out = self.stop(ready, signal.SIGTERM, *flags, env=env)
                 self.assertIn("SIGTERM", out)
@@ -73,7 +73,8 @@ class Signals(Case):
     def test_a_long_sample_is_cut_short(self):
         for flags, is_signalled in ((["--max-minutes", "0.05"], False), ([], True)):
             run_ = Directory()
-            process = run_.start("--max-steps", "100000", "--sample-every", "2", "--sample-tokens", "3000000", *flags)
+            process = run_.start("--max-steps", "100000", "--sample-every", "2", "--sample-tokens", "3000000",
+                                 "--log-every", "1", *flags)
             result = self.stopped(process, "step     2/") if is_signalled else self.ended(self.started(process), STOPPED)
             self.assertRegex(result.out, r"note: the sample has \d+ of 3000000 tokens, because the run is stopping")
             (sample,) = [record["sample"] for record in run_.records() if "sample" in record]

@@ -156,7 +156,7 @@ class Spikes(Case):
         for name, limit in first["spike"].items():
             self.assertGreater(first[name], limit)
         self.assertIn(f"spike at step {first['step']}: ", run_.result.out)
-        self.assertIn("sigma of past steps; skipped", run_.result.out)
+        self.assertIn("(mean + 6 sigma); step skipped", run_.result.out)
         self.assertEqual((first["skipped"], run_.steps[-1]["skipped"]), (1, len(spikes)))
 
 

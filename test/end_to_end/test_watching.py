@@ -10,6 +10,7 @@ import json
 import logging
 import math
 import os
+import re
 import signal
 import struct
 import subprocess
@@ -109,11 +110,16 @@ class Following(unittest.TestCase):
         return process
 
     def ended(self, process):
+        """The exit code and the output, without the last line."""
         out, err = process.communicate(timeout=60)
-        return process.returncode, out + err
+        return process.returncode, re.sub(r"follow: \S.* is in \S.* up to step \d+\n$", "", out) + err
 
     def follow_to_the_end(self, directory, *flags):
-        self.assertEqual(self.ended(self.follow(directory, *flags)), (0, ""))
+        process = self.follow(directory, *flags)
+        out, err = process.communicate(timeout=60)
+        self.assertEqual((process.returncode, err), (0, ""))
+        last = max(record["step"] for record in read_records(directory))
+        self.assertRegex(out, rf"^follow: .*{re.escape(directory)} is in \S.* up to step {last}\n$")
 
 
 def steps(first, last, factor=5.0, **more):

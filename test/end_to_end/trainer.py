@@ -32,8 +32,8 @@ TINY_MODEL = ["--layers", "2", "--channels", "64", "--heads", "2", "--context", 
 TINY_BATCH = ["--batch", "4", "--seq", "64"]
 # Threads wait by sleeping, since the tests may share the cores.
 ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", **os.environ}
-TIME_FIELDS = ("ms", "tokens_per_s", "time", "elapsed", "watts", "joules_per_token", "slowest_rank", "slowest_ratio",
-               "slowest_data_ms", "peers_ms")
+TIME_FIELDS = ("ms", "tokens_per_s", "time", "elapsed", "mfu", "watts", "joules_per_token", "sm_clock_mhz", "temperature_c",
+               "slowest_rank", "slowest_ratio", "slowest_data_ms", "peers_ms")
 # scripts/test.sh without --all tests less.
 BRIEF = bool(os.environ.get("BRIEF"))
 # Every --fp8-recipe, so that each is tested everywhere.

@@ -662,7 +662,7 @@ TEST_CASE("options: --help-all shows every flag with its true default") {
     // In the form that people write them. All others are in dev/guide/flags.md, which test_run_files.py compares.
     CHECK(default_text(*find_flag("lr")) == "3e-4");
     CHECK(default_text(*find_flag("eps")) == "1e-8");
-    CHECK(default_text(*find_flag("max-steps")) == "-1");
+    CHECK(default_text(*find_flag("max-steps")) == "one epoch");
     CHECK(default_text(*find_flag("val-every")) == "auto");
     CHECK(default_text(*find_flag("top-p")) == "1");
     CHECK(default_text(*find_flag("batch")) == "4");

@@ -56,12 +56,20 @@ TEST_CASE("metrics: a step record has the promised fields") {
           json{{"fp8", 48}, {"bf16", 3}, {"fp32", 0}, {"emulated", 40}});
     CHECK(line["skipped"] == 2);
     CHECK(line["loss_scale"] == 65536);
-    for (const char* energy : {"watts", "joules_per_token"}) CHECK(!line.contains(energy));
+    for (const char* name : {"mfu", "watts", "joules_per_token", "sm_clock_mhz", "temperature_c"})
+        CHECK(!line.contains(name));
     StepRecord measured = example();
     measured.watts = 700.5;
     measured.joules_per_token = 0.25;
     CHECK(parse_json<json>(metrics_line(measured))["watts"] == 700.5);
-    CHECK(parse_json<json>(metrics_line(measured))["joules_per_token"] == 0.25);
+    measured.mfu = 0.5;
+    measured.sm_clock_mhz = 1755;
+    measured.temperature_c = 61;
+    const json cards = parse_json<json>(metrics_line(measured));
+    CHECK(cards["joules_per_token"] == 0.25);
+    CHECK(cards["mfu"] == 0.5);
+    CHECK(cards["sm_clock_mhz"] == 1755);
+    CHECK(cards["temperature_c"] == 61);
     CHECK(!line.contains("nonfinite"));
     CHECK(metrics_line(example()).find('\n') == std::string::npos);
     CHECK(metrics_line(example()).rfind("{\"step\":7,\"loss\":", 0) == 0);

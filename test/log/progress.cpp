@@ -24,10 +24,12 @@ StepRecord progress_example() {
     record.norm = 0.81234f;
     record.lr = 3e-4f;
     record.ms = 82.14;
+    record.tokens_per_s = 12462.8;  // of this step alone
+    record.mfu = 0.8246;
     return record;
 }
 
-const Pace kPace = {400, 6231.4, 0.4123, size_t{1288490189}, 32};  // 1.2 GiB
+const Pace kPace = {400, 6231.4, size_t{1288490189}, 32};  // 1.2 GiB
 
 }  // namespace
 
@@ -120,15 +122,14 @@ TEST_CASE("progress: steps as they are written") {
     REQUIRE(file != nullptr);
     ProgressSetup setup;
     setup.last_step = 10;
-    setup.peak_tflops = 100.0;
     Progress progress(file, setup);
     StepRecord record;
     record.loss = 2;
-    record.flops_per_token = 1e9;
     for (int step = 1; step <= 4; step++) {
         record.step = step;
         record.ms = step == 1 ? 5000 : 1000;
         record.tokens_per_s = 1e6 / record.ms;
+        record.mfu = record.tokens_per_s / 1e5;
         record.consecutive_skips = step == 3 ? 1 : 0;
         progress.step(record, std::nullopt);
     }
@@ -143,11 +144,17 @@ TEST_CASE("progress: steps as they are written") {
     std::fclose(file);
     REQUIRE(count == 5);
     CHECK(lines[0] == "step     1/10 | loss 2.0000 | norm 0.0000 | lr 0.00e+00 | 5000.0 ms\n");
-    // 1,000 tok/s of 1e9 FLOP on 1e14: 1%; 8 steps of 1 s are left.
+    // 8 steps of 1 s are left.
     CHECK(contains(lines[1], "| 1,000 tok/s | MFU 1.0% | ETA 0:08\n"));
     CHECK(contains(lines[2], "skipped"));
     CHECK(!contains(lines[3], "skipped"));  // step 4 was applied
     CHECK(lines[4] == "val      4 | val_loss 2.5000\n");
+}
+
+TEST_CASE("progress: a run has at most 200 lines") {
+    for (const auto& [steps, between] : std::map<int64_t, int64_t>{
+             {-1, 1}, {1, 1}, {200, 1}, {201, 2}, {400, 2}, {401, 5}, {1001, 10}, {19560, 100}, {1000000, 5000}})
+        CHECK(steps_between_lines(steps) == between);
 }
 
 TEST_CASE("progress: --log-every leaves out steps, but none that is unusual") {
@@ -199,15 +206,13 @@ TEST_CASE("progress: a spike has a line of its own") {
     record.norm = 3.5f;
     record.spike.loss = 4.31f;
     record.consecutive_skips = 1;
-    CHECK(format_spike(record) ==
-          "spike at step 812: loss 9.1200 is above 4.3100, mean + 6 sigma of past steps; skipped");
+    CHECK(format_spike(record) == "spike at step 812: loss 9.1200 > 4.3100 (mean + 6 sigma); step skipped");
     record.spike.norm = 1.25f;
     record.consecutive_skips = 0;
     CHECK(format_spike(record) ==
-          "spike at step 812: loss 9.1200 is above 4.3100 and norm 3.5000 is above 1.2500, mean + 6 sigma of past "
-          "steps; not skipped (see --skip-spikes)");
+          "spike at step 812: loss 9.1200 > 4.3100 and gradient norm 3.5000 > 1.2500 (mean + 6 sigma); step kept "
+          "(--skip-spikes would skip it)");
     record.spike.loss.reset();
     record.consecutive_skips = 1;
-    CHECK(format_spike(record) ==
-          "spike at step 812: norm 3.5000 is above 1.2500, mean + 6 sigma of past steps; skipped");
+    CHECK(format_spike(record) == "spike at step 812: gradient norm 3.5000 > 1.2500 (mean + 6 sigma); step skipped");
 }

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <set>
 
-#include "llmc/log/energy.h"
+#include "llmc/log/card_meter.h"
 #include "llmc/log/metrics.h"
 #include "llmc/log/progress.h"
 #include "llmc/run/inputs.h"
@@ -51,7 +51,6 @@ std::vector<StepRecord> steps_of(const std::vector<double>& ms) {
         record.step = i + 1;
         record.ms = i < kBenchWarmup ? 5000 : ms[i - kBenchWarmup];
         record.tokens_per_s = 1e6 / record.ms;
-        record.flops_per_token = 1e9;
         steps.push_back(record);
     }
     return steps;
@@ -81,7 +80,8 @@ TEST_CASE("summary: the start says how large and how long the run is") {
     cpu.multiprocessors = 2;
     cpu.name = "the host";
     const std::string text = start(o, cpu, {.train_tokens = 38400});
-    CHECK(contains(text, std::string("d12 on the host, ") + word_of(o.precision) + ": 124 M parameters\n"));
+    CHECK(contains(text, std::string("d12: 12 layers of 768 channels, 124 M parameters, ") + word_of(o.precision) +
+                             ", on the host\n"));
     CHECK(contains(text,
                    "300 steps of 256 tokens in 1 micro-step each: 76,800 tokens, 2.0 passes over the 38,400 tokens"));
     CHECK(!contains(text, "nothing will be saved"));
@@ -90,7 +90,7 @@ TEST_CASE("summary: the start says how large and how long the run is") {
     single.schedule.steps = 1;
     CHECK(contains(start(single, cpu, {}), "1 step of 256 tokens in 1 micro-step: 256 tokens"));
     o.out.clear();
-    CHECK(contains(start(o, cpu, {}), "nothing will be saved: no --out"));
+    CHECK(contains(start(o, cpu, {}), "no --out, so nothing will be saved"));
     o.bench = true;
     CHECK(!contains(start(o, cpu, {}), "nothing will be saved"));
 
@@ -104,11 +104,11 @@ TEST_CASE("summary: the start says how large and how long the run is") {
 TEST_CASE("summary: a run that is resumed at its end or past it has nothing to do") {
     Options o = options();
     const DeviceInfo gpu;
-    CHECK(contains(start(o, gpu, {.first_step = 301}), "nothing to do: all 300 steps are done"));
+    CHECK(contains(start(o, gpu, {.first_step = 301}), "all 300 steps are done; raise -x to continue"));
     const std::string past = start(o, gpu, {.first_step = 411, .seconds_per_step = 0.5});
     CHECK(contains(past, "nothing to do: step 410 is past --max-steps 300"));
     CHECK(!contains(past, "predicted"));
-    CHECK(!contains(start(o, gpu, {.first_step = 300}), "nothing to do"));
+    CHECK(!contains(start(o, gpu, {.first_step = 300}), "are done"));
     o.stop_after = 100;
     CHECK(contains(start(o, gpu, {.first_step = 111}), "nothing to do: step 110 is past --stop-after 100"));
 }
@@ -185,6 +185,7 @@ TEST_CASE("bench: the median of the steps after the warm-up") {
     setup.ranks = 2;
     std::vector<StepRecord> steps = steps_of({100});
     steps.back().joules_per_token = 0.0125;
+    steps.back().mfu = 0.25;
     CHECK(format_bench(steps, setup, size_t{3} << 30) ==
           "bench: 100.0 ms per step (median of 1 after 5 of warm-up; 100.0 to 100.0), 10,000 tok/s, 5,000 of each of 2 "
           "ranks, MFU 25.0% of 20 TFLOP/s, 0.0125 J per token, mem 3.0 GiB");

@@ -229,6 +229,8 @@ int nvmlDeviceGetTotalEnergyConsumption(void* device, unsigned long long* millij
     *millijoules = total += 3000;
     return device != (void*)8;
 }
+int nvmlDeviceGetClockInfo(void* device, int kind, unsigned* mhz) { return *mhz = 1980, kind != 1; }
+int nvmlDeviceGetTemperature(void* device, int sensor, unsigned* celsius) { return *celsius = 61, sensor; }
 """
 
 
@@ -244,6 +246,7 @@ class Power(unittest.TestCase):
                 tokens = steps[0]["tokens"]
                 self.assertEqual([r["joules_per_token"] for r in steps], [3 * cards / tokens] * 3)
                 self.assertTrue(all(r["watts"] > 0 for r in steps))
+                self.assertEqual({(r["sm_clock_mhz"], r["temperature_c"]) for r in steps}, {(1980, 61)})
         self.assertNotIn("watts", virtual_run("--max-steps", "1").steps[0])
 
 

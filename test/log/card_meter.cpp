@@ -1,5 +1,5 @@
-// The energy counter of a card, read through a library that stands in for NVML.
-#include "llmc/log/energy.h"
+// The energy counter and the sensors of a card, read through a library that stands in for NVML.
+#include "llmc/log/card_meter.h"
 
 #include <doctest/doctest.h>
 #include <unistd.h>
@@ -16,7 +16,7 @@ namespace {
 // Compiles NVML's stand-in: its counter is in the file ENERGY, in millijoules, and cards other than 3b:00.0 are
 // unknown.
 struct FakeNvml {
-    fs::path path = fs::temp_directory_path() / ("llmc_energy_" + std::to_string(::getpid()));
+    fs::path path = fs::temp_directory_path() / ("llmc_card_meter_" + std::to_string(::getpid()));
 
     explicit FakeNvml(const std::string& flags = "") {
         fs::remove_all(path);
@@ -36,6 +36,17 @@ struct FakeNvml {
                 if (file) fclose(file);
                 return device == NULL || !read;
             }
+            int nvmlDeviceGetClockInfo(void* device, int kind, unsigned* mhz) {
+                *mhz = 1980;
+                return device == NULL || kind != 1;
+            }
+            #endif
+            #ifdef SENSOR
+            int nvmlDeviceGetTemperature(void* device, int sensor, unsigned* celsius) {
+                static unsigned read = 60;
+                *celsius = ++read;
+                return device == NULL || sensor != 0 || SENSOR;
+            }
             #endif
         )";
         const std::string command =
@@ -52,18 +63,18 @@ struct FakeNvml {
 
 constexpr char kCard[] = "00000000:3b:00.0";
 
-bool is_unknown(const Energy& energy) { return std::isnan(energy.joules) && std::isnan(energy.watts); }
+bool is_unknown(const CardReading& energy) { return std::isnan(energy.joules) && std::isnan(energy.watts); }
 
 }  // namespace
 
-TEST_CASE("energy: joules and watts since the last reading") {
+TEST_CASE("card meter: joules and watts since the last reading") {
     const FakeNvml nvml;
-    EnergyMeter meter(kCard, nvml.library().c_str());
+    CardMeter meter(kCard, nvml.library().c_str());
     const auto begin = std::chrono::steady_clock::now();
     CHECK(is_unknown(meter.since_last()));
     nvml.set(1002500);
     ::usleep(20000);
-    const Energy energy = meter.since_last();
+    const CardReading energy = meter.since_last();
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     CHECK(energy.joules == doctest::Approx(2.5));
     CHECK(energy.watts >= 2.5 / seconds);
@@ -79,9 +90,9 @@ TEST_CASE("energy: joules and watts since the last reading") {
     CHECK(meter.since_last().joules == 0);
 }
 
-TEST_CASE("energy: no values without a card, without NVML, or with an old NVML") {
+TEST_CASE("card meter: no values without a card, without NVML, or with an old NVML") {
     const auto unknown = [](const char* card, const std::string& library) {
-        EnergyMeter meter(card, library.c_str());
+        CardMeter meter(card, library.c_str());
         meter.since_last();
         return is_unknown(meter.since_last());
     };
@@ -95,4 +106,23 @@ TEST_CASE("energy: no values without a card, without NVML, or with an old NVML")
     }
     CHECK(unknown(kCard, FakeNvml("-DOLD").library()));
     CHECK(unknown(kCard, FakeNvml("-DINIT=9").library()));
+}
+
+TEST_CASE("card meter: clock and temperature, at most once a second") {
+    {
+        const FakeNvml nvml("-DSENSOR=0");
+        CardMeter meter(kCard, nvml.library().c_str());
+        for (int i = 0; i < 2; i++) {
+            const CardReading reading = meter.since_last();
+            CHECK(reading.sm_clock_mhz == 1980);
+            CHECK(reading.temperature_c == 61);
+        }
+    }
+    for (const char* flags : {"", "-DSENSOR=9"}) {  // no such function, or no such sensor
+        const FakeNvml nvml(flags);
+        const CardReading reading = CardMeter(kCard, nvml.library().c_str()).since_last();
+        CHECK(reading.sm_clock_mhz == 1980);
+        CHECK(std::isnan(reading.temperature_c));
+    }
+    CHECK(std::isnan(CardMeter("").since_last().sm_clock_mhz));
 }
