@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# The whole way from text to an evaluated model: a tokenizer of its own, shards, training with checkpoints, evaluation,
-# samples, an export, and a report of the run. It shows the tools and does not make a good model: the default text is
-# this machine's documentation. All output goes to out/tour/.
+# The whole way from a text to a model that writes like it: a tokenizer of its own, shards, training that stops and
+# resumes, samples, an evaluation, a comparison of FP8 with BF16, an export, and a report. The text is Shakespeare's
+# (1 MB, downloaded once) or your own. All output goes to out/tour/. dev/guide/tour.md shows what it prints.
 #
-#   ./scripts/tour.sh                                  a few minutes on two CPU cores
-#   ./scripts/tour.sh --text 'books/*.txt' --steps 2000 --vocab 4096 --out out/books
+#   ./scripts/tour.sh                                  about four minutes on two CPU cores, and the build
+#   ./scripts/tour.sh --text 'books/*.txt' --steps 4000 --vocab 1024 --out out/books
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-out=out/tour steps=300 vocab=1024 text=
+out=out/tour steps=2000 vocab=512 text=
 while (($# > 0)); do
     case "$1" in
         --out) out=$2 && shift 2 ;;
@@ -35,32 +35,34 @@ if ! nvidia-smi >/dev/null 2>&1 || ! make -s train_gpt; then
     program=./train_gpt_cpu
     make -s train_gpt_cpu
 fi
-prepare=(.venv/bin/python -m data.prepare)
-mkdir -p "$out"
 
 say "Text to shards"
 if [[ -z $text ]]; then
-    mkdir -p "$out/text"
-    # Licences that many packages share appear once. sed, unlike head, reads to the end: with pipefail, a closed pipe
-    # would end the script on machines with many packages.
-    find /usr/share/doc -name copyright -type f -size +2k 2>/dev/null | sort | sed -n 1,400p | xargs -r cat >"$out/text/documentation.txt"
-    cat README.md dev/*/*.md llmc/*/README.md >>"$out/text/documentation.txt"
-    text=$out/text
+    text=$out/tinyshakespeare.txt
+    if ! run python3 -m data.prepare download tinyshakespeare --out "$out"; then
+        echo "tour.sh: --text FILE takes a text of your own, best of 1 MB or more" >&2
+        exit 1
+    fi
 fi
-run "${prepare[@]}" train-tokenizer "$text" --vocab "$vocab" --out "$out/tokenizer.json"
-run "${prepare[@]}" text "$text" --separator '\n\n' --tokenizer "$out/tokenizer.json" --dedup exact --overwrite --out "$out/data"
-run "${prepare[@]}" validate "$out/data"/{train,val}_*.bin
+run python3 -m data.prepare train-tokenizer "$text" --vocab "$vocab" --out "$out/tokenizer.json"
+run python3 -m data.prepare text "$text" --tokenizer "$out/tokenizer.json" --overwrite --out "$out/data"
 
-say "Training, with a checkpoint on the way"
-run $program --train "$out/data/train_*.bin" --val "$out/data/val_*.bin" --out "$out/run" --overwrite \
-    --layers 4 --channels 128 --heads 4 --seq 64 --batch 8 --precision fp8 --max-steps "$steps" --lr 1e-3 \
-    --warmup $((steps / 10 + 1)) --val-every $((steps / 3 + 1)) --val-batches 20 --checkpoint-every $((steps / 2 + 1)) \
-    --sample-every "$steps" --sample-tokens 40
+say "Training that stops half-way, as Ctrl-C would stop it"
+run $program --config scripts/configs/shakespeare_cpu.json -i "$out/data/train_*.bin" -j "$out/data/val_*.bin" -o "$out/run" \
+    --overwrite -x "$steps" -u $((steps / 20)) -n $((steps / 4)) -v $((steps / 4)) --stop-after $((steps / 2))
+
+say "Training that continues"
+run $program -o "$out/run" --resume latest
 
 say "What it has become"
-run $program eval --from "$out/run" --val "$out/data/val_*.bin" --seq 64 --batch 8
-run $program sample --from "$out/run" --prompt "The " --tokens 60 --temperature 0.8
-run $program export --from "$out/run" --to "$out/model" --overwrite
-run .venv/bin/python scripts/report.py "$out/run" -o "$out/report.html"
+run $program sample --from "$out/run" --prompt 'ROMEO:' --temperature 0.7 --tokens 240
+run $program eval --from "$out/run" --val "$out/data/val_*.bin"
 
-say "Done: $out/model for transformers, $out/report.html for a browser, $out/data/report.txt of the text"
+say "Does FP8 follow BF16? From one checkpoint, next to a control"
+run python3 scripts/drift.py "$out/run" --steps $((steps / 20 + 1))
+
+say "A model for transformers, and a report"
+run $program export --from "$out/run" --to "$out/model" --overwrite
+run python3 scripts/report.py "$out/run" -o "$out/report.html"
+
+say "Done: $out/model for transformers, $out/report.html for a browser, $out/data/report.txt about the text"
