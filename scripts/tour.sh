@@ -3,12 +3,12 @@
 # resumes, samples, an evaluation, a comparison of FP8 with BF16, an export, and a report. The text is Shakespeare's
 # (1 MB, downloaded once) or your own. All output goes to out/tour/. dev/guide/tour.md shows what it prints.
 #
-#   ./scripts/tour.sh                                  about four minutes on two CPU cores, and the build
+#   ./scripts/tour.sh                                  about five minutes on a CPU, and the build
 #   ./scripts/tour.sh --text 'books/*.txt' --steps 4000 --vocab 1024 --out out/books
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-out=out/tour steps=2000 vocab=512 text=
+out=out/tour steps=1200 vocab=512 text=
 while (($# > 0)); do
     case "$1" in
         --out) out=$2 && shift 2 ;;
@@ -55,7 +55,7 @@ say "Training that continues"
 run $program -o "$out/run" --resume latest
 
 say "What it has become"
-run $program sample --from "$out/run" --prompt 'ROMEO:' --temperature 0.7 --tokens 240
+run $program sample --from "$out/run" --prompt 'ROMEO:' --temperature 0.6
 run $program eval --from "$out/run" --val "$out/data/val_*.bin"
 
 say "Does FP8 follow BF16? From one checkpoint, next to a control"
