@@ -42,20 +42,31 @@ def fractions(hashes, first):
     return (words >> numpy.uint64(11)) * 2.0**-53
 
 
+def minima_of(results, folder):
+    for result in results:
+        for number in range(result["blocks"]):
+            with numpy.load(block_path(folder, result["index"], number)) as arrays:
+                yield arrays["minima"]
+
+
 def choose(chunks, results, options, folder, stats):
     seen = duplicates.Duplicates(options.dedup)
-    blocks = []
+    shared, document, blocks = None, 0, []
+    if options.dedup == "minhash":
+        shared = duplicates.shared_bands(minima_of(results, folder), sum(r["documents"] for r in results), folder)
     for chunk, result in zip(chunks, results):
         for number in range(result["blocks"]):
             path = block_path(folder, result["index"], number)
             with numpy.load(path) as arrays:
                 hashes = arrays["hashes"]
-                minima = arrays["minima"] if options.dedup == "minhash" else [None] * len(hashes)
+                minima = arrays["minima"] if shared is not None else None
                 verdicts = numpy.full(len(hashes), chunk.split or TRAIN, numpy.uint8)
                 if chunk.split is None:
                     verdicts[fractions(hashes, 0) < options.val_fraction] = VAL
                 for i, digest in enumerate(hashes):
-                    if reason := seen.reason_to_drop(digest.tobytes(), minima[i]):
+                    near = () if shared is None else (minima[i], int(shared[document]))
+                    document += 1
+                    if reason := seen.reason_to_drop(digest.tobytes(), *near):
                         verdicts[i] = DROPPED
                         stats.drop(reason)
                 stats.keep(chunk.source, verdicts, arrays["lengths"], arrays["bytes"])

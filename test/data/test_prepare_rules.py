@@ -217,9 +217,32 @@ class Dropped(TestCase):
         first = numpy.arange(112, dtype="<u4")
         for same, kept in ((8, True), (83, True), (84, False)):  # of 112; 84 are three quarters
             found = duplicates.Duplicates("minhash")
-            self.assertIsNone(found.reason_to_drop(b"1", first))
+            shared = 2**duplicates.BANDS - 1
+            self.assertIsNone(found.reason_to_drop(b"1", first, shared))
             second = numpy.where(numpy.arange(112) < same, first, 1000 + first)
-            self.assertEqual(found.reason_to_drop(b"2", second), None if kept else "near duplicate")
+            self.assertEqual(found.reason_to_drop(b"2", second, shared), None if kept else "near duplicate")
+
+    def test_documents_that_share_no_band_are_not_needed(self):
+        """The verdicts are those of all bands of all documents, whatever the blocks."""
+        rng = numpy.random.default_rng(5)
+        minima = rng.integers(0, 2**32, (600, 112), dtype=numpy.uint64).astype("<u4")
+        for copy in range(300, 600):  # with 60 to 100 % of an earlier one's minima; 100 more share a single band
+            minima[copy] = numpy.where(rng.random(112) < rng.uniform(0.6, 1), minima[rng.integers(0, 200)], minima[copy])
+        minima[200:300, 8:16] = minima[0, 8:16]
+        everything = duplicates.Duplicates("minhash")
+        expected = [everything.reason_to_drop(bytes([i // 256, i % 256]), m, 2**14 - 1) for i, m in enumerate(minima)]
+        self.assertGreater(min(expected.count(None), expected.count("near duplicate")), 100)
+        folder = self.path("bands")
+        os.mkdir(folder)
+        for size in (600, 7):
+            blocks = (minima[i:i + size] for i in range(0, 600, size))
+            shared = duplicates.shared_bands(blocks, 650, folder)
+            self.assertEqual(os.listdir(folder), [])
+            found = duplicates.Duplicates("minhash")
+            self.assertEqual([found.reason_to_drop(bytes([i // 256, i % 256]), m, int(s))
+                              for i, (m, s) in enumerate(zip(minima, shared))], expected)
+            self.assertLess(len(found.kept), len(everything.kept))
+        self.assertEqual(list(duplicates.shared_bands([], 0, folder)), [])
 
     def test_without_datasketch(self):
         with mock.patch.dict("sys.modules", {"datasketch": None}):
