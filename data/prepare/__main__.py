@@ -76,7 +76,7 @@ def add_text(commands):
     text = commands.add_parser("text", help=about, description=about)
     text.add_argument("inputs", nargs="+", type=weighted_input, metavar="INPUT[@WEIGHT]",
                       help="file (text, JSON, parquet or Arrow; text and JSON also compressed with gzip, zstd, xz or "
-                           "bzip2), directory, 'pattern', hf:NAME[:CONFIG[:SPLIT]], tinystories, fineweb or "
+                           "bzip2), directory, 'pattern', hf:NAME[@REVISION][:CONFIG[:SPLIT]], tinystories, fineweb or "
                            "fineweb-edu; weights are the inputs' shares of the training tokens")
     text.add_argument("--out", required=True, metavar="DIR", help="directory for shards, sidecars and report")
     add_tokenizer(text, "bytes")

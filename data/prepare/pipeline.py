@@ -15,12 +15,14 @@ import dataclasses
 import fcntl
 import glob
 import os
+import shutil
 import sys
 
 import numpy
 
-from . import duplicates, outputs, report
+from . import duplicates, outputs, readers, report
 from .chunks import DROPPED, TRAIN, VAL, block_path, fingerprint, plan_chunks, run_chunks
+from .download import size_text
 from .shard import MAX_TOKENS, create, write_atomically, write_shards
 from .table import write_tokenizer
 from .tokenizers import PrepareError, open_tokenizer
@@ -205,6 +207,17 @@ def begin(work, mark, overwrite, own):
     return None
 
 
+def say_disk(options, tokenizer, out):
+    """Says how much disk a known data set needs: the shards, and as much in WORK until they are complete. Its texts are
+    streamed.
+    """
+    tokens = sum(readers.TOKENS.get(name, 0) for name, _ in options.inputs)
+    if tokens:
+        shards = tokens * (4.5 if options.tokenizer == "bytes" else 1) * (2 if tokenizer.vocab <= 1 << 16 else 4)
+        print(f"prepare: the shards take about {size_text(shards)}, and {os.path.join(out, outputs.WORK)} as much until they "
+              f"are complete; {size_text(shutil.disk_usage(out).free)} of disk are free", file=sys.stderr)
+
+
 def prepare(options, out, workers=1, overwrite=False):
     """Writes the shards and the report into `out` and returns the report, or None if an earlier run wrote them."""
     check(options)
@@ -224,6 +237,8 @@ def prepare(options, out, workers=1, overwrite=False):
         folder, shards = os.path.join(work, "chunks"), os.path.join(work, "shards")
         if done is not None:
             print(f"prepare: continues with {done} of {len(chunks)} chunks done", file=sys.stderr)
+        else:
+            say_disk(options, tokenizer, out)
         outputs.clear_folder(work, "shards")
         os.makedirs(shards)
         parts = [part for chunk in chunks for part in chunk.parts]

@@ -11,6 +11,7 @@ import functools
 import glob
 import os
 import re
+import threading
 
 from .formats import READ_ERRORS, blocks, identify, json_values
 from .shard import open_regular, parse_json
@@ -27,6 +28,7 @@ DATASETS = {  # names with their locations
     "fineweb": "hf:HuggingFaceFW/fineweb:sample-10BT",
     "fineweb-edu": "hf:HuggingFaceFW/fineweb-edu:sample-10BT",
 }
+TOKENS = {"tinystories": 0.5e9, "fineweb": 10e9, "fineweb-edu": 10e9}  # of GPT-2, about
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Unseparated:
 
 
 def expand(name):
-    """The files of an input: a file, a directory, a pattern, a dataset hf:NAME[:CONFIG[:SPLIT]] or a known name."""
+    """The files of an input: a file, a directory, a pattern, a data set hf:NAME[@REVISION][:CONFIG[:SPLIT]] or a known name."""
     if os.path.isfile(name) or name.startswith("hf:") or is_saved_dataset(name):
         return [name]
     if os.path.isdir(name):
@@ -389,27 +391,77 @@ def is_saved_dataset(path):
     return any(os.path.isfile(os.path.join(path, name)) for name in ("dataset_dict.json", "state.json"))
 
 
-@functools.lru_cache(maxsize=4)
-def open_dataset(path):
+@contextlib.contextmanager
+def dataset_errors(path):
+    """Makes an error of datasets a PrepareError: they are of many kinds (no network, no such name, no such split)."""
     try:
-        import datasets
+        import datasets  # noqa: F401
     except ImportError:
         raise missing("datasets", path) from None
     try:
-        if not path.startswith("hf:"):
-            for table in glob.glob(os.path.join(glob.escape(path), "**", "*.arrow"), recursive=True):
-                open_regular(table).close()  # refuses pointers of Git LFS
-            dataset = datasets.load_from_disk(path)
-            return dataset["train"] if isinstance(dataset, datasets.DatasetDict) else dataset
-        name, config, split = (path[3:].split(":") + [None, None])[:3]
-        return datasets.load_dataset(name, config or None, split=split or "train")
-    except Exception as error:  # of many kinds: no network, no such name, no such split
+        yield
+    except PrepareError:
+        raise
+    except Exception as error:
         lines = str(error).splitlines() or [""]
         raise PrepareError(f"datasets cannot load {path} ({type(error).__name__}: {lines[0]}); it takes "
-                           "hf:NAME[:CONFIG[:SPLIT]], and a network or its cache") from None
+                           "hf:NAME[@REVISION][:CONFIG[:SPLIT]], and a network. The same command continues") from None
+
+
+@functools.lru_cache(maxsize=4)
+def open_dataset(path):
+    """A data set: of the hub as a stream, which keeps nothing on the disk, or of save_to_disk()."""
+    with dataset_errors(path):
+        import datasets
+        import tqdm
+        # Without this, its bars make a lock of processes, whose named semaphores stay when a worker is ended.
+        tqdm.tqdm.set_lock(threading.RLock())
+        if path.startswith("hf:"):
+            name, config, split = (path[3:].split(":") + [None, None])[:3]
+            name, _, revision = name.partition("@")
+            return datasets.load_dataset(name, config or None, split=split or "train", revision=revision or None,
+                                         streaming=True)
+        for table in glob.glob(os.path.join(glob.escape(path), "**", "*.arrow"), recursive=True):
+            open_regular(table).close()  # refuses pointers of Git LFS
+        dataset = datasets.load_from_disk(path)
+        return dataset["train"] if isinstance(dataset, datasets.DatasetDict) else dataset
+
+
+def pinned(path):
+    """The data set of the hub at today's revision: all workers, and a run that continues, must read the same files."""
+    name, *rest = path[3:].split(":")
+    if "@" in name or os.path.isdir(name):
+        return path
+    with dataset_errors(path):
+        import huggingface_hub
+        return ":".join([f"hf:{name}@{huggingface_hub.HfApi().dataset_info(name).sha}", *rest])
+
+
+def plan_stream(path, format):
+    """One part for each file of the data set."""
+    path = pinned(path)
+    stream = open_dataset(path)
+    with dataset_errors(path):
+        first, files = next(iter(stream.take(1)), None), stream.num_shards
+    if first is not None and format.column not in first:
+        raise no_column(path, format.column, first)
+    # The bytes only weigh parts against each other if the data set does not say how large it is.
+    size = max((stream.info.dataset_size or 0) // files, PART_BYTES)
+    return [Part("stream", path, index, index + 1, size) for index in range(files)]
+
+
+def read_stream(part, format):
+    stream = open_dataset(part.path)
+    with dataset_errors(part.path):
+        for number, row in enumerate(stream.shard(num_shards=stream.num_shards, index=part.start), 1):
+            text = row.get(format.column)
+            where = f"{part.path}, file {part.start + 1}, row {number}"
+            yield text if isinstance(text, bytes) else text_of(row, format, where)
 
 
 def plan_dataset(path, format):
+    if path.startswith("hf:"):
+        return plan_stream(path, format)
     dataset = open_dataset(path)
     check_column(path, format.column, dataset.features.arrow_schema)
     rows = len(dataset)
@@ -432,7 +484,7 @@ def read_bad(part, format):
 
 READERS = {"text": read_text, "packed text": read_packed_text, "separated": read_separated, "lines": read_lines,
            "packed lines": read_packed_lines, "records": read_records, "parquet": read_parquet, "arrow": read_arrow,
-           "dataset": read_dataset, "bad": read_bad}
+           "dataset": read_dataset, "stream": read_stream, "bad": read_bad}
 TEXT_KINDS = {"text", "packed text", "separated"}
 
 

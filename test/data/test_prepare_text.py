@@ -4,6 +4,7 @@ change the output. The larger documents are real, from /usr/share/doc.
 Run: .venv/bin/python -m unittest discover -s test/data
 """
 
+import contextlib
 import errno
 import functools
 import gzip
@@ -124,13 +125,45 @@ class Read(TestCase):
         with mock.patch.object(readers, "PART_BYTES", 100):
             self.assertEqual(self.out(self.path("saved")), self.TEXTS)
         self.assertEqual(self.out(self.path("splits")), self.TEXTS)
-        dataset.to_parquet(self.path("hub/train.parquet"))
-        with mock.patch.dict(os.environ, HF_DATASETS_CACHE=self.path("cache")):
-            self.assertEqual(self.out("hf:" + self.path("hub")), self.TEXTS)
         self.assertIn("has no column 'body'; it has text, n", self.refused(
             "text", self.path("saved"), "--column", "body", "--out", self.path("no")))
         self.assertIn("datasets cannot load hf:",
                       self.refused("text", f"hf:{self.path('none')}", "--out", self.path("no")))
+
+    @needs("datasets", "pyarrow")
+    def test_datasets_of_the_hub_are_streamed(self):
+        """A folder stands for the hub."""
+        import datasets
+        for name, texts in (("a", self.TEXTS[:10]), ("b", self.TEXTS[10:] + [None])):
+            datasets.Dataset.from_dict({"text": texts}).to_parquet(self.path(f"hub/data/train-{name}.parquet"))
+        hub = "hf:" + self.path("hub")
+        readers.open_dataset.cache_clear()
+        with mock.patch("datasets.config.HF_DATASETS_CACHE", self.path("cache")):
+            for workers in (1, 2):
+                self.assertEqual(self.out(hub, workers=workers), self.TEXTS)
+            self.assertEqual(len(readers.plan(hub, readers.Format())), 2, "workers share the files")
+            kept = [os.path.join(folder, name) for folder, _, names in os.walk(self.path("cache")) for name in names]
+            self.assertEqual(sum(map(os.path.getsize, kept)), 0, kept)
+        self.assertIn("has no column 'body'; it has text",
+                      self.refused("text", hub, "--column", "body", "--out", self.path("no")))
+        with open(self.path("hub/data/train-b.parquet"), "r+b") as file:
+            file.truncate(300)
+        self.assertIn("The same command continues", self.refused("text", hub, "--out", self.path("broken")))
+
+    @needs("datasets", "huggingface_hub")
+    def test_the_revision_of_the_hub(self):
+        """All files are of one revision, and known data sets say which disk they need."""
+        readers.open_dataset.cache_clear()
+        with mock.patch("huggingface_hub.HfApi.dataset_info", lambda *_: mock.Mock(sha="5eed")):
+            self.assertEqual(readers.pinned("hf:a/b:c:d"), "hf:a/b@5eed:c:d")
+        self.assertEqual(readers.pinned("hf:a/b@main:c"), "hf:a/b@main:c")
+        with mock.patch("datasets.load_dataset", mock.Mock()) as load:
+            readers.open_dataset("hf:a/b@5eed:c")
+        load.assert_called_once_with("a/b", "c", split="train", revision="5eed", streaming=True)
+        readers.open_dataset.cache_clear()
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            pipeline.say_disk(chunks.Options([("fineweb", None)], "gpt2"), mock.Mock(vocab=50257), self.dir)
+        self.assertRegex(said.getvalue(), r"shards take about 20\.0 GB, and \S+\.prepare as much .* of disk are free")
 
     def test_known_names(self):
         self.assertEqual(readers.expand("fineweb-edu"), ["hf:HuggingFaceFW/fineweb-edu:sample-10BT"])
