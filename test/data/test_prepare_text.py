@@ -139,8 +139,7 @@ class Read(TestCase):
         hub = "hf:" + self.path("hub")
         readers.open_dataset.cache_clear()
         with mock.patch("datasets.config.HF_DATASETS_CACHE", self.path("cache")):
-            for workers in (1, 2):
-                self.assertEqual(self.out(hub, workers=workers), self.TEXTS)
+            self.assertEqual(self.out(hub), self.TEXTS)
             self.assertEqual(len(readers.plan(hub, readers.Format())), 2, "workers share the files")
             kept = [os.path.join(folder, name) for folder, _, names in os.walk(self.path("cache")) for name in names]
             self.assertEqual(sum(map(os.path.getsize, kept)), 0, kept)
