@@ -55,11 +55,11 @@ say "Training that continues"
 run $program -o "$out/run" --resume latest
 
 say "What it has become"
-run $program sample --from "$out/run" --prompt 'ROMEO:' --temperature 0.6
+run $program sample --from "$out/run" --prompt 'ROMEO:' --temperature 0.5
 run $program eval --from "$out/run" --val "$out/data/val_*.bin"
 
 say "Does FP8 follow BF16? From one checkpoint, next to a control"
-run python3 scripts/drift.py "$out/run" --steps $((steps / 20 + 1))
+run python3 scripts/drift.py "$out/run" --steps $((steps < 12 ? 1 : steps / 12))
 
 say "A model for transformers, and a report"
 run $program export --from "$out/run" --to "$out/model" --overwrite

@@ -11,7 +11,7 @@ picture=$(realpath "${2:-$(dirname "${BASH_SOURCE[0]}")/report.png}")
 # A copy of the page that hides all but the pictured parts.
 part=$(mktemp --suffix .html)
 trap 'rm "$part"' EXIT
-hidden='header, nav, section:not(#curves, #maps), #charts > :nth-child(n + 4), #heat > :nth-child(n + 4), details'
+hidden='header, nav, section:not(#curves, #fp8-maps), #charts > :nth-child(n + 4), #heat-fp8 > :nth-child(n + 4), details'
 sed "s|^</style>|$hidden { display: none !important } body { overflow: hidden }\n</style>|" "$page" >"$part"
 chromium --headless --no-sandbox --hide-scrollbars --window-size=960,1350 --virtual-time-budget=5000 \
     --screenshot="$picture" "file://$part" 2>/dev/null
