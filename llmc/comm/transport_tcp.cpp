@@ -246,6 +246,8 @@ void TcpTransport::prepare_split() {
 std::shared_ptr<Transport> TcpTransport::split(int color) {
     std::vector<int> colors(world_), members;
     all_gather(colors.data(), &color, sizeof color);
+    if (colors[rank_] != color)
+        throw Error(ExitCode::communication, "rank 0 sent colors that are not those of the ranks (split)");
     for (int r = 0; r < world_; r++)
         if (colors[r] == color) members.push_back(r);
     const int place = static_cast<int>(std::find(members.begin(), members.end(), rank_) - members.begin());

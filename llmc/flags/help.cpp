@@ -159,7 +159,6 @@ std::string completion_of(const Flag& flag) {
     std::vector<std::string> words = flag.words;
     if (flag.long_name == "gpu") words = gpu_short_names();
     if (flag.long_name == "model") words = model_names();
-    if (flag.long_name == "completion") words = {"bash"};
     if (!words.empty()) return "words='" + joined(words) + "'";
     for (const char* kind : {"FILE", "DIR", "PATH", "GLOB"})
         if (flag.value.find(kind) != std::string::npos) return "return";
