@@ -169,6 +169,8 @@ def main(argv=None):
         drift(parse(sys.argv[1:] if argv is None else argv))
     except RunError as error:
         sys.exit(f"drift.py: {error}")
+    except KeyboardInterrupt:
+        sys.exit("drift.py: stopped; the same command begins again")
 
 
 if __name__ == "__main__":
