@@ -173,7 +173,7 @@ int main(int argc, char** argv) {
         return static_cast<int>(error.code());
     };
     try {
-        allow_status(use_colour(isatty(STDOUT_FILENO) != 0, std::getenv));
+        allow_status(is_watched(isatty(STDOUT_FILENO) != 0, std::getenv));
         if (const std::optional<ExitCode> done = run_command({argv + 1, argv + argc}, launch))
             return static_cast<int>(printed(*done));
         launch = launch_environment();

@@ -1,11 +1,8 @@
 // Formats the lines that a person reads during a run.
 #include "llmc/log/progress.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 
 #include "llmc/base/clock.h"
 #include "llmc/comm/launch.h"
@@ -17,37 +14,19 @@ namespace {
 
 constexpr double kSmoothing = 0.95;  // an average over about the last 20 steps
 
-// Joins fields with " | ", which is dimmed in colour.
-class Fields {
-public:
-    explicit Fields(bool colour) : colour_(colour) {}
-    void add(const std::string& field, bool alarming = false) {
-        if (!text_.empty()) text_ += colour_ ? "\033[2m | \033[0m" : " | ";
-        text_ += alarming && colour_ ? "\033[1;31m" + field + "\033[0m" : field;
-    }
-    const std::string& text() const { return text_; }
-
-private:
-    bool colour_;
-    std::string text_;
-};
-
 }  // namespace
 
-std::string format_progress(const StepRecord& record, const Pace& pace, bool colour) {
-    Fields fields(colour);
-    fields.add(fmt::format("step {:5}", record.step) + (pace.last_step > 0 ? fmt::format("/{}", pace.last_step) : ""));
-    fields.add(fmt::format("loss {:.4f}", unsigned_nan(record.loss)), !std::isfinite(record.loss));
-    fields.add(fmt::format("norm {:.4f}", unsigned_nan(record.norm)), !std::isfinite(record.norm));
-    fields.add(fmt::format("lr {:.2e}", record.lr));
-    fields.add(fmt::format("{:.{}f} ms", record.ms, record.ms < 9999.95 ? 1 : 0));
-    if (pace.tokens_per_s) fields.add(with_commas(std::llround(*pace.tokens_per_s)) + " tok/s");
+std::string format_progress(const StepRecord& record, const Pace& pace) {
+    std::string text = fmt::format("step {:5}", record.step);
+    if (pace.last_step > 0) text += fmt::format("/{}", pace.last_step);
+    text += fmt::format(" | loss {:.4f} | norm {:.4f} | lr {:.2e} | {:.{}f} ms", unsigned_nan(record.loss),
+                        unsigned_nan(record.norm), record.lr, record.ms, record.ms < 9999.95 ? 1 : 0);
+    if (pace.tokens_per_s) text += " | " + with_commas(std::llround(*pace.tokens_per_s)) + " tok/s";
     if (record.mfu && pace.tokens_per_s)
-        fields.add(fmt::format("MFU {:.1f}%", 100 * *record.mfu * *pace.tokens_per_s / record.tokens_per_s));
-    if (pace.memory) fields.add("mem " + format_bytes(*pace.memory));
-    if (pace.seconds_left) fields.add("ETA " + format_duration(*pace.seconds_left));
-    if (record.is_skipped()) fields.add("skipped", true);
-    return fields.text();
+        text += fmt::format(" | MFU {:.1f}%", 100 * *record.mfu * *pace.tokens_per_s / record.tokens_per_s);
+    if (pace.memory) text += " | mem " + format_bytes(*pace.memory);
+    if (pace.seconds_left) text += " | ETA " + format_duration(*pace.seconds_left);
+    return text + (record.is_skipped() ? " | skipped" : "");
 }
 
 std::string format_spike(const StepRecord& record) {
@@ -71,25 +50,22 @@ std::string format_fresh_loss(const StepRecord& record) {
         record.step, unsigned_nan(record.loss), fresh.expected, fresh.ln_vocab);
 }
 
-std::string format_validation(const ValRecord& record, bool colour) {
-    Fields fields(colour);
-    fields.add(fmt::format("val  {:5}", record.step));
+std::string format_validation(const ValRecord& record) {
+    std::string text = fmt::format("val  {:5}", record.step);
     for (const ValLoss& set : record.losses) {
-        const std::string suffix = set.name.empty() ? "" : "_" + set.name;
-        const std::string bits = set.bits_per_byte ? fmt::format(" ({:.4f} bits per byte)", *set.bits_per_byte) : "";
-        fields.add(fmt::format("val_loss{} {:.4f}{}", suffix, unsigned_nan(set.loss), bits), !std::isfinite(set.loss));
+        text += fmt::format(" | val_loss{} {:.4f}", set.name.empty() ? "" : "_" + set.name, unsigned_nan(set.loss));
+        if (set.bits_per_byte) text += fmt::format(" ({:.4f} bits per byte)", *set.bits_per_byte);
     }
     for (const TaskScores& task : record.tasks)
-        fields.add(fmt::format("{} {:.4f} ({:.4f} normalized)", task.name, task.accuracy, task.normalized_accuracy),
-                   false);
-    return fields.text();
+        text += fmt::format(" | {} {:.4f} ({:.4f} normalized)", task.name, task.accuracy, task.normalized_accuracy);
+    return text;
 }
 
 double model_flops_utilization(double flops_per_token, double tokens_per_s, double peak_tflops, int ranks) {
     return flops_per_token * tokens_per_s / (peak_tflops * 1e12 * ranks);
 }
 
-bool use_colour(bool is_terminal, const std::function<const char*(const char*)>& variable) {
+bool is_watched(bool is_terminal, const std::function<const char*(const char*)>& variable) {
     const auto text = [&](const char* name) -> std::string { return variable(name) ? variable(name) : ""; };
     if (!is_terminal || !text("NO_COLOR").empty() || text("TERM") == "dumb") return false;
     return text("OMPI_COMM_WORLD_RANK").empty() && launch_environment(variable).alone();
@@ -121,8 +97,7 @@ std::optional<double> Throughput::ms_per_step() const {
     return ms_ / weight_;
 }
 
-Progress::Progress(std::FILE* out, const ProgressSetup& setup)
-    : out_(out), colour_(out && use_colour(isatty(fileno(out)) != 0, std::getenv)), setup_(setup) {}
+Progress::Progress(std::FILE* out, const ProgressSetup& setup) : out_(out), setup_(setup) {}
 
 void Progress::step(const StepRecord& record, std::optional<size_t> memory) {
     throughput_.add(record.tokens_per_s * record.ms * 1e-3, record.ms);
@@ -141,7 +116,7 @@ void Progress::step(const StepRecord& record, std::optional<size_t> memory) {
     const bool unusual =
         record.is_skipped() || record.spike || !std::isfinite(record.loss) || !std::isfinite(record.norm);
     const int64_t every = setup_.log_every > 0 ? setup_.log_every : steps_between_lines(setup_.last_step);
-    const std::string line = format_progress(record, pace, colour_);
+    const std::string line = format_progress(record, pace);
     if (record.step % every == 0 || steps_since_ == 0 || record.step == setup_.last_step || unusual)
         print(line);
     else if (out_)
@@ -158,7 +133,7 @@ double Progress::seconds_left(int64_t step, double ms_per_step) const {
 }
 
 void Progress::validation(const ValRecord& record) {
-    if (!record.empty()) print(format_validation(record, colour_));
+    if (!record.empty()) print(format_validation(record));
 }
 
 void Progress::print(const std::string& line) {

@@ -21,19 +21,19 @@ struct Pace {
     std::optional<double> seconds_left;
 };
 
-std::string format_progress(const StepRecord& record, const Pace& pace, bool colour);
+std::string format_progress(const StepRecord& record, const Pace& pace);
 // "spike at step 812: loss 9.1200 > 4.3100 ..."
 std::string format_spike(const StepRecord& record);
 // A warning if the loss of fresh weights is further from the expected loss than its margin, else "".
 std::string format_fresh_loss(const StepRecord& record);
-std::string format_validation(const ValRecord& record, bool colour);
+std::string format_validation(const ValRecord& record);
 
 // Model FLOPs utilization: useful work (ModelConfig::flops_per_token) as a fraction of the peak of `ranks` cards.
 double model_flops_utilization(double flops_per_token, double tokens_per_s, double peak_tflops, int ranks);
 
-// True on a person's terminal. Under a launcher (mpirun, srun) it is false, because the output may end in a log. A
-// non-empty NO_COLOR and TERM=dumb ask for plain text, without colour and status lines. `variable` is getenv.
-bool use_colour(bool is_terminal, const std::function<const char*(const char*)>& variable);
+// True on a person's terminal, which may show status lines. Under a launcher (mpirun, srun) it is false, because the
+// output may end in a log. TERM=dumb and a non-empty NO_COLOR ask for plain text. `variable` is getenv.
+bool is_watched(bool is_terminal, const std::function<const char*(const char*)>& variable);
 
 // Steps from one line of a run of `steps` steps to the next: 1, 2 or 5 times a power of ten, for at most 200 lines.
 int64_t steps_between_lines(int64_t steps);
@@ -60,7 +60,7 @@ struct ProgressSetup {
 
 class Progress {
 public:
-    // Prints to `out`, in colour if it and the environment allow that. Prints nothing if `out` is nullptr.
+    // Prints to `out`; nothing if it is nullptr.
     Progress(std::FILE* out, const ProgressSetup& setup);
     void step(const StepRecord& record, std::optional<size_t> memory);
     void validation(const ValRecord& record);
@@ -69,7 +69,6 @@ public:
 
 private:
     std::FILE* out_;
-    bool colour_;
     ProgressSetup setup_;
     double seconds_left(int64_t step, double ms_per_step) const;
 

@@ -90,9 +90,9 @@ class Files(Case):
         self.assertEqual(process.returncode, 0, text)
         return text.decode().replace("\r\n", "\n")  # what the terminal makes of ends of lines
 
-    def test_colours_are_for_a_persons_terminal(self):
+    def test_status_lines_are_for_a_persons_terminal(self):
         self.assertIn("\033[", self.output_in_a_terminal())
-        self.assertNotIn("\033", self.done.result.out, "no colours in a pipe")
+        self.assertNotIn("\033", self.done.result.out, "no status lines in a pipe")
         for variables in ({"OMPI_COMM_WORLD_RANK": "0"}, {"NO_COLOR": "1"}, {"TERM": "dumb"}):
             with self.subTest(**variables):
                 text = self.output_in_a_terminal(**variables)

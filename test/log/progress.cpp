@@ -1,4 +1,4 @@
-// The progress line, its averages, and when colour is used.
+// The progress line, its averages, and when a terminal shows status lines.
 #include "llmc/log/progress.h"
 
 #include <doctest/doctest.h>
@@ -35,7 +35,7 @@ const Pace kPace = {400, 6231.4, size_t{1288490189}, 32};  // 1.2 GiB
 
 TEST_CASE("progress: the whole line") {
     CHECK(
-        format_progress(progress_example(), kPace, false) ==
+        format_progress(progress_example(), kPace) ==
         "step    12/400 | loss 3.1234 | norm 0.8123 | lr 3.00e-04 | 82.1 ms | 6,231 tok/s | MFU 41.2% | mem 1.2 GiB | "
         "ETA 0:32");
 }
@@ -46,53 +46,37 @@ TEST_CASE("progress: unknown numbers are not shown") {
     record.loss = -std::nanf("");
     record.norm = INFINITY;
     record.ms = 123456;
-    CHECK(format_progress(record, {}, false) == "step     3 | loss nan | norm inf | lr 0.00e+00 | 123456 ms");
+    CHECK(format_progress(record, {}) == "step     3 | loss nan | norm inf | lr 0.00e+00 | 123456 ms");
     record.consecutive_skips = 1;
-    CHECK(contains(format_progress(record, {}, false), "| skipped"));
+    CHECK(contains(format_progress(record, {}), "| skipped"));
 }
 
-TEST_CASE("progress: colour marks trouble and adds nothing else") {
-    StepRecord record = progress_example();
-    record.loss = NAN;
-    const std::string coloured = format_progress(record, kPace, true), plain = format_progress(record, kPace, false);
-    CHECK(contains(coloured, "\033[1;31mloss nan\033[0m"));
-    CHECK(!contains(coloured, "\033[1;31mnorm"));
-    CHECK(!contains(plain, "\033"));
-    std::string stripped;
-    for (size_t i = 0; i < coloured.size(); i++) {
-        if (coloured[i] == '\033') {
-            i = coloured.find('m', i);
-        } else {
-            stripped += coloured[i];
-        }
-    }
-    CHECK(stripped == plain);
-
+TEST_CASE("progress: a terminal that somebody watches") {
     using Variables = std::map<std::string, std::string>;
-    const auto colour = [](bool is_terminal, const Variables& set) {
-        return use_colour(is_terminal,
+    const auto watched = [](bool is_terminal, const Variables& set) {
+        return is_watched(is_terminal,
                           [&](const char* name) { return set.count(name) ? set.at(name).c_str() : nullptr; });
     };
-    CHECK(colour(true, {}));
-    CHECK(!colour(false, {}));
-    CHECK(colour(true, {{"NO_COLOR", ""}, {"TERM", "xterm-256color"}}));
-    CHECK(!colour(true, {{"NO_COLOR", "1"}}));
-    CHECK(!colour(true, {{"TERM", "dumb"}}));
+    CHECK(watched(true, {}));
+    CHECK(!watched(false, {}));
+    CHECK(watched(true, {{"NO_COLOR", ""}, {"TERM", "xterm-256color"}}));
+    CHECK(!watched(true, {{"NO_COLOR", "1"}}));
+    CHECK(!watched(true, {{"TERM", "dumb"}}));
     // Nobody looks at a launcher's terminal.
-    CHECK(!colour(true, {{"OMPI_COMM_WORLD_RANK", "0"}}));
-    CHECK(!colour(true, {{"OMPI_COMM_WORLD_SIZE", "1"}, {"OMPI_COMM_WORLD_RANK", "0"}}));
-    CHECK(!colour(true, {{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}}));
-    CHECK(!colour(true, {{"SLURM_PROCID", "0"}, {"SLURM_STEP_ID", "0"}, {"SLURM_NTASKS", "2"}}));
-    CHECK(colour(true, {{"SLURM_PROCID", "0"}, {"SLURM_JOB_ID", "7"}}));  // a job's own shell
+    CHECK(!watched(true, {{"OMPI_COMM_WORLD_RANK", "0"}}));
+    CHECK(!watched(true, {{"OMPI_COMM_WORLD_SIZE", "1"}, {"OMPI_COMM_WORLD_RANK", "0"}}));
+    CHECK(!watched(true, {{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}}));
+    CHECK(!watched(true, {{"SLURM_PROCID", "0"}, {"SLURM_STEP_ID", "0"}, {"SLURM_NTASKS", "2"}}));
+    CHECK(watched(true, {{"SLURM_PROCID", "0"}, {"SLURM_JOB_ID", "7"}}));  // a job's own shell
 }
 
 TEST_CASE("progress: validation line") {
-    CHECK(format_validation({20, {{"", 3.5f}, {"code", 2.25f}}}, false) ==
+    CHECK(format_validation({20, {{"", 3.5f}, {"code", 2.25f}}}) ==
           "val     20 | val_loss 3.5000 | val_loss_code 2.2500");
-    CHECK(format_validation({20, {{"", 3.5f, 1.25}}}, false) == "val     20 | val_loss 3.5000 (1.2500 bits per byte)");
-    CHECK(format_validation({20, {}, {{"arc_easy", 8, 0.25, 0.375}, {"piqa", 4, 0.5, 0.75}}}, false) ==
+    CHECK(format_validation({20, {{"", 3.5f, 1.25}}}) == "val     20 | val_loss 3.5000 (1.2500 bits per byte)");
+    CHECK(format_validation({20, {}, {{"arc_easy", 8, 0.25, 0.375}, {"piqa", 4, 0.5, 0.75}}}) ==
           "val     20 | arc_easy 0.2500 (0.3750 normalized) | piqa 0.5000 (0.7500 normalized)");
-    CHECK(contains(format_validation({20, {{"", NAN}}}, true), "\033[1;31mval_loss nan"));
+    CHECK(contains(format_validation({20, {{"", NAN}}}), "| val_loss nan"));
 }
 
 TEST_CASE("progress: MFU") {
