@@ -107,8 +107,8 @@ def measure(a, model, kind, seed):
     command = [a.program, "--train", a.train, "--val", a.val, *model_flags(a, model, directory), *TRAINING[model],
                *KINDS[kind], "--seed", str(seed), "--seq", str(a.seq), "--batch", str(batch), "--total-batch",
                str(a.batch * a.seq), "--max-steps", str(a.steps), "--warmup", str(a.steps // 10), "--val-every",
-               str(a.steps // 2), "--val-batches", "-1", "--checkpoint-every", str(a.branch), "--keep-every", str(a.branch),
-               "--checkpoint-minutes", "5", "--keep", "1", "--resume", trunk if is_branch and not begun else "auto", "--out", out]
+               str(a.steps // 2), "--val-batches", "-1", "--checkpoint-every", str(a.branch), "--keep", f"1,{a.branch}",
+               "--checkpoint-minutes", "5", "--resume", trunk if is_branch and not begun else "auto", "--out", out]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     with open(os.path.join(directory, "run", "metrics.jsonl"), encoding="utf-8") as file:
         records = [json.loads(line) for line in file]

@@ -2,6 +2,7 @@
 // build: fuzzed
 #include "llmc/flags/flags.h"
 
+#include <algorithm>
 #include <charconv>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -82,6 +83,11 @@ Flag common(Flag flag) {
 }
 
 Flag heading(const char* group) { return {.group = group}; }
+
+// The text of a value and of one that follows it; see with_parts().
+std::string behind(const ordered_json& value, const std::string& prefix, const ordered_json& part) {
+    return (value.is_string() ? value.get<std::string>() : json_text(value)) + "," + prefix + json_text(part);
+}
 
 const Flag kRows[] = {
     heading("Data and output"),
@@ -314,9 +320,9 @@ const Flag kRows[] = {
     flag(0, "checkpoint-minutes", "M", &Options::checkpoint_minutes, {},
          "also save when the last checkpoint is M minutes old; 0: never by time. A run also saves at its end and when "
          "stopped, unless this and -n are 0"),
-    flag(0, "keep", "N", &Options::keep, {}, "keep the newest N checkpoints; 0: all"),
-    flag(0, "keep-every", "N", &Options::keep_every, {},
-         "also keep checkpoints whose step is a multiple of N; 0: none"),
+    with_parts(flag(0, "keep", "N[,EVERY]", &Options::keep, {},
+                    "keep the newest N checkpoints (0: all), and those whose step is a multiple of EVERY"),
+               {part("", &Options::keep_every, {})}),
     flag(0, "verify", "NAME", &Options::verify, {},
          "check of a checkpoint before it is used: full (every byte), size (of its files) or none"),
     flag(0, "on-save-error", "NAME", &Options::on_save_error, {},
@@ -437,8 +443,6 @@ const Flag* find_flag(std::string_view name) {
     return nullptr;
 }
 
-std::string current_name(const std::string& name) { return name == "muon-cautious-decay" ? "cautious-decay" : name; }
-
 const std::vector<RemovedFlag>& removed_flags() {
     const char* const kFollow =
         "start scripts/follow.py RUN --tensorboard (or --wandb, --prometheus FILE) while it trains";
@@ -466,6 +470,7 @@ const std::vector<RemovedFlag>& removed_flags() {
         {"prometheus", "null", kFollow, true},
         {"alert", "\"off\"", "scripts/follow.py RUN --alert RULES prints the steps in which a rule begins to hold",
          true},
+        {"keep-every", "0", "use --keep N,EVERY", false, "keep"},
     };
     return flags;
 }
@@ -481,6 +486,43 @@ bool RemovedFlag::goes_on(const ordered_json& value) const {
 }
 
 std::string RemovedFlag::text() const { return "--" + name + " has been removed: " + instead; }
+
+ordered_json current_config(const ordered_json& config) {
+    ordered_json now;
+    for (const auto& [name, value] : config.items())  // a name of version 0.1.0
+        now[name == "muon-cautious-decay" ? "cautious-decay" : name] = value;
+    for (const RemovedFlag& old : removed_flags()) {
+        const bool has_both = now.contains(old.name) && !now.value(old.part_of, ordered_json()).is_null();
+        if (!has_both || old.goes_on(now[old.name])) continue;
+        now[old.part_of] = behind(now[old.part_of], old.prefix, now[old.name]);
+        now.erase(old.name);
+    }
+    return now;
+}
+
+Flag with_parts(Flag row, const std::vector<Flag>& parts) {
+    row.set = [first = row.set, form = row.value, parts](Options& o, const std::string& text) {
+        const std::vector<std::string> words = split(text, ',');
+        if (words.size() > parts.size() + 1) refuse("'" + text + "' is not " + form);
+        first(o, words[0]);
+        for (const Flag& part : parts) part.clear(o);
+        for (size_t i = 1; i < words.size(); i++) {
+            const auto part = std::find_if(parts.begin(), parts.end(), [&](const Flag& candidate) {
+                return words[i].starts_with(candidate.long_name);
+            });
+            if (part == parts.end()) refuse("'" + text + "' is not " + form);
+            part->set(o, words[i].substr(part->long_name.size()));
+        }
+    };
+    row.get = [first = row.get, parts](const Options& o) {
+        JsonValue value = first(o);
+        for (const Flag& part : parts)
+            if (const JsonValue more = part.get(o); *more != *part.get(Options()))
+                value = JsonValue(behind(*value, part.long_name, *more));
+        return value;
+    };
+    return row;
+}
 
 std::string names_text(const Flag& flag) {
     return (flag.short_name ? fmt::format("-{:c}, --", flag.short_name) : "--") + flag.long_name +

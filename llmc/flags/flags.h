@@ -54,15 +54,14 @@ struct Flag {
 
 const std::vector<Flag>& all_flags();
 const Flag* find_flag(std::string_view name);
-// Today's name of a flag in a configuration that this version or an earlier one wrote.
-std::string current_name(const std::string& name);
-
 // A flag that earlier versions had. Configurations and checkpoints of theirs may still name it.
 struct RemovedFlag {
     std::string name;
     std::string default_value;  // as JSON
     std::string instead;        // what to do now; ends text(), "--NAME has been removed: INSTEAD"
     bool observes = false;      // no number of a run depended on it, so a configuration may have any value
+    // The flag whose value it now follows, behind a comma and `prefix`; "" if there is none.
+    std::string part_of = {}, prefix = {};
 
     // True if a run goes on without the flag, although its configuration has this value.
     bool goes_on(const nlohmann::ordered_json& value) const;
@@ -70,6 +69,10 @@ struct RemovedFlag {
 };
 const std::vector<RemovedFlag>& removed_flags();
 const RemovedFlag* find_removed_flag(std::string_view name);
+
+// A configuration that this version or an earlier one wrote, with the names of today's flags. A removed flag that is now
+// a part of another one is in that one's value.
+nlohmann::ordered_json current_config(const nlohmann::ordered_json& config);
 
 std::string names_text(const Flag& flag);  // "-b, --batch"
 

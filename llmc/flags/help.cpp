@@ -212,7 +212,7 @@ struct {
     const char *flags, *meaning, *here;  // the meaning in llm.c
 } const kAnswers[] = {
     {"-nk", "checkpoints to keep", "use --keep"},
-    {"-nm", "major checkpoints", "use --keep-every, in steps"},
+    {"-nm", "major checkpoints", "use --keep N,EVERY, in steps"},
     {"-w", "keep FP32 master weights", "they are kept unless there is --master bf16; leave it out"},
     {"-f", "allow TF32", "use --tf32 to allow it; off is the default"},
     {"-ge", "GELU fusion", "there is nothing to choose; leave it out"},

@@ -31,8 +31,7 @@ std::vector<std::string> without_command(std::vector<std::string> arguments) {
 }
 
 // Appends an entry of a configuration file to `given`.
-void append_entry(const std::string& name, const ordered_json& value, std::vector<GivenFlag>& given) {
-    const std::string key = current_name(name);
+void append_entry(const std::string& key, const ordered_json& value, std::vector<GivenFlag>& given) {
     if (const RemovedFlag* const removed = find_removed_flag(key)) {
         if (!removed->goes_on(value)) refuse("\"{}\" is {}, and {}", key, json_text(value), removed->text());
         return;
@@ -125,7 +124,8 @@ Options options_of(const ordered_json& config, const std::string& path) {
     try {
         Options options;
         std::vector<GivenFlag> given;
-        for (const auto& item : config.items()) append_entry(item.key(), item.value(), given);
+        const ordered_json today = current_config(config);
+        for (const auto& [name, value] : today.items()) append_entry(name, value, given);
         set_flags(given, options);
         return options;
     } catch (const Error& error) {

@@ -152,6 +152,20 @@ requires std::is_invocable_r_v<T, Parse, const std::string&> Flag flag(char shor
     return row;
 }
 
+// A value that may follow another one, behind a comma and `prefix`; see with_parts().
+template <class T, class Struct>
+Flag part(const char* prefix, T Struct::*field, const Range& range) {
+    Flag row = flag(0, prefix, "", field, range, "");
+    row.clear = [field](Options& o) {
+        const Options defaults;
+        field_of(o, field) = field_of(defaults, field);
+    };
+    return row;
+}
+
+// Adds values to the one of `row`, as in "--keep 3,1000". Those that are left out get their defaults.
+Flag with_parts(Flag row, const std::vector<Flag>& parts);
+
 // Validation sets or tasks, which may be given several times.
 inline Flag flag(char short_name, const char* long_name, const char* value, std::vector<ValSet> Options::*field,
                  Check check, const char* help, const char* default_text = "") {

@@ -133,7 +133,7 @@ template <class Real>
 void Checkpoints<Real>::save() {
     if (position_.step == last_saved_) return;
     const int64_t milestones = options_.keep_every;
-    if (milestones > 0 && position_.step % milestones == 0) wait(false);  // --keep-every promises this checkpoint
+    if (milestones > 0 && position_.step % milestones == 0) wait(false);  // --keep promises this checkpoint
     if (!saver_->is_active()) return begin(false);
     last_begin_ = monotonic_seconds();
     if (trainer_.comm().is_main())

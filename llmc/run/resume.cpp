@@ -215,8 +215,8 @@ void compare_settings(const Options& o, const Inputs& inputs, Resumed& resumed) 
             "continue that run, or start a new run of another model in another --out",
             directory, described(model_then), described(model_now));
     Json then = kOldValues, now = inputs.facts(o);
-    for (const auto& [name, value] : manifest.config->items()) {
-        then[current_name(name)] = value;
+    then.update(current_config(*manifest.config));
+    for (const auto& [name, value] : then.items()) {
         const RemovedFlag* const removed = find_removed_flag(name);
         if (removed && !removed->goes_on(value))
             fail("{} was written with --{} {}, and {}; a new run can start from its weights with --init-from",
@@ -299,7 +299,7 @@ void read_position(const Options& o, const Inputs& inputs, Resumed& resumed) {
 const std::vector<ResumeRule> kResumeRules = {
     {OnChange::free,
      "train val out init-from model stop-after max-minutes recompute offload zero shard-within comm "
-     "timeout-start timeout-step timeout-save log-every checkpoint-every checkpoint-minutes keep keep-every verify "
+     "timeout-start timeout-step timeout-save log-every checkpoint-every checkpoint-minutes keep verify "
      "on-save-error checkpoint-local after-checkpoint val-every val-batches sample-every sample-tokens tokenizer "
      "prompt temperature top-k top-p signals-every fp8-log-every tune verify-every hellaswag task validation tokens"},
     {OnChange::noted,

@@ -713,9 +713,9 @@ class Disk(Case):
         self.assertIn(12, run_.checkpoints)
 
     def test_milestones_are_not_skipped(self):
-        """A checkpoint of --keep-every waits for the one before it."""
+        """A checkpoint of --keep N,EVERY waits for the one before it."""
         run_ = Directory()
-        done = self.succeeds(run_.run("-n", "1", "--keep-every", "3", "--max-steps", "4", "--val-every", "0",
+        done = self.succeeds(run_.run("-n", "1", "--keep", "3,3", "--max-steps", "4", "--val-every", "0",
                                       env={"LD_PRELOAD": disk_trouble(), "DISK_SLOW": "1"}))
         self.assertIn(3, run_.checkpoints, done.out)
 

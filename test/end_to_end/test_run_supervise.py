@@ -16,8 +16,8 @@ from trainer import (DATA, FAILURE, FLAGS, NUMBERS, PROGRAM, ROOT, STOPPED, Case
                      write_shard)
 
 SCRIPT = os.path.join(ROOT, "scripts", "supervise.py")
-# --keep-every: no checkpoint is left out because the one before is still being written.
-LONG = ["--max-steps", "100", "-n", "5", "--keep-every", "5", "--val-every", "0"]
+# --keep 3,5: no checkpoint is left out because the one before is still being written.
+LONG = ["--max-steps", "100", "-n", "5", "--keep", "3,5", "--val-every", "0"]
 BAD = [2438, 2836, 3632]  # sequences that the run reaches once its loss is low, one after the other
 
 
@@ -177,7 +177,7 @@ class BadNumbers(Supervising):
 
     def flags(self, *bad):
         return ["--train", self.shard(*bad), "--vocab", "257", "--batch", "16", "--max-steps", "280", "--lr", "2e-2",
-                "-n", "10", "--keep-every", "10", "--val-every", "0", "--skip-spikes", "--max-skips", "1"]
+                "-n", "10", "--keep", "3,10", "--val-every", "0", "--skip-spikes", "--max-skips", "1"]
 
     def hashes(self, run_):
         return [r["batch_hash"] for r in run_.records() if "loss" in r]

@@ -511,7 +511,6 @@ TEST_CASE("options: a removed flag may be in a configuration with its default, a
     for (const RemovedFlag& removed : removed_flags()) {
         CAPTURE(removed.name);
         CHECK(find_flag(removed.name) == nullptr);
-        CHECK(current_name(removed.name) == removed.name);
         CHECK(contains(refusal({"-i", "x", ("--" + removed.name + "=1").c_str()}),
                        "--" + removed.name + " has been removed: " + removed.instead));
         for (const bool of_run : {false, true}) {
@@ -526,6 +525,35 @@ TEST_CASE("options: a removed flag may be in a configuration with its default, a
             else
                 CHECK(contains(refusal(other), "\"" + removed.name + "\" is \"another\", and " + removed.text()));
         }
+    }
+}
+
+TEST_CASE("options: a value that had a flag of its own is part of another flag's") {
+    const struct {
+        const char *flag, *removed;
+        json value;
+        const char* now;
+    } rows[] = {
+        {"keep", "keep-every", 1000, "3,1000"},
+    };
+    for (const auto& [flag, removed, value, now] : rows) {
+        CAPTURE(removed);
+        CAPTURE(now);
+        const json default_value = *find_flag(flag)->get(Options());
+        const ConfigFile file(json{{"train", "t"}, {flag, default_value}, {removed, value}}.dump());
+        const Options o = parse({"--config", file.path.c_str()}).options;
+        CHECK(flag_text(*find_flag(flag), o) == now);
+        CHECK(o.given == std::set<std::string>{"train", flag});
+        // The text of the value is read again. Without the part, it has its default.
+        Options again;
+        find_flag(flag)->set(again, now);
+        CHECK(*find_flag(flag)->get(again) == *find_flag(flag)->get(o));
+        find_flag(flag)->set(again, split(now, ',')[0]);
+        CHECK(*find_flag(flag)->get(again) == default_value);
+        const std::string name = std::string("--") + flag, too_long = std::string(now) + ",1,2,3,4";
+        CHECK(contains(refusal({"-i", "t", name.c_str(), too_long.c_str()}), name + ": '" + too_long + "' is not "));
+        const std::string wrong = std::string(now) + "x";
+        CHECK(contains(refusal({"-i", "t", name.c_str(), wrong.c_str()}), name + ": '"));
     }
 }
 
