@@ -162,10 +162,10 @@ const Flag kRows[] = {
         "-1: by --cooldown, or with inverse-sqrt never"),
     flag(0, "cooldown", "X", &ScheduleConfig::cooldown, {.max = 1, .min_open = true},
          "fraction of the steps in which wsd and wsd-linear decay"),
-    flag(0, "restart-every", "N", &ScheduleConfig::restart_every, {},
-         "restart the cosine at the peak, first N steps after the warm-up; 0: never"),
-    flag(0, "restart-factor", "K", &ScheduleConfig::restart_factor, {.min = 1, .max = 1000},
-         "each period of --restart-every is K times as long as the one before"),
+    with_parts(flag(0, "restart-every", "N[,K]", &ScheduleConfig::restart_every, {},
+                    "restart the cosine at the peak, first N steps after the warm-up; each period is K times as long "
+                    "as the one before (1). 0: never"),
+               {part("", &ScheduleConfig::restart_factor, {.min = 1, .max = 1000})}),
     flag(0, "plateau", "RULE", &Options::plateau, plateau_from_text,
          "FACTOR,PATIENCE, such as 0.5,3: multiply the learning rate by FACTOR after more than PATIENCE validations "
          "in a row without a new best loss; off: never"),
@@ -471,6 +471,7 @@ const std::vector<RemovedFlag>& removed_flags() {
         {"alert", "\"off\"", "scripts/follow.py RUN --alert RULES prints the steps in which a rule begins to hold",
          true},
         {"keep-every", "0", "use --keep N,EVERY", false, "keep"},
+        {"restart-factor", "1", "use --restart-every N,K", false, "restart-every"},
     };
     return flags;
 }

@@ -535,6 +535,7 @@ TEST_CASE("options: a value that had a flag of its own is part of another flag's
         const char* now;
     } rows[] = {
         {"keep", "keep-every", 1000, "3,1000"},
+        {"restart-every", "restart-factor", 2, "0,2"},
     };
     for (const auto& [flag, removed, value, now] : rows) {
         CAPTURE(removed);
