@@ -60,16 +60,6 @@ Flag not_fp8(Flag flag) {
     return flag;
 }
 
-// --loss-scale sets all of LossScaleConfig except the growth interval, which has a flag of its own.
-Flag keeps_growth_interval(Flag flag) {
-    flag.set = [set = flag.set](Options& o, const std::string& text) {
-        const int interval = o.loss_scale.growth_interval;
-        set(o, text);
-        o.loss_scale.growth_interval = interval;
-    };
-    return flag;
-}
-
 // Concerns one invocation, so configuration files may not contain it.
 Flag once(Flag flag) {
     flag.command_line_only = true;
@@ -276,13 +266,11 @@ const Flag kRows[] = {
          "more than these fractions of one of its tensors saturated or underflowed; off: never"),
     flag(0, "fp8-until", "WHEN", &Options::fp8_until, fp8_until_from_text,
          "move all layers to BF16 after this step or percentage of --max-steps, such as 9400 or 94%"),
-    keeps_growth_interval(flag(
-        0, "loss-scale", "X", &Options::loss_scale, loss_scale_config,
-        "off, dynamic (starts at 65536), dynamic:N (which halves only at the Nth skipped step in a row and those after "
-        "it) or a power of two",
-        "dynamic in fp8, else off")),
-    flag(0, "loss-scale-growth-interval", "N", &LossScaleConfig::growth_interval, {.min = 1},
-         "steps without overflow after which a dynamic loss scale doubles"),
+    with_parts(flag(0, "loss-scale", "X[,STEPS]", &Options::loss_scale, loss_scale_config,
+                    "off, a power of two, dynamic (starts at 65536 and doubles after STEPS steps without overflow; "
+                    "1000) or dynamic:N (which halves only at the Nth skipped step in a row and those after it)",
+                    "dynamic in fp8, else off"),
+               {part("", &LossScaleConfig::growth_interval, {.min = 1})}),
     flag(0, "max-skips", "N", &Options::max_skips, {}, "stop after N skipped steps in a row; 0: never"),
     flag(0, "skip-spikes", "", &Options::skip_spikes, {},
          "skip steps whose loss or gradient norm is above mean + 6 sigma of the last 128 steps (at least 64); without "
@@ -471,6 +459,7 @@ const std::vector<RemovedFlag>& removed_flags() {
         {"alert", "\"off\"", "scripts/follow.py RUN --alert RULES prints the steps in which a rule begins to hold",
          true},
         {"keep-every", "0", "use --keep N,EVERY", false, "keep"},
+        {"loss-scale-growth-interval", "1000", "use --loss-scale dynamic,STEPS", false, "loss-scale"},
         {"restart-factor", "1", "use --restart-every N,K", false, "restart-every"},
     };
     return flags;

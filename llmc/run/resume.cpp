@@ -308,7 +308,7 @@ const std::vector<ResumeRule> kResumeRules = {
      "momentum nesterov muon-ns muon-scale muon-momentum-warmup adamw-lr embedding-lr head-lr vector-lr "
      "adamw-weight-decay clip clip-kind qk-clip z-loss average precision tf32 kernels fp8-recipe fp8-layers fp8-grad "
      "fp8-history fp8-margin fp8-amax-algo fp8-pow2-scales fp8-fast-accum fp8-emulation fp8-fallback fp8-until "
-     "val-precision loss-scale loss-scale-growth-interval max-skips skip-spikes reduce reduce-order tokenizer_hash"},
+     "val-precision loss-scale max-skips skip-spikes reduce reduce-order tokenizer_hash"},
     {OnChange::new_data, "seq seed doc-mask end_token fingerprint", ", which is other data; --new-data accepts it"},
     {OnChange::refused, "layers heads channels vocab context",
      "; its weights fit that shape alone: leave the flag out, or start a new run in another --out"},

@@ -124,8 +124,7 @@ def training(draw, steps=None):
              *(["--task", f"choices={task()}"] if draw.random() < 0.2 else []),
              *draw.flag(0.5, "--recompute", "none", "norm", "block")]
     if precision != "fp32":
-        flags += [*draw.flag(0.3, "--loss-scale", "dynamic", "dynamic:2", "1024", "off"),
-                  "--loss-scale-growth-interval", 2]
+        flags += ["--loss-scale", draw.choice(["dynamic,2", "dynamic,2", "dynamic,2", "dynamic:2,2", "1024", "off"])]
     whole_weights = recipe == "mxfp8" or "--fp8-grad bf16" in " ".join(map(str, flags))
     return flags, steps, 0 if recipe == "block" else 2 if whole_weights else 3
 

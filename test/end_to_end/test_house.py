@@ -333,8 +333,7 @@ def rows_of_flags(text):
 OTHER_FIELDS = {"config": "config_file", "model": "model_name", "max-steps": "steps",
                 "schedule": "kind", "final-lr-fraction": "final_fraction", "optimizer": "kind", "master": "masters",
                 "average": "average_decay", "zero": "stage", "shard-within": "within", "reduce": "wire",
-                "fp8-amax-algo": "algorithm", "fp8-fast-accum": "fast_accumulation",
-                "loss-scale-growth-interval": "growth_interval"}
+                "fp8-amax-algo": "algorithm", "fp8-fast-accum": "fast_accumulation"}
 
 
 def wrong_fields(rows):

@@ -11,7 +11,7 @@ from test_run_ranks import MPIRUN
 @unittest.skipUnless(MPIRUN, "no mpirun")
 class Checkpoints(Case):
     FLAGS = ["--batch", "1", "--total-batch", "384", "--reduce-order", "rank", "--precision", "bf16", "--reduce", "fp8",
-             "--loss-scale", "dynamic", "--loss-scale-growth-interval", "4"]
+             "--loss-scale", "dynamic,4"]
 
     def test_residuals_continue(self):
         whole, run_ = Directory(), Directory()

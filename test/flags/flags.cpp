@@ -104,8 +104,7 @@ TEST_CASE("flags: numbers and switches arrive in their own places") {
                                   {"fp8-margin", "2"},
                                   {"fp8-fallback", "0.25,0.5,3"},
                                   {"fp8-until", "94.5%"},
-                                  {"loss-scale-growth-interval", "11"},
-                                  {"loss-scale", "256"},
+                                  {"loss-scale", "256,11"},
                                   {"seq-schedule", "16:5"},
                                   {"shard-within", "4"},
                                   {"kernels", "portable"}});
