@@ -98,10 +98,10 @@ void resolve_depth(Options& o) {
     fill("beta1", &OptimizerConfig::beta1, 0.8);
     fill("beta2", &OptimizerConfig::beta2, 0.95);
     fill("eps", &OptimizerConfig::eps, 1e-10);
+    if (!o.given.contains("momentum")) o.optimizer.muon_momentum_warmup = 400;
     fill("momentum", &OptimizerConfig::momentum, 0.97);
     fill("muon-ns", &OptimizerConfig::muon_ns, MuonSteps::p);
     fill("muon-scale", &OptimizerConfig::muon_scale, MuonScale::spectral);
-    fill("muon-momentum-warmup", &OptimizerConfig::muon_momentum_warmup, 400);
     fill("cautious-decay", &OptimizerConfig::cautious_decay, true);
     if (!o.given.contains("adamw-lr")) {  // otherwise it is their default
         fill("embedding-lr", &OptimizerConfig::embedding_lr, kEmbeddingRate * width_rate);

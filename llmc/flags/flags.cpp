@@ -180,8 +180,10 @@ const Flag kRows[] = {
         0, "adam-moments", "NAME", &OptimizerConfig::adam_moments, {},
         "format of AdamW's moments: fp32, bf16, or fp8 (the first moment in E4M3, the second in bf16); narrow ones are "
         "rounded stochastically"),
-    flag(0, "momentum", "X", &OptimizerConfig::momentum, {.max = 1, .max_open = true},
-         "momentum of sgd (0: none) and muon", "0.9; muon 0.95"),
+    with_parts(flag(0, "momentum", "X[,N]", &OptimizerConfig::momentum, {.max = 1, .max_open = true},
+                    "momentum of sgd (0: none) and muon; muon's grows linearly from 0.85 in the first N steps",
+                    "0.9; muon 0.95"),
+               {part("", &OptimizerConfig::muon_momentum_warmup, {})}),
     flag(0, "nesterov", "on|off", &OptimizerConfig::nesterov, {}, "Nesterov momentum in sgd, muon and adamw (NAdamW)",
          "off; muon on"),
     flag(0, "muon-ns", "NAME", &OptimizerConfig::muon_ns,
@@ -191,8 +193,6 @@ const Flag kRows[] = {
     flag(0, "muon-scale", "NAME", &OptimizerConfig::muon_scale, {},
          "size of muon's update of an A x B matrix: rms (0.2 sqrt(max(A, B)); use AdamW's --lr) or spectral "
          "(sqrt(max(1, A/B)); use --lr 0.02 or so)"),
-    flag(0, "muon-momentum-warmup", "N", &OptimizerConfig::muon_momentum_warmup, {},
-         "steps in which muon's momentum grows linearly from 0.85 to --momentum; 0: off"),
     flag(0, "adamw-lr", "X", &OptimizerConfig::adamw_lr, {.min_open = true},
          "with muon: peak learning rate of the parameters that AdamW updates", "--lr"),
     flag(0, "embedding-lr", "X", &OptimizerConfig::embedding_lr, {.min_open = true},
@@ -460,6 +460,7 @@ const std::vector<RemovedFlag>& removed_flags() {
          true},
         {"keep-every", "0", "use --keep N,EVERY", false, "keep"},
         {"loss-scale-growth-interval", "1000", "use --loss-scale dynamic,STEPS", false, "loss-scale"},
+        {"muon-momentum-warmup", "0", "use --momentum X,N", false, "momentum"},
         {"restart-factor", "1", "use --restart-every N,K", false, "restart-every"},
     };
     return flags;

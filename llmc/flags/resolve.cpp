@@ -236,7 +236,6 @@ constexpr OptimizerFlag kOptimizerFlags[] = {
     {"adamw-weight-decay", "muon or normuon", "use --weight-decay"},
     {"muon-ns", "muon or normuon"},
     {"muon-scale", "muon or normuon"},
-    {"muon-momentum-warmup", "muon or normuon"},
     {"cautious-decay", "adamw, muon or normuon"},
     {"beta1", "adamw, lion, muon or normuon"},
     {"beta2", "adamw, lion, muon or normuon"},
@@ -271,9 +270,13 @@ void check_clipping(const Options& o) {
 void resolve_optimizer(Options& o) {
     o.optimizer = o.optimizer.complete(o.schedule.lr);
     o.optimizer.rounding_seed = o.seed;
-    if (is_muon(o.optimizer.kind) && o.optimizer.muon_momentum_warmup > 0 && o.optimizer.momentum < kFirstMuonMomentum)
-        refuse("--momentum {:g} is below {:g}, where --muon-momentum-warmup begins; leave the warm-up out",
-               o.optimizer.momentum, kFirstMuonMomentum);
+    const auto [momentum, warmup] = o.optimizer.muon_momentum();
+    if (warmup > 0 && !is_muon(o.optimizer.kind))
+        refuse("--momentum {0:g},{1} needs --optimizer muon or normuon, and this run has --optimizer {2}; use --momentum {0:g}",
+               momentum, warmup, word_of(o.optimizer.kind));
+    if (warmup > 0 && momentum < kFirstMuonMomentum)
+        refuse("--momentum {0:g},{1}: muon's momentum grows from {2:g}; use --momentum {0:g}, or one above {2:g}",
+               momentum, warmup, kFirstMuonMomentum);
 }
 
 // ---- profiles, checkpoints and ranks --------------------------------------------------------------------------------

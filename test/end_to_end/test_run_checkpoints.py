@@ -385,7 +385,7 @@ class Ranks(Case):
         """NorMuon's second moments belong to a matrix's owner, which changes with the number of ranks. The momentum
         continues unchanged."""
         self.check_pairs([((3, 2), (1, 0)), ((1, 0), (2, 3))],
-                         [*self.FLAGS, "--optimizer", "normuon", "--muon-momentum-warmup", "8", "--cautious-decay",
+                         [*self.FLAGS, "--optimizer", "normuon", "--momentum", "0.95,8", "--cautious-decay",
                           "--adam-moments", "bf16"])
 
     def test_the_narrowest_state(self):

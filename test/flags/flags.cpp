@@ -165,7 +165,7 @@ TEST_CASE("flags: each optimizer takes its own settings") {
     const OptimizerConfig muon = with_flags({{"optimizer", "normuon"},
                                              {"lr", "2e-3"},
                                              {"weight-decay", "0.3"},
-                                             {"muon-momentum-warmup", "300"},
+                                             {"momentum", "0.95,300"},
                                              {"cautious-decay", "true"},
                                              {"adamw-lr", "1e-3"},
                                              {"embedding-lr", "4e-3"},

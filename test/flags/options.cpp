@@ -538,6 +538,7 @@ TEST_CASE("options: a value that had a flag of its own is part of another flag's
     } rows[] = {
         {"keep", 3, "keep-every", 1000, "3,1000"},
         {"restart-every", 400, "restart-factor", 2, "400,2"},
+        {"momentum", 0.95, "muon-momentum-warmup", 300, "0.95,300"},
         {"loss-scale", "dynamic:2", "loss-scale-growth-interval", 500, "dynamic:2,500"},
     };
     for (const auto& [flag, value, removed, part, now] : rows) {

@@ -291,7 +291,6 @@ TEST_CASE("resolve: a flag that the optimizer ignores is refused, unless it has 
                 {"adamw-weight-decay", "0", "", "use --weight-decay"},
                 {"muon-ns", "p", ""},
                 {"muon-scale", "spectral", ""},
-                {"muon-momentum-warmup", "5", ""},
                 {"cautious-decay", "true", "adamw"},
                 {"beta1", "0.5", "adamw lion"},
                 {"beta2", "0.5", "adamw lion"},
@@ -325,7 +324,12 @@ TEST_CASE("resolve: clipping and momentum that contradict other flags") {
     CHECK(refusal(o) == "--clip-kind value has no effect with --clip 0, which turns clipping off; give --clip X");
     Options low;
     low.optimizer = {.kind = OptimizerKind::muon, .momentum = 0.8, .muon_momentum_warmup = 5};
-    CHECK(refusal(low) == "--momentum 0.8 is below 0.85, where --muon-momentum-warmup begins; leave the warm-up out");
+    CHECK(refusal(low) ==
+          "--momentum 0.8,5: muon's momentum grows from 0.85; use --momentum 0.8, or one above 0.85");
+    Options sgd;
+    sgd.optimizer = {.kind = OptimizerKind::sgd, .momentum = 0.9, .muon_momentum_warmup = 5};
+    CHECK(refusal(sgd) ==
+          "--momentum 0.9,5 needs --optimizer muon or normuon, and this run has --optimizer sgd; use --momentum 0.9");
 }
 
 TEST_CASE("resolve: a ZeRO stage in one process is noted, and has no effect") {
