@@ -102,7 +102,7 @@ modern_gpt2() {
 modern_nano() {
     echo '{"architecture": "nano", "layers": 2, "heads": 2, "channels": 64, "hidden": 192, "context": 32}' >out/demo/nano.json
     MODEL=(--model out/demo/nano.json)
-    TRAINING=("${MODERN[@]}" --optimizer muon --lr 1.6e-2 --adamw-lr 8e-3 --embedding-lr 4e-2)
+    TRAINING=("${MODERN[@]}" --optimizer muon --lr 1.6e-2 --adamw-lr 8e-3,embedding=4e-2)
 }
 if [[ -n $modern ]]; then REPORTS=(--val-every 10 --val-batches 20 --sample-every "$steps" --sample-tokens 100); fi
 

@@ -103,10 +103,11 @@ void resolve_depth(Options& o) {
     fill("muon-ns", &OptimizerConfig::muon_ns, MuonSteps::p);
     fill("muon-scale", &OptimizerConfig::muon_scale, MuonScale::spectral);
     fill("cautious-decay", &OptimizerConfig::cautious_decay, true);
-    if (!o.given.contains("adamw-lr")) {  // otherwise it is their default
-        fill("embedding-lr", &OptimizerConfig::embedding_lr, kEmbeddingRate * width_rate);
-        fill("head-lr", &OptimizerConfig::head_lr, kHeadRate * width_rate);
+    if (!o.given.contains("adamw-lr")) {
+        o.optimizer.embedding_lr = kEmbeddingRate * width_rate;
+        o.optimizer.head_lr = kHeadRate * width_rate;
     }
+    fill("adamw-lr", &OptimizerConfig::adamw_lr, o.schedule.lr);
     fill("adamw-weight-decay", &OptimizerConfig::adamw_weight_decay, 0.001);
     fill("clip", &Options::clip, 0);
     o.notes.push_back(fmt::format("--depth {} stands for -e {}{}", o.depth, o.model_name, fill.text()));

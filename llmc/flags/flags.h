@@ -70,8 +70,8 @@ struct RemovedFlag {
 const std::vector<RemovedFlag>& removed_flags();
 const RemovedFlag* find_removed_flag(std::string_view name);
 
-// A configuration that this version or an earlier one wrote, with the names of today's flags. A removed flag that is now
-// a part of another one is in that one's value.
+// A configuration that this version or an earlier one wrote, with the names of today's flags. A removed flag that is
+// now a part of another one is in that one's value.
 nlohmann::ordered_json current_config(const nlohmann::ordered_json& config);
 
 std::string names_text(const Flag& flag);  // "-b, --batch"

@@ -230,9 +230,6 @@ void note_validation_on_training_data(Options& o, const std::string& shard) {
 constexpr OptimizerFlag kOptimizerFlags[] = {
     {"adam-moments", "adamw, muon or normuon"},
     {"adamw-lr", "muon or normuon", "use --lr"},
-    {"embedding-lr", "muon or normuon", "use --lr"},
-    {"head-lr", "muon or normuon", "use --lr"},
-    {"vector-lr", "muon or normuon", "use --lr"},
     {"adamw-weight-decay", "muon or normuon", "use --weight-decay"},
     {"muon-ns", "muon or normuon"},
     {"muon-scale", "muon or normuon"},
@@ -272,8 +269,10 @@ void resolve_optimizer(Options& o) {
     o.optimizer.rounding_seed = o.seed;
     const auto [momentum, warmup] = o.optimizer.muon_momentum();
     if (warmup > 0 && !is_muon(o.optimizer.kind))
-        refuse("--momentum {0:g},{1} needs --optimizer muon or normuon, and this run has --optimizer {2}; use --momentum {0:g}",
-               momentum, warmup, word_of(o.optimizer.kind));
+        refuse(
+            "--momentum {0:g},{1} needs --optimizer muon or normuon, and this run has --optimizer {2}; use --momentum "
+            "{0:g}",
+            momentum, warmup, word_of(o.optimizer.kind));
     if (warmup > 0 && momentum < kFirstMuonMomentum)
         refuse("--momentum {0:g},{1}: muon's momentum grows from {2:g}; use --momentum {0:g}, or one above {2:g}",
                momentum, warmup, kFirstMuonMomentum);

@@ -305,7 +305,7 @@ const std::vector<ResumeRule> kResumeRules = {
     {OnChange::noted,
      "batch depth max-steps epochs lr warmup schedule final-lr-fraction decay-from cooldown restart-every "
      "plateau early-stop weight-decay cautious-decay beta1 beta2 eps master gradients adam-moments "
-     "momentum nesterov muon-ns muon-scale adamw-lr embedding-lr head-lr vector-lr "
+     "momentum nesterov muon-ns muon-scale adamw-lr "
      "adamw-weight-decay clip clip-kind qk-clip z-loss average precision tf32 kernels fp8-recipe fp8-layers fp8-grad "
      "fp8-history fp8-margin fp8-amax-algo fp8-pow2-scales fp8-fast-accum fp8-emulation fp8-fallback fp8-until "
      "val-precision loss-scale max-skips skip-spikes reduce reduce-order tokenizer_hash"},

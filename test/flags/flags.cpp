@@ -167,9 +167,7 @@ TEST_CASE("flags: each optimizer takes its own settings") {
                                              {"weight-decay", "0.3"},
                                              {"momentum", "0.95,300"},
                                              {"cautious-decay", "true"},
-                                             {"adamw-lr", "1e-3"},
-                                             {"embedding-lr", "4e-3"},
-                                             {"vector-lr", "6e-3"},
+                                             {"adamw-lr", "1e-3,vector=6e-3,embedding=4e-3"},
                                              {"adamw-weight-decay", "0.01"}})
                                      .optimizer;
     CHECK(muon.kind == OptimizerKind::normuon);

@@ -285,9 +285,6 @@ TEST_CASE("resolve: a flag that the optimizer ignores is refused, unless it has 
         const char* instead = "leave it out";
     } rows[] = {{"adam-moments", "bf16", "adamw"},
                 {"adamw-lr", "0.001", "", "use --lr"},
-                {"embedding-lr", "0.001", "", "use --lr"},
-                {"head-lr", "0.001", "", "use --lr"},
-                {"vector-lr", "0.001", "", "use --lr"},
                 {"adamw-weight-decay", "0", "", "use --weight-decay"},
                 {"muon-ns", "p", ""},
                 {"muon-scale", "spectral", ""},
@@ -324,8 +321,7 @@ TEST_CASE("resolve: clipping and momentum that contradict other flags") {
     CHECK(refusal(o) == "--clip-kind value has no effect with --clip 0, which turns clipping off; give --clip X");
     Options low;
     low.optimizer = {.kind = OptimizerKind::muon, .momentum = 0.8, .muon_momentum_warmup = 5};
-    CHECK(refusal(low) ==
-          "--momentum 0.8,5: muon's momentum grows from 0.85; use --momentum 0.8, or one above 0.85");
+    CHECK(refusal(low) == "--momentum 0.8,5: muon's momentum grows from 0.85; use --momentum 0.8, or one above 0.85");
     Options sgd;
     sgd.optimizer = {.kind = OptimizerKind::sgd, .momentum = 0.9, .muon_momentum_warmup = 5};
     CHECK(refusal(sgd) ==
