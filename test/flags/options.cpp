@@ -109,7 +109,8 @@ json sample_json(const Flag& flag, const std::string& text) {
     if (flag.clear) return json{text};
     const json by_default = *flag.get(parse({"-i", "x"}).options);  // null if resolve() computes it
     // --loss-scale also takes words, so the configuration has a text.
-    const bool takes_number = (flag.value == "N" || flag.value == "X") && flag.long_name != "loss-scale";
+    const std::string form = flag.value.substr(0, flag.value.find('['));
+    const bool takes_number = (form == "N" || form == "X") && flag.long_name != "loss-scale";
     const bool is_number = by_default.is_number() || (by_default.is_null() && takes_number);
     return is_number ? parse_json<json>(text) : json(text);
 }
@@ -550,7 +551,7 @@ TEST_CASE("options: a value that had a flag of its own is part of another flag's
         const ConfigFile file(json{{"train", "t"}, {flag, value}, {removed, part}}.dump());
         const Options o = parse({"--config", file.path.c_str()}).options;
         CHECK(flag_text(*find_flag(flag), o) == now);
-        CHECK(o.given == std::set<std::string>{"train", flag});
+        CHECK(o.given == std::set<std::string>{"config", "train", flag});
         // The text of the value is read again. Without the part, it has its default.
         Options again;
         find_flag(flag)->set(again, now);
