@@ -39,7 +39,8 @@ inline constexpr Word<Recompute> kWords<Recompute>[] = {{"auto", Recompute::auto
                                                         {"norm", Recompute::norm},
                                                         {"block", Recompute::block}};
 
-constexpr size_t kLogitsBytes = size_t{512} << 20;
+// Logits that exist at a time (logits_chunk()): 8192 rows with GPT-2's vocabulary, 4096 with Llama 3's.
+constexpr size_t kLogitsBytes = size_t{1} << 30;
 
 // The part of a TrainerConfig that a Transformer needs.
 struct ModelSetup {

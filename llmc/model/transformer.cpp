@@ -2,6 +2,7 @@
 #include "llmc/model/transformer.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <utility>
 
@@ -12,7 +13,7 @@
 namespace llmc {
 
 int logits_chunk(int N, int padded_vocab, size_t element_bytes, size_t limit) {
-    const size_t rows = limit / (static_cast<size_t>(padded_vocab) * element_bytes) / 128 * 128;
+    const size_t rows = std::bit_floor(limit / (static_cast<size_t>(padded_vocab) * element_bytes));
     return static_cast<int>(std::min<size_t>(static_cast<size_t>(N), std::max<size_t>(rows, 128)));
 }
 

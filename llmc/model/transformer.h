@@ -15,8 +15,9 @@
 
 namespace llmc {
 
-// Number of rows of logits that exist at a time: as many as fit into `limit` bytes, in multiples of 128, so that the
-// products stay efficient.
+// Number of rows of logits that exist at a time: the largest power of two whose logits fit into `limit` bytes, but at
+// least 128. It depends only on the model's shape (and N, if that is smaller), because the rows of a chunk decide the
+// order of the sums in the weight's gradient, so the bits do not depend on the card or on flags that only save memory.
 int logits_chunk(int N, int padded_vocab, size_t element_bytes, size_t limit);
 
 // documents (B, T) receives the place in its row at which the document of each of `tokens` (B, T) begins. The end token

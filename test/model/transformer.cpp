@@ -12,6 +12,15 @@
 using namespace llmc;
 using namespace llmc::test;
 
+TEST_CASE("transformer: the rows of a chunk of logits follow from the vocabulary") {
+    const auto rows = [](int N, int padded_vocab) { return logits_chunk(N, padded_vocab, sizeof(bf16), kLogitsBytes); };
+    CHECK(rows(1 << 16, 50304) == 8192);
+    CHECK(rows(1 << 16, 128256) == 4096);
+    CHECK(rows(1 << 16, 1 << 23) == 128);
+    CHECK(rows(4000, 50304) == 4000);
+    CHECK(rows(1 << 16, 512) == 1 << 16);
+}
+
 // Computes d loss / d weight of every tensor by differences in FP32, which needs nothing but the forward pass.
 TEST_CASE("transformer: gradients of another block are those of its loss") {
     const TrainerConfig config = mlp_config(nullptr);
