@@ -27,8 +27,9 @@ ValRecord evaluate(const Options& o, const Inputs& inputs, Ranks& ranks, const W
 }
 
 void print(const Options& o, const ModelConfig& model, const Ranks& ranks, const ValRecord& record) {
-    print_line("{}{}: {} parameters, {} on {}", o.from, o.of_average ? " (average)" : "",
-               with_commas(model.parameters()), word_of(o.precision), ranks.device.name);
+    print_line("{}{}: {} parameters, {} on {}, sequences of {}{}", o.from, o.of_average ? " (average)" : "",
+               with_commas(model.parameters()), word_of(o.precision), ranks.device.name, counted(o.seq, "token"),
+               o.doc_mask ? ", attention within documents" : "");
     if (!record.losses.empty())
         print_line("{:16} {:>10} {:>12} {:>14}", "validation set", "loss", "perplexity", "bits per byte");
     for (const ValLoss& set : record.losses)
@@ -41,7 +42,7 @@ void print(const Options& o, const ModelConfig& model, const Ranks& ranks, const
 
 // The names of metrics.jsonl.
 void write_json(const std::string& path, const Options& o, const ValRecord& record) {
-    nlohmann::ordered_json json{{"from", o.from}, {"precision", word_of(o.precision)}};
+    nlohmann::ordered_json json{{"from", o.from}, {"precision", word_of(o.precision)}, {"seq", o.seq}};
     if (o.of_average) json["average"] = true;
     json.update(metrics_json(record));
     json.erase("step");
@@ -58,6 +59,7 @@ ExitCode evaluate_weights(Options o, const LaunchInfo& launch) {
     const std::string file = std::exchange(o.out, "");  // there is no run directory
     Inputs inputs(o);
     const std::unique_ptr<WeightSource> weights = open_weights(o.from, o.of_average);
+    take_flags(run_config(o.from), {"seq", "doc-mask"}, o);  // so that the loss is comparable with the run's
     Ranks ranks(o, launch);
     ranks.connect(o, launch);
     ResolveInputs surroundings;

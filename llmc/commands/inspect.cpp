@@ -40,15 +40,6 @@ Origin origin_of(const std::string& checkpoint) {
     return origin;
 }
 
-// Flags that the command line does not have are those of the run.
-void take_flags(const Json& config, Options& o) {
-    for (const Flag& flag : find_command("inspect").flags) {
-        const auto found = config.find(flag.long_name);
-        if (o.given.contains(flag.long_name) || found == config.end() || found->is_null()) continue;
-        flag.set(o, found->is_string() ? found->get<std::string>() : json_text(*found));
-    }
-}
-
 // ---- the micro-batch in each precision ------------------------------------------------------------------------------
 
 struct Inspected {
@@ -196,7 +187,9 @@ ExitCode inspect_weights(Options o) {
     const std::string checkpoint = newest_checkpoint(o.from);
     const std::unique_ptr<WeightSource> weights = open_weights(checkpoint.empty() ? o.from : checkpoint);
     const Origin origin = origin_of(checkpoint);
-    take_flags(origin.config, o);
+    std::vector<std::string> names;
+    for (const Flag& flag : find_command("inspect").flags) names.push_back(flag.long_name);
+    take_flags(origin.config, names, o);
     o.schedule.steps = 1;  // resolve() wants a length, and no epoch says that of a mixture
     if (o.train.empty()) refuse("inspect: no checkpoint of a run names the tokens for {}; add --train 'GLOB'", o.from);
     const ShardSet shards(sources_from_text(o.train).patterns);

@@ -13,8 +13,9 @@ namespace llmc {
 namespace {
 
 namespace fs = std::filesystem;
+using nlohmann::ordered_json;
 
-// The directory of the weights, the run directory that a checkpoint belongs to, and the directory of its shards.
+// The directory of the weights, and the run directory that a checkpoint belongs to.
 std::vector<std::string> directories_of(const std::string& from) {
     std::error_code ignored;
     const fs::path path = fs::absolute(from, ignored).lexically_normal();
@@ -22,20 +23,35 @@ std::vector<std::string> directories_of(const std::string& from) {
     std::vector<std::string> directories{directory.string()};
     if (directory.parent_path().filename() == "checkpoints")
         directories.push_back(directory.parent_path().parent_path().string());
-    const nlohmann::ordered_json run = read_run_json(directories.back());
-    const auto train = nlohmann::ordered_json::json_pointer("/config/train");
-    if (run.is_object() && run.contains(train) && run[train].is_string())
-        directories.push_back(fs::path(run[train].get<std::string>()).parent_path().string());
     return directories;
 }
 
 }  // namespace
 
+ordered_json run_config(const std::string& from) {
+    const ordered_json run = read_run_json(directories_of(from).back());
+    if (run.is_object() && run.contains("config") && run["config"].is_object()) return run["config"];
+    const std::string checkpoint = newest_checkpoint(from);
+    return checkpoint.empty() ? ordered_json::object() : *CheckpointReader(checkpoint).manifest().config;
+}
+
+void take_flags(const ordered_json& config, const std::vector<std::string>& names, Options& o) {
+    for (const std::string& name : names) {
+        const Flag* flag = find_flag(name);
+        const auto value = config.find(name);
+        if (!flag || o.given.contains(name) || value == config.end() || value->is_null()) continue;
+        flag->set(o, value->is_string() ? value->get<std::string>() : json_text(*value));
+    }
+}
+
 TokenizerSearch find_tokenizer(const std::string& given, const std::string& from, const WeightSource& weights) {
     const int vocab = weights.model().vocab;
     TokenizerSearch search;
     if (given.empty()) {
-        search = find_tokenizer(directories_of(from), vocab);
+        std::vector<std::string> directories = directories_of(from);
+        const ordered_json config = run_config(from), train = config.value("train", ordered_json());
+        if (train.is_string()) directories.push_back(fs::path(train.get<std::string>()).parent_path().string());
+        search = find_tokenizer(directories, vocab);
     } else {
         search.tokenizer = TokenDecoder::open(given);
         require_tokens_fit(given, search.tokenizer->vocab(), vocab);

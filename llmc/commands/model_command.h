@@ -2,6 +2,7 @@
 // tokenizer.
 #pragma once
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,11 @@ ExitCode inspect_weights(Options options);        // a micro-batch in three prec
 // directory or the directory of the file that `from` names, or next to the training data of the run. Its end token is
 // the one of the training data.
 TokenizerSearch find_tokenizer(const std::string& given, const std::string& from, const WeightSource& weights);
+
+// The configuration, by flag, of the run that wrote the weights. An empty object if it is not known.
+nlohmann::ordered_json run_config(const std::string& from);
+// Takes the flags `names` from a run's configuration, unless the command line has them.
+void take_flags(const nlohmann::ordered_json& config, const std::vector<std::string>& names, Options& options);
 
 // Calls resolve() for the model of the weights, with `surroundings` and the number of ranks.
 void resolve_for(const ModelConfig& model, Options& options, ResolveInputs surroundings, const Ranks& ranks);

@@ -59,7 +59,9 @@ template <class Real>
 class Writer {
 public:
     Writer(const Options& options, const TokenDecoder& decoder, Trainer<Real>& trainer)
-        : options_(options), decoder_(decoder), encoder_(decoder.encoder()), trainer_(trainer) {}
+        : options_(options), decoder_(decoder), encoder_(decoder.encoder()), trainer_(trainer) {
+        take_flags(run_config(options.from), {"seq"}, of_run_);
+    }
 
     // Every sample of a prompt; "": the beginning of a document.
     void write(const std::string& prompt, bool echo) {
@@ -95,9 +97,15 @@ private:
         std::fprintf(stderr, "%s of prompt and the first new token in %.3f s", prompt_length.c_str(), start);
         if (made > 1) std::fprintf(stderr, ", then %d at %.1f tokens/s", made - 1, (made - 1) / rest);
         std::fprintf(stderr, o.no_cache ? " without cache\n" : "\n");
+        const int trained = of_run_.seq;
+        const bool longer = static_cast<int>(tokens.size()) > trained;
+        if (trained > 0 && longer && trained < trainer_.config().model.context)
+            print_error("note: the run trained on sequences of {}; text beyond that is worse",
+                        counted(trained, "token"));
     }
 
     const Options& options_;
+    Options of_run_;  // seq: of the run that wrote the weights, or 0
     const TokenDecoder& decoder_;
     PromptEncoder encoder_;
     Trainer<Real>& trainer_;

@@ -19,16 +19,18 @@ def shard(tokens, **sidecar):
 class Documents(Case):
     def evaluated(self, trained, *flags):
         path = new_path() + ".json"
-        self.succeeds(run("eval", "--from", trained.directory, *VALIDATION, "-b", 4, "-t", 64, *flags, "-o", path))
+        self.succeeds(run("eval", "--from", trained.directory, *VALIDATION, "-b", 4, *flags, "-o", path))
         return read_json(path)["val_loss"]
 
     def test_the_flag_changes_training_validation_and_eval(self):
-        plain = FinishedRun(*VALIDATION)
-        masked = FinishedRun(*VALIDATION, "--doc-mask", "--sample-every", "5", "--sample-tokens", "8")
+        short = ["--seq", "32"]  # half the context
+        plain = FinishedRun(*VALIDATION, *short)
+        masked = FinishedRun(*VALIDATION, *short, "--doc-mask", "--sample-every", "5", "--sample-tokens", "8")
         self.assertNotEqual(plain.losses[0], masked.losses[0])
         self.assertNotEqual(plain.validations[5], masked.validations[5])
-        self.assertEqual(self.evaluated(masked, "--doc-mask"), masked.validations[5])
-        self.assertNotEqual(self.evaluated(masked), masked.validations[5])
+        self.assertEqual(self.evaluated(masked), masked.validations[5])  # eval takes both flags from the run
+        self.assertNotEqual(self.evaluated(masked, "--doc-mask=false"), masked.validations[5])
+        self.assertNotEqual(self.evaluated(masked, "-t", 64), masked.validations[5])
         self.assertIs(masked.info["config"]["doc-mask"], True)
         self.assertEqual(len(masked.result.samples), 1)
 
