@@ -19,7 +19,8 @@ import statistics
 import sys
 from dataclasses import dataclass
 
-from runs import RunError, continue_in_venv, next_to, print_notes, printable, published_names, read_published, read_runs
+from runs import RunError, continue_in_venv, next_to, print_notes, printable, published_names, read_published, \
+    read_runs, start
 
 ROLES = {"x": "layer inputs (x)", "w": "weights (w)", "dout": "output gradients (dout)"}
 
@@ -554,4 +555,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    start(main)

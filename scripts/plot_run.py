@@ -11,7 +11,7 @@ floor, which no model's loss can go below, draws that floor too (the demo corpus
 import argparse
 import sys
 
-from runs import RunError, continue_in_venv, gaps, next_to, print_notes, read_runs, smooth
+from runs import RunError, continue_in_venv, gaps, next_to, print_notes, read_runs, smooth, start
 
 if __name__ == "__main__":
     continue_in_venv("matplotlib", needed=True)
@@ -117,4 +117,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    start(main)

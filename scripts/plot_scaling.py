@@ -12,7 +12,7 @@ says so.
 import argparse
 import sys
 
-from runs import RunError, continue_in_venv, next_to, read_scaling
+from runs import RunError, continue_in_venv, next_to, read_scaling, start
 
 if __name__ == "__main__":
     continue_in_venv("matplotlib", needed=True)
@@ -96,4 +96,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    start(main)

@@ -7,6 +7,7 @@
 With the Python package xxhash, it checks every byte.
 """
 
+import argparse
 import array
 import json
 import math
@@ -68,19 +69,35 @@ class Checkpoint:
         return [x for start in sorted(values) for x in values[start]]
 
 
-def main(path, tensor=None):
-    checkpoint = Checkpoint(newest(path))
+def moments(values):
+    return {"mean": sum(values) / len(values), "rms": math.sqrt(sum(v * v for v in values) / len(values)),
+            "min": min(values), "max": max(values)}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("path", metavar="RUN|CHECKPOINT")
+    parser.add_argument("tensor", nargs="?", metavar="TENSOR", help="also read this tensor's numbers")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+    args = parser.parse_args()
+    checkpoint = Checkpoint(newest(args.path))
     m = checkpoint.manifest
-    print(f"{checkpoint.path}: step {m['step']} of run {m['run_id']}, written by {m['world']} rank{'s' * (m['world'] > 1)}, --zero {m['zero']}")
-    for t in (t for t in m["tensors"] if tensor in (None, t["name"])):
+    tensors = [{key: t[key] for key in ("name", "shape", "parts")} for t in m["tensors"] if args.tensor in (None, t["name"])]
+    if not tensors:
+        parser.error(f"{checkpoint.path} has no tensor {args.tensor}")
+    for t in tensors if args.tensor else []:
+        t["numbers"] = {part: moments(checkpoint.read(t["name"], part)) for part in t["parts"]}
+    if args.json:
+        print(json.dumps({"path": checkpoint.path, **{key: m[key] for key in ("step", "run_id", "world", "zero")},
+                          "tensors": tensors}))
+        return
+    print(f"{checkpoint.path}: step {m['step']} of run {m['run_id']}, written by {m['world']} rank{'s' * (m['world'] > 1)}, "
+          f"--zero {m['zero']}")
+    for t in tensors:
         print(f"  {t['name']} {tuple(t['shape'])}: {', '.join(t['parts'])}")
-        for part in t["parts"] if tensor else []:
-            x = checkpoint.read(tensor, part)
-            rms = math.sqrt(sum(v * v for v in x) / len(x))
-            print(f"    {part:8} mean {sum(x) / len(x):+.4e}  rms {rms:.4e}  least {min(x):+.4e}  most {max(x):+.4e}")
+        for part, x in t.get("numbers", {}).items():
+            print(f"    {part:8} mean {x['mean']:+.4e}  rms {x['rms']:.4e}  min {x['min']:+.4e}  max {x['max']:+.4e}")
 
 
 if __name__ == "__main__":
-    if len(sys.argv) not in (2, 3) or sys.argv[1] in ("-h", "--help"):
-        sys.exit(__doc__)
-    main(*sys.argv[1:])
+    main()

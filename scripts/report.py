@@ -21,7 +21,7 @@ import statistics
 import sys
 
 from compare_runs import ROLES, Comparison, counters, failures, gap_tables, role_of, summary
-from runs import TASK_SCORES, Run, RunError, is_number, next_to, read_runs, smooth, with_ratios
+from runs import TASK_SCORES, Run, RunError, is_number, next_to, read_runs, smooth, start, with_ratios
 
 PARTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "report")
 MOST_POINTS = 500  # per curve; a longer curve is drawn as this many stretches
@@ -478,4 +478,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    start(main)

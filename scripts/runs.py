@@ -37,6 +37,20 @@ def continue_in_venv(package, needed=False):
                  ".venv")
 
 
+def start(main):
+    """Runs a script's main() and ends with its exit code. Ctrl-C and a closed pipe (`| head`) end it without a traceback."""
+    try:
+        code = main()
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        print(f"{os.path.basename(sys.argv[0])}: stopped", file=sys.stderr)
+        code = 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes stdout when it ends
+        code = 141
+    sys.exit(code)
+
+
 def printable(text):
     """The text without characters that could disturb a terminal, such as escape sequences."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))

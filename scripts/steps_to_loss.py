@@ -18,7 +18,7 @@ import statistics
 import sys
 
 from compare_runs import Comparison, facts_of, loss_text, precision_text, print_json, print_table
-from runs import RunError, continue_in_venv, next_to, print_notes, read_runs
+from runs import RunError, continue_in_venv, next_to, print_notes, read_runs, start
 
 
 def validations(run):
@@ -147,4 +147,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    start(main)

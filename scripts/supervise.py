@@ -27,7 +27,7 @@ import threading
 import time
 from dataclasses import asdict, dataclass, field
 
-from runs import RunError, is_going_on, printable, read_info, read_records, without_repeats
+from runs import RunError, is_going_on, printable, read_info, read_records, start, without_repeats
 
 SCRIPTS = os.path.dirname(os.path.abspath(__file__))
 OK, FAILURE, NUMBERS, COMMUNICATION, STOPPED, NOT_FOUND = 0, 1, 6, 7, 75, 127  # llmc/base/error.h; the shell's
@@ -390,4 +390,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    start(main)

@@ -8,6 +8,7 @@ import array
 import errno
 import functools
 import itertools
+import json
 import os
 import random
 import re
@@ -348,6 +349,12 @@ class Resume(Case):
         self.assertEqual(checkpoint.manifest, whole_run().manifest(12))
         for (tensor, part), data in whole_run().state(12).items():
             self.assertEqual(array.array("f", checkpoint.read(tensor, part)).tobytes(), data)
+        script = os.path.join(ROOT, "scripts", "read_checkpoint.py")
+        said = json.loads(subprocess.run([sys.executable, script, whole_run().path, "h.0.fc.weight", "--json"],
+                                         capture_output=True, text=True, check=True).stdout)
+        (tensor,) = said["tensors"]
+        self.assertEqual((said["step"], tensor["shape"], list(tensor["numbers"])), (12, [128, 32], ["master", "m", "v"]))
+        self.assertEqual(tensor["numbers"]["v"]["max"], max(checkpoint.read("h.0.fc.weight", "v")))
         narrow = whole_run("--adam-moments", "bf16")
         values = Checkpoint(newest(narrow.path)).read("h.0.fc.weight", "v")
         self.assertEqual(array.array("f", values).tobytes()[2::4] + array.array("f", values).tobytes()[3::4],

@@ -306,6 +306,35 @@ class Records(InDirectory):
         self.assertIn(":1 is not a record", reason(write_records(self, "other", [[1, 2]])))
 
 
+class Ends(unittest.TestCase):
+    """How scripts end when somebody stops them or stops reading."""
+
+    @staticmethod
+    def run_main(body):
+        code = f"import sys\nsys.path.insert(0, {ROOT + '/scripts'!r})\nimport runs\ndef main():\n    {body}\nruns.start(main)"
+        return subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.DEVNULL,
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def test_stopped(self):
+        process = self.run_main("raise KeyboardInterrupt")
+        self.assertEqual(process.communicate(), ("", "-c: stopped\n"))
+        self.assertEqual(process.returncode, 130)
+
+    def test_a_closed_pipe(self):
+        process = self.run_main("sys.stdin.read() or print('x' * 100000)")
+        process.stdout.close()
+        self.assertEqual(process.stderr.read(), "")
+        process.stderr.close()
+        self.assertEqual(process.wait(), 141)
+
+    def test_every_script_that_reads_runs(self):
+        for name in os.listdir(os.path.join(ROOT, "scripts")):
+            with open(os.path.join(ROOT, "scripts", name), encoding="utf-8") if name.endswith(".py") else io.StringIO() as file:
+                text = file.read()
+            if "from runs import" in text:
+                self.assertTrue("\n    start(main)\n" in text or "KeyboardInterrupt" in text, name)
+
+
 class Comparing(InDirectory):
     """scripts/compare_runs.py: what it refuses and what it says. Picture.test_comparison has it draw."""
 
