@@ -15,6 +15,8 @@ import os
 import struct
 import sys
 
+from runs import start
+
 try:
     import xxhash
 except ImportError:
@@ -100,4 +102,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    start(main)
