@@ -1,5 +1,6 @@
 """Does FP8 training follow BF16? Trains the same model on the same batches in BF16 and in every kind of FP8, for several
-models and seeds, and prints the gaps between their last losses as Markdown tables.
+models and seeds, and prints the gaps between their losses as Markdown tables: over the last tenth of the steps, and of
+the last weights, evaluated in BF16; and the KL between these weights in FP8 and in BF16.
 
     python3 dev/gap_study.py results.json --train 'data/train_*.bin' --val 'data/val_*.bin'     # 20 minutes of CPU time
     python3 dev/gap_study.py large.json --train ... --val ... --layers 6 --channels 384 --head-dim 64 --steps 3000 \\
@@ -10,8 +11,11 @@ models and seeds, and prints the gaps between their last losses as Markdown tabl
     python3 dev/gap_study.py results.json --table                                               # only prints
 
 Runs from the same random weights drift apart early, even if they differ only in rounding, and stay apart. With
---branch N all runs of a model and seed continue from step N of its BF16 run, so chance matters far less. The mean
-training loss then has less noise than the validation loss, because all runs read the same batches.
+--branch N all runs of a model and seed continue from step N of its BF16 run, so chance matters far less.
+
+Evaluations need shards of about 16,000 tokens (python3 -m data.prepare merge --shard-tokens 16384): the error of a gap
+follows from the differences between shards, because all runs evaluate the same tokens. The KL needs only the first of
+them. It is that of the kind's FP8 forward pass; for BF16 runs it is that of `delayed`.
 
 Every finished run is added to the results file. A second start continues where the first one stopped, even within a
 run: its directory is kept in results.json.runs until it has finished. (With --branch, the directories of BF16 runs stay.)
@@ -21,11 +25,14 @@ seed. dev/guide/fp8_gaps.md has results.
 
 import argparse
 import datetime
+import glob
 import itertools
 import json
+import math
 import os
 import re
 import shutil
+import statistics
 import subprocess
 import sys
 
@@ -38,9 +45,13 @@ KINDS = {
     "current": [*FP8, "current"],
     "block": [*FP8, "block"],
     "mxfp8": [*FP8, "mxfp8"],
+    "delayed, BF16 from 90 %": [*FP8, "delayed", "--fp8-until", "90%"],
     "delayed, BF16 from 94 %": [*FP8, "delayed", "--fp8-until", "94%"],
+    "delayed, BF16 from 97 %": [*FP8, "delayed", "--fp8-until", "97%"],
     "delayed, FP8 head": [*FP8, "delayed", "--fp8-layers", "all,+lm_head"],
     "delayed, first block in BF16": [*FP8, "delayed", "--fp8-layers", "all,-first"],
+    "delayed, first qkv and fc in BF16": [*FP8, "delayed", "--fp8-layers", "all,-block0.qkv,-block0.fc"],
+    "delayed, E4M3 gradients": [*FP8, "delayed", "--fp8-grad", "e4m3"],
 }
 RECIPES = list(KINDS)  # --kinds has these by default
 STATES = {
@@ -95,6 +106,25 @@ def directory_of(a, model, kind, seed):
     return os.path.join(a.results + ".runs", "-".join((model, *re.findall(r"\w+", kind), str(seed))))
 
 
+def evaluate(a, kind, out):
+    """The losses of the last weights in BF16, by validation shard, and the KL of their FP8 forward pass."""
+    shards = sorted(glob.glob(a.val))
+    flags = KINDS[kind] if "--fp8-recipe" in KINDS[kind] else KINDS["delayed"]
+    forward = [text for name in ("--fp8-recipe", "--fp8-layers") if name in flags
+               for text in flags[flags.index(name):][:2]]
+
+    def results(names, *flags):
+        path = os.path.join(out, "eval.json")
+        sets = [text for number, name in enumerate(names) for text in ("--val", f"{number}={name}")]
+        subprocess.run([a.program, "eval", "--from", out, "--seq", str(a.seq), "--batch", "16", *sets, *flags, "--out", path],
+                       check=True, stdout=subprocess.DEVNULL)
+        with open(path, encoding="utf-8") as file:
+            return json.load(file)
+    losses = results(shards)
+    against = results(shards[:1], "--against", "bf16", *forward)["against_bf16_0"]
+    return {"bf16": [losses[f"val_loss_{number}"] for number in range(len(shards))], "against_bf16": against}
+
+
 def measure(a, model, kind, seed):
     """Makes one run, or continues it, and returns its record."""
     directory = directory_of(a, model, kind, seed)
@@ -107,29 +137,45 @@ def measure(a, model, kind, seed):
     command = [a.program, "--train", a.train, "--val", a.val, *model_flags(a, model, directory), *TRAINING[model],
                *KINDS[kind], "--seed", str(seed), "--seq", str(a.seq), "--batch", str(batch), "--total-batch",
                str(a.batch * a.seq), "--max-steps", str(a.steps), "--warmup", str(a.steps // 10), "--val-every",
-               str(a.steps // 2), "--val-batches", "-1", "--checkpoint-every", str(a.branch), "--keep", f"1,{a.branch}",
-               "--checkpoint-minutes", "5", "--resume", trunk if is_branch and not begun else "auto", "--out", out]
+               "0", "--checkpoint-every", str(a.branch), "--keep", f"1,{a.branch}", "--checkpoint-minutes", "5",
+               "--resume", trunk if is_branch and not begun else "auto", "--out", out]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     with open(os.path.join(directory, "run", "metrics.jsonl"), encoding="utf-8") as file:
         records = [json.loads(line) for line in file]
     with open(os.path.join(directory, "run", "run.json"), encoding="utf-8") as file:
         run = json.load(file)
+    evaluation = evaluate(a, kind, out)
     if not a.branch or is_branch:
         shutil.rmtree(directory)
     losses = [r["loss"] for r in records if "loss" in r][-(a.steps // 10):]
     return {"model": model, "kind": kind, "seed": seed, "parameters": run["model"]["parameters"],
-            "validations": [[r["step"], r["val_loss"]] for r in records if "val_loss" in r],
-            "last_tenth": sum(losses) / len(losses), "seconds": round(sum(r.get("ms", 0) for r in records) / 1e3),
+            "evaluation": evaluation, "last_tenth": sum(losses) / len(losses), "seconds": round(sum(r.get("ms", 0) for r in records) / 1e3),
             "date": datetime.date.today().isoformat(), "device": run["device"], "versions": run["versions"],
             "command": command}
 
 
-def last_validation(run):
-    return run["validations"][-1][1]
+def training_gap(run, bf16):
+    if run is bf16:
+        return f"{run['last_tenth']:.4f}"
+    return f"{100 * (run['last_tenth'] / bf16['last_tenth'] - 1):+.3f} %"
 
 
-def table(runs, loss_of):
-    """A row for each model and kind, with the gaps of a loss from BF16's, by seed."""
+def evaluated_gap(run, bf16):
+    reference = bf16["evaluation"]["bf16"]
+    if run is bf16:
+        return f"{statistics.mean(reference):.4f}"
+    gaps = [100 * (mine - loss) / statistics.mean(reference) for mine, loss in zip(run["evaluation"]["bf16"], reference)]
+    error = statistics.stdev(gaps) / math.sqrt(len(gaps)) if len(gaps) > 1 else math.nan
+    return f"{statistics.mean(gaps):+.4f} +- {error:.4f} %"
+
+
+def divergence(run, _):
+    against = run["evaluation"]["against_bf16"]
+    return f"{1e4 * against['kl']:.3f} +- {1e4 * against['kl_error']:.3f}"
+
+
+def table(runs, cell):
+    """A row for each model and kind, and a column for each seed. cell(run, BF16's run) is a text."""
     by_key = {(r["model"], r["kind"], r["seed"]): r for r in runs}
     seeds = list(dict.fromkeys(r["seed"] for r in runs))
     lines = ["| model | run | " + " | ".join(f"seed {s}" for s in seeds) + " |", "|---|---|" + "---|" * len(seeds)]
@@ -137,20 +183,16 @@ def table(runs, loss_of):
         cells = []
         for seed in seeds:
             run, bf16 = by_key.get((model, kind, seed)), by_key.get((model, "bf16", seed))
-            if not run or not bf16:
-                cells.append("")
-            elif kind == "bf16":
-                cells.append(f"{loss_of(run):.4f}")
-            else:
-                cells.append(f"{100 * (loss_of(run) / loss_of(bf16) - 1):+.3f} %")
+            cells.append(cell(run, bf16) if run and bf16 else "")
         if any(cells):
             lines.append(f"| {model} | {kind} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def print_tables(runs):
-    print("Last validation loss:\n", table(runs, last_validation), sep="\n")
-    print("\nTraining loss, mean of the last tenth of the steps:\n", table(runs, lambda r: r["last_tenth"]), sep="\n")
+    print("Training loss, mean of the last tenth of the steps:\n", table(runs, training_gap), sep="\n")
+    print("\nLast weights, evaluated in BF16:\n", table(runs, evaluated_gap), sep="\n")
+    print("\nKL(BF16 || FP8) of the last weights, 1e-4 nats:\n", table(runs, divergence), sep="\n")
 
 
 def main():
@@ -173,7 +215,7 @@ def main():
         with open(a.results + ".new", "w", encoding="utf-8") as file:
             json.dump(study, file, indent=1)
         os.replace(a.results + ".new", a.results)
-        print(f"{model}, {kind}, seed {seed}: {last_validation(run):.4f} in {run['seconds']} s", flush=True)
+        print(f"{model}, {kind}, seed {seed}: {run['last_tenth']:.4f} in {run['seconds']} s", flush=True)
     return print_tables(study["runs"])
 
 

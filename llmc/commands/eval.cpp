@@ -17,8 +17,15 @@ namespace {
 template <class Real>
 ValRecord evaluate(const Options& o, const Inputs& inputs, Ranks& ranks, const WeightSource& weights) {
     const auto trainer = load_model<Real>(o, ranks, weights);
+    std::unique_ptr<Trainer<Real>> reference;
+    if (o.against == Against::bf16) {
+        Options in_bf16 = o;
+        in_bf16.precision = Precision::bf16;
+        reference = load_model<Real>(in_bf16, ranks, weights);
+    }
     ranks.watchdog.begin_step(0);
     Evaluation<Real> evaluation(o, inputs, *trainer, ranks.watchdog);
+    if (reference) evaluation.compare_with(*reference);
     const std::optional<ValRecord> record = evaluation.validate(0);
     do_together(ranks.comm, [&] {
         if (!evaluation.unreadable().empty()) throw Error(ExitCode::bad_data, evaluation.unreadable());
@@ -35,6 +42,15 @@ void print(const Options& o, const ModelConfig& model, const Ranks& ranks, const
     for (const ValLoss& set : record.losses)
         print_line("{:16} {:10.4f} {:12.3f} {:>14}", set.name.empty() ? "val" : set.name, set.loss, set.perplexity(),
                    set.bits_per_byte ? fmt::format("{:.4f}", *set.bits_per_byte).c_str() : "-");
+    if (o.against == Against::bf16)
+        print_line("{:16} {:>10} {:>12} {:>11} {:>10} {:>12} {:>9}", "against BF16", "BF16 loss", "difference", "+-",
+                   "", "KL in nats", "+-");
+    for (const ValLoss& set : record.losses)
+        if (const auto& against = set.against_bf16)
+            print_line("{:16} {:10.4f} {:+12.6f} {:11.6f} {:+8.4f} % {:12.4e} {:9.1e}",
+                       set.name.empty() ? "val" : set.name, against->loss, against->difference,
+                       against->difference_error, 100 * against->difference / against->loss, against->kl,
+                       against->kl_error);
     if (!record.tasks.empty()) print_line("{:16} {:>10} {:>12} {:>14}", "task", "examples", "acc", "acc_norm");
     for (const TaskScores& task : record.tasks)
         print_line("{:16} {:10} {:12.4f} {:14.4f}", task.name, task.examples, task.accuracy, task.normalized_accuracy);
@@ -55,6 +71,11 @@ void write_json(const std::string& path, const Options& o, const ValRecord& reco
 ExitCode evaluate_weights(Options o, const LaunchInfo& launch) {
     if (o.val.empty() && o.hellaswag.empty() && o.task.empty())
         refuse("eval: nothing to evaluate on; add --val 'GLOB', --hellaswag FILE or --task NAME=FILE");
+    if (o.against == Against::bf16) {
+        if (!o.given.contains("precision")) o.precision = Precision::fp8;
+        if (o.val.empty() || o.precision == Precision::fp32)
+            refuse("eval --against bf16: compares losses in FP8 or BF16; add --val 'GLOB' and --precision fp8");
+    }
     o.recompute = Recompute::block;                     // keeps nothing for a backward pass
     const std::string file = std::exchange(o.out, "");  // there is no run directory
     Inputs inputs(o);

@@ -6,6 +6,7 @@
 #include "llmc/commands/model_command.h"
 #include "llmc/data/loader.h"
 #include "llmc/flags/flags.h"
+#include "llmc/log/metrics.h"
 #include "llmc/run/inputs.h"
 #include "llmc/run/ranks.h"
 #include "llmc/train/inspection.h"
@@ -59,6 +60,7 @@ struct Inspection {
     Inspected fp32, bf16, fp8;
     std::map<std::string, MatmulErrors::OfLayer> matmuls;  // by layer
     std::map<std::string, std::string> layer_of;           // by the tensor of its weight
+    DivergenceResult divergence;                           // of FP8 from BF16
     bool has_run_scales = false;                           // FP8 scales are the run's, not measured in this micro-batch
 };
 
@@ -127,6 +129,10 @@ struct Inspector {
         const MatmulErrors errors(*in_fp8, *in_bf16);
         f.bf16 = run(*in_bf16, reference);
         f.matmuls = errors.by_layer();
+        in_fp8->evaluate(batch.tokens, batch.targets);
+        Divergence divergence;
+        divergence.add(*in_fp8, *in_bf16, batch.tokens, batch.targets);
+        f.divergence = divergence.result(ranks.comm);
         for (const Linear<bf16>* layer : in_bf16->model().linear().all())
             f.layer_of[in_bf16->table().tensor(layer->weight_place()).name] = layer->name();
         f.fp32.name = "fp32";
@@ -143,6 +149,7 @@ void print(const Inspection& f, const ModelConfig& model) {
     for (const Inspected* i : {&f.fp32, &f.bf16, &f.fp8})
         print_line("{:16} {:10.6f} {:>+9.4f} % {:10.6f} {:10.6f}", i->name, i->loss, 100 * (i->loss / f.fp32.loss - 1),
                    i->all().cosine(), i->all().gain());
+    print_line("KL(BF16 || FP8): {:.4e} nats per token, +- {:.1e}", f.divergence.kl, f.divergence.kl_error);
     print_line("\n{:16} {:^32} {:^32}\n{:16} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10}", "", "gradient of the weight",
                "error of the FP8 matmul", "layer", "cos bf16", "cos fp8", "gain fp8", "forward", "dgrad", "wgrad");
     for (const TensorRow& row : all_tensors(model)) {
@@ -175,6 +182,7 @@ Json json_of(const Inspection& f, const Options& o, const Ranks& ranks) {
             of_tensor["projection"] = i->projections.at(tensor);
         }
     }
+    json["against_bf16"] = divergence_json(f.divergence);
     for (const auto& [layer, sums] : f.matmuls)
         for (int kind = 0; kind < MatmulErrors::kKinds; kind++)
             json["matmul_errors"][layer][MatmulErrors::kNames[kind]] = MatmulErrors::error(sums[kind]);

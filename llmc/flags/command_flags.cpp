@@ -30,8 +30,12 @@ CommandFlags eval() {
     CommandFlags command = {"eval", "Prints the loss of a model on validation sets, and its scores in tasks."};
     command.defaults.precision = Precision::bf16;
     command.defaults.val_batches = -1;
-    command.flags = {from_flag(), average_flag(),
-                     flag('o', "out", "FILE", &Options::out, {}, "also write the numbers to this file, as JSON")};
+    command.flags = {
+        from_flag(), average_flag(),
+        flag('o', "out", "FILE", &Options::out, {}, "also write the numbers to this file, as JSON"),
+        flag(0, "against", "NAME", &Options::against, {},
+             "off, or bf16: evaluate in FP8, and the same tokens in BF16; prints the difference of the losses and the "
+             "divergence KL(BF16 || FP8) of the predictions, per token, with standard errors from the sequences")};
     return command;
 }
 
@@ -79,9 +83,10 @@ CommandFlags inspect() {
     CommandFlags command = {
         "inspect",
         "Shows what rounding does to a model: one micro-batch in FP32, BF16 and FP8, with the loss of each, how far "
-        "the gradient of each layer is from that in FP32 (cosine of the angle between them, and gain), and how far "
-        "each layer's three FP8 matmuls are from the same matmuls in BF16. From a checkpoint of an FP8 run, FP8 scales "
-        "are those that the run's next step would use. Flags that are not given are the checkpoint's."};
+        "the gradient of each layer is from that in FP32 (cosine of the angle between them, and gain), the divergence "
+        "of the predictions in FP8 from those in BF16, and how far each layer's three FP8 matmuls are from the same "
+        "matmuls in BF16. From a checkpoint of an FP8 run, FP8 scales are those that the run's next step would use. "
+        "Flags that are not given are the checkpoint's."};
     command.flags = {from_flag(), flag(0, "json", "", &Options::json, {},
                                        "print everything as one JSON object, with the norm of each tensor's gradient")};
     return command;

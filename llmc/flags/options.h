@@ -102,6 +102,10 @@ enum class ExportFormat { hf, llmc };
 template <>
 inline constexpr Word<ExportFormat> kWords<ExportFormat>[] = {{"hf", ExportFormat::hf}, {"llmc", ExportFormat::llmc}};
 
+enum class Against { off, bf16 };
+template <>
+inline constexpr Word<Against> kWords<Against>[] = {{"off", Against::off}, {"bf16", Against::bf16}};
+
 // ---- all options ----------------------------------------------------------------------------------------------------
 
 Precision default_precision();  // FP8, or what `make PRECISION=` says
@@ -201,6 +205,7 @@ struct Options : TrainerConfig {
     std::string to;           // file or directory to write
     ExportFormat format = ExportFormat::hf;
     StateFormat dtype = StateFormat::fp32;  // number format of the exported weights
+    Against against = Against::off;         // eval compares with a forward pass in this precision
     int num_samples = 1;                    // samples per prompt
     bool no_cache = false;
 

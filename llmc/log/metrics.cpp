@@ -67,6 +67,16 @@ ordered_json metrics_json(const StepRecord& r) {
     return line;
 }
 
+ordered_json divergence_json(const DivergenceResult& result) {
+    ordered_json json;
+    put_number(json, "loss", result.loss);
+    put_number(json, "difference", result.difference);
+    put_number(json, "difference_error", result.difference_error);
+    put_number(json, "kl", result.kl);
+    put_number(json, "kl_error", result.kl_error);
+    return json;
+}
+
 ordered_json metrics_json(const ValRecord& r) {
     ordered_json line;
     line["step"] = r.step;
@@ -75,6 +85,7 @@ ordered_json metrics_json(const ValRecord& r) {
         put_number(line, "val_loss" + suffix, set.loss);
         put_number(line, "val_perplexity" + suffix, set.perplexity());
         if (set.bits_per_byte) put_number(line, "val_bpb" + suffix, *set.bits_per_byte);
+        if (set.against_bf16) line["against_bf16" + suffix] = divergence_json(*set.against_bf16);
     }
     for (const TaskScores& task : r.tasks) {
         line[task.name + "_acc"] = task.accuracy;

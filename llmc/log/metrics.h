@@ -10,6 +10,7 @@
 #include "llmc/comm/rank_time.h"
 #include "llmc/log/validation_watch.h"
 #include "llmc/model/setup.h"
+#include "llmc/train/divergence.h"
 
 namespace llmc {
 
@@ -27,6 +28,7 @@ struct ValLoss {
     float loss = 0;    // nats per token
     // Loss of the tokens that are text, in bits, divided by the bytes of this text. Nothing if the bytes are unknown.
     std::optional<double> bits_per_byte = {};
+    std::optional<DivergenceResult> against_bf16 = {};  // eval --against bf16
 
     double perplexity() const;
 };
@@ -56,6 +58,7 @@ void put_number(nlohmann::ordered_json& record, const std::string& key, double v
 // Lines of metrics.jsonl.
 nlohmann::ordered_json metrics_json(const StepRecord& record);
 nlohmann::ordered_json metrics_json(const ValRecord& record);
+nlohmann::ordered_json divergence_json(const DivergenceResult& result);
 // Lines of main.log. As in llm.c, the step that makes update k has number k-1, and a validation after k updates has
 // number k, so that files of both programs can be plotted together.
 std::string main_log_line(const StepRecord& record);

@@ -331,6 +331,15 @@ void Transformer<Real>::evaluate(const int* tokens, const int* targets, stream_t
     sum_losses(loss_sums_ + 1, loss_counts_ + 1, losses_, targets_, evaluation.N, false, stream);
 }
 
+template <class Real>
+std::vector<Real> Transformer<Real>::evaluated_logits(int row, int rows, stream_t stream) {
+    const UnitInUse<Real> unit(weights_, head_unit_, stream);
+    LayerPass chunk = pass(PassKind::evaluation, setup_.batch, setup_.seq, stream);
+    chunk.N = rows;
+    head_.forward(logits_, head_.input(lnf_ + static_cast<size_t>(row) * context_.C(), nullptr, chunk), chunk);
+    return read_back(logits_, static_cast<size_t>(rows) * config().padded_vocab(), stream);
+}
+
 // ---- decoding -------------------------------------------------------------------------------------------------------
 
 // End of the piece that begins at row `first`. FP8 products need a multiple of token_multiple() rows.

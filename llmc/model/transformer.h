@@ -62,6 +62,10 @@ public:
     void train_micro_step(const MicroBatch& batch, const MicroStep& step, stream_t stream);
     // Computes only the loss. Targets of -1 do not count.
     void evaluate(const int* tokens, const int* targets, stream_t stream);
+    // (rows, padded_vocab): logits of the rows from `row` on in the last evaluate(), before the soft cap. To get the
+    // same bits, `row` is a multiple of head_rows(), and rows that number or the rest. Waits for the device. A
+    // collective.
+    std::vector<Real> evaluated_logits(int row, int rows, stream_t stream);
     // Turns the sums of evaluate() into sums over all ranks.
     void share_evaluation(stream_t stream) { share_losses(1, stream); }
 
@@ -102,6 +106,7 @@ public:
     LinearLayers<Real>& linear() { return linear_; }
     const LinearLayers<Real>& linear() const { return linear_; }
     Fp8Registry* fp8() { return linear_.fp8(); }  // nullptr without FP8
+    int head_rows() const { return head_.shape().N; }
     int head_chunks() const { return div_up(setup_.N(), head_.shape().N); }
     // Number of FP8 products that a training micro-step should make with the layers that are in FP8 now.
     int64_t fp8_products() const { return linear_.fp8_products(setup_.N()); }

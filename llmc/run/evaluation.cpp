@@ -192,6 +192,7 @@ bool Evaluation<Real>::add_losses(std::vector<ValLoss>& losses) {
         BitsPerByte bits(inputs_.val_bytes[s]);
         const EvalLoader loader(*set, o.batch, o.seq, comm.rank(), comm.world(), o.val_batches, o.model.vocab,
                                 read_patience(o));
+        Divergence divergence;
         double sum = 0, count = 0;
         for (int64_t i = 0; i < loader.batches(); i++) {
             watchdog_.alive();
@@ -209,9 +210,11 @@ bool Evaluation<Real>::add_losses(std::vector<ValLoss>& losses) {
             sum += loss.sum;
             count += loss.count;
             if (!inputs_.val_bytes[s].of_token.empty()) bits.add(tokens, targets, trainer_.token_losses());
+            if (reference_) divergence.add(trainer_, *reference_, tokens.data(), targets.data());
         }
         if (comm.host_max(!unreadable_.empty()) > 0) return false;
         losses.push_back({name, static_cast<float>(sum / count), bits.result(comm)});
+        if (reference_) losses.back().against_bf16 = divergence.result(comm);
     }
     return true;
 }

@@ -40,6 +40,8 @@ public:
     // Mean loss over each validation set, and scores in each task, in Trainer::validation_precision(). Returns nothing
     // if a signal asks some rank to stop meanwhile, or if some rank cannot read a set.
     std::optional<ValRecord> validate(int64_t step);
+    // validate() also compares with this trainer, which has the same weights in BF16.
+    void compare_with(Trainer<Real>& reference) { reference_ = &reference; }
     // Why this rank could not read a set in the last validate(); "" if it could.
     const std::string& unreadable() const { return unreadable_; }
     // Prints --sample-tokens tokens that follow the prompt, or the beginning of a document. A signal or the deadline
@@ -58,6 +60,7 @@ private:
     Watchdog& watchdog_;
     std::optional<TokenDecoder> decoder_;  // empty if the run prints no samples
     std::vector<int> prompt_;
+    Trainer<Real>* reference_ = nullptr;
     std::optional<double> last_loss_;
     std::string unreadable_;
 };

@@ -7,6 +7,7 @@ import operator
 import os
 import random
 import shutil
+import statistics
 import struct
 import unittest
 
@@ -41,8 +42,16 @@ class Gpt2:
 
     def losses(self, tokens, first):
         """-log p of tokens[first:], each after all before it."""
+        return [math.log(sum(map(math.exp, logits))) - logits[token]
+                for logits, token in zip(self.logits(self.outputs(tokens, first)), tokens[first:])]
+
+    def logits(self, outputs):
+        return [[sum(map(operator.mul, row, x)) for row in self.tensors["wte.weight"]] for x in outputs]
+
+    def outputs(self, tokens, first):
+        """The final norm's outputs, from which tokens[first:] are predicted."""
         wte, wpe = self.tensors["wte.weight"], self.tensors["wpe.weight"]
-        keys, values, losses = [], [], []
+        keys, values, outputs = [], [], []
         for position, token in enumerate(tokens[:-1]):
             x = list(map(operator.add, wte[token], wpe[position]))
             C = len(x)
@@ -56,10 +65,32 @@ class Gpt2:
             hidden = [0.5 * v * (1 + math.tanh(math.sqrt(2 / math.pi) * (v + 0.044715 * v ** 3))) for v in hidden]
             x = list(map(operator.add, x, self.linear("h.0.mlp.c_proj", hidden)))
             if position + 1 >= first:
-                x = self.norm("ln_f", x)
-                logits = [sum(map(operator.mul, row, x)) for row in wte]
-                losses.append(math.log(sum(map(math.exp, logits))) - logits[tokens[position + 1]])
-        return losses
+                outputs.append(self.norm("ln_f", x))
+        return outputs
+
+
+def rounded(value, mantissa_bits, least_exponent):
+    step = 2.0 ** (max(math.frexp(value)[1] - 1, least_exponent) - mantissa_bits)
+    return round(value / step) * step
+
+
+def bf16(rows):
+    return [[rounded(value, 7, -126) for value in row] for row in rows]
+
+
+def e4m3(rows):
+    """Rounds with one scale, as the recipe `current` does."""
+    largest = max(abs(value) for row in rows for value in row)
+    return [[rounded(value * 448 / largest, 3, -6) * largest / 448 for value in row] for row in rows]
+
+
+def divergence(expected, actual):
+    """The mean of KL(expected || actual) of rows of logits."""
+    total = 0
+    for x, y in zip(expected, actual):
+        x_sum, y_sum = (math.log(sum(map(math.exp, row))) for row in (x, y))
+        total += sum(math.exp(a - x_sum) * ((a - x_sum) - (b - y_sum)) for a, b in zip(x, y))
+    return total / len(expected)
 
 
 def write_task(examples):
@@ -270,11 +301,67 @@ class Eval(Case):
             self.assertNotEqual(other["val_loss"], everything["val_loss"])
             self.assertAlmostEqual(other["val_loss"], everything["val_loss"], delta=0.02 * everything["val_loss"])
 
+    def against_bf16(self, *flags, **how):
+        return evaluate(self.trained.directory, "--against", "bf16", "--fp8-recipe", "current", *flags, **how)
+
+    def test_against_bf16(self):
+        """Both losses are those of eval in these precisions; equal passes differ by exactly 0; several ranks."""
+        val = ["--val", corpus().val, "-m", "3"]
+        found = self.against_bf16(*val, "--precision", "fp8")
+        fp8, bf16 = (evaluate(self.trained.directory, *val, "--fp8-recipe", "current", "--precision", precision)["val_loss"]
+                     for precision in ("fp8", "bf16"))
+        against = found["against_bf16"]
+        self.assertEqual(found["val_loss"], fp8)
+        self.assertAlmostEqual(against["loss"], bf16, delta=1e-6)  # 768 losses in FP32 and their mean
+        self.assertAlmostEqual(against["difference"], fp8 - bf16, delta=2e-6)
+        self.assertTrue(0 < 10 * against["kl_error"] < against["kl"] < 0.01, against)
+        self.assertGreater(against["difference_error"], 10 * against["kl_error"])
+        for how in ({"precision": "bf16"}, {"precision": "fp8", "fp8-layers": "none"}):
+            same = self.against_bf16(*val, *(text for name, value in how.items() for text in ("--" + name, value)))
+            self.assertEqual([same["against_bf16"][name] for name in ("difference", "difference_error", "kl", "kl_error")],
+                             [0] * 4)
+        if MPIRUN:  # the ranks' batches have other scales
+            three = self.against_bf16(*val, "--precision", "fp8", "-z", "3", ranks=3)["against_bf16"]
+            self.assertAlmostEqual(three["kl"], against["kl"], delta=0.2 * against["kl"])
+
+    def test_divergence_of_an_fp8_head(self):
+        """Computed in Python from rounded operands of the head, whose logits are in BF16. Python's forward pass up to the
+        head is exact, the program's in BF16, so some of the roundings fall differently: noise of 0.2 to 0.8 % in the
+        head's input moves the result by 5 %."""
+        tokens = [(7 * i * i + 3 * i) % 90 + 32 for i in range(65)]
+        outputs, wte = bf16(self.model.outputs(tokens, 1)), self.model.tensors["wte.weight"]
+        try:
+            self.model.tensors["wte.weight"] = bf16(wte)
+            expected = bf16(self.model.logits(outputs))
+            self.model.tensors["wte.weight"] = e4m3(wte)
+            in_fp8 = bf16(self.model.logits(e4m3(outputs)))
+        finally:
+            self.model.tensors["wte.weight"] = wte
+        kl = divergence(expected, in_fp8)
+        found = self.against_bf16("--val", write_shard(tokens), "-b", "1", "--precision", "fp8", "--fp8-layers", "none,+lm_head")
+        self.assertAlmostEqual(found["against_bf16"]["kl"], kl, delta=kl / 4)
+
+    def test_error_of_the_divergence(self):
+        """The mean of three sequences, and its error, are those of the three evaluated alone."""
+        tokens = [(7 * i * i + 3 * i) % 90 + 32 for i in range(193)]
+        sets = [text for i in range(3) for text in ("--val", f"{i}={write_shard(tokens[64 * i:64 * i + 65])}")]
+        found = self.against_bf16("--val", write_shard(tokens), *sets, "-b", "1", "--precision", "fp8")
+        for name in ("kl", "difference"):
+            alone = [found[f"against_bf16_{i}"] for i in range(3)]
+            self.assertEqual([values[name + "_error"] for values in alone], [None] * 3)
+            values = [of_set[name] for of_set in alone]
+            self.assertAlmostEqual(found["against_bf16"][name], statistics.mean(values), delta=1e-12)
+            self.assertAlmostEqual(found["against_bf16"][name + "_error"], statistics.stdev(values) / 3 ** 0.5, delta=1e-12)
+
     def test_table(self):
         result = run("eval", "--checkpoint", self.trained.directory, "--val", corpus().val, "-t", "64", "-m", "1")
         self.assertEqual((result.code, result.err), (0, ""))
         self.assertRegex(result.out, r"(?m)^validation set +loss +perplexity +bits per byte\nval +\d\.\d{4} +\d+\.\d{3} +\d\.\d{4}$")
         self.assertIn("bf16 on", result.out)
+        result = run("eval", "--from", self.trained.directory, "--val", corpus().val, "-t", "64", "-m", "1", "--against", "bf16")
+        self.assertIn("fp8 on", result.out)
+        self.assertRegex(result.out, r"(?m)^against BF16 .*\nval +\d\.\d{4} +[+-]0\.\d{6} +0\.\d{6} +[+-]0\.\d{4} % +"
+                                     r"\d\.\d{4}e-0\d +\d\.\de-0\d$")
 
     def refuses(self, code, flags, *parts):
         result = run("eval", *flags)
@@ -290,6 +377,7 @@ class Eval(Case):
         self.refuses(FLAGS, [*source, "--task", "hellaswag=x", "--hellaswag", good], "give --task x another name")
         long = write_task([(0, [1], [(1, 1, [2] * 64), (1, 1, [3])])])
         self.refuses(DATA, [*source, "--task", f"a={long}", "-t", "48"], long, "a sequence of 64 tokens, but -t is 48")
+        self.refuses(FLAGS, [*source, "--task", f"a={good}", "--against", "bf16"], "--against bf16", "--val")
         self.refuses(FLAGS, [*source, "--val", corpus().val, "--batch", "0"], "--batch", "out of range")
         self.refuses(FLAGS, [*source, "--val", corpus().val, "-t", "65"], "context 64")
         self.refuses(FLAGS, [*source, "--val", corpus().val, "--lr", "1"], "--lr")

@@ -34,6 +34,8 @@ class Inspect(Case):
         # BF16 has a relative rounding error of at most 2^-9, E4M3 of 2^-4, E5M2 of 2^-3.
         angles = [1 - found[precision]["cosine"] for precision in ("bf16", "fp8")]
         self.assertTrue(0 < angles[0] < angles[1] < 0.01, angles)
+        self.assertTrue(0 < 3 * found["against_bf16"]["kl_error"] < found["against_bf16"]["kl"] < 0.01, found["against_bf16"])
+        self.assertAlmostEqual(found["against_bf16"]["loss"], found["bf16"]["loss"], delta=1e-5)
 
         early = os.path.join(trained.directory, "checkpoints", "step_00000002")
         of_early = self.inspected("--from", early)
@@ -61,6 +63,7 @@ class Inspect(Case):
         self.assertEqual(rows["fp32"], [f"{found['fp32']['loss']:.6f}", "+0.0000", "%", "1.000000", "1.000000"])
         self.assertEqual(rows["bf16"][0], f"{found['bf16']['loss']:.6f}")
         self.assertEqual(rows["fp8"][0], "delayed")
+        self.assertEqual(rows["KL(BF16"][2], f"{found['against_bf16']['kl']:.4e}")
         fc = found["fp8"]["gradients"]["h.1.fc.weight"]
         expected = [f"{found['bf16']['gradients']['h.1.fc.weight']['cosine']:.6f}", f"{fc['cosine']:.6f}", f"{fc['gain']:.6f}"]
         for product in PRODUCTS:
