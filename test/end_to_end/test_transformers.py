@@ -15,7 +15,8 @@ import unittest
 from test_run_architectures import described, flags
 from test_run_prompts import prepare, tokenizers
 from test_run_sample import HAS_TOKENIZERS
-from trainer import ROOT, TINY_BATCH, Case, corpus, new_path, read_bytes, read_json, run, write_json, write_shard
+from trainer import (ROOT, TINY_BATCH, Case, corpus, new_path, read_bytes, read_json, read_records, run, write_json,
+                     write_shard)
 
 BATCH, LENGTH = 4, 32
 FIRST = 2  # tokens of a row, for the loss of the first
@@ -136,6 +137,35 @@ class Transformers(WithTransformers):
         # Trained weights, not those of a fresh model of the same shape.
         fresh = type(kept)(kept.config)
         self.assertGreater(abs(self.their_loss(fresh) - self.their_loss(kept)), 100 * SAME)
+
+    def logits(self, model, tokens, length):
+        import torch
+        with torch.no_grad():
+            logits = [model(input_ids=part, return_dict=True).logits.double() for part in tokens.view(-1, length).split(16)]
+        return torch.cat(logits).flatten(0, 1)
+
+    def test_validation_of_an_fp8_run(self):
+        """It equals that of the exported weights in transformers in BF16.
+
+        Both round to BF16, but in different places, so predictions differ. If KL is the divergence of BF16's predictions from
+        FP32's, each mean loss over n tokens is KL off, with an error of sqrt(2 KL / n) for the tokens that follow in the data."""
+        import torch
+        import transformers
+        length = 64
+        with open(corpus().val, "rb") as file:
+            tokens = torch.tensor(struct.unpack("<7681H", file.read(1024 + 2 * 7681)[1024:]))
+        for model in (gpt2, lambda: described("llama")):
+            directory = new_path()
+            self.succeeded(*flags(model(), "--out", directory, "--precision", "fp8", "--val", corpus().val, "-t", length,
+                                  "--val-batches", "30", "--max-steps", "60"))
+            ours = [r["val_loss"] for r in read_records(directory) if "val_loss" in r][-1]
+            path = self.exported(directory, "bf16")
+            exact, rounded = (self.logits(transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval(),
+                                          tokens[:-1], length) for dtype in ("float32", "bfloat16"))
+            theirs = torch.nn.functional.cross_entropy(rounded, tokens[1:]).item()
+            kl = torch.nn.functional.kl_div(rounded.log_softmax(1), exact.log_softmax(1), reduction="batchmean",
+                                            log_target=True).item()
+            self.assertLess(abs(ours - theirs), 2 * kl + 4 * (4 * kl / 7680) ** 0.5)
 
     def test_exports(self):
         for name, models in MODELS.items():
