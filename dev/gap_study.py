@@ -20,7 +20,7 @@ them. It is that of the kind's FP8 forward pass; for BF16 runs it is that of `de
 Every finished run is added to the results file. A second start continues where the first one stopped, even within a
 run: its directory is kept in results.json.runs until it has finished. (With --branch, the directories of BF16 runs stay.)
 All models, kinds and seeds of a file share its settings; a file made with other settings is refused. Runs are ordered by
-seed. dev/guide/fp8_gaps.md has results.
+seed. dev/notes/measured_fp8.md has results.
 """
 
 import argparse

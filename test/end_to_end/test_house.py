@@ -526,8 +526,7 @@ class Words(unittest.TestCase):
     def test_guides_have_no_dates_of_experiments(self):
         """They are for notes. A time of day follows the date of a record that a program prints."""
         for name, page in self.guides().items():
-            if name not in ("fp8.md", "fp8_gaps.md"):  # they still have some
-                self.assertEqual(re.findall(r"\b20\d\d-\d\d-\d\d\b(?!T)", page), [], name)
+            self.assertEqual(re.findall(r"\b20\d\d-\d\d-\d\d\b(?!T)", page), [], name)
 
     def test_commands_of_data_prepare_have_one_spelling(self):
         """data/prepare/README.md says why. It is the one that users paste; scripts may call the Python of .venv."""
