@@ -10,7 +10,8 @@ FP8 and of the control are from those in BF16. A gap no larger than the control'
 Uses the run's newest checkpoint with enough steps left: a run with -n N saves one every N steps. The schedule, the data
 and all other flags are the run's. At the end, the weights of all three are evaluated in BF16 on the run's validation
 sets, so this gap comes from the weights, and not from evaluating in FP8. Takes the time of three times N
-steps and three saves; the metrics stay in --out, the checkpoints do not.
+steps and three saves; the metrics stay in --out, the checkpoints do not. The last line says what the FP8 forward pass
+itself adds to the loss of FP8's last weights, as KL(BF16 || FP8) on at most 8 batches (train_gpt eval --against bf16).
 """
 
 import argparse
@@ -97,6 +98,21 @@ def evaluate(program, out, config, log):
     return {name: value for name, value in read_object(file).items() if name.startswith("val_loss")}
 
 
+def divergence(program, out, config, log):
+    """KL(BF16 || FP8) of a run's last weights on its first validation set, with its error and the loss in BF16."""
+    val = (config.get("val") or [None])[0]
+    if not val:
+        return None
+    info = read_object(os.path.join(out, "run.json"))["config"]
+    layers = [text for name in ("fp8-recipe", "fp8-layers") if info.get(name) for text in ("--" + name, info[name])]
+    file = os.path.join(out, "divergence.json")
+    batches = config.get("val-batches", -1)
+    call([*program, "eval", "--from", out, "--val", val.rpartition("=")[2], "--batch", str(config["batch"]), "--seq",
+          str(config["seq"]), "--val-batches", str(min(batches, 8) if batches > 0 else 8), "--against", "bf16", *layers,
+          "--out", file], log)
+    return read_object(file)["against_bf16"]
+
+
 def drift(a):
     run, info, checkpoint, step = find_checkpoint(a.run, a.steps)
     config = info["config"]
@@ -117,16 +133,21 @@ def drift(a):
               "--checkpoint-every", "0", "--checkpoint-minutes", "0", *flags], log)
         runs[name] = read_run(place)
         validations[name] = evaluate(program, place, config, log)
+        if name == "fp8":
+            against = divergence(program, place, config, log)
         shutil.rmtree(os.path.join(place, "checkpoints"), ignore_errors=True)
         if os.path.exists(os.path.join(place, "model.safetensors")):
             os.remove(os.path.join(place, "model.safetensors"))
     found = rows(runs, validations, a.steps)
     if a.json:
         losses = {name: {run: number(loss) for run, loss in values.items()} for name, values in found}
-        print(json.dumps({"checkpoint": checkpoint, "steps": a.steps, "losses": losses}))
+        print(json.dumps({"checkpoint": checkpoint, "steps": a.steps, "losses": losses, "against_bf16": against}))
         return
     print(f"{checkpoint}, {a.steps} steps")
     print_table(["bf16", "fp8", "control"], [(name, gaps(losses)) for name, losses in found])
+    if against and against["kl_error"] is not None:
+        kl, error = (100 * against[name] / against["loss"] for name in ("kl", "kl_error"))
+        print(f"FP8's forward pass: KL {kl:.3g} +- {error:.1g} % of the loss")
 
 
 def clear(place, info):

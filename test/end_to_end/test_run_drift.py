@@ -28,7 +28,10 @@ class Drift(unittest.TestCase):
         done = drift(self.trunk.directory, "--steps", "10", *flags)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("step_00000020, 10 steps", done.stdout)
-        found = [re.split(r" {3,}", line) for line in done.stdout.splitlines()[2:]]
+        kl, error = map(float, re.fullmatch(r"FP8's forward pass: KL (\S+) \+- (\S+) % of the loss",
+                                            done.stdout.splitlines()[-1]).groups())
+        self.assertTrue(0 < 3 * error < kl < 0.1, (kl, error))
+        found = [re.split(r" {3,}", line) for line in done.stdout.splitlines()[2:-1]]
         return {row[0]: [float(cell.removesuffix(" %")) for cell in row[1:]] for row in found}
 
     def test_fp8_and_the_control(self):
@@ -52,7 +55,9 @@ class Drift(unittest.TestCase):
         self.assertLess(abs(fp8), 0.5)
         # Flags of the FP8 run: with this margin most values underflow, and the gap is no longer small.
         done = drift(self.trunk.directory, "--steps", "10", "-o", out, "--json", "--", "--fp8-margin", "16")
-        found = json.loads(done.stdout)["losses"]
+        found = json.loads(done.stdout)
+        self.assertGreater(found["against_bf16"]["kl"], 0)
+        found = found["losses"]
         self.assertEqual(list(found), list(rows))
         worse = found["training loss, 10 steps"]
         self.assertGreater(100 * (worse["fp8"] / worse["bf16"] - 1), max(5 * abs(fp8), 0.3))
