@@ -23,6 +23,7 @@ PRECISIONS = {
     "grad-e4m3": ["--precision", "fp8", "--fp8-grad", "e4m3"],
     "slow-sums": ["--precision", "fp8", "--fp8-fast-accum", "none"],
     "bf16-at-the-end": ["--precision", "fp8", "--fp8-until", "94%"],
+    "first-qkv-and-fc-in-bf16": ["--precision", "fp8", "--fp8-layers", "all,-block0.qkv,-block0.fc"],
     "first-block-in-bf16": ["--precision", "fp8", "--fp8-layers", "all,-first"],
     "first-and-last-in-bf16": ["--precision", "fp8", "--fp8-layers", "all,-first,-last"],
 }
@@ -31,12 +32,12 @@ STEPS, WARMUP = 700, 60
 BRANCH = 350  # step of the BF16 run from which others branch off
 ONLY_TRAINING = {"--fp8-grad", "--fp8-fast-accum", "--fp8-until"}  # flags that `eval` does not have
 MAX_GAP = "0.5%"  # of the validation loss, once the loss falls slowly
-VARIANTS = ("delayed", "control", "first-block-in-bf16", "first-and-last-in-bf16", "bf16-at-the-end", "block",
-            "grad-bf16", "grad-e4m3", "current", "slow-sums")
+VARIANTS = ("delayed", "control", "first-qkv-and-fc-in-bf16", "first-block-in-bf16", "grad-e4m3", "bf16-at-the-end",
+            "block", "grad-bf16", "first-and-last-in-bf16", "current", "slow-sums")
 GRADIENTS = ("bf16", "delayed", "block", "grad-bf16", "grad-e4m3")  # kinds that the last weights of BF16 are given
-# --fp8-layers of a validation in FP8 of the BF16 run's last weights: which layers' rounding costs how much of the loss.
-LAYERS = ("all", "none,+qkv", "none,+attn_proj", "none,+fc", "none,+fc_proj", "all,-first", "all,-last",
-          "all,-first,-last", "all,+lm_head")
+# --fp8-layers whose forward pass in FP8 is compared with BF16's at the BF16 run's last weights, by KL.
+LAYERS = ("all", "none,+qkv", "none,+attn_proj", "none,+fc", "none,+fc_proj", "all,-block0.qkv,-block0.fc", "all,-first",
+          "all,-last", "all,-first,-last", "all,+lm_head")
 
 
 def runs_in_order(session):
@@ -87,6 +88,14 @@ def loss_of_weights(session, weights, flags, name):
     return read_json(out)["val_loss"] if done.code == 0 else done.tail(300)
 
 
+def divergence_of_layers(session, weights, layers, name):
+    """KL(BF16 || FP8) and the difference of the losses with their errors, on 16 sequences."""
+    out, size = session.path("eval.json"), ["-b", 2] if session.dry else ["-b", 16, "-t", 1024]
+    done = session.run([session.program("train_gpt"), "eval", "--from", weights, "--val", session.shard("val"), *size,
+                        "-m", 1, "--against", "bf16", "--fp8-layers", layers, "--out", out], 60, log=f"eval_{name}")
+    return read_json(out)["against_bf16"] if done.code == 0 else done.tail(300)
+
+
 def gradient_errors(session, weights, kinds, name):
     """For each kind, the cosine and the gain of its gradient next to that in FP32, of 16 sequences at a run's last
     weights: of all gradients together, and the tensor with the smallest cosine. A gap between losses is mostly chance
@@ -123,8 +132,7 @@ def measure_run(session, name, seed):
                 of_weights[precision] = loss_of_weights(session, weights, precision_flags, f"{name}_{seed}_{precision}")
         if name == "bf16":
             for layers in LAYERS[:2] if session.dry else LAYERS:
-                flags_of_layers = [*PRECISIONS["delayed"], "--fp8-layers", layers]
-                of_layers[layers] = loss_of_weights(session, weights, flags_of_layers, f"{name}_{seed}_{layers}")
+                of_layers[layers] = divergence_of_layers(session, weights, layers, f"{name}_{seed}_{layers}")
         kinds = [name] if "--fp8-until" not in PRECISIONS[name] else []  # whose last steps were in BF16
         if name == "bf16":
             kinds = ["bf16", "grad-bf16", "delayed"] if session.dry else GRADIENTS
@@ -133,7 +141,7 @@ def measure_run(session, name, seed):
     losses = re.findall(r"val_loss (\S+)", done.output)
     return {"done": done.code == 0, "code": done.code, "run": os.path.relpath(place, session.out),
             "val_loss": losses[-1] if losses else None, "val_loss_of_weights": of_weights,
-            "val_loss_with_layers_in_fp8": of_layers, "gradient_errors": gradients,
+            "divergence_of_layers": of_layers, "gradient_errors": gradients,
             **({} if done.code == 0 else {"output": done.tail()})}
 
 
