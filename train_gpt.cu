@@ -19,7 +19,8 @@
 #include "llmc/commands/planning.h"  // AskedRun, fit_into_memory, plan_rank, plan_run, predicted_seconds
 #include "llmc/linear/tune.h"        // load_products
 #include "llmc/run/reports.h"        // describe_start
-#include "llmc/run/start.h"          // find_checkpoint, prepare_directory, set_weights
+#include "llmc/run/resume.h"         // find_checkpoint, set_weights
+#include "llmc/run/start.h"          // prepare_directory
 #include "llmc/run/tuning.h"         // tune_run: the algorithms of matmuls; peak_tflops
 
 // training

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "dev/element_wise.h"
+#include "llmc/train/step_results.h"
 #include "llmc/train/trainer.h"
 
 using namespace llmc;

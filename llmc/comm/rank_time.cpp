@@ -5,6 +5,8 @@
 #include <cmath>
 #include <utility>
 
+#include "llmc/comm/operation_log.h"
+
 namespace llmc {
 namespace {
 

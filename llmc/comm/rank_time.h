@@ -6,10 +6,11 @@
 #include <string>
 #include <vector>
 
-#include "llmc/comm/operation_log.h"
 #include "llmc/device/owned.h"
 
 namespace llmc {
+
+class OperationLog;
 
 // ---- the slowest rank -----------------------------------------------------------------------------------------------
 // All ranks wait for the slowest one in every step, so the step's time does not tell which it is. The time that each

@@ -1,9 +1,11 @@
 // The eval command: the losses and accuracies that it prints.
+#include "llmc/checkpoint/weight_source.h"
 #include "llmc/commands/model_command.h"
 
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "llmc/log/metrics.h"
 #include "llmc/log/run_directory.h"
 #include "llmc/model/model_file.h"
 #include "llmc/run/evaluation.h"

@@ -11,7 +11,7 @@
 #include "llmc/flags/flags.h"
 #include "llmc/log/progress.h"
 #include "llmc/run/ranks.h"
-#include "llmc/train/state.h"
+#include "llmc/train/staging.h"
 
 namespace llmc {
 namespace {

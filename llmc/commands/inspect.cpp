@@ -3,6 +3,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "llmc/checkpoint/weight_source.h"
 #include "llmc/commands/model_command.h"
 #include "llmc/data/loader.h"
 #include "llmc/flags/flags.h"
@@ -10,6 +11,7 @@
 #include "llmc/run/inputs.h"
 #include "llmc/run/ranks.h"
 #include "llmc/train/inspection.h"
+#include "llmc/train/state.h"
 #include "llmc/train/trainer.h"
 
 namespace llmc {

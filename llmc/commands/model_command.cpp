@@ -4,9 +4,11 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "llmc/checkpoint/weight_source.h"
 #include "llmc/log/run_directory.h"
 #include "llmc/plan/plan.h"
 #include "llmc/run/ranks.h"
+#include "llmc/train/state.h"
 #include "llmc/train/trainer.h"
 
 namespace llmc {

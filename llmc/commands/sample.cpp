@@ -1,4 +1,5 @@
 // The sample command: generates text token by token.
+#include "llmc/checkpoint/weight_source.h"
 #include "llmc/commands/model_command.h"
 
 #include <unistd.h>

@@ -1,4 +1,5 @@
-// The optimizer's state: its moments, and the ring through which state in host memory passes on its way to an update.
+// The optimizer's state: numbers, its moments, and the ring through which state in host memory passes on its way to an
+// update.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -14,6 +15,17 @@
 #include "llmc/shard/layout.h"
 
 namespace llmc {
+
+// The optimizer's state between steps, besides its moments. Checkpoints save it; it is the same on every rank.
+struct OptimizerState {
+    int64_t applied = 0, skipped = 0;  // see StepState
+    int32_t consecutive_skips = 0;
+    float loss_scale = 1;
+    int32_t clean_steps = 0;  // see LossScaleState
+    SpikeState spikes{};
+    bool dynamic = false;  // the loss scale is dynamic
+    int64_t averaged = 0;  // number of weights in the average; 0: there is none
+};
 
 // ---- moments --------------------------------------------------------------------------------------------------------
 

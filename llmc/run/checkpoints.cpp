@@ -5,10 +5,13 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/base/clock.h"
+#include "llmc/checkpoint/saver.h"
 #include "llmc/flags/options.h"
 #include "llmc/log/provenance.h"
 #include "llmc/model/model_file.h"
 #include "llmc/run/inputs.h"
+#include "llmc/run/resume.h"
+#include "llmc/train/staging.h"
 #include "llmc/train/trainer.h"
 
 namespace llmc {
@@ -52,13 +55,21 @@ Checkpoints<Real>::Checkpoints(const Options& options, const Inputs& inputs, Tra
     }
     // Leave a fifth of the host memory for everything else.
     const size_t memory = available_host_memory() / 5 * 4 / static_cast<size_t>(comm.local_world());
-    staging_.emplace(trainer.state_slices(), options.checkpoint_local, memory);
+    staging_ = std::make_unique<Staging>(trainer.state_slices(), options.checkpoint_local, memory);
     if (!staging_->note().empty())
         print_line("note: rank {}: {}: its part is written while training waits; --checkpoint-local may help",
                    comm.rank(), staging_->note());
-    saver_.emplace(comm, options.out + "/checkpoints", CheckpointRetention{options.keep, options.keep_every},
-                   last_saved_);
+    saver_ = std::make_unique<CheckpointSaver>(comm, options.out + "/checkpoints",
+                                               CheckpointRetention{options.keep, options.keep_every}, last_saved_);
     *facts_ = inputs.facts(options);
+}
+
+template <class Real>
+Checkpoints<Real>::~Checkpoints() = default;
+
+template <class Real>
+bool Checkpoints<Real>::is_writing() const {
+    return saver_ && saver_->is_working();
 }
 
 template <class Real>

@@ -3,13 +3,18 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
-#include <optional>
+#include <memory>
 
-#include "llmc/checkpoint/saver.h"
 #include "llmc/run/checkpoint_command.h"
 #include "llmc/run/start.h"
 
 namespace llmc {
+
+class CheckpointSaver;
+class Staging;
+struct Failure;
+struct Manifest;
+struct SaveOutcome;
 
 // Decides when a run saves checkpoints, and reports the results. CheckpointSaver does the work, next to training.
 template <class Real>
@@ -20,10 +25,11 @@ public:
     // progress.
     Checkpoints(const Options& options, const Inputs& inputs, Trainer<Real>& trainer, RunDirectory& directory,
                 const RunPosition& position, const std::function<void()>& alive);
+    ~Checkpoints();
 
-    bool enabled() const { return saver_.has_value(); }
+    bool enabled() const { return saver_ != nullptr; }
     // This rank's state, which it tells the others at the end of a step.
-    bool is_writing() const { return saver_ && saver_->is_working(); }
+    bool is_writing() const;
     int64_t last_saved() const { return last_saved_; }  // step of the last checkpoint in this directory; -1: none
     bool is_time() const;  // --checkpoint-minutes have passed; always false on ranks other than 0
 
@@ -50,8 +56,8 @@ private:
     RunDirectory& directory_;
     const RunPosition& position_;
     JsonValue facts_;  // Inputs::facts() when the run began, so that the last save works if the data cannot be read
-    std::optional<Staging> staging_;
-    std::optional<CheckpointSaver> saver_;
+    std::unique_ptr<Staging> staging_;
+    std::unique_ptr<CheckpointSaver> saver_;  // nullptr if the run saves no checkpoints
     CheckpointCommand command_;
     const std::function<void()> alive_;
     std::atomic<bool> waits_{false};  // the run waits for the save

@@ -9,6 +9,7 @@
 
 #include "llmc/data/encoder.h"
 #include "llmc/data/loader.h"
+#include "llmc/log/metrics.h"
 #include "llmc/model/sampler.h"
 #include "llmc/run/inputs.h"
 #include "llmc/run/ranks.h"

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "llmc/data/tokenizer.h"
-#include "llmc/log/metrics.h"
 #include "llmc/run/stop.h"
 
 namespace llmc {
@@ -17,6 +16,8 @@ class Watchdog;
 struct Inputs;
 struct ModelConfig;
 struct Options;
+struct ValLoss;
+struct ValRecord;
 template <class Real>
 class Trainer;
 

@@ -1,6 +1,6 @@
 // Finds a checkpoint that is complete and undamaged and fits the flags, reads where its run was, and sets the weights
 // from it. A new run's weights are set here, too.
-#include "llmc/run/start.h"
+#include "llmc/run/resume.h"
 
 #include <filesystem>
 #include <limits>
@@ -12,6 +12,7 @@
 #include "llmc/base/clock.h"
 #include "llmc/checkpoint/checkpoint_directory.h"
 #include "llmc/checkpoint/checkpoint_reader.h"
+#include "llmc/checkpoint/weight_source.h"
 #include "llmc/flags/flags.h"
 #include "llmc/log/provenance.h"
 #include "llmc/model/model_file.h"

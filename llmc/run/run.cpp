@@ -7,8 +7,12 @@
 #include <utility>
 
 #include "llmc/base/clock.h"
+#include "llmc/comm/agreement.h"
+#include "llmc/data/loader.h"
+#include "llmc/log/metrics.h"
 #include "llmc/run/inputs.h"
 #include "llmc/run/ranks.h"
+#include "llmc/run/resume.h"
 #include "llmc/train/trainer.h"
 
 namespace llmc {
@@ -21,10 +25,11 @@ int64_t last_step_of(const Options& options, const RunPosition& position) {
 }
 
 // The loader of this rank's batches, from the run's position on.
-TrainLoader loader_from(const RunPosition& position, const Options& o, const Inputs& inputs, const Comm& comm) {
+std::unique_ptr<TrainLoader> loader_from(const RunPosition& position, const Options& o, const Inputs& inputs,
+                                         const Comm& comm) {
     const int64_t first_batch = o.batches.tokens_until(position.data_step) / o.micro_step_tokens(comm.world());
-    return {*inputs.train, *inputs.order, o.batch,       o.seq,         comm.rank(),
-            comm.world(),  first_batch,   o.model.vocab, o.micro_steps, read_patience(o)};
+    return std::make_unique<TrainLoader>(*inputs.train, *inputs.order, o.batch, o.seq, comm.rank(), comm.world(),
+                                         first_batch, o.model.vocab, o.micro_steps, read_patience(o));
 }
 
 // Streams and size of the trace for --profile-steps; nothing without the flag.
@@ -72,6 +77,9 @@ Run<Real>::Run(const Options& options, const Inputs& inputs, const CardFacts& ca
 }
 
 template <class Real>
+Run<Real>::~Run() = default;
+
+template <class Real>
 void Run<Real>::begin() {
     if (position_.step == 0 || std::exchange(position_.evaluation_due, false))
         if (due_now().any()) evaluate();
@@ -103,7 +111,7 @@ MicroBatch Run<Real>::load_batch() {
     const ProfileRange range("load a batch");
     ranks_.watchdog.alive();  // one rank alone has no collectives, and a step of many micro-steps may take long
     const double asked = monotonic_seconds();
-    const MicroBatch batch = loader_.next();  // its samples have been read; see reason_to_stop()
+    const MicroBatch batch = loader_->next();  // its samples have been read; see reason_to_stop()
     data_seconds_ += monotonic_seconds() - asked;
     const int64_t first_sample = (int64_t{micro_step_++} * comm_.world() + comm_.rank()) * options_.batch;
     fingerprint_.add(batch.tokens, batch.targets, options_.batch, options_.seq, first_sample);
@@ -141,7 +149,7 @@ template <class Real>
 StopReason Run<Real>::reason_to_stop(const Deadline& deadline) {
     const double asked = monotonic_seconds();
     if (position_.step < last_step_)
-        unreadable_ = loader_.wait_for(micro_steps_of(position_.step + 1), [&] {
+        unreadable_ = loader_->wait_for(micro_steps_of(position_.step + 1), [&] {
             ranks_.watchdog.alive();
             return stop_reason(deadline) == StopReason::none;
         });

@@ -2,12 +2,13 @@
 // end. The training loop in train_gpt.cu drives a Run.
 #pragma once
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "llmc/base/json.h"
-#include "llmc/data/loader.h"
+#include "llmc/data/micro_batch.h"
 #include "llmc/log/card_meter.h"
 #include "llmc/log/profile.h"
 #include "llmc/log/provenance.h"
@@ -19,6 +20,8 @@
 
 namespace llmc {
 
+class TrainLoader;
+struct Fp8Fallback;
 struct StepKind;
 
 // Facts about this rank's card that the run records.
@@ -36,6 +39,7 @@ public:
     // Error(no_resources) if there is no room for a checkpoint.
     Run(const Options& options, const Inputs& inputs, const CardFacts& card, Ranks& ranks, RunDirectory& directory,
         const RunPosition& position, Trainer<Real>& trainer);
+    ~Run();
 
     // Evaluates the initial weights; after a resume, evaluates if a stop prevented that.
     void begin();
@@ -106,7 +110,7 @@ private:
 
     Checkpoints<Real> checkpoints_;
     const StopWaitsFor stop_waits_for_;  // during a step
-    TrainLoader loader_;
+    const std::unique_ptr<TrainLoader> loader_;
     Evaluation<Real> evaluation_;
     Reports reports_;
     Profiler profiler_;

@@ -10,6 +10,7 @@
 #include "llmc/model/model_file.h"
 #include "llmc/run/inputs.h"
 #include "llmc/run/ranks.h"
+#include "llmc/run/resume.h"
 #include "llmc/train/trainer.h"
 
 namespace llmc {

@@ -9,7 +9,7 @@
 #include "llmc/comm/link_rates.h"
 #include "llmc/log/provenance.h"
 #include "llmc/run/ranks.h"
-#include "llmc/run/start.h"
+#include "llmc/run/resume.h"
 #include "llmc/train/trainer.h"
 
 namespace llmc {

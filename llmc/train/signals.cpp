@@ -8,6 +8,7 @@
 #include "llmc/comm/agreement.h"
 #include "llmc/kernels/clip.h"
 #include "llmc/kernels/elementwise.h"
+#include "llmc/train/state.h"
 #include "llmc/train/trainer.h"
 
 namespace llmc {
@@ -16,14 +17,15 @@ template <class Real>
 template <class Visit>
 void Signals<Real>::for_each_share(const Visit& visit) const {
     size_t number = 0;
-    trainer_.for_each_state(&ShardLayout::share, [&](size_t u, const ParameterTensor& tensor, const DeviceSlice& part) {
-        if (part.slice.part != "master") return;
-        Share share{number++, u, tensor.offset + part.slice.start, part.slice.count, part.values, nullptr};
-        const size_t first = trainer_.table().unit(u).begin / static_cast<size_t>(trainer_.comm().world());
-        if (share.count == 0) return;
-        share.before = weights_ + first + share.begin - trainer_.layout().share(u).begin;
-        visit(share);
-    });
+    for_each_state(
+        trainer_, &ShardLayout::share, [&](size_t u, const ParameterTensor& tensor, const DeviceSlice& part) {
+            if (part.slice.part != "master") return;
+            Share share{number++, u, tensor.offset + part.slice.start, part.slice.count, part.values, nullptr};
+            const size_t first = trainer_.table().unit(u).begin / static_cast<size_t>(trainer_.comm().world());
+            if (share.count == 0) return;
+            share.before = weights_ + first + share.begin - trainer_.layout().share(u).begin;
+            visit(share);
+        });
 }
 
 template <class Real>

@@ -1,5 +1,5 @@
 // Copies of the state in pinned memory or in a local file without a name.
-#include "llmc/train/state.h"
+#include "llmc/train/staging.h"
 
 #include <fcntl.h>
 #include <unistd.h>

@@ -7,6 +7,8 @@
 #include "llmc/kernels/clip.h"
 #include "llmc/shard/state_values.h"
 #include "llmc/train/signals.h"
+#include "llmc/train/staging.h"
+#include "llmc/train/step_results.h"
 #include "llmc/train/verification.h"
 
 namespace llmc {
@@ -105,7 +107,7 @@ MemoryByKind Trainer<Real>::memory() const {
     if (verification_) memory.workspace += verification_->bytes();
     if (signals_) memory.workspace += signals_->bytes();
     memory.staging += gradients_.residual_count() * sizeof(bf16);
-    for_each_state(&ShardLayout::share, [&](size_t, const ParameterTensor&, const DeviceSlice& part) {
+    for_each_state(*this, &ShardLayout::share, [&](size_t, const ParameterTensor&, const DeviceSlice& part) {
         memory.staging += staged_bytes(part);
     });
     return memory;
@@ -114,7 +116,7 @@ MemoryByKind Trainer<Real>::memory() const {
 template <class Real>
 void Trainer<Real>::allocate() {
     stream_ = create_stream();
-    results_.emplace(comm_.waits());
+    results_ = std::make_unique<StepResults>(comm_.waits());
     weights_.allocate(stream_);
     if (!config_.forward_only) gradients_.allocate(stream_);
     model_.allocate(stream_);
@@ -247,6 +249,11 @@ void Trainer<Real>::clip_logits() {
 }
 
 template <class Real>
+StepRecord& Trainer<Real>::submitted() {
+    return results_->submitted();
+}
+
+template <class Real>
 std::optional<StepRecord> Trainer<Real>::take_result(int leave) {
     std::optional<StepRecord> record = results_->take(leave);
     if (record && signals_) signals_->take(*record);
@@ -268,7 +275,7 @@ std::vector<DeviceSlice> Trainer<Real>::second_moments() const {
 template <class Real>
 std::vector<DeviceSlice> Trainer<Real>::state_slices() const {
     std::vector<DeviceSlice> slices;
-    for_each_state(&ShardLayout::share, [&](size_t, const ParameterTensor&, const DeviceSlice& part) {
+    for_each_state(*this, &ShardLayout::share, [&](size_t, const ParameterTensor&, const DeviceSlice& part) {
         if (part.slice.count > 0) slices.push_back(part);
     });
     const bool is_first_group = static_cast<size_t>(comm_.rank()) < layout_.group_size();
@@ -282,7 +289,7 @@ std::vector<DeviceSlice> Trainer<Real>::state_slices() const {
 template <class Real>
 std::vector<StateTensor> Trainer<Real>::state_tensors() const {
     std::vector<StateTensor> tensors;
-    for_each_state(&ShardLayout::slice, [&](size_t, const ParameterTensor& tensor, const DeviceSlice& part) {
+    for_each_state(*this, &ShardLayout::slice, [&](size_t, const ParameterTensor& tensor, const DeviceSlice& part) {
         if (part.slice.part == "master")
             tensors.push_back({tensor.name, {tensor.shape.begin(), tensor.shape.end()}, {}});
         tensors.back().parts.push_back(part.slice.part);
@@ -320,16 +327,17 @@ void Trainer<Real>::restore_residuals(const TrainerState& state, const ReadState
 template <class Real>
 bool Trainer<Real>::restore(const TrainerState& state, const ReadState& read) {
     const bool has_average = optimizer_.averages() && state.optimizer.averaged > 0;
-    for_each_state(&ShardLayout::slice, [&](size_t unit, const ParameterTensor& tensor, const DeviceSlice& part) {
-        if (part.slice.part == "average" && !has_average) return;
-        const size_t begin = tensor.offset + part.slice.start;
-        read_in_pieces(part.slice, read, [&](size_t at, const std::vector<float>& values) {
-            if (part.slice.part == "master")
-                weights_.set_master(unit, begin + at, values.data(), values.size(), stream_);
-            else
-                write_values(part, at, values, stream_);
-        });
-    });
+    for_each_state(*this, &ShardLayout::slice,
+                   [&](size_t unit, const ParameterTensor& tensor, const DeviceSlice& part) {
+                       if (part.slice.part == "average" && !has_average) return;
+                       const size_t begin = tensor.offset + part.slice.start;
+                       read_in_pieces(part.slice, read, [&](size_t at, const std::vector<float>& values) {
+                           if (part.slice.part == "master")
+                               weights_.set_master(unit, begin + at, values.data(), values.size(), stream_);
+                           else
+                               write_values(part, at, values, stream_);
+                       });
+                   });
     for (const DeviceSlice& part : second_moments())
         if (part.values.values)
             read_in_pieces(part.slice, read, [&](size_t at, const std::vector<float>& values) {

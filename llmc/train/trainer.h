@@ -28,11 +28,14 @@
 #include "llmc/optim/optimizer.h"
 #include "llmc/shard/arena.h"
 #include "llmc/train/config.h"
-#include "llmc/train/state.h"
-#include "llmc/train/step_results.h"
 
 namespace llmc {
 
+class StepResults;
+struct DeviceSlice;
+struct StateTensor;
+struct StepRecord;
+struct TrainerState;
 template <class Real>
 class Verification;
 template <class Real>
@@ -121,7 +124,7 @@ public:
     // ---- results ----
 
     // The record of the step just finished. The caller may fill in more fields.
-    StepRecord& submitted() { return results_->submitted(); }
+    StepRecord& submitted();
     // Returns the record of the oldest step not taken yet, if more than `leave` are waiting. Waits for the device.
     std::optional<StepRecord> take_result(int leave);
     // How many of a micro-step's matrix products (StepRecord::products) should be in FP8.
@@ -170,11 +173,6 @@ public:
     // differently in this run.
     bool restore(const TrainerState& state, const ReadState& read);
 
-    // Calls visit(unit, tensor, part) with the master weights and each moment of every tensor, as far as they lie in
-    // `held(unit)` (ShardLayout::slice or share). Parts that hold nothing of a tensor have a count of 0.
-    using HeldPart = ShardLayout::Part (ShardLayout::*)(size_t unit) const;
-    template <class Visit>
-    void for_each_state(HeldPart held, Visit&& visit) const;
     // NorMuon's second moments of all matrices. `values` is nullptr if another rank owns the matrix.
     std::vector<DeviceSlice> second_moments() const;
 
@@ -192,6 +190,7 @@ public:
     Fp8Registry* fp8() { return model_.fp8(); }  // nullptr without FP8
     Transformer<Real>& model() { return model_; }
     Optimizer<Real>& optimizer() { return optimizer_; }
+    const Optimizer<Real>& optimizer() const { return optimizer_; }
 
 private:
     void begin_validation();
@@ -211,7 +210,7 @@ private:
     Optimizer<Real> optimizer_;
     std::optional<ValidationModel<Real>> validation_model_;  // if TrainerConfig::validates_in_bf16()
     Transformer<Real>* evaluated_ = &model_;                 // by evaluate()
-    std::optional<StepResults> results_;                     // created by allocate(), as the stream
+    std::unique_ptr<StepResults> results_;                   // created by allocate(), as the stream
     StepKind kind_;                                          // kind of the current step
     int micro_step_ = 0;
     int64_t step_ = 0;
@@ -219,25 +218,5 @@ private:
     std::unique_ptr<Verification<Real>> verification_;  // nullptr without --verify-every
     OwnedStream stream_;
 };
-
-template <class Real>
-template <class Visit>
-void Trainer<Real>::for_each_state(HeldPart held, Visit&& visit) const {
-    for (size_t u = 0; u < layout_.units(); u++) {
-        const ShardLayout::Part slice = layout_.slice(u), wanted = (layout_.*held)(u);
-        const StateArray masters = weights_.slice(u).master;
-        for (const ParameterTensor& tensor : table_.unit(u).tensors) {
-            const ShardLayout::Part part = ShardLayout::overlap(wanted, tensor);
-            const uint64_t start = part.count > 0 ? part.begin - tensor.offset : 0;
-            visit(u, tensor,
-                  DeviceSlice{{tensor.name, "master", start, part.count, dtype_of(masters.format)},
-                              masters.from(part.begin - slice.begin)});
-            for (const auto& moment : optimizer_.moments_of(u, tensor, part.begin))
-                visit(u, tensor,
-                      DeviceSlice{{tensor.name, moment.name, start, part.count, dtype_of(moment.values.format)},
-                                  moment.values});
-        }
-    }
-}
 
 }  // namespace llmc

@@ -7,6 +7,7 @@
 
 #include "llmc/comm/agreement.h"
 #include "llmc/kernels/elementwise.h"
+#include "llmc/train/state.h"
 #include "llmc/train/trainer.h"
 
 namespace llmc {
@@ -243,9 +244,8 @@ void Verification<Real>::see_state(bool again) {
         see(Verified::state, again, {"scales of " + name, part.values.scales - is_odd, scales * sizeof(float)},
             on_all_ranks);
     };
-    trainer_.for_each_state(&ShardLayout::slice, [&](size_t, const ParameterTensor&, const DeviceSlice& part) {
-        see_part(part, everywhere);
-    });
+    for_each_state(trainer_, &ShardLayout::slice,
+                   [&](size_t, const ParameterTensor&, const DeviceSlice& part) { see_part(part, everywhere); });
     for (const DeviceSlice& part : trainer_.second_moments()) see_part(part, false);
 }
 

@@ -1,5 +1,6 @@
 // Which time counts as waiting for other ranks, and the rule for slow ranks, with times that are made up.
 #include "llmc/comm/rank_time.h"
+#include "llmc/comm/operation_log.h"
 
 #include <doctest/doctest.h>
 

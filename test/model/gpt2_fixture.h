@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "llmc/train/step_results.h"
 #include "llmc/train/trainer.h"
 #include "test/fixture.h"
 #include "test/kernel_test.h"

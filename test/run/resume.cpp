@@ -8,7 +8,7 @@
 #include "llmc/flags/flags.h"
 #include "llmc/run/inputs.h"
 #include "llmc/run/ranks.h"
-#include "llmc/run/start.h"
+#include "llmc/run/resume.h"
 
 using namespace llmc;
 

@@ -2,6 +2,7 @@
 // same steps as one that continues.
 #include "llmc/train/state.h"
 #include "llmc/base/json.h"
+#include "llmc/train/staging.h"
 
 #include <algorithm>
 #include <cmath>

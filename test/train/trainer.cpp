@@ -1,6 +1,7 @@
 // A trainer as a whole: its steps come in one order, it uses the memory that it has planned, and work between two steps
 // leaves no trace in them.
 #include "llmc/train/trainer.h"
+#include "llmc/train/staging.h"
 
 #include "llmc/shard/state_values.h"
 #include "llmc/train/state.h"

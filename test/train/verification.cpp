@@ -1,6 +1,7 @@
 // Verified steps: they leave no trace in training, and a flipped bit of every kind is found and named.
 // build: per device
 #include "llmc/train/verification.h"
+#include "llmc/train/state.h"
 
 #include <nlohmann/json.hpp>
 

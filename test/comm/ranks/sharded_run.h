@@ -2,6 +2,7 @@
 #pragma once
 #include <random>
 
+#include "llmc/train/step_results.h"
 #include "llmc/train/trainer.h"
 #include "test/comm/ranks/ranks.h"
 #include "test/model/all_weights.h"

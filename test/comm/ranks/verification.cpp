@@ -2,6 +2,7 @@
 // wrong.
 // build: per device
 #include "llmc/train/verification.h"
+#include "llmc/train/state.h"
 
 #include <functional>
 #include <nlohmann/json.hpp>

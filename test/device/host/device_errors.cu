@@ -1,5 +1,6 @@
 // A device that is lost in the middle of a run: the error message reaches the caller whatever objects are alive, and
 // with LLMC_SYNC=1 it names the work.
+#include "llmc/comm/operation_log.h"
 #include "llmc/device/device_errors.h"
 
 #include <functional>
