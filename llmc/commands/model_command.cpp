@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/checkpoint/weight_source.h"
+#include "llmc/flags/flags.h"
 #include "llmc/log/run_directory.h"
 #include "llmc/plan/plan.h"
 #include "llmc/run/ranks.h"
