@@ -157,11 +157,11 @@ def norm_backward(w, gradients, name, saved, dout):
     return rstd * (d - d.mean(-1, keepdim=True) - normed * (d * normed).mean(-1, keepdim=True))
 
 
-def linear(rounding, w, name, x):
-    """Multiplies with both operands in FP8, and rounds once, after the bias."""
+def linear(rounding, w, name, x, addend=0):
+    """Multiplies with both operands in FP8, and rounds once, after the bias and the addend."""
     x_forward, x_wgrad = rounding.operand(x, name + ".x")
     w_forward, w_dgrad = rounding.operand(w[name + ".weight"], name + ".w")
-    return rounding.bf16(x_forward @ w_forward.T + w[name + ".bias"]), (x_wgrad, w_dgrad)
+    return rounding.bf16(x_forward @ w_forward.T + w[name + ".bias"] + addend), (x_wgrad, w_dgrad)
 
 
 def linear_backward(rounding, gradients, name, operands, dout):
@@ -227,12 +227,10 @@ def loss_and_gradients(rounding, w, tokens):
         normed, s["ln1"] = norm(w, h + "ln1", hidden)  # not rounded, because it is quantized directly
         qkv, s["qkv"] = linear(rounding, w, h + "qkv", normed)
         attended, s["attention"] = attention(rounding, qkv)
-        branch, s["attn_proj"] = linear(rounding, w, h + "attn_proj", attended)
-        hidden = rounding.bf16(hidden + branch)
+        hidden, s["attn_proj"] = linear(rounding, w, h + "attn_proj", attended, hidden)
         normed, s["ln2"] = norm(w, h + "ln2", hidden)
         s["gelu"], s["fc"] = linear(rounding, w, h + "fc", normed)
-        branch, s["fc_proj"] = linear(rounding, w, h + "fc_proj", gelu(s["gelu"]))
-        hidden = rounding.bf16(hidden + branch)
+        hidden, s["fc_proj"] = linear(rounding, w, h + "fc_proj", gelu(s["gelu"]), hidden)
         saved.append(s)
     normed, lnf = norm(w, "lnf", hidden)
     final = rounding.bf16(normed)

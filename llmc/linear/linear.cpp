@@ -163,17 +163,17 @@ Operand<Real> Linear<Real>::input(Real* value, const Real* low, const LayerPass&
 }
 
 template <class Real>
-void Linear<Real>::forward(Real* out, const Operand<Real>& x, const LayerPass& pass) {
+void Linear<Real>::forward(Real* out, const Operand<Real>& x, const LayerPass& pass, const Real* addend) {
     const Real* bias = bias_ ? layers_.weights_.weight(*bias_) : nullptr;
     if constexpr (kCanBeFp8<Real>)
         if (is_fp8()) {
             check_holds(layers_.x_, "x");
             const Quantized<e4m3> w = layers_.codes_->rows(number_);
-            layers_.matmul_.forward_fp8(out, x.codes.row, x.codes.row_scale_inv(), w.row, w.row_scale_inv(), bias,
-                                        pass.N, shape_.C, shape_.OC, pass.stream);
+            layers_.matmul_.forward_fp8(out, x.codes.row, x.codes.row_scale_inv(), w.row, w.row_scale_inv(),
+                                        {bias, addend}, pass.N, shape_.C, shape_.OC, pass.stream);
             return;
         }
-    layers_.matmul_.forward(out, x.value, weight(), bias, pass.N, shape_.C, shape_.OC, pass.stream);
+    layers_.matmul_.forward(out, x.value, weight(), bias, pass.N, shape_.C, shape_.OC, pass.stream, addend);
 }
 
 // ---- backward -------------------------------------------------------------------------------------------------------
@@ -342,7 +342,7 @@ ProductUses LinearLayers<Real>::products(int N) const {
         };
         for (const int rows : {std::min(layer.shape().N, N), N % layer.shape().N}) {
             if (rows == 0) continue;
-            enter(Product::forward, x, rows, layer.bias_.has_value(), false);
+            enter(Product::forward, x, rows, layer.bias_.has_value(), layer.setup_.has_addend);
             enter(Product::dgrad, dout, rows, false, false);
             for (const bool accumulate : {false, true}) enter(Product::wgrad, dout, rows, false, accumulate);
         }

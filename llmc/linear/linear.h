@@ -2,7 +2,7 @@
 //
 // A layer with N tokens, C inputs and OC outputs computes three products per micro-step:
 //
-//   forward   out (N, OC)  = x (N, C) * w (OC, C)^T + bias    x and w in E4M3
+//   forward   out (N, OC)  = x (N, C) * w (OC, C)^T + bias    x and w in E4M3; may add another matrix
 //   dgrad     dinp (N, C)  = dout (N, OC) * w (OC, C)         dout in E5M2
 //   wgrad     dw (OC, C)  += dout (N, OC)^T * x (N, C)        sums in FP32
 //
@@ -186,6 +186,7 @@ struct LinearSetup {
     bool recomputed = false;       // backward recomputes the input
     bool runs_again = false;       // and the output, which later layers of the block read
     bool input_in_memory = false;  // the block has memory for the input's values
+    bool has_addend = false;       // forward() adds the output to the residual stream
 };
 
 template <class Real>
@@ -212,8 +213,8 @@ public:
     bool accept(Operand<Real>& x, const LayerPass& pass);
     // The input from values in memory. `low` (N, C): their rounding errors, or nullptr.
     Operand<Real> input(Real* value, const Real* low, const LayerPass& pass);
-    // out (N, OC)
-    void forward(Real* out, const Operand<Real>& x, const LayerPass& pass);
+    // out (N, OC) = x * weight^T + bias + addend (N, OC), which may be nullptr and must not be `out`.
+    void forward(Real* out, const Operand<Real>& x, const LayerPass& pass, const Real* addend = nullptr);
 
     // ---- backward, of training passes
 

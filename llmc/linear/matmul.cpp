@@ -93,7 +93,7 @@ void check_shape(const Product& product) {
 }
 
 void check_tensors(const Product& product, const ProductTensors& t) {
-    const bool is_combined = t.addend || t.factor != 1.0f || t.addend_factor != 0.0f;
+    const bool is_combined = (t.addend && !product.accumulate) || t.factor != 1.0f || t.addend_factor != 0.0f;
     if (is_combined && (is_fp8(product.type) || product.kind == Product::wgrad || product.bias || product.accumulate ||
                         t.addend == t.result || !t.addend))
         refuse_product(product, "this product cannot be scaled and added to another matrix");

@@ -55,7 +55,7 @@ struct Product {
     enum Kind { forward, dgrad, wgrad } kind;
     OperandType type;
     int N, C, OC;
-    bool bias, accumulate;
+    bool bias, accumulate;                    // accumulate: adds to the addend, or to the result if there is none
     Fp8Scaling scaling = Fp8Scaling::tensor;  // scaling of FP8 operands
     bool emulated = false;                    // the operands are FP8 values in BF16, laid out like FP8 operands
 
@@ -94,8 +94,10 @@ struct ProductTensors {
     void* result;
     const void *first, *second, *bias = nullptr;
     const void *first_scale_inv = nullptr, *second_scale_inv = nullptr;
-    // result = factor * product + addend_factor * addend, summed in FP32 and rounded once. `addend` has the result's
-    // layout and does not overlap it. For BF16 and FP32 products without bias that do not accumulate.
+    // result = factor * product + addend_factor * addend, summed in FP32. `addend` has the result's layout and does not
+    // overlap it. For BF16 and FP32 products without bias that do not accumulate. Products that accumulate have no
+    // factors: result = product + bias + addend. Some of cuBLASLt's algorithms also round a BF16 product before they
+    // add; the host device rounds once.
     const void* addend = nullptr;
     float factor = 1, addend_factor = 0;
 };
@@ -166,12 +168,13 @@ public:
     // The reserved_bytes() of these layers.
     static size_t planned_bytes(const std::vector<LinearShape>& shapes, Fp8Scaling scaling = Fp8Scaling::tensor);
 
-    // out (N, OC) = inp (N, C) * weight (OC, C)^T + bias (OC), which may be nullptr. Rounded once, after the bias.
+    // out (N, OC) = inp (N, C) * weight (OC, C)^T + bias (OC) + addend (N, OC), of which the last two may be nullptr.
+    // Rounded once, after the bias.
     template <class Real>
     void forward(Real* out, const Real* inp, const Real* weight, const Real* bias, int N, int C, int OC,
-                 stream_t stream) {
-        multiply({Product::forward, operand_type<Real>, N, C, OC, bias != nullptr, false}, {out, inp, weight, bias},
-                 stream);
+                 stream_t stream, const Real* addend = nullptr) {
+        multiply({Product::forward, operand_type<Real>, N, C, OC, bias != nullptr, addend != nullptr},
+                 {.result = out, .first = inp, .second = weight, .bias = bias, .addend = addend}, stream);
     }
     // dinp (N, C) = dout (N, OC) * weight (OC, C)
     template <class Real>
@@ -191,11 +194,16 @@ public:
     // Fp8Scaling::block, tiles for weights and vectors for others; under Fp8Scaling::mx, mx. N, C and OC are then
     // multiples of 128, or of 32 for mx.
     //
-    // out (N, OC) = inp (N, C) * weight (OC, C)^T * both scales + bias (OC), may be nullptr
+    // out (N, OC) = inp (N, C) * weight (OC, C)^T * both scales + bias (OC) + addend (N, OC); the last two may be
+    // nullptr
+    struct Addends {
+        const bf16 *bias = nullptr, *addend = nullptr;
+    };
     void forward_fp8(bf16* out, const e4m3* inp, const void* inp_scale_inv, const e4m3* weight,
-                     const void* weight_scale_inv, const bf16* bias, int N, int C, int OC, stream_t stream) {
-        multiply({Product::forward, OperandType::e4m3, N, C, OC, bias != nullptr, false, scaling_},
-                 {out, inp, weight, bias, inp_scale_inv, weight_scale_inv}, stream);
+                     const void* weight_scale_inv, const Addends& more, int N, int C, int OC, stream_t stream) {
+        multiply(
+            {Product::forward, OperandType::e4m3, N, C, OC, more.bias != nullptr, more.addend != nullptr, scaling_},
+            {out, inp, weight, more.bias, inp_scale_inv, weight_scale_inv, more.addend}, stream);
     }
     // dinp (N, C) = dout (N, OC) * weight_transposed (C, OC)^T * both scales. F8 = e4m3 or e5m2.
     template <class F8>

@@ -127,6 +127,11 @@ std::pair<const To*, const To*> widened(std::vector<To>& first, std::vector<To>&
     return {first.data(), second.data()};
 }
 
+// Copies the addend to where the result will be.
+void copy(void* result, const void* addend, size_t bytes) {
+    if (result != addend) std::memcpy(result, addend, bytes);
+}
+
 // The factor of a product of codes or values. Scales of blocks are in the widened operands already.
 float factor_of(const Product& product, const ProductTensors& t) {
     if (!is_fp8(product.type) || product.has_block_scales()) return t.factor;
@@ -141,21 +146,17 @@ void add_bias(float* result, const float* bias, const Gemm& g) {
     }
 }
 
-// result = BF16(values + factor * addend): rounded once.
-void round_with_addend(bf16* result, const float* values, const bf16* addend, float factor, const Gemm& g) {
-#pragma omp parallel for schedule(static) if (g.result_size() >= kParallelElements)
-    for (size_t i = 0; i < g.result_size(); i++) result[i] = to_bf16(values[i] + factor * to_float(addend[i]));
-}
-
-// result = BF16(values + bias): rounded once, after the bias.
-void round_with_bias(bf16* result, const float* values, const bf16* bias, const Gemm& g) {
+// result = BF16(values + bias + factor * addend): rounded once. bias and addend may be nullptr.
+void round_sums(bf16* result, float* values, const bf16* bias, const bf16* addend, float factor, const Gemm& g) {
 #pragma omp parallel for schedule(static) if (g.result_size() >= kParallelElements)
     for (int row = 0; row < g.rows; row++) {
         const size_t start = static_cast<size_t>(row) * g.columns;
+        float* const line = values + start;
         if (bias)
-            for (int i = 0; i < g.columns; i++) result[start + i] = to_bf16(values[start + i] + to_float(bias[i]));
-        else
-            for (int i = 0; i < g.columns; i++) result[start + i] = to_bf16(values[start + i]);
+            for (int i = 0; i < g.columns; i++) line[i] += to_float(bias[i]);
+        if (addend)
+            for (int i = 0; i < g.columns; i++) line[i] += factor * to_float(addend[start + i]);
+        for (int i = 0; i < g.columns; i++) result[start + i] = to_bf16(line[i]);
     }
 }
 
@@ -208,6 +209,7 @@ void for_each_bf16_product(const Matmul::LinearShape& s, const Each& each) {
         if (is_fp8(operands) && !is_fp8(s.type)) continue;
         for (const bool more : {false, true}) {
             const Product products[] = {{Product::forward, operands, s.N, s.C, s.OC, more, false},
+                                        {Product::forward, operands, s.N, s.C, s.OC, more, true},
                                         {Product::dgrad, operands, s.N, s.C, s.OC, false, false},
                                         {Product::wgrad, operands, s.N, s.C, s.OC, false, more}};
             for (const Product& product : products) each(onednn_product(product, {}, is_fp8(operands)));
@@ -244,7 +246,7 @@ struct Matmul::Backend {
         const Gemm g(product);
         const float scale = factor_of(product, t);
         const auto [a, b] = widened(narrow_first, narrow_second, product, t);
-        if (t.addend) std::memcpy(t.result, t.addend, g.result_size() * bytes_of(product.result_element()));
+        if (t.addend) copy(t.result, t.addend, g.result_size() * bytes_of(product.result_element()));
         const bool scaled = is_fp8(product.type) ? !product.has_block_scales() : scale != 1.0f;
         onednn.multiply(onednn_product(product, t, scaled), t.result, a, b, t.bias, scale);
     }
@@ -260,7 +262,7 @@ struct Matmul::Backend {
     void multiply_fp32(const Product& product, const ProductTensors& t) {
         const Gemm g(product);
         float* result = static_cast<float*>(t.result);
-        if (t.addend) std::memcpy(result, t.addend, g.result_size() * sizeof(float));
+        if (t.addend) copy(result, t.addend, g.result_size() * sizeof(float));
         if (host::OnednnProducts::has_fp32())
             return onednn.multiply(onednn_product(product, t, t.factor != 1.0f), result, t.first, t.second, t.bias,
                                    t.factor);
@@ -277,11 +279,9 @@ struct Matmul::Backend {
         if (product.kind == Product::wgrad)
             return openblas(static_cast<float*>(t.result), a, b, g, scale, product.accumulate ? 1.0f : 0.0f);
         openblas(result.data(), a, b, g, scale, 0.0f);
-        bf16* const rounded = static_cast<bf16*>(t.result);
-        if (t.addend)
-            round_with_addend(rounded, result.data(), static_cast<const bf16*>(t.addend), t.addend_factor, g);
-        else
-            round_with_bias(rounded, result.data(), static_cast<const bf16*>(t.bias), g);
+        const void* const addend = product.accumulate && !t.addend ? t.result : t.addend;
+        round_sums(static_cast<bf16*>(t.result), result.data(), static_cast<const bf16*>(t.bias),
+                   static_cast<const bf16*>(addend), product.accumulate ? 1.0f : t.addend_factor, g);
     }
 };
 

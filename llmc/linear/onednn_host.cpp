@@ -84,10 +84,12 @@ void for_each_piece(OnednnProduct product, int rows, const Each& each) {
     }
 }
 
-// oneDNN has no fast code that scales a product and then adds the previous result: with its reference code an FP8
-// weight gradient that accumulates took a thousand times as long. For such products oneDNN computes separate FP32 sums
-// without the scale, some rows at a time, and finish() does the rest.
-bool has_separate_sums(const OnednnProduct& p) { return p.scaled && (p.kept != 0.0f || longest_piece(p) < p.inner); }
+// oneDNN has no fast code that scales a product, or adds a bias to some, and then adds the previous result: with its
+// reference code an FP8 weight gradient that accumulates took a thousand times as long. For such products oneDNN
+// computes separate FP32 sums without the scale, some rows at a time, and finish() does the rest.
+bool has_separate_sums(const OnednnProduct& p) {
+    return p.kept != 0.0f ? p.scaled || p.bias : p.scaled && longest_piece(p) < p.inner;
+}
 OnednnProduct separate_sums(OnednnProduct p) {
     p.scaled = p.bias = false;
     p.kept = 0.0f;

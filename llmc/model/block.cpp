@@ -36,25 +36,23 @@ NormParameters<Real> Norm<Real>::parameters() const {
 }
 
 template <class Real>
-Operand<Real> Norm<Real>::forward(Linear<Real>& reader, Real* residual, const Real* inp1, const Real* inp2,
-                                  const Pass& pass) {
+Operand<Real> Norm<Real>::forward(Linear<Real>& reader, const Real* inp, const Pass& pass) {
     Operand<Real> out = reader.input_target(pass);
     if constexpr (kCanBeFp8<Real>)
         if (out.casts()) {
             do {
-                norm_forward_fp8(parameters(), out.codes, mean_, rstd_, inp2 ? residual : nullptr, inp1, inp2, pass.N,
-                                 channels_, out.cast_pass, pass.stream);
+                norm_forward_fp8(parameters(), out.codes, mean_, rstd_, nullptr, inp, nullptr, pass.N, channels_,
+                                 out.cast_pass, pass.stream);
             } while (!reader.accept(out, pass));
             return out;
         }
-    forward(out.value, residual, inp1, inp2, pass);
+    forward(out.value, inp, pass);
     return reader.input(out.value, nullptr, pass);
 }
 
 template <class Real>
-void Norm<Real>::forward(Real* normed, Real* residual, const Real* inp1, const Real* inp2, const Pass& pass) {
-    norm_forward(parameters(), normed, mean_, rstd_, inp2 ? residual : nullptr, inp1, inp2, pass.N, channels_,
-                 pass.stream);
+void Norm<Real>::forward(Real* normed, const Real* inp, const Pass& pass) {
+    norm_forward<Real>(parameters(), normed, mean_, rstd_, nullptr, inp, nullptr, pass.N, channels_, pass.stream);
 }
 
 template <class Real>

@@ -1,5 +1,5 @@
 // A block of a transformer, and the parts that blocks and the model around them share. A block reads the residual
-// stream, adds a branch to it, and takes the gradient back. There is one class per architecture (gpt2_block.cpp,
+// stream, adds its branches to it, and takes the gradient back. There is one class per architecture (gpt2_block.cpp,
 // llama_block.cpp). Calls to a block are virtual, calls inside it are not.
 #pragma once
 #include <array>
@@ -44,30 +44,23 @@ struct ModelContext {
     }
 };
 
-// The residual stream between two blocks is residual + branch. `branch` is the output of the last projection, which the
-// next norm adds. If it is nullptr, `residual` is the whole stream.
-template <class Real>
-struct ResidualStream {
-    const Real* residual;  // (N, C)
-    const Real* branch;    // (N, C)
-};
-
 template <class Real>
 class Block {
 public:
     virtual ~Block() = default;
 
-    // (N, C), where the block's first norm writes the sum of the stream that it reads.
+    // (N, C), the block's input: the residual stream before it.
     virtual Real* residual() const = 0;
-    // The layer whose output is the branch that forward() returns.
+    // The layer whose output forward() adds to the stream last.
     virtual Linear<Real>& last_layer() = 0;
     // Called once, after the memory that the block has planned is allocated.
     virtual void allocated(stream_t) {}
 
-    virtual ResidualStream<Real> forward(const ResidualStream<Real>& in, const Pass& pass) = 0;
+    // Reads residual(), and writes the stream after the block to out (N, C).
+    virtual void forward(Real* out, const Pass& pass) = 0;
     // For inference: forward of pass.N rows of one sequence, from row `first` on. The block still has the earlier
-    // rows. Both streams begin at the sequence's first row.
-    virtual ResidualStream<Real> decode(const ResidualStream<Real>& in, int first, const Pass& pass) = 0;
+    // rows. `out` begins at the sequence's first row.
+    virtual void decode(Real* out, int first, const Pass& pass) = 0;
     // True if the block still has its rows after other blocks have run.
     virtual bool keeps_rows() const = 0;
     // Call before backward: recomputes the activations that forward did not keep.
@@ -80,8 +73,8 @@ public:
 
 // ---- parts of blocks and of the model around them -------------------------------------------------------------------
 
-// A layer norm or an RMS norm together with the residual addition before it. Its output is the input of a linear layer,
-// and is cast to FP8 if that layer is in FP8. Its backward computes the gradient of the residual stream. That is also
+// A layer norm or an RMS norm of the residual stream. Its output is the input of a linear layer, and is cast to FP8 if
+// that layer is in FP8. Its backward computes the gradient of the residual stream. That is also
 // the gradient of the linear layer whose output was added to the stream, and is cast for it.
 template <class Real>
 class Norm {
@@ -91,11 +84,10 @@ public:
     Norm(ModelContext<Real>& context, const std::string& name, bool kept);
     static size_t scratch(int N, int C);  // floats that backward needs for partial sums
 
-    // Computes residual = inp1 + inp2 and its norm, (N, C) each. If inp2 is nullptr, norms inp1 and does not write
-    // `residual`. The norm is the input of `reader`.
-    Operand<Real> forward(Linear<Real>& reader, Real* residual, const Real* inp1, const Real* inp2, const Pass& pass);
+    // The norm of inp (N, C), as the input of `reader`.
+    Operand<Real> forward(Linear<Real>& reader, const Real* inp, const Pass& pass);
     // The same if no linear layer reads the norm.
-    void forward(Real* normed, Real* residual, const Real* inp1, const Real* inp2, const Pass& pass);
+    void forward(Real* normed, const Real* inp, const Pass& pass);
     // dinp = dresidual + the gradient through the norm of `inp`, (N, C) each. dresidual may be nullptr, for 0, or dinp
     // itself. `added` is the linear layer whose output was added to give inp, or nullptr. The result is also the
     // gradient of its output.
@@ -124,7 +116,9 @@ private:
 // brings it back while the block above is still at work.
 class OffloadedResiduals {
 public:
-    static constexpr size_t kBuffers = 2;  // block l uses buffer l % kBuffers
+    // Block l uses buffer l % kBuffers. While it runs, it writes the next block's input, and the previous block's is
+    // copied.
+    static constexpr size_t kBuffers = 3;
 
     // `bytes`: of a block's input. Without blocks, all calls do nothing.
     OffloadedResiduals(size_t blocks, size_t bytes);

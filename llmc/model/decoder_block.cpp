@@ -34,10 +34,11 @@ DecoderBlock<Real>::DecoderBlock(ModelContext<Real>& c, int layer, const Attenti
                  {.kind = "attn_proj",
                   .recomputed = setup_.recompute == Recompute::block,
                   .runs_again = setup_.recompute == Recompute::block,
-                  .input_in_memory = true}),
+                  .input_in_memory = true,
+                  .has_addend = true}),
       fc_(c.linear, block_prefix(layer) + "fc", setup_.N(), reads_norm(c, "fc")),
       fc_proj_(c.linear, block_prefix(layer) + "fc_proj", setup_.N(),
-               {.kind = "fc_proj", .recomputed = setup_.recompute >= Recompute::gelu}),
+               {.kind = "fc_proj", .recomputed = setup_.recompute >= Recompute::gelu, .has_addend = true}),
       gelu_products_(fc_, fc_proj_, setup_.kernels == Kernels::automatic && activation_ == Activation::gelu),
       ln1_(c, block_prefix(layer) + "ln1", keeps_rows()),
       ln2_(c, block_prefix(layer) + "ln2", keeps_rows()) {
@@ -53,7 +54,6 @@ DecoderBlock<Real>::DecoderBlock(ModelContext<Real>& c, int layer, const Attenti
     c.plan(keeps, "lse", &lse_, rows_of_lse);
     c.plan(keeps, "residual mid", &residual_mid_, N * C);
     c.plan(keeps, "fc", &fc_out_, N * hidden);
-    c.plan(false, "branch", &branch_, N * C);
     if (trains || setup_.is_fp8()) c.plan(false, "dhidden", &dhidden_, N * std::max(hidden, qkv));
     if (!trains) return;
     c.plan(false, "dbranch", &dbranch_, N * std::max(C, width));
@@ -64,21 +64,20 @@ DecoderBlock<Real>::DecoderBlock(ModelContext<Real>& c, int layer, const Attenti
 // ---- forward --------------------------------------------------------------------------------------------------------
 
 template <class Real>
-ResidualStream<Real> DecoderBlock<Real>::forward(const ResidualStream<Real>& in, const Pass& pass) {
-    forward_to_activation(in, pass);
-    fc_proj_.forward(branch_, fc_proj_in_, pass);  // (N, C)
-    return {residual_mid_, branch_};
+void DecoderBlock<Real>::forward(Real* out, const Pass& pass) {
+    forward_to_activation(pass);
+    fc_proj_.forward(out, fc_proj_in_, pass, residual_mid_);  // (N, C)
 }
 
 template <class Real>
-void DecoderBlock<Real>::forward_to_activation(const ResidualStream<Real>& in, const Pass& pass) {
-    qkv_in_ = ln1_.forward(qkv_, residual_, in.residual, in.branch, pass);  // (N, C)
-    make_qkv(qkv_in_, 0, pass);                                             // (N, NH + 2 NKV, HD)
-    measure_logits(pass);                                                   // (NH)
-    attn_proj_in_ = attend(pass);                                           // (N, NH HD)
-    attn_proj_.forward(branch_, attn_proj_in_, pass);                       // (N, C)
-    fc_in_ = ln2_.forward(fc_, residual_mid_, residual_, branch_, pass);    // (N, C)
-    fc_proj_in_ = fc_and_activate(pass);                                    // (N, F)
+void DecoderBlock<Real>::forward_to_activation(const Pass& pass) {
+    qkv_in_ = ln1_.forward(qkv_, residual_, pass);                      // (N, C)
+    make_qkv(qkv_in_, 0, pass);                                         // (N, NH + 2 NKV, HD)
+    measure_logits(pass);                                               // (NH)
+    attn_proj_in_ = attend(pass);                                       // (N, NH HD)
+    attn_proj_.forward(residual_mid_, attn_proj_in_, pass, residual_);  // (N, C)
+    fc_in_ = ln2_.forward(fc_, residual_mid_, pass);                    // (N, C)
+    fc_proj_in_ = fc_and_activate(pass);                                // (N, F)
 }
 
 template <class Real>
@@ -89,25 +88,23 @@ void DecoderBlock<Real>::measure_logits(const Pass& pass) {
 }
 
 template <class Real>
-ResidualStream<Real> DecoderBlock<Real>::decode(const ResidualStream<Real>& in, int first, const Pass& pass) {
+void DecoderBlock<Real>::decode(Real* out, int first, const Pass& pass) {
     const size_t begin = static_cast<size_t>(first) * setup_.model.channels;
-    Real *const residual = residual_ + begin, *const mid = residual_mid_ + begin, *const branch = branch_ + begin;
-    const Real* const in_branch = in.branch ? in.branch + begin : nullptr;
-    make_qkv(ln1_.forward(qkv_, residual, in.residual + begin, in_branch, pass), first, pass);
+    Real *const residual = residual_ + begin, *const mid = residual_mid_ + begin;
+    make_qkv(ln1_.forward(qkv_, residual, pass), first, pass);
     attention_decode<Real>(attention_, attention_low_, qkv_out_, first, pass.N, heads_, pass.stream);
-    attn_proj_.forward(branch, attn_proj_.input(attention_, attention_low_, pass), pass);
-    fc_.forward(fc_out_, ln2_.forward(fc_, mid, residual, branch, pass), pass);
-    fc_proj_.forward(branch, activate(pass), pass);
-    return {residual_mid_, branch_};
+    attn_proj_.forward(mid, attn_proj_.input(attention_, attention_low_, pass), pass, residual);
+    fc_.forward(fc_out_, ln2_.forward(fc_, mid, pass), pass);
+    fc_proj_.forward(out + begin, activate(pass), pass, mid);
 }
 
 template <class Real>
 void DecoderBlock<Real>::recompute(const Pass& pass) {
     const Recompute level = setup_.recompute;
-    if (level == Recompute::block) return forward_to_activation({residual_, nullptr}, pass);
+    if (level == Recompute::block) return forward_to_activation(pass);
     if (level >= Recompute::norm) {
-        qkv_in_ = ln1_.forward(qkv_, nullptr, residual_, nullptr, pass);
-        fc_in_ = ln2_.forward(fc_, nullptr, residual_mid_, nullptr, pass);
+        qkv_in_ = ln1_.forward(qkv_, residual_, pass);
+        fc_in_ = ln2_.forward(fc_, residual_mid_, pass);
     }
     if (level >= Recompute::gelu) fc_proj_in_ = activate(pass);
 }

@@ -1,5 +1,5 @@
-// The block of GPT-2 and its descendants: norm, attention, projection; norm, MLP, projection. The next norm adds each
-// projection's output to the stream. Derived classes make queries, keys and values, and take their gradient back.
+// The block of GPT-2 and its descendants: norm, attention, projection; norm, MLP, projection. Each projection adds its
+// output to the stream in its matmul. Derived classes make queries, keys and values, and take their gradient back.
 #pragma once
 #include "llmc/kernels/activation.h"
 #include "llmc/kernels/attention.h"
@@ -13,8 +13,8 @@ class DecoderBlock : public Block<Real> {
 public:
     Real* residual() const final { return residual_; }
     Linear<Real>& last_layer() final { return fc_proj_; }
-    ResidualStream<Real> forward(const ResidualStream<Real>& in, const Pass& pass) final;
-    ResidualStream<Real> decode(const ResidualStream<Real>& in, int first, const Pass& pass) final;
+    void forward(Real* out, const Pass& pass) final;
+    void decode(Real* out, int first, const Pass& pass) final;
     bool keeps_rows() const final { return setup_.recompute < Recompute::block; }
     void recompute(const Pass& pass) final;
     Gradient<Real> backward(const Gradient<Real>& dstream, Linear<Real>* before, const Pass& pass) final;
@@ -51,7 +51,6 @@ protected:
     float* lse_ = nullptr;           // (B, NH, T)   log of the sum of a row's exp(score)
     Real* residual_mid_ = nullptr;   // (N, C)   after attention
     Real* fc_out_ = nullptr;         // (N, fc's outputs)   before the activation
-    Real* branch_ = nullptr;         // (N, C)   a projection's output; shared
     Real* dbranch_ = nullptr;        // (N, C)   gradient inside a branch, or (N, NH HD) of attention; shared
     Real* dactive_ = nullptr;        // (N, F)   shared
     // (N, fc's outputs) or (N, qkv's)   gradient of that output; or row codes from a product with GELU; shared
@@ -59,7 +58,7 @@ protected:
     float* delta_ = nullptr;  // (B, NH, T)   see attention_backward(); shared
 
 private:
-    void forward_to_activation(const ResidualStream<Real>& in, const Pass& pass);
+    void forward_to_activation(const Pass& pass);
     void measure_logits(const Pass& pass);
     Operand<Real> attend(const Pass& pass);
     Operand<Real> fc_and_activate(const Pass& pass);  // from fc_in_

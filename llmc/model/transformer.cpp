@@ -172,7 +172,7 @@ void Transformer<Real>::embed(int first, int positions, const Pass& pass) {
                       config().padded_vocab(), pass.stream);
     const size_t rows = static_cast<size_t>(pass.B) * positions, all = pass.N;
     if (rows < all) set_bytes(embedded + rows * C, 0, (all - rows) * C * sizeof(Real), pass.stream);
-    if (embedding_norm_) embedding_norm_->forward(residual, nullptr, embedded, nullptr, pass);
+    if (embedding_norm_) embedding_norm_->forward(residual, embedded, pass);
 }
 
 template <class Real>
@@ -184,15 +184,14 @@ void Transformer<Real>::forward(const Pass& pass) {
         const auto unit = use(embedding_unit(), forward_names_, pass);
         embed(0, pass.T, pass);
     }
-    ResidualStream<Real> x{blocks_.front()->residual(), nullptr};
     for (int l = 0; l < config().layers; l++) {
         const auto unit = use(block_unit(l), forward_names_, pass);
-        if (training) offloaded_.acquire(l, pass.stream);
-        x = blocks_[l]->forward(x, pass);  // (N, C)
+        if (training && l + 1 < config().layers) offloaded_.acquire(l + 1, pass.stream);
+        blocks_[l]->forward(output_of_block(l), pass);  // (N, C)
         if (training) offloaded_.keep(l, pass.stream);
     }
     const auto unit = use(final_unit(config()), forward_names_, pass);
-    final_norm_.forward(lnf_, residual_final_, x.residual, x.branch, pass);  // (N, C)
+    final_norm_.forward(lnf_, residual_final_, pass);  // (N, C)
 }
 
 // The head and the loss, a chunk of rows at a time, so that the logits of all rows never exist together. In training,
@@ -349,10 +348,9 @@ int Transformer<Real>::piece_end(int first) const {
 }
 
 // Runs rows first to end - 1 of a sequence, whose tokens from `first` on are uploaded: piece by piece through one block
-// after the other. Only the last piece of the returned stream is valid.
+// after the other, to residual_final_.
 template <class Real>
-ResidualStream<Real> Transformer<Real>::decode(int first, int end, stream_t stream) {
-    ResidualStream<Real> x{blocks_.front()->residual(), nullptr};
+void Transformer<Real>::decode(int first, int end, stream_t stream) {
     // The last piece may reach past the context, where positions have no embedding.
     const int positions = std::min(end, config().context) - first;
     {
@@ -361,12 +359,9 @@ ResidualStream<Real> Transformer<Real>::decode(int first, int end, stream_t stre
     }
     for (int l = 0; l < config().layers; l++) {
         const UnitInUse<Real> unit(weights_, block_unit(l), stream);
-        ResidualStream<Real> out{};
         for (int row = first; row < end; row = piece_end(row))
-            out = blocks_[l]->decode(x, row, pass(PassKind::evaluation, 1, piece_end(row) - row, stream));
-        x = out;
+            blocks_[l]->decode(output_of_block(l), row, pass(PassKind::evaluation, 1, piece_end(row) - row, stream));
     }
-    return x;
 }
 
 template <class Real>
@@ -375,7 +370,7 @@ std::vector<NamedMemory> Transformer<Real>::activations() const {
     std::vector<NamedMemory> activations;
     for (const Unit& unit : weights_.table().units()) {
         const size_t next = activations.size();  // the block that reads this unit's output
-        const void* output = next < blocks_.size() ? blocks_[next]->residual() : residual_final_;
+        const void* output = output_of_block(static_cast<int>(next) - 1);
         if (next < blocks_.size() && offloaded_.is_used()) output = offloaded_.kept(next);
         activations.push_back({"output of " + unit.name, output, bytes});
     }
@@ -399,14 +394,13 @@ std::vector<float> Transformer<Real>::next_token_logits(const int* tokens, int l
     padded.resize(static_cast<size_t>(end - first), 0);
     decoded_.clear();
     upload({padded.data(), nullptr}, pass(PassKind::evaluation, 1, end - first, stream));
-    const ResidualStream<Real> x = decode(first, end, stream);
+    decode(first, end, stream);
     if (blocks_.front()->keeps_rows()) decoded_.assign(tokens, tokens + length);
 
     const size_t begin = static_cast<size_t>(last) * context_.C();
     {
         const UnitInUse<Real> unit(weights_, final_unit(config()), stream);
-        final_norm_.forward(lnf_, residual_final_, x.residual + begin, x.branch + begin,
-                            pass(PassKind::evaluation, 1, end - last, stream));
+        final_norm_.forward(lnf_, residual_final_ + begin, pass(PassKind::evaluation, 1, end - last, stream));
     }
     {
         const UnitInUse<Real> unit(weights_, head_unit_, stream);

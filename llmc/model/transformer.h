@@ -123,7 +123,12 @@ private:
     void embed(int first, int positions, const Pass& pass);
     void forward(const Pass& pass);
     int piece_end(int first) const;
-    ResidualStream<Real> decode(int first, int end, stream_t stream);
+    void decode(int first, int end, stream_t stream);
+    // Returns the memory to which block l writes the residual stream. Block -1 is the embedding.
+    Real* output_of_block(int l) const {
+        const size_t next = static_cast<size_t>(l + 1);
+        return next < blocks_.size() ? blocks_[next]->residual() : residual_final_;
+    }
     void loss_and_head_gradients(float loss_weight, const float* loss_scale, const Pass& pass);
     template <class Work>
     void backward_unit(size_t unit, const Pass& pass, Work&& work);

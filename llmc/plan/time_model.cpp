@@ -80,9 +80,8 @@ constexpr double kQuantizeOutput = 4, kQuantizeGradient = 1.5;
 
 // Bytes per token and layer, in units of C; those of the activation in units of the channels that it reads and writes.
 // FP8 codes in two layouts are as large as a BF16 value.
-constexpr double kNormForward = 8;       // reads both sides of the residual sum, writes the sum and its norm
-constexpr double kNormAgain = 4;         // recomputed: reads the sum, writes the norm
-constexpr double kNormBackward = 8;      // reads dy, x and the residual gradient, writes the latter
+constexpr double kNormForward = 4;   // reads the stream, writes its norm; the matmul before it has added to the stream
+constexpr double kNormBackward = 8;  // reads dy, x and the residual gradient, writes the latter
 constexpr double kNormBackwardFp8 = 2;   // and writes it quantized
 constexpr double kCastInput = 3;         // --fp8-grad bf16: reads a layer's input, writes row codes
 constexpr double kActivation = 2;        // reads or writes a channel
@@ -91,7 +90,7 @@ constexpr double kRope = 8;              // queries and keys, forward and backwa
 constexpr double kLogits = 4;            // per id of the vocabulary: read and written in place
 constexpr double kLogitsFp8 = 5;         // read, written as row codes, which are transposed
 constexpr double kLogitsMeasured = 2;    // and read once more, if the scale follows from their own gradient
-constexpr double kEmbedding = 26;        // embedding forward, wte and wpe backward (FP32), final norm
+constexpr double kEmbedding = 22;        // embedding forward, wte and wpe backward (FP32), final norm
 constexpr double kKernelsPerLayer = 20;  // launches besides the matmuls, in a micro-step
 
 // Bytes per parameter in an optimizer step: the gradient is read twice (norm, update), the master is read and written,
@@ -273,8 +272,10 @@ public:
         std::map<std::string, Passes> known;  // blocks are alike
         for (const TensorRow& row : matrices_) {
             const bool in_fp8 = fp8_.contains(row.layer());
-            const auto [found, is_new] = known.try_emplace(fmt::format("{}x{} {}", row.rows, row.columns, in_fp8));
-            if (is_new) found->second = linear(N_, row.rows, row.columns, in_fp8, added);
+            const bool adds = row.layer().ends_with("_proj");  // to the residual stream
+            const auto [found, is_new] =
+                known.try_emplace(fmt::format("{}x{} {} {}", row.rows, row.columns, in_fp8, adds));
+            if (is_new) found->second = linear(N_, row.rows, row.columns, in_fp8, added, adds ? sizeof(bf16) : 0);
             all.forward += found->second.forward;
             all.backward += found->second.backward;
         }
@@ -326,7 +327,7 @@ public:
         }
         if (config_.recompute >= Recompute::norm) {
             forward -= cast_share_ * 2 * C_;
-            if (!block_again) again += 2 * C_ * (kNormAgain - cast_share_);
+            if (!block_again) again += 2 * C_ * (kNormForward - cast_share_);
         }
         const double backward = 2 * C_ * (kNormBackward + cast_share_ * kNormBackwardFp8) + bytes.rope / 2 +
                                 (1 - gelu_backward_) * bytes.activation_backward +
@@ -377,9 +378,9 @@ public:
 
 private:
     // The three products of a linear layer for N tokens. The weight's gradient is FP32, and most micro-steps add to it:
-    // `added` is their share.
-    Passes linear(double N, double OC, double C, bool in_fp8, double added) const {
-        return {time_.matmul({N, OC, C, kind_of(Product::forward, in_fp8)}),
+    // `added` is their share. Forward reads `addend` bytes per output.
+    Passes linear(double N, double OC, double C, bool in_fp8, double added, double addend = 0) const {
+        return {time_.matmul({N, OC, C, kind_of(Product::forward, in_fp8), sizeof(bf16), addend}),
                 time_.matmul({N, C, OC, kind_of(Product::dgrad, in_fp8)}) +
                     time_.matmul({OC, C, N, kind_of(Product::wgrad, in_fp8), 4, 4 * added})};
     }

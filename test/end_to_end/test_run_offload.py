@@ -56,9 +56,9 @@ def check_overlap(test, runs):
     traces = {order: Trace(run.path("trace-rank0.json")) for order, run in runs.items()}
     now, lazy = traces["now"], traces["lazy"]
     # Inputs of blocks go to the host behind the next block, and come back while the block above is at work. Backward
-    # begins with two blocks whose inputs are still on the device.
+    # begins with three blocks whose inputs are still on the device.
     for copy, step, blocks in (("residual to the host", 1, [*range(BLOCKS)]),
-                               ("residual to the device", -1, [*range(BLOCKS - 3, -1, -1)])):
+                               ("residual to the device", -1, [*range(BLOCKS - 4, -1, -1)])):
         for i, block in enumerate(blocks):
             beside = f"block {block + 1} {'forward' if step > 0 else 'backward'}"
             early, late = (t.named(copy)[i::len(blocks)] for t in (now, lazy))

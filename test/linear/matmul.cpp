@@ -23,10 +23,11 @@ void check_products(int N, int C, int OC) {
     Matmul matmul(false);
     matmul.reserve({N, C, OC});
     DeviceArray<Real> d_inp(inp), d_weight(weight), d_bias(bias), d_dout(dout);
-    DeviceArray<Real> out(out_size), out_plain(out_size), dinp(inp_size);
+    DeviceArray<Real> out(out_size), out_plain(out_size), out_added(out_size), dinp(inp_size);
     DeviceArray<float> dweight(weight_size);
     matmul.forward<Real>(out, d_inp, d_weight, d_bias, N, C, OC, test_stream());
     matmul.forward<Real>(out_plain, d_inp, d_weight, nullptr, N, C, OC, test_stream());
+    matmul.forward<Real>(out_added, d_inp, d_weight, d_bias, N, C, OC, test_stream(), d_dout);
     matmul.dgrad<Real>(dinp, d_dout, d_weight, N, C, OC, test_stream());
     matmul.wgrad<Real>(dweight, d_dout, d_inp, N, C, OC, false, test_stream());
 
@@ -35,6 +36,7 @@ void check_products(int N, int C, int OC) {
         wgrad(transposed(d, N, OC), transposed(x, N, C), N);
     CHECK(part_of_allowed(out.download(), forward.plus(to_doubles(bias)), u) <= 1);
     CHECK(part_of_allowed(out_plain.download(), forward, u) <= 1);
+    CHECK(part_of_allowed(out_added.download(), forward.plus(to_doubles(bias)).plus(d), u) <= most_of_added());
     CHECK(part_of_allowed(dinp.download(), dgrad, u) <= 1);
     CHECK(part_of_allowed(dweight.download(), wgrad, u) <= 1);
 

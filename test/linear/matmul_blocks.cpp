@@ -91,7 +91,7 @@ TEST_CASE("products with block scales equal FP64 products of the dequantized ope
         DeviceArray<float> dweight(static_cast<size_t>(OC) * C);
         Matmul matmul(false, FastAccumulation::forward, scaling);
         matmul.reserve({N, C, OC});
-        matmul.forward_fp8(out, x.row, x.row_scale_inv(), w.row, w.row_scale_inv(), d_bias, N, C, OC, test_stream());
+        matmul.forward_fp8(out, x.row, x.row_scale_inv(), w.row, w.row_scale_inv(), {d_bias}, N, C, OC, test_stream());
         matmul.dgrad_fp8<e4m3>(dinp, d.row, d.row_scale_inv(), w.transposed, w.transposed_scale_inv(), N, C, OC,
                                test_stream());
         for (const bool accumulate : {false, true})
@@ -119,7 +119,7 @@ TEST_CASE("products with block scales refuse dimensions that do not divide into 
     Matmul blocks(false, FastAccumulation::none, Fp8Scaling::block);
     blocks.reserve({128, 128, 128});
     CHECK(error_of([&] {
-              blocks.forward_fp8(out, a, scales, b, scales, nullptr, 64, 128, 128, test_stream());
+              blocks.forward_fp8(out, a, scales, b, scales, {}, 64, 128, 128, test_stream());
           }).find("with block scales N=64 C=128 OC=128: N=64 is not a multiple of 128") != std::string::npos);
     CHECK(error_of([&] {
               blocks.dgrad_fp8<e5m2>(out, gradient, scales, b, scales, 128, 128, 128, test_stream());

@@ -36,10 +36,12 @@ void check_fp8_products(int N, int C, int OC, FastAccumulation fast = FastAccumu
         wgrad(to_doubles(o.dout_transposed), to_doubles(o.x_transposed), N, dout_scale * x_scale);
     CHECK(part_of_allowed(results.out_without_bias, forward, u) <= 1);
     CHECK(part_of_allowed(results.out, forward.plus(to_doubles(o.bias)), u) <= 1);
+    const ExactSums added = forward.plus(to_doubles(o.bias)).plus(to_doubles(results.out_without_bias));
+    CHECK(part_of_allowed(results.out_added, added, u) <= most_of_added());
     CHECK(part_of_allowed(results.dinp, dgrad, u) <= 1);
     CHECK(part_of_allowed(results.dweight, wgrad, u) <= 1);
     CHECK(part_of_allowed(results.dweight_twice, wgrad.twice(), u) <= 1);
-    CHECK(matmul.counts().fp8 == 5);
+    CHECK(matmul.counts().fp8 == 6);
     CHECK(matmul.counts().bf16 == 0);
     if (Matmul::emulated_because(Fp8Scaling::tensor).empty()) CHECK(matmul.counts().emulated == 0);
 }
@@ -71,7 +73,7 @@ struct TimesIdentity {
     std::vector<bf16> forward(const std::vector<e4m3>& codes) {
         DeviceArray<e4m3> x(codes);
         DeviceArray<bf16> out(256);
-        matmul.forward_fp8(out, x, scale.inv(), identity, identity_scale.inv(), nullptr, 16, 16, 16, test_stream());
+        matmul.forward_fp8(out, x, scale.inv(), identity, identity_scale.inv(), {}, 16, 16, 16, test_stream());
         return out.download();
     }
     std::vector<float> wgrad(const std::vector<e5m2>& codes) {
@@ -137,8 +139,8 @@ TEST_CASE("an FP8 product repeated has the same bits, in another buffer too") {
     Matmul matmul(false);
     matmul.reserve({N, C, OC});
     copy_on_device(shifted_inp + 16, d_inp, N * C, test_stream());
-    matmul.forward_fp8(out, d_inp, inp_scale.inv(), d_weight, weight_scale.inv(), nullptr, N, C, OC, test_stream());
-    matmul.forward_fp8(again + 8, shifted_inp + 16, inp_scale.inv(), d_weight, weight_scale.inv(), nullptr, N, C, OC,
+    matmul.forward_fp8(out, d_inp, inp_scale.inv(), d_weight, weight_scale.inv(), {}, N, C, OC, test_stream());
+    matmul.forward_fp8(again + 8, shifted_inp + 16, inp_scale.inv(), d_weight, weight_scale.inv(), {}, N, C, OC,
                        test_stream());
     const std::vector<bf16> first = out.download(), second = again.download();
     CHECK(std::memcmp(first.data(), second.data() + 8, first.size() * sizeof(bf16)) == 0);
@@ -153,7 +155,7 @@ TEST_CASE("an FP8 product with a shape, scale or pointer that it cannot have is 
     const TensorScale one(1);
     Matmul matmul(false);
     const auto forward = [&](int N, int C, int OC, const float* inp_inv, const float* weight_inv) {
-        matmul.forward_fp8(out, x, inp_inv, x, weight_inv, nullptr, N, C, OC, test_stream());
+        matmul.forward_fp8(out, x, inp_inv, x, weight_inv, {}, N, C, OC, test_stream());
     };
     if (device_info().is_host)
         CHECK_THROWS_WITH(forward(n, n, n, one.inv(), one.inv()),

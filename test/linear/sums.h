@@ -76,6 +76,10 @@ inline double fp32_unit() { return device_info().is_host ? 0x1p-24 : 0x1p-23; }
 // arXiv 2412.19437).
 inline double fp8_unit() { return device_info().is_host ? 0x1p-24 : 0x1p-13; }
 
+// The most that part_of_allowed() may be for a product that adds to another matrix: cuBLASLt may round the product to
+// BF16 before it adds.
+inline double most_of_added() { return device_info().is_host ? 1 : 2; }
+
 // Transposes (rows, columns) to (columns, rows).
 template <class T>
 std::vector<T> transposed(const std::vector<T>& values, int rows, int columns) {
@@ -125,19 +129,21 @@ struct Fp8Operands {
           bias(random_normal<bf16>(OC, 2.0f, 4)) {}
 
     struct Results {
-        std::vector<bf16> out, out_without_bias, dinp;
-        std::vector<float> dweight, dweight_twice;  // the second one is added to the first
+        std::vector<bf16> out, out_without_bias, out_added, dinp;  // out_added: with out_without_bias added
+        std::vector<float> dweight, dweight_twice;                 // the second one is added to the first
     };
     Results multiply(Matmul& matmul) const {
         const stream_t stream = test_stream();
         DeviceArray<e4m3> d_x(x), d_weight(weight), d_x_transposed(x_transposed),
             d_weight_transposed(weight_transposed);
         DeviceArray<F8> d_dout(dout), d_dout_transposed(dout_transposed);
-        DeviceArray<bf16> d_bias(bias), out(dout.size()), out_without_bias(dout.size()), dinp(x.size());
+        DeviceArray<bf16> d_bias(bias), out(dout.size()), out_without_bias(dout.size()), out_added(dout.size()),
+            dinp(x.size());
         DeviceArray<float> dweight(weight.size());
         matmul.reserve({N, C, OC});
-        const auto forward = [&](bf16* to, const bf16* with_bias) {
-            matmul.forward_fp8(to, d_x, x_scale.inv(), d_weight, weight_scale.inv(), with_bias, N, C, OC, stream);
+        const auto forward = [&](bf16* to, const bf16* with_bias, const bf16* addend = nullptr) {
+            matmul.forward_fp8(to, d_x, x_scale.inv(), d_weight, weight_scale.inv(), {with_bias, addend}, N, C, OC,
+                               stream);
         };
         const auto wgrad = [&](bool accumulate) {
             matmul.wgrad_fp8<F8>(dweight, d_dout_transposed, dout_scale.inv(), d_x_transposed, x_scale.inv(), N, C, OC,
@@ -146,9 +152,10 @@ struct Fp8Operands {
         };
         forward(out, d_bias);
         forward(out_without_bias, nullptr);
+        forward(out_added, d_bias, out_without_bias);
         matmul.dgrad_fp8<F8>(dinp, d_dout, dout_scale.inv(), d_weight_transposed, weight_scale.inv(), N, C, OC, stream);
         const std::vector<float> first = wgrad(false);
-        return {out.download(), out_without_bias.download(), dinp.download(), first, wgrad(true)};
+        return {out.download(), out_without_bias.download(), out_added.download(), dinp.download(), first, wgrad(true)};
     }
 };
 

@@ -30,12 +30,12 @@ class MlpBlock : public Block<Real> {
 public:
     MlpBlock(ModelContext<Real>& c, int layer)
         : up_(c.linear, block_prefix(layer) + "up", c.setup.N(), {.kind = "up"}),
-          down_(c.linear, block_prefix(layer) + "down", c.setup.N(), {.kind = "down"}),
+          down_(c.linear, block_prefix(layer) + "down", c.setup.N(), {.kind = "down", .has_addend = true}),
           norm_(c, block_prefix(layer) + "norm", true) {
         const size_t N = c.N(), C = c.C();
         c.activations.plan(&residual_, N * C);
         c.activations.plan(&hidden_, N * 2 * C);
-        for (auto [name, tensor] : {std::pair{"branch", &branch_}, {"dbranch", &dbranch_}, {"dhidden", &dhidden_}})
+        for (auto [name, tensor] : {std::pair{"dbranch", &dbranch_}, {"dhidden", &dhidden_}})
             c.activations.plan_shared(name, tensor, N * 2 * C);
     }
     static size_t scratch(const ModelConfig& config, int B, int T) {
@@ -47,21 +47,17 @@ public:
     Real* residual() const override { return residual_; }
     Linear<Real>& last_layer() override { return down_; }
 
-    ResidualStream<Real> forward(const ResidualStream<Real>& in, const Pass& pass) override {
-        up_in_ = norm_.forward(up_, residual_, in.residual, in.branch, pass);
+    void forward(Real* out, const Pass& pass) override {
+        up_in_ = norm_.forward(up_, residual_, pass);
         up_.forward(hidden_, up_in_, pass);
         down_in_ = activate(pass);
-        down_.forward(branch_, down_in_, pass);
-        return {residual_, branch_};
+        down_.forward(out, down_in_, pass, residual_);
     }
-    ResidualStream<Real> decode(const ResidualStream<Real>& in, int first, const Pass& pass) override {
+    void decode(Real* out, int first, const Pass& pass) override {
         const size_t begin = static_cast<size_t>(first) * static_cast<size_t>(up_.shape().C);
-        Real *const residual = residual_ + begin, *const branch = branch_ + begin;
-        const Real* const in_branch = in.branch ? in.branch + begin : nullptr;
-        up_in_ = norm_.forward(up_, residual, in.residual + begin, in_branch, pass);
+        up_in_ = norm_.forward(up_, residual_ + begin, pass);
         up_.forward(hidden_, up_in_, pass);
-        down_.forward(branch, activate(pass), pass);
-        return {residual_, branch_};
+        down_.forward(out + begin, activate(pass), pass, residual_ + begin);
     }
     bool keeps_rows() const override { return true; }
     void recompute(const Pass&) override {}
@@ -91,7 +87,7 @@ private:
 
     Linear<Real> up_, down_;
     Norm<Real> norm_;
-    Real *residual_, *hidden_, *branch_, *dbranch_, *dhidden_;
+    Real *residual_, *hidden_, *dbranch_, *dhidden_;
     Operand<Real> up_in_, down_in_;
 };
 

@@ -73,15 +73,15 @@ double per_token_and_layer(const Fp8Config* fp8, Recompute recompute = Recompute
 }  // namespace
 TEST_SUITE_BEGIN(kOnce);
 
-TEST_CASE("traffic: element-wise kernels move 76 C bytes a token and layer under delayed scaling") {
-    // Two norms forward: 2 residual terms and the sum, FP8 twice (8 each); GELU (16) and its gradient (24); two norms
+TEST_CASE("traffic: element-wise kernels move 68 C bytes a token and layer under delayed scaling") {
+    // Two norms forward: the residual stream, FP8 twice (4 each); GELU (16) and its gradient (24); two norms
     // backward: gradient, input, residual's gradient in and out, FP8 twice (10 each). In addition: statistics, and
     // partial sums of weights' and biases' gradients, which shrink with longer micro-batches.
     const Fp8Config delayed = recipe(Fp8Recipe::delayed), current = recipe(Fp8Recipe::current);
     const double bytes = per_token_and_layer(&delayed);
     MESSAGE("delayed: " << bytes << " C");
-    CHECK(bytes > 76.0);
-    CHECK(bytes < 79.0);
+    CHECK(bytes > 68.0);
+    CHECK(bytes < 71.0);
     // The cost of recomputing GELU: the 8 that it reads. Each pass writes one layout of codes. Norms read 2 each.
     CHECK(per_token_and_layer(&delayed, Recompute::gelu) - bytes == doctest::Approx(8).epsilon(0.01));
     CHECK(per_token_and_layer(&delayed, Recompute::norm) - bytes == doctest::Approx(8 + 4).epsilon(0.02));
