@@ -14,7 +14,9 @@ namespace {
 constexpr double kCallLatency = 6.6e-6, kNvlinkLatency = 0.6e-6, kPcieLatency = 1.0e-6, kNetLatency = 2.7e-6;
 
 // Multiprocessors that NCCL's kernels hold while a collective runs: a ring over NVLink without registered buffers has
-// 16 to 24 (published), and one over PCIe few (assumed). Matmuls and attention fill the card and wait for the rest.
+// 16 to 24 (published), and one over PCIe few (assumed). Our own kernels then run on the rest. cuBLASLt's matmuls have
+// one block per multiprocessor and divide the tiles beforehand, so blocks without a multiprocessor start when others
+// have ended, and a matmul takes twice as long (published, pytorch#143988; not measured here).
 constexpr double kNvlinkMultiprocessors = 24, kPcieMultiprocessors = 4;
 
 constexpr double kAsGood = 1.01;  // a step that is up to 1 % longer counts as equal
@@ -118,7 +120,8 @@ StepPrediction predict_step(PlannedRun run, const StagePlan& plan) {
         (sent.forwards * kernels.blocks_forward + sent.backwards * kernels.blocks_backward) / run.config.micro_steps;
     const double overlapped = std::min(weights + gradients - alone, compute);
     const double held = run.gpu.link == Link::nvlink ? kNvlinkMultiprocessors : kPcieMultiprocessors;
-    const double slowed = overlapped * held / (run.gpu.multiprocessors - held);
+    const double matmuls = kernels.products / (kernels.products + kernels.attention + kernels.elementwise);
+    const double slowed = overlapped * (matmuls + (1 - matmuls) * held / (run.gpu.multiprocessors - held));
     // Muon's exchange runs in the compute stream, so nothing overlaps it.
     const double directions = milliseconds(sent.optimizer, sent.group, in_node, true, run.gpu.link, gathers);
     return {kernels.total(), directions + alone + slowed + weights + gradients - alone - overlapped};
