@@ -48,7 +48,9 @@ bool is_used(const Layer& layer, const Case& c) {
     const Product& p = c.product;
     const bool head = layer.name == "lm_head";
     if (!c.in_matmul() || (head && p.has_block_scales())) return false;
-    if (p.kind == Product::forward) return p.bias != head && (!is_fp8(p.type) || c.fast != p.has_block_scales());
+    const bool adds = layer.name.ends_with("_proj");  // to the residual stream
+    if (p.kind == Product::forward)
+        return p.bias != head && p.accumulate == adds && (!is_fp8(p.type) || c.fast != p.has_block_scales());
     return !p.bias && !c.fast;
 }
 
@@ -95,7 +97,7 @@ std::string Case::key() const {
 
 bool Case::in_matmul() const {
     const Product& p = product;
-    if (p.kind == Product::forward ? p.accumulate || p.type == OperandType::e5m2_e4m3 : p.bias) return false;
+    if (p.kind == Product::forward ? p.type == OperandType::e5m2_e4m3 : p.bias) return false;
     if (p.kind == Product::dgrad && p.accumulate) return false;
     if (!is_fp8(p.type)) return true;
     const int multiple = p.has_block_scales() ? kScaleVector : 16;
@@ -105,7 +107,8 @@ bool Case::in_matmul() const {
 
 double Case::error_limit() const {
     if (fast) return 2e-2;
-    if (product.result_element() == Product::Element::bf16) return 2.5e-3;
+    // Some of cuBLASLt's algorithms round a BF16 product before they add it: sqrt(2) times the error of one rounding.
+    if (product.result_element() == Product::Element::bf16) return product.accumulate ? 3.5e-3 : 2.5e-3;
     if (is_fp8(product.type)) return 1e-3;
     return 1e-5 + Gemm(product).inner / 16 * 0x1p-23;  // tensor cores cut off low bits once every 16 elements
 }

@@ -124,10 +124,12 @@ void Runner::make(const Case& c, const ProductTensors& t, Outcome& outcome) {
     auto* out16 = static_cast<bf16*>(t.result);
     auto* out32 = static_cast<float*>(t.result);
     const auto* bias = static_cast<const bf16*>(t.bias);
+    const bf16* const addend = p.accumulate ? out16 : nullptr;
     const bool e5 = p.type == OperandType::e5m2_e4m3;
     if (p.kind == Product::forward)
-        is_fp8(p.type) ? m.forward_fp8(out16, a8, t.first_scale_inv, b8, t.second_scale_inv, bias, N, C, OC, stream_)
-                       : m.forward(out16, a16, b16, bias, N, C, OC, stream_);
+        is_fp8(p.type)
+            ? m.forward_fp8(out16, a8, t.first_scale_inv, b8, t.second_scale_inv, {bias, addend}, N, C, OC, stream_)
+            : m.forward(out16, a16, b16, bias, N, C, OC, stream_, addend);
     else if (p.kind == Product::dgrad)
         !is_fp8(p.type) ? m.dgrad(out16, a16, b16, N, C, OC, stream_)
         : e5            ? m.dgrad_fp8(out16, a52, t.first_scale_inv, b8, t.second_scale_inv, N, C, OC, stream_)
