@@ -191,6 +191,12 @@ LLMC_DEVICE void wait_for_products() {
     LLMC_NAMES_32                                                                                                 \
     ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, " \
     "%53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define LLMC_NAMES_128                                                                             \
+    LLMC_NAMES_64                                                                                  \
+    ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "           \
+    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "             \
+    "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+    "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
 // d (64, 128) = or += a b^T: a is 64 rows of a tile, b 128 rows of one, both 16 columns wide. `accumulate` false: the
 // old d is not read.
@@ -222,8 +228,8 @@ LLMC_DEVICE void multiply_registers(float (&d)[32], const uint32_t (&a)[4], uint
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
-// d (64, N) = or += a b^T on FP8 codes, N = 128 or 64: 64 rows of a tile of F8, N rows of one of E4M3, both 32 codes
-// wide. These are as many bytes as sixteen columns of BF16. A, B and ACCUMULATE are the operands' numbers.
+// d (64, N) = or += a b^T on FP8 codes, N = 256, 128 or 64: 64 rows of a tile of F8, N rows of one of E4M3, both 32
+// codes wide. These are as many bytes as sixteen columns of BF16. A, B and ACCUMULATE are the operands' numbers.
 #define LLMC_MULTIPLY_CODES(TYPE, N, NAMES, A, B, ACCUMULATE, ...)                                              \
     asm volatile("{\n\t.reg .pred accumulate;\n\tsetp.ne.b32 accumulate, %" ACCUMULATE                          \
                  ", 0;\n\twgmma.mma_async.sync.aligned.m64n" N "k32.f32." TYPE ".e4m3 {" NAMES "}, %" A ", %" B \
@@ -238,6 +244,8 @@ LLMC_DEVICE void multiply_registers(float (&d)[32], const uint32_t (&a)[4], uint
         else                                                                                    \
             LLMC_MULTIPLY_CODES("e4m3", __VA_ARGS__);                                           \
     }
+LLMC_DEFINE_MULTIPLY_CODES(128, "256", LLMC_NAMES_128, "128", "129", "130", LLMC_D32(0), LLMC_D32(32), LLMC_D32(64),
+                           LLMC_D32(96))
 LLMC_DEFINE_MULTIPLY_CODES(64, "128", LLMC_NAMES_64, "64", "65", "66", LLMC_D32(0), LLMC_D32(32))
 LLMC_DEFINE_MULTIPLY_CODES(32, "64", LLMC_NAMES_32, "32", "33", "34", LLMC_D32(0))
 #undef LLMC_DEFINE_MULTIPLY_CODES
@@ -269,6 +277,7 @@ LLMC_DEVICE void load_transposed_matrices(uint32_t row, uint32_t (&r)[4]) {
 #undef LLMC_D32
 #undef LLMC_NAMES_32
 #undef LLMC_NAMES_64
+#undef LLMC_NAMES_128
 
 #endif  // LLMC_ON_GPU
 

@@ -25,7 +25,7 @@ TEST_CASE("Hopper's products with GELU refuse other shapes, and passes that only
             },
             ExitCode::failure);
     };
-    for (const auto& [N, K, F] : {std::tuple{64, 128, 128}, {128, 128, 192}, {128, 24, 128}, {0, 128, 128}})
-        CHECK(refusal(N, K, F, QuantizePass::train).find("must be multiples of 128") != std::string::npos);
-    CHECK(refusal(128, 128, 128, QuantizePass::measure).find("measures nothing") != std::string::npos);
+    for (const auto& [N, K, F] : {std::tuple{64, 128, 256}, {128, 128, 384}, {128, 24, 256}, {0, 128, 256}})
+        CHECK(refusal(N, K, F, QuantizePass::train).find("must be a multiple of 128") != std::string::npos);
+    CHECK(refusal(128, 128, 256, QuantizePass::measure).find("measures nothing") != std::string::npos);
 }

@@ -75,6 +75,7 @@ struct Measured {
     Precision precision;
     double ms;                                                          // of a step; 0: not measured
     double matmuls = 0, attention = 0, elementwise = 0, optimizer = 0;  // ms of kernels
+    double gelu_us = 0;  // of a layer's matmuls with GELU, forward and backward
 };
 
 // One micro-step at T = 1024 without recomputation, or Llama 3 8B: eight at T = 2048, as --fit makes it.
@@ -103,16 +104,17 @@ TEST_CASE("time model: steps within 10 % of those of this program, and their par
     // An H100 80GB HBM3 (driver 580.159.04, cuBLASLt 13.1) on 2026-11-27: steps are medians of the last ten of 15, or
     // of 3 to 6 for Llama; parts are kernels by CUPTI, without the first step's. 355M, and the parts of 124M in BF16:
     // on 2026-11-26, where attention's backward pass of 355M was one kernel. Norms read both sides of the residual sum
-    // and wrote it, which matmuls do now.
+    // and wrote it, which matmuls do now. Matmuls with GELU have other kernels since 2026-11-29, so computed times get
+    // the measured ones instead.
     const Precision bf16 = Precision::bf16, fp8 = Precision::fp8;
     const Measured runs[] = {
         {"124M BF16", "d12", 0, 64, 1024, bf16, 113.5, 70.3, 0, 23.8, 1.51},
         {"six layers of 124M, BF16", "d12", 6, 64, 1024, bf16, 0, 45.01, 9.66, 14.95},
-        {"124M FP8", "d12", 0, 64, 1024, fp8, 93.0, 54.99, 19.43, 15.1, 2.21},
+        {"124M FP8", "d12", 0, 64, 1024, fp8, 93.0, 54.99, 19.43, 15.1, 2.21, 514 + 613},
         {"355M BF16", "d24", 0, 32, 1024, bf16, 156.2},
         {"1558M BF16", "d48", 0, 16, 1024, bf16, 322.7, 215.6, 0, 40.1, 17.9},
-        {"six layers of 1558M, FP8", "d48", 6, 16, 1024, fp8, 0, 27.87, 5.32, 4.4, 3.73},
-        {"1558M FP8", "d48", 0, 16, 1024, fp8, 234.0},
+        {"six layers of 1558M, FP8", "d48", 6, 16, 1024, fp8, 0, 27.87, 5.32, 4.4, 3.73, 396 + 478},
+        {"1558M FP8", "d48", 0, 16, 1024, fp8, 234.0, 0, 0, 0, 0, 396 + 478},
         {"two layers of Llama 3 8B, FP8", "llama3-8b", 2, 2, 4096, fp8, 0, 27.41, 4.37, 0, 10.69},
         {"Llama 3 8B FP8", "llama3-8b", 0, 2, 2048, fp8, 2271},
         {"Llama 3 8B FP8", "llama3-8b", 0, 4, 2048, fp8, 4283},
@@ -124,14 +126,21 @@ TEST_CASE("time model: steps within 10 % of those of this program, and their par
             CAPTURE(m.run);
             const PlannedRun run = run_of(m, rates);
             const StepTime computed = step_time(run, m.precision, 1);
+            double older = 0;
+            if (m.gelu_us > 0) {
+                const TimeModel model(run.gpu, rates);
+                const double C = run.config.model.channels, N = m.batch * m.seq;
+                const double now = model.matmul_gelu(N, 4 * C, C, false) + model.matmul_gelu(N, 4 * C, C, true);
+                older = run.config.model.layers * (1e-3 * m.gelu_us - now);
+            }
             const auto holds = [&](const char* part, double ms, double measured, double within) {
                 CAPTURE(part);
                 CAPTURE(ms);
                 CAPTURE(measured);
                 CHECK((measured == 0 || std::abs(ms / measured - 1) < within));
             };
-            holds("step", computed.total(), m.ms, 0.1);
-            holds("matmuls", computed.products, m.matmuls, 0.15);
+            holds("step", computed.total() + older, m.ms, 0.1);
+            holds("matmuls", computed.products + older, m.matmuls, 0.15);
             holds("attention", computed.attention, m.attention, 0.15);
             const double layers = run.config.model.layers, tokens = run.config.batch * run.config.seq;
             const double norms = (2 * layers + 1) * tokens * run.config.model.channels * 4;  // bytes
@@ -240,10 +249,13 @@ TEST_CASE("time model: matmuls as measured on an H100") {
                                    us(h100.matmul({layer.OC, layer.C, layer.N, layer.wgrad, 4}))};
         for (int i = 0; i < 3; i++) CHECK(computed[i] == doctest::Approx(layer.us[i]).epsilon(0.15));
     }
-    // With GELU, in a run of 124M and one of 1558M, within 3 %.
+    // With GELU, in a run of 124M and one of 1558M: measured with kernels whose epilogues hardly overlapped (513 and
+    // 394 us computed forward, 613 and 481 backward). Predicted, now that they overlap: 10 to 40 % less.
     for (const auto& [N, C, forward, backward] : {std::array{65536., 768., 514., 613.}, {16384., 1600., 396., 478.}}) {
-        CHECK(1e3 * h100.matmul_gelu(N, 4 * C, C, false) == doctest::Approx(forward).epsilon(0.03));
-        CHECK(1e3 * h100.matmul_gelu(N, 4 * C, C, true) == doctest::Approx(backward).epsilon(0.03));
+        for (const bool is_backward : {false, true}) {
+            const double share = 1e3 * h100.matmul_gelu(N, 4 * C, C, is_backward) / (is_backward ? backward : forward);
+            CHECK((share > 0.6 && share < 0.9));
+        }
     }
 }
 

@@ -13,7 +13,7 @@
 // added up in FP32 in backward, as with --fp8-fast-accum forward. Deterministic, and independent of the card's number
 // of multiprocessors.
 //
-// Written for this project. The order of work is that of CUTLASS's "ping-pong" kernels.
+// Written for this project. dev/notes/hopper_matmul_gelu.md explains the design and its cost.
 #pragma once
 #include "llmc/kernels/activation.h"
 
@@ -28,7 +28,7 @@ struct Codes {
 
 // N tokens, K channels that are summed over, F channels of h.
 constexpr bool can_multiply_with_gelu(int N, int K, int F) {
-    return N > 0 && F > 0 && N % 128 == 0 && F % 128 == 0 && K > 0 && K % 16 == 0;
+    return N > 0 && F > 0 && N % 128 == 0 && F % 256 == 0 && K > 0 && K % 16 == 0;
 }
 
 // x (N, K), weight (F, K), bias (F). Either layout of `out` may be nullptr, and neither may overlap x. Needs a pass
