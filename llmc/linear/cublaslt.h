@@ -16,9 +16,6 @@
 
 namespace llmc {
 
-// The size that cuBLAS recommends for Hopper, then smaller ones for when memory is short.
-constexpr size_t kLtWorkspaces[] = {size_t{32} << 20, size_t{4} << 20, 0};
-constexpr size_t kLtWorkspaceBytes = kLtWorkspaces[0];
 // Algorithms are requested for this alignment, whatever a pointer's real one. The choice then depends on the shape
 // alone, so a recomputed product in another buffer has the same bits. Hopper's copies (TMA) need no more.
 constexpr uint32_t kLtAlignment = 16;

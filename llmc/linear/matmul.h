@@ -165,8 +165,10 @@ public:
     // for its operands is allocated at its first run.
     void reserve(const LinearShape& shape);
     size_t reserved_bytes() const;
-    // The reserved_bytes() of these layers.
+    // The reserved_bytes() of these layers on this device, or on a GPU of this compute capability (90 for sm_90) with
+    // the newest cuBLASLt.
     static size_t planned_bytes(const std::vector<LinearShape>& shapes, Fp8Scaling scaling = Fp8Scaling::tensor);
+    static size_t planned_bytes(const std::vector<LinearShape>& shapes, Fp8Scaling scaling, int compute_capability);
 
     // out (N, OC) = inp (N, C) * weight (OC, C)^T + bias (OC) + addend (N, OC), of which the last two may be nullptr.
     // Rounded once, after the bias.

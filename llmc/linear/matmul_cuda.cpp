@@ -46,21 +46,6 @@ bool card_lacks(Fp8Scaling scaling) {
     return scaling != Fp8Scaling::tensor && !Matmul::emulated_because(scaling).empty();
 }
 
-// Sizes of the buffers for dequantized operands, in elements.
-struct EmulationSizes {
-    size_t first = 0, second = 0;
-
-    void cover(const Gemm& g) {
-        first = std::max(first, g.first_size());
-        second = std::max(second, g.second_size());
-    }
-    void cover(const Matmul::LinearShape& s) {
-        for (const Product::Kind kind : {Product::forward, Product::dgrad, Product::wgrad})
-            cover(Gemm({kind, OperandType::e4m3, s.N, s.C, s.OC, false, false}));
-    }
-    size_t bytes() const { return (first + second) * sizeof(bf16); }
-};
-
 // Descriptors of one product, and the algorithms that may run it.
 struct Plan {
     cublasLtMatmulDesc_t operation = nullptr;

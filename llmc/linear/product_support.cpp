@@ -52,4 +52,21 @@ std::string why_not_native(Fp8Scaling scaling, const LtVersions& versions, int c
                        row.what, cuda, lt_version_text(versions.compiled));
 }
 
+void EmulationSizes::cover(const Gemm& g) {
+    first = std::max(first, g.first_size());
+    second = std::max(second, g.second_size());
+}
+
+void EmulationSizes::cover(const Matmul::LinearShape& s) {
+    for (const Product::Kind kind : {Product::forward, Product::dgrad, Product::wgrad})
+        cover(Gemm({kind, OperandType::e4m3, s.N, s.C, s.OC, false, false}));
+}
+
+size_t Matmul::planned_bytes(const std::vector<LinearShape>& shapes, Fp8Scaling scaling, int compute_capability) {
+    EmulationSizes room;
+    if (scaling != Fp8Scaling::tensor && !why_not_native(scaling, kNewestLt, compute_capability).empty())
+        for (const LinearShape& shape : shapes) room.cover(shape);
+    return kLtWorkspaceBytes + room.bytes();
+}
+
 }  // namespace llmc

@@ -2,9 +2,10 @@
 // and the choice among the algorithms that it proposes. This code needs no CUDA, so that it is tested without a GPU.
 #pragma once
 #include <cstddef>
+#include <cstdint>
 #include <string>
 
-#include "llmc/kernels/fp8_state.h"
+#include "llmc/linear/matmul.h"
 
 namespace llmc {
 
@@ -13,11 +14,25 @@ namespace llmc {
 struct LtVersions {
     size_t compiled = 0, loaded = 0;
 };
+constexpr LtVersions kNewestLt = {SIZE_MAX, SIZE_MAX};
 std::string lt_version_text(size_t version);
 
 // Why a card of this compute capability (90 for sm_90) has no FP8 products with such scales, and what would help. "" if
 // it has them.
 std::string why_not_native(Fp8Scaling scaling, const LtVersions& versions, int compute_capability);
+
+// The workspace that cuBLAS recommends for Hopper, then smaller ones for when memory is short.
+constexpr size_t kLtWorkspaces[] = {size_t{32} << 20, size_t{4} << 20, 0};
+constexpr size_t kLtWorkspaceBytes = kLtWorkspaces[0];
+
+// Sizes of the buffers for operands of FP8 products that a card lacks, dequantized to BF16, in elements.
+struct EmulationSizes {
+    size_t first = 0, second = 0;
+
+    void cover(const Gemm& product);
+    void cover(const Matmul::LinearShape& shape);  // the three products of a layer
+    size_t bytes() const { return (first + second) * sizeof(bf16); }
+};
 
 // Which of a library's proposed algorithms computes a product, or emulation if the library refuses all of them. Chosen
 // when the product runs for the first time, and kept, because another algorithm would give other bits.

@@ -93,7 +93,8 @@ ProductUses Trainer<Real>::kinds_of_products() const {
 }
 
 template <class Real>
-MemoryByKind Trainer<Real>::memory() const {
+MemoryByKind Trainer<Real>::memory(std::optional<int> compute_capability) const {
+    const Fp8Scaling scaling = config_.fp8_scaling();
     MemoryByKind memory;
     memory.weights = weights_.working_bytes() + model_.linear().weight_bytes();
     memory.gradients = config_.forward_only ? 0 : gradients_.bytes();
@@ -103,7 +104,8 @@ MemoryByKind Trainer<Real>::memory() const {
     memory.offloaded += model_.offloaded().host_bytes();
     memory.activations = model_.activation_bytes() + model_.linear().activation_bytes();
     memory.workspace = model_.workspace_bytes() + (config_.forward_only ? 0 : optimizer_.workspace_bytes()) +
-                       Matmul::planned_bytes(product_shapes(), config_.fp8_scaling());
+                       (compute_capability ? Matmul::planned_bytes(product_shapes(), scaling, *compute_capability)
+                                           : Matmul::planned_bytes(product_shapes(), scaling));
     if (verification_) memory.workspace += verification_->bytes();
     if (signals_) memory.workspace += signals_->bytes();
     memory.staging += gradients_.residual_count() * sizeof(bf16);

@@ -92,7 +92,8 @@ public:
     Trainer(const TrainerConfig& config, const Comm& comm);
     ~Trainer();
 
-    MemoryByKind memory() const;
+    // On this device, or on a GPU of this compute capability (90 for sm_90).
+    MemoryByKind memory(std::optional<int> compute_capability = {}) const;
     void allocate();
 
     // ---- weights: those of step 0, or tensor by tensor under the table's names ----

@@ -31,6 +31,16 @@ TEST_CASE("product support: scales of a tensor need Ada, and Blackwell needs CUD
     }
 }
 
+TEST_CASE("product support: what a GPU needs for matmuls does not depend on the machine that plans") {
+    const std::vector<Matmul::LinearShape> shapes = {{64, 32, 96}, {64, 128, 32}};
+    CHECK(Matmul::planned_bytes(shapes, Fp8Scaling::tensor, 90) == kLtWorkspaceBytes);
+    CHECK(Matmul::planned_bytes(shapes, Fp8Scaling::tensor, 80) ==
+          kLtWorkspaceBytes);  // a product allocates when it runs
+    CHECK(Matmul::planned_bytes(shapes, Fp8Scaling::block, 90) == kLtWorkspaceBytes);
+    // Emulated: the largest first operand, inp (64, 128), and the largest second one, as large.
+    CHECK(Matmul::planned_bytes(shapes, Fp8Scaling::block, 89) == kLtWorkspaceBytes + 2 * 64 * 128 * sizeof(bf16));
+}
+
 TEST_CASE("product support: blocks of 128 are Hopper's from CUDA 12.9 on, MX is Blackwell's from 12.8 on") {
     for (const int capability : {80, 86, 89, 90, 100, 103, 120}) {
         CAPTURE(capability);
