@@ -93,10 +93,14 @@ void resolve_total_batch(Options& o, int ranks) {
     const int64_t micro_step = o.micro_step_tokens(ranks);
     if (o.total_batch == 0) o.total_batch = micro_step;
     const int64_t micro_steps = o.total_batch / micro_step, below = micro_steps * micro_step;
-    if (below != o.total_batch)
-        refuse("-d {} is not a multiple of the micro-step's {} tokens (-b {} x -t {} x {}); use {}-d {}", o.total_batch,
-               micro_step, o.batch, o.seq, plural(ranks, "rank"), below == 0 ? "" : fmt::format("-d {} or ", below),
+    if (below != o.total_batch) {
+        int batch = o.batch;  // that would fit: a run that resumes on more ranks keeps its -d
+        while (batch > 0 && o.total_batch % (micro_step / o.batch * batch) != 0) batch--;
+        refuse("-d {} is not a multiple of the micro-step's {} tokens (-b {} x -t {} x {}); use {}{}-d {}",
+               o.total_batch, micro_step, o.batch, o.seq, plural(ranks, "rank"),
+               batch == 0 ? "" : fmt::format("-b {} or ", batch), below == 0 ? "" : fmt::format("-d {} or ", below),
                below + micro_step);
+    }
     if (micro_steps > (1 << 24))
         refuse("-d {} makes {} micro-steps per step; use a larger -b or a smaller -d", o.total_batch, micro_steps);
     o.micro_steps = static_cast<int>(micro_steps);
