@@ -37,6 +37,7 @@ FOUND_ARCH  := $(if $(FOUND_ARCHS),$(subst $(space),$(comma),$(FOUND_ARCHS)),sm_
 
 # The comments behind options leave spaces at their end.
 GIVEN_ONEDNN := $(filter command,$(origin USE_ONEDNN))
+GUESSED_ARCH := $(if $(FOUND_ARCHS),,$(filter file,$(origin GPU_ARCH)))
 OPTIONS := PRECISION GPU_ARCH MARCH USE_MPI USE_NCCL USE_ONEDNN SANITIZE UNITY PTX PREFIX
 $(foreach option,$(OPTIONS),$(eval $(option) := $(strip $($(option)))))
 expected = $(if $(filter-out $2,$($1)),$(error $1=$($1): expected $3))
@@ -193,6 +194,7 @@ $(CUDA_PROGRAMS): $(CUDA_OBJECTS)
 all: train_gpt_cpu $(if $(NVCC),train_gpt)  ## train_gpt_cpu, and train_gpt if there is nvcc
 	$(if $(NVCC),,@echo "nvcc not found (PATH, CUDA_HOME, /usr/local/cuda): the CUDA build is skipped")
 train_gpt: $(CUDA_DIR)/train_gpt  ## the CUDA program
+	$(if $(GUESSED_ARCH),@echo "note: no GPU found here: built for H100 and H200 (GPU_ARCH=sm_89 for an RTX 4090; GPU_ARCH=all for every card)")
 	@cmp -s $< $@ || cp -f $< $@
 train_gpt_cpu: $(CPU_DIR)/train_gpt_cpu  ## the same program on the host device; needs no CUDA toolkit
 	@cmp -s $< $@ || cp -f $< $@

@@ -208,6 +208,12 @@ class GpuArch(InDirectory):
             with self.subTest(printed=printed):
                 self.assertEqual(self.built_for(printed=printed, code=code), (hopper, "build/cuda-sm_90a", False))
 
+    def test_a_guess_is_said(self):
+        note = "note: no GPU found here: built for H100"
+        for arguments, printed, said in (([], "", True), ([], "8.9", False), (["GPU_ARCH=sm_90a"], "", False)):
+            with self.subTest(arguments=arguments, printed=printed):
+                self.assertEqual(note in self.make("-n", "train_gpt", *arguments, printed=printed).stdout, said)
+
     def test_several_gpus(self):
         ada, hopper = "arch=compute_89,code=sm_89", "arch=compute_90a,code=sm_90a"
         self.assertEqual(self.built_for(printed="8.9\n8.9"), ([ada], "build/cuda-sm_89", True))
