@@ -3,7 +3,7 @@
 
     python3 scripts/follow.py runs/d12 --tensorboard && tensorboard --logdir runs/d12/tensorboard
     python3 scripts/follow.py runs/d12 --prometheus /var/lib/node_exporter/d12.prom --wandb my-project
-    python3 scripts/follow.py runs/d12 --alert "loss>8,tokens_per_s<1e5 for 20"
+    python3 scripts/follow.py runs/d12 --alert "loss>11,tokens_per_s<1e5 for 20"
 
 It reads metrics.jsonl as train_gpt writes it, so it never slows the run, and ends when the run ends. It may be stopped
 and started again at any time: it sends what is missing, and nothing twice. When a run resumes from a checkpoint, the
@@ -380,7 +380,7 @@ class WeightsAndBiases:
 
 
 class Alert:
-    """Prints when a rule begins to hold, such as "loss>8", or "tokens_per_s<1e5 for 20": in 20 records in a row. Records
+    """Prints when a rule begins to hold, such as "loss>11", or "tokens_per_s<1e5 for 20": in 20 records in a row. Records
     without the number do not count. A NaN meets every rule."""
 
     FIELDS = ("loss", "lr", "norm", "tokens", "seq", "skipped", "loss_scale", "val_loss", *sorted(SYSTEM))
@@ -395,7 +395,7 @@ class Alert:
         for rule in map(str.strip, text.split(",")):
             found = re.fullmatch(r"(\w+) *([<>]) *(\S+)(?: for (\d+))?", rule)
             if not found:
-                raise argparse.ArgumentTypeError(f"'{rule}' is not a rule such as loss>8 or tokens_per_s<1e5 for 20")
+                raise argparse.ArgumentTypeError(f"'{rule}' is not a rule such as loss>11 or tokens_per_s<1e5 for 20")
             field, sign, limit, steps = found.groups()
             if field not in cls.FIELDS:
                 raise argparse.ArgumentTypeError(f"'{rule}' is about {field}, which is not one of {', '.join(cls.FIELDS)}")

@@ -224,8 +224,18 @@ class Supervisor:
 
     def follow(self, *more):
         sinks = [word for sink in self.args.follow for word in (f"--{sink}".split("=", 1))]
-        return subprocess.Popen([sys.executable, os.path.join(SCRIPTS, "follow.py"), self.command.out, *sinks, *more],
-                                start_new_session=True, stdin=subprocess.DEVNULL)
+        follower = subprocess.Popen([sys.executable, os.path.join(SCRIPTS, "follow.py"), self.command.out, *sinks, *more],
+                                    start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+        self.reader = threading.Thread(target=self.pass_on_alerts, args=(follower.stdout,), daemon=True)
+        self.reader.start()
+        return follower
+
+    def pass_on_alerts(self, lines):
+        """Prints what the follower prints. Its alerts are events."""
+        for line in lines:
+            print(line, end="", flush=True)
+            if self.args.on_event and (found := re.match(r"step (\d+): ", line)):
+                self.hook(self.args.on_event, "alert", line.strip(), step=int(found[1]))
 
     def start_follower(self):
         if self.args.follow and (self.follower is None or self.follower.poll() is not None):
@@ -236,7 +246,9 @@ class Supervisor:
         if self.follower:
             self.follower.send_signal(signal.SIGINT)
             self.follower.wait()
+            self.reader.join()
             self.follow("--patience", "0").wait()
+            self.reader.join()
 
     def flags(self):
         """The flags of the next life."""
@@ -367,10 +379,11 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=opening, epilog=closing, usage="supervise.py [options] -- COMMAND ...",
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--follow", action="append", default=[], metavar="NAME[=VALUE]",
-                        help="start scripts/follow.py with --NAME VALUE: tensorboard, wandb=PROJECT, 'alert=loss>8'")
+                        help="start scripts/follow.py with --NAME VALUE: tensorboard, wandb=PROJECT, 'alert=loss>11'")
     parser.add_argument("--before-resume", metavar="CMD", help="runs before every life, to fetch checkpoints, say")
     parser.add_argument("--on-event", metavar="CMD",
-                        help="runs at start, restart, rewind, leave_out, stop (gives up), stopped (asked) and done")
+                        help="runs at start, restart, rewind, leave_out, alert (of --follow alert=...), stop (gives up), stopped "
+                             "(asked) and done")
     parser.add_argument("--max-failures", type=int, default=5, metavar="N",
                         help="give up after N lives in a row without a new checkpoint; default: 5")
     parser.add_argument("--back-off", type=float, default=10, metavar="SECONDS",

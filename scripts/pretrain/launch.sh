@@ -69,6 +69,6 @@ launch() {
     elif ((ranks > 1)); then
         command=("$root/scripts/multi_node/run_mpirun.sh" --program "$program" --ranks "$ranks" --)
     fi
-    # shellcheck disable=SC2086
-    exec python3 "$SUPERVISOR" ${SUPERVISE:-} -- "${command[@]}" "${flags[@]}"
+    eval "local options=(${SUPERVISE:-})" # words as in a command line, so that quotes work
+    exec python3 "$SUPERVISOR" "${options[@]}" -- "${command[@]}" "${flags[@]}"
 }
