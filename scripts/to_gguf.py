@@ -18,11 +18,14 @@ import os
 import struct
 import sys
 
+from runs import continue_in_venv
+
+continue_in_venv("gguf")
 try:
     import gguf
     import numpy
 except ImportError as missing:
-    sys.exit(f"to_gguf.py needs the Python package {missing.name}: pip install gguf numpy")
+    sys.exit(f"to_gguf.py needs the Python package {missing.name}: scripts/setup.sh --with-prepare")
 
 ARCHITECTURES = {"gpt2": gguf.MODEL_ARCH.GPT2, "llama": gguf.MODEL_ARCH.LLAMA, "mistral": gguf.MODEL_ARCH.LLAMA,
                  "qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3}
