@@ -161,6 +161,9 @@ class Lives(Supervising):
         self.assertIn("--before-resume ended with exit code 1", run_.lives[1]["reason"])
         with open(log, encoding="utf-8") as file:
             lines = file.read().splitlines()
+        alerts = [line for line in lines if line.startswith("alert ")]
+        self.assertRegex(alerts[0], rf"^alert \d+ 0 {re.escape(run_.path)}$")
+        lines = [line for line in lines if line not in alerts]
         self.assertEqual(lines[:4], [f"start 0 0 {run_.path}", "before", f"restart 1 1 {run_.path}", "before"])
         self.assertEqual(lines[-1], f"done {len(run_.lives)} 0 {run_.path}")
         self.assertIn("step 1: loss>0: it is ", result.out)
