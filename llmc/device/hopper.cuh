@@ -228,7 +228,7 @@ LLMC_DEVICE void multiply_registers(float (&d)[32], const uint32_t (&a)[4], uint
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
-// d (64, N) = or += a b^T on FP8 codes, N = 256, 128 or 64: 64 rows of a tile of F8, N rows of one of E4M3, both 32
+// d (64, N) = or += a b^T on FP8 codes, N = 256 or 128: 64 rows of a tile of F8, N rows of one of E4M3, both 32
 // codes wide. These are as many bytes as sixteen columns of BF16. A, B and ACCUMULATE are the operands' numbers.
 #define LLMC_MULTIPLY_CODES(TYPE, N, NAMES, A, B, ACCUMULATE, ...)                                              \
     asm volatile("{\n\t.reg .pred accumulate;\n\tsetp.ne.b32 accumulate, %" ACCUMULATE                          \
@@ -247,23 +247,16 @@ LLMC_DEVICE void multiply_registers(float (&d)[32], const uint32_t (&a)[4], uint
 LLMC_DEFINE_MULTIPLY_CODES(128, "256", LLMC_NAMES_128, "128", "129", "130", LLMC_D32(0), LLMC_D32(32), LLMC_D32(64),
                            LLMC_D32(96))
 LLMC_DEFINE_MULTIPLY_CODES(64, "128", LLMC_NAMES_64, "64", "65", "66", LLMC_D32(0), LLMC_D32(32))
-LLMC_DEFINE_MULTIPLY_CODES(32, "64", LLMC_NAMES_32, "32", "33", "34", LLMC_D32(0))
 #undef LLMC_DEFINE_MULTIPLY_CODES
 #undef LLMC_MULTIPLY_CODES
 
 // ---- matrices of 8 x 8 16-bit elements -----------------------------------------------------------------------------
 
-// Stores four matrices, and loads them as ldmatrix_x4() (mma.cuh) does. Lane l passes where row l % 8 of matrix l / 8
-// lies: its shared_address(), because 32 bits take half the registers of a pointer.
+// Stores four matrices, and loads them transposed. Lane l passes where row l % 8 of matrix l / 8 lies: its
+// shared_address(), because 32 bits take half the registers of a pointer.
 LLMC_DEVICE void store_matrices(uint32_t row, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(a), "r"(b), "r"(c),
                  "r"(d)
-                 : "memory");
-}
-LLMC_DEVICE void load_matrices(uint32_t row, uint32_t& a, uint32_t& b, uint32_t& c, uint32_t& d) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(a), "=r"(b), "=r"(c), "=r"(d)
-                 : "r"(row)
                  : "memory");
 }
 LLMC_DEVICE void load_transposed_matrices(uint32_t row, uint32_t (&r)[4]) {
