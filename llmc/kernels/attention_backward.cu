@@ -488,52 +488,10 @@ static int token_tiles(int T, int HD) { return div_up(T, owned_tokens(HD)); }
 static_assert(two_blocks_fit<KeyGradientTiles<64, Room::scarce>>(99 * 1024));
 static_assert(two_blocks_fit<QueryGradientTiles<64, Room::scarce>>(99 * 1024));
 
-template <int HD>
-static void launch_delta(float* delta, const BackwardInputs& inputs, int B, int T, int NH, stream_t stream) {
-    const size_t n = elements(B, T, NH, HD), rows = n / HD;
-    host::launch_or_loop<attention_delta_kernel<HD>, host::attention_delta<HD>>(
-        {dim3(static_cast<unsigned>(div_up(rows, size_t{kDeltaRows}))), dim3(kDeltaThreads), 0, stream},
-        out(delta, rows), in(inputs.dout, n), in(inputs.out, n), in(inputs.out_low, n), rows, T, NH);
-}
-
-template <int HD, Room room, class Out>
-static void launch_backward(const Gradients<Out>& to, float* delta, const BackwardInputs& inputs, int B, int T,
-                            const AttentionHeads& heads, stream_t stream) {
-    const int NH = heads.NH, NKV = heads.NKV;
-    const size_t n = elements(B, T, NH, HD), rows = n / HD, keys = elements(B, T, NKV, HD), whole = n + 2 * keys;
-    const float scale = heads.softmax_scale();
-    const unsigned tiles = static_cast<unsigned>(token_tiles(T, HD)), batch = static_cast<unsigned>(B);
-    const dim3 key_grid(tiles, static_cast<unsigned>(NKV), batch), query_grid(tiles, static_cast<unsigned>(NH), batch);
-    const size_t part_count = static_cast<size_t>(tiles) * batch * heads.qkv_width();
-    Out* const transposed_keys = to.transposed ? to.transposed + n : nullptr;
-    launch_delta<HD>(delta, inputs, B, T, NH, stream);
-    with_documents(inputs.documents, [&]<bool kDocuments>() {
-        // With both stages, nvcc would spill.
-        constexpr Room with_room = kDocuments && HD == 64 ? Room::scarce : room;
-        using KeyTiles = KeyGradientTiles<HD, with_room>;
-        using QueryTiles = QueryGradientTiles<HD, with_room>;
-        host::launch_or_loop<attention_key_gradient_kernel<HD, with_room, kDocuments, Out>,
-                             host::attention_key_gradient<HD, Out>>(
-            {key_grid, dim3(KeyTiles::threads),
-             KeyTiles::shared_bytes + kRowWindowBytes<kDocuments, KeyTiles::key_rows>, stream},
-            out(to.row, whole), out(transposed_keys, 2 * keys), out(to.parts, part_count),
-            state_access(to.fp8, to.pass), in(inputs.dout, n), in(inputs.qkv, whole), in(inputs.lse, rows),
-            in(delta, rows), T, NH, NKV, NH / NKV, scale, heads.window_in(T), to.pass,
-            in(inputs.documents, tokens(B, T)));
-        host::launch_or_loop<attention_query_gradient_kernel<HD, with_room, kDocuments, Out>,
-                             host::attention_query_gradient<HD, Out>>(
-            {query_grid, dim3(QueryTiles::threads),
-             QueryTiles::shared_bytes + kRowWindowBytes<kDocuments, QueryTiles::query_rows>, stream},
-            out(to.row, whole), out(to.transposed, n), out(to.parts, part_count), state_access(to.fp8, to.pass),
-            in(inputs.dout, n), in(inputs.qkv, whole), in(inputs.lse, rows), in(delta, rows), T, NH, NKV, NH / NKV,
-            scale, heads.window_in(T), to.pass, in(inputs.documents, tokens(B, T)));
-    });
-}
-
 // Returns the tokens of a sequence that share a row of `to.parts`.
 template <class Out>
-static int run_backward(const Gradients<Out>& to, float* delta, const BackwardInputs& inputs, int B, int T,
-                        const AttentionHeads& heads, stream_t stream) {
+static int launch_backward(const Gradients<Out>& to, float* delta, const BackwardInputs& inputs, int B, int T,
+                           const AttentionHeads& heads, stream_t stream) {
     if (!inputs.out_low)
         throw Error(
             ExitCode::failure,
@@ -545,11 +503,42 @@ static int run_backward(const Gradients<Out>& to, float* delta, const BackwardIn
         return hopper::kBackwardTile;
     }
 #endif
-    if (heads.HD == 64 && !two_blocks_fit<KeyGradientTiles<64>>(shared_memory_per_block()))
-        launch_backward<64, Room::scarce>(to, delta, inputs, B, T, heads, stream);
-    else
-        with_head_dimension(
-            heads.HD, [&]<int HD>() { launch_backward<HD, Room::ample>(to, delta, inputs, B, T, heads, stream); });
+    const int NH = heads.NH, NKV = heads.NKV, tiles = token_tiles(T, heads.HD);
+    const size_t n = elements(B, T, NH, heads.HD), rows = elements(B, T, NH, 1), keys = elements(B, T, NKV, heads.HD);
+    const size_t whole = n + 2 * keys, part_count = static_cast<size_t>(tiles) * B * heads.qkv_width();
+    const float scale = heads.softmax_scale();
+    Out* const transposed_keys = to.transposed ? to.transposed + n : nullptr;
+    const auto launch_gradients = [&]<int HD, Room room, bool kDocuments>() {
+        using KeyTiles = KeyGradientTiles<HD, room>;
+        using QueryTiles = QueryGradientTiles<HD, room>;
+        host::launch_or_loop<attention_key_gradient_kernel<HD, room, kDocuments, Out>,
+                             host::attention_key_gradient<HD, Out>>(
+            {dim3(tiles, NKV, B), dim3(KeyTiles::threads),
+             KeyTiles::shared_bytes + kRowWindowBytes<kDocuments, KeyTiles::key_rows>, stream},
+            out(to.row, whole), out(transposed_keys, 2 * keys), out(to.parts, part_count),
+            state_access(to.fp8, to.pass), in(inputs.dout, n), in(inputs.qkv, whole), in(inputs.lse, rows),
+            in(delta, rows), T, NH, NKV, NH / NKV, scale, heads.window_in(T), to.pass,
+            in(inputs.documents, tokens(B, T)));
+        host::launch_or_loop<attention_query_gradient_kernel<HD, room, kDocuments, Out>,
+                             host::attention_query_gradient<HD, Out>>(
+            {dim3(tiles, NH, B), dim3(QueryTiles::threads),
+             QueryTiles::shared_bytes + kRowWindowBytes<kDocuments, QueryTiles::query_rows>, stream},
+            out(to.row, whole), out(to.transposed, n), out(to.parts, part_count), state_access(to.fp8, to.pass),
+            in(inputs.dout, n), in(inputs.qkv, whole), in(inputs.lse, rows), in(delta, rows), T, NH, NKV, NH / NKV,
+            scale, heads.window_in(T), to.pass, in(inputs.documents, tokens(B, T)));
+    };
+    with_head_dimension(heads.HD, for_documents(inputs.documents, [&]<int HD, bool kDocuments>() {
+                            host::launch_or_loop<attention_delta_kernel<HD>, host::attention_delta<HD>>(
+                                {dim3(div_up(rows, size_t{kDeltaRows})), dim3(kDeltaThreads), 0, stream},
+                                out(delta, rows), in(inputs.dout, n), in(inputs.out, n), in(inputs.out_low, n), rows, T,
+                                NH);
+                            // With documents and both stages, nvcc would spill.
+                            constexpr Room room = HD == 64 && kDocuments ? Room::scarce : Room::ample;
+                            if constexpr (HD == 64 && !kDocuments)
+                                if (!two_blocks_fit<KeyGradientTiles<64>>(shared_memory_per_block()))
+                                    return launch_gradients.template operator()<64, Room::scarce, false>();
+                            launch_gradients.template operator()<HD, room, kDocuments>();
+                        }));
     return owned_tokens(heads.HD);
 }
 
@@ -561,7 +550,7 @@ void attention_backward<bf16>(bf16* dqkv, float* delta, const bf16* dout, const 
                               stream_t stream, const int* documents) {
     attention::check_shape(B, T, heads);
     const attention::Gradients<bf16> to{dqkv, nullptr, nullptr, nullptr, QuantizePass::replay};
-    attention::run_backward(to, delta, {dout, qkv, out, out_low, lse, documents}, B, T, heads, stream);
+    attention::launch_backward(to, delta, {dout, qkv, out, out_low, lse, documents}, B, T, heads, stream);
 }
 
 static_assert(hopper::kBackwardTile >= owned_tokens(64) && hopper::kBackwardTile >= owned_tokens(128));
@@ -579,7 +568,7 @@ void attention_backward_fp8(const Quantized<F8>& to, float* dbias, float* scratc
     if (dbias && !scratch) throw Error(ExitCode::failure, "attention_backward_fp8: a bias gradient needs scratch");
     const attention::Gradients<F8> gradients{to.row, to.transposed, dbias ? scratch : nullptr, to.state, pass};
     const int tokens_of_part =
-        attention::run_backward(gradients, delta, {dout, qkv, out, out_low, lse, documents}, B, T, heads, stream);
+        attention::launch_backward(gradients, delta, {dout, qkv, out, out_low, lse, documents}, B, T, heads, stream);
     if (dbias)
         reduce_column_parts(dbias, nullptr, scratch, B * div_up(T, tokens_of_part), channels, channels, accumulate,
                             stream);

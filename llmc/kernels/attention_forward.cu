@@ -123,25 +123,26 @@ static __global__ void __launch_bounds__(ForwardTiles<HD>::threads)
                                                         [] { __syncthreads(); });
 }
 
-template <int HD, bool kFp8>
+template <bool kFp8>
 static void launch_forward(const Quantized<e4m3>& to, bf16* result, bf16* result_low, float* lse, const bf16* qkv,
                            int B, int T, const AttentionHeads& heads, QuantizePass pass, stream_t stream,
                            const int* documents) {
-    using Tiles = ForwardTiles<HD>;
 #if LLMC_ON_GPU
     if (hopper::runs(heads))
         return hopper::attention_forward(to, result, result_low, lse, qkv, B, T, heads, pass, stream, documents);
 #endif
-    const size_t n = elements(B, T, heads.NH, HD);
-    const dim3 grid(static_cast<unsigned>(div_up(T, Tiles::query_rows)), static_cast<unsigned>(heads.NH),
-                    static_cast<unsigned>(B));
-    with_documents(documents, [&]<bool kDocuments>() {
-        host::launch_or_loop<attention_forward_kernel<HD, kDocuments, kFp8>, host::attention_forward<HD>>(
-            {grid, dim3(Tiles::threads), Tiles::shared_bytes + kRowWindowBytes<kDocuments, Tiles::query_rows>, stream},
-            out(result, n), out(result_low, n), out(lse, n / HD), in(qkv, elements(B, T, heads.rows(), HD)),
-            out(to.row, n), out(to.transposed, n), state_access(to.state, pass), T, heads.NH, heads.NKV,
-            heads.softmax_scale(), heads.window_in(T), pass, in(documents, tokens(B, T)));
-    });
+    const size_t rows = elements(B, T, heads.NH, 1), n = elements(B, T, heads.NH, heads.HD);
+    with_head_dimension(
+        heads.HD, for_documents(documents, [&]<int HD, bool kDocuments>() {
+            using Tiles = ForwardTiles<HD>;
+            const dim3 grid(div_up(T, Tiles::query_rows), heads.NH, B);
+            host::launch_or_loop<attention_forward_kernel<HD, kDocuments, kFp8>, host::attention_forward<HD>>(
+                {grid, dim3(Tiles::threads), Tiles::shared_bytes + kRowWindowBytes<kDocuments, Tiles::query_rows>,
+                 stream},
+                out(result, n), out(result_low, n), out(lse, rows), in(qkv, elements(B, T, heads.rows(), HD)),
+                out(to.row, n), out(to.transposed, n), state_access(to.state, pass), T, heads.NH, heads.NKV,
+                heads.softmax_scale(), heads.window_in(T), pass, in(documents, tokens(B, T)));
+        }));
 }
 
 }  // namespace attention
@@ -150,19 +151,14 @@ template <>
 void attention_forward<bf16>(bf16* out, bf16* out_low, float* lse, const bf16* qkv, int B, int T,
                              const AttentionHeads& heads, stream_t stream, const int* documents) {
     attention::check_shape(B, T, heads);
-    with_head_dimension(heads.HD, [&]<int kHD>() {
-        attention::launch_forward<kHD, false>({}, out, out_low, lse, qkv, B, T, heads, QuantizePass::replay, stream,
-                                              documents);
-    });
+    attention::launch_forward<false>({}, out, out_low, lse, qkv, B, T, heads, QuantizePass::replay, stream, documents);
 }
 
 void attention_forward_fp8(const Quantized<e4m3>& to, bf16* out, bf16* out_low, float* lse, const bf16* qkv, int B,
                            int T, const AttentionHeads& heads, QuantizePass pass, stream_t stream,
                            const int* documents) {
     attention::check_quantized("attention_forward_fp8", to.state, B, T, heads, heads.width(), pass);
-    with_head_dimension(heads.HD, [&]<int kHD>() {
-        attention::launch_forward<kHD, true>(to, out, out_low, lse, qkv, B, T, heads, pass, stream, documents);
-    });
+    attention::launch_forward<true>(to, out, out_low, lse, qkv, B, T, heads, pass, stream, documents);
 }
 
 }  // namespace llmc
