@@ -1,8 +1,7 @@
-// Code that all back-ends share: collectives that one lacks, the query for failures, the order of NCCL's collectives,
+// Code that all back-ends share: collectives that one lacks, the query for failures,
 // texts from other ranks.
 #include "llmc/comm/backend.h"
 
-#include <cstdlib>
 #include <cstring>
 
 namespace llmc {
@@ -13,11 +12,6 @@ void Backend::reduce_scatter(float*, const float*, size_t, stream_t) {
 
 void Backend::all_reduce(void*, size_t, ElementType, ReduceOp, stream_t) {
     throw Error(ExitCode::failure, "this back-end has no all_reduce; gather the values and reduce them");
-}
-
-bool nccl_keeps_order(int version, const char* order) {
-    constexpr int kFirst = 22600;  // NCCL_VERSION_CODE of 2.26
-    return version >= kFirst && order && std::atoi(order) != 0;
 }
 
 std::string peer_text(const char* data, size_t capacity) {
@@ -38,15 +32,6 @@ std::string BackendList::failure() {
         if (const auto backend = one.lock())
             if (std::string found = backend->failure(); !found.empty()) return found;
     return {};
-}
-
-void CollectiveChain::before(stream_t stream) {
-    if (last_) wait(stream, last_);
-}
-
-void CollectiveChain::after(stream_t stream) {
-    if (!last_) last_ = create_event();
-    record(last_, stream);
 }
 
 }  // namespace llmc

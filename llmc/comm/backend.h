@@ -81,30 +81,11 @@ struct HostQueue {
     void drain();  // waits until everything submitted so far has run
 };
 
-// True if this version of NCCL starts the collectives of several communicators in the order of the calls, given the
-// value of NCCL_LAUNCH_ORDER_IMPLICIT (nullptr if not set). NCCL can do so from 2.26 on. For earlier versions its guide
-// warns of deadlocks when several communicators of a GPU are at work at once.
-bool nccl_keeps_order(int version, const char* order);
-
-// Keeps that order for older libraries: each collective waits, on the device, for the one issued before it on any
-// stream and communicator. Ranks issue collectives in the same order, so no two GPUs can wait for each other.
-// Collectives then do not overlap each other, but still overlap compute. There is one chain per process, for the main
-// thread only.
-class CollectiveChain {
-public:
-    void before(stream_t stream);  // call before issuing the next collective of this stream
-    void after(stream_t stream);   // call after issuing it
-
-private:
-    OwnedEvent last_;
-};
-
 // The state that all communicators of a process share.
 struct CommProcess {
     const std::shared_ptr<OperationLog> log = std::make_shared<OperationLog>();
     PeerWaits waits{log};
     HostQueue queue;
-    CollectiveChain chain;  // for NCCL
     BackendList backends;
     // The back-end whose Comm::Group is open, or nullptr. Only one is open at a time, because NCCL groups all
     // collectives of a thread, while a back-end only knows its own collectives.
@@ -120,7 +101,7 @@ std::unique_ptr<Backend> make_host_backend(std::shared_ptr<Transport> transport,
 bool built_with_mpi();
 bool built_with_nccl();
 std::shared_ptr<Transport> make_mpi_transport(size_t largest_message);
-// Sets up NCCL with the help of `control`, on the open device. Uses the chain if nccl_keeps_order() is false.
+// Sets up NCCL with the help of `control`, on the open device.
 std::unique_ptr<Backend> make_nccl_backend(Transport& control, std::shared_ptr<CommProcess> process, std::string group);
 
 // Meets the other ranks over TCP (tcp.h).

@@ -189,9 +189,8 @@ CommChoice choose_comm(CommKind requested, const LaunchInfo& launch, const Build
 
 void set_environment(const CommChoice& choice) {
     if (!choice.nccl) return;
-    // Several streams carry collectives, so NCCL must start them in the order of the calls. Versions before 2.26 ignore
-    // this variable; nccl_backend.cpp keeps the order for them.
-    setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
+    // Several streams carry collectives, so NCCL must start them in the order of the calls.
+    setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 1);
     // CUDA would load a kernel at its first launch, which may wait for the device while a collective on another stream
     // waits for a rank that does the same (CUDA Programming Guide, Lazy Loading, Potential Hazards).
     setenv("CUDA_MODULE_LOADING", "EAGER", 0);

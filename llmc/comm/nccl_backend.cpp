@@ -15,7 +15,6 @@
 #include <dlfcn.h>
 #include <nccl.h>
 
-#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -32,7 +31,11 @@ bool built_with_nccl() { return true; }
 
 namespace {
 
-constexpr int kOldest = 22000;  // 2.20
+// The first version that starts the collectives of several communicators in the order of the calls
+// (NCCL_LAUNCH_ORDER_IMPLICIT). For earlier ones its guide warns of deadlocks when several communicators of a GPU are
+// at work at once.
+constexpr int kOldest = 22600;
+constexpr const char* kOldestText = "2.26";
 
 struct NcclLibrary {
 // clang-format off
@@ -67,14 +70,14 @@ private:
 #undef LLMC_NCCL_LOAD
         check(GetVersion(&version), "ncclGetVersion");
         if (version < kOldest)
-            throw Error(ExitCode::no_resources, "NCCL {} is too old: 2.20 or newer is needed (built with {})",
-                        version_text(version), version_text(NCCL_VERSION_CODE));
+            throw Error(ExitCode::no_resources, "NCCL {} is too old: {} or newer is needed (built with {})",
+                        version_text(version), kOldestText, version_text(NCCL_VERSION_CODE));
     }
     static void* load(void* handle, const char* symbol) {
         void* address = dlsym(handle, symbol);
         if (!address)
-            throw Error(ExitCode::no_resources, "libnccl.so.2 has no {}: it is too old; 2.20 or newer is needed",
-                        symbol);
+            throw Error(ExitCode::no_resources, "libnccl.so.2 has no {}: it is too old; {} or newer is needed", symbol,
+                        kOldestText);
         return address;
     }
     static std::string version_text(int code) {
@@ -126,7 +129,6 @@ public:
     NcclBackend(Transport& control, std::shared_ptr<CommProcess> process, std::string group)
         : process_(std::move(process)),
           group_(std::move(group)),
-          chained_(!nccl_keeps_order(nccl_.version, std::getenv("NCCL_LAUNCH_ORDER_IMPLICIT"))),
           world_(static_cast<size_t>(control.world())),
           rank_(static_cast<size_t>(control.rank())) {
         process_->waits.measure_on_device();
@@ -221,7 +223,6 @@ private:
         constexpr size_t kLooks = 4;
         process_->log->look(kLooks);
         process_->waits.begin(stream);
-        if (chained_) process_->chain.before(stream);
         const Issued operation{process_->log->begin(what, group_, bytes), marks_->take(), stream};
         record(operation.marks->begin, stream);
         call();
@@ -230,11 +231,10 @@ private:
         else
             follow(operation);
     }
-    // Marks the end of an operation in its stream, for the log, for the waits and for the chain.
+    // Marks the end of an operation in its stream, for the log and for the waits.
     void follow(const Issued& operation) {
         record(operation.marks->end, operation.stream);
         process_->waits.end(operation.stream);
-        if (chained_) process_->chain.after(operation.stream);
         process_->log->issued(operation.sequence, [marks = operation.marks] { return progress_of(*marks); });
     }
     void check(ncclResult_t status, const char* call) const { nccl_.check(status, call, comm_); }
@@ -242,7 +242,6 @@ private:
     const NcclLibrary& nccl_ = NcclLibrary::instance();
     std::shared_ptr<CommProcess> process_;
     std::string group_;
-    const bool chained_;
     const std::shared_ptr<Marks> marks_ = std::make_shared<Marks>();
     size_t world_, rank_;
     ncclComm_t comm_ = nullptr;
