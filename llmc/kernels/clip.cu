@@ -145,12 +145,12 @@ struct QkClipFactors {
     }
 };
 
-template <class State, class Real, bool kMeasures>
+template <class Real, bool kMeasures>
 static __global__ void __launch_bounds__(kUpdateThreads)
-    qk_clip_kernel(ArrayOf<State> master, Real* working, Fp8State* fp8, QkClipFactors factors, size_t count,
+    qk_clip_kernel(StateArray master, Real* working, Fp8State* fp8, QkClipFactors factors, size_t count,
                    StateRounding rounding, const StepState* state) {
     if (state->skip) return;
-    update_groups<kMeasures, false>(fp8, count, 0, [&](size_t first, size_t left, size_t) {
+    update_groups<kMeasures>(fp8, count, 0, [&](size_t first, size_t left, size_t) {
         const float factor[2] = {factors(first), factors(first + kFoursApart)};  // fours never cross heads
         const bool changes = factor[0] != 1.0f || factor[1] != 1.0f;
         if (!kMeasures && !changes) return 0u;
@@ -169,8 +169,8 @@ static __global__ void __launch_bounds__(kUpdateThreads)
 
 namespace host {
 
-template <class State, class Real, bool kMeasures>
-static void qk_clip([[maybe_unused]] const Grid&, ArrayOf<State> master, Real* working, Fp8State* fp8,
+template <class Real, bool kMeasures>
+static void qk_clip([[maybe_unused]] const Grid&, StateArray master, Real* working, Fp8State* fp8,
                     QkClipFactors factors, size_t count, StateRounding rounding, const StepState* state) {
 #if !LLMC_ON_GPU
     if (state->skip) return;
@@ -196,13 +196,11 @@ void qk_clip(const StateArray& master, Real* working, Fp8State* fp8, const float
                     first + count);
     const QkClipFactors factors{
         maxima, static_cast<uint32_t>(first), static_cast<uint32_t>(head_elements), heads.NH, heads.NKV, limit};
-    with_state({&master}, [&]<class State>() {
-        with_measure(fp8, [&]<bool kMeasures>() {
-            host::launch_or_loop<qk_clip_kernel<State, Real, kMeasures>, host::qk_clip<State, Real, kMeasures>>(
-                update_blocks(count, kMeasures, stream),
-                {changed(master, count), inout(working, count), inout(fp8, 1), in(maxima, heads.NH), in(state, 1)},
-                array_of<State>(master), working, fp8, factors, count, rounding, state);
-        });
+    with_measure(fp8, [&]<bool kMeasures>() {
+        host::launch_or_loop<qk_clip_kernel<Real, kMeasures>, host::qk_clip<Real, kMeasures>>(
+            update_blocks(count, kMeasures, stream),
+            {changed(master, count), inout(working, count), inout(fp8, 1), in(maxima, heads.NH), in(state, 1)}, master,
+            working, fp8, factors, count, rounding, state);
     });
 }
 template void qk_clip(const StateArray&, float*, Fp8State*, const float*, const AttentionHeads&, size_t, size_t, size_t,

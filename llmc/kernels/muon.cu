@@ -235,7 +235,8 @@ template <class Real>
 void muon_update(const StateArray& master, Real* working, Fp8State* fp8, const Real* o, size_t count,
                  const MuonUpdate& update, const StepState* state, stream_t stream, const StateRounding& rounding) {
     const MuonRule rule{static_cast<float>(update.scale), static_cast<float>(update.weight_decay), update.cautious};
-    run_update("muon_update", master, nullptr, working, fp8, o, count, count, rule, rounding, state, stream);
+    const StateArray directions(const_cast<Real*>(o));  // only read
+    run_update("muon_update", master, nullptr, working, fp8, directions, count, count, rule, rounding, state, stream);
 }
 
 #define LLMC_INSTANTIATE(Real)                                                                                         \

@@ -42,11 +42,6 @@ LLMC_HD float adamw_change(const AdamWFactors& factors, const NumeratorFactors& 
 }
 
 // Stores a group's moments, rounded to their formats.
-LLMC_DEVICE void store_moments(float* m_array, float* v_array, size_t first, size_t left, float (&m)[8], float (&v)[8],
-                               const StateRounding&, int64_t) {
-    store_at(m_array, first, left, m);
-    store_at(v_array, first, left, v);
-}
 LLMC_DEVICE void store_moments(const StateArray& m_array, const StateArray& v_array, size_t first, size_t left,
                                float (&m)[8], float (&v)[8], const StateRounding& rounding, int64_t applied) {
     const bool m_is_bf16 = m_array.format == StateFormat::bf16;
@@ -67,18 +62,18 @@ LLMC_DEVICE void store_moments(const StateArray& m_array, const StateArray& v_ar
         store_at(m_array, first, left, m);
 }
 
-template <class Real, class State>
+template <class Real>
 struct AdamWTensors {
-    ArrayOf<State> master, m, v;
+    StateArray master, m, v;
     Real* working;  // may be nullptr
-    ArrayOf<State> grad;
+    StateArray grad;
     StateRounding rounding;
 };
 
 // Updates one group of eight, from the loads to the stores. Returns the bits of the largest magnitude of the new
 // weights, or infinity's if a weight is not finite.
-template <bool kPlain, bool kMeasures, class Real, class State>
-LLMC_DEVICE uint32_t update_group(const AdamWTensors<Real, State>& tensors, size_t first, size_t left, size_t decayed,
+template <bool kPlain, bool kMeasures, class Real>
+LLMC_DEVICE uint32_t update_group(const AdamWTensors<Real>& tensors, size_t first, size_t left, size_t decayed,
                                   const AdamWFactors& factors, const StepState& state) {
     const float learning_rate = static_cast<float>(state.learning_rate), grad_scale = state.grad_scale;
     const NumeratorFactors top = numerator_factors<kPlain>(factors, state.bias_correction1);
@@ -111,18 +106,12 @@ LLMC_DEVICE uint32_t update_group(const AdamWTensors<Real, State>& tensors, size
     return amax;
 }
 
-// Blocks per multiprocessor. 64 registers are enough for four (sm_80 would take a few more, and fit three). If groups
-// follow each other, or values are rounded, sm_80 and sm_89 would spill.
-template <class State, bool kMeasures>
-constexpr int blocks_at_once = kMeasures || std::is_same_v<State, StateArray> ? 3 : 4;
-
-template <class Real, class State, bool kMeasures, bool kPlain>
-static __global__ void __launch_bounds__(kUpdateThreads, blocks_at_once<State, kMeasures>)
-    adamw_kernel(AdamWTensors<Real, State> tensors, Fp8State* fp8, size_t count, size_t decay_count,
-                 AdamWFactors factors, const StepState* state) {
+template <class Real, bool kMeasures, bool kPlain>
+static __global__ void __launch_bounds__(kUpdateThreads, 3)
+    adamw_kernel(AdamWTensors<Real> tensors, Fp8State* fp8, size_t count, size_t decay_count, AdamWFactors factors,
+                 const StepState* state) {
     if (state->skip) return;
-    constexpr bool kWholeWarps = std::is_same_v<State, StateArray>;  // which store_fp8() needs
-    update_groups<kMeasures, kWholeWarps>(fp8, count, decay_count, [&](size_t first, size_t left, size_t decayed) {
+    update_groups<kMeasures>(fp8, count, decay_count, [&](size_t first, size_t left, size_t decayed) {
         return update_group<kPlain, kMeasures>(tensors, first, left, decayed, factors, *state);
     });
 }
@@ -130,9 +119,9 @@ static __global__ void __launch_bounds__(kUpdateThreads, blocks_at_once<State, k
 // The kernel's work as a loop of the host device, with the arithmetic of update_group().
 namespace host {
 
-template <class Real, class State, bool kMeasures, bool kPlain>
-static void adamw([[maybe_unused]] const Grid&, AdamWTensors<Real, State> t, Fp8State* fp8, size_t count,
-                  size_t decay_count, AdamWFactors f, const StepState* state) {
+template <class Real, bool kMeasures, bool kPlain>
+static void adamw([[maybe_unused]] const Grid&, AdamWTensors<Real> t, Fp8State* fp8, size_t count, size_t decay_count,
+                  AdamWFactors f, const StepState* state) {
 #if !LLMC_ON_GPU
     if (state->skip) return;
     const float learning_rate = static_cast<float>(state->learning_rate), grad_scale = state->grad_scale;
@@ -159,7 +148,7 @@ static void adamw([[maybe_unused]] const Grid&, AdamWTensors<Real, State> t, Fp8
             return half_of(moment_bits(t.rounding.key, state->applied, t.rounding.first + i / 2 * 2), i);
         };
         const auto m_bits = [&](size_t i) {
-            const auto of = is_fp8(t.m) ? fp8_bits : moment_bits;
+            const auto of = t.m.format == StateFormat::fp8 ? fp8_bits : moment_bits;
             return half_of(of(t.rounding.key, state->applied, t.rounding.first + i / 2 * 2), i);
         };
         put_back(t.m, begin, n, first, m_bits);
@@ -188,21 +177,17 @@ void adamw_update(const StateArray& master, const StateArray& m, const StateArra
                                static_cast<float>(config.weight_decay),
                                config.cautious_decay,
                                config.nesterov};
-    with_state({&master, &m, &v, &grad}, [&]<class State>() {
-        const AdamWTensors<Real, State> tensors{
-            array_of<State>(master), array_of<State>(m), array_of<State>(v), working, array_of<State>(grad), rounding};
-        const auto launch_with = [&]<bool kMeasures, bool kPlain>() {
-            host::launch_or_loop<adamw_kernel<Real, State, kMeasures, kPlain>,
-                                 host::adamw<Real, State, kMeasures, kPlain>>(
-                update_blocks(count, kMeasures, stream),
-                {changed(master, count), changed(m, count), inout(m.scales, div_up(count, kStateGroup)),
-                 changed(v, count), out(working, count), inout(fp8, 1), read(grad, count), in(state, 1)},
-                tensors, fp8, count, decay_count, factors, state);
-        };
-        with_measure(fp8, [&]<bool kMeasures>() {
-            config.cautious_decay || config.nesterov ? launch_with.template operator()<kMeasures, false>()
-                                                     : launch_with.template operator()<kMeasures, true>();
-        });
+    const AdamWTensors<Real> tensors{master, m, v, working, grad, rounding};
+    const auto launch_with = [&]<bool kMeasures, bool kPlain>() {
+        host::launch_or_loop<adamw_kernel<Real, kMeasures, kPlain>, host::adamw<Real, kMeasures, kPlain>>(
+            update_blocks(count, kMeasures, stream),
+            {changed(master, count), changed(m, count), inout(m.scales, div_up(count, kStateGroup)), changed(v, count),
+             out(working, count), inout(fp8, 1), read(grad, count), in(state, 1)},
+            tensors, fp8, count, decay_count, factors, state);
+    };
+    with_measure(fp8, [&]<bool kMeasures>() {
+        config.cautious_decay || config.nesterov ? launch_with.template operator()<kMeasures, false>()
+                                                 : launch_with.template operator()<kMeasures, true>();
     });
 }
 

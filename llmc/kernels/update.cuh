@@ -2,11 +2,9 @@
 // on the host device, and the kernel of optimizers that keep one moment or none. There a Rule computes each element:
 // Lion's and SGD's are in update.cu, Muon's in muon.cu. AdamW (update.cu) shares the walk and the loop.
 //
-// Kernels are compiled twice: State = float for a state that is FP32 throughout, and State = StateArray, whose arrays
-// each have a format of their own. A branch on the format is the same for all threads of a launch.
+// Each array has a format of its own. A branch on the format is the same for all threads of a launch.
 #pragma once
 #include <initializer_list>
-#include <type_traits>
 
 #include "llmc/device/kernel.cuh"
 #include "llmc/device/warp.cuh"
@@ -47,20 +45,12 @@ LLMC_DEVICE void store_group(T* p, size_t left, const float (&values)[8]) {
     }
 }
 
-LLMC_HD bool is_fp8(const float*) { return false; }
-LLMC_HD bool is_fp8(const StateArray& array) { return array.format == StateFormat::fp8; }
-
-template <class State>
-using ArrayOf = std::conditional_t<std::is_same_v<State, float>, float*, StateArray>;
-
 // Load and store a thread's eight elements from `first` on. The format must represent stored values exactly.
-template <class T>
-LLMC_DEVICE void load_at(const T* array, size_t first, size_t left, float (&values)[8]) {
-    load_group(array + first, left, values);
-}
 LLMC_DEVICE void load_at(const StateArray& array, size_t first, size_t left, float (&values)[8]) {
-    if (array.format == StateFormat::fp32) return load_at(static_cast<const float*>(array.values), first, left, values);
-    if (array.format == StateFormat::bf16) return load_at(static_cast<const bf16*>(array.values), first, left, values);
+    if (array.format == StateFormat::fp32)
+        return load_group(static_cast<const float*>(array.values) + first, left, values);
+    if (array.format == StateFormat::bf16)
+        return load_group(static_cast<const bf16*>(array.values) + first, left, values);
     const e4m3* const codes = static_cast<const e4m3*>(array.values);
     LLMC_UNROLL
     for (int i = 0; i < 8; i++) {
@@ -68,9 +58,6 @@ LLMC_DEVICE void load_at(const StateArray& array, size_t first, size_t left, flo
         const size_t at = first + place;
         values[i] = place < left ? to_float(codes[at]) * array.scales[at / kStateGroup] : 0.0f;
     }
-}
-LLMC_DEVICE void store_at(float* array, size_t first, size_t left, const float (&values)[8]) {
-    store_group(array + first, left, values);
 }
 LLMC_DEVICE void store_at(const StateArray& array, size_t first, size_t left, const float (&values)[8]) {
     if (array.format == StateFormat::bf16)
@@ -103,7 +90,6 @@ LLMC_DEVICE void store_fp8(const StateArray& array, size_t first, size_t left, c
 }
 
 // Rounds a group's new weights at random to their format.
-LLMC_DEVICE void round_masters(float*, float (&)[8], const StateRounding&, int64_t, size_t) {}
 LLMC_DEVICE void round_masters(const StateArray& masters, float (&p)[8], const StateRounding& rounding, int64_t applied,
                                size_t first) {
     if (masters.format != StateFormat::bf16) return;
@@ -133,17 +119,17 @@ LLMC_DEVICE uint32_t largest_of_group(const float (&p)[8], size_t left) {
 // of the largest magnitude of its new weights, and fp8's amax is raised to the largest of all.
 //
 // A block has kGroups * 2048 elements in a row. Measured maxima are reduced over the warp, so a thread takes several
-// groups then: one atomic per 1024 elements. With kWholeWarps, all lanes of a warp call update() if one has elements,
-// with `left` 0 if they have none.
-template <bool kMeasures, bool kWholeWarps, class Update>
+// groups then: one atomic per 1024 elements. All lanes of a warp call update() if one has elements, because store_fp8()
+// needs them; `left` is 0 if they have none.
+template <bool kMeasures, class Update>
 LLMC_DEVICE void update_groups(Fp8State* fp8, size_t count, size_t decay_count, const Update& update) {
     constexpr int kGroups = kMeasures ? kUpdateMeasuredGroups : 1;
     uint32_t amax = 0;
     for (int group = 0; group < kGroups; group++) {
         const size_t first = (static_cast<size_t>(blockIdx.x) * kGroups + group) * kUpdateThreads * kUpdatePerThread +
                              first_of_fours(threadIdx.x);
-        if ((kWholeWarps ? first - threadIdx.x % 32 * 4 : first) >= count) break;
-        const size_t left = kWholeWarps && first >= count ? 0 : count - first;
+        if (first - threadIdx.x % 32 * 4 >= count) break;
+        const size_t left = first < count ? count - first : 0;
         const uint32_t seen = update(first, left, decay_count <= first ? 0 : decay_count - first);
         amax = seen > amax ? seen : amax;
     }
@@ -158,13 +144,13 @@ LLMC_DEVICE void update_groups(Fp8State* fp8, size_t count, size_t decay_count, 
 // m. x is the input: a gradient or a direction. Sums of products are spelled fmaf(). Otherwise a compiler may fuse
 // another product in one of a thread's eight places than in the next, and an element's bits would depend on its place
 // in a slice.
-template <class Rule, class State, class Real, class Input, bool kMeasures>
+template <class Rule, class Real, bool kMeasures>
 static __global__ void __launch_bounds__(kUpdateThreads, 4)
-    update_kernel(ArrayOf<State> master, float* moment, Real* working, Fp8State* fp8, Input input, size_t count,
+    update_kernel(StateArray master, float* moment, Real* working, Fp8State* fp8, StateArray input, size_t count,
                   size_t decay_count, Rule rule, StateRounding rounding, const StepState* state) {
     if (state->skip) return;
     const float learning_rate = static_cast<float>(state->learning_rate), grad_scale = state->grad_scale;
-    update_groups<kMeasures, false>(fp8, count, decay_count, [&](size_t first, size_t left, size_t decayed) {
+    update_groups<kMeasures>(fp8, count, decay_count, [&](size_t first, size_t left, size_t decayed) {
         float p[8], m[8] = {}, x[8];
         load_at(master, first, left, p);
         load_at(input, first, left, x);
@@ -185,10 +171,6 @@ namespace host {
 constexpr size_t kUpdateTask = 16384;  // elements
 
 // The elements of a task as floats: in place if the array is FP32, otherwise in a copy.
-template <class T>
-T* floats_of(T* array, size_t begin, size_t, float*) {
-    return array + begin;
-}
 inline float* floats_of(const StateArray& array, size_t begin, size_t count, float* copy) {
     if (array.format == StateFormat::fp32) return static_cast<float*>(array.values) + begin;
     const bf16* const halves = static_cast<const bf16*>(array.values) + begin;
@@ -201,8 +183,6 @@ inline float* floats_of(const StateArray& array, size_t begin, size_t count, flo
 }
 // Writes a task's copy back, rounded at random. bits(i) gives the random bits of element i of the array: 16, or 32 in
 // fp8. There a task begins with a group.
-template <class Bits>
-void put_back(float*, size_t, size_t, float*, const Bits&) {}
 template <class Bits>
 void put_back_fp8(const StateArray& array, size_t begin, size_t count, const float* copy, const Bits& bits) {
     e4m3* const codes = static_cast<e4m3*>(array.values) + begin;
@@ -229,8 +209,8 @@ inline uint32_t half_of(uint64_t bits, size_t i) { return static_cast<uint32_t>(
 
 // The kernels' work as a loop of the host device (host/launch.h). A task has some elements in a row, and update(begin,
 // end, weights) changes their weights, given as floats.
-template <bool kMeasures, class Array, class Real, class Update>
-void update_in_tasks(const Array& master, Real* working, [[maybe_unused]] Fp8State* fp8, size_t count,
+template <bool kMeasures, class Real, class Update>
+void update_in_tasks(const StateArray& master, Real* working, [[maybe_unused]] Fp8State* fp8, size_t count,
                      const StateRounding& rounding, const StepState& state, const Update& update) {
 #pragma omp parallel for schedule(static) if (count > kUpdateTask)
     for (size_t begin = 0; begin < count; begin += kUpdateTask) {
@@ -256,19 +236,20 @@ void update_in_tasks(const Array& master, Real* working, [[maybe_unused]] Fp8Sta
     }
 }
 
-template <class Rule, class State, class Real, class Input, bool kMeasures>
-void update([[maybe_unused]] const Grid&, ArrayOf<State> master, float* moment, Real* working, Fp8State* fp8,
-            Input input, size_t count, size_t decay_count, Rule rule, StateRounding rounding, const StepState* state) {
+template <class Rule, class Real, bool kMeasures>
+void update([[maybe_unused]] const Grid&, StateArray master, float* moment, Real* working, Fp8State* fp8,
+            StateArray input, size_t count, size_t decay_count, Rule rule, StateRounding rounding,
+            const StepState* state) {
 #if !LLMC_ON_GPU
     if (state->skip) return;
     const float learning_rate = static_cast<float>(state->learning_rate), grad_scale = state->grad_scale;
     const auto update = [&](size_t begin, size_t end, float* weights) {
         float copy[kUpdateTask];
-        const auto* const inputs = floats_of(input, begin, end - begin, copy);
+        const float* const inputs = floats_of(input, begin, end - begin, copy);
         for (size_t i = begin; i < end; i++) {
             float m = 0.0f;
             if constexpr (Rule::kKeepsMoment) m = moment[i];
-            rule(weights[i - begin], m, to_float(inputs[i - begin]), i < decay_count, learning_rate, grad_scale);
+            rule(weights[i - begin], m, inputs[i - begin], i < decay_count, learning_rate, grad_scale);
             if constexpr (Rule::kKeepsMoment) moment[i] = m;
         }
     };
@@ -308,45 +289,20 @@ inline Access read(const StateArray& array, size_t count) {
     return in(static_cast<const char*>(array.values), count * bytes_of(array.format));
 }
 
-// Calls run<State>(): float if all arrays are FP32, StateArray otherwise.
-template <class Run>
-void with_state(std::initializer_list<const StateArray*> arrays, const Run& run) {
-    bool all_fp32 = true;
-    for (const StateArray* array : arrays) all_fp32 &= array->format == StateFormat::fp32;
-    all_fp32 ? run.template operator()<float>() : run.template operator()<StateArray>();
-}
-// A launch's argument for an array.
-template <class State>
-ArrayOf<State> array_of(const StateArray& array) {
-    if constexpr (std::is_same_v<State, float>)
-        return static_cast<float*>(array.values);
-    else
-        return array;
-}
-
-// Input is StateArray for gradients, or a pointer to a direction. `moment` is nullptr if the Rule keeps none; `working`
-// and `fp8` may be nullptr.
-template <class Rule, class Real, class Input>
+// `input` has gradients, or directions. `moment` is nullptr if the Rule keeps none; `working` and `fp8` may be nullptr.
+template <class Rule, class Real>
 void run_update(const char* name, const StateArray& master, float* moment, Real* working, Fp8State* fp8,
-                const Input& input, size_t count, size_t decay_count, const Rule& rule, const StateRounding& rounding,
-                const StepState* state, stream_t stream) {
+                const StateArray& input, size_t count, size_t decay_count, const Rule& rule,
+                const StateRounding& rounding, const StepState* state, stream_t stream) {
     if (count == 0) return;
-    const auto launch_with = [&]<class State, class Array>(const Array& inputs, const Access& reads) {
-        check_update(name, count, decay_count, {master.values, moment, working, reads.address}, rounding);
-        with_measure(fp8, [&]<bool kMeasures>() {
-            host::launch_or_loop<update_kernel<Rule, State, Real, Array, kMeasures>,
-                                 host::update<Rule, State, Real, Array, kMeasures>>(
-                update_blocks(count, kMeasures, stream),
-                {changed(master, count), inout(moment, count), out(working, count), inout(fp8, 1), reads, in(state, 1)},
-                array_of<State>(master), moment, working, fp8, inputs, count, decay_count, rule, rounding, state);
-        });
-    };
-    if constexpr (std::is_same_v<Input, StateArray>)
-        with_state({&master, &input}, [&]<class State>() {
-            launch_with.template operator()<State>(array_of<State>(input), read(input, count));
-        });
-    else
-        with_state({&master}, [&]<class State>() { launch_with.template operator()<State>(input, in(input, count)); });
+    check_update(name, count, decay_count, {master.values, moment, working, input.values}, rounding);
+    with_measure(fp8, [&]<bool kMeasures>() {
+        host::launch_or_loop<update_kernel<Rule, Real, kMeasures>, host::update<Rule, Real, kMeasures>>(
+            update_blocks(count, kMeasures, stream),
+            {changed(master, count), inout(moment, count), out(working, count), inout(fp8, 1), read(input, count),
+             in(state, 1)},
+            master, moment, working, fp8, input, count, decay_count, rule, rounding, state);
+    });
 }
 
 }  // namespace llmc
