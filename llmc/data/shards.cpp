@@ -361,6 +361,17 @@ uint64_t ShardSet::fingerprint() const {
     return XXH64(hashes.data(), hashes.size() * sizeof(uint64_t), 0);
 }
 
+uint64_t ShardSet::fingerprint_of_ends() const {
+    uint64_t hash = static_cast<uint64_t>(token_bytes_);
+    for (const Shard& shard : shards_) {
+        const int64_t count = std::min<int64_t>(1 << 15, shard.tokens);
+        hash = XXH64(&shard.tokens, sizeof shard.tokens, hash);
+        hash = hash_tokens(shard, 0, count, hash);
+        hash = hash_tokens(shard, shard.tokens - count, count, hash);
+    }
+    return hash;
+}
+
 uint64_t ShardSet::sidecars_fingerprint() const {
     uint64_t hash = 0;
     for (const Shard& shard : shards_) hash = XXH64(&shard.sidecar.fingerprint, sizeof(uint64_t), hash);

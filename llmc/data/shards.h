@@ -77,6 +77,8 @@ public:
     uint64_t fingerprint() const;
     // The same for each pattern. Only the first call reads the shards.
     const std::vector<uint64_t>& fingerprints_by_pattern() const;
+    // The fingerprint of earlier versions, which only hashed the two ends of each shard.
+    uint64_t fingerprint_of_ends() const;
     // Identifies the contents of the sidecars.
     uint64_t sidecars_fingerprint() const;
 

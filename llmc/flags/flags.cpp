@@ -482,7 +482,9 @@ bool RemovedFlag::goes_on(const ordered_json& value) const {
 std::string RemovedFlag::text() const { return "--" + name + " has been removed: " + instead; }
 
 ordered_json current_config(const ordered_json& config) {
-    ordered_json now = config;
+    ordered_json now;
+    for (const auto& [name, value] : config.items())  // a name of version 0.1.0
+        now[name == "muon-cautious-decay" ? "cautious-decay" : name] = value;
     for (const RemovedFlag& old : removed_flags()) {
         const bool has_both = now.contains(old.name) && !now.value(old.part_of, ordered_json()).is_null();
         if (!has_both || old.goes_on(now[old.name])) continue;

@@ -113,4 +113,13 @@ std::string flag_text(const Flag& flag, const Options& options);
 // The default that --help shows; "" for a switch.
 std::string default_text(const Flag& flag);
 
+// A flag that only some optimizers use.
+struct OptimizerFlag {
+    const char* name;
+    const char* optimizers;  // those that use it: "adamw, muon or normuon"
+    const char* instead = "leave it out";
+};
+// The flags with a value that the run's optimizer ignores. resolve() refuses them.
+std::vector<OptimizerFlag> ignored_flags(const Options& options);
+
 }  // namespace llmc

@@ -133,6 +133,12 @@ Options options_of(const ordered_json& config, const std::string& path) {
     }
 }
 
+// The configuration in a run.json, without flags that the run's optimizer ignored: earlier versions accepted them.
+Options options_of_run(ordered_json config, const std::string& path) {
+    for (const OptimizerFlag& flag : ignored_flags(options_of(config, path))) config.erase(flag.name);
+    return options_of(config, path);
+}
+
 // The run.json whose configuration --resume continues with; "" if there is none. A command with --train says everything
 // itself.
 std::string run_json_to_resume(const Options& o) {
@@ -151,7 +157,7 @@ Options read_run_config(const std::string& path) {
         const ordered_json* last = &run;
         if (run.contains("resumed") && !run["resumed"].empty()) last = &run["resumed"].back();
         if (last->at("world") == 1) config.erase("zero");
-        Options options = options_of(config, path);
+        Options options = options_of_run(config, path);
         options.notes.push_back("the configuration is that of " + path + ", and flags of this command override it");
         return options;
     } catch (const ordered_json::exception& error) {
@@ -197,7 +203,7 @@ Options read_config_file(const std::string& path) {
     const ordered_json file = read_json(path);
     // A run.json keeps the configuration under "config", next to other facts about the run.
     const bool of_run = file.contains("config") && file["config"].is_object();
-    return options_of(of_run ? file["config"] : file, path);
+    return of_run ? options_of_run(file["config"], path) : options_of(file, path);
 }
 
 Options::Options() {

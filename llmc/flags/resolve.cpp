@@ -231,12 +231,7 @@ void note_validation_on_training_data(Options& o, const std::string& shard) {
 
 // ---- the optimizer -------------------------------------------------------------------------------------------------
 
-// Flags that only some optimizers use.
-constexpr struct {
-    const char* name;
-    const char* optimizers;  // those that use it: "adamw, muon or normuon"
-    const char* instead = "leave it out";
-} kOptimizerFlags[] = {
+constexpr OptimizerFlag kOptimizerFlags[] = {
     {"adam-moments", "adamw, muon or normuon"},
     {"adamw-lr", "muon or normuon", "use --lr"},
     {"adamw-weight-decay", "muon or normuon", "use --weight-decay"},
@@ -250,23 +245,10 @@ constexpr struct {
     {"nesterov", "adamw, sgd, muon or normuon"},
 };
 
-// Refuses values that the run's optimizer would ignore.
 void check_optimizer_flags(const Options& o) {
-    // Resolved options, as in run.json, have defaults even for flags that the optimizer ignores.
-    Options defaults;
-    defaults.optimizer.kind = o.optimizer.kind;
-    defaults.optimizer = defaults.optimizer.complete(defaults.schedule.lr);
-    for (const auto& [name, users, instead] : kOptimizerFlags) {
-        std::string optimizers = users;
-        std::replace(optimizers.begin(), optimizers.end(), ',', ' ');
-        const Flag& flag = *find_flag(name);
-        const nlohmann::ordered_json value = *flag.get(o);
-        if (contains(words_in(optimizers), word_of(o.optimizer.kind)) || value == *flag.get(defaults) ||
-            value == *flag.get(Options()))
-            continue;
-        refuse("--{} needs --optimizer {}, and this run has --optimizer {}; {}", name, users, word_of(o.optimizer.kind),
-               instead);
-    }
+    for (const auto& [name, optimizers, instead] : ignored_flags(o))
+        refuse("--{} needs --optimizer {}, and this run has --optimizer {}; {}", name, optimizers,
+               word_of(o.optimizer.kind), instead);
 }
 
 void check_clipping(const Options& o) {
@@ -411,6 +393,23 @@ void set_offload(Options& o, Offload offload) {
     o.offload = offload;
     o.sharding.offload_state = offloads_optimizer(offload);
     o.offload_residuals = offloads_residuals(offload);
+}
+
+std::vector<OptimizerFlag> ignored_flags(const Options& o) {
+    // Resolved options, as in run.json, have defaults even for flags that the optimizer ignores.
+    Options defaults;
+    defaults.optimizer.kind = o.optimizer.kind;
+    defaults.optimizer = defaults.optimizer.complete(defaults.schedule.lr);
+    std::vector<OptimizerFlag> ignored;
+    for (const OptimizerFlag& row : kOptimizerFlags) {
+        std::string optimizers = row.optimizers;
+        std::replace(optimizers.begin(), optimizers.end(), ',', ' ');
+        if (contains(words_in(optimizers), word_of(o.optimizer.kind))) continue;
+        const Flag& flag = *find_flag(row.name);
+        const nlohmann::ordered_json value = *flag.get(o);
+        if (value != *flag.get(defaults) && value != *flag.get(Options())) ignored.push_back(row);
+    }
+    return ignored;
 }
 
 int64_t validation_interval(int64_t batches, int64_t micro_steps) {

@@ -46,6 +46,8 @@ const std::vector<Row>& rows() {
         {std::regex(R"(run\.json)"), R"x(\{\s*"(run_id|resumed)":)x", moves},
         {std::regex(R"(metrics\.jsonl)"), R"x(\{"step":)x", moves},
         {std::regex(R"(main\.log)"), "s:[0-9]", moves},
+        // Earlier versions wrote it.
+        {std::regex(R"(check\.json)"), R"x(\{\s*(\}|"[^"]*": ?\{\s*"family":))x", moves},
         {std::regex(R"(trace-rank[0-9]+\.json)"), R"x(\{"displayTimeUnit":"ms","baseTimeNanoseconds":)x", moves},
         {std::regex(R"(watchdog_rank[0-9]{5,}\.json)"), R"x(\{\s*"backend":)x", moves},
         // scripts/follow.py names them after the run_id. TensorFlow's own have the name of a computer.
@@ -67,17 +69,20 @@ std::string fingerprint_of(uint64_t bytes, const std::string& head, const std::s
 }
 
 // The fingerprints in run.json of the files that this run has written; "" for one that was being written when the
-// run died.
-using Recorded = std::map<std::string, std::string>;
-
+// run died. Earlier versions recorded none.
+struct Recorded {
+    bool by_earlier_version = false;
+    std::map<std::string, std::string> files;
+};
 bool has_content_of(const Row& row, const std::string& directory, const std::string& name, const Recorded& recorded) {
     const std::string path = directory + "/" + name;
     try {
         const InputFile file(path, kAnyFile);
         if (file.bytes() == 0) return true;
         if (row.is_recorded) {
-            const auto found = recorded.find(name);
-            return found != recorded.end() && (found->second.empty() || found->second == file_fingerprint(path));
+            if (recorded.by_earlier_version) return row.fate == RunFileFate::moves;
+            const auto found = recorded.files.find(name);
+            return found != recorded.files.end() && (found->second.empty() || found->second == file_fingerprint(path));
         }
         std::string head(kHead, '\0');
         head.resize(file.read_at(0, head.data(), kHead));
@@ -92,9 +97,11 @@ Recorded recorded_in(const std::string& directory) {
     Recorded recorded;
     if (!has_content_of(rows()[0], directory, "run.json", recorded)) return recorded;
     const ordered_json run = read_run_json(directory);
-    if (!run.is_object() || !run.contains("wrote")) return recorded;
+    if (!run.is_object()) return recorded;
+    recorded.by_earlier_version = !run.contains("wrote");
+    if (recorded.by_earlier_version || !run["wrote"].is_object()) return recorded;
     for (const auto& [name, fingerprint] : run["wrote"].items())
-        if (fingerprint.is_string()) recorded[name] = fingerprint;
+        if (fingerprint.is_string()) recorded.files[name] = fingerprint;
     return recorded;
 }
 

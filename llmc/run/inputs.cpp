@@ -238,7 +238,7 @@ InputFingerprints Inputs::fingerprints(const Options& o) const {
 }
 
 nlohmann::ordered_json Inputs::facts(const Options& o) const {
-    // "blocks:" tells it from the fingerprints of version 0.1, which hashed other parts of the shards.
+    // The mark in front tells it from that of earlier versions.
     nlohmann::ordered_json facts = {
         {"fingerprint", "blocks:" + fingerprint_text(order->fingerprint(train->fingerprint()))},
         {"tokens", train->total_tokens()},
@@ -251,6 +251,10 @@ nlohmann::ordered_json Inputs::facts(const Options& o) const {
                                           (o.val_batches < 0 ? all : std::min(all, most)) * o.seq, o.seq);
     }
     return facts;
+}
+
+std::string Inputs::earlier_fingerprint() const {
+    return fingerprint_text(order->fingerprint(train->fingerprint_of_ends()));
 }
 
 static bool is_in(const std::string& directory, const fs::path& file) {

@@ -73,6 +73,8 @@ struct Inputs {
     //   tokenizer_hash  of the training data
     //   validation      fingerprint of the first validation set, and how many of its tokens a validation scores
     nlohmann::ordered_json facts(const Options& options) const;
+    // The fingerprint of checkpoints of earlier versions, which has another form.
+    std::string earlier_fingerprint() const;
     // Copies the tokenizer's table and its tokenizer.json into the run directory, so that samples and exports need
     // nothing outside of it.
     void keep_tokenizer(RunDirectory& directory) const;

@@ -146,6 +146,11 @@ std::unique_ptr<CheckpointReader> newest(const Candidates& candidates, const Opt
 
 std::string text_of(const Json& value) { return value.is_string() ? value.get<std::string>() : json_text(value); }
 
+// Flags that older checkpoints lack, with the value that their runs had.
+const Json kOldValues = {{"optimizer", "adamw"},   {"doc-mask", false},  {"batch-schedule", "off"},
+                         {"seq-schedule", "off"},  {"master", "fp32"},   {"gradients", "fp32"},
+                         {"adam-moments", "fp32"}, {"clip-kind", "norm"}};
+
 // State that only means something with the settings and inputs under which it was collected. If one of them changes, it
 // starts again. The functions return false if there was nothing to forget.
 struct Restart {
@@ -192,8 +197,8 @@ std::string setting(const std::string& name, const Json& value) {
 
 // Notes kernels other than those of the checkpoint's run, as on another kind of card.
 void compare_kernels(const Options& o, Resumed& resumed) {
-    const std::string then = text_of(resumed.checkpoint->manifest().run->value("kernels", Json(o.kernels_in_use)));
-    if (then == o.kernels_in_use) return;
+    const std::string then = kernels_in_use(resumed.checkpoint->manifest().run->value("kernels", Json()));
+    if (then.empty() || then == o.kernels_in_use) return;
     resumed.notes.push_back(fmt::format(
         "the checkpoint's run used other kernels (\"{}\"; this run: \"{}\"), so results may round differently", then,
         o.kernels_in_use));
@@ -210,20 +215,19 @@ void compare_settings(const Options& o, const Inputs& inputs, Resumed& resumed) 
             "{} holds another model: {}, this run has {}; leave out the flags that choose the model to "
             "continue that run, or start a new run of another model in another --out",
             directory, described(model_then), described(model_now));
-    Json then = current_config(*manifest.config), now = inputs.facts(o);
+    Json then = kOldValues, now = inputs.facts(o);
+    then.update(current_config(*manifest.config));
     for (const auto& [name, value] : then.items()) {
         const RemovedFlag* const removed = find_removed_flag(name);
         if (removed && !removed->goes_on(value))
             fail("{} was written with --{} {}, and {}; a new run can start from its weights with --init-from",
                  directory, name, text_of(value), removed->text());
     }
+    // Earlier FP8 runs were validated in FP8.
+    if (!then.contains("val-precision")) then["val-precision"] = then["precision"] == "fp8" ? "run" : "bf16";
     then.update(manifest.run->at("data"));
     now.update(parse_json<Json>(config_json(o)));
-    if (!text_of(then["fingerprint"]).starts_with("blocks:"))
-        fail(
-            "{} is of a version before 0.2, whose runs do not continue; a new run can start from its weights with "
-            "--init-from",
-            directory);
+    if (text_of(then["fingerprint"]).find(':') == std::string::npos) now["fingerprint"] = inputs.earlier_fingerprint();
     for (const auto& [name, value] : now.items()) {
         if (!then.contains(name) || then[name] == value) continue;
         resumed.changed.push_back(name);
@@ -312,6 +316,13 @@ const std::vector<ResumeRule> kResumeRules = {
     {OnChange::refused, "total-batch batch-schedule seq-schedule optimizer",
      "; a new run can start from its weights with --init-from"},
 };
+
+std::string kernels_in_use(const Json& of_run) {
+    if (of_run.is_null()) return "";
+    const std::string text = text_of(of_run);
+    if (!of_run.is_array()) return text;
+    return text.find("hopper_") != text.npos ? "hopper" : text.find("host_") != text.npos ? "loops" : "portable";
+}
 
 const ResumeRule& resume_rule(const std::string& name) {
     for (const ResumeRule& rule : kResumeRules)

@@ -32,6 +32,10 @@ struct ResumeRule {
 extern const std::vector<ResumeRule> kResumeRules;  // each name once
 const ResumeRule& resume_rule(const std::string& name);
 
+// The word of Options::kernels_in_use for the "kernels" of an earlier run; "" if it named none. Earlier versions listed
+// kernels.
+std::string kernels_in_use(const nlohmann::ordered_json& of_run);
+
 struct Resumed {
     std::unique_ptr<CheckpointReader> checkpoint;
     RunPosition position;

@@ -17,11 +17,16 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// The algorithms of the checkpoint's run, if the library has the same version.
+// The algorithms of the checkpoint's run, if the library has the same version. Earlier versions stored an object for
+// each matmul instead of the algorithm's text.
 ProductChoices products_of(const Resumed* resumed, const Comm& comm) {
     if (!resumed) return {};
     const Manifest& manifest = resumed->checkpoint->manifest();
-    const ProductChoices choices = manifest.run->value("products", ProductChoices());
+    ProductChoices choices;
+    const Json then_chosen = manifest.run->value("products", Json::object());
+    for (const auto& [product, choice] : then_chosen.items())
+        choices[product] = choice.is_object() ? choice.value("algorithm", "") : choice.get<std::string>();
+    std::erase_if(choices, [](const auto& choice) { return choice.second.empty(); });
     if (choices.empty()) return {};
     const std::string now = versions_json().value("cublaslt", ""), then = manifest.versions->value("cublaslt", "");
     if (!now.empty() && then == now) return choices;

@@ -139,7 +139,7 @@ private:
 
 void list_fields(const Fields& field, SpikeState& spikes) {
     field("accepted", spikes.accepted);
-    field("in_a_row", spikes.in_a_row);
+    if (field.has("in_a_row")) field("in_a_row", spikes.in_a_row);  // older checkpoints lack it
     field("loss_limit", spikes.loss_limit);
     field("norm_limit", spikes.norm_limit);
     field("loss", spikes.loss);
@@ -186,7 +186,12 @@ void list_fields(const Fields& field, TrainerState& state) {
     });
     field("spikes", o.spikes);
     if (field.has("average", o.averaged > 0))
-        field.object("average", [&](const Fields& average) { average("count", o.averaged); });
+        field.object("average", [&](const Fields& average) {
+            std::string kind = "ema";  // earlier versions had others, with which no run goes on
+            average("kind", kind);
+            average("count", o.averaged);
+            if (kind != "ema") o.averaged = 0;
+        });
     if (field.has("fp8", state.fp8.has_value())) {
         if (!state.fp8) state.fp8.emplace();
         field("fp8", *state.fp8);

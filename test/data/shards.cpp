@@ -227,7 +227,7 @@ TEST_CASE("fingerprint: any token of a small set, blocks all over a large one") 
     for (const auto& [path, tokens] : std::vector<std::pair<std::string, std::vector<int64_t>>>{
              {small, {0, 1, 20000, 32767, 32768, 39999}},
              {large, {0, 8192, 1 << 24, (1 << 24) + 4095, 3 << 23, (1 << 25) - 1}}}) {
-        const uint64_t before = ShardSet({path}).fingerprint();
+        const uint64_t before = ShardSet({path}).fingerprint(), ends = ShardSet({path}).fingerprint_of_ends();
         CHECK(before == ShardSet({path}).fingerprint());
         for (const int64_t token : tokens) {
             CAPTURE(token);
@@ -236,6 +236,9 @@ TEST_CASE("fingerprint: any token of a small set, blocks all over a large one") 
             change(path, token, path == small ? static_cast<uint16_t>(token) : 0);
             CHECK(ShardSet({path}).fingerprint() == before);
         }
+        change(path, tokens[2], 60000);
+        CHECK((ShardSet({path}).fingerprint_of_ends() == ends) == (path == large));
+        change(path, tokens[2], path == small ? static_cast<uint16_t>(tokens[2]) : 0);
     }
     // A set of several patterns, and the sidecars.
     const std::string other = write_shard(dir / "c.bin", counting(7, 50));
@@ -245,6 +248,13 @@ TEST_CASE("fingerprint: any token of a small set, blocks all over a large one") 
     make_file(other + ".json", R"({"end_token": 3})");
     CHECK(both.sidecars_fingerprint() != ShardSet({small, other}).sidecars_fingerprint());
     CHECK(both.fingerprint() == ShardSet({small, other}).fingerprint());
+}
+
+TEST_CASE("fingerprint of the ends: the value in checkpoints of version 0.1.0") {
+    TemporaryDirectory dir;
+    std::vector<uint16_t> tokens;
+    for (int64_t i = 0; i < 70000; i++) tokens.push_back(static_cast<uint16_t>((i * 7919 + i * i) % 50257));
+    CHECK(ShardSet({write_shard(dir / "a.bin", tokens)}).fingerprint_of_ends() == 0x83eaff361be578e8);
 }
 
 TEST_CASE("sidecars: read, absent, partial, contradicting, broken") {

@@ -41,7 +41,7 @@ class Definition(Case):
             self.succeeds(run.run("--max-steps", "6", "--stop-after", step, "--resume", "auto", *EMA,
                                   "--qk-clip", "0.002", "--signals-every", "1"))
             masters.append(values(run.state(step), "master"))
-            self.assertEqual(run.manifest(step)["state"]["average"], {"count": step})
+            self.assertEqual(run.manifest(step)["state"]["average"], {"kind": "ema", "count": step})
             factors = [0.7 ** (step - 1) if i == 0 else 0.3 * 0.7 ** (step - 1 - i) for i in range(step)]
             for tensor, found in values(run.state(step), "average").items():
                 history = [weights[tensor] for weights in masters]
@@ -110,7 +110,7 @@ class Resume(Case):
         self.run_on(run, 1, "--stop-after", "4")
         result = self.run_on(run, 1, "--resume", "latest", "--stop-after", "6", *EMA)
         self.assertIn("note: the checkpoint has no average of the weights: --average begins", result.out)
-        self.assertEqual(run.manifest(6)["state"]["average"], {"count": 2})
+        self.assertEqual(run.manifest(6)["state"]["average"], {"kind": "ema", "count": 2})
         result = self.run_on(run, 1, "--resume", "latest")
         self.assertIn("--average off from here on; until now it was ema:0.7", result.out)
         self.same_state(run.state(8), plain.state(8))

@@ -114,10 +114,10 @@ class Links(RunDirectory):
         for flags in ([], ["--overwrite"], ["--resume", "latest", "--max-steps", "2"]):
             self.succeeds(self.run_.run(*tokens("--tokenizer", os.path.join(folder, "tokenizer.bin"), train=train), *flags))
             self.assertEqual(mine.items() - self.files().items(), set())
-        shutil.copy(self.run_.file("metrics.jsonl"), self.run_.file("watchdog_rank00000.json"))
+        shutil.copy(self.run_.file("metrics.jsonl"), self.run_.file("check.json"))
         with open(self.run_.file("config.json"), "a", encoding="utf-8") as file:
             file.write(" ")  # edited by hand
-        for name in ("config.json", "watchdog_rank00000.json"):
+        for name in ("check.json", "config.json"):
             before = self.files()
             for flags in ([], ["--overwrite"], ["--resume", "latest"]):
                 self.refused(self.run_.run(*tokens(train=train), *flags), FLAGS, f"no run has written and that this one "

@@ -417,7 +417,8 @@ TEST_CASE("options: --resume continues with the configuration of the run's run.j
     const auto write = [&](const char* extra) {
         std::ofstream(run.path / "run.json")
             << R"({"world": 1, "config": {"train": "t", "batch": 8, "lr": 1e-3, "zero": 0,
-            "out": "old place", "stop-after": 3, "max-minutes": 2, "tensorboard": true, "checkpoint-minutes": 7}
+            "out": "old place", "stop-after": 3, "max-minutes": 2, "tensorboard": true, "checkpoint-minutes": 7,
+            "optimizer": "muon", "muon-cautious-decay": true}
             )"
             << extra << "}";
     };
@@ -431,6 +432,7 @@ TEST_CASE("options: --resume continues with the configuration of the run's run.j
     CHECK(o.max_minutes == 0);
     CHECK(o.sharding.stage == -1);  // on one rank it has no effect
     CHECK(o.checkpoint_minutes == 7);
+    CHECK(o.optimizer.cautious_decay);  // under its earlier name
     CHECK(contains(o.notes.at(0), out + "/run.json"));
     write(R"(, "resumed": [{"world": 2}])");
     CHECK(parse({"-o", out.c_str(), "--resume", "auto"}).options.sharding.stage == 0);
@@ -472,6 +474,31 @@ TEST_CASE("options: what starts a program or writes elsewhere is not taken from 
         CHECK(mine.after_checkpoint == "mine");
         CHECK(!has(mine, "theirs"));
     }
+}
+
+TEST_CASE("options: flags that a run's optimizer ignored in earlier versions are refused on the command line alone") {
+    const TemporaryDirectory run;
+    const std::string out = run.path.string(), file = out + "/run.json";
+    std::ofstream(file) << R"({"world": 1, "config": {"train": "t", "optimizer": "lion", "nesterov": "on",
+        "muon-ns": "p", "muon-scale": "spectral", "beta1": 0.7}})";
+    const auto resolved = [](const std::vector<const char*>& arguments) {
+        Options o = parse(arguments).options;
+        resolve(o, {});
+        return o;
+    };
+    for (const std::vector<const char*>& from :
+         {std::vector{"-o", out.c_str(), "--resume", "latest"}, {"--config", file.c_str()}}) {
+        const Options o = resolved(from);
+        CHECK(o.optimizer.nesterov == Nesterov::off);
+        CHECK(o.optimizer.muon_ns == MuonSteps::k);
+        CHECK(o.optimizer.muon_scale == MuonScale::rms);
+        CHECK(o.optimizer.beta1 == 0.7);
+        std::vector<const char*> asking = from;
+        asking.insert(asking.end(), {"--nesterov", "on"});
+        CHECK(contains(test::error_of([&] { resolved(asking); }), "--nesterov needs --optimizer adamw, sgd"));
+    }
+    const ConfigFile written(R"({"train": "t", "optimizer": "lion", "nesterov": "on"})");
+    CHECK(contains(test::error_of([&] { resolved({"--config", written.path.c_str()}); }), "--nesterov needs"));
 }
 
 TEST_CASE("options: a removed flag may be in a configuration with its default, and an error names its substitute") {

@@ -225,9 +225,10 @@ TEST_CASE("run directory: signs that there were checkpoints") {
 
 TEST_CASE("run directory: files that no run wrote are never replaced") {
     const std::string parts = "model-00001-of-00002.safetensors", index = "model.safetensors.index.json";
-    for (const std::string name : {"config.json", "main.log", "metrics.jsonl", "run.json", "model.safetensors", "lock",
-                                   "decay", "trace-rank3.json", "watchdog_rank00000.json", "tokenizer.json",
-                                   "tokenizer.bin", "tokenizer.tiktoken", parts.c_str(), index.c_str()}) {
+    for (const std::string name :
+         {"config.json", "main.log", "metrics.jsonl", "run.json", "model.safetensors", "check.json", "lock", "decay",
+          "trace-rank3.json", "watchdog_rank00000.json", "tokenizer.json", "tokenizer.bin", "tokenizer.tiktoken",
+          parts.c_str(), index.c_str()}) {
         CAPTURE(name);
         RunPlace place;
         place.put(name.c_str(), "mine");

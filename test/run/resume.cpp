@@ -26,3 +26,12 @@ TEST_CASE("resume: every flag of a configuration and every fact about the data h
     }
     CHECK(rules.size() == compared.size());  // and nothing else
 }
+
+TEST_CASE("resume: kernels of an earlier run, and of earlier versions") {
+    CHECK(kernels_in_use("hopper") == "hopper");
+    CHECK(kernels_in_use({"gelu_fp8", "hopper_attention"}) == "hopper");
+    CHECK(kernels_in_use({"layernorm_fp8", "host_norm"}) == "loops");
+    CHECK(kernels_in_use({"layernorm_fp8", "gelu_fp8"}) == "portable");
+    CHECK(kernels_in_use(nlohmann::ordered_json::array()) == "portable");
+    CHECK(kernels_in_use(nullptr) == "");
+}

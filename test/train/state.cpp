@@ -301,6 +301,9 @@ TEST_CASE("state: an error names the field that is missing or has the wrong type
     CHECK(contains(checkpoint_error([&] { state_from_json(changed); }), "127 numbers in \"loss\""));
     changed = good;
     CHECK(state_from_json(changed).optimizer.averaged == 3);
+    changed["average"]["kind"] = "last";  // of an earlier version: not an average that a run can go on with
+    CHECK(state_from_json(changed).optimizer.averaged == 0);
+    changed = good;
     changed["fp8"]["outliers"] = {{1, 2, 3, 4, 5}};  // as in states of earlier versions, which recorded them
     changed["fp8"]["probed"] = {{1, 2, 3}};
     CHECK(state_from_json(changed).fp8->tensors.size() == 1);
