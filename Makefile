@@ -213,4 +213,4 @@ help:  ## this list
 	@sed -n -e 's/^\([a-z][a-z_-]*\):.*  ## /make \1@/p' -e 's/^\([A-Z_]*\) *?= .*## /  \1=@/p' \
 	    Makefile dev/build.mk dev/virtual_gpu/build.mk | awk -F@ '{ printf "%-22s%s\n", $$1, $$2 }'
 
--include $(shell find $(CPU_DIR) $(CUDA_DIR) $(SHARED_DIR) -name '*.d' 2>/dev/null)
+-include $(shell find $(sort $(CPU_DIR) $(PLAIN_DIR)) $(CUDA_DIR) $(SHARED_DIR) -name '*.d' 2>/dev/null)

@@ -44,7 +44,9 @@ $(CPU_DIR)/with_kernels/%.o: % Makefile
 # ---- sanitizers ----------------------------------------------------------------------------------------------------
 # A sanitizer's build reuses ordinary objects of files that it need not look at. AddressSanitizer leaves out tests, which
 # only call llmc/, and the upper folders, which read flags and write reports. ThreadSanitizer looks at folders where
-# threads meet. `make UNCHECKED=` looks at everything, in a directory of its own.
+# threads meet, and at all of a unit that has one of their files. The build for AddressSanitizer compiles each file of
+# such a unit alone, and so finds the header that a file forgot. `make UNCHECKED=` looks at everything, in a directory of
+# its own.
 PLAIN_DIR := $(CPU_DIR)
 ifneq ($(SANITIZE),)
 WHOLE     := $(if $(filter command,$(origin UNCHECKED)),-whole)
@@ -53,12 +55,18 @@ UPPER     := $(foreach dir,commands flags log plan run,llmc/$(dir)/%)
 THREADED  := $(HOST_ONLY) $(HOST_TESTS) $(wildcard test/comm/*.cpp) $(call marked,threads)
 CHECKED_address := $(filter-out $(UPPER),$(filter llmc/%,$(ALL))) $(THREADED) $(call marked,addresses)
 CHECKED_thread  := llmc/comm/% llmc/device/% llmc/train/% $(THREADED)
-UNCHECKED := $(filter-out $(CHECKED_$(SANITIZE)),$(ALL))
-UNITS     := $(foreach unit,$(UNITS),$(if $(filter-out $(UNCHECKED),$(unit_$(unit))),,$(unit)))
+CHECKED   := $(filter $(CHECKED_$(SANITIZE)),$(ALL))
+TOUCHED   := $(foreach unit,$(UNITS),$(if $(filter $(CHECKED),$(unit_$(unit))),$(unit)))
+ifeq ($(SANITIZE),thread)
+CHECKED   += $(foreach unit,$(TOUCHED),$(unit_$(unit)))
+else
+UNITS     := $(filter-out $(TOUCHED),$(UNITS))
+endif
+UNCHECKED := $(filter-out $(CHECKED),$(ALL))
 CPU_DIR   := build/cpu-$(MARCH)-$(SANITIZE)$(WHOLE)$(SUFFIX)
 CPU_MAIN  := $(CPU_DIR)/train_gpt.cu.o
 LINK_FLAGS := -fsanitize=$(if $(filter thread,$(SANITIZE)),thread,address$(comma)undefined)
-cpu_objects = $(patsubst %,$(CPU_DIR)/%.o,$(filter-out $(UNCHECKED),$1)) \
+cpu_objects = $(patsubst %,$(CPU_DIR)/%.o,$(call in_units,$(filter-out $(UNCHECKED),$1))) \
               $(call objects_in,$(PLAIN_DIR),$(call in_units,$(filter $(UNCHECKED),$1)))
 TEST_LAUNCHERS = $(CPU_LAUNCHERS)
 # Line numbers for reports, relative to the checkout, so that ccache knows them in every clone. g++ takes its own
@@ -76,6 +84,7 @@ $(CPU_DIR)/llmc/kernels/%.cu.o: SANITIZERS := $(if $(UNCHECKED),,address$(comma)
 $(CPU_DIR)/%.cpp.o $(if $(UNCHECKED),$(CPU_DIR)/llmc/%.cu.o): CXXFLAGS_SANITIZE += -fno-sanitize=alignment
 endif
 $(call optimized_in,$(CPU_DIR)) $(CPU_DIR)/%.cu.o: LEVEL := -O1
+$(CPU_DIR)/build/units/%.o: CXXFLAGS += -Wno-subobject-linkage -fmacro-prefix-map=./=
 $(CPU_DIR)/%.cpp.o: CXXFLAGS_SANITIZE += $(DEFINES_CPU)
 $(CPU_DIR)/%.o: % Makefile
 	@mkdir -p $(@D)
