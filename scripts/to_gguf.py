@@ -18,7 +18,7 @@ import os
 import struct
 import sys
 
-from runs import continue_in_venv
+from runs import continue_in_venv, start
 
 continue_in_venv("gguf")
 try:
@@ -290,4 +290,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    main()
+    start(main)
