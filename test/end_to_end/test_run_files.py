@@ -395,6 +395,36 @@ class FlagsPage(Case):
                 self.assertEqual(len(re.findall(r"(?<!\\)\|", line)), 4, line)
 
 
+class PlansInGuides(Case):
+    """The plans that guides show are those of the program: their memory and times are the same on every machine."""
+
+    def shows(self, page, first, *flags):
+        """The indented lines of the page from `first` on are the program's, up to gaps that "..." marks."""
+        with open(os.path.join(ROOT, "dev", "guide", page), encoding="utf-8") as file:
+            lines = file.read().split("\n")
+        begin = lines.index("    " + first)
+        end = next(i for i in range(begin, len(lines)) if not lines[i].startswith("    "))
+        printed = run(*flags, "--dry-run").out.split("\n")
+        at, anywhere = printed.index(first), False
+        for line in (line[4:] for line in lines[begin:end]):
+            if line == "...":
+                anywhere = True
+                continue
+            at = printed.index(line, at) if anywhere and line in printed[at:] else at
+            self.assertEqual(line, printed[at], f"dev/guide/{page} does not show what {' '.join(flags)} --dry-run prints")
+            at, anywhere = at + 1, False
+
+    def test_planning(self):
+        self.shows("planning.md", "Model d12: 12 layers, 12 heads of 64, 768 channels, vocabulary 50257 (padded to 50304), "
+                   "context 1024", "-e", "d12", "-b", "32", "-d", "524288", "-x", "19560", "--gpu", "h200")
+        self.shows("planning.md", "Sharding: each of 16 ranks, stage by stage", "-e", "d24", "-b", "16", "--world", "16",
+                   "--gpu", "h100")
+
+    def test_fitting(self):
+        self.shows("fitting.md", "  total                    87.0 GiB   DOES NOT FIT into H100 80GB HBM3, which has 79.2 GiB",
+                   "-e", "gpt2-xl", "-b", "256", "-d", "524288", "-x", "20000", "--gpu", "h100")
+
+
 class HelpOfCommands(Case):
     """Has the layout of --help, and refusals have the style of training's."""
 
