@@ -48,7 +48,11 @@ class BytesPerParameter(unittest.TestCase):
                 (memory,) = (r["memory"] for r in done.records if "memory" in r)
                 for kind, size in memory.items():
                     self.assertEqual({size["planned"], size["least_peak"], size["most_peak"]}, {size["planned"]}, kind)
-                    self.assertAlmostEqual(size["planned"], plans[1]["memory"][kind], delta=16384, msg=kind)
+                    of_gpu = plans[1]["memory"][kind]
+                    if kind == "workspace":  # matmuls take 32 MiB of a GPU, and other buffers on each kind of CPU
+                        self.assertGreaterEqual(size["planned"], of_gpu - (32 << 20) - 16384)
+                    else:
+                        self.assertAlmostEqual(size["planned"], of_gpu, delta=16384, msg=kind)
 
 
 if __name__ == "__main__":
