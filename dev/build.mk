@@ -44,9 +44,8 @@ $(CPU_DIR)/with_kernels/%.o: % Makefile
 # ---- sanitizers ----------------------------------------------------------------------------------------------------
 # A sanitizer's build reuses ordinary objects of files that it need not look at. AddressSanitizer leaves out tests, which
 # only call llmc/, and the upper folders, which read flags and write reports. ThreadSanitizer looks at folders where
-# threads meet, and at all of a unit that has one of their files. The build for AddressSanitizer compiles each file of
-# such a unit alone, and so finds the header that a file forgot. `make UNCHECKED=` looks at everything, in a directory of
-# its own.
+# threads meet. Both look at all of a unit that has a file of theirs, but AddressSanitizer's kernels are no units, because
+# they are compiled with UBSan alone. `make UNCHECKED=` looks at everything, in a directory of its own.
 PLAIN_DIR := $(CPU_DIR)
 ifneq ($(SANITIZE),)
 WHOLE     := $(if $(filter command,$(origin UNCHECKED)),-whole)
@@ -56,12 +55,9 @@ THREADED  := $(HOST_ONLY) $(HOST_TESTS) $(wildcard test/comm/*.cpp) $(call marke
 CHECKED_address := $(filter-out $(UPPER),$(filter llmc/%,$(ALL))) $(THREADED) $(call marked,addresses)
 CHECKED_thread  := llmc/comm/% llmc/device/% llmc/train/% $(THREADED)
 CHECKED   := $(filter $(CHECKED_$(SANITIZE)),$(ALL))
+UNITS     := $(filter-out $(if $(filter address,$(SANITIZE)),attention tensors),$(UNITS))
 TOUCHED   := $(foreach unit,$(UNITS),$(if $(filter $(CHECKED),$(unit_$(unit))),$(unit)))
-ifeq ($(SANITIZE),thread)
 CHECKED   += $(foreach unit,$(TOUCHED),$(unit_$(unit)))
-else
-UNITS     := $(filter-out $(TOUCHED),$(UNITS))
-endif
 UNCHECKED := $(filter-out $(CHECKED),$(ALL))
 CPU_DIR   := build/cpu-$(MARCH)-$(SANITIZE)$(WHOLE)$(SUFFIX)
 CPU_MAIN  := $(CPU_DIR)/train_gpt.cu.o
