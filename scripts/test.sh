@@ -50,7 +50,8 @@ queue stage "FP8 follows BF16, 60 steps" unittest env COMPARE_RECIPES=delayed CO
     .venv/bin/python test/end_to_end/test_precisions.py FollowsBf16.test_sample_corpus Refused
 queue stage "host: loops beside kernels" doctest env LLMC_LOOPS=compare OMP_NUM_THREADS=2 $NATIVE/test_cpu --no-colors \
     "--source-file=*test/kernels/*"
-queue stage "host: threads ascending" doctest env OMP_NUM_THREADS=2 $NATIVE/test_cpu --no-colors
+queue stage "host: other tests" doctest env OMP_NUM_THREADS=2 $NATIVE/test_cpu --no-colors \
+    "--source-file-exclude=*test/kernels/*"
 for file in test/end_to_end/test_run_*.py; do
     name=$(basename "$file" .py)
     if [[ -z $ALL && $name == test_run_gpu_session ]]; then continue; fi
