@@ -153,7 +153,7 @@ class OnVirtualGpu(unittest.TestCase):
         "wrong-kernel:gelu_forward_fp8_kernel": ("gelu_forward_fp8 ", r"codes\["),
         "unsteady-kernel:layernorm_forward_fp8": ("layernorm_forward_fp8 ", ""),
         "stray:gelu_backward_fp8_kernel": ("gelu_backward_fp8 ", ""),
-        "wrong-kernel:adamw_kernel": ("adamw_update, ", r"v in slices\["),
+        "wrong-kernel:adamw_kernel": ("adamw_update, ", r"[mv] in slices\["),
         "cast:quantize": ("bf16 to e4m3, all values", ""),
         "stray-fault:gelu_backward_fp8_kernel": ("gelu_backward_fp8 ", "cudaErrorIllegalAddress"),
         "fail-kernel:layernorm_backward_fp8": ("layernorm_backward_fp8 ", "cudaErrorLaunchFailure"),
