@@ -129,8 +129,8 @@ std::string time_section(const PlannedRun& run, int slices) {
     return text +
            fmt::format(
                "  Large matmuls at {:.0f} TFLOP/s in bf16 and {:.0f} in fp8, others by their shapes; element-wise\n"
-               "  kernels at {:.1f} TB/s. Without communication. On an H100 the model is within 10 % of measured\n"
-               "  steps of this program, and of published ones of llm.c and llmq.\n",
+               "  kernels at {:.1f} TB/s. Without communication. The model was within 10 % of the steps that were\n"
+               "  measured on an H100, before some kernels were replaced; these are only predicted.\n",
                card.bf16_tflops, card.fp8_tflops, time.element_wise_rate() / 1e12) +
            "  " + wrap(describe_rates(run.measured, run.gpu.fp8_tflops > 0), 2, 110) + "\n";
 }

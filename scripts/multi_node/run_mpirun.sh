@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Trains on several machines with mpirun, one rank per GPU. Everything after -- goes to train_gpt.
 #
-#   scripts/multi_node/run_mpirun.sh --hosts node1:8,node2:8 -- -i 'data/*_train_*.bin' -o runs/d12 -e d12
+#   scripts/multi_node/run_mpirun.sh --hosts node1:8,node2:8 -- -i 'data/fineweb10B/*train_*.bin' -o runs/d12 -e d12
 #   scripts/multi_node/run_mpirun.sh --ranks 4 --program ./train_gpt_cpu -- ...     four ranks on this machine
 #
 #   --hosts LIST        machines and their GPUs, in the format of mpirun's --host; or --hostfile FILE
