@@ -124,8 +124,8 @@ AutomaticChoice choose_for_planned(const Options& options, int ranks, const Room
 
 // Returns no_resources if the run does not fit.
 ExitCode dry_run(const AskedRun& asked, Options o, const Inputs& inputs) {
-    const PlannedCard card = card_to_plan_for(o).value_or(PlannedCard{*find_gpu_by_short_name("h200")});
-    if (!card_to_plan_for(o)) o.gpu = card.gpu;
+    if (!card_to_plan_for(o)) o.gpu = find_gpu_by_short_name("h200");
+    const PlannedCard card = required_card(o);
     const int ranks = std::max(o.world, 1);
     const Room room{run_of(o, card, ranks).available()};
     if (o.fit) o = fit_plan(asked, o, ranks, room, card);
@@ -166,8 +166,7 @@ StagePlan plan_rank_of(const Options& o, const Comm& comm) {
     StagePlan plan;
     plan.stage = layout.stage();
     plan.recompute = trainer.config().recompute;
-    const std::optional<PlannedCard> card = card_to_plan_for(o);
-    plan.memory = trainer.memory(card ? std::optional(card->gpu.capability) : std::nullopt);
+    plan.memory = trainer.memory(o.gpu ? std::optional(o.gpu->capability) : std::nullopt);
     plan.products = trainer.kinds_of_products();
     plan.sent = sent_in_step(layout, o.micro_steps, sizeof(Real));
     if (const Muon<Real>* muon = trainer.optimizer().muon())
