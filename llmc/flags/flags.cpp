@@ -74,9 +74,10 @@ Flag common(Flag flag) {
 
 Flag heading(const char* group) { return {.group = group}; }
 
-// The text of a value and of one that follows it; see with_parts().
+// The text of a value, unless it is null, and of one that follows it; see with_parts().
 std::string behind(const ordered_json& value, const std::string& prefix, const ordered_json& part) {
-    return (value.is_string() ? value.get<std::string>() : json_text(value)) + "," + prefix + json_text(part);
+    const std::string first = value.is_string() ? value.get<std::string>() : json_text(value);
+    return (value.is_null() ? "" : first + ",") + prefix + json_text(part);
 }
 
 const Flag kRows[] = {
@@ -196,7 +197,7 @@ const Flag kRows[] = {
     with_parts(
         flag(0, "adamw-lr", "X[,embedding=X][,head=X][,vector=X]", &OptimizerConfig::adamw_lr, {.min_open = true},
              "with muon: peak learning rate of the parameters that AdamW updates, then those of embeddings, of "
-             "an untied output head, and of norms and biases, if they differ",
+             "an untied output head, and of norms and biases, if they differ. Without X, the rest has --lr",
              "--lr"),
         {part("embedding=", &OptimizerConfig::embedding_lr, {.min_open = true}),
          part("head=", &OptimizerConfig::head_lr, {.min_open = true}),
@@ -495,17 +496,24 @@ ordered_json current_config(const ordered_json& config) {
 }
 
 Flag with_parts(Flag row, const std::vector<Flag>& parts) {
-    row.set = [first = row.set, form = row.value, parts](Options& o, const std::string& text) {
-        const std::vector<std::string> words = split(text, ',');
-        if (words.size() > parts.size() + 1) refuse("'" + text + "' is not " + form);
-        first(o, words[0]);
-        for (const Flag& part : parts) part.clear(o);
-        for (size_t i = 1; i < words.size(); i++) {
+    row.set = [first = row, parts](Options& o, const std::string& text) {
+        std::vector<std::string> words = split(text, ',');
+        if (std::any_of(parts.begin(), parts.end(), [&](const Flag& part) {
+                return !part.long_name.empty() && words[0].starts_with(part.long_name);
+            })) {
+            first.reset(o);
+        } else {
+            first.set(o, words[0]);
+            words.erase(words.begin());
+        }
+        if (words.size() > parts.size()) refuse("'" + text + "' is not " + first.value);
+        for (const Flag& part : parts) part.reset(o);
+        for (const std::string& word : words) {
             const auto part = std::find_if(parts.begin(), parts.end(), [&](const Flag& candidate) {
-                return words[i].starts_with(candidate.long_name);
+                return word.starts_with(candidate.long_name);
             });
-            if (part == parts.end()) refuse("'" + text + "' is not " + form);
-            part->set(o, words[i].substr(part->long_name.size()));
+            if (part == parts.end()) refuse("'" + text + "' is not " + first.value);
+            part->set(o, word.substr(part->long_name.size()));
         }
     };
     row.get = [first = row.get, parts](const Options& o) {

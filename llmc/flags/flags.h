@@ -45,6 +45,7 @@ struct Flag {
     std::function<void(Options&, const std::string& text)> set = {};
     std::function<JsonValue(const Options&)> get = {};
     std::function<void(Options&)> clear = {};  // of a list, which may be given several times
+    std::function<void(Options&)> reset = {};  // gives a number its default
     std::vector<std::string> words = {};       // all that it accepts, if it accepts words
     Range range = {};                          // if it accepts numbers
     Answers answers = {};

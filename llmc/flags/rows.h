@@ -95,6 +95,10 @@ requires std::is_arithmetic_v<T> Flag flag(char short_name, const char* long_nam
             if (is_word(number, range) && std::to_string(number) == range.word) return JsonValue(Widest{number});
         return is_in_range(number, range) ? JsonValue(Widest{number}) : JsonValue();
     };
+    row.reset = [field](Options& o) {
+        const Options defaults;
+        field_of(o, field) = field_of(defaults, field);
+    };
     return row;
 }
 
@@ -155,15 +159,11 @@ requires std::is_invocable_r_v<T, Parse, const std::string&> Flag flag(char shor
 // A value that may follow another one, behind a comma and `prefix`; see with_parts().
 template <class T, class Struct>
 Flag part(const char* prefix, T Struct::*field, const Range& range) {
-    Flag row = flag(0, prefix, "", field, range, "");
-    row.clear = [field](Options& o) {
-        const Options defaults;
-        field_of(o, field) = field_of(defaults, field);
-    };
-    return row;
+    return flag(0, prefix, "", field, range, "");
 }
 
-// Adds values to the one of `row`, as in "--keep 3,1000". Those that are left out get their defaults.
+// Adds values to the one of `row`, as in "--keep 3,1000". Those that are left out get their defaults. If a part with a
+// prefix comes first, as in "--adamw-lr embedding=0.3", the value of `row` itself is left out.
 Flag with_parts(Flag row, const std::vector<Flag>& parts);
 
 // Validation sets or tasks, which may be given several times.

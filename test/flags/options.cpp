@@ -565,6 +565,21 @@ TEST_CASE("options: a value that had a flag of its own is part of another flag's
     }
 }
 
+TEST_CASE("options: --adamw-lr may name some rates and leave out the others") {
+    const ConfigFile file(R"({"train": "t", "optimizer": "muon", "lr": 0.004, "adamw-lr": "0.002,head=0.1"})");
+    const Options o = parse({"--config", file.path.c_str(), "--adamw-lr", "embedding=0.03"}).options;
+    CHECK(flag_text(*find_flag("adamw-lr"), o) == "embedding=0.03");  // nothing of the file's value is left
+    const OptimizerConfig complete = o.optimizer.complete(o.schedule.lr);
+    CHECK(complete.adamw_lr == 0.004);
+    CHECK(complete.head_lr == 0.004);
+    CHECK(complete.embedding_lr == 0.03);
+    const Options two = parse({"-i", "t", "--adamw-lr", "head=0.1,embedding=0.03"}).options;
+    CHECK(flag_text(*find_flag("adamw-lr"), two) == "embedding=0.03,head=0.1");
+    CHECK(contains(refusal({"-i", "t", "--adamw-lr", "embedding=0.03,0.1"}), "'embedding=0.03,0.1' is not X[,emb"));
+    CHECK(contains(refusal({"-i", "t", "--adamw-lr", "heads=0.1"}), "'heads=0.1' is not a number"));
+    CHECK(contains(refusal({"-i", "t", "--adamw-lr", "head=0"}), "0 is out of range"));
+}
+
 TEST_CASE("options: -x and --epochs replace each other") {
     const ConfigFile steps(R"({"train": "t", "max-steps": 30})"), epochs(R"({"train": "t", "epochs": 3})");
     const Options by_epochs = parse({"--config", steps.path.c_str(), "--epochs", "2"}).options;
