@@ -3,7 +3,8 @@
 #   stage NAME KIND COMMAND...   runs a stage; KIND is the format of its output: doctest, unittest, or check (one pass
 #                                or fail)
 #   queue stage ...              defers a stage until the next `drain`
-#   drain                        runs all deferred stages, $JOBS at a time on one core each, in the order of queueing
+#   drain                        runs all deferred stages in the order of queueing, $JOBS + 1 at a time with one thread
+#                                each, because a fifth of their time is waiting
 #   skip NAME REASON             records a stage that cannot run here
 #   require NAME REASON          the same, but with CI=true it counts as failed
 #   finish                       prints the closing line; returns 1 if anything failed
@@ -58,13 +59,17 @@ stage() {
         unittest) read -r p f s < <(count_unittest "$log") ;;
         *) ((code == 0)) && p=1 ;;
     esac
-    # A crash prints no counts, and a run without tests has shown nothing.
-    if ((f == 0 && (code != 0 || p == 0))); then f=1; fi
+    # A crash prints no counts, and a run without tests has shown nothing. Tests whose packages are missing skip
+    # themselves; with CI=true some of them must run.
+    local idle=$((p == 0))
+    if [[ $kind == unittest && ${CI:-} != true ]] && ((s > 0)); then idle=0; fi
+    if ((f == 0 && (code != 0 || idle))); then f=1; fi
     passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
     if ((f == 0)); then
         local counts=ok
         if [[ $kind != check ]]; then counts="ok, $p passed"; fi
         if ((s > 0)); then counts+=", $s skipped"; fi
+        if ((p == 0)); then counts="all $s skipped"; fi
         print_stage "$name" "$seconds" "$cpu" "$counts"
         return
     fi
@@ -96,7 +101,7 @@ drain() {
     local i worker workers=() p f s
     rm -rf "$LOGS/queue"
     mkdir "$LOGS/queue"
-    for ((i = 0; i < JOBS; i++)); do
+    for ((i = 0; i <= JOBS; i++)); do
         OMP_NUM_THREADS=1 work_on_queue &
         workers+=($!)
     done

@@ -7,8 +7,7 @@
 #                               nvcc, the CUDA builds on the virtual GPU
 #   CI=true ./scripts/test.sh   the same, and nvcc is required
 #
-# dev/soak.sh has the long tests; dev/notes/testing.md says how long these take. JOBS is the number of stages that run
-# at the same time.
+# dev/soak.sh has the long tests; dev/notes/testing.md says how long these take. JOBS is the number of cores to use.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -35,11 +34,12 @@ drain
 
 # ---- host device ---------------------------------------------------------------------------------------------------
 
-host=(train_gpt_cpu check_card_cpu test-cpu test-ranks-binary)
+host=(train_gpt_cpu check_card_cpu test-cpu test-ranks-binary) once=()
 if [[ -n $ALL ]]; then
     host+=(probe-cpu)  # the GPU session's tests use it
 else
     export BRIEF=1  # fewer recipes and shardings, as marked in the tests
+    once=(--test-suite-exclude=once)
 fi
 stage "host: build" check make -s -j"$JOBS" "${host[@]}"
 # Training takes a third longer with matmuls for a core type that does not match this processor.
@@ -51,7 +51,7 @@ queue stage "FP8 follows BF16, 60 steps" unittest env COMPARE_RECIPES=delayed CO
 queue stage "host: loops beside kernels" doctest env LLMC_LOOPS=compare OMP_NUM_THREADS=2 $NATIVE/test_cpu --no-colors \
     "--source-file=*test/kernels/*"
 queue stage "host: other tests" doctest env OMP_NUM_THREADS=2 $NATIVE/test_cpu --no-colors \
-    "--source-file-exclude=*test/kernels/*"
+    "--source-file-exclude=*test/kernels/*" "${once[@]}"
 for file in test/end_to_end/test_run_*.py; do
     name=$(basename "$file" .py)
     if [[ -z $ALL && $name == test_run_gpu_session ]]; then continue; fi
@@ -81,8 +81,8 @@ queue stage "tour from text to a model, 10 steps" check \
 
 if [[ -z $ALL ]]; then
     drain
-    echo "Not run: some recipes and shardings, random order with guarded memory, sanitizers, the GPU session's rehearsal, CUDA"
-    echo "builds on the virtual GPU (./scripts/test.sh --all);"
+    echo "Not run: some recipes, shardings and long tests, random order with guarded memory, sanitizers, the GPU session's"
+    echo "rehearsal, CUDA builds on the virtual GPU (./scripts/test.sh --all);"
     echo "and, hours long (make soak), every order, recipe, matrix of builds and ranks, core type, mutation, fuzzing."
     finish
     exit

@@ -7,7 +7,7 @@
 
 namespace llmc::test {
 
-// Long, and independent of the order of threads and streams: run once, and under no sanitizer.
+// Long, and independent of the order of threads and streams: run once, only with --all, and under no sanitizer.
 constexpr const char* kOnce = "once";
 // Long under sanitizers, which see the same code in other tests.
 constexpr const char* kNotUnderSanitizers = "not under sanitizers";

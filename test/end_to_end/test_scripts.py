@@ -81,6 +81,12 @@ class Stages(InDirectory):
                 for part in {"echo why; exit 3": ["why", "exit code 3"], "sleep 60": ["stopped after 1 s"]}.get(command, []):
                     self.assertIn(part, out)
 
+    def test_a_stage_that_skips_all_of_its_tests(self):
+        """A newcomer's machine lacks some packages. CI has them all, so there it is a failure."""
+        script = "stage t unittest bash -c " + shlex.quote(self.UNITTEST.format("4 tests", "OK (skipped=4)", 0))
+        self.assertEqual(self.stages(script)[:2], (0, "0 passed, 0 failed, 4 skipped"))
+        self.assertEqual(self.stages(script, CI="true")[:2], (1, "0 passed, 1 failed, 4 skipped"))
+
     def test_queue(self):
         line = self.DOCTEST.format(3, 2, 1, 0)
         code, last, out = self.stages(f"""
