@@ -41,7 +41,8 @@ def download_text(out):
     path = os.path.join(out, "tinyshakespeare.txt")
     outputs.require_own(path, is_text)
     if not os.path.exists(path):
-        text = download(URL, "fetch it elsewhere, or go on with a text of your own")
+        text = download(URL, f"fetch it elsewhere, save it as {path} and give the same command again, or go on with a text "
+                        "of your own")
         if hashlib.sha256(text).hexdigest() != SHA256:
             raise PrepareError(f"{URL} arrived with other bytes ({len(text)}) than the published text; give the same "
                                "command again")

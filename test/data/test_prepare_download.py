@@ -220,8 +220,8 @@ class Text(TestCase):
         self.assertEqual(self.download(), (0, out, ""))
 
     def test_what_is_refused(self):
-        for replies, message in (([503] * 3, "Service Unavailable; without a network, fetch it elsewhere, or go on with a "
-                                             "text of your own"),
+        for replies, message in (([503] * 3, "Service Unavailable; without a network, fetch it elsewhere, save it as "
+                                             ".*/tinyshakespeare.txt and give the same command again, or go on with "),
                                  ([404], "could not download http://localhost:.*: Not Found"),
                                  ([(b"<html>", 6)], r"arrived with other bytes \(6\) than the published text")):
             code, _, error = self.download(*replies)
