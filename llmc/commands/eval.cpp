@@ -18,16 +18,12 @@ namespace {
 
 template <class Real>
 ValRecord evaluate(const Options& o, const Inputs& inputs, Ranks& ranks, const WeightSource& weights) {
-    const auto trainer = load_model<Real>(o, ranks, weights);
-    std::unique_ptr<Trainer<Real>> reference;
-    if (o.against == Against::bf16) {
-        Options in_bf16 = o;
-        in_bf16.precision = Precision::bf16;
-        reference = load_model<Real>(in_bf16, ranks, weights);
-    }
+    std::vector<Options> models{o};
+    if (o.against == Against::bf16) models.emplace_back(o).precision = Precision::bf16;
+    const auto trainers = load_models<Real>(models, ranks, weights);
     ranks.watchdog.begin_step(0);
-    Evaluation<Real> evaluation(o, inputs, *trainer, ranks.watchdog);
-    if (reference) evaluation.compare_with(*reference);
+    Evaluation<Real> evaluation(o, inputs, *trainers.front(), ranks.watchdog);
+    if (o.against == Against::bf16) evaluation.compare_with(*trainers.back());
     const std::optional<ValRecord> record = evaluation.validate(0);
     do_together(ranks.comm, [&] {
         if (!evaluation.unreadable().empty()) throw Error(ExitCode::bad_data, evaluation.unreadable());

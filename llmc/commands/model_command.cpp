@@ -71,17 +71,27 @@ void resolve_for(const ModelConfig& model, Options& o, ResolveInputs surrounding
 }
 
 template <class Real>
-std::unique_ptr<Trainer<Real>> load_model(const Options& options, const Ranks& ranks, const WeightSource& weights) {
-    TrainerConfig config = options;
-    config.forward_only = true;
-    auto trainer = std::make_unique<Trainer<Real>>(config, ranks.comm);
-    check_memory(trainer->memory(), ranks.libraries_to_come(options), ranks.device.free_memory, ranks.device.name);
-    trainer->allocate();
-    load_weights(*trainer, weights, options.from);
-    return trainer;
+std::vector<std::unique_ptr<Trainer<Real>>> load_models(const std::vector<Options>& options, const Ranks& ranks,
+                                                        const WeightSource& weights) {
+    std::vector<std::unique_ptr<Trainer<Real>>> trainers;
+    MemoryByKind needed;
+    for (const Options& o : options) {
+        TrainerConfig config = o;
+        config.forward_only = true;
+        trainers.push_back(std::make_unique<Trainer<Real>>(config, ranks.comm));
+        needed += trainers.back()->memory();
+    }
+    check_memory(needed, ranks.libraries_to_come(options.front()), ranks.device.free_memory, ranks.device.name);
+    for (const auto& trainer : trainers) {
+        trainer->allocate();
+        load_weights(*trainer, weights, options.front().from);
+    }
+    return trainers;
 }
 
-template std::unique_ptr<Trainer<float>> load_model(const Options&, const Ranks&, const WeightSource&);
-template std::unique_ptr<Trainer<bf16>> load_model(const Options&, const Ranks&, const WeightSource&);
+template std::vector<std::unique_ptr<Trainer<float>>> load_models(const std::vector<Options>&, const Ranks&,
+                                                                  const WeightSource&);
+template std::vector<std::unique_ptr<Trainer<bf16>>> load_models(const std::vector<Options>&, const Ranks&,
+                                                                 const WeightSource&);
 
 }  // namespace llmc

@@ -180,13 +180,13 @@ void check_memory(const MemoryByKind& needed, size_t reserve, size_t available, 
     if (available == 0 || total <= available) return;
     const size_t fixed = needed.weights + needed.gradients + needed.optimizer + reserve;
     const std::string libraries = reserve > 0 ? ", libraries (estimated) " + format_bytes(reserve) : "";
+    const bool too_large = fixed > available, forward_only = needed.gradients == 0;  // eval and sample have fewer flags
     const char* advice =
-        fixed > available
-            ? "the model's own state is too large for any -b: share it among more ranks with -z 3, halve it with "
-              "--adam-moments bf16, --master bf16 and --gradients bf16, keep it in host memory with --offload "
-              "optimizer, "
-              "or use a smaller model or a larger device"
-            : "reduce -b, or use -r auto";
+        !too_large     ? forward_only ? "reduce -b" : "reduce -b, or use -r auto"
+        : forward_only ? "share the model among more ranks with -z 3, or use a larger device"
+                       : "the model's own state is too large for any -b: share it among more ranks with -z 3, halve it "
+                         "with --adam-moments bf16, --master bf16 and --gradients bf16, keep it in host memory with "
+                         "--offload optimizer, or use a smaller model or a larger device";
     throw Error(
         ExitCode::no_resources,
         "this run needs {} and {} has {}: weights {}, gradients {}, optimizer {}, activations {}, workspace {}{}; {}",

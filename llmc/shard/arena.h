@@ -36,6 +36,13 @@ struct MemoryByKind {
     size_t staging = 0, offloaded = 0;
     // Device memory.
     size_t total() const { return weights + gradients + optimizer + activations + workspace; }
+    MemoryByKind& operator+=(const MemoryByKind& other) {
+        for (const auto bytes : {&MemoryByKind::weights, &MemoryByKind::gradients, &MemoryByKind::optimizer,
+                                 &MemoryByKind::activations, &MemoryByKind::workspace, &MemoryByKind::staging,
+                                 &MemoryByKind::offloaded})
+            this->*bytes += other.*bytes;
+        return *this;
+    }
     size_t operator[](MemoryKind kind) const {
         return std::array{weights, gradients, optimizer, activations, workspace, offloaded}[static_cast<size_t>(kind)];
     }

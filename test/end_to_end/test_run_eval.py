@@ -6,14 +6,15 @@ import math
 import operator
 import os
 import random
+import re
 import shutil
 import statistics
 import struct
 import unittest
 
 from test_run_ranks import MPIRUN, run_ranks
-from trainer import (CHECKPOINT, DATA, FLAGS, VOCAB, Case, FinishedRun, corpus, new_path, read_json, read_safetensors,
-                     run, write_as_llmc, write_choices, write_json, write_shard)
+from trainer import (CHECKPOINT, DATA, FLAGS, RESOURCES, VOCAB, Case, FinishedRun, corpus, new_path, read_json,
+                     read_safetensors, run, write_as_llmc, write_choices, write_json, write_shard)
 
 SHAPE = dict(context=64, vocab=VOCAB, layers=1, heads=1, channels=32)
 SMALL = ["--layers", "1", "--channels", "32", "--heads", "1", "--precision", "fp32", "--lr", "1e-2", "--max-steps", "12"]
@@ -323,6 +324,21 @@ class Eval(Case):
         if MPIRUN:  # the ranks' batches have other scales
             three = self.against_bf16(*val, "--precision", "fp8", "-z", "3", ranks=3)["against_bf16"]
             self.assertAlmostEqual(three["kl"], against["kl"], delta=0.2 * against["kl"])
+
+    def test_memory_for_both_models(self):
+        """A device with room for one of the models refuses the comparison before it allocates."""
+        def needed(*flags):
+            flags = ["eval", "--from", self.trained.directory, "--val", corpus().val, "-t", "64", "--precision", "fp8", "-b", "64",
+                     *flags]
+            error = self.refused(run(*flags, env={"LLMC_MEMORY_MB": "1"}), RESOURCES, "; reduce -b\n").err
+            return flags, float(re.search(r"this run needs ([\d.]+) MiB", error)[1])
+        alone, one = needed()
+        both, two = needed("--against", "bf16")
+        env = {"LLMC_MEMORY_MB": str(math.ceil(one + 0.05))}
+        self.assertEqual(run(*alone, "-m", "1", env=env).code, 0)
+        self.assertGreater(int(two), math.ceil(one + 0.05))
+        self.refused(run(*both, "-m", "1", env=env), RESOURCES)
+        self.assertEqual(run(*both, "-m", "1", env={"LLMC_MEMORY_MB": str(math.ceil(two + 0.05))}).code, 0)
 
     def test_divergence_of_an_fp8_head(self):
         """Computed in Python from rounded operands of the head, whose logits are in BF16. Python's forward pass up to the

@@ -258,6 +258,10 @@ TEST_CASE("plan: memory check") {
     CHECK(contains(message(50 * kGiB - 1, kGiB), "needs 50.0 GiB and card has"));
     CHECK(contains(message(50 * kGiB - 1, kGiB), "libraries (estimated) 1.0 GiB"));
     CHECK(contains(message(18 * kGiB, kGiB), "more ranks with -z 3"));  // weights, gradients, moments and libraries: 19
+    MemoryByKind forward_only = needed;
+    forward_only.gradients = 0;
+    CHECK(contains(error_of([&] { check_memory(forward_only, 0, 10 * kGiB, "card"); }, ExitCode::no_resources),
+                   "; share the model among more ranks with -z 3, or use a larger device"));
 }
 
 TEST_CASE("plan: a picture of the learning rate") {
