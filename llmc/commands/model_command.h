@@ -35,8 +35,8 @@ void take_flags(const nlohmann::ordered_json& config, const std::vector<std::str
 // Calls resolve() for the model of the weights, with `surroundings` and the number of ranks.
 void resolve_for(const ModelConfig& model, Options& options, ResolveInputs surroundings, const Ranks& ranks);
 
-// Trainers of resolved options that evaluate alone, all with the same weights. Fails before anything is allocated if the
-// device has no room for them together. A collective.
+// Trainers of resolved options that evaluate alone, all with the same weights. Fails before anything is allocated if
+// the device has no room for them together. A collective.
 template <class Real>
 std::vector<std::unique_ptr<Trainer<Real>>> load_models(const std::vector<Options>& options, const Ranks& ranks,
                                                         const WeightSource& weights);

@@ -37,9 +37,9 @@ struct MemoryByKind {
     // Device memory.
     size_t total() const { return weights + gradients + optimizer + activations + workspace; }
     MemoryByKind& operator+=(const MemoryByKind& other) {
-        for (const auto bytes : {&MemoryByKind::weights, &MemoryByKind::gradients, &MemoryByKind::optimizer,
-                                 &MemoryByKind::activations, &MemoryByKind::workspace, &MemoryByKind::staging,
-                                 &MemoryByKind::offloaded})
+        for (const auto bytes :
+             {&MemoryByKind::weights, &MemoryByKind::gradients, &MemoryByKind::optimizer, &MemoryByKind::activations,
+              &MemoryByKind::workspace, &MemoryByKind::staging, &MemoryByKind::offloaded})
             this->*bytes += other.*bytes;
         return *this;
     }
