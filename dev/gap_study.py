@@ -37,10 +37,11 @@ import subprocess
 import sys
 
 FP8 = ["--precision", "fp8", "--fp8-recipe"]
-# The control is BF16 in two micro-steps per step, which changes only the order of sums: its gap is chance.
+# The control is BF16 in two micro-steps per step, with gradients rounded to BF16 stochastically. Its gap is chance.
+# Two micro-steps alone may not change a bit (scripts/drift.py).
 KINDS = {
     "bf16": ["--precision", "bf16"],
-    "control": ["--precision", "bf16"],
+    "control": ["--precision", "bf16", "--gradients", "bf16"],
     "delayed": [*FP8, "delayed"],
     "current": [*FP8, "current"],
     "block": [*FP8, "block"],

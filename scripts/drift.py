@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Does FP8 follow BF16 in this run? Continues one checkpoint three times on the same batches: in BF16, in FP8, and in
-BF16 with the micro-batches cut in two (the control, which changes only the order of sums). Prints how far the losses of
-FP8 and of the control are from those in BF16. A gap no larger than the control's is chance.
+BF16 with other rounding (the control: micro-batches of half the size, and gradients summed in BF16). Prints how far the
+losses of FP8 and of the control are from those in BF16. A gap no larger than the control's is chance.
 
     python3 scripts/drift.py runs/first --steps 100
     python3 scripts/drift.py runs/first/checkpoints/step_00005000 --steps 200 --launch 'mpirun -np 8'
@@ -68,12 +68,17 @@ def find_checkpoint(path, steps):
 
 
 def branches_of(info, fp8_flags):
-    """{name: flags} of the three runs. The loss scale of a run in the other precision is that precision's default."""
+    """{name: flags} of the three runs. The loss scale of a run in the other precision is that precision's default.
+
+    Half the micro-batch alone may not change a bit: sums over tokens can keep their order, as they do on a CPU in models
+    without biases. Gradients in BF16 are rounded stochastically, once more for each micro-step.
+    """
     batch, micro_steps, was_fp8 = info["config"]["batch"], info["micro_steps"], info["config"]["precision"] == "fp8"
     if batch % 2 and micro_steps % 2:
         raise RunError(f"no control: {micro_steps} micro-steps of {batch} sequences cannot be halved or doubled")
     bf16 = ["--precision", "bf16", *(["--loss-scale", "off"] if was_fp8 else [])]
-    return {"bf16": bf16, "control": [*bf16, "--batch", str(2 * batch if batch % 2 else batch // 2)],
+    rounding = ["--gradients", "bf16"] if info["config"].get("clip-kind", "norm") == "norm" else []  # others refuse it
+    return {"bf16": bf16, "control": [*bf16, *rounding, "--batch", str(2 * batch if batch % 2 else batch // 2)],
             "fp8": ["--precision", "fp8", *([] if was_fp8 else ["--loss-scale", "dynamic"]), *fp8_flags]}
 
 

@@ -63,6 +63,21 @@ class Drift(unittest.TestCase):
         self.assertGreater(100 * (worse["fp8"] / worse["bf16"] - 1), max(5 * abs(fp8), 0.3))
         self.assertEqual((worse["bf16"], worse["control"]), (mean["bf16"], mean["control"]))
 
+    def test_the_control_rounds_differently_by_construction(self):
+        """Also in a model in which two micro-steps alone have the same bits as one, with any kind of clipping."""
+        model = new_path("model.json")
+        write_json(model, {"architecture": "llama", "layers": 1, "channels": 32, "heads": 2, "kv_heads": 1, "hidden": 64,
+                           "context": 32})
+        for clip in ([], ["--clip-kind", "value"]):
+            trunk = FinishedRun("--precision", "bf16", "--model", model, "--max-steps", "6", "--stop-after", "3", *clip)
+            out = new_path("drift")
+            self.assertEqual(drift(trunk.directory, "--steps", "3", "-o", out).returncode, 0)
+            bf16, control = ([r["loss"] for r in read_records(os.path.join(out, name)) if "loss" in r]
+                             for name in ("bf16", "control"))
+            self.assertEqual(len(control), 3)
+            if not clip:
+                self.assertNotEqual(control, bf16)
+
     def test_what_is_not_its_own_stays(self):
         for name in ("bf16", "control"):  # somebody's folder, and another run
             out = new_path("drift")
