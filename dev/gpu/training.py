@@ -19,7 +19,6 @@ PRECISIONS = {
     "mxfp8": ["--precision", "fp8", "--fp8-recipe", "mxfp8", "--fp8-emulation"],
     # Only for part 4: chance (BF16 with two micro-steps, so with other rounding), and where a gap of FP8 comes from.
     "control": ["--precision", "bf16"],
-    "grad-bf16": ["--precision", "fp8", "--fp8-grad", "bf16"],
     "grad-e4m3": ["--precision", "fp8", "--fp8-grad", "e4m3"],
     "slow-sums": ["--precision", "fp8", "--fp8-fast-accum", "none"],
     "bf16-at-the-end": ["--precision", "fp8", "--fp8-until", "94%"],
@@ -33,8 +32,8 @@ BRANCH = 350  # step of the BF16 run from which others branch off
 ONLY_TRAINING = {"--fp8-grad", "--fp8-fast-accum", "--fp8-until"}  # flags that `eval` does not have
 MAX_GAP = "0.5%"  # of the validation loss, once the loss falls slowly
 VARIANTS = ("delayed", "control", "first-qkv-and-fc-in-bf16", "first-block-in-bf16", "grad-e4m3", "bf16-at-the-end",
-            "block", "grad-bf16", "first-and-last-in-bf16", "current", "slow-sums")
-GRADIENTS = ("bf16", "delayed", "block", "grad-bf16", "grad-e4m3")  # kinds that the last weights of BF16 are given
+            "block", "first-and-last-in-bf16", "current", "slow-sums")
+GRADIENTS = ("bf16", "delayed", "block", "grad-e4m3")  # kinds that the last weights of BF16 are given
 # --fp8-layers whose forward pass in FP8 is compared with BF16's at the BF16 run's last weights, by KL.
 LAYERS = ("all", "none,+qkv", "none,+attn_proj", "none,+fc", "none,+fc_proj", "all,-block0.qkv,-block0.fc", "all,-first",
           "all,-last", "all,-first,-last", "all,+lm_head")
@@ -135,7 +134,7 @@ def measure_run(session, name, seed):
                 of_layers[layers] = divergence_of_layers(session, weights, layers, f"{name}_{seed}_{layers}")
         kinds = [name] if "--fp8-until" not in PRECISIONS[name] else []  # whose last steps were in BF16
         if name == "bf16":
-            kinds = ["bf16", "grad-bf16", "delayed"] if session.dry else GRADIENTS
+            kinds = ["bf16", "grad-e4m3", "delayed"] if session.dry else GRADIENTS
         gradients = gradient_errors(session, weights, kinds, f"{name}_{seed}")
         os.remove(weights)
     losses = re.findall(r"val_loss (\S+)", done.output)

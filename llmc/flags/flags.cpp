@@ -247,8 +247,8 @@ const Flag kRows[] = {
     flag(0, "fp8-layers", "LIST", &Options::fp8_layers, fp8_layers_from_text,
          "linear layers in FP8: all or none, then exceptions such as -first,-last,-block7,-fc_proj,-block3.qkv; "
          "+lm_head adds the output head"),
-    flag(0, "fp8-grad", "NAME", &Fp8Config::grad, {},
-         "format of output gradients: e5m2, e4m3 or bf16, with which both backward matmuls are in BF16"),
+    flag(0, "fp8-grad", "NAME", &Fp8Config::grad, {{"bf16", "; it has been removed: use --fp8-layers"}},
+         "format of output gradients: e5m2 or e4m3"),
     flag(0, "fp8-history", "N", &Fp8Config::history, {.min = 1, .max = kMaxAmaxHistory},
          "delayed scaling: optimizer steps in the amax window"),
     flag(0, "fp8-margin", "N", &Fp8Config::margin, {.max = 16},

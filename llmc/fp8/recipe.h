@@ -25,14 +25,9 @@ inline constexpr Word<Fp8Recipe> kWords<Fp8Recipe>[] = {{"delayed", Fp8Recipe::d
 Fp8Scaling scaling_of(Fp8Recipe recipe);
 
 // The format of output gradients.
-enum class Fp8Grad {
-    e5m2,
-    e4m3,
-    bf16,  // not cast: dgrad and wgrad are products of BF16 operands
-};
+enum class Fp8Grad { e5m2, e4m3 };
 template <>
-inline constexpr Word<Fp8Grad> kWords<Fp8Grad>[] = {
-    {"e5m2", Fp8Grad::e5m2}, {"e4m3", Fp8Grad::e4m3}, {"bf16", Fp8Grad::bf16}};
+inline constexpr Word<Fp8Grad> kWords<Fp8Grad>[] = {{"e5m2", Fp8Grad::e5m2}, {"e4m3", Fp8Grad::e4m3}};
 
 enum class AmaxAlgorithm {
     max,          // the largest in the window

@@ -13,14 +13,12 @@ namespace {
 // Block scales come from the block itself, so flags about histories and formats do not apply. The tensor's own scale is
 // then that of its largest block, for the log.
 Fp8Config resolved(Fp8Config config) {
-    if (config.grad == Fp8Grad::bf16 && config.recipe == Fp8Recipe::block)
-        refuse("--fp8-grad bf16 needs --fp8-recipe delayed, current or mxfp8");
     if (scaling_of(config.recipe) == Fp8Scaling::tensor) return config;
     if (config.fallback.steps > 0)
         refuse(
             "--fp8-fallback needs --fp8-recipe delayed or current: with block scales, an outlier affects only its own "
             "block");
-    if (config.grad == Fp8Grad::e5m2) config.grad = Fp8Grad::e4m3;
+    config.grad = Fp8Grad::e4m3;
     config.pow2_scales = true;
     config.algorithm = AmaxAlgorithm::most_recent;
     config.history = 1;

@@ -7,7 +7,7 @@ namespace llmc {
 
 template <class Real>
 bool GeluProducts<Real>::fit_backward(const LayerPass& pass) const {
-    if (!allowed_ || !is_hopper() || !first_.backward_is_fp8() || !second_.backward_is_fp8() || !first_.bias_ ||
+    if (!allowed_ || !is_hopper() || !first_.is_fp8() || !second_.is_fp8() || !first_.bias_ ||
         second_.input_goes_through_source())
         return false;
     const Fp8Registry& fp8 = *first_.layers_.fp8_;

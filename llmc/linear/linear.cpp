@@ -39,7 +39,7 @@ Linear<Real>::Linear(LinearLayers<Real>& layers, const std::string& name, int ro
     shape_ = {rows, tensor.shape.at(1), tensor.shape.at(0), is_fp8 ? OperandType::e4m3 : operand_type<Real>};
     layers.layers_.push_back(this);
     // Products read the input as values now, or after the layer has left FP8.
-    const bool reads_values = !backward_is_fp8() || layers.fp8_->layers_may_leave();
+    const bool reads_values = !is_fp8 || layers.fp8_->layers_may_leave();
     if (reads_values && !setup.input_in_memory) {
         const size_t count = static_cast<size_t>(rows) * shape_.C;
         if (setup.recomputed)
@@ -66,7 +66,6 @@ void Linear<Real>::plan_codes() {
     };
     if (input_goes_through_source()) activations.plan_shared("source", &layers_.source_, N * C);
     plan(layers_.x_.row, "x", N, C);
-    if (!backward_is_fp8()) return;
     plan(layers_.dout_.row, "dout", N, OC);
     plan(layers_.dout_.transposed, "dout transposed", OC, N);
     // Kept by this layer until backward, or shared by the layers of a kind if backward recomputes their inputs.
@@ -93,7 +92,7 @@ Quantized<e4m3> Linear<Real>::x_codes(const LayerPass& pass) {
         codes.row = reinterpret_cast<e4m3*>(layers_.x_.row.codes);
         codes.row_scales = layers_.x_.row.scales;
     }
-    if (backward_is_fp8() && pass.kind == (setup_.recomputed ? PassKind::recompute : PassKind::training)) {
+    if (pass.kind == (setup_.recomputed ? PassKind::recompute : PassKind::training)) {
         x_transposed_->holder = number_;
         codes.transposed = reinterpret_cast<e4m3*>(x_transposed_->transposed.codes);
         codes.transposed_scales = x_transposed_->transposed.scales;
@@ -141,7 +140,7 @@ template <class Real>
 Operand<Real> Linear<Real>::input_target(const LayerPass& pass) {
     if constexpr (kCanBeFp8<Real>) {
         if (input_goes_through_source()) return {layers_.source_};
-        if (backward_is_fp8()) return {nullptr, x_codes(pass), layers_.fp8_->first_run(pass.kind)};
+        if (is_fp8()) return {nullptr, x_codes(pass), layers_.fp8_->first_run(pass.kind)};
     }
     return {values_};
 }
@@ -155,7 +154,7 @@ template <class Real>
 Operand<Real> Linear<Real>::input(Real* value, const Real* low, const LayerPass& pass) {
     Operand<Real> x{value};
     if constexpr (kCanBeFp8<Real>)
-        if (needs_codes(pass)) {
+        if (is_fp8()) {
             x.codes = x_codes(pass);
             cast(x.codes, Fp8Role::x, layers_.fp8_->first_run(pass.kind), value, low, nullptr, pass);
         }
@@ -203,7 +202,7 @@ template <class Real>
 void Linear<Real>::backward(Real* dinp, const Gradient<Real>& dout, const Operand<Real>& x, const LayerPass& pass) {
     const int N = pass.N, C = shape_.C, OC = shape_.OC;
     if constexpr (kCanBeFp8<Real>)
-        if (backward_is_fp8()) {
+        if (is_fp8()) {
             std::visit(
                 [&](const auto& codes) {
                     cast_and_wgrad(codes, dout, x, pass);
@@ -274,8 +273,6 @@ void LinearLayers<Real>::finish_planning() {
 template <class Real>
 void LinearLayers<Real>::check_recipe() const {
     const ShardLayout& layout = weights_.layout();
-    if (fp8_->config().grad == Fp8Grad::bf16 && !layout.keeps_whole_weights())
-        refuse("--fp8-grad bf16 needs whole weights on every rank, which --zero 3 does not keep; use --zero 2");
     if (!block_scales()) return;
     const bool is_mx = fp8_->scaling() == Fp8Scaling::mx;
     const char* const name = word_of(fp8_->config().recipe);
@@ -350,7 +347,7 @@ ProductUses LinearLayers<Real>::products(int N) const {
     for (const Linear<Real>* layer : layers_) {
         if (layer->is_fp8()) {
             const OperandType fp8 = fp8_->config().grad == Fp8Grad::e5m2 ? OperandType::e5m2_e4m3 : OperandType::e4m3;
-            add(*layer, OperandType::e4m3, layer->backward_is_fp8() ? fp8 : operand_type<Real>, fp8_->scaling());
+            add(*layer, OperandType::e4m3, fp8, fp8_->scaling());
         }
         if (!layer->is_fp8() || fp8_->layers_may_leave())
             add(*layer, operand_type<Real>, operand_type<Real>, Fp8Scaling::tensor);
@@ -376,8 +373,7 @@ int64_t LinearLayers<Real>::fp8_products(int N) const {
     int64_t products = 0;
     for (const Linear<Real>* layer : layers_) {
         if (!layer->is_fp8()) continue;
-        const int of_chunk = layer->backward_is_fp8() ? 3 : 1;
-        products += of_chunk * div_up(N, layer->shape().N) + layer->setup_.runs_again;
+        products += 3 * div_up(N, layer->shape().N) + layer->setup_.runs_again;
     }
     return products;
 }

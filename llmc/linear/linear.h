@@ -131,7 +131,7 @@ public:
     // Number of FP8 products that a training micro-step of N tokens should make with the layers that are in FP8 now.
     int64_t fp8_products(int N) const;
     // True if kernels that produce output gradients may cast them to FP8.
-    bool gradients_are_cast() const { return fp8_ && fp8_->config().grad != Fp8Grad::bf16 && !block_scales(); }
+    bool gradients_are_cast() const { return fp8_ && !block_scales(); }
 
     // See WeightCodes::prepare(), memory() and write_again(). Without FP8, the same for working copies alone.
     void prepare_weights(stream_t stream);
@@ -235,14 +235,8 @@ private:
     using GradientCodes = decltype(Gradient<Real>::codes);
 
     void plan_codes();
-    // False with --fp8-grad bf16: forward multiplies codes, dgrad and wgrad the values and the weight's working copy.
-    bool backward_is_fp8() const { return is_fp8() && layers_.fp8_->config().grad != Fp8Grad::bf16; }
     // True if the producer of the input writes values, which are then cast.
-    bool input_goes_through_source() const { return backward_is_fp8() && layers_.block_scales(); }
-    // True if any product reads codes of this pass's input.
-    bool needs_codes(const LayerPass& pass) const {
-        return backward_is_fp8() || (is_fp8() && (pass.kind != PassKind::recompute || setup_.runs_again));
-    }
+    bool input_goes_through_source() const { return is_fp8() && layers_.block_scales(); }
     Quantized<e4m3> x_codes(const LayerPass& pass);
     GradientCodes gradient_codes();
     GradientCodes codes_of(const Gradient<Real>& dout) {

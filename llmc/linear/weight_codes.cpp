@@ -15,9 +15,7 @@ void WeightCodes::add(const ParameterTable::Place& place, const std::string& kin
         matrices_.emplace_back(Matrix{place, tensor.name, tensor.shape.at(0), tensor.shape.at(1), tensor.codes});
     const size_t count = tensor.count();
     if (!travels(m)) arena_.plan(&m.own.rows, count);
-    if (fp8_.config().grad == Fp8Grad::bf16) {
-        m.transposed = &m.own;  // nullptr: only an FP8 dgrad reads transposed codes
-    } else if (m.from == CodesFrom::working_copy || weights_.layout().keeps_whole_weights()) {
+    if (m.from == CodesFrom::working_copy || weights_.layout().keeps_whole_weights()) {
         m.transposed = &m.own;
         arena_.plan(&m.own.transposed, count);
     } else {
@@ -28,7 +26,7 @@ void WeightCodes::add(const ParameterTable::Place& place, const std::string& kin
     const ScaleLayout layout = fp8_.scaling() == Fp8Scaling::mx ? ScaleLayout::mx : ScaleLayout::tiles;
     const size_t OC = m.outputs, C = m.inputs;
     arena_.plan(&m.own.row_scales, scale_bytes(layout, OC, C));
-    if (fp8_.config().grad != Fp8Grad::bf16) arena_.plan(&m.own.transposed_scales, scale_bytes(layout, C, OC));
+    arena_.plan(&m.own.transposed_scales, scale_bytes(layout, C, OC));
 }
 
 void WeightCodes::allocate() {

@@ -5,7 +5,6 @@
 //   sliced masters (--zero 1-3)   each rank casts its slices row-major. Weights sends them to all ranks, where they are
 //                                 transposed when dgrad first needs them.
 //   lm_head, and recipe mxfp8     both layouts from the working copy, which every rank has
-//   --fp8-grad bf16               row-major from the working copy, which the backward pass reads
 //
 // ParameterTensor::codes says which weights have codes, and whether codes come from masters or the working copy. Layers
 // are identified by their numbers in Fp8Registry.

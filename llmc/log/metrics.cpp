@@ -154,8 +154,7 @@ void record_fp8(int64_t step, Fp8Registry& fp8, stream_t stream, RunDirectory& d
     const Fp8Saved now = fp8.read_state(stream);
     ordered_json record{{"step", step}, {"fp8", ordered_json::array()}};
     for (int i = 0; i < fp8.count(); i++) {
-        const bool is_cast = role_of(i) != Fp8Role::dout || fp8.config().grad != Fp8Grad::bf16;
-        if (fp8.has_left(i / kFp8Roles) || !is_cast) continue;
+        if (fp8.has_left(i / kFp8Roles)) continue;
         const Fp8State& state = now.tensors[i].state;
         ordered_json tensor{{"tensor", fp8.name(i)}};
         put_number(tensor, "amax", state.last_amax);

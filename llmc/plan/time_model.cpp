@@ -84,7 +84,6 @@ constexpr double kQuantizeOutput = 4, kQuantizeGradient = 1.5;
 constexpr double kNormForward = 4;   // reads the stream, writes its norm; the matmul before it has added to the stream
 constexpr double kNormBackward = 8;  // reads dy, x and the residual gradient, writes the latter
 constexpr double kNormBackwardFp8 = 2;   // and writes it quantized
-constexpr double kCastInput = 3;         // --fp8-grad bf16: reads a layer's input, writes row codes
 constexpr double kActivation = 2;        // reads or writes a channel
 constexpr double kBiasGradient = 2;      // reads a channel. In FP8 the kernel that quantizes sums it up
 constexpr double kRope = 8;              // queries and keys, forward and backward: reads 2, writes 2
@@ -252,17 +251,15 @@ public:
           L_(model_.layers),
           C_(model_.channels),
           N_(static_cast<double>(config_.seq) * config_.batch),
-          kernels_(precision == Precision::fp32 ? Kernels::portable : config_.kernels),
-          fp8_backward_(!config_.is_fp8() || config_.fp8.grad != Fp8Grad::bf16) {
+          kernels_(precision == Precision::fp32 ? Kernels::portable : config_.kernels) {
         fp8_share_ =
             (fp8_.size() - fp8_.contains(kHeadLayer)) / (L_ * static_cast<double>(linear_names(model_).size()));
-        cast_share_ = fp8_backward_ ? fp8_share_ : 0;
         const bool with_gelu = kernels_ == Kernels::automatic && time_.is_hopper() &&
                                model_.table().activation == Activation::gelu &&
                                config_.fp8.recipe == Fp8Recipe::delayed &&
                                hopper::can_multiply_with_gelu(config_.batch * config_.seq, model_.channels,
                                                               model_.mlp_channels());  // GeluProducts::fit_backward()
-        gelu_backward_ = with_gelu ? cast_share_ : 0;
+        gelu_backward_ = with_gelu ? fp8_share_ : 0;
         gelu_forward_ = config_.fast_accumulation != FastAccumulation::none ? gelu_backward_ : 0;
     }
 
@@ -306,11 +303,11 @@ public:
         const double whole_layers =
             model_.attention_flops_per_token(config_.seq) / (6 * heads.width() * static_cast<double>(config_.seq));
         TimeModel::Attention attention = time_.attention(whole_layers, config_.batch, config_.seq, heads);
-        const double share = 1 - cast_share_ * (1 - kFp8Attention);  // time, over that in a BF16 run
+        const double share = 1 - fp8_share_ * (1 - kFp8Attention);  // time, over that in a BF16 run
         attention.forward =
-            share * attention.forward + cast_share_ * time_.element_wise(L_ * N_ * heads.width() * kQuantizeOutput);
+            share * attention.forward + fp8_share_ * time_.element_wise(L_ * N_ * heads.width() * kQuantizeOutput);
         attention.backward = share * attention.backward +
-                             cast_share_ * time_.element_wise(L_ * N_ * heads.qkv_width() * kQuantizeGradient);
+                             fp8_share_ * time_.element_wise(L_ * N_ * heads.qkv_width() * kQuantizeGradient);
         return attention;
     }
 
@@ -319,20 +316,19 @@ public:
         const ElementWise bytes(model_);
         const bool block_again = config_.recompute == Recompute::block;
         double forward = 2 * C_ * kNormForward + bytes.rope / 2 + (1 - gelu_forward_) * bytes.activation_forward;
-        forward += (fp8_share_ - cast_share_) * kCastInput * (2 * C_ + bytes.activated);
         double again = block_again ? forward : 0;
         // Each pass writes one layout of a recomputed input's FP8 codes, but both if a recomputed matmul reads them.
         if (config_.recompute >= Recompute::gelu) {
-            forward -= cast_share_ * bytes.activated;
-            again += (block_again ? 0 : bytes.activation_forward) - cast_share_ * bytes.activated;
+            forward -= fp8_share_ * bytes.activated;
+            again += (block_again ? 0 : bytes.activation_forward) - fp8_share_ * bytes.activated;
         }
         if (config_.recompute >= Recompute::norm) {
-            forward -= cast_share_ * 2 * C_;
-            if (!block_again) again += 2 * C_ * (kNormForward - cast_share_);
+            forward -= fp8_share_ * 2 * C_;
+            if (!block_again) again += 2 * C_ * (kNormForward - fp8_share_);
         }
-        const double backward = 2 * C_ * (kNormBackward + cast_share_ * kNormBackwardFp8) + bytes.rope / 2 +
+        const double backward = 2 * C_ * (kNormBackward + fp8_share_ * kNormBackwardFp8) + bytes.rope / 2 +
                                 (1 - gelu_backward_) * bytes.activation_backward +
-                                (1 - cast_share_) * bytes.bias_gradients + again;
+                                (1 - fp8_share_) * bytes.bias_gradients + again;
         const double launches = time_.launches(L_ * kKernelsPerLayer / 2);
         Passes all = {time_.element_wise(L_ * N_ * forward) + launches,
                       time_.element_wise(L_ * N_ * backward) + (1 + block_again) * launches};
@@ -344,7 +340,7 @@ public:
     // The element-wise kernels of the embedding and the logits.
     double ends() const {
         double logits = kLogits;
-        if (fp8_.contains(kHeadLayer) && fp8_backward_)
+        if (fp8_.contains(kHeadLayer))
             logits = kLogitsFp8 + (config_.fp8.recipe == Fp8Recipe::current ? kLogitsMeasured : 0);
         return time_.element_wise(N_ * (logits * model_.padded_vocab() + C_ * kEmbedding));
     }
@@ -389,7 +385,7 @@ private:
     TimeModel::Kind kind_of(Product product, bool in_fp8) const {
         using Kind = TimeModel::Kind;
         const bool forward = product == Product::forward;
-        if (!in_fp8 || (!forward && !fp8_backward_)) return Kind::bf16;
+        if (!in_fp8) return Kind::bf16;
         if (config_.fp8_scaling() == Fp8Scaling::block)
             return product == Product::wgrad ? Kind::fp8_blocks_wgrad : Kind::fp8_blocks;
         const FastAccumulation fast = config_.fast_accumulation;
@@ -413,9 +409,7 @@ private:
     const std::vector<TensorRow> matrices_;  // of the blocks
     const double L_, C_, N_;                 // N: tokens of a micro-step on this rank
     const Kernels kernels_;
-    const bool fp8_backward_;              // dgrad and wgrad of layers in FP8 are as well
     double fp8_share_;                     // share of the blocks' linear layers that are in FP8
-    double cast_share_;                    // share of them whose operands exist only in FP8
     double gelu_forward_, gelu_backward_;  // share of them whose product with GELU is one kernel
 };
 

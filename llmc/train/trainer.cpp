@@ -20,8 +20,8 @@ std::vector<Unit> units_of(const TrainerConfig& config, const Comm& comm) {
         const Fp8Layers layers = fp8_layers(config.fp8_layers, config.model.layers, linear_names(config.model));
         const bool sliced = comm.world() > 1 && config.sharding.stage > 0;
         const bool masters_are_copies = config.optimizer.masters == StateFormat::bf16 && !sliced;
-        const bool copies_are_read = config.fp8_scaling() == Fp8Scaling::mx || config.fp8.grad == Fp8Grad::bf16;
-        choose_fp8_weights(units, layers, copies_are_read, masters_are_copies || config.fp8.layers_may_leave());
+        choose_fp8_weights(units, layers, config.fp8_scaling() == Fp8Scaling::mx,
+                           masters_are_copies || config.fp8.layers_may_leave());
     }
     return units;
 }

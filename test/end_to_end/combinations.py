@@ -55,7 +55,7 @@ def model(draw, architecture, wide):
 
 def fp8(draw, recipe):
     flags = ["--fp8-recipe", recipe, *draw.maybe(0.3, "--fp8-pow2-scales"), *draw.flag(0.2, "--fp8-margin", 1),
-             *draw.flag(0.3, "--fp8-grad", *(["e4m3"] if recipe == "block" else ["e4m3", "bf16"]))]
+             *draw.flag(0.3, "--fp8-grad", "e4m3")]
     if recipe == "delayed":
         flags += [*draw.flag(0.3, "--fp8-history", 1, 2, 5), *draw.flag(0.3, "--fp8-amax-algo", "most_recent", "ema")]
     layers = ["all,-first", "-fc_proj", "none,block0.qkv"]
@@ -125,8 +125,7 @@ def training(draw, steps=None):
              *draw.flag(0.5, "--recompute", "none", "norm", "block")]
     if precision != "fp32":
         flags += ["--loss-scale", draw.choice(["dynamic,2", "dynamic,2", "dynamic,2", "dynamic:2,2", "1024", "off"])]
-    whole_weights = recipe == "mxfp8" or "--fp8-grad bf16" in " ".join(map(str, flags))
-    return flags, steps, 0 if recipe == "block" else 2 if whole_weights else 3
+    return flags, steps, 0 if recipe == "block" else 2 if recipe == "mxfp8" else 3
 
 
 def change(draw, trained, most_zero, whole, choices):

@@ -150,27 +150,8 @@ class Fp8(Case):
         for pattern in patterns:
             self.assertRegex(done.out, pattern)
 
-    def test_the_backward_pass_in_bf16(self):
-        """Forward multiplies codes, backward values; one rank, three ranks and two lives give the same bits."""
-        flags = ["--precision", "fp8", "--fp8-grad", "bf16", "--max-steps", "6", "--fp8-log-every", "2", "-n", "3",
-                 "--reduce-order", "rank", "--batch", "2", "--total-batch", 6 * 64]
-        one = FinishedRun(*flags, env=ONE_THREAD)
-        self.assertEqual([step["products"] for step in one.steps],
-                         [{"fp8": LINEAR_LAYERS, "bf16": 2 * LINEAR_LAYERS + 3, "fp32": 0}] * 6)
-        cast = {tensor["tensor"].rsplit(".", 1)[1] for r in one.records for tensor in r.get("fp8", [])}
-        self.assertEqual(cast, {"x", "w"})
-        self.assertNotEqual(one.losses, FinishedRun(*flags, "--fp8-grad", "e5m2").losses)
-        parts = FinishedRun(*flags, "--stop-after", "4", env=ONE_THREAD)
-        self.succeeds(parts.resume(*flags, env=ONE_THREAD))
-        self.assertEqual(parts.read("model.safetensors"), one.read("model.safetensors"))
-        for more in (["--zero", "0"], ["--zero", "2", "--recompute", "block"]) if MPIRUN else ():
-            with self.subTest(more=more):
-                three = RankRun(3, *flags, *more, env=ONE_THREAD)
-                self.assertEqual(three.read("model.safetensors"), one.read("model.safetensors"))
-
     def test_refusals(self):
-        for flags, part in ((["--fp8-grad", "bf16", "--fp8-recipe", "block", "--channels", "128"], "needs --fp8-recipe delayed"),
-                            (["--fp8-grad", "bf16", "--zero", "3", "--world", "2", "--dry-run"], "use --zero 2"),
+        for flags, part in ((["--fp8-grad", "bf16"], "it has been removed: use --fp8-layers"),
                             (["--fp8-fallback", "0.1,0.5,0"], "optimizer steps of at least 1"),
                             (["--fp8-recipe", "mxfp8", "--fp8-fallback", "0.1,0.5,9"], "--fp8-recipe delayed or current"),
                             (["--fp8-layers", "all,-block9"], "block9"),

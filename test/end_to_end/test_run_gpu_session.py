@@ -137,7 +137,7 @@ class Dry(unittest.TestCase):
         errors = self.parts[4]["items"]["bf16 1337"]["gradient_errors"]
         self.assertLess(abs(errors["bf16"]["loss"] / errors["bf16"]["loss_in_fp32"] - 1), 1e-3)
         # BF16 has a relative rounding error of at most 2^-9, E4M3 of 2^-4, E5M2 of 2^-3.
-        angles = [1 - errors[kind]["cosine"] for kind in ("bf16", "grad-bf16", "delayed")]
+        angles = [1 - errors[kind]["cosine"] for kind in ("bf16", "grad-e4m3", "delayed")]
         self.assertEqual(angles, sorted(angles))
         self.assertLess(angles[-1], 0.01)
 

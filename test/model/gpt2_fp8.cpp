@@ -8,12 +8,6 @@ using namespace llmc::test;
 
 namespace {
 
-Fp8Config with_bf16_gradients(Fp8Recipe kind) {
-    Fp8Config config = recipe(kind);
-    config.grad = Fp8Grad::bf16;
-    return config;
-}
-
 // Checks every gradient of the fixture's first batch, with scales from a previous step.
 void check_gradients(const Fp8Config& config, const std::string& layers) {
     CAPTURE(static_cast<int>(config.recipe));
@@ -52,78 +46,6 @@ TEST_CASE("gpt2 fp8: gradients are right whichever neighbours are in BF16") {
                                "none,qkv", "none,attn_proj", "none,fc", "none,fc_proj", "none,lm_head", "all,+lm_head"})
         check_gradients(recipe(Fp8Recipe::delayed), layers);
     for (const char* layers : {"all,-attn_proj", "none,fc_proj"}) check_gradients(recipe(Fp8Recipe::current), layers);
-    for (const char* layers : {"all,-attn_proj", "none,attn_proj,fc_proj", "all,+lm_head"})
-        check_gradients(with_bf16_gradients(Fp8Recipe::delayed), layers);
-}
-
-// The layer's input, weight and output gradient are the same in all three runs, and BF16 represents them exactly.
-TEST_CASE("gpt2 fp8: with --fp8-grad bf16, a layer's forward has FP8's bits and its backward BF16's") {
-    constexpr int kN = 128, C = 128;
-    ModelConfig model = small_model(1, 64);
-    model.channels = C;
-    const auto random = [](size_t count, float deviation, int seed) {
-        std::vector<bf16> values;
-        for (const float x : random_normal<float>(count, deviation, seed)) values.push_back(to_bf16(x));
-        return values;
-    };
-    struct Results {
-        std::vector<bf16> out, dinp;
-        std::vector<float> dweight, dbias;
-        ProductCounts counts;
-        size_t weights, activations, backward_codes;  // bytes: of codes, and of those that an FP8 backward reads
-    };
-    const auto run = [&](const Fp8Config* config) {
-        Fp8Model test(model, 2, kN / 2, Recompute::none, config);
-        test.trainer.initialize(3);
-        Linear<bf16>& layer = test.model.linear().find("h.0.fc");
-        const size_t OC = layer.shape().OC;
-        std::vector<float> weight;
-        for (const bf16 x : random(OC * C, 0.02f, 2)) weight.push_back(to_float(x));
-        test.trainer.set_weight("h.0.fc.weight", weight);
-        test.trainer.weights_are_set();
-        DeviceArray<bf16> in(random(size_t{kN} * C, 1.0f, 1)), gradient(random(kN * OC, 1e-3f, 3));
-        DeviceArray<bf16> out(kN * OC), dinp(size_t{kN} * C);
-        test.begin_step();
-        run_layer(test, layer, out, dinp, in, gradient);
-        const auto gradient_of = [&](const char* name) {
-            const ParameterTable::Place place = test.table.find(name);
-            return test.gradients.get_gradient(place.unit, place.tensor, test.stream);
-        };
-        for (const auto& [product, layers] : test.model.linear().products(kN))
-            if (config && config->grad == Fp8Grad::bf16 &&
-                layers.contains("fc"))  // what may be timed and checked on the card
-                CHECK(is_fp8(product.type) == (product.kind == Product::forward));
-        size_t x_codes = 0, dout_codes = 0;
-        for (const Linear<bf16>* each : test.model.linear().all()) {
-            if (!each->is_fp8()) continue;
-            x_codes += size_t{kN} * each->shape().C;  // kept until wgrad
-            dout_codes = std::max(dout_codes, size_t{kN} * each->shape().OC);
-        }
-        return Results{out.download(),
-                       dinp.download(),
-                       gradient_of("h.0.fc.weight"),
-                       gradient_of("h.0.fc.bias"),
-                       test.matmul.counts(),
-                       test.model.linear().weight_bytes(),
-                       test.model.linear().activation_bytes(),
-                       x_codes + 2 * dout_codes};
-    };
-    const Results plain = run(nullptr);
-    for (const Fp8Recipe kind : {Fp8Recipe::delayed, Fp8Recipe::current, Fp8Recipe::mxfp8}) {
-        CAPTURE(static_cast<int>(kind));
-        const Fp8Config config = recipe(kind), with_bf16 = with_bf16_gradients(kind);
-        const Results fp8 = run(&config), mixed = run(&with_bf16);
-        CHECK(same_bits(mixed.out, fp8.out));
-        CHECK(!same_bits(mixed.out, plain.out));
-        CHECK(same_bits(mixed.dinp, plain.dinp));
-        CHECK(!same_bits(mixed.dinp, fp8.dinp));
-        CHECK(same_bits(mixed.dweight, plain.dweight));
-        CHECK(same_bits(mixed.dbias, plain.dbias));
-        CHECK(mixed.counts.fp8 == 1);
-        CHECK(mixed.counts.bf16 == 2);
-        CHECK(fp8.weights == 2 * mixed.weights);
-        CHECK(fp8.activations - mixed.activations >= fp8.backward_codes);
-    }
 }
 
 // Products take tokens in blocks of 16, 32 or 128, so the last ones of other contexts need padding without positions.
@@ -199,13 +121,7 @@ TEST_CASE("gpt2 fp8: twelve products per block, minus excluded ones, plus recomp
     CHECK(products(Recompute::gelu, "all,-first").fp8 == 12 * (blocks - 1));
     CHECK(products(Recompute::gelu, "all,-fc_proj").fp8 == 9 * blocks);
     CHECK(products(Recompute::gelu, "none,block1.qkv").fp8 == 3);
-    const auto forward_alone = [&](Recompute recompute, const std::string& layers) {
-        return products_of(with_bf16_gradients(Fp8Recipe::delayed), recompute, layers);
-    };
-    CHECK(forward_alone(Recompute::gelu, "all").fp8 == 4 * blocks);
-    CHECK(forward_alone(Recompute::gelu, "all").bf16 == 8 * blocks + 3);
-    CHECK(forward_alone(Recompute::block, "all").fp8 == (4 + 3) * blocks);
-    CHECK(forward_alone(Recompute::gelu, "all,+lm_head").fp8 == 4 * blocks + 1);
+    CHECK(products(Recompute::gelu, "all,+lm_head").fp8 == 12 * blocks + 3);
 
     Fp8Training run(recipe(Fp8Recipe::delayed), "off");
     run.step(0);
@@ -247,9 +163,8 @@ TEST_CASE("gpt2 fp8: lost values are counted in the steps that ask for it, which
 }
 
 TEST_CASE("gpt2 fp8: every recompute level gives the same bits") {
-    const auto all_recipes = {recipe(Fp8Recipe::delayed), recipe(Fp8Recipe::current),
-                              with_bf16_gradients(Fp8Recipe::delayed), with_bf16_gradients(Fp8Recipe::current)};
-    for (const Fp8Config& config : all_recipes) {
+    for (const Fp8Recipe kind : {Fp8Recipe::delayed, Fp8Recipe::current}) {
+        const Fp8Config config = recipe(kind);
         Fp8Training reference(config, "off", Recompute::none);
         for (int i = 0; i < 3; i++) reference.step(i);
         for (const Recompute level : {Recompute::gelu, Recompute::norm, Recompute::block}) {

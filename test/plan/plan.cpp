@@ -92,12 +92,6 @@ TEST_CASE("plan: an FP8 step against the same calculation") {
               near(fp8.total() + (bf16.total() - fp8.total()) / model.layers));
         run.config.fp8_layers = fp8_layers_from_text("all,+lm_head");
         CHECK(fp8.products - step_time(run, Precision::fp8, 1).products == near(e.head_saves));
-        // With gradients in BF16 the backward pass costs as much as a BF16 run's. Forward also casts each input.
-        run.config.fp8_layers = fp8_layers_from_text("all");
-        run.config.precision = Precision::fp8, run.config.fp8.grad = Fp8Grad::bf16;
-        const StepTime mixed = step_time(run, Precision::fp8, 1);
-        CHECK(mixed.blocks_backward == near(bf16.blocks_backward));
-        CHECK((mixed.blocks_forward > fp8.blocks_forward && mixed.blocks_forward < bf16.blocks_forward));
     }
 }
 

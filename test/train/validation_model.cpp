@@ -71,7 +71,7 @@ TEST_CASE("validation of FP8 runs has the losses of a BF16 run with the same wei
         config.optimizer.masters = config.sharding.gradients = StateFormat::bf16;
     }
     SUBCASE("the head in FP8") { config.fp8_layers = fp8_layers_from_text("all,+lm_head"); }
-    SUBCASE("codes of working copies") { config.fp8.grad = Fp8Grad::bf16; }
+    SUBCASE("codes of working copies") { config.fp8.recipe = Fp8Recipe::mxfp8; }
     SUBCASE("layers that may leave FP8") { config.fp8.until = 10; }
     check_losses(config);
 }
