@@ -15,21 +15,15 @@ namespace llmc {
 // The kernel of both norms. RMS norm has neither mean nor shift.
 template <NormKind norm, class Real, int Rows, int Vectors>
 static __global__ void __launch_bounds__(256)
-    layernorm_forward_kernel(Real* normed, float* mean, float* rstd, Real* residual, const Real* inp1, const Real* inp2,
-                             const Real* weight, const Real* shift, float eps, int N, int C, int warps_per_row) {
+    layernorm_forward_kernel(Real* normed, float* mean, float* rstd, const Real* inp, const Real* weight,
+                             const Real* shift, float eps, int N, int C, int warps_per_row) {
     LLMC_SHARED(float, exchange, [kTeamExchange]);
     RowTeam team = row_team(warps_per_row, exchange);
     const int first_row = team.index * Rows;
     if (first_row >= N) return;
 
     float x[Rows][Vectors][8];
-    load_rows(x, inp1, first_row, N, C, team);
-    if (inp2 != nullptr) {
-        add_stored_rows<false>(x, inp2, first_row, N, C, team);
-        round_rows<Real>(x);
-        store_rows(residual, x, first_row, N, C, team);
-    }
-
+    load_rows(x, inp, first_row, N, C, team);
     float row_mean[Rows], row_rstd[Rows];
     row_statistics<norm>(x, row_mean, row_rstd, eps, C, team);
     store_statistics<norm, false>(mean, rstd, row_mean, row_rstd, first_row, N, team);
@@ -38,10 +32,10 @@ static __global__ void __launch_bounds__(256)
 }
 
 template <class Real>
-void norm_forward(const NormParameters<Real>& norm, Real* normed, float* mean, float* rstd, Real* residual,
-                  const Real* inp1, const Real* inp2, int N, int C, stream_t stream) {
+void norm_forward(const NormParameters<Real>& norm, Real* normed, float* mean, float* rstd, const Real* inp, int N,
+                  int C, stream_t stream) {
     check_rows("norm_forward", N, C);
-    check_forward("norm_forward", norm, mean, rstd, inp2, residual, C);
+    check_forward("norm_forward", norm, mean, rstd, C);
     const size_t n = static_cast<size_t>(N) * C, columns = C, rows = N;
     with_norm_shape(norm.kind(), C, [&]<NormKind kind, int Rows, int Vectors>() {
         const int warps_per_row = div_up(C, Vectors * 256);
@@ -50,8 +44,8 @@ void norm_forward(const NormParameters<Real>& norm, Real* normed, float* mean, f
         host::launch_or_loop<layernorm_forward_kernel<kind, Real, Rows, Vectors>,
                              host::norm_forward<kind == NormKind::layer, Real>>(
             {dim3(div_up(teams, teams_per_block)), dim3(threads), 0, stream}, out(normed, n), out(mean, rows),
-            out(rstd, rows), out(residual, n), in(inp1, n), in(inp2, n), in(norm.weight, columns),
-            in(norm.shift, columns), norm.eps, N, C, warps_per_row);
+            out(rstd, rows), in(inp, n), in(norm.weight, columns), in(norm.shift, columns), norm.eps, N, C,
+            warps_per_row);
     });
 }
 
@@ -142,10 +136,9 @@ void norm_backward(const NormParameters<Real>& norm, const NormGradients& gradie
                             stream);
 }
 
-#define LLMC_INSTANTIATE(Real)                                                                                      \
-    template void norm_forward(const NormParameters<Real>&, Real*, float*, float*, Real*, const Real*, const Real*, \
-                               int, int, stream_t);                                                                 \
-    template void norm_backward(const NormParameters<Real>&, const NormGradients&, Real*, const Real*, const Real*, \
+#define LLMC_INSTANTIATE(Real)                                                                                       \
+    template void norm_forward(const NormParameters<Real>&, Real*, float*, float*, const Real*, int, int, stream_t); \
+    template void norm_backward(const NormParameters<Real>&, const NormGradients&, Real*, const Real*, const Real*,  \
                                 const Real*, const float*, const float*, int, int, stream_t);
 LLMC_INSTANTIATE(float)
 LLMC_INSTANTIATE(bf16)

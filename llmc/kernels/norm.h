@@ -1,13 +1,11 @@
-// Layer norm, and RMS norm (arXiv 1910.07467), which is layer norm without the mean and without the shift. Forward is
-// fused with the residual add before it, backward with the gradient of the residual stream, and both, in the FP8
-// versions, with the quantization of their output. The two norms are one template, so they move the same bytes.
+// Layer norm, and RMS norm (arXiv 1910.07467), which is layer norm without the mean and without the shift. Backward is
+// fused with the gradient of the residual stream, and the FP8 versions of both directions with the quantization of
+// their output. The two norms are one template, so they move the same bytes.
 //
-//   residual = inp1 + inp2                        rounded once to Real
-//   layer    (residual - mean) * rstd * weight + shift,   rstd = 1 / sqrt(variance + 1e-5)
-//   rms      residual * rstd * weight,                    rstd = 1 / sqrt(mean(residual^2) + eps)
+//   layer    (inp - mean) * rstd * weight + shift,   rstd = 1 / sqrt(variance + 1e-5)
+//   rms      inp * rstd * weight,                    rstd = 1 / sqrt(mean(inp^2) + eps)
 //
-// Statistics are those of the rounded residual. Norming the stored residual again, as recomputation does, gives the
-// same bits. Deterministic: the number of partial sums depends on N and C alone, so results are equal on every card.
+// Deterministic: the number of partial sums depends on N and C alone, so results are equal on every card.
 #pragma once
 #include <cstddef>
 
@@ -30,37 +28,30 @@ struct NormParameters {
 
 // ---- forward -------------------------------------------------------------------------------------------------------
 
-//   inp1, inp2, residual, normed  (N, C) Real, float or bf16; N >= 1, C % 8 == 0, C <= 12288
-//   mean, rstd                    (N) float; nullptr if no backward follows. RMS norm has no mean: nullptr
-//
-// inp2 and residual go together; if they are nullptr, inp1 is normed. residual and normed may be inp1 or inp2, but not
-// each other.
+//   inp, normed  (N, C) Real, float or bf16; N >= 1, C % 8 == 0, C <= 12288; they may be the same
+//   mean, rstd   (N) float; nullptr if no backward follows. RMS norm has no mean: nullptr
 //
 // A row stays in the registers of one warp (C <= 2048) or of the block: one read, two-pass statistics. Moves
-// 4 sizeof(Real) bytes per element with the add (8C per row in bf16), 2 sizeof(Real) without (4C).
+// 2 sizeof(Real) bytes per element (4C per row in bf16).
 template <class Real>
-void norm_forward(const NormParameters<Real>& norm, Real* normed, float* mean, float* rstd, Real* residual,
-                  const Real* inp1, const Real* inp2, int N, int C, stream_t stream);
+void norm_forward(const NormParameters<Real>& norm, Real* normed, float* mean, float* rstd, const Real* inp, int N,
+                  int C, stream_t stream);
 
-// The same with `out` = F8(normed) instead of normed: the same bits in residual, mean and rstd. Layer norm casts the
-// FP32 value. RMS norm rounds to BF16 first, so its bytes are those of norm_forward<bf16> and quantize(). N % 16 ==
-// 0 and C % 16 == 0; quantize.h explains `out` and `pass`.
+// The same with `out` = F8(normed) instead of normed: the same bits in mean and rstd. Layer norm casts the FP32 value.
+// RMS norm rounds to BF16 first, so its bytes are those of norm_forward<bf16> and quantize(). N % 16 == 0 and
+// C % 16 == 0; quantize.h explains `out` and `pass`. Pass `measure` writes mean and rstd, but not `out`.
 //
-// Pass `measure` writes mean and rstd, but neither residual nor `out`: a second pass finds its inputs unchanged even if
-// residual is inp1 or inp2.
-//
-// A block's rows of codes pass through shared memory and leave in both layouts. Moves 8 bytes per element with the add,
-// 4 without (4 and 2 in pass `measure`).
+// A block's rows of codes pass through shared memory and leave in both layouts. Moves 4 bytes per element (2 in pass
+// `measure`).
 void norm_forward_fp8(const NormParameters<bf16>& norm, const Quantized<e4m3>& out, float* mean, float* rstd,
-                      bf16* residual, const bf16* inp1, const bf16* inp2, int N, int C, QuantizePass pass,
-                      stream_t stream);
+                      const bf16* inp, int N, int C, QuantizePass pass, stream_t stream);
 
 // ---- backward ------------------------------------------------------------------------------------------------------
 
-// dinp = dresidual + gradient of the forward's residual, which is also that of inp1 and inp2.
+// dinp = dresidual + gradient of the forward's inp through the norm. inp is the residual stream, which later blocks
+// read, too; dresidual is its gradient from those.
 //
-//   dinp, dresidual, dout, inp  (N, C) Real; inp is the residual that was normed. dresidual may be nullptr (0); dinp
-//                               may be dresidual or dout
+//   dinp, dresidual, dout, inp  (N, C) Real; dresidual may be nullptr (0); dinp may be dresidual or dout
 //   mean, rstd (N) float        from the forward; RMS norm has no mean: nullptr
 //
 // Blocks walk over rows and keep the sums of columns in registers; a second kernel adds the blocks' sums in order.

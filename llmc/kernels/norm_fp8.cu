@@ -92,9 +92,9 @@ LLMC_DEVICE void store_short_code_columns(e4m3* transposed, const uint32_t* tile
 // transposed codes.
 template <NormKind norm, int Rows, int Vectors>
 static __global__ void __launch_bounds__(kBlockWarps * 32, 2)
-    layernorm_forward_fp8_kernel(e4m3* row, e4m3* transposed, Fp8State* state, float* mean, float* rstd, bf16* residual,
-                                 const bf16* inp1, const bf16* inp2, const bf16* weight, const bf16* shift, float eps,
-                                 int N, int C, int warps_per_row, int block_rows, int stride, QuantizePass pass) {
+    layernorm_forward_fp8_kernel(e4m3* row, e4m3* transposed, Fp8State* state, float* mean, float* rstd,
+                                 const bf16* inp, const bf16* weight, const bf16* shift, float eps, int N, int C,
+                                 int warps_per_row, int block_rows, int stride, QuantizePass pass) {
     LLMC_DYNAMIC_SHARED(uint32_t, tile);  // (block_rows, stride)
     LLMC_SHARED(float, exchange, [kBlockTeams * kTeamExchange]);
     LLMC_SHARED(QuantizeTally, tallies, [kBlockWarps * 32]);
@@ -110,12 +110,7 @@ static __global__ void __launch_bounds__(kBlockWarps * 32, 2)
     for (int local = team_index * Rows; local < block_rows && block_row + local < N; local += teams * Rows) {
         const int first_row = block_row + local;
         float x[Rows][Vectors][8];
-        load_rows(x, inp1, first_row, N, C, team);
-        if (inp2 != nullptr) {
-            add_stored_rows<true>(x, inp2, first_row, N, C, team);
-            round_rows<bf16>(x);
-            if (writes_fp8(pass)) store_rows(residual, x, first_row, N, C, team);
-        }
+        load_rows(x, inp, first_row, N, C, team);
         float row_mean[Rows], row_rstd[Rows];
         row_statistics<norm>(x, row_mean, row_rstd, eps, C, team);
         store_statistics<norm, true>(mean, rstd, row_mean, row_rstd, first_row, N, team);
@@ -144,23 +139,21 @@ static void check_shared_bytes(const char* launcher, const ForwardPlan& plan, in
 }
 
 void norm_forward_fp8(const NormParameters<bf16>& norm, const Quantized<e4m3>& to, float* mean, float* rstd,
-                      bf16* residual, const bf16* inp1, const bf16* inp2, int N, int C, QuantizePass pass,
-                      stream_t stream) {
+                      const bf16* inp, int N, int C, QuantizePass pass, stream_t stream) {
     check_quantize("norm_forward_fp8", to.state, N, C);
-    check_forward("norm_forward_fp8", norm, mean, rstd, inp2, residual, C);
+    check_forward("norm_forward_fp8", norm, mean, rstd, C);
     const ForwardPlan plan(C, shared_memory_per_block());
     check_shared_bytes("norm_forward_fp8", plan, C);
     const size_t n = static_cast<size_t>(N) * C, columns = C, rows = N;
-    if (!writes_fp8(pass)) residual = nullptr;
     e4m3* row = writes_fp8(pass) ? to.row : nullptr;
     e4m3* transposed = writes_fp8(pass) ? to.transposed : nullptr;
     with_norm_shape(norm.kind(), C, [&]<NormKind kind, int Rows, int Vectors>() {
         host::launch_or_loop<layernorm_forward_fp8_kernel<kind, Rows, Vectors>,
                              host::norm_forward_fp8<kind == NormKind::layer>>(
             {dim3(div_up(N, plan.rows)), dim3(plan.threads()), plan.shared_bytes(), stream}, out(row, n),
-            out(transposed, n), state_access(to.state, pass), out(mean, rows), out(rstd, rows), out(residual, n),
-            in(inp1, n), in(inp2, n), in(norm.weight, columns), in(norm.shift, columns), norm.eps, N, C,
-            plan.warps_per_row, plan.rows, plan.stride, pass);
+            out(transposed, n), state_access(to.state, pass), out(mean, rows), out(rstd, rows), in(inp, n),
+            in(norm.weight, columns), in(norm.shift, columns), norm.eps, N, C, plan.warps_per_row, plan.rows,
+            plan.stride, pass);
     });
 }
 

@@ -49,12 +49,10 @@ inline void check_width(const char* launcher, int C, int widest = 12288) {
 
 template <class Real>
 void check_forward(const char* launcher, const NormParameters<Real>& norm, const float* mean, const float* rstd,
-                   const Real* inp2, const Real* residual, int C) {
+                   int C) {
     check_width(launcher, C);
     if ((mean != nullptr) != (rstd != nullptr && norm.kind() == NormKind::layer))
         throw Error(ExitCode::failure, "{}: mean and rstd go together", launcher);
-    if ((inp2 != nullptr) != (residual != nullptr))
-        throw Error(ExitCode::failure, "{}: inp2 and residual go together", launcher);
 }
 
 template <class Real>
@@ -150,45 +148,6 @@ LLMC_DEVICE void add_rows(float (&x)[Rows][Vectors][8], const float (&y)[Rows][V
         for (int v = 0; v < Vectors; v++) {
             LLMC_UNROLL
             for (int i = 0; i < 8; i++) x[r][v][i] += y[r][v][i];
-        }
-    }
-}
-
-// x += the team's rows of `from`. kWhole: no group of rows ends past N, and the kernel has so few registers left that
-// a whole long row in flight next to x would spill.
-template <bool kWhole, class Real, int Rows, int Vectors>
-LLMC_DEVICE void add_stored_rows(float (&x)[Rows][Vectors][8], const Real* from, int first_row, int N, int C,
-                                 const RowTeam& team) {
-    if constexpr (!kWhole) {
-        float y[Rows][Vectors][8];
-        load_rows(y, from, first_row, N, C, team);
-        add_rows(x, y);
-    } else {
-        LLMC_UNROLL
-        for (int v = 0; v < Vectors; v++) {
-            const int c = team.column(v);
-            if (v > 0 && v % 2 == 0) compiler_fence();
-            LLMC_UNROLL
-            for (int r = 0; r < Rows; r++) {
-                float y[8] = {};
-                if (c < C) load8(from + static_cast<size_t>(first_row + r) * C + c, y);
-                LLMC_UNROLL
-                for (int i = 0; i < 8; i++) x[r][v][i] += y[i];
-            }
-        }
-    }
-}
-
-// Rounds x to Real and back. The stored values are the ones that are normed, so a later pass over the stored rows gives
-// the same bits.
-template <class Real, int Rows, int Vectors>
-LLMC_DEVICE void round_rows(float (&x)[Rows][Vectors][8]) {
-    LLMC_UNROLL
-    for (int r = 0; r < Rows; r++) {
-        LLMC_UNROLL
-        for (int v = 0; v < Vectors; v++) {
-            LLMC_UNROLL
-            for (int i = 0; i < 8; i++) x[r][v][i] = to_float(to<Real>(x[r][v][i]));
         }
     }
 }

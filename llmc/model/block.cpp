@@ -41,8 +41,8 @@ Operand<Real> Norm<Real>::forward(Linear<Real>& reader, const Real* inp, const P
     if constexpr (kCanBeFp8<Real>)
         if (out.casts()) {
             do {
-                norm_forward_fp8(parameters(), out.codes, mean_, rstd_, nullptr, inp, nullptr, pass.N, channels_,
-                                 out.cast_pass, pass.stream);
+                norm_forward_fp8(parameters(), out.codes, mean_, rstd_, inp, pass.N, channels_, out.cast_pass,
+                                 pass.stream);
             } while (!reader.accept(out, pass));
             return out;
         }
@@ -52,7 +52,7 @@ Operand<Real> Norm<Real>::forward(Linear<Real>& reader, const Real* inp, const P
 
 template <class Real>
 void Norm<Real>::forward(Real* normed, const Real* inp, const Pass& pass) {
-    norm_forward<Real>(parameters(), normed, mean_, rstd_, nullptr, inp, nullptr, pass.N, channels_, pass.stream);
+    norm_forward(parameters(), normed, mean_, rstd_, inp, pass.N, channels_, pass.stream);
 }
 
 template <class Real>

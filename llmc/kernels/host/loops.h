@@ -44,12 +44,12 @@ void attention_max_logits(const Grid&, float* maxima, const Real* qkv, int T, in
 // ---- norm.cpp -------------------------------------------------------------------------------------------------------
 
 template <bool kLayer, class Real>
-void norm_forward(const Grid&, Real* normed, float* mean, float* rstd, Real* residual, const Real* inp1,
-                  const Real* inp2, const Real* weight, const Real* shift, float eps, int N, int C, int warps_per_row);
+void norm_forward(const Grid&, Real* normed, float* mean, float* rstd, const Real* inp, const Real* weight,
+                  const Real* shift, float eps, int N, int C, int warps_per_row);
 template <bool kLayer>
 void norm_forward_fp8(const Grid&, e4m3* row, e4m3* transposed, Fp8State* state, float* mean, float* rstd,
-                      bf16* residual, const bf16* inp1, const bf16* inp2, const bf16* weight, const bf16* shift,
-                      float eps, int N, int C, int warps_per_row, int block_rows, int stride, QuantizePass pass);
+                      const bf16* inp, const bf16* weight, const bf16* shift, float eps, int N, int C,
+                      int warps_per_row, int block_rows, int stride, QuantizePass pass);
 // kGroup is the kernel's template parameter Rows.
 template <bool kLayer, int kGroup, class Real>
 void norm_backward(const Grid&, Real* dinp, const Real* dresidual, float* parts, const Real* dout, const Real* inp,

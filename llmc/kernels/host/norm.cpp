@@ -37,8 +37,7 @@ struct TeamSum {
 
 template <class Real>
 struct ForwardCall {
-    Real* residual;
-    const Real *inp1, *inp2, *weight, *shift;
+    const Real *inp, *weight, *shift;
     float *mean, *rstd;
     float eps;
     int C, warps;
@@ -51,11 +50,7 @@ void norm_row(float* x, const ForwardCall<Real>& t, int row) {
     const size_t at = static_cast<size_t>(row) * C;
     TeamSum sums(t.warps), squares(t.warps);
     for (int c = 0; c < C; c += kLanes) {
-        Floats v = load_first(t.inp1 + at + c, C - c);
-        if (t.inp2) {
-            v = rounded_to<Real>(v + load_first(t.inp2 + at + c, C - c));
-            if (t.residual) store_first(t.residual + at + c, v, C - c);
-        }
+        const Floats v = load_first(t.inp + at + c, C - c);
         store(x + c, v);
         if (kLayer) sums.at(c) += v;
     }
@@ -141,9 +136,9 @@ struct Rows {
 }  // namespace
 
 template <bool kLayer, class Real>
-void norm_forward(const Grid&, Real* normed, float* mean, float* rstd, Real* residual, const Real* inp1,
-                  const Real* inp2, const Real* weight, const Real* shift, float eps, int N, int C, int warps) {
-    const ForwardCall<Real> call{residual, inp1, inp2, weight, shift, mean, rstd, eps, C, warps};
+void norm_forward(const Grid&, Real* normed, float* mean, float* rstd, const Real* inp, const Real* weight,
+                  const Real* shift, float eps, int N, int C, int warps) {
+    const ForwardCall<Real> call{inp, weight, shift, mean, rstd, eps, C, warps};
 #pragma omp parallel if (static_cast <size_t>(N) * C > 16384)
     {
         Rows x(1, C);
@@ -158,10 +153,10 @@ void norm_forward(const Grid&, Real* normed, float* mean, float* rstd, Real* res
 
 template <bool kLayer>
 void norm_forward_fp8(const Grid&, e4m3* row, e4m3* transposed, Fp8State* state, float* mean, float* rstd,
-                      bf16* residual, const bf16* inp1, const bf16* inp2, const bf16* weight, const bf16* shift,
-                      float eps, int N, int C, int warps, int, int, QuantizePass pass) {
+                      const bf16* inp, const bf16* weight, const bf16* shift, float eps, int N, int C, int warps, int,
+                      int, QuantizePass pass) {
     constexpr int kAtOnce = 32;
-    const ForwardCall<bf16> call{residual, inp1, inp2, weight, shift, mean, rstd, eps, C, warps};
+    const ForwardCall<bf16> call{inp, weight, shift, mean, rstd, eps, C, warps};
 #pragma omp parallel if (N > kAtOnce)
     {
         Rows x(kAtOnce, C);
@@ -239,8 +234,8 @@ void norm_backward_fp8(const Grid& grid, F8* row, F8* transposed, Fp8State* stat
 }
 
 #define LLMC_INSTANTIATE(kLayer, Real)                                                                              \
-    template void norm_forward<kLayer, Real>(const Grid&, Real*, float*, float*, Real*, const Real*, const Real*,   \
-                                             const Real*, const Real*, float, int, int, int);                       \
+    template void norm_forward<kLayer, Real>(const Grid&, Real*, float*, float*, const Real*, const Real*,          \
+                                             const Real*, float, int, int, int);                                    \
     template void norm_backward<kLayer, 1, Real>(const Grid&, Real*, const Real*, float*, const Real*, const Real*, \
                                                  const Real*, const float*, const float*, int, int);                \
     template void norm_backward<kLayer, 4, Real>(const Grid&, Real*, const Real*, float*, const Real*, const Real*, \
@@ -259,11 +254,9 @@ LLMC_INSTANTIATE(true, e5m2)
 LLMC_INSTANTIATE(false, e4m3)
 LLMC_INSTANTIATE(false, e5m2)
 #undef LLMC_INSTANTIATE
-template void norm_forward_fp8<true>(const Grid&, e4m3*, e4m3*, Fp8State*, float*, float*, bf16*, const bf16*,
-                                     const bf16*, const bf16*, const bf16*, float, int, int, int, int, int,
-                                     QuantizePass);
-template void norm_forward_fp8<false>(const Grid&, e4m3*, e4m3*, Fp8State*, float*, float*, bf16*, const bf16*,
-                                      const bf16*, const bf16*, const bf16*, float, int, int, int, int, int,
-                                      QuantizePass);
+template void norm_forward_fp8<true>(const Grid&, e4m3*, e4m3*, Fp8State*, float*, float*, const bf16*, const bf16*,
+                                     const bf16*, float, int, int, int, int, int, QuantizePass);
+template void norm_forward_fp8<false>(const Grid&, e4m3*, e4m3*, Fp8State*, float*, float*, const bf16*, const bf16*,
+                                      const bf16*, float, int, int, int, int, int, QuantizePass);
 
 }  // namespace llmc::host
