@@ -6,6 +6,7 @@
 #include "llmc/kernels/check_shape.h"
 #include "llmc/kernels/column_sums.cuh"
 #include "llmc/kernels/host/loops.h"
+#include "llmc/kernels/instantiate.h"
 
 namespace llmc {
 
@@ -193,12 +194,7 @@ void activation_backward(Activation f, Real* dinp, const BiasGradient& bias, con
     }
 }
 
-#define LLMC_INSTANTIATE(Real)                                                                                    \
-    template void activation_forward(Activation, Real*, const Real*, int, int, stream_t);                         \
-    template void activation_backward(Activation, Real*, const BiasGradient&, const Real*, const Real*, int, int, \
-                                      stream_t);
-LLMC_INSTANTIATE(float)
-LLMC_INSTANTIATE(bf16)
-#undef LLMC_INSTANTIATE
+LLMC_INSTANTIATE_BOTH(activation_forward, float, bf16);
+LLMC_INSTANTIATE_BOTH(activation_backward, float, bf16);
 
 }  // namespace llmc

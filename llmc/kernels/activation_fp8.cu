@@ -3,6 +3,7 @@
 #include "llmc/kernels/activation.cuh"
 #include "llmc/kernels/activation.h"
 #include "llmc/kernels/host/loops.h"
+#include "llmc/kernels/instantiate.h"
 #include "llmc/kernels/quantize_tile.cuh"
 
 namespace llmc {
@@ -190,9 +191,6 @@ void activation_backward_fp8(Activation f, const Quantized<F8>& to, const BiasGr
     }
 }
 
-template void activation_backward_fp8(Activation, const Quantized<e4m3>&, const BiasGradient&, const bf16*, const bf16*,
-                                      int, int, QuantizePass, stream_t);
-template void activation_backward_fp8(Activation, const Quantized<e5m2>&, const BiasGradient&, const bf16*, const bf16*,
-                                      int, int, QuantizePass, stream_t);
+LLMC_INSTANTIATE_BOTH(activation_backward_fp8, e4m3, e5m2);
 
 }  // namespace llmc

@@ -3,6 +3,7 @@
 
 #include "llmc/kernels/attention_quads.cuh"
 #include "llmc/kernels/attention_softmax.cuh"
+#include "llmc/kernels/instantiate.h"
 
 namespace llmc {
 namespace attention {
@@ -118,7 +119,6 @@ void attention_decode(Real* out, Real* out_low, const Real* qkv, int first, int 
                                                      scale_log2, window);
     });
 }
-template void attention_decode(bf16*, bf16*, const bf16*, int, int, const AttentionHeads&, stream_t);
-template void attention_decode(float*, float*, const float*, int, int, const AttentionHeads&, stream_t);
+LLMC_INSTANTIATE_BOTH(attention_decode, float, bf16);
 
 }  // namespace llmc

@@ -2,6 +2,7 @@
 #include "llmc/kernels/attention_quads.cuh"
 #include "llmc/kernels/attention_tiles.cuh"
 #include "llmc/kernels/host/loops.h"
+#include "llmc/kernels/instantiate.h"
 
 namespace llmc {
 namespace attention {
@@ -127,7 +128,6 @@ void attention_max_logits(float* maxima, const Real* qkv, int B, int T, const At
         });
     });
 }
-template void attention_max_logits(float*, const float*, int, int, const AttentionHeads&, stream_t, const int*);
-template void attention_max_logits(float*, const bf16*, int, int, const AttentionHeads&, stream_t, const int*);
+LLMC_INSTANTIATE_BOTH(attention_max_logits, float, bf16);
 
 }  // namespace llmc

@@ -6,6 +6,7 @@
 #include "llmc/kernels/check_shape.h"
 #include "llmc/kernels/column_sums.cuh"
 #include "llmc/kernels/host/loops.h"
+#include "llmc/kernels/instantiate.h"
 
 namespace llmc {
 
@@ -101,7 +102,6 @@ void bias_gradient(float* dbias, float* scratch, const Real* dout, int N, int C,
     reduce_column_parts(dbias, nullptr, scratch, plan.parts, C, C, accumulate, stream);
 }
 
-template void bias_gradient(float*, float*, const float*, int, int, bool, stream_t);
-template void bias_gradient(float*, float*, const bf16*, int, int, bool, stream_t);
+LLMC_INSTANTIATE_BOTH(bias_gradient, float, bf16);
 
 }  // namespace llmc

@@ -4,6 +4,7 @@
 #include "llmc/device/kernel.cuh"
 #include "llmc/kernels/check_shape.h"
 #include "llmc/kernels/host/loops.h"
+#include "llmc/kernels/instantiate.h"
 #include "llmc/kernels/loads.cuh"
 #include "llmc/kernels/quantize.h"
 #include "llmc/kernels/quantize_values.cuh"
@@ -306,18 +307,8 @@ void softmax_cross_entropy_fp8(const Quantized<F8>& to, const bf16* logits, floa
     if (writes) transpose_codes(to.transposed, to.row, rows, padded_V, stream);
 }
 
-#define LLMC_INSTANTIATE(Real)                                                                                         \
-    template void softmax_cross_entropy(Real*, float*, const int*, float, const float*, int, int, int, bool, stream_t, \
-                                        const LogitShaping&);
-LLMC_INSTANTIATE(float)
-LLMC_INSTANTIATE(bf16)
-#undef LLMC_INSTANTIATE
-#define LLMC_INSTANTIATE(F8)                                                                              \
-    template void softmax_cross_entropy_fp8(const Quantized<F8>&, const bf16*, float*, const int*, float, \
-                                            const float*, int, int, int, QuantizePass, stream_t, const LogitShaping&);
-LLMC_INSTANTIATE(e4m3)
-LLMC_INSTANTIATE(e5m2)
-#undef LLMC_INSTANTIATE
+LLMC_INSTANTIATE_BOTH(softmax_cross_entropy, float, bf16);
+LLMC_INSTANTIATE_BOTH(softmax_cross_entropy_fp8, e4m3, e5m2);
 
 // ---- sum of the losses ---------------------------------------------------------------------------------------------
 

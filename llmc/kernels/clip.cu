@@ -5,6 +5,7 @@
 
 #include "llmc/device/warp.cuh"
 #include "llmc/kernels/host/loops.h"
+#include "llmc/kernels/instantiate.h"
 #include "llmc/kernels/update.cuh"
 
 namespace llmc {
@@ -203,9 +204,6 @@ void qk_clip(const StateArray& master, Real* working, Fp8State* fp8, const float
             working, fp8, factors, count, rounding, state);
     });
 }
-template void qk_clip(const StateArray&, float*, Fp8State*, const float*, const AttentionHeads&, size_t, size_t, size_t,
-                      float, const StepState*, stream_t, const StateRounding&);
-template void qk_clip(const StateArray&, bf16*, Fp8State*, const float*, const AttentionHeads&, size_t, size_t, size_t,
-                      float, const StepState*, stream_t, const StateRounding&);
+LLMC_INSTANTIATE_BOTH(qk_clip, float, bf16);
 
 }  // namespace llmc

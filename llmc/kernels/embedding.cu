@@ -7,6 +7,7 @@
 #include "llmc/device/kernel.cuh"
 #include "llmc/kernels/check_shape.h"
 #include "llmc/kernels/host/loops.h"
+#include "llmc/kernels/instantiate.h"
 #include "llmc/kernels/loads.cuh"
 
 namespace llmc {
@@ -202,11 +203,7 @@ void embedding_backward(float* dwte, float* dwpe, const int* sorted, const Real*
         C);
 }
 
-#define LLMC_INSTANTIATE(Real)                                                                                  \
-    template void embedding_forward(Real*, const int*, const Real*, const Real*, int, int, int, int, stream_t); \
-    template void embedding_backward(float*, float*, const int*, const Real*, int, int, int, int, stream_t);
-LLMC_INSTANTIATE(float)
-LLMC_INSTANTIATE(bf16)
-#undef LLMC_INSTANTIATE
+LLMC_INSTANTIATE_BOTH(embedding_forward, float, bf16);
+LLMC_INSTANTIATE_BOTH(embedding_backward, float, bf16);
 
 }  // namespace llmc

@@ -3,6 +3,7 @@
 
 #include "llmc/device/warp.cuh"
 #include "llmc/kernels/host/loops.h"
+#include "llmc/kernels/instantiate.h"
 #include "llmc/kernels/update.cuh"
 
 namespace llmc {
@@ -239,17 +240,10 @@ void muon_update(const StateArray& master, Real* working, Fp8State* fp8, const R
     run_update("muon_update", master, nullptr, working, fp8, directions, count, count, rule, rounding, state, stream);
 }
 
-#define LLMC_INSTANTIATE(Real)                                                                                         \
-    template void muon_momentum<Real>(float*, Real*, const StateArray&, size_t, const MuonMomentum&, bool,             \
-                                      const StepState*, stream_t);                                                     \
-    template void muon_inverse_norm<Real>(float*, double*, const Real*, size_t, double, stream_t);                     \
-    template void copy_matrix<Real>(Real*, const Real*, int, int, bool, const float*, FactorOf, stream_t);             \
-    template void normuon_factors<Real>(float*, float*, float*, const Real*, int, int, bool, double, const StepState*, \
-                                        stream_t);                                                                     \
-    template void muon_update<Real>(const StateArray&, Real*, Fp8State*, const Real*, size_t, const MuonUpdate&,       \
-                                    const StepState*, stream_t, const StateRounding&)
-LLMC_INSTANTIATE(float);
-LLMC_INSTANTIATE(bf16);
-#undef LLMC_INSTANTIATE
+LLMC_INSTANTIATE_BOTH(muon_momentum, float, bf16);
+LLMC_INSTANTIATE_BOTH(muon_inverse_norm, float, bf16);
+LLMC_INSTANTIATE_BOTH(copy_matrix, float, bf16);
+LLMC_INSTANTIATE_BOTH(normuon_factors, float, bf16);
+LLMC_INSTANTIATE_BOTH(muon_update, float, bf16);
 
 }  // namespace llmc

@@ -6,6 +6,7 @@
 #include "llmc/kernels/check_shape.h"
 #include "llmc/kernels/column_sums.cuh"
 #include "llmc/kernels/host/loops.h"
+#include "llmc/kernels/instantiate.h"
 #include "llmc/kernels/norm_row.cuh"
 
 namespace llmc {
@@ -136,12 +137,7 @@ void norm_backward(const NormParameters<Real>& norm, const NormGradients& gradie
                             stream);
 }
 
-#define LLMC_INSTANTIATE(Real)                                                                                       \
-    template void norm_forward(const NormParameters<Real>&, Real*, float*, float*, const Real*, int, int, stream_t); \
-    template void norm_backward(const NormParameters<Real>&, const NormGradients&, Real*, const Real*, const Real*,  \
-                                const Real*, const float*, const float*, int, int, stream_t);
-LLMC_INSTANTIATE(float)
-LLMC_INSTANTIATE(bf16)
-#undef LLMC_INSTANTIATE
+LLMC_INSTANTIATE_BOTH(norm_forward, float, bf16);
+LLMC_INSTANTIATE_BOTH(norm_backward, float, bf16);
 
 }  // namespace llmc

@@ -7,6 +7,7 @@
 #include "llmc/device/async_copy.cuh"
 #include "llmc/kernels/column_sums.cuh"
 #include "llmc/kernels/host/loops.h"
+#include "llmc/kernels/instantiate.h"
 #include "llmc/kernels/norm_row.cuh"
 #include "llmc/kernels/quantize_values.cuh"
 
@@ -411,12 +412,6 @@ void norm_backward_fp8(const NormParameters<bf16>& norm, const NormGradients& gr
                             stream);
 }
 
-#define LLMC_INSTANTIATE(F8)                                                                                         \
-    template void norm_backward_fp8(const NormParameters<bf16>&, const NormGradients&, const Quantized<F8>&, float*, \
-                                    bf16*, const bf16*, const bf16*, const bf16*, const float*, const float*, int,   \
-                                    int, QuantizePass, stream_t);
-LLMC_INSTANTIATE(e4m3)
-LLMC_INSTANTIATE(e5m2)
-#undef LLMC_INSTANTIATE
+LLMC_INSTANTIATE_BOTH(norm_backward_fp8, e4m3, e5m2);
 
 }  // namespace llmc

@@ -2,6 +2,7 @@
 #include "llmc/kernels/quantize.h"
 
 #include "llmc/kernels/host/loops.h"
+#include "llmc/kernels/instantiate.h"
 #include "llmc/kernels/quantize_tile.cuh"
 
 namespace llmc {
@@ -187,14 +188,9 @@ void product_factors(float* factors, const float* first, const float* second, fl
     launch<product_factors_kernel>({1, 1, 0, stream}, out(factors, 2), in(first, 1), in(second, 1), beta);
 }
 
-#define LLMC_INSTANTIATE(F8)                                                                               \
-    template void quantize(const Quantized<F8>&, float*, float*, const bf16*, const bf16*, int, int, bool, \
-                           QuantizePass, stream_t);                                                        \
-    template void transpose_codes(F8*, const F8*, int, int, stream_t);                                     \
-    template void dequantize(bf16*, const F8*, size_t, stream_t);
-LLMC_INSTANTIATE(e4m3)
-LLMC_INSTANTIATE(e5m2)
-#undef LLMC_INSTANTIATE
+LLMC_INSTANTIATE_BOTH(quantize, e4m3, e5m2);
+LLMC_INSTANTIATE_BOTH(transpose_codes, e4m3, e5m2);
+LLMC_INSTANTIATE_BOTH(dequantize, e4m3, e5m2);
 
 #define LLMC_OVERLOAD(Master)                                                                               \
     void quantize_weight(const Quantized<e4m3>& to, const Master* master, int R, int C, QuantizePass pass,  \

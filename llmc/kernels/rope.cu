@@ -6,6 +6,7 @@
 #include "llmc/device/kernel.cuh"
 #include "llmc/kernels/column_sums.cuh"
 #include "llmc/kernels/host/loops.h"
+#include "llmc/kernels/instantiate.h"
 
 namespace llmc {
 
@@ -339,16 +340,9 @@ void qk_norm_rope_backward(Real* dqkv, const QkGains<float>& dgains, float* scra
         reduce_column_parts(dgains.query, dgains.key, scratch, blocks, 2 * heads.HD, heads.HD, accumulate, stream);
 }
 
-#define LLMC_INSTANTIATE(Real)                                                                                         \
-    template void rope_forward(Real*, const RopeTable&, int, int, int, const AttentionHeads&, stream_t);               \
-    template void rope_backward(Real*, const RopeTable&, int, int, int, const AttentionHeads&, stream_t);              \
-    template void qk_norm_rope_forward(Real*, const Real*, const QkGains<const Real>&, const RopeTable&, int, int,     \
-                                       int, const AttentionHeads&, float, stream_t);                                   \
-    template void qk_norm_rope_backward(Real*, const QkGains<float>&, float*, const Real*, const QkGains<const Real>&, \
-                                        const RopeTable&, int, int, int, const AttentionHeads&, float, bool,           \
-                                        stream_t);
-LLMC_INSTANTIATE(float)
-LLMC_INSTANTIATE(bf16)
-#undef LLMC_INSTANTIATE
+LLMC_INSTANTIATE_BOTH(rope_forward, float, bf16);
+LLMC_INSTANTIATE_BOTH(rope_backward, float, bf16);
+LLMC_INSTANTIATE_BOTH(qk_norm_rope_forward, float, bf16);
+LLMC_INSTANTIATE_BOTH(qk_norm_rope_backward, float, bf16);
 
 }  // namespace llmc

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "llmc/kernels/instantiate.h"
 #include "llmc/kernels/update.cuh"
 
 namespace llmc {
@@ -247,16 +248,8 @@ void sgd_update(const StateArray& master, float* m, Real* working, Fp8State* fp8
                    SgdRule<true>{momentum, decay, config.nesterov}, rounding, state, stream);
 }
 
-#define LLMC_INSTANTIATE(Real)                                                                                    \
-    template void adamw_update(const StateArray&, const StateArray&, const StateArray&, Real*, Fp8State*,         \
-                               const StateArray&, size_t, size_t, const AdamWConfig&, const StepState*, stream_t, \
-                               const StateRounding&);                                                             \
-    template void lion_update(const StateArray&, float*, Real*, Fp8State*, const StateArray&, size_t, size_t,     \
-                              const LionConfig&, const StepState*, stream_t, const StateRounding&);               \
-    template void sgd_update(const StateArray&, float*, Real*, Fp8State*, const StateArray&, size_t, size_t,      \
-                             const SgdConfig&, const StepState*, stream_t, const StateRounding&);
-LLMC_INSTANTIATE(float)
-LLMC_INSTANTIATE(bf16)
-#undef LLMC_INSTANTIATE
+LLMC_INSTANTIATE_BOTH(adamw_update, float, bf16);
+LLMC_INSTANTIATE_BOTH(lion_update, float, bf16);
+LLMC_INSTANTIATE_BOTH(sgd_update, float, bf16);
 
 }  // namespace llmc

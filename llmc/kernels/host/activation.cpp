@@ -2,6 +2,7 @@
 #include "llmc/kernels/host/vectors.h"
 
 #include "llmc/kernels/host/loops.h"
+#include "llmc/kernels/instantiate.h"
 
 namespace llmc::host {
 namespace {
@@ -56,14 +57,14 @@ void swiglu_backward(const Grid&, Real* dinp, const Real* dout, const Real* inp,
     });
 }
 
-#define LLMC_INSTANTIATE(Real)                                                                    \
-    template void activate<Gelu>(const Grid&, Real*, const Real*, size_t);                        \
-    template void activate<Relu2>(const Grid&, Real*, const Real*, size_t);                       \
-    template void activate_backward<Relu2>(const Grid&, Real*, const Real*, const Real*, size_t); \
-    template void swiglu_forward(const Grid&, Real*, const Real*, int, int);                      \
-    template void swiglu_backward(const Grid&, Real*, const Real*, const Real*, int, int);
-LLMC_INSTANTIATE(float)
-LLMC_INSTANTIATE(bf16)
-#undef LLMC_INSTANTIATE
+#define LLMC_INSTANTIATE_ALL(Real)                    \
+    LLMC_INSTANTIATE(activate<Gelu, Real>);           \
+    LLMC_INSTANTIATE(activate<Relu2, Real>);          \
+    LLMC_INSTANTIATE(activate_backward<Relu2, Real>); \
+    LLMC_INSTANTIATE(swiglu_forward<Real>);           \
+    LLMC_INSTANTIATE(swiglu_backward<Real>);
+LLMC_INSTANTIATE_ALL(float)
+LLMC_INSTANTIATE_ALL(bf16)
+#undef LLMC_INSTANTIATE_ALL
 
 }  // namespace llmc::host

@@ -13,6 +13,7 @@
 #include "llmc/kernels/attention.h"
 #include "llmc/kernels/host/quantize.h"
 #include "llmc/kernels/host/vectors.h"
+#include "llmc/kernels/instantiate.h"
 
 namespace llmc::host {
 namespace {
@@ -613,36 +614,25 @@ void attention_max_logits(const Grid& grid, float* maxima, const Real* qkv, int 
     });
 }
 
-#define LLMC_INSTANTIATE_GRADIENTS(HD, Out)                                                                           \
-    template void attention_key_gradient<HD, Out>(const Grid&, Out*, Out*, float*, Fp8State*, const bf16*,            \
-                                                  const bf16*, const float*, const float*, int, int, int, int, float, \
-                                                  int, QuantizePass, const int*);                                     \
-    template void attention_query_gradient<HD, Out>(const Grid&, Out*, Out*, float*, Fp8State*, const bf16*,          \
-                                                    const bf16*, const float*, const float*, int, int, int, int,      \
-                                                    float, int, QuantizePass, const int*);
-#define LLMC_INSTANTIATE(HD)                                                                                          \
-    template void attention_forward<HD>(const Grid&, bf16*, bf16*, float*, const bf16*, e4m3*, e4m3*, Fp8State*, int, \
-                                        int, int, float, int, QuantizePass, const int*);                              \
-    template void attention_forward_fp32<HD>(const Grid&, float*, float*, const float*, int, int, int, float, int,    \
-                                             const int*);                                                             \
-    template void attention_delta<HD>(const Grid&, float*, const bf16*, const bf16*, const bf16*, size_t, int, int);  \
-    template void attention_key_gradient_fp32<HD>(const Grid&, float*, const float*, const float*, const float*,      \
-                                                  const float*, int, int, int, float, int, const int*);               \
-    template void attention_query_gradient_fp32<HD>(const Grid&, float*, float*, const float*, const float*,          \
-                                                    const float*, const float*, int, int, int, float, int,            \
-                                                    const int*);                                                      \
-    template void attention_max_logits<bf16, HD>(const Grid&, float*, const bf16*, int, int, int, float, int,         \
-                                                 const int*);                                                         \
-    template void attention_max_logits<float, HD>(const Grid&, float*, const float*, int, int, int, float, int,       \
-                                                  const int*);                                                        \
+#define LLMC_INSTANTIATE_GRADIENTS(HD, Out)            \
+    LLMC_INSTANTIATE(attention_key_gradient<HD, Out>); \
+    LLMC_INSTANTIATE(attention_query_gradient<HD, Out>);
+#define LLMC_INSTANTIATE_HEAD(HD)                        \
+    LLMC_INSTANTIATE(attention_forward<HD>);             \
+    LLMC_INSTANTIATE(attention_forward_fp32<HD>);        \
+    LLMC_INSTANTIATE(attention_delta<HD>);               \
+    LLMC_INSTANTIATE(attention_key_gradient_fp32<HD>);   \
+    LLMC_INSTANTIATE(attention_query_gradient_fp32<HD>); \
+    LLMC_INSTANTIATE(attention_max_logits<bf16, HD>);    \
+    LLMC_INSTANTIATE(attention_max_logits<float, HD>);   \
     LLMC_INSTANTIATE_GRADIENTS(HD, bf16) LLMC_INSTANTIATE_GRADIENTS(HD, e4m3) LLMC_INSTANTIATE_GRADIENTS(HD, e5m2)
-LLMC_INSTANTIATE(32)
-LLMC_INSTANTIATE(64)
-LLMC_INSTANTIATE(80)
-LLMC_INSTANTIATE(96)
-LLMC_INSTANTIATE(128)
-LLMC_INSTANTIATE(256)
-#undef LLMC_INSTANTIATE
+LLMC_INSTANTIATE_HEAD(32)
+LLMC_INSTANTIATE_HEAD(64)
+LLMC_INSTANTIATE_HEAD(80)
+LLMC_INSTANTIATE_HEAD(96)
+LLMC_INSTANTIATE_HEAD(128)
+LLMC_INSTANTIATE_HEAD(256)
+#undef LLMC_INSTANTIATE_HEAD
 #undef LLMC_INSTANTIATE_GRADIENTS
 
 }  // namespace llmc::host

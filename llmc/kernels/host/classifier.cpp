@@ -5,6 +5,7 @@
 #include "llmc/kernels/host/loops.h"
 #include "llmc/kernels/host/quantize.h"
 #include "llmc/kernels/host/vectors.h"
+#include "llmc/kernels/instantiate.h"
 
 namespace llmc::host {
 namespace {
@@ -181,24 +182,17 @@ void softmax_cross_entropy_fp8(const Grid& grid, F8* codes, Fp8State* state, con
     commit(state, {}, static_cast<size_t>(rows) * width, pass);
 }
 
-#define LLMC_INSTANTIATE(Real, kThreads, kCapped)                                                               \
-    template void softmax_cross_entropy<Real, kThreads, kCapped>(const Grid&, Real*, float*, const int*, float, \
-                                                                 const float*, int, int, bool, float, float);
-#define LLMC_INSTANTIATE_FP8(F8, kThreads, kCapped)                                                                  \
-    template void softmax_cross_entropy_fp8<F8, kThreads, kCapped>(const Grid&, F8*, Fp8State*, const bf16*, float*, \
-                                                                   const int*, float, const float*, int, int, float, \
-                                                                   float, QuantizePass);
-#define LLMC_INSTANTIATE_BOTH(kThreads, kCapped) \
-    LLMC_INSTANTIATE(float, kThreads, kCapped)   \
-    LLMC_INSTANTIATE(bf16, kThreads, kCapped)    \
-    LLMC_INSTANTIATE_FP8(e4m3, kThreads, kCapped) LLMC_INSTANTIATE_FP8(e5m2, kThreads, kCapped)
-#define LLMC_INSTANTIATE_THREADS(kThreads) LLMC_INSTANTIATE_BOTH(kThreads, false) LLMC_INSTANTIATE_BOTH(kThreads, true)
-LLMC_INSTANTIATE_THREADS(32)
-LLMC_INSTANTIATE_THREADS(128)
-LLMC_INSTANTIATE_THREADS(768)
-#undef LLMC_INSTANTIATE_THREADS
-#undef LLMC_INSTANTIATE_BOTH
-#undef LLMC_INSTANTIATE_FP8
-#undef LLMC_INSTANTIATE
+#define LLMC_INSTANTIATE_BLOCK(kThreads, kCapped)                         \
+    LLMC_INSTANTIATE(softmax_cross_entropy<float, kThreads, kCapped>);    \
+    LLMC_INSTANTIATE(softmax_cross_entropy<bf16, kThreads, kCapped>);     \
+    LLMC_INSTANTIATE(softmax_cross_entropy_fp8<e4m3, kThreads, kCapped>); \
+    LLMC_INSTANTIATE(softmax_cross_entropy_fp8<e5m2, kThreads, kCapped>);
+LLMC_INSTANTIATE_BLOCK(32, false)
+LLMC_INSTANTIATE_BLOCK(32, true)
+LLMC_INSTANTIATE_BLOCK(128, false)
+LLMC_INSTANTIATE_BLOCK(128, true)
+LLMC_INSTANTIATE_BLOCK(768, false)
+LLMC_INSTANTIATE_BLOCK(768, true)
+#undef LLMC_INSTANTIATE_BLOCK
 
 }  // namespace llmc::host

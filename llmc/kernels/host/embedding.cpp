@@ -1,6 +1,7 @@
 // Loops of the embedding. A task has a token forward, and a distinct token or a position backward.
 #include "llmc/kernels/host/loops.h"
 #include "llmc/kernels/host/vectors.h"
+#include "llmc/kernels/instantiate.h"
 
 namespace llmc::host {
 namespace {
@@ -65,12 +66,8 @@ void embedding_backward_positions(const Grid&, float* dwpe, const Real* dout, in
     }
 }
 
-#define LLMC_INSTANTIATE(Real)                                                                                     \
-    template void embedding_forward(const Grid&, Real*, const int*, const Real*, const Real*, int, int, int, int); \
-    template void embedding_backward_tokens(const Grid&, float*, const int*, const Real*, int, int, int);          \
-    template void embedding_backward_positions(const Grid&, float*, const Real*, int, int, int);
-LLMC_INSTANTIATE(float)
-LLMC_INSTANTIATE(bf16)
-#undef LLMC_INSTANTIATE
+LLMC_INSTANTIATE_BOTH(embedding_forward, float, bf16);
+LLMC_INSTANTIATE_BOTH(embedding_backward_tokens, float, bf16);
+LLMC_INSTANTIATE_BOTH(embedding_backward_positions, float, bf16);
 
 }  // namespace llmc::host

@@ -3,6 +3,7 @@
 
 #include "llmc/kernels/host/loops.h"
 #include "llmc/kernels/host/vectors.h"
+#include "llmc/kernels/instantiate.h"
 
 namespace llmc::host {
 
@@ -95,17 +96,15 @@ void column_squares(const Grid& grid, float* squares, const Real* x, int rows, i
     }
 }
 
-#define LLMC_INSTANTIATE(Real)                                                                          \
-    template void muon_momentum(const Grid&, float*, Real*, const float*, size_t, MuonMomentum, bool,   \
-                                const StepState*);                                                      \
-    template void muon_momentum(const Grid&, float*, Real*, const bf16*, size_t, MuonMomentum, bool,    \
-                                const StepState*);                                                      \
-    template void muon_norm(const Grid&, double*, const Real*, size_t);                                 \
-    template void copy_matrix(const Grid&, Real*, const Real*, int, int, bool, const float*, FactorOf); \
-    template void row_squares(const Grid&, float*, const Real*, int, int);                              \
-    template void column_squares(const Grid&, float*, const Real*, int, int);
-LLMC_INSTANTIATE(float)
-LLMC_INSTANTIATE(bf16)
-#undef LLMC_INSTANTIATE
+#define LLMC_INSTANTIATE_ALL(Real)                \
+    LLMC_INSTANTIATE(muon_momentum<Real, float>); \
+    LLMC_INSTANTIATE(muon_momentum<Real, bf16>);  \
+    LLMC_INSTANTIATE(muon_norm<Real>);            \
+    LLMC_INSTANTIATE(copy_matrix<Real>);          \
+    LLMC_INSTANTIATE(row_squares<Real>);          \
+    LLMC_INSTANTIATE(column_squares<Real>);
+LLMC_INSTANTIATE_ALL(float)
+LLMC_INSTANTIATE_ALL(bf16)
+#undef LLMC_INSTANTIATE_ALL
 
 }  // namespace llmc::host

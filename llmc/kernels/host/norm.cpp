@@ -5,6 +5,7 @@
 
 #include "llmc/kernels/host/loops.h"
 #include "llmc/kernels/host/quantize.h"
+#include "llmc/kernels/instantiate.h"
 
 namespace llmc::host {
 namespace {
@@ -233,30 +234,18 @@ void norm_backward_fp8(const Grid& grid, F8* row, F8* transposed, Fp8State* stat
     }
 }
 
-#define LLMC_INSTANTIATE(kLayer, Real)                                                                              \
-    template void norm_forward<kLayer, Real>(const Grid&, Real*, float*, float*, const Real*, const Real*,          \
-                                             const Real*, float, int, int, int);                                    \
-    template void norm_backward<kLayer, 1, Real>(const Grid&, Real*, const Real*, float*, const Real*, const Real*, \
-                                                 const Real*, const float*, const float*, int, int);                \
-    template void norm_backward<kLayer, 4, Real>(const Grid&, Real*, const Real*, float*, const Real*, const Real*, \
-                                                 const Real*, const float*, const float*, int, int);
-LLMC_INSTANTIATE(true, float)
-LLMC_INSTANTIATE(true, bf16)
-LLMC_INSTANTIATE(false, float)
-LLMC_INSTANTIATE(false, bf16)
-#undef LLMC_INSTANTIATE
-#define LLMC_INSTANTIATE(kLayer, F8)                                                                                  \
-    template void norm_backward_fp8<kLayer, F8>(const Grid&, F8*, F8*, Fp8State*, float*, bf16*, const bf16*, float*, \
-                                                const bf16*, const bf16*, const bf16*, const float*, const float*,    \
-                                                int, int, int, int, QuantizePass);
-LLMC_INSTANTIATE(true, e4m3)
-LLMC_INSTANTIATE(true, e5m2)
-LLMC_INSTANTIATE(false, e4m3)
-LLMC_INSTANTIATE(false, e5m2)
-#undef LLMC_INSTANTIATE
-template void norm_forward_fp8<true>(const Grid&, e4m3*, e4m3*, Fp8State*, float*, float*, const bf16*, const bf16*,
-                                     const bf16*, float, int, int, int, int, int, QuantizePass);
-template void norm_forward_fp8<false>(const Grid&, e4m3*, e4m3*, Fp8State*, float*, float*, const bf16*, const bf16*,
-                                      const bf16*, float, int, int, int, int, int, QuantizePass);
+#define LLMC_INSTANTIATE_NORM(kLayer)                  \
+    LLMC_INSTANTIATE(norm_forward<kLayer, float>);     \
+    LLMC_INSTANTIATE(norm_forward<kLayer, bf16>);      \
+    LLMC_INSTANTIATE(norm_forward_fp8<kLayer>);        \
+    LLMC_INSTANTIATE(norm_backward<kLayer, 1, float>); \
+    LLMC_INSTANTIATE(norm_backward<kLayer, 1, bf16>);  \
+    LLMC_INSTANTIATE(norm_backward<kLayer, 4, float>); \
+    LLMC_INSTANTIATE(norm_backward<kLayer, 4, bf16>);  \
+    LLMC_INSTANTIATE(norm_backward_fp8<kLayer, e4m3>); \
+    LLMC_INSTANTIATE(norm_backward_fp8<kLayer, e5m2>);
+LLMC_INSTANTIATE_NORM(true)
+LLMC_INSTANTIATE_NORM(false)
+#undef LLMC_INSTANTIATE_NORM
 
 }  // namespace llmc::host

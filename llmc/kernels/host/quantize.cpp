@@ -4,6 +4,7 @@
 
 #include "llmc/kernels/host/loops.h"
 #include "llmc/kernels/host/vectors.h"
+#include "llmc/kernels/instantiate.h"
 
 namespace llmc::host {
 namespace {
@@ -182,8 +183,7 @@ void quantize_weight(const Grid&, e4m3* row, e4m3* transposed, Fp8State* state, 
     quantize_tiles<e4m3>({row, transposed, nullptr, state, R, C, pass},
                          [=](size_t r, size_t c) { return load(master + r * C + c); });
 }
-template void quantize_weight(const Grid&, e4m3*, e4m3*, Fp8State*, const float*, int, int, QuantizePass);
-template void quantize_weight(const Grid&, e4m3*, e4m3*, Fp8State*, const bf16*, int, int, QuantizePass);
+LLMC_INSTANTIATE_BOTH(quantize_weight, float, bf16);
 
 template <class F8>
 void transpose_codes(const Grid&, F8* transposed, const F8* codes, int R, int C) {
@@ -243,21 +243,13 @@ void activation_fp8(const Grid&, F8* row, F8* transposed, Fp8State* state, const
     });
 }
 
-#define LLMC_INSTANTIATE(F8)                                                                                         \
-    template void quantize_rows(const CodeTarget<F8>&, Tally&, const float*, size_t, int, int, float, QuantizePass); \
-    template void quantize(const Grid&, F8*, F8*, float*, Fp8State*, const bf16*, const bf16*, int, int,             \
-                           QuantizePass);                                                                            \
-    template void transpose_codes(const Grid&, F8*, const F8*, int, int);                                            \
-    template void gelu_backward_fp8(const Grid&, F8*, F8*, float*, Fp8State*, const bf16*, const bf16*, int, int,    \
-                                    QuantizePass);                                                                   \
-    template void swiglu_backward_fp8(const Grid&, F8*, F8*, Fp8State*, const bf16*, const bf16*, int, int,          \
-                                      QuantizePass);                                                                 \
-    template void activation_fp8<Relu2, F8, true>(const Grid&, F8*, F8*, Fp8State*, const bf16*, const bf16*, int,   \
-                                                  int, QuantizePass);
-LLMC_INSTANTIATE(e4m3)
-LLMC_INSTANTIATE(e5m2)
-#undef LLMC_INSTANTIATE
-template void activation_fp8<Relu2, e4m3, false>(const Grid&, e4m3*, e4m3*, Fp8State*, const bf16*, const bf16*, int,
-                                                 int, QuantizePass);
+LLMC_INSTANTIATE_BOTH(quantize_rows, e4m3, e5m2);
+LLMC_INSTANTIATE_BOTH(quantize, e4m3, e5m2);
+LLMC_INSTANTIATE_BOTH(transpose_codes, e4m3, e5m2);
+LLMC_INSTANTIATE_BOTH(gelu_backward_fp8, e4m3, e5m2);
+LLMC_INSTANTIATE_BOTH(swiglu_backward_fp8, e4m3, e5m2);
+LLMC_INSTANTIATE(activation_fp8<Relu2, e4m3, false>);
+LLMC_INSTANTIATE(activation_fp8<Relu2, e4m3, true>);
+LLMC_INSTANTIATE(activation_fp8<Relu2, e5m2, true>);
 
 }  // namespace llmc::host

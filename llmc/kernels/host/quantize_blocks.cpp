@@ -3,6 +3,7 @@
 #include "llmc/kernels/quantize_blocks.h"
 #include "llmc/kernels/host/loops.h"
 #include "llmc/kernels/host/quantize.h"
+#include "llmc/kernels/instantiate.h"
 
 namespace llmc::host {
 namespace {
@@ -112,10 +113,7 @@ void quantize_blocks(const Grid&, e4m3* row, void* row_scales, e4m3* transposed,
             columns.write(turned + c * kTile, first_column + c, first_row, unused, QuantizePass::replay);
     });
 }
-template void quantize_blocks<Fp8Scaling::block>(const Grid&, e4m3*, void*, e4m3*, void*, float*, Fp8State*,
-                                                 const bf16*, int, int, QuantizePass);
-template void quantize_blocks<Fp8Scaling::mx>(const Grid&, e4m3*, void*, e4m3*, void*, float*, Fp8State*, const bf16*,
-                                              int, int, QuantizePass);
+LLMC_INSTANTIATE_BOTH(quantize_blocks, Fp8Scaling::block, Fp8Scaling::mx);
 
 template <class Master>
 void quantize_weight_tiles(const Grid&, e4m3* row, float* row_scales, e4m3* transposed, float* transposed_scales,
@@ -137,9 +135,6 @@ void quantize_weight_tiles(const Grid&, e4m3* row, float* row_scales, e4m3* tran
                             tally, tile, kTile, kTile, kTile, power_of_two(-exponent), pass);
     });
 }
-template void quantize_weight_tiles(const Grid&, e4m3*, float*, e4m3*, float*, Fp8State*, const float*, int, int,
-                                    QuantizePass);
-template void quantize_weight_tiles(const Grid&, e4m3*, float*, e4m3*, float*, Fp8State*, const bf16*, int, int,
-                                    QuantizePass);
+LLMC_INSTANTIATE_BOTH(quantize_weight_tiles, float, bf16);
 
 }  // namespace llmc::host

@@ -4,6 +4,7 @@
 
 #include "llmc/kernels/host/loops.h"
 #include "llmc/kernels/host/vectors.h"
+#include "llmc/kernels/instantiate.h"
 
 namespace llmc::host {
 namespace {
@@ -139,15 +140,12 @@ void qk_norm_rope_backward(const Grid& grid, Real* dqkv, float* parts, const Rea
     }
 }
 
-#define LLMC_INSTANTIATE(Real, HD)                                                                                   \
-    template void rope<Real, HD, false>(const Grid&, Real*, const float*, const float*, int, int, int, HeadRange);   \
-    template void rope<Real, HD, true>(const Grid&, Real*, const float*, const float*, int, int, int, HeadRange);    \
-    template void qk_norm_rope_forward<Real, HD>(const Grid&, Real*, const Real*, const Real*, const Real*,          \
-                                                 const float*, const float*, int, int, int, int, int, HeadRange,     \
-                                                 float);                                                             \
-    template void qk_norm_rope_backward<Real, HD>(const Grid&, Real*, float*, const Real*, const Real*, const Real*, \
-                                                  const float*, const float*, int, int, int, int, int, float);
-#define LLMC_INSTANTIATE_HEAD(HD) LLMC_INSTANTIATE(float, HD) LLMC_INSTANTIATE(bf16, HD)
+#define LLMC_INSTANTIATE_ROPE(Real, HD)               \
+    LLMC_INSTANTIATE(rope<Real, HD, false>);          \
+    LLMC_INSTANTIATE(rope<Real, HD, true>);           \
+    LLMC_INSTANTIATE(qk_norm_rope_forward<Real, HD>); \
+    LLMC_INSTANTIATE(qk_norm_rope_backward<Real, HD>);
+#define LLMC_INSTANTIATE_HEAD(HD) LLMC_INSTANTIATE_ROPE(float, HD) LLMC_INSTANTIATE_ROPE(bf16, HD)
 LLMC_INSTANTIATE_HEAD(32)
 LLMC_INSTANTIATE_HEAD(64)
 LLMC_INSTANTIATE_HEAD(80)
@@ -155,6 +153,6 @@ LLMC_INSTANTIATE_HEAD(96)
 LLMC_INSTANTIATE_HEAD(128)
 LLMC_INSTANTIATE_HEAD(256)
 #undef LLMC_INSTANTIATE_HEAD
-#undef LLMC_INSTANTIATE
+#undef LLMC_INSTANTIATE_ROPE
 
 }  // namespace llmc::host

@@ -1,6 +1,7 @@
 // Loops that sum up columns of a matrix, in the order of column_sums.cuh, and squares of a gradient.
 #include "llmc/kernels/host/loops.h"
 #include "llmc/kernels/host/vectors.h"
+#include "llmc/kernels/instantiate.h"
 
 namespace llmc::host {
 namespace {
@@ -87,12 +88,8 @@ void global_norm(const Grid& grid, double* partials, const T* grad, size_t n) {
     }
 }
 
-#define LLMC_INSTANTIATE(Real)                                                    \
-    template void global_norm(const Grid&, double*, const Real*, size_t);         \
-    template void bias_gradient(const Grid&, float*, const Real*, int, int, int); \
-    template void gelu_backward(const Grid&, Real*, float*, const Real*, const Real*, int, int, int);
-LLMC_INSTANTIATE(float)
-LLMC_INSTANTIATE(bf16)
-#undef LLMC_INSTANTIATE
+LLMC_INSTANTIATE_BOTH(global_norm, float, bf16);
+LLMC_INSTANTIATE_BOTH(bias_gradient, float, bf16);
+LLMC_INSTANTIATE_BOTH(gelu_backward, float, bf16);
 
 }  // namespace llmc::host
