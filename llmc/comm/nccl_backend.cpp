@@ -23,7 +23,6 @@
 #include <vector>
 
 #include "llmc/device/cuda_calls.h"
-#include "llmc/kernels/hopper/attention.h"
 
 namespace llmc {
 
@@ -132,7 +131,6 @@ public:
           world_(static_cast<size_t>(control.world())),
           rank_(static_cast<size_t>(control.rank())) {
         process_->waits.measure_on_device();
-        hopper::shares_multiprocessors() = true;
         ncclUniqueId id = {};
         if (rank_ == 0) nccl_.check(nccl_.GetUniqueId(&id), "ncclGetUniqueId");
         control.broadcast(&id, sizeof id, 0);

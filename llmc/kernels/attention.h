@@ -9,6 +9,8 @@
 //   documents            (B, T) int     position in its row at which each token's document begins: at most the token's
 //                                       own position, and never decreasing. A query sees only keys of its own document.
 //                                       nullptr: each row is one document
+//   tickets              one word, 0 before and after each call: Hopper's kernels count in it which work is taken
+//                        (hopper/tickets.cuh). Calls that may run at the same time need words of their own
 //
 // Any T >= 1; B and NH up to 65535; the head dimensions of kHeadDimensions. Tensors start at 16-byte boundaries.
 // Deterministic.
@@ -108,12 +110,13 @@ void with_head_dimension(int HD, F&& f) {
 // not rounded.
 template <class Real>
 void attention_forward(Real* out, Real* out_low, float* lse, const Real* qkv, int B, int T, const AttentionHeads& heads,
-                       stream_t stream, const int* documents = nullptr);
+                       unsigned* tickets, stream_t stream, const int* documents = nullptr);
 template <>
-void attention_forward<bf16>(bf16*, bf16*, float*, const bf16*, int, int, const AttentionHeads&, stream_t, const int*);
+void attention_forward<bf16>(bf16*, bf16*, float*, const bf16*, int, int, const AttentionHeads&, unsigned*, stream_t,
+                             const int*);
 template <>
-void attention_forward<float>(float*, float*, float*, const float*, int, int, const AttentionHeads&, stream_t,
-                              const int*);
+void attention_forward<float>(float*, float*, float*, const float*, int, int, const AttentionHeads&, unsigned*,
+                              stream_t, const int*);
 
 // ---- backward ------------------------------------------------------------------------------------------------------
 
@@ -128,13 +131,13 @@ void attention_forward<float>(float*, float*, float*, const float*, int, int, co
 template <class Real>
 void attention_backward(Real* dqkv, float* delta, const Real* dout, const Real* qkv, const Real* out,
                         const Real* out_low, const float* lse, int B, int T, const AttentionHeads& heads,
-                        stream_t stream, const int* documents = nullptr);
+                        unsigned* tickets, stream_t stream, const int* documents = nullptr);
 template <>
 void attention_backward<bf16>(bf16*, float*, const bf16*, const bf16*, const bf16*, const bf16*, const float*, int, int,
-                              const AttentionHeads&, stream_t, const int*);
+                              const AttentionHeads&, unsigned*, stream_t, const int*);
 template <>
 void attention_backward<float>(float*, float*, const float*, const float*, const float*, const float*, const float*,
-                               int, int, const AttentionHeads&, stream_t, const int*);
+                               int, int, const AttentionHeads&, unsigned*, stream_t, const int*);
 
 // ---- with quantization ---------------------------------------------------------------------------------------------
 //
@@ -149,7 +152,7 @@ constexpr int kQuantizedAttentionTokens = 8;
 // to (B * T, NH * HD): O = out + out_low. out and out_low: as in attention_forward(), for the backward; both may be
 // nullptr. Moves 12 bytes per (B, T, NH, HD) element (6 read, 6 written), 8 without out and out_low.
 void attention_forward_fp8(const Quantized<e4m3>& to, bf16* out, bf16* out_low, float* lse, const bf16* qkv, int B,
-                           int T, const AttentionHeads& heads, QuantizePass pass, stream_t stream,
+                           int T, const AttentionHeads& heads, QuantizePass pass, unsigned* tickets, stream_t stream,
                            const int* documents = nullptr);
 
 // to (B * T, qkv's width): dqkv rounded to BF16, as attention_backward() writes it. dbias (qkv's width): sums of dqkv
@@ -158,8 +161,8 @@ void attention_forward_fp8(const Quantized<e4m3>& to, bf16* out, bf16* out_low, 
 template <class F8>
 void attention_backward_fp8(const Quantized<F8>& to, float* dbias, float* scratch, float* delta, const bf16* dout,
                             const bf16* qkv, const bf16* out, const bf16* out_low, const float* lse, int B, int T,
-                            const AttentionHeads& heads, bool accumulate, QuantizePass pass, stream_t stream,
-                            const int* documents = nullptr);
+                            const AttentionHeads& heads, bool accumulate, QuantizePass pass, unsigned* tickets,
+                            stream_t stream, const int* documents = nullptr);
 size_t attention_backward_fp8_scratch(int B, int T, const AttentionHeads& heads);
 
 // ---- decoding ------------------------------------------------------------------------------------------------------

@@ -491,7 +491,7 @@ static_assert(two_blocks_fit<QueryGradientTiles<64, Room::scarce>>(99 * 1024));
 // Returns the tokens of a sequence that share a row of `to.parts`.
 template <class Out>
 static int launch_backward(const Gradients<Out>& to, float* delta, const BackwardInputs& inputs, int B, int T,
-                           const AttentionHeads& heads, stream_t stream) {
+                           const AttentionHeads& heads, [[maybe_unused]] unsigned* tickets, stream_t stream) {
     if (!inputs.out_low)
         throw Error(
             ExitCode::failure,
@@ -499,7 +499,7 @@ static int launch_backward(const Gradients<Out>& to, float* delta, const Backwar
             "alone is biased)");
 #if LLMC_ON_GPU
     if (hopper::runs(heads)) {
-        hopper::attention_backward_split(to, delta, inputs, B, T, heads, stream);
+        hopper::attention_backward_split(to, delta, inputs, B, T, heads, tickets, stream);
         return hopper::kBackwardTile;
     }
 #endif
@@ -547,10 +547,10 @@ static int launch_backward(const Gradients<Out>& to, float* delta, const Backwar
 template <>
 void attention_backward<bf16>(bf16* dqkv, float* delta, const bf16* dout, const bf16* qkv, const bf16* out,
                               const bf16* out_low, const float* lse, int B, int T, const AttentionHeads& heads,
-                              stream_t stream, const int* documents) {
+                              unsigned* tickets, stream_t stream, const int* documents) {
     attention::check_shape(B, T, heads);
     const attention::Gradients<bf16> to{dqkv, nullptr, nullptr, nullptr, QuantizePass::replay};
-    attention::launch_backward(to, delta, {dout, qkv, out, out_low, lse, documents}, B, T, heads, stream);
+    attention::launch_backward(to, delta, {dout, qkv, out, out_low, lse, documents}, B, T, heads, tickets, stream);
 }
 
 static_assert(hopper::kBackwardTile >= owned_tokens(64) && hopper::kBackwardTile >= owned_tokens(128));
@@ -561,14 +561,14 @@ size_t attention_backward_fp8_scratch(int B, int T, const AttentionHeads& heads)
 template <class F8>
 void attention_backward_fp8(const Quantized<F8>& to, float* dbias, float* scratch, float* delta, const bf16* dout,
                             const bf16* qkv, const bf16* out, const bf16* out_low, const float* lse, int B, int T,
-                            const AttentionHeads& heads, bool accumulate, QuantizePass pass, stream_t stream,
-                            const int* documents) {
+                            const AttentionHeads& heads, bool accumulate, QuantizePass pass, unsigned* tickets,
+                            stream_t stream, const int* documents) {
     const int channels = heads.qkv_width();
     attention::check_quantized("attention_backward_fp8", to.state, B, T, heads, channels, pass);
     if (dbias && !scratch) throw Error(ExitCode::failure, "attention_backward_fp8: a bias gradient needs scratch");
     const attention::Gradients<F8> gradients{to.row, to.transposed, dbias ? scratch : nullptr, to.state, pass};
-    const int tokens_of_part =
-        attention::launch_backward(gradients, delta, {dout, qkv, out, out_low, lse, documents}, B, T, heads, stream);
+    const int tokens_of_part = attention::launch_backward(gradients, delta, {dout, qkv, out, out_low, lse, documents},
+                                                          B, T, heads, tickets, stream);
     if (dbias)
         reduce_column_parts(dbias, nullptr, scratch, B * div_up(T, tokens_of_part), channels, channels, accumulate,
                             stream);
@@ -577,7 +577,7 @@ void attention_backward_fp8(const Quantized<F8>& to, float* dbias, float* scratc
 #define LLMC_INSTANTIATE(F8)                                                                                      \
     template void attention_backward_fp8(const Quantized<F8>&, float*, float*, float*, const bf16*, const bf16*,  \
                                          const bf16*, const bf16*, const float*, int, int, const AttentionHeads&, \
-                                         bool, QuantizePass, stream_t, const int*);
+                                         bool, QuantizePass, unsigned*, stream_t, const int*);
 LLMC_INSTANTIATE(e4m3)
 LLMC_INSTANTIATE(e5m2)
 #undef LLMC_INSTANTIATE

@@ -125,11 +125,12 @@ static __global__ void __launch_bounds__(ForwardTiles<HD>::threads)
 
 template <bool kFp8>
 static void launch_forward(const Quantized<e4m3>& to, bf16* result, bf16* result_low, float* lse, const bf16* qkv,
-                           int B, int T, const AttentionHeads& heads, QuantizePass pass, stream_t stream,
-                           const int* documents) {
+                           int B, int T, const AttentionHeads& heads, QuantizePass pass,
+                           [[maybe_unused]] unsigned* tickets, stream_t stream, const int* documents) {
 #if LLMC_ON_GPU
     if (hopper::runs(heads))
-        return hopper::attention_forward(to, result, result_low, lse, qkv, B, T, heads, pass, stream, documents);
+        return hopper::attention_forward(to, result, result_low, lse, qkv, B, T, heads, pass, tickets, stream,
+                                         documents);
 #endif
     const size_t rows = elements(B, T, heads.NH, 1), n = elements(B, T, heads.NH, heads.HD);
     with_head_dimension(
@@ -149,16 +150,17 @@ static void launch_forward(const Quantized<e4m3>& to, bf16* result, bf16* result
 
 template <>
 void attention_forward<bf16>(bf16* out, bf16* out_low, float* lse, const bf16* qkv, int B, int T,
-                             const AttentionHeads& heads, stream_t stream, const int* documents) {
+                             const AttentionHeads& heads, unsigned* tickets, stream_t stream, const int* documents) {
     attention::check_shape(B, T, heads);
-    attention::launch_forward<false>({}, out, out_low, lse, qkv, B, T, heads, QuantizePass::replay, stream, documents);
+    attention::launch_forward<false>({}, out, out_low, lse, qkv, B, T, heads, QuantizePass::replay, tickets, stream,
+                                     documents);
 }
 
 void attention_forward_fp8(const Quantized<e4m3>& to, bf16* out, bf16* out_low, float* lse, const bf16* qkv, int B,
-                           int T, const AttentionHeads& heads, QuantizePass pass, stream_t stream,
+                           int T, const AttentionHeads& heads, QuantizePass pass, unsigned* tickets, stream_t stream,
                            const int* documents) {
     attention::check_quantized("attention_forward_fp8", to.state, B, T, heads, heads.width(), pass);
-    attention::launch_forward<true>(to, out, out_low, lse, qkv, B, T, heads, pass, stream, documents);
+    attention::launch_forward<true>(to, out, out_low, lse, qkv, B, T, heads, pass, tickets, stream, documents);
 }
 
 }  // namespace llmc

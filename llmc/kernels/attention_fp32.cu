@@ -204,7 +204,7 @@ static void launch_backward_fp32(float* dqkv, float* delta, const float* dout, c
 
 template <>
 void attention_forward<float>(float* out, float*, float* lse, const float* qkv, int B, int T,
-                              const AttentionHeads& heads, stream_t stream, const int* documents) {
+                              const AttentionHeads& heads, unsigned*, stream_t stream, const int* documents) {
     attention::check_shape(B, T, heads);
     with_head_dimension(
         heads.HD, [&]<int HD>() { attention::launch_forward_fp32<HD>(out, lse, qkv, B, T, heads, stream, documents); });
@@ -212,7 +212,7 @@ void attention_forward<float>(float* out, float*, float* lse, const float* qkv, 
 
 template <>
 void attention_backward<float>(float* dqkv, float* delta, const float* dout, const float* qkv, const float* out,
-                               const float*, const float* lse, int B, int T, const AttentionHeads& heads,
+                               const float*, const float* lse, int B, int T, const AttentionHeads& heads, unsigned*,
                                stream_t stream, const int* documents) {
     attention::check_shape(B, T, heads);
     with_head_dimension(heads.HD, [&]<int HD>() {

@@ -32,7 +32,7 @@ Operand<Real> GeluProducts<Real>::forward(Real* h, void* row, const Operand<Real
         const auto& shape = first_.shape();
         hopper::multiply_gelu_forward(active.codes, h, {x.codes.row, &x.codes.state->scale_inv},
                                       {w.row, &w.state->scale_inv}, layers.weights_.weight(*first_.bias_), pass.N,
-                                      shape.C, shape.OC, active.cast_pass, pass.stream);
+                                      shape.C, shape.OC, active.cast_pass, pass.tickets, pass.stream);
         second_.accept(active, pass);
         layers.matmul_.count_fp8();
     }
@@ -52,9 +52,10 @@ Gradient<Real> GeluProducts<Real>::backward(const Real* h, void* row, const Grad
             LinearLayers<Real>& layers = first_.layers_;
             const Quantized<e4m3> w = layers.codes_->both(second_.number_, pass.stream);
             const auto& shape = second_.shape();
-            hopper::multiply_gelu_backward<F8>(
-                to, {first_.dbias(), pass.scratch, pass.accumulate}, {codes.row, &codes.state->scale_inv},
-                {w.transposed, &w.state->scale_inv}, h, pass.N, shape.OC, shape.C, dh.cast_pass, pass.stream);
+            hopper::multiply_gelu_backward<F8>(to, {first_.dbias(), pass.scratch, pass.accumulate},
+                                               {codes.row, &codes.state->scale_inv},
+                                               {w.transposed, &w.state->scale_inv}, h, pass.N, shape.OC, shape.C,
+                                               dh.cast_pass, pass.tickets, pass.stream);
             dh.bias_done = true;
             first_.accept(dh, pass);
             layers.matmul_.count_fp8();

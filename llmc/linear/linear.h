@@ -58,9 +58,10 @@ constexpr bool kCanBeFp8 = std::is_same_v<Real, bf16>;
 // One pass through a layer.
 struct LayerPass {
     PassKind kind;
-    int N;            // rows of the input
-    bool accumulate;  // gradients are added to earlier ones
-    float* scratch;   // for partial sums of gradients, shared by the whole model
+    int N;              // rows of the input
+    bool accumulate;    // gradients are added to earlier ones
+    float* scratch;     // for partial sums of gradients, shared by the whole model
+    unsigned* tickets;  // 0 between kernels (kernels/hopper/tickets.cuh), shared by the whole model
     stream_t stream;
 };
 

@@ -30,7 +30,7 @@ struct ModelContext {
     Gradients& gradients;
     LinearLayers<Real>& linear;
     Arena& activations;  // hold nothing between passes
-    Arena& constants;    // are written once
+    Arena& constants;    // keep their values between passes
 
     size_t N() const { return static_cast<size_t>(setup.N()); }
     size_t C() const { return static_cast<size_t>(setup.model.channels); }

@@ -141,14 +141,14 @@ Operand<Real> DecoderBlock<Real>::attend(const Pass& pass) {
                 pass.kind == PassKind::recompute || (pass.kind == PassKind::training && keeps_rows());
             Real* const out = is_read ? attention_ : nullptr;
             Real* const low = is_read ? attention_low_ : nullptr;
-            attention_forward_fp8(x.codes, out, low, lse_, qkv_out_, pass.B, pass.T, heads_, x.cast_pass, pass.stream,
-                                  pass.documents);
+            attention_forward_fp8(x.codes, out, low, lse_, qkv_out_, pass.B, pass.T, heads_, x.cast_pass, pass.tickets,
+                                  pass.stream, pass.documents);
             attn_proj_.accept(x, pass);
             return x;
         }
     }
-    attention_forward<Real>(attention_, attention_low_, lse_, qkv_out_, pass.B, pass.T, heads_, pass.stream,
-                            pass.documents);
+    attention_forward<Real>(attention_, attention_low_, lse_, qkv_out_, pass.B, pass.T, heads_, pass.tickets,
+                            pass.stream, pass.documents);
     return attn_proj_.input(attention_, attention_low_, pass);
 }
 
@@ -201,7 +201,7 @@ Gradient<Real> DecoderBlock<Real>::activate_backward(const Pass& pass) {
 template <class Real>
 void DecoderBlock<Real>::attention_backward_to_hidden(const Pass& pass) {
     attention_backward<Real>(dhidden_, delta_, dbranch_, qkv_out_, attention_, attention_low_, lse_, pass.B, pass.T,
-                             heads_, pass.stream, pass.documents);
+                             heads_, pass.tickets, pass.stream, pass.documents);
 }
 
 template class DecoderBlock<float>;

@@ -92,7 +92,7 @@ Gradient<Real> Gpt2Block<Real>::attend_backward(const Pass& pass) {
                 [&](const auto& codes) {
                     attention_backward_fp8(codes, qkv_.dbias(), pass.scratch, this->delta_, dbranch_, qkv_out_,
                                            this->attention_, this->attention_low_, this->lse_, pass.B, pass.T, heads_,
-                                           pass.accumulate, dqkv.cast_pass, pass.stream, pass.documents);
+                                           pass.accumulate, dqkv.cast_pass, pass.tickets, pass.stream, pass.documents);
                 },
                 dqkv.codes);
             dqkv.bias_done = true;

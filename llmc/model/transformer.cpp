@@ -73,6 +73,7 @@ Transformer<Real>::Transformer(const ModelSetup& setup, Weights<Real>& weights, 
     const auto scratch = config().architecture->scratch;
     workspace_.plan(&scratch_,
                     std::max(scratch(config(), setup.batch, setup.seq), scratch(config(), n / shortest, shortest)));
+    constants_.plan(&tickets_, 1);
     for (int** tensor : {&tokens_, &targets_}) workspace_.plan(tensor, N);
     workspace_.plan(&sorted_, token_sort_size(n));
     if (setup.doc_mask) workspace_.plan(&documents_, N);
@@ -89,6 +90,7 @@ template <class Real>
 void Transformer<Real>::allocate(stream_t stream) {
     for (Arena* arena : {&activations_, &constants_, &workspace_})
         if (arena->bytes() > 0) arena->allocate();
+    set_bytes(tickets_, 0, sizeof *tickets_, stream);
     linear_.allocate(stream);
     std::vector<void*> inputs;
     for (const auto& block : blocks_) {

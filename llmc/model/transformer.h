@@ -113,7 +113,7 @@ public:
 
 private:
     Pass pass(PassKind kind, int B, int T, stream_t stream) const {
-        return {{kind, B * T, /*accumulate=*/false, scratch_, stream}, B, T, documents_};
+        return {{kind, B * T, /*accumulate=*/false, scratch_, tickets_, stream}, B, T, documents_};
     }
     // Keeps the unit's weights gathered until the end of the scope. Profiles show the work as names[unit].
     UnitInUse<Real> use(size_t unit, const std::vector<std::string>& names, const Pass& pass) {
@@ -160,6 +160,7 @@ private:
     Real* dlnf_;                // (N, C)
     Real* logits_;              // (head_.shape().N, Vp), and their gradient
     float* scratch_;            // partial sums of bias and norm gradients
+    unsigned* tickets_;         // one word (LayerPass)
     int* tokens_;               // (N)
     int* targets_;              // (N)
     int* documents_ = nullptr;  // (N), see mark_documents(); nullptr without an end token

@@ -148,7 +148,7 @@ TEST_CASE("attention: unsupported shapes are refused, naming what is supported")
     const Shape s{1, 4, 1, 64};
     Run<bf16> run(s, 61);
     const auto forward = [&](int B, int T, int NH, int HD) {
-        attention_forward<bf16>(run.out, run.out_low, run.lse, run.qkv, B, T, {NH, NH, HD}, test_stream());
+        attention_forward<bf16>(run.out, run.out_low, run.lse, run.qkv, B, T, {NH, NH, HD}, nullptr, test_stream());
     };
     CHECK_THROWS_WITH_AS(forward(1, 4, 1, 48),
                          "attention: head dimension 48 is not supported; choose the number of heads so that channels / "
@@ -159,18 +159,19 @@ TEST_CASE("attention: unsupported shapes are refused, naming what is supported")
     CHECK_THROWS_AS(forward(1, 0, 1, 64), Error);
     for (const AttentionHeads& heads : {AttentionHeads{3, 2, 64}, AttentionHeads{2, 0, 64}, AttentionHeads{1, 2, 64},
                                         AttentionHeads{1, 1, 64, -1.0f}, AttentionHeads{1, 1, 64, 0.0f, -1}})
-        CHECK_THROWS_AS(attention_forward<bf16>(run.out, run.out_low, run.lse, run.qkv, 1, 4, heads, test_stream()),
-                        Error);
-    CHECK_THROWS_AS(attention_forward<float>(nullptr, nullptr, nullptr, nullptr, 1, 4, {1, 1, 40}, test_stream()),
-                    Error);
+        CHECK_THROWS_AS(
+            attention_forward<bf16>(run.out, run.out_low, run.lse, run.qkv, 1, 4, heads, nullptr, test_stream()),
+            Error);
+    CHECK_THROWS_AS(
+        attention_forward<float>(nullptr, nullptr, nullptr, nullptr, 1, 4, {1, 1, 40}, nullptr, test_stream()), Error);
     CHECK_THROWS_AS(attention_backward<float>(nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, 1, 4,
-                                              {1, 1, 40}, test_stream()),
+                                              {1, 1, 40}, nullptr, test_stream()),
                     Error);
     CHECK_THROWS_AS(attention_backward<bf16>(run.dqkv, run.delta, run.dout, run.qkv, run.out, run.out_low, run.lse, 1,
-                                             4, {1, 1, 512}, test_stream()),
+                                             4, {1, 1, 512}, nullptr, test_stream()),
                     Error);
     CHECK_THROWS_WITH_AS(attention_backward<bf16>(run.dqkv, run.delta, run.dout, run.qkv, run.out, nullptr, run.lse, 1,
-                                                  4, {1, 1, 64}, test_stream()),
+                                                  4, {1, 1, 64}, nullptr, test_stream()),
                          doctest::Contains("out_low is missing"), Error);
 }
 

@@ -27,7 +27,7 @@ struct Case : test::attention::Run<bf16> {
     void backward_fp8(const Quantized<e5m2>& to) {
         attention_backward_fp8<e5m2>(to, dbias, scratch, delta, dout.get(), qkv.get(), out.get(), out_low.get(),
                                      lse.get(), shape.B, shape.T, shape.heads(), false, QuantizePass::train_counted,
-                                     test_stream(), documents_or_none());
+                                     tickets, test_stream(), documents_or_none());
     }
 };
 
@@ -71,7 +71,7 @@ TEST_CASE("quantizing attention refuses unsupported arguments") {
     QuantizedArrays<e4m3> to(4096, used_state(1.0f));
     const auto forward = [&](int B, int T, int HD, QuantizePass pass) {
         return error_of([&] {
-            attention_forward_fp8(to.both(), x, x, f, x.get(), B, T, {1, 1, HD}, pass, test_stream());
+            attention_forward_fp8(to.both(), x, x, f, x.get(), B, T, {1, 1, HD}, pass, nullptr, test_stream());
         });
     };
     CHECK(contains(forward(4, 4, 32, QuantizePass::train), "T=4 is not a multiple of 8"));
@@ -81,7 +81,7 @@ TEST_CASE("quantizing attention refuses unsupported arguments") {
     const auto backward = [&](float* scratch, const bf16* low) {
         return error_of([&] {
             attention_backward_fp8<e4m3>(to.both(), f, scratch, f, x.get(), x.get(), x.get(), low, f.get(), 1, 16,
-                                         {1, 1, 32}, false, QuantizePass::train, test_stream());
+                                         {1, 1, 32}, false, QuantizePass::train, nullptr, test_stream());
         });
     };
     CHECK(contains(backward(nullptr, x), "needs scratch"));

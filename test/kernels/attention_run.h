@@ -18,6 +18,7 @@ struct Run {
     DeviceArray<Real> qkv, dout, out, out_low, dqkv;
     DeviceArray<float> lse, delta;
     DeviceArray<int> documents;
+    DeviceArray<unsigned> tickets;
     Run(const Shape& s, const std::vector<Real>& qkv_values, const std::vector<Real>& dout_values)
         : shape(s),
           qkv(qkv_values),
@@ -27,7 +28,8 @@ struct Run {
           dqkv(s.qkv_elements()),
           lse(s.rows()),
           delta(s.rows()),
-          documents(s.documents.empty() ? std::vector<int>(1) : s.documents) {}
+          documents(s.documents.empty() ? std::vector<int>(1) : s.documents),
+          tickets(std::vector<unsigned>(1)) {}
 
     // Runs both passes on inputs of these seeds.
     explicit Run(const Shape& s, uint32_t seed = 91, float deviation = 1.0f, float mean = 0.0f)
@@ -39,11 +41,11 @@ struct Run {
     const int* documents_or_none() { return shape.documents.empty() ? nullptr : documents.get(); }
 
     void forward() {
-        attention_forward<Real>(out, out_low, lse, qkv, shape.B, shape.T, shape.heads(), test_stream(),
+        attention_forward<Real>(out, out_low, lse, qkv, shape.B, shape.T, shape.heads(), tickets, test_stream(),
                                 documents_or_none());
     }
     void backward() {
-        attention_backward<Real>(dqkv, delta, dout, qkv, out, out_low, lse, shape.B, shape.T, shape.heads(),
+        attention_backward<Real>(dqkv, delta, dout, qkv, out, out_low, lse, shape.B, shape.T, shape.heads(), tickets,
                                  test_stream(), documents_or_none());
     }
     void both() {

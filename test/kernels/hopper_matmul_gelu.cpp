@@ -21,7 +21,7 @@ TEST_CASE("Hopper's products with GELU refuse other shapes, and passes that only
         return error_of(
             [&] {
                 hopper::multiply_gelu_forward({nullptr, nullptr, never_read}, nullptr, {}, {}, nullptr, N, K, F, pass,
-                                              test_stream());
+                                              nullptr, test_stream());
             },
             ExitCode::failure);
     };

@@ -15,7 +15,7 @@ using Fp8Model = TestModel<bf16>;
 inline void run_layer(Fp8Model& test, Linear<bf16>& layer, bf16* out, bf16* dinp, bf16* in, bf16* dout) {
     DeviceArray<float> scratch(size_t{1} << 20);
     const size_t unit = layer.weight_place().unit;
-    const LayerPass pass{PassKind::training, layer.shape().N, false, scratch, test.stream};
+    const LayerPass pass{PassKind::training, layer.shape().N, false, scratch, nullptr, test.stream};
     test.gradients.begin_micro_step(true, true);
     test.weights.gather(unit, test.stream);
     test.gradients.acquire(unit, test.stream);

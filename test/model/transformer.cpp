@@ -106,7 +106,7 @@ TEST_CASE("transformer: a layer that would read overwritten codes throws an erro
     trainer.initialize(3);
     LinearLayers<bf16>& layers = trainer.model().linear();
     Linear<bf16>&first = layers.find("h.0.up"), &second = layers.find("h.1.up");
-    const LayerPass pass{PassKind::training, 64, false, nullptr, trainer.stream()};
+    const LayerPass pass{PassKind::training, 64, false, nullptr, nullptr, trainer.stream()};
     DeviceArray<bf16> value(64 * 64), out(64 * 128);
     value.upload(std::vector<bf16>(64 * 64, to_bf16(0.5f)));
     synchronize(test_stream());

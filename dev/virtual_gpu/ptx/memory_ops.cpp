@@ -148,6 +148,7 @@ Execute find_integer_atomic(std::string_view operation) {
         return atomic<T, [](T a, T x, T) {
             return static_cast<T>(static_cast<std::make_unsigned_t<T>>(a) + static_cast<std::make_unsigned_t<T>>(x));
         }>;
+    if (operation == "inc") return atomic<T, [](T a, T x, T) { return static_cast<T>(a >= x ? 0 : a + 1); }>;
     if (operation == "min") return atomic<T, [](T a, T x, T) { return a < x ? a : x; }>;
     if (operation == "max") return atomic<T, [](T a, T x, T) { return a < x ? x : a; }>;
     if (operation == "and") return atomic<T, [](T a, T x, T) { return a & x; }>;

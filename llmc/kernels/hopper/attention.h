@@ -19,17 +19,10 @@ inline bool can_run(const AttentionHeads& heads) {
 // True if they run them here.
 inline bool runs(const AttentionHeads& heads) { return can_run(heads) && is_hopper(); }
 
-// True if other kernels may hold multiprocessors for as long as one of these kernels runs, as NCCL's do; its back-end
-// sets it. Blocks that stay on their multiprocessors would then begin after others have ended, and the kernel would
-// take up to twice as long. So there is a block for each tile instead, and the same bits.
-inline bool& shares_multiprocessors() {
-    static bool shares = false;
-    return shares;
-}
-
 // Forward; see attention_forward() and attention_forward_fp8(). `to.state` is nullptr if no FP8 output is wanted.
 void attention_forward(const Quantized<e4m3>& to, bf16* out, bf16* out_low, float* lse, const bf16* qkv, int B, int T,
-                       const AttentionHeads& heads, QuantizePass pass, stream_t stream, const int* documents);
+                       const AttentionHeads& heads, QuantizePass pass, unsigned* tickets, stream_t stream,
+                       const int* documents);
 
 // ---- backward ------------------------------------------------------------------------------------------------------
 
@@ -41,6 +34,6 @@ constexpr int kBackwardTile = 128;
 template <class Out>
 void attention_backward_split(const attention::Gradients<Out>& to, float* delta,
                               const attention::BackwardInputs& inputs, int B, int T, const AttentionHeads& heads,
-                              stream_t stream);
+                              unsigned* tickets, stream_t stream);
 
 }  // namespace llmc::hopper

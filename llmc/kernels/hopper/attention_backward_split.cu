@@ -15,9 +15,9 @@
 // The kernel that owns queries runs first. It computes delta = rowsum(dO * O) of its rows, and writes it for the other
 // kernel. All of a sum's terms are added in the portable kernel's order, so delta has the same bits.
 //
-// A block takes many tiles of rows, one after the other (WorkOrder). While its consumers store the gradients of one,
-// the producers already load the next. Each warpgroup turns its gradients into FP8 codes by itself, and two other warps
-// sum up the rounded gradients for the bias gradient.
+// A block takes many tiles of rows, one after the other, by tickets (WorkOrder). While its consumers store the
+// gradients of one, the producers already load the next. Each warpgroup turns its gradients into FP8 codes by itself,
+// and two other warps sum up the rounded gradients for the bias gradient.
 #include "llmc/kernels/hopper/attention.h"
 
 #if LLMC_ON_GPU
@@ -126,7 +126,9 @@ struct SplitWalk {
 
 // ---- producers -----------------------------------------------------------------------------------------------------
 
-// One thread loads an item's rows, and then tiles of columns as stages become free.
+// One thread takes items, and loads an item's rows, and then tiles of columns as stages become free. The consumers are
+// behind by as many tiles as there are stages, so they do not wait for a ticket's answer. The block's other warps read
+// an item with its rows, or the end.
 template <Own own, int HD, bool kDocuments>
 LLMC_DEVICE void produce_tiles(SplitShared<own, HD>& shared, const SplitMaps& maps, const SplitShape& shape,
                                const WorkOrder& order, int window, const int* documents) {
@@ -134,7 +136,13 @@ LLMC_DEVICE void produce_tiles(SplitShared<own, HD>& shared, const SplitMaps& ma
     RingPosition<Tiles::row_stages> rows_at;
     RingPosition<Tiles::stages> at;
     RingPosition<1> outputs_at;
-    order.each_item([&](const WorkItem& item) {
+    LLMC_NO_UNROLL
+    while (true) {
+        const WorkItem item = order.take();
+        Barrier& rows_full = shared.rows_full[rows_at.stage];
+        wait(shared.rows_empty[rows_at.stage], rows_at.parity ^ 1);
+        shared.items[rows_at.stage] = item;
+        if (item.none()) return arrive(rows_full);
         const SplitWalk<own, HD, kDocuments> walk(item, shape, window, documents);
         const HeadColumns<HD> head(walk.h, walk.kv, shape.NH, shape.NKV);
         const auto load = [&](auto& tiles, Barrier& full, bool keys, int member, int row) {
@@ -143,9 +151,7 @@ LLMC_DEVICE void produce_tiles(SplitShared<own, HD>& shared, const SplitMaps& ma
             load_panels(tiles[0].panel, maps.qkv, full, keys ? head.key : query, row, walk.b);
             load_panels(tiles[1].panel, keys ? maps.qkv : maps.dout, full, keys ? head.value : query, row, walk.b);
         };
-        wait(shared.rows_empty[rows_at.stage], rows_at.parity ^ 1);
-        shared.items[rows_at.stage] = item;
-        load(shared.rows[rows_at.stage], shared.rows_full[rows_at.stage], own == Own::keys, 0, walk.first_row);
+        load(shared.rows[rows_at.stage], rows_full, own == Own::keys, 0, walk.first_row);
         rows_at.advance();
         if constexpr (Tiles::computes_delta_ahead) {
             wait(shared.outputs_empty, outputs_at.parity ^ 1);
@@ -159,18 +165,24 @@ LLMC_DEVICE void produce_tiles(SplitShared<own, HD>& shared, const SplitMaps& ma
             load(shared.columns[at.stage], shared.full[at.stage], own != Own::keys, member, column);
             at.advance();
         });
-    });
+    }
 }
 
 // A warp writes lse in base 2 and delta of each tile of queries that meets the block's keys. All loads are under way
 // before the first result is used: one after the other they took longer than a tile's products.
 template <int HD, bool kDocuments>
 LLMC_DEVICE void produce_statistics(SplitShared<Own::keys, HD>& shared, const float* lse, const float* delta,
-                                    const SplitShape& shape, const WorkOrder& order, int window, const int* documents) {
+                                    const SplitShape& shape, int window, const int* documents) {
     using Tiles = SplitTiles<Own::keys, HD>;
     const int lane = static_cast<int>(threadIdx.x & 31), T = shape.T;
+    RingPosition<Tiles::row_stages> rows_at;
     RingPosition<Tiles::stages> at;
-    order.each_item([&](const WorkItem& item) {
+    LLMC_NO_UNROLL
+    while (true) {
+        wait(shared.rows_full[rows_at.stage], rows_at.parity);
+        const WorkItem item = shared.items[rows_at.stage];
+        if (item.none()) return;
+        rows_at.advance();
         const SplitWalk<Own::keys, HD, kDocuments> walk(item, shape, window, documents);
         walk.each_tile([&](int member, int column) {
             const size_t rows = attention::row_statistics_offset(walk.b, walk.h + member, T, shape.NH);
@@ -190,7 +202,7 @@ LLMC_DEVICE void produce_statistics(SplitShared<Own::keys, HD>& shared, const fl
             arrive(shared.full[at.stage]);
             at.advance();
         });
-    });
+    }
 }
 
 // A warp computes delta of the block's own queries one item ahead, four lanes a row, from tiles in shared memory. It
@@ -204,12 +216,11 @@ LLMC_DEVICE void produce_delta(SplitShared<Own::queries, HD>& shared, const floa
     const int quad_row = lane >> 3 | (lane & 4);  // neighbouring quads take rows whose pieces lie in different banks
     RingPosition<SplitTiles<Own::queries, HD>::row_stages> at;
     RingPosition<1> outputs_at;
-    int last;
     LLMC_NO_UNROLL
-    do {
+    while (true) {
         wait(shared.rows_full[at.stage], at.parity);
         const WorkItem item = shared.items[at.stage];
-        last = item.last;
+        if (item.none()) return;
         const int first_query = (div_up(T, kGradientRows) - 1 - item.rank) * kGradientRows + lane;
         const size_t rows = attention::row_statistics_offset(item.b, item.head, T, shape.NH);
         float own_lse[kGradientRows / 32];
@@ -239,19 +250,26 @@ LLMC_DEVICE void produce_delta(SplitShared<Own::queries, HD>& shared, const floa
         arrive(shared.delta_full[at.stage]);
         at.advance();
         outputs_at.advance();
-    } while (!last);
+    }
 }
 
 // Two warps sum up the rounded gradients of an item's tokens for the bias gradient, two channels a thread, while the
 // consumers store codes. Numbers are added in the portable kernel's order.
 constexpr int kSummingThreads = 64;
 template <Own own, int HD>
-LLMC_DEVICE void sum_gradients(SplitShared<own, HD>& shared, float* parts, const SplitShape& shape,
-                               const WorkOrder& order, int thread) {
+LLMC_DEVICE void sum_gradients(SplitShared<own, HD>& shared, float* parts, const SplitShape& shape, int thread) {
     constexpr int rows_at_once = attention::ChunkOwner<HD, kGradientConsumers>::rows_at_once, pairs = HD / 2;
     const int heads = shape.NH + 2 * shape.NKV, tiles = div_up(shape.T, kGradientRows);
+    RingPosition<SplitTiles<own, HD>::row_stages> rows_at;
     RingPosition<1> at;
-    order.each_item([&](const WorkItem& item) {
+    LLMC_NO_UNROLL
+    while (true) {
+        wait(shared.rows_full[rows_at.stage], rows_at.parity);
+        const WorkItem item = shared.items[rows_at.stage];
+        if (item.none()) return;
+        __syncwarp();
+        if (thread % 32 == 0) arrive(shared.rows_empty[rows_at.stage]);
+        rows_at.advance();
         const int tile = own == Own::keys ? item.rank : tiles - 1 - item.rank;
         const int rows = shape.T - tile * kGradientRows;  // of which the tile has at most kGradientRows
         wait(shared.out_full, at.parity);
@@ -278,7 +296,7 @@ LLMC_DEVICE void sum_gradients(SplitShared<own, HD>& shared, float* parts, const
         __syncwarp();
         if (thread % 32 == 0) arrive(shared.out_empty);
         at.advance();
-    });
+    }
 }
 
 // ---- consumers -----------------------------------------------------------------------------------------------------
@@ -485,13 +503,12 @@ LLMC_DEVICE void consume(SplitShared<own, HD>& shared, const attention::Gradient
     RingPosition<1> out_at;
     float code_scale = 1.0f;
     if constexpr (kFp8) code_scale = to.fp8->scale;
-    int last;
     LLMC_NO_UNROLL
-    do {
+    while (true) {
         wait(shared.rows_full[rows_at.stage], rows_at.parity);
-        if constexpr (Tiles::computes_delta_ahead) wait(shared.delta_full[rows_at.stage], rows_at.parity);
         const WorkItem item = shared.items[rows_at.stage];
-        last = item.last;
+        if (item.none()) return;
+        if constexpr (Tiles::computes_delta_ahead) wait(shared.delta_full[rows_at.stage], rows_at.parity);
         const SplitWalk<own, HD, kDocuments> walk(item, shape, window, documents);
         float sums[Tiles::gradients][Tiles::panels][32] = {};
         add_tiles(sums, shared, rows_at.stage, at, from, shape, scale * attention::kLog2E, walk);
@@ -530,7 +547,7 @@ LLMC_DEVICE void consume(SplitShared<own, HD>& shared, const attention::Gradient
             __syncwarp();
         }
         rows_at.advance();
-    } while (!last);
+    }
 }
 
 // ---- the kernel ----------------------------------------------------------------------------------------------------
@@ -546,10 +563,11 @@ static __global__ void __launch_bounds__(kGradientThreads, 1)
     using Tiles = SplitTiles<own, HD>;
     extern __shared__ __align__(kTileAlignment) unsigned char hopper_shared[];
     SplitShared<own, HD>& shared = *reinterpret_cast<SplitShared<own, HD>*>(hopper_shared);
+    const bool sums = attention::kIsFp8<Out> && parts != nullptr;
     if (threadIdx.x == 0) {
         for (int i = 0; i < Tiles::row_stages; i++) {
             init(shared.rows_full[i], 1);
-            init(shared.rows_empty[i], kGradientConsumers / 32);  // one arrival per warp
+            init(shared.rows_empty[i], (kGradientConsumers + (sums ? kSummingThreads : 0)) / 32);  // one per warp
             if constexpr (Tiles::computes_delta_ahead) init(shared.delta_full[i], 32);
         }
         if constexpr (Tiles::computes_delta_ahead) {
@@ -572,12 +590,12 @@ static __global__ void __launch_bounds__(kGradientThreads, 1)
             produce_tiles<own, HD, kDocuments>(shared, maps, shape, order, window, documents);
         if (warp == kGradientConsumers / 32 + 1) {
             if constexpr (own == Own::keys)
-                produce_statistics<HD, kDocuments>(shared, from.lse, from.delta, shape, order, window, documents);
+                produce_statistics<HD, kDocuments>(shared, from.lse, from.delta, shape, window, documents);
             else if constexpr (Tiles::computes_delta_ahead)
                 produce_delta<HD>(shared, from.lse, from.delta, shape);
         }
-        if (attention::kIsFp8<Out> && parts != nullptr && warp >= kGradientThreads / 32 - kSummingThreads / 32)
-            sum_gradients<own, HD>(shared, parts, shape, order,
+        if (sums && warp >= kGradientThreads / 32 - kSummingThreads / 32)
+            sum_gradients<own, HD>(shared, parts, shape,
                                    static_cast<int>(threadIdx.x) - (kGradientThreads - kSummingThreads));
         return;
     }
@@ -589,7 +607,7 @@ static __global__ void __launch_bounds__(kGradientThreads, 1)
 
 template <Own own, int HD, class Out>
 static void launch_split(const attention::Gradients<Out>& to, float* delta, const attention::BackwardInputs& inputs,
-                         int B, int T, const AttentionHeads& heads, stream_t stream) {
+                         int B, int T, const AttentionHeads& heads, unsigned* tickets, stream_t stream) {
     constexpr bool owns_queries = own == Own::queries;
     const size_t n = attention::elements(B, T, heads.NH, HD), whole = attention::elements(B, T, heads.rows(), HD);
     const int tiles = div_up(T, kGradientRows), own_heads = owns_queries ? heads.NH : heads.NKV;
@@ -600,7 +618,7 @@ static void launch_split(const attention::Gradients<Out>& to, float* delta, cons
     const SplitMaps maps = {map_of(inputs.qkv, heads.qkv_width()), map_of(inputs.dout, heads.width()),
                             map_of(inputs.out, heads.width()), map_of(inputs.out_low, heads.width())};
     const SplitStatistics<own> from = {inputs.dout, inputs.out, inputs.out_low, inputs.lse, delta};
-    const WorkOrder order(B, own_heads, tiles, !shares_multiprocessors());
+    const WorkOrder order(tickets, B, own_heads, tiles);
     attention::with_documents(inputs.documents, [&]<bool kDocuments>() {
         launch<hopper_attention_split_kernel<own, HD, kDocuments, Out>>(
             {dim3(static_cast<unsigned>(order.blocks)), dim3(kGradientThreads), sizeof(SplitShared<own, HD>), stream},
@@ -608,7 +626,7 @@ static void launch_split(const attention::Gradients<Out>& to, float* delta, cons
              in(inputs.dout, n), in(inputs.qkv, whole), in(inputs.lse, n / HD),
              owns_queries ? Access(out(delta, n / HD)) : Access(in(delta, n / HD)),
              in(owns_queries ? inputs.out : nullptr, n), in(owns_queries ? inputs.out_low : nullptr, n),
-             in(inputs.documents, attention::tokens(B, T))},
+             in(inputs.documents, attention::tokens(B, T)), tickets_access(tickets)},
             to.row, to.transposed, to.parts, to.fp8, maps, from, SplitShape{B, T, heads.NH, heads.NKV}, order,
             heads.softmax_scale(), heads.window_in(T), to.pass, inputs.documents);
     });
@@ -617,10 +635,10 @@ static void launch_split(const attention::Gradients<Out>& to, float* delta, cons
 template <class Out>
 void attention_backward_split(const attention::Gradients<Out>& to, float* delta,
                               const attention::BackwardInputs& inputs, int B, int T, const AttentionHeads& heads,
-                              stream_t stream) {
+                              unsigned* tickets, stream_t stream) {
     const auto run = [&]<int HD>() {
-        launch_split<Own::queries, HD>(to, delta, inputs, B, T, heads, stream);
-        launch_split<Own::keys, HD>(to, delta, inputs, B, T, heads, stream);
+        launch_split<Own::queries, HD>(to, delta, inputs, B, T, heads, tickets, stream);
+        launch_split<Own::keys, HD>(to, delta, inputs, B, T, heads, tickets, stream);
     };
     if (heads.HD == 64)
         run.template operator()<64>();
@@ -630,7 +648,7 @@ void attention_backward_split(const attention::Gradients<Out>& to, float* delta,
 
 #define LLMC_INSTANTIATE(Out)                                                                                          \
     template void attention_backward_split(const attention::Gradients<Out>&, float*, const attention::BackwardInputs&, \
-                                           int, int, const AttentionHeads&, stream_t);
+                                           int, int, const AttentionHeads&, unsigned*, stream_t);
 LLMC_INSTANTIATE(bf16)
 LLMC_INSTANTIATE(e4m3)
 LLMC_INSTANTIATE(e5m2)

@@ -9,8 +9,8 @@
 // At head dimension 64 a block has two teams. Each has its own shared memory and takes its own tiles of queries, so one
 // multiplies while the other starts or finishes a tile. At 128 there is room for one.
 //
-// A team takes many tiles of queries, one after the other (WorkOrder). While its consumers store the output of one, the
-// producer already loads the next.
+// A team takes many tiles of queries, one after the other, by tickets (WorkOrder). While its consumers store the output
+// of one, the producer already loads the next.
 #include "llmc/kernels/hopper/attention.h"
 
 #if LLMC_ON_GPU
@@ -79,23 +79,26 @@ struct ForwardWalk {
 
 // ---- the producer --------------------------------------------------------------------------------------------------
 
-// For each item loads the queries, then keys and values tile by tile, from the last to the first, as stages become
-// free.
+// Takes items. For each loads the queries, then keys and values tile by tile, from the last to the first, as stages
+// become free. The consumers are up to three tiles behind, so they do not wait for a ticket's answer.
 template <int HD, bool kDocuments>
-LLMC_DEVICE void produce(ForwardShared<HD>& shared, const CUtensorMap& qkv, const WorkOrder& order, int worker, int T,
-                         int NH, int NKV, int window, const int* documents) {
+LLMC_DEVICE void produce(ForwardShared<HD>& shared, const CUtensorMap& qkv, const WorkOrder& order, int T, int NH,
+                         int NKV, int window, const int* documents) {
     using Tiles = ForwardTiles<HD>;
     RingPosition<1> queries;
     RingPosition<Tiles::stages> at;
-    const auto take = [&](const WorkItem& item) {
+    LLMC_NO_UNROLL
+    while (true) {
+        const WorkItem item = order.take();
+        wait(shared.queries_empty, queries.parity ^ 1);
+        shared.item = item;
+        if (item.none()) return arrive(shared.queries_full);
         const ForwardWalk<HD, kDocuments> walk(item, T, window, documents);
         const HeadColumns<HD> columns(walk.h, walk.h / (NH / NKV), NH, NKV);
         const auto load = [&](auto& tile, Barrier& full, int column, int row) {
             arrive_and_expect(full, sizeof(tile));
             load_panels(tile.panel, qkv, full, column, row, walk.b);
         };
-        wait(shared.queries_empty, queries.parity ^ 1);
-        shared.item = item;
         load(shared.queries, shared.queries_full, columns.query, walk.first_query);
         queries.advance();
         LLMC_NO_UNROLL
@@ -106,8 +109,7 @@ LLMC_DEVICE void produce(ForwardShared<HD>& shared, const CUtensorMap& qkv, cons
             wait(shared.values_empty[at.stage], at.parity ^ 1);
             load(shared.values[at.stage], shared.values_full[at.stage], columns.value, row);
         }
-    };
-    order.each_item(take, worker);
+    }
 }
 
 // ---- a consumer warpgroup ------------------------------------------------------------------------------------------
@@ -325,12 +327,11 @@ LLMC_DEVICE void consume(ForwardShared<HD>& shared, int team, const ForwardOutpu
     RingPosition<Tiles::stages> keys, values;
     float code_scale = 1.0f;
     if constexpr (kFp8) code_scale = to.fp8->scale;
-    int last;
     LLMC_NO_UNROLL
-    do {
+    while (true) {
         wait(shared.queries_full, queries.parity);
         const WorkItem item = shared.item;
-        last = item.last;
+        if (item.none()) return;
         const ForwardWalk<HD, kDocuments> walk(item, T, window, documents);
         const int group_query = walk.first_query + warpgroup * 64, last_query = group_query + 63;
         const int query = walk.first_query + warp * 16 + (lane >> 2);
@@ -378,7 +379,7 @@ LLMC_DEVICE void consume(ForwardShared<HD>& shared, int team, const ForwardOutpu
             release_queries();
         }
         queries.advance();
-    } while (!last);
+    }
 }
 
 // ---- the kernel ----------------------------------------------------------------------------------------------------
@@ -410,17 +411,19 @@ static __global__ void __launch_bounds__(ForwardTiles<HD>::threads, 1)
     }
     __syncthreads();
     const int warpgroup = same_in_warp(static_cast<int>(threadIdx.x) / 128);
-    const auto worker = [](int team) { return static_cast<int>(blockIdx.x + team * gridDim.x); };
+    const auto works = [&](int team) {  // a team may be left out
+        return static_cast<int>(blockIdx.x + team * gridDim.x) < order.tickets.workers;
+    };
     if (warpgroup == Tiles::teams * Tiles::consumers) {
         give_registers<Tiles::producer_registers>();
         const int team = same_in_warp(static_cast<int>(threadIdx.x) % 128 / 32);
-        if (team < Tiles::teams && threadIdx.x % 32 == 0)
-            produce<HD, kDocuments>(of_teams[team], qkv, order, worker(team), T, NH, NKV, window, documents);
+        if (team < Tiles::teams && threadIdx.x % 32 == 0 && works(team))
+            produce<HD, kDocuments>(of_teams[team], qkv, order, T, NH, NKV, window, documents);
         return;
     }
     take_registers<Tiles::consumer_registers>();
     const int team = warpgroup / Tiles::consumers;
-    if (worker(team) >= order.workers) return;  // a team without items
+    if (!works(team)) return;
     consume<HD, kDocuments, kFp8>(of_teams[team], team, {out, out_low, lse, row, transposed, fp8, pass}, B, T, NH,
                                   scale, window, documents);
 #endif
@@ -428,31 +431,32 @@ static __global__ void __launch_bounds__(ForwardTiles<HD>::threads, 1)
 
 template <int HD, bool kFp8>
 static void launch_forward(const Quantized<e4m3>& to, bf16* result, bf16* result_low, float* lse, const bf16* qkv,
-                           int B, int T, const AttentionHeads& heads, QuantizePass pass, stream_t stream,
-                           const int* documents) {
+                           int B, int T, const AttentionHeads& heads, QuantizePass pass, unsigned* tickets,
+                           stream_t stream, const int* documents) {
     using Tiles = ForwardTiles<HD>;
     const size_t n = attention::elements(B, T, heads.NH, HD);
     const CUtensorMap map = tensor_map(qkv, B, T, static_cast<size_t>(heads.qkv_width()), 64);
-    const WorkOrder order(B, heads.NH, div_up(T, Tiles::query_rows), !shares_multiprocessors(), Tiles::teams);
+    const WorkOrder order(tickets, B, heads.NH, div_up(T, Tiles::query_rows), Tiles::teams);
     attention::with_documents(documents, [&]<bool kDocuments>() {
         launch<hopper_attention_forward_kernel<HD, kDocuments, kFp8>>(
             {dim3(static_cast<unsigned>(order.blocks)), dim3(Tiles::threads), Tiles::teams * sizeof(ForwardShared<HD>),
              stream},
             {out(result, n), out(result_low, n), out(lse, n / HD), in(qkv, attention::elements(B, T, heads.rows(), HD)),
              out(to.row, n), out(to.transposed, n), state_access(to.state, pass),
-             in(documents, attention::tokens(B, T))},
+             in(documents, attention::tokens(B, T)), tickets_access(tickets)},
             result, result_low, lse, map, to.row, to.transposed, to.state, order, B, T, heads.NH, heads.NKV,
             heads.softmax_scale(), heads.window_in(T), pass, documents);
     });
 }
 
 void attention_forward(const Quantized<e4m3>& to, bf16* out, bf16* out_low, float* lse, const bf16* qkv, int B, int T,
-                       const AttentionHeads& heads, QuantizePass pass, stream_t stream, const int* documents) {
+                       const AttentionHeads& heads, QuantizePass pass, unsigned* tickets, stream_t stream,
+                       const int* documents) {
     const auto run = [&]<int HD>() {
         if (to.state)
-            launch_forward<HD, true>(to, out, out_low, lse, qkv, B, T, heads, pass, stream, documents);
+            launch_forward<HD, true>(to, out, out_low, lse, qkv, B, T, heads, pass, tickets, stream, documents);
         else
-            launch_forward<HD, false>(to, out, out_low, lse, qkv, B, T, heads, pass, stream, documents);
+            launch_forward<HD, false>(to, out, out_low, lse, qkv, B, T, heads, pass, tickets, stream, documents);
     };
     if (heads.HD == 64)
         run.template operator()<64>();

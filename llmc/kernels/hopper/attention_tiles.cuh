@@ -7,57 +7,45 @@
 #include "llmc/device/hopper.cuh"
 #include "llmc/kernels/attention_quantize.cuh"
 #include "llmc/kernels/hopper/attention.h"
+#include "llmc/kernels/hopper/tickets.cuh"
 
 namespace llmc::hopper {
 
 // ---- work ----------------------------------------------------------------------------------------------------------
 
-// A piece of a block's work: one tile of rows of one head. Rank 0 has the longest walk over the other side.
+// A piece of a worker's work: one tile of rows of one head. Rank 0 has the longest walk over the other side.
 struct WorkItem {
     int rank, head, b;
-    int last;  // 1 for the last of a block's items
+    LLMC_DEVICE bool none() const { return rank < 0; }  // comes after a worker's last item
 };
 
-// The order in which a grid's workers take all tiles of all heads. A worker is a block, or one of its teams. Workers
-// either stay: each multiprocessor runs one block, and a worker takes an item in every round, so that its loads for the
-// next item run while it finishes the last one. Which items it takes is fixed, and no worker waits for another one. Or
-// there is a worker for each item, head after head.
+// The order in which a grid's workers take all tiles of all heads, by tickets. A worker is a block, or one of its
+// teams. There is one block per multiprocessor, and while it finishes an item, its loads for the next one already run.
 //
-// If workers stay, within a section of heads tiles with longer walks come first, and every second round runs through
-// the workers backwards, so that they get equal work. A section is the fewest heads that fill pairs of rounds; while it
-// runs, its heads stay in L2. The last section takes the rest.
+// Within a section of heads tiles with longer walks come first. A section is the fewest heads that give each worker a
+// whole number of items. While it runs, its heads stay in L2. The last section takes the rest.
 struct WorkOrder {
-    int heads, tiles, items, section_heads, sections;  // `heads` of one sequence; `tiles` of one head
-    int workers, blocks;                               // worker w is in block w % blocks
+    Tickets tickets;
+    int heads, tiles, section_heads, sections;  // `heads` of one sequence; `tiles` of one head
+    int blocks;                                 // worker w is in block w % blocks
 
-    WorkOrder(int B, int heads, int tiles, bool stay, int teams = 1)
-        : heads(heads), tiles(tiles), items(B * heads * tiles) {
+    WorkOrder(unsigned* counter, int B, int heads, int tiles, int teams = 1) : heads(heads), tiles(tiles) {
         static const int multiprocessors = device_info().multiprocessors;
-        workers = stay ? std::min(items, multiprocessors * teams) : items;
-        blocks = stay ? std::min(items, multiprocessors) : div_up(items, teams);
-        section_heads = workers < items ? 2 * workers / std::gcd(2 * workers, tiles) : 1;
-        sections = B * heads < section_heads ? 1 : B * heads / section_heads;
+        const int items = B * heads * tiles;
+        tickets = {counter, items, std::min(items, multiprocessors * teams)};
+        blocks = std::min(items, multiprocessors);
+        section_heads = tickets.workers / std::gcd(tickets.workers, tiles);
+        sections = std::max(1, B * heads / section_heads);
     }
 
-    LLMC_DEVICE WorkItem item(int index, int last) const {
-        const int section_items = section_heads * tiles, in_order = index / section_items;
+    // Takes a ticket. A worker's one thread calls it until there is none.
+    LLMC_DEVICE WorkItem take() const {
+        const int ticket = tickets.take(), in_order = ticket / (section_heads * tiles);
+        if (ticket >= tickets.items) return {-1, 0, 0};
         const int section = in_order < sections ? in_order : sections - 1, first_head = section * section_heads;
-        const int width = section < sections - 1 ? section_heads : items / tiles - first_head;
-        const int place = index - section * section_items, head = first_head + place % width;
-        return {place / width, head % heads, head / heads, last};
-    }
-    // The index of a worker's item in a round.
-    LLMC_DEVICE int index(int round, int worker) const {
-        return round * workers + (round % 2 == 0 ? worker : workers - 1 - worker);
-    }
-    // Calls take(item) for each item of a worker: this block, unless it has teams. A team may have none.
-    template <class Take>
-    LLMC_DEVICE void each_item(Take&& take, int worker = static_cast<int>(blockIdx.x)) const {
-        LLMC_NO_UNROLL
-        for (int round = 0, now = index(0, worker), next; now < items; round++, now = next) {
-            next = index(round + 1, worker);
-            take(item(now, next >= items));
-        }
+        const int width = section < sections - 1 ? section_heads : tickets.items / tiles - first_head;
+        const int place = ticket - first_head * tiles, head = first_head + place % width;
+        return {place / width, head % heads, head / heads};
     }
 };
 

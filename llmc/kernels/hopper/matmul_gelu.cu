@@ -1,9 +1,9 @@
 // FP8 matmuls with GELU, or its gradient, in their epilogues; see matmul_gelu.h.
 //
-// A block computes tiles of 128 x 256, one after the other. Two warpgroups multiply: each sums 64 rows of a tile,
-// rounds the result to BF16, and leaves it in two slots of shared memory, 128 columns in each. The third warpgroup
-// finishes: it takes the slots from there, and computes and writes codes while the next tile is multiplied. One thread
-// of the first warpgroup loads operands by TMA into a ring of stages.
+// A block takes tiles of 128 x 256 by tickets (tickets.cuh), one after the other. Two warpgroups multiply: each sums 64
+// rows of a tile, rounds the result to BF16, and leaves it in two slots of shared memory, 128 columns in each. The
+// third warpgroup finishes: it takes the slots from there, and computes and writes codes while the next tile is
+// multiplied. One thread of the first warpgroup loads operands by TMA into a ring of stages.
 //
 // Forward, a slot has h, which TMA also stores. Backward, a slot has the gradient of GELU(h), and TMA loads h.
 //
@@ -19,7 +19,7 @@
 #include "llmc/device/hopper.cuh"
 #include "llmc/kernels/activation.cuh"
 #include "llmc/kernels/column_sums.cuh"
-#include "llmc/kernels/hopper/attention.h"
+#include "llmc/kernels/hopper/tickets.cuh"
 #include "llmc/kernels/quantize_values.cuh"
 
 namespace llmc {
@@ -36,33 +36,46 @@ constexpr int kGroupThreads = 128, kThreads = (kMultipliers + 1) * kGroupThreads
 constexpr int kMultiplierRegisters = 208, kFinisherRegisters = 88;
 constexpr int kRowTilesOfBand = 16;  // rows of tiles that are computed together, so that their operands stay in L2
 
-// The block's tiles, in bands of 16 rows of tiles, column after column.
-struct TileWalk {
-    int N, F;
-    struct Place {
-        int row, column;
-    };
-    LLMC_HD int count() const { return N / kRows * (F / kColumns); }
-    LLMC_DEVICE Place place(int tile) const {
-        const int rows = N / kRows, columns = F / kColumns;
-        const int band = tile / (kRowTilesOfBand * columns) * kRowTilesOfBand, rest = tile - band * columns;
-        const int height = rows - band < kRowTilesOfBand ? rows - band : kRowTilesOfBand;
-        return {(band + rest % height) * kRows, rest / height * kColumns};
+// The first row and column of a tile. After a block's last tile comes one without a place.
+struct Place {
+    int row, column;
+    LLMC_DEVICE bool none() const { return row < 0; }
+};
+
+// The tiles in the order of tickets: bands of 16 rows of tiles, column after column.
+LLMC_HD int tile_count(int N, int F) { return N / kRows * (F / kColumns); }
+LLMC_DEVICE Place place_of(int ticket, int N, int F) {
+    if (ticket >= tile_count(N, F)) return {-1, -1};
+    const int rows = N / kRows, columns = F / kColumns;
+    const int band = ticket / (kRowTilesOfBand * columns) * kRowTilesOfBand, rest = ticket - band * columns;
+    const int height = rows - band < kRowTilesOfBand ? rows - band : kRowTilesOfBand;
+    return {(band + rest % height) * kRows, rest / height * kColumns};
+}
+
+// The block's tiles on their way from the finisher, which takes tickets, to all warpgroups. A place may be overwritten
+// four tiles later, because by then a slot of a later tile was filled and finished.
+struct TileQueue {
+    static constexpr int kTiles = 4;
+    Place places[kTiles];
+    Barrier full[kTiles];
+
+    // `n` counts the block's tiles.
+    LLMC_DEVICE void put(int n, const Place& place) {
+        places[n % kTiles] = place;
+        arrive(full[n % kTiles]);
     }
-    // Calls take(place, next) for each of the block's tiles; next.row is -1 if there is no further tile.
-    template <class Take>
-    LLMC_DEVICE void each_tile(Take&& take) const {
-        const int step = static_cast<int>(gridDim.x), tiles = count();
-        LLMC_NO_UNROLL
-        for (int tile = static_cast<int>(blockIdx.x); tile < tiles; tile += step)
-            take(place(tile), tile + step < tiles ? place(tile + step) : Place{-1, -1});
+    LLMC_DEVICE Place get(int n) {
+        wait(full[n % kTiles], n / kTiles % 2);
+        return again(n);
     }
+    // For threads that have waited for it, or have met the thread that put it there.
+    LLMC_DEVICE Place again(int n) const { return places[n % kTiles]; }
 };
 
 // The stage that is loaded next: `depth` of a tile. In shared memory, because multipliers have no registers for it.
 struct NextStage {
-    int tile, depth;
-    TileWalk::Place place;
+    int tile, depth;  // `tile` counts the block's tiles
+    Place place;
     RingPosition<kStages> at;
 };
 
@@ -78,6 +91,7 @@ struct alignas(kTileAlignment) GeluShared {
         alignas(16) float column_sums[4][kSlotColumns];    // backward: those of each warp
     };
     Barrier full[kStages], empty[kStages], h_full;
+    TileQueue tiles;
     NextStage next_stage;
 };
 
@@ -105,29 +119,21 @@ using StagePosition = RingPosition<kStages>;
 // Loads the operands of the block's tiles, stage after stage. One thread calls its functions.
 struct StageLoader {
     const CUtensorMap &a, &b;
-    const TileWalk walk;
     const int depths;
 
     // Loads the first stages, all but one.
     LLMC_DEVICE void start(GeluShared& shared) const {
-        const int tile = static_cast<int>(blockIdx.x);
-        shared.next_stage = {tile, 0, walk.place(tile), {}};
+        shared.next_stage = {};
         LLMC_NO_UNROLL
-        for (int stage = 0; stage < kStages - 1; stage++) load_stage(shared);
+        for (int stage = 0; stage < kStages - 1; stage++) load_next(shared);
     }
     // Loads the next stage as soon as both multipliers have read what it held.
     LLMC_DEVICE void load_next(GeluShared& shared) const {
-        if (shared.next_stage.tile >= walk.count()) return;
-        const StagePosition at = shared.next_stage.at;
-        wait(shared.empty[at.stage], at.parity ^ 1);
-        load_stage(shared);
-    }
-
-private:
-    LLMC_DEVICE void load_stage(GeluShared& shared) const {
         NextStage next = shared.next_stage;
-        if (next.tile >= walk.count()) return;
+        if (next.depth == 0) next.place = shared.tiles.get(next.tile);
+        if (next.place.none()) return;
         const int stage = next.at.stage;
+        wait(shared.empty[stage], next.at.parity ^ 1);
         Barrier& full = shared.full[stage];
         arrive_and_expect(full, (kRows + kColumns) * kDepth);
         // For TMA two codes are one BF16 number.
@@ -136,8 +142,7 @@ private:
         next.at.advance();
         if (++next.depth == depths) {
             next.depth = 0;
-            next.tile += static_cast<int>(gridDim.x);
-            next.place = walk.place(next.tile);
+            next.tile++;
         }
         shared.next_stage = next;
     }
@@ -257,8 +262,10 @@ LLMC_DEVICE void fill_slot(uint8_t* slot, const float (&sums)[64], float factor,
 template <class F8, bool kBackward>
 LLMC_DEVICE void multiply_tiles(Multiplier own, const GeluOutput<F8>& to) {
     if (own.group == 0 && own.thread() == 0) own.loader.start(own.shared);
-    int turn = 0;
-    own.loader.walk.each_tile([&](const TileWalk::Place& place, const TileWalk::Place&) {
+    LLMC_NO_UNROLL
+    for (int tile = 0;; tile++) {
+        const Place place = own.shared.tiles.get(tile);
+        if (place.none()) return;
         float sums[2][64];
         bf16* bias = nullptr;
         if constexpr (kBackward) {
@@ -267,9 +274,8 @@ LLMC_DEVICE void multiply_tiles(Multiplier own, const GeluOutput<F8>& to) {
             // Loaded before the main loop, which hides its latency.
             const uint32_t own_bias = load_word(to.bias + place.column + 2 * own.thread());
             sum_fast<F8>(sums, own);
-            bias = own.shared.bias[own.group][turn];  // threads that are behind still read the last tile's
+            bias = own.shared.bias[own.group][tile % 2];  // threads that are behind still read the last tile's
             store_word(bias + 2 * own.thread(), own_bias);
-            turn ^= 1;
         }
         const float factor = *to.a_scale_inv * *to.b_scale_inv;
         LLMC_UNROLL
@@ -280,7 +286,7 @@ LLMC_DEVICE void multiply_tiles(Multiplier own, const GeluOutput<F8>& to) {
             if (!kBackward) fence_async_proxy();
             arrive_at_barrier(filled(own.group, slot), kBothGroups);
         }
-    });
+    }
 }
 
 // ---- epilogue ------------------------------------------------------------------------------------------------------
@@ -383,7 +389,7 @@ LLMC_DEVICE void write_columns(F8* to, int N, const uint8_t* codes, unsigned thr
 }
 
 // Starts the load of a slot's h. One thread calls it.
-LLMC_DEVICE void fetch_h(GeluShared& shared, const CUtensorMap& h, const TileWalk::Place& at) {
+LLMC_DEVICE void fetch_h(GeluShared& shared, const CUtensorMap& h, const Place& at) {
     arrive_and_expect(shared.h_full, 2 * kPanelBytes);
     for (int panel = 0; panel < 2; panel++)
         load_tile(shared.other + panel * kPanelBytes, h, shared.h_full, at.column + panel * kTileColumns, at.row, 0);
@@ -402,83 +408,100 @@ LLMC_DEVICE void put_column_sums(float (&to)[kSlotColumns], float (&sums)[8], un
 struct SlotOrder {
     int group, slot;
     LLMC_DEVICE explicit SlotOrder(int i) : group(i % kMultipliers), slot(i / kMultipliers) {}
-    LLMC_DEVICE TileWalk::Place place(const TileWalk::Place& tile) const {
+    LLMC_DEVICE Place place(const Place& tile) const {
         return {tile.row + group * kGroupRows, tile.column + slot * kSlotColumns};
     }
 };
 constexpr int kSlotsOfTile = kMultipliers * kSlots;
 
+// The finisher also takes the block's tickets. Multipliers begin a tile when its predecessor is finished, and load it
+// up to two stages earlier, so tile n + 2 is taken while tile n is finished, and n + 3 if a tile is a single stage.
 template <class F8, bool kBackward, bool kCounts>
 LLMC_DEVICE void finish_tiles(unsigned thread, GeluShared& shared, const GeluOutput<F8>& to, const CUtensorMap& h,
-                              const TileWalk& walk) {
+                              const Tickets& tickets, int depths) {
+    constexpr int kMostTiles = (1 << 24) / (kRows * kColumns / 4) - 1;  // that a warp may count (commit_tally())
     const SlotThread own(thread);
-    const bool copies = thread == 0;
+    const bool copies = thread == 0, takes_tickets = thread == kGroupThreads - 1;
     const float scale = to.state->scale;
-    int h_parity = 0;
+    const int ahead = depths > 1 ? 2 : 3;
+    const auto take = [&](int n) { return n > 0 && shared.tiles.again(n - 1).none() ? tickets.items : tickets.take(); };
+    if (takes_tickets)
+        for (int n = 0; n < ahead; n++) shared.tiles.put(n, place_of(take(n), to.N, to.F));
+    const Place first = shared.tiles.get(0);
+    if (first.none()) return;
+    if (counts_losses(to.pass) && thread == 0 && first.row + first.column == 0)
+        atomic_add(&to.state->elements, static_cast<uint64_t>(to.N) * to.F);
     QuantizeTally tally;
     float sums[8];
     for (int i = 0; i < kSlotsOfTile; i++) arrive_at_barrier(freed(i / kSlots, i % kSlots), kBothGroups);
-    if (kBackward && copies) fetch_h(shared, h, walk.place(static_cast<int>(blockIdx.x)));
-    walk.each_tile([&](const TileWalk::Place& tile, const TileWalk::Place& next) {
-        LLMC_NO_UNROLL
-        for (int i = 0; i < kSlotsOfTile; i++) {
-            const SlotOrder order(i);
-            const int group = order.group;
-            const TileWalk::Place place = order.place(tile);
-            uint8_t *const slot = shared.slots[group][order.slot], *const codes = kBackward ? slot : shared.other;
-            F8* const row = to.row ? to.row + static_cast<size_t>(place.row) * to.F + place.column : nullptr;
-            const auto free_slot = [&] {
-                if (next.row >= 0) arrive_at_barrier(freed(group, order.slot), kBothGroups);
-            };
-            named_barrier(filled(group, order.slot), kBothGroups);  // and all have read the last slot's codes
-            if constexpr (kBackward) {
-                if (group == 0)
-                    for (float& sum : sums) sum = 0.0f;
-                wait(shared.h_full, h_parity);
-                h_parity ^= 1;
-                cast_slot<F8, true, kCounts>(codes, tally, sums, row, to.F, slot, shared.other, scale, own);
-                if (group == 1) put_column_sums(shared.column_sums[thread / 32], sums, thread % 32);
-                fence_async_proxy();
-            } else {
-                if (copies) {
-                    for (int panel = 0; panel < 2; panel++)
-                        store_tile(slot + panel * kPanelBytes, h, place.column + panel * kTileColumns, place.row, 0);
-                    commit_stores();
-                }
-                cast_slot<F8, false, kCounts>(codes, tally, sums, row, to.F, slot, nullptr, scale, own);
-                if (copies) wait_until_stores_have_read();
-                free_slot();
+    if (kBackward && copies) fetch_h(shared, h, first);
+    LLMC_NO_UNROLL
+    for (int turn = 0;; turn++) {
+        const int n = turn / kSlotsOfTile, i = turn % kSlotsOfTile;
+        const auto tile = [&] { return shared.tiles.again(n); };  // not kept, because registers are few
+        if (tile().none()) return;
+        const SlotOrder order(i);
+        const int group = order.group;
+        const auto place = [&] { return order.place(tile()); };
+        uint8_t *const slot = shared.slots[group][order.slot], *const codes = kBackward ? slot : shared.other;
+        F8* const row = to.row ? to.row + static_cast<size_t>(place().row) * to.F + place().column : nullptr;
+        const auto is_last = [&] { return shared.tiles.again(n + 1).none(); };
+        const auto free_slot = [&] {
+            if (!is_last()) arrive_at_barrier(freed(group, order.slot), kBothGroups);
+        };
+        named_barrier(filled(group, order.slot), kBothGroups);  // and all have read the last slot's codes
+        if constexpr (kBackward) {
+            if (group == 0)
+                for (float& sum : sums) sum = 0.0f;
+            wait(shared.h_full, turn % 2);
+            cast_slot<F8, true, kCounts>(codes, tally, sums, row, to.F, slot, shared.other, scale, own);
+            if (group == 1) put_column_sums(shared.column_sums[thread / 32], sums, thread % 32);
+            fence_async_proxy();
+        } else {
+            if (copies) {
+                for (int panel = 0; panel < 2; panel++)
+                    store_tile(slot + panel * kPanelBytes, h, place().column + panel * kTileColumns, place().row, 0);
+                commit_stores();
             }
-            named_barrier(kCodesWritten, kGroupThreads);  // and h has been read
-            if (kBackward && copies) {
-                if (i + 1 < kSlotsOfTile)
-                    fetch_h(shared, h, SlotOrder(i + 1).place(tile));
-                else if (next.row >= 0)
-                    fetch_h(shared, h, next);
-            }
-            if (to.transposed)
-                write_columns(to.transposed + static_cast<size_t>(place.column) * to.N + place.row, to.N, codes,
-                              thread);
-            if constexpr (kBackward) {
-                free_slot();
-                if (group == 0) continue;
+            cast_slot<F8, false, kCounts>(codes, tally, sums, row, to.F, slot, nullptr, scale, own);
+            if (copies) wait_until_stores_have_read();
+            free_slot();
+        }
+        named_barrier(kCodesWritten, kGroupThreads);  // and h has been read
+        const int ticket = i == 0 && takes_tickets ? take(n + ahead) : 0;
+        if (kBackward && copies) {
+            if (i + 1 < kSlotsOfTile)
+                fetch_h(shared, h, SlotOrder(i + 1).place(tile()));
+            else if (!is_last())
+                fetch_h(shared, h, shared.tiles.again(n + 1));
+        }
+        if (to.transposed)
+            write_columns(to.transposed + static_cast<size_t>(place().column) * to.N + place().row, to.N, codes,
+                          thread);
+        if constexpr (kBackward) {
+            free_slot();
+            if (group == 1) {
                 float sum = 0.0f;
                 for (int warp = 0; warp < 4; warp++) sum += shared.column_sums[warp][thread];
-                to.parts[static_cast<size_t>(tile.row / kRows) * to.F + place.column + thread] = sum;
+                to.parts[static_cast<size_t>(place().row / kRows) * to.F + place().column + thread] = sum;
             }
         }
-    });
-    const bool counts_elements = blockIdx.x == 0 && thread == 0;
-    commit_tally(to.state, tally, counts_elements ? static_cast<size_t>(to.N) * to.F : 0, to.pass);
+        if (i == 0 && takes_tickets) shared.tiles.put(n + ahead, place_of(ticket, to.N, to.F));
+        if (i == kSlotsOfTile - 1 && (is_last() || n % kMostTiles == kMostTiles - 1)) {
+            commit_tally(to.state, tally, 0, to.pass);
+            tally = {};
+        }
+    }
 }
 
 // ---- kernel --------------------------------------------------------------------------------------------------------
 
-// Grid: at most one block per tile. a (N, K) and b (F, K) are codes. `h` is written forward, and read backward.
+// Grid: tickets.workers. a (N, K) and b (F, K) are codes. `h` is written forward, and read backward.
 template <class F8, bool kBackward, bool kCounts>
 static __global__ void __launch_bounds__(kThreads, 1)
     hopper_matmul_gelu_kernel(const GeluOutput<F8> to, const __grid_constant__ CUtensorMap a,
-                              const __grid_constant__ CUtensorMap b, const __grid_constant__ CUtensorMap h, int K) {
+                              const __grid_constant__ CUtensorMap b, const __grid_constant__ CUtensorMap h,
+                              const Tickets tickets, int K) {
 #if LLMC_HOPPER
     extern __shared__ __align__(kTileAlignment) unsigned char hopper_shared[];
     GeluShared& shared = *reinterpret_cast<GeluShared*>(hopper_shared);
@@ -487,42 +510,38 @@ static __global__ void __launch_bounds__(kThreads, 1)
             init(shared.full[s], 1);
             init(shared.empty[s], kMultipliers * kGroupThreads / 32);
         }
+        for (Barrier& full : shared.tiles.full) init(full, 1);
         if (kBackward) init(shared.h_full, 1);
         publish_barriers();
     }
     __syncthreads();
-    const TileWalk walk{to.N, to.F};
     const int group = same_in_warp(static_cast<int>(threadIdx.x) / kGroupThreads);
     const unsigned thread = threadIdx.x % kGroupThreads;
+    const int depths = div_up(K, kDepth);
     if (group < kMultipliers) {
         if constexpr (kBackward) take_registers<kMultiplierRegisters>();
-        multiply_tiles<F8, kBackward>({shared, {a, b, walk, div_up(K, kDepth)}, group, {}}, to);
+        multiply_tiles<F8, kBackward>({shared, {a, b, depths}, group, {}}, to);
     } else {
         if constexpr (kBackward) give_registers<kFinisherRegisters>();
-        finish_tiles<F8, kBackward, kCounts>(thread, shared, to, h, walk);
+        finish_tiles<F8, kBackward, kCounts>(thread, shared, to, h, tickets, depths);
     }
 #endif
 }
 
-// Launches it on one block per multiprocessor, or on as many as there are pairs of tiles where other kernels hold some
-// (shares_multiprocessors()). More are needed where a warp would count 2^24 values (commit_tally()).
+// Launches it on one block per multiprocessor.
 template <class F8, bool kBackward>
 static void launch_product(const GeluOutput<F8>& to, const bf16* h, const F8* a, const e4m3* b, int K,
-                           std::initializer_list<Access> accesses, stream_t stream) {
+                           std::initializer_list<Access> accesses, unsigned* counter, stream_t stream) {
     static const int multiprocessors = device_info().multiprocessors;
-    constexpr int kMostTiles = (1 << 24) / (kRows * kColumns / 4) - 1;  // per block
     const auto map = [&](const auto* codes, int rows, int tile_rows) {
         return tensor_map(reinterpret_cast<const bf16*>(codes), 1, rows, static_cast<size_t>(K) / 2, tile_rows);
     };
-    const int tiles = TileWalk{to.N, to.F}.count();
-    const int blocks =
-        shares_multiprocessors() ? div_up(tiles, 2) : std::max(multiprocessors, div_up(tiles, kMostTiles));
-    const LaunchConfig config(dim3(static_cast<unsigned>(std::min(blocks, tiles))), dim3(kThreads), sizeof(GeluShared),
-                              stream);
+    const int tiles = tile_count(to.N, to.F), blocks = std::min(multiprocessors, tiles);
+    const LaunchConfig config(dim3(static_cast<unsigned>(blocks)), dim3(kThreads), sizeof(GeluShared), stream);
     const auto run = [&]<bool kCounts>() {
         launch<hopper_matmul_gelu_kernel<F8, kBackward, kCounts>>(
             config, accesses, to, map(a, to.N, kRows), map(b, to.F, kColumns),
-            tensor_map(h, 1, to.N, static_cast<size_t>(to.F), kGroupRows), K);
+            tensor_map(h, 1, to.N, static_cast<size_t>(to.F), kGroupRows), Tickets{counter, tiles, blocks}, K);
     };
     if (counts_losses(to.pass))
         run.template operator()<true>();
@@ -539,21 +558,22 @@ static void check_product(const char* launcher, const Fp8State* state, int N, in
 }
 
 void multiply_gelu_forward(const Quantized<e4m3>& to, bf16* h, const Codes<e4m3>& x, const Codes<e4m3>& weight,
-                           const bf16* bias, int N, int K, int F, QuantizePass pass, stream_t stream) {
+                           const bf16* bias, int N, int K, int F, QuantizePass pass, unsigned* tickets,
+                           stream_t stream) {
     check_product("multiply_gelu_forward", to.state, N, K, F, pass);
     const size_t n = static_cast<size_t>(N) * F, k = static_cast<size_t>(K);
     launch_product<e4m3, false>(
         {x.scale_inv, weight.scale_inv, to.row, to.transposed, bias, nullptr, to.state, N, F, pass}, h, x.codes,
         weight.codes, K,
         {out(h, n), out(to.row, n), out(to.transposed, n), state_access(to.state, pass), in(x.codes, N * k),
-         in(weight.codes, F * k), in(bias, static_cast<size_t>(F))},
-        stream);
+         in(weight.codes, F * k), in(bias, static_cast<size_t>(F)), tickets_access(tickets)},
+        tickets, stream);
 }
 
 template <class F8>
 void multiply_gelu_backward(const Quantized<F8>& to, const BiasGradient& bias, const Codes<F8>& dout,
                             const Codes<e4m3>& weight, const bf16* h, int N, int K, int F, QuantizePass pass,
-                            stream_t stream) {
+                            unsigned* tickets, stream_t stream) {
     check_product("multiply_gelu_backward", to.state, N, K, F, pass);
     const size_t n = static_cast<size_t>(N) * F, k = static_cast<size_t>(K);
     const int parts = N / kRows;
@@ -561,8 +581,9 @@ void multiply_gelu_backward(const Quantized<F8>& to, const BiasGradient& bias, c
         {dout.scale_inv, weight.scale_inv, to.row, to.transposed, nullptr, bias.scratch, to.state, N, F, pass}, h,
         dout.codes, weight.codes, K,
         {out(to.row, n), out(to.transposed, n), out(bias.scratch, static_cast<size_t>(parts) * F),
-         state_access(to.state, pass), in(h, n), in(dout.codes, N * k), in(weight.codes, F * k)},
-        stream);
+         state_access(to.state, pass), in(h, n), in(dout.codes, N * k), in(weight.codes, F * k),
+         tickets_access(tickets)},
+        tickets, stream);
     reduce_column_parts(bias.dbias, nullptr, bias.scratch, parts, F, F, bias.accumulate, stream);
 }
 
@@ -577,12 +598,12 @@ namespace llmc::hopper {
 static void refuse_product() { throw Error(ExitCode::failure, "matmuls with GELU are for Hopper"); }
 
 void multiply_gelu_forward(const Quantized<e4m3>&, bf16*, const Codes<e4m3>&, const Codes<e4m3>&, const bf16*, int, int,
-                           int, QuantizePass, stream_t) {
+                           int, QuantizePass, unsigned*, stream_t) {
     refuse_product();
 }
 template <class F8>
 void multiply_gelu_backward(const Quantized<F8>&, const BiasGradient&, const Codes<F8>&, const Codes<e4m3>&,
-                            const bf16*, int, int, int, QuantizePass, stream_t) {
+                            const bf16*, int, int, int, QuantizePass, unsigned*, stream_t) {
     refuse_product();
 }
 
@@ -592,7 +613,7 @@ void multiply_gelu_backward(const Quantized<F8>&, const BiasGradient&, const Cod
 
 namespace llmc::hopper {
 template void multiply_gelu_backward(const Quantized<e4m3>&, const BiasGradient&, const Codes<e4m3>&,
-                                     const Codes<e4m3>&, const bf16*, int, int, int, QuantizePass, stream_t);
+                                     const Codes<e4m3>&, const bf16*, int, int, int, QuantizePass, unsigned*, stream_t);
 template void multiply_gelu_backward(const Quantized<e5m2>&, const BiasGradient&, const Codes<e5m2>&,
-                                     const Codes<e4m3>&, const bf16*, int, int, int, QuantizePass, stream_t);
+                                     const Codes<e4m3>&, const bf16*, int, int, int, QuantizePass, unsigned*, stream_t);
 }  // namespace llmc::hopper

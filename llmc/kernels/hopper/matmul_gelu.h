@@ -26,7 +26,7 @@ struct Codes {
     const float* scale_inv;
 };
 
-// N tokens, K channels that are summed over, F channels of h.
+// N tokens, K channels that are summed over, F channels of h. `tickets` is as in attention.h.
 constexpr bool can_multiply_with_gelu(int N, int K, int F) {
     return N > 0 && F > 0 && N % 128 == 0 && F % 256 == 0 && K > 0 && K % 16 == 0;
 }
@@ -34,13 +34,14 @@ constexpr bool can_multiply_with_gelu(int N, int K, int F) {
 // x (N, K), weight (F, K), bias (F). Either layout of `out` may be nullptr, and neither may overlap x. Needs a pass
 // that writes; measure the amax with the separate kernels.
 void multiply_gelu_forward(const Quantized<e4m3>& out, bf16* h, const Codes<e4m3>& x, const Codes<e4m3>& weight,
-                           const bf16* bias, int N, int K, int F, QuantizePass pass, stream_t stream);
+                           const bf16* bias, int N, int K, int F, QuantizePass pass, unsigned* tickets,
+                           stream_t stream);
 
 // dout (N, K), weight transposed (F, K), h (N, F). bias.dbias (F) must be given, with quantize_scratch(N, F) floats.
 // F8 = e4m3 or e5m2. Neither layout of `dh` may overlap dout.
 template <class F8>
 void multiply_gelu_backward(const Quantized<F8>& dh, const BiasGradient& bias, const Codes<F8>& dout,
                             const Codes<e4m3>& weight, const bf16* h, int N, int K, int F, QuantizePass pass,
-                            stream_t stream);
+                            unsigned* tickets, stream_t stream);
 
 }  // namespace llmc::hopper

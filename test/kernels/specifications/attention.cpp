@@ -85,10 +85,12 @@ void attention(Trial& t, const Shape& s) {
     float* delta = t.result<float>("delta", s.rows_of());
     Real* dqkv = t.result<Real>("dqkv", {{"b", s.B}, {"t", s.T}, {"head", s.heads().rows()}, {"", s.HD}});
     t.run_twice([&] {
-        if (alone) attention_forward<Real>(alone, nullptr, to.lse, qkv, s.B, s.T, s.heads(), t.stream(), documents);
-        attention_forward<Real>(to.out, to.low, to.lse, qkv, s.B, s.T, s.heads(), t.stream(), documents);
-        attention_backward<Real>(dqkv, delta, dout, qkv, to.out, to.low, to.lse, s.B, s.T, s.heads(), t.stream(),
-                                 documents);
+        if (alone)
+            attention_forward<Real>(alone, nullptr, to.lse, qkv, s.B, s.T, s.heads(), t.tickets(), t.stream(),
+                                    documents);
+        attention_forward<Real>(to.out, to.low, to.lse, qkv, s.B, s.T, s.heads(), t.tickets(), t.stream(), documents);
+        attention_backward<Real>(dqkv, delta, dout, qkv, to.out, to.low, to.lse, s.B, s.T, s.heads(), t.tickets(),
+                                 t.stream(), documents);
     });
     t.within(to.out, with_floor(expected.out, expected.out_bound));
     std::vector<double> sum = reference::to_doubles(t.read(to.out));
@@ -171,22 +173,23 @@ void forward_fp8(Trial& t, const Shape& s) {
     const auto documents = t.input_or_none(s.documents);
     const Outputs<bf16> plain(t, s);
     t.run_twice([&] {
-        attention_forward<bf16>(plain.out, plain.low, plain.lse, qkv, s.B, s.T, s.heads(), t.stream(), documents);
+        attention_forward<bf16>(plain.out, plain.low, plain.lse, qkv, s.B, s.T, s.heads(), t.tickets(), t.stream(),
+                                documents);
     });
-    each_pass<e4m3>(t, s.passes, s.tokens(), s.width(), kOutputScale,
-                    [&](Trial& trial, const auto& to, QuantizePass pass) {
-                        const Outputs<bf16> fused(trial, s);
-                        // Without a copy of the output for a backward pass, in one of the calls.
-                        const bool keeps = to.layouts != Layouts::row;
-                        trial.run_twice([&] {
-                            attention_forward_fp8(to.target(), keeps ? fused.out : nullptr, keeps ? fused.low : nullptr,
-                                                  fused.lse, qkv, s.B, s.T, s.heads(), pass, t.stream(), documents);
-                        });
-                        trial.equal_or_untouched(keeps, fused.out, t.read(plain.out));
-                        trial.equal_or_untouched(keeps, fused.low, t.read(plain.low));
-                        trial.equal(fused.lse, t.read(plain.lse));
-                        to.compare_with_cast(plain.out, plain.low, pass);
-                    });
+    each_pass<e4m3>(
+        t, s.passes, s.tokens(), s.width(), kOutputScale, [&](Trial& trial, const auto& to, QuantizePass pass) {
+            const Outputs<bf16> fused(trial, s);
+            // Without a copy of the output for a backward pass, in one of the calls.
+            const bool keeps = to.layouts != Layouts::row;
+            trial.run_twice([&] {
+                attention_forward_fp8(to.target(), keeps ? fused.out : nullptr, keeps ? fused.low : nullptr, fused.lse,
+                                      qkv, s.B, s.T, s.heads(), pass, trial.tickets(), t.stream(), documents);
+            });
+            trial.equal_or_untouched(keeps, fused.out, t.read(plain.out));
+            trial.equal_or_untouched(keeps, fused.low, t.read(plain.low));
+            trial.equal(fused.lse, t.read(plain.lse));
+            to.compare_with_cast(plain.out, plain.low, pass);
+        });
 }
 
 // The kernel also computes the bias gradient of the qkv layer: new, accumulated, or left out, depending on the layouts.
@@ -199,9 +202,10 @@ void backward_fp8(Trial& t, const Shape& s) {
     bf16* dqkv = t.result<bf16>("dqkv", s.elements_of(width));
     float* plain_delta = t.result<float>("delta", s.rows_of());
     t.run_twice([&] {
-        attention_forward<bf16>(forward.out, forward.low, forward.lse, qkv, s.B, s.T, s.heads(), t.stream(), documents);
+        attention_forward<bf16>(forward.out, forward.low, forward.lse, qkv, s.B, s.T, s.heads(), t.tickets(),
+                                t.stream(), documents);
         attention_backward<bf16>(dqkv, plain_delta, dout, qkv, forward.out, forward.low, forward.lse, s.B, s.T,
-                                 s.heads(), t.stream(), documents);
+                                 s.heads(), t.tickets(), t.stream(), documents);
     });
     const auto sums = reference::column_sums(reference::to_floats(t.read(dqkv)), width);
     const auto before = t.random<float>(width, 3.0f);
@@ -216,7 +220,7 @@ void backward_fp8(Trial& t, const Shape& s) {
         }
         const auto run = [&](const Quantized<F8>& target, float* bias, bool add, QuantizePass how) {
             attention_backward_fp8<F8>(target, bias, scratch, delta, dout, qkv, forward.out, forward.low, forward.lse,
-                                       s.B, s.T, s.heads(), add, how, t.stream(), documents);
+                                       s.B, s.T, s.heads(), add, how, trial.tickets(), t.stream(), documents);
         };
         trial.run_twice([&] {
             if (alone) run({nullptr, nullptr, to.state}, alone, false, QuantizePass::replay);

@@ -338,6 +338,14 @@ public:
     T* result_of(const char* name, const T& before) {
         return result(name, 1, std::vector<T>{before});
     }
+    // The counter of kernels that hand out their work by tickets, which each of them must leave at 0.
+    unsigned* tickets() {
+        if (!tickets_) {
+            tickets_ = result_of("tickets", 0u);
+            restore(*arrays_.back());
+        }
+        return tickets_;
+    }
     template <class T>
     T* scratch(size_t count) {
         return add<T>({"scratch", {{"", count}}}, Kind::scratch, {});
@@ -436,6 +444,7 @@ private:
     stream_t stream_;
     const Trial* outer_;
     uint32_t seed_ = 0;
+    unsigned* tickets_ = nullptr;
     std::vector<std::unique_ptr<Array>> arrays_;
     std::string problem_;
 };
