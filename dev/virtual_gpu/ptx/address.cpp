@@ -146,9 +146,9 @@ void note_write(Warp& w, const Op& op, const Addresses& at, uint32_t bytes) {
     if (block.async && at.is_shared) block.async->note_write(w, op, at, bytes);
     if (block.races) block.races->note(w, op, at, bytes, Access::write);
 }
-void note_atomic(Warp& w, const Op& op, const Addresses& at, uint32_t bytes) {
+void note_atomic(Warp& w, const Op& op, const Addresses& at, uint32_t bytes, bool is_result) {
     Block& block = *w.block;
-    if (block.last_store && !at.is_shared) block.last_store->note(at, w.mask, bytes);
+    if (is_result && block.last_store && !at.is_shared) block.last_store->note(at, w.mask, bytes);
     if (block.async && at.is_shared) block.async->note_write(w, op, at, bytes);
     if (block.races) block.races->note(w, op, at, bytes, Access::atomic);
 }

@@ -34,7 +34,7 @@ bool all_written(const uint8_t* written) {
 // Record accesses for race detection, if it is enabled.
 void note_read(Warp& w, const Op& op, const Addresses& at, uint32_t bytes);
 void note_write(Warp& w, const Op& op, const Addresses& at, uint32_t bytes);
-void note_atomic(Warp& w, const Op& op, const Addresses& at, uint32_t bytes);
+void note_atomic(Warp& w, const Op& op, const Addresses& at, uint32_t bytes, bool is_result);
 
 constexpr uint8_t kPending = 2;  // written by an asynchronous copy that was not waited for yet
 

@@ -8,7 +8,7 @@
 
 namespace virtual_gpu {
 
-// A kernel's last store to device memory, atomic operations included.
+// A kernel's last store to device memory, atomic operations on results included.
 struct LastStore {
     uint64_t address[kLanes] = {};
     int count = 0;       // the number of addresses; 0 if there was no store

@@ -103,8 +103,9 @@ Execute find_access(std::string_view type, bool wide, int count) {
 }
 
 // Lanes run in order. Blocks run concurrently, so an update of global memory is also atomic on the host. Float sums in
-// global memory flush subnormal numbers, unlike those in shared memory (PTX ISA, "atom").
-template <class T, auto F>
+// global memory flush subnormal numbers, unlike those in shared memory (PTX ISA, "atom"). A counter hands out numbers,
+// and is no result of the kernel.
+template <class T, auto F, bool kCounter = false>
 void atomic(Warp& w, const Op& op) {
     using Word = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
     const auto bits = [](T value) {
@@ -119,7 +120,7 @@ void atomic(Warp& w, const Op& op) {
     };
     Addresses at;
     resolve(w, op, sizeof(T), "atomic", at);
-    note_atomic(w, op, at, sizeof(T));
+    note_atomic(w, op, at, sizeof(T), !kCounter);
     Word before[kLanes] = {};
     const Word *b = w.at<const Word>(op.at[1]), *c = w.at<const Word>(op.at[2]);
     for (uint32_t left = w.mask; left; left &= left - 1) {
@@ -148,7 +149,7 @@ Execute find_integer_atomic(std::string_view operation) {
         return atomic<T, [](T a, T x, T) {
             return static_cast<T>(static_cast<std::make_unsigned_t<T>>(a) + static_cast<std::make_unsigned_t<T>>(x));
         }>;
-    if (operation == "inc") return atomic<T, [](T a, T x, T) { return static_cast<T>(a >= x ? 0 : a + 1); }>;
+    if (operation == "inc") return atomic<T, [](T a, T x, T) { return static_cast<T>(a >= x ? 0 : a + 1); }, true>;
     if (operation == "min") return atomic<T, [](T a, T x, T) { return a < x ? a : x; }>;
     if (operation == "max") return atomic<T, [](T a, T x, T) { return a < x ? x : a; }>;
     if (operation == "and") return atomic<T, [](T a, T x, T) { return a & x; }>;
