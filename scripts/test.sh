@@ -52,7 +52,9 @@ queue stage "host: loops beside kernels" doctest env LLMC_LOOPS=compare OMP_NUM_
     "--source-file=*test/kernels/*"
 queue stage "host: other tests" doctest env OMP_NUM_THREADS=2 $NATIVE/test_cpu --no-colors \
     "--source-file-exclude=*test/kernels/*" "${once[@]}"
-for file in test/end_to_end/test_run_*.py; do
+# The largest files first: they take longest, and a long one at the end would run alone.
+mapfile -t files < <(ls -S test/end_to_end/test_run_*.py)
+for file in "${files[@]}"; do
     name=$(basename "$file" .py)
     if [[ -z $ALL && $name == test_run_gpu_session ]]; then continue; fi
     queue stage "end to end: ${name#test_run_}" unittest python3 "$file"
