@@ -14,6 +14,7 @@
 #include "llmc/kernels/column_sums.cuh"
 #include "llmc/kernels/hopper/attention.h"
 #include "llmc/kernels/host/loops.h"
+#include "llmc/kernels/instantiate.h"
 
 namespace llmc {
 namespace attention {
@@ -574,12 +575,6 @@ void attention_backward_fp8(const Quantized<F8>& to, float* dbias, float* scratc
                             stream);
 }
 
-#define LLMC_INSTANTIATE(F8)                                                                                      \
-    template void attention_backward_fp8(const Quantized<F8>&, float*, float*, float*, const bf16*, const bf16*,  \
-                                         const bf16*, const bf16*, const float*, int, int, const AttentionHeads&, \
-                                         bool, QuantizePass, unsigned*, stream_t, const int*);
-LLMC_INSTANTIATE(e4m3)
-LLMC_INSTANTIATE(e5m2)
-#undef LLMC_INSTANTIATE
+LLMC_INSTANTIATE_BOTH(attention_backward_fp8, e4m3, e5m2);
 
 }  // namespace llmc

@@ -15,13 +15,14 @@
 // The kernel that owns queries runs first. It computes delta = rowsum(dO * O) of its rows, and writes it for the other
 // kernel. All of a sum's terms are added in the portable kernel's order, so delta has the same bits.
 //
-// A block takes many tiles of rows, one after the other, by tickets (WorkOrder). While its consumers store the
-// gradients of one, the producers already load the next. Each warpgroup turns its gradients into FP8 codes by itself,
-// and two other warps sum up the rounded gradients for the bias gradient.
+// A block takes many tiles of rows, one after the other, by tickets (WorkOrder). While its consumers store a tile's
+// gradients, the producers already load the next tile. Each warpgroup turns its gradients into FP8 codes by itself, and
+// two other warps sum up the rounded gradients for the bias gradient.
 #include "llmc/kernels/hopper/attention.h"
 
 #if LLMC_ON_GPU
 #include "llmc/kernels/hopper/attention_tiles.cuh"
+#include "llmc/kernels/instantiate.h"
 
 namespace llmc {
 namespace hopper {
@@ -646,13 +647,8 @@ void attention_backward_split(const attention::Gradients<Out>& to, float* delta,
         run.template operator()<128>();
 }
 
-#define LLMC_INSTANTIATE(Out)                                                                                          \
-    template void attention_backward_split(const attention::Gradients<Out>&, float*, const attention::BackwardInputs&, \
-                                           int, int, const AttentionHeads&, unsigned*, stream_t);
-LLMC_INSTANTIATE(bf16)
-LLMC_INSTANTIATE(e4m3)
-LLMC_INSTANTIATE(e5m2)
-#undef LLMC_INSTANTIATE
+LLMC_INSTANTIATE(attention_backward_split<bf16>);
+LLMC_INSTANTIATE_BOTH(attention_backward_split, e4m3, e5m2);
 
 }  // namespace hopper
 }  // namespace llmc

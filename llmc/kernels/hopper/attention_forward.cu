@@ -9,8 +9,8 @@
 // At head dimension 64 a block has two teams. Each has its own shared memory and takes its own tiles of queries, so one
 // multiplies while the other starts or finishes a tile. At 128 there is room for one.
 //
-// A team takes many tiles of queries, one after the other, by tickets (WorkOrder). While its consumers store the output
-// of one, the producer already loads the next.
+// A team takes many tiles of queries, one after the other, by tickets (WorkOrder). While its consumers store a tile's
+// output, the producer already loads the next tile.
 #include "llmc/kernels/hopper/attention.h"
 
 #if LLMC_ON_GPU

@@ -14,6 +14,7 @@
 
 #include "llmc/base/error.h"
 #include "llmc/device/keywords.cuh"
+#include "llmc/kernels/instantiate.h"
 
 #if LLMC_ON_GPU
 #include "llmc/device/hopper.cuh"
@@ -612,8 +613,5 @@ void multiply_gelu_backward(const Quantized<F8>&, const BiasGradient&, const Cod
 #endif
 
 namespace llmc::hopper {
-template void multiply_gelu_backward(const Quantized<e4m3>&, const BiasGradient&, const Codes<e4m3>&,
-                                     const Codes<e4m3>&, const bf16*, int, int, int, QuantizePass, unsigned*, stream_t);
-template void multiply_gelu_backward(const Quantized<e5m2>&, const BiasGradient&, const Codes<e5m2>&,
-                                     const Codes<e4m3>&, const bf16*, int, int, int, QuantizePass, unsigned*, stream_t);
+LLMC_INSTANTIATE_BOTH(multiply_gelu_backward, e4m3, e5m2);
 }  // namespace llmc::hopper
