@@ -124,8 +124,7 @@ bool ask(std::string& prompt) {
 template <class Real>
 void sample(const Options& o, const TokenDecoder& decoder, const Ranks& ranks, const WeightSource& weights) {
     const auto trainers = load_models<Real>({o}, ranks, weights);
-    Trainer<Real>* trainer = trainers.front().get();
-    Writer<Real> writer(o, decoder, *trainer);
+    Writer<Real> writer(o, decoder, *trainers.front());
     if (o.given.contains("prompt") || !isatty(STDIN_FILENO)) return writer.write(o.prompt, true);
     for (std::string prompt; ask(prompt);) {
         try {

@@ -498,9 +498,11 @@ ordered_json current_config(const ordered_json& config) {
 Flag with_parts(Flag row, const std::vector<Flag>& parts) {
     row.set = [first = row, parts](Options& o, const std::string& text) {
         std::vector<std::string> words = split(text, ',');
-        if (std::any_of(parts.begin(), parts.end(), [&](const Flag& part) {
-                return !part.long_name.empty() && words[0].starts_with(part.long_name);
-            })) {
+        const auto part_of = [&](const std::string& word) {
+            return std::find_if(parts.begin(), parts.end(),
+                                [&](const Flag& part) { return word.starts_with(part.long_name); });
+        };
+        if (const auto part = part_of(words[0]); part != parts.end() && !part->long_name.empty()) {
             first.reset(o);
         } else {
             first.set(o, words[0]);
@@ -509,9 +511,7 @@ Flag with_parts(Flag row, const std::vector<Flag>& parts) {
         if (words.size() > parts.size()) refuse("'" + text + "' is not " + first.value);
         for (const Flag& part : parts) part.reset(o);
         for (const std::string& word : words) {
-            const auto part = std::find_if(parts.begin(), parts.end(), [&](const Flag& candidate) {
-                return word.starts_with(candidate.long_name);
-            });
+            const auto part = part_of(word);
             if (part == parts.end()) refuse("'" + text + "' is not " + first.value);
             part->set(o, word.substr(part->long_name.size()));
         }
