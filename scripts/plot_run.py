@@ -81,7 +81,7 @@ def draw(runs, floor, out, by_tokens):
     if by_tokens:
         norm.xaxis.set_major_formatter(EngFormatter(sep=""))
     norm.set_xlim(left=0)
-    title = f"Run {runs[0].name}" if len(runs) == 1 else "Runs " + ", ".join(run.name for run in runs)
+    title = ", ".join(run.name for run in runs)
     loss.set_title(title, loc="left", fontweight="bold", pad=22)
     if len(runs) == 1 and runs[0].title:
         loss.text(0, 1.025, runs[0].title, transform=loss.transAxes, fontsize=9, color="#555555")

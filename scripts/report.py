@@ -285,8 +285,6 @@ def warnings_of(run):
                    "the plan reserved")
     if last.get("products", {}).get("emulated"):
         yield f"{last['products']['emulated']} FP8 matmuls per micro-step ran on BF16 units"
-    for resumed in run.info.get("resumed", []):
-        yield f"resumed at step {resumed.get('step')} on {resumed.get('date')}"
     planned = run.config.get("max-steps")
     if isinstance(planned, int) and 0 < last.get("step", 0) < planned:
         yield f"ends at step {last['step']} of {planned}"
@@ -344,10 +342,12 @@ def configuration(runs):
     # "config.kernels" is the flag; "kernels" says which the run used.
     rows = [("kernels used" if key == "kernels" else key.removeprefix("config."), [known.get(key) for known in facts])
             for key in keys]
+    resumes = [[f"at step {r.get('step')} on {r.get('date')}" for r in run.info.get("resumed", [])] for run in runs]
     told = {"date", "run_id", "command", *OWN_TO_A_RUN}
     marked = {label for label, cells in rows if label not in told and any(c != cells[0] for c in cells[1:])}
     names = [run.name for run in runs]
-    text = "".join(f"<p><strong>{cell(run.name)}</strong>: {cell(run.title or 'no run.json')}</p>" for run in runs)
+    text = "".join(f"<p><strong>{cell(run.name)}</strong>: {cell(run.title or 'no run.json')}"
+                   f"{cell('. Resumed ' + some(at)) if at else ''}</p>" for run, at in zip(runs, resumes))
     if len(runs) > 1 and marked:
         text += table("What differs", names, [row for row in rows if row[0] in marked], marked)
     elif len(runs) > 1:
@@ -431,7 +431,7 @@ def page(runs, comparisons):
     data = {"runs": [{"name": run.name, "tokens": run.tokens_at(1) if run.steps else None} for run in runs],
             "charts": charts_of(runs, comparisons), "maps": [*fp8_maps(runs), *signal_maps(runs)],
             "quantities": QUANTITIES, "linear": sorted(LINEAR)}
-    title = ("Run " if len(runs) == 1 else "Runs ") + ", ".join(run.name for run in runs)
+    title = ", ".join(run.name for run in runs)
     sections = [
         section("summary", "Summary", table("Summary", *summary(runs[0], comparisons, 0))),
         section("checks", "Warnings", "<ul>" + "".join(f"<li>{cell(line)}</li>" for line in lines) + "</ul>" if lines else

@@ -267,7 +267,10 @@ def read_run(path):
         reason = "holds no metrics.jsonl" if os.path.isdir(path) else "does not exist"
         raise RunError(f"{path} {reason}; give the --out directory of a run")
     directory = os.path.dirname(os.path.abspath(metrics))
-    run = Run(os.path.basename(directory))
+    name = os.path.basename(directory)
+    if name == "run":  # the directory above says which run it is
+        name = os.path.join(os.path.basename(os.path.dirname(directory)), name)
+    run = Run(name)
     val, precisions, broken = {}, {}, []
     for record in without_repeats(read_records(metrics)):
         if key := misfit(record):

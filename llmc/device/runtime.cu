@@ -113,7 +113,7 @@ void open_device(int index) {
     const cudaError_t status = cudaGetDeviceCount(&count);
     if (status != cudaSuccess || count == 0)
         throw Error(ExitCode::no_resources,
-                    "no usable GPU ({}). On a machine without one, build and run train_gpt_cpu: make train_gpt_cpu",
+                    "no usable GPU ({}). The CPU builds need none: make train_gpt_cpu, or make check_card_cpu",
                     status == cudaSuccess ? "none found" : cudaGetErrorString(status));
     if (index >= count)
         throw Error(ExitCode::no_resources, "GPU {} is needed, but only {} are visible, counted from 0", index, count);

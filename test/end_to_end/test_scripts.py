@@ -305,6 +305,10 @@ class Records(InDirectory):
         path = write_records(self, "run", [dict(step=1, loss=1.0)], end='{"step": 2, "lo')
         self.assertEqual(len(self.module.read_run(path).steps), 1)
 
+    def test_the_name_of_a_run_is_its_directory(self):
+        for name in ("first", "tour/run"):  # "run" alone would not say which
+            self.assertEqual(self.module.read_run(write_records(self, name, [dict(step=1, loss=1.0)])).name, name)
+
     def test_what_cannot_be_read(self):
         def reason(path):
             with self.assertRaises(self.module.RunError) as caught:
