@@ -92,6 +92,7 @@ struct StepTime {
     double products = 0, attention = 0, elementwise = 0, optimizer = 0;
     double offload = 0;                              // copies between host and device that nothing hides
     double blocks_forward = 0, blocks_backward = 0;  // the part of the above that communication can hide behind
+    double blocks_static = 0;  // matmuls of that part that cuBLASLt divides among the multiprocessors beforehand
     double total() const { return products + attention + elementwise + optimizer + offload; }
 };
 

@@ -14,9 +14,12 @@ namespace {
 constexpr double kCallLatency = 6.6e-6, kNvlinkLatency = 0.6e-6, kPcieLatency = 1.0e-6, kNetLatency = 2.7e-6;
 
 // Multiprocessors that NCCL's kernels hold while a collective runs: a ring over NVLink without registered buffers has
-// 16 to 24 (published), and one over PCIe few (assumed). Our own kernels then run on the rest. cuBLASLt's matmuls have
-// one block per multiprocessor and divide the tiles beforehand, so blocks without a multiprocessor start when others
-// have ended, and a matmul takes twice as long (published, pytorch#143988; not measured here).
+// 16 to 24 (published), and one over PCIe few (assumed). Kernels that run meanwhile take longer by a factor of their
+// kind. Ours take their work by tickets, or have far more blocks than multiprocessors, and use the rest: 132 / 108 with
+// 24 held (dev/notes/work_by_tickets.md: 1.23, simulated). cuBLASLt's matmuls have one block per multiprocessor and
+// divide the tiles beforehand, so blocks without a multiprocessor start when others have ended (published,
+// pytorch#143988; not measured here).
+constexpr double kSlowedMatmul = 2;
 constexpr double kNvlinkMultiprocessors = 24, kPcieMultiprocessors = 4;
 
 constexpr double kAsGood = 1.01;  // a step that is up to 1 % longer counts as equal
@@ -120,8 +123,9 @@ StepPrediction predict_step(PlannedRun run, const StagePlan& plan) {
         (sent.forwards * kernels.blocks_forward + sent.backwards * kernels.blocks_backward) / run.config.micro_steps;
     const double overlapped = std::min(weights + gradients - alone, compute);
     const double held = run.gpu.link == Link::nvlink ? kNvlinkMultiprocessors : kPcieMultiprocessors;
-    const double matmuls = kernels.products / (kernels.products + kernels.attention + kernels.elementwise);
-    const double slowed = overlapped * (matmuls + (1 - matmuls) * held / (run.gpu.multiprocessors - held));
+    const double matmuls = kernels.blocks_static / (kernels.blocks_forward + kernels.blocks_backward);
+    const double slowed_others = run.gpu.multiprocessors / (run.gpu.multiprocessors - held);
+    const double slowed = overlapped * (matmuls * kSlowedMatmul + (1 - matmuls) * slowed_others - 1);
     // Muon's exchange runs in the compute stream, so nothing overlaps it.
     const double directions = milliseconds(sent.optimizer, sent.group, in_node, true, run.gpu.link, gathers);
     return {kernels.total(), directions + alone + slowed + weights + gradients - alone - overlapped};

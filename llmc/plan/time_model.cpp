@@ -278,13 +278,21 @@ public:
             all.backward += found->second.backward;
         }
         const double hidden = model_.mlp_channels();
-        const auto gelu_adds = [&](bool backward) {
-            const TimeModel::Kind kind = kind_of(backward ? Product::dgrad : Product::forward, true);
-            return L_ * (time_.matmul_gelu(N_, hidden, C_, backward) - time_.matmul({N_, hidden, C_, kind}));
+        const auto without_gelu = [&](Product product) {
+            return time_.matmul({N_, hidden, C_, kind_of(product, true)});
         };
-        all.forward += gelu_forward_ > 0 ? gelu_forward_ * gelu_adds(false) : 0;
-        all.backward += gelu_backward_ > 0 ? gelu_backward_ * gelu_adds(true) : 0;
+        const Passes with_gelu = matmuls_with_gelu();
+        if (gelu_forward_ > 0) all.forward += with_gelu.forward - gelu_forward_ * L_ * without_gelu(Product::forward);
+        if (gelu_backward_ > 0) all.backward += with_gelu.backward - gelu_backward_ * L_ * without_gelu(Product::dgrad);
         return all;
+    }
+
+    // Those of them with GELU in one kernel.
+    Passes matmuls_with_gelu() const {
+        const auto of_layers = [&](double share, bool backward) {
+            return share > 0 ? share * L_ * time_.matmul_gelu(N_, model_.mlp_channels(), C_, backward) : 0;
+        };
+        return {of_layers(gelu_forward_, false), of_layers(gelu_backward_, true)};
     }
 
     // The matmuls of the output head, which takes one chunk of rows after the other.
@@ -417,7 +425,7 @@ private:
 
 StepTime step_time(const PlannedRun& run, Precision precision, int slices) {
     const StepModel step(run, precision, slices);
-    const Passes matmuls = step.matmuls(), element_wise = step.element_wise();
+    const Passes matmuls = step.matmuls(), with_gelu = step.matmuls_with_gelu(), element_wise = step.element_wise();
     const TimeModel::Attention attention = step.attention();
     const double head = step.head(), ends = step.ends(), micro_steps = run.config.micro_steps;
     const int forwards = run.config.recompute == Recompute::block ? 2 : 1;
@@ -430,6 +438,8 @@ StepTime step_time(const PlannedRun& run, Precision precision, int slices) {
     t.optimizer = step.optimizer();
     t.blocks_forward = micro_steps * (matmuls.forward + attention.forward + element_wise.forward);
     t.blocks_backward = t.total() - t.optimizer - micro_steps * (head + ends) - t.blocks_forward;
+    t.blocks_static =
+        micro_steps * (forwards * (matmuls.forward - with_gelu.forward) + matmuls.backward - with_gelu.backward);
     // The blocks' inputs are copied to the host during forward, and back during backward.
     const double residuals = step.residual_copies();
     t.offload = step.state_copies() + std::max(0.0, residuals - t.blocks_forward) +

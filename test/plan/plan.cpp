@@ -58,6 +58,7 @@ TEST_CASE("plan: a BF16 step against a separate calculation") {
         CHECK(t.total() == near(e.blocks + e.head + e.attention + e.elementwise + e.rest + e.optimizer));
         CHECK(t.blocks_forward + t.blocks_backward == near(e.blocks + e.attention + e.elementwise));
         CHECK(t.blocks_backward > 1.5 * t.blocks_forward);
+        CHECK(t.blocks_static == near(e.blocks));
         CHECK(step_time(run_of(model, e.batch, e.seq), Precision::bf16, 8).optimizer == near(e.optimizer / 8));
     }
 }
@@ -84,6 +85,16 @@ TEST_CASE("plan: an FP8 step against the same calculation") {
         const StepTime fp8 = step_time(run, Precision::fp8, 1), bf16 = step_time(run, Precision::bf16, 1);
         CHECK(fp8.blocks_forward + fp8.blocks_backward == near(e.blocks + e.elementwise + fp8.attention));
         CHECK(fp8.attention == near(0.91 * bf16.attention + e.attention_casts));
+        CHECK(fp8.blocks_static == near(e.blocks));
+        // cuBLASLt does not compute the matmuls with GELU.
+        run.config.kernels = Kernels::automatic;
+        const StepTime fused = step_time(run, Precision::fp8, 1);
+        const TimeModel kernels(run.gpu, {});
+        const double N = e.batch * e.seq, C = model.channels;
+        const double gelu = kernels.matmul_gelu(N, 4 * C, C, false) + kernels.matmul_gelu(N, 4 * C, C, true);
+        CHECK(fused.products - fused.blocks_static ==
+              near(fp8.products - e.blocks + run.config.micro_steps * model.layers * gelu));
+        run.config.kernels = Kernels::portable;
         // Layers in BF16 cost the same as in a BF16 run.
         run.config.fp8_layers = fp8_layers_from_text("none");
         CHECK(step_time(run, Precision::fp8, 1).total() == near(bf16.total()));
@@ -115,6 +126,7 @@ TEST_CASE("plan: recomputation, ranks and lengths") {
     CHECK(in_fp8(Recompute::gelu) - in_fp8(Recompute::none) == near(8 * channel));
     CHECK(in_fp8(Recompute::norm) - in_fp8(Recompute::gelu) == near(4 * channel));
     CHECK(block.products - none.products == near(129.1604));
+    CHECK(block.blocks_static - none.blocks_static == near(129.1604));
     CHECK(block.blocks_forward == near(none.blocks_forward));
     CHECK(block.blocks_backward == near(none.blocks_backward + none.blocks_forward));
 

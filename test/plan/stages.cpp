@@ -151,12 +151,12 @@ TEST_CASE("sharding plan: waiting is what compute does not cover, by hand") {
     s.group = 8, s.first = 0.25, s.forwards = 1, s.backwards = 1;
     const auto ms = [](double time, double rate = 350) { return Sent::Kind{0, time * rate * 1e6}; };
     s.weights = ms(1), s.gradients = ms(2);
-    // NCCL holds 24 multiprocessors; matmuls take twice as long.
+    // NCCL holds 24 multiprocessors; cuBLASLt's matmuls take twice as long.
     const auto beside = [](double time, int micro_steps = 1) {
         PlannedRun run = gpt2_run();
         run.config.micro_steps = micro_steps;
         const StepTime t = step_time(run, Precision::bf16, 1);
-        const double matmuls = t.products / (t.products + t.attention + t.elementwise);
+        const double matmuls = t.blocks_static / (t.blocks_forward + t.blocks_backward);
         return time * (matmuls + (1 - matmuls) * 24 / (132 - 24));
     };
     CHECK(waits(s, 1) == nearly(0.25 * 3 + beside(0.75 * 3)));  // the rest is hidden
