@@ -17,8 +17,9 @@ PRECISIONS = {
     "current": ["--precision", "fp8", "--fp8-recipe", "current"],
     "block": ["--precision", "fp8", "--fp8-recipe", "block"],
     "mxfp8": ["--precision", "fp8", "--fp8-recipe", "mxfp8", "--fp8-emulation"],
-    # Only for part 4: chance (BF16 with two micro-steps, so with other rounding), and where a gap of FP8 comes from.
-    "control": ["--precision", "bf16"],
+    # Only for part 4: chance (BF16 with two micro-steps, and gradients rounded to BF16 stochastically, so with other
+    # rounding in any model), and where a gap of FP8 comes from.
+    "control": ["--precision", "bf16", "--gradients", "bf16"],
     "grad-e4m3": ["--precision", "fp8", "--fp8-grad", "e4m3"],
     "slow-sums": ["--precision", "fp8", "--fp8-fast-accum", "none"],
     "bf16-at-the-end": ["--precision", "fp8", "--fp8-until", "94%"],
@@ -29,7 +30,7 @@ PRECISIONS = {
 SEEDS = (1337, 1, 2)
 STEPS, WARMUP = 700, 60
 BRANCH = 350  # step of the BF16 run from which others branch off
-ONLY_TRAINING = {"--fp8-grad", "--fp8-fast-accum", "--fp8-until"}  # flags that `eval` does not have
+ONLY_TRAINING = {"--fp8-grad", "--fp8-fast-accum", "--fp8-until", "--gradients"}  # flags that `eval` does not have
 MAX_GAP = "0.5%"  # of the validation loss, once the loss falls slowly
 VARIANTS = ("delayed", "control", "first-qkv-and-fc-in-bf16", "first-block-in-bf16", "grad-e4m3", "bf16-at-the-end",
             "block", "first-and-last-in-bf16", "current", "slow-sums")
@@ -132,7 +133,8 @@ def measure_run(session, name, seed):
         if name == "bf16":
             for layers in LAYERS[:2] if session.dry else LAYERS:
                 of_layers[layers] = divergence_of_layers(session, weights, layers, f"{name}_{seed}_{layers}")
-        kinds = [name] if "--fp8-until" not in PRECISIONS[name] else []  # whose last steps were in BF16
+        # The last steps of a run with --fp8-until were in BF16, and the control's matmuls are those of BF16.
+        kinds = [] if {"--fp8-until", "--gradients"} & set(PRECISIONS[name]) else [name]
         if name == "bf16":
             kinds = ["bf16", "grad-e4m3", "delayed"] if session.dry else GRADIENTS
         gradients = gradient_errors(session, weights, kinds, f"{name}_{seed}")
