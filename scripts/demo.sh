@@ -53,12 +53,13 @@ if ! [[ $steps =~ ^[1-9][0-9]*$ ]]; then steps=$([[ -n $modern ]] && echo 300 ||
 # A long warm-up: without it, the loss jumps for a step when the model has just learned the frequencies of bytes. At
 # higher rates even runs that differ only in rounding diverge from each other.
 TRAINING=(--batch 16 --max-steps "$steps" --lr 2e-3 --warmup $((steps / 8)) --weight-decay 0.1)
-# The same samples per step in two halves, which changes only the order of sums. Not used if flags choose the batch.
-CONTROL=(--precision bf16 --batch 8 --total-batch 512 --sample-every 0)
+# The same samples per step in two halves, whose gradients are rounded to BF16 stochastically: halves alone need not
+# change a bit. Not used if flags choose the batch, or how gradients are clipped, which BF16 gradients allow in one way.
+CONTROL=(--precision bf16 --gradients bf16 --batch 8 --total-batch 512 --sample-every 0)
+chosen=$(flag_value --batch -b "$@")$(flag_value --seq -t "$@")$(flag_value --total-batch -d "$@")
+chosen+=$(flag_value --clip-kind --clip-kind "$@")
 control=
-if [[ $kinds == "bf16 fp8" && -z $(flag_value --batch -b "$@")$(flag_value --seq -t "$@")$(flag_value --total-batch -d "$@") ]]; then
-    control=yes
-fi
+if [[ $kinds == "bf16 fp8" && -z $chosen ]]; then control=yes; fi
 
 say "Installing what is missing"
 ./scripts/setup.sh
@@ -115,7 +116,7 @@ train() {
 }
 
 if [[ -n $control ]]; then
-    say "Training a control in the background: BF16 with two micro-steps per step (out/demo/control.log)"
+    say "Training a control in the background: BF16 rounded differently (out/demo/control.log)"
     train control "${CONTROL[@]}"
     "${command[@]}" >out/demo/control.log 2>&1 &
     control_process=$!
