@@ -128,9 +128,11 @@ soak:  ## the tests that take hours
 gpu-build:  # for scripts: where the build for this machine's GPUs lies; an empty line where there are none
 	@echo $(if $(FOUND_ARCHS),$(CUDA_DIR))
 # The CUDA driver loads it into a program; it has times from CUPTI.
-$(CUDA_DIR)/libkernel_times.so: dev/gpu/kernel_times.cpp Makefile
+KERNEL_TIMES := $(addprefix dev/gpu/,kernel_times.cpp hold_multiprocessors.cu)
+$(CUDA_DIR)/libkernel_times.so: $(KERNEL_TIMES) dev/gpu/hold_multiprocessors.h Makefile
 	@mkdir -p $(@D)
-	$(CXX) $(CXXFLAGS_CUDA) -shared -fPIC $< -o $@ -L$(CUDA_HOME)/lib64 -L$(CUDA_HOME)/extras/CUPTI/lib64 -lcupti
+	$(NVCC) -std=c++20 -O1 $(GENCODE) -Xcompiler -fPIC,-Wall,-Wextra -shared $(KERNEL_TIMES) -o $@ \
+	    -L$(CUDA_HOME)/lib64 -L$(CUDA_HOME)/extras/CUPTI/lib64 -lcupti
 
 include dev/virtual_gpu/build.mk  # make virtual, make test-virtual
 

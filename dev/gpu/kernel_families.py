@@ -1,6 +1,7 @@
 """Part 6: the time of a training step on the GPU by family of kernels, compared with the time model, and attention's
 TFLOP/s, compared with published ones. It takes two runs of different lengths, whose difference consists of identical
-steps: start, calibration and cuBLASLt's first plans cancel out.
+steps: start, calibration and cuBLASLt's first plans cancel out. And how much longer kernels take while 8, 16 or 24
+multiprocessors are held, as by NCCL, compared with the factors that the time model has.
 """
 
 import csv
@@ -45,6 +46,8 @@ PUBLISHED_ATTENTION = {"FlashAttention-2": {"forward": 229, "backward": 180},
 
 
 SEQ = 1024
+HELD = (0, 8, 16, 24)  # multiprocessors
+HOLD = "hold_multiprocessors_kernel"
 
 
 def family_of(name):
@@ -124,25 +127,28 @@ def command_of(session, name):
             *kernel_flags(name)]
 
 
-def kernels_of_a_run(session, command, name):
-    """Profiles one run: by the library that CUDA loads into the program, or by ncu if there is no CUPTI."""
+def kernels_by_cupti(session, command, name, env=None):
+    """The kernels of a run, from the library that CUDA loads into the program, and why there are none."""
     times = session.path("profile", name + ".json")
     os.makedirs(os.path.dirname(times), exist_ok=True)
     library = os.path.join(session.programs, "libkernel_times.so")
     cupti = find_library("libcupti.so.13", library_directories())
     if os.path.exists(times):
         os.remove(times)
-    output = "no libcupti.so.13"
-    if cupti and os.path.exists(library):
-        # last, because the directory may contain another version of cuBLASLt
-        path = os.pathsep.join([*filter(None, [session.env.get("LD_LIBRARY_PATH")]), os.path.dirname(cupti)])
-        env = {"CUDA_INJECTION64_PATH": library, "KERNEL_TIMES": times, "LD_LIBRARY_PATH": path}
-        done = session.run(command, 180, env, log="profile_" + name)
-        output = done.tail()
-        if os.path.exists(times):
-            kernels = read_json(times)["kernels"]
-            if kernels:
-                return "cupti", kernels
+    if not cupti or not os.path.exists(library):
+        return [], "no libcupti.so.13"
+    # last, because the directory may contain another version of cuBLASLt
+    path = os.pathsep.join([*filter(None, [session.env.get("LD_LIBRARY_PATH")]), os.path.dirname(cupti)])
+    env = {"CUDA_INJECTION64_PATH": library, "KERNEL_TIMES": times, "LD_LIBRARY_PATH": path, **(env or {})}
+    done = session.run(command, 180, env, log="profile_" + name)
+    return read_json(times)["kernels"] if os.path.exists(times) else [], done.tail()
+
+
+def kernels_of_a_run(session, command, name):
+    """Profiles one run: by CUPTI, or by ncu if there is no CUPTI."""
+    kernels, output = kernels_by_cupti(session, command, name)
+    if kernels:
+        return "cupti", kernels
     ncu = find_tool("ncu")
     if ncu:
         flags = ["--csv", "--metrics", "gpu__time_duration.sum", "--clock-control", "none"]
@@ -172,15 +178,112 @@ def profile_of(session, name):
             "published_attention_tflops": PUBLISHED_ATTENTION, "kernels": kernels[:60]}
 
 
+# ---- multiprocessors held ------------------------------------------------------------------------------------------
+
+
+def predicted_factor(kernel, held):
+    """The time model's factor for kernels while multiprocessors of an H100 or H200 are held (llmc/plan/stages.cpp)."""
+    divided_beforehand = family_of(kernel) == "matrix products" and "matmul_gelu" not in kernel  # cuBLASLt's
+    return 2 if held and divided_beforehand else round(132 / (132 - held), 3)
+
+
+def compared_launches(free, held):
+    """Pairs the launches of a run without holds and of one with holds: (kernel, whether it ran inside a hold, ns without
+    holds, ns). Both runs launch the same kernels in the same order, so the n-th launch of a kernel does the same work in
+    both. Launches that are partly inside a hold are left out. Also returns the kernels whose counts differ.
+
+    A launch that starts inside a hold finds all of the hold's blocks in place: those that waited have priority, and the
+    kernel before it has ended.
+    """
+    before = {kernel["name"]: sorted(kernel["launches"]) for kernel in free}
+    holds = [(start, start + ns) for kernel in held if HOLD in kernel["name"] for start, ns in kernel["launches"]]
+    launches, not_paired = [], []
+    for kernel in held:
+        name = kernel["name"]
+        if HOLD in name or name.startswith("["):  # copies and fills
+            continue
+        if len(before.get(name, [])) != len(kernel["launches"]):
+            not_paired.append(name)
+            continue
+        for (_, ns_before), (start, ns) in zip(before[name], sorted(kernel["launches"])):
+            overlapping = [hold for hold in holds if hold[0] < start + ns and start < hold[1]]
+            inside = any(begin <= start and start + ns <= end for begin, end in overlapping)
+            if inside or not overlapping:
+                launches.append((name, inside, ns_before, ns))
+    return launches, not_paired
+
+
+def slowdown(launches, held):
+    """A row for these launches: `ratio` is the time of launches inside holds over that of the same launches without
+    holds; `between` is the same for launches outside of holds, and close to 1 if nothing else differed.
+    """
+    total = {inside: [sum(launch[2] for launch in launches if launch[1] == inside),
+                      sum(launch[3] for launch in launches if launch[1] == inside)] for inside in (True, False)}
+    ratio = {inside: round(ns / before, 3) if before else None for inside, (before, ns) in total.items()}
+    return {"launches": sum(launch[1] for launch in launches), "us_free": round(total[True][0] / 1e3, 1),
+            "us_held": round(total[True][1] / 1e3, 1), "ratio": ratio[True], "between": ratio[False],
+            "predicted": predicted_factor(launches[0][0], held)}
+
+
+def slowdowns(free, held, multiprocessors):
+    """Rows by family and by kernel; cuBLASLt's matmuls and the matmuls with GELU are two families."""
+    launches, not_paired = compared_launches(free, held)
+    rows = {"families": {}, "kernels": {}}
+    for launch in launches:
+        family = "matmuls with GELU" if "matmul_gelu" in launch[0] else family_of(launch[0])
+        rows["families"].setdefault(family, []).append(launch)
+        rows["kernels"].setdefault(launch[0], []).append(launch)
+    for key, table in rows.items():
+        table = {name: slowdown(those, multiprocessors) for name, those in table.items()}
+        rows[key] = dict(sorted(table.items(), key=lambda item: -item[1]["us_held"]))
+    return {"holds": sum(kernel["count"] for kernel in held if HOLD in kernel["name"]), **rows, "not_paired": not_paired}
+
+
+def while_held(run_with):
+    """Runs once with each number of multiprocessors held, and compares with the run in which none are."""
+    runs = {}
+    for held in HELD:
+        runs[held], output = run_with(held)
+        if not runs[held] or any("launches" not in kernel for kernel in runs[held]):
+            return {"done": False, "why": output if not runs[held] else "libkernel_times.so of this pack is too old"}
+    found = {str(held): slowdowns(runs[0], runs[held], held) for held in HELD[1:]}
+    for held, rows in found.items():
+        factors = [f"{name} {row['ratio']} ({row['predicted']})" for name, row in rows["families"].items() if row["launches"]]
+        print(f"  {held} held, measured (predicted): {', '.join(factors)}", flush=True)
+    measured = [any(row["launches"] for row in rows["families"].values()) for rows in found.values()]
+    return {"done": all(measured), "held": found}
+
+
+def run_with_held(session, name, held):
+    flags = ["--train", session.shard("train"), "--max-steps", 20, "--val-every", 0]
+    return kernels_by_cupti(session, [*command_of(session, name), *flags], f"{name}_held_{held}".replace(" ", "_"),
+                            {"HOLD_MULTIPROCESSORS": str(held)})
+
+
+def invented_run(held):
+    """Records for --dry: in 8 steps of two kernels, a hold contains the last 4, which take as long as predicted."""
+    kernels, end = {"nvjet_sm90": [], "llmc::attention_forward_kernel": []}, 0
+    for step in range(8):
+        for name, launches in kernels.items():
+            launches.append([end, round(1000 * (predicted_factor(name, held) if step >= 4 else 1))])
+            end += launches[-1][1]
+    if held:
+        kernels[HOLD] = [[8000, end - 8000]]
+    return [{"name": name, "count": len(launches), "launches": launches} for name, launches in kernels.items()], ""
+
+
 def part6(session):
     part = Part(session, 6, "profile")
+    of_held = "124M delayed, multiprocessors held"
     if session.dry:  # the host device has no kernels that CUPTI could see, so test only the arithmetic
         short = [{"name": "llmc::attention_forward_kernel", "count": 8, "ns": 8000}]
         longer = [{"name": "llmc::attention_forward_kernel", "count": 20, "ns": 20000},
                   {"name": "nvjet_sm90", "count": 12, "ns": 36000}]
         kernels = per_step(longer, short, 6)
         part.item("arithmetic", lambda: {"families": by_family(kernels), "kernels": kernels})
+        part.item(of_held, lambda: while_held(invented_run))
     else:
         for name in ("124M bf16", "124M delayed", "124M bf16" + PORTABLE, "1558M delayed", "1558M bf16"):
             part.item(name, lambda: profile_of(session, name), 30)
+        part.item(of_held, lambda: while_held(lambda held: run_with_held(session, "124M delayed", held)), 30)
     part.finish()

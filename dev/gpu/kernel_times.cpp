@@ -5,6 +5,9 @@
 //
 // It writes {"kernels": [{"name", "count", "ns", "registers", "shared"}], "span_ns", "dropped"} when the program ends.
 // The loader must find libcupti. The program's stream order does not change, so a step takes its usual time.
+//
+// With HOLD_MULTIPROCESSORS=N, N multiprocessors are held for half of the time from the program's first kernel on. Each
+// kernel then also has "launches": [[start, ns], ...]. N = 0 only writes these.
 #include <cupti.h>
 
 #include <algorithm>
@@ -14,11 +17,16 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <utility>
+#include <vector>
+
+#include "hold_multiprocessors.h"
 
 namespace {
 
 struct Times {
-    uint64_t count = 0, ns = 0;
+    uint64_t ns = 0;
+    std::vector<std::pair<uint64_t, uint64_t>> launches;  // start, end
     int registers = 0, shared = 0;
 };
 std::mutex mutex;
@@ -28,16 +36,21 @@ size_t dropped = 0;
 
 constexpr size_t kBufferBytes = size_t{8} << 20;
 
+const char* const held = std::getenv("HOLD_MULTIPROCESSORS");
+std::once_flag holding;
+
 void CUPTIAPI request_buffer(uint8_t** buffer, size_t* size, size_t* records) {
     *buffer = static_cast<uint8_t*>(std::aligned_alloc(8, kBufferBytes));
     *size = kBufferBytes;
     *records = 0;
+    // The program is about to launch its first kernel, so the GPU is initialized.
+    if (held) std::call_once(holding, [] { start_holding(std::atoi(held)); });
 }
 
 void count(const std::string& name, uint64_t start, uint64_t end, int registers, int shared) {
     Times& times = kernels[name];
-    times.count++;
     times.ns += end - start;
+    times.launches.emplace_back(start, end);
     times.registers = registers;
     times.shared = shared;
     first_start = std::min(first_start, start);
@@ -72,7 +85,18 @@ std::string quoted(const std::string& text) {
     return result + "\"";
 }
 
+void write_launches(FILE* file, const Times& times) {
+    const char* separator = ", \"launches\": [";
+    for (const auto& [start, end] : times.launches) {
+        std::fprintf(file, "%s[%llu,%llu]", separator, static_cast<unsigned long long>(start - first_start),
+                     static_cast<unsigned long long>(end - start));
+        separator = ",";
+    }
+    std::fprintf(file, "]");
+}
+
 void write_times() {
+    stop_holding();
     cuptiActivityFlushAll(1);
     const char* path = std::getenv("KERNEL_TIMES");
     FILE* file = std::fopen(path ? path : "kernel_times.json", "w");
@@ -82,9 +106,11 @@ void write_times() {
                  static_cast<unsigned long long>(last_end > first_start ? last_end - first_start : 0), dropped);
     const char* separator = "\n";
     for (const auto& [name, times] : kernels) {
-        std::fprintf(file, "%s{\"name\": %s, \"count\": %llu, \"ns\": %llu, \"registers\": %d, \"shared\": %d}",
-                     separator, quoted(name).c_str(), static_cast<unsigned long long>(times.count),
-                     static_cast<unsigned long long>(times.ns), times.registers, times.shared);
+        std::fprintf(file, "%s{\"name\": %s, \"count\": %zu, \"ns\": %llu, \"registers\": %d, \"shared\": %d",
+                     separator, quoted(name).c_str(), times.launches.size(), static_cast<unsigned long long>(times.ns),
+                     times.registers, times.shared);
+        if (held) write_launches(file, times);
+        std::fprintf(file, "}");
         separator = ",\n";
     }
     std::fprintf(file, "\n]}\n");

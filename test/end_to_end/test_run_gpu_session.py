@@ -170,6 +170,14 @@ class Dry(unittest.TestCase):
         self.assertEqual(card.seen, {"clock_mhz": {"samples": 5, "median": 1720, "p5": 1700, "p95": 1740},
                                      "power_w": {"samples": 5, "median": 692.5, "p5": 690.5, "p95": 694.5}})
 
+    def test_multiprocessors_held(self):
+        held = self.parts[6]["items"]["124M delayed, multiprocessors held"]["held"]
+        self.assertEqual(list(held), ["8", "16", "24"])
+        for row in (row for rows in held.values() for row in rows["families"].values()):
+            self.assertEqual((row["launches"], row["between"]), (4, 1))
+            self.assertEqual(row["ratio"], row["predicted"])
+        self.assertEqual([row["predicted"] for row in held["24"]["families"].values()], [2, 1.222])
+
     def test_ranks_agree_to_the_bit(self):
         part = self.parts[7]
         self.assertTrue(part["passed"], part)
@@ -316,6 +324,30 @@ class Pieces(unittest.TestCase):
                          [("matmuls", 0.0, 2), ("attention", 0.0, 1), ("elementwise", 0.0, 3), ("optimizer", 0.0, 0),
                           ("other", 0.5, None)])
         self.assertLessEqual(set(kernel_families.MODELLED), {name for name, _ in kernel_families.FAMILIES})
+
+    def test_launches_while_multiprocessors_are_held(self):
+        """Launches are compared with the same ones of a run without holds, whatever their order in the records."""
+        def record(name, *launches):
+            return {"name": name, "count": len(launches), "launches": [list(launch) for launch in launches]}
+        free = [record("nvjet", (0, 10), (20, 100), (200, 10), (220, 100)), record("matmul_gelu_kernel", (300, 10)),
+                record("once", (400, 10))]
+        hold = record("3hold_multiprocessors_kernel", (15, 400))
+        held = [hold, record("nvjet", (220, 190), (0, 10), (410, 110), (20, 200)), record("matmul_gelu_kernel", (300, 12)),
+                record("once", (420, 10), (440, 10))]
+        rows = kernel_families.slowdowns(free, held, 24)
+        self.assertEqual(rows["holds"], 1)
+        self.assertEqual(rows["not_paired"], ["once"])
+        # nvjet's second launch took 200 instead of 100 in the hold, the third 190 instead of 10; the last outlasts it.
+        products = rows["families"]["matrix products"]
+        self.assertEqual((products["launches"], products["ratio"], products["between"]), (2, round(390 / 110, 3), 1))
+        self.assertEqual((rows["families"]["matmuls with GELU"]["ratio"], products["predicted"]), (1.2, 2))
+        self.assertEqual(rows["families"]["matmuls with GELU"]["predicted"], round(132 / 108, 3))
+        with contextlib.redirect_stdout(io.StringIO()):
+            self.assertTrue(kernel_families.while_held(lambda n: (held if n else free, ""))["done"])
+            # Without a hold during the run, nothing was measured.
+            self.assertFalse(kernel_families.while_held(lambda n: (held[1:] if n else free, ""))["done"])
+            nothing = kernel_families.while_held(lambda n: ([], "no libcupti"))
+        self.assertEqual(nothing, {"done": False, "why": "no libcupti"})
 
     def test_fp8_layers_of_pytorch(self):
         """E4M3 has a relative rounding error of at most 2^-4, E5M2 of 2^-3."""
