@@ -284,6 +284,12 @@ def main(argv=None):
     parser.add_argument("--pre", metavar="NAME", help="llama.cpp's name of the tokenizer's pre-tokenizer")
     args = parser.parse_args(argv)
     try:
+        if not os.path.exists(os.path.join(args.directory, "config.json")):
+            raise Refused(f"{args.directory} has no config.json; give the directory that train_gpt export wrote")
+        if os.path.exists(args.path):
+            with open(args.path, "rb") as file:
+                if file.read(4) != b"GGUF":
+                    raise Refused(f"{args.path} exists and is no GGUF file, so it is not replaced")
         convert(args.directory, args.path, args.type, args.pre)
     except (Refused, OSError, ValueError, KeyError) as error:
         sys.exit(f"to_gguf.py: {'missing: ' if isinstance(error, KeyError) else ''}{error}")

@@ -138,8 +138,9 @@ def identify(path, column, structured_as_text=False):
     kind = None if structured_as_text else json_kind(start, whole, extension)
     if kind is None and start and (named_packed and not packing or extension in (".parquet", ".arrow")):
         return Content("refused", why=f"{path} is not what its name says")
-    if kind is None and not structured_as_text and is_table(start, column):
-        return refused(f"a table of values with the column '{column}'",
+    has_column = is_table(start, column)
+    if kind is None and not structured_as_text and (has_column or start and extension in (".csv", ".tsv")):
+        return refused("a table of values" + (f" with the column '{column}'" if has_column else ""),
                        "convert it to JSON lines or parquet, or give --structured-as-text")
     return Content(kind or "text", packing is not None)
 

@@ -15,14 +15,15 @@ MAGIC, VERSION, WIDE_VERSION = 20240328, 2, 3  # llm.c's; ours with uint16 lengt
 @dataclasses.dataclass
 class Table:
     """The file has a header of 256 int32: magic, version, number of tokens, the token that begins documents, the number
-    of bytes that the tokens of a document have in front of its text, and 1 if the sum of the tokens' bytes differs from
-    the documents' by more than MISCOUNTED. Then, for each token, a length of one byte (version 2, llm.c's) or of two
+    of bytes that the tokens of a document have in front of its text, 1 if the sum of the tokens' bytes differs from
+    the documents' by more than MISCOUNTED, and 8 with the tokenizer's hash (SHA-256). Then, for each token, a length of one byte (version 2, llm.c's) or of two
     (version 3, if a token needs it), and its bytes.
     """
     pieces: list  # what each token contributes to text; for end_token, what is shown for it
     end_token: int
     prefix: int = 0
     exact: bool = True
+    hash: str = ""
 
     def sizes(self):
         """The bytes of text of each token, as a numpy array. What a document's tokens have in front of its text is
@@ -37,13 +38,14 @@ def table_of(tokenizer, exact=True):
     """The table of a tokenizer. `exact`: whether its bytes count those of the documents."""
     pieces = list(tokenizer.pieces)
     pieces[tokenizer.end_token] = tokenizer.shown_end
-    return Table(pieces, tokenizer.end_token, tokenizer.prefix, exact)
+    return Table(pieces, tokenizer.end_token, tokenizer.prefix, exact, tokenizer.hash)
 
 
 def table_bytes(table):
     """The content of the file."""
     version, width = (VERSION, 1) if max(map(len, table.pieces)) < 256 else (WIDE_VERSION, 2)
     head = struct.pack("<6i", MAGIC, version, len(table.pieces), table.end_token, table.prefix, not table.exact)
+    head += bytes.fromhex(table.hash.removeprefix("sha256:"))
     return head.ljust(1024, b"\0") + b"".join(len(piece).to_bytes(width, "little") + piece for piece in table.pieces)
 
 
@@ -60,7 +62,9 @@ def read_table(path):
         pieces.append(content[start:at])
     if at != len(content):
         raise ValueError(f"{path}: its {count} tokens end at byte {at} of {len(content)}; it is damaged")
-    return Table(pieces, end_token, prefix, not inexact) if version > 1 else Table(pieces, 50256)  # GPT-2's
+    digest = content[24:56]
+    made = "sha256:" + digest.hex() if any(digest) else ""
+    return Table(pieces, end_token, prefix, not inexact, made) if version > 1 else Table(pieces, 50256)  # GPT-2's
 
 
 def write_tokenizer(tokenizer, folder, exact=True):

@@ -47,18 +47,19 @@ std::vector<Slice> slices(const ModelConfig& model, int64_t padded_vocab) {
     return all;
 }
 
-int32_t first_number(const std::string& path) {
-    int32_t number = 0;
-    return InputFile(path, kLlmcFile).read_at(0, &number, sizeof number) == sizeof number ? number : 0;
-}
-
 }  // namespace
+
+bool has_llmc_magic(const std::string& path) {
+    int32_t number = 0;
+    InputFile(path, kLlmcFile).read_at(0, &number, sizeof number);
+    return number == kLlmcModelMagic;
+}
 
 // No safetensors file begins like this: its first 8 bytes are a length, and the second number here is never 0.
 bool is_llmc_file(const std::string& path) {
     std::error_code ignored;
     if (!std::filesystem::is_regular_file(path, ignored)) return false;
-    return std::filesystem::path(path).extension() == ".bin" || first_number(path) == kLlmcModelMagic;
+    return std::filesystem::path(path).extension() == ".bin" || has_llmc_magic(path);
 }
 
 LlmcWeights::LlmcWeights(const std::string& path) : path_(path), file_(path, kLlmcFile) {

@@ -13,6 +13,8 @@
 
 namespace llmc {
 
+// True if the file begins with the magic number of this format.
+bool has_llmc_magic(const std::string& path);
 // True if a path is for this format: the file begins with one of llm.c's magic numbers, or is called .bin.
 bool is_llmc_file(const std::string& path);
 

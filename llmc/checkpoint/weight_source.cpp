@@ -161,4 +161,15 @@ void require_finite(const std::string& path, const std::string& tensor, const st
     refuse_file(path, "{} has {} at {}; a run that starts from it would compute nothing but NaN", tensor, what, place);
 }
 
+std::vector<std::string> weight_directories(const std::string& from) {
+    std::error_code ignored;
+    const std::filesystem::path path = std::filesystem::absolute(from, ignored).lexically_normal();
+    const std::filesystem::path directory =
+        std::filesystem::is_directory(path, ignored) && path.has_filename() ? path : path.parent_path();
+    std::vector<std::string> directories{directory.string()};
+    if (directory.parent_path().filename() == "checkpoints")
+        directories.push_back(directory.parent_path().parent_path().string());
+    return directories;
+}
+
 }  // namespace llmc

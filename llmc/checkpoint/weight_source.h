@@ -32,6 +32,9 @@ std::unique_ptr<WeightSource> open_weights(const std::string& path, bool average
 // The same for a run of this model. Refuses a source of a different model. A .safetensors file needs no config.json.
 std::unique_ptr<WeightSource> open_weights(const std::string& path, const ModelConfig& model);
 
+// The directory of the weights that `from` names, and the run directory that a checkpoint belongs to.
+std::vector<std::string> weight_directories(const std::string& from);
+
 // Passes every parameter to `store` once.
 using StoreTensor = std::function<void(const std::string& name, const std::vector<float>& values)>;
 void import_weights(const WeightSource& source, const StoreTensor& store);

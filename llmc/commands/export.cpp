@@ -6,6 +6,7 @@
 
 #include "llmc/checkpoint/hf_weights.h"
 #include "llmc/checkpoint/llmc_model.h"
+#include "llmc/comm/agreement.h"  // failure_of
 #include "llmc/run/ranks.h"
 #include "llmc/train/trainer.h"
 
@@ -19,11 +20,17 @@ bool is_same_place(const fs::path& a, const fs::path& b) {
     return fs::weakly_canonical(a, ignored) == fs::weakly_canonical(b, ignored);
 }
 
-// True for files that an earlier export or a run wrote for a model.
+// True for files that an export or a run writes for a model.
 bool is_model_file(const std::string& name) {
     const bool shard = name.starts_with("model-") && name.ends_with(".safetensors");
     return shard || name == "model.safetensors" || name == "model.safetensors.index.json" || name == "config.json" ||
            name == "generation_config.json";
+}
+
+// True for files that belong to a model in its directory, as far as their names say.
+bool is_read_with_a_model(const fs::path& file) {
+    constexpr const char* kEnds[] = {".json", ".safetensors", ".bin", ".pt", ".model", ".jinja", ".py"};
+    return std::find(std::begin(kEnds), std::end(kEnds), file.extension()) != std::end(kEnds);
 }
 
 // The directory without any model. config.json is deleted first: without it, no program takes the rest for a model.
@@ -41,9 +48,16 @@ void make_directory(const Options& o) {
     if (error) refuse("export: cannot write into " + o.to + ": " + error.message());
     if (!there.empty() && !o.overwrite)
         refuse("export: " + o.to + " is not empty; --overwrite replaces the model in it, or choose another --to");
+    const auto is_ours = [](const fs::path& path) {
+        return is_model_file(path.filename().string()) || is_hf_tokenizer_file(path.filename().string());
+    };
+    for (const fs::path& path : there)
+        if (is_read_with_a_model(path) && !is_ours(path))
+            refuse("export: " + path.string() + " is from another program or a run, and might be read with the " +
+                   "model; move it away, or choose another --to");
     fs::remove(to / "config.json", error);
     for (const fs::path& path : there)
-        if (is_model_file(path.filename().string())) fs::remove(path, error);
+        if (is_ours(path)) fs::remove(path, error);
 }
 
 // The file that --format llmc writes: FILE.bin, or model.bin in a directory.
@@ -54,17 +68,20 @@ std::string llmc_file(const Options& o) {
     if (is_same_place(o.from, file)) refuse("export: --to " + o.to + " would replace the model that --from reads");
     if (fs::exists(file, error) && !o.overwrite)
         refuse("export: " + file.string() + " exists; --overwrite replaces it, or choose another --to");
+    if (fs::exists(file, error) && !has_llmc_magic(file.string()))
+        refuse("export: " + file.string() +
+               " is not a model file of llm.c, so it is not replaced; choose another --to");
     if (file.has_parent_path()) fs::create_directories(file.parent_path(), error);
     if (error) refuse("export: cannot write " + file.string() + ": " + error.message());
     return file.string();
 }
 
-// Writes the tokenizer's files if there is a tokenizer. Returns the tokens at the edges of documents.
-DocumentTokens write_tokenizer(const Options& o, const WeightSource& source) {
+// Writes the files of --tokenizer or else of the model's tokenizer, if there is one. Returns the tokens at the edges of
+// documents.
+DocumentTokens write_tokenizer(const Options& o, const WeightSource& source, const TokenizerSearch& search) {
     const HfTokenizerTarget target{
         o.to, source.model().vocab, source.model().context, {source.begin_token(), source.end_token()}};
     if (!o.tokenizer.empty()) return write_hf_tokenizer(o.tokenizer, target);
-    const TokenizerSearch search = find_tokenizer("", o.from, source);
     std::string problem = search.problem;
     try {
         if (search.tokenizer) return write_hf_tokenizer(search.tokenizer->encoder(), target);
@@ -96,11 +113,15 @@ ExitCode export_weights(const Options& o) {
         written = llmc_file(o);
         export_llmc(written, source->model(), o.dtype == StateFormat::fp32 ? LlmcType::fp32 : LlmcType::bf16, fetch);
     } else {
+        const TokenizerSearch search = find_tokenizer("", o.from, *source);
+        std::optional<TokenDecoder> given;  // of what cannot be decoded here, the files are checked and copied
+        if (!o.tokenizer.empty() && search.tokenizer) failure_of([&] { given = TokenDecoder::open(o.tokenizer); });
+        if (given) given->require_same(*search.tokenizer);
         make_directory(o);
         const HfType type = o.dtype == StateFormat::fp32   ? HfType::fp32
                             : o.dtype == StateFormat::bf16 ? HfType::bf16
                                                            : HfType::fp8;
-        const DocumentTokens tokens = write_tokenizer(o, *source);
+        const DocumentTokens tokens = write_tokenizer(o, *source, search);
         export_hf_directory(o.to, source->model(), {type, tokens.end, kHfShardBytes, tokens.begin}, fetch);
     }
     print_line("{} in {} written to {}", counted(source->model().parameters(), "parameter"), word_of(o.dtype), written);

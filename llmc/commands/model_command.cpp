@@ -13,26 +13,12 @@
 #include "llmc/train/trainer.h"
 
 namespace llmc {
-namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
-// The directory of the weights, and the run directory that a checkpoint belongs to.
-std::vector<std::string> directories_of(const std::string& from) {
-    std::error_code ignored;
-    const fs::path path = fs::absolute(from, ignored).lexically_normal();
-    const fs::path directory = fs::is_directory(path, ignored) && path.has_filename() ? path : path.parent_path();
-    std::vector<std::string> directories{directory.string()};
-    if (directory.parent_path().filename() == "checkpoints")
-        directories.push_back(directory.parent_path().parent_path().string());
-    return directories;
-}
-
-}  // namespace
-
 ordered_json run_config(const std::string& from) {
-    const ordered_json run = read_run_json(directories_of(from).back());
+    const ordered_json run = read_run_json(weight_directories(from).back());
     if (run.is_object() && run.contains("config") && run["config"].is_object()) return run["config"];
     const std::string checkpoint = newest_checkpoint(from);
     return checkpoint.empty() ? ordered_json::object() : *CheckpointReader(checkpoint).manifest().config;
@@ -49,15 +35,15 @@ void take_flags(const ordered_json& config, const std::vector<std::string>& name
 
 TokenizerSearch find_tokenizer(const std::string& given, const std::string& from, const WeightSource& weights) {
     const int vocab = weights.model().vocab;
-    TokenizerSearch search;
-    if (given.empty()) {
-        std::vector<std::string> directories = directories_of(from);
-        const ordered_json config = run_config(from), train = config.value("train", ordered_json());
-        if (train.is_string()) directories.push_back(fs::path(train.get<std::string>()).parent_path().string());
-        search = find_tokenizer(directories, vocab);
-    } else {
-        search.tokenizer = TokenDecoder::open(given);
-        require_tokens_fit(given, search.tokenizer->vocab(), vocab);
+    std::vector<std::string> directories = weight_directories(from);
+    const ordered_json config = run_config(from), train = config.value("train", ordered_json());
+    if (train.is_string()) directories.push_back(fs::path(train.get<std::string>()).parent_path().string());
+    TokenizerSearch search = find_tokenizer(directories, vocab);
+    if (!given.empty()) {
+        TokenDecoder decoder = TokenDecoder::open(given);
+        require_tokens_fit(given, decoder.vocab(), vocab);
+        if (search.tokenizer) decoder.require_same(*search.tokenizer);
+        search = {decoder, ""};
     }
     if (search.tokenizer && weights.end_token() >= 0) search.tokenizer->set_end_token(weights.end_token());
     return search;

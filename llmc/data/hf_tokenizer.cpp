@@ -89,6 +89,10 @@ std::string with_tokens(const std::string& content, ordered_json config, const s
 
 }  // namespace
 
+bool is_hf_tokenizer_file(const std::string& name) {
+    return std::find(std::begin(kFiles), std::end(kFiles), name) != std::end(kFiles);
+}
+
 DocumentTokens write_hf_tokenizer(const std::string& tokenizer, const HfTokenizerTarget& target) {
     std::map<std::string, std::string> files = hf_files(tokenizer);
     if (files.empty()) files["tokenizer.json"] = ask_prepare("json", tokenizer);

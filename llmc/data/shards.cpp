@@ -5,6 +5,7 @@
 #define XXH_INLINE_ALL
 #include <fcntl.h>
 #include <glob.h>
+#include <openssl/sha.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -38,6 +39,9 @@ constexpr int32_t magic_uint32 = 20240801, version_uint32 = 7;
 
 // Open files per set. A large corpus has a thousand shards, and a process often has only 1024 descriptors.
 constexpr int max_open_files = 256;
+
+// Sets of at most this many tokens are read whole when they are checked.
+constexpr int64_t kSmallSet = 1 << 24;
 
 constexpr InputKind kShard = {"token shard", "a shard, or a quoted pattern like 'data/train_*.bin'",
                               ExitCode::bad_data};
@@ -115,46 +119,21 @@ void read_field(const nlohmann::json& object, const char* name, std::optional<Va
     field = found->get<Value>();
 }
 
-Sidecar read_sidecar(const std::string& shard_path, const Header& header) {
-    const std::string path = shard_path + ".json";
-    if (::access(path.c_str(), F_OK) != 0) return {};
-    const auto invalid = [&](const std::exception& error) {
-        throw Error(ExitCode::bad_data,
-                    "the sidecar {} is not valid: {}; prepare the shard again or remove the sidecar", path,
-                    error.what());
-    };
-    Sidecar sidecar;
-    try {
-        const std::string text = read_input(path, kSidecar);
-        sidecar.fingerprint = XXH64(text.data(), text.size(), 0);
-        const nlohmann::json object = parse_json<nlohmann::json>(text);
-        read_field(object, "tokenizer", sidecar.tokenizer);
-        read_field(object, "tokenizer_hash", sidecar.tokenizer_hash);
-        read_field(object, "vocab", sidecar.vocab);
-        read_field(object, "max_token", sidecar.max_token);
-        read_field(object, "documents", sidecar.documents);
-        read_field(object, "tokens", sidecar.tokens);
-        read_field(object, "bytes", sidecar.bytes);
-        read_field(object, "end_token", sidecar.end_token);
-        read_field(object, "entropy_floor", sidecar.entropy_floor);
-    } catch (const JsonError& error) {
-        invalid(error);
-    } catch (const nlohmann::json::exception& error) {  // a field has another type
-        invalid(error);
-    }
+// Refuses a sidecar that contradicts the header of its shard.
+void check_sidecar(const Sidecar& sidecar, const std::string& path, const Header& header) {
     if (sidecar.tokens && *sidecar.tokens != header.tokens)
-        throw Error(ExitCode::bad_data,
-                    "the sidecar {} says {} tokens, its shard has {}: they do not belong together; prepare the shard "
-                    "again or remove the sidecar",
-                    path, *sidecar.tokens, header.tokens);
+        throw Error(
+            ExitCode::bad_data,
+            "the sidecar {}.json says {} tokens, its shard has {}: they do not belong together; prepare the shard "
+            "again or remove the sidecar",
+            path, *sidecar.tokens, header.tokens);
     const int64_t most = header.token_bytes == 2 ? 1 << 16 : kMostTokenIds;
     if (sidecar.vocab && (*sidecar.vocab < 1 || *sidecar.vocab > most))
         throw Error(
             ExitCode::bad_data,
-            "the sidecar {} says a vocabulary of {} ids; with tokens of {} bytes it can have 1 to {}; prepare the "
+            "the sidecar {}.json says a vocabulary of {} ids; with tokens of {} bytes it can have 1 to {}; prepare the "
             "shard again or remove the sidecar",
             path, *sidecar.vocab, header.token_bytes, most);
-    return sidecar;
 }
 
 bool is_shard(const std::filesystem::path& path) {
@@ -186,6 +165,36 @@ std::string suggested_pattern(const std::string& directory, const std::string& p
 }
 
 }  // namespace
+
+Sidecar read_sidecar(const std::string& file) {
+    const std::string path = file + ".json";
+    if (::access(path.c_str(), F_OK) != 0) return {};
+    const auto invalid = [&](const std::exception& error) {
+        throw Error(ExitCode::bad_data, "the sidecar {} is not valid: {}; write the file again or remove the sidecar",
+                    path, error.what());
+    };
+    Sidecar sidecar;
+    try {
+        const std::string text = read_input(path, kSidecar);
+        sidecar.fingerprint = XXH64(text.data(), text.size(), 0);
+        const nlohmann::json object = parse_json<nlohmann::json>(text);
+        read_field(object, "tokenizer", sidecar.tokenizer);
+        read_field(object, "tokenizer_hash", sidecar.tokenizer_hash);
+        read_field(object, "vocab", sidecar.vocab);
+        read_field(object, "max_token", sidecar.max_token);
+        read_field(object, "documents", sidecar.documents);
+        read_field(object, "tokens", sidecar.tokens);
+        read_field(object, "bytes", sidecar.bytes);
+        read_field(object, "end_token", sidecar.end_token);
+        read_field(object, "checksum", sidecar.checksum);
+        read_field(object, "entropy_floor", sidecar.entropy_floor);
+    } catch (const JsonError& error) {
+        invalid(error);
+    } catch (const nlohmann::json::exception& error) {  // a field has another type
+        invalid(error);
+    }
+    return sidecar;
+}
 
 std::vector<std::string> expand_glob(const std::string& pattern) {
     glob_t found{};
@@ -229,7 +238,9 @@ ShardSet::ShardSet(const std::vector<std::string>& patterns) {
                             first->second, patterns[i],
                             first->second == path ? "it again" : path + ", which is the same file");
         }
-    require_one_tokenizer({this});
+    std::vector<const TokenFile*> files;
+    add_to(files);
+    require_one_tokenizer(files);
 }
 
 ShardSet ShardSet::random(int vocab, int64_t tokens, uint64_t seed) {
@@ -259,7 +270,8 @@ ShardSet ShardSet::random(int vocab, int64_t tokens, uint64_t seed) {
 void ShardSet::add_shard(const std::string& path, size_t pattern) {
     auto file = std::make_unique<InputFile>(path, kShard);
     const Header header = read_header(file->fd(), path);
-    Shard shard{path, pattern, nullptr, header.tokens, header.identity, read_sidecar(path, header)};
+    Shard shard{{path, read_sidecar(path)}, pattern, nullptr, header.tokens, header.identity};
+    check_sidecar(shard.sidecar, path, header);
     if (!shards_.empty() && header.token_bytes != token_bytes_)
         throw Error(ExitCode::bad_data, "{} has tokens of {} bytes, {} of {}: shards of one set must have one width",
                     path, header.token_bytes, shards_[0].path, token_bytes_);
@@ -277,7 +289,7 @@ static std::optional<int64_t> known_end_token(const Sidecar& sidecar) {
     return std::nullopt;
 }
 
-void ShardSet::require_one_tokenizer(const std::vector<const ShardSet*>& sets) {
+void require_one_tokenizer(const std::vector<const TokenFile*>& files) {
     const auto number = [](const std::optional<int64_t>& value) { return value ? std::to_string(*value) : ""; };
     // The facts of a sidecar about its tokenizer; "" for those that it lacks.
     const auto say = [&](const Sidecar& sidecar) -> std::array<std::pair<const char*, std::string>, 4> {
@@ -286,33 +298,61 @@ void ShardSet::require_one_tokenizer(const std::vector<const ShardSet*>& sets) {
                  {"vocab", number(sidecar.vocab)},
                  {"end_token", number(known_end_token(sidecar))}}};
     };
-    std::array<const Shard*, 4> firsts{};  // the first shard whose sidecar says it
-    for (const ShardSet* set : sets)
-        for (const Shard& shard : set->shards_) {
-            const auto mine = say(shard.sidecar);
-            for (size_t i = 0; i < mine.size(); i++) {
-                const auto& [name, value] = mine[i];
-                if (value.empty()) continue;
-                if (!firsts[i]) firsts[i] = &shard;
-                const Sidecar& first = firsts[i]->sidecar;
-                const std::string expected = say(first)[i].second;
-                const bool same_hash =
-                    shard.sidecar.tokenizer_hash && shard.sidecar.tokenizer_hash == first.tokenizer_hash;
-                if (value != expected && !(name == std::string("tokenizer") && same_hash))
-                    throw Error(ExitCode::bad_data,
-                                "{} and {} were made with different tokenizers: their sidecars have {} {} and {}; "
-                                "prepare all sets with one tokenizer",
-                                shard.path, firsts[i]->path, name, value, expected);
-            }
+    std::array<const TokenFile*, 4> firsts{};  // the first file whose sidecar says it
+    for (const TokenFile* file : files) {
+        const auto mine = say(file->sidecar);
+        for (size_t i = 0; i < mine.size(); i++) {
+            const auto& [name, value] = mine[i];
+            if (value.empty()) continue;
+            if (!firsts[i]) firsts[i] = file;
+            const Sidecar& first = firsts[i]->sidecar;
+            const std::string expected = say(first)[i].second;
+            const bool same_hash = file->sidecar.tokenizer_hash && file->sidecar.tokenizer_hash == first.tokenizer_hash;
+            if (value != expected && !(name == std::string("tokenizer") && same_hash))
+                throw Error(ExitCode::bad_data,
+                            "{} and {} were made with different tokenizers: their sidecars have {} {} and {}; "
+                            "prepare all sets with one tokenizer",
+                            file->path, firsts[i]->path, name, value, expected);
         }
+    }
 }
 
+void ShardSet::add_to(std::vector<const TokenFile*>& files) const {
+    for (const Shard& shard : shards_) files.push_back(&shard);
+}
+
+// A copy has as many tokens, and the same ones in the middle.
 std::string ShardSet::shared_file(const ShardSet& other) const {
-    std::set<std::pair<uint64_t, uint64_t>> files;
-    for (const Shard& shard : shards_) files.insert(shard.identity);
-    for (const Shard& shard : other.shards_)
-        if (files.contains(shard.identity)) return shard.path;
+    static constexpr int64_t kBlock = 1 << 12;
+    const auto middle = [](const ShardSet& set, const Shard& shard) {
+        const int64_t count = std::min<int64_t>(kBlock, shard.tokens);
+        return set.hash_tokens(shard, (shard.tokens - count) / 2, count, 0);
+    };
+    for (const Shard& theirs : other.shards_)
+        for (const Shard& mine : shards_)
+            if (mine.identity == theirs.identity ||
+                (mine.tokens == theirs.tokens && middle(*this, mine) == middle(other, theirs)))
+                return theirs.path;
     return "";
+}
+
+void ShardSet::check_checksums() const {
+    if (total_tokens_ > kSmallSet) return;
+    for (const Shard& shard : shards_) {
+        if (!shard.sidecar.checksum) continue;
+        std::string bytes(static_cast<size_t>(shard.tokens * token_bytes_), 0), found = "sha256:";
+        pread_all(InputFile(shard.path, kShard).fd(), shard.path, header_bytes, shard.tokens * token_bytes_,
+                  bytes.data());
+        unsigned char digest[SHA256_DIGEST_LENGTH];
+        ::SHA256(reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size(), digest);
+        for (const unsigned char byte : digest) found += fmt::format("{:02x}", byte);
+        if (found != *shard.sidecar.checksum)
+            throw Error(
+                ExitCode::bad_data,
+                "the sidecar of {} has the checksum of other tokens: the shard was changed or replaced after it "
+                "was written; write or copy both again, or remove the sidecar if the shard is right",
+                shard.path);
+    }
 }
 
 std::optional<double> ShardSet::bytes_per_token() const {
@@ -339,7 +379,7 @@ uint64_t ShardSet::hash_tokens(const Shard& shard, int64_t first, int64_t count,
 
 const std::vector<uint64_t>& ShardSet::fingerprints_by_pattern() const {
     if (!fingerprints_.empty()) return fingerprints_;
-    constexpr int64_t kSmallSet = 1 << 24, kBlock = 1 << 12, kBlocksOfSet = 1 << 12, kBlocksOfShard = 8;
+    constexpr int64_t kBlock = 1 << 12, kBlocksOfSet = 1 << 12, kBlocksOfShard = 8;
     const bool whole = total_tokens_ <= kSmallSet;
     const int64_t block = whole ? 1 << 15 : kBlock;
     std::vector<uint64_t> hashes(shards_.back().pattern + 1, static_cast<uint64_t>(token_bytes_));

@@ -17,19 +17,33 @@ namespace llmc {
 // matched X). Throws an Error that names the pattern if nothing matches.
 std::vector<std::string> expand_glob(const std::string& pattern);
 
-// Facts about a shard that its writer put into `<shard>.json`. Every field may be missing.
+// Facts about a file of tokens that its writer put into `<file>.json`. Every field may be missing.
 struct Sidecar {
     std::optional<std::string> tokenizer;       // "bytes", "gpt2"
     std::optional<std::string> tokenizer_hash;  // distinguishes tokenizers of the same name
     std::optional<int64_t> vocab;               // number of token ids
-    std::optional<int64_t> max_token;           // largest id in this shard
+    std::optional<int64_t> max_token;           // largest id in this file
     std::optional<int64_t> documents;
     std::optional<int64_t> tokens;
     std::optional<int64_t> bytes;         // bytes of the text before tokenization
+    std::optional<std::string> checksum;  // "sha256:" and the SHA-256 of the tokens
     std::optional<int64_t> end_token;     // begins every document
     std::optional<double> entropy_floor;  // nats per token: no model can have a lower expected loss
     uint64_t fingerprint = 0;             // a hash of the sidecar's text
 };
+
+// The sidecar of a file of tokens. All fields are empty if it has none.
+Sidecar read_sidecar(const std::string& path);
+
+// A shard, or a file of questions (choices.h).
+struct TokenFile {
+    std::string path;
+    Sidecar sidecar;
+};
+
+// Throws an Error unless all files come from one tokenizer, as far as their sidecars say: its name and hash, the
+// vocabulary, and the token that begins documents.
+void require_one_tokenizer(const std::vector<const TokenFile*>& files);
 
 // The largest vocabulary of a sidecar or a model, four times that of the largest published tokenizers.
 constexpr int kMostTokenIds = 1 << 20;
@@ -52,8 +66,8 @@ public:
     int token_bytes() const { return token_bytes_; }  // 2 or 4, the same in every shard
     int64_t total_tokens() const { return total_tokens_; }
 
-    // The first shard's sidecar. All fields are empty if it has none.
-    const Sidecar& sidecar() const { return shards_[0].sidecar; }
+    const TokenFile& first() const { return shards_[0]; }
+    const Sidecar& sidecar() const { return first().sidecar; }
 
     // Mean bytes of text per token, or nothing unless every sidecar gives its bytes. The tokens that begin documents
     // are no text.
@@ -64,11 +78,10 @@ public:
     // tokenizer is a different one.
     std::optional<int64_t> end_token() const;
 
-    // Throws an Error unless all shards of all sets come from one tokenizer, as far as their sidecars say: its name and
-    // hash, the vocabulary, and the token that begins documents.
-    static void require_one_tokenizer(const std::vector<const ShardSet*>& sets);
+    // Appends the shards to `files`, for require_one_tokenizer().
+    void add_to(std::vector<const TokenFile*>& files) const;
 
-    // The first file of `other` that is also in this set, under any path; "" if there is none.
+    // The first file of `other` that is also in this set, under any path or as a copy; "" if there is none.
     std::string shared_file(const ShardSet& other) const;
 
     // Identifies the content and order of the shards, independent of file names. Hashes the lengths of the shards and
@@ -81,6 +94,10 @@ public:
     uint64_t fingerprint_of_ends() const;
     // Identifies the contents of the sidecars.
     uint64_t sidecars_fingerprint() const;
+
+    // Throws an Error if a sidecar has the checksum of other tokens. Checks sets of at most 16 million tokens;
+    // `data.prepare validate` checks larger ones.
+    void check_checksums() const;
 
     // The number of samples of T tokens: the sum over shards of (tokens - 1) / T. Throws an Error if it is zero.
     int64_t samples(int T) const;
@@ -98,13 +115,11 @@ public:
     void check_vocabulary(int vocab, int64_t full_scan_bytes = int64_t{1} << 30) const;
 
 private:
-    struct Shard {
-        std::string path;
+    struct Shard : TokenFile {
         size_t pattern = 0;               // index of the pattern that matched it
         std::unique_ptr<InputFile> file;  // nullptr if it is opened for each read; see max_open_files
         int64_t tokens = 0;
         std::pair<uint64_t, uint64_t> identity;  // device and inode
-        Sidecar sidecar;
     };
 
     ShardSet() = default;

@@ -12,6 +12,7 @@
 #include "llmc/base/files.h"
 #include "llmc/base/text.h"
 #include "llmc/data/encoder.h"
+#include "llmc/data/shards.h"
 
 namespace llmc {
 namespace {
@@ -19,6 +20,7 @@ namespace {
 constexpr int32_t magic_llmc = 20240328;
 constexpr int max_vocab = 1 << 24;  // far more than any tokenizer has; keeps a corrupt file from filling the memory
 constexpr int kMostPrefixBytes = 255;
+constexpr size_t kHashAt = 24, kHashBytes = 32;  // in the header of a table
 
 constexpr InputKind kTokenizerFile = {"tokenizer file",
                                       "a .tiktoken file, an llm.c tokenizer.bin, a tokenizer.json, a directory with "
@@ -193,14 +195,23 @@ void TokenDecoder::require_same(const TokenDecoder& other) const {
         const bool both_end = id == end_token_ && id == other.end_token_;  // formats name the end token differently
         if (mine == theirs || mine.empty() || theirs.empty() || both_end) continue;
         bad_file(name_, fmt::format("token {} is '{}', but '{}' in {}: they are different tokenizers; "
-                                    "prepare all data with the tokenizer of the training data",
+                                    "use the one of the training data everywhere",
                                     id, sanitize(mine), sanitize(theirs), other.name_));
     }
 }
 
-// Format: int32 head[256] = {magic, version, tokens, end token, prefix bytes, 1 if it does not count text}, then
-// {length, bytes} per token. The length is a uint8, or from version 3 on a uint16. Version 1 has no end token; llm.c's
-// version 2 ends with it.
+void TokenDecoder::require_made(const TokenFile& file) const {
+    const std::string& made_with = file.sidecar.tokenizer_hash.value_or(hash_);
+    if (!hash_.empty() && made_with != hash_)
+        bad_file(name_,
+                 fmt::format("it is not the tokenizer that {} was made with (tokenizer_hash {}, not {}); take both "
+                             "from one data.prepare",
+                             file.path, hash_, made_with));
+}
+
+// Format: int32 head[256] = {magic, version, tokens, end token, prefix bytes, 1 if it does not count text, and 8 of the
+// tokenizer's SHA-256}, then {length, bytes} per token. The length is a uint8, or from version 3 on a uint16. Version 1
+// has no end token; llm.c's version 2 ends with it.
 TokenDecoder TokenDecoder::from_llmc(const std::string& content, const std::string& path) {
     int32_t head[256];
     if (content.size() < sizeof head) bad_file(path, fmt::format("has {} bytes, less than its header", content.size()));
@@ -214,6 +225,11 @@ TokenDecoder TokenDecoder::from_llmc(const std::string& content, const std::stri
     if (version > 1) {
         decoder.prefix_bytes_ = head[4];
         decoder.counts_text_ = head[5] == 0;
+        const std::string hash = content.substr(kHashAt, kHashBytes);
+        if (hash != std::string(kHashBytes, '\0')) {
+            decoder.hash_ = "sha256:";
+            for (const unsigned char byte : hash) decoder.hash_ += fmt::format("{:02x}", byte);
+        }
     }
     if (decoder.prefix_bytes_ < 0 || decoder.prefix_bytes_ > kMostPrefixBytes)
         bad_file(path, fmt::format("says that documents begin with {} bytes that are not text", head[4]));
@@ -273,6 +289,9 @@ std::string TokenDecoder::as_table() const {
     const size_t width = longest > UINT8_MAX ? 2 : 1;
     const int32_t head[256] = {magic_llmc, width == 2 ? 3 : 2, vocab(), end_token_, prefix_bytes_, !counts_text_};
     std::string content(reinterpret_cast<const char*>(head), sizeof head);
+    for (size_t i = 0; i < kHashBytes && !hash_.empty(); i++)
+        content[kHashAt + i] =
+            static_cast<char>(std::stoi(hash_.substr(hash_.size() - 2 * kHashBytes + 2 * i, 2), nullptr, 16));
     for (const std::string& piece : pieces_) {
         const auto length = static_cast<uint16_t>(piece.size());
         content.append(reinterpret_cast<const char*>(&length), width);

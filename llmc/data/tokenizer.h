@@ -7,6 +7,8 @@
 
 namespace llmc {
 
+struct TokenFile;
+
 // The bytes that each token of a vocabulary contributes to text, read from one of several file formats.
 class TokenDecoder {
 public:
@@ -36,6 +38,9 @@ public:
 
     // Throws Error(bad_data) if an id that both have stands for different text.
     void require_same(const TokenDecoder& other) const;
+    // Throws Error(bad_data) if the file was made with another tokenizer, as far as its sidecar and the table of this
+    // one say.
+    void require_made(const TokenFile& file) const;
 
     // The bytes of the tokens. Ids outside the vocabulary (a model's padded columns), and tokens that add nothing to
     // text, become "<|id|>".
@@ -57,6 +62,7 @@ private:
     static TokenDecoder from_tiktoken(const std::string& content, const std::string& path);
 
     std::string name_, encoder_;
+    std::string hash_;                 // tokenizer_hash of sidecars; "" if unknown
     std::vector<std::string> pieces_;  // bytes of each id; empty if token ids are printed
     int end_token_ = -1;
     int prefix_bytes_ = 0;
@@ -97,6 +103,9 @@ struct HfTokenizerTarget {
     int vocab = 0, context = 0;
     DocumentTokens tokens;
 };
+
+// True for the names of files that write_hf_tokenizer() may write.
+bool is_hf_tokenizer_file(const std::string& name);
 
 // Writes a tokenizer in the files that Hugging Face's programs read: tokenizer.json (of the tokenizers package) and
 // tokenizer_config.json, which transformers and lm-evaluation-harness expect next to a model. The source, `tokenizer`,

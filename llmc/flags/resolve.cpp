@@ -365,6 +365,27 @@ void note_tf32_without_effect(Options& o, const ResolveInputs& inputs) {
             o, fmt::format("--tf32 is ignored: it needs --precision fp32, and this run has {}", word_of(o.precision)));
 }
 
+// Notes flags that differ from the default and that this run never reads.
+void note_flags_without_effect(Options& o, int ranks) {
+    if (o.dry_run || o.estimate_scaling || o.bench) return;
+    const bool validates = !o.val.empty(), scores = !o.task.empty() || !o.hellaswag.empty();
+    const struct {
+        const char* names;
+        bool are_read;
+        const char* without;
+    } rows[] = {{"val-batches val-precision", validates, "without --val"},
+                {"val-every", validates || scores, "without --val, --task or --hellaswag"},
+                {"prompt sample-tokens", o.sample_every > 0, "without --sample-every"},
+                {"keep after-checkpoint checkpoint-local on-save-error", !o.out.empty(), "without --out"},
+                {"reduce", ranks > 1, "in one process; start several with mpirun or srun"}};
+    for (const auto& [names, are_read, without] : rows)
+        for (const std::string& name : words_in(names)) {
+            const Flag& flag = *find_flag(name);
+            if (!are_read && o.given.contains(name) && *flag.get(o) != *flag.get(Options()))
+                add_note(o, fmt::format("--{} has no effect {}", name, without));
+        }
+}
+
 // Notes FP8 flags that differ from the default in a run without FP8. A run.json also holds the defaults.
 void note_fp8_flags_without_effect(Options& o) {
     if (o.is_fp8()) return;
@@ -455,6 +476,7 @@ void resolve(Options& o, const ResolveInputs& inputs) {
     resolve_offload(o);
     note_tf32_without_effect(o, inputs);
     note_fp8_flags_without_effect(o);
+    note_flags_without_effect(o, inputs.ranks);
     resolve_kernels(o, inputs);
 }
 

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "llmc/checkpoint/manifest.h"  // checksum
+#include "llmc/checkpoint/weight_source.h"
 #include "llmc/data/loader.h"
 #include "llmc/flags/flags.h"
 #include "llmc/log/provenance.h"
@@ -22,7 +23,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // The files of multiple-choice examples, by name.
-std::vector<ValSet> task_files(const Options& o) {
+std::vector<ValSet> tasks_of(const Options& o) {
     std::vector<ValSet> files = o.task;
     if (o.hellaswag.empty()) return files;
     for (const ValSet& task : files)
@@ -51,12 +52,31 @@ TokenizerSearch tokenizer_of(const ShardSet& shards, const Options& o) {
     if (!o.tokenizer.empty()) {
         TokenDecoder given = TokenDecoder::open(o.tokenizer);
         require_tokens_fit(o.tokenizer, given.vocab(), vocab, fewest);
-        if (search.tokenizer) given.require_same(*search.tokenizer);
+        if (search.tokenizer)
+            given.require_same(*search.tokenizer);
+        else
+            given.require_made(shards.first());
         search.tokenizer = given;
+    } else if (search.tokenizer) {
+        search.tokenizer->require_made(shards.first());
     }
     if (search.tokenizer && o.end_token >= 0 && o.end_token < search.tokenizer->vocab())
         search.tokenizer->set_end_token(o.end_token);
     return search;
+}
+
+// Refuses weights to start from whose tokens stand for other text than the data's.
+void require_tokenizer_of_weights(const TokenDecoder& tokenizer, const Options& o) {
+    const TokenizerSearch theirs = find_tokenizer(weight_directories(o.init_from), o.model.vocab);
+    if (!theirs.tokenizer) return;
+    try {
+        tokenizer.require_same(*theirs.tokenizer);
+    } catch (const Error& error) {
+        throw Error(ExitCode::bad_data,
+                    "--init-from {}: {} (or, to train on with other tokens, copy the weights to a directory without a "
+                    "tokenizer)",
+                    o.init_from, error.what());
+    }
 }
 
 // See Inputs::val_bytes.
@@ -102,19 +122,24 @@ Inputs::Inputs(const Options& options) : sources(sources_from_text(options.train
     if (!options.train.empty()) train = std::make_unique<ShardSet>(sources.patterns);
     for (const ValSet& set : options.val)
         val.emplace_back(set.name, std::make_unique<ShardSet>(std::vector<std::string>{set.glob}));
-    for (const ValSet& task : task_files(options)) tasks.emplace_back(task.name, read_choices(task.glob));
+    for (const ValSet& task : tasks_of(options)) {
+        tasks.emplace_back(task.name, read_choices(task.glob));
+        task_files.push_back({task.glob, read_sidecar(task.glob)});
+    }
 }
 
 void Inputs::check(const Options& o) {
     const auto check_set = [&](const ShardSet& set) {
+        set.check_checksums();
         set.check_vocabulary(o.model.vocab);
         if (o.doc_mask) check_end_token(set, o);
     };
     if (train) check_set(*train);
-    std::vector<const ShardSet*> sets;
-    if (train) sets.push_back(train.get());
-    for (const auto& [name, set] : val) sets.push_back(set.get());
-    ShardSet::require_one_tokenizer(sets);
+    std::vector<const TokenFile*> token_files;
+    if (train) train->add_to(token_files);
+    for (const auto& [name, set] : val) set->add_to(token_files);
+    for (const TokenFile& file : task_files) token_files.push_back(&file);
+    require_one_tokenizer(token_files);
     if (train) tokenizer = tokenizer_of(*train, o);
     set_order(o);
     require_enough(o);
@@ -127,8 +152,10 @@ void Inputs::check(const Options& o) {
         }
         val_bytes.push_back(bytes_of_tokens(*set, search.tokenizer, o.model.vocab));
     }
-    const std::vector<ValSet> files = task_files(o);
-    for (size_t i = 0; i < tasks.size(); i++) check_choices(tasks[i].second, o.model.vocab, o.seq, files[i].glob);
+    for (size_t i = 0; i < tasks.size(); i++) check_choices(tasks[i].second, o.model.vocab, o.seq, task_files[i].path);
+    if (tokenizer.tokenizer && o.tokenizer.empty())
+        for (const TokenFile* file : token_files) tokenizer.tokenizer->require_made(*file);
+    if (tokenizer.tokenizer && !o.init_from.empty()) require_tokenizer_of_weights(*tokenizer.tokenizer, o);
 }
 
 void Inputs::set_order(const Options& o) {
@@ -229,8 +256,8 @@ InputFingerprints Inputs::fingerprints(const Options& o) const {
     };
     if (train && !sources.patterns.empty()) add_set("training set", *train, sources.patterns);
     for (size_t i = 0; i < val.size(); i++) add_set("validation set", *val[i].second, {o.val[i].glob});
-    for (const ValSet& task : task_files(o))
-        add_text("task file " + task.glob, read_input(task.glob, {"task file", "", ExitCode::bad_data}));
+    for (const TokenFile& task : task_files)
+        add_text("task file " + task.path, read_input(task.path, {"task file", "", ExitCode::bad_data}));
     if (tokenizer.tokenizer) add_text("tokenizer", tokenizer.tokenizer->as_table());
     if (!o.model_name.empty() && !is_model_name(o.model_name))
         add_text("model file " + o.model_name, json_text(model_json(find_model(o.model_name))));

@@ -180,7 +180,10 @@ TEST_CASE("all shards of all sets come from one tokenizer, as far as their sidec
         }
         const auto open = [&] {
             const ShardSet first({dir / "[ab].bin"}), second({dir / "c.bin"});
-            ShardSet::require_one_tokenizer({&first, &second});
+            std::vector<const TokenFile*> files;
+            first.add_to(files);
+            second.add_to(files);
+            require_one_tokenizer(files);
         };
         CAPTURE(c.sidecars[0] + c.sidecars[1] + c.sidecars[2]);
         if (c.words.empty())
@@ -188,6 +191,31 @@ TEST_CASE("all shards of all sets come from one tokenizer, as far as their sidec
         else
             check_error(ExitCode::bad_data, c.words, open);
     }
+}
+
+TEST_CASE("a set shares the shards of another one, linked or copied") {
+    TemporaryDirectory dir;
+    write_shard(dir / "a.bin", counting(0, 9));
+    write_shard(dir / "b.bin", counting(5, 9));
+    std::filesystem::create_hard_link(dir / "a.bin", dir / "link.bin");
+    const std::string copy = write_shard(dir / "copy.bin", counting(5, 9));
+    write_shard(dir / "longer.bin", counting(5, 10));
+    const ShardSet set({dir / "[ab].bin"});
+    CHECK(set.shared_file(ShardSet({dir / "link.bin"})) == dir / "link.bin");
+    CHECK(set.shared_file(ShardSet({copy})) == copy);
+    CHECK(set.shared_file(ShardSet({dir / "longer.bin"})) == "");
+}
+
+TEST_CASE("a sidecar's checksum is that of its tokens") {
+    TemporaryDirectory dir;
+    const std::string path = write_shard(dir / "a.bin", std::vector<uint16_t>{'a', 'b'});
+    const auto check = [&](const std::string& checksum) {
+        make_file(path + ".json", fmt::format(R"({{"checksum": "sha256:{}"}})", checksum));
+        ShardSet({path}).check_checksums();
+    };
+    // printf 'a\0b\0' | sha256sum
+    CHECK_NOTHROW(check("8fb20ef63ced4145fc2e983ffe597d1dcff39154c3bf21f0fa9dde6a0c50fdc9"));
+    check_error(ExitCode::bad_data, {path, "the checksum of other tokens"}, [&] { check(std::string(64, '0')); });
 }
 
 TEST_CASE("a sidecar's vocabulary is one that its tokens can have") {

@@ -196,6 +196,7 @@ class Formats(TestCase):
             ("s.gz", gzip.compress(self.read("s")), "compressed arrow"),
             ("twice", gzip.compress(zstd(text)), "compressed twice"),
             ("a.csv", b"id,text\n1,one\n", "a table of values with the column 'text'"),
+            ("b.csv", b"1,one\n", "a table of values"),
             ("tabs", b'"text"\t"label"\n"a"\t1\n', "a table of values"),
             ("a.txt.gz", text, "is not what its name says"),
             ("a.parquet", text, "is not what its name says"),

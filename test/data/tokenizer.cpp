@@ -1,6 +1,7 @@
 // Tokenizers: the kinds of tables, broken files, exports, and safe terminal output.
 #include "llmc/data/tokenizer.h"
 
+#include "llmc/data/shards.h"
 #include "test/data/shard_files.h"
 
 using namespace llmc;
@@ -156,6 +157,26 @@ TEST_CASE("tokenizers that differ are refused") {
     check_error(ExitCode::bad_data, {"some.bin", "token 1 is 'b', but 'c'"}, [&] {
         decoder.require_same(table(2, {"a", "c", "<s>"}));
     });
+}
+
+TEST_CASE("a table knows the files that its tokenizer has made") {
+    std::string content = llmc_tokenizer(2, 2, {"a", "b", "<s>"});
+    const auto file = [](const std::string& path, const std::optional<std::string>& hash) {
+        TokenFile file;
+        file.path = path;
+        file.sidecar.tokenizer_hash = hash;
+        return file;
+    };
+    const TokenFile made = file("a.bin", "sha256:" + std::string(62, '0') + "fe");
+    const TokenFile other = file("b.bin", "sha256:" + std::string(64, '1')), unknown = file("c.bin", std::nullopt);
+    CHECK_NOTHROW(TokenDecoder::parse_table(content, "llmc.bin").require_made(other));  // llm.c's has no hash
+    content[24 + 31] = static_cast<char>(0xfe);
+    const TokenDecoder decoder = TokenDecoder::parse_table(content, "t.bin");
+    CHECK(decoder.as_table() == content);
+    CHECK_NOTHROW(decoder.require_made(made));
+    CHECK_NOTHROW(decoder.require_made(unknown));
+    check_error(ExitCode::bad_data, {"t.bin", "not the tokenizer that b.bin was made with"},
+                [&] { decoder.require_made(other); });
 }
 
 // Exported files of a tokenizer.json and these other files, if they have content.

@@ -113,7 +113,7 @@ class Gguf(Case):
                                    (self.changed("mistral", "config.json", sliding_window=16), "window of 16 tokens"),
                                    (self.changed("llama", "config.json", rope_scaling={"rope_type": "yarn"}), "'yarn'"),
                                    (without, "has no tokenizer.json"), (fp8, "export it with --dtype fp32 or bf16"),
-                                   (own, "--pre gives llama.cpp's name"), (new_path(), "No such file")):
+                                   (own, "--pre gives llama.cpp's name"), (new_path(), "has no config.json")):
             with self.subTest(message):
                 path = new_path() + ".gguf"
                 done = to_gguf(directory, path)
@@ -121,7 +121,13 @@ class Gguf(Case):
                 self.assertIn(message, done.stderr)
                 self.assertNotIn("Traceback", done.stderr)
                 self.assertFalse(os.path.exists(path) or os.path.exists(path + ".tmp"))
-        self.assertEqual(to_gguf(own, new_path() + ".gguf", "--pre", "my-words").returncode, 0)
+        path = new_path() + ".gguf"
+        with open(path, "w", encoding="utf-8") as file:
+            file.write("mine")
+        self.assertIn("no GGUF file, so it is not replaced", to_gguf(own, path, "--pre", "my-words").stderr)
+        os.remove(path)
+        for _ in range(2):  # a GGUF file is replaced
+            self.assertEqual(to_gguf(own, path, "--pre", "my-words").returncode, 0)
 
     def test_a_tokenizer_like_llama_2s(self):
         import gguf

@@ -9,7 +9,7 @@ import subprocess
 import unittest
 
 from trainer import (CHECKPOINT, DATA, FLAGS, PROGRAM, RESOURCES, VOCAB, Case, corpus, new_path, run, tiny_flags,
-                     write_shard)
+                     write_choices, write_json, write_shard)
 
 TRAINED = re.compile("^step ", re.MULTILINE)
 SOME_TOKENS = [256] + [ord("a") + i % 26 for i in range(999)]
@@ -36,6 +36,21 @@ def with_sidecar(text):
     path = write_shard(SOME_TOKENS)
     with open(path + ".json", "w", encoding="utf-8") as file:
         file.write(text)
+    return path
+
+
+def questions_of_another_tokenizer():
+    path = write_choices([(0, [97, 98], [[99], [100]])])
+    write_json(path + ".json", {"tokenizer": "gpt2"})
+    return path
+
+
+def weights_of_another_tokenizer():
+    """A directory with a tokenizer in which 97 is not "a"."""
+    path = new_path("weights")
+    os.mkdir(path)
+    with open(os.path.join(path, "tokenizer.bin"), "wb") as file:
+        file.write(struct.pack("<4i", 20240328, 2, 98, 0).ljust(1024, b"\0") + b"\1x" * 98)
     return path
 
 
@@ -72,7 +87,7 @@ REFUSED = [
     (DATA, lambda: train_on(write_shard([])), ["no sequence of T=64", "use a smaller -t or more data"]),
     (DATA, lambda: train_on(write_shard(SOME_TOKENS + [VOCAB])),
      ["token 1000 has id 257", "257 ids", "--vocab to at least 258"]),
-    (DATA, lambda: train_on(with_sidecar("{ no JSON")), ["sidecar", "is not valid", "prepare the shard again"]),
+    (DATA, lambda: train_on(with_sidecar("{ no JSON")), ["sidecar", "is not valid", "write the file again"]),
     (DATA, lambda: ["--val", "nowhere/val.bin"], ["no file matches 'nowhere/val.bin'"]),
     (DATA, lambda: ["--val", write_shard(SOME_TOKENS + [9999])], ["token 1000 has id 9999"]),
     (DATA, lambda: ["--tokenizer", "nowhere.tiktoken", "--sample-every", "1"], ["nowhere.tiktoken"]),
@@ -99,6 +114,10 @@ REFUSED = [
     (CHECKPOINT, lambda: ["--init-from", directory_with_an_index()],
      ["names model-00001-of-00002.safetensors, which does not exist"]),
     (CHECKPOINT, lambda: ["--init-from", hostile_model()], [r"tensor \x1b]0;mine\x07\xc2\x9b has the unknown dtype F1"]),
+    (DATA, lambda: ["--task", "a=" + questions_of_another_tokenizer()], ["were made with different tokenizers"]),
+    (DATA, lambda: ["--init-from", weights_of_another_tokenizer()],
+     ["they are different tokenizers", "a directory without a tokenizer"]),
+    (FLAGS, lambda: ["--world", "8"], ["--world plans", "mpirun"]),
     (RESOURCES, lambda: ["--layers", "96", "--channels", "12288", "--heads", "96", "--precision", "fp32"],
      ["this run needs", "CPU (", " has ", "weights", "activations", "optimizer", "smaller model or a larger device"]),
 ]

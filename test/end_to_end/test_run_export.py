@@ -7,7 +7,7 @@ import struct
 import unittest
 
 from test_run_sample import HAS_TOKENIZERS
-from trainer import (CHECKPOINT, DATA, FLAGS, VOCAB, Case, FinishedRun, llmc_tensors, new_path, read_bytes as read,
+from trainer import (CHECKPOINT, DATA, FLAGS, VOCAB, Case, FinishedRun, corpus, llmc_tensors, new_path, read_bytes as read,
                      read_safetensors, run, tiny_flags, write_as_llmc, write_json, write_llmc_model)
 
 TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json"]
@@ -115,6 +115,35 @@ class Export(Case):
         path = self.export(directory, "--format", "llmc", to=new_path() + ".bin")
         self.refuses(FLAGS, ["--from", directory, "--to", path, "--format", "llmc"], "exists", "--overwrite")
         self.export(directory, "--format", "llmc", "--overwrite", to=path)
+
+    def test_overwrite_replaces_a_model_and_nothing_else(self):
+        """Not another run, and no file that would be read together with the new model. An earlier tokenizer goes."""
+        run_directory = new_path()
+        shutil.copytree(self.trained.directory, run_directory)
+        adapted = self.export(self.trained.directory)
+        write_json(os.path.join(adapted, "adapter_config.json"), {})
+        for to, name in ((run_directory, "run.json"), (adapted, "adapter_config.json")):
+            before = sorted(os.listdir(to)), read(os.path.join(to, "model.safetensors"))
+            self.refuses(FLAGS, ["--from", self.llmc_file(), "--to", to, "--overwrite"], name, "from another program or a run")
+            self.assertEqual((sorted(os.listdir(to)), read(os.path.join(to, "model.safetensors"))), before)
+        shard = os.path.join(new_path(), "val.bin")
+        os.mkdir(os.path.dirname(shard))
+        shutil.copy(corpus().val, shard)
+        self.refuses(FLAGS, ["--from", run_directory, "--to", shard, "--format", "llmc", "--overwrite"],
+                     "is not a model file of llm.c")
+        self.assertEqual(read(shard), read(corpus().val))
+        os.remove(os.path.join(adapted, "adapter_config.json"))
+        write_json(os.path.join(adapted, "tokenizer.json"), TOKENIZER)
+        self.export(self.llmc_file(), "--overwrite", to=adapted)
+        self.assertEqual(sorted(os.listdir(adapted)), ["config.json", "model.safetensors"])
+
+    @unittest.skipUnless(HAS_TOKENIZERS, "needs tokenizers")
+    def test_a_tokenizer_of_other_tokens(self):
+        directory = self.export(self.trained.directory)
+        with open(os.path.join(directory, "tokenizer.bin"), "wb") as file:
+            file.write(struct.pack("<4i", 20240328, 2, 98, 0).ljust(1024, b"\0") + b"\1x" * 98)
+        self.refuses(DATA, ["--from", self.trained.directory, "--to", new_path(), "--tokenizer",
+                            os.path.join(directory, "tokenizer.bin")], "they are different tokenizers")
 
     def test_the_source_is_not_replaced(self):
         for source in (self.trained.directory, self.trained.path("model.safetensors")):

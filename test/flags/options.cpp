@@ -118,7 +118,7 @@ json sample_json(const Flag& flag, const std::string& text) {
 // Other flags that the flag requires.
 Arguments beside(const std::string& flag) {
     Arguments arguments = {"-i", "data"};
-    if (flag == "gpu" || flag == "json") arguments.push_back("--dry-run");
+    if (flag == "gpu" || flag == "json" || flag == "world") arguments.push_back("--dry-run");
     const std::set<std::string> need_a_place = {"profile-steps", "checkpoint-every", "checkpoint-minutes"};
     if (need_a_place.contains(flag)) arguments.insert(arguments.end(), {"-o", "dir"});
     return arguments;

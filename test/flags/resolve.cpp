@@ -328,6 +328,17 @@ TEST_CASE("resolve: clipping and momentum that contradict other flags") {
           "--momentum 0.9,5 needs --optimizer muon or normuon, and this run has --optimizer sgd; use --momentum 0.9");
 }
 
+TEST_CASE("resolve: flags that the run does not read are noted") {
+    Options o;
+    o.val_batches = 3, o.keep = 5, o.prompt = "x";
+    o.given = {"val-batches", "keep", "prompt"};
+    CHECK(resolved(o).notes == std::vector<std::string>{"--val-batches has no effect without --val",
+                                                        "--prompt has no effect without --sample-every",
+                                                        "--keep has no effect without --out"});
+    o.val = {{"", "v.bin"}}, o.sample_every = 1, o.out = "run";
+    CHECK(resolved(o).notes.empty());
+}
+
 TEST_CASE("resolve: a ZeRO stage in one process is noted, and has no effect") {
     Options o;
     o.sharding.stage = 3;
