@@ -86,7 +86,7 @@ void check_complete(const Options& options) {
     check_weights_survive(options);
     const bool planning = options.dry_run || options.estimate_scaling;
     if (options.gpu && !planning) refuse("--gpu names the card to plan for; add --dry-run or --estimate-scaling");
-    if (options.world > 1 && !planning)
+    if (options.world > 1 && !planning && !options.print_config)
         refuse("--world plans for this many ranks; add --dry-run, or start that many with mpirun or srun");
     const ResumeFrom from = options.resume;
     if ((from == ResumeFrom::latest || from == ResumeFrom::automatic) && options.out.empty() && !options.bench)
