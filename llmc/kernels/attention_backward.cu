@@ -528,18 +528,17 @@ static int launch_backward(const Gradients<Out>& to, float* delta, const Backwar
             in(inputs.dout, n), in(inputs.qkv, whole), in(inputs.lse, rows), in(delta, rows), T, NH, NKV, NH / NKV,
             scale, heads.window_in(T), to.pass, in(inputs.documents, tokens(B, T)));
     };
-    with_head_dimension(heads.HD, for_documents(inputs.documents, [&]<int HD, bool kDocuments>() {
-                            host::launch_or_loop<attention_delta_kernel<HD>, host::attention_delta<HD>>(
-                                {dim3(div_up(rows, size_t{kDeltaRows})), dim3(kDeltaThreads), 0, stream},
-                                out(delta, rows), in(inputs.dout, n), in(inputs.out, n), in(inputs.out_low, n), rows, T,
-                                NH);
-                            // With documents and both stages, nvcc would spill.
-                            constexpr Room room = HD == 64 && kDocuments ? Room::scarce : Room::ample;
-                            if constexpr (HD == 64 && !kDocuments)
-                                if (!two_blocks_fit<KeyGradientTiles<64>>(shared_memory_per_block()))
-                                    return launch_gradients.template operator()<64, Room::scarce, false>();
-                            launch_gradients.template operator()<HD, room, kDocuments>();
-                        }));
+    with_head_dimension(heads.HD, inputs.documents, [&]<int HD, bool kDocuments>() {
+        host::launch_or_loop<attention_delta_kernel<HD>, host::attention_delta<HD>>(
+            {dim3(div_up(rows, size_t{kDeltaRows})), dim3(kDeltaThreads), 0, stream}, out(delta, rows),
+            in(inputs.dout, n), in(inputs.out, n), in(inputs.out_low, n), rows, T, NH);
+        // With documents and both stages, nvcc would spill.
+        constexpr Room room = HD == 64 && kDocuments ? Room::scarce : Room::ample;
+        if constexpr (HD == 64 && !kDocuments)
+            if (!two_blocks_fit<KeyGradientTiles<64>>(shared_memory_per_block()))
+                return launch_gradients.template operator()<64, Room::scarce, false>();
+        launch_gradients.template operator()<HD, room, kDocuments>();
+    });
     return owned_tokens(heads.HD);
 }
 

@@ -133,17 +133,15 @@ static void launch_forward(const Quantized<e4m3>& to, bf16* result, bf16* result
                                          documents);
 #endif
     const size_t rows = elements(B, T, heads.NH, 1), n = elements(B, T, heads.NH, heads.HD);
-    with_head_dimension(
-        heads.HD, for_documents(documents, [&]<int HD, bool kDocuments>() {
-            using Tiles = ForwardTiles<HD>;
-            const dim3 grid(div_up(T, Tiles::query_rows), heads.NH, B);
-            host::launch_or_loop<attention_forward_kernel<HD, kDocuments, kFp8>, host::attention_forward<HD>>(
-                {grid, dim3(Tiles::threads), Tiles::shared_bytes + kRowWindowBytes<kDocuments, Tiles::query_rows>,
-                 stream},
-                out(result, n), out(result_low, n), out(lse, rows), in(qkv, elements(B, T, heads.rows(), HD)),
-                out(to.row, n), out(to.transposed, n), state_access(to.state, pass), T, heads.NH, heads.NKV,
-                heads.softmax_scale(), heads.window_in(T), pass, in(documents, tokens(B, T)));
-        }));
+    with_head_dimension(heads.HD, documents, [&]<int HD, bool kDocuments>() {
+        using Tiles = ForwardTiles<HD>;
+        const dim3 grid(div_up(T, Tiles::query_rows), heads.NH, B);
+        host::launch_or_loop<attention_forward_kernel<HD, kDocuments, kFp8>, host::attention_forward<HD>>(
+            {grid, dim3(Tiles::threads), Tiles::shared_bytes + kRowWindowBytes<kDocuments, Tiles::query_rows>, stream},
+            out(result, n), out(result_low, n), out(lse, rows), in(qkv, elements(B, T, heads.rows(), HD)),
+            out(to.row, n), out(to.transposed, n), state_access(to.state, pass), T, heads.NH, heads.NKV,
+            heads.softmax_scale(), heads.window_in(T), pass, in(documents, tokens(B, T)));
+    });
 }
 
 }  // namespace attention

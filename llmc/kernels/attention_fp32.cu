@@ -167,13 +167,18 @@ static dim3 fp32_grid(int B, int T, int heads) {
     return dim3(div_up(T, kBlockRows<HD>), heads, B);
 }
 
-template <int HD>
-static void launch_forward_fp32(float* result, float* lse, const float* qkv, int B, int T, const AttentionHeads& heads,
-                                stream_t stream, const int* documents) {
-    const size_t n = elements(B, T, heads.NH, HD);
+}  // namespace attention
+
+template <>
+void attention_forward<float>(float* result, float*, float* lse, const float* qkv, int B, int T,
+                              const AttentionHeads& heads, unsigned*, stream_t stream, const int* documents) {
+    using namespace attention;
+    check_shape(B, T, heads);
+    const size_t n = elements(B, T, heads.NH, heads.HD);
     // Dividing rounds HD^-0.5 once; multiplying would round twice.
-    const float scale_log2 = heads.scale != 0.0f ? heads.scale * kLog2E : kLog2E / std::sqrt(static_cast<float>(HD));
-    with_documents(documents, [&]<bool kDocuments>() {
+    const float scale_log2 =
+        heads.scale != 0.0f ? heads.scale * kLog2E : kLog2E / std::sqrt(static_cast<float>(heads.HD));
+    with_head_dimension(heads.HD, documents, [&]<int HD, bool kDocuments>() {
         host::launch_or_loop<attention_forward_fp32_kernel<HD, kDocuments>, host::attention_forward_fp32<HD>>(
             {fp32_grid<HD>(B, T, heads.NH), dim3(kThreads), 0, stream}, out(result, n), out(lse, n / HD),
             in(qkv, elements(B, T, heads.rows(), HD)), T, heads.NH, heads.NKV, scale_log2, heads.window_in(T),
@@ -181,13 +186,16 @@ static void launch_forward_fp32(float* result, float* lse, const float* qkv, int
     });
 }
 
-template <int HD>
-static void launch_backward_fp32(float* dqkv, float* delta, const float* dout, const float* qkv, const float* result,
-                                 const float* lse, int B, int T, const AttentionHeads& heads, stream_t stream,
-                                 const int* documents) {
-    const size_t n = elements(B, T, heads.NH, HD), whole = elements(B, T, heads.rows(), HD), rows = n / HD;
+template <>
+void attention_backward<float>(float* dqkv, float* delta, const float* dout, const float* qkv, const float* result,
+                               const float*, const float* lse, int B, int T, const AttentionHeads& heads, unsigned*,
+                               stream_t stream, const int* documents) {
+    using namespace attention;
+    check_shape(B, T, heads);
+    const size_t n = elements(B, T, heads.NH, heads.HD), whole = elements(B, T, heads.rows(), heads.HD);
+    const size_t rows = n / heads.HD;
     const float scale = heads.softmax_scale();
-    with_documents(documents, [&]<bool kDocuments>() {
+    with_head_dimension(heads.HD, documents, [&]<int HD, bool kDocuments>() {
         host::launch_or_loop<attention_query_gradient_fp32_kernel<HD, kDocuments>,
                              host::attention_query_gradient_fp32<HD>>(
             {fp32_grid<HD>(B, T, heads.NH), dim3(kThreads), 0, stream}, out(dqkv, whole), out(delta, rows), in(dout, n),
@@ -197,26 +205,6 @@ static void launch_backward_fp32(float* dqkv, float* delta, const float* dout, c
             {fp32_grid<HD>(B, T, heads.NKV), dim3(kThreads), 0, stream}, out(dqkv, whole), in(dout, n), in(qkv, whole),
             in(lse, rows), in(delta, rows), T, heads.NH, heads.NKV, scale, heads.window_in(T),
             in(documents, tokens(B, T)));
-    });
-}
-
-}  // namespace attention
-
-template <>
-void attention_forward<float>(float* out, float*, float* lse, const float* qkv, int B, int T,
-                              const AttentionHeads& heads, unsigned*, stream_t stream, const int* documents) {
-    attention::check_shape(B, T, heads);
-    with_head_dimension(
-        heads.HD, [&]<int HD>() { attention::launch_forward_fp32<HD>(out, lse, qkv, B, T, heads, stream, documents); });
-}
-
-template <>
-void attention_backward<float>(float* dqkv, float* delta, const float* dout, const float* qkv, const float* out,
-                               const float*, const float* lse, int B, int T, const AttentionHeads& heads, unsigned*,
-                               stream_t stream, const int* documents) {
-    attention::check_shape(B, T, heads);
-    with_head_dimension(heads.HD, [&]<int HD>() {
-        attention::launch_backward_fp32<HD>(dqkv, delta, dout, qkv, out, lse, B, T, heads, stream, documents);
     });
 }
 

@@ -117,15 +117,13 @@ void attention_max_logits(float* maxima, const Real* qkv, int B, int T, const At
                           const int* documents) {
     using namespace attention;
     check_shape(B, T, heads);
-    with_head_dimension(heads.HD, [&]<int HD>() {
-        with_documents(documents, [&]<bool kDocuments>() {
-            if constexpr (sizeof(Real) == 2)
-                launch_max_logits<attention_max_logits_kernel<HD, kDocuments>, HD>(maxima, qkv, B, T, heads, stream,
-                                                                                   documents);
-            else
-                launch_max_logits<attention_max_logits_fp32_kernel<HD, kDocuments>, HD>(maxima, qkv, B, T, heads,
-                                                                                        stream, documents);
-        });
+    with_head_dimension(heads.HD, documents, [&]<int HD, bool kDocuments>() {
+        if constexpr (sizeof(Real) == 2)
+            launch_max_logits<attention_max_logits_kernel<HD, kDocuments>, HD>(maxima, qkv, B, T, heads, stream,
+                                                                               documents);
+        else
+            launch_max_logits<attention_max_logits_fp32_kernel<HD, kDocuments>, HD>(maxima, qkv, B, T, heads, stream,
+                                                                                    documents);
     });
 }
 LLMC_INSTANTIATE_BOTH(attention_max_logits, float, bf16);

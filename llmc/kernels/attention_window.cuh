@@ -74,19 +74,4 @@ LLMC_DEVICE RowWindows<kDocuments> row_windows(int* rows, const Windows<kDocumen
     }
 }
 
-// Turns f<HD, kDocuments>() into the f<HD>() that with_head_dimension() calls.
-template <class F>
-auto for_documents(const int* documents, F f) {
-    return [=]<int HD>() { documents ? f.template operator()<HD, true>() : f.template operator()<HD, false>(); };
-}
-
-// Calls f.template operator()<kDocuments>().
-template <class F>
-void with_documents(const int* documents, F&& f) {
-    if (documents)
-        f.template operator()<true>();
-    else
-        f.template operator()<false>();
-}
-
 }  // namespace llmc::attention

@@ -606,11 +606,12 @@ static __global__ void __launch_bounds__(kGradientThreads, 1)
 #endif
 }
 
-template <Own own, int HD, class Out>
+template <Own own, class Out>
 static void launch_split(const attention::Gradients<Out>& to, float* delta, const attention::BackwardInputs& inputs,
                          int B, int T, const AttentionHeads& heads, unsigned* tickets, stream_t stream) {
     constexpr bool owns_queries = own == Own::queries;
-    const size_t n = attention::elements(B, T, heads.NH, HD), whole = attention::elements(B, T, heads.rows(), HD);
+    const size_t n = attention::elements(B, T, heads.NH, heads.HD);
+    const size_t whole = attention::elements(B, T, heads.rows(), heads.HD);
     const int tiles = div_up(T, kGradientRows), own_heads = owns_queries ? heads.NH : heads.NKV;
     const size_t part_count = static_cast<size_t>(B) * tiles * heads.qkv_width();
     const auto map_of = [&](const bf16* rows, int width) {
@@ -620,7 +621,7 @@ static void launch_split(const attention::Gradients<Out>& to, float* delta, cons
                             map_of(inputs.out, heads.width()), map_of(inputs.out_low, heads.width())};
     const SplitStatistics<own> from = {inputs.dout, inputs.out, inputs.out_low, inputs.lse, delta};
     const WorkOrder order(tickets, B, own_heads, tiles);
-    attention::with_documents(inputs.documents, [&]<bool kDocuments>() {
+    with_head_dimension(heads, inputs.documents, [&]<int HD, bool kDocuments>() {
         launch<hopper_attention_split_kernel<own, HD, kDocuments, Out>>(
             {dim3(static_cast<unsigned>(order.blocks)), dim3(kGradientThreads), sizeof(SplitShared<own, HD>), stream},
             {out(to.row, whole), out(to.transposed, whole), out(to.parts, part_count), state_access(to.fp8, to.pass),
@@ -637,14 +638,8 @@ template <class Out>
 void attention_backward_split(const attention::Gradients<Out>& to, float* delta,
                               const attention::BackwardInputs& inputs, int B, int T, const AttentionHeads& heads,
                               unsigned* tickets, stream_t stream) {
-    const auto run = [&]<int HD>() {
-        launch_split<Own::queries, HD>(to, delta, inputs, B, T, heads, tickets, stream);
-        launch_split<Own::keys, HD>(to, delta, inputs, B, T, heads, tickets, stream);
-    };
-    if (heads.HD == 64)
-        run.template operator()<64>();
-    else
-        run.template operator()<128>();
+    launch_split<Own::queries>(to, delta, inputs, B, T, heads, tickets, stream);
+    launch_split<Own::keys>(to, delta, inputs, B, T, heads, tickets, stream);
 }
 
 LLMC_INSTANTIATE(attention_backward_split<bf16>);

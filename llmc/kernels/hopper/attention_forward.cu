@@ -429,15 +429,14 @@ static __global__ void __launch_bounds__(ForwardTiles<HD>::threads, 1)
 #endif
 }
 
-template <int HD, bool kFp8>
-static void launch_forward(const Quantized<e4m3>& to, bf16* result, bf16* result_low, float* lse, const bf16* qkv,
-                           int B, int T, const AttentionHeads& heads, QuantizePass pass, unsigned* tickets,
-                           stream_t stream, const int* documents) {
-    using Tiles = ForwardTiles<HD>;
-    const size_t n = attention::elements(B, T, heads.NH, HD);
+void attention_forward(const Quantized<e4m3>& to, bf16* result, bf16* result_low, float* lse, const bf16* qkv, int B,
+                       int T, const AttentionHeads& heads, QuantizePass pass, unsigned* tickets, stream_t stream,
+                       const int* documents) {
+    const size_t n = attention::elements(B, T, heads.NH, heads.HD);
     const CUtensorMap map = tensor_map(qkv, B, T, static_cast<size_t>(heads.qkv_width()), 64);
-    const WorkOrder order(tickets, B, heads.NH, div_up(T, Tiles::query_rows), Tiles::teams);
-    attention::with_documents(documents, [&]<bool kDocuments>() {
+    const auto run = [&]<int HD, bool kDocuments, bool kFp8>() {
+        using Tiles = ForwardTiles<HD>;
+        const WorkOrder order(tickets, B, heads.NH, div_up(T, Tiles::query_rows), Tiles::teams);
         launch<hopper_attention_forward_kernel<HD, kDocuments, kFp8>>(
             {dim3(static_cast<unsigned>(order.blocks)), dim3(Tiles::threads), Tiles::teams * sizeof(ForwardShared<HD>),
              stream},
@@ -446,22 +445,10 @@ static void launch_forward(const Quantized<e4m3>& to, bf16* result, bf16* result
              in(documents, attention::tokens(B, T)), tickets_access(tickets)},
             result, result_low, lse, map, to.row, to.transposed, to.state, order, B, T, heads.NH, heads.NKV,
             heads.softmax_scale(), heads.window_in(T), pass, documents);
-    });
-}
-
-void attention_forward(const Quantized<e4m3>& to, bf16* out, bf16* out_low, float* lse, const bf16* qkv, int B, int T,
-                       const AttentionHeads& heads, QuantizePass pass, unsigned* tickets, stream_t stream,
-                       const int* documents) {
-    const auto run = [&]<int HD>() {
-        if (to.state)
-            launch_forward<HD, true>(to, out, out_low, lse, qkv, B, T, heads, pass, tickets, stream, documents);
-        else
-            launch_forward<HD, false>(to, out, out_low, lse, qkv, B, T, heads, pass, tickets, stream, documents);
     };
-    if (heads.HD == 64)
-        run.template operator()<64>();
-    else
-        run.template operator()<128>();
+    with_head_dimension(heads, documents, [&]<int HD, bool kDocuments>() {
+        to.state ? run.template operator()<HD, kDocuments, true>() : run.template operator()<HD, kDocuments, false>();
+    });
 }
 
 }  // namespace hopper
