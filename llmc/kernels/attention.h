@@ -1,7 +1,7 @@
 // Causal self-attention: forward, backward, both with quantization to FP8 fused in, and a few queries against cached
 // keys and values for generating text.
 //
-//   out = softmax(Q K^T * scale) V, where each query sees the keys up to its own position
+//   out = softmax(Q K^T / sqrt(HD)) V, where each query sees the keys up to its own position
 //
 //   qkv, dqkv            (B, T, NH + 2 NKV, HD)   queries, keys and values next to each other (AttentionHeads)
 //   out, out_low, dout   (B, T, NH, HD)
@@ -34,8 +34,7 @@ enum class Kernels {
 // (grouped queries, arXiv 2305.13245) query head h reads keys and values of head h / (NH / NKV).
 struct AttentionHeads {
     int NH, NKV, HD;
-    float scale = 0.0f;  // factor of the scores; 0: HD^-0.5
-    int window = 0;      // number of keys a query sees, the last of them its own; 0: all
+    int window = 0;  // number of keys a query sees, the last of them its own; 0: all
     Kernels kernels = Kernels::automatic;
 
     int rows() const { return NH + 2 * NKV; }  // heads in a row of qkv
@@ -43,7 +42,7 @@ struct AttentionHeads {
     int qkv_width() const { return (NH + 2 * NKV) * HD; }
     // The window in a sequence of T tokens: at most T.
     int window_in(int T) const { return window > 0 && window < T ? window : T; }
-    float softmax_scale() const { return scale != 0.0f ? scale : 1.0f / std::sqrt(static_cast<float>(HD)); }
+    float softmax_scale() const { return 1.0f / std::sqrt(static_cast<float>(HD)); }  // of the scores
 };
 
 // The head dimensions of all attention and RoPE kernels. Hopper's kernels have fewer (hopper/attention.h).
@@ -212,9 +211,7 @@ inline void check_shape(int B, int T, const AttentionHeads& heads) {
             ExitCode::failure,
             "attention: batch {}, heads {}, length {}: batch and heads must be 1 to 65535, the length at least 1", B,
             heads.NH, T);
-    if (!(heads.scale >= 0.0f && heads.window >= 0))
-        throw Error(ExitCode::failure, "attention: scale {:g} and window {} must be positive, or 0 for the usual",
-                    heads.scale, heads.window);
+    if (heads.window < 0) throw Error(ExitCode::failure, "attention: a window of {} keys", heads.window);
 }
 
 // Elements of (B, T, heads, HD).

@@ -176,8 +176,7 @@ void attention_forward<float>(float* result, float*, float* lse, const float* qk
     check_shape(B, T, heads);
     const size_t n = elements(B, T, heads.NH, heads.HD);
     // Dividing rounds HD^-0.5 once; multiplying would round twice.
-    const float scale_log2 =
-        heads.scale != 0.0f ? heads.scale * kLog2E : kLog2E / std::sqrt(static_cast<float>(heads.HD));
+    const float scale_log2 = kLog2E / std::sqrt(static_cast<float>(heads.HD));
     with_head_dimension(heads.HD, documents, [&]<int HD, bool kDocuments>() {
         host::launch_or_loop<attention_forward_fp32_kernel<HD, kDocuments>, host::attention_forward_fp32<HD>>(
             {fp32_grid<HD>(B, T, heads.NH), dim3(kThreads), 0, stream}, out(result, n), out(lse, n / HD),

@@ -76,8 +76,8 @@ TEST_CASE_TEMPLATE("attention: a window that covers all keys changes no bit, and
         const Shape all{1, 140, 2, HD, 1};
         INFO(all.text());
         for (const int window : {140, 1 << 30})
-            check_same_bits(Run<Real>(Shape{1, 140, 2, HD, 1, 0, window}), Run<Real>(all));
-        const Shape single{1, 140, 2, HD, 1, 0, 1};
+            check_same_bits(Run<Real>(Shape{1, 140, 2, HD, 1, window}), Run<Real>(all));
+        const Shape single{1, 140, 2, HD, 1, 1};
         const Run<Real> own(single);
         const std::vector<Real> out = own.out.download(), qkv = own.qkv.download();
         for (int t = 0; t < 140; t++)
@@ -157,8 +157,8 @@ TEST_CASE("attention: unsupported shapes are refused, naming what is supported")
     CHECK_THROWS_AS(forward(1, 4, 65536, 64), Error);
     CHECK_THROWS_AS(forward(65536, 4, 1, 64), Error);
     CHECK_THROWS_AS(forward(1, 0, 1, 64), Error);
-    for (const AttentionHeads& heads : {AttentionHeads{3, 2, 64}, AttentionHeads{2, 0, 64}, AttentionHeads{1, 2, 64},
-                                        AttentionHeads{1, 1, 64, -1.0f}, AttentionHeads{1, 1, 64, 0.0f, -1}})
+    for (const AttentionHeads& heads :
+         {AttentionHeads{3, 2, 64}, AttentionHeads{2, 0, 64}, AttentionHeads{1, 2, 64}, AttentionHeads{1, 1, 64, -1}})
         CHECK_THROWS_AS(
             attention_forward<bf16>(run.out, run.out_low, run.lse, run.qkv, 1, 4, heads, nullptr, test_stream()),
             Error);
@@ -180,7 +180,7 @@ TEST_CASE("attention: unsupported shapes are refused, naming what is supported")
 TEST_CASE_TEMPLATE("attention documents: one document a row changes no bit", Real, float, bf16) {
     for (const int HD : {32, 64, 128})
         for (const int window : {0, 40}) {
-            const Shape none{2, 140, 1, HD, 1, 0, window};
+            const Shape none{2, 140, 1, HD, 1, window};
             Shape one = none;
             one.documents = documents_of(140, {{}, {}});
             INFO(none.text());
@@ -191,7 +191,7 @@ TEST_CASE_TEMPLATE("attention documents: one document a row changes no bit", Rea
 TEST_CASE_TEMPLATE("attention documents: no bit of one depends on the tokens of another", Real, float, bf16) {
     for (const int HD : {32, 64, 128}) {
         constexpr int T = 210, begin = 67, end = 150;
-        const Shape s{1, T, 2, HD, 1, 0, 0, documents_of(T, {{begin, end - begin}})};
+        const Shape s{1, T, 2, HD, 1, 0, documents_of(T, {{begin, end - begin}})};
         INFO(s.text());
         const Run<Real> before(s);
         std::vector<Real> qkv = before.qkv.download(), dout = before.dout.download();

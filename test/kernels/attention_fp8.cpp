@@ -40,7 +40,7 @@ TEST_CASE("attention's backward of head dimension 64 fits a card with 99 KB a bl
     size_t& limit = host::settings().shared_limit;
     const size_t usual = limit;
     for (const Shape& s : {Shape{2, 8, 1, 64}, Shape{1, 144, 2, 64}, Shape{1, 208, 1, 64},
-                           Shape{1, 208, 1, 64, 1, 0, 0, reference::documents_of(208, {{70, 70}})}}) {
+                           Shape{1, 208, 1, 64, 1, 0, reference::documents_of(208, {{70, 70}})}}) {
         CAPTURE(s.T);
         limit = 227 * 1024;
         Case c(s);

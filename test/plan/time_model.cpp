@@ -295,7 +295,7 @@ TEST_CASE("time model: attention's portable kernels are slower than FlashAttenti
         const int B = static_cast<int>(65536 / T);
         const double tokens = 65536, channels = 2048;
         const TimeModel::Attention time = TimeModel(gpu, {}).attention(
-            1, B, static_cast<int>(T), AttentionHeads{2048 / head_dim, 2048 / head_dim, head_dim, 0, 0, kernels});
+            1, B, static_cast<int>(T), AttentionHeads{2048 / head_dim, 2048 / head_dim, head_dim, 0, kernels});
         return TimeModel::Attention{2e-9 * tokens * T * channels / time.forward,
                                     5e-9 * tokens * T * channels / time.backward};
     };

@@ -20,7 +20,7 @@ std::vector<reference::AttentionShape> example_shapes(const KernelUse& use, int 
     const AttentionHeads heads = few_heads(use);
     std::vector<reference::AttentionShape> shapes;
     for (const int window : std::set{0, std::min(use.window, T / 4)})
-        shapes.push_back({B, T, heads.NH, heads.HD, heads.NKV, 0, window, example_documents(use, B, T)});
+        shapes.push_back({B, T, heads.NH, heads.HD, heads.NKV, window, example_documents(use, B, T)});
     return shapes;
 }
 
@@ -263,20 +263,20 @@ void add_plain_tests(Items& items, Kernels kernels) {
         add({{2, 200, 1, HD}, 2.5f});
         for (const auto& [B, T, NH, NKV] : {std::tuple{1, 1, 2, 1}, {2, 17, 6, 2}, {1, 65, 3, 1}, {1, 140, 4, 2}})
             add({{B, T, NH, HD, NKV}});
-        for (const int window : {1, 7, 64, 130}) add({{1, 210, 1, HD, 1, 0, window}});
-        add({{1, 210, 2, HD, 1, 0, 65}});
+        for (const int window : {1, 7, 64, 130}) add({{1, 210, 1, HD, 1, window}});
+        add({{1, 210, 2, HD, 1, 65}});
         // Documents of a token, of less than a tile and of several; boundaries on the edges of tiles (of 8, 32, 64 and
         // 128), one before and one after them; and no boundary.
         const std::vector<std::vector<int>> cuts[] = {
             {{64, 64, 32, 1, 1, 40}}, {{1, 1, 30, 31, 66}}, {{128}}, {{127, 2, 3}}, {{205, 4}}, {{}}};
-        for (const auto& rows : cuts) add({{1, 210, 1, HD, 1, 0, 0, reference::documents_of(210, rows)}});
-        for (const int window : {1, 7, 65}) add({{1, 210, 2, HD, 1, 0, window, reference::documents_of(210, cuts[0])}});
+        for (const auto& rows : cuts) add({{1, 210, 1, HD, 1, 0, reference::documents_of(210, rows)}});
+        for (const int window : {1, 7, 65}) add({{1, 210, 2, HD, 1, window, reference::documents_of(210, cuts[0])}});
         // Several of the largest tiles of Hopper's kernels, which take no head dimension of 32.
         if (HD == 32 || sizeof(Real) != 2) continue;
         add({{1, 392, 2, HD, 1}});
-        add({{1, 456, 1, HD, 1, 0, 150}});
+        add({{1, 456, 1, HD, 1, 150}});
         // In the last tile one warpgroup sees three tiles of keys that the next one skips.
-        add({{1, 456, 1, HD, 1, 0, 0, reference::documents_of(456, {{72, 376}})}});
+        add({{1, 456, 1, HD, 1, 0, reference::documents_of(456, {{72, 376}})}});
     }
     // Dimensions whose rows do not divide the threads, and one whose gradients two warps share: part of a tile, several
     // tiles, groups, peaked probabilities, windows and documents.
@@ -284,12 +284,10 @@ void add_plain_tests(Items& items, Kernels kernels) {
         add({{2, 17, 3, HD}});
         add({{1, 140, 2, HD, 1}});
         add({{1, 130, 1, HD}, 2.5f});
-        add({{1, 210, 1, HD, 1, 0, 65}});
-        add({{1, 140, 2, HD, 1, 0, 7, reference::documents_of(140, {{64, 1, 1, 40}})}});
+        add({{1, 210, 1, HD, 1, 65}});
+        add({{1, 140, 2, HD, 1, 7, reference::documents_of(140, {{64, 1, 1, 40}})}});
     }
-    add({{1, 70, 4, 64, 2, 0.3f}, 0.7f});  // another scale of scores
-    add({{3, 70, 4, 64, 2, 0.3f, 0,
-          reference::documents_of(70, {{5}, {64, 1}, {}})}});  // each row has its own documents
+    add({{3, 70, 4, 64, 2, 0, reference::documents_of(70, {{5}, {64, 1}, {}})}});  // each row has its own documents
 }
 
 }  // namespace
@@ -329,15 +327,15 @@ static void add_tests(Items& items, Kernels kernels) {
              {std::tuple{1, 16, 1}, {2, 8, 2}, {2, 40, 3}, {1, 80, 1}, {2, 72, 1}, {1, 128, 1}, {2, 136, 1}})
             shapes.push_back({{B, T, NH, HD}});
         shapes.push_back({{1, 80, 4, HD, 2}});
-        shapes.push_back({{2, 136, 2, HD, 1, 0, 50}});
-        shapes.push_back({{1, 208, 1, HD, 1, 0, 0, reference::documents_of(208, {{136}})}});  // tiles inside a document
-        shapes.push_back({{2, 136, 2, HD, 1, 0, 50, reference::documents_of(136, {{37, 37, 37}, {37, 37, 37}})}});
+        shapes.push_back({{2, 136, 2, HD, 1, 50}});
+        shapes.push_back({{1, 208, 1, HD, 1, 0, reference::documents_of(208, {{136}})}});  // tiles inside a document
+        shapes.push_back({{2, 136, 2, HD, 1, 50, reference::documents_of(136, {{37, 37, 37}, {37, 37, 37}})}});
     }
     for (const int HD : {80, 96, 256}) {
         shapes.push_back({{2, 40, 1, HD}});
-        shapes.push_back({{1, 144, 2, HD, 1, 0, 50, reference::documents_of(144, {{37, 37, 37}})}});
+        shapes.push_back({{1, 144, 2, HD, 1, 50, reference::documents_of(144, {{37, 37, 37}})}});
     }
-    for (const int HD : {64, 128}) shapes.push_back({{1, 464, 1, HD, 1, 0, 193}});  // several tiles of Hopper's kernels
+    for (const int HD : {64, 128}) shapes.push_back({{1, 464, 1, HD, 1, 193}});  // several tiles of Hopper's kernels
     for (size_t i = 0; i < shapes.size(); i++) {
         // One pass, another for the next shape; all of them with documents and a window, on tiles of every kind.
         std::optional<Shape> s = with(kernels, shapes[i]);
@@ -363,7 +361,7 @@ void add_decode_tests(Items& items) {
     each_type<float, bf16>([&]<class Real>(Real) {
         const auto add = [&](int first, int rows, int NH, int HD, int NKV, int window = 0, float deviation = 1.0f) {
             add_kernel<Real>(items, "attention_decode", decode<Real>,
-                             {{1, first + rows, NH, HD, NKV, 0, window}, rows, deviation});
+                             {{1, first + rows, NH, HD, NKV, window}, rows, deviation});
         };
         for (const int HD : {32, 64, 128}) {
             for (const auto& [first, rows] :

@@ -140,18 +140,17 @@ constexpr double kColumnSumError = 1e-6;  // relative to |sum| + 1 + the mean of
 struct AttentionShape {
     int B, T, NH, HD;
     int NKV = NH;
-    float scale = 0;                  // factor of the scores; 0 means HD^-0.5
     int window = 0;                   // 0: all keys
     std::vector<int> documents = {};  // (B, T) as in llmc/kernels/attention.h; empty: none
     Kernels kernels = Kernels::portable;
 
-    AttentionHeads heads() const { return {NH, NKV, HD, scale, window, kernels}; }
+    AttentionHeads heads() const { return {NH, NKV, HD, window, kernels}; }
     int first_key(int b, int query) const {
         const int of_window = window > 0 && query >= window ? query - window + 1 : 0;
         return documents.empty() ? of_window : std::max(of_window, documents[static_cast<size_t>(b) * T + query]);
     }
     // Scores are q . k times this factor.
-    double factor() const { return scale != 0 ? scale : 1 / std::sqrt(static_cast<double>(HD)); }
+    double factor() const { return 1 / std::sqrt(static_cast<double>(HD)); }
     int key_head(int h) const { return h / (NH / NKV); }  // the key head that query head h reads
     size_t rows() const { return static_cast<size_t>(B) * T * NH; }
     size_t elements() const { return rows() * HD; }
