@@ -60,13 +60,14 @@ static __global__ void __launch_bounds__(kQuantizeThreads, 3)
     quantize_weight_tile(row, transposed, state, state->scale, master, R, C, pass);
 }
 
-template <class Master>
-static void launch_quantize_weight(const Quantized<e4m3>& to, const Master* master, int R, int C, QuantizePass pass,
-                                   stream_t stream) {
+void quantize_weight(const Quantized<e4m3>& to, const StateArray& masters, int R, int C, QuantizePass pass,
+                     stream_t stream) {
     const QuantizeLaunch<e4m3> l("quantize_weight", to, nullptr, nullptr, R, C, pass, stream);
-    host::launch_or_loop<quantize_weight_kernel<Master>, host::quantize_weight<Master>>(
-        l.config, out(l.row, l.elements), out(l.transposed, l.elements), state_access(to.state, pass),
-        in(master, l.elements), R, C, pass);
+    masters.typed([&]<class Master>(const Master* master) {
+        host::launch_or_loop<quantize_weight_kernel<Master>, host::quantize_weight<Master>>(
+            l.config, out(l.row, l.elements), out(l.transposed, l.elements), state_access(to.state, pass),
+            in(master, l.elements), R, C, pass);
+    });
 }
 
 // ---- a slice of a weight, and the transposition of codes -----------------------------------------------------------
@@ -114,17 +115,18 @@ static __global__ void __launch_bounds__(kQuantizeThreads)
     commit_tallies(state, tallies, count, pass);
 }
 
-template <class Master>
-static void launch_quantize_flat(e4m3* codes, const Master* master, size_t count, Fp8State* state, QuantizePass pass,
-                                 stream_t stream) {
+void quantize_flat(e4m3* codes, const StateArray& masters, size_t count, Fp8State* state, QuantizePass pass,
+                   stream_t stream) {
     if (count == 0) return;
-    if ((writes_fp8(pass) && raises_amax(pass)) || state == nullptr || reinterpret_cast<uintptr_t>(master) % 16 != 0 ||
-        reinterpret_cast<uintptr_t>(codes) % 4 != 0)
+    if ((writes_fp8(pass) && raises_amax(pass)) || state == nullptr ||
+        reinterpret_cast<uintptr_t>(masters.values) % 16 != 0 || reinterpret_cast<uintptr_t>(codes) % 4 != 0)
         throw Error(ExitCode::failure, "quantize_flat: weights are measured, then written, from aligned memory");
     e4m3* target = writes_fp8(pass) ? codes : nullptr;
     const unsigned blocks = static_cast<unsigned>(div_up(count, static_cast<size_t>(kQuantizeThreads) * kPerThread));
-    launch<quantize_flat_kernel<Master>>({dim3(blocks), dim3(kQuantizeThreads), 0, stream}, out(target, count),
-                                         in(master, count), count, state_access(state, pass), pass);
+    masters.typed([&]<class Master>(const Master* master) {
+        launch<quantize_flat_kernel<Master>>({dim3(blocks), dim3(kQuantizeThreads), 0, stream}, out(target, count),
+                                             in(master, count), count, state_access(state, pass), pass);
+    });
 }
 
 template <class F8>
@@ -191,18 +193,5 @@ void product_factors(float* factors, const float* first, const float* second, fl
 LLMC_INSTANTIATE_BOTH(quantize, e4m3, e5m2);
 LLMC_INSTANTIATE_BOTH(transpose_codes, e4m3, e5m2);
 LLMC_INSTANTIATE_BOTH(dequantize, e4m3, e5m2);
-
-#define LLMC_OVERLOAD(Master)                                                                               \
-    void quantize_weight(const Quantized<e4m3>& to, const Master* master, int R, int C, QuantizePass pass,  \
-                         stream_t stream) {                                                                 \
-        launch_quantize_weight(to, master, R, C, pass, stream);                                             \
-    }                                                                                                       \
-    void quantize_flat(e4m3* codes, const Master* master, size_t count, Fp8State* state, QuantizePass pass, \
-                       stream_t stream) {                                                                   \
-        launch_quantize_flat(codes, master, count, state, pass, stream);                                    \
-    }
-LLMC_OVERLOAD(float)
-LLMC_OVERLOAD(bf16)
-#undef LLMC_OVERLOAD
 
 }  // namespace llmc

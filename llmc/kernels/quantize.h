@@ -18,6 +18,7 @@
 #include "llmc/device/formats.cuh"
 #include "llmc/device/runtime.h"
 #include "llmc/kernels/fp8_state.h"
+#include "llmc/kernels/state_array.h"
 
 namespace llmc {
 
@@ -37,8 +38,8 @@ size_t quantize_scratch(int N, int C);
 
 // x = master (R, C), both multiples of 16. Moves 6 bytes per element, 4 in pass `measure`; 2 less each with BF16
 // masters.
-void quantize_weight(const Quantized<e4m3>& out, const float* master, int R, int C, QuantizePass pass, stream_t stream);
-void quantize_weight(const Quantized<e4m3>& out, const bf16* master, int R, int C, QuantizePass pass, stream_t stream);
+void quantize_weight(const Quantized<e4m3>& out, const StateArray& master, int R, int C, QuantizePass pass,
+                     stream_t stream);
 
 // ---- slices of weights ---------------------------------------------------------------------------------------------
 //
@@ -48,8 +49,8 @@ void quantize_weight(const Quantized<e4m3>& out, const bf16* master, int R, int 
 // Pass `measure`: state->amax_now = max(amax_now, |master[i]|), and state->bad if a value is not finite. Pass `write`
 // or `replay`: codes[i] = E4M3(master[i] * state->scale), and the counts of the pass. Any count; pointers are 16-byte
 // aligned. Reads a master per element and writes 1 byte.
-void quantize_flat(e4m3* codes, const float* master, size_t count, Fp8State* state, QuantizePass pass, stream_t stream);
-void quantize_flat(e4m3* codes, const bf16* master, size_t count, Fp8State* state, QuantizePass pass, stream_t stream);
+void quantize_flat(e4m3* codes, const StateArray& master, size_t count, Fp8State* state, QuantizePass pass,
+                   stream_t stream);
 
 // transposed (C, R) = codes (R, C), multiples of 16. Moves 2 bytes per element.
 template <class F8>

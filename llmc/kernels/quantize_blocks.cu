@@ -9,6 +9,7 @@
 #include "llmc/device/registers.cuh"
 #include "llmc/kernels/host/loops.h"
 #include "llmc/kernels/quantize_tile.cuh"
+#include "llmc/kernels/state_array.h"
 
 namespace llmc {
 
@@ -351,26 +352,18 @@ void quantize_blocks(const Quantized<e4m3>& to, float* dbias, float* scratch, co
     l.finish_bias(dbias, C, accumulate);
 }
 
-template <class Master>
-static void launch_quantize_weight_tiles(const Quantized<e4m3>& to, const Master* master, int R, int C,
-                                         QuantizePass pass, stream_t stream) {
+void quantize_weight_tiles(const Quantized<e4m3>& to, const StateArray& masters, int R, int C, QuantizePass pass,
+                           stream_t stream) {
     check_blocks("quantize_weight_tiles", to.state, R, C, kScaleVector);
     if (!to.row || !to.transposed || !to.row_scales || !to.transposed_scales || pass == QuantizePass::measure)
         throw Error(ExitCode::failure, "quantize_weight_tiles: both layouts and their scales are needed");
     const QuantizeLaunch<e4m3> l("quantize_weight_tiles", to, nullptr, nullptr, R, C, pass, stream);
-    host::launch_or_loop<quantize_weight_tiles_kernel<Master>, host::quantize_weight_tiles<Master>>(
-        l.config, out(l.row, l.elements), scales_written<float>(to.row_scales, ScaleLayout::tiles, R, C),
-        out(l.transposed, l.elements), scales_written<float>(to.transposed_scales, ScaleLayout::tiles, C, R),
-        state_access(to.state, pass), in(master, l.elements), R, C, pass);
-}
-
-void quantize_weight_tiles(const Quantized<e4m3>& to, const float* master, int R, int C, QuantizePass pass,
-                           stream_t stream) {
-    launch_quantize_weight_tiles(to, master, R, C, pass, stream);
-}
-void quantize_weight_tiles(const Quantized<e4m3>& to, const bf16* master, int R, int C, QuantizePass pass,
-                           stream_t stream) {
-    launch_quantize_weight_tiles(to, master, R, C, pass, stream);
+    masters.typed([&]<class Master>(const Master* master) {
+        host::launch_or_loop<quantize_weight_tiles_kernel<Master>, host::quantize_weight_tiles<Master>>(
+            l.config, out(l.row, l.elements), scales_written<float>(to.row_scales, ScaleLayout::tiles, R, C),
+            out(l.transposed, l.elements), scales_written<float>(to.transposed_scales, ScaleLayout::tiles, C, R),
+            state_access(to.state, pass), in(master, l.elements), R, C, pass);
+    });
 }
 
 void dequantize_blocks(bf16* to, const e4m3* codes, const void* scales, ScaleLayout layout, int rows, int K,

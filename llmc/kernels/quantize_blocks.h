@@ -22,6 +22,8 @@
 
 namespace llmc {
 
+struct StateArray;  // state_array.h
+
 // ---- scales --------------------------------------------------------------------------------------------------------
 
 enum class ScaleLayout { vectors, tiles, mx };
@@ -80,9 +82,7 @@ void quantize_blocks(const Quantized<e4m3>& to, float* dbias, float* scratch, co
 
 // to.row (R, C) and to.transposed (C, R) = E4M3(master / scale_inv), one scale each 128 x 128 tile, layout tiles. R and
 // C are multiples of 128. Reads a master per element (and again from the L2 cache), writes 2 bytes.
-void quantize_weight_tiles(const Quantized<e4m3>& to, const float* master, int R, int C, QuantizePass pass,
-                           stream_t stream);
-void quantize_weight_tiles(const Quantized<e4m3>& to, const bf16* master, int R, int C, QuantizePass pass,
+void quantize_weight_tiles(const Quantized<e4m3>& to, const StateArray& master, int R, int C, QuantizePass pass,
                            stream_t stream);
 
 // out (rows, K) = codes * their scales, exactly: for products on cards without block scales. Moves 3 bytes per element.

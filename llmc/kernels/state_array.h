@@ -49,7 +49,9 @@ struct StateArray {
         : values(memory), format(of), scales(scales_of) {}
     LLMC_HD StateArray(float* floats) : values(floats), format(StateFormat::fp32) {}
     LLMC_HD StateArray(bf16* halves) : values(halves), format(StateFormat::bf16) {}
-    StateArray(const float* floats) : StateArray(const_cast<float*>(floats)) {}  // for arrays that are only read
+    // For arrays that are only read.
+    StateArray(const float* floats) : StateArray(const_cast<float*>(floats)) {}
+    StateArray(const bf16* halves) : StateArray(const_cast<bf16*>(halves)) {}
 
     // The same array from element i on, in fp8 a multiple of kStateGroup.
     LLMC_HD StateArray from(size_t i) const {

@@ -106,12 +106,8 @@ void WeightCodes::cast_slices(QuantizePass pass, stream_t stream) {
     for (size_t u = 0; u < weights_.layout().units(); u++)
         for (const auto& range : weights_.ranges(u)) {
             if (!range.fp8) continue;
-            weights_.slice(u, range.begin).master.typed([&](const auto* masters) {
-                if (measures)
-                    quantize_flat(nullptr, masters, range.count, range.fp8, pass, stream);
-                else
-                    quantize_flat(weights_.codes_slice(u) + range.begin, masters, range.count, range.fp8, pass, stream);
-            });
+            e4m3* const codes = measures ? nullptr : weights_.codes_slice(u) + range.begin;
+            quantize_flat(codes, weights_.slice(u, range.begin).master, range.count, range.fp8, pass, stream);
         }
 }
 
@@ -135,12 +131,8 @@ void WeightCodes::write_matrices(bool again, stream_t stream) {
 
 void WeightCodes::write_from_masters(int layer, QuantizePass pass, stream_t stream) {
     const Matrix& m = matrix(layer);
-    weights_.master(m.place.unit, m.place.tensor).typed([&](const auto* masters) {
-        if (fp8_.scaling() == Fp8Scaling::block)
-            quantize_weight_tiles(rows(layer), masters, m.outputs, m.inputs, pass, stream);
-        else
-            quantize_weight(rows(layer), masters, m.outputs, m.inputs, pass, stream);
-    });
+    const auto cast = fp8_.scaling() == Fp8Scaling::block ? quantize_weight_tiles : quantize_weight;
+    cast(rows(layer), weights_.master(m.place.unit, m.place.tensor), m.outputs, m.inputs, pass, stream);
 }
 
 void WeightCodes::write_from_working_copy(int layer, bool again, stream_t stream) {

@@ -85,7 +85,7 @@ TEST_CASE("quantize refuses unsupported arguments, and says what FP8 needs") {
     const auto pass = QuantizePass::train;
     refused([&] { quantize<e4m3>(to.both(), dbias, nullptr, inp, nullptr, 16, 16, false, pass, test_stream()); },
             "scratch");
-    refused([&] { quantize_weight(to.both(), master, 8, 16, pass, test_stream()); }, "N=8");
-    refused([&] { quantize_flat(to.row, master, 64, to.state, pass, test_stream()); }, "measured, then written");
+    refused([&] { quantize_weight(to.both(), master.get(), 8, 16, pass, test_stream()); }, "N=8");
+    refused([&] { quantize_flat(to.row, master.get(), 64, to.state, pass, test_stream()); }, "measured, then written");
     refused([&] { transpose_codes<e4m3>(to.transposed, to.row, 8, 8, test_stream()); }, "multiples of 16");
 }
