@@ -7,7 +7,6 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/data/shards.h"
-#include "llmc/kernels/attention.h"
 #include "llmc/model/model_file.h"
 
 namespace llmc {

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "llmc/kernels/attention.h"
 #include "llmc/model/architecture.h"
 
 namespace llmc {
@@ -48,7 +49,10 @@ struct ModelConfig {
     int attention_channels() const { return heads * head_dim(); }                      // C where HD is C / NH
     int qkv_channels() const { return (heads + 2 * key_value_heads()) * head_dim(); }  // 3C where NKV is NH, too
     int window_of(int layer) const;                                                    // 0: all keys
-    int short_layers() const;                                                          // how many have the window
+    AttentionHeads attention_heads(int layer, Kernels kernels = Kernels::automatic) const {
+        return {heads, key_value_heads(), head_dim(), window_of(layer), kernels};
+    }
+    int short_layers() const;  // how many have the window
 
     // Elements of all tensors with V rows in embedding and head, as exported; padded_parameters() counts Vp rows, as
     // trained.

@@ -15,19 +15,13 @@ LinearSetup reads_norm(const ModelContext<Real>& c, const char* kind) {
             .runs_again = c.setup.recompute == Recompute::block};
 }
 
-AttentionHeads with_kernels(AttentionHeads heads, Kernels kernels) {
-    heads.kernels = kernels;
-    return heads;
-}
-
 }  // namespace
 
 template <class Real>
-DecoderBlock<Real>::DecoderBlock(ModelContext<Real>& c, int layer, const AttentionHeads& heads,
-                                 bool activation_in_place)
+DecoderBlock<Real>::DecoderBlock(ModelContext<Real>& c, int layer, bool activation_in_place)
     : setup_(c.setup),
       layer_(layer),
-      heads_(with_kernels(heads, c.setup.kernels)),
+      heads_(c.setup.model.attention_heads(layer, c.setup.kernels)),
       activation_(c.setup.model.table().activation),
       qkv_(c.linear, block_prefix(layer) + "qkv", setup_.N(), reads_norm(c, "qkv")),
       attn_proj_(c.linear, block_prefix(layer) + "attn_proj", setup_.N(),

@@ -21,7 +21,7 @@ public:
 
 protected:
     // activation_in_place: dactive and dhidden share memory.
-    DecoderBlock(ModelContext<Real>& context, int layer, const AttentionHeads& heads, bool activation_in_place);
+    DecoderBlock(ModelContext<Real>& context, int layer, bool activation_in_place);
 
     // Computes rows of qkv_out_, from row `first` on, from ln1's output. qkv_out_ is also the cache of keys and values.
     virtual void make_qkv(const Operand<Real>& normed, int first, const Pass& pass) = 0;

@@ -61,19 +61,15 @@ ModelTable gpt2_table(const ModelConfig& config) {
     return table;
 }
 
-AttentionHeads heads_of(const ModelConfig& config) {
-    return {.NH = config.heads, .NKV = config.heads, .HD = config.head_dim()};
-}
-
 template <class Real>
 Gpt2Block<Real>::Gpt2Block(ModelContext<Real>& context, int layer)
-    : Base(context, layer, heads_of(context.setup.model), /*activation_in_place=*/true) {}
+    : Base(context, layer, /*activation_in_place=*/true) {}
 
 template <class Real>
 size_t Gpt2Block<Real>::scratch(const ModelConfig& config, int B, int T) {
     const int N = B * T, C = config.channels;
     return std::max({Norm<Real>::scratch(N, C), activation_scratch(N, 4 * C), bias_gradient_scratch(N, 3 * C),
-                     quantize_scratch(N, 4 * C), attention_backward_fp8_scratch(B, T, heads_of(config))});
+                     quantize_scratch(N, 4 * C), attention_backward_fp8_scratch(B, T, config.attention_heads(0))});
 }
 
 template <class Real>

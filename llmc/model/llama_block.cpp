@@ -131,16 +131,9 @@ ModelTable nano_table(const ModelConfig& config) {
 // Text is generated in pieces. The last one may reach past the context by less than a piece.
 constexpr int kMostPiece = 128;
 
-AttentionHeads heads_of(const ModelConfig& config, int layer) {
-    return {.NH = config.heads,
-            .NKV = config.key_value_heads(),
-            .HD = config.head_dim(),
-            .window = config.window_of(layer)};
-}
-
 template <class Real>
 LlamaBlock<Real>::LlamaBlock(ModelContext<Real>& c, int layer)
-    : Base(c, layer, heads_of(c.setup.model, layer), /*activation_in_place=*/false),
+    : Base(c, layer, /*activation_in_place=*/false),
       has_qk_norm_(c.setup.model.table().qk_norm),
       positions_(std::min(setup_.N(), c.setup.model.context + kMostPiece)),
       weights_(c.weights),
@@ -160,7 +153,7 @@ size_t LlamaBlock<Real>::scratch(const ModelConfig& config, int B, int T) {
     const int widest = std::max({config.channels, config.qkv_channels(), 2 * config.mlp_channels()});
     const size_t bias = config.architecture == &kQwen2 ? bias_gradient_scratch(N, config.qkv_channels()) : 0;
     return std::max({Norm<Real>::scratch(N, config.channels), quantize_scratch(N, widest), bias,
-                     qk_norm_backward_scratch(N, heads_of(config, 0))});
+                     qk_norm_backward_scratch(N, config.attention_heads(0))});
 }
 
 // Computes the rotary angles, which all blocks share.

@@ -4,7 +4,6 @@
 
 #include "llmc/base/text.h"
 #include "llmc/fp8/recipe.h"
-#include "llmc/kernels/attention.h"
 #include "llmc/model/config.h"
 
 namespace llmc {

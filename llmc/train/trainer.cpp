@@ -224,7 +224,7 @@ std::vector<Fp8Fallback> Trainer<Real>::finish_step() {
 template <class Real>
 void Trainer<Real>::clip_logits() {
     const ProfileRange range("QK-clip", stream_);
-    const AttentionHeads heads{config_.model.heads, config_.model.key_value_heads(), config_.model.head_dim()};
+    const AttentionHeads heads = config_.model.attention_heads(0);
     for (int l = 0; l < config_.model.layers; l++)
         for (const char* name : {"qkv.weight", "qkv.bias"}) {
             const std::optional<ParameterTable::Place> place = table_.look_up(block_prefix(l) + name);
