@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <type_traits>
+#include <tuple>
 #include <vector>
 
 #include "llmc/device/formats.cuh"
@@ -125,16 +125,7 @@ struct Architecture {
     const ModelDescription* description;
     // Number of floats that a pass of a block needs for partial sums.
     size_t (*scratch)(const ModelConfig&, int B, int T);
-    MakeBlock<float> block_fp32;
-    MakeBlock<bf16> block_bf16;
-
-    template <class Real>
-    MakeBlock<Real> block() const {
-        if constexpr (std::is_same_v<Real, float>)
-            return block_fp32;
-        else
-            return block_bf16;
-    }
+    std::tuple<MakeBlock<float>, MakeBlock<bf16>> make_block;
 };
 
 template <class Real, template <class> class B>
@@ -146,7 +137,7 @@ std::unique_ptr<Block<Real>> make_block(ModelContext<Real>& context, int layer) 
 template <template <class> class B>
 constexpr Architecture architecture_of(const char* name, ModelTable (*table)(const ModelConfig&),
                                        const ModelDescription* description) {
-    return {name, table, description, B<float>::scratch, make_block<float, B>, make_block<bf16, B>};
+    return {name, table, description, B<float>::scratch, {make_block<float, B>, make_block<bf16, B>}};
 }
 
 extern const Architecture kGpt2, kLlama, kMistral, kQwen2, kQwen3, kNano;

@@ -29,7 +29,7 @@ template <class Real>
 static std::vector<std::unique_ptr<Block<Real>>> make_blocks(ModelContext<Real>& context) {
     std::vector<std::unique_ptr<Block<Real>>> blocks;
     const ModelConfig& model = context.setup.model;
-    const MakeBlock<Real> make = model.architecture->template block<Real>();
+    const auto make = std::get<MakeBlock<Real>>(model.architecture->make_block);
     for (int l = 0; l < model.layers; l++) blocks.push_back(make(context, l));
     return blocks;
 }
