@@ -33,7 +33,6 @@ static __global__ void __launch_bounds__(kThreads)
             load8(pieces + first, sum);
         for (int r = accumulate ? 0 : 1; r < world; r++) {
             load8(pieces + r * count + first, piece);
-            LLMC_UNROLL
             for (int i = 0; i < 8; i++) sum[i] += piece[i];
         }
         store8(out + first, sum);
@@ -126,7 +125,6 @@ static __global__ void __launch_bounds__(kThreads)
         load_four(owed, residual + start, first, count, whole);
 
     float largest = 0.0f;
-    LLMC_UNROLL
     for (int i = 0; i < 4; i++) {
         x[i] = fmaf(owed[i], loss_scale, x[i]);
         largest = max_float(largest, is_finite(x[i]) ? abs_float(x[i]) : 0.0f);
@@ -134,7 +132,6 @@ static __global__ void __launch_bounds__(kThreads)
     const int exponent = block_exponent(warp_max(largest));
     const float scale = power_of_two(-exponent), scale_inv = power_of_two(exponent);
     uint32_t codes = 0;
-    LLMC_UNROLL
     for (int i = 0; i < 4; i++) {
         const bool finite = is_finite(x[i]);
         const uint8_t code = finite ? to_e4m3(x[i] * scale).bits : kFp8NaN;
@@ -192,7 +189,6 @@ static __global__ void __launch_bounds__(kThreads)
         const uint32_t codes[2] = {load_word(from + first), load_word(from + first + 4)};
         float x[8];
         uncast_8<e4m3>(x, codes);
-        LLMC_UNROLL
         for (int i = 0; i < 8; i++) {
             const float value = x[i] * scale_inv;
             sum[i] = r > 0 || accumulate ? sum[i] + value : value;

@@ -40,7 +40,6 @@ LLMC_DEVICE void cast_8(uint32_t (&codes)[2], const float (&x)[8]) {
     LLMC_UNROLL
     for (int w = 0; w < 2; w++) {
         codes[w] = 0;
-        LLMC_UNROLL
         for (int i = 0; i < 4; i++) codes[w] |= static_cast<uint32_t>(to<F8>(x[4 * w + i]).bits) << (8 * i);
     }
 #else
@@ -53,7 +52,6 @@ LLMC_DEVICE void cast_8(uint32_t (&codes)[2], const float (&x)[8]) {
 // Casts two words of codes back to eight floats, without scaling.
 template <class F8>
 LLMC_DEVICE void uncast_8(float (&x)[8], const uint32_t* codes) {
-    LLMC_UNROLL
     for (int i = 0; i < 8; i++) x[i] = to_float(F8{static_cast<uint8_t>(codes[i / 4] >> (8 * (i % 4)))});
 }
 

@@ -69,7 +69,6 @@ LLMC_HD void store_word(void* p, uint32_t word) {
 LLMC_HD void load8(const bf16* p, float (&out)[8]) {
 #if LLMC_ON_GPU
     const Bytes16 raw = *reinterpret_cast<const Bytes16*>(p);
-    LLMC_UNROLL
     for (int i = 0; i < 4; i++) {
         out[2 * i] = bf16x2_low(raw.word[i]);
         out[2 * i + 1] = bf16x2_high(raw.word[i]);
@@ -85,7 +84,6 @@ LLMC_HD void load8(const bf16* p, float (&out)[8]) {
 LLMC_HD void store8(bf16* p, const float (&in)[8]) {
 #if LLMC_ON_GPU
     Bytes16 raw;
-    LLMC_UNROLL
     for (int i = 0; i < 4; i++) raw.word[i] = pack_bf16x2(in[2 * i], in[2 * i + 1]);
     *reinterpret_cast<Bytes16*>(p) = raw;
 #else
@@ -168,7 +166,6 @@ struct Bf16x16 {
         raw[1] = *reinterpret_cast<const Bytes16*>(p + 8);
     }
     LLMC_DEVICE void get(float (&x)[2][8]) const {
-        LLMC_UNROLL
         for (int i = 0; i < 8; i++) {
             x[i / 4][i % 4 * 2] = bf16x2_low(raw[i / 4].word[i % 4]);
             x[i / 4][i % 4 * 2 + 1] = bf16x2_high(raw[i / 4].word[i % 4]);

@@ -26,7 +26,6 @@ LLMC_DEVICE void activate(Real* out, const Real* inp, size_t n) {
     }
     LLMC_UNROLL
     for (int v = 0; v < kVectors; v++) {
-        LLMC_UNROLL
         for (int i = 0; i < 8; i++) x[v][i] = Formula::value(x[v][i]);
         if (v == 0 || first + v * kThreads * 8 < n) store8(out + first + v * kThreads * 8, x[v]);
     }
@@ -63,7 +62,6 @@ struct GeluBackwardRows {
         load8(inp + at, inputs.inp);
     }
     LLMC_DEVICE void finish(float (&values)[8], const Inputs& inputs, size_t at) const {
-        LLMC_UNROLL
         for (int i = 0; i < 8; i++) values[i] = inputs.dout[i] * Gelu::derivative(inputs.inp[i]);
         store8(dinp + at, values);
     }
@@ -98,7 +96,6 @@ LLMC_DEVICE void activate_backward(Real* dinp, const Real* dout, const Real* inp
     float x[8], d[8];
     load8(inp + at, x);
     load8(dout + at, d);
-    LLMC_UNROLL
     for (int i = 0; i < 8; i++) d[i] *= Formula::derivative(x[i]);
     store8(dinp + at, d);
 }
@@ -131,7 +128,6 @@ static __global__ void __launch_bounds__(kThreads) swiglu_forward_kernel(Real* o
     float gate[8], up[8];
     load8(inp + at.gate, gate);
     load8(inp + at.gate + F, up);
-    LLMC_UNROLL
     for (int i = 0; i < 8; i++) up[i] = Swiglu::value(gate[i], up[i]);
     store8(out + at.out, up);
 }
@@ -145,7 +141,6 @@ static __global__ void __launch_bounds__(kThreads)
     load8(inp + at.gate, gate);
     load8(inp + at.gate + F, up);
     load8(dout + at.out, d);
-    LLMC_UNROLL
     for (int i = 0; i < 8; i++) Swiglu::gradients(d[i], gate[i], up[i], gate[i], up[i]);
     store8(dinp + at.gate, gate);
     store8(dinp + at.gate + F, up);

@@ -31,7 +31,6 @@ struct ActivationValues {
         inputs.inp.get(x);
         LLMC_UNROLL
         for (int h = 0; h < 2; h++) {
-            LLMC_UNROLL
             for (int i = 0; i < 8; i++) {
                 x[h][i] = kBackward ? d[h][i] * Formula::derivative(x[h][i]) : Formula::value(x[h][i]);
                 if constexpr (Formula::kRoundsBeforeCast) x[h][i] = to_float(to_bf16(x[h][i]));
@@ -80,10 +79,8 @@ struct SwigluValues {
         inputs.gate.get(gate);
         inputs.up.get(x);
         LLMC_UNROLL
-        for (int h = 0; h < 2; h++) {
-            LLMC_UNROLL
+        for (int h = 0; h < 2; h++)
             for (int i = 0; i < 8; i++) x[h][i] = to_float(to_bf16(Swiglu::value(gate[h][i], x[h][i])));
-        }
     }
 };
 
@@ -119,7 +116,6 @@ struct SwigluGradientValues {
         inputs.up.get(up);
         LLMC_UNROLL
         for (int h = 0; h < 2; h++) {
-            LLMC_UNROLL
             for (int i = 0; i < 8; i++) {
                 float dgate, dup;
                 Swiglu::gradients(x[h][i], gate[h][i], up[h][i], dgate, dup);

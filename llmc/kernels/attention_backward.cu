@@ -56,7 +56,6 @@ static __global__ void __launch_bounds__(kDeltaThreads)
     }
     quad_sum_each(sums);
     if (quad_lane != 0) return;
-    LLMC_UNROLL
     for (int r = 0; r < 4; r++) {
         const size_t row = first_row + static_cast<size_t>(r * kDeltaRowsAtOnce);
         if (row >= rows) continue;
@@ -151,7 +150,6 @@ LLMC_DEVICE void score_gradients_transposed(float (&s)[F][N][4], float (&dp)[F][
         const float row_lse[2] = {lse_pair[0], lse_pair[1]}, row_delta[2] = {delta_pair[0], delta_pair[1]};
         LLMC_UNROLL
         for (int f = 0; f < F; f++) {
-            LLMC_UNROLL
             for (int i = 0; i < 4; i++) {
                 float p = exp2_fast(s[f][j][i] * scale_log2 - row_lse[i & 1]);
                 if (Masked && !kDocuments && !in_window(8 * j + (i & 1) - diagonal - 16 * f - 8 * (i >> 1), windows[0]))
@@ -349,7 +347,6 @@ LLMC_DEVICE void score_gradients(float (&s)[F][N][4], const float (&dp)[F][N][4]
     for (int f = 0; f < F; f++) {
         LLMC_UNROLL
         for (int j = 0; j < N; j++) {
-            LLMC_UNROLL
             for (int i = 0; i < 4; i++) {
                 float p = exp2_fast(s[f][j][i] * scale_log2 - lse_log2[2 * f + (i >> 1)]);
                 if (Masked && !kDocuments && !in_window(diagonal + 16 * f + 8 * (i >> 1) - 8 * j - (i & 1), windows[0]))

@@ -61,7 +61,6 @@ static __global__ void __launch_bounds__(kLogitThreads)
         const int diagonal = query - key - (lane & 3) * 2;
         LLMC_UNROLL
         for (int j = 0; j < kLogitRows / 8; j++) {
-            LLMC_UNROLL
             for (int i = 0; i < 4; i++)
                 if (in_window(diagonal + 8 * (i >> 1) - 8 * j - (i & 1), own_windows[i >> 1]))
                     maximum = max_float(maximum, scores[0][j][i]);

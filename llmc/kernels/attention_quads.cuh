@@ -34,10 +34,8 @@ struct RowShare {
 
     LLMC_DEVICE void clear() {
         LLMC_UNROLL
-        for (int i = 0; i < pieces; i++) {
-            LLMC_UNROLL
+        for (int i = 0; i < pieces; i++)
             for (int e = 0; e < 8; e++) value[i][e] = 0.0f;
-        }
     }
     LLMC_DEVICE void load(const float* row) {
         LLMC_UNROLL
@@ -45,7 +43,6 @@ struct RowShare {
             if (has(i)) {
                 load8(row + i * step + column(), value[i]);
             } else {
-                LLMC_UNROLL
                 for (int e = 0; e < 8; e++) value[i][e] = 0.0f;
             }
         }
@@ -58,25 +55,19 @@ struct RowShare {
     LLMC_DEVICE float dot(const RowShare& other) const {
         float sums[8] = {};
         LLMC_UNROLL
-        for (int i = 0; i < pieces; i++) {
-            LLMC_UNROLL
+        for (int i = 0; i < pieces; i++)
             for (int e = 0; e < 8; e++) sums[e] += value[i][e] * other.value[i][e];
-        }
         return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
     }
     LLMC_DEVICE void scale(float factor) {
         LLMC_UNROLL
-        for (int i = 0; i < pieces; i++) {
-            LLMC_UNROLL
+        for (int i = 0; i < pieces; i++)
             for (int e = 0; e < 8; e++) value[i][e] *= factor;
-        }
     }
     LLMC_DEVICE void add(float weight, const RowShare& other) {
         LLMC_UNROLL
-        for (int i = 0; i < pieces; i++) {
-            LLMC_UNROLL
+        for (int i = 0; i < pieces; i++)
             for (int e = 0; e < 8; e++) value[i][e] += weight * other.value[i][e];
-        }
     }
 };
 

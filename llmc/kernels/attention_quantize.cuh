@@ -48,11 +48,9 @@ LLMC_DEVICE void quantize_tile_rows(F8* to, size_t pitch, bf16* tile, const bf16
             if (low != nullptr) {
                 float rest[8];
                 load8(low + (chunk - tile) + 8 * half, rest);
-                LLMC_UNROLL
                 for (int i = 0; i < 8; i++) x[half][i] += rest[i];
             }
             quantize_8<F8, true>(codes[half], tally, x[half], scale, pass);
-            LLMC_UNROLL
             for (int i = 0; i < 8; i++) sums[half][i] += x[half][i];
         }
         const Bytes16 bytes{{codes[0][0], codes[0][1], codes[1][0], codes[1][1]}};
@@ -72,7 +70,6 @@ LLMC_DEVICE void store_tile_columns(F8* to, size_t pitch, const bf16* tile, int 
         const int piece = i % pieces * 16, word = i / pieces, token = first_row + piece;
         if (token >= T) continue;
         uint32_t codes[4][4];
-        LLMC_UNROLL
         for (int r = 0; r < 16; r++)
             codes[r / 4][r % 4] = load_word(tile + (piece + r) * kStride<HD> + word / 4 * 16 + word % 4 * 2);
         F8* const column = to + static_cast<size_t>(word) * 4 * pitch + token;

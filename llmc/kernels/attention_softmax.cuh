@@ -40,7 +40,6 @@ LLMC_DEVICE void online_softmax(ForwardState<HD, F>& state, float (&scores)[F][N
         maximum[2 * f + 1] = state.maximum[2 * f + 1];
         LLMC_UNROLL
         for (int j = 0; j < N; j++) {
-            LLMC_UNROLL
             for (int i = 0; i < 4; i++) {
                 float& score = scores[f][j][i];
                 if (Masked && !kDocuments && !in_window(diagonal + 16 * f + 8 * (i >> 1) - 8 * j - (i & 1), windows[0]))
@@ -53,7 +52,6 @@ LLMC_DEVICE void online_softmax(ForwardState<HD, F>& state, float (&scores)[F][N
     LLMC_UNROLL
     for (int f = 0; f < F; f++) {
         float correction[2], offset[2];
-        LLMC_UNROLL
         for (int half = 0; half < 2; half++) {
             const int row = 2 * f + half;
             const float base = Masked && maximum[row] == minus_infinity ? 0.0f : maximum[row];
@@ -63,13 +61,10 @@ LLMC_DEVICE void online_softmax(ForwardState<HD, F>& state, float (&scores)[F][N
             state.sum[row] *= correction[half];
         }
         LLMC_UNROLL
-        for (int j = 0; j < HD / 8 + 1; j++) {
-            LLMC_UNROLL
+        for (int j = 0; j < HD / 8 + 1; j++)
             for (int i = 0; i < 4; i++) state.output[f][j][i] *= correction[i >> 1];
-        }
         LLMC_UNROLL
         for (int j = 0; j < N; j++) {
-            LLMC_UNROLL
             for (int i = 0; i < 4; i++) scores[f][j][i] = exp2_fast(scores[f][j][i] * scale_log2 - offset[i >> 1]);
             state.sum[2 * f] += scores[f][j][0] + scores[f][j][1];
             state.sum[2 * f + 1] += scores[f][j][2] + scores[f][j][3];

@@ -49,7 +49,6 @@ LLMC_DEVICE void add_to_delta(float& delta, const bf16* dout, const bf16* out, c
     load8(dout, gradient);
     load8(out, high);
     load8(out_low, low);
-    LLMC_UNROLL
     for (int e = 0; e < 8; e++) delta += gradient[e] * (high[e] + low[e]);
 }
 

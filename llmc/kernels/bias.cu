@@ -41,10 +41,8 @@ static __global__ void __launch_bounds__(256)
             if (p + kReduceRows < count)
                 load4(parts + static_cast<size_t>(p + kReduceRows) * columns + column, values[1]);
             LLMC_UNROLL
-            for (int half = 0; half < 2; half++) {
-                LLMC_UNROLL
+            for (int half = 0; half < 2; half++)
                 for (int i = 0; i < 4; i++) sum[half][i] += values[half][i];
-            }
         }
     }
     store4(&sums[row * kReduceColumns + own_column], sum[0]);
@@ -79,7 +77,6 @@ struct BiasGradientRows {
     };
     LLMC_DEVICE void load(Inputs& inputs, size_t at) const { load8(dout + at, inputs.dout); }
     LLMC_DEVICE void finish(float (&values)[8], const Inputs& inputs, size_t) const {
-        LLMC_UNROLL
         for (int i = 0; i < 8; i++) values[i] = inputs.dout[i];
     }
 };

@@ -36,7 +36,6 @@ struct SoftCap {
     }
     LLMC_HD void apply(float (&x)[8]) const {
         float slope;
-        LLMC_UNROLL
         for (int i = 0; i < 8; i++) x[i] = (*this)(x[i], slope);
     }
 };
@@ -58,17 +57,14 @@ struct OnlineSoftmax {
     // 8 and its comparisons vanish.
     LLMC_HD void add(const float (&x)[8], int valid) {
         float y[8];
-        LLMC_UNROLL
         for (int i = 0; i < 8; i++) y[i] = i < valid ? x[i] : x[0];
         const float largest = max_float(max_float(max_float(y[0], y[1]), max_float(y[2], y[3])),
                                         max_float(max_float(y[4], y[5]), max_float(y[6], y[7])));
         if (largest > max) {
             const float factor = exp2_fast((max - largest) * kLog2E);
-            LLMC_UNROLL
             for (int i = 0; i < 8; i++) sum[i] *= factor;
             max = largest;
         }
-        LLMC_UNROLL
         for (int i = 0; i < 8; i++) {
             const float term = exp2_fast((x[i] - max) * kLog2E) + x[i] * 0.0f;
             sum[i] += i < valid ? term : 0.0f;
@@ -177,20 +173,15 @@ LLMC_DEVICE void softmax_cross_entropy_row(const LossParameters& p, const Real* 
         float x[8] = {};
         if (c < p.V) {
             load8(x_row + c, x);
-            LLMC_UNROLL
             for (int i = 0; i < 8; i++) {
                 float d = exp2_fast((cap(x[i], slope) - max) * kLog2E) * factor;
                 if (Capped && c + i == target) d -= gradient;
                 x[i] = Capped ? d * slope : d;
             }
-            if (!Capped && target >= c && target < c + 8) {
-                LLMC_UNROLL
+            if (!Capped && target >= c && target < c + 8)
                 for (int i = 0; i < 8; i++) x[i] -= c + i == target ? gradient : 0.0f;
-            }
-            if (c + 8 > p.V) {
-                LLMC_UNROLL
+            if (c + 8 > p.V)
                 for (int i = 0; i < 8; i++) x[i] = c + i < p.V ? x[i] : 0.0f;
-            }
         }
         store(c, x);
     }
@@ -223,7 +214,6 @@ static __global__ void __launch_bounds__(Threads, Threads == 768 ? 2 : 1)
     softmax_cross_entropy_row<Threads, Capped>({dloss, loss_scale, V, padded_V, true, soft_cap, z_loss}, logits + begin,
                                                targets[row], losses + row, [&](int c, const float(&gradient)[8]) {
                                                    float rounded[8];
-                                                   LLMC_UNROLL
                                                    for (int i = 0; i < 8; i += 2) {
                                                        const uint32_t pair = pack_bf16x2(gradient[i], gradient[i + 1]);
                                                        rounded[i] = bf16x2_low(pair);

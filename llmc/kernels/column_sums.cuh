@@ -55,7 +55,6 @@ LLMC_DEVICE void sum_part_of_columns(float* parts, int N, int C, int lanes, cons
             for (int r = 0; r < kColumnSumRows; r++) {
                 float values[8];
                 rows.finish(values, inputs[r], at + r * step);
-                LLMC_UNROLL
                 for (int i = 0; i < 8; i++) sum[i] += values[i];
             }
         } else {
@@ -64,7 +63,6 @@ LLMC_DEVICE void sum_part_of_columns(float* parts, int N, int C, int lanes, cons
                 float values[8];
                 rows.load(inputs, at + r * step);
                 rows.finish(values, inputs, at + r * step);
-                LLMC_UNROLL
                 for (int i = 0; i < 8; i++) sum[i] += values[i];
             }
         }

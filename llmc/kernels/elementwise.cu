@@ -66,7 +66,6 @@ LLMC_DEVICE void combine_elements(Out* out, const A* a, const B* b, size_t n, co
         float x[8], y[8];
         load_fours(a + first, x);
         load_fours(b + first, y);
-        LLMC_UNROLL
         for (int i = 0; i < 8; i++) x[i] = combine(x[i], y[i]);
         store_fours(out + first, x);
     } else {
@@ -137,7 +136,6 @@ static __global__ void __launch_bounds__(kThreads)
             else
                 for (int i = 0; i < left; i++) piece[i] = from[i];
             const uint64_t bits = gradient_bits(rounding.key, batch + p, rounding.first + at);
-            LLMC_UNROLL
             for (int i = 0; i < 4; i++)
                 sum[i] = to_float(to_bf16_stochastic(sum[i] + piece[i], static_cast<uint32_t>(bits >> (16 * i))));
         }

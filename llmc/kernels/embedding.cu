@@ -27,7 +27,6 @@ static __global__ void __launch_bounds__(256) embedding_forward_kernel(Real* out
         float x[8], y[8] = {};
         load8(token_row + c, x);
         if (position_row) load8(position_row + c, y);
-        LLMC_UNROLL
         for (int i = 0; i < 8; i++) x[i] = known ? x[i] + y[i] : float_from_bits(kFloatMagnitudeMask);
         store8(out + static_cast<size_t>(row) * C + c, x);
     }
@@ -98,7 +97,6 @@ template <class Real>
 LLMC_DEVICE void add_values(float (&sum)[8], const Packed8<Real>& values) {
     float x[8];
     values.get(x);
-    LLMC_UNROLL
     for (int i = 0; i < 8; i++) sum[i] += x[i];
 }
 
@@ -125,7 +123,6 @@ LLMC_DEVICE void sum_rows_in_order(float (&sum)[8], const Real* dout, int column
 LLMC_DEVICE void add_to(float* target, const float (&sum)[8]) {
     float x[8];
     load8(target, x);
-    LLMC_UNROLL
     for (int i = 0; i < 8; i++) x[i] += sum[i];
     store8(target, x);
 }
@@ -169,7 +166,6 @@ static __global__ void __launch_bounds__(256)
         const int c = blockIdx.y * 256 + threadIdx.x;
         if (c < C) {
             float total = 0.0f;
-            LLMC_UNROLL
             for (int w = 0; w < 8; w++) total += sums[w * 256 + threadIdx.x];
             dwte[static_cast<size_t>(ids[i]) * C + c] += total;
         }

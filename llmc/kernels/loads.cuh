@@ -23,7 +23,6 @@ struct Packed8 {
         for (int i = 0; i < kPieces; i++) raw[i] = load16(p + i * (8 / kPieces));
     }
     LLMC_DEVICE void get(float (&x)[8]) const {
-        LLMC_UNROLL
         for (int i = 0; i < 8; i++) {
             if constexpr (kPieces == 1)
                 x[i] = i % 2 ? bf16x2_high(raw[0].word[i / 2]) : bf16x2_low(raw[0].word[i / 2]);

@@ -59,7 +59,6 @@ LLMC_DEVICE void quantize_normed_rows(e4m3* row_codes, uint32_t* tile, QuantizeT
             if (v > 0) compiler_fence();
             uint32_t codes[2];
             float values[8];
-            LLMC_UNROLL
             for (int i = 0; i < 8; i++) values[i] = norm == NormKind::rms ? to_float(to_bf16(x[r][v][i])) : x[r][v][i];
             quantize_8<e4m3>(codes, tally, values, scale, pass);
             if (!writes_fp8(pass)) continue;
@@ -77,11 +76,9 @@ LLMC_DEVICE void store_short_code_columns(e4m3* transposed, const uint32_t* tile
                                           int C) {
     for (int word = static_cast<int>(threadIdx.x); word < C / 4; word += static_cast<int>(blockDim.x)) {
         uint32_t codes[2][4];
-        LLMC_UNROLL
         for (int r = 0; r < 8; r++) codes[r / 4][r % 4] = tile[code_word(r, word, stride)];
         transpose_4x4(codes[0]);
         transpose_4x4(codes[1]);
-        LLMC_UNROLL
         for (int c = 0; c < 4; c++) {
             e4m3* column = transposed + (static_cast<size_t>(word) * 4 + c) * N + first_row;
             *reinterpret_cast<uint2*>(column) = make_uint2(codes[0][c], codes[1][c]);
@@ -236,7 +233,6 @@ LLMC_DEVICE void store_sums(float* block_sums, const float (&sums)[8]) {
 // Rounds x to BF16 and stores it. Conversions of pairs have four times the rate of single ones.
 LLMC_DEVICE void store_rounded(bf16* to, float (&x)[8]) {
     Bytes16 packed;
-    LLMC_UNROLL
     for (int i = 0; i < 4; i++) {
         packed.word[i] = pack_bf16x2(x[2 * i], x[2 * i + 1]);
         x[2 * i] = bf16x2_low(packed.word[i]);
@@ -254,7 +250,6 @@ LLMC_DEVICE void finish_rows(F8* row, uint32_t* tile, QuantizeTally& tally, floa
                              const RowTeam& team, QuantizePass pass) {
     const int c = team.column(0);
     if (c >= C) return;
-    LLMC_UNROLL
     for (int r = 0; r < 2; r++) store_rounded(dinp + static_cast<size_t>(first_row + r) * C + c, d[r][0]);
     float sums[8];
     if constexpr (norm == NormKind::layer) load_sums(bias_sums, sums);
@@ -263,10 +258,8 @@ LLMC_DEVICE void finish_rows(F8* row, uint32_t* tile, QuantizeTally& tally, floa
         uint32_t codes[2];
         quantize_8<F8, true>(codes, tally, d[r][0], scale, pass);
         if (!writes_fp8(pass)) continue;
-        if constexpr (norm == NormKind::layer) {
-            LLMC_UNROLL
+        if constexpr (norm == NormKind::layer)
             for (int i = 0; i < 8; i++) sums[i] += d[r][0][i];
-        }
         const uint2 pair = make_uint2(codes[0], codes[1]);
         *reinterpret_cast<uint2*>(tile + code_word(local_row + r, c / 4, stride)) = pair;
         if (row != nullptr) *reinterpret_cast<uint2*>(row + static_cast<size_t>(first_row + r) * C + c) = pair;
@@ -338,7 +331,6 @@ static __global__ void __launch_bounds__(512)
             LLMC_UNROLL
             for (int r = 0; r < kGroupRows; r += 2) {
                 float pair[2][1][8];
-                LLMC_UNROLL
                 for (int i = 0; i < 8; i++) {
                     pair[0][0][i] = d[r][0][i];
                     pair[1][0][i] = d[r + 1][0][i];

@@ -119,7 +119,6 @@ LLMC_DEVICE void load_rows(float (&x)[Rows][Vectors][8], const Real* from, int f
             if (c < C) {
                 load8(from + row * C + c, x[r][v]);
             } else {
-                LLMC_UNROLL
                 for (int i = 0; i < 8; i++) x[r][v][i] = 0.0f;
             }
         }
@@ -145,10 +144,8 @@ LLMC_DEVICE void add_rows(float (&x)[Rows][Vectors][8], const float (&y)[Rows][V
     LLMC_UNROLL
     for (int r = 0; r < Rows; r++) {
         LLMC_UNROLL
-        for (int v = 0; v < Vectors; v++) {
-            LLMC_UNROLL
+        for (int v = 0; v < Vectors; v++)
             for (int i = 0; i < 8; i++) x[r][v][i] += y[r][v][i];
-        }
     }
 }
 
@@ -163,10 +160,8 @@ LLMC_DEVICE_SAME_BITS void row_statistics(const float (&x)[Rows][Vectors][8], fl
         for (int r = 0; r < Rows; r++) {
             float sums[8] = {};
             LLMC_UNROLL
-            for (int v = 0; v < Vectors; v++) {
-                LLMC_UNROLL
+            for (int v = 0; v < Vectors; v++)
                 for (int i = 0; i < 8; i++) sums[i] += x[r][v][i];
-            }
             mean[r] = sum8(sums);
         }
         team_sum_each(mean, team);
@@ -180,7 +175,6 @@ LLMC_DEVICE_SAME_BITS void row_statistics(const float (&x)[Rows][Vectors][8], fl
             // A factor instead of a branch: g++ 12 -O3 -march=znver3 if-converts the branch and then reads x[r][0] as
             // zeros.
             const float inside = norm == NormKind::rms || team.column(v) < C ? 1.0f : 0.0f;
-            LLMC_UNROLL
             for (int i = 0; i < 8; i++) {
                 const float distance = (x[r][v][i] - mean[r]) * inside;
                 sums[i] += distance * distance;
@@ -211,7 +205,6 @@ template <NormKind norm, class Real>
 LLMC_DEVICE void load_weights(const Real* weight, int c, float (&w)[8]) {
     if constexpr (norm == NormKind::rms) {
         if (weight == nullptr) {
-            LLMC_UNROLL
             for (int i = 0; i < 8; i++) w[i] = 1.0f;
             return;
         }
@@ -232,7 +225,6 @@ LLMC_DEVICE void normalise_rows(float (&x)[Rows][Vectors][8], const float (&mean
         if constexpr (norm == NormKind::layer) load8(shift + c, s);
         LLMC_UNROLL
         for (int r = 0; r < Rows; r++) {
-            LLMC_UNROLL
             for (int i = 0; i < 8; i++) {
                 if constexpr (norm == NormKind::layer)
                     x[r][v][i] = (x[r][v][i] - mean[r]) * rstd[r] * w[i] + s[i];
@@ -267,7 +259,6 @@ LLMC_DEVICE void backward_rows(float (&d)[Rows][Vectors][8], float (&x)[Rows][Ve
         LLMC_UNROLL
         for (int r = 0; r < Rows; r++) {
             float product[8];
-            LLMC_UNROLL
             for (int i = 0; i < 8; i++) {
                 const float dout = d[r][v][i], norm = (x[r][v][i] - mean[r]) * rstd[r];
                 if (r < valid_rows) dweight[v][i] += dout * norm;
@@ -288,7 +279,6 @@ LLMC_DEVICE void backward_rows(float (&d)[Rows][Vectors][8], float (&x)[Rows][Ve
         const float product_mean = sums[2 * r + 1] * scale;
         LLMC_UNROLL
         for (int v = 0; v < Vectors; v++) {
-            LLMC_UNROLL
             for (int i = 0; i < 8; i++) {
                 d[r][v][i] = (d[r][v][i] - dnorm_mean - x[r][v][i] * product_mean) * rstd[r];
             }

@@ -29,7 +29,6 @@ struct Bf16Values {
         if (inp_low == nullptr) return;
         float low[2][8];
         inputs.low.get(low);
-        LLMC_UNROLL
         for (int i = 0; i < 16; i++) x[i / 8][i % 8] += low[i / 8][i % 8];
     }
 };
@@ -89,7 +88,6 @@ static __global__ void __launch_bounds__(kQuantizeThreads)
         if (first + kFoursApart + 4 <= count) {
             load_fours(master + first, x);
         } else {  // zeros change no count
-            LLMC_UNROLL
             for (int i = 0; i < 8; i++) {
                 const size_t place = first + static_cast<size_t>(place_in_fours(i));
                 x[i] = place < count ? to_float(master[place]) : 0.0f;
@@ -105,7 +103,6 @@ static __global__ void __launch_bounds__(kQuantizeThreads)
                 *reinterpret_cast<uint32_t*>(codes + to) = words[four];
                 continue;
             }
-            LLMC_UNROLL
             for (int i = 0; i < 4; i++)
                 if (to + i < count) codes[to + i] = e4m3{static_cast<uint8_t>(words[four] >> (8 * i))};
         }
@@ -165,7 +162,6 @@ static __global__ void __launch_bounds__(kQuantizeThreads) dequantize_kernel(bf1
     if (at >= n) return;
     check_aligned16(codes + at);
     const Bytes16 bytes = *reinterpret_cast<const Bytes16*>(codes + at);
-    LLMC_UNROLL
     for (int h = 0; h < 2; h++) {
         float x[8];
         uncast_8<F8>(x, bytes.word + h * 2);

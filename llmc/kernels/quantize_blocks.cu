@@ -87,7 +87,6 @@ LLMC_DEVICE void quantize_rows(e4m3* row_codes, void* row_scales, QuantizeTally&
         LLMC_UNROLL
         for (int part = 0; part < 2; part++) {
             load8(values + s * kSegment + part * 8, x);
-            LLMC_UNROLL
             for (int i = 0; i < 8; i++) largest[s] = max_float(largest[s], finite_magnitude(x[i]));
         }
     }
@@ -105,7 +104,6 @@ LLMC_DEVICE void quantize_rows(e4m3* row_codes, void* row_scales, QuantizeTally&
         if (column >= C) break;
         uint32_t codes[2][2];
         const float scale = power_of_two(-exponent_of(exponents, s));
-        LLMC_UNROLL
         for (int part = 0; part < 2; part++) {
             float x[8];
             load8(values + s * kSegment + part * 8, x);
@@ -144,13 +142,11 @@ LLMC_DEVICE void note_columns(ColumnNotes& notes, const bf16* tile) {
     for (int r = 0; r < kSegment; r++) {
         float x[2];
         pair.values(x[0], x[1], tile, r);
-        LLMC_UNROLL
         for (int i = 0; i < 2; i++) {
             largest[i] = max_float(largest[i], finite_magnitude(x[i]));
             sums[i] += x[i];
         }
     }
-    LLMC_UNROLL
     for (int i = 0; i < 2; i++) {
         notes.largest[pair.segment * kTile + pair.column + i] = largest[i];
         notes.sums[pair.segment * kTile + pair.column + i] = sums[i];
@@ -185,12 +181,10 @@ LLMC_DEVICE void quantize_column_pair(uint32_t (&codes)[2][8], void* scales, con
     LLMC_UNROLL
     for (int eight = 0; eight < kSegment / 8; eight++) {
         float x[2][8];
-        LLMC_UNROLL
         for (int r = 0; r < 8; r++) pair.values(x[0][r], x[1][r], tile, eight * 8 + r);
         LLMC_UNROLL
         for (int i = 0; i < 2; i++) {
             uint32_t words[2];
-            LLMC_UNROLL
             for (int r = 0; r < 8; r++) x[i][r] *= scale[i];
             cast_8<e4m3>(words, x[i]);
             codes[i][eight * 2] = words[0], codes[i][eight * 2 + 1] = words[1];
@@ -200,7 +194,6 @@ LLMC_DEVICE void quantize_column_pair(uint32_t (&codes)[2][8], void* scales, con
 
 LLMC_DEVICE void put_column_codes(uint8_t* staged, const uint32_t (&codes)[2][8]) {
     const ColumnPair pair;
-    LLMC_UNROLL
     for (int i = 0; i < 2; i++) {
         uint8_t* to = staged + (pair.column + i) * kCodePitch + pair.segment * kSegment;
         *reinterpret_cast<Bytes16*>(to) = Bytes16{{codes[i][0], codes[i][1], codes[i][2], codes[i][3]}};
@@ -267,7 +260,6 @@ LLMC_DEVICE float tile_amax(const Master* master, int C, float* scratch) {
                 const int row = corner.row + own.warp + i * WeightOwner::kWarps;
                 float x[4];
                 load4(master + static_cast<size_t>(row) * C + corner.column + own.word * 4, x);
-                LLMC_UNROLL
                 for (int k = 0; k < 4; k++) largest = max_float(largest, finite_magnitude(x[k]));
             }
         });
@@ -302,7 +294,6 @@ static __global__ void __launch_bounds__(kQuantizeThreads)
     for (int h = 0; h < 2; h++) {
         float x[8];
         uncast_8<e4m3>(x, bytes.word + h * 2);
-        LLMC_UNROLL
         for (int i = 0; i < 8; i++) x[i] *= scale_inv;
         store8(out + at + h * 8, x);
     }

@@ -69,10 +69,8 @@ LLMC_DEVICE void quantize_tile_rows(F8* row_codes, uint32_t* tile, QuantizeTally
             LLMC_UNROLL
             for (int h = 0; h < 2; h++) {
                 quantize_8<F8>(codes[h], tally, x[h], scale, pass);
-                if constexpr (Producer::kSumsColumns) {
-                    LLMC_UNROLL
+                if constexpr (Producer::kSumsColumns)
                     for (int i = 0; i < 8; i++) sums[h][i] += x[h][i];
-                }
             }
             if (!writes_fp8(pass)) continue;
             const Bytes16 bytes{{codes[0][0], codes[0][1], codes[1][0], codes[1][1]}};
@@ -94,7 +92,6 @@ LLMC_DEVICE void quantize_tile_columns(F8* transposed, const uint32_t* tile, int
     const int column = tile_column<Halves>(corner.column, word * 4, C);
     if (corner.row + piece * 16 >= N || column >= C) return;
     uint32_t rows[4][4];
-    LLMC_UNROLL
     for (int i = 0; i < 16; i++) rows[i / 4][i % 4] = tile[tile_word(piece * 16 + i, word / 4) + word % 4];
     store_columns(transposed + static_cast<size_t>(column) * N + corner.row + piece * 16, N, rows);
 }
@@ -106,7 +103,6 @@ LLMC_DEVICE void quantize_tile_columns(F8* transposed, const uint32_t* tile, int
 constexpr int kColumnSumPlane = kTilePassRows * kTileChunks * 4;
 LLMC_DEVICE void put_column_sums(float* shared, const float (&sums)[2][8]) {
     float* mine = shared + threadIdx.x * 4;
-    LLMC_UNROLL
     for (int h = 0; h < 2; h++) {
         store4(mine + 2 * h * kColumnSumPlane, sums[h]);
         store4(mine + (2 * h + 1) * kColumnSumPlane, sums[h] + 4);
@@ -193,7 +189,6 @@ LLMC_DEVICE void quantize_weight_rows(e4m3* row_codes, uint32_t* tile, QuantizeT
             uint32_t codes[2] = {};
             quantize_8<e4m3>(codes, tally, x[pair], scale, pass);
             if (!writes_fp8(pass)) continue;
-            LLMC_UNROLL
             for (int half = 0; half < 2; half++) {
                 const int local_row = local + half * WeightOwner::kWarps;
                 tile[tile_word(local_row, own.word / 4) + own.word % 4] = codes[half];

@@ -58,7 +58,6 @@ struct alignas(16) QuantizeTally {
 
 // Notes each value: the largest finite magnitude, and the number of values that are not finite.
 LLMC_DEVICE void note_values(QuantizeTally& tally, const float (&x)[8]) {
-    LLMC_UNROLL
     for (int i = 0; i < 8; i++) {
         const uint32_t magnitude = float_bits(x[i]) & kFloatMagnitudeMask;
         const bool finite = magnitude < kFloatInfinityBits;
@@ -70,7 +69,6 @@ LLMC_DEVICE void note_values(QuantizeTally& tally, const float (&x)[8]) {
 
 template <class F8>
 LLMC_DEVICE void note_losses(QuantizeTally& tally, const float (&x)[8], float scale) {
-    LLMC_UNROLL
     for (int i = 0; i < 8; i++) {
         const float scaled = abs_float(x[i] * scale);
         tally.saturated += scaled > Fp8Limits<F8>::largest ? 1u : 0u;
@@ -98,7 +96,6 @@ LLMC_DEVICE void quantize_8(uint32_t (&codes)[2], QuantizeTally& tally, const fl
     }
     if (!writes_fp8(pass)) return;
     float scaled[8];
-    LLMC_UNROLL
     for (int i = 0; i < 8; i++) scaled[i] = x[i] * scale;
     cast_8<F8>(codes, scaled);
 }
@@ -147,9 +144,7 @@ LLMC_DEVICE void commit_tallies(Fp8State* state, const QuantizeTally* tallies, s
 // Stores sixteen rows of four codes, one word per row, as four columns of sixteen codes, `pitch` bytes apart.
 template <class F8>
 LLMC_DEVICE void store_columns(F8* to, size_t pitch, uint32_t (&rows)[4][4]) {
-    LLMC_UNROLL
     for (int i = 0; i < 4; i++) transpose_4x4(rows[i]);
-    LLMC_UNROLL
     for (int c = 0; c < 4; c++) {
         check_aligned16(to + c * pitch);
         *reinterpret_cast<Bytes16*>(to + c * pitch) = Bytes16{{rows[0][c], rows[1][c], rows[2][c], rows[3][c]}};
@@ -159,9 +154,7 @@ LLMC_DEVICE void store_columns(F8* to, size_t pitch, uint32_t (&rows)[4][4]) {
 // The same with 8-byte stores, for columns that start at multiples of 8 and may end after eight codes.
 template <class F8>
 LLMC_DEVICE void store_columns_in_halves(F8* to, size_t pitch, uint32_t (&rows)[4][4], bool second_half) {
-    LLMC_UNROLL
     for (int i = 0; i < 4; i++) transpose_4x4(rows[i]);
-    LLMC_UNROLL
     for (int c = 0; c < 4; c++) {
         *reinterpret_cast<uint2*>(to + c * pitch) = make_uint2(rows[0][c], rows[1][c]);
         if (second_half) *reinterpret_cast<uint2*>(to + c * pitch + 8) = make_uint2(rows[2][c], rows[3][c]);
@@ -184,7 +177,6 @@ LLMC_DEVICE void store_code_columns(F8* transposed, const uint32_t* tile, int fi
         const int first = i % pieces * 16, word = i / pieces;
         if (first_row + first >= N) continue;
         uint32_t codes[4][4];
-        LLMC_UNROLL
         for (int r = 0; r < 16; r++) codes[r / 4][r % 4] = tile[code_word(first + r, word, stride)];
         store_columns(transposed + static_cast<size_t>(word) * 4 * N + first_row + first, N, codes);
     }

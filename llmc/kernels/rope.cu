@@ -80,7 +80,6 @@ struct HeadShare {
         load8(head + column + HD / 2, x[1]);
     }
     LLMC_DEVICE static void set(float (&x)[2][8], float value) {
-        LLMC_UNROLL
         for (int i = 0; i < 8; i++) x[0][i] = x[1][i] = value;
     }
     template <class Real>
@@ -101,7 +100,6 @@ struct HeadShare {
         float c[8], s[8];
         load8(cos + static_cast<size_t>(position) * (HD / 2) + column, c);
         load8(sin + static_cast<size_t>(position) * (HD / 2) + column, s);
-        LLMC_UNROLL
         for (int i = 0; i < 8; i++) {
             const float sine = Back ? -s[i] : s[i], first = x[0][i], second = x[1][i];
             x[0][i] = first * c[i] - second * sine;
@@ -113,7 +111,6 @@ struct HeadShare {
 // Returns this thread's part of the sum of x * y.
 LLMC_DEVICE float dot16(const float (&x)[2][8], const float (&y)[2][8]) {
     float sums[4] = {};
-    LLMC_UNROLL
     for (int i = 0; i < 8; i++) {
         sums[i % 2] += x[0][i] * y[0][i];
         sums[2 + i % 2] += x[1][i] * y[1][i];
@@ -173,7 +170,6 @@ static __global__ void __launch_bounds__(kThreads)
         const float rstd = reciprocal_sqrt(sum[0] * (1.0f / HD) + eps);
         float gain[2][8];
         share.load_gain(place.head < NH ? query_gain : key_gain, gain);
-        LLMC_UNROLL
         for (int i = 0; i < 8; i++) {
             x[0][i] = x[0][i] * rstd * gain[0][i];
             x[1][i] = x[1][i] * rstd * gain[1][i];
@@ -202,7 +198,6 @@ LLMC_DEVICE void qk_norm_gradients(float (&dgain)[2][8], Real* dqkv, const Real*
             share.load(dqkv + place.at, d);
         }
         share.template rotate<true>(d, cos, sin, first + place.row % T);
-        LLMC_UNROLL
         for (int i = 0; i < 8; i++) {
             g[0][i] = d[0][i] * w[0][i];
             g[1][i] = d[1][i] * w[1][i];
@@ -214,7 +209,6 @@ LLMC_DEVICE void qk_norm_gradients(float (&dgain)[2][8], Real* dqkv, const Real*
         const float mean = sums[1] * (1.0f / HD) * rstd;  // of g * norm
         LLMC_UNROLL
         for (int half = 0; half < 2; half++) {
-            LLMC_UNROLL
             for (int i = 0; i < 8; i++) {
                 const float norm = x[half][i] * rstd;
                 dgain[half][i] += d[half][i] * norm;

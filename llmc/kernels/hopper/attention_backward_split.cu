@@ -231,7 +231,6 @@ LLMC_DEVICE void produce_delta(SplitShared<Own::queries, HD>& shared, const floa
         LLMC_NO_UNROLL  // with two rows in one step ptxas spills
             for (int row = quad_row; row < kGradientRows; row += 8) {
             float sum[1] = {};
-            LLMC_UNROLL
             for (int piece = 0; piece < 8; piece += 4) {
                 const int place = row * kTileColumns + ((piece + (lane & 3)) ^ quad_row) * 8;
                 attention::add_to_delta(sum[0], shared.rows[at.stage][1].panel[0] + place,
@@ -385,7 +384,6 @@ LLMC_DEVICE float2 own_deltas(const SplitStatistics<Own::queries>& from, const S
             attention::add_to_delta(sums[half], from.dout + first + i, from.out + first + i, from.out_low + first + i);
     }
     quad_sum_each(sums);
-    LLMC_UNROLL
     for (int half = 0; half < 2; half++)
         if (quad_lane == 0 && row + 8 * half < T) to[row + 8 * half] = sums[half];
     return {sums[0], sums[1]};

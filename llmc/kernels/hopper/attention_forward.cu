@@ -141,7 +141,6 @@ LLMC_DEVICE void softmax(float (&scores)[N], float (&maximum)[2], float (&sum)[2
         maximum[half] = max_float(maximum[half], scores[i]);
     }
     quad_max_each(maximum);
-    LLMC_UNROLL
     for (int half = 0; half < 2; half++) {
         // A row that has seen no key yet keeps the maximum -infinity, and 0 takes its place.
         const float base = Masked && maximum[half] == minus_infinity ? 0.0f : maximum[half];
@@ -165,7 +164,6 @@ LLMC_DEVICE void round_probabilities(uint32_t (&rounded)[N / 8][4], float (&roun
     float total[2][4] = {};
     LLMC_UNROLL
     for (int k = 0; k < N / 8; k++) {
-        LLMC_UNROLL
         for (int i = 0; i < 4; i++) rounded[k][i] = pack_bf16x2(scores[8 * k + 2 * i], scores[8 * k + 2 * i + 1]);
         mma_m16n8k16(total[k % 2], rounded[k], ones);
     }
@@ -234,7 +232,6 @@ LLMC_DEVICE void add_tiles(ForwardState<HD>& state, ForwardShared<HD>& shared,
         fence_panels(state.output);
         if (lane == 0) arrive(shared.values_empty[values.stage]);
         values.advance();
-        LLMC_UNROLL
         for (int half = 0; half < 2; half++) state.rounded_sum[half] *= correction[half];
         round_probabilities(probabilities, state.rounded_sum, scores);
         LLMC_UNROLL
@@ -354,7 +351,6 @@ LLMC_DEVICE void consume(ForwardShared<HD>& shared, int team, const ForwardOutpu
         // Store, through shared memory for 16-byte accesses.
         quad_sum_each(state.sum);
         float inverse[2];
-        LLMC_UNROLL
         for (int half = 0; half < 2; half++) {
             inverse[half] = 1.0f / state.rounded_sum[half];
             if ((lane & 3) == 0 && query + 8 * half < T)

@@ -96,7 +96,6 @@ LLMC_DEVICE void multiply_panels(float (&c)[N], const bf16* a, const bf16* b) {
     for (int p = 0; p < Panels; p++) {
         const uint64_t rows = tile_descriptor(a + p * ARows * kTileColumns);
         const uint64_t columns = tile_descriptor(b + p * BRows * kTileColumns);
-        LLMC_UNROLL
         for (int k = 0; k < 4; k++)
             multiply_rows(c, rows + k * kSixteenColumns, columns + k * kSixteenColumns, p + k > 0);
     }
@@ -159,7 +158,6 @@ struct OfColumns {  // queries are columns; `first` is the thread's first, in sh
     };
     LLMC_DEVICE Loaded load() const {
         Loaded loaded;
-        LLMC_UNROLL
         for (int j = 0; j < 8; j++) loaded.pairs[j] = pair(j);
         return loaded;
     }
@@ -179,7 +177,6 @@ LLMC_DEVICE void probabilities(float (&s)[N], const Lse& lse, float scale_log2, 
     LLMC_UNROLL
     for (int j = 0; j < N / 4; j++) {
         const float2 offset = lse.pair(j);
-        LLMC_UNROLL
         for (int i = 0; i < 4; i++) {
             float& x = s[4 * j + i];
             const int row = 8 * (i >> 1), column = 8 * j + (i & 1);
@@ -195,7 +192,6 @@ LLMC_DEVICE void score_gradients(float (&dp)[N], const float (&p)[N], const Delt
     LLMC_UNROLL
     for (int j = 0; j < N / 4; j++) {
         const float2 own = delta.pair(j);
-        LLMC_UNROLL
         for (int i = 0; i < 4; i++) dp[4 * j + i] = p[4 * j + i] * (dp[4 * j + i] - (Delta::which(i) ? own.y : own.x));
     }
 }
@@ -214,7 +210,6 @@ LLMC_DEVICE void round_rows(bf16* rows, float (&x)[32], float factor) {
     LLMC_UNROLL
     for (int half = 0; half < 2; half++) {
         bf16* const corner = rows + (8 * half + (lane >> 2)) * attention::kStride<HD> + (lane & 3) * 2;
-        LLMC_UNROLL
         for (int j = 0; j < 8; j++) {
             float *const left = &x[4 * j + 2 * half], *const right = left + 1;
             const uint32_t pair = pack_bf16x2(*left * factor, *right * factor);
@@ -250,13 +245,11 @@ LLMC_DEVICE void note_panel(QuantizeTally& tally, const float (&x)[32], float sc
     if (!changes_state(pass)) return;
     const auto eight = [&](int k) -> const float(&)[8] { return reinterpret_cast<const float(&)[8]>(x[8 * k]); };
     uint32_t largest = 0;
-    LLMC_UNROLL
     for (int k = 0; k < 4; k++) {
         const uint32_t magnitude = largest_magnitude(eight(k));
         largest = magnitude > largest ? magnitude : largest;
     }
     if (largest >= kFloatInfinityBits || counts_losses(pass)) {
-        LLMC_UNROLL
         for (int k = 0; k < 4; k++) {
             note_values(tally, eight(k));
             note_losses<F8>(tally, eight(k), scale);
@@ -284,7 +277,6 @@ LLMC_DEVICE void quantize_fragments(uint32_t* codes, QuantizeTally& tally, float
         LLMC_UNROLL
         for (int k = 0; k < 4; k++) {
             float scaled[8];
-            LLMC_UNROLL
             for (int i = 0; i < 8; i++) scaled[i] = x[p][8 * k + (i & 1) + (i >> 1 & 1) * 4 + (i >> 2) * 2] * scale;
             uint32_t words[2];
             cast_8<F8>(words, scaled);

@@ -190,7 +190,6 @@ LLMC_DEVICE void sum_fast(float (&sums)[2][64], Multiplier& own) {
         const uint64_t a = own.a(), b = own.b();
         fence_accumulators(all);
         begin_products();
-        LLMC_UNROLL
         for (int k = 0; k < 4; k++)
             multiply_codes<F8>(all, a + k * kSixteenColumns, b + k * kSixteenColumns, depth > 0 || k > 0);
         commit_products();
@@ -220,7 +219,6 @@ LLMC_DEVICE void sum_split(float (&sums)[2][64], Multiplier& own) {
             float part[64];
             fence_accumulators(part);
             begin_products();
-            LLMC_UNROLL
             for (int k = 0; k < 4; k++)
                 multiply_codes<F8>(part, a + k * kSixteenColumns, b + half * kHalfTile + k * kSixteenColumns, k > 0);
             commit_products();
@@ -246,7 +244,6 @@ LLMC_DEVICE void fill_slot(uint8_t* slot, const float (&sums)[64], float factor,
         LLMC_UNROLL
         for (int i = 0; i < 2; i++) {
             const uint32_t both = kBackward ? 0 : load_word(bias + 16 * p + 8 * i + 2 * (lane % 4));
-            LLMC_UNROLL
             for (int r = 0; r < 2; r++) {
                 const float* const pair = sums + 8 * p + 4 * i + 2 * r;
                 words[i][r] = kBackward ? pack_bf16x2(pair[0] * factor, pair[1] * factor)
@@ -345,13 +342,11 @@ LLMC_DEVICE void cast_slot(uint8_t* codes, QuantizeTally& tally, float (&sums)[8
             if constexpr (kBackward) {
                 float inputs[8];
                 load8(own.values(h, first + i), inputs);
-                LLMC_UNROLL
                 for (int n = 0; n < 8; n++) {
                     x[i][n] *= Gelu::derivative(inputs[n]);
                     sums[n] += x[i][n];
                 }
             } else {
-                LLMC_UNROLL
                 for (int n = 0; n < 8; n++) x[i][n] = Gelu::value(x[i][n]);
             }
             uint32_t words[2];
@@ -374,12 +369,10 @@ LLMC_DEVICE void write_columns(F8* to, int N, const uint8_t* codes, unsigned thr
     for (int i = 0; i < kSlotColumns / 64; i++) {
         const unsigned piece = 4 * i + warp;
         uint32_t c[2][4];  // rows 2 n and 2 n + 1 of the lane's sixteen are in word n, two codes each
-        LLMC_UNROLL
         for (int n = 0; n < 2; n++) {
             const unsigned row = 16 * (lane % 8 / 2) + 2 * (4 * n + lane / 8) + lane % 2;
             load_transposed_matrices(shared_address(codes) + code_offset(row, piece), c[n]);
         }
-        LLMC_UNROLL
         for (int e = 0; e < 2; e++) {
             const unsigned bytes = e ? 0x7531 : 0x6420, column = 16 * piece + 2 * (lane / 4) + e;
             store16(to + static_cast<size_t>(column) * N + 16 * (lane % 4),
@@ -398,7 +391,6 @@ LLMC_DEVICE void fetch_h(GeluShared& shared, const CUtensorMap& h, const Place& 
 
 // Leaves the sums of a warp's rows in shared memory.
 LLMC_DEVICE void put_column_sums(float (&to)[kSlotColumns], float (&sums)[8], unsigned lane) {
-    LLMC_UNROLL
     for (int n = 0; n < 8; n++) sums[n] += __shfl_xor_sync(~0u, sums[n], 16);
     if (lane >= 16) return;
     store4(to + 8 * lane, sums);
