@@ -16,8 +16,8 @@ MAGIC, VERSION, WIDE_VERSION = 20240328, 2, 3  # llm.c's; ours with uint16 lengt
 class Table:
     """The file has a header of 256 int32: magic, version, number of tokens, the token that begins documents, the number
     of bytes that the tokens of a document have in front of its text, 1 if the sum of the tokens' bytes differs from
-    the documents' by more than MISCOUNTED, and 8 with the tokenizer's hash (SHA-256). Then, for each token, a length of one byte (version 2, llm.c's) or of two
-    (version 3, if a token needs it), and its bytes.
+    the documents' by more than MISCOUNTED, and in 8 of them the tokenizer's hash (SHA-256). Then, for each token, a
+    length of one byte (version 2, llm.c's) or of two (version 3, if a token needs it), and its bytes.
     """
     pieces: list  # what each token contributes to text; for end_token, what is shown for it
     end_token: int
