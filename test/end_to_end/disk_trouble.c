@@ -6,6 +6,7 @@
 //   DISK_SLOW=SECONDS  makes every fsync() of a rank's file take so long
 //   DISK_WRITE_MS=MS   makes every pwrite() to a rank's file take so long
 //   DISK_READ_MS=MS    makes every pread() of any file take so long
+//   DISK_HOLD=F        while the file F exists, lets every pread() of a file whose path ends with DISK_READS_OF wait
 //   DISK_UNREADABLE=F  while the file F exists, lets every pread() of a file whose path ends with DISK_READS_OF fail, with
 //                      DISK_ERRNO, or without it as if the file had ended
 //   DISK_HIDE=1        shows no directory's names, and no manifest
@@ -25,12 +26,15 @@
 #include <unistd.h>
 
 static int calls;
-static char watched[4096], may_be_unreadable[4096];  // by descriptor
+static char watched[4096], has_trouble[4096];  // by descriptor
 
 static long setting(const char* name) {
     const char* text = getenv(name);
     return text ? strtol(text, NULL, 10) : 0;
 }
+
+// Whether the file exists that this setting names.
+static int exists(const char* name) { return getenv(name) && access(getenv(name), F_OK) == 0; }
 
 static int concerns(const char* path) { return path && strstr(path, "/checkpoints"); }
 
@@ -74,8 +78,8 @@ static int open_file(int (*real)(const char*, int, ...), const char* path, int f
     if (yes && writes) note_opened(path);
     const char* const end = getenv("DISK_READS_OF");
     const int fd = watch(real(path, flags, mode), yes ? (strstr(path, "rank_") ? RANK_FILE : OTHER_FILE) : 0);
-    if (fd >= 0 && fd < (int)sizeof may_be_unreadable)
-        may_be_unreadable[fd] = end && strlen(path) > strlen(end) && !strcmp(path + strlen(path) - strlen(end), end);
+    if (fd >= 0 && fd < (int)sizeof has_trouble)
+        has_trouble[fd] = end && strlen(path) > strlen(end) && !strcmp(path + strlen(path) - strlen(end), end);
     return fd;
 }
 int open(const char* path, int flags, ...) {
@@ -106,9 +110,10 @@ ssize_t pwrite(int fd, const void* data, size_t n, off_t at) { return write_file
 ssize_t pwrite64(int fd, const void* data, size_t n, off_t at) { return write_file(REAL(pwrite64), fd, data, n, at); }
 static ssize_t read_file(ssize_t (*real)(int, void*, size_t, off_t), int fd, void* data, size_t n, off_t at) {
     if (setting("DISK_READ_MS")) usleep((unsigned)setting("DISK_READ_MS") * 1000);
-    if (fd >= 0 && fd < (int)sizeof may_be_unreadable && may_be_unreadable[fd] &&
-        access(getenv("DISK_UNREADABLE"), F_OK) == 0)
-        return (errno = (int)setting("DISK_ERRNO")) ? -1 : 0;
+    if (fd >= 0 && fd < (int)sizeof has_trouble && has_trouble[fd]) {
+        while (exists("DISK_HOLD")) usleep(1000);
+        if (exists("DISK_UNREADABLE")) return (errno = (int)setting("DISK_ERRNO")) ? -1 : 0;
+    }
     return real(fd, data, n, at);
 }
 ssize_t pread(int fd, void* data, size_t n, off_t at) { return read_file(REAL(pread), fd, data, n, at); }

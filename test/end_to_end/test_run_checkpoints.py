@@ -328,16 +328,17 @@ class Resume(Case):
             self.succeeds(other.run("--keep", "0", "--stop-after", stop, "--resume", "auto"))
         there = other.checkpoints
         newer = shutil.move(there[9], new_path())
-        run_ = Directory()
-        process = self.started(run_.start("--resume", other.path,
-                                          env={"LD_PRELOAD": disk_trouble(), "DISK_READ_MS": "40"}))
-        opened = os.path.join(there[6], "rank_00000.safetensors")
+        run_, hold = Directory(), new_path()
+        shutil.copy(opened := os.path.join(there[6], "rank_00000.safetensors"), hold)
+        process = self.started(run_.start("--resume", other.path, env={
+            "LD_PRELOAD": disk_trouble(), "DISK_HOLD": hold, "DISK_READS_OF": "step_00000006/rank_00000.safetensors"}))
         while process.poll() is None and not any(os.path.realpath(f"/proc/{process.pid}/fd/{fd}") == opened
                                                  for fd in os.listdir(f"/proc/{process.pid}/fd")):
             time.sleep(0.001)
         shutil.move(newer, there[9])
         for step in (3, 6):
             shutil.rmtree(there[step])
+        os.remove(hold)
         self.wait_for(process, "step 9 is done")
         process.kill()
 
