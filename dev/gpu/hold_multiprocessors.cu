@@ -13,7 +13,7 @@
 
 namespace {
 
-constexpr unsigned kMilliseconds = 20;  // of a hold and of the pause after it; a step of 124M takes 90
+constexpr unsigned kMilliseconds = 20;  // a hold, and the pause after it; a step of 124M takes 90 ms
 constexpr int kHolds = 1 << 14;         // more than fit into a session
 
 __device__ unsigned long long ends[kHolds];  // globaltimer at which each hold ends; 0 until its first block has started

@@ -114,7 +114,7 @@ ExitCode export_weights(const Options& o) {
         export_llmc(written, source->model(), o.dtype == StateFormat::fp32 ? LlmcType::fp32 : LlmcType::bf16, fetch);
     } else {
         const TokenizerSearch search = find_tokenizer("", o.from, *source);
-        std::optional<TokenDecoder> given;  // of what cannot be decoded here, the files are checked and copied
+        std::optional<TokenDecoder> given;  // stays empty if it cannot be decoded here; its files are copied then
         if (!o.tokenizer.empty() && search.tokenizer) failure_of([&] { given = TokenDecoder::open(o.tokenizer); });
         if (given) given->require_same(*search.tokenizer);
         make_directory(o);

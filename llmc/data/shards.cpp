@@ -40,8 +40,8 @@ constexpr int32_t magic_uint32 = 20240801, version_uint32 = 7;
 // Open files per set. A large corpus has a thousand shards, and a process often has only 1024 descriptors.
 constexpr int max_open_files = 256;
 
-// Sets of at most this many tokens are read whole when they are checked.
-constexpr int64_t kSmallSet = 1 << 24;
+// Tokens of a set that is read whole when it is checked, at most, and of a block of a larger one.
+constexpr int64_t kSmallSet = 1 << 24, kBlock = 1 << 12;
 
 constexpr InputKind kShard = {"token shard", "a shard, or a quoted pattern like 'data/train_*.bin'",
                               ExitCode::bad_data};
@@ -196,6 +196,12 @@ Sidecar read_sidecar(const std::string& file) {
     return sidecar;
 }
 
+std::string sha256_text(std::string_view digest) {
+    std::string text = "sha256:";
+    for (const unsigned char byte : digest) text += fmt::format("{:02x}", byte);
+    return text;
+}
+
 std::vector<std::string> expand_glob(const std::string& pattern) {
     glob_t found{};
     const int rc = ::glob(pattern.c_str(), GLOB_BRACE | GLOB_TILDE | GLOB_ERR, nullptr, &found);
@@ -323,16 +329,20 @@ void ShardSet::add_to(std::vector<const TokenFile*>& files) const {
 
 // A copy has as many tokens, and the same ones in the middle.
 std::string ShardSet::shared_file(const ShardSet& other) const {
-    static constexpr int64_t kBlock = 1 << 12;
-    const auto middle = [](const ShardSet& set, const Shard& shard) {
-        const int64_t count = std::min<int64_t>(kBlock, shard.tokens);
-        return set.hash_tokens(shard, (shard.tokens - count) / 2, count, 0);
+    const auto content = [](const ShardSet& set, const Shard& shard) {
+        const int64_t count = std::min(kBlock, shard.tokens);
+        return std::pair(shard.tokens, set.hash_tokens(shard, (shard.tokens - count) / 2, count, 0));
     };
-    for (const Shard& theirs : other.shards_)
-        for (const Shard& mine : shards_)
-            if (mine.identity == theirs.identity ||
-                (mine.tokens == theirs.tokens && middle(*this, mine) == middle(other, theirs)))
-                return theirs.path;
+    std::set<int64_t> lengths;
+    for (const Shard& shard : other.shards_) lengths.insert(shard.tokens);
+    std::set<std::pair<uint64_t, uint64_t>> files;
+    std::set<std::pair<int64_t, uint64_t>> contents;
+    for (const Shard& shard : shards_) {
+        files.insert(shard.identity);
+        if (lengths.contains(shard.tokens)) contents.insert(content(*this, shard));
+    }
+    for (const Shard& shard : other.shards_)
+        if (files.contains(shard.identity) || contents.contains(content(other, shard))) return shard.path;
     return "";
 }
 
@@ -340,13 +350,12 @@ void ShardSet::check_checksums() const {
     if (total_tokens_ > kSmallSet) return;
     for (const Shard& shard : shards_) {
         if (!shard.sidecar.checksum) continue;
-        std::string bytes(static_cast<size_t>(shard.tokens * token_bytes_), 0), found = "sha256:";
+        std::string bytes(static_cast<size_t>(shard.tokens * token_bytes_), 0), digest(SHA256_DIGEST_LENGTH, 0);
         pread_all(InputFile(shard.path, kShard).fd(), shard.path, header_bytes, shard.tokens * token_bytes_,
                   bytes.data());
-        unsigned char digest[SHA256_DIGEST_LENGTH];
-        ::SHA256(reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size(), digest);
-        for (const unsigned char byte : digest) found += fmt::format("{:02x}", byte);
-        if (found != *shard.sidecar.checksum)
+        ::SHA256(reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size(),
+                 reinterpret_cast<unsigned char*>(digest.data()));
+        if (sha256_text(digest) != *shard.sidecar.checksum)
             throw Error(
                 ExitCode::bad_data,
                 "the sidecar of {} has the checksum of other tokens: the shard was changed or replaced after it "
@@ -379,7 +388,7 @@ uint64_t ShardSet::hash_tokens(const Shard& shard, int64_t first, int64_t count,
 
 const std::vector<uint64_t>& ShardSet::fingerprints_by_pattern() const {
     if (!fingerprints_.empty()) return fingerprints_;
-    constexpr int64_t kBlock = 1 << 12, kBlocksOfSet = 1 << 12, kBlocksOfShard = 8;
+    constexpr int64_t kBlocksOfSet = 1 << 12, kBlocksOfShard = 8;
     const bool whole = total_tokens_ <= kSmallSet;
     const int64_t block = whole ? 1 << 15 : kBlock;
     std::vector<uint64_t> hashes(shards_.back().pattern + 1, static_cast<uint64_t>(token_bytes_));

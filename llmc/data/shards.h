@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -40,6 +41,9 @@ struct TokenFile {
     std::string path;
     Sidecar sidecar;
 };
+
+// "sha256:" and the hexadecimal digits of a SHA-256, as sidecars give it.
+std::string sha256_text(std::string_view digest);
 
 // Throws an Error unless all files come from one tokenizer, as far as their sidecars say: its name and hash, the
 // vocabulary, and the token that begins documents.

@@ -226,10 +226,7 @@ TokenDecoder TokenDecoder::from_llmc(const std::string& content, const std::stri
         decoder.prefix_bytes_ = head[4];
         decoder.counts_text_ = head[5] == 0;
         const std::string hash = content.substr(kHashAt, kHashBytes);
-        if (hash != std::string(kHashBytes, '\0')) {
-            decoder.hash_ = "sha256:";
-            for (const unsigned char byte : hash) decoder.hash_ += fmt::format("{:02x}", byte);
-        }
+        if (hash != std::string(kHashBytes, '\0')) decoder.hash_ = sha256_text(hash);
     }
     if (decoder.prefix_bytes_ < 0 || decoder.prefix_bytes_ > kMostPrefixBytes)
         bad_file(path, fmt::format("says that documents begin with {} bytes that are not text", head[4]));

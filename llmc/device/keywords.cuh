@@ -33,10 +33,10 @@
 #define LLMC_CALLER const char *file = __builtin_FILE(), int line = __builtin_LINE()
 #endif
 
-// Unroll the following loop in device code, or never unroll it. nvcc unrolls short loops by itself, so a loop of up to
-// 16 turns, a number that is written out, over a few statements needs no mark. If nvcc left one in place that indexes
-// an array, dev/check_kernels.py would find the array in local memory. g++ and nvcc's host pass would only warn about
-// the pragma.
+// Unroll the following loop in device code, or never unroll it. nvcc unrolls short loops by itself: a loop over a few
+// statements needs no mark if its number of turns is a literal of at most 16. If nvcc left such a loop in place and it
+// indexes an array, dev/check_kernels.py would find the array in local memory. g++ and nvcc's host pass would only warn
+// about the pragma.
 #if defined(__CUDA_ARCH__)
 #define LLMC_UNROLL _Pragma("unroll")
 #define LLMC_NO_UNROLL _Pragma("unroll 1")

@@ -42,7 +42,7 @@ struct AttentionHeads {
     int qkv_width() const { return (NH + 2 * NKV) * HD; }
     // The window in a sequence of T tokens: at most T.
     int window_in(int T) const { return window > 0 && window < T ? window : T; }
-    float softmax_scale() const { return 1.0f / std::sqrt(static_cast<float>(HD)); }  // of the scores
+    float softmax_scale() const { return 1.0f / std::sqrt(static_cast<float>(HD)); }
 };
 
 // The head dimensions of all attention and RoPE kernels. Hopper's kernels have fewer (hopper/attention.h).

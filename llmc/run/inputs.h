@@ -46,7 +46,7 @@ struct Inputs {
     std::optional<SampleOrder> order;                                    // of `train`; set_order() sets it
     std::vector<std::pair<std::string, std::unique_ptr<ShardSet>>> val;  // by name
     std::vector<std::pair<std::string, std::vector<Choices>>> tasks;     // by name, --hellaswag first
-    std::vector<TokenFile> task_files;                                   // of `tasks`
+    std::vector<TokenFile> task_files;                                   // that `tasks` come from
     // For each set of `val`: from the run's or the set's tokenizer, or else the mean that its sidecars give. check()
     // sets it.
     std::vector<TextBytes> val_bytes;
