@@ -27,7 +27,7 @@ import threading
 import time
 from dataclasses import asdict, dataclass, field
 
-from runs import RunError, is_going_on, printable, read_info, read_records, start, without_repeats
+from runs import RunError, is_going_on, printable, read_info, read_object, read_records, start, without_repeats
 
 SCRIPTS = os.path.dirname(os.path.abspath(__file__))
 OK, FAILURE, NUMBERS, COMMUNICATION, STOPPED, NOT_FOUND = 0, 1, 6, 7, 75, 127  # llmc/base/error.h; the shell's
@@ -71,10 +71,13 @@ class Command:
             if word.partition("=")[0] in ONCE:
                 raise ValueError(f"COMMAND has {word}, which every restart would repeat; run it once by hand, without "
                                  "supervise.py, and leave it out here")
-        if self.value("--resume") not in (None, "auto", "latest"):
-            raise ValueError(f"COMMAND has --resume {self.value('--resume')}; begin that run by hand, up to its first "
+        resume = self.value("-y", "--resume")
+        if resume not in (None, "auto", "latest"):
+            raise ValueError(f"COMMAND has --resume {resume}; begin that run by hand, up to its first "
                              "checkpoint, and then supervise it with --resume auto")
-        self.minutes = float(self.value("--max-minutes") or 0)
+        file = read_object(self.value("--config") or "") or {}  # a file of flags, or a run.json
+        in_file = (file.get("config") or file).get("max-minutes")
+        self.minutes = float(self.value("--max-minutes") or in_file or 0)
 
     def launched_by(self, *names):
         return self.launcher is not None and os.path.basename(self.words[self.launcher]) in names

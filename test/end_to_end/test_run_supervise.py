@@ -130,10 +130,15 @@ class Lives(Supervising):
                     self.same_run(run_, self.undisturbed(launch, flags), 100)
 
     def test_time_limit(self):
-        run_ = Supervised()
-        self.ended(run_.supervise(self, "--max-steps", "100000", "--max-minutes", "0.005"), STOPPED)
-        self.assertEqual(run_.did, [(STOPPED, "stopped")])
-        self.assertIn("--max-minutes reached", run_.lives[0]["reason"])
+        config = new_path("limit.json")
+        with open(config, "w", encoding="utf-8") as file:
+            json.dump({"max-minutes": 0.005}, file)
+        for limit in (["--max-minutes", "0.005"], ["--config", config]):
+            with self.subTest(limit=limit):
+                run_ = Supervised()
+                self.ended(run_.supervise(self, "--max-steps", "100000", *limit), STOPPED)
+                self.assertEqual(run_.did, [(STOPPED, "stopped")])
+                self.assertIn("--max-minutes reached", run_.lives[0]["reason"])
 
     def test_what_a_restart_does_not_mend(self):
         for flags, code in ((["--layers", "x"], FLAGS), (["--train", new_path()], DATA)):
@@ -146,7 +151,8 @@ class Lives(Supervising):
 
     def test_refusals(self):
         for flags, part in ((["--overwrite"], "--overwrite"), (["--skip-data", "3"], "--skip-data"),
-                            (["--resume", "runs/other"], "--resume runs/other")):
+                            (["--resume", "runs/other"], "--resume runs/other"),
+                            (["-y", "runs/other"], "--resume runs/other")):
             self.refused(self.ended(Supervised().supervise(self, *flags), FLAGS), FLAGS, part)
         done = subprocess.run([sys.executable, SCRIPT, "--", PROGRAM], capture_output=True, text=True)
         self.assertIn("COMMAND needs --out", done.stderr)
