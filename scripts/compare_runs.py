@@ -432,8 +432,8 @@ def draw_published(axes, gap_axes, published, reference):
         gap_axes.axhline(0, color="#555555", linewidth=1)
         gap_axes.plot(*(zip(*gaps) if gaps else ((), ())), marker="D", markersize=5, linewidth=1.2)
         gap_axes.set_ylabel("gap to the\npublished (%)")
-    a_step, last = reference.tokens_at(1), reference.steps[-1]["step"] if reference.steps else 0
-    points = [(tokens / a_step, loss) for tokens, loss in published.points if tokens <= last * a_step]
+    last = reference.tokens_at(reference.steps[-1]["step"]) if reference.steps else 0
+    points = [(reference.step_at(tokens), loss) for tokens, loss in published.points if tokens <= last]
     if points:
         axes.plot(*zip(*points), color="#111111", linewidth=1, marker="x", markersize=4, label=f"{published.name}, published")
         axes.legend(frameon=False, fontsize=9)

@@ -428,7 +428,7 @@ def section(name, title, text):
 
 def page(runs, comparisons):
     lines = all_warnings(runs, comparisons)
-    data = {"runs": [{"name": run.name, "tokens": run.tokens_at(1) if run.steps else None} for run in runs],
+    data = {"runs": [{"name": run.name, "tokens": run.tokens_per_step} for run in runs],
             "charts": charts_of(runs, comparisons), "maps": [*fp8_maps(runs), *signal_maps(runs)],
             "quantities": QUANTITIES, "linear": sorted(LINEAR)}
     title = ", ".join(run.name for run in runs)

@@ -4,6 +4,7 @@ scaling.json. Users call report.py, compare_runs.py, plot_run.py, steps_to_loss.
 
 import bisect
 import fcntl
+import functools
 import glob
 import importlib.util
 import json
@@ -167,10 +168,30 @@ class Run:
         """The entropy floor from the shards' sidecars, or None."""
         return find_floor(self.config)
 
+    @functools.cached_property
+    def progress(self):
+        """[(step, tokens consumed after it)]. --batch-schedule changes the tokens of a step."""
+        points = [(r["step"], r["tokens"]) for r in self.steps if r.get("tokens")]
+        return [(0, 0), *(points or [(1, 1)])]
+
     def tokens_at(self, step):
-        """Tokens consumed after a step. Every step takes the same number."""
-        known = next((r for r in self.steps if r.get("tokens")), {"tokens": 1, "step": 1})
-        return step * known["tokens"] / known["step"]
+        return on_lines(self.progress, step)
+
+    def step_at(self, tokens):
+        return on_lines([(t, step) for step, t in self.progress], tokens)
+
+    @property
+    def tokens_per_step(self):
+        """The tokens of every step, or None if steps differ."""
+        each = self.tokens_at(1)
+        return each if self.steps and all(tokens == step * each for step, tokens in self.progress) else None
+
+
+def on_lines(points, x):
+    """The y at x on straight lines between the points, which are in order; beyond the last, on the last line."""
+    i = min(max(1, bisect.bisect_left(points, (x,))), len(points) - 1)
+    (x0, y0), (x1, y1) = points[i - 1], points[i]
+    return y0 + (y1 - y0) * (x - x0) / (x1 - x0) if x1 > x0 else y1
 
 
 def read_records(path):

@@ -301,6 +301,15 @@ class Records(InDirectory):
         write_records(self, "run", [dict(step=s, loss=1.0) for s in (1, 2, 3, 4, 5, 6, 2, 3)])
         self.assertEqual([r["step"] for r in self.module.read_run(self.directory + "/run").steps], [1, 2, 3])
 
+    def test_tokens_of_a_batch_schedule(self):
+        """100 tokens a step, and 200 from step 11 on; validations between the records of a damaged file."""
+        run = self.module.read_run(os.path.dirname(write_records(self, "run", [
+            dict(step=s, loss=5.0, tokens=100 * s + 100 * max(0, s - 10)) for s in (*range(1, 13), *range(15, 21))])))
+        self.assertEqual([run.tokens_at(step) for step in (0, 5, 10, 14, 20, 22)], [0, 500, 1000, 1800, 3000, 3400])
+        self.assertEqual([run.step_at(tokens) for tokens in (0, 500, 1400, 3000)], [0, 5, 12, 20])
+        self.assertIsNone(run.tokens_per_step)
+        self.assertEqual(self.module.read_run(write_run(self, "even")).tokens_per_step, 100)
+
     def test_a_torn_last_line(self):
         path = write_records(self, "run", [dict(step=1, loss=1.0)], end='{"step": 2, "lo')
         self.assertEqual(len(self.module.read_run(path).steps), 1)
