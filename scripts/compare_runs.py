@@ -8,8 +8,9 @@ Prints a table (losses, gaps, speed, matmuls by type, FP8 counters) and draws th
 A gap is loss / (reference's loss) - 1. It is computed for the mean training loss of every window of steps (--window)
 and for every validation. Only steps that both runs have are compared.
 
-Exits with code 1 and a message if the comparison is not fair (the initial weights or the batches differ, only one run
-was validated in FP8, or an FP8 run made no FP8 matmuls) or a gap is above --max-gap; with code 2 if there is nothing to compare.
+Exits with code 1 and a message if the comparison is not fair (the initial weights, the batches or the validation data
+differ, only one run was validated in FP8, or an FP8 run made no FP8 matmuls) or a gap is above --max-gap; with code 2
+if there is nothing to compare.
 """
 
 import argparse
@@ -81,14 +82,18 @@ class Comparison:
         self.mixed = [step for step, precision in sorted(run.val_precision.items()) if step in reference.val_precision and
                       (precision == "fp8") != (reference.val_precision[step] == "fp8")]
         self.validations = []
-        for name in reference.val.keys() & run.val.keys():
+        self.other_data = {}  # {name of a validation loss: first step at which the runs did not score the same}
+        for name in (name for name in reference.val if name in run.val):
             ours, theirs = dict(run.val[name]), dict(reference.val[name])
-            self.validations += [Gap(step, step, name.replace("val_loss", "validation"), theirs[step], ours[step])
-                                 for step in sorted(ours.keys() & theirs.keys()) if step not in self.mixed]
+            for step in sorted((ours.keys() & theirs.keys()) - set(self.mixed)):
+                if same(reference.val_hash.get((name, step)), run.val_hash.get((name, step))) is False:
+                    self.other_data.setdefault(name, step)
+                else:
+                    self.validations.append(Gap(step, step, name.replace("val_loss", "validation"), theirs[step], ours[step]))
 
     @property
     def is_empty(self):
-        return not self.steps and not self.validations and not self.mixed
+        return not (self.steps or self.validations or self.mixed or self.other_data)
 
     def _windows(self, width):
         windows = {}
@@ -123,7 +128,9 @@ class Comparison:
         """A line if the validations of the runs do not measure the same, or none."""
         return [f"{self.run.name} was validated in {self.run.val_precision[step]} and {self.reference.name} in "
                 f"{self.reference.val_precision[step]} (step {step}), and the rounding of an FP8 forward pass is only in one of "
-                "the losses; compare what train_gpt eval gives for both" for step in self.mixed[:1]]
+                "the losses; compare what train_gpt eval gives for both" for step in self.mixed[:1]] + [
+            f"{self.run.name} was not validated on the data of {self.reference.name} ({name}, step {step}; val_hash: the files, "
+            "-m, -t or --doc-mask differ)" for name, step in self.other_data.items()]
 
 
 def same(a, b):
@@ -240,12 +247,13 @@ def known_text(value, yes, no):
 
 def rows_of_a_comparison(c, start):
     worst, ratio = c.worst(start), c.speed_ratio()
+    firsts = [gap for gap in c.validations if gap.what == c.validations[0].what]  # of the first set
 
     def per_step(other):
         return known_text(None if other is None else not other, f"the same, {len(c.steps)} steps",
                           f"DIFFERENT from step {other}")
     return {
-        "gap, last validation": percent(c.validations[-1].relative) if c.validations else "-",
+        "gap, last validation": percent(firsts[-1].relative) if firsts else "-",
         "gap, last window": percent(c.windows[-1].relative) if c.windows else "-",
         "gap, largest" + (f" from step {start}" if start else ""):
             f"{percent(worst.relative)} ({worst.place})" if worst else "-",

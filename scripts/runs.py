@@ -146,6 +146,7 @@ class Run:
     steps: list = field(default_factory=list)  # training records in order
     val: dict = field(default_factory=dict)  # "val_loss" or "val_loss_NAME": [(step, loss)]
     val_precision: dict = field(default_factory=dict)  # by step of a validation: the precision of its forward pass
+    val_hash: dict = field(default_factory=dict)  # by key of `val` and step: what was scored
     fp8: list = field(default_factory=list)  # records of FP8 tensors in order
     other: list = field(default_factory=list)  # other records in order: samples, memory, layers that left FP8, ...
     notes: list = field(default_factory=list)  # problems with its files
@@ -307,6 +308,7 @@ def read_run(path):
             if key.startswith("val_loss") and value is not None:
                 val.setdefault(key, {})[record["step"]] = value  # a later record of the same step wins
                 precisions[record["step"]] = record.get("val_precision")
+                run.val_hash[key, record["step"]] = record.get(key.replace("val_loss", "val_hash", 1))
     run.val = {key: sorted(points.items()) for key, points in val.items()}
     if not run.steps and not run.val:
         raise RunError(f"{metrics} has no step yet")

@@ -6,11 +6,11 @@ rate), and compare_runs.py for runs that should agree.
     python3 scripts/steps_to_loss.py runs/adamw runs/muon --loss 3.4 --loss 3.3 -o steps.png
 
 The losses are those of the first run after an eighth, a quarter, a half and all of its steps, or the values of --loss.
-A run reaches a loss at its first validation at or below it, so --val-every sets the resolution. Prints a table and
-draws the curves.
+A run reaches a loss at its first validation at or below it, so --val-every sets the resolution. With several validation
+sets, it is the first that all runs have. Prints a table and draws the curves.
 
-Exits with code 1 and a message if runs did not train on the same batches or only some were validated in FP8, and with
-code 2 if there is nothing to compare.
+Exits with code 1 and a message if runs did not train or were not validated on the same data, or only some were
+validated in FP8, and with code 2 if there is nothing to compare.
 """
 
 import argparse
@@ -27,6 +27,15 @@ def validations(run):
     if not points:
         raise RunError(f"{run.name} has no validation losses (train with --val)")
     return points
+
+
+def put_common_set_first(runs):
+    """The first validation set of each run becomes one that all have."""
+    common = next((name for name in runs[0].val if all(name in run.val for run in runs)), None)
+    if common is None and all(run.val for run in runs):
+        raise RunError("the runs have no validation set in common; train with the same --val NAME=GLOB")
+    for run in runs if common else []:
+        run.val = {common: run.val[common], **run.val}
 
 
 def losses_on_the_way(points):
@@ -122,6 +131,7 @@ def main(argv=None):
     try:
         runs = read_runs(args.runs)
         print_notes(runs)
+        put_common_set_first(runs)
         losses = sorted(args.loss or losses_on_the_way(validations(runs[0])), reverse=True)
         reasons = list(failures(runs))
         if args.json:

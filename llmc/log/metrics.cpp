@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/fp8/registry.h"
+#include "llmc/log/provenance.h"
 #include "llmc/log/run_directory.h"
 #include "llmc/train/step_results.h"
 
@@ -85,6 +86,7 @@ ordered_json metrics_json(const ValRecord& r) {
         put_number(line, "val_loss" + suffix, set.loss);
         put_number(line, "val_perplexity" + suffix, set.perplexity());
         if (set.bits_per_byte) put_number(line, "val_bpb" + suffix, *set.bits_per_byte);
+        if (set.hash != 0) line["val_hash" + suffix] = fingerprint_text(set.hash);
         if (set.against_bf16) line["against_bf16" + suffix] = divergence_json(*set.against_bf16);
     }
     for (const TaskScores& task : r.tasks) {

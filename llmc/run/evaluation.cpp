@@ -7,6 +7,7 @@
 #include <limits>
 #include <numbers>
 
+#include "llmc/checkpoint/manifest.h"  // checksum
 #include "llmc/data/encoder.h"
 #include "llmc/data/loader.h"
 #include "llmc/log/metrics.h"
@@ -214,7 +215,9 @@ bool Evaluation<Real>::add_losses(std::vector<ValLoss>& losses) {
             if (reference_) divergence.add(trainer_, *reference_, tokens.data(), targets.data());
         }
         if (comm.host_max(!unreadable_.empty()) > 0) return false;
-        losses.push_back({name, static_cast<float>(sum / count), bits.result(comm)});
+        const std::string scored = fmt::format("{} {} {} {:d}", set->fingerprint(), count, o.seq, o.doc_mask);
+        losses.push_back(
+            {name, static_cast<float>(sum / count), bits.result(comm), checksum(scored.data(), scored.size())});
         if (reference_) losses.back().against_bf16 = divergence.result(comm);
     }
     return true;

@@ -274,6 +274,7 @@ class Eval(Case):
             self.assertEqual(self.scored(by_sum, "-z", stage, ranks=3), self.expected(by_sum))
         alone, three = (evaluate(self.trained.directory, "--val", corpus().val, ranks=ranks) for ranks in (None, 3))
         self.assertAlmostEqual(alone["val_loss"], three["val_loss"], delta=1e-5)
+        self.assertEqual(alone["val_hash"], three["val_hash"])
 
     def test_while_training(self):
         by_sum, by_mean = zip(*self.answers)
@@ -296,7 +297,11 @@ class Eval(Case):
             self.assertEqual({k: v for k, v in result.items() if k.startswith("val_")},
                              {k: v for k, v in last.items() if k.startswith("val_")}, source)
         everything = evaluate(self.trained.directory, "--val", corpus().val)
-        self.assertNotEqual(everything["val_loss"], last["val_loss"])
+        for number in ("val_loss", "val_hash"):
+            self.assertNotEqual(everything[number], last[number])
+        hashes = {evaluate(self.trained.directory, "--val", corpus().val, "-m", "3", *flags)["val_hash"]
+                  for flags in ([], ["-t", "32"], ["--doc-mask"])}
+        self.assertEqual(len(hashes), 3, "other sequences and other attention are other validations")
         for precision in ("bf16", "fp8"):  # FP8 with scales of the tensors themselves
             other = evaluate(self.trained.directory, "--val", corpus().val, "--precision", precision)
             self.assertNotEqual(other["val_loss"], everything["val_loss"])

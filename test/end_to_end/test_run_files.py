@@ -58,8 +58,8 @@ class Files(Case):
         self.assertEqual(list(self.done.validations), [0, 3, 6, 7])
         for record in self.done.records:
             if "val_loss" in record:
-                self.assertEqual(list(record), ["step", "val_loss", "val_perplexity", "val_bpb", "val_precision", "time",
-                                                "elapsed"])
+                self.assertEqual(list(record), ["step", "val_loss", "val_perplexity", "val_bpb", "val_hash",
+                                                "val_precision", "time", "elapsed"])
 
     @unittest.skipUnless(platform.machine() == "x86_64", "names of x86 processors")
     def test_the_processor_that_openblas_has_chosen(self):

@@ -459,6 +459,19 @@ class Comparing(InDirectory):
         write_records(self, "b", records)
         self.assert_failed(self.compare(self.a, b), "from step 17 on")
 
+    def test_other_validation_data(self):
+        """A gap of losses of other data says nothing, so it is left out."""
+        def run(name, one, two):
+            return os.path.dirname(write_records(self, name, [dict(step=step, **values) for step in (10, 20) for values in (
+                dict(loss=5.0, tokens=step, tokens_per_s=1.0), dict(val_loss_x=5.0, val_hash_x=one),
+                dict(val_loss_y=4.0, val_hash_y=two))]))
+
+        result = self.compare(run("one", "a", "b"), run("two", "a", "c"))
+        self.assertEqual(result.returncode, 1, result.stderr)
+        self.assertIn("FAILED: two was not validated on the data of one (val_loss_y, step 10; val_hash", result.stdout)
+        self.assertIn("validation_x, step 20", result.stdout)
+        self.assertNotIn("validation_y, step", result.stdout)
+
     def test_other_learning_rates_are_said(self):
         """As after a resume with another --max-steps. They may be meant, so they do not fail."""
         b = write_run(self, "b")
@@ -615,6 +628,17 @@ class StepsToLoss(InDirectory):
     def test_other_batches_fail(self):
         self.reached(self.a, write_run(self, "b", batch="other{step}"), code=1)
         self.assertIn("FAILED: b did not train on the batches of a, from step 1 on", self.text)
+
+    def test_other_validation_sets(self):
+        """The order of the sets does not matter, and runs without a common set are not compared."""
+        def run(name, **losses):
+            return os.path.dirname(write_records(self, name, [
+                dict(step=10, loss=5.0, tokens=10), *(dict(step=10, **{key: value}) for key, value in losses.items())]))
+
+        first = run("first", val_loss_x=5.0, val_loss_y=4.0)
+        rows = self.reached(first, run("other_order", val_loss_y=3.0, val_loss_x=5.5), "--loss", "5.0")
+        self.assertEqual(rows, {"5.0000": ["10", "not reached"]})
+        self.assertIn("no validation set in common", self.reached(first, run("none", val_loss_z=5.0), code=2))
 
     def test_a_loss_that_is_not_finite_reaches_none(self):
         records = [dict(step=10, val_loss=None, nonfinite=dict(val_loss="nan")), dict(step=20, val_loss=0.25)]

@@ -130,13 +130,14 @@ TEST_CASE("metrics: numbers that are not finite are null, and \"nonfinite\" name
 }
 
 TEST_CASE("metrics: validation records and llm.c's log lines") {
-    const ValRecord val = {20, {{"", 3.25f}, {"code", 2.5f, 1.75}}};
+    const ValRecord val = {20, {{"", 3.25f}, {"code", 2.5f, 1.75, 0xabc}}};
     CHECK(parse_json<json>(metrics_line(val)) == json{{"step", 20},
                                                       {"val_loss", 3.25},
                                                       {"val_perplexity", std::exp(3.25)},
                                                       {"val_loss_code", 2.5},
                                                       {"val_perplexity_code", std::exp(2.5)},
                                                       {"val_bpb_code", 1.75},
+                                                      {"val_hash_code", "0000000000000abc"},
                                                       {"val_precision", "bf16"}});
     CHECK(main_log_line(val) == "s:20 tel:3.2500");
     const ValRecord scored = {20, {{"", 3.25f}}, {{"hellaswag", 8, 0.25, 0.375}, {"piqa", 4, 0.5, 0.75}}};
