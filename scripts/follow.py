@@ -387,6 +387,7 @@ class Alert:
 
     def __init__(self, args):
         self.rules, self.life, self.target = args.alert, None, None
+        self.fields, self.records = set(), 0  # fields that some record has; number of training records
 
     @classmethod
     def rules_of(cls, text):
@@ -417,6 +418,10 @@ class Alert:
 
     def write(self, _, record):
         values = numbers(record)
+        self.fields |= values.keys()
+        self.records += "loss" in values
+        if self.records == 100:
+            self.finish()
         for at, (rule, field, sign, limit, steps) in enumerate(self.rules):
             if field not in values:
                 continue
@@ -430,7 +435,11 @@ class Alert:
         pass
 
     def finish(self):
-        pass
+        """Names the rules that could not hold, because no record has their field."""
+        for rule, field, *_ in self.rules if self.records else ():
+            if field not in self.fields:
+                self.fields.add(field)
+                warn(f"--alert '{rule}' does nothing: no record has {field}")
 
 
 # ---- following -----------------------------------------------------------------------------------------------------

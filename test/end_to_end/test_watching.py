@@ -588,6 +588,13 @@ class Alerts(Following):
                          [f"step 1: loss>1: it is {run_.steps[0]['loss']:g}",
                           f"step 3: tokens_per_s<1e12 for 3: it is {run_.steps[2]['tokens_per_s']:g}"])
 
+    def test_a_rule_that_cannot_hold(self):
+        recorded = Recorded()
+        recorded.write(*steps(1, 120, 100.0))
+        recorded.end()
+        code, said = self.ended(self.follow(recorded.directory, "--alert", "loss>1,watts>500 for 2"))
+        self.assertEqual((code, said.count("--alert 'watts>500 for 2' does nothing: no record has watts")), (0, 1), said)
+
     def test_a_resumed_run_reports_no_step_twice(self):
         recorded = Recorded()
         recorded.write(*steps(1, 4, 100.0))
