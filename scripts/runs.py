@@ -315,6 +315,9 @@ def read_run(path):
     if broken:
         records = f"{len(broken)} record" + "s" * (len(broken) > 1)
         run.notes.append(f"{records} of metrics.jsonl skipped, with values that cannot be right ({broken[0]})")
+    lost = [(a["step"], b["step"] - a["step"] - 1) for a, b in zip(run.steps, run.steps[1:]) if b["step"] > a["step"] + 1]
+    if lost:
+        run.notes.append(f"metrics.jsonl lacks {sum(count for _, count in lost)} steps, the first after step {lost[0][0]}")
     run.info = read_info(directory)
     # Earlier runs were all validated in their own precision.
     run.val_precision = {step: precision or run.config.get("precision") for step, precision in precisions.items()}

@@ -167,12 +167,12 @@ class Contents(unittest.TestCase):
                    dict(step=3, fp8_fallback=[dict(layer="h.0.fc", tensor="x", reason="saturated", fraction=0.5)]),
                    dict(step=3, slow_rank=dict(rank=1, where="rank 1 on node7", ms=9.0)), dict(step=3, slow_rank=None),
                    dict(step=3, fp8=[dict(tensor="h.0.fc.x", amax=1.0, scale=1.0, elements=4, saturated=0, underflowed=0,
-                                          nonfinite=2)])]
+                                          nonfinite=2)]), step(6, skipped=1)]
         info = dict(config={"precision": "fp8", "max-steps": 8})
         page = text_of(make(write_records(records, info)))
         for part in ("not finite in step 2", "1 steps skipped", "spikes of loss or gradient norm in step 3",
                      "step 3: h.0.fc left FP8 for BF16, because its x saturated", "cast to FP8, by the records of step 3",
-                     "step 3: rank 1 on node7 was slow", "ends at step 3 of 8"):
+                     "step 3: rank 1 on node7 was slow", "metrics.jsonl lacks 2 steps, the first after step 3", "ends at step 6 of 8"):
             self.assertTrue(part in page, part)
         info = dict(config={"precision": "fp8", "max-steps": 2}, resumed=[dict(step=1, date="2026-01-01")])
         quiet = text_of(make(write_records([step(1), step(2)], info)))
