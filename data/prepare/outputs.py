@@ -116,9 +116,10 @@ WORK_FILES = {"": re.compile(r"lock|done|plan(\.tmp)?"),
 
 
 def is_output(path, out):
-    """True if `path` has the name of a file of `prepare text --out`."""
+    """True if `path` is the directory of `prepare text --out`, or has the name of a file in it."""
     folder, name = os.path.split(os.path.abspath(path))
-    return any(pattern.fullmatch(name) for pattern, _ in OWNED) and os.path.realpath(folder) == os.path.realpath(out)
+    is_ours = any(pattern.fullmatch(name) for pattern, _ in OWNED)
+    return os.path.realpath(out) in (os.path.realpath(path), *([os.path.realpath(folder)] if is_ours else []))
 
 
 def is_regular(path):

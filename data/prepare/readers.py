@@ -60,21 +60,25 @@ class Unseparated:
 
 
 def expand(name):
-    """The files of an input: a file, a directory, a pattern, a data set hf:NAME[@REVISION][:CONFIG[:SPLIT]] or a known name."""
+    """The files of an input: a file, a directory, a pattern, a data set hf:NAME[@REVISION][:CONFIG[:SPLIT]] or a known name.
+    They include what plan() refuses: broken links, and directories that a link or a pattern names.
+    """
     if os.path.isfile(name) or name.startswith("hf:") or is_saved_dataset(name):
         return [name]
     if os.path.isdir(name):
         files = []
         for folder, folders, names in os.walk(name, onerror=cannot_list):
             folders[:] = [folder for folder in folders if not folder.startswith(".")]
-            files += [os.path.join(folder, file) for file in names if not file.startswith(".")]
-        files = [file for file in files if os.path.isfile(file)]
+            links = [file for file in folders if os.path.islink(os.path.join(folder, file))]  # not followed
+            files += [os.path.join(folder, file) for file in names + links if not file.startswith(".")]
+        files = [file for file in files if os.path.isfile(file) or os.path.islink(file)]
         if any(file.endswith(".arrow") for file in files):  # datasets writes these descriptions next to its tables
             files = [file for file in files if os.path.basename(file) not in DESCRIPTIONS]
     elif name in DATASETS:
         return [DATASETS[name]]
     else:
-        files = [file for file in glob.glob(name, recursive=True) if os.path.isfile(file)]
+        files = [file for file in glob.glob(name, recursive=True) if os.path.isfile(file) or os.path.islink(file)
+                 or os.path.isdir(file) and "**" not in name]
     if not files:
         why = "has no files" if os.path.isdir(name) else \
             "is not a file, a directory, a pattern that files match, hf:NAME or one of " + ", ".join(DATASETS)
@@ -91,6 +95,9 @@ def plan(path, format):
     """The parts of a file."""
     if path.startswith("hf:") or is_saved_dataset(path):
         return plan_dataset(path, format)
+    if os.path.isdir(path):
+        why = "is a link to a directory, which is not followed" if os.path.islink(path) else "is a directory"
+        return [Part("bad", f"{path} {why}; give it as an input of its own", 0, 0, 0)]
     try:
         content = identify(path, format.column, format.structured_as_text)
         size = os.path.getsize(path)

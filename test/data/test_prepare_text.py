@@ -194,6 +194,24 @@ class Read(TestCase):
         self.assertEqual(self.out(self.path("in/*.txt")), ["a.txt", "b.txt"])
         self.assertEqual(self.out(self.path("in/b.txt"), self.path("in/**")), ["b.txt", "a.txt", "a/c", "b.txt"])
 
+    def test_nothing_that_an_input_names_is_left_out_silently(self):
+        for name in ("in/a.txt", "in/a/c", "other/d"):
+            self.path(name, name.encode())
+        self.assertIn("in/a is a directory; give it as an input of its own",
+                      self.refused("text", self.path("in/*"), "--out", self.path("no")))
+        for target, words in (("../other", "in/link is a link to a directory, which is not followed; give it as"),
+                              ("nowhere", "cannot read " + self.path("in/link") + ": No such file")):
+            os.symlink(target, self.path("in/link"))
+            for pattern in ("in", "in/*k"):
+                shutil.rmtree(self.path("no"))
+                self.assertIn(words, self.refused("text", self.path(pattern), "--out", self.path("no")))
+            self.assertEqual(self.out(self.path("in"), "--skip-bad"), ["in/a.txt", "in/a/c"])
+            os.remove(self.path("in/link"))
+        # The output directory is no input, although the pattern names it when the command is given again.
+        shutil.rmtree(self.path("in/a"))
+        for more in ([], ["--overwrite"]):
+            self.prepared("text", self.path("in/*"), "--out", self.path("in/o"), "--val-fraction", 0, *more)
+
     def test_skip_bad(self):
         broken = self.lines(["good"]) + b'{"text": 7}\nnonsense\n\n["text"]\n' + self.lines(["fine"])
         path = self.path("a.jsonl", broken)
