@@ -145,8 +145,14 @@ def merge(paths, out, shard_tokens):
     """
     sidecars = [open_shard(path)[1] for path in paths]
     sidecar = sidecars[0]
-    for path, other in zip(paths, sidecars):
-        check_same_tokenizer(path, other, paths[0], sidecar)
+    contents = [other.get("checksum", path) for path, other in zip(paths, sidecars)]
+    for i, path in enumerate(paths):
+        check_same_tokenizer(path, sidecars[i], paths[0], sidecar)
+        if (first := contents.index(contents[i])) < i:
+            raise PrepareError(f"{path} has the tokens of {paths[first]}, which would count twice; leave one of them out")
+    train, val = ([path for path in paths if split in os.path.basename(path)] for split in ("train", "val"))
+    if train and val:
+        raise PrepareError(f"{train[0]} is training data, and {val[0]} validation data; merge them one after the other")
 
     def parts():
         for path in paths:

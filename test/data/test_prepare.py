@@ -490,10 +490,19 @@ class ShardTools(TestCase):
             self.assertFalse(os.path.exists(self.path("other")))
             self.path(self.files[0] + ".json", kept)
 
+    def test_merge_refuses_validation_data_and_copies(self):
+        train, val = (next(path for path in self.files if split in path) for split in ("train", "val"))
+        os.symlink(train, self.path("link.bin"))
+        os.symlink(train + ".json", self.path("link.bin.json"))
+        for paths, words in (((train, val), "is training data, and " + val + " validation data"),
+                             ((train, train), "which would count twice"),
+                             ((train, self.path("link.bin")), "link.bin has the tokens of " + train)):
+            self.assertIn(words, self.refused("merge", *paths, "--out", self.path("other/train")))
+
     def test_merge_into_a_directory_of_another_tokenizer(self):
         self.path("there/val_000000.bin.json", b'{"end_token": 1}')
         self.assertIn("val_000000.bin has the end_token 1, the new shards have 256; they need different tokenizer files",
-                      self.refused("merge", *self.files, "--out", self.path("there/train")))
+                      self.refused("merge", self.files[0], "--out", self.path("there/train")))
         self.assertEqual(os.listdir(self.path("there")), ["val_000000.bin.json"])
 
 
