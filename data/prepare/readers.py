@@ -11,6 +11,7 @@ import functools
 import glob
 import os
 import re
+import sys
 import threading
 
 from .formats import READ_ERRORS, blocks, identify, json_values
@@ -558,12 +559,21 @@ def decode(raw):
 
 
 def texts(inputs, format):
-    """Yields all texts of the inputs that can be read."""
+    """Yields all texts of the inputs that can be read, and prints which files are not valid text."""
+    odd = {}  # {what is wrong: [path]}
     for name in inputs:
         for path in expand(name):
             for part in plan(path, format):
                 for raw in read(part, format):
                     if isinstance(raw, Bad):
                         raise PrepareError(raw.message)
-                    if not isinstance(raw, Unseparated):
-                        yield decode(raw)[0] or ""
+                    if isinstance(raw, Unseparated):
+                        continue
+                    text, replaced = decode(raw)
+                    if text is None or replaced:
+                        paths = odd.setdefault("left out as binary" if text is None else "not valid UTF-8, in part", [])
+                        paths += [part.path] * (part.path not in paths[-1:])
+                    yield text or ""
+    for what, paths in odd.items():
+        more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+        print(f"prepare: {what}: {paths[0]}{more}", file=sys.stderr)

@@ -268,6 +268,12 @@ class OwnTokenizer(TestCase):
             self.assertNotIn(tokenizer.end_token, tokens)
         self.assertLess(len(tokenizer.encode(WORDS.decode())), len(WORDS) / 2)
 
+    def test_files_that_are_not_valid_text_are_named(self):
+        latin, binary = self.path("latin", WORDS + b" caf\xe9"), self.path("binary", b"\0\1")
+        output = self.prepared("train-tokenizer", self.path("words", WORDS), latin, binary, "--vocab", 300, "--out", self.path("t"))
+        self.assertIn(f"prepare: not valid UTF-8, in part: {latin}\nprepare: left out as binary: {binary}\n", output)
+        self.assertNotIn("prepare: ", self.prepared("train-tokenizer", self.path("words"), "--vocab", 300, "--out", self.path("t")))
+
     def test_shards_of_it(self):
         path = self.train()
         self.prepared("text", self.path("words"), "--tokenizer", path, "--out", self.path("out"), "--val-fraction", 0)
