@@ -156,10 +156,12 @@ def drift(a):
 
 
 def clear(place, info):
-    """Deletes what an earlier start has left there, and nothing else."""
+    """Deletes what an earlier start has left there, and nothing else. A continuation of the run that somebody else made has
+    the same run_id, but no log next to it."""
     if not os.path.lexists(place):
         return
-    if (read_object(os.path.join(place, "run.json")) or {}).get("run_id", "") != info["run_id"]:
+    same_run = (read_object(os.path.join(place, "run.json")) or {}).get("run_id", "") == info["run_id"]
+    if not same_run or not os.path.exists(place + ".log"):
         raise RunError(f"{place} is there already, and it is no continuation of this run; give another --out")
     shutil.rmtree(place)
 

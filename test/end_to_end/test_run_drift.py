@@ -79,11 +79,13 @@ class Drift(unittest.TestCase):
                 self.assertNotEqual(control, bf16)
 
     def test_what_is_not_its_own_stays(self):
-        for name in ("bf16", "control"):  # somebody's folder, and another run
+        for name in ("bf16", "control", "fp8"):  # somebody's folder, another run, and somebody's continuation of this run
             out = new_path("drift")
             os.makedirs(os.path.join(out, name))
             if name == "control":
                 write_json(os.path.join(out, name, "run.json"), {"run_id": "other"})
+            elif name == "fp8":
+                write_json(os.path.join(out, name, "run.json"), self.trunk.info)
             done = drift(self.trunk.directory, "--steps", "5", "-o", out)
             self.assertEqual(done.returncode, 1, done.stdout)
             self.assertIn(f"{name} is there already", done.stderr)
