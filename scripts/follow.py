@@ -127,6 +127,8 @@ class Life:
         # A run that continues in another directory has the same run_id, and another date.
         self.run = f"{info.get('run_id', '')}-{re.sub('[^0-9TZ]', '', str(info.get('date', '')))}"
         self.name = f"{self.run}-{len(self.resumed_at)}"
+        # A copy of the directory that is resumed, too, has the same name.
+        self.resumed_on = re.sub("[^0-9TZ]", "", str(info["resumed"][-1].get("date", ""))) if self.resumed_at else ""
         self.configuration = {key: value for key, value in info.items() if key not in ("resumed", "first_checkpoint", "wrote")}
 
 
@@ -356,7 +358,7 @@ class WeightsAndBiases:
         resumes = len(life.resumed_at)
         name = self.args.name or os.path.basename(os.path.abspath(self.args.run))
         self.run = wandb.init(project=self.args.wandb, name=name + (f" (resumed, {resumes})" if resumes else ""),
-                              id=life.name, group=life.run, resume="allow", config=life.configuration,
+                              id="-".join(filter(None, (life.name, life.resumed_on))), group=life.run, resume="allow", config=life.configuration,
                               dir=os.environ.get("WANDB_DIR", self.args.run))
         self.run.define_metric("step")
         self.run.define_metric("*", step_metric="step")

@@ -533,6 +533,15 @@ class WeightsAndBiases(Following):
         self.assertEqual([c["group"] for c in self.calls("init")], [self.R] * 3)
         self.assertEqual([c["id"] for c in self.calls("finish")], [self.R + "-0", self.R + "-1"])
 
+    def test_resumed_copies_of_a_run_are_apart(self):
+        for date in ("2026-01-03T00:00:00Z", "2026-01-04T00:00:00Z"):
+            recorded = Recorded()
+            recorded.write_info(resumed=[dict(step=2, date=date)])
+            recorded.write(*steps(1, 4))
+            recorded.end()
+            self.follow_to_the_end(recorded.directory, "--wandb")
+        self.assertEqual([c["id"] for c in self.calls("finish")], [self.R + "-1-20260103T000000Z", self.R + "-1-20260104T000000Z"])
+
     def test_one_that_fails_is_left_out(self):
         code, said = self.ended(self.follow(FinishedRun().directory, "--wandb", "broken"))
         self.assertEqual((code, said), (1, "follow: --wandb: RuntimeError: no such project\n"))
