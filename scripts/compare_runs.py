@@ -497,6 +497,8 @@ def fraction(text):
     value = float(number[:-1]) / 100 if number.endswith("%") else float(number)
     if not value >= 0:
         raise ValueError(text)
+    if value > 0.1 and not number.endswith("%"):
+        raise argparse.ArgumentTypeError(f"{number} would allow {100 * value:g} %; for {number} percent write {number}%")
     return value
 
 

@@ -421,6 +421,9 @@ class Comparing(InDirectory):
         for allowed in ("0.0099", "0.99%", "0"):
             self.assert_failed(self.compare(self.a, b, "--max-gap", allowed), "b: the gap to a is +1.000 %", "is allowed")
         self.assert_failed(self.compare(b, self.a, "--max-gap", "0.5%"), "-0.990 %")
+        typo = self.compare(self.a, b, "--max-gap", "0.5")  # would let everything pass
+        self.assertEqual(typo.returncode, 2)
+        self.assertIn("0.5 would allow 50 %; for 0.5 percent write 0.5%", typo.stderr)
 
     def test_only_what_is_asked_for_is_judged(self):
         records = [dict(step=s, loss=1.0 if s > 20 else 2.0, tokens=s, tokens_per_s=1.0) for s in range(1, 41)]
