@@ -25,6 +25,9 @@ def main():
     parser.add_argument("-o", "--out", required=True, help="the file to write")
     arguments = parser.parse_args()
     files = sorted(glob.glob(os.path.join(glob.escape(arguments.run), "trace-rank*.json")))
+    missing = [rank for rank in range(len(files)) if not any(path.endswith(f"trace-rank{rank}.json") for path in files)]
+    if missing:
+        sys.exit(f"merge_traces: {arguments.run} has no trace-rank{missing[0]}.json; copy the traces of all ranks there")
     if not files:
         sys.exit(f"merge_traces: no trace-rank*.json in {arguments.run}; train with --profile-steps")
     try:

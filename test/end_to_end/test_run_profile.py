@@ -183,6 +183,10 @@ class Ranks(Base):
         # On one machine the clocks agree, so ranks reduce at the same time.
         for a, b in zip(parts[0].named("reduce block 1"), parts[1].named("reduce block 1")):
             self.assertLess(max(a["begin"], b["begin"]), min(a["end"], b["end"]))
+        os.remove(done.path("trace-rank0.json"))
+        partly = subprocess.run([*script, done.directory, "-o", merged], capture_output=True, text=True)
+        self.assertEqual(partly.returncode, 1)
+        self.assertIn("has no trace-rank0.json", partly.stderr)
         empty = subprocess.run([*script, new_path(), "-o", merged], capture_output=True, text=True)
         self.assertEqual(empty.returncode, 1)
         self.assertIn("--profile-steps", empty.stderr)
