@@ -23,10 +23,19 @@ launch() {
         sed -n '5,14s/^# \{0,1\}//p' "$root/scripts/pretrain/launch.sh"
         return
     fi
-    local planning= argument
+    local planning= precision_flag= argument OUT=${OUT:-}
     for argument in "$@"; do
-        case "$argument" in --dry-run | --estimate-scaling | --print-config) planning=1 ;; esac
+        case "$argument" in
+            --dry-run | --estimate-scaling | --print-config) planning=1 ;;
+            --precision | --precision=*) precision_flag=1 ;;
+        esac
     done
+    if [[ -n $precision_flag && -z $planning$OUT ]]; then
+        echo "$0: give PRECISION=bf16 instead of --precision bf16: it also names the run's directory" >&2 && exit 2
+    fi
+    if [[ ${NODES:+x}${HOSTS:+x}${GPUS:+x} == xx* ]]; then
+        echo "$0: NODES, HOSTS and GPUS all say where the ranks run; set one of them" >&2 && exit 2
+    fi
 
     local ranks
     if [[ -n ${NODES:-} ]]; then

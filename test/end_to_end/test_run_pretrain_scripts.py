@@ -59,6 +59,17 @@ class Pretraining(unittest.TestCase):
         self.assertEqual((changed["precision"], changed["lr"]), ("bf16", 1e-4))
         self.assertTrue(changed["out"].endswith("runs/gpt2_124M-bf16"))
 
+    def test_contradictions(self):
+        """A BF16 run in the directory of the FP8 run would continue there as that."""
+        for flags, environment, words in ((["--precision", "bf16"], {}, "give PRECISION=bf16 instead of --precision bf16"),
+                                          ([], dict(GPUS="2", NODES="2"), "set one of them"),
+                                          ([], dict(GPUS="2", HOSTS="a:2"), "set one of them")):
+            done = start("gpt2_124M.sh", *flags, DATA=new_path(), **environment)
+            self.assertEqual(done.returncode, 2, done.stdout)
+            self.assertIn(words, done.stderr)
+        self.assertEqual(start("gpt2_124M.sh", "--precision", "bf16", DATA=new_path(), OUT=new_path()).returncode, 3)
+        self.assertEqual(config("--precision", "bf16")["precision"], "bf16")
+
     def shards(self):
         """A folder with the corpus, named as in llm.c."""
         data = new_path()
