@@ -170,6 +170,10 @@ class Json(Tokenizer):
         self.name = os.path.basename(path)
         self.ids = self.tokenizer.get_vocab(with_added_tokens=True)
         self.vocab = max(self.ids.values(), default=-1) + 1
+        tokens = {}  # by id
+        for token, i in self.ids.items():
+            if tokens.setdefault(i, token) != token:  # the package gives new tokens the ids behind the vocabulary's length
+                raise PrepareError(f"{path} gives both {tokens[i]} and {token} the id {i}: its vocabulary has a gap")
         self.added = self.tokenizer.get_added_tokens_decoder()
         self.name, self.hash = self.of_tiktoken() or (
             self.name, "sha256:" + hashlib.sha256(self.content).hexdigest())

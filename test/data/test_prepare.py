@@ -274,6 +274,13 @@ class OwnTokenizer(TestCase):
         self.assertIn(f"prepare: not valid UTF-8, in part: {latin}\nprepare: left out as binary: {binary}\n", output)
         self.assertNotIn("prepare: ", self.prepared("train-tokenizer", self.path("words"), "--vocab", 300, "--out", self.path("t")))
 
+    def test_two_tokens_with_one_id(self):
+        """The end token would occur inside documents."""
+        file = json.loads(self.read(self.train()))
+        del file["model"]["vocab"]["~"]
+        with self.assertRaisesRegex(tokenizers.PrepareError, r"gives both .* the id 298: its vocabulary has a gap"):
+            tokenizers.open_tokenizer(self.path("gap.json", json.dumps(file).encode()))
+
     def test_shards_of_it(self):
         path = self.train()
         self.prepared("text", self.path("words"), "--tokenizer", path, "--out", self.path("out"), "--val-fraction", 0)
