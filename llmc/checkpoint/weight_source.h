@@ -23,6 +23,8 @@ public:
     virtual int end_token() const { return -1; }
     // The same, except for models of other programs, which may end documents with another token.
     virtual int begin_token() const { return end_token(); }
+    // The checkpoint that was chosen if `from` names a run, or else `from`.
+    virtual std::string place(const std::string& from) const { return from; }
 };
 
 // Opens the source that the path names: a training checkpoint, a run with one (its newest), a file that begins with
@@ -67,6 +69,7 @@ public:
     const ModelConfig& model() const override { return model_; }
     std::vector<float> fetch(const std::string& name) const override;
     int end_token() const override;
+    std::string place(const std::string&) const override { return reader_.directory(); }
 
 private:
     const CheckpointReader reader_;

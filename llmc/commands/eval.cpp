@@ -31,10 +31,10 @@ ValRecord evaluate(const Options& o, const Inputs& inputs, Ranks& ranks, const W
     return record.value();  // no signal is caught
 }
 
-void print(const Options& o, const ModelConfig& model, const Ranks& ranks, const ValRecord& record) {
-    print_line("{}{}: {} parameters, {} on {}, sequences of {}{}", o.from, o.of_average ? " (average)" : "",
-               with_commas(model.parameters()), word_of(o.precision), ranks.device.name, counted(o.seq, "token"),
-               o.doc_mask ? ", attention within documents" : "");
+void print(const Options& o, const WeightSource& weights, const Ranks& ranks, const ValRecord& record) {
+    print_line("{}{}: {} parameters, {} on {}, sequences of {}{}", weights.place(o.from),
+               o.of_average ? " (average)" : "", with_commas(weights.model().parameters()), word_of(o.precision),
+               ranks.device.name, counted(o.seq, "token"), o.doc_mask ? ", attention within documents" : "");
     if (!record.losses.empty())
         print_line("{:16} {:>10} {:>12} {:>14}", "validation set", "loss", "perplexity", "bits per byte");
     for (const ValLoss& set : record.losses)
@@ -96,7 +96,7 @@ ExitCode evaluate_weights(Options o, const LaunchInfo& launch) {
     const ValRecord record = o.precision == Precision::fp32 ? evaluate<float>(o, inputs, ranks, *weights)
                                                             : evaluate<bf16>(o, inputs, ranks, *weights);
     if (ranks.comm.is_main()) {
-        print(o, weights->model(), ranks, record);
+        print(o, *weights, ranks, record);
         if (!file.empty()) write_json(file, o, record);
     }
     ranks.finish();

@@ -124,7 +124,9 @@ ExitCode export_weights(const Options& o) {
         const DocumentTokens tokens = write_tokenizer(o, *source, search);
         export_hf_directory(o.to, source->model(), {type, tokens.end, kHfShardBytes, tokens.begin}, fetch);
     }
-    print_line("{} in {} written to {}", counted(source->model().parameters(), "parameter"), word_of(o.dtype), written);
+    const std::string place = source->place(o.from);
+    print_line("{} in {} written to {}{}", counted(source->model().parameters(), "parameter"), word_of(o.dtype),
+               written, place == o.from ? "" : ", from " + place);
     return ExitCode::ok;
 }
 

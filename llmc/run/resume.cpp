@@ -476,9 +476,10 @@ RunPosition set_weights(Trainer<Real>& trainer, const Options& o, Ranks& ranks, 
         trainer.initialize(o.seed);
     } else {
         const double start = monotonic_seconds();
-        load_weights(trainer, *open_weights(o.init_from, o.model), o.init_from);
+        const std::unique_ptr<WeightSource> weights = open_weights(o.init_from, o.model);
+        load_weights(trainer, *weights, o.init_from);
         if (ranks.comm.is_main())
-            print_line("weights read from {} in {:.2f} s", o.init_from, monotonic_seconds() - start);
+            print_line("weights read from {} in {:.2f} s", weights->place(o.init_from), monotonic_seconds() - start);
     }
     RunPosition position;
     position.run_id = new_run_id();

@@ -276,6 +276,16 @@ class Eval(Case):
         self.assertAlmostEqual(alone["val_loss"], three["val_loss"], delta=1e-5)
         self.assertEqual(alone["val_hash"], three["val_hash"])
 
+    def test_an_unfinished_run_says_which_checkpoint(self):
+        folder = shutil.copytree(self.trained.directory, new_path())
+        os.remove(os.path.join(folder, "model.safetensors"))
+        done = self.succeeds(run("eval", "--from", folder, "--val", corpus().val, "-m", "1"))
+        self.assertIn(f"{folder}/checkpoints/step_00000012: ", done.out)
+        done = self.succeeds(run(*SMALL, "--train", corpus().train, "--context", "64", "-t", "64", "-x", "1", "--init-from", folder))
+        self.assertIn(f"weights read from {folder}/checkpoints/step_00000012 in ", done.out)
+        done = self.succeeds(run("export", "--from", folder, "--to", new_path()))
+        self.assertIn(f", from {folder}/checkpoints/step_00000012\n", done.out)
+
     def test_while_training(self):
         by_sum, by_mean = zip(*self.answers)
         file = write_choices([(label, *example) for label, example in zip(by_mean, self.examples)])
