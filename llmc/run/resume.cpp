@@ -302,14 +302,14 @@ const std::vector<ResumeRule> kResumeRules = {
      "train val out init-from model stop-after max-minutes recompute offload zero shard-within comm "
      "timeout-start timeout-step timeout-save log-every checkpoint-every checkpoint-minutes keep verify "
      "on-save-error checkpoint-local after-checkpoint val-every val-batches sample-every sample-tokens tokenizer "
-     "prompt temperature top-k top-p signals-every fp8-log-every tune verify-every hellaswag task validation tokens"},
+     "prompt temperature top-k top-p signals-every fp8-log-every tune verify-every hellaswag task tokens"},
     {OnChange::noted,
      "batch depth max-steps epochs lr warmup schedule final-lr-fraction decay-from cooldown restart-every "
      "plateau early-stop weight-decay cautious-decay beta1 beta2 eps master gradients adam-moments "
      "momentum nesterov muon-ns muon-scale adamw-lr "
      "adamw-weight-decay clip clip-kind qk-clip z-loss average precision tf32 kernels fp8-recipe fp8-layers fp8-grad "
      "fp8-history fp8-margin fp8-amax-algo fp8-pow2-scales fp8-fast-accum fp8-emulation fp8-fallback fp8-until "
-     "val-precision loss-scale max-skips skip-spikes reduce reduce-order tokenizer_hash"},
+     "val-precision loss-scale max-skips skip-spikes reduce reduce-order tokenizer_hash validation"},
     {OnChange::new_data, "seq seed doc-mask end_token fingerprint", ", which is other data; --new-data accepts it"},
     {OnChange::refused, "layers heads channels vocab context",
      "; its weights fit that shape alone: leave the flag out, or start a new run in another --out"},
@@ -378,11 +378,20 @@ std::optional<Resumed> find_checkpoint(const Options& o, const Inputs& inputs, R
             if (contains(resumed.changed, name) && restart.forget(resumed.position.watch, resumed.state, o))
                 resumed.notes.push_back(std::string("begun again after this change: ") + restart.state);
     bool in_place = false;  // on rank 0: the checkpoint is in --out, so its logs continue
-    if (comm.is_main() && !own.empty()) {
+    do_together(comm, [&] {
+        if (!comm.is_main() || own.empty()) return;
         std::error_code ignored;
         const fs::path parent = fs::path(resumed.checkpoint->directory() + "/x").parent_path().parent_path();
         in_place = fs::equivalent(parent.empty() ? "." : parent, own, ignored);
-    }
+        const Json run = read_run_json(o.out);
+        const std::string& id = resumed.position.run_id;
+        if (in_place && run.is_object() && run.value("run_id", Json(id)) != id)
+            fail(
+                "{} is a checkpoint of run {}, and {}/run.json is that of run {}: move the checkpoint away, or "
+                "continue "
+                "it with --resume PATH in another --out",
+                resumed.checkpoint->directory(), id, o.out, text_of(run["run_id"]));
+    });
     if (comm.host_max(in_place) > 0) resumed.position.saved = resumed.position.step;
     resumed.seconds = monotonic_seconds() - began;
     return resumed;

@@ -51,6 +51,27 @@ class RunDirectory(Case):
         return folder
 
 
+class OtherRuns(RunDirectory):
+    def test_a_checkpoint_of_another_run(self):
+        """It would continue with the records of this run, and with its flags."""
+        other = Directory()
+        self.succeeds(other.run("-n", "3", "--stop-after", "9"))
+        shutil.copytree(other.checkpoints[9], self.run_.file("checkpoints", "step_00000009"))
+        before = self.files()
+        for how in ("latest", "auto"):
+            self.refused(self.run_.run("--resume", how), CHECKPOINT, "step_00000009 is a checkpoint of run ",
+                         "/run.json is that of run ", "move the checkpoint away, or continue it with --resume PATH")
+        self.assertEqual(self.files(), before)
+        branch = Directory()
+        self.succeeds(branch.run("--resume", self.run_.file("checkpoints", "step_00000009")))
+        self.succeeds(branch.run("--resume", "latest"))
+
+    def test_other_validation_data_is_noted(self):
+        resumed = self.succeeds(self.run_.run("--resume", "latest", "--val-batches", "2"))
+        self.assertRegex(resumed.out, r"note: validation \S+ of 128 tokens in sequences of 16 from here on; until now it was "
+                                      r"\S+ of 64 tokens in sequences of 16\n")
+
+
 class Auto(RunDirectory):
     """--resume auto begins a new run only if there is no sign of an earlier checkpoint."""
 
