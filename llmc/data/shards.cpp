@@ -333,14 +333,17 @@ std::string ShardSet::shared_file(const ShardSet& other) const {
         const int64_t count = std::min(kBlock, shard.tokens);
         return std::pair(shard.tokens, set.hash_tokens(shard, (shard.tokens - count) / 2, count, 0));
     };
-    std::set<int64_t> lengths;
+    const bool same_set = &other == this;
+    std::multiset<int64_t> lengths;
     for (const Shard& shard : other.shards_) lengths.insert(shard.tokens);
     std::set<std::pair<uint64_t, uint64_t>> files;
     std::set<std::pair<int64_t, uint64_t>> contents;
     for (const Shard& shard : shards_) {
         files.insert(shard.identity);
-        if (lengths.contains(shard.tokens)) contents.insert(content(*this, shard));
+        if (lengths.count(shard.tokens) <= same_set) continue;
+        if (!contents.insert(content(*this, shard)).second && same_set) return shard.path;
     }
+    if (same_set) return "";
     for (const Shard& shard : other.shards_)
         if (files.contains(shard.identity) || contents.contains(content(other, shard))) return shard.path;
     return "";

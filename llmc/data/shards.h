@@ -85,7 +85,8 @@ public:
     // Appends the shards to `files`, for require_one_tokenizer().
     void add_to(std::vector<const TokenFile*>& files) const;
 
-    // The first file of `other` that is also in this set, under any path or as a copy; "" if there is none.
+    // The first file of `other` that is also in this set, under any path or as a copy; "" if there is none. If `other`
+    // is this set, the first file that is a copy of an earlier one.
     std::string shared_file(const ShardSet& other) const;
 
     // Identifies the content and order of the shards, independent of file names. Hashes the lengths of the shards and

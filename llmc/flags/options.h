@@ -248,6 +248,7 @@ struct ResolveInputs {
     int64_t train_tokens = 0;            // of one epoch; 0 = unknown
     std::vector<int64_t> val_tokens;     // of each validation set; empty: unknown
     std::string trained_on;              // a shard that --val and --train share; "" if there is none
+    std::string copied;                  // a shard of --train that is a copy of another one; "" if there is none
     std::vector<int64_t> task_rows;      // completions of each task
     bool host_device = false;            // the CPU build
     bool bf16_supported = true;          // for --precision auto

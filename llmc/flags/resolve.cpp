@@ -225,8 +225,11 @@ void resolve_validation_interval(Options& o, const ResolveInputs& inputs) {
     if (batches) o.val_every = validation_interval(*batches, o.micro_steps);
 }
 
-void note_validation_on_training_data(Options& o, const std::string& shard) {
-    if (!shard.empty()) add_note(o, shard + " is in both -i and -j: its validation loss is not on unseen text");
+void note_copied_data(Options& o, const ResolveInputs& inputs) {
+    if (!inputs.trained_on.empty())
+        add_note(o, inputs.trained_on + " is in both -i and -j: its validation loss is not on unseen text");
+    if (!inputs.copied.empty())
+        add_note(o, inputs.copied + " is a copy of another shard of -i, so a pass reads its tokens twice");
 }
 
 // ---- the optimizer -------------------------------------------------------------------------------------------------
@@ -464,7 +467,7 @@ void resolve(Options& o, const ResolveInputs& inputs) {
     resolve_optimizer(o);
 
     resolve_validation_interval(o, inputs);
-    note_validation_on_training_data(o, inputs.trained_on);
+    note_copied_data(o, inputs);
     check_profiled_steps(o);
     check_resume(o);
 

@@ -4,6 +4,7 @@ The messages of one kind are tested where they are made: test/flags, test/data, 
 import json
 import os
 import re
+import shutil
 import struct
 import subprocess
 import unittest
@@ -173,6 +174,15 @@ class BadInput(Case):
                 done = self.succeeds(run(*tiny_flags("--max-steps", "1", *flags, "--val", val)))
                 self.assertIn(f"note: {val.split('=')[-1]} is in both -i and -j", done.out)
         self.assertNotIn("is a shard of", run(*tiny_flags("--max-steps", "1", "--val", corpus().val)).out)
+
+    def test_a_shard_that_is_a_copy_is_noted(self):
+        """Somebody may count it twice on purpose."""
+        folder = new_path("copies")
+        os.mkdir(folder)
+        for name in ("a.bin", "b.bin"):
+            shutil.copy(write_shard(SOME_TOKENS), os.path.join(folder, name))
+        done = self.succeeds(run(*tiny_flags("--max-steps", "1", "--vocab", VOCAB, "--train", folder + "/*.bin")))
+        self.assertIn("b.bin is a copy of another shard of -i, so a pass reads its tokens twice", done.out)
 
     @unittest.skipIf(os.geteuid() == 0, "root may write anywhere")
     def test_output_directory_without_permission(self):
